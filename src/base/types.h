@@ -1,0 +1,89 @@
+// Data types, reduction operators, collective kinds and protocols, as every layer names them.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "base/portability.h"
+
+namespace unjam {
+
+enum class DType : std::uint8_t {
+  kInt8,
+  kUint8,
+  kInt32,
+  kUint32,
+  kInt64,
+  kUint64,
+  kFloat16,
+  kBfloat16,
+  kFloat32,
+  kFloat64,
+  kFloat8E4M3,  // finite-only e4m3 ("fn"): no infinities, one NaN pattern a sign
+  kFloat8E5M2,
+};
+inline constexpr int kNumDTypes = 12;
+
+enum class Op : std::uint8_t { kSum, kProd, kMin, kMax, kAvg };
+inline constexpr int kNumOps = 5;
+
+enum class Kind : std::uint8_t { kAllReduce, kAllGather, kReduceScatter, kReduce, kBroadcast };
+inline constexpr int kNumKinds = 5;
+
+// How one slice travels. kPacket: payload and flag together, lowest latency. kSlot: bulk copy
+// through a connector slot, then a header flag.
+enum class Protocol : std::uint8_t { kPacket, kSlot };
+inline constexpr int kNumProtocols = 2;
+
+enum class Algorithm : std::uint8_t { kRing, kDirect };
+inline constexpr int kNumAlgorithms = 2;
+
+UNJAM_HD constexpr std::uint32_t dtype_bytes(DType t) {
+  switch (t) {
+    case DType::kInt8:
+    case DType::kUint8:
+    case DType::kFloat8E4M3:
+    case DType::kFloat8E5M2:
+      return 1;
+    case DType::kFloat16:
+    case DType::kBfloat16:
+      return 2;
+    case DType::kInt32:
+    case DType::kUint32:
+    case DType::kFloat32:
+      return 4;
+    default:
+      return 8;
+  }
+}
+
+UNJAM_HD constexpr bool is_integer(DType t) {
+  return static_cast<std::uint8_t>(t) <= static_cast<std::uint8_t>(DType::kUint64);
+}
+
+UNJAM_HD constexpr bool reduces(Kind k) {
+  return k == Kind::kAllReduce || k == Kind::kReduceScatter || k == Kind::kReduce;
+}
+
+UNJAM_HD constexpr bool has_root(Kind k) { return k == Kind::kReduce || k == Kind::kBroadcast; }
+
+constexpr const char* to_string(DType t) {
+  constexpr const char* kNames[kNumDTypes] = {"int8",    "uint8",    "int32",   "uint32",
+                                              "int64",   "uint64",   "float16", "bfloat16",
+                                              "float32", "float64",  "float8_e4m3",
+                                              "float8_e5m2"};
+  return kNames[static_cast<int>(t)];
+}
+constexpr const char* to_string(Op o) {
+  constexpr const char* kNames[kNumOps] = {"sum", "prod", "min", "max", "avg"};
+  return kNames[static_cast<int>(o)];
+}
+constexpr const char* to_string(Kind k) {
+  constexpr const char* kNames[kNumKinds] = {"all_reduce", "all_gather", "reduce_scatter", "reduce",
+                                             "broadcast"};
+  return kNames[static_cast<int>(k)];
+}
+constexpr const char* to_string(Protocol p) { return p == Protocol::kPacket ? "packet" : "slot"; }
+constexpr const char* to_string(Algorithm a) { return a == Algorithm::kRing ? "ring" : "direct"; }
+
+}  // namespace unjam

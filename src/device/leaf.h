@@ -1,0 +1,46 @@
+// The inner loops that move and reduce data ("leaves"): one per (protocol, dtype, op), specific to
+// the device, reached through a table once per slice.
+#pragma once
+
+#include <cstdint>
+
+#include "base/portability.h"
+#include "base/types.h"
+
+namespace unjam {
+
+inline constexpr int kMaxLeafSources = 64;
+
+// Which sources a floating-point average scales by `scale` as they are read.
+enum class ScaleSources : std::uint8_t { kNone, kLocal, kAll };
+
+// One slice of work, built by the block's leader, executed by all threads of the block.
+// Result = src[0] op src[1] op … (left to right, in this order), then scaled or divided as asked,
+// stored to every non-null dst. Sources may be equal to a destination (in place) but never overlap
+// it otherwise. All pointers are aligned to the element size at least; leaves use wide accesses
+// where the actual pointers allow.
+struct SliceJob {
+  const void* src[kMaxLeafSources] = {};
+  void* dst_user = nullptr;  // user's memory: linear
+  void* dst_slot = nullptr;  // connector memory: laid out as `protocol` says
+  std::uint64_t elems = 0;
+  std::uint16_t num_src = 0;
+  // Index of the source that lies in user memory (linear); the others are connector memory, laid
+  // out as `protocol` says. -1: none.
+  std::int16_t local_src = -1;
+  DType dtype = DType::kInt8;
+  Op op = Op::kSum;
+  Protocol protocol = Protocol::kSlot;
+  ScaleSources scale_sources = ScaleSources::kNone;  // only for kAvg on floating point
+  // kAvg on integers: divide the result by this (as NCCL: sum with wrap-around, then integer
+  // division towards zero). 1: leave alone. kAvg otherwise combines like kSum.
+  std::uint32_t divisor = 1;
+  double scale = 1.0;       // 1/ranks, for scale_sources; applied in the accumulation type
+  std::uint32_t flag = 0;   // packet protocol on GPUs: the flag to put beside each 4 data bytes
+};
+
+// Accumulation: int8 … uint64 in their own type with wrap-around; float16, bfloat16, fp8 in float32,
+// rounded to nearest even once on store (fp8 saturates to the largest finite value as NCCL does);
+// float32 and float64 in themselves. min and max propagate NaN.
+
+}  // namespace unjam

@@ -1,0 +1,81 @@
+// Where the parts, lanes and chunks of a collective's data lie. Pure arithmetic on values that all
+// ranks of the group agree on, so that both ends of every connector compute the same lengths.
+#pragma once
+
+#include <cstdint>
+
+#include "base/portability.h"
+#include "base/types.h"
+
+namespace unjam {
+
+struct Range {
+  std::uint64_t offset = 0;  // elements
+  std::uint64_t length = 0;  // elements
+};
+
+// The i-th of `pieces` consecutive ranges that cover [0, count). Every boundary is a multiple of
+// `align` elements (the last one excepted); ranges differ by at most `align`, the longer ones first.
+UNJAM_HD constexpr Range split(std::uint64_t count, std::uint32_t pieces, std::uint32_t i,
+                               std::uint32_t align) {
+  const std::uint64_t units = count / align + (count % align != 0);
+  const std::uint64_t base = units / pieces, extra = units % pieces;
+  const std::uint64_t first = i * base + (i < extra ? i : extra);
+  const std::uint64_t last = first + base + (i < extra ? 1 : 0);
+  const std::uint64_t lo = first * align < count ? first * align : count;
+  const std::uint64_t hi = last * align < count ? last * align : count;
+  return {lo, hi - lo};
+}
+
+// Geometry of one invocation. `count` is the API's count: elements of the whole vector for
+// all-reduce, reduce and broadcast; elements that one rank contributes (all-gather) or receives
+// (reduce-scatter) for the block-structured kinds.
+struct Geometry {
+  std::uint64_t count = 0;
+  std::uint32_t parts = 1;      // parts of the data: group size for ring plans of all-reduce,
+                                // all-gather and reduce-scatter, else 1 (see Plan::parts)
+  std::uint32_t chunk = 1;      // elements a chunk; at most what the guaranteed slots carry
+  std::uint16_t first_lane = 0; // lanes [first_lane, first_lane + lanes) take part
+  std::uint16_t lanes = 1;
+  Kind kind = Kind::kAllReduce;
+  DType dtype = DType::kInt8;
+
+  UNJAM_HD constexpr std::uint32_t align() const { return 16 / dtype_bytes(dtype); }
+  UNJAM_HD constexpr bool blocked() const {
+    return kind == Kind::kAllGather || kind == Kind::kReduceScatter;
+  }
+  // Part p of the whole vector. For block-structured kinds part p is rank p's block.
+  UNJAM_HD constexpr Range part(std::uint32_t p) const {
+    if (blocked()) return {p * count, count};
+    return split(count, parts, p, align());
+  }
+  // What lane `lane` carries of part p, relative to the whole vector.
+  UNJAM_HD constexpr Range lane_part(std::uint32_t p, std::uint32_t lane) const {
+    const Range whole = part(p);
+    const Range mine = split(whole.length, lanes, lane - first_lane, align());
+    return {whole.offset + mine.offset, mine.length};
+  }
+  // Chunk `loop` of that; length 0 past the end.
+  UNJAM_HD constexpr Range chunk_range(std::uint32_t p, std::uint32_t lane,
+                                       std::uint64_t loop) const {
+    const Range r = lane_part(p, lane);
+    const std::uint64_t lo = loop * chunk;
+    if (lo >= r.length) return {r.offset, 0};
+    return {r.offset + lo, r.length - lo < chunk ? r.length - lo : chunk};
+  }
+  // How many loops this lane makes: part 0 is a longest one (split puts the longer ranges first).
+  UNJAM_HD constexpr std::uint64_t loops(std::uint32_t lane) const {
+    const std::uint64_t n = lane_part(0, lane).length;
+    return n / chunk + (n % chunk != 0);
+  }
+  // The user's input of an all-gather and output of a reduce-scatter hold one block only: an offset
+  // into the whole vector falls back by this much there (rank = group rank).
+  UNJAM_HD constexpr std::uint64_t input_shift(std::uint32_t rank) const {
+    return kind == Kind::kAllGather ? rank * count : 0;
+  }
+  UNJAM_HD constexpr std::uint64_t output_shift(std::uint32_t rank) const {
+    return kind == Kind::kReduceScatter ? rank * count : 0;
+  }
+};
+
+}  // namespace unjam

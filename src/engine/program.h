@@ -1,0 +1,52 @@
+// The instruction set between planners and the engine: what one rank does for a collective.
+//
+// A program is a list of primitives, executed once per chunk ("loop" l = 0, 1, …): the l-th pass
+// works on chunk l of every part. A part is a contiguous piece of the user's data (see geometry.h);
+// a primitive whose chunk is empty in this loop is skipped, on every rank alike. Primitives are
+// fusions of send, recv, reduce, copy (paper Sec. 4.1). Between two ranks everything travels in
+// order through one connector per (group, key, lane), so the k-th send to a peer is matched with
+// that peer's k-th receive from us; the plan checker proves that they fit.
+#pragma once
+
+#include <cstdint>
+
+#include "base/portability.h"
+#include "base/types.h"
+
+namespace unjam {
+
+inline constexpr std::uint16_t kNoPeer = 0xffff;
+inline constexpr int kMaxGroupRanks = 1024;   // for ring plans
+inline constexpr int kMaxDirectRanks = 64;    // for direct plans (sources of one gather)
+
+// What a primitive does. Sources: the received slice (kRecv), the local slice (kLocal), or both
+// combined with the operator when kReduce is set. Destinations: the user's output (kCopy), the
+// send connector (kSend), or both.
+enum PrimitiveFlags : std::uint16_t {
+  kRecv = 1 << 0,    // waits for a slice from recv_peer
+  kSend = 1 << 1,    // waits for room towards send_peer, posts the result
+  kLocal = 1 << 2,   // reads the local slice (input, or output when kFromOutput)
+  kReduce = 1 << 3,  // combines received and local slices (needs kRecv|kLocal, or kGather)
+  kCopy = 1 << 4,    // stores the result into the user's output
+  // The local slice is read from the output buffer (a value that an earlier primitive stored).
+  kFromOutput = 1 << 5,
+  // The local slice is this rank's own contribution and enters the reduction here: a floating-point
+  // average scales it by 1/ranks.
+  kContribute = 1 << 6,
+  // The result is complete: an integer average divides by the number of ranks.
+  kFinish = 1 << 7,
+  // Receives one slice from every other group member at once and reduces them with the local slice
+  // in ascending order of group rank, this rank's own at its place (so all ranks get the same
+  // bits). The received slices are raw contributions. recv_peer is kNoPeer.
+  kGather = 1 << 8,
+};
+
+struct Primitive {
+  std::uint16_t flags = 0;
+  std::uint16_t recv_peer = kNoPeer;  // group rank
+  std::uint16_t send_peer = kNoPeer;  // group rank
+  std::uint16_t part = 0;             // which part of the data, see geometry.h
+};
+static_assert(sizeof(Primitive) == 8, "primitives are fetched as one 8-byte word");
+
+}  // namespace unjam
