@@ -1,0 +1,347 @@
+/*
+ * unjam: GPU collectives that cannot deadlock each other.
+ *
+ * Words (docs/architecture.md): a *context* is one rank of a job. A *group* is an ordered set of
+ * ranks. A *key* is an ordering channel inside a group: the n-th use of a key on one rank is matched
+ * with the n-th use of that key on every other rank of the group, and nothing else. Invocations
+ * under one key run in order; different keys and different groups are independent and may be
+ * invoked in a different order on every rank, from any thread, with any synchronisation between.
+ *
+ * Every function may be called from any thread at any time, and none blocks on another rank, except
+ * unjamInit (waits for all ranks to arrive), unjamWait, unjamDeviceSynchronize and (for work
+ * that is running already) unjamDestroy. Functions return a code; unjamGetLastError gives the
+ * calling thread's last message, which names the cause and the cure.
+ *
+ * Buffers: `count` elements as each function says; aligned to the element's size. The input must
+ * hold its values when the call is made and stay untouched, and the output must not be read, until
+ * the invocation is complete (unjamWait, unjamTest or the callback: an acquire on the results).
+ * In place means what it means in NCCL: see each function.
+ */
+#ifndef UNJAM_UNJAM_H_
+#define UNJAM_UNJAM_H_
+
+#include <stddef.h>
+#include <stdint.h>
+
+#define UNJAM_VERSION_MAJOR 0
+#define UNJAM_VERSION_MINOR 1
+#define UNJAM_VERSION_PATCH 0
+#define UNJAM_VERSION (UNJAM_VERSION_MAJOR * 10000 + UNJAM_VERSION_MINOR * 100 + UNJAM_VERSION_PATCH)
+
+#if defined(__GNUC__)
+#define UNJAM_API __attribute__((visibility("default")))
+#else
+#define UNJAM_API
+#endif
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef enum {
+  UNJAM_SUCCESS = 0,
+  UNJAM_ERROR_INVALID_ARGUMENT = 1, /* a value that no call could accept; nothing was submitted */
+  UNJAM_ERROR_INVALID_USAGE = 2,    /* right values at the wrong time or on the wrong object */
+  UNJAM_ERROR_MISMATCH = 3,         /* ranks disagree on a collective; the message says how */
+  UNJAM_ERROR_TIMEOUT = 4,          /* the time given has passed; the operation goes on */
+  UNJAM_ERROR_ABORTED = 5,          /* unjamAbort or unjamDestroy ended it */
+  UNJAM_ERROR_PEER = 6,             /* a peer is gone */
+  UNJAM_ERROR_RESOURCES = 7,        /* a limit is reached; the message names it and its setting */
+  UNJAM_ERROR_SYSTEM = 8,           /* the operating system refused something */
+  UNJAM_ERROR_INTERNAL = 9          /* a fault of unjam: please report it */
+} unjamResult_t;
+
+typedef enum {
+  UNJAM_INT8 = 0,
+  UNJAM_UINT8 = 1,
+  UNJAM_INT32 = 2,
+  UNJAM_UINT32 = 3,
+  UNJAM_INT64 = 4,
+  UNJAM_UINT64 = 5,
+  UNJAM_FLOAT16 = 6,
+  UNJAM_BFLOAT16 = 7,
+  UNJAM_FLOAT32 = 8,
+  UNJAM_FLOAT64 = 9,
+  UNJAM_FLOAT8_E4M3 = 10, /* e4m3fn: finite only */
+  UNJAM_FLOAT8_E5M2 = 11
+} unjamDataType_t;
+
+/* 16-bit and 8-bit floats are added in float32 and rounded once a hop; integers wrap; UNJAM_AVG of
+ * integers sums, then divides towards zero; UNJAM_MIN and UNJAM_MAX propagate NaN. All ranks get the
+ * same bits, and so does every repetition with the same settings. */
+typedef enum {
+  UNJAM_SUM = 0,
+  UNJAM_PROD = 1,
+  UNJAM_MIN = 2,
+  UNJAM_MAX = 3,
+  UNJAM_AVG = 4
+} unjamOp_t;
+
+typedef enum {
+  UNJAM_ALL_REDUCE = 0,
+  UNJAM_ALL_GATHER = 1,
+  UNJAM_REDUCE_SCATTER = 2,
+  UNJAM_REDUCE = 3,
+  UNJAM_BROADCAST = 4
+} unjamKind_t;
+
+typedef struct unjamContext* unjamContext_t;
+typedef struct unjamGroup* unjamGroup_t;
+typedef struct unjamCollective* unjamCollective_t;
+typedef struct unjamRequest* unjamRequest_t;
+
+#define UNJAM_UNIQUE_ID_BYTES 128
+typedef struct {
+  char internal[UNJAM_UNIQUE_ID_BYTES];
+} unjamUniqueId_t;
+
+/* ---- versions, errors ---- */
+UNJAM_API unjamResult_t unjamGetVersion(int* version);
+/* A fixed name of a code. */
+UNJAM_API const char* unjamGetErrorString(unjamResult_t result);
+/* The message of the last call that failed in this thread; "" if none. Valid until the next failing
+ * call of the thread. */
+UNJAM_API const char* unjamGetLastError(void);
+
+/* ---- configuration ---- */
+typedef enum {
+  UNJAM_POLICY_ADAPTIVE = 0, /* the paper's: largest threshold at the head, x20 on success */
+  UNJAM_POLICY_FIXED = 1,    /* one threshold for all: the paper's Fig. 11, for comparison */
+  UNJAM_POLICY_HOLD = 2      /* never yields, as NCCL in one stream: can deadlock, for comparison */
+} unjamPolicy_t;
+
+typedef enum {
+  UNJAM_ORDER_FIFO = 0,
+  UNJAM_ORDER_PRIORITY = 1 /* higher priority first, then first come first served */
+} unjamOrder_t;
+
+/* Size-versioned: initialise with UNJAM_CONFIG_INITIALIZER; it only ever grows. 0 (or -1 where 0
+ * means something) leaves a field to the environment variable of the same name (`unjam env`), then
+ * to the default. Fields marked (*) must be equal on all ranks: unjamInit reports ranks that differ. */
+typedef struct {
+  size_t size;
+  uint32_t version;
+  int32_t policy;             /* unjamPolicy_t, -1: default */
+  int32_t order;              /* unjamOrder_t, -1: default */
+  uint32_t lanes;             /* (*) blocks a rank, 1..16; default 1 on the host */
+  uint32_t block_threads;     /* host device: threads a block, 1..16; default 1 */
+  uint32_t max_active_keys;   /* (*) keys with an invocation under way at a time; default 512 */
+  uint32_t escape_slots;      /* (*) guaranteed slots of a connector, at least 2; default 5 */
+  uint32_t escape_slot_bytes; /* (*) bytes of one, multiple of 64; default 8192 */
+  uint32_t borrow_slots;      /* (*) larger slots that all keys of a (peer, lane) share, -1 = none */
+  uint32_t spin_head;         /* polls granted to the head of the task queue */
+  uint32_t spin_base;         /* polls granted at least; the fixed policy's threshold */
+  uint32_t spin_boost;        /* factor on success; default 20 */
+  uint32_t spin_cap;          /* polls granted at most */
+  uint32_t quantum_slices;    /* slices in a row while others are runnable */
+  uint32_t residency_us;      /* longest stay of an engine that nobody waits for; default 5000 */
+  uint32_t trace_events;      /* events kept a lane for unjamGetTrace; default 0 = off */
+  uint32_t stall_ms;          /* a pending invocation older than this is diagnosed; default 1000 */
+  int32_t algorithm;          /* (*) 0 ring, 1 direct, -1: by the selector's table */
+  uint64_t delay_seed;        /* fault injection: random delays at every wait, 0 = off */
+  uint32_t delay_max_us;      /* fault injection: longest such delay; default 50 */
+} unjamConfig_t;
+
+#define UNJAM_CONFIG_INITIALIZER                                                            \
+  { sizeof(unjamConfig_t), UNJAM_VERSION, -1, -1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, \
+    -1, 0, 0 }
+
+/* ---- contexts ---- */
+/* A secret name for a new job, to be handed to every rank. Ranks are threads of one process in this
+ * version; an id made in another process is refused. */
+UNJAM_API unjamResult_t unjamGetUniqueId(unjamUniqueId_t* id);
+/* Joins a job of `nranks` (1..64) as `rank`; returns when all ranks have joined, or with
+ * UNJAM_ERROR_TIMEOUT (UNJAM_INIT_TIMEOUT_MS, default 30 s) that names the ranks missing.
+ * `config` may be NULL. */
+UNJAM_API unjamResult_t unjamInit(unjamContext_t* context, int nranks, unjamUniqueId_t id, int rank,
+                                  const unjamConfig_t* config);
+/* All `nranks` contexts of a job at once, by one thread. contexts: array of nranks. */
+UNJAM_API unjamResult_t unjamInitAll(unjamContext_t* contexts, int nranks,
+                                     const unjamConfig_t* config);
+/* Ends the context, frees its groups, collectives and unfreed requests. With invocations pending:
+ * UNJAM_ERROR_INVALID_USAGE, names them, changes nothing (wait for them, or unjamAbort first).
+ * Local: does not wait for other ranks. */
+UNJAM_API unjamResult_t unjamDestroy(unjamContext_t context);
+/* Ends every pending invocation of this rank with UNJAM_ERROR_ABORTED and refuses further ones.
+ * Returns always, from any thread. Peers are told: their pending invocations that share a group with
+ * this rank end with UNJAM_ERROR_PEER. */
+UNJAM_API unjamResult_t unjamAbort(unjamContext_t context);
+UNJAM_API unjamResult_t unjamContextRank(unjamContext_t context, int* rank);
+UNJAM_API unjamResult_t unjamContextSize(unjamContext_t context, int* nranks);
+/* First asynchronous error of the context (abort, mismatch, peer); UNJAM_SUCCESS if none.
+ * message: may be NULL; otherwise receives a NUL-terminated text of at most `bytes`. */
+UNJAM_API unjamResult_t unjamGetAsyncError(unjamContext_t context, unjamResult_t* error,
+                                           char* message, size_t bytes);
+/* As cudaDeviceSynchronize meets a resident kernel: returns once no engine of this rank is running
+ * (every lane was seen to quit since the call). Pending collectives do not delay it, except under
+ * UNJAM_POLICY_HOLD. timeout_us < 0: no limit. */
+UNJAM_API unjamResult_t unjamDeviceSynchronize(unjamContext_t context, int64_t timeout_us);
+
+/* ---- groups ---- */
+/* Local: every member calls it with the same ranks in the same order; no communication. Groups with
+ * equal members are told apart by `name`, and equal members and name by the number of earlier such
+ * creations on the rank. ranks: `size` distinct ranks of the job, the caller among them; NULL: all.
+ * name: may be NULL (""). Destroying a group with invocations pending is an error. */
+UNJAM_API unjamResult_t unjamGroupCreate(unjamContext_t context, const int* ranks, int size,
+                                         const char* name, unjamGroup_t* group);
+UNJAM_API unjamResult_t unjamGroupDestroy(unjamGroup_t group);
+UNJAM_API unjamResult_t unjamGroupRank(unjamGroup_t group, int* rank);
+UNJAM_API unjamResult_t unjamGroupSize(unjamGroup_t group, int* size);
+
+/* ---- collectives at once ---- */
+/* Called on completion from the context's callback thread, in completion order; may submit, must
+ * not wait for other collectives of the same context. result: the invocation's. */
+typedef void (*unjamCallback_t)(unjamResult_t result, void* user);
+
+/* May be NULL (all defaults). Size-versioned as the configuration. */
+typedef struct {
+  size_t size;
+  uint32_t version;
+  int32_t priority;         /* UNJAM_ORDER_PRIORITY: higher first; default 0 */
+  unjamCallback_t callback; /* may be NULL */
+  void* user;
+} unjamCallOptions_t;
+#define UNJAM_CALL_OPTIONS_INITIALIZER \
+  { sizeof(unjamCallOptions_t), UNJAM_VERSION, 0, NULL, NULL }
+
+/* key: NUL-terminated, may be NULL or "" (the group's common channel). options: may be NULL.
+ * request: may be NULL (then only the callback or the key's order tells of completion); otherwise
+ * must be freed with unjamRequestFree. A failing call submits nothing. */
+
+/* recv[i] = op over all ranks of send[i], i < count. In place: send == recv. */
+UNJAM_API unjamResult_t unjamAllReduce(unjamGroup_t group, const char* key, const void* send,
+                                       void* recv, size_t count, unjamDataType_t dtype,
+                                       unjamOp_t op, const unjamCallOptions_t* options,
+                                       unjamRequest_t* request);
+/* recv[r*count+i] = rank r's send[i]. In place: send == recv + rank*count. */
+UNJAM_API unjamResult_t unjamAllGather(unjamGroup_t group, const char* key, const void* send,
+                                       void* recv, size_t count, unjamDataType_t dtype,
+                                       const unjamCallOptions_t* options, unjamRequest_t* request);
+/* recv[i] = op over all ranks of send[rank*count+i], i < count. In place: recv == send+rank*count. */
+UNJAM_API unjamResult_t unjamReduceScatter(unjamGroup_t group, const char* key, const void* send,
+                                           void* recv, size_t count, unjamDataType_t dtype,
+                                           unjamOp_t op, const unjamCallOptions_t* options,
+                                           unjamRequest_t* request);
+/* On root: recv[i] = op over all ranks of send[i]. recv is not used (may be NULL) elsewhere.
+ * root: rank in the group. In place on root: send == recv. */
+UNJAM_API unjamResult_t unjamReduce(unjamGroup_t group, const char* key, const void* send,
+                                    void* recv, size_t count, unjamDataType_t dtype, unjamOp_t op,
+                                    int root, const unjamCallOptions_t* options,
+                                    unjamRequest_t* request);
+/* recv[i] = root's send[i]. send is used on root only (may be NULL elsewhere). In place:
+ * send == recv. */
+UNJAM_API unjamResult_t unjamBroadcast(unjamGroup_t group, const char* key, const void* send,
+                                       void* recv, size_t count, unjamDataType_t dtype, int root,
+                                       const unjamCallOptions_t* options, unjamRequest_t* request);
+
+/* ---- registered collectives: plan and key looked up once, run many times ---- */
+/* Registers under (group, key) a collective of fixed kind, dtype, op, root. Local, at any time. */
+UNJAM_API unjamResult_t unjamRegister(unjamGroup_t group, const char* key, unjamKind_t kind,
+                                      unjamDataType_t dtype, unjamOp_t op, int root, int priority,
+                                      unjamCollective_t* collective);
+UNJAM_API unjamResult_t unjamRegisterAllReduce(unjamGroup_t group, const char* key,
+                                               unjamDataType_t dtype, unjamOp_t op, int priority,
+                                               unjamCollective_t* collective);
+UNJAM_API unjamResult_t unjamRegisterAllGather(unjamGroup_t group, const char* key,
+                                               unjamDataType_t dtype, int priority,
+                                               unjamCollective_t* collective);
+UNJAM_API unjamResult_t unjamRegisterReduceScatter(unjamGroup_t group, const char* key,
+                                                   unjamDataType_t dtype, unjamOp_t op,
+                                                   int priority, unjamCollective_t* collective);
+UNJAM_API unjamResult_t unjamRegisterReduce(unjamGroup_t group, const char* key,
+                                            unjamDataType_t dtype, unjamOp_t op, int root,
+                                            int priority, unjamCollective_t* collective);
+UNJAM_API unjamResult_t unjamRegisterBroadcast(unjamGroup_t group, const char* key,
+                                               unjamDataType_t dtype, int root, int priority,
+                                               unjamCollective_t* collective);
+/* Invokes it: as the call of its kind, with these buffers and count. */
+UNJAM_API unjamResult_t unjamRun(unjamCollective_t collective, const void* send, void* recv,
+                                 size_t count, unjamCallback_t callback, void* user,
+                                 unjamRequest_t* request);
+/* With invocations pending: UNJAM_ERROR_INVALID_USAGE. */
+UNJAM_API unjamResult_t unjamDeregister(unjamCollective_t collective);
+
+/* ---- requests ---- */
+/* Waits until the invocation is complete and returns its result; UNJAM_ERROR_TIMEOUT if timeout_us
+ * (>= 0) has passed first. May be called again and from several threads. Never spins. */
+UNJAM_API unjamResult_t unjamWait(unjamRequest_t request, int64_t timeout_us);
+/* *done = 1 if complete, then the return value is the invocation's result. */
+UNJAM_API unjamResult_t unjamTest(unjamRequest_t request, int* done);
+/* The message of an invocation that failed; "" else. Valid until the request is freed. */
+UNJAM_API const char* unjamRequestError(unjamRequest_t request);
+/* Frees the handle; a pending invocation goes on. */
+UNJAM_API unjamResult_t unjamRequestFree(unjamRequest_t request);
+
+/* ---- what is going on ---- */
+/* Counters since the context began, summed over lanes. Size-versioned. */
+typedef struct {
+  size_t size;
+  uint64_t submitted;        /* invocations */
+  uint64_t completed;        /* invocations, in error too */
+  uint64_t pending;          /* invocations now */
+  uint64_t preemptions;      /* a collective gave way because a wait passed its threshold */
+  uint64_t quantum_switches; /* a progressing collective gave way after its quantum */
+  uint64_t context_loads;
+  uint64_t context_saves;    /* lazy: only contexts that had changed */
+  uint64_t spins;            /* failed polls */
+  uint64_t slices;           /* primitive executions that moved data */
+  uint64_t bytes_sent;
+  uint64_t borrowed;         /* slices that went through a borrowed slot */
+  uint64_t starts;           /* engine starts, all lanes */
+  uint64_t quits;            /* voluntary quits, all lanes */
+  uint64_t residency_quits;  /* of which: because the longest stay was over */
+  uint64_t lanes;            /* blocks a rank: divide by it for figures "per block" */
+} unjamStats_t;
+UNJAM_API unjamResult_t unjamGetStats(unjamContext_t context, unjamStats_t* stats);
+
+/* JSON texts. The size needed including the NUL is stored to *needed (may be NULL); a text that
+ * does not fit in `bytes` is cut, and UNJAM_ERROR_RESOURCES returned. buffer may be NULL if bytes
+ * is 0. */
+/* Settings, memory per key and peer, what is held by which keys, statistics per key and lane. */
+UNJAM_API unjamResult_t unjamInfo(unjamContext_t context, char* buffer, size_t bytes,
+                                  size_t* needed);
+/* {"ranks": [{"rank", "running": {group, key, n} | null, "waits_for": [...], "pending": [...]}],
+ *  "cycles": [{"text": "rank 0 runs A and waits for rank 1, which …",
+ *              "edges": [{"rank", "runs": {"group","key","n"}, "waits_for"}]}]}
+ * over the ranks of the job that this process can see. A cycle is reported only if it is certain
+ * (UNJAM_POLICY_HOLD: no rank in it can go on). */
+UNJAM_API unjamResult_t unjamExplain(unjamContext_t context, char* buffer, size_t bytes,
+                                     size_t* needed);
+
+typedef enum {
+  UNJAM_TRACE_START = 0,   /* lane starts or goes on with the invocation */
+  UNJAM_TRACE_PREEMPT = 1, /* lane leaves it: a wait passed its threshold */
+  UNJAM_TRACE_YIELD = 2,   /* lane leaves it: quantum over */
+  UNJAM_TRACE_FINISH = 3,  /* lane has finished its part */
+  UNJAM_TRACE_QUIT = 4,    /* engine of the lane quits (no invocation) */
+  UNJAM_TRACE_RESTART = 5  /* engine of the lane starts (no invocation) */
+} unjamTraceType_t;
+typedef struct {
+  uint64_t time_ns;  /* CLOCK_MONOTONIC */
+  uint64_t key_hash; /* unjamKeyHash of (group, key) */
+  uint32_t n;        /* which use of the key, from 0 */
+  uint16_t lane;
+  uint16_t type; /* unjamTraceType_t */
+} unjamTraceEvent_t;
+/* Copies the newest events (at most `capacity`), oldest first, lane after lane. *count: copied. */
+UNJAM_API unjamResult_t unjamGetTrace(unjamContext_t context, unjamTraceEvent_t* events,
+                                      size_t capacity, size_t* count);
+/* The hash under which (group, key) appears in traces. */
+UNJAM_API unjamResult_t unjamKeyHash(unjamGroup_t group, const char* key, uint64_t* hash);
+
+/* JSON array of {"name", "type", "default", "doc", "value"} of every UNJAM_… variable. */
+UNJAM_API unjamResult_t unjamEnvironment(char* buffer, size_t bytes, size_t* needed);
+
+/* Plans the collective for all ranks of a group and executes the plans symbolically. algorithm: 0
+ * ring, 1 direct, -1: the selector's. slots: guaranteed slots of a connector. JSON: {"ok", "error",
+ * "algorithm", "protocol", "bytes_sent_max", "bytes_sent_total", "steps", "slots_needed", …}. With
+ * list != 0 the primitives of every rank are in it. */
+UNJAM_API unjamResult_t unjamPlanCheck(unjamKind_t kind, unjamDataType_t dtype, unjamOp_t op,
+                                       size_t count, int nranks, int root, int algorithm,
+                                       int lanes, int slots, int list, char* buffer, size_t bytes,
+                                       size_t* needed);
+
+#ifdef __cplusplus
+}
+#endif
+#endif /* UNJAM_UNJAM_H_ */

@@ -1,0 +1,39 @@
+// A plan: what one rank does for one collective, and how its data is cut. Made by a planner (one
+// file an algorithm), proved by the checker, interpreted by the engine.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "base/types.h"
+#include "engine/geometry.h"
+#include "engine/program.h"
+
+namespace unjam {
+
+// What a planner may look at: values on which all ranks of the group agree, and the own rank.
+struct PlanRequest {
+  Kind kind = Kind::kAllReduce;
+  DType dtype = DType::kFloat32;
+  Op op = Op::kSum;
+  std::uint64_t count = 0;  // as in the C API
+  int ranks = 1;            // group size
+  int rank = 0;             // group rank
+  int root = 0;             // group rank, for reduce and broadcast
+};
+
+// Agreed limits of the transport.
+struct PlanLimits {
+  std::uint32_t escape_slots = 5;          // guaranteed slots of every connector
+  std::uint32_t escape_slot_bytes = 8192;  // payload of one
+  std::uint16_t lanes = 1;                 // blocks of a rank
+};
+
+struct Plan {
+  Algorithm algorithm = Algorithm::kRing;
+  Protocol protocol = Protocol::kSlot;
+  Geometry geometry;
+  std::vector<Primitive> primitives;  // one pass; the engine repeats it geometry.loops(lane) times
+};
+
+}  // namespace unjam
