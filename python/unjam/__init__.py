@@ -1,0 +1,82 @@
+"""unjam: collectives that cannot deadlock each other, whatever the order of their calls.
+
+A job has ranks; in this version they are threads of one process. Every rank has a :class:`Context`,
+makes :class:`Group` objects over sets of ranks, and calls collectives on them, each under a key.
+The n-th use of a key on one rank meets the n-th use of it on the others; beyond that, every rank
+may call in any order, from any thread, with any synchronisation between.
+
+    import numpy as np, unjam
+
+    def rank(context):
+        group = context.group()
+        x = np.full(1000, context.rank, dtype=np.float32)
+        y = np.ones(10, dtype=np.float32)
+        requests = [group.all_reduce(x, key="x"), group.all_reduce(y, key="y")]
+        if context.rank % 2:          # the order does not matter, neither of calls nor of waits
+            requests.reverse()
+        unjam.wait_all(requests)
+        return float(x[0]), float(y[0])
+
+    print(unjam.launch(4, rank))      # [(6.0, 4.0), (6.0, 4.0), (6.0, 4.0), (6.0, 4.0)]
+"""
+
+from ._errors import (
+    Aborted,
+    Internal,
+    InvalidArgument,
+    InvalidType,
+    InvalidUsage,
+    LibraryError,
+    Mismatch,
+    Peer,
+    Resources,
+    System,
+    Timeout,
+    UnjamError,
+)
+from ._lib import environment, library_path, library_version
+from ._types import DType, Kind, Op
+from ._version import __version__
+from .collective import Collective
+from .context import Context, Contexts, init, init_all, unique_id
+from .group import Group
+from .request import Request, wait_all
+from .stats import Stats
+from .threads import launch, run_ranks
+from .trace import EventType, TraceEvent
+
+__all__ = [
+    "Aborted",
+    "Collective",
+    "Context",
+    "Contexts",
+    "DType",
+    "EventType",
+    "Group",
+    "Internal",
+    "InvalidArgument",
+    "InvalidType",
+    "InvalidUsage",
+    "Kind",
+    "LibraryError",
+    "Mismatch",
+    "Op",
+    "Peer",
+    "Request",
+    "Resources",
+    "Stats",
+    "System",
+    "Timeout",
+    "TraceEvent",
+    "UnjamError",
+    "__version__",
+    "environment",
+    "init",
+    "init_all",
+    "launch",
+    "library_path",
+    "library_version",
+    "run_ranks",
+    "unique_id",
+    "wait_all",
+]

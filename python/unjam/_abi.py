@@ -1,0 +1,223 @@
+"""The C API of ``include/unjam/unjam.h`` as ctypes sees it: constants, structs, prototypes.
+
+Nothing here loads the library (see ``_lib``); ``tests/python/test_abi.py`` compares every name,
+value, field and signature with the header, so that the two cannot drift apart.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from ctypes import (
+    CFUNCTYPE,
+    POINTER,
+    Structure,
+    c_char,
+    c_char_p,
+    c_int,
+    c_int32,
+    c_int64,
+    c_size_t,
+    c_uint16,
+    c_uint32,
+    c_uint64,
+    c_void_p,
+)
+from typing import Any
+
+VERSION_MAJOR = 0
+VERSION_MINOR = 1
+VERSION_PATCH = 0
+VERSION = VERSION_MAJOR * 10000 + VERSION_MINOR * 100 + VERSION_PATCH
+
+UNIQUE_ID_BYTES = 128
+
+# unjamResult_t
+SUCCESS = 0
+ERROR_INVALID_ARGUMENT = 1
+ERROR_INVALID_USAGE = 2
+ERROR_MISMATCH = 3
+ERROR_TIMEOUT = 4
+ERROR_ABORTED = 5
+ERROR_PEER = 6
+ERROR_RESOURCES = 7
+ERROR_SYSTEM = 8
+ERROR_INTERNAL = 9
+
+# unjamTraceType_t
+TRACE_START = 0
+TRACE_PREEMPT = 1
+TRACE_YIELD = 2
+TRACE_FINISH = 3
+TRACE_QUIT = 4
+TRACE_RESTART = 5
+
+Handle = c_void_p
+Callback = CFUNCTYPE(None, c_int, c_void_p)
+
+
+class UniqueId(Structure):
+    """unjamUniqueId_t."""
+
+    _fields_ = [("internal", c_char * UNIQUE_ID_BYTES)]
+
+
+class Config(Structure):
+    """unjamConfig_t; make one with ``config.make_config``."""
+
+    _fields_ = [
+        ("size", c_size_t),
+        ("version", c_uint32),
+        ("policy", c_int32),
+        ("order", c_int32),
+        ("lanes", c_uint32),
+        ("block_threads", c_uint32),
+        ("max_active_keys", c_uint32),
+        ("escape_slots", c_uint32),
+        ("escape_slot_bytes", c_uint32),
+        ("borrow_slots", c_uint32),
+        ("spin_head", c_uint32),
+        ("spin_base", c_uint32),
+        ("spin_boost", c_uint32),
+        ("spin_cap", c_uint32),
+        ("quantum_slices", c_uint32),
+        ("residency_us", c_uint32),
+        ("trace_events", c_uint32),
+        ("stall_ms", c_uint32),
+        ("algorithm", c_int32),
+        ("delay_seed", c_uint64),
+        ("delay_max_us", c_uint32),
+    ]
+
+
+class CallOptions(Structure):
+    """unjamCallOptions_t. ``callback`` is a plain address: the trampoline outlives every call."""
+
+    _fields_ = [
+        ("size", c_size_t),
+        ("version", c_uint32),
+        ("priority", c_int32),
+        ("callback", c_void_p),
+        ("user", c_void_p),
+    ]
+
+
+class Stats(Structure):
+    """unjamStats_t."""
+
+    _fields_ = [
+        ("size", c_size_t),
+        ("submitted", c_uint64),
+        ("completed", c_uint64),
+        ("pending", c_uint64),
+        ("preemptions", c_uint64),
+        ("quantum_switches", c_uint64),
+        ("context_loads", c_uint64),
+        ("context_saves", c_uint64),
+        ("spins", c_uint64),
+        ("slices", c_uint64),
+        ("bytes_sent", c_uint64),
+        ("borrowed", c_uint64),
+        ("starts", c_uint64),
+        ("quits", c_uint64),
+        ("residency_quits", c_uint64),
+        ("lanes", c_uint64),
+    ]
+
+
+class TraceEvent(Structure):
+    """unjamTraceEvent_t."""
+
+    _fields_ = [
+        ("time_ns", c_uint64),
+        ("key_hash", c_uint64),
+        ("n", c_uint32),
+        ("lane", c_uint16),
+        ("type", c_uint16),
+    ]
+
+
+_Request = POINTER(Handle)
+_Options = POINTER(CallOptions)
+_Text = [c_char_p, c_size_t, POINTER(c_size_t)]  # buffer, bytes, needed
+
+# name -> (result type, argument types); handles and buffers are void*, enums are int.
+PROTOTYPES: dict[str, tuple[Any, list[Any]]] = {
+    "unjamGetVersion": (c_int, [POINTER(c_int)]),
+    "unjamGetErrorString": (c_char_p, [c_int]),
+    "unjamGetLastError": (c_char_p, []),
+    "unjamGetUniqueId": (c_int, [POINTER(UniqueId)]),
+    "unjamInit": (c_int, [POINTER(Handle), c_int, UniqueId, c_int, POINTER(Config)]),
+    "unjamInitAll": (c_int, [POINTER(Handle), c_int, POINTER(Config)]),
+    "unjamDestroy": (c_int, [Handle]),
+    "unjamAbort": (c_int, [Handle]),
+    "unjamContextRank": (c_int, [Handle, POINTER(c_int)]),
+    "unjamContextSize": (c_int, [Handle, POINTER(c_int)]),
+    "unjamGetAsyncError": (c_int, [Handle, POINTER(c_int), c_char_p, c_size_t]),
+    "unjamDeviceSynchronize": (c_int, [Handle, c_int64]),
+    "unjamGroupCreate": (c_int, [Handle, POINTER(c_int), c_int, c_char_p, POINTER(Handle)]),
+    "unjamGroupDestroy": (c_int, [Handle]),
+    "unjamGroupRank": (c_int, [Handle, POINTER(c_int)]),
+    "unjamGroupSize": (c_int, [Handle, POINTER(c_int)]),
+    "unjamAllReduce": (
+        c_int,
+        [Handle, c_char_p, c_void_p, c_void_p, c_size_t, c_int, c_int, _Options, _Request],
+    ),
+    "unjamAllGather": (
+        c_int,
+        [Handle, c_char_p, c_void_p, c_void_p, c_size_t, c_int, _Options, _Request],
+    ),
+    "unjamReduceScatter": (
+        c_int,
+        [Handle, c_char_p, c_void_p, c_void_p, c_size_t, c_int, c_int, _Options, _Request],
+    ),
+    "unjamReduce": (
+        c_int,
+        [Handle, c_char_p, c_void_p, c_void_p, c_size_t, c_int, c_int, c_int, _Options, _Request],
+    ),
+    "unjamBroadcast": (
+        c_int,
+        [Handle, c_char_p, c_void_p, c_void_p, c_size_t, c_int, c_int, _Options, _Request],
+    ),
+    "unjamRegister": (
+        c_int,
+        [Handle, c_char_p, c_int, c_int, c_int, c_int, c_int, POINTER(Handle)],
+    ),
+    "unjamRegisterAllReduce": (c_int, [Handle, c_char_p, c_int, c_int, c_int, POINTER(Handle)]),
+    "unjamRegisterAllGather": (c_int, [Handle, c_char_p, c_int, c_int, POINTER(Handle)]),
+    "unjamRegisterReduceScatter": (
+        c_int,
+        [Handle, c_char_p, c_int, c_int, c_int, POINTER(Handle)],
+    ),
+    "unjamRegisterReduce": (
+        c_int,
+        [Handle, c_char_p, c_int, c_int, c_int, c_int, POINTER(Handle)],
+    ),
+    "unjamRegisterBroadcast": (c_int, [Handle, c_char_p, c_int, c_int, c_int, POINTER(Handle)]),
+    "unjamRun": (
+        c_int,
+        [Handle, c_void_p, c_void_p, c_size_t, c_void_p, c_void_p, _Request],
+    ),
+    "unjamDeregister": (c_int, [Handle]),
+    "unjamWait": (c_int, [Handle, c_int64]),
+    "unjamTest": (c_int, [Handle, POINTER(c_int)]),
+    "unjamRequestError": (c_char_p, [Handle]),
+    "unjamRequestFree": (c_int, [Handle]),
+    "unjamGetStats": (c_int, [Handle, POINTER(Stats)]),
+    "unjamInfo": (c_int, [Handle, *_Text]),
+    "unjamExplain": (c_int, [Handle, *_Text]),
+    "unjamGetTrace": (c_int, [Handle, POINTER(TraceEvent), c_size_t, POINTER(c_size_t)]),
+    "unjamKeyHash": (c_int, [Handle, c_char_p, POINTER(c_uint64)]),
+    "unjamEnvironment": (c_int, _Text),
+    "unjamPlanCheck": (
+        c_int,
+        [c_int, c_int, c_int, c_size_t, c_int, c_int, c_int, c_int, c_int, c_int, *_Text],
+    ),
+}
+
+
+def declare(cdll: ctypes.CDLL) -> None:
+    """Sets result and argument types of every function; AttributeError if the library lacks one."""
+    for name, (restype, argtypes) in PROTOTYPES.items():
+        function = getattr(cdll, name)
+        function.restype = restype
+        function.argtypes = argtypes

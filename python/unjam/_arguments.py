@@ -1,0 +1,173 @@
+"""Checks of one call's buffers: sizes, types, overlap. Nothing is submitted before they pass.
+
+One function a kind of collective; each gives the addresses and the count as the C API wants them.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from ._buffers import Buffer, buffer_of, check_writable
+from ._errors import InvalidArgument, InvalidType
+from ._types import DType, Kind
+
+
+class Arguments(NamedTuple):
+    """The buffers of one call.
+
+    Attributes:
+        send: address of the input, or None where the rank has none.
+        recv: address of the output, or None where the rank has none.
+        elements: the count of the C API for the kind.
+        dtype: of the elements.
+        keep: what must stay alive until the invocation is complete.
+        output: the user's object that holds the result; None where the rank gets none.
+    """
+
+    send: int | None
+    recv: int | None
+    elements: int
+    dtype: DType
+    keep: tuple[Any, ...]
+    output: Any
+
+
+def check_root(root: Any, size: int) -> int:
+    """`root` as a rank of a group of `size`.
+
+    Raises:
+        InvalidArgument: out of range.
+    """
+    if isinstance(root, bool) or not hasattr(root, "__index__"):
+        raise InvalidType(f"root must be an integer, not {type(root).__name__} {root!r}")
+    number = int(root)
+    if not 0 <= number < size:
+        raise InvalidArgument(
+            f"root {number} is not a rank of the group: ranks in it go from 0 to {size - 1}"
+        )
+    return number
+
+
+def all_reduce(x: Any, out: Any, dtype: Any) -> Arguments:
+    """Input and output of the same size; `out` None: in place."""
+    source = buffer_of(x, "x", dtype)
+    if out is None or out is x:
+        check_writable(source, "x")
+        return _in_place(source, x)
+    target = _output(out, source, dtype)
+    _same_size(source, target)
+    _no_overlap(source, target, 0, "the same buffer (out=None)")
+    return _two(source, target, source.elements, out)
+
+
+def all_gather(x: Any, out: Any, rank: int, size: int, dtype: Any) -> Arguments:
+    """Output of `size` times the input; in place: x is the `rank`-th part of out."""
+    source = buffer_of(x, "x", dtype)
+    target = _output(out, source, dtype)
+    if target.elements != size * source.elements:
+        raise InvalidArgument(
+            f"out has {target.elements} elements; an all-gather of {source.elements} elements from "
+            f"each of {size} ranks needs {size * source.elements}"
+        )
+    _no_overlap(
+        target, source, rank * source.nbytes, f"part {rank} of out, of {source.elements} elements"
+    )
+    return _two(source, target, source.elements, out)
+
+
+def reduce_scatter(x: Any, out: Any, rank: int, size: int, dtype: Any) -> Arguments:
+    """Input of `size` times the output; in place: out is the `rank`-th part of x."""
+    source = buffer_of(x, "x", dtype)
+    target = _output(out, source, dtype)
+    if source.elements != size * target.elements:
+        raise InvalidArgument(
+            f"x has {source.elements} elements; a reduce-scatter into {target.elements} elements "
+            f"on each of {size} ranks needs {size * target.elements}"
+        )
+    _no_overlap(
+        source, target, rank * target.nbytes, f"part {rank} of x, of {target.elements} elements"
+    )
+    return _two(source, target, target.elements, out)
+
+
+def reduce(x: Any, out: Any, is_root: bool, dtype: Any) -> Arguments:
+    """On root as an all-reduce; elsewhere x is an input only and out is not looked at."""
+    if is_root:
+        return all_reduce(x, out, dtype)
+    source = buffer_of(x, "x", dtype)
+    return Arguments(source.address, None, source.elements, source.dtype, (source.keep,), None)
+
+
+def broadcast(x: Any, out: Any, is_root: bool, dtype: Any) -> Arguments:
+    """Root sends x (to its own out as well, if given); others receive in out, or else in x."""
+    if not is_root:
+        result = x if out is None else out
+        target = buffer_of(result, "x" if out is None else "out", dtype)
+        check_writable(target, "x" if out is None else "out")
+        return Arguments(
+            None, target.address, target.elements, target.dtype, (target.keep,), result
+        )
+    source = buffer_of(x, "x", dtype)
+    if out is None or out is x:
+        return _in_place(source, x)
+    target = _output(out, source, dtype)
+    _same_size(source, target)
+    _no_overlap(source, target, 0, "the same buffer (out=None)")
+    return _two(source, target, source.elements, out)
+
+
+def for_kind(
+    kind: Kind, x: Any, out: Any, rank: int, size: int, root: int, dtype: Any
+) -> Arguments:
+    """The check of the kind; `rank`, `size` and `root` are the group's."""
+    if kind is Kind.ALL_REDUCE:
+        return all_reduce(x, out, dtype)
+    if kind is Kind.ALL_GATHER:
+        return all_gather(x, out, rank, size, dtype)
+    if kind is Kind.REDUCE_SCATTER:
+        return reduce_scatter(x, out, rank, size, dtype)
+    if kind is Kind.REDUCE:
+        return reduce(x, out, rank == root, dtype)
+    return broadcast(x, out, rank == root, dtype)
+
+
+def _in_place(buffer: Buffer, output: Any) -> Arguments:
+    return Arguments(
+        buffer.address, buffer.address, buffer.elements, buffer.dtype, (buffer.keep,), output
+    )
+
+
+def _two(source: Buffer, target: Buffer, elements: int, output: Any) -> Arguments:
+    keep = (source.keep, target.keep)
+    return Arguments(source.address, target.address, elements, source.dtype, keep, output)
+
+
+def _output(out: Any, source: Buffer, dtype: Any) -> Buffer:
+    if out is None:
+        raise InvalidType("out is missing: pass the buffer that receives the result")
+    target = buffer_of(out, "out", dtype)
+    check_writable(target, "out")
+    if target.dtype is not source.dtype:
+        raise InvalidArgument(
+            f"x has {source.dtype.label} elements, but out has {target.dtype.label}: they must be "
+            "the same type"
+        )
+    return target
+
+
+def _same_size(source: Buffer, target: Buffer) -> None:
+    if source.elements != target.elements:
+        raise InvalidArgument(
+            f"x has {source.elements} elements, but out has {target.elements}: they must be the "
+            "same size"
+        )
+
+
+def _no_overlap(whole: Buffer, part: Buffer, offset: int, place: str) -> None:
+    """`part` may lie at `offset` of `whole` (in place) or outside of it."""
+    if not part.elements or not whole.elements or part.address == whole.address + offset:
+        return
+    if part.address < whole.address + whole.nbytes and whole.address < part.address + part.nbytes:
+        raise InvalidArgument(
+            f"x and out overlap: use separate buffers, or, for a call in place, {place}"
+        )

@@ -1,0 +1,72 @@
+"""Keyword arguments of ``unjam.init`` → the C API's size-versioned configuration struct."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+from . import _abi
+from ._errors import InvalidArgument, InvalidType
+
+# Fields whose values have names. -1 leaves the field to the environment, then to the default.
+_NAMED: dict[str, dict[str, int]] = {
+    "policy": {"adaptive": 0, "fixed": 1, "hold": 2},
+    "order": {"fifo": 0, "priority": 1},
+    "algorithm": {"ring": 0, "direct": 1, "auto": -1},
+}
+_HEADER = ("size", "version")
+_FIELDS: dict[str, Any] = {
+    str(field[0]): field[1] for field in _abi.Config._fields_ if field[0] not in _HEADER
+}
+# Unsigned fields where 0 means "default" and all ones mean "none".
+_NONE_ALLOWED = ("borrow_slots",)
+
+
+def field_names() -> tuple[str, ...]:
+    """The names that ``unjam.init`` takes as configuration, in the struct's order."""
+    return tuple(_FIELDS)
+
+
+def make_config(settings: dict[str, Any]) -> _abi.Config:
+    """The struct for the given settings; what is not given is left to environment and defaults.
+
+    Args:
+        settings: field name → value. ``policy``, ``order`` and ``algorithm`` take names; a value of
+            None is the same as not giving it; ``borrow_slots=0`` means none.
+
+    Raises:
+        InvalidType: a name that is no field, or a value that is not an integer.
+        InvalidArgument: an unknown policy, order or algorithm, or a number out of its field's
+            range.
+    """
+    config = _abi.Config()
+    config.size = ctypes.sizeof(_abi.Config)
+    config.version = _abi.VERSION
+    config.policy = config.order = config.algorithm = -1
+    for name, value in settings.items():
+        if name not in _FIELDS:
+            raise InvalidType(f"{name!r} is not a setting: the settings are {', '.join(_FIELDS)}")
+        if value is not None:
+            setattr(config, name, _value(name, value))
+    return config
+
+
+def _value(name: str, value: Any) -> int:
+    names = _NAMED.get(name)
+    if names is not None:
+        if isinstance(value, str):
+            if value not in names:
+                raise InvalidArgument(f"{name}={value!r}: use one of {', '.join(names)}")
+            return names[value]
+        if value in names.values() and not isinstance(value, bool):
+            return int(value)
+        raise InvalidArgument(f"{name}={value!r}: use one of {', '.join(names)}")
+    if isinstance(value, bool) or not hasattr(value, "__index__"):
+        raise InvalidType(f"{name} must be an integer, not {type(value).__name__} {value!r}")
+    number = int(value)
+    bits = 8 * ctypes.sizeof(_FIELDS[name])
+    if name in _NONE_ALLOWED and number in (0, -1):
+        return (1 << bits) - 1
+    if not 0 <= number < 1 << bits:
+        raise InvalidArgument(f"{name}={number} is out of range: 0 to {(1 << bits) - 1}")
+    return number

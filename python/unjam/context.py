@@ -1,0 +1,439 @@
+"""Contexts: one rank of a job each."""
+
+from __future__ import annotations
+
+import atexit
+import ctypes
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from types import TracebackType
+from typing import Any
+
+from . import _abi, _completion
+from ._config import make_config
+from ._errors import InvalidArgument, InvalidUsage, Timeout, UnjamError, make_error
+from ._lib import check, last_error, library, read_json
+from .group import Group
+from .request import SLICE_S
+from .stats import Stats
+from .trace import TraceEvent, read_trace
+
+_open: set[Context] = set()  # strong: a context lives until it is closed, at the latest at exit
+_open_lock = threading.Lock()
+
+
+def unique_id() -> bytes:
+    """A secret name for a new job, 128 bytes, to be handed to every rank's :func:`init`.
+
+    Ranks are threads of one process in this version; an id made in another process is refused.
+    """
+    unique = _abi.UniqueId()
+    check(library().unjamGetUniqueId(ctypes.byref(unique)))
+    return bytes(unique)
+
+
+def init(nranks: int, rank: int, unique_id: bytes, **config: Any) -> Context:
+    """Joins a job as one of its ranks; returns when all ranks have joined.
+
+    Args:
+        nranks: ranks of the job, 1 to 64.
+        rank: this one, 0 to nranks - 1.
+        unique_id: from :func:`unique_id`, the same on all ranks.
+        config: fields of ``unjamConfig_t``: policy ("adaptive", "fixed", "hold"), order ("fifo",
+            "priority"), algorithm ("ring", "direct", "auto"), lanes, trace_events, stall_ms, …;
+            what is not given comes from the environment (``unjam env``), then from the defaults.
+
+    Raises:
+        InvalidArgument: a bad rank, id or setting; unknown settings raise InvalidType.
+        Timeout: ranks are missing after UNJAM_INIT_TIMEOUT_MS (30 s by default); the message names
+            them.
+        UnjamError: ranks that differ in a setting that must be equal, and the system's refusals.
+    """
+    if len(unique_id) != _abi.UNIQUE_ID_BYTES:
+        raise InvalidArgument(
+            f"unique_id has {len(unique_id)} bytes, not {_abi.UNIQUE_ID_BYTES}: pass what "
+            "unjam.unique_id() gave"
+        )
+    settings = make_config(config)
+    unique = _abi.UniqueId.from_buffer_copy(unique_id)
+    lib = library()
+    handle = ctypes.c_void_p()
+
+    def join() -> None:
+        check(lib.unjamInit(ctypes.byref(handle), nranks, unique, rank, ctypes.byref(settings)))
+
+    _interruptible(join, lambda: lib.unjamDestroy(handle))
+    return Context(handle, rank, nranks, settings)
+
+
+def init_all(nranks: int, **config: Any) -> Contexts:
+    """All contexts of a job at once, by one thread.
+
+    Args:
+        nranks: ranks of the job, 1 to 64.
+        config: as for :func:`init`; the same for all ranks.
+
+    Returns:
+        A list of contexts, by rank, that is also a context manager: ``with unjam.init_all(4) as
+        contexts`` closes all at the end, and aborts all first if the block raises.
+    """
+    settings = make_config(config)
+    if isinstance(nranks, bool) or not isinstance(nranks, int) or nranks < 1:
+        raise InvalidArgument(f"nranks is {nranks!r}: a job has 1 to 64 ranks")
+    handles = (ctypes.c_void_p * nranks)()
+    check(library().unjamInitAll(handles, nranks, ctypes.byref(settings)))
+    return Contexts(
+        Context(ctypes.c_void_p(handle), rank, nranks, settings)
+        for rank, handle in enumerate(handles)
+    )
+
+
+class Context:
+    """One rank of a job. Made by :func:`init` or :func:`init_all`; close it when done.
+
+    As a context manager it closes itself at the end of the block; if the block raises, it aborts
+    first, so that no peer waits for a rank that is gone. All methods may be called from any thread.
+    """
+
+    def __init__(self, handle: Any, rank: int, size: int, settings: _abi.Config) -> None:
+        """Made by :func:`init` and :func:`init_all`, not by users."""
+        self._handle = handle
+        self._rank = rank
+        self._size = size
+        self._residency_s = settings.residency_us * 1e-6
+        self._tracing = bool(settings.trace_events or os.environ.get("UNJAM_TRACE_EVENTS"))
+        self._names: dict[int, tuple[str, str]] = {}  # key hash -> (group, key), while tracing
+        # C calls under way hold the handles; close() waits for them. Re-entrant: a request's
+        # finaliser may run at any place of the thread that holds the lock.
+        self._idle = threading.Condition(threading.RLock())
+        self._users = 0
+        self._closing = False
+        self._closed = False
+        with _open_lock:
+            _open.add(self)
+
+    def __repr__(self) -> str:
+        state = ", closed" if self._closed else ""
+        return f"<unjam.Context rank {self._rank} of {self._size}{state}>"
+
+    @property
+    def rank(self) -> int:
+        """This rank, from 0."""
+        return self._rank
+
+    @property
+    def size(self) -> int:
+        """Ranks of the job."""
+        return self._size
+
+    @property
+    def closed(self) -> bool:
+        """Whether :meth:`close` has succeeded."""
+        return self._closed
+
+    # ---- groups ----
+
+    def group(self, ranks: Sequence[int] | None = None, name: str = "") -> Group:
+        """A group of ranks. Local: does not communicate, and waits for nobody.
+
+        Every member makes it with the same ranks in the same order. Groups with equal members are
+        told apart by name, and those with equal names by the number of earlier ones on the rank.
+
+        Args:
+            ranks: distinct ranks of the job, this one among them; None: all.
+            name: shown in messages and traces.
+
+        Raises:
+            InvalidArgument: a rank twice, out of range, or this rank is not among them.
+        """
+        return Group(self, None if ranks is None else [int(rank) for rank in ranks], name)
+
+    # ---- the end ----
+
+    def abort(self) -> None:
+        """Ends every pending invocation of this rank with Aborted, and refuses further ones.
+
+        Returns always, from any thread. Peers' pending invocations that share a group with this
+        rank end with :class:`~unjam.Peer`. Does nothing on a closed context.
+        """
+        if self._enter():
+            try:
+                check(library().unjamAbort(self._handle))
+            finally:
+                self._leave()
+
+    def close(self) -> None:
+        """Ends the context and frees its groups, collectives and requests. Local; may be repeated.
+
+        Raises:
+            InvalidUsage: invocations are pending; the message names them and nothing has changed:
+                wait for them, or :meth:`abort` first. Also if called from one of its own callbacks.
+        """
+        if _completion.callback_context() is self:
+            raise InvalidUsage(
+                "a callback must not close its own context: close it in another thread"
+            )
+        with self._idle:
+            while self._closing:
+                self._idle.wait()
+            if self._closed:
+                return
+            self._closing = True
+            try:
+                while self._users:
+                    self._idle.wait()
+            except BaseException:
+                self._closing = False
+                self._idle.notify_all()
+                raise
+        code = _abi.ERROR_INTERNAL
+        message = ""
+        try:
+            code = library().unjamDestroy(self._handle)
+            if code:
+                message = last_error(code)
+        finally:
+            with self._idle:
+                self._closing = False
+                self._closed = code == _abi.SUCCESS
+                self._idle.notify_all()
+        if code:
+            raise make_error(code, message)
+        _completion.drop_context(self)
+        with _open_lock:
+            _open.discard(self)
+
+    def __enter__(self) -> Context:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if kind is None:
+            try:
+                self.close()
+            except InvalidUsage:
+                self._abort_and_close()
+                raise
+        else:
+            self._abort_and_close()
+
+    def _abort_and_close(self) -> None:
+        self.abort()
+        self.close()
+
+    # ---- what is going on ----
+
+    def device_synchronize(self, timeout: float | None = None) -> None:
+        """Waits until no engine of this rank is running, as cudaDeviceSynchronize would on a GPU.
+
+        Pending collectives do not delay it, except under policy "hold", where it can wait for ever.
+
+        Args:
+            timeout: seconds; None waits without limit.
+
+        Raises:
+            Timeout: the time has passed.
+            Aborted: the context was aborted meanwhile.
+        """
+        deadline = None if timeout is None else time.monotonic() + timeout
+        # Every C call starts looking anew, so a slice must be long enough for an engine's longest
+        # stay; only the main thread needs slices, because only it gets Ctrl-C.
+        sliced = threading.current_thread() is threading.main_thread()
+        longest = max(0.5, 8 * self._residency_s)
+        slice_s = SLICE_S
+        while True:
+            remaining = None if deadline is None else max(0.0, deadline - time.monotonic())
+            step = remaining
+            if sliced and (step is None or step > slice_s):
+                step = slice_s
+            microseconds = -1 if step is None else int(step * 1e6)
+            with self._call() as lib:
+                code = lib.unjamDeviceSynchronize(self._handle, microseconds)
+                if code != _abi.ERROR_TIMEOUT:
+                    check(code)
+                    return
+            if step == remaining:
+                raise Timeout(
+                    f"an engine of rank {self._rank} is still running after {timeout:g} s"
+                )
+            slice_s = min(2 * slice_s, longest)
+
+    def stats(self) -> Stats:
+        """A snapshot of the counters since the context began."""
+        struct = _abi.Stats(size=ctypes.sizeof(_abi.Stats))
+        with self._call() as lib:
+            check(lib.unjamGetStats(self._handle, ctypes.byref(struct)))
+        return Stats.from_struct(struct)
+
+    def info(self) -> dict[str, Any]:
+        """Settings, memory per key and peer, what keys hold, statistics per key and lane."""
+        with self._call() as lib:
+            info: dict[str, Any] = read_json(
+                lambda buffer, size, needed: lib.unjamInfo(self._handle, buffer, size, needed)
+            )
+        return info
+
+    def explain(self) -> dict[str, Any]:
+        """Who waits for whom, over all ranks of the job that this process can see.
+
+        Returns:
+            ``{"ranks": [{"rank", "running", "waits_for", "pending"}, …], "cycles": [{"text",
+            "edges": [{"rank", "runs": {"group", "key", "n"}, "waits_for"}, …]}, …]}``. A cycle is
+            in it only if it is certain: no rank in it can go on.
+        """
+        with self._call() as lib:
+            explanation: dict[str, Any] = read_json(
+                lambda buffer, size, needed: lib.unjamExplain(self._handle, buffer, size, needed)
+            )
+        return explanation
+
+    def trace(self) -> list[TraceEvent]:
+        """The newest events, oldest first, lane after lane; empty unless ``trace_events`` is "
+        "set."""
+        with self._call():
+            return read_trace(self._handle, self._names)
+
+    def async_error(self) -> UnjamError | None:
+        """The context's first asynchronous error (abort, mismatch, peer), or None. Not raised."""
+        code = ctypes.c_int(0)
+        text = ctypes.create_string_buffer(4096)
+        with self._call() as lib:
+            check(
+                lib.unjamGetAsyncError(self._handle, ctypes.byref(code), text, ctypes.sizeof(text))
+            )
+        return make_error(code.value, text.value.decode("utf-8", "replace")) if code.value else None
+
+    # ---- inside: guards around C calls ----
+
+    def _enter(self) -> bool:
+        """Holds the handles for a C call; False if the context is closed. Pair with _leave()."""
+        with self._idle:
+            while self._closing:
+                if _completion.callback_context() is self:
+                    return False  # close() is waiting for this callback
+                self._idle.wait()
+            if self._closed:
+                return False
+            self._users += 1
+            return True
+
+    def _leave(self) -> None:
+        with self._idle:
+            self._users -= 1
+            if self._closing and not self._users:
+                self._idle.notify_all()
+
+    @contextmanager
+    def _call(self) -> Iterator[Any]:
+        if not self._enter():
+            raise InvalidUsage(f"the context of rank {self._rank} is closed")
+        try:
+            yield library()
+        finally:
+            self._leave()
+
+    def _free_request(self, handle: Any) -> None:
+        """From a request's finaliser: must not wait. A context that is closing frees it itself."""
+        with self._idle:
+            if self._closing or self._closed:
+                return
+            self._users += 1
+        try:
+            library().unjamRequestFree(handle)
+        finally:
+            self._leave()
+
+
+class Contexts(list[Context]):
+    """All contexts of a job made by :func:`init_all`, by rank; a context manager over them."""
+
+    def __enter__(self) -> Contexts:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if kind is not None:
+            self.abort()
+        first: UnjamError | None = None
+        for context in self:
+            try:
+                context.__exit__(kind, error, traceback)
+            except UnjamError as failure:
+                first = first or failure
+        if first is not None and kind is None:
+            raise first
+
+    def abort(self) -> None:
+        """Aborts every context."""
+        for context in self:
+            context.abort()
+
+    def close(self) -> None:
+        """Closes every context; raises what :meth:`Context.close` raises, at the first that "
+        "refuses."""
+        for context in self:
+            context.close()
+
+
+def _interruptible(work: Callable[[], None], undo: Callable[[], object]) -> None:
+    """Runs `work`, which blocks in C; in the main thread so that Ctrl-C gets through.
+
+    After a KeyboardInterrupt the work goes on in its own thread, and is undone if it succeeds.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        work()
+        return
+    lock = threading.Lock()
+    state = {"finished": False, "abandoned": False}
+    errors: list[BaseException] = []
+    done = threading.Event()
+
+    def body() -> None:
+        try:
+            work()
+        except BaseException as error:
+            errors.append(error)
+        with lock:
+            state["finished"] = True
+            abandoned = state["abandoned"]
+        if abandoned and not errors:
+            undo()
+        done.set()
+
+    thread = threading.Thread(target=body, name="unjam-init", daemon=True)
+    thread.start()
+    try:
+        done.wait()
+    except BaseException:
+        with lock:
+            state["abandoned"] = True
+            finished = state["finished"]
+        if finished and not errors:
+            undo()
+        raise
+    if errors:
+        raise errors[0]
+
+
+@atexit.register
+def _close_all() -> None:
+    """No callback may reach an interpreter that is gone: ends every context that was left open."""
+    with _open_lock:
+        contexts = list(_open)
+    for context in contexts:  # all aborts first: an open peer may be what another one waits for
+        with suppress(UnjamError):
+            context.abort()
+    for context in contexts:
+        with suppress(UnjamError):
+            context.close()

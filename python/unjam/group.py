@@ -1,0 +1,388 @@
+"""Groups of ranks, and the collective calls on them."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from . import _abi, _arguments, _completion
+from ._arguments import Arguments
+from ._errors import InvalidArgument, InvalidType, InvalidUsage
+from ._lib import check, library
+from ._types import Kind, dtype_of, kind_of, op_of
+from .collective import Collective
+from .request import Request
+
+if TYPE_CHECKING:
+    from .context import Context
+
+OnDone = Callable[[Request], object]
+
+
+class Group:
+    """An ordered set of ranks. Made by :meth:`unjam.Context.group`.
+
+    Every collective call returns a :class:`~unjam.Request` at once and never blocks on another
+    rank. The arguments that all calls share:
+
+    * ``x``, ``out``: NumPy arrays (also with ml_dtypes' types), torch CPU tensors, or anything with
+      the buffer protocol or ``__array_interface__``; C-contiguous, of any shape (only the number of
+      elements counts), used without a copy. Read-only ones serve as inputs. ``x`` must hold its
+      values when the call is made and stay untouched, ``out`` must not be read, until the request
+      is complete. The request keeps both alive.
+    * ``key``: the ordering channel. The n-th use of a key in this group is matched with the n-th
+      use of it on every other rank; different keys may be used in a different order on every rank.
+    * ``dtype``: what raw memory holds, such as "bfloat16" in a bytearray or a uint16 array.
+    * ``priority``: higher first, under ``order="priority"``.
+    * ``callback``: ``callback(request)`` on completion, from the context's callback thread. It may
+      submit, but must not wait for pending collectives of the same context.
+
+    They raise InvalidArgument (wrong size, type, overlap, read-only output, not contiguous) or its
+    subclass InvalidType (not memory), InvalidUsage (closed context) and Resources; then nothing was
+    submitted. What goes wrong later is raised by the request: ranks that disagree, for one.
+    """
+
+    def __init__(self, context: Context, ranks: list[int] | None, name: str) -> None:
+        """Made by :meth:`unjam.Context.group`, not by users."""
+        self._context = context
+        self._name = name
+        self._ranks = tuple(range(context.size)) if ranks is None else tuple(ranks)
+        self._handle = ctypes.c_void_p()
+        self._closed = False
+        array = None if ranks is None else (ctypes.c_int * len(ranks))(*ranks)
+        size = context.size if ranks is None else len(ranks)
+        number = ctypes.c_int(0)
+        with context._call() as lib:
+            check(
+                lib.unjamGroupCreate(
+                    context._handle, array, size, encode(name, "name"), ctypes.byref(self._handle)
+                )
+            )
+            check(lib.unjamGroupRank(self._handle, ctypes.byref(number)))
+        self._rank = number.value
+
+    def __repr__(self) -> str:
+        name = f" {self._name!r}" if self._name else ""
+        return f"<unjam.Group{name} rank {self._rank} of {self.size}>"
+
+    @property
+    def context(self) -> Context:
+        """The context that the group belongs to."""
+        return self._context
+
+    @property
+    def name(self) -> str:
+        """As given to :meth:`unjam.Context.group`."""
+        return self._name
+
+    @property
+    def rank(self) -> int:
+        """This rank's place in the group, from 0."""
+        return self._rank
+
+    @property
+    def size(self) -> int:
+        """Ranks in the group."""
+        return len(self._ranks)
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """The members, as ranks of the job, in the group's order."""
+        return self._ranks
+
+    def close(self) -> None:
+        """Destroys the group; closing its context does so too. May be repeated.
+
+        Raises:
+            InvalidUsage: invocations are pending.
+        """
+        if self._closed:
+            return
+        if self._context._enter():
+            try:
+                check(library().unjamGroupDestroy(self._handle))
+            finally:
+                self._context._leave()
+        self._closed = True
+
+    # ---- collectives at once ----
+
+    def all_reduce(
+        self,
+        x: Any,
+        out: Any = None,
+        *,
+        key: str = "",
+        op: str = "sum",
+        dtype: Any = None,
+        priority: int = 0,
+        callback: OnDone | None = None,
+    ) -> Request:
+        """``out[i]`` = op over all ranks of their ``x[i]``; in place if `out` is None.
+
+        Args:
+            x: input, any number of elements, the same on all ranks.
+            out: output of the same size; None: x receives the result.
+            key: see the class.
+            op: "sum", "prod", "min", "max" or "avg".
+            dtype: see the class.
+            priority: see the class.
+            callback: see the class.
+        """
+        what = _arguments.all_reduce(x, out, dtype)
+        return self._submit(Kind.ALL_REDUCE, key, what, (what.dtype, op_of(op)), priority, callback)
+
+    def all_gather(
+        self,
+        x: Any,
+        out: Any,
+        *,
+        key: str = "",
+        dtype: Any = None,
+        priority: int = 0,
+        callback: OnDone | None = None,
+    ) -> Request:
+        """Part r of `out` = rank r's `x`.
+
+        Args:
+            x: input, the same number of elements on all ranks. In place: the part of out that
+                belongs to this rank, ``out.reshape(size, -1)[rank]``.
+            out: output of ``size`` times as many elements.
+            key: see the class.
+            dtype: see the class.
+            priority: see the class.
+            callback: see the class.
+        """
+        what = _arguments.all_gather(x, out, self._rank, self.size, dtype)
+        return self._submit(Kind.ALL_GATHER, key, what, (what.dtype,), priority, callback)
+
+    def reduce_scatter(
+        self,
+        x: Any,
+        out: Any,
+        *,
+        key: str = "",
+        op: str = "sum",
+        dtype: Any = None,
+        priority: int = 0,
+        callback: OnDone | None = None,
+    ) -> Request:
+        """``out[i]`` = op over all ranks of the `rank`-th part of their `x`.
+
+        Args:
+            x: input of ``size`` times as many elements as out.
+            out: output. In place: the part of x that belongs to this rank,
+                ``x.reshape(size, -1)[rank]``.
+            key: see the class.
+            op: "sum", "prod", "min", "max" or "avg".
+            dtype: see the class.
+            priority: see the class.
+            callback: see the class.
+        """
+        what = _arguments.reduce_scatter(x, out, self._rank, self.size, dtype)
+        return self._submit(
+            Kind.REDUCE_SCATTER, key, what, (what.dtype, op_of(op)), priority, callback
+        )
+
+    def reduce(
+        self,
+        x: Any,
+        out: Any = None,
+        *,
+        root: int = 0,
+        key: str = "",
+        op: str = "sum",
+        dtype: Any = None,
+        priority: int = 0,
+        callback: OnDone | None = None,
+    ) -> Request:
+        """On root: ``out[i]`` = op over all ranks of their ``x[i]``, in place if `out` is None.
+
+        Args:
+            x: input, the same number of elements on all ranks; unchanged away from root.
+            out: output of the same size, on root; not looked at elsewhere.
+            root: rank in the group.
+            key: see the class.
+            op: "sum", "prod", "min", "max" or "avg".
+            dtype: see the class.
+            priority: see the class.
+            callback: see the class.
+        """
+        root = _arguments.check_root(root, self.size)
+        what = _arguments.reduce(x, out, root == self._rank, dtype)
+        return self._submit(
+            Kind.REDUCE, key, what, (what.dtype, op_of(op), root), priority, callback
+        )
+
+    def broadcast(
+        self,
+        x: Any,
+        out: Any = None,
+        *,
+        root: int = 0,
+        key: str = "",
+        dtype: Any = None,
+        priority: int = 0,
+        callback: OnDone | None = None,
+    ) -> Request:
+        """Every rank gets root's `x`: in its own x, or in `out` if given.
+
+        Args:
+            x: on root the input, which may be read-only; elsewhere the output, and not looked at if
+                out is given.
+            out: output of the same size; on root x is copied there.
+            root: rank in the group.
+            key: see the class.
+            dtype: see the class.
+            priority: see the class.
+            callback: see the class.
+        """
+        root = _arguments.check_root(root, self.size)
+        what = _arguments.broadcast(x, out, root == self._rank, dtype)
+        return self._submit(Kind.BROADCAST, key, what, (what.dtype, root), priority, callback)
+
+    # ---- registered collectives ----
+
+    def register_all_reduce(
+        self, key: str, dtype: Any, op: str = "sum", *, priority: int = 0
+    ) -> Collective:
+        """An all-reduce for repeated runs under `key`. Local, at any time; see :meth:`register`."""
+        return self.register("all_reduce", key, dtype, op=op, priority=priority)
+
+    def register_all_gather(self, key: str, dtype: Any, *, priority: int = 0) -> Collective:
+        """An all-gather for repeated runs under `key`. Local, at any time; see :meth:`register`."""
+        return self.register("all_gather", key, dtype, priority=priority)
+
+    def register_reduce_scatter(
+        self, key: str, dtype: Any, op: str = "sum", *, priority: int = 0
+    ) -> Collective:
+        """A reduce-scatter for repeated runs under `key`. Local; see :meth:`register`."""
+        return self.register("reduce_scatter", key, dtype, op=op, priority=priority)
+
+    def register_reduce(
+        self, key: str, dtype: Any, op: str = "sum", *, root: int = 0, priority: int = 0
+    ) -> Collective:
+        """A reduce for repeated runs under `key`. Local, at any time; see :meth:`register`."""
+        return self.register("reduce", key, dtype, op=op, root=root, priority=priority)
+
+    def register_broadcast(
+        self, key: str, dtype: Any, *, root: int = 0, priority: int = 0
+    ) -> Collective:
+        """A broadcast for repeated runs under `key`. Local, at any time; see :meth:`register`."""
+        return self.register("broadcast", key, dtype, root=root, priority=priority)
+
+    def register(
+        self,
+        kind: str | Kind,
+        key: str,
+        dtype: Any,
+        *,
+        op: str = "sum",
+        root: int = 0,
+        priority: int = 0,
+    ) -> Collective:
+        """A collective of fixed kind, type, operator and root, whose plan and key are looked up
+        once.
+
+        Local, at any time: waits for nobody. The count and the buffers are given at each run.
+
+        Args:
+            kind: "all_reduce", "all_gather", "reduce_scatter", "reduce" or "broadcast".
+            key: the ordering channel that its runs use.
+            dtype: element type: a name, NumPy dtype or torch dtype.
+            op: operator; not used by all_gather and broadcast.
+            root: rank in the group; used by reduce and broadcast only.
+            priority: higher first, under ``order="priority"``.
+
+        Raises:
+            InvalidArgument: an unknown kind, type or operator, or a bad root or key.
+        """
+        root = _arguments.check_root(root, self.size)
+        return Collective(self, kind_of(kind), key, dtype_of(dtype), op_of(op), root, priority)
+
+    # ---- inside ----
+
+    def _submit(
+        self,
+        kind: Kind,
+        key: str,
+        what: Arguments,
+        extra: tuple[int, ...],
+        priority: int,
+        callback: OnDone | None,
+    ) -> Request:
+        """One C call; `extra` is what stands between count and options in its signature."""
+        encoded = encode(key, "key")
+        context = self._context
+        if self._closed:
+            raise InvalidUsage(f"{self!r} is closed")
+        request = Request(
+            context, f"{kind.label} {describe_key(self, key)}", what.output, what.keep, callback
+        )
+        number = _completion.register(request)
+        options = _abi.CallOptions(
+            ctypes.sizeof(_abi.CallOptions),
+            _abi.VERSION,
+            priority,
+            _completion.ADDRESS,
+            number,
+        )
+        try:
+            with context._call() as lib:
+                check(
+                    getattr(lib, _FUNCTIONS[kind])(
+                        self._handle,
+                        encoded,
+                        what.send,
+                        what.recv,
+                        what.elements,
+                        *extra,
+                        ctypes.byref(options),
+                        ctypes.byref(request._handle),
+                    )
+                )
+                self._note_key(lib, key, encoded)
+        except BaseException:
+            if not request._handle:
+                _completion.forget(number)
+            raise
+        return request
+
+    def _note_key(self, lib: Any, key: str, encoded: bytes) -> None:
+        """While tracing: remembers the key's hash, by which events name it."""
+        context = self._context
+        if not context._tracing:
+            return
+        value = ctypes.c_uint64(0)
+        check(lib.unjamKeyHash(self._handle, encoded, ctypes.byref(value)))
+        context._names[value.value] = (self._name, key)
+
+
+_FUNCTIONS = {
+    Kind.ALL_REDUCE: "unjamAllReduce",
+    Kind.ALL_GATHER: "unjamAllGather",
+    Kind.REDUCE_SCATTER: "unjamReduceScatter",
+    Kind.REDUCE: "unjamReduce",
+    Kind.BROADCAST: "unjamBroadcast",
+}
+
+
+def encode(text: str, what: str) -> bytes:
+    """`text` for the C API, which ends strings at a NUL.
+
+    Raises:
+        InvalidArgument: it contains a NUL.
+    """
+    if not isinstance(text, str):
+        raise InvalidType(f"{what} must be a str, not {type(text).__name__} {text!r}")
+    encoded = text.encode()
+    if b"\0" in encoded:
+        raise InvalidArgument(f"{what} {text!r} contains a NUL character")
+    return encoded
+
+
+def describe_key(group: Group, key: str) -> str:
+    """For messages: which channel of which group."""
+    where = f"of group {group.name!r} " if group.name else ""
+    return f"under key {key!r} {where}on rank {group.context.rank}"

@@ -1,0 +1,268 @@
+"""One invocation: wait for it, test it, await it, or be called back."""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import threading
+import time
+from collections.abc import Callable, Generator, Iterable
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+from . import _abi, _completion
+from ._errors import Aborted, InvalidUsage, Timeout, UnjamError, make_error
+from ._lib import last_error, library
+
+if TYPE_CHECKING:
+    from .context import Context
+
+# Longest time in one C call: Ctrl-C is noticed, and a closing context let go, after at most this.
+SLICE_S = 0.05
+
+# Guards every request's list of callbacks. Re-entrant: the garbage collector may run a user's
+# finaliser at any place of the thread that holds it.
+_lock = threading.RLock()
+
+
+class Request:
+    """An invocation under way, as a future.
+
+    Returned by every collective call. Dropping it is fine: the invocation goes on and its buffers
+    stay alive until it is complete. Safe to use from any thread.
+
+    Ordering: when :meth:`wait`, :meth:`result`, :meth:`exception` or :meth:`test` has told of
+    completion, or a callback runs, the output is complete and visible to the calling thread. Until
+    then the input must not change and the output must not be read.
+    """
+
+    __slots__ = (
+        "__weakref__",
+        "_callbacks",
+        "_code",
+        "_handle",
+        "_keep",
+        "_message",
+        "_output",
+        "_what",
+        "context",
+    )
+
+    def __init__(
+        self,
+        context: Context,
+        what: str,
+        output: Any,
+        keep: tuple[Any, ...],
+        callback: Callable[[Request], object] | None,
+    ) -> None:
+        """Made by groups and collectives, not by users."""
+        self.context = context
+        self._what = what
+        self._output = output
+        self._keep: tuple[Any, ...] | None = keep
+        self._handle = ctypes.c_void_p()
+        self._code: int | None = None  # result once known to be complete
+        self._message = ""
+        # None once they have run.
+        self._callbacks: list[Callable[[Request], object]] | None = (
+            [] if callback is None else [callback]
+        )
+
+    def __repr__(self) -> str:
+        state = "failed" if self._code else "complete"
+        if self._code is None:
+            state = "pending"
+        return f"<unjam.Request {self._what}: {state}>"
+
+    def __del__(self) -> None:
+        # Runs only when no thread is inside a wait; a pending request is held by the table.
+        handle = getattr(self, "_handle", None)
+        if handle:
+            self.context._free_request(handle)
+
+    # ---- completion ----
+
+    def test(self) -> bool:
+        """Whether the invocation is complete, in error too. Never blocks, never raises its "
+        "error."""
+        if self._code is not None:
+            return True
+        if not self.context._enter():
+            return self._code is not None
+        try:
+            if not self._handle:
+                return self._code is not None
+            done = ctypes.c_int(0)
+            code = library().unjamTest(self._handle, ctypes.byref(done))
+            if done.value:
+                self._complete(code)
+        finally:
+            self.context._leave()
+        return self._code is not None
+
+    done = test
+
+    def wait(self, timeout: float | None = None) -> None:
+        """Waits until the invocation is complete.
+
+        Obeys Ctrl-C: KeyboardInterrupt is raised within about 50 ms and leaves the invocation
+        pending.
+
+        Args:
+            timeout: seconds; None waits without limit, 0 only looks.
+
+        Raises:
+            Timeout: the time has passed; the invocation goes on.
+            InvalidUsage: called from a callback of the same context while pending: it would wait
+                for itself.
+            UnjamError: the invocation failed (Mismatch, Peer, Aborted, …).
+        """
+        if self._code is None:
+            self._wait(timeout)
+        if self._code:
+            raise self._error()
+
+    def result(self, timeout: float | None = None) -> Any:
+        """Waits as :meth:`wait`, then gives the output: the object passed as out (or as x, in
+        place).
+
+        None on ranks that receive nothing (a reduce, away from its root).
+        """
+        self.wait(timeout)
+        return self._output
+
+    def exception(self, timeout: float | None = None) -> UnjamError | None:
+        """Waits, then gives the invocation's error, or None if it succeeded.
+
+        Raises:
+            Timeout: the time has passed; the invocation goes on.
+        """
+        if self._code is None:
+            self._wait(timeout)
+        return self._error() if self._code else None
+
+    def add_done_callback(self, callback: Callable[[Request], object]) -> None:
+        """Calls ``callback(request)`` on completion, from the context's callback thread.
+
+        If the invocation's completion has been told already, calls it at once in this thread. The
+        callback may submit further collectives, but must not wait for pending ones of the same
+        context. An exception in it goes to ``sys.unraisablehook``; the other callbacks still run.
+        """
+        with _lock:
+            if self._callbacks is not None:
+                self._callbacks.append(callback)
+                return
+        self._call(callback)
+
+    def __await__(self) -> Generator[Any, None, Any]:
+        """``await request`` gives what :meth:`result` gives, without blocking the event loop."""
+        if self._code is None:
+            loop = asyncio.get_running_loop()
+            future: asyncio.Future[None] = loop.create_future()
+
+            def resolve() -> None:
+                if not future.done():
+                    future.set_result(None)
+
+            def completed(_: Request) -> None:
+                with suppress(RuntimeError):  # the loop may be closed: nobody waits any more
+                    loop.call_soon_threadsafe(resolve)
+
+            self.add_done_callback(completed)
+            yield from future
+        return self.result()
+
+    # ---- inside ----
+
+    def _wait(self, timeout: float | None) -> None:
+        context = self.context
+        if _completion.callback_context() is context and not self.test():
+            raise InvalidUsage(
+                f"{self._what} is pending, and a callback must not wait for collectives of its own "
+                "context: use add_done_callback, or wait in another thread"
+            )
+        deadline = None if timeout is None else time.monotonic() + timeout
+        lib = library()
+        while self._code is None:
+            remaining = SLICE_S if deadline is None else deadline - time.monotonic()
+            if not context._enter():
+                if self._code is None:
+                    raise InvalidUsage(f"{self._what}: its context is closed")
+                return
+            try:
+                code = lib.unjamWait(self._handle, max(0, int(min(remaining, SLICE_S) * 1e6)))
+                if code != _abi.ERROR_TIMEOUT:
+                    self._complete(code)
+                    return
+            finally:
+                context._leave()
+            if deadline is not None and remaining <= SLICE_S and time.monotonic() >= deadline:
+                raise Timeout(
+                    f"{self._what} is still pending after {timeout:g} s (it goes on; "
+                    "Context.explain() tells who waits for whom)"
+                )
+
+    def _complete(self, code: int) -> None:
+        """Notes the result; the C call that gave it was made by this thread."""
+        if code and not self._message:
+            text = library().unjamRequestError(self._handle) or b""
+            self._message = text.decode("utf-8", "replace") or last_error(code)
+        self._code = code
+
+    def _finish(self, code: int, destroyed: bool = False) -> None:
+        """The library has let go of the buffers: called once, from the callback thread.
+
+        The handle is valid there without a guard, because destroying a context first ends its
+        callback thread; `destroyed` tells of the one call that comes after that.
+        """
+        if code and self._code is None and self._handle and not destroyed:
+            text = library().unjamRequestError(self._handle) or b""
+            self._message = text.decode("utf-8", "replace")
+        if self._code is None:
+            self._code = code
+        self._keep = None
+        with _lock:
+            callbacks, self._callbacks = self._callbacks, None
+        for callback in callbacks or ():
+            self._call(callback)
+
+    def _call(self, callback: Callable[[Request], object]) -> None:
+        try:
+            callback(self)
+        except BaseException as error:
+            _completion.report(error, callback)
+
+    def _error(self) -> UnjamError:
+        code = self._code or 0
+        if not self._message and self._handle and self.context._enter():
+            # Completed before the submitting call had returned the handle.
+            try:
+                text = library().unjamRequestError(self._handle) or b""
+                self._message = text.decode("utf-8", "replace")
+            finally:
+                self.context._leave()
+        if code == _abi.ERROR_ABORTED and not self._message:
+            return Aborted(f"{self._what} was ended: its context was aborted or destroyed")
+        return make_error(code, self._message or f"{self._what} failed with code {code}")
+
+
+def wait_all(requests: Iterable[Request], timeout: float | None = None) -> None:
+    """Waits for all requests, with one time limit for all of them.
+
+    Args:
+        timeout: seconds; None waits without limit.
+
+    Raises:
+        Timeout: the time has passed; what is pending goes on.
+        UnjamError: the first request, in the order given, that failed. The others were waited for
+            too.
+    """
+    deadline = None if timeout is None else time.monotonic() + timeout
+    first: UnjamError | None = None
+    for request in requests:
+        left = None if deadline is None else max(0.0, deadline - time.monotonic())
+        error = request.exception(left)
+        first = first or error
+    if first is not None:
+        raise first
