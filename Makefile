@@ -1,0 +1,38 @@
+# The commands a person types. The work is in tools/*.py; CMake presets (CMakePresets.json) serve who
+# wants to build by hand. Everything installed goes into .venv, everything built into build/.
+PYTHON ?= python3
+ARGS ?=
+
+.PHONY: help demo test lint format soak bench clean distclean
+
+help:
+	@echo "make demo     set up .venv, build, run 'unjam demo' (ARGS=\"--seed 3\" passes options on)"
+	@echo "make test     everything CI runs: lint, unit tests, sanitizers, CUDA build, Python tests"
+	@echo "make lint     the checks that read the code only; make format mends its layout"
+	@echo "make soak     the long tests"
+	@echo "make bench    the benchmarks in bench/"
+	@echo "make clean    removes build/; make distclean removes .venv as well"
+
+demo:
+	@$(PYTHON) tools/demo.py $(ARGS)
+
+test:
+	@$(PYTHON) tools/ci.py test
+
+lint:
+	@$(PYTHON) tools/lint.py
+
+format:
+	@$(PYTHON) tools/lint.py --fix
+
+soak:
+	@$(PYTHON) tools/ci.py soak
+
+bench:
+	@$(PYTHON) tools/bench.py $(ARGS)
+
+clean:
+	rm -rf build dist .cache .pytest_cache .ruff_cache
+
+distclean: clean
+	rm -rf .venv

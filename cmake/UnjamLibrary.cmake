@@ -1,0 +1,27 @@
+# libunjam.so with nothing exported but unjam*, and unjam_static for unit tests that need the insides.
+find_package(Threads REQUIRED)
+
+set(globs)
+foreach(layer base engine plan transport device device/host runtime control api)
+  list(APPEND globs "${PROJECT_SOURCE_DIR}/src/${layer}/*.cc")
+endforeach()
+file(GLOB sources CONFIGURE_DEPENDS ${globs})
+
+add_library(unjam_objects OBJECT ${sources})
+target_include_directories(unjam_objects PUBLIC "${PROJECT_SOURCE_DIR}/include" "${PROJECT_SOURCE_DIR}/src")
+target_link_libraries(unjam_objects PUBLIC Threads::Threads PRIVATE unjam_warnings)
+
+add_library(unjam_static STATIC $<TARGET_OBJECTS:unjam_objects>)
+target_include_directories(unjam_static PUBLIC "${PROJECT_SOURCE_DIR}/include" "${PROJECT_SOURCE_DIR}/src")
+target_link_libraries(unjam_static PUBLIC Threads::Threads ${CMAKE_DL_LIBS})
+set_target_properties(unjam_static PROPERTIES EXCLUDE_FROM_ALL ON)
+
+set(exports "${PROJECT_SOURCE_DIR}/cmake/unjam.map")
+add_library(unjam SHARED $<TARGET_OBJECTS:unjam_objects>)
+target_include_directories(unjam INTERFACE "$<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}/include>"
+                                           "$<INSTALL_INTERFACE:include>")
+target_link_libraries(unjam PRIVATE Threads::Threads ${CMAKE_DL_LIBS})
+target_link_options(unjam PRIVATE "-Wl,--version-script=${exports}" -Wl,--exclude-libs,ALL -Wl,--no-undefined)
+set_target_properties(unjam PROPERTIES
+  VERSION ${PROJECT_VERSION} SOVERSION 0 LINK_DEPENDS "${exports}" LINKER_LANGUAGE CXX)
+add_library(unjam::unjam ALIAS unjam)

@@ -1,0 +1,60 @@
+# tests/unit/X_test.cc becomes the executable and the ctest test X_test. Its tests whose names contain
+# "Soak" are left out of that and run as X_test.soak, label "soak" (make soak). A file whose own name
+# contains "soak" is all soak. Other .cc files in tests/unit are shared by all tests.
+list(APPEND CMAKE_PREFIX_PATH "${PROJECT_SOURCE_DIR}/.venv/opt/usr")  # where tools/setup_env.py unpacks it
+find_package(GTest)
+if(NOT GTest_FOUND)
+  message(FATAL_ERROR "The unit tests need GoogleTest, which was not found. Install it (Debian, Ubuntu: "
+                      "apt-get install libgtest-dev libgmock-dev), or run `python3 tools/setup_env.py test`, "
+                      "which unpacks it into .venv/opt, or configure with -DUNJAM_TESTS=OFF.")
+endif()
+
+file(GLOB test_sources CONFIGURE_DEPENDS "${PROJECT_SOURCE_DIR}/tests/unit/*_test.cc")
+file(GLOB support_sources CONFIGURE_DEPENDS "${PROJECT_SOURCE_DIR}/tests/unit/*.cc")
+list(REMOVE_ITEM support_sources ${test_sources})
+
+add_library(unjam_test_support INTERFACE)
+target_include_directories(unjam_test_support INTERFACE "${PROJECT_SOURCE_DIR}")
+target_link_libraries(unjam_test_support INTERFACE unjam_static GTest::gtest GTest::gtest_main unjam_warnings)
+if(TARGET GTest::gmock)
+  target_link_libraries(unjam_test_support INTERFACE GTest::gmock)
+endif()
+if(support_sources)
+  add_library(unjam_test_objects OBJECT ${support_sources})
+  target_link_libraries(unjam_test_objects PRIVATE unjam_test_support)
+endif()
+
+function(unjam_add_gtest name source)
+  add_executable(${name} ${source})
+  target_link_libraries(${name} PRIVATE unjam_test_support)
+  if(TARGET unjam_test_objects)
+    target_link_libraries(${name} PRIVATE unjam_test_objects)
+    target_sources(${name} PRIVATE $<TARGET_OBJECTS:unjam_test_objects>)
+  endif()
+  set_target_properties(${name} PROPERTIES RUNTIME_OUTPUT_DIRECTORY "${PROJECT_BINARY_DIR}/tests")
+  set(results "${PROJECT_BINARY_DIR}/results")
+  string(TOLOWER "${name}" lower)
+  if(NOT lower MATCHES "soak")
+    add_test(NAME ${name} COMMAND ${name} --gtest_filter=-*Soak* --gtest_brief=1
+                                          --gtest_output=xml:${results}/${name}.xml)
+    set_tests_properties(${name} PROPERTIES LABELS unit TIMEOUT ${UNJAM_TEST_TIMEOUT})
+    # Looked up in the text, so that ctest does not list soak tests that do not exist.
+    set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS "${source}")
+    file(STRINGS "${source}" soak REGEX "Soak")
+    if(NOT soak)
+      return()
+    endif()
+    set(filter --gtest_filter=*Soak*)
+  endif()
+  add_test(NAME ${name}.soak COMMAND ${name} ${filter} --gtest_output=xml:${results}/${name}.soak.xml)
+  set_tests_properties(${name}.soak PROPERTIES LABELS soak TIMEOUT 3600)
+endfunction()
+
+foreach(source ${test_sources})
+  get_filename_component(name "${source}" NAME_WE)
+  unjam_add_gtest(${name} "${source}")
+endforeach()
+
+add_test(NAME exported_symbols
+         COMMAND "${PROJECT_SOURCE_DIR}/tools/check_exports.sh" $<TARGET_FILE:unjam>)
+set_tests_properties(exported_symbols PROPERTIES LABELS unit)

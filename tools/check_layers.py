@@ -1,0 +1,123 @@
+"""Checks that #include points downwards only (docs: CONTRIBUTING.md, "Layers").
+
+Every file below src/ belongs to the layer that its folder names and may include its own layer and
+those below it. Also: no cycles, no "../", and the public header only where the C API is made.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from common import ROOT, Failure, main_wrapper
+
+# From the ground up.
+LAYERS = ["base", "device", "transport", "engine", "plan", "control", "runtime", "api"]
+# Stand alone: may use base only, and nothing may use them.
+ISLANDS = {"sim"}
+# The devices have two floors. Interfaces (src/device/*.h) stand below transport; what runs the engine
+# on a device (a kernel, a pool of threads) must see the engine, so the implementations stand on it.
+DEVICE_IMPLEMENTATIONS = {"device/host", "device/cuda"}
+# May name the public header: it is the contract of the top layers.
+SEES_PUBLIC_HEADER = {"runtime", "api"}
+
+INCLUDE = re.compile(r'^\s*#\s*include\s+"([^"]+)"', re.MULTILINE)
+SOURCES = {".h", ".cc", ".cu", ".cuh", ".c"}
+
+
+def layer(path: str) -> str:
+    """The layer of a path relative to src/: "engine", or "device/host"."""
+    parts = path.split("/")
+    inner = "/".join(parts[:2])
+    return inner if inner in DEVICE_IMPLEMENTATIONS else parts[0]
+
+
+def _rank(name: str) -> int:
+    """The height of a layer."""
+    return LAYERS.index("engine" if name in DEVICE_IMPLEMENTATIONS else name)
+
+
+def _fault(user: str, used: str) -> str | None:
+    """Why `user` may not include `used` (both relative to src/), or None."""
+    if used.startswith("../") or "/../" in used:
+        return "write the path from src/, without ../"
+    if used.startswith("unjam/"):
+        here = layer(user)
+        return None if here in SEES_PUBLIC_HEADER else f"{here} must not know the public header"
+    if not (ROOT / "src" / used).is_file():
+        return "there is no such file below src/"
+    upper, lower = layer(user), layer(used)
+    if upper == lower:
+        return None
+    if lower in ISLANDS:
+        return f"{lower} stands alone"
+    if upper in ISLANDS:
+        return None if lower == "base" else f"{upper} stands alone and may use base only"
+    known = {*LAYERS, *DEVICE_IMPLEMENTATIONS}
+    unknown = [name for name in (upper, lower) if name not in known]
+    if unknown:
+        return f"{unknown[0]} is no layer that tools/check_layers.py knows"
+    if lower in DEVICE_IMPLEMENTATIONS and upper in DEVICE_IMPLEMENTATIONS:
+        return "one device must not use the other"
+    if lower in DEVICE_IMPLEMENTATIONS and upper in ("engine", "device"):
+        return f"{upper} must not know what a device is made of"
+    if _rank(lower) > _rank(upper):
+        return f"{upper} stands below {lower}"
+    return None
+
+
+def _cycle(graph: dict[str, list[str]]) -> list[str] | None:
+    """Some cycle of the include graph, first file repeated at the end, or None."""
+    done: set[str] = set()
+    path: list[str] = []
+
+    def visit(node: str) -> list[str] | None:
+        if node in path:
+            return [*path[path.index(node) :], node]
+        if node in done:
+            return None
+        path.append(node)
+        for following in graph.get(node, []):
+            found = visit(following)
+            if found:
+                return found
+        path.pop()
+        done.add(node)
+        return None
+
+    for start in graph:
+        found = visit(start)
+        if found:
+            return found
+    return None
+
+
+def check(root: Path) -> list[str]:
+    """One line for each fault below root/src."""
+    faults: list[str] = []
+    graph: dict[str, list[str]] = {}
+    src = root / "src"
+    for path in sorted(p for p in src.rglob("*") if p.suffix in SOURCES):
+        user = path.relative_to(src).as_posix()
+        text = path.read_text()
+        graph[user] = INCLUDE.findall(text)
+        for match in INCLUDE.finditer(text):
+            fault = _fault(user, match[1])
+            if fault:
+                line = text.count("\n", 0, match.start()) + 1
+                faults.append(f"src/{user}:{line}: includes {match[1]}: {fault}")
+    cycle = _cycle(graph)
+    if cycle:
+        faults.append("include cycle: " + " -> ".join(cycle))
+    return faults
+
+
+def main() -> int:
+    faults = check(ROOT)
+    if faults:
+        raise Failure("includes must point downwards:\n" + "\n".join(faults))
+    return 0
+
+
+if __name__ == "__main__":
+    main_wrapper(main)

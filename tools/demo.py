@@ -1,0 +1,110 @@
+"""make demo: builds unjam into .venv and runs `unjam demo` with the arguments given.
+
+Light on purpose: no torch, no CUDA compiler. The CUDA part is built only where a GPU is visible.
+Where no package index can be reached, it builds with the machine's own cmake and runs with the
+machine's own python3; .venv/bin/unjam is then a script that does so.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import cuda_toolchain
+import setup_env
+from common import (
+    ROOT,
+    VENV,
+    VENV_PYTHON,
+    Failure,
+    Stamp,
+    environment,
+    fingerprint,
+    jobs,
+    main_wrapper,
+    run,
+    say,
+    source_files,
+)
+
+PROGRAM = VENV / "bin" / "unjam"
+INPUTS = ["include", "src", "python", "cmake", "CMakeLists.txt", "pyproject.toml"]
+
+
+def cuda_setting() -> str:
+    """ON where a GPU can run it and a compiler is there, else OFF."""
+    visible = Path("/proc/driver/nvidia/gpus").is_dir() or Path("/dev/nvidia0").exists()
+    return "ON" if visible and cuda_toolchain.find() is not None else "OFF"
+
+
+def install_package(build_dir: str, cuda: str) -> None:
+    """pip-installs the checkout into .venv, unless nothing has changed since the last time.
+
+    Args:
+        build_dir: the CMake build folder to use, kept between calls so that little is rebuilt.
+        cuda: the value of the CMake option UNJAM_CUDA. A package with the CUDA part serves where
+            one without it is asked for, not the other way round.
+    """
+    inputs = fingerprint(source_files(*INPUTS))
+    stamps = {setting: Stamp("package", f"{inputs} {setting}") for setting in ("ON", "OFF")}
+    if stamps["ON"].fresh() or (cuda == "OFF" and stamps["OFF"].fresh()):
+        return
+    stamps[cuda].clear()
+    say("building libunjam and installing the package into .venv (a minute the first time)")
+    command: list[str | Path] = [VENV_PYTHON, "-m", "pip", "install", "--quiet", "--no-deps"]
+    command += ["--no-build-isolation", "--disable-pip-version-check", "--no-input"]
+    command += [f"--config-settings=build-dir={build_dir}"]
+    command += [f"--config-settings=cmake.define.UNJAM_CUDA={cuda}", "."]
+    run(command, env=environment(CMAKE_BUILD_PARALLEL_LEVEL=str(jobs())))
+    stamps[cuda].set()
+
+
+def build_offline(cuda: str) -> None:
+    """The same without pip: cmake and python3 of the machine, and a script as .venv/bin/unjam."""
+    missing = [name for name in ("numpy", "rich") if importlib.util.find_spec(name) is None]
+    if missing or shutil.which("cmake") is None:
+        raise Failure(
+            "no package index can be reached, and this machine cannot do without: "
+            f"{'python3 lacks ' + ', '.join(missing) if missing else 'there is no cmake'}."
+        )
+    build = ROOT / "build" / "offline"
+    # PYTHONPATH and the like stay: this is the machine's own Python's build.
+    command: list[str | Path] = ["cmake", "-S", ROOT, "-B", build, f"-DUNJAM_CUDA={cuda}"]
+    if not (build / "CMakeCache.txt").exists() and shutil.which("ninja"):
+        command += ["-G", "Ninja"]
+    own = dict(os.environ)
+    run(command, env=own, stdout=subprocess.DEVNULL)
+    run(["cmake", "--build", build, "--target", "unjam_package", "-j", str(jobs())], env=own)
+    PROGRAM.parent.mkdir(parents=True, exist_ok=True)
+    python = shlex.quote(sys.executable)
+    PROGRAM.write_text(
+        "#!/bin/sh\n"
+        "# Written by tools/demo.py, which could reach no package index.\n"
+        f"export UNJAM_LIBRARY={shlex.quote(str(build / 'libunjam.so'))}\n"
+        f"export PYTHONPATH={shlex.quote(str(ROOT / 'python'))}${{PYTHONPATH:+:$PYTHONPATH}}\n"
+        f'exec {python} -c "import sys; from unjam.cli import main; sys.exit(main())" "$@"\n'
+    )
+    PROGRAM.chmod(0o755)
+
+
+def main() -> int:
+    cuda = cuda_setting()
+    try:
+        setup_env.ensure("demo")
+        install_package("build/wheel", cuda)
+    except setup_env.NoIndex as failure:
+        say(str(failure))
+        say("going on without it: the machine's own cmake and python3 do the work")
+        build_offline(cuda)
+    command = [str(PROGRAM), "demo", *sys.argv[1:]]
+    say("running: " + shlex.join([os.path.relpath(PROGRAM, ROOT), *command[1:]]))
+    return subprocess.run(command, cwd=ROOT).returncode
+
+
+if __name__ == "__main__":
+    main_wrapper(main)

@@ -1,0 +1,142 @@
+"""Lint and format: lint.py [--fix] [--no-tidy].
+
+Layers of #include, one version everywhere, clang-format, ruff (check and format), clang-tidy.
+Versions of the tools are pinned in pyproject.toml. --fix formats instead of complaining
+(make format).
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import check_layers
+import setup_env
+from common import (
+    ROOT,
+    VENV,
+    Failure,
+    environment,
+    fingerprint,
+    jobs,
+    main_wrapper,
+    run,
+    say,
+    source_files,
+)
+
+CXX_FOLDERS = ["src", "include", "tests", "bench", "examples"]
+CXX_SUFFIXES = {".h", ".cc", ".cu", ".cuh", ".c"}
+PYTHON_FOLDERS = ["python", "tests", "tools", "examples", "bench", "docs"]
+TIDY_CACHE = ROOT / ".cache" / "clang-tidy"
+TIDY_ARGUMENTS = ["--quiet", "--extra-arg=-Wno-unknown-warning-option"]
+
+
+def cxx_files() -> list[Path]:
+    return [path for path in source_files(*CXX_FOLDERS) if path.suffix in CXX_SUFFIXES]
+
+
+def check_versions() -> None:
+    """unjam.h, the Python package and the changelog name the same version."""
+    header = (ROOT / "include/unjam/unjam.h").read_text()
+    parts = [
+        re.search(rf"^#define UNJAM_VERSION_{part} (\d+)$", header, re.MULTILINE)
+        for part in ("MAJOR", "MINOR", "PATCH")
+    ]
+    version = ".".join(match[1] for match in parts if match)
+    python = re.search(r'__version__ = "(.*)"', (ROOT / "python/unjam/_version.py").read_text())
+    if python is None or python[1] != version:
+        raise Failure(f"unjam.h says version {version}, python/unjam/_version.py another")
+    if f"## [{version}]" not in (ROOT / "CHANGELOG.md").read_text():
+        raise Failure(f"CHANGELOG.md has no section [{version}]")
+
+
+def clang_format(fix: bool) -> None:
+    files = cxx_files()
+    mode = ["-i"] if fix else ["--dry-run", "--Werror", "--ferror-limit=3"]
+    run([VENV / "bin" / "clang-format", *mode, *files])
+
+
+def ruff(fix: bool) -> None:
+    folders = [name for name in PYTHON_FOLDERS if (ROOT / name).is_dir()]
+    ruff_program = VENV / "bin" / "ruff"
+    run([ruff_program, "check", "--quiet", *(["--fix"] if fix else []), *folders])
+    run([ruff_program, "format", "--quiet", *([] if fix else ["--diff"]), *folders])
+
+
+def clang_tidy() -> None:
+    """clang-tidy over the .cc files below src/ whose text, flags or headers have changed."""
+    commands = {
+        str(Path(entry["file"]).resolve()): entry["command"]
+        for entry in json.loads((ROOT / "build/release/compile_commands.json").read_text())
+    }
+    sources = [p for p in source_files("src") if p.suffix == ".cc" and str(p) in commands]
+    headers = [p for p in source_files("src", "include") if p.suffix == ".h"]
+    shared = fingerprint([*headers, ROOT / ".clang-tidy"], *setup_env.requirements("lint"))
+    TIDY_CACHE.mkdir(parents=True, exist_ok=True)
+    program = VENV / "bin" / "clang-tidy"
+
+    def check(source: Path) -> str:
+        stamp = TIDY_CACHE / fingerprint([source], shared, commands[str(source)])
+        if stamp.exists():
+            return ""
+        result = subprocess.run(
+            [program, "-p", ROOT / "build/release", *TIDY_ARGUMENTS, source],
+            capture_output=True,
+            text=True,
+            env=environment(),
+        )
+        if result.returncode == 0:
+            stamp.touch()
+            return ""
+        return result.stdout + result.stderr
+
+    with ThreadPoolExecutor(jobs()) as pool:
+        complaints = [text for text in pool.map(check, sources) if text]
+    if complaints:
+        print("\n".join(complaints), flush=True)
+        raise Failure(f"clang-tidy complains about {len(complaints)} of {len(sources)} files")
+
+
+def lint(fix: bool = False, tidy: bool = True) -> None:
+    """Runs every check, and raises one Failure that names those which failed."""
+    steps = [
+        ("layers", check_layers.main),
+        ("versions", check_versions),
+        ("clang-format", lambda: clang_format(fix)),
+        ("ruff", lambda: ruff(fix)),
+    ]
+    if tidy and not fix:
+        # For compile_commands.json; also finds sources that have come or gone.
+        run(["cmake", "--preset", "release"], stdout=subprocess.DEVNULL)
+        steps.append(("clang-tidy", clang_tidy))
+    failed: list[str] = []
+    for name, step in steps:
+        say(f"lint: {name}")
+        try:
+            step()
+        except Failure as failure:
+            print(failure, flush=True)
+            failed.append(name)
+    if failed:
+        raise Failure(
+            f"lint failed: {', '.join(failed)}"
+            + (" (`make format` mends layout)" if {"clang-format", "ruff"} & set(failed) else "")
+        )
+
+
+def main() -> int:
+    options = set(sys.argv[1:])
+    if options - {"--fix", "--no-tidy"}:
+        raise Failure("usage: lint.py [--fix] [--no-tidy]")
+    setup_env.ensure("lint")
+    lint(fix="--fix" in options, tidy="--no-tidy" not in options)
+    return 0
+
+
+if __name__ == "__main__":
+    main_wrapper(main)

@@ -1,0 +1,124 @@
+"""Prints registers and spills of every kernel, and fails if anything of ours spills.
+
+ptxas_report.py BUILD_DIR reads the *.ptxas files that tools/nvcc_log.sh leaves beside the objects.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from common import Failure, main_wrapper
+
+ENTRY = re.compile(r"Compiling entry function '(\w+)' for '(\w+)'")
+PROPERTIES = re.compile(r"Function properties for (\w+)")
+FRAME = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads")
+USED = re.compile(r"Used (\d+) registers(.*)")
+SHARED = re.compile(r"(\d+) bytes smem")
+# The toolkit's own device functions, such as the slow paths of division.
+FOREIGN = re.compile(r"^(__internal_|__nv_|__cuda_)")
+
+
+@dataclass
+class Function:
+    """What ptxas said about one function on one architecture."""
+
+    file: str
+    arch: str
+    symbol: str
+    is_kernel: bool
+    stack: int = 0
+    spill_stores: int = 0
+    spill_loads: int = 0
+    registers: int | None = None
+    shared: int = 0
+
+    @property
+    def spills(self) -> bool:
+        return bool(self.spill_stores or self.spill_loads)
+
+
+def parse(text: str, file: str) -> list[Function]:
+    """The functions of one ptxas log, kernels and the device functions that were not inlined."""
+    functions: dict[tuple[str, str], Function] = {}
+    arch = "?"
+    kernel: Function | None = None
+    current: Function | None = None
+
+    def function(symbol: str, is_kernel: bool) -> Function:
+        return functions.setdefault((arch, symbol), Function(file, arch, symbol, is_kernel))
+
+    for line in text.splitlines():
+        if match := ENTRY.search(line):
+            arch = match[2]
+            kernel = current = function(match[1], True)
+        elif match := PROPERTIES.search(line):
+            current = function(match[1], False)
+        elif (match := FRAME.search(line)) and current is not None:
+            current.stack, current.spill_stores, current.spill_loads = map(int, match.groups())
+        elif (match := USED.search(line)) and (owner := current or kernel) is not None:
+            owner.registers = int(match[1])
+            if shared := SHARED.search(match[2]):
+                owner.shared = int(shared[1])
+    return list(functions.values())
+
+
+def _short_names(symbols: list[str]) -> dict[str, str]:
+    """Symbols demangled, without parameters, unjam's namespaces and return types."""
+    try:
+        output = subprocess.run(
+            ["c++filt", "--no-params"], input="\n".join(symbols), text=True, capture_output=True
+        ).stdout.splitlines()
+    except FileNotFoundError:
+        output = symbols
+    short = [name.removeprefix("void ").replace("unjam::", "") for name in output]
+    return dict(zip(symbols, short, strict=True))
+
+
+def table(functions: list[Function]) -> str:
+    """Every kernel, then the device functions: the largest, and all that spill."""
+    names = _short_names(sorted({f.symbol for f in functions}))
+    lines = [f"{'kernel':<56} {'arch':<8}{'regs':>5}{'stack':>7}{'spill st/ld':>13}{'smem':>8}"]
+
+    def row(f: Function) -> str:
+        registers = "-" if f.registers is None else str(f.registers)
+        spill = f"{f.spill_stores}/{f.spill_loads}"
+        figures = f"{registers:>5}{f.stack:>7}{spill:>13}{f.shared:>8}"
+        return f"{names[f.symbol][:55]:<56} {f.arch:<8}{figures}"
+
+    kernels = [f for f in functions if f.is_kernel]
+    lines += [row(f) for f in sorted(kernels, key=lambda f: (f.symbol, f.arch))]
+    others = [f for f in functions if not f.is_kernel]
+    if others:
+        deepest = max(others, key=lambda f: f.stack)
+        lines.append(
+            f"and {len(others)} device functions that were not inlined, "
+            f"{sum(f.spills for f in others)} with spills; "
+            f"largest stack frame {deepest.stack} B in {names[deepest.symbol][:60]}"
+        )
+        lines += [row(f) for f in others if f.spills]
+    return "\n".join(lines)
+
+
+def main() -> int:
+    if len(sys.argv) != 2:
+        raise Failure("usage: ptxas_report.py BUILD_DIR")
+    logs = sorted(Path(sys.argv[1]).rglob("*.ptxas"))
+    functions = [f for log in logs for f in parse(log.read_text(), log.name)]
+    functions = [f for f in functions if not FOREIGN.match(f.symbol)]
+    if not any(f.is_kernel for f in functions):
+        raise Failure(f"no kernel was compiled below {sys.argv[1]}: nothing to report")
+    print(table(functions), flush=True)
+    spilling = [f for f in functions if f.spills]
+    if spilling:
+        raise Failure(f"{len(spilling)} functions spill registers; see the table above")
+    architectures = sorted({f.arch for f in functions})
+    print(f"no spills on {', '.join(architectures)}", flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    main_wrapper(main)
