@@ -1,0 +1,521 @@
+// The C API: checks handles, catches exceptions, keeps the thread's last message.
+#include "unjam/unjam.h"
+
+#include <cstring>
+#include <exception>
+#include <memory>
+#include <new>
+#include <string>
+#include <vector>
+
+#include "base/hash.h"
+#include "plan/describe.h"
+#include "runtime/context.h"
+#include "runtime/settings.h"
+#include "runtime/world.h"
+
+struct unjamContext {
+  std::shared_ptr<unjam::Context> impl;
+};
+
+namespace {
+
+using unjam::Call;
+using unjam::Context;
+using unjam::Kind;
+using unjam::Result;
+using unjam::Settings;
+using unjam::Signature;
+using unjam::World;
+
+static_assert(static_cast<int>(unjam::DType::kFloat8E5M2) == UNJAM_FLOAT8_E5M2);
+static_assert(static_cast<int>(unjam::Op::kAvg) == UNJAM_AVG);
+static_assert(static_cast<int>(unjam::Kind::kBroadcast) == UNJAM_BROADCAST);
+static_assert(static_cast<int>(unjam::TraceType::kRestart) == UNJAM_TRACE_RESTART);
+static_assert(static_cast<int>(unjam::StickinessPolicy::kHold) == UNJAM_POLICY_HOLD);
+
+thread_local std::string last_error;
+
+unjamResult_t fail(unjamResult_t code, std::string message) {
+  last_error = std::move(message);
+  return code;
+}
+
+unjamResult_t finish(const Result& r) {
+  return r.ok() ? UNJAM_SUCCESS : fail(r.code, r.message);
+}
+
+unjamResult_t null_argument(const char* name) {
+  return fail(UNJAM_ERROR_INVALID_ARGUMENT, std::string(name) + " is NULL");
+}
+
+// No exception crosses the C boundary.
+template <class F>
+unjamResult_t guarded(F&& f) {
+  try {
+    return f();
+  } catch (const std::bad_alloc&) {
+    return fail(UNJAM_ERROR_SYSTEM, "out of memory");
+  } catch (const std::exception& e) {
+    return fail(UNJAM_ERROR_SYSTEM, e.what());
+  }
+}
+
+unjamResult_t check_group(unjamGroup_t group) {
+  if (group == nullptr) return null_argument("group");
+  if (group->destroyed) return fail(UNJAM_ERROR_INVALID_USAGE, "the group was destroyed");
+  return UNJAM_SUCCESS;
+}
+
+unjamResult_t copy_text(const std::string& text, char* buffer, size_t bytes, size_t* needed) {
+  if (needed != nullptr) *needed = text.size() + 1;
+  if (bytes == 0) return UNJAM_SUCCESS;
+  if (buffer == nullptr) return null_argument("buffer");
+  const size_t n = text.size() < bytes ? text.size() : bytes - 1;
+  std::memcpy(buffer, text.data(), n);
+  buffer[n] = '\0';
+  if (n == text.size()) return UNJAM_SUCCESS;
+  return fail(UNJAM_ERROR_RESOURCES, "the text has " + std::to_string(text.size() + 1) +
+                                         " bytes, the buffer " + std::to_string(bytes));
+}
+
+unjamResult_t submit(unjamGroup_t group, const char* key, Call call,
+                     const unjamCallOptions_t* options, unjamRequest_t* request) {
+  return guarded([&] {
+    if (unjamResult_t r = check_group(group); r != UNJAM_SUCCESS) return r;
+    if (options != nullptr) {
+      if (options->size != sizeof(unjamCallOptions_t)) {
+        return fail(UNJAM_ERROR_INVALID_ARGUMENT,
+                    "unjamCallOptions_t has an unknown size: initialise it with "
+                    "UNJAM_CALL_OPTIONS_INITIALIZER");
+      }
+      call.priority = options->priority;
+      call.callback = options->callback;
+      call.user = options->user;
+    }
+    return finish(group->context->submit(*group, key, call, request));
+  });
+}
+
+Call make_call(Kind kind, const void* send, void* recv, size_t count, unjamDataType_t dtype,
+               unjamOp_t op, int root) {
+  Call c;
+  c.signature = {kind, static_cast<unjam::DType>(dtype), static_cast<unjam::Op>(op), root, count};
+  c.send = send;
+  c.recv = recv;
+  return c;
+}
+
+unjamResult_t register_kind(unjamGroup_t group, const char* key, Kind kind, unjamDataType_t dtype,
+                            unjamOp_t op, int root, int priority, unjamCollective_t* collective) {
+  return guarded([&] {
+    if (unjamResult_t r = check_group(group); r != UNJAM_SUCCESS) return r;
+    if (collective == nullptr) return null_argument("collective");
+    const Call c = make_call(kind, nullptr, nullptr, 0, dtype, op, root);
+    return finish(
+        group->context->register_collective(group, key, c.signature, priority, collective));
+  });
+}
+
+unjamResult_t check_ranks(int nranks) {
+  if (nranks < 1 || nranks > static_cast<int>(unjam::kMaxRanks)) {
+    return fail(UNJAM_ERROR_INVALID_ARGUMENT, "a job of " + std::to_string(nranks) +
+                                                  " ranks: give 1 to " +
+                                                  std::to_string(unjam::kMaxRanks));
+  }
+  return UNJAM_SUCCESS;
+}
+
+}  // namespace
+
+extern "C" {
+
+unjamResult_t unjamGetVersion(int* version) {
+  if (version == nullptr) return null_argument("version");
+  *version = UNJAM_VERSION;
+  return UNJAM_SUCCESS;
+}
+
+const char* unjamGetErrorString(unjamResult_t result) {
+  switch (result) {
+    case UNJAM_SUCCESS:
+      return "success";
+    case UNJAM_ERROR_INVALID_ARGUMENT:
+      return "invalid argument";
+    case UNJAM_ERROR_INVALID_USAGE:
+      return "invalid usage";
+    case UNJAM_ERROR_MISMATCH:
+      return "ranks disagree";
+    case UNJAM_ERROR_TIMEOUT:
+      return "timeout";
+    case UNJAM_ERROR_ABORTED:
+      return "aborted";
+    case UNJAM_ERROR_PEER:
+      return "a peer is gone";
+    case UNJAM_ERROR_RESOURCES:
+      return "a limit is reached";
+    case UNJAM_ERROR_SYSTEM:
+      return "system error";
+    case UNJAM_ERROR_INTERNAL:
+      return "internal error";
+  }
+  return "unknown result";
+}
+
+const char* unjamGetLastError(void) { return last_error.c_str(); }
+
+unjamResult_t unjamGetUniqueId(unjamUniqueId_t* id) {
+  if (id == nullptr) return null_argument("id");
+  *id = World::create_id();
+  return UNJAM_SUCCESS;
+}
+
+unjamResult_t unjamInit(unjamContext_t* context, int nranks, unjamUniqueId_t id, int rank,
+                        const unjamConfig_t* config) {
+  return guarded([&] {
+    if (context == nullptr) return null_argument("context");
+    if (unjamResult_t r = check_ranks(nranks); r != UNJAM_SUCCESS) return r;
+    if (rank < 0 || rank >= nranks) {
+      return fail(UNJAM_ERROR_INVALID_ARGUMENT, "rank " + std::to_string(rank) + " of a job of " +
+                                                    std::to_string(nranks) + " ranks");
+    }
+    Settings settings;
+    std::string error;
+    if (!unjam::resolve_settings(config, settings, error)) {
+      return fail(UNJAM_ERROR_INVALID_ARGUMENT, error);
+    }
+    unjamResult_t code = UNJAM_SUCCESS;
+    std::shared_ptr<World> world = World::by_id(id, nranks, settings, code, error);
+    if (world == nullptr) return fail(code, error);
+    code = world->join(rank, settings, error);
+    if (code == UNJAM_SUCCESS) code = world->wait_joined(settings.init_timeout_ms, error);
+    if (code != UNJAM_SUCCESS) return fail(code, error);
+    auto c = std::make_unique<unjamContext>();
+    c->impl = std::make_shared<Context>(world, rank, settings);
+    c->impl->start();
+    *context = c.release();
+    return UNJAM_SUCCESS;
+  });
+}
+
+unjamResult_t unjamInitAll(unjamContext_t* contexts, int nranks, const unjamConfig_t* config) {
+  return guarded([&] {
+    if (contexts == nullptr) return null_argument("contexts");
+    if (unjamResult_t r = check_ranks(nranks); r != UNJAM_SUCCESS) return r;
+    Settings settings;
+    std::string error;
+    if (!unjam::resolve_settings(config, settings, error)) {
+      return fail(UNJAM_ERROR_INVALID_ARGUMENT, error);
+    }
+    auto world = std::make_shared<World>(nranks, settings);
+    for (int r = 0; r < nranks; ++r) {
+      const unjamResult_t code = world->join(r, settings, error);
+      if (code != UNJAM_SUCCESS) return fail(code, error);
+    }
+    std::vector<std::unique_ptr<unjamContext>> made;
+    for (int r = 0; r < nranks; ++r) {
+      made.push_back(std::make_unique<unjamContext>());
+      made.back()->impl = std::make_shared<Context>(world, r, settings);
+    }
+    for (auto& c : made) c->impl->start();
+    for (int r = 0; r < nranks; ++r) contexts[r] = made[static_cast<size_t>(r)].release();
+    return UNJAM_SUCCESS;
+  });
+}
+
+unjamResult_t unjamDestroy(unjamContext_t context) {
+  return guarded([&] {
+    if (context == nullptr) return null_argument("context");
+    const Result r = context->impl->shutdown();
+    if (!r.ok()) return finish(r);
+    delete context;
+    return UNJAM_SUCCESS;
+  });
+}
+
+unjamResult_t unjamAbort(unjamContext_t context) {
+  return guarded([&] {
+    if (context == nullptr) return null_argument("context");
+    context->impl->abort(UNJAM_ERROR_ABORTED, "the context was aborted (unjamAbort)");
+    return UNJAM_SUCCESS;
+  });
+}
+
+unjamResult_t unjamContextRank(unjamContext_t context, int* rank) {
+  if (context == nullptr || rank == nullptr) return null_argument("an argument");
+  *rank = context->impl->rank();
+  return UNJAM_SUCCESS;
+}
+
+unjamResult_t unjamContextSize(unjamContext_t context, int* nranks) {
+  if (context == nullptr || nranks == nullptr) return null_argument("an argument");
+  *nranks = context->impl->size();
+  return UNJAM_SUCCESS;
+}
+
+unjamResult_t unjamGetAsyncError(unjamContext_t context, unjamResult_t* error, char* message,
+                                 size_t bytes) {
+  return guarded([&] {
+    if (context == nullptr || error == nullptr) return null_argument("an argument");
+    const Result r = context->impl->async_error();
+    *error = r.code;
+    if (message != nullptr && bytes != 0) {
+      const size_t n = r.message.size() < bytes ? r.message.size() : bytes - 1;
+      std::memcpy(message, r.message.data(), n);
+      message[n] = '\0';
+    }
+    return UNJAM_SUCCESS;
+  });
+}
+
+unjamResult_t unjamDeviceSynchronize(unjamContext_t context, int64_t timeout_us) {
+  return guarded([&] {
+    if (context == nullptr) return null_argument("context");
+    if (context->impl->synchronize(timeout_us)) return UNJAM_SUCCESS;
+    return fail(UNJAM_ERROR_TIMEOUT,
+                "an engine of this rank was still running after " + std::to_string(timeout_us) +
+                    " us (see unjamExplain for what it runs)");
+  });
+}
+
+unjamResult_t unjamGroupCreate(unjamContext_t context, const int* ranks, int size,
+                               const char* name, unjamGroup_t* group) {
+  return guarded([&] {
+    if (context == nullptr) return null_argument("context");
+    if (group == nullptr) return null_argument("group");
+    return finish(context->impl->create_group(ranks, size, name, group));
+  });
+}
+
+unjamResult_t unjamGroupDestroy(unjamGroup_t group) {
+  return guarded([&] {
+    if (unjamResult_t r = check_group(group); r != UNJAM_SUCCESS) return r;
+    return finish(group->context->destroy_group(group));
+  });
+}
+
+unjamResult_t unjamGroupRank(unjamGroup_t group, int* rank) {
+  if (unjamResult_t r = check_group(group); r != UNJAM_SUCCESS) return r;
+  if (rank == nullptr) return null_argument("rank");
+  *rank = group->rank;
+  return UNJAM_SUCCESS;
+}
+
+unjamResult_t unjamGroupSize(unjamGroup_t group, int* size) {
+  if (unjamResult_t r = check_group(group); r != UNJAM_SUCCESS) return r;
+  if (size == nullptr) return null_argument("size");
+  *size = static_cast<int>(group->members.size());
+  return UNJAM_SUCCESS;
+}
+
+unjamResult_t unjamAllReduce(unjamGroup_t group, const char* key, const void* send, void* recv,
+                             size_t count, unjamDataType_t dtype, unjamOp_t op,
+                             const unjamCallOptions_t* options, unjamRequest_t* request) {
+  return submit(group, key, make_call(Kind::kAllReduce, send, recv, count, dtype, op, 0), options,
+                request);
+}
+
+unjamResult_t unjamAllGather(unjamGroup_t group, const char* key, const void* send, void* recv,
+                             size_t count, unjamDataType_t dtype,
+                             const unjamCallOptions_t* options, unjamRequest_t* request) {
+  return submit(group, key, make_call(Kind::kAllGather, send, recv, count, dtype, UNJAM_SUM, 0),
+                options, request);
+}
+
+unjamResult_t unjamReduceScatter(unjamGroup_t group, const char* key, const void* send, void* recv,
+                                 size_t count, unjamDataType_t dtype, unjamOp_t op,
+                                 const unjamCallOptions_t* options, unjamRequest_t* request) {
+  return submit(group, key, make_call(Kind::kReduceScatter, send, recv, count, dtype, op, 0),
+                options, request);
+}
+
+unjamResult_t unjamReduce(unjamGroup_t group, const char* key, const void* send, void* recv,
+                          size_t count, unjamDataType_t dtype, unjamOp_t op, int root,
+                          const unjamCallOptions_t* options, unjamRequest_t* request) {
+  return submit(group, key, make_call(Kind::kReduce, send, recv, count, dtype, op, root), options,
+                request);
+}
+
+unjamResult_t unjamBroadcast(unjamGroup_t group, const char* key, const void* send, void* recv,
+                             size_t count, unjamDataType_t dtype, int root,
+                             const unjamCallOptions_t* options, unjamRequest_t* request) {
+  return submit(group, key, make_call(Kind::kBroadcast, send, recv, count, dtype, UNJAM_SUM, root),
+                options, request);
+}
+
+unjamResult_t unjamRegister(unjamGroup_t group, const char* key, unjamKind_t kind,
+                            unjamDataType_t dtype, unjamOp_t op, int root, int priority,
+                            unjamCollective_t* collective) {
+  return register_kind(group, key, static_cast<Kind>(kind), dtype, op, root, priority, collective);
+}
+
+unjamResult_t unjamRegisterAllReduce(unjamGroup_t group, const char* key, unjamDataType_t dtype,
+                                     unjamOp_t op, int priority, unjamCollective_t* collective) {
+  return register_kind(group, key, Kind::kAllReduce, dtype, op, 0, priority, collective);
+}
+
+unjamResult_t unjamRegisterAllGather(unjamGroup_t group, const char* key, unjamDataType_t dtype,
+                                     int priority, unjamCollective_t* collective) {
+  return register_kind(group, key, Kind::kAllGather, dtype, UNJAM_SUM, 0, priority, collective);
+}
+
+unjamResult_t unjamRegisterReduceScatter(unjamGroup_t group, const char* key,
+                                         unjamDataType_t dtype, unjamOp_t op, int priority,
+                                         unjamCollective_t* collective) {
+  return register_kind(group, key, Kind::kReduceScatter, dtype, op, 0, priority, collective);
+}
+
+unjamResult_t unjamRegisterReduce(unjamGroup_t group, const char* key, unjamDataType_t dtype,
+                                  unjamOp_t op, int root, int priority,
+                                  unjamCollective_t* collective) {
+  return register_kind(group, key, Kind::kReduce, dtype, op, root, priority, collective);
+}
+
+unjamResult_t unjamRegisterBroadcast(unjamGroup_t group, const char* key, unjamDataType_t dtype,
+                                     int root, int priority, unjamCollective_t* collective) {
+  return register_kind(group, key, Kind::kBroadcast, dtype, UNJAM_SUM, root, priority, collective);
+}
+
+unjamResult_t unjamRun(unjamCollective_t collective, const void* send, void* recv, size_t count,
+                       unjamCallback_t callback, void* user, unjamRequest_t* request) {
+  return guarded([&] {
+    if (collective == nullptr) return null_argument("collective");
+    if (unjamResult_t r = check_group(collective->group); r != UNJAM_SUCCESS) return r;
+    Call call;
+    call.signature = collective->signature;
+    call.signature.count = count;
+    call.send = send;
+    call.recv = recv;
+    call.priority = collective->priority;
+    call.callback = callback;
+    call.user = user;
+    return finish(collective->group->context->submit(*collective, call, request));
+  });
+}
+
+unjamResult_t unjamDeregister(unjamCollective_t collective) {
+  return guarded([&] {
+    if (collective == nullptr) return null_argument("collective");
+    if (unjamResult_t r = check_group(collective->group); r != UNJAM_SUCCESS) return r;
+    return finish(collective->group->context->deregister(collective));
+  });
+}
+
+unjamResult_t unjamWait(unjamRequest_t request, int64_t timeout_us) {
+  return guarded([&] {
+    if (request == nullptr) return null_argument("request");
+    if (!request->context->wait(*request, timeout_us)) {
+      return fail(UNJAM_ERROR_TIMEOUT, "not complete within " + std::to_string(timeout_us) +
+                                           " us; it goes on (unjamExplain tells whom it waits "
+                                           "for)");
+    }
+    return finish({request->result, request->message});
+  });
+}
+
+unjamResult_t unjamTest(unjamRequest_t request, int* done) {
+  return guarded([&] {
+    if (request == nullptr) return null_argument("request");
+    if (done == nullptr) return null_argument("done");
+    if (!request->done.load(std::memory_order_acquire)) request->context->reap();
+    *done = request->done.load(std::memory_order_acquire) ? 1 : 0;
+    return *done ? finish({request->result, request->message}) : UNJAM_SUCCESS;
+  });
+}
+
+const char* unjamRequestError(unjamRequest_t request) {
+  if (request == nullptr || !request->done.load(std::memory_order_acquire)) return "";
+  return request->message.c_str();
+}
+
+unjamResult_t unjamRequestFree(unjamRequest_t request) {
+  if (request == nullptr) return null_argument("request");
+  request->release();
+  return UNJAM_SUCCESS;
+}
+
+unjamResult_t unjamGetStats(unjamContext_t context, unjamStats_t* stats) {
+  return guarded([&] {
+    if (context == nullptr || stats == nullptr) return null_argument("an argument");
+    if (stats->size != sizeof(unjamStats_t)) {
+      return fail(UNJAM_ERROR_INVALID_ARGUMENT,
+                  "unjamStats_t has an unknown size: set .size = sizeof(unjamStats_t)");
+    }
+    *stats = unjamStats_t{};
+    stats->size = sizeof(unjamStats_t);
+    context->impl->stats(*stats);
+    return UNJAM_SUCCESS;
+  });
+}
+
+unjamResult_t unjamInfo(unjamContext_t context, char* buffer, size_t bytes, size_t* needed) {
+  return guarded([&] {
+    if (context == nullptr) return null_argument("context");
+    return copy_text(context->impl->info_json(), buffer, bytes, needed);
+  });
+}
+
+unjamResult_t unjamExplain(unjamContext_t context, char* buffer, size_t bytes, size_t* needed) {
+  return guarded([&] {
+    if (context == nullptr) return null_argument("context");
+    return copy_text(context->impl->explain(), buffer, bytes, needed);
+  });
+}
+
+unjamResult_t unjamGetTrace(unjamContext_t context, unjamTraceEvent_t* events, size_t capacity,
+                            size_t* count) {
+  return guarded([&] {
+    if (context == nullptr || count == nullptr) return null_argument("an argument");
+    if (events == nullptr && capacity != 0) return null_argument("events");
+    *count = context->impl->trace(events, capacity);
+    return UNJAM_SUCCESS;
+  });
+}
+
+unjamResult_t unjamKeyHash(unjamGroup_t group, const char* key, uint64_t* hash) {
+  return guarded([&] {
+    if (unjamResult_t r = check_group(group); r != UNJAM_SUCCESS) return r;
+    if (hash == nullptr) return null_argument("hash");
+    *hash = unjam::key_tag(*group, key == nullptr ? "" : key);
+    return UNJAM_SUCCESS;
+  });
+}
+
+unjamResult_t unjamEnvironment(char* buffer, size_t bytes, size_t* needed) {
+  return guarded([&] { return copy_text(unjam::environment_json(), buffer, bytes, needed); });
+}
+
+unjamResult_t unjamPlanCheck(unjamKind_t kind, unjamDataType_t dtype, unjamOp_t op, size_t count,
+                             int nranks, int root, int algorithm, int lanes, int slots, int list,
+                             char* buffer, size_t bytes, size_t* needed) {
+  return guarded([&] {
+    const auto outside = [](auto v, int n) {
+      return static_cast<int>(v) < 0 || static_cast<int>(v) >= n;
+    };
+    if (outside(kind, unjam::kNumKinds) || outside(dtype, unjam::kNumDTypes) ||
+        outside(op, unjam::kNumOps) || algorithm < -1 || algorithm >= unjam::kNumAlgorithms ||
+        nranks < 1 || nranks > unjam::kMaxGroupRanks || lanes < 1 ||
+        lanes > static_cast<int>(unjam::kMaxLanes) || slots < 1 || slots > 1024) {
+      return fail(UNJAM_ERROR_INVALID_ARGUMENT,
+                  "an argument of unjamPlanCheck is out of its range (ranks 1..1024, lanes 1..16, "
+                  "slots 1..1024, algorithm -1..1)");
+    }
+    unjam::PlanRequest r;
+    r.kind = static_cast<Kind>(kind);
+    r.dtype = static_cast<unjam::DType>(dtype);
+    r.op = static_cast<unjam::Op>(op);
+    r.count = count;
+    r.ranks = nranks;
+    r.root = root;
+    unjam::PlanLimits limits;
+    limits.lanes = static_cast<std::uint16_t>(lanes);
+    limits.escape_slots = static_cast<std::uint32_t>(slots);
+    std::optional<unjam::Algorithm> a;
+    if (algorithm >= 0) a = static_cast<unjam::Algorithm>(algorithm);
+    bool ok = false;
+    return copy_text(unjam::plan_check_json(r, limits, a, slots, list != 0, &ok), buffer, bytes,
+                     needed);
+  });
+}
+
+}  // extern "C"

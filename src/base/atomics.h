@@ -1,0 +1,65 @@
+// System-scope atomics on plain memory, the same on the host and under nvcc. Only acquire, release
+// and read-modify-write operations: no standalone fences, which TSan cannot see.
+#pragma once
+
+#include "base/portability.h"
+
+#if defined(__CUDACC__)
+#include <cuda/atomic>
+#else
+#include <atomic>
+#endif
+
+namespace unjam {
+
+#if defined(__CUDACC__)
+template <class T>
+using AtomicRef = cuda::atomic_ref<T, cuda::thread_scope_system>;
+inline constexpr auto kRelaxed = cuda::memory_order_relaxed;
+inline constexpr auto kAcquire = cuda::memory_order_acquire;
+inline constexpr auto kRelease = cuda::memory_order_release;
+inline constexpr auto kAcqRel = cuda::memory_order_acq_rel;
+#else
+template <class T>
+using AtomicRef = std::atomic_ref<T>;
+inline constexpr auto kRelaxed = std::memory_order_relaxed;
+inline constexpr auto kAcquire = std::memory_order_acquire;
+inline constexpr auto kRelease = std::memory_order_release;
+inline constexpr auto kAcqRel = std::memory_order_acq_rel;
+#endif
+
+template <class T>
+UNJAM_HD inline T load_relaxed(T& x) {
+  return AtomicRef<T>(x).load(kRelaxed);
+}
+template <class T>
+UNJAM_HD inline T load_acquire(T& x) {
+  return AtomicRef<T>(x).load(kAcquire);
+}
+template <class T>
+UNJAM_HD inline void store_relaxed(T& x, T v) {
+  AtomicRef<T>(x).store(v, kRelaxed);
+}
+template <class T>
+UNJAM_HD inline void store_release(T& x, T v) {
+  AtomicRef<T>(x).store(v, kRelease);
+}
+template <class T>
+UNJAM_HD inline T fetch_add(T& x, T v) {
+  return AtomicRef<T>(x).fetch_add(v, kAcqRel);
+}
+template <class T>
+UNJAM_HD inline T fetch_and(T& x, T v) {
+  return AtomicRef<T>(x).fetch_and(v, kAcqRel);
+}
+template <class T>
+UNJAM_HD inline bool compare_exchange(T& x, T expected, T desired) {
+  return AtomicRef<T>(x).compare_exchange_strong(expected, desired, kAcqRel, kRelaxed);
+}
+// A counter with one writer that other threads may read at any time.
+template <class T>
+UNJAM_HD inline void bump(T& x, T by = 1) {
+  store_relaxed(x, static_cast<T>(load_relaxed(x) + by));
+}
+
+}  // namespace unjam

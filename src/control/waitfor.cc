@@ -1,0 +1,172 @@
+#include "control/waitfor.h"
+
+#include <algorithm>
+#include <deque>
+
+#include "base/json_writer.h"
+
+namespace unjam {
+namespace {
+
+std::string call_text(const CallId& c) {
+  std::string t = "'" + c.key + "'";
+  if (c.n != 0) t += " (use " + std::to_string(c.n + 1) + ")";
+  if (!c.group.empty()) t += " of group '" + c.group + "'";
+  return t;
+}
+
+const RankSnapshot* find_rank(const std::vector<RankSnapshot>& ranks, int rank) {
+  for (const RankSnapshot& r : ranks) {
+    if (r.rank == rank) return &r;
+  }
+  return nullptr;
+}
+
+const PendingCall* held(const RankSnapshot& r) {
+  if (!r.holds) return nullptr;
+  for (const int i : r.running) {
+    if (i >= 0) return &r.pending[static_cast<std::size_t>(i)];
+  }
+  return nullptr;
+}
+
+bool runs_call(const RankSnapshot& r, const CallId& call) {
+  return std::any_of(r.running.begin(), r.running.end(), [&](int i) {
+    return i >= 0 && r.pending[static_cast<std::size_t>(i)].call == call;
+  });
+}
+
+void write_call(JsonWriter& w, const CallId& c) {
+  w.begin_object().field("group", c.group).field("key", c.key).field("n", c.n).end_object();
+}
+
+}  // namespace
+
+std::string WaitCycle::text() const {
+  std::string t;
+  for (std::size_t i = 0; i < edges.size(); ++i) {
+    const WaitEdge& e = edges[i];
+    t += i == 0 ? "rank " + std::to_string(e.rank) + " runs " : ", which runs ";
+    t += call_text(e.runs) + " and waits for rank " + std::to_string(e.waits_for);
+  }
+  return t;
+}
+
+std::vector<WaitEdge> certain_edges(const std::vector<RankSnapshot>& ranks) {
+  std::vector<WaitEdge> edges;
+  for (const RankSnapshot& i : ranks) {
+    const PendingCall* runs = held(i);
+    if (runs == nullptr) continue;
+    for (const int member : runs->members) {
+      if (member == i.rank) continue;
+      const RankSnapshot* j = find_rank(ranks, member);
+      if (j == nullptr) continue;
+      const PendingCall* other = held(*j);
+      if (other == nullptr || runs_call(*j, runs->call)) continue;
+      // j holds another invocation. It has not begun ours if it has not called it, or has it
+      // pending: what is pending and not held waits behind what is held.
+      const auto calls = j->calls.find(runs->call.tag);
+      const bool called = calls != j->calls.end() && calls->second > runs->call.n;
+      const bool queued = std::any_of(j->pending.begin(), j->pending.end(),
+                                      [&](const PendingCall& p) { return p.call == runs->call; });
+      if (!called || queued) edges.push_back({i.rank, runs->call, member});
+    }
+  }
+  return edges;
+}
+
+std::vector<WaitCycle> find_cycles(const std::vector<WaitEdge>& edges) {
+  std::map<int, std::vector<const WaitEdge*>> out;
+  for (const WaitEdge& e : edges) out[e.rank].push_back(&e);
+  std::vector<WaitCycle> cycles;
+  WaitCycle best;
+  // Breadth first from each rank back to itself.
+  for (const auto& [start, unused] : out) {
+    std::map<int, const WaitEdge*> via;
+    std::deque<int> todo = {start};
+    while (!todo.empty() && via.find(start) == via.end()) {
+      const int at = todo.front();
+      todo.pop_front();
+      const auto next = out.find(at);
+      if (next == out.end()) continue;
+      for (const WaitEdge* e : next->second) {
+        if (via.emplace(e->waits_for, e).second) todo.push_back(e->waits_for);
+      }
+    }
+    if (via.find(start) == via.end()) continue;
+    WaitCycle c;
+    for (int at = start;;) {
+      c.edges.push_back(*via[at]);
+      at = via[at]->rank;
+      if (at == start) break;
+    }
+    std::reverse(c.edges.begin(), c.edges.end());
+    if (best.edges.empty() || c.edges.size() < best.edges.size()) best = c;
+  }
+  if (!best.edges.empty()) cycles.push_back(best);
+  return cycles;
+}
+
+std::vector<int> missing_ranks(const PendingCall& call, const std::vector<RankSnapshot>& ranks) {
+  std::vector<int> missing;
+  for (const int member : call.members) {
+    const RankSnapshot* r = find_rank(ranks, member);
+    if (r == nullptr) continue;
+    const auto calls = r->calls.find(call.call.tag);
+    if (calls == r->calls.end() || calls->second <= call.call.n) missing.push_back(member);
+  }
+  return missing;
+}
+
+std::string explain_json(const std::vector<RankSnapshot>& ranks,
+                         const std::vector<WaitCycle>& cycles) {
+  JsonWriter w;
+  w.begin_object().key("ranks").begin_array();
+  for (const RankSnapshot& r : ranks) {
+    w.begin_object().field("rank", r.rank).field("holds", r.holds);
+    w.key("running");
+    const auto running = std::find_if(r.running.begin(), r.running.end(),
+                                      [](int i) { return i >= 0; });
+    if (running == r.running.end()) {
+      w.null();
+    } else {
+      write_call(w, r.pending[static_cast<std::size_t>(*running)].call);
+    }
+    w.key("pending").begin_array();
+    for (const PendingCall& p : r.pending) {
+      w.begin_object()
+          .field("group", p.call.group)
+          .field("key", p.call.key)
+          .field("n", p.call.n)
+          .field("what", p.signature)
+          .field("age_ms", p.age_ms);
+      w.key("not_called_by").begin_array();
+      for (const int m : missing_ranks(p, ranks)) w.value(m);
+      w.end_array().end_object();
+    }
+    w.end_array();
+    std::vector<int> waits;
+    for (const PendingCall& p : r.pending) {
+      for (const int m : missing_ranks(p, ranks)) {
+        if (std::find(waits.begin(), waits.end(), m) == waits.end()) waits.push_back(m);
+      }
+    }
+    w.key("waits_for").begin_array();
+    for (const int m : waits) w.value(m);
+    w.end_array().end_object();
+  }
+  w.end_array().key("cycles").begin_array();
+  for (const WaitCycle& c : cycles) {
+    w.begin_object().field("text", c.text()).key("edges").begin_array();
+    for (const WaitEdge& e : c.edges) {
+      w.begin_object().field("rank", e.rank).key("runs");
+      write_call(w, e.runs);
+      w.field("waits_for", e.waits_for).end_object();
+    }
+    w.end_array().end_object();
+  }
+  w.end_array().end_object();
+  return w.text();
+}
+
+}  // namespace unjam

@@ -1,0 +1,62 @@
+// Who waits for whom: pure functions over snapshots of the ranks, however they were obtained.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <string>
+#include <vector>
+
+namespace unjam {
+
+// An invocation, as all ranks know it.
+struct CallId {
+  std::uint64_t tag = 0;  // hash of (group, key)
+  std::uint64_t n = 0;
+  std::string group;
+  std::string key;
+  bool operator==(const CallId& o) const { return tag == o.tag && n == o.n; }
+};
+
+struct PendingCall {
+  CallId call;
+  std::string signature;     // "all_reduce float32 sum count 1024"
+  std::vector<int> members;  // world ranks
+  double age_ms = 0;
+};
+
+struct RankSnapshot {
+  int rank = 0;
+  bool holds = false;  // hold policy: what runs is not left until it is complete
+  // What each lane's engine is inside of, as an index into pending; -1: nothing. `words` changes
+  // whenever a lane enters or leaves an invocation.
+  std::vector<int> running;
+  std::vector<std::uint64_t> words;
+  std::vector<PendingCall> pending;            // in submission order
+  std::map<std::uint64_t, std::uint64_t> calls;  // tag -> invocations submitted so far
+};
+
+struct WaitEdge {
+  int rank = 0;       // runs `runs`, and waits for
+  CallId runs;
+  int waits_for = 0;  // which has not begun it
+};
+
+struct WaitCycle {
+  std::vector<WaitEdge> edges;  // edges[i].waits_for == edges[i + 1].rank, the last the first's
+  std::string text() const;
+};
+
+// Certain wait-for edges: rank i holds an invocation that rank j, a member, cannot have begun (it
+// holds another one, and has not called the former or has it queued behind).
+std::vector<WaitEdge> certain_edges(const std::vector<RankSnapshot>& ranks);
+
+// The shortest cycle through each strongly stuck set, at most one; empty if there is none.
+std::vector<WaitCycle> find_cycles(const std::vector<WaitEdge>& edges);
+
+// Members of a pending call's group that have not called it (by `calls`).
+std::vector<int> missing_ranks(const PendingCall& call, const std::vector<RankSnapshot>& ranks);
+
+std::string explain_json(const std::vector<RankSnapshot>& ranks,
+                         const std::vector<WaitCycle>& cycles);
+
+}  // namespace unjam

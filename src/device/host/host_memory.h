@@ -1,0 +1,35 @@
+// Memory that can be shared with other processes through a file descriptor and has no name anywhere,
+// so nothing is left behind after any kind of death.
+#pragma once
+
+#include <cstddef>
+#include <string>
+
+namespace unjam {
+
+class SharedMemory {
+ public:
+  SharedMemory() = default;
+  ~SharedMemory();
+  SharedMemory(SharedMemory&& other) noexcept;
+  SharedMemory& operator=(SharedMemory&& other) noexcept;
+  SharedMemory(const SharedMemory&) = delete;
+  SharedMemory& operator=(const SharedMemory&) = delete;
+
+  // Zeroed, page-aligned; pages are committed on first touch. On failure the object stays empty and
+  // `error` says why.
+  static SharedMemory create(std::size_t bytes, std::string& error);
+
+  unsigned char* data() const { return data_; }
+  std::size_t size() const { return size_; }
+  int fd() const { return fd_; }
+  // Bytes that are committed now.
+  std::size_t committed() const;
+
+ private:
+  unsigned char* data_ = nullptr;
+  std::size_t size_ = 0;
+  int fd_ = -1;
+};
+
+}  // namespace unjam

@@ -1,0 +1,71 @@
+// The contexts of an invocation: what is constant while it runs (static), what changes (dynamic),
+// and the state of its key that outlives it (paper Sec. 4.2).
+#pragma once
+
+#include <cstdint>
+
+#include "base/portability.h"
+#include "base/types.h"
+#include "engine/geometry.h"
+#include "engine/program.h"
+#include "transport/connector.h"
+
+namespace unjam {
+
+// One lane's part of a key. Only that lane touches it.
+struct LaneKey {
+  OutEndpoint* out = nullptr;  // [group size], by group rank
+  InEndpoint* in = nullptr;    // [group size]
+  std::uint32_t in_queue = 0;  // invocations of the key in this lane's task queue
+  std::uint32_t pad = 0;
+  // Statistics, readable at any time.
+  std::uint64_t preemptions = 0;
+  std::uint64_t spins = 0;
+  std::uint64_t slices = 0;
+};
+
+// A key of a group at one rank. Lives as long as the rank context.
+struct KeyState {
+  std::uint64_t tag = 0;  // hash of (group, key): what peers and traces know it by
+  // Invocations completed by all lanes of this rank. n starts when done == n. Written by the lane
+  // that finishes last (release: its and, through the countdown, the others' stores come before),
+  // read by all lanes (acquire).
+  std::uint64_t done = 0;
+  LaneKey* lanes = nullptr;  // [lanes]
+};
+
+// Static context. 16-byte multiples: saved and loaded in 16-byte vectors.
+struct alignas(16) Invocation {
+  const Primitive* program = nullptr;
+  const std::uint16_t* members = nullptr;  // group rank -> world rank
+  KeyState* key = nullptr;
+  const void* input = nullptr;
+  void* output = nullptr;
+  std::uint64_t seed = 0;  // of the flags: hash of group, key, n, signature and plan
+  std::uint64_t n = 0;     // which use of the key
+  Geometry geometry;
+  std::uint32_t num_primitives = 0;
+  std::uint16_t group_size = 1;
+  std::uint16_t group_rank = 0;
+  std::int32_t priority = 0;
+  Op op = Op::kSum;
+  Protocol protocol = Protocol::kSlot;
+  std::uint16_t slot = 0;  // index of the invocation's slot at this rank
+};
+static_assert(sizeof(Invocation) % kVectorBytes == 0);
+
+// Dynamic context of one lane.
+struct alignas(16) DynamicContext {
+  std::uint64_t loop = 0;       // which chunk
+  std::uint32_t primitive = 0;  // which primitive of the program
+  std::uint32_t done = 0;       // elements of its chunk that are through
+  std::uint32_t taken = 0;      // bytes of the incoming slice that are through
+  std::uint32_t attempts = 0;   // entries so far; saturates
+  std::uint64_t started_ns = 0;
+};
+static_assert(sizeof(DynamicContext) % kVectorBytes == 0);
+
+// How an invocation ended, in its CQE.
+enum class Outcome : std::uint8_t { kDone = 0, kCancelled = 1 };
+
+}  // namespace unjam

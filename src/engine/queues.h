@@ -1,0 +1,37 @@
+// Rings between one producer and one consumer: the submission queue (host -> first lane) and the
+// mailboxes (first lane -> every lane). Their capacity is the number of invocation slots of a rank,
+// and an invocation occupies at most one place, so they are never full: nothing blocks here.
+#pragma once
+
+#include <cstdint>
+
+#include "base/atomics.h"
+#include "base/portability.h"
+
+namespace unjam {
+
+template <class T>
+struct SpscRing {
+  T* places = nullptr;
+  std::uint32_t capacity = 0;
+  alignas(kFalseSharingBytes) std::uint64_t written = 0;  // the producer's
+  alignas(kFalseSharingBytes) std::uint64_t read = 0;     // the consumer's
+
+  UNJAM_HD void push(const T& value) {
+    const std::uint64_t w = load_relaxed(written);
+    places[w % capacity] = value;
+    // Release: the value is visible before the count. That the place was read before is known
+    // because its slot was free: the completion that freed it came after the read.
+    store_release(written, w + 1);
+  }
+  UNJAM_HD bool empty() { return load_acquire(written) == load_relaxed(read); }
+  UNJAM_HD bool pop(T& value) {
+    const std::uint64_t r = load_relaxed(read);
+    if (load_acquire(written) == r) return false;
+    value = places[r % capacity];
+    store_release(read, r + 1);
+    return true;
+  }
+};
+
+}  // namespace unjam

@@ -1,0 +1,114 @@
+// What an engine owns in device memory: it survives every quit. Pointers are set by the runtime.
+#pragma once
+
+#include <cstdint>
+
+#include "base/atomics.h"
+#include "base/portability.h"
+#include "device/leaf.h"
+#include "engine/cq.h"
+#include "engine/invocation.h"
+#include "engine/policy.h"
+#include "engine/queues.h"
+#include "engine/task_queue.h"
+#include "transport/connector.h"
+
+namespace unjam {
+
+// Active context slots of a block, a direct-mapped cache (paper Sec. 5).
+inline constexpr std::uint32_t kActiveContexts = 8;
+
+struct alignas(16) ActiveContext {
+  Invocation inv;
+  DynamicContext dyn;
+  std::uint64_t loops = 0;        // how many chunks this lane makes
+  std::uint16_t slot = kNoSlot;   // which invocation is cached here
+  std::uint16_t dirty = 0;        // dyn has changed since it was loaded: save before eviction
+};
+
+enum class TraceType : std::uint16_t { kStart, kPreempt, kYield, kFinish, kQuit, kRestart };
+
+// Three words, stored and loaded one by one: a reader may look while the lane writes.
+struct TraceEvent {
+  std::uint64_t time_ns = 0;
+  std::uint64_t tag = 0;
+  std::uint64_t what = 0;  // n << 32 | lane << 16 | type
+};
+
+// One writer (the lane's leader), read by anybody at any time with relaxed loads.
+struct LaneStats {
+  std::uint64_t preemptions = 0;
+  std::uint64_t quantum_switches = 0;
+  std::uint64_t context_loads = 0;
+  std::uint64_t context_saves = 0;
+  std::uint64_t spins = 0;
+  std::uint64_t slices = 0;
+  std::uint64_t bytes_sent = 0;
+  std::uint64_t borrowed = 0;
+  std::uint64_t starts = 0;
+  std::uint64_t quits = 0;
+  std::uint64_t residency_quits = 0;
+  std::uint64_t completed = 0;
+  std::uint64_t passes = 0;
+  std::uint64_t no_connector = 0;  // attempts that found every connector in use
+  std::uint64_t queue_peak = 0;
+};
+
+struct LaneState {
+  LaneTransport transport;
+  TaskQueue queue;
+  DynamicContext* contexts = nullptr;  // [slots]: the context buffer
+  SpscRing<std::uint16_t> mailbox;     // from the first lane
+  ActiveContext active[kActiveContexts];
+  LaneStats stats;
+  // What runs now, for diagnosis: (count of changes) << 16 | (slot + 1, 0: nothing).
+  std::uint64_t running = 0;
+  // Newest trace events; trace_written counts all.
+  TraceEvent* trace = nullptr;
+  std::uint64_t trace_capacity = 0;
+  std::uint64_t trace_written = 0;
+};
+
+struct Sqe {
+  Invocation inv;  // inv.slot says which slot
+};
+
+struct RankState {
+  SpscRing<Sqe> sq;
+  RingCq cq;
+  Invocation* invocations = nullptr;    // [slots]: static contexts
+  std::uint32_t* remaining = nullptr;   // [slots]: lanes that have yet to finish
+  std::uint32_t* cancelled = nullptr;   // [slots]: set by the host to end an invocation
+  LaneState* lanes = nullptr;           // [num_lanes]
+  std::uint32_t num_lanes = 1;
+  std::uint32_t num_slots = 0;
+  std::uint32_t stop = 0;               // set by the host: leave and do not come back
+  EnginePolicy policy;
+};
+
+// Shared by the threads of a block while its engine runs.
+struct BlockShared {
+  SliceJob job;
+  std::uint32_t command = 0;   // see Engine::Command
+  std::uint32_t status = 0;    // see Engine::Status
+  // The pass over the task queue.
+  std::uint16_t slot = kNoSlot;
+  std::uint16_t cursor = kNoSlot;
+  std::uint32_t position = 0;
+  std::uint32_t threshold = 0;
+  std::uint32_t epoch = 0;      // of the doorbell, before the pass
+  std::uint32_t idle = 0;       // passes without progress; saturates
+  std::uint32_t quantum = 0;    // slices left of this collective's turn
+  bool moved = false;           // the pass has moved data, or ended an invocation
+  bool wants_room = false;      // some invocation waits for room only
+  bool pass_begun = false;
+  std::uint64_t started_ns = 0;
+  // The slice under way, between prepare() and publish().
+  Primitive primitive;
+  SendGrant grant;
+  RecvView view;
+  std::uint32_t elems = 0;
+  std::uint64_t chunk_elems = 0;
+};
+
+}  // namespace unjam

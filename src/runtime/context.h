@@ -1,0 +1,222 @@
+// A rank: its groups and keys, the submission and completion of invocations.
+#pragma once
+
+#include <condition_variable>
+#include <cstdint>
+#include <deque>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <string_view>
+#include <thread>
+#include <unordered_map>
+#include <vector>
+
+#include "control/waitfor.h"
+#include "device/host/futex.h"
+#include "device/host/host_daemon.h"
+#include "plan/plan.h"
+#include "runtime/engine_memory.h"
+#include "runtime/request.h"
+#include "runtime/settings.h"
+#include "runtime/world.h"
+#include "unjam/unjam.h"
+
+namespace unjam {
+
+class Context;
+struct Key;
+
+// A result code with its message; code UNJAM_SUCCESS: no message.
+struct Result {
+  unjamResult_t code = UNJAM_SUCCESS;
+  std::string message;
+  bool ok() const { return code == UNJAM_SUCCESS; }
+};
+
+// What ranks must agree on for one invocation.
+struct Signature {
+  Kind kind = Kind::kAllReduce;
+  DType dtype = DType::kFloat32;
+  Op op = Op::kSum;
+  int root = 0;
+  std::uint64_t count = 0;
+
+  std::uint64_t hash() const;
+  std::string text() const;
+  bool operator==(const Signature&) const = default;
+};
+
+struct Call {
+  Signature signature;
+  const void* send = nullptr;
+  void* recv = nullptr;
+  std::int32_t priority = 0;
+  unjamCallback_t callback = nullptr;
+  void* user = nullptr;
+};
+
+// An invocation that was submitted and is not complete.
+struct Submitted {
+  Call call;
+  Key* key = nullptr;
+  std::uint64_t n = 0;
+  std::shared_ptr<const Plan> plan;
+  unjamRequest* request = nullptr;  // owns a reference; may be null
+  std::uint64_t order = 0;          // of submission at this rank
+  std::uint64_t since_ns = 0;
+  bool in_engine = false;
+  Result cancel;  // why it was cancelled, if it was
+};
+
+}  // namespace unjam
+
+struct unjamGroup {
+  std::shared_ptr<unjam::Context> context;
+  std::string name;
+  std::uint64_t tag = 0;
+  int rank = 0;
+  std::vector<int> members;             // world ranks
+  std::vector<std::uint16_t> members16; // the same, for the engine
+  std::unordered_map<std::string, std::unique_ptr<unjam::Key>> keys;
+  std::size_t pending = 0;
+  bool destroyed = false;
+  unjam::Result failed;  // a member is gone
+};
+
+struct unjamCollective {
+  unjamGroup* group = nullptr;
+  unjam::Key* key = nullptr;
+  unjam::Signature signature;  // count unused
+  std::int32_t priority = 0;
+};
+
+namespace unjam {
+
+struct Key {
+  std::string name;
+  unjamGroup* group = nullptr;
+  KeyState state;
+  std::vector<LaneKey> lanes;
+  std::vector<OutEndpoint> out;
+  std::vector<InEndpoint> in;
+  std::uint64_t submitted = 0;
+  std::uint64_t completed = 0;
+  std::uint32_t in_engine = 0;
+  std::deque<std::unique_ptr<Submitted>> waiting;  // successors kept out of the engine
+  Result failed;                                   // an invocation failed: the key is finished
+  unjamCollective* registered = nullptr;
+  // The last plan: most keys repeat one call.
+  Signature planned_for;
+  std::shared_ptr<const Plan> plan;
+  // Signatures of the latest invocations, by n % size, for ranks that disagree.
+  std::vector<Signature> history = std::vector<Signature>(8);
+};
+
+// What peers and traces know a key by.
+std::uint64_t key_tag(const unjamGroup& group, std::string_view key);
+
+class Context : public std::enable_shared_from_this<Context> {
+ public:
+  Context(std::shared_ptr<World> world, int rank, const Settings& settings);
+  ~Context();
+
+  int rank() const { return rank_; }
+  int size() const { return world_->ranks(); }
+
+  // Builds the engine; all arenas must be there.
+  void start();
+  Result shutdown();  // unjamDestroy
+  void abort(unjamResult_t code, const std::string& why);
+
+  Result create_group(const int* ranks, int size, const char* name, unjamGroup** group);
+  Result destroy_group(unjamGroup* group);
+  Result register_collective(unjamGroup* group, const char* key, const Signature& signature,
+                             std::int32_t priority, unjamCollective** collective);
+  Result deregister(unjamCollective* collective);
+
+  Result submit(unjamGroup& group, const char* key, const Call& call, unjamRequest** request);
+  Result submit(unjamCollective& collective, const Call& call, unjamRequest** request);
+
+  // True once the request is done; false on timeout.
+  bool wait(unjamRequest& request, std::int64_t timeout_us);
+  // Takes completions out of the CQ.
+  void reap();
+  bool synchronize(std::int64_t timeout_us);
+
+  Result async_error() const;
+  // Ends pending invocations of groups with `peer`, and refuses further ones.
+  void peer_gone(int peer, const std::string& why);
+  // Ends one invocation, if it is pending, and its key.
+  void fail_call(std::uint64_t tag, std::uint64_t n, const Result& why);
+
+  // ---- reports ----
+  RankSnapshot snapshot() const;
+  void running_words(std::vector<std::uint64_t>& words) const;
+  void stats(unjamStats_t& stats) const;
+  std::string info_json() const;
+  std::size_t trace(unjamTraceEvent_t* events, std::size_t capacity) const;
+  std::string explain() { return world_->explain(); }
+  // The signature of use n of a key here, if it is pending or among the latest; and whether this
+  // rank has called it at all.
+  struct CallRecord {
+    CallId id;
+    Signature signature;
+    std::vector<int> members;
+    double age_ms = 0;
+  };
+  std::vector<CallRecord> pending_calls() const;
+  bool find_call(std::uint64_t tag, std::uint64_t n, Signature& signature) const;
+  std::int64_t stall_ms() const { return settings_.stall_ms; }
+
+ private:
+  friend class World;
+  Key* find_or_create_key(unjamGroup& group, const char* name, Result& result);
+  Result submit_locked(unjamGroup& group, Key& key, const Call& call, unjamRequest** request);
+  Result validate(const unjamGroup& group, const Call& call) const;
+  void admit(std::unique_ptr<Submitted> s);
+  void complete(Submitted& s, const Result& result);
+  void reap_locked();
+  void cancel_locked(Submitted& s, const Result& why);
+  void need_background();
+  void background();
+  Result pending_error(const char* what, std::size_t pending) const;
+  std::vector<const Submitted*> pending_in_order() const;
+
+  const std::shared_ptr<World> world_;
+  const int rank_;
+  const Settings settings_;
+  EventCount completions_;
+  std::unique_ptr<EngineMemory> memory_;
+  std::unique_ptr<HostDaemon> daemon_;
+
+  mutable std::mutex mutex_;
+  std::vector<std::unique_ptr<unjamGroup>> groups_;
+  std::vector<std::unique_ptr<unjamCollective>> collectives_;
+  std::map<std::uint64_t, std::uint32_t> group_instances_;
+  std::unordered_map<std::uint64_t, Key*> keys_;  // by tag
+  std::vector<std::unique_ptr<Submitted>> slots_;  // in the engine, by slot
+  std::vector<std::uint16_t> free_slots_;
+  std::size_t active_keys_ = 0;
+  std::size_t waiting_ = 0;    // successors kept out of the engine
+  std::size_t callbacks_ = 0;  // invocations under way that have a callback
+  std::uint64_t submitted_ = 0;
+  std::uint64_t completed_ = 0;
+  bool closed_ = false;  // aborted or destroyed
+  Result first_error_;
+  Result closed_why_;
+
+  // Callbacks run here, and completions that nobody waits for are taken here.
+  struct Finished {
+    unjamCallback_t callback;
+    void* user;
+    unjamResult_t result;
+  };
+  std::deque<Finished> finished_;
+  std::condition_variable background_changed_;
+  std::thread background_;
+  bool background_stop_ = false;
+};
+
+}  // namespace unjam

@@ -1,0 +1,85 @@
+#include "runtime/engine_memory.h"
+
+namespace unjam {
+
+std::uint32_t invocation_slots(const Settings& settings) {
+  // Twice the keys that may be active: room for successors of the same keys, which keep a stream of
+  // calls under one key from going through the host each time.
+  return static_cast<std::uint32_t>(2 * settings.max_active_keys);
+}
+
+ArenaShape arena_shape(const Settings& settings, int ranks) {
+  ArenaShape shape;
+  shape.ranks = static_cast<std::uint32_t>(ranks);
+  shape.lanes = static_cast<std::uint32_t>(settings.lanes);
+  // Twice the keys that may be active: a key that is complete here may have slices that the peer
+  // has yet to consume.
+  shape.connectors = static_cast<std::uint32_t>(2 * settings.max_active_keys);
+  shape.escape_slots = static_cast<std::uint32_t>(settings.escape_slots);
+  shape.escape_slot_bytes = static_cast<std::uint32_t>(settings.escape_slot_bytes);
+  shape.borrow_slots = static_cast<std::uint32_t>(settings.borrow_slots);
+  // One holds a whole chunk of a ring plan.
+  shape.borrow_slot_bytes =
+      static_cast<std::uint32_t>((settings.escape_slots - 1) * settings.escape_slot_bytes);
+  return shape;
+}
+
+template <class T>
+T* EngineMemory::take(std::size_t n) {
+  auto array = std::make_shared<ZeroedArray<T>>(n);
+  T* p = array->get();
+  storage_.push_back(std::move(array));
+  bytes_ += n * sizeof(T);
+  return p;
+}
+
+EngineMemory::EngineMemory(const Settings& settings, const ArenaShape& shape,
+                           unsigned char* const* bases, int rank) {
+  const std::uint32_t slots = invocation_slots(settings);
+  rank_.num_slots = slots;
+  rank_.num_lanes = shape.lanes;
+  rank_.sq.places = take<Sqe>(slots);
+  rank_.sq.capacity = slots;
+  rank_.cq.words = take<std::uint64_t>(slots);
+  rank_.cq.capacity = slots;
+  rank_.invocations = take<Invocation>(slots);
+  rank_.remaining = take<std::uint32_t>(slots);
+  rank_.cancelled = take<std::uint32_t>(slots);
+
+  EnginePolicy& policy = rank_.policy;
+  const auto u32 = [](std::int64_t v) { return static_cast<std::uint32_t>(v); };
+  policy.stickiness = static_cast<StickinessPolicy>(settings.policy);
+  policy.order = static_cast<OrderPolicy>(settings.order);
+  policy.spin_head = u32(settings.spin_head);
+  policy.spin_base = u32(settings.spin_base);
+  policy.spin_boost = u32(settings.spin_boost);
+  policy.spin_cap = u32(settings.spin_cap);
+  policy.quantum_slices = u32(settings.quantum_slices);
+  policy.residency_us = u32(settings.residency_us);
+
+  lanes_ = std::make_unique<LaneState[]>(shape.lanes);
+  bytes_ += shape.lanes * sizeof(LaneState);
+  rank_.lanes = lanes_.get();
+  for (std::uint32_t l = 0; l < shape.lanes; ++l) {
+    LaneState& lane = lanes_[l];
+    lane.queue.attach(take<QueueLink>(slots));
+    lane.contexts = take<DynamicContext>(slots);
+    lane.mailbox.places = take<std::uint16_t>(slots);
+    lane.mailbox.capacity = slots;
+    lane.trace_capacity = static_cast<std::uint64_t>(settings.trace_events);
+    lane.trace = take<TraceEvent>(lane.trace_capacity);
+    LaneTransport& t = lane.transport;
+    t.shape = shape;
+    t.bases = bases;
+    t.rank = u32(rank);
+    t.lane = l;
+    t.peers = take<PeerSendState>(shape.ranks);
+    for (std::uint32_t p = 0; p < shape.ranks; ++p) {
+      if (p == t.rank) continue;
+      t.peers[p].owners = take<ConnectorOwner>(shape.connectors);
+      t.peers[p].borrows = take<BorrowUse>(shape.borrow_slots);
+    }
+  }
+}
+
+}  // namespace unjam

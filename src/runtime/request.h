@@ -1,0 +1,30 @@
+// The state behind an unjamRequest_t.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "unjam/unjam.h"
+
+namespace unjam {
+class Context;
+}
+
+struct unjamRequest {
+  // Keeps the context's memory alive for a wait that is under way while the context is destroyed.
+  std::shared_ptr<unjam::Context> context;
+  std::atomic<int> references{1};
+  // Set last (release), read first (acquire): result, message and the collective's output are then
+  // visible.
+  std::atomic<bool> done{false};
+  unjamResult_t result = UNJAM_SUCCESS;
+  std::string message;
+
+  void retain() { references.fetch_add(1, std::memory_order_relaxed); }
+  // Acquire-release: the last owner destroys after all others' uses.
+  void release() {
+    if (references.fetch_sub(1, std::memory_order_acq_rel) == 1) delete this;
+  }
+};

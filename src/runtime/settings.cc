@@ -1,0 +1,204 @@
+#include "runtime/settings.h"
+
+#include <cerrno>
+#include <cstdlib>
+#include <cstring>
+#include <string_view>
+
+#include "base/json_writer.h"
+
+namespace unjam {
+
+const std::vector<Variable>& variables() {
+  static const std::vector<Variable> kVariables = {
+      {"UNJAM_POLICY", &Settings::policy, 0, 2, "adaptive|fixed|hold",
+       "How long an engine waits before it preempts: adaptive thresholds (the paper's), one fixed "
+       "threshold, or for ever (hold: as NCCL in one stream; can deadlock; for comparison).",
+       false},
+      {"UNJAM_ORDER", &Settings::order, 0, 1, "fifo|priority",
+       "Order of the task queue: first come first served, or by the calls' priorities.", false},
+      {"UNJAM_LANES", &Settings::lanes, 1, 16, nullptr,
+       "Blocks a rank. With more than one, the first is kept for small collectives.", true},
+      {"UNJAM_BLOCK_THREADS", &Settings::block_threads, 1, 16, nullptr,
+       "Host device: threads a block.", false},
+      {"UNJAM_MAX_ACTIVE_KEYS", &Settings::max_active_keys, 1, 8192, nullptr,
+       "Keys of a rank with an invocation under way at a time; a further one is refused.", true},
+      {"UNJAM_ESCAPE_SLOTS", &Settings::escape_slots, 2, 16, nullptr,
+       "Guaranteed slots of each connector.", true},
+      {"UNJAM_ESCAPE_SLOT_BYTES", &Settings::escape_slot_bytes, 256, 1 << 20, nullptr,
+       "Bytes of a guaranteed slot; a multiple of 64.", true},
+      {"UNJAM_BORROW_SLOTS", &Settings::borrow_slots, 0, 65536, nullptr,
+       "Larger slots a (peer, lane) that all keys share; each holds escape_slots - 1 guaranteed "
+       "ones.",
+       true},
+      {"UNJAM_SPIN_HEAD", &Settings::spin_head, 1, 1 << 30, nullptr,
+       "Polls granted to the collective at the head of the task queue; later ones get less.", false},
+      {"UNJAM_SPIN_BASE", &Settings::spin_base, 1, 1 << 30, nullptr,
+       "Polls granted at least; under the fixed policy, always.", false},
+      {"UNJAM_SPIN_BOOST", &Settings::spin_boost, 1, 1000, nullptr,
+       "Factor by which a success raises the threshold.", false},
+      {"UNJAM_SPIN_CAP", &Settings::spin_cap, 1, 1 << 30, nullptr, "Polls granted at most.", false},
+      {"UNJAM_QUANTUM_SLICES", &Settings::quantum_slices, 1, 1 << 30, nullptr,
+       "Slices that a collective may move in a row while others wait.", false},
+      {"UNJAM_RESIDENCY_US", &Settings::residency_us, 1, 1 << 30, nullptr,
+       "Longest stay of an engine that nobody waits for, in microseconds.", false},
+      {"UNJAM_TRACE_EVENTS", &Settings::trace_events, 0, 1 << 24, nullptr,
+       "Trace events kept a lane; 0: no trace.", false},
+      {"UNJAM_STALL_MS", &Settings::stall_ms, 1, 1 << 30, nullptr,
+       "A pending invocation older than this is compared with its peers' calls, in milliseconds.",
+       false},
+      {"UNJAM_ALGORITHM", &Settings::algorithm, -1, 1, nullptr,
+       "-1: by the selector's table; 0: ring; 1: direct.", true},
+      {"UNJAM_DELAY_SEED", &Settings::delay_seed, 0, INT64_MAX, nullptr,
+       "Fault injection: seed of random delays at every wait of the engine; 0: none.", false},
+      {"UNJAM_DELAY_MAX_US", &Settings::delay_max_us, 0, 1000000, nullptr,
+       "Fault injection: the longest such delay, in microseconds.", false},
+      {"UNJAM_INIT_TIMEOUT_MS", &Settings::init_timeout_ms, 1, 1 << 30, nullptr,
+       "How long unjamInit waits for the other ranks, in milliseconds.", false},
+  };
+  return kVariables;
+}
+
+namespace {
+
+std::string range_text(const Variable& v) {
+  if (v.choices != nullptr) return std::string("one of ") + v.choices;
+  return "a number from " + std::to_string(v.min) + " to " + std::to_string(v.max);
+}
+
+// The value of a named choice, -1 if it is none.
+std::int64_t choice_index(const char* choices, std::string_view name) {
+  std::string_view rest = choices;
+  for (std::int64_t i = 0;; ++i) {
+    const auto bar = rest.find('|');
+    if (rest.substr(0, bar) == name) return i;
+    if (bar == std::string_view::npos) return -1;
+    rest.remove_prefix(bar + 1);
+  }
+}
+
+bool parse(const Variable& v, const char* text, std::int64_t& value) {
+  if (v.choices != nullptr) {
+    value = choice_index(v.choices, text);
+    return value >= 0;
+  }
+  char* end = nullptr;
+  errno = 0;
+  value = std::strtoll(text, &end, 10);
+  return errno == 0 && end != text && *end == '\0' && value >= v.min && value <= v.max;
+}
+
+const Variable& variable(std::int64_t Settings::*field) {
+  for (const Variable& v : variables()) {
+    if (v.field == field) return v;
+  }
+  std::abort();
+}
+
+}  // namespace
+
+bool resolve_settings(const unjamConfig_t* config, Settings& s, std::string& error) {
+  s = Settings{};
+  for (const Variable& v : variables()) {
+    const char* text = std::getenv(v.name);
+    if (text == nullptr || *text == '\0') continue;
+    if (!parse(v, text, s.*v.field)) {
+      error = std::string(v.name) + "=" + text + " is not valid: give " + range_text(v);
+      return false;
+    }
+  }
+  if (config != nullptr) {
+    if (config->size < offsetof(unjamConfig_t, lanes) || config->size > sizeof(unjamConfig_t)) {
+      error = "unjamConfig_t has size " + std::to_string(config->size) + ", this library knows " +
+              std::to_string(sizeof(unjamConfig_t)) +
+              ": initialise it with UNJAM_CONFIG_INITIALIZER, and use a header not newer than the "
+              "library";
+      return false;
+    }
+    unjamConfig_t c = UNJAM_CONFIG_INITIALIZER;
+    std::memcpy(&c, config, config->size);
+    bool ok = true;
+    const auto take = [&](std::int64_t Settings::*field, std::int64_t value, std::int64_t unset) {
+      if (!ok || value == unset) return;
+      const Variable& v = variable(field);
+      if (value < v.min || value > v.max) {
+        error = std::string("the configuration's value ") + std::to_string(value) + " (as " +
+                v.name + ") is not valid: give " + range_text(v);
+        ok = false;
+      }
+      s.*field = value;
+    };
+    take(&Settings::policy, c.policy, -1);
+    take(&Settings::order, c.order, -1);
+    take(&Settings::lanes, c.lanes, 0);
+    take(&Settings::block_threads, c.block_threads, 0);
+    take(&Settings::max_active_keys, c.max_active_keys, 0);
+    take(&Settings::escape_slots, c.escape_slots, 0);
+    take(&Settings::escape_slot_bytes, c.escape_slot_bytes, 0);
+    // Unsigned -1 means "none", since 0 means "default".
+    take(&Settings::borrow_slots, c.borrow_slots == UINT32_MAX ? 0 : c.borrow_slots,
+         c.borrow_slots == UINT32_MAX ? -1 : 0);
+    take(&Settings::spin_head, c.spin_head, 0);
+    take(&Settings::spin_base, c.spin_base, 0);
+    take(&Settings::spin_boost, c.spin_boost, 0);
+    take(&Settings::spin_cap, c.spin_cap, 0);
+    take(&Settings::quantum_slices, c.quantum_slices, 0);
+    take(&Settings::residency_us, c.residency_us, 0);
+    take(&Settings::trace_events, c.trace_events, 0);
+    take(&Settings::stall_ms, c.stall_ms, 0);
+    take(&Settings::algorithm, c.algorithm, -1);
+    take(&Settings::delay_seed, static_cast<std::int64_t>(c.delay_seed & INT64_MAX), 0);
+    take(&Settings::delay_max_us, c.delay_max_us, 0);
+    if (!ok) return false;
+  }
+  if (s.escape_slot_bytes % 64 != 0) {
+    error = "escape_slot_bytes (UNJAM_ESCAPE_SLOT_BYTES) is " +
+            std::to_string(s.escape_slot_bytes) + ": it must be a multiple of 64";
+    return false;
+  }
+  return true;
+}
+
+std::string agreed_settings_text(const Settings& s) {
+  std::string text;
+  for (const Variable& v : variables()) {
+    if (!v.agreed) continue;
+    if (!text.empty()) text += ", ";
+    text += std::string(v.name) + "=" + std::to_string(s.*v.field);
+  }
+  return text;
+}
+
+std::string environment_json() {
+  const Settings defaults;
+  JsonWriter w;
+  w.begin_array();
+  for (const Variable& v : variables()) {
+    const char* text = std::getenv(v.name);
+    w.begin_object()
+        .field("name", v.name)
+        .field("type", v.choices != nullptr ? v.choices : "integer")
+        .field("min", v.min)
+        .field("max", v.max);
+    w.key("default");
+    if (v.choices != nullptr) {
+      std::string_view rest = v.choices;
+      for (std::int64_t i = 0; i < defaults.*v.field; ++i) rest.remove_prefix(rest.find('|') + 1);
+      w.value(rest.substr(0, rest.find('|')));
+    } else {
+      w.value(defaults.*v.field);
+    }
+    w.field("doc", v.doc).field("agreed", v.agreed);
+    w.key("value");
+    if (text != nullptr) {
+      w.value(text);
+    } else {
+      w.null();
+    }
+    w.end_object();
+  }
+  w.end_array();
+  return w.text();
+}
+
+}  // namespace unjam

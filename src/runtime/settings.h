@@ -1,0 +1,57 @@
+// Every setting, resolved: the caller's configuration, else the environment, else the default. The
+// one place where UNJAM_ variables are declared.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "unjam/unjam.h"
+
+namespace unjam {
+
+struct Settings {
+  std::int64_t policy = UNJAM_POLICY_ADAPTIVE;
+  std::int64_t order = UNJAM_ORDER_FIFO;
+  std::int64_t lanes = 1;
+  std::int64_t block_threads = 1;
+  std::int64_t max_active_keys = 512;
+  std::int64_t escape_slots = 5;
+  std::int64_t escape_slot_bytes = 8192;
+  std::int64_t borrow_slots = 64;
+  std::int64_t spin_head = 64;
+  std::int64_t spin_base = 2;
+  std::int64_t spin_boost = 20;
+  std::int64_t spin_cap = 256;
+  std::int64_t quantum_slices = 64;
+  std::int64_t residency_us = 5000;
+  std::int64_t trace_events = 0;
+  std::int64_t stall_ms = 1000;
+  std::int64_t algorithm = -1;
+  std::int64_t delay_seed = 0;
+  std::int64_t delay_max_us = 50;
+  std::int64_t init_timeout_ms = 30000;
+};
+
+// One variable: what `unjam env` lists.
+struct Variable {
+  const char* name;
+  std::int64_t Settings::*field;
+  std::int64_t min;
+  std::int64_t max;
+  const char* choices;  // "a|b|c" for names of the values 0, 1, 2; nullptr: a number
+  const char* doc;
+  bool agreed;  // must be equal on all ranks
+};
+const std::vector<Variable>& variables();
+
+// Resolves `config` (may be null) against the environment and the defaults. False: `error` names the
+// field or variable, its value and what is accepted.
+bool resolve_settings(const unjamConfig_t* config, Settings& settings, std::string& error);
+
+// "lanes=2, escape_slots=5, …": the values that ranks must agree on.
+std::string agreed_settings_text(const Settings& settings);
+
+std::string environment_json();
+
+}  // namespace unjam

@@ -1,0 +1,79 @@
+// A job: the ranks that joined under one unique id, their arenas, and the watcher of their stalls.
+// Ranks are contexts of this process in this version.
+#pragma once
+
+#include <condition_variable>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "control/waitfor.h"
+#include "device/host/host_memory.h"
+#include "runtime/settings.h"
+#include "transport/arena.h"
+#include "unjam/unjam.h"
+
+namespace unjam {
+
+class Context;
+
+class World {
+ public:
+  World(int ranks, const Settings& first_settings);
+  ~World();
+
+  // Makes and looks up ids; an unknown or foreign id gives null and an error.
+  static unjamUniqueId_t create_id();
+  static std::shared_ptr<World> by_id(const unjamUniqueId_t& id, int ranks,
+                                      const Settings& settings, unjamResult_t& code,
+                                      std::string& error);
+
+  int ranks() const { return ranks_; }
+  const ArenaShape& shape() const { return shape_; }
+  unsigned char* const* bases() const { return bases_.data(); }
+  std::uint64_t arena_committed(int rank) const;
+
+  // Contributes rank's arena; `settings` must agree with those of the ranks before.
+  unjamResult_t join(int rank, const Settings& settings, std::string& error);
+  // Waits until all ranks have joined.
+  unjamResult_t wait_joined(std::int64_t timeout_ms, std::string& error);
+  // A rank that could not be completed after join().
+  void fail(const std::string& why);
+
+  void attach(Context* context);
+  // `calls`: how often the rank has called each key.
+  void detach(Context* context, std::map<std::uint64_t, std::uint64_t> calls);
+  // Ends other ranks' invocations in groups with `rank`. Not while holding a context's lock.
+  void tell_peers_gone(int rank, const std::string& why);
+
+  std::string explain();
+
+ private:
+  void watch();
+  void look_for_disagreement();
+
+  const int ranks_;
+  const Settings first_settings_;
+  const ArenaShape shape_;
+  std::vector<SharedMemory> arenas_;
+  std::vector<unsigned char*> bases_;
+
+  // Order of locks: a world's, then a context's.
+  mutable std::mutex mutex_;
+  std::condition_variable changed_;
+  std::vector<bool> joined_;
+  std::string first_agreed_;
+  int first_rank_ = -1;
+  int num_joined_ = 0;
+  std::string failure_;
+  std::vector<Context*> contexts_;  // by rank; null: not attached
+  std::map<int, std::map<std::uint64_t, std::uint64_t>> departed_;
+  bool stopping_ = false;
+  std::thread watcher_;
+};
+
+}  // namespace unjam

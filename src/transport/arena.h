@@ -1,0 +1,98 @@
+// The layout of a rank's arena: the shared memory in which its peers write to it.
+//
+// The arena of rank R holds, for every sender S and lane L, one partition that S alone writes (and
+// R reads), and, for every receiver D and lane L, credit cells that D alone writes (and R reads).
+//   partition: a directory (which key owns which connector), the connectors (slot headers and
+//              guaranteed "escape" slots), and a pool of larger slots that S borrows.
+//   credits:   one counter a connector R -> D: how many of its steps D has consumed.
+// The sender picks the connector in its own partition and announces it under the key's tag; the
+// receiver looks the tag up. Neither waits for the other, and a new key needs no system call.
+// Every address is an offset, so that processes and devices may map an arena anywhere. Pages that
+// no key touches are never committed on the host.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "base/portability.h"
+
+namespace unjam {
+
+inline constexpr std::uint32_t kSlotHeaders = 16;  // steps under way in one connector
+inline constexpr std::uint32_t kMaxRanks = 64;     // ranks of one job
+inline constexpr std::uint32_t kMaxLanes = 16;
+
+// Directory entry, written by the sender. tag: 0 never used, 1 given back, else the key's tag.
+// base: the step count at which the present owner began; stored before tag (release).
+struct DirectoryEntry {
+  std::uint64_t tag;
+  std::uint64_t base;
+};
+
+// One step of a connector, written by the sender. flag (release, last) covers the rest and the
+// payload: it equals step_flag(seed, step) of the invocation and step to which the payload belongs,
+// so whatever does not belong to the reader's own invocation is not read as data.
+struct alignas(64) SlotHeader {
+  std::uint64_t flag;
+  std::uint32_t bytes;
+  std::uint32_t location;  // 0: escape slot step % escape_slots; i + 1: borrowed slot i
+};
+
+struct alignas(64) CreditCell {
+  std::uint64_t consumed;
+};
+
+// Per rank and lane: how others wake its engine, and what it is doing. See engine/doorbell.h.
+struct alignas(kFalseSharingBytes) LaneCell {
+  std::uint32_t doorbell;
+  std::uint32_t pad;
+};
+
+// All sizes that ranks must agree on.
+struct ArenaShape {
+  std::uint32_t ranks = 1;
+  std::uint32_t lanes = 1;
+  std::uint32_t connectors = 1024;  // a (peer, lane)
+  std::uint32_t escape_slots = 5;
+  std::uint32_t escape_slot_bytes = 8192;
+  std::uint32_t borrow_slots = 64;  // a (peer, lane)
+  std::uint32_t borrow_slot_bytes = 32768;
+
+  UNJAM_HD constexpr std::uint64_t connector_bytes() const {
+    return std::uint64_t{kSlotHeaders} * sizeof(SlotHeader) +
+           std::uint64_t{escape_slots} * escape_slot_bytes;
+  }
+  UNJAM_HD constexpr std::uint64_t directory_bytes() const {
+    return std::uint64_t{connectors} * sizeof(DirectoryEntry);
+  }
+  UNJAM_HD constexpr std::uint64_t borrow_bytes() const {
+    return std::uint64_t{borrow_slots} * borrow_slot_bytes;
+  }
+  UNJAM_HD constexpr std::uint64_t partition_bytes() const {
+    return round_up(directory_bytes() + connectors * connector_bytes() + borrow_bytes());
+  }
+  UNJAM_HD constexpr std::uint64_t credit_bytes() const {
+    return round_up(std::uint64_t{connectors} * sizeof(CreditCell));
+  }
+  // Offsets into the arena.
+  UNJAM_HD constexpr std::uint64_t lane_cell(std::uint32_t lane) const {
+    return std::uint64_t{lane} * sizeof(LaneCell);
+  }
+  UNJAM_HD constexpr std::uint64_t credits(std::uint32_t receiver, std::uint32_t lane) const {
+    return kHeaderBytes + (std::uint64_t{receiver} * lanes + lane) * credit_bytes();
+  }
+  UNJAM_HD constexpr std::uint64_t partition(std::uint32_t sender, std::uint32_t lane) const {
+    return kHeaderBytes + std::uint64_t{ranks} * lanes * credit_bytes() +
+           (std::uint64_t{sender} * lanes + lane) * partition_bytes();
+  }
+  UNJAM_HD constexpr std::uint64_t total_bytes() const { return partition(ranks, 0); }
+
+ private:
+  static constexpr std::uint64_t kHeaderBytes = 4096;
+  UNJAM_HD static constexpr std::uint64_t round_up(std::uint64_t n) {
+    return (n + 4095) / 4096 * 4096;
+  }
+  static_assert(kMaxLanes * sizeof(LaneCell) <= kHeaderBytes);
+};
+
+}  // namespace unjam
