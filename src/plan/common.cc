@@ -1,0 +1,74 @@
+#include "plan/common.h"
+
+#include <algorithm>
+#include <limits>
+
+namespace unjam {
+
+std::string request_error(const PlanRequest& request, const PlanLimits& limits) {
+  if (static_cast<int>(request.kind) >= kNumKinds) return "unknown kind of collective";
+  if (static_cast<int>(request.dtype) >= kNumDTypes) return "unknown data type";
+  if (static_cast<int>(request.op) >= kNumOps) return "unknown operator";
+  if (request.ranks < 1 || request.ranks > kMaxGroupRanks) {
+    return "a group has 1 to " + std::to_string(kMaxGroupRanks) + " ranks, not " +
+           std::to_string(request.ranks);
+  }
+  const std::string in_group = " is not in a group of " + std::to_string(request.ranks) + " ranks";
+  if (request.rank < 0 || request.rank >= request.ranks) {
+    return "rank " + std::to_string(request.rank) + in_group;
+  }
+  if (has_root(request.kind) && (request.root < 0 || request.root >= request.ranks)) {
+    return "root " + std::to_string(request.root) + in_group;
+  }
+  if (limits.lanes < 1) return "at least one lane is needed";
+  if (limits.escape_slots < 1) return "at least one guaranteed slot is needed";
+  if (limits.escape_slot_bytes == 0 || limits.escape_slot_bytes % kSlotGranularity != 0) {
+    return "slots must be a multiple of " + std::to_string(kSlotGranularity) + " bytes, not " +
+           std::to_string(limits.escape_slot_bytes);
+  }
+  // Offsets and rounded-up lengths must not overflow anywhere.
+  const std::uint64_t most = (std::uint64_t{1} << 60) / dtype_bytes(request.dtype) /
+                             static_cast<std::uint64_t>(request.ranks);
+  if (request.count > most) {
+    return "count " + std::to_string(request.count) + " is beyond what can be addressed";
+  }
+  return "";
+}
+
+std::uint64_t vector_elements(const PlanRequest& request) {
+  const bool blocked = request.kind == Kind::kAllGather || request.kind == Kind::kReduceScatter;
+  return blocked ? request.count * static_cast<std::uint64_t>(request.ranks) : request.count;
+}
+
+Geometry make_geometry(const PlanRequest& request, std::uint32_t parts) {
+  Geometry geometry;
+  geometry.kind = request.kind;
+  geometry.dtype = request.dtype;
+  geometry.count = request.count;
+  geometry.parts = parts;
+  return geometry;
+}
+
+void assign_bulk_lanes(const PlanRequest& request, const PlanLimits& limits, Geometry* geometry) {
+  geometry->first_lane = 0;
+  geometry->lanes = 1;
+  if (limits.lanes == 1) return;
+  const std::uint64_t element_bytes = dtype_bytes(request.dtype);
+  const std::uint64_t part_bytes = geometry->part(0).length * element_bytes;
+  const std::uint64_t slot_bytes = limits.escape_slot_bytes;
+  if (part_bytes <= slot_bytes && vector_elements(request) * element_bytes <= kLatencyLaneBytes) {
+    return;
+  }
+  const std::uint64_t useful = std::max<std::uint64_t>(1, part_bytes / slot_bytes);
+  geometry->first_lane = 1;
+  geometry->lanes = static_cast<std::uint16_t>(std::min<std::uint64_t>(useful, limits.lanes - 1));
+}
+
+std::uint32_t chunk_elements(std::uint64_t bytes, const Geometry& geometry) {
+  const std::uint64_t align = geometry.align();
+  const std::uint64_t elements = std::min<std::uint64_t>(bytes / dtype_bytes(geometry.dtype),
+                                                         std::numeric_limits<std::uint32_t>::max());
+  return static_cast<std::uint32_t>(elements / align * align);
+}
+
+}  // namespace unjam

@@ -1,0 +1,38 @@
+// What all planners share: which requests make sense, how large their data is, which lanes carry
+// it.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "plan/plan.h"
+
+namespace unjam {
+
+// With several lanes, lane 0 is kept for latency: direct plans, and ring plans whose data is at
+// most this much and of which every part fits in one slot, so that nothing on this lane takes long.
+inline constexpr std::uint64_t kLatencyLaneBytes = 64 * 1024;
+
+// Fewest guaranteed slots that ring plans work with (see ring.h).
+inline constexpr std::uint32_t kMinRingSlots = 2;
+
+// Slots are whole flag-carrying 64-byte pieces, so that every cut is 16-byte aligned, a half too.
+inline constexpr std::uint32_t kSlotGranularity = 64;
+
+// "" if a plan can be made for the request within the limits, else what is wrong with them.
+std::string request_error(const PlanRequest& request, const PlanLimits& limits);
+
+// Elements of the whole vector: blocks of all ranks together for block-structured kinds.
+std::uint64_t vector_elements(const PlanRequest& request);
+
+// A geometry with kind, dtype, count and parts of the request; chunk and lanes are still to be set.
+Geometry make_geometry(const PlanRequest& request, std::uint32_t parts);
+
+// The lanes for bulk data: lanes 1…, as many as get at least one slot full of each part; lane 0 for
+// little data and where it is the only one. The geometry's parts must be set.
+void assign_bulk_lanes(const PlanRequest& request, const PlanLimits& limits, Geometry* geometry);
+
+// Most elements of at most `bytes` bytes that fit geometry.chunk and the alignment.
+std::uint32_t chunk_elements(std::uint64_t bytes, const Geometry& geometry);
+
+}  // namespace unjam

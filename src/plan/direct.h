@@ -1,0 +1,25 @@
+// The direct planner: every rank sends straight to every rank that needs its data, in packets. One
+// hop instead of the ring's N-1 or 2(N-1), at the price of up to N/2 times its bytes: for small
+// sizes, and for groups of at most 64 ranks.
+//
+// Reductions gather: every rank receives the raw contributions and adds them in ascending order of
+// rank, so all ranks hold the same bits. The peers' order starts after the own rank, so that not
+// all ranks send to the same one first.
+//
+// A chunk is one slice of half an escape slot: a GPU packet carries data and flags half and half. A
+// rank sends at most one slice to each peer per pass and waits for nothing before it has sent, so
+// one slot per connector is enough. Direct plans use the latency lane (lane 0) alone.
+#pragma once
+
+#include <optional>
+#include <string>
+
+#include "plan/plan.h"
+
+namespace unjam {
+
+// Nothing if the request or the limits are unsuitable; then *error (may be null) says why.
+std::optional<Plan> plan_direct(const PlanRequest& request, const PlanLimits& limits,
+                                std::string* error = nullptr);
+
+}  // namespace unjam

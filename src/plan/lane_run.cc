@@ -1,0 +1,386 @@
+#include "plan/lane_run.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "plan/describe.h"
+#include "plan/validate.h"
+
+namespace unjam {
+namespace {
+
+std::size_t index(int i) { return static_cast<std::size_t>(i); }
+
+std::string name(int rank) { return "rank " + std::to_string(rank); }
+
+}  // namespace
+
+LaneRun::LaneRun(const PlanRequest& request, const std::vector<Plan>& plans, std::uint32_t lane,
+                 int slots, std::uint32_t slot_bytes, std::vector<Loop> loops, ValuePool* values)
+    : request_(request),
+      plans_(plans),
+      loops_(std::move(loops)),
+      values_(values),
+      capacity_(static_cast<std::uint64_t>(slots)),
+      chunk_(plans[0].geometry.chunk),
+      slice_elements_(unjam::slice_elements(plans[0], slot_bytes)),
+      slices_(static_cast<std::uint32_t>((chunk_ + slice_elements_ - 1) / slice_elements_)),
+      ranks_(index(request.ranks)),
+      connector_of_(index(request.ranks) * index(request.ranks), -1),
+      loop_end_(loops_.size(), 0) {
+  const Geometry& g = plans[0].geometry;
+  for (std::uint32_t p = 0; p < g.parts; ++p) part_length_.push_back(g.lane_part(p, lane).length);
+  if (values_ != nullptr) {
+    output_.assign(index(request.ranks), std::vector<ValueId>(g.parts * slices_, kNoValue));
+    result_.assign(loops_.size() * g.parts * slices_, kNoValue);
+  }
+}
+
+bool LaneRun::run() {
+  for (int r = request_.ranks - 1; r >= 0; --r) wake(r);
+  while (!runnable_.empty()) {
+    const int r = runnable_.back();
+    runnable_.pop_back();
+    ranks_[index(r)].queued = false;
+    if (!advance(r)) return false;
+  }
+  error_ = deadlock_text();
+  if (error_.empty()) error_ = leftover_text();
+  return error_.empty();
+}
+
+std::uint64_t LaneRun::chunk_length(std::uint32_t part, std::uint64_t loop) const {
+  const std::uint64_t length = part_length_[part], begin = loop * chunk_;
+  return begin >= length ? 0 : std::min(chunk_, length - begin);
+}
+
+LaneRun::Connector& LaneRun::connector(int from, int to) {
+  int& id = connector_of_[index(from) * ranks_.size() + index(to)];
+  if (id < 0) {
+    id = static_cast<int>(connectors_.size());
+    connectors_.emplace_back();
+    connectors_.back().from = from;
+    connectors_.back().to = to;
+    connectors_.back().slots.resize(capacity_);
+  }
+  return connectors_[index(id)];
+}
+
+// The message that `to` would receive next, or null; then `to` waits for it.
+const LaneRun::Message* LaneRun::front(int from, int to) {
+  Connector& c = connector(from, to);
+  if (c.posted > c.consumed) return &c.slots[c.consumed % capacity_];
+  ranks_[index(to)].waiting_on = static_cast<int>(&c - connectors_.data());
+  ranks_[index(to)].waiting_to_send = false;
+  return nullptr;
+}
+
+void LaneRun::wake(int rank) {
+  if (ranks_[index(rank)].queued) return;
+  ranks_[index(rank)].queued = true;
+  runnable_.push_back(rank);
+}
+
+// Runs the rank until it waits or has finished; false on an error.
+bool LaneRun::advance(int rank) {
+  Rank& self = ranks_[index(rank)];
+  const std::vector<Primitive>& program = plans_[index(rank)].primitives;
+  while (!done(self)) {
+    if (self.primitive == program.size()) {
+      if (!finish_loop(rank)) return false;
+      continue;
+    }
+    const Primitive& p = program[self.primitive];
+    const std::uint64_t length = chunk_length(p.part, loops_[self.loop].number);
+    const std::uint64_t begin = self.slice * slice_elements_;
+    if (begin >= length) {  // all slices are done, or the chunk is empty
+      ++self.primitive;
+      self.slice = 0;
+      continue;
+    }
+    switch (step(rank, p, std::min(slice_elements_, length - begin))) {
+      case Step::kMoved:
+        ++self.slice;
+        break;
+      case Step::kBlocked:
+        return true;
+      case Step::kFailed:
+        return false;
+    }
+  }
+  return true;
+}
+
+// One slice of one primitive: all of it, or nothing if it must wait.
+LaneRun::Step LaneRun::step(int rank, const Primitive& p, std::uint64_t length) {
+  Rank& self = ranks_[index(rank)];
+  self.waiting_on = -1;
+  const auto receives_from = [&](int from) {
+    return from != rank &&
+           ((p.flags & kGather) != 0 || ((p.flags & kRecv) != 0 && p.recv_peer == from));
+  };
+  const bool gathers = (p.flags & kGather) != 0, receives = (p.flags & kRecv) != 0;
+  const int first = gathers ? 0 : receives ? p.recv_peer : 0;
+  const int last = gathers ? request_.ranks - 1 : receives ? p.recv_peer : -1;
+
+  std::uint64_t time = self.time;
+  for (int from = first; from <= last; ++from) {
+    if (!receives_from(from)) continue;
+    const Message* m = front(from, rank);
+    if (m == nullptr) return Step::kBlocked;
+    if (!fits(rank, p, *m, from, length)) return Step::kFailed;
+    time = std::max(time, m->time);
+  }
+  if ((p.flags & kSend) != 0) {
+    const Connector& c = connector(rank, p.send_peer);
+    if (c.posted - c.consumed == capacity_) {
+      self.waiting_on = static_cast<int>(&c - connectors_.data());
+      self.waiting_to_send = true;
+      return Step::kBlocked;
+    }
+    time = std::max(time, c.slots[c.posted % capacity_].time);
+  }
+  self.time = ++time;
+
+  const std::size_t cell = std::size_t{p.part} * slices_ + self.slice;
+  ValueId value = kNoValue;
+  if (values_ != nullptr) {
+    value = evaluate(rank, p, cell);
+    if (value == kNoValue) return Step::kFailed;
+    if ((p.flags & kCopy) != 0) output_[index(rank)][cell] = value;
+  }
+  for (int from = first; from <= last; ++from) {
+    if (!receives_from(from)) continue;
+    Connector& c = connector(from, rank);
+    c.slots[c.consumed++ % capacity_].time = time;
+    const Rank& sender = ranks_[index(from)];
+    if (sender.waiting_to_send && sender.waiting_on == &c - connectors_.data()) wake(from);
+  }
+  if ((p.flags & kSend) != 0) {
+    Connector& c = connector(rank, p.send_peer);
+    c.slots[c.posted++ % capacity_] = {value,          p.part, self.slice, self.loop,
+                                       self.primitive, length, time};
+    const Rank& receiver = ranks_[p.send_peer];
+    if (!receiver.waiting_to_send && receiver.waiting_on == &c - connectors_.data()) {
+      wake(p.send_peer);
+    }
+    sends_anything_ = true;
+    self.bytes += loops_[self.loop].weight * length * dtype_bytes(request_.dtype);
+  }
+  return Step::kMoved;
+}
+
+// Whether the message is what the primitive expects to receive.
+bool LaneRun::fits(int rank, const Primitive& p, const Message& m, int from, std::uint64_t length) {
+  const Rank& self = ranks_[index(rank)];
+  if (m.part == p.part && m.loop == self.loop && m.slice == self.slice && m.length == length) {
+    return true;
+  }
+  const auto text = [this](std::uint64_t elements, std::uint32_t part, std::uint32_t loop,
+                           std::uint32_t slice) {
+    return std::to_string(elements) + " elements of part " + std::to_string(part) + " loop " +
+           std::to_string(loops_[loop].number) + " slice " + std::to_string(slice);
+  };
+  fail(where(rank) + " expects " + text(length, p.part, self.loop, self.slice) + ", but rank " +
+       std::to_string(from) + " primitive " + std::to_string(m.primitive) + " has sent " +
+       text(m.length, m.part, m.loop, m.slice) +
+       (m.length == length ? "" : ": the lengths differ"));
+  return false;
+}
+
+// The value of this slice, or kNoValue with the error set.
+ValueId LaneRun::evaluate(int rank, const Primitive& p, std::size_t cell) {
+  ValueId value = kNoValue;
+  if ((p.flags & kLocal) != 0) {
+    value = load_local(rank, p, cell);
+    if (value == kNoValue) return kNoValue;
+  }
+  if ((p.flags & kGather) != 0) {
+    value = gather(rank, p, value);
+    if (value == kNoValue) return kNoValue;
+  } else if ((p.flags & kContribute) != 0) {
+    if (values_->state(value) != ValueState::kRaw) {
+      return fail(where(rank) + " contributes " + values_->describe(value) + " a second time");
+    }
+    value = values_->contribute(value);
+  }
+  if ((p.flags & kRecv) != 0) {
+    const ValueId received = front(p.recv_peer, rank)->value;
+    if ((p.flags & kReduce) != 0) {
+      const std::pair<ValueId, const char*> operands[] = {{received, "received"}, {value, "local"}};
+      for (const auto& [operand, which] : operands) {
+        const ValueState state = values_->state(operand);
+        if (state == ValueState::kPartial) continue;
+        return fail(where(rank) + " reduces " + values_->describe(operand) + " (the " + which +
+                    " slice)" +
+                    (state == ValueState::kRaw ? ", which no kContribute has let in"
+                                               : ", which is finished"));
+      }
+      value = values_->combine(received, value);
+    } else {
+      value = received;
+    }
+  }
+  if ((p.flags & kFinish) != 0) {
+    if (values_->state(value) != ValueState::kPartial) {
+      return fail(where(rank) + " has kFinish on " + values_->describe(value) +
+                  (values_->state(value) == ValueState::kRaw ? "" : ": finished twice"));
+    }
+    if (!values_->complete(value)) {
+      return fail(where(rank) + " has kFinish on an incomplete result: it " +
+                  values_->defect(value));
+    }
+    value = values_->finish(value);
+  }
+  return value;
+}
+
+ValueId LaneRun::load_local(int rank, const Primitive& p, std::size_t cell) {
+  const ValueId written = output_[index(rank)][cell];
+  if ((p.flags & kFromOutput) != 0) {
+    return written != kNoValue ? written : fail(where(rank) + " reads output not yet written");
+  }
+  // In place, this is what the input holds by now.
+  const ValueId input = values_->raw(rank);
+  if (written != kNoValue && written != input) {
+    return fail(where(rank) + " reads input that, in place, is overwritten by then: it holds " +
+                values_->describe(written));
+  }
+  return input;
+}
+
+ValueId LaneRun::gather(int rank, const Primitive& p, ValueId local) {
+  if ((p.flags & kContribute) == 0) {
+    return fail(where(rank) + " gathers contributions without kContribute");
+  }
+  ValueId sum = kNoValue;
+  for (int from = 0; from < request_.ranks; ++from) {
+    const ValueId v = from == rank ? local : front(from, rank)->value;
+    if (values_->state(v) != ValueState::kRaw) {
+      return fail(where(rank) + " gathers " + values_->describe(v) + " from " + name(from) +
+                  ", not a raw contribution: contributed twice");
+    }
+    const ValueId contribution = values_->contribute(v);
+    sum = sum == kNoValue ? contribution : values_->combine(sum, contribution);
+  }
+  return sum;
+}
+
+// At the end of a pass: checks what the rank has written in it, and begins the next.
+bool LaneRun::finish_loop(int rank) {
+  Rank& self = ranks_[index(rank)];
+  loop_end_[self.loop] = std::max(loop_end_[self.loop], self.time);
+  if (values_ != nullptr) {
+    std::vector<ValueId>& output = output_[index(rank)];
+    for (std::uint32_t part = 0; part < part_length_.size(); ++part) {
+      if (!has_output(request_, rank, static_cast<int>(part))) continue;
+      const std::uint64_t length = chunk_length(part, loops_[self.loop].number);
+      for (std::uint32_t slice = 0; slice * slice_elements_ < length; ++slice) {
+        ValueId& value = output[std::size_t{part} * slices_ + slice];
+        const std::string text = result_defect(rank, part, slice, value);
+        if (!text.empty()) {
+          fail(name(rank) + "'s output part " + std::to_string(part) + " loop " +
+               std::to_string(loops_[self.loop].number) + " slice " + std::to_string(slice) + " " +
+               text);
+          return false;
+        }
+        value = kNoValue;
+      }
+    }
+  }
+  ++self.loop;
+  self.primitive = 0;
+  return true;
+}
+
+// What is wrong with a piece of the result; "" if nothing is.
+std::string LaneRun::result_defect(int rank, std::uint32_t part, std::uint32_t slice, ValueId v) {
+  if (v == kNoValue) return "is never written";
+  if (!reduces(request_.kind)) {
+    const ValueId expected =
+        values_->raw(request_.kind == Kind::kBroadcast ? request_.root : static_cast<int>(part));
+    if (v == expected) return "";
+    return "holds " + values_->describe(v) + " instead of " + values_->describe(expected);
+  }
+  if (values_->state(v) == ValueState::kRaw) return "holds " + values_->describe(v);
+  if (!values_->complete(v)) return values_->defect(v);
+  if (values_->state(v) != ValueState::kFinished) return "is not finished: no kFinish";
+  if (request_.kind == Kind::kAllReduce) {
+    ValueId& first =
+        result_[(ranks_[index(rank)].loop * part_length_.size() + part) * slices_ + slice];
+    if (first == kNoValue) first = v;
+    if (first != v) return "is reduced in another order than on other ranks: the bits can differ";
+  }
+  return "";
+}
+
+std::string LaneRun::where(int rank) const {
+  const Rank& self = ranks_[index(rank)];
+  return primitive_text(rank, self.primitive, plans_[index(rank)].primitives[self.primitive]) +
+         " loop " + std::to_string(loops_[self.loop].number) + " slice " +
+         std::to_string(self.slice);
+}
+
+std::string LaneRun::wait_text(int rank) const {
+  const Rank& self = ranks_[index(rank)];
+  const Connector& c = connectors_[index(self.waiting_on)];
+  return where(rank) + " waits for rank " +
+         (self.waiting_to_send ? std::to_string(c.to) + " to make room"
+                               : std::to_string(c.from) + " to send");
+}
+
+// Called when nothing can move: "" if all programs are complete, else who waits for whom.
+std::string LaneRun::deadlock_text() const {
+  int rank = 0;
+  while (rank < request_.ranks && done(ranks_[index(rank)])) ++rank;
+  if (rank == request_.ranks) return "";
+  // Every rank that is not done waits for one other: the path from any ends at one that is done, or
+  // in a cycle.
+  std::vector<int> path;
+  std::vector<bool> seen(ranks_.size(), false);
+  while (!done(ranks_[index(rank)]) && !seen[index(rank)]) {
+    seen[index(rank)] = true;
+    path.push_back(rank);
+    const Rank& self = ranks_[index(rank)];
+    const Connector& c = connectors_[index(self.waiting_on)];
+    rank = self.waiting_to_send ? c.to : c.from;
+  }
+  const bool cycle = seen[index(rank)];
+  if (cycle) path.erase(path.begin(), std::find(path.begin(), path.end(), rank));
+  constexpr std::size_t kShown = 4;
+  std::string text = "with " + std::to_string(capacity_) + " slots ";
+  for (std::size_t i = 0; i < path.size(); ++i) {
+    if (i >= kShown && i + 1 < path.size()) continue;
+    if (i > kShown) text += "… ";
+    text += wait_text(path[i]) + (i + 1 < path.size() ? "; " : "");
+  }
+  if (!cycle) return text + ", which has finished its program";
+  text += ": a cycle of " + std::to_string(path.size()) + " ranks, ";
+  for (std::size_t i = 0; i < path.size(); ++i) {
+    if (i < 2 * kShown) {
+      text += std::to_string(path[i]) + " -> ";
+    } else if (i == 2 * kShown) {
+      text += "… -> ";
+    }
+  }
+  return text + std::to_string(rank);
+}
+
+std::string LaneRun::leftover_text() const {
+  for (const Connector& c : connectors_) {
+    if (c.posted == c.consumed) continue;
+    const Message& m = c.slots[c.consumed % capacity_];
+    return primitive_text(c.from, m.primitive, plans_[index(c.from)].primitives[m.primitive]) +
+           " loop " + std::to_string(loops_[m.loop].number) + ": " +
+           std::to_string(c.posted - c.consumed) + " slices sent to rank " + std::to_string(c.to) +
+           " are left over, it never receives them";
+  }
+  return "";
+}
+
+ValueId LaneRun::fail(std::string text) {
+  error_ = std::move(text);
+  return kNoValue;
+}
+
+}  // namespace unjam

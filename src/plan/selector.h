@@ -1,0 +1,20 @@
+// Which algorithm serves a collective: a table over values on which all ranks of the group agree
+// (kind, group size, bytes), and nothing else, so that all ranks choose alike.
+#pragma once
+
+#include <optional>
+#include <string>
+
+#include "plan/plan.h"
+
+namespace unjam {
+
+// The table's answer. The request must be valid.
+Algorithm select_algorithm(const PlanRequest& request);
+
+// The plan by the given algorithm, or by the table's. Nothing if there is none; then *error (may be
+// null) names the cause.
+std::optional<Plan> make_plan(const PlanRequest& request, const PlanLimits& limits,
+                              std::optional<Algorithm> algorithm, std::string* error = nullptr);
+
+}  // namespace unjam

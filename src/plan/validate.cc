@@ -1,0 +1,162 @@
+#include "plan/validate.h"
+
+#include <tuple>
+
+#include "plan/common.h"
+#include "plan/describe.h"
+
+namespace unjam {
+namespace {
+
+template <typename T>
+std::string differs(const char* what, T here, T there) {
+  if (here == there) return "";
+  return std::string(what) + " " + std::to_string(here) + ", rank 0's has " + std::to_string(there);
+}
+
+// Both ends of every connector compute lengths from their own plan: they must be equal.
+std::string disagreement(const Plan& plan, const Plan& reference) {
+  const Geometry &g = plan.geometry, &h = reference.geometry;
+  for (const std::string& text :
+       {differs("algorithm", static_cast<int>(plan.algorithm),
+                static_cast<int>(reference.algorithm)),
+        differs("protocol", static_cast<int>(plan.protocol), static_cast<int>(reference.protocol)),
+        differs("kind", static_cast<int>(g.kind), static_cast<int>(h.kind)),
+        differs("data type", static_cast<int>(g.dtype), static_cast<int>(h.dtype)),
+        differs("count", g.count, h.count), differs("parts", g.parts, h.parts),
+        differs("chunk", g.chunk, h.chunk), differs("first lane", +g.first_lane, +h.first_lane),
+        differs("lanes", +g.lanes, +h.lanes)}) {
+    if (!text.empty()) return text;
+  }
+  return "";
+}
+
+std::string geometry_error(const PlanRequest& request, const Plan& plan, std::uint32_t slot_bytes) {
+  const Geometry& g = plan.geometry;
+  if (g.kind != request.kind || g.dtype != request.dtype || g.count != request.count) {
+    return "the plan's geometry is not the request's";
+  }
+  if (g.parts < 1 || g.parts > kMaxGroupRanks || g.lanes < 1 || g.chunk < 1) {
+    return "the geometry has no parts, lanes or chunk";
+  }
+  if (g.blocked() && g.parts != static_cast<std::uint32_t>(request.ranks)) {
+    return "a block-structured kind needs one part per rank, the plan has " +
+           std::to_string(g.parts);
+  }
+  if (g.chunk % g.align() != 0) {
+    return "chunk " + std::to_string(g.chunk) + " is not a multiple of the alignment " +
+           std::to_string(g.align());
+  }
+  const std::uint64_t slice = slice_elements(plan, slot_bytes);
+  if (plan.protocol == Protocol::kPacket && g.chunk > slice) {
+    return "a packet chunk must be one slice of at most " + std::to_string(slice) +
+           " elements, the plan has " + std::to_string(g.chunk);
+  }
+  // Parts and lanes tile the vector: each begins where the last one ended.
+  std::uint64_t next = 0;
+  for (std::uint32_t p = 0; p < g.parts; ++p) {
+    for (std::uint32_t i = 0; i < g.lanes; ++i) {
+      const Range r = g.lane_part(p, g.first_lane + i);
+      if (r.length == 0) continue;
+      if (r.offset != next) return "part " + std::to_string(p) + " leaves a gap or an overlap";
+      if ((r.length + g.chunk - 1) / g.chunk > g.loops(g.first_lane + i)) {
+        return "part " + std::to_string(p) + " needs more loops than the geometry makes";
+      }
+      next += r.length;
+    }
+  }
+  if (next != vector_elements(request)) return "the parts do not cover the data";
+  return "";
+}
+
+std::string flags_error(const PlanRequest& request, int rank, const Plan& plan,
+                        const Primitive& p) {
+  const unsigned f = p.flags;
+  const auto has = [f](unsigned flag) { return (f & flag) != 0; };
+  constexpr unsigned kKnown =
+      kRecv | kSend | kLocal | kReduce | kCopy | kFromOutput | kContribute | kFinish | kGather;
+  if ((f & ~kKnown) != 0) return "unknown flags";
+  if (p.part >= plan.geometry.parts) return "there is no such part";
+  if (!has(kRecv | kLocal | kGather)) return "it has no source";
+  if (!has(kSend | kCopy)) return "it has no destination";
+  if (has(kGather) && (has(kRecv) || !has(kLocal) || !has(kReduce) || has(kFromOutput))) {
+    return "a gather reduces the received slices with the local input, nothing else";
+  }
+  if (has(kGather) && request.ranks > kMaxDirectRanks) {
+    return "a gather has at most " + std::to_string(kMaxDirectRanks) + " ranks";
+  }
+  if (!has(kGather) && has(kReduce) != (has(kRecv) && has(kLocal))) {
+    return "a received and a local slice need kReduce, and kReduce needs both";
+  }
+  if (has(kFromOutput | kContribute) && !has(kLocal)) {
+    return "kFromOutput and kContribute need a local slice";
+  }
+  if (has(kReduce | kContribute | kFinish) && !reduces(request.kind)) {
+    return std::string(to_string(request.kind)) + " reduces nothing";
+  }
+  for (const auto& [flag, peer, name] :
+       {std::tuple{kRecv, p.recv_peer, "receive"}, std::tuple{kSend, p.send_peer, "send"}}) {
+    if (!has(flag)) {
+      if (peer != kNoPeer) return std::string("it has a ") + name + " peer without a " + name;
+    } else if (peer >= request.ranks) {
+      return std::string("its ") + name + " peer is not in the group";
+    } else if (peer == rank) {
+      return std::string("its ") + name + " peer is the rank itself";
+    }
+  }
+  if (has(kLocal) && !has(kFromOutput) && !has_input(request, rank, p.part)) {
+    return "this rank has no input there";
+  }
+  if (has(kCopy | kFromOutput) && !has_output(request, rank, p.part)) {
+    return "this rank has no output there";
+  }
+  return "";
+}
+
+}  // namespace
+
+std::uint64_t slice_elements(const Plan& plan, std::uint32_t slot_bytes) {
+  const std::uint32_t bytes = plan.protocol == Protocol::kPacket ? slot_bytes / 2 : slot_bytes;
+  return bytes / dtype_bytes(plan.geometry.dtype);
+}
+
+bool has_input(const PlanRequest& request, int rank, int part) {
+  if (request.kind == Kind::kBroadcast) return rank == request.root;
+  return request.kind != Kind::kAllGather || rank == part;
+}
+
+bool has_output(const PlanRequest& request, int rank, int part) {
+  if (request.kind == Kind::kReduce) return rank == request.root;
+  return request.kind != Kind::kReduceScatter || rank == part;
+}
+
+std::string primitive_text(int rank, std::size_t index, const Primitive& primitive) {
+  return "rank " + std::to_string(rank) + " primitive " + std::to_string(index) + " (" +
+         describe(primitive) + ")";
+}
+
+std::string validate_plans(const PlanRequest& request, const std::vector<Plan>& plans,
+                           std::uint32_t slot_bytes) {
+  if (plans.size() != static_cast<std::size_t>(request.ranks)) {
+    return "one plan per rank is needed, there are " + std::to_string(plans.size()) + " for " +
+           std::to_string(request.ranks) + " ranks";
+  }
+  for (std::size_t r = 1; r < plans.size(); ++r) {
+    const std::string text = disagreement(plans[r], plans[0]);
+    if (!text.empty()) {
+      return "rank " + std::to_string(r) + "'s plan disagrees, so lengths differ: it has " + text;
+    }
+  }
+  const std::string geometry = geometry_error(request, plans[0], slot_bytes);
+  if (!geometry.empty()) return geometry;
+  for (int r = 0; r < request.ranks; ++r) {
+    const Plan& plan = plans[static_cast<std::size_t>(r)];
+    for (std::size_t i = 0; i < plan.primitives.size(); ++i) {
+      const std::string text = flags_error(request, r, plan, plan.primitives[i]);
+      if (!text.empty()) return primitive_text(r, i, plan.primitives[i]) + ": " + text;
+    }
+  }
+  return "";
+}
+
+}  // namespace unjam
