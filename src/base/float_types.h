@@ -94,10 +94,9 @@ UNJAM_HD_INLINE constexpr std::int32_t sign_of(std::int32_t bits) {
 template <class Layout>
 UNJAM_HD_INLINE constexpr float decode_finite(std::int32_t bits) {
   const std::int32_t magnitude = bits & Layout::kMagnitude;
-  const float value =
-      magnitude > Layout::kMantissa
-          ? from_bits((magnitude + Layout::kRebias) << Layout::kShift)
-          : static_cast<float>(magnitude) * from_bits(Layout::kStep);
+  const float value = magnitude > Layout::kMantissa
+                          ? from_bits((magnitude + Layout::kRebias) << Layout::kShift)
+                          : static_cast<float>(magnitude) * from_bits(Layout::kStep);
   return (bits >> Layout::kSignBit) & 1 ? -value : value;
 }
 
@@ -108,8 +107,7 @@ UNJAM_HD_INLINE constexpr std::int32_t encode_saturating(float x, std::int32_t l
   if (magnitude > kFloatInfinity) return 0x7f;
   // From here on everything would be `largest` or above it.
   const std::int32_t limit = (largest + Layout::kRebias) << Layout::kShift;
-  const std::int32_t result =
-      magnitude >= limit ? largest : encode_magnitude<Layout>(magnitude);
+  const std::int32_t result = magnitude >= limit ? largest : encode_magnitude<Layout>(magnitude);
   return result | sign_of<Layout>(bits);
 }
 
@@ -153,9 +151,8 @@ UNJAM_HD_INLINE constexpr Float16 from_float<Float16>(float x) {
   const std::int32_t magnitude = bits & 0x7fffffff;
   if (magnitude > float_types::kFloatInfinity) return {0x7fff};
   constexpr std::int32_t kTooLarge = (127 + 16) << 23;  // 65536; 65520 and up round to infinity
-  const std::int32_t result = magnitude >= kTooLarge
-                                  ? 0x7c00
-                                  : float_types::encode_magnitude<Float16Layout>(magnitude);
+  const std::int32_t result =
+      magnitude >= kTooLarge ? 0x7c00 : float_types::encode_magnitude<Float16Layout>(magnitude);
   return {static_cast<std::uint16_t>(result | float_types::sign_of<Float16Layout>(bits))};
 }
 
@@ -168,14 +165,14 @@ UNJAM_HD_INLINE constexpr Bfloat16 from_float<Bfloat16>(float x) {
 
 template <>
 UNJAM_HD_INLINE constexpr Float8E4M3 from_float<Float8E4M3>(float x) {
-  return {static_cast<std::uint8_t>(
-      float_types::encode_saturating<Float8E4M3Layout>(x, kLargestE4M3))};
+  return {
+      static_cast<std::uint8_t>(float_types::encode_saturating<Float8E4M3Layout>(x, kLargestE4M3))};
 }
 
 template <>
 UNJAM_HD_INLINE constexpr Float8E5M2 from_float<Float8E5M2>(float x) {
-  return {static_cast<std::uint8_t>(
-      float_types::encode_saturating<Float8E5M2Layout>(x, kLargestE5M2))};
+  return {
+      static_cast<std::uint8_t>(float_types::encode_saturating<Float8E5M2Layout>(x, kLargestE5M2))};
 }
 
 }  // namespace unjam

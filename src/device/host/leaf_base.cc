@@ -23,8 +23,7 @@ struct Isa {
     return _mm_unpacklo_epi16(_mm_unpacklo_epi8(_mm_cvtsi32_si128(four), zero), zero);
   }
   [[gnu::always_inline]] static __m128i load_u16(const void* p) {
-    return _mm_unpacklo_epi16(_mm_loadl_epi64(static_cast<const __m128i*>(p)),
-                              _mm_setzero_si128());
+    return _mm_unpacklo_epi16(_mm_loadl_epi64(static_cast<const __m128i*>(p)), _mm_setzero_si128());
   }
   [[gnu::always_inline]] static void store_u8(void* p, Ints v) {
     const __m128i shorts = _mm_packs_epi32((__m128i)v, (__m128i)v);

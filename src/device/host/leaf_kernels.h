@@ -23,7 +23,9 @@
 #pragma GCC diagnostic ignored "-Wpsabi"
 // Contracting the average's multiply and add would make results depend on the instruction set.
 // AVX-512 has fused instructions even without -mfma.
-#if !defined(__clang__)
+#if defined(__clang__)
+#pragma clang fp contract(off)
+#else
 #pragma GCC optimize("fp-contract=off")
 #endif
 
@@ -66,8 +68,8 @@ template <class Layout>
 [[gnu::always_inline]] inline FloatVector decode_finite(IntVector bits) {
   const IntVector magnitude = bits & Layout::kMagnitude;
   const IntVector normal = (magnitude + Layout::kRebias) << Layout::kShift;
-  const FloatVector subnormal = __builtin_convertvector(magnitude, FloatVector) *
-                                __builtin_bit_cast(float, Layout::kStep);
+  const FloatVector subnormal =
+      __builtin_convertvector(magnitude, FloatVector) * __builtin_bit_cast(float, Layout::kStep);
   const IntVector value = magnitude > Layout::kMantissa ? normal : (IntVector)subnormal;
   return (FloatVector)(value | (((bits >> Layout::kSignBit) & 1) << 31));
 }
@@ -224,11 +226,17 @@ inline constexpr bool kIsFloat = static_cast<T>(0.5) != static_cast<T>(0);
 template <int kBytes>
 struct UnsignedOf;
 template <>
-struct UnsignedOf<1> { using Type = std::uint8_t; };
+struct UnsignedOf<1> {
+  using Type = std::uint8_t;
+};
 template <>
-struct UnsignedOf<4> { using Type = std::uint32_t; };
+struct UnsignedOf<4> {
+  using Type = std::uint32_t;
+};
 template <>
-struct UnsignedOf<8> { using Type = std::uint64_t; };
+struct UnsignedOf<8> {
+  using Type = std::uint64_t;
+};
 
 template <Op op, class T>
 [[gnu::always_inline]] inline Vector<T> combine(Vector<T> a, Vector<T> b) {
@@ -338,14 +346,14 @@ void reduce(const SliceJob& job, std::uint64_t begin, std::uint64_t end) {
   constexpr std::uint64_t kVector = F::kLanes * F::kStorageBytes;
   constexpr int kUnroll = 4;
   if (job.num_src == 0) return;
-  const Slice<T> slice{job.src,
-                       {static_cast<std::uint8_t*>(job.dst_user),
-                        static_cast<std::uint8_t*>(job.dst_slot)},
-                       job.num_src,
-                       job.scale_sources == ScaleSources::kAll,
-                       job.scale_sources == ScaleSources::kLocal ? job.local_src : -1,
-                       static_cast<T>(job.scale),
-                       job.divisor};
+  const Slice<T> slice{
+      job.src,
+      {static_cast<std::uint8_t*>(job.dst_user), static_cast<std::uint8_t*>(job.dst_slot)},
+      job.num_src,
+      job.scale_sources == ScaleSources::kAll,
+      job.scale_sources == ScaleSources::kLocal ? job.local_src : -1,
+      static_cast<T>(job.scale),
+      job.divisor};
   std::uint64_t at = begin * F::kStorageBytes;
   const std::uint64_t stop = end * F::kStorageBytes;
   for (; stop - at >= kUnroll * kVector; at += kUnroll * kVector) {
