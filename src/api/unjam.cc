@@ -184,6 +184,7 @@ unjamResult_t unjamInit(unjamContext_t* context, int nranks, unjamUniqueId_t id,
     if (!unjam::resolve_settings(config, settings, error)) {
       return fail(UNJAM_ERROR_INVALID_ARGUMENT, error);
     }
+    unjam::resolve_spins(settings, nranks * settings.lanes);
     unjamResult_t code = UNJAM_SUCCESS;
     std::shared_ptr<World> world = World::by_id(id, nranks, settings, code, error);
     if (world == nullptr) return fail(code, error);
@@ -207,6 +208,7 @@ unjamResult_t unjamInitAll(unjamContext_t* contexts, int nranks, const unjamConf
     if (!unjam::resolve_settings(config, settings, error)) {
       return fail(UNJAM_ERROR_INVALID_ARGUMENT, error);
     }
+    unjam::resolve_spins(settings, nranks * settings.lanes);
     auto world = std::make_shared<World>(nranks, settings);
     for (int r = 0; r < nranks; ++r) {
       const unjamResult_t code = world->join(r, settings, error);

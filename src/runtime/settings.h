@@ -19,10 +19,10 @@ struct Settings {
   std::int64_t escape_slots = 5;
   std::int64_t escape_slot_bytes = 8192;
   std::int64_t borrow_slots = 64;
-  std::int64_t spin_head = 64;
-  std::int64_t spin_base = 2;
+  std::int64_t spin_head = 0;  // 0: see resolve_spins
+  std::int64_t spin_base = 0;
   std::int64_t spin_boost = 20;
-  std::int64_t spin_cap = 256;
+  std::int64_t spin_cap = 0;
   std::int64_t quantum_slices = 64;
   std::int64_t residency_us = 5000;
   std::int64_t trace_events = 0;
@@ -48,6 +48,9 @@ const std::vector<Variable>& variables();
 // Resolves `config` (may be null) against the environment and the defaults. False: `error` names the
 // field or variable, its value and what is accepted.
 bool resolve_settings(const unjamConfig_t* config, Settings& settings, std::string& error);
+
+// Fills in spin thresholds that were left at 0, for `threads` engine threads on this machine's cores.
+void resolve_spins(Settings& settings, std::int64_t threads);
 
 // "lanes=2, escape_slots=5, …": the values that ranks must agree on.
 std::string agreed_settings_text(const Settings& settings);

@@ -6,7 +6,8 @@
 
 namespace unjam {
 
-// Sleeps while word == expected; at most timeout_us (< 0: no limit). Returns at spurious wake-ups too.
+// Sleeps while word == expected; at most timeout_us (< 0: no limit). Returns at spurious wake-ups
+// too.
 void futex_wait(std::uint32_t& word, std::uint32_t expected, std::int64_t timeout_us);
 void futex_wake_all(std::uint32_t& word);
 

@@ -17,8 +17,8 @@ struct HostDaemon::Lane {
   std::uint32_t index = 0;
   BlockShared shared;
   pthread_barrier_t barrier;
-  bool leave = false;               // leader to block, ordered by the barrier
-  std::uint32_t asleep_value = 0;   // what try_quit put into the doorbell, 0: stayed awake
+  bool leave = false;              // leader to block, ordered by the barrier
+  std::uint32_t asleep_value = 0;  // what try_quit put into the doorbell, 0: stayed awake
   // Odd while an engine runs; every change is notified.
   std::atomic<std::uint64_t> transitions{0};
   EventCount changed;
@@ -123,8 +123,7 @@ HostDaemon::HostDaemon(RankState& rank, EventCount& completions, const HostDaemo
     auto lane = std::make_unique<Lane>();
     lane->index = l;
     if (options.delay_seed != 0) {
-      lane->delay_state =
-          mix64(options.delay_seed + (rank.lanes[l].transport.rank << 8) + l) | 1;
+      lane->delay_state = mix64(options.delay_seed + (rank.lanes[l].transport.rank << 8) + l) | 1;
     }
     pthread_barrier_init(&lane->barrier, nullptr, options.block_threads);
     lanes_.push_back(std::move(lane));
@@ -156,7 +155,8 @@ void HostDaemon::lane_main(Lane& lane, unsigned thread) {
   HostDev dev(rank_, lane.index, thread, options_.block_threads, &lane.barrier, completions_,
               lane.asleep_value, thread == 0 ? lane.delay_state : no_delay, options_.delay_max_us);
   std::uint32_t& doorbell =
-      rank_.lanes[lane.index].transport.lane_cell(rank_.lanes[lane.index].transport.rank, lane.index)
+      rank_.lanes[lane.index]
+          .transport.lane_cell(rank_.lanes[lane.index].transport.rank, lane.index)
           .doorbell;
   for (;;) {
     if (thread == 0) {

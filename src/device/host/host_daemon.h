@@ -1,5 +1,5 @@
-// The host device's daemon: one block of threads a lane that runs the engine while there is work and
-// sleeps otherwise. What is a resident kernel on a GPU is "a thread inside Engine::run()" here:
+// The host device's daemon: one block of threads a lane that runs the engine while there is work
+// and sleeps otherwise. What is a resident kernel on a GPU is "a thread inside Engine::run()" here:
 // synchronize() returns when none is.
 #pragma once
 

@@ -1,5 +1,5 @@
-// Memory that can be shared with other processes through a file descriptor and has no name anywhere,
-// so nothing is left behind after any kind of death.
+// Memory that can be shared with other processes through a file descriptor and has no name
+// anywhere, so nothing is left behind after any kind of death.
 #pragma once
 
 #include <cstddef>

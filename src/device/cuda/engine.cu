@@ -1,0 +1,74 @@
+// The engine as a CUDA kernel: one block a lane. This version compiles it, for every dtype, operator
+// and protocol, so that registers and spills are known and the code stays portable; nothing launches
+// it yet (CHANGELOG: the CUDA device comes next).
+#include <cuda/atomic>
+
+#include "device/cuda/leaves.cuh"
+#include "engine/engine.h"
+
+namespace unjam {
+namespace {
+
+// The GPU's side of Engine's `Dev`.
+class CudaDev {
+ public:
+  static constexpr bool kInlinePacketFlags = true;
+
+  __device__ CudaDev(RankState& rank, std::uint32_t lane) : rank_(rank), lane_(lane) {}
+
+  __device__ unsigned thread() const { return threadIdx.x; }
+  __device__ unsigned threads() const { return blockDim.x; }
+  __device__ void sync() { __syncthreads(); }
+  __device__ void leaf(const SliceJob& job) { run_leaf_cuda(job, threadIdx.x, blockDim.x); }
+
+  // Two phases for packets: every thread polls its own words; the block goes on only if all have
+  // seen theirs. Nothing is stored before the vote.
+  __device__ bool packets_ready(const SliceJob& job, std::uint32_t polls) {
+    const std::uint64_t bytes = job.elems * dtype_bytes(job.dtype);
+    for (std::uint32_t k = 0; k < polls; ++k) {
+      bool ready = true;
+      for (int i = 0; ready && i < job.num_src; ++i) {
+        if (i == job.local_src) continue;
+        ready = packet_ready_cuda(job.src[i], bytes, job.flag, threadIdx.x, blockDim.x);
+      }
+      if (__syncthreads_and(ready)) return true;
+    }
+    return false;
+  }
+
+  __device__ void relax(std::uint32_t) {}
+  __device__ void delay() {}
+  __device__ std::uint64_t now_ns() const {
+    std::uint64_t t;
+    asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(t));
+    return t;
+  }
+  __device__ bool residency_matters() const { return true; }
+
+  // A GPU wakes nobody: sleeping lanes are started by their host's launcher, which sees the doorbell.
+  __device__ void wake(std::uint32_t, std::uint32_t) {}
+  __device__ void notify_host() {}
+
+  __device__ bool try_quit(std::uint32_t epoch, bool for_room) {
+    std::uint32_t asleep;
+    const LaneTransport& t = rank_.lanes[lane_].transport;
+    return doorbell_try_sleep(t.lane_cell(t.rank, lane_).doorbell, epoch, for_room, asleep);
+  }
+  __device__ void hold_sleep(std::uint32_t) {}
+
+ private:
+  RankState& rank_;
+  const std::uint32_t lane_;
+};
+
+}  // namespace
+
+__global__ void __launch_bounds__(512) unjam_daemon_kernel(RankState* rank) {
+  // Raw storage: shared variables have no constructors. The leader sets what needs a value in
+  // Engine::start().
+  __shared__ alignas(16) unsigned char shared[sizeof(BlockShared)];
+  CudaDev dev(*rank, blockIdx.x);
+  Engine<CudaDev>(dev, *rank, blockIdx.x, *reinterpret_cast<BlockShared*>(shared)).run();
+}
+
+}  // namespace unjam
