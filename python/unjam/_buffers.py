@@ -20,6 +20,13 @@ from ._types import ARRAY_DTYPES, DType, dtype_of, supported_dtypes
 # not reduce as such. An explicit dtype= may reinterpret them.
 _RAW = frozenset({"uint8", "int8", "uint16", "int16", "bool"})
 
+# The common case, without looking at names: native NumPy types that unjam knows.
+_SIMPLE: dict[Any, DType] = {
+    np.dtype(name): dtype
+    for name, dtype in ARRAY_DTYPES.items()
+    if name != "bfloat16" and not name.startswith("float8")
+}
+
 
 class Buffer(NamedTuple):
     """A piece of memory.
@@ -99,12 +106,15 @@ def _from_numpy(array: np.ndarray[Any, Any], keep: Any, name: str, dtype: Any) -
             f"np.ascontiguousarray({name}), or a slice of whole rows"
         )
     own = array.dtype
+    simple = _SIMPLE.get(own) if dtype is None else None
+    address: int = array.__array_interface__["data"][0]
+    if simple is not None and not (address % simple.itemsize):
+        return Buffer(address, array.size, simple, flags.writeable, keep)
     if not own.isnative:
         raise InvalidArgument(
             f"{name} has foreign byte order ({own.str}): pass "
             f"{name}.astype({name}.dtype.newbyteorder('='))"
         )
-    address: int = array.__array_interface__["data"][0]
     found = _element_type(own.name, own.kind == "V" and own.names is None, name, dtype)
     return _checked(name, address, array.nbytes, found, flags.writeable, keep)
 

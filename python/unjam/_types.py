@@ -38,7 +38,7 @@ class DType(enum.IntEnum):
         return _ITEMSIZES[self]
 
 
-_ITEMSIZES = {
+_ITEMSIZES: dict[int, int] = {
     DType.INT8: 1,
     DType.UINT8: 1,
     DType.INT32: 4,

@@ -34,7 +34,7 @@ class Collective:
         priority: int,
     ) -> None:
         """Made by ``Group.register…``, not by users."""
-        from .group import describe_key, encode
+        from .group import encode
 
         self._group = group
         self._kind = kind
@@ -42,7 +42,7 @@ class Collective:
         self._dtype = dtype
         self._op = op
         self._root = root
-        self._what = f"{kind.label} {describe_key(group, key)}"
+        self._what = (kind.label, key, group.name)
         self._handle = ctypes.c_void_p()
         self._closed = False
         encoded = encode(key, "key")
@@ -59,10 +59,14 @@ class Collective:
                     ctypes.byref(self._handle),
                 )
             )
-            group._note_key(lib, key, encoded)
+            if group.context._tracing:
+                group._note_key(key, encoded)
 
     def __repr__(self) -> str:
-        return f"<unjam.Collective {self._what}, {self._dtype.label}>"
+        return f"<unjam.Collective {self._name()}, {self._dtype.label}>"
+
+    def _name(self) -> str:
+        return f"{self._kind.label} under key {self._key!r} on rank {self._group.context.rank}"
 
     @property
     def group(self) -> Group:
@@ -107,26 +111,30 @@ class Collective:
             self._kind, x, out, group.rank, group.size, self._root, self._dtype
         )
         if self._closed or group._closed:
-            raise InvalidUsage(f"{self._what} is deregistered")
+            raise InvalidUsage(f"{self._name()} is deregistered")
         request = Request(group.context, self._what, what.output, what.keep, callback)
         number = _completion.register(request)
+        if not group.context._enter():
+            _completion.forget(number)
+            raise group.context._closed_error()
         try:
-            with group.context._call() as lib:
-                check(
-                    lib.unjamRun(
-                        self._handle,
-                        what.send,
-                        what.recv,
-                        what.elements,
-                        _completion.ADDRESS,
-                        number,
-                        ctypes.byref(request._handle),
-                    )
-                )
+            code = library().unjamRun(
+                self._handle,
+                what.send,
+                what.recv,
+                what.elements,
+                _completion.ADDRESS,
+                number,
+                ctypes.byref(request._handle),
+            )
+            if code:
+                check(code)
         except BaseException:
             if not request._handle:
                 _completion.forget(number)
             raise
+        finally:
+            group.context._leave()
         return request
 
     def close(self) -> None:

@@ -333,11 +333,14 @@ class Context:
     @contextmanager
     def _call(self) -> Iterator[Any]:
         if not self._enter():
-            raise InvalidUsage(f"the context of rank {self._rank} is closed")
+            raise self._closed_error()
         try:
             yield library()
         finally:
             self._leave()
+
+    def _closed_error(self) -> InvalidUsage:
+        return InvalidUsage(f"the context of rank {self._rank} is closed")
 
     def _free_request(self, handle: Any) -> None:
         """From a request's finaliser: must not wait. A context that is closing frees it itself."""

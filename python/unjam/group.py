@@ -17,6 +17,7 @@ from .request import Request
 if TYPE_CHECKING:
     from .context import Context
 
+_OPTIONS_SIZE = ctypes.sizeof(_abi.CallOptions)
 OnDone = Callable[[Request], object]
 
 
@@ -317,46 +318,43 @@ class Group:
         context = self._context
         if self._closed:
             raise InvalidUsage(f"{self!r} is closed")
-        request = Request(
-            context, f"{kind.label} {describe_key(self, key)}", what.output, what.keep, callback
-        )
+        name = (_LABELS[kind], key, self._name)
+        request = Request(context, name, what.output, what.keep, callback)
         number = _completion.register(request)
         options = _abi.CallOptions(
-            ctypes.sizeof(_abi.CallOptions),
-            _abi.VERSION,
-            priority,
-            _completion.ADDRESS,
-            number,
+            _OPTIONS_SIZE, _abi.VERSION, priority, _completion.ADDRESS, number
         )
+        if not context._enter():
+            _completion.forget(number)
+            raise context._closed_error()
         try:
-            with context._call() as lib:
-                check(
-                    getattr(lib, _FUNCTIONS[kind])(
-                        self._handle,
-                        encoded,
-                        what.send,
-                        what.recv,
-                        what.elements,
-                        *extra,
-                        ctypes.byref(options),
-                        ctypes.byref(request._handle),
-                    )
-                )
-                self._note_key(lib, key, encoded)
+            code = getattr(library(), _FUNCTIONS[kind])(
+                self._handle,
+                encoded,
+                what.send,
+                what.recv,
+                what.elements,
+                *extra,
+                ctypes.byref(options),
+                ctypes.byref(request._handle),
+            )
+            if code:
+                check(code)
+            if context._tracing:
+                self._note_key(key, encoded)
         except BaseException:
             if not request._handle:
                 _completion.forget(number)
             raise
+        finally:
+            context._leave()
         return request
 
-    def _note_key(self, lib: Any, key: str, encoded: bytes) -> None:
+    def _note_key(self, key: str, encoded: bytes) -> None:
         """While tracing: remembers the key's hash, by which events name it."""
-        context = self._context
-        if not context._tracing:
-            return
         value = ctypes.c_uint64(0)
-        check(lib.unjamKeyHash(self._handle, encoded, ctypes.byref(value)))
-        context._names[value.value] = (self._name, key)
+        check(library().unjamKeyHash(self._handle, encoded, ctypes.byref(value)))
+        self._context._names[value.value] = (self._name, key)
 
 
 _FUNCTIONS = {
@@ -366,6 +364,8 @@ _FUNCTIONS = {
     Kind.REDUCE: "unjamReduce",
     Kind.BROADCAST: "unjamBroadcast",
 }
+
+_LABELS = {kind: kind.label for kind in Kind}
 
 
 def encode(text: str, what: str) -> bytes:
@@ -380,9 +380,3 @@ def encode(text: str, what: str) -> bytes:
     if b"\0" in encoded:
         raise InvalidArgument(f"{what} {text!r} contains a NUL character")
     return encoded
-
-
-def describe_key(group: Group, key: str) -> str:
-    """For messages: which channel of which group."""
-    where = f"of group {group.name!r} " if group.name else ""
-    return f"under key {key!r} {where}on rank {group.context.rank}"

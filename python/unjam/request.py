@@ -51,7 +51,7 @@ class Request:
     def __init__(
         self,
         context: Context,
-        what: str,
+        what: tuple[str, str, str],
         output: Any,
         keep: tuple[Any, ...],
         callback: Callable[[Request], object] | None,
@@ -73,7 +73,12 @@ class Request:
         state = "failed" if self._code else "complete"
         if self._code is None:
             state = "pending"
-        return f"<unjam.Request {self._what}: {state}>"
+        return f"<unjam.Request {self._name()}: {state}>"
+
+    def _name(self) -> str:
+        kind, key, group = self._what
+        where = f" of group {group!r}" if group else ""
+        return f"{kind} under key {key!r}{where} on rank {self.context.rank}"
 
     def __del__(self) -> None:
         # Runs only when no thread is inside a wait; a pending request is held by the table.
@@ -179,8 +184,8 @@ class Request:
         context = self.context
         if _completion.callback_context() is context and not self.test():
             raise InvalidUsage(
-                f"{self._what} is pending, and a callback must not wait for collectives of its own "
-                "context: use add_done_callback, or wait in another thread"
+                f"{self._name()} is pending, and a callback must not wait for collectives of its "
+                "own context: use add_done_callback, or wait in another thread"
             )
         deadline = None if timeout is None else time.monotonic() + timeout
         lib = library()
@@ -188,7 +193,7 @@ class Request:
             remaining = SLICE_S if deadline is None else deadline - time.monotonic()
             if not context._enter():
                 if self._code is None:
-                    raise InvalidUsage(f"{self._what}: its context is closed")
+                    raise InvalidUsage(f"{self._name()}: its context is closed")
                 return
             try:
                 code = lib.unjamWait(self._handle, max(0, int(min(remaining, SLICE_S) * 1e6)))
@@ -199,7 +204,7 @@ class Request:
                 context._leave()
             if deadline is not None and remaining <= SLICE_S and time.monotonic() >= deadline:
                 raise Timeout(
-                    f"{self._what} is still pending after {timeout:g} s (it goes on; "
+                    f"{self._name()} is still pending after {timeout:g} s (it goes on; "
                     "Context.explain() tells who waits for whom)"
                 )
 
@@ -243,8 +248,8 @@ class Request:
             finally:
                 self.context._leave()
         if code == _abi.ERROR_ABORTED and not self._message:
-            return Aborted(f"{self._what} was ended: its context was aborted or destroyed")
-        return make_error(code, self._message or f"{self._what} failed with code {code}")
+            return Aborted(f"{self._name()} was ended: its context was aborted or destroyed")
+        return make_error(code, self._message or f"{self._name()} failed with code {code}")
 
 
 def wait_all(requests: Iterable[Request], timeout: float | None = None) -> None:

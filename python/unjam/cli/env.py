@@ -1,0 +1,45 @@
+"""env: lists every UNJAM_ environment variable with its meaning, default and value."""
+
+from __future__ import annotations
+
+import argparse
+import os
+
+from .. import _lib
+from ._console import cell, make_console, make_table, print_json
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declares the command's arguments."""
+    parser.add_argument("--json", action="store_true", help="print JSON")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Prints the table."""
+    variables = _lib.environment()
+    if options.json:
+        print_json(variables)
+        return 0
+    table = make_table(
+        "Environment variables", ["variable", "values", "default", "set to", "meaning"]
+    )
+    for variable in variables:
+        doc = variable["doc"]
+        if variable.get("agreed"):
+            doc += " (Must be equal on all ranks.)"
+        values = str(variable["type"])
+        if values == "integer" and "min" in variable:
+            values = f"{variable['min']} to {variable['max']}"
+        table.add_row(
+            variable["name"], values, str(variable["default"]), cell(variable["value"]), doc
+        )
+    # What the Python side alone looks at.
+    table.add_row(
+        "UNJAM_LIBRARY",
+        "path",
+        "",
+        cell(os.environ.get("UNJAM_LIBRARY")),
+        "Python: the libunjam.so to load instead of the one beside the package.",
+    )
+    make_console().print(table)
+    return 0

@@ -1,0 +1,97 @@
+"""plan: checks a collective's plans by symbolic execution of all ranks."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from .._lib import library, read_json
+from .._types import DType, Kind, Op, dtype_of, kind_of, op_of
+from ._console import cell, make_console, make_table, natural, positive, print_json, rank_count
+
+_ALGORITHMS = {"ring": 0, "direct": 1, "auto": -1}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declares the command's arguments."""
+    kinds = [kind.label for kind in Kind]
+    parser.add_argument(
+        "--check",
+        metavar="KIND",
+        required=True,
+        type=lambda text: text.lower().replace("-", "_"),
+        choices=kinds,
+        help=f"collective to plan and check: {', '.join(kinds)}",
+    )
+    parser.add_argument("--ranks", type=rank_count, default=8, help="group size (default: 8)")
+    parser.add_argument(
+        "--count",
+        type=natural,
+        default=1 << 18,
+        help="elements (default: 262144, 1 MiB of float32)",
+    )
+    parser.add_argument("--dtype", choices=[d.label for d in DType], default="float32")
+    parser.add_argument("--op", choices=[op.label for op in Op], default="sum")
+    parser.add_argument("--root", type=natural, default=0, help="root's rank in the group")
+    parser.add_argument("--algorithm", choices=list(_ALGORITHMS), default="auto")
+    parser.add_argument("--lanes", type=positive, default=1, help="blocks a rank (default: 1)")
+    parser.add_argument(
+        "--slots", type=positive, default=5, help="guaranteed slots of a connector (default: 5)"
+    )
+    parser.add_argument("--list", action="store_true", help="list every rank's primitives too")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+
+
+def check_plan(options: argparse.Namespace) -> dict[str, Any]:
+    """What the plan checker says, as the C API's JSON."""
+    lib = library()
+    report: dict[str, Any] = read_json(
+        lambda buffer, size, needed: lib.unjamPlanCheck(
+            kind_of(options.check),
+            dtype_of(options.dtype),
+            op_of(options.op),
+            options.count,
+            options.ranks,
+            options.root,
+            _ALGORITHMS[options.algorithm],
+            options.lanes,
+            options.slots,
+            int(options.list),
+            buffer,
+            size,
+            needed,
+        )
+    )
+    return report
+
+
+def run(options: argparse.Namespace) -> int:
+    """Prints the report; status 1 if a proof failed."""
+    if options.root >= options.ranks:
+        options.parser.error(f"--root {options.root} is not a rank of {options.ranks}")
+    report = check_plan(options)
+    if options.json:
+        print_json(report)
+        return 0 if report["ok"] else 1
+    console = make_console()
+    table = make_table(
+        f"{options.check} of {options.count:,} {options.dtype} over {options.ranks} ranks",
+        ["property", "value"],
+        ["value"],
+    )
+    for name, value in report.items():
+        if not isinstance(value, list):
+            table.add_row(name.replace("_", " "), cell(value))
+    console.print(table)
+    for program in report.get("programs", ()):
+        console.print(f"rank {program['rank']}", style="bold")
+        for primitive in program["primitives"]:
+            console.print(f"  {primitive['text']}")
+    if report["ok"]:
+        console.print(
+            "The result is right on every rank, and no rank's plan can block itself within the "
+            "guaranteed slots."
+        )
+        return 0
+    console.print(f"[bold red]The check failed:[/] {report.get('error', '')}")
+    return 1

@@ -1,0 +1,102 @@
+"""Timelines through matplotlib."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
+
+from ..timeline import RankRow, Timeline
+from . import color_of
+
+_ROW = 0.78  # height of a rank's row, of 1
+
+
+def draw_plot(timelines: Sequence[Timeline], path: Path) -> None:
+    """One panel a timeline, one row a rank; the file's ending chooses the format."""
+    heights = [0.34 * len(timeline.rows) + 0.9 for timeline in timelines]
+    figure = Figure(figsize=(12, sum(heights) + 0.5), layout="constrained")
+    FigureCanvasAgg(figure)
+    panels: Any = figure.subplots(
+        len(timelines), 1, squeeze=False, gridspec_kw={"height_ratios": heights}
+    )
+    for axes, timeline in zip(panels[:, 0], timelines, strict=True):
+        _panel(axes, timeline)
+    _legend(figure, timelines[-1])
+    figure.savefig(path, dpi=130)
+
+
+def _panel(axes: Any, timeline: Timeline) -> None:
+    colors = {key: color_of(place) for place, (key, _) in enumerate(timeline.keys)}
+    axes.set_title(timeline.title, loc="left", fontsize=11)
+    axes.set_xlim(0, timeline.milliseconds)
+    axes.set_ylim(len(timeline.rows) - 0.5, -0.5)
+    axes.set_yticks(range(len(timeline.rows)), [f"rank {row.rank}" for row in timeline.rows])
+    axes.set_xlabel("ms", loc="right", labelpad=-6)
+    axes.tick_params(axis="y", length=0)
+    for side in ("top", "right", "left"):
+        axes.spines[side].set_visible(False)
+    for place, row in enumerate(timeline.rows):
+        _row(axes, timeline, row, place, colors)
+
+
+def _row(axes: Any, timeline: Timeline, row: RankRow, place: int, colors: dict[str, str]) -> None:
+    height = _ROW / row.lanes
+    zero = timeline.start_ns
+
+    def bottom(lane: int) -> float:
+        return place - _ROW / 2 + lane * height
+
+    for lane in range(row.lanes):
+        gaps = [gap for gap in row.gaps if gap.lane == lane]
+        axes.broken_barh(
+            [((g.start_ns - zero) * 1e-6, (g.end_ns - g.start_ns) * 1e-6) for g in gaps],
+            (bottom(lane) + 0.4 * height, 0.2 * height),
+            facecolors="#e4e4e4",
+        )
+        for stuck in (False, True):
+            spans = [s for s in row.spans if s.lane == lane and (s.end == "open") is stuck]
+            axes.broken_barh(
+                [((s.start_ns - zero) * 1e-6, (s.end_ns - s.start_ns) * 1e-6) for s in spans],
+                (bottom(lane), height),
+                facecolors=[colors[s.key] for s in spans],
+                hatch="////" if stuck else None,
+                edgecolor="white" if stuck else "none",
+                linewidth=0,
+            )
+        for end, color, width in (("preempt", "#111111", 0.7), ("finish", "#ffffff", 1.6)):
+            times = [s.end_ns for s in row.spans if s.lane == lane and s.end == end]
+            axes.vlines(
+                [(time - zero) * 1e-6 for time in times],
+                bottom(lane),
+                bottom(lane) + height,
+                colors=color,
+                linewidth=width,
+            )
+    if row.note:
+        axes.text(
+            0.006 * timeline.milliseconds,
+            place,
+            row.note,
+            va="center",
+            fontsize=8.5,
+            bbox={"facecolor": "white", "edgecolor": "none", "alpha": 0.85, "pad": 1.5},
+        )
+
+
+def _legend(figure: Figure, timeline: Timeline) -> None:
+    entries: list[Any] = [
+        Patch(facecolor=color_of(place), label=label)
+        for place, (_, label) in enumerate(timeline.keys)
+    ]
+    entries += [
+        Line2D([], [], color="#111111", linewidth=0.9, label="preempted", marker="|", ls=""),
+        Line2D([], [], color="#cccccc", linewidth=3, label="engine has quit"),
+        Patch(facecolor="#999999", hatch="////", edgecolor="white", label="stuck"),
+    ]
+    figure.legend(handles=entries, loc="outside lower center", ncols=6, fontsize=8.5, frameon=False)
