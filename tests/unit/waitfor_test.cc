@@ -1,0 +1,95 @@
+// Wait-for graphs from snapshots: true cycles are named, everything less certain is not.
+#include "control/waitfor.h"
+
+#include <gtest/gtest.h>
+
+#include <string>
+#include <vector>
+
+namespace unjam {
+namespace {
+
+PendingCall call(std::uint64_t tag, const std::string& key, std::vector<int> members,
+                 std::uint64_t n = 0) {
+  return {{tag, n, "", key}, "all_reduce", std::move(members), 1.0};
+}
+
+// A rank under the hold policy that has submitted `pending` in this order and runs the first.
+RankSnapshot holder(int rank, std::vector<PendingCall> pending) {
+  RankSnapshot r;
+  r.rank = rank;
+  r.holds = true;
+  r.running = {pending.empty() ? -1 : 0};
+  r.words = {1};
+  for (const PendingCall& p : pending) r.calls[p.call.tag] = p.call.n + 1;
+  r.pending = std::move(pending);
+  return r;
+}
+
+TEST(WaitFor, TwoRanksInOppositeOrders) {
+  const auto a = call(10, "A", {0, 1}), b = call(11, "B", {0, 1});
+  const auto cycles = find_cycles(certain_edges({holder(0, {a, b}), holder(1, {b, a})}));
+  ASSERT_EQ(cycles.size(), 1u);
+  EXPECT_EQ(cycles[0].text(),
+            "rank 0 runs 'A' and waits for rank 1, which runs 'B' and waits for rank 0");
+}
+
+TEST(WaitFor, PeerThatHasNotCalledYetButHoldsAnother) {
+  // Program 2: rank 1 is inside a device synchronisation behind B and has not called A.
+  const auto a = call(10, "A", {0, 1}), b = call(11, "B", {0, 1});
+  EXPECT_EQ(find_cycles(certain_edges({holder(0, {a}), holder(1, {b})})).size(), 1u);
+}
+
+TEST(WaitFor, ThreeRanksInARing) {
+  const auto a = call(1, "A", {0, 1}), b = call(2, "B", {1, 2}), c = call(3, "C", {2, 0});
+  const auto cycles =
+      find_cycles(certain_edges({holder(0, {a, c}), holder(1, {b, a}), holder(2, {c, b})}));
+  ASSERT_EQ(cycles.size(), 1u);
+  EXPECT_EQ(cycles[0].edges.size(), 3u);
+}
+
+TEST(WaitFor, SameCollectiveIsNoCycle) {
+  const auto a = call(10, "A", {0, 1}), b = call(11, "B", {0, 1});
+  EXPECT_TRUE(certain_edges({holder(0, {a, b}), holder(1, {a, b})}).empty());
+}
+
+TEST(WaitFor, PeerThatIsDoneWithOursIsNoEdge) {
+  // Rank 1 has run A already (a broadcast's root, say) and holds B, which rank 0 has not called.
+  const auto a = call(10, "A", {0, 1}), b = call(11, "B", {0, 1});
+  RankSnapshot one = holder(1, {b});
+  one.calls[10] = 1;
+  const auto edges = certain_edges({holder(0, {a}), one});
+  ASSERT_EQ(edges.size(), 1u);
+  EXPECT_EQ(edges[0].rank, 1);
+  EXPECT_TRUE(find_cycles(edges).empty());
+}
+
+TEST(WaitFor, DifferentUsesOfOneKeyAreDifferentCalls) {
+  const auto a0 = call(10, "A", {0, 1}, 0), a1 = call(10, "A", {0, 1}, 1);
+  const auto edges = certain_edges({holder(0, {a1}), holder(1, {a0})});
+  // Rank 0 is at use 2, rank 1 still at use 1 and has not called use 2; rank 0 has called (and
+  // passed) use 1.
+  ASSERT_EQ(edges.size(), 1u);
+  EXPECT_EQ(edges[0].rank, 0);
+}
+
+TEST(WaitFor, PreemptingRanksHoldNothing) {
+  const auto a = call(10, "A", {0, 1}), b = call(11, "B", {0, 1});
+  RankSnapshot zero = holder(0, {a, b}), one = holder(1, {b, a});
+  zero.holds = one.holds = false;
+  EXPECT_TRUE(certain_edges({zero, one}).empty());
+}
+
+TEST(WaitFor, MissingRanksAndJson) {
+  const auto a = call(10, "A", {0, 1, 2});
+  RankSnapshot two;
+  two.rank = 2;
+  const std::vector<RankSnapshot> ranks = {holder(0, {a}), holder(1, {a}), two};
+  EXPECT_EQ(missing_ranks(a, ranks), (std::vector<int>{2}));
+  const std::string json = explain_json(ranks, {});
+  EXPECT_NE(json.find("\"not_called_by\":[2]"), std::string::npos) << json;
+  EXPECT_NE(json.find("\"cycles\":[]"), std::string::npos) << json;
+}
+
+}  // namespace
+}  // namespace unjam
