@@ -15,8 +15,8 @@ from common import ROOT, Failure, main_wrapper
 LAYERS = ["base", "device", "transport", "engine", "plan", "control", "runtime", "api"]
 # Stand alone: may use base only, and nothing may use them.
 ISLANDS = {"sim"}
-# The devices have two floors. Interfaces (src/device/*.h) stand below transport; what runs the engine
-# on a device (a kernel, a pool of threads) must see the engine, so the implementations stand on it.
+# The devices have two floors. Interfaces (src/device/*.h) stand below transport; what runs the
+# engine on a device (a kernel, a pool of threads) must see the engine, so it stands on it.
 DEVICE_IMPLEMENTATIONS = {"device/host", "device/cuda"}
 # May name the public header: it is the contract of the top layers.
 SEES_PUBLIC_HEADER = {"runtime", "api"}

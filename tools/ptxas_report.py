@@ -1,10 +1,12 @@
 """Prints registers and spills of every kernel, and fails if anything of ours spills.
 
-ptxas_report.py BUILD_DIR reads the *.ptxas files that tools/nvcc_log.sh leaves beside the objects.
+ptxas_report.py BUILD_DIR reads the *.ptxas files that tools/nvcc_log.sh leaves beside the objects
+of the .cu files in compile_commands.json.
 """
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
@@ -103,14 +105,28 @@ def table(functions: list[Function]) -> str:
     return "\n".join(lines)
 
 
+def build_logs(build: Path) -> list[Path]:
+    """The logs of the .cu files that the build folder compiles now (not of ones since removed)."""
+    entries = json.loads((build / "compile_commands.json").read_text())
+    commands = [entry["command"].split() for entry in entries if entry["file"].endswith(".cu")]
+    logs = [build / f"{words[words.index('-o') + 1]}.ptxas" for words in commands]
+    missing = [log.name for log in logs if not log.is_file()]
+    if missing:
+        raise Failure(f"not compiled yet: {', '.join(missing)}")
+    return logs
+
+
 def main() -> int:
     if len(sys.argv) != 2:
         raise Failure("usage: ptxas_report.py BUILD_DIR")
-    logs = sorted(Path(sys.argv[1]).rglob("*.ptxas"))
-    functions = [f for log in logs for f in parse(log.read_text(), log.name)]
-    functions = [f for f in functions if not FOREIGN.match(f.symbol)]
+    functions = [
+        function
+        for log in build_logs(Path(sys.argv[1]))
+        for function in parse(log.read_text(), log.name)
+        if not FOREIGN.match(function.symbol)
+    ]
     if not any(f.is_kernel for f in functions):
-        raise Failure(f"no kernel was compiled below {sys.argv[1]}: nothing to report")
+        raise Failure(f"no kernel was compiled in {sys.argv[1]}: nothing to report")
     print(table(functions), flush=True)
     spilling = [f for f in functions if f.spills]
     if spilling:
