@@ -1,0 +1,157 @@
+// How the CUDA leaves read and write memory: linear (user memory, slots) in pieces of 16 or 8 bytes
+// at any alignment, and packets.
+//
+// Linear data are read with ordinary loads. That is right for connector slots too: whoever saw the
+// slot's flag did so with an acquire at system scope, and a block barrier lies between.
+//
+// A packet connector holds 8-byte words {4 bytes of data, 4 bytes of flag}, so a word's flag tells
+// that its data are there. Words are read and written by relaxed 8-byte accesses, two at a time
+// where the alignment allows: such a vector access is two accesses of 8 bytes to the memory model.
+#pragma once
+
+#include <cstdint>
+
+#include "device/cuda/leaf_formats.cuh"
+
+namespace unjam::cuda_leaves {
+
+__device__ __forceinline__ bool is_aligned(const void* p, unsigned bytes) {
+  return (reinterpret_cast<std::uintptr_t>(p) & (bytes - 1)) == 0;
+}
+
+__device__ __forceinline__ Raw<4> load_aligned(const void* p, Raw<4>*) {
+  const uint4 x = *static_cast<const uint4*>(p);
+  return {{x.x, x.y, x.z, x.w}};
+}
+__device__ __forceinline__ Raw<2> load_aligned(const void* p, Raw<2>*) {
+  const uint2 x = *static_cast<const uint2*>(p);
+  return {{x.x, x.y}};
+}
+template <int kWords>
+__device__ __forceinline__ Raw<kWords> load_aligned(const void* p) {
+  return load_aligned(p, static_cast<Raw<kWords>*>(nullptr));
+}
+__device__ __forceinline__ void store_aligned(void* p, const Raw<4>& raw) {
+  *static_cast<uint4*>(p) = make_uint4(raw.w[0], raw.w[1], raw.w[2], raw.w[3]);
+}
+__device__ __forceinline__ void store_aligned(void* p, const Raw<2>& raw) {
+  *static_cast<uint2*>(p) = make_uint2(raw.w[0], raw.w[1]);
+}
+
+template <int kBytes>
+struct Element;
+template <>
+struct Element<1> {
+  using Type = std::uint8_t;
+};
+template <>
+struct Element<2> {
+  using Type = std::uint16_t;
+};
+template <>
+struct Element<4> {
+  using Type = std::uint32_t;
+};
+template <>
+struct Element<8> {
+  using Type = std::uint64_t;
+};
+
+// The first `bytes` (a multiple of kElement, at most the whole) of kWords words; the rest is zero.
+// One element at a time where p or bytes ask for it; indices are constants, so that nothing goes
+// through local memory.
+template <int kWords, int kElement>
+__device__ __forceinline__ Raw<kWords> load_linear(const void* p, unsigned bytes) {
+  if (bytes == 4 * kWords && is_aligned(p, 4 * kWords)) return load_aligned<kWords>(p);
+  using T = typename Element<kElement>::Type;
+  Raw<kWords> raw{};
+#pragma unroll
+  for (int i = 0; i < 4 * kWords / kElement; ++i) {
+    if (static_cast<unsigned>(i * kElement) >= bytes) break;
+    const T x = static_cast<const T*>(p)[i];
+    if constexpr (kElement == 8) {
+      raw.w[2 * i] = static_cast<std::uint32_t>(x);
+      raw.w[2 * i + 1] = static_cast<std::uint32_t>(x >> 32);
+    } else {
+      raw.w[i * kElement / 4] |= static_cast<std::uint32_t>(x) << (8 * (i * kElement % 4));
+    }
+  }
+  return raw;
+}
+
+template <int kWords, int kElement>
+__device__ __forceinline__ void store_linear(void* p, const Raw<kWords>& raw, unsigned bytes) {
+  if (bytes == 4 * kWords && is_aligned(p, 4 * kWords)) {
+    store_aligned(p, raw);
+    return;
+  }
+  using T = typename Element<kElement>::Type;
+#pragma unroll
+  for (int i = 0; i < 4 * kWords / kElement; ++i) {
+    if (static_cast<unsigned>(i * kElement) >= bytes) break;
+    if constexpr (kElement == 8) {
+      static_cast<T*>(p)[i] = raw.w[2 * i] | static_cast<std::uint64_t>(raw.w[2 * i + 1]) << 32;
+    } else {
+      static_cast<T*>(p)[i] = static_cast<T>(raw.w[i * kElement / 4] >> (8 * (i * kElement % 4)));
+    }
+  }
+}
+
+// ---- Packets. A unit is 8 bytes of data: two packet words, 16 bytes of connector memory. --------
+
+inline constexpr unsigned kUnitBytes = 8;
+
+struct PacketWord {
+  std::uint32_t data;
+  std::uint32_t flag;
+};
+struct PacketUnit {
+  PacketWord word[2];
+};
+
+__device__ __forceinline__ PacketWord unpack(std::uint64_t word) {
+  return {static_cast<std::uint32_t>(word), static_cast<std::uint32_t>(word >> 32)};
+}
+__device__ __forceinline__ std::uint64_t pack(std::uint32_t data, std::uint32_t flag) {
+  return data | static_cast<std::uint64_t>(flag) << 32;
+}
+
+__device__ __forceinline__ PacketWord load_packet_word(const void* p) {
+  std::uint64_t word;
+  asm volatile("ld.relaxed.sys.u64 %0, [%1];" : "=l"(word) : "l"(p) : "memory");
+  return unpack(word);
+}
+__device__ __forceinline__ void store_packet_word(void* p, std::uint32_t data, std::uint32_t flag) {
+  asm volatile("st.relaxed.sys.u64 [%0], %1;" ::"l"(p), "l"(pack(data, flag)) : "memory");
+}
+
+// `bytes` of data are left from this unit on (> 0). The second word need not exist: it reads as
+// {0, flag}.
+__device__ __forceinline__ PacketUnit load_packet_unit(const void* p, std::uint64_t bytes,
+                                                       std::uint32_t flag) {
+  if (bytes > 4 && is_aligned(p, 16)) {
+    std::uint64_t first, second;
+    asm volatile("ld.relaxed.sys.v2.u64 {%0, %1}, [%2];"
+                 : "=l"(first), "=l"(second)
+                 : "l"(p)
+                 : "memory");
+    return {{unpack(first), unpack(second)}};
+  }
+  PacketUnit unit{{load_packet_word(p), {0, flag}}};
+  if (bytes > 4) unit.word[1] = load_packet_word(static_cast<const char*>(p) + 8);
+  return unit;
+}
+
+__device__ __forceinline__ void store_packet_unit(void* p, const Raw<2>& raw, std::uint64_t bytes,
+                                                  std::uint32_t flag) {
+  if (bytes > 4 && is_aligned(p, 16)) {
+    asm volatile("st.relaxed.sys.v2.u64 [%0], {%1, %2};" ::"l"(p), "l"(pack(raw.w[0], flag)),
+                 "l"(pack(raw.w[1], flag))
+                 : "memory");
+    return;
+  }
+  store_packet_word(p, raw.w[0], flag);
+  if (bytes > 4) store_packet_word(static_cast<char*>(p) + 8, raw.w[1], flag);
+}
+
+}  // namespace unjam::cuda_leaves
