@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import ctypes
 import itertools
-import sys
 import threading
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from . import _abi
 
@@ -49,13 +48,20 @@ def callback_context() -> object | None:
 
 
 def report(error: BaseException, where: object) -> None:
-    """Hands an exception that has no caller to sys.unraisablehook."""
-    make: Any = sys.UnraisableHookArgs
-    sys.unraisablehook(
-        make(
-            (type(error), error, error.__traceback__, "Exception ignored in unjam callback", where)
-        )
-    )
+    """Hands an exception that has no caller to sys.unraisablehook.
+
+    Python has no function for that, but ctypes does it for what its callbacks raise; the callback
+    made here has the name of `where`, because that is what the report shows.
+    """
+
+    def unjam_callback() -> None:
+        raise error
+
+    unjam_callback.__qualname__ = f"unjam callback {getattr(where, '__qualname__', repr(where))}"
+    _NoArguments(unjam_callback)()
+
+
+_NoArguments = ctypes.CFUNCTYPE(None)
 
 
 def _completed(result: int, user: int | None) -> None:

@@ -107,11 +107,11 @@ class Collective:
             InvalidUsage: deregistered, or the context is closed.
         """
         group = self._group
+        if self._closed or group._closed:
+            raise InvalidUsage(f"{self._name()} is deregistered")
         what = _arguments.for_kind(
             self._kind, x, out, group.rank, group.size, self._root, self._dtype
         )
-        if self._closed or group._closed:
-            raise InvalidUsage(f"{self._name()} is deregistered")
         request = Request(group.context, self._what, what.output, what.keep, callback)
         number = _completion.register(request)
         if not group.context._enter():

@@ -14,6 +14,8 @@ from rich.table import Table
 
 _PLAIN_WIDTH = 110  # of tables where there is no terminal that says
 
+_MOST_COLUMNS = 7  # of a table that has one row for each thing
+
 
 def make_console() -> Console:
     """A console on stdout; wide enough for the tables if that is no terminal."""
@@ -30,7 +32,9 @@ def print_json(value: Any) -> None:
 
 def make_table(title: str, columns: Sequence[str], numbers: Sequence[str] = ()) -> Table:
     """An empty table; the columns named in `numbers` are flush right."""
-    table = Table(title=title, title_justify="left", title_style="bold", header_style="bold")
+    table = Table(
+        title=title or None, title_justify="left", title_style="bold", header_style="bold"
+    )
     for column in columns:
         table.add_column(column, justify="right" if column in numbers else "left")
     return table
@@ -45,8 +49,15 @@ def pairs_table(title: str, values: Mapping[str, Any]) -> Table:
 
 
 def rows_table(title: str, rows: Sequence[Mapping[str, Any]]) -> Table:
-    """One row for each mapping; the first one's keys are the columns."""
+    """One row for each mapping, or one column for each if they have many names."""
     columns = list(dict.fromkeys(name for row in rows for name in row))
+    if len(columns) > _MOST_COLUMNS:
+        first, *names = columns
+        heads = [f"{first} {cell(row.get(first))}" for row in rows]
+        table = make_table(title, ["name", *heads], heads)
+        for name in names:
+            table.add_row(name, *(cell(row.get(name)) for row in rows))
+        return table
     numbers = [
         name for name in columns if all(isinstance(row.get(name, 0), (int, float)) for row in rows)
     ]

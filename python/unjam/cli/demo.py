@@ -8,6 +8,7 @@ import time
 from dataclasses import dataclass
 
 from rich.console import Console
+from rich.padding import Padding
 from rich.table import Table
 
 from .. import programs
@@ -126,10 +127,8 @@ def _show_hold(demo: _Demo) -> bool:
 
 
 def _say_cycle(demo: _Demo, one: HoldTry) -> None:
-    demo.console.print(
-        f"     the first, named after {1e3 * one.seconds:.0f} ms: "
-        f"[italic]{programs.cycle_text(one.cycle)}[/]"
-    )
+    words = f"the first, named after {1e3 * one.seconds:.0f} ms: {programs.cycle_text(one.cycle)}"
+    demo.console.print(Padding(words, (0, 0, 0, 5), expand=False))
 
 
 # ---- 2: unjam ----
@@ -159,7 +158,7 @@ def _show_unjam(demo: _Demo) -> None:
     costs = []
     for number, device_sync in ((1, False), (2, True)):
         parts = _run_program(demo, number, device_sync)
-        for order, words in (("random", "each rank its own order"), ("consistent", "one order")):
+        for order, words in (("random", "own order"), ("consistent", "one order")):
             _add_row(table, number, words, parts[order], demo.ranks)
         table.add_section()
         ratio = parts["random"].seconds / parts["consistent"].seconds
@@ -202,7 +201,7 @@ def _add_row(table: Table, number: int, words: str, part: Part, ranks: int) -> N
 def _show_picture(demo: _Demo) -> None:
     path = draw([_hold_timeline(demo), _unjam_timeline(demo)], demo.out)
     demo.console.print(
-        "[bold]3. Who ran what when[/], in one iteration of program 1 (black ticks: preemptions)\n"
+        "[bold]3. Who ran what when[/], in one iteration of program 1 of each kind\n"
         f"   {path.resolve()}\n",
         soft_wrap=True,
     )
@@ -219,18 +218,21 @@ def _keys() -> list[tuple[str, str]]:
 def _hold_timeline(demo: _Demo) -> Timeline:
     one = programs.try_hold(demo.ranks, demo.seed, trace_events=_TRACE_EVENTS)
     title = "One at a time, in call order: "
-    if one.deadlocked:
-        title += "deadlock. " + programs.cycle_text(one.cycle)
-    else:
-        title += "this time it went well"
+    title += "deadlock, every rank is stuck" if one.deadlocked else "this time it went well"
     timeline = make_timeline(title, _keys(), one.traces, end_ns=one.ended_ns)
+    stuck = {
+        row.rank: span.key for row in timeline.rows for span in row.spans if span.end == "open"
+    }
+    in_cycle = {edge.rank: edge.waits_for for edge in one.cycle}
     for row in timeline.rows:
-        stuck = [span.key for span in row.spans if span.end == "open"]
-        waits = [edge.waits_for for edge in one.cycle if edge.rank == row.rank]
-        if stuck and waits:
-            row.note = f"holds {stuck[-1]}, waits for rank {waits[0]}"
-        elif stuck:
-            row.note = f"holds {stuck[-1]}"
+        key = stuck.get(row.rank)
+        if key is None:
+            continue
+        others = [rank for rank in stuck if stuck[rank] != key]
+        awaited = in_cycle.get(row.rank, others[0] if others else None)
+        row.note = f"runs {key}" + ("" if awaited is None else f", waits for rank {awaited}")
+        if row.rank in in_cycle:
+            row.note += " (in the cycle)"
     return timeline
 
 

@@ -44,7 +44,7 @@ def run(options: argparse.Namespace) -> int:
             row, problem = _one(options, seed, device_sync)
             failures += bool(problem)
             rows.append(row)
-            console.print("  ".join(row) + (f"  [red]{problem}[/]" if problem else ""))
+            print("  ".join(row) + (f"  FAILED: {problem}" if problem else ""), flush=True)
     table = make_table("", ["runs", "failures", "seconds"], ["runs", "failures", "seconds"])
     table.add_row(str(len(rows)), str(failures), f"{time.perf_counter() - started:.0f}")
     console.print(table)

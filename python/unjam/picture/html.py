@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from html import escape
 from pathlib import Path
 
-from ..timeline import Timeline
+from ..timeline import RankRow, Timeline
 from . import color_of
 
 _LEFT, _WIDTH, _ROW = 70, 1100, 26
@@ -34,6 +34,10 @@ def draw_html(timelines: Sequence[Timeline], path: Path) -> None:
     )
     body = "\n".join(_svg(timeline) for timeline in timelines)
     path.write_text(_PAGE.format(body=body, legend=legend), encoding="utf-8")
+
+
+def _note_ns(row: RankRow) -> int:
+    return max((span.start_ns for span in row.spans), default=0)
 
 
 def _svg(timeline: Timeline) -> str:
@@ -82,7 +86,8 @@ def _svg(timeline: Timeline) -> str:
                 )
         if row.note:
             parts.append(
-                f'<text x="{_LEFT + 8}" y="{top + 15}" stroke="#fff" stroke-width="4" '
+                f'<text x="{x(_note_ns(row)) + 6:.1f}" y="{top + 15}" stroke="#fff" '
+                'stroke-width="4" '
                 f'paint-order="stroke">{escape(row.note)}</text>'
             )
     parts.append(f'<text x="{_LEFT}" y="{height + 14}">0</text>')

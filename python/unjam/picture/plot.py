@@ -15,6 +15,7 @@ from ..timeline import RankRow, Timeline
 from . import color_of
 
 _ROW = 0.78  # height of a rank's row, of 1
+_LETTER = 0.015  # spans wider than this part of the panel show their key
 
 
 def draw_plot(timelines: Sequence[Timeline], path: Path) -> None:
@@ -78,9 +79,23 @@ def _row(axes: Any, timeline: Timeline, row: RankRow, place: int, colors: dict[s
                 colors=color,
                 linewidth=width,
             )
+        for span in row.spans:
+            width = span.end_ns - span.start_ns
+            if span.lane == lane and width > _LETTER * (timeline.end_ns - zero) and not row.note:
+                middle = ((span.start_ns + span.end_ns) / 2 - zero) * 1e-6
+                axes.text(
+                    middle,
+                    bottom(lane) + height / 2,
+                    span.key,
+                    ha="center",
+                    va="center",
+                    fontsize=7.5,
+                    color="white",
+                )
     if row.note:
+        start = max((span.start_ns for span in row.spans), default=zero)
         axes.text(
-            0.006 * timeline.milliseconds,
+            (start - zero) * 1e-6 + 0.006 * timeline.milliseconds,
             place,
             row.note,
             va="center",

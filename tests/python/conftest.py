@@ -1,0 +1,57 @@
+"""What the tests share: a job per test whose ranks run as threads, and commands in subprocesses."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import unjam
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture
+def launch():
+    """``launch(nranks, function, **config)``: as unjam.launch, with a group of all ranks made."""
+
+    def run(nranks, function, **config):
+        return unjam.launch(nranks, lambda context: function(context, context.group()), **config)
+
+    return run
+
+
+@pytest.fixture
+def pair():
+    """Two contexts and their groups of all ranks, used by one thread: calls do not block."""
+    with unjam.init_all(2) as contexts:
+        yield contexts, [context.group() for context in contexts]
+
+
+@pytest.fixture
+def python():
+    """``python(code or arguments…)``: runs Python with this package, gives the finished process."""
+
+    def run(*arguments, cwd=None, timeout=100):
+        environment = dict(os.environ)
+        paths = [str(Path(unjam.__file__).resolve().parents[1]), environment.get("PYTHONPATH", "")]
+        environment["PYTHONPATH"] = os.pathsep.join(path for path in paths if path)
+        return subprocess.run(
+            [sys.executable, *arguments],
+            cwd=cwd,
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=timeout,
+        )
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def header():
+    """The text of the C header."""
+    path = ROOT / "include" / "unjam" / "unjam.h"
+    if not path.is_file():
+        pytest.skip("the header is not beside the tests")
+    return path.read_text()

@@ -1,0 +1,136 @@
+"""The ctypes declarations are those of the C header."""
+
+import ctypes
+import re
+import shutil
+import subprocess
+
+import pytest
+from unjam import _abi
+from unjam._types import DType, Kind, Op
+from unjam.stats import Stats
+
+STRUCTS = {
+    "unjamConfig_t": _abi.Config,
+    "unjamCallOptions_t": _abi.CallOptions,
+    "unjamStats_t": _abi.Stats,
+    "unjamTraceEvent_t": _abi.TraceEvent,
+    "unjamUniqueId_t": _abi.UniqueId,
+}
+SCALARS = {
+    "int": ctypes.c_int,
+    "int32_t": ctypes.c_int32,
+    "int64_t": ctypes.c_int64,
+    "uint16_t": ctypes.c_uint16,
+    "uint32_t": ctypes.c_uint32,
+    "uint64_t": ctypes.c_uint64,
+    "size_t": ctypes.c_size_t,
+}
+
+
+@pytest.fixture(scope="module")
+def code(header):
+    """The header without comments and preprocessor lines."""
+    text = re.sub(r"/\*.*?\*/", " ", header, flags=re.S).replace("\\\n", " ")
+    return re.sub(r"^\s*#.*$", " ", text, flags=re.M)
+
+
+def enums(code):
+    return {
+        name: int(value)
+        for body in re.findall(r"typedef enum \{(.*?)\}", code, flags=re.S)
+        for name, value in re.findall(r"UNJAM_(\w+) = (-?\d+)", body)
+    }
+
+
+def ctype(text):
+    """The ctypes type of a C parameter, up to what ctypes can tell apart."""
+    text = re.sub(r"\bconst\b", "", text).strip()
+    if text == "char*":
+        return ctypes.c_char_p
+    if text == "void*" or text == "unjamCallback_t":
+        return ctypes.c_void_p
+    if text.endswith("*"):
+        return ctypes.POINTER(ctype(text[:-1]))
+    if text in SCALARS:
+        return SCALARS[text]
+    if text in STRUCTS:
+        return STRUCTS[text]
+    if re.fullmatch(r"unjam(Context|Group|Collective|Request)_t", text):
+        return ctypes.c_void_p
+    if re.fullmatch(r"unjam(Result|DataType|Op|Kind)_t", text):
+        return ctypes.c_int
+    raise AssertionError(f"unknown type {text}")
+
+
+def test_enums(code):
+    values = enums(code)
+    for dtype in DType:
+        assert values.pop(dtype.name) == dtype
+    for op in Op:
+        assert values.pop(op.name) == op
+    for kind in Kind:
+        assert values.pop(kind.name) == kind
+    for name in [name for name in values if not name.startswith(("POLICY_", "ORDER_"))]:
+        assert values.pop(name) == getattr(_abi, name)
+    names = _abi_names()
+    assert values == names
+
+
+def _abi_names():
+    from unjam._config import _NAMED
+
+    return {
+        f"{field.upper()}_{name.upper()}": value
+        for field in ("policy", "order")
+        for name, value in _NAMED[field].items()
+    }
+
+
+def test_version(header):
+    for part in ("MAJOR", "MINOR", "PATCH"):
+        value = int(re.search(rf"define UNJAM_VERSION_{part} (\d+)", header).group(1))
+        assert value == getattr(_abi, f"VERSION_{part}")
+
+
+def test_functions(code):
+    found = {
+        name: (result.strip(), parameters)
+        for result, name, parameters in re.findall(
+            r"UNJAM_API\s+([\w* ]+?)\s*\b(unjam\w+)\(([^)]*)\)", code, flags=re.S
+        )
+    }
+    assert set(found) == set(_abi.PROTOTYPES)
+    for name, (result, parameters) in found.items():
+        restype, argtypes = _abi.PROTOTYPES[name]
+        assert ctype(result) is restype, name
+        types = [
+            ctype(re.sub(r"\bconst\b|\b\w+\s*$", "", parameter).replace(" ", "").strip())
+            for parameter in parameters.split(",")
+            if parameter.strip() != "void"
+        ]
+        assert types == argtypes, name
+
+
+@pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler")
+def test_layout_of_structs(header, tmp_path):
+    lines = []
+    for name, struct in STRUCTS.items():
+        lines.append(f'printf("%zu\\n", sizeof({name}));')
+        lines += [f'printf("%zu\\n", offsetof({name}, {f[0]}));' for f in struct._fields_]
+    (tmp_path / "unjam.h").write_text(header)
+    (tmp_path / "layout.c").write_text(
+        '#include <stdio.h>\n#include "unjam.h"\nint main(void) {' + "\n".join(lines) + "}\n"
+    )
+    subprocess.run(["cc", "-std=c11", "layout.c", "-o", "layout"], cwd=tmp_path, check=True)
+    output = subprocess.run([tmp_path / "layout"], capture_output=True, text=True, check=True)
+    numbers = [int(line) for line in output.stdout.split()]
+    expected = []
+    for struct in STRUCTS.values():
+        expected.append(ctypes.sizeof(struct))
+        expected += [getattr(struct, field[0]).offset for field in struct._fields_]
+    assert numbers == expected
+
+
+def test_stats_dataclass_has_the_structs_fields():
+    assert ["size", *Stats.__dataclass_fields__] == [field[0] for field in _abi.Stats._fields_]

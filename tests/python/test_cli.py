@@ -1,0 +1,158 @@
+"""The command ``unjam``, in subprocesses."""
+
+import json
+import re
+
+import pytest
+from unjam.cli import main, make_parser
+
+
+def test_demo(python, tmp_path):
+    arguments = ["-m", "unjam", "demo", "--quick", "--seed", "4", "--tries", "2"]
+    finished = python(*arguments, cwd=tmp_path)
+    assert finished.returncode == 0, finished.stdout + finished.stderr
+    out = finished.stdout
+    assert "seed 4" in out
+    assert out.count("deadlocked in 2 of 2 tries") == 2
+    assert re.search(r"rank \d runs all-reduce [A-H] \(\d+ \w+\) and waits for rank \d", out)
+    assert "every result right" in out
+    assert "Cost of disorder" in out
+    assert "preemptions/block" in out
+    assert (tmp_path / "unjam-demo-timeline.png").stat().st_size > 10_000
+    assert str(tmp_path / "unjam-demo-timeline.png") in out
+
+
+def test_demo_as_html_with_two_ranks(python, tmp_path):
+    arguments = ["demo", "--quick", "--ranks", "2", "--iterations", "3", "--out", "a.html"]
+    finished = python("-m", "unjam", *arguments, "--tries", "1", "--seed", "1", cwd=tmp_path)
+    assert finished.returncode == 0, finished.stdout + finished.stderr
+    assert "<svg" in (tmp_path / "a.html").read_text()
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        [],
+        ["dance"],
+        ["demo", "--ranks", "1"],
+        ["demo", "--ranks", "65"],
+        ["demo", "--ranks", "x"],
+        ["demo", "--iterations", "0"],
+        ["demo", "--out", "picture.bmp"],
+        ["demo", "--seed", "-1"],
+        ["plan"],
+        ["plan", "--check", "gather"],
+        ["plan", "--check", "broadcast", "--root", "9"],
+        ["plan", "--check", "all-reduce", "--dtype", "int16"],
+        ["info", "--ranks", "0"],
+    ],
+)
+def test_usage_errors(arguments, capsys):
+    with pytest.raises(SystemExit) as error:
+        main(arguments)
+    assert error.value.code == 2
+    assert "usage: unjam" in capsys.readouterr().err
+
+
+def test_help(capsys):
+    with pytest.raises(SystemExit) as error:
+        main(["--help"])
+    assert error.value.code == 0
+    out = capsys.readouterr().out
+    for command in ("demo", "info", "env", "plan", "stress", "fig11", "version"):
+        assert re.search(rf"^\s+{command}\s+\S", out, re.M), command
+
+
+def test_every_argument_has_a_default_that_parses():
+    parser = make_parser()
+    for command in ("demo", "info", "env", "stress", "fig11", "version"):
+        assert parser.parse_args([command]).command == command
+
+
+def test_info(capsys):
+    assert main(["info", "--json"]) == 0
+    info = json.loads(capsys.readouterr().out)
+    assert info["settings"] and info["memory"]
+    assert main(["info", "--ranks", "3"]) == 0
+    out = capsys.readouterr().out
+    assert "UNJAM_LANES" in out and "per_key" in out
+
+
+def test_env(capsys):
+    assert main(["env", "--json"]) == 0
+    variables = json.loads(capsys.readouterr().out)
+    assert main(["env"]) == 0
+    out = re.sub(r"\s", "", capsys.readouterr().out)
+    assert "UNJAM_LIBRARY" in out
+    assert all(
+        {"name", "type", "default", "doc", "value"} <= set(variable) for variable in variables
+    )
+
+
+@pytest.mark.parametrize(
+    "kind", ["all-reduce", "all_gather", "reduce-scatter", "Reduce", "broadcast"]
+)
+@pytest.mark.parametrize("algorithm", ["ring", "auto"])
+def test_plan(kind, algorithm, capsys):
+    arguments = ["plan", "--check", kind, "--ranks", "5", "--algorithm", algorithm]
+    assert main([*arguments, "--json", "--list", "--count", "1000"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["ok"] is True
+    assert len(report["programs"]) == 5
+    assert main([*arguments, "--list"]) == 0
+    assert "The result is right" in capsys.readouterr().out
+
+
+def test_plan_check_fails_with_status_1(capsys):
+    status = main(["plan", "--check", "all-reduce", "--slots", "1", "--json", "--lanes", "2"])
+    report = json.loads(capsys.readouterr().out)
+    assert status == (0 if report["ok"] else 1)
+
+
+def test_version(capsys):
+    import unjam
+
+    assert main(["version"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == f"unjam {unjam.__version__}"
+    assert lines[1].startswith("libunjam ")
+    assert lines[2].endswith(".so")
+
+
+def test_stress(capsys):
+    arguments = ["stress", "--iterations", "5", "--seeds", "2", "--ranks", "4", "--delays"]
+    assert main(arguments) == 0
+    out = capsys.readouterr().out
+    assert out.count("true cycle") == 4 and "FAILED" not in out
+
+
+def test_fig11(capsys):
+    assert main(["fig11", "--collectives", "5", "--iterations", "1"]) == 0
+    out = capsys.readouterr().out
+    assert "fixed" in out and "adaptive" in out
+
+
+def test_no_library(python, tmp_path, monkeypatch):
+    monkeypatch.setenv("UNJAM_LIBRARY", str(tmp_path / "nowhere.so"))
+    finished = python("-m", "unjam", "version")
+    assert finished.returncode == 1
+    assert "nowhere.so" in finished.stderr and "cmake --build" in finished.stderr
+    assert "Traceback" not in finished.stderr
+    (tmp_path / "broken.so").write_text("not a library")
+    monkeypatch.setenv("UNJAM_LIBRARY", str(tmp_path / "broken.so"))
+    finished = python("-m", "unjam", "version")
+    assert finished.returncode == 1 and "could not be loaded" in finished.stderr
+    assert python("-c", "import unjam; print(unjam.DType.FLOAT32.label)").stdout == "float32\n"
+
+
+def test_wrong_version(python, tmp_path):
+    code = """
+import unjam, unjam._abi as abi
+abi.VERSION += 100
+try:
+    unjam.library_version()
+except ImportError as error:
+    print(error)
+"""
+    finished = python("-c", code)
+    assert "has version" in finished.stdout, finished.stderr

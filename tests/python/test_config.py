@@ -1,0 +1,79 @@
+"""Settings as keywords."""
+
+import ctypes
+
+import pytest
+import unjam
+from unjam import InvalidArgument, InvalidType, _abi
+from unjam._config import field_names, make_config
+
+
+def test_defaults_are_left_to_the_library():
+    config = make_config({"lanes": None})
+    assert (config.size, config.version) == (ctypes.sizeof(_abi.Config), _abi.VERSION)
+    assert (config.policy, config.order, config.algorithm) == (-1, -1, -1)
+    assert all(
+        getattr(config, name) == 0
+        for name in field_names()
+        if name not in ("policy", "order", "algorithm")
+    )
+
+
+def test_values():
+    config = make_config(
+        {
+            "policy": "hold",
+            "order": "priority",
+            "algorithm": "direct",
+            "lanes": 3,
+            "borrow_slots": 0,
+        }
+    )
+    assert (config.policy, config.order, config.algorithm, config.lanes) == (2, 1, 1, 3)
+    assert config.borrow_slots == 2**32 - 1
+    assert make_config({"policy": 1, "algorithm": "auto"}).policy == 1
+
+
+@pytest.mark.parametrize(
+    ("setting", "error", "message"),
+    [
+        (
+            {"lane": 1},
+            InvalidType,
+            "'lane' is not a setting: the settings are policy, order, lanes",
+        ),
+        ({"size": 1}, InvalidType, "is not a setting"),
+        ({"policy": "greedy"}, InvalidArgument, "use one of adaptive, fixed, hold"),
+        ({"order": 7}, InvalidArgument, "use one of fifo, priority"),
+        ({"lanes": 1.5}, InvalidType, "lanes must be an integer"),
+        ({"lanes": True}, InvalidType, "lanes must be an integer"),
+        ({"lanes": -1}, InvalidArgument, "out of range"),
+        ({"lanes": 2**32}, InvalidArgument, "out of range"),
+    ],
+)
+def test_errors(setting, error, message):
+    with pytest.raises(error, match=message):
+        make_config(setting)
+    with pytest.raises(error, match=message):
+        unjam.init_all(2, **setting)
+
+
+def test_the_library_checks_ranges_too():
+    with pytest.raises(InvalidArgument, match=r"(?i)lanes"):
+        unjam.init_all(1, lanes=17)
+
+
+def test_settings_arrive():
+    with unjam.init_all(1, lanes=2, policy="fixed", quantum_slices=77) as (context,):
+        settings = context.info()["settings"]
+        assert settings["UNJAM_LANES"] == 2
+        assert settings["UNJAM_QUANTUM_SLICES"] == 77
+        assert context.stats().lanes == 2
+
+
+def test_environment_is_used(monkeypatch):
+    monkeypatch.setenv("UNJAM_LANES", "3")
+    with unjam.init_all(1) as (context,):
+        assert context.stats().lanes == 3
+    with unjam.init_all(1, lanes=1) as (context,):
+        assert context.stats().lanes == 1

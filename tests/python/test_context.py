@@ -1,0 +1,320 @@
+"""Contexts: beginning, end, abort, and what they tell."""
+
+import threading
+import time
+
+import numpy as np
+import pytest
+import unjam
+from unjam import Aborted, EventType, InvalidArgument, InvalidUsage, Peer, Timeout
+
+
+def test_init_by_threads():
+    unique = unjam.unique_id()
+    assert isinstance(unique, bytes) and len(unique) == 128
+    assert unique != unjam.unique_id()
+    results = {}
+
+    def rank(number):
+        with unjam.init(3, number, unique) as context:
+            assert (context.rank, context.size) == (number, 3)
+            results[number] = int(context.group().all_reduce(np.full(2, number)).result(30)[0])
+
+    threads = [threading.Thread(target=rank, args=(number,)) for number in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert results == {0: 3, 1: 3, 2: 3}
+
+
+def test_init_in_the_main_thread():
+    unique = unjam.unique_id()
+    contexts = []
+    thread = threading.Thread(target=lambda: contexts.append(unjam.init(2, 1, unique)))
+    thread.start()
+    with unjam.init(2, 0, unique) as context:
+        thread.join(30)
+        assert context.rank == 0
+        contexts[0].close()
+
+
+def test_init_names_the_missing(monkeypatch):
+    monkeypatch.setenv("UNJAM_INIT_TIMEOUT_MS", "100")
+    with pytest.raises(Timeout, match="2"):
+        unjam.init(3, 0, unjam.unique_id())
+
+
+@pytest.mark.parametrize(("nranks", "rank"), [(0, 0), (65, 0), (2, 2), (2, -1)])
+def test_wrong_ranks(nranks, rank):
+    with pytest.raises(InvalidArgument):
+        unjam.init(nranks, rank, unjam.unique_id())
+
+
+def test_wrong_ids():
+    with pytest.raises(InvalidArgument, match=r"unique_id\(\)"):
+        unjam.init(1, 0, b"short")
+    with pytest.raises(unjam.UnjamError):
+        unjam.init(1, 0, bytes(range(128)))
+
+
+@pytest.mark.parametrize("nranks", [0, -1, 65, 1.5, "2", True])
+def test_wrong_init_all(nranks):
+    with pytest.raises(InvalidArgument):
+        unjam.init_all(nranks)
+
+
+def test_settings_that_must_agree():
+    unique = unjam.unique_id()
+    errors = {}
+
+    def rank(number):
+        try:
+            unjam.init(2, number, unique, escape_slots=4 + number).close()
+        except unjam.UnjamError as error:
+            errors[number] = str(error)
+
+    threads = [threading.Thread(target=rank, args=(number,)) for number in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert errors and all("escape_slots" in text.lower() for text in errors.values()), errors
+
+
+# ---- the end ----
+
+
+def test_close_refuses_while_pending_and_changes_nothing():
+    contexts = unjam.init_all(2)
+    groups = [context.group() for context in contexts]
+    request = groups[0].all_reduce(np.ones(3), key="unfinished")
+    with pytest.raises(InvalidUsage, match="unfinished"):
+        contexts[0].close()
+    assert not contexts[0].closed
+    groups[1].all_reduce(np.ones(3), key="unfinished").wait(30)
+    request.wait(30)
+    contexts.close()
+    assert contexts[0].closed
+    contexts.close()
+
+
+def test_a_closed_context():
+    with unjam.init_all(1) as (context,):
+        group = context.group()
+    assert "closed" in repr(context)
+    for call in (
+        context.group,
+        context.stats,
+        context.info,
+        context.explain,
+        context.trace,
+        context.async_error,
+        context.device_synchronize,
+        lambda: group.all_reduce(np.ones(3)),
+        lambda: group.register_all_reduce("k", "float32"),
+    ):
+        with pytest.raises(InvalidUsage, match="closed"):
+            call()
+    context.abort()
+    group.close()
+
+
+def test_the_end_of_a_block_with_something_pending():
+    contexts = unjam.init_all(2)
+    with pytest.raises(InvalidUsage, match="forgotten"), contexts:
+        request = contexts[0].group().all_reduce(np.ones(3), key="forgotten")
+    assert all(context.closed for context in contexts)
+    assert isinstance(request.exception(), Aborted)
+
+
+def test_an_exception_in_a_block_aborts():
+    contexts = unjam.init_all(2)
+    with pytest.raises(KeyError), contexts[0]:
+        mine = contexts[0].group().all_reduce(np.ones(3))
+        theirs = contexts[1].group().all_reduce(np.ones(3), key="other")
+        raise KeyError("mine")
+    assert contexts[0].closed
+    assert isinstance(mine.exception(), Aborted)
+    assert isinstance(theirs.exception(30), Peer)
+    contexts[1].close()
+
+
+def test_abort_ends_waits_everywhere():
+    with unjam.init_all(3) as contexts:
+        pair = [context.group([0, 1]) for context in contexts[:2]]
+        others = [context.group([1, 2]) for context in contexts[1:]]
+        mine, theirs = pair[0].all_reduce(np.ones(3)), pair[1].all_reduce(np.ones(3), key="other")
+        errors = []
+        waiters = [
+            threading.Thread(target=lambda r=r: errors.append(r.exception(30)))
+            for r in (mine, theirs)
+        ]
+        for waiter in waiters:
+            waiter.start()
+        time.sleep(0.05)
+        contexts[0].abort()
+        for waiter in waiters:
+            waiter.join(30)
+        assert {type(error) for error in errors} == {Aborted, Peer}
+        assert isinstance(contexts[0].async_error(), Aborted)
+        assert isinstance(contexts[1].async_error(), Peer)
+        with pytest.raises(Aborted):
+            pair[0].all_reduce(np.ones(3))
+        # A group without the rank that is gone goes on.
+        unjam.wait_all([group.all_reduce(np.ones(3)) for group in others], 30)
+        assert contexts[2].async_error() is None
+
+
+def test_close_while_others_use_it():
+    """Calls and waits in other threads end in an error, never in a crash."""
+    for _ in range(20):
+        contexts = unjam.init_all(2)
+        group = contexts[0].group()
+        stop = threading.Event()
+
+        def use(context=contexts[0], group=group, stop=stop):
+            while not stop.is_set():
+                try:
+                    context.stats()
+                    group.all_reduce(np.ones(3)).wait()
+                except (InvalidUsage, Aborted, Peer):
+                    return
+
+        threads = [threading.Thread(target=use) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        time.sleep(0.005)
+        contexts.abort()
+        contexts.close()
+        stop.set()
+        for thread in threads:
+            thread.join(30)
+            assert not thread.is_alive()
+
+
+def test_contexts_left_open_are_closed_at_exit(python):
+    code = """
+import numpy as np, unjam
+contexts = unjam.init_all(3)
+request = contexts[0].group().all_reduce(np.ones(3), callback=lambda r: print(type(r.exception())))
+print("end of program")
+"""
+    finished = python("-c", code)
+    assert finished.returncode == 0, finished.stderr
+    assert finished.stdout.splitlines()[0] == "end of program"
+    assert "Aborted" in finished.stdout
+    assert finished.stderr == ""
+
+
+def test_run_ranks_raises_the_cause():
+    def rank(context):
+        if context.rank == 1:
+            raise KeyError("the cause")
+        context.group().all_reduce(np.ones(3)).wait(30)
+
+    started = time.monotonic()
+    with pytest.raises(KeyError, match="the cause"):
+        unjam.launch(4, rank)
+    assert time.monotonic() - started < 20
+
+
+# ---- what is going on ----
+
+
+def test_device_synchronize_returns_with_something_pending(pair):
+    contexts, groups = pair
+    request = groups[0].all_reduce(np.ones(100_000))
+    started = time.monotonic()
+    for _ in range(3):
+        contexts[0].device_synchronize(30)
+    assert time.monotonic() - started < 5
+    assert not request.test()
+    groups[1].all_reduce(np.ones(100_000)).wait(30)
+    request.wait(30)
+
+
+def test_device_synchronize_waits_under_hold():
+    with unjam.init_all(2, policy="hold") as contexts:
+        groups = [context.group() for context in contexts]
+        request = groups[0].all_reduce(np.ones(10))
+        time.sleep(0.05)
+        with pytest.raises(Timeout, match="rank 0"):
+            contexts[0].device_synchronize(0.2)
+        groups[1].all_reduce(np.ones(10)).wait(30)
+        request.wait(30)
+        contexts[0].device_synchronize(30)
+
+
+def test_device_synchronize_in_another_thread(launch):
+    def rank(context, group):
+        request = group.all_reduce(np.ones(1000))
+        context.device_synchronize()
+        request.wait(30)
+
+    launch(3, rank)
+
+
+def test_stats(launch):
+    def rank(context, group):
+        before = context.stats()
+        assert before.submitted == before.pending == 0
+        for _ in range(10):
+            group.all_reduce(np.ones(10_000)).wait(30)
+        stats = context.stats()
+        delta = stats - before
+        assert (delta.submitted, delta.completed, delta.pending) == (10, 10, 0)
+        assert delta.bytes_sent >= 10 * 80_000 and delta.slices > 0 and delta.context_loads > 0
+        assert stats.lanes == delta.lanes == 2
+        assert (stats + stats).submitted == 20
+        assert stats.preemptions_per_block == stats.preemptions / 2
+
+    launch(2, rank, lanes=2)
+
+
+def test_info_and_explain(pair):
+    contexts, groups = pair
+    request = groups[0].all_reduce(np.ones(3), key="lonely")
+    info = contexts[0].info()
+    assert info["memory"] and info["settings"] and info["lanes"]
+    time.sleep(0.05)
+    explanation = contexts[1].explain()
+    assert explanation["cycles"] == []
+    (mine,) = [rank for rank in explanation["ranks"] if rank["rank"] == 0]
+    assert mine["pending"][0]["key"] == "lonely"
+    assert 1 in mine["waits_for"] or 1 in mine["pending"][0].get("not_called_by", ())
+    groups[1].all_reduce(np.ones(3), key="lonely").wait(30)
+    request.wait(30)
+
+
+def test_trace():
+    with unjam.init_all(2, trace_events=1000) as contexts:
+        groups = [context.group(name="g") for context in contexts]
+        before = time.monotonic_ns()
+        for _ in range(2):
+            unjam.wait_all([group.all_reduce(np.ones(1000), key="k") for group in groups], 30)
+        run = groups[0].register_broadcast("registered", "float32")
+        unjam.wait_all(
+            [
+                run.run(np.ones(3, np.float32)),
+                groups[1].broadcast(np.ones(3, np.float32), key="registered"),
+            ],
+            30,
+        )
+        after = time.monotonic_ns()
+        events = contexts[0].trace()
+    shown = [event for event in events if event.key]
+    assert [event.time_ns for event in events] == sorted(event.time_ns for event in events)
+    assert all(before <= event.time_ns <= after for event in shown)
+    finished = [(e.group, e.key, e.n) for e in shown if e.type is EventType.FINISH]
+    assert finished == [("g", "k", 0), ("g", "k", 1), ("g", "registered", 0)]
+    assert sum(event.type is EventType.START for event in shown) >= 3
+    with unjam.init_all(1) as (context,):
+        context.group().all_reduce(np.ones(3)).wait(30)
+        assert context.trace() == []
+
+
+def test_version_and_environment():
+    assert unjam.library_version().split(".")[:2] == unjam.__version__.split(".")[:2]
+    names = [variable["name"] for variable in unjam.environment()]
+    assert "UNJAM_POLICY" in names and all(name.startswith("UNJAM_") for name in names)

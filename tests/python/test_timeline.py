@@ -1,0 +1,90 @@
+"""Traces as spans, and pictures of them."""
+
+import pytest
+from unjam import EventType, InvalidArgument, TraceEvent, programs
+from unjam.picture import draw
+from unjam.timeline import Gap, Span, make_timeline
+
+
+def event(time_ns, kind, key="", n=0, lane=0):
+    return TraceEvent(time_ns, lane, kind, "", key, n)
+
+
+def example():
+    trace = [
+        event(0, EventType.RESTART),
+        event(10, EventType.START, "A"),
+        event(20, EventType.PREEMPT, "A"),
+        event(21, EventType.START, "B"),
+        event(30, EventType.YIELD, "B"),
+        event(31, EventType.START, "A"),
+        event(40, EventType.FINISH, "A"),
+        event(45, EventType.QUIT),
+        event(60, EventType.RESTART),
+        event(61, EventType.START, "B"),
+        event(5, EventType.START, "A", lane=1),
+    ]
+    return make_timeline("example", [("A", "A: first"), ("B", "B")], [trace, []], end_ns=100)
+
+
+def test_spans():
+    timeline = example()
+    row = timeline.rows[0]
+    assert row.lanes == 2
+    assert row.spans == [
+        Span(0, 10, 20, "A", "preempt"),
+        Span(0, 21, 30, "B", "yield"),
+        Span(0, 31, 40, "A", "finish"),
+        Span(0, 61, 100, "B", "open"),
+        Span(1, 5, 100, "A", "open"),
+    ]
+    assert row.gaps == [Gap(0, 45, 60)]
+    assert (timeline.start_ns, timeline.end_ns) == (5, 100)
+    assert timeline.count("preempt") == 1
+    assert timeline.rows[1].spans == []
+
+
+def test_one_use_only():
+    trace = [
+        event(n * 10 + place, kind, "A", n)
+        for n in range(3)
+        for place, kind in enumerate((EventType.START, EventType.FINISH))
+    ]
+    timeline = make_timeline("", [("A", "A")], [trace], use=1)
+    assert timeline.rows[0].spans == [Span(0, 10, 11, "A", "finish")]
+
+
+def test_traced_iteration_covers_everything():
+    traces = programs.trace_iteration(4, 0, 65536)
+    keys = [(key, key) for key in programs.key_names(8)]
+    timeline = make_timeline("", keys, traces, use=programs.TRACED_USE)
+    for row in timeline.rows:
+        finished = sorted(span.key for span in row.spans if span.end == "finish")
+        assert finished == sorted(key for key, _ in keys)
+    assert timeline.count("open") == 0
+
+
+@pytest.mark.parametrize("ending", ["png", "svg", "html"])
+def test_draw(tmp_path, ending):
+    pytest.importorskip("matplotlib")
+    timeline = example()
+    timeline.rows[0].note = "stuck <here>"
+    path = draw([timeline, example()], tmp_path / "new" / f"picture.{ending}")
+    content = path.read_bytes()
+    assert len(content) > 1000
+    start = {"png": b"\x89PNG", "svg": b"<?xml", "html": b"<!doctype html>"}[ending]
+    assert content.startswith(start)
+    if ending == "html":
+        assert b"stuck &lt;here&gt;" in content and b"A: first" in content
+
+
+def test_without_matplotlib_it_becomes_html(tmp_path, monkeypatch):
+    import sys
+
+    monkeypatch.setitem(sys.modules, "unjam.picture.plot", None)
+    assert draw([example()], tmp_path / "picture.png").name == "picture.html"
+
+
+def test_wrong_ending(tmp_path):
+    with pytest.raises(InvalidArgument, match=r"\.png"):
+        draw([example()], tmp_path / "picture.bmp")
