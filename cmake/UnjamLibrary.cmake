@@ -9,6 +9,7 @@ file(GLOB sources CONFIGURE_DEPENDS ${globs})
 
 add_library(unjam_objects OBJECT ${sources})
 target_include_directories(unjam_objects PUBLIC "${PROJECT_SOURCE_DIR}/include" "${PROJECT_SOURCE_DIR}/src")
+target_compile_options(unjam_objects PRIVATE -Wpedantic)  # tests may use __int128 and the like
 target_link_libraries(unjam_objects PUBLIC Threads::Threads PRIVATE unjam_warnings)
 
 add_library(unjam_static STATIC $<TARGET_OBJECTS:unjam_objects>)

@@ -19,7 +19,7 @@ endif()
 # Warnings belong to our own targets, so they are linked by name: target_link_libraries(x PRIVATE unjam_warnings).
 add_library(unjam_warnings INTERFACE)
 set(host_language "$<COMPILE_LANGUAGE:C,CXX>")
-target_compile_options(unjam_warnings INTERFACE "$<${host_language}:-Wall;-Wextra;-Wpedantic>")
+target_compile_options(unjam_warnings INTERFACE "$<${host_language}:-Wall;-Wextra>")
 if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU" AND CMAKE_CXX_COMPILER_VERSION VERSION_LESS 13)
   # GCC bug 105329: "text" + std::string() warns at -O2.
   target_compile_options(unjam_warnings INTERFACE "$<$<COMPILE_LANGUAGE:CXX>:-Wno-restrict>")

@@ -33,7 +33,7 @@ from common import (
 )
 
 PROGRAM = VENV / "bin" / "unjam"
-INPUTS = ["include", "src", "python", "cmake", "CMakeLists.txt", "pyproject.toml"]
+INPUTS = ["include", "src", "python", "cmake", "CMakeLists.txt", "pyproject.toml", "README.md"]
 
 
 def cuda_setting() -> str:
