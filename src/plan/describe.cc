@@ -31,12 +31,19 @@ std::string field(const char* name, std::uint64_t value) {
   return field(name, std::to_string(value));
 }
 
+// The request can be what the planners have refused.
+template <typename Enum>
+std::string name_of(Enum value, int values) {
+  const int i = static_cast<int>(value);
+  return i < values ? quoted(to_string(value)) : std::to_string(i);
+}
+
 std::string head(const PlanRequest& request, bool ok, const std::string& error) {
   std::string json = std::string("{\"ok\": ") + (ok ? "true" : "false");
   json += field("error", quoted(error));
-  json += field("kind", quoted(to_string(request.kind)));
-  json += field("dtype", quoted(to_string(request.dtype)));
-  json += field("op", quoted(to_string(request.op)));
+  json += field("kind", name_of(request.kind, kNumKinds));
+  json += field("dtype", name_of(request.dtype, kNumDTypes));
+  json += field("op", name_of(request.op, kNumOps));
   json += field("count", request.count);
   json += field("ranks", std::to_string(request.ranks));
   json += field("root", std::to_string(request.root));
