@@ -413,7 +413,7 @@ class HoldTry:
         orders: the call orders [rank, place] → index of the key.
         seconds: from the first call until the cycle was named, or until completion.
         traces: each rank's events, if asked for.
-        ended_ns: when it was named or complete, on the clock of the events.
+        ended_ns: when the traces were read, on their clock.
     """
 
     deadlocked: bool
@@ -477,8 +477,10 @@ def try_hold(
                         f"neither completion nor a cycle after {timeout:g} s; unjam says: "
                         f"{explanation}"
                     )
-            ended_ns = time.monotonic_ns()
             seconds = time.perf_counter() - started
+            if trace_events:
+                time.sleep(2 * seconds + 0.005)  # the picture is to show the others stuck, too
+            ended_ns = time.monotonic_ns()
             traces = tuple(context.trace() for context in contexts) if trace_events else ()
         finally:
             if not watched.finished(0):

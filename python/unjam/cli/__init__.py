@@ -12,6 +12,7 @@ from collections.abc import Sequence
 
 from .._errors import UnjamError
 from .._version import __version__
+from ..programs import WrongResult
 from . import demo, env, fig11, info, plan, stress, version
 
 _COMMANDS = (demo, info, env, plan, stress, fig11, version)
@@ -27,7 +28,7 @@ def make_parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     for command in _COMMANDS:
         name = command.__name__.rpartition(".")[2]
-        summary = (command.__doc__ or "").splitlines()[0].partition(": ")[2]
+        summary = (command.__doc__ or "").splitlines()[0].partition(": ")[2].rstrip(".")
         sub = commands.add_parser(name, help=summary, description=summary)
         command.add_arguments(sub)
         sub.set_defaults(run=command.run, parser=sub)
@@ -43,7 +44,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = make_parser().parse_args(argv)
     try:
         status: int = options.run(options)
-    except UnjamError as error:
+    except (UnjamError, TimeoutError, WrongResult) as error:
         print(f"unjam: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:

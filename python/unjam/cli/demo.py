@@ -18,6 +18,14 @@ from ..timeline import Timeline, make_timeline
 from ._console import make_console, make_table, positive, progress_bar, rank_count
 
 _TRACE_EVENTS = 65536
+_NUMBERS = [
+    "iterations",
+    "results\nright",
+    "ms per\niteration",
+    "preemptions\nper block",
+    "context loads\nper block",
+    "quits\nper rank",
+]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -144,16 +152,8 @@ def _show_unjam(demo: _Demo) -> None:
     )
     table = make_table(
         "",
-        [
-            "program",
-            "calls",
-            "iterations",
-            "results right",
-            "ms/iteration",
-            "preemptions/block",
-            "quits/rank",
-        ],
-        ["iterations", "results right", "ms/iteration", "preemptions/block", "quits/rank"],
+        ["program", "calls", *_NUMBERS],
+        _NUMBERS,
     )
     costs = []
     for number, device_sync in ((1, False), (2, True)):
@@ -191,6 +191,7 @@ def _add_row(table: Table, number: int, words: str, part: Part, ranks: int) -> N
         f"{part.results:,}",
         f"{part.ms_per_iteration:.1f}",
         f"{part.per_block(part.stats.preemptions):,.0f}",
+        f"{part.per_block(part.stats.context_loads):,.0f}",
         f"{part.stats.quits / ranks:,.0f}",
     )
 

@@ -1,5 +1,4 @@
-"""stress: programs 1 and 2 with many seeds: all complete, right, same bits again; hold "
-"deadlocks."""
+"""stress: programs 1 and 2 with many seeds: complete, right, same bits again; hold deadlocks."""
 
 from __future__ import annotations
 

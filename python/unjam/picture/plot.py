@@ -20,7 +20,7 @@ _LETTER = 0.015  # spans wider than this part of the panel show their key
 
 def draw_plot(timelines: Sequence[Timeline], path: Path) -> None:
     """One panel a timeline, one row a rank; the file's ending chooses the format."""
-    heights = [0.34 * len(timeline.rows) + 0.9 for timeline in timelines]
+    heights = [_row_inches(timeline) * len(timeline.rows) + 0.9 for timeline in timelines]
     figure = Figure(figsize=(12, sum(heights) + 0.5), layout="constrained")
     FigureCanvasAgg(figure)
     panels: Any = figure.subplots(
@@ -30,6 +30,10 @@ def draw_plot(timelines: Sequence[Timeline], path: Path) -> None:
         _panel(axes, timeline)
     _legend(figure, timelines[-1])
     figure.savefig(path, dpi=130)
+
+
+def _row_inches(timeline: Timeline) -> float:
+    return 0.34 if len(timeline.rows) <= 16 else 0.2
 
 
 def _panel(axes: Any, timeline: Timeline) -> None:
@@ -89,19 +93,23 @@ def _row(axes: Any, timeline: Timeline, row: RankRow, place: int, colors: dict[s
                     span.key,
                     ha="center",
                     va="center",
-                    fontsize=7.5,
+                    fontsize=7.5 if len(timeline.rows) <= 16 else 5,
                     color="white",
                 )
     if row.note:
-        start = max((span.start_ns for span in row.spans), default=zero)
-        axes.text(
-            (start - zero) * 1e-6 + 0.006 * timeline.milliseconds,
+        start = max((span.start_ns - zero for span in row.spans), default=0)
+        late = start > 0.7 * (timeline.end_ns - zero)
+        space = 0.006 * timeline.milliseconds
+        text = axes.text(
+            start * 1e-6 + (-space if late else space),
             place,
             row.note,
+            ha="right" if late else "left",
             va="center",
-            fontsize=8.5,
+            fontsize=8.5 if len(timeline.rows) <= 16 else 6,
             bbox={"facecolor": "white", "edgecolor": "none", "alpha": 0.85, "pad": 1.5},
         )
+        text.set_in_layout(False)
 
 
 def _legend(figure: Figure, timeline: Timeline) -> None:
