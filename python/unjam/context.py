@@ -21,7 +21,8 @@ from .request import SLICE_S
 from .stats import Stats
 from .trace import TraceEvent, read_trace
 
-_open: set[Context] = set()  # strong: a context lives until it is closed, at the latest at exit
+# Strong: a context lives until it is closed, at the latest at exit. A dict, for its order.
+_open: dict[Context, None] = {}
 _open_lock = threading.Lock()
 
 
@@ -113,7 +114,7 @@ class Context:
         self._closing = False
         self._closed = False
         with _open_lock:
-            _open.add(self)
+            _open[self] = None
 
     def __repr__(self) -> str:
         state = ", closed" if self._closed else ""
@@ -204,7 +205,7 @@ class Context:
             raise make_error(code, message)
         _completion.drop_context(self)
         with _open_lock:
-            _open.discard(self)
+            _open.pop(self, None)
 
     def __enter__(self) -> Context:
         return self

@@ -1,0 +1,77 @@
+"""Pages that show a command or a table are tested."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import unjam
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = [ROOT / "README.md", ROOT / "ARCHITECTURE.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+
+def blocks(page: Path, language: str) -> list[str]:
+    """The page's fenced blocks of one language, also those inside lists."""
+    text = re.sub(r"^ +```", "```", page.read_text(), flags=re.M)
+    return re.findall(rf"```{language}\n(.*?)```", text, flags=re.S)
+
+
+def test_readme_example_runs() -> None:
+    (example,) = blocks(ROOT / "README.md", "python")
+    subprocess.run([sys.executable, "-c", example], check=True, timeout=60)
+
+
+def commands() -> list[str]:
+    found = []
+    for page in PAGES:
+        for block in blocks(page, "sh"):
+            for line in block.splitlines():
+                command = line.split("#")[0].strip()
+                if command.startswith("unjam "):
+                    found.append(command)
+    return sorted(set(found))
+
+
+@pytest.mark.parametrize("command", commands())
+def test_shown_command_runs(command: str, tmp_path: Path) -> None:
+    words = shlex.split(command)
+    if words[1] == "demo":
+        words.append("--quick")
+    result = subprocess.run(
+        [sys.executable, "-m", *words], cwd=tmp_path, timeout=120, capture_output=True, text=True
+    )
+    assert result.returncode == 0, result.stdout + result.stderr
+
+
+def test_environment_page_is_complete() -> None:
+    lib = ctypes.CDLL(str(library_path()))
+    buffer = ctypes.create_string_buffer(1 << 16)
+    assert lib.unjamEnvironment(buffer, ctypes.c_size_t(len(buffer)), None) == 0
+    page = (ROOT / "docs" / "environment.md").read_text()
+    for variable in json.loads(buffer.value):
+        (row,) = [r for r in page.splitlines() if r.startswith(f"| `{variable['name']}` ")]
+        cells = [c.strip() for c in row.strip("|").split(" | ")]
+        assert cells[2] == str(variable["default"]), row
+        assert cells[3] == ("yes" if variable["agreed"] else ""), row
+        assert cells[4] == variable["doc"], row
+
+
+def library_path() -> Path:
+    if "UNJAM_LIBRARY" in os.environ:
+        return Path(os.environ["UNJAM_LIBRARY"])
+    return Path(unjam.__file__).parent / "lib" / "libunjam.so"
+
+
+def test_links_between_pages_lead_somewhere() -> None:
+    for page in PAGES:
+        for target in re.findall(r"\]\(([^)#:]+)\)", page.read_text()):
+            assert (page.parent / target).exists(), f"{page.name} links to {target}"
