@@ -1,0 +1,500 @@
+// The planners' plans hold: proved by the checker for all kinds, group sizes, roots, lanes and
+// counts, and, independently of the checker, by executing them on numbers.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <deque>
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "plan/checker.h"
+#include "plan/common.h"
+#include "plan/describe.h"
+#include "plan/direct.h"
+#include "plan/ring.h"
+#include "plan/selector.h"
+
+namespace unjam {
+namespace {
+
+constexpr Kind kKinds[] = {Kind::kAllReduce, Kind::kAllGather, Kind::kReduceScatter, Kind::kReduce,
+                           Kind::kBroadcast};
+constexpr Algorithm kAlgorithms[] = {Algorithm::kRing, Algorithm::kDirect};
+
+PlanRequest make_request(Kind kind, int ranks, std::uint64_t count, int root = 0,
+                         DType dtype = DType::kFloat32) {
+  PlanRequest request;
+  request.kind = kind;
+  request.dtype = dtype;
+  request.count = count;
+  request.ranks = ranks;
+  request.root = root;
+  return request;
+}
+
+PlanLimits make_limits(std::uint32_t slots, std::uint32_t slot_bytes, std::uint16_t lanes = 1) {
+  PlanLimits limits;
+  limits.escape_slots = slots;
+  limits.escape_slot_bytes = slot_bytes;
+  limits.lanes = lanes;
+  return limits;
+}
+
+std::vector<Plan> make_plans(PlanRequest request, const PlanLimits& limits,
+                             std::optional<Algorithm> algorithm) {
+  std::vector<Plan> plans;
+  for (request.rank = 0; request.rank < request.ranks; ++request.rank) {
+    std::string error;
+    std::optional<Plan> plan = make_plan(request, limits, algorithm, &error);
+    EXPECT_TRUE(plan.has_value()) << error;
+    if (!plan) return {};
+    plans.push_back(*std::move(plan));
+  }
+  return plans;
+}
+
+CheckResult check(const PlanRequest& request, const PlanLimits& limits,
+                  std::optional<Algorithm> algorithm) {
+  CheckOptions options;
+  options.slots = static_cast<int>(limits.escape_slots);
+  options.slot_bytes = limits.escape_slot_bytes;
+  return check_plans(request, make_plans(request, limits, algorithm), options);
+}
+
+std::string label(const PlanRequest& r, const PlanLimits& l, Algorithm a) {
+  return std::string(to_string(a)) + " " + to_string(r.kind) + " ranks " + std::to_string(r.ranks) +
+         " count " + std::to_string(r.count) + " root " + std::to_string(r.root) + " lanes " +
+         std::to_string(l.lanes) + " slots " + std::to_string(l.escape_slots);
+}
+
+std::vector<int> roots_to_try(Kind kind, int ranks) {
+  if (!has_root(kind)) return {0};
+  std::vector<int> roots = {0, 1, ranks / 2, ranks - 1};
+  if (ranks <= 8) {
+    roots.clear();
+    for (int r = 0; r < ranks; ++r) roots.push_back(r);
+  }
+  std::sort(roots.begin(), roots.end());
+  roots.erase(std::unique(roots.begin(), roots.end()), roots.end());
+  if (ranks == 1) roots = {0};
+  return roots;
+}
+
+TEST(PlanChecked, AllKindsRanksCountsRootsLanes) {
+  int checked = 0;
+  for (const Algorithm algorithm : kAlgorithms) {
+    for (const Kind kind : kKinds) {
+      for (int ranks = 1; ranks <= 33; ++ranks) {
+        const auto n = static_cast<std::uint64_t>(ranks);
+        // Slots of 16 floats. Ring chunks are 4 slots, direct ones half a slot.
+        const bool blocked = kind == Kind::kAllGather || kind == Kind::kReduceScatter;
+        const std::uint64_t parts = blocked || has_root(kind) ? 1 : n;
+        for (const std::uint64_t count : {std::uint64_t{0}, std::uint64_t{1}, std::uint64_t{7},
+                                          16 * parts, 100 * parts + 3, 530 * parts + 13}) {
+          for (const int root : roots_to_try(kind, ranks)) {
+            for (const std::uint16_t lanes : {1, 3}) {
+              const PlanRequest request = make_request(kind, ranks, count, root);
+              const PlanLimits limits = make_limits(5, 64, lanes);
+              const CheckResult result = check(request, limits, algorithm);
+              ASSERT_TRUE(result.ok) << label(request, limits, algorithm) << ": " << result.error;
+              ASSERT_LE(result.slots_needed, algorithm == Algorithm::kDirect ? 1 : 5);
+              ++checked;
+            }
+          }
+        }
+      }
+    }
+  }
+  EXPECT_GT(checked, 5000);
+}
+
+TEST(PlanChecked, FewestSlotsAndManyLanesAndAllTypes) {
+  for (const Algorithm algorithm : kAlgorithms) {
+    for (const Kind kind : kKinds) {
+      for (const int ranks : {1, 2, 3, 8}) {
+        for (int t = 0; t < kNumDTypes; ++t) {
+          for (const std::uint16_t lanes : {1, 2, 16}) {
+            const PlanRequest request =
+                make_request(kind, ranks, 12345, ranks - 1, static_cast<DType>(t));
+            const PlanLimits limits = make_limits(2, 128, lanes);
+            const CheckResult result = check(request, limits, algorithm);
+            ASSERT_TRUE(result.ok) << label(request, limits, algorithm) << ": " << result.error;
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST(PlanChecked, DirectUpTo64Ranks) {
+  for (const Kind kind : kKinds) {
+    for (const int ranks : {47, 64}) {
+      const PlanRequest request = make_request(kind, ranks, 40, ranks / 3);
+      const PlanLimits limits = make_limits(5, 64);
+      const CheckResult result = check(request, limits, Algorithm::kDirect);
+      ASSERT_TRUE(result.ok) << label(request, limits, Algorithm::kDirect) << ": " << result.error;
+      EXPECT_EQ(result.slots_needed, 1);
+    }
+  }
+}
+
+TEST(PlanChecked, RingUpTo1024Ranks) {
+  for (const Kind kind : kKinds) {
+    for (const int ranks : {100, 257, 1024}) {
+      // A chunk of two slices, and a short second one.
+      const auto n = static_cast<std::uint64_t>(ranks);
+      const std::uint64_t count = kind == Kind::kAllReduce ? 35 * n : has_root(kind) ? 1000 : 35;
+      const PlanRequest request = make_request(kind, ranks, count, ranks / 3);
+      const PlanLimits limits = make_limits(3, 64);
+      const CheckResult result = check(request, limits, Algorithm::kRing);
+      ASSERT_TRUE(result.ok) << label(request, limits, Algorithm::kRing) << ": " << result.error;
+    }
+  }
+}
+
+TEST(PlanChecked, SlotsNeededIsTheBubble) {
+  // A chunk of S slots on a ring needs S+1; a chain needs 1.
+  for (const std::uint32_t slots : {2u, 3u, 5u, 9u}) {
+    const PlanLimits limits = make_limits(slots, 64);
+    for (const Kind kind : {Kind::kAllReduce, Kind::kAllGather, Kind::kReduceScatter}) {
+      const CheckResult result = check(make_request(kind, 6, 6000), limits, Algorithm::kRing);
+      ASSERT_TRUE(result.ok) << result.error;
+      EXPECT_EQ(result.slots_needed, static_cast<int>(slots)) << to_string(kind);
+    }
+    for (const Kind kind : {Kind::kReduce, Kind::kBroadcast}) {
+      const CheckResult result = check(make_request(kind, 6, 6000), limits, Algorithm::kRing);
+      ASSERT_TRUE(result.ok) << result.error;
+      EXPECT_EQ(result.slots_needed, 1) << to_string(kind);
+    }
+  }
+  EXPECT_EQ(check(make_request(Kind::kAllReduce, 1, 100), {}, Algorithm::kRing).slots_needed, 0);
+}
+
+TEST(PlanCost, BytesSent) {
+  const PlanLimits limits = make_limits(5, 64, 3);
+  for (const int ranks : {2, 3, 8, 17}) {
+    const auto n = static_cast<std::uint64_t>(ranks);
+    const auto run = [&](Kind kind, std::uint64_t count, Algorithm algorithm) {
+      return check(make_request(kind, ranks, count, 1), limits, algorithm);
+    };
+    // Many more loops than are run, cut evenly: exact.
+    const std::uint64_t count = 64 * 100 * n;
+    const CheckResult ring = run(Kind::kAllReduce, count, Algorithm::kRing);
+    EXPECT_EQ(ring.bytes_sent_max, 2 * (n - 1) * count / n * 4);
+    EXPECT_EQ(ring.bytes_sent_total, 2 * (n - 1) * count * 4);
+    EXPECT_GE(ring.loops, 50u);
+    // Cut unevenly: the total is exact, a rank's share is off by two alignment units per hop.
+    const CheckResult odd = run(Kind::kAllReduce, count + 5, Algorithm::kRing);
+    EXPECT_EQ(odd.bytes_sent_total, 2 * (n - 1) * (count + 5) * 4);
+    EXPECT_LE(odd.bytes_sent_max, 2 * (n - 1) * (count + 5) / n * 4 + 2 * 16 * n);
+
+    for (const Algorithm algorithm : kAlgorithms) {
+      for (const Kind kind : {Kind::kAllGather, Kind::kReduceScatter}) {
+        const CheckResult result = run(kind, 1001, algorithm);
+        EXPECT_EQ(result.bytes_sent_max, (n - 1) * 1001 * 4);
+        EXPECT_EQ(result.bytes_sent_total, n * (n - 1) * 1001 * 4);
+      }
+      for (const Kind kind : {Kind::kReduce, Kind::kBroadcast}) {
+        const CheckResult result = run(kind, 1001, algorithm);
+        EXPECT_EQ(result.bytes_sent_total, (n - 1) * 1001 * 4);
+        const bool fan_out = algorithm == Algorithm::kDirect && kind == Kind::kBroadcast;
+        EXPECT_EQ(result.bytes_sent_max, (fan_out ? n - 1 : 1) * 1001 * 4);
+      }
+    }
+    const CheckResult direct = run(Kind::kAllReduce, 1001, Algorithm::kDirect);
+    EXPECT_EQ(direct.bytes_sent_max, (n - 1) * 1001 * 4);
+  }
+}
+
+TEST(PlanCost, StepsOfOneSlice) {
+  const PlanLimits limits = make_limits(5, 64);
+  const auto steps = [&](Kind kind, std::uint64_t count, Algorithm algorithm) {
+    return check(make_request(kind, 8, count, 3), limits, algorithm).steps;
+  };
+  // One slice per primitive: a chain of sends ends in a receive, one step after its last hop.
+  EXPECT_EQ(steps(Kind::kAllReduce, 16 * 8, Algorithm::kRing), 2u * 7 + 1);
+  EXPECT_EQ(steps(Kind::kAllGather, 16, Algorithm::kRing), 8u);
+  EXPECT_EQ(steps(Kind::kReduceScatter, 16, Algorithm::kRing), 8u);
+  EXPECT_EQ(steps(Kind::kReduce, 16, Algorithm::kRing), 8u);
+  EXPECT_EQ(steps(Kind::kBroadcast, 16, Algorithm::kRing), 8u);
+  EXPECT_EQ(steps(Kind::kAllReduce, 8, Algorithm::kDirect), 8u);  // 7 sends, a gather
+  EXPECT_EQ(steps(Kind::kReduce, 8, Algorithm::kDirect), 2u);
+  // A chain is a pipeline: 8 hops of the first slice, then a slice a step.
+  EXPECT_EQ(steps(Kind::kBroadcast, 16 * 400, Algorithm::kRing), 8u + 399);
+}
+
+TEST(PlanLanes, LatencyLaneAndBulkLanes) {
+  const auto geometry = [](Kind kind, std::uint64_t count, std::uint16_t lanes,
+                           std::optional<Algorithm> algorithm) {
+    return make_plan(make_request(kind, 8, count), make_limits(5, 8192, lanes), algorithm)
+        ->geometry;
+  };
+  for (const Kind kind : kKinds) {
+    const Geometry alone = geometry(kind, 1 << 24, 1, Algorithm::kRing);
+    EXPECT_EQ(alone.first_lane, 0);
+    EXPECT_EQ(alone.lanes, 1);
+    const Geometry bulk = geometry(kind, 1 << 24, 8, Algorithm::kRing);
+    EXPECT_EQ(bulk.first_lane, 1);
+    EXPECT_EQ(bulk.lanes, 7);
+    const Geometry little = geometry(kind, 100, 8, Algorithm::kRing);
+    EXPECT_EQ(little.first_lane, 0);
+    EXPECT_EQ(little.lanes, 1);
+    const Geometry direct = geometry(kind, 1 << 24, 8, Algorithm::kDirect);
+    EXPECT_EQ(direct.first_lane, 0);
+    EXPECT_EQ(direct.lanes, 1);
+  }
+}
+
+TEST(PlanChunks, FitTheSlotsAndTheAlignment) {
+  for (int t = 0; t < kNumDTypes; ++t) {
+    const auto dtype = static_cast<DType>(t);
+    for (const Kind kind : kKinds) {
+      const PlanRequest request = make_request(kind, 8, 1 << 20, 0, dtype);
+      const PlanLimits limits = make_limits(5, 8192);
+      const Geometry ring = plan_ring(request, limits)->geometry;
+      EXPECT_EQ(ring.chunk * dtype_bytes(dtype), 4u * 8192);
+      EXPECT_EQ(ring.chunk % ring.align(), 0u);
+      const Geometry direct = plan_direct(request, limits)->geometry;
+      EXPECT_EQ(direct.chunk * dtype_bytes(dtype), 4096u);
+      EXPECT_EQ(direct.chunk % direct.align(), 0u);
+    }
+  }
+  // 4 GiB of slots: the chunk is still a 32-bit number.
+  const Geometry huge =
+      plan_ring(make_request(Kind::kAllReduce, 2, 1, 0, DType::kInt8), make_limits(1025, 1u << 30))
+          ->geometry;
+  EXPECT_EQ(huge.chunk % huge.align(), 0u);
+  EXPECT_GT(huge.chunk, 1u << 31);
+}
+
+TEST(PlanSelector, TableAndErrors) {
+  EXPECT_EQ(select_algorithm(make_request(Kind::kAllReduce, 8, 16)), Algorithm::kDirect);
+  EXPECT_EQ(select_algorithm(make_request(Kind::kAllReduce, 8, 1 << 20)), Algorithm::kRing);
+  EXPECT_EQ(select_algorithm(make_request(Kind::kAllReduce, 65, 1)), Algorithm::kRing);
+  EXPECT_EQ(select_algorithm(make_request(Kind::kAllReduce, 1, 1)), Algorithm::kRing);
+  for (const Kind kind : kKinds) {
+    // All ranks choose alike, and a plan that the table chose exists.
+    for (int ranks = 1; ranks <= 70; ++ranks) {
+      for (std::uint64_t count = 0; count < (1 << 22); count = count * 4 + 1) {
+        PlanRequest request = make_request(kind, ranks, count);
+        const Algorithm first = select_algorithm(request);
+        request.rank = ranks - 1;
+        ASSERT_EQ(select_algorithm(request), first);
+        ASSERT_TRUE(make_plan(request, make_limits(5, 8192, 4), std::nullopt).has_value());
+      }
+    }
+  }
+  const auto error = [](PlanRequest request, PlanLimits limits, std::optional<Algorithm> a) {
+    std::string text;
+    EXPECT_FALSE(make_plan(request, limits, a, &text).has_value());
+    return text;
+  };
+  const PlanRequest fine = make_request(Kind::kReduce, 65, 1);
+  EXPECT_NE(error(fine, {}, Algorithm::kDirect).find("64 ranks, this group has 65"),
+            std::string::npos);
+  EXPECT_NE(error(make_request(Kind::kReduce, 1025, 1), {}, {}).find("1 to 1024 ranks, not 1025"),
+            std::string::npos);
+  EXPECT_NE(error(make_request(Kind::kReduce, 0, 1), {}, {}).find("ranks"), std::string::npos);
+  EXPECT_NE(error(make_request(Kind::kReduce, 4, 1, 4), {}, {}).find("root 4"), std::string::npos);
+  EXPECT_NE(error(make_request(Kind::kReduce, 4, ~0ull), {}, {}).find("count"), std::string::npos);
+  EXPECT_NE(error(fine, make_limits(1, 8192), {}).find("at least 2"), std::string::npos);
+  EXPECT_NE(error(fine, make_limits(5, 100), {}).find("multiple of 64"), std::string::npos);
+  EXPECT_NE(error(fine, make_limits(5, 64, 0), {}).find("lane"), std::string::npos);
+}
+
+// ---- Execution on numbers, knowing nothing of the checker ----
+
+// A contribution is 3x, a finished result has 7 added: both marks show in the numbers if they are
+// missing or repeated.
+class Machine {
+ public:
+  Machine(const PlanRequest& request, const std::vector<Plan>& plans, bool in_place)
+      : request_(request), plans_(plans), in_place_(in_place) {
+    const std::uint64_t n = vector_elements(request);
+    for (int r = 0; r < request.ranks; ++r) {
+      // The in-place buffers hold the input at its place in the whole vector.
+      input_.emplace_back(n);
+      for (std::uint64_t i = 0; i < n; ++i) input_.back()[i] = initial(r, i);
+      output_.emplace_back(n, -1);
+    }
+  }
+
+  static std::int64_t initial(int rank, std::uint64_t i) {
+    return 1000003 * (rank + 1) + static_cast<std::int64_t>(i * i % 9973);
+  }
+
+  // Runs all lanes, ranks taking turns primitive by primitive, `unfair` ones at a time.
+  bool run(int unfair) {
+    const Geometry& g = plans_[0].geometry;
+    for (std::uint32_t lane = g.first_lane; lane < std::uint32_t{g.first_lane} + g.lanes; ++lane) {
+      std::vector<std::pair<std::uint64_t, std::size_t>> at(plans_.size());  // loop, primitive
+      for (bool moved = true; moved;) {
+        moved = false;
+        for (std::size_t r = 0; r < plans_.size(); ++r) {
+          for (int k = 0; k < unfair; ++k) {
+            auto& [loop, i] = at[r];
+            if (loop == g.loops(lane)) break;
+            if (!execute(static_cast<int>(r), plans_[r].primitives[i],
+                         g.chunk_range(plans_[r].primitives[i].part, lane, loop))) {
+              break;
+            }
+            moved = true;
+            if (++i == plans_[r].primitives.size()) i = 0, ++loop;
+          }
+        }
+      }
+      for (const auto& [loop, i] : at) {
+        if (loop != g.loops(lane)) return false;
+      }
+    }
+    for (const auto& [edge, fifo] : fifos_) {
+      if (!fifo.empty()) return false;
+    }
+    return true;
+  }
+
+  std::int64_t expected(std::uint64_t i) const {
+    if (request_.kind == Kind::kBroadcast) return initial(request_.root, i);
+    if (request_.kind == Kind::kAllGather) return initial(static_cast<int>(i / request_.count), i);
+    std::int64_t sum = 7;
+    for (int r = 0; r < request_.ranks; ++r) sum += 3 * initial(r, i);
+    return sum;
+  }
+
+  bool correct() const {
+    for (int r = 0; r < request_.ranks; ++r) {
+      std::uint64_t begin = 0, end = vector_elements(request_);
+      if (request_.kind == Kind::kReduce && r != request_.root) continue;
+      if (request_.kind == Kind::kReduceScatter) {
+        begin = static_cast<std::uint64_t>(r) * request_.count;
+        end = begin + request_.count;
+      }
+      for (std::uint64_t i = begin; i < end; ++i) {
+        const auto& out = in_place_ ? input_ : output_;
+        if (out[static_cast<std::size_t>(r)][i] != expected(i)) return false;
+      }
+    }
+    return true;
+  }
+
+ private:
+  using Slice = std::vector<std::int64_t>;
+
+  bool execute(int rank, const Primitive& p, const Range& range) {
+    if (range.length == 0) return true;
+    const auto pop = [&](int from) {
+      auto& fifo = fifos_[{from, rank}];
+      const Slice s = fifo.front();
+      fifo.pop_front();
+      return s;
+    };
+    const bool gathers = (p.flags & kGather) != 0;
+    for (int from = 0; from < request_.ranks; ++from) {
+      const bool needed = gathers ? from != rank : (p.flags & kRecv) && from == p.recv_peer;
+      if (needed && fifos_[{from, rank}].empty()) return false;
+    }
+    const bool contributes = (p.flags & kContribute) != 0;
+    Slice value(range.length);
+    std::vector<std::int64_t>& in = input_[static_cast<std::size_t>(rank)];
+    std::vector<std::int64_t>& out = in_place_ ? in : output_[static_cast<std::size_t>(rank)];
+    if (p.flags & kLocal) {
+      const auto& from = (p.flags & kFromOutput) ? out : in;
+      for (std::uint64_t i = 0; i < range.length; ++i) {
+        value[i] = from[range.offset + i] * (contributes ? 3 : 1);
+      }
+    }
+    for (int from = 0; from < request_.ranks; ++from) {
+      const bool needed = gathers ? from != rank : (p.flags & kRecv) && from == p.recv_peer;
+      if (!needed) continue;
+      const Slice s = pop(from);
+      if (s.size() != range.length) return false;
+      for (std::uint64_t i = 0; i < range.length; ++i) {
+        value[i] += s[i] * (gathers && contributes ? 3 : 1);
+      }
+    }
+    for (std::uint64_t i = 0; i < range.length; ++i) {
+      if (p.flags & kFinish) value[i] += 7;
+      if (p.flags & kCopy) out[range.offset + i] = value[i];
+    }
+    if (p.flags & kSend) fifos_[{rank, p.send_peer}].push_back(value);
+    return true;
+  }
+
+  const PlanRequest& request_;
+  const std::vector<Plan>& plans_;
+  const bool in_place_;
+  std::vector<std::vector<std::int64_t>> input_, output_;
+  std::map<std::pair<int, int>, std::deque<Slice>> fifos_;
+};
+
+TEST(PlanExecuted, GivesTheRightNumbers) {
+  for (const Algorithm algorithm : kAlgorithms) {
+    for (const Kind kind : kKinds) {
+      for (const int ranks : {1, 2, 3, 5, 8, 13}) {
+        for (const std::uint64_t count : {1, 7, 64, 999, 3001}) {
+          for (const std::uint16_t lanes : {1, 3}) {
+            for (const bool in_place : {false, true}) {
+              const PlanRequest request = make_request(kind, ranks, count, ranks / 2);
+              const PlanLimits limits = make_limits(5, 64, lanes);
+              const std::vector<Plan> plans = make_plans(request, limits, algorithm);
+              for (const int unfair : {1, 1000}) {
+                Machine machine(request, plans, in_place);
+                ASSERT_TRUE(machine.run(unfair)) << label(request, limits, algorithm);
+                ASSERT_TRUE(machine.correct())
+                    << label(request, limits, algorithm) << " in place " << in_place;
+              }
+            }
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST(PlanText, DescribesAndSerialises) {
+  Primitive p;
+  p.flags = kRecv | kLocal | kReduce | kContribute | kSend;
+  p.recv_peer = 1;
+  p.send_peer = 3;
+  p.part = 3;
+  EXPECT_EQ(describe(p), "recv_reduce_send part 3 from 1 to 3");
+  p.flags = kGather | kLocal | kReduce | kCopy | kContribute | kFinish;
+  EXPECT_EQ(describe(p), "gather_reduce_copy part 3 from all");
+  p.flags = kLocal | kCopy | kSend;
+  EXPECT_EQ(describe(p), "copy_send part 3 to 3");
+
+  bool ok = false;
+  const PlanRequest request = make_request(Kind::kAllReduce, 4, 1000);
+  const std::string json =
+      plan_check_json(request, make_limits(5, 8192), Algorithm::kRing, 0, true, &ok);
+  EXPECT_TRUE(ok) << json;
+  for (const char* part :
+       {"{\"ok\": true", "\"error\": \"\"", "\"algorithm\": \"ring\"", "\"protocol\": \"slot\"",
+        "\"bytes_sent_max\": 6016", "\"bytes_sent_total\": 24000", "\"steps\": 7",
+        "\"slots_needed\": 2", "\"programs\": [{\"rank\": 0", "recv_reduce_copy_send part 0"}) {
+    EXPECT_NE(json.find(part), std::string::npos) << part << " in " << json;
+  }
+  EXPECT_EQ(plan_check_json(request, {}, {}, 0, false, nullptr).find("programs"),
+            std::string::npos);
+
+  // Planned for 5 slots, but only 4 are there: the ring locks up, and the text says how.
+  const PlanRequest large = make_request(Kind::kAllReduce, 4, 1 << 20);
+  const std::string stuck =
+      plan_check_json(large, make_limits(5, 8192), Algorithm::kRing, 4, false, &ok);
+  EXPECT_FALSE(ok);
+  EXPECT_NE(stuck.find("\"ok\": false"), std::string::npos);
+  EXPECT_NE(stuck.find("cycle of 4 ranks"), std::string::npos) << stuck;
+
+  const std::string refused =
+      plan_check_json(make_request(Kind::kAllReduce, 65, 1), {}, Algorithm::kDirect, 0, false, &ok);
+  EXPECT_FALSE(ok);
+  EXPECT_NE(refused.find("use ring"), std::string::npos) << refused;
+  EXPECT_NE(plan_check_json(make_request(static_cast<Kind>(99), 0, 1), {}, {}, 0, true, &ok)
+                .find("unknown kind"),
+            std::string::npos);
+}
+
+}  // namespace
+}  // namespace unjam

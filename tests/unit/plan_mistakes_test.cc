@@ -1,0 +1,434 @@
+// The checker finds what is wrong: each test plants one mistake in correct plans.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <functional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "plan/checker.h"
+#include "plan/selector.h"
+#include "plan/symbolic.h"
+
+namespace unjam {
+namespace {
+
+constexpr int kRanks = 5;
+constexpr int kSlots = 5;
+constexpr std::uint32_t kSlotBytes = 64;  // 16 floats
+
+struct Planted {
+  PlanRequest request;
+  std::vector<Plan> plans;
+  int slots = kSlots;
+
+  std::vector<Primitive>& program(std::size_t rank) { return plans[rank].primitives; }
+  CheckResult check() const {
+    CheckOptions options;
+    options.slots = slots;
+    options.slot_bytes = kSlotBytes;
+    return check_plans(request, plans, options);
+  }
+};
+
+Planted make(Kind kind, Algorithm algorithm, std::uint64_t count = 1000) {
+  Planted p;
+  p.request.kind = kind;
+  p.request.count = count;
+  p.request.ranks = kRanks;
+  p.request.root = 2;
+  PlanLimits limits;
+  limits.escape_slots = kSlots;
+  limits.escape_slot_bytes = kSlotBytes;
+  for (p.request.rank = 0; p.request.rank < kRanks; ++p.request.rank) {
+    p.plans.push_back(*make_plan(p.request, limits, algorithm));
+  }
+  EXPECT_TRUE(p.check().ok) << p.check().error;
+  return p;
+}
+
+// Every word must be in the error.
+void expect_error(const Planted& p, const std::vector<std::string>& words) {
+  const CheckResult result = p.check();
+  EXPECT_FALSE(result.ok);
+  for (const std::string& word : words) {
+    EXPECT_NE(result.error.find(word), std::string::npos)
+        << "no '" << word << "' in: " << result.error;
+  }
+}
+
+// Ring all-reduce of 5 ranks, rank r: 0 send r-1; 1-3 recv_reduce_send r-2…r-4;
+// 4 recv_reduce_copy_send r; 5-7 recv_copy_send r-1…r-3; 8 recv_copy r-4.
+
+TEST(PlanMistakes, SwappedPartsOfTwoPrimitives) {
+  Planted p = make(Kind::kAllReduce, Algorithm::kRing);
+  std::swap(p.program(3)[1].part, p.program(3)[2].part);
+  expect_error(p, {"rank 3 primitive 1 (recv_reduce_send part 0 from 2 to 4) loop 0", "of part 0",
+                   "rank 2 primitive 0 has sent", "of part 1"});
+}
+
+TEST(PlanMistakes, SwappedPartsWithOtherLengths) {
+  // 9 floats: parts of 4, 4, 1, 0, 0.
+  Planted p = make(Kind::kReduceScatter, Algorithm::kRing, 9);
+  std::swap(p.program(3)[0].part, p.program(3)[1].part);
+  expect_error(p, {"rank 3 primitive 1", "expects", "has sent"});
+  Planted q = make(Kind::kAllReduce, Algorithm::kRing, 9);
+  q.program(1)[0].part = 2;  // should send part 0
+  expect_error(q, {"rank 2 primitive 1", "expects 4 elements of part 0",
+                   "has sent 1 elements of part 2", "the lengths differ"});
+}
+
+TEST(PlanMistakes, BlocksSwappedOnAllRanksAlike) {
+  // Sends and receives match, but blocks 0 and 1 change places. What rank 0 has as its own block is
+  // then not at its place in the input.
+  Planted p = make(Kind::kAllGather, Algorithm::kDirect, 8);
+  for (Plan& plan : p.plans) {
+    for (Primitive& q : plan.primitives) {
+      if (q.part < 2) q.part ^= 1;
+    }
+  }
+  expect_error(p, {"rank 0 primitive 0", "no input there"});
+}
+
+TEST(PlanMistakes, WrongSendPeer) {
+  Planted p = make(Kind::kAllReduce, Algorithm::kRing);
+  p.program(1)[3].send_peer = 4;  // instead of 2
+  expect_error(p, {"rank 2", "of part 2", "rank 1 primitive 4 has sent", "of part 1"});
+  Planted q = make(Kind::kAllGather, Algorithm::kDirect, 8);
+  q.program(1)[2].send_peer = 2;  // twice to 2, never to 3
+  expect_error(q, {"rank 3", "waits for rank 1 to send", "rank 1", "finished its program"});
+}
+
+TEST(PlanMistakes, WrongReceivePeer) {
+  Planted p = make(Kind::kReduce, Algorithm::kRing);
+  p.program(1)[0].recv_peer = 4;  // instead of 0
+  expect_error(p, {"rank 1 primitive 0", "waits for rank 4 to send"});
+}
+
+TEST(PlanMistakes, MissingFinish) {
+  Planted p = make(Kind::kAllReduce, Algorithm::kRing);
+  p.program(2)[4].flags &= static_cast<std::uint16_t>(~kFinish);
+  expect_error(p, {"output part 2 loop 0", "not finished", "kFinish"});
+  Planted q = make(Kind::kReduce, Algorithm::kDirect, 8);
+  q.program(2)[0].flags &= static_cast<std::uint16_t>(~kFinish);
+  expect_error(q, {"rank 2's output", "not finished"});
+}
+
+TEST(PlanMistakes, DoubleFinish) {
+  Planted p = make(Kind::kAllReduce, Algorithm::kRing);
+  p.program(3)[6].flags |= kFinish;
+  expect_error(p, {"rank 3 primitive 6 (recv_copy_send part 1", "finished twice"});
+}
+
+TEST(PlanMistakes, EarlyFinish) {
+  Planted p = make(Kind::kReduceScatter, Algorithm::kRing);
+  p.program(4)[2].flags |= kFinish;  // part 1, which rank 2 began
+  expect_error(p, {"rank 4 primitive 2", "incomplete", "lacks ranks 0-1"});
+}
+
+TEST(PlanMistakes, FinishOfARawValue) {
+  Planted p = make(Kind::kAllReduce, Algorithm::kDirect, 8);
+  p.program(0)[0].flags |= kFinish;
+  expect_error(p, {"rank 0 primitive 0", "kFinish on the raw input of rank 0"});
+}
+
+TEST(PlanMistakes, MissingContribute) {
+  Planted p = make(Kind::kAllReduce, Algorithm::kRing);
+  p.program(1)[0].flags &= static_cast<std::uint16_t>(~kContribute);
+  expect_error(
+      p, {"rank 2 primitive 1", "the raw input of rank 1 (the received slice)", "kContribute"});
+  Planted q = make(Kind::kReduce, Algorithm::kRing);
+  q.program(2)[0].flags &= static_cast<std::uint16_t>(~kContribute);
+  expect_error(q, {"rank 2 primitive 0", "raw input of rank 2 (the local slice)"});
+  Planted r = make(Kind::kAllReduce, Algorithm::kDirect, 8);
+  r.program(3)[4].flags &= static_cast<std::uint16_t>(~kContribute);
+  expect_error(r, {"rank 3 primitive 4 (gather_reduce_copy", "without kContribute"});
+}
+
+TEST(PlanMistakes, DoubleContribute) {
+  // A gather contributes what it receives; the sender must not.
+  Planted p = make(Kind::kReduceScatter, Algorithm::kDirect, 8);
+  p.program(1)[0].flags |= kContribute;  // to rank 2
+  expect_error(p, {"rank 2", "contributions of ranks 1 from rank 1", "contributed twice"});
+}
+
+TEST(PlanMistakes, ContributionMissing) {
+  // Rank 0 of a chain passes on without adding its own.
+  Planted p = make(Kind::kReduce, Algorithm::kRing);
+  p.program(0)[0].flags = kRecv | kSend;
+  expect_error(p, {"rank 2 primitive 0", "incomplete", "lacks ranks 0"});
+}
+
+TEST(PlanMistakes, ContributionTwice) {
+  // The chain goes round an extra time through one rank: 4 -> 3 -> 4.
+  Planted p = make(Kind::kReduce, Algorithm::kRing);
+  // Order of the chain is 3, 4, 0, 1, 2. Rank 3 sends to 4, 4 back to 3, 3 again to 4.
+  Primitive back = p.program(4)[0];
+  back.send_peer = 3;
+  Primitive again = p.program(4)[0];
+  again.recv_peer = 4;
+  again.send_peer = 4;
+  p.program(3).push_back(again);
+  p.program(4).insert(p.program(4).begin(), back);
+  expect_error(p, {"rank 2", "has ranks 3-4 (2 times)"});
+}
+
+TEST(PlanMistakes, ChunkTooLargeForTheSlots) {
+  for (const Kind kind : {Kind::kAllReduce, Kind::kAllGather, Kind::kReduceScatter}) {
+    Planted p = make(kind, Algorithm::kRing);
+    for (Plan& plan : p.plans) plan.geometry.chunk = kSlots * kSlotBytes / 4;
+    expect_error(
+        p, {"with 5 slots", "rank 0 primitive 1", "to make room", "a cycle of 5 ranks", " -> "});
+    for (Plan& plan : p.plans) plan.geometry.chunk = (kSlots + 1) * kSlotBytes / 4;
+    expect_error(p, {"with 5 slots", "to make room", "a cycle of 5 ranks"});
+    p.slots = kSlots + 2;
+    EXPECT_TRUE(p.check().ok) << p.check().error;
+    EXPECT_EQ(p.check().slots_needed, kSlots + 2);
+  }
+  // A chain has no cycle, whatever the chunk.
+  Planted chain = make(Kind::kBroadcast, Algorithm::kRing);
+  for (Plan& plan : chain.plans) plan.geometry.chunk = 512;
+  EXPECT_TRUE(chain.check().ok) << chain.check().error;
+  // A packet is one slice.
+  Planted packets = make(Kind::kAllReduce, Algorithm::kDirect);
+  for (Plan& plan : packets.plans) plan.geometry.chunk *= 2;
+  expect_error(packets, {"packet chunk", "at most 8 elements"});
+}
+
+TEST(PlanMistakes, ReceivesInACycle) {
+  // Everybody receives before it sends.
+  Planted p = make(Kind::kAllGather, Algorithm::kDirect, 8);
+  for (std::size_t r = 0; r < kRanks; ++r) {
+    std::vector<Primitive>& program = p.program(r);
+    std::rotate(program.begin(), program.begin() + kRanks, program.end());
+  }
+  expect_error(p, {"to send", "a cycle of 5 ranks", "0 -> 4 -> 3 -> 2 -> 1 -> 0"});
+}
+
+TEST(PlanMistakes, APrimitiveTooMany) {
+  Planted p = make(Kind::kBroadcast, Algorithm::kDirect, 8);
+  p.program(2).insert(p.program(2).begin(), p.program(2)[1]);  // to rank 4 twice
+  expect_error(p, {"rank 2 primitive", "1 slices sent to rank 4 are left over"});
+}
+
+TEST(PlanMistakes, APrimitiveTooFew) {
+  // The reader's end is missing.
+  Planted p = make(Kind::kReduce, Algorithm::kDirect, 8);
+  p.program(2)[0].flags = kLocal | kCopy | kContribute;
+  expect_error(p, {"lacks ranks 0-1,3-4"});
+  Planted q = make(Kind::kAllReduce, Algorithm::kRing);
+  q.program(3).pop_back();
+  expect_error(q, {"rank 3's output part 4 loop 0", "never written"});
+  // The writer's end is missing.
+  Planted r = make(Kind::kBroadcast, Algorithm::kDirect, 8);
+  r.program(2).erase(r.program(2).begin());  // to rank 3
+  expect_error(r, {"rank 3 primitive 0", "waits for rank 2 to send", "finished its program"});
+  // A reduction that nobody's output depends on.
+  Planted s = make(Kind::kReduce, Algorithm::kRing, 8);
+  s.program(3).insert(s.program(3).begin(), s.program(3)[0]);
+  expect_error(s, {"rank 3 primitive 1 (send part 0 to 4)", "left over"});
+  // A whole program.
+  Planted t = make(Kind::kAllReduce, Algorithm::kRing);
+  t.program(1).clear();
+  expect_error(t, {"rank 1's output part 0 loop 0", "never written"});
+}
+
+TEST(PlanMistakes, InPlaceOverwrittenBeforeSend) {
+  Planted p = make(Kind::kReduceScatter, Algorithm::kRing, 40);
+  // Rank 1 stores the others' sum of part 1 into its output, which in place is its input, and adds
+  // its own input afterwards.
+  std::vector<Primitive>& program = p.program(1);
+  Primitive last = program.back();
+  Primitive store = last;
+  store.flags = kRecv | kCopy;
+  Primitive add = last;
+  add.flags = kLocal | kContribute | kFinish | kCopy;
+  add.recv_peer = kNoPeer;
+  program.back() = store;
+  program.push_back(add);
+  expect_error(p, {"rank 1 primitive 5 (copy part 1)", "in place, is overwritten",
+                   "the contributions of ranks 0,2-4"});
+}
+
+TEST(PlanMistakes, InPlaceGatherBeforeSend) {
+  Planted p = make(Kind::kAllReduce, Algorithm::kDirect, 8);
+  // Right out of place: rank 0 gathers before it sends to rank 4, for which nobody waits in turn.
+  std::vector<Primitive>& program = p.program(0);
+  ASSERT_EQ(program[3].send_peer, 4);
+  std::swap(program[3], program[4]);
+  expect_error(p, {"rank 0 primitive 4 (send part 0 to 4)", "in place, is overwritten",
+                   "the finished result of ranks 0-4"});
+}
+
+TEST(PlanMistakes, OutputReadBeforeItIsWritten) {
+  Planted p = make(Kind::kAllGather, Algorithm::kRing);
+  p.program(0)[0].flags |= kFromOutput;
+  expect_error(p, {"rank 0 primitive 0", "output not yet written"});
+}
+
+TEST(PlanMistakes, OutputAsASourceIsUnderstood) {
+  // A copy to the output, then a send from there: longer than need be, but right.
+  Planted p = make(Kind::kAllGather, Algorithm::kRing);
+  std::vector<Primitive>& program = p.program(0);
+  Primitive copy = program[0];
+  copy.flags = kLocal | kCopy;
+  copy.send_peer = kNoPeer;
+  program[0].flags = kLocal | kFromOutput | kSend;
+  program.insert(program.begin(), copy);
+  EXPECT_TRUE(p.check().ok) << p.check().error;
+}
+
+TEST(PlanMistakes, AnotherOrderOnOneRank) {
+  // Rank 0 adds up by itself, around the ring the other way: 1 + 0 instead of 0 + 1.
+  PlanRequest request;
+  request.kind = Kind::kAllReduce;
+  request.count = 8;
+  request.ranks = 2;
+  Plan plan;
+  plan.algorithm = Algorithm::kDirect;
+  plan.protocol = Protocol::kPacket;
+  plan.geometry.kind = Kind::kAllReduce;
+  plan.geometry.dtype = DType::kFloat32;
+  plan.geometry.count = 8;
+  plan.geometry.chunk = 8;
+  Planted p{request, {plan, plan}};
+  for (std::uint16_t r = 0; r < 2; ++r) {
+    const std::uint16_t peer = 1 - r;
+    p.program(r).push_back({kLocal | kSend | kContribute, kNoPeer, peer, 0});
+    p.program(r).push_back(
+        {kRecv | kLocal | kReduce | kCopy | kContribute | kFinish, peer, kNoPeer, 0});
+  }
+  expect_error(p, {"reduced in another order", "bits can differ"});
+}
+
+TEST(PlanMistakes, MismatchedGeometry) {
+  const std::vector<std::pair<std::string, std::function<void(Plan*)>>> mistakes = {
+      {"chunk", [](Plan* plan) { plan->geometry.chunk /= 2; }},
+      {"parts", [](Plan* plan) { plan->geometry.parts = 3; }},
+      {"lanes", [](Plan* plan) { plan->geometry.lanes = 2; }},
+      {"first lane", [](Plan* plan) { plan->geometry.first_lane = 1; }},
+      {"count", [](Plan* plan) { plan->geometry.count -= 1; }},
+      {"protocol", [](Plan* plan) { plan->protocol = Protocol::kPacket; }},
+      {"algorithm", [](Plan* plan) { plan->algorithm = Algorithm::kDirect; }},
+  };
+  for (const auto& [word, plant] : mistakes) {
+    Planted p = make(Kind::kAllReduce, Algorithm::kRing);
+    plant(&p.plans[3]);
+    expect_error(p, {"rank 3's plan disagrees", "lengths differ", word});
+  }
+  Planted p = make(Kind::kAllReduce, Algorithm::kRing);
+  for (Plan& plan : p.plans) plan.geometry.chunk -= 1;
+  expect_error(p, {"not a multiple of the alignment"});
+  Planted q = make(Kind::kAllGather, Algorithm::kRing);
+  for (Plan& plan : q.plans) plan.geometry.parts = 4;
+  expect_error(q, {"one part per rank", "has 4"});
+  Planted r = make(Kind::kAllGather, Algorithm::kRing);
+  r.plans.pop_back();
+  expect_error(r, {"there are 4 for 5 ranks"});
+}
+
+TEST(PlanMistakes, MeaninglessPrimitives) {
+  using Plant = std::function<void(Primitive*)>;
+  const auto flags = [](unsigned f) -> Plant {
+    return [f](Primitive* p) { p->flags = static_cast<std::uint16_t>(f); };
+  };
+  const std::vector<std::pair<std::string, Plant>> mistakes = {
+      {"no source", flags(kSend)},
+      {"no destination", flags(kRecv)},
+      {"unknown flags", flags(kRecv | kSend | 1u << 15)},
+      {"need kReduce", flags(kRecv | kLocal | kSend)},
+      {"need kReduce", flags(kRecv | kReduce | kSend)},
+      {"a gather reduces", flags(kGather | kLocal | kCopy)},
+      {"need a local slice", flags(kRecv | kContribute | kSend)},
+      {"receive peer without", flags(kLocal | kContribute | kSend)},
+      {"receive peer is the rank itself", [](Primitive* p) { p->recv_peer = 1; }},
+      {"send peer is not in the group", [](Primitive* p) { p->send_peer = 5; }},
+      {"no such part", [](Primitive* p) { p->part = 5; }},
+  };
+  for (const auto& [word, plant] : mistakes) {
+    Planted p = make(Kind::kAllReduce, Algorithm::kRing);
+    plant(&p.program(1)[2]);
+    expect_error(p, {"rank 1 primitive 2", word});
+  }
+  Planted p = make(Kind::kBroadcast, Algorithm::kRing);
+  p.program(1)[0].flags |= kFinish;
+  expect_error(p, {"broadcast reduces nothing"});
+  Planted q = make(Kind::kReduce, Algorithm::kRing);
+  q.program(1)[0].flags |= kCopy;
+  expect_error(q, {"rank 1 primitive 0", "no output there"});
+}
+
+TEST(PlanMistakes, EverySinglePrimitiveMatters) {
+  // Whatever primitive of whatever rank is dropped or doubled: found.
+  for (const Algorithm algorithm : {Algorithm::kRing, Algorithm::kDirect}) {
+    for (const Kind kind : {Kind::kAllReduce, Kind::kAllGather, Kind::kReduceScatter, Kind::kReduce,
+                            Kind::kBroadcast}) {
+      const Planted right = make(kind, algorithm, 40);
+      for (std::size_t r = 0; r < kRanks; ++r) {
+        for (std::size_t i = 0; i < right.plans[r].primitives.size(); ++i) {
+          Planted p = right;
+          std::vector<Primitive>& program = p.program(r);
+          const auto at = program.begin() + static_cast<std::ptrdiff_t>(i);
+          const bool local = (at->flags & (kSend | kRecv | kGather)) == 0;
+          program.erase(at);
+          EXPECT_FALSE(p.check().ok) << "dropped " << i << " of rank " << r;
+          if (local) continue;  // doing a local copy twice is harmless
+          p = right;
+          p.program(r).insert(p.program(r).begin() + static_cast<std::ptrdiff_t>(i),
+                              right.plans[r].primitives[i]);
+          EXPECT_FALSE(p.check().ok) << "doubled " << i << " of rank " << r;
+        }
+      }
+    }
+  }
+}
+
+TEST(PlanMistakes, EverySingleFlagMatters) {
+  // Whatever flag of whatever primitive is flipped: found.
+  for (const Algorithm algorithm : {Algorithm::kRing, Algorithm::kDirect}) {
+    for (const Kind kind : {Kind::kAllReduce, Kind::kAllGather, Kind::kReduceScatter, Kind::kReduce,
+                            Kind::kBroadcast}) {
+      const Planted right = make(kind, algorithm, 200);
+      for (std::size_t r = 0; r < kRanks; ++r) {
+        for (std::size_t i = 0; i < right.plans[r].primitives.size(); ++i) {
+          for (unsigned bit = 0; bit < 10; ++bit) {
+            Planted p = right;
+            p.program(r)[i].flags ^= static_cast<std::uint16_t>(1u << bit);
+            // Harmless: storing a preliminary value that the right one overwrites later, and
+            // reading the own block from the output where it has been copied to.
+            const unsigned flag = 1u << bit;
+            if (flag == kCopy && (right.plans[r].primitives[i].flags & kCopy) == 0) continue;
+            if (flag == kFromOutput && kind == Kind::kAllGather && i > 0) continue;
+            EXPECT_FALSE(p.check().ok) << to_string(kind) << " " << to_string(algorithm) << " flag "
+                                       << bit << " of rank " << r << " primitive " << i;
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST(PlanSymbolic, CountsContributionsExactly) {
+  ValuePool pool(10);
+  const auto c = [&](int r) { return pool.contribute(pool.raw(r)); };
+  const ValueId a = pool.combine(c(3), c(4)), b = pool.combine(c(6), c(5));
+  EXPECT_EQ(pool.combine(c(3), c(4)), a);
+  EXPECT_NE(pool.combine(c(4), c(3)), a);  // another order
+  const ValueId ab = pool.combine(a, b);
+  EXPECT_EQ(pool.describe(ab), "the contributions of ranks 3-6");
+  const ValueId twice = pool.combine(ab, pool.combine(c(5), c(9)));
+  EXPECT_EQ(pool.describe(twice), "the contributions of ranks 3-4,5 (2 times),6,9");
+  EXPECT_EQ(pool.defect(twice), "lacks ranks 0-2,7-8 and has ranks 5 (2 times)");
+  EXPECT_FALSE(pool.complete(twice));
+  ValueId all = c(7);
+  for (const int r : {1, 9, 0, 4, 8, 2, 3, 6, 5}) all = pool.combine(all, c(r));
+  EXPECT_TRUE(pool.complete(all));
+  EXPECT_EQ(pool.defect(all), "");
+  EXPECT_FALSE(pool.complete(pool.combine(all, c(0))));
+  EXPECT_EQ(pool.describe(pool.combine(all, all)), "the contributions of ranks 0-9 (2 times)");
+  EXPECT_EQ(pool.describe(pool.finish(all)), "the finished result of ranks 0-9");
+}
+
+}  // namespace
+}  // namespace unjam
