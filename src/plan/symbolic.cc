@@ -1,6 +1,7 @@
 #include "plan/symbolic.h"
 
 #include <algorithm>
+#include <utility>
 
 namespace unjam {
 namespace {
