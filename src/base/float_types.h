@@ -68,15 +68,13 @@ namespace float_types {
 
 inline constexpr std::int32_t kFloatInfinity = 0x7f800000;
 
-UNJAM_HD_INLINE constexpr std::int32_t to_bits(float x) {
-  return __builtin_bit_cast(std::int32_t, x);
-}
-UNJAM_HD_INLINE constexpr float from_bits(std::int32_t x) { return __builtin_bit_cast(float, x); }
+UNJAM_HD constexpr std::int32_t to_bits(float x) { return __builtin_bit_cast(std::int32_t, x); }
+UNJAM_HD constexpr float from_bits(std::int32_t x) { return __builtin_bit_cast(float, x); }
 
 // Nearest narrow magnitude for a float magnitude (its bits) with an exponent that is not too large;
 // rounding may carry into the exponent, which is right.
 template <class Layout>
-UNJAM_HD_INLINE constexpr std::int32_t encode_magnitude(std::int32_t magnitude) {
+UNJAM_HD constexpr std::int32_t encode_magnitude(std::int32_t magnitude) {
   constexpr std::int32_t kHalf = (1 << (Layout::kShift - 1)) - 1;
   if (magnitude < Layout::kMinNormal) {
     return to_bits(from_bits(magnitude) + from_bits(Layout::kMagic)) - Layout::kMagic;
@@ -86,13 +84,13 @@ UNJAM_HD_INLINE constexpr std::int32_t encode_magnitude(std::int32_t magnitude) 
 }
 
 template <class Layout>
-UNJAM_HD_INLINE constexpr std::int32_t sign_of(std::int32_t bits) {
+UNJAM_HD constexpr std::int32_t sign_of(std::int32_t bits) {
   return static_cast<std::int32_t>(static_cast<std::uint32_t>(bits) >> 31) << Layout::kSignBit;
 }
 
 // Finite narrow values (and for the formats with infinities, `bits` below the largest exponent).
 template <class Layout>
-UNJAM_HD_INLINE constexpr float decode_finite(std::int32_t bits) {
+UNJAM_HD constexpr float decode_finite(std::int32_t bits) {
   const std::int32_t magnitude = bits & Layout::kMagnitude;
   const float value = magnitude > Layout::kMantissa
                           ? from_bits((magnitude + Layout::kRebias) << Layout::kShift)
@@ -101,7 +99,7 @@ UNJAM_HD_INLINE constexpr float decode_finite(std::int32_t bits) {
 }
 
 template <class Layout>
-UNJAM_HD_INLINE constexpr std::int32_t encode_saturating(float x, std::int32_t largest) {
+UNJAM_HD constexpr std::int32_t encode_saturating(float x, std::int32_t largest) {
   const std::int32_t bits = to_bits(x);
   const std::int32_t magnitude = bits & 0x7fffffff;
   if (magnitude > kFloatInfinity) return 0x7f;
@@ -116,7 +114,7 @@ UNJAM_HD_INLINE constexpr std::int32_t encode_saturating(float x, std::int32_t l
 inline constexpr std::int32_t kLargestE4M3 = 0x7e;  // 448
 inline constexpr std::int32_t kLargestE5M2 = 0x7b;  // 57344
 
-UNJAM_HD_INLINE constexpr float to_float(Float16 x) {
+UNJAM_HD constexpr float to_float(Float16 x) {
   const std::int32_t magnitude = x.bits & 0x7fff;
   if (magnitude >= 0x7c00) {
     if (magnitude > 0x7c00) return float_types::from_bits(0x7fffffff);
@@ -126,27 +124,27 @@ UNJAM_HD_INLINE constexpr float to_float(Float16 x) {
   return float_types::decode_finite<Float16Layout>(x.bits);
 }
 
-UNJAM_HD_INLINE constexpr float to_float(Bfloat16 x) {
+UNJAM_HD constexpr float to_float(Bfloat16 x) {
   if ((x.bits & 0x7fff) > 0x7f80) return float_types::from_bits(0x7fffffff);
   return __builtin_bit_cast(float, static_cast<std::uint32_t>(x.bits) << 16);
 }
 
-UNJAM_HD_INLINE constexpr float to_float(Float8E4M3 x) {
+UNJAM_HD constexpr float to_float(Float8E4M3 x) {
   if ((x.bits & 0x7f) == 0x7f) return float_types::from_bits(0x7fffffff);
   return float_types::decode_finite<Float8E4M3Layout>(x.bits);
 }
 
 // e5m2 is the upper half of a float16.
-UNJAM_HD_INLINE constexpr float to_float(Float8E5M2 x) {
+UNJAM_HD constexpr float to_float(Float8E5M2 x) {
   return to_float(Float16{static_cast<std::uint16_t>(x.bits << 8)});
 }
 
 // Only for the four types here.
 template <class T>
-UNJAM_HD_INLINE constexpr T from_float(float x);
+UNJAM_HD constexpr T from_float(float x);
 
 template <>
-UNJAM_HD_INLINE constexpr Float16 from_float<Float16>(float x) {
+UNJAM_HD constexpr Float16 from_float<Float16>(float x) {
   const std::int32_t bits = float_types::to_bits(x);
   const std::int32_t magnitude = bits & 0x7fffffff;
   if (magnitude > float_types::kFloatInfinity) return {0x7fff};
@@ -157,20 +155,20 @@ UNJAM_HD_INLINE constexpr Float16 from_float<Float16>(float x) {
 }
 
 template <>
-UNJAM_HD_INLINE constexpr Bfloat16 from_float<Bfloat16>(float x) {
+UNJAM_HD constexpr Bfloat16 from_float<Bfloat16>(float x) {
   const std::uint32_t bits = __builtin_bit_cast(std::uint32_t, x);
   if ((bits & 0x7fffffff) > 0x7f800000) return {0x7fff};
   return {static_cast<std::uint16_t>((bits + 0x7fff + ((bits >> 16) & 1)) >> 16)};
 }
 
 template <>
-UNJAM_HD_INLINE constexpr Float8E4M3 from_float<Float8E4M3>(float x) {
+UNJAM_HD constexpr Float8E4M3 from_float<Float8E4M3>(float x) {
   return {
       static_cast<std::uint8_t>(float_types::encode_saturating<Float8E4M3Layout>(x, kLargestE4M3))};
 }
 
 template <>
-UNJAM_HD_INLINE constexpr Float8E5M2 from_float<Float8E5M2>(float x) {
+UNJAM_HD constexpr Float8E5M2 from_float<Float8E5M2>(float x) {
   return {
       static_cast<std::uint8_t>(float_types::encode_saturating<Float8E5M2Layout>(x, kLargestE5M2))};
 }
