@@ -1,0 +1,542 @@
+// One collective call on all ranks of a group: its buffers, its data, and what must come out,
+// computed here from the contract in unjam.h and from nothing of unjam's.
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <limits>
+#include <map>
+#include <sstream>
+#include <string>
+#include <vector>
+
+#include "tests/support/job.h"
+
+namespace unjam_test {
+
+inline constexpr int kNumDTypes = 12;
+inline constexpr int kNumOps = 5;
+inline constexpr int kNumKinds = 5;
+
+// ---- element types ----
+
+struct TypeInfo {
+  const char* name;
+  int bytes;
+  char family;  // 'i' signed, 'u' unsigned, 'f' floating
+  int mantissa;
+  int exponent;
+};
+
+inline const TypeInfo& type_info(unjamDataType_t t) {
+  static const TypeInfo kTypes[kNumDTypes] = {
+      {"int8", 1, 'i', 0, 0},      {"uint8", 1, 'u', 0, 0},    {"int32", 4, 'i', 0, 0},
+      {"uint32", 4, 'u', 0, 0},    {"int64", 8, 'i', 0, 0},    {"uint64", 8, 'u', 0, 0},
+      {"float16", 2, 'f', 10, 5},  {"bfloat16", 2, 'f', 7, 8}, {"float32", 4, 'f', 23, 8},
+      {"float64", 8, 'f', 52, 11}, {"e4m3", 1, 'f', 3, 4},     {"e5m2", 1, 'f', 2, 5},
+  };
+  return kTypes[t];
+}
+
+inline const char* name_of(unjamOp_t op) {
+  static const char* const kNames[kNumOps] = {"sum", "prod", "min", "max", "avg"};
+  return kNames[op];
+}
+inline const char* name_of(unjamKind_t kind) {
+  static const char* const kNames[kNumKinds] = {"all_reduce", "all_gather", "reduce_scatter",
+                                                "reduce", "broadcast"};
+  return kNames[kind];
+}
+inline bool reduces(unjamKind_t k) {
+  return k == UNJAM_ALL_REDUCE || k == UNJAM_REDUCE_SCATTER || k == UNJAM_REDUCE;
+}
+inline bool has_root(unjamKind_t k) { return k == UNJAM_REDUCE || k == UNJAM_BROADCAST; }
+
+inline std::uint64_t low_bits(int bits) {
+  return bits >= 64 ? ~std::uint64_t{0} : (std::uint64_t{1} << bits) - 1;
+}
+
+// The number that a floating-point bit pattern stands for, by the format's definition.
+inline double decode_by_definition(unjamDataType_t t, std::uint64_t bits) {
+  const TypeInfo& f = type_info(t);
+  const double sign = (bits >> (f.mantissa + f.exponent)) & 1 ? -1.0 : 1.0;
+  const auto e = static_cast<int>((bits >> f.mantissa) & low_bits(f.exponent));
+  const std::uint64_t m = bits & low_bits(f.mantissa);
+  const auto top = static_cast<int>(low_bits(f.exponent));
+  const int bias = top / 2;
+  if (t == UNJAM_FLOAT8_E4M3) {
+    if (e == top && m == 7) return std::numeric_limits<double>::quiet_NaN();
+  } else if (e == top) {
+    return m == 0 ? sign * std::numeric_limits<double>::infinity()
+                  : std::numeric_limits<double>::quiet_NaN();
+  }
+  if (e == 0) return sign * std::ldexp(static_cast<double>(m), 1 - bias - f.mantissa);
+  return sign * std::ldexp(static_cast<double>(m + (std::uint64_t{1} << f.mantissa)),
+                           e - bias - f.mantissa);
+}
+
+inline double decode(unjamDataType_t t, std::uint64_t bits) {
+  switch (t) {
+    case UNJAM_FLOAT32:
+      return static_cast<double>(std::bit_cast<float>(static_cast<std::uint32_t>(bits)));
+    case UNJAM_FLOAT64:
+      return std::bit_cast<double>(bits);
+    default:
+      break;
+  }
+  static const auto kTables = [] {
+    std::array<std::vector<double>, kNumDTypes> tables;
+    for (const unjamDataType_t d :
+         {UNJAM_FLOAT16, UNJAM_BFLOAT16, UNJAM_FLOAT8_E4M3, UNJAM_FLOAT8_E5M2}) {
+      const std::uint64_t n = std::uint64_t{1} << (8 * type_info(d).bytes);
+      for (std::uint64_t b = 0; b < n; ++b) tables[d].push_back(decode_by_definition(d, b));
+    }
+    return tables;
+  }();
+  return kTables[t][bits];
+}
+
+// The bit pattern of a value that the type holds exactly.
+inline std::uint64_t encode(unjamDataType_t t, double value) {
+  const TypeInfo& f = type_info(t);
+  if (f.family != 'f') return static_cast<std::uint64_t>(static_cast<std::int64_t>(value));
+  if (t == UNJAM_FLOAT32) return std::bit_cast<std::uint32_t>(static_cast<float>(value));
+  if (t == UNJAM_FLOAT64) return std::bit_cast<std::uint64_t>(value);
+  static const auto kInverse = [] {
+    std::array<std::map<double, std::uint64_t>, kNumDTypes> maps;
+    for (const unjamDataType_t d :
+         {UNJAM_FLOAT16, UNJAM_BFLOAT16, UNJAM_FLOAT8_E4M3, UNJAM_FLOAT8_E5M2}) {
+      const std::uint64_t n = std::uint64_t{1} << (8 * type_info(d).bytes);
+      for (std::uint64_t b = 0; b < n; ++b) maps[d].emplace(decode(d, b), b);  // +0 before -0
+    }
+    return maps;
+  }();
+  const auto found = kInverse[t].find(value);
+  if (found == kInverse[t].end()) fail("the test encodes a value that its type does not hold");
+  return found->second;
+}
+
+inline std::uint64_t load_bits(const unsigned char* p, int bytes) {
+  std::uint64_t bits = 0;
+  std::memcpy(&bits, p, static_cast<std::size_t>(bytes));  // little endian
+  return bits;
+}
+inline void store_bits(unsigned char* p, std::uint64_t bits, int bytes) {
+  std::memcpy(p, &bits, static_cast<std::size_t>(bytes));
+}
+
+inline std::uint64_t hash_memory(const unsigned char* p, std::size_t bytes, std::uint64_t h = 1) {
+  std::size_t i = 0;
+  for (; i + 8 <= bytes; i += 8) h = (h ^ load_bits(p + i, 8)) * 0x9ddfea08eb382d69u, h ^= h >> 29;
+  for (; i < bytes; ++i) h = (h ^ p[i]) * 0x9ddfea08eb382d69u, h ^= h >> 29;
+  return mix(h);
+}
+
+// ---- calls ----
+
+// kExact: every sum, product and quotient on the way is exact in the type, whatever the order
+// (averages over a number of ranks that is no power of two excepted). kRandom: it is not.
+enum class Data { kExact, kRandom };
+
+struct Spec {
+  unjamKind_t kind = UNJAM_ALL_REDUCE;
+  unjamDataType_t dtype = UNJAM_FLOAT32;
+  unjamOp_t op = UNJAM_SUM;
+  std::size_t count = 0;
+  int root = 0;
+  bool in_place = false;
+  Data data = Data::kExact;
+  std::uint64_t seed = 1;
+
+  std::string text() const {
+    std::ostringstream s;
+    s << name_of(kind) << " " << type_info(dtype).name;
+    if (reduces(kind)) s << " " << name_of(op);
+    s << " count " << count;
+    if (has_root(kind)) s << " root " << root;
+    s << (in_place ? " in place" : " out of place") << (data == Data::kExact ? " exact" : " random")
+      << " data seed " << seed;
+    return s.str();
+  }
+};
+
+// A byte buffer between two guards, at an address that is aligned to the element and no more.
+class Guarded {
+ public:
+  void allocate(std::size_t bytes, std::size_t misalign) {
+    bytes_ = bytes;
+    begin_ = kGuard + misalign;
+    memory_.assign(begin_ + bytes + kGuard, kGuardByte);
+  }
+  unsigned char* data() { return memory_.data() + begin_; }
+  const unsigned char* data() const { return memory_.data() + begin_; }
+  std::size_t bytes() const { return bytes_; }
+  bool allocated() const { return !memory_.empty(); }
+  bool guards_intact() const {
+    const auto intact = [](unsigned char c) { return c == kGuardByte; };
+    return std::all_of(memory_.begin(), memory_.begin() + static_cast<std::ptrdiff_t>(begin_),
+                       intact) &&
+           std::all_of(memory_.begin() + static_cast<std::ptrdiff_t>(begin_ + bytes_),
+                       memory_.end(), intact);
+  }
+
+ private:
+  static constexpr std::size_t kGuard = 64;
+  static constexpr unsigned char kGuardByte = 0xa5;
+  std::vector<unsigned char> memory_;
+  std::size_t begin_ = 0, bytes_ = 0;
+};
+
+class Exchange {
+ public:
+  Exchange(const Spec& spec, int ranks)
+      : spec_(spec),
+        n_(ranks),
+        size_(static_cast<std::size_t>(type_info(spec.dtype).bytes)),
+        ranks_(static_cast<std::size_t>(ranks)) {
+    if (!has_root(spec.kind)) spec_.root = 0;
+    for (int r = 0; r < n_; ++r) {
+      PerRank& me = ranks_[static_cast<std::size_t>(r)];
+      const std::size_t shift = size_ * (mix(spec_.seed, static_cast<std::uint64_t>(r)) % 16);
+      const bool idle_recv = spec_.kind == UNJAM_REDUCE && r != spec_.root;
+      const bool idle_send = spec_.kind == UNJAM_BROADCAST && r != spec_.root;
+      if (!spec_.in_place) {
+        me.send.allocate(send_count() * size_, shift);
+        me.recv.allocate(recv_count() * size_, (shift + size_) % (16 * size_));
+      } else if (spec_.kind == UNJAM_REDUCE_SCATTER || idle_recv) {
+        me.send.allocate(send_count() * size_, shift);
+      } else {
+        (void)idle_send;
+        me.recv.allocate(recv_count() * size_, shift);
+      }
+    }
+    fill();
+  }
+
+  const Spec& spec() const { return spec_; }
+  std::size_t memory() const {
+    std::size_t bytes = 0;
+    for (const PerRank& p : ranks_) bytes += p.send.bytes() + p.recv.bytes();
+    return bytes;
+  }
+
+  // Writes inputs, poisons outputs; before every use but the first.
+  void fill() {
+    poison_ = static_cast<unsigned char>(poison_ + 0x31);
+    for (int r = 0; r < n_; ++r) {
+      PerRank& me = ranks_[static_cast<std::size_t>(r)];
+      if (me.recv.allocated()) std::memset(me.recv.data(), poison_, me.recv.bytes());
+      if (me.send.allocated()) std::memset(me.send.data(), poison_, me.send.bytes());
+      if (spec_.kind == UNJAM_BROADCAST && r != spec_.root) continue;
+      auto* to = static_cast<unsigned char*>(const_cast<void*>(send(r)));
+      const std::size_t elements = send_count();
+      for (std::size_t i = 0; i < elements; ++i) {
+        store_bits(to + i * size_, input_bits(r, i), static_cast<int>(size_));
+      }
+      if (me.send.allocated()) me.send_hash = hash_memory(me.send.data(), me.send.bytes());
+    }
+  }
+
+  const void* send(int r) const {
+    const PerRank& me = ranks_[static_cast<std::size_t>(r)];
+    if (me.send.allocated()) return me.send.data();
+    if (spec_.kind == UNJAM_BROADCAST && r != spec_.root) return nullptr;
+    const std::size_t shift =
+        spec_.kind == UNJAM_ALL_GATHER ? static_cast<std::size_t>(r) * spec_.count * size_ : 0;
+    return me.recv.data() + shift;
+  }
+  void* recv(int r) {
+    PerRank& me = ranks_[static_cast<std::size_t>(r)];
+    if (me.recv.allocated()) return me.recv.data();
+    if (spec_.kind == UNJAM_REDUCE) return nullptr;
+    return me.send.data() + static_cast<std::size_t>(r) * spec_.count * size_;
+  }
+
+  // The call of group rank r.
+  unjamResult_t submit(int r, unjamGroup_t group, const char* key,
+                       const unjamCallOptions_t* options, unjamRequest_t* request) {
+    const void* from = send(r);
+    void* to = recv(r);
+    if (spec_.count == 0 && spec_.seed % 2 == 0) from = to = nullptr;
+    switch (spec_.kind) {
+      case UNJAM_ALL_REDUCE:
+        return unjamAllReduce(group, key, from, to, spec_.count, spec_.dtype, spec_.op, options,
+                              request);
+      case UNJAM_ALL_GATHER:
+        return unjamAllGather(group, key, from, to, spec_.count, spec_.dtype, options, request);
+      case UNJAM_REDUCE_SCATTER:
+        return unjamReduceScatter(group, key, from, to, spec_.count, spec_.dtype, spec_.op, options,
+                                  request);
+      case UNJAM_REDUCE:
+        return unjamReduce(group, key, from, to, spec_.count, spec_.dtype, spec_.op, spec_.root,
+                           options, request);
+      case UNJAM_BROADCAST:
+        return unjamBroadcast(group, key, from, to, spec_.count, spec_.dtype, spec_.root, options,
+                              request);
+    }
+    return UNJAM_ERROR_INTERNAL;
+  }
+
+  // "" if everything is right on all ranks: results, guards, untouched inputs and equal bits.
+  std::string check() const {
+    for (int r = 0; r < n_; ++r) {
+      const PerRank& me = ranks_[static_cast<std::size_t>(r)];
+      const std::string rank = " on group rank " + std::to_string(r);
+      if (me.send.allocated() && !me.send.guards_intact()) return error("input guard hit" + rank);
+      if (me.recv.allocated() && !me.recv.guards_intact()) return error("output guard hit" + rank);
+      if (std::string e = check_untouched(r); !e.empty()) return error(e + rank);
+    }
+    if (spec_.count == 0) return "";
+    if (!reduces(spec_.kind)) return check_copies();
+    return check_reduction();
+  }
+
+  // Of all bits that ranks received.
+  std::uint64_t digest() const {
+    std::uint64_t h = 7;
+    for (int r = 0; r < n_; ++r) {
+      if (has_output(r)) h = hash_memory(output(r), recv_count() * size_, h);
+    }
+    return h;
+  }
+  std::uint64_t digest(int r) const { return hash_memory(output(r), recv_count() * size_); }
+
+  // Element i of what group rank r sends.
+  std::uint64_t input_bits(int r, std::size_t i) const {
+    const TypeInfo& f = type_info(spec_.dtype);
+    const std::uint64_t h =
+        mix(spec_.seed + static_cast<std::uint64_t>(r) * 0xd1342543de82ef95u, i);
+    if (f.family != 'f' || !reduces(spec_.kind)) return h & low_bits(8 * f.bytes);
+    const std::uint64_t bias = low_bits(f.exponent) / 2;
+    // A float of a random sign and fraction.
+    const auto with_exponent = [&](std::uint64_t e) {
+      return (h & low_bits(f.mantissa)) | e << f.mantissa | (h >> 63) << (f.mantissa + f.exponent);
+    };
+    if (spec_.op == UNJAM_MIN || spec_.op == UNJAM_MAX) {
+      // Any number; infinities only where no rounding would cut them.
+      const std::uint64_t most = low_bits(f.exponent) - 1;
+      return with_exponent((h >> 53) % (most + 1));
+    }
+    const bool small = f.bytes == 1;
+    // Of the ranks of a long chain only some may change the number, or it leaves the type's range.
+    const auto un = static_cast<std::uint64_t>(n_);
+    const bool active = (static_cast<std::uint64_t>(r) + i) % un < 4;
+    if (spec_.op == UNJAM_PROD) {
+      if (!active) return encode_small(1, 0);
+      if (spec_.data == Data::kRandom) return with_exponent(bias - ((h >> 53) & 1));
+      static constexpr std::array<int, 4> kPowers = {1, 0, -1, 1};
+      const std::size_t k = (h >> 53) % 4;
+      return encode_small(k == 1 || k == 3 ? -1 : 1, kPowers[k]);
+    }
+    if (spec_.data == Data::kRandom) return with_exponent(bias - ((h >> 53) & 3));
+    if (small) {
+      if (!active) return 0;
+      static constexpr std::array<int, 4> kValues = {-2, -1, 1, 2};
+      return encode_small(kValues[(h >> 53) % 4], 0);
+    }
+    return encode_small(static_cast<int>((h >> 53) % 7) - 3, 0);
+  }
+
+ private:
+  struct PerRank {
+    Guarded send, recv;
+    std::uint64_t send_hash = 0;
+  };
+
+  std::size_t send_count() const {
+    return spec_.count *
+           (spec_.kind == UNJAM_REDUCE_SCATTER ? static_cast<std::size_t>(n_) : std::size_t{1});
+  }
+  std::size_t recv_count() const {
+    return spec_.count *
+           (spec_.kind == UNJAM_ALL_GATHER ? static_cast<std::size_t>(n_) : std::size_t{1});
+  }
+  bool has_output(int r) const { return spec_.kind != UNJAM_REDUCE || r == spec_.root; }
+  const unsigned char* output(int r) const {
+    return static_cast<const unsigned char*>(const_cast<Exchange*>(this)->recv(r));
+  }
+
+  // value × 2^power, value in -3..3, from a table: encode() is slow.
+  std::uint64_t encode_small(int value, int power) const {
+    static const auto kTable = [] {
+      std::array<std::array<std::array<std::uint64_t, 7>, 3>, kNumDTypes> table{};
+      for (int t = 0; t < kNumDTypes; ++t) {
+        if (type_info(static_cast<unjamDataType_t>(t)).family != 'f') continue;
+        for (int p = -1; p <= 1; ++p) {
+          for (int v = -3; v <= 3; ++v) {
+            table[static_cast<std::size_t>(t)][static_cast<std::size_t>(p + 1)]
+                 [static_cast<std::size_t>(v + 3)] =
+                     encode(static_cast<unjamDataType_t>(t), std::ldexp(v, p));
+          }
+        }
+      }
+      return table;
+    }();
+    return kTable[spec_.dtype][static_cast<std::size_t>(power + 1)]
+                 [static_cast<std::size_t>(value + 3)];
+  }
+
+  std::string error(const std::string& what) const {
+    return spec_.text() + " on " + std::to_string(n_) + " ranks: " + what;
+  }
+
+  // What a call may not write.
+  std::string check_untouched(int r) const {
+    const PerRank& me = ranks_[static_cast<std::size_t>(r)];
+    if (!spec_.in_place && me.send.allocated()) {
+      const bool idle = spec_.kind == UNJAM_BROADCAST && r != spec_.root;
+      if (idle ? !poisoned(me.send) : hash_memory(me.send.data(), me.send.bytes()) != me.send_hash)
+        return "the input was written to";
+    }
+    if (spec_.kind == UNJAM_REDUCE && r != spec_.root) {
+      if (me.recv.allocated() && !poisoned(me.recv)) return "the unused output was written to";
+      if (spec_.in_place && hash_memory(me.send.data(), me.send.bytes()) != me.send_hash)
+        return "the input was written to";
+    }
+    if (spec_.kind == UNJAM_REDUCE_SCATTER && spec_.in_place) {
+      for (std::size_t i = 0; i < send_count(); ++i) {
+        if (i / spec_.count == static_cast<std::size_t>(r)) continue;
+        if (load_bits(me.send.data() + i * size_, static_cast<int>(size_)) != input_bits(r, i))
+          return "another rank's block of the input was written to, element " + std::to_string(i);
+      }
+    }
+    return "";
+  }
+  bool poisoned(const Guarded& b) const {
+    return std::all_of(b.data(), b.data() + b.bytes(),
+                       [this](unsigned char c) { return c == poison_; });
+  }
+
+  std::string check_equal_bits() const {
+    for (int r = 1; r < n_; ++r) {
+      if (std::memcmp(output(0), output(r), recv_count() * size_) == 0) continue;
+      std::size_t i = 0;
+      while (output(0)[i] == output(r)[i]) ++i;
+      return error("group ranks 0 and " + std::to_string(r) + " have different bits at element " +
+                   std::to_string(i / size_));
+    }
+    return "";
+  }
+
+  std::string check_copies() const {
+    for (std::size_t i = 0; i < recv_count(); ++i) {
+      const int from =
+          spec_.kind == UNJAM_BROADCAST ? spec_.root : static_cast<int>(i / spec_.count);
+      const std::uint64_t want = input_bits(from, i % spec_.count);
+      const std::uint64_t got = load_bits(output(0) + i * size_, static_cast<int>(size_));
+      if (got != want) {
+        return error("group rank 0, element " + std::to_string(i) + ": bits " +
+                     std::to_string(got) + ", expected " + std::to_string(want));
+      }
+    }
+    return check_equal_bits();
+  }
+
+  std::string check_reduction() const {
+    const std::size_t elements = send_count();
+    const TypeInfo& f = type_info(spec_.dtype);
+    for (std::size_t i = 0; i < elements; ++i) {
+      int owner = 0;
+      std::size_t at = i;
+      if (spec_.kind == UNJAM_REDUCE) owner = spec_.root;
+      if (spec_.kind == UNJAM_REDUCE_SCATTER) {
+        owner = static_cast<int>(i / spec_.count);
+        at = i % spec_.count;
+      }
+      const std::uint64_t got = load_bits(output(owner) + at * size_, static_cast<int>(size_));
+      const std::string e = f.family == 'f' ? check_float(i, got) : check_integer(i, got);
+      if (!e.empty()) {
+        return error("group rank " + std::to_string(owner) + ", element " + std::to_string(at) +
+                     ": " + e);
+      }
+    }
+    return spec_.kind == UNJAM_ALL_REDUCE ? check_equal_bits() : "";
+  }
+
+  std::string check_integer(std::size_t i, std::uint64_t got) const {
+    const TypeInfo& f = type_info(spec_.dtype);
+    const int bits = 8 * f.bytes;
+    // As a signed or unsigned 64-bit number with the type's value.
+    const auto extend = [&](std::uint64_t v) {
+      v &= low_bits(bits);
+      if (f.family == 'i' && bits < 64 && (v >> (bits - 1)) != 0) v |= ~low_bits(bits);
+      return v;
+    };
+    std::uint64_t acc = 0;
+    for (int r = 0; r < n_; ++r) {
+      const std::uint64_t x = extend(input_bits(r, i));
+      const bool less =
+          f.family == 'i' ? static_cast<std::int64_t>(x) < static_cast<std::int64_t>(acc) : x < acc;
+      if (r == 0) {
+        acc = x;
+      } else if (spec_.op == UNJAM_PROD) {
+        acc *= x;
+      } else if (spec_.op == UNJAM_MIN) {
+        if (less) acc = x;
+      } else if (spec_.op == UNJAM_MAX) {
+        if (!less) acc = x;
+      } else {
+        acc += x;
+      }
+    }
+    acc = extend(acc);
+    if (spec_.op == UNJAM_AVG) {
+      acc = f.family == 'i' ? static_cast<std::uint64_t>(static_cast<std::int64_t>(acc) / n_)
+                            : acc / static_cast<std::uint64_t>(n_);
+    }
+    if ((acc & low_bits(bits)) == got) return "";
+    return std::to_string(got) + ", expected " + std::to_string(acc & low_bits(bits));
+  }
+
+  std::string check_float(std::size_t i, std::uint64_t got_bits) const {
+    const TypeInfo& f = type_info(spec_.dtype);
+    double acc = 0, magnitude = 0;
+    for (int r = 0; r < n_; ++r) {
+      const double x = decode(spec_.dtype, input_bits(r, i));
+      magnitude += std::fabs(x);
+      if (r == 0) {
+        acc = x;
+      } else if (spec_.op == UNJAM_PROD) {
+        acc *= x;
+      } else if (spec_.op == UNJAM_MIN) {
+        acc = std::min(acc, x);
+      } else if (spec_.op == UNJAM_MAX) {
+        acc = std::max(acc, x);
+      } else {
+        acc += x;
+      }
+    }
+    if (spec_.op == UNJAM_AVG) acc /= n_;
+    const bool power_of_two = (n_ & (n_ - 1)) == 0;
+    const bool exact = spec_.op == UNJAM_MIN || spec_.op == UNJAM_MAX || n_ == 1 ||
+                       (spec_.data == Data::kExact && (spec_.op != UNJAM_AVG || power_of_two));
+    double bound = 0;
+    if (!exact) {
+      // One rounding a hop, of at most half a unit of a partial result, and one of 1/n.
+      const double unit = std::ldexp(1.0, -f.mantissa - 1);
+      const double smallest = std::ldexp(1.0, 2 - (1 << (f.exponent - 1)) - f.mantissa);
+      if (spec_.op == UNJAM_PROD) magnitude = std::fabs(acc) * 2;
+      if (spec_.op == UNJAM_AVG) magnitude /= n_;
+      bound = (n_ + 2) * (unit * magnitude * 1.5 + smallest);
+    }
+    const double got = decode(spec_.dtype, got_bits);
+    if (std::fabs(got - acc) <= bound || got == acc) return "";
+    std::ostringstream s;
+    s.precision(17);
+    s << got << ", expected " << acc << " ± " << bound << ", from";
+    for (int r = 0; r < n_ && r < 9; ++r) s << " " << decode(spec_.dtype, input_bits(r, i));
+    return s.str();
+  }
+
+  Spec spec_;
+  int n_;
+  std::size_t size_;
+  unsigned char poison_ = 0x42;
+  std::vector<PerRank> ranks_;
+};
+
+}  // namespace unjam_test
