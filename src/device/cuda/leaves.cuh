@@ -17,45 +17,84 @@
 namespace unjam {
 namespace cuda_leaves {
 
-// kPieces pieces of kWords words each. access.load(source, piece) and access.store(raw, piece).
-// Everything is read before anything is written: a destination may be a source.
+// What the loops need of a job, read once. The job lies in shared memory behind a generic pointer:
+// a read of it waits for the global loads that were issued before (the memory pipeline answers in
+// order), and after every store the compiler would have to read it again.
+struct Slice {
+  const void* const* src;
+  char* dst_user;
+  char* dst_slot;
+  std::uint64_t bytes;
+  int num_src;
+  int local_src;
+  std::uint32_t flag;
+  std::uint32_t divisor;
+  bool scale_all;
+  int scaled_src;
+  double scale;
+};
+
+__device__ __forceinline__ Slice make_slice(const SliceJob& job) {
+  return {job.src,
+          static_cast<char*>(job.dst_user),
+          static_cast<char*>(job.dst_slot),
+          job.elems * dtype_bytes(job.dtype),
+          job.num_src,
+          job.local_src,
+          job.flag,
+          job.divisor,
+          job.scale_sources == ScaleSources::kAll,
+          job.scale_sources == ScaleSources::kLocal ? job.local_src : -1,
+          job.scale};
+}
+
+// kPieces pieces of kWords words each. access.load(source, its pointer, piece) and
+// access.store(raw, piece). Everything is read before anything is written: a destination may be a
+// source.
 template <DType dtype, Op op, int kWords, int kPieces, int kBatch, class Access>
-__device__ __forceinline__ void reduce_pieces(const SliceJob& job, const Access& access) {
+__device__ __forceinline__ void reduce_pieces(const Slice& slice, const Access& access) {
   using F = Format<dtype>;
   using Acc = typename F::Acc;
   constexpr int kCount = F::template kCount<kWords>;
   Acc acc[kPieces][kCount];
-  const int num_src = job.num_src;
-  [[maybe_unused]] const Acc scale = static_cast<Acc>(job.scale);
+#pragma unroll
+  for (int p = 0; p < kPieces; ++p) {
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) acc[p][i] = F::template identity<op>();
+  }
+  [[maybe_unused]] const Acc scale = static_cast<Acc>(slice.scale);
 #pragma unroll 1
-  for (int s = 0; s < num_src; s += kBatch) {
+  for (int s = 0; s < slice.num_src; s += kBatch) {
+    const char* from[kBatch];
+#pragma unroll
+    for (int b = 0; b < kBatch; ++b) {
+      // Past the end: some pointer, not followed.
+      from[b] = static_cast<const char*>(slice.src[s + b < slice.num_src ? s + b : s]);
+    }
     Raw<kWords> raw[kBatch][kPieces];
 #pragma unroll
     for (int b = 0; b < kBatch; ++b) {
-      if (s + b < num_src) {
+      if (b == 0 || s + b < slice.num_src) {
 #pragma unroll
-        for (int p = 0; p < kPieces; ++p) raw[b][p] = access.load(s + b, p);
+        for (int p = 0; p < kPieces; ++p) raw[b][p] = access.load(s + b, from[b], p);
       }
     }
 #pragma unroll
     for (int b = 0; b < kBatch; ++b) {
-      if (s + b < num_src) {
+      if (b == 0 || s + b < slice.num_src) {
 #pragma unroll
         for (int p = 0; p < kPieces; ++p) {
           Acc x[kCount];
           F::template decode<kWords>(raw[b][p], x);
           if constexpr (op == Op::kAvg && F::kIsFloat) {
             // Multiplying by one changes nothing.
-            const bool scaled =
-                job.scale_sources == ScaleSources::kAll ||
-                (job.scale_sources == ScaleSources::kLocal && s + b == job.local_src);
-            const Acc factor = scaled ? scale : Acc{1};
+            const Acc factor = slice.scale_all || s + b == slice.scaled_src ? scale : Acc{1};
 #pragma unroll
             for (int i = 0; i < kCount; ++i) x[i] = multiply(x[i], factor);
           }
 #pragma unroll
           for (int i = 0; i < kCount; ++i) {
-            acc[p][i] = b == 0 && s == 0 ? x[i] : F::template combine<op>(acc[p][i], x[i]);
+            acc[p][i] = F::template combine<op>(acc[p][i], x[i]);
           }
         }
       }
@@ -64,9 +103,9 @@ __device__ __forceinline__ void reduce_pieces(const SliceJob& job, const Access&
 #pragma unroll
   for (int p = 0; p < kPieces; ++p) {
     if constexpr (op == Op::kAvg && !F::kIsFloat) {
-      if (job.divisor > 1) {
+      if (slice.divisor > 1) {
 #pragma unroll
-        for (int i = 0; i < kCount; ++i) acc[p][i] = F::divide(acc[p][i], job.divisor);
+        for (int i = 0; i < kCount; ++i) acc[p][i] = F::divide(acc[p][i], slice.divisor);
       }
     }
     Raw<kWords> result;
@@ -81,15 +120,15 @@ inline constexpr unsigned kPieceBytes = 16;
 
 // Whole pieces, all pointers aligned; pieces of one thread lie `stride` bytes apart.
 struct AlignedAccess {
-  const SliceJob& job;
+  const Slice& slice;
   std::uint64_t at;
   std::uint64_t stride;
-  __device__ __forceinline__ Raw<4> load(int source, int piece) const {
-    return load_aligned<4>(static_cast<const char*>(job.src[source]) + at + piece * stride);
+  __device__ __forceinline__ Raw<4> load(int, const char* src, int piece) const {
+    return load_aligned<4>(src + at + piece * stride);
   }
   __device__ __forceinline__ void store(const Raw<4>& raw, int piece) const {
-    for (void* dst : {job.dst_user, job.dst_slot}) {
-      if (dst != nullptr) store_aligned(static_cast<char*>(dst) + at + piece * stride, raw);
+    for (char* dst : {slice.dst_user, slice.dst_slot}) {
+      if (dst != nullptr) store_aligned(dst + at + piece * stride, raw);
     }
   }
 };
@@ -97,88 +136,93 @@ struct AlignedAccess {
 // One piece, perhaps the last, at any alignment.
 template <int kElement>
 struct LinearAccess {
-  const SliceJob& job;
+  const Slice& slice;
   std::uint64_t at;
   unsigned bytes;
-  __device__ __forceinline__ Raw<4> load(int source, int) const {
-    return load_linear<4, kElement>(static_cast<const char*>(job.src[source]) + at, bytes);
+  __device__ __forceinline__ Raw<4> load(int, const char* src, int) const {
+    return load_linear<4, kElement>(src + at, bytes);
   }
   __device__ __forceinline__ void store(const Raw<4>& raw, int) const {
-    for (void* dst : {job.dst_user, job.dst_slot}) {
-      if (dst != nullptr) store_linear<4, kElement>(static_cast<char*>(dst) + at, raw, bytes);
+    for (char* dst : {slice.dst_user, slice.dst_slot}) {
+      if (dst != nullptr) store_linear<4, kElement>(dst + at, raw, bytes);
     }
   }
 };
 
-__device__ __forceinline__ bool all_aligned(const SliceJob& job) {
-  std::uintptr_t bits = reinterpret_cast<std::uintptr_t>(job.dst_user) |
-                        reinterpret_cast<std::uintptr_t>(job.dst_slot);
+__device__ __forceinline__ bool all_aligned(const Slice& slice) {
+  std::uintptr_t bits = reinterpret_cast<std::uintptr_t>(slice.dst_user) |
+                        reinterpret_cast<std::uintptr_t>(slice.dst_slot);
 #pragma unroll 1
-  for (int s = 0; s < job.num_src; ++s) bits |= reinterpret_cast<std::uintptr_t>(job.src[s]);
+  for (int s = 0; s < slice.num_src; ++s) bits |= reinterpret_cast<std::uintptr_t>(slice.src[s]);
   return (bits & (kPieceBytes - 1)) == 0;
 }
 
-// Runs many(at, stride) for rounds of kPieces whole pieces a thread while all pointers are aligned,
-// and one(at, bytes) for each piece of what is left.
+// Runs many(at, stride) for kPieces whole pieces of this thread at a time while all pointers are
+// aligned, and one(at, bytes) for each piece of what is left.
 template <int kPieces, class Many, class One>
-__device__ __forceinline__ void for_pieces(const SliceJob& job, unsigned thread, unsigned threads,
+__device__ __forceinline__ void for_pieces(const Slice& slice, unsigned thread, unsigned threads,
                                            Many many, One one) {
-  const std::uint64_t bytes = job.elems * dtype_bytes(job.dtype);
   const std::uint64_t stride = std::uint64_t{threads} * kPieceBytes;
   std::uint64_t at = std::uint64_t{thread} * kPieceBytes;
-  if (all_aligned(job)) {
+  if (all_aligned(slice)) {
 #pragma unroll 1
-    for (std::uint64_t rounds = bytes / (kPieces * stride); rounds != 0; --rounds) {
+    for (; at + (kPieces - 1) * stride + kPieceBytes <= slice.bytes; at += kPieces * stride) {
       many(at, stride);
-      at += kPieces * stride;
     }
   }
 #pragma unroll 1
-  for (; at < bytes; at += stride) {
-    const std::uint64_t left = bytes - at;
+  for (; at < slice.bytes; at += stride) {
+    const std::uint64_t left = slice.bytes - at;
     one(at, left < kPieceBytes ? static_cast<unsigned>(left) : kPieceBytes);
   }
 }
 
-// Pieces that a thread has under way at once, of two sources each. The leaves must fit 64 registers
-// without spilling, so that a daemon of 512 threads leaves half of its SM's registers to others.
+// Pieces that a thread has under way at once, of so many sources each. The leaves must fit 64
+// registers without spilling, so that a daemon of 512 threads leaves half of its SM's registers to
+// others: narrow floats need an accumulator each, averages hold more in hand, and the products of
+// bytes need many temporaries.
 UNJAM_HD constexpr int pieces_per_thread(DType dtype, Op op) {
-  const bool narrow = !is_integer(dtype) && dtype_bytes(dtype) <= 2;
-  if (narrow && (dtype_bytes(dtype) == 1 || op == Op::kAvg)) return 1;  // 8 or 16 accumulators each
-  if (dtype_bytes(dtype) == 1 && op == Op::kProd) return 1;             // many temporaries
-  return 2;
+  const bool byte = dtype_bytes(dtype) == 1;
+  return op == Op::kAvg || (byte && (op == Op::kProd || !is_integer(dtype))) ? 1 : 2;
+}
+UNJAM_HD constexpr int sources_per_batch(DType dtype, Op op) {
+  return op == Op::kAvg && dtype_bytes(dtype) == 1 && !is_integer(dtype) ? 1 : 2;
 }
 
 template <DType dtype, Op op>
 __device__ __noinline__ void reduce_slot(const SliceJob& job, unsigned thread, unsigned threads) {
   constexpr int kPieces = pieces_per_thread(dtype, op);
+  constexpr int kBatch = sources_per_batch(dtype, op);
   constexpr int kElement = dtype_bytes(dtype);
+  const Slice slice = make_slice(job);
   for_pieces<kPieces>(
-      job, thread, threads,
+      slice, thread, threads,
       [&](std::uint64_t at, std::uint64_t stride) {
-        reduce_pieces<dtype, op, 4, kPieces, 2>(job, AlignedAccess{job, at, stride});
+        reduce_pieces<dtype, op, 4, kPieces, kBatch>(slice, AlignedAccess{slice, at, stride});
       },
       [&](std::uint64_t at, unsigned bytes) {
-        reduce_pieces<dtype, op, 4, 1, 2>(job, LinearAccess<kElement>{job, at, bytes});
+        reduce_pieces<dtype, op, 4, 1, kBatch>(slice, LinearAccess<kElement>{slice, at, bytes});
       });
 }
 
 template <int kElement>
 __device__ __noinline__ void copy_slot(const SliceJob& job, unsigned thread, unsigned threads) {
   constexpr int kPieces = 4;
+  const Slice slice = make_slice(job);
+  const char* src = static_cast<const char*>(slice.src[0]);
   for_pieces<kPieces>(
-      job, thread, threads,
+      slice, thread, threads,
       [&](std::uint64_t at, std::uint64_t stride) {
-        const AlignedAccess access{job, at, stride};
+        const AlignedAccess access{slice, at, stride};
         Raw<4> raw[kPieces];
 #pragma unroll
-        for (int p = 0; p < kPieces; ++p) raw[p] = access.load(0, p);
+        for (int p = 0; p < kPieces; ++p) raw[p] = access.load(0, src, p);
 #pragma unroll
         for (int p = 0; p < kPieces; ++p) access.store(raw[p], p);
       },
       [&](std::uint64_t at, unsigned bytes) {
-        const LinearAccess<kElement> access{job, at, bytes};
-        access.store(access.load(0, 0), 0);
+        const LinearAccess<kElement> access{slice, at, bytes};
+        access.store(access.load(0, src, 0), 0);
       });
 }
 
@@ -186,24 +230,23 @@ __device__ __noinline__ void copy_slot(const SliceJob& job, unsigned thread, uns
 
 template <int kElement>
 struct PacketAccess {
-  const SliceJob& job;
+  const Slice& slice;
   std::uint64_t at;    // data bytes
   std::uint64_t left;  // data bytes, from `at`
   __device__ __forceinline__ unsigned bytes() const {
     return left < kUnitBytes ? static_cast<unsigned>(left) : kUnitBytes;
   }
-  __device__ __forceinline__ Raw<2> load(int source, int) const {
-    const char* src = static_cast<const char*>(job.src[source]);
-    if (source == job.local_src) return load_linear<2, kElement>(src + at, bytes());
+  __device__ __forceinline__ Raw<2> load(int source, const char* src, int) const {
+    if (source == slice.local_src) return load_linear<2, kElement>(src + at, bytes());
     const PacketUnit unit = load_packet_unit(src + 2 * at, left, 0);
     return {{unit.word[0].data, unit.word[1].data}};
   }
   __device__ __forceinline__ void store(const Raw<2>& raw, int) const {
-    if (job.dst_user != nullptr) {
-      store_linear<2, kElement>(static_cast<char*>(job.dst_user) + at, raw, bytes());
+    if (slice.dst_user != nullptr) {
+      store_linear<2, kElement>(slice.dst_user + at, raw, bytes());
     }
-    if (job.dst_slot != nullptr) {
-      store_packet_unit(static_cast<char*>(job.dst_slot) + 2 * at, raw, left, job.flag);
+    if (slice.dst_slot != nullptr) {
+      store_packet_unit(slice.dst_slot + 2 * at, raw, left, slice.flag);
     }
   }
 };
@@ -222,18 +265,21 @@ __device__ __forceinline__ void for_units(std::uint64_t bytes, unsigned thread, 
 template <DType dtype, Op op>
 __device__ __noinline__ void reduce_packet(const SliceJob& job, unsigned thread, unsigned threads) {
   constexpr int kElement = dtype_bytes(dtype);
+  const Slice slice = make_slice(job);
   // Latency is what packets are for: the loads of four sources are under way at once.
-  for_units(job.elems * kElement, thread, threads, [&](std::uint64_t at, std::uint64_t left) {
-    reduce_pieces<dtype, op, 2, 1, 4>(job, PacketAccess<kElement>{job, at, left});
+  for_units(slice.bytes, thread, threads, [&](std::uint64_t at, std::uint64_t left) {
+    reduce_pieces<dtype, op, 2, 1, 4>(slice, PacketAccess<kElement>{slice, at, left});
     return true;
   });
 }
 
 template <int kElement>
 __device__ __noinline__ void copy_packet(const SliceJob& job, unsigned thread, unsigned threads) {
-  for_units(job.elems * kElement, thread, threads, [&](std::uint64_t at, std::uint64_t left) {
-    const PacketAccess<kElement> access{job, at, left};
-    access.store(access.load(0, 0), 0);
+  const Slice slice = make_slice(job);
+  const char* src = static_cast<const char*>(slice.src[0]);
+  for_units(slice.bytes, thread, threads, [&](std::uint64_t at, std::uint64_t left) {
+    const PacketAccess<kElement> access{slice, at, left};
+    access.store(access.load(0, src, 0), 0);
     return true;
   });
 }
