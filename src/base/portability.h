@@ -7,9 +7,11 @@
 #if defined(__CUDACC__)
 #define UNJAM_HD __host__ __device__
 #define UNJAM_HD_INLINE __host__ __device__ __forceinline__
+#define UNJAM_HD_NOINLINE __host__ __device__ __noinline__
 #else
 #define UNJAM_HD
 #define UNJAM_HD_INLINE inline __attribute__((always_inline))
+#define UNJAM_HD_NOINLINE
 #endif
 
 namespace unjam {

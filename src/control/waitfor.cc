@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <deque>
+#include <set>
 
 #include "base/json_writer.h"
 
@@ -118,15 +119,15 @@ std::vector<int> missing_ranks(const PendingCall& call, const std::vector<RankSn
   return missing;
 }
 
-std::string explain_json(const std::vector<RankSnapshot>& ranks,
+std::string explain_json(const std::vector<RankSnapshot>& ranks, const std::vector<WaitEdge>& edges,
                          const std::vector<WaitCycle>& cycles) {
   JsonWriter w;
   w.begin_object().key("ranks").begin_array();
   for (const RankSnapshot& r : ranks) {
     w.begin_object().field("rank", r.rank).field("holds", r.holds);
     w.key("running");
-    const auto running = std::find_if(r.running.begin(), r.running.end(),
-                                      [](int i) { return i >= 0; });
+    const auto running =
+        std::find_if(r.running.begin(), r.running.end(), [](int i) { return i >= 0; });
     if (running == r.running.end()) {
       w.null();
     } else {
@@ -145,11 +146,12 @@ std::string explain_json(const std::vector<RankSnapshot>& ranks,
       w.end_array().end_object();
     }
     w.end_array();
-    std::vector<int> waits;
+    std::set<int> waits;
     for (const PendingCall& p : r.pending) {
-      for (const int m : missing_ranks(p, ranks)) {
-        if (std::find(waits.begin(), waits.end(), m) == waits.end()) waits.push_back(m);
-      }
+      for (const int m : missing_ranks(p, ranks)) waits.insert(m);
+    }
+    for (const WaitEdge& e : edges) {
+      if (e.rank == r.rank) waits.insert(e.waits_for);
     }
     w.key("waits_for").begin_array();
     for (const int m : waits) w.value(m);

@@ -31,12 +31,12 @@ struct RankSnapshot {
   // whenever a lane enters or leaves an invocation.
   std::vector<int> running;
   std::vector<std::uint64_t> words;
-  std::vector<PendingCall> pending;            // in submission order
+  std::vector<PendingCall> pending;  // in submission order; without what the engine has completed
   std::map<std::uint64_t, std::uint64_t> calls;  // tag -> invocations submitted so far
 };
 
 struct WaitEdge {
-  int rank = 0;       // runs `runs`, and waits for
+  int rank = 0;  // runs `runs`, and waits for
   CallId runs;
   int waits_for = 0;  // which has not begun it
 };
@@ -56,7 +56,7 @@ std::vector<WaitCycle> find_cycles(const std::vector<WaitEdge>& edges);
 // Members of a pending call's group that have not called it (by `calls`).
 std::vector<int> missing_ranks(const PendingCall& call, const std::vector<RankSnapshot>& ranks);
 
-std::string explain_json(const std::vector<RankSnapshot>& ranks,
+std::string explain_json(const std::vector<RankSnapshot>& ranks, const std::vector<WaitEdge>& edges,
                          const std::vector<WaitCycle>& cycles);
 
 }  // namespace unjam

@@ -3,7 +3,7 @@
 //
 // One engine drives one lane and is executed by all threads of a block; thread 0 (the leader)
 // decides, all threads move data. `Dev` is what differs between devices (see device/host/):
-//   thread(), threads(), sync()          the block
+//   thread(), sync()                     the block
 //   leaf(job)                            the data leaf of a slice, by all threads
 //   packets_ready(job, polls)            only if kInlinePacketFlags: all threads vote
 //   relax(polls), delay()                between failed polls; fault injection before waits
@@ -34,14 +34,24 @@ class Engine {
       : dev_(dev), rank_(rank), lane_(rank.lanes[lane]), lane_index_(lane), s_(shared) {}
 
   // Runs until the lane can do nothing (or was told to stop, or has stayed its time). By all
-  // threads of the block.
+  // threads of the block. Nothing but references lives across the leaf, so that it has the
+  // registers to itself: what the leader needs is in `shared`.
   UNJAM_HD void run() {
     if (leader()) start();
     for (;;) {
-      if (leader()) s_.command = next_command();
+      if (leader()) decide();
       dev_.sync();
-      if (s_.command == kQuit) break;
-      run_invocation();
+      if (s_.quits) break;
+      if constexpr (Dev::kInlinePacketFlags) {
+        // The vote is a barrier: nobody reads the job any more when the leader goes on.
+        if (s_.job.protocol == Protocol::kPacket && !dev_.packets_ready(s_.job, s_.threshold)) {
+          if (leader()) packets_missing();
+          continue;
+        }
+      }
+      dev_.leaf(s_.job);
+      dev_.sync();  // the whole slice is stored before the leader publishes it
+      if (leader()) publish();
     }
     if (leader()) leave();
     dev_.sync();
@@ -55,17 +65,17 @@ class Engine {
 
   // ---- scheduling (leader only) ----
 
-  UNJAM_HD void start() {
+  UNJAM_HD_NOINLINE void start() {
     s_.slot = s_.cursor = kNoSlot;
     s_.idle = 0;
-    s_.moved = s_.wants_room = s_.pass_begun = false;
+    s_.moved = s_.wants_room = s_.pass_begun = s_.in_turn = s_.quits = false;
     s_.started_ns = dev_.now_ns();
     bump(lane_.stats.starts);
     record(TraceType::kRestart, nullptr);
   }
 
   // Saves every active context: nothing of the progress may be lost with the block.
-  UNJAM_HD void leave() {
+  UNJAM_HD_NOINLINE void leave() {
     for (ActiveContext& a : lane_.active) save(a);
     bump(lane_.stats.quits);
     record(TraceType::kQuit, nullptr);
@@ -194,38 +204,41 @@ class Engine {
     bump(lane_.stats.context_saves);
   }
 
-  // ---- one turn of one invocation (all threads) ----
+  // ---- turns ----
 
-  UNJAM_HD void run_invocation() {
-    if (leader()) {
-      ActiveContext& a = load(s_.slot);
-      set_running(s_.slot);
-      record(TraceType::kStart, &a.inv);
-      s_.quantum = rank_.policy.quantum_slices;
-    }
+  // Finds the next slice that can be moved, across invocations; or that there is none, and quits.
+  UNJAM_HD_NOINLINE void decide() {
     for (;;) {
-      if (leader()) s_.status = prepare(active());
-      dev_.sync();
-      if (s_.status != kMove) break;
-      if constexpr (Dev::kInlinePacketFlags) {
-        if (s_.job.protocol == Protocol::kPacket && !dev_.packets_ready(s_.job, s_.threshold)) {
-          dev_.sync();
-          if (leader()) s_.status = give_way(active(), s_.threshold);
-          dev_.sync();
-          break;
+      if (!s_.in_turn) {
+        if (next_command() == kQuit) {
+          s_.quits = true;
+          return;
         }
+        begin_turn();
       }
-      dev_.leaf(s_.job);
-      dev_.sync();  // the whole slice is stored before the leader publishes it
-      if (leader()) publish(active());
+      s_.status = prepare(active());
+      if (s_.status == kMove) return;
+      end_turn(active());
     }
-    if (leader()) end_turn(active());
-    dev_.sync();
+  }
+
+  UNJAM_HD void begin_turn() {
+    ActiveContext& a = load(s_.slot);
+    set_running(s_.slot);
+    record(TraceType::kStart, &a.inv);
+    s_.quantum = rank_.policy.quantum_slices;
+    s_.in_turn = true;
+  }
+
+  UNJAM_HD_NOINLINE void packets_missing() {
+    s_.status = give_way(active(), s_.threshold);
+    end_turn(active());
   }
 
   UNJAM_HD ActiveContext& active() { return lane_.active[s_.slot % kActiveContexts]; }
 
   UNJAM_HD void end_turn(ActiveContext& a) {
+    s_.in_turn = false;
     set_running(kNoSlot);
     switch (s_.status) {
       case kFinished:
@@ -382,8 +395,8 @@ class Engine {
     const std::uint16_t flags = s_.primitive.flags;
     const std::uint32_t size = dtype_bytes(g.dtype);
     SliceJob& job = s_.job;
-    unsigned char* output = static_cast<unsigned char*>(inv.output) +
-                            (offset - g.output_shift(inv.group_rank)) * size;
+    unsigned char* output =
+        static_cast<unsigned char*>(inv.output) + (offset - g.output_shift(inv.group_rank)) * size;
     const unsigned char* input = static_cast<const unsigned char*>(inv.input) +
                                  (offset - g.input_shift(inv.group_rank)) * size;
     const void* local = flags & kFromOutput ? output : input;
@@ -417,7 +430,8 @@ class Engine {
   }
 
   // Makes the slice visible to the peers and moves on.
-  UNJAM_HD void publish(ActiveContext& a) {
+  UNJAM_HD_NOINLINE void publish() {
+    ActiveContext& a = active();
     const Primitive p = s_.primitive;
     const std::uint32_t bytes = s_.elems * dtype_bytes(a.inv.geometry.dtype);
     LaneTransport& t = lane_.transport;
@@ -500,7 +514,9 @@ class Engine {
 
   UNJAM_HD bool holds() const { return rank_.policy.stickiness == StickinessPolicy::kHold; }
 
-  UNJAM_HD LaneCell& my_cell() { return lane_.transport.lane_cell(lane_.transport.rank, lane_index_); }
+  UNJAM_HD LaneCell& my_cell() {
+    return lane_.transport.lane_cell(lane_.transport.rank, lane_index_);
+  }
 
   UNJAM_HD void ring(std::uint32_t rank, std::uint32_t lane, RingFor what) {
     if (doorbell_ring(lane_.transport.lane_cell(rank, lane).doorbell, what)) dev_.wake(rank, lane);

@@ -89,8 +89,9 @@ struct RankState {
 // Shared by the threads of a block while its engine runs.
 struct BlockShared {
   SliceJob job;
-  std::uint32_t command = 0;   // see Engine::Command
   std::uint32_t status = 0;    // see Engine::Status
+  bool quits = false;          // the block leaves
+  bool in_turn = false;        // `slot` has its turn
   // The pass over the task queue.
   std::uint16_t slot = kNoSlot;
   std::uint16_t cursor = kNoSlot;

@@ -9,6 +9,7 @@
 
 #include "base/hash.h"
 #include "plan/selector.h"
+#include "transport/announcement.h"
 
 namespace unjam {
 namespace {
@@ -38,8 +39,8 @@ std::uint64_t Signature::hash() const {
 }
 
 std::string Signature::text() const {
-  std::string t = std::string(to_string(kind)) + "(count=" + std::to_string(count) + ", " +
-                  to_string(dtype);
+  std::string t =
+      std::string(to_string(kind)) + "(count=" + std::to_string(count) + ", " + to_string(dtype);
   if (reduces(kind)) t += std::string(", ") + to_string(op);
   if (has_root(kind)) t += ", root=" + std::to_string(root);
   return t + ")";
@@ -232,9 +233,8 @@ Key* Context::find_or_create_key(unjamGroup& group, const char* name, Result& re
   return p;
 }
 
-Result Context::register_collective(unjamGroup* group, const char* name,
-                                    const Signature& signature, std::int32_t priority,
-                                    unjamCollective** out) {
+Result Context::register_collective(unjamGroup* group, const char* name, const Signature& signature,
+                                    std::int32_t priority, unjamCollective** out) {
   Call probe;
   probe.signature = signature;
   if (Result r = validate(*group, probe); !r.ok()) return r;
@@ -343,39 +343,56 @@ Result Context::submit(unjamGroup& group, const char* name, const Call& call,
                        unjamRequest** request) {
   if (Result r = validate(group, call); !r.ok()) return r;
   if (Result r = check_buffers(group, call); !r.ok()) return r;
-  std::lock_guard lock(mutex_);
+  std::unique_lock lock(mutex_);
   if (closed_) return closed_why_;
   Result result;
   Key* key = find_or_create_key(group, name, result);
   if (key == nullptr) return result;
   if (key->registered != nullptr) {
-    return {UNJAM_ERROR_INVALID_USAGE,
-            name_text(key->name, group.name) + " is registered (as " +
-                key->registered->signature.text() +
-                "): run the registered collective, or use another key"};
+    return {UNJAM_ERROR_INVALID_USAGE, name_text(key->name, group.name) + " is registered (as " +
+                                           key->registered->signature.text() +
+                                           "): run the registered collective, or use another key"};
   }
-  return submit_locked(group, *key, call, request);
+  return submit_locked(lock, group, *key, call, request);
 }
 
 Result Context::submit(unjamCollective& collective, const Call& call, unjamRequest** request) {
   if (Result r = validate(*collective.group, call); !r.ok()) return r;
   if (Result r = check_buffers(*collective.group, call); !r.ok()) return r;
-  std::lock_guard lock(mutex_);
+  std::unique_lock lock(mutex_);
   if (closed_) return closed_why_;
-  return submit_locked(*collective.group, *collective.key, call, request);
+  return submit_locked(lock, *collective.group, *collective.key, call, request);
 }
 
-Result Context::submit_locked(unjamGroup& group, Key& key, const Call& call,
-                              unjamRequest** request) {
+// Whether another rank is known to have called something else as the key's next use; then it is
+// ended on all ranks. Lets go of the lock to look at the other ranks.
+Result Context::check_agreement(std::unique_lock<std::mutex>& lock, unjamGroup& group, Key& key,
+                                const Signature& signature) {
+  const auto size = group.members.size();
+  const auto home = static_cast<std::size_t>(group.members[key.state.tag % size]);
+  auto* table =
+      reinterpret_cast<std::uint64_t*>(world_->bases()[home] + world_->shape().announcements());
+  const std::uint64_t n = key.submitted;
+  if (size == 1 || announce(table, key.state.tag, n, signature.hash())) return {};
+  lock.unlock();
+  const std::string text = world_->compare(*this, key.state.tag, n, signature, group.members,
+                                           call_text(key.name, group.name, n));
+  lock.lock();
+  if (closed_) return closed_why_;
+  return text.empty() ? Result{} : Result{UNJAM_ERROR_MISMATCH, text};
+}
+
+Result Context::submit_locked(std::unique_lock<std::mutex>& lock, unjamGroup& group, Key& key,
+                              const Call& call, unjamRequest** request) {
   if (!group.failed.ok()) return group.failed;
   if (!key.failed.ok()) {
     return {key.failed.code, name_text(key.name, group.name) +
                                  " is out of use since an earlier invocation failed (" +
                                  key.failed.message + "): use another key"};
   }
-  const bool first = key.in_engine == 0 && key.waiting.empty();
+  const bool starts_key = key.in_engine == 0 && key.waiting.empty();
   const auto limit = static_cast<std::size_t>(settings_.max_active_keys);
-  if (first && active_keys_ >= limit) {
+  if (starts_key && active_keys_ >= limit) {
     reap_locked();
     if (active_keys_ >= limit) {
       return {UNJAM_ERROR_RESOURCES,
@@ -402,10 +419,15 @@ Result Context::submit_locked(unjamGroup& group, Key& key, const Call& call,
     if (settings_.algorithm >= 0) algorithm = static_cast<Algorithm>(settings_.algorithm);
     std::string error;
     std::optional<Plan> plan = make_plan(r, limits, algorithm, &error);
-    if (!plan) return {UNJAM_ERROR_INVALID_ARGUMENT, "no plan for " + signature.text() + ": " + error};
+    if (!plan)
+      return {UNJAM_ERROR_INVALID_ARGUMENT, "no plan for " + signature.text() + ": " + error};
     key.plan = std::make_shared<const Plan>(std::move(*plan));
     key.planned_for = signature;
   }
+
+  const Result disagreement = check_agreement(lock, group, key, signature);
+  if (closed_) return closed_why_;
+  if (disagreement.ok() && !key.failed.ok()) return key.failed;  // by another thread, meanwhile
 
   auto s = std::make_unique<Submitted>();
   s->call = call;
@@ -426,11 +448,19 @@ Result Context::submit_locked(unjamGroup& group, Key& key, const Call& call,
     ++callbacks_;
     need_background();
   }
+  if (!disagreement.ok()) {
+    // Ends as every invocation does that fails after its call, only at once.
+    complete(*s, disagreement);
+    completions_.notify();
+    return {};
+  }
+  // Looked at anew: the lock may have been let go.
+  const bool first = key.in_engine == 0 && key.waiting.empty();
   if (first) ++active_keys_;
   // A successor of a pending invocation cannot start before that ends, so it may wait here without
   // harm; a key's first must not wait for anything but its peers.
-  if (!key.waiting.empty() ||
-      (!first && (slots_.size() - free_slots_.size() >= slots_.size() / 2 || free_slots_.empty()))) {
+  if (!key.waiting.empty() || (!first && (slots_.size() - free_slots_.size() >= slots_.size() / 2 ||
+                                          free_slots_.empty()))) {
     key.waiting.push_back(std::move(s));
     ++waiting_;
     need_background();
@@ -469,9 +499,9 @@ void Context::admit(std::unique_ptr<Submitted> s) {
   seed = hash_combine(seed, signature.hash());
   seed = hash_combine(seed, static_cast<std::uint64_t>(plan.algorithm) << 8 |
                                 static_cast<std::uint64_t>(plan.protocol));
-  seed = hash_combine(seed, std::uint64_t{plan.geometry.chunk} << 32 |
-                                std::uint64_t{plan.geometry.lanes} << 16 |
-                                plan.geometry.first_lane);
+  seed =
+      hash_combine(seed, std::uint64_t{plan.geometry.chunk} << 32 |
+                             std::uint64_t{plan.geometry.lanes} << 16 | plan.geometry.first_lane);
   inv.seed = seed;
   s->in_engine = true;
   ++key.in_engine;
@@ -549,8 +579,8 @@ bool Context::wait(unjamRequest& request, std::int64_t timeout_us) {
     if (request.done.load(std::memory_order_acquire)) return true;
     std::int64_t left = -1;
     if (timeout_us >= 0) {
-      left = std::chrono::duration_cast<std::chrono::microseconds>(
-                 deadline - std::chrono::steady_clock::now())
+      left = std::chrono::duration_cast<std::chrono::microseconds>(deadline -
+                                                                   std::chrono::steady_clock::now())
                  .count();
       if (left <= 0) return false;
     }

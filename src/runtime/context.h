@@ -77,8 +77,8 @@ struct unjamGroup {
   std::string name;
   std::uint64_t tag = 0;
   int rank = 0;
-  std::vector<int> members;             // world ranks
-  std::vector<std::uint16_t> members16; // the same, for the engine
+  std::vector<int> members;              // world ranks
+  std::vector<std::uint16_t> members16;  // the same, for the engine
   std::unordered_map<std::string, std::unique_ptr<unjam::Key>> keys;
   std::size_t pending = 0;
   bool destroyed = false;
@@ -173,7 +173,10 @@ class Context : public std::enable_shared_from_this<Context> {
  private:
   friend class World;
   Key* find_or_create_key(unjamGroup& group, const char* name, Result& result);
-  Result submit_locked(unjamGroup& group, Key& key, const Call& call, unjamRequest** request);
+  Result submit_locked(std::unique_lock<std::mutex>& lock, unjamGroup& group, Key& key,
+                       const Call& call, unjamRequest** request);
+  Result check_agreement(std::unique_lock<std::mutex>& lock, unjamGroup& group, Key& key,
+                         const Signature& signature);
   Result validate(const unjamGroup& group, const Call& call) const;
   void admit(std::unique_ptr<Submitted> s);
   void complete(Submitted& s, const Result& result);
@@ -195,7 +198,7 @@ class Context : public std::enable_shared_from_this<Context> {
   std::vector<std::unique_ptr<unjamGroup>> groups_;
   std::vector<std::unique_ptr<unjamCollective>> collectives_;
   std::map<std::uint64_t, std::uint32_t> group_instances_;
-  std::unordered_map<std::uint64_t, Key*> keys_;  // by tag
+  std::unordered_map<std::uint64_t, Key*> keys_;   // by tag
   std::vector<std::unique_ptr<Submitted>> slots_;  // in the engine, by slot
   std::vector<std::uint16_t> free_slots_;
   std::size_t active_keys_ = 0;

@@ -21,7 +21,8 @@ class ZeroedArray {
   static_assert(std::is_trivially_destructible_v<T>);
 
  public:
-  explicit ZeroedArray(std::size_t n) : data_(static_cast<T*>(std::calloc(n == 0 ? 1 : n, sizeof(T)))) {
+  explicit ZeroedArray(std::size_t n)
+      : data_(static_cast<T*>(std::calloc(n == 0 ? 1 : n, sizeof(T)))) {
     if (data_ == nullptr) throw std::bad_alloc();
   }
   T* get() const { return data_.get(); }

@@ -12,8 +12,8 @@ namespace {
 double ms_since(std::uint64_t ns) {
   timespec t;
   clock_gettime(CLOCK_MONOTONIC, &t);
-  const auto now = static_cast<std::uint64_t>(t.tv_sec) * 1000000000u +
-                   static_cast<std::uint64_t>(t.tv_nsec);
+  const auto now =
+      static_cast<std::uint64_t>(t.tv_sec) * 1000000000u + static_cast<std::uint64_t>(t.tv_nsec);
   return static_cast<double>(now - ns) / 1e6;
 }
 
@@ -51,10 +51,13 @@ RankSnapshot Context::snapshot() const {
   std::lock_guard lock(mutex_);
   // The words first: a lane that has left since shows another word at the second look.
   running_words(r.words);
-  const std::vector<const Submitted*> pending = pending_in_order();
   r.running.assign(r.words.size(), -1);
-  for (std::size_t i = 0; i < pending.size(); ++i) {
-    const Submitted& s = *pending[i];
+  for (const Submitted* p : pending_in_order()) {
+    const Submitted& s = *p;
+    // Complete in the engine, only not yet taken out of the CQ. Whoever reads (acquire, above) that
+    // a lane is inside of its next invocation sees that the former one is done.
+    if (load_acquire(s.key->state.done) > s.n) continue;
+    const std::size_t i = r.pending.size();
     r.pending.push_back(
         {call_id(s), s.call.signature.text(), s.key->group->members, ms_since(s.since_ns)});
     for (std::size_t l = 0; l < r.words.size(); ++l) {
@@ -123,8 +126,8 @@ std::string Context::info_json() const {
   const std::uint64_t endpoint = sizeof(OutEndpoint) + sizeof(InEndpoint);
   w.key("memory").begin_object();
   w.field("connector_bytes", shape.connector_bytes());
-  w.field("escape_bytes_per_key_peer_lane", shape.connector_bytes() + sizeof(CreditCell) +
-                                                sizeof(DirectoryEntry));
+  w.field("escape_bytes_per_key_peer_lane",
+          shape.connector_bytes() + sizeof(CreditCell) + sizeof(DirectoryEntry));
   w.field("endpoint_bytes_per_key_peer_lane", endpoint);
   w.field("borrow_bytes_per_peer_lane", shape.borrow_bytes());
   w.field("context_bytes_per_invocation",

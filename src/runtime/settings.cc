@@ -34,12 +34,14 @@ const std::vector<Variable>& variables() {
        true},
       {"UNJAM_SPIN_HEAD", &Settings::spin_head, 0, 1 << 30, nullptr,
        "Polls granted to the collective at the head of the task queue; later ones get less. 0: by "
-       "whether the job's ranks outnumber the cores.", false},
+       "whether the job's ranks outnumber the cores.",
+       false},
       {"UNJAM_SPIN_BASE", &Settings::spin_base, 0, 1 << 30, nullptr,
        "Polls granted at least; under the fixed policy, always. 0: see UNJAM_SPIN_HEAD.", false},
       {"UNJAM_SPIN_BOOST", &Settings::spin_boost, 1, 1000, nullptr,
        "Factor by which a success raises the threshold.", false},
-      {"UNJAM_SPIN_CAP", &Settings::spin_cap, 0, 1 << 30, nullptr, "Polls granted at most. 0: see UNJAM_SPIN_HEAD.", false},
+      {"UNJAM_SPIN_CAP", &Settings::spin_cap, 0, 1 << 30, nullptr,
+       "Polls granted at most. 0: see UNJAM_SPIN_HEAD.", false},
       {"UNJAM_QUANTUM_SLICES", &Settings::quantum_slices, 1, 1 << 30, nullptr,
        "Slices that a collective may move in a row while others wait.", false},
       {"UNJAM_RESIDENCY_US", &Settings::residency_us, 1, 1 << 30, nullptr,
@@ -163,8 +165,9 @@ bool resolve_settings(const unjamConfig_t* config, Settings& s, std::string& err
 
 void resolve_spins(Settings& s, std::int64_t threads) {
   // Every eighth poll yields the core. Where ranks share cores, a rank that spins takes the time in
-  // which its peer would have made the data: short thresholds are best, by far (bench/disorder_bench
-  // on 2 cores, 8 ranks: a cap of 2048 makes random order 10 times slower than a cap of 32).
+  // which its peer would have made the data: short thresholds are best, by far
+  // (bench/disorder_bench on 2 cores, 8 ranks: a cap of 2048 makes random order 10 times slower
+  // than a cap of 32).
   const bool crowded = threads > static_cast<std::int64_t>(std::thread::hardware_concurrency());
   if (s.spin_head == 0) s.spin_head = crowded ? 4 : 256;
   if (s.spin_base == 0) s.spin_base = crowded ? 1 : 4;

@@ -45,11 +45,12 @@ struct Variable {
 };
 const std::vector<Variable>& variables();
 
-// Resolves `config` (may be null) against the environment and the defaults. False: `error` names the
-// field or variable, its value and what is accepted.
+// Resolves `config` (may be null) against the environment and the defaults. False: `error` names
+// the field or variable, its value and what is accepted.
 bool resolve_settings(const unjamConfig_t* config, Settings& settings, std::string& error);
 
-// Fills in spin thresholds that were left at 0, for `threads` engine threads on this machine's cores.
+// Fills in spin thresholds that were left at 0, for `threads` engine threads on this machine's
+// cores.
 void resolve_spins(Settings& settings, std::int64_t threads);
 
 // "lanes=2, escape_slots=5, …": the values that ranks must agree on.

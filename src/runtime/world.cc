@@ -41,7 +41,22 @@ std::string rank_list(const std::vector<int>& ranks) {
   return t;
 }
 
+std::string disagreement_text(const std::map<std::string, std::vector<int>>& said,
+                              const std::string& what) {
+  std::string text = "ranks disagree on " + what + ": ";
+  bool first = true;
+  for (const auto& [signature, ranks] : said) {
+    text += (first ? "" : "; ") + rank_list(ranks) + " called " + signature;
+    first = false;
+  }
+  return text + ". Make the same call on all ranks of the group.";
+}
+
 }  // namespace
+
+std::string call_text(const std::string& key, const std::string& group, std::uint64_t n) {
+  return "key '" + key + "' of group '" + group + "', use " + std::to_string(n + 1);
+}
 
 unjamUniqueId_t World::create_id() {
   IdContents c{};
@@ -146,9 +161,9 @@ unjamResult_t World::join(int rank, const Settings& settings, std::string& error
 
 unjamResult_t World::wait_joined(std::int64_t timeout_ms, std::string& error) {
   std::unique_lock lock(mutex_);
-  const bool in_time =
-      changed_.wait_for(lock, std::chrono::milliseconds(timeout_ms),
-                        [this] { return num_joined_ == ranks_ || !failure_.empty(); });
+  const bool in_time = changed_.wait_for(lock, std::chrono::milliseconds(timeout_ms), [this] {
+    return num_joined_ == ranks_ || !failure_.empty();
+  });
   if (!failure_.empty()) {
     error = "another rank could not join: " + failure_;
     return UNJAM_ERROR_PEER;
@@ -205,10 +220,11 @@ std::string World::explain() {
     gone.calls = calls;
     ranks.push_back(std::move(gone));
   }
-  std::vector<WaitCycle> cycles = find_cycles(certain_edges(ranks));
-  // The snapshots were taken one after the other. Where a rank's lanes have neither left nor entered
-  // anything between its snapshot and now, what they were inside of then they have been inside of
-  // all the time between: so all edges of the cycle held at one moment, and for good.
+  const std::vector<WaitEdge> edges = certain_edges(ranks);
+  std::vector<WaitCycle> cycles = find_cycles(edges);
+  // The snapshots were taken one after the other. Where a rank's lanes have neither left nor
+  // entered anything between its snapshot and now, what they were inside of then they have been
+  // inside of all the time between: so all edges of the cycle held at one moment, and for good.
   std::erase_if(cycles, [&](const WaitCycle& cycle) {
     return std::any_of(cycle.edges.begin(), cycle.edges.end(), [&](const WaitEdge& e) {
       std::vector<std::uint64_t> now;
@@ -218,13 +234,39 @@ std::string World::explain() {
       return now != then->words;
     });
   });
-  return explain_json(ranks, cycles);
+  return explain_json(ranks, edges, cycles);
+}
+
+std::string World::compare(const Context& caller, std::uint64_t tag, std::uint64_t n,
+                           const Signature& signature, const std::vector<int>& members,
+                           const std::string& what) {
+  std::lock_guard lock(mutex_);
+  std::map<std::string, std::vector<int>> said = {{signature.text(), {caller.rank()}}};
+  for (const int member : members) {
+    Context* other = contexts_[static_cast<std::size_t>(member)];
+    Signature s;
+    if (other != nullptr && other != &caller && other->find_call(tag, n, s)) {
+      said[s.text()].push_back(member);
+    }
+  }
+  if (said.size() == 1) return "";
+  const std::string text = disagreement_text(said, what);
+  fail_everywhere(tag, n, members, text);
+  return text;
+}
+
+void World::fail_everywhere(std::uint64_t tag, std::uint64_t n, const std::vector<int>& members,
+                            const std::string& text) {
+  for (const int member : members) {
+    Context* c = contexts_[static_cast<std::size_t>(member)];
+    if (c != nullptr) c->fail_call(tag, n, {UNJAM_ERROR_MISMATCH, text});
+  }
 }
 
 void World::watch() {
   std::unique_lock lock(mutex_);
-  const auto period = std::chrono::milliseconds(
-      std::clamp<std::int64_t>(first_settings_.stall_ms / 2, 5, 250));
+  const auto period =
+      std::chrono::milliseconds(std::clamp<std::int64_t>(first_settings_.stall_ms / 2, 5, 250));
   while (!stopping_) {
     changed_.wait_for(lock, period, [this] { return stopping_; });
     if (!stopping_) look_for_disagreement();
@@ -252,22 +294,9 @@ void World::look_for_disagreement() {
         Signature s;
         if (other->find_call(call.id.tag, call.id.n, s)) said[s.text()].push_back(member);
       }
-      const std::string what = "key '" + call.id.key + "' of group '" + call.id.group + "', use " +
-                               std::to_string(call.id.n + 1);
+      const std::string what = call_text(call.id.key, call.id.group, call.id.n);
       if (said.size() > 1) {
-        std::string text = "ranks disagree on " + what + ": ";
-        bool first = true;
-        for (const auto& [signature, ranks] : said) {
-          text += (first ? "" : "; ") + rank_list(ranks) + " called " + signature;
-          first = false;
-        }
-        text += ". Make the same call on all ranks of the group.";
-        for (const int member : call.members) {
-          Context* other = contexts_[static_cast<std::size_t>(member)];
-          if (other != nullptr) {
-            other->fail_call(call.id.tag, call.id.n, {UNJAM_ERROR_MISMATCH, text});
-          }
-        }
+        fail_everywhere(call.id.tag, call.id.n, call.members, disagreement_text(said, what));
       } else if (!gone.empty()) {
         c->fail_call(call.id.tag, call.id.n,
                      {UNJAM_ERROR_PEER, rank_list(gone) + " left the job without calling " + what});

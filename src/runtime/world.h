@@ -20,6 +20,10 @@
 namespace unjam {
 
 class Context;
+struct Signature;
+
+// "key 'k' of group 'g', use 3"
+std::string call_text(const std::string& key, const std::string& group, std::uint64_t n);
 
 class World {
  public:
@@ -50,11 +54,19 @@ class World {
   // Ends other ranks' invocations in groups with `rank`. Not while holding a context's lock.
   void tell_peers_gone(int rank, const std::string& why);
 
+  // Compares what `caller` is about to call as use n of a key with what other members have called.
+  // If they differ: says how, and ends it on all of them. Not while holding a context's lock.
+  std::string compare(const Context& caller, std::uint64_t tag, std::uint64_t n,
+                      const Signature& signature, const std::vector<int>& members,
+                      const std::string& what);
+
   std::string explain();
 
  private:
   void watch();
   void look_for_disagreement();
+  void fail_everywhere(std::uint64_t tag, std::uint64_t n, const std::vector<int>& members,
+                       const std::string& text);
 
   const int ranks_;
   const Settings first_settings_;

@@ -4,6 +4,7 @@
 // R reads), and, for every receiver D and lane L, credit cells that D alone writes (and R reads).
 //   partition: a directory (which key owns which connector), the connectors (slot headers and
 //              guaranteed "escape" slots), and a pool of larger slots that S borrows.
+//   announcements: what members called, see announcement.h.
 //   credits:   one counter a connector R -> D: how many of its steps D has consumed.
 // The sender picks the connector in its own partition and announces it under the key's tag; the
 // receiver looks the tag up. Neither waits for the other, and a new key needs no system call.
@@ -21,6 +22,7 @@ namespace unjam {
 inline constexpr std::uint32_t kSlotHeaders = 16;  // steps under way in one connector
 inline constexpr std::uint32_t kMaxRanks = 64;     // ranks of one job
 inline constexpr std::uint32_t kMaxLanes = 16;
+inline constexpr std::uint32_t kAnnouncements = 1024;  // places a rank, see announcement.h
 
 // Directory entry, written by the sender. tag: 0 never used, 1 given back, else the key's tag.
 // base: the step count at which the present owner began; stored before tag (release).
@@ -78,6 +80,7 @@ struct ArenaShape {
   UNJAM_HD constexpr std::uint64_t lane_cell(std::uint32_t lane) const {
     return std::uint64_t{lane} * sizeof(LaneCell);
   }
+  UNJAM_HD constexpr std::uint64_t announcements() const { return kHeaderBytes / 2; }
   UNJAM_HD constexpr std::uint64_t credits(std::uint32_t receiver, std::uint32_t lane) const {
     return kHeaderBytes + (std::uint64_t{receiver} * lanes + lane) * credit_bytes();
   }
@@ -88,11 +91,12 @@ struct ArenaShape {
   UNJAM_HD constexpr std::uint64_t total_bytes() const { return partition(ranks, 0); }
 
  private:
-  static constexpr std::uint64_t kHeaderBytes = 4096;
+  static constexpr std::uint64_t kHeaderBytes = 16384;
   UNJAM_HD static constexpr std::uint64_t round_up(std::uint64_t n) {
     return (n + 4095) / 4096 * 4096;
   }
-  static_assert(kMaxLanes * sizeof(LaneCell) <= kHeaderBytes);
+  static_assert(kMaxLanes * sizeof(LaneCell) <= kHeaderBytes / 2);
+  static_assert(kAnnouncements * sizeof(std::uint64_t) <= kHeaderBytes / 2);
 };
 
 }  // namespace unjam

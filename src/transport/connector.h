@@ -50,8 +50,8 @@ UNJAM_HD inline std::uint64_t step_flag(std::uint64_t seed, std::uint64_t step) 
   return mix64(seed + step * 0xd1342543de82ef95ull) | 1;
 }
 
-// The 32-bit flag beside every data word of a packet: of the chunk, not the step, so that all sources
-// of a gather carry the same one (a packet plan sends one packet a peer and chunk).
+// The 32-bit flag beside every data word of a packet: of the chunk, not the step, so that all
+// sources of a gather carry the same one (a packet plan sends one packet a peer and chunk).
 UNJAM_HD inline std::uint32_t packet_flag(std::uint64_t seed, std::uint64_t chunk) {
   return static_cast<std::uint32_t>(step_flag(seed, chunk) >> 32) | 1;
 }
@@ -206,8 +206,7 @@ class LaneTransport {
   // The slot may be written again. Release: the block's reads of the payload come before.
   UNJAM_HD void consume(std::uint32_t peer, InEndpoint& in) {
     ++in.consumed;
-    CreditCell* cells =
-        reinterpret_cast<CreditCell*>(bases[peer] + shape.credits(rank, lane));
+    CreditCell* cells = reinterpret_cast<CreditCell*>(bases[peer] + shape.credits(rank, lane));
     store_release(cells[in.connector].consumed, in.consumed);
   }
 
@@ -250,8 +249,8 @@ class LaneTransport {
                               std::uint64_t step) const {
     return reinterpret_cast<SlotHeader*>(connector(receiver, sender, i))[step % kSlotHeaders];
   }
-  UNJAM_HD unsigned char* escape_slot(std::uint32_t receiver, std::uint32_t sender,
-                                      std::uint32_t i, std::uint64_t step) const {
+  UNJAM_HD unsigned char* escape_slot(std::uint32_t receiver, std::uint32_t sender, std::uint32_t i,
+                                      std::uint64_t step) const {
     return connector(receiver, sender, i) + kSlotHeaders * sizeof(SlotHeader) +
            (step % shape.escape_slots) * shape.escape_slot_bytes;
   }

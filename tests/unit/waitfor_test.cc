@@ -86,7 +86,7 @@ TEST(WaitFor, MissingRanksAndJson) {
   two.rank = 2;
   const std::vector<RankSnapshot> ranks = {holder(0, {a}), holder(1, {a}), two};
   EXPECT_EQ(missing_ranks(a, ranks), (std::vector<int>{2}));
-  const std::string json = explain_json(ranks, {});
+  const std::string json = explain_json(ranks, certain_edges(ranks), {});
   EXPECT_NE(json.find("\"not_called_by\":[2]"), std::string::npos) << json;
   EXPECT_NE(json.find("\"cycles\":[]"), std::string::npos) << json;
 }

@@ -17,7 +17,6 @@ class CudaDev {
   __device__ CudaDev(RankState& rank, std::uint32_t lane) : rank_(rank), lane_(lane) {}
 
   __device__ unsigned thread() const { return threadIdx.x; }
-  __device__ unsigned threads() const { return blockDim.x; }
   __device__ void sync() { __syncthreads(); }
   __device__ void leaf(const SliceJob& job) { run_leaf_cuda(job, threadIdx.x, blockDim.x); }
 

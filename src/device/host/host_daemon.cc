@@ -53,7 +53,6 @@ class HostDev {
         delay_max_us_(delay_max_us) {}
 
   unsigned thread() const { return thread_; }
-  unsigned threads() const { return threads_; }
   void sync() {
     if (threads_ > 1) pthread_barrier_wait(barrier_);
   }
