@@ -30,42 +30,68 @@ namespace unjam {
 template <class Dev>
 class Engine {
  public:
-  UNJAM_HD Engine(Dev& dev, RankState& rank, std::uint32_t lane, BlockShared& shared)
-      : dev_(dev), rank_(rank), lane_(rank.lanes[lane]), lane_index_(lane), s_(shared) {}
+  // A reference or a value, as the device likes.
+  using DevHandle = typename Dev::Handle;
 
   // Runs until the lane can do nothing (or was told to stop, or has stayed its time). By all
-  // threads of the block. Nothing but references lives across the leaf, so that it has the
+  // threads of the block. Nothing but the arguments lives across the leaf, so that it has the
   // registers to itself: what the leader needs is in `shared`.
-  UNJAM_HD void run() {
-    if (leader()) start();
+  UNJAM_HD static void run(DevHandle dev, RankState& rank, std::uint32_t lane,
+                           BlockShared& shared) {
+    const bool leader = dev.thread() == 0;
+    if (leader) start(dev, rank, lane, shared);
     for (;;) {
-      if (leader()) decide();
-      dev_.sync();
-      if (s_.quits) break;
+      if (leader) decide(dev, rank, lane, shared);
+      dev.sync();
+      if (shared.quits) break;
       if constexpr (Dev::kInlinePacketFlags) {
         // The vote is a barrier: nobody reads the job any more when the leader goes on.
-        if (s_.job.protocol == Protocol::kPacket && !dev_.packets_ready(s_.job, s_.threshold)) {
-          if (leader()) packets_missing();
+        if (shared.job.protocol == Protocol::kPacket &&
+            !dev.packets_ready(shared.job, shared.threshold)) {
+          if (leader) packets_missing(dev, rank, lane, shared);
           continue;
         }
       }
-      dev_.leaf(s_.job);
-      dev_.sync();  // the whole slice is stored before the leader publishes it
-      if (leader()) publish();
+      dev.leaf(shared.job);
+      dev.sync();  // the whole slice is stored before the leader publishes it
+      if (leader) publish(dev, rank, lane, shared);
     }
-    if (leader()) leave();
-    dev_.sync();
+    if (leader) leave(dev, rank, lane, shared);
+    dev.sync();
   }
 
  private:
+  UNJAM_HD Engine(DevHandle dev, RankState& rank, std::uint32_t lane, BlockShared& shared)
+      : dev_(dev), rank_(rank), lane_(rank.lanes[lane]), lane_index_(lane), s_(shared) {}
+
+  // The leader's phases.
+  UNJAM_HD_NOINLINE static void start(DevHandle dev, RankState& rank, std::uint32_t lane,
+                                      BlockShared& shared) {
+    Engine(dev, rank, lane, shared).start();
+  }
+  UNJAM_HD_NOINLINE static void decide(DevHandle dev, RankState& rank, std::uint32_t lane,
+                                       BlockShared& shared) {
+    Engine(dev, rank, lane, shared).decide();
+  }
+  UNJAM_HD_NOINLINE static void publish(DevHandle dev, RankState& rank, std::uint32_t lane,
+                                        BlockShared& shared) {
+    Engine(dev, rank, lane, shared).publish();
+  }
+  UNJAM_HD_NOINLINE static void packets_missing(DevHandle dev, RankState& rank, std::uint32_t lane,
+                                                BlockShared& shared) {
+    Engine(dev, rank, lane, shared).packets_missing();
+  }
+  UNJAM_HD_NOINLINE static void leave(DevHandle dev, RankState& rank, std::uint32_t lane,
+                                      BlockShared& shared) {
+    Engine(dev, rank, lane, shared).leave();
+  }
+
   enum Command : std::uint32_t { kRun, kQuit };
   enum Status : std::uint32_t { kMove, kBlocked, kFinished, kCancelledNow, kQuantumOver };
 
-  UNJAM_HD bool leader() const { return dev_.thread() == 0; }
-
   // ---- scheduling (leader only) ----
 
-  UNJAM_HD_NOINLINE void start() {
+  UNJAM_HD void start() {
     s_.slot = s_.cursor = kNoSlot;
     s_.idle = 0;
     s_.moved = s_.wants_room = s_.pass_begun = s_.in_turn = s_.quits = false;
@@ -75,7 +101,7 @@ class Engine {
   }
 
   // Saves every active context: nothing of the progress may be lost with the block.
-  UNJAM_HD_NOINLINE void leave() {
+  UNJAM_HD void leave() {
     for (ActiveContext& a : lane_.active) save(a);
     bump(lane_.stats.quits);
     record(TraceType::kQuit, nullptr);
@@ -207,7 +233,7 @@ class Engine {
   // ---- turns ----
 
   // Finds the next slice that can be moved, across invocations; or that there is none, and quits.
-  UNJAM_HD_NOINLINE void decide() {
+  UNJAM_HD void decide() {
     for (;;) {
       if (!s_.in_turn) {
         if (next_command() == kQuit) {
@@ -230,7 +256,7 @@ class Engine {
     s_.in_turn = true;
   }
 
-  UNJAM_HD_NOINLINE void packets_missing() {
+  UNJAM_HD void packets_missing() {
     s_.status = give_way(active(), s_.threshold);
     end_turn(active());
   }
@@ -430,7 +456,7 @@ class Engine {
   }
 
   // Makes the slice visible to the peers and moves on.
-  UNJAM_HD_NOINLINE void publish() {
+  UNJAM_HD void publish() {
     ActiveContext& a = active();
     const Primitive p = s_.primitive;
     const std::uint32_t bytes = s_.elems * dtype_bytes(a.inv.geometry.dtype);
@@ -543,7 +569,7 @@ class Engine {
     store_release(lane_.trace_written, w + 1);
   }
 
-  Dev& dev_;
+  DevHandle dev_;
   RankState& rank_;
   LaneState& lane_;
   const std::uint32_t lane_index_;

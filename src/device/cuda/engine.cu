@@ -12,9 +12,10 @@ namespace {
 // The GPU's side of Engine's `Dev`.
 class CudaDev {
  public:
+  using Handle = CudaDev;  // one pointer, by value
   static constexpr bool kInlinePacketFlags = true;
 
-  __device__ CudaDev(RankState& rank, std::uint32_t lane) : rank_(rank), lane_(lane) {}
+  __device__ explicit CudaDev(RankState& rank) : rank_(rank) {}
 
   __device__ unsigned thread() const { return threadIdx.x; }
   __device__ void sync() { __syncthreads(); }
@@ -50,14 +51,13 @@ class CudaDev {
 
   __device__ bool try_quit(std::uint32_t epoch, bool for_room) {
     std::uint32_t asleep;
-    const LaneTransport& t = rank_.lanes[lane_].transport;
-    return doorbell_try_sleep(t.lane_cell(t.rank, lane_).doorbell, epoch, for_room, asleep);
+    const LaneTransport& t = rank_.lanes[blockIdx.x].transport;
+    return doorbell_try_sleep(t.lane_cell(t.rank, blockIdx.x).doorbell, epoch, for_room, asleep);
   }
   __device__ void hold_sleep(std::uint32_t) {}
 
  private:
   RankState& rank_;
-  const std::uint32_t lane_;
 };
 
 }  // namespace
@@ -66,8 +66,7 @@ __global__ void __launch_bounds__(512) unjam_daemon_kernel(RankState* rank) {
   // Raw storage: shared variables have no constructors. The leader sets what needs a value in
   // Engine::start().
   __shared__ alignas(16) unsigned char shared[sizeof(BlockShared)];
-  CudaDev dev(*rank, blockIdx.x);
-  Engine<CudaDev>(dev, *rank, blockIdx.x, *reinterpret_cast<BlockShared*>(shared)).run();
+  Engine<CudaDev>::run(CudaDev(*rank), *rank, blockIdx.x, *reinterpret_cast<BlockShared*>(shared));
 }
 
 }  // namespace unjam

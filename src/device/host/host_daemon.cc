@@ -37,6 +37,7 @@ std::uint64_t monotonic_ns() {
 // The host's side of Engine's `Dev`.
 class HostDev {
  public:
+  using Handle = HostDev&;
   static constexpr bool kInlinePacketFlags = false;
 
   HostDev(RankState& rank, std::uint32_t lane, unsigned thread, unsigned threads,
@@ -165,7 +166,7 @@ void HostDaemon::lane_main(Lane& lane, unsigned thread) {
     }
     dev.sync();
     if (lane.leave) return;
-    Engine<HostDev>(dev, rank_, lane.index, lane.shared).run();
+    Engine<HostDev>::run(dev, rank_, lane.index, lane.shared);
     if (thread == 0) {
       lane.transitions.fetch_add(1, std::memory_order_seq_cst);
       lane.changed.notify();
