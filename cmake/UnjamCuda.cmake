@@ -70,7 +70,7 @@ if(CMAKE_CUDA_COMPILER AND UNJAM_CUDA_STATUS MATCHES "^libunjam_cuda")
   target_include_directories(unjam_cuda PRIVATE "${PROJECT_SOURCE_DIR}/include" "${PROJECT_SOURCE_DIR}/src"
                                                 ${CMAKE_CUDA_TOOLKIT_INCLUDE_DIRECTORIES})
   target_compile_options(unjam_cuda PRIVATE
-    "$<$<COMPILE_LANGUAGE:CUDA>:-std=c++20;--expt-relaxed-constexpr;-Xcompiler=-Wall,-Wextra;-Xptxas=-v>")
+    "$<$<COMPILE_LANGUAGE:CUDA>:-std=c++20;--expt-relaxed-constexpr;-Xcompiler=-Wall,-Wextra;-Xptxas=-v;--threads=2>")
   # 177: what a kernel does not use of a header or of a device's interface is no fault.
   target_compile_options(unjam_cuda PRIVATE "$<$<COMPILE_LANGUAGE:CUDA>:-diag-suppress=177>")
   if(UNJAM_WERROR)

@@ -1,7 +1,8 @@
 """Prints registers and spills of every kernel, and fails if anything of ours spills.
 
 ptxas_report.py BUILD_DIR reads the *.ptxas files that tools/nvcc_log.sh leaves beside the objects
-of the .cu files in compile_commands.json.
+of the .cu files in compile_commands.json. ptxas counts the registers that a function called through
+a pointer saves for its caller as spills, and so does this: they cost the same.
 """
 
 from __future__ import annotations
@@ -19,9 +20,12 @@ ENTRY = re.compile(r"Compiling entry function '(\w+)' for '(\w+)'")
 PROPERTIES = re.compile(r"Function properties for (\w+)")
 FRAME = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads")
 USED = re.compile(r"Used (\d+) registers(.*)")
+CUMULATIVE = re.compile(r"(\d+) bytes cumulative stack size")
 SHARED = re.compile(r"(\d+) bytes smem")
 # The toolkit's own device functions, such as the slow paths of division.
 FOREIGN = re.compile(r"^(__internal_|__nv_|__cuda_)")
+
+MAX_ROWS = 20  # of device functions that spill
 
 
 @dataclass
@@ -65,6 +69,8 @@ def parse(text: str, file: str) -> list[Function]:
             owner.registers = int(match[1])
             if shared := SHARED.search(match[2]):
                 owner.shared = int(shared[1])
+            if cumulative := CUMULATIVE.search(match[2]):
+                owner.stack = int(cumulative[1])
     return list(functions.values())
 
 
@@ -101,7 +107,10 @@ def table(functions: list[Function]) -> str:
             f"{sum(f.spills for f in others)} with spills; "
             f"largest stack frame {deepest.stack} B in {names[deepest.symbol][:60]}"
         )
-        lines += [row(f) for f in others if f.spills]
+        spilling = sorted((f for f in others if f.spills), key=lambda f: -f.spill_stores)
+        lines += [row(f) for f in spilling[:MAX_ROWS]]
+        if len(spilling) > MAX_ROWS:
+            lines.append(f"... and {len(spilling) - MAX_ROWS} more that spill")
     return "\n".join(lines)
 
 
