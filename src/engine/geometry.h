@@ -15,7 +15,8 @@ struct Range {
 };
 
 // The i-th of `pieces` consecutive ranges that cover [0, count). Every boundary is a multiple of
-// `align` elements (the last one excepted); ranges differ by at most `align`, the longer ones first.
+// `align` elements (the last one excepted); ranges differ by at most `align`, the longer ones
+// first.
 UNJAM_HD constexpr Range split(std::uint64_t count, std::uint32_t pieces, std::uint32_t i,
                                std::uint32_t align) {
   const std::uint64_t units = count / align + (count % align != 0);
@@ -32,10 +33,10 @@ UNJAM_HD constexpr Range split(std::uint64_t count, std::uint32_t pieces, std::u
 // (reduce-scatter) for the block-structured kinds.
 struct Geometry {
   std::uint64_t count = 0;
-  std::uint32_t parts = 1;      // parts of the data: group size for ring plans of all-reduce,
-                                // all-gather and reduce-scatter, else 1 (see Plan::parts)
-  std::uint32_t chunk = 1;      // elements a chunk; at most what the guaranteed slots carry
-  std::uint16_t first_lane = 0; // lanes [first_lane, first_lane + lanes) take part
+  std::uint32_t parts = 1;  // parts of the data: the group's size where plans treat ranks' shares
+                            // apart (ring all-reduce, all-gather, reduce-scatter), else 1
+  std::uint32_t chunk = 1;  // elements a chunk; at most what the guaranteed slots carry
+  std::uint16_t first_lane = 0;  // lanes [first_lane, first_lane + lanes) take part
   std::uint16_t lanes = 1;
   Kind kind = Kind::kAllReduce;
   DType dtype = DType::kInt8;

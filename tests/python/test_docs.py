@@ -8,12 +8,13 @@ import os
 import re
 import shlex
 import subprocess
-import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-
 import unjam
+
+Run = Callable[..., "subprocess.CompletedProcess[str]"]
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", ROOT / "ARCHITECTURE.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -25,9 +26,10 @@ def blocks(page: Path, language: str) -> list[str]:
     return re.findall(rf"```{language}\n(.*?)```", text, flags=re.S)
 
 
-def test_readme_example_runs() -> None:
+def test_readme_example_runs(python: Run) -> None:
     (example,) = blocks(ROOT / "README.md", "python")
-    subprocess.run([sys.executable, "-c", example], check=True, timeout=60)
+    result = python("-c", example)
+    assert result.returncode == 0, result.stdout + result.stderr
 
 
 def commands() -> list[str]:
@@ -42,13 +44,11 @@ def commands() -> list[str]:
 
 
 @pytest.mark.parametrize("command", commands())
-def test_shown_command_runs(command: str, tmp_path: Path) -> None:
+def test_shown_command_runs(command: str, python: Run, tmp_path: Path) -> None:
     words = shlex.split(command)
     if words[1] == "demo":
         words.append("--quick")
-    result = subprocess.run(
-        [sys.executable, "-m", *words], cwd=tmp_path, timeout=120, capture_output=True, text=True
-    )
+    result = python("-m", *words, cwd=tmp_path)
     assert result.returncode == 0, result.stdout + result.stderr
 
 
