@@ -1,9 +1,9 @@
-// The CUDA leaves: the inner loops that move and reduce one slice, one per (protocol, dtype, op),
+// The CUDA leaves: the inner loops that move and reduce one slice, one per (protocol, dtype),
 // executed by all threads of a block. They synchronise nothing: the caller puts barriers around.
 //
-// A leaf is a function of its own, never inlined, so that the engine around it keeps its registers
-// low. The loop over the sources is not unrolled; a few sources are loaded together, so that a
-// thread has several loads under way before it needs the first.
+// The operator is a uniform branch inside, and everything is inlined into one function: leaves of
+// their own, one per operator too, cost an ABI frame of 20-odd saved registers a call and made
+// ptxas take 90 s instead of 4 s, with spills. The loop over the sources is not unrolled.
 #pragma once
 
 #include <cstdint>
@@ -31,6 +31,7 @@ struct Slice {
   std::uint32_t divisor;
   bool scale_all;
   int scaled_src;
+  Op op;
   double scale;
 };
 
@@ -45,64 +46,80 @@ __device__ __forceinline__ Slice make_slice(const SliceJob& job) {
           job.divisor,
           job.scale_sources == ScaleSources::kAll,
           job.scale_sources == ScaleSources::kLocal ? job.local_src : -1,
+          job.op,
           job.scale};
+}
+
+// acc = acc op x for a whole piece. The operator is looked at once a piece: the branch is uniform,
+// and cheap beside the piece's loads.
+template <class F, int kCount>
+__device__ __forceinline__ void combine_piece(Op op, typename F::Acc* acc,
+                                              const typename F::Acc* x) {
+  switch (op) {
+    case Op::kProd:
+#pragma unroll
+      for (int i = 0; i < kCount; ++i) acc[i] = F::template combine<Op::kProd>(acc[i], x[i]);
+      break;
+    case Op::kMin:
+#pragma unroll
+      for (int i = 0; i < kCount; ++i) acc[i] = F::template combine<Op::kMin>(acc[i], x[i]);
+      break;
+    case Op::kMax:
+#pragma unroll
+      for (int i = 0; i < kCount; ++i) acc[i] = F::template combine<Op::kMax>(acc[i], x[i]);
+      break;
+    default:  // averages are sums with scaled sources, or divided at the end
+#pragma unroll
+      for (int i = 0; i < kCount; ++i) acc[i] = F::template combine<Op::kSum>(acc[i], x[i]);
+      break;
+  }
+}
+
+// One source's piece, decoded and scaled as asked.
+template <class F, int kWords>
+__device__ __forceinline__ void decode_piece(const Slice& slice, int source, const Raw<kWords>& raw,
+                                             typename F::Acc* x) {
+  F::template decode<kWords>(raw, x);
+  if constexpr (F::kIsFloat) {
+    if (slice.scale_all || source == slice.scaled_src) {
+#pragma unroll
+      for (int i = 0; i < F::template kCount<kWords>; ++i) {
+        x[i] = multiply(x[i], static_cast<typename F::Acc>(slice.scale));
+      }
+    }
+  }
 }
 
 // kPieces pieces of kWords words each. access.load(source, its pointer, piece) and
 // access.store(raw, piece). Everything is read before anything is written: a destination may be a
 // source.
-template <DType dtype, Op op, int kWords, int kPieces, int kBatch, class Access>
+template <DType dtype, int kWords, int kPieces, class Access>
 __device__ __forceinline__ void reduce_pieces(const Slice& slice, const Access& access) {
   using F = Format<dtype>;
   using Acc = typename F::Acc;
   constexpr int kCount = F::template kCount<kWords>;
   Acc acc[kPieces][kCount];
+  Raw<kWords> raw[kPieces];
+  const char* from = static_cast<const char*>(slice.src[0]);
 #pragma unroll
-  for (int p = 0; p < kPieces; ++p) {
+  for (int p = 0; p < kPieces; ++p) raw[p] = access.load(0, from, p);
 #pragma unroll
-    for (int i = 0; i < kCount; ++i) acc[p][i] = F::template identity<op>();
-  }
-  [[maybe_unused]] const Acc scale = static_cast<Acc>(slice.scale);
+  for (int p = 0; p < kPieces; ++p) decode_piece<F, kWords>(slice, 0, raw[p], acc[p]);
 #pragma unroll 1
-  for (int s = 0; s < slice.num_src; s += kBatch) {
-    const char* from[kBatch];
+  for (int s = 1; s < slice.num_src; ++s) {
+    from = static_cast<const char*>(slice.src[s]);
 #pragma unroll
-    for (int b = 0; b < kBatch; ++b) {
-      // Past the end: some pointer, not followed.
-      from[b] = static_cast<const char*>(slice.src[s + b < slice.num_src ? s + b : s]);
-    }
-    Raw<kWords> raw[kBatch][kPieces];
+    for (int p = 0; p < kPieces; ++p) raw[p] = access.load(s, from, p);
 #pragma unroll
-    for (int b = 0; b < kBatch; ++b) {
-      if (b == 0 || s + b < slice.num_src) {
-#pragma unroll
-        for (int p = 0; p < kPieces; ++p) raw[b][p] = access.load(s + b, from[b], p);
-      }
-    }
-#pragma unroll
-    for (int b = 0; b < kBatch; ++b) {
-      if (b == 0 || s + b < slice.num_src) {
-#pragma unroll
-        for (int p = 0; p < kPieces; ++p) {
-          Acc x[kCount];
-          F::template decode<kWords>(raw[b][p], x);
-          if constexpr (op == Op::kAvg && F::kIsFloat) {
-            // Multiplying by one changes nothing.
-            const Acc factor = slice.scale_all || s + b == slice.scaled_src ? scale : Acc{1};
-#pragma unroll
-            for (int i = 0; i < kCount; ++i) x[i] = multiply(x[i], factor);
-          }
-#pragma unroll
-          for (int i = 0; i < kCount; ++i) {
-            acc[p][i] = F::template combine<op>(acc[p][i], x[i]);
-          }
-        }
-      }
+    for (int p = 0; p < kPieces; ++p) {
+      Acc x[kCount];
+      decode_piece<F, kWords>(slice, s, raw[p], x);
+      combine_piece<F, kCount>(slice.op, acc[p], x);
     }
   }
 #pragma unroll
   for (int p = 0; p < kPieces; ++p) {
-    if constexpr (op == Op::kAvg && !F::kIsFloat) {
+    if constexpr (!F::kIsFloat) {
       if (slice.divisor > 1) {
 #pragma unroll
         for (int i = 0; i < kCount; ++i) acc[p][i] = F::divide(acc[p][i], slice.divisor);
@@ -127,9 +144,8 @@ struct AlignedAccess {
     return load_aligned<4>(src + at + piece * stride);
   }
   __device__ __forceinline__ void store(const Raw<4>& raw, int piece) const {
-    for (char* dst : {slice.dst_user, slice.dst_slot}) {
-      if (dst != nullptr) store_aligned(dst + at + piece * stride, raw);
-    }
+    if (slice.dst_user != nullptr) store_aligned(slice.dst_user + at + piece * stride, raw);
+    if (slice.dst_slot != nullptr) store_aligned(slice.dst_slot + at + piece * stride, raw);
   }
 };
 
@@ -143,9 +159,8 @@ struct LinearAccess {
     return load_linear<4, kElement>(src + at, bytes);
   }
   __device__ __forceinline__ void store(const Raw<4>& raw, int) const {
-    for (char* dst : {slice.dst_user, slice.dst_slot}) {
-      if (dst != nullptr) store_linear<4, kElement>(dst + at, raw, bytes);
-    }
+    if (slice.dst_user != nullptr) store_linear<4, kElement>(slice.dst_user + at, raw, bytes);
+    if (slice.dst_slot != nullptr) store_linear<4, kElement>(slice.dst_slot + at, raw, bytes);
   }
 };
 
@@ -177,36 +192,28 @@ __device__ __forceinline__ void for_pieces(const Slice& slice, unsigned thread, 
   }
 }
 
-// Pieces that a thread has under way at once, of so many sources each. The leaves must fit 64
-// registers without spilling, so that a daemon of 512 threads leaves half of its SM's registers to
-// others: narrow floats need an accumulator each, averages hold more in hand, and the products of
-// bytes need many temporaries.
-UNJAM_HD constexpr int pieces_per_thread(DType dtype, Op op) {
-  const bool byte = dtype_bytes(dtype) == 1;
-  return op == Op::kAvg || (byte && (op == Op::kProd || !is_integer(dtype))) ? 1 : 2;
-}
-UNJAM_HD constexpr int sources_per_batch(DType dtype, Op op) {
-  return op == Op::kAvg && dtype_bytes(dtype) == 1 && !is_integer(dtype) ? 1 : 2;
-}
+// Pieces that a thread has under way at once, from each source. Narrow types need many accumulators
+// a piece.
+UNJAM_HD constexpr int pieces_per_thread(DType dtype) { return dtype_bytes(dtype) == 1 ? 1 : 2; }
 
-template <DType dtype, Op op>
-__device__ __noinline__ void reduce_slot(const SliceJob& job, unsigned thread, unsigned threads) {
-  constexpr int kPieces = pieces_per_thread(dtype, op);
-  constexpr int kBatch = sources_per_batch(dtype, op);
+template <DType dtype>
+__device__ __forceinline__ void reduce_slot(const SliceJob& job, unsigned thread,
+                                            unsigned threads) {
+  constexpr int kPieces = pieces_per_thread(dtype);
   constexpr int kElement = dtype_bytes(dtype);
   const Slice slice = make_slice(job);
   for_pieces<kPieces>(
       slice, thread, threads,
       [&](std::uint64_t at, std::uint64_t stride) {
-        reduce_pieces<dtype, op, 4, kPieces, kBatch>(slice, AlignedAccess{slice, at, stride});
+        reduce_pieces<dtype, 4, kPieces>(slice, AlignedAccess{slice, at, stride});
       },
       [&](std::uint64_t at, unsigned bytes) {
-        reduce_pieces<dtype, op, 4, 1, kBatch>(slice, LinearAccess<kElement>{slice, at, bytes});
+        reduce_pieces<dtype, 4, 1>(slice, LinearAccess<kElement>{slice, at, bytes});
       });
 }
 
 template <int kElement>
-__device__ __noinline__ void copy_slot(const SliceJob& job, unsigned thread, unsigned threads) {
+__device__ __forceinline__ void copy_slot(const SliceJob& job, unsigned thread, unsigned threads) {
   constexpr int kPieces = 4;
   const Slice slice = make_slice(job);
   const char* src = static_cast<const char*>(slice.src[0]);
@@ -262,19 +269,20 @@ __device__ __forceinline__ void for_units(std::uint64_t bytes, unsigned thread, 
   }
 }
 
-template <DType dtype, Op op>
-__device__ __noinline__ void reduce_packet(const SliceJob& job, unsigned thread, unsigned threads) {
+template <DType dtype>
+__device__ __forceinline__ void reduce_packet(const SliceJob& job, unsigned thread,
+                                              unsigned threads) {
   constexpr int kElement = dtype_bytes(dtype);
   const Slice slice = make_slice(job);
-  // Latency is what packets are for: the loads of four sources are under way at once.
   for_units(slice.bytes, thread, threads, [&](std::uint64_t at, std::uint64_t left) {
-    reduce_pieces<dtype, op, 2, 1, 4>(slice, PacketAccess<kElement>{slice, at, left});
+    reduce_pieces<dtype, 2, 1>(slice, PacketAccess<kElement>{slice, at, left});
     return true;
   });
 }
 
 template <int kElement>
-__device__ __noinline__ void copy_packet(const SliceJob& job, unsigned thread, unsigned threads) {
+__device__ __forceinline__ void copy_packet(const SliceJob& job, unsigned thread,
+                                            unsigned threads) {
   const Slice slice = make_slice(job);
   const char* src = static_cast<const char*>(slice.src[0]);
   for_units(slice.bytes, thread, threads, [&](std::uint64_t at, std::uint64_t left) {
@@ -295,12 +303,12 @@ __device__ __forceinline__ bool is_copy(const SliceJob& job) {
          (job.scale_sources == ScaleSources::kLocal && job.local_src != 0);
 }
 
-template <Protocol protocol, DType dtype, Op op>
+template <Protocol protocol, DType dtype>
 __device__ __forceinline__ void reduce(const SliceJob& job, unsigned thread, unsigned threads) {
   if constexpr (protocol == Protocol::kSlot) {
-    reduce_slot<dtype, op>(job, thread, threads);
+    reduce_slot<dtype>(job, thread, threads);
   } else {
-    reduce_packet<dtype, op>(job, thread, threads);
+    reduce_packet<dtype>(job, thread, threads);
   }
 }
 
@@ -310,23 +318,6 @@ __device__ __forceinline__ void copy(const SliceJob& job, unsigned thread, unsig
     copy_slot<kElement>(job, thread, threads);
   } else {
     copy_packet<kElement>(job, thread, threads);
-  }
-}
-
-template <Protocol protocol, DType dtype>
-__device__ __forceinline__ void dispatch_op(const SliceJob& job, unsigned thread,
-                                            unsigned threads) {
-  switch (job.op) {
-    case Op::kSum:
-      return reduce<protocol, dtype, Op::kSum>(job, thread, threads);
-    case Op::kProd:
-      return reduce<protocol, dtype, Op::kProd>(job, thread, threads);
-    case Op::kMin:
-      return reduce<protocol, dtype, Op::kMin>(job, thread, threads);
-    case Op::kMax:
-      return reduce<protocol, dtype, Op::kMax>(job, thread, threads);
-    case Op::kAvg:
-      return reduce<protocol, dtype, Op::kAvg>(job, thread, threads);
   }
 }
 
@@ -346,29 +337,29 @@ __device__ __forceinline__ void dispatch(const SliceJob& job, unsigned thread, u
   }
   switch (job.dtype) {
     case DType::kInt8:
-      return dispatch_op<protocol, DType::kInt8>(job, thread, threads);
+      return reduce<protocol, DType::kInt8>(job, thread, threads);
     case DType::kUint8:
-      return dispatch_op<protocol, DType::kUint8>(job, thread, threads);
+      return reduce<protocol, DType::kUint8>(job, thread, threads);
     case DType::kInt32:
-      return dispatch_op<protocol, DType::kInt32>(job, thread, threads);
+      return reduce<protocol, DType::kInt32>(job, thread, threads);
     case DType::kUint32:
-      return dispatch_op<protocol, DType::kUint32>(job, thread, threads);
+      return reduce<protocol, DType::kUint32>(job, thread, threads);
     case DType::kInt64:
-      return dispatch_op<protocol, DType::kInt64>(job, thread, threads);
+      return reduce<protocol, DType::kInt64>(job, thread, threads);
     case DType::kUint64:
-      return dispatch_op<protocol, DType::kUint64>(job, thread, threads);
+      return reduce<protocol, DType::kUint64>(job, thread, threads);
     case DType::kFloat16:
-      return dispatch_op<protocol, DType::kFloat16>(job, thread, threads);
+      return reduce<protocol, DType::kFloat16>(job, thread, threads);
     case DType::kBfloat16:
-      return dispatch_op<protocol, DType::kBfloat16>(job, thread, threads);
+      return reduce<protocol, DType::kBfloat16>(job, thread, threads);
     case DType::kFloat32:
-      return dispatch_op<protocol, DType::kFloat32>(job, thread, threads);
+      return reduce<protocol, DType::kFloat32>(job, thread, threads);
     case DType::kFloat64:
-      return dispatch_op<protocol, DType::kFloat64>(job, thread, threads);
+      return reduce<protocol, DType::kFloat64>(job, thread, threads);
     case DType::kFloat8E4M3:
-      return dispatch_op<protocol, DType::kFloat8E4M3>(job, thread, threads);
+      return reduce<protocol, DType::kFloat8E4M3>(job, thread, threads);
     case DType::kFloat8E5M2:
-      return dispatch_op<protocol, DType::kFloat8E5M2>(job, thread, threads);
+      return reduce<protocol, DType::kFloat8E5M2>(job, thread, threads);
   }
 }
 
@@ -377,8 +368,8 @@ __device__ __forceinline__ void dispatch(const SliceJob& job, unsigned thread, u
 // Executes this thread's part of the slice. Slots: the caller has acquired the sources' flags at
 // system scope, and a block barrier followed. Packets: packet_ready_cuda() was true in every thread
 // for every source but the local one.
-__device__ __noinline__ inline void run_leaf_cuda(const SliceJob& job, unsigned thread,
-                                                  unsigned threads) {
+__device__ __forceinline__ void run_leaf_cuda(const SliceJob& job, unsigned thread,
+                                              unsigned threads) {
   if (job.num_src == 0) return;
   if (job.protocol == Protocol::kSlot) {
     cuda_leaves::dispatch<Protocol::kSlot>(job, thread, threads);
