@@ -1,0 +1,1249 @@
+// What unjam.h promises beside right numbers: refusals with messages, disagreement between ranks,
+// ranks that leave, limits, callbacks, priorities, and what it tells about itself.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <atomic>
+#include <climits>
+#include <cstdint>
+#include <cstdlib>
+#include <cstring>
+#include <map>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "tests/support/exchange.h"
+#include "tests/support/job.h"
+#include "tests/support/json.h"
+
+namespace unjam_test {
+namespace {
+
+#define EXPECT_OK(call) EXPECT_EQ((call), UNJAM_SUCCESS) << unjamGetLastError()
+#define ASSERT_OK(call) ASSERT_EQ((call), UNJAM_SUCCESS) << unjamGetLastError()
+
+// The call must be refused with this code, and with a message that holds `words`.
+#define EXPECT_REFUSED(call, code, words)                                      \
+  do {                                                                         \
+    EXPECT_EQ((call), code) << #call;                                          \
+    EXPECT_NE(std::string(unjamGetLastError()).find(words), std::string::npos) \
+        << #call << " says: " << unjamGetLastError();                          \
+  } while (false)
+
+bool contains(const std::string& text, const std::string& part) {
+  return text.find(part) != std::string::npos;
+}
+
+unjamConfig_t quick_diagnosis() {
+  unjamConfig_t c = default_config();
+  c.stall_ms = 50;
+  return c;
+}
+
+// ---- versions, codes, settings ----
+
+TEST(Api, VersionAndErrorNames) {
+  int version = 0;
+  ASSERT_OK(unjamGetVersion(&version));
+  EXPECT_EQ(version, UNJAM_VERSION);
+  EXPECT_EQ(unjamGetVersion(nullptr), UNJAM_ERROR_INVALID_ARGUMENT);
+  std::map<std::string, int> names;
+  for (int code = 0; code <= UNJAM_ERROR_INTERNAL; ++code) {
+    const char* name = unjamGetErrorString(static_cast<unjamResult_t>(code));
+    ASSERT_NE(name, nullptr);
+    EXPECT_NE(*name, '\0');
+    EXPECT_EQ(++names[name], 1) << "two codes are called " << name;
+  }
+  EXPECT_NE(unjamGetErrorString(static_cast<unjamResult_t>(99)), nullptr);
+}
+
+TEST(Api, LastErrorBelongsToTheThread) {
+  EXPECT_EQ(unjamGetVersion(nullptr), UNJAM_ERROR_INVALID_ARGUMENT);
+  EXPECT_STRNE(unjamGetLastError(), "");
+  std::thread([] { EXPECT_STREQ(unjamGetLastError(), ""); }).join();
+}
+
+TEST(Api, ConfigurationIsChecked) {
+  unjamContext_t c = nullptr;
+  const auto refused = [&](void (*change)(unjamConfig_t&), const char* words) {
+    unjamConfig_t config = default_config();
+    change(config);
+    EXPECT_REFUSED(unjamInitAll(&c, 1, &config), UNJAM_ERROR_INVALID_ARGUMENT, words);
+    EXPECT_EQ(c, nullptr);
+  };
+  refused([](unjamConfig_t& x) { x.size = 0; }, "size");
+  refused([](unjamConfig_t& x) { x.size = 7; }, "size");
+  refused([](unjamConfig_t& x) { x.size += 8; }, "size");
+  refused([](unjamConfig_t& x) { x.policy = 3; }, "POLICY");
+  refused([](unjamConfig_t& x) { x.order = -7; }, "ORDER");
+  refused([](unjamConfig_t& x) { x.lanes = 17; }, "LANES");
+  refused([](unjamConfig_t& x) { x.block_threads = 1000; }, "BLOCK_THREADS");
+  refused([](unjamConfig_t& x) { x.escape_slots = 1; }, "ESCAPE_SLOTS");
+  refused([](unjamConfig_t& x) { x.escape_slot_bytes = 1000; }, "64");
+  refused([](unjamConfig_t& x) { x.algorithm = 9; }, "ALGORITHM");
+  refused([](unjamConfig_t& x) { x.max_active_keys = 1u << 30; }, "MAX_ACTIVE_KEYS");
+  EXPECT_EQ(unjamInitAll(nullptr, 1, nullptr), UNJAM_ERROR_INVALID_ARGUMENT);
+  EXPECT_EQ(unjamInitAll(&c, 0, nullptr), UNJAM_ERROR_INVALID_ARGUMENT);
+  EXPECT_EQ(unjamInitAll(&c, 65, nullptr), UNJAM_ERROR_INVALID_ARGUMENT);
+  EXPECT_EQ(unjamInitAll(&c, -1, nullptr), UNJAM_ERROR_INVALID_ARGUMENT);
+  // An older, shorter configuration is taken: the fields it has not are the defaults.
+  unjamConfig_t shorter = default_config();
+  shorter.size = offsetof(unjamConfig_t, algorithm);
+  shorter.algorithm = 9;
+  ASSERT_OK(unjamInitAll(&c, 1, &shorter));
+  EXPECT_OK(unjamDestroy(c));
+}
+
+TEST(Api, EnvironmentIsCheckedAndOverridden) {
+  ASSERT_EQ(setenv("UNJAM_LANES", "many", 1), 0);
+  unjamContext_t c = nullptr;
+  EXPECT_REFUSED(unjamInitAll(&c, 1, nullptr), UNJAM_ERROR_INVALID_ARGUMENT, "UNJAM_LANES=many");
+  ASSERT_EQ(setenv("UNJAM_LANES", "2", 1), 0);
+  ASSERT_OK(unjamInitAll(&c, 1, nullptr));
+  EXPECT_EQ(stats_of(c).lanes, 2u);
+  EXPECT_OK(unjamDestroy(c));
+  unjamConfig_t config = default_config();
+  config.lanes = 3;
+  ASSERT_OK(unjamInitAll(&c, 1, &config));
+  EXPECT_EQ(stats_of(c).lanes, 3u);
+  EXPECT_OK(unjamDestroy(c));
+  unsetenv("UNJAM_LANES");
+}
+
+// ---- joining ----
+
+TEST(Init, RanksAsThreads) {
+  constexpr int kRanks = 4;
+  unjamUniqueId_t id;
+  ASSERT_OK(unjamGetUniqueId(&id));
+  std::vector<unjamContext_t> contexts(kRanks);
+  std::vector<std::thread> threads;
+  for (int r = 0; r < kRanks; ++r) {
+    threads.emplace_back([&, r] {
+      ASSERT_OK(unjamInit(&contexts[static_cast<std::size_t>(r)], kRanks, id, r, nullptr));
+      unjamContext_t c = contexts[static_cast<std::size_t>(r)];
+      int rank = -1, size = -1;
+      EXPECT_OK(unjamContextRank(c, &rank));
+      EXPECT_OK(unjamContextSize(c, &size));
+      EXPECT_EQ(rank, r);
+      EXPECT_EQ(size, kRanks);
+      unjamGroup_t g = nullptr;
+      ASSERT_OK(unjamGroupCreate(c, nullptr, 0, nullptr, &g));
+      std::int32_t x = 1 << r;
+      unjamRequest_t q = nullptr;
+      ASSERT_OK(unjamAllReduce(g, nullptr, &x, &x, 1, UNJAM_INT32, UNJAM_SUM, nullptr, &q));
+      EXPECT_OK(unjamWait(q, kPatienceUs));
+      EXPECT_OK(unjamRequestFree(q));
+      EXPECT_EQ(x, 15);
+    });
+  }
+  for (std::thread& t : threads) t.join();
+  for (const unjamContext_t c : contexts) EXPECT_OK(unjamDestroy(c));
+}
+
+TEST(Init, TimeoutNamesTheMissingRanks) {
+  ASSERT_EQ(setenv("UNJAM_INIT_TIMEOUT_MS", "100", 1), 0);
+  unjamUniqueId_t id;
+  ASSERT_OK(unjamGetUniqueId(&id));
+  unjamContext_t c = nullptr;
+  EXPECT_EQ(unjamInit(&c, 4, id, 2, nullptr), UNJAM_ERROR_TIMEOUT);
+  const std::string message = unjamGetLastError();
+  EXPECT_TRUE(contains(message, "ranks 0, 1, 3") && contains(message, "UNJAM_INIT_TIMEOUT_MS"))
+      << message;
+  EXPECT_EQ(c, nullptr);
+  unsetenv("UNJAM_INIT_TIMEOUT_MS");
+}
+
+TEST(Init, BadArguments) {
+  unjamUniqueId_t id;
+  ASSERT_OK(unjamGetUniqueId(&id));
+  unjamContext_t c = nullptr;
+  EXPECT_EQ(unjamGetUniqueId(nullptr), UNJAM_ERROR_INVALID_ARGUMENT);
+  EXPECT_EQ(unjamInit(nullptr, 1, id, 0, nullptr), UNJAM_ERROR_INVALID_ARGUMENT);
+  EXPECT_EQ(unjamInit(&c, 2, id, 2, nullptr), UNJAM_ERROR_INVALID_ARGUMENT);
+  EXPECT_EQ(unjamInit(&c, 2, id, -1, nullptr), UNJAM_ERROR_INVALID_ARGUMENT);
+  unjamUniqueId_t zero{};
+  EXPECT_REFUSED(unjamInit(&c, 1, zero, 0, nullptr), UNJAM_ERROR_INVALID_ARGUMENT, "unique id");
+}
+
+// Two threads join one job in a way that does not fit; the codes of both.
+std::pair<unjamResult_t, unjamResult_t> join_two(int ranks0, int rank0, const unjamConfig_t& c0,
+                                                 int ranks1, int rank1, const unjamConfig_t& c1,
+                                                 std::string& messages) {
+  setenv("UNJAM_INIT_TIMEOUT_MS", "500", 1);
+  unjamUniqueId_t id;
+  EXPECT_OK(unjamGetUniqueId(&id));
+  unjamResult_t codes[2];
+  std::string said[2];
+  const auto join = [&](int i, int ranks, int rank, const unjamConfig_t& config) {
+    unjamContext_t c = nullptr;
+    codes[i] = unjamInit(&c, ranks, id, rank, &config);
+    if (codes[i] != UNJAM_SUCCESS) said[i] = unjamGetLastError();
+    if (c != nullptr) unjamDestroy(c);
+  };
+  std::thread first([&] { join(0, ranks0, rank0, c0); });
+  sleep_ms(50);
+  join(1, ranks1, rank1, c1);
+  first.join();
+  unsetenv("UNJAM_INIT_TIMEOUT_MS");
+  messages = said[0] + "\n" + said[1];
+  return {codes[0], codes[1]};
+}
+
+TEST(Init, SettingsThatDifferAreReported) {
+  unjamConfig_t a = default_config(), b = default_config();
+  a.lanes = 2;
+  b.lanes = 3;
+  std::string said;
+  const auto [first, second] = join_two(2, 0, a, 2, 1, b, said);
+  EXPECT_EQ(second, UNJAM_ERROR_MISMATCH) << said;
+  EXPECT_NE(first, UNJAM_SUCCESS) << said;
+  EXPECT_TRUE(contains(said, "UNJAM_LANES=2") && contains(said, "UNJAM_LANES=3") &&
+              contains(said, "rank 0") && contains(said, "rank 1"))
+      << said;
+}
+
+TEST(Init, SizesThatDifferAreReported) {
+  std::string said;
+  const auto [first, second] = join_two(2, 0, default_config(), 3, 1, default_config(), said);
+  EXPECT_EQ(second, UNJAM_ERROR_MISMATCH) << said;
+  EXPECT_NE(first, UNJAM_SUCCESS);
+}
+
+TEST(Init, ARankThatJoinsTwiceIsRefused) {
+  std::string said;
+  const auto [first, second] = join_two(2, 0, default_config(), 2, 0, default_config(), said);
+  EXPECT_EQ(second, UNJAM_ERROR_INVALID_USAGE) << said;
+  EXPECT_EQ(first, UNJAM_ERROR_TIMEOUT) << said;
+}
+
+// ---- misuse of calls ----
+
+TEST(Misuse, NullHandles) {
+  EXPECT_EQ(unjamDestroy(nullptr), UNJAM_ERROR_INVALID_ARGUMENT);
+  EXPECT_EQ(unjamAbort(nullptr), UNJAM_ERROR_INVALID_ARGUMENT);
+  EXPECT_EQ(unjamContextRank(nullptr, nullptr), UNJAM_ERROR_INVALID_ARGUMENT);
+  EXPECT_EQ(unjamDeviceSynchronize(nullptr, 0), UNJAM_ERROR_INVALID_ARGUMENT);
+  EXPECT_EQ(unjamGroupCreate(nullptr, nullptr, 0, nullptr, nullptr), UNJAM_ERROR_INVALID_ARGUMENT);
+  EXPECT_EQ(unjamGroupDestroy(nullptr), UNJAM_ERROR_INVALID_ARGUMENT);
+  EXPECT_EQ(unjamGroupRank(nullptr, nullptr), UNJAM_ERROR_INVALID_ARGUMENT);
+  EXPECT_EQ(unjamWait(nullptr, 0), UNJAM_ERROR_INVALID_ARGUMENT);
+  EXPECT_EQ(unjamTest(nullptr, nullptr), UNJAM_ERROR_INVALID_ARGUMENT);
+  EXPECT_EQ(unjamRequestFree(nullptr), UNJAM_ERROR_INVALID_ARGUMENT);
+  EXPECT_STREQ(unjamRequestError(nullptr), "");
+  EXPECT_EQ(unjamRun(nullptr, nullptr, nullptr, 0, nullptr, nullptr, nullptr),
+            UNJAM_ERROR_INVALID_ARGUMENT);
+  EXPECT_EQ(unjamDeregister(nullptr), UNJAM_ERROR_INVALID_ARGUMENT);
+  EXPECT_EQ(unjamGetStats(nullptr, nullptr), UNJAM_ERROR_INVALID_ARGUMENT);
+  float x = 0;
+  EXPECT_EQ(unjamAllReduce(nullptr, "k", &x, &x, 1, UNJAM_FLOAT32, UNJAM_SUM, nullptr, nullptr),
+            UNJAM_ERROR_INVALID_ARGUMENT);
+}
+
+TEST(Misuse, BadValues) {
+  Job job(2);
+  unjamGroup_t g = job.all(0);
+  std::vector<float> b(64);
+  float* p = b.data();
+  constexpr auto kArg = UNJAM_ERROR_INVALID_ARGUMENT;
+  EXPECT_REFUSED(unjamAllReduce(g, "k", p, p, 1, static_cast<unjamDataType_t>(12), UNJAM_SUM,
+                                nullptr, nullptr),
+                 kArg, "type");
+  EXPECT_REFUSED(unjamAllReduce(g, "k", p, p, 1, static_cast<unjamDataType_t>(-1), UNJAM_SUM,
+                                nullptr, nullptr),
+                 kArg, "type");
+  EXPECT_REFUSED(
+      unjamAllReduce(g, "k", p, p, 1, UNJAM_FLOAT32, static_cast<unjamOp_t>(5), nullptr, nullptr),
+      kArg, "operator");
+  EXPECT_REFUSED(unjamReduce(g, "k", p, p, 1, UNJAM_FLOAT32, UNJAM_SUM, 2, nullptr, nullptr), kArg,
+                 "root");
+  EXPECT_REFUSED(unjamBroadcast(g, "k", p, p, 1, UNJAM_FLOAT32, -1, nullptr, nullptr), kArg,
+                 "root");
+  EXPECT_REFUSED(
+      unjamAllReduce(g, "k", p, p, SIZE_MAX / 2, UNJAM_FLOAT32, UNJAM_SUM, nullptr, nullptr), kArg,
+      "count");
+  // Fits for one rank, not for all together.
+  EXPECT_REFUSED(unjamAllGather(g, "k", p, p, (SIZE_MAX >> 1) / 6, UNJAM_FLOAT32, nullptr, nullptr),
+                 kArg, "count");
+  EXPECT_REFUSED(unjamAllReduce(g, "k", nullptr, p, 1, UNJAM_FLOAT32, UNJAM_SUM, nullptr, nullptr),
+                 kArg, "NULL");
+  EXPECT_REFUSED(unjamAllReduce(g, "k", p, nullptr, 1, UNJAM_FLOAT32, UNJAM_SUM, nullptr, nullptr),
+                 kArg, "NULL");
+  EXPECT_REFUSED(unjamBroadcast(g, "k", nullptr, p, 1, UNJAM_FLOAT32, 0, nullptr, nullptr), kArg,
+                 "NULL");
+  EXPECT_REFUSED(unjamReduce(g, "k", p, nullptr, 1, UNJAM_FLOAT32, UNJAM_SUM, 0, nullptr, nullptr),
+                 kArg, "NULL");
+  EXPECT_REFUSED(unjamAllReduce(g, "k", reinterpret_cast<char*>(p) + 2, p + 32, 1, UNJAM_FLOAT32,
+                                UNJAM_SUM, nullptr, nullptr),
+                 kArg, "aligned");
+  EXPECT_REFUSED(unjamAllReduce(g, "k", p, p + 4, 8, UNJAM_FLOAT32, UNJAM_SUM, nullptr, nullptr),
+                 kArg, "overlap");
+  // In place means what it means in NCCL: the whole input in the place of the output is overlap.
+  EXPECT_REFUSED(unjamAllGather(job.all(1), "k", p, p, 8, UNJAM_FLOAT32, nullptr, nullptr), kArg,
+                 "overlap");
+  EXPECT_REFUSED(
+      unjamReduceScatter(job.all(1), "k", p, p, 8, UNJAM_FLOAT32, UNJAM_SUM, nullptr, nullptr),
+      kArg, "overlap");
+  unjamCallOptions_t o = UNJAM_CALL_OPTIONS_INITIALIZER;
+  o.size = 3;
+  EXPECT_REFUSED(unjamAllReduce(g, "k", p, p, 1, UNJAM_FLOAT32, UNJAM_SUM, &o, nullptr), kArg,
+                 "size");
+  unjamStats_t s{};
+  EXPECT_REFUSED(unjamGetStats(job.context(0), &s), kArg, "size");
+  unjamCollective_t c = nullptr;
+  EXPECT_REFUSED(
+      unjamRegister(g, "k", static_cast<unjamKind_t>(5), UNJAM_FLOAT32, UNJAM_SUM, 0, 0, &c), kArg,
+      "kind");
+  EXPECT_REFUSED(unjamRegisterBroadcast(g, "k", UNJAM_FLOAT32, 2, 0, &c), kArg, "root");
+  EXPECT_EQ(unjamRegisterAllGather(g, "k", UNJAM_FLOAT32, 0, nullptr), kArg);
+  // Refused calls have submitted nothing: "k" is unused on both ranks and works.
+  EXPECT_EQ(stats_of(job.context(0)).submitted, 0u);
+  job.run([](Rank& me) {
+    float x = 1;
+    unjamRequest_t q = nullptr;
+    UNJAM_CHECK(unjamAllReduce(me.all, "k", &x, &x, 1, UNJAM_FLOAT32, UNJAM_SUM, nullptr, &q));
+    me.wait(q, "k");
+    if (x != 2) fail("a wrong sum");
+  });
+}
+
+TEST(Misuse, Groups) {
+  Job job(4);
+  unjamContext_t c = job.context(1);
+  unjamGroup_t g = nullptr;
+  constexpr auto kArg = UNJAM_ERROR_INVALID_ARGUMENT;
+  const int twice[] = {1, 2, 1}, without[] = {0, 2}, outside[] = {1, 4}, negative[] = {1, -1};
+  const int fine[] = {2, 1};
+  EXPECT_REFUSED(unjamGroupCreate(c, twice, 3, "", &g), kArg, "rank 1 stands twice");
+  EXPECT_REFUSED(unjamGroupCreate(c, without, 2, "", &g), kArg, "not in");
+  EXPECT_REFUSED(unjamGroupCreate(c, outside, 2, "", &g), kArg, "rank 4");
+  EXPECT_REFUSED(unjamGroupCreate(c, negative, 2, "", &g), kArg, "rank -1");
+  EXPECT_EQ(unjamGroupCreate(c, fine, 0, "", &g), kArg);
+  EXPECT_EQ(unjamGroupCreate(c, fine, 5, "", &g), kArg);
+  EXPECT_EQ(unjamGroupCreate(c, fine, 2, "", nullptr), kArg);
+  EXPECT_EQ(g, nullptr);
+  ASSERT_OK(unjamGroupCreate(c, fine, 2, "", &g));
+  ASSERT_OK(unjamGroupDestroy(g));
+  // A destroyed group's handle stays good for refusals until its context goes.
+  int rank = 0;
+  float x = 0;
+  EXPECT_EQ(unjamGroupRank(g, &rank), UNJAM_ERROR_INVALID_USAGE);
+  EXPECT_EQ(unjamGroupDestroy(g), UNJAM_ERROR_INVALID_USAGE);
+  EXPECT_REFUSED(unjamAllReduce(g, "k", &x, &x, 1, UNJAM_FLOAT32, UNJAM_SUM, nullptr, nullptr),
+                 UNJAM_ERROR_INVALID_USAGE, "destroyed");
+}
+
+// Equal members are told apart by the name, and then by the number of earlier creations.
+TEST(Groups, EqualMembersAreDifferentGroups) {
+  Job job(2);
+  job.run([](Rank& me) {
+    unjamGroup_t g[4];
+    const int ranks[] = {1, 0};
+    // Rank 1 makes them in another order; equal ones keep theirs.
+    const int order[2][4] = {{0, 1, 2, 3}, {2, 0, 3, 1}};
+    for (const int i : order[me.rank]) {
+      UNJAM_CHECK(unjamGroupCreate(me.context, ranks, 2, i < 2 ? "first" : "second", &g[i]));
+    }
+    std::int32_t x[4] = {1, 10, 100, 1000};
+    unjamRequest_t q[4];
+    for (int k = 0; k < 4; ++k) {
+      const int i = me.rank == 0 ? k : 3 - k;
+      UNJAM_CHECK(
+          unjamAllReduce(g[i], "k", &x[i], &x[i], 1, UNJAM_INT32, UNJAM_SUM, nullptr, &q[i]));
+    }
+    for (int i = 0; i < 4; ++i) me.wait(q[i], "k");
+    if (x[0] != 2 || x[1] != 20 || x[2] != 200 || x[3] != 2000) fail("groups were mixed up");
+    for (unjamGroup_t group : g) UNJAM_CHECK(unjamGroupDestroy(group));
+    std::uint64_t h0 = 0, h1 = 0;
+    UNJAM_CHECK(unjamKeyHash(me.all, "k", &h0));
+    UNJAM_CHECK(unjamKeyHash(me.all, "l", &h1));
+    if (h0 == h1) fail("equal hashes");
+  });
+}
+
+TEST(Misuse, Registration) {
+  Job job(2);
+  job.run([](Rank& me) {
+    unjamCollective_t a = nullptr, b = nullptr;
+    UNJAM_CHECK(unjamRegisterAllReduce(me.all, "k", UNJAM_FLOAT32, UNJAM_SUM, 0, &a));
+    if (unjamRegisterAllReduce(me.all, "k", UNJAM_FLOAT32, UNJAM_SUM, 0, &b) !=
+        UNJAM_ERROR_INVALID_USAGE) {
+      fail("a double registration was accepted");
+    }
+    if (!contains(unjamGetLastError(), "'k'")) fail(unjamGetLastError());
+    float x = 1;
+    if (unjamAllReduce(me.all, "k", &x, &x, 1, UNJAM_FLOAT32, UNJAM_SUM, nullptr, nullptr) !=
+        UNJAM_ERROR_INVALID_USAGE) {
+      fail("a plain call under a registered key was accepted");
+    }
+    // Counts may differ from run to run.
+    std::vector<float> y(100, 1.0f);
+    for (std::size_t n = 0; n <= 100; n += 25) {
+      unjamRequest_t q = nullptr;
+      UNJAM_CHECK(unjamRun(a, y.data(), y.data(), n, nullptr, nullptr, &q));
+      me.wait(q, "run");
+    }
+    if (y[0] != 16 || y[99] != 2) fail("a wrong sum");
+    UNJAM_CHECK(unjamDeregister(a));
+    // The key is free again: for another registration, and for plain calls.
+    UNJAM_CHECK(unjamRegisterBroadcast(me.all, "k", UNJAM_INT32, 1, 0, &b));
+    std::int32_t z = me.rank;
+    unjamRequest_t q = nullptr;
+    UNJAM_CHECK(unjamRun(b, &z, &z, 1, nullptr, nullptr, &q));
+    me.wait(q, "broadcast");
+    if (z != 1) fail("a wrong broadcast");
+    UNJAM_CHECK(unjamDeregister(b));
+    UNJAM_CHECK(unjamAllReduce(me.all, "k", &x, &x, 1, UNJAM_FLOAT32, UNJAM_SUM, nullptr, &q));
+    me.wait(q, "plain");
+    if (x != 2) fail("a wrong sum");
+  });
+}
+
+// While a peer has not called: what needs completion is refused, and what is local works.
+TEST(Misuse, WithInvocationsPending) {
+  Job job(2);
+  unjamCollective_t c = nullptr;
+  float x = 1, y = 2;
+  unjamRequest_t q = nullptr;
+  ASSERT_OK(unjamRegisterAllReduce(job.all(0), "late", UNJAM_FLOAT32, UNJAM_SUM, 0, &c));
+  ASSERT_OK(unjamRun(c, &x, &x, 1, nullptr, nullptr, &q));
+  int done = 1;
+  EXPECT_OK(unjamTest(q, &done));
+  EXPECT_EQ(done, 0);
+  EXPECT_STREQ(unjamRequestError(q), "");
+  EXPECT_EQ(unjamWait(q, 0), UNJAM_ERROR_TIMEOUT);
+  EXPECT_EQ(unjamWait(q, 20000), UNJAM_ERROR_TIMEOUT);
+  EXPECT_REFUSED(unjamDeregister(c), UNJAM_ERROR_INVALID_USAGE, "late");
+  EXPECT_REFUSED(unjamGroupDestroy(job.all(0)), UNJAM_ERROR_INVALID_USAGE, "late");
+  EXPECT_REFUSED(unjamDestroy(job.context(0)), UNJAM_ERROR_INVALID_USAGE, "late");
+  EXPECT_EQ(stats_of(job.context(0)).pending, 1u);
+  // None of the refusals has changed anything.
+  unjamRequest_t other = nullptr;
+  ASSERT_OK(
+      unjamAllReduce(job.all(1), "late", &y, &y, 1, UNJAM_FLOAT32, UNJAM_SUM, nullptr, &other));
+  EXPECT_OK(unjamWait(q, kPatienceUs));
+  EXPECT_OK(unjamWait(other, kPatienceUs));
+  EXPECT_OK(unjamWait(q, 0)) << "may be called again";
+  EXPECT_EQ(x, 3);
+  EXPECT_EQ(y, 3);
+  EXPECT_OK(unjamRequestFree(q));
+  EXPECT_OK(unjamRequestFree(other));
+  EXPECT_OK(unjamDeregister(c));
+}
+
+// ---- requests ----
+
+TEST(Requests, TestPollsToCompletion) {
+  Job job(3);
+  job.run([](Rank& me) {
+    std::vector<std::int64_t> x(5000, me.rank);
+    unjamRequest_t q = nullptr;
+    UNJAM_CHECK(unjamAllReduce(me.all, "t", x.data(), x.data(), x.size(), UNJAM_INT64, UNJAM_MAX,
+                               nullptr, &q));
+    if (!eventually([&] {
+          int done = 0;
+          UNJAM_CHECK(unjamTest(q, &done));
+          return done != 0;
+        })) {
+      fail("unjamTest never says done: " + explain(me.context));
+    }
+    UNJAM_CHECK(unjamRequestFree(q));
+    for (const auto v : x) {
+      if (v != 2) fail("a wrong maximum");
+    }
+  });
+}
+
+TEST(Requests, FreedBeforeCompletionAndNone) {
+  Job job(2);
+  job.run([](Rank& me) {
+    std::vector<std::int32_t> x(20, 1), y(20, 1), z(20, 1);
+    unjamRequest_t freed = nullptr, last = nullptr;
+    UNJAM_CHECK(unjamAllReduce(me.all, "f", x.data(), x.data(), x.size(), UNJAM_INT32, UNJAM_SUM,
+                               nullptr, &freed));
+    UNJAM_CHECK(unjamRequestFree(freed));
+    UNJAM_CHECK(unjamAllReduce(me.all, "f", y.data(), y.data(), y.size(), UNJAM_INT32, UNJAM_SUM,
+                               nullptr, nullptr));
+    UNJAM_CHECK(unjamAllReduce(me.all, "f", z.data(), z.data(), z.size(), UNJAM_INT32, UNJAM_SUM,
+                               nullptr, &last));
+    me.wait(last, "the last of the key");
+    // The key's order says that the earlier ones are complete too.
+    if (x[19] != 2 || y[19] != 2 || z[19] != 2) fail("a wrong sum");
+  });
+}
+
+TEST(Requests, SeveralThreadsWaitForOne) {
+  Job job(2);
+  float x = 1, y = 1;
+  unjamRequest_t q = nullptr, other = nullptr;
+  ASSERT_OK(unjamAllReduce(job.all(0), "w", &x, &x, 1, UNJAM_FLOAT32, UNJAM_SUM, nullptr, &q));
+  std::vector<std::thread> threads;
+  std::atomic<int> good{0};
+  for (int t = 0; t < 4; ++t) {
+    threads.emplace_back([&] { good += unjamWait(q, kPatienceUs) == UNJAM_SUCCESS; });
+  }
+  sleep_ms(10);
+  ASSERT_OK(unjamAllReduce(job.all(1), "w", &y, &y, 1, UNJAM_FLOAT32, UNJAM_SUM, nullptr, &other));
+  for (std::thread& t : threads) t.join();
+  EXPECT_EQ(good, 4);
+  EXPECT_OK(unjamWait(other, kPatienceUs));
+  EXPECT_OK(unjamRequestFree(q));
+  EXPECT_OK(unjamRequestFree(other));
+}
+
+TEST(Requests, OutliveTheContext) {
+  unjamContext_t c = nullptr;
+  ASSERT_OK(unjamInitAll(&c, 1, nullptr));
+  unjamGroup_t g = nullptr;
+  ASSERT_OK(unjamGroupCreate(c, nullptr, 0, "", &g));
+  float x = 4;
+  unjamRequest_t q = nullptr;
+  ASSERT_OK(unjamAllReduce(g, "", &x, &x, 1, UNJAM_FLOAT32, UNJAM_SUM, nullptr, &q));
+  ASSERT_OK(unjamWait(q, kPatienceUs));
+  ASSERT_OK(unjamRequestFree(q));
+  EXPECT_OK(unjamDestroy(c));
+}
+
+// ---- queues and limits ----
+
+TEST(Limits, TenThousandUsesOfOneKey) {
+  constexpr std::size_t kUses = kSanitized ? 1000 : 10000;
+  Job job(3);
+  job.run([&](Rank& me) {
+    std::vector<std::int32_t> x(kUses * 3);
+    unjamRequest_t last = nullptr;
+    for (std::size_t i = 0; i < kUses; ++i) {
+      for (std::size_t k = 0; k < 3; ++k) x[3 * i + k] = static_cast<int>(i) + me.rank;
+      UNJAM_CHECK(unjamAllReduce(me.all, "one", &x[3 * i], &x[3 * i], 3, UNJAM_INT32, UNJAM_SUM,
+                                 nullptr, i + 1 == kUses ? &last : nullptr));
+    }
+    me.wait(last, "the last of the key");
+    for (std::size_t i = 0; i < x.size(); ++i) {
+      if (x[i] != 3 * static_cast<int>(i / 3) + 3)
+        fail("a wrong sum at use " + std::to_string(i / 3));
+    }
+  });
+}
+
+// A use of one key depends on the one before, with buffers chained.
+TEST(Limits, UsesOfAKeyKeepTheirOrder) {
+  Job job(2);
+  job.run([](Rank& me) {
+    std::int64_t x = 1;
+    unjamRequest_t last = nullptr;
+    for (int i = 0; i < 40; ++i) {
+      if (last != nullptr) UNJAM_CHECK(unjamRequestFree(last));
+      UNJAM_CHECK(
+          unjamAllReduce(me.all, "chain", &x, &x, 1, UNJAM_INT64, UNJAM_SUM, nullptr, &last));
+    }
+    me.wait(last, "the end of the chain");
+    if (x != std::int64_t{1} << 40) fail("the order was broken: " + std::to_string(x));
+  });
+}
+
+TEST(Limits, MoreKeysThanAllowedAreRefusedAndNothingIsLost) {
+  constexpr std::size_t kAllowed = 16;
+  unjamConfig_t config = default_config();
+  config.max_active_keys = kAllowed;
+  Job job(2, config);
+  std::vector<std::int32_t> x(kAllowed + 1, 1), y(kAllowed + 1, 2);
+  std::vector<unjamRequest_t> qx(kAllowed + 1), qy(kAllowed + 1);
+  const auto call = [&](int r, std::size_t k) {
+    std::int32_t* b = r == 0 ? &x[k] : &y[k];
+    return unjamAllReduce(job.all(r), ("k" + std::to_string(k)).c_str(), b, b, 1, UNJAM_INT32,
+                          UNJAM_SUM, nullptr, r == 0 ? &qx[k] : &qy[k]);
+  };
+  for (int again = 0; again < 3; ++again) {
+    std::fill(x.begin(), x.end(), 1);
+    std::fill(y.begin(), y.end(), 2);
+    for (std::size_t k = 0; k < kAllowed; ++k) ASSERT_OK(call(0, k));
+    EXPECT_REFUSED(call(0, kAllowed), UNJAM_ERROR_RESOURCES, "UNJAM_MAX_ACTIVE_KEYS");
+    // A further use of an active key is no further key.
+    std::int32_t extra = 5, other = 6;
+    unjamRequest_t q = nullptr, p = nullptr;
+    ASSERT_OK(
+        unjamAllReduce(job.all(0), "k3", &extra, &extra, 1, UNJAM_INT32, UNJAM_SUM, nullptr, &q));
+    for (std::size_t k = kAllowed; k-- > 0;) ASSERT_OK(call(1, k));
+    ASSERT_OK(
+        unjamAllReduce(job.all(1), "k3", &other, &other, 1, UNJAM_INT32, UNJAM_SUM, nullptr, &p));
+    for (std::size_t k = 0; k < kAllowed; ++k) {
+      wait_ok(job.context(0), qx[k], "rank 0");
+      wait_ok(job.context(1), qy[k], "rank 1");
+      EXPECT_EQ(x[k], 3);
+      EXPECT_EQ(y[k], 3);
+    }
+    wait_ok(job.context(0), q, "extra");
+    wait_ok(job.context(1), p, "extra");
+    EXPECT_EQ(extra, 11);
+    // Room again: the refused one, by its first use.
+    ASSERT_OK(call(0, kAllowed));
+    ASSERT_OK(call(1, kAllowed));
+    wait_ok(job.context(0), qx[kAllowed], "rank 0");
+    wait_ok(job.context(1), qy[kAllowed], "rank 1");
+    EXPECT_EQ(x[kAllowed], 3);
+  }
+}
+
+// More keys over time than may be active at once: idle ones give their connectors back.
+TEST(Limits, ManyKeysOneAfterTheOther) {
+  unjamConfig_t config = default_config();
+  config.max_active_keys = 4;
+  Job job(3, config);
+  job.run([](Rank& me) {
+    std::vector<unjamRequest_t> open;
+    std::vector<std::int32_t> x(600, 1);
+    for (std::size_t k = 0; k < x.size(); ++k) {
+      if (open.size() == 4) {
+        me.wait(open.front(), "an older one");
+        open.erase(open.begin());
+      }
+      open.emplace_back();
+      UNJAM_CHECK(unjamAllReduce(me.all, ("k" + std::to_string(k)).c_str(), &x[k], &x[k], 1,
+                                 UNJAM_INT32, UNJAM_SUM, nullptr, &open.back()));
+    }
+    for (const unjamRequest_t q : open) me.wait(q, "the last ones");
+    if (std::count(x.begin(), x.end(), 3) != 600) fail("a wrong sum");
+  });
+}
+
+TEST(Limits, ZeroCounts) {
+  Job job(3);
+  job.run([](Rank& me) {
+    for (int kind = 0; kind < kNumKinds; ++kind) {
+      Spec s;
+      s.kind = static_cast<unjamKind_t>(kind);
+      s.count = 0;
+      unjamRequest_t q = nullptr;
+      Exchange e(s, me.ranks);  // NULL buffers for even seeds
+      UNJAM_CHECK(e.submit(me.rank, me.all, "zero", nullptr, &q));
+      me.wait(q, "zero");
+    }
+  });
+}
+
+// ---- callbacks ----
+
+struct Chain {
+  unjamGroup_t group = nullptr;
+  std::int64_t value = 1;
+  int left = 0;
+  std::atomic<int> calls{0};
+  std::atomic<unjamResult_t> first_error{UNJAM_SUCCESS};
+  std::atomic<bool> finished{false};
+
+  unjamResult_t submit() {
+    unjamCallOptions_t o = UNJAM_CALL_OPTIONS_INITIALIZER;
+    o.callback = &Chain::done;
+    o.user = this;
+    return unjamAllReduce(group, ("link " + std::to_string(left % 7)).c_str(), &value, &value, 1,
+                          UNJAM_INT64, UNJAM_MAX, &o, nullptr);
+  }
+  static void done(unjamResult_t result, void* user) {
+    auto* c = static_cast<Chain*>(user);
+    ++c->calls;
+    c->value += 1;  // the results are ours to read and write
+    if (result == UNJAM_SUCCESS && --c->left > 0) result = c->submit();
+    unjamResult_t none = UNJAM_SUCCESS;
+    if (result != UNJAM_SUCCESS) c->first_error.compare_exchange_strong(none, result);
+    if (result != UNJAM_SUCCESS || c->left == 0) c->finished = true;
+  }
+};
+
+TEST(Callbacks, MaySubmit) {
+  Job job(4);
+  job.run([](Rank& me) {
+    Chain c;
+    c.group = me.all;
+    c.left = 100;
+    UNJAM_CHECK(c.submit());
+    if (!eventually([&] { return c.finished.load(); })) fail("stuck: " + explain(me.context));
+    if (c.first_error != UNJAM_SUCCESS) fail("an error in the chain: " + code_text(c.first_error));
+    if (c.calls != 100 || c.value != 101) fail("a wrong end: " + std::to_string(c.value));
+  });
+}
+
+TEST(Callbacks, ComeOnceForEveryCallWithItsResult) {
+  Job job(2);
+  constexpr std::size_t kCalls = 300;
+  std::vector<std::atomic<int>> calls(2 * kCalls);
+  job.run([&](Rank& me) {
+    struct User {
+      std::atomic<int>* calls;
+      const std::int32_t* value;
+    };
+    std::vector<std::int32_t> x(kCalls, me.rank + 1);
+    std::vector<User> users(kCalls);
+    std::vector<unjamRequest_t> requests(kCalls);
+    for (std::size_t i = 0; i < kCalls; ++i) {
+      const std::size_t k = me.rank == 0 ? i : kCalls - 1 - i;
+      users[k] = {&calls[static_cast<std::size_t>(me.rank) * kCalls + k], &x[k]};
+      unjamCallOptions_t o = UNJAM_CALL_OPTIONS_INITIALIZER;
+      o.user = &users[k];
+      o.callback = [](unjamResult_t result, void* user) {
+        auto* u = static_cast<User*>(user);
+        *u->calls += result == UNJAM_SUCCESS && *u->value == 3 ? 1 : 1000;
+      };
+      UNJAM_CHECK(unjamAllReduce(me.all, ("k" + std::to_string(k)).c_str(), &x[k], &x[k], 1,
+                                 UNJAM_INT32, UNJAM_SUM, &o, &requests[k]));
+    }
+    for (const unjamRequest_t q : requests) me.wait(q, "with a callback");
+    if (!eventually([&] {
+          return std::all_of(users.begin(), users.end(),
+                             [](const User& u) { return *u.calls != 0; });
+        })) {
+      fail("callbacks are missing");
+    }
+  });
+  for (const auto& c : calls) EXPECT_EQ(c, 1);
+}
+
+TEST(Callbacks, OfAnAbortedCall) {
+  Job job(2);
+  std::int32_t x = 1;
+  std::atomic<int> result{-1};
+  unjamCallOptions_t o = UNJAM_CALL_OPTIONS_INITIALIZER;
+  o.user = &result;
+  o.callback = [](unjamResult_t r, void* user) { *static_cast<std::atomic<int>*>(user) = r; };
+  ASSERT_OK(unjamAllReduce(job.all(0), "never", &x, &x, 1, UNJAM_INT32, UNJAM_SUM, &o, nullptr));
+  ASSERT_OK(unjamAbort(job.context(0)));
+  EXPECT_TRUE(eventually([&] { return result != -1; }));
+  EXPECT_EQ(result, UNJAM_ERROR_ABORTED);
+}
+
+TEST(Callbacks, CannotDestroyTheirContext) {
+  unjamContext_t c = nullptr;
+  ASSERT_OK(unjamInitAll(&c, 1, nullptr));
+  unjamGroup_t g = nullptr;
+  ASSERT_OK(unjamGroupCreate(c, nullptr, 0, "", &g));
+  struct User {
+    unjamContext_t context;
+    std::atomic<int> result;
+  } user = {c, {-1}};
+  unjamCallOptions_t o = UNJAM_CALL_OPTIONS_INITIALIZER;
+  o.user = &user;
+  o.callback = [](unjamResult_t, void* u) {
+    auto* me = static_cast<User*>(u);
+    me->result = unjamDestroy(me->context);
+  };
+  float x = 0;
+  ASSERT_OK(unjamAllReduce(g, "", &x, &x, 1, UNJAM_FLOAT32, UNJAM_SUM, &o, nullptr));
+  EXPECT_TRUE(eventually([&] { return user.result != -1; }));
+  EXPECT_EQ(user.result, UNJAM_ERROR_INVALID_USAGE);
+  EXPECT_OK(unjamDestroy(c));
+}
+
+// ---- priorities ----
+
+// Many large collectives, then a small urgent one: it is complete before most of them.
+TEST(Priority, ASmallUrgentOneOvertakes) {
+  unjamConfig_t config = default_config();
+  config.order = UNJAM_ORDER_PRIORITY;
+  Job job(2, config);
+  constexpr std::size_t kLarge = 24, kFloats = kSanitized ? 100000 : 1000000;
+  std::vector<std::size_t> after(2, 0);
+  job.run([&](Rank& me) {
+    struct User {
+      std::atomic<std::size_t> large{0}, at_urgent{SIZE_MAX};
+    } user;
+    std::vector<std::vector<float>> x(kLarge, std::vector<float>(kFloats, 1.0f));
+    std::vector<unjamRequest_t> requests(kLarge + 1);
+    unjamCallOptions_t o = UNJAM_CALL_OPTIONS_INITIALIZER;
+    o.user = &user;
+    o.callback = [](unjamResult_t, void* u) { ++static_cast<User*>(u)->large; };
+    for (std::size_t k = 0; k < kLarge; ++k) {
+      UNJAM_CHECK(unjamAllReduce(me.all, ("large " + std::to_string(k)).c_str(), x[k].data(),
+                                 x[k].data(), kFloats, UNJAM_FLOAT32, UNJAM_SUM, &o, &requests[k]));
+    }
+    o.priority = 10;
+    o.callback = [](unjamResult_t, void* u) {
+      auto* me = static_cast<User*>(u);
+      me->at_urgent = me->large.load();
+    };
+    float y = 1;
+    UNJAM_CHECK(unjamAllReduce(me.all, "urgent", &y, &y, 1, UNJAM_FLOAT32, UNJAM_SUM, &o,
+                               &requests[kLarge]));
+    for (const unjamRequest_t q : requests) me.wait(q, "large or urgent");
+    if (!eventually([&] { return user.large == kLarge && user.at_urgent != SIZE_MAX; })) {
+      fail("callbacks are missing");
+    }
+    after[static_cast<std::size_t>(me.rank)] = user.at_urgent;
+    if (y != 2 || x[kLarge - 1][kFloats - 1] != 2) fail("a wrong sum");
+  });
+  std::printf("  %zu and %zu of %zu large ones were complete before the urgent one\n", after[0],
+              after[1], kLarge);
+  EXPECT_LT(after[0], kLarge);
+  EXPECT_LT(after[1], kLarge);
+}
+
+// ---- ranks that disagree, leave, abort ----
+
+struct OneCall {
+  unjamKind_t kind = UNJAM_ALL_REDUCE;
+  std::size_t count = 10;
+  unjamDataType_t dtype = UNJAM_INT32;
+  unjamOp_t op = UNJAM_SUM;
+  int root = 0;
+};
+
+// Ranks 0 and 1 call `a`, rank 2 calls `b`: MISMATCH, naming both and who called what. Where a
+// rank's part needs nothing from the rank that differs (one_sided: it only sends, or receives from
+// a root that agrees) its invocation may have succeeded before anybody could know; then it learns
+// of the disagreement by its asynchronous error and by the key.
+void disagreement(const OneCall& a, const OneCall& b, const std::string& in_a,
+                  const std::string& in_b, bool one_sided = false) {
+  std::atomic<int> mismatches{0};
+  SCOPED_TRACE(in_a + " against " + in_b);
+  Job job(3, quick_diagnosis());
+  job.run([&](Rank& me) {
+    const OneCall& mine = me.rank == 2 ? b : a;
+    std::vector<std::uint64_t> in(100), out(100);
+    Spec s;
+    unjamRequest_t q = nullptr;
+    const auto* from = in.data();
+    auto* to = out.data();
+    unjamResult_t code = UNJAM_ERROR_INTERNAL;
+    switch (mine.kind) {
+      case UNJAM_ALL_REDUCE:
+        code =
+            unjamAllReduce(me.all, "odd", from, to, mine.count, mine.dtype, mine.op, nullptr, &q);
+        break;
+      case UNJAM_REDUCE:
+        code = unjamReduce(me.all, "odd", from, to, mine.count, mine.dtype, mine.op, mine.root,
+                           nullptr, &q);
+        break;
+      case UNJAM_BROADCAST:
+        code =
+            unjamBroadcast(me.all, "odd", from, to, mine.count, mine.dtype, mine.root, nullptr, &q);
+        break;
+      default:
+        code = unjamAllGather(me.all, "odd", from, to, mine.count, mine.dtype, nullptr, &q);
+        break;
+    }
+    check(code, "the call");
+    std::string m;
+    const unjamResult_t result = one_sided ? unjamWait(q, kPatienceUs) : UNJAM_ERROR_MISMATCH;
+    if (result == UNJAM_SUCCESS) {
+      UNJAM_CHECK(unjamRequestFree(q));
+    } else {
+      m = wait_error(me.context, q, UNJAM_ERROR_MISMATCH, "a disagreement");
+      ++mismatches;
+    }
+    unjamResult_t async = UNJAM_SUCCESS;
+    char text[2000];
+    if (!eventually([&] {
+          UNJAM_CHECK(unjamGetAsyncError(me.context, &async, text, sizeof(text)));
+          return async != UNJAM_SUCCESS;
+        })) {
+      fail("no asynchronous error");
+    }
+    if (m.empty()) m = text;
+    if (async != UNJAM_ERROR_MISMATCH || m != text) fail("a wrong asynchronous error");
+    if (!contains(m, "ranks 0, 1") || !contains(m, "rank 2") || !contains(m, in_a) ||
+        !contains(m, in_b) || !contains(m, "odd")) {
+      fail("the message does not say who called what: " + m);
+    }
+    // The key is out of use; others are not.
+    std::int32_t x = 1;
+    if (unjamAllReduce(me.all, "odd", &x, &x, 1, UNJAM_INT32, UNJAM_SUM, nullptr, nullptr) !=
+        UNJAM_ERROR_MISMATCH) {
+      fail("a key whose ranks disagree was accepted again");
+    }
+    UNJAM_CHECK(unjamAllReduce(me.all, "even", &x, &x, 1, UNJAM_INT32, UNJAM_SUM, nullptr, &q));
+    me.wait(q, "another key");
+    if (x != 3) fail("a wrong sum");
+  });
+  EXPECT_GE(mismatches, one_sided ? 1 : 3);
+}
+
+TEST(Mismatch, EverythingThatRanksMustAgreeOn) {
+  OneCall a, b;
+  b.count = 11;
+  disagreement(a, b, "count=10", "count=11");
+  b = a;
+  b.dtype = UNJAM_FLOAT32;
+  disagreement(a, b, "int32", "float32");
+  b = a;
+  b.op = UNJAM_MAX;
+  disagreement(a, b, "sum", "max");
+  b = a;
+  b.kind = UNJAM_BROADCAST;
+  disagreement(a, b, "all_reduce", "broadcast", true);
+  a.kind = b.kind = UNJAM_REDUCE;
+  a.root = 1;
+  b.root = 2;
+  disagreement(a, b, "root=1", "root=2", true);
+  a.kind = UNJAM_BROADCAST;
+  b.kind = UNJAM_ALL_GATHER;
+  disagreement(a, b, "broadcast", "all_gather", true);
+}
+
+// Large ones, where data flow before anybody looks.
+TEST(Mismatch, LargeCountsAreNeverReadAsData) {
+  Job job(3, quick_diagnosis());
+  job.run([&](Rank& me) {
+    const std::size_t n = me.rank == 1 ? 200000 : 200001;
+    std::vector<float> x(n, 1.0f);
+    unjamRequest_t q = nullptr;
+    UNJAM_CHECK(
+        unjamAllReduce(me.all, "l", x.data(), x.data(), n, UNJAM_FLOAT32, UNJAM_SUM, nullptr, &q));
+    const std::string m = wait_error(me.context, q, UNJAM_ERROR_MISMATCH, "counts differ");
+    if (!contains(m, "200001") || !contains(m, "200000")) fail(m);
+  });
+}
+
+// The second use of a key differs, the first was right.
+TEST(Mismatch, InALaterUse) {
+  Job job(2, quick_diagnosis());
+  job.run([&](Rank& me) {
+    std::vector<std::int32_t> x(12, 1);
+    unjamRequest_t q[3] = {};
+    for (std::size_t i = 0; i < 3; ++i) {
+      const std::size_t n = i == 1 && me.rank == 1 ? 4 : 2;
+      const unjamResult_t code = unjamAllReduce(me.all, "k", &x[4 * i], &x[4 * i], n, UNJAM_INT32,
+                                                UNJAM_SUM, nullptr, &q[i]);
+      // The disagreement may be known before the third call.
+      if (i < 2 || code != UNJAM_ERROR_MISMATCH) check(code, "the call");
+    }
+    me.wait(q[0], "the first use");
+    const std::string m = wait_error(me.context, q[1], UNJAM_ERROR_MISMATCH, "the second use");
+    if (!contains(m, "use 2")) fail(m);
+    if (q[2] != nullptr) {
+      wait_error(me.context, q[2], UNJAM_ERROR_MISMATCH, "the third use, which cannot start");
+    }
+    if (x[0] != 2 || x[1] != 2) fail("the first use went wrong");
+  });
+}
+
+TEST(Peers, ARankThatLeavesWithoutCalling) {
+  Job job(3, quick_diagnosis());
+  const int pair[] = {0, 2};
+  unjamGroup_t g0 = nullptr, g2 = nullptr;
+  ASSERT_OK(unjamGroupCreate(job.context(0), pair, 2, "pair", &g0));
+  ASSERT_OK(unjamGroupCreate(job.context(2), pair, 2, "pair", &g2));
+  std::int32_t x = 1, y = 1, z = 1;
+  unjamRequest_t qx = nullptr, qy = nullptr;
+  ASSERT_OK(unjamAllReduce(job.all(0), "k", &x, &x, 1, UNJAM_INT32, UNJAM_SUM, nullptr, &qx));
+  ASSERT_OK(unjamAllReduce(job.all(2), "k", &y, &y, 1, UNJAM_INT32, UNJAM_SUM, nullptr, &qy));
+  ASSERT_OK(job.destroy(1));
+  EXPECT_TRUE(contains(wait_error(job.context(0), qx, UNJAM_ERROR_PEER, "rank 0"), "rank 1"));
+  EXPECT_TRUE(contains(wait_error(job.context(2), qy, UNJAM_ERROR_PEER, "rank 2"), "rank 1"));
+  // Groups without it go on.
+  ASSERT_OK(unjamAllReduce(g0, "k", &x, &x, 1, UNJAM_INT32, UNJAM_MAX, nullptr, &qx));
+  ASSERT_OK(unjamAllReduce(g2, "k", &z, &z, 1, UNJAM_INT32, UNJAM_MAX, nullptr, &qy));
+  wait_ok(job.context(0), qx, "pair");
+  wait_ok(job.context(2), qy, "pair");
+}
+
+// A rank that has done its part may leave before the others are through.
+TEST(Peers, ARankThatLeavesAfterItsPart) {
+  for (int i = 0; i < 20; ++i) {
+    Job job(3, quick_diagnosis());
+    job.run([&](Rank& me) {
+      std::vector<float> x(50000, 1.0f);
+      if (me.rank == 2) sleep_ms(i % 3);
+      unjamRequest_t q = nullptr;
+      UNJAM_CHECK(
+          unjamBroadcast(me.all, "b", x.data(), x.data(), x.size(), UNJAM_FLOAT32, 0, nullptr, &q));
+      me.wait(q, "broadcast");
+      if (me.rank == 0 && me.job->destroy(0) != UNJAM_SUCCESS) fail(unjamGetLastError());
+    });
+    if (HasFailure()) return;
+  }
+}
+
+TEST(Peers, AbortFromAnotherThreadEndsAWait) {
+  Job job(3);
+  std::vector<std::int32_t> x(3, 1);
+  unjamRequest_t q0 = nullptr, q1 = nullptr;
+  ASSERT_OK(unjamAllReduce(job.all(0), "k", &x[0], &x[0], 1, UNJAM_INT32, UNJAM_SUM, nullptr, &q0));
+  ASSERT_OK(unjamAllReduce(job.all(1), "k", &x[1], &x[1], 1, UNJAM_INT32, UNJAM_SUM, nullptr, &q1));
+  std::thread waiter([&] {
+    EXPECT_EQ(unjamWait(q0, kPatienceUs), UNJAM_ERROR_ABORTED);
+    EXPECT_STRNE(unjamRequestError(q0), "");
+  });
+  sleep_ms(20);
+  ASSERT_OK(unjamAbort(job.context(0)));
+  waiter.join();
+  EXPECT_TRUE(contains(wait_error(job.context(1), q1, UNJAM_ERROR_PEER, "rank 1"), "rank 0"));
+  EXPECT_OK(unjamAbort(job.context(0))) << "twice is once";
+  // Refused from now on, with the cause.
+  EXPECT_EQ(
+      unjamAllReduce(job.all(0), "l", &x[0], &x[0], 1, UNJAM_INT32, UNJAM_SUM, nullptr, nullptr),
+      UNJAM_ERROR_ABORTED);
+  EXPECT_REFUSED(
+      unjamAllReduce(job.all(2), "l", &x[2], &x[2], 1, UNJAM_INT32, UNJAM_SUM, nullptr, nullptr),
+      UNJAM_ERROR_PEER, "rank 0");
+  unjamResult_t async = UNJAM_SUCCESS;
+  EXPECT_OK(unjamGetAsyncError(job.context(0), &async, nullptr, 0));
+  EXPECT_EQ(async, UNJAM_ERROR_ABORTED);
+  // Groups without the aborted rank go on.
+  const int pair[] = {1, 2};
+  unjamGroup_t g1 = nullptr, g2 = nullptr;
+  ASSERT_OK(unjamGroupCreate(job.context(1), pair, 2, "", &g1));
+  ASSERT_OK(unjamGroupCreate(job.context(2), pair, 2, "", &g2));
+  unjamRequest_t q2 = nullptr;
+  ASSERT_OK(unjamAllReduce(g1, "k", &x[1], &x[1], 1, UNJAM_INT32, UNJAM_SUM, nullptr, &q1));
+  ASSERT_OK(unjamAllReduce(g2, "k", &x[2], &x[2], 1, UNJAM_INT32, UNJAM_SUM, nullptr, &q2));
+  wait_ok(job.context(1), q1, "pair");
+  wait_ok(job.context(2), q2, "pair");
+  EXPECT_OK(unjamRequestFree(q0));
+}
+
+// A group that is made after a member has gone cannot work, and says so instead of waiting.
+TEST(Peers, AGroupMadeWithARankThatAborted) {
+  Job job(2, quick_diagnosis());
+  ASSERT_OK(unjamAbort(job.context(1)));
+  unjamGroup_t g = nullptr;
+  std::int32_t x = 1;
+  unjamRequest_t q = nullptr;
+  const unjamResult_t made = unjamGroupCreate(job.context(0), nullptr, 0, "late", &g);
+  if (made == UNJAM_ERROR_PEER) return;
+  ASSERT_OK(made);
+  const unjamResult_t called =
+      unjamAllReduce(g, "k", &x, &x, 1, UNJAM_INT32, UNJAM_SUM, nullptr, &q);
+  if (called == UNJAM_ERROR_PEER) return;
+  ASSERT_OK(called);
+  EXPECT_EQ(unjamWait(q, 5 * kPatienceUs / 60), UNJAM_ERROR_PEER)
+      << "the peer was aborted before the group was made";
+  unjamRequestFree(q);
+  unjamAbort(job.context(0));
+}
+
+// Abort in the midst of traffic, at many moments.
+TEST(Peers, AbortAtAnyMoment) {
+  for (int i = 0; i < (kSanitized ? 5 : 40); ++i) {
+    Job job(4);
+    std::atomic<bool> go{false};
+    std::vector<std::pair<int, std::function<void(Rank&)>>> bodies;
+    for (int r = 0; r < 4; ++r) {
+      bodies.emplace_back(r, [&](Rank& me) {
+        std::vector<float> x(30000, 1.0f);
+        std::vector<unjamRequest_t> q;
+        go = true;
+        for (int k = 0; k < 30; ++k) {
+          q.emplace_back();
+          const unjamResult_t code =
+              unjamAllReduce(me.all, ("k" + std::to_string(k)).c_str(), x.data(), x.data(),
+                             x.size(), UNJAM_FLOAT32, UNJAM_MAX, nullptr, &q.back());
+          if (code != UNJAM_SUCCESS) {
+            q.pop_back();
+            if (code != UNJAM_ERROR_ABORTED && code != UNJAM_ERROR_PEER) fail(code_text(code));
+          }
+          // One after the other: the buffer is shared.
+          if (!q.empty() && code == UNJAM_SUCCESS) {
+            const unjamResult_t w = unjamWait(q.back(), kPatienceUs);
+            if (w != UNJAM_SUCCESS && w != UNJAM_ERROR_ABORTED && w != UNJAM_ERROR_PEER) {
+              fail(code_text(w) + explain(me.context));
+            }
+          }
+        }
+        for (const unjamRequest_t request : q) unjamRequestFree(request);
+      });
+    }
+    bodies.emplace_back(i % 4, [&](Rank& me) {
+      while (!go) std::this_thread::yield();
+      std::this_thread::sleep_for(std::chrono::microseconds(i * 100));
+      UNJAM_CHECK(unjamAbort(me.context));
+    });
+    job.run_threads(bodies);
+    if (HasFailure()) return;
+  }
+}
+
+// ---- what it tells ----
+
+TEST(Texts, AreJson) {
+  unjamConfig_t config = default_config();
+  config.trace_events = 1000;
+  Job job(2, config);
+  std::int32_t x = 1, y = 1;
+  unjamRequest_t q = nullptr, p = nullptr;
+  const char* const name = "a \"quoted\" \\ key\n\t\x01 ü";
+  ASSERT_OK(unjamAllReduce(job.all(0), name, &x, &x, 1, UNJAM_INT32, UNJAM_SUM, nullptr, &q));
+  const Json e = JsonReader::parse(explain(job.context(1)));
+  ASSERT_EQ(e["ranks"].size(), 2u);
+  EXPECT_EQ(e["cycles"].size(), 0u);
+  const Json& rank0 = e["ranks"][0];
+  EXPECT_EQ(rank0["rank"].integer(), 0);
+  ASSERT_EQ(rank0["pending"].size(), 1u);
+  ASSERT_EQ(rank0["waits_for"].size(), 1u);
+  EXPECT_EQ(rank0["waits_for"][0].integer(), 1);
+  ASSERT_OK(unjamAllReduce(job.all(1), name, &y, &y, 1, UNJAM_INT32, UNJAM_SUM, nullptr, &p));
+  wait_ok(job.context(0), q, "named oddly");
+  wait_ok(job.context(1), p, "named oddly");
+
+  const Json i = JsonReader::parse(info(job.context(0)));
+  EXPECT_GT(i["memory"]["escape_bytes_per_key_peer_lane"].number, 0);
+  EXPECT_EQ(i["keys"].size(), 1u);
+  EXPECT_EQ(i["peers"].size(), 1u);
+
+  std::size_t needed = 0;
+  ASSERT_OK(unjamEnvironment(nullptr, 0, &needed));
+  std::string text(needed, 'x');
+  ASSERT_OK(unjamEnvironment(text.data(), needed, nullptr));
+  EXPECT_EQ(text.back(), '\0');
+  text.pop_back();
+  const Json v = JsonReader::parse(text);
+  EXPECT_GT(v.size(), 10u);
+  for (const Json& variable : v.array) {
+    for (const char* field : {"name", "type", "default", "doc", "value"}) {
+      EXPECT_TRUE(variable.has(field)) << field;
+    }
+    EXPECT_EQ(variable["name"].string.rfind("UNJAM_", 0), 0u);
+  }
+  // Too small a buffer: cut, with a NUL, and said so; the size is told.
+  char small[10];
+  std::memset(small, 'x', sizeof(small));
+  std::size_t wanted = 0;
+  EXPECT_EQ(unjamEnvironment(small, 5, &wanted), UNJAM_ERROR_RESOURCES);
+  EXPECT_EQ(wanted, needed);
+  EXPECT_EQ(small[4], '\0');
+  EXPECT_EQ(small[5], 'x');
+}
+
+TEST(Texts, StatisticsAddUp) {
+  Job job(3);
+  job.run([](Rank& me) {
+    std::vector<float> x(100000, 1.0f);
+    for (int i = 0; i < 5; ++i) {
+      unjamRequest_t q = nullptr;
+      UNJAM_CHECK(unjamAllReduce(me.all, "s", x.data(), x.data(), x.size(), UNJAM_FLOAT32,
+                                 UNJAM_MAX, nullptr, &q));
+      me.wait(q, "s");
+    }
+    const unjamStats_t s = stats_of(me.context);
+    if (s.submitted != 5 || s.completed != 5 || s.pending != 0) fail("wrong counts");
+    if (s.lanes != 1 || s.slices == 0 || s.starts == 0 || s.starts < s.quits) fail("wrong lanes");
+    // A ring all-reduce sends 2(n-1)/n of the data.
+    const double sent = static_cast<double>(s.bytes_sent), due = 5 * 400000.0 * 4 / 3;
+    if (sent < due * 0.99 || sent > due * 1.01) fail("sent " + std::to_string(sent));
+  });
+}
+
+TEST(Texts, Trace) {
+  unjamConfig_t config = default_config();
+  config.trace_events = 4096;
+  config.lanes = 2;
+  Job job(2, config);
+  job.run([](Rank& me) {
+    std::vector<float> x(70000, 1.0f);
+    for (int i = 0; i < 3; ++i) {
+      unjamRequest_t q = nullptr;
+      UNJAM_CHECK(unjamAllReduce(me.all, "traced", x.data(), x.data(), x.size(), UNJAM_FLOAT32,
+                                 UNJAM_MAX, nullptr, &q));
+      me.wait(q, "traced");
+    }
+    std::uint64_t hash = 0;
+    UNJAM_CHECK(unjamKeyHash(me.all, "traced", &hash));
+    std::vector<unjamTraceEvent_t> events(10000);
+    std::size_t count = 0;
+    UNJAM_CHECK(unjamGetTrace(me.context, events.data(), events.size(), &count));
+    if (count == 0 || count > events.size()) fail("no events");
+    events.resize(count);
+    std::vector<bool> finished(3, false);
+    for (std::size_t i = 0; i < count; ++i) {
+      const unjamTraceEvent_t& e = events[i];
+      if (e.type > UNJAM_TRACE_RESTART || e.lane > 1) fail("an event that is none");
+      if (i > 0 && e.lane < events[i - 1].lane) fail("lanes are mixed");
+      if (i > 0 && e.lane == events[i - 1].lane && e.time_ns < events[i - 1].time_ns) {
+        fail("time runs backwards");
+      }
+      const bool of_engine = e.type == UNJAM_TRACE_QUIT || e.type == UNJAM_TRACE_RESTART;
+      if (!of_engine && (e.key_hash != hash || e.n > 2)) fail("an unknown invocation");
+      if (e.type == UNJAM_TRACE_FINISH) finished[e.n] = true;
+    }
+    if (!finished[0] || !finished[1] || !finished[2]) fail("an end is missing");
+    UNJAM_CHECK(unjamGetTrace(me.context, events.data(), 2, &count));
+    if (count > 2) fail("more events than there is room for");
+    UNJAM_CHECK(unjamGetTrace(me.context, nullptr, 0, &count));
+    if (count != 0) fail("events without room");
+  });
+}
+
+// Asked all the time, from several threads, while collectives run.
+TEST(Texts, WhileBusy) {
+  unjamConfig_t config = default_config();
+  config.trace_events = 64;
+  Job job(4, config);
+  std::atomic<int> running{4};
+  std::vector<std::pair<int, std::function<void(Rank&)>>> bodies;
+  for (int r = 0; r < 4; ++r) {
+    bodies.emplace_back(r, [&](Rank& me) {
+      std::vector<float> x(3000, 1.0f);
+      for (int i = 0; i < (kSanitized ? 50 : 500); ++i) {
+        unjamRequest_t q = nullptr;
+        UNJAM_CHECK(unjamAllReduce(me.all, ("k" + std::to_string(i % 20)).c_str(), x.data(),
+                                   x.data(), x.size(), UNJAM_FLOAT32, UNJAM_MAX, nullptr, &q));
+        me.wait(q, "busy");
+      }
+      --running;
+    });
+    bodies.emplace_back(r, [&](Rank& me) {
+      std::vector<unjamTraceEvent_t> events(100);
+      while (running > 0) {
+        JsonReader::parse(explain(me.context));
+        JsonReader::parse(info(me.context));
+        const unjamStats_t s = stats_of(me.context);
+        if (s.completed > s.submitted || s.pending != s.submitted - s.completed) fail("counts");
+        std::size_t count = 0;
+        UNJAM_CHECK(unjamGetTrace(me.context, events.data(), events.size(), &count));
+        for (std::size_t i = 0; i < count; ++i) {
+          if (events[i].type > UNJAM_TRACE_RESTART || events[i].lane != 0) fail("a torn event");
+          if (i > 0 && events[i].time_ns < events[i - 1].time_ns) fail("a torn trace");
+        }
+        sleep_ms(1);
+      }
+    });
+  }
+  // A rank that fails must not leave its watchers behind.
+  for (auto& b : bodies) {
+    b.second = [f = b.second, &running](Rank& me) {
+      try {
+        f(me);
+      } catch (...) {
+        running = 0;
+        throw;
+      }
+    };
+  }
+  job.run_threads(bodies);
+}
+
+TEST(Texts, PlanCheck) {
+  const auto plan = [](unjamKind_t kind, std::size_t count, int ranks, int root, int algorithm,
+                       int list) {
+    std::size_t needed = 0;
+    EXPECT_OK(unjamPlanCheck(kind, UNJAM_FLOAT32, UNJAM_SUM, count, ranks, root, algorithm, 1, 5,
+                             list, nullptr, 0, &needed));
+    std::string text(needed, '\0');
+    EXPECT_OK(unjamPlanCheck(kind, UNJAM_FLOAT32, UNJAM_SUM, count, ranks, root, algorithm, 1, 5,
+                             list, text.data(), needed, nullptr));
+    text.resize(needed - 1);
+    return JsonReader::parse(text);
+  };
+  for (int kind = 0; kind < kNumKinds; ++kind) {
+    for (const int ranks : {1, 2, 5, 8}) {
+      for (const int algorithm : {-1, 0, 1}) {
+        const Json p = plan(static_cast<unjamKind_t>(kind), 1000, ranks, ranks - 1, algorithm, 0);
+        EXPECT_TRUE(p["ok"].boolean) << p["error"].string;
+        for (const char* field : {"algorithm", "protocol", "bytes_sent_max", "bytes_sent_total",
+                                  "steps", "slots_needed"}) {
+          EXPECT_TRUE(p.has(field)) << field;
+        }
+      }
+    }
+  }
+  EXPECT_GT(plan(UNJAM_ALL_REDUCE, 1000, 4, 0, 0, 1).size(),
+            plan(UNJAM_ALL_REDUCE, 1000, 4, 0, 0, 0).size());
+  EXPECT_EQ(unjamPlanCheck(UNJAM_ALL_REDUCE, UNJAM_FLOAT32, UNJAM_SUM, 1, 0, 0, -1, 1, 5, 0,
+                           nullptr, 0, nullptr),
+            UNJAM_ERROR_INVALID_ARGUMENT);
+  EXPECT_EQ(unjamPlanCheck(static_cast<unjamKind_t>(9), UNJAM_FLOAT32, UNJAM_SUM, 1, 2, 0, -1, 1, 5,
+                           0, nullptr, 0, nullptr),
+            UNJAM_ERROR_INVALID_ARGUMENT);
+}
+
+}  // namespace
+}  // namespace unjam_test
