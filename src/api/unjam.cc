@@ -25,7 +25,6 @@ using unjam::Context;
 using unjam::Kind;
 using unjam::Result;
 using unjam::Settings;
-using unjam::Signature;
 using unjam::World;
 
 static_assert(static_cast<int>(unjam::DType::kFloat8E5M2) == UNJAM_FLOAT8_E5M2);
