@@ -53,23 +53,6 @@ __device__ __forceinline__ T combine_floats(T a, T b) {
   return add(a, b);
 }
 
-// What leaves every x as it is when x is combined into it, to the bit: for sums that is -0. Leaves
-// begin with it rather than treat the first source apart.
-template <Op op, class T>
-__device__ __forceinline__ T float_identity() {
-  if constexpr (op == Op::kMin) return static_cast<T>(__int_as_float(0x7f800000));
-  if constexpr (op == Op::kMax) return static_cast<T>(-__int_as_float(0x7f800000));
-  return op == Op::kProd ? T{1} : -T{0};
-}
-template <Op op, class T>
-__device__ __forceinline__ constexpr T int_identity() {
-  constexpr bool kSigned = static_cast<T>(-1) < static_cast<T>(1);
-  constexpr T kTop = static_cast<T>(static_cast<T>(1) << (8 * sizeof(T) - 1));
-  if constexpr (op == Op::kMin) return kSigned ? static_cast<T>(~kTop) : static_cast<T>(-1);
-  if constexpr (op == Op::kMax) return kSigned ? kTop : T{0};
-  return op == Op::kProd ? T{1} : T{0};
-}
-
 __device__ __forceinline__ float canonical(float x) {
   return x != x ? __uint_as_float(static_cast<unsigned>(kNanBits<float>)) : x;
 }
@@ -77,8 +60,8 @@ __device__ __forceinline__ double canonical(double x) {
   return x != x ? __longlong_as_double(static_cast<long long>(kNanBits<double>)) : x;
 }
 
-// Every format has: Acc, kIsFloat, count<kWords>: accumulators for so many words, identity, decode,
-// encode (which rounds and makes NaNs canonical), combine, divide.
+// Every format has: Acc, kIsFloat, count<kWords>: accumulators for so many words, decode, encode
+// (which rounds and makes NaNs canonical), combine, divide.
 
 // 32- and 64-bit integers. U is the unsigned type whose arithmetic wraps around.
 template <class T, class U>
@@ -113,10 +96,6 @@ struct IntFormat {
     }
   }
   template <Op op>
-  static __device__ __forceinline__ Acc identity() {
-    return int_identity<op, T>();
-  }
-  template <Op op>
   static __device__ __forceinline__ Acc combine(Acc a, Acc b) {
     if constexpr (op == Op::kMin) return b < a ? b : a;
     if constexpr (op == Op::kMax) return a < b ? b : a;
@@ -147,10 +126,6 @@ struct ByteFormat {
   static __device__ __forceinline__ void encode(const Acc* x, Raw<kWords>& raw) {
 #pragma unroll
     for (int i = 0; i < kWords; ++i) raw.w[i] = x[i];
-  }
-  template <Op op>
-  static __device__ __forceinline__ Acc identity() {
-    return 0x01010101u * static_cast<std::uint8_t>(int_identity<op, T>());
   }
   template <Op op>
   static __device__ __forceinline__ Acc combine(Acc a, Acc b) {
@@ -195,10 +170,6 @@ struct Float32Format {
     for (int i = 0; i < kWords; ++i) raw.w[i] = __float_as_uint(canonical(x[i]));
   }
   template <Op op>
-  static __device__ __forceinline__ Acc identity() {
-    return float_identity<op, Acc>();
-  }
-  template <Op op>
   static __device__ __forceinline__ Acc combine(Acc a, Acc b) {
     return combine_floats<op>(a, b);
   }
@@ -226,10 +197,6 @@ struct Float64Format {
       raw.w[2 * i] = static_cast<std::uint32_t>(__double2loint(y));
       raw.w[2 * i + 1] = static_cast<std::uint32_t>(__double2hiint(y));
     }
-  }
-  template <Op op>
-  static __device__ __forceinline__ Acc identity() {
-    return float_identity<op, Acc>();
   }
   template <Op op>
   static __device__ __forceinline__ Acc combine(Acc a, Acc b) {
@@ -313,10 +280,6 @@ struct NarrowFormat {
     for (int i = 0; i < kCount<kWords>; i += 2) {
       raw.w[i * kBytes / 4] |= encode_pair(T{}, x[i], x[i + 1]) << (8 * kBytes * i % 32);
     }
-  }
-  template <Op op>
-  static __device__ __forceinline__ Acc identity() {
-    return float_identity<op, Acc>();
   }
   template <Op op>
   static __device__ __forceinline__ Acc combine(Acc a, Acc b) {
