@@ -1,0 +1,174 @@
+// The CUDA leaves against the host leaves, bit for bit: every dtype, operator and protocol, several
+// numbers of sources, sizes and alignments. Needs a GPU:
+//   nvcc -std=c++20 -Isrc -arch=native tests/gpu/leaf_check.cu src/device/host/lea*.cc -o leaf_check
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <random>
+#include <vector>
+
+#include "device/cuda/leaves.cuh"
+#include "device/host/leaves.h"
+
+namespace {
+
+using namespace unjam;
+
+constexpr std::uint32_t kFlag = 0x5eed5eed;
+constexpr int kMaxSources = 8;
+
+void check(cudaError_t e) {
+  if (e == cudaSuccess) return;
+  std::fprintf(stderr, "CUDA: %s\n", cudaGetErrorString(e));
+  std::exit(1);
+}
+
+__global__ void __launch_bounds__(512) leaf_kernel(SliceJob job, int* ready) {
+  __shared__ alignas(16) unsigned char raw[sizeof(SliceJob)];
+  if (threadIdx.x == 0) *reinterpret_cast<SliceJob*>(raw) = job;
+  __syncthreads();
+  const SliceJob& shared = *reinterpret_cast<SliceJob*>(raw);
+  bool all = true;
+  if (shared.protocol == Protocol::kPacket) {
+    for (int s = 0; s < shared.num_src; ++s) {
+      if (s == shared.local_src) continue;
+      all = all && packet_ready_cuda(shared.src[s], shared.elems * dtype_bytes(shared.dtype),
+                                     shared.flag, threadIdx.x, blockDim.x);
+    }
+  }
+  all = __syncthreads_and(all);
+  if (threadIdx.x == 0) *ready = all;
+  run_leaf_cuda(shared, threadIdx.x, blockDim.x);
+}
+
+std::vector<unsigned char> to_packets(const unsigned char* data, std::size_t bytes) {
+  std::vector<unsigned char> packets((bytes + 3) / 4 * 8 + 16, 0);
+  for (std::size_t at = 0; at < bytes; at += 4) {
+    std::memcpy(&packets[2 * at], data + at, bytes - at < 4 ? bytes - at : 4);
+    std::memcpy(&packets[2 * at + 4], &kFlag, 4);
+  }
+  return packets;
+}
+
+struct Case {
+  DType dtype;
+  Op op;
+  Protocol protocol;
+  int sources;
+  int local;  // -1: none
+  std::uint64_t elems;
+  int misalign;  // elements
+  bool user, slot;
+};
+
+// True if the device's bytes equal the host's.
+bool run(const Case& c, std::mt19937_64& rng) {
+  const std::size_t size = dtype_bytes(c.dtype), bytes = c.elems * size, shift = c.misalign * size;
+  std::vector<std::vector<unsigned char>> source(c.sources, std::vector<unsigned char>(bytes + 64));
+  for (auto& s : source) {
+    for (auto& b : s) b = static_cast<unsigned char>(rng());
+  }
+  SliceJob job;
+  job.elems = c.elems;
+  job.num_src = static_cast<std::uint16_t>(c.sources);
+  job.local_src = static_cast<std::int16_t>(c.local);
+  job.dtype = c.dtype;
+  job.op = c.op;
+  job.flag = kFlag;
+  job.scale = 1.0 / c.sources;
+  if (c.op == Op::kAvg) {
+    if (is_integer(c.dtype)) {
+      job.divisor = static_cast<std::uint32_t>(c.sources);
+    } else {
+      job.scale_sources = c.local >= 0 && rng() % 2 ? ScaleSources::kLocal : ScaleSources::kAll;
+    }
+  }
+  // Host: everything linear.
+  std::vector<unsigned char> expected(bytes, 0xaa);
+  SliceJob host = job;
+  for (int s = 0; s < c.sources; ++s) host.src[s] = source[s].data();
+  host.dst_user = expected.data();
+  run_leaf_host(host, 0, 1);
+
+  // Device.
+  std::vector<void*> allocations;
+  const auto device = [&](std::size_t n) {
+    void* p = nullptr;
+    check(cudaMalloc(&p, n + 256));
+    check(cudaMemset(p, 0xaa, n + 256));
+    allocations.push_back(p);
+    return static_cast<unsigned char*>(p);
+  };
+  job.protocol = c.protocol;
+  const bool packets = c.protocol == Protocol::kPacket;
+  for (int s = 0; s < c.sources; ++s) {
+    const bool linear = !packets || s == c.local;
+    const auto packed = linear ? source[s] : to_packets(source[s].data(), bytes);
+    const std::size_t n = linear ? bytes : (bytes + 3) / 4 * 8;
+    unsigned char* p = device(n) + (linear ? shift : 0);
+    check(cudaMemcpy(p, packed.data(), n, cudaMemcpyHostToDevice));
+    job.src[s] = p;
+  }
+  unsigned char* user = c.user ? device(bytes) + shift : nullptr;
+  unsigned char* slot = c.slot ? device(2 * bytes + 8) : nullptr;
+  job.dst_user = user;
+  job.dst_slot = slot;
+  int* ready = reinterpret_cast<int*>(device(sizeof(int)));
+  leaf_kernel<<<1, 512>>>(job, ready);
+  check(cudaDeviceSynchronize());
+  int was_ready = 0;
+  check(cudaMemcpy(&was_ready, ready, sizeof(int), cudaMemcpyDeviceToHost));
+  bool ok = was_ready == 1;
+  std::vector<unsigned char> got(bytes + 1, 0);
+  if (user != nullptr) {
+    check(cudaMemcpy(got.data(), user, bytes + 1, cudaMemcpyDeviceToHost));
+    ok = ok && std::memcmp(got.data(), expected.data(), bytes) == 0 && got[bytes] == 0xaa;
+  }
+  if (slot != nullptr && !packets) {
+    check(cudaMemcpy(got.data(), slot, bytes + 1, cudaMemcpyDeviceToHost));
+    ok = ok && std::memcmp(got.data(), expected.data(), bytes) == 0 && got[bytes] == 0xaa;
+  }
+  if (slot != nullptr && packets) {
+    const auto want = to_packets(expected.data(), bytes);
+    std::vector<unsigned char> have((bytes + 3) / 4 * 8);
+    check(cudaMemcpy(have.data(), slot, have.size(), cudaMemcpyDeviceToHost));
+    for (std::size_t at = 0; ok && at < bytes; ++at) {
+      const std::size_t i = at / 4 * 8 + at % 4;
+      ok = have[i] == want[i] && std::memcmp(&have[at / 4 * 8 + 4], &kFlag, 4) == 0;
+    }
+  }
+  for (void* p : allocations) check(cudaFree(p));
+  if (!ok) {
+    std::printf("FAIL %s %s %s: %d sources, local %d, %llu elements, misaligned by %d, ready %d\n",
+                to_string(c.dtype), to_string(c.op), to_string(c.protocol), c.sources, c.local,
+                static_cast<unsigned long long>(c.elems), c.misalign, was_ready);
+  }
+  return ok;
+}
+
+}  // namespace
+
+int main() {
+  std::mt19937_64 rng(1);
+  int passed = 0, failed = 0;
+  for (int t = 0; t < kNumDTypes; ++t) {
+    for (int o = 0; o < kNumOps; ++o) {
+      for (int p = 0; p < kNumProtocols; ++p) {
+        for (const int sources : {1, 2, 3, kMaxSources}) {
+          for (const std::uint64_t elems : {1, 3, 17, 1000, 12289}) {
+            for (const int misalign : {0, 1}) {
+              const int local = static_cast<int>(rng() % (sources + 1)) - 1;
+              const int dst = static_cast<int>(rng() % 3);
+              const Case c{static_cast<DType>(t), static_cast<Op>(o), static_cast<Protocol>(p),
+                           sources, local, elems, misalign, dst != 1, dst != 0};
+              (run(c, rng) ? passed : failed)++;
+            }
+          }
+        }
+      }
+    }
+  }
+  std::printf("%d passed, %d failed\n", passed, failed);
+  return failed == 0 ? 0 : 1;
+}
