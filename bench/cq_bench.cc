@@ -61,7 +61,7 @@ Cost measure(unsigned producers, Push push, Pop pop) {
 }
 
 void report(const char* name, unsigned producers, std::vector<Cost> costs) {
-  const auto by = [&](double Cost::*field) {
+  const auto by = [&](double Cost::* field) {
     std::sort(costs.begin(), costs.end(),
               [&](const Cost& a, const Cost& b) { return a.*field < b.*field; });
     std::printf("  %8.1f [%7.1f, %7.1f]", costs[costs.size() / 2].*field, costs.front().*field,

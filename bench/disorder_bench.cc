@@ -1,5 +1,5 @@
-// Cost of disorder: the paper's program 1 (eight all-reduces of 256 B to 1 MiB) with every rank in its
-// own random order, over the same work in one order, interleaved in one run.
+// Cost of disorder: the paper's program 1 (eight all-reduces of 256 B to 1 MiB) with every rank in
+// its own random order, over the same work in one order, interleaved in one run.
 //   disorder_bench [ranks=8] [iterations=100] [repetitions=5] [seed=1]
 #include <algorithm>
 #include <chrono>
@@ -83,7 +83,9 @@ Sample run(int ranks, int iterations, bool random, unsigned seed) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  const auto argument = [&](int i, int fallback) { return argc > i ? std::atoi(argv[i]) : fallback; };
+  const auto argument = [&](int i, int fallback) {
+    return argc > i ? std::atoi(argv[i]) : fallback;
+  };
   const int ranks = argument(1, 8), iterations = argument(2, 100), repetitions = argument(3, 5);
   const auto seed = static_cast<unsigned>(argument(4, 1));
   std::printf("%d ranks on %u cores, %d iterations of eight all-reduces, seed %u\n", ranks,

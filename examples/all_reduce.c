@@ -1,6 +1,6 @@
 /* Four ranks as threads of this program run two all-reduces, every rank in an order of its own.
- * With a library whose collectives hold what they wait with, ranks 0 and 1 would wait for each other
- * for ever; here each pair of calls finds itself.
+ * With a library whose collectives hold what they wait with, ranks 0 and 1 would wait for each
+ * other for ever; here each pair of calls finds itself.
  *
  *   cc -std=c11 all_reduce.c -lunjam -lpthread && ./a.out
  */

@@ -2,10 +2,11 @@
  * unjam: GPU collectives that cannot deadlock each other.
  *
  * Words (docs/architecture.md): a *context* is one rank of a job. A *group* is an ordered set of
- * ranks. A *key* is an ordering channel inside a group: the n-th use of a key on one rank is matched
- * with the n-th use of that key on every other rank of the group, and nothing else. Invocations
- * under one key run in order; different keys and different groups are independent and may be
- * invoked in a different order on every rank, from any thread, with any synchronisation between.
+ * ranks. A *key* is an ordering channel inside a group: the n-th use of a key on one rank is
+ * matched with the n-th use of that key on every other rank of the group, and nothing else.
+ * Invocations under one key run in order; different keys and different groups are independent and
+ * may be invoked in a different order on every rank, from any thread, with any synchronisation
+ * between.
  *
  * Every function may be called from any thread at any time, and none blocks on another rank, except
  * unjamInit (waits for all ranks to arrive), unjamWait, unjamDeviceSynchronize and (for work
@@ -26,7 +27,8 @@
 #define UNJAM_VERSION_MAJOR 0
 #define UNJAM_VERSION_MINOR 1
 #define UNJAM_VERSION_PATCH 0
-#define UNJAM_VERSION (UNJAM_VERSION_MAJOR * 10000 + UNJAM_VERSION_MINOR * 100 + UNJAM_VERSION_PATCH)
+#define UNJAM_VERSION \
+  (UNJAM_VERSION_MAJOR * 10000 + UNJAM_VERSION_MINOR * 100 + UNJAM_VERSION_PATCH)
 
 #if defined(__GNUC__)
 #define UNJAM_API __attribute__((visibility("default")))
@@ -67,8 +69,8 @@ typedef enum {
 } unjamDataType_t;
 
 /* 16-bit and 8-bit floats are added in float32 and rounded once a hop; integers wrap; UNJAM_AVG of
- * integers sums, then divides towards zero; UNJAM_MIN and UNJAM_MAX propagate NaN. All ranks get the
- * same bits, and so does every repetition with the same settings. */
+ * integers sums, then divides towards zero; UNJAM_MIN and UNJAM_MAX propagate NaN. All ranks get
+ * the same bits, and so does every repetition with the same settings. */
 typedef enum {
   UNJAM_SUM = 0,
   UNJAM_PROD = 1,
@@ -117,7 +119,8 @@ typedef enum {
 
 /* Size-versioned: initialise with UNJAM_CONFIG_INITIALIZER; it only ever grows. 0 (or -1 where 0
  * means something) leaves a field to the environment variable of the same name (`unjam env`), then
- * to the default. Fields marked (*) must be equal on all ranks: unjamInit reports ranks that differ. */
+ * to the default. Fields marked (*) must be equal on all ranks: unjamInit reports ranks that
+ * differ. */
 typedef struct {
   size_t size;
   uint32_t version;
@@ -128,23 +131,22 @@ typedef struct {
   uint32_t max_active_keys;   /* (*) keys with an invocation under way at a time; default 512 */
   uint32_t escape_slots;      /* (*) guaranteed slots of a connector, at least 2; default 5 */
   uint32_t escape_slot_bytes; /* (*) bytes of one, multiple of 64; default 8192 */
-  uint32_t borrow_slots;      /* (*) larger slots that all keys of a (peer, lane) share, -1 = none */
-  uint32_t spin_head;         /* polls granted to the head of the task queue */
-  uint32_t spin_base;         /* polls granted at least; the fixed policy's threshold */
-  uint32_t spin_boost;        /* factor on success; default 20 */
-  uint32_t spin_cap;          /* polls granted at most */
-  uint32_t quantum_slices;    /* slices in a row while others are runnable */
-  uint32_t residency_us;      /* longest stay of an engine that nobody waits for; default 5000 */
-  uint32_t trace_events;      /* events kept a lane for unjamGetTrace; default 0 = off */
-  uint32_t stall_ms;          /* a pending invocation older than this is diagnosed; default 1000 */
-  int32_t algorithm;          /* (*) 0 ring, 1 direct, -1: by the selector's table */
-  uint64_t delay_seed;        /* fault injection: random delays at every wait, 0 = off */
-  uint32_t delay_max_us;      /* fault injection: longest such delay; default 50 */
+  uint32_t borrow_slots;   /* (*) larger slots that all keys of a (peer, lane) share, -1 = none */
+  uint32_t spin_head;      /* polls granted to the head of the task queue */
+  uint32_t spin_base;      /* polls granted at least; the fixed policy's threshold */
+  uint32_t spin_boost;     /* factor on success; default 20 */
+  uint32_t spin_cap;       /* polls granted at most */
+  uint32_t quantum_slices; /* slices in a row while others are runnable */
+  uint32_t residency_us;   /* longest stay of an engine that nobody waits for; default 5000 */
+  uint32_t trace_events;   /* events kept a lane for unjamGetTrace; default 0 = off */
+  uint32_t stall_ms;       /* a pending invocation older than this is diagnosed; default 1000 */
+  int32_t algorithm;       /* (*) 0 ring, 1 direct, -1: by the selector's table */
+  uint64_t delay_seed;     /* fault injection: random delays at every wait, 0 = off */
+  uint32_t delay_max_us;   /* fault injection: longest such delay; default 50 */
 } unjamConfig_t;
 
-#define UNJAM_CONFIG_INITIALIZER                                                            \
-  { sizeof(unjamConfig_t), UNJAM_VERSION, -1, -1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, \
-    -1, 0, 0 }
+#define UNJAM_CONFIG_INITIALIZER \
+  {sizeof(unjamConfig_t), UNJAM_VERSION, -1, -1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, -1, 0, 0}
 
 /* ---- contexts ---- */
 /* A secret name for a new job, to be handed to every rank. Ranks are threads of one process in this
@@ -163,8 +165,8 @@ UNJAM_API unjamResult_t unjamInitAll(unjamContext_t* contexts, int nranks,
  * Local: does not wait for other ranks. */
 UNJAM_API unjamResult_t unjamDestroy(unjamContext_t context);
 /* Ends every pending invocation of this rank with UNJAM_ERROR_ABORTED and refuses further ones.
- * Returns always, from any thread. Peers are told: their pending invocations that share a group with
- * this rank end with UNJAM_ERROR_PEER. */
+ * Returns always, from any thread. Peers are told: their pending invocations that share a group
+ * with this rank end with UNJAM_ERROR_PEER. */
 UNJAM_API unjamResult_t unjamAbort(unjamContext_t context);
 UNJAM_API unjamResult_t unjamContextRank(unjamContext_t context, int* rank);
 UNJAM_API unjamResult_t unjamContextSize(unjamContext_t context, int* nranks);
@@ -201,8 +203,7 @@ typedef struct {
   unjamCallback_t callback; /* may be NULL */
   void* user;
 } unjamCallOptions_t;
-#define UNJAM_CALL_OPTIONS_INITIALIZER \
-  { sizeof(unjamCallOptions_t), UNJAM_VERSION, 0, NULL, NULL }
+#define UNJAM_CALL_OPTIONS_INITIALIZER {sizeof(unjamCallOptions_t), UNJAM_VERSION, 0, NULL, NULL}
 
 /* key: NUL-terminated, may be NULL or "" (the group's common channel). options: may be NULL.
  * request: may be NULL (then only the callback or the key's order tells of completion); otherwise
@@ -217,7 +218,8 @@ UNJAM_API unjamResult_t unjamAllReduce(unjamGroup_t group, const char* key, cons
 UNJAM_API unjamResult_t unjamAllGather(unjamGroup_t group, const char* key, const void* send,
                                        void* recv, size_t count, unjamDataType_t dtype,
                                        const unjamCallOptions_t* options, unjamRequest_t* request);
-/* recv[i] = op over all ranks of send[rank*count+i], i < count. In place: recv == send+rank*count. */
+/* recv[i] = op over all ranks of send[rank*count+i], i < count. In place: recv == send+rank*count.
+ */
 UNJAM_API unjamResult_t unjamReduceScatter(unjamGroup_t group, const char* key, const void* send,
                                            void* recv, size_t count, unjamDataType_t dtype,
                                            unjamOp_t op, const unjamCallOptions_t* options,
@@ -282,15 +284,15 @@ typedef struct {
   uint64_t preemptions;      /* a collective gave way because a wait passed its threshold */
   uint64_t quantum_switches; /* a progressing collective gave way after its quantum */
   uint64_t context_loads;
-  uint64_t context_saves;    /* lazy: only contexts that had changed */
-  uint64_t spins;            /* failed polls */
-  uint64_t slices;           /* primitive executions that moved data */
+  uint64_t context_saves; /* lazy: only contexts that had changed */
+  uint64_t spins;         /* failed polls */
+  uint64_t slices;        /* primitive executions that moved data */
   uint64_t bytes_sent;
-  uint64_t borrowed;         /* slices that went through a borrowed slot */
-  uint64_t starts;           /* engine starts, all lanes */
-  uint64_t quits;            /* voluntary quits, all lanes */
-  uint64_t residency_quits;  /* of which: because the longest stay was over */
-  uint64_t lanes;            /* blocks a rank: divide by it for figures "per block" */
+  uint64_t borrowed;        /* slices that went through a borrowed slot */
+  uint64_t starts;          /* engine starts, all lanes */
+  uint64_t quits;           /* voluntary quits, all lanes */
+  uint64_t residency_quits; /* of which: because the longest stay was over */
+  uint64_t lanes;           /* blocks a rank: divide by it for figures "per block" */
 } unjamStats_t;
 UNJAM_API unjamResult_t unjamGetStats(unjamContext_t context, unjamStats_t* stats);
 
@@ -337,8 +339,8 @@ UNJAM_API unjamResult_t unjamEnvironment(char* buffer, size_t bytes, size_t* nee
  * "algorithm", "protocol", "bytes_sent_max", "bytes_sent_total", "steps", "slots_needed", …}. With
  * list != 0 the primitives of every rank are in it. */
 UNJAM_API unjamResult_t unjamPlanCheck(unjamKind_t kind, unjamDataType_t dtype, unjamOp_t op,
-                                       size_t count, int nranks, int root, int algorithm,
-                                       int lanes, int slots, int list, char* buffer, size_t bytes,
+                                       size_t count, int nranks, int root, int algorithm, int lanes,
+                                       int slots, int list, char* buffer, size_t bytes,
                                        size_t* needed);
 
 #ifdef __cplusplus

@@ -40,9 +40,7 @@ unjamResult_t fail(unjamResult_t code, std::string message) {
   return code;
 }
 
-unjamResult_t finish(const Result& r) {
-  return r.ok() ? UNJAM_SUCCESS : fail(r.code, r.message);
-}
+unjamResult_t finish(const Result& r) { return r.ok() ? UNJAM_SUCCESS : fail(r.code, r.message); }
 
 unjamResult_t null_argument(const char* name) {
   return fail(UNJAM_ERROR_INVALID_ARGUMENT, std::string(name) + " is NULL");
@@ -273,14 +271,14 @@ unjamResult_t unjamDeviceSynchronize(unjamContext_t context, int64_t timeout_us)
   return guarded([&] {
     if (context == nullptr) return null_argument("context");
     if (context->impl->synchronize(timeout_us)) return UNJAM_SUCCESS;
-    return fail(UNJAM_ERROR_TIMEOUT,
-                "an engine of this rank was still running after " + std::to_string(timeout_us) +
-                    " us (see unjamExplain for what it runs)");
+    return fail(UNJAM_ERROR_TIMEOUT, "an engine of this rank was still running after " +
+                                         std::to_string(timeout_us) +
+                                         " us (see unjamExplain for what it runs)");
   });
 }
 
-unjamResult_t unjamGroupCreate(unjamContext_t context, const int* ranks, int size,
-                               const char* name, unjamGroup_t* group) {
+unjamResult_t unjamGroupCreate(unjamContext_t context, const int* ranks, int size, const char* name,
+                               unjamGroup_t* group) {
   return guarded([&] {
     if (context == nullptr) return null_argument("context");
     if (group == nullptr) return null_argument("group");
@@ -317,8 +315,8 @@ unjamResult_t unjamAllReduce(unjamGroup_t group, const char* key, const void* se
 }
 
 unjamResult_t unjamAllGather(unjamGroup_t group, const char* key, const void* send, void* recv,
-                             size_t count, unjamDataType_t dtype,
-                             const unjamCallOptions_t* options, unjamRequest_t* request) {
+                             size_t count, unjamDataType_t dtype, const unjamCallOptions_t* options,
+                             unjamRequest_t* request) {
   return submit(group, key, make_call(Kind::kAllGather, send, recv, count, dtype, UNJAM_SUM, 0),
                 options, request);
 }
@@ -360,8 +358,8 @@ unjamResult_t unjamRegisterAllGather(unjamGroup_t group, const char* key, unjamD
   return register_kind(group, key, Kind::kAllGather, dtype, UNJAM_SUM, 0, priority, collective);
 }
 
-unjamResult_t unjamRegisterReduceScatter(unjamGroup_t group, const char* key,
-                                         unjamDataType_t dtype, unjamOp_t op, int priority,
+unjamResult_t unjamRegisterReduceScatter(unjamGroup_t group, const char* key, unjamDataType_t dtype,
+                                         unjamOp_t op, int priority,
                                          unjamCollective_t* collective) {
   return register_kind(group, key, Kind::kReduceScatter, dtype, op, 0, priority, collective);
 }

@@ -68,10 +68,9 @@ UNJAM_HD constexpr bool reduces(Kind k) {
 UNJAM_HD constexpr bool has_root(Kind k) { return k == Kind::kReduce || k == Kind::kBroadcast; }
 
 constexpr const char* to_string(DType t) {
-  constexpr const char* kNames[kNumDTypes] = {"int8",    "uint8",    "int32",   "uint32",
-                                              "int64",   "uint64",   "float16", "bfloat16",
-                                              "float32", "float64",  "float8_e4m3",
-                                              "float8_e5m2"};
+  constexpr const char* kNames[kNumDTypes] = {"int8",    "uint8",   "int32",       "uint32",
+                                              "int64",   "uint64",  "float16",     "bfloat16",
+                                              "float32", "float64", "float8_e4m3", "float8_e5m2"};
   return kNames[static_cast<int>(t)];
 }
 constexpr const char* to_string(Op o) {

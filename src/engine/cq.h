@@ -1,6 +1,6 @@
 // Completion queues: many producers (lanes), one consumer at a time. The paper's two optimised
-// variants (Sec. 5), measured against each other by bench/cq_bench.cc. Both hold one place for every
-// invocation slot, so they are never full.
+// variants (Sec. 5), measured against each other by bench/cq_bench.cc. Both hold one place for
+// every invocation slot, so they are never full.
 #pragma once
 
 #include <cstdint>
@@ -29,8 +29,8 @@ struct RingCq {
     const std::uint64_t at = fetch_add<std::uint64_t>(tail, 1);
     // Release: the invocation's results come before its completion. The place was read: at most
     // `capacity` invocations are under way, each with one entry.
-    store_release(words[at % capacity], (at + 1) << 24 |
-                                            static_cast<std::uint64_t>(e.outcome) << 16 | e.slot);
+    store_release(words[at % capacity],
+                  (at + 1) << 24 | static_cast<std::uint64_t>(e.outcome) << 16 | e.slot);
   }
   UNJAM_HD bool pop(Cqe& e) {
     const std::uint64_t h = load_relaxed(head);
@@ -50,8 +50,7 @@ struct ScanCq {
   std::uint32_t capacity = 0;
 
   UNJAM_HD bool push(Cqe e, std::uint32_t start) {
-    const std::uint64_t w =
-        1ull << 63 | static_cast<std::uint64_t>(e.outcome) << 16 | e.slot;
+    const std::uint64_t w = 1ull << 63 | static_cast<std::uint64_t>(e.outcome) << 16 | e.slot;
     for (std::uint32_t k = 0; k < capacity; ++k) {
       // Acquire-release: the results before the entry; the consumer's read before our reuse.
       if (compare_exchange<std::uint64_t>(words[(start + k) % capacity], 0, w)) return true;

@@ -41,8 +41,8 @@ UNJAM_HD inline bool doorbell_ring(std::uint32_t& word, RingFor what) {
 // Before the last look.
 UNJAM_HD inline std::uint32_t doorbell_epoch(std::uint32_t& word) { return load_acquire(word); }
 
-// After a look that found nothing to do: false if something was rung since `epoch`. On true the lane
-// sleeps while the word equals `asleep`.
+// After a look that found nothing to do: false if something was rung since `epoch`. On true the
+// lane sleeps while the word equals `asleep`.
 UNJAM_HD inline bool doorbell_try_sleep(std::uint32_t& word, std::uint32_t epoch, bool for_room,
                                         std::uint32_t& asleep) {
   asleep = epoch | kAsleep | (for_room ? kAsleepForRoom : 0u);

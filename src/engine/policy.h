@@ -14,18 +14,19 @@ enum class OrderPolicy : std::uint8_t { kFifo, kPriority };
 struct EnginePolicy {
   StickinessPolicy stickiness = StickinessPolicy::kAdaptive;
   OrderPolicy order = OrderPolicy::kFifo;
-  std::uint32_t spin_head = 256;   // polls granted to the head of the task queue
-  std::uint32_t spin_base = 4;     // polls granted at least; the fixed policy's threshold
-  std::uint32_t spin_boost = 20;   // factor on success
-  std::uint32_t spin_cap = 1024;   // polls granted at most
-  std::uint32_t quantum_slices = 64;   // slices in a row while others wait
-  std::uint32_t residency_us = 5000;   // longest stay when nobody waits
-  std::uint32_t idle_passes = 2;       // passes without progress before quitting
+  std::uint32_t spin_head = 256;      // polls granted to the head of the task queue
+  std::uint32_t spin_base = 4;        // polls granted at least; the fixed policy's threshold
+  std::uint32_t spin_boost = 20;      // factor on success
+  std::uint32_t spin_cap = 1024;      // polls granted at most
+  std::uint32_t quantum_slices = 64;  // slices in a row while others wait
+  std::uint32_t residency_us = 5000;  // longest stay when nobody waits
+  std::uint32_t idle_passes = 2;      // passes without progress before quitting
 
   // Threshold at the first primitive of a collective that stands at `position` of the queue.
   UNJAM_HD std::uint32_t initial_threshold(std::uint32_t position) const {
     if (stickiness == StickinessPolicy::kFixed) return spin_base;
-    const std::uint32_t t = position < 31 ? spin_head >> (2 * position < 31 ? 2 * position : 31) : 0;
+    const std::uint32_t t =
+        position < 31 ? spin_head >> (2 * position < 31 ? 2 * position : 31) : 0;
     return t > spin_base ? t : spin_base;
   }
   // Threshold after a primitive that moved data. Saturates.

@@ -16,8 +16,8 @@
 namespace unjam {
 
 inline constexpr std::uint16_t kNoPeer = 0xffff;
-inline constexpr int kMaxGroupRanks = 1024;   // for ring plans
-inline constexpr int kMaxDirectRanks = 64;    // for direct plans (sources of one gather)
+inline constexpr int kMaxGroupRanks = 1024;  // for ring plans
+inline constexpr int kMaxDirectRanks = 64;   // for direct plans (sources of one gather)
 
 // What a primitive does. Sources: the received slice (kRecv), the local slice (kLocal), or both
 // combined with the operator when kReduce is set. Destinations: the user's output (kCopy), the

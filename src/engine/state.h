@@ -21,9 +21,9 @@ inline constexpr std::uint32_t kActiveContexts = 8;
 struct alignas(16) ActiveContext {
   Invocation inv;
   DynamicContext dyn;
-  std::uint64_t loops = 0;        // how many chunks this lane makes
-  std::uint16_t slot = kNoSlot;   // which invocation is cached here
-  std::uint16_t dirty = 0;        // dyn has changed since it was loaded: save before eviction
+  std::uint64_t loops = 0;       // how many chunks this lane makes
+  std::uint16_t slot = kNoSlot;  // which invocation is cached here
+  std::uint16_t dirty = 0;       // dyn has changed since it was loaded: save before eviction
 };
 
 enum class TraceType : std::uint16_t { kStart, kPreempt, kYield, kFinish, kQuit, kRestart };
@@ -76,32 +76,32 @@ struct Sqe {
 struct RankState {
   SpscRing<Sqe> sq;
   RingCq cq;
-  Invocation* invocations = nullptr;    // [slots]: static contexts
-  std::uint32_t* remaining = nullptr;   // [slots]: lanes that have yet to finish
-  std::uint32_t* cancelled = nullptr;   // [slots]: set by the host to end an invocation
-  LaneState* lanes = nullptr;           // [num_lanes]
+  Invocation* invocations = nullptr;   // [slots]: static contexts
+  std::uint32_t* remaining = nullptr;  // [slots]: lanes that have yet to finish
+  std::uint32_t* cancelled = nullptr;  // [slots]: set by the host to end an invocation
+  LaneState* lanes = nullptr;          // [num_lanes]
   std::uint32_t num_lanes = 1;
   std::uint32_t num_slots = 0;
-  std::uint32_t stop = 0;               // set by the host: leave and do not come back
+  std::uint32_t stop = 0;  // set by the host: leave and do not come back
   EnginePolicy policy;
 };
 
 // Shared by the threads of a block while its engine runs.
 struct BlockShared {
   SliceJob job;
-  std::uint32_t status = 0;    // see Engine::Status
-  bool quits = false;          // the block leaves
-  bool in_turn = false;        // `slot` has its turn
+  std::uint32_t status = 0;  // see Engine::Status
+  bool quits = false;        // the block leaves
+  bool in_turn = false;      // `slot` has its turn
   // The pass over the task queue.
   std::uint16_t slot = kNoSlot;
   std::uint16_t cursor = kNoSlot;
   std::uint32_t position = 0;
   std::uint32_t threshold = 0;
-  std::uint32_t epoch = 0;      // of the doorbell, before the pass
-  std::uint32_t idle = 0;       // passes without progress; saturates
-  std::uint32_t quantum = 0;    // slices left of this collective's turn
-  bool moved = false;           // the pass has moved data, or ended an invocation
-  bool wants_room = false;      // some invocation waits for room only
+  std::uint32_t epoch = 0;    // of the doorbell, before the pass
+  std::uint32_t idle = 0;     // passes without progress; saturates
+  std::uint32_t quantum = 0;  // slices left of this collective's turn
+  bool moved = false;         // the pass has moved data, or ended an invocation
+  bool wants_room = false;    // some invocation waits for room only
   bool pass_begun = false;
   std::uint64_t started_ns = 0;
   // The slice under way, between prepare() and publish().

@@ -92,7 +92,7 @@ bool parse(const Variable& v, const char* text, std::int64_t& value) {
   return errno == 0 && end != text && *end == '\0' && value >= v.min && value <= v.max;
 }
 
-const Variable& variable(std::int64_t Settings::*field) {
+const Variable& variable(std::int64_t Settings::* field) {
   for (const Variable& v : variables()) {
     if (v.field == field) return v;
   }
@@ -122,7 +122,7 @@ bool resolve_settings(const unjamConfig_t* config, Settings& s, std::string& err
     unjamConfig_t c = UNJAM_CONFIG_INITIALIZER;
     std::memcpy(&c, config, config->size);
     bool ok = true;
-    const auto take = [&](std::int64_t Settings::*field, std::int64_t value, std::int64_t unset) {
+    const auto take = [&](std::int64_t Settings::* field, std::int64_t value, std::int64_t unset) {
       if (!ok || value == unset) return;
       const Variable& v = variable(field);
       if (value < v.min || value > v.max) {

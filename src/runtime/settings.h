@@ -36,7 +36,7 @@ struct Settings {
 // One variable: what `unjam env` lists.
 struct Variable {
   const char* name;
-  std::int64_t Settings::*field;
+  std::int64_t Settings::* field;
   std::int64_t min;
   std::int64_t max;
   const char* choices;  // "a|b|c" for names of the values 0, 1, 2; nullptr: a number

@@ -1,6 +1,7 @@
 // The CUDA leaves against the host leaves, bit for bit: every dtype, operator and protocol, several
 // numbers of sources, sizes and alignments. Needs a GPU:
-//   nvcc -std=c++20 -Isrc -arch=native tests/gpu/leaf_check.cu src/device/host/lea*.cc -o leaf_check
+//   nvcc -std=c++20 -Isrc -arch=native tests/gpu/leaf_check.cu src/device/host/lea*.cc -o
+//   leaf_check
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
@@ -160,8 +161,15 @@ int main() {
             for (const int misalign : {0, 1}) {
               const int local = static_cast<int>(rng() % (sources + 1)) - 1;
               const int dst = static_cast<int>(rng() % 3);
-              const Case c{static_cast<DType>(t), static_cast<Op>(o), static_cast<Protocol>(p),
-                           sources, local, elems, misalign, dst != 1, dst != 0};
+              const Case c{static_cast<DType>(t),
+                           static_cast<Op>(o),
+                           static_cast<Protocol>(p),
+                           sources,
+                           local,
+                           elems,
+                           misalign,
+                           dst != 1,
+                           dst != 0};
               (run(c, rng) ? passed : failed)++;
             }
           }

@@ -6,6 +6,7 @@ import shutil
 import subprocess
 
 import pytest
+
 from unjam import _abi
 from unjam._types import DType, Kind, Op
 from unjam.stats import Stats

@@ -7,6 +7,7 @@ import mmap
 import ml_dtypes
 import numpy as np
 import pytest
+
 from unjam import DType, InvalidArgument, InvalidType
 from unjam._arguments import all_gather, all_reduce, broadcast, reduce, reduce_scatter
 from unjam._buffers import buffer_of

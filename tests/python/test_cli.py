@@ -4,6 +4,7 @@ import json
 import re
 
 import pytest
+
 from unjam.cli import main, make_parser
 
 

@@ -4,6 +4,7 @@ import array
 
 import numpy as np
 import pytest
+
 import unjam
 from unjam import Aborted, InvalidArgument, InvalidType, InvalidUsage, Mismatch
 

@@ -3,6 +3,7 @@
 import ctypes
 
 import pytest
+
 import unjam
 from unjam import InvalidArgument, InvalidType, _abi
 from unjam._config import field_names, make_config

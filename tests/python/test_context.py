@@ -5,6 +5,7 @@ import time
 
 import numpy as np
 import pytest
+
 import unjam
 from unjam import Aborted, EventType, InvalidArgument, InvalidUsage, Peer, Timeout
 

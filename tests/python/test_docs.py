@@ -12,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+
 import unjam
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+
 import unjam
 
 torch = pytest.importorskip("torch")

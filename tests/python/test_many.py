@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+
 import unjam
 
 # 12 groups of 2 to 8 ranks; each rank is in one to five of them.

@@ -5,6 +5,7 @@ import itertools
 
 import numpy as np
 import pytest
+
 from unjam import late_rank, programs
 from unjam.programs import Edge, Program
 from unjam.stats import Stats

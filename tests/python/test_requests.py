@@ -9,6 +9,7 @@ import weakref
 
 import numpy as np
 import pytest
+
 import unjam
 from unjam import Aborted, InvalidUsage, Timeout, _completion
 

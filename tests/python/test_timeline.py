@@ -1,6 +1,7 @@
 """Traces as spans, and pictures of them."""
 
 import pytest
+
 from unjam import EventType, InvalidArgument, TraceEvent, programs
 from unjam.picture import draw
 from unjam.timeline import Gap, Span, make_timeline

@@ -19,8 +19,8 @@ class Fabric {
  public:
   explicit Fabric(ArenaShape shape) : shape_(shape) {
     for (std::uint32_t r = 0; r < shape.ranks; ++r) {
-      arenas_.emplace_back(static_cast<unsigned char*>(std::aligned_alloc(4096, shape.total_bytes())),
-                           &std::free);
+      arenas_.emplace_back(
+          static_cast<unsigned char*>(std::aligned_alloc(4096, shape.total_bytes())), &std::free);
       std::memset(arenas_.back().get(), 0, shape.total_bytes());
       bases_.push_back(arenas_.back().get());
     }

@@ -1,5 +1,5 @@
-// The doorbell under a deterministic scheduler: every interleaving of a lane and its ringers, at the
-// granularity of single atomic operations, over the real functions. The same explorer must find
+// The doorbell under a deterministic scheduler: every interleaving of a lane and its ringers, at
+// the granularity of single atomic operations, over the real functions. The same explorer must find
 // planted mistakes, or it would prove nothing.
 #include "engine/doorbell.h"
 
@@ -38,8 +38,8 @@ struct Model {
   std::array<Ringer, 2> ringers;
 
   auto key() const {
-    return std::make_tuple(word, work, room, lane_pc, epoch, asleep, found, in_futex,
-                           ringers[0].pc, ringers[0].rings, ringers[1].pc, ringers[1].rings);
+    return std::make_tuple(word, work, room, lane_pc, epoch, asleep, found, in_futex, ringers[0].pc,
+                           ringers[0].rings, ringers[1].pc, ringers[1].rings);
   }
 };
 

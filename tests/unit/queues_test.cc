@@ -56,13 +56,14 @@ void check_cq(std::uint32_t producers, std::uint32_t slots, Push push, Pop pop) 
   for (std::uint32_t p = 0; p < producers; ++p) {
     threads.emplace_back([&, p] {
       for (std::uint64_t i = 0; i < each; ++i) {
-        const std::uint32_t slot = p + producers * static_cast<std::uint32_t>(i % (slots / producers));
+        const std::uint32_t slot =
+            p + producers * static_cast<std::uint32_t>(i % (slots / producers));
         while (busy[slot].load(std::memory_order_acquire)) std::this_thread::yield();
         busy[slot].store(true, std::memory_order_relaxed);
         data[slot] = i + 1;
-        while (!push(Cqe{static_cast<std::uint16_t>(slot),
-                         i % 2 ? Outcome::kDone : Outcome::kCancelled},
-                     slot)) {
+        while (!push(
+            Cqe{static_cast<std::uint16_t>(slot), i % 2 ? Outcome::kDone : Outcome::kCancelled},
+            slot)) {
           std::this_thread::yield();
         }
       }

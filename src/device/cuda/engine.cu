@@ -1,6 +1,6 @@
-// The engine as a CUDA kernel: one block a lane. This version compiles it, for every dtype, operator
-// and protocol, so that registers and spills are known and the code stays portable; nothing launches
-// it yet (CHANGELOG: the CUDA device comes next).
+// The engine as a CUDA kernel: one block a lane. This version compiles it, for every dtype,
+// operator and protocol, so that registers and spills are known and the code stays portable;
+// nothing launches it yet (CHANGELOG: the CUDA device comes next).
 #include <cuda/atomic>
 
 #include "device/cuda/leaves.cuh"
@@ -45,7 +45,8 @@ class CudaDev {
   }
   __device__ bool residency_matters() const { return true; }
 
-  // A GPU wakes nobody: sleeping lanes are started by their host's launcher, which sees the doorbell.
+  // A GPU wakes nobody: sleeping lanes are started by their host's launcher, which sees the
+  // doorbell.
   __device__ void wake(std::uint32_t, std::uint32_t) {}
   __device__ void notify_host() {}
 

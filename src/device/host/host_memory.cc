@@ -44,7 +44,7 @@ SharedMemory& SharedMemory::operator=(SharedMemory&& other) noexcept {
 }
 
 std::size_t SharedMemory::committed() const {
-  struct stat st {};
+  struct stat st{};
   if (fd_ < 0 || fstat(fd_, &st) != 0) return 0;
   return static_cast<std::size_t>(st.st_blocks) * 512;
 }
