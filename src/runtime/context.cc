@@ -20,6 +20,10 @@ std::uint64_t now_ns() {
   return static_cast<std::uint64_t>(t.tv_sec) * 1000000000u + static_cast<std::uint64_t>(t.tv_nsec);
 }
 
+Result gone_result(int rank, const std::string& why) {
+  return {UNJAM_ERROR_PEER, "rank " + std::to_string(rank) + " is gone: " + why};
+}
+
 std::string name_text(const std::string& key, const std::string& group) {
   return "key '" + key + "' of group '" + group + "'";
 }
@@ -180,14 +184,23 @@ Result Context::create_group(const int* ranks, int size, const char* name, unjam
             "rank " + std::to_string(rank_) +
                 " creates a group that it is not in: only members create a group"};
   }
-  std::lock_guard lock(mutex_);
-  if (closed_) return closed_why_;
-  const std::uint32_t instance = group_instances_[tag]++;
-  group->tag = hash_combine(tag, instance);
-  group->name = name == nullptr ? "" : name;
-  group->context = shared_from_this();
-  *out = group.get();
-  groups_.push_back(std::move(group));
+  unjamGroup& made = *group;
+  {
+    std::lock_guard lock(mutex_);
+    if (closed_) return closed_why_;
+    const std::uint32_t instance = group_instances_[tag]++;
+    group->tag = hash_combine(tag, instance);
+    group->name = name == nullptr ? "" : name;
+    group->context = shared_from_this();
+    groups_.push_back(std::move(group));
+  }
+  // Members that went before the group was there; those that go later find it.
+  std::string why;
+  if (const int gone = world_->first_gone(made.members, why); gone >= 0) {
+    std::lock_guard lock(mutex_);
+    if (made.failed.ok()) made.failed = gone_result(gone, why);
+  }
+  *out = &made;
   return {};
 }
 
@@ -647,7 +660,7 @@ void Context::peer_gone(int peer, const std::string& why) {
     std::lock_guard lock(mutex_);
     if (closed_) return;
     reap_locked();
-    const Result result = {UNJAM_ERROR_PEER, "rank " + std::to_string(peer) + " is gone: " + why};
+    const Result result = gone_result(peer, why);
     for (auto& group : groups_) {
       if (std::find(group->members.begin(), group->members.end(), peer) == group->members.end()) {
         continue;

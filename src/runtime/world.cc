@@ -201,8 +201,20 @@ void World::detach(Context* context, std::map<std::uint64_t, std::uint64_t> call
   departed_[context->rank()] = std::move(calls);
 }
 
+int World::first_gone(const std::vector<int>& members, std::string& why) const {
+  std::lock_guard lock(mutex_);
+  for (const int member : members) {
+    const auto found = gone_.find(member);
+    if (found == gone_.end()) continue;
+    why = found->second;
+    return member;
+  }
+  return -1;
+}
+
 void World::tell_peers_gone(int rank, const std::string& why) {
   std::lock_guard lock(mutex_);
+  gone_.emplace(rank, why);
   for (Context* c : contexts_) {
     if (c != nullptr && c->rank() != rank) c->peer_gone(rank, why);
   }

@@ -53,6 +53,8 @@ class World {
   void detach(Context* context, std::map<std::uint64_t, std::uint64_t> calls);
   // Ends other ranks' invocations in groups with `rank`. Not while holding a context's lock.
   void tell_peers_gone(int rank, const std::string& why);
+  // Of `members`, the first that is gone in that way, and why; -1: none.
+  int first_gone(const std::vector<int>& members, std::string& why) const;
 
   // Compares what `caller` is about to call as use n of a key with what other members have called.
   // If they differ: says how, and ends it on all of them. Not while holding a context's lock.
@@ -84,6 +86,7 @@ class World {
   std::string failure_;
   std::vector<Context*> contexts_;  // by rank; null: not attached
   std::map<int, std::map<std::uint64_t, std::uint64_t>> departed_;
+  std::map<int, std::string> gone_;  // aborted: rank -> why
   bool stopping_ = false;
   std::thread watcher_;
 };
