@@ -155,6 +155,8 @@ const char* unjamGetErrorString(unjamResult_t result) {
       return "system error";
     case UNJAM_ERROR_INTERNAL:
       return "internal error";
+    case UNJAM_RESULT_RANGE_:
+      break;
   }
   return "unknown result";
 }
