@@ -94,10 +94,18 @@ unjamResult_t submit(unjamGroup_t group, const char* key, Call call,
   });
 }
 
+// C may pass any int. What does not fit the enum becomes a value that Context refuses, not another
+// valid one.
+template <class Enum, class CEnum>
+Enum from_c(CEnum value) {
+  const int v = static_cast<int>(value);
+  return static_cast<Enum>(v < 0 || v > 0xff ? 0xff : v);
+}
+
 Call make_call(Kind kind, const void* send, void* recv, size_t count, unjamDataType_t dtype,
                unjamOp_t op, int root) {
   Call c;
-  c.signature = {kind, static_cast<unjam::DType>(dtype), static_cast<unjam::Op>(op), root, count};
+  c.signature = {kind, from_c<unjam::DType>(dtype), from_c<unjam::Op>(op), root, count};
   c.send = send;
   c.recv = recv;
   return c;
@@ -347,7 +355,7 @@ unjamResult_t unjamBroadcast(unjamGroup_t group, const char* key, const void* se
 unjamResult_t unjamRegister(unjamGroup_t group, const char* key, unjamKind_t kind,
                             unjamDataType_t dtype, unjamOp_t op, int root, int priority,
                             unjamCollective_t* collective) {
-  return register_kind(group, key, static_cast<Kind>(kind), dtype, op, root, priority, collective);
+  return register_kind(group, key, from_c<Kind>(kind), dtype, op, root, priority, collective);
 }
 
 unjamResult_t unjamRegisterAllReduce(unjamGroup_t group, const char* key, unjamDataType_t dtype,
