@@ -50,8 +50,7 @@ typedef enum {
   UNJAM_ERROR_PEER = 6,             /* a peer is gone */
   UNJAM_ERROR_RESOURCES = 7,        /* a limit is reached; the message names it and its setting */
   UNJAM_ERROR_SYSTEM = 8,           /* the operating system refused something */
-  UNJAM_ERROR_INTERNAL = 9,         /* a fault of unjam: please report it */
-  UNJAM_RESULT_RANGE_ = INT32_MAX   /* no value: an unknown one may be passed, and is refused */
+  UNJAM_ERROR_INTERNAL = 9          /* a fault of unjam: please report it */
 } unjamResult_t;
 
 typedef enum {
@@ -66,8 +65,7 @@ typedef enum {
   UNJAM_FLOAT32 = 8,
   UNJAM_FLOAT64 = 9,
   UNJAM_FLOAT8_E4M3 = 10, /* e4m3fn: finite only */
-  UNJAM_FLOAT8_E5M2 = 11,
-  UNJAM_DATA_TYPE_RANGE_ = INT32_MAX
+  UNJAM_FLOAT8_E5M2 = 11
 } unjamDataType_t;
 
 /* 16-bit and 8-bit floats are added in float32 and rounded once a hop; integers wrap; UNJAM_AVG of
@@ -78,8 +76,7 @@ typedef enum {
   UNJAM_PROD = 1,
   UNJAM_MIN = 2,
   UNJAM_MAX = 3,
-  UNJAM_AVG = 4,
-  UNJAM_OP_RANGE_ = INT32_MAX
+  UNJAM_AVG = 4
 } unjamOp_t;
 
 typedef enum {
@@ -87,8 +84,7 @@ typedef enum {
   UNJAM_ALL_GATHER = 1,
   UNJAM_REDUCE_SCATTER = 2,
   UNJAM_REDUCE = 3,
-  UNJAM_BROADCAST = 4,
-  UNJAM_KIND_RANGE_ = INT32_MAX
+  UNJAM_BROADCAST = 4
 } unjamKind_t;
 
 typedef struct unjamContext* unjamContext_t;

@@ -163,8 +163,6 @@ const char* unjamGetErrorString(unjamResult_t result) {
       return "system error";
     case UNJAM_ERROR_INTERNAL:
       return "internal error";
-    case UNJAM_RESULT_RANGE_:
-      break;
   }
   return "unknown result";
 }
