@@ -277,6 +277,8 @@ class Exchange {
       case UNJAM_BROADCAST:
         return unjamBroadcast(group, key, from, to, spec_.count, spec_.dtype, spec_.root, options,
                               request);
+      default:
+        break;
     }
     return UNJAM_ERROR_INTERNAL;
   }
