@@ -885,6 +885,35 @@ TEST(Mismatch, EverythingThatRanksMustAgreeOn) {
   disagreement(a, b, "broadcast", "all_gather", true);
 }
 
+// Two ranks have disagreed, and know it, when the third calls as one of them did: it must hear of
+// it too, also where its own part (sending to a root) needs nobody's answer.
+TEST(Mismatch, ARankThatCallsAfterTheOthersHaveFailed) {
+  Job job(3, quick_diagnosis());
+  std::vector<std::int32_t> x(30, 1), y(30);
+  std::vector<unjamRequest_t> q(3);
+  const auto call = [&](int r, int root) {
+    const std::size_t at = 10 * static_cast<std::size_t>(r);
+    return unjamReduce(job.all(r), "odd", &x[at], &y[at], 10, UNJAM_INT32, UNJAM_SUM, root, nullptr,
+                       &q[static_cast<std::size_t>(r)]);
+  };
+  ASSERT_OK(call(1, 1));
+  ASSERT_OK(call(2, 2));
+  wait_error(job.context(1), q[1], UNJAM_ERROR_MISMATCH, "rank 1");
+  wait_error(job.context(2), q[2], UNJAM_ERROR_MISMATCH, "rank 2");
+  if (call(0, 1) == UNJAM_SUCCESS) {
+    const unjamResult_t code = unjamWait(q[0], kPatienceUs);
+    EXPECT_TRUE(code == UNJAM_SUCCESS || code == UNJAM_ERROR_MISMATCH) << code_text(code);
+    unjamRequestFree(q[0]);
+  }
+  // Well past stall_ms.
+  unjamResult_t async = UNJAM_SUCCESS;
+  for (int i = 0; i < 500 && async == UNJAM_SUCCESS; ++i) {
+    sleep_ms(10);
+    ASSERT_OK(unjamGetAsyncError(job.context(0), &async, nullptr, 0));
+  }
+  EXPECT_EQ(async, UNJAM_ERROR_MISMATCH) << "rank 0 is never told that ranks 1 and 2 disagree";
+}
+
 // Large ones, where data flow before anybody looks.
 TEST(Mismatch, LargeCountsAreNeverReadAsData) {
   Job job(3, quick_diagnosis());
