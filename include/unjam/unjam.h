@@ -45,8 +45,8 @@ typedef enum {
   UNJAM_ERROR_INVALID_ARGUMENT = 1, /* a value that no call could accept; nothing was submitted */
   UNJAM_ERROR_INVALID_USAGE = 2,    /* right values at the wrong time or on the wrong object */
   UNJAM_ERROR_MISMATCH = 3,         /* ranks disagree on a collective; the message says how */
-  UNJAM_ERROR_TIMEOUT = 4,          /* the time given has passed; the operation goes on */
-  UNJAM_ERROR_ABORTED = 5,          /* unjamAbort or unjamDestroy ended it */
+  UNJAM_ERROR_TIMEOUT = 4,          /* the time given has passed; an invocation goes on */
+  UNJAM_ERROR_ABORTED = 5,          /* unjamAbort ended it */
   UNJAM_ERROR_PEER = 6,             /* a peer is gone */
   UNJAM_ERROR_RESOURCES = 7,        /* a limit is reached; the message names it and its setting */
   UNJAM_ERROR_SYSTEM = 8,           /* the operating system refused something */
@@ -160,7 +160,8 @@ UNJAM_API unjamResult_t unjamInit(unjamContext_t* context, int nranks, unjamUniq
 /* All `nranks` contexts of a job at once, by one thread. contexts: array of nranks. */
 UNJAM_API unjamResult_t unjamInitAll(unjamContext_t* contexts, int nranks,
                                      const unjamConfig_t* config);
-/* Ends the context, frees its groups, collectives and unfreed requests. With invocations pending:
+/* Ends the context, frees its groups and collectives (their handles must not be used any more;
+ * requests stay valid until they are freed). With invocations pending:
  * UNJAM_ERROR_INVALID_USAGE, names them, changes nothing (wait for them, or unjamAbort first).
  * Local: does not wait for other ranks. */
 UNJAM_API unjamResult_t unjamDestroy(unjamContext_t context);
@@ -192,7 +193,8 @@ UNJAM_API unjamResult_t unjamGroupSize(unjamGroup_t group, int* size);
 
 /* ---- collectives at once ---- */
 /* Called on completion from the context's callback thread, in completion order; may submit, must
- * not wait for other collectives of the same context. result: the invocation's. */
+ * not wait for collectives (of any context: the same thread moves queued calls on). result: the
+ * invocation's. */
 typedef void (*unjamCallback_t)(unjamResult_t result, void* user);
 
 /* May be NULL (all defaults). Size-versioned as the configuration. */
@@ -305,8 +307,9 @@ UNJAM_API unjamResult_t unjamInfo(unjamContext_t context, char* buffer, size_t b
 /* {"ranks": [{"rank", "running": {group, key, n} | null, "waits_for": [...], "pending": [...]}],
  *  "cycles": [{"text": "rank 0 runs A and waits for rank 1, which …",
  *              "edges": [{"rank", "runs": {"group","key","n"}, "waits_for"}]}]}
- * over the ranks of the job that this process can see. A cycle is reported only if it is certain
- * (UNJAM_POLICY_HOLD: no rank in it can go on). */
+ * over the ranks of the job that this process can see. A cycle is reported only if it is certain:
+ * under UNJAM_POLICY_HOLD with one lane, through collectives that no rank completes before all have
+ * begun it (not broadcast and reduce): no rank in it can go on. */
 UNJAM_API unjamResult_t unjamExplain(unjamContext_t context, char* buffer, size_t bytes,
                                      size_t* needed);
 

@@ -106,6 +106,9 @@ Call make_call(Kind kind, const void* send, void* recv, size_t count, unjamDataT
                unjamOp_t op, int root) {
   Call c;
   c.signature = {kind, from_c<unjam::DType>(dtype), from_c<unjam::Op>(op), root, count};
+  // What the kind does not use is not part of the call: ranks need not agree on it.
+  if (!unjam::reduces(kind)) c.signature.op = unjam::Op::kSum;
+  if (!unjam::has_root(kind)) c.signature.root = 0;
   c.send = send;
   c.recv = recv;
   return c;
@@ -198,7 +201,12 @@ unjamResult_t unjamInit(unjamContext_t* context, int nranks, unjamUniqueId_t id,
     if (code != UNJAM_SUCCESS) return fail(code, error);
     auto c = std::make_unique<unjamContext>();
     c->impl = std::make_shared<Context>(world, rank, settings);
-    c->impl->start();
+    try {
+      c->impl->start();
+    } catch (const std::exception& e) {
+      world->tell_peers_gone(rank, std::string("it could not start: ") + e.what());
+      throw;
+    }
     *context = c.release();
     return UNJAM_SUCCESS;
   });
@@ -224,7 +232,12 @@ unjamResult_t unjamInitAll(unjamContext_t* contexts, int nranks, const unjamConf
       made.push_back(std::make_unique<unjamContext>());
       made.back()->impl = std::make_shared<Context>(world, r, settings);
     }
-    for (auto& c : made) c->impl->start();
+    try {
+      for (auto& c : made) c->impl->start();
+    } catch (...) {
+      for (auto& c : made) c->impl->shutdown();
+      throw;
+    }
     for (int r = 0; r < nranks; ++r) contexts[r] = made[static_cast<size_t>(r)].release();
     return UNJAM_SUCCESS;
   });

@@ -24,11 +24,9 @@ const RankSnapshot* find_rank(const std::vector<RankSnapshot>& ranks, int rank) 
 }
 
 const PendingCall* held(const RankSnapshot& r) {
-  if (!r.holds) return nullptr;
-  for (const int i : r.running) {
-    if (i >= 0) return &r.pending[static_cast<std::size_t>(i)];
-  }
-  return nullptr;
+  // With several lanes, what one holds does not keep another from going on.
+  if (!r.holds || r.running.size() != 1 || r.running[0] < 0) return nullptr;
+  return &r.pending[static_cast<std::size_t>(r.running[0])];
 }
 
 bool runs_call(const RankSnapshot& r, const CallId& call) {
@@ -57,7 +55,7 @@ std::vector<WaitEdge> certain_edges(const std::vector<RankSnapshot>& ranks) {
   std::vector<WaitEdge> edges;
   for (const RankSnapshot& i : ranks) {
     const PendingCall* runs = held(i);
-    if (runs == nullptr) continue;
+    if (runs == nullptr || !runs->mutual) continue;
     for (const int member : runs->members) {
       if (member == i.rank) continue;
       const RankSnapshot* j = find_rank(ranks, member);

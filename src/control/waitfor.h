@@ -22,6 +22,9 @@ struct PendingCall {
   std::string signature;     // "all_reduce float32 sum count 1024"
   std::vector<int> members;  // world ranks
   double age_ms = 0;
+  // No member can complete it before all have begun it (all-reduce, all-gather, reduce-scatter; not
+  // broadcast and reduce, where some only send).
+  bool mutual = true;
 };
 
 struct RankSnapshot {
@@ -46,8 +49,9 @@ struct WaitCycle {
   std::string text() const;
 };
 
-// Certain wait-for edges: rank i holds an invocation that rank j, a member, cannot have begun (it
-// holds another one, and has not called the former or has it queued behind).
+// Certain wait-for edges (between ranks of one lane): rank i holds a mutual invocation that rank j,
+// a member, cannot have begun (it holds another one, and has not called the former or has it queued
+// behind).
 std::vector<WaitEdge> certain_edges(const std::vector<RankSnapshot>& ranks);
 
 // The shortest cycle through each strongly stuck set, at most one; empty if there is none.

@@ -95,6 +95,7 @@ class Engine {
     s_.slot = s_.cursor = kNoSlot;
     s_.idle = 0;
     s_.moved = s_.wants_room = s_.pass_begun = s_.in_turn = s_.quits = false;
+    s_.ran = s_.quantum_over = false;
     s_.started_ns = dev_.now_ns();
     bump(lane_.stats.starts);
     record(TraceType::kRestart, nullptr);
@@ -119,9 +120,12 @@ class Engine {
           continue;
         }
       }
+      if (!holds() && over_residency()) {
+        s_.cursor = kNoSlot;  // the pass ends here, and with it the stay
+        continue;
+      }
       const std::uint16_t slot = s_.cursor;
       s_.cursor = lane_.queue.next(slot);
-      if (holds()) s_.cursor = kNoSlot;  // only ever the head
       if (load_acquire(rank_.cancelled[slot]) != 0) {
         finish(slot, Outcome::kCancelled);
         continue;
@@ -130,6 +134,8 @@ class Engine {
       // Acquire: the key's former invocation is complete on all lanes, its buffers are ours.
       if (load_acquire(inv.key->done) != inv.n) continue;
       s_.slot = slot;
+      s_.ran = true;
+      if (holds()) s_.cursor = kNoSlot;  // one at a time: the first that may run
       s_.threshold = rank_.policy.initial_threshold(s_.position++);
       return kRun;
     }
@@ -137,7 +143,7 @@ class Engine {
 
   UNJAM_HD void begin_pass() {
     s_.pass_begun = true;
-    s_.moved = s_.wants_room = false;
+    s_.moved = s_.wants_room = s_.ran = s_.quantum_over = false;
     s_.position = 0;
     // Before the look that the pass is, see doorbell.h.
     s_.epoch = doorbell_epoch(my_cell().doorbell);
@@ -151,16 +157,19 @@ class Engine {
 
   // False: quit.
   UNJAM_HD bool end_pass() {
-    // FIFO order aims to empty the queue: it fetches only when nothing in it moves.
-    const bool fetched = (lane_.queue.empty() || !s_.moved) && fetch();
+    // FIFO order aims to empty the queue: it fetches only when nothing in it moves, or when what
+    // moves has had its quantum (a small newcomer does not sit behind a gigabyte).
+    const bool fetched = (lane_.queue.empty() || !s_.moved || s_.quantum_over) && fetch();
     if (s_.moved || fetched) {
       s_.idle = 0;
     } else if (s_.idle < 0xffff) {
       ++s_.idle;
     }
-    if (holds() && !lane_.queue.empty()) return true;
-    if (dev_.residency_matters() &&
-        dev_.now_ns() - s_.started_ns > std::uint64_t{rank_.policy.residency_us} * 1000) {
+    if (holds() && !lane_.queue.empty()) {
+      if (!s_.ran && !fetched) dev_.hold_sleep(s_.epoch);  // other lanes are not yet as far
+      return true;
+    }
+    if (over_residency()) {
       bump(lane_.stats.residency_quits);
       return false;
     }
@@ -276,7 +285,9 @@ class Engine {
       case kQuantumOver:
         bump(lane_.stats.quantum_switches);
         record(TraceType::kYield, &a.inv);
-        if (rank_.policy.order == OrderPolicy::kPriority) s_.cursor = lane_.queue.head();
+        s_.quantum_over = true;
+        // By priority, a new pass begins: it fetches, and starts at the head.
+        if (rank_.policy.order == OrderPolicy::kPriority) s_.cursor = kNoSlot;
         break;
       default:
         record(TraceType::kPreempt, &a.inv);
@@ -306,7 +317,10 @@ class Engine {
     return status;
   }
 
-  UNJAM_HD bool others_wait() { return lane_.queue.size() > 1 || !lane_.mailbox.empty(); }
+  UNJAM_HD bool others_wait() {
+    return lane_.queue.size() > 1 || !lane_.mailbox.empty() ||
+           (lane_index_ == 0 && !rank_.sq.empty());
+  }
   UNJAM_HD bool over_residency() const {
     return dev_.residency_matters() &&
            dev_.now_ns() - s_.started_ns > std::uint64_t{rank_.policy.residency_us} * 1000;

@@ -103,6 +103,8 @@ struct BlockShared {
   bool moved = false;         // the pass has moved data, or ended an invocation
   bool wants_room = false;    // some invocation waits for room only
   bool pass_begun = false;
+  bool ran = false;           // the pass has given somebody a turn
+  bool quantum_over = false;  // the pass has ended a turn that could have gone on
   std::uint64_t started_ns = 0;
   // The slice under way, between prepare() and publish().
   Primitive primitive;

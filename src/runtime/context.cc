@@ -53,7 +53,10 @@ std::string Signature::text() const {
 Context::Context(std::shared_ptr<World> world, int rank, const Settings& settings)
     : world_(std::move(world)), rank_(rank), settings_(settings) {}
 
-Context::~Context() = default;  // after shutdown(), which has joined all threads
+Context::~Context() {
+  // After shutdown() this finds nothing; a context that failed to start must not stay attached.
+  world_->detach(this, {});
+}
 
 void Context::start() {
   memory_ = std::make_unique<EngineMemory>(settings_, world_->shape(), world_->bases(), rank_);
@@ -131,14 +134,10 @@ void Context::abort(unjamResult_t code, const std::string& why) {
     closed_ = true;
     closed_why_ = {code, why};
     if (first_error_.ok()) first_error_ = closed_why_;
-    for (auto& s : slots_) {
-      if (s != nullptr) cancel_locked(*s, closed_why_);
+    for (std::size_t i = 0; i < slots_.size(); ++i) {
+      if (slots_[i] != nullptr) cancel_locked(i, closed_why_);
     }
-    for (auto& [tag, key] : keys_) {
-      for (auto& s : key->waiting) complete(*s, closed_why_);
-      waiting_ -= key->waiting.size();
-      key->waiting.clear();
-    }
+    for (auto& [tag, key] : keys_) fail_waiting(*key, 0, closed_why_);
     daemon_->ring_all();
   }
   completions_.notify();
@@ -224,11 +223,10 @@ Key* Context::find_or_create_key(unjamGroup& group, const char* name, Result& re
   key->name = text;
   key->group = &group;
   key->state.tag = key_tag(group, text);
-  const auto [place, inserted] = keys_.emplace(key->state.tag, key.get());
-  if (!inserted) {
+  if (const auto other = keys_.find(key->state.tag); other != keys_.end()) {
     result = {UNJAM_ERROR_RESOURCES,
               name_text(text, group.name) + " and " +
-                  name_text(place->second->name, place->second->group->name) +
+                  name_text(other->second->name, other->second->group->name) +
                   " have the same 64-bit hash: rename one of them"};
     return nullptr;
   }
@@ -242,7 +240,9 @@ Key* Context::find_or_create_key(unjamGroup& group, const char* name, Result& re
   }
   key->state.lanes = key->lanes.data();
   Key* p = key.get();
+  keys_.reserve(keys_.size() + 1);
   group.keys.emplace(text, std::move(key));
+  keys_.emplace(p->state.tag, p);
   return p;
 }
 
@@ -397,21 +397,29 @@ Result Context::check_agreement(std::unique_lock<std::mutex>& lock, unjamGroup& 
 
 Result Context::submit_locked(std::unique_lock<std::mutex>& lock, unjamGroup& group, Key& key,
                               const Call& call, unjamRequest** request) {
+  // First, since it may let go of the lock for a while; then nothing does until the call is made.
+  Result disagreement;
+  for (std::uint64_t n = key.submitted;; n = key.submitted) {
+    disagreement = check_agreement(lock, group, key, call.signature);
+    if (closed_) return closed_why_;
+    if (n == key.submitted) break;  // no other thread has made this use meanwhile
+  }
   if (!group.failed.ok()) return group.failed;
-  if (!key.failed.ok()) {
+  if (key.submitted >= key.failed_from && disagreement.ok()) {
     return {key.failed.code, name_text(key.name, group.name) +
                                  " is out of use since an earlier invocation failed (" +
                                  key.failed.message + "): use another key"};
   }
-  const bool starts_key = key.in_engine == 0 && key.waiting.empty();
   const auto limit = static_cast<std::size_t>(settings_.max_active_keys);
-  if (starts_key && active_keys_ >= limit) {
+  if (!key.active && active_keys_ >= limit) {
     reap_locked();
+    retire_lingering();
     if (active_keys_ >= limit) {
       return {UNJAM_ERROR_RESOURCES,
               std::to_string(limit) +
-                  " keys of this rank have invocations under way, as many as are allowed: wait "
-                  "for some, or raise UNJAM_MAX_ACTIVE_KEYS (max_active_keys) on all ranks"};
+                  " keys of this rank have invocations under way, or data that a peer has yet to "
+                  "take, as many as are allowed: wait for some, or raise UNJAM_MAX_ACTIVE_KEYS "
+                  "(max_active_keys) on all ranks"};
     }
   }
   const Signature& signature = call.signature;
@@ -423,7 +431,7 @@ Result Context::submit_locked(std::unique_lock<std::mutex>& lock, unjamGroup& gr
     r.count = signature.count;
     r.ranks = static_cast<int>(group.members.size());
     r.rank = group.rank;
-    r.root = has_root(signature.kind) ? signature.root : 0;
+    r.root = signature.root;
     PlanLimits limits;
     limits.escape_slots = world_->shape().escape_slots;
     limits.escape_slot_bytes = world_->shape().escape_slot_bytes;
@@ -432,55 +440,80 @@ Result Context::submit_locked(std::unique_lock<std::mutex>& lock, unjamGroup& gr
     if (settings_.algorithm >= 0) algorithm = static_cast<Algorithm>(settings_.algorithm);
     std::string error;
     std::optional<Plan> plan = make_plan(r, limits, algorithm, &error);
-    if (!plan)
+    if (!plan) {
       return {UNJAM_ERROR_INVALID_ARGUMENT, "no plan for " + signature.text() + ": " + error};
+    }
     key.plan = std::make_shared<const Plan>(std::move(*plan));
     key.planned_for = signature;
   }
 
-  const Result disagreement = check_agreement(lock, group, key, signature);
-  if (closed_) return closed_why_;
-  if (disagreement.ok() && !key.failed.ok()) return key.failed;  // by another thread, meanwhile
-
+  // What can fail for want of memory or threads comes before anything is counted.
   auto s = std::make_unique<Submitted>();
   s->call = call;
   s->key = &key;
-  s->n = key.submitted++;
   s->plan = key.plan;
-  s->order = submitted_++;
   s->since_ns = now_ns();
-  key.history[s->n % key.history.size()] = signature;
+  // A successor of a pending invocation cannot start before that ends, so it may wait here without
+  // harm; a key's first must not wait for anything but its peers.
+  const bool starts_key = key.in_engine == 0 && key.waiting.empty();
+  const std::size_t in_engine = slots_.size() - free_slots_.size();
+  const bool waits = !key.waiting.empty() || (!starts_key && in_engine >= slots_.size() / 2);
+  if (call.callback != nullptr || waits) need_background();
   if (request != nullptr) {
     s->request = new unjamRequest;
     s->request->context = shared_from_this();
     s->request->retain();  // one for the caller, one for us
-    *request = s->request;
   }
+
+  if (request != nullptr) *request = s->request;
+  s->n = key.submitted++;
+  s->order = submitted_++;
+  key.history[s->n % key.history.size()] = signature;
   ++group.pending;
-  if (call.callback != nullptr) {
-    ++callbacks_;
-    need_background();
-  }
+  if (call.callback != nullptr) ++callbacks_;
   if (!disagreement.ok()) {
     // Ends as every invocation does that fails after its call, only at once.
     complete(*s, disagreement);
     completions_.notify();
     return {};
   }
-  // Looked at anew: the lock may have been let go.
-  const bool first = key.in_engine == 0 && key.waiting.empty();
-  if (first) ++active_keys_;
-  // A successor of a pending invocation cannot start before that ends, so it may wait here without
-  // harm; a key's first must not wait for anything but its peers.
-  if (!key.waiting.empty() || (!first && (slots_.size() - free_slots_.size() >= slots_.size() / 2 ||
-                                          free_slots_.empty()))) {
+  if (!key.active) ++active_keys_;
+  key.active = true;
+  key.lingering = false;
+  if (waits) {
     key.waiting.push_back(std::move(s));
     ++waiting_;
-    need_background();
-    return {};
+  } else {
+    admit(std::move(s));
   }
-  admit(std::move(s));
   return {};
+}
+
+// All slices that the key has sent were consumed. Only while it has nothing in the engine.
+bool Context::key_drained(Key& key) const {
+  const std::size_t size = key.group->members.size();
+  for (std::size_t l = 0; l < key.lanes.size(); ++l) {
+    const LaneTransport& t = memory_->lane(static_cast<std::uint32_t>(l)).transport;
+    for (std::size_t q = 0; q < size; ++q) {
+      const auto peer = static_cast<std::uint32_t>(key.group->members[q]);
+      if (peer != t.rank && !t.drained(peer, key.lanes[l].out[q])) return false;
+    }
+  }
+  return true;
+}
+
+// Keys whose invocations are complete stay active while peers may have to take their slices: they
+// hold connectors. Looked at only when the limit is reached.
+void Context::retire_lingering() {
+  std::erase_if(lingering_, [this](Key* key) {
+    if (key->lingering) {
+      if (!key_drained(*key)) return false;
+      key->active = key->lingering = false;
+      --active_keys_;
+    }  // else it is in use again
+    key->listed = false;
+    return true;
+  });
 }
 
 void Context::admit(std::unique_ptr<Submitted> s) {
@@ -531,10 +564,7 @@ void Context::complete(Submitted& s, const Result& result) {
   --key.group->pending;
   ++key.completed;
   ++completed_;
-  if (!result.ok()) {
-    if (key.failed.ok()) key.failed = result;
-    if (first_error_.ok()) first_error_ = result;
-  }
+  if (!result.ok()) fail_key(key, s.n, result);
   if (s.call.callback != nullptr) {
     --callbacks_;
     finished_.push_back({s.call.callback, s.call.user, result.code});
@@ -549,6 +579,22 @@ void Context::complete(Submitted& s, const Result& result) {
   }
 }
 
+void Context::fail_key(Key& key, std::uint64_t from, const Result& why) {
+  if (first_error_.ok()) first_error_ = why;
+  if (from >= key.failed_from) return;
+  key.failed_from = from;
+  key.failed = why;
+}
+
+// Ends the uses from `from` on that wait outside of the engine.
+void Context::fail_waiting(Key& key, std::uint64_t from, const Result& why) {
+  while (!key.waiting.empty() && key.waiting.back()->n >= from) {
+    complete(*key.waiting.back(), why);
+    key.waiting.pop_back();
+    --waiting_;
+  }
+}
+
 void Context::reap_locked() {
   if (memory_ == nullptr) return;
   Cqe e;
@@ -560,18 +606,16 @@ void Context::reap_locked() {
     Key& key = *s->key;
     --key.in_engine;
     complete(*s, e.outcome == Outcome::kDone ? Result{} : s->cancel);
-    if (!key.failed.ok()) {
-      for (auto& w : key.waiting) complete(*w, key.failed);
-      waiting_ -= key.waiting.size();
-      key.waiting.clear();
-    }
+    if (key.failed_from != UINT64_MAX) fail_waiting(key, key.failed_from, key.failed);
     if (!key.waiting.empty()) {
       std::unique_ptr<Submitted> next = std::move(key.waiting.front());
       key.waiting.pop_front();
       --waiting_;
       admit(std::move(next));
     } else if (key.in_engine == 0) {
-      --active_keys_;
+      key.lingering = true;
+      if (!key.listed) lingering_.push_back(&key);
+      key.listed = true;
     }
   }
   // Threads that wait for requests which we have completed on their behalf.
@@ -584,6 +628,7 @@ void Context::reap() {
 }
 
 bool Context::wait(unjamRequest& request, std::int64_t timeout_us) {
+  if (timeout_us > kLongestTimeoutUs) timeout_us = -1;
   const auto deadline = std::chrono::steady_clock::now() + std::chrono::microseconds(timeout_us);
   for (;;) {
     if (request.done.load(std::memory_order_acquire)) return true;
@@ -646,13 +691,11 @@ Result Context::async_error() const {
   return first_error_;
 }
 
-void Context::cancel_locked(Submitted& s, const Result& why) {
+void Context::cancel_locked(std::size_t slot, const Result& why) {
+  Submitted& s = *slots_[slot];
   if (!s.cancel.ok()) return;
   s.cancel = why;
-  // Found by the slot's number, which the invocation carries in the engine.
-  for (std::size_t i = 0; i < slots_.size(); ++i) {
-    if (slots_[i].get() == &s) store_release<std::uint32_t>(memory_->rank().cancelled[i], 1);
-  }
+  store_release<std::uint32_t>(memory_->rank().cancelled[slot], 1);
 }
 
 void Context::peer_gone(int peer, const std::string& why) {
@@ -666,14 +709,12 @@ void Context::peer_gone(int peer, const std::string& why) {
         continue;
       }
       if (group->failed.ok()) group->failed = result;
-      for (auto& [name, key] : group->keys) {
-        for (auto& s : key->waiting) complete(*s, result);
-        waiting_ -= key->waiting.size();
-        key->waiting.clear();
-      }
+      for (auto& [name, key] : group->keys) fail_waiting(*key, 0, result);
     }
-    for (auto& s : slots_) {
-      if (s != nullptr && !s->key->group->failed.ok()) cancel_locked(*s, s->key->group->failed);
+    for (std::size_t i = 0; i < slots_.size(); ++i) {
+      if (slots_[i] != nullptr && !slots_[i]->key->group->failed.ok()) {
+        cancel_locked(i, slots_[i]->key->group->failed);
+      }
     }
     daemon_->ring_all();
   }
@@ -685,12 +726,14 @@ void Context::fail_call(std::uint64_t tag, std::uint64_t n, const Result& why) {
   if (closed_) return;
   const auto found = keys_.find(tag);
   if (found == keys_.end()) return;
-  if (found->second->failed.ok()) found->second->failed = why;
-  if (first_error_.ok()) first_error_ = why;
-  for (auto& s : slots_) {
-    // Later uses of the key cannot start any more.
-    if (s != nullptr && s->key == found->second && s->n >= n) cancel_locked(*s, why);
+  fail_key(*found->second, n, why);
+  fail_waiting(*found->second, n, why);
+  for (std::size_t i = 0; i < slots_.size(); ++i) {
+    // Later uses of the key cannot start any more; earlier ones go on.
+    const Submitted* s = slots_[i].get();
+    if (s != nullptr && s->key == found->second && s->n >= n) cancel_locked(i, why);
   }
+  completions_.notify();
   daemon_->ring_all();
 }
 

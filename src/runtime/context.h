@@ -105,13 +105,17 @@ struct Key {
   std::uint64_t completed = 0;
   std::uint32_t in_engine = 0;
   std::deque<std::unique_ptr<Submitted>> waiting;  // successors kept out of the engine
-  Result failed;                                   // an invocation failed: the key is finished
+  Result failed;                                   // an invocation failed, and with it all from
+  std::uint64_t failed_from = UINT64_MAX;          // this use on; earlier ones go on
+  bool active = false;                             // counts towards max_active_keys
+  bool lingering = false;  // active only because peers may have slices of it to consume
+  bool listed = false;     // in Context::lingering_
   unjamCollective* registered = nullptr;
   // The last plan: most keys repeat one call.
   Signature planned_for;
   std::shared_ptr<const Plan> plan;
   // Signatures of the latest invocations, by n % size, for ranks that disagree.
-  std::vector<Signature> history = std::vector<Signature>(8);
+  std::vector<Signature> history = std::vector<Signature>(32);
 };
 
 // What peers and traces know a key by.
@@ -158,8 +162,7 @@ class Context : public std::enable_shared_from_this<Context> {
   std::string info_json() const;
   std::size_t trace(unjamTraceEvent_t* events, std::size_t capacity) const;
   std::string explain() { return world_->explain(); }
-  // The signature of use n of a key here, if it is pending or among the latest; and whether this
-  // rank has called it at all.
+  // The signature of use n of a key here, if it is pending or among the latest.
   struct CallRecord {
     CallId id;
     Signature signature;
@@ -181,7 +184,11 @@ class Context : public std::enable_shared_from_this<Context> {
   void admit(std::unique_ptr<Submitted> s);
   void complete(Submitted& s, const Result& result);
   void reap_locked();
-  void cancel_locked(Submitted& s, const Result& why);
+  void cancel_locked(std::size_t slot, const Result& why);
+  void fail_key(Key& key, std::uint64_t from, const Result& why);
+  void fail_waiting(Key& key, std::uint64_t from, const Result& why);
+  bool key_drained(Key& key) const;
+  void retire_lingering();
   void need_background();
   void background();
   Result pending_error(const char* what, std::size_t pending) const;
@@ -202,6 +209,7 @@ class Context : public std::enable_shared_from_this<Context> {
   std::vector<std::unique_ptr<Submitted>> slots_;  // in the engine, by slot
   std::vector<std::uint16_t> free_slots_;
   std::size_t active_keys_ = 0;
+  std::vector<Key*> lingering_;
   std::size_t waiting_ = 0;    // successors kept out of the engine
   std::size_t callbacks_ = 0;  // invocations under way that have a callback
   std::uint64_t submitted_ = 0;

@@ -58,8 +58,8 @@ RankSnapshot Context::snapshot() const {
     // a lane is inside of its next invocation sees that the former one is done.
     if (load_acquire(s.key->state.done) > s.n) continue;
     const std::size_t i = r.pending.size();
-    r.pending.push_back(
-        {call_id(s), s.call.signature.text(), s.key->group->members, ms_since(s.since_ns)});
+    r.pending.push_back({call_id(s), s.call.signature.text(), s.key->group->members,
+                         ms_since(s.since_ns), !has_root(s.call.signature.kind)});
     for (std::size_t l = 0; l < r.words.size(); ++l) {
       const std::uint64_t slot = r.words[l] & 0xffff;
       if (slot != 0 && slots_[slot - 1].get() == &s) r.running[l] = static_cast<int>(i);
@@ -84,6 +84,12 @@ bool Context::find_call(std::uint64_t tag, std::uint64_t n, Signature& signature
   const auto found = keys_.find(tag);
   if (found == keys_.end()) return false;
   const Key& key = *found->second;
+  for (const Submitted* s : pending_in_order()) {
+    if (s->key == &key && s->n == n) {
+      signature = s->call.signature;
+      return true;
+    }
+  }
   if (n >= key.submitted || key.submitted - n > key.history.size()) return false;
   signature = key.history[n % key.history.size()];
   return true;

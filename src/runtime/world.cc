@@ -191,6 +191,7 @@ void World::fail(const std::string& why) {
 void World::attach(Context* context) {
   std::lock_guard lock(mutex_);
   contexts_[static_cast<std::size_t>(context->rank())] = context;
+  changed_.notify_all();
 }
 
 void World::detach(Context* context, std::map<std::uint64_t, std::uint64_t> calls) {
@@ -279,7 +280,11 @@ void World::watch() {
   std::unique_lock lock(mutex_);
   const auto period =
       std::chrono::milliseconds(std::clamp<std::int64_t>(first_settings_.stall_ms / 2, 5, 250));
+  const auto nobody = [this] {
+    return std::all_of(contexts_.begin(), contexts_.end(), [](Context* c) { return c == nullptr; });
+  };
   while (!stopping_) {
+    changed_.wait(lock, [&] { return stopping_ || !nobody(); });
     changed_.wait_for(lock, period, [this] { return stopping_; });
     if (!stopping_) look_for_disagreement();
   }
@@ -292,9 +297,10 @@ void World::look_for_disagreement() {
     if (c == nullptr) continue;
     for (const Context::CallRecord& call : c->pending_calls()) {
       if (call.age_ms < static_cast<double>(c->stall_ms())) continue;
-      std::map<std::string, std::vector<int>> said;
+      std::map<std::string, std::vector<int>> said = {{call.signature.text(), {c->rank()}}};
       std::vector<int> gone;
       for (const int member : call.members) {
+        if (member == c->rank()) continue;
         Context* other = contexts_[static_cast<std::size_t>(member)];
         if (other == nullptr) {
           const auto d = departed_.find(member);

@@ -24,7 +24,7 @@ inline constexpr std::uint32_t kMaxRanks = 64;     // ranks of one job
 inline constexpr std::uint32_t kMaxLanes = 16;
 inline constexpr std::uint32_t kAnnouncements = 1024;  // places a rank, see announcement.h
 
-// Directory entry, written by the sender. tag: 0 never used, 1 given back, else the key's tag.
+// Directory entry, written by the sender. tag: 0 never used, else the key's tag.
 // base: the step count at which the present owner began; stored before tag (release).
 struct DirectoryEntry {
   std::uint64_t tag;
@@ -44,7 +44,7 @@ struct alignas(64) CreditCell {
   std::uint64_t consumed;
 };
 
-// Per rank and lane: how others wake its engine, and what it is doing. See engine/doorbell.h.
+// Per rank and lane: how others wake its engine. See engine/doorbell.h.
 struct alignas(kFalseSharingBytes) LaneCell {
   std::uint32_t doorbell;
   std::uint32_t pad;

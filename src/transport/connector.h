@@ -30,7 +30,6 @@ namespace unjam {
 
 inline constexpr std::uint32_t kNoConnector = 0xffffffff;
 inline constexpr std::uint64_t kTagUnused = 0;
-inline constexpr std::uint64_t kTagGivenBack = 1;
 
 struct OutEndpoint {
   std::uint64_t posted = 0;  // steps of the connector, over all its owners
@@ -107,13 +106,13 @@ class LaneTransport {
     const std::uint32_t i = find_free(peer, tag);
     if (i == kNoConnector) return false;
     if (state.owners[i].endpoint != nullptr) {  // an idle key's: it will open another when needed
-      state.owners[i].endpoint->connector = kNoConnector;
+      store_relaxed(state.owners[i].endpoint->connector, kNoConnector);
       bump(state.reclaimed);
     } else {
       bump(state.opened);
     }
-    out.connector = i;
     out.posted = credit(peer, i);
+    store_relaxed(out.connector, i);
     state.owners[i] = {&out, in_use};
     DirectoryEntry& entry = directory(peer, rank)[i];
     // A reader that still sees the former tag may take this base for the former owner's: it only
@@ -122,6 +121,14 @@ class LaneTransport {
     // Release: a reader that sees the tag sees the base.
     store_release(entry.tag, tag);
     return true;
+  }
+
+  // Whether the peer has consumed all that was posted. Also from outside the lane, while the owning
+  // key has no invocation in it: then only a take-over by another key writes the endpoint, which
+  // happens to drained ones alone, and credits only grow.
+  UNJAM_HD bool drained(std::uint32_t peer, OutEndpoint& out) const {
+    const std::uint32_t i = load_relaxed(out.connector);
+    return i == kNoConnector || credit(peer, i) >= out.posted;
   }
 
   // Room for up to `want` bytes of step out.posted.

@@ -6,6 +6,9 @@
 
 namespace unjam {
 
+// Longer ones (3 years) are no limit: their arithmetic in nanoseconds would overflow.
+inline constexpr std::int64_t kLongestTimeoutUs = 100'000'000'000'000;
+
 // Sleeps while word == expected; at most timeout_us (< 0: no limit). Returns at spurious wake-ups
 // too.
 void futex_wait(std::uint32_t& word, std::uint32_t expected, std::int64_t timeout_us);

@@ -128,16 +128,34 @@ HostDaemon::HostDaemon(RankState& rank, EventCount& completions, const HostDaemo
     pthread_barrier_init(&lane->barrier, nullptr, options.block_threads);
     lanes_.push_back(std::move(lane));
   }
-  for (auto& lane : lanes_) {
-    for (unsigned t = 0; t < options.block_threads; ++t) {
-      lane->threads.emplace_back([this, &l = *lane, t] { lane_main(l, t); });
+  // Behind a gate: where one thread cannot be had, those that are there leave without having met
+  // the barrier of an incomplete block.
+  try {
+    for (auto& lane : lanes_) {
+      for (unsigned t = 0; t < options.block_threads; ++t) {
+        lane->threads.emplace_back([this, &l = *lane, t] {
+          gate_.wait(Gate::kClosed);
+          if (gate_.load() == Gate::kOpen) lane_main(l, t);
+        });
+      }
     }
+  } catch (...) {
+    gate_.store(Gate::kCancelled);
+    gate_.notify_all();
+    join();
+    throw;
   }
+  gate_.store(Gate::kOpen);
+  gate_.notify_all();
 }
 
 HostDaemon::~HostDaemon() {
   store_release<std::uint32_t>(rank_.stop, 1);
   ring_all();
+  join();
+}
+
+void HostDaemon::join() {
   for (auto& lane : lanes_) {
     for (std::thread& t : lane->threads) t.join();
     pthread_barrier_destroy(&lane->barrier);
@@ -191,6 +209,7 @@ void HostDaemon::ring_all() {
 }
 
 bool HostDaemon::synchronize(std::int64_t timeout_us) {
+  if (timeout_us > kLongestTimeoutUs) timeout_us = -1;
   const auto deadline = std::chrono::steady_clock::now() + std::chrono::microseconds(timeout_us);
   for (auto& lane : lanes_) {
     const std::uint64_t before = lane->transitions.load(std::memory_order_seq_cst);

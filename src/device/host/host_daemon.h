@@ -42,11 +42,14 @@ class HostDaemon {
 
  private:
   struct Lane;
+  enum class Gate { kClosed, kOpen, kCancelled };
   void lane_main(Lane& lane, unsigned thread);
+  void join();
 
   RankState& rank_;
   EventCount& completions_;
   const HostDaemonOptions options_;
+  std::atomic<Gate> gate_{Gate::kClosed};
   std::vector<std::unique_ptr<Lane>> lanes_;
 };
 
