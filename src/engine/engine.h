@@ -120,10 +120,6 @@ class Engine {
           continue;
         }
       }
-      if (!holds() && over_residency()) {
-        s_.cursor = kNoSlot;  // the pass ends here, and with it the stay
-        continue;
-      }
       const std::uint16_t slot = s_.cursor;
       s_.cursor = lane_.queue.next(slot);
       if (load_acquire(rank_.cancelled[slot]) != 0) {
@@ -169,6 +165,8 @@ class Engine {
       if (!s_.ran && !fetched) dev_.hold_sleep(s_.epoch);  // other lanes are not yet as far
       return true;
     }
+    // Only here: a stay that ended within a pass would begin the next one at the head again, and
+    // who stands behind what takes all the time would never get a turn.
     if (over_residency()) {
       bump(lane_.stats.residency_quits);
       return false;

@@ -381,12 +381,11 @@ Result Context::submit(unjamCollective& collective, const Call& call, unjamReque
 // ended on all ranks. Lets go of the lock to look at the other ranks.
 Result Context::check_agreement(std::unique_lock<std::mutex>& lock, unjamGroup& group, Key& key,
                                 const Signature& signature) {
-  const auto size = group.members.size();
-  const auto home = static_cast<std::size_t>(group.members[key.state.tag % size]);
-  auto* table =
-      reinterpret_cast<std::uint64_t*>(world_->bases()[home] + world_->shape().announcements());
   const std::uint64_t n = key.submitted;
-  if (size == 1 || announce(table, key.state.tag, n, signature.hash())) return {};
+  if (group.members.size() == 1 || announce(world_->announcements(group.members, key.state.tag),
+                                            key.state.tag, n, signature.hash())) {
+    return {};
+  }
   lock.unlock();
   const std::string text = world_->compare(*this, key.state.tag, n, signature, group.members,
                                            call_text(key.name, group.name, n));

@@ -9,6 +9,7 @@
 
 #include "runtime/context.h"
 #include "runtime/engine_memory.h"
+#include "transport/announcement.h"
 
 namespace unjam {
 namespace {
@@ -250,6 +251,11 @@ std::string World::explain() {
   return explain_json(ranks, edges, cycles);
 }
 
+std::uint64_t* World::announcements(const std::vector<int>& members, std::uint64_t tag) const {
+  const auto home = static_cast<std::size_t>(members[tag % members.size()]);
+  return reinterpret_cast<std::uint64_t*>(bases_[home] + shape_.announcements());
+}
+
 std::string World::compare(const Context& caller, std::uint64_t tag, std::uint64_t n,
                            const Signature& signature, const std::vector<int>& members,
                            const std::string& what) {
@@ -262,6 +268,8 @@ std::string World::compare(const Context& caller, std::uint64_t tag, std::uint64
       said[s.text()].push_back(member);
     }
   }
+  const auto known = disagreements_.find(tag);
+  if (known != disagreements_.end() && known->second.first <= n) return known->second.second;
   if (said.size() == 1) return "";
   const std::string text = disagreement_text(said, what);
   fail_everywhere(tag, n, members, text);
@@ -270,6 +278,9 @@ std::string World::compare(const Context& caller, std::uint64_t tag, std::uint64
 
 void World::fail_everywhere(std::uint64_t tag, std::uint64_t n, const std::vector<int>& members,
                             const std::string& text) {
+  const auto [known, first] = disagreements_.try_emplace(tag, n, text);
+  if (!first && n < known->second.first) known->second = {n, text};
+  announce_disagreement(announcements(members, tag), tag, n);
   for (const int member : members) {
     Context* c = contexts_[static_cast<std::size_t>(member)];
     if (c != nullptr) c->fail_call(tag, n, {UNJAM_ERROR_MISMATCH, text});

@@ -9,6 +9,7 @@
 #include <mutex>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "control/waitfor.h"
@@ -40,6 +41,8 @@ class World {
   const ArenaShape& shape() const { return shape_; }
   unsigned char* const* bases() const { return bases_.data(); }
   std::uint64_t arena_committed(int rank) const;
+  // Where the members of a group announce their calls of a key, see transport/announcement.h.
+  std::uint64_t* announcements(const std::vector<int>& members, std::uint64_t tag) const;
 
   // Contributes rank's arena; `settings` must agree with those of the ranks before.
   unjamResult_t join(int rank, const Settings& settings, std::string& error);
@@ -87,6 +90,8 @@ class World {
   std::vector<Context*> contexts_;  // by rank; null: not attached
   std::map<int, std::map<std::uint64_t, std::uint64_t>> departed_;
   std::map<int, std::string> gone_;  // aborted: rank -> why
+  // Disagreements found, by tag: the first use, and how ranks disagree. For ranks that call later.
+  std::map<std::uint64_t, std::pair<std::uint64_t, std::string>> disagreements_;
   bool stopping_ = false;
   std::thread watcher_;
 };

@@ -19,11 +19,22 @@ namespace unjam {
 // announcements in the arena of the member that all ranks agree on for the tag. One
 // compare-and-swap, no loop: losing a race against a reuser only loses the hint. Nothing is
 // published through the word, so its order does not matter beyond its own atomicity.
+// The low bit is always set: without it the word tells that a disagreement was found.
+
+inline std::uint64_t announcement(std::uint64_t id, std::uint64_t signature) {
+  return (id & ~0xffffffffull) | (signature & 0xffffffffull) | 1;
+}
+
+inline void announce_disagreement(std::uint64_t* table, std::uint64_t tag, std::uint64_t n) {
+  const std::uint64_t id = hash_combine(tag, n);
+  store_release(table[id % kAnnouncements], id & ~std::uint64_t{0xffffffff});
+}
+
 inline bool announce(std::uint64_t* table, std::uint64_t tag, std::uint64_t n,
                      std::uint64_t signature) {
   const std::uint64_t id = hash_combine(tag, n);
   std::uint64_t& place = table[id % kAnnouncements];
-  const std::uint64_t mine = (id & ~0xffffffffull) | (signature & 0xffffffffull);
+  const std::uint64_t mine = announcement(id, signature);
   const std::uint64_t found = load_acquire(place);
   if (found >> 32 == mine >> 32) return found == mine;
   compare_exchange(place, found, mine);

@@ -2,11 +2,12 @@
 
 import numpy as np
 import pytest
+
 import unjam
 
 
 def test_undelivered_broadcasts_meet_a_limit_not_a_hang():
-    """A root is done before its peers have called; what they have yet to take counts as active."""
+    """A root is done before its peers have called: what they have yet to take is limited."""
     with unjam.init_all(2, max_active_keys=8) as contexts:
         root, other = (context.group() for context in contexts)
         x, y = np.ones(4), np.zeros(4)
