@@ -412,13 +412,24 @@ Result Context::submit_locked(std::unique_lock<std::mutex>& lock, unjamGroup& gr
   const auto limit = static_cast<std::size_t>(settings_.max_active_keys);
   if (!key.active && active_keys_ >= limit) {
     reap_locked();
-    retire_lingering();
     if (active_keys_ >= limit) {
       return {UNJAM_ERROR_RESOURCES,
               std::to_string(limit) +
-                  " keys of this rank have invocations under way, or data that a peer has yet to "
-                  "take, as many as are allowed: wait for some, or raise UNJAM_MAX_ACTIVE_KEYS "
-                  "(max_active_keys) on all ranks"};
+                  " keys of this rank have invocations under way, as many as are allowed: wait for "
+                  "some, or raise UNJAM_MAX_ACTIVE_KEYS (max_active_keys) on all ranks"};
+    }
+  }
+  // Both kinds hold connectors, of which there are twice the limit.
+  const auto held = [&] { return active_keys_ + lingering_keys_ - (key.lingering ? 1 : 0); };
+  if (!key.active && held() >= 2 * limit) {
+    reap_locked();
+    retire_lingering();
+    if (held() >= 2 * limit) {
+      return {UNJAM_ERROR_RESOURCES,
+              std::to_string(2 * limit) +
+                  " keys of this rank have invocations under way or data that peers have yet to "
+                  "take, as many as there is room for (twice the limit): let the peers call them, "
+                  "or raise UNJAM_MAX_ACTIVE_KEYS (max_active_keys) on all ranks"};
     }
   }
   const Signature& signature = call.signature;
@@ -477,6 +488,7 @@ Result Context::submit_locked(std::unique_lock<std::mutex>& lock, unjamGroup& gr
     return {};
   }
   if (!key.active) ++active_keys_;
+  if (key.lingering) --lingering_keys_;
   key.active = true;
   key.lingering = false;
   if (waits) {
@@ -501,14 +513,14 @@ bool Context::key_drained(Key& key) const {
   return true;
 }
 
-// Keys whose invocations are complete stay active while peers may have to take their slices: they
-// hold connectors. Looked at only when the limit is reached.
+// Keys whose invocations are complete hold connectors while peers have to take their slices. Looked
+// at only when connectors may run out.
 void Context::retire_lingering() {
   std::erase_if(lingering_, [this](Key* key) {
     if (key->lingering) {
       if (!key_drained(*key)) return false;
-      key->active = key->lingering = false;
-      --active_keys_;
+      key->lingering = false;
+      --lingering_keys_;
     }  // else it is in use again
     key->listed = false;
     return true;
@@ -612,6 +624,9 @@ void Context::reap_locked() {
       --waiting_;
       admit(std::move(next));
     } else if (key.in_engine == 0) {
+      --active_keys_;
+      ++lingering_keys_;
+      key.active = false;
       key.lingering = true;
       if (!key.listed) lingering_.push_back(&key);
       key.listed = true;

@@ -107,8 +107,8 @@ struct Key {
   std::deque<std::unique_ptr<Submitted>> waiting;  // successors kept out of the engine
   Result failed;                                   // an invocation failed, and with it all from
   std::uint64_t failed_from = UINT64_MAX;          // this use on; earlier ones go on
-  bool active = false;                             // counts towards max_active_keys
-  bool lingering = false;  // active only because peers may have slices of it to consume
+  bool active = false;     // has invocations under way: counts towards max_active_keys
+  bool lingering = false;  // has none, but peers may have slices of it to consume
   bool listed = false;     // in Context::lingering_
   unjamCollective* registered = nullptr;
   // The last plan: most keys repeat one call.
@@ -209,9 +209,10 @@ class Context : public std::enable_shared_from_this<Context> {
   std::vector<std::unique_ptr<Submitted>> slots_;  // in the engine, by slot
   std::vector<std::uint16_t> free_slots_;
   std::size_t active_keys_ = 0;
-  std::vector<Key*> lingering_;
-  std::size_t waiting_ = 0;    // successors kept out of the engine
-  std::size_t callbacks_ = 0;  // invocations under way that have a callback
+  std::size_t lingering_keys_ = 0;
+  std::vector<Key*> lingering_;  // those, and perhaps some that are in use again
+  std::size_t waiting_ = 0;      // successors kept out of the engine
+  std::size_t callbacks_ = 0;    // invocations under way that have a callback
   std::uint64_t submitted_ = 0;
   std::uint64_t completed_ = 0;
   bool closed_ = false;  // aborted or destroyed

@@ -12,8 +12,8 @@ ArenaShape arena_shape(const Settings& settings, int ranks) {
   ArenaShape shape;
   shape.ranks = static_cast<std::uint32_t>(ranks);
   shape.lanes = static_cast<std::uint32_t>(settings.lanes);
-  // Twice the keys that may be active, so that probing ends soon. A key counts as active until its
-  // peers have consumed all that it sent, so open() always finds one.
+  // Twice the keys that may be active: a key that is complete here may have slices that a peer has
+  // yet to consume. The context counts both, so open() always finds one.
   shape.connectors = static_cast<std::uint32_t>(2 * settings.max_active_keys);
   shape.escape_slots = static_cast<std::uint32_t>(settings.escape_slots);
   shape.escape_slot_bytes = static_cast<std::uint32_t>(settings.escape_slot_bytes);
