@@ -209,7 +209,11 @@ typedef struct {
 
 /* key: NUL-terminated, may be NULL or "" (the group's common channel). options: may be NULL.
  * request: may be NULL (then only the callback or the key's order tells of completion); otherwise
- * must be freed with unjamRequestFree. A failing call submits nothing. */
+ * must be freed with unjamRequestFree. A failing call submits nothing.
+ * Ranks that disagree on a use of a key get UNJAM_ERROR_MISMATCH, most at once, all within
+ * UNJAM_STALL_MS and a half. A rank whose part only sends (a broadcast's root, most senders of a
+ * reduce) may have completed with success before another rank's differing call was made: it gets
+ * the error from unjamGetAsyncError and from the key's next use. */
 
 /* recv[i] = op over all ranks of send[i], i < count. In place: send == recv. */
 UNJAM_API unjamResult_t unjamAllReduce(unjamGroup_t group, const char* key, const void* send,
