@@ -530,7 +530,9 @@ class Engine {
     if (outcome == Outcome::kDone) record(TraceType::kFinish, &inv);
     if (s_.cursor == slot) s_.cursor = lane_.queue.next(slot);
     lane_.queue.remove(slot);
-    --inv.key->lanes[lane_index_].in_queue;
+    LaneKey& key = inv.key->lanes[lane_index_];
+    --key.in_queue;
+    bump<std::uint64_t>(key.time_ns, dev_.now_ns() - lane_.contexts[slot].started_ns);
     ActiveContext& a = lane_.active[slot % kActiveContexts];
     if (a.slot == slot) a.slot = kNoSlot;
     s_.moved = true;

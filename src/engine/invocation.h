@@ -22,6 +22,7 @@ struct LaneKey {
   std::uint64_t preemptions = 0;
   std::uint64_t spins = 0;
   std::uint64_t slices = 0;
+  std::uint64_t time_ns = 0;  // from fetch to finish, over all invocations
 };
 
 // A key of a group at one rank. Lives as long as the rank context.

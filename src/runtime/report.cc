@@ -193,11 +193,12 @@ std::string Context::info_json() const {
   w.key("keys").begin_array();
   for (const auto& group : groups_) {
     for (const auto& [name, key] : group->keys) {
-      std::uint64_t preemptions = 0, spins = 0, slices = 0;
+      std::uint64_t preemptions = 0, spins = 0, slices = 0, time_ns = 0;
       for (LaneKey& lane : key->lanes) {
         preemptions += load_relaxed(lane.preemptions);
         spins += load_relaxed(lane.spins);
         slices += load_relaxed(lane.slices);
+        time_ns += load_relaxed(lane.time_ns);
       }
       w.begin_object()
           .field("group", group->name)
@@ -207,7 +208,8 @@ std::string Context::info_json() const {
           .field("completed", key->completed)
           .field("preemptions", preemptions)
           .field("spins", spins)
-          .field("slices", slices);
+          .field("slices", slices)
+          .field("time_ms", static_cast<double>(time_ns) / 1e6);
       w.field("algorithm", key->plan == nullptr ? "" : to_string(key->plan->algorithm));
       w.field("failed", key->failed.message);
       w.end_object();
