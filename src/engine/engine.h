@@ -331,7 +331,7 @@ class Engine {
     for (;;) {
       const std::uint32_t epoch = holds() ? doorbell_epoch(my_cell().doorbell) : 0;
       const bool received = receive_ready(a, remaining);
-      if (received && send_ready(a, remaining)) break;
+      if (received && send_ready(a)) break;
       ++polls;
       if (holds()) {
         if (load_acquire(rank_.cancelled[a.slot]) != 0) return kCancelledNow;
@@ -401,7 +401,7 @@ class Engine {
     return true;
   }
 
-  UNJAM_HD bool send_ready(ActiveContext& a, std::uint32_t) {
+  UNJAM_HD bool send_ready(ActiveContext& a) {
     const Primitive p = s_.primitive;
     if (!(p.flags & kSend)) return true;
     LaneTransport& t = lane_.transport;

@@ -1,24 +1,17 @@
 #include "runtime/context.h"
 
-#include <time.h>
-
 #include <algorithm>
 #include <chrono>
 #include <limits>
 #include <utility>
 
+#include "base/clock.h"
 #include "base/hash.h"
 #include "plan/selector.h"
 #include "transport/announcement.h"
 
 namespace unjam {
 namespace {
-
-std::uint64_t now_ns() {
-  timespec t;
-  clock_gettime(CLOCK_MONOTONIC, &t);
-  return static_cast<std::uint64_t>(t.tv_sec) * 1000000000u + static_cast<std::uint64_t>(t.tv_nsec);
-}
 
 Result gone_result(int rank, const std::string& why) {
   return {UNJAM_ERROR_PEER, "rank " + std::to_string(rank) + " is gone: " + why};
@@ -462,7 +455,7 @@ Result Context::submit_locked(std::unique_lock<std::mutex>& lock, unjamGroup& gr
   s->call = call;
   s->key = &key;
   s->plan = key.plan;
-  s->since_ns = now_ns();
+  s->since_ns = monotonic_ns();
   // A successor of a pending invocation cannot start before that ends, so it may wait here without
   // harm; a key's first must not wait for anything but its peers.
   const bool starts_key = key.in_engine == 0 && key.waiting.empty();

@@ -1,21 +1,14 @@
 // What a context tells about itself: statistics, memory, traces, snapshots for diagnosis.
-#include <time.h>
-
 #include <algorithm>
 
+#include "base/clock.h"
 #include "base/json_writer.h"
 #include "runtime/context.h"
 
 namespace unjam {
 namespace {
 
-double ms_since(std::uint64_t ns) {
-  timespec t;
-  clock_gettime(CLOCK_MONOTONIC, &t);
-  const auto now =
-      static_cast<std::uint64_t>(t.tv_sec) * 1000000000u + static_cast<std::uint64_t>(t.tv_nsec);
-  return static_cast<double>(now - ns) / 1e6;
-}
+double ms_since(std::uint64_t ns) { return static_cast<double>(monotonic_ns() - ns) / 1e6; }
 
 CallId call_id(const Submitted& s) {
   return {s.key->state.tag, s.n, s.key->group->name, s.key->name};

@@ -165,9 +165,9 @@ bool resolve_settings(const unjamConfig_t* config, Settings& s, std::string& err
 
 void resolve_spins(Settings& s, std::int64_t threads) {
   // Every eighth poll yields the core. Where ranks share cores, a rank that spins takes the time in
-  // which its peer would have made the data: short thresholds are best, by far
-  // (bench/disorder_bench on 2 cores, 8 ranks: a cap of 2048 makes random order 10 times slower
-  // than a cap of 32).
+  // which its peer would have made the data: short thresholds are best, by far (docs/benchmarks.md:
+  // 8 ranks on 2 cores, random order is 6.5 times slower than one order under a cap of 2048 polls,
+  // as fast under a cap of 32).
   const bool crowded = threads > static_cast<std::int64_t>(std::thread::hardware_concurrency());
   if (s.spin_head == 0) s.spin_head = crowded ? 4 : 256;
   if (s.spin_base == 0) s.spin_base = crowded ? 1 : 4;

@@ -183,12 +183,6 @@ unjamResult_t World::wait_joined(std::int64_t timeout_ms, std::string& error) {
   return UNJAM_SUCCESS;
 }
 
-void World::fail(const std::string& why) {
-  std::lock_guard lock(mutex_);
-  failure_ = why;
-  changed_.notify_all();
-}
-
 void World::attach(Context* context) {
   std::lock_guard lock(mutex_);
   contexts_[static_cast<std::size_t>(context->rank())] = context;

@@ -48,8 +48,6 @@ class World {
   unjamResult_t join(int rank, const Settings& settings, std::string& error);
   // Waits until all ranks have joined.
   unjamResult_t wait_joined(std::int64_t timeout_ms, std::string& error);
-  // A rank that could not be completed after join().
-  void fail(const std::string& why);
 
   void attach(Context* context);
   // `calls`: how often the rank has called each key.

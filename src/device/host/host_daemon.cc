@@ -1,12 +1,12 @@
 #include "device/host/host_daemon.h"
 
 #include <sched.h>
-#include <time.h>
 #include <unistd.h>
 
 #include <chrono>
 #include <cstdio>
 
+#include "base/clock.h"
 #include "base/hash.h"
 #include "device/host/leaves.h"
 #include "engine/engine.h"
@@ -27,12 +27,6 @@ struct HostDaemon::Lane {
 };
 
 namespace {
-
-std::uint64_t monotonic_ns() {
-  timespec t;
-  clock_gettime(CLOCK_MONOTONIC, &t);
-  return static_cast<std::uint64_t>(t.tv_sec) * 1000000000u + static_cast<std::uint64_t>(t.tv_nsec);
-}
 
 // The host's side of Engine's `Dev`.
 class HostDev {
