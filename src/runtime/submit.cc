@@ -1,0 +1,286 @@
+// Submission: checks, agreement, and the way into the engine.
+#include <limits>
+#include <utility>
+
+#include "base/clock.h"
+#include "base/hash.h"
+#include "plan/selector.h"
+#include "runtime/context.h"
+#include "runtime/texts.h"
+#include "transport/announcement.h"
+
+namespace unjam {
+
+std::uint64_t Signature::hash() const {
+  std::uint64_t h = mix64(static_cast<std::uint64_t>(kind));
+  h = hash_combine(h, static_cast<std::uint64_t>(dtype));
+  h = hash_combine(h, static_cast<std::uint64_t>(op));
+  h = hash_combine(h, static_cast<std::uint64_t>(root));
+  return hash_combine(h, count);
+}
+
+std::string Signature::text() const {
+  std::string t =
+      std::string(to_string(kind)) + "(count=" + std::to_string(count) + ", " + to_string(dtype);
+  if (reduces(kind)) t += std::string(", ") + to_string(op);
+  if (has_root(kind)) t += ", root=" + std::to_string(root);
+  return t + ")";
+}
+
+Result Context::validate(const unjamGroup& group, const Call& call) const {
+  const auto bad = [](std::string text) {
+    return Result{UNJAM_ERROR_INVALID_ARGUMENT, std::move(text)};
+  };
+  const Signature& s = call.signature;
+  const auto outside = [](auto value, int n) {
+    return static_cast<int>(value) < 0 || static_cast<int>(value) >= n;
+  };
+  if (outside(s.kind, kNumKinds)) return bad("unknown kind of collective");
+  if (outside(s.dtype, kNumDTypes)) return bad("unknown data type");
+  if (outside(s.op, kNumOps)) return bad("unknown reduction operator");
+  const auto n = static_cast<std::uint64_t>(group.members.size());
+  if (has_root(s.kind) && (s.root < 0 || static_cast<std::uint64_t>(s.root) >= n)) {
+    return bad("root " + std::to_string(s.root) + ": the group has ranks 0 to " +
+               std::to_string(n - 1));
+  }
+  const std::uint64_t size = dtype_bytes(s.dtype);
+  const bool blocked = s.kind == Kind::kAllGather || s.kind == Kind::kReduceScatter;
+  const std::uint64_t most = std::numeric_limits<std::int64_t>::max();
+  if (s.count > most / size / (blocked ? n : 1)) {
+    return bad("count " + std::to_string(s.count) + " of " + to_string(s.dtype) +
+               " overflows the address space" + (blocked ? " (count is per rank)" : ""));
+  }
+  return {};
+}
+
+namespace {
+
+// Buffers of one call: who needs which, and how they may overlap.
+Result check_buffers(const unjamGroup& group, const Call& call) {
+  const Signature& s = call.signature;
+  if (s.count == 0) return {};
+  const auto bad = [](std::string text) {
+    return Result{UNJAM_ERROR_INVALID_ARGUMENT, std::move(text)};
+  };
+  const bool root = group.rank == s.root;
+  const bool needs_send = s.kind != Kind::kBroadcast || root;
+  const bool needs_recv = s.kind != Kind::kReduce || root;
+  if (needs_send && call.send == nullptr) return bad("the send buffer is NULL");
+  if (needs_recv && call.recv == nullptr) return bad("the recv buffer is NULL");
+  const std::uint64_t size = dtype_bytes(s.dtype);
+  const auto send = reinterpret_cast<std::uintptr_t>(call.send);
+  const auto recv = reinterpret_cast<std::uintptr_t>(call.recv);
+  if ((needs_send && send % size != 0) || (needs_recv && recv % size != 0)) {
+    return bad("a buffer is not aligned to its element type (" + std::string(to_string(s.dtype)) +
+               ", " + std::to_string(size) + " bytes)");
+  }
+  if (!needs_send || !needs_recv) return {};
+  const std::uint64_t block = s.count * size, n = group.members.size();
+  const std::uint64_t send_bytes = s.kind == Kind::kReduceScatter ? n * block : block;
+  const std::uint64_t recv_bytes = s.kind == Kind::kAllGather ? n * block : block;
+  const std::uint64_t own = static_cast<std::uint64_t>(group.rank) * block;
+  const bool in_place = s.kind == Kind::kAllGather       ? send == recv + own
+                        : s.kind == Kind::kReduceScatter ? recv == send + own
+                                                         : send == recv;
+  const bool apart = send + send_bytes <= recv || recv + recv_bytes <= send;
+  if (!apart && !in_place) {
+    return bad(
+        "the send and recv buffers overlap, and not in the way that in-place calls do "
+        "(all-gather: send == recv + rank*count; reduce-scatter: recv == send + rank*count; "
+        "otherwise send == recv)");
+  }
+  return {};
+}
+
+}  // namespace
+
+Result Context::submit(unjamGroup& group, const char* name, const Call& call,
+                       unjamRequest** request) {
+  if (Result r = validate(group, call); !r.ok()) return r;
+  if (Result r = check_buffers(group, call); !r.ok()) return r;
+  std::unique_lock lock(mutex_);
+  if (closed_) return closed_why_;
+  Result result;
+  Key* key = find_or_create_key(group, name, result);
+  if (key == nullptr) return result;
+  if (key->registered != nullptr) {
+    return {UNJAM_ERROR_INVALID_USAGE, name_text(key->name, group.name) + " is registered (as " +
+                                           key->registered->signature.text() +
+                                           "): run the registered collective, or use another key"};
+  }
+  return submit_locked(lock, group, *key, call, request);
+}
+
+Result Context::submit(unjamCollective& collective, const Call& call, unjamRequest** request) {
+  if (Result r = validate(*collective.group, call); !r.ok()) return r;
+  if (Result r = check_buffers(*collective.group, call); !r.ok()) return r;
+  std::unique_lock lock(mutex_);
+  if (closed_) return closed_why_;
+  return submit_locked(lock, *collective.group, *collective.key, call, request);
+}
+
+// Whether another rank is known to have called something else as the key's next use; then it is
+// ended on all ranks. Lets go of the lock to look at the other ranks.
+Result Context::check_agreement(std::unique_lock<std::mutex>& lock, unjamGroup& group, Key& key,
+                                const Signature& signature) {
+  const std::uint64_t n = key.submitted;
+  if (group.members.size() == 1 || announce(world_->announcements(group.members, key.state.tag),
+                                            key.state.tag, n, signature.hash())) {
+    return {};
+  }
+  lock.unlock();
+  const std::string text = world_->compare(*this, key.state.tag, n, signature, group.members,
+                                           call_text(key.name, group.name, n));
+  lock.lock();
+  if (closed_) return closed_why_;
+  return text.empty() ? Result{} : Result{UNJAM_ERROR_MISMATCH, text};
+}
+
+Result Context::submit_locked(std::unique_lock<std::mutex>& lock, unjamGroup& group, Key& key,
+                              const Call& call, unjamRequest** request) {
+  // First, since it may let go of the lock for a while; then nothing does until the call is made.
+  Result disagreement;
+  for (std::uint64_t n = key.submitted;; n = key.submitted) {
+    disagreement = check_agreement(lock, group, key, call.signature);
+    if (closed_) return closed_why_;
+    if (n == key.submitted) break;  // no other thread has made this use meanwhile
+  }
+  if (!group.failed.ok()) return group.failed;
+  if (key.submitted >= key.failed_from && disagreement.ok()) {
+    return {key.failed.code, name_text(key.name, group.name) +
+                                 " is out of use since an earlier invocation failed (" +
+                                 key.failed.message + "): use another key"};
+  }
+  const auto limit = static_cast<std::size_t>(settings_.max_active_keys);
+  if (!key.active && active_keys_ >= limit) {
+    reap_locked();
+    if (active_keys_ >= limit) {
+      return {UNJAM_ERROR_RESOURCES,
+              std::to_string(limit) +
+                  " keys of this rank have invocations under way, as many as are allowed: wait for "
+                  "some, or raise UNJAM_MAX_ACTIVE_KEYS (max_active_keys) on all ranks"};
+    }
+  }
+  // Both kinds hold connectors, of which there are twice the limit.
+  const auto held = [&] { return active_keys_ + lingering_keys_ - (key.lingering ? 1 : 0); };
+  if (!key.active && held() >= 2 * limit) {
+    reap_locked();
+    retire_lingering();
+    if (held() >= 2 * limit) {
+      return {UNJAM_ERROR_RESOURCES,
+              std::to_string(2 * limit) +
+                  " keys of this rank have invocations under way or data that peers have yet to "
+                  "take, as many as there is room for (twice the limit): let the peers call them, "
+                  "or raise UNJAM_MAX_ACTIVE_KEYS (max_active_keys) on all ranks"};
+    }
+  }
+  const Signature& signature = call.signature;
+  if (key.plan == nullptr || !(key.planned_for == signature)) {
+    PlanRequest r;
+    r.kind = signature.kind;
+    r.dtype = signature.dtype;
+    r.op = signature.op;
+    r.count = signature.count;
+    r.ranks = static_cast<int>(group.members.size());
+    r.rank = group.rank;
+    r.root = signature.root;
+    PlanLimits limits;
+    limits.escape_slots = world_->shape().escape_slots;
+    limits.escape_slot_bytes = world_->shape().escape_slot_bytes;
+    limits.lanes = static_cast<std::uint16_t>(world_->shape().lanes);
+    std::optional<Algorithm> algorithm;
+    if (settings_.algorithm >= 0) algorithm = static_cast<Algorithm>(settings_.algorithm);
+    std::string error;
+    std::optional<Plan> plan = make_plan(r, limits, algorithm, &error);
+    if (!plan) {
+      return {UNJAM_ERROR_INVALID_ARGUMENT, "no plan for " + signature.text() + ": " + error};
+    }
+    key.plan = std::make_shared<const Plan>(std::move(*plan));
+    key.planned_for = signature;
+  }
+
+  // What can fail for want of memory or threads comes before anything is counted.
+  auto s = std::make_unique<Submitted>();
+  s->call = call;
+  s->key = &key;
+  s->plan = key.plan;
+  s->since_ns = monotonic_ns();
+  // A successor of a pending invocation cannot start before that ends, so it may wait here without
+  // harm; a key's first must not wait for anything but its peers.
+  const bool starts_key = key.in_engine == 0 && key.waiting.empty();
+  const std::size_t in_engine = slots_.size() - free_slots_.size();
+  const bool waits = !key.waiting.empty() || (!starts_key && in_engine >= slots_.size() / 2);
+  if (call.callback != nullptr || waits) need_background();
+  if (request != nullptr) {
+    s->request = new unjamRequest;
+    s->request->context = shared_from_this();
+    s->request->retain();  // one for the caller, one for us
+  }
+
+  if (request != nullptr) *request = s->request;
+  s->n = key.submitted++;
+  s->order = submitted_++;
+  key.history[s->n % key.history.size()] = signature;
+  ++group.pending;
+  if (call.callback != nullptr) ++callbacks_;
+  if (!disagreement.ok()) {
+    // Ends as every invocation does that fails after its call, only at once.
+    complete(*s, disagreement);
+    completions_.notify();
+    return {};
+  }
+  if (!key.active) ++active_keys_;
+  if (key.lingering) --lingering_keys_;
+  key.active = true;
+  key.lingering = false;
+  if (waits) {
+    key.waiting.push_back(std::move(s));
+    ++waiting_;
+  } else {
+    admit(std::move(s));
+  }
+  return {};
+}
+
+void Context::admit(std::unique_ptr<Submitted> s) {
+  const std::uint16_t slot = free_slots_.back();
+  free_slots_.pop_back();
+  Key& key = *s->key;
+  const unjamGroup& group = *key.group;
+  const Plan& plan = *s->plan;
+  const Signature& signature = s->call.signature;
+  RankState& rank = memory_->rank();
+  Sqe sqe;
+  Invocation& inv = sqe.inv;
+  inv.program = plan.primitives.data();
+  inv.num_primitives = static_cast<std::uint32_t>(plan.primitives.size());
+  inv.members = group.members16.data();
+  inv.key = &key.state;
+  // Where a rank's plan does not use a buffer the pointer may be null; it is not touched.
+  inv.input = s->call.send;
+  inv.output = s->call.recv;
+  inv.n = s->n;
+  inv.geometry = plan.geometry;
+  inv.group_size = static_cast<std::uint16_t>(group.members.size());
+  inv.group_rank = static_cast<std::uint16_t>(group.rank);
+  inv.priority = s->call.priority;
+  inv.op = signature.op;
+  inv.protocol = plan.protocol;
+  inv.slot = slot;
+  std::uint64_t seed = hash_combine(key.state.tag, s->n);
+  seed = hash_combine(seed, signature.hash());
+  seed = hash_combine(seed, static_cast<std::uint64_t>(plan.algorithm) << 8 |
+                                static_cast<std::uint64_t>(plan.protocol));
+  seed =
+      hash_combine(seed, std::uint64_t{plan.geometry.chunk} << 32 |
+                             std::uint64_t{plan.geometry.lanes} << 16 | plan.geometry.first_lane);
+  inv.seed = seed;
+  s->in_engine = true;
+  ++key.in_engine;
+  store_release<std::uint32_t>(rank.cancelled[slot], 0);
+  slots_[slot] = std::move(s);
+  rank.sq.push(sqe);
+  daemon_->ring(0);
+}
+
+}  // namespace unjam
