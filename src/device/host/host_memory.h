@@ -5,6 +5,8 @@
 #include <cstddef>
 #include <string>
 
+#include "base/fd.h"
+
 namespace unjam {
 
 class SharedMemory {
@@ -19,17 +21,23 @@ class SharedMemory {
   // Zeroed, page-aligned; pages are committed on first touch. On failure the object stays empty and
   // `error` says why.
   static SharedMemory create(std::size_t bytes, std::string& error);
+  // Maps what another process has created and sent. It can neither shrink nor grow (it is sealed),
+  // so that no access faults; anything else is refused.
+  static SharedMemory adopt(Fd fd, std::size_t bytes, std::string& error);
 
   unsigned char* data() const { return data_; }
   std::size_t size() const { return size_; }
-  int fd() const { return fd_; }
+  // A new descriptor of the memory, to be sent; none on failure.
+  Fd share() const;
   // Bytes that are committed now.
   std::size_t committed() const;
 
  private:
+  bool map(std::size_t bytes, std::string& error);
+
   unsigned char* data_ = nullptr;
   std::size_t size_ = 0;
-  int fd_ = -1;
+  Fd fd_;
 };
 
 }  // namespace unjam

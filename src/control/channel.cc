@@ -1,0 +1,191 @@
+#include "control/channel.h"
+
+#include <poll.h>
+#include <sys/socket.h>
+
+#include <cerrno>
+#include <chrono>
+#include <cstring>
+#include <utility>
+
+#include "base/clock.h"
+
+namespace unjam {
+namespace {
+
+struct FrameHeader {
+  std::uint32_t bytes;  // of the payload
+  std::uint16_t type;
+  std::uint8_t fds;
+  std::uint8_t zero;
+};
+static_assert(sizeof(FrameHeader) == 8);
+
+constexpr std::size_t kReadBytes = 65536;
+// Descriptors that arrived and belong to no complete frame yet: more than a frame's worth of them
+// twice over is nobody of ours.
+constexpr std::size_t kMaxWaitingFds = 16 * kMaxFrameFds;
+
+bool wait_for(int fd, short events, std::uint64_t deadline_ns) {
+  const std::uint64_t now = monotonic_ns();
+  if (now >= deadline_ns) return false;
+  pollfd p{fd, events, 0};
+  poll(&p, 1, static_cast<int>((deadline_ns - now) / 1000000 + 1));
+  return true;
+}
+
+}  // namespace
+
+Channel::Channel(Fd socket, std::size_t longest) : socket_(std::move(socket)), longest_(longest) {}
+
+bool Channel::receive(std::string& error) {
+  while (!broken_ && socket_) {
+    char buffer[kReadBytes];
+    iovec part{buffer, sizeof(buffer)};
+    alignas(cmsghdr) char control[CMSG_SPACE(64 * sizeof(int))];
+    msghdr message{};
+    message.msg_iov = &part;
+    message.msg_iovlen = 1;
+    message.msg_control = control;
+    message.msg_controllen = sizeof(control);
+    const ssize_t n = recvmsg(socket_.get(), &message, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
+    if (n < 0) {
+      if (errno == EINTR) continue;
+      if (errno == EAGAIN || errno == EWOULDBLOCK) return true;
+      broken_ = true;
+      fault_ = std::strerror(errno);
+      break;
+    }
+    for (cmsghdr* c = CMSG_FIRSTHDR(&message); c != nullptr; c = CMSG_NXTHDR(&message, c)) {
+      if (c->cmsg_level != SOL_SOCKET || c->cmsg_type != SCM_RIGHTS) continue;
+      const std::size_t count = (c->cmsg_len - CMSG_LEN(0)) / sizeof(int);
+      for (std::size_t i = 0; i < count; ++i) {
+        int fd = -1;
+        std::memcpy(&fd, CMSG_DATA(c) + i * sizeof(int), sizeof(int));
+        in_fds_.emplace_back(fd);
+      }
+    }
+    if (n == 0) {
+      broken_ = true;
+      fault_ = "closed by the other end";
+      break;
+    }
+    if (in_fds_.size() > kMaxWaitingFds || (message.msg_flags & MSG_CTRUNC) != 0) {
+      broken_ = true;
+      fault_ = "too many file descriptors";
+      break;
+    }
+    in_.append(buffer, static_cast<std::size_t>(n));
+    // Whoever sends without end is read a little at a time.
+    if (in_.size() >= longest_ + kReadBytes) return true;
+  }
+  error = fault_;
+  return false;
+}
+
+bool Channel::pop(Frame& frame) {
+  FrameHeader h{};
+  if (in_.size() < sizeof(h)) return false;
+  std::memcpy(&h, in_.data(), sizeof(h));
+  if (h.bytes > longest_ || h.zero != 0 || h.fds > kMaxFrameFds) {
+    broken_ = true;
+    fault_ = "a frame that is none of ours";
+    in_.clear();
+    return false;
+  }
+  if (in_.size() < sizeof(h) + h.bytes) return false;
+  // They arrive with the frame's first byte.
+  if (in_fds_.size() < h.fds) {
+    broken_ = true;
+    fault_ = "a frame without its file descriptors";
+    in_.clear();
+    return false;
+  }
+  frame.type = h.type;
+  frame.payload.assign(in_, sizeof(h), h.bytes);
+  frame.fds.clear();
+  for (std::uint8_t i = 0; i < h.fds; ++i) {
+    frame.fds.push_back(std::move(in_fds_.front()));
+    in_fds_.pop_front();
+  }
+  in_.erase(0, sizeof(h) + h.bytes);
+  return true;
+}
+
+void Channel::post(std::uint16_t type, std::string_view payload, std::vector<Fd> fds) {
+  FrameHeader h{static_cast<std::uint32_t>(payload.size()), type,
+                static_cast<std::uint8_t>(fds.size()), 0};
+  Outgoing o;
+  o.bytes.resize(sizeof(h) + payload.size());
+  std::memcpy(o.bytes.data(), &h, sizeof(h));
+  std::memcpy(o.bytes.data() + sizeof(h), payload.data(), payload.size());
+  o.fds = std::move(fds);
+  out_bytes_ += o.bytes.size();
+  out_.push_back(std::move(o));
+}
+
+bool Channel::flush(std::string& error) {
+  while (!out_.empty()) {
+    Outgoing& o = out_.front();
+    iovec part{o.bytes.data() + o.sent, o.bytes.size() - o.sent};
+    alignas(cmsghdr) char control[CMSG_SPACE(kMaxFrameFds * sizeof(int))] = {};
+    msghdr message{};
+    message.msg_iov = &part;
+    message.msg_iovlen = 1;
+    if (!o.fds.empty()) {
+      message.msg_control = control;
+      message.msg_controllen = CMSG_SPACE(o.fds.size() * sizeof(int));
+      cmsghdr* c = CMSG_FIRSTHDR(&message);
+      c->cmsg_level = SOL_SOCKET;
+      c->cmsg_type = SCM_RIGHTS;
+      c->cmsg_len = CMSG_LEN(o.fds.size() * sizeof(int));
+      for (std::size_t i = 0; i < o.fds.size(); ++i) {
+        const int fd = o.fds[i].get();
+        std::memcpy(CMSG_DATA(c) + i * sizeof(int), &fd, sizeof(int));
+      }
+    }
+    const ssize_t n = socket_ ? sendmsg(socket_.get(), &message, MSG_DONTWAIT | MSG_NOSIGNAL)
+                              : (errno = EPIPE, -1);
+    if (n < 0) {
+      if (errno == EINTR) continue;
+      // Too many descriptors under way (ETOOMANYREFS): the receivers are about to take them.
+      if (errno == EAGAIN || errno == EWOULDBLOCK || errno == ETOOMANYREFS || errno == ENOBUFS) {
+        return true;
+      }
+      error = std::strerror(errno);
+      return false;
+    }
+    o.fds.clear();  // went with the first byte
+    o.sent += static_cast<std::size_t>(n);
+    out_bytes_ -= static_cast<std::size_t>(n);
+    if (o.sent == o.bytes.size()) out_.pop_front();
+  }
+  return true;
+}
+
+bool Channel::flush_all(std::int64_t timeout_ms, std::string& error) {
+  const std::uint64_t deadline = monotonic_ns() + static_cast<std::uint64_t>(timeout_ms) * 1000000;
+  for (;;) {
+    if (!flush(error)) return false;
+    if (out_.empty()) return true;
+    if (!wait_for(fd(), POLLOUT, deadline)) break;
+    if (errno == ETOOMANYREFS) usleep(1000);  // writable, yet refused
+  }
+  error = "not taken within " + std::to_string(timeout_ms) + " ms";
+  return false;
+}
+
+bool Channel::await(Frame& frame, std::int64_t timeout_ms, std::string& error) {
+  const std::uint64_t deadline = monotonic_ns() + static_cast<std::uint64_t>(timeout_ms) * 1000000;
+  for (;;) {
+    if (pop(frame)) return true;
+    const bool live = receive(error);
+    if (pop(frame)) return true;
+    if (!live) return false;
+    if (!wait_for(fd(), POLLIN, deadline)) break;
+  }
+  error = "no answer within " + std::to_string(timeout_ms) + " ms";
+  return false;
+}
+
+}  // namespace unjam

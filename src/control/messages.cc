@@ -1,0 +1,341 @@
+#include "control/messages.h"
+
+#include "base/types.h"
+#include "control/wire.h"
+#include "transport/arena.h"
+
+namespace unjam {
+namespace {
+
+constexpr std::uint32_t kLastRank = kMaxRanks - 1;
+constexpr std::size_t kMostCalls = 1 << 22;
+constexpr std::size_t kMostPending = 1 << 18;
+constexpr std::size_t kLongestName = 4096;
+
+using Pairs = std::vector<std::pair<std::uint64_t, std::uint64_t>>;
+
+std::string cut(const std::string& text, std::size_t longest) {
+  return text.size() <= longest ? text : text.substr(0, longest - 4) + " ...";
+}
+
+void put(WireWriter& w, const Pairs& pairs) {
+  w.list(pairs.size());
+  for (const auto& [a, b] : pairs) {
+    w.number(a);
+    w.number(b);
+  }
+}
+
+void get(WireReader& r, Pairs& pairs) {
+  pairs.resize(r.list(kMostCalls, 16));
+  for (auto& [a, b] : pairs) {
+    a = r.number<std::uint64_t>();
+    b = r.number<std::uint64_t>();
+  }
+}
+
+void put(WireWriter& w, const PendingCall& c) {
+  w.number(c.call.tag);
+  w.number(c.call.n);
+  w.text(cut(c.call.group, kLongestName));
+  w.text(cut(c.call.key, kLongestName));
+  w.text(cut(c.signature, kLongestName));
+  w.number(static_cast<std::uint64_t>(c.age_ms * 1e3));
+  w.number<std::uint8_t>(c.mutual);
+  w.list(c.members.size());
+  for (const int m : c.members) w.number(static_cast<std::uint16_t>(m));
+}
+
+void get(WireReader& r, PendingCall& c) {
+  c.call.tag = r.number<std::uint64_t>();
+  c.call.n = r.number<std::uint64_t>();
+  c.call.group = r.text(kLongestName);
+  c.call.key = r.text(kLongestName);
+  c.signature = r.text(kLongestName);
+  c.age_ms = static_cast<double>(r.number<std::uint64_t>()) / 1e3;
+  c.mutual = r.up_to<std::uint8_t>(1) != 0;
+  c.members.resize(r.list(kMaxRanks, 2));
+  for (int& m : c.members) m = r.up_to<std::uint16_t>(kLastRank);
+}
+
+}  // namespace
+
+std::string HelloMessage::encode() const {
+  WireWriter w;
+  w.number(version);
+  w.number(nonce[0]);
+  w.number(nonce[1]);
+  return w.take();
+}
+bool HelloMessage::decode(std::string_view bytes) {
+  WireReader r(bytes);
+  version = r.number<std::uint32_t>();
+  for (auto& n : nonce) n = r.number<std::uint64_t>();
+  return r.complete();
+}
+
+std::string ProofMessage::encode() const {
+  WireWriter w;
+  w.number(version);
+  for (const auto n : nonce) w.number(n);
+  for (const auto t : tag) w.number(t);
+  return w.take();
+}
+bool ProofMessage::decode(std::string_view bytes) {
+  WireReader r(bytes);
+  version = r.number<std::uint32_t>();
+  for (auto& n : nonce) n = r.number<std::uint64_t>();
+  for (auto& t : tag) t = r.number<std::uint64_t>();
+  return r.complete();
+}
+
+std::string RefusedMessage::encode() const {
+  WireWriter w;
+  w.number(rank);
+  w.number(code);
+  w.text(cut(text, kLongestText));
+  return w.take();
+}
+bool RefusedMessage::decode(std::string_view bytes) {
+  WireReader r(bytes);
+  rank = r.number<std::int32_t>();
+  code = r.number<std::int32_t>();
+  text = r.text(kLongestText);
+  return r.complete() && rank >= -1 && rank <= static_cast<std::int32_t>(kLastRank);
+}
+
+std::string JoinMessage::encode() const {
+  WireWriter w;
+  w.number(rank);
+  w.number(ranks);
+  w.number(arena_bytes);
+  w.text(settings);
+  return w.take();
+}
+bool JoinMessage::decode(std::string_view bytes) {
+  WireReader r(bytes);
+  rank = r.up_to(kLastRank);
+  ranks = r.up_to(kMaxRanks);
+  arena_bytes = r.number<std::uint64_t>();
+  settings = r.text(4096);
+  return r.complete() && rank < ranks;
+}
+
+std::string JoinedMessage::encode() const {
+  WireWriter w;
+  w.number(mask);
+  return w.take();
+}
+bool JoinedMessage::decode(std::string_view bytes) {
+  WireReader r(bytes);
+  mask = r.number<std::uint64_t>();
+  return r.complete();
+}
+
+std::string FailedMessage::encode() const {
+  WireWriter w;
+  w.text(cut(text, kLongestText));
+  return w.take();
+}
+bool FailedMessage::decode(std::string_view bytes) {
+  WireReader r(bytes);
+  text = r.text(kLongestText);
+  return r.complete();
+}
+
+std::string StartMessage::encode() const {
+  WireWriter w;
+  w.number(me);
+  w.list(process_of.size());
+  for (const auto p : process_of) w.number(p);
+  w.list(pids.size());
+  for (const auto p : pids) w.number(p);
+  return w.take();
+}
+bool StartMessage::decode(std::string_view bytes) {
+  WireReader r(bytes);
+  me = r.number<std::uint32_t>();
+  process_of.resize(r.list(kMaxRanks, 4));
+  for (auto& p : process_of) p = r.up_to(kLastRank);
+  pids.resize(r.list(kMaxRanks, 8));
+  for (auto& p : pids) p = r.number<std::int64_t>();
+  if (!r.complete() || me >= pids.size()) return false;
+  for (const auto p : process_of) {
+    if (p >= pids.size()) return false;
+  }
+  return true;
+}
+
+std::string ArenaMessage::encode() const {
+  WireWriter w;
+  w.number(rank);
+  return w.take();
+}
+bool ArenaMessage::decode(std::string_view bytes) {
+  WireReader r(bytes);
+  rank = r.up_to(kLastRank);
+  return r.complete();
+}
+
+std::string PeerMessage::encode() const {
+  WireWriter w;
+  w.number(process);
+  return w.take();
+}
+bool PeerMessage::decode(std::string_view bytes) {
+  WireReader r(bytes);
+  process = r.up_to(kLastRank);
+  return r.complete();
+}
+
+std::string GoneMessage::encode() const {
+  WireWriter w;
+  w.number(rank);
+  w.text(cut(why, kLongestText));
+  return w.take();
+}
+bool GoneMessage::decode(std::string_view bytes) {
+  WireReader r(bytes);
+  rank = r.up_to(kLastRank);
+  why = r.text(kLongestText);
+  return r.complete();
+}
+
+std::string DepartedMessage::encode() const {
+  WireWriter w;
+  w.number(rank);
+  put(w, calls);
+  return w.take();
+}
+bool DepartedMessage::decode(std::string_view bytes) {
+  WireReader r(bytes);
+  rank = r.up_to(kLastRank);
+  get(r, calls);
+  return r.complete();
+}
+
+std::string QueryMessage::encode() const {
+  WireWriter w;
+  put(w, calls);
+  return w.take();
+}
+bool QueryMessage::decode(std::string_view bytes) {
+  WireReader r(bytes);
+  get(r, calls);
+  return r.complete();
+}
+
+std::string AnswerMessage::encode() const {
+  WireWriter w;
+  put(w, asked);
+  w.list(said.size());
+  for (const SaidItem& s : said) {
+    w.number(s.tag);
+    w.number(s.n);
+    w.number(s.rank);
+    w.number<std::uint8_t>(s.called);
+    w.text(cut(s.signature, kLongestName));
+  }
+  w.list(known.size());
+  for (const Known& k : known) {
+    w.number(k.tag);
+    w.number(k.n);
+    w.text(cut(k.text, kLongestText));
+  }
+  return w.take();
+}
+bool AnswerMessage::decode(std::string_view bytes) {
+  WireReader r(bytes);
+  get(r, asked);
+  said.resize(r.list(kMostCalls, 25));
+  for (SaidItem& s : said) {
+    s.tag = r.number<std::uint64_t>();
+    s.n = r.number<std::uint64_t>();
+    s.rank = r.up_to(kLastRank);
+    s.called = r.up_to<std::uint8_t>(1) != 0;
+    s.signature = r.text(kLongestName);
+  }
+  known.resize(r.list(kMostCalls, 20));
+  for (Known& k : known) {
+    k.tag = r.number<std::uint64_t>();
+    k.n = r.number<std::uint64_t>();
+    k.text = r.text(kLongestText);
+  }
+  return r.complete();
+}
+
+std::string FailMessage::encode() const {
+  WireWriter w;
+  w.number(tag);
+  w.number(n);
+  w.number(code);
+  w.text(cut(text, kLongestText));
+  return w.take();
+}
+bool FailMessage::decode(std::string_view bytes) {
+  WireReader r(bytes);
+  tag = r.number<std::uint64_t>();
+  n = r.number<std::uint64_t>();
+  code = r.number<std::int32_t>();
+  text = r.text(kLongestText);
+  return r.complete();
+}
+
+std::string SnapshotRequestMessage::encode() const {
+  WireWriter w;
+  w.number(number);
+  return w.take();
+}
+bool SnapshotRequestMessage::decode(std::string_view bytes) {
+  WireReader r(bytes);
+  number = r.number<std::uint64_t>();
+  return r.complete();
+}
+
+std::string SnapshotMessage::encode() const {
+  WireWriter w;
+  w.number(number);
+  w.list(ranks.size());
+  for (const RankSnapshot& s : ranks) {
+    w.number(static_cast<std::uint32_t>(s.rank));
+    w.number<std::uint8_t>(s.holds);
+    w.list(s.running.size());
+    for (const int i : s.running) w.number(static_cast<std::int32_t>(i));
+    w.list(s.words.size());
+    for (const auto word : s.words) w.number(word);
+    w.list(s.pending.size());
+    for (const PendingCall& c : s.pending) put(w, c);
+    w.list(s.calls.size());
+    for (const auto& [tag, count] : s.calls) {
+      w.number(tag);
+      w.number(count);
+    }
+  }
+  return w.take();
+}
+bool SnapshotMessage::decode(std::string_view bytes) {
+  WireReader r(bytes);
+  number = r.number<std::uint64_t>();
+  ranks.resize(r.list(kMaxRanks, 21));
+  for (RankSnapshot& s : ranks) {
+    s.rank = static_cast<int>(r.up_to(kLastRank));
+    s.holds = r.up_to<std::uint8_t>(1) != 0;
+    s.running.resize(r.list(kMaxLanes, 4));
+    for (int& i : s.running) i = r.number<std::int32_t>();
+    s.words.resize(r.list(kMaxLanes, 8));
+    for (auto& word : s.words) word = r.number<std::uint64_t>();
+    s.pending.resize(r.list(kMostPending, 41));
+    for (PendingCall& c : s.pending) get(r, c);
+    for (const int i : s.running) {
+      if (i < -1 || i >= static_cast<int>(s.pending.size())) return false;
+    }
+    const std::size_t calls = r.list(kMostCalls, 16);
+    for (std::size_t i = 0; i < calls; ++i) {
+      const auto tag = r.number<std::uint64_t>();
+      s.calls[tag] = r.number<std::uint64_t>();
+    }
+  }
+  return r.complete();
+}
+
+}  // namespace unjam

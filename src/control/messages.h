@@ -1,0 +1,174 @@
+// What processes of a job say to each other: at the rendezvous (rendezvous.h) and afterwards
+// (mesh.h). Encoded as wire.h says; decode() is false for anything that is not exactly one message.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "control/waitfor.h"
+
+namespace unjam {
+
+inline constexpr std::uint32_t kProtocolVersion = 1;
+inline constexpr std::size_t kLongestText = 1 << 16;
+// Before and after the other end has proved that it knows the secret.
+inline constexpr std::size_t kLongestStrangerFrame = 256;
+inline constexpr std::size_t kLongestFrame = 64 << 20;
+inline constexpr std::size_t kLongestJoinFrame = 1 << 16;
+
+enum class MessageType : std::uint16_t {
+  // Rendezvous. S: sent by the server.
+  kHello = 1,  // S
+  kProof,      // by both, first the client
+  kRefused,    // S: of one rank, or of the connection
+  kJoin,       // with the arena's descriptor
+  kJoined,     // S: who is there by now
+  kFailed,     // S: the job will not come to be
+  kStart,      // S: all are there; followed by kArena and kPeer
+  kArena,      // S, with the descriptor
+  kPeer,       // S, with a connected socket and a pidfd
+  // Between the processes of a running job.
+  kGone = 32,
+  kDeparted,
+  kQuery,
+  kAnswer,
+  kFail,
+  kSnapshotRequest,
+  kSnapshot,
+};
+
+struct HelloMessage {
+  std::uint32_t version = kProtocolVersion;
+  std::uint64_t nonce[2] = {};
+  std::string encode() const;
+  bool decode(std::string_view bytes);
+};
+
+struct ProofMessage {
+  std::uint32_t version = kProtocolVersion;
+  std::uint64_t nonce[2] = {};
+  std::uint64_t tag[2] = {};
+  std::string encode() const;
+  bool decode(std::string_view bytes);
+};
+
+struct RefusedMessage {
+  std::int32_t rank = -1;  // -1: the whole connection
+  std::int32_t code = 0;   // an unjamResult_t
+  std::string text;
+  std::string encode() const;
+  bool decode(std::string_view bytes);
+};
+
+struct JoinMessage {
+  std::uint32_t rank = 0;
+  std::uint32_t ranks = 0;
+  std::uint64_t arena_bytes = 0;
+  std::string settings;  // that must be equal on all ranks
+  std::string encode() const;
+  bool decode(std::string_view bytes);
+};
+
+struct JoinedMessage {
+  std::uint64_t mask = 0;  // bit r: rank r has joined
+  std::string encode() const;
+  bool decode(std::string_view bytes);
+};
+
+struct FailedMessage {
+  std::string text;
+  std::string encode() const;
+  bool decode(std::string_view bytes);
+};
+
+struct StartMessage {
+  std::uint32_t me = 0;                   // the receiver's index among the processes
+  std::vector<std::uint32_t> process_of;  // by rank
+  std::vector<std::int64_t> pids;         // by process
+  std::string encode() const;
+  bool decode(std::string_view bytes);
+};
+
+struct ArenaMessage {
+  std::uint32_t rank = 0;
+  std::string encode() const;
+  bool decode(std::string_view bytes);
+};
+
+struct PeerMessage {
+  std::uint32_t process = 0;
+  std::string encode() const;
+  bool decode(std::string_view bytes);
+};
+
+// A rank was aborted.
+struct GoneMessage {
+  std::uint32_t rank = 0;
+  std::string why;
+  std::string encode() const;
+  bool decode(std::string_view bytes);
+};
+
+// A rank has left, with all its calls complete; how often it has called each key.
+struct DepartedMessage {
+  std::uint32_t rank = 0;
+  std::vector<std::pair<std::uint64_t, std::uint64_t>> calls;  // (tag, count)
+  std::string encode() const;
+  bool decode(std::string_view bytes);
+};
+
+// What have your ranks called as use n of these keys?
+struct QueryMessage {
+  std::vector<std::pair<std::uint64_t, std::uint64_t>> calls;  // (tag, n)
+  std::string encode() const;
+  bool decode(std::string_view bytes);
+};
+
+struct SaidItem {
+  std::uint64_t tag = 0;
+  std::uint64_t n = 0;
+  std::uint32_t rank = 0;
+  bool called = false;
+  std::string signature;  // "" if called, and too long ago to know
+};
+struct AnswerMessage {
+  std::vector<std::pair<std::uint64_t, std::uint64_t>> asked;  // as in the query
+  std::vector<SaidItem> said;  // by members among the sender's ranks that know the key
+  // Disagreements that the sender knows of, for keys that were asked about.
+  struct Known {
+    std::uint64_t tag = 0;
+    std::uint64_t n = 0;
+    std::string text;
+  };
+  std::vector<Known> known;
+  std::string encode() const;
+  bool decode(std::string_view bytes);
+};
+
+// Use n of the key has failed, for all ranks.
+struct FailMessage {
+  std::uint64_t tag = 0;
+  std::uint64_t n = 0;
+  std::int32_t code = 0;  // an unjamResult_t
+  std::string text;
+  std::string encode() const;
+  bool decode(std::string_view bytes);
+};
+
+struct SnapshotRequestMessage {
+  std::uint64_t number = 0;
+  std::string encode() const;
+  bool decode(std::string_view bytes);
+};
+
+struct SnapshotMessage {
+  std::uint64_t number = 0;  // of the request
+  std::vector<RankSnapshot> ranks;
+  std::string encode() const;
+  bool decode(std::string_view bytes);
+};
+
+}  // namespace unjam

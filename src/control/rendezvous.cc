@@ -1,0 +1,539 @@
+#include "control/rendezvous.h"
+
+#include <fcntl.h>
+#include <poll.h>
+#include <sys/eventfd.h>
+#include <sys/random.h>
+#include <sys/socket.h>
+#include <sys/syscall.h>
+#include <sys/un.h>
+
+#include <cerrno>
+#include <cstdio>
+#include <cstring>
+#include <utility>
+
+#include "base/clock.h"
+#include "base/hash.h"
+#include "base/siphash.h"
+
+namespace unjam {
+namespace {
+
+// As the C API's results of these names; this layer does not see its header.
+constexpr std::int32_t kInvalidUsage = 2, kMismatch = 3;
+
+constexpr std::uint64_t kProofNs = 5'000'000'000;  // for a client to prove itself
+constexpr std::size_t kMostStrangers = 128;        // connections that have not (yet)
+constexpr std::int64_t kHandOutMs = 10000;  // for a client to take what it is sent at the start
+
+struct Keys {
+  SipKey key[2];
+};
+
+Keys keys_of(const JobSecret& secret) {
+  Keys k;
+  std::memcpy(&k, secret.data(), sizeof(k));
+  return k;
+}
+static_assert(sizeof(Keys) == sizeof(JobSecret));
+
+// Domain-separated: what one end sends is no proof for the other.
+void prove_tag(const JobSecret& secret, char who, const std::uint64_t server[2],
+               const std::uint64_t client[2], std::uint64_t tag[2]) {
+  char text[40];
+  std::memset(text, who, 8);
+  std::memcpy(text + 8, server, 16);
+  std::memcpy(text + 24, client, 16);
+  const Keys k = keys_of(secret);
+  for (int i = 0; i < 2; ++i) tag[i] = siphash(k.key[i], std::string_view(text, sizeof(text)));
+}
+
+// In constant time.
+bool same(const std::uint64_t a[2], const std::uint64_t b[2]) {
+  return ((a[0] ^ b[0]) | (a[1] ^ b[1])) == 0;
+}
+
+void fill_random(void* to, std::size_t bytes) {
+  std::size_t got = 0;
+  while (got < bytes) {
+    const ssize_t n = getrandom(static_cast<char*>(to) + got, bytes - got, 0);
+    if (n > 0) got += static_cast<std::size_t>(n);
+  }
+}
+
+socklen_t address_of(const JobSecret& secret, sockaddr_un& address) {
+  std::uint64_t tag[2];
+  const std::uint64_t none[2] = {};
+  prove_tag(secret, 'n', none, none, tag);
+  address = {};
+  address.sun_family = AF_UNIX;
+  // A leading NUL: the abstract namespace.
+  const int n = std::snprintf(address.sun_path + 1, sizeof(address.sun_path) - 1,
+                              "unjam-%016llx%016llx", static_cast<unsigned long long>(tag[0]),
+                              static_cast<unsigned long long>(tag[1]));
+  return static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + static_cast<std::size_t>(n));
+}
+
+Fd unix_socket() { return Fd(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0)); }
+
+// Whether the process at the other end belongs to our user; its pid.
+bool same_user(int fd, std::int64_t& pid, std::string& error) {
+  ucred c{};
+  socklen_t n = sizeof(c);
+  if (getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &c, &n) != 0) {
+    error = std::string("cannot tell who is at the other end: ") + std::strerror(errno);
+    return false;
+  }
+  pid = c.pid;
+  if (c.uid == geteuid()) return true;
+  error = "the process at the other end belongs to user " + std::to_string(c.uid) +
+          ", this one to " + std::to_string(geteuid());
+  return false;
+}
+
+Fd open_pidfd(std::int64_t pid) {
+  return Fd(static_cast<int>(syscall(SYS_pidfd_open, static_cast<pid_t>(pid), 0)));
+}
+
+Fd duplicate(const Fd& fd) { return Fd(fd ? fcntl(fd.get(), F_DUPFD_CLOEXEC, 3) : -1); }
+
+constexpr std::uint16_t type_of(MessageType t) { return static_cast<std::uint16_t>(t); }
+
+std::string ranks_text(const std::vector<std::uint32_t>& ranks) {
+  std::string t = ranks.size() == 1 ? "rank" : "ranks";
+  for (std::size_t i = 0; i < ranks.size(); ++i) {
+    t += (i == 0 ? " " : ", ") + std::to_string(ranks[i]);
+  }
+  return t;
+}
+
+}  // namespace
+
+// ---- server ----
+
+RendezvousServer::RendezvousServer(Fd listener, const JobSecret& secret)
+    : listener_(std::move(listener)), secret_(secret), stop_(eventfd(0, EFD_CLOEXEC)) {
+  thread_ = std::thread([this] { serve(); });
+}
+
+RendezvousServer::~RendezvousServer() {
+  const std::uint64_t one = 1;
+  if (write(stop_.get(), &one, sizeof(one)) < 0) std::perror("unjam: eventfd");
+  thread_.join();
+}
+
+void RendezvousServer::serve() {
+  pthread_setname_np(pthread_self(), "unjam meet");
+  while (!over_) {
+    std::vector<pollfd> polled = {{stop_.get(), POLLIN, 0}, {listener_.get(), POLLIN, 0}};
+    std::uint64_t next = UINT64_MAX;
+    for (const auto& c : connections_) {
+      const short out = c->channel.pending() ? POLLOUT : 0;
+      polled.push_back({c->channel.fd(), static_cast<short>(POLLIN | out), 0});
+      if (!c->proven || c->closing) next = std::min(next, c->deadline_ns);
+    }
+    const std::uint64_t now = monotonic_ns();
+    const int wait_ms = next == UINT64_MAX ? -1
+                        : next <= now      ? 0
+                                           : static_cast<int>((next - now) / 1000000 + 1);
+    poll(polled.data(), polled.size(), wait_ms);
+    if (polled[0].revents != 0) {
+      fail_all("the process that kept the rendezvous (pid " + std::to_string(getpid()) +
+                   ") left before all ranks had joined",
+               nullptr);
+      break;
+    }
+    // Backwards: drop() moves those behind.
+    for (std::size_t i = connections_.size(); i-- > 0 && !over_;) {
+      Connection& c = *connections_[i];
+      std::string error;
+      bool live = true;
+      if (i + 2 < polled.size() && (polled[i + 2].revents & (POLLIN | POLLHUP | POLLERR)) != 0) {
+        live = c.channel.receive(error);
+        Frame frame;
+        while (!over_ && !c.closing && c.channel.pop(frame)) take(c, frame);
+        if (over_) break;
+      }
+      live = live && c.channel.flush(error);
+      const bool late = (!c.proven || c.closing) && monotonic_ns() >= c.deadline_ns;
+      if (!live || late || (c.closing && !c.channel.pending())) drop(i);
+    }
+    if (!over_ && polled[1].revents != 0) accept_one();
+    if (!over_ && ranks_ != 0 && joined_.size() == ranks_) start();
+  }
+  // What was said last must arrive.
+  for (auto& c : connections_) {
+    std::string error;
+    if (c->proven) c->channel.flush_all(200, error);
+  }
+  connections_.clear();
+  listener_.reset();
+}
+
+void RendezvousServer::accept_one() {
+  Fd socket(accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
+  if (!socket) return;
+  std::string error;
+  std::int64_t pid = 0;
+  if (!same_user(socket.get(), pid, error)) return;
+  // Strangers that say nothing must not keep the others out: the oldest goes.
+  std::size_t strangers = 0;
+  for (const auto& c : connections_) strangers += c->proven ? 0 : 1;
+  if (strangers >= kMostStrangers) {
+    for (std::size_t i = 0; i < connections_.size(); ++i) {
+      if (connections_[i]->proven) continue;
+      drop(i);
+      break;
+    }
+  }
+  auto c = std::make_unique<Connection>();
+  c->channel = Channel(std::move(socket), kLongestStrangerFrame);
+  c->deadline_ns = monotonic_ns() + kProofNs;
+  c->pid = pid;
+  fill_random(c->nonce, sizeof(c->nonce));
+  HelloMessage hello;
+  std::memcpy(hello.nonce, c->nonce, sizeof(hello.nonce));
+  c->channel.post(type_of(MessageType::kHello), hello.encode());
+  c->channel.flush(error);
+  connections_.push_back(std::move(c));
+}
+
+void RendezvousServer::take(Connection& c, Frame& frame) {
+  if (!c.proven) {
+    prove(c, frame);
+  } else if (frame.type == type_of(MessageType::kJoin)) {
+    join(c, frame);
+  } else {
+    refuse(c, -1, kInvalidUsage, "a message that has no place in a rendezvous");
+  }
+}
+
+void RendezvousServer::prove(Connection& c, const Frame& frame) {
+  ProofMessage proof;
+  if (frame.type != type_of(MessageType::kProof) || !proof.decode(frame.payload)) {
+    refuse(c, -1, kInvalidUsage, "a stranger: the first message was no proof of the secret");
+    return;
+  }
+  if (proof.version != kProtocolVersion) {
+    refuse(c, -1, kMismatch,
+           "version " + std::to_string(proof.version) + " of the protocol, the others speak " +
+               std::to_string(kProtocolVersion) + ": use one version of unjam on all ranks");
+    return;
+  }
+  std::uint64_t expected[2];
+  prove_tag(secret_, 'c', c.nonce, proof.nonce, expected);
+  if (!same(expected, proof.tag)) {
+    refuse(c, -1, kInvalidUsage, "the wrong secret: use the unique id of this job on all ranks");
+    return;
+  }
+  c.proven = true;
+  c.channel.set_longest(kLongestJoinFrame);
+  ProofMessage mine;
+  prove_tag(secret_, 's', c.nonce, proof.nonce, mine.tag);
+  c.channel.post(type_of(MessageType::kProof), mine.encode());
+}
+
+void RendezvousServer::join(Connection& c, Frame& frame) {
+  JoinMessage m;
+  if (!m.decode(frame.payload) || frame.fds.size() != 1) {
+    refuse(c, -1, kInvalidUsage, "a join that makes no sense");
+    return;
+  }
+  const auto rank = static_cast<std::int32_t>(m.rank);
+  if (ranks_ != 0 && m.ranks != ranks_) {
+    refuse(c, rank, kMismatch,
+           "this rank says that the job has " + std::to_string(m.ranks) +
+               " ranks, an earlier one " + std::to_string(ranks_) +
+               ": give the same number everywhere");
+    return;
+  }
+  if (joined_.count(m.rank) != 0) {
+    refuse(c, rank, kInvalidUsage,
+           "rank " + std::to_string(rank) + " has joined this job already (in process " +
+               std::to_string(joined_[m.rank].connection->pid) + ")");
+    return;
+  }
+  if (ranks_ == 0) {
+    ranks_ = m.ranks;
+    first_rank_ = m.rank;
+    settings_ = m.settings;
+    arena_bytes_ = m.arena_bytes;
+  } else if (m.settings != settings_ || m.arena_bytes != arena_bytes_) {
+    const std::string text = "settings differ: rank " + std::to_string(first_rank_) + " has " +
+                             settings_ + "; rank " + std::to_string(rank) + " has " + m.settings +
+                             "; they must be equal";
+    refuse(c, rank, kMismatch, text);
+    fail_all(text, &c);
+    return;
+  }
+  c.ranks.push_back(m.rank);
+  joined_[m.rank] = {&c, std::move(frame.fds[0])};
+  JoinedMessage who;
+  for (const auto& [r, entry] : joined_) who.mask |= 1ull << r;
+  const std::string text = who.encode();
+  for (auto& other : connections_) {
+    if (other->proven && !other->closing) {
+      other->channel.post(type_of(MessageType::kJoined), text);
+      std::string error;
+      other->channel.flush(error);
+    }
+  }
+}
+
+void RendezvousServer::refuse(Connection& c, std::int32_t rank, std::int32_t code,
+                              const std::string& text) {
+  RefusedMessage m;
+  m.rank = rank;
+  m.code = code;
+  m.text = text;
+  c.channel.post(type_of(MessageType::kRefused), m.encode());
+  if (rank >= 0) return;  // the connection may have other ranks
+  c.closing = true;
+  c.deadline_ns = monotonic_ns() + kProofNs;
+}
+
+// The job will not come to be.
+void RendezvousServer::fail_all(const std::string& text, const Connection* but) {
+  FailedMessage m;
+  m.text = text;
+  const std::string bytes = m.encode();
+  for (auto& c : connections_) {
+    if (c->proven && c.get() != but) c->channel.post(type_of(MessageType::kFailed), bytes);
+  }
+  over_ = true;
+}
+
+void RendezvousServer::drop(std::size_t index) {
+  std::unique_ptr<Connection> gone = std::move(connections_[index]);
+  connections_.erase(connections_.begin() + static_cast<std::ptrdiff_t>(index));
+  if (gone->ranks.empty()) return;
+  fail_all(ranks_text(gone->ranks) + " (process " + std::to_string(gone->pid) +
+               ") left before all ranks had joined",
+           nullptr);
+}
+
+void RendezvousServer::start() {
+  over_ = true;
+  listener_.reset();
+  std::vector<Connection*> processes;
+  StartMessage m;
+  m.process_of.resize(ranks_);
+  for (auto& c : connections_) {
+    if (c->ranks.empty()) continue;
+    for (const auto r : c->ranks) m.process_of[r] = static_cast<std::uint32_t>(processes.size());
+    m.pids.push_back(c->pid);
+    processes.push_back(c.get());
+  }
+  // Each frame with descriptors is handed over before the next is made, so that few are open. Who
+  // does not take them is left alone: the others find the other end of their socket closed.
+  std::vector<bool> deaf(processes.size(), false);
+  const auto hand = [&](std::size_t to, MessageType type, const std::string& bytes,
+                        std::vector<Fd> fds) {
+    if (deaf[to]) return;
+    std::string error;
+    processes[to]->channel.post(type_of(type), bytes, std::move(fds));
+    deaf[to] = !processes[to]->channel.flush_all(kHandOutMs, error);
+  };
+  for (std::size_t p = 0; p < processes.size(); ++p) {
+    m.me = static_cast<std::uint32_t>(p);
+    hand(p, MessageType::kStart, m.encode(), {});
+    for (const auto& [rank, entry] : joined_) {
+      if (m.process_of[rank] == p) continue;
+      std::vector<Fd> fds;
+      fds.push_back(duplicate(entry.arena));
+      hand(p, MessageType::kArena, ArenaMessage{rank}.encode(), std::move(fds));
+    }
+  }
+  for (std::size_t p = 0; p < processes.size(); ++p) {
+    for (std::size_t q = p + 1; q < processes.size(); ++q) {
+      int pair[2];
+      if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, pair) != 0) {
+        fail_all(std::string("cannot connect two processes: ") + std::strerror(errno), nullptr);
+        return;
+      }
+      std::vector<Fd> to_p, to_q;
+      to_p.emplace_back(pair[0]);
+      to_q.emplace_back(pair[1]);
+      to_p.push_back(open_pidfd(processes[q]->pid));
+      to_q.push_back(open_pidfd(processes[p]->pid));
+      // Without a pidfd (an old kernel) the socket alone tells of a death.
+      if (!to_p.back()) to_p.pop_back();
+      if (!to_q.back()) to_q.pop_back();
+      hand(p, MessageType::kPeer, PeerMessage{static_cast<std::uint32_t>(q)}.encode(),
+           std::move(to_p));
+      hand(q, MessageType::kPeer, PeerMessage{static_cast<std::uint32_t>(p)}.encode(),
+           std::move(to_q));
+    }
+  }
+}
+
+// ---- client ----
+
+bool RendezvousClient::connect(const JobSecret& secret, std::int64_t timeout_ms,
+                               std::string& error) {
+  const std::uint64_t deadline = monotonic_ns() + static_cast<std::uint64_t>(timeout_ms) * 1000000;
+  sockaddr_un address;
+  const socklen_t size = address_of(secret, address);
+  const auto* target = reinterpret_cast<const sockaddr*>(&address);
+  for (;;) {
+    if (monotonic_ns() >= deadline) {
+      error = "no rendezvous within " + std::to_string(timeout_ms) + " ms";
+      return false;
+    }
+    Fd socket = unix_socket();
+    if (!socket) {
+      error = std::string("cannot open a socket: ") + std::strerror(errno);
+      return false;
+    }
+    if (::connect(socket.get(), target, size) != 0) {
+      const int why = errno;
+      if (why == EAGAIN) {  // its queue of new connections is full
+        usleep(2000);
+        continue;
+      }
+      if (why != ECONNREFUSED) {
+        error = std::string("cannot connect to the rendezvous: ") + std::strerror(why);
+        return false;
+      }
+      // Nobody is there: we are.
+      Fd listener = unix_socket();
+      if (listener && bind(listener.get(), target, size) == 0 && listen(listener.get(), 256) == 0) {
+        server_ = std::make_unique<RendezvousServer>(std::move(listener), secret);
+      } else if (errno != EADDRINUSE) {
+        error = std::string("cannot make the rendezvous: ") + std::strerror(errno);
+        return false;
+      } else {
+        usleep(1000);  // bound by another process, which is about to listen
+      }
+      continue;
+    }
+    std::int64_t pid = 0;
+    if (!same_user(socket.get(), pid, error)) {
+      error = "the rendezvous of this job is held by somebody else: " + error;
+      return false;
+    }
+    Channel channel(std::move(socket), kLongestStrangerFrame);
+    Frame frame;
+    HelloMessage hello;
+    // A server that ends just now (its job is complete, or failed) leaves us without an answer: the
+    // next attempt finds no server, or the next one.
+    if (!channel.await(frame, 1000, error)) {
+      usleep(1000);
+      continue;
+    }
+    if (frame.type != type_of(MessageType::kHello) || !hello.decode(frame.payload)) {
+      error = "what answered at the rendezvous is not unjam";
+      return false;
+    }
+    if (hello.version != kProtocolVersion) {
+      error = "another rank speaks version " + std::to_string(hello.version) +
+              " of the protocol, this one " + std::to_string(kProtocolVersion) +
+              ": use one version of unjam on all ranks";
+      return false;
+    }
+    ProofMessage proof;
+    fill_random(proof.nonce, sizeof(proof.nonce));
+    prove_tag(secret, 'c', hello.nonce, proof.nonce, proof.tag);
+    channel.post(type_of(MessageType::kProof), proof.encode());
+    if (!channel.flush_all(1000, error) || !channel.await(frame, 5000, error)) {
+      usleep(1000);
+      continue;
+    }
+    ProofMessage theirs;
+    RefusedMessage refusal;
+    if (frame.type == type_of(MessageType::kRefused) && refusal.decode(frame.payload)) {
+      error = "refused at the rendezvous: " + refusal.text;
+      return false;
+    }
+    std::uint64_t expected[2];
+    prove_tag(secret, 's', hello.nonce, proof.nonce, expected);
+    if (frame.type != type_of(MessageType::kProof) || !theirs.decode(frame.payload) ||
+        !same(expected, theirs.tag)) {
+      error = "the process at the rendezvous (pid " + std::to_string(pid) +
+              ") does not know this job's secret";
+      return false;
+    }
+    channel.set_longest(kLongestFrame);
+    channel_ = std::move(channel);
+    return true;
+  }
+}
+
+void RendezvousClient::join(const JoinMessage& message, Fd arena) {
+  std::vector<Fd> fds;
+  fds.push_back(std::move(arena));
+  channel_.post(type_of(MessageType::kJoin), message.encode(), std::move(fds));
+}
+
+bool RendezvousClient::receive(std::string& error) {
+  const bool live = channel_.receive(error);
+  Frame frame;
+  while (channel_.pop(frame)) {
+    if (!take(frame, error)) return false;
+  }
+  return live || started;
+}
+
+bool RendezvousClient::take(Frame& frame, std::string& error) {
+  bool good = false;
+  switch (static_cast<MessageType>(frame.type)) {
+    case MessageType::kJoined: {
+      JoinedMessage m;
+      good = m.decode(frame.payload);
+      joined_mask = m.mask;
+      break;
+    }
+    case MessageType::kRefused: {
+      RefusedMessage m;
+      good = m.decode(frame.payload);
+      if (m.rank < 0) failed = m.text;
+      refused[m.rank] = m;
+      break;
+    }
+    case MessageType::kFailed: {
+      FailedMessage m;
+      good = m.decode(frame.payload);
+      failed = m.text;
+      break;
+    }
+    case MessageType::kStart:
+      good = !start_known_ && start.decode(frame.payload);
+      start_known_ = good;
+      break;
+    case MessageType::kArena: {
+      ArenaMessage m;
+      good = m.decode(frame.payload) && frame.fds.size() == 1;
+      if (good) arenas[static_cast<int>(m.rank)] = std::move(frame.fds[0]);
+      break;
+    }
+    case MessageType::kPeer: {
+      PeerMessage m;
+      good = m.decode(frame.payload) && !frame.fds.empty();
+      if (!good) break;
+      Peer& p = peers[static_cast<int>(m.process)];
+      p.socket = std::move(frame.fds[0]);
+      if (frame.fds.size() == 2) p.pidfd = std::move(frame.fds[1]);
+      break;
+    }
+    default:
+      break;
+  }
+  if (!good) {
+    error = "a message that has no place in a rendezvous";
+    return false;
+  }
+  if (start_known_ && failed.empty()) {
+    std::size_t foreign = 0;
+    for (const auto p : start.process_of) foreign += p != start.me ? 1 : 0;
+    started = arenas.size() == foreign && peers.size() + 1 == start.pids.size();
+  }
+  return true;
+}
+
+void RendezvousClient::leave() {
+  channel_.close();
+  server_.reset();
+}
+
+}  // namespace unjam

@@ -1,0 +1,117 @@
+// How the processes of a job find each other: over a Unix socket in the abstract namespace, whose
+// name is derived from the job's secret. Whoever comes first serves; the socket is in no file
+// system, so nothing is left behind after any kind of death.
+//
+// Who may join: processes of the same user (the kernel says who is at the other end), that prove by
+// a keyed hash over both ends' nonces that they know the secret; the server proves it likewise, so
+// nobody can lure ranks into a job of his own. The secret itself is never sent.
+//
+//   server: Hello{nonce}        client: Proof{nonce, tag}      server: Proof{tag}
+//   client: Join{rank, …} + arena, for each of its ranks, at any time
+//   server: Joined{who}, to all, after each; Refused{rank, why}; Failed{why}
+//   server, when all are there: Start{who is where}, Arena + descriptor for each rank of another
+//   process, Peer + {connected socket, pidfd} for each other process.
+// Then the listening socket is gone: there is no door left at which a stranger could knock.
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "base/fd.h"
+#include "control/channel.h"
+#include "control/messages.h"
+
+namespace unjam {
+
+using JobSecret = std::array<unsigned char, 32>;
+
+class RendezvousServer {
+ public:
+  // Serves on a listening socket, in a thread of its own, until all ranks have joined or the first
+  // failure.
+  RendezvousServer(Fd listener, const JobSecret& secret);
+  ~RendezvousServer();
+  RendezvousServer(const RendezvousServer&) = delete;
+  RendezvousServer& operator=(const RendezvousServer&) = delete;
+
+ private:
+  struct Connection {
+    Channel channel;
+    bool proven = false;
+    bool closing = false;  // was refused: gone as soon as that is sent
+    std::uint64_t deadline_ns = 0;
+    std::uint64_t nonce[2] = {};
+    std::int64_t pid = 0;
+    std::vector<std::uint32_t> ranks;
+  };
+  struct Joined {
+    Connection* connection = nullptr;
+    Fd arena;
+  };
+
+  void serve();
+  void accept_one();
+  void take(Connection& c, Frame& frame);
+  void prove(Connection& c, const Frame& frame);
+  void join(Connection& c, Frame& frame);
+  void refuse(Connection& c, std::int32_t rank, std::int32_t code, const std::string& text);
+  void fail_all(const std::string& text, const Connection* but);
+  void drop(std::size_t index);
+  void start();
+
+  Fd listener_;
+  const JobSecret secret_;
+  Fd stop_;
+  std::vector<std::unique_ptr<Connection>> connections_;
+  std::map<std::uint32_t, Joined> joined_;
+  std::uint32_t ranks_ = 0;  // of the job; 0: nobody has joined
+  std::uint32_t first_rank_ = 0;
+  std::uint64_t arena_bytes_ = 0;
+  std::string settings_;
+  bool over_ = false;
+  std::thread thread_;
+};
+
+// A process's side, until the job has started.
+class RendezvousClient {
+ public:
+  struct Peer {
+    Fd socket;
+    Fd pidfd;
+  };
+
+  // Connects to the server, or becomes it. False: `error` says why.
+  bool connect(const JobSecret& secret, std::int64_t timeout_ms, std::string& error);
+  void join(const JoinMessage& message, Fd arena);
+  // Takes in what has arrived. False: the connection is lost.
+  bool receive(std::string& error);
+  bool flush(std::string& error) { return channel_.flush(error); }
+  bool pending() const { return channel_.pending(); }
+  int fd() const { return channel_.fd(); }
+  // Leaves: the server, if it is here, ends as well.
+  void leave();
+
+  // What is known by now.
+  std::uint64_t joined_mask = 0;
+  std::string failed;
+  std::map<int, RefusedMessage> refused;  // by rank
+  bool started = false;                   // all of the following is there
+  StartMessage start;
+  std::map<int, Fd> arenas;   // of ranks of other processes
+  std::map<int, Peer> peers;  // by process
+
+ private:
+  bool take(Frame& frame, std::string& error);
+
+  std::unique_ptr<RendezvousServer> server_;
+  Channel channel_;
+  bool start_known_ = false;
+};
+
+}  // namespace unjam
