@@ -1,0 +1,62 @@
+"""What the parent asks a rank, and what a rank answers. Pickled, from process to process."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from .cases import Case
+
+
+@dataclass(frozen=True)
+class Start:
+    """The first thing that a worker is told.
+
+    Attributes:
+        rank: its own.
+        ranks: how many.
+        unique_id: of the unjam job.
+        peer: the other library, or "none".
+        store: path of a file through which the peer's ranks meet.
+        limit_s: the longest that anything may take.
+    """
+
+    rank: int
+    ranks: int
+    unique_id: bytes
+    peer: str
+    store: str
+    limit_s: float
+
+
+@dataclass(frozen=True)
+class Prepare:
+    """Make the buffers of a case, and check its result once. Answer: the libraries that have it."""
+
+    case: Case
+
+
+@dataclass(frozen=True)
+class Repeat:
+    """Run the case this often, libraries in turn. Answer: nanoseconds, by library."""
+
+    times: int
+
+
+@dataclass(frozen=True)
+class Check:
+    """Check the case's result once more, and drop its buffers. Answer: nothing."""
+
+
+@dataclass(frozen=True)
+class Failure:
+    """The answer if something went wrong.
+
+    Attributes:
+        text: what, in a line.
+        details: the traceback.
+        wrong: a wrong result, rather than an error.
+    """
+
+    text: str
+    details: str = ""
+    wrong: bool = False

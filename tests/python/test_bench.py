@@ -1,0 +1,271 @@
+"""``unjam bench``: the command, its rows, its errors; and the pieces that it is made of."""
+
+import importlib.util
+import json
+import os
+import signal
+import threading
+
+import numpy as np
+import pytest
+
+import unjam
+from unjam.bench import COLLECTIVES, DTYPES, BenchError, Case, Sweep, parse_sizes, run_sweep
+from unjam.bench import data as bench_data
+from unjam.bench.barrier import SharedBarrier
+from unjam.bench.cases import parse_size, size_text
+from unjam.bench.figures import bandwidth, figure, quantile, slowest
+from unjam.bench.job import Job
+from unjam.bench.messages import Check, Prepare, Repeat
+from unjam.cli import main
+
+HAS_TORCH = importlib.util.find_spec("torch") is not None
+
+ROW = {
+    "collective": str,
+    "dtype": str,
+    "bytes": int,
+    "ranks": int,
+    "mode": str,
+    "protocol": str,
+    "unjam_us": float,
+    "unjam_busbw": float,
+    "spread": float,
+}
+PEER_ROW = {"peer": str, "peer_us": float, "peer_busbw": float, "ratio": float}
+
+
+def bench(python, *arguments):
+    finished = python("-m", "unjam", "bench", "--seconds", "0.02", *arguments)
+    assert finished.returncode == 0, finished.stdout + finished.stderr
+    return finished
+
+
+def check_rows(report, collectives, sizes, peer):
+    rows = report["rows"]
+    assert [(r["collective"], r["bytes"]) for r in rows] == [
+        (c, s) for c in collectives for s in sizes
+    ]
+    for row in rows:
+        for name, kind in ROW.items():
+            assert isinstance(row[name], kind), (name, row)
+        assert row["unjam_us"] > 0 and row["unjam_busbw"] >= 0
+        assert row["repetitions"] >= 7
+        for name, kind in PEER_ROW.items():
+            if peer is None:
+                assert row[name] is None
+            else:
+                assert isinstance(row[name], kind), (name, row)
+        if peer is not None:
+            assert row["peer"] == peer
+            assert row["ratio"] == pytest.approx(row["peer_us"] / row["unjam_us"], rel=0.01)
+
+
+@pytest.mark.parametrize("threads", [True, False])
+def test_command_without_a_peer(python, tmp_path, threads):
+    path = tmp_path / "rows.json"
+    arguments = ["--ranks", "3", "--sizes", "1K:96K", "--step", "8", "--collective", "all"]
+    extra = ["--threads"] if threads else []
+    finished = bench(python, *arguments, *extra, "--json", str(path))
+    report = json.loads(path.read_text())
+    assert set(report) == {"command", "date", "machine", "versions", "rows"}
+    assert report["command"].startswith("unjam bench --seconds 0.02 --ranks 3")
+    assert report["machine"]["cores"] >= 1 and report["machine"]["cpu"]
+    assert report["versions"]["unjam"] == unjam.__version__
+    assert [row["collective"] for row in report["rows"][::3]] == list(COLLECTIVES)
+    assert all(row["ranks"] == 3 and row["dtype"] == "float32" for row in report["rows"])
+    for row in report["rows"]:
+        for name, kind in ROW.items():
+            assert isinstance(row[name], kind), (name, row)
+        assert row["ratio"] is None and row["bytes"] <= 64 * 1024
+    assert "all_gather" in finished.stdout and "gloo" not in finished.stdout
+    assert not finished.stderr  # no progress where that is no terminal
+
+
+@pytest.mark.skipif(not HAS_TORCH, reason="needs torch")
+@pytest.mark.parametrize("threads", [True, False])
+def test_command_beside_gloo(python, tmp_path, threads):
+    path = tmp_path / "rows.json"
+    collectives = ("all_reduce", "all_gather", "broadcast", "reduce")
+    arguments = [word for name in collectives for word in ("--collective", name)]
+    extra = ["--threads"] if threads else []
+    finished = bench(
+        python, "--peer", "gloo", "--sizes", "1K,64K", *arguments, *extra, "--json", str(path)
+    )
+    check_rows(json.loads(path.read_text()), collectives, (1024, 65536), "gloo")
+    assert "gloo" in finished.stdout and "ratio" in finished.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "option"),
+    [
+        (["--sizes", "1X"], "--sizes"),
+        (["--sizes", "4K:1K"], "--sizes"),
+        (["--sizes", "0"], "--sizes"),
+        (["--sizes", ""], "--sizes"),
+        (["--step", "1"], "--step"),
+        (["--peer", "mpi"], "--peer"),
+        (["--ranks", "0"], "--ranks"),
+        (["--seconds", "0"], "--seconds"),
+        (["--seconds", "soon"], "--seconds"),
+        (["--timeout", "nan"], "--timeout"),
+        (["--collective", "all_to_all"], "--collective"),
+        (["--dtype", "float8_e5m2"], "--dtype"),
+        (["--mode", "warp"], "--mode"),
+        (["--device", "abacus"], "--device"),
+        (["--json", "/no/such/folder/rows.json"], "--json"),
+    ],
+)
+def test_usage_errors(arguments, option, capsys):
+    with pytest.raises(SystemExit) as error:
+        main(["bench", *arguments])
+    assert error.value.code == 2
+    assert option in capsys.readouterr().err.splitlines()[-1]
+
+
+def test_gloo_without_torch(monkeypatch, capsys):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(SystemExit) as error:
+        main(["bench", "--peer", "gloo"])
+    assert error.value.code == 2
+    assert "pip install torch" in capsys.readouterr().err
+
+
+# ---- what goes wrong in a rank ----
+
+
+def test_a_wrong_result_is_an_error(monkeypatch, capsys):
+    monkeypatch.setattr(
+        bench_data, "wrong", lambda case, rank, *_: "element 3 is 4, not 5" if rank == 1 else ""
+    )
+    assert main(["bench", "--threads", "--sizes", "1K", "--seconds", "0.01"]) == 1
+    assert "rank 1 has a wrong result: unjam: all_reduce of 1024 bytes" in capsys.readouterr().err
+
+
+def test_a_dead_rank_is_named():
+    with (
+        pytest.raises(BenchError, match="rank 1 was killed by signal 9"),
+        Job(2, "none", limit_s=20) as job,
+    ):
+        os.kill(job._processes[1].pid, signal.SIGKILL)
+        job.ask(Prepare(Case.of_size("all_reduce", "float32", 2, 1024)))
+
+
+def test_a_hung_rank_is_named():
+    with pytest.raises(BenchError, match="rank 1|rank 0") as error, Job(2, "none", 1.0) as job:
+        job.ask(Prepare(Case.of_size("all_reduce", "float32", 2, 1024)))
+        os.kill(job._processes[1].pid, signal.SIGSTOP)
+        job.ask(Repeat(10))
+    assert "rank 1" in str(error.value)
+    assert all(process.poll() is not None for process in job._processes)
+
+
+def test_a_job_is_gone_when_it_is_done():
+    with Job(2, "none", limit_s=20) as job:
+        assert job.ask(Prepare(Case.of_size("broadcast", "int32", 2, 4096))) == [["unjam"]] * 2
+        times = job.ask(Repeat(9))
+        assert [len(answer["unjam"]) for answer in times] == [9, 9]
+        job.ask(Check())
+    assert [process.returncode for process in job._processes] == [0, 0]
+    assert not os.path.exists(job._folder.name)
+
+
+# ---- the pieces ----
+
+
+def test_sizes():
+    assert parse_sizes("1K:8K") == [1024, 2048, 4096, 8192]
+    assert parse_sizes("1K:64M", 4)[-1] == 64 << 20
+    assert parse_sizes("1K:3K") == [1024, 2048]
+    assert parse_sizes("1M, 1k,100") == [100, 1024, 1 << 20]
+    assert parse_size("2GiB") == 2 << 30
+    for text in ("", "K", "-1", "1.5K", "1K:", ":1K", "1T", "0K"):
+        with pytest.raises(ValueError, match="size"):
+            parse_sizes(text)
+    assert [size_text(n) for n in (1000, 1024, 1536, 1 << 26)] == [
+        "1,000 B",
+        "1 KiB",
+        "1,536 B",
+        "64 MiB",
+    ]
+
+
+def test_cases_count_as_nccl_tests_do():
+    gather = Case.of_size("all_gather", "float32", 3, 1024)
+    assert (gather.elements, gather.block, gather.count, gather.nbytes) == (255, 85, 85, 1020)
+    assert gather.bus_factor == pytest.approx(2 / 3)
+    reduce = Case.of_size("all_reduce", "float16", 4, 1024)
+    assert (reduce.elements, reduce.count, reduce.bus_factor) == (512, 512, 1.5)
+    assert Case.of_size("reduce_scatter", "float64", 64, 8).elements == 64
+    assert Case.of_size("broadcast", "int8", 2, 5).bus_factor == 1
+
+
+def test_figures():
+    assert slowest([[1, 5, 2], [3, 4, 1]]) == [3, 5, 2]
+    assert figure([1000, 2000, 3000, 4000, 5000]) == (3.0, pytest.approx(2 / 3))
+    assert quantile([1, 2], 0.5) == 1.5
+    assert quantile([7], 0.9) == 7
+    assert bandwidth(1 << 20, 1.5, 100.0) == pytest.approx(1.5 * 10.48576)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("collective", COLLECTIVES)
+def test_data_is_checked_in_every_type(dtype, collective):
+    sweep = Sweep((collective,), (4096,), 3, dtype=dtype, seconds=0.001, threads=True)
+    assert len(run_sweep(sweep, lambda row: None)) == 1
+
+
+@pytest.mark.parametrize("collective", COLLECTIVES)
+def test_one_wrong_element_is_found(collective):
+    case = Case.of_size(collective, "float32", 3, 3 << 20)
+    buffers = bench_data.allocate(case)
+    bench_data.fill(case, 0, *buffers)
+    assert bench_data.wrong(case, 0, *buffers) or collective == "broadcast"
+    result = buffers[0] if buffers[1] is None else buffers[1]
+    first = 0
+    for start in range(0, result.size, 1 << 18):
+        stop = min(start + (1 << 18), result.size)
+        result[start:stop] = bench_data._expected(case, first + start, first + stop)
+    assert bench_data.wrong(case, 0, *buffers) == ""
+    result[-1] += 1
+    assert f"element {result.size - 1} is" in bench_data.wrong(case, 0, *buffers)
+
+
+def test_ranks_and_places_have_different_data():
+    case = Case.of_size("all_reduce", "int32", 4, 1 << 16)
+    rows = []
+    for rank in range(4):
+        source, _ = bench_data.allocate(case)
+        bench_data.fill(case, rank, source, None)
+        rows.append(source)
+        assert set(np.unique(source)) == {0, 1, 2, 3}
+        for shift in (1, 64, 1024, 2048, 8192):  # a slice at a wrong place is noticed
+            assert np.mean(source[shift:] != source[:-shift]) > 0.3
+    assert np.mean(rows[0] != rows[1]) > 0.3
+
+
+def test_barrier():
+    descriptor = SharedBarrier.make(3)
+    order = []
+
+    def rank(number):
+        barrier = SharedBarrier(descriptor, number, 3, 20.0)
+        for turn in range(50):
+            order.append(turn)
+            barrier.wait()
+
+    threads = [threading.Thread(target=rank, args=(n,)) for n in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    os.close(descriptor)
+    assert order == sorted(order)
+
+
+def test_barrier_names_who_is_missing():
+    descriptor = SharedBarrier.make(2)
+    barrier = SharedBarrier(descriptor, 0, 2, 0.05)
+    os.close(descriptor)
+    with pytest.raises(TimeoutError, match="rank 1 did not come"):
+        barrier.wait()
