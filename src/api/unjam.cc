@@ -58,10 +58,38 @@ unjamResult_t guarded(F&& f) {
   }
 }
 
+// What a child of fork() has inherited is refused before anything of it is touched: it may be
+// locked by threads that do not exist here, and its arenas are not mapped.
+unjamResult_t check_process(const Context& context) {
+  if (!context.inherited()) return UNJAM_SUCCESS;
+  return fail(UNJAM_ERROR_INVALID_USAGE,
+              "this process was forked after unjam was initialised, and its contexts stay with the "
+              "parent process: initialise unjam in the child, or start children with spawn "
+              "instead of fork");
+}
+
+unjamResult_t check_context(unjamContext_t context) {
+  if (context == nullptr) return null_argument("context");
+  return check_process(*context->impl);
+}
+
 unjamResult_t check_group(unjamGroup_t group) {
   if (group == nullptr) return null_argument("group");
-  if (group->destroyed) return fail(UNJAM_ERROR_INVALID_USAGE, "the group was destroyed");
-  return UNJAM_SUCCESS;
+  if (group->destroyed) {
+    return fail(UNJAM_ERROR_INVALID_USAGE,
+                "the group was destroyed: create it again, on all of its ranks");
+  }
+  return check_process(*group->context);
+}
+
+unjamResult_t check_collective(unjamCollective_t collective) {
+  if (collective == nullptr) return null_argument("collective");
+  return check_group(collective->group);
+}
+
+unjamResult_t check_request(unjamRequest_t request) {
+  if (request == nullptr) return null_argument("request");
+  return check_process(*request->context);
 }
 
 unjamResult_t copy_text(const std::string& text, char* buffer, size_t bytes, size_t* needed) {
@@ -245,7 +273,7 @@ unjamResult_t unjamInitAll(unjamContext_t* contexts, int nranks, const unjamConf
 
 unjamResult_t unjamDestroy(unjamContext_t context) {
   return guarded([&] {
-    if (context == nullptr) return null_argument("context");
+    if (unjamResult_t r = check_context(context); r != UNJAM_SUCCESS) return r;
     const Result r = context->impl->shutdown();
     if (!r.ok()) return finish(r);
     delete context;
@@ -255,20 +283,22 @@ unjamResult_t unjamDestroy(unjamContext_t context) {
 
 unjamResult_t unjamAbort(unjamContext_t context) {
   return guarded([&] {
-    if (context == nullptr) return null_argument("context");
+    if (unjamResult_t r = check_context(context); r != UNJAM_SUCCESS) return r;
     context->impl->abort(UNJAM_ERROR_ABORTED, "the context was aborted (unjamAbort)");
     return UNJAM_SUCCESS;
   });
 }
 
 unjamResult_t unjamContextRank(unjamContext_t context, int* rank) {
-  if (context == nullptr || rank == nullptr) return null_argument("an argument");
+  if (unjamResult_t r = check_context(context); r != UNJAM_SUCCESS) return r;
+  if (rank == nullptr) return null_argument("rank");
   *rank = context->impl->rank();
   return UNJAM_SUCCESS;
 }
 
 unjamResult_t unjamContextSize(unjamContext_t context, int* nranks) {
-  if (context == nullptr || nranks == nullptr) return null_argument("an argument");
+  if (unjamResult_t r = check_context(context); r != UNJAM_SUCCESS) return r;
+  if (nranks == nullptr) return null_argument("nranks");
   *nranks = context->impl->size();
   return UNJAM_SUCCESS;
 }
@@ -276,7 +306,8 @@ unjamResult_t unjamContextSize(unjamContext_t context, int* nranks) {
 unjamResult_t unjamGetAsyncError(unjamContext_t context, unjamResult_t* error, char* message,
                                  size_t bytes) {
   return guarded([&] {
-    if (context == nullptr || error == nullptr) return null_argument("an argument");
+    if (unjamResult_t r = check_context(context); r != UNJAM_SUCCESS) return r;
+    if (error == nullptr) return null_argument("error");
     const Result r = context->impl->async_error();
     *error = r.code;
     if (message != nullptr && bytes != 0) {
@@ -290,7 +321,7 @@ unjamResult_t unjamGetAsyncError(unjamContext_t context, unjamResult_t* error, c
 
 unjamResult_t unjamDeviceSynchronize(unjamContext_t context, int64_t timeout_us) {
   return guarded([&] {
-    if (context == nullptr) return null_argument("context");
+    if (unjamResult_t r = check_context(context); r != UNJAM_SUCCESS) return r;
     if (context->impl->synchronize(timeout_us)) return UNJAM_SUCCESS;
     return fail(UNJAM_ERROR_TIMEOUT, "an engine of this rank was still running after " +
                                          std::to_string(timeout_us) +
@@ -301,7 +332,7 @@ unjamResult_t unjamDeviceSynchronize(unjamContext_t context, int64_t timeout_us)
 unjamResult_t unjamGroupCreate(unjamContext_t context, const int* ranks, int size, const char* name,
                                unjamGroup_t* group) {
   return guarded([&] {
-    if (context == nullptr) return null_argument("context");
+    if (unjamResult_t r = check_context(context); r != UNJAM_SUCCESS) return r;
     if (group == nullptr) return null_argument("group");
     return finish(context->impl->create_group(ranks, size, name, group));
   });
@@ -399,8 +430,7 @@ unjamResult_t unjamRegisterBroadcast(unjamGroup_t group, const char* key, unjamD
 unjamResult_t unjamRun(unjamCollective_t collective, const void* send, void* recv, size_t count,
                        unjamCallback_t callback, void* user, unjamRequest_t* request) {
   return guarded([&] {
-    if (collective == nullptr) return null_argument("collective");
-    if (unjamResult_t r = check_group(collective->group); r != UNJAM_SUCCESS) return r;
+    if (unjamResult_t r = check_collective(collective); r != UNJAM_SUCCESS) return r;
     Call call;
     call.signature = collective->signature;
     call.signature.count = count;
@@ -415,15 +445,14 @@ unjamResult_t unjamRun(unjamCollective_t collective, const void* send, void* rec
 
 unjamResult_t unjamDeregister(unjamCollective_t collective) {
   return guarded([&] {
-    if (collective == nullptr) return null_argument("collective");
-    if (unjamResult_t r = check_group(collective->group); r != UNJAM_SUCCESS) return r;
+    if (unjamResult_t r = check_collective(collective); r != UNJAM_SUCCESS) return r;
     return finish(collective->group->context->deregister(collective));
   });
 }
 
 unjamResult_t unjamWait(unjamRequest_t request, int64_t timeout_us) {
   return guarded([&] {
-    if (request == nullptr) return null_argument("request");
+    if (unjamResult_t r = check_request(request); r != UNJAM_SUCCESS) return r;
     if (!request->context->wait(*request, timeout_us)) {
       return fail(UNJAM_ERROR_TIMEOUT, "not complete within " + std::to_string(timeout_us) +
                                            " us; it goes on (unjamExplain tells whom it waits "
@@ -435,7 +464,7 @@ unjamResult_t unjamWait(unjamRequest_t request, int64_t timeout_us) {
 
 unjamResult_t unjamTest(unjamRequest_t request, int* done) {
   return guarded([&] {
-    if (request == nullptr) return null_argument("request");
+    if (unjamResult_t r = check_request(request); r != UNJAM_SUCCESS) return r;
     if (done == nullptr) return null_argument("done");
     if (!request->done.load(std::memory_order_acquire)) request->context->reap();
     *done = request->done.load(std::memory_order_acquire) ? 1 : 0;
@@ -444,19 +473,21 @@ unjamResult_t unjamTest(unjamRequest_t request, int* done) {
 }
 
 const char* unjamRequestError(unjamRequest_t request) {
-  if (request == nullptr || !request->done.load(std::memory_order_acquire)) return "";
+  if (request == nullptr || request->context->inherited()) return "";
+  if (!request->done.load(std::memory_order_acquire)) return "";
   return request->message.c_str();
 }
 
 unjamResult_t unjamRequestFree(unjamRequest_t request) {
-  if (request == nullptr) return null_argument("request");
+  if (unjamResult_t r = check_request(request); r != UNJAM_SUCCESS) return r;
   request->release();
   return UNJAM_SUCCESS;
 }
 
 unjamResult_t unjamGetStats(unjamContext_t context, unjamStats_t* stats) {
   return guarded([&] {
-    if (context == nullptr || stats == nullptr) return null_argument("an argument");
+    if (unjamResult_t r = check_context(context); r != UNJAM_SUCCESS) return r;
+    if (stats == nullptr) return null_argument("stats");
     if (stats->size != sizeof(unjamStats_t)) {
       return fail(UNJAM_ERROR_INVALID_ARGUMENT,
                   "unjamStats_t has an unknown size: set .size = sizeof(unjamStats_t)");
@@ -470,14 +501,14 @@ unjamResult_t unjamGetStats(unjamContext_t context, unjamStats_t* stats) {
 
 unjamResult_t unjamInfo(unjamContext_t context, char* buffer, size_t bytes, size_t* needed) {
   return guarded([&] {
-    if (context == nullptr) return null_argument("context");
+    if (unjamResult_t r = check_context(context); r != UNJAM_SUCCESS) return r;
     return copy_text(context->impl->info_json(), buffer, bytes, needed);
   });
 }
 
 unjamResult_t unjamExplain(unjamContext_t context, char* buffer, size_t bytes, size_t* needed) {
   return guarded([&] {
-    if (context == nullptr) return null_argument("context");
+    if (unjamResult_t r = check_context(context); r != UNJAM_SUCCESS) return r;
     return copy_text(context->impl->explain(), buffer, bytes, needed);
   });
 }
@@ -485,7 +516,8 @@ unjamResult_t unjamExplain(unjamContext_t context, char* buffer, size_t bytes, s
 unjamResult_t unjamGetTrace(unjamContext_t context, unjamTraceEvent_t* events, size_t capacity,
                             size_t* count) {
   return guarded([&] {
-    if (context == nullptr || count == nullptr) return null_argument("an argument");
+    if (unjamResult_t r = check_context(context); r != UNJAM_SUCCESS) return r;
+    if (count == nullptr) return null_argument("count");
     if (events == nullptr && capacity != 0) return null_argument("events");
     *count = context->impl->trace(events, capacity);
     return UNJAM_SUCCESS;

@@ -1,16 +1,20 @@
-// A file descriptor that closes itself.
+// A file descriptor that closes itself, and in children of fork() at once.
 #pragma once
 
 #include <unistd.h>
 
 #include <utility>
 
+#include "base/fork_guard.h"
+
 namespace unjam {
 
 class Fd {
  public:
   Fd() = default;
-  explicit Fd(int fd) : fd_(fd) {}
+  explicit Fd(int fd) : fd_(fd) {
+    if (fd_ >= 0) close_in_children(fd_);
+  }
   ~Fd() { reset(); }
   Fd(Fd&& other) noexcept : fd_(std::exchange(other.fd_, -1)) {}
   Fd& operator=(Fd&& other) noexcept {
@@ -26,7 +30,9 @@ class Fd {
   int get() const { return fd_; }
   explicit operator bool() const { return fd_ >= 0; }
   void reset() {
-    if (fd_ >= 0) close(fd_);
+    if (fd_ < 0) return;
+    forget_descriptor(fd_);
+    close(fd_);
     fd_ = -1;
   }
 

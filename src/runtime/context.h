@@ -13,6 +13,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "base/fork_guard.h"
 #include "control/waitfor.h"
 #include "device/host/futex.h"
 #include "device/host/host_daemon.h"
@@ -128,6 +129,8 @@ class Context : public std::enable_shared_from_this<Context> {
 
   int rank() const { return rank_; }
   int size() const { return world_->ranks(); }
+  // Made by a process of which this one is a forked child: not to be touched.
+  bool inherited() const { return generation_ != process_generation(); }
 
   // Builds the engine; all arenas must be there.
   void start();
@@ -194,6 +197,7 @@ class Context : public std::enable_shared_from_this<Context> {
   Result pending_error(const char* what, std::size_t pending) const;
   std::vector<const Submitted*> pending_in_order() const;
 
+  const std::uint32_t generation_ = process_generation();
   const std::shared_ptr<World> world_;
   const int rank_;
   const Settings settings_;

@@ -46,6 +46,8 @@ bool SharedMemory::map(std::size_t bytes, std::string& error) {
             " bytes of shared memory: " + std::strerror(errno);
     return false;
   }
+  // A child of fork() must neither write into its parent's job nor keep its memory.
+  madvise(p, bytes, MADV_DONTFORK);
   data_ = static_cast<unsigned char*>(p);
   size_ = bytes;
   return true;
