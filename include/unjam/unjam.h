@@ -143,20 +143,52 @@ typedef struct {
   int32_t algorithm;       /* (*) 0 ring, 1 direct, -1: by the selector's table */
   uint64_t delay_seed;     /* fault injection: random delays at every wait, 0 = off */
   uint32_t delay_max_us;   /* fault injection: longest such delay; default 50 */
+  uint32_t report_ms;  /* invocations pending for longer are reported on stderr, with the ranks that
+                          have not called them; -1 = never; default 30000 */
+  uint32_t timeout_ms; /* invocations pending for longer end with UNJAM_ERROR_TIMEOUT on all ranks;
+                          -1 = never, the default */
 } unjamConfig_t;
 
 #define UNJAM_CONFIG_INITIALIZER \
-  {sizeof(unjamConfig_t), UNJAM_VERSION, -1, -1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, -1, 0, 0}
+  {sizeof(unjamConfig_t),        \
+   UNJAM_VERSION,                \
+   -1,                           \
+   -1,                           \
+   0,                            \
+   0,                            \
+   0,                            \
+   0,                            \
+   0,                            \
+   0,                            \
+   0,                            \
+   0,                            \
+   0,                            \
+   0,                            \
+   0,                            \
+   0,                            \
+   0,                            \
+   0,                            \
+   -1,                           \
+   0,                            \
+   0,                            \
+   0,                            \
+   0}
 
 /* ---- contexts ---- */
-/* A secret name for a new job, to be handed to every rank. Ranks are threads of one process in this
- * version; an id made in another process is refused. */
+/* A secret name for a new job, to be handed to every rank: to threads of this process, or to other
+ * processes of this machine and user (by a pipe, a file, a key-value store, an environment variable
+ * UNJAM_ID in hexadecimal digits). The first rank to join opens the rendezvous, a socket without a
+ * name in any file system; ranks prove to each other that they know the secret. */
 UNJAM_API unjamResult_t unjamGetUniqueId(unjamUniqueId_t* id);
 /* Joins a job of `nranks` (1..64) as `rank`; returns when all ranks have joined, or with
  * UNJAM_ERROR_TIMEOUT (UNJAM_INIT_TIMEOUT_MS, default 30 s) that names the ranks missing.
  * `config` may be NULL. */
 UNJAM_API unjamResult_t unjamInit(unjamContext_t* context, int nranks, unjamUniqueId_t id, int rank,
                                   const unjamConfig_t* config);
+/* The same, with rank, number of ranks and id from the environment: UNJAM_RANK, UNJAM_RANKS and
+ * UNJAM_ID, or what torchrun, mpirun or srun set. */
+UNJAM_API unjamResult_t unjamInitFromEnvironment(unjamContext_t* context,
+                                                 const unjamConfig_t* config);
 /* All `nranks` contexts of a job at once, by one thread. contexts: array of nranks. */
 UNJAM_API unjamResult_t unjamInitAll(unjamContext_t* contexts, int nranks,
                                      const unjamConfig_t* config);
@@ -171,6 +203,10 @@ UNJAM_API unjamResult_t unjamDestroy(unjamContext_t context);
 UNJAM_API unjamResult_t unjamAbort(unjamContext_t context);
 UNJAM_API unjamResult_t unjamContextRank(unjamContext_t context, int* rank);
 UNJAM_API unjamResult_t unjamContextSize(unjamContext_t context, int* nranks);
+/* Ranks of the job that are no longer there: their process died, they were aborted, or they have
+ * left (unjamDestroy). Ascending; at most `capacity` are stored. *count: how many there are. */
+UNJAM_API unjamResult_t unjamContextAbsent(unjamContext_t context, int* ranks, int capacity,
+                                           int* count);
 /* First asynchronous error of the context (abort, mismatch, peer); UNJAM_SUCCESS if none.
  * message: may be NULL; otherwise receives a NUL-terminated text of at most `bytes`. */
 UNJAM_API unjamResult_t unjamGetAsyncError(unjamContext_t context, unjamResult_t* error,
@@ -188,6 +224,12 @@ UNJAM_API unjamResult_t unjamDeviceSynchronize(unjamContext_t context, int64_t t
 UNJAM_API unjamResult_t unjamGroupCreate(unjamContext_t context, const int* ranks, int size,
                                          const char* name, unjamGroup_t* group);
 UNJAM_API unjamResult_t unjamGroupDestroy(unjamGroup_t group);
+/* A group of those members of `group` that are not absent (see unjamContextAbsent), as
+ * unjamGroupCreate makes it: local, no communication. All survivors call it with the same name. If
+ * they do not yet know of the same absences, those that include an absent rank get UNJAM_ERROR_PEER
+ * from the new group and shrink that one again: then all have the same. */
+UNJAM_API unjamResult_t unjamGroupShrink(unjamGroup_t group, const char* name,
+                                         unjamGroup_t* survivors);
 UNJAM_API unjamResult_t unjamGroupRank(unjamGroup_t group, int* rank);
 UNJAM_API unjamResult_t unjamGroupSize(unjamGroup_t group, int* size);
 
@@ -308,12 +350,16 @@ UNJAM_API unjamResult_t unjamGetStats(unjamContext_t context, unjamStats_t* stat
 /* Settings, memory per key and peer, what is held by which keys, statistics per key and lane. */
 UNJAM_API unjamResult_t unjamInfo(unjamContext_t context, char* buffer, size_t bytes,
                                   size_t* needed);
-/* {"ranks": [{"rank", "running": {group, key, n} | null, "waits_for": [...], "pending": [...]}],
+/* {"ranks": [{"rank", "running": {group, key, n} | null, "waits_for": [...],
+ *             "pending": [{"group", "key", "n", "what", "age_ms", "called_by", "not_called_by"}]}],
  *  "cycles": [{"text": "rank 0 runs A and waits for rank 1, which …",
- *              "edges": [{"rank", "runs": {"group","key","n"}, "waits_for"}]}]}
- * over the ranks of the job that this process can see. A cycle is reported only if it is certain:
- * under UNJAM_POLICY_HOLD with one lane, through collectives that no rank completes before all have
- * begun it (not broadcast and reduce): no rank in it can go on. */
+ *              "edges": [{"rank", "runs": {"group","key","n"}, "waits_for"}]}],
+ *  "absent": [{"rank", "why"}]}
+ * over all ranks of the job. Waits for other processes to answer, a second at most; those that do
+ * not are among the absent. The signal UNJAM_EXPLAIN_SIGNAL (SIGUSR2) prints the same for people. A
+ * cycle is reported only if it is certain: under UNJAM_POLICY_HOLD with one lane, through
+ * collectives that no rank completes before all have begun it (not broadcast and reduce): no rank
+ * in it can go on. */
 UNJAM_API unjamResult_t unjamExplain(unjamContext_t context, char* buffer, size_t bytes,
                                      size_t* needed);
 

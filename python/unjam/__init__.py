@@ -1,9 +1,9 @@
 """unjam: collectives that cannot deadlock each other, whatever the order of their calls.
 
-A job has ranks; in this version they are threads of one process. Every rank has a :class:`Context`,
-makes :class:`Group` objects over sets of ranks, and calls collectives on them, each under a key.
-The n-th use of a key on one rank meets the n-th use of it on the others; beyond that, every rank
-may call in any order, from any thread, with any synchronisation between.
+A job has ranks: threads of one process, processes of one machine, or both. Every rank has a
+:class:`Context`, makes :class:`Group` objects over sets of ranks, and calls collectives on them,
+each under a key. The n-th use of a key on one rank meets the n-th use of it on the others; beyond
+that, every rank may call in any order, from any thread, with any synchronisation between.
 
     import numpy as np, unjam
 
@@ -38,7 +38,7 @@ from ._lib import environment, library_path, library_version
 from ._types import DType, Kind, Op
 from ._version import __version__
 from .collective import Collective
-from .context import Context, Contexts, init, init_all, unique_id
+from .context import Context, Contexts, explain, init, init_all, init_from_environment, unique_id
 from .group import Group
 from .request import Request, wait_all
 from .stats import Stats
@@ -71,8 +71,10 @@ __all__ = [
     "UnjamError",
     "__version__",
     "environment",
+    "explain",
     "init",
     "init_all",
+    "init_from_environment",
     "launch",
     "library_path",
     "library_version",

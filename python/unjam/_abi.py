@@ -86,6 +86,8 @@ class Config(Structure):
         ("algorithm", c_int32),
         ("delay_seed", c_uint64),
         ("delay_max_us", c_uint32),
+        ("report_ms", c_uint32),
+        ("timeout_ms", c_uint32),
     ]
 
 
@@ -147,15 +149,18 @@ PROTOTYPES: dict[str, tuple[Any, list[Any]]] = {
     "unjamGetLastError": (c_char_p, []),
     "unjamGetUniqueId": (c_int, [POINTER(UniqueId)]),
     "unjamInit": (c_int, [POINTER(Handle), c_int, UniqueId, c_int, POINTER(Config)]),
+    "unjamInitFromEnvironment": (c_int, [POINTER(Handle), POINTER(Config)]),
     "unjamInitAll": (c_int, [POINTER(Handle), c_int, POINTER(Config)]),
     "unjamDestroy": (c_int, [Handle]),
     "unjamAbort": (c_int, [Handle]),
     "unjamContextRank": (c_int, [Handle, POINTER(c_int)]),
     "unjamContextSize": (c_int, [Handle, POINTER(c_int)]),
+    "unjamContextAbsent": (c_int, [Handle, POINTER(c_int), c_int, POINTER(c_int)]),
     "unjamGetAsyncError": (c_int, [Handle, POINTER(c_int), c_char_p, c_size_t]),
     "unjamDeviceSynchronize": (c_int, [Handle, c_int64]),
     "unjamGroupCreate": (c_int, [Handle, POINTER(c_int), c_int, c_char_p, POINTER(Handle)]),
     "unjamGroupDestroy": (c_int, [Handle]),
+    "unjamGroupShrink": (c_int, [Handle, c_char_p, POINTER(Handle)]),
     "unjamGroupRank": (c_int, [Handle, POINTER(c_int)]),
     "unjamGroupSize": (c_int, [Handle, POINTER(c_int)]),
     "unjamAllReduce": (

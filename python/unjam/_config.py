@@ -19,7 +19,7 @@ _FIELDS: dict[str, Any] = {
     str(field[0]): field[1] for field in _abi.Config._fields_ if field[0] not in _HEADER
 }
 # Unsigned fields where 0 means "default" and all ones mean "none".
-_NONE_ALLOWED = ("borrow_slots",)
+_NONE_ALLOWED = ("borrow_slots", "report_ms", "timeout_ms")
 
 
 def field_names() -> tuple[str, ...]:

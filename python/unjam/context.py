@@ -29,7 +29,9 @@ _open_lock = threading.Lock()
 def unique_id() -> bytes:
     """A secret name for a new job, 128 bytes, to be handed to every rank's :func:`init`.
 
-    Ranks are threads of one process in this version; an id made in another process is refused.
+    Ranks are threads of this process, or other processes of this machine and user: hand it to them
+    by a pipe, a file, a key-value store, or as ``UNJAM_ID`` in hexadecimal digits
+    (``unique_id().hex()``, or ``unjam id`` on the command line) in their environment.
     """
     unique = _abi.UniqueId()
     check(library().unjamGetUniqueId(ctypes.byref(unique)))
@@ -68,6 +70,32 @@ def init(nranks: int, rank: int, unique_id: bytes, **config: Any) -> Context:
 
     _interruptible(join, lambda: lib.unjamDestroy(handle))
     return Context(handle, rank, nranks, settings)
+
+
+def init_from_environment(**config: Any) -> Context:
+    """Joins a job as the rank that the environment names.
+
+    ``UNJAM_RANK``, ``UNJAM_RANKS`` and ``UNJAM_ID``, or what torchrun, mpirun or srun set.
+
+    Args:
+        config: as for :func:`init`.
+
+    Raises:
+        InvalidUsage: the environment names no rank or no job; the message says what to set.
+        UnjamError: as :func:`init`.
+    """
+    settings = make_config(config)
+    lib = library()
+    handle = ctypes.c_void_p()
+
+    def join() -> None:
+        check(lib.unjamInitFromEnvironment(ctypes.byref(handle), ctypes.byref(settings)))
+
+    _interruptible(join, lambda: lib.unjamDestroy(handle))
+    rank, size = ctypes.c_int(), ctypes.c_int()
+    check(lib.unjamContextRank(handle, ctypes.byref(rank)))
+    check(lib.unjamContextSize(handle, ctypes.byref(size)))
+    return Context(handle, rank.value, size.value, settings)
 
 
 def init_all(nranks: int, **config: Any) -> Contexts:
@@ -151,6 +179,17 @@ class Context:
             InvalidArgument: a rank twice, out of range, or this rank is not among them.
         """
         return Group(self, None if ranks is None else [int(rank) for rank in ranks], name)
+
+    def absent(self) -> list[int]:
+        """Ranks that are no longer there: their process died, or they were aborted or closed.
+
+        After a :class:`~unjam.Peer` error the survivors go on with ``Group.shrink``.
+        """
+        ranks = (ctypes.c_int * self._size)()
+        count = ctypes.c_int()
+        with self._call() as lib:
+            check(lib.unjamContextAbsent(self._handle, ranks, self._size, ctypes.byref(count)))
+        return list(ranks[: count.value])
 
     # ---- the end ----
 
@@ -282,12 +321,16 @@ class Context:
         return info
 
     def explain(self) -> dict[str, Any]:
-        """Who waits for whom, over all ranks of the job that this process can see.
+        """Who waits for whom, over all ranks of the job.
+
+        Waits for the answers of other processes, a second at most. The signal SIGUSR2
+        (``UNJAM_EXPLAIN_SIGNAL``) prints the same.
 
         Returns:
-            ``{"ranks": [{"rank", "running", "waits_for", "pending"}, …], "cycles": [{"text",
-            "edges": [{"rank", "runs": {"group", "key", "n"}, "waits_for"}, …]}, …]}``. A cycle is
-            in it only if it is certain: no rank in it can go on.
+            ``{"ranks": [{"rank", "running", "waits_for", "pending": [{"group", "key", "n", "what",
+            "age_ms", "called_by", "not_called_by"}, …]}, …], "cycles": [{"text", "edges":
+            [{"rank", "runs": {"group", "key", "n"}, "waits_for"}, …]}, …], "absent": [{"rank",
+            "why"}, …]}``. A cycle is in it only if it is certain: no rank in it can go on.
         """
         with self._call() as lib:
             explanation: dict[str, Any] = read_json(
@@ -428,6 +471,42 @@ def _interruptible(work: Callable[[], None], undo: Callable[[], object]) -> None
         raise
     if errors:
         raise errors[0]
+
+
+def explain() -> str:
+    """What every rank of every open job waits for, as text: one line a pending collective.
+
+    For machines: :meth:`Context.explain`.
+    """
+    with _open_lock:
+        contexts = list(_open)
+    lines: list[str] = []
+    seen: set[int] = set()
+    for context in contexts:
+        if context.rank in seen and len(contexts) > 1:
+            continue  # another rank of the job has told it all
+        with suppress(UnjamError):
+            explanation = context.explain()
+            seen.update(rank["rank"] for rank in explanation["ranks"])
+            lines += _explanation_lines(explanation)
+    return "\n".join(lines)
+
+
+def _explanation_lines(explanation: dict[str, Any]) -> Iterator[str]:
+    for rank in explanation["ranks"]:
+        yield f"rank {rank['rank']}: {len(rank['pending'])} pending"
+        for call in rank["pending"]:
+            missing = ", ".join(map(str, call["not_called_by"])) or "none"
+            calling = ", ".join(map(str, call["called_by"])) or "none"
+            yield (
+                f"  {call['what']}, key {call['key']!r} of group {call['group']!r}, use "
+                f"{call['n'] + 1}, since {call['age_ms'] / 1e3:.3f} s; called by: {calling}; "
+                f"not called by: {missing}"
+            )
+    for absent in explanation["absent"]:
+        yield f"rank {absent['rank']}: {absent['why']}"
+    for cycle in explanation["cycles"]:
+        yield f"DEADLOCK: {cycle['text']}"
 
 
 @atexit.register

@@ -92,6 +92,16 @@ class Group:
         """The members, as ranks of the job, in the group's order."""
         return self._ranks
 
+    def shrink(self, name: str = "") -> Group:
+        """A group of those members that are still there (see :meth:`unjam.Context.absent`).
+
+        Local. All survivors make it with the same name. If they do not know of the same absences
+        yet, those whose group includes an absent rank get :class:`~unjam.Peer` from it and shrink
+        that one again: then all have the same.
+        """
+        absent = set(self._context.absent())
+        return Group(self._context, [rank for rank in self._ranks if rank not in absent], name)
+
     def close(self) -> None:
         """Destroys the group; closing its context does so too. May be repeated.
 

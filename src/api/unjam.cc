@@ -11,6 +11,7 @@
 #include "base/hash.h"
 #include "plan/describe.h"
 #include "runtime/context.h"
+#include "runtime/job_id.h"
 #include "runtime/settings.h"
 #include "runtime/world.h"
 
@@ -202,7 +203,7 @@ const char* unjamGetLastError(void) { return last_error.c_str(); }
 
 unjamResult_t unjamGetUniqueId(unjamUniqueId_t* id) {
   if (id == nullptr) return null_argument("id");
-  *id = World::create_id();
+  *id = unjam::make_unique_id();
   return UNJAM_SUCCESS;
 }
 
@@ -225,7 +226,7 @@ unjamResult_t unjamInit(unjamContext_t* context, int nranks, unjamUniqueId_t id,
     std::shared_ptr<World> world = World::by_id(id, nranks, settings, code, error);
     if (world == nullptr) return fail(code, error);
     code = world->join(rank, settings, error);
-    if (code == UNJAM_SUCCESS) code = world->wait_joined(settings.init_timeout_ms, error);
+    if (code == UNJAM_SUCCESS) code = world->wait_joined(rank, settings.init_timeout_ms, error);
     if (code != UNJAM_SUCCESS) return fail(code, error);
     auto c = std::make_unique<unjamContext>();
     c->impl = std::make_shared<Context>(world, rank, settings);
@@ -237,6 +238,17 @@ unjamResult_t unjamInit(unjamContext_t* context, int nranks, unjamUniqueId_t id,
     }
     *context = c.release();
     return UNJAM_SUCCESS;
+  });
+}
+
+unjamResult_t unjamInitFromEnvironment(unjamContext_t* context, const unjamConfig_t* config) {
+  return guarded([&] {
+    unjam::LaunchedRank launched;
+    std::string error;
+    if (!unjam::rank_from_environment(launched, error)) {
+      return fail(UNJAM_ERROR_INVALID_USAGE, error);
+    }
+    return unjamInit(context, launched.ranks, launched.id, launched.rank, config);
   });
 }
 
@@ -303,6 +315,18 @@ unjamResult_t unjamContextSize(unjamContext_t context, int* nranks) {
   return UNJAM_SUCCESS;
 }
 
+unjamResult_t unjamContextAbsent(unjamContext_t context, int* ranks, int capacity, int* count) {
+  return guarded([&] {
+    if (unjamResult_t r = check_context(context); r != UNJAM_SUCCESS) return r;
+    if (count == nullptr) return null_argument("count");
+    if (ranks == nullptr && capacity > 0) return null_argument("ranks");
+    const std::vector<int> absent = context->impl->absent();
+    *count = static_cast<int>(absent.size());
+    for (int i = 0; i < *count && i < capacity; ++i) ranks[i] = absent[static_cast<size_t>(i)];
+    return UNJAM_SUCCESS;
+  });
+}
+
 unjamResult_t unjamGetAsyncError(unjamContext_t context, unjamResult_t* error, char* message,
                                  size_t bytes) {
   return guarded([&] {
@@ -342,6 +366,14 @@ unjamResult_t unjamGroupDestroy(unjamGroup_t group) {
   return guarded([&] {
     if (unjamResult_t r = check_group(group); r != UNJAM_SUCCESS) return r;
     return finish(group->context->destroy_group(group));
+  });
+}
+
+unjamResult_t unjamGroupShrink(unjamGroup_t group, const char* name, unjamGroup_t* survivors) {
+  return guarded([&] {
+    if (unjamResult_t r = check_group(group); r != UNJAM_SUCCESS) return r;
+    if (survivors == nullptr) return null_argument("survivors");
+    return finish(group->context->shrink_group(*group, name, survivors));
   });
 }
 

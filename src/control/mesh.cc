@@ -18,10 +18,8 @@ constexpr std::size_t kMostUnsent = 64 << 20;
 
 }  // namespace
 
-Mesh::Mesh()
-    : wake_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)),
-      signal_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
-  if (!wake_ || !signal_) throw std::runtime_error(std::string("eventfd: ") + std::strerror(errno));
+Mesh::Mesh() : wake_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
+  if (!wake_) throw std::runtime_error(std::string("eventfd: ") + std::strerror(errno));
 }
 
 void Mesh::add(int process, Fd socket, Fd pidfd) {
@@ -59,7 +57,7 @@ void Mesh::wake() {
 }
 
 void Mesh::poll(std::int64_t timeout_ms, const Events& events) {
-  std::vector<pollfd> polled = {{wake_.get(), POLLIN, 0}, {signal_.get(), POLLIN, 0}};
+  std::vector<pollfd> polled = {{wake_.get(), POLLIN, 0}};
   std::vector<Peer*> who;
   {
     std::lock_guard lock(mutex_);
@@ -74,13 +72,9 @@ void Mesh::poll(std::int64_t timeout_ms, const Events& events) {
   if (::poll(polled.data(), polled.size(), static_cast<int>(timeout_ms)) < 0) return;
   std::uint64_t value = 0;
   if (polled[0].revents != 0 && read(wake_.get(), &value, sizeof(value)) < 0) value = 0;
-  if (polled[1].revents != 0 && read(signal_.get(), &value, sizeof(value)) == sizeof(value) &&
-      events.signal) {
-    events.signal();
-  }
   for (std::size_t i = 0; i < who.size(); ++i) {
-    const bool readable = (polled[2 + 2 * i].revents & (POLLIN | POLLHUP | POLLERR)) != 0;
-    handle(*who[i], readable, polled[3 + 2 * i].revents != 0, events);
+    const bool readable = (polled[1 + 2 * i].revents & (POLLIN | POLLHUP | POLLERR)) != 0;
+    handle(*who[i], readable, polled[2 + 2 * i].revents != 0, events);
   }
 }
 

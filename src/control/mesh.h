@@ -25,8 +25,6 @@ class Mesh {
     // Once a process; no message from it comes later. died: the process is gone, not only its end
     // of the connection.
     std::function<void(int process, bool died, const std::string& why)> lost;
-    // Somebody wrote to signal_fd() (an eventfd, so signal handlers may).
-    std::function<void()> signal;
   };
 
   Mesh();
@@ -38,7 +36,6 @@ class Mesh {
   // Makes poll() return.
   void wake();
   int wake_fd() const { return wake_.get(); }
-  int signal_fd() const { return signal_.get(); }
 
   // Waits for events for at most that time (< 0: no limit), and handles them. One thread.
   void poll(std::int64_t timeout_ms, const Events& events);
@@ -59,7 +56,6 @@ class Mesh {
   mutable std::mutex mutex_;  // peers_' channels' outgoing side, and `lost`
   std::map<int, Peer> peers_;
   Fd wake_;
-  Fd signal_;
 };
 
 }  // namespace unjam

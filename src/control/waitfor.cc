@@ -1,6 +1,7 @@
 #include "control/waitfor.h"
 
 #include <algorithm>
+#include <cstdio>
 #include <deque>
 #include <set>
 
@@ -117,8 +118,20 @@ std::vector<int> missing_ranks(const PendingCall& call, const std::vector<RankSn
   return missing;
 }
 
+std::vector<int> calling_ranks(const PendingCall& call, const std::vector<RankSnapshot>& ranks) {
+  std::vector<int> calling;
+  for (const int member : call.members) {
+    const RankSnapshot* r = find_rank(ranks, member);
+    if (r == nullptr) continue;
+    const auto calls = r->calls.find(call.call.tag);
+    if (calls != r->calls.end() && calls->second > call.call.n) calling.push_back(member);
+  }
+  return calling;
+}
+
 std::string explain_json(const std::vector<RankSnapshot>& ranks, const std::vector<WaitEdge>& edges,
-                         const std::vector<WaitCycle>& cycles) {
+                         const std::vector<WaitCycle>& cycles,
+                         const std::vector<AbsentRank>& absent) {
   JsonWriter w;
   w.begin_object().key("ranks").begin_array();
   for (const RankSnapshot& r : ranks) {
@@ -141,6 +154,8 @@ std::string explain_json(const std::vector<RankSnapshot>& ranks, const std::vect
           .field("age_ms", p.age_ms);
       w.key("not_called_by").begin_array();
       for (const int m : missing_ranks(p, ranks)) w.value(m);
+      w.end_array().key("called_by").begin_array();
+      for (const int m : calling_ranks(p, ranks)) w.value(m);
       w.end_array().end_object();
     }
     w.end_array();
@@ -165,8 +180,48 @@ std::string explain_json(const std::vector<RankSnapshot>& ranks, const std::vect
     }
     w.end_array().end_object();
   }
+  w.end_array().key("absent").begin_array();
+  for (const AbsentRank& a : absent) {
+    w.begin_object().field("rank", a.rank).field("why", a.why).end_object();
+  }
   w.end_array().end_object();
   return w.text();
+}
+
+std::string explain_text(const std::vector<RankSnapshot>& ranks,
+                         const std::vector<AbsentRank>& absent) {
+  constexpr std::size_t kMostCalls = 32;  // a rank
+  std::vector<const RankSnapshot*> sorted;
+  for (const RankSnapshot& r : ranks) sorted.push_back(&r);
+  std::sort(sorted.begin(), sorted.end(),
+            [](const RankSnapshot* a, const RankSnapshot* b) { return a->rank < b->rank; });
+  const auto list = [](const std::vector<int>& of) {
+    std::string t;
+    for (const int r : of) t += (t.empty() ? "" : ", ") + std::to_string(r);
+    return t.empty() ? std::string("none") : t;
+  };
+  std::string text;
+  for (const RankSnapshot* r : sorted) {
+    if (r->words.empty()) continue;  // has left
+    text += "unjam: rank " + std::to_string(r->rank) + ": " + std::to_string(r->pending.size()) +
+            " pending\n";
+    for (std::size_t i = 0; i < r->pending.size() && i < kMostCalls; ++i) {
+      const PendingCall& p = r->pending[i];
+      char age[32];
+      std::snprintf(age, sizeof(age), "%.3f s", p.age_ms / 1e3);
+      text += "unjam:   " + p.signature + ", " + call_text(p.call) + ", since " + age +
+              "; called by: " + list(calling_ranks(p, ranks)) +
+              "; not called by: " + list(missing_ranks(p, ranks)) +
+              (runs_call(*r, p.call) ? "; runs now" : "") + "\n";
+    }
+    if (r->pending.size() > kMostCalls) {
+      text += "unjam:   and " + std::to_string(r->pending.size() - kMostCalls) + " more\n";
+    }
+  }
+  for (const AbsentRank& a : absent) {
+    text += "unjam: rank " + std::to_string(a.rank) + ": " + a.why + "\n";
+  }
+  return text;
 }
 
 }  // namespace unjam

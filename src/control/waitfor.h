@@ -59,8 +59,20 @@ std::vector<WaitCycle> find_cycles(const std::vector<WaitEdge>& edges);
 
 // Members of a pending call's group that have not called it (by `calls`).
 std::vector<int> missing_ranks(const PendingCall& call, const std::vector<RankSnapshot>& ranks);
+// Those that have.
+std::vector<int> calling_ranks(const PendingCall& call, const std::vector<RankSnapshot>& ranks);
+
+// A rank that has nothing to say, and why.
+struct AbsentRank {
+  int rank = 0;
+  std::string why;
+};
 
 std::string explain_json(const std::vector<RankSnapshot>& ranks, const std::vector<WaitEdge>& edges,
-                         const std::vector<WaitCycle>& cycles);
+                         const std::vector<WaitCycle>& cycles,
+                         const std::vector<AbsentRank>& absent = {});
+// The same for people, a line a pending call.
+std::string explain_text(const std::vector<RankSnapshot>& ranks,
+                         const std::vector<AbsentRank>& absent);
 
 }  // namespace unjam

@@ -25,6 +25,7 @@ void Context::start() {
   options.block_threads = static_cast<unsigned>(settings_.block_threads);
   options.delay_seed = static_cast<std::uint64_t>(settings_.delay_seed);
   options.delay_max_us = static_cast<std::uint32_t>(settings_.delay_max_us);
+  options.help = settings_.help != 0;
   daemon_ = std::make_unique<HostDaemon>(memory_->rank(), completions_, options);
   world_->attach(this);
 }
@@ -69,7 +70,7 @@ Result Context::shutdown() {
     for (const auto& [tag, key] : keys_) calls[tag] = key->submitted;
   }
   world_->detach(this, std::move(calls));
-  daemon_.reset();  // joins the engine's threads: nobody touches the arenas on our behalf any more
+  daemon_->stop();  // joins the engine's threads: nobody touches the arenas on our behalf any more
   {
     std::lock_guard lock(mutex_);
     background_stop_ = true;
@@ -141,6 +142,15 @@ Result Context::create_group(const int* ranks, int size, const char* name, unjam
   }
   *out = &made;
   return {};
+}
+
+Result Context::shrink_group(const unjamGroup& group, const char* name, unjamGroup** survivors) {
+  const std::vector<int> absent = world_->absent();
+  std::vector<int> members;
+  for (const int m : group.members) {
+    if (std::find(absent.begin(), absent.end(), m) == absent.end()) members.push_back(m);
+  }
+  return create_group(members.data(), static_cast<int>(members.size()), name, survivors);
 }
 
 Result Context::destroy_group(unjamGroup* group) {

@@ -49,6 +49,14 @@ struct Signature {
   bool operator==(const Signature&) const = default;
 };
 
+// A pending call, for diagnosis.
+struct CallRecord {
+  CallId id;
+  Signature signature;
+  std::vector<int> members;
+  double age_ms = 0;
+};
+
 struct Call {
   Signature signature;
   const void* send = nullptr;
@@ -138,6 +146,8 @@ class Context : public std::enable_shared_from_this<Context> {
   void abort(unjamResult_t code, const std::string& why);
 
   Result create_group(const int* ranks, int size, const char* name, unjamGroup** group);
+  // Of the members that are still there.
+  Result shrink_group(const unjamGroup& group, const char* name, unjamGroup** survivors);
   Result destroy_group(unjamGroup* group);
   Result register_collective(unjamGroup* group, const char* key, const Signature& signature,
                              std::int32_t priority, unjamCollective** collective);
@@ -153,6 +163,8 @@ class Context : public std::enable_shared_from_this<Context> {
   bool synchronize(std::int64_t timeout_us);
 
   Result async_error() const;
+  // Ranks that are gone or have left.
+  std::vector<int> absent() const { return world_->absent(); }
   // Ends pending invocations of groups with `peer`, and refuses further ones.
   void peer_gone(int peer, const std::string& why);
   // Ends one invocation, if it is pending, and its key.
@@ -165,15 +177,11 @@ class Context : public std::enable_shared_from_this<Context> {
   std::string info_json() const;
   std::size_t trace(unjamTraceEvent_t* events, std::size_t capacity) const;
   std::string explain() { return world_->explain(); }
-  // The signature of use n of a key here, if it is pending or among the latest.
-  struct CallRecord {
-    CallId id;
-    Signature signature;
-    std::vector<int> members;
-    double age_ms = 0;
-  };
   std::vector<CallRecord> pending_calls() const;
-  bool find_call(std::uint64_t tag, std::uint64_t n, Signature& signature) const;
+  // Whether this rank has called use n of a key. kKnown: and what it called (it is pending, or
+  // among the latest); kCalled: too long ago to know.
+  enum class Found { kNotCalled, kCalled, kKnown };
+  Found find_call(std::uint64_t tag, std::uint64_t n, Signature& signature) const;
   std::int64_t stall_ms() const { return settings_.stall_ms; }
 
  private:
@@ -219,7 +227,8 @@ class Context : public std::enable_shared_from_this<Context> {
   std::size_t callbacks_ = 0;    // invocations under way that have a callback
   std::uint64_t submitted_ = 0;
   std::uint64_t completed_ = 0;
-  bool closed_ = false;  // aborted or destroyed
+  bool closed_ = false;   // aborted or destroyed
+  bool helping_ = false;  // see wait()
   Result first_error_;
   Result closed_why_;
 

@@ -62,7 +62,7 @@ RankSnapshot Context::snapshot() const {
   return r;
 }
 
-std::vector<Context::CallRecord> Context::pending_calls() const {
+std::vector<CallRecord> Context::pending_calls() const {
   std::lock_guard lock(mutex_);
   std::vector<CallRecord> calls;
   for (const Submitted* s : pending_in_order()) {
@@ -72,20 +72,21 @@ std::vector<Context::CallRecord> Context::pending_calls() const {
   return calls;
 }
 
-bool Context::find_call(std::uint64_t tag, std::uint64_t n, Signature& signature) const {
+Context::Found Context::find_call(std::uint64_t tag, std::uint64_t n, Signature& signature) const {
   std::lock_guard lock(mutex_);
   const auto found = keys_.find(tag);
-  if (found == keys_.end()) return false;
+  if (found == keys_.end() || n >= found->second->submitted) return Found::kNotCalled;
   const Key& key = *found->second;
-  for (const Submitted* s : pending_in_order()) {
-    if (s->key == &key && s->n == n) {
+  if (key.submitted - n > key.history.size()) {
+    for (const Submitted* s : pending_in_order()) {
+      if (s->key != &key || s->n != n) continue;
       signature = s->call.signature;
-      return true;
+      return Found::kKnown;
     }
+    return Found::kCalled;
   }
-  if (n >= key.submitted || key.submitted - n > key.history.size()) return false;
   signature = key.history[n % key.history.size()];
-  return true;
+  return Found::kKnown;
 }
 
 void Context::stats(unjamStats_t& out) const {

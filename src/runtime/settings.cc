@@ -46,6 +46,10 @@ const std::vector<Variable>& variables() {
        "Slices that a collective may move in a row while others wait.", false},
       {"UNJAM_RESIDENCY_US", &Settings::residency_us, 1, 1 << 30, nullptr,
        "Longest stay of an engine that nobody waits for, in microseconds.", false},
+      {"UNJAM_HELP", &Settings::help, 0, 1, nullptr,
+       "Host device: whether threads that submit or wait run the engine themselves when no other "
+       "thread does. 0: only the daemon's threads run it.",
+       false},
       {"UNJAM_TRACE_EVENTS", &Settings::trace_events, 0, 1 << 24, nullptr,
        "Trace events kept a lane; 0: no trace.", false},
       {"UNJAM_STALL_MS", &Settings::stall_ms, 1, 1 << 30, nullptr,
@@ -59,6 +63,20 @@ const std::vector<Variable>& variables() {
        "Fault injection: the longest such delay, in microseconds.", false},
       {"UNJAM_INIT_TIMEOUT_MS", &Settings::init_timeout_ms, 1, 1 << 30, nullptr,
        "How long unjamInit waits for the other ranks, in milliseconds.", false},
+      {"UNJAM_REPORT_MS", &Settings::report_ms, 0, 1 << 30, nullptr,
+       "Invocations pending for longer are reported on stderr, with the ranks that have not called "
+       "them, and again after as long; in milliseconds, 0: never.",
+       false},
+      {"UNJAM_TIMEOUT_MS", &Settings::timeout_ms, 0, 1 << 30, nullptr,
+       "Invocations pending for longer end with UNJAM_ERROR_TIMEOUT, which names the ranks that "
+       "have "
+       "not called them; in milliseconds, 0: never.",
+       false},
+      {"UNJAM_EXPLAIN_SIGNAL", &Settings::explain_signal, 0, 64, nullptr,
+       "Number of a signal that makes the process print on stderr what every rank waits for, "
+       "unless "
+       "the program handles it itself; 0: none. 12 is SIGUSR2.",
+       false},
   };
   return kVariables;
 }
@@ -153,6 +171,10 @@ bool resolve_settings(const unjamConfig_t* config, Settings& s, std::string& err
     take(&Settings::algorithm, c.algorithm, -1);
     take(&Settings::delay_seed, static_cast<std::int64_t>(c.delay_seed & INT64_MAX), 0);
     take(&Settings::delay_max_us, c.delay_max_us, 0);
+    take(&Settings::report_ms, c.report_ms == UINT32_MAX ? 0 : c.report_ms,
+         c.report_ms == UINT32_MAX ? -1 : 0);
+    take(&Settings::timeout_ms, c.timeout_ms == UINT32_MAX ? 0 : c.timeout_ms,
+         c.timeout_ms == UINT32_MAX ? -1 : 0);
     if (!ok) return false;
   }
   if (s.escape_slot_bytes % 64 != 0) {

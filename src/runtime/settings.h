@@ -26,11 +26,15 @@ struct Settings {
   std::int64_t quantum_slices = 64;
   std::int64_t residency_us = 5000;
   std::int64_t trace_events = 0;
+  std::int64_t help = 1;
   std::int64_t stall_ms = 1000;
   std::int64_t algorithm = -1;
   std::int64_t delay_seed = 0;
   std::int64_t delay_max_us = 50;
   std::int64_t init_timeout_ms = 30000;
+  std::int64_t report_ms = 30000;
+  std::int64_t timeout_ms = 0;
+  std::int64_t explain_signal = 12;  // SIGUSR2
 };
 
 // One variable: what `unjam env` lists.

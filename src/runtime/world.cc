@@ -1,29 +1,27 @@
 #include "runtime/world.h"
 
-#include <sys/random.h>
+#include <poll.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <chrono>
-#include <cstring>
+#include <stdexcept>
+#include <thread>
 
+#include "base/clock.h"
 #include "runtime/context.h"
 #include "runtime/engine_memory.h"
+#include "runtime/explain_signal.h"
+#include "runtime/job_id.h"
 #include "transport/announcement.h"
 
 namespace unjam {
 namespace {
 
-// What an id holds.
-struct IdContents {
-  char magic[8];  // "unjam-1"
-  std::int64_t process;
-  std::uint64_t secret[4];
-};
-static_assert(sizeof(IdContents) <= UNJAM_UNIQUE_ID_BYTES);
-constexpr char kMagic[8] = "unjam-1";
+// What was said last must reach the others before the connections close.
+constexpr std::int64_t kFarewellMs = 1000;
 
-// Worlds by id: those that ranks are joining. (The runtime's one piece of global state.)
+// Worlds by id: those that ranks are joining.
 struct Registry {
   std::mutex mutex;
   std::map<std::string, std::weak_ptr<World>> worlds;
@@ -31,6 +29,12 @@ struct Registry {
 Registry& registry() {
   static Registry* r = new Registry;  // never destroyed: contexts may outlive static destructors
   return *r;
+}
+
+}  // namespace
+
+std::string call_text(const std::string& key, const std::string& group, std::uint64_t n) {
+  return "key '" + key + "' of group '" + group + "', use " + std::to_string(n + 1);
 }
 
 std::string rank_list(const std::vector<int>& ranks) {
@@ -42,50 +46,11 @@ std::string rank_list(const std::vector<int>& ranks) {
   return t;
 }
 
-std::string disagreement_text(const std::map<std::string, std::vector<int>>& said,
-                              const std::string& what) {
-  std::string text = "ranks disagree on " + what + ": ";
-  bool first = true;
-  for (const auto& [signature, ranks] : said) {
-    text += (first ? "" : "; ") + rank_list(ranks) + " called " + signature;
-    first = false;
-  }
-  return text + ". Make the same call on all ranks of the group.";
-}
-
-}  // namespace
-
-std::string call_text(const std::string& key, const std::string& group, std::uint64_t n) {
-  return "key '" + key + "' of group '" + group + "', use " + std::to_string(n + 1);
-}
-
-unjamUniqueId_t World::create_id() {
-  IdContents c{};
-  std::memcpy(c.magic, kMagic, sizeof(kMagic));
-  c.process = getpid();
-  std::size_t got = 0;
-  while (got < sizeof(c.secret)) {
-    const ssize_t n = getrandom(reinterpret_cast<char*>(c.secret) + got, sizeof(c.secret) - got, 0);
-    if (n > 0) got += static_cast<std::size_t>(n);
-  }
-  unjamUniqueId_t id{};
-  std::memcpy(id.internal, &c, sizeof(c));
-  return id;
-}
-
 std::shared_ptr<World> World::by_id(const unjamUniqueId_t& id, int ranks, const Settings& settings,
                                     unjamResult_t& code, std::string& error) {
-  IdContents c;
-  std::memcpy(&c, id.internal, sizeof(c));
-  if (std::memcmp(c.magic, kMagic, sizeof(kMagic)) != 0) {
+  JobSecret secret;
+  if (!secret_of(id, secret, error)) {
     code = UNJAM_ERROR_INVALID_ARGUMENT;
-    error = "this is no unique id: make one with unjamGetUniqueId and hand it to every rank";
-    return nullptr;
-  }
-  if (c.process != getpid()) {
-    code = UNJAM_ERROR_INVALID_USAGE;
-    error = "this unique id was made in process " + std::to_string(c.process) +
-            ": in this version all ranks of a job are threads of one process";
     return nullptr;
   }
   Registry& r = registry();
@@ -94,7 +59,7 @@ std::shared_ptr<World> World::by_id(const unjamUniqueId_t& id, int ranks, const 
   std::weak_ptr<World>& place = r.worlds[std::string(id.internal, sizeof(id.internal))];
   std::shared_ptr<World> world = place.lock();
   if (world == nullptr) {
-    world = std::make_shared<World>(ranks, settings);
+    world = std::make_shared<World>(ranks, settings, secret);
     place = world;
   }
   if (world->ranks() != ranks) {
@@ -110,11 +75,30 @@ World::World(int ranks, const Settings& first_settings)
     : ranks_(ranks),
       first_settings_(first_settings),
       shape_(arena_shape(first_settings, ranks)),
+      alone_(true),
       arenas_(static_cast<std::size_t>(ranks)),
       bases_(static_cast<std::size_t>(ranks), nullptr),
       joined_(static_cast<std::size_t>(ranks), false),
-      contexts_(static_cast<std::size_t>(ranks), nullptr),
-      watcher_([this] { watch(); }) {}
+      process_of_(static_cast<std::size_t>(ranks), 0),
+      contexts_(static_cast<std::size_t>(ranks), nullptr) {
+  explain_on_signal(static_cast<int>(first_settings.explain_signal));
+  control_ = std::thread([this] { control(); });
+}
+
+World::World(int ranks, const Settings& first_settings, const JobSecret& secret)
+    : ranks_(ranks),
+      first_settings_(first_settings),
+      shape_(arena_shape(first_settings, ranks)),
+      alone_(false),
+      secret_(secret),
+      arenas_(static_cast<std::size_t>(ranks)),
+      bases_(static_cast<std::size_t>(ranks), nullptr),
+      joined_(static_cast<std::size_t>(ranks), false),
+      process_of_(static_cast<std::size_t>(ranks), -1),
+      contexts_(static_cast<std::size_t>(ranks), nullptr) {
+  explain_on_signal(static_cast<int>(first_settings.explain_signal));
+  control_ = std::thread([this] { control(); });
+}
 
 World::~World() {
   {
@@ -122,12 +106,21 @@ World::~World() {
     stopping_ = true;
   }
   changed_.notify_all();
-  watcher_.join();
+  mesh_.wake();
+  control_.join();
+  mesh_.drain(kFarewellMs);
 }
 
 std::uint64_t World::arena_committed(int rank) const {
   return arenas_[static_cast<std::size_t>(rank)].committed();
 }
+
+std::uint64_t* World::announcements(const std::vector<int>& members, std::uint64_t tag) const {
+  const auto home = static_cast<std::size_t>(members[tag % members.size()]);
+  return reinterpret_cast<std::uint64_t*>(bases_[home] + shape_.announcements());
+}
+
+// ---- the meeting ----
 
 unjamResult_t World::join(int rank, const Settings& settings, std::string& error) {
   const auto r = static_cast<std::size_t>(rank);
@@ -136,6 +129,28 @@ unjamResult_t World::join(int rank, const Settings& settings, std::string& error
   if (joined_[r]) {
     error = "rank " + std::to_string(rank) + " has joined this job already";
     return UNJAM_ERROR_INVALID_USAGE;
+  }
+  if (!alone_ && !connected_) {
+    if (!connecting_) {
+      connecting_ = true;
+      lock.unlock();
+      std::string why;
+      const bool met = client_.connect(secret_, settings.init_timeout_ms, why);
+      lock.lock();
+      connected_ = met;
+      if (!met) failure_ = why;
+      changed_.notify_all();
+      if (!met) {
+        error = why;
+        return UNJAM_ERROR_SYSTEM;
+      }
+    } else {
+      changed_.wait(lock, [this] { return connected_ || !failure_.empty(); });
+    }
+  }
+  if (!failure_.empty()) {
+    error = "another rank could not join: " + failure_;
+    return UNJAM_ERROR_PEER;
   }
   if (first_rank_ < 0) {
     first_rank_ = rank;
@@ -156,37 +171,265 @@ unjamResult_t World::join(int rank, const Settings& settings, std::string& error
   bases_[r] = arenas_[r].data();
   joined_[r] = true;
   ++num_joined_;
+  if (alone_) {
+    started_ = num_joined_ == ranks_;
+  } else {
+    JoinMessage m;
+    m.rank = static_cast<std::uint32_t>(rank);
+    m.ranks = static_cast<std::uint32_t>(ranks_);
+    m.arena_bytes = shape_.total_bytes();
+    m.settings = agreed;
+    client_.join(m, arenas_[r].share());
+  }
   changed_.notify_all();
+  mesh_.wake();
   return UNJAM_SUCCESS;
 }
 
-unjamResult_t World::wait_joined(std::int64_t timeout_ms, std::string& error) {
+std::vector<int> World::missing() const {
+  std::vector<int> ranks;
+  for (int r = 0; r < ranks_; ++r) {
+    const bool here = joined_[static_cast<std::size_t>(r)];
+    if (!here && (client_.joined_mask >> r & 1) == 0) ranks.push_back(r);
+  }
+  return ranks;
+}
+
+unjamResult_t World::wait_joined(int rank, std::int64_t timeout_ms, std::string& error) {
   std::unique_lock lock(mutex_);
-  const bool in_time = changed_.wait_for(lock, std::chrono::milliseconds(timeout_ms), [this] {
-    return num_joined_ == ranks_ || !failure_.empty();
+  const bool in_time = changed_.wait_for(lock, std::chrono::milliseconds(timeout_ms), [&] {
+    return started_ || !failure_.empty() || client_.refused.count(rank) != 0;
   });
+  if (const auto refused = client_.refused.find(rank); refused != client_.refused.end()) {
+    error = refused->second.text;
+    return static_cast<unjamResult_t>(refused->second.code);
+  }
   if (!failure_.empty()) {
     error = "another rank could not join: " + failure_;
     return UNJAM_ERROR_PEER;
   }
   if (!in_time) {
-    std::vector<int> missing;
-    for (int r = 0; r < ranks_; ++r) {
-      if (!joined_[static_cast<std::size_t>(r)]) missing.push_back(r);
-    }
-    error = rank_list(missing) + " did not join within " + std::to_string(timeout_ms) +
+    error = rank_list(missing()) + " did not join within " + std::to_string(timeout_ms) +
             " ms (UNJAM_INIT_TIMEOUT_MS)";
-    failure_ = error;
-    changed_.notify_all();
+    if (!alone_) error += "; all ranks must run on this machine, as the same user";
+    fail_meeting(error);
     return UNJAM_ERROR_TIMEOUT;
   }
   return UNJAM_SUCCESS;
 }
 
-void World::attach(Context* context) {
-  std::lock_guard lock(mutex_);
-  contexts_[static_cast<std::size_t>(context->rank())] = context;
+void World::fail_meeting(const std::string& why) {
+  if (failure_.empty()) failure_ = why;
   changed_.notify_all();
+  mesh_.wake();
+}
+
+void World::meet(std::unique_lock<std::mutex>& lock) {
+  changed_.wait(lock, [this] { return connected_ || stopping_ || !failure_.empty(); });
+  while (!stopping_ && failure_.empty() && !client_.started) {
+    std::string error;
+    if (!client_.flush(error)) {
+      fail_meeting("the rendezvous was lost: " + error);
+      break;
+    }
+    const short out = client_.pending() ? POLLOUT : 0;
+    pollfd polled[2] = {{client_.fd(), static_cast<short>(POLLIN | out), 0},
+                        {mesh_.wake_fd(), POLLIN, 0}};
+    lock.unlock();
+    poll(polled, 2, -1);
+    if (polled[1].revents != 0) {
+      std::uint64_t value = 0;
+      if (read(mesh_.wake_fd(), &value, sizeof(value)) < 0) value = 0;
+    }
+    lock.lock();
+    const bool live = client_.receive(error);
+    changed_.notify_all();
+    if (!client_.failed.empty()) {
+      fail_meeting(client_.failed);
+    } else if (!live) {
+      fail_meeting("the process that kept the rendezvous left before all ranks had joined (" +
+                   error + ")");
+    }
+  }
+  if (client_.started && failure_.empty()) begin(lock);
+  changed_.notify_all();
+  // Not with the lock: where the server is ours, this waits until the others have what is theirs.
+  lock.unlock();
+  client_.leave();
+  lock.lock();
+}
+
+// All are there: their memory is mapped, and from now on they are reached through the mesh.
+void World::begin(std::unique_lock<std::mutex>&) {
+  const StartMessage& start = client_.start;
+  if (start.process_of.size() != static_cast<std::size_t>(ranks_)) {
+    fail_meeting("the rendezvous speaks of another number of ranks");
+    return;
+  }
+  me_ = static_cast<int>(start.me);
+  pids_ = start.pids;
+  for (int r = 0; r < ranks_; ++r) {
+    const auto i = static_cast<std::size_t>(r);
+    process_of_[i] = static_cast<int>(start.process_of[i]);
+    if (is_local(r) == joined_[i]) continue;
+    fail_meeting("the rendezvous confuses the ranks of this process");
+    return;
+  }
+  for (auto& [rank, fd] : client_.arenas) {
+    const auto i = static_cast<std::size_t>(rank);
+    std::string error;
+    arenas_[i] = SharedMemory::adopt(std::move(fd), shape_.total_bytes(), error);
+    if (arenas_[i].data() == nullptr) {
+      fail_meeting(error);
+      return;
+    }
+    bases_[i] = arenas_[i].data();
+  }
+  for (auto& [process, peer] : client_.peers) {
+    mesh_.add(process, std::move(peer.socket), std::move(peer.pidfd));
+  }
+  started_ = true;
+}
+
+// ---- the control thread ----
+
+std::int64_t World::watch_ms() const {
+  return std::clamp<std::int64_t>(first_settings_.stall_ms / 2, 5, 250);
+}
+
+void World::control() {
+  pthread_setname_np(pthread_self(), "unjam control");
+  std::unique_lock lock(mutex_);
+  if (!alone_) meet(lock);
+  const Mesh::Events events{[this](int process, const Frame& frame) {
+                              std::lock_guard inner(mutex_);
+                              on_message(process, frame);
+                              changed_.notify_all();
+                            },
+                            [this](int process, bool died, const std::string& why) {
+                              std::lock_guard inner(mutex_);
+                              on_lost(process, died, why);
+                              changed_.notify_all();
+                            }};
+  std::uint32_t signals = explain_signals();
+  while (!stopping_) {
+    // Sleeps for good while nothing can be late.
+    const bool anybody = std::any_of(contexts_.begin(), contexts_.end(),
+                                     [](const Context* c) { return c != nullptr; });
+    const bool printing = std::any_of(gatherings_.begin(), gatherings_.end(),
+                                      [](const auto& g) { return g.second.print; });
+    lock.unlock();
+    mesh_.poll(printing ? 5 : anybody ? watch_ms() : -1, events);
+    lock.lock();
+    if (stopping_) break;
+    watch();
+    if (const std::uint32_t now = explain_signals(); now != signals) {
+      signals = now;
+      gather(true);
+    }
+    print_gathered();
+  }
+}
+
+bool World::is_rank_of(std::uint32_t rank, int process) const {
+  return rank < process_of_.size() && process_of_[rank] == process;
+}
+
+std::set<int> World::processes_of(const std::vector<int>& members) const {
+  std::set<int> processes;
+  for (const int m : members) {
+    if (!is_local(m)) processes.insert(process_of_[static_cast<std::size_t>(m)]);
+  }
+  return processes;
+}
+
+// What makes no sense is passed over: its sender proved that it is of our job, so it is a fault of
+// ours, and must not make things worse here.
+void World::on_message(int process, const Frame& frame) {
+  switch (static_cast<MessageType>(frame.type)) {
+    case MessageType::kGone: {
+      GoneMessage m;
+      if (m.decode(frame.payload) && is_rank_of(m.rank, process)) {
+        mark_gone(static_cast<int>(m.rank), m.why);
+      }
+      break;
+    }
+    case MessageType::kDeparted: {
+      DepartedMessage m;
+      if (!m.decode(frame.payload) || !is_rank_of(m.rank, process)) break;
+      auto& calls = departed_[static_cast<int>(m.rank)];
+      for (const auto& [tag, count] : m.calls) calls[tag] = count;
+      break;
+    }
+    case MessageType::kQuery: {
+      QueryMessage m;
+      if (m.decode(frame.payload)) on_query(process, m);
+      break;
+    }
+    case MessageType::kAnswer: {
+      AnswerMessage m;
+      if (m.decode(frame.payload)) on_answer(process, m);
+      break;
+    }
+    case MessageType::kFail: {
+      FailMessage m;
+      if (!m.decode(frame.payload)) break;
+      const bool timeout = m.code == UNJAM_ERROR_TIMEOUT;
+      fail_here(m.tag, m.n, timeout ? UNJAM_ERROR_TIMEOUT : UNJAM_ERROR_MISMATCH, m.text);
+      break;
+    }
+    case MessageType::kSnapshotRequest: {
+      SnapshotRequestMessage m;
+      if (!m.decode(frame.payload)) break;
+      SnapshotMessage reply;
+      reply.number = m.number;
+      reply.ranks = local_snapshots();
+      mesh_.send(process, MessageType::kSnapshot, reply.encode());
+      break;
+    }
+    case MessageType::kSnapshot: {
+      SnapshotMessage m;
+      if (!m.decode(frame.payload)) break;
+      const auto found = gatherings_.find(m.number);
+      if (found == gatherings_.end() || found->second.waits_for.erase(process) == 0) break;
+      for (RankSnapshot& s : m.ranks) {
+        if (is_rank_of(static_cast<std::uint32_t>(s.rank), process)) {
+          found->second.ranks.push_back(std::move(s));
+        }
+      }
+      break;
+    }
+    default:
+      break;
+  }
+}
+
+void World::on_lost(int process, bool died, const std::string& why) {
+  const std::string who =
+      "its process (" + std::to_string(pids_[static_cast<std::size_t>(process)]) + ") ";
+  for (int r = 0; r < ranks_; ++r) {
+    // Those that have left in good order are not missed here: whoever waits for a call that they
+    // have not made learns it from watch().
+    if (process_of_[static_cast<std::size_t>(r)] != process || departed_.count(r) != 0) continue;
+    mark_gone(r, who + (died ? "died" : "closed its connection: " + why));
+  }
+  for (auto& [number, g] : gatherings_) g.waits_for.erase(process);
+  for (auto& [call, inquiry] : inquiries_) {
+    if (inquiry.waits_for.erase(process) != 0 && inquiry.waits_for.empty()) {
+      evaluate(call, inquiry);
+    }
+  }
+}
+
+// ---- ranks that come and go ----
+
+void World::attach(Context* context) {
+  {
+    std::lock_guard lock(mutex_);
+    contexts_[static_cast<std::size_t>(context->rank())] = context;
+  }
+  changed_.notify_all();
+  mesh_.wake();
 }
 
 void World::detach(Context* context, std::map<std::uint64_t, std::uint64_t> calls) {
@@ -194,7 +437,27 @@ void World::detach(Context* context, std::map<std::uint64_t, std::uint64_t> call
   Context*& place = contexts_[static_cast<std::size_t>(context->rank())];
   if (place != context) return;
   place = nullptr;
+  DepartedMessage m;
+  m.rank = static_cast<std::uint32_t>(context->rank());
+  m.calls.assign(calls.begin(), calls.end());
   departed_[context->rank()] = std::move(calls);
+  mesh_.send_all(MessageType::kDeparted, m.encode());
+}
+
+void World::mark_gone(int rank, const std::string& why) {
+  if (!gone_.emplace(rank, why).second) return;
+  for (Context* c : contexts_) {
+    if (c != nullptr && c->rank() != rank) c->peer_gone(rank, why);
+  }
+}
+
+void World::tell_peers_gone(int rank, const std::string& why) {
+  std::lock_guard lock(mutex_);
+  mark_gone(rank, why);
+  GoneMessage m;
+  m.rank = static_cast<std::uint32_t>(rank);
+  m.why = why;
+  mesh_.send_all(MessageType::kGone, m.encode());
 }
 
 int World::first_gone(const std::vector<int>& members, std::string& why) const {
@@ -208,124 +471,13 @@ int World::first_gone(const std::vector<int>& members, std::string& why) const {
   return -1;
 }
 
-void World::tell_peers_gone(int rank, const std::string& why) {
+std::vector<int> World::absent() const {
   std::lock_guard lock(mutex_);
-  gone_.emplace(rank, why);
-  for (Context* c : contexts_) {
-    if (c != nullptr && c->rank() != rank) c->peer_gone(rank, why);
+  std::vector<int> ranks;
+  for (int r = 0; r < ranks_; ++r) {
+    if (gone_.count(r) != 0 || departed_.count(r) != 0) ranks.push_back(r);
   }
-}
-
-std::string World::explain() {
-  std::lock_guard lock(mutex_);
-  std::vector<RankSnapshot> ranks;
-  for (Context* c : contexts_) {
-    if (c != nullptr) ranks.push_back(c->snapshot());
-  }
-  for (const auto& [rank, calls] : departed_) {
-    RankSnapshot gone;
-    gone.rank = rank;
-    gone.calls = calls;
-    ranks.push_back(std::move(gone));
-  }
-  const std::vector<WaitEdge> edges = certain_edges(ranks);
-  std::vector<WaitCycle> cycles = find_cycles(edges);
-  // The snapshots were taken one after the other. Where a rank's lanes have neither left nor
-  // entered anything between its snapshot and now, what they were inside of then they have been
-  // inside of all the time between: so all edges of the cycle held at one moment, and for good.
-  std::erase_if(cycles, [&](const WaitCycle& cycle) {
-    return std::any_of(cycle.edges.begin(), cycle.edges.end(), [&](const WaitEdge& e) {
-      std::vector<std::uint64_t> now;
-      contexts_[static_cast<std::size_t>(e.rank)]->running_words(now);
-      const auto then = std::find_if(ranks.begin(), ranks.end(),
-                                     [&](const RankSnapshot& r) { return r.rank == e.rank; });
-      return now != then->words;
-    });
-  });
-  return explain_json(ranks, edges, cycles);
-}
-
-std::uint64_t* World::announcements(const std::vector<int>& members, std::uint64_t tag) const {
-  const auto home = static_cast<std::size_t>(members[tag % members.size()]);
-  return reinterpret_cast<std::uint64_t*>(bases_[home] + shape_.announcements());
-}
-
-std::string World::compare(const Context& caller, std::uint64_t tag, std::uint64_t n,
-                           const Signature& signature, const std::vector<int>& members,
-                           const std::string& what) {
-  std::lock_guard lock(mutex_);
-  std::map<std::string, std::vector<int>> said = {{signature.text(), {caller.rank()}}};
-  for (const int member : members) {
-    Context* other = contexts_[static_cast<std::size_t>(member)];
-    Signature s;
-    if (other != nullptr && other != &caller && other->find_call(tag, n, s)) {
-      said[s.text()].push_back(member);
-    }
-  }
-  const auto known = disagreements_.find(tag);
-  if (known != disagreements_.end() && known->second.first <= n) return known->second.second;
-  if (said.size() == 1) return "";
-  const std::string text = disagreement_text(said, what);
-  fail_everywhere(tag, n, members, text);
-  return text;
-}
-
-void World::fail_everywhere(std::uint64_t tag, std::uint64_t n, const std::vector<int>& members,
-                            const std::string& text) {
-  const auto [known, first] = disagreements_.try_emplace(tag, n, text);
-  if (!first && n < known->second.first) known->second = {n, text};
-  announce_disagreement(announcements(members, tag), tag, n);
-  for (const int member : members) {
-    Context* c = contexts_[static_cast<std::size_t>(member)];
-    if (c != nullptr) c->fail_call(tag, n, {UNJAM_ERROR_MISMATCH, text});
-  }
-}
-
-void World::watch() {
-  std::unique_lock lock(mutex_);
-  const auto period =
-      std::chrono::milliseconds(std::clamp<std::int64_t>(first_settings_.stall_ms / 2, 5, 250));
-  const auto nobody = [this] {
-    return std::all_of(contexts_.begin(), contexts_.end(), [](Context* c) { return c == nullptr; });
-  };
-  while (!stopping_) {
-    changed_.wait(lock, [&] { return stopping_ || !nobody(); });
-    changed_.wait_for(lock, period, [this] { return stopping_; });
-    if (!stopping_) look_for_disagreement();
-  }
-}
-
-// Compares what ranks have called where something has been pending for too long: calls that differ,
-// and calls that a rank can no longer make.
-void World::look_for_disagreement() {
-  for (Context* c : contexts_) {
-    if (c == nullptr) continue;
-    for (const Context::CallRecord& call : c->pending_calls()) {
-      if (call.age_ms < static_cast<double>(c->stall_ms())) continue;
-      std::map<std::string, std::vector<int>> said = {{call.signature.text(), {c->rank()}}};
-      std::vector<int> gone;
-      for (const int member : call.members) {
-        if (member == c->rank()) continue;
-        Context* other = contexts_[static_cast<std::size_t>(member)];
-        if (other == nullptr) {
-          const auto d = departed_.find(member);
-          if (d == departed_.end()) continue;
-          const auto calls = d->second.find(call.id.tag);
-          if (calls == d->second.end() || calls->second <= call.id.n) gone.push_back(member);
-          continue;
-        }
-        Signature s;
-        if (other->find_call(call.id.tag, call.id.n, s)) said[s.text()].push_back(member);
-      }
-      const std::string what = call_text(call.id.key, call.id.group, call.id.n);
-      if (said.size() > 1) {
-        fail_everywhere(call.id.tag, call.id.n, call.members, disagreement_text(said, what));
-      } else if (!gone.empty()) {
-        c->fail_call(call.id.tag, call.id.n,
-                     {UNJAM_ERROR_PEER, rank_list(gone) + " left the job without calling " + what});
-      }
-    }
-  }
+  return ranks;
 }
 
 }  // namespace unjam

@@ -1,5 +1,5 @@
-// A job: the ranks that joined under one unique id, their arenas, and the watcher of their stalls.
-// Ranks are contexts of this process in this version.
+// A job as one process sees it: the ranks that joined under one unique id, in this process and in
+// others, their arenas, and what their processes tell each other (control/mesh.h).
 #pragma once
 
 #include <condition_variable>
@@ -7,11 +7,14 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <set>
 #include <string>
 #include <thread>
 #include <utility>
 #include <vector>
 
+#include "control/mesh.h"
+#include "control/rendezvous.h"
 #include "control/waitfor.h"
 #include "device/host/host_memory.h"
 #include "runtime/settings.h"
@@ -22,17 +25,22 @@ namespace unjam {
 
 class Context;
 struct Signature;
+struct CallRecord;
 
 // "key 'k' of group 'g', use 3"
 std::string call_text(const std::string& key, const std::string& group, std::uint64_t n);
+// "ranks 1, 2"
+std::string rank_list(const std::vector<int>& ranks);
 
 class World {
  public:
+  // All ranks are in this process and joined by one thread.
   World(int ranks, const Settings& first_settings);
+  // Ranks meet others by the secret.
+  World(int ranks, const Settings& first_settings, const JobSecret& secret);
   ~World();
 
-  // Makes and looks up ids; an unknown or foreign id gives null and an error.
-  static unjamUniqueId_t create_id();
+  // This process's world of that id.
   static std::shared_ptr<World> by_id(const unjamUniqueId_t& id, int ranks,
                                       const Settings& settings, unjamResult_t& code,
                                       std::string& error);
@@ -47,7 +55,7 @@ class World {
   // Contributes rank's arena; `settings` must agree with those of the ranks before.
   unjamResult_t join(int rank, const Settings& settings, std::string& error);
   // Waits until all ranks have joined.
-  unjamResult_t wait_joined(std::int64_t timeout_ms, std::string& error);
+  unjamResult_t wait_joined(int rank, std::int64_t timeout_ms, std::string& error);
 
   void attach(Context* context);
   // `calls`: how often the rank has called each key.
@@ -56,42 +64,123 @@ class World {
   void tell_peers_gone(int rank, const std::string& why);
   // Of `members`, the first that is gone in that way, and why; -1: none.
   int first_gone(const std::vector<int>& members, std::string& why) const;
+  // Ranks that were aborted, whose process died, or that have left.
+  std::vector<int> absent() const;
 
   // Compares what `caller` is about to call as use n of a key with what other members have called.
-  // If they differ: says how, and ends it on all of them. Not while holding a context's lock.
+  // If members of this process differ: says how, and ends it on all of them. Those of other
+  // processes are asked: if they differ, the call ends soon after. Not while holding a context's
+  // lock.
   std::string compare(const Context& caller, std::uint64_t tag, std::uint64_t n,
                       const Signature& signature, const std::vector<int>& members,
                       const std::string& what);
 
+  // May wait for other processes, a second at most.
   std::string explain();
 
  private:
+  // What the ranks of other processes have said of use n of a key.
+  struct Inquiry {
+    std::vector<int> members;
+    std::string what;
+    std::set<int> waits_for;  // processes
+    std::map<int, SaidItem> said;
+    std::uint64_t asked_ns = 0;
+  };
+  using CallKey = std::pair<std::uint64_t, std::uint64_t>;  // (tag, n)
+
+  // Snapshots of all ranks, on their way.
+  struct Gathering {
+    std::vector<RankSnapshot> ranks;
+    std::set<int> waits_for;  // processes
+    bool print = false;       // nobody waits for it: to be printed
+    std::uint64_t deadline_ns = 0;
+  };
+
+  struct Disagreement {
+    std::uint64_t from = 0;  // the first use
+    unjamResult_t code = UNJAM_ERROR_MISMATCH;
+    std::string text;
+  };
+
+  void allocate(int rank, std::string& error);
+  bool all_joined() const;
+  std::vector<int> missing() const;
+  // The control thread.
+  void control();
+  void meet(std::unique_lock<std::mutex>& lock);
+  void begin(std::unique_lock<std::mutex>& lock);
+  void fail_meeting(const std::string& why);
+  // Its reactions to messages; with the lock.
+  void on_message(int process, const Frame& frame);
+  void on_lost(int process, bool died, const std::string& why);
+  void on_query(int process, const QueryMessage& query);
+  void on_answer(int process, const AnswerMessage& answer);
+  void mark_gone(int rank, const std::string& why);
+  bool is_rank_of(std::uint32_t rank, int process) const;
+  bool is_local(int rank) const { return process_of_[static_cast<std::size_t>(rank)] == me_; }
+  std::set<int> processes_of(const std::vector<int>& members) const;
+
+  // ---- diagnosis.cc; with the lock ----
+  struct OldCall;
+  std::int64_t watch_ms() const;
   void watch();
-  void look_for_disagreement();
-  void fail_everywhere(std::uint64_t tag, std::uint64_t n, const std::vector<int>& members,
+  void look_at(const OldCall& old, std::map<int, QueryMessage>& questions);
+  void report(const std::map<CallKey, OldCall>& old, std::uint64_t now);
+  void inquire(const CallKey& call, const std::vector<int>& members, const std::string& what,
+               std::map<int, QueryMessage>& questions);
+  void send_questions(const std::map<int, QueryMessage>& questions);
+  void evaluate(const CallKey& call, Inquiry& inquiry);
+  void fail_everywhere(std::uint64_t tag, std::uint64_t n, unjamResult_t code,
                        const std::string& text);
+  void fail_here(std::uint64_t tag, std::uint64_t n, unjamResult_t code, const std::string& text);
+  // Members that have not called it, as far as is known; `unknown`: those that have not answered.
+  std::vector<int> not_called(const CallKey& call, const std::vector<int>& members,
+                              std::vector<int>& unknown) const;
+  std::string who_called(const CallKey& key, const CallRecord& call) const;
+  std::vector<RankSnapshot> local_snapshots() const;
+  std::uint64_t gather(bool print);
+  std::vector<AbsentRank> absentees(const Gathering& g) const;
+  void add_departed(std::vector<RankSnapshot>& ranks) const;
+  void print_gathered();
 
   const int ranks_;
   const Settings first_settings_;
   const ArenaShape shape_;
+  const bool alone_;  // all ranks are in this process
+  const JobSecret secret_{};
   std::vector<SharedMemory> arenas_;
   std::vector<unsigned char*> bases_;
+  Mesh mesh_;
 
   // Order of locks: a world's, then a context's.
   mutable std::mutex mutex_;
   std::condition_variable changed_;
-  std::vector<bool> joined_;
+  // The meeting.
+  bool connecting_ = false, connected_ = false;
+  RendezvousClient client_;
+  std::vector<bool> joined_;  // ranks of this process
   std::string first_agreed_;
   int first_rank_ = -1;
   int num_joined_ = 0;
+  bool started_ = false;
   std::string failure_;
-  std::vector<Context*> contexts_;  // by rank; null: not attached
+  // The job.
+  int me_ = 0;                      // this process
+  std::vector<int> process_of_;     // by rank
+  std::vector<std::int64_t> pids_;  // by process
+  std::vector<Context*> contexts_;  // by rank; null: not attached, or of another process
   std::map<int, std::map<std::uint64_t, std::uint64_t>> departed_;
-  std::map<int, std::string> gone_;  // aborted: rank -> why
-  // Disagreements found, by tag: the first use, and how ranks disagree. For ranks that call later.
-  std::map<std::uint64_t, std::pair<std::uint64_t, std::string>> disagreements_;
+  std::map<int, std::string> gone_;  // aborted or dead: rank -> why
+  // Disagreements found, by tag. For ranks that call later.
+  std::map<std::uint64_t, Disagreement> disagreements_;
+  std::map<CallKey, Inquiry> inquiries_;
+  std::map<std::uint64_t, Gathering> gatherings_;
+  std::uint64_t last_gathering_ = 0;
+  std::uint64_t last_report_ns_ = 0;
+  std::uint64_t last_watch_ns_ = 0;
   bool stopping_ = false;
-  std::thread watcher_;
+  std::thread control_;
 };
 
 }  // namespace unjam

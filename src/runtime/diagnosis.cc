@@ -1,0 +1,434 @@
+// What a world finds out about calls that do not come together: ranks that called something else,
+// ranks that never call, and who waits for whom.
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <map>
+#include <utility>
+
+#include "base/clock.h"
+#include "runtime/context.h"
+#include "runtime/world.h"
+#include "transport/announcement.h"
+
+namespace unjam {
+namespace {
+
+// How long explain() waits for other processes.
+constexpr std::uint64_t kGatherNs = 1'000'000'000;
+constexpr std::size_t kMostNamed = 3;  // calls in a report
+
+std::string disagreement_text(const std::map<std::string, std::vector<int>>& said,
+                              const std::string& what) {
+  std::string text = "ranks disagree on " + what + ": ";
+  bool first = true;
+  for (const auto& [signature, ranks] : said) {
+    text += (first ? "" : "; ") + rank_list(ranks) + " called " + signature;
+    first = false;
+  }
+  return text + ". Make the same call on all ranks of the group.";
+}
+
+std::string seconds_text(double ms) {
+  char text[32];
+  std::snprintf(text, sizeof(text), "%.1f s", ms / 1e3);
+  return text;
+}
+
+bool contains(const std::vector<int>& v, int x) {
+  return std::find(v.begin(), v.end(), x) != v.end();
+}
+
+}  // namespace
+
+// A call that is pending here for longer than stall_ms.
+struct World::OldCall {
+  CallRecord call;
+  std::vector<int> callers;  // ranks of this process that wait for it
+  double age_ms = 0;
+};
+
+// ---- disagreement ----
+
+std::string World::compare(const Context& caller, std::uint64_t tag, std::uint64_t n,
+                           const Signature& signature, const std::vector<int>& members,
+                           const std::string& what) {
+  std::lock_guard lock(mutex_);
+  const auto known = disagreements_.find(tag);
+  if (known != disagreements_.end() && known->second.from <= n) return known->second.text;
+  std::map<std::string, std::vector<int>> said = {{signature.text(), {caller.rank()}}};
+  for (const int member : members) {
+    Context* other = contexts_[static_cast<std::size_t>(member)];
+    Signature s;
+    if (other != nullptr && other != &caller &&
+        other->find_call(tag, n, s) == Context::Found::kKnown) {
+      said[s.text()].push_back(member);
+    }
+  }
+  if (said.size() > 1) {
+    const std::string text = disagreement_text(said, what);
+    announce_disagreement(announcements(members, tag), tag, n);
+    fail_everywhere(tag, n, UNJAM_ERROR_MISMATCH, text);
+    return text;
+  }
+  std::map<int, QueryMessage> questions;
+  inquire({tag, n}, members, what, questions);
+  if (!questions.empty()) {
+    SaidItem& mine = inquiries_[{tag, n}].said[caller.rank()];
+    mine.called = true;
+    mine.signature = signature.text();
+    send_questions(questions);
+  }
+  return "";
+}
+
+void World::fail_here(std::uint64_t tag, std::uint64_t n, unjamResult_t code,
+                      const std::string& text) {
+  const auto [known, first] = disagreements_.try_emplace(tag, Disagreement{n, code, text});
+  if (!first && n < known->second.from) known->second = {n, code, text};
+  for (Context* c : contexts_) {
+    if (c != nullptr) c->fail_call(tag, n, {code, text});
+  }
+}
+
+void World::fail_everywhere(std::uint64_t tag, std::uint64_t n, unjamResult_t code,
+                            const std::string& text) {
+  fail_here(tag, n, code, text);
+  FailMessage m;
+  m.tag = tag;
+  m.n = n;
+  m.code = code;
+  m.text = text;
+  mesh_.send_all(MessageType::kFail, m.encode());
+}
+
+// ---- asking other processes ----
+
+void World::inquire(const CallKey& call, const std::vector<int>& members, const std::string& what,
+                    std::map<int, QueryMessage>& questions) {
+  std::set<int> processes = processes_of(members);
+  const std::vector<int> live = mesh_.live();
+  std::erase_if(processes, [&](int p) { return !contains(live, p); });
+  if (processes.empty()) return;
+  Inquiry& inquiry = inquiries_[call];
+  inquiry.members = members;
+  inquiry.what = what;
+  inquiry.waits_for = processes;
+  inquiry.asked_ns = monotonic_ns();
+  for (const int p : processes) questions[p].calls.push_back(call);
+}
+
+void World::send_questions(const std::map<int, QueryMessage>& questions) {
+  for (const auto& [process, query] : questions) {
+    mesh_.send(process, MessageType::kQuery, query.encode());
+  }
+}
+
+void World::on_query(int process, const QueryMessage& query) {
+  AnswerMessage answer;
+  answer.asked = query.calls;
+  for (const auto& [tag, n] : query.calls) {
+    for (const Context* c : contexts_) {
+      if (c == nullptr) continue;
+      Signature s;
+      const Context::Found found = c->find_call(tag, n, s);
+      answer.said.push_back({tag, n, static_cast<std::uint32_t>(c->rank()),
+                             found != Context::Found::kNotCalled,
+                             found == Context::Found::kKnown ? s.text() : ""});
+    }
+    const auto known = disagreements_.find(tag);
+    if (known != disagreements_.end() && known->second.code == UNJAM_ERROR_MISMATCH) {
+      answer.known.push_back({tag, known->second.from, known->second.text});
+    }
+  }
+  mesh_.send(process, MessageType::kAnswer, answer.encode());
+}
+
+void World::on_answer(int process, const AnswerMessage& answer) {
+  for (const auto& known : answer.known) {
+    fail_here(known.tag, known.n, UNJAM_ERROR_MISMATCH, known.text);
+  }
+  for (const SaidItem& s : answer.said) {
+    const auto found = inquiries_.find({s.tag, s.n});
+    if (found == inquiries_.end() || !is_rank_of(s.rank, process)) continue;
+    found->second.said[static_cast<int>(s.rank)] = s;
+  }
+  for (const CallKey& call : answer.asked) {
+    const auto found = inquiries_.find(call);
+    if (found == inquiries_.end() || found->second.waits_for.erase(process) == 0) continue;
+    if (found->second.waits_for.empty()) evaluate(call, found->second);
+  }
+}
+
+// All have answered (or died): do they agree?
+void World::evaluate(const CallKey& call, Inquiry& inquiry) {
+  const auto& [tag, n] = call;
+  std::map<std::string, std::vector<int>> said;
+  for (const int member : inquiry.members) {
+    const auto found = inquiry.said.find(member);
+    const Context* here = contexts_[static_cast<std::size_t>(member)];
+    Signature s;
+    if (here != nullptr && here->find_call(tag, n, s) == Context::Found::kKnown) {
+      said[s.text()].push_back(member);
+    } else if (found != inquiry.said.end() && found->second.called &&
+               !found->second.signature.empty()) {
+      said[found->second.signature].push_back(member);
+    }
+  }
+  if (said.size() < 2) return;
+  announce_disagreement(announcements(inquiry.members, tag), tag, n);
+  fail_everywhere(tag, n, UNJAM_ERROR_MISMATCH, disagreement_text(said, inquiry.what));
+}
+
+std::vector<int> World::not_called(const CallKey& call, const std::vector<int>& members,
+                                   std::vector<int>& unknown) const {
+  const auto inquiry = inquiries_.find(call);
+  std::vector<int> missing;
+  for (const int member : members) {
+    if (const auto left = departed_.find(member); left != departed_.end()) {
+      const auto calls = left->second.find(call.first);
+      if (calls == left->second.end() || calls->second <= call.second) missing.push_back(member);
+    } else if (is_local(member)) {
+      const Context* c = contexts_[static_cast<std::size_t>(member)];
+      Signature s;
+      if (c == nullptr || c->find_call(call.first, call.second, s) == Context::Found::kNotCalled) {
+        missing.push_back(member);
+      }
+    } else if (inquiry == inquiries_.end() || inquiry->second.said.count(member) == 0) {
+      unknown.push_back(member);
+    } else if (!inquiry->second.said.at(member).called) {
+      missing.push_back(member);
+    }
+  }
+  return missing;
+}
+
+// ---- the watch over what is pending ----
+
+void World::watch() {
+  const std::uint64_t now = monotonic_ns();
+  if (now - last_watch_ns_ < static_cast<std::uint64_t>(watch_ms()) * 1000000) return;
+  last_watch_ns_ = now;
+  std::map<CallKey, OldCall> old;
+  for (const Context* c : contexts_) {
+    if (c == nullptr) continue;
+    for (CallRecord& call : c->pending_calls()) {
+      if (call.age_ms < static_cast<double>(c->stall_ms())) continue;
+      OldCall& o = old[{call.id.tag, call.id.n}];
+      o.callers.push_back(c->rank());
+      o.age_ms = std::max(o.age_ms, call.age_ms);
+      o.call = std::move(call);
+    }
+  }
+  std::erase_if(inquiries_, [&](const auto& i) {
+    return old.count(i.first) == 0 && i.second.waits_for.empty();
+  });
+  std::map<int, QueryMessage> questions;
+  for (const auto& [key, call] : old) look_at(call, questions);
+  send_questions(questions);
+  report(old, now);
+}
+
+void World::look_at(const OldCall& old, std::map<int, QueryMessage>& questions) {
+  const CallRecord& call = old.call;
+  const CallKey key{call.id.tag, call.id.n};
+  const std::string what = call_text(call.id.key, call.id.group, call.id.n);
+  std::map<std::string, std::vector<int>> said;
+  for (const int member : call.members) {
+    const Context* c = contexts_[static_cast<std::size_t>(member)];
+    Signature s;
+    if (c != nullptr && c->find_call(key.first, key.second, s) == Context::Found::kKnown) {
+      said[s.text()].push_back(member);
+    }
+  }
+  if (said.size() > 1) {
+    announce_disagreement(announcements(call.members, key.first), key.first, key.second);
+    fail_everywhere(key.first, key.second, UNJAM_ERROR_MISMATCH, disagreement_text(said, what));
+    return;
+  }
+  std::vector<int> left;
+  for (const int member : call.members) {
+    const auto d = departed_.find(member);
+    if (d == departed_.end()) continue;
+    const auto calls = d->second.find(key.first);
+    if (calls == d->second.end() || calls->second <= key.second) left.push_back(member);
+  }
+  if (!left.empty()) {
+    for (const int rank : old.callers) {
+      contexts_[static_cast<std::size_t>(rank)]->fail_call(
+          key.first, key.second,
+          {UNJAM_ERROR_PEER, rank_list(left) + " left the job without calling " + what});
+    }
+    return;
+  }
+  // The older it gets, the seldomer are the others asked.
+  const double again_ms = std::max(static_cast<double>(first_settings_.stall_ms), old.age_ms / 4);
+  const auto asked = inquiries_.find(key);
+  if (asked == inquiries_.end() ||
+      (asked->second.waits_for.empty() &&
+       static_cast<double>(monotonic_ns() - asked->second.asked_ns) / 1e6 >= again_ms)) {
+    inquire(key, call.members, what, questions);
+  }
+  if (first_settings_.timeout_ms > 0 &&
+      old.age_ms >= static_cast<double>(first_settings_.timeout_ms)) {
+    fail_everywhere(key.first, key.second, UNJAM_ERROR_TIMEOUT,
+                    what + " (" + call.signature.text() + ") was not complete after " +
+                        seconds_text(old.age_ms) + " (UNJAM_TIMEOUT_MS): " + who_called(key, call));
+  }
+}
+
+// "rank 1 called it; ranks 2, 3 have not called it"
+std::string World::who_called(const CallKey& key, const CallRecord& call) const {
+  std::vector<int> unknown;
+  const std::vector<int> missing = not_called(key, call.members, unknown);
+  std::vector<int> called;
+  for (const int m : call.members) {
+    if (!contains(missing, m) && !contains(unknown, m)) called.push_back(m);
+  }
+  const auto verb = [](const std::vector<int>& ranks) {
+    return ranks.size() == 1 ? " has" : " have";
+  };
+  std::string text;
+  if (!missing.empty()) text += rank_list(missing) + verb(missing) + " not called it";
+  if (!called.empty()) {
+    text += (text.empty() ? "" : "; ") + rank_list(called) + verb(called) + " called it";
+  }
+  if (!unknown.empty()) text += "; " + rank_list(unknown) + verb(unknown) + " not said";
+  return text;
+}
+
+// Says on stderr, now and then, what has been pending for too long.
+void World::report(const std::map<CallKey, OldCall>& old, std::uint64_t now) {
+  const std::int64_t every_ms = first_settings_.report_ms;
+  if (every_ms == 0) return;
+  if (now - last_report_ns_ < static_cast<std::uint64_t>(every_ms) * 1000000) return;
+  std::vector<const std::pair<const CallKey, OldCall>*> late;
+  for (const auto& o : old) {
+    if (o.second.age_ms >= static_cast<double>(every_ms)) late.push_back(&o);
+  }
+  if (late.empty()) return;
+  last_report_ns_ = now;
+  std::sort(late.begin(), late.end(),
+            [](const auto* a, const auto* b) { return a->second.age_ms > b->second.age_ms; });
+  std::string text;
+  for (std::size_t i = 0; i < late.size() && i < kMostNamed; ++i) {
+    const OldCall& o = late[i]->second;
+    text += "unjam: " + rank_list(o.callers) + ": " + o.call.signature.text() + ", " +
+            call_text(o.call.id.key, o.call.id.group, o.call.id.n) + ", pending for " +
+            seconds_text(o.age_ms) + ": " + who_called(late[i]->first, o.call) + "\n";
+  }
+  if (late.size() > kMostNamed) {
+    text += "unjam: and " + std::to_string(late.size() - kMostNamed) +
+            " more invocations that are pending for long\n";
+  }
+  std::fputs(text.c_str(), stderr);
+}
+
+// ---- explain ----
+
+std::vector<RankSnapshot> World::local_snapshots() const {
+  std::vector<RankSnapshot> ranks;
+  for (const Context* c : contexts_) {
+    if (c != nullptr) ranks.push_back(c->snapshot());
+  }
+  return ranks;
+}
+
+// Asks all processes for what their ranks are doing.
+std::uint64_t World::gather(bool print) {
+  const std::uint64_t number = ++last_gathering_;
+  Gathering& g = gatherings_[number];
+  g.print = print;
+  g.deadline_ns = monotonic_ns() + kGatherNs;
+  g.ranks = local_snapshots();
+  SnapshotRequestMessage m;
+  m.number = number;
+  for (const int process : mesh_.live()) {
+    g.waits_for.insert(process);
+    mesh_.send(process, MessageType::kSnapshotRequest, m.encode());
+  }
+  return number;
+}
+
+std::vector<AbsentRank> World::absentees(const Gathering& g) const {
+  std::vector<AbsentRank> ranks;
+  for (int r = 0; r < ranks_; ++r) {
+    const bool seen = std::any_of(g.ranks.begin(), g.ranks.end(),
+                                  [&](const RankSnapshot& s) { return s.rank == r; });
+    if (seen) continue;
+    if (const auto gone = gone_.find(r); gone != gone_.end()) {
+      ranks.push_back({r, "gone: " + gone->second});
+    } else if (departed_.count(r) != 0) {
+      ranks.push_back({r, "has left the job"});
+    } else if (!is_local(r)) {
+      ranks.push_back(
+          {r, "does not answer (process " +
+                  std::to_string(
+                      pids_[static_cast<std::size_t>(process_of_[static_cast<std::size_t>(r)])]) +
+                  ")"});
+    }
+  }
+  return ranks;
+}
+
+// What the departed have called still counts.
+void World::add_departed(std::vector<RankSnapshot>& ranks) const {
+  for (const auto& [rank, calls] : departed_) {
+    RankSnapshot gone;
+    gone.rank = rank;
+    gone.calls = calls;
+    ranks.push_back(std::move(gone));
+  }
+}
+
+std::string World::explain() {
+  std::unique_lock lock(mutex_);
+  const auto collect = [&] {
+    const std::uint64_t number = gather(false);
+    changed_.wait_for(lock, std::chrono::nanoseconds(kGatherNs),
+                      [&] { return gatherings_[number].waits_for.empty(); });
+    Gathering g = std::move(gatherings_[number]);
+    gatherings_.erase(number);
+    return g;
+  };
+  Gathering g = collect();
+  const std::vector<AbsentRank> absent = absentees(g);
+  add_departed(g.ranks);
+  const std::vector<WaitEdge> edges = certain_edges(g.ranks);
+  std::vector<WaitCycle> cycles = find_cycles(edges);
+  if (!cycles.empty()) {
+    // The snapshots were taken one after the other. Where a rank's lanes have neither left nor
+    // entered anything between its snapshot and now, what they were inside of then they have been
+    // inside of all the time between: so all edges of the cycle held at one moment, and for good.
+    const Gathering again = collect();
+    const auto words = [](const Gathering& of, int rank) {
+      const auto found = std::find_if(of.ranks.begin(), of.ranks.end(),
+                                      [&](const RankSnapshot& r) { return r.rank == rank; });
+      return found == of.ranks.end() ? std::vector<std::uint64_t>{} : found->words;
+    };
+    std::erase_if(cycles, [&](const WaitCycle& cycle) {
+      return std::any_of(cycle.edges.begin(), cycle.edges.end(), [&](const WaitEdge& e) {
+        return words(g, e.rank) != words(again, e.rank) || words(again, e.rank).empty();
+      });
+    });
+  }
+  return explain_json(g.ranks, edges, cycles, absent);
+}
+
+// What was asked for by the signal, once all have answered.
+void World::print_gathered() {
+  const std::uint64_t now = monotonic_ns();
+  for (auto it = gatherings_.begin(); it != gatherings_.end();) {
+    Gathering& g = it->second;
+    if (!g.print || (!g.waits_for.empty() && now < g.deadline_ns)) {
+      ++it;
+      continue;
+    }
+    const std::vector<AbsentRank> absent = absentees(g);
+    add_departed(g.ranks);
+    std::fputs(explain_text(g.ranks, absent).c_str(), stderr);
+    it = gatherings_.erase(it);
+  }
+}
+
+}  // namespace unjam
