@@ -9,6 +9,7 @@
 #include <thread>
 
 #include "base/clock.h"
+#include "base/fork_guard.h"
 #include "runtime/context.h"
 #include "runtime/engine_memory.h"
 #include "runtime/explain_signal.h"
@@ -26,10 +27,7 @@ struct Registry {
   std::mutex mutex;
   std::map<std::string, std::weak_ptr<World>> worlds;
 };
-Registry& registry() {
-  static Registry* r = new Registry;  // never destroyed: contexts may outlive static destructors
-  return *r;
-}
+Registry& registry() { return per_process<Registry>(); }  // a child of fork() has none of these
 
 }  // namespace
 
