@@ -5,6 +5,8 @@ One function a kind of collective; each gives the addresses and the count as the
 
 from __future__ import annotations
 
+import math
+import operator
 from typing import Any, NamedTuple
 
 from ._buffers import Buffer, buffer_of, check_writable
@@ -32,15 +34,54 @@ class Arguments(NamedTuple):
     output: Any
 
 
+_INT32 = 1 << 31
+
+
+def integer(value: Any, what: str) -> int:
+    """`value` as an int of 32 bits, which is what the C API takes; a larger one would wrap.
+
+    Raises:
+        InvalidArgument: not an integer, or it does not fit.
+    """
+    if type(value) is not int:
+        if isinstance(value, bool) or not hasattr(value, "__index__"):
+            raise InvalidType(f"{what} must be an integer, not {type(value).__name__} {value!r}")
+        value = operator.index(value)
+    if not -_INT32 <= value < _INT32:
+        raise InvalidArgument(f"{what} {value} is out of range: {-_INT32} to {_INT32 - 1}")
+    return value
+
+
+def check_callback(callback: Any, optional: bool = True) -> None:
+    """Raises InvalidType unless `callback` can be called, or is None and `optional`."""
+    if not callable(callback) and not (optional and callback is None):
+        raise InvalidType(
+            f"callback must be a function of one argument, the request; not "
+            f"{type(callback).__name__} {callback!r}"
+        )
+
+
+def check_timeout(timeout: Any) -> None:
+    """Raises InvalidArgument unless `timeout` is None or a number of seconds."""
+    if timeout is None or type(timeout) is int:
+        return
+    try:
+        nan = math.isnan(timeout)
+    except TypeError:
+        raise InvalidType(
+            f"timeout must be a number of seconds or None, not {type(timeout).__name__} {timeout!r}"
+        ) from None
+    if nan:
+        raise InvalidArgument("timeout is NaN: give a number of seconds, or None for no limit")
+
+
 def check_root(root: Any, size: int) -> int:
     """`root` as a rank of a group of `size`.
 
     Raises:
         InvalidArgument: out of range.
     """
-    if isinstance(root, bool) or not hasattr(root, "__index__"):
-        raise InvalidType(f"root must be an integer, not {type(root).__name__} {root!r}")
-    number = int(root)
+    number = integer(root, "root")
     if not 0 <= number < size:
         raise InvalidArgument(
             f"root {number} is not a rank of the group: ranks in it go from 0 to {size - 1}"
@@ -149,8 +190,8 @@ def _output(out: Any, source: Buffer, dtype: Any) -> Buffer:
     check_writable(target, "out")
     if target.dtype is not source.dtype:
         raise InvalidArgument(
-            f"x has {source.dtype.label} elements, but out has {target.dtype.label}: they must be "
-            "the same type"
+            f"x has {source.dtype.label} elements, but out has {target.dtype.label}: pass an out "
+            "of the same type"
         )
     return target
 
@@ -158,7 +199,7 @@ def _output(out: Any, source: Buffer, dtype: Any) -> Buffer:
 def _same_size(source: Buffer, target: Buffer) -> None:
     if source.elements != target.elements:
         raise InvalidArgument(
-            f"x has {source.elements} elements, but out has {target.elements}: they must be the "
+            f"x has {source.elements} elements, but out has {target.elements}: pass an out of the "
             "same size"
         )
 

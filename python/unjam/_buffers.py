@@ -92,6 +92,11 @@ def buffer_of(obj: Any, name: str, dtype: Any = None) -> Buffer:
 def check_writable(buffer: Buffer, name: str) -> None:
     """Raises InvalidArgument unless `buffer` may be written."""
     if not buffer.writable:
+        if getattr(buffer.keep, "requires_grad", False):
+            raise InvalidArgument(
+                f"{name} requires grad, and autograd would not notice that results are written "
+                f"there: pass {name}.detach(), or call under torch.no_grad()"
+            )
         raise InvalidArgument(
             f"{name} is read-only, but results go there: pass a writable buffer (such as a "
             f"bytearray, or a copy: {name}.copy())"
@@ -139,7 +144,8 @@ def _from_torch(torch: Any, tensor: Any, name: str, dtype: Any) -> Buffer:
     own = str(tensor.dtype).removeprefix("torch.")
     found = _element_type(own, False, name, dtype)
     nbytes = tensor.numel() * tensor.element_size()
-    return _checked(name, tensor.data_ptr(), nbytes, found, True, tensor)
+    writable = not (tensor.requires_grad and torch.is_grad_enabled())
+    return _checked(name, tensor.data_ptr(), nbytes, found, writable, tensor)
 
 
 def _element_type(own: str, void: bool, name: str, dtype: Any) -> DType:

@@ -42,6 +42,13 @@ def drop_context(context: object) -> None:
             request._finish(_abi.ERROR_ABORTED, destroyed=True)
 
 
+def forked() -> None:
+    """In a child of fork(): what is pending is the parent's, and so is the callback thread."""
+    global _thread
+    _pending.clear()
+    _thread = threading.local()
+
+
 def callback_context() -> object | None:
     """The context whose callback the calling thread is running now, or None."""
     return getattr(_thread, "context", None)

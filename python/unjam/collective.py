@@ -108,7 +108,10 @@ class Collective:
         """
         group = self._group
         if self._closed or group._closed:
-            raise InvalidUsage(f"{self._name()} is deregistered")
+            what_is = "is deregistered" if self._closed else "has lost its group, which is closed"
+            raise InvalidUsage(f"{self._name()} {what_is}: register it again")
+        if callback is not None:
+            _arguments.check_callback(callback)
         what = _arguments.for_kind(
             self._kind, x, out, group.rank, group.size, self._root, self._dtype
         )

@@ -12,12 +12,13 @@ from contextlib import contextmanager, suppress
 from types import TracebackType
 from typing import Any
 
-from . import _abi, _completion
+from . import _abi, _arguments, _completion
 from ._config import make_config
-from ._errors import InvalidArgument, InvalidUsage, Timeout, UnjamError, make_error
+from ._errors import InvalidArgument, InvalidType, InvalidUsage, Timeout, UnjamError, make_error
 from ._lib import check, last_error, library, read_json
 from .group import Group
 from .request import SLICE_S
+from .request import forked as forked_requests
 from .stats import Stats
 from .trace import TraceEvent, read_trace
 
@@ -55,6 +56,13 @@ def init(nranks: int, rank: int, unique_id: bytes, **config: Any) -> Context:
             them.
         UnjamError: ranks that differ in a setting that must be equal, and the system's refusals.
     """
+    nranks = _arguments.integer(nranks, "nranks")
+    rank = _arguments.integer(rank, "rank")
+    if not isinstance(unique_id, (bytes, bytearray, memoryview)):
+        raise InvalidType(
+            f"unique_id must be bytes, not {type(unique_id).__name__}: pass what "
+            "unjam.unique_id() gave"
+        )
     if len(unique_id) != _abi.UNIQUE_ID_BYTES:
         raise InvalidArgument(
             f"unique_id has {len(unique_id)} bytes, not {_abi.UNIQUE_ID_BYTES}: pass what "
@@ -110,7 +118,8 @@ def init_all(nranks: int, **config: Any) -> Contexts:
         contexts`` closes all at the end, and aborts all first if the block raises.
     """
     settings = make_config(config)
-    if isinstance(nranks, bool) or not isinstance(nranks, int) or nranks < 1:
+    nranks = _arguments.integer(nranks, "nranks")
+    if not 1 <= nranks <= 64:
         raise InvalidArgument(f"nranks is {nranks!r}: a job has 1 to 64 ranks")
     handles = (ctypes.c_void_p * nranks)()
     check(library().unjamInitAll(handles, nranks, ctypes.byref(settings)))
@@ -141,6 +150,8 @@ class Context:
         self._users = 0
         self._closing = False
         self._closed = False
+        # In a child of fork() that has not made this context: the library refuses its calls.
+        self.inherited = False
         with _open_lock:
             _open[self] = None
 
@@ -178,7 +189,16 @@ class Context:
         Raises:
             InvalidArgument: a rank twice, out of range, or this rank is not among them.
         """
-        return Group(self, None if ranks is None else [int(rank) for rank in ranks], name)
+        members = None
+        if ranks is not None:
+            try:
+                members = list(ranks)
+            except TypeError:
+                raise InvalidType(
+                    f"ranks must be a list of ranks, not {type(ranks).__name__} {ranks!r}"
+                ) from None
+            members = [_arguments.integer(rank, "rank") for rank in members]
+        return Group(self, members, name)
 
     def absent(self) -> list[int]:
         """Ranks that are no longer there: their process died, or they were aborted or closed.
@@ -255,6 +275,8 @@ class Context:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
+        if self.inherited:  # it is for the parent to end it
+            return
         if kind is None:
             try:
                 self.close()
@@ -282,6 +304,7 @@ class Context:
             Timeout: the time has passed.
             Aborted: the context was aborted meanwhile.
         """
+        _arguments.check_timeout(timeout)
         deadline = None if timeout is None else time.monotonic() + timeout
         # Every C call starts looking anew, so a slice must be long enough for an engine's longest
         # stay; only the main thread needs slices, because only it gets Ctrl-C.
@@ -301,7 +324,8 @@ class Context:
                     return
             if step == remaining:
                 raise Timeout(
-                    f"an engine of rank {self._rank} is still running after {timeout:g} s"
+                    f"an engine of rank {self._rank} is still running after {timeout:g} s "
+                    "(Context.explain() tells what it runs)"
                 )
             slice_s = min(2 * slice_s, longest)
 
@@ -384,10 +408,22 @@ class Context:
             self._leave()
 
     def _closed_error(self) -> InvalidUsage:
-        return InvalidUsage(f"the context of rank {self._rank} is closed")
+        return InvalidUsage(
+            f"the context of rank {self._rank} is closed: call before the end of its `with` block "
+            "or its close(), or join a new job"
+        )
+
+    def _disown(self) -> None:
+        """In a child of fork()."""
+        self.inherited = True
+        self._idle = threading.Condition(threading.RLock())
+        self._users = 0
+        self._closing = False
 
     def _free_request(self, handle: Any) -> None:
         """From a request's finaliser: must not wait. A context that is closing frees it itself."""
+        if self.inherited:
+            return
         with self._idle:
             if self._closing or self._closed:
                 return
@@ -411,7 +447,9 @@ class Contexts(list[Context]):
         traceback: TracebackType | None,
     ) -> None:
         if kind is not None:
-            self.abort()
+            for context in self:
+                if not context.inherited:
+                    context.abort()
         first: UnjamError | None = None
         for context in self:
             try:
@@ -507,6 +545,24 @@ def _explanation_lines(explanation: dict[str, Any]) -> Iterator[str]:
         yield f"rank {absent['rank']}: {absent['why']}"
     for cycle in explanation["cycles"]:
         yield f"DEADLOCK: {cycle['text']}"
+
+
+def _forked() -> None:
+    """In a child of fork(): contexts stay with the parent, of whose threads none is here.
+
+    Locks may be held by them, so there are new ones; what calls the library is refused there. Exit
+    handlers find nothing to close.
+    """
+    global _open_lock
+    _open_lock = threading.Lock()
+    for context in list(_open):
+        context._disown()
+    _open.clear()
+    _completion.forked()
+    forked_requests()
+
+
+os.register_at_fork(after_in_child=_forked)
 
 
 @atexit.register

@@ -310,6 +310,9 @@ class Group:
             InvalidArgument: an unknown kind, type or operator, or a bad root or key.
         """
         root = _arguments.check_root(root, self.size)
+        priority = _arguments.integer(priority, "priority")
+        if self._closed:
+            raise InvalidUsage(f"{self!r} is closed: make it again, on all of its ranks")
         return Collective(self, kind_of(kind), key, dtype_of(dtype), op_of(op), root, priority)
 
     # ---- inside ----
@@ -327,9 +330,13 @@ class Group:
         encoded = encode(key, "key")
         context = self._context
         if self._closed:
-            raise InvalidUsage(f"{self!r} is closed")
+            raise InvalidUsage(f"{self!r} is closed: make it again, on all of its ranks")
         name = (_LABELS[kind], key, self._name)
         request = Request(context, name, what.output, what.keep, callback)
+        if type(priority) is not int or not -1 << 31 <= priority < 1 << 31:
+            priority = _arguments.integer(priority, "priority")
+        if callback is not None:
+            _arguments.check_callback(callback)
         number = _completion.register(request)
         options = _abi.CallOptions(
             _OPTIONS_SIZE, _abi.VERSION, priority, _completion.ADDRESS, number
@@ -382,11 +389,18 @@ def encode(text: str, what: str) -> bytes:
     """`text` for the C API, which ends strings at a NUL.
 
     Raises:
-        InvalidArgument: it contains a NUL.
+        InvalidArgument: it contains a NUL, or what UTF-8 cannot say.
     """
     if not isinstance(text, str):
         raise InvalidType(f"{what} must be a str, not {type(text).__name__} {text!r}")
-    encoded = text.encode()
+    try:
+        encoded = text.encode()
+    except UnicodeEncodeError:
+        raise InvalidArgument(
+            f"{what} {text!r} has no UTF-8 form (lone surrogates): use other characters"
+        ) from None
     if b"\0" in encoded:
-        raise InvalidArgument(f"{what} {text!r} contains a NUL character")
+        raise InvalidArgument(
+            f"{what} {text!r} contains a NUL character, which ends a string in C: leave it out"
+        )
     return encoded

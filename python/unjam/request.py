@@ -10,7 +10,7 @@ from collections.abc import Callable, Generator, Iterable
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from . import _abi, _completion
+from . import _abi, _arguments, _completion
 from ._errors import Aborted, InvalidUsage, Timeout, UnjamError, make_error
 from ._lib import last_error, library
 
@@ -90,7 +90,11 @@ class Request:
 
     def test(self) -> bool:
         """Whether the invocation is complete, in error too. Never blocks, never raises its "
-        "error."""
+        "error.
+
+        Raises:
+            InvalidUsage: called in a child of fork(); the request stays with the parent.
+        """
         if self._code is not None:
             return True
         if not self.context._enter():
@@ -102,6 +106,8 @@ class Request:
             code = library().unjamTest(self._handle, ctypes.byref(done))
             if done.value:
                 self._complete(code)
+            elif code:  # not the invocation's: such as in a forked child
+                raise make_error(code, last_error(code))
         finally:
             self.context._leave()
         return self._code is not None
@@ -119,8 +125,8 @@ class Request:
 
         Raises:
             Timeout: the time has passed; the invocation goes on.
-            InvalidUsage: called from a callback of the same context while pending: it would wait
-                for itself.
+            InvalidUsage: called from a callback while pending: the callback thread is what would
+                complete it. Or in a child of fork(): the request stays with the parent.
             UnjamError: the invocation failed (Mismatch, Peer, Aborted, …).
         """
         if self._code is None:
@@ -151,9 +157,12 @@ class Request:
         """Calls ``callback(request)`` on completion, from the context's callback thread.
 
         If the invocation's completion has been told already, calls it at once in this thread. The
-        callback may submit further collectives, but must not wait for pending ones of the same
-        context. An exception in it goes to ``sys.unraisablehook``; the other callbacks still run.
+        callback may submit further collectives, but must not wait for pending ones. An exception in
+        it goes to ``sys.unraisablehook``; the other callbacks still run.
         """
+        _arguments.check_callback(callback, optional=False)
+        if self.context.inherited:
+            self.test()
         with _lock:
             if self._callbacks is not None:
                 self._callbacks.append(callback)
@@ -182,10 +191,11 @@ class Request:
 
     def _wait(self, timeout: float | None) -> None:
         context = self.context
-        if _completion.callback_context() is context and not self.test():
+        _arguments.check_timeout(timeout)
+        if _completion.callback_context() is not None and not self.test():
             raise InvalidUsage(
-                f"{self._name()} is pending, and a callback must not wait for collectives of its "
-                "own context: use add_done_callback, or wait in another thread"
+                f"{self._name()} is pending, and a callback must not wait for collectives: use "
+                "add_done_callback, or wait in another thread"
             )
         deadline = None if timeout is None else time.monotonic() + timeout
         lib = library()
@@ -193,7 +203,10 @@ class Request:
             remaining = SLICE_S if deadline is None else deadline - time.monotonic()
             if not context._enter():
                 if self._code is None:
-                    raise InvalidUsage(f"{self._name()}: its context is closed")
+                    raise InvalidUsage(
+                        f"{self._name()} has lost its context, which is closed: wait for requests "
+                        "before the context ends"
+                    )
                 return
             try:
                 code = lib.unjamWait(self._handle, max(0, int(min(remaining, SLICE_S) * 1e6)))
@@ -252,6 +265,12 @@ class Request:
         return make_error(code, self._message or f"{self._name()} failed with code {code}")
 
 
+def forked() -> None:
+    """In a child of fork(): a thread that is not there may have held the lock."""
+    global _lock
+    _lock = threading.RLock()
+
+
 def wait_all(requests: Iterable[Request], timeout: float | None = None) -> None:
     """Waits for all requests, with one time limit for all of them.
 
@@ -263,6 +282,7 @@ def wait_all(requests: Iterable[Request], timeout: float | None = None) -> None:
         UnjamError: the first request, in the order given, that failed. The others were waited for
             too.
     """
+    _arguments.check_timeout(timeout)
     deadline = None if timeout is None else time.monotonic() + timeout
     first: UnjamError | None = None
     for request in requests:
