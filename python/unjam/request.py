@@ -192,6 +192,8 @@ class Request:
     def _wait(self, timeout: float | None) -> None:
         context = self.context
         _arguments.check_timeout(timeout)
+        if context.inherited:
+            self.test()  # raises
         if _completion.callback_context() is not None and not self.test():
             raise InvalidUsage(
                 f"{self._name()} is pending, and a callback must not wait for collectives: use "

@@ -485,6 +485,13 @@ unjamResult_t unjamDeregister(unjamCollective_t collective) {
 unjamResult_t unjamWait(unjamRequest_t request, int64_t timeout_us) {
   return guarded([&] {
     if (unjamResult_t r = check_request(request); r != UNJAM_SUCCESS) return r;
+    if (timeout_us != 0 && Context::in_callback() &&
+        !request->done.load(std::memory_order_acquire)) {
+      return fail(UNJAM_ERROR_INVALID_USAGE,
+                  "a callback waits for a pending collective, and completions wait for the "
+                  "callback to return: wait in another thread, or go on in that collective's "
+                  "callback");
+    }
     if (!request->context->wait(*request, timeout_us)) {
       return fail(UNJAM_ERROR_TIMEOUT, "not complete within " + std::to_string(timeout_us) +
                                            " us; it goes on (unjamExplain tells whom it waits "

@@ -85,7 +85,14 @@ void Context::need_background() {
   background_changed_.notify_one();
 }
 
+namespace {
+thread_local bool on_callback_thread = false;
+}
+
+bool Context::in_callback() { return on_callback_thread; }
+
 void Context::background() {
+  on_callback_thread = true;
   std::unique_lock lock(mutex_);
   while (!background_stop_ || !finished_.empty()) {
     if (!finished_.empty()) {

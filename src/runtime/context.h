@@ -158,6 +158,8 @@ class Context : public std::enable_shared_from_this<Context> {
 
   // True once the request is done; false on timeout.
   bool wait(unjamRequest& request, std::int64_t timeout_us);
+  // Whether the calling thread runs callbacks: what it waits for might wait for it.
+  static bool in_callback();
   // Takes completions out of the CQ.
   void reap();
   bool synchronize(std::int64_t timeout_us);
