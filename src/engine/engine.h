@@ -8,8 +8,11 @@
 //   packets_ready(job, polls)            only if kInlinePacketFlags: all threads vote
 //   relax(polls), delay()                between failed polls; fault injection before waits
 //   now_ns()                             for residency and traces
-//   wake(rank, lane), notify_host()      ring went to a sleeping lane; a CQE was written
-//   try_quit(epoch, for_room)            true: this engine is no longer resident, leave
+//   wake(rank, lane, who)                a ring went to a sleeping lane
+//   notify_host()                        a CQE was written
+//   try_quit(epoch, interest)            true: this engine is no longer resident, leave
+//   called_away()                        leave soon: whoever runs this engine has something to do
+//   threshold(polls)                     polls to grant where the policy grants so many
 //   hold_sleep(epoch)                    hold policy: sleep without leaving
 //   residency_matters()                  whether to leave after EnginePolicy::residency_us
 //
@@ -87,13 +90,14 @@ class Engine {
   }
 
   enum Command : std::uint32_t { kRun, kQuit };
+  static constexpr std::uint32_t kLatePasses = 6;
   enum Status : std::uint32_t { kMove, kBlocked, kFinished, kCancelledNow, kQuantumOver };
 
   // ---- scheduling (leader only) ----
 
   UNJAM_HD void start() {
     s_.slot = s_.cursor = kNoSlot;
-    s_.idle = 0;
+    s_.idle = s_.late = 0;
     s_.moved = s_.wants_room = s_.pass_begun = s_.in_turn = s_.quits = false;
     s_.ran = s_.quantum_over = false;
     s_.started_ns = dev_.now_ns();
@@ -132,7 +136,7 @@ class Engine {
       s_.slot = slot;
       s_.ran = true;
       if (holds()) s_.cursor = kNoSlot;  // one at a time: the first that may run
-      s_.threshold = rank_.policy.initial_threshold(s_.position++);
+      s_.threshold = dev_.threshold(rank_.policy.initial_threshold(s_.position++));
       return kRun;
     }
   }
@@ -165,16 +169,26 @@ class Engine {
       if (!s_.ran && !fetched) dev_.hold_sleep(s_.epoch);  // other lanes are not yet as far
       return true;
     }
+    if (dev_.called_away()) {
+      // A few passes more often end in a rest, which needs nobody to take over.
+      if (!s_.moved && !fetched && rest()) return false;
+      return s_.late++ < kLatePasses;
+    }
     // Only here: a stay that ended within a pass would begin the next one at the head again, and
     // who stands behind what takes all the time would never get a turn.
     if (over_residency()) {
       bump(lane_.stats.residency_quits);
       return false;
     }
-    if (s_.idle >= rank_.policy.idle_passes && lane_.mailbox.empty()) {
-      if (dev_.try_quit(s_.epoch, s_.wants_room)) return false;
-    }
-    return true;
+    return s_.idle < rank_.policy.idle_passes || !rest();
+  }
+
+  // True: asleep. What peers do concerns a lane only if it has something pending.
+  UNJAM_HD bool rest() {
+    if (!lane_.mailbox.empty()) return false;
+    std::uint32_t interest = 0;
+    if (!lane_.queue.empty()) interest = kAsleepForData | (s_.wants_room ? kAsleepForRoom : 0u);
+    return dev_.try_quit(s_.epoch, interest);
   }
 
   // The first lane reads the SQ and hands each entry on through device memory.
@@ -187,7 +201,7 @@ class Engine {
       store_relaxed<std::uint32_t>(rank_.remaining[slot], g.lanes);
       for (std::uint32_t l = g.first_lane; l < std::uint32_t{g.first_lane} + g.lanes; ++l) {
         rank_.lanes[l].mailbox.push(slot);  // release: publishes the context and the countdown
-        if (l != lane_index_) ring(lane_.transport.rank, l, RingFor::kData);
+        if (l != lane_index_) ring(lane_.transport.rank, l, RingFor::kWork);
       }
     }
   }
@@ -512,7 +526,7 @@ class Engine {
     a.dirty = 1;
     s_.moved = true;
     --s_.quantum;
-    s_.threshold = rank_.policy.after_success(s_.threshold);
+    s_.threshold = dev_.threshold(rank_.policy.after_success(s_.threshold));
     bump(lane_.stats.slices);
     bump(key.slices);
   }
@@ -559,7 +573,8 @@ class Engine {
   }
 
   UNJAM_HD void ring(std::uint32_t rank, std::uint32_t lane, RingFor what) {
-    if (doorbell_ring(lane_.transport.lane_cell(rank, lane).doorbell, what)) dev_.wake(rank, lane);
+    const Wake who = doorbell_ring(lane_.transport.lane_cell(rank, lane).doorbell, what);
+    if (who != Wake::kNobody) dev_.wake(rank, lane, who);
   }
 
   UNJAM_HD void count_spins(ActiveContext& a, std::uint32_t polls) {

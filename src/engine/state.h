@@ -99,6 +99,7 @@ struct BlockShared {
   std::uint32_t threshold = 0;
   std::uint32_t epoch = 0;    // of the doorbell, before the pass
   std::uint32_t idle = 0;     // passes without progress; saturates
+  std::uint32_t late = 0;     // passes since it was called away
   std::uint32_t quantum = 0;  // slices left of this collective's turn
   bool moved = false;         // the pass has moved data, or ended an invocation
   bool wants_room = false;    // some invocation waits for room only

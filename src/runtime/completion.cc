@@ -1,7 +1,7 @@
 // Completion: out of the CQ, to requests, callbacks and successors.
-#include <chrono>
 #include <utility>
 
+#include "base/clock.h"
 #include "runtime/context.h"
 
 namespace unjam {
@@ -18,12 +18,34 @@ void Context::complete(Submitted& s, const Result& result) {
     background_changed_.notify_one();
   }
   if (s.request != nullptr) {
+    // A helper sleeps on its lane, not on the completions.
+    const bool tell = helping_;
     s.request->result = result.code;
     s.request->message = result.message;
+    s.request->submitted = nullptr;
     s.request->done.store(true, std::memory_order_release);
     s.request->release();
     s.request = nullptr;
+    if (tell) daemon_->ring(0);
   }
+}
+
+Result Context::on_done(unjamRequest& request, unjamCallback_t callback, void* user) {
+  {
+    std::lock_guard lock(mutex_);
+    if (Submitted* s = request.submitted; s != nullptr) {
+      if (s->call.callback != nullptr) {
+        return {UNJAM_ERROR_INVALID_USAGE, "the request has a callback already: it takes one"};
+      }
+      need_background();
+      s->call.callback = callback;
+      s->call.user = user;
+      ++callbacks_;
+      return {};
+    }
+  }
+  callback(request.result, user);
+  return {};
 }
 
 void Context::reap_locked() {
@@ -43,6 +65,7 @@ void Context::reap_locked() {
       key.waiting.pop_front();
       --waiting_;
       admit(std::move(next));
+      daemon_->ring(0);
     } else if (key.in_engine == 0) {
       --active_keys_;
       ++lingering_keys_;
@@ -61,22 +84,44 @@ void Context::reap() {
   reap_locked();
 }
 
+// Whoever waits, helps: runs the engine where no other thread does, else sleeps on the completions.
+// `helping_` is set while a thread may sleep in the engine's lane without having seen what others
+// have completed since it last had the lock; they ring.
 bool Context::wait(unjamRequest& request, std::int64_t timeout_us) {
   if (timeout_us > kLongestTimeoutUs) timeout_us = -1;
-  const auto deadline = std::chrono::steady_clock::now() + std::chrono::microseconds(timeout_us);
+  const std::uint64_t deadline =
+      timeout_us < 0 ? UINT64_MAX : monotonic_ns() + static_cast<std::uint64_t>(timeout_us) * 1000;
+  const auto done = [&] { return request.done.load(std::memory_order_acquire); };
+  if (done()) return true;
+  std::unique_lock lock(mutex_, std::defer_lock);
   for (;;) {
-    if (request.done.load(std::memory_order_acquire)) return true;
     const std::uint32_t epoch = completions_.epoch();
-    reap();
-    if (request.done.load(std::memory_order_acquire)) return true;
-    std::int64_t left = -1;
-    if (timeout_us >= 0) {
-      left = std::chrono::duration_cast<std::chrono::microseconds>(deadline -
-                                                                   std::chrono::steady_clock::now())
-                 .count();
-      if (left <= 0) return false;
+    lock.lock();
+    reap_locked();
+    if (done()) return true;
+    const std::uint64_t now = timeout_us < 0 ? 0 : monotonic_ns();
+    if (now >= deadline) return false;
+    if (!helping_ && !closed_ && daemon_->can_help()) {
+      helping_ = true;
+      lock.unlock();
+      const auto look = [&] {
+        lock.lock();
+        helping_ = false;
+        reap_locked();
+        helping_ = !done();
+        lock.unlock();
+        return !done();
+      };
+      const bool helped = daemon_->help(look, deadline);
+      lock.lock();
+      helping_ = false;
+      lock.unlock();
+      if (helped) continue;
+    } else {
+      lock.unlock();
     }
-    completions_.wait(epoch, left);
+    completions_.wait(epoch,
+                      timeout_us < 0 ? -1 : static_cast<std::int64_t>((deadline - now) / 1000 + 1));
   }
 }
 

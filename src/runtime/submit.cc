@@ -11,6 +11,9 @@
 
 namespace unjam {
 
+// The largest call (count, in bytes) of which the submitting thread makes the first attempt.
+constexpr std::uint64_t kAttemptBytes = 16384;
+
 std::uint64_t Signature::hash() const {
   std::uint64_t h = mix64(static_cast<std::uint64_t>(kind));
   h = hash_combine(h, static_cast<std::uint64_t>(dtype));
@@ -214,6 +217,7 @@ Result Context::submit_locked(std::unique_lock<std::mutex>& lock, unjamGroup& gr
   if (request != nullptr) {
     s->request = new unjamRequest;
     s->request->context = shared_from_this();
+    s->request->submitted = s.get();
     s->request->retain();  // one for the caller, one for us
   }
 
@@ -236,9 +240,20 @@ Result Context::submit_locked(std::unique_lock<std::mutex>& lock, unjamGroup& gr
   if (waits) {
     key.waiting.push_back(std::move(s));
     ++waiting_;
-  } else {
-    admit(std::move(s));
+    return {};
   }
+  // Small, and nothing else under way: the first attempt costs this thread less than waking another
+  // one would, and often completes the call or leaves all that is missing to the peers.
+  const bool attempts = in_engine == 0 && daemon_->can_help() &&
+                        signature.count * dtype_bytes(signature.dtype) <= kAttemptBytes;
+  admit(std::move(s));
+  if (!attempts) {
+    daemon_->ring(0);
+    return {};
+  }
+  const std::shared_ptr<Context> keep = shared_from_this();  // the call may complete, and we end
+  lock.unlock();
+  daemon_->ring_and_attempt();
   return {};
 }
 
@@ -279,8 +294,7 @@ void Context::admit(std::unique_ptr<Submitted> s) {
   ++key.in_engine;
   store_release<std::uint32_t>(rank.cancelled[slot], 0);
   slots_[slot] = std::move(s);
-  rank.sq.push(sqe);
-  daemon_->ring(0);
+  rank.sq.push(sqe);  // the caller rings
 }
 
 }  // namespace unjam

@@ -12,6 +12,8 @@
 #include <tuple>
 #include <vector>
 
+#include "engine/lease.h"
+
 namespace unjam {
 namespace {
 
@@ -57,7 +59,7 @@ class Explorer {
     const bool publishes = (r.pc == 0) != ring_first;
     if (publishes) {
       (r.what == RingFor::kData ? m.work : m.room)++;
-    } else if (doorbell_ring(m.word, r.what)) {
+    } else if (doorbell_ring(m.word, r.what) != Wake::kNobody) {
       m.in_futex = false;  // the futex wake
     }
     if (++r.pc == 2) {
@@ -94,7 +96,10 @@ class Explorer {
           m.asleep = doorbell_epoch(m.word);
           m.lane_pc = 3;
         } else {
-          m.lane_pc = doorbell_try_sleep(m.word, m.epoch, room, m.asleep) ? 3 : 0;
+          const std::uint32_t bits =
+              kAsleep | kHeld | kAsleepForData | (room ? kAsleepForRoom : 0u);
+          m.asleep = m.epoch | bits;
+          m.lane_pc = doorbell_try_sleep(m.word, m.epoch, bits) ? 3 : 0;
         }
         break;
       }
@@ -170,19 +175,52 @@ TEST(Doorbell, ExplorerFindsPlantedMistakes) {
       Explorer(Mistake::kForgetsRoom, start(RingFor::kRoom, RingFor::kRoom, true)).lost_wakeup());
 }
 
-TEST(Doorbell, RoomDoesNotWakeThoseWhoDoNotWaitForIt) {
-  std::uint32_t word = 0, asleep = 0;
-  ASSERT_TRUE(doorbell_try_sleep(word, doorbell_epoch(word), false, asleep));
-  EXPECT_FALSE(doorbell_ring(word, RingFor::kRoom));
-  EXPECT_TRUE(doorbell_ring(word, RingFor::kData));
-  doorbell_awake(word);
-  EXPECT_FALSE(doorbell_ring(word, RingFor::kData));
+TEST(Doorbell, WakesThoseWhoAreInterestedAndNobodyElse) {
+  std::uint32_t word = 0;
+  ASSERT_TRUE(doorbell_try_sleep(word, doorbell_epoch(word), kAsleep));
+  EXPECT_EQ(doorbell_ring(word, RingFor::kRoom), Wake::kNobody);
+  EXPECT_EQ(doorbell_ring(word, RingFor::kData), Wake::kNobody);
+  EXPECT_EQ(doorbell_ring(word, RingFor::kWork), Wake::kTaker);
+  ASSERT_TRUE(lease_take(word));
+  EXPECT_EQ(doorbell_ring(word, RingFor::kWork), Wake::kNobody);
+  ASSERT_TRUE(lease_rest(word, doorbell_epoch(word), kAsleepForData));
+  EXPECT_EQ(doorbell_ring(word, RingFor::kRoom), Wake::kNobody);
+  EXPECT_EQ(doorbell_ring(word, RingFor::kData), Wake::kTaker);
+  ASSERT_TRUE(lease_take(word));
+  ASSERT_TRUE(doorbell_try_sleep(word, doorbell_epoch(word), kAsleep | kAsleepForRoom | kHeld));
+  EXPECT_EQ(doorbell_ring(word, RingFor::kData), Wake::kNobody);
+  EXPECT_EQ(doorbell_ring(word, RingFor::kRoom), Wake::kHolder);
+}
+
+TEST(Lease, OneDriverAtATime) {
+  std::uint32_t word = 0;  // driven by whoever made it
+  EXPECT_FALSE(lease_take(word));
+  ASSERT_TRUE(lease_rest(word, doorbell_epoch(word), 0));
+  EXPECT_TRUE(lease_take(word));
+  EXPECT_FALSE(lease_take(word));
+  const std::uint32_t epoch = doorbell_epoch(word);
+  doorbell_ring(word, RingFor::kWork);
+  EXPECT_FALSE(lease_rest(word, epoch, 0)) << "it was rung since";
+  // Held: asleep, and not for the taking.
+  const std::uint32_t held = doorbell_epoch(word) | kAsleep | kHeld;
+  ASSERT_TRUE(doorbell_try_sleep(word, doorbell_epoch(word), kAsleep | kHeld));
+  EXPECT_FALSE(lease_take(word));
+  ASSERT_TRUE(lease_stop_holding(word, held));
+  EXPECT_TRUE(lease_take(word));
+  // Handed over: free, and rung.
+  const std::uint32_t before = word;
+  lease_hand_over(word);
+  EXPECT_TRUE(lease_free(word));
+  EXPECT_NE(word / kRing, before / kRing);
+  EXPECT_TRUE(lease_take(word));
+  EXPECT_EQ(word & kSleepMask, 0u);
 }
 
 TEST(Doorbell, CountWrapsAround) {
-  std::uint32_t word = ~static_cast<std::uint32_t>(kSleepMask), asleep = 0;
-  ASSERT_TRUE(doorbell_try_sleep(word, doorbell_epoch(word), false, asleep));
-  EXPECT_TRUE(doorbell_ring(word, RingFor::kData));
+  std::uint32_t word = ~static_cast<std::uint32_t>(kSleepMask);
+  ASSERT_TRUE(doorbell_try_sleep(word, doorbell_epoch(word), kAsleep | kHeld | kAsleepForData));
+  const std::uint32_t asleep = word;
+  EXPECT_EQ(doorbell_ring(word, RingFor::kData), Wake::kHolder);
   EXPECT_NE(word, asleep);
   doorbell_awake(word);
   EXPECT_EQ(word & kSleepMask, 0u);

@@ -5,6 +5,7 @@
 
 #include "device/cuda/leaves.cuh"
 #include "engine/engine.h"
+#include "engine/lease.h"
 
 namespace unjam {
 namespace {
@@ -47,14 +48,15 @@ class CudaDev {
 
   // A GPU wakes nobody: sleeping lanes are started by their host's launcher, which sees the
   // doorbell.
-  __device__ void wake(std::uint32_t, std::uint32_t) {}
+  __device__ void wake(std::uint32_t, std::uint32_t, Wake) {}
   __device__ void notify_host() {}
 
-  __device__ bool try_quit(std::uint32_t epoch, bool for_room) {
-    std::uint32_t asleep;
+  __device__ bool try_quit(std::uint32_t epoch, std::uint32_t interest) {
     const LaneTransport& t = rank_.lanes[blockIdx.x].transport;
-    return doorbell_try_sleep(t.lane_cell(t.rank, blockIdx.x).doorbell, epoch, for_room, asleep);
+    return lease_rest(t.lane_cell(t.rank, blockIdx.x).doorbell, epoch, interest);
   }
+  __device__ bool called_away() const { return false; }
+  __device__ std::uint32_t threshold(std::uint32_t polls) const { return polls; }
   __device__ void hold_sleep(std::uint32_t) {}
 
  private:

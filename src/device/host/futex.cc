@@ -9,16 +9,25 @@
 
 namespace unjam {
 
-void futex_wait(std::uint32_t& word, std::uint32_t expected, std::int64_t timeout_us) {
+void futex_wait(std::uint32_t& word, std::uint32_t expected, std::int64_t timeout_us,
+                std::uint32_t set) {
   timespec t{};
-  t.tv_sec = timeout_us / 1000000;
-  t.tv_nsec = (timeout_us % 1000000) * 1000;
+  if (timeout_us >= 0) {  // the call takes a point of time
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    t.tv_sec += timeout_us / 1000000;
+    t.tv_nsec += (timeout_us % 1000000) * 1000;
+    if (t.tv_nsec >= 1000000000) {
+      t.tv_nsec -= 1000000000;
+      ++t.tv_sec;
+    }
+  }
   // Not FUTEX_PRIVATE: the word may be shared with other processes.
-  syscall(SYS_futex, &word, FUTEX_WAIT, expected, timeout_us < 0 ? nullptr : &t, nullptr, 0);
+  syscall(SYS_futex, &word, FUTEX_WAIT_BITSET, expected, timeout_us < 0 ? nullptr : &t, nullptr,
+          set);
 }
 
-void futex_wake_all(std::uint32_t& word) {
-  syscall(SYS_futex, &word, FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
+void futex_wake_all(std::uint32_t& word, std::uint32_t set) {
+  syscall(SYS_futex, &word, FUTEX_WAKE_BITSET, INT_MAX, nullptr, nullptr, set);
 }
 
 void EventCount::notify() {

@@ -9,10 +9,14 @@ namespace unjam {
 // Longer ones (3 years) are no limit: their arithmetic in nanoseconds would overflow.
 inline constexpr std::int64_t kLongestTimeoutUs = 100'000'000'000'000;
 
+// Several kinds of sleepers may share a word: a wake-up reaches those whose set meets its own.
+inline constexpr std::uint32_t kAllSleepers = ~std::uint32_t{0};
+
 // Sleeps while word == expected; at most timeout_us (< 0: no limit). Returns at spurious wake-ups
 // too.
-void futex_wait(std::uint32_t& word, std::uint32_t expected, std::int64_t timeout_us);
-void futex_wake_all(std::uint32_t& word);
+void futex_wait(std::uint32_t& word, std::uint32_t expected, std::int64_t timeout_us,
+                std::uint32_t set = kAllSleepers);
+void futex_wake_all(std::uint32_t& word, std::uint32_t set = kAllSleepers);
 
 // An event count: waiters take the epoch, look at the state that they wait for, and sleep unless
 // notify() came in between.

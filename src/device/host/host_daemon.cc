@@ -3,6 +3,7 @@
 #include <sched.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cstdio>
 
@@ -10,15 +11,33 @@
 #include "base/hash.h"
 #include "device/host/leaves.h"
 #include "engine/engine.h"
+#include "engine/lease.h"
 
 namespace unjam {
 
+namespace {
+
+// Who sleeps on a lane's doorbell, see futex.h.
+constexpr std::uint32_t kTakerSleeps = 1, kHolderSleeps = 2;
+
+void wake_sleeper(std::uint32_t& doorbell, Wake who) {
+  if (who != Wake::kNobody) {
+    futex_wake_all(doorbell, who == Wake::kHolder ? kHolderSleeps : kTakerSleeps);
+  }
+}
+
+}  // namespace
+
 struct HostDaemon::Lane {
   std::uint32_t index = 0;
+  std::uint32_t* doorbell = nullptr;
   BlockShared shared;
   pthread_barrier_t barrier;
-  bool leave = false;              // leader to block, ordered by the barrier
-  std::uint32_t asleep_value = 0;  // what try_quit put into the doorbell, 0: stayed awake
+  bool leave = false;  // leader to block, ordered by the barrier
+  // The doorbell's value with which a driver last rested, or tried to. The word differs: the lane
+  // was rung, its taker must look. Stored before the exchange that puts it into the word (release),
+  // so whoever reads the word (acquire) finds this value or that of a later look.
+  std::atomic<std::uint32_t> rested{0};
   // Odd while an engine runs; every change is notified.
   std::atomic<std::uint64_t> transitions{0};
   EventCount changed;
@@ -26,16 +45,21 @@ struct HostDaemon::Lane {
   std::vector<std::thread> threads;
 };
 
-namespace {
-
 // The host's side of Engine's `Dev`.
 class HostDev {
  public:
   using Handle = HostDev&;
   static constexpr bool kInlinePacketFlags = false;
 
+  // How the thread that drives the lane does it.
+  struct Manner {
+    bool holds = false;        // sleeps on the lane itself: keeps it when nothing can move
+    bool hurries = false;      // makes short attempts and goes
+    bool goes_on_cqe = false;  // a completion may be what it waits for
+  };
+
   HostDev(RankState& rank, std::uint32_t lane, unsigned thread, unsigned threads,
-          pthread_barrier_t* barrier, EventCount& completions, std::uint32_t& asleep_value,
+          pthread_barrier_t* barrier, EventCount& completions, std::atomic<std::uint32_t>& rested,
           std::uint64_t& delay_state, std::uint32_t delay_max_us)
       : rank_(rank),
         lane_(lane),
@@ -43,7 +67,7 @@ class HostDev {
         threads_(threads),
         barrier_(barrier),
         completions_(completions),
-        asleep_value_(asleep_value),
+        rested_(rested),
         delay_state_(delay_state),
         delay_max_us_(delay_max_us) {}
 
@@ -55,7 +79,7 @@ class HostDev {
 
   // Ranks outnumber cores here: the one that we wait for may be waiting for our core.
   void relax(std::uint32_t polls) {
-    if (polls % 8 == 0) {
+    if (polls % 8 == 0 && !manner.hurries) {
       sched_yield();
     } else {
       __builtin_ia32_pause();
@@ -75,22 +99,45 @@ class HostDev {
 
   std::uint64_t now_ns() const { return monotonic_ns(); }
   bool residency_matters() const { return true; }
+  bool called_away() const { return manner.hurries || (manner.goes_on_cqe && wrote_cqe); }
+  std::uint32_t threshold(std::uint32_t polls) const { return manner.hurries ? 1 : polls; }
 
-  void wake(std::uint32_t rank, std::uint32_t lane) { futex_wake_all(doorbell(rank, lane)); }
-  void notify_host() { completions_.notify(); }
+  void wake(std::uint32_t rank, std::uint32_t lane, Wake who) {
+    wake_sleeper(doorbell(rank, lane), who);
+  }
+  void notify_host() {
+    wrote_cqe = true;
+    completions_.notify();
+  }
 
-  bool try_quit(std::uint32_t epoch, bool for_room) {
-    return doorbell_try_sleep(my_doorbell(), epoch, for_room, asleep_value_);
+  bool try_quit(std::uint32_t epoch, std::uint32_t interest) {
+    std::uint32_t bits = kAsleep | interest;
+    if (manner.holds && !called_away()) {
+      // Another lane's engine says so when it ends an invocation: it rings for data.
+      if (rank_.num_lanes > 1) bits |= kAsleepForData;
+      if (!doorbell_try_sleep(my_doorbell(), epoch, bits | kHeld)) return false;
+      held = epoch | bits | kHeld;
+      return true;
+    }
+    rested_.store(epoch | bits, std::memory_order_release);
+    rests = lease_rest(my_doorbell(), epoch, interest);
+    return rests;
   }
 
   // Under the hold policy the engine sleeps where it is, its lane taken, as a spinning kernel keeps
   // its SM.
   void hold_sleep(std::uint32_t epoch) {
-    std::uint32_t asleep = 0;
-    if (!doorbell_try_sleep(my_doorbell(), epoch, true, asleep)) return;
-    futex_wait(my_doorbell(), asleep, -1);
+    const std::uint32_t bits = kAsleep | kAsleepForData | kAsleepForRoom | kHeld;
+    if (!doorbell_try_sleep(my_doorbell(), epoch, bits)) return;
+    futex_wait(my_doorbell(), epoch | bits, -1, kHolderSleeps);
     doorbell_awake(my_doorbell());
   }
+
+  Manner manner;
+  // How the last run ended; neither: it left the lane driven.
+  bool rests = false;      // the lane is free
+  std::uint32_t held = 0;  // not 0: the lane is asleep with this value, and ours
+  bool wrote_cqe = false;
 
  private:
   std::uint32_t& doorbell(std::uint32_t rank, std::uint32_t lane) {
@@ -104,20 +151,39 @@ class HostDev {
   const unsigned threads_;
   pthread_barrier_t* barrier_;
   EventCount& completions_;
-  std::uint32_t& asleep_value_;
+  std::atomic<std::uint32_t>& rested_;
   std::uint64_t& delay_state_;
   const std::uint32_t delay_max_us_;
 };
 
-}  // namespace
+// A thread from outside, for as long as it is here. Both it and stop() change one word, so either
+// stop() waits for it or it finds the daemon stopped.
+class HostDaemon::Guest {
+ public:
+  explicit Guest(HostDaemon& daemon)
+      : guests_(daemon.guests_),
+        welcome_((guests_.fetch_add(1, std::memory_order_acq_rel) & kStopped) == 0) {}
+  ~Guest() {
+    if ((guests_.fetch_sub(1, std::memory_order_acq_rel) & kStopped) != 0) guests_.notify_all();
+  }
+  Guest(const Guest&) = delete;
+  Guest& operator=(const Guest&) = delete;
+  bool welcome() const { return welcome_; }
+
+ private:
+  std::atomic<std::uint32_t>& guests_;
+  const bool welcome_;
+};
 
 HostDaemon::HostDaemon(RankState& rank, EventCount& completions, const HostDaemonOptions& options)
     : rank_(rank), completions_(completions), options_(options) {
   for (std::uint32_t l = 0; l < rank.num_lanes; ++l) {
     auto lane = std::make_unique<Lane>();
+    const LaneTransport& t = rank.lanes[l].transport;
     lane->index = l;
+    lane->doorbell = &t.lane_cell(t.rank, l).doorbell;
     if (options.delay_seed != 0) {
-      lane->delay_state = mix64(options.delay_seed + (rank.lanes[l].transport.rank << 8) + l) | 1;
+      lane->delay_state = mix64(options.delay_seed + (t.rank << 8) + l) | 1;
     }
     pthread_barrier_init(&lane->barrier, nullptr, options.block_threads);
     lanes_.push_back(std::move(lane));
@@ -143,17 +209,59 @@ HostDaemon::HostDaemon(RankState& rank, EventCount& completions, const HostDaemo
   gate_.notify_all();
 }
 
-HostDaemon::~HostDaemon() {
+HostDaemon::~HostDaemon() { stop(); }
+
+void HostDaemon::stop() {
+  if (lanes_.front()->threads.empty()) return;  // stopped before
+  guests_.fetch_or(kStopped, std::memory_order_acq_rel);
   store_release<std::uint32_t>(rank_.stop, 1);
   ring_all();
+  for (std::uint32_t n; (n = guests_.load(std::memory_order_acquire)) != kStopped;) {
+    guests_.wait(n, std::memory_order_acquire);
+  }
   join();
 }
 
 void HostDaemon::join() {
   for (auto& lane : lanes_) {
     for (std::thread& t : lane->threads) t.join();
+    lane->threads.clear();
     pthread_barrier_destroy(&lane->barrier);
   }
+}
+
+// Sleeps until the lane is free and rung, and takes it; false: stopped.
+bool HostDaemon::take_when_rung(Lane& lane) {
+  std::uint32_t& doorbell = *lane.doorbell;
+  for (;;) {
+    const std::uint32_t w = load_acquire(doorbell);
+    if (load_acquire(rank_.stop) != 0) return false;
+    if (lease_free(w) && w != lane.rested.load(std::memory_order_acquire)) {
+      if (lease_take(doorbell)) return true;
+      continue;
+    }
+    // Free and not rung, or another thread's: it will ring, or be rung, when there is work for us.
+    futex_wait(doorbell, w, -1, kTakerSleeps);
+  }
+}
+
+// One run of the engine, by the thread that drives the lane. (By its leader, for blocks.)
+void HostDaemon::stay(Lane& lane, HostDev& dev) {
+  if (dev.thread() == 0) {
+    dev.rests = dev.wrote_cqe = false;
+    dev.held = 0;
+    lane.transitions.fetch_add(1, std::memory_order_seq_cst);
+  }
+  Engine<HostDev>::run(dev, rank_, lane.index, lane.shared);
+  if (dev.thread() == 0) {
+    lane.transitions.fetch_add(1, std::memory_order_seq_cst);
+    lane.changed.notify();
+  }
+}
+
+void HostDaemon::hand_over(Lane& lane) {
+  lease_hand_over(*lane.doorbell);
+  wake_sleeper(*lane.doorbell, Wake::kTaker);
 }
 
 void HostDaemon::lane_main(Lane& lane, unsigned thread) {
@@ -165,37 +273,83 @@ void HostDaemon::lane_main(Lane& lane, unsigned thread) {
   }
   std::uint64_t no_delay = 0;
   HostDev dev(rank_, lane.index, thread, options_.block_threads, &lane.barrier, completions_,
-              lane.asleep_value, thread == 0 ? lane.delay_state : no_delay, options_.delay_max_us);
-  std::uint32_t& doorbell =
-      rank_.lanes[lane.index]
-          .transport.lane_cell(rank_.lanes[lane.index].transport.rank, lane.index)
-          .doorbell;
+              lane.rested, thread == 0 ? lane.delay_state : no_delay, options_.delay_max_us);
+  bool drives = true;  // the word begins with no bits: the lane is ours
   for (;;) {
     if (thread == 0) {
-      lane.asleep_value = 0;
-      lane.leave = load_acquire(rank_.stop) != 0;
-      if (!lane.leave) lane.transitions.fetch_add(1, std::memory_order_seq_cst);
+      lane.leave = drives ? load_acquire(rank_.stop) != 0 : !take_when_rung(lane);
     }
     dev.sync();
     if (lane.leave) return;
-    Engine<HostDev>::run(dev, rank_, lane.index, lane.shared);
-    if (thread == 0) {
-      lane.transitions.fetch_add(1, std::memory_order_seq_cst);
-      lane.changed.notify();
-      if (lane.asleep_value != 0) {
-        while (load_acquire(doorbell) == lane.asleep_value && load_acquire(rank_.stop) == 0) {
-          futex_wait(doorbell, lane.asleep_value, -1);
-        }
-        doorbell_awake(doorbell);
-      }
+    stay(lane, dev);
+    drives = !dev.rests;
+  }
+}
+
+bool HostDaemon::can_help() const {
+  return options_.help && options_.block_threads == 1 &&
+         rank_.policy.stickiness != StickinessPolicy::kHold;
+}
+
+void HostDaemon::ring_and_attempt() {
+  const Guest guest(*this);
+  Lane& lane = *lanes_.front();
+  if (!guest.welcome() || !lease_take(*lane.doorbell)) return ring(0);
+  HostDev dev(rank_, 0, 0, 1, nullptr, completions_, lane.rested, lane.delay_state,
+              options_.delay_max_us);
+  dev.manner.hurries = true;
+  stay(lane, dev);
+  if (!dev.rests) hand_over(lane);
+}
+
+bool HostDaemon::help(const std::function<bool()>& look, std::uint64_t deadline_ns) {
+  const Guest guest(*this);
+  Lane& lane = *lanes_.front();
+  std::uint32_t& doorbell = *lane.doorbell;
+  if (!guest.welcome() || !lease_take(doorbell)) return false;
+  HostDev dev(rank_, 0, 0, 1, nullptr, completions_, lane.rested, lane.delay_state,
+              options_.delay_max_us);
+  dev.manner.holds = dev.manner.goes_on_cqe = true;
+  const auto goes = [&] { return load_acquire(rank_.stop) != 0 || monotonic_ns() >= deadline_ns; };
+  for (bool go = false;;) {
+    stay(lane, dev);
+    if (dev.wrote_cqe) go = !look();
+    go = go || goes();
+    if (dev.rests) {
+      if (go || !lease_take(doorbell)) return true;
+      continue;
     }
+    if (dev.held == 0) {
+      if (go && (dev.wrote_cqe || dev.manner.hurries || load_acquire(rank_.stop) != 0)) {
+        hand_over(lane);  // it has tried to rest, and there is work
+        return true;
+      }
+      dev.manner.hurries = go;
+      continue;
+    }
+    // Completions that others wrote before the lane fell asleep; those that come later ring.
+    if (!go) go = !look();
+    while (!go && load_acquire(doorbell) == dev.held) {
+      const std::uint64_t now = monotonic_ns();
+      const std::int64_t left = deadline_ns == UINT64_MAX ? -1
+                                : now < deadline_ns
+                                    ? static_cast<std::int64_t>((deadline_ns - now + 999) / 1000)
+                                    : 0;
+      futex_wait(doorbell, dev.held, left, kHolderSleeps);
+      go = goes();
+    }
+    if (go) {
+      lane.rested.store(dev.held & ~static_cast<std::uint32_t>(kHeld), std::memory_order_release);
+      if (lease_stop_holding(doorbell, dev.held)) return true;
+    }
+    doorbell_awake(doorbell);
+    dev.manner.hurries = go = !look() || go;  // others may have completed what this thread awaits
   }
 }
 
 void HostDaemon::ring(std::uint32_t lane) {
-  const LaneTransport& t = rank_.lanes[lane].transport;
-  std::uint32_t& word = t.lane_cell(t.rank, lane).doorbell;
-  if (doorbell_ring(word, RingFor::kData)) futex_wake_all(word);
+  std::uint32_t& doorbell = *lanes_[lane]->doorbell;
+  wake_sleeper(doorbell, doorbell_ring(doorbell, RingFor::kWork));
 }
 
 void HostDaemon::ring_all() {
