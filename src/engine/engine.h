@@ -210,6 +210,10 @@ class Engine {
     std::uint16_t slot = kNoSlot;
     if (!lane_.mailbox.pop(slot)) return false;
     const Invocation& inv = rank_.invocations[slot];
+    if (inv.key == nullptr) {
+      release_keys(slot);
+      return true;
+    }
     lane_.contexts[slot] = DynamicContext{};
     lane_.contexts[slot].started_ns = dev_.now_ns();
     ActiveContext& a = lane_.active[slot % kActiveContexts];
@@ -224,6 +228,27 @@ class Engine {
       store_relaxed<std::uint64_t>(lane_.stats.queue_peak, lane_.queue.size());
     }
     return true;
+  }
+
+  // Lets go of keys that the runtime forgets: of their endpoints (ConnectorOwner is the one place
+  // where pointers into a key outlast its invocations) and of what peers have sent under them.
+  UNJAM_HD_NOINLINE void release_keys(std::uint16_t slot) {
+    const Invocation& inv = rank_.invocations[slot];
+    LaneTransport& t = lane_.transport;
+    for (std::uint64_t i = 0; i < inv.n; ++i) {
+      const KeyRelease& r = static_cast<const KeyRelease*>(inv.input)[i];
+      for (std::uint32_t q = 0; q < r.group_size; ++q) {
+        const std::uint32_t peer = r.members[q];
+        if (peer == t.rank) continue;
+        if (r.void_tag != 0) t.mark_void(peer, r.void_tag);
+        if (r.lanes != nullptr) {
+          t.release(peer, r.lanes[lane_index_].out[q], (r.settled >> q & 1) != 0);
+        }
+      }
+    }
+    if (fetch_add<std::uint32_t>(rank_.remaining[slot], 0xffffffffu) != 1) return;
+    rank_.cq.push({slot, Outcome::kDone});
+    dev_.notify_host();
   }
 
   // ---- contexts (leader only) ----
@@ -422,7 +447,8 @@ class Engine {
     LaneKey& key = a.inv.key->lanes[lane_index_];
     OutEndpoint& out = key.out[p.send_peer];
     const std::uint32_t peer = a.inv.members[p.send_peer];
-    if (out.connector == kNoConnector && !t.open(peer, a.inv.key->tag, out, &key.in_queue)) {
+    if (out.connector == kNoConnector &&
+        !t.open(peer, a.inv.key->tag, a.inv.key->group, out, &key.in_queue)) {
       bump(lane_.stats.no_connector);
       return false;
     }

@@ -25,9 +25,10 @@ struct LaneKey {
   std::uint64_t time_ns = 0;  // from fetch to finish, over all invocations
 };
 
-// A key of a group at one rank. Lives as long as the rank context.
+// A key of a group at one rank. Lives until the engine was told to forget it (KeyRelease).
 struct KeyState {
-  std::uint64_t tag = 0;  // hash of (group, key): what peers and traces know it by
+  std::uint64_t tag = 0;    // hash of (group, key): what peers and traces know it by
+  std::uint64_t group = 0;  // hash of the group: what peers know all its keys by
   // Invocations completed by all lanes of this rank. n starts when done == n. Written by the lane
   // that finishes last (release: its and, through the countdown, the others' stores come before),
   // read by all lanes (acquire).
@@ -65,6 +66,17 @@ struct alignas(16) DynamicContext {
   std::uint64_t started_ns = 0;
 };
 static_assert(sizeof(DynamicContext) % kVectorBytes == 0);
+
+// What each lane is to do about a key that has no invocation under way, or about a whole group.
+// Comes by the way of invocations: an Invocation without a key, `input` its first KeyRelease and
+// `n` how many; so it finds every lane after it has finished what was submitted before.
+struct KeyRelease {
+  LaneKey* lanes = nullptr;  // [lanes]: give their connectors back; nullptr: keep them
+  const std::uint16_t* members = nullptr;  // group rank -> world rank
+  std::uint64_t settled = 0;   // group ranks that have consumed all, or will never read the rest
+  std::uint64_t void_tag = 0;  // a key's or group's that this rank will never read again; 0: none
+  std::uint32_t group_size = 0;
+};
 
 // How an invocation ended, in its CQE.
 enum class Outcome : std::uint8_t { kDone = 0, kCancelled = 1 };

@@ -56,6 +56,10 @@ void Context::reap_locked() {
     any = true;
     std::unique_ptr<Submitted> s = std::move(slots_[e.slot]);
     free_slots_.push_back(e.slot);
+    if (s == nullptr) {
+      dropped();
+      continue;
+    }
     Key& key = *s->key;
     --key.in_engine;
     complete(*s, e.outcome == Outcome::kDone ? Result{} : s->cancel);
@@ -67,16 +71,13 @@ void Context::reap_locked() {
       admit(std::move(next));
       daemon_->ring(0);
     } else if (key.in_engine == 0) {
-      --active_keys_;
-      ++lingering_keys_;
-      key.active = false;
-      key.lingering = true;
-      if (!key.listed) lingering_.push_back(&key);
-      key.listed = true;
+      rest(key);
     }
   }
+  if (!any) return;
+  tidy();
   // Threads that wait for requests which we have completed on their behalf.
-  if (any) completions_.notify();
+  completions_.notify();
 }
 
 void Context::reap() {

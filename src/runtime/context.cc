@@ -9,7 +9,10 @@
 namespace unjam {
 
 Context::Context(std::shared_ptr<World> world, int rank, const Settings& settings)
-    : world_(std::move(world)), rank_(rank), settings_(settings) {}
+    : world_(std::move(world)),
+      rank_(rank),
+      settings_(settings),
+      gone_(static_cast<std::size_t>(world_->ranks())) {}
 
 Context::~Context() {
   // After shutdown() this finds nothing; a context that failed to start must not stay attached.
@@ -67,7 +70,7 @@ Result Context::shutdown() {
     }
     closed_ = true;
     closed_why_ = {UNJAM_ERROR_INVALID_USAGE, "the context was destroyed"};
-    for (const auto& [tag, key] : keys_) calls[tag] = key->submitted;
+    calls = call_counts();
   }
   world_->detach(this, std::move(calls));
   daemon_->stop();  // joins the engine's threads: nobody touches the arenas on our behalf any more
@@ -81,6 +84,8 @@ Result Context::shutdown() {
   std::lock_guard lock(mutex_);
   collectives_.clear();
   keys_.clear();
+  dropping_.reset();
+  records_.clear();
   groups_.clear();
   return {};
 }
@@ -158,9 +163,11 @@ Result Context::destroy_group(unjamGroup* group) {
   std::lock_guard lock(mutex_);
   reap_locked();
   if (group->pending != 0) return pending_error("the group was to be destroyed", group->pending);
-  // The engine may still know the group's keys (their connectors), so its memory stays with the
-  // context; only the handle dies.
+  // The engine may still know the group's keys: they go as it lets go of them. The handle stays
+  // good for refusals until the context goes.
   group->destroyed = true;
+  release_group(*group);
+  tidy();
   group->context.reset();
   return {};
 }

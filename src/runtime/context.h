@@ -4,6 +4,7 @@
 #include <condition_variable>
 #include <cstdint>
 #include <deque>
+#include <list>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -92,16 +93,29 @@ struct unjamGroup {
   std::size_t pending = 0;
   bool destroyed = false;
   unjam::Result failed;  // a member is gone
+  bool voids = false;    // to be marked as never read again, once nothing is pending
+  // What the engine may still look at: keys, and marks that are under way.
+  std::size_t in_use = 0;
 };
 
 struct unjamCollective {
   unjamGroup* group = nullptr;
-  unjam::Key* key = nullptr;
+  unjam::Key* key = nullptr;   // nullptr: the group was destroyed
   unjam::Signature signature;  // count unused
   std::int32_t priority = 0;
 };
 
 namespace unjam {
+
+// What a rank holds of a key, and why.
+enum class KeyPlace : std::uint8_t {
+  kBusy,        // has invocations under way: counts towards max_active_keys
+  kLingering,   // has none, but peers may have slices of it to consume
+  kIdle,        // may be forgotten, the longest idle first
+  kRegistered,  // idle, but kept for its unjamCollective
+  kDoomed,      // idle and never to be used again (failed, or its group destroyed)
+};
+inline constexpr std::size_t kKeyPlaces = 5;
 
 struct Key {
   std::string name;
@@ -112,19 +126,50 @@ struct Key {
   std::vector<InEndpoint> in;
   std::uint64_t submitted = 0;
   std::uint64_t completed = 0;
+  std::uint64_t first = 0;  // the use at which this rank has met the key, or met it again
   std::uint32_t in_engine = 0;
+  std::uint32_t pins = 0;  // calls under way that hold a pointer: not to be forgotten
   std::deque<std::unique_ptr<Submitted>> waiting;  // successors kept out of the engine
   Result failed;                                   // an invocation failed, and with it all from
   std::uint64_t failed_from = UINT64_MAX;          // this use on; earlier ones go on
-  bool active = false;     // has invocations under way: counts towards max_active_keys
-  bool lingering = false;  // has none, but peers may have slices of it to consume
-  bool listed = false;     // in Context::lingering_
+  bool voided = false;        // peers know that this rank will never read the key again
+  std::uint64_t settled = 0;  // while not busy: group ranks known to have no slices to consume
+  KeyPlace place = KeyPlace::kIdle;
+  std::list<Key*>::iterator at;  // in Context::places_
   unjamCollective* registered = nullptr;
   // The last plan: most keys repeat one call.
   Signature planned_for;
   std::shared_ptr<const Plan> plan;
-  // Signatures of the latest invocations, by n % size, for ranks that disagree.
-  std::vector<Signature> history = std::vector<Signature>(32);
+  // Signatures of the latest uses since `first`, for ranks that disagree: use n stands at
+  // (n - first) % kHistory.
+  static constexpr std::size_t kHistory = 32;
+  std::vector<Signature> history;
+
+  void remember(std::uint64_t n, const Signature& signature);
+  const Signature* recall(std::uint64_t n) const;
+  // Every use from now on is refused.
+  bool over() const { return submitted >= failed_from; }
+  std::uint64_t bytes() const;
+};
+
+// What stays of a key that was forgotten: it comes back with the same numbering.
+struct KeyRecord {
+  unjamGroup* group = nullptr;
+  std::uint64_t uses = 0;
+  std::uint32_t check = 0;  // of the name, beyond the tag
+  bool voided = false;
+  struct Failure {
+    std::uint64_t from;
+    Result why;
+  };
+  std::unique_ptr<Failure> failure;
+};
+
+// Keys that the engine has been told to let go of, until it has.
+struct KeyDrop {
+  std::vector<KeyRelease> releases;
+  std::vector<std::unique_ptr<Key>> keys;
+  std::vector<unjamGroup*> groups;  // that marks are about
 };
 
 // What peers and traces know a key by.
@@ -200,8 +245,30 @@ class Context : public std::enable_shared_from_this<Context> {
   void cancel_locked(std::size_t slot, const Result& why);
   void fail_key(Key& key, std::uint64_t from, const Result& why);
   void fail_waiting(Key& key, std::uint64_t from, const Result& why);
-  bool key_drained(Key& key) const;
-  void retire_lingering();
+  // ---- keys.cc: what is held, and given back ----
+  std::size_t keys_at(KeyPlace place) const {
+    return places_[static_cast<std::size_t>(place)].size();
+  }
+  void move_key(Key& key, KeyPlace place, bool front = false);
+  // A key's last invocation under way has ended.
+  void rest(Key& key);
+  bool settled(Key& key) const;
+  KeyPlace resting_place(const Key& key) const;
+  // Looks at that many lingering keys, the longest first, whether they still are.
+  void retire_lingering(std::size_t looks);
+  // Forgets what is too much. Any key that is not pinned may be gone afterwards.
+  void tidy();
+  void collect_marks(KeyDrop& drop);
+  void collect_keys(KeyDrop& drop);
+  bool forget(KeyDrop& drop, Key& key);
+  void dropped();
+  void release_group(unjamGroup& group);
+  void fail_record(std::uint64_t tag, std::uint64_t from, const Result& why);
+  std::uint64_t uses_of(std::uint64_t tag) const;
+  std::map<std::uint64_t, std::uint64_t> call_counts() const;
+  struct Held;
+  Held what_is_held() const;
+  std::vector<int> undelivered_to(const Key& key) const;
   void need_background();
   void background();
   Result pending_error(const char* what, std::size_t pending) const;
@@ -222,11 +289,18 @@ class Context : public std::enable_shared_from_this<Context> {
   std::unordered_map<std::uint64_t, Key*> keys_;   // by tag
   std::vector<std::unique_ptr<Submitted>> slots_;  // in the engine, by slot
   std::vector<std::uint16_t> free_slots_;
-  std::size_t active_keys_ = 0;
-  std::size_t lingering_keys_ = 0;
-  std::vector<Key*> lingering_;  // those, and perhaps some that are in use again
-  std::size_t waiting_ = 0;      // successors kept out of the engine
-  std::size_t callbacks_ = 0;    // invocations under way that have a callback
+  std::list<Key*> places_[kKeyPlaces];  // every key is in one, the longest there first
+  std::unordered_map<std::uint64_t, KeyRecord> records_;  // of forgotten keys, by tag
+  // Of destroyed groups' keys, the latest: how often they were called, for ranks that still wait.
+  std::deque<std::pair<std::uint64_t, std::uint64_t>> former_;
+  std::deque<Key*> failing_;  // failed, and peers do not know yet that this rank is through
+  std::vector<std::uint64_t> failing_records_;  // the same, of forgotten ones
+  std::vector<unjamGroup*> voiding_;            // groups with `voids`
+  std::vector<bool> gone_;                      // peers, by rank
+  std::unique_ptr<KeyDrop> dropping_;           // at most one is under way
+  std::uint64_t forgotten_ = 0;                 // keys, so far
+  std::size_t waiting_ = 0;                     // successors kept out of the engine
+  std::size_t callbacks_ = 0;                   // invocations under way that have a callback
   std::uint64_t submitted_ = 0;
   std::uint64_t completed_ = 0;
   bool closed_ = false;   // aborted or destroyed

@@ -78,6 +78,9 @@ EngineMemory::EngineMemory(const Settings& settings, const ArenaShape& shape,
       if (p == t.rank) continue;
       t.peers[p].owners = take<ConnectorOwner>(shape.connectors);
       t.peers[p].borrows = take<BorrowUse>(shape.borrow_slots);
+      t.peers[p].places = take<std::uint16_t>(shape.places());
+      t.peers[p].given_back = kNoConnector;
+      t.peers[p].pool = shape.connectors < kFirstPool ? shape.connectors : kFirstPool;
     }
   }
 }

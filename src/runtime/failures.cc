@@ -28,6 +28,7 @@ void Context::abort(unjamResult_t code, const std::string& why) {
 void Context::fail_key(Key& key, std::uint64_t from, const Result& why) {
   if (first_error_.ok()) first_error_ = why;
   if (from >= key.failed_from) return;
+  if (key.failed_from == UINT64_MAX) failing_.push_back(&key);
   key.failed_from = from;
   key.failed = why;
 }
@@ -59,11 +60,13 @@ void Context::peer_gone(int peer, const std::string& why) {
     if (closed_) return;
     reap_locked();
     const Result result = gone_result(peer, why);
+    gone_[static_cast<std::size_t>(peer)] = true;
     for (auto& group : groups_) {
       if (std::find(group->members.begin(), group->members.end(), peer) == group->members.end()) {
         continue;
       }
       if (group->failed.ok()) group->failed = result;
+      release_group(*group);
       for (auto& [name, key] : group->keys) fail_waiting(*key, 0, result);
     }
     for (std::size_t i = 0; i < slots_.size(); ++i) {
@@ -80,7 +83,7 @@ void Context::fail_call(std::uint64_t tag, std::uint64_t n, const Result& why) {
   std::lock_guard lock(mutex_);
   if (closed_) return;
   const auto found = keys_.find(tag);
-  if (found == keys_.end()) return;
+  if (found == keys_.end()) return fail_record(tag, n, why);
   fail_key(*found->second, n, why);
   fail_waiting(*found->second, n, why);
   for (std::size_t i = 0; i < slots_.size(); ++i) {

@@ -1,4 +1,14 @@
-// Keys of groups: found, made, registered, drained.
+// Keys of groups: found, made, registered; held while they must be, and forgotten.
+//
+// A key is an object of some kilobytes, of which the engine holds pointers, and connectors at its
+// peers. Of keys that were not used for long only a record stays: the number of their uses, so that
+// the next one is matched with the peers' next one. What the way back needs beyond that is in the
+// arenas: a reader that has forgotten how far it was reads its own credits (LaneTransport::find).
+//
+// The engine lets go of a key by a command that goes the way of invocations (KeyRelease): it is
+// fetched by each lane after all that was submitted before, and before all that is submitted later.
+// So the key may be used again at once, as a new object: a lane that meets that one has released
+// the former one's connectors already. The former object lives until the command's completion.
 #include <algorithm>
 #include <utility>
 
@@ -7,25 +17,72 @@
 #include "runtime/texts.h"
 
 namespace unjam {
+namespace {
+
+constexpr std::size_t kBatch = 64;          // keys that one command is about
+constexpr std::size_t kFew = 16;            // too few to send a command for
+constexpr std::size_t kFormerKeys = 65536;  // of destroyed groups, remembered
+
+// Of the name, independent of the tag: tells a key that comes back from one with the same tag.
+std::uint32_t name_check(std::string_view name) {
+  return static_cast<std::uint32_t>(hash_bytes(name, 0x636865636bull));
+}
+
+}  // namespace
 
 std::uint64_t key_tag(const unjamGroup& group, std::string_view key) {
   return hash_combine(group.tag, hash_bytes(key)) | 2;  // neither 0 nor 1, see arena.h
+}
+
+void Key::remember(std::uint64_t n, const Signature& signature) {
+  if (history.size() < kHistory) {
+    history.push_back(signature);
+  } else {
+    history[(n - first) % kHistory] = signature;
+  }
+}
+
+const Signature* Key::recall(std::uint64_t n) const {
+  if (n < first || n >= submitted || submitted - n > history.size()) return nullptr;
+  return &history[(n - first) % kHistory];
+}
+
+std::uint64_t Key::bytes() const {
+  // Nodes of the containers that find it, roughly.
+  constexpr std::uint64_t kNodes = 128;
+  return sizeof(Key) + kNodes + 2 * name.capacity() + lanes.capacity() * sizeof(LaneKey) +
+         out.capacity() * sizeof(OutEndpoint) + in.capacity() * sizeof(InEndpoint) +
+         history.capacity() * sizeof(Signature) +
+         (plan == nullptr ? 0 : sizeof(Plan) + plan->primitives.capacity() * sizeof(Primitive));
 }
 
 Key* Context::find_or_create_key(unjamGroup& group, const char* name, Result& result) {
   const std::string text = name == nullptr ? "" : name;
   const auto found = group.keys.find(text);
   if (found != group.keys.end()) return found->second.get();
+  if (group.destroyed) {
+    result = {UNJAM_ERROR_INVALID_USAGE, "the group was destroyed"};
+    return nullptr;
+  }
+  tidy();
   auto key = std::make_unique<Key>();
+  const std::uint64_t tag = key_tag(group, text);
   key->name = text;
   key->group = &group;
-  key->state.tag = key_tag(group, text);
-  if (const auto other = keys_.find(key->state.tag); other != keys_.end()) {
-    result = {UNJAM_ERROR_RESOURCES,
-              name_text(text, group.name) + " and " +
-                  name_text(other->second->name, other->second->group->name) +
-                  " have the same 64-bit hash: rename one of them"};
+  key->state.tag = tag;
+  key->state.group = group.tag;
+  const auto clash = [&](const std::string& other) {
+    result = {UNJAM_ERROR_RESOURCES, name_text(text, group.name) + " and " + other +
+                                         " have the same 64-bit hash: rename one of them"};
     return nullptr;
+  };
+  if (const auto other = keys_.find(tag); other != keys_.end()) {
+    return clash(name_text(other->second->name, other->second->group->name));
+  }
+  const auto record = records_.find(tag);
+  if (record != records_.end() &&
+      (record->second.group != &group || record->second.check != name_check(text))) {
+    return clash("a key used earlier");
   }
   const std::size_t lanes = memory_->rank().num_lanes, n = group.members.size();
   key->lanes.resize(lanes);
@@ -37,9 +94,31 @@ Key* Context::find_or_create_key(unjamGroup& group, const char* name, Result& re
   }
   key->state.lanes = key->lanes.data();
   Key* p = key.get();
-  keys_.reserve(keys_.size() + 1);
-  group.keys.emplace(text, std::move(key));
-  keys_.emplace(p->state.tag, p);
+  std::list<Key*>& idle = places_[static_cast<std::size_t>(KeyPlace::kIdle)];
+  p->at = idle.insert(idle.end(), p);
+  try {
+    keys_.reserve(keys_.size() + 1);
+    group.keys.emplace(text, std::move(key));
+    if (record != records_.end() && record->second.failure != nullptr && !record->second.voided) {
+      failing_.push_back(p);
+    }
+    keys_.emplace(tag, p);
+  } catch (...) {
+    std::erase(failing_, p);
+    idle.erase(p->at);
+    group.keys.erase(text);
+    throw;
+  }
+  ++group.in_use;
+  if (record == records_.end()) return p;
+  KeyRecord& r = record->second;
+  p->submitted = p->completed = p->first = p->state.done = r.uses;
+  p->voided = r.voided;
+  if (r.failure != nullptr) {
+    p->failed_from = r.failure->from;
+    p->failed = std::move(r.failure->why);
+  }
+  records_.erase(record);
   return p;
 }
 
@@ -64,6 +143,9 @@ Result Context::register_collective(unjamGroup* group, const char* name, const S
   collective->signature = signature;
   collective->priority = priority;
   key->registered = *out = collective.get();
+  if (key->place == KeyPlace::kIdle || key->place == KeyPlace::kDoomed) {
+    move_key(*key, KeyPlace::kRegistered);
+  }
   collectives_.push_back(std::move(collective));
   return {};
 }
@@ -76,35 +158,254 @@ Result Context::deregister(unjamCollective* collective) {
     return pending_error("a collective was to be deregistered", key.submitted - key.completed);
   }
   key.registered = nullptr;
+  if (key.place == KeyPlace::kRegistered) move_key(key, resting_place(key));
   std::erase_if(collectives_, [&](const auto& c) { return c.get() == collective; });
   return {};
 }
 
-// All slices that the key has sent were consumed. Only while it has nothing in the engine.
-bool Context::key_drained(Key& key) const {
-  const std::size_t size = key.group->members.size();
-  for (std::size_t l = 0; l < key.lanes.size(); ++l) {
-    const LaneTransport& t = memory_->lane(static_cast<std::uint32_t>(l)).transport;
-    for (std::size_t q = 0; q < size; ++q) {
-      const auto peer = static_cast<std::uint32_t>(key.group->members[q]);
-      if (peer != t.rank && !t.drained(peer, key.lanes[l].out[q])) return false;
+// ---- where a key stands ----
+
+void Context::move_key(Key& key, KeyPlace place, bool front) {
+  std::list<Key*>& to = places_[static_cast<std::size_t>(place)];
+  to.splice(front ? to.begin() : to.end(), places_[static_cast<std::size_t>(key.place)], key.at);
+  key.place = place;
+  if (place == KeyPlace::kBusy) key.settled = 0;
+}
+
+void Context::rest(Key& key) { move_key(key, KeyPlace::kLingering); }
+
+KeyPlace Context::resting_place(const Key& key) const {
+  if (key.registered != nullptr) return KeyPlace::kRegistered;
+  const bool hopeless = key.over() || key.group->destroyed || !key.group->failed.ok();
+  return hopeless ? KeyPlace::kDoomed : KeyPlace::kIdle;
+}
+
+// No peer has slices of the key to consume. Only while it has nothing in the engine. What is found
+// of a peer stays true as long: credits grow, and a mark that says "void" is never taken back
+// (though another may replace it, so it is remembered here).
+bool Context::settled(Key& key) const {
+  static_assert(kMaxRanks <= 64, "Key::settled has a bit for each");
+  const unjamGroup& group = *key.group;
+  for (std::size_t q = 0; q < group.members.size(); ++q) {
+    const std::uint64_t bit = std::uint64_t{1} << q;
+    const auto peer = static_cast<std::uint32_t>(group.members[q]);
+    // Who is gone takes nothing any more. It may still be reading, though, so its connectors stay
+    // as they are (LaneTransport::release).
+    if (group.members[q] == rank_ || (key.settled & bit) != 0 || gone_[peer]) continue;
+    for (std::size_t l = 0; l < key.lanes.size(); ++l) {
+      const LaneTransport& t = memory_->lane(static_cast<std::uint32_t>(l)).transport;
+      if (!t.drained(peer, key.lanes[l].out[q]) && !t.voided(peer, key.state.tag) &&
+          !t.voided(peer, group.tag)) {
+        return false;
+      }
     }
+    key.settled |= bit;
   }
   return true;
 }
 
-// Keys whose invocations are complete hold connectors while peers have to take their slices. Looked
-// at only when connectors may run out.
-void Context::retire_lingering() {
-  std::erase_if(lingering_, [this](Key* key) {
-    if (key->lingering) {
-      if (!key_drained(*key)) return false;
-      key->lingering = false;
-      --lingering_keys_;
-    }  // else it is in use again
-    key->listed = false;
+void Context::retire_lingering(std::size_t looks) {
+  std::list<Key*>& lingering = places_[static_cast<std::size_t>(KeyPlace::kLingering)];
+  for (looks = std::min(looks, lingering.size()); looks != 0; --looks) {
+    Key& key = *lingering.front();
+    move_key(key, settled(key) ? resting_place(key) : KeyPlace::kLingering);
+  }
+}
+
+// ---- forgetting ----
+
+void Context::tidy() {
+  if (closed_ || memory_ == nullptr) return;
+  // As many as complete, on the whole: the list stays short.
+  retire_lingering(1);
+  const auto limit = static_cast<std::size_t>(settings_.idle_keys);
+  const std::size_t kept = keys_at(KeyPlace::kLingering) + keys_at(KeyPlace::kIdle);
+  const bool many = kept >= limit + kFew;
+  if (!many && keys_at(KeyPlace::kDoomed) == 0 && failing_.empty() && failing_records_.empty() &&
+      voiding_.empty()) {
+    return;
+  }
+  // One command at a time, and only into the half of the slots that successors may use too: a key's
+  // first use always finds one.
+  if (dropping_ != nullptr || free_slots_.size() <= slots_.size() / 2) return;
+  if (many) retire_lingering(2 * kBatch);
+  auto drop = std::make_unique<KeyDrop>();
+  drop->releases.reserve(4 * kBatch);
+  drop->keys.reserve(kBatch);
+  drop->groups.reserve(2 * kBatch);
+  collect_marks(*drop);
+  collect_keys(*drop);
+  if (drop->releases.empty()) return;
+
+  RankState& rank = memory_->rank();
+  const std::uint16_t slot = free_slots_.back();
+  free_slots_.pop_back();
+  dropping_ = std::move(drop);
+  Sqe sqe;
+  sqe.inv.input = dropping_->releases.data();
+  sqe.inv.n = dropping_->releases.size();
+  sqe.inv.geometry.first_lane = 0;
+  sqe.inv.geometry.lanes = static_cast<std::uint16_t>(rank.num_lanes);
+  sqe.inv.slot = slot;
+  store_release<std::uint32_t>(rank.cancelled[slot], 0);
+  rank.sq.push(sqe);
+  daemon_->ring(0);
+}
+
+// What this rank will never read again: its peers may reuse the connectors. Not before everything
+// of it that was under way here has completed: then no lane reads a slot of it, nor ever will,
+// since later uses are refused.
+void Context::collect_marks(KeyDrop& drop) {
+  const auto mark = [&](const unjamGroup& group, std::uint64_t tag) {
+    KeyRelease r;
+    r.members = group.members16.data();
+    r.group_size = static_cast<std::uint32_t>(group.members16.size());
+    r.void_tag = tag;
+    drop.releases.push_back(r);
+  };
+  // Each mark's group stays until the command is complete: by the key, or by a count.
+  for (std::size_t looks = std::min(failing_.size(), kBatch); looks != 0; --looks) {
+    Key& key = *failing_.front();
+    failing_.pop_front();
+    if (key.place == KeyPlace::kBusy || !key.over()) {
+      failing_.push_back(&key);  // it has uses before the one that failed
+      continue;
+    }
+    mark(*key.group, key.state.tag);
+    key.voided = true;
+    if (key.place == KeyPlace::kIdle) move_key(key, resting_place(key));
+  }
+  for (std::size_t i = 0; i < kBatch && !failing_records_.empty(); ++i) {
+    const auto record = records_.find(failing_records_.back());
+    failing_records_.pop_back();
+    if (record == records_.end() || record->second.voided) continue;
+    unjamGroup& group = *record->second.group;
+    mark(group, record->first);
+    record->second.voided = true;
+    ++group.in_use;
+    drop.groups.push_back(&group);
+  }
+  std::erase_if(voiding_, [&](unjamGroup* group) {
+    if (group->pending != 0 || drop.groups.size() == drop.groups.capacity()) return false;
+    mark(*group, group->tag);
+    drop.groups.push_back(group);  // counted since release_group()
     return true;
   });
+}
+
+void Context::collect_keys(KeyDrop& drop) {
+  const auto from = [&](KeyPlace place, std::size_t count) {
+    std::list<Key*>& list = places_[static_cast<std::size_t>(place)];
+    for (std::size_t looks = std::min(count, list.size());
+         looks != 0 && drop.keys.size() != drop.keys.capacity(); --looks) {
+      Key& key = *list.front();
+      if (!forget(drop, key)) move_key(key, place);  // pinned: later
+    }
+  };
+  from(KeyPlace::kDoomed, kBatch);
+  const auto limit = static_cast<std::size_t>(settings_.idle_keys);
+  const std::size_t kept = keys_at(KeyPlace::kLingering) + keys_at(KeyPlace::kIdle);
+  if (kept > limit) from(KeyPlace::kIdle, kept - limit);
+}
+
+bool Context::forget(KeyDrop& drop, Key& key) {
+  if (key.pins != 0 || (key.over() && !key.voided)) return false;
+  unjamGroup& group = *key.group;
+  const std::uint64_t tag = key.state.tag;
+  if (group.destroyed) {
+    former_.emplace_back(tag, key.submitted);
+    if (former_.size() > kFormerKeys) former_.pop_front();
+  } else if (key.submitted != 0 || key.failed_from != UINT64_MAX) {
+    KeyRecord r;
+    r.group = &group;
+    r.uses = key.submitted;
+    r.check = name_check(key.name);
+    r.voided = key.voided;
+    if (key.failed_from != UINT64_MAX) {
+      r.failure = std::make_unique<KeyRecord::Failure>(key.failed_from, key.failed);
+    }
+    records_.insert_or_assign(tag, std::move(r));
+  }
+  if (key.failed_from != UINT64_MAX && !key.voided) std::erase(failing_, &key);
+  KeyRelease r;
+  r.lanes = key.lanes.data();
+  r.members = group.members16.data();
+  r.group_size = static_cast<std::uint32_t>(group.members16.size());
+  r.settled = key.settled;
+  drop.releases.push_back(r);  // there is room, as in `keys`
+  places_[static_cast<std::size_t>(key.place)].erase(key.at);
+  keys_.erase(tag);
+  const auto owned = group.keys.find(key.name);
+  drop.keys.push_back(std::move(owned->second));
+  group.keys.erase(owned);
+  ++forgotten_;
+  return true;
+}
+
+// The engine has carried out the command.
+void Context::dropped() {
+  const std::unique_ptr<KeyDrop> drop = std::move(dropping_);
+  const auto leave = [](unjamGroup& group) {
+    if (--group.in_use != 0 || !group.destroyed) return;
+    // Nobody has pointers into it any more; the handle stays, for refusals.
+    decltype(group.keys)().swap(group.keys);
+    group.members.clear();
+    group.members.shrink_to_fit();
+    group.members16.clear();
+    group.members16.shrink_to_fit();
+  };
+  for (const auto& key : drop->keys) leave(*key->group);
+  for (unjamGroup* group : drop->groups) leave(*group);
+}
+
+// No call of the group's keys is accepted any more.
+void Context::release_group(unjamGroup& group) {
+  if (!group.voids) {
+    voiding_.push_back(&group);
+    ++group.in_use;
+    group.voids = true;
+  }
+  if (!group.destroyed) return;
+  for (auto& [name, key] : group.keys) {
+    if (key->registered != nullptr) key->registered->key = nullptr;
+    key->registered = nullptr;
+    const KeyPlace place =
+        key->place == KeyPlace::kLingering ? KeyPlace::kLingering : resting_place(*key);
+    move_key(*key, place, true);  // looked at first
+  }
+  std::erase_if(records_, [&](const auto& record) {
+    if (record.second.group != &group) return false;
+    former_.emplace_back(record.first, record.second.uses);
+    if (former_.size() > kFormerKeys) former_.pop_front();
+    return true;
+  });
+}
+
+// A use of a key failed that was forgotten here.
+void Context::fail_record(std::uint64_t tag, std::uint64_t from, const Result& why) {
+  const auto found = records_.find(tag);
+  if (found == records_.end()) return;
+  KeyRecord& r = found->second;
+  if (first_error_.ok()) first_error_ = why;
+  if (r.failure != nullptr && from >= r.failure->from) return;
+  r.failure = std::make_unique<KeyRecord::Failure>(from, why);
+  if (r.uses >= from && !r.voided) failing_records_.push_back(tag);
+}
+
+// How often this rank has called a key, also one that it has forgotten.
+std::uint64_t Context::uses_of(std::uint64_t tag) const {
+  if (const auto key = keys_.find(tag); key != keys_.end()) return key->second->submitted;
+  if (const auto record = records_.find(tag); record != records_.end()) return record->second.uses;
+  const auto former = std::find_if(former_.begin(), former_.end(),
+                                   [&](const auto& key) { return key.first == tag; });
+  return former == former_.end() ? 0 : former->second;
+}
+
+std::map<std::uint64_t, std::uint64_t> Context::call_counts() const {
+  std::map<std::uint64_t, std::uint64_t> calls(former_.begin(), former_.end());
+  for (const auto& [tag, record] : records_) calls[tag] = record.uses;
+  for (const auto& [tag, key] : keys_) calls[tag] = key->submitted;
+  return calls;
 }
 
 }  // namespace unjam

@@ -24,6 +24,10 @@ const std::vector<Variable>& variables() {
        "Host device: threads a block.", false},
       {"UNJAM_MAX_ACTIVE_KEYS", &Settings::max_active_keys, 1, 8192, nullptr,
        "Keys of a rank with an invocation under way at a time; a further one is refused.", true},
+      {"UNJAM_IDLE_KEYS", &Settings::idle_keys, 0, 1 << 24, nullptr,
+       "Keys without an invocation under way that a rank keeps in full; beyond, those unused for "
+       "longest shrink to a record of how often they were called.",
+       false},
       {"UNJAM_ESCAPE_SLOTS", &Settings::escape_slots, 2, 16, nullptr,
        "Guaranteed slots of each connector.", true},
       {"UNJAM_ESCAPE_SLOT_BYTES", &Settings::escape_slot_bytes, 256, 1 << 20, nullptr,

@@ -1,5 +1,6 @@
 // Submission: checks, agreement, and the way into the engine.
 #include <limits>
+#include <optional>
 #include <utility>
 
 #include "base/clock.h"
@@ -141,6 +142,13 @@ Result Context::check_agreement(std::unique_lock<std::mutex>& lock, unjamGroup& 
 
 Result Context::submit_locked(std::unique_lock<std::mutex>& lock, unjamGroup& group, Key& key,
                               const Call& call, unjamRequest** request) {
+  // Taking completions, below, tidies up.
+  struct Pin {
+    explicit Pin(Key& k) : key(k) { ++key.pins; }
+    ~Pin() { --key.pins; }
+    Key& key;
+  };
+  std::optional<Pin> pin(key);
   // First, since it may let go of the lock for a while; then nothing does until the call is made.
   Result disagreement;
   for (std::uint64_t n = key.submitted;; n = key.submitted) {
@@ -149,15 +157,17 @@ Result Context::submit_locked(std::unique_lock<std::mutex>& lock, unjamGroup& gr
     if (n == key.submitted) break;  // no other thread has made this use meanwhile
   }
   if (!group.failed.ok()) return group.failed;
+  if (group.destroyed) return {UNJAM_ERROR_INVALID_USAGE, "the group was destroyed"};
   if (key.submitted >= key.failed_from && disagreement.ok()) {
     return {key.failed.code, name_text(key.name, group.name) +
                                  " is out of use since an earlier invocation failed (" +
                                  key.failed.message + "): use another key"};
   }
   const auto limit = static_cast<std::size_t>(settings_.max_active_keys);
-  if (!key.active && active_keys_ >= limit) {
+  const bool busy = key.place == KeyPlace::kBusy;
+  if (!busy && keys_at(KeyPlace::kBusy) >= limit) {
     reap_locked();
-    if (active_keys_ >= limit) {
+    if (keys_at(KeyPlace::kBusy) >= limit) {
       return {UNJAM_ERROR_RESOURCES,
               std::to_string(limit) +
                   " keys of this rank have invocations under way, as many as are allowed: wait for "
@@ -165,10 +175,13 @@ Result Context::submit_locked(std::unique_lock<std::mutex>& lock, unjamGroup& gr
     }
   }
   // Both kinds hold connectors, of which there are twice the limit.
-  const auto held = [&] { return active_keys_ + lingering_keys_ - (key.lingering ? 1 : 0); };
-  if (!key.active && held() >= 2 * limit) {
+  const auto held = [&] {
+    return keys_at(KeyPlace::kBusy) + keys_at(KeyPlace::kLingering) -
+           (key.place == KeyPlace::kLingering ? 1 : 0);
+  };
+  if (!busy && held() >= 2 * limit) {
     reap_locked();
-    retire_lingering();
+    retire_lingering(keys_at(KeyPlace::kLingering));
     if (held() >= 2 * limit) {
       return {UNJAM_ERROR_RESOURCES,
               std::to_string(2 * limit) +
@@ -203,6 +216,7 @@ Result Context::submit_locked(std::unique_lock<std::mutex>& lock, unjamGroup& gr
   }
 
   // What can fail for want of memory or threads comes before anything is counted.
+  if (key.history.size() < Key::kHistory) key.history.reserve(key.history.size() + 1);
   auto s = std::make_unique<Submitted>();
   s->call = call;
   s->key = &key;
@@ -224,7 +238,7 @@ Result Context::submit_locked(std::unique_lock<std::mutex>& lock, unjamGroup& gr
   if (request != nullptr) *request = s->request;
   s->n = key.submitted++;
   s->order = submitted_++;
-  key.history[s->n % key.history.size()] = signature;
+  key.remember(s->n, signature);
   ++group.pending;
   if (call.callback != nullptr) ++callbacks_;
   if (!disagreement.ok()) {
@@ -233,10 +247,8 @@ Result Context::submit_locked(std::unique_lock<std::mutex>& lock, unjamGroup& gr
     completions_.notify();
     return {};
   }
-  if (!key.active) ++active_keys_;
-  if (key.lingering) --lingering_keys_;
-  key.active = true;
-  key.lingering = false;
+  move_key(key, KeyPlace::kBusy);
+  pin.reset();  // what is busy stays
   if (waits) {
     key.waiting.push_back(std::move(s));
     ++waiting_;

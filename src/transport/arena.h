@@ -5,11 +5,13 @@
 //   partition: a directory (which key owns which connector), the connectors (slot headers and
 //              guaranteed "escape" slots), and a pool of larger slots that S borrows.
 //   announcements: what members called, see announcement.h.
-//   credits:   one counter a connector R -> D: how many of its steps D has consumed.
+//   credits:   one counter a connector R -> D: how many of its steps D has consumed; and which keys
+//              and groups D will never read again.
 // The sender picks the connector in its own partition and announces it under the key's tag; the
 // receiver looks the tag up. Neither waits for the other, and a new key needs no system call.
-// Every address is an offset, so that processes and devices may map an arena anywhere. Pages that
-// no key touches are never committed on the host.
+// Connectors are taken from the lowest on (connector.h says when one is used again), whatever the
+// keys' tags: pages that no key touches are never committed on the host.
+// Every address is an offset, so that processes and devices may map an arena anywhere.
 #pragma once
 
 #include <cstddef>
@@ -24,8 +26,16 @@ inline constexpr std::uint32_t kMaxRanks = 64;     // ranks of one job
 inline constexpr std::uint32_t kMaxLanes = 16;
 inline constexpr std::uint32_t kAnnouncements = 1024;  // places a rank, see announcement.h
 
-// Directory entry, written by the sender. tag: 0 never used, else the key's tag.
-// base: the step count at which the present owner began; stored before tag (release).
+// The directory has two parts, both written by the sender alone. Places are a hash table (linear
+// probing) from tags to connectors: a word holds the high bits of a tag and a connector's number
+// plus one; 0: nobody. A key that gives its connector back leaves its place, and no mark stays: a
+// reader does not stop at an empty place but after as many as the sender has ever probed.
+struct DirectoryHead {
+  alignas(64) std::uint32_t longest_probe;
+};
+inline constexpr std::uint64_t kPlaceConnector = 0xffff;  // the word's bits that hold the number
+// One for each connector. tag: 0 nobody's, else its owner's. base: the step count at which the
+// present owner began; stored before tag (release).
 struct DirectoryEntry {
   std::uint64_t tag;
   std::uint64_t base;
@@ -43,6 +53,10 @@ struct alignas(64) SlotHeader {
 struct alignas(64) CreditCell {
   std::uint64_t consumed;
 };
+
+// Tags of keys and groups from which the receiver will never read again, at the place that the tag
+// says; a later one may replace an earlier one (which costs its sender a connector, no more).
+inline constexpr std::uint32_t kVoidMarks = 1024;
 
 // Per rank and lane: how others wake its engine. See engine/doorbell.h.
 struct alignas(kFalseSharingBytes) LaneCell {
@@ -64,8 +78,13 @@ struct ArenaShape {
     return std::uint64_t{kSlotHeaders} * sizeof(SlotHeader) +
            std::uint64_t{escape_slots} * escape_slot_bytes;
   }
+  // Half empty when every connector is held: probes stay short.
+  UNJAM_HD constexpr std::uint32_t places() const { return 2 * connectors; }
+  UNJAM_HD constexpr std::uint64_t entries_offset() const {
+    return sizeof(DirectoryHead) + std::uint64_t{places()} * sizeof(std::uint64_t);
+  }
   UNJAM_HD constexpr std::uint64_t directory_bytes() const {
-    return std::uint64_t{connectors} * sizeof(DirectoryEntry);
+    return (entries_offset() + std::uint64_t{connectors} * sizeof(DirectoryEntry) + 63) / 64 * 64;
   }
   UNJAM_HD constexpr std::uint64_t borrow_bytes() const {
     return std::uint64_t{borrow_slots} * borrow_slot_bytes;
@@ -73,8 +92,11 @@ struct ArenaShape {
   UNJAM_HD constexpr std::uint64_t partition_bytes() const {
     return round_up(directory_bytes() + connectors * connector_bytes() + borrow_bytes());
   }
+  UNJAM_HD constexpr std::uint64_t void_offset() const {
+    return std::uint64_t{connectors} * sizeof(CreditCell);
+  }
   UNJAM_HD constexpr std::uint64_t credit_bytes() const {
-    return round_up(std::uint64_t{connectors} * sizeof(CreditCell));
+    return round_up(void_offset() + kVoidMarks * sizeof(std::uint64_t));
   }
   // Offsets into the arena.
   UNJAM_HD constexpr std::uint64_t lane_cell(std::uint32_t lane) const {

@@ -17,6 +17,19 @@
 // chunk before it consumes one, so the outstanding slices of all N connectors sum to at most
 // N * (escape_slots - 1): some connector always has a free escape slot (a bubble), and the ring
 // moves. The plan checker proves the same for every plan by execution.
+//
+// Whose connector. A key keeps its connector while it is idle, so that a key that is used again
+// finds it as it was. It loses it in two ways. Another key takes it over: once a (peer, lane) has
+// touched as many connectors as its pool is meant to hold, a key that opens gets one that was not
+// used since the sender's hand last passed it (second chance) and whose slices are all consumed.
+// Where keys come back for what they have just lost, the pool grows instead (learn()), so a working
+// set that fits soon takes over nothing. Or the runtime forgets the key, and release() gives the
+// connector back.
+//
+// Who may reuse a connector with slices that nobody has read? Its sender, once the peer's lane has
+// left a mark that it will never read this key, or this group, again: the key has failed on that
+// rank and nothing of it is under way there, or the rank has destroyed the group. The sender alone
+// could not know: a reader may be inside of a slot, or find the slice tomorrow.
 #pragma once
 
 #include <cstdint>
@@ -34,7 +47,7 @@ inline constexpr std::uint64_t kTagUnused = 0;
 struct OutEndpoint {
   std::uint64_t posted = 0;  // steps of the connector, over all its owners
   std::uint32_t connector = kNoConnector;
-  std::uint32_t pad = 0;
+  std::uint32_t lost_at = 0;  // PeerSendState::opens when another key took it over; 0: never
 };
 
 struct InEndpoint {
@@ -71,8 +84,13 @@ struct RecvView {
 // Sender-local bookkeeping for one (peer, lane): who owns which connector, who used which borrowed
 // slot last.
 struct ConnectorOwner {
-  OutEndpoint* endpoint = nullptr;
-  std::uint32_t* in_use = nullptr;  // invocations of the owning key in this lane's queue
+  OutEndpoint* endpoint = nullptr;        // nullptr: nobody's
+  const std::uint32_t* in_use = nullptr;  // invocations of the owning key in this lane's queue
+  std::uint64_t tag = 0;                  // of the owning key
+  std::uint64_t group = 0;                // of its group
+  std::uint64_t seen = 0;                 // endpoint->posted when the hand last passed
+  std::uint32_t place = 0;                // in the directory
+  std::uint32_t next = 0;                 // in the list of those given back
 };
 struct BorrowUse {
   std::uint64_t step_end = 0;  // free once the connector's credit has reached this
@@ -82,10 +100,23 @@ struct BorrowUse {
 struct PeerSendState {
   ConnectorOwner* owners = nullptr;  // [connectors]
   BorrowUse* borrows = nullptr;      // [borrow_slots]
+  std::uint16_t* places = nullptr;   // [places]: connector + 1 that stands there
   std::uint32_t borrow_next = 0;
+  std::uint32_t pool = 0;  // connectors that keys, idle ones too, are meant to share
+  std::uint32_t hand = 0;  // where the search for an idle one goes on
+  std::uint32_t given_back = kNoConnector;  // the first in the list of those
+  std::uint32_t longest_probe = 0;
+  std::uint32_t opens = 0;
+  std::uint32_t returns = 0;  // see learn()
+  // Readable at any time.
+  std::uint32_t touched = 0;    // connectors that were ever used: the lowest ones
   std::uint32_t opened = 0;     // connectors held now
   std::uint32_t reclaimed = 0;  // times that an idle key's connector was taken over
+  std::uint32_t abandoned = 0;  // connectors with slices for a peer that is gone
 };
+
+// Connectors that a (peer, lane) uses before it looks for idle ones.
+inline constexpr std::uint32_t kFirstPool = 64;
 
 // One lane's view of all arenas. `bases` maps world ranks to where their arenas are mapped here.
 class LaneTransport {
@@ -99,28 +130,65 @@ class LaneTransport {
   // ---- sender ----
 
   // Gives `out` a connector to `peer` and announces it under `tag`. False if every connector
-  // belongs to a key in use (or holds slices that the peer has yet to consume).
-  UNJAM_HD bool open(std::uint32_t peer, std::uint64_t tag, OutEndpoint& out,
-                     std::uint32_t* in_use) {
+  // belongs to a key in use (or holds slices that the peer has yet to consume). `group`: the tag of
+  // the key's group.
+  UNJAM_HD bool open(std::uint32_t peer, std::uint64_t tag, std::uint64_t group, OutEndpoint& out,
+                     const std::uint32_t* in_use) {
     PeerSendState& state = peers[peer];
-    const std::uint32_t i = find_free(peer, tag);
+    const std::uint32_t i = pick(peer);
     if (i == kNoConnector) return false;
-    if (state.owners[i].endpoint != nullptr) {  // an idle key's: it will open another when needed
-      store_relaxed(state.owners[i].endpoint->connector, kNoConnector);
+    ++state.opens;
+    learn(state, out);
+    ConnectorOwner& owner = state.owners[i];
+    if (owner.endpoint != nullptr) {  // an idle key's: it will open another when needed
+      owner.endpoint->lost_at = state.opens;
+      store_relaxed(owner.endpoint->connector, kNoConnector);
+      leave_place(peer, i);
       bump(state.reclaimed);
     } else {
       bump(state.opened);
     }
     out.posted = credit(peer, i);
     store_relaxed(out.connector, i);
-    state.owners[i] = {&out, in_use};
-    DirectoryEntry& entry = directory(peer, rank)[i];
+    owner.endpoint = &out;
+    owner.in_use = in_use;
+    owner.tag = tag;
+    owner.group = group;
+    owner.seen = ~std::uint64_t{0};  // the hand passes once
+    DirectoryEntry& entry = entries(peer, rank)[i];
     // A reader that still sees the former tag may take this base for the former owner's: it only
     // raises that reader's count, which is set anew when it finds its key elsewhere or here again.
     store_relaxed(entry.base, out.posted);
     // Release: a reader that sees the tag sees the base.
     store_release(entry.tag, tag);
+    take_place(peer, i, tag);
     return true;
+  }
+
+  // Takes the connector from a key that the runtime forgets; in the lane, while the key has no
+  // invocation in it. Slices that the peer has yet to consume, if they are not void (`known_void`:
+  // the caller has seen that they are), stay where they are, and nobody gets that connector any
+  // more.
+  UNJAM_HD void release(std::uint32_t peer, OutEndpoint& out, bool known_void = false) {
+    const std::uint32_t i = out.connector;
+    if (i == kNoConnector) return;
+    PeerSendState& state = peers[peer];
+    const bool clean = settle(peer, i, known_void);
+    leave_place(peer, i);
+    // The tag goes: a reader that has it cached looks for the key anew, and will find it where it
+    // opens next. Relaxed: a reader that still sees the tag polls for steps that do not come.
+    store_relaxed(entries(peer, rank)[i].tag, kTagUnused);
+    ConnectorOwner& owner = state.owners[i];
+    owner.endpoint = nullptr;
+    owner.in_use = nullptr;
+    store_relaxed(out.connector, kNoConnector);
+    store_relaxed(state.opened, state.opened - 1);
+    if (!clean) {
+      bump(state.abandoned);
+      return;
+    }
+    owner.next = state.given_back;
+    state.given_back = i;
   }
 
   // Whether the peer has consumed all that was posted. Also from outside the lane, while the owning
@@ -129,6 +197,13 @@ class LaneTransport {
   UNJAM_HD bool drained(std::uint32_t peer, OutEndpoint& out) const {
     const std::uint32_t i = load_relaxed(out.connector);
     return i == kNoConnector || credit(peer, i) >= out.posted;
+  }
+
+  // Whether the peer's lane will never read this key or group again. From anywhere.
+  UNJAM_HD bool voided(std::uint32_t peer, std::uint64_t tag) const {
+    // Acquire: pairs with the release in mark_void(): the peer's last reads of our slots and its
+    // last credits came before.
+    return load_acquire(void_mark(rank, peer, tag)) == tag;
   }
 
   // Room for up to `want` bytes of step out.posted.
@@ -171,29 +246,14 @@ class LaneTransport {
   // Finds the connector that `peer` announced under `tag`; false if there is none yet. Called at
   // each attempt: the sender may have given the connector back since, and opened another.
   UNJAM_HD bool resolve(std::uint32_t peer, std::uint64_t tag, InEndpoint& in) const {
-    DirectoryEntry* entries = directory(rank, peer);
-    std::uint32_t i = in.connector;
+    const std::uint32_t i = in.connector;
+    if (i == kNoConnector) return find(peer, tag, in);
+    DirectoryEntry& entry = entries(rank, peer)[i];
     // Acquire: pairs with the release in open(), so that base is this owner's or a later one's.
-    if (i == kNoConnector || load_acquire(entries[i].tag) != tag) {
-      in.connector = kNoConnector;
-      i = first_probe(tag);
-      for (std::uint32_t k = 0; k < shape.connectors; ++k) {
-        const std::uint64_t t = load_acquire(entries[i].tag);
-        if (t == tag) break;
-        if (t == kTagUnused) return false;
-        i = next_probe(i);
-      }
-      if (load_acquire(entries[i].tag) != tag) return false;
-    }
-    const std::uint64_t base = load_relaxed(entries[i].base);
-    // Same connector: steps only grow over its owners, and all that was consumed lies before a new
-    // base. Another connector: begin where its owner began.
-    if (i == in.connector) {
-      if (base > in.consumed) in.consumed = base;
-    } else {
-      in.connector = i;
-      in.consumed = base;
-    }
+    if (load_acquire(entry.tag) != tag) return find(peer, tag, in);
+    // Steps only grow over a connector's owners, and all that was consumed lies before a new base.
+    const std::uint64_t base = load_relaxed(entry.base);
+    if (base > in.consumed) in.consumed = base;
     return true;
   }
 
@@ -213,8 +273,13 @@ class LaneTransport {
   // The slot may be written again. Release: the block's reads of the payload come before.
   UNJAM_HD void consume(std::uint32_t peer, InEndpoint& in) {
     ++in.consumed;
-    CreditCell* cells = reinterpret_cast<CreditCell*>(bases[peer] + shape.credits(rank, lane));
-    store_release(cells[in.connector].consumed, in.consumed);
+    store_release(cell(peer, rank, in.connector).consumed, in.consumed);
+  }
+
+  // Says that this lane will never again read anything that `peer` sends under a key's tag, or
+  // under any key of a group's. Release: the lane's reads and credits come before.
+  UNJAM_HD void mark_void(std::uint32_t peer, std::uint64_t tag) {
+    store_release(void_mark(peer, rank, tag), tag);
   }
 
   // ---- packets with flags inside (GPUs): escape slots only, both ends know the length ----
@@ -239,14 +304,27 @@ class LaneTransport {
   // Steps that `peer` has consumed of our connector i. Acquire: its reads of the slots came before,
   // so that we may overwrite them.
   UNJAM_HD std::uint64_t credit(std::uint32_t peer, std::uint32_t i) const {
-    CreditCell* cells = reinterpret_cast<CreditCell*>(bases[rank] + shape.credits(peer, lane));
-    return load_acquire(cells[i].consumed);
+    return load_acquire(cell(rank, peer, i).consumed);
+  }
+  UNJAM_HD CreditCell& cell(std::uint32_t sender, std::uint32_t receiver, std::uint32_t i) const {
+    return reinterpret_cast<CreditCell*>(bases[sender] + shape.credits(receiver, lane))[i];
+  }
+  UNJAM_HD std::uint64_t& void_mark(std::uint32_t sender, std::uint32_t receiver,
+                                    std::uint64_t tag) const {
+    unsigned char* marks = bases[sender] + shape.credits(receiver, lane) + shape.void_offset();
+    return reinterpret_cast<std::uint64_t*>(marks)[(tag >> 8) % kVoidMarks];
   }
   UNJAM_HD unsigned char* partition(std::uint32_t receiver, std::uint32_t sender) const {
     return bases[receiver] + shape.partition(sender, lane);
   }
-  UNJAM_HD DirectoryEntry* directory(std::uint32_t receiver, std::uint32_t sender) const {
-    return reinterpret_cast<DirectoryEntry*>(partition(receiver, sender));
+  UNJAM_HD std::uint32_t& longest_probe(std::uint32_t receiver, std::uint32_t sender) const {
+    return reinterpret_cast<DirectoryHead*>(partition(receiver, sender))->longest_probe;
+  }
+  UNJAM_HD std::uint64_t* places(std::uint32_t receiver, std::uint32_t sender) const {
+    return reinterpret_cast<std::uint64_t*>(partition(receiver, sender) + sizeof(DirectoryHead));
+  }
+  UNJAM_HD DirectoryEntry* entries(std::uint32_t receiver, std::uint32_t sender) const {
+    return reinterpret_cast<DirectoryEntry*>(partition(receiver, sender) + shape.entries_offset());
   }
   UNJAM_HD unsigned char* connector(std::uint32_t receiver, std::uint32_t sender,
                                     std::uint32_t i) const {
@@ -268,10 +346,63 @@ class LaneTransport {
            static_cast<std::uint64_t>(i) * shape.borrow_slot_bytes;
   }
   UNJAM_HD std::uint32_t first_probe(std::uint64_t tag) const {
-    return static_cast<std::uint32_t>(tag >> 32) % shape.connectors;
+    return static_cast<std::uint32_t>(tag >> 32) % shape.places();
   }
   UNJAM_HD std::uint32_t next_probe(std::uint32_t i) const {
-    return i + 1 == shape.connectors ? 0 : i + 1;
+    return i + 1 == shape.places() ? 0 : i + 1;
+  }
+
+  // ---- the directory ----
+
+  UNJAM_HD void take_place(std::uint32_t peer, std::uint32_t i, std::uint64_t tag) {
+    PeerSendState& state = peers[peer];
+    std::uint32_t at = first_probe(tag), probes = 1;
+    // There are more places than connectors, and each connector has one at most.
+    for (; state.places[at] != 0; ++probes) at = next_probe(at);
+    state.places[at] = static_cast<std::uint16_t>(i + 1);
+    state.owners[i].place = at;
+    if (probes > state.longest_probe) {
+      state.longest_probe = probes;
+      // Release, and before the place: see find().
+      store_release(longest_probe(peer, rank), probes);
+    }
+    // Release: the entry's tag comes before.
+    store_release(places(peer, rank)[at], (tag & ~kPlaceConnector) | (i + 1));
+  }
+  // Nobody minds who still reads the word: it leads to an entry, and that has the whole tag.
+  UNJAM_HD void leave_place(std::uint32_t peer, std::uint32_t i) {
+    PeerSendState& state = peers[peer];
+    const std::uint32_t at = state.owners[i].place;
+    state.places[at] = 0;
+    store_relaxed(places(peer, rank)[at], std::uint64_t{0});
+  }
+
+  // Looks at as many places as the sender has ever probed. A reader that sees too small a number
+  // looks at too few and finds nothing, as if it had come before the key was announced: every post
+  // rings the reader's doorbell (a read-modify-write that releases) after the number was stored,
+  // and the lane reads the doorbell (acquire) before the pass that it would sleep after.
+  UNJAM_HD bool find(std::uint32_t peer, std::uint64_t tag, InEndpoint& in) const {
+    in.connector = kNoConnector;
+    const std::uint32_t probes = load_acquire(longest_probe(rank, peer));
+    std::uint64_t* words = places(rank, peer);
+    std::uint32_t at = first_probe(tag);
+    for (std::uint32_t k = 0; k < probes; ++k, at = next_probe(at)) {
+      const std::uint64_t word = load_acquire(words[at]);
+      if (((word ^ tag) & ~kPlaceConnector) != 0 || (word & kPlaceConnector) == 0) continue;
+      const auto i = static_cast<std::uint32_t>(word & kPlaceConnector) - 1;
+      DirectoryEntry& entry = entries(rank, peer)[i];
+      if (load_acquire(entry.tag) != tag) continue;
+      // All that this rank has consumed of the connector lies before the key's next slice: for its
+      // former owners by the base, for this key by our own credits, which nobody else stores while
+      // the key is not void here. (This rank may have forgotten the key meanwhile, and with it its
+      // count, while the sender kept the connector.)
+      const std::uint64_t base = load_relaxed(entry.base);
+      const std::uint64_t mine = load_relaxed(cell(peer, rank, i).consumed);
+      in.connector = i;
+      in.consumed = base > mine ? base : mine;
+      return true;
+    }
+    return false;
   }
 
   // A few looks only: a borrowed slot is a convenience.
@@ -293,19 +424,76 @@ class LaneTransport {
     return g;
   }
 
-  // The first connector in probe order that is unused, or else owned by an idle key all of whose
-  // slices were consumed.
-  UNJAM_HD std::uint32_t find_free(std::uint32_t peer, std::uint64_t tag) const {
-    const ConnectorOwner* owners = peers[peer].owners;
-    std::uint32_t i = first_probe(tag), idle = kNoConnector;
-    for (std::uint32_t k = 0; k < shape.connectors; ++k, i = next_probe(i)) {
-      if (owners[i].endpoint == nullptr) return i;
-      if (idle == kNoConnector && *owners[i].in_use == 0 &&
-          credit(peer, i) == owners[i].endpoint->posted) {
-        idle = i;
+  // ---- which connector a key gets ----
+
+  // A connector that no key in use has, and whose slices were all consumed; if it has an owner,
+  // that is an idle key.
+  UNJAM_HD std::uint32_t pick(std::uint32_t peer) {
+    constexpr std::uint32_t kLooks = 32;
+    PeerSendState& state = peers[peer];
+    if (state.given_back != kNoConnector) {
+      const std::uint32_t i = state.given_back;
+      state.given_back = state.owners[i].next;
+      return i;
+    }
+    if (state.touched < state.pool) return touch(state);
+    for (std::uint32_t k = 0; k < kLooks && k < state.touched; ++k) {
+      const std::uint32_t i = pass(state);
+      ConnectorOwner& owner = state.owners[i];
+      if (owner.endpoint == nullptr) continue;  // abandoned
+      if (owner.seen != owner.endpoint->posted) {
+        owner.seen = owner.endpoint->posted;
+      } else if (*owner.in_use == 0 && settle(peer, i)) {
+        return i;
       }
     }
-    return idle;
+    // The keys that are busy come first: the pool is what it should be without them.
+    if (state.touched < shape.connectors) return touch(state);
+    for (std::uint32_t k = 0; k < state.touched; ++k) {
+      const std::uint32_t i = pass(state);
+      const ConnectorOwner& owner = state.owners[i];
+      if (owner.endpoint != nullptr && *owner.in_use == 0 && settle(peer, i)) return i;
+    }
+    return kNoConnector;
+  }
+  UNJAM_HD std::uint32_t touch(PeerSendState& state) {
+    bump(state.touched);
+    return state.touched - 1;
+  }
+  UNJAM_HD std::uint32_t pass(PeerSendState& state) {
+    const std::uint32_t i = state.hand;
+    state.hand = i + 1 == state.touched ? 0 : i + 1;
+    return i;
+  }
+
+  // Grows the pool where it is too small for what the keys do: most of the keys that open had a
+  // connector that a pool of all connectors would have kept for them. Keys that are new, or come
+  // back after longer than that, would gain nothing.
+  UNJAM_HD void learn(PeerSendState& state, const OutEndpoint& out) {
+    constexpr std::uint32_t kConvinced = 16;
+    const bool missed =
+        out.lost_at != 0 && state.touched + (state.opens - out.lost_at) <= shape.connectors;
+    if (!missed) {
+      if (state.returns != 0) --state.returns;
+    } else if (++state.returns == kConvinced) {
+      state.returns = 0;
+      const std::uint32_t twice = 2 * state.pool;
+      store_relaxed(state.pool, twice < shape.connectors ? twice : shape.connectors);
+    }
+  }
+
+  // Whether the connector of a key that is not in use here can serve another key.
+  UNJAM_HD bool settle(std::uint32_t peer, std::uint32_t i, bool known_void = false) {
+    const ConnectorOwner& owner = peers[peer].owners[i];
+    const std::uint64_t posted = owner.endpoint->posted;
+    if (credit(peer, i) >= posted) return true;
+    if (!known_void && !voided(peer, owner.tag) && !voided(peer, owner.group)) return false;
+    // The peer's credits for this owner are over (its last came before the mark, which we have
+    // acquired), and those for the next come after that one is announced (a release, later in this
+    // lane): between the two the cell is ours. So counts go on as if all had been consumed, also
+    // those of the borrowed slots.
+    store_relaxed(cell(rank, peer, i).consumed, posted);
+    return true;
   }
 };
 

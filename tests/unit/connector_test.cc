@@ -30,8 +30,11 @@ class Fabric {
       for (auto& p : state->peers) {
         state->owners.emplace_back(shape.connectors);
         state->borrows.emplace_back(shape.borrow_slots);
+        state->places.emplace_back(shape.places());
         p.owners = state->owners.back().data();
         p.borrows = state->borrows.back().data();
+        p.places = state->places.back().data();
+        p.pool = std::min(shape.connectors, kFirstPool);
       }
       state->transport.shape = shape;
       state->transport.bases = bases_.data();
@@ -47,6 +50,7 @@ class Fabric {
     std::vector<PeerSendState> peers;
     std::vector<std::vector<ConnectorOwner>> owners;
     std::vector<std::vector<BorrowUse>> borrows;
+    std::vector<std::vector<std::uint16_t>> places;
     LaneTransport transport;
   };
   ArenaShape shape_;
@@ -67,6 +71,7 @@ ArenaShape small_shape() {
 }
 
 constexpr std::uint64_t kTag = 0xabcdef0123456789ull;
+constexpr std::uint64_t kGroup = 0x1234567890abcdefull;
 
 TEST(Connector, NothingIsFoundBeforeItIsAnnounced) {
   Fabric f(small_shape());
@@ -74,7 +79,7 @@ TEST(Connector, NothingIsFoundBeforeItIsAnnounced) {
   EXPECT_FALSE(f.at(1).resolve(0, kTag, in));
   OutEndpoint out;
   std::uint32_t in_use = 1;
-  ASSERT_TRUE(f.at(0).open(1, kTag, out, &in_use));
+  ASSERT_TRUE(f.at(0).open(1, kTag, kGroup, out, &in_use));
   EXPECT_TRUE(f.at(1).resolve(0, kTag, in));
   EXPECT_EQ(in.connector, out.connector);
   RecvView view;
@@ -86,7 +91,7 @@ TEST(Connector, AnotherInvocationsSliceIsNotReadAsData) {
   OutEndpoint out;
   InEndpoint in;
   std::uint32_t in_use = 1;
-  ASSERT_TRUE(f.at(0).open(1, kTag, out, &in_use));
+  ASSERT_TRUE(f.at(0).open(1, kTag, kGroup, out, &in_use));
   ASSERT_TRUE(f.at(1).resolve(0, kTag, in));
   const SendGrant g = f.at(0).grant(1, out, 100);
   f.at(0).post(1, out, g, 100, /*seed=*/1);
@@ -101,7 +106,7 @@ TEST(Connector, RoomIsEscapeSlotsThenBorrowedOnesThenNone) {
   OutEndpoint out;
   InEndpoint in;
   std::uint32_t in_use = 1;
-  ASSERT_TRUE(f.at(0).open(1, kTag, out, &in_use));
+  ASSERT_TRUE(f.at(0).open(1, kTag, kGroup, out, &in_use));
   std::vector<std::uint32_t> locations;
   for (;;) {
     const SendGrant g = f.at(0).grant(1, out, 64);
@@ -131,8 +136,8 @@ TEST(Connector, ABorrowedSlotOfOneKeyServesAnotherOnceConsumed) {
   OutEndpoint a, b;
   InEndpoint in;
   std::uint32_t in_use = 1;
-  ASSERT_TRUE(f.at(0).open(1, kTag, a, &in_use));
-  ASSERT_TRUE(f.at(0).open(1, kTag + 2, b, &in_use));
+  ASSERT_TRUE(f.at(0).open(1, kTag, kGroup, a, &in_use));
+  ASSERT_TRUE(f.at(0).open(1, kTag + 2, kGroup, b, &in_use));
   for (int i = 0; i < 2; ++i) {
     const SendGrant g = f.at(0).grant(1, a, 512);
     ASSERT_NE(g.location, 0u);
@@ -153,20 +158,20 @@ TEST(Connector, IdleKeysGiveTheirConnectorBackAndOpenAnother) {
   std::vector<InEndpoint> in(connectors + 2);
   std::vector<std::uint32_t> in_use(connectors + 2, 1);
   for (std::uint32_t i = 0; i < connectors; ++i) {
-    ASSERT_TRUE(f.at(0).open(1, kTag + 4 * i, out[i], &in_use[i]));
+    ASSERT_TRUE(f.at(0).open(1, kTag + 4 * i, kGroup, out[i], &in_use[i]));
   }
-  EXPECT_FALSE(f.at(0).open(1, kTag + 1000, out[connectors], &in_use[connectors]))
+  EXPECT_FALSE(f.at(0).open(1, kTag + 1000, kGroup, out[connectors], &in_use[connectors]))
       << "all are in use";
   // Key 2 sends one slice and is done here, but the peer has not read it: not idle.
   f.at(0).post(1, out[2], f.at(0).grant(1, out[2], 8), 8, 5);
   in_use[2] = 0;
-  EXPECT_FALSE(f.at(0).open(1, kTag + 1000, out[connectors], &in_use[connectors]));
+  EXPECT_FALSE(f.at(0).open(1, kTag + 1000, kGroup, out[connectors], &in_use[connectors]));
   RecvView view;
   ASSERT_TRUE(f.at(1).resolve(0, kTag + 8, in[2]));
   ASSERT_TRUE(f.at(1).poll(0, in[2], 5, view));
   f.at(1).consume(0, in[2]);
   const std::uint32_t taken = out[2].connector;
-  ASSERT_TRUE(f.at(0).open(1, kTag + 1000, out[connectors], &in_use[connectors]));
+  ASSERT_TRUE(f.at(0).open(1, kTag + 1000, kGroup, out[connectors], &in_use[connectors]));
   EXPECT_EQ(out[connectors].connector, taken);
   EXPECT_EQ(out[2].connector, kNoConnector);
   // The receiver's view of key 2 is stale and notices; the new key starts where the old one ended.
@@ -176,7 +181,7 @@ TEST(Connector, IdleKeysGiveTheirConnectorBackAndOpenAnother) {
   // Key 2 comes back on another connector, that of key 0, which became idle.
   in_use[0] = 0;
   in_use[2] = 1;
-  ASSERT_TRUE(f.at(0).open(1, kTag + 8, out[2], &in_use[2]));
+  ASSERT_TRUE(f.at(0).open(1, kTag + 8, kGroup, out[2], &in_use[2]));
   EXPECT_NE(out[2].connector, taken);
   f.at(0).post(1, out[2], f.at(0).grant(1, out[2], 8), 8, 6);
   ASSERT_TRUE(f.at(1).resolve(0, kTag + 8, in[2]));
@@ -196,7 +201,7 @@ TEST(Connector, StreamsBetweenThreads) {
       std::mt19937 rng(seed);
       OutEndpoint out;
       std::uint32_t in_use = 1;
-      ASSERT_TRUE(f.at(0).open(1, kTag, out, &in_use));
+      ASSERT_TRUE(f.at(0).open(1, kTag, kGroup, out, &in_use));
       for (int i = 0; i < kSlices; ++i) {
         const std::uint32_t want = 1 + rng() % 512;
         SendGrant g;

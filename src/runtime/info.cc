@@ -1,0 +1,223 @@
+// What a context holds, and why: the text of unjamInfo.
+#include <algorithm>
+
+#include "base/json_writer.h"
+#include "runtime/context.h"
+
+namespace unjam {
+namespace {
+
+const char* to_string(KeyPlace place) {
+  switch (place) {
+    case KeyPlace::kBusy:
+      return "busy";
+    case KeyPlace::kLingering:
+      return "lingering";
+    case KeyPlace::kIdle:
+      return "idle";
+    case KeyPlace::kRegistered:
+      return "registered";
+    case KeyPlace::kDoomed:
+      return "doomed";
+  }
+  return "";
+}
+
+}  // namespace
+
+// Connectors by what their keys do, and bytes of keys.
+struct Context::Held {
+  struct Peer {
+    std::uint64_t busy = 0;         // of keys with invocations under way
+    std::uint64_t undelivered = 0;  // of others, with slices that the peer has yet to take
+    std::uint64_t idle = 0;
+  };
+  std::vector<Peer> peers;  // by rank
+  std::uint64_t key_bytes = 0;
+  std::uint64_t record_bytes = 0;
+};
+
+Context::Held Context::what_is_held() const {
+  Held held;
+  held.peers.resize(static_cast<std::size_t>(world_->ranks()));
+  for (const auto& [tag, key] : keys_) {
+    held.key_bytes += key->bytes();
+    const unjamGroup& group = *key->group;
+    for (std::size_t l = 0; l < key->lanes.size(); ++l) {
+      const LaneTransport& t = memory_->lane(static_cast<std::uint32_t>(l)).transport;
+      for (std::size_t q = 0; q < group.members.size(); ++q) {
+        OutEndpoint& out = key->lanes[l].out[q];
+        if (load_relaxed(out.connector) == kNoConnector) continue;
+        const auto rank = static_cast<std::uint32_t>(group.members[q]);
+        Held::Peer& peer = held.peers[rank];
+        // A lane may be writing to the endpoint of a busy key.
+        if (key->place == KeyPlace::kBusy) {
+          ++peer.busy;
+        } else if (t.drained(rank, out)) {
+          ++peer.idle;
+        } else {
+          ++peer.undelivered;
+        }
+      }
+    }
+  }
+  if (dropping_ != nullptr) {
+    for (const auto& key : dropping_->keys) held.key_bytes += key->bytes();
+  }
+  // Nodes and buckets of the table, roughly.
+  held.record_bytes = records_.size() * (sizeof(std::uint64_t) + sizeof(KeyRecord) + 32) +
+                      former_.size() * sizeof(former_.front());
+  for (const auto& [tag, record] : records_) {
+    if (record.failure == nullptr) continue;
+    held.record_bytes += sizeof(KeyRecord::Failure) + record.failure->why.message.capacity();
+  }
+  return held;
+}
+
+// Group ranks' world ranks that have slices of a key to take, which has nothing under way.
+std::vector<int> Context::undelivered_to(const Key& key) const {
+  std::vector<int> peers;
+  if (key.place == KeyPlace::kBusy) return peers;
+  for (std::size_t q = 0; q < key.group->members.size(); ++q) {
+    const int rank = key.group->members[q];
+    for (std::size_t l = 0; l < key.lanes.size(); ++l) {
+      const LaneTransport& t = memory_->lane(static_cast<std::uint32_t>(l)).transport;
+      if (rank == rank_ || t.drained(static_cast<std::uint32_t>(rank), key.lanes[l].out[q]))
+        continue;
+      peers.push_back(rank);
+      break;
+    }
+  }
+  return peers;
+}
+
+std::string Context::info_json() const {
+  std::lock_guard lock(mutex_);
+  const ArenaShape& shape = world_->shape();
+  JsonWriter w;
+  w.begin_object();
+  w.field("version", UNJAM_VERSION).field("device", "host").field("rank", rank_);
+  w.field("ranks", world_->ranks());
+  w.key("settings").begin_object();
+  for (const Variable& v : variables()) w.field(v.name, settings_.*v.field);
+  w.end_object();
+
+  const Held held = what_is_held();
+  const auto groups_held = static_cast<std::uint64_t>(
+      std::count_if(groups_.begin(), groups_.end(),
+                    [](const auto& group) { return !group->destroyed || group->in_use != 0; }));
+  const std::uint64_t endpoint = sizeof(OutEndpoint) + sizeof(InEndpoint);
+  w.key("memory").begin_object();
+  w.field("connector_bytes", shape.connector_bytes());
+  w.field("escape_bytes_per_key_peer_lane",
+          shape.connector_bytes() + sizeof(CreditCell) + sizeof(DirectoryEntry));
+  w.field("endpoint_bytes_per_key_peer_lane", endpoint);
+  w.field("borrow_bytes_per_peer_lane", shape.borrow_bytes());
+  w.field("context_bytes_per_invocation",
+          std::uint64_t{sizeof(Invocation) + sizeof(Sqe) + sizeof(std::uint64_t) +
+                        2 * sizeof(std::uint32_t)} +
+              shape.lanes * (sizeof(DynamicContext) + sizeof(QueueLink) + sizeof(std::uint16_t)));
+  w.field("engine_bytes_reserved", memory_ == nullptr ? 0 : memory_->bytes());
+  w.field("arena_bytes_reserved", shape.total_bytes());
+  w.field("arena_bytes_committed", world_->arena_committed(rank_));
+  w.field("keys_bytes", held.key_bytes);
+  w.field("key_records_bytes", held.record_bytes);
+  w.end_object();
+
+  w.key("held").begin_object();
+  w.field("keys_busy", keys_at(KeyPlace::kBusy));
+  w.field("keys_lingering", keys_at(KeyPlace::kLingering));
+  w.field("keys_idle", keys_at(KeyPlace::kIdle));
+  w.field("keys_registered", keys_at(KeyPlace::kRegistered));
+  w.field("keys_doomed", keys_at(KeyPlace::kDoomed));
+  w.field("keys_leaving", dropping_ == nullptr ? std::uint64_t{0} : dropping_->keys.size());
+  w.field("key_records", records_.size());
+  w.field("keys_forgotten", forgotten_);
+  w.field("groups", groups_held);
+  w.field("group_handles", groups_.size());
+  w.end_object();
+
+  w.key("peers").begin_array();
+  for (std::uint32_t p = 0; memory_ != nullptr && p < shape.ranks; ++p) {
+    if (static_cast<int>(p) == rank_) continue;
+    std::uint64_t touched = 0, pool = 0, opened = 0, reclaimed = 0, abandoned = 0;
+    for (std::uint32_t l = 0; l < shape.lanes; ++l) {
+      PeerSendState& peer = memory_->lane(l).transport.peers[p];
+      touched += load_relaxed(peer.touched);
+      pool += load_relaxed(peer.pool);
+      opened += load_relaxed(peer.opened);
+      reclaimed += load_relaxed(peer.reclaimed);
+      abandoned += load_relaxed(peer.abandoned);
+    }
+    const Held::Peer& of_keys = held.peers[p];
+    w.begin_object().field("rank", p);
+    w.field("connectors_touched", touched);
+    w.field("connectors_pool", pool);
+    w.field("connectors_held", opened);
+    w.field("connectors_busy", of_keys.busy);
+    w.field("connectors_undelivered", of_keys.undelivered);
+    w.field("connectors_idle", of_keys.idle);
+    w.field("connectors_taken_over", reclaimed);
+    w.field("connectors_abandoned", abandoned);
+    w.field("connector_bytes_touched", touched * shape.connector_bytes());
+    w.field("connector_bytes_held", opened * shape.connector_bytes());
+    w.end_object();
+  }
+  w.end_array();
+
+  w.key("lanes").begin_array();
+  for (std::uint32_t l = 0; memory_ != nullptr && l < shape.lanes; ++l) {
+    LaneStats& s = memory_->lane(l).stats;
+    w.begin_object().field("lane", l);
+    w.field("preemptions", load_relaxed(s.preemptions));
+    w.field("quantum_switches", load_relaxed(s.quantum_switches));
+    w.field("context_loads", load_relaxed(s.context_loads));
+    w.field("context_saves", load_relaxed(s.context_saves));
+    w.field("spins", load_relaxed(s.spins));
+    w.field("slices", load_relaxed(s.slices));
+    w.field("bytes_sent", load_relaxed(s.bytes_sent));
+    w.field("borrowed", load_relaxed(s.borrowed));
+    w.field("starts", load_relaxed(s.starts));
+    w.field("quits", load_relaxed(s.quits));
+    w.field("residency_quits", load_relaxed(s.residency_quits));
+    w.field("passes", load_relaxed(s.passes));
+    w.field("queue_peak", load_relaxed(s.queue_peak));
+    w.field("no_connector", load_relaxed(s.no_connector));
+    w.end_object();
+  }
+  w.end_array();
+
+  w.key("keys").begin_array();
+  for (const auto& group : groups_) {
+    for (const auto& [name, key] : group->keys) {
+      std::uint64_t preemptions = 0, spins = 0, slices = 0, time_ns = 0;
+      for (LaneKey& lane : key->lanes) {
+        preemptions += load_relaxed(lane.preemptions);
+        spins += load_relaxed(lane.spins);
+        slices += load_relaxed(lane.slices);
+        time_ns += load_relaxed(lane.time_ns);
+      }
+      w.begin_object()
+          .field("group", group->name)
+          .field("key", name)
+          .field("group_size", static_cast<std::uint64_t>(group->members.size()))
+          .field("submitted", key->submitted)
+          .field("completed", key->completed)
+          .field("preemptions", preemptions)
+          .field("spins", spins)
+          .field("slices", slices)
+          .field("time_ms", static_cast<double>(time_ns) / 1e6)
+          .field("state", to_string(key->place));
+      w.key("undelivered_to").begin_array();
+      for (const int peer : undelivered_to(*key)) w.value(peer);
+      w.end_array();
+      w.field("algorithm", key->plan == nullptr ? "" : to_string(key->plan->algorithm));
+      w.field("failed", key->failed.message);
+      w.end_object();
+    }
+  }
+  w.end_array().end_object();
+  return w.text();
+}
+
+}  // namespace unjam
