@@ -317,6 +317,10 @@ UNJAM_API unjamResult_t unjamDeregister(unjamCollective_t collective);
 UNJAM_API unjamResult_t unjamWait(unjamRequest_t request, int64_t timeout_us);
 /* *done = 1 if complete, then the return value is the invocation's result. */
 UNJAM_API unjamResult_t unjamTest(unjamRequest_t request, int* done);
+/* Calls `callback` when the invocation is complete, as a callback given with the call; if it is
+ * complete already, at once in this thread. For a request that has no callback yet: else
+ * UNJAM_ERROR_INVALID_USAGE. A call without callback completes faster: nobody has to be woken. */
+UNJAM_API unjamResult_t unjamOnDone(unjamRequest_t request, unjamCallback_t callback, void* user);
 /* The message of an invocation that failed; "" else. Valid until the request is freed. */
 UNJAM_API const char* unjamRequestError(unjamRequest_t request);
 /* Frees the handle; a pending invocation goes on. */

@@ -205,6 +205,7 @@ PROTOTYPES: dict[str, tuple[Any, list[Any]]] = {
     "unjamDeregister": (c_int, [Handle]),
     "unjamWait": (c_int, [Handle, c_int64]),
     "unjamTest": (c_int, [Handle, POINTER(c_int)]),
+    "unjamOnDone": (c_int, [Handle, c_void_p, c_void_p]),
     "unjamRequestError": (c_char_p, [Handle]),
     "unjamRequestFree": (c_int, [Handle]),
     "unjamGetStats": (c_int, [Handle, POINTER(Stats)]),

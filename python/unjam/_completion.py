@@ -1,8 +1,10 @@
 """How completions come from the library into Python.
 
-The library calls one C function, made once and never freed, with an integer that names the request.
-A table holds every pending request, and through it the request's buffers: they stay alive until the
-library has let go of them, also if the user has dropped the request.
+Who waits for a request, or tests it, takes its completion himself. Only where that cannot be
+relied on is the library asked for a call, which costs it waking a thread: for a request with
+callbacks, and for one that the user has dropped while it was pending, whose buffers must stay
+alive. The library calls one C function then, made once and never freed, with an integer by which a
+table here knows what is meant and keeps it alive.
 """
 
 from __future__ import annotations
@@ -10,27 +12,41 @@ from __future__ import annotations
 import ctypes
 import itertools
 import threading
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from . import _abi
 
 if TYPE_CHECKING:
+    from .context import Context
     from .request import Request
 
-_pending: dict[int, Request] = {}
+
+class Remains:
+    """What is left of a pending request that the user has dropped: its buffers."""
+
+    def __init__(self, context: Context, keep: tuple[Any, ...]) -> None:
+        """Keeps `keep` alive while it is in the table."""
+        self.context = context
+        self._keep = keep
+
+    def _finish(self, code: int, destroyed: bool = False) -> None:
+        """The library has let go of the buffers, and so does this, by leaving the table."""
+
+
+_pending: dict[int, Request | Remains] = {}
 _numbers = itertools.count(1)
 _thread = threading.local()
 
 
-def register(request: Request) -> int:
-    """Keeps `request` until it completes or is forgotten; gives the number for the C call."""
+def register(request: Request | Remains) -> int:
+    """Keeps `request` until the library calls or it is forgotten; gives the number for the call."""
     number = next(_numbers)
     _pending[number] = request
     return number
 
 
 def forget(number: int) -> None:
-    """Drops a request that was not submitted after all."""
+    """Drops what the library will not call for after all; for 0, nothing."""
     _pending.pop(number, None)
 
 

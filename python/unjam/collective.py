@@ -116,7 +116,9 @@ class Collective:
             self._kind, x, out, group.rank, group.size, self._root, self._dtype
         )
         request = Request(group.context, self._what, what.output, what.keep, callback)
-        number = _completion.register(request)
+        number, address = 0, None
+        if callback is not None:
+            number, address = _completion.register(request), _completion.ADDRESS
         if not group.context._enter():
             _completion.forget(number)
             raise group.context._closed_error()
@@ -126,7 +128,7 @@ class Collective:
                 what.send,
                 what.recv,
                 what.elements,
-                _completion.ADDRESS,
+                address,
                 number,
                 ctypes.byref(request._handle),
             )

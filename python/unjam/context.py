@@ -420,16 +420,32 @@ class Context:
         self._users = 0
         self._closing = False
 
-    def _free_request(self, handle: Any) -> None:
-        """From a request's finaliser: must not wait. A context that is closing frees it itself."""
+    def _free_request(self, handle: Any, keep: tuple[Any, ...] | None) -> None:
+        """From a request's finaliser: must not wait.
+
+        Args:
+            handle: of the request.
+            keep: what must stay alive until it is complete; None if it is known to be.
+        """
         if self.inherited:
             return
         with self._idle:
-            if self._closing or self._closed:
+            if self._closing:
+                if keep is not None:  # for as long as it takes
+                    _completion.register(_completion.Remains(self, keep))
                 return
+            closed = self._closed
             self._users += 1
         try:
-            library().unjamRequestFree(handle)
+            lib = library()
+            done = ctypes.c_int(closed or keep is None)
+            if not done.value:
+                lib.unjamTest(handle, ctypes.byref(done))
+            if keep is not None and not done.value:
+                number = _completion.register(_completion.Remains(self, keep))
+                # Where that fails, the buffers stay until the context is closed.
+                lib.unjamOnDone(handle, _completion.ADDRESS, number)
+            lib.unjamRequestFree(handle)
         finally:
             self._leave()
 

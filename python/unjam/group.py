@@ -335,12 +335,11 @@ class Group:
         request = Request(context, name, what.output, what.keep, callback)
         if type(priority) is not int or not -1 << 31 <= priority < 1 << 31:
             priority = _arguments.integer(priority, "priority")
+        number, address = 0, None
         if callback is not None:
             _arguments.check_callback(callback)
-        number = _completion.register(request)
-        options = _abi.CallOptions(
-            _OPTIONS_SIZE, _abi.VERSION, priority, _completion.ADDRESS, number
-        )
+            number, address = _completion.register(request), _completion.ADDRESS
+        options = _abi.CallOptions(_OPTIONS_SIZE, _abi.VERSION, priority, address, number)
         if not context._enter():
             _completion.forget(number)
             raise context._closed_error()

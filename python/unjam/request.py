@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from . import _abi, _arguments, _completion
 from ._errors import Aborted, InvalidUsage, Timeout, UnjamError, make_error
-from ._lib import last_error, library
+from ._lib import check, last_error, library
 
 if TYPE_CHECKING:
     from .context import Context
@@ -44,6 +44,7 @@ class Request:
         "_keep",
         "_message",
         "_output",
+        "_watched",
         "_what",
         "context",
     )
@@ -64,6 +65,8 @@ class Request:
         self._handle = ctypes.c_void_p()
         self._code: int | None = None  # result once known to be complete
         self._message = ""
+        # The library will call _finish(); else who finds the request complete does what it does.
+        self._watched = callback is not None
         # None once they have run.
         self._callbacks: list[Callable[[Request], object]] | None = (
             [] if callback is None else [callback]
@@ -81,10 +84,10 @@ class Request:
         return f"{kind} under key {key!r}{where} on rank {self.context.rank}"
 
     def __del__(self) -> None:
-        # Runs only when no thread is inside a wait; a pending request is held by the table.
+        # Runs only when no thread is inside a wait.
         handle = getattr(self, "_handle", None)
         if handle:
-            self.context._free_request(handle)
+            self.context._free_request(handle, self._keep if self._code is None else None)
 
     # ---- completion ----
 
@@ -98,7 +101,7 @@ class Request:
         if self._code is not None:
             return True
         if not self.context._enter():
-            return self._code is not None
+            return self._after_close()
         try:
             if not self._handle:
                 return self._code is not None
@@ -163,11 +166,17 @@ class Request:
         _arguments.check_callback(callback, optional=False)
         if self.context.inherited:
             self.test()
+        if not self._watched:
+            self.test()
         with _lock:
+            watched, pending = self._watched, self._callbacks is not None
             if self._callbacks is not None:
                 self._callbacks.append(callback)
-                return
-        self._call(callback)
+                self._watched = True
+        if not pending:
+            self._call(callback)
+        elif not watched:
+            self._watch()
 
     def __await__(self) -> Generator[Any, None, Any]:
         """``await request`` gives what :meth:`result` gives, without blocking the event loop."""
@@ -204,7 +213,7 @@ class Request:
         while self._code is None:
             remaining = SLICE_S if deadline is None else deadline - time.monotonic()
             if not context._enter():
-                if self._code is None:
+                if not self._after_close():
                     raise InvalidUsage(
                         f"{self._name()} has lost its context, which is closed: wait for requests "
                         "before the context ends"
@@ -229,9 +238,38 @@ class Request:
             text = library().unjamRequestError(self._handle) or b""
             self._message = text.decode("utf-8", "replace") or last_error(code)
         self._code = code
+        with _lock:
+            if not self._watched:
+                self._keep = self._callbacks = None
+
+    def _after_close(self) -> bool:
+        """As test(), where the context is closed: then all is complete, and handles stay valid."""
+        if self._code is None and self._handle and self.context.closed:
+            done = ctypes.c_int(0)
+            code = library().unjamTest(self._handle, ctypes.byref(done))
+            if done.value:
+                self._complete(code)
+        return self._code is not None
+
+    def _watch(self) -> None:
+        """Asks the library to call _finish(); not more than once."""
+        if not self.context._enter():
+            if self._after_close():
+                self._finish(self._code or 0)
+            return
+        number = _completion.register(self)
+        try:
+            code = library().unjamOnDone(self._handle, _completion.ADDRESS, number)
+            if code:
+                check(code)
+        except BaseException:
+            _completion.forget(number)
+            raise
+        finally:
+            self.context._leave()
 
     def _finish(self, code: int, destroyed: bool = False) -> None:
-        """The library has let go of the buffers: called once, from the callback thread.
+        """The library has let go of the buffers: called once, mostly from the callback thread.
 
         The handle is valid there without a guard, because destroying a context first ends its
         callback thread; `destroyed` tells of the one call that comes after that.

@@ -511,6 +511,14 @@ unjamResult_t unjamTest(unjamRequest_t request, int* done) {
   });
 }
 
+unjamResult_t unjamOnDone(unjamRequest_t request, unjamCallback_t callback, void* user) {
+  return guarded([&] {
+    if (unjamResult_t r = check_request(request); r != UNJAM_SUCCESS) return r;
+    if (callback == nullptr) return null_argument("callback");
+    return finish(request->context->on_done(*request, callback, user));
+  });
+}
+
 const char* unjamRequestError(unjamRequest_t request) {
   if (request == nullptr || request->context->inherited()) return "";
   if (!request->done.load(std::memory_order_acquire)) return "";

@@ -205,6 +205,8 @@ class Context : public std::enable_shared_from_this<Context> {
   bool wait(unjamRequest& request, std::int64_t timeout_us);
   // Whether the calling thread runs callbacks: what it waits for might wait for it.
   static bool in_callback();
+  // Gives a pending request its callback; calls it at once if the request is done.
+  Result on_done(unjamRequest& request, unjamCallback_t callback, void* user);
   // Takes completions out of the CQ.
   void reap();
   bool synchronize(std::int64_t timeout_us);

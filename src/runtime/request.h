@@ -10,7 +10,8 @@
 
 namespace unjam {
 class Context;
-}
+struct Submitted;
+}  // namespace unjam
 
 struct unjamRequest {
   // Keeps the context's memory alive for a wait that is under way while the context is destroyed.
@@ -21,6 +22,8 @@ struct unjamRequest {
   std::atomic<bool> done{false};
   unjamResult_t result = UNJAM_SUCCESS;
   std::string message;
+  // The invocation while it is pending; under the context's mutex.
+  unjam::Submitted* submitted = nullptr;
 
   void retain() { references.fetch_add(1, std::memory_order_relaxed); }
   // Acquire-release: the last owner destroys after all others' uses.

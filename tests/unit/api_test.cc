@@ -712,6 +712,35 @@ TEST(Callbacks, OfAnAbortedCall) {
   EXPECT_EQ(result, UNJAM_ERROR_ABORTED);
 }
 
+// unjamOnDone: for a pending request, for a complete one, and only once.
+TEST(Callbacks, GivenLater) {
+  Job job(2);
+  std::int32_t x[2] = {1, 2};
+  std::atomic<int> result[2] = {-1, -1};
+  unjamRequest_t q[2] = {};
+  const unjamCallback_t note = [](unjamResult_t r, void* user) {
+    *static_cast<std::atomic<int>*>(user) = r;
+  };
+  const auto call = [&](int rank) {
+    return unjamAllReduce(job.all(rank), "k", &x[rank], &x[rank], 1, UNJAM_INT32, UNJAM_SUM,
+                          nullptr, &q[rank]);
+  };
+  ASSERT_OK(call(0));
+  EXPECT_OK(unjamOnDone(q[0], note, &result[0]));
+  EXPECT_EQ(unjamOnDone(q[0], note, &result[0]), UNJAM_ERROR_INVALID_USAGE) << "it has one";
+  EXPECT_EQ(unjamOnDone(q[0], nullptr, nullptr), UNJAM_ERROR_INVALID_ARGUMENT);
+  EXPECT_EQ(unjamOnDone(nullptr, note, &result[0]), UNJAM_ERROR_INVALID_ARGUMENT);
+  EXPECT_OK(unjamRequestFree(q[0]));  // the callback comes all the same
+  ASSERT_OK(call(1));
+  ASSERT_OK(unjamWait(q[1], kPatienceUs));
+  EXPECT_TRUE(eventually([&] { return result[0] != -1; }));
+  EXPECT_OK(unjamOnDone(q[1], note, &result[1]));
+  EXPECT_EQ(result[1], UNJAM_SUCCESS) << "at once";
+  EXPECT_EQ(result[0], UNJAM_SUCCESS);
+  EXPECT_EQ(x[0], 3);
+  EXPECT_OK(unjamRequestFree(q[1]));
+}
+
 TEST(Callbacks, CannotDestroyTheirContext) {
   unjamContext_t c = nullptr;
   ASSERT_OK(unjamInitAll(&c, 1, nullptr));
