@@ -6,6 +6,7 @@
 #include <cerrno>
 #include <chrono>
 #include <cstring>
+#include <stdexcept>
 #include <utility>
 
 #include "base/clock.h"
@@ -22,9 +23,9 @@ struct FrameHeader {
 static_assert(sizeof(FrameHeader) == 8);
 
 constexpr std::size_t kReadBytes = 65536;
-// Descriptors that arrived and belong to no complete frame yet: more than a frame's worth of them
-// twice over is nobody of ours.
-constexpr std::size_t kMaxWaitingFds = 16 * kMaxFrameFds;
+// What one receive() reads at most: whoever sends without end must not keep the others waiting, nor
+// fill the memory with frames.
+constexpr std::size_t kMostAtOnce = 1 << 20;
 
 bool wait_for(int fd, short events, std::uint64_t deadline_ns) {
   const std::uint64_t now = monotonic_ns();
@@ -38,7 +39,14 @@ bool wait_for(int fd, short events, std::uint64_t deadline_ns) {
 
 Channel::Channel(Fd socket, std::size_t longest) : socket_(std::move(socket)), longest_(longest) {}
 
+void Channel::fault(const char* what) {
+  broken_ = true;
+  fault_ = what;
+}
+
 bool Channel::receive(std::string& error) {
+  more_ = false;
+  std::size_t read = 0;
   while (!broken_ && socket_) {
     char buffer[kReadBytes];
     iovec part{buffer, sizeof(buffer)};
@@ -52,10 +60,10 @@ bool Channel::receive(std::string& error) {
     if (n < 0) {
       if (errno == EINTR) continue;
       if (errno == EAGAIN || errno == EWOULDBLOCK) return true;
-      broken_ = true;
-      fault_ = std::strerror(errno);
+      fault(std::strerror(errno));
       break;
     }
+    const std::size_t held = in_fds_.size();
     for (cmsghdr* c = CMSG_FIRSTHDR(&message); c != nullptr; c = CMSG_NXTHDR(&message, c)) {
       if (c->cmsg_level != SOL_SOCKET || c->cmsg_type != SCM_RIGHTS) continue;
       const std::size_t count = (c->cmsg_len - CMSG_LEN(0)) / sizeof(int);
@@ -66,18 +74,24 @@ bool Channel::receive(std::string& error) {
       }
     }
     if (n == 0) {
-      broken_ = true;
-      fault_ = "closed by the other end";
+      fault("closed by the other end");
       break;
     }
-    if (in_fds_.size() > kMaxWaitingFds || (message.msg_flags & MSG_CTRUNC) != 0) {
-      broken_ = true;
-      fault_ = "too many file descriptors";
+    // One message's worth arrived; so many belong to no frame of ours.
+    if (in_fds_.size() - held > kMaxFrameFds || held > kMaxFrameFds ||
+        (message.msg_flags & MSG_CTRUNC) != 0) {
+      fault("too many file descriptors");
       break;
     }
     in_.append(buffer, static_cast<std::size_t>(n));
-    // Whoever sends without end is read a little at a time.
-    if (in_.size() >= longest_ + kReadBytes) return true;
+    read += static_cast<std::size_t>(n);
+    // Frames with descriptors are popped one by one: any number of them may be under way (a rank is
+    // sent the arenas of all others), and those that pile up here must be told from a stranger's.
+    if (in_fds_.size() > held || read >= kMostAtOnce ||
+        in_.size() - popped_ >= longest_ + kReadBytes) {
+      more_ = true;
+      return true;
+    }
   }
   error = fault_;
   return false;
@@ -85,34 +99,45 @@ bool Channel::receive(std::string& error) {
 
 bool Channel::pop(Frame& frame) {
   FrameHeader h{};
-  if (in_.size() < sizeof(h)) return false;
-  std::memcpy(&h, in_.data(), sizeof(h));
-  if (h.bytes > longest_ || h.zero != 0 || h.fds > kMaxFrameFds) {
-    broken_ = true;
-    fault_ = "a frame that is none of ours";
-    in_.clear();
+  const std::size_t here = in_.size() - popped_;
+  bool whole = here >= sizeof(h);
+  if (whole) {
+    std::memcpy(&h, in_.data() + popped_, sizeof(h));
+    if (h.bytes > longest_ || h.zero != 0 || h.fds > kMaxFrameFds) {
+      fault("a frame that is none of ours");
+      in_.clear();
+      popped_ = 0;
+      return false;
+    }
+    whole = here - sizeof(h) >= h.bytes;
+  }
+  if (!whole) {
+    // What was popped goes at the end only: else many small frames would be moved again and again.
+    in_.erase(0, popped_);
+    popped_ = 0;
+    if (in_.empty() && !in_fds_.empty()) fault("file descriptors without a frame");
     return false;
   }
-  if (in_.size() < sizeof(h) + h.bytes) return false;
   // They arrive with the frame's first byte.
   if (in_fds_.size() < h.fds) {
-    broken_ = true;
-    fault_ = "a frame without its file descriptors";
+    fault("a frame without its file descriptors");
     in_.clear();
+    popped_ = 0;
     return false;
   }
   frame.type = h.type;
-  frame.payload.assign(in_, sizeof(h), h.bytes);
+  frame.payload.assign(in_, popped_ + sizeof(h), h.bytes);
   frame.fds.clear();
   for (std::uint8_t i = 0; i < h.fds; ++i) {
     frame.fds.push_back(std::move(in_fds_.front()));
     in_fds_.pop_front();
   }
-  in_.erase(0, sizeof(h) + h.bytes);
+  popped_ += sizeof(h) + h.bytes;
   return true;
 }
 
 void Channel::post(std::uint16_t type, std::string_view payload, std::vector<Fd> fds) {
+  if (fds.size() > kMaxFrameFds) throw std::logic_error("a frame with too many descriptors");
   FrameHeader h{static_cast<std::uint32_t>(payload.size()), type,
                 static_cast<std::uint8_t>(fds.size()), 0};
   Outgoing o;
@@ -179,8 +204,9 @@ bool Channel::await(Frame& frame, std::int64_t timeout_ms, std::string& error) {
   const std::uint64_t deadline = monotonic_ns() + static_cast<std::uint64_t>(timeout_ms) * 1000000;
   for (;;) {
     if (pop(frame)) return true;
-    const bool live = receive(error);
+    bool live = receive(error);
     if (pop(frame)) return true;
+    if (live && broken_) live = receive(error);
     if (!live) return false;
     if (!wait_for(fd(), POLLIN, deadline)) break;
   }

@@ -32,14 +32,17 @@ class Channel {
   void close() { socket_.reset(); }
   void set_longest(std::size_t longest) { longest_ = longest; }
 
-  // Reads what has arrived. False: closed by the other end, or broken (`error` says which); frames
-  // that were complete before can still be popped.
+  // Reads what has arrived, a bounded amount at a time: frames must be popped in between, and what
+  // is left keeps the socket readable. False: closed by the other end, or broken (`error` says
+  // which); frames that were complete before can still be popped.
   bool receive(std::string& error);
+  // Whether the last receive() stopped at its bound.
+  bool more() const { return more_; }
   bool pop(Frame& frame);
   // What arrived was not ours; receive() will say so.
   bool broken() const { return broken_; }
 
-  // Queues a frame. The descriptors must stay open until it is sent: they are taken over.
+  // Queues a frame, of at most kMaxFrameFds descriptors, which it takes over until they are sent.
   void post(std::uint16_t type, std::string_view payload, std::vector<Fd> fds = {});
   // Sends what can be sent now. False: the channel is broken.
   bool flush(std::string& error);
@@ -57,10 +60,13 @@ class Channel {
     std::size_t sent = 0;
     std::vector<Fd> fds;
   };
+  void fault(const char* what);
 
   Fd socket_;
   std::size_t longest_ = 0;
-  std::string in_;         // bytes not yet popped
+  std::string in_;  // bytes not yet popped, behind those that were
+  std::size_t popped_ = 0;
+  bool more_ = false;
   std::deque<Fd> in_fds_;  // descriptors not yet popped
   bool broken_ = false;
   std::string fault_;

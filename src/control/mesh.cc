@@ -15,6 +15,9 @@ namespace {
 
 // A process that takes nothing for so long that this much piles up is as good as dead.
 constexpr std::size_t kMostUnsent = 64 << 20;
+// The last words of the dead fit into a socket's buffer; a child that still holds the socket could
+// go on forever.
+constexpr int kMostLastReads = 256;
 
 }  // namespace
 
@@ -30,12 +33,23 @@ void Mesh::add(int process, Fd socket, Fd pidfd) {
   p.pidfd = std::move(pidfd);
 }
 
+void Mesh::post(Peer& peer, MessageType type, std::string_view payload) {
+  if (peer.lost || peer.deaf || payload.size() > kLongestFrame) return;
+  // Judged here, not when poll() comes to it: until then any amount could be asked for.
+  if (peer.channel.pending_bytes() != 0 &&
+      peer.channel.pending_bytes() + payload.size() > kMostUnsent) {
+    peer.deaf = true;
+    return;
+  }
+  peer.channel.post(static_cast<std::uint16_t>(type), payload);
+}
+
 void Mesh::send(int process, MessageType type, std::string_view payload) {
   {
     std::lock_guard lock(mutex_);
     const auto found = peers_.find(process);
-    if (found == peers_.end() || found->second.lost) return;
-    found->second.channel.post(static_cast<std::uint16_t>(type), payload);
+    if (found == peers_.end()) return;
+    post(found->second, type, payload);
   }
   wake();
 }
@@ -43,9 +57,7 @@ void Mesh::send(int process, MessageType type, std::string_view payload) {
 void Mesh::send_all(MessageType type, std::string_view payload) {
   {
     std::lock_guard lock(mutex_);
-    for (auto& [process, p] : peers_) {
-      if (!p.lost) p.channel.post(static_cast<std::uint16_t>(type), payload);
-    }
+    for (auto& [process, p] : peers_) post(p, type, payload);
   }
   wake();
 }
@@ -84,15 +96,27 @@ void Mesh::handle(Peer& peer, bool readable, bool died, const Events& events) {
   std::vector<Frame> frames;
   {
     std::lock_guard lock(mutex_);
-    // Of the dead, all that they said is heard first.
-    if (readable || died) {
-      live = peer.channel.receive(error);
+    const auto hear = [&](bool all) {
       Frame frame;
-      while (peer.channel.pop(frame)) frames.push_back(std::move(frame));
-      if (live && peer.channel.broken()) live = peer.channel.receive(error);
+      int reads = 0;
+      do {
+        live = peer.channel.receive(error);
+        while (peer.channel.pop(frame)) frames.push_back(std::move(frame));
+        if (live && peer.channel.broken()) live = peer.channel.receive(error);
+      } while (all && live && peer.channel.more() && ++reads < kMostLastReads);
+    };
+    // Of the dead, all that they said is heard first.
+    if (readable || died) hear(died);
+    if (live && !died && !peer.channel.flush(error)) {
+      // It has closed its end just now. What it said before, that it leaves in good order, say, may
+      // have come after the look for what is readable.
+      std::string unused;
+      std::swap(error, unused);
+      hear(true);
+      error = std::move(unused);
+      live = false;
     }
-    if (live && !died) live = peer.channel.flush(error);
-    if (live && peer.channel.pending_bytes() > kMostUnsent) {
+    if (live && peer.deaf) {
       live = false;
       error = "it takes no messages any more";
     }
@@ -110,12 +134,18 @@ void Mesh::handle(Peer& peer, bool readable, bool died, const Events& events) {
 void Mesh::drain(std::int64_t timeout_ms) {
   const std::uint64_t deadline = monotonic_ns() + static_cast<std::uint64_t>(timeout_ms) * 1000000;
   std::lock_guard lock(mutex_);
-  for (auto& [process, p] : peers_) {
-    const std::uint64_t now = monotonic_ns();
-    std::string error;
-    if (!p.lost && p.channel.pending() && now < deadline) {
-      p.channel.flush_all(static_cast<std::int64_t>((deadline - now) / 1000000 + 1), error);
+  // All at once: one that takes nothing must not cost the others their share.
+  for (;;) {
+    std::vector<pollfd> waiting;
+    for (auto& [process, p] : peers_) {
+      std::string error;
+      if (p.lost || !p.channel.pending()) continue;
+      p.lost = !p.channel.flush(error);
+      if (!p.lost && p.channel.pending()) waiting.push_back({p.channel.fd(), POLLOUT, 0});
     }
+    const std::uint64_t now = monotonic_ns();
+    if (waiting.empty() || now >= deadline) return;
+    ::poll(waiting.data(), waiting.size(), static_cast<int>((deadline - now) / 1000000 + 1));
   }
 }
 

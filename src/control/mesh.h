@@ -30,7 +30,8 @@ class Mesh {
   Mesh();
   void add(int process, Fd socket, Fd pidfd);
 
-  // Any thread; never blocks. To a process that is lost: nothing happens.
+  // Any thread; never blocks. To a process that is lost: nothing happens. What is longer than a
+  // frame may be is not sent: it would end the connection.
   void send(int process, MessageType type, std::string_view payload);
   void send_all(MessageType type, std::string_view payload);
   // Makes poll() return.
@@ -50,7 +51,10 @@ class Mesh {
     Channel channel;
     Fd pidfd;
     bool lost = false;
+    bool deaf = false;  // more was to be sent than it takes: about to be lost
   };
+  // With the lock.
+  void post(Peer& peer, MessageType type, std::string_view payload);
   void handle(Peer& peer, bool readable, bool died, const Events& events);
 
   mutable std::mutex mutex_;  // peers_' channels' outgoing side, and `lost`

@@ -1,5 +1,7 @@
 #include "control/messages.h"
 
+#include <algorithm>
+
 #include "base/types.h"
 #include "control/wire.h"
 #include "transport/arena.h"
@@ -26,8 +28,8 @@ void put(WireWriter& w, const Pairs& pairs) {
   }
 }
 
-void get(WireReader& r, Pairs& pairs) {
-  pairs.resize(r.list(kMostCalls, 16));
+void get(WireReader& r, Pairs& pairs, std::size_t most) {
+  pairs.resize(r.list(most, 16));
   for (auto& [a, b] : pairs) {
     a = r.number<std::uint64_t>();
     b = r.number<std::uint64_t>();
@@ -210,7 +212,7 @@ std::string DepartedMessage::encode() const {
 bool DepartedMessage::decode(std::string_view bytes) {
   WireReader r(bytes);
   rank = r.up_to(kLastRank);
-  get(r, calls);
+  get(r, calls, kMostCalls);
   return r.complete();
 }
 
@@ -221,7 +223,7 @@ std::string QueryMessage::encode() const {
 }
 bool QueryMessage::decode(std::string_view bytes) {
   WireReader r(bytes);
-  get(r, calls);
+  get(r, calls, kMostQuestions);
   return r.complete();
 }
 
@@ -246,7 +248,7 @@ std::string AnswerMessage::encode() const {
 }
 bool AnswerMessage::decode(std::string_view bytes) {
   WireReader r(bytes);
-  get(r, asked);
+  get(r, asked, kMostQuestions);
   said.resize(r.list(kMostCalls, 25));
   for (SaidItem& s : said) {
     s.tag = r.number<std::uint64_t>();
@@ -255,7 +257,7 @@ bool AnswerMessage::decode(std::string_view bytes) {
     s.called = r.up_to<std::uint8_t>(1) != 0;
     s.signature = r.text(kLongestName);
   }
-  known.resize(r.list(kMostCalls, 20));
+  known.resize(r.list(kMostQuestions, 20));
   for (Known& k : known) {
     k.tag = r.number<std::uint64_t>();
     k.n = r.number<std::uint64_t>();
@@ -300,11 +302,14 @@ std::string SnapshotMessage::encode() const {
     w.number(static_cast<std::uint32_t>(s.rank));
     w.number<std::uint8_t>(s.holds);
     w.list(s.running.size());
-    for (const int i : s.running) w.number(static_cast<std::int32_t>(i));
+    for (const int i : s.running) {
+      w.number(static_cast<std::int32_t>(static_cast<std::size_t>(i + 1) <= kMostPending ? i : -1));
+    }
     w.list(s.words.size());
     for (const auto word : s.words) w.number(word);
-    w.list(s.pending.size());
-    for (const PendingCall& c : s.pending) put(w, c);
+    const std::size_t pending = std::min(s.pending.size(), kMostPending);
+    w.list(pending);
+    for (std::size_t i = 0; i < pending; ++i) put(w, s.pending[i]);
     w.list(s.calls.size());
     for (const auto& [tag, count] : s.calls) {
       w.number(tag);

@@ -121,6 +121,7 @@ struct DepartedMessage {
 };
 
 // What have your ranks called as use n of these keys?
+inline constexpr std::size_t kMostQuestions = 4096;  // in a message
 struct QueryMessage {
   std::vector<std::pair<std::uint64_t, std::uint64_t>> calls;  // (tag, n)
   std::string encode() const;

@@ -11,11 +11,14 @@
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
+#include <stdexcept>
 #include <utility>
 
 #include "base/clock.h"
 #include "base/hash.h"
 #include "base/siphash.h"
+#include "control/settings_text.h"
+#include "transport/arena.h"
 
 namespace unjam {
 namespace {
@@ -25,7 +28,12 @@ constexpr std::int32_t kInvalidUsage = 2, kMismatch = 3;
 
 constexpr std::uint64_t kProofNs = 5'000'000'000;  // for a client to prove itself
 constexpr std::size_t kMostStrangers = 128;        // connections that have not (yet)
+// Connections that have proven themselves and have no rank (yet).
+constexpr std::size_t kMostIdle = 2 * kMaxRanks;
 constexpr std::int64_t kHandOutMs = 10000;  // for a client to take what it is sent at the start
+// More than all that an honest client is sent before the start: whoever asks for more answers than
+// it takes is dropped.
+constexpr std::size_t kMostUnsent = 1 << 20;
 
 struct Keys {
   SipKey key[2];
@@ -38,17 +46,6 @@ Keys keys_of(const JobSecret& secret) {
 }
 static_assert(sizeof(Keys) == sizeof(JobSecret));
 
-// Domain-separated: what one end sends is no proof for the other.
-void prove_tag(const JobSecret& secret, char who, const std::uint64_t server[2],
-               const std::uint64_t client[2], std::uint64_t tag[2]) {
-  char text[40];
-  std::memset(text, who, 8);
-  std::memcpy(text + 8, server, 16);
-  std::memcpy(text + 24, client, 16);
-  const Keys k = keys_of(secret);
-  for (int i = 0; i < 2; ++i) tag[i] = siphash(k.key[i], std::string_view(text, sizeof(text)));
-}
-
 // In constant time.
 bool same(const std::uint64_t a[2], const std::uint64_t b[2]) {
   return ((a[0] ^ b[0]) | (a[1] ^ b[1])) == 0;
@@ -60,19 +57,6 @@ void fill_random(void* to, std::size_t bytes) {
     const ssize_t n = getrandom(static_cast<char*>(to) + got, bytes - got, 0);
     if (n > 0) got += static_cast<std::size_t>(n);
   }
-}
-
-socklen_t address_of(const JobSecret& secret, sockaddr_un& address) {
-  std::uint64_t tag[2];
-  const std::uint64_t none[2] = {};
-  prove_tag(secret, 'n', none, none, tag);
-  address = {};
-  address.sun_family = AF_UNIX;
-  // A leading NUL: the abstract namespace.
-  const int n = std::snprintf(address.sun_path + 1, sizeof(address.sun_path) - 1,
-                              "unjam-%016llx%016llx", static_cast<unsigned long long>(tag[0]),
-                              static_cast<unsigned long long>(tag[1]));
-  return static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + static_cast<std::size_t>(n));
 }
 
 Fd unix_socket() { return Fd(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0)); }
@@ -110,10 +94,34 @@ std::string ranks_text(const std::vector<std::uint32_t>& ranks) {
 
 }  // namespace
 
+void proof_tag(const JobSecret& secret, char who, const std::uint64_t server_nonce[2],
+               const std::uint64_t client_nonce[2], std::uint64_t tag[2]) {
+  char text[40];
+  std::memset(text, who, 8);
+  std::memcpy(text + 8, server_nonce, 16);
+  std::memcpy(text + 24, client_nonce, 16);
+  const Keys k = keys_of(secret);
+  for (int i = 0; i < 2; ++i) tag[i] = siphash(k.key[i], std::string_view(text, sizeof(text)));
+}
+
+socklen_t rendezvous_address(const JobSecret& secret, sockaddr_un& address) {
+  std::uint64_t tag[2];
+  const std::uint64_t none[2] = {};
+  proof_tag(secret, 'n', none, none, tag);
+  address = {};
+  address.sun_family = AF_UNIX;
+  // A leading NUL: the abstract namespace.
+  const int n = std::snprintf(address.sun_path + 1, sizeof(address.sun_path) - 1,
+                              "unjam-%016llx%016llx", static_cast<unsigned long long>(tag[0]),
+                              static_cast<unsigned long long>(tag[1]));
+  return static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + static_cast<std::size_t>(n));
+}
+
 // ---- server ----
 
 RendezvousServer::RendezvousServer(Fd listener, const JobSecret& secret)
     : listener_(std::move(listener)), secret_(secret), stop_(eventfd(0, EFD_CLOEXEC)) {
+  if (!stop_) throw std::runtime_error(std::string("eventfd: ") + std::strerror(errno));
   thread_ = std::thread([this] { serve(); });
 }
 
@@ -129,8 +137,10 @@ void RendezvousServer::serve() {
     std::vector<pollfd> polled = {{stop_.get(), POLLIN, 0}, {listener_.get(), POLLIN, 0}};
     std::uint64_t next = UINT64_MAX;
     for (const auto& c : connections_) {
+      // Of one that was refused nothing is read any more.
+      const short in = c->closing ? 0 : POLLIN;
       const short out = c->channel.pending() ? POLLOUT : 0;
-      polled.push_back({c->channel.fd(), static_cast<short>(POLLIN | out), 0});
+      polled.push_back({c->channel.fd(), static_cast<short>(in | out), 0});
       if (!c->proven || c->closing) next = std::min(next, c->deadline_ns);
     }
     const std::uint64_t now = monotonic_ns();
@@ -149,13 +159,17 @@ void RendezvousServer::serve() {
       Connection& c = *connections_[i];
       std::string error;
       bool live = true;
-      if (i + 2 < polled.size() && (polled[i + 2].revents & (POLLIN | POLLHUP | POLLERR)) != 0) {
+      const short events = polled[i + 2].revents;
+      if (c.closing) {
+        live = (events & (POLLHUP | POLLERR)) == 0;
+      } else if ((events & (POLLIN | POLLHUP | POLLERR)) != 0) {
         live = c.channel.receive(error);
         Frame frame;
         while (!over_ && !c.closing && c.channel.pop(frame)) take(c, frame);
         if (over_) break;
+        live = live && !c.channel.broken();
       }
-      live = live && c.channel.flush(error);
+      live = live && c.channel.flush(error) && c.channel.pending_bytes() <= kMostUnsent;
       const bool late = (!c.proven || c.closing) && monotonic_ns() >= c.deadline_ns;
       if (!live || late || (c.closing && !c.channel.pending())) drop(i);
     }
@@ -173,20 +187,17 @@ void RendezvousServer::serve() {
 
 void RendezvousServer::accept_one() {
   Fd socket(accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
-  if (!socket) return;
+  if (!socket) {
+    // Out of descriptors: the newcomer waits, and must not keep this thread busy meanwhile.
+    if (errno == EMFILE || errno == ENFILE) usleep(10000);
+    return;
+  }
   std::string error;
   std::int64_t pid = 0;
   if (!same_user(socket.get(), pid, error)) return;
-  // Strangers that say nothing must not keep the others out: the oldest goes.
-  std::size_t strangers = 0;
-  for (const auto& c : connections_) strangers += c->proven ? 0 : 1;
-  if (strangers >= kMostStrangers) {
-    for (std::size_t i = 0; i < connections_.size(); ++i) {
-      if (connections_[i]->proven) continue;
-      drop(i);
-      break;
-    }
-  }
+  // Those that say nothing must not keep the others out, nor take all descriptors: the oldest goes.
+  make_room(false, kMostStrangers);
+  make_room(true, kMostIdle);
   auto c = std::make_unique<Connection>();
   c->channel = Channel(std::move(socket), kLongestStrangerFrame);
   c->deadline_ns = monotonic_ns() + kProofNs;
@@ -197,6 +208,17 @@ void RendezvousServer::accept_one() {
   c->channel.post(type_of(MessageType::kHello), hello.encode());
   c->channel.flush(error);
   connections_.push_back(std::move(c));
+}
+
+// Of connections without a rank, proven or not, one at most goes.
+void RendezvousServer::make_room(bool proven, std::size_t most) {
+  std::size_t count = 0, oldest = 0;
+  for (std::size_t i = connections_.size(); i-- > 0;) {
+    if (connections_[i]->proven != proven || !connections_[i]->ranks.empty()) continue;
+    ++count;
+    oldest = i;
+  }
+  if (count >= most) drop(oldest);
 }
 
 void RendezvousServer::take(Connection& c, Frame& frame) {
@@ -222,7 +244,7 @@ void RendezvousServer::prove(Connection& c, const Frame& frame) {
     return;
   }
   std::uint64_t expected[2];
-  prove_tag(secret_, 'c', c.nonce, proof.nonce, expected);
+  proof_tag(secret_, 'c', c.nonce, proof.nonce, expected);
   if (!same(expected, proof.tag)) {
     refuse(c, -1, kInvalidUsage, "the wrong secret: use the unique id of this job on all ranks");
     return;
@@ -230,7 +252,7 @@ void RendezvousServer::prove(Connection& c, const Frame& frame) {
   c.proven = true;
   c.channel.set_longest(kLongestJoinFrame);
   ProofMessage mine;
-  prove_tag(secret_, 's', c.nonce, proof.nonce, mine.tag);
+  proof_tag(secret_, 's', c.nonce, proof.nonce, mine.tag);
   c.channel.post(type_of(MessageType::kProof), mine.encode());
 }
 
@@ -251,7 +273,8 @@ void RendezvousServer::join(Connection& c, Frame& frame) {
   if (joined_.count(m.rank) != 0) {
     refuse(c, rank, kInvalidUsage,
            "rank " + std::to_string(rank) + " has joined this job already (in process " +
-               std::to_string(joined_[m.rank].connection->pid) + ")");
+               std::to_string(joined_[m.rank].connection->pid) +
+               "): give every rank a number of its own");
     return;
   }
   if (ranks_ == 0) {
@@ -260,9 +283,11 @@ void RendezvousServer::join(Connection& c, Frame& frame) {
     settings_ = m.settings;
     arena_bytes_ = m.arena_bytes;
   } else if (m.settings != settings_ || m.arena_bytes != arena_bytes_) {
-    const std::string text = "settings differ: rank " + std::to_string(first_rank_) + " has " +
-                             settings_ + "; rank " + std::to_string(rank) + " has " + m.settings +
-                             "; they must be equal";
+    const std::string text =
+        m.settings != settings_
+            ? settings_differ_text(static_cast<int>(first_rank_), settings_, rank, m.settings)
+            : "ranks " + std::to_string(first_rank_) + " and " + std::to_string(rank) +
+                  " would make shared memory of different sizes: use one version of unjam";
     refuse(c, rank, kMismatch, text);
     fail_all(text, &c);
     return;
@@ -374,7 +399,7 @@ bool RendezvousClient::connect(const JobSecret& secret, std::int64_t timeout_ms,
                                std::string& error) {
   const std::uint64_t deadline = monotonic_ns() + static_cast<std::uint64_t>(timeout_ms) * 1000000;
   sockaddr_un address;
-  const socklen_t size = address_of(secret, address);
+  const socklen_t size = rendezvous_address(secret, address);
   const auto* target = reinterpret_cast<const sockaddr*>(&address);
   for (;;) {
     if (monotonic_ns() >= deadline) {
@@ -399,7 +424,12 @@ bool RendezvousClient::connect(const JobSecret& secret, std::int64_t timeout_ms,
       // Nobody is there: we are.
       Fd listener = unix_socket();
       if (listener && bind(listener.get(), target, size) == 0 && listen(listener.get(), 256) == 0) {
-        server_ = std::make_unique<RendezvousServer>(std::move(listener), secret);
+        try {
+          server_ = std::make_unique<RendezvousServer>(std::move(listener), secret);
+        } catch (const std::exception& e) {
+          error = std::string("cannot keep the rendezvous: ") + e.what();
+          return false;
+        }
       } else if (errno != EADDRINUSE) {
         error = std::string("cannot make the rendezvous: ") + std::strerror(errno);
         return false;
@@ -434,7 +464,7 @@ bool RendezvousClient::connect(const JobSecret& secret, std::int64_t timeout_ms,
     }
     ProofMessage proof;
     fill_random(proof.nonce, sizeof(proof.nonce));
-    prove_tag(secret, 'c', hello.nonce, proof.nonce, proof.tag);
+    proof_tag(secret, 'c', hello.nonce, proof.nonce, proof.tag);
     channel.post(type_of(MessageType::kProof), proof.encode());
     if (!channel.flush_all(1000, error) || !channel.await(frame, 5000, error)) {
       usleep(1000);
@@ -447,7 +477,7 @@ bool RendezvousClient::connect(const JobSecret& secret, std::int64_t timeout_ms,
       return false;
     }
     std::uint64_t expected[2];
-    prove_tag(secret, 's', hello.nonce, proof.nonce, expected);
+    proof_tag(secret, 's', hello.nonce, proof.nonce, expected);
     if (frame.type != type_of(MessageType::kProof) || !theirs.decode(frame.payload) ||
         !same(expected, theirs.tag)) {
       error = "the process at the rendezvous (pid " + std::to_string(pid) +
@@ -466,12 +496,18 @@ void RendezvousClient::join(const JoinMessage& message, Fd arena) {
   channel_.post(type_of(MessageType::kJoin), message.encode(), std::move(fds));
 }
 
+void RendezvousClient::flush() {
+  std::string unused;
+  channel_.flush(unused);
+}
+
 bool RendezvousClient::receive(std::string& error) {
-  const bool live = channel_.receive(error);
+  bool live = channel_.receive(error);
   Frame frame;
   while (channel_.pop(frame)) {
     if (!take(frame, error)) return false;
   }
+  if (live && channel_.broken()) live = channel_.receive(error);
   return live || started;
 }
 
@@ -486,15 +522,20 @@ bool RendezvousClient::take(Frame& frame, std::string& error) {
     }
     case MessageType::kRefused: {
       RefusedMessage m;
-      good = m.decode(frame.payload);
-      if (m.rank < 0) failed = m.text;
-      refused[m.rank] = m;
+      // No other code is sent; as a result it would mean something else, success for one.
+      good = m.decode(frame.payload) && (m.code == kInvalidUsage || m.code == kMismatch);
+      if (!good) break;
+      if (m.rank < 0) {
+        failed = m.text.empty() ? "refused" : m.text;
+      } else {
+        refused[m.rank] = m;
+      }
       break;
     }
     case MessageType::kFailed: {
       FailedMessage m;
       good = m.decode(frame.payload);
-      failed = m.text;
+      failed = m.text.empty() ? "no reason given" : m.text;
       break;
     }
     case MessageType::kStart:
@@ -523,17 +564,29 @@ bool RendezvousClient::take(Frame& frame, std::string& error) {
     error = "a message that has no place in a rendezvous";
     return false;
   }
-  if (start_known_ && failed.empty()) {
-    std::size_t foreign = 0;
-    for (const auto p : start.process_of) foreign += p != start.me ? 1 : 0;
-    started = arenas.size() == foreign && peers.size() + 1 == start.pids.size();
-  }
+  started = start_known_ && failed.empty() && complete();
   return true;
+}
+
+// Exactly what the start speaks of, so that nobody has to doubt ranks and processes later.
+bool RendezvousClient::complete() const {
+  std::size_t foreign = 0;
+  for (std::size_t r = 0; r < start.process_of.size(); ++r) {
+    if (start.process_of[r] == start.me) continue;
+    if (arenas.count(static_cast<int>(r)) == 0) return false;
+    ++foreign;
+  }
+  for (std::size_t p = 0; p < start.pids.size(); ++p) {
+    if (p != start.me && peers.count(static_cast<int>(p)) == 0) return false;
+  }
+  return arenas.size() == foreign && peers.size() + 1 == start.pids.size();
 }
 
 void RendezvousClient::leave() {
   channel_.close();
   server_.reset();
+  arenas.clear();
+  peers.clear();
 }
 
 }  // namespace unjam

@@ -14,8 +14,10 @@
 // Then the listening socket is gone: there is no door left at which a stranger could knock.
 #pragma once
 
+#include <sys/socket.h>
+#include <sys/un.h>
+
 #include <array>
-#include <atomic>
 #include <cstdint>
 #include <map>
 #include <memory>
@@ -31,10 +33,17 @@ namespace unjam {
 
 using JobSecret = std::array<unsigned char, 32>;
 
+// The socket's address.
+socklen_t rendezvous_address(const JobSecret& secret, sockaddr_un& address);
+// What proves that its sender, 'c'lient or 's'erver, knows the secret. Domain-separated: what one
+// end sends is no proof for the other.
+void proof_tag(const JobSecret& secret, char who, const std::uint64_t server_nonce[2],
+               const std::uint64_t client_nonce[2], std::uint64_t tag[2]);
+
 class RendezvousServer {
  public:
   // Serves on a listening socket, in a thread of its own, until all ranks have joined or the first
-  // failure.
+  // failure. Throws where the system denies it a thread or a descriptor.
   RendezvousServer(Fd listener, const JobSecret& secret);
   ~RendezvousServer();
   RendezvousServer(const RendezvousServer&) = delete;
@@ -57,6 +66,7 @@ class RendezvousServer {
 
   void serve();
   void accept_one();
+  void make_room(bool proven, std::size_t most);
   void take(Connection& c, Frame& frame);
   void prove(Connection& c, const Frame& frame);
   void join(Connection& c, Frame& frame);
@@ -91,7 +101,9 @@ class RendezvousClient {
   void join(const JoinMessage& message, Fd arena);
   // Takes in what has arrived. False: the connection is lost.
   bool receive(std::string& error);
-  bool flush(std::string& error) { return channel_.flush(error); }
+  // Sends what can be sent. That the server has gone is for receive() to tell, after the server's
+  // last words.
+  void flush();
   bool pending() const { return channel_.pending(); }
   int fd() const { return channel_.fd(); }
   // Leaves: the server, if it is here, ends as well.
@@ -108,6 +120,7 @@ class RendezvousClient {
 
  private:
   bool take(Frame& frame, std::string& error);
+  bool complete() const;
 
   std::unique_ptr<RendezvousServer> server_;
   Channel channel_;

@@ -17,6 +17,9 @@ namespace {
 // How long explain() waits for other processes.
 constexpr std::uint64_t kGatherNs = 1'000'000'000;
 constexpr std::size_t kMostNamed = 3;  // calls in a report
+// Bounds for what other processes make this one remember and say.
+constexpr std::size_t kMostDisagreements = 1 << 16;
+constexpr std::size_t kLongestDisagreement = 8192;
 
 std::string disagreement_text(const std::map<std::string, std::vector<int>>& said,
                               const std::string& what) {
@@ -84,8 +87,13 @@ std::string World::compare(const Context& caller, std::uint64_t tag, std::uint64
 
 void World::fail_here(std::uint64_t tag, std::uint64_t n, unjamResult_t code,
                       const std::string& text) {
-  const auto [known, first] = disagreements_.try_emplace(tag, Disagreement{n, code, text});
-  if (!first && n < known->second.from) known->second = {n, code, text};
+  const auto known = disagreements_.find(tag);
+  const auto kept = [&] { return Disagreement{n, code, text.substr(0, kLongestDisagreement)}; };
+  if (known != disagreements_.end()) {
+    if (n < known->second.from) known->second = kept();
+  } else if (disagreements_.size() < kMostDisagreements) {
+    disagreements_.emplace(tag, kept());
+  }
   for (Context* c : contexts_) {
     if (c != nullptr) c->fail_call(tag, n, {code, text});
   }
@@ -120,13 +128,21 @@ void World::inquire(const CallKey& call, const std::vector<int>& members, const 
 
 void World::send_questions(const std::map<int, QueryMessage>& questions) {
   for (const auto& [process, query] : questions) {
-    mesh_.send(process, MessageType::kQuery, query.encode());
+    // In parts, so that no answer becomes too long.
+    for (std::size_t i = 0; i < query.calls.size(); i += kMostQuestions) {
+      const auto begin = query.calls.begin() + static_cast<std::ptrdiff_t>(i);
+      const std::size_t count = std::min(kMostQuestions, query.calls.size() - i);
+      QueryMessage part;
+      part.calls.assign(begin, begin + static_cast<std::ptrdiff_t>(count));
+      mesh_.send(process, MessageType::kQuery, part.encode());
+    }
   }
 }
 
 void World::on_query(int process, const QueryMessage& query) {
   AnswerMessage answer;
   answer.asked = query.calls;
+  std::set<std::uint64_t> told;
   for (const auto& [tag, n] : query.calls) {
     for (const Context* c : contexts_) {
       if (c == nullptr) continue;
@@ -137,7 +153,8 @@ void World::on_query(int process, const QueryMessage& query) {
                              found == Context::Found::kKnown ? s.text() : ""});
     }
     const auto known = disagreements_.find(tag);
-    if (known != disagreements_.end() && known->second.code == UNJAM_ERROR_MISMATCH) {
+    if (known != disagreements_.end() && known->second.code == UNJAM_ERROR_MISMATCH &&
+        told.insert(tag).second) {
       answer.known.push_back({tag, known->second.from, known->second.text});
     }
   }
@@ -352,7 +369,7 @@ std::uint64_t World::gather(bool print) {
 
 std::vector<AbsentRank> World::absentees(const Gathering& g) const {
   std::vector<AbsentRank> ranks;
-  for (int r = 0; r < ranks_; ++r) {
+  for (int r = 0; r < ranks_ && started_; ++r) {
     const bool seen = std::any_of(g.ranks.begin(), g.ranks.end(),
                                   [&](const RankSnapshot& s) { return s.rank == r; });
     if (seen) continue;

@@ -226,10 +226,7 @@ void World::meet(std::unique_lock<std::mutex>& lock) {
   changed_.wait(lock, [this] { return connected_ || stopping_ || !failure_.empty(); });
   while (!stopping_ && failure_.empty() && !client_.started) {
     std::string error;
-    if (!client_.flush(error)) {
-      fail_meeting("the rendezvous was lost: " + error);
-      break;
-    }
+    client_.flush();
     const short out = client_.pending() ? POLLOUT : 0;
     pollfd polled[2] = {{client_.fd(), static_cast<short>(POLLIN | out), 0},
                         {mesh_.wake_fd(), POLLIN, 0}};
@@ -355,8 +352,8 @@ void World::on_message(int process, const Frame& frame) {
     case MessageType::kDeparted: {
       DepartedMessage m;
       if (!m.decode(frame.payload) || !is_rank_of(m.rank, process)) break;
-      auto& calls = departed_[static_cast<int>(m.rank)];
-      for (const auto& [tag, count] : m.calls) calls[tag] = count;
+      // A rank leaves once. (What it has called is a map, so that repeating it adds nothing.)
+      departed_.try_emplace(static_cast<int>(m.rank), m.calls.begin(), m.calls.end());
       break;
     }
     case MessageType::kQuery: {

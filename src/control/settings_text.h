@@ -1,0 +1,26 @@
+// How messages say that two ranks have different settings.
+#pragma once
+
+#include <string>
+#include <string_view>
+
+namespace unjam {
+
+// What stands in only one of two lists "NAME=1, NAME=2, …" of the same names, as a sentence.
+inline std::string settings_differ_text(int rank_a, std::string_view a, int rank_b,
+                                        std::string_view b) {
+  std::string only_a, only_b;
+  while (!a.empty() && !b.empty()) {
+    const std::string_view item_a = a.substr(0, a.find(", ")), item_b = b.substr(0, b.find(", "));
+    if (item_a != item_b) {
+      only_a += (only_a.empty() ? "" : ", ") + std::string(item_a);
+      only_b += (only_b.empty() ? "" : ", ") + std::string(item_b);
+    }
+    a.remove_prefix(item_a.size() == a.size() ? a.size() : item_a.size() + 2);
+    b.remove_prefix(item_b.size() == b.size() ? b.size() : item_b.size() + 2);
+  }
+  return "settings differ: rank " + std::to_string(rank_a) + " has " + only_a + "; rank " +
+         std::to_string(rank_b) + " has " + only_b + "; give the same on all ranks";
+}
+
+}  // namespace unjam
