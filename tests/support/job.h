@@ -1,4 +1,5 @@
-// A job of N ranks in this process, and a thread a rank to drive it.
+// A job of N ranks in this process, or this process's ranks of one that spans several
+// (processes.h), and a thread a rank to drive it.
 //
 // A rank's function reports failure by throwing (check(), wait(), fail()); the job then aborts all
 // contexts, so that no other rank waits for the one that has failed, and run() adds one GoogleTest
@@ -8,12 +9,14 @@
 #include <gtest/gtest.h>
 #include <time.h>
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <cstdint>
 #include <cstdlib>
 #include <functional>
 #include <mutex>
+#include <numeric>
 #include <random>
 #include <stdexcept>
 #include <string>
@@ -159,11 +162,36 @@ class Job {
  public:
   explicit Job(int ranks, const unjamConfig_t& config = default_config(),
                std::uint64_t seed = base_seed())
-      : seed_(seed), contexts_(static_cast<std::size_t>(ranks)), all_(contexts_.size()) {
+      : seed_(seed),
+        local_(static_cast<std::size_t>(ranks)),
+        contexts_(local_.size()),
+        all_(local_.size()) {
+    std::iota(local_.begin(), local_.end(), 0);
     UNJAM_CHECK(unjamInitAll(contexts_.data(), ranks, &config));
-    for (std::size_t r = 0; r < contexts_.size(); ++r) {
-      UNJAM_CHECK(unjamGroupCreate(contexts_[r], nullptr, 0, "", &all_[r]));
+    create_groups();
+  }
+  // The ranks `local` of a job whose other ranks are in other processes.
+  Job(const unjamUniqueId_t& id, int ranks, std::vector<int> local, const unjamConfig_t& config,
+      std::uint64_t seed)
+      : seed_(seed),
+        local_(std::move(local)),
+        contexts_(static_cast<std::size_t>(ranks)),
+        all_(contexts_.size()) {
+    std::vector<std::string> errors(contexts_.size());
+    std::vector<std::thread> threads;
+    for (const int rank : local_) {
+      threads.emplace_back([&, rank] {
+        const auto r = static_cast<std::size_t>(rank);
+        if (unjamInit(&contexts_[r], ranks, id, rank, &config) != UNJAM_SUCCESS) {
+          errors[r] = "rank " + std::to_string(rank) + ": unjamInit: " + unjamGetLastError();
+        }
+      });
     }
+    for (std::thread& t : threads) t.join();
+    for (const std::string& e : errors) {
+      if (!e.empty()) fail(e);
+    }
+    create_groups();
   }
   Job(const Job&) = delete;
   Job& operator=(const Job&) = delete;
@@ -183,6 +211,8 @@ class Job {
   }
 
   int ranks() const { return static_cast<int>(contexts_.size()); }
+  const std::vector<int>& local() const { return local_; }  // ranks of this process
+  bool is_local(int r) const { return std::find(local_.begin(), local_.end(), r) != local_.end(); }
   std::uint64_t seed() const { return seed_; }
   unjamContext_t context(int r) const { return contexts_[static_cast<std::size_t>(r)]; }
   unjamGroup_t all(int r) const { return all_[static_cast<std::size_t>(r)]; }
@@ -201,10 +231,10 @@ class Job {
     }
   }
 
-  // Runs `body` once a rank, each in its own thread. False if one failed.
+  // Runs `body` once a rank of this process, each in its own thread. False if one failed.
   bool run(const std::function<void(Rank&)>& body) {
     std::vector<std::pair<int, std::function<void(Rank&)>>> all;
-    for (int r = 0; r < ranks(); ++r) all.emplace_back(r, body);
+    for (const int r : local_) all.emplace_back(r, body);
     return run_threads(all);
   }
 
@@ -241,7 +271,15 @@ class Job {
   }
 
  private:
+  void create_groups() {
+    for (const int rank : local_) {
+      const auto r = static_cast<std::size_t>(rank);
+      UNJAM_CHECK(unjamGroupCreate(contexts_[r], nullptr, 0, "", &all_[r]));
+    }
+  }
+
   const std::uint64_t seed_;
+  std::vector<int> local_;
   std::vector<unjamContext_t> contexts_;
   std::vector<unjamGroup_t> all_;
   std::atomic<bool> failed_{false};
