@@ -71,8 +71,8 @@ def buffer_of(obj: Any, name: str, dtype: Any = None) -> Buffer:
         return _from_torch(torch, obj, name, dtype)
     if hasattr(obj, "__cuda_array_interface__"):
         raise InvalidType(
-            f"{name} is device memory ({type(obj).__name__}); this version's ranks are threads on "
-            "the host: copy it to host memory first"
+            f"{name} is device memory ({type(obj).__name__}), and this version works in host "
+            "memory: copy it there first"
         )
     if isinstance(obj, np.generic):
         raise InvalidType(f"{name} is a NumPy scalar, which has no memory to share: pass an array")
@@ -127,8 +127,8 @@ def _from_numpy(array: np.ndarray[Any, Any], keep: Any, name: str, dtype: Any) -
 def _from_torch(torch: Any, tensor: Any, name: str, dtype: Any) -> Buffer:
     if tensor.device.type != "cpu":
         raise InvalidType(
-            f"{name} is a tensor on {tensor.device}; this version's ranks are threads on the host: "
-            f"pass {name}.cpu()"
+            f"{name} is a tensor on {tensor.device}, and this version works in host memory: pass "
+            f"{name}.cpu()"
         )
     if tensor.layout is not torch.strided:
         raise InvalidType(f"{name} is a {tensor.layout} tensor: pass {name}.to_dense()")

@@ -102,7 +102,8 @@ unjamResult_t copy_text(const std::string& text, char* buffer, size_t bytes, siz
   buffer[n] = '\0';
   if (n == text.size()) return UNJAM_SUCCESS;
   return fail(UNJAM_ERROR_RESOURCES, "the text has " + std::to_string(text.size() + 1) +
-                                         " bytes, the buffer " + std::to_string(bytes));
+                                         " bytes, the buffer " + std::to_string(bytes) +
+                                         ": call with a size of 0 to learn the size needed");
 }
 
 unjamResult_t submit(unjamGroup_t group, const char* key, Call call,
@@ -213,8 +214,9 @@ unjamResult_t unjamInit(unjamContext_t* context, int nranks, unjamUniqueId_t id,
     if (context == nullptr) return null_argument("context");
     if (unjamResult_t r = check_ranks(nranks); r != UNJAM_SUCCESS) return r;
     if (rank < 0 || rank >= nranks) {
-      return fail(UNJAM_ERROR_INVALID_ARGUMENT, "rank " + std::to_string(rank) + " of a job of " +
-                                                    std::to_string(nranks) + " ranks");
+      return fail(UNJAM_ERROR_INVALID_ARGUMENT,
+                  "rank " + std::to_string(rank) + " of a job of " + std::to_string(nranks) +
+                      " ranks: they go from 0 to " + std::to_string(nranks - 1));
     }
     Settings settings;
     std::string error;

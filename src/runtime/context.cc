@@ -117,7 +117,8 @@ Result Context::create_group(const int* ranks, int size, const char* name, unjam
     }
     if (seen[static_cast<std::size_t>(r)]) {
       return {UNJAM_ERROR_INVALID_ARGUMENT,
-              "rank " + std::to_string(r) + " stands twice in the group's list"};
+              "rank " + std::to_string(r) +
+                  " stands twice in the group's list: give every member once"};
     }
     seen[static_cast<std::size_t>(r)] = true;
     if (r == rank_) group->rank = i;

@@ -46,7 +46,7 @@ struct Signature {
   std::uint64_t count = 0;
 
   std::uint64_t hash() const;
-  std::string text() const;
+  std::string text(bool with_count = true) const;
   bool operator==(const Signature&) const = default;
 };
 

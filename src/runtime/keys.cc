@@ -133,9 +133,10 @@ Result Context::register_collective(unjamGroup* group, const char* name, const S
   Key* key = find_or_create_key(*group, name, result);
   if (key == nullptr) return result;
   if (key->registered != nullptr) {
-    return {UNJAM_ERROR_INVALID_USAGE,
-            name_text(key->name, group->name) + " is registered already (as " +
-                key->registered->signature.text() + "): deregister it first, or use another key"};
+    return {UNJAM_ERROR_INVALID_USAGE, name_text(key->name, group->name) +
+                                           " is registered already (as " +
+                                           key->registered->signature.text(false) +
+                                           "): deregister it first, or use another key"};
   }
   auto collective = std::make_unique<unjamCollective>();
   collective->group = group;

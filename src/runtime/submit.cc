@@ -23,9 +23,10 @@ std::uint64_t Signature::hash() const {
   return hash_combine(h, count);
 }
 
-std::string Signature::text() const {
-  std::string t =
-      std::string(to_string(kind)) + "(count=" + std::to_string(count) + ", " + to_string(dtype);
+std::string Signature::text(bool with_count) const {
+  std::string t = std::string(to_string(kind)) + "(";
+  if (with_count) t += "count=" + std::to_string(count) + ", ";
+  t += to_string(dtype);
   if (reduces(kind)) t += std::string(", ") + to_string(op);
   if (has_root(kind)) t += ", root=" + std::to_string(root);
   return t + ")";
@@ -39,9 +40,11 @@ Result Context::validate(const unjamGroup& group, const Call& call) const {
   const auto outside = [](auto value, int n) {
     return static_cast<int>(value) < 0 || static_cast<int>(value) >= n;
   };
-  if (outside(s.kind, kNumKinds)) return bad("unknown kind of collective");
-  if (outside(s.dtype, kNumDTypes)) return bad("unknown data type");
-  if (outside(s.op, kNumOps)) return bad("unknown reduction operator");
+  if (outside(s.kind, kNumKinds)) return bad("unknown kind: give a value of unjamKind_t");
+  if (outside(s.dtype, kNumDTypes)) {
+    return bad("unknown data type: give a value of unjamDataType_t");
+  }
+  if (outside(s.op, kNumOps)) return bad("unknown reduction operator: give a value of unjamOp_t");
   const auto n = static_cast<std::uint64_t>(group.members.size());
   if (has_root(s.kind) && (s.root < 0 || static_cast<std::uint64_t>(s.root) >= n)) {
     return bad("root " + std::to_string(s.root) + ": the group has ranks 0 to " +
@@ -52,7 +55,8 @@ Result Context::validate(const unjamGroup& group, const Call& call) const {
   const std::uint64_t most = std::numeric_limits<std::int64_t>::max();
   if (s.count > most / size / (blocked ? n : 1)) {
     return bad("count " + std::to_string(s.count) + " of " + to_string(s.dtype) +
-               " overflows the address space" + (blocked ? " (count is per rank)" : ""));
+               " overflows the address space: give the number of elements" +
+               (blocked ? " per rank" : ""));
   }
   return {};
 }
@@ -69,14 +73,19 @@ Result check_buffers(const unjamGroup& group, const Call& call) {
   const bool root = group.rank == s.root;
   const bool needs_send = s.kind != Kind::kBroadcast || root;
   const bool needs_recv = s.kind != Kind::kReduce || root;
-  if (needs_send && call.send == nullptr) return bad("the send buffer is NULL");
-  if (needs_recv && call.recv == nullptr) return bad("the recv buffer is NULL");
+  const auto missing = [&](const char* what, const char* does) {
+    return bad(std::string("the ") + what + " buffer is NULL, but rank " +
+               std::to_string(group.rank) + "'s part of " + s.text() + " " + does + " it");
+  };
+  if (needs_send && call.send == nullptr) return missing("send", "reads");
+  if (needs_recv && call.recv == nullptr) return missing("recv", "writes");
   const std::uint64_t size = dtype_bytes(s.dtype);
   const auto send = reinterpret_cast<std::uintptr_t>(call.send);
   const auto recv = reinterpret_cast<std::uintptr_t>(call.recv);
   if ((needs_send && send % size != 0) || (needs_recv && recv % size != 0)) {
-    return bad("a buffer is not aligned to its element type (" + std::string(to_string(s.dtype)) +
-               ", " + std::to_string(size) + " bytes)");
+    return bad(
+        "a buffer is not aligned to its element type: give addresses that are multiples of " +
+        std::to_string(size) + " bytes for " + to_string(s.dtype));
   }
   if (!needs_send || !needs_recv) return {};
   const std::uint64_t block = s.count * size, n = group.members.size();
@@ -89,9 +98,8 @@ Result check_buffers(const unjamGroup& group, const Call& call) {
   const bool apart = send + send_bytes <= recv || recv + recv_bytes <= send;
   if (!apart && !in_place) {
     return bad(
-        "the send and recv buffers overlap, and not in the way that in-place calls do "
-        "(all-gather: send == recv + rank*count; reduce-scatter: recv == send + rank*count; "
-        "otherwise send == recv)");
+        "the send and recv buffers overlap: separate them, or call in place (all-gather: send == "
+        "recv + rank*count; reduce-scatter: recv == send + rank*count; otherwise send == recv)");
   }
   return {};
 }
@@ -109,7 +117,7 @@ Result Context::submit(unjamGroup& group, const char* name, const Call& call,
   if (key == nullptr) return result;
   if (key->registered != nullptr) {
     return {UNJAM_ERROR_INVALID_USAGE, name_text(key->name, group.name) + " is registered (as " +
-                                           key->registered->signature.text() +
+                                           key->registered->signature.text(false) +
                                            "): run the registered collective, or use another key"};
   }
   return submit_locked(lock, group, *key, call, request);

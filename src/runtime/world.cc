@@ -10,6 +10,7 @@
 
 #include "base/clock.h"
 #include "base/fork_guard.h"
+#include "control/settings_text.h"
 #include "runtime/context.h"
 #include "runtime/engine_memory.h"
 #include "runtime/explain_signal.h"
@@ -125,7 +126,8 @@ unjamResult_t World::join(int rank, const Settings& settings, std::string& error
   const std::string agreed = agreed_settings_text(settings);
   std::unique_lock lock(mutex_);
   if (joined_[r]) {
-    error = "rank " + std::to_string(rank) + " has joined this job already";
+    error = "rank " + std::to_string(rank) +
+            " has joined this job already: give every rank a number of its own";
     return UNJAM_ERROR_INVALID_USAGE;
   }
   if (!alone_ && !connected_) {
@@ -154,8 +156,7 @@ unjamResult_t World::join(int rank, const Settings& settings, std::string& error
     first_rank_ = rank;
     first_agreed_ = agreed;
   } else if (agreed != first_agreed_) {
-    error = "settings differ: rank " + std::to_string(first_rank_) + " has " + first_agreed_ +
-            "; rank " + std::to_string(rank) + " has " + agreed + "; they must be equal";
+    error = settings_differ_text(first_rank_, first_agreed_, rank, agreed);
     failure_ = error;
     changed_.notify_all();
     return UNJAM_ERROR_MISMATCH;
