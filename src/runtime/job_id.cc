@@ -49,18 +49,20 @@ bool number(const char* name, int& value, std::string& error) {
   return true;
 }
 
-// Where launchers put a process's rank, the job's ranks, and those of this machine.
+// Where launchers put a process's rank, the job's ranks, and those of this machine, or how many
+// machines there are (of two names the first that is set).
 struct Launcher {
   const char* rank;
   const char* ranks;
   const char* local_ranks;
+  const char* machines[2];
 };
 constexpr Launcher kLaunchers[] = {
-    {"UNJAM_RANK", "UNJAM_RANKS", nullptr},
-    {"RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"},  // torchrun
-    {"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE"},
-    {"PMI_RANK", "PMI_SIZE", "MPI_LOCALNRANKS"},  // MPICH, Intel MPI
-    {"SLURM_PROCID", "SLURM_NTASKS", nullptr},
+    {"UNJAM_RANK", "UNJAM_RANKS", nullptr, {}},
+    {"RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", {}},  // torchrun
+    {"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", {}},
+    {"PMI_RANK", "PMI_SIZE", "MPI_LOCALNRANKS", {}},  // MPICH, Intel MPI
+    {"SLURM_PROCID", "SLURM_NTASKS", nullptr, {"SLURM_STEP_NUM_NODES", "SLURM_NNODES"}},
 };
 
 // What is equal on all ranks of a launch and different in any other that runs beside it.
@@ -165,15 +167,25 @@ bool rank_from_environment(LaunchedRank& launched, std::string& error) {
             " ranks, and a rank below their number";
     return false;
   }
+  const char* const elsewhere = ": in this version all ranks of a job are on one machine";
   if (by->local_ranks != nullptr && variable(by->local_ranks) != nullptr) {
     int local = 0;
     if (!number(by->local_ranks, local, error)) return false;
     if (local != launched.ranks) {
       error = std::string(by->local_ranks) + " is " + std::to_string(local) + ", " + by->ranks +
-              " is " + std::to_string(launched.ranks) +
-              ": in this version all ranks of a job are on one machine";
+              " is " + std::to_string(launched.ranks) + elsewhere;
       return false;
     }
+  }
+  for (const char* name : by->machines) {
+    if (name == nullptr || variable(name) == nullptr) continue;
+    int machines = 0;
+    if (!number(name, machines, error)) return false;
+    if (machines > 1) {
+      error = std::string(name) + " is " + std::to_string(machines) + elsewhere;
+      return false;
+    }
+    break;
   }
   if (const char* text = variable("UNJAM_ID")) {
     JobSecret secret;
