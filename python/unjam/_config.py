@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import difflib
 from typing import Any
 
 from . import _abi
@@ -45,7 +46,9 @@ def make_config(settings: dict[str, Any]) -> _abi.Config:
     config.policy = config.order = config.algorithm = -1
     for name, value in settings.items():
         if name not in _FIELDS:
-            raise InvalidType(f"{name!r} is not a setting: the settings are {', '.join(_FIELDS)}")
+            near = difflib.get_close_matches(name, _FIELDS, n=1)
+            cure = f"did you mean {near[0]}?" if near else f"use one of {', '.join(_FIELDS)}"
+            raise InvalidType(f"{name!r} is not a setting: {cure}")
         if value is not None:
             setattr(config, name, _value(name, value))
     return config

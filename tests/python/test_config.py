@@ -41,7 +41,7 @@ def test_values():
         (
             {"lane": 1},
             InvalidType,
-            "'lane' is not a setting: the settings are policy, order, lanes",
+            "'lane' is not a setting: did you mean lanes",
         ),
         ({"size": 1}, InvalidType, "is not a setting"),
         ({"policy": "greedy"}, InvalidArgument, "use one of adaptive, fixed, hold"),
