@@ -26,7 +26,7 @@ enum class MessageType : std::uint16_t {
   kRefused,    // S: of one rank, or of the connection
   kJoin,       // with the arena's descriptor
   kJoined,     // S: who is there by now
-  kFailed,     // S: the job will not come to be
+  kFailed,     // by both: the job will not come to be
   kStart,      // S: all are there; followed by kArena and kPeer
   kArena,      // S, with the descriptor
   kPeer,       // S, with a connected socket and a pidfd

@@ -30,6 +30,8 @@ constexpr std::uint64_t kProofNs = 5'000'000'000;  // for a client to prove itse
 constexpr std::size_t kMostStrangers = 128;        // connections that have not (yet)
 // Connections that have proven themselves and have no rank (yet).
 constexpr std::size_t kMostIdle = 2 * kMaxRanks;
+constexpr std::int64_t kFarewellMs = 200;  // for the others to take why the job failed
+constexpr std::size_t kLongestReason = 4096;
 constexpr std::int64_t kHandOutMs = 10000;  // for a client to take what it is sent at the start
 // More than all that an honest client is sent before the start: whoever asks for more answers than
 // it takes is dropped.
@@ -148,12 +150,6 @@ void RendezvousServer::serve() {
                         : next <= now      ? 0
                                            : static_cast<int>((next - now) / 1000000 + 1);
     poll(polled.data(), polled.size(), wait_ms);
-    if (polled[0].revents != 0) {
-      fail_all("the process that kept the rendezvous (pid " + std::to_string(getpid()) +
-                   ") left before all ranks had joined",
-               nullptr);
-      break;
-    }
     // Backwards: drop() moves those behind.
     for (std::size_t i = connections_.size(); i-- > 0 && !over_;) {
       Connection& c = *connections_[i];
@@ -173,13 +169,19 @@ void RendezvousServer::serve() {
       const bool late = (!c.proven || c.closing) && monotonic_ns() >= c.deadline_ns;
       if (!live || late || (c.closing && !c.channel.pending())) drop(i);
     }
+    // After the connections: our own process's client may have said why it leaves.
+    if (!over_ && polled[0].revents != 0) {
+      fail_all("the process that kept the rendezvous (pid " + std::to_string(getpid()) +
+                   ") left before all ranks had joined",
+               nullptr);
+    }
     if (!over_ && polled[1].revents != 0) accept_one();
     if (!over_ && ranks_ != 0 && joined_.size() == ranks_) start();
   }
   // What was said last must arrive.
   for (auto& c : connections_) {
     std::string error;
-    if (c->proven) c->channel.flush_all(200, error);
+    if (c->proven) c->channel.flush_all(kFarewellMs, error);
   }
   connections_.clear();
   listener_.reset();
@@ -226,6 +228,9 @@ void RendezvousServer::take(Connection& c, Frame& frame) {
     prove(c, frame);
   } else if (frame.type == type_of(MessageType::kJoin)) {
     join(c, frame);
+  } else if (FailedMessage m;
+             frame.type == type_of(MessageType::kFailed) && m.decode(frame.payload)) {
+    fail_all(m.text, &c);
   } else {
     refuse(c, -1, kInvalidUsage, "a message that has no place in a rendezvous");
   }
@@ -580,6 +585,14 @@ bool RendezvousClient::complete() const {
     if (p != start.me && peers.count(static_cast<int>(p)) == 0) return false;
   }
   return arenas.size() == foreign && peers.size() + 1 == start.pids.size();
+}
+
+void RendezvousClient::fail(const std::string& why) {
+  FailedMessage m;
+  m.text = why.substr(0, kLongestReason);
+  channel_.post(type_of(MessageType::kFailed), m.encode());
+  std::string unused;
+  channel_.flush_all(kFarewellMs, unused);
 }
 
 void RendezvousClient::leave() {

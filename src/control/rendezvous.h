@@ -8,6 +8,7 @@
 //
 //   server: Hello{nonce}        client: Proof{nonce, tag}      server: Proof{tag}
 //   client: Join{rank, …} + arena, for each of its ranks, at any time
+//   client: Failed{why}, if it gives up: the others learn the reason, not only that it left
 //   server: Joined{who}, to all, after each; Refused{rank, why}; Failed{why}
 //   server, when all are there: Start{who is where}, Arena + descriptor for each rank of another
 //   process, Peer + {connected socket, pidfd} for each other process.
@@ -106,6 +107,8 @@ class RendezvousClient {
   void flush();
   bool pending() const { return channel_.pending(); }
   int fd() const { return channel_.fd(); }
+  // Tells the others why this process gives up; before leave().
+  void fail(const std::string& why);
   // Leaves: the server, if it is here, ends as well.
   void leave();
 

@@ -157,14 +157,12 @@ unjamResult_t World::join(int rank, const Settings& settings, std::string& error
     first_agreed_ = agreed;
   } else if (agreed != first_agreed_) {
     error = settings_differ_text(first_rank_, first_agreed_, rank, agreed);
-    failure_ = error;
-    changed_.notify_all();
+    fail_meeting(error);
     return UNJAM_ERROR_MISMATCH;
   }
   arenas_[r] = SharedMemory::create(shape_.total_bytes(), error);
   if (arenas_[r].data() == nullptr) {
-    failure_ = "rank " + std::to_string(rank) + ": " + error;
-    changed_.notify_all();
+    fail_meeting("rank " + std::to_string(rank) + ": " + error);
     return UNJAM_ERROR_SYSTEM;
   }
   bases_[r] = arenas_[r].data();
@@ -249,8 +247,10 @@ void World::meet(std::unique_lock<std::mutex>& lock) {
   }
   if (client_.started && failure_.empty()) begin(lock);
   changed_.notify_all();
-  // Not with the lock: where the server is ours, this waits until the others have what is theirs.
+  const std::string gives_up = connected_ && client_.failed.empty() ? failure_ : "";
+  // Not with the lock: both wait until the others have what is theirs.
   lock.unlock();
+  if (!gives_up.empty()) client_.fail(gives_up);
   client_.leave();
   lock.lock();
 }
