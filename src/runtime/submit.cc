@@ -157,6 +157,8 @@ Result Context::submit_locked(std::unique_lock<std::mutex>& lock, unjamGroup& gr
     Key& key;
   };
   std::optional<Pin> pin(key);
+  // Before peers hear of the call: one that is refused must end nothing on them.
+  if (!group.failed.ok()) return group.failed;
   // First, since it may let go of the lock for a while; then nothing does until the call is made.
   Result disagreement;
   for (std::uint64_t n = key.submitted;; n = key.submitted) {
