@@ -110,18 +110,30 @@ class HostDev {
     completions_.notify();
   }
 
+  // The engine has yet to leave: it saves contexts, and its threads look whether it quits. Until
+  // then the lane must not be another driver's, so the exchange waits for that, see sleep().
   bool try_quit(std::uint32_t epoch, std::uint32_t interest) {
-    std::uint32_t bits = kAsleep | interest;
+    if (doorbell_epoch(my_doorbell()) != epoch) return false;
+    sleeps_ = true;
+    epoch_ = epoch;
+    interest_ = interest;
+    return true;
+  }
+
+  // After the engine has left: what try_quit() was asked for. The lane stays driven if it was rung
+  // since; then the engine goes on in another run.
+  void sleep() {
+    if (!sleeps_) return;
+    sleeps_ = false;
+    std::uint32_t bits = kAsleep | interest_;
     if (manner.holds && !called_away()) {
       // Another lane's engine says so when it ends an invocation: it rings for data.
       if (rank_.num_lanes > 1) bits |= kAsleepForData;
-      if (!doorbell_try_sleep(my_doorbell(), epoch, bits | kHeld)) return false;
-      held = epoch | bits | kHeld;
-      return true;
+      if (doorbell_try_sleep(my_doorbell(), epoch_, bits | kHeld)) held = epoch_ | bits | kHeld;
+      return;
     }
-    rested_.store(epoch | bits, std::memory_order_release);
-    rests = lease_rest(my_doorbell(), epoch, interest);
-    return rests;
+    rested_.store(epoch_ | bits, std::memory_order_release);
+    rests = lease_rest(my_doorbell(), epoch_, interest_);
   }
 
   // Under the hold policy the engine sleeps where it is, its lane taken, as a spinning kernel keeps
@@ -154,6 +166,9 @@ class HostDev {
   std::atomic<std::uint32_t>& rested_;
   std::uint64_t& delay_state_;
   const std::uint32_t delay_max_us_;
+  bool sleeps_ = false;
+  std::uint32_t epoch_ = 0;
+  std::uint32_t interest_ = 0;
 };
 
 // A thread from outside, for as long as it is here. Both it and stop() change one word, so either
@@ -255,6 +270,7 @@ void HostDaemon::stay(Lane& lane, HostDev& dev) {
   Engine<HostDev>::run(dev, rank_, lane.index, lane.shared);
   if (dev.thread() == 0) {
     lane.transitions.fetch_add(1, std::memory_order_seq_cst);
+    dev.sleep();
     lane.changed.notify();
   }
 }
