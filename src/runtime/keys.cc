@@ -119,6 +119,7 @@ Key* Context::find_or_create_key(unjamGroup& group, const char* name, Result& re
     p->failed = std::move(r.failure->why);
   }
   records_.erase(record);
+  move_key(*p, resting_place(*p));  // one that has failed is only asked for its error
   return p;
 }
 

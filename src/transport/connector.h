@@ -429,7 +429,7 @@ class LaneTransport {
   // A connector that no key in use has, and whose slices were all consumed; if it has an owner,
   // that is an idle key.
   UNJAM_HD std::uint32_t pick(std::uint32_t peer) {
-    constexpr std::uint32_t kLooks = 32;
+    constexpr std::uint32_t kLooks = 64;
     PeerSendState& state = peers[peer];
     if (state.given_back != kNoConnector) {
       const std::uint32_t i = state.given_back;
@@ -437,17 +437,20 @@ class LaneTransport {
       return i;
     }
     if (state.touched < state.pool) return touch(state);
+    std::uint32_t used_lately = kNoConnector;  // an idle key's all the same
     for (std::uint32_t k = 0; k < kLooks && k < state.touched; ++k) {
       const std::uint32_t i = pass(state);
       ConnectorOwner& owner = state.owners[i];
       if (owner.endpoint == nullptr) continue;  // abandoned
-      if (owner.seen != owner.endpoint->posted) {
-        owner.seen = owner.endpoint->posted;
-      } else if (*owner.in_use == 0 && settle(peer, i)) {
-        return i;
-      }
+      const bool lately = owner.seen != owner.endpoint->posted;
+      owner.seen = owner.endpoint->posted;
+      if (lately && used_lately != kNoConnector) continue;
+      if (*owner.in_use != 0 || !settle(peer, i)) continue;
+      if (!lately) return i;
+      used_lately = i;
     }
-    // The keys that are busy come first: the pool is what it should be without them.
+    if (used_lately != kNoConnector) return used_lately;
+    // Hardly a key is idle: the pool is what those are to share.
     if (state.touched < shape.connectors) return touch(state);
     for (std::uint32_t k = 0; k < state.touched; ++k) {
       const std::uint32_t i = pass(state);

@@ -1,4 +1,5 @@
-// Connectors between two ranks in plain memory: directory, room, borrowed slots, give-back, flags.
+// Connectors between two ranks in plain memory: directory, room, borrowed slots, give-back, void
+// slices, flags.
 #include "transport/connector.h"
 
 #include <gtest/gtest.h>
@@ -44,6 +45,9 @@ class Fabric {
     }
   }
   LaneTransport& at(std::uint32_t r) { return states_[r]->transport; }
+  const PeerSendState& send_state(std::uint32_t r, std::uint32_t peer) {
+    return states_[r]->peers[peer];
+  }
 
  private:
   struct State {
@@ -186,6 +190,204 @@ TEST(Connector, IdleKeysGiveTheirConnectorBackAndOpenAnother) {
   f.at(0).post(1, out[2], f.at(0).grant(1, out[2], 8), 8, 6);
   ASSERT_TRUE(f.at(1).resolve(0, kTag + 8, in[2]));
   EXPECT_TRUE(f.at(1).poll(0, in[2], 6, view));
+}
+
+ArenaShape many_connectors(std::uint32_t connectors) {
+  ArenaShape s = small_shape();
+  s.connectors = connectors;
+  s.escape_slots = 2;
+  return s;
+}
+
+// Keys that rank 0 uses towards rank 1: a slice at a time, sent and read.
+class Keys {
+ public:
+  Keys(Fabric& f, std::size_t count)
+      : f_(f), out_(count), in_(count), uses_(count), in_use_(count) {}
+  static std::uint64_t tag(std::size_t k) { return mix64(k) | 2; }
+  bool send(std::size_t k) {
+    in_use_[k] = 1;
+    OutEndpoint& out = out_[k];
+    const bool open =
+        out.connector != kNoConnector || f_.at(0).open(1, tag(k), kGroup, out, &in_use_[k]);
+    if (open) f_.at(0).post(1, out, f_.at(0).grant(1, out, 8), 8, tag(k) + uses_[k]++);
+    in_use_[k] = 0;
+    return open;
+  }
+  bool read(std::size_t k) {
+    RecvView view;
+    if (!f_.at(1).resolve(0, tag(k), in_[k])) return false;
+    if (!f_.at(1).poll(0, in_[k], tag(k) + uses_[k] - 1, view)) return false;
+    f_.at(1).consume(0, in_[k]);
+    return true;
+  }
+  bool use(std::size_t k) { return send(k) && read(k); }
+  OutEndpoint& out(std::size_t k) { return out_[k]; }
+  // As when the runtime has forgotten the key on a rank.
+  void forget_sender(std::size_t k, bool known_void = false) {
+    f_.at(0).release(1, out_[k], known_void);
+    out_[k] = {};
+  }
+  void forget_reader(std::size_t k) { in_[k] = {}; }
+
+ private:
+  Fabric& f_;
+  std::vector<OutEndpoint> out_;
+  std::vector<InEndpoint> in_;
+  std::vector<std::uint64_t> uses_;
+  std::vector<std::uint32_t> in_use_;
+};
+
+TEST(Connector, AMissLooksAtFewPlaces) {
+  Fabric f(many_connectors(1024));
+  Keys keys(f, 4000);
+  // All connectors held, then many keys more that take them over: the table never fills.
+  for (std::size_t k = 0; k < 4000; ++k) ASSERT_TRUE(keys.send(k) && keys.read(k)) << k;
+  for (std::size_t k = 0; k < 1024; ++k) ASSERT_TRUE(keys.send(k)) << k;  // and stays unread
+  EXPECT_EQ(f.send_state(0, 1).touched, 1024u);
+  EXPECT_LE(f.send_state(0, 1).longest_probe, 64u) << "of 2048 places, half of them taken";
+  InEndpoint in;
+  EXPECT_FALSE(f.at(1).resolve(0, kTag, in));
+  for (std::size_t k = 0; k < 1024; ++k) ASSERT_TRUE(keys.read(k)) << k;
+}
+
+TEST(Connector, KeysUsedOnceShareTheFirstConnectors) {
+  Fabric f(many_connectors(1024));
+  Keys keys(f, 5000);
+  for (std::size_t k = 0; k < 5000; ++k) ASSERT_TRUE(keys.use(k)) << k;
+  EXPECT_LE(f.send_state(0, 1).touched, kFirstPool + 2);
+  EXPECT_EQ(f.send_state(0, 1).pool, kFirstPool) << "no key came back: nothing to learn";
+}
+
+TEST(Connector, AWorkingSetKeepsItsConnectors) {
+  for (const std::size_t count : {100, 500, 1000}) {
+    Fabric f(many_connectors(1024));
+    Keys keys(f, count + 500);
+    for (int round = 0; round < 8; ++round) {
+      for (std::size_t k = 0; k < count; ++k) ASSERT_TRUE(keys.use(k)) << k;
+    }
+    const std::uint32_t before = f.send_state(0, 1).reclaimed;
+    for (int round = 0; round < 3; ++round) {
+      for (std::size_t k = 0; k < count; ++k) ASSERT_TRUE(keys.use(k)) << k;
+    }
+    EXPECT_EQ(f.send_state(0, 1).reclaimed, before) << count << " keys in turn";
+    // Among keys that come once, those in use are passed over.
+    if (count != 100) continue;
+    std::uint32_t lost = 0;
+    for (std::size_t k = 0; k < 500; ++k) {
+      ASSERT_TRUE(keys.use(count + k));
+      if (k % 5 != 0) continue;
+      for (std::size_t hot = 0; hot < 20; ++hot) {
+        if (keys.out(hot).connector == kNoConnector) ++lost;
+        ASSERT_TRUE(keys.use(hot));
+      }
+    }
+    EXPECT_EQ(lost, 0u);
+  }
+}
+
+TEST(Connector, WhatIsGivenBackServesTheNextKey) {
+  Fabric f(many_connectors(64));
+  Keys keys(f, 3);
+  ASSERT_TRUE(keys.use(0) && keys.use(0));
+  keys.forget_sender(0);
+  EXPECT_EQ(f.send_state(0, 1).opened, 0u);
+  ASSERT_TRUE(keys.send(1));  // on the same connector
+  EXPECT_EQ(f.send_state(0, 1).touched, 1u);
+  EXPECT_FALSE(keys.read(0)) << "its reader has it cached, but it is another key's now";
+  ASSERT_TRUE(keys.read(1));
+  // It comes back, elsewhere, and its reader finds it.
+  ASSERT_TRUE(keys.use(0));
+  EXPECT_EQ(f.send_state(0, 1).touched, 2u);
+}
+
+TEST(Connector, AReaderThatForgotAKeyGoesOnWhereItWas) {
+  Fabric f(many_connectors(64));
+  Keys keys(f, 2);
+  for (int i = 0; i < 5; ++i) ASSERT_TRUE(keys.use(0));
+  ASSERT_TRUE(keys.send(0));  // unread
+  keys.forget_reader(0);
+  ASSERT_TRUE(keys.read(0));
+  keys.forget_reader(0);
+  ASSERT_TRUE(keys.use(0));
+}
+
+TEST(Connector, SlicesThatNobodyWillReadAreVoidOnlyByTheReadersWord) {
+  Fabric f(many_connectors(2));
+  Keys keys(f, 8);
+  ASSERT_TRUE(keys.send(0) && keys.send(1));
+  EXPECT_FALSE(keys.send(2)) << "both connectors have unread slices";
+  f.at(1).mark_void(0, Keys::tag(1));
+  EXPECT_FALSE(f.at(0).voided(1, Keys::tag(0)));
+  const std::uint32_t connector = keys.out(1).connector;
+  ASSERT_TRUE(keys.use(2));
+  EXPECT_EQ(keys.out(2).connector, connector);
+  EXPECT_EQ(keys.out(1).connector, kNoConnector);
+  // Room and steps are as if all had been read.
+  for (int i = 0; i < 50; ++i) ASSERT_TRUE(keys.use(2));
+  // A whole group's word, and one that the runtime has seen, although another has replaced it.
+  ASSERT_TRUE(keys.send(2));
+  EXPECT_FALSE(keys.send(3));
+  f.at(1).mark_void(0, kGroup);
+  ASSERT_TRUE(keys.send(3));
+  f.at(1).mark_void(0, kGroup + (std::uint64_t{kVoidMarks} << 8));
+  keys.forget_sender(3, /*known_void=*/true);
+  ASSERT_TRUE(keys.use(4));
+  // Nobody's word: the slice stays where it is, and its connector nobody's.
+  ASSERT_TRUE(keys.send(4));
+  keys.forget_sender(4);
+  EXPECT_EQ(f.send_state(0, 1).abandoned, 1u);
+}
+
+// A reader that comes and goes between keys which take each other's connectors over, in threads.
+TEST(Connector, TakeOversBetweenThreads) {
+#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
+  constexpr std::uint64_t kUses = 20000;
+#else
+  constexpr std::uint64_t kUses = 300000;
+#endif
+  constexpr std::size_t kKeys = 12;
+  Fabric f(many_connectors(4));
+  std::vector<std::uint64_t> order(kUses);
+  std::mt19937 rng(7);
+  for (std::uint64_t& k : order) k = rng() % kKeys;
+  std::thread sender([&] {
+    std::vector<OutEndpoint> out(kKeys);
+    std::vector<std::uint32_t> in_use(kKeys, 0);
+    std::mt19937 mine(8);
+    for (std::uint64_t u = 0; u < kUses; ++u) {
+      const std::size_t k = order[u];
+      in_use[k] = 1;
+      while (out[k].connector == kNoConnector &&
+             !f.at(0).open(1, Keys::tag(k), kGroup, out[k], &in_use[k])) {
+        std::this_thread::yield();
+      }
+      SendGrant g;
+      while ((g = f.at(0).grant(1, out[k], 8)).capacity == 0) std::this_thread::yield();
+      std::memcpy(g.data, &u, 8);
+      f.at(0).post(1, out[k], g, 8, u);
+      in_use[k] = 0;
+      if (mine() % 50 == 0) {
+        while (!f.at(0).drained(1, out[k])) std::this_thread::yield();
+        f.at(0).release(1, out[k]);
+        out[k] = {};
+      }
+    }
+  });
+  std::vector<InEndpoint> in(kKeys);
+  for (std::uint64_t u = 0; u < kUses; ++u) {
+    InEndpoint& e = in[order[u]];
+    if (u % 37 == 0) e = {};
+    RecvView view;
+    while (!f.at(1).resolve(0, Keys::tag(order[u]), e) || !f.at(1).poll(0, e, u, view)) {
+      std::this_thread::yield();
+    }
+    std::uint64_t value = 0;
+    std::memcpy(&value, view.data, 8);
+    ASSERT_EQ(value, u);
+    f.at(1).consume(0, e);
+  }
+  sender.join();
 }
 
 // Two threads, random slice sizes and delays, payloads checked; TSan checks the orders.
