@@ -403,6 +403,7 @@ class Life {
     const bool safe = point_.safe(g);
     const auto submitted = [&] {
       if (point_.how != How::kAfterSubmit || !point_.dies(rank_)) return;
+      if (board_.running != point_.ranks) return;  // the others have yet to begin
       if (++board_.submitted != point_.submit) return;
       board_.killed_ns = now_ns();
       kill(getpid(), SIGKILL);
