@@ -391,6 +391,11 @@ std::vector<AbsentRank> World::absentees(const Gathering& g) const {
 // What the departed have called still counts.
 void World::add_departed(std::vector<RankSnapshot>& ranks) const {
   for (const auto& [rank, calls] : departed_) {
+    // One that left just now has said more itself.
+    if (std::any_of(ranks.begin(), ranks.end(),
+                    [r = rank](const RankSnapshot& s) { return s.rank == r; })) {
+      continue;
+    }
     RankSnapshot gone;
     gone.rank = rank;
     gone.calls = calls;
