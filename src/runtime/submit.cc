@@ -12,8 +12,9 @@
 
 namespace unjam {
 
-// The largest call (count, in bytes) of which the submitting thread makes the first attempt.
-constexpr std::uint64_t kAttemptBytes = 16384;
+// The largest call (count, in bytes) of which the submitting thread makes the first attempt: what
+// it copies at most takes less time than waking another thread.
+constexpr std::uint64_t kAttemptBytes = 128 * 1024;
 
 std::uint64_t Signature::hash() const {
   std::uint64_t h = mix64(static_cast<std::uint64_t>(kind));

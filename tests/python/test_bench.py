@@ -152,7 +152,7 @@ def test_a_dead_rank_is_named():
 
 
 def test_a_hung_rank_is_named():
-    with pytest.raises(BenchError, match="rank 1|rank 0") as error, Job(2, "none", 1.0) as job:
+    with pytest.raises(BenchError, match="rank 1|rank 0") as error, Job(2, "none", 3.0) as job:
         job.ask(Prepare(Case.of_size("all_reduce", "float32", 2, 1024)))
         os.kill(job._processes[1].pid, signal.SIGSTOP)
         job.ask(Repeat(10))

@@ -22,6 +22,7 @@ from . import messages, worker
 from .barrier import SharedBarrier
 
 _LOG_TAIL = 2000  # characters of a worker's output in an error
+_START_S = 120.0  # for workers to import what they need, and to meet
 _END_S = 10.0  # for workers to leave by themselves
 
 
@@ -63,7 +64,7 @@ class Job:
                     connection,
                     messages.Start(rank, ranks, unique_id, peer, store, limit_s),
                 )
-            self._answers()
+            self._answers(max(_START_S, 2 * limit_s))
         except BaseException:
             self._end(kill=True)
             raise
@@ -87,7 +88,7 @@ class Job:
         """
         for rank, connection in enumerate(self._connections):
             self._send(rank, connection, request)
-        return self._answers()
+        return self._answers(2 * self._limit_s)  # ranks notice first, and say more
 
     # ---- inside ----
 
@@ -143,9 +144,9 @@ class Job:
         except OSError:
             raise self._death(rank) from None
 
-    def _answers(self) -> list[Any]:
+    def _answers(self, limit_s: float) -> list[Any]:
         answers: dict[int, Any] = {}
-        deadline = time.monotonic() + 2 * self._limit_s  # ranks notice first, and say more
+        deadline = time.monotonic() + limit_s
         while len(answers) < len(self._connections):
             left = deadline - time.monotonic()
             missing = {
@@ -156,7 +157,7 @@ class Job:
             ready = wait(list(missing), timeout=max(0.0, left))
             if not ready:
                 names = ", ".join(str(rank) for rank in missing.values())
-                raise BenchError(f"no answer of rank {names} for {2 * self._limit_s:g} s")
+                raise BenchError(f"no answer of rank {names} for {limit_s:g} s")
             for connection in ready:
                 rank = missing[connection]  # type: ignore[index]
                 try:
