@@ -3,13 +3,14 @@
 PYTHON ?= python3
 ARGS ?=
 
-.PHONY: help demo test lint format soak bench clean distclean
+.PHONY: help demo test lint format soak fuzz bench clean distclean
 
 help:
 	@echo "make demo     set up .venv, build, run 'unjam demo' (ARGS=\"--seed 3\" passes options on)"
 	@echo "make test     everything CI runs: lint, unit tests, sanitizers, CUDA build, Python tests"
 	@echo "make lint     the checks that read the code only; make format mends its layout"
 	@echo "make soak     the long tests"
+	@echo "make fuzz     coverage-guided fuzzing of the control layer; needs clang++"
 	@echo "make bench    the benchmarks in bench/"
 	@echo "make clean    removes build/; make distclean removes .venv as well"
 
@@ -27,6 +28,9 @@ format:
 
 soak:
 	@$(PYTHON) tools/ci.py soak
+
+fuzz:
+	@$(PYTHON) tools/fuzz.py $(ARGS)
 
 bench:
 	@$(PYTHON) tools/bench.py $(ARGS)
