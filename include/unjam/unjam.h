@@ -45,7 +45,7 @@ typedef enum {
   UNJAM_ERROR_INVALID_ARGUMENT = 1, /* a value that no call could accept; nothing was submitted */
   UNJAM_ERROR_INVALID_USAGE = 2,    /* right values at the wrong time or on the wrong object */
   UNJAM_ERROR_MISMATCH = 3,         /* ranks disagree on a collective; the message says how */
-  UNJAM_ERROR_TIMEOUT = 4,          /* the time given has passed; an invocation goes on */
+  UNJAM_ERROR_TIMEOUT = 4,          /* the time given has passed; see unjamWait */
   UNJAM_ERROR_ABORTED = 5,          /* unjamAbort ended it */
   UNJAM_ERROR_PEER = 6,             /* a peer is gone */
   UNJAM_ERROR_RESOURCES = 7,        /* a limit is reached; the message names it and its setting */
@@ -313,7 +313,8 @@ UNJAM_API unjamResult_t unjamDeregister(unjamCollective_t collective);
 
 /* ---- requests ---- */
 /* Waits until the invocation is complete and returns its result; UNJAM_ERROR_TIMEOUT if timeout_us
- * (>= 0) has passed first. May be called again and from several threads. Never spins. */
+ * (>= 0) has passed first; it is pending then, as unjamTest tells, unless it was UNJAM_TIMEOUT_MS
+ * that has ended it. May be called again and from several threads. Never spins. */
 UNJAM_API unjamResult_t unjamWait(unjamRequest_t request, int64_t timeout_us);
 /* *done = 1 if complete, then the return value is the invocation's result. */
 UNJAM_API unjamResult_t unjamTest(unjamRequest_t request, int* done);

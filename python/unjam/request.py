@@ -224,6 +224,8 @@ class Request:
                 if code != _abi.ERROR_TIMEOUT:
                     self._complete(code)
                     return
+                if self._ended_by_timeout():
+                    return
             finally:
                 context._leave()
             if deadline is not None and remaining <= SLICE_S and time.monotonic() >= deadline:
@@ -231,6 +233,14 @@ class Request:
                     f"{self._name()} is still pending after {timeout:g} s (it goes on; "
                     "Context.explain() tells who waits for whom)"
                 )
+
+    def _ended_by_timeout(self) -> bool:
+        """After unjamWait gave ERROR_TIMEOUT: whether that is the invocation's own result."""
+        done = ctypes.c_int(0)
+        code = library().unjamTest(self._handle, ctypes.byref(done))
+        if done.value:
+            self._complete(code)
+        return bool(done.value)
 
     def _complete(self, code: int) -> None:
         """Notes the result; the C call that gave it was made by this thread."""

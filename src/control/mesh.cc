@@ -149,6 +149,17 @@ void Mesh::drain(std::int64_t timeout_ms) {
   }
 }
 
+bool Mesh::ended(int process, int timeout_ms) const {
+  pollfd polled{-1, POLLIN, 0};
+  {
+    std::lock_guard lock(mutex_);
+    const auto found = peers_.find(process);
+    if (found == peers_.end() || !found->second.pidfd) return false;
+    polled.fd = found->second.pidfd.get();  // stays open as long as the mesh
+  }
+  return ::poll(&polled, 1, timeout_ms) > 0;
+}
+
 std::vector<int> Mesh::live() const {
   std::lock_guard lock(mutex_);
   std::vector<int> processes;

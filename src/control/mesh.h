@@ -44,6 +44,9 @@ class Mesh {
   void drain(std::int64_t timeout_ms);
 
   std::vector<int> live() const;
+  // Of a process that was lost: whether it is gone, or is so within that time. The sockets of the
+  // dying close before they count as dead.
+  bool ended(int process, int timeout_ms) const;
 
  private:
   struct Peer {

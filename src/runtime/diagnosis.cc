@@ -17,6 +17,8 @@ namespace {
 // How long explain() waits for other processes.
 constexpr std::uint64_t kGatherNs = 1'000'000'000;
 constexpr std::size_t kMostNamed = 3;  // calls in a report
+// What others have said is of just now for so long: until the watch comes by again, and again.
+constexpr std::uint64_t kFreshNs = 600'000'000;
 // Bounds for what other processes make this one remember and say.
 constexpr std::size_t kMostDisagreements = 1 << 16;
 constexpr std::size_t kLongestDisagreement = 8192;
@@ -44,7 +46,7 @@ bool contains(const std::vector<int>& v, int x) {
 
 }  // namespace
 
-// A call that is pending here for longer than stall_ms.
+// A call that is pending here for longer than look_ms().
 struct World::OldCall {
   CallRecord call;
   std::vector<int> callers;  // ranks of this process that wait for it
@@ -53,12 +55,14 @@ struct World::OldCall {
 
 // ---- disagreement ----
 
-std::string World::compare(const Context& caller, std::uint64_t tag, std::uint64_t n,
-                           const Signature& signature, const std::vector<int>& members,
-                           const std::string& what) {
+World::Verdict World::compare(const Context& caller, std::uint64_t tag, std::uint64_t n,
+                              const Signature& signature, const std::vector<int>& members,
+                              const std::string& what) {
   std::lock_guard lock(mutex_);
   const auto known = disagreements_.find(tag);
-  if (known != disagreements_.end() && known->second.from <= n) return known->second.text;
+  if (known != disagreements_.end() && known->second.from <= n) {
+    return {known->second.code, known->second.text};
+  }
   std::map<std::string, std::vector<int>> said = {{signature.text(), {caller.rank()}}};
   for (const int member : members) {
     Context* other = contexts_[static_cast<std::size_t>(member)];
@@ -72,7 +76,7 @@ std::string World::compare(const Context& caller, std::uint64_t tag, std::uint64
     const std::string text = disagreement_text(said, what);
     announce_disagreement(announcements(members, tag), tag, n);
     fail_everywhere(tag, n, UNJAM_ERROR_MISMATCH, text);
-    return text;
+    return {UNJAM_ERROR_MISMATCH, text};
   }
   std::map<int, QueryMessage> questions;
   inquire({tag, n}, members, what, questions);
@@ -82,7 +86,7 @@ std::string World::compare(const Context& caller, std::uint64_t tag, std::uint64
     mine.signature = signature.text();
     send_questions(questions);
   }
-  return "";
+  return {};
 }
 
 void World::fail_here(std::uint64_t tag, std::uint64_t n, unjamResult_t code,
@@ -124,6 +128,19 @@ void World::inquire(const CallKey& call, const std::vector<int>& members, const 
   inquiry.waits_for = processes;
   inquiry.asked_ns = monotonic_ns();
   for (const int p : processes) questions[p].calls.push_back(call);
+}
+
+bool World::informed(const CallKey& call, const std::vector<int>& members, const std::string& what,
+                     std::map<int, QueryMessage>& questions) {
+  const auto asked = inquiries_.find(call);
+  if (asked != inquiries_.end()) {
+    const std::uint64_t age_ns = monotonic_ns() - asked->second.asked_ns;
+    if (!asked->second.waits_for.empty()) return age_ns >= kGatherNs;
+    if (age_ns <= kFreshNs) return true;
+  }
+  inquire(call, members, what, questions);
+  const auto now = inquiries_.find(call);
+  return now == inquiries_.end() || now->second.waits_for.empty();
 }
 
 void World::send_questions(const std::map<int, QueryMessage>& questions) {
@@ -211,10 +228,15 @@ std::vector<int> World::not_called(const CallKey& call, const std::vector<int>& 
       if (c == nullptr || c->find_call(call.first, call.second, s) == Context::Found::kNotCalled) {
         missing.push_back(member);
       }
-    } else if (inquiry == inquiries_.end() || inquiry->second.said.count(member) == 0) {
+    } else if (inquiry == inquiries_.end()) {
       unknown.push_back(member);
-    } else if (!inquiry->second.said.at(member).called) {
-      missing.push_back(member);
+    } else {
+      const auto said = inquiry->second.said.find(member);
+      if (said != inquiry->second.said.end() && said->second.called) continue;
+      const int process = process_of_[static_cast<std::size_t>(member)];
+      const bool answered =
+          said != inquiry->second.said.end() && inquiry->second.waits_for.count(process) == 0;
+      (answered ? missing : unknown).push_back(member);
     }
   }
   return missing;
@@ -226,11 +248,12 @@ void World::watch() {
   const std::uint64_t now = monotonic_ns();
   if (now - last_watch_ns_ < static_cast<std::uint64_t>(watch_ms()) * 1000000) return;
   last_watch_ns_ = now;
+  const auto look_at_ms = static_cast<double>(look_ms());
   std::map<CallKey, OldCall> old;
   for (const Context* c : contexts_) {
     if (c == nullptr) continue;
     for (CallRecord& call : c->pending_calls()) {
-      if (call.age_ms < static_cast<double>(c->stall_ms())) continue;
+      if (call.age_ms < look_at_ms) continue;
       OldCall& o = old[{call.id.tag, call.id.n}];
       o.callers.push_back(c->rank());
       o.age_ms = std::max(o.age_ms, call.age_ms);
@@ -242,14 +265,21 @@ void World::watch() {
   });
   std::map<int, QueryMessage> questions;
   for (const auto& [key, call] : old) look_at(call, questions);
+  report(old, now, questions);
   send_questions(questions);
-  report(old, now);
 }
 
 void World::look_at(const OldCall& old, std::map<int, QueryMessage>& questions) {
   const CallRecord& call = old.call;
   const CallKey key{call.id.tag, call.id.n};
   const std::string what = call_text(call.id.key, call.id.group, call.id.n);
+  if (const auto known = disagreements_.find(key.first);
+      known != disagreements_.end() && known->second.from <= key.second) {
+    // Ended before it was called here, and the caller has missed the hint.
+    const Disagreement verdict = known->second;
+    fail_here(key.first, key.second, verdict.code, verdict.text);
+    return;
+  }
   std::map<std::string, std::vector<int>> said;
   for (const int member : call.members) {
     const Context* c = contexts_[static_cast<std::size_t>(member)];
@@ -279,7 +309,7 @@ void World::look_at(const OldCall& old, std::map<int, QueryMessage>& questions) 
     return;
   }
   // The older it gets, the seldomer are the others asked.
-  const double again_ms = std::max(static_cast<double>(first_settings_.stall_ms), old.age_ms / 4);
+  const double again_ms = std::max(static_cast<double>(look_ms()), old.age_ms / 4);
   const auto asked = inquiries_.find(key);
   if (asked == inquiries_.end() ||
       (asked->second.waits_for.empty() &&
@@ -287,7 +317,9 @@ void World::look_at(const OldCall& old, std::map<int, QueryMessage>& questions) 
     inquire(key, call.members, what, questions);
   }
   if (first_settings_.timeout_ms > 0 &&
-      old.age_ms >= static_cast<double>(first_settings_.timeout_ms)) {
+      old.age_ms >= static_cast<double>(first_settings_.timeout_ms) &&
+      informed(key, call.members, what, questions)) {
+    announce_disagreement(announcements(call.members, key.first), key.first, key.second);
     fail_everywhere(key.first, key.second, UNJAM_ERROR_TIMEOUT,
                     what + " (" + call.signature.text() + ") was not complete after " +
                         seconds_text(old.age_ms) + " (UNJAM_TIMEOUT_MS): " + who_called(key, call));
@@ -310,12 +342,16 @@ std::string World::who_called(const CallKey& key, const CallRecord& call) const 
   if (!called.empty()) {
     text += (text.empty() ? "" : "; ") + rank_list(called) + verb(called) + " called it";
   }
-  if (!unknown.empty()) text += "; " + rank_list(unknown) + verb(unknown) + " not said";
+  if (!unknown.empty()) {
+    text += (text.empty() ? "" : "; ") + rank_list(unknown) +
+            (unknown.size() == 1 ? " does not answer" : " do not answer");
+  }
   return text;
 }
 
 // Says on stderr, now and then, what has been pending for too long.
-void World::report(const std::map<CallKey, OldCall>& old, std::uint64_t now) {
+void World::report(const std::map<CallKey, OldCall>& old, std::uint64_t now,
+                   std::map<int, QueryMessage>& questions) {
   const std::int64_t every_ms = first_settings_.report_ms;
   if (every_ms == 0) return;
   if (now - last_report_ns_ < static_cast<std::uint64_t>(every_ms) * 1000000) return;
@@ -324,9 +360,17 @@ void World::report(const std::map<CallKey, OldCall>& old, std::uint64_t now) {
     if (o.second.age_ms >= static_cast<double>(every_ms)) late.push_back(&o);
   }
   if (late.empty()) return;
-  last_report_ns_ = now;
   std::sort(late.begin(), late.end(),
             [](const auto* a, const auto* b) { return a->second.age_ms > b->second.age_ms; });
+  bool known = true;
+  for (std::size_t i = 0; i < late.size() && i < kMostNamed; ++i) {
+    const CallRecord& call = late[i]->second.call;
+    known = informed(late[i]->first, call.members, call_text(call.id.key, call.id.group, call.id.n),
+                     questions) &&
+            known;
+  }
+  if (!known) return;  // the next time
+  last_report_ns_ = now;
   std::string text;
   for (std::size_t i = 0; i < late.size() && i < kMostNamed; ++i) {
     const OldCall& o = late[i]->second;

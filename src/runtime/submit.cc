@@ -132,8 +132,9 @@ Result Context::submit(unjamCollective& collective, const Call& call, unjamReque
   return submit_locked(lock, *collective.group, *collective.key, call, request);
 }
 
-// Whether another rank is known to have called something else as the key's next use; then it is
-// ended on all ranks. Lets go of the lock to look at the other ranks.
+// Whether another rank is known to have called something else as the key's next use, or that use
+// has failed already; then it is ended on all ranks. Lets go of the lock to look at the other
+// ranks.
 Result Context::check_agreement(std::unique_lock<std::mutex>& lock, unjamGroup& group, Key& key,
                                 const Signature& signature) {
   const std::uint64_t n = key.submitted;
@@ -142,11 +143,11 @@ Result Context::check_agreement(std::unique_lock<std::mutex>& lock, unjamGroup& 
     return {};
   }
   lock.unlock();
-  const std::string text = world_->compare(*this, key.state.tag, n, signature, group.members,
+  World::Verdict verdict = world_->compare(*this, key.state.tag, n, signature, group.members,
                                            call_text(key.name, group.name, n));
   lock.lock();
   if (closed_) return closed_why_;
-  return text.empty() ? Result{} : Result{UNJAM_ERROR_MISMATCH, text};
+  return {verdict.code, std::move(verdict.text)};
 }
 
 Result Context::submit_locked(std::unique_lock<std::mutex>& lock, unjamGroup& group, Key& key,
@@ -169,6 +170,8 @@ Result Context::submit_locked(std::unique_lock<std::mutex>& lock, unjamGroup& gr
   }
   if (!group.failed.ok()) return group.failed;
   if (group.destroyed) return {UNJAM_ERROR_INVALID_USAGE, "the group was destroyed"};
+  // It has failed on the others before it was called here: as if it failed after its call.
+  if (key.submitted == key.failed_from && disagreement.ok()) disagreement = key.failed;
   if (key.submitted >= key.failed_from && disagreement.ok()) {
     return {key.failed.code, name_text(key.name, group.name) +
                                  " is out of use since an earlier invocation failed (" +

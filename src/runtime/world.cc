@@ -22,6 +22,8 @@ namespace {
 
 // What was said last must reach the others before the connections close.
 constexpr std::int64_t kFarewellMs = 1000;
+// From the closing of a dying process's sockets to its end.
+constexpr int kLastBreathMs = 200;
 
 // Worlds by id: those that ranks are joining.
 struct Registry {
@@ -289,9 +291,15 @@ void World::begin(std::unique_lock<std::mutex>&) {
 
 // ---- the control thread ----
 
-std::int64_t World::watch_ms() const {
-  return std::clamp<std::int64_t>(first_settings_.stall_ms / 2, 5, 250);
+std::int64_t World::look_ms() const {
+  std::int64_t ms = first_settings_.stall_ms;
+  for (const std::int64_t limit : {first_settings_.report_ms, first_settings_.timeout_ms}) {
+    if (limit != 0) ms = std::min(ms, limit);
+  }
+  return ms;
 }
+
+std::int64_t World::watch_ms() const { return std::clamp<std::int64_t>(look_ms() / 2, 5, 250); }
 
 void World::control() {
   pthread_setname_np(pthread_self(), "unjam control");
@@ -407,6 +415,7 @@ void World::on_lost(int process, bool died, const std::string& why) {
     // Those that have left in good order are not missed here: whoever waits for a call that they
     // have not made learns it from watch().
     if (process_of_[static_cast<std::size_t>(r)] != process || departed_.count(r) != 0) continue;
+    died = died || mesh_.ended(process, kLastBreathMs);
     mark_gone(r, who + (died ? "died" : "closed its connection: " + why));
   }
   for (auto& [number, g] : gatherings_) g.waits_for.erase(process);

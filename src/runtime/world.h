@@ -67,13 +67,18 @@ class World {
   // Ranks that were aborted, whose process died, or that have left.
   std::vector<int> absent() const;
 
+  // Why an invocation has ended on all ranks, those included that call it later.
+  struct Verdict {
+    unjamResult_t code = UNJAM_SUCCESS;
+    std::string text;
+  };
   // Compares what `caller` is about to call as use n of a key with what other members have called.
   // If members of this process differ: says how, and ends it on all of them. Those of other
   // processes are asked: if they differ, the call ends soon after. Not while holding a context's
   // lock.
-  std::string compare(const Context& caller, std::uint64_t tag, std::uint64_t n,
-                      const Signature& signature, const std::vector<int>& members,
-                      const std::string& what);
+  Verdict compare(const Context& caller, std::uint64_t tag, std::uint64_t n,
+                  const Signature& signature, const std::vector<int>& members,
+                  const std::string& what);
 
   // May wait for other processes, a second at most.
   std::string explain();
@@ -123,12 +128,19 @@ class World {
 
   // ---- diagnosis.cc; with the lock ----
   struct OldCall;
+  // The age at which a pending call is looked at, and how often that is done.
+  std::int64_t look_ms() const;
   std::int64_t watch_ms() const;
   void watch();
   void look_at(const OldCall& old, std::map<int, QueryMessage>& questions);
-  void report(const std::map<CallKey, OldCall>& old, std::uint64_t now);
+  void report(const std::map<CallKey, OldCall>& old, std::uint64_t now,
+              std::map<int, QueryMessage>& questions);
   void inquire(const CallKey& call, const std::vector<int>& members, const std::string& what,
                std::map<int, QueryMessage>& questions);
+  // Whether it is known what all members have called, as of just now; if not, they are asked. True
+  // too if they do not answer.
+  bool informed(const CallKey& call, const std::vector<int>& members, const std::string& what,
+                std::map<int, QueryMessage>& questions);
   void send_questions(const std::map<int, QueryMessage>& questions);
   void evaluate(const CallKey& call, Inquiry& inquiry);
   void fail_everywhere(std::uint64_t tag, std::uint64_t n, unjamResult_t code,

@@ -73,7 +73,14 @@ def puppet_main(config):
 
     def end(key="", seconds=40):
         # Waits for it; the sum of what it gave.
-        return float(np.asarray(requests[key].wait(seconds)).astype("float64").sum())
+        return float(requests[key].result(seconds).astype("float64").sum())
+
+    def until(condition):
+        # Waits for it to hold.
+        deadline = time.monotonic() + 40
+        while not condition():
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
 
     def later(text):
         # Does it in a thread.
@@ -85,12 +92,12 @@ def puppet_main(config):
         thread.start()
 
     def outcome(text):
-        while outcomes[text] is None:
-            time.sleep(0.01)
+        until(lambda: outcomes[text] is not None)
         return outcomes[text]
 
     names = dict(globals())
-    names.update(context=context, group=group, call=call, end=end, later=later, outcome=outcome)
+    names.update(context=context, group=group, call=call, end=end)
+    names.update(until=until, later=later, outcome=outcome)
 
     def answer(text):
         try:

@@ -5,6 +5,7 @@ import itertools
 import os
 import re
 import shutil
+import signal
 import socket
 import sys
 import time
@@ -370,3 +371,283 @@ def test_collectives(harness, shares):
     for process in processes:
         assert process.said(100) == "done"
         process.ends()
+
+
+# ---- ranks that disagree ----
+
+
+def summed(ranks, key, seconds=40):
+    return [rank.do(f"end({key!r}, {seconds})") for rank in ranks]
+
+
+# What two ranks call, what the third one calls, and their signatures.
+DISAGREEMENTS = {
+    "count": (
+        "call('all_reduce', KEY, count=1000)",
+        "call('all_reduce', KEY, count=999)",
+        ["all_reduce(count=1000, float32, sum)", "all_reduce(count=999, float32, sum)"],
+    ),
+    "dtype": (
+        "call('all_gather', KEY, dtype='int32')",
+        "call('all_gather', KEY, dtype='int64')",
+        ["all_gather(count=4, int32)", "all_gather(count=4, int64)"],
+    ),
+    "op": (
+        "call('reduce_scatter', KEY, count=6, op='sum')",
+        "call('reduce_scatter', KEY, count=6, op='max')",
+        ["reduce_scatter(count=2, float32, sum)", "reduce_scatter(count=2, float32, max)"],
+    ),
+    "kind": (
+        "call('all_reduce', KEY)",
+        "call('all_gather', KEY)",
+        ["all_reduce(count=4, float32, sum)", "all_gather(count=4, float32)"],
+    ),
+}
+
+
+@pytest.mark.parametrize("odd", range(3))
+@pytest.mark.parametrize("what", DISAGREEMENTS)
+def test_ranks_that_disagree(trio, what, odd):
+    """All are told who said what, soon, in whatever order they call; other keys go on."""
+    most, other, texts = DISAGREEMENTS[what]
+    key = f"{what} {odd}"
+    others = [rank for rank in range(3) if rank != odd]
+    for order in ([odd, *others], [*others, odd], [others[0], odd, others[1]]):
+        name = f"{key} {order}"
+        began = time.monotonic()
+        for rank in order:
+            text = other if rank == odd else most
+            trio[rank].do(text.replace("KEY", repr(name)))
+        for rank in trio:
+            kind, message = rank.fails(f"end({name!r})")
+            assert kind == "Mismatch", message
+            assert texts[0] in message and texts[1] in message, message
+            assert re.search(rf"\brank {odd} called {re.escape(texts[1])}", message), message
+            assert f"key '{name}'" in message
+        assert time.monotonic() - began < SOON_S
+        for rank in trio:
+            rank.do("call('all_reduce', 'beside disagreements')")
+        assert summed(trio, "beside disagreements") == [24.0] * 3
+
+
+def test_rank_that_disagrees_late(trio):
+    """It is told at once, and so are calls after it."""
+    trio[0].do("call('all_reduce', 'late', count=10)")
+    trio[1].do("call('all_reduce', 'late', count=20)")
+    for rank in trio[:2]:
+        kind, message = rank.fails("end('late')")
+        assert kind == "Mismatch"
+        assert "rank 0 called all_reduce(count=10" in message
+        assert "rank 1 called all_reduce(count=20" in message
+    time.sleep(0.3)
+    kind, message = trio[2].fails("call('all_reduce', 'late', count=30), end('late')")
+    assert kind == "Mismatch"
+    assert "rank 0 called all_reduce(count=10" in message
+    assert "rank 1 called all_reduce(count=20" in message
+    for rank in trio:
+        kind, message = rank.fails("call('all_reduce', 'late', count=10)")
+        assert kind == "Mismatch"
+        assert "out of use" in message
+
+
+def test_roots_that_differ(trio):
+    """Who only sends may be done before; all learn of it by their asynchronous error at least."""
+    for rank, root in zip(trio, [0, 0, 1], strict=True):
+        rank.do(f"call('broadcast', 'roots', root={root})")
+    ended = [rank.outcome("end('roots')") for rank in trio]
+    assert any(kind == "Mismatch" for kind, _ in ended)
+    for rank, (kind, message) in zip(trio, ended, strict=True):
+        if kind is None:
+            rank.do("until(context.async_error)")
+            message = rank.do("str(context.async_error())")
+        assert "ranks disagree" in message, message
+        kind, message = rank.fails("call('broadcast', 'roots')")
+        assert kind == "Mismatch"
+
+
+# ---- ranks that never call ----
+
+
+def test_rank_that_never_calls_is_reported(harness):
+    ranks = puppets(harness, 3, UNJAM_REPORT_MS=300)
+    for rank in ranks[:2]:
+        rank.do("call('all_reduce', 'lost', count=17)")
+    for rank in ranks[:2]:
+        report = rank.process.wait_for_stderr("key 'lost'")
+        (line,) = [x for x in report.splitlines() if "key 'lost'" in x][:1]
+        assert "all_reduce(count=17, float32, sum)" in line
+        assert "rank 2 has not called it" in line
+        assert "ranks 0, 1 have called it" in line
+        assert re.search(r"pending for \d+\.\d s", line)
+    # It comes again, and is no error: the call goes on.
+    end = time.monotonic() + SOON_S
+    while ranks[0].process.stderr.count("key 'lost'") < 2:
+        assert time.monotonic() < end
+        time.sleep(0.05)
+    ranks[2].do("call('all_reduce', 'lost', count=17)")
+    assert summed(ranks, "lost") == [6.0 * 17] * 3
+    assert "lost" not in ranks[2].process.stderr
+
+
+def test_no_report_if_none_is_wanted(harness):
+    ranks = puppets(harness, 2, UNJAM_REPORT_MS=0, UNJAM_STALL_MS=20)
+    ranks[0].do("call('all_reduce', 'lost')")
+    time.sleep(1)
+    assert ranks[0].process.stderr == ""
+    ranks[1].do("call('all_reduce', 'lost')")
+    summed(ranks, "lost")
+
+
+def test_rank_that_never_calls_times_out(harness):
+    ranks = puppets(harness, 3, UNJAM_TIMEOUT_MS=400)
+    for rank in ranks[:2]:
+        rank.do("call('all_reduce', 'lost', count=17)")
+    for rank in ranks[:2]:
+        kind, message = rank.fails("end('lost')")
+        assert kind == "Timeout"
+        assert "key 'lost'" in message and "UNJAM_TIMEOUT_MS" in message
+        assert "rank 2 has not called it" in message
+        assert "ranks 0, 1 have called it" in message
+    # Late, and told why.
+    kind, message = ranks[2].fails("call('all_reduce', 'lost', count=17), end('lost')")
+    assert kind == "Timeout"
+    assert "rank 2 has not called it" in message
+    for rank in ranks:
+        kind, message = rank.fails("call('all_reduce', 'lost', count=17), end('lost')")
+        assert (kind, "out of use" in message) == ("Timeout", True)
+        rank.do("call('all_reduce', 'other')")
+    assert summed(ranks, "other") == [24.0] * 3
+
+
+# ---- ranks that go ----
+
+
+def test_rank_that_leaves_without_calling(harness):
+    ranks = puppets(harness, 3, UNJAM_STALL_MS=100)
+    for rank in ranks:
+        rank.do("call('all_reduce', 'before')")
+    assert summed(ranks, "before") == [24.0] * 3
+    for rank in ranks[:2]:
+        rank.do("call('all_reduce', 'lost')")
+    ranks[2].do("context.close()")
+    for rank in ranks[:2]:
+        kind, message = rank.fails("end('lost')")
+        assert kind == "Peer"
+        assert "rank 2 left the job without calling key 'lost'" in message
+        assert rank.do("context.absent()") == [2]
+    ranks[2].end()
+    # What it left behind works on.
+    for rank in ranks[:2]:
+        rank.do("rest = group.shrink('rest')")
+        rank.do("call('all_reduce', 'k', on=rest)")
+    assert summed(ranks[:2], "k") == [12.0] * 2
+
+
+def test_rank_that_leaves_after_its_part(harness):
+    """A broadcast's root is done early: its data stays where the others find it."""
+    ranks = puppets(harness, 3)
+    ranks[0].do("call('broadcast', 'b', count=50, value=9, root=0), end('b')")
+    ranks[0].do("context.close()")
+    ranks[0].end()
+    for rank in ranks[1:]:
+        rank.do("call('broadcast', 'b', count=50, root=0)")
+    assert summed(ranks[1:], "b") == [450.0] * 2
+
+
+def test_abort(harness):
+    ranks = puppets(harness, 3)
+    for rank in ranks[:2]:
+        rank.do("call('all_reduce', 'k')")
+        rank.do("later(\"end('k')\")")
+    pair = "pair = context.group([1, 2], 'pair')"
+    for rank in ranks[1:]:
+        rank.do(pair)
+        rank.do("call('all_reduce', 'p', on=pair)")
+    # By another thread than the one that waits.
+    ranks[0].do("context.abort()")
+    kind, message = ranks[0].do("outcome(\"end('k')\")")
+    assert kind == "Aborted"
+    kind, message = ranks[1].do("outcome(\"end('k')\")")
+    assert kind == "Peer"
+    assert "rank 0 is gone" in message
+    # Groups without it go on.
+    assert summed(ranks[1:], "p") == [20.0] * 2
+    for rank in ranks[1:]:
+        kind, message = rank.fails("call('all_reduce', 'k2')")
+        assert kind == "Peer"
+        assert "rank 0 is gone" in message
+    assert ranks[0].fails("call('all_reduce', 'k2')")[0] == "Aborted"
+    ranks[0].do("context.abort()")
+    ranks[0].do("context.close()")
+
+
+def test_close_with_work_pending_is_an_error(harness):
+    ranks = puppets(harness, 2)
+    ranks[0].do("call('all_reduce', 'k')")
+    kind, message = ranks[0].fails("context.close()")
+    assert kind == "InvalidUsage"
+    assert "pending" in message and "'k'" in message
+    ranks[1].do("call('all_reduce', 'k')")
+    assert summed(ranks, "k") == [12.0] * 2
+    for rank in ranks:
+        rank.do("context.close()")
+        rank.end()
+
+
+def test_killed_process(harness):
+    """The others are told who died, shrink their groups, and run on; twice."""
+    ranks = puppets(harness, 4)
+    left = list(range(4))
+    for rank in ranks:
+        rank.do("rest = group")
+    for round_number, victim in enumerate([2, 0]):
+        key = f"round {round_number}"
+        left.remove(victim)
+        for r in left:
+            ranks[r].do(f"call('all_reduce', {key!r}, count=100000, on=rest)")
+        ranks[victim].process.signal(signal.SIGKILL)
+        for r in left:
+            kind, message = ranks[r].fails(f"end({key!r})")
+            assert kind == "Peer"
+            assert (
+                f"rank {victim} is gone: its process ({ranks[victim].process.pid}) died" in message
+            )
+            kind, message = ranks[r].fails("call('all_reduce', 'next', on=rest)")
+            assert kind == "Peer"
+            assert victim in ranks[r].do("context.absent()")
+        for r in left:
+            ranks[r].do(f"rest = rest.shrink('rest {round_number}')")
+            assert ranks[r].do("list(rest.ranks)") == left
+            ranks[r].do("call('all_reduce', 'again', count=100000, on=rest)")
+        total = sum(r + 1 for r in left) * 1e5
+        assert summed([ranks[r] for r in left], "again") == [total] * len(left)
+    assert ranks[1].do("context.absent()") == [0, 2]
+
+
+def test_process_that_dies_in_the_middle(harness):
+    """With large calls on the way everywhere."""
+    ranks = puppets(harness, 3)
+    for rank in ranks:
+        for key in "abc":
+            rank.do(f"call('all_reduce', {key!r}, count=3000000)")
+    os.kill(ranks[1].process.pid, signal.SIGKILL)
+    for r in (0, 2):
+        for key in "abc":
+            kind, message = ranks[r].outcome(f"end({key!r})")
+            assert kind in (None, "Peer"), message
+    for r in (0, 2):
+        ranks[r].do("rest = group.shrink()")
+        ranks[r].do("call('all_reduce', 'rest', on=rest)")
+    assert summed([ranks[0], ranks[2]], "rest") == [16.0] * 2
+
+
+def test_process_that_just_ends(harness):
+    """sys.exit in the middle: what is open is aborted, the others are told."""
+    ranks = puppets(harness, 2)
+    ranks[0].do("call('all_reduce', 'k')")
+    ranks[1].do("call('all_reduce', 'other')")
+    ranks[1].process.tell(None)
+    ranks[1].process.ends()
+    kind, message = ranks[0].fails("end('k')")
+    assert kind == "Peer"
+    assert "rank 1 is gone" in message
