@@ -6,7 +6,9 @@
 #include <atomic>
 #include <chrono>
 #include <memory>
+#include <set>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "tests/support/batch.h"
@@ -37,6 +39,30 @@ double cpu_while_asleep(double seconds, int looks = 3) {
     least = std::min(least, cpu_seconds() - before);
   }
   return least;
+}
+
+// The lanes in whose trace a collective has ended.
+std::set<int> lanes_that_finished(unjamContext_t context) {
+  std::vector<unjamTraceEvent_t> events(1 << 21);
+  std::size_t count = 0;
+  UNJAM_CHECK(unjamGetTrace(context, events.data(), events.size(), &count));
+  std::set<int> lanes;
+  for (std::size_t i = 0; i < count; ++i) {
+    if (events[i].type == UNJAM_TRACE_FINISH) lanes.insert(events[i].lane);
+  }
+  return lanes;
+}
+
+// How often an engine of the lane has started.
+std::uint64_t restarts(unjamContext_t context, int lane) {
+  std::vector<unjamTraceEvent_t> events(1 << 21);
+  std::size_t count = 0;
+  UNJAM_CHECK(unjamGetTrace(context, events.data(), events.size(), &count));
+  std::uint64_t n = 0;
+  for (std::size_t i = 0; i < count; ++i) {
+    n += events[i].type == UNJAM_TRACE_RESTART && events[i].lane == lane ? 1 : 0;
+  }
+  return n;
 }
 
 // ---- 1: an engine whose collectives progressed once must still quit ----
@@ -190,6 +216,108 @@ TEST_P(Hole3, QuitsAndPreemptionsEverywhere) {
 
 INSTANTIATE_TEST_SUITE_P(Holes, Hole3, testing::Values(2, 3, 4));
 
+// ---- 4: no wait without a threshold, the one at a collective's first entry included ----
+
+// Two ranks that first enter different collectives, with keys that nobody has used before: none of
+// their connectors exists yet, so each waits for the other to announce one. Small calls and large
+// ones, every kind, every way to take part.
+class Hole4 : public testing::TestWithParam<unjamKind_t> {};
+
+TEST_P(Hole4, FirstEntriesOfDifferentCollectives) {
+  for (const std::uint32_t lanes : {1u, 2u}) {
+    for (const int algorithm : {0, 1}) {
+      unjamConfig_t config = default_config();
+      config.lanes = lanes;
+      config.algorithm = algorithm;
+      config.stall_ms = 1 << 29;  // nobody helps
+      // Long waits: both ranks are inside of theirs at the same time.
+      config.spin_head = config.spin_base = config.spin_cap = 2000;
+      Job job(2, config);
+      constexpr int kRounds = kSanitized ? 8 : 40;
+      std::vector<std::unique_ptr<Exchange>> exchanges;
+      for (int i = 0; i < 2 * kRounds; ++i) {
+        Spec s;
+        s.kind = GetParam();
+        s.count = i % 4 < 2 ? 10 : 20000;
+        s.root = i % 2;
+        s.seed = mix(job.seed(), static_cast<unsigned>(i));
+        exchanges.push_back(std::make_unique<Exchange>(s, 2));
+      }
+      const bool ok = job.run([&](Rank& me) {
+        for (int i = 0; i < kRounds; ++i) {
+          std::vector<unjamRequest_t> requests(2);
+          for (int k = 0; k < 2; ++k) {
+            const int which = 2 * i + (k + me.rank) % 2;
+            UNJAM_CHECK(exchanges[static_cast<std::size_t>(which)]->submit(
+                me.rank, me.all, ("first " + std::to_string(which)).c_str(), nullptr,
+                &requests[static_cast<std::size_t>(k)]));
+            // Inside the first one, and out of it again, before the second is called.
+            if (k == 0 && i % 2 == 0) synchronize(me.context, "at the first entry");
+          }
+          for (const unjamRequest_t q : requests) me.wait(q, "round " + std::to_string(i));
+        }
+      });
+      if (!ok) return;
+      for (const auto& e : exchanges) EXPECT_EQ(e->check(), "");
+    }
+  }
+}
+
+// A peer that never comes: what others do goes on past the first entry, for as long as it takes.
+TEST_P(Hole4, FirstEntryWithoutThePeerHoldsNothing) {
+  for (const int algorithm : {0, 1}) {
+    unjamConfig_t config = default_config();
+    config.algorithm = algorithm;
+    config.stall_ms = 1 << 29;
+    Job job(3, config);
+    std::vector<std::unique_ptr<Exchange>> late;
+    constexpr std::size_t kLate = 10;
+    for (std::size_t k = 0; k < kLate; ++k) {
+      Spec s;
+      s.kind = GetParam();
+      s.count = k % 2 == 0 ? 10 : 20000;
+      s.root = static_cast<int>(k % 3);
+      s.seed = mix(job.seed(), k);
+      late.push_back(std::make_unique<Exchange>(s, 3));
+    }
+    std::atomic<int> went_on{0};
+    const bool ok = job.run([&](Rank& me) {
+      std::vector<unjamRequest_t> requests(kLate);
+      const auto submit_late = [&] {
+        for (std::size_t k = 0; k < kLate; ++k) {
+          UNJAM_CHECK(late[k]->submit(me.rank, me.all, ("late " + std::to_string(k)).c_str(),
+                                      nullptr, &requests[k]));
+        }
+      };
+      if (me.rank == 2) {
+        if (!eventually([&] { return went_on == 2; })) fail("the others never came through");
+        submit_late();
+      } else {
+        const int ranks[] = {0, 1};
+        unjamGroup_t both = nullptr;
+        UNJAM_CHECK(unjamGroupCreate(me.context, ranks, 2, "both", &both));
+        submit_late();
+        for (int i = 0; i < 50; ++i) {
+          std::vector<float> x(i % 2 == 0 ? 10 : 20000, 1.0f);
+          unjamRequest_t q = nullptr;
+          submit(both, "new " + std::to_string(i), x, &q);  // a first entry as well
+          me.wait(q, "past the first entry of others");
+          if (x.front() != 2 || x.back() != 2) fail("a wrong sum");
+        }
+        synchronize(me.context, "with first entries pending");
+        ++went_on;
+      }
+      for (const unjamRequest_t q : requests) me.wait(q, "after the peer came");
+    });
+    if (!ok) return;
+    for (const auto& e : late) EXPECT_EQ(e->check(), "");
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Holes, Hole4,
+                         testing::Values(UNJAM_ALL_REDUCE, UNJAM_ALL_GATHER, UNJAM_REDUCE_SCATTER,
+                                         UNJAM_REDUCE, UNJAM_BROADCAST));
+
 // ---- 5: counters of failed attempts do not overflow ----
 
 // Two collectives fail again and again while another keeps the engine at work: each of them far
@@ -284,12 +412,88 @@ TEST(Holes, Hole6CallbackBeforeTheCallReturns) {
   });
 }
 
+// ---- 7: what no plan serves is refused at the call; what is accepted runs ----
+
+TEST(Holes, Hole7UnknownPlansAreRefused) {
+  unjamConfig_t config = default_config();
+  for (const int algorithm : {-2, 2, 1000}) {
+    config.algorithm = algorithm;
+    unjamContext_t contexts[2] = {};
+    EXPECT_EQ(unjamInitAll(contexts, 2, &config), UNJAM_ERROR_INVALID_ARGUMENT) << algorithm;
+  }
+  config.algorithm = -1;
+  Job job(2, config);
+  unjamGroup_t group = job.all(0);
+  std::vector<float> x(8, 1.0f);
+  const auto refused = [&](const Spec& s) {
+    unjamRequest_t q = nullptr;
+    EXPECT_EQ(unjamAllReduce(group, "k", x.data(), x.data(), s.count, s.dtype, s.op, nullptr, &q),
+              UNJAM_ERROR_INVALID_ARGUMENT)
+        << s.text();
+    EXPECT_EQ(q, nullptr);
+  };
+  Spec s;
+  for (const std::size_t count : {std::size_t{1} << 59, std::size_t{1} << 60, SIZE_MAX}) {
+    s.count = count;  // beyond what plans address, and beyond what there can be
+    refused(s);
+  }
+  s.count = 8;
+  for (const int value : {-1, 12, 255, 256, 1 << 30}) {
+    s.dtype = static_cast<unjamDataType_t>(value);
+    refused(s);
+    unjamCollective_t c = nullptr;
+    EXPECT_EQ(unjamRegister(group, "r", UNJAM_ALL_REDUCE, s.dtype, UNJAM_SUM, 0, 0, &c),
+              UNJAM_ERROR_INVALID_ARGUMENT);
+    EXPECT_EQ(unjamRegister(group, "r", static_cast<unjamKind_t>(value), UNJAM_FLOAT32, UNJAM_SUM,
+                            0, 0, &c),
+              UNJAM_ERROR_INVALID_ARGUMENT);
+    s.dtype = UNJAM_FLOAT32;
+    s.op = static_cast<unjamOp_t>(value);
+    refused(s);
+    EXPECT_EQ(unjamRegister(group, "r", UNJAM_ALL_REDUCE, UNJAM_FLOAT32, s.op, 0, 0, &c),
+              UNJAM_ERROR_INVALID_ARGUMENT);
+    EXPECT_EQ(c, nullptr);
+    s.op = UNJAM_SUM;
+  }
+  EXPECT_EQ(stats_of(job.context(0)).submitted, 0u) << "a refused call was submitted";
+}
+
+// Theirs ran an empty function. Every combination that is accepted moves its data and completes.
+TEST(Holes, Hole7EveryCombinationRuns) {
+  for (const int ranks : {1, 2, 3}) {
+    for (const int algorithm : {-1, 0, 1}) {
+      unjamConfig_t config = default_config();
+      config.algorithm = algorithm;
+      Job job(ranks, config);
+      Batches batches(job, job.seed(), /*twice=*/false);
+      for (int kind = 0; kind < kNumKinds; ++kind) {
+        for (int t = 0; t < kNumDTypes; ++t) {
+          for (int op = 0; op < (reduces(static_cast<unjamKind_t>(kind)) ? kNumOps : 1); ++op) {
+            for (const std::size_t count : {3u, 5000u}) {  // packets, slots
+              Spec s;
+              s.kind = static_cast<unjamKind_t>(kind);
+              s.dtype = static_cast<unjamDataType_t>(t);
+              s.op = static_cast<unjamOp_t>(op);
+              s.count = count;
+              s.root = ranks - 1;
+              s.seed = mix(job.seed(), batches.total());
+              if (!batches.add(s)) return;
+            }
+          }
+        }
+      }
+      if (!batches.flush()) return;
+    }
+  }
+}
+
 // ---- 8: every lane carries its own part of a broadcast ----
 
 TEST(Holes, Hole8MultiLaneBroadcastWithPoisonedOutput) {
   for (const std::uint32_t lanes : {2u, 3u, 8u, 16u}) {
     unjamConfig_t config = default_config();
     config.lanes = lanes;
+    config.trace_events = 1 << 16;
     Job job(3, config);
     Batches batches(job, job.seed());
     for (int root = 0; root < 3; ++root) {
@@ -306,10 +510,56 @@ TEST(Holes, Hole8MultiLaneBroadcastWithPoisonedOutput) {
       }
     }
     if (!batches.flush()) return;
-    // Lanes have shared the work.
-    const std::string text = info(job.context(0));
-    EXPECT_EQ(stats_of(job.context(0)).lanes, lanes) << text;
+    // Lanes have shared the work: every one has finished its part of something.
+    for (int r = 0; r < 3; ++r) {
+      EXPECT_EQ(lanes_that_finished(job.context(r)).size(), lanes) << "rank " << r;
+    }
   }
+}
+
+// ---- 9: a lane starts again whatever the other lanes do ----
+
+// One lane of each rank is inside a collective that it does not leave (the hold policy: the slowest
+// block there can be). Small collectives, which wake a lane that has quit, go on.
+TEST(Holes, Hole9RestartDoesNotWaitForASlowLane) {
+  unjamConfig_t config = default_config();
+  config.policy = UNJAM_POLICY_HOLD;
+  config.lanes = 2;
+  config.trace_events = 1 << 16;
+  config.stall_ms = 1 << 29;
+  Job job(3, config);
+  constexpr int kSmall = 100;
+  std::atomic<int> passed{0};
+  const bool ok = job.run([&](Rank& me) {
+    // Ranks 0 and 1 hold their bulk lane, for rank 2 does not call.
+    std::vector<float> bulk(100000, 1.0f);
+    unjamRequest_t held = nullptr;
+    if (me.rank != 2) {
+      submit(me.all, "bulk", bulk, &held);
+      const int ranks[] = {0, 1};
+      unjamGroup_t both = nullptr;
+      UNJAM_CHECK(unjamGroupCreate(me.context, ranks, 2, "both", &both));
+      const std::uint64_t before = restarts(me.context, 0);
+      const std::uint64_t slow = restarts(me.context, 1);
+      for (int i = 0; i < kSmall; ++i) {
+        std::vector<float> x(4, 1.0f);
+        unjamRequest_t q = nullptr;
+        submit(both, "small " + std::to_string(i % 7), x, &q);
+        me.wait(q, "a small one while the other lane holds");
+        if (x[3] != 2) fail("a wrong sum");
+        if (i % 10 == 0) sleep_ms(1);  // lets the lane fall asleep
+      }
+      if (restarts(me.context, 0) < before + kSmall / 10) fail("the small lane did not restart");
+      if (restarts(me.context, 1) > slow + 1) fail("the bulk lane did not hold");
+      ++passed;
+    } else {
+      if (!eventually([&] { return passed == 2; })) fail("the small ones hang");
+      submit(me.all, "bulk", bulk, &held);
+    }
+    me.wait(held, "bulk");
+    if (bulk[0] != 3 || bulk[99999] != 3) fail("a wrong sum");
+  });
+  ASSERT_TRUE(ok);
 }
 
 // ---- 10: averages are averages ----
