@@ -2,7 +2,7 @@
 find_package(Threads REQUIRED)
 
 set(globs)
-foreach(layer base engine plan transport device device/host runtime control api)
+foreach(layer base engine plan transport device device/host runtime control sim api)
   list(APPEND globs "${PROJECT_SOURCE_DIR}/src/${layer}/*.cc")
 endforeach()
 file(GLOB sources CONFIGURE_DEPENDS ${globs})
