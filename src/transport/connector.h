@@ -390,6 +390,7 @@ class LaneTransport {
       const std::uint64_t word = load_acquire(words[at]);
       if (((word ^ tag) & ~kPlaceConnector) != 0 || (word & kPlaceConnector) == 0) continue;
       const auto i = static_cast<std::uint32_t>(word & kPlaceConnector) - 1;
+      if (i >= shape.connectors) continue;
       DirectoryEntry& entry = entries(rank, peer)[i];
       if (load_acquire(entry.tag) != tag) continue;
       // All that this rank has consumed of the connector lies before the key's next slice: for its
