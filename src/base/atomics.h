@@ -19,6 +19,7 @@ inline constexpr auto kRelaxed = cuda::memory_order_relaxed;
 inline constexpr auto kAcquire = cuda::memory_order_acquire;
 inline constexpr auto kRelease = cuda::memory_order_release;
 inline constexpr auto kAcqRel = cuda::memory_order_acq_rel;
+inline constexpr auto kSeqCst = cuda::memory_order_seq_cst;
 #else
 template <class T>
 using AtomicRef = std::atomic_ref<T>;
@@ -26,6 +27,16 @@ inline constexpr auto kRelaxed = std::memory_order_relaxed;
 inline constexpr auto kAcquire = std::memory_order_acquire;
 inline constexpr auto kRelease = std::memory_order_release;
 inline constexpr auto kAcqRel = std::memory_order_acq_rel;
+inline constexpr auto kSeqCst = std::memory_order_seq_cst;
+#endif
+
+// The schedule explorer (tests/support/explorer.h) interleaves protocols at every operation that
+// other threads can notice. Nowhere else is this defined.
+#if defined(UNJAM_EXPLORER)
+void explorer_point(bool writes);
+#define UNJAM_EXPLORER_POINT(writes) explorer_point(writes)
+#else
+#define UNJAM_EXPLORER_POINT(writes) static_cast<void>(0)
 #endif
 
 template <class T>
@@ -34,26 +45,44 @@ UNJAM_HD inline T load_relaxed(T& x) {
 }
 template <class T>
 UNJAM_HD inline T load_acquire(T& x) {
+  UNJAM_EXPLORER_POINT(false);
   return AtomicRef<T>(x).load(kAcquire);
 }
 template <class T>
 UNJAM_HD inline void store_relaxed(T& x, T v) {
+  UNJAM_EXPLORER_POINT(true);
   AtomicRef<T>(x).store(v, kRelaxed);
 }
 template <class T>
 UNJAM_HD inline void store_release(T& x, T v) {
+  UNJAM_EXPLORER_POINT(true);
   AtomicRef<T>(x).store(v, kRelease);
+}
+// One total order of all of these: of two threads that each store, then load what the other stores,
+// at least one sees the other's.
+template <class T>
+UNJAM_HD inline T load_seq_cst(T& x) {
+  UNJAM_EXPLORER_POINT(false);
+  return AtomicRef<T>(x).load(kSeqCst);
+}
+template <class T>
+UNJAM_HD inline void store_seq_cst(T& x, T v) {
+  UNJAM_EXPLORER_POINT(true);
+  AtomicRef<T>(x).store(v, kSeqCst);
 }
 template <class T>
 UNJAM_HD inline T fetch_add(T& x, T v) {
+  UNJAM_EXPLORER_POINT(true);
   return AtomicRef<T>(x).fetch_add(v, kAcqRel);
 }
 template <class T>
 UNJAM_HD inline T fetch_and(T& x, T v) {
+  UNJAM_EXPLORER_POINT(true);
   return AtomicRef<T>(x).fetch_and(v, kAcqRel);
 }
 template <class T>
 UNJAM_HD inline bool compare_exchange(T& x, T expected, T desired) {
+  UNJAM_EXPLORER_POINT(true);
   return AtomicRef<T>(x).compare_exchange_strong(expected, desired, kAcqRel, kRelaxed);
 }
 // A counter with one writer that other threads may read at any time.

@@ -29,9 +29,14 @@ UNJAM_HD inline bool lease_free(std::uint32_t word) {
 
 // True: the caller drives the lane now. Acquire: it sees the lane's state as the last driver left
 // it. The count stays: a ring that came while the lane was free was before the first look.
+// False only if the lane is not free: a ring may make the exchange fail, and one that the lane is
+// not interested in wakes nobody, so a taker that gave up then would leave the lane to nobody.
 UNJAM_HD inline bool lease_take(std::uint32_t& word) {
-  const std::uint32_t w = load_acquire(word);
-  return lease_free(w) && compare_exchange(word, w, w & ~static_cast<std::uint32_t>(kSleepMask));
+  for (;;) {
+    const std::uint32_t w = load_acquire(word);
+    if (!lease_free(w)) return false;
+    if (compare_exchange(word, w, w & ~static_cast<std::uint32_t>(kSleepMask))) return true;
+  }
 }
 
 // A driver has looked at everything since `epoch`, and nothing can move: the lane becomes free.
