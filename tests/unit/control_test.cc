@@ -823,13 +823,15 @@ TEST(Rendezvous, AStartThatMakesNoSenseIsRefused) {
       start.process_of = {0, 1};
       start.pids = {1, 2};
       c.post(number_of(MessageType::kStart), start.encode());
+      // All that belongs to the start is there, and something besides, first.
       if (how == 0) with_fd(MessageType::kArena, unjam::ArenaMessage{63}.encode());
-      if (how != 0) with_fd(MessageType::kArena, unjam::ArenaMessage{1}.encode());
       if (how == 1) with_fd(MessageType::kPeer, unjam::PeerMessage{63}.encode());
       if (how == 2) with_fd(MessageType::kPeer, unjam::PeerMessage{0}.encode());  // itself
       if (how == 3) c.post(number_of(MessageType::kPeer), unjam::PeerMessage{1}.encode());
       if (how == 4) c.post(number_of(MessageType::kStart), start.encode());
       if (how == 5) c.post(number_of(MessageType::kRefused), refused.encode());  // with success
+      with_fd(MessageType::kArena, unjam::ArenaMessage{1}.encode());
+      with_fd(MessageType::kPeer, unjam::PeerMessage{1}.encode());
       c.flush_all(1000, ignored);
     });
     Member m;
