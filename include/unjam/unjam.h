@@ -401,6 +401,64 @@ UNJAM_API unjamResult_t unjamPlanCheck(unjamKind_t kind, unjamDataType_t dtype, 
                                        int slots, int list, char* buffer, size_t bytes,
                                        size_t* needed);
 
+/* ---- the deadlock simulator: docs/simulator.md ---- */
+typedef enum { UNJAM_SIM_SINGLE_QUEUE = 0, UNJAM_SIM_SYNCHRONIZATION = 1 } unjamSimModel_t;
+
+typedef enum {
+  UNJAM_SIM_INTERLEAVED = 0,  /* the k-th collective of each group in group order, k = 0, 1, ... */
+  UNJAM_SIM_CONCATENATED = 1, /* group after group */
+  UNJAM_SIM_EXPLICIT = 2      /* as `sequence` says */
+} unjamSimOrder_t;
+
+/* To be added up: which verdicts are wanted. */
+typedef enum { UNJAM_SIM_EXACT = 1, UNJAM_SIM_RELEASED = 2 } unjamSimSemantics_t;
+
+typedef struct unjamSimulator* unjamSimulator_t;
+
+typedef struct {
+  size_t size;   /* sizeof(unjamSimulation_t) */
+  int32_t model; /* unjamSimModel_t */
+  int32_t order; /* unjamSimOrder_t: of each GPU's list without disorder */
+  uint32_t gpus;
+  uint32_t groups;
+  const uint64_t* group_begin; /* groups + 1 offsets into members */
+  const uint32_t* members;     /* GPUs */
+  const uint32_t* counts;      /* collectives of each group */
+  const uint32_t* sequence;    /* explicit order: the groups, each `counts` times; otherwise NULL */
+  uint64_t sequence_length;
+  double disorder; /* probability that an entry of a GPU's list is skipped */
+  double sync;     /* probability that a turn goes to a synchronisation; single queue: 0 */
+  uint64_t seed;
+  uint64_t memory_limit; /* bytes; 0: none */
+} unjamSimulation_t;
+
+typedef struct {
+  size_t size;
+  uint64_t rounds;
+  uint64_t exact;         /* rounds that deadlock */
+  uint64_t released;      /* rounds that the paper's published code would count */
+  uint64_t exact_only;    /* exact, but not released */
+  uint64_t released_only; /* released, but not exact */
+  uint64_t first_exact;   /* the lowest such round; UINT64_MAX: none */
+  uint64_t first_released;
+  uint64_t disorders; /* drawn */
+  uint64_t syncs;
+} unjamSimulationCounts_t;
+
+/* UNJAM_ERROR_INVALID_ARGUMENT names the field that cannot be; UNJAM_ERROR_RESOURCES: it would take
+ * more memory than allowed. The arrays are copied. */
+UNJAM_API unjamResult_t unjamSimulatorCreate(const unjamSimulation_t* job,
+                                             unjamSimulator_t* simulator);
+UNJAM_API unjamResult_t unjamSimulatorDestroy(unjamSimulator_t simulator);
+/* Rounds first .. first + rounds - 1; the result does not depend on the number of threads. plain:
+ * 0 the event-driven engine, else the step-by-step one. One call at a time on a simulator. */
+UNJAM_API unjamResult_t unjamSimulatorRun(unjamSimulator_t simulator, uint64_t first,
+                                          uint64_t rounds, int threads, int semantics, int plain,
+                                          unjamSimulationCounts_t* counts);
+/* JSON: what happened in one round, and who waited for whom. */
+UNJAM_API unjamResult_t unjamSimulatorRound(unjamSimulator_t simulator, uint64_t round, int plain,
+                                            char* buffer, size_t bytes, size_t* needed);
+
 #ifdef __cplusplus
 }
 #endif

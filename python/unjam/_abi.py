@@ -13,6 +13,7 @@ from ctypes import (
     Structure,
     c_char,
     c_char_p,
+    c_double,
     c_int,
     c_int32,
     c_int64,
@@ -50,6 +51,15 @@ TRACE_YIELD = 2
 TRACE_FINISH = 3
 TRACE_QUIT = 4
 TRACE_RESTART = 5
+
+# unjamSimModel_t, unjamSimOrder_t, unjamSimSemantics_t
+SIM_SINGLE_QUEUE = 0
+SIM_SYNCHRONIZATION = 1
+SIM_INTERLEAVED = 0
+SIM_CONCATENATED = 1
+SIM_EXPLICIT = 2
+SIM_EXACT = 1
+SIM_RELEASED = 2
 
 Handle = c_void_p
 Callback = CFUNCTYPE(None, c_int, c_void_p)
@@ -138,6 +148,44 @@ class TraceEvent(Structure):
     ]
 
 
+class Simulation(Structure):
+    """unjamSimulation_t."""
+
+    _fields_ = [
+        ("size", c_size_t),
+        ("model", c_int32),
+        ("order", c_int32),
+        ("gpus", c_uint32),
+        ("groups", c_uint32),
+        ("group_begin", c_void_p),
+        ("members", c_void_p),
+        ("counts", c_void_p),
+        ("sequence", c_void_p),
+        ("sequence_length", c_uint64),
+        ("disorder", c_double),
+        ("sync", c_double),
+        ("seed", c_uint64),
+        ("memory_limit", c_uint64),
+    ]
+
+
+class SimulationCounts(Structure):
+    """unjamSimulationCounts_t."""
+
+    _fields_ = [
+        ("size", c_size_t),
+        ("rounds", c_uint64),
+        ("exact", c_uint64),
+        ("released", c_uint64),
+        ("exact_only", c_uint64),
+        ("released_only", c_uint64),
+        ("first_exact", c_uint64),
+        ("first_released", c_uint64),
+        ("disorders", c_uint64),
+        ("syncs", c_uint64),
+    ]
+
+
 _Request = POINTER(Handle)
 _Options = POINTER(CallOptions)
 _Text = [c_char_p, c_size_t, POINTER(c_size_t)]  # buffer, bytes, needed
@@ -218,6 +266,13 @@ PROTOTYPES: dict[str, tuple[Any, list[Any]]] = {
         c_int,
         [c_int, c_int, c_int, c_size_t, c_int, c_int, c_int, c_int, c_int, c_int, *_Text],
     ),
+    "unjamSimulatorCreate": (c_int, [POINTER(Simulation), POINTER(Handle)]),
+    "unjamSimulatorDestroy": (c_int, [Handle]),
+    "unjamSimulatorRun": (
+        c_int,
+        [Handle, c_uint64, c_uint64, c_int, c_int, c_int, POINTER(SimulationCounts)],
+    ),
+    "unjamSimulatorRound": (c_int, [Handle, c_uint64, c_int, *_Text]),
 }
 
 

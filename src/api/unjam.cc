@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "api/last_error.h"
 #include "base/hash.h"
 #include "plan/describe.h"
 #include "runtime/context.h"
@@ -165,6 +166,19 @@ unjamResult_t check_ranks(int nranks) {
 }
 
 }  // namespace
+
+namespace unjam::api {
+
+unjamResult_t fail(unjamResult_t code, std::string message) {
+  return ::fail(code, std::move(message));
+}
+
+unjamResult_t copy_text(const std::string& text, char* buffer, std::size_t bytes,
+                        std::size_t* needed) {
+  return ::copy_text(text, buffer, bytes, needed);
+}
+
+}  // namespace unjam::api
 
 extern "C" {
 

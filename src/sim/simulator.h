@@ -47,6 +47,8 @@ struct Counts {
 class Simulator {
  public:
   explicit Simulator(JobSpec spec);
+  Simulator(const Simulator&) = delete;  // its parts refer to each other
+  Simulator& operator=(const Simulator&) = delete;
 
   const Job& job() const { return job_; }
   // Rounds first .. first + rounds - 1. The result is the same for any number of threads. One call

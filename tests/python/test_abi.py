@@ -17,6 +17,8 @@ STRUCTS = {
     "unjamStats_t": _abi.Stats,
     "unjamTraceEvent_t": _abi.TraceEvent,
     "unjamUniqueId_t": _abi.UniqueId,
+    "unjamSimulation_t": _abi.Simulation,
+    "unjamSimulationCounts_t": _abi.SimulationCounts,
 }
 SCALARS = {
     "int": ctypes.c_int,
@@ -57,7 +59,7 @@ def ctype(text):
         return SCALARS[text]
     if text in STRUCTS:
         return STRUCTS[text]
-    if re.fullmatch(r"unjam(Context|Group|Collective|Request)_t", text):
+    if re.fullmatch(r"unjam(Context|Group|Collective|Request|Simulator)_t", text):
         return ctypes.c_void_p
     if re.fullmatch(r"unjam(Result|DataType|Op|Kind)_t", text):
         return ctypes.c_int
