@@ -96,6 +96,10 @@ inline void fuzz_rendezvous(std::string_view data) {
       data.remove_prefix(1);
       return b;
     };
+    const auto length = [&] {  // of what follows it
+      const auto said = static_cast<std::size_t>(byte());
+      return std::min(said, data.size());
+    };
     while (!data.empty() && ++steps < 32) {
       const int what = byte();
       const std::size_t who = clients.empty() ? 0 : static_cast<std::size_t>(what) / 8;
@@ -125,13 +129,13 @@ inline void fuzz_rendezvous(std::string_view data) {
         case 3:
         case 4: {  // a frame
           const auto type = static_cast<std::uint16_t>(byte());
-          const auto size = std::min<std::size_t>(static_cast<std::size_t>(byte()), data.size());
+          const std::size_t size = length();
           if (c != nullptr && c->open()) send_raw(c->fd(), frame_bytes(type, data.substr(0, size)));
           data.remove_prefix(size);
           break;
         }
         case 5: {  // bytes
-          const auto size = std::min<std::size_t>(static_cast<std::size_t>(byte()), data.size());
+          const std::size_t size = length();
           if (c != nullptr && c->open()) {
             send_raw(c->fd(), data.substr(0, size),
                      std::vector<int>(static_cast<std::size_t>(what) / 128, file.get()));
