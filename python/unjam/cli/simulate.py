@@ -1,0 +1,374 @@
+"""simulate: how likely a job deadlocks without unjam (docs/simulator.md)."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from ._console import make_console, make_table, print_json
+
+if TYPE_CHECKING:
+    from ..simulate import Job, Result, Simulator
+    from ..simulate.trace import Trace
+
+_PARALLEL = {
+    "world": "GPUs in all; checked against the product of the sizes",
+    "tp": "tensor-parallel size",
+    "dp": "data-parallel size",
+    "pp": "pipeline stages",
+    "cp": "context-parallel size",
+    "ep": "expert-parallel size; divides dp",
+    "layers": "of the model",
+    "micro-batches": "of an iteration",
+    "ddp-buckets": "one all-reduce each",
+    "fsdp-units": "two all-gathers and a reduce-scatter each",
+    "tp-collectives": "of each TP group, in place of what the layers give",
+    "cp-collectives": "of each CP group",
+    "ep-collectives": "of each EP group",
+    "dp-collectives": "of each DP group",
+    "pp-collectives": "of each pair of neighbouring stages (default: none)",
+}
+_ROUNDS = 32_000
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declares the command's arguments."""
+    source = parser.add_argument_group("what to simulate (one of)")
+    source.add_argument("--file", type=Path, metavar="FILE", help="a job as TOML or JSON")
+    source.add_argument("--table1", action="store_true", help="the paper's Table 1, beside ours")
+    source.add_argument(
+        "--trace",
+        type=Path,
+        nargs="+",
+        metavar="FILE",
+        help="flight-recorder dumps or profiler traces of a real run, one a rank, or their folder",
+    )
+    parallel = parser.add_argument_group("or a training job")
+    for name, text in _PARALLEL.items():
+        parallel.add_argument(f"--{name}", type=int, metavar="N", help=text)
+    model = parser.add_argument_group("model")
+    model.add_argument("--model", help="single-queue (default) or synchronization")
+    model.add_argument("--order", help="interleaved (default) or concatenated")
+    model.add_argument("--semantics", help="exact (default), released or both")
+    model.add_argument("--disorder", type=float, metavar="P", help="probability (default: 0)")
+    model.add_argument("--sync", type=float, metavar="P", help="probability (default: 0)")
+    run = parser.add_argument_group("run")
+    run.add_argument("--rounds", type=int, metavar="N", help=f"at most (default: {_ROUNDS})")
+    run.add_argument("--seed", type=int, metavar="N", help="default: 0, or the file's")
+    run.add_argument("--threads", type=int, metavar="N", help="default: one a CPU")
+    run.add_argument(
+        "--precision", metavar="P", help="stop when the 95 %% interval is ± this: 0.001 or 10%%"
+    )
+    run.add_argument("--plain", action="store_true", help="use the step-by-step engine")
+    output = parser.add_argument_group("output")
+    output.add_argument("--json", action="store_true", help="JSON in place of tables")
+    output.add_argument(
+        "--cycle", type=Path, metavar="OUT", help="draw a deadlocked round's cycle (png or svg)"
+    )
+    output.add_argument(
+        "--plot",
+        choices=("probabilities", "gpus", "overlap", "cost"),
+        help="a picture of many runs, into --out",
+    )
+    output.add_argument("--out", type=Path, help="of --plot (default: unjam-simulate-PLOT.png)")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Simulates and prints; 2 if the input is bad, 130 after Ctrl-C."""
+    from ..simulate import InputError
+
+    try:
+        return _run(options)
+    except InputError as error:
+        print(f"unjam simulate: {error}", file=sys.stderr)
+        return 2
+
+
+def _run(options: argparse.Namespace) -> int:
+    from ..simulate import InputError, Precision, Simulator, engine
+
+    precision = Precision.parse(options.precision) if options.precision else None
+    if options.threads is not None and not 1 <= options.threads <= 1024:
+        raise InputError("threads", f"{options.threads} is not in 1 to 1024")
+    if options.rounds is not None and not 1 <= options.rounds <= 2**62:
+        raise InputError("rounds", f"{options.rounds} is not at least 1")
+    for name in ("cycle", "out"):
+        path = getattr(options, name)
+        if path is not None and path.suffix not in (".png", ".svg"):
+            raise InputError(name, f"{path}: the ending must be .png or .svg")
+    if options.table1:
+        return _table1(options)
+    job, file_rounds, file_semantics, trace = _job(options)
+    rounds = options.rounds or file_rounds or _ROUNDS
+    semantics = options.semantics or file_semantics or "exact"
+    if options.plot:
+        return _plot(options, job, rounds, semantics)
+    if trace is not None and not options.json:
+        _show_trace(trace, job)
+    with Simulator(job) as simulator, _progress(rounds) as begin:
+        result = simulator.run(
+            rounds,
+            semantics,
+            options.threads or engine.default_threads(),
+            plain=options.plain,
+            precision=precision,
+            progress=begin(job.name or job.model),
+        )
+        witness = _witness(simulator, result, options.plain)
+    if options.cycle:
+        _draw_cycle(options.cycle, job, result, witness)
+    if options.json:
+        found = result.as_dict()
+        if witness:
+            found["round"] = witness
+        if trace is not None:
+            found["trace"] = trace.as_dict()
+        print_json(found)
+    else:
+        _show(result, witness, options)
+    return 130 if result.stopped == "interrupted" else 0
+
+
+def _job(options: argparse.Namespace) -> tuple[Job, int | None, str | None, Trace | None]:
+    """The job, what its file says on rounds and semantics, and the trace it comes from."""
+    from ..simulate import InputError, Parallel, read_job
+    from ..simulate.trace import read_traces
+
+    overrides = {
+        name: getattr(options, name)
+        for name in ("model", "order", "disorder", "sync", "seed")
+        if getattr(options, name) is not None
+    }
+    sizes = {
+        name.replace("-", "_"): getattr(options, name.replace("-", "_"))
+        for name in _PARALLEL
+        if getattr(options, name.replace("-", "_")) is not None
+    }
+    sources = [bool(options.file), bool(options.trace), bool(sizes)]
+    if sum(sources) != 1:
+        raise InputError(
+            "", "give one of --file, --table1, --trace, or a training job such as --tp 4 --dp 4 "
+            "--layers 24 --ddp-buckets 40"
+        )  # fmt: skip
+    if "sync" in overrides and overrides["sync"] and "model" not in overrides and not options.file:
+        overrides["model"] = "synchronization"
+    if options.file:
+        file = read_job(options.file, **overrides)
+        return file.job, file.rounds, file.semantics, None
+    if options.trace:
+        trace = read_traces(options.trace)
+        return trace.job(**overrides), None, None, trace
+    try:
+        return Parallel(**sizes).job(**overrides), None, None, None
+    except InputError as error:
+        # Options have no tables.
+        prefix, _, name = error.field.partition("parallel.")
+        if not prefix and name:
+            raise InputError("--" + name.replace("_", "-"), error.reason) from error
+        raise
+
+
+def _witness(simulator: Simulator, result: Result, plain: bool) -> dict[str, Any] | None:
+    """A round that deadlocked, if one did."""
+    number = result.first_exact if "exact" in result.kinds else result.first_released
+    if number is None:
+        number = result.first_released
+    return None if number is None else simulator.round(number, plain)
+
+
+def _percent(value: float) -> str:
+    percent = 100 * value
+    return f"{percent:.2f}" if percent >= 0.1 or percent == 0 else f"{percent:.2g}"
+
+
+def _interval(result: Result, kind: str) -> str:
+    from ..simulate import wilson
+
+    low, high = wilson(result.hits(kind), result.rounds)
+    return f"{_percent(low)} to {_percent(high)}"
+
+
+def _ratio(result: Result, kind: str) -> str:
+    return _percent(result.hits(kind) / result.rounds) if result.rounds else "?"
+
+
+def _show(result: Result, witness: dict[str, Any] | None, options: argparse.Namespace) -> None:
+    console = make_console()
+    job = result.job
+    title = f"{job.name or 'job'}: {job.gpus:,} GPUs, {len(job.groups):,} groups, " + (
+        f"{job.invocations:,} invocations a round"
+    )
+    numbers = ["deadlocks", "rounds", "percent", "95 % interval"]
+    table = make_table(title, ["semantics", *numbers], numbers)
+    for kind in result.kinds:
+        table.add_row(
+            kind,
+            f"{result.hits(kind):,}",
+            f"{result.rounds:,}",
+            _ratio(result, kind),
+            _interval(result, kind),
+        )
+    console.print(table)
+    console.print(
+        f"{job.model}, {job.order} order, disorder {job.disorder:g}"
+        + (f", synchronisation {job.sync:g}" if job.model == "synchronization" else "")
+        + f", seed {job.seed}; {result.seconds:.2f} s"
+        + (f", {result.rounds / result.seconds:,.0f} rounds/s" if result.seconds else "")
+        + (f"; stopped: {result.stopped}" if result.stopped else "")
+    )
+    if witness:
+        console.print()
+        for line in describe_witness(witness, result.kinds, job):
+            console.print(line)
+
+
+def describe_witness(
+    witness: dict[str, Any], kinds: tuple[str, ...], job: Job | None = None
+) -> Iterator[str]:
+    """Who waits for whom, in words."""
+    for kind in kinds:
+        verdict = witness[kind]
+        if not verdict["deadlock"]:
+            continue
+        name = "cycle" if kind == "exact" else "what the released code counts"
+        yield f"Round {witness['round']}, {name}:"
+        for wait in verdict["waits"]:
+            group = wait["group"]
+            label = job.groups[group].name if job is not None else ""
+            yield (
+                f"  GPU {wait['gpu']} waits in collective {wait['index']} of group {group}"
+                + (f" ({label})" if label else "")
+                + f" for GPU {wait['on']}"
+            )
+
+
+def _draw_cycle(path: Path, job: Job, result: Result, witness: dict[str, Any] | None) -> None:
+    from ..simulate.pictures import draw_cycle
+
+    kind = next((k for k in result.kinds if witness and witness[k]["deadlock"]), None)
+    if witness is None or kind is None:
+        print("unjam simulate: no round deadlocked, so there is no cycle to draw", file=sys.stderr)
+        return
+    draw_cycle(witness, kind, job, path)
+    print(f"drawn: {path}", file=sys.stderr)
+
+
+@contextmanager
+def _progress(total: int) -> Iterator[Callable[[str], Callable[[int], None] | None]]:
+    """A bar on stderr, if that is a terminal; gives a function that starts it for a name."""
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield lambda name: None
+        return
+    columns = (
+        TextColumn("  {task.description}"),
+        BarColumn(bar_width=40),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=console, transient=True) as bar:
+        tasks: list[Any] = []
+
+        def begin(name: str) -> Callable[[int], None]:
+            for old in tasks:
+                bar.remove_task(old)
+            tasks[:] = [bar.add_task(name, total=total)]
+            return lambda rounds: bar.advance(tasks[0], rounds)
+
+        yield begin
+
+
+def _table1(options: argparse.Namespace) -> int:
+    from ..simulate import table1
+
+    rounds = options.rounds or table1.PAPER_ROUNDS
+    start, cpu = time.perf_counter(), time.process_time()
+    with _progress(rounds) as begin:
+        rows = list(table1.run(rounds, options.threads, begin))
+    interrupted = bool(rows and rows[-1].result.stopped)
+    seconds, cpu = time.perf_counter() - start, time.process_time() - cpu
+    if options.json:
+        print_json(
+            {"rows": [row.as_dict() for row in rows], "seconds": seconds, "cpu_seconds": cpu}
+        )
+        return 130 if interrupted else 0
+    console = make_console()
+    if not console.is_terminal:
+        console = Console(highlight=False, width=140)
+    columns = ["disorder", "sync", "paper", "released", "95 %", "exact", "95 % ", "rounds", "s"]
+    table = make_table(
+        "Table 1: deadlock ratios in percent", ["model", "GPUs", *columns, ""], columns
+    )
+    notes: dict[str, str] = {}
+    for row in rows:
+        job, result = row.file.job, row.result
+        marks = ""
+        if row.differs("released") or row.differs("exact"):
+            marks = notes.setdefault(row.why, f"[{chr(ord('a') + len(notes))}]")
+        cells = []
+        for kind in ("released", "exact"):
+            star = "*" if row.differs(kind) else " "
+            cells += [_ratio(result, kind) + star, _interval(result, kind)]
+        table.add_row(
+            job.model,
+            job.name,
+            f"{job.disorder:g}",
+            f"{job.sync:g}" if job.sync else "-",
+            _percent(row.paper),
+            *cells,
+            f"{result.rounds:,}",
+            f"{result.seconds:.1f}",
+            marks.replace("[", "\\["),
+        )
+    console.print(table)
+    console.print("* not the paper's figure: further off than the joint 99.9 % interval")
+    for why, mark in notes.items():
+        console.print(f"\\{mark} {why}", soft_wrap=True)
+    console.print(
+        f"{sum(row.result.rounds for row in rows):,} rounds in {seconds:.1f} s "
+        f"({cpu:.1f} s of CPU)" + ("; interrupted" if interrupted else "")
+    )
+    return 130 if interrupted else 0
+
+
+def _plot(options: argparse.Namespace, job: Job, rounds: int, semantics: str) -> int:
+    from ..simulate import sweeps
+    from ..simulate.pictures import draw_series
+
+    out = options.out or Path(f"unjam-simulate-{options.plot}.png")
+    kind = "released" if semantics == "released" else "exact"
+    with _progress(0) as begin:
+        sweep = sweeps.sweep(options.plot, job, rounds, kind, options.threads, begin)
+    draw_series(sweep, out)
+    if options.json:
+        print_json(dataclasses.asdict(sweep))
+    else:
+        console = make_console()
+        numbers = [sweep.x_name, sweep.y_name, "low", "high"]
+        table = make_table(sweep.title, ["series", *numbers], numbers)
+        for line in sweep.lines:
+            for point in line.points:
+                table.add_row(
+                    line.name,
+                    f"{point.x:g}",
+                    *(f"{v:.4g}" for v in (point.y, point.low, point.high)),
+                )
+        console.print(table)
+    print(f"drawn: {out}", file=sys.stderr)
+    return 130 if sweep.interrupted else 0
+
+
+def _show_trace(trace: Trace, job: Job) -> None:
+    console = make_console()
+    for line in trace.summary(job):
+        console.print(line, soft_wrap=True, markup=False)
+    console.print()

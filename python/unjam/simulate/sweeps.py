@@ -1,0 +1,179 @@
+"""Many runs for one picture: the deadlock ratio, or the cost of a round, against something."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+from .engine import Simulator, wilson
+from .errors import InputError
+from .job import Group, Job, Parallel
+
+Begin = Callable[[str], Callable[[int], None] | None]
+
+_FACTORS = (0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
+_COST_SECONDS = 0.5  # measured for each point
+
+
+@dataclass(frozen=True)
+class Point:
+    """A measured value and its 95 % interval (for costs: the value)."""
+
+    x: float
+    y: float
+    low: float
+    high: float
+
+
+@dataclass
+class Line:
+    """Points that belong together."""
+
+    name: str
+    points: list[Point] = field(default_factory=list)
+
+
+@dataclass
+class Sweep:
+    """What a picture shows."""
+
+    title: str
+    x_name: str
+    y_name: str
+    lines: list[Line]
+    interrupted: bool = False
+
+
+def sweep(
+    kind: str,
+    job: Job,
+    rounds: int,
+    semantics: str = "exact",
+    threads: int | None = None,
+    begin: Begin | None = None,
+) -> Sweep:
+    """Runs what a picture needs.
+
+    Args:
+        kind: probabilities (the job with other disorder and synchronisation probabilities), gpus
+            (copies of the job side by side), overlap (the same number of GPUs and invocations in
+            more groups a GPU), cost (microseconds a round, for larger and larger 3D jobs).
+        job: where to start from.
+        rounds: of each point.
+        semantics: exact or released.
+        threads: as for :meth:`Simulator.run`.
+        begin: called with each point's name.
+    """
+    if kind == "cost":
+        return _cost(job, threads, begin)
+    makers = {"probabilities": _probabilities, "gpus": _gpus, "overlap": _overlap}
+    if kind not in makers:
+        raise InputError("plot", f"{kind!r} is none of {', '.join(makers)}, cost")
+    if not job.disorder:
+        raise InputError("disorder", "must be over 0: without disorder nothing deadlocks")
+    x_names = {
+        "probabilities": "probability",
+        "gpus": "GPUs",
+        "overlap": "groups a GPU is in",
+    }
+    result = Sweep(
+        f"{job.name or job.model}: deadlock ratio ({semantics})", x_names[kind], "ratio", []
+    )
+    for name, x, variant in makers[kind](job):
+        if not result.lines or result.lines[-1].name != name:
+            result.lines.append(Line(name))
+        with Simulator(variant) as simulator:
+            progress = begin(f"{name} {x:g}") if begin else None
+            found = simulator.run(rounds, semantics, threads, progress=progress)
+        hits = found.hits(semantics)
+        if found.rounds:
+            low, high = wilson(hits, found.rounds)
+            result.lines[-1].points.append(Point(x, hits / found.rounds, low, high))
+        if found.stopped:
+            result.interrupted = True
+            break
+    return result
+
+
+def _probabilities(job: Job) -> Iterator[tuple[str, float, Job]]:
+    for factor in _FACTORS:
+        disorder = min(job.disorder * factor, 1.0)
+        yield "disorder", disorder, job.replace(disorder=disorder)
+    if job.model == "synchronization" and job.sync:
+        for factor in _FACTORS:
+            sync = min(job.sync * factor, 0.999)
+            yield "synchronisation", sync, job.replace(sync=sync)
+
+
+def _gpus(job: Job) -> Iterator[tuple[str, float, Job]]:
+    """Copies side by side, alone, and held together by one more group of their first GPUs."""
+    count = max(group.collectives for group in job.groups)
+    for joined in (False, True):
+        for copies in (1, 2, 4, 8, 16):
+            groups = [
+                Group([gpu + copy * job.gpus for gpu in group.gpus], group.collectives, group.name)
+                for copy in range(copies)
+                for group in job.groups
+            ]
+            if joined and copies > 1:
+                firsts = [copy * job.gpus for copy in range(copies)]
+                groups.append(Group(firsts, count, "joining"))
+            variant = job.replace(
+                gpus=job.gpus * copies, groups=groups, order=_plain_order(job), sequence=()
+            )
+            yield ("copies, joined" if joined else "copies"), variant.gpus, variant
+
+
+def _overlap(job: Job) -> Iterator[tuple[str, float, Job]]:
+    """Each GPU in more and more groups of 4; as many invocations as the job has.
+
+    Layer l groups GPUs whose numbers agree in all but one digit, base 4: no two GPUs share more
+    than one group.
+    """
+    gpus, digits = 64, 3
+    per_gpu = max(job.invocations // job.gpus, 12)
+    for overlap in (1, 2, 3):
+        groups = []
+        for digit in range(min(overlap, digits)):
+            step = 4**digit
+            for first in range(gpus):
+                if first // step % 4 == 0:
+                    members = [first + i * step for i in range(4)]
+                    groups.append(Group(members, per_gpu // overlap, f"layer {digit}"))
+        variant = job.replace(gpus=gpus, groups=groups, order=_plain_order(job), sequence=())
+        yield "64 GPUs in groups of 4", overlap, variant
+
+
+def _plain_order(job: Job) -> str:
+    return "interleaved" if job.order == "explicit" else job.order
+
+
+def _cost(job: Job, threads: int | None, begin: Begin | None) -> Sweep:
+    """Microseconds of CPU a round, at the job's probabilities and at a tenth of them."""
+    result = Sweep("cost of a round", "GPUs", "µs of CPU a round", [])
+    disorder, sync = job.disorder or 1e-6, job.sync or 1e-6
+    for model, order in (("single-queue", "concatenated"), ("synchronization", "interleaved")):
+        for factor in (1.0, 0.1):
+            p, q = disorder * factor, sync * factor if model == "synchronization" else 0.0
+            line = Line(f"{model}, p = {p:g}" + (f", q = {q:g}" if q else ""))
+            result.lines.append(line)
+            for stages in (1, 8, 64, 512, 2084):  # of 48 GPUs: up to 100,032
+                shape = Parallel(tp=8, dp=6, pp=stages, tp_collectives=400, dp_collectives=1200)
+                variant = shape.job(model=model, order=order, disorder=p, sync=q, seed=job.seed)
+                with Simulator(variant) as simulator:
+                    if begin:
+                        begin(f"{line.name}, {variant.gpus:,} GPUs")
+                    simulator.run(1, "both", threads)
+                    rounds, start = 1, time.perf_counter()
+                    while True:
+                        found = simulator.run(rounds, "both", threads)
+                        if found.stopped:
+                            result.interrupted = True
+                            return result
+                        if time.perf_counter() - start > _COST_SECONDS or rounds > 1 << 22:
+                            break
+                        rounds *= 4
+                cost = 1e6 * found.cpu_seconds / found.rounds
+                line.points.append(Point(variant.gpus, cost, cost, cost))
+    return result
