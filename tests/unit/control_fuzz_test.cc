@@ -392,7 +392,7 @@ class RunningJob {
 };
 
 // Bad messages to both ranks until their connections have broken; then all must go on as if rank 2
-// had died. `broken`: descriptors and wrong headers, which end a connection, may be among them.
+// had died. `break_it`: descriptors and wrong headers, which end a connection, may be among them.
 std::size_t job_round(std::uint64_t seed, std::size_t messages, bool break_it) {
   Random random(seed);
   RunningJob job(seed);
@@ -457,7 +457,9 @@ std::size_t job_round(std::uint64_t seed, std::size_t messages, bool break_it) {
   EXPECT_LT(unjam::monotonic_ns(), end) << "the ranks take no messages";
   if (!break_it) {
     EXPECT_GE(sent, messages);
-    EXPECT_GT(heard, 0u);
+    if (messages >= 1000) {
+      EXPECT_GT(heard, 0u);
+    }
   }
   for (int r = 0; r < 2; ++r) {
     int count = 0, absent[3];
