@@ -127,11 +127,6 @@ unjamResult_t World::join(int rank, const Settings& settings, std::string& error
   const auto r = static_cast<std::size_t>(rank);
   const std::string agreed = agreed_settings_text(settings);
   std::unique_lock lock(mutex_);
-  if (joined_[r]) {
-    error = "rank " + std::to_string(rank) +
-            " has joined this job already: give every rank a number of its own";
-    return UNJAM_ERROR_INVALID_USAGE;
-  }
   if (!alone_ && !connected_) {
     if (!connecting_) {
       connecting_ = true;
@@ -149,6 +144,12 @@ unjamResult_t World::join(int rank, const Settings& settings, std::string& error
     } else {
       changed_.wait(lock, [this] { return connected_ || !failure_.empty(); });
     }
+  }
+  // After that, which lets go of the lock.
+  if (joined_[r]) {
+    error = "rank " + std::to_string(rank) +
+            " has joined this job already: give every rank a number of its own";
+    return UNJAM_ERROR_INVALID_USAGE;
   }
   if (!failure_.empty()) {
     error = "another rank could not join: " + failure_;

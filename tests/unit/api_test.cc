@@ -198,8 +198,9 @@ TEST(Init, SettingsThatDifferAreReported) {
   b.lanes = 3;
   std::string said;
   const auto [first, second] = join_two(2, 0, a, 2, 1, b, said);
-  EXPECT_EQ(second, UNJAM_ERROR_MISMATCH) << said;
+  EXPECT_TRUE(first == UNJAM_ERROR_MISMATCH || second == UNJAM_ERROR_MISMATCH) << said;
   EXPECT_NE(first, UNJAM_SUCCESS) << said;
+  EXPECT_NE(second, UNJAM_SUCCESS) << said;
   EXPECT_TRUE(contains(said, "UNJAM_LANES=2") && contains(said, "UNJAM_LANES=3") &&
               contains(said, "rank 0") && contains(said, "rank 1"))
       << said;
@@ -208,15 +209,16 @@ TEST(Init, SettingsThatDifferAreReported) {
 TEST(Init, SizesThatDifferAreReported) {
   std::string said;
   const auto [first, second] = join_two(2, 0, default_config(), 3, 1, default_config(), said);
-  EXPECT_EQ(second, UNJAM_ERROR_MISMATCH) << said;
+  EXPECT_TRUE(first == UNJAM_ERROR_MISMATCH || second == UNJAM_ERROR_MISMATCH) << said;
   EXPECT_NE(first, UNJAM_SUCCESS);
 }
 
 TEST(Init, ARankThatJoinsTwiceIsRefused) {
   std::string said;
   const auto [first, second] = join_two(2, 0, default_config(), 2, 0, default_config(), said);
-  EXPECT_EQ(second, UNJAM_ERROR_INVALID_USAGE) << said;
-  EXPECT_EQ(first, UNJAM_ERROR_TIMEOUT) << said;
+  // Either may have been the first.
+  EXPECT_EQ(std::min(first, second), UNJAM_ERROR_INVALID_USAGE) << said;
+  EXPECT_EQ(std::max(first, second), UNJAM_ERROR_TIMEOUT) << said;
 }
 
 // ---- misuse of calls ----
