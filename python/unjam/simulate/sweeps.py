@@ -133,16 +133,17 @@ def _overlap(job: Job) -> Iterator[tuple[str, float, Job]]:
     """
     gpus, digits = 64, 3
     per_gpu = max(job.invocations // job.gpus, 12)
-    for overlap in (1, 2, 3):
-        groups = []
-        for digit in range(min(overlap, digits)):
-            step = 4**digit
-            for first in range(gpus):
-                if first // step % 4 == 0:
-                    members = [first + i * step for i in range(4)]
-                    groups.append(Group(members, per_gpu // overlap, f"layer {digit}"))
-        variant = job.replace(gpus=gpus, groups=groups, order=_plain_order(job), sequence=())
-        yield "64 GPUs in groups of 4", overlap, variant
+    orders = ("interleaved", "concatenated") if job.model == "single-queue" else ("interleaved",)
+    for order in orders:
+        for overlap in (1, 2, 3):
+            groups = []
+            for digit in range(min(overlap, digits)):
+                step = 4**digit
+                for first in range(gpus):
+                    if first // step % 4 == 0:
+                        members = [first + i * step for i in range(4)]
+                        groups.append(Group(members, per_gpu // overlap, f"layer {digit}"))
+            yield order, overlap, job.replace(gpus=gpus, groups=groups, order=order, sequence=())
 
 
 def _plain_order(job: Job) -> str:

@@ -1,0 +1,523 @@
+"""unjam simulate: inputs, results that are known, imports of traces, pictures."""
+
+import gzip
+import json
+import math
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from unjam.cli import main
+from unjam.simulate import (
+    Group,
+    InputError,
+    Job,
+    Parallel,
+    Precision,
+    Simulator,
+    read_job,
+    simulate,
+    table1,
+    wilson,
+)
+from unjam.simulate.trace import read_traces
+
+ROOT = Path(__file__).resolve().parents[2]
+GLOO = ROOT / "tests" / "fixtures" / "traces" / "gloo"  # real: see tools/record_trace.py
+Z999 = table1.Z999
+
+
+def run(capsys, *arguments):
+    """The command's status, standard output and standard error."""
+    status = main(["simulate", *map(str, arguments)])
+    captured = capsys.readouterr()
+    return status, captured.out, captured.err
+
+
+# ---- results ----
+
+# Rounds and deadlocks of shared/simulator.md's table: (row, semantics, percent, rounds).
+KNOWN = [
+    ("01", "released", 1.03, 32_000),
+    ("01", "exact", 1.07, 32_000),
+    ("02", "released", 9.83, 32_000),
+    ("02", "exact", 9.57, 32_000),
+    ("05", "exact", 1.30, 320_000),
+    ("06", "released", 0.93, 32_000),
+    ("06", "exact", 8.97, 32_000),
+    ("07", "released", 9.31, 32_000),
+    ("07", "exact", 60.6, 32_000),
+    ("08", "released", 1.61, 32_000),
+    ("08", "exact", 12.8, 32_000),
+    ("14", "released", 0.58, 32_000),
+    ("14", "exact", 0, 32_000),
+    ("15", "released", 0.57, 32_000),
+    ("16", "released", 3.80, 32_000),
+    ("17", "released", 3.79, 32_000),
+    ("18", "released", 1.53, 32_000),
+]
+
+
+@pytest.fixture(scope="module")
+def table_rows():
+    """The cheap rows of Table 1, by number."""
+    rows = {}
+    for path in table1.files():
+        if path.name[:2] in {number for number, *_ in KNOWN}:
+            rows[path.name[:2]] = simulate(read_job(path).job, 8000, semantics="both")
+    return rows
+
+
+@pytest.mark.parametrize(("row", "semantics", "percent", "rounds"), KNOWN)
+def test_table1_is_what_independent_programs_found(table_rows, row, semantics, percent, rounds):
+    result = table_rows[row]
+    assert not table1.differ(
+        percent / 100 * rounds, rounds, result.hits(semantics), result.rounds, Z999
+    ), f"{result.hits(semantics) / result.rounds:.4%}"
+
+
+def test_table1_has_every_row():
+    files = table1.files()
+    assert len(files) == 18
+    by_name = {path.name[:2]: read_job(path) for path in files}
+    assert by_name["02"].job.invocations == 102_400
+    assert by_name["04"].job.invocations == 4_915_200
+    assert by_name["04"].job.gpus == 3072 and len(by_name["04"].job.groups) == 896
+    assert by_name["06"].job.invocations == 92_800
+    assert by_name["08"].job.invocations == 144_000
+    groups = by_name["06"].job.groups
+    degree = [sum(gpu in group.gpus for group in groups) for gpu in range(64)]
+    assert [degree.count(n) for n in (1, 2, 3, 4, 5)] == [40, 8, 8, 4, 4]
+
+
+def test_table1_command(capsys):
+    status, out, err = run(capsys, "--table1", "--rounds", "40")
+    assert status == 0 and err == ""
+    assert out.count("single-queue") == 8
+    status, out, _ = run(capsys, "--table1", "--rounds", "40", "--json")
+    rows = json.loads(out)["rows"]
+    assert len(rows) == 18 and all(row["rounds"] == 40 for row in rows)
+
+
+def test_interleaved_is_safer_than_concatenated_in_3d():
+    job = Parallel(tp=4, dp=4, pp=4, tp_collectives=400, dp_collectives=1200).job(disorder=1e-6)
+    result = simulate(job, 32_000)
+    assert not table1.differ(0.0499 * 32_000, 32_000, result.exact, 32_000)
+
+
+def test_sync_1x8():
+    job = Job(8, [Group(range(8), 161)], "synchronization", disorder=1e-2, sync=1e-2)
+    result = simulate(job, 40_000, semantics="both")
+    assert not table1.differ(0.0095 * 320_000, 320_000, result.released, 40_000)
+    assert not table1.differ(0.0088 * 320_000, 320_000, result.exact, 40_000)
+
+
+def test_results_do_not_depend_on_threads_or_engine():
+    job = Parallel(tp=2, dp=2, tp_collectives=30, dp_collectives=20).job(
+        model="synchronization", disorder=0.2, sync=0.2, seed=5
+    )
+    results = [
+        simulate(job, 600, semantics="both", threads=threads, plain=plain)
+        for threads, plain in [(1, False), (3, False), (2, True)]
+    ]
+    found = {(r.exact, r.released, r.first_exact, r.disorders, r.syncs) for r in results}
+    assert len(found) == 1
+    assert results[0].exact > 0 and results[0].exact_only == 0
+
+
+def test_disorder_zero_never_deadlocks():
+    for model, sync in (("single-queue", 0.0), ("synchronization", 0.05)):
+        job = Parallel(tp=2, dp=4, tp_collectives=40, dp_collectives=40).job(
+            model=model, disorder=0.0, sync=sync
+        )
+        assert simulate(job, 3000).exact == 0
+
+
+def test_one_gpu_never_deadlocks():
+    for model, sync in (("single-queue", 0.0), ("synchronization", 0.2)):
+        job = Job(1, [Group([0], 20), Group([0], 30)], model, disorder=0.3, sync=sync)
+        assert simulate(job, 2000, semantics="both").exact == 0
+
+
+@pytest.mark.parametrize("model", ["single-queue", "synchronization"])
+def test_more_disorder_is_never_safer(model):
+    previous = 0.0
+    for disorder in (0.0, 0.001, 0.005, 0.02, 0.05, 0.1):
+        job = Parallel(tp=4, dp=2, tp_collectives=6, dp_collectives=9).job(
+            model=model, disorder=disorder, sync=0.1 if model == "synchronization" else 0.0
+        )
+        result = simulate(job, 20_000)
+        low, high = wilson(result.exact, result.rounds, Z999)
+        assert high >= previous, disorder
+        previous = low
+
+
+def test_relabelling_gpus_changes_nothing():
+    groups = [Group([0, 1, 2], 12), Group([2, 3], 20), Group([3, 0], 16), Group([1, 3], 9)]
+    names = [2, 0, 3, 1]
+    moved = [Group([names[gpu] for gpu in g.gpus], g.collectives) for g in groups]
+    for model, sync in (("single-queue", 0.0), ("synchronization", 0.1)):
+        a, b = (
+            simulate(Job(4, each, model, disorder=0.02, sync=sync, seed=seed), 20_000)
+            for each, seed in ((groups, 1), (moved, 2))
+        )
+        assert a.exact > 0
+        assert not table1.differ(a.exact, a.rounds, b.exact, b.rounds)
+
+
+def test_stages_are_independent():
+    """P(all) = 1 - (1 - P(stage))^pp: all stages are simulated, so this can be seen."""
+    settings = {"model": "synchronization", "disorder": 0.01, "sync": 0.02}
+    sizes = {"tp": 2, "dp": 2, "tp_collectives": 30, "dp_collectives": 60}
+    one = simulate(Parallel(**sizes).job(**settings), 40_000)
+    four = simulate(Parallel(pp=4, **sizes).job(seed=9, **settings), 20_000)
+    expected = 1 - (1 - one.exact / one.rounds) ** 4
+    assert not table1.differ(expected * 20_000, 20_000, four.exact, 20_000)
+
+
+def test_precision_stops_early():
+    job = Parallel(tp=2, dp=2, tp_collectives=30, dp_collectives=20).job(disorder=0.01)
+    result = simulate(job, 10**9, precision=Precision.parse("1%"))
+    assert result.stopped == "precise enough"
+    low, high = wilson(result.exact, result.rounds)
+    assert (high - low) / 2 <= 0.01 * result.exact / result.rounds
+
+
+def test_wilson():
+    assert wilson(0, 0) == (0, 1)
+    low, high = wilson(10, 100)
+    assert math.isclose(low, 0.0552, abs_tol=1e-4) and math.isclose(high, 0.1744, abs_tol=1e-4)
+    assert wilson(0, 100)[0] == 0 and wilson(100, 100)[1] == 1
+
+
+def test_a_round_tells_its_cycle(capsys):
+    status, out, _ = run(
+        capsys, "--tp", 2, "--dp", 2, "--tp-collectives", 20, "--dp-collectives", 20,
+        "--disorder", 0.05, "--rounds", 100, "--json",
+    )  # fmt: skip
+    found = json.loads(out)
+    assert status == 0
+    waits = found["round"]["exact"]["waits"]
+    assert [wait["on"] for wait in waits] == [wait["gpu"] for wait in waits[1:] + waits[:1]]
+
+
+# ---- parallel jobs ----
+
+
+def test_parallel_groups():
+    job = Parallel(
+        tp=2, cp=2, dp=4, ep=2, pp=2, world=32, layers=8, micro_batches=3, ddp_buckets=10
+    ).job(disorder=0.1)
+    kinds = {}
+    for group in job.groups:
+        kinds.setdefault(group.name, []).append(group)
+    assert {name: len(groups) for name, groups in kinds.items()} == {
+        "tp": 16, "cp": 16, "ep": 16, "dp": 4,
+    }  # fmt: skip
+    assert {name: groups[0].collectives for name, groups in kinds.items()} == {
+        "tp": 48, "cp": 24, "ep": 48, "dp": 10,
+    }  # fmt: skip
+    for groups in kinds.values():  # each kind partitions the GPUs
+        assert sorted(gpu for group in groups for gpu in group.gpus) == list(range(32))
+
+
+# ---- bad input ----
+
+OPTIONS = ["--tp", "4", "--dp", "4", "--tp-collectives", "4", "--dp-collectives", "4"]
+BAD_OPTIONS = [
+    ([], "give one of"),
+    (["--tp", "4"], "--layers"),
+    (["--tp", "0", "--layers", "4"], "--tp"),
+    (["--dp", "4"], "--ddp-buckets"),
+    (["--world", "9", *OPTIONS], "--world"),
+    (["--ep", "3", "--layers", "4", *OPTIONS], "--ep"),
+    ([*OPTIONS, "--disorder", "-0.1"], "disorder"),
+    ([*OPTIONS, "--disorder", "1.5"], "disorder"),
+    ([*OPTIONS, "--disorder", "nan"], "disorder"),
+    ([*OPTIONS, "--disorder", "1e-15"], "disorder"),
+    ([*OPTIONS, "--sync", "2"], "sync"),
+    ([*OPTIONS, "--sync", "1"], "sync"),
+    ([*OPTIONS, "--sync", "0.1", "--model", "single-queue"], "sync"),
+    ([*OPTIONS, "--rounds", "0"], "rounds"),
+    ([*OPTIONS, "--rounds", "-3"], "rounds"),
+    ([*OPTIONS, "--threads", "0"], "threads"),
+    ([*OPTIONS, "--seed", "-1"], "seed"),
+    ([*OPTIONS, "--model", "double-queue"], "model"),
+    ([*OPTIONS, "--order", "random"], "order"),
+    ([*OPTIONS, "--semantics", "fuzzy"], "semantics"),
+    ([*OPTIONS, "--precision", "0"], "precision"),
+    ([*OPTIONS, "--cycle", "picture.bmp"], "cycle"),
+    ([*OPTIONS, "--table1", "--rounds", "0"], "rounds"),
+    ([*OPTIONS, "--plot", "gpus"], "disorder"),
+    (["--file", "/nowhere/job.toml"], "/nowhere/job.toml"),
+    (["--trace", "/nowhere/trace_0"], "/nowhere/trace_0"),
+    (["--tp", "1000000", "--dp", "1000000", *OPTIONS[4:]], "GiB"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "named"), BAD_OPTIONS)
+def test_bad_options(capsys, arguments, named):
+    status, out, err = run(capsys, *arguments)
+    assert (status, out) == (2, "")
+    assert err.startswith("unjam simulate: ") and named in err, err
+
+
+GOOD = """\
+model = "synchronization"
+disorder = 0.01
+sync = 0.02
+gpus = 4
+rounds = 50
+
+[[groups]]
+gpus = [0, 1, 2]
+collectives = 10
+
+[[groups]]
+gpus = [2, 3]
+collectives = 20
+"""
+BAD_FILES = [  # what to replace, by what, the field and line that the message must name
+    ("disorder = 0.01", "disorder = -0.01", "disorder", 2),
+    ("disorder = 0.01", 'disorder = "high"', "disorder", 2),
+    ("disorder = 0.01", "disorder = true", "disorder", 2),
+    ("sync = 0.02", "sync = 1.02", "sync", 3),
+    ("rounds = 50", "rounds = 0", "rounds", 5),
+    ("rounds = 50", "rounds = 1.5", "rounds", 5),
+    ("rounds = 50", "round = 50", "round", 5),
+    ("gpus = 4", "gpus = 0", "gpus", 4),
+    ("gpus = 4", "gpus = 99999999999", "gpus", 4),
+    ("[2, 3]", "[]", "groups[1].gpus", 12),
+    ("[2, 3]", "[2, 4]", "groups[1].gpus", 12),
+    ("[2, 3]", "[2, -1]", "groups[1].gpus", 12),
+    ("[2, 3]", "[2, 2]", "groups[1].gpus", 12),
+    ("[2, 3]", '[2, "3"]', "groups[1].gpus", 12),
+    ("collectives = 20", "collectives = 0", "groups[1].collectives", 13),
+    ("collectives = 20", "", "groups[1].collectives", 11),
+    ("collectives = 20", "collectives = 20\nsize = 3", "groups[1].size", 14),
+    ('"synchronization"', '"sync"', "model", 1),
+    ("sync = 0.02", "sync = 0.02.1", "", 3),
+    ("[2, 3]", "[2, 3", "", None),
+]
+
+
+@pytest.mark.parametrize(("old", "new", "field", "line"), BAD_FILES)
+def test_bad_toml(tmp_path, capsys, old, new, field, line):
+    path = tmp_path / "job.toml"
+    path.write_text(GOOD.replace(old, new, 1))
+    status, _, err = run(capsys, "--file", path)
+    assert status == 2
+    where = f"{path}:{line}: " if line else f"{path}:"
+    assert where in err and field in err, err
+
+
+def test_good_file_as_toml_and_json(tmp_path):
+    toml, same = tmp_path / "job.toml", tmp_path / "job.json"
+    toml.write_text(GOOD)
+    groups = [{"gpus": [0, 1, 2], "collectives": 10}, {"gpus": [2, 3], "collectives": 20}]
+    table = {"model": "synchronization", "disorder": 0.01, "sync": 0.02, "gpus": 4, "rounds": 50}
+    same.write_text(json.dumps({**table, "groups": groups}))
+    assert read_job(toml) == read_job(same)
+
+
+def test_bad_json_names_the_line(tmp_path):
+    path = tmp_path / "job.json"
+    path.write_text('{"gpus": 4,\n "groups": [\n  {"gpus": [0, 1],\n   "collectives": -1}]}')
+    with pytest.raises(InputError) as error:
+        read_job(path)
+    assert (error.value.line, error.value.field) == (4, "groups[0].collectives")
+    path.write_text('{"gpus": 4,\n "groups": [')
+    with pytest.raises(InputError, match="not JSON"):
+        read_job(path)
+
+
+def test_absurd_sizes_are_refused_with_an_estimate():
+    job = Job(4, [Group(range(4), 2**29), Group(range(4), 2**28)])
+    with pytest.raises(InputError, match=r"at least [\d]+ MiB .* more than the 1024 MiB allowed"):
+        Simulator(job, memory=1 << 30)
+
+
+# ---- real traces ----
+
+
+def test_a_real_run_by_gloo():
+    trace = read_traces([GLOO])
+    assert trace.ranks == [0, 1, 2, 3]
+    names = sorted(group.name.split()[0] for group in trace.groups)
+    assert names == ["data_parallel"] * 2 + ["default_pg"] + ["tensor_parallel"] * 2
+    assert {tuple(g.gpus) for g in trace.groups if g.name.startswith("data")} == {(0, 2), (1, 3)}
+    assert trace.calls == 84 and trace.skips == 0 and trace.cycle == [] and not trace.mismatches
+    assert simulate(trace.job(disorder=0.0), 100).exact == 0
+    assert simulate(trace.job(disorder=0.05), 2000).exact > 0
+
+
+def test_trace_command(capsys):
+    status, out, _ = run(capsys, "--trace", GLOO, "--rounds", "500")
+    assert status == 0
+    assert "4 ranks, 5 groups, 84 calls" in out and "hold no cycle" in out
+    status, out, _ = run(capsys, "--trace", GLOO, "--rounds", "500", "--json", "--sync", "0.01")
+    found = json.loads(out)
+    assert found["model"] == "synchronization" and found["trace"]["cycle"] == []
+
+
+def entry(group, seq, time, op="nccl:all_reduce"):
+    return {
+        "process_group": (group, "made by hand"),
+        "collective_seq_id": seq,
+        "profiling_name": op,
+        "time_created_ns": time,
+        "is_p2p": False,
+    }
+
+
+def write_dumps(folder, orders, members=None):
+    """Dumps made by hand, in NCCL's form: orders[rank] is a list of (group, seq)."""
+    folder.mkdir(exist_ok=True)
+    for rank, order in enumerate(orders):
+        config = {
+            group: {"name": group, "desc": "", "ranks": str(ranks)}
+            for group, ranks in (members or {}).items()
+        }
+        entries = [entry(group, seq, place * 1000) for place, (group, seq) in enumerate(order)]
+        dump = {"version": "2.10", "pg_config": config, "entries": entries}
+        (folder / f"nccl_trace_rank_{rank}").write_bytes(pickle.dumps(dump))
+
+
+def test_a_cycle_in_a_trace_is_named(tmp_path, capsys):
+    a, b, c = ("a", 7), ("b", 3), ("c", 9)
+    write_dumps(tmp_path / "t", [[a, b], [b, c], [c, a]])
+    trace = read_traces([tmp_path / "t"])
+    assert len(trace.cycle) == 3
+    assert {edge.rank for edge in trace.cycle} == {0, 1, 2}
+    assert [edge.after for edge in trace.cycle] == [
+        edge.before for edge in trace.cycle[1:] + trace.cycle[:1]
+    ]
+    assert trace.skips > 0
+    status, out, _ = run(capsys, "--trace", tmp_path / "t", "--rounds", "100")
+    assert status == 0
+    assert "this very run deadlocks" in out
+    assert "rank 0 called all_reduce 0 of made by hand a before" in out
+
+
+def test_measured_disorder(tmp_path):
+    order = [("g", k) for k in range(50)]
+    other = list(order)
+    other[10], other[11] = other[11], other[10]
+    write_dumps(tmp_path / "t", [order, order, other], {"g": [0, 1, 2]})
+    trace = read_traces([tmp_path / "t"])
+    assert trace.skips == 1 and trace.looks == 3 * 49 + 1
+    assert len(trace.cycle) == 2
+    job = trace.job()
+    assert job.disorder == pytest.approx(1 / 148)
+
+
+def test_buffers_that_begin_elsewhere_are_aligned(tmp_path):
+    write_dumps(tmp_path / "t", [[("g", k) for k in r] for r in (range(5, 20), range(8, 24))])
+    trace = read_traces([tmp_path / "t"])
+    assert trace.groups[0].collectives == 12 and trace.dropped == 3 + 4
+
+
+class Evil:
+    def __reduce__(self):
+        return (os.system, ("touch /tmp/unjam-evil",))
+
+
+def test_bad_traces(tmp_path):
+    path = tmp_path / "trace_rank_0"
+
+    def message(data):
+        path.write_bytes(data)
+        with pytest.raises(InputError) as error:
+            read_traces([path])
+        assert str(path) in str(error.value)
+        return str(error.value)
+
+    assert "asks for" in message(pickle.dumps(Evil()))
+    assert "asks for" in message(pickle.dumps({"entries": [Evil()]}))
+    real = (GLOO / "gloo_trace_rank_0").read_bytes()
+    for size in (0, 1, 2, 10, len(real) // 2, len(real) - 1):
+        assert "truncated" in message(real[:size])
+    assert "truncated" in message(b'{"traceEvents": [')
+    assert "entries" in message(pickle.dumps({"version": "2.10"}))
+    assert "cannot be read" in message(gzip.compress(b"{}" * 1000)[:-20])
+    broken = entry("g", 1, 5)
+    del broken["collective_seq_id"]
+    assert "entries[0].collective_seq_id: is missing" in message(
+        pickle.dumps({"entries": [broken]})
+    )
+    assert "entries[0].time_created_ns" in message(
+        pickle.dumps({"entries": [{**entry("g", 1, 5), "time_created_ns": "now"}]})
+    )
+    write_dumps(tmp_path / "t", [[("g", 1)]], {"g": [0, 1]})
+    with pytest.raises(InputError, match="rank 1, whose trace is missing"):
+        read_traces([tmp_path / "t"])
+
+
+def test_profiler_traces(tmp_path):
+    """Made by hand, in the form of a Kineto trace of an NCCL run."""
+    for rank in range(2):
+        events = [
+            {
+                "ph": "X", "name": "record_param_comms", "ts": ts, "dur": 1,
+                "args": {"Collective name": op, "Process Group Name": "0",
+                         "Process Group Description": "default_pg",
+                         "Process Group Ranks": "[0, 1]"},
+            }
+            for ts, op in ((1, "init"), (5, "allreduce"), (9, "broadcast"), (12, "wait"))
+        ]  # fmt: skip
+        events.append({"ph": "X", "name": "cudaDeviceSynchronize", "ts": 10, "dur": 1})
+        content = {"distributedInfo": {"rank": rank, "pg_config": []}, "traceEvents": events}
+        (tmp_path / f"r{rank}.json.gz").write_bytes(gzip.compress(json.dumps(content).encode()))
+    trace = read_traces([tmp_path])
+    assert trace.calls == 4 and trace.syncs == 2 and trace.sync == pytest.approx(1 / 3)
+    assert trace.job(model="synchronization").sync == pytest.approx(1 / 3)
+
+
+# ---- pictures, interruption ----
+
+
+@pytest.mark.parametrize("ending", ["png", "svg"])
+def test_pictures(tmp_path, capsys, ending):
+    pytest.importorskip("matplotlib")
+    small = [*OPTIONS, "--disorder", "0.01", "--rounds", "300"]
+    for kind in ("probabilities", "gpus", "overlap"):
+        out = tmp_path / f"{kind}.{ending}"
+        sync = ["--sync", "0.05"] if kind == "probabilities" else []
+        status, _, _ = run(capsys, *small, *sync, "--plot", kind, "--out", out)
+        assert status == 0 and out.stat().st_size > 5000
+    out = tmp_path / f"cycle.{ending}"
+    status, _, err = run(capsys, *small, "--cycle", out)
+    assert status == 0 and out.stat().st_size > 5000 and "drawn" in err
+
+
+def test_ctrl_c_prints_what_is_known():
+    environment = dict(os.environ)
+    paths = [str(Path(sys.modules["unjam"].__file__).parents[1]), environment.get("PYTHONPATH", "")]
+    environment["PYTHONPATH"] = os.pathsep.join(path for path in paths if path)
+    arguments = ["--disorder", "0.001", "--sync", "0.001", "--rounds", str(10**12), "--json"]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "unjam", "simulate", *OPTIONS, *arguments],
+        env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    try:
+        # Only when it is sure to be at work, however slow the machine: its CPU time says so.
+        deadline = time.monotonic() + 60
+        while time.monotonic() < deadline:
+            fields = Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()
+            if (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK") > 2:
+                break
+            time.sleep(0.05)
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=60)
+    finally:
+        process.kill()
+    assert process.returncode == 130, err
+    found = json.loads(out)
+    assert found["stopped"] == "interrupted" and found["rounds"] > 0
+    assert found["exact"]["low"] <= found["exact"]["ratio"] <= found["exact"]["high"]
