@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
 from .engine import Simulator, wilson
 from .errors import InputError
@@ -13,6 +14,8 @@ from .job import Group, Job, Parallel
 Begin = Callable[[str], Callable[[int], None] | None]
 
 _FACTORS = (0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
+# Up to 100,032 GPUs: more and more stages of 48, or one stage with larger and larger DP groups.
+_COUNTS: dict[str, Any] = {"tp_collectives": 400, "dp_collectives": 1200}
 _COST_SECONDS = 0.5  # measured for each point
 
 
@@ -154,13 +157,18 @@ def _cost(job: Job, threads: int | None, begin: Begin | None) -> Sweep:
     """Microseconds of CPU a round, at the job's probabilities and at a tenth of them."""
     result = Sweep("cost of a round", "GPUs", "µs of CPU a round", [])
     disorder, sync = job.disorder or 1e-6, job.sync or 1e-6
+    stages = [Parallel(tp=8, dp=6, pp=n, **_COUNTS) for n in (1, 8, 64, 512, 2084)]
+    one_stage = [Parallel(tp=8, dp=n, **_COUNTS) for n in (6, 48, 384, 3072, 12504)]
     for model, order in (("single-queue", "concatenated"), ("synchronization", "interleaved")):
-        for factor in (1.0, 0.1):
+        for factor, shapes, note in (
+            (1.0, stages, ""),
+            (0.1, stages, ""),
+            (0.1, one_stage, ", 1 stage"),
+        ):
             p, q = disorder * factor, sync * factor if model == "synchronization" else 0.0
-            line = Line(f"{model}, p = {p:g}" + (f", q = {q:g}" if q else ""))
+            line = Line(f"{model}, p = {p:g}" + (f", q = {q:g}" if q else "") + note)
             result.lines.append(line)
-            for stages in (1, 8, 64, 512, 2084):  # of 48 GPUs: up to 100,032
-                shape = Parallel(tp=8, dp=6, pp=stages, tp_collectives=400, dp_collectives=1200)
+            for shape in shapes:
                 variant = shape.job(model=model, order=order, disorder=p, sync=q, seed=job.seed)
                 with Simulator(variant) as simulator:
                     if begin:
