@@ -77,7 +77,7 @@ def init(nranks: int, rank: int, unique_id: bytes, **config: Any) -> Context:
         check(lib.unjamInit(ctypes.byref(handle), nranks, unique, rank, ctypes.byref(settings)))
 
     _interruptible(join, lambda: lib.unjamDestroy(handle))
-    return Context(handle, rank, nranks, settings)
+    return Context(handle, rank, nranks, settings, unique_id=bytes(unique_id))
 
 
 def init_from_environment(**config: Any) -> Context:
@@ -123,8 +123,9 @@ def init_all(nranks: int, **config: Any) -> Contexts:
         raise InvalidArgument(f"nranks is {nranks!r}: a job has 1 to 64 ranks")
     handles = (ctypes.c_void_p * nranks)()
     check(library().unjamInitAll(handles, nranks, ctypes.byref(settings)))
+    unique = os.urandom(16)  # of this job among those of this process
     return Contexts(
-        Context(ctypes.c_void_p(handle), rank, nranks, settings)
+        Context(ctypes.c_void_p(handle), rank, nranks, settings, unique_id=unique)
         for rank, handle in enumerate(handles)
     )
 
@@ -136,9 +137,12 @@ class Context:
     first, so that no peer waits for a rank that is gone. All methods may be called from any thread.
     """
 
-    def __init__(self, handle: Any, rank: int, size: int, settings: _abi.Config) -> None:
+    def __init__(
+        self, handle: Any, rank: int, size: int, settings: _abi.Config, unique_id: bytes = b""
+    ) -> None:
         """Made by :func:`init` and :func:`init_all`, not by users."""
         self._handle = handle
+        self._job: object = unique_id or object()  # equal for ranks of one job
         self._rank = rank
         self._size = size
         self._residency_s = settings.residency_us * 1e-6
@@ -353,9 +357,15 @@ class Context:
 
         Returns:
             ``{"ranks": [{"rank", "running", "waits_for", "pending": [{"group", "key", "n", "what",
-            "age_ms", "called_by", "not_called_by"}, …]}, …], "cycles": [{"text", "edges":
-            [{"rank", "runs": {"group", "key", "n"}, "waits_for"}, …]}, …], "absent": [{"rank",
-            "why"}, …]}``. A cycle is in it only if it is certain: no rank in it can go on.
+            "age_ms", "called_by", "not_called_by", "engines": [{"lane", "waits_for", …}, …]}, …]},
+            …], "cycles": [{"text", "edges": [{"rank", "runs": {"group", "key", "n"},
+            "waits_for"}, …]}, …], "absent": [{"rank", "why"}, …]}``.
+
+            ``engines`` has an entry for each lane that works on the call: it waits for "data" (from
+            "rank", since "since_ms"), for "room" (towards "rank", since "since_ms"), for its "turn"
+            (use "n" of the key is not complete), for its "start" (it has not been begun), or for
+            "nothing" (it moves, or its part is done). A cycle is there only if it is certain: no
+            rank in it can go on.
         """
         with self._call() as lib:
             explanation: dict[str, Any] = read_json(
@@ -532,20 +542,21 @@ def _interruptible(work: Callable[[], None], undo: Callable[[], object]) -> None
 def explain() -> str:
     """What every rank of every open job waits for, as text: one line a pending collective.
 
-    For machines: :meth:`Context.explain`.
+    The ranks of other processes are asked; a second at most is waited for each job's. For
+    machines: :meth:`Context.explain`.
     """
     with _open_lock:
         contexts = list(_open)
-    lines: list[str] = []
-    seen: set[int] = set()
+    told: dict[object, list[str]] = {}
     for context in contexts:
-        if context.rank in seen and len(contexts) > 1:
+        if context._job in told:
             continue  # another rank of the job has told it all
         with suppress(UnjamError):
-            explanation = context.explain()
-            seen.update(rank["rank"] for rank in explanation["ranks"])
-            lines += _explanation_lines(explanation)
-    return "\n".join(lines)
+            told[context._job] = [
+                f"job of {context.size} ranks",
+                *_explanation_lines(context.explain()),
+            ]
+    return "\n".join(line for lines in told.values() for line in lines)
 
 
 def _explanation_lines(explanation: dict[str, Any]) -> Iterator[str]:
@@ -554,15 +565,31 @@ def _explanation_lines(explanation: dict[str, Any]) -> Iterator[str]:
         for call in rank["pending"]:
             missing = ", ".join(map(str, call["not_called_by"])) or "none"
             calling = ", ".join(map(str, call["called_by"])) or "none"
+            several = len(call["engines"]) > 1
+            engines = ""
+            for engine in call["engines"]:
+                lane = f" of lane {engine['lane']}" if several else ""
+                engines += f"; engine{lane} waits for {_engine_text(engine)}"
             yield (
                 f"  {call['what']}, key {call['key']!r} of group {call['group']!r}, use "
                 f"{call['n'] + 1}, since {call['age_ms'] / 1e3:.3f} s; called by: {calling}; "
-                f"not called by: {missing}"
+                f"not called by: {missing}{engines}"
             )
     for absent in explanation["absent"]:
         yield f"rank {absent['rank']}: {absent['why']}"
     for cycle in explanation["cycles"]:
         yield f"DEADLOCK: {cycle['text']}"
+
+
+def _engine_text(engine: dict[str, Any]) -> str:
+    what = engine["waits_for"]
+    if what == "turn":
+        return f"its turn: use {engine['n'] + 1} of the key is not complete"
+    if what not in ("data", "room"):
+        return "its start" if what == "start" else str(what)
+    who = "others" if engine["rank"] is None else f"rank {engine['rank']}"
+    way = "from" if what == "data" else "towards"
+    return f"{what} {way} {who} since {engine['since_ms'] / 1e3:.3f} s"
 
 
 def _forked() -> None:

@@ -46,6 +46,14 @@ void put(WireWriter& w, const PendingCall& c) {
   w.number<std::uint8_t>(c.mutual);
   w.list(c.members.size());
   for (const int m : c.members) w.number(static_cast<std::uint16_t>(m));
+  w.list(c.engines.size());
+  for (const EngineWait& e : c.engines) {
+    w.number(static_cast<std::uint8_t>(e.lane));
+    w.number(static_cast<std::uint8_t>(e.what));
+    w.number(static_cast<std::int8_t>(e.rank));
+    w.number(e.n);
+    w.number(static_cast<std::uint64_t>(e.since_ms * 1e3));
+  }
 }
 
 void get(WireReader& r, PendingCall& c) {
@@ -58,6 +66,14 @@ void get(WireReader& r, PendingCall& c) {
   c.mutual = r.up_to<std::uint8_t>(1) != 0;
   c.members.resize(r.list(kMaxRanks, 2));
   for (int& m : c.members) m = r.up_to<std::uint16_t>(kLastRank);
+  c.engines.resize(r.list(kMaxLanes, 19));
+  for (EngineWait& e : c.engines) {
+    e.lane = r.up_to<std::uint8_t>(kMaxLanes - 1);
+    e.what = static_cast<EngineWait::What>(r.up_to<std::uint8_t>(EngineWait::kTurn));
+    e.rank = std::clamp<int>(r.number<std::int8_t>(), -1, static_cast<int>(kLastRank));
+    e.n = r.number<std::uint64_t>();
+    e.since_ms = static_cast<double>(r.number<std::uint64_t>()) / 1e3;
+  }
 }
 
 }  // namespace

@@ -40,7 +40,58 @@ void write_call(JsonWriter& w, const CallId& c) {
   w.begin_object().field("group", c.group).field("key", c.key).field("n", c.n).end_object();
 }
 
+// The ranks that have not left, in order.
+std::vector<const RankSnapshot*> present(const std::vector<RankSnapshot>& ranks,
+                                         const std::vector<AbsentRank>& absent) {
+  std::vector<const RankSnapshot*> sorted;
+  for (const RankSnapshot& r : ranks) {
+    const bool gone = std::any_of(absent.begin(), absent.end(),
+                                  [&](const AbsentRank& a) { return a.rank == r.rank; });
+    if (!gone) sorted.push_back(&r);
+  }
+  std::sort(sorted.begin(), sorted.end(),
+            [](const RankSnapshot* a, const RankSnapshot* b) { return a->rank < b->rank; });
+  return sorted;
+}
+
+std::string seconds(double ms) {
+  char text[32];
+  std::snprintf(text, sizeof(text), "%.3f s", ms / 1e3);
+  return text;
+}
+
+const char* name_of(EngineWait::What what) {
+  switch (what) {
+    case EngineWait::kStart:
+      return "start";
+    case EngineWait::kNothing:
+      return "nothing";
+    case EngineWait::kData:
+      return "data";
+    case EngineWait::kRoom:
+      return "room";
+    default:
+      return "turn";
+  }
+}
+
 }  // namespace
+
+std::string engine_text(const EngineWait& wait) {
+  switch (wait.what) {
+    case EngineWait::kStart:
+      return "its start";
+    case EngineWait::kNothing:
+      return "nothing";
+    case EngineWait::kTurn:
+      return "its turn: use " + std::to_string(wait.n + 1) + " of the key is not complete";
+    default:
+      break;
+  }
+  const std::string who = wait.rank < 0 ? "others" : "rank " + std::to_string(wait.rank);
+  return (wait.what == EngineWait::kData ? "data from " : "room towards ") + who + " since " +
+         seconds(wait.since_ms);
+}
 
 std::string WaitCycle::text() const {
   std::string t;
@@ -134,7 +185,8 @@ std::string explain_json(const std::vector<RankSnapshot>& ranks, const std::vect
                          const std::vector<AbsentRank>& absent) {
   JsonWriter w;
   w.begin_object().key("ranks").begin_array();
-  for (const RankSnapshot& r : ranks) {
+  for (const RankSnapshot* rank : present(ranks, absent)) {
+    const RankSnapshot& r = *rank;
     w.begin_object().field("rank", r.rank).field("holds", r.holds);
     w.key("running");
     const auto running =
@@ -156,6 +208,21 @@ std::string explain_json(const std::vector<RankSnapshot>& ranks, const std::vect
       for (const int m : missing_ranks(p, ranks)) w.value(m);
       w.end_array().key("called_by").begin_array();
       for (const int m : calling_ranks(p, ranks)) w.value(m);
+      w.end_array().key("engines").begin_array();
+      for (const EngineWait& e : p.engines) {
+        w.begin_object().field("lane", e.lane).field("waits_for", name_of(e.what));
+        if (e.what == EngineWait::kTurn) w.field("n", e.n);
+        if (e.what == EngineWait::kData || e.what == EngineWait::kRoom) {
+          w.key("rank");
+          if (e.rank < 0) {
+            w.null();
+          } else {
+            w.value(e.rank);
+          }
+          w.field("since_ms", e.since_ms);
+        }
+        w.end_object();
+      }
       w.end_array().end_object();
     }
     w.end_array();
@@ -189,30 +256,28 @@ std::string explain_json(const std::vector<RankSnapshot>& ranks, const std::vect
 }
 
 std::string explain_text(const std::vector<RankSnapshot>& ranks,
+                         const std::vector<WaitCycle>& cycles,
                          const std::vector<AbsentRank>& absent) {
   constexpr std::size_t kMostCalls = 32;  // a rank
-  std::vector<const RankSnapshot*> sorted;
-  for (const RankSnapshot& r : ranks) sorted.push_back(&r);
-  std::sort(sorted.begin(), sorted.end(),
-            [](const RankSnapshot* a, const RankSnapshot* b) { return a->rank < b->rank; });
   const auto list = [](const std::vector<int>& of) {
     std::string t;
     for (const int r : of) t += (t.empty() ? "" : ", ") + std::to_string(r);
     return t.empty() ? std::string("none") : t;
   };
   std::string text;
-  for (const RankSnapshot* r : sorted) {
-    if (r->words.empty()) continue;  // has left
+  for (const RankSnapshot* r : present(ranks, absent)) {
     text += "unjam: rank " + std::to_string(r->rank) + ": " + std::to_string(r->pending.size()) +
             " pending\n";
     for (std::size_t i = 0; i < r->pending.size() && i < kMostCalls; ++i) {
       const PendingCall& p = r->pending[i];
-      char age[32];
-      std::snprintf(age, sizeof(age), "%.3f s", p.age_ms / 1e3);
-      text += "unjam:   " + p.signature + ", " + call_text(p.call) + ", since " + age +
-              "; called by: " + list(calling_ranks(p, ranks)) +
-              "; not called by: " + list(missing_ranks(p, ranks)) +
-              (runs_call(*r, p.call) ? "; runs now" : "") + "\n";
+      std::string engines;
+      for (const EngineWait& e : p.engines) {
+        const std::string lane = p.engines.size() > 1 ? " of lane " + std::to_string(e.lane) : "";
+        engines += "; engine" + lane + " waits for " + engine_text(e);
+      }
+      text += "unjam:   " + p.signature + ", " + call_text(p.call) + ", since " +
+              seconds(p.age_ms) + "; called by: " + list(calling_ranks(p, ranks)) +
+              "; not called by: " + list(missing_ranks(p, ranks)) + engines + "\n";
     }
     if (r->pending.size() > kMostCalls) {
       text += "unjam:   and " + std::to_string(r->pending.size() - kMostCalls) + " more\n";
@@ -221,6 +286,7 @@ std::string explain_text(const std::vector<RankSnapshot>& ranks,
   for (const AbsentRank& a : absent) {
     text += "unjam: rank " + std::to_string(a.rank) + ": " + a.why + "\n";
   }
+  for (const WaitCycle& c : cycles) text += "unjam: DEADLOCK: " + c.text() + "\n";
   return text;
 }
 

@@ -17,6 +17,24 @@ struct CallId {
   bool operator==(const CallId& o) const { return tag == o.tag && n == o.n; }
 };
 
+// What a lane's engine waits for, inside of a call.
+struct EngineWait {
+  enum What : std::uint8_t {
+    kStart,    // it has not begun
+    kNothing,  // it moves, or its part is done
+    kData,     // from `rank` (-1: from several)
+    kRoom,     // towards `rank`
+    kTurn,     // use `n` of the same key is not complete
+  };
+  int lane = 0;
+  What what = kStart;
+  int rank = -1;
+  std::uint64_t n = 0;
+  double since_ms = 0;  // of kData and kRoom
+};
+// "data from rank 2 since 0.120 s"
+std::string engine_text(const EngineWait& wait);
+
 struct PendingCall {
   CallId call;
   std::string signature;     // "all_reduce float32 sum count 1024"
@@ -25,6 +43,7 @@ struct PendingCall {
   // No member can complete it before all have begun it (all-reduce, all-gather, reduce-scatter; not
   // broadcast and reduce, where some only send).
   bool mutual = true;
+  std::vector<EngineWait> engines{};  // by lane
 };
 
 struct RankSnapshot {
@@ -73,6 +92,7 @@ std::string explain_json(const std::vector<RankSnapshot>& ranks, const std::vect
                          const std::vector<AbsentRank>& absent = {});
 // The same for people, a line a pending call.
 std::string explain_text(const std::vector<RankSnapshot>& ranks,
+                         const std::vector<WaitCycle>& cycles,
                          const std::vector<AbsentRank>& absent);
 
 }  // namespace unjam

@@ -303,6 +303,8 @@ class Engine {
   }
 
   UNJAM_HD void packets_missing() {
+    s_.missing = kSomePeer;  // the vote does not tell
+    note_lack(active(), false);
     s_.status = give_way(active(), s_.threshold);
     end_turn(active());
   }
@@ -375,11 +377,15 @@ class Engine {
       if (holds()) {
         if (load_acquire(rank_.cancelled[a.slot]) != 0) return kCancelledNow;
         if (load_acquire(rank_.stop) != 0) return give_way(a, polls);
-        if (polls >= rank_.policy.spin_head) dev_.hold_sleep(epoch);
+        if (polls >= rank_.policy.spin_head) {
+          note_lack(a, received);
+          dev_.hold_sleep(epoch);
+        }
         continue;
       }
       if (polls >= s_.threshold) {
         if (received) s_.wants_room = true;
+        note_lack(a, received);
         return give_way(a, polls);
       }
       if (polls % 32 == 0 && load_acquire(rank_.cancelled[a.slot]) != 0) return kCancelledNow;
@@ -394,6 +400,18 @@ class Engine {
     bump(lane_.stats.preemptions);
     bump(a.inv.key->lanes[lane_index_].preemptions);
     return kBlocked;
+  }
+
+  // Only if it is news, so that its time is that of the first wait since something moved.
+  UNJAM_HD void note_lack(ActiveContext& a, bool received) {
+    const Primitive p = s_.primitive;
+    const std::uint32_t peer = received              ? p.send_peer
+                               : (p.flags & kGather) ? s_.missing
+                                                     : p.recv_peer;
+    const std::uint32_t word = lack_word(received ? Lack::kRoom : Lack::kData, peer, a.inv.n);
+    std::uint64_t& place = a.inv.key->lanes[lane_index_].lack;
+    if (static_cast<std::uint32_t>(load_relaxed(place)) == word) return;
+    store_relaxed(place, dev_.now_ns() >> 20 << 32 | word);
   }
 
   UNJAM_HD bool receive_ready(ActiveContext& a, std::uint32_t remaining) {
@@ -426,6 +444,7 @@ class Engine {
       if (q == a.inv.group_rank) continue;
       const std::uint32_t peer = a.inv.members[q];
       RecvView view;
+      s_.missing = q;
       if (!t.resolve(peer, a.inv.key->tag, key.in[q])) return false;
       if constexpr (Dev::kInlinePacketFlags) {
         if (a.inv.protocol == Protocol::kPacket) {
@@ -555,6 +574,7 @@ class Engine {
     s_.threshold = dev_.threshold(rank_.policy.after_success(s_.threshold));
     bump(lane_.stats.slices);
     bump(key.slices);
+    store_relaxed<std::uint64_t>(key.lack, lack_word(Lack::kNothing, 0, a.inv.n));
   }
 
   UNJAM_HD void advance(ActiveContext& a) {

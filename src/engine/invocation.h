@@ -12,6 +12,20 @@
 
 namespace unjam {
 
+// What a lane lacked when it last left an invocation without having moved anything: one word, for
+// diagnosis. Time (2^20 ns) << 32 | low bits of n << 16 | group rank << 2 | what.
+enum class Lack : std::uint32_t {
+  kUnknown = 0,  // it has not begun
+  kNothing = 1,  // it has moved data since it last waited
+  kData = 2,     // of that rank
+  kRoom = 3,     // towards that rank
+};
+inline constexpr std::uint32_t kSomePeer = 0x3fff;
+UNJAM_HD constexpr std::uint32_t lack_word(Lack what, std::uint32_t peer, std::uint64_t n) {
+  return static_cast<std::uint32_t>(n & 0xffff) << 16 | peer << 2 |
+         static_cast<std::uint32_t>(what);
+}
+
 // One lane's part of a key. Only that lane touches it.
 struct LaneKey {
   OutEndpoint* out = nullptr;  // [group size], by group rank
@@ -23,6 +37,7 @@ struct LaneKey {
   std::uint64_t spins = 0;
   std::uint64_t slices = 0;
   std::uint64_t time_ns = 0;  // from fetch to finish, over all invocations
+  std::uint64_t lack = 0;     // see lack_word
 };
 
 // A key of a group at one rank. Lives until the engine was told to forget it (KeyRelease).

@@ -112,6 +112,7 @@ struct BlockShared {
   SendGrant grant;
   RecvView view;
   std::uint32_t elems = 0;
+  std::uint32_t missing = 0;  // whose slice a gather lacks: group rank
   std::uint64_t chunk_elems = 0;
 };
 

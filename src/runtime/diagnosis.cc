@@ -1,5 +1,7 @@
 // What a world finds out about calls that do not come together: ranks that called something else,
 // ranks that never call, and who waits for whom.
+#include <unistd.h>
+
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
@@ -38,6 +40,23 @@ std::string seconds_text(double ms) {
   char text[32];
   std::snprintf(text, sizeof(text), "%.1f s", ms / 1e3);
   return text;
+}
+
+// The snapshots were taken one after the other. Where a rank's lanes have neither left nor entered
+// anything between its snapshot and a later one, what they were inside of then they have been
+// inside of all the time between: so all edges of a cycle held at one moment, and for good.
+void keep_certain(std::vector<WaitCycle>& cycles, const std::vector<RankSnapshot>& before,
+                  const std::vector<RankSnapshot>& after) {
+  const auto words = [](const std::vector<RankSnapshot>& of, int rank) {
+    const auto found =
+        std::find_if(of.begin(), of.end(), [&](const RankSnapshot& r) { return r.rank == rank; });
+    return found == of.end() ? std::vector<std::uint64_t>{} : found->words;
+  };
+  std::erase_if(cycles, [&](const WaitCycle& cycle) {
+    return std::any_of(cycle.edges.begin(), cycle.edges.end(), [&](const WaitEdge& e) {
+      return words(before, e.rank) != words(after, e.rank) || words(after, e.rank).empty();
+    });
+  });
 }
 
 bool contains(const std::vector<int>& v, int x) {
@@ -463,20 +482,7 @@ std::string World::explain() {
   const std::vector<WaitEdge> edges = certain_edges(g.ranks);
   std::vector<WaitCycle> cycles = find_cycles(edges);
   if (!cycles.empty()) {
-    // The snapshots were taken one after the other. Where a rank's lanes have neither left nor
-    // entered anything between its snapshot and now, what they were inside of then they have been
-    // inside of all the time between: so all edges of the cycle held at one moment, and for good.
-    const Gathering again = collect();
-    const auto words = [](const Gathering& of, int rank) {
-      const auto found = std::find_if(of.ranks.begin(), of.ranks.end(),
-                                      [&](const RankSnapshot& r) { return r.rank == rank; });
-      return found == of.ranks.end() ? std::vector<std::uint64_t>{} : found->words;
-    };
-    std::erase_if(cycles, [&](const WaitCycle& cycle) {
-      return std::any_of(cycle.edges.begin(), cycle.edges.end(), [&](const WaitEdge& e) {
-        return words(g, e.rank) != words(again, e.rank) || words(again, e.rank).empty();
-      });
-    });
+    keep_certain(cycles, g.ranks, collect().ranks);
   }
   return explain_json(g.ranks, edges, cycles, absent);
 }
@@ -490,9 +496,28 @@ void World::print_gathered() {
       ++it;
       continue;
     }
-    const std::vector<AbsentRank> absent = absentees(g);
-    add_departed(g.ranks);
-    std::fputs(explain_text(g.ranks, absent).c_str(), stderr);
+    std::vector<WaitCycle> cycles;
+    if (g.before.empty()) {
+      const std::vector<AbsentRank> absent = absentees(g);
+      add_departed(g.ranks);
+      cycles = find_cycles(certain_edges(g.ranks));
+      if (!cycles.empty()) {  // certain only after a second look, which the loop comes to
+        std::vector<RankSnapshot> before = std::move(g.ranks);
+        it = gatherings_.erase(it);
+        Gathering& again = gatherings_[gather(true)];
+        again.before = std::move(before);
+        again.absent = absent;
+        continue;
+      }
+      g.before = std::move(g.ranks);
+      g.absent = absent;
+    } else {
+      cycles = find_cycles(certain_edges(g.before));
+      keep_certain(cycles, g.before, g.ranks);
+    }
+    const std::string head = "unjam: process " + std::to_string(getpid()) + ", a job of " +
+                             std::to_string(ranks_) + " ranks\n";
+    std::fputs((head + explain_text(g.before, cycles, g.absent)).c_str(), stderr);
     it = gatherings_.erase(it);
   }
 }

@@ -15,6 +15,43 @@ CallId call_id(const Submitted& s) {
 
 }  // namespace
 
+namespace {
+
+// What each lane's engine waits for, with the context's lock.
+std::vector<EngineWait> engine_waits(const Submitted& s) {
+  std::vector<EngineWait> waits;
+  const Key& key = *s.key;
+  const Geometry& g = s.plan->geometry;
+  const std::uint64_t done = load_acquire(key.state.done);
+  for (std::uint32_t l = g.first_lane; l < std::uint32_t{g.first_lane} + g.lanes; ++l) {
+    EngineWait& w = waits.emplace_back();
+    w.lane = static_cast<int>(l);
+    if (done < s.n) {
+      w.what = EngineWait::kTurn;
+      w.n = done;
+      continue;
+    }
+    const std::uint64_t word = load_relaxed(key.lanes[l].lack);
+    const auto what = static_cast<Lack>(word & 3);
+    const auto peer = static_cast<std::uint32_t>(word >> 2) & kSomePeer;
+    if (what == Lack::kUnknown || (word >> 16 & 0xffff) != (s.n & 0xffff)) continue;  // not begun
+    if (what == Lack::kNothing) {
+      w.what = EngineWait::kNothing;
+      continue;
+    }
+    w.what = what == Lack::kData ? EngineWait::kData : EngineWait::kRoom;
+    if (peer < key.group->members.size()) w.rank = key.group->members[peer];
+    const std::uint64_t now = monotonic_ns() >> 20;
+    const auto passed = static_cast<std::uint32_t>(now) - static_cast<std::uint32_t>(word >> 32);
+    // Not finer than 2^20 ns.
+    w.since_ms =
+        std::min(static_cast<double>(std::uint64_t{passed} << 20) / 1e6, ms_since(s.since_ns));
+  }
+  return waits;
+}
+
+}  // namespace
+
 std::vector<const Submitted*> Context::pending_in_order() const {
   std::vector<const Submitted*> all;
   for (const auto& s : slots_) {
@@ -51,7 +88,7 @@ RankSnapshot Context::snapshot() const {
     if (load_acquire(s.key->state.done) > s.n) continue;
     const std::size_t i = r.pending.size();
     r.pending.push_back({call_id(s), s.call.signature.text(), s.key->group->members,
-                         ms_since(s.since_ns), !has_root(s.call.signature.kind)});
+                         ms_since(s.since_ns), !has_root(s.call.signature.kind), engine_waits(s)});
     for (std::size_t l = 0; l < r.words.size(); ++l) {
       const std::uint64_t slot = r.words[l] & 0xffff;
       if (slot != 0 && slots_[slot - 1].get() == &s) r.running[l] = static_cast<int>(i);

@@ -99,6 +99,9 @@ class World {
     std::vector<RankSnapshot> ranks;
     std::set<int> waits_for;  // processes
     bool print = false;       // nobody waits for it: to be printed
+    // Of a second look, what the first one saw, which is what is printed.
+    std::vector<RankSnapshot> before;
+    std::vector<AbsentRank> absent;
     std::uint64_t deadline_ns = 0;
   };
 

@@ -91,5 +91,36 @@ TEST(WaitFor, MissingRanksAndJson) {
   EXPECT_NE(json.find("\"cycles\":[]"), std::string::npos) << json;
 }
 
+TEST(WaitFor, WhatEnginesWaitFor) {
+  auto a = call(10, "A", {0, 1});
+  a.engines = {{0, EngineWait::kData, 1, 0, 1500.0}, {2, EngineWait::kRoom, -1, 0, 20.0}};
+  auto b = call(10, "A", {0, 1}, 3);
+  b.engines = {{1, EngineWait::kTurn, -1, 2, 0.0}};
+  const std::vector<RankSnapshot> ranks = {holder(0, {a, b})};
+  const std::string json = explain_json(ranks, {}, {});
+  EXPECT_NE(json.find("{\"lane\":0,\"waits_for\":\"data\",\"rank\":1,\"since_ms\":1500}"),
+            std::string::npos)
+      << json;
+  EXPECT_NE(json.find("\"waits_for\":\"room\",\"rank\":null"), std::string::npos) << json;
+  EXPECT_NE(json.find("{\"lane\":1,\"waits_for\":\"turn\",\"n\":2}"), std::string::npos) << json;
+  const std::string text = explain_text(ranks, {}, {{1, "gone: test"}});
+  EXPECT_NE(text.find("engine of lane 0 waits for data from rank 1 since 1.500 s; engine of lane 2 "
+                      "waits for room towards others since 0.020 s"),
+            std::string::npos)
+      << text;
+  EXPECT_NE(text.find("its turn: use 3 of the key is not complete"), std::string::npos) << text;
+  EXPECT_NE(text.find("unjam: rank 1: gone: test"), std::string::npos) << text;
+}
+
+TEST(WaitFor, ThoseWhoHaveLeftAreAbsentOnly) {
+  const auto a = call(10, "A", {0, 1});
+  RankSnapshot left;  // what it has called still counts
+  left.rank = 1;
+  left.calls[10] = 1;
+  const std::string json = explain_json({left, holder(0, {a})}, {}, {}, {{1, "has left"}});
+  EXPECT_NE(json.find("\"called_by\":[0,1]"), std::string::npos) << json;
+  EXPECT_EQ(json.find("{\"rank\":1,\"holds\""), std::string::npos) << json;
+}
+
 }  // namespace
 }  // namespace unjam
