@@ -85,6 +85,21 @@ const std::vector<Variable>& variables() {
   return kVariables;
 }
 
+const std::vector<TextVariable>& text_variables() {
+  static const std::vector<TextVariable> kVariables = {
+      {"UNJAM_RANK", "0 to 63",
+       "This process's rank, for unjamInitFromEnvironment. Unset: what torchrun (RANK), mpirun "
+       "(OMPI_COMM_WORLD_RANK, PMI_RANK) or srun (SLURM_PROCID) say.",
+       false},
+      {"UNJAM_RANKS", "1 to 64", "Ranks of the job; set together with UNJAM_RANK.", false},
+      {"UNJAM_ID", "hexadecimal digits",
+       "Name of the job, the same on all ranks and secret: what `unjam id` prints. Unset: made of "
+       "what the launcher calls the job, or of MASTER_ADDR and MASTER_PORT.",
+       true},
+  };
+  return kVariables;
+}
+
 namespace {
 
 std::string range_text(const Variable& v) {
@@ -235,6 +250,17 @@ std::string environment_json() {
       w.value(text);
     } else {
       w.null();
+    }
+    w.end_object();
+  }
+  for (const TextVariable& v : text_variables()) {
+    const char* text = std::getenv(v.name);
+    w.begin_object().field("name", v.name).field("type", v.type).field("default", "");
+    w.field("doc", v.doc).field("agreed", false).key("value");
+    if (text == nullptr) {
+      w.null();
+    } else {
+      w.value(v.secret && *text != '\0' ? "(set)" : text);
     }
     w.end_object();
   }

@@ -50,6 +50,16 @@ struct Variable {
 };
 const std::vector<Variable>& variables();
 
+// One that is no setting: what a launcher or a user says about this process's place in a job, see
+// job_id.h.
+struct TextVariable {
+  const char* name;
+  const char* type;
+  const char* doc;
+  bool secret;  // its value is not shown
+};
+const std::vector<TextVariable>& text_variables();
+
 // Resolves `config` (may be null) against the environment and the defaults. False: `error` names
 // the field or variable, its value and what is accepted.
 bool resolve_settings(const unjamConfig_t* config, Settings& settings, std::string& error);

@@ -8,12 +8,14 @@ import os
 import re
 import shlex
 import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 import unjam
+from processes import environment
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 
@@ -31,6 +33,29 @@ def test_readme_example_runs(python: Run) -> None:
     (example,) = blocks(ROOT / "README.md", "python")
     result = python("-c", example)
     assert result.returncode == 0, result.stdout + result.stderr
+
+
+def test_processes_started_by_a_loop(tmp_path: Path) -> None:
+    """docs/api.md: the program and the loop that starts it, as they stand there."""
+    (program,) = blocks(ROOT / "docs" / "api.md", "python")
+    (tmp_path / "rank.py").write_text(program)
+    shown = [b for b in blocks(ROOT / "docs" / "api.md", "sh") if "for r in" in b]
+    loop = "\n".join(line for line in shown[0].splitlines() if "UNJAM" in line)
+    for name, words in (("python", ""), ("unjam", "-m unjam")):
+        path = tmp_path / name
+        path.write_text(f'#!/bin/sh\nexec "{sys.executable}" {words} "$@"\n')
+        path.chmod(0o755)
+    result = subprocess.run(
+        ["bash", "-c", loop],
+        cwd=tmp_path,
+        env=environment(PATH=f"{tmp_path}:{os.environ['PATH']}", PYTHONUNBUFFERED=""),
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    assert sorted(result.stdout.splitlines()) == [f"rank {r} of 4 has 6.0" for r in range(4)], (
+        result.stdout + result.stderr
+    )
 
 
 def commands() -> list[str]:
