@@ -103,8 +103,10 @@ std::uint32_t SynchronizationEvents::last_of(std::uint32_t gpu, std::uint32_t sl
   const Segment* s = orders_->find(gpu, base);
   if (s == nullptr) return base;
   std::uint32_t last = 0;
-  for (std::uint32_t k = count; k-- > 0 && shape.position(slot, k) >= s->lo;) {
-    last = std::max(last, orders_->actual(*s, shape.position(slot, k)));
+  for (std::uint32_t k = count; k > 0; --k) {
+    const std::uint32_t position = shape.position(slot, k - 1);
+    if (position < s->lo) break;
+    last = std::max(last, orders_->actual(*s, position));
   }
   return last;
 }

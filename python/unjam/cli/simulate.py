@@ -346,7 +346,7 @@ def _plot(options: argparse.Namespace, job: Job, rounds: int, semantics: str) ->
 
     out = options.out or Path(f"unjam-simulate-{options.plot}.png")
     kind = "released" if semantics == "released" else "exact"
-    with _progress(0) as begin:
+    with _progress(rounds) as begin:
         sweep = sweeps.sweep(options.plot, job, rounds, kind, options.threads, begin)
     draw_series(sweep, out)
     if options.json:

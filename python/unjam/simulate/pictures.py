@@ -10,7 +10,7 @@ from .errors import InputError
 from .job import Job
 from .sweeps import Sweep
 
-_COLORS = ("#2f6db3", "#c8553d", "#3b8f5a", "#8a5fb0")
+_COLORS = ("#2f6db3", "#c8553d", "#3b8f5a", "#8a5fb0", "#b58a1b", "#5b6670")
 
 
 def _figure(width: float, height: float) -> tuple[Any, Any]:
