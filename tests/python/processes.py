@@ -144,6 +144,15 @@ class Process:
     def signal(self, number):
         os.kill(self.pid, number)
 
+    def stop(self, seconds=SOON_S):
+        """SIGSTOP, and waits until each of its threads stands."""
+        self.signal(signal.SIGSTOP)
+        end = time.monotonic() + seconds
+        tasks = Path(f"/proc/{self.pid}/task")
+        while {t.read_text().rpartition(")")[2].split()[0] for t in tasks.glob("*/stat")} != {"T"}:
+            assert time.monotonic() < end, f"{self.name} does not stop"
+            time.sleep(0.01)
+
     def kill(self):
         """And all that it started."""
         if self._process.poll() is None:

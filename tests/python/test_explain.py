@@ -176,7 +176,7 @@ def test_stopped_process(harness):
     ranks[0].do("call('all_reduce', 'k')")
     ranks[1].do("call('all_reduce', 'k')")
     stopped = ranks[2].process
-    stopped.signal(signal.SIGSTOP)
+    stopped.stop()
     try:
         began = time.monotonic()
         explanation = ranks[0].do("context.explain()")
@@ -256,7 +256,7 @@ def test_signal(harness):
 
 def test_signal_with_a_stopped_process(harness):
     ranks = puppets(harness, 2)
-    ranks[1].process.signal(signal.SIGSTOP)
+    ranks[1].process.stop()
     try:
         ranks[0].process.signal(signal.SIGUSR2)
         ranks[0].process.wait_for_stderr(

@@ -15,7 +15,7 @@ import pytest
 
 import unjam
 from processes import SOON_S, environment, puppets, script, workers
-from rank_tools import error_of, run_all, say
+from rank_tools import error_of, hear, run_all, say
 
 
 @pytest.fixture
@@ -651,3 +651,43 @@ def test_process_that_just_ends(harness):
     kind, message = ranks[0].fails("end('k')")
     assert kind == "Peer"
     assert "rank 1 is gone" in message
+
+
+def two_ranks(unique):
+    """Ranks 1 and 2 of three, in one process."""
+    contexts = {}
+
+    def join(rank):
+        contexts[rank] = unjam.init(3, rank, bytes.fromhex(unique))
+
+    run_all([lambda r=rank: join(r) for rank in (1, 2)])
+    requests = [contexts[rank].group().all_reduce(np.ones(3), key="all of them") for rank in (1, 2)]
+    say("called")
+    unjam.wait_all(requests, 30)
+    say(requests[0].result().tolist())
+    hear()
+
+
+def test_killed_process_of_two_ranks(harness):
+    """Both are named, once each."""
+    unique = unjam.unique_id().hex()
+    two = harness.start(two_ranks, unique)
+    with unjam.init(3, 0, bytes.fromhex(unique)) as context:
+        group = context.group()
+        assert two.said() == "called"
+        explanation = context.explain()
+        assert [len(rank["pending"]) for rank in explanation["ranks"]] == [0, 1, 1]
+        x = np.ones(3)
+        group.all_reduce(x, key="all of them").wait(SOON_S)
+        assert two.said() == x.tolist() == [3.0] * 3
+        request = group.all_reduce(x, key="again")
+        two.kill()
+        with pytest.raises(unjam.Peer, match=rf"rank [12] is gone: its process \({two.pid}\) died"):
+            request.wait(SOON_S)
+        end = time.monotonic() + SOON_S
+        while context.absent() != [1, 2] and time.monotonic() < end:
+            time.sleep(0.01)
+        assert context.absent() == [1, 2]
+        alone = group.shrink()
+        alone.all_reduce(x, key="alone").wait(SOON_S)
+        assert alone.ranks == (0,)
