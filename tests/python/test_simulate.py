@@ -131,6 +131,28 @@ def test_results_do_not_depend_on_threads_or_engine():
     assert results[0].exact > 0 and results[0].exact_only == 0
 
 
+@pytest.mark.parametrize(
+    ("row", "changes"),
+    [
+        ("01", {"disorder": 1e-5}),
+        ("06", {"disorder": 1e-5}),
+        ("09", {"disorder": 0.01, "sync": 0.02}),
+        ("14", {"disorder": 0.004, "sync": 0.008}),
+    ],
+)
+def test_engines_agree_on_rows_of_table1(row, changes):
+    """Verdicts and cycles, round by round; probabilities at which many rounds deadlock."""
+    (path,) = [path for path in table1.files() if path.name.startswith(row)]
+    found = []
+    with Simulator(read_job(path).job.replace(**changes)) as simulator:
+        for number in range(8):
+            plain = simulator.round(number, plain=True)
+            plain.pop("lost", None)
+            found.append(simulator.round(number))
+            assert found[-1] == plain
+    assert any(round["exact"]["deadlock"] or round["released"]["deadlock"] for round in found)
+
+
 def test_disorder_zero_never_deadlocks():
     for model, sync in (("single-queue", 0.0), ("synchronization", 0.05)):
         job = Parallel(tp=2, dp=4, tp_collectives=40, dp_collectives=40).job(
