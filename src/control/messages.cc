@@ -319,7 +319,7 @@ std::string SnapshotMessage::encode() const {
     w.number<std::uint8_t>(s.holds);
     w.list(s.running.size());
     for (const int i : s.running) {
-      w.number(static_cast<std::int32_t>(static_cast<std::size_t>(i + 1) <= kMostPending ? i : -1));
+      w.number(static_cast<std::int32_t>(i < static_cast<int>(kMostPending) ? i : -1));
     }
     w.list(s.words.size());
     for (const auto word : s.words) w.number(word);

@@ -445,7 +445,7 @@ bool RendezvousClient::connect(const JobSecret& secret, std::int64_t timeout_ms,
     }
     std::int64_t pid = 0;
     if (!same_user(socket.get(), pid, error)) {
-      error = "the rendezvous of this job is held by somebody else: " + error;
+      error.insert(0, "the rendezvous of this job is held by somebody else: ");
       return false;
     }
     Channel channel(std::move(socket), kLongestStrangerFrame);

@@ -44,7 +44,7 @@ class WireReader {
       fail();
       return v;
     }
-    std::memcpy(&v, rest_.data(), sizeof(T));
+    rest_.copy(reinterpret_cast<char*>(&v), sizeof(T));
     rest_.remove_prefix(sizeof(T));
     return v;
   }

@@ -417,7 +417,10 @@ void World::on_lost(int process, bool died, const std::string& why) {
     // have not made learns it from watch().
     if (process_of_[static_cast<std::size_t>(r)] != process || departed_.count(r) != 0) continue;
     died = died || mesh_.ended(process, kLastBreathMs);
-    mark_gone(r, who + (died ? "died" : "closed its connection: " + why));
+    std::string text = who;
+    text += died ? "died" : "closed its connection: ";
+    if (!died) text += why;
+    mark_gone(r, text);
   }
   for (auto& [number, g] : gatherings_) g.waits_for.erase(process);
   for (auto& [call, inquiry] : inquiries_) {

@@ -11,7 +11,7 @@
 
 namespace unjam::sim {
 
-EventEngine::EventEngine(const Job& job) : job_(job), orders_(job) {
+EventEngine::EventEngine(const Job& job) : orders_(job) {
   if (job.spec().model == Model::kSynchronization) {
     synchronization_ = std::make_unique<SynchronizationEvents>(job);
   } else {

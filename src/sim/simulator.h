@@ -23,7 +23,6 @@ class EventEngine {
   Outcome run(const Draws& draws, const Wanted& wanted);
 
  private:
-  const Job& job_;
   SparseOrders orders_;
   std::unique_ptr<ExactSingleQueue> exact_;
   std::unique_ptr<ReleasedSingleQueue> released_;

@@ -23,7 +23,7 @@ struct Segment {
 
 class SparseOrders {
  public:
-  explicit SparseOrders(const Job& job) : job_(job), ranges_(job.gpus()) {}
+  explicit SparseOrders(const Job& job) : ranges_(job.gpus()) {}
 
   // Forgets the last round and takes in this one's disorders.
   void build(const std::vector<Disorder>& disorders);
@@ -64,7 +64,6 @@ class SparseOrders {
     std::uint32_t end = 0;
   };
 
-  const Job& job_;
   std::vector<Range> ranges_;
   std::vector<std::uint32_t> disordered_;
   std::vector<Segment> segments_;
