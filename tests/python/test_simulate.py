@@ -30,6 +30,7 @@ from unjam.simulate.trace import read_traces
 
 ROOT = Path(__file__).resolve().parents[2]
 GLOO = ROOT / "tests" / "fixtures" / "traces" / "gloo"  # real: see tools/record_trace.py
+NCCL = ROOT / "tests" / "fixtures" / "traces" / "nccl"  # real: two H200s
 Z999 = table1.Z999
 
 
@@ -377,6 +378,24 @@ def test_a_real_run_by_gloo():
     assert trace.calls == 84 and trace.skips == 0 and trace.cycle == [] and not trace.mismatches
     assert simulate(trace.job(disorder=0.0), 100).exact == 0
     assert simulate(trace.job(disorder=0.05), 2000).exact > 0
+
+
+def test_real_dumps_by_nccl():
+    trace = read_traces(sorted(NCCL.glob("nccl_trace_rank_*")))
+    assert trace.ranks == [0, 1] and len(trace.groups) == 4
+    assert trace.calls == 42 and trace.skips == 0 and trace.cycle == [] and not trace.mismatches
+
+
+def test_real_profiler_traces_of_nccl():
+    trace = read_traces(sorted(NCCL.glob("rank*.json.gz")))
+    assert trace.ranks == [0, 1]
+    assert sorted(group.name.split()[0] for group in trace.groups) == [
+        "data_parallel",
+        "data_parallel",
+        "tensor_parallel",
+    ]
+    assert trace.calls == 28 and trace.skips == 0 and trace.cycle == []
+    assert trace.syncs > 0  # the job's own cudaDeviceSynchronize and the like
 
 
 def test_trace_command(capsys):
