@@ -4,9 +4,12 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <chrono>
+#include <cstring>
 #include <stdexcept>
 #include <thread>
+#include <utility>
 
 #include "base/clock.h"
 #include "base/fork_guard.h"
@@ -155,6 +158,13 @@ unjamResult_t World::join(int rank, const Settings& settings, std::string& error
     error = "another rank could not join: " + failure_;
     return UNJAM_ERROR_PEER;
   }
+  if (started_) {  // its memory is mapped here, and in use
+    error = "rank " + std::to_string(rank) + " has joined this job already (in process " +
+            std::to_string(pids_[static_cast<std::size_t>(process_of_[r])]) +
+            "), which has started: give every rank a number of its own, and every job an id of "
+            "its own";
+    return UNJAM_ERROR_INVALID_USAGE;
+  }
   if (first_rank_ < 0) {
     first_rank_ = rank;
     first_agreed_ = agreed;
@@ -165,6 +175,12 @@ unjamResult_t World::join(int rank, const Settings& settings, std::string& error
   }
   arenas_[r] = SharedMemory::create(shape_.total_bytes(), error);
   if (arenas_[r].data() == nullptr) {
+    fail_meeting("rank " + std::to_string(rank) + ": " + error);
+    return UNJAM_ERROR_SYSTEM;
+  }
+  Fd shared;
+  if (!alone_ && !(shared = arenas_[r].share())) {
+    error = std::string("cannot share memory with the other ranks: ") + std::strerror(errno);
     fail_meeting("rank " + std::to_string(rank) + ": " + error);
     return UNJAM_ERROR_SYSTEM;
   }
@@ -179,7 +195,7 @@ unjamResult_t World::join(int rank, const Settings& settings, std::string& error
     m.ranks = static_cast<std::uint32_t>(ranks_);
     m.arena_bytes = shape_.total_bytes();
     m.settings = agreed;
-    client_.join(m, arenas_[r].share());
+    client_.join(m, std::move(shared));
   }
   changed_.notify_all();
   mesh_.wake();
@@ -270,7 +286,8 @@ void World::begin(std::unique_lock<std::mutex>&) {
   for (int r = 0; r < ranks_; ++r) {
     const auto i = static_cast<std::size_t>(r);
     process_of_[i] = static_cast<int>(start.process_of[i]);
-    if (is_local(r) == joined_[i]) continue;
+    // One that was refused is another process's.
+    if (is_local(r) == (joined_[i] && client_.refused.count(r) == 0)) continue;
     fail_meeting("the rendezvous confuses the ranks of this process");
     return;
   }
@@ -412,11 +429,14 @@ void World::on_message(int process, const Frame& frame) {
 void World::on_lost(int process, bool died, const std::string& why) {
   const std::string who =
       "its process (" + std::to_string(pids_[static_cast<std::size_t>(process)]) + ") ";
+  bool asked = died;
   for (int r = 0; r < ranks_; ++r) {
     // Those that have left in good order are not missed here: whoever waits for a call that they
     // have not made learns it from watch().
     if (process_of_[static_cast<std::size_t>(r)] != process || departed_.count(r) != 0) continue;
-    died = died || mesh_.ended(process, kLastBreathMs);
+    // Once: the others' errors wait for it.
+    if (!asked) died = mesh_.ended(process, kLastBreathMs);
+    asked = true;
     std::string text = who;
     text += died ? "died" : "closed its connection: ";
     if (!died) text += why;

@@ -691,3 +691,17 @@ def test_killed_process_of_two_ranks(harness):
         alone = group.shrink()
         alone.all_reduce(x, key="alone").wait(SOON_S)
         assert alone.ranks == (0,)
+
+
+def test_rank_of_another_process_is_refused_once_the_job_runs(harness):
+    """And its memory stays as it is here."""
+    unique = unjam.unique_id().hex()
+    two = harness.start(two_ranks, unique)
+    with unjam.init(3, 0, bytes.fromhex(unique)) as context:
+        with pytest.raises(unjam.InvalidUsage, match=rf"joined this job already .*{two.pid}"):
+            unjam.init(3, 1, bytes.fromhex(unique))
+        x = np.ones(3)
+        context.group().all_reduce(x, key="all of them").wait(SOON_S)
+        assert two.said() == "called"
+        assert two.said() == x.tolist() == [3.0] * 3
+        two.kill()
