@@ -42,6 +42,10 @@ void Mesh::post(Peer& peer, MessageType type, std::string_view payload) {
     return;
   }
   peer.channel.post(static_cast<std::uint16_t>(type), payload);
+  // At once: this may be the last that the process says before it ends. poll() sees what goes
+  // wrong.
+  std::string unused;
+  peer.channel.flush(unused);
 }
 
 void Mesh::send(int process, MessageType type, std::string_view payload) {
