@@ -336,6 +336,9 @@ bool HostDaemon::help(const std::function<bool()>& look, std::uint64_t deadline_
       continue;
     }
     if (dev.held == 0) {
+      // Its stay is over: a busy lane must not keep from this thread what other lanes, or a
+      // failure, have completed.
+      if (!go && !dev.wrote_cqe) go = !look();
       if (go && (dev.wrote_cqe || dev.manner.hurries || load_acquire(rank_.stop) != 0)) {
         hand_over(lane);  // it has tried to rest, and there is work
         return true;
