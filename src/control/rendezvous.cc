@@ -273,6 +273,11 @@ void RendezvousServer::join(Connection& c, Frame& frame) {
            "this rank says that the job has " + std::to_string(m.ranks) +
                " ranks, an earlier one " + std::to_string(ranks_) +
                ": give the same number everywhere");
+    fail_all("rank " + std::to_string(rank) + " (process " + std::to_string(c.pid) +
+                 ") says that the job has " + std::to_string(m.ranks) + " ranks, rank " +
+                 std::to_string(first_rank_) + " says " + std::to_string(ranks_) +
+                 ": give the same number everywhere",
+             &c);
     return;
   }
   if (joined_.count(m.rank) != 0) {
@@ -372,6 +377,10 @@ void RendezvousServer::start() {
       if (m.process_of[rank] == p) continue;
       std::vector<Fd> fds;
       fds.push_back(duplicate(entry.arena));
+      if (!fds.back()) {
+        fail_all(std::string("cannot hand out a rank's memory: ") + std::strerror(errno), nullptr);
+        return;
+      }
       hand(p, MessageType::kArena, ArenaMessage{rank}.encode(), std::move(fds));
     }
   }

@@ -2,6 +2,7 @@
 #include <utility>
 
 #include "base/clock.h"
+#include "base/fork_guard.h"
 #include "runtime/context.h"
 
 namespace unjam {
@@ -132,13 +133,16 @@ void Context::need_background() {
 }
 
 namespace {
-thread_local bool on_callback_thread = false;
-}
+// The process generation (fork_guard.h) in which this thread became a context's callback thread: a
+// child that a callback forks is free of it.
+constexpr std::uint32_t kNeverOne = UINT32_MAX;
+thread_local std::uint32_t callback_thread_since = kNeverOne;
+}  // namespace
 
-bool Context::in_callback() { return on_callback_thread; }
+bool Context::in_callback() { return callback_thread_since == process_generation(); }
 
 void Context::background() {
-  on_callback_thread = true;
+  callback_thread_since = process_generation();
   std::unique_lock lock(mutex_);
   while (!background_stop_ || !finished_.empty()) {
     if (!finished_.empty()) {

@@ -1,5 +1,7 @@
 #include "runtime/context.h"
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <utility>
 
@@ -52,6 +54,16 @@ Result Context::shutdown() {
     if (background_.get_id() == std::this_thread::get_id()) {
       return {UNJAM_ERROR_INVALID_USAGE,
               "a callback cannot destroy its own context: do it in another thread"};
+    }
+    // Calls of other threads that have let go of the lock to look at other ranks: soon back.
+    const auto called = [this] {
+      return std::any_of(keys_.begin(), keys_.end(),
+                         [](const auto& k) { return k.second->pins != 0; });
+    };
+    while (called()) {
+      lock.unlock();
+      usleep(200);
+      lock.lock();
     }
     reap_locked();
     const std::size_t pending = submitted_ - completed_;

@@ -216,6 +216,8 @@ class Context : public std::enable_shared_from_this<Context> {
   std::vector<int> absent() const { return world_->absent(); }
   // Ends pending invocations of groups with `peer`, and refuses further ones.
   void peer_gone(int peer, const std::string& why);
+  // `peer` has left with all its calls complete: it takes no data any more.
+  void peer_left(int peer);
   // Ends one invocation, if it is pending, and its key.
   void fail_call(std::uint64_t tag, std::uint64_t n, const Result& why);
 

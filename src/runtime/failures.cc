@@ -54,6 +54,11 @@ void Context::cancel_locked(std::size_t slot, const Result& why) {
   store_release<std::uint32_t>(memory_->rank().cancelled[slot], 1);
 }
 
+void Context::peer_left(int peer) {
+  std::lock_guard lock(mutex_);
+  gone_[static_cast<std::size_t>(peer)] = true;
+}
+
 void Context::peer_gone(int peer, const std::string& why) {
   {
     std::lock_guard lock(mutex_);

@@ -70,6 +70,12 @@ std::shared_ptr<World> World::by_id(const unjamUniqueId_t& id, int ranks, const 
     code = UNJAM_ERROR_MISMATCH;
     error = "this rank says that the job has " + std::to_string(ranks) + " ranks, an earlier one " +
             std::to_string(world->ranks()) + ": give the same number everywhere";
+    std::lock_guard meeting(world->mutex_);
+    if (!world->started_) {
+      world->fail_meeting("one rank says that the job has " + std::to_string(world->ranks()) +
+                          " ranks, another one " + std::to_string(ranks) +
+                          ": give the same number everywhere");
+    }
     return nullptr;
   }
   return world;
@@ -381,6 +387,9 @@ void World::on_message(int process, const Frame& frame) {
       if (!m.decode(frame.payload) || !is_rank_of(m.rank, process)) break;
       // A rank leaves once. (What it has called is a map, so that repeating it adds nothing.)
       departed_.try_emplace(static_cast<int>(m.rank), m.calls.begin(), m.calls.end());
+      for (Context* c : contexts_) {
+        if (c != nullptr) c->peer_left(static_cast<int>(m.rank));
+      }
       break;
     }
     case MessageType::kQuery: {
@@ -470,6 +479,9 @@ void World::detach(Context* context, std::map<std::uint64_t, std::uint64_t> call
   m.rank = static_cast<std::uint32_t>(context->rank());
   m.calls.assign(calls.begin(), calls.end());
   departed_[context->rank()] = std::move(calls);
+  for (Context* c : contexts_) {
+    if (c != nullptr) c->peer_left(context->rank());
+  }
   mesh_.send_all(MessageType::kDeparted, m.encode());
 }
 
