@@ -4,7 +4,10 @@
 #include <cmath>
 #include <map>
 #include <numeric>
+#include <set>
 #include <utility>
+
+#include "sim/draws.h"
 
 namespace unjam::sim {
 
@@ -65,6 +68,7 @@ Job::Job(JobSpec spec) : spec_(std::move(spec)) {
   index_members();
   find_components();
   make_shapes();
+  charge_rounds();
 }
 
 void Job::charge(std::uint64_t bytes, const char* what) {
@@ -128,6 +132,22 @@ void Job::check() const {
                      " times, but it has " + std::to_string(spec_.counts[g]) + " collectives");
       }
     }
+  }
+}
+
+// What one round holds on one thread: its draws, the orders that they make, and in the single-queue
+// model the undisturbed runs of groups (ReleasedSingleQueue).
+void Job::charge_rounds() {
+  const double p = spec_.disorder, n = static_cast<double>(invocations_);
+  const double permuted = 8 * std::min(1.0, 2 * p);  // positions in segments, both ways
+  const double drawn = sizeof(Disorder) * p + sizeof(Sync) * spec_.sync;
+  charge(static_cast<std::uint64_t>(n * (permuted + drawn)), "disorders of a round");
+  if (spec_.model != Model::kSingleQueue) return;
+  std::set<std::pair<std::uint32_t, std::uint32_t>> known;
+  for (std::uint32_t g = 0; g < groups(); ++g) {
+    const Member& m = members(g).front();
+    if (!known.emplace(shape_id(m.gpu), m.slot).second) continue;
+    charge(std::uint64_t{shape(m.gpu).positions(m.slot).back()} + 1, "steps of the groups");
   }
 }
 

@@ -151,6 +151,7 @@ class Job {
   void index_members();
   void find_components();
   void make_shapes();
+  void charge_rounds();
   std::vector<std::uint32_t> order_of(std::uint32_t gpu) const;
 
   JobSpec spec_;

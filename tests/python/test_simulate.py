@@ -277,6 +277,12 @@ BAD_OPTIONS = [
     ([*OPTIONS, "--precision", "0"], "precision"),
     ([*OPTIONS, "--cycle", "picture.bmp"], "cycle"),
     ([*OPTIONS, "--table1", "--rounds", "0"], "rounds"),
+    ([*OPTIONS, "--table1"], "means nothing with --table1"),
+    (["--table1", "--seed", "7"], "--seed"),
+    (["--table1", "--precision", "10%"], "--precision"),
+    ([*OPTIONS, "--disorder", "0.1", "--plot", "gpus", "--semantics", "fuzzy"], "semantics"),
+    ([*OPTIONS, "--plot", "gpus", "--precision", "10%"], "--precision"),
+    ([*OPTIONS, "--cycle", "/nowhere/cycle.png"], "cycle"),
     ([*OPTIONS, "--plot", "gpus"], "disorder"),
     (["--file", "/nowhere/job.toml"], "/nowhere/job.toml"),
     (["--trace", "/nowhere/trace_0"], "/nowhere/trace_0"),
@@ -312,6 +318,7 @@ BAD_FILES = [  # what to replace, by what, the field and line that the message m
     ("disorder = 0.01", "disorder = true", "disorder", 2),
     ("sync = 0.02", "sync = 1.02", "sync", 3),
     ("rounds = 50", "rounds = 0", "rounds", 5),
+    ("rounds = 50", 'semantics = "fuzzy"', "semantics", 5),
     ("rounds = 50", "rounds = 1.5", "rounds", 5),
     ("rounds = 50", "round = 50", "round", 5),
     ("gpus = 4", "gpus = 0", "gpus", 4),
@@ -338,6 +345,19 @@ def test_bad_toml(tmp_path, capsys, old, new, field, line):
     assert status == 2
     where = f"{path}:{line}: " if line else f"{path}:"
     assert where in err and field in err, err
+
+
+def test_files_beyond_what_python_reads(tmp_path):
+    number = "9" * 5000
+    for name, text in [
+        ("job.toml", f"seed = {number}"),
+        ("job.json", f'{{"seed": {number}}}'),
+        ("job.toml", "sequence = " + "[" * 5000 + "]" * 5000),
+        ("job.json", "[" * 990 + "]" * 990),
+    ]:
+        (tmp_path / name).write_text(text)
+        with pytest.raises(InputError):
+            read_job(tmp_path / name)
 
 
 def test_good_file_as_toml_and_json(tmp_path):
@@ -367,6 +387,16 @@ def test_absurd_sizes_are_refused_with_an_estimate():
 
 
 # ---- real traces ----
+
+
+def test_what_rounds_hold_is_part_of_the_estimate():
+    job = Parallel(tp=8, dp=8, tp_collectives=4000, dp_collectives=4000).job(disorder=0.5)
+    Simulator(job.replace(disorder=1e-6), memory=1 << 20).close()
+    with pytest.raises(InputError, match="disorders of a round"):
+        Simulator(job, memory=1 << 20)
+    many = Job(gpus=2, groups=[Group([0, 1], 1000)] * 200, disorder=1e-6)
+    with pytest.raises(InputError, match="steps of the groups"):
+        Simulator(many, memory=16 << 20)
 
 
 def test_a_real_run_by_gloo():
@@ -498,6 +528,50 @@ def test_bad_traces(tmp_path):
     write_dumps(tmp_path / "t", [[("g", 1)]], {"g": [0, 1]})
     with pytest.raises(InputError, match="rank 1, whose trace is missing"):
         read_traces([tmp_path / "t"])
+
+
+def test_malformed_traces_are_named(tmp_path):
+    nested = []
+    for _ in range(60):
+        nested = [nested, nested]  # its whole repr has 2^60 brackets
+    profile = {"ph": "X", "name": "record_param_comms"}
+    arguments = {"Collective name": "allreduce", "Process Group Name": "0"}
+    for content, field in [
+        ({"entries": [entry("0", 1, 0) | {"is_p2p": nested}]}, "entries[0].is_p2p"),
+        ({"entries": [entry("0", 1, 0) | {"process_group": (nested, "")}]}, "process_group"),
+        ({"entries": [entry("0", 1, 0) | {"time_created_ns": 10**400}]}, "time_created_ns"),
+        ({"entries": [entry("0", 1, 0) | {"time_created_ns": math.nan}]}, "time_created_ns"),
+        ({"entries": [], "pg_config": {"0": {"ranks": "-" * 100_000 + "1"}}}, "pg_config[0].ranks"),
+        ({"traceEvents": [], "distributedInfo": {"rank": 0, "pg_config": None}}, "pg_config"),
+        ({"traceEvents": [profile | {"args": arguments, "ts": math.inf}]}, "traceEvents[0].ts"),
+        ({"traceEvents": [{"ph": "X", "name": []}]}, "entries"),
+    ]:
+        path = tmp_path / "dump_0"
+        path.write_bytes(pickle.dumps(content))
+        with pytest.raises(InputError) as raised:
+            read_traces([path])
+        assert field in str(raised.value)
+        assert len(str(raised.value)) < 1000
+    damaged = bytearray(gzip.compress(os.urandom(4096)))
+    damaged[10:60] = b"\xff" * 50
+    path.write_bytes(damaged)
+    with pytest.raises(InputError, match="cannot be read"):
+        read_traces([path])
+
+
+def test_what_too_few_looks_and_dropped_calls_mean(tmp_path, capsys):
+    # A hang: each rank has called only what the other has not.
+    members = {"0": [0, 1], "1": [0, 1]}
+    write_dumps(tmp_path, [[("0", 1), ("0", 2)], [("0", 1), ("1", 1)]], members)
+    status, out, _ = run(capsys, "--trace", tmp_path, "--rounds", "10")
+    assert status == 0
+    assert "dropped calls were not looked at" in out
+    assert "too few looks" in out
+    assert "upper limit" not in out
+    assert "at most" not in out
+    assert "at most" in run(capsys, "--trace", GLOO, "--rounds", "10")[1]
+    status, out, _ = run(capsys, "--trace", GLOO, "--rounds", "10", "--json")
+    assert json.loads(out)["trace"]["upper_limit"] is True
 
 
 def test_profiler_traces(tmp_path):

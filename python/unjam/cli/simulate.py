@@ -38,6 +38,15 @@ _PARALLEL = {
     "pp-collectives": "of each pair of neighbouring stages (default: none)",
 }
 _ROUNDS = 32_000
+# Options that would be ignored.
+_UNUSED = {
+    "plot": ("precision", "plain", "cycle"),
+    "table1": (
+        *("file", "trace", "model", "order", "semantics", "disorder", "sync", "seed"),
+        *("precision", "plain", "cycle", "plot", "out"),
+        *(name.replace("-", "_") for name in _PARALLEL),
+    ),
+}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -95,6 +104,7 @@ def run(options: argparse.Namespace) -> int:
 
 def _run(options: argparse.Namespace) -> int:
     from ..simulate import InputError, Precision, Simulator, engine
+    from ..simulate.job import SEMANTICS
 
     precision = Precision.parse(options.precision) if options.precision else None
     if options.threads is not None and not 1 <= options.threads <= 1024:
@@ -105,6 +115,14 @@ def _run(options: argparse.Namespace) -> int:
         path = getattr(options, name)
         if path is not None and path.suffix not in (".png", ".svg"):
             raise InputError(name, f"{path}: the ending must be .png or .svg")
+        if path is not None and not path.parent.is_dir():
+            raise InputError(name, f"{path}: there is no folder {path.parent}")
+    if options.semantics is not None and options.semantics not in SEMANTICS:
+        raise InputError("semantics", f"{options.semantics!r} is none of {', '.join(SEMANTICS)}")
+    for mode, unused in _UNUSED.items():
+        given = [name for name in unused if getattr(options, name) not in (None, False)]
+        if getattr(options, mode) and given:
+            raise InputError("--" + given[0].replace("_", "-"), f"means nothing with --{mode}")
     if options.table1:
         return _table1(options)
     job, file_rounds, file_semantics, trace = _job(options)
@@ -131,10 +149,10 @@ def _run(options: argparse.Namespace) -> int:
         if witness:
             found["round"] = witness
         if trace is not None:
-            found["trace"] = trace.as_dict()
+            found["trace"] = trace.as_dict() | {"upper_limit": trace.bounds(job)}
         print_json(found)
     else:
-        _show(result, witness, options)
+        _show(result, witness, bound=trace is not None and trace.bounds(job))
     return 130 if result.stopped == "interrupted" else 0
 
 
@@ -201,7 +219,7 @@ def _ratio(result: Result, kind: str) -> str:
     return _percent(result.hits(kind) / result.rounds) if result.rounds else "?"
 
 
-def _show(result: Result, witness: dict[str, Any] | None, options: argparse.Namespace) -> None:
+def _show(result: Result, witness: dict[str, Any] | None, bound: bool = False) -> None:
     console = make_console()
     job = result.job
     title = f"{job.name or 'job'}: {job.gpus:,} GPUs, {len(job.groups):,} groups, " + (
@@ -214,7 +232,7 @@ def _show(result: Result, witness: dict[str, Any] | None, options: argparse.Name
             kind,
             f"{result.hits(kind):,}",
             f"{result.rounds:,}",
-            _ratio(result, kind),
+            ("at most " if bound else "") + _ratio(result, kind),
             _interval(result, kind),
         )
     console.print(table)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from .errors import InputError
-from .job import Group, Job, Parallel, check_group, whole
+from .job import SEMANTICS, Group, Job, Parallel, check_group, whole
 
 _BIGGEST_FILE = 256 << 20
 
@@ -88,6 +88,8 @@ def make_job(data: Any, **overrides: Any) -> JobFile:
         settings.setdefault("order", "explicit")
     if "rounds" in data:
         whole("rounds", data["rounds"], 1, 2**62)
+    if "semantics" in data and data["semantics"] not in SEMANTICS:
+        raise InputError("semantics", f"{data['semantics']!r} is none of {', '.join(SEMANTICS)}")
     if "parallel" in data and "groups" in data:
         raise InputError("groups", "are given beside [parallel]: one or the other")
     if "parallel" in data:
@@ -175,6 +177,8 @@ def _parse_toml(text: str, lines: dict[str, int]) -> Any:
     except tomllib.TOMLDecodeError as error:
         where = re.search(r"at line (\d+)", str(error))
         raise InputError("", f"is not TOML: {error}", int(where[1]) if where else None) from error
+    except (ValueError, RecursionError) as error:  # a number or a nesting beyond what Python reads
+        raise InputError("", f"cannot be read: {error}") from error
 
 
 def _parse_json(text: str, lines: dict[str, int]) -> Any:
@@ -182,9 +186,14 @@ def _parse_json(text: str, lines: dict[str, int]) -> Any:
         data = json.loads(text)
     except json.JSONDecodeError as error:
         raise InputError("", f"is not JSON: {error.msg}", error.lineno) from error
+    except ValueError as error:  # a number beyond what Python reads
+        raise InputError("", f"cannot be read: {error}") from error
     except RecursionError as error:
         raise InputError("", "is nested too deeply") from error
-    _JsonLines(text, lines).value(0, "")
+    try:
+        _JsonLines(text, lines).value(0, "")
+    except RecursionError as error:
+        raise InputError("", "is nested too deeply") from error
     return data
 
 

@@ -11,8 +11,11 @@ import ast
 import gzip
 import io
 import json
+import math
 import pickle
 import re
+import reprlib
+import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,6 +26,7 @@ from .errors import InputError
 from .job import Group, Job
 
 _BIGGEST_FILE = 1 << 30
+_MONOTONE = 0.1  # up to here, more disorder never makes a hang less likely
 # CUDA calls that wait for the whole GPU, or may.
 _SYNCHRONIZING = {
     "cudaDeviceSynchronize",
@@ -116,6 +120,11 @@ class Trace:
             settings["sequence"] = [group for group, _ in self.reference]
         return Job(gpus=len(self.ranks), groups=self.groups, name="trace", **settings)
 
+    def bounds(self, job: Job) -> bool:
+        """Whether the job's risk is an upper limit: no disorder was seen, in enough looks."""
+        high = self.disorder[2]
+        return self.skips == 0 and job.disorder == high and high <= _MONOTONE
+
     def name(self, collective: tuple[int, int]) -> str:
         group, index = collective
         label = self.groups[group].name or f"group {group}"
@@ -143,7 +152,13 @@ class Trace:
             f"{measured:.3g} (95 %: {low:.3g} to {high:.3g})"
         )
         if self.skips == 0 and job.disorder == high:
-            yield f"  none was seen, so the risk below is an upper limit, for {high:.3g}"
+            if self.bounds(job):
+                yield f"  none was seen, so the risk below is an upper limit, for {high:.3g}"
+            else:
+                yield (
+                    f"  none was seen, but in too few looks to bound the risk: below it is that of "
+                    f"{high:.3g}, no limit"
+                )
         if self.sync is None:
             yield "synchronisations: these traces do not tell; --sync gives a probability"
         else:
@@ -155,7 +170,11 @@ class Trace:
             )
             yield from self.cycle_lines()
         else:
-            yield "The traced orders hold no cycle."
+            yield "The traced orders hold no cycle." + (
+                " The dropped calls were not looked at: after a hang, they may be its cause."
+                if self.dropped
+                else ""
+            )
 
     def as_dict(self) -> dict[str, Any]:
         measured, low, high = self.disorder
@@ -178,6 +197,7 @@ class Trace:
                 "measured": measured,
                 "low": low,
                 "high": high,
+                "seen": self.skips > 0,
             },
             "sync": self.sync,
             "cycle": [
@@ -243,7 +263,7 @@ def _read_rank(path: Path) -> RankTrace:
                 data = stream.read(_BIGGEST_FILE + 1)
             if len(data) > _BIGGEST_FILE:
                 raise InputError("", f"unpacks to more than {_BIGGEST_FILE >> 30} GiB")
-    except (OSError, EOFError) as error:
+    except (OSError, EOFError, zlib.error) as error:
         raise InputError("", f"cannot be read: {error}") from error
     if data[:1] in (b"{", b"["):
         try:
@@ -280,8 +300,19 @@ def _get(table: Any, name: str, kind: type | tuple[type, ...], where: str) -> An
     if name not in table:
         raise InputError(f"{where}.{name}", "is missing")
     if not isinstance(table[name], kind):
-        raise InputError(f"{where}.{name}", f"{table[name]!r} is of the wrong type")
+        raise InputError(f"{where}.{name}", f"{reprlib.repr(table[name])} is of the wrong type")
     return table[name]
+
+
+def _time(table: Any, name: str, where: str) -> float:
+    value = _get(table, name, (int, float), where)
+    try:
+        time = float(value)
+    except OverflowError:
+        time = math.inf
+    if not math.isfinite(time):
+        raise InputError(f"{where}.{name}", f"{reprlib.repr(value)} is no time")
+    return time
 
 
 def _rank_list(value: Any, where: str) -> tuple[int, ...]:
@@ -289,10 +320,10 @@ def _rank_list(value: Any, where: str) -> tuple[int, ...]:
     if isinstance(value, str):
         try:
             value = ast.literal_eval(value) if value.strip() else []
-        except (ValueError, SyntaxError) as error:
-            raise InputError(where, f"{value!r} is no list of ranks") from error
+        except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError) as error:
+            raise InputError(where, f"{reprlib.repr(value)} is no list of ranks") from error
     if not isinstance(value, list) or not all(isinstance(rank, int) for rank in value):
-        raise InputError(where, f"{value!r} is no list of ranks")
+        raise InputError(where, f"{reprlib.repr(value)} is no list of ranks")
     return tuple(sorted(value))
 
 
@@ -313,8 +344,10 @@ def _read_recorder(path: Path, content: dict[str, Any]) -> RankTrace:
         if _get(entry, "is_p2p", bool, where):
             continue
         names = _get(entry, "process_group", (tuple, list), where)
-        if len(names) != 2:
-            raise InputError(f"{where}.process_group", f"{names!r} is not (name, description)")
+        if len(names) != 2 or not all(isinstance(name, (str, int)) for name in names):
+            raise InputError(
+                f"{where}.process_group", f"{reprlib.repr(names)} is not (name, description)"
+            )
         group = str(names[0])
         seq = _get(entry, "collective_seq_id", int, where)
         if (group, seq) in seen:  # parts of one coalesced collective
@@ -322,8 +355,7 @@ def _read_recorder(path: Path, content: dict[str, Any]) -> RankTrace:
         seen.add((group, seq))
         trace.names[group] = str(names[1])
         op = _get(entry, "profiling_name", str, where).rpartition(":")[2]
-        time = _get(entry, "time_created_ns", (int, float), where)
-        trace.calls.append(Call(group, seq, op, float(time)))
+        trace.calls.append(Call(group, seq, op, _time(entry, "time_created_ns", where)))
     return trace
 
 
@@ -333,7 +365,10 @@ def _read_profile(path: Path, content: dict[str, Any]) -> RankTrace:
         raise InputError("distributedInfo", "is no table")
     rank = information.get("rank", None)
     trace = RankTrace(rank if isinstance(rank, int) else _rank_in_name(path), path, syncs=0)
-    for place, group in enumerate(information.get("pg_config", [])):
+    configuration = information.get("pg_config", [])
+    if not isinstance(configuration, list):
+        raise InputError("distributedInfo.pg_config", "is no list")
+    for place, group in enumerate(configuration):
         where = f"distributedInfo.pg_config[{place}]"
         name = str(_get(group, "pg_name", (str, int), where))
         trace.members[name] = _rank_list(_get(group, "ranks", (str, list), where), where)
@@ -345,13 +380,13 @@ def _read_profile(path: Path, content: dict[str, Any]) -> RankTrace:
         if not isinstance(event, dict) or event.get("ph") != "X":
             continue
         where = f"traceEvents[{place}]"
-        name = event.get("name", "")
+        name = str(event.get("name", ""))
         if name in _SYNCHRONIZING:
             assert trace.syncs is not None
             trace.syncs += 1
         arguments = event.get("args", {})
         if name != "record_param_comms" or not isinstance(arguments, dict):
-            nameless += isinstance(name, str) and name.startswith(("nccl:", "gloo:"))
+            nameless += name.startswith(("nccl:", "gloo:"))
             continue
         op = str(arguments.get("Collective name", ""))
         if not op or op in ("wait", "init") or op.startswith(("send", "recv")):
@@ -362,7 +397,7 @@ def _read_profile(path: Path, content: dict[str, Any]) -> RankTrace:
             if "..." not in text:
                 trace.members[group] = _rank_list(text, f"{where}.args.Process Group Ranks")
         trace.names.setdefault(group, str(arguments.get("Process Group Description", "")))
-        calls.append((float(_get(event, "ts", (int, float), where)), group, op))
+        calls.append((_time(event, "ts", where), group, op))
     # The n-th call in a group is its n-th on every rank: "Seq" is not in every version's traces.
     for time, group, op in sorted(calls, key=lambda call: call[0]):
         seq = counted[group] = counted.get(group, 0) + 1
