@@ -559,13 +559,27 @@ def test_malformed_traces_are_named(tmp_path):
         read_traces([path])
 
 
+def test_a_hang_of_first_calls_and_a_rank_that_is_only_late(tmp_path):
+    members = {"0": [0, 1], "1": [0, 1]}
+    write_dumps(tmp_path / "hang", [[("0", 1)], [("1", 1)]], members)
+    with pytest.raises(InputError, match="stand in a cycle: rank 0 has not called"):
+        read_traces([tmp_path / "hang"])
+    # Rank 1 is behind, and waits for nobody that waits for it.
+    write_dumps(tmp_path / "late", [[("0", 1), ("0", 2), ("1", 1)], [("0", 1)]], members)
+    assert read_traces([tmp_path / "late"]).hang == []
+
+
 def test_what_too_few_looks_and_dropped_calls_mean(tmp_path, capsys):
     # A hang: each rank has called only what the other has not.
     members = {"0": [0, 1], "1": [0, 1]}
     write_dumps(tmp_path, [[("0", 1), ("0", 2)], [("0", 1), ("1", 1)]], members)
     status, out, _ = run(capsys, "--trace", tmp_path, "--rounds", "10")
     assert status == 0
-    assert "dropped calls were not looked at" in out
+    assert "ranks stand in a cycle" in out and "hold no cycle" not in out
+    assert "rank 1 has not called all_reduce number 2" in out
+    assert "rank 0 has not called all_reduce number 1" in out
+    hang = json.loads(run(capsys, "--trace", tmp_path, "--rounds", "10", "--json")[1])
+    assert len(hang["trace"]["hang"]) == 2
     assert "too few looks" in out
     assert "upper limit" not in out
     assert "at most" not in out

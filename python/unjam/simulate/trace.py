@@ -89,6 +89,7 @@ class Trace:
     syncs: int | None
     dropped: int
     mismatches: list[str]
+    hang: list[str]  # a cycle through calls that some ranks had not made, in words
 
     @property
     def calls(self) -> int:
@@ -169,11 +170,12 @@ class Trace:
                 "deadlocks."
             )
             yield from self.cycle_lines()
+        elif self.hang:
+            yield "When the traces end, ranks stand in a cycle: in one queue a GPU, they hang."
+            yield from (f"  {line}" for line in self.hang)
         else:
             yield "The traced orders hold no cycle." + (
-                " The dropped calls were not looked at: after a hang, they may be its cause."
-                if self.dropped
-                else ""
+                " Nor do the calls that were dropped." if self.dropped else ""
             )
 
     def as_dict(self) -> dict[str, Any]:
@@ -208,6 +210,7 @@ class Trace:
                 }
                 for edge in self.cycle
             ],
+            "hang": self.hang,
         }
 
 
@@ -442,8 +445,10 @@ def _combine(ranks: list[RankTrace]) -> Trace:
         for group, those in members.items()
     }
     kept = [group for group in sorted(members, key=_natural) if common[group]]
+    hang = find_hang(ranks, members, names, seqs)
     if not kept:
-        raise InputError("entries", "no collective is in the traces of all its ranks")
+        stands = "; the ranks stand in a cycle: " + ", ".join(hang) if hang else ""
+        raise InputError("entries", "no collective is in the traces of all its ranks" + stands)
     place_of = {trace.rank: place for place, trace in enumerate(ranks)}
     number = {group: place for place, group in enumerate(kept)}
     index = {
@@ -492,6 +497,7 @@ def _combine(ranks: list[RankTrace]) -> Trace:
         syncs=sum(told) if len(told) == len(ranks) else None,
         dropped=dropped,
         mismatches=mismatches[:20],
+        hang=hang,
     )
 
 
@@ -545,6 +551,58 @@ def count_skips(
             looks += min(place + 1, len(remaining) - 1)
             del remaining[place]
     return skips, looks
+
+
+def find_hang(
+    ranks: Sequence[RankTrace],
+    members: dict[str, set[int]],
+    names: dict[str, str],
+    seqs: dict[int, dict[str, set[int]]],
+) -> list[str]:
+    """A cycle through calls that some members had not made when the traces end, in words.
+
+    Who has not called a collective calls it after all that it has called: so its last call comes
+    before that collective. If that closes a cycle, every rank in it stands for good (one queue a
+    GPU). What a ring buffer has lost at the beginning was called, and makes no such edge.
+    """
+    number: dict[tuple[str, int], tuple[int, int]] = {}
+    calls: list[tuple[str, int]] = []
+
+    def node(group: str, seq: int) -> tuple[int, int]:
+        if (group, seq) not in number:
+            number[group, seq] = (0, len(calls))
+            calls.append((group, seq))
+        return number[group, seq]
+
+    ops = {(call.group, call.seq): call.op for trace in ranks for call in trace.calls}
+    orders = [[node(call.group, call.seq) for call in trace.calls] for trace in ranks]
+    missing: list[int] = []  # the ranks of the further orders
+    for place, trace in enumerate(ranks):
+        if not orders[place]:
+            continue
+        for group, seq in list(number):
+            made = seqs[trace.rank].get(group, set())
+            if trace.rank in members.get(group, set()) and seq > max(made, default=-1):
+                orders.append([orders[place][-1], node(group, seq)])
+                missing.append(place)
+    if not missing:
+        return []
+
+    def name(collective: tuple[int, int]) -> str:
+        group, seq = calls[collective[1]]
+        return f"{ops[group, seq]} number {seq} of {names.get(group) or 'group'} {group}"
+
+    lines = []
+    for edge in find_cycle(orders):
+        if edge.rank < len(ranks):
+            called = f"called {name(edge.before)} before {name(edge.after)}"
+            lines.append(f"rank {ranks[edge.rank].rank} {called}")
+        else:
+            rank = ranks[missing[edge.rank - len(ranks)]].rank
+            lines.append(
+                f"rank {rank} has not called {name(edge.after)}: it stands at {name(edge.before)}"
+            )
+    return lines
 
 
 def find_cycle(orders: Sequence[Sequence[tuple[int, int]]]) -> list[Edge]:
