@@ -583,6 +583,23 @@ TEST(Rendezvous, TheServersProcessLeavesEarly) {
   EXPECT_FALSE(c.live);
 }
 
+TEST(Rendezvous, DifferentNumbersOfRanksAreToldToAll) {
+  NoLeak leak;
+  const JobSecret secret = secret_from(16);
+  Member a, b;
+  ASSERT_TRUE(a.connect(secret) && b.connect(secret));
+  a.join(0, 3);
+  ASSERT_TRUE(a.sees(1));
+  b.join(1, 4);
+  ASSERT_TRUE(b.refused(1));
+  EXPECT_EQ(b.client.refused[1].code, 3);
+  EXPECT_NE(b.client.refused[1].text.find("4 ranks"), std::string::npos);
+  ASSERT_TRUE(a.fail());
+  EXPECT_NE(a.client.failed.find("rank 1"), std::string::npos) << a.client.failed;
+  EXPECT_NE(a.client.failed.find("4 ranks, rank 0 says 3"), std::string::npos) << a.client.failed;
+  a.client.leave();
+}
+
 TEST(Rendezvous, WhatRanksMustAgreeOn) {
   NoLeak leak;
   const JobSecret secret = secret_from(6);
@@ -590,11 +607,7 @@ TEST(Rendezvous, WhatRanksMustAgreeOn) {
   ASSERT_TRUE(a.connect(secret) && b.connect(secret));
   a.join(0, 3);
   ASSERT_TRUE(a.sees(1));
-  b.join(1, 4);  // another number of ranks: this rank alone is refused
-  ASSERT_TRUE(b.refused(1));
-  EXPECT_EQ(b.client.refused[1].code, 3);
-  EXPECT_NE(b.client.refused[1].text.find("4 ranks"), std::string::npos);
-  b.join(0, 3);  // twice the same
+  b.join(0, 3);  // twice the same: this rank alone is refused
   ASSERT_TRUE(b.refused(0));
   EXPECT_EQ(b.client.refused[0].code, 2);
   EXPECT_NE(b.client.refused[0].text.find("joined this job already"), std::string::npos);
