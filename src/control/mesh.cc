@@ -72,6 +72,12 @@ void Mesh::wake() {
   [[maybe_unused]] const ssize_t n = write(wake_.get(), &one, sizeof(one));
 }
 
+void Mesh::clear_wake() {
+  std::uint64_t value = 0;
+  // Fails only if nobody has woken it.
+  [[maybe_unused]] const ssize_t n = read(wake_.get(), &value, sizeof(value));
+}
+
 void Mesh::poll(std::int64_t timeout_ms, const Events& events) {
   std::vector<pollfd> polled = {{wake_.get(), POLLIN, 0}};
   std::vector<Peer*> who;
@@ -86,8 +92,7 @@ void Mesh::poll(std::int64_t timeout_ms, const Events& events) {
     }
   }
   if (::poll(polled.data(), polled.size(), static_cast<int>(timeout_ms)) < 0) return;
-  std::uint64_t value = 0;
-  if (polled[0].revents != 0 && read(wake_.get(), &value, sizeof(value)) < 0) value = 0;
+  if (polled[0].revents != 0) clear_wake();
   for (std::size_t i = 0; i < who.size(); ++i) {
     const bool readable = (polled[1 + 2 * i].revents & (POLLIN | POLLHUP | POLLERR)) != 0;
     handle(*who[i], readable, polled[2 + 2 * i].revents != 0, events);

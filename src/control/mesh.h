@@ -36,7 +36,9 @@ class Mesh {
   void send_all(MessageType type, std::string_view payload);
   // Makes poll() return.
   void wake();
+  // For who polls elsewhere meanwhile.
   int wake_fd() const { return wake_.get(); }
+  void clear_wake();
 
   // Waits for events for at most that time (< 0: no limit), and handles them. One thread.
   void poll(std::int64_t timeout_ms, const Events& events);

@@ -3,7 +3,6 @@
 #include <fcntl.h>
 #include <poll.h>
 #include <sys/eventfd.h>
-#include <sys/random.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
 #include <sys/un.h>
@@ -15,9 +14,9 @@
 #include <utility>
 
 #include "base/clock.h"
-#include "base/hash.h"
+#include "base/random_bytes.h"
 #include "base/siphash.h"
-#include "control/settings_text.h"
+#include "control/join_text.h"
 #include "transport/arena.h"
 
 namespace unjam {
@@ -51,14 +50,6 @@ static_assert(sizeof(Keys) == sizeof(JobSecret));
 // In constant time.
 bool same(const std::uint64_t a[2], const std::uint64_t b[2]) {
   return ((a[0] ^ b[0]) | (a[1] ^ b[1])) == 0;
-}
-
-void fill_random(void* to, std::size_t bytes) {
-  std::size_t got = 0;
-  while (got < bytes) {
-    const ssize_t n = getrandom(static_cast<char*>(to) + got, bytes - got, 0);
-    if (n > 0) got += static_cast<std::size_t>(n);
-  }
 }
 
 Fd unix_socket() { return Fd(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0)); }
@@ -269,10 +260,7 @@ void RendezvousServer::join(Connection& c, Frame& frame) {
   }
   const auto rank = static_cast<std::int32_t>(m.rank);
   if (ranks_ != 0 && m.ranks != ranks_) {
-    refuse(c, rank, kMismatch,
-           "this rank says that the job has " + std::to_string(m.ranks) +
-               " ranks, an earlier one " + std::to_string(ranks_) +
-               ": give the same number everywhere");
+    refuse(c, rank, kMismatch, ranks_differ_text(m.ranks, ranks_));
     fail_all("rank " + std::to_string(rank) + " (process " + std::to_string(c.pid) +
                  ") says that the job has " + std::to_string(m.ranks) + " ranks, rank " +
                  std::to_string(first_rank_) + " says " + std::to_string(ranks_) +

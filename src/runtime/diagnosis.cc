@@ -82,19 +82,14 @@ World::Verdict World::compare(const Context& caller, std::uint64_t tag, std::uin
   if (known != disagreements_.end() && known->second.from <= n) {
     return {known->second.code, known->second.text};
   }
-  std::map<std::string, std::vector<int>> said = {{signature.text(), {caller.rank()}}};
-  for (const int member : members) {
-    Context* other = contexts_[static_cast<std::size_t>(member)];
-    Signature s;
-    if (other != nullptr && other != &caller &&
-        other->find_call(tag, n, s) == Context::Found::kKnown) {
-      said[s.text()].push_back(member);
-    }
-  }
+  std::vector<int> others = members;
+  std::erase(others, caller.rank());
+  std::map<std::string, std::vector<int>> said = said_here({tag, n}, others);
+  std::vector<int>& alike = said[signature.text()];
+  alike.insert(alike.begin(), caller.rank());
   if (said.size() > 1) {
     const std::string text = disagreement_text(said, what);
-    announce_disagreement(announcements(members, tag), tag, n);
-    fail_everywhere(tag, n, UNJAM_ERROR_MISMATCH, text);
+    fail_everywhere({tag, n}, members, UNJAM_ERROR_MISMATCH, text);
     return {UNJAM_ERROR_MISMATCH, text};
   }
   std::map<int, QueryMessage> questions;
@@ -106,6 +101,26 @@ World::Verdict World::compare(const Context& caller, std::uint64_t tag, std::uin
     send_questions(questions);
   }
   return {};
+}
+
+std::map<std::string, std::vector<int>> World::said_here(const CallKey& call,
+                                                         const std::vector<int>& members) const {
+  std::map<std::string, std::vector<int>> said;
+  for (const int member : members) {
+    const Context* c = contexts_[static_cast<std::size_t>(member)];
+    Signature s;
+    if (c != nullptr && c->find_call(call.first, call.second, s) == Context::Found::kKnown) {
+      said[s.text()].push_back(member);
+    }
+  }
+  return said;
+}
+
+bool World::left_without(int rank, const CallKey& call) const {
+  const auto left = departed_.find(rank);
+  if (left == departed_.end()) return false;
+  const auto calls = left->second.find(call.first);
+  return calls == left->second.end() || calls->second <= call.second;
 }
 
 void World::fail_here(std::uint64_t tag, std::uint64_t n, unjamResult_t code,
@@ -122,8 +137,10 @@ void World::fail_here(std::uint64_t tag, std::uint64_t n, unjamResult_t code,
   }
 }
 
-void World::fail_everywhere(std::uint64_t tag, std::uint64_t n, unjamResult_t code,
-                            const std::string& text) {
+void World::fail_everywhere(const CallKey& call, const std::vector<int>& members,
+                            unjamResult_t code, const std::string& text) {
+  const auto& [tag, n] = call;
+  announce_disagreement(announcements(members, tag), tag, n);  // for those that call later
   fail_here(tag, n, code, text);
   FailMessage m;
   m.tag = tag;
@@ -229,8 +246,8 @@ void World::evaluate(const CallKey& call, Inquiry& inquiry) {
     }
   }
   if (said.size() < 2) return;
-  announce_disagreement(announcements(inquiry.members, tag), tag, n);
-  fail_everywhere(tag, n, UNJAM_ERROR_MISMATCH, disagreement_text(said, inquiry.what));
+  fail_everywhere(call, inquiry.members, UNJAM_ERROR_MISMATCH,
+                  disagreement_text(said, inquiry.what));
 }
 
 std::vector<int> World::not_called(const CallKey& call, const std::vector<int>& members,
@@ -238,9 +255,8 @@ std::vector<int> World::not_called(const CallKey& call, const std::vector<int>& 
   const auto inquiry = inquiries_.find(call);
   std::vector<int> missing;
   for (const int member : members) {
-    if (const auto left = departed_.find(member); left != departed_.end()) {
-      const auto calls = left->second.find(call.first);
-      if (calls == left->second.end() || calls->second <= call.second) missing.push_back(member);
+    if (departed_.count(member) != 0) {
+      if (left_without(member, call)) missing.push_back(member);
     } else if (is_local(member)) {
       const Context* c = contexts_[static_cast<std::size_t>(member)];
       Signature s;
@@ -299,25 +315,14 @@ void World::look_at(const OldCall& old, std::map<int, QueryMessage>& questions) 
     fail_here(key.first, key.second, verdict.code, verdict.text);
     return;
   }
-  std::map<std::string, std::vector<int>> said;
-  for (const int member : call.members) {
-    const Context* c = contexts_[static_cast<std::size_t>(member)];
-    Signature s;
-    if (c != nullptr && c->find_call(key.first, key.second, s) == Context::Found::kKnown) {
-      said[s.text()].push_back(member);
-    }
-  }
+  const std::map<std::string, std::vector<int>> said = said_here(key, call.members);
   if (said.size() > 1) {
-    announce_disagreement(announcements(call.members, key.first), key.first, key.second);
-    fail_everywhere(key.first, key.second, UNJAM_ERROR_MISMATCH, disagreement_text(said, what));
+    fail_everywhere(key, call.members, UNJAM_ERROR_MISMATCH, disagreement_text(said, what));
     return;
   }
   std::vector<int> left;
   for (const int member : call.members) {
-    const auto d = departed_.find(member);
-    if (d == departed_.end()) continue;
-    const auto calls = d->second.find(key.first);
-    if (calls == d->second.end() || calls->second <= key.second) left.push_back(member);
+    if (left_without(member, key)) left.push_back(member);
   }
   if (!left.empty()) {
     for (const int rank : old.callers) {
@@ -338,8 +343,7 @@ void World::look_at(const OldCall& old, std::map<int, QueryMessage>& questions) 
   if (first_settings_.timeout_ms > 0 &&
       old.age_ms >= static_cast<double>(first_settings_.timeout_ms) &&
       informed(key, call.members, what, questions)) {
-    announce_disagreement(announcements(call.members, key.first), key.first, key.second);
-    fail_everywhere(key.first, key.second, UNJAM_ERROR_TIMEOUT,
+    fail_everywhere(key, call.members, UNJAM_ERROR_TIMEOUT,
                     what + " (" + call.signature.text() + ") was not complete after " +
                         seconds_text(old.age_ms) + " (UNJAM_TIMEOUT_MS): " + who_called(key, call));
   }

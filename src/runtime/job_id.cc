@@ -1,6 +1,5 @@
 #include "runtime/job_id.h"
 
-#include <sys/random.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -8,6 +7,7 @@
 #include <cstring>
 #include <string_view>
 
+#include "base/random_bytes.h"
 #include "base/siphash.h"
 #include "transport/arena.h"
 
@@ -121,11 +121,7 @@ bool id_from_launch(const LaunchedRank& launched, unjamUniqueId_t& id, std::stri
 
 unjamUniqueId_t make_unique_id() {
   JobSecret secret;
-  std::size_t got = 0;
-  while (got < secret.size()) {
-    const ssize_t n = getrandom(secret.data() + got, secret.size() - got, 0);
-    if (n > 0) got += static_cast<std::size_t>(n);
-  }
+  fill_random(secret.data(), secret.size());
   return id_of(secret);
 }
 

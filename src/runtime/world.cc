@@ -13,7 +13,7 @@
 
 #include "base/clock.h"
 #include "base/fork_guard.h"
-#include "control/settings_text.h"
+#include "control/join_text.h"
 #include "runtime/context.h"
 #include "runtime/engine_memory.h"
 #include "runtime/explain_signal.h"
@@ -68,8 +68,8 @@ std::shared_ptr<World> World::by_id(const unjamUniqueId_t& id, int ranks, const 
   }
   if (world->ranks() != ranks) {
     code = UNJAM_ERROR_MISMATCH;
-    error = "this rank says that the job has " + std::to_string(ranks) + " ranks, an earlier one " +
-            std::to_string(world->ranks()) + ": give the same number everywhere";
+    error = ranks_differ_text(static_cast<std::uint64_t>(ranks),
+                              static_cast<std::uint64_t>(world->ranks()));
     std::lock_guard meeting(world->mutex_);
     if (!world->started_) {
       world->fail_meeting("one rank says that the job has " + std::to_string(world->ranks()) +
@@ -81,30 +81,16 @@ std::shared_ptr<World> World::by_id(const unjamUniqueId_t& id, int ranks, const 
   return world;
 }
 
-World::World(int ranks, const Settings& first_settings)
+World::World(int ranks, const Settings& first_settings, std::optional<JobSecret> secret)
     : ranks_(ranks),
       first_settings_(first_settings),
       shape_(arena_shape(first_settings, ranks)),
-      alone_(true),
-      arenas_(static_cast<std::size_t>(ranks)),
-      bases_(static_cast<std::size_t>(ranks), nullptr),
-      joined_(static_cast<std::size_t>(ranks), false),
-      process_of_(static_cast<std::size_t>(ranks), 0),
-      contexts_(static_cast<std::size_t>(ranks), nullptr) {
-  explain_on_signal(static_cast<int>(first_settings.explain_signal));
-  control_ = std::thread([this] { control(); });
-}
-
-World::World(int ranks, const Settings& first_settings, const JobSecret& secret)
-    : ranks_(ranks),
-      first_settings_(first_settings),
-      shape_(arena_shape(first_settings, ranks)),
-      alone_(false),
       secret_(secret),
       arenas_(static_cast<std::size_t>(ranks)),
       bases_(static_cast<std::size_t>(ranks), nullptr),
       joined_(static_cast<std::size_t>(ranks), false),
-      process_of_(static_cast<std::size_t>(ranks), -1),
+      // Alone: all are of this process. Else not known before the start.
+      process_of_(static_cast<std::size_t>(ranks), secret ? -1 : 0),
       contexts_(static_cast<std::size_t>(ranks), nullptr) {
   explain_on_signal(static_cast<int>(first_settings.explain_signal));
   control_ = std::thread([this] { control(); });
@@ -136,12 +122,12 @@ unjamResult_t World::join(int rank, const Settings& settings, std::string& error
   const auto r = static_cast<std::size_t>(rank);
   const std::string agreed = agreed_settings_text(settings);
   std::unique_lock lock(mutex_);
-  if (!alone_ && !connected_) {
+  if (!alone() && !connected_) {
     if (!connecting_) {
       connecting_ = true;
       lock.unlock();
       std::string why;
-      const bool met = client_.connect(secret_, settings.init_timeout_ms, why);
+      const bool met = client_.connect(*secret_, settings.init_timeout_ms, why);
       lock.lock();
       connected_ = met;
       if (!met) failure_ = why;
@@ -185,7 +171,7 @@ unjamResult_t World::join(int rank, const Settings& settings, std::string& error
     return UNJAM_ERROR_SYSTEM;
   }
   Fd shared;
-  if (!alone_ && !(shared = arenas_[r].share())) {
+  if (!alone() && !(shared = arenas_[r].share())) {
     error = std::string("cannot share memory with the other ranks: ") + std::strerror(errno);
     fail_meeting("rank " + std::to_string(rank) + ": " + error);
     return UNJAM_ERROR_SYSTEM;
@@ -193,7 +179,7 @@ unjamResult_t World::join(int rank, const Settings& settings, std::string& error
   bases_[r] = arenas_[r].data();
   joined_[r] = true;
   ++num_joined_;
-  if (alone_) {
+  if (alone()) {
     started_ = num_joined_ == ranks_;
   } else {
     JoinMessage m;
@@ -233,7 +219,7 @@ unjamResult_t World::wait_joined(int rank, std::int64_t timeout_ms, std::string&
   if (!in_time) {
     error = rank_list(missing()) + " did not join within " + std::to_string(timeout_ms) +
             " ms (UNJAM_INIT_TIMEOUT_MS)";
-    if (!alone_) error += "; all ranks must run on this machine, as the same user";
+    if (!alone()) error += "; all ranks must run on this machine, as the same user";
     fail_meeting(error);
     return UNJAM_ERROR_TIMEOUT;
   }
@@ -256,10 +242,7 @@ void World::meet(std::unique_lock<std::mutex>& lock) {
                         {mesh_.wake_fd(), POLLIN, 0}};
     lock.unlock();
     poll(polled, 2, -1);
-    if (polled[1].revents != 0) {
-      std::uint64_t value = 0;
-      if (read(mesh_.wake_fd(), &value, sizeof(value)) < 0) value = 0;
-    }
+    if (polled[1].revents != 0) mesh_.clear_wake();
     lock.lock();
     const bool live = client_.receive(error);
     changed_.notify_all();
@@ -270,7 +253,7 @@ void World::meet(std::unique_lock<std::mutex>& lock) {
                    error + ")");
     }
   }
-  if (client_.started && failure_.empty()) begin(lock);
+  if (client_.started && failure_.empty()) begin();
   changed_.notify_all();
   const std::string gives_up = connected_ && client_.failed.empty() ? failure_ : "";
   // Not with the lock: both wait until the others have what is theirs.
@@ -281,7 +264,7 @@ void World::meet(std::unique_lock<std::mutex>& lock) {
 }
 
 // All are there: their memory is mapped, and from now on they are reached through the mesh.
-void World::begin(std::unique_lock<std::mutex>&) {
+void World::begin() {
   const StartMessage& start = client_.start;
   if (start.process_of.size() != static_cast<std::size_t>(ranks_)) {
     fail_meeting("the rendezvous speaks of another number of ranks");
@@ -328,7 +311,7 @@ std::int64_t World::watch_ms() const { return std::clamp<std::int64_t>(look_ms()
 void World::control() {
   pthread_setname_np(pthread_self(), "unjam control");
   std::unique_lock lock(mutex_);
-  if (!alone_) meet(lock);
+  if (!alone()) meet(lock);
   const Mesh::Events events{[this](int process, const Frame& frame) {
                               std::lock_guard inner(mutex_);
                               on_message(process, frame);

@@ -7,6 +7,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <set>
 #include <string>
 #include <thread>
@@ -34,10 +35,8 @@ std::string rank_list(const std::vector<int>& ranks);
 
 class World {
  public:
-  // All ranks are in this process and joined by one thread.
-  World(int ranks, const Settings& first_settings);
-  // Ranks meet others by the secret.
-  World(int ranks, const Settings& first_settings, const JobSecret& secret);
+  // Ranks meet others by the secret; without one all are in this process, joined by one thread.
+  World(int ranks, const Settings& first_settings, std::optional<JobSecret> secret = {});
   ~World();
 
   // This process's world of that id.
@@ -111,13 +110,11 @@ class World {
     std::string text;
   };
 
-  void allocate(int rank, std::string& error);
-  bool all_joined() const;
   std::vector<int> missing() const;
   // The control thread.
   void control();
   void meet(std::unique_lock<std::mutex>& lock);
-  void begin(std::unique_lock<std::mutex>& lock);
+  void begin();
   void fail_meeting(const std::string& why);
   // Its reactions to messages; with the lock.
   void on_message(int process, const Frame& frame);
@@ -125,6 +122,7 @@ class World {
   void on_query(int process, const QueryMessage& query);
   void on_answer(int process, const AnswerMessage& answer);
   void mark_gone(int rank, const std::string& why);
+  bool alone() const { return !secret_; }
   bool is_rank_of(std::uint32_t rank, int process) const;
   bool is_local(int rank) const { return process_of_[static_cast<std::size_t>(rank)] == me_; }
   std::set<int> processes_of(const std::vector<int>& members) const;
@@ -146,7 +144,11 @@ class World {
                 std::map<int, QueryMessage>& questions);
   void send_questions(const std::map<int, QueryMessage>& questions);
   void evaluate(const CallKey& call, Inquiry& inquiry);
-  void fail_everywhere(std::uint64_t tag, std::uint64_t n, unjamResult_t code,
+  // Signatures by the ranks of this process that have called it; who has left without doing so.
+  std::map<std::string, std::vector<int>> said_here(const CallKey& call,
+                                                    const std::vector<int>& members) const;
+  bool left_without(int rank, const CallKey& call) const;
+  void fail_everywhere(const CallKey& call, const std::vector<int>& members, unjamResult_t code,
                        const std::string& text);
   void fail_here(std::uint64_t tag, std::uint64_t n, unjamResult_t code, const std::string& text);
   // Members that have not called it, as far as is known; `unknown`: those that have not answered.
@@ -162,8 +164,7 @@ class World {
   const int ranks_;
   const Settings first_settings_;
   const ArenaShape shape_;
-  const bool alone_;  // all ranks are in this process
-  const JobSecret secret_{};
+  const std::optional<JobSecret> secret_;
   std::vector<SharedMemory> arenas_;
   std::vector<unsigned char*> bases_;
   Mesh mesh_;

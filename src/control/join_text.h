@@ -1,6 +1,7 @@
-// How messages say that two ranks have different settings.
+// How messages say that ranks do not fit together, at the rendezvous and within a process.
 #pragma once
 
+#include <cstdint>
 #include <string>
 #include <string_view>
 
@@ -21,6 +22,12 @@ inline std::string settings_differ_text(int rank_a, std::string_view a, int rank
   }
   return "settings differ: rank " + std::to_string(rank_a) + " has " + only_a + "; rank " +
          std::to_string(rank_b) + " has " + only_b + "; give the same on all ranks";
+}
+
+// Told to the rank that comes second.
+inline std::string ranks_differ_text(std::uint64_t its, std::uint64_t earlier) {
+  return "this rank says that the job has " + std::to_string(its) + " ranks, an earlier one " +
+         std::to_string(earlier) + ": give the same number everywhere";
 }
 
 }  // namespace unjam
