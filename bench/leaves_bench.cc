@@ -79,7 +79,8 @@ void measure(std::size_t bytes) {
   Bytes user(bytes, 1), slot(bytes, 1);
   SliceJob job;
   for (std::size_t s = 0; s < sources.size(); ++s) job.src[s] = sources[s].data();
-  job.dst_slot = slot.data();
+  job.dst_slot[0] = slot.data();
+  job.num_dst = 1;
   const auto run_job = [&](HostIsa isa) { run_leaf_host_with(isa, job, 0, 1); };
 
   job.num_src = 1;

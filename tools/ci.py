@@ -112,7 +112,8 @@ def stage_tsan() -> None:
 
 
 def stage_cuda() -> None:
-    build("release", "unjam_cuda", UNJAM_CUDA="ON")
+    """libunjam_cuda.so and, only compiled, the programs that need GPUs."""
+    build("release", "unjam_cuda", "gpu_tests", UNJAM_CUDA="ON", UNJAM_GPU_TESTS="ON")
     run([VENV_PYTHON, ROOT / "tools" / "ptxas_report.py", BUILD / "release"])
 
 

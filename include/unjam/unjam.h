@@ -1,7 +1,7 @@
 /*
  * unjam: GPU collectives that cannot deadlock each other.
  *
- * Words (docs/architecture.md): a *context* is one rank of a job. A *group* is an ordered set of
+ * Words (ARCHITECTURE.md): a *context* is one rank of a job. A *group* is an ordered set of
  * ranks. A *key* is an ordering channel inside a group: the n-th use of a key on one rank is
  * matched with the n-th use of that key on every other rank of the group, and nothing else.
  * Invocations under one key run in order; different keys and different groups are independent and
@@ -117,6 +117,10 @@ typedef enum {
   UNJAM_ORDER_PRIORITY = 1 /* higher priority first, then first come first served */
 } unjamOrder_t;
 
+/* Where a rank's engine runs and its buffers lie. CUDA: libunjam_cuda.so beside libunjam.so, a
+ * driver for CUDA 13, and peer access between the devices of all ranks. */
+typedef enum { UNJAM_DEVICE_HOST = 0, UNJAM_DEVICE_CUDA = 1 } unjamDevice_t;
+
 /* Size-versioned: initialise with UNJAM_CONFIG_INITIALIZER; it only ever grows. 0 (or -1 where 0
  * means something) leaves a field to the environment variable of the same name (`unjam env`), then
  * to the default. Fields marked (*) must be equal on all ranks: unjamInit reports ranks that
@@ -126,11 +130,14 @@ typedef struct {
   uint32_t version;
   int32_t policy;             /* unjamPolicy_t, -1: default */
   int32_t order;              /* unjamOrder_t, -1: default */
-  uint32_t lanes;             /* (*) blocks a rank, 1..16; default 1 on the host */
-  uint32_t block_threads;     /* host device: threads a block, 1..16; default 1 */
-  uint32_t max_active_keys;   /* (*) keys with an invocation under way at a time; default 512 */
-  uint32_t escape_slots;      /* (*) guaranteed slots of a connector, at least 2; default 5 */
-  uint32_t escape_slot_bytes; /* (*) bytes of one, multiple of 64; default 8192 */
+  uint32_t lanes;             /* (*) blocks a rank, 1..32; default 1 on the host, 32 on CUDA */
+  uint32_t block_threads;     /* threads a block; host 1..16, default 1; CUDA a multiple of 32, at
+                                 most 512, the default */
+  uint32_t max_active_keys;   /* (*) keys with an invocation under way at a time; default 512, on
+                                 CUDA 64 */
+  uint32_t escape_slots;      /* (*) guaranteed slots of a connector, at least 2; default 5, on CUDA
+                                 2 */
+  uint32_t escape_slot_bytes; /* (*) bytes of one, multiple of 64; default 8192, on CUDA 131072 */
   uint32_t borrow_slots;   /* (*) larger slots that all keys of a (peer, lane) share, -1 = none */
   uint32_t spin_head;      /* polls granted to the head of the task queue */
   uint32_t spin_base;      /* polls granted at least; the fixed policy's threshold */
@@ -140,39 +147,23 @@ typedef struct {
   uint32_t residency_us;   /* longest stay of an engine that nobody waits for; default 5000 */
   uint32_t trace_events;   /* events kept a lane for unjamGetTrace; default 0 = off */
   uint32_t stall_ms;       /* a pending invocation older than this is diagnosed; default 1000 */
-  int32_t algorithm;       /* (*) 0 ring, 1 direct, -1: by the selector's table */
+  int32_t algorithm;       /* (*) 0 ring, 1 direct, 2 mesh, -1: by the selector's table */
   uint64_t delay_seed;     /* fault injection: random delays at every wait, 0 = off */
   uint32_t delay_max_us;   /* fault injection: longest such delay; default 50 */
   uint32_t report_ms;  /* invocations pending for longer are reported on stderr, with the ranks that
                           have not called them; -1 = never; default 30000 */
   uint32_t timeout_ms; /* invocations pending for longer end with UNJAM_ERROR_TIMEOUT on all ranks;
                           -1 = never, the default */
+  int32_t device;      /* (*) unjamDevice_t, -1: default (host) */
+  int32_t device_index; /* CUDA: which device; -1: unjamInit: the calling thread's current device;
+                           unjamInitAll: rank r uses device r */
 } unjamConfig_t;
 
-#define UNJAM_CONFIG_INITIALIZER \
-  {sizeof(unjamConfig_t),        \
-   UNJAM_VERSION,                \
-   -1,                           \
-   -1,                           \
-   0,                            \
-   0,                            \
-   0,                            \
-   0,                            \
-   0,                            \
-   0,                            \
-   0,                            \
-   0,                            \
-   0,                            \
-   0,                            \
-   0,                            \
-   0,                            \
-   0,                            \
-   0,                            \
-   -1,                           \
-   0,                            \
-   0,                            \
-   0,                            \
-   0}
+/* clang-format off */
+#define UNJAM_CONFIG_INITIALIZER                                                                 \
+  {sizeof(unjamConfig_t), UNJAM_VERSION, -1, -1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, -1, 0, \
+   0, 0, 0, -1, -1}
+/* clang-format on */
 
 /* ---- contexts ---- */
 /* A secret name for a new job, to be handed to every rank: to threads of this process, or to other
@@ -239,6 +230,18 @@ UNJAM_API unjamResult_t unjamGroupSize(unjamGroup_t group, int* size);
  * invocation's. */
 typedef void (*unjamCallback_t)(unjamResult_t result, void* user);
 
+/* How a call stands to a CUDA stream. In no case does a stream wait for a collective that nobody
+ * has told it to wait for. */
+typedef enum {
+  UNJAM_STREAM_NONE = 0, /* no stream: the input holds its values when the call is made */
+  /* The input holds its values when the work queued in `stream` until now is done. The stream does
+   * not wait for the collective (unjamStreamWait does), so it goes on beside it. */
+  UNJAM_STREAM_ASYNC = 1,
+  /* As a kernel in `stream`: after the work queued before, and work queued later sees the results.
+   */
+  UNJAM_STREAM_SYNC = 2
+} unjamStreamOrder_t;
+
 /* May be NULL (all defaults). Size-versioned as the configuration. */
 typedef struct {
   size_t size;
@@ -246,8 +249,11 @@ typedef struct {
   int32_t priority;         /* UNJAM_ORDER_PRIORITY: higher first; default 0 */
   unjamCallback_t callback; /* may be NULL */
   void* user;
+  void* stream; /* CUDA: a cudaStream_t of the rank's device; NULL: the legacy default one */
+  int32_t stream_order; /* unjamStreamOrder_t; the host device takes UNJAM_STREAM_NONE only */
 } unjamCallOptions_t;
-#define UNJAM_CALL_OPTIONS_INITIALIZER {sizeof(unjamCallOptions_t), UNJAM_VERSION, 0, NULL, NULL}
+#define UNJAM_CALL_OPTIONS_INITIALIZER \
+  {sizeof(unjamCallOptions_t), UNJAM_VERSION, 0, NULL, NULL, NULL, UNJAM_STREAM_NONE}
 
 /* key: NUL-terminated, may be NULL or "" (the group's common channel). options: may be NULL.
  * request: may be NULL (then only the callback or the key's order tells of completion); otherwise
@@ -308,6 +314,11 @@ UNJAM_API unjamResult_t unjamRegisterBroadcast(unjamGroup_t group, const char* k
 UNJAM_API unjamResult_t unjamRun(unjamCollective_t collective, const void* send, void* recv,
                                  size_t count, unjamCallback_t callback, void* user,
                                  unjamRequest_t* request);
+/* The same with options (may be NULL; their priority is not looked at). */
+UNJAM_API unjamResult_t unjamRunWithOptions(unjamCollective_t collective, const void* send,
+                                            void* recv, size_t count,
+                                            const unjamCallOptions_t* options,
+                                            unjamRequest_t* request);
 /* With invocations pending: UNJAM_ERROR_INVALID_USAGE. */
 UNJAM_API unjamResult_t unjamDeregister(unjamCollective_t collective);
 
@@ -318,6 +329,10 @@ UNJAM_API unjamResult_t unjamDeregister(unjamCollective_t collective);
 UNJAM_API unjamResult_t unjamWait(unjamRequest_t request, int64_t timeout_us);
 /* *done = 1 if complete, then the return value is the invocation's result. */
 UNJAM_API unjamResult_t unjamTest(unjamRequest_t request, int* done);
+/* CUDA: work queued in `stream` (a cudaStream_t) after this call runs after the invocation and sees
+ * its results; this thread does not wait. While the stream waits, it serves all collectives of the
+ * device. An invocation that fails ends the wait as well: ask unjamTest, or unjamGetAsyncError. */
+UNJAM_API unjamResult_t unjamStreamWait(unjamRequest_t request, void* stream);
 /* Calls `callback` when the invocation is complete, as a callback given with the call; if it is
  * complete already, at once in this thread. For a request that has no callback yet: else
  * UNJAM_ERROR_INVALID_USAGE. A call without callback completes faster: nobody has to be woken. */
@@ -397,9 +412,9 @@ UNJAM_API unjamResult_t unjamKeyHash(unjamGroup_t group, const char* key, uint64
 UNJAM_API unjamResult_t unjamEnvironment(char* buffer, size_t bytes, size_t* needed);
 
 /* Plans the collective for all ranks of a group and executes the plans symbolically. algorithm: 0
- * ring, 1 direct, -1: the selector's. slots: guaranteed slots of a connector. JSON: {"ok", "error",
- * "algorithm", "protocol", "bytes_sent_max", "bytes_sent_total", "steps", "slots_needed", …}. With
- * list != 0 the primitives of every rank are in it. */
+ * ring, 1 direct, 2 mesh, -1: the selector's. slots: guaranteed slots of a connector. JSON: {"ok",
+ * "error", "algorithm", "protocol", "bytes_sent_max", "bytes_sent_total", "steps", "slots_needed",
+ * …}. With list != 0 the primitives of every rank are in it. */
 UNJAM_API unjamResult_t unjamPlanCheck(unjamKind_t kind, unjamDataType_t dtype, unjamOp_t op,
                                        size_t count, int nranks, int root, int algorithm, int lanes,
                                        int slots, int list, char* buffer, size_t bytes,

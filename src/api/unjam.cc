@@ -107,20 +107,34 @@ unjamResult_t copy_text(const std::string& text, char* buffer, size_t bytes, siz
                                          ": call with a size of 0 to learn the size needed");
 }
 
+unjamResult_t apply_options(const unjamCallOptions_t* options, Call& call) {
+  if (options == nullptr) return UNJAM_SUCCESS;
+  // Version 0.1.0's ended before `stream`.
+  if (options->size != sizeof(unjamCallOptions_t) &&
+      options->size != offsetof(unjamCallOptions_t, stream)) {
+    return fail(UNJAM_ERROR_INVALID_ARGUMENT,
+                "unjamCallOptions_t has an unknown size: initialise it with "
+                "UNJAM_CALL_OPTIONS_INITIALIZER");
+  }
+  unjamCallOptions_t o = UNJAM_CALL_OPTIONS_INITIALIZER;
+  std::memcpy(&o, options, options->size);
+  if (o.stream_order < UNJAM_STREAM_NONE || o.stream_order > UNJAM_STREAM_SYNC) {
+    return fail(UNJAM_ERROR_INVALID_ARGUMENT, "stream_order is " + std::to_string(o.stream_order) +
+                                                  ": give a value of unjamStreamOrder_t");
+  }
+  call.priority = o.priority;
+  call.callback = o.callback;
+  call.user = o.user;
+  call.stream = o.stream;
+  call.stream_order = static_cast<unjamStreamOrder_t>(o.stream_order);
+  return UNJAM_SUCCESS;
+}
+
 unjamResult_t submit(unjamGroup_t group, const char* key, Call call,
                      const unjamCallOptions_t* options, unjamRequest_t* request) {
   return guarded([&] {
     if (unjamResult_t r = check_group(group); r != UNJAM_SUCCESS) return r;
-    if (options != nullptr) {
-      if (options->size != sizeof(unjamCallOptions_t)) {
-        return fail(UNJAM_ERROR_INVALID_ARGUMENT,
-                    "unjamCallOptions_t has an unknown size: initialise it with "
-                    "UNJAM_CALL_OPTIONS_INITIALIZER");
-      }
-      call.priority = options->priority;
-      call.callback = options->callback;
-      call.user = options->user;
-    }
+    if (unjamResult_t r = apply_options(options, call); r != UNJAM_SUCCESS) return r;
     return finish(group->context->submit(*group, key, call, request));
   });
 }
@@ -491,6 +505,22 @@ unjamResult_t unjamRun(unjamCollective_t collective, const void* send, void* rec
   });
 }
 
+unjamResult_t unjamRunWithOptions(unjamCollective_t collective, const void* send, void* recv,
+                                  size_t count, const unjamCallOptions_t* options,
+                                  unjamRequest_t* request) {
+  return guarded([&] {
+    if (unjamResult_t r = check_collective(collective); r != UNJAM_SUCCESS) return r;
+    Call call;
+    if (unjamResult_t r = apply_options(options, call); r != UNJAM_SUCCESS) return r;
+    call.signature = collective->signature;
+    call.signature.count = count;
+    call.send = send;
+    call.recv = recv;
+    call.priority = collective->priority;
+    return finish(collective->group->context->submit(*collective, call, request));
+  });
+}
+
 unjamResult_t unjamDeregister(unjamCollective_t collective) {
   return guarded([&] {
     if (unjamResult_t r = check_collective(collective); r != UNJAM_SUCCESS) return r;
@@ -532,6 +562,13 @@ unjamResult_t unjamOnDone(unjamRequest_t request, unjamCallback_t callback, void
     if (unjamResult_t r = check_request(request); r != UNJAM_SUCCESS) return r;
     if (callback == nullptr) return null_argument("callback");
     return finish(request->context->on_done(*request, callback, user));
+  });
+}
+
+unjamResult_t unjamStreamWait(unjamRequest_t request, void* stream) {
+  return guarded([&] {
+    if (unjamResult_t r = check_request(request); r != UNJAM_SUCCESS) return r;
+    return finish(request->context->stream_wait(*request, stream));
   });
 }
 
@@ -612,8 +649,8 @@ unjamResult_t unjamPlanCheck(unjamKind_t kind, unjamDataType_t dtype, unjamOp_t 
         nranks < 1 || nranks > unjam::kMaxGroupRanks || lanes < 1 ||
         lanes > static_cast<int>(unjam::kMaxLanes) || slots < 1 || slots > 1024) {
       return fail(UNJAM_ERROR_INVALID_ARGUMENT,
-                  "an argument of unjamPlanCheck is out of its range (ranks 1..1024, lanes 1..16, "
-                  "slots 1..1024, algorithm -1..1)");
+                  "an argument of unjamPlanCheck is out of its range (ranks 1..1024, lanes 1..32, "
+                  "slots 1..1024, algorithm -1..2)");
     }
     unjam::PlanRequest r;
     r.kind = static_cast<Kind>(kind);

@@ -15,6 +15,9 @@ namespace unjam {
 #if defined(__CUDACC__)
 template <class T>
 using AtomicRef = cuda::atomic_ref<T, cuda::thread_scope_system>;
+// For words that only one device looks at: its fences need not wait for other devices.
+template <class T>
+using LocalAtomicRef = cuda::atomic_ref<T, cuda::thread_scope_device>;
 inline constexpr auto kRelaxed = cuda::memory_order_relaxed;
 inline constexpr auto kAcquire = cuda::memory_order_acquire;
 inline constexpr auto kRelease = cuda::memory_order_release;
@@ -23,6 +26,8 @@ inline constexpr auto kSeqCst = cuda::memory_order_seq_cst;
 #else
 template <class T>
 using AtomicRef = std::atomic_ref<T>;
+template <class T>
+using LocalAtomicRef = std::atomic_ref<T>;
 inline constexpr auto kRelaxed = std::memory_order_relaxed;
 inline constexpr auto kAcquire = std::memory_order_acquire;
 inline constexpr auto kRelease = std::memory_order_release;
@@ -84,6 +89,31 @@ template <class T>
 UNJAM_HD inline bool compare_exchange(T& x, T expected, T desired) {
   UNJAM_EXPLORER_POINT(true);
   return AtomicRef<T>(x).compare_exchange_strong(expected, desired, kAcqRel, kRelaxed);
+}
+// The same for words that only one device looks at (see LocalAtomicRef).
+template <class T>
+UNJAM_HD inline T load_relaxed_local(T& x) {
+  return LocalAtomicRef<T>(x).load(kRelaxed);
+}
+template <class T>
+UNJAM_HD inline T load_acquire_local(T& x) {
+  UNJAM_EXPLORER_POINT(false);
+  return LocalAtomicRef<T>(x).load(kAcquire);
+}
+template <class T>
+UNJAM_HD inline void store_relaxed_local(T& x, T v) {
+  UNJAM_EXPLORER_POINT(true);
+  LocalAtomicRef<T>(x).store(v, kRelaxed);
+}
+template <class T>
+UNJAM_HD inline void store_release_local(T& x, T v) {
+  UNJAM_EXPLORER_POINT(true);
+  LocalAtomicRef<T>(x).store(v, kRelease);
+}
+template <class T>
+UNJAM_HD inline T fetch_add_local(T& x, T v) {
+  UNJAM_EXPLORER_POINT(true);
+  return LocalAtomicRef<T>(x).fetch_add(v, kAcqRel);
 }
 // A counter with one writer that other threads may read at any time.
 template <class T>

@@ -29,6 +29,11 @@ class Fd {
 
   int get() const { return fd_; }
   explicit operator bool() const { return fd_ >= 0; }
+  // The caller closes it.
+  int release() {
+    if (fd_ >= 0) forget_descriptor(fd_);
+    return std::exchange(fd_, -1);
+  }
   void reset() {
     if (fd_ < 0) return;
     forget_descriptor(fd_);

@@ -38,6 +38,8 @@ class JsonWriter {
     std::snprintf(buffer, sizeof(buffer), "%.6g", v);
     return raw(buffer);
   }
+  // A value that is JSON already.
+  JsonWriter& json(std::string_view text) { return raw(text); }
   JsonWriter& null() { return raw("null"); }
   template <class T>
   JsonWriter& field(std::string_view name, const T& v) {

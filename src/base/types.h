@@ -35,8 +35,11 @@ inline constexpr int kNumKinds = 5;
 enum class Protocol : std::uint8_t { kPacket, kSlot };
 inline constexpr int kNumProtocols = 2;
 
-enum class Algorithm : std::uint8_t { kRing, kDirect };
-inline constexpr int kNumAlgorithms = 2;
+enum class Algorithm : std::uint8_t { kRing, kDirect, kMesh };
+inline constexpr int kNumAlgorithms = 3;
+
+// What runs the engine.
+enum class Device : std::uint8_t { kHost, kCuda };
 
 UNJAM_HD constexpr std::uint32_t dtype_bytes(DType t) {
   switch (t) {
@@ -83,6 +86,9 @@ constexpr const char* to_string(Kind k) {
   return kNames[static_cast<int>(k)];
 }
 constexpr const char* to_string(Protocol p) { return p == Protocol::kPacket ? "packet" : "slot"; }
-constexpr const char* to_string(Algorithm a) { return a == Algorithm::kRing ? "ring" : "direct"; }
+constexpr const char* to_string(Algorithm a) {
+  constexpr const char* kNames[kNumAlgorithms] = {"ring", "direct", "mesh"};
+  return kNames[static_cast<int>(a)];
+}
 
 }  // namespace unjam

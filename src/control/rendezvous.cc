@@ -254,7 +254,7 @@ void RendezvousServer::prove(Connection& c, const Frame& frame) {
 
 void RendezvousServer::join(Connection& c, Frame& frame) {
   JoinMessage m;
-  if (!m.decode(frame.payload) || frame.fds.size() != 1) {
+  if (!m.decode(frame.payload) || frame.fds.empty()) {
     refuse(c, -1, kInvalidUsage, "a join that makes no sense");
     return;
   }
@@ -291,7 +291,7 @@ void RendezvousServer::join(Connection& c, Frame& frame) {
     return;
   }
   c.ranks.push_back(m.rank);
-  joined_[m.rank] = {&c, std::move(frame.fds[0])};
+  joined_[m.rank] = {&c, std::move(frame.fds)};
   JoinedMessage who;
   for (const auto& [r, entry] : joined_) who.mask |= 1ull << r;
   const std::string text = who.encode();
@@ -364,8 +364,9 @@ void RendezvousServer::start() {
     for (const auto& [rank, entry] : joined_) {
       if (m.process_of[rank] == p) continue;
       std::vector<Fd> fds;
-      fds.push_back(duplicate(entry.arena));
-      if (!fds.back()) {
+      for (const Fd& memory : entry.memory) {
+        fds.push_back(duplicate(memory));
+        if (fds.back()) continue;
         fail_all(std::string("cannot hand out a rank's memory: ") + std::strerror(errno), nullptr);
         return;
       }
@@ -492,10 +493,8 @@ bool RendezvousClient::connect(const JobSecret& secret, std::int64_t timeout_ms,
   }
 }
 
-void RendezvousClient::join(const JoinMessage& message, Fd arena) {
-  std::vector<Fd> fds;
-  fds.push_back(std::move(arena));
-  channel_.post(type_of(MessageType::kJoin), message.encode(), std::move(fds));
+void RendezvousClient::join(const JoinMessage& message, std::vector<Fd> memory) {
+  channel_.post(type_of(MessageType::kJoin), message.encode(), std::move(memory));
 }
 
 void RendezvousClient::flush() {
@@ -546,8 +545,8 @@ bool RendezvousClient::take(Frame& frame, std::string& error) {
       break;
     case MessageType::kArena: {
       ArenaMessage m;
-      good = m.decode(frame.payload) && frame.fds.size() == 1;
-      if (good) arenas[static_cast<int>(m.rank)] = std::move(frame.fds[0]);
+      good = m.decode(frame.payload) && !frame.fds.empty();
+      if (good) memory[static_cast<int>(m.rank)] = std::move(frame.fds);
       break;
     }
     case MessageType::kPeer: {
@@ -575,13 +574,13 @@ bool RendezvousClient::complete() const {
   std::size_t foreign = 0;
   for (std::size_t r = 0; r < start.process_of.size(); ++r) {
     if (start.process_of[r] == start.me) continue;
-    if (arenas.count(static_cast<int>(r)) == 0) return false;
+    if (memory.count(static_cast<int>(r)) == 0) return false;
     ++foreign;
   }
   for (std::size_t p = 0; p < start.pids.size(); ++p) {
     if (p != start.me && peers.count(static_cast<int>(p)) == 0) return false;
   }
-  return arenas.size() == foreign && peers.size() + 1 == start.pids.size();
+  return memory.size() == foreign && peers.size() + 1 == start.pids.size();
 }
 
 void RendezvousClient::fail(const std::string& why) {
@@ -595,7 +594,7 @@ void RendezvousClient::fail(const std::string& why) {
 void RendezvousClient::leave() {
   channel_.close();
   server_.reset();
-  arenas.clear();
+  memory.clear();
   peers.clear();
 }
 

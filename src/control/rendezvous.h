@@ -62,7 +62,7 @@ class RendezvousServer {
   };
   struct Joined {
     Connection* connection = nullptr;
-    Fd arena;
+    std::vector<Fd> memory;
   };
 
   void serve();
@@ -99,7 +99,8 @@ class RendezvousClient {
 
   // Connects to the server, or becomes it. False: `error` says why.
   bool connect(const JobSecret& secret, std::int64_t timeout_ms, std::string& error);
-  void join(const JoinMessage& message, Fd arena);
+  // `memory`: of the rank: its arena on the host, and, if there is one, that on its device.
+  void join(const JoinMessage& message, std::vector<Fd> memory);
   // Takes in what has arrived. False: the connection is lost.
   bool receive(std::string& error);
   // Sends what can be sent. That the server has gone is for receive() to tell, after the server's
@@ -118,8 +119,8 @@ class RendezvousClient {
   std::map<int, RefusedMessage> refused;  // by rank
   bool started = false;                   // all of the following is there
   StartMessage start;
-  std::map<int, Fd> arenas;   // of ranks of other processes
-  std::map<int, Peer> peers;  // by process
+  std::map<int, std::vector<Fd>> memory;  // of ranks of other processes
+  std::map<int, Peer> peers;              // by process
 
  private:
   bool take(Frame& frame, std::string& error);

@@ -14,20 +14,27 @@ inline constexpr int kMaxLeafSources = 64;
 // Which sources a floating-point average scales by `scale` as they are read.
 enum class ScaleSources : std::uint8_t { kNone, kLocal, kAll };
 
-// One slice of work, built by the block's leader, executed by all threads of the block.
-// Result = src[0] op src[1] op … (left to right, in this order), then scaled or divided as asked,
-// stored to every non-null dst. Sources may be equal to a destination (in place) but never overlap
-// it otherwise. All pointers are aligned to the element size at least; leaves use wide accesses
-// where the actual pointers allow.
+// One slice of work, built by the block's control threads, executed by all threads of the block.
+// Combine: result = src[0] op src[1] op … (left to right, in this order), then scaled or divided as
+// asked, stored to dst_user (if not null) and to every dst_slot[0 … num_dst).
+// Copies (`copies`): src[i] goes to dst_slot[i], or, if that is null, to dst_copy[i], unchanged;
+// copy_elems[i] elements each, 0: nothing. One side of each copy is user memory, the other
+// connector memory. Sources may be equal to a destination (in place) but never overlap it
+// otherwise. All pointers are aligned to the element size at least; leaves use wide accesses where
+// the actual pointers allow.
 struct SliceJob {
   const void* src[kMaxLeafSources] = {};
+  void* dst_slot[kMaxLeafSources] = {};  // connector memory: laid out as `protocol` says
+  void* dst_copy[kMaxLeafSources] = {};  // copies into the user's memory: linear
+  std::uint32_t copy_elems[kMaxLeafSources] = {};
   void* dst_user = nullptr;  // user's memory: linear
-  void* dst_slot = nullptr;  // connector memory: laid out as `protocol` says
-  std::uint64_t elems = 0;
+  std::uint64_t elems = 0;   // of a combine
   std::uint16_t num_src = 0;
+  std::uint16_t num_dst = 0;
   // Index of the source that lies in user memory (linear); the others are connector memory, laid
-  // out as `protocol` says. -1: none.
+  // out as `protocol` says. -1: none. (Copies: by their destinations.)
   std::int16_t local_src = -1;
+  bool copies = false;
   DType dtype = DType::kInt8;
   Op op = Op::kSum;
   Protocol protocol = Protocol::kSlot;

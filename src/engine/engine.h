@@ -1,20 +1,66 @@
 // The engine: picks an invocation, runs its primitives in two phases (spin up to a threshold, then
 // give way), saves its context, runs another, and comes back (paper Sec. 4, Algorithm 1).
 //
-// One engine drives one lane and is executed by all threads of a block; thread 0 (the leader)
-// decides, all threads move data. `Dev` is what differs between devices (see device/host/):
-//   thread(), sync()                     the block
-//   leaf(job)                            the data leaf of a slice, by all threads
-//   packets_ready(job, polls)            only if kInlinePacketFlags: all threads vote
+// One engine drives one lane and is executed by all threads of a block. A few of them, the control
+// threads (on a GPU the first warp, on the host one thread), decide what the block does next; all
+// threads move the data.
+//
+// The block. Control threads run all of the engine but the leaf, together: their branches depend
+// only on what all of them see alike. What one thread is to do, the lead does (`leads()`); what
+// concerns several peers is shared out among them, peer q to one and the same thread throughout a
+// slice. So of the state in BlockShared, the contexts, the lane and its keys each word is at each
+// moment either (1) constant, and read by all control threads, (2) the lead's, or (3) that of the
+// thread whose peer it is about; and between a write and a read (or write) by another control
+// thread there is always a sync_control(), a barrier that orders memory. Words that all read are
+// written by the lead only in front of a tell(), load()'s or publish()'s barrier, or a barrier of
+// the block, and behind another: tell() is a barrier in front of the reading and one behind it.
+// Threads that are not in control read `quits`, `threshold` and the job, between two barriers of
+// the block, during which no control thread writes.
+//
+// `Dev` is what differs between devices (see device/host/). By any thread of the block:
+//   controls()                           whether this is a control thread
+//   sync()                               barrier of the block, orders memory
+//   leaf(job)                            the data leaf of a slice, by all threads together
+//   packet_leaf(job, polls)              only if kInlinePacketFlags, for packets: polls the flags
+//   in
+//                                        the incoming slices (a combine's sources but local_src; of
+//                                        copies those without dst_slot, copy_elems long) so often,
+//                                        votes, and if all are there is the leaf. False: something
+//                                        is missing, nothing was stored, nobody reads the job any
+//                                        more
+// Constants: kInlinePacketFlags (above); kLaneInShared: the lane's state lies in BlockShared while
+// its engine runs; kHostWatches: the host reads figures of keys and what runs at any time.
+// By all control threads, together:
+//   leads()                              one thread's answer is yes
+//   first(), stride()                    this one's part of a loop over peers
+//   all(x)                               a vote: whether all say so. Orders nothing
+//   sync_control()                       barrier of the control threads, orders memory
 //   relax(polls), delay()                between failed polls; fault injection before waits
-//   now_ns()                             for residency and traces
-//   wake(rank, lane, who)                a ring went to a sleeping lane
-//   notify_host()                        a CQE was written
+//   next_submission(slot)                takes one submission, if there is one: leaves it in
+//                                        rank.invocations[slot]. Only lane 0 asks
+// By any control thread:
+//   fence(), static publish(x, v)        publish() stores a word; behind a fence() of this thread
+//   it
+//                                        releases what came before the fence (host: publish() does)
+//   ring(rank, lane, RingFor)            tells a lane that there is something for it; for each cell
+//                                        by one thread at a time, after what it tells of
+// By the lead:
+//   epoch()                              of this lane's doorbell, before a look (doorbell.h)
 //   try_quit(epoch, interest)            true: this engine is no longer resident, leave
+//   hold_sleep(epoch)                    hold policy: sleep without leaving
+//   attend()                             at the beginning of each pass, behind epoch(): slow looks
+//   submissions_wait()                   whether next_submission() would find one
+//   stopped(), cancelled(slot)           what the host wants
+//   first_primitive(slot)                how many of a new invocation's primitives are done already
+//   ready(invocation)                    whether its input is there (Invocation::ticket)
+//   complete(slot, outcome)              writes the CQE, tells the host. A fence() of the lead is
+//                                        behind all that the invocation has stored
+//   now_ns()                             for residency and traces
 //   called_away()                        leave soon: whoever runs this engine has something to do
 //   threshold(polls)                     polls to grant where the policy grants so many
-//   hold_sleep(epoch)                    hold policy: sleep without leaving
 //   residency_matters()                  whether to leave after EnginePolicy::residency_us
+// A device whose ready(), cancelled(), stopped() or submissions change without a ring must not let
+// try_quit() succeed before it has looked at them itself.
 //
 // No wait is without a threshold: every poll loop is in wait_ready(), which counts polls. A wait
 // that fails has changed nothing (connector.h), so preemption needs no undo. "Progress" is data
@@ -38,107 +84,197 @@ class Engine {
 
   // Runs until the lane can do nothing (or was told to stop, or has stayed its time). By all
   // threads of the block. Nothing but the arguments lives across the leaf, so that it has the
-  // registers to itself: what the leader needs is in `shared`.
-  UNJAM_HD static void run(DevHandle dev, RankState& rank, std::uint32_t lane,
-                           BlockShared& shared) {
-    const bool leader = dev.thread() == 0;
-    if (leader) start(dev, rank, lane, shared);
+  // registers to itself: what the control threads need is in `shared`. (Inlined: of a function that
+  // is called, a part of the registers would be its caller's.)
+  UNJAM_HD_INLINE static void run(DevHandle dev, RankState& rank, std::uint32_t lane,
+                                  BlockShared& shared) {
+    const bool control = dev.controls();
+    if (control) phase<&Engine::start>(dev, rank, lane, shared);
     for (;;) {
-      if (leader) decide(dev, rank, lane, shared);
+      if (control) phase<&Engine::decide>(dev, rank, lane, shared);
       dev.sync();
       if (shared.quits) break;
+      bool packets = false;
       if constexpr (Dev::kInlinePacketFlags) {
-        // The vote is a barrier: nobody reads the job any more when the leader goes on.
-        if (shared.job.protocol == Protocol::kPacket &&
-            !dev.packets_ready(shared.job, shared.threshold)) {
-          if (leader) packets_missing(dev, rank, lane, shared);
+        packets = shared.job.protocol == Protocol::kPacket;
+        if (packets && !dev.packet_leaf(shared.job, shared.threshold)) {
+          if (control) phase<&Engine::packets_missing>(dev, rank, lane, shared);
           continue;
         }
       }
-      dev.leaf(shared.job);
-      dev.sync();  // the whole slice is stored before the leader publishes it
-      if (leader) publish(dev, rank, lane, shared);
+      if (!packets) dev.leaf(shared.job);
+      dev.sync();  // the whole slice is stored before it is published
+      if (control) phase<&Engine::publish>(dev, rank, lane, shared);
     }
-    if (leader) leave(dev, rank, lane, shared);
+    if (control) phase<&Engine::leave>(dev, rank, lane, shared);
     dev.sync();
   }
 
  private:
   UNJAM_HD Engine(DevHandle dev, RankState& rank, std::uint32_t lane, BlockShared& shared)
-      : dev_(dev), rank_(rank), lane_(rank.lanes[lane]), lane_index_(lane), s_(shared) {}
+      : dev_(dev),
+        rank_(rank),
+        lane_(Dev::kLaneInShared ? shared.lane : rank.lanes[lane]),
+        mailbox_(rank.mailboxes[lane]),
+        lane_index_(lane),
+        s_(shared) {}
 
-  // The leader's phases.
-  UNJAM_HD_NOINLINE static void start(DevHandle dev, RankState& rank, std::uint32_t lane,
-                                      BlockShared& shared) {
-    Engine(dev, rank, lane, shared).start();
+  // A phase of the control threads, as a function of its own: each has the registers to itself, and
+  // its caller keeps nothing but these arguments across it.
+  template <auto kPhase, class... Args>
+  UNJAM_HD_NOINLINE static auto phase(DevHandle dev, RankState& rank, std::uint32_t lane,
+                                      BlockShared& shared, Args... args) {
+    return (Engine(dev, rank, lane, shared).*kPhase)(args...);
   }
-  UNJAM_HD_NOINLINE static void decide(DevHandle dev, RankState& rank, std::uint32_t lane,
-                                       BlockShared& shared) {
-    Engine(dev, rank, lane, shared).decide();
-  }
-  UNJAM_HD_NOINLINE static void publish(DevHandle dev, RankState& rank, std::uint32_t lane,
-                                        BlockShared& shared) {
-    Engine(dev, rank, lane, shared).publish();
-  }
-  UNJAM_HD_NOINLINE static void packets_missing(DevHandle dev, RankState& rank, std::uint32_t lane,
-                                                BlockShared& shared) {
-    Engine(dev, rank, lane, shared).packets_missing();
-  }
-  UNJAM_HD_NOINLINE static void leave(DevHandle dev, RankState& rank, std::uint32_t lane,
-                                      BlockShared& shared) {
-    Engine(dev, rank, lane, shared).leave();
+  // The same, from within another one.
+  template <auto kPhase, class... Args>
+  UNJAM_HD auto call(Args... args) {
+    return phase<kPhase>(dev_, rank_, lane_index_, s_, args...);
   }
 
-  enum Command : std::uint32_t { kRun, kQuit };
+  enum Command : std::uint32_t { kAgain, kRun, kQuit };
   static constexpr std::uint32_t kLatePasses = 6;
   enum Status : std::uint32_t { kMove, kBlocked, kFinished, kCancelledNow, kQuantumOver };
+  static constexpr std::uint16_t kCopies = kScatter | kCollect;
+  static constexpr std::uint16_t kFromSeveral = kGather | kCollect;
+  static constexpr std::uint16_t kToSeveral = kSendAll | kScatter;
 
-  // ---- scheduling (leader only) ----
+  // What the lead says, to all.
+  UNJAM_HD std::uint32_t tell(std::uint32_t value) {
+    if (dev_.leads()) s_.told = value;
+    dev_.sync_control();
+    const std::uint32_t told = s_.told;
+    dev_.sync_control();
+    return told;
+  }
 
   UNJAM_HD void start() {
-    s_.slot = s_.cursor = kNoSlot;
-    s_.idle = s_.late = 0;
-    s_.moved = s_.wants_room = s_.pass_begun = s_.in_turn = s_.quits = false;
-    s_.ran = s_.quantum_over = false;
-    s_.started_ns = dev_.now_ns();
-    bump(lane_.stats.starts);
-    record(TraceType::kRestart, nullptr);
+    if constexpr (Dev::kLaneInShared) {
+      copy_vectors(&s_.lane, &rank_.lanes[lane_index_], sizeof(LaneState));
+      dev_.sync_control();
+    }
+    const std::uint32_t ranks = lane_.transport.shape.ranks;
+    for (std::uint32_t r = dev_.first(); r < ranks; r += dev_.stride()) {
+      s_.bases[r] = lane_.transport.bases[r];
+    }
+    if (dev_.leads()) {
+      s_.transport = lane_.transport;
+      s_.transport.bases = s_.bases;
+      s_.policy = rank_.policy;
+      s_.traces = lane_.trace_capacity != 0;
+      for (ActiveContext& a : s_.active) a.slot = kNoSlot;
+      s_.slot = s_.cursor = kNoSlot;
+      s_.idle = s_.late = 0;
+      s_.moved = s_.wants_room = s_.pass_begun = s_.in_turn = s_.quits = false;
+      s_.ran = s_.quantum_over = s_.ended = false;
+      s_.started_ns = dev_.now_ns();
+      bump(lane_.stats.starts);
+      record(TraceType::kRestart, nullptr);
+    }
+    dev_.sync_control();
   }
 
   // Saves every active context: nothing of the progress may be lost with the block.
   UNJAM_HD void leave() {
-    for (ActiveContext& a : lane_.active) save(a);
-    bump(lane_.stats.quits);
-    record(TraceType::kQuit, nullptr);
+    for (const ActiveContext& a : s_.active) save(a);
+    if (dev_.leads()) {
+      bump(lane_.stats.quits);
+      record(TraceType::kQuit, nullptr);
+    }
+    if constexpr (Dev::kLaneInShared) {
+      dev_.sync_control();
+      copy_vectors(&rank_.lanes[lane_index_], &s_.lane, sizeof(LaneState));
+    }
   }
+
+  // Finds the next slice that can be moved, across invocations; or that there is none, and quits.
+  UNJAM_HD void decide() {
+    bool in_turn = s_.in_turn;
+    for (;;) {
+      if (!in_turn) {
+        if (next_command() == kQuit) {
+          if (dev_.leads()) s_.quits = true;
+          return;
+        }
+        call<&Engine::begin_turn>();
+        in_turn = true;
+      }
+      const std::uint32_t status = call<&Engine::prepare>();
+      if (status == kMove) return;
+      call<&Engine::end_turn>(status, false);
+      dev_.sync_control();
+      in_turn = false;
+    }
+  }
+
+  // ---- scheduling ----
 
   UNJAM_HD std::uint32_t next_command() {
     for (;;) {
-      if (load_acquire(rank_.stop) != 0) return kQuit;
-      if (lane_index_ == 0) hand_on_submissions();
-      if (s_.cursor == kNoSlot || !s_.pass_begun) {
-        if (s_.pass_begun && !end_pass()) return kQuit;
-        begin_pass();
-        if (s_.cursor == kNoSlot) {
-          // Nothing queued: the (empty) pass is over at once.
-          continue;
-        }
+      if (lane_index_ == 0) call<&Engine::hand_on_submissions>();
+      const std::uint32_t command = tell(call<&Engine::schedule>());
+      if (command != kAgain) return command;
+    }
+  }
+
+  // The first lane takes submissions and hands each on through device memory.
+  UNJAM_HD void hand_on_submissions() {
+    std::uint16_t slot = kNoSlot;
+    while (dev_.next_submission(slot)) {
+      if (dev_.leads()) {
+        store_relaxed<std::uint32_t>(rank_.remaining[slot], rank_.invocations[slot].geometry.lanes);
       }
-      const std::uint16_t slot = s_.cursor;
-      s_.cursor = lane_.queue.next(slot);
-      if (load_acquire(rank_.cancelled[slot]) != 0) {
-        finish(slot, Outcome::kCancelled);
+      dev_.sync_control();
+      const Geometry& g = rank_.invocations[slot].geometry;
+      const std::uint32_t first = g.first_lane, end = first + g.lanes;
+      const bool command = rank_.invocations[slot].key == nullptr;
+      if (first == lane_index_ && end == first + 1 && lane_.queue.empty() && mailbox_.empty() &&
+          !command) {
+        // Nobody is in front of it, and nobody else takes part: no mail to oneself.
+        if (dev_.leads()) accept(slot);
+        dev_.sync_control();
         continue;
       }
+      for (std::uint32_t l = first + dev_.first(); l < end; l += dev_.stride()) {
+        rank_.mailboxes[l].put(slot);
+      }
+      dev_.fence();
+      for (std::uint32_t l = first + dev_.first(); l < end; l += dev_.stride()) {
+        // Publishes the invocation, the countdown, and the place.
+        rank_.mailboxes[l].template show<Dev>();
+        if (l != lane_index_) dev_.ring(s_.transport.rank, l, RingFor::kWork);
+      }
+      dev_.sync_control();
+    }
+  }
+
+  // The lead's, up to fetch(): one step through the task queue.
+  UNJAM_HD std::uint32_t schedule() {
+    if (!dev_.leads()) return kAgain;
+    if (dev_.stopped()) return kQuit;
+    if (s_.cursor == kNoSlot || !s_.pass_begun) {
+      if (s_.pass_begun && !end_pass()) return kQuit;
+      begin_pass();
+      // Nothing queued: the (empty) pass is over at once.
+      if (s_.cursor == kNoSlot) return kAgain;
+    }
+    const std::uint16_t slot = s_.cursor;
+    s_.cursor = lane_.queue.next(slot);
+    if (dev_.cancelled(slot)) {
+      finish(slot, Outcome::kCancelled, false);
+      return kAgain;
+    }
+    // What is cached was found to be ready before.
+    if (s_.active[slot % kActiveContexts].slot != slot) {
       const Invocation& inv = rank_.invocations[slot];
       // Acquire: the key's former invocation is complete on all lanes, its buffers are ours.
-      if (load_acquire(inv.key->done) != inv.n) continue;
-      s_.slot = slot;
-      s_.ran = true;
-      if (holds()) s_.cursor = kNoSlot;  // one at a time: the first that may run
-      s_.threshold = dev_.threshold(rank_.policy.initial_threshold(s_.position++));
-      return kRun;
+      if (load_acquire_local(inv.key->done) != inv.n || !dev_.ready(inv)) return kAgain;
     }
+    s_.slot = slot;
+    s_.ran = true;
+    if (holds()) s_.cursor = kNoSlot;  // one at a time: the first that may run
+    s_.threshold = dev_.threshold(s_.policy.initial_threshold(s_.position++));
+    return kRun;
   }
 
   UNJAM_HD void begin_pass() {
@@ -146,8 +282,9 @@ class Engine {
     s_.moved = s_.wants_room = s_.ran = s_.quantum_over = false;
     s_.position = 0;
     // Before the look that the pass is, see doorbell.h.
-    s_.epoch = doorbell_epoch(my_cell().doorbell);
-    if (rank_.policy.order == OrderPolicy::kPriority) {
+    s_.epoch = dev_.epoch();
+    dev_.attend();
+    if (s_.policy.order == OrderPolicy::kPriority) {
       while (fetch()) {
       }
     }
@@ -171,7 +308,8 @@ class Engine {
     }
     if (dev_.called_away()) {
       // A few passes more often end in a rest, which needs nobody to take over.
-      if (!s_.moved && !fetched && rest()) return false;
+      const bool nothing_left = lane_.queue.empty() && !fetched;
+      if (((!s_.moved && !fetched) || nothing_left) && rest()) return false;
       return s_.late++ < kLatePasses;
     }
     // Only here: a stay that ended within a pass would begin the next one at the head again, and
@@ -180,46 +318,44 @@ class Engine {
       bump(lane_.stats.residency_quits);
       return false;
     }
-    return s_.idle < rank_.policy.idle_passes || !rest();
+    return s_.idle < s_.policy.idle_passes || !rest();
   }
 
   // True: asleep. What peers do concerns a lane only if it has something pending.
   UNJAM_HD bool rest() {
-    if (!lane_.mailbox.empty()) return false;
+    if (!mailbox_.empty()) return false;
     std::uint32_t interest = 0;
     if (!lane_.queue.empty()) interest = kAsleepForData | (s_.wants_room ? kAsleepForRoom : 0u);
     return dev_.try_quit(s_.epoch, interest);
   }
 
-  // The first lane reads the SQ and hands each entry on through device memory.
-  UNJAM_HD void hand_on_submissions() {
-    Sqe sqe;
-    while (rank_.sq.pop(sqe)) {
-      const std::uint16_t slot = sqe.inv.slot;
-      rank_.invocations[slot] = sqe.inv;
-      const Geometry& g = sqe.inv.geometry;
-      store_relaxed<std::uint32_t>(rank_.remaining[slot], g.lanes);
-      for (std::uint32_t l = g.first_lane; l < std::uint32_t{g.first_lane} + g.lanes; ++l) {
-        rank_.lanes[l].mailbox.push(slot);  // release: publishes the context and the countdown
-        if (l != lane_index_) ring(lane_.transport.rank, l, RingFor::kWork);
-      }
-    }
-  }
-
   UNJAM_HD bool fetch() {
     std::uint16_t slot = kNoSlot;
-    if (!lane_.mailbox.pop(slot)) return false;
+    if (!mailbox_.pop(slot)) return false;
     const Invocation& inv = rank_.invocations[slot];
     if (inv.key == nullptr) {
-      release_keys(slot);
+      release_keys(s_.transport, inv);
+      if (fetch_add<std::uint32_t>(rank_.remaining[slot], 0xffffffffu) == 1) {
+        dev_.fence();
+        dev_.complete(slot, Outcome::kDone);
+      }
       return true;
     }
+    accept(slot);
+    return true;
+  }
+
+  // By the lead: into the task queue.
+  UNJAM_HD void accept(std::uint16_t slot) {
+    s_.moved = true;  // it is to be looked at before the lane may rest
+    const Invocation& inv = rank_.invocations[slot];
     lane_.contexts[slot] = DynamicContext{};
+    lane_.contexts[slot].primitive = dev_.first_primitive(slot);
     lane_.contexts[slot].started_ns = dev_.now_ns();
-    ActiveContext& a = lane_.active[slot % kActiveContexts];
+    ActiveContext& a = s_.active[slot % kActiveContexts];
     if (a.slot == slot) a.slot = kNoSlot;  // of the slot's former user
     ++inv.key->lanes[lane_index_].in_queue;
-    if (rank_.policy.order == OrderPolicy::kPriority) {
+    if (s_.policy.order == OrderPolicy::kPriority) {
       lane_.queue.push_by_priority(slot, inv.priority);
     } else {
       lane_.queue.push_back(slot, inv.priority);
@@ -227,14 +363,11 @@ class Engine {
     if (lane_.queue.size() > lane_.stats.queue_peak) {
       store_relaxed<std::uint64_t>(lane_.stats.queue_peak, lane_.queue.size());
     }
-    return true;
   }
 
   // Lets go of keys that the runtime forgets: of their endpoints (ConnectorOwner is the one place
   // where pointers into a key outlast its invocations) and of what peers have sent under them.
-  UNJAM_HD_NOINLINE void release_keys(std::uint16_t slot) {
-    const Invocation& inv = rank_.invocations[slot];
-    LaneTransport& t = lane_.transport;
+  UNJAM_HD static void release_keys(LaneTransport& t, const Invocation& inv) {
     for (std::uint64_t i = 0; i < inv.n; ++i) {
       const KeyRelease& r = static_cast<const KeyRelease*>(inv.input)[i];
       for (std::uint32_t q = 0; q < r.group_size; ++q) {
@@ -242,91 +375,104 @@ class Engine {
         if (peer == t.rank) continue;
         if (r.void_tag != 0) t.mark_void(peer, r.void_tag);
         if (r.lanes != nullptr) {
-          t.release(peer, r.lanes[lane_index_].out[q], (r.settled >> q & 1) != 0);
+          t.release(peer, r.lanes[t.lane].out[q], (r.settled >> q & 1) != 0);
         }
       }
     }
-    if (fetch_add<std::uint32_t>(rank_.remaining[slot], 0xffffffffu) != 1) return;
-    rank_.cq.push({slot, Outcome::kDone});
-    dev_.notify_host();
   }
 
-  // ---- contexts (leader only) ----
+  // ---- contexts (all control threads) ----
 
-  UNJAM_HD ActiveContext& load(std::uint16_t slot) {
-    ActiveContext& a = lane_.active[slot % kActiveContexts];
+  UNJAM_HD ActiveContext& active() { return s_.active[s_.slot % kActiveContexts]; }
+
+  // The context of s_.slot. Complete for all control threads behind the next tell().
+  UNJAM_HD ActiveContext& load() {
+    const std::uint16_t slot = s_.slot;
+    ActiveContext& a = s_.active[slot % kActiveContexts];
     if (a.slot != slot) {
       save(a);
-      a.inv = rank_.invocations[slot];
-      a.dyn = lane_.contexts[slot];
-      a.loops = a.inv.geometry.loops(lane_index_);
-      a.slot = slot;
-      a.dirty = 0;
-      bump(lane_.stats.context_loads);
+      copy_vectors(&a.inv, &rank_.invocations[slot], sizeof(a.inv));
+      copy_vectors(&a.dyn, &lane_.contexts[slot], sizeof(a.dyn));
+      dev_.sync_control();
+      for (std::uint32_t i = dev_.first(); i < kCachedPrimitives; i += dev_.stride()) {
+        if (i < a.inv.num_primitives) a.program[i] = a.inv.program[i];
+      }
+      for (std::uint32_t q = dev_.first(); q < kCachedMembers; q += dev_.stride()) {
+        if (q < a.inv.group_size) a.members[q] = a.inv.members[q];
+      }
+      if (dev_.leads()) {
+        const KeyState& key = *a.inv.key;
+        a.key = &key.lanes[lane_index_];
+        a.out = a.key->out;
+        a.in = a.key->in;
+        a.tag = key.tag;
+        a.group = key.group;
+        a.loops = a.inv.geometry.loops(lane_index_);
+        a.slot = slot;
+        a.dirty = 0;
+        bump(lane_.stats.context_loads);
+      }
     }
-    if (a.dyn.attempts != 0xffffffffu) ++a.dyn.attempts;
+    if (dev_.leads() && a.dyn.attempts != 0xffffffffu) ++a.dyn.attempts;
     return a;
   }
 
-  // Lazy: only what has progressed.
-  UNJAM_HD void save(ActiveContext& a) {
+  // Lazy: only what has progressed. Each thread copies the vectors that it also loads.
+  UNJAM_HD void save(const ActiveContext& a) {
     if (a.slot == kNoSlot || a.dirty == 0) return;
-    lane_.contexts[a.slot] = a.dyn;
-    a.dirty = 0;
-    bump(lane_.stats.context_saves);
+    copy_vectors(&lane_.contexts[a.slot], &a.dyn, sizeof(a.dyn));
+    if (dev_.leads()) bump(lane_.stats.context_saves);
+  }
+
+  UNJAM_HD void copy_vectors(void* to, const void* from, std::size_t bytes) const {
+    struct alignas(kVectorBytes) [[gnu::may_alias]] Vector {
+      std::uint32_t words[kVectorBytes / sizeof(std::uint32_t)];
+    };
+    for (std::size_t i = dev_.first(); i < bytes / kVectorBytes; i += dev_.stride()) {
+      static_cast<Vector*>(to)[i] = static_cast<const Vector*>(from)[i];
+    }
   }
 
   // ---- turns ----
 
-  // Finds the next slice that can be moved, across invocations; or that there is none, and quits.
-  UNJAM_HD void decide() {
-    for (;;) {
-      if (!s_.in_turn) {
-        if (next_command() == kQuit) {
-          s_.quits = true;
-          return;
-        }
-        begin_turn();
-      }
-      s_.status = prepare(active());
-      if (s_.status == kMove) return;
-      end_turn(active());
-    }
-  }
-
   UNJAM_HD void begin_turn() {
-    ActiveContext& a = load(s_.slot);
+    ActiveContext& a = load();
+    if (!dev_.leads()) return;
     set_running(s_.slot);
     record(TraceType::kStart, &a.inv);
-    s_.quantum = rank_.policy.quantum_slices;
+    s_.quantum = s_.policy.quantum_slices;
     s_.in_turn = true;
+    s_.ended = !seek(a);
   }
 
   UNJAM_HD void packets_missing() {
-    s_.missing = kSomePeer;  // the vote does not tell
-    note_lack(active(), false);
-    s_.status = give_way(active(), s_.threshold);
-    end_turn(active());
+    if (dev_.leads()) {
+      ActiveContext& a = active();
+      note_lack(a, Lack::kData);
+      end_turn(give_way(a, s_.threshold), false);
+    }
+    dev_.sync_control();
   }
 
-  UNJAM_HD ActiveContext& active() { return lane_.active[s_.slot % kActiveContexts]; }
-
-  UNJAM_HD void end_turn(ActiveContext& a) {
+  // `fenced`: see finish().
+  UNJAM_HD void end_turn(std::uint32_t status, bool fenced) {
+    if (!dev_.leads()) return;
+    ActiveContext& a = active();
     s_.in_turn = false;
     set_running(kNoSlot);
-    switch (s_.status) {
+    switch (status) {
       case kFinished:
-        finish(a.slot, Outcome::kDone);
+        finish(a.slot, Outcome::kDone, fenced);
         break;
       case kCancelledNow:
-        finish(a.slot, Outcome::kCancelled);
+        finish(a.slot, Outcome::kCancelled, false);
         break;
       case kQuantumOver:
         bump(lane_.stats.quantum_switches);
         record(TraceType::kYield, &a.inv);
         s_.quantum_over = true;
         // By priority, a new pass begins: it fetches, and starts at the head.
-        if (rank_.policy.order == OrderPolicy::kPriority) s_.cursor = kNoSlot;
+        if (s_.policy.order == OrderPolicy::kPriority) s_.cursor = kNoSlot;
         break;
       default:
         record(TraceType::kPreempt, &a.inv);
@@ -334,175 +480,319 @@ class Engine {
     }
   }
 
-  // Finds the next slice and waits for it; fills s_.job.
-  UNJAM_HD std::uint32_t prepare(ActiveContext& a) {
-    DynamicContext& d = a.dyn;
-    const Geometry& g = a.inv.geometry;
-    Range chunk;
-    for (;;) {
-      if (d.loop >= a.loops) return kFinished;
-      s_.primitive = a.inv.program[d.primitive];
-      chunk = g.chunk_range(s_.primitive.part, lane_index_, d.loop);
-      if (chunk.length != 0) break;
-      advance(a);
+  // By the lead: goes on to the next primitive that has something to do. False: there is none.
+  UNJAM_HD bool seek(ActiveContext& a) {
+    for (; a.dyn.loop < a.loops; advance(a)) {
+      const std::uint32_t i = a.dyn.primitive;
+      const Primitive p = i < kCachedPrimitives ? a.program[i] : a.inv.program[i];
+      s_.primitive = p;
+      if ((p.flags & kCopies) == 0) {
+        s_.chunk = a.inv.geometry.chunk_range(p.part, lane_index_, a.dyn.loop);
+      } else if (a.inv.group_size > 1) {
+        // Of the other members' chunks the first one's is a longest: all are empty if it is.
+        const std::uint32_t q = a.inv.group_rank == 0 ? 1 : 0;
+        s_.chunk = a.inv.geometry.chunk_range(q, lane_index_, a.dyn.loop);
+      } else {
+        s_.chunk = {};
+      }
+      if (s_.chunk.length != 0) return true;
     }
-    if (s_.quantum == 0) {
-      if (others_wait() || over_residency()) return kQuantumOver;
-      s_.quantum = rank_.policy.quantum_slices;
+    return false;
+  }
+
+  UNJAM_HD void advance(ActiveContext& a) {
+    if (++a.dyn.primitive == a.inv.num_primitives) {
+      a.dyn.primitive = 0;
+      ++a.dyn.loop;
     }
-    s_.chunk_elems = chunk.length;
-    const std::uint32_t status = wait_ready(a, static_cast<std::uint32_t>(chunk.length - d.done));
-    if (status == kMove) build_job(a, chunk.offset + d.done);
+    a.dirty = 1;
+  }
+
+  // Waits for the slice that is next; fills s_.job.
+  UNJAM_HD std::uint32_t prepare() {
+    const std::uint32_t goes_on = tell(dev_.leads() ? may_go_on() : std::uint32_t{kMove});
+    if (goes_on != kMove) return goes_on;
+    ActiveContext& a = active();
+    const std::uint32_t status = wait_ready(a);
+    if (status == kMove && dev_.leads()) build_job(a);
     return status;
   }
 
+  UNJAM_HD std::uint32_t may_go_on() {
+    if (s_.ended) return kFinished;
+    if (s_.quantum == 0) {
+      if (others_wait() || over_residency()) return kQuantumOver;
+      s_.quantum = s_.policy.quantum_slices;
+    }
+    return kMove;
+  }
+
   UNJAM_HD bool others_wait() {
-    return lane_.queue.size() > 1 || !lane_.mailbox.empty() ||
-           (lane_index_ == 0 && !rank_.sq.empty());
+    return lane_.queue.size() > 1 || !mailbox_.empty() ||
+           (lane_index_ == 0 && dev_.submissions_wait());
   }
   UNJAM_HD bool over_residency() const {
     return dev_.residency_matters() &&
-           dev_.now_ns() - s_.started_ns > std::uint64_t{rank_.policy.residency_us} * 1000;
+           dev_.now_ns() - s_.started_ns > std::uint64_t{s_.policy.residency_us} * 1000;
   }
 
   // The two phases: poll up to the threshold, then give way.
-  UNJAM_HD std::uint32_t wait_ready(ActiveContext& a, std::uint32_t remaining) {
+  UNJAM_HD std::uint32_t wait_ready(ActiveContext& a) {
     dev_.delay();
+    if (s_.primitive.flags & (kFromSeveral | kToSeveral)) begin_peers(a);
     std::uint32_t polls = 0;
     for (;;) {
-      const std::uint32_t epoch = holds() ? doorbell_epoch(my_cell().doorbell) : 0;
-      const bool received = receive_ready(a, remaining);
-      if (received && send_ready(a)) break;
+      const std::uint32_t epoch = holds() && dev_.leads() ? dev_.epoch() : 0;
+      const Lack lack = look(a);
+      if (lack == Lack::kNothing) break;
       ++polls;
       if (holds()) {
-        if (load_acquire(rank_.cancelled[a.slot]) != 0) return kCancelledNow;
-        if (load_acquire(rank_.stop) != 0) return give_way(a, polls);
-        if (polls >= rank_.policy.spin_head) {
-          note_lack(a, received);
-          dev_.hold_sleep(epoch);
-        }
+        dev_.sync_control();  // what others found, for note_lack()
+        const std::uint32_t told =
+            tell(dev_.leads() ? hold(a, lack, polls, epoch) : std::uint32_t{kMove});
+        if (told != kMove) return told;
         continue;
       }
       if (polls >= s_.threshold) {
-        if (received) s_.wants_room = true;
-        note_lack(a, received);
-        return give_way(a, polls);
+        dev_.sync_control();  // as above
+        if (dev_.leads()) {
+          if (lack == Lack::kRoom) s_.wants_room = true;
+          note_lack(a, lack);
+          give_way(a, polls);
+        }
+        return kBlocked;
       }
-      if (polls % 32 == 0 && load_acquire(rank_.cancelled[a.slot]) != 0) return kCancelledNow;
+      if (polls % 32 == 0 && !dev_.all(!dev_.leads() || !dev_.cancelled(a.slot))) {
+        return kCancelledNow;
+      }
       dev_.relax(polls);
     }
-    if (polls != 0) count_spins(a, polls);
+    if (polls != 0 && dev_.leads()) count_spins(a, polls);
+    return kMove;
+  }
+
+  // By the lead: a failed poll under the hold policy. kMove: go on.
+  UNJAM_HD std::uint32_t hold(ActiveContext& a, Lack lack, std::uint32_t polls,
+                              std::uint32_t epoch) {
+    if (dev_.cancelled(a.slot)) return kCancelledNow;
+    if (dev_.stopped()) return give_way(a, polls);
+    if (polls >= s_.policy.spin_head) {
+      note_lack(a, lack);
+      dev_.hold_sleep(epoch);
+    }
     return kMove;
   }
 
   UNJAM_HD std::uint32_t give_way(ActiveContext& a, std::uint32_t polls) {
     count_spins(a, polls);
     bump(lane_.stats.preemptions);
-    bump(a.inv.key->lanes[lane_index_].preemptions);
+    if constexpr (Dev::kHostWatches) bump(a.key->preemptions);
     return kBlocked;
   }
 
-  // Only if it is news, so that its time is that of the first wait since something moved.
-  UNJAM_HD void note_lack(ActiveContext& a, bool received) {
+  // By the lead. Only if it is news, so that its time is that of the first wait since something
+  // moved.
+  UNJAM_HD void note_lack(ActiveContext& a, Lack lack) {
     const Primitive p = s_.primitive;
-    const std::uint32_t peer = received              ? p.send_peer
-                               : (p.flags & kGather) ? s_.missing
-                                                     : p.recv_peer;
-    const std::uint32_t word = lack_word(received ? Lack::kRoom : Lack::kData, peer, a.inv.n);
-    std::uint64_t& place = a.inv.key->lanes[lane_index_].lack;
+    const bool room = lack == Lack::kRoom;
+    std::uint32_t peer = room ? p.send_peer : p.recv_peer;
+    if (p.flags & (room ? kToSeveral : kFromSeveral)) {
+      const bool* has = room ? s_.has_room : s_.has_come;
+      for (peer = 0; peer < a.inv.group_size && has[peer]; ++peer) {
+      }
+      if (peer == a.inv.group_size) peer = kSomePeer;  // the block's vote does not tell
+    }
+    const std::uint32_t word = lack_word(lack, peer, a.inv.n);
+    if constexpr (!Dev::kHostWatches) return;
+    std::uint64_t& place = a.key->lack;
     if (static_cast<std::uint32_t>(load_relaxed(place)) == word) return;
     store_relaxed(place, dev_.now_ns() >> 20 << 32 | word);
   }
 
-  UNJAM_HD bool receive_ready(ActiveContext& a, std::uint32_t remaining) {
-    const Primitive p = s_.primitive;
-    s_.elems = remaining;
-    if (p.flags & kGather) return gather_ready(a);
-    if (!(p.flags & kRecv)) return true;
-    InEndpoint& in = a.inv.key->lanes[lane_index_].in[p.recv_peer];
-    const std::uint32_t peer = a.inv.members[p.recv_peer];
-    LaneTransport& t = lane_.transport;
-    if (!t.resolve(peer, a.inv.key->tag, in)) return false;
-    const std::uint32_t size = dtype_bytes(a.inv.geometry.dtype);
-    if constexpr (Dev::kInlinePacketFlags) {
-      if (a.inv.protocol == Protocol::kPacket) {
-        s_.view = t.packet_view(peer, in, remaining * size);
-        return true;  // the block votes on the flags
-      }
+  // ---- readiness ----
+
+  // What the slice lacks. Changes nothing that outlives the wait.
+  UNJAM_HD Lack look(ActiveContext& a) {
+    const std::uint16_t flags = s_.primitive.flags;
+    if (dev_.leads()) s_.elems = static_cast<std::uint32_t>(s_.chunk.length - a.dyn.done);
+    if (flags & kFromSeveral) {
+      if (!dev_.all(slices_there(a))) return Lack::kData;
+    } else if (flags & kRecv) {
+      if (!dev_.all(!dev_.leads() || slice_there(a))) return Lack::kData;
     }
-    if (!t.poll(peer, in, a.inv.seed, s_.view)) return false;
-    const std::uint32_t arrived = (s_.view.bytes - a.dyn.taken) / size;
-    s_.elems = arrived < remaining ? arrived : remaining;
+    if (flags & kToSeveral) {
+      if (!dev_.all(rooms_there(a))) return Lack::kRoom;
+    } else if (flags & kSend) {
+      if (!dev_.all(!dev_.leads() || room_there(a))) return Lack::kRoom;
+    }
+    return Lack::kNothing;
+  }
+
+  // Whether flags are beside the data words (then the block votes on them, and both ends know the
+  // length) instead of in slot headers.
+  UNJAM_HD static bool inline_flags([[maybe_unused]] const ActiveContext& a) {
+    if constexpr (Dev::kInlinePacketFlags) return a.inv.protocol == Protocol::kPacket;
+    return false;
+  }
+
+  UNJAM_HD bool arrived(ActiveContext& a, std::uint32_t q, std::uint32_t elems, RecvView& view) {
+    LaneTransport& t = s_.transport;
+    const std::uint32_t peer = member(a, q);
+    InEndpoint& in = a.in[q];
+    if (!t.resolve(peer, a.tag, in)) return false;
+    if (inline_flags(a)) {
+      view = t.packet_view(peer, in, elems * dtype_bytes(a.inv.geometry.dtype));
+      return true;
+    }
+    return t.poll(peer, in, a.inv.seed, view);
+  }
+
+  // Capacity 0: there is none.
+  UNJAM_HD SendGrant room(ActiveContext& a, std::uint32_t q, std::uint32_t elems) {
+    LaneTransport& t = s_.transport;
+    const std::uint32_t peer = member(a, q);
+    OutEndpoint& out = a.out[q];
+    if (out.connector == kNoConnector && !t.open(peer, a.tag, a.group, out, &a.key->in_queue)) {
+      // Several threads may count here.
+      fetch_add<std::uint64_t>(lane_.stats.no_connector, 1);
+      return {};
+    }
+    if (inline_flags(a)) return t.packet_grant(peer, out);
+    return t.grant(peer, out, elems * dtype_bytes(a.inv.geometry.dtype));
+  }
+
+  // One peer, by the lead.
+  UNJAM_HD bool slice_there(ActiveContext& a) {
+    if (!arrived(a, s_.primitive.recv_peer, s_.elems, s_.view)) return false;
+    if (inline_flags(a)) return true;
+    const std::uint32_t come = (s_.view.bytes - a.dyn.taken) / dtype_bytes(a.inv.geometry.dtype);
+    if (come < s_.elems) s_.elems = come;
+    return true;
+  }
+  UNJAM_HD bool room_there(ActiveContext& a) {
+    const SendGrant g = room(a, s_.primitive.send_peer, s_.elems);
+    if (g.capacity == 0) return false;
+    s_.job.dst_slot[0] = g.data;
+    s_.location[0] = g.location;
+    const std::uint32_t elems = g.capacity / dtype_bytes(a.inv.geometry.dtype);
+    if (elems < s_.elems && !inline_flags(a)) s_.elems = elems;
     return true;
   }
 
-  // A gathered chunk is one slice from every other rank (planners keep it within one slot).
-  UNJAM_HD bool gather_ready(ActiveContext& a) {
-    LaneTransport& t = lane_.transport;
-    LaneKey& key = a.inv.key->lanes[lane_index_];
-    for (std::uint32_t q = 0; q < a.inv.group_size; ++q) {
-      if (q == a.inv.group_rank) continue;
-      const std::uint32_t peer = a.inv.members[q];
+  // Several peers, this thread's share. What a slice with several peers has found once stays so:
+  // slices do not go, and room only grows, until this lane itself takes or fills them.
+
+  UNJAM_HD static std::uint32_t member(const ActiveContext& a, std::uint32_t q) {
+    return q < kCachedMembers ? a.members[q] : a.inv.members[q];
+  }
+
+  UNJAM_HD bool takes_part(const ActiveContext& a, std::uint32_t q) const {
+    if (s_.primitive.flags & kCopies) return s_.job.copy_elems[q] != 0;
+    return q != a.inv.group_rank;
+  }
+  // Elements of the slice from or to member q.
+  UNJAM_HD std::uint32_t elems_of(std::uint32_t q) const {
+    if (s_.primitive.flags & kCopies) return s_.job.copy_elems[q];
+    return static_cast<std::uint32_t>(s_.chunk.length);
+  }
+  // Member q's place in dst_slot. A combine's result goes to all of num_dst places, without a gap
+  // at this rank's own; copies are at their members' places.
+  UNJAM_HD std::uint32_t place_of(const ActiveContext& a, std::uint32_t q) const {
+    return (s_.primitive.flags & kCopies) == 0 && q > a.inv.group_rank ? q - 1 : q;
+  }
+
+  UNJAM_HD void begin_peers(const ActiveContext& a) {
+    const std::uint16_t flags = s_.primitive.flags;
+    for (std::uint32_t q = dev_.first(); q < a.inv.group_size; q += dev_.stride()) {
+      if (flags & kCopies) place_copy(a, q);
+      const bool there = !takes_part(a, q);
+      s_.has_come[q] = there || (flags & kFromSeveral) == 0;
+      s_.has_room[q] = there || (flags & kToSeveral) == 0;
+    }
+  }
+
+  // The user's side of the copy for member q.
+  UNJAM_HD void place_copy(const ActiveContext& a, std::uint32_t q) {
+    SliceJob& job = s_.job;
+    const Range c = a.inv.geometry.chunk_range(q, lane_index_, a.dyn.loop);
+    job.copy_elems[q] =
+        q == a.inv.group_rank ? std::uint32_t{0} : static_cast<std::uint32_t>(c.length);
+    if (s_.primitive.flags & kScatter) {
+      job.src[q] = local_at(a.inv, c.offset);
+    } else {
+      job.dst_slot[q] = nullptr;
+      job.dst_copy[q] = output_at(a.inv, c.offset);
+    }
+  }
+
+  UNJAM_HD bool slices_there(ActiveContext& a) {
+    for (std::uint32_t q = dev_.first(); q < a.inv.group_size; q += dev_.stride()) {
+      if (s_.has_come[q]) continue;
       RecvView view;
-      s_.missing = q;
-      if (!t.resolve(peer, a.inv.key->tag, key.in[q])) return false;
-      if constexpr (Dev::kInlinePacketFlags) {
-        if (a.inv.protocol == Protocol::kPacket) {
-          view = t.packet_view(peer, key.in[q], s_.elems * dtype_bytes(a.inv.geometry.dtype));
-          s_.job.src[q] = view.data;
-          continue;
-        }
-      }
-      if (!t.poll(peer, key.in[q], a.inv.seed, view)) return false;
+      if (!arrived(a, q, elems_of(q), view)) return false;
       s_.job.src[q] = view.data;
+      s_.has_come[q] = true;
+    }
+    return true;
+  }
+  UNJAM_HD bool rooms_there(ActiveContext& a) {
+    for (std::uint32_t q = dev_.first(); q < a.inv.group_size; q += dev_.stride()) {
+      if (s_.has_room[q]) continue;
+      const SendGrant g = room(a, q, elems_of(q));
+      if (g.capacity == 0) return false;
+      if (!inline_flags(a) && g.capacity < elems_of(q) * dtype_bytes(a.inv.geometry.dtype)) {
+        return false;
+      }
+      const std::uint32_t at = place_of(a, q);
+      s_.job.dst_slot[at] = g.data;
+      s_.location[at] = g.location;
+      s_.has_room[q] = true;
     }
     return true;
   }
 
-  UNJAM_HD bool send_ready(ActiveContext& a) {
-    const Primitive p = s_.primitive;
-    if (!(p.flags & kSend)) return true;
-    LaneTransport& t = lane_.transport;
-    LaneKey& key = a.inv.key->lanes[lane_index_];
-    OutEndpoint& out = key.out[p.send_peer];
-    const std::uint32_t peer = a.inv.members[p.send_peer];
-    if (out.connector == kNoConnector &&
-        !t.open(peer, a.inv.key->tag, a.inv.key->group, out, &key.in_queue)) {
-      bump(lane_.stats.no_connector);
-      return false;
-    }
-    const std::uint32_t size = dtype_bytes(a.inv.geometry.dtype);
-    if constexpr (Dev::kInlinePacketFlags) {
-      if (a.inv.protocol == Protocol::kPacket) {
-        s_.grant = t.packet_grant(peer, out);
-        return s_.grant.capacity != 0;
-      }
-    }
-    s_.grant = t.grant(peer, out, s_.elems * size);
-    if (s_.grant.capacity == 0) return false;
-    const std::uint32_t room = s_.grant.capacity / size;
-    if (room < s_.elems) s_.elems = room;
-    return true;
-  }
+  // ---- the slice ----
 
   // offset: elements from the beginning of the whole vector.
-  UNJAM_HD void build_job(const ActiveContext& a, std::uint64_t offset) {
+  UNJAM_HD unsigned char* output_at(const Invocation& inv, std::uint64_t offset) const {
+    const Geometry& g = inv.geometry;
+    return static_cast<unsigned char*>(inv.output) +
+           (offset - g.output_shift(inv.group_rank)) * dtype_bytes(g.dtype);
+  }
+  UNJAM_HD const void* local_at(const Invocation& inv, std::uint64_t offset) const {
+    const Geometry& g = inv.geometry;
+    if (s_.primitive.flags & kFromOutput) return output_at(inv, offset);
+    return static_cast<const unsigned char*>(inv.input) +
+           (offset - g.input_shift(inv.group_rank)) * dtype_bytes(g.dtype);
+  }
+
+  // By the lead: all of the job that the waits have not filled in.
+  UNJAM_HD void build_job(const ActiveContext& a) {
     const Invocation& inv = a.inv;
     const Geometry& g = inv.geometry;
     const std::uint16_t flags = s_.primitive.flags;
-    const std::uint32_t size = dtype_bytes(g.dtype);
     SliceJob& job = s_.job;
-    unsigned char* output =
-        static_cast<unsigned char*>(inv.output) + (offset - g.output_shift(inv.group_rank)) * size;
-    const unsigned char* input = static_cast<const unsigned char*>(inv.input) +
-                                 (offset - g.input_shift(inv.group_rank)) * size;
-    const void* local = flags & kFromOutput ? output : input;
-    job.elems = s_.elems;
+    job.copies = (flags & kCopies) != 0;
     job.dtype = g.dtype;
     job.op = inv.op;
     job.protocol = inv.protocol;
-    job.dst_user = flags & kCopy ? output : nullptr;
-    job.dst_slot = flags & kSend ? s_.grant.data : nullptr;
+    if constexpr (Dev::kInlinePacketFlags) {
+      if (inv.protocol == Protocol::kPacket) job.flag = packet_flag(inv.seed, a.dyn.loop);
+    }
+    if (job.copies) {
+      job.num_src = inv.group_size;
+      job.num_dst = 0;
+      job.local_src = -1;
+      job.elems = 0;
+      job.dst_user = nullptr;
+      return;
+    }
+    const std::uint64_t offset = s_.chunk.offset + a.dyn.done;
+    const void* local = local_at(inv, offset);
+    job.elems = s_.elems;
+    job.dst_user = flags & kCopy ? output_at(inv, offset) : nullptr;
+    job.num_dst = flags & kSendAll ? static_cast<std::uint16_t>(inv.group_size - 1)
+                                   : static_cast<std::uint16_t>((flags & kSend) != 0);
     const bool average = inv.op == Op::kAvg && inv.group_size > 1;
     const bool scales = average && !is_integer(g.dtype) && (flags & kContribute);
     if (flags & kGather) {
@@ -521,120 +811,165 @@ class Engine {
     job.divisor =
         average && is_integer(g.dtype) && (flags & kFinish) ? inv.group_size : std::uint32_t{1};
     job.scale = 1.0 / inv.group_size;
-    if constexpr (Dev::kInlinePacketFlags) {
-      if (inv.protocol == Protocol::kPacket) job.flag = packet_flag(inv.seed, a.dyn.loop);
-    }
   }
 
-  // Makes the slice visible to the peers and moves on.
+  // This thread's share of the slices that go out: f(group rank, place, elements).
+  template <class F>
+  UNJAM_HD void each_out(const ActiveContext& a, F f) {
+    const Primitive p = s_.primitive;
+    if (p.flags & kToSeveral) {
+      for (std::uint32_t q = dev_.first(); q < a.inv.group_size; q += dev_.stride()) {
+        if (!takes_part(a, q)) continue;
+        f(q, place_of(a, q), p.flags & kCopies ? s_.job.copy_elems[q] : s_.elems);
+      }
+    } else if ((p.flags & kSend) && dev_.leads()) {
+      f(std::uint32_t{p.send_peer}, std::uint32_t{0}, s_.elems);
+    }
+  }
+  // And of those that were read to their end: f(group rank).
+  template <class F>
+  UNJAM_HD void each_in(const ActiveContext& a, F f) {
+    const Primitive p = s_.primitive;
+    if (p.flags & kFromSeveral) {
+      for (std::uint32_t q = dev_.first(); q < a.inv.group_size; q += dev_.stride()) {
+        if (takes_part(a, q)) f(q);
+      }
+    } else if ((p.flags & kRecv) && dev_.leads() && a.dyn.taken + slice_bytes(a) == s_.view.bytes) {
+      f(std::uint32_t{p.recv_peer});
+    }
+  }
+  UNJAM_HD std::uint32_t slice_bytes(const ActiveContext& a) const {
+    return s_.elems * dtype_bytes(a.inv.geometry.dtype);
+  }
+
+  // Makes the slice visible to the peers and moves on. First all that is to be visible is written,
+  // then one fence a thread is behind it, then it is published, and, by the lead, the end of the
+  // invocation with it: the lead's fence covers also what the others have written, which is behind
+  // the barrier.
   UNJAM_HD void publish() {
     ActiveContext& a = active();
-    const Primitive p = s_.primitive;
-    const std::uint32_t bytes = s_.elems * dtype_bytes(a.inv.geometry.dtype);
-    LaneTransport& t = lane_.transport;
-    LaneKey& key = a.inv.key->lanes[lane_index_];
+    LaneTransport& t = s_.transport;
+    const bool headers = !inline_flags(a);
     dev_.delay();
-    if (p.flags & kSend) {
-      const std::uint32_t peer = a.inv.members[p.send_peer];
-      OutEndpoint& out = key.out[p.send_peer];
-      bool inline_flags = false;
-      if constexpr (Dev::kInlinePacketFlags) inline_flags = a.inv.protocol == Protocol::kPacket;
-      if (inline_flags) {
-        ++out.posted;  // the data carried their flags
+    each_out(a, [&](std::uint32_t q, std::uint32_t at, std::uint32_t elems) {
+      OutEndpoint& out = a.out[q];
+      if (headers) {
+        t.announce(member(a, q), out, s_.location[at], elems * dtype_bytes(a.inv.geometry.dtype));
       } else {
-        t.post(peer, out, s_.grant, bytes, a.inv.seed);
+        ++out.posted;  // the data carried their flags
       }
-      bump<std::uint64_t>(lane_.stats.bytes_sent, bytes);
-      if (s_.grant.location != 0) bump(lane_.stats.borrowed);
-      ring(peer, lane_index_, RingFor::kData);
-    }
-    if (p.flags & kGather) {
-      for (std::uint32_t q = 0; q < a.inv.group_size; ++q) {
-        if (q == a.inv.group_rank) continue;
-        t.consume(a.inv.members[q], key.in[q]);
-        ring(a.inv.members[q], lane_index_, RingFor::kRoom);
-      }
-    } else if (p.flags & kRecv) {
-      a.dyn.taken += bytes;
-      if (a.dyn.taken == s_.view.bytes) {
-        a.dyn.taken = 0;
-        const std::uint32_t peer = a.inv.members[p.recv_peer];
-        t.consume(peer, key.in[p.recv_peer]);
-        ring(peer, lane_index_, RingFor::kRoom);
-      }
-    }
-    a.dyn.done += s_.elems;
-    if (a.dyn.done == s_.chunk_elems) {
-      a.dyn.done = 0;
-      advance(a);
+    });
+    each_in(a, [&](std::uint32_t q) { LaneTransport::take(a.in[q]); });
+    dev_.sync_control();
+    dev_.fence();
+    each_out(a, [&](std::uint32_t q, std::uint32_t, std::uint32_t) {
+      const std::uint32_t peer = member(a, q);
+      if (headers) t.template post<Dev>(peer, a.out[q], a.inv.seed);
+      dev_.ring(peer, lane_index_, RingFor::kData);
+    });
+    each_in(a, [&](std::uint32_t q) {
+      const std::uint32_t peer = member(a, q);
+      t.template consume<Dev>(peer, a.in[q]);
+      dev_.ring(peer, lane_index_, RingFor::kRoom);
+    });
+    dev_.sync_control();  // nobody reads the slice's description any more
+    if (dev_.leads()) move_on(a);
+    dev_.sync_control();
+  }
+
+  UNJAM_HD void move_on(ActiveContext& a) {
+    count_sent(a);
+    bump(lane_.stats.slices);
+    if constexpr (Dev::kHostWatches) {
+      bump(a.key->slices);
+      store_relaxed<std::uint64_t>(a.key->lack, lack_word(Lack::kNothing, 0, a.inv.n));
     }
     a.dirty = 1;
     s_.moved = true;
     --s_.quantum;
-    s_.threshold = dev_.threshold(rank_.policy.after_success(s_.threshold));
-    bump(lane_.stats.slices);
-    bump(key.slices);
-    store_relaxed<std::uint64_t>(key.lack, lack_word(Lack::kNothing, 0, a.inv.n));
-  }
-
-  UNJAM_HD void advance(ActiveContext& a) {
-    if (++a.dyn.primitive == a.inv.num_primitives) {
-      a.dyn.primitive = 0;
-      ++a.dyn.loop;
+    s_.threshold = dev_.threshold(s_.policy.after_success(s_.threshold));
+    const std::uint16_t flags = s_.primitive.flags;
+    if ((flags & kRecv) && (a.dyn.taken += slice_bytes(a)) == s_.view.bytes) a.dyn.taken = 0;
+    if ((flags & kCopies) == 0) {
+      a.dyn.done += s_.elems;
+      if (a.dyn.done != s_.chunk.length) return;
+      a.dyn.done = 0;
     }
-    a.dirty = 1;
+    advance(a);
+    if (!seek(a)) call<&Engine::end_turn>(std::uint32_t{kFinished}, true);
   }
 
-  UNJAM_HD void finish(std::uint16_t slot, Outcome outcome) {
-    const Invocation& inv = rank_.invocations[slot];
+  UNJAM_HD void count_sent(const ActiveContext& a) {
+    const std::uint16_t flags = s_.primitive.flags;
+    if ((flags & (kSend | kToSeveral)) == 0) return;
+    std::uint64_t elems = 0, borrowed = 0;
+    if (flags & kToSeveral) {
+      for (std::uint32_t q = 0; q < a.inv.group_size; ++q) {
+        if (!takes_part(a, q)) continue;
+        elems += flags & kCopies ? s_.job.copy_elems[q] : s_.elems;
+        borrowed += s_.location[place_of(a, q)] != 0;
+      }
+    } else {
+      elems = s_.elems;
+      borrowed = s_.location[0] != 0;
+    }
+    bump<std::uint64_t>(lane_.stats.bytes_sent, elems * dtype_bytes(a.inv.geometry.dtype));
+    if (borrowed != 0) bump<std::uint64_t>(lane_.stats.borrowed, borrowed);
+  }
+
+  // By the lead: the invocation has ended at this lane. `fenced`: a fence of this thread is behind
+  // all that the lane has stored for it.
+  UNJAM_HD void finish(std::uint16_t slot, Outcome outcome, bool fenced) {
+    ActiveContext& a = s_.active[slot % kActiveContexts];
+    const bool cached = a.slot == slot;
+    const Invocation& inv = cached ? a.inv : rank_.invocations[slot];
+    LaneKey& key = cached ? *a.key : inv.key->lanes[lane_index_];
+    if (cached) a.slot = kNoSlot;
     if (outcome == Outcome::kDone) record(TraceType::kFinish, &inv);
     if (s_.cursor == slot) s_.cursor = lane_.queue.next(slot);
     lane_.queue.remove(slot);
-    LaneKey& key = inv.key->lanes[lane_index_];
     --key.in_queue;
-    bump<std::uint64_t>(key.time_ns, dev_.now_ns() - lane_.contexts[slot].started_ns);
-    ActiveContext& a = lane_.active[slot % kActiveContexts];
-    if (a.slot == slot) a.slot = kNoSlot;
+    if constexpr (Dev::kHostWatches) {
+      bump<std::uint64_t>(key.time_ns, dev_.now_ns() - lane_.contexts[slot].started_ns);
+    }
     s_.moved = true;
     bump(lane_.stats.completed);
-    // Acquire-release: the last lane sees, and passes on, what all lanes have stored.
-    if (fetch_add<std::uint32_t>(rank_.remaining[slot], 0xffffffffu) != 1) return;
-    const bool cancelled = load_acquire(rank_.cancelled[slot]) != 0;
-    // A key with a cancelled invocation is finished for good: the runtime refuses further ones.
-    if (!cancelled) store_release(inv.key->done, inv.n + 1);
-    rank_.cq.push({slot, cancelled ? Outcome::kCancelled : Outcome::kDone});
-    // Other lanes may sleep on the key's next invocation.
-    for (std::uint32_t l = 0; rank_.num_lanes > 1 && l < rank_.num_lanes; ++l) {
-      if (l != lane_index_) ring(lane_.transport.rank, l, RingFor::kData);
+    if (inv.geometry.lanes > 1) {
+      // Acquire-release: the last lane sees, and passes on, what all lanes have stored.
+      if (fetch_add_local<std::uint32_t>(rank_.remaining[slot], 0xffffffffu) != 1) return;
+      fenced = false;
     }
-    dev_.notify_host();
+    if (!fenced) dev_.fence();
+    const bool cancelled = dev_.cancelled(slot);
+    // A key with a cancelled invocation is finished for good: the runtime refuses further ones.
+    if (!cancelled) Dev::publish(inv.key->done, inv.n + 1);
+    dev_.complete(slot, cancelled ? Outcome::kCancelled : Outcome::kDone);
+    // Other lanes may sleep on the key's next invocation. (After the completion: whoever holds the
+    // lane and sleeps may wait for that.)
+    for (std::uint32_t l = 0; rank_.num_lanes > 1 && l < rank_.num_lanes; ++l) {
+      if (l != lane_index_) dev_.ring(s_.transport.rank, l, RingFor::kData);
+    }
   }
 
   // ---- small things ----
 
-  UNJAM_HD bool holds() const { return rank_.policy.stickiness == StickinessPolicy::kHold; }
-
-  UNJAM_HD LaneCell& my_cell() {
-    return lane_.transport.lane_cell(lane_.transport.rank, lane_index_);
-  }
-
-  UNJAM_HD void ring(std::uint32_t rank, std::uint32_t lane, RingFor what) {
-    const Wake who = doorbell_ring(lane_.transport.lane_cell(rank, lane).doorbell, what);
-    if (who != Wake::kNobody) dev_.wake(rank, lane, who);
-  }
+  UNJAM_HD bool holds() const { return s_.policy.stickiness == StickinessPolicy::kHold; }
 
   UNJAM_HD void count_spins(ActiveContext& a, std::uint32_t polls) {
     bump<std::uint64_t>(lane_.stats.spins, polls);
-    bump<std::uint64_t>(a.inv.key->lanes[lane_index_].spins, polls);
+    if constexpr (Dev::kHostWatches) bump<std::uint64_t>(a.key->spins, polls);
   }
 
+  // For diagnosis. On devices where publish() needs a fence there is none: the word may be seen
+  // before what the lane did.
   UNJAM_HD void set_running(std::uint16_t slot) {
+    if constexpr (!Dev::kHostWatches) return;
     const std::uint64_t changes = (load_relaxed(lane_.running) >> 16) + 1;
-    store_release(lane_.running, changes << 16 | static_cast<std::uint16_t>(slot + 1));
+    Dev::publish(lane_.running, changes << 16 | static_cast<std::uint16_t>(slot + 1));
   }
 
   UNJAM_HD void record(TraceType type, const Invocation* inv) {
-    if (lane_.trace_capacity == 0) return;
+    if (!s_.traces) return;
     const std::uint64_t w = lane_.trace_written;
     TraceEvent& e = lane_.trace[w % lane_.trace_capacity];
     store_relaxed(e.time_ns, dev_.now_ns());
@@ -647,6 +982,7 @@ class Engine {
   DevHandle dev_;
   RankState& rank_;
   LaneState& lane_;
+  Mailbox& mailbox_;
   const std::uint32_t lane_index_;
   BlockShared& s_;
 };

@@ -60,6 +60,9 @@ struct alignas(16) Invocation {
   void* output = nullptr;
   std::uint64_t seed = 0;  // of the flags: hash of group, key, n, signature and plan
   std::uint64_t n = 0;     // which use of the key
+  // When the input is there: a number that the device's marks have to reach; 0: it is.
+  std::uint64_t ticket = 0;
+  std::uint64_t serial = 0;  // unique at its rank: what a device's waiters look for
   Geometry geometry;
   std::uint32_t num_primitives = 0;
   std::uint16_t group_size = 1;

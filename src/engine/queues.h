@@ -24,12 +24,20 @@ struct SpscRing {
     // because its slot was free: the completion that freed it came after the read.
     store_release(written, w + 1);
   }
+  // push() in two steps, for a producer that publishes several rings at once (P: see Publisher in
+  // connector.h).
+  UNJAM_HD void put(const T& value) { places[load_relaxed_local(written) % capacity] = value; }
+  template <class P>
+  UNJAM_HD void show() {
+    P::publish(written, load_relaxed_local(written) + 1);
+  }
   UNJAM_HD bool empty() { return load_acquire(written) == load_relaxed(read); }
   UNJAM_HD bool pop(T& value) {
     const std::uint64_t r = load_relaxed(read);
     if (load_acquire(written) == r) return false;
     value = places[r % capacity];
-    store_release(read, r + 1);
+    // Relaxed: it is the consumer's own count. The producer learns from a completion, see push().
+    store_relaxed(read, r + 1);
     return true;
   }
 };

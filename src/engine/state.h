@@ -18,10 +18,22 @@ namespace unjam {
 // Active context slots of a block, a direct-mapped cache (paper Sec. 5).
 inline constexpr std::uint32_t kActiveContexts = 8;
 
+inline constexpr std::uint32_t kCachedPrimitives = 8;
+inline constexpr std::uint32_t kCachedMembers = 16;
+
 struct alignas(16) ActiveContext {
   Invocation inv;
   DynamicContext dyn;
-  std::uint64_t loops = 0;       // how many chunks this lane makes
+  // What the key's state says that does not change while an invocation runs.
+  LaneKey* key = nullptr;
+  OutEndpoint* out = nullptr;  // the key's, at this lane
+  InEndpoint* in = nullptr;
+  std::uint64_t tag = 0;
+  std::uint64_t group = 0;
+  std::uint64_t loops = 0;  // how many chunks this lane makes
+  // The first of the program's primitives, and of the members.
+  Primitive program[kCachedPrimitives];
+  std::uint16_t members[kCachedMembers] = {};
   std::uint16_t slot = kNoSlot;  // which invocation is cached here
   std::uint16_t dirty = 0;       // dyn has changed since it was loaded: save before eviction
 };
@@ -35,7 +47,7 @@ struct TraceEvent {
   std::uint64_t what = 0;  // n << 32 | lane << 16 | type
 };
 
-// One writer (the lane's leader), read by anybody at any time with relaxed loads.
+// One writer (the lane's leading thread), read by anybody at any time with relaxed loads.
 struct LaneStats {
   std::uint64_t preemptions = 0;
   std::uint64_t quantum_switches = 0;
@@ -54,12 +66,11 @@ struct LaneStats {
   std::uint64_t queue_peak = 0;
 };
 
-struct LaneState {
+// The driver's alone (but for the figures), so a device may keep it in faster memory meanwhile.
+struct alignas(16) LaneState {
   LaneTransport transport;
   TaskQueue queue;
   DynamicContext* contexts = nullptr;  // [slots]: the context buffer
-  SpscRing<std::uint16_t> mailbox;     // from the first lane
-  ActiveContext active[kActiveContexts];
   LaneStats stats;
   // What runs now, for diagnosis: (count of changes) << 16 | (slot + 1, 0: nothing).
   std::uint64_t running = 0;
@@ -68,6 +79,8 @@ struct LaneState {
   std::uint64_t trace_capacity = 0;
   std::uint64_t trace_written = 0;
 };
+
+using Mailbox = SpscRing<std::uint16_t>;
 
 struct Sqe {
   Invocation inv;  // inv.slot says which slot
@@ -80,23 +93,44 @@ struct RankState {
   std::uint32_t* remaining = nullptr;  // [slots]: lanes that have yet to finish
   std::uint32_t* cancelled = nullptr;  // [slots]: set by the host to end an invocation
   LaneState* lanes = nullptr;          // [num_lanes]
+  Mailbox* mailboxes = nullptr;        // [num_lanes]: from the first lane
   std::uint32_t num_lanes = 1;
   std::uint32_t num_slots = 0;
   std::uint32_t stop = 0;  // set by the host: leave and do not come back
   EnginePolicy policy;
 };
 
-// Shared by the threads of a block while its engine runs.
+// Shared by the threads of a block while its engine runs: fast memory, lost with the block. Who may
+// touch what, and when: see "The block" in engine.h.
 struct BlockShared {
   SliceJob job;
-  std::uint32_t status = 0;  // see Engine::Status
-  bool quits = false;        // the block leaves
-  bool in_turn = false;      // `slot` has its turn
-  // The pass over the task queue.
+  ActiveContext active[kActiveContexts];
+  // Copies of what is constant, so that no look at a peer begins in slow memory.
+  LaneTransport transport;  // with `bases`
+  unsigned char* bases[kMaxRanks] = {};
+  EnginePolicy policy;
+  bool traces = false;
+  LaneState lane;  // where Dev::kLaneInShared
+
+  // ---- read by all control threads ----
+  std::uint32_t told = 0;  // see Engine::tell
+  bool quits = false;      // the block leaves
+  bool in_turn = false;    // `slot` has its turn
   std::uint16_t slot = kNoSlot;
+  std::uint32_t threshold = 0;
+  Primitive primitive;      // of the slice under way
+  Range chunk;              // its chunk (of kScatter, kCollect: a longest one)
+  std::uint32_t elems = 0;  // its length; of slices with several peers: of each
+  // By group rank: whose slice, or room, the slice with several peers does not wait for (any more).
+  bool has_come[kMaxDirectRanks] = {};
+  bool has_room[kMaxDirectRanks] = {};
+  // Where each slice goes, by place in job.dst_slot: see SendGrant.
+  std::uint32_t location[kMaxDirectRanks] = {};
+
+  // ---- the lead's own ----
+  // The pass over the task queue.
   std::uint16_t cursor = kNoSlot;
   std::uint32_t position = 0;
-  std::uint32_t threshold = 0;
   std::uint32_t epoch = 0;    // of the doorbell, before the pass
   std::uint32_t idle = 0;     // passes without progress; saturates
   std::uint32_t late = 0;     // passes since it was called away
@@ -106,14 +140,9 @@ struct BlockShared {
   bool pass_begun = false;
   bool ran = false;           // the pass has given somebody a turn
   bool quantum_over = false;  // the pass has ended a turn that could have gone on
+  bool ended = false;         // nothing is left of the invocation that has its turn
   std::uint64_t started_ns = 0;
-  // The slice under way, between prepare() and publish().
-  Primitive primitive;
-  SendGrant grant;
-  RecvView view;
-  std::uint32_t elems = 0;
-  std::uint32_t missing = 0;  // whose slice a gather lacks: group rank
-  std::uint64_t chunk_elems = 0;
+  RecvView view;  // of the slice from one peer
 };
 
 }  // namespace unjam

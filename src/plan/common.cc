@@ -49,7 +49,8 @@ Geometry make_geometry(const PlanRequest& request, std::uint32_t parts) {
   return geometry;
 }
 
-void assign_bulk_lanes(const PlanRequest& request, const PlanLimits& limits, Geometry* geometry) {
+void assign_bulk_lanes(const PlanRequest& request, const PlanLimits& limits,
+                       std::uint16_t first_bulk, Geometry* geometry) {
   geometry->first_lane = 0;
   geometry->lanes = 1;
   if (limits.lanes == 1) return;
@@ -60,8 +61,9 @@ void assign_bulk_lanes(const PlanRequest& request, const PlanLimits& limits, Geo
     return;
   }
   const std::uint64_t useful = std::max<std::uint64_t>(1, part_bytes / slot_bytes);
-  geometry->first_lane = 1;
-  geometry->lanes = static_cast<std::uint16_t>(std::min<std::uint64_t>(useful, limits.lanes - 1));
+  geometry->first_lane = first_bulk;
+  const std::uint64_t lanes = limits.lanes - std::uint64_t{first_bulk};
+  geometry->lanes = static_cast<std::uint16_t>(std::min(useful, lanes));
 }
 
 std::uint32_t chunk_elements(std::uint64_t bytes, const Geometry& geometry) {

@@ -28,9 +28,10 @@ std::uint64_t vector_elements(const PlanRequest& request);
 // A geometry with kind, dtype, count and parts of the request; chunk and lanes are still to be set.
 Geometry make_geometry(const PlanRequest& request, std::uint32_t parts);
 
-// The lanes for bulk data: lanes 1…, as many as get at least one slot full of each part; lane 0 for
-// little data and where it is the only one. The geometry's parts must be set.
-void assign_bulk_lanes(const PlanRequest& request, const PlanLimits& limits, Geometry* geometry);
+// The lanes for bulk data: lanes first_bulk…, as many as get at least one slot full of each part;
+// lane 0 for little data and where it is the only one. The geometry's parts must be set.
+void assign_bulk_lanes(const PlanRequest& request, const PlanLimits& limits,
+                       std::uint16_t first_bulk, Geometry* geometry);
 
 // Most elements of at most `bytes` bytes that fit geometry.chunk and the alignment.
 std::uint32_t chunk_elements(std::uint64_t bytes, const Geometry& geometry);

@@ -67,8 +67,9 @@ std::string primitive_name(const Primitive& primitive) {
   constexpr struct {
     unsigned flag;
     const char* word;
-  } kWords[] = {
-      {kRecv, "recv"}, {kGather, "gather"}, {kReduce, "reduce"}, {kCopy, "copy"}, {kSend, "send"}};
+  } kWords[] = {{kRecv, "recv"},        {kGather, "gather"},  {kCollect, "collect"},
+                {kReduce, "reduce"},    {kCopy, "copy"},      {kSend, "send"},
+                {kSendAll, "send_all"}, {kScatter, "scatter"}};
   std::string name;
   for (const auto& [flag, word] : kWords) {
     if ((primitive.flags & flag) == 0) continue;
@@ -79,10 +80,14 @@ std::string primitive_name(const Primitive& primitive) {
 }
 
 std::string describe(const Primitive& primitive) {
-  std::string text = primitive_name(primitive) + " part " + std::to_string(primitive.part);
+  std::string text = primitive_name(primitive);
+  if ((primitive.flags & kScatter) != 0) return text + " every part to its rank";
+  if ((primitive.flags & kCollect) != 0) return text + " every part from its rank";
+  text += " part " + std::to_string(primitive.part);
   if ((primitive.flags & kGather) != 0) text += " from all";
   if ((primitive.flags & kRecv) != 0) text += " from " + std::to_string(primitive.recv_peer);
   if ((primitive.flags & kSend) != 0) text += " to " + std::to_string(primitive.send_peer);
+  if ((primitive.flags & kSendAll) != 0) text += " to all";
   return text;
 }
 

@@ -1,9 +1,14 @@
 #include "plan/direct.h"
 
+#include <algorithm>
+
 #include "plan/common.h"
 
 namespace unjam {
 namespace {
+
+// What one lane of a GPU carries of a rank's largest message.
+constexpr std::uint64_t kLaneBytes = 8 * 1024;
 
 class DirectProgram {
  public:
@@ -11,19 +16,17 @@ class DirectProgram {
       : ranks_(request.ranks), rank_(request.rank), root_(request.root), program_(program) {}
 
   void all_reduce() {
-    for (int i = 1; i < ranks_; ++i) send(0, peer(i));
+    if (ranks_ > 1) add(kLocal | kSendAll, 0);
     gather(0);
   }
 
   void all_gather() {
-    local_copy(rank_);
-    for (int i = 1; i < ranks_; ++i) send(rank_, peer(i));
-    // Rank r-1 sends to us first, rank r-2 second, …
-    for (int i = 1; i < ranks_; ++i) receive(peer(-i), peer(-i));
+    share(rank_);
+    if (ranks_ > 1) add(kCollect | kCopy, 0);
   }
 
   void reduce_scatter() {
-    for (int i = 1; i < ranks_; ++i) send(peer(i), peer(i));
+    if (ranks_ > 1) add(kLocal | kScatter, 0);
     gather(rank_);
   }
 
@@ -31,32 +34,28 @@ class DirectProgram {
     if (rank_ == root_) {
       gather(0);
     } else {
-      send(0, root_);
+      add(kLocal | kSend, 0, kNoPeer, root_);
     }
   }
 
   void broadcast() {
     if (rank_ == root_) {
-      for (int i = 1; i < ranks_; ++i) send(0, peer(i));
-      local_copy(0);
+      share(0);
     } else {
-      receive(0, root_);
+      add(kRecv | kCopy, 0, root_, kNoPeer);
     }
   }
 
  private:
-  int peer(int distance) const { return ((rank_ + distance) % ranks_ + ranks_) % ranks_; }
-
-  // Raw: a contribution is scaled where it is gathered.
-  void send(int part, int to) { add(kLocal | kSend, part, kNoPeer, to); }
-  void receive(int part, int from) { add(kRecv | kCopy, part, from, kNoPeer); }
-  void local_copy(int part) { add(kLocal | kCopy, part, kNoPeer, kNoPeer); }
+  // The own data, to all and into the output.
+  void share(int part) { add(kLocal | kCopy | (ranks_ > 1 ? kSendAll : 0), part); }
+  // What was sent is raw: a contribution is scaled where it is gathered.
   void gather(int part) {
     const unsigned whole = kLocal | kCopy | kContribute | kFinish;
-    add(ranks_ == 1 ? whole : whole | kGather | kReduce, part, kNoPeer, kNoPeer);
+    add(ranks_ == 1 ? whole : whole | kGather | kReduce, part);
   }
 
-  void add(unsigned flags, int part, int from, int to) {
+  void add(unsigned flags, int part, int from = kNoPeer, int to = kNoPeer) {
     Primitive p;
     p.flags = static_cast<std::uint16_t>(flags);
     p.recv_peer = static_cast<std::uint16_t>(from);
@@ -89,6 +88,11 @@ std::optional<Plan> plan_direct(const PlanRequest& request, const PlanLimits& li
   const bool blocked = request.kind == Kind::kAllGather || request.kind == Kind::kReduceScatter;
   plan.geometry = make_geometry(request, blocked ? static_cast<std::uint32_t>(request.ranks) : 1);
   plan.geometry.chunk = chunk_elements(limits.escape_slot_bytes / 2, plan.geometry);
+  if (limits.device == Device::kCuda) {
+    const std::uint64_t message = plan.geometry.part(0).length * dtype_bytes(request.dtype);
+    plan.geometry.lanes = static_cast<std::uint16_t>(
+        std::clamp<std::uint64_t>((message + kLaneBytes - 1) / kLaneBytes, 1, limits.lanes));
+  }
 
   DirectProgram program(request, &plan.primitives);
   switch (request.kind) {

@@ -3,12 +3,13 @@
 // sizes, and for groups of at most 64 ranks.
 //
 // Reductions gather: every rank receives the raw contributions and adds them in ascending order of
-// rank, so all ranks hold the same bits. The peers' order starts after the own rank, so that not
-// all ranks send to the same one first.
+// rank, so all ranks hold the same bits. A rank sends to all its peers in one primitive, and
+// receives from all in another.
 //
 // A chunk is one slice of half an escape slot: a GPU packet carries data and flags half and half. A
 // rank sends at most one slice to each peer per pass and waits for nothing before it has sent, so
-// one slot per connector is enough. Direct plans use the latency lane (lane 0) alone.
+// one slot per connector is enough. On the host direct plans use the latency lane (lane 0) alone;
+// on a GPU, where one block moves little, a lane for every 8 KiB of a message, from lane 0 on.
 #pragma once
 
 #include <optional>

@@ -54,6 +54,48 @@ std::uint64_t LaneRun::chunk_length(std::uint32_t part, std::uint64_t loop) cons
   return begin >= length ? 0 : std::min(chunk_, length - begin);
 }
 
+std::uint64_t LaneRun::work_length(int rank, const Primitive& p, std::uint64_t loop) const {
+  if ((p.flags & (kScatter | kCollect)) == 0) return chunk_length(p.part, loop);
+  std::uint64_t longest = 0;
+  for (int q = 0; q < request_.ranks; ++q) {
+    if (q != rank) longest = std::max(longest, chunk_length(static_cast<std::uint32_t>(q), loop));
+  }
+  return longest;
+}
+
+LaneRun::Peers LaneRun::sources(const Primitive& p) const {
+  if ((p.flags & (kGather | kCollect)) != 0) return {0, request_.ranks - 1};
+  if ((p.flags & kRecv) != 0) return {p.recv_peer, p.recv_peer};
+  return {};
+}
+
+LaneRun::Peers LaneRun::targets(const Primitive& p) const {
+  if ((p.flags & (kSendAll | kScatter)) != 0) return {0, request_.ranks - 1};
+  if ((p.flags & kSend) != 0) return {p.send_peer, p.send_peer};
+  return {};
+}
+
+std::uint64_t LaneRun::length_from(int rank, const Primitive& p, int from,
+                                   std::uint64_t length) const {
+  if (from == rank) return 0;
+  if ((p.flags & kCollect) == 0) return length;
+  return chunk_length(part_from(p, from), loops_[ranks_[index(rank)].loop].number);
+}
+
+std::uint64_t LaneRun::length_to(int rank, const Primitive& p, int to, std::uint64_t length) const {
+  if (to == rank) return 0;
+  if ((p.flags & kScatter) == 0) return length;
+  return chunk_length(part_to(p, to), loops_[ranks_[index(rank)].loop].number);
+}
+
+std::uint32_t LaneRun::part_from(const Primitive& p, int from) {
+  return (p.flags & kCollect) != 0 ? static_cast<std::uint32_t>(from) : p.part;
+}
+
+std::uint32_t LaneRun::part_to(const Primitive& p, int to) {
+  return (p.flags & kScatter) != 0 ? static_cast<std::uint32_t>(to) : p.part;
+}
+
 LaneRun::Connector& LaneRun::connector(int from, int to) {
   int& id = connector_of_[index(from) * ranks_.size() + index(to)];
   if (id < 0) {
@@ -91,7 +133,7 @@ bool LaneRun::advance(int rank) {
       continue;
     }
     const Primitive& p = program[self.primitive];
-    const std::uint64_t length = chunk_length(p.part, loops_[self.loop].number);
+    const std::uint64_t length = work_length(rank, p, loops_[self.loop].number);
     const std::uint64_t begin = self.slice * slice_elements_;
     if (begin >= length) {  // all slices are done, or the chunk is empty
       ++self.primitive;
@@ -111,28 +153,24 @@ bool LaneRun::advance(int rank) {
   return true;
 }
 
-// One slice of one primitive: all of it, or nothing if it must wait.
+// One slice of one primitive (with several peers: of each): all of it, or nothing if it must wait.
 LaneRun::Step LaneRun::step(int rank, const Primitive& p, std::uint64_t length) {
   Rank& self = ranks_[index(rank)];
   self.waiting_on = -1;
-  const auto receives_from = [&](int from) {
-    return from != rank &&
-           ((p.flags & kGather) != 0 || ((p.flags & kRecv) != 0 && p.recv_peer == from));
-  };
-  const bool gathers = (p.flags & kGather) != 0, receives = (p.flags & kRecv) != 0;
-  const int first = gathers ? 0 : receives ? p.recv_peer : 0;
-  const int last = gathers ? request_.ranks - 1 : receives ? p.recv_peer : -1;
+  const Peers from_peers = sources(p), to_peers = targets(p);
 
   std::uint64_t time = self.time;
-  for (int from = first; from <= last; ++from) {
-    if (!receives_from(from)) continue;
+  for (int from = from_peers.first; from <= from_peers.last; ++from) {
+    const std::uint64_t expected = length_from(rank, p, from, length);
+    if (expected == 0) continue;
     const Message* m = front(from, rank);
     if (m == nullptr) return Step::kBlocked;
-    if (!fits(rank, p, *m, from, length)) return Step::kFailed;
+    if (!fits(rank, p, *m, from, expected)) return Step::kFailed;
     time = std::max(time, m->time);
   }
-  if ((p.flags & kSend) != 0) {
-    const Connector& c = connector(rank, p.send_peer);
+  for (int to = to_peers.first; to <= to_peers.last; ++to) {
+    if (length_to(rank, p, to, length) == 0) continue;
+    const Connector& c = connector(rank, to);
     if (c.posted - c.consumed == capacity_) {
       self.waiting_on = static_cast<int>(&c - connectors_.data());
       self.waiting_to_send = true;
@@ -142,30 +180,47 @@ LaneRun::Step LaneRun::step(int rank, const Primitive& p, std::uint64_t length) 
   }
   self.time = ++time;
 
-  const std::size_t cell = std::size_t{p.part} * slices_ + self.slice;
   ValueId value = kNoValue;
   if (values_ != nullptr) {
-    value = evaluate(rank, p, cell);
-    if (value == kNoValue) return Step::kFailed;
-    if ((p.flags & kCopy) != 0) output_[index(rank)][cell] = value;
+    if ((p.flags & (kScatter | kCollect)) == 0) {
+      value = evaluate(rank, p, cell(p.part, self.slice));
+      if (value == kNoValue) return Step::kFailed;
+    }
+    if ((p.flags & kCollect) != 0) {
+      for (int from = 0; from < request_.ranks; ++from) {
+        if (length_from(rank, p, from, length) == 0) continue;
+        output_[index(rank)][cell(part_from(p, from), self.slice)] = front(from, rank)->value;
+      }
+    } else if ((p.flags & kCopy) != 0) {
+      output_[index(rank)][cell(p.part, self.slice)] = value;
+    }
   }
-  for (int from = first; from <= last; ++from) {
-    if (!receives_from(from)) continue;
+  for (int from = from_peers.first; from <= from_peers.last; ++from) {
+    if (length_from(rank, p, from, length) == 0) continue;
     Connector& c = connector(from, rank);
     c.slots[c.consumed++ % capacity_].time = time;
     const Rank& sender = ranks_[index(from)];
     if (sender.waiting_to_send && sender.waiting_on == &c - connectors_.data()) wake(from);
   }
-  if ((p.flags & kSend) != 0) {
-    Connector& c = connector(rank, p.send_peer);
-    c.slots[c.posted++ % capacity_] = {value,          p.part, self.slice, self.loop,
-                                       self.primitive, length, time};
-    const Rank& receiver = ranks_[p.send_peer];
-    if (!receiver.waiting_to_send && receiver.waiting_on == &c - connectors_.data()) {
-      wake(p.send_peer);
+  for (int to = to_peers.first; to <= to_peers.last; ++to) {
+    const std::uint64_t sent = length_to(rank, p, to, length);
+    if (sent == 0) continue;
+    if (values_ != nullptr && (p.flags & kScatter) != 0) {
+      value = load_local(rank, p, cell(part_to(p, to), self.slice));
+      if (value == kNoValue) return Step::kFailed;
     }
+    Connector& c = connector(rank, to);
+    c.slots[c.posted++ % capacity_] = {value,
+                                       static_cast<std::uint16_t>(part_to(p, to)),
+                                       self.slice,
+                                       self.loop,
+                                       self.primitive,
+                                       sent,
+                                       time};
+    const Rank& receiver = ranks_[index(to)];
+    if (!receiver.waiting_to_send && receiver.waiting_on == &c - connectors_.data()) wake(to);
     sends_anything_ = true;
-    self.bytes += loops_[self.loop].weight * length * dtype_bytes(request_.dtype);
+    self.bytes += loops_[self.loop].weight * sent * dtype_bytes(request_.dtype);
   }
   return Step::kMoved;
 }
@@ -173,7 +228,8 @@ LaneRun::Step LaneRun::step(int rank, const Primitive& p, std::uint64_t length) 
 // Whether the message is what the primitive expects to receive.
 bool LaneRun::fits(int rank, const Primitive& p, const Message& m, int from, std::uint64_t length) {
   const Rank& self = ranks_[index(rank)];
-  if (m.part == p.part && m.loop == self.loop && m.slice == self.slice && m.length == length) {
+  const std::uint32_t part = part_from(p, from);
+  if (m.part == part && m.loop == self.loop && m.slice == self.slice && m.length == length) {
     return true;
   }
   const auto text = [this](std::uint64_t elements, std::uint32_t part, std::uint32_t loop,
@@ -181,7 +237,7 @@ bool LaneRun::fits(int rank, const Primitive& p, const Message& m, int from, std
     return std::to_string(elements) + " elements of part " + std::to_string(part) + " loop " +
            std::to_string(loops_[loop].number) + " slice " + std::to_string(slice);
   };
-  fail(where(rank) + " expects " + text(length, p.part, self.loop, self.slice) + ", but rank " +
+  fail(where(rank) + " expects " + text(length, part, self.loop, self.slice) + ", but rank " +
        std::to_string(from) + " primitive " + std::to_string(m.primitive) + " has sent " +
        text(m.length, m.part, m.loop, m.slice) +
        (m.length == length ? "" : ": the lengths differ"));

@@ -57,7 +57,26 @@ class LaneRun {
   };
 
   bool done(const Rank& rank) const { return rank.loop == loops_.size(); }
+  // The ranks that a primitive moves a slice from, or to, may be among.
+  struct Peers {
+    int first = 0, last = -1;
+  };
+
   std::uint64_t chunk_length(std::uint32_t part, std::uint64_t loop) const;
+  // Elements that the primitive works on in this loop, in as many slices as they need. Of a scatter
+  // or collect the longest slice: all its slices are moved at once.
+  std::uint64_t work_length(int rank, const Primitive& p, std::uint64_t loop) const;
+  Peers sources(const Primitive& p) const;
+  Peers targets(const Primitive& p) const;
+  // Elements, of the primitive's slice of `length`, from or to a peer among them; 0: none.
+  std::uint64_t length_from(int rank, const Primitive& p, int from, std::uint64_t length) const;
+  std::uint64_t length_to(int rank, const Primitive& p, int to, std::uint64_t length) const;
+  // Whose slice it is that travels.
+  static std::uint32_t part_from(const Primitive& p, int from);
+  static std::uint32_t part_to(const Primitive& p, int to);
+  std::size_t cell(std::uint32_t part, std::uint32_t slice) const {
+    return std::size_t{part} * slices_ + slice;
+  }
   Connector& connector(int from, int to);
   const Message* front(int from, int to);
   void wake(int rank);

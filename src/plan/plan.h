@@ -27,6 +27,8 @@ struct PlanLimits {
   std::uint32_t escape_slots = 5;          // guaranteed slots of every connector
   std::uint32_t escape_slot_bytes = 8192;  // payload of one
   std::uint16_t lanes = 1;                 // blocks of a rank
+  Device device = Device::kHost;           // of all ranks
+  std::uint32_t borrow_slot_bytes = 0;     // payload of a larger slot; 0: there are none
 };
 
 struct Plan {

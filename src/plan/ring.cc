@@ -1,5 +1,7 @@
 #include "plan/ring.h"
 
+#include <algorithm>
+
 #include "plan/common.h"
 
 namespace unjam {
@@ -79,6 +81,17 @@ class RingProgram {
   std::vector<Primitive>* program_;
 };
 
+// A chain's chunk on a GPU: large slices through borrowed slots, but chunks enough that all ranks
+// of the chain have something to do.
+std::uint64_t chain_chunk_bytes(const PlanLimits& limits, const Geometry& geometry) {
+  constexpr std::uint64_t kMostSlots = 8, kFewestChunks = 16;
+  const std::uint64_t slot = limits.escape_slot_bytes;
+  const std::uint64_t lane =
+      geometry.lane_part(0, geometry.first_lane).length * dtype_bytes(geometry.dtype);
+  const std::uint64_t most = std::max(slot, kMostSlots * limits.borrow_slot_bytes);
+  return std::clamp(lane / kFewestChunks / slot * slot, slot, most);
+}
+
 }  // namespace
 
 std::optional<Plan> plan_ring(const PlanRequest& request, const PlanLimits& limits,
@@ -99,7 +112,10 @@ std::optional<Plan> plan_ring(const PlanRequest& request, const PlanLimits& limi
   plan.geometry = make_geometry(request, has_root(request.kind) ? 1 : ranks);
   plan.geometry.chunk = chunk_elements(
       std::uint64_t{limits.escape_slots - 1} * limits.escape_slot_bytes, plan.geometry);
-  assign_bulk_lanes(request, limits, &plan.geometry);
+  assign_bulk_lanes(request, limits, 1, &plan.geometry);
+  if (has_root(request.kind) && limits.device == Device::kCuda) {
+    plan.geometry.chunk = chunk_elements(chain_chunk_bytes(limits, plan.geometry), plan.geometry);
+  }
 
   RingProgram program(request, &plan.primitives);
   if (request.ranks == 1) {

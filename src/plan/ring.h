@@ -13,9 +13,14 @@
 // are in flight in N connectors with `slots` slots each, and somewhere on the ring one slot is
 // free: the rank before it can go on (the bubble argument). This stays true when a borrowed slot
 // carries several slices at once, as long as every slice is cut at multiples of escape_slot_bytes
-// from the chunk's start: then a chunk never is in more than slots-1 pieces. Chains have no cycle
-// and would need no such limit. Chunks are always the largest that the rule allows: a chunk is sent
-// slice by slice, so a larger one costs no pipelining, and it makes fewer passes over the program.
+// from the chunk's start: then a chunk never is in more than slots-1 pieces. Chunks are the largest
+// that the rule allows: a chunk is sent slice by slice, so a larger one costs no pipelining, and it
+// makes fewer passes over the program.
+//
+// Chains have no cycle: the rank at the end only receives, so something can always move, and one
+// slot is enough whatever the chunk (the checker's slots_needed). On GPUs their chunks are up to
+// eight borrowed slots, so that slices can be large; at least 16 chunks a lane keep the pipeline
+// full. The engine cuts slices at the slots that it gets.
 #pragma once
 
 #include <optional>

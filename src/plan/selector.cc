@@ -4,6 +4,7 @@
 
 #include "plan/common.h"
 #include "plan/direct.h"
+#include "plan/mesh.h"
 #include "plan/ring.h"
 
 namespace unjam {
@@ -24,7 +25,7 @@ struct Row {
 // the ring's larger slices. In larger groups, and most where ranks share cores, a hop saved is
 // worth many bytes. Measured with 2 and 4 ranks on 2 cores (docs/benchmarks.md).
 constexpr std::uint64_t kKiB = 1024;
-constexpr Row kTable[] = {
+constexpr Row kHostTable[] = {
     {Kind::kAllReduce, 2, 16 * kKiB, Algorithm::kDirect},
     {Kind::kAllReduce, kMaxDirectRanks, 192 * kKiB, Algorithm::kDirect},
     {Kind::kAllGather, 2, 32 * kKiB, Algorithm::kDirect},
@@ -37,19 +38,47 @@ constexpr Row kTable[] = {
     {Kind::kBroadcast, kMaxDirectRanks, 192 * kKiB, Algorithm::kDirect},
 };
 
-}  // namespace
+// GPUs whose links are fully connected. First estimates, still to be measured: where launching and
+// the links' latency weigh more than bytes, everything goes in one hop.
+constexpr int kCudaDirectRanks = 8;
+constexpr std::uint64_t cuda_direct_bytes(Kind kind) {  // count × element size
+  switch (kind) {
+    case Kind::kAllReduce:
+      return 64 * kKiB;
+    case Kind::kAllGather:
+    case Kind::kReduceScatter:
+      return 32 * kKiB;
+    default:
+      return 16 * kKiB;
+  }
+}
 
-Algorithm select_algorithm(const PlanRequest& request) {
-  // A group of one only copies: ring plans spread that over the bulk lanes.
-  if (request.ranks == 1) return Algorithm::kRing;
-  const std::uint64_t bytes =
-      static_cast<std::uint64_t>(request.ranks - 1) * request.count * dtype_bytes(request.dtype);
-  for (const Row& row : kTable) {
+Algorithm select_for_host(const PlanRequest& request, std::uint64_t bytes) {
+  const std::uint64_t sent = static_cast<std::uint64_t>(request.ranks - 1) * bytes;
+  for (const Row& row : kHostTable) {
     if (row.kind == request.kind && request.ranks <= row.max_ranks) {
-      return bytes <= row.max_bytes ? row.algorithm : Algorithm::kRing;
+      return sent <= row.max_bytes ? row.algorithm : Algorithm::kRing;
     }
   }
   return Algorithm::kRing;
+}
+
+Algorithm select_for_cuda(const PlanRequest& request, std::uint64_t bytes) {
+  if (request.ranks <= kCudaDirectRanks && bytes <= cuda_direct_bytes(request.kind)) {
+    return Algorithm::kDirect;
+  }
+  const bool mesh = !has_root(request.kind) && request.ranks <= kMaxDirectRanks;
+  return mesh ? Algorithm::kMesh : Algorithm::kRing;
+}
+
+}  // namespace
+
+Algorithm select_algorithm(const PlanRequest& request, Device device) {
+  // A group of one only copies: ring plans spread that over the bulk lanes.
+  if (request.ranks == 1) return Algorithm::kRing;
+  const std::uint64_t bytes = request.count * dtype_bytes(request.dtype);
+  return device == Device::kHost ? select_for_host(request, bytes)
+                                 : select_for_cuda(request, bytes);
 }
 
 std::optional<Plan> make_plan(const PlanRequest& request, const PlanLimits& limits,
@@ -59,11 +88,16 @@ std::optional<Plan> make_plan(const PlanRequest& request, const PlanLimits& limi
     if (error != nullptr) *error = problem;
     return std::nullopt;
   }
-  switch (algorithm.value_or(select_algorithm(request))) {
+  Algorithm chosen = algorithm.value_or(select_algorithm(request, limits.device));
+  // Who asks for a mesh asks for it wherever it can serve.
+  if (chosen == Algorithm::kMesh && has_root(request.kind)) chosen = Algorithm::kRing;
+  switch (chosen) {
     case Algorithm::kRing:
       return plan_ring(request, limits, error);
     case Algorithm::kDirect:
       return plan_direct(request, limits, error);
+    case Algorithm::kMesh:
+      return plan_mesh(request, limits, error);
   }
   if (error != nullptr) *error = "unknown algorithm";
   return std::nullopt;

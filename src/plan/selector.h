@@ -1,5 +1,5 @@
 // Which algorithm serves a collective: a table over values on which all ranks of the group agree
-// (kind, group size, bytes), and nothing else, so that all ranks choose alike.
+// (kind, group size, bytes, device), and nothing else, so that all ranks choose alike.
 #pragma once
 
 #include <optional>
@@ -10,9 +10,10 @@
 namespace unjam {
 
 // The table's answer. The request must be valid.
-Algorithm select_algorithm(const PlanRequest& request);
+Algorithm select_algorithm(const PlanRequest& request, Device device);
 
-// The plan by the given algorithm, or by the table's. Nothing if there is none; then *error (may be
+// The plan by the given algorithm (by ring, where mesh is given for a rooted kind), or by the
+// table's. Nothing if there is none; then *error (may be
 // null) names the cause.
 std::optional<Plan> make_plan(const PlanRequest& request, const PlanLimits& limits,
                               std::optional<Algorithm> algorithm, std::string* error = nullptr);

@@ -69,21 +69,50 @@ std::string geometry_error(const PlanRequest& request, const Plan& plan, std::ui
   return "";
 }
 
-std::string flags_error(const PlanRequest& request, int rank, const Plan& plan,
-                        const Primitive& p) {
+std::string flags_error(const PlanRequest& request, int rank, const Plan& plan, const Primitive& p,
+                        std::uint32_t slot_bytes) {
   const unsigned f = p.flags;
   const auto has = [f](unsigned flag) { return (f & flag) != 0; };
-  constexpr unsigned kKnown =
-      kRecv | kSend | kLocal | kReduce | kCopy | kFromOutput | kContribute | kFinish | kGather;
+  constexpr unsigned kKnown = kRecv | kSend | kLocal | kReduce | kCopy | kFromOutput | kContribute |
+                              kFinish | kGather | kSendAll | kScatter | kCollect;
   if ((f & ~kKnown) != 0) return "unknown flags";
   if (p.part >= plan.geometry.parts) return "there is no such part";
-  if (!has(kRecv | kLocal | kGather)) return "it has no source";
-  if (!has(kSend | kCopy)) return "it has no destination";
+  if (has(kScatter) && f != (kLocal | kScatter)) {
+    return "a scatter sends local slices, nothing else";
+  }
+  if (has(kCollect) && f != (kCollect | kCopy)) {
+    return "a collect copies received slices into the output, nothing else";
+  }
+  if (!has(kRecv | kLocal | kGather | kCollect)) return "it has no source";
+  if (!has(kSend | kCopy | kSendAll | kScatter)) return "it has no destination";
+  if (has(kSend) && has(kSendAll)) return "it sends to one and to all";
   if (has(kGather) && (has(kRecv) || !has(kLocal) || !has(kReduce) || has(kFromOutput))) {
     return "a gather reduces the received slices with the local input, nothing else";
   }
-  if (has(kGather) && request.ranks > kMaxDirectRanks) {
-    return "a gather has at most " + std::to_string(kMaxDirectRanks) + " ranks";
+  if (has(kGather | kSendAll | kScatter | kCollect)) {
+    if (request.ranks > kMaxDirectRanks) {
+      return "a primitive with several peers serves at most " + std::to_string(kMaxDirectRanks) +
+             " ranks";
+    }
+    if (plan.geometry.chunk > slice_elements(plan, slot_bytes)) {
+      return "it moves one slice a peer, and a chunk needs more";
+    }
+  }
+  if (has(kScatter | kCollect)) {
+    if (plan.geometry.parts != static_cast<std::uint32_t>(request.ranks)) {
+      return "a scatter or collect needs one part per rank, the plan has " +
+             std::to_string(plan.geometry.parts);
+    }
+    for (int q = 0; q < request.ranks; ++q) {
+      if (q == rank) continue;
+      if (has(kScatter) && !has_input(request, rank, q)) {
+        return "this rank has no input in part " + std::to_string(q);
+      }
+      if (has(kCollect) && !has_output(request, rank, q)) {
+        return "this rank has no output in part " + std::to_string(q);
+      }
+    }
+    return p.recv_peer == kNoPeer && p.send_peer == kNoPeer ? "" : "it has a peer of its own";
   }
   if (!has(kGather) && has(kReduce) != (has(kRecv) && has(kLocal))) {
     return "a received and a local slice need kReduce, and kReduce needs both";
@@ -152,7 +181,7 @@ std::string validate_plans(const PlanRequest& request, const std::vector<Plan>& 
   for (int r = 0; r < request.ranks; ++r) {
     const Plan& plan = plans[static_cast<std::size_t>(r)];
     for (std::size_t i = 0; i < plan.primitives.size(); ++i) {
-      const std::string text = flags_error(request, r, plan, plan.primitives[i]);
+      const std::string text = flags_error(request, r, plan, plan.primitives[i], slot_bytes);
       if (!text.empty()) return primitive_text(r, i, plan.primitives[i]) + ": " + text;
     }
   }

@@ -55,6 +55,7 @@ void Context::reap_locked() {
   bool any = false;
   while (memory_->rank().cq.pop(e)) {
     any = true;
+    daemon_->ended(e.slot);
     std::unique_ptr<Submitted> s = std::move(slots_[e.slot]);
     free_slots_.push_back(e.slot);
     if (s == nullptr) {
@@ -63,6 +64,10 @@ void Context::reap_locked() {
     }
     Key& key = *s->key;
     --key.in_engine;
+    // The engine may know of a peer's end before this thread does, see Daemon::peer_gone.
+    if (e.outcome != Outcome::kDone && s->cancel.ok()) {
+      s->cancel = {UNJAM_ERROR_PEER, "a rank of the group is gone: shrink the group to those left"};
+    }
     complete(*s, e.outcome == Outcome::kDone ? Result{} : s->cancel);
     if (key.failed_from != UINT64_MAX) fail_waiting(key, key.failed_from, key.failed);
     if (!key.waiting.empty()) {
@@ -122,8 +127,8 @@ bool Context::wait(unjamRequest& request, std::int64_t timeout_us) {
     } else {
       lock.unlock();
     }
-    completions_.wait(epoch,
-                      timeout_us < 0 ? -1 : static_cast<std::int64_t>((deadline - now) / 1000 + 1));
+    daemon_->wait(completions_, epoch,
+                  timeout_us < 0 ? -1 : static_cast<std::int64_t>((deadline - now) / 1000 + 1));
   }
 }
 
@@ -161,13 +166,13 @@ void Context::background() {
     reap_locked();
     if (!finished_.empty() || (callbacks_ == 0 && waiting_ == 0)) continue;
     lock.unlock();
-    completions_.wait(epoch, -1);
+    daemon_->wait(completions_, epoch, -1);
     lock.lock();
   }
 }
 
 bool Context::synchronize(std::int64_t timeout_us) {
-  HostDaemon* daemon = nullptr;
+  Daemon* daemon = nullptr;
   {
     std::lock_guard lock(mutex_);
     daemon = daemon_.get();

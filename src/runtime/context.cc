@@ -3,9 +3,11 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <stdexcept>
 #include <utility>
 
 #include "base/hash.h"
+#include "device/host/host_daemon.h"
 #include "runtime/texts.h"
 
 namespace unjam {
@@ -26,13 +28,40 @@ void Context::start() {
   const std::uint32_t slots = memory_->rank().num_slots;
   slots_.resize(slots);
   for (std::uint32_t i = slots; i-- > 0;) free_slots_.push_back(static_cast<std::uint16_t>(i));
-  HostDaemonOptions options;
-  options.block_threads = static_cast<unsigned>(settings_.block_threads);
-  options.delay_seed = static_cast<std::uint64_t>(settings_.delay_seed);
-  options.delay_max_us = static_cast<std::uint32_t>(settings_.delay_max_us);
-  options.help = settings_.help != 0;
-  daemon_ = std::make_unique<HostDaemon>(memory_->rank(), completions_, options);
+  if (world_->cuda() != nullptr) {
+    start_cuda();
+  } else {
+    HostDaemonOptions options;
+    options.block_threads = static_cast<unsigned>(settings_.block_threads);
+    options.delay_seed = static_cast<std::uint64_t>(settings_.delay_seed);
+    options.delay_max_us = static_cast<std::uint32_t>(settings_.delay_max_us);
+    options.help = settings_.help != 0;
+    daemon_ = std::make_unique<HostDaemon>(memory_->rank(), completions_, options);
+  }
   world_->attach(this);
+}
+
+void Context::start_cuda() {
+  std::string error;
+  if (!world_->enter_device(rank_, error)) throw std::runtime_error(error);
+  CudaRankOptions options;
+  options.device = world_->device_of(rank_);
+  options.rank = static_cast<std::uint32_t>(rank_);
+  options.shape = world_->shape();
+  options.policy = memory_->rank().policy;
+  options.slots = memory_->rank().num_slots;
+  options.keys = static_cast<std::uint32_t>(settings_.idle_keys + settings_.max_active_keys);
+  options.block_threads = static_cast<std::uint32_t>(settings_.block_threads);
+  options.solo = settings_.solo != 0;
+  options.trace_events = static_cast<std::uint64_t>(settings_.trace_events);
+  for (int r = 0; r < world_->ranks(); ++r) {
+    options.bases.push_back(world_->bases()[r]);
+    options.links.push_back(world_->link(r));
+  }
+  std::unique_ptr<StreamDaemon> daemon = world_->cuda()->start(options, memory_->rank(), error);
+  if (daemon == nullptr) throw std::runtime_error(error);
+  streams_ = daemon.get();
+  daemon_ = std::move(daemon);
 }
 
 Result Context::pending_error(const char* what, std::size_t pending) const {
@@ -74,7 +103,7 @@ Result Context::shutdown() {
         reap_locked();
         if (submitted_ == completed_) break;
         lock.unlock();
-        completions_.wait(epoch, 100000);
+        daemon_->wait(completions_, epoch, 100000);
         lock.lock();
       }
     } else if (pending != 0) {

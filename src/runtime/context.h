@@ -15,9 +15,9 @@
 #include <vector>
 
 #include "base/fork_guard.h"
+#include "base/futex.h"
 #include "control/waitfor.h"
-#include "device/host/futex.h"
-#include "device/host/host_daemon.h"
+#include "engine/daemon.h"
 #include "plan/plan.h"
 #include "runtime/engine_memory.h"
 #include "runtime/request.h"
@@ -65,6 +65,8 @@ struct Call {
   std::int32_t priority = 0;
   unjamCallback_t callback = nullptr;
   void* user = nullptr;
+  unjamStreamOrder_t stream_order = UNJAM_STREAM_NONE;
+  void* stream = nullptr;
 };
 
 // An invocation that was submitted and is not complete.
@@ -77,7 +79,9 @@ struct Submitted {
   std::uint64_t order = 0;          // of submission at this rank
   std::uint64_t since_ns = 0;
   bool in_engine = false;
-  Result cancel;  // why it was cancelled, if it was
+  std::uint16_t slot = 0;    // in the engine
+  std::uint64_t serial = 0;  // of submissions to the engine; CUDA's wait kernels look for it
+  Result cancel;             // why it was cancelled, if it was
 };
 
 }  // namespace unjam
@@ -120,10 +124,15 @@ inline constexpr std::size_t kKeyPlaces = 5;
 struct Key {
   std::string name;
   unjamGroup* group = nullptr;
+  // On the host the engine's; with CUDA what its state begins as, which it has elsewhere.
   KeyState state;
   std::vector<LaneKey> lanes;
   std::vector<OutEndpoint> out;
   std::vector<InEndpoint> in;
+  KeyState* engine_state = nullptr;
+  LaneKey* engine_lanes = nullptr;
+  StreamDaemon* keeper = nullptr;  // of engine_state, with CUDA
+  bool fresh = true;               // the engine has yet to set up its state
   std::uint64_t submitted = 0;
   std::uint64_t completed = 0;
   std::uint64_t first = 0;  // the use at which this rank has met the key, or met it again
@@ -144,6 +153,11 @@ struct Key {
   // (n - first) % kHistory.
   static constexpr std::size_t kHistory = 32;
   std::vector<Signature> history;
+
+  Key() = default;
+  ~Key();
+  Key(const Key&) = delete;
+  Key& operator=(const Key&) = delete;
 
   void remember(std::uint64_t n, const Signature& signature);
   const Signature* recall(std::uint64_t n) const;
@@ -207,6 +221,8 @@ class Context : public std::enable_shared_from_this<Context> {
   static bool in_callback();
   // Gives a pending request its callback; calls it at once if the request is done.
   Result on_done(unjamRequest& request, unjamCallback_t callback, void* user);
+  // Work queued in the stream from now on sees the invocation's results.
+  Result stream_wait(unjamRequest& request, void* stream);
   // Takes completions out of the CQ.
   void reap();
   bool synchronize(std::int64_t timeout_us);
@@ -237,6 +253,8 @@ class Context : public std::enable_shared_from_this<Context> {
 
  private:
   friend class World;
+  void start_cuda();
+  void refresh() const;
   Key* find_or_create_key(unjamGroup& group, const char* name, Result& result);
   Result submit_locked(std::unique_lock<std::mutex>& lock, unjamGroup& group, Key& key,
                        const Call& call, unjamRequest** request);
@@ -244,6 +262,9 @@ class Context : public std::enable_shared_from_this<Context> {
                          const Signature& signature);
   Result validate(const unjamGroup& group, const Call& call) const;
   void admit(std::unique_ptr<Submitted> s);
+  Invocation make_invocation(const Submitted& s, std::uint16_t slot) const;
+  Result admit_in_stream(std::unique_ptr<Submitted>& s);
+  bool cuda() const { return streams_ != nullptr; }
   void complete(Submitted& s, const Result& result);
   void reap_locked();
   void cancel_locked(std::size_t slot, const Result& why);
@@ -284,7 +305,8 @@ class Context : public std::enable_shared_from_this<Context> {
   const Settings settings_;
   EventCount completions_;
   std::unique_ptr<EngineMemory> memory_;
-  std::unique_ptr<HostDaemon> daemon_;
+  std::unique_ptr<Daemon> daemon_;
+  StreamDaemon* streams_ = nullptr;  // the daemon, if it is one; for good
 
   mutable std::mutex mutex_;
   std::vector<std::unique_ptr<unjamGroup>> groups_;
@@ -307,6 +329,7 @@ class Context : public std::enable_shared_from_this<Context> {
   std::size_t callbacks_ = 0;                   // invocations under way that have a callback
   std::uint64_t submitted_ = 0;
   std::uint64_t completed_ = 0;
+  std::uint64_t serials_ = 0;
   bool closed_ = false;   // aborted or destroyed
   bool helping_ = false;  // see wait()
   Result first_error_;

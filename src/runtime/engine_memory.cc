@@ -5,6 +5,8 @@ namespace unjam {
 std::uint32_t invocation_slots(const Settings& settings) {
   // Twice the keys that may be active: room for successors of the same keys, which keep a stream of
   // calls under one key from going through the host each time.
+  // On CUDA calls are queued in streams, a thousand and more.
+  if (settings.device == UNJAM_DEVICE_CUDA) return 4096;
   return static_cast<std::uint32_t>(2 * settings.max_active_keys);
 }
 
@@ -18,9 +20,10 @@ ArenaShape arena_shape(const Settings& settings, int ranks) {
   shape.escape_slots = static_cast<std::uint32_t>(settings.escape_slots);
   shape.escape_slot_bytes = static_cast<std::uint32_t>(settings.escape_slot_bytes);
   shape.borrow_slots = static_cast<std::uint32_t>(settings.borrow_slots);
-  // One holds a whole chunk of a ring plan.
-  shape.borrow_slot_bytes =
-      static_cast<std::uint32_t>((settings.escape_slots - 1) * settings.escape_slot_bytes);
+  // One holds a whole chunk of a ring plan, unless said otherwise.
+  shape.borrow_slot_bytes = static_cast<std::uint32_t>(
+      settings.borrow_slot_bytes != 0 ? settings.borrow_slot_bytes
+                                      : (settings.escape_slots - 1) * settings.escape_slot_bytes);
   return shape;
 }
 
@@ -60,12 +63,15 @@ EngineMemory::EngineMemory(const Settings& settings, const ArenaShape& shape,
   lanes_ = std::make_unique<LaneState[]>(shape.lanes);
   bytes_ += shape.lanes * sizeof(LaneState);
   rank_.lanes = lanes_.get();
+  mailboxes_ = std::make_unique<Mailbox[]>(shape.lanes);
+  bytes_ += shape.lanes * sizeof(Mailbox);
+  rank_.mailboxes = mailboxes_.get();
   for (std::uint32_t l = 0; l < shape.lanes; ++l) {
     LaneState& lane = lanes_[l];
     lane.queue.attach(take<QueueLink>(slots));
     lane.contexts = take<DynamicContext>(slots);
-    lane.mailbox.places = take<std::uint16_t>(slots);
-    lane.mailbox.capacity = slots;
+    mailboxes_[l].places = take<std::uint16_t>(slots);
+    mailboxes_[l].capacity = slots;
     lane.trace_capacity = static_cast<std::uint64_t>(settings.trace_events);
     lane.trace = take<TraceEvent>(lane.trace_capacity);
     LaneTransport& t = lane.transport;

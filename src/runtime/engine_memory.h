@@ -54,6 +54,7 @@ class EngineMemory {
 
   RankState rank_;
   std::unique_ptr<LaneState[]> lanes_;
+  std::unique_ptr<Mailbox[]> mailboxes_;
   std::vector<std::shared_ptr<void>> storage_;
   std::uint64_t bytes_ = 0;
 };

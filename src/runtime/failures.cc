@@ -51,7 +51,7 @@ void Context::cancel_locked(std::size_t slot, const Result& why) {
   Submitted& s = *slots_[slot];
   if (!s.cancel.ok()) return;
   s.cancel = why;
-  store_release<std::uint32_t>(memory_->rank().cancelled[slot], 1);
+  daemon_->cancel(static_cast<std::uint16_t>(slot));
 }
 
 void Context::peer_left(int peer) {
@@ -60,6 +60,7 @@ void Context::peer_left(int peer) {
 }
 
 void Context::peer_gone(int peer, const std::string& why) {
+  if (streams_ != nullptr) streams_->peer_gone(peer);
   {
     std::lock_guard lock(mutex_);
     if (closed_) return;

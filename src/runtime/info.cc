@@ -92,15 +92,19 @@ std::vector<int> Context::undelivered_to(const Key& key) const {
 }
 
 std::string Context::info_json() const {
+  refresh();
   std::lock_guard lock(mutex_);
   const ArenaShape& shape = world_->shape();
   JsonWriter w;
   w.begin_object();
-  w.field("version", UNJAM_VERSION).field("device", "host").field("rank", rank_);
+  w.field("version", UNJAM_VERSION).field("device", cuda() ? "cuda" : "host");
+  w.field("rank", rank_);
   w.field("ranks", world_->ranks());
   w.key("settings").begin_object();
   for (const Variable& v : variables()) w.field(v.name, settings_.*v.field);
   w.end_object();
+
+  if (cuda()) w.key("kernel").json(streams_->footprint());
 
   const Held held = what_is_held();
   const auto groups_held = static_cast<std::uint64_t>(
@@ -212,6 +216,7 @@ std::string Context::info_json() const {
       for (const int peer : undelivered_to(*key)) w.value(peer);
       w.end_array();
       w.field("algorithm", key->plan == nullptr ? "" : to_string(key->plan->algorithm));
+      w.field("protocol", key->plan == nullptr ? "" : to_string(key->plan->protocol));
       w.field("failed", key->failed.message);
       w.end_object();
     }

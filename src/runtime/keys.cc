@@ -34,6 +34,10 @@ std::uint64_t key_tag(const unjamGroup& group, std::string_view key) {
   return hash_combine(group.tag, hash_bytes(key)) | 2;  // neither 0 nor 1, see arena.h
 }
 
+Key::~Key() {
+  if (keeper != nullptr) keeper->return_key(engine_state);
+}
+
 void Key::remember(std::uint64_t n, const Signature& signature) {
   if (history.size() < kHistory) {
     history.push_back(signature);
@@ -93,6 +97,22 @@ Key* Context::find_or_create_key(unjamGroup& group, const char* name, Result& re
     key->lanes[l].in = &key->in[l * n];
   }
   key->state.lanes = key->lanes.data();
+  key->engine_state = &key->state;
+  key->engine_lanes = key->lanes.data();
+  if (cuda()) {
+    LaneKey* engine_lanes = nullptr;
+    KeyState* state = streams_->take_key(engine_lanes);
+    if (state == nullptr) {
+      result = {UNJAM_ERROR_RESOURCES,
+                std::to_string(keys_.size()) +
+                    " keys of this rank are in use, as many as there is device memory for: use "
+                    "fewer names, or raise UNJAM_IDLE_KEYS"};
+      return nullptr;
+    }
+    key->keeper = streams_;
+    key->engine_state = state;
+    key->engine_lanes = engine_lanes;
+  }
   Key* p = key.get();
   std::list<Key*>& idle = places_[static_cast<std::size_t>(KeyPlace::kIdle)];
   p->at = idle.insert(idle.end(), p);
@@ -222,7 +242,8 @@ void Context::tidy() {
   retire_lingering(1);
   const auto limit = static_cast<std::size_t>(settings_.idle_keys);
   const std::size_t kept = keys_at(KeyPlace::kLingering) + keys_at(KeyPlace::kIdle);
-  const bool many = kept >= limit + kFew;
+  // What a CUDA rank's peers have yet to take is not known here: nothing idle is forgotten there.
+  const bool many = kept >= limit + kFew && !cuda();
   if (!many && keys_at(KeyPlace::kDoomed) == 0 && failing_.empty() && failing_records_.empty() &&
       voiding_.empty()) {
     return;
@@ -239,18 +260,20 @@ void Context::tidy() {
   collect_keys(*drop);
   if (drop->releases.empty()) return;
 
-  RankState& rank = memory_->rank();
   const std::uint16_t slot = free_slots_.back();
   free_slots_.pop_back();
   dropping_ = std::move(drop);
-  Sqe sqe;
-  sqe.inv.input = dropping_->releases.data();
-  sqe.inv.n = dropping_->releases.size();
-  sqe.inv.geometry.first_lane = 0;
-  sqe.inv.geometry.lanes = static_cast<std::uint16_t>(rank.num_lanes);
-  sqe.inv.slot = slot;
-  store_release<std::uint32_t>(rank.cancelled[slot], 0);
-  rank.sq.push(sqe);
+  Invocation command;
+  command.input = dropping_->releases.data();
+  command.n = dropping_->releases.size();
+  command.geometry.first_lane = 0;
+  command.geometry.lanes = static_cast<std::uint16_t>(memory_->rank().num_lanes);
+  command.slot = slot;
+  // A stream may have yet to see that the slot's former invocation has ended: the number it looks
+  // for must not be taken back.
+  command.serial = ++serials_;
+  store_release<std::uint32_t>(memory_->rank().cancelled[slot], 0);
+  daemon_->submit(command, nullptr);
   daemon_->ring(0);
 }
 
@@ -307,7 +330,7 @@ void Context::collect_keys(KeyDrop& drop) {
   from(KeyPlace::kDoomed, kBatch);
   const auto limit = static_cast<std::size_t>(settings_.idle_keys);
   const std::size_t kept = keys_at(KeyPlace::kLingering) + keys_at(KeyPlace::kIdle);
-  if (kept > limit) from(KeyPlace::kIdle, kept - limit);
+  if (kept > limit && !cuda()) from(KeyPlace::kIdle, kept - limit);
 }
 
 bool Context::forget(KeyDrop& drop, Key& key) {
@@ -330,7 +353,7 @@ bool Context::forget(KeyDrop& drop, Key& key) {
   }
   if (key.failed_from != UINT64_MAX && !key.voided) std::erase(failing_, &key);
   KeyRelease r;
-  r.lanes = key.lanes.data();
+  r.lanes = key.engine_lanes;
   r.members = group.members16.data();
   r.group_size = static_cast<std::uint32_t>(group.members16.size());
   r.settled = key.settled;

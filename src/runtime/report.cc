@@ -127,6 +127,7 @@ Context::Found Context::find_call(std::uint64_t tag, std::uint64_t n, Signature&
 }
 
 void Context::stats(unjamStats_t& out) const {
+  refresh();
   std::lock_guard lock(mutex_);
   out.submitted = submitted_;
   out.completed = completed_;
@@ -149,7 +150,13 @@ void Context::stats(unjamStats_t& out) const {
   }
 }
 
+// Not with the lock: it may wait for the device, which may wait for a peer.
+void Context::refresh() const {
+  if (streams_ != nullptr) streams_->refresh(memory_->rank());
+}
+
 std::size_t Context::trace(unjamTraceEvent_t* events, std::size_t capacity) const {
+  refresh();
   std::lock_guard lock(mutex_);
   std::size_t count = 0;
   for (std::uint32_t l = 0; memory_ != nullptr && l < memory_->rank().num_lanes; ++l) {

@@ -7,34 +7,50 @@
 #include <thread>
 
 #include "base/json_writer.h"
+#include "transport/arena.h"
 
 namespace unjam {
 
 const std::vector<Variable>& variables() {
   static const std::vector<Variable> kVariables = {
+      {"UNJAM_DEVICE", &Settings::device, 0, 1, "host|cuda",
+       "Where ranks' engines run and their buffers lie.", true},
+      {"UNJAM_DEVICE_INDEX", &Settings::device_index, -1, 1023, nullptr,
+       "CUDA: which device. -1: the calling thread's current one; where one call makes all ranks, "
+       "rank r uses device r.",
+       false},
       {"UNJAM_POLICY", &Settings::policy, 0, 2, "adaptive|fixed|hold",
        "How long an engine waits before it preempts: adaptive thresholds (the paper's), one fixed "
        "threshold, or for ever (hold: as NCCL in one stream; can deadlock; for comparison).",
        false},
       {"UNJAM_ORDER", &Settings::order, 0, 1, "fifo|priority",
        "Order of the task queue: first come first served, or by the calls' priorities.", false},
-      {"UNJAM_LANES", &Settings::lanes, 1, 16, nullptr,
-       "Blocks a rank. With more than one, the first is kept for small collectives.", true},
-      {"UNJAM_BLOCK_THREADS", &Settings::block_threads, 1, 16, nullptr,
-       "Host device: threads a block.", false},
+      {"UNJAM_LANES", &Settings::lanes, 1, std::int64_t{kMaxLanes}, nullptr,
+       "Blocks a rank; on CUDA 32 unless said. With more than one, the first is kept for small "
+       "collectives.",
+       true},
+      {"UNJAM_BLOCK_THREADS", &Settings::block_threads, 1, 1024, nullptr,
+       "Threads a block: on the host at most 16, on CUDA a multiple of 32, at most 512, which is "
+       "the default there.",
+       false},
       {"UNJAM_MAX_ACTIVE_KEYS", &Settings::max_active_keys, 1, 8192, nullptr,
-       "Keys of a rank with an invocation under way at a time; a further one is refused.", true},
+       "Keys of a rank with an invocation under way at a time; a further one is refused. On CUDA "
+       "64 unless said.",
+       true},
       {"UNJAM_IDLE_KEYS", &Settings::idle_keys, 0, 1 << 24, nullptr,
        "Keys without an invocation under way that a rank keeps in full; beyond, those unused for "
        "longest shrink to a record of how often they were called.",
        false},
       {"UNJAM_ESCAPE_SLOTS", &Settings::escape_slots, 2, 16, nullptr,
-       "Guaranteed slots of each connector.", true},
+       "Guaranteed slots of each connector; on CUDA 2 unless said.", true},
       {"UNJAM_ESCAPE_SLOT_BYTES", &Settings::escape_slot_bytes, 256, 1 << 20, nullptr,
-       "Bytes of a guaranteed slot; a multiple of 64.", true},
+       "Bytes of a guaranteed slot; a multiple of 64. On CUDA 131072 unless said.", true},
       {"UNJAM_BORROW_SLOTS", &Settings::borrow_slots, 0, 65536, nullptr,
-       "Larger slots a (peer, lane) that all keys share; each holds escape_slots - 1 guaranteed "
-       "ones.",
+       "Larger slots a (peer, lane) that all keys share; on CUDA 16 unless said.", true},
+      {"UNJAM_BORROW_SLOT_BYTES", &Settings::borrow_slot_bytes, 0, 1 << 24, nullptr,
+       "Bytes of a larger slot, a multiple of 64 and at least those of a guaranteed one; 0: as "
+       "many "
+       "as escape_slots - 1 guaranteed ones. On CUDA 262144 unless said.",
        true},
       {"UNJAM_SPIN_HEAD", &Settings::spin_head, 0, 1 << 30, nullptr,
        "Polls granted to the collective at the head of the task queue; later ones get less. 0: by "
@@ -54,13 +70,15 @@ const std::vector<Variable>& variables() {
        "Host device: whether threads that submit or wait run the engine themselves when no other "
        "thread does. 0: only the daemon's threads run it.",
        false},
+      {"UNJAM_SOLO", &Settings::solo, 0, 1, nullptr,
+       "CUDA: whether a short all-reduce in a stream runs without the engine where it can.", false},
       {"UNJAM_TRACE_EVENTS", &Settings::trace_events, 0, 1 << 24, nullptr,
        "Trace events kept a lane; 0: no trace.", false},
       {"UNJAM_STALL_MS", &Settings::stall_ms, 1, 1 << 30, nullptr,
        "A pending invocation older than this is compared with its peers' calls, in milliseconds.",
        false},
-      {"UNJAM_ALGORITHM", &Settings::algorithm, -1, 1, nullptr,
-       "-1: by the selector's table; 0: ring; 1: direct.", true},
+      {"UNJAM_ALGORITHM", &Settings::algorithm, -1, 2, nullptr,
+       "-1: by the selector's table; 0: ring; 1: direct; 2: mesh (rooted kinds: ring).", true},
       {"UNJAM_DELAY_SEED", &Settings::delay_seed, 0, INT64_MAX, nullptr,
        "Fault injection: seed of random delays at every wait of the engine; 0: none.", false},
       {"UNJAM_DELAY_MAX_US", &Settings::delay_max_us, 0, 1000000, nullptr,
@@ -138,16 +156,46 @@ const Variable& variable(std::int64_t Settings::* field) {
 
 }  // namespace
 
+Settings device_defaults(unjamDevice_t device) {
+  Settings s;
+  if (device == UNJAM_DEVICE_HOST) return s;
+  s.device = device;
+  s.lanes = 32;
+  s.block_threads = 512;
+  s.max_active_keys = 64;
+  s.idle_keys = 4096;
+  s.escape_slots = 2;
+  s.escape_slot_bytes = 131072;
+  s.borrow_slots = 16;
+  s.borrow_slot_bytes = 262144;
+  // A poll takes about 0.7 us. An attempt at something that no peer has called must be over in 50
+  // us together with the quit after it (design.md 1.2).
+  s.spin_head = 16;
+  s.spin_base = 2;
+  s.spin_cap = 512;
+  return s;
+}
+
 bool resolve_settings(const unjamConfig_t* config, Settings& s, std::string& error) {
-  s = Settings{};
-  for (const Variable& v : variables()) {
+  const auto from_environment = [&](const Variable& v) {
     const char* text = std::getenv(v.name);
-    if (text == nullptr || *text == '\0') continue;
-    if (!parse(v, text, s.*v.field)) {
-      error = std::string(v.name) + "=" + text + " is not valid: give " + range_text(v);
-      return false;
-    }
+    if (text == nullptr || *text == '\0' || parse(v, text, s.*v.field)) return true;
+    error = std::string(v.name) + "=" + text + " is not valid: give " + range_text(v);
+    return false;
+  };
+  // The device first: it decides the defaults.
+  s = Settings{};
+  if (!from_environment(variable(&Settings::device))) return false;
+  if (config != nullptr && config->size >= offsetof(unjamConfig_t, device) + sizeof(int32_t) &&
+      (config->device == UNJAM_DEVICE_HOST || config->device == UNJAM_DEVICE_CUDA)) {
+    s.device = config->device;
   }
+  s = device_defaults(static_cast<unjamDevice_t>(s.device));
+  const std::int64_t device = s.device;
+  for (const Variable& v : variables()) {
+    if (!from_environment(v)) return false;
+  }
+  s.device = device;
   if (config != nullptr) {
     if (config->size < offsetof(unjamConfig_t, lanes) || config->size > sizeof(unjamConfig_t)) {
       error = "unjamConfig_t has size " + std::to_string(config->size) + ", this library knows " +
@@ -169,6 +217,8 @@ bool resolve_settings(const unjamConfig_t* config, Settings& s, std::string& err
       }
       s.*field = value;
     };
+    take(&Settings::device, c.device, -1);
+    take(&Settings::device_index, c.device_index, -1);
     take(&Settings::policy, c.policy, -1);
     take(&Settings::order, c.order, -1);
     take(&Settings::lanes, c.lanes, 0);
@@ -199,6 +249,26 @@ bool resolve_settings(const unjamConfig_t* config, Settings& s, std::string& err
   if (s.escape_slot_bytes % 64 != 0) {
     error = "escape_slot_bytes (UNJAM_ESCAPE_SLOT_BYTES) is " +
             std::to_string(s.escape_slot_bytes) + ": it must be a multiple of 64";
+    return false;
+  }
+  if (s.borrow_slot_bytes % 64 != 0) {
+    error = "UNJAM_BORROW_SLOT_BYTES is " + std::to_string(s.borrow_slot_bytes) +
+            ": it must be a multiple of 64";
+    return false;
+  }
+  // A chunk must fit into the slots of its connector but one, however its slices are granted.
+  if (s.borrow_slots != 0 && s.borrow_slot_bytes != 0 &&
+      s.borrow_slot_bytes < s.escape_slot_bytes) {
+    error = "UNJAM_BORROW_SLOT_BYTES is " + std::to_string(s.borrow_slot_bytes) +
+            ", less than a guaranteed slot has (UNJAM_ESCAPE_SLOT_BYTES, " +
+            std::to_string(s.escape_slot_bytes) + "): give at least as many, or 0";
+    return false;
+  }
+  const bool host = s.device == UNJAM_DEVICE_HOST;
+  if (host ? s.block_threads > 16 : s.block_threads > 512 || s.block_threads % 32 != 0) {
+    error = "block_threads (UNJAM_BLOCK_THREADS) is " + std::to_string(s.block_threads) +
+            (host ? ": the host device takes at most 16"
+                  : ": the CUDA device takes a multiple of 32, at most 512");
     return false;
   }
   return true;

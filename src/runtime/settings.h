@@ -10,7 +10,10 @@
 
 namespace unjam {
 
+// The defaults are the host's; see device_defaults.
 struct Settings {
+  std::int64_t device = UNJAM_DEVICE_HOST;
+  std::int64_t device_index = -1;  // see unjamConfig_t
   std::int64_t policy = UNJAM_POLICY_ADAPTIVE;
   std::int64_t order = UNJAM_ORDER_FIFO;
   std::int64_t lanes = 1;
@@ -20,7 +23,8 @@ struct Settings {
   std::int64_t escape_slots = 5;
   std::int64_t escape_slot_bytes = 8192;
   std::int64_t borrow_slots = 64;
-  std::int64_t spin_head = 0;  // 0: see resolve_spins
+  std::int64_t borrow_slot_bytes = 0;  // 0: escape_slots - 1 guaranteed ones
+  std::int64_t spin_head = 0;          // 0: see resolve_spins
   std::int64_t spin_base = 0;
   std::int64_t spin_boost = 20;
   std::int64_t spin_cap = 0;
@@ -28,6 +32,7 @@ struct Settings {
   std::int64_t residency_us = 5000;
   std::int64_t trace_events = 0;
   std::int64_t help = 1;
+  std::int64_t solo = 1;
   std::int64_t stall_ms = 1000;
   std::int64_t algorithm = -1;
   std::int64_t delay_seed = 0;
@@ -63,6 +68,9 @@ const std::vector<TextVariable>& text_variables();
 // Resolves `config` (may be null) against the environment and the defaults. False: `error` names
 // the field or variable, its value and what is accepted.
 bool resolve_settings(const unjamConfig_t* config, Settings& settings, std::string& error);
+
+// All settings as they are for a device where nobody says otherwise.
+Settings device_defaults(unjamDevice_t device);
 
 // Fills in spin thresholds that were left at 0, for `threads` engine threads on this machine's
 // cores.

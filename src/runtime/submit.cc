@@ -204,6 +204,10 @@ Result Context::submit_locked(std::unique_lock<std::mutex>& lock, unjamGroup& gr
                   "or raise UNJAM_MAX_ACTIVE_KEYS (max_active_keys) on all ranks"};
     }
   }
+  if (call.stream_order != UNJAM_STREAM_NONE && !cuda()) {
+    return {UNJAM_ERROR_INVALID_USAGE,
+            "the host device has no streams: make the call with UNJAM_STREAM_NONE"};
+  }
   const Signature& signature = call.signature;
   if (key.plan == nullptr || !(key.planned_for == signature)) {
     PlanRequest r;
@@ -218,6 +222,8 @@ Result Context::submit_locked(std::unique_lock<std::mutex>& lock, unjamGroup& gr
     limits.escape_slots = world_->shape().escape_slots;
     limits.escape_slot_bytes = world_->shape().escape_slot_bytes;
     limits.lanes = static_cast<std::uint16_t>(world_->shape().lanes);
+    limits.device = static_cast<Device>(settings_.device);
+    limits.borrow_slot_bytes = world_->shape().borrow_slot_bytes;
     std::optional<Algorithm> algorithm;
     if (settings_.algorithm >= 0) algorithm = static_cast<Algorithm>(settings_.algorithm);
     std::string error;
@@ -240,7 +246,18 @@ Result Context::submit_locked(std::unique_lock<std::mutex>& lock, unjamGroup& gr
   // harm; a key's first must not wait for anything but its peers.
   const bool starts_key = key.in_engine == 0 && key.waiting.empty();
   const std::size_t in_engine = slots_.size() - free_slots_.size();
-  const bool waits = !key.waiting.empty() || (!starts_key && in_engine >= slots_.size() / 2);
+  // With streams nothing may wait here: its place in the stream is now.
+  if (cuda() && free_slots_.empty()) {
+    reap_locked();
+    if (free_slots_.empty()) {
+      return {UNJAM_ERROR_RESOURCES,
+              std::to_string(slots_.size()) +
+                  " invocations of this rank are under way, as many as there "
+                  "is room for: wait for some"};
+    }
+  }
+  const bool waits =
+      !cuda() && (!key.waiting.empty() || (!starts_key && in_engine >= slots_.size() / 2));
   if (call.callback != nullptr || waits) need_background();
   if (request != nullptr) {
     s->request = new unjamRequest;
@@ -249,8 +266,29 @@ Result Context::submit_locked(std::unique_lock<std::mutex>& lock, unjamGroup& gr
     s->request->retain();  // one for the caller, one for us
   }
 
+  s->n = key.submitted;
+  const bool in_stream = call.stream_order != UNJAM_STREAM_NONE;
+  if (in_stream && disagreement.ok()) {
+    Submitted* const submitted = s.get();
+    const Result result = admit_in_stream(s);
+    if (!result.ok()) {
+      if (s->request != nullptr) {
+        s->request->release();
+        s->request->release();
+      }
+      return result;
+    }
+    if (request != nullptr) *request = submitted->request;
+    ++key.submitted;
+    submitted->order = submitted_++;
+    key.remember(submitted->n, signature);
+    ++group.pending;
+    if (call.callback != nullptr) ++callbacks_;
+    move_key(key, KeyPlace::kBusy);
+    return {};
+  }
   if (request != nullptr) *request = s->request;
-  s->n = key.submitted++;
+  ++key.submitted;
   s->order = submitted_++;
   key.remember(s->n, signature);
   ++group.pending;
@@ -283,32 +321,29 @@ Result Context::submit_locked(std::unique_lock<std::mutex>& lock, unjamGroup& gr
   return {};
 }
 
-void Context::admit(std::unique_ptr<Submitted> s) {
-  const std::uint16_t slot = free_slots_.back();
-  free_slots_.pop_back();
-  Key& key = *s->key;
+Invocation Context::make_invocation(const Submitted& s, std::uint16_t slot) const {
+  const Key& key = *s.key;
   const unjamGroup& group = *key.group;
-  const Plan& plan = *s->plan;
-  const Signature& signature = s->call.signature;
-  RankState& rank = memory_->rank();
-  Sqe sqe;
-  Invocation& inv = sqe.inv;
+  const Plan& plan = *s.plan;
+  const Signature& signature = s.call.signature;
+  Invocation inv;
   inv.program = plan.primitives.data();
   inv.num_primitives = static_cast<std::uint32_t>(plan.primitives.size());
   inv.members = group.members16.data();
-  inv.key = &key.state;
+  inv.key = key.engine_state;
   // Where a rank's plan does not use a buffer the pointer may be null; it is not touched.
-  inv.input = s->call.send;
-  inv.output = s->call.recv;
-  inv.n = s->n;
+  inv.input = s.call.send;
+  inv.output = s.call.recv;
+  inv.n = s.n;
   inv.geometry = plan.geometry;
   inv.group_size = static_cast<std::uint16_t>(group.members.size());
   inv.group_rank = static_cast<std::uint16_t>(group.rank);
-  inv.priority = s->call.priority;
+  inv.priority = s.call.priority;
   inv.op = signature.op;
   inv.protocol = plan.protocol;
   inv.slot = slot;
-  std::uint64_t seed = hash_combine(key.state.tag, s->n);
+  inv.serial = s.serial;
+  std::uint64_t seed = hash_combine(key.state.tag, s.n);
   seed = hash_combine(seed, signature.hash());
   seed = hash_combine(seed, static_cast<std::uint64_t>(plan.algorithm) << 8 |
                                 static_cast<std::uint64_t>(plan.protocol));
@@ -316,11 +351,72 @@ void Context::admit(std::unique_ptr<Submitted> s) {
       hash_combine(seed, std::uint64_t{plan.geometry.chunk} << 32 |
                              std::uint64_t{plan.geometry.lanes} << 16 | plan.geometry.first_lane);
   inv.seed = seed;
+  return inv;
+}
+
+void Context::admit(std::unique_ptr<Submitted> s) {
+  const std::uint16_t slot = free_slots_.back();
+  free_slots_.pop_back();
+  Key& key = *s->key;
+  s->in_engine = true;
+  s->slot = slot;
+  s->serial = ++serials_;
+  const Invocation inv = make_invocation(*s, slot);
+  ++key.in_engine;
+  store_release<std::uint32_t>(memory_->rank().cancelled[slot], 0);
+  slots_[slot] = std::move(s);
+  daemon_->submit(inv, key.fresh ? &key.state : nullptr);  // the caller rings
+  key.fresh = false;
+}
+
+// Into the engine by way of a stream, or beside it. On failure `s` stays the caller's, and nothing
+// has happened.
+Result Context::admit_in_stream(std::unique_ptr<Submitted>& s) {
+  const std::uint16_t slot = free_slots_.back();
+  Key& key = *s->key;
+  void* stream = s->call.stream;
+  std::string error;
+  s->slot = slot;
+  s->serial = ++serials_;
+  Invocation inv = make_invocation(*s, slot);
+  store_release<std::uint32_t>(memory_->rank().cancelled[slot], 0);
+  if (s->call.stream_order == UNJAM_STREAM_SYNC) {
+    if (!streams_->queue_call(stream, inv, key.fresh ? &key.state : nullptr, error)) {
+      return {UNJAM_ERROR_SYSTEM, error};
+    }
+  } else {
+    bool idle = false;
+    if (!streams_->stream_idle(stream, idle, error)) return {UNJAM_ERROR_SYSTEM, error};
+    if (!idle) {
+      // First the mark: nothing else can fail.
+      inv.ticket = inv.serial;
+      if (!streams_->queue_mark(stream, slot, inv.ticket, error)) {
+        return {UNJAM_ERROR_SYSTEM, error};
+      }
+    }
+    streams_->submit(inv, key.fresh ? &key.state : nullptr);
+    streams_->ring(0);
+  }
+  free_slots_.pop_back();
   s->in_engine = true;
   ++key.in_engine;
-  store_release<std::uint32_t>(rank.cancelled[slot], 0);
+  key.fresh = false;
   slots_[slot] = std::move(s);
-  rank.sq.push(sqe);  // the caller rings
+  return {};
+}
+
+Result Context::stream_wait(unjamRequest& request, void* stream) {
+  if (!cuda()) {
+    return {UNJAM_ERROR_INVALID_USAGE,
+            "the host device has no streams: wait for the request with unjamWait"};
+  }
+  std::lock_guard lock(mutex_);
+  reap_locked();
+  const Submitted* s = request.submitted;
+  if (s == nullptr) return {};  // it is complete: what is queued from now on comes after
+  std::string error;
+  if (!streams_->queue_wait(stream, s->slot, s->serial, error)) return {UNJAM_ERROR_SYSTEM, error};
+  return {};
 }
 
 }  // namespace unjam

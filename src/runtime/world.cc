@@ -15,6 +15,7 @@
 #include "base/fork_guard.h"
 #include "control/join_text.h"
 #include "runtime/context.h"
+#include "runtime/cuda_library.h"
 #include "runtime/engine_memory.h"
 #include "runtime/explain_signal.h"
 #include "runtime/job_id.h"
@@ -87,6 +88,8 @@ World::World(int ranks, const Settings& first_settings, std::optional<JobSecret>
       shape_(arena_shape(first_settings, ranks)),
       secret_(secret),
       arenas_(static_cast<std::size_t>(ranks)),
+      device_arenas_(static_cast<std::size_t>(ranks)),
+      devices_(static_cast<std::size_t>(ranks), -1),
       bases_(static_cast<std::size_t>(ranks), nullptr),
       joined_(static_cast<std::size_t>(ranks), false),
       // Alone: all are of this process. Else not known before the start.
@@ -105,15 +108,27 @@ World::~World() {
   mesh_.wake();
   control_.join();
   mesh_.drain(kFarewellMs);
+  if (!links_registered_) return;
+  for (int r = 0; r < ranks_; ++r) cuda_->unregister_host(link(r));
+}
+
+std::uint64_t World::host_bytes() const {
+  return first_settings_.device == UNJAM_DEVICE_CUDA ? kLinkOffset + kLinkBytes
+                                                     : shape_.total_bytes();
+}
+
+unsigned char* World::link(int rank) const {
+  return arenas_[static_cast<std::size_t>(rank)].data() + kLinkOffset;
 }
 
 std::uint64_t World::arena_committed(int rank) const {
+  if (cuda_ != nullptr) return shape_.total_bytes();
   return arenas_[static_cast<std::size_t>(rank)].committed();
 }
 
 std::uint64_t* World::announcements(const std::vector<int>& members, std::uint64_t tag) const {
   const auto home = static_cast<std::size_t>(members[tag % members.size()]);
-  return reinterpret_cast<std::uint64_t*>(bases_[home] + shape_.announcements());
+  return reinterpret_cast<std::uint64_t*>(arenas_[home].data() + shape_.announcements());
 }
 
 // ---- the meeting ----
@@ -165,18 +180,11 @@ unjamResult_t World::join(int rank, const Settings& settings, std::string& error
     fail_meeting(error);
     return UNJAM_ERROR_MISMATCH;
   }
-  arenas_[r] = SharedMemory::create(shape_.total_bytes(), error);
-  if (arenas_[r].data() == nullptr) {
+  std::vector<Fd> shared;
+  if (!make_memory(rank, settings, shared, error)) {
     fail_meeting("rank " + std::to_string(rank) + ": " + error);
     return UNJAM_ERROR_SYSTEM;
   }
-  Fd shared;
-  if (!alone() && !(shared = arenas_[r].share())) {
-    error = std::string("cannot share memory with the other ranks: ") + std::strerror(errno);
-    fail_meeting("rank " + std::to_string(rank) + ": " + error);
-    return UNJAM_ERROR_SYSTEM;
-  }
-  bases_[r] = arenas_[r].data();
   joined_[r] = true;
   ++num_joined_;
   if (alone()) {
@@ -192,6 +200,64 @@ unjamResult_t World::join(int rank, const Settings& settings, std::string& error
   changed_.notify_all();
   mesh_.wake();
   return UNJAM_SUCCESS;
+}
+
+bool World::make_memory(int rank, const Settings& settings, std::vector<Fd>& shared,
+                        std::string& error) {
+  const auto r = static_cast<std::size_t>(rank);
+  const auto share = [&](Fd fd) {
+    if (fd) {
+      shared.push_back(std::move(fd));
+      return true;
+    }
+    if (error.empty()) error = std::strerror(errno);
+    error = "cannot share memory with the other ranks: " + error;
+    return false;
+  };
+  arenas_[r] = SharedMemory::create(host_bytes(), error);
+  if (arenas_[r].data() == nullptr) return false;
+  if (!alone() && !share(arenas_[r].share())) return false;
+  bases_[r] = arenas_[r].data();
+  if (settings.device == UNJAM_DEVICE_HOST) return true;
+  if (cuda_ == nullptr && (cuda_ = cuda_driver(error)) == nullptr) return false;
+  // Alone means made by one call: then every rank has a device of its own, if there are as many.
+  std::string unused;
+  const int count = cuda_->devices(unused);
+  int device = static_cast<int>(settings.device_index);
+  if (device < 0) device = alone() ? rank % count : cuda_->current();
+  if (device >= count) {
+    error = "device_index (UNJAM_DEVICE_INDEX) is " + std::to_string(device) + ": there are " +
+            std::to_string(count) + " CUDA devices, counted from 0";
+    return false;
+  }
+  devices_[r] = device;
+  device_arenas_[r] = cuda_->create_arena(device, shape_.total_bytes(), error);
+  if (device_arenas_[r] == nullptr) return false;
+  bases_[r] = device_arenas_[r]->data();
+  return alone() || share(Fd(device_arenas_[r]->share(error)));
+}
+
+bool World::enter_device(int rank, std::string& error) {
+  std::lock_guard lock(mutex_);
+  if (!links_registered_) {
+    for (int r = 0; r < ranks_; ++r) {
+      if (!cuda_->register_host(link(r), kLinkBytes, error)) {
+        while (r-- > 0) cuda_->unregister_host(link(r));
+        return false;
+      }
+    }
+    links_registered_ = true;
+  }
+  for (int r = 0; r < ranks_; ++r) {
+    if (device_arenas_[static_cast<std::size_t>(r)]->map_for(device_of(rank), error)) continue;
+    const std::string why = error;
+    error = "rank " + std::to_string(rank) + " (device " + std::to_string(device_of(rank)) +
+            ") cannot reach the memory of rank " + std::to_string(r) + ": " + why +
+            ". The CUDA device needs peer access between all ranks' GPUs, and each process to see "
+            "all of them (CUDA_VISIBLE_DEVICES)";
+    return false;
+  }
+  return true;
 }
 
 std::vector<int> World::missing() const {
@@ -280,15 +346,24 @@ void World::begin() {
     fail_meeting("the rendezvous confuses the ranks of this process");
     return;
   }
-  for (auto& [rank, fd] : client_.arenas) {
+  for (auto& [rank, fds] : client_.memory) {
     const auto i = static_cast<std::size_t>(rank);
     std::string error;
-    arenas_[i] = SharedMemory::adopt(std::move(fd), shape_.total_bytes(), error);
+    arenas_[i] = SharedMemory::adopt(std::move(fds[0]), host_bytes(), error);
     if (arenas_[i].data() == nullptr) {
       fail_meeting(error);
       return;
     }
     bases_[i] = arenas_[i].data();
+    if (cuda_ == nullptr) continue;
+    if (fds.size() == 2) {
+      device_arenas_[i] = cuda_->adopt_arena(fds[1].release(), shape_.total_bytes(), error);
+    }
+    if (device_arenas_[i] == nullptr) {
+      fail_meeting("cannot use the device memory of rank " + std::to_string(rank) + ": " + error);
+      return;
+    }
+    bases_[i] = device_arenas_[i]->data();
   }
   for (auto& [process, peer] : client_.peers) {
     mesh_.add(process, std::move(peer.socket), std::move(peer.pidfd));

@@ -18,6 +18,7 @@
 #include "control/rendezvous.h"
 #include "control/waitfor.h"
 #include "device/host/host_memory.h"
+#include "engine/cuda_driver.h"
 #include "runtime/settings.h"
 #include "transport/arena.h"
 #include "unjam/unjam.h"
@@ -46,12 +47,20 @@ class World {
 
   int ranks() const { return ranks_; }
   const ArenaShape& shape() const { return shape_; }
+  // Where the ranks' arenas are: on the host, or on CUDA devices (then null until enter_device()).
   unsigned char* const* bases() const { return bases_.data(); }
+  CudaDriver* cuda() const { return cuda_; }
+  // CUDA: the device of a rank of this process, and the host memory that its device and its peers'
+  // share (kLinkBytes).
+  int device_of(int rank) const { return devices_[static_cast<std::size_t>(rank)]; }
+  unsigned char* link(int rank) const;
+  // CUDA: maps all ranks' arenas for a rank's device; all must have joined.
+  bool enter_device(int rank, std::string& error);
   std::uint64_t arena_committed(int rank) const;
   // Where the members of a group announce their calls of a key, see transport/announcement.h.
   std::uint64_t* announcements(const std::vector<int>& members, std::uint64_t tag) const;
 
-  // Contributes rank's arena; `settings` must agree with those of the ranks before.
+  // Contributes rank's memory; `settings` must agree with those of the ranks before.
   unjamResult_t join(int rank, const Settings& settings, std::string& error);
   // Waits until all ranks have joined.
   unjamResult_t wait_joined(int rank, std::int64_t timeout_ms, std::string& error);
@@ -115,6 +124,8 @@ class World {
   void control();
   void meet(std::unique_lock<std::mutex>& lock);
   void begin();
+  bool make_memory(int rank, const Settings& settings, std::vector<Fd>& shared, std::string& error);
+  std::uint64_t host_bytes() const;
   void fail_meeting(const std::string& why);
   // Its reactions to messages; with the lock.
   void on_message(int process, const Frame& frame);
@@ -165,7 +176,11 @@ class World {
   const Settings first_settings_;
   const ArenaShape shape_;
   const std::optional<JobSecret> secret_;
-  std::vector<SharedMemory> arenas_;
+  std::vector<SharedMemory> arenas_;  // on the host: all of it, or what stands before device arenas
+  CudaDriver* cuda_ = nullptr;
+  std::vector<std::unique_ptr<DeviceArena>> device_arenas_;
+  std::vector<int> devices_;  // by rank; -1: not of this process
+  bool links_registered_ = false;
   std::vector<unsigned char*> bases_;
   Mesh mesh_;
 

@@ -23,7 +23,7 @@ namespace unjam {
 
 inline constexpr std::uint32_t kSlotHeaders = 16;  // steps under way in one connector
 inline constexpr std::uint32_t kMaxRanks = 64;     // ranks of one job
-inline constexpr std::uint32_t kMaxLanes = 16;
+inline constexpr std::uint32_t kMaxLanes = 32;
 inline constexpr std::uint32_t kAnnouncements = 1024;  // places a rank, see announcement.h
 
 // The directory has two parts, both written by the sender alone. Places are a hash table (linear

@@ -1,10 +1,14 @@
 // Connectors: in-order, lock-free, one-way streams of slices between two ranks, one per
-// (group, key, peer, lane). Called by one thread a lane (the block's leader).
+// (group, key, peer, lane). Called by a lane's control threads: for one peer by one thread at a
+// time, for different peers by several at once (what a sender keeps, it keeps for each peer apart).
 //
 // Who publishes what. A step is one slice. The sender publishes it through its slot header's flag,
 // the receiver publishes that it has consumed it through the credit cell. Both keep their own count
 // (posted, consumed) in the endpoint and derive the other's on each look: an attempt that finds
 // nothing has changed nothing, so it can be repeated at will (design.md Sec. 5, "redo safety").
+// Both publish in two steps: announce() and take() write all that is to be visible, then post() and
+// consume() publish it. Between the two a device may put one fence for all that a block has to
+// publish (see Publisher).
 //
 // Room. Of the steps under way, step s may use escape slot s % escape_slots if fewer than
 // escape_slots steps are outstanding (then the slot's last user was consumed, steps being consumed
@@ -54,6 +58,17 @@ struct InEndpoint {
   std::uint64_t consumed = 0;
   std::uint32_t connector = kNoConnector;
   std::uint32_t pad = 0;
+};
+
+// How a word is published with all that its thread did before, and saw others do (in the block:
+// behind a barrier). A device with dear releases passes a class of its own, whose stores are
+// relaxed ones behind a fence of the same thread: that is a release too, one for any number of
+// stores.
+struct Publisher {
+  template <class T>
+  UNJAM_HD static void publish(T& x, T v) {
+    store_release(x, v);
+  }
 };
 
 // Two invocations, or two steps of one, never share a flag (but with probability 2^-64), and
@@ -132,8 +147,8 @@ class LaneTransport {
   // Gives `out` a connector to `peer` and announces it under `tag`. False if every connector
   // belongs to a key in use (or holds slices that the peer has yet to consume). `group`: the tag of
   // the key's group.
-  UNJAM_HD bool open(std::uint32_t peer, std::uint64_t tag, std::uint64_t group, OutEndpoint& out,
-                     const std::uint32_t* in_use) {
+  UNJAM_HD_NOINLINE bool open(std::uint32_t peer, std::uint64_t tag, std::uint64_t group,
+                              OutEndpoint& out, const std::uint32_t* in_use) {
     PeerSendState& state = peers[peer];
     const std::uint32_t i = pick(peer);
     if (i == kNoConnector) return false;
@@ -224,21 +239,27 @@ class LaneTransport {
     return g;
   }
 
-  // Publishes the slice that was written into the grant.
-  UNJAM_HD void post(std::uint32_t peer, OutEndpoint& out, const SendGrant& g, std::uint32_t bytes,
-                     std::uint64_t seed) {
+  // Says where the slice is that was written into a grant with this location, and counts it.
+  UNJAM_HD void announce(std::uint32_t peer, OutEndpoint& out, std::uint32_t location,
+                         std::uint32_t bytes) {
     SlotHeader& h = header(peer, rank, out.connector, out.posted);
-    if (g.location != 0) {
+    if (location != 0) {
       PeerSendState& state = peers[peer];
-      state.borrows[g.location - 1] = {out.posted + 1, out.connector, 0};
-      state.borrow_next = g.location == shape.borrow_slots ? 0 : g.location;
+      state.borrows[location - 1] = {out.posted + 1, out.connector, 0};
+      state.borrow_next = location == shape.borrow_slots ? 0 : location;
     }
     store_relaxed(h.bytes, bytes);
-    store_relaxed(h.location, g.location);
-    // Release: orders the payload (written by the whole block, which has synchronised since) and
-    // the header's fields before the flag. Pairs with the acquire in poll().
-    store_release(h.flag, step_flag(seed, out.posted));
+    store_relaxed(h.location, location);
     ++out.posted;
+  }
+
+  // Publishes the slice that was announced. Orders the payload (written by the whole block, which
+  // has synchronised since) and the header's fields before the flag. Pairs with the acquire in
+  // poll().
+  template <class P = Publisher>
+  UNJAM_HD void post(std::uint32_t peer, const OutEndpoint& out, std::uint64_t seed) {
+    const std::uint64_t step = out.posted - 1;
+    P::publish(header(peer, rank, out.connector, step).flag, step_flag(seed, step));
   }
 
   // ---- receiver ----
@@ -270,10 +291,13 @@ class LaneTransport {
     return true;
   }
 
-  // The slot may be written again. Release: the block's reads of the payload come before.
-  UNJAM_HD void consume(std::uint32_t peer, InEndpoint& in) {
-    ++in.consumed;
-    store_release(cell(peer, rank, in.connector).consumed, in.consumed);
+  // Counts the slice that was read.
+  UNJAM_HD static void take(InEndpoint& in) { ++in.consumed; }
+
+  // Its slot may be written again: the block's reads of the payload come before.
+  template <class P = Publisher>
+  UNJAM_HD void consume(std::uint32_t peer, const InEndpoint& in) {
+    P::publish(cell(peer, rank, in.connector).consumed, in.consumed);
   }
 
   // Says that this lane will never again read anything that `peer` sends under a key's tag, or
@@ -381,7 +405,7 @@ class LaneTransport {
   // looks at too few and finds nothing, as if it had come before the key was announced: every post
   // rings the reader's doorbell (a read-modify-write that releases) after the number was stored,
   // and the lane reads the doorbell (acquire) before the pass that it would sleep after.
-  UNJAM_HD bool find(std::uint32_t peer, std::uint64_t tag, InEndpoint& in) const {
+  UNJAM_HD_NOINLINE bool find(std::uint32_t peer, std::uint64_t tag, InEndpoint& in) const {
     in.connector = kNoConnector;
     const std::uint32_t probes = load_acquire(longest_probe(rank, peer));
     std::uint64_t* words = places(rank, peer);

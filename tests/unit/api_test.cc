@@ -78,8 +78,20 @@ TEST(Api, ConfigurationIsChecked) {
   refused([](unjamConfig_t& x) { x.size += 8; }, "size");
   refused([](unjamConfig_t& x) { x.policy = 3; }, "POLICY");
   refused([](unjamConfig_t& x) { x.order = -7; }, "ORDER");
-  refused([](unjamConfig_t& x) { x.lanes = 17; }, "LANES");
-  refused([](unjamConfig_t& x) { x.block_threads = 1000; }, "BLOCK_THREADS");
+  refused([](unjamConfig_t& x) { x.lanes = 33; }, "LANES");
+  refused([](unjamConfig_t& x) { x.block_threads = 1025; }, "BLOCK_THREADS");
+  refused([](unjamConfig_t& x) { x.block_threads = 17; }, "host device takes at most 16");
+  refused([](unjamConfig_t& x) { x.device = 2; }, "DEVICE");
+  refused([](unjamConfig_t& x) { x.device = -2; }, "DEVICE");
+  refused([](unjamConfig_t& x) { x.device_index = 1024; }, "DEVICE_INDEX");
+  refused([](unjamConfig_t& x) { x.device_index = -2; }, "DEVICE_INDEX");
+  // What a device takes is looked at before whether it is there.
+  for (const std::uint32_t threads : {100u, 544u, 1024u}) {
+    unjamConfig_t config = default_config();
+    config.device = UNJAM_DEVICE_CUDA;
+    config.block_threads = threads;
+    EXPECT_REFUSED(unjamInitAll(&c, 1, &config), UNJAM_ERROR_INVALID_ARGUMENT, "multiple of 32");
+  }
   refused([](unjamConfig_t& x) { x.escape_slots = 1; }, "ESCAPE_SLOTS");
   refused([](unjamConfig_t& x) { x.escape_slot_bytes = 1000; }, "64");
   refused([](unjamConfig_t& x) { x.algorithm = 9; }, "ALGORITHM");
@@ -93,6 +105,20 @@ TEST(Api, ConfigurationIsChecked) {
   shorter.size = offsetof(unjamConfig_t, algorithm);
   shorter.algorithm = 9;
   ASSERT_OK(unjamInitAll(&c, 1, &shorter));
+  EXPECT_OK(unjamDestroy(c));
+  // Version 0.1.0's had no devices.
+  shorter = default_config();
+  shorter.size = offsetof(unjamConfig_t, device);
+  shorter.device = 99;
+  shorter.device_index = 99999;
+  ASSERT_OK(unjamInitAll(&c, 1, &shorter));
+  EXPECT_EQ(JsonReader::parse(info(c))["device"].string, "host");
+  EXPECT_OK(unjamDestroy(c));
+  // The most lanes there are.
+  unjamConfig_t wide = default_config();
+  wide.lanes = 32;
+  ASSERT_OK(unjamInitAll(&c, 1, &wide));
+  EXPECT_EQ(stats_of(c).lanes, 32u);
   EXPECT_OK(unjamDestroy(c));
 }
 
@@ -110,6 +136,57 @@ TEST(Api, EnvironmentIsCheckedAndOverridden) {
   EXPECT_EQ(stats_of(c).lanes, 3u);
   EXPECT_OK(unjamDestroy(c));
   unsetenv("UNJAM_LANES");
+}
+
+TEST(Api, DeviceFromTheEnvironment) {
+  unjamContext_t c = nullptr;
+  const auto refused = [&](const char* name, const char* value, const char* words) {
+    ASSERT_EQ(setenv(name, value, 1), 0);
+    EXPECT_REFUSED(unjamInitAll(&c, 1, nullptr), UNJAM_ERROR_INVALID_ARGUMENT, words);
+    EXPECT_EQ(c, nullptr);
+    unsetenv(name);
+  };
+  refused("UNJAM_DEVICE", "gpu", "one of host|cuda");
+  refused("UNJAM_DEVICE_INDEX", "first", "UNJAM_DEVICE_INDEX=first");
+  refused("UNJAM_DEVICE_INDEX", "-2", "-1 to 1023");
+  refused("UNJAM_BORROW_SLOT_BYTES", "1000", "multiple of 64");
+  // Smaller slices than guaranteed slots have would be more of them in a chunk than a ring holds.
+  refused("UNJAM_BORROW_SLOT_BYTES", "8128", "UNJAM_ESCAPE_SLOT_BYTES, 8192");
+  refused("UNJAM_BORROW_SLOT_BYTES", "16777280", "UNJAM_BORROW_SLOT_BYTES=16777280");
+  // The configuration goes before the environment, and each device has its own defaults.
+  unjamConfig_t host = default_config();
+  host.device = UNJAM_DEVICE_HOST;
+  ASSERT_EQ(setenv("UNJAM_DEVICE", "cuda", 1), 0);
+  ASSERT_OK(unjamInitAll(&c, 1, &host));
+  const Json said = JsonReader::parse(info(c));
+  EXPECT_EQ(said["device"].string, "host");
+  EXPECT_EQ(said["settings"]["UNJAM_LANES"].number, 1);
+  EXPECT_EQ(said["settings"]["UNJAM_DEVICE"].number, UNJAM_DEVICE_HOST);
+  EXPECT_OK(unjamDestroy(c));
+  unsetenv("UNJAM_DEVICE");
+}
+
+TEST(Api, SizeOfBorrowedSlots) {
+  // Those without a multiple of a guaranteed slot's bytes, and none at all, move the same data.
+  for (const char* bytes : {"0", "8192", "8256", "131072"}) {
+    SCOPED_TRACE(bytes);
+    ASSERT_EQ(setenv("UNJAM_BORROW_SLOT_BYTES", bytes, 1), 0);
+    Job job(2);
+    unsetenv("UNJAM_BORROW_SLOT_BYTES");
+    job.run([](Rank& me) {
+      std::vector<std::int32_t> x(100'000);
+      for (std::size_t i = 0; i < x.size(); ++i) {
+        x[i] = static_cast<std::int32_t>(i % 1000) * (me.rank + 1);
+      }
+      unjamRequest_t request = nullptr;
+      UNJAM_CHECK(unjamAllReduce(me.all, "x", x.data(), x.data(), x.size(), UNJAM_INT32, UNJAM_SUM,
+                                 nullptr, &request));
+      me.wait(request, "all-reduce");
+      for (std::size_t i = 0; i < x.size(); ++i) {
+        if (x[i] != static_cast<std::int32_t>(i % 1000) * 3) fail("wrong at " + std::to_string(i));
+      }
+    });
+  }
 }
 
 // ---- joining ----
@@ -213,6 +290,29 @@ TEST(Init, SizesThatDifferAreReported) {
   EXPECT_NE(first, UNJAM_SUCCESS);
 }
 
+// Beside the test programs lies no libunjam_cuda.so. (tests/python/test_no_cuda.py has the other
+// things that can be missing.)
+TEST(Init, WithoutTheCudaPart) {
+  unjamConfig_t cuda = default_config();
+  cuda.device = UNJAM_DEVICE_CUDA;
+  unjamContext_t contexts[2] = {};
+  for (int repeated = 0; repeated < 2; ++repeated) {
+    EXPECT_REFUSED(unjamInitAll(contexts, 2, &cuda), UNJAM_ERROR_SYSTEM, "libunjam_cuda.so");
+    EXPECT_REFUSED(unjamInitAll(contexts, 2, &cuda), UNJAM_ERROR_SYSTEM, "Build unjam");
+    EXPECT_EQ(contexts[0], nullptr);
+  }
+  // Of ranks that join one by one, the others learn it at once. The settings are compared first.
+  std::string said;
+  const auto [first, second] = join_two(2, 0, cuda, 2, 1, cuda, said);
+  EXPECT_EQ(first, UNJAM_ERROR_SYSTEM) << said;
+  EXPECT_NE(second, UNJAM_SUCCESS) << said;
+  EXPECT_TRUE(contains(said, "libunjam_cuda.so")) << said;
+  const auto [host, other] = join_two(2, 0, default_config(), 2, 1, cuda, said);
+  EXPECT_EQ(other, UNJAM_ERROR_MISMATCH) << said;
+  EXPECT_NE(host, UNJAM_SUCCESS) << said;
+  EXPECT_TRUE(contains(said, "UNJAM_DEVICE=0") && contains(said, "UNJAM_DEVICE=1")) << said;
+}
+
 TEST(Init, ARankThatJoinsTwiceIsRefused) {
   std::string said;
   const auto [first, second] = join_two(2, 0, default_config(), 2, 0, default_config(), said);
@@ -309,6 +409,64 @@ TEST(Misuse, BadValues) {
     me.wait(q, "k");
     if (x != 2) fail("a wrong sum");
   });
+}
+
+TEST(Misuse, StreamsOnTheHostDevice) {
+  Job job(2);
+  int queue = 0;
+  void* const stream = &queue;  // is not looked at
+  unjamCollective_t registered[2];
+  for (int r = 0; r < 2; ++r) {
+    ASSERT_OK(unjamRegisterAllReduce(job.all(r), "registered", UNJAM_INT32, UNJAM_SUM, 0,
+                                     &registered[r]));
+  }
+  std::int32_t x = 1;
+  unjamRequest_t q = nullptr;
+  for (const unjamStreamOrder_t order : {UNJAM_STREAM_ASYNC, UNJAM_STREAM_SYNC}) {
+    unjamCallOptions_t o = UNJAM_CALL_OPTIONS_INITIALIZER;
+    o.stream = stream;
+    o.stream_order = order;
+    EXPECT_REFUSED(unjamAllReduce(job.all(0), "k", &x, &x, 1, UNJAM_INT32, UNJAM_SUM, &o, &q),
+                   UNJAM_ERROR_INVALID_USAGE, "host device has no streams");
+    EXPECT_REFUSED(unjamRunWithOptions(registered[0], &x, &x, 1, &o, &q), UNJAM_ERROR_INVALID_USAGE,
+                   "UNJAM_STREAM_NONE");
+    EXPECT_EQ(q, nullptr);
+  }
+  for (const int order : {-1, 3}) {
+    unjamCallOptions_t o = UNJAM_CALL_OPTIONS_INITIALIZER;
+    o.stream_order = order;
+    EXPECT_REFUSED(unjamAllReduce(job.all(0), "k", &x, &x, 1, UNJAM_INT32, UNJAM_SUM, &o, &q),
+                   UNJAM_ERROR_INVALID_ARGUMENT, "unjamStreamOrder_t");
+  }
+  // Options of version 0.1.0 had no streams: what lies behind them is not read.
+  unjamCallOptions_t shorter = UNJAM_CALL_OPTIONS_INITIALIZER;
+  shorter.size = offsetof(unjamCallOptions_t, stream);
+  shorter.stream_order = UNJAM_STREAM_SYNC;
+  unjamCallOptions_t odd = shorter;
+  for (const std::size_t size : {std::size_t{0}, shorter.size - 8, sizeof(odd) + 8}) {
+    odd.size = size;
+    EXPECT_REFUSED(unjamAllReduce(job.all(0), "k", &x, &x, 1, UNJAM_INT32, UNJAM_SUM, &odd, &q),
+                   UNJAM_ERROR_INVALID_ARGUMENT, "unknown size");
+  }
+  // None of that was a use of the key; and a stream that is not used does no harm.
+  unjamCallOptions_t none = UNJAM_CALL_OPTIONS_INITIALIZER;
+  none.stream = stream;
+  std::int32_t y[2] = {1, 2}, z[2] = {10, 20};
+  unjamRequest_t qs[2] = {}, rs[2] = {};
+  ASSERT_OK(
+      unjamAllReduce(job.all(0), "k", &y[0], &y[0], 1, UNJAM_INT32, UNJAM_SUM, &shorter, &qs[0]));
+  EXPECT_REFUSED(unjamStreamWait(qs[0], stream), UNJAM_ERROR_INVALID_USAGE, "unjamWait");
+  EXPECT_EQ(unjamStreamWait(nullptr, stream), UNJAM_ERROR_INVALID_ARGUMENT);
+  ASSERT_OK(
+      unjamAllReduce(job.all(1), "k", &y[1], &y[1], 1, UNJAM_INT32, UNJAM_SUM, &none, &qs[1]));
+  ASSERT_OK(unjamRunWithOptions(registered[0], &z[0], &z[0], 1, nullptr, &rs[0]));
+  ASSERT_OK(unjamRunWithOptions(registered[1], &z[1], &z[1], 1, &shorter, &rs[1]));
+  for (int r = 0; r < 2; ++r) {
+    wait_ok(job.context(r), qs[r], "k");
+    wait_ok(job.context(r), rs[r], "registered");
+    EXPECT_EQ(y[r], 3);
+    EXPECT_EQ(z[r], 30);
+  }
 }
 
 TEST(Misuse, Groups) {
@@ -1293,7 +1451,7 @@ TEST(Texts, PlanCheck) {
   };
   for (int kind = 0; kind < kNumKinds; ++kind) {
     for (const int ranks : {1, 2, 5, 8}) {
-      for (const int algorithm : {-1, 0, 1}) {
+      for (const int algorithm : {-1, 0, 1, 2}) {
         const Json p = plan(static_cast<unjamKind_t>(kind), 1000, ranks, ranks - 1, algorithm, 0);
         EXPECT_TRUE(p["ok"].boolean) << p["error"].string;
         for (const char* field : {"algorithm", "protocol", "bytes_sent_max", "bytes_sent_total",

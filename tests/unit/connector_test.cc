@@ -63,6 +63,17 @@ class Fabric {
   std::vector<std::unique_ptr<State>> states_;
 };
 
+void post(LaneTransport& t, std::uint32_t peer, OutEndpoint& out, const SendGrant& g,
+          std::uint32_t bytes, std::uint64_t seed) {
+  t.announce(peer, out, g.location, bytes);
+  t.post(peer, out, seed);
+}
+
+void consume(LaneTransport& t, std::uint32_t peer, InEndpoint& in) {
+  LaneTransport::take(in);
+  t.consume(peer, in);
+}
+
 ArenaShape small_shape() {
   ArenaShape s;
   s.ranks = 2;
@@ -98,7 +109,7 @@ TEST(Connector, AnotherInvocationsSliceIsNotReadAsData) {
   ASSERT_TRUE(f.at(0).open(1, kTag, kGroup, out, &in_use));
   ASSERT_TRUE(f.at(1).resolve(0, kTag, in));
   const SendGrant g = f.at(0).grant(1, out, 100);
-  f.at(0).post(1, out, g, 100, /*seed=*/1);
+  post(f.at(0), 1, out, g, 100, /*seed=*/1);
   RecvView view;
   EXPECT_FALSE(f.at(1).poll(0, in, /*seed=*/2, view)) << "the seed holds count, dtype, n, plan";
   EXPECT_TRUE(f.at(1).poll(0, in, 1, view));
@@ -116,7 +127,7 @@ TEST(Connector, RoomIsEscapeSlotsThenBorrowedOnesThenNone) {
     const SendGrant g = f.at(0).grant(1, out, 64);
     if (g.capacity == 0) break;
     locations.push_back(g.location);
-    f.at(0).post(1, out, g, 64, 9);
+    post(f.at(0), 1, out, g, 64, 9);
   }
   // Small slices take the guaranteed slots first; then the pool; then they wait.
   EXPECT_EQ(locations, (std::vector<std::uint32_t>{0, 0, 0, 1, 2}));
@@ -125,13 +136,13 @@ TEST(Connector, RoomIsEscapeSlotsThenBorrowedOnesThenNone) {
   ASSERT_TRUE(f.at(1).resolve(0, kTag, in));
   for (int i = 0; i < 3; ++i) {
     ASSERT_TRUE(f.at(1).poll(0, in, 9, view));
-    f.at(1).consume(0, in);
+    consume(f.at(1), 0, in);
   }
   EXPECT_EQ(f.at(0).grant(1, out, 64).location, 0u);
   // A large slice prefers a borrowed slot, but both are still in use.
   EXPECT_EQ(f.at(0).grant(1, out, 512).location, 0u);
   ASSERT_TRUE(f.at(1).poll(0, in, 9, view));
-  f.at(1).consume(0, in);
+  consume(f.at(1), 0, in);
   EXPECT_EQ(f.at(0).grant(1, out, 512).location, 1u);
 }
 
@@ -145,13 +156,13 @@ TEST(Connector, ABorrowedSlotOfOneKeyServesAnotherOnceConsumed) {
   for (int i = 0; i < 2; ++i) {
     const SendGrant g = f.at(0).grant(1, a, 512);
     ASSERT_NE(g.location, 0u);
-    f.at(0).post(1, a, g, 512, 3);
+    post(f.at(0), 1, a, g, 512, 3);
   }
   EXPECT_EQ(f.at(0).grant(1, b, 512).location, 0u) << "the pool is empty: the escape slot serves";
   RecvView view;
   ASSERT_TRUE(f.at(1).resolve(0, kTag, in));
   ASSERT_TRUE(f.at(1).poll(0, in, 3, view));
-  f.at(1).consume(0, in);
+  consume(f.at(1), 0, in);
   EXPECT_NE(f.at(0).grant(1, b, 512).location, 0u);
 }
 
@@ -167,13 +178,13 @@ TEST(Connector, IdleKeysGiveTheirConnectorBackAndOpenAnother) {
   EXPECT_FALSE(f.at(0).open(1, kTag + 1000, kGroup, out[connectors], &in_use[connectors]))
       << "all are in use";
   // Key 2 sends one slice and is done here, but the peer has not read it: not idle.
-  f.at(0).post(1, out[2], f.at(0).grant(1, out[2], 8), 8, 5);
+  post(f.at(0), 1, out[2], f.at(0).grant(1, out[2], 8), 8, 5);
   in_use[2] = 0;
   EXPECT_FALSE(f.at(0).open(1, kTag + 1000, kGroup, out[connectors], &in_use[connectors]));
   RecvView view;
   ASSERT_TRUE(f.at(1).resolve(0, kTag + 8, in[2]));
   ASSERT_TRUE(f.at(1).poll(0, in[2], 5, view));
-  f.at(1).consume(0, in[2]);
+  consume(f.at(1), 0, in[2]);
   const std::uint32_t taken = out[2].connector;
   ASSERT_TRUE(f.at(0).open(1, kTag + 1000, kGroup, out[connectors], &in_use[connectors]));
   EXPECT_EQ(out[connectors].connector, taken);
@@ -187,7 +198,7 @@ TEST(Connector, IdleKeysGiveTheirConnectorBackAndOpenAnother) {
   in_use[2] = 1;
   ASSERT_TRUE(f.at(0).open(1, kTag + 8, kGroup, out[2], &in_use[2]));
   EXPECT_NE(out[2].connector, taken);
-  f.at(0).post(1, out[2], f.at(0).grant(1, out[2], 8), 8, 6);
+  post(f.at(0), 1, out[2], f.at(0).grant(1, out[2], 8), 8, 6);
   ASSERT_TRUE(f.at(1).resolve(0, kTag + 8, in[2]));
   EXPECT_TRUE(f.at(1).poll(0, in[2], 6, view));
 }
@@ -210,7 +221,7 @@ class Keys {
     OutEndpoint& out = out_[k];
     const bool open =
         out.connector != kNoConnector || f_.at(0).open(1, tag(k), kGroup, out, &in_use_[k]);
-    if (open) f_.at(0).post(1, out, f_.at(0).grant(1, out, 8), 8, tag(k) + uses_[k]++);
+    if (open) post(f_.at(0), 1, out, f_.at(0).grant(1, out, 8), 8, tag(k) + uses_[k]++);
     in_use_[k] = 0;
     return open;
   }
@@ -218,7 +229,7 @@ class Keys {
     RecvView view;
     if (!f_.at(1).resolve(0, tag(k), in_[k])) return false;
     if (!f_.at(1).poll(0, in_[k], tag(k) + uses_[k] - 1, view)) return false;
-    f_.at(1).consume(0, in_[k]);
+    consume(f_.at(1), 0, in_[k]);
     return true;
   }
   bool use(std::size_t k) { return send(k) && read(k); }
@@ -365,7 +376,7 @@ TEST(Connector, TakeOversBetweenThreads) {
       SendGrant g;
       while ((g = f.at(0).grant(1, out[k], 8)).capacity == 0) std::this_thread::yield();
       std::memcpy(g.data, &u, 8);
-      f.at(0).post(1, out[k], g, 8, u);
+      post(f.at(0), 1, out[k], g, 8, u);
       in_use[k] = 0;
       if (mine() % 50 == 0) {
         while (!f.at(0).drained(1, out[k])) std::this_thread::yield();
@@ -385,7 +396,7 @@ TEST(Connector, TakeOversBetweenThreads) {
     std::uint64_t value = 0;
     std::memcpy(&value, view.data, 8);
     ASSERT_EQ(value, u);
-    f.at(1).consume(0, e);
+    consume(f.at(1), 0, e);
   }
   sender.join();
 }
@@ -410,7 +421,7 @@ TEST(Connector, StreamsBetweenThreads) {
         while ((g = f.at(0).grant(1, out, want)).capacity == 0) std::this_thread::yield();
         const std::uint32_t bytes = want < g.capacity ? want : g.capacity;
         std::memset(g.data, i & 0xff, bytes);
-        f.at(0).post(1, out, g, bytes, 42);
+        post(f.at(0), 1, out, g, bytes, 42);
         if (rng() % 64 == 0) std::this_thread::yield();
       }
     });
@@ -424,7 +435,7 @@ TEST(Connector, StreamsBetweenThreads) {
       ASSERT_EQ(view.data[0], static_cast<unsigned char>(i & 0xff)) << "seed " << seed;
       ASSERT_EQ(view.data[view.bytes - 1], static_cast<unsigned char>(i & 0xff));
       if (rng() % 64 == 0) std::this_thread::yield();
-      f.at(1).consume(0, in);
+      consume(f.at(1), 0, in);
     }
     sender.join();
   }

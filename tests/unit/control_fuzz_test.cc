@@ -129,6 +129,13 @@ std::string seed_text(std::uint64_t seed) {
 
 // ---- against a rendezvous ----
 
+// Of a rank: one on the host, or one on a device as well.
+std::vector<Fd> memories(std::size_t count, std::size_t bytes = 4096) {
+  std::vector<Fd> all;
+  while (all.size() < count) all.push_back(memory_fd(bytes));
+  return all;
+}
+
 // A rank that is one of the job.
 struct Honest {
   RendezvousClient client;
@@ -140,7 +147,7 @@ struct Honest {
     m.ranks = ranks;
     m.arena_bytes = 4096;
     m.settings = "lanes=2";
-    client.join(m, memory_fd());
+    client.join(m, memories(rank % 2 + 1));
     client.flush();
   }
   bool start() {
@@ -309,7 +316,7 @@ class RunningJob {
       m.rank = 2, m.ranks = 3;
       m.arena_bytes = shape.total_bytes();
       m.settings = unjam::agreed_settings_text(settings_);
-      client_.join(m, memory_fd(shape.total_bytes()));
+      client_.join(m, memories(1, shape.total_bytes()));
       bool live = true;
       while (live && !client_.started && client_.failed.empty()) {
         client_.flush();

@@ -5,6 +5,7 @@
 #include <poll.h>
 #include <signal.h>
 #include <sys/prctl.h>
+#include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
 
@@ -342,6 +343,7 @@ struct Member {
   RendezvousClient client;
   std::string error;
   bool connected = false, live = true;
+  std::vector<std::size_t> memory_bytes = {4096};  // of each rank: one of them, or a device's too
 
   bool connect(const JobSecret& secret) {
     connected = client.connect(secret, kLongMs, error);
@@ -353,7 +355,9 @@ struct Member {
     m.ranks = ranks;
     m.arena_bytes = 4096;
     m.settings = settings;
-    client.join(m, memory_fd());
+    std::vector<Fd> memory;
+    for (const std::size_t bytes : memory_bytes) memory.push_back(memory_fd(bytes));
+    client.join(m, std::move(memory));
     client.flush();
   }
   // Until `done`, or the connection ends, or for that long.
@@ -386,11 +390,11 @@ void expect_whole(Member& m, const std::vector<std::uint32_t>& own, std::size_t 
   ASSERT_TRUE(m.client.started) << m.error << m.client.failed;
   EXPECT_EQ(m.client.start.process_of.size(), ranks);
   EXPECT_EQ(m.client.start.pids.size(), processes);
-  EXPECT_EQ(m.client.arenas.size(), ranks - own.size());
+  EXPECT_EQ(m.client.memory.size(), ranks - own.size());
   EXPECT_EQ(m.client.peers.size(), processes - 1);
   for (const auto r : own) {
     EXPECT_EQ(m.client.start.process_of[r], m.client.start.me);
-    EXPECT_EQ(m.client.arenas.count(static_cast<int>(r)), 0u);
+    EXPECT_EQ(m.client.memory.count(static_cast<int>(r)), 0u);
   }
   for (const auto& [process, peer] : m.client.peers) {
     EXPECT_TRUE(peer.socket);
@@ -442,6 +446,47 @@ TEST(Rendezvous, OneToManyProcessesMeet) {
     }
     for (auto& m : members) m->client.leave();
     EXPECT_FALSE(knock(secret)) << "no door is left open";
+  }
+}
+
+// A rank on a GPU has two memories, its arena on the host and that on its device. Each of the other
+// processes gets both, in that order, and under the right rank.
+TEST(Rendezvous, TwoMemoriesOfARank) {
+  NoLeak leak;
+  const auto size_of = [](const Fd& fd) {
+    struct stat info{};
+    return fstat(fd.get(), &info) == 0 ? static_cast<std::size_t>(info.st_size) : 0;
+  };
+  for (const std::uint32_t processes : {2u, 5u}) {
+    const JobSecret secret = secret_from(200 + processes);
+    const std::uint32_t ranks = 2 * processes;
+    std::vector<std::unique_ptr<Member>> members(processes);
+    std::vector<std::thread> threads;
+    for (std::uint32_t p = 0; p < processes; ++p) {
+      members[p] = std::make_unique<Member>();
+      threads.emplace_back([&, p] {
+        Member& m = *members[p];
+        if (!m.connect(secret)) return;
+        for (const std::uint32_t r : {2 * p, 2 * p + 1}) {
+          m.memory_bytes = {4096 * (r + 1), 4096 * (r + 101)};
+          m.join(r, ranks);
+        }
+        m.start();
+      });
+    }
+    for (auto& t : threads) t.join();
+    for (std::uint32_t p = 0; p < processes; ++p) {
+      SCOPED_TRACE(std::to_string(processes) + " processes, the " + std::to_string(p));
+      Member& m = *members[p];
+      expect_whole(m, {2 * p, 2 * p + 1}, ranks, processes);
+      for (const auto& [rank, memory] : m.client.memory) {
+        SCOPED_TRACE("rank " + std::to_string(rank));
+        ASSERT_EQ(memory.size(), 2u);
+        EXPECT_EQ(size_of(memory[0]), 4096u * (static_cast<unsigned>(rank) + 1));
+        EXPECT_EQ(size_of(memory[1]), 4096u * (static_cast<unsigned>(rank) + 101));
+      }
+    }
+    for (auto& m : members) m->client.leave();
   }
 }
 

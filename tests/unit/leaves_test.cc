@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <iterator>
 #include <limits>
 #include <random>
 #include <string>
@@ -18,6 +19,7 @@ namespace unjam {
 namespace {
 
 constexpr std::size_t kMaxElems = 4097;
+constexpr std::size_t kMaxSlots = 7;
 constexpr std::size_t kGuard = 64;
 constexpr unsigned char kPoison = 0xa5;
 
@@ -310,8 +312,8 @@ class Case {
     for (std::size_t s = 0; s < job.num_src; ++s) sources_.emplace_back(kMaxElems * size_ + 64);
   }
 
-  // dsts: bit 0 dst_user, bit 1 dst_slot. offsets: 0 all aligned; 1 all off by one element; 2 each
-  // pointer differs.
+  // dsts: bit 0 dst_user, the rest: how many slots. offsets: 0 all aligned; 1 all off by one
+  // element; 2 each pointer differs.
   void check(HostIsa isa, std::size_t count, int offsets, InPlace in_place, int dsts,
              unsigned threads) {
     const std::size_t bytes = count * size_;
@@ -325,18 +327,21 @@ class Case {
       std::memcpy(sources_[s].data(), inputs_[s].data(), bytes);
     }
     user_.reset(offset(job.num_src), bytes);
-    slot_.reset(offset(job.num_src + 1), bytes);
     if (dsts & 1) job.dst_user = user_.data();
-    if (dsts & 2) job.dst_slot = slot_.data();
+    job.num_dst = static_cast<std::uint16_t>(dsts >> 1);
+    for (std::size_t d = 0; d < kMaxSlots; ++d) {
+      job.dst_slot[d] = slots_[d].reset(offset(job.num_src + 1u + d), bytes);
+    }
     const std::size_t last = job.num_src - 1u;
     std::size_t first_overwritten = job.num_src, second_overwritten = job.num_src;
     if (in_place == InPlace::kFirst) {
-      (dsts & 1 ? job.dst_user : job.dst_slot) = sources_[first_overwritten = 0].data();
+      (dsts & 1 ? job.dst_user : job.dst_slot[0]) = sources_[first_overwritten = 0].data();
     } else if (in_place == InPlace::kLast) {
-      (dsts & 2 ? job.dst_slot : job.dst_user) = sources_[first_overwritten = last].data();
+      (dsts >= 2 ? job.dst_slot[0] : job.dst_user) = sources_[first_overwritten = last].data();
     } else if (in_place == InPlace::kBothDestinations) {
       job.dst_user = sources_[first_overwritten = last].data();
-      job.dst_slot = sources_[second_overwritten = 0].data();
+      if (job.num_dst == 0) job.num_dst = 1;
+      job.dst_slot[0] = sources_[second_overwritten = 0].data();
     }
     for (unsigned t = 0; t < threads; ++t) run_leaf_host_with(isa, job, t, threads);
 
@@ -348,8 +353,9 @@ class Case {
                              std::to_string(dsts) + " threads " + std::to_string(threads) +
                              " scaling " + std::to_string(static_cast<int>(job.scale_sources)) +
                              " divisor " + std::to_string(job.divisor);
-    for (void* dst : {job.dst_user, job.dst_slot}) {
-      if (dst == nullptr) continue;
+    std::vector<void*> dsts_used(job.dst_slot, job.dst_slot + job.num_dst);
+    if (job.dst_user != nullptr) dsts_used.push_back(job.dst_user);
+    for (void* dst : dsts_used) {
       const unsigned char* got = static_cast<unsigned char*>(dst);
       for (std::size_t i = 0; i < count; ++i) {
         ASSERT_EQ(std::memcmp(got + i * size_, &expected_[i * size_], size_), 0)
@@ -359,9 +365,13 @@ class Case {
     const auto untouched = [&](const unsigned char* p) {
       return std::all_of(p, p + bytes, [](unsigned char c) { return c == kPoison; });
     };
-    ASSERT_TRUE(user_.guards_intact() && slot_.guards_intact()) << what;
+    ASSERT_TRUE(user_.guards_intact()) << what;
     ASSERT_TRUE(job.dst_user == user_.data() || untouched(user_.data())) << what;
-    ASSERT_TRUE(job.dst_slot == slot_.data() || untouched(slot_.data())) << what;
+    for (std::size_t d = 0; d < kMaxSlots; ++d) {
+      ASSERT_TRUE(slots_[d].guards_intact()) << what;
+      const bool used = d < job.num_dst && job.dst_slot[d] == slots_[d].data();
+      ASSERT_TRUE(used || untouched(slots_[d].data())) << what;
+    }
     for (std::size_t s = 0; s < job.num_src; ++s) {
       ASSERT_TRUE(sources_[s].guards_intact()) << what;
       if (s == first_overwritten || s == second_overwritten) continue;
@@ -390,7 +400,8 @@ class Case {
   std::vector<std::vector<unsigned char>> inputs_;
   std::vector<unsigned char> expected_;
   std::vector<Buffer> sources_;
-  Buffer user_{kMaxElems * 8 + 64}, slot_{kMaxElems * 8 + 64};
+  Buffer user_{kMaxElems * 8 + 64};
+  std::vector<Buffer> slots_ = std::vector<Buffer>(kMaxSlots, Buffer(kMaxElems * 8 + 64));
 };
 
 // Jobs of one dtype, op and number of sources: without scaling, and for averages with each kind.
@@ -422,6 +433,9 @@ std::vector<SliceJob> jobs_of(DType dtype, Op op, int num_src) {
   return jobs;
 }
 
+// The user, one slot, both, several slots, everything.
+constexpr int kDsts[] = {1, 2, 3, 6, 15};
+
 TEST_P(LeavesTest, AgreeWithTheReference) {
   std::uint64_t seed = 1;
   unsigned rotation = 0;
@@ -436,8 +450,8 @@ TEST_P(LeavesTest, AgreeWithTheReference) {
             const int variants = count >= 1000 ? 4 : num_src == 64 ? 8 : 24;
             for (int i = 0; i < variants; ++i, ++rotation) {
               test.check(isa, count, static_cast<int>(rotation % 3),
-                         static_cast<InPlace>(rotation / 3 % 4),
-                         static_cast<int>(rotation / 2 % 3) + 1, 1u << rotation % 5 % 3);
+                         static_cast<InPlace>(rotation / 3 % 4), kDsts[rotation / 2 % 5],
+                         1u << rotation % 5 % 3);
               if (HasFatalFailure()) return;
             }
           }
@@ -457,7 +471,7 @@ TEST_P(LeavesTest, EveryPlacement) {
       for (std::size_t count : {0, 1, 3, 16, 65, 1000}) {
         for (int offsets = 0; offsets < 3; ++offsets) {
           for (int in_place = 0; in_place < 4; ++in_place) {
-            for (int dsts = 1; dsts < 4; ++dsts) {
+            for (const int dsts : kDsts) {
               for (unsigned threads : {1u, 2u, 3u, 4u}) {
                 test.check(isa, count, offsets, static_cast<InPlace>(in_place), dsts, threads);
                 if (HasFatalFailure()) return;
@@ -533,11 +547,43 @@ TEST_P(LeavesTest, CopiesKeepNanPayloads) {
   job.num_src = 1;
   job.src[0] = from.data();
   job.dst_user = user.data();
-  job.dst_slot = slot.data();
+  job.dst_slot[0] = slot.data();
+  job.num_dst = 1;
   job.elems = from.size() / dtype_bytes(dtype());
   run_leaf_host(job, 0, 1);
   EXPECT_EQ(user, from);
   EXPECT_EQ(slot, from);
+}
+
+// Copies of different lengths, one of them empty, some to slots and some to the user.
+TEST_P(LeavesTest, IndependentCopies) {
+  const std::size_t size = dtype_bytes(dtype());
+  const std::uint32_t lengths[] = {1000, 0, 1, 4097, 63};
+  constexpr std::size_t kCopies = std::size(lengths);
+  std::mt19937 random(6);
+  for (HostIsa isa : isas()) {
+    for (unsigned threads : {1u, 2u, 3u, 4u}) {
+      SliceJob job;
+      job.dtype = dtype();
+      job.copies = true;
+      job.num_src = kCopies;
+      std::vector<std::vector<unsigned char>> from(kCopies);
+      std::vector<Buffer> to(kCopies, Buffer(kMaxElems * 8 + 64));
+      for (std::size_t i = 0; i < kCopies; ++i) {
+        from[i].resize(lengths[i] * size + 1);
+        for (unsigned char& c : from[i]) c = static_cast<unsigned char>(random());
+        unsigned char* dst = to[i].reset(i * size, lengths[i] * size);
+        job.copy_elems[i] = lengths[i];
+        job.src[i] = from[i].data();
+        (i % 2 == 0 ? job.dst_slot : job.dst_copy)[i] = dst;
+      }
+      for (unsigned t = 0; t < threads; ++t) run_leaf_host_with(isa, job, t, threads);
+      for (std::size_t i = 0; i < kCopies; ++i) {
+        ASSERT_EQ(std::memcmp(to[i].data(), from[i].data(), lengths[i] * size), 0) << i;
+        ASSERT_TRUE(to[i].guards_intact()) << i;
+      }
+    }
+  }
 }
 
 // The threads of a block at once, in place: sanitizers would see pieces that overlap.
@@ -553,7 +599,8 @@ TEST_P(LeavesTest, ThreadsTogether) {
   job.src[0] = a.data() + dtype_bytes(dtype());
   job.src[1] = b.data();
   job.dst_user = a.data() + dtype_bytes(dtype());
-  job.dst_slot = b.data();
+  job.dst_slot[0] = b.data();
+  job.num_dst = 1;
   job.elems = elems;
   std::vector<std::thread> threads;
   for (unsigned t = 0; t < kThreads; ++t) {

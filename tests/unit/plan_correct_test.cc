@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <deque>
+#include <iterator>
 #include <map>
 #include <optional>
 #include <string>
@@ -13,6 +14,7 @@
 #include "plan/common.h"
 #include "plan/describe.h"
 #include "plan/direct.h"
+#include "plan/mesh.h"
 #include "plan/ring.h"
 #include "plan/selector.h"
 
@@ -21,7 +23,12 @@ namespace {
 
 constexpr Kind kKinds[] = {Kind::kAllReduce, Kind::kAllGather, Kind::kReduceScatter, Kind::kReduce,
                            Kind::kBroadcast};
-constexpr Algorithm kAlgorithms[] = {Algorithm::kRing, Algorithm::kDirect};
+constexpr Algorithm kAlgorithms[] = {Algorithm::kRing, Algorithm::kDirect, Algorithm::kMesh};
+static_assert(std::size(kAlgorithms) == kNumAlgorithms);
+
+bool serves(Algorithm algorithm, Kind kind) {
+  return algorithm != Algorithm::kMesh || !has_root(kind);
+}
 
 PlanRequest make_request(Kind kind, int ranks, std::uint64_t count, int root = 0,
                          DType dtype = DType::kFloat32) {
@@ -34,8 +41,11 @@ PlanRequest make_request(Kind kind, int ranks, std::uint64_t count, int root = 0
   return request;
 }
 
-PlanLimits make_limits(std::uint32_t slots, std::uint32_t slot_bytes, std::uint16_t lanes = 1) {
+PlanLimits make_limits(std::uint32_t slots, std::uint32_t slot_bytes, std::uint16_t lanes = 1,
+                       Device device = Device::kHost) {
   PlanLimits limits;
+  limits.device = device;
+  limits.borrow_slot_bytes = 4 * slot_bytes;
   limits.escape_slots = slots;
   limits.escape_slot_bytes = slot_bytes;
   limits.lanes = lanes;
@@ -66,7 +76,8 @@ CheckResult check(const PlanRequest& request, const PlanLimits& limits,
 std::string label(const PlanRequest& r, const PlanLimits& l, Algorithm a) {
   return std::string(to_string(a)) + " " + to_string(r.kind) + " ranks " + std::to_string(r.ranks) +
          " count " + std::to_string(r.count) + " root " + std::to_string(r.root) + " lanes " +
-         std::to_string(l.lanes) + " slots " + std::to_string(l.escape_slots);
+         std::to_string(l.lanes) + " slots " + std::to_string(l.escape_slots) +
+         (l.device == Device::kCuda ? " cuda" : " host");
 }
 
 std::vector<int> roots_to_try(Kind kind, int ranks) {
@@ -82,24 +93,34 @@ std::vector<int> roots_to_try(Kind kind, int ranks) {
   return roots;
 }
 
+// Guaranteed slots that a plan may need: one where ranks send before they receive, or in a chain.
+int slots_allowed(Algorithm algorithm, Kind kind) {
+  if (algorithm == Algorithm::kDirect || has_root(kind)) return 1;
+  if (algorithm == Algorithm::kMesh) return kind == Kind::kAllReduce ? 2 : 1;
+  return 5;
+}
+
 TEST(PlanChecked, AllKindsRanksCountsRootsLanes) {
   int checked = 0;
   for (const Algorithm algorithm : kAlgorithms) {
     for (const Kind kind : kKinds) {
+      if (!serves(algorithm, kind)) continue;
       for (int ranks = 1; ranks <= 33; ++ranks) {
         const auto n = static_cast<std::uint64_t>(ranks);
-        // Slots of 16 floats. Ring chunks are 4 slots, direct ones half a slot.
+        // Slots of 16 floats. Ring chunks are 4 slots, mesh ones a slot, direct ones half a slot.
         const bool blocked = kind == Kind::kAllGather || kind == Kind::kReduceScatter;
         const std::uint64_t parts = blocked || has_root(kind) ? 1 : n;
         for (const std::uint64_t count : {std::uint64_t{0}, std::uint64_t{1}, std::uint64_t{7},
                                           16 * parts, 100 * parts + 3, 530 * parts + 13}) {
           for (const int root : roots_to_try(kind, ranks)) {
-            for (const std::uint16_t lanes : {1, 3}) {
+            for (const auto& [lanes, device] :
+                 {std::pair{1, Device::kHost}, {3, Device::kHost}, {32, Device::kCuda}}) {
               const PlanRequest request = make_request(kind, ranks, count, root);
-              const PlanLimits limits = make_limits(5, 64, lanes);
+              const PlanLimits limits =
+                  make_limits(5, 64, static_cast<std::uint16_t>(lanes), device);
               const CheckResult result = check(request, limits, algorithm);
               ASSERT_TRUE(result.ok) << label(request, limits, algorithm) << ": " << result.error;
-              ASSERT_LE(result.slots_needed, algorithm == Algorithm::kDirect ? 1 : 5);
+              ASSERT_LE(result.slots_needed, slots_allowed(algorithm, kind));
               ++checked;
             }
           }
@@ -113,14 +134,17 @@ TEST(PlanChecked, AllKindsRanksCountsRootsLanes) {
 TEST(PlanChecked, FewestSlotsAndManyLanesAndAllTypes) {
   for (const Algorithm algorithm : kAlgorithms) {
     for (const Kind kind : kKinds) {
+      if (!serves(algorithm, kind)) continue;
       for (const int ranks : {1, 2, 3, 8}) {
         for (int t = 0; t < kNumDTypes; ++t) {
-          for (const std::uint16_t lanes : {1, 2, 16}) {
-            const PlanRequest request =
-                make_request(kind, ranks, 12345, ranks - 1, static_cast<DType>(t));
-            const PlanLimits limits = make_limits(2, 128, lanes);
-            const CheckResult result = check(request, limits, algorithm);
-            ASSERT_TRUE(result.ok) << label(request, limits, algorithm) << ": " << result.error;
+          for (const std::uint16_t lanes : {1, 2, 8, 32}) {
+            for (const Device device : {Device::kHost, Device::kCuda}) {
+              const PlanRequest request =
+                  make_request(kind, ranks, 12345, ranks - 1, static_cast<DType>(t));
+              const PlanLimits limits = make_limits(2, 128, lanes, device);
+              const CheckResult result = check(request, limits, algorithm);
+              ASSERT_TRUE(result.ok) << label(request, limits, algorithm) << ": " << result.error;
+            }
           }
         }
       }
@@ -128,14 +152,47 @@ TEST(PlanChecked, FewestSlotsAndManyLanesAndAllTypes) {
   }
 }
 
-TEST(PlanChecked, DirectUpTo64Ranks) {
-  for (const Kind kind : kKinds) {
-    for (const int ranks : {47, 64}) {
-      const PlanRequest request = make_request(kind, ranks, 40, ranks / 3);
-      const PlanLimits limits = make_limits(5, 64);
-      const CheckResult result = check(request, limits, Algorithm::kDirect);
-      ASSERT_TRUE(result.ok) << label(request, limits, Algorithm::kDirect) << ": " << result.error;
+TEST(PlanChecked, DirectAndMeshUpTo64Ranks) {
+  for (const Algorithm algorithm : {Algorithm::kDirect, Algorithm::kMesh}) {
+    for (const Kind kind : kKinds) {
+      if (!serves(algorithm, kind)) continue;
+      for (const int ranks : {47, 64}) {
+        const PlanRequest request = make_request(kind, ranks, 40, ranks / 3);
+        const PlanLimits limits = make_limits(5, 64);
+        const CheckResult result = check(request, limits, algorithm);
+        ASSERT_TRUE(result.ok) << label(request, limits, algorithm) << ": " << result.error;
+        EXPECT_EQ(result.slots_needed, slots_allowed(algorithm, kind));
+      }
+    }
+  }
+}
+
+TEST(PlanChecked, MeshNeedsTwoSlots) {
+  // Many loops, cut unevenly, so that ranks are apart by as much as the slots allow.
+  for (const int ranks : {2, 3, 8}) {
+    for (const Kind kind : {Kind::kAllReduce, Kind::kAllGather, Kind::kReduceScatter}) {
+      const CheckResult result =
+          check(make_request(kind, ranks, 5003), make_limits(2, 64), Algorithm::kMesh);
+      ASSERT_TRUE(result.ok) << result.error;
+      EXPECT_EQ(result.slots_needed, kind == Kind::kAllReduce ? 2 : 1) << to_string(kind);
+    }
+  }
+}
+
+TEST(PlanChecked, ChainsOfLargeChunksOnCuda) {
+  for (const Kind kind : {Kind::kReduce, Kind::kBroadcast}) {
+    for (int ranks = 2; ranks <= 33; ++ranks) {
+      const PlanRequest request = make_request(kind, ranks, 100003, ranks / 3);
+      const PlanLimits limits = make_limits(2, 64, 3, Device::kCuda);
+      const Geometry g = plan_ring(request, limits)->geometry;
+      EXPECT_EQ(g.chunk * 4, 8 * limits.borrow_slot_bytes);
+      const CheckResult result = check(request, limits, Algorithm::kRing);
+      ASSERT_TRUE(result.ok) << label(request, limits, Algorithm::kRing) << ": " << result.error;
       EXPECT_EQ(result.slots_needed, 1);
+      // Little data: chunks enough for the pipeline, of a slot at least.
+      const std::uint64_t little = 16 * 16 * 3;
+      const Geometry h = plan_ring(make_request(kind, ranks, little), limits)->geometry;
+      EXPECT_EQ(h.chunk, 16u);
     }
   }
 }
@@ -197,12 +254,16 @@ TEST(PlanCost, BytesSent) {
         EXPECT_EQ(result.bytes_sent_total, n * (n - 1) * 1001 * 4);
       }
       for (const Kind kind : {Kind::kReduce, Kind::kBroadcast}) {
+        if (!serves(algorithm, kind)) continue;
         const CheckResult result = run(kind, 1001, algorithm);
         EXPECT_EQ(result.bytes_sent_total, (n - 1) * 1001 * 4);
         const bool fan_out = algorithm == Algorithm::kDirect && kind == Kind::kBroadcast;
         EXPECT_EQ(result.bytes_sent_max, (fan_out ? n - 1 : 1) * 1001 * 4);
       }
     }
+    const CheckResult mesh = run(Kind::kAllReduce, count, Algorithm::kMesh);
+    EXPECT_EQ(mesh.bytes_sent_max, ring.bytes_sent_max);
+    EXPECT_EQ(mesh.bytes_sent_total, ring.bytes_sent_total);
     const CheckResult direct = run(Kind::kAllReduce, 1001, Algorithm::kDirect);
     EXPECT_EQ(direct.bytes_sent_max, (n - 1) * 1001 * 4);
   }
@@ -219,7 +280,10 @@ TEST(PlanCost, StepsOfOneSlice) {
   EXPECT_EQ(steps(Kind::kReduceScatter, 16, Algorithm::kRing), 8u);
   EXPECT_EQ(steps(Kind::kReduce, 16, Algorithm::kRing), 8u);
   EXPECT_EQ(steps(Kind::kBroadcast, 16, Algorithm::kRing), 8u);
-  EXPECT_EQ(steps(Kind::kAllReduce, 8, Algorithm::kDirect), 8u);  // 7 sends, a gather
+  EXPECT_EQ(steps(Kind::kAllReduce, 8, Algorithm::kDirect), 2u);  // sent, gathered
+  EXPECT_EQ(steps(Kind::kAllReduce, 16 * 8, Algorithm::kMesh), 3u);
+  EXPECT_EQ(steps(Kind::kAllGather, 16, Algorithm::kMesh), 2u);
+  EXPECT_EQ(steps(Kind::kReduceScatter, 16, Algorithm::kMesh), 2u);
   EXPECT_EQ(steps(Kind::kReduce, 8, Algorithm::kDirect), 2u);
   // A chain is a pipeline: 8 hops of the first slice, then a slice a step.
   EXPECT_EQ(steps(Kind::kBroadcast, 16 * 400, Algorithm::kRing), 8u + 399);
@@ -247,6 +311,26 @@ TEST(PlanLanes, LatencyLaneAndBulkLanes) {
   }
 }
 
+TEST(PlanLanes, OnCuda) {
+  const auto geometry = [](Kind kind, std::uint64_t count, Algorithm algorithm) {
+    return make_plan(make_request(kind, 8, count), make_limits(5, 8192, 8, Device::kCuda),
+                     algorithm)
+        ->geometry;
+  };
+  const auto lanes = [](const Geometry& g) { return std::pair<int, int>{g.first_lane, g.lanes}; };
+  for (const Kind kind : kKinds) {
+    // A lane for every 8 KiB of a message, from the latency lane on.
+    EXPECT_EQ(lanes(geometry(kind, 2048, Algorithm::kDirect)), std::pair(0, 1));
+    EXPECT_EQ(lanes(geometry(kind, 2049, Algorithm::kDirect)), std::pair(0, 2));
+    EXPECT_EQ(lanes(geometry(kind, 1 << 20, Algorithm::kDirect)), std::pair(0, 8));
+    EXPECT_EQ(lanes(geometry(kind, 0, Algorithm::kDirect)), std::pair(0, 1));
+    EXPECT_EQ(lanes(geometry(kind, 1 << 24, Algorithm::kRing)), std::pair(1, 7));
+    if (!serves(Algorithm::kMesh, kind)) continue;
+    EXPECT_EQ(lanes(geometry(kind, 1 << 24, Algorithm::kMesh)), std::pair(0, 8));
+    EXPECT_EQ(lanes(geometry(kind, 100, Algorithm::kMesh)), std::pair(0, 1));
+  }
+}
+
 TEST(PlanChunks, FitTheSlotsAndTheAlignment) {
   for (int t = 0; t < kNumDTypes; ++t) {
     const auto dtype = static_cast<DType>(t);
@@ -270,22 +354,45 @@ TEST(PlanChunks, FitTheSlotsAndTheAlignment) {
 }
 
 TEST(PlanSelector, TableAndErrors) {
-  EXPECT_EQ(select_algorithm(make_request(Kind::kAllReduce, 8, 16)), Algorithm::kDirect);
-  EXPECT_EQ(select_algorithm(make_request(Kind::kAllReduce, 8, 1 << 20)), Algorithm::kRing);
-  EXPECT_EQ(select_algorithm(make_request(Kind::kAllReduce, 65, 1)), Algorithm::kRing);
-  EXPECT_EQ(select_algorithm(make_request(Kind::kAllReduce, 1, 1)), Algorithm::kRing);
+  EXPECT_EQ(select_algorithm(make_request(Kind::kAllReduce, 8, 16), Device::kHost),
+            Algorithm::kDirect);
+  EXPECT_EQ(select_algorithm(make_request(Kind::kAllReduce, 8, 1 << 20), Device::kHost),
+            Algorithm::kRing);
+  EXPECT_EQ(select_algorithm(make_request(Kind::kAllReduce, 65, 1), Device::kHost),
+            Algorithm::kRing);
+  EXPECT_EQ(select_algorithm(make_request(Kind::kAllReduce, 1, 1), Device::kHost),
+            Algorithm::kRing);
   for (const Kind kind : kKinds) {
     // All ranks choose alike, and a plan that the table chose exists.
     for (int ranks = 1; ranks <= 70; ++ranks) {
       for (std::uint64_t count = 0; count < (1 << 22); count = count * 4 + 1) {
         PlanRequest request = make_request(kind, ranks, count);
-        const Algorithm first = select_algorithm(request);
-        request.rank = ranks - 1;
-        ASSERT_EQ(select_algorithm(request), first);
-        ASSERT_TRUE(make_plan(request, make_limits(5, 8192, 4), std::nullopt).has_value());
+        for (const Device device : {Device::kHost, Device::kCuda}) {
+          request.rank = 0;
+          const Algorithm first = select_algorithm(request, device);
+          request.rank = ranks - 1;
+          ASSERT_EQ(select_algorithm(request, device), first);
+          const auto plan = make_plan(request, make_limits(5, 8192, 4, device), std::nullopt);
+          ASSERT_TRUE(plan.has_value());
+          ASSERT_EQ(plan->algorithm, first);
+        }
       }
     }
   }
+  const auto on_cuda = [](Kind kind, int ranks, std::uint64_t floats) {
+    return select_algorithm(make_request(kind, ranks, floats), Device::kCuda);
+  };
+  EXPECT_EQ(on_cuda(Kind::kAllReduce, 8, 16 * 1024), Algorithm::kDirect);
+  EXPECT_EQ(on_cuda(Kind::kAllReduce, 8, 16 * 1024 + 1), Algorithm::kMesh);
+  EXPECT_EQ(on_cuda(Kind::kAllReduce, 9, 1), Algorithm::kMesh);
+  EXPECT_EQ(on_cuda(Kind::kAllReduce, 65, 1), Algorithm::kRing);
+  EXPECT_EQ(on_cuda(Kind::kAllGather, 2, 8 * 1024), Algorithm::kDirect);
+  EXPECT_EQ(on_cuda(Kind::kReduceScatter, 2, 8 * 1024 + 1), Algorithm::kMesh);
+  EXPECT_EQ(on_cuda(Kind::kBroadcast, 8, 4 * 1024), Algorithm::kDirect);
+  EXPECT_EQ(on_cuda(Kind::kReduce, 8, 4 * 1024 + 1), Algorithm::kRing);
+  // A mesh where there is none.
+  EXPECT_EQ(make_plan(make_request(Kind::kReduce, 8, 100), {}, Algorithm::kMesh)->algorithm,
+            Algorithm::kRing);
   const auto error = [](PlanRequest request, PlanLimits limits, std::optional<Algorithm> a) {
     std::string text;
     EXPECT_FALSE(make_plan(request, limits, a, &text).has_value());
@@ -294,6 +401,16 @@ TEST(PlanSelector, TableAndErrors) {
   const PlanRequest fine = make_request(Kind::kReduce, 65, 1);
   EXPECT_NE(error(fine, {}, Algorithm::kDirect).find("64 ranks, this group has 65"),
             std::string::npos);
+  const PlanRequest many = make_request(Kind::kAllGather, 65, 1);
+  EXPECT_NE(error(many, {}, Algorithm::kMesh).find("64 ranks, this group has 65"),
+            std::string::npos);
+  EXPECT_NE(error(make_request(Kind::kAllGather, 4, 1), make_limits(1, 64), Algorithm::kMesh)
+                .find("mesh plans need at least 2"),
+            std::string::npos);
+  std::string refusal;
+  EXPECT_FALSE(plan_mesh(fine, {}, &refusal).has_value());
+  EXPECT_FALSE(plan_mesh(make_request(Kind::kReduce, 4, 1), {}, &refusal).has_value());
+  EXPECT_NE(refusal.find("do not serve reduce"), std::string::npos);
   EXPECT_NE(error(make_request(Kind::kReduce, 1025, 1), {}, {}).find("1 to 1024 ranks, not 1025"),
             std::string::npos);
   EXPECT_NE(error(make_request(Kind::kReduce, 0, 1), {}, {}).find("ranks"), std::string::npos);
@@ -336,10 +453,10 @@ class Machine {
           for (int k = 0; k < unfair; ++k) {
             auto& [loop, i] = at[r];
             if (loop == g.loops(lane)) break;
-            if (!execute(static_cast<int>(r), plans_[r].primitives[i],
-                         g.chunk_range(plans_[r].primitives[i].part, lane, loop))) {
-              break;
-            }
+            const auto ranges = [&g, lane = lane, loop = loop](int part) {
+              return g.chunk_range(static_cast<std::uint32_t>(part), lane, loop);
+            };
+            if (!execute(static_cast<int>(r), plans_[r].primitives[i], ranges)) break;
             moved = true;
             if (++i == plans_[r].primitives.size()) i = 0, ++loop;
           }
@@ -382,14 +499,38 @@ class Machine {
  private:
   using Slice = std::vector<std::int64_t>;
 
-  bool execute(int rank, const Primitive& p, const Range& range) {
-    if (range.length == 0) return true;
+  // ranges(part): the chunk of a part in this loop.
+  template <typename Ranges>
+  bool execute(int rank, const Primitive& p, const Ranges& ranges) {
     const auto pop = [&](int from) {
       auto& fifo = fifos_[{from, rank}];
       const Slice s = fifo.front();
       fifo.pop_front();
       return s;
     };
+    std::vector<std::int64_t>& in = input_[static_cast<std::size_t>(rank)];
+    std::vector<std::int64_t>& out = in_place_ ? in : output_[static_cast<std::size_t>(rank)];
+    if (p.flags & (kScatter | kCollect)) {
+      for (int q = 0; (p.flags & kCollect) && q < request_.ranks; ++q) {
+        if (q != rank && ranges(q).length != 0 && fifos_[{q, rank}].empty()) return false;
+      }
+      for (int q = 0; q < request_.ranks; ++q) {
+        const Range range = ranges(q);
+        if (q == rank || range.length == 0) continue;
+        const auto offset = static_cast<std::ptrdiff_t>(range.offset);
+        if (p.flags & kScatter) {
+          const auto begin = in.begin() + offset;
+          fifos_[{rank, q}].emplace_back(begin, begin + static_cast<std::ptrdiff_t>(range.length));
+        } else {
+          const Slice s = pop(q);
+          if (s.size() != range.length) return false;
+          std::copy(s.begin(), s.end(), out.begin() + offset);
+        }
+      }
+      return true;
+    }
+    const Range range = ranges(p.part);
+    if (range.length == 0) return true;
     const bool gathers = (p.flags & kGather) != 0;
     for (int from = 0; from < request_.ranks; ++from) {
       const bool needed = gathers ? from != rank : (p.flags & kRecv) && from == p.recv_peer;
@@ -397,8 +538,6 @@ class Machine {
     }
     const bool contributes = (p.flags & kContribute) != 0;
     Slice value(range.length);
-    std::vector<std::int64_t>& in = input_[static_cast<std::size_t>(rank)];
-    std::vector<std::int64_t>& out = in_place_ ? in : output_[static_cast<std::size_t>(rank)];
     if (p.flags & kLocal) {
       const auto& from = (p.flags & kFromOutput) ? out : in;
       for (std::uint64_t i = 0; i < range.length; ++i) {
@@ -418,7 +557,10 @@ class Machine {
       if (p.flags & kFinish) value[i] += 7;
       if (p.flags & kCopy) out[range.offset + i] = value[i];
     }
-    if (p.flags & kSend) fifos_[{rank, p.send_peer}].push_back(value);
+    for (int to = 0; to < request_.ranks; ++to) {
+      const bool sends = (p.flags & kSendAll) ? to != rank : (p.flags & kSend) && to == p.send_peer;
+      if (sends) fifos_[{rank, to}].push_back(value);
+    }
     return true;
   }
 
@@ -432,12 +574,15 @@ class Machine {
 TEST(PlanExecuted, GivesTheRightNumbers) {
   for (const Algorithm algorithm : kAlgorithms) {
     for (const Kind kind : kKinds) {
+      if (!serves(algorithm, kind)) continue;
       for (const int ranks : {1, 2, 3, 5, 8, 13}) {
         for (const std::uint64_t count : {1, 7, 64, 999, 3001}) {
-          for (const std::uint16_t lanes : {1, 3}) {
+          for (const auto& [lanes, device] :
+               {std::pair{1, Device::kHost}, {3, Device::kHost}, {32, Device::kCuda}}) {
             for (const bool in_place : {false, true}) {
               const PlanRequest request = make_request(kind, ranks, count, ranks / 2);
-              const PlanLimits limits = make_limits(5, 64, lanes);
+              const PlanLimits limits =
+                  make_limits(5, 64, static_cast<std::uint16_t>(lanes), device);
               const std::vector<Plan> plans = make_plans(request, limits, algorithm);
               for (const int unfair : {1, 1000}) {
                 Machine machine(request, plans, in_place);
@@ -464,6 +609,12 @@ TEST(PlanText, DescribesAndSerialises) {
   EXPECT_EQ(describe(p), "gather_reduce_copy part 3 from all");
   p.flags = kLocal | kCopy | kSend;
   EXPECT_EQ(describe(p), "copy_send part 3 to 3");
+  p.flags = kLocal | kCopy | kSendAll;
+  EXPECT_EQ(describe(p), "copy_send_all part 3 to all");
+  p.flags = kLocal | kScatter;
+  EXPECT_EQ(describe(p), "scatter every part to its rank");
+  p.flags = kCollect | kCopy;
+  EXPECT_EQ(describe(p), "collect_copy every part from its rank");
 
   bool ok = false;
   const PlanRequest request = make_request(Kind::kAllReduce, 4, 1000);

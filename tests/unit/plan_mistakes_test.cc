@@ -96,8 +96,9 @@ TEST(PlanMistakes, WrongSendPeer) {
   p.program(1)[3].send_peer = 4;  // instead of 2
   expect_error(p, {"rank 2", "of part 2", "rank 1 primitive 4 has sent", "of part 1"});
   Planted q = make(Kind::kAllGather, Algorithm::kDirect, 8);
-  q.program(1)[2].send_peer = 2;  // twice to 2, never to 3
-  expect_error(q, {"rank 3", "waits for rank 1 to send", "rank 1", "finished its program"});
+  q.program(1)[0].flags = kLocal | kCopy | kSend;  // to 2 only
+  q.program(1)[0].send_peer = 2;
+  expect_error(q, {"rank 0 primitive 1", "waits for rank 1 to send", "finished its program"});
 }
 
 TEST(PlanMistakes, WrongReceivePeer) {
@@ -142,15 +143,15 @@ TEST(PlanMistakes, MissingContribute) {
   q.program(2)[0].flags &= static_cast<std::uint16_t>(~kContribute);
   expect_error(q, {"rank 2 primitive 0", "raw input of rank 2 (the local slice)"});
   Planted r = make(Kind::kAllReduce, Algorithm::kDirect, 8);
-  r.program(3)[4].flags &= static_cast<std::uint16_t>(~kContribute);
-  expect_error(r, {"rank 3 primitive 4 (gather_reduce_copy", "without kContribute"});
+  r.program(3)[1].flags &= static_cast<std::uint16_t>(~kContribute);
+  expect_error(r, {"rank 3 primitive 1 (gather_reduce_copy", "without kContribute"});
 }
 
 TEST(PlanMistakes, DoubleContribute) {
   // A gather contributes what it receives; the sender must not.
-  Planted p = make(Kind::kReduceScatter, Algorithm::kDirect, 8);
-  p.program(1)[0].flags |= kContribute;  // to rank 2
-  expect_error(p, {"rank 2", "contributions of ranks 1 from rank 1", "contributed twice"});
+  Planted p = make(Kind::kAllReduce, Algorithm::kDirect, 8);
+  p.program(1)[0].flags |= kContribute;
+  expect_error(p, {"contributions of ranks 1 from rank 1", "contributed twice"});
 }
 
 TEST(PlanMistakes, ContributionMissing) {
@@ -201,15 +202,18 @@ TEST(PlanMistakes, ReceivesInACycle) {
   Planted p = make(Kind::kAllGather, Algorithm::kDirect, 8);
   for (std::size_t r = 0; r < kRanks; ++r) {
     std::vector<Primitive>& program = p.program(r);
-    std::rotate(program.begin(), program.begin() + kRanks, program.end());
+    std::swap(program[0], program[1]);
   }
-  expect_error(p, {"to send", "a cycle of 5 ranks", "0 -> 4 -> 3 -> 2 -> 1 -> 0"});
+  expect_error(p, {"to send", "a cycle of 2 ranks", "0 -> 1 -> 0"});
+  Planted q = make(Kind::kAllReduce, Algorithm::kMesh);
+  for (std::size_t r = 0; r < kRanks; ++r) std::swap(q.program(r)[0], q.program(r)[1]);
+  expect_error(q, {"to send", "a cycle of 2 ranks"});
 }
 
 TEST(PlanMistakes, APrimitiveTooMany) {
   Planted p = make(Kind::kBroadcast, Algorithm::kDirect, 8);
-  p.program(2).insert(p.program(2).begin(), p.program(2)[1]);  // to rank 4 twice
-  expect_error(p, {"rank 2 primitive", "1 slices sent to rank 4 are left over"});
+  p.program(2).push_back({kLocal | kSend, kNoPeer, 4, 0});  // to rank 4 twice
+  expect_error(p, {"rank 2 primitive 1", "1 slices sent to rank 4 are left over"});
 }
 
 TEST(PlanMistakes, APrimitiveTooFew) {
@@ -222,8 +226,8 @@ TEST(PlanMistakes, APrimitiveTooFew) {
   expect_error(q, {"rank 3's output part 4 loop 0", "never written"});
   // The writer's end is missing.
   Planted r = make(Kind::kBroadcast, Algorithm::kDirect, 8);
-  r.program(2).erase(r.program(2).begin());  // to rank 3
-  expect_error(r, {"rank 3 primitive 0", "waits for rank 2 to send", "finished its program"});
+  r.program(2)[0].flags = kLocal | kCopy;
+  expect_error(r, {"rank 0 primitive 0", "waits for rank 2 to send", "finished its program"});
   // A reduction that nobody's output depends on.
   Planted s = make(Kind::kReduce, Algorithm::kRing, 8);
   s.program(3).insert(s.program(3).begin(), s.program(3)[0]);
@@ -255,10 +259,131 @@ TEST(PlanMistakes, InPlaceGatherBeforeSend) {
   Planted p = make(Kind::kAllReduce, Algorithm::kDirect, 8);
   // Right out of place: rank 0 gathers before it sends to rank 4, for which nobody waits in turn.
   std::vector<Primitive>& program = p.program(0);
-  ASSERT_EQ(program[3].send_peer, 4);
-  std::swap(program[3], program[4]);
+  const Primitive gather = program[1];
+  program.clear();
+  for (std::uint16_t to = 1; to < kRanks; ++to) program.push_back({kLocal | kSend, kNoPeer, to, 0});
+  program.insert(program.begin() + 3, gather);
   expect_error(p, {"rank 0 primitive 4 (send part 0 to 4)", "in place, is overwritten",
                    "the finished result of ranks 0-4"});
+}
+
+// The primitives with several peers.
+
+TEST(PlanMistakes, AMeshWithOneSlot) {
+  // Each result wants the slot in which the contribution lies that its peer consumes in the same
+  // step.
+  Planted p = make(Kind::kAllReduce, Algorithm::kMesh);
+  p.slots = 1;
+  expect_error(
+      p, {"with 1 slots", "gather_reduce_copy_send_all", "to make room", "a cycle of 2 ranks"});
+  for (const Kind kind : {Kind::kAllGather, Kind::kReduceScatter}) {
+    Planted q = make(kind, Algorithm::kMesh);
+    q.slots = 1;
+    EXPECT_TRUE(q.check().ok) << q.check().error;
+  }
+}
+
+TEST(PlanMistakes, AChunkOfSeveralSlicesForSeveralPeers) {
+  for (const Kind kind : {Kind::kAllReduce, Kind::kAllGather, Kind::kReduceScatter}) {
+    Planted p = make(kind, Algorithm::kMesh);
+    for (Plan& plan : p.plans) plan.geometry.chunk *= 2;
+    expect_error(p, {"rank 0 primitive 0", "one slice a peer"});
+  }
+}
+
+TEST(PlanMistakes, MissingSendAll) {
+  Planted p = make(Kind::kAllReduce, Algorithm::kMesh);
+  p.program(3)[1].flags &= static_cast<std::uint16_t>(~kSendAll);
+  expect_error(p, {"of part 3", "rank 3 primitive 0 has sent"});
+  // With one loop nothing else comes from there.
+  Planted q = make(Kind::kAllReduce, Algorithm::kMesh, 40);
+  q.program(3)[1].flags &= static_cast<std::uint16_t>(~kSendAll);
+  expect_error(q, {"collect_copy", "waits for rank 3 to send"});
+}
+
+TEST(PlanMistakes, SendAllOfWhatIsNotFinished) {
+  Planted p = make(Kind::kAllReduce, Algorithm::kMesh);
+  p.program(3)[1].flags &= static_cast<std::uint16_t>(~kFinish);
+  expect_error(p, {"output part 3 loop 0", "not finished"});
+  Planted q = make(Kind::kAllGather, Algorithm::kMesh, 8);
+  q.program(3)[0].part = 2;
+  expect_error(q, {"rank 3 primitive 0", "no input there"});
+}
+
+TEST(PlanMistakes, SendAllWithoutAReader) {
+  Planted p = make(Kind::kReduceScatter, Algorithm::kMesh, 8);
+  p.program(3)[1].flags |= kSendAll;
+  expect_error(p, {"rank 3 primitive 1", "left over"});
+}
+
+TEST(PlanMistakes, GatherOfAnotherPart) {
+  Planted p = make(Kind::kAllReduce, Algorithm::kMesh);
+  p.program(3)[1].part = 2;
+  expect_error(p, {"rank 3 primitive 1", "expects", "of part 2", "of part 3"});
+}
+
+TEST(PlanMistakes, ScatterMissingOrTwice) {
+  Planted p = make(Kind::kReduceScatter, Algorithm::kMesh, 8);
+  p.program(3).erase(p.program(3).begin());
+  expect_error(p, {"waits for rank 3 to send"});
+  Planted q = make(Kind::kReduceScatter, Algorithm::kMesh, 8);
+  q.program(3).insert(q.program(3).begin(), q.program(3)[0]);
+  expect_error(q, {"rank 3 primitive 1 (scatter", "left over"});
+  // Somebody whose chunk is empty is not waited for, and gets nothing.
+  Planted r = make(Kind::kAllReduce, Algorithm::kMesh, 9);  // parts of 4, 4, 1, 0, 0
+  r.program(0)[0] = {kLocal | kSend, kNoPeer, 4, 1};
+  expect_error(r, {"of part 0", "rank 0 primitive 0 has sent", "of part 1"});
+}
+
+TEST(PlanMistakes, CollectMissingOrTwice) {
+  Planted p = make(Kind::kAllGather, Algorithm::kMesh, 8);
+  p.program(3).pop_back();
+  expect_error(p, {"rank 3's output part 0 loop 0", "never written"});
+  Planted q = make(Kind::kAllGather, Algorithm::kMesh, 8);
+  q.program(3).push_back(q.program(3)[1]);
+  expect_error(q, {"rank 3 primitive 2 (collect_copy", "waits for rank 0 to send", "finished"});
+}
+
+TEST(PlanMistakes, ScatterAfterTheInputIsOverwritten) {
+  // Ranks 0 and 1 first exchange part 0 as it is: rank 1 stores it, which in place is its input.
+  Planted p = make(Kind::kAllReduce, Algorithm::kMesh, 40);
+  p.program(0).insert(p.program(0).begin(), {kLocal | kSend, kNoPeer, 1, 0});
+  p.program(1).insert(p.program(1).begin(), {kRecv | kCopy, 0, kNoPeer, 0});
+  expect_error(
+      p, {"rank 1 primitive 1 (scatter", "in place, is overwritten", "the raw input of rank 0"});
+}
+
+TEST(PlanMistakes, MeaninglessPrimitivesWithSeveralPeers) {
+  using Plant = std::function<void(Primitive*)>;
+  const auto flags = [](unsigned f) -> Plant {
+    return [f](Primitive* p) { p->flags = static_cast<std::uint16_t>(f); };
+  };
+  const std::vector<std::pair<std::string, Plant>> mistakes = {
+      {"a scatter sends local slices", flags(kScatter)},
+      {"a scatter sends local slices", flags(kLocal | kScatter | kCopy)},
+      {"a scatter sends local slices", flags(kLocal | kScatter | kSendAll)},
+      {"a collect copies", flags(kCollect)},
+      {"a collect copies", flags(kCollect | kCopy | kSendAll)},
+      {"a collect copies", flags(kCollect | kCopy | kLocal | kReduce)},
+      {"no source", flags(kSendAll)},
+      {"to one and to all", flags(kLocal | kSend | kSendAll)},
+      {"a peer of its own", [](Primitive* p) { *p = {kLocal | kScatter, kNoPeer, 2, 0}; }},
+  };
+  for (const auto& [word, plant] : mistakes) {
+    Planted p = make(Kind::kAllReduce, Algorithm::kMesh);
+    plant(&p.program(1)[0]);
+    expect_error(p, {"rank 1 primitive 0", word});
+  }
+  // One part per rank, and input or output in all of them.
+  Planted p = make(Kind::kAllReduce, Algorithm::kDirect, 8);
+  p.program(1)[0].flags = kLocal | kScatter;
+  expect_error(p, {"rank 1 primitive 0", "one part per rank, the plan has 1"});
+  Planted q = make(Kind::kAllGather, Algorithm::kMesh);
+  q.program(1)[0].flags = kLocal | kScatter;
+  expect_error(q, {"rank 1 primitive 0", "no input in part 0"});
+  Planted r = make(Kind::kReduceScatter, Algorithm::kMesh);
+  r.program(1)[0].flags = kCollect | kCopy;
+  expect_error(r, {"rank 1 primitive 0", "no output in part 0"});
 }
 
 TEST(PlanMistakes, OutputReadBeforeItIsWritten) {
@@ -361,16 +486,17 @@ TEST(PlanMistakes, MeaninglessPrimitives) {
 
 TEST(PlanMistakes, EverySinglePrimitiveMatters) {
   // Whatever primitive of whatever rank is dropped or doubled: found.
-  for (const Algorithm algorithm : {Algorithm::kRing, Algorithm::kDirect}) {
+  for (const Algorithm algorithm : {Algorithm::kRing, Algorithm::kDirect, Algorithm::kMesh}) {
     for (const Kind kind : {Kind::kAllReduce, Kind::kAllGather, Kind::kReduceScatter, Kind::kReduce,
                             Kind::kBroadcast}) {
+      if (algorithm == Algorithm::kMesh && has_root(kind)) continue;
       const Planted right = make(kind, algorithm, 40);
       for (std::size_t r = 0; r < kRanks; ++r) {
         for (std::size_t i = 0; i < right.plans[r].primitives.size(); ++i) {
           Planted p = right;
           std::vector<Primitive>& program = p.program(r);
           const auto at = program.begin() + static_cast<std::ptrdiff_t>(i);
-          const bool local = (at->flags & (kSend | kRecv | kGather)) == 0;
+          const bool local = (at->flags & ~(kLocal | kCopy | kContribute | kFinish)) == 0;
           program.erase(at);
           EXPECT_FALSE(p.check().ok) << "dropped " << i << " of rank " << r;
           if (local) continue;  // doing a local copy twice is harmless
@@ -386,13 +512,14 @@ TEST(PlanMistakes, EverySinglePrimitiveMatters) {
 
 TEST(PlanMistakes, EverySingleFlagMatters) {
   // Whatever flag of whatever primitive is flipped: found.
-  for (const Algorithm algorithm : {Algorithm::kRing, Algorithm::kDirect}) {
+  for (const Algorithm algorithm : {Algorithm::kRing, Algorithm::kDirect, Algorithm::kMesh}) {
     for (const Kind kind : {Kind::kAllReduce, Kind::kAllGather, Kind::kReduceScatter, Kind::kReduce,
                             Kind::kBroadcast}) {
+      if (algorithm == Algorithm::kMesh && has_root(kind)) continue;
       const Planted right = make(kind, algorithm, 200);
       for (std::size_t r = 0; r < kRanks; ++r) {
         for (std::size_t i = 0; i < right.plans[r].primitives.size(); ++i) {
-          for (unsigned bit = 0; bit < 10; ++bit) {
+          for (unsigned bit = 0; bit < 12; ++bit) {
             Planted p = right;
             p.program(r)[i].flags ^= static_cast<std::uint16_t>(1u << bit);
             // Harmless: storing a preliminary value that the right one overwrites later, and

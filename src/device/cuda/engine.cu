@@ -1,75 +1,285 @@
-// The engine as a CUDA kernel: one block a lane. This version compiles it, for every dtype,
-// operator and protocol, so that registers and spills are known and the code stays portable;
-// nothing launches it yet (CHANGELOG: the CUDA device comes next).
-#include <cuda/atomic>
-
-#include "device/cuda/leaves.cuh"
-#include "engine/engine.h"
-#include "engine/lease.h"
+// The engine as CUDA kernels: who drives which lane, and when kernels come and go.
+//
+// An instance is one kernel: a daemon (launched by the host while there is work and nobody is
+// there), a call (in a stream, brings its invocation and ends with it) or a wait (in a stream, ends
+// with an invocation that was submitted before). Block b of an instance drives lane b if nobody
+// does (CudaRank::lanes has a bit for each lane that somebody does: its lease). Only the driver of
+// the first lane takes submissions and hands them to the others' mailboxes.
+//
+// A daemon's blocks wait for lanes that others drive, so while it is resident every lane has
+// somebody, or soon has.
+//
+// Leaving. A daemon's first block decides for the whole grid: nothing moves in any lane and nothing
+// is submitted (see CudaDev::try_quit for the look after `resident` is cleared), or its stay is
+// over. It then says so in `closed`; the other blocks finish their pass and leave. A call's or
+// wait's blocks leave when its invocation has ended. A lane that is left while something in it can
+// move, or has something in its mailbox, is announced in `rung`, and the launcher launches a
+// daemon. What peers write later is announced by their pokes.
+//
+// While a stream waits, its first block serves every lane that nobody drives, one after the other:
+// all pending collectives of the rank go on, even if nothing can be launched (a thread in
+// cudaFree).
+#include "device/cuda/cuda_dev.cuh"
+#include "device/cuda/kernels.h"
+#include "device/cuda/solo.cuh"
 
 namespace unjam {
 namespace {
 
-// The GPU's side of Engine's `Dev`.
-class CudaDev {
- public:
-  using Handle = CudaDev;  // one pointer, by value
-  static constexpr bool kInlinePacketFlags = true;
+struct Block {
+  BlockShared& engine;
+  DevShared& dev;
+};
 
-  __device__ explicit CudaDev(RankState& rank) : rank_(rank) {}
+__device__ bool take_lease(CudaRank& r, std::uint32_t lane) {
+  // Acquire: the lane's state as its last driver left it.
+  return (or_lanes(r, std::uint64_t{1} << lane) >> lane & 1) == 0;
+}
 
-  __device__ unsigned thread() const { return threadIdx.x; }
-  __device__ void sync() { __syncthreads(); }
-  __device__ void leaf(const SliceJob& job) { run_leaf_cuda(job, threadIdx.x, blockDim.x); }
+// The daemon leaves: nobody is resident, and its other blocks are told. In this order: a mark that
+// still finds it comes before their last look.
+__device__ void close_daemon(CudaRank& r, DevShared& s) {
+  store_seq_cst(r.link->residency.resident, 0u);
+  store_relaxed_local(r.daemon, 0u);
+  fence_total_local();
+  store_release_local(r.closed[s.generation % kGenerations], s.generation);
+}
 
-  // Two phases for packets: every thread polls its own words; the block goes on only if all have
-  // seen theirs. Nothing is stored before the vote.
-  __device__ bool packets_ready(const SliceJob& job, std::uint32_t polls) {
-    const std::uint64_t bytes = job.elems * dtype_bytes(job.dtype);
-    for (std::uint32_t k = 0; k < polls; ++k) {
-      bool ready = true;
-      for (int i = 0; ready && i < job.num_src; ++i) {
-        if (i == job.local_src) continue;
-        ready = packet_ready_cuda(job.src[i], bytes, job.flag, threadIdx.x, blockDim.x);
-      }
-      if (__syncthreads_and(ready)) return true;
+// Runs the engine of a lane whose lease this block has, and gives the lease back.
+__device__ __noinline__ void drive(CudaRank& r, std::uint32_t lane, Block block) {
+  DevShared& s = block.dev;
+  if (threadIdx.x == 0) {
+    s.lane = lane;
+    s.rested = 0;
+    s.peers_to_poke = 0;
+    s.lanes_to_kick = 0;
+    s.kicks_pending = 0;
+    s.passes = 0;
+    s.attention = 0;
+    s.still_since_ns = 0;
+    s.progress = 0;
+    s.moving = 0;
+    s.readied_seen = load_acquire_local(r.readied);
+    clear_lanes(r, std::uint64_t{1} << (lane + 32));
+    if (lane == 0) {
+      s.sq_read = r.sq_read;
+      s.inbox_read = r.inbox_read;
+      s.posted = 0;
+      s.sq_written = s.kind == EngineKind::kDaemon ? load_acquire(r.link->sq_written) : s.sq_read;
+    }
+  }
+  sync_block();
+  LaneState& state = block.engine.lane;
+  Engine<CudaDev>::run(CudaDev(&r, &s, &state), r.rank, lane, block.engine);
+  if (threadIdx.x == 0) {
+    if (s.moving != 0) clear_local(r.moving, 1u << lane);
+    CudaDev(&r, &s, &state).settle();
+    if (lane == 0 && s.kind == EngineKind::kDaemon) close_daemon(r, s);
+    // In one step: nobody drives it, and something is left.
+    if (state.queue.empty()) {
+      clear_lanes(r, std::uint64_t{1} << lane);
+    } else {
+      LocalAtomicRef<std::uint64_t>(r.lanes).fetch_xor(
+          std::uint64_t{1} << lane | std::uint64_t{1} << (lane + 32), kAcqRel);
+    }
+    // Whoever fills a mailbox, marks, or ends a key's earlier use, then looks who is there, see
+    // CudaDev::settle() and unjam_mark_kernel(): one of us sees the other.
+    fence_total_local();
+    const bool readied =
+        (lane == 0 || !state.queue.empty()) && load_acquire_local(r.readied) != s.readied_seen;
+    if (s.rested == 0 || readied || !r.rank.mailboxes[lane].empty()) {
+      store_system(r.link->residency.rung, 1u);
+    }
+  }
+  sync_block();
+}
+
+// A block of the daemon waits until it has its lane, which another instance drives. False: the
+// daemon leaves. The first block decides that, for all.
+__device__ bool take_over(CudaRank& r, DevShared& s, std::uint32_t lane) {
+  const std::uint64_t begun = global_ns();
+  std::uint64_t still_since = begun;
+  while (!take_lease(r, lane)) {
+    __nanosleep(500);
+    if (lane != 0) {
+      if (load_acquire_local(r.closed[s.generation % kGenerations]) == s.generation) return false;
+      continue;
+    }
+    const std::uint64_t now = global_ns();
+    if (load_relaxed_local(r.moving) != 0) still_since = now;
+    const bool over = now - begun > std::uint64_t{r.rank.policy.residency_us} * 1000;
+    if (now - still_since <= r.idle_ns && !over &&
+        (load_relaxed(r.link->attention) & kAttentionStop) == 0) {
+      continue;
+    }
+    close_daemon(r, s);
+    // The first lane's driver looks at submissions now and then only.
+    if (load_acquire(r.link->sq_written) != load_relaxed(r.sq_read)) {
+      store_system(r.link->residency.rung, 1u);
     }
     return false;
   }
+  return true;
+}
 
-  __device__ void relax(std::uint32_t) {}
-  __device__ void delay() {}
-  __device__ std::uint64_t now_ns() const {
-    std::uint64_t t;
-    asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(t));
-    return t;
+// Tells whoever drives the first lane of a call that this kernel has brought.
+__device__ void put_into_inbox(CudaRank& r, std::uint32_t slot) {
+  const std::uint64_t at = LocalAtomicRef<std::uint64_t>(r.inbox_written).fetch_add(1, kRelaxed);
+  // Release: the invocation. The place is free: there are as many as slots.
+  store_release_local(r.inbox[at % r.rank.num_slots], (at + 1) << 16 | slot);
+}
+
+// A call or a wait in a stream: serves until its invocation has ended.
+__device__ void serve(CudaRank& r, Block block) {
+  DevShared& s = block.dev;
+  __shared__ std::uint32_t next;  // lane to drive; kNothing, kOver
+  constexpr std::uint32_t kNothing = 0x1000, kOver = 0x1001;
+  if (threadIdx.x == 0) atomicAdd(&r.waiters, 1u);
+  std::uint32_t look = 0;   // of the leader
+  std::uint32_t visit = 0;  // of the leader: lanes that have work and nobody, to be driven in turn
+  for (;;) {
+    if (threadIdx.x == 0) {
+      next = kNothing;
+      const bool stopped =
+          (look & 63) == 63 && (load_relaxed(r.link->attention) & kAttentionStop) != 0;
+      if (stopped || (s.own_call == 0 && load_acquire_local(r.completed[s.slot]) >= s.serial)) {
+        next = kOver;
+      } else if (visit == 0 && take_lease(r, 0)) {
+        next = 0;
+        s.gone_on = 0;
+      } else {
+        if (s.own_call != 0) put_into_inbox(r, s.slot);
+        s.own_call = 0;
+        if (visit == 0 && look % 8 == 7) visit = CudaDev::lanes_without_driver(r);
+        if (visit != 0) {
+          const std::uint32_t lane = __ffs(static_cast<int>(visit)) - 1;
+          visit &= visit - 1;
+          if (take_lease(r, lane)) {
+            next = lane;
+            s.gone_on = 1;  // only for a while
+          }
+        } else {
+          __nanosleep(100);
+        }
+      }
+      ++look;
+    }
+    sync_block();
+    const std::uint32_t lane = next;
+    sync_block();
+    if (lane == kOver) break;
+    if (lane == kNothing) continue;
+    drive(r, lane, block);
+    // The first lane calls away for others, all of which are next; a daemon of full width would do
+    // better.
+    if (threadIdx.x == 0 && lane == 0) {
+      visit = CudaDev::lanes_without_driver(r);
+      if (visit != 0) store_system(r.link->residency.rung, 1u);
+    }
   }
-  __device__ bool residency_matters() const { return true; }
-
-  // A GPU wakes nobody: sleeping lanes are started by their host's launcher, which sees the
-  // doorbell.
-  __device__ void wake(std::uint32_t, std::uint32_t, Wake) {}
-  __device__ void notify_host() {}
-
-  __device__ bool try_quit(std::uint32_t epoch, std::uint32_t interest) {
-    const LaneTransport& t = rank_.lanes[blockIdx.x].transport;
-    return lease_rest(t.lane_cell(t.rank, blockIdx.x).doorbell, epoch, interest);
-  }
-  __device__ bool called_away() const { return false; }
-  __device__ std::uint32_t threshold(std::uint32_t polls) const { return polls; }
-  __device__ void hold_sleep(std::uint32_t) {}
-
- private:
-  RankState& rank_;
-};
+  if (threadIdx.x == 0) atomicSub(&r.waiters, 1u);
+}
 
 }  // namespace
 
-__global__ void __launch_bounds__(512) unjam_daemon_kernel(RankState* rank) {
-  // Raw storage: shared variables have no constructors. The leader sets what needs a value in
-  // Engine::start().
-  __shared__ alignas(16) unsigned char shared[sizeof(BlockShared)];
-  Engine<CudaDev>::run(CudaDev(*rank), *rank, blockIdx.x, *reinterpret_cast<BlockShared*>(shared));
+// A block has an SM to itself: 512 threads of up to 128 registers, so that no leaf spills.
+__global__ void __launch_bounds__(512, 1)
+    unjam_engine_kernel(CudaRank* rank, const __grid_constant__ CudaLaunch launch) {
+  // Raw storage: shared variables have no constructors.
+  __shared__ alignas(16) unsigned char engine_shared[sizeof(BlockShared)];
+  __shared__ alignas(16) unsigned char dev_shared[sizeof(DevShared)];
+  CudaRank& r = *rank;
+  const Block block{*reinterpret_cast<BlockShared*>(engine_shared),
+                    *reinterpret_cast<DevShared*>(dev_shared)};
+  DevShared& s = block.dev;
+  __shared__ bool mine;
+  if (threadIdx.x == 0) {
+    s.kind = launch.kind;
+    s.slot = launch.slot;
+    s.serial = launch.serial;
+    s.generation = launch.generation;
+    s.gone_on = 0;
+    s.own_call = 0;
+  }
+  const std::uint32_t lane = blockIdx.x;
+  if (launch.kind != EngineKind::kDaemon && lane == 0) {
+    if (launch.kind == EngineKind::kCall) {
+      Solo solo = Solo::kUntried;
+      if (launch.solo.units != 0) {
+        solo = run_solo(r, launch);
+        if (solo == Solo::kDone) return;
+      }
+      CudaDev::take_in(r, launch.sqe, threadIdx.x, blockDim.x);
+      sync_block();
+      if (threadIdx.x == 0) {
+        s.own_call = launch.slot + 1;
+        if (solo == Solo::kSent) r.first_primitive[launch.slot] = 1;
+      }
+    } else if (threadIdx.x == 0 && load_relaxed_local(r.daemon) == 0) {
+      // Nobody is there: a daemon of full width helps, if it can be launched.
+      store_system(r.link->residency.rung, 1u);
+    }
+    sync_block();
+    serve(r, block);
+    return;
+  }
+  if (threadIdx.x == 0) {
+    if (launch.kind == EngineKind::kCall) {
+      // Another instance may have it, which may leave soon. Not for long: blocks that wait here
+      // could keep those of calls that peers wait for from running.
+      const std::uint64_t begun = global_ns();
+      do {
+        mine = take_lease(r, lane);
+      } while (!mine && global_ns() - begun < 100000 &&
+               load_acquire_local(r.completed[launch.slot]) < launch.serial);
+    } else {
+      if (lane == 0) {
+        s.readied_seen = load_acquire_local(r.readied);
+        store_relaxed_local(r.daemon, 1u);
+        store_seq_cst(r.link->residency.resident, 1u);
+        ResidencySteps::begin(r.link->residency);
+      }
+      mine = take_over(r, s, lane);
+    }
+  }
+  sync_block();
+  if (mine) drive(r, lane, block);
 }
+
+// "The inputs of the invocation with this ticket are there."
+__global__ void unjam_mark_kernel(CudaRank* rank, std::uint32_t slot, std::uint64_t ticket) {
+  CudaRank& r = *rank;
+  store_release_local(r.marks[slot], ticket);
+  fetch_add_local(r.readied, 1u);
+  // A daemon says that it leaves, then looks once more, see close_daemon(): one of us sees the
+  // other.
+  fence_total_local();
+  if (load_relaxed_local(r.daemon) == 0) store_system(r.link->residency.rung, 1u);
+}
+
+// The state of keys that nobody uses yet.
+__global__ void unjam_keys_kernel(CudaKeys keys) {
+  const std::uint32_t lanes = keys.lanes, ranks = keys.ranks;
+  for (std::uint64_t i = blockIdx.x * std::uint64_t{blockDim.x} + threadIdx.x;
+       i < std::uint64_t{keys.count} * lanes; i += std::uint64_t{gridDim.x} * blockDim.x) {
+    LaneKey& lane = keys.lane_keys[i];
+    lane = LaneKey{};
+    lane.out = keys.out + i * ranks;
+    lane.in = keys.in + i * ranks;
+    for (std::uint32_t q = 0; q < ranks; ++q) {
+      lane.out[q] = OutEndpoint{};
+      lane.in[q] = InEndpoint{};
+    }
+    if (i % lanes != 0) continue;
+    KeyState& key = keys.states[i / lanes];
+    key = KeyState{};
+    key.done = ~std::uint64_t{0};  // nothing of it runs before it is set up
+    key.lanes = &lane;
+  }
+}
+
+const void* engine_kernel() { return reinterpret_cast<const void*>(&unjam_engine_kernel); }
+const void* mark_kernel() { return reinterpret_cast<const void*>(&unjam_mark_kernel); }
+const void* keys_kernel() { return reinterpret_cast<const void*>(&unjam_keys_kernel); }
 
 }  // namespace unjam

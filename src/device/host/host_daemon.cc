@@ -50,6 +50,8 @@ class HostDev {
  public:
   using Handle = HostDev&;
   static constexpr bool kInlinePacketFlags = false;
+  static constexpr bool kLaneInShared = false;
+  static constexpr bool kHostWatches = true;
 
   // How the thread that drives the lane does it.
   struct Manner {
@@ -72,6 +74,13 @@ class HostDev {
         delay_max_us_(delay_max_us) {}
 
   unsigned thread() const { return thread_; }
+  // One thread controls.
+  bool controls() const { return thread_ == 0; }
+  static constexpr bool leads() { return true; }
+  static constexpr std::uint32_t first() { return 0; }
+  static constexpr std::uint32_t stride() { return 1; }
+  static constexpr bool all(bool x) { return x; }
+  void sync_control() {}
   void sync() {
     if (threads_ > 1) pthread_barrier_wait(barrier_);
   }
@@ -102,13 +111,44 @@ class HostDev {
   bool called_away() const { return manner.hurries || (manner.goes_on_cqe && wrote_cqe); }
   std::uint32_t threshold(std::uint32_t polls) const { return manner.hurries ? 1 : polls; }
 
-  void wake(std::uint32_t rank, std::uint32_t lane, Wake who) {
-    wake_sleeper(doorbell(rank, lane), who);
+  // Each store releases for itself: a fence would be no cheaper here, and TSan does not see it.
+  void fence() {}
+  template <class T>
+  static void publish(T& x, T v) {
+    store_release(x, v);
   }
-  void notify_host() {
+
+  void ring(std::uint32_t rank, std::uint32_t lane, RingFor what) {
+    std::uint32_t& word = doorbell(rank, lane);
+    wake_sleeper(word, doorbell_ring(word, what));
+  }
+  void ring_own_lanes() {
+    for (std::uint32_t l = 0; l < rank_.num_lanes; ++l) {
+      if (l != lane_) ring(rank_.lanes[l].transport.rank, l, RingFor::kData);
+    }
+  }
+
+  bool next_submission(std::uint16_t& slot) {
+    Sqe sqe;
+    if (!rank_.sq.pop(sqe)) return false;
+    slot = sqe.inv.slot;
+    rank_.invocations[slot] = sqe.inv;
+    return true;
+  }
+  bool submissions_wait() { return !rank_.sq.empty(); }
+  bool stopped() { return load_acquire(rank_.stop) != 0; }
+  bool cancelled(std::uint16_t slot) { return load_acquire(rank_.cancelled[slot]) != 0; }
+  // The host's calls come with their input.
+  static constexpr bool ready(const Invocation&) { return true; }
+  static constexpr std::uint32_t first_primitive(std::uint16_t) { return 0; }
+  void attend() {}
+  void complete(std::uint16_t slot, Outcome outcome) {
+    rank_.cq.push({slot, outcome});
     wrote_cqe = true;
     completions_.notify();
   }
+
+  std::uint32_t epoch() { return doorbell_epoch(my_doorbell()); }
 
   // The engine has yet to leave: it saves contexts, and its threads look whether it quits. Until
   // then the lane must not be another driver's, so the exchange waits for that, see sleep().
@@ -364,6 +404,14 @@ bool HostDaemon::help(const std::function<bool()>& look, std::uint64_t deadline_
     doorbell_awake(doorbell);
     dev.manner.hurries = go = !look() || go;  // others may have completed what this thread awaits
   }
+}
+
+void HostDaemon::submit(const Invocation& inv, const KeyState* /*fresh*/) {
+  rank_.sq.push(Sqe{inv});
+}
+
+void HostDaemon::cancel(std::uint16_t slot) {
+  store_release<std::uint32_t>(rank_.cancelled[slot], 1);
 }
 
 void HostDaemon::ring(std::uint32_t lane) {

@@ -16,7 +16,8 @@
 #include <thread>
 #include <vector>
 
-#include "device/host/futex.h"
+#include "base/futex.h"
+#include "engine/daemon.h"
 #include "engine/state.h"
 
 namespace unjam {
@@ -30,36 +31,35 @@ struct HostDaemonOptions {
 
 class HostDev;
 
-class HostDaemon {
+class HostDaemon : public Daemon {
  public:
   // `completions` is notified after every CQE. `rank` must outlive the daemon.
   HostDaemon(RankState& rank, EventCount& completions, const HostDaemonOptions& options);
-  ~HostDaemon();  // stop()
+  ~HostDaemon() override;  // stop()
   HostDaemon(const HostDaemon&) = delete;
   HostDaemon& operator=(const HostDaemon&) = delete;
 
   // Stops the lanes wherever they are (contexts saved), joins the threads, and waits until no
   // other thread runs an engine. Calls after that do nothing.
-  void stop();
+  void stop() override;
 
-  // Tells lanes of this rank that there is something new (a submission, a cancellation).
-  void ring(std::uint32_t lane);
-  void ring_all();
+  void submit(const Invocation& inv, const KeyState* fresh) override;
+  void cancel(std::uint16_t slot) override;
+  void ring(std::uint32_t lane) override;
+  void ring_all() override;
 
   // Whether other threads may run engines here.
-  bool can_help() const;
+  bool can_help() const override;
   // As ring(0) after a submission; but if the first lane is free, this thread makes the first
   // attempt (never waits; whatever cannot move at once stays with the daemon).
-  void ring_and_attempt();
+  void ring_and_attempt() override;
   // Runs the first lane's engine in this thread, unless another thread does: then false, at once.
   // Between runs, and whenever the lane was rung, asks `look` (which takes completions out of the
   // CQ) whether to go on; sleeps while nothing can move. Returns when `look` said no, or at the
   // deadline; what is left is then the daemon's. One thread at a time.
-  bool help(const std::function<bool()>& look, std::uint64_t deadline_ns);
+  bool help(const std::function<bool()>& look, std::uint64_t deadline_ns) override;
 
-  // Waits until every lane was seen outside its engine since the call; false on timeout
-  // (timeout_us < 0: none).
-  bool synchronize(std::int64_t timeout_us);
+  bool synchronize(std::int64_t timeout_us) override;
 
  private:
   struct Lane;

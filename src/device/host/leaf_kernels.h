@@ -282,8 +282,10 @@ template <class T>
 template <class T>
 struct Slice {
   const void* const* src;
-  std::uint8_t* dst[2];
+  void* const* dst_slot;
+  std::uint8_t* dst_user;
   int num_src;
+  int num_dst;
   bool scale_all;
   int scaled_src;
   T scale;
@@ -326,8 +328,8 @@ template <DType dtype, Op op, int kVectors, bool kTail, class T>
       if (slice.divisor > 1) acc[v] = divide<T>(acc[v], slice.divisor);
     }
   }
-  for (std::uint8_t* dst : slice.dst) {
-    if (dst == nullptr) continue;
+  for (int d = slice.dst_user == nullptr ? 0 : -1; d < slice.num_dst; ++d) {
+    std::uint8_t* dst = d < 0 ? slice.dst_user : static_cast<std::uint8_t*>(slice.dst_slot[d]);
     if constexpr (kTail) {
       std::uint8_t padded[kStep];
       F::store(padded, acc[0]);
@@ -346,14 +348,15 @@ void reduce(const SliceJob& job, std::uint64_t begin, std::uint64_t end) {
   constexpr std::uint64_t kVector = F::kLanes * F::kStorageBytes;
   constexpr int kUnroll = 4;
   if (job.num_src == 0) return;
-  const Slice<T> slice{
-      job.src,
-      {static_cast<std::uint8_t*>(job.dst_user), static_cast<std::uint8_t*>(job.dst_slot)},
-      job.num_src,
-      job.scale_sources == ScaleSources::kAll,
-      job.scale_sources == ScaleSources::kLocal ? job.local_src : -1,
-      static_cast<T>(job.scale),
-      job.divisor};
+  const Slice<T> slice{job.src,
+                       job.dst_slot,
+                       static_cast<std::uint8_t*>(job.dst_user),
+                       job.num_src,
+                       job.num_dst,
+                       job.scale_sources == ScaleSources::kAll,
+                       job.scale_sources == ScaleSources::kLocal ? job.local_src : -1,
+                       static_cast<T>(job.scale),
+                       job.divisor};
   std::uint64_t at = begin * F::kStorageBytes;
   const std::uint64_t stop = end * F::kStorageBytes;
   for (; stop - at >= kUnroll * kVector; at += kUnroll * kVector) {

@@ -9,7 +9,7 @@ namespace unjam {
 namespace {
 
 constexpr std::uint64_t kPieceAlignment = 64;  // a cache line
-// Small enough that the second destination's copy finds the source in the first-level cache.
+// Small enough that the later destinations' copies find the source in the first-level cache.
 constexpr std::uint64_t kCopyTile = 8 * 1024;
 
 const HostLeafTable& table_of(HostIsa isa) {
@@ -35,38 +35,58 @@ bool is_copy(const SliceJob& job) {
          (job.scale_sources == ScaleSources::kLocal && job.local_src != 0);
 }
 
-void copy(const SliceJob& job, std::uint64_t begin, std::uint64_t end) {
+// What this thread does of `bytes` bytes.
+struct Share {
+  std::uint64_t begin, end;
+};
+
+Share share_of(std::uint64_t bytes, unsigned thread, unsigned threads) {
+  if (threads == 1) return {0, bytes};
+  const std::uint64_t share = (bytes + threads - 1) / threads;
+  const std::uint64_t piece = (share + kPieceAlignment - 1) / kPieceAlignment * kPieceAlignment;
+  const std::uint64_t begin = std::min(bytes, thread * piece);
+  return {begin, std::min(bytes, begin + piece)};
+}
+
+// One source to every destination.
+void spread(const SliceJob& job, Share share) {
   const char* src = static_cast<const char*>(job.src[0]);
-  char* dsts[2] = {static_cast<char*>(job.dst_user), static_cast<char*>(job.dst_slot)};
-  for (char*& dst : dsts) {
-    if (dst == src) dst = nullptr;
-  }
-  const std::uint64_t tile = dsts[0] != nullptr && dsts[1] != nullptr ? kCopyTile : end - begin;
-  for (std::uint64_t at = begin; at < end; at += tile) {
-    const std::uint64_t bytes = std::min(tile, end - at);
-    for (char* dst : dsts) {
-      if (dst != nullptr) std::memcpy(dst + at, src + at, bytes);
+  const int first = job.dst_user == nullptr ? 0 : -1;
+  const std::uint64_t tile = job.num_dst - first > 1 ? kCopyTile : share.end - share.begin;
+  for (std::uint64_t at = share.begin; at < share.end; at += tile) {
+    const std::uint64_t bytes = std::min(tile, share.end - at);
+    for (int d = first; d < job.num_dst; ++d) {
+      char* dst = static_cast<char*>(d < 0 ? job.dst_user : job.dst_slot[d]);
+      if (dst != src) std::memcpy(dst + at, src + at, bytes);
     }
   }
 }
 
-void run(const HostLeafTable& table, const SliceJob& job, unsigned thread, unsigned threads) {
-  const std::uint64_t element = dtype_bytes(job.dtype);
-  const std::uint64_t bytes = job.elems * element;
-  std::uint64_t begin = 0;
-  std::uint64_t end = bytes;
-  if (threads > 1) {
-    const std::uint64_t share = (bytes + threads - 1) / threads;
-    const std::uint64_t piece = (share + kPieceAlignment - 1) / kPieceAlignment * kPieceAlignment;
-    begin = std::min(bytes, thread * piece);
-    end = std::min(bytes, begin + piece);
+// Each source to its own destination.
+void copy_each(const SliceJob& job, unsigned thread, unsigned threads) {
+  for (int i = 0; i < job.num_src; ++i) {
+    const Share share =
+        share_of(job.copy_elems[i] * std::uint64_t{dtype_bytes(job.dtype)}, thread, threads);
+    if (share.begin == share.end) continue;
+    char* dst = static_cast<char*>(job.dst_slot[i] != nullptr ? job.dst_slot[i] : job.dst_copy[i]);
+    std::memcpy(dst + share.begin, static_cast<const char*>(job.src[i]) + share.begin,
+                share.end - share.begin);
   }
-  if (begin == end) return;
+}
+
+void run(const HostLeafTable& table, const SliceJob& job, unsigned thread, unsigned threads) {
+  if (job.copies) {
+    copy_each(job, thread, threads);
+    return;
+  }
+  const std::uint64_t element = dtype_bytes(job.dtype);
+  const Share share = share_of(job.elems * element, thread, threads);
+  if (share.begin == share.end) return;
   if (is_copy(job)) {
-    copy(job, begin, end);
+    spread(job, share);
   } else {
-    table[static_cast<int>(job.dtype)][static_cast<int>(job.op)](job, begin / element,
-                                                                 end / element);
+    table[static_cast<int>(job.dtype)][static_cast<int>(job.op)](job, share.begin / element,
+                                                                 share.end / element);
   }
 }
 

@@ -1,0 +1,38 @@
+# tests/gpu/X.cu becomes build/<preset>/gpu/X: programs for machines with GPUs, which use nothing but the C API
+# of libunjam.so and the CUDA runtime. tests/gpu/run_all.sh runs them. (leaf_check.cu looks inside: its head
+# says how to compile it.)
+if(NOT CMAKE_CUDA_COMPILER)
+  unjam_find_nvcc(nvcc reason)
+  if(NOT nvcc)
+    message(FATAL_ERROR "UNJAM_GPU_TESTS=ON, but ${reason}. Set CUDACXX to an nvcc 13, or run "
+                        "`python3 tools/cuda_toolchain.py`, which installs one into .venv.")
+  endif()
+  set(CMAKE_CUDA_COMPILER "${nvcc}")
+  enable_language(CUDA)
+endif()
+set(UNJAM_GPU_TEST_ARCHITECTURES "90a-real" CACHE STRING "GPUs to build the GPU tests for")
+
+file(GLOB gpu_tests CONFIGURE_DEPENDS "${PROJECT_SOURCE_DIR}/tests/gpu/*.cu")
+list(FILTER gpu_tests EXCLUDE REGEX "/leaf_check\\.cu$")
+set(gpu_test_targets)
+foreach(source ${gpu_tests})
+  get_filename_component(name "${source}" NAME_WE)
+  set(target gpu_${name})
+  add_executable(${target} "${source}")
+  list(APPEND gpu_test_targets ${target})
+  target_include_directories(${target} PRIVATE "${PROJECT_SOURCE_DIR}" "${PROJECT_SOURCE_DIR}/include"
+                                               ${CMAKE_CUDA_TOOLKIT_INCLUDE_DIRECTORIES})
+  # The standard goes through the flags: CMake 3.25 does not know that nvcc has C++20.
+  target_compile_options(${target} PRIVATE -std=c++20 --expt-relaxed-constexpr -Xcompiler=-Wall,-Wextra)
+  if(UNJAM_WERROR)
+    target_compile_options(${target} PRIVATE -Werror=all-warnings -Xcompiler=-Werror)
+  endif()
+  target_link_libraries(${target} PRIVATE unjam Threads::Threads)
+  # The library lies one folder above, in the build as after copying both.
+  set_target_properties(${target} PROPERTIES
+    OUTPUT_NAME ${name} RUNTIME_OUTPUT_DIRECTORY "${PROJECT_BINARY_DIR}/gpu"
+    CUDA_STANDARD_REQUIRED OFF CUDA_ARCHITECTURES "${UNJAM_GPU_TEST_ARCHITECTURES}" CUDA_RUNTIME_LIBRARY Static
+    BUILD_RPATH "$ORIGIN/.." BUILD_RPATH_USE_ORIGIN ON)
+endforeach()
+configure_file("${PROJECT_SOURCE_DIR}/tests/gpu/run_all.sh" "${PROJECT_BINARY_DIR}/gpu/run_all.sh" COPYONLY)
+add_custom_target(gpu_tests DEPENDS ${gpu_test_targets})

@@ -1,0 +1,16 @@
+// Arenas in device memory that other devices and processes can map: CUDA's virtual memory
+// management, handles as file descriptors. Other processes' memory stays as long as it is mapped
+// here, also after its owner's death.
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "engine/cuda_driver.h"
+
+namespace unjam {
+
+std::unique_ptr<DeviceArena> create_cuda_arena(int device, std::uint64_t bytes, std::string& error);
+std::unique_ptr<DeviceArena> adopt_cuda_arena(int fd, std::uint64_t bytes, std::string& error);
+
+}  // namespace unjam

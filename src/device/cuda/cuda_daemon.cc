@@ -1,0 +1,700 @@
+#include "device/cuda/cuda_daemon.h"
+
+#include <pthread.h>
+#include <sched.h>
+#include <time.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <condition_variable>
+#include <cstring>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+#include "base/clock.h"
+#include "base/json_writer.h"
+#include "device/cuda/cuda_error.h"
+#include "device/cuda/kernels.h"
+#include "device/cuda/rank_state.h"
+
+namespace unjam {
+namespace {
+
+constexpr std::uint32_t kMostReleases = 256;  // of one command
+
+// Hands out places of one allocation; first without it, to learn its size.
+class Layout {
+ public:
+  explicit Layout(unsigned char* base) : base_(base) {}
+  template <class T>
+  T* take(std::size_t n) {
+    used_ = (used_ + 127) / 128 * 128;
+    T* p = reinterpret_cast<T*>(base_ + used_);
+    used_ += n * sizeof(T);
+    return p;
+  }
+  std::size_t used() const { return used_; }
+
+ private:
+  unsigned char* base_;
+  std::size_t used_ = 0;
+};
+
+// Waits a little longer each time: polls, lets others run, sleeps up to 100 us.
+class BackOff {
+ public:
+  void reset() { since_ns_ = monotonic_ns(); }
+  void pause() {
+    const std::uint64_t waited = monotonic_ns() - since_ns_;
+    if (waited < kPolls) {
+      __builtin_ia32_pause();
+    } else if (waited < kYields) {
+      sched_yield();
+    } else {
+      usleep(waited < kShort ? 10 : 50);  // and about 50 us more, the timers' slack
+    }
+  }
+
+ private:
+  static constexpr std::uint64_t kPolls = 30'000, kYields = 100'000, kShort = 1'000'000;
+  std::uint64_t since_ns_ = monotonic_ns();
+};
+
+class CudaDaemon : public StreamDaemon {
+ public:
+  CudaDaemon(const CudaRankOptions& options, RankState& copy)
+      : o_(options), copy_(copy), besides_(options.slots), tags_(options.keys) {}
+
+  ~CudaDaemon() override {
+    stop();
+    const OnDevice on(o_.device);
+    if (stream_ != nullptr) cudaStreamDestroy(stream_);
+    if (control_stream_ != nullptr) cudaStreamDestroy(control_stream_);
+    cudaFree(memory_);
+    cudaFreeHost(pinned_);
+  }
+
+  bool start(std::string& error) {
+    const OnDevice on(o_.device);
+    return allocate(error) && fill(error) && load_kernels(error) && begin(error);
+  }
+
+  void stop() override {
+    if (!launcher_.joinable()) return;
+    attend(kAttentionStop);
+    {
+      std::lock_guard lock(mutex_);
+      stopping_ = true;
+    }
+    changed_.notify_all();
+    launcher_.join();
+    const OnDevice on(o_.device);
+    cudaStreamSynchronize(stream_);
+  }
+
+  // ---- submission ----
+
+  void submit(const Invocation& inv, const KeyState* fresh) override {
+    CudaSqe& place = sq_[sq_written_ % o_.slots];
+    if (inv.key == nullptr) {
+      put_command(inv, place);
+    } else {
+      put(inv, fresh, place);
+      if (fresh != nullptr) tags_[static_cast<std::size_t>(inv.key - keys_.states)] = fresh->tag;
+    }
+    ++pending_;
+    ++beside_;
+    besides_[place.inv.slot] = true;
+    // Release: the entry.
+    store_release(link_->sq_written, ++sq_written_);
+  }
+
+  void cancel(std::uint16_t slot) override {
+    store_release<std::uint32_t>(copy_.cancelled[slot], 1);
+    attend(2);
+  }
+
+  void peer_gone(int rank) override {
+    fetch_or_gone(std::uint64_t{1} << rank);
+    attend(2);
+    post();
+  }
+
+  void ring(std::uint32_t) override { post(); }
+  void ring_all() override { post(); }
+
+  // ---- keys ----
+
+  KeyState* take_key(LaneKey*& lanes) override {
+    if (free_keys_.empty()) return nullptr;
+    const std::uint32_t i = free_keys_.back();
+    free_keys_.pop_back();
+    lanes = keys_.lane_keys + std::size_t{i} * o_.shape.lanes;
+    return keys_.states + i;
+  }
+  void return_key(KeyState* key) override {
+    free_keys_.push_back(static_cast<std::uint32_t>(key - keys_.states));
+  }
+
+  // ---- streams ----
+
+  bool stream_idle(void* stream, bool& idle, std::string& error) override {
+    const OnDevice on(o_.device);
+    if (!check_stream(stream, error)) return false;
+    const cudaError_t code = cudaStreamQuery(as_stream(stream));
+    idle = code == cudaSuccess;
+    if (code == cudaErrorNotReady) {
+      cudaGetLastError();
+      return true;
+    }
+    return cuda_ok(code, "the stream of a call", error);
+  }
+
+  bool queue_mark(void* stream, std::uint16_t slot, std::uint64_t ticket,
+                  std::string& error) override {
+    const OnDevice on(o_.device);
+    std::uint32_t wide_slot = slot;
+    void* arguments[] = {&rank_, &wide_slot, &ticket};
+    return launch(mark_kernel(), 1, 1, arguments, as_stream(stream), "queueing a mark", error);
+  }
+
+  bool queue_call(void* stream, const Invocation& inv, const KeyState* fresh,
+                  std::string& error) override {
+    const OnDevice on(o_.device);
+    if (!check_stream(stream, error)) return false;
+    CudaLaunch& l = call_;
+    l.kind = EngineKind::kCall;
+    l.slot = inv.slot;
+    l.serial = inv.serial;
+    put(inv, fresh, l.sqe);
+    if (fresh != nullptr) tags_[static_cast<std::size_t>(inv.key - keys_.states)] = fresh->tag;
+    const Geometry& g = inv.geometry;
+    const unsigned blocks = std::uint32_t{g.first_lane} + g.lanes;
+    const unsigned threads = prepare_solo(inv, l.solo);
+    void* arguments[] = {&rank_, &l};
+    if (!launch(engine_kernel(), blocks, threads, arguments, as_stream(stream), "queueing a call",
+                error)) {
+      return false;
+    }
+    ++pending_;
+    wake_if_asleep();  // it looks whether a call lacks drivers
+    return true;
+  }
+
+  bool queue_wait(void* stream, std::uint16_t slot, std::uint64_t serial,
+                  std::string& error) override {
+    const OnDevice on(o_.device);
+    if (!check_stream(stream, error)) return false;
+    CudaLaunch& l = call_;
+    l.kind = EngineKind::kWait;
+    l.slot = slot;
+    l.serial = serial;
+    void* arguments[] = {&rank_, &l};
+    return launch(engine_kernel(), 1, o_.block_threads, arguments, as_stream(stream),
+                  "queueing a wait", error);
+  }
+
+  // ---- completions ----
+
+  void ended(std::uint16_t slot) override {
+    if (besides_[slot]) --beside_;
+    besides_[slot] = false;
+  }
+
+  void wait(EventCount& completions, std::uint32_t epoch, std::int64_t timeout_us) override {
+    const std::uint64_t deadline =
+        timeout_us < 0 ? UINT64_MAX
+                       : monotonic_ns() + static_cast<std::uint64_t>(timeout_us) * 1000;
+    BackOff back_off;
+    while (!completion_waits() && completions.epoch() == epoch && monotonic_ns() < deadline) {
+      back_off.pause();
+    }
+  }
+
+  bool synchronize(std::int64_t timeout_us) override {
+    const std::uint64_t begun = monotonic_ns();
+    BackOff back_off;
+    while (load_acquire(link_->residency.resident) != 0 ||
+           load_acquire(link_->residency.queued) != 0) {
+      if (timeout_us >= 0 &&
+          monotonic_ns() - begun > static_cast<std::uint64_t>(timeout_us) * 1000) {
+        return false;
+      }
+      back_off.pause();
+    }
+    return true;
+  }
+
+  // ---- reports ----
+
+  void refresh(RankState& copy) override {
+    const OnDevice on(o_.device);
+    const BesideCapture beside;
+    std::lock_guard lock(refreshing_);
+    std::vector<LaneState> lanes(o_.shape.lanes);
+    cudaMemcpyAsync(lanes.data(), lanes_, lanes.size() * sizeof(LaneState), cudaMemcpyDefault,
+                    control_stream_);
+    for (std::uint32_t l = 0; l < o_.shape.lanes && o_.trace_events != 0; ++l) {
+      cudaMemcpyAsync(copy.lanes[l].trace, traces_[l], o_.trace_events * sizeof(TraceEvent),
+                      cudaMemcpyDefault, control_stream_);
+    }
+    if (cudaStreamSynchronize(control_stream_) != cudaSuccess) return;
+    timespec real{};
+    clock_gettime(CLOCK_REALTIME, &real);
+    // The GPU's clock is the host's time of day.
+    const std::uint64_t shift = static_cast<std::uint64_t>(real.tv_sec) * 1'000'000'000 +
+                                static_cast<std::uint64_t>(real.tv_nsec) - monotonic_ns();
+    for (std::uint32_t l = 0; l < o_.shape.lanes; ++l) {
+      LaneState& to = copy.lanes[l];
+      to.stats = lanes[l].stats;
+      store_release(to.running, lanes[l].running);
+      const std::uint64_t kept = std::min(lanes[l].trace_written, o_.trace_events);
+      for (std::uint64_t i = 0; i < kept; ++i) to.trace[i].time_ns -= shift;
+      store_release(to.trace_written, lanes[l].trace_written);
+    }
+  }
+
+  std::string footprint() const override {
+    JsonWriter w;
+    w.begin_object();
+    w.field("device", o_.device);
+    w.field("name", name_);
+    w.field("blocks", o_.shape.lanes);
+    w.field("threads_per_block", o_.block_threads);
+    w.field("registers_per_thread", attributes_.numRegs);
+    w.field("shared_bytes_per_block", attributes_.sharedSizeBytes);
+    w.field("local_bytes_per_thread", attributes_.localSizeBytes);
+    w.field("blocks_per_sm", blocks_per_sm_);
+    w.field("sms", (static_cast<int>(o_.shape.lanes) + std::max(blocks_per_sm_, 1) - 1) /
+                       std::max(blocks_per_sm_, 1));
+    w.field("engine_bytes", memory_bytes_);
+    w.field("key_bytes", key_bytes());
+    w.field("keys_at_most", o_.keys);
+    w.field("pinned_bytes", pinned_bytes_);
+    w.field("launches", launches_.load());
+    w.end_object();
+    return w.text();
+  }
+
+ private:
+  static cudaStream_t as_stream(void* stream) { return static_cast<cudaStream_t>(stream); }
+
+  // ---- set up ----
+
+  std::size_t key_bytes() const {
+    return sizeof(KeyState) +
+           o_.shape.lanes *
+               (sizeof(LaneKey) + o_.shape.ranks * (sizeof(OutEndpoint) + sizeof(InEndpoint)));
+  }
+
+  void lay_out(Layout& at, std::vector<LaneState>& lanes,
+               std::vector<std::vector<PeerSendState>>& peers, CudaRank& rank) {
+    const ArenaShape& shape = o_.shape;
+    rank_ = at.take<CudaRank>(1);
+    lanes_ = at.take<LaneState>(shape.lanes);
+    mailboxes_ = at.take<Mailbox>(shape.lanes);
+    mailbox_places_.resize(shape.lanes);
+    bases_ = at.take<unsigned char*>(shape.ranks);
+    RankState& r = rank.rank;
+    r.policy = o_.policy;
+    r.num_lanes = shape.lanes;
+    r.num_slots = o_.slots;
+    r.lanes = lanes_;
+    r.mailboxes = mailboxes_;
+    r.invocations = at.take<Invocation>(o_.slots);
+    r.remaining = at.take<std::uint32_t>(o_.slots);
+    rank.inbox = at.take<std::uint64_t>(o_.slots);
+    rank.marks = at.take<std::uint64_t>(o_.slots);
+    rank.completed = at.take<std::uint64_t>(o_.slots);
+    rank.first_primitive = at.take<std::uint8_t>(o_.slots);
+    rank.programs = at.take<Primitive>(std::size_t{o_.slots} * kMaxProgram);
+    rank.members = at.take<std::uint16_t>(std::size_t{o_.slots} * kMaxRanks);
+    peer_states_.resize(shape.lanes);
+    traces_.resize(shape.lanes);
+    for (std::uint32_t l = 0; l < shape.lanes; ++l) {
+      LaneState& lane = lanes[l];
+      lane.queue.attach(at.take<QueueLink>(o_.slots));
+      lane.contexts = at.take<DynamicContext>(o_.slots);
+      mailbox_places_[l] = at.take<std::uint16_t>(o_.slots);
+      lane.trace_capacity = o_.trace_events;
+      lane.trace = traces_[l] = at.take<TraceEvent>(o_.trace_events);
+      LaneTransport& t = lane.transport;
+      t.shape = shape;
+      t.bases = bases_;
+      t.rank = o_.rank;
+      t.lane = l;
+      t.peers = peer_states_[l] = at.take<PeerSendState>(shape.ranks);
+      for (std::uint32_t p = 0; p < shape.ranks; ++p) {
+        if (p == o_.rank) continue;
+        PeerSendState& peer = peers[l][p];
+        peer.owners = at.take<ConnectorOwner>(shape.connectors);
+        peer.borrows = at.take<BorrowUse>(shape.borrow_slots);
+        peer.places = at.take<std::uint16_t>(shape.places());
+        peer.given_back = kNoConnector;
+        peer.pool = std::min(shape.connectors, kFirstPool);
+      }
+    }
+    keys_.count = o_.keys;
+    keys_.lanes = shape.lanes;
+    keys_.ranks = shape.ranks;
+    const std::size_t lane_keys = std::size_t{o_.keys} * shape.lanes;
+    keys_.states = at.take<KeyState>(o_.keys);
+    keys_.lane_keys = at.take<LaneKey>(lane_keys);
+    keys_.out = at.take<OutEndpoint>(lane_keys * shape.ranks);
+    keys_.in = at.take<InEndpoint>(lane_keys * shape.ranks);
+  }
+
+  void lay_out_pinned(Layout& at) {
+    sq_ = at.take<CudaSqe>(o_.slots);
+    cq_words_ = at.take<std::uint64_t>(o_.slots);
+    cancelled_ = at.take<std::uint32_t>(o_.slots);
+    releases_ = at.take<KeyRelease>(kMostReleases);
+    release_members_ = at.take<std::uint16_t>(std::size_t{kMostReleases} * kMaxRanks);
+  }
+
+  bool allocate(std::string& error) {
+    std::vector<LaneState> lanes(o_.shape.lanes);
+    std::vector<std::vector<PeerSendState>> peers(o_.shape.lanes,
+                                                  std::vector<PeerSendState>(o_.shape.ranks));
+    CudaRank rank;
+    Layout size(nullptr);
+    lay_out(size, lanes, peers, rank);
+    memory_bytes_ = size.used();
+    Layout pinned_size(nullptr);
+    lay_out_pinned(pinned_size);
+    pinned_bytes_ = pinned_size.used();
+    if (!cuda_ok(cudaMalloc(&memory_, memory_bytes_), "allocating the engine's memory", error) ||
+        !cuda_ok(cudaMemset(memory_, 0, memory_bytes_), "clearing the engine's memory", error) ||
+        !cuda_ok(
+            cudaHostAlloc(&pinned_, pinned_bytes_, cudaHostAllocPortable | cudaHostAllocMapped),
+            "allocating pinned memory", error)) {
+      return false;
+    }
+    std::memset(pinned_, 0, pinned_bytes_);
+    Layout pinned(static_cast<unsigned char*>(pinned_));
+    lay_out_pinned(pinned);
+    copy_.cq.words = cq_words_;
+    copy_.cq.capacity = o_.slots;
+    copy_.cancelled = cancelled_;
+    for (std::uint32_t i = o_.keys; i-- > 0;) free_keys_.push_back(i);
+    return true;
+  }
+
+  bool fill(std::string& error) {
+    std::vector<LaneState> lanes(o_.shape.lanes);
+    std::vector<std::vector<PeerSendState>> peers(o_.shape.lanes,
+                                                  std::vector<PeerSendState>(o_.shape.ranks));
+    CudaRank rank;
+    Layout at(static_cast<unsigned char*>(memory_));
+    lay_out(at, lanes, peers, rank);
+    link_ = static_cast<CudaLink*>(o_.links[o_.rank]);
+    rank.link = link_;
+    rank.sq = sq_;
+    rank.rank.cq.words = cq_words_;
+    rank.rank.cq.capacity = o_.slots;
+    rank.rank.cancelled = cancelled_;
+    for (std::uint32_t p = 0; p < o_.shape.ranks; ++p) {
+      rank.pokes[p] = static_cast<CudaLink*>(o_.links[p])->pokes[o_.rank];
+    }
+    const auto upload = [&](void* to, const void* from, std::size_t bytes) {
+      return cuda_ok(cudaMemcpy(to, from, bytes, cudaMemcpyHostToDevice),
+                     "filling the engine's memory", error);
+    };
+    for (std::uint32_t l = 0; l < o_.shape.lanes; ++l) {
+      if (!upload(peer_states_[l], peers[l].data(), peers[l].size() * sizeof(PeerSendState))) {
+        return false;
+      }
+    }
+    std::vector<Mailbox> mailboxes(o_.shape.lanes);
+    for (std::uint32_t l = 0; l < o_.shape.lanes; ++l) {
+      mailboxes[l].places = mailbox_places_[l];
+      mailboxes[l].capacity = o_.slots;
+    }
+    return upload(lanes_, lanes.data(), lanes.size() * sizeof(LaneState)) &&
+           upload(mailboxes_, mailboxes.data(), mailboxes.size() * sizeof(Mailbox)) &&
+           upload(bases_, o_.bases.data(), o_.bases.size() * sizeof(unsigned char*)) &&
+           upload(rank_, &rank, sizeof(rank));
+  }
+
+  // All kernels now: loading one while another spins would wait for that to end.
+  bool load_kernels(std::string& error) {
+    cudaFuncAttributes unused{};
+    cudaDeviceProp properties{};
+    if (!cuda_ok(cudaGetDeviceProperties(&properties, o_.device), "reading the device", error) ||
+        !cuda_ok(cudaFuncGetAttributes(&attributes_, engine_kernel()), "loading kernels", error) ||
+        !cuda_ok(cudaFuncGetAttributes(&unused, mark_kernel()), "loading kernels", error) ||
+        !cuda_ok(cudaOccupancyMaxActiveBlocksPerMultiprocessor(
+                     &blocks_per_sm_, engine_kernel(), static_cast<int>(o_.block_threads), 0),
+                 "measuring the kernel", error)) {
+      return false;
+    }
+    name_ = properties.name;
+    void* arguments[] = {&keys_};
+    return launch(keys_kernel(), 64, 256, arguments, nullptr, "setting up keys", error) &&
+           cuda_ok(cudaDeviceSynchronize(), "setting up keys", error);
+  }
+
+  bool begin(std::string& error) {
+    int least = 0, greatest = 0;
+    if (!cuda_ok(cudaDeviceGetStreamPriorityRange(&least, &greatest), "stream priorities", error) ||
+        !cuda_ok(cudaStreamCreateWithPriority(&stream_, cudaStreamNonBlocking, greatest),
+                 "creating a stream", error) ||
+        !cuda_ok(cudaStreamCreateWithPriority(&control_stream_, cudaStreamNonBlocking, greatest),
+                 "creating a stream", error)) {
+      return false;
+    }
+    launcher_ = std::thread([this] { run_launcher(); });
+    return true;
+  }
+
+  static bool launch(const void* kernel, unsigned blocks, unsigned threads, void** arguments,
+                     cudaStream_t stream, const char* what, std::string& error) {
+    return cuda_ok(cudaLaunchKernel(kernel, dim3(blocks), dim3(threads), arguments, 0, stream),
+                   what, error);
+  }
+
+  static bool check_stream(void* stream, std::string& error) {
+    cudaStreamCaptureStatus status{};
+    if (!cuda_ok(cudaStreamIsCapturing(as_stream(stream), &status), "the stream of a call",
+                 error)) {
+      return false;
+    }
+    if (status == cudaStreamCaptureStatusNone) return true;
+    error = "the stream is being captured: unjam's calls cannot be part of a CUDA graph yet";
+    return false;
+  }
+
+  // ---- submission ----
+
+  static void put(const Invocation& inv, const KeyState* fresh, CudaSqe& place) {
+    place.inv = inv;
+    std::copy_n(inv.program, inv.num_primitives, place.program);
+    std::copy_n(inv.members, inv.group_size, place.members);
+    place.fresh = fresh != nullptr ? 1 : 0;
+    if (fresh == nullptr) return;
+    place.key_tag = fresh->tag;
+    place.key_group = fresh->group;
+    place.key_done = fresh->done;
+  }
+
+  // Fills in what a short all-reduce needs to run by itself, if it can. Returns the block's
+  // threads.
+  unsigned prepare_solo(const Invocation& inv, SoloCall& solo) const {
+    const Geometry& g = inv.geometry;
+    const std::uint64_t bytes = g.count * dtype_bytes(g.dtype);
+    const auto aligned = [](const void* p) { return reinterpret_cast<std::uintptr_t>(p) % 8 == 0; };
+    solo.units = 0;
+    if (!o_.solo || g.kind != Kind::kAllReduce || inv.protocol != Protocol::kPacket ||
+        g.lanes != 1 || inv.num_primitives != 2 || g.count > g.chunk || bytes == 0 ||
+        bytes % 8 != 0 || bytes / 8 > std::uint64_t{kSoloUnits} * o_.block_threads ||
+        o_.shape.ranks > kSoloRanks || !aligned(inv.input) || !aligned(inv.output)) {
+      return o_.block_threads;
+    }
+    solo.units = static_cast<std::uint32_t>(bytes / 8);
+    solo.flag = packet_flag(inv.seed, 0);
+    solo.rank = o_.rank;
+    solo.group_size = inv.group_size;
+    solo.group_rank = inv.group_rank;
+    std::copy_n(inv.members, inv.group_size, solo.members);
+    solo.scale = 1.0 / inv.group_size;
+    solo.shape = o_.shape;
+    std::copy(o_.bases.begin(), o_.bases.end(), solo.bases);
+    const auto key = static_cast<std::size_t>(inv.key - keys_.states);
+    solo.tag = tags_[key];
+    solo.out = keys_.out + key * o_.shape.lanes * o_.shape.ranks;
+    solo.in = keys_.in + key * o_.shape.lanes * o_.shape.ranks;
+    const auto warps = static_cast<unsigned>((solo.units + 31) / 32);
+    return std::clamp(warps * 32, 64u, o_.block_threads);
+  }
+
+  // What the device reads of a command must be in memory that it reaches. One is under way at most.
+  void put_command(const Invocation& inv, CudaSqe& place) {
+    const auto* releases = static_cast<const KeyRelease*>(inv.input);
+    for (std::uint64_t i = 0; i < inv.n; ++i) {
+      releases_[i] = releases[i];
+      std::uint16_t* members = release_members_ + i * kMaxRanks;
+      std::copy_n(releases[i].members, releases[i].group_size, members);
+      releases_[i].members = members;
+    }
+    place.inv = inv;
+    place.inv.input = releases_;
+    place.fresh = 0;
+  }
+
+  void attend(std::uint32_t what) {
+    // Several threads may say something; each leaves another value.
+    std::lock_guard lock(attention_mutex_);
+    const std::uint32_t now = load_relaxed(link_->attention);
+    store_release(link_->attention, what == kAttentionStop ? now | kAttentionStop : now + what);
+  }
+  void fetch_or_gone(std::uint64_t bits) {
+    std::lock_guard lock(attention_mutex_);
+    store_release(link_->gone, load_relaxed(link_->gone) | bits);
+  }
+
+  void post() {
+    bool wake = false;
+    {
+      std::lock_guard lock(post_mutex_);
+      wake = ResidencySteps::post(link_->residency);
+    }
+    if (wake) work_.store(true, std::memory_order_release);
+    // Also if a daemon is resident: it may leave what it finds for later.
+    wake_if_asleep();
+  }
+  // The launcher says that it sleeps, then looks once more.
+  void wake_if_asleep() {
+    std::atomic_thread_fence(std::memory_order_seq_cst);
+    if (!asleep_.load(std::memory_order_seq_cst)) return;
+    {
+      std::lock_guard lock(mutex_);
+    }
+    changed_.notify_all();
+  }
+
+  // ---- completions ----
+
+  bool completion_waits() {
+    RingCq& cq = copy_.cq;
+    const std::uint64_t h = load_relaxed(cq.head);
+    return load_acquire(cq.words[h % cq.capacity]) >> 24 == ((h + 1) & 0xffffffffffull);
+  }
+  // Invocations and commands that the engine has yet to end.
+  bool engine_has_work() {
+    // The engine's count of what it has ended stands in the CQ itself: entries carry their number,
+    // and those that were taken out are counted by the head.
+    RingCq& cq = copy_.cq;
+    std::uint64_t ended = load_relaxed(cq.head);
+    while (load_acquire(cq.words[ended % cq.capacity]) >> 24 == ((ended + 1) & 0xffffffffffull)) {
+      ++ended;
+    }
+    return pending_.load(std::memory_order_acquire) != ended;
+  }
+
+  // ---- the launcher ----
+
+  std::uint64_t pokes() const {
+    // Any change shows: each word only counts up.
+    std::uint64_t sum = 0;
+    for (std::uint32_t p = 0; p < o_.shape.ranks; ++p) {
+      for (std::uint32_t l = 0; l < o_.shape.lanes; ++l) sum += load_relaxed(link_->pokes[p][l]);
+    }
+    return sum;
+  }
+
+  void run_launcher() {
+    pthread_setname_np(pthread_self(), "unjam launcher");
+    cudaSetDevice(o_.device);
+    const BesideCapture beside;
+    std::uint64_t poked = 0;
+    BackOff back_off;
+    std::unique_lock lock(mutex_);
+    while (!stopping_) {
+      lock.unlock();
+      HostLink& h = link_->residency;
+      const bool resident = load_acquire(h.resident) != 0 || load_acquire(h.queued) != 0;
+      const bool has_work = engine_has_work();
+      bool launches = false;
+      if (!resident && has_work) {
+        const bool posted = work_.exchange(false, std::memory_order_acq_rel);
+        const std::uint64_t now_poked = pokes();
+        // Calls in streams look themselves for what peers have sent.
+        const bool beside = beside_.load(std::memory_order_acquire) != 0;
+        launches = posted || load_acquire(h.rung) != 0 || (beside && now_poked != poked);
+        if (launches) poked = now_poked;
+      }
+      if (launches && ResidencySteps::should_launch(h)) {
+        launch_daemon();
+        back_off.reset();
+      }
+      lock.lock();
+      if (stopping_) break;
+      if (!has_work) {
+        // Asleep until something is submitted.
+        asleep_.store(true, std::memory_order_seq_cst);
+        if (!work_.load(std::memory_order_seq_cst) && !engine_has_work()) changed_.wait(lock);
+        asleep_.store(false, std::memory_order_seq_cst);
+        back_off.reset();
+        continue;
+      }
+      lock.unlock();
+      back_off.pause();
+      lock.lock();
+    }
+  }
+
+  void launch_daemon() {
+    daemon_.kind = EngineKind::kDaemon;
+    daemon_.generation = launches_.fetch_add(1) + 1;
+    void* arguments[] = {&rank_, &daemon_};
+    std::string error;
+    if (launch(engine_kernel(), o_.shape.lanes, o_.block_threads, arguments, stream_,
+               "launching the daemon", error)) {
+      return;
+    }
+    std::fprintf(stderr, "unjam: rank %u: %s\n", o_.rank, error.c_str());
+    store_release(link_->residency.queued, std::uint32_t{0});
+  }
+
+  const CudaRankOptions o_;
+  RankState& copy_;
+
+  // Device memory.
+  void* memory_ = nullptr;
+  std::size_t memory_bytes_ = 0;
+  CudaRank* rank_ = nullptr;
+  LaneState* lanes_ = nullptr;
+  Mailbox* mailboxes_ = nullptr;
+  std::vector<std::uint16_t*> mailbox_places_;
+  unsigned char** bases_ = nullptr;
+  std::vector<PeerSendState*> peer_states_;
+  std::vector<TraceEvent*> traces_;
+  CudaKeys keys_;
+  std::vector<std::uint32_t> free_keys_;
+  // Pinned memory.
+  void* pinned_ = nullptr;
+  std::size_t pinned_bytes_ = 0;
+  CudaLink* link_ = nullptr;
+  CudaSqe* sq_ = nullptr;
+  std::uint64_t* cq_words_ = nullptr;
+  std::uint32_t* cancelled_ = nullptr;
+  KeyRelease* releases_ = nullptr;
+  std::uint16_t* release_members_ = nullptr;
+
+  cudaFuncAttributes attributes_{};
+  int blocks_per_sm_ = 0;
+  std::string name_;
+  std::mutex refreshing_;
+  cudaStream_t stream_ = nullptr;          // of the daemon
+  cudaStream_t control_stream_ = nullptr;  // of copies for reports
+  CudaLaunch call_, daemon_;
+  std::uint64_t sq_written_ = 0;
+  std::atomic<std::uint64_t> pending_{0};  // submissions and calls, ever
+  // Submissions whose completion was not taken out: those that a daemon may be needed for. (Calls
+  // in streams bring their engine.)
+  std::atomic<std::uint64_t> beside_{0};
+  std::vector<bool> besides_;        // by slot
+  std::vector<std::uint64_t> tags_;  // of keys, by place
+  std::atomic<std::uint64_t> launches_{0};
+
+  std::mutex attention_mutex_, post_mutex_;
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::atomic<bool> asleep_{false};
+  std::atomic<bool> work_{false};
+  bool stopping_ = false;
+  std::thread launcher_;
+};
+
+}  // namespace
+
+std::unique_ptr<StreamDaemon> start_cuda_rank(const CudaRankOptions& options, RankState& copy,
+                                              std::string& error) {
+  auto daemon = std::make_unique<CudaDaemon>(options, copy);
+  if (!daemon->start(error)) return nullptr;
+  return daemon;
+}
+
+}  // namespace unjam

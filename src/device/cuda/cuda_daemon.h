@@ -1,0 +1,16 @@
+// A rank on a CUDA device: its device memory, and the thread that launches its daemon kernel when
+// there is work and nobody is there (engine/residency.h, engine.cu).
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "engine/cuda_driver.h"
+
+namespace unjam {
+
+// As CudaDriver::start.
+std::unique_ptr<StreamDaemon> start_cuda_rank(const CudaRankOptions& options, RankState& copy,
+                                              std::string& error);
+
+}  // namespace unjam

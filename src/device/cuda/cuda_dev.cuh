@@ -1,0 +1,399 @@
+// The GPU's side of the engine's `Dev`, for one lane of one kernel instance.
+//
+// Which instance drives a lane is said by CudaRank::lanes; see engine.cu for how instances come
+// and go. Peers are not rung (an atomic on their memory would cost 2 us a slice): a driver looks at
+// the connectors themselves, and a rank without one is poked through its host.
+#pragma once
+
+#include <cuda/atomic>
+
+#include "device/cuda/leaves.cuh"
+#include "device/cuda/rank_state.h"
+#include "engine/engine.h"
+#include "engine/mark.h"
+
+namespace unjam {
+
+// Relaxed accesses at system scope, and the fence that orders them.
+template <class T>
+__device__ __forceinline__ void store_system(T& x, T v) {
+  cuda::atomic_ref<T, cuda::thread_scope_system>(x).store(v, cuda::memory_order_relaxed);
+}
+__device__ __forceinline__ void fence_system() {
+  cuda::atomic_thread_fence(cuda::memory_order_acq_rel, cuda::thread_scope_system);
+}
+// Of this device.
+__device__ __forceinline__ void fence_total_local() {
+  cuda::atomic_thread_fence(cuda::memory_order_seq_cst, cuda::thread_scope_device);
+}
+__device__ __forceinline__ std::uint32_t or_local(std::uint32_t& word, std::uint32_t bits) {
+  return cuda::atomic_ref<std::uint32_t, cuda::thread_scope_device>(word).fetch_or(
+      bits, cuda::memory_order_acquire);
+}
+__device__ __forceinline__ void clear_local(std::uint32_t& word, std::uint32_t bits) {
+  cuda::atomic_ref<std::uint32_t, cuda::thread_scope_device>(word).fetch_and(
+      ~bits, cuda::memory_order_release);
+}
+__device__ __forceinline__ std::uint64_t global_ns() {
+  std::uint64_t t;
+  asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(t));
+  return t;
+}
+
+// The barrier of the block wants whole warps, and where one thread decides the compiler does not
+// always bring its warp together again.
+__device__ __forceinline__ void sync_block() {
+  __syncwarp();
+  __syncthreads();
+}
+
+// CudaRank::lanes. Both return what was there before, and acquire and release.
+__device__ __forceinline__ std::uint64_t or_lanes(CudaRank& r, std::uint64_t bits) {
+  return LocalAtomicRef<std::uint64_t>(r.lanes).fetch_or(bits, kAcqRel);
+}
+__device__ __forceinline__ std::uint64_t clear_lanes(CudaRank& r, std::uint64_t bits) {
+  return LocalAtomicRef<std::uint64_t>(r.lanes).fetch_and(~bits, kAcqRel);
+}
+
+// Behind a fence of this thread.
+__device__ __forceinline__ void push_cqe(CudaRank& r, std::uint16_t slot, Outcome outcome) {
+  RingCq& cq = r.rank.cq;
+  const std::uint64_t at = LocalAtomicRef<std::uint64_t>(cq.tail).fetch_add(1, kRelaxed);
+  store_system(cq.words[at % cq.capacity],
+               (at + 1) << 24 | static_cast<std::uint64_t>(outcome) << 16 | slot);
+}
+
+// Shared by the threads of a block, beside the engine's BlockShared.
+struct DevShared {
+  EngineKind kind;
+  std::uint32_t lane;
+  std::uint32_t slot;
+  std::uint64_t serial;
+  std::uint64_t generation;
+  std::uint64_t peers_to_poke;  // bits
+  std::uint32_t lanes_to_kick;  // bits: own lanes that were given something
+  std::uint32_t kicks_pending;  // a key's invocation has ended: others may wait for that
+  std::uint32_t moving;         // the lane's bit in CudaRank::moving
+  std::uint32_t own_call;       // its call, if nobody has been told of it yet: slot + 1
+  std::uint32_t rested;         // the engine left because nothing can move
+  std::uint32_t gone_on;        // multiplexing: leave soon, other lanes have nobody
+  std::uint32_t attention;      // latest look
+  std::uint32_t passes;
+  std::uint32_t posted;      // first lane: latest look
+  std::uint64_t sq_written;  // first lane: latest look
+  std::uint64_t sq_read;
+  std::uint64_t inbox_read;
+  std::uint32_t readied_seen;  // CudaRank::readied before the latest pass
+  std::uint64_t progress;      // slices and completions at the latest look
+  std::uint64_t still_since_ns;
+};
+
+class CudaDev {
+ public:
+  using Handle = CudaDev;  // three pointers, by value
+  static constexpr bool kInlinePacketFlags = true;
+  static constexpr bool kLaneInShared = true;
+  static constexpr bool kHostWatches = false;
+  static constexpr unsigned kWarp = 32;
+
+  __device__ CudaDev(CudaRank* rank, DevShared* shared, LaneState* lane)
+      : r_(*rank), s_(*shared), lane_(*lane) {}
+
+  // ---- the block ----
+  __device__ unsigned thread() const { return threadIdx.x; }
+  __device__ void sync() { sync_block(); }
+  __device__ bool controls() const { return threadIdx.x < kWarp; }
+  __device__ bool leads() const { return threadIdx.x == 0; }
+  __device__ std::uint32_t first() const { return threadIdx.x; }
+  __device__ static constexpr std::uint32_t stride() { return kWarp; }
+  __device__ bool all(bool x) const { return __all_sync(0xffffffffu, x) != 0; }
+  __device__ void sync_control() const { __syncwarp(); }
+
+  __device__ __forceinline__ void leaf(const SliceJob& job) {
+    run_slot_leaf_cuda(job, threadIdx.x, blockDim.x);
+  }
+
+  // Two phases for packets: every thread polls its own words; the block goes on only if all have
+  // seen theirs. Nothing is stored before the vote.
+  __device__ __forceinline__ bool packet_leaf(const SliceJob& job, std::uint32_t polls) {
+    return run_packet_leaf_cuda(job, threadIdx.x, blockDim.x, polls, [](bool ready) {
+      __syncwarp();
+      return __syncthreads_and(ready) != 0;
+    });
+  }
+
+  __device__ void relax(std::uint32_t) {}
+  __device__ void delay() {}
+  __device__ std::uint64_t now_ns() const { return global_ns(); }
+  __device__ std::uint32_t threshold(std::uint32_t polls) const { return polls; }
+
+  // ---- publishing ----
+  // With the barrier before it: all that the block has stored comes before what this thread
+  // publishes (a fence and a relaxed store are a release together).
+  __device__ void fence() { fence_system(); }
+  template <class T>
+  static __device__ void publish(T& x, T v) {
+    store_system(x, v);
+  }
+
+  // ---- submissions ----
+  __device__ bool submissions_wait() const {
+    return s_.own_call != 0 || s_.sq_written != s_.sq_read ||
+           load_relaxed_local(r_.inbox[s_.inbox_read % r_.rank.num_slots]) >> 16 ==
+               s_.inbox_read + 1;
+  }
+
+  // By the control threads together, for the first lane's driver.
+  __device__ bool next_submission(std::uint16_t& slot) {
+    if (s_.own_call != 0) {
+      slot = static_cast<std::uint16_t>(s_.own_call - 1);
+      __syncwarp();
+      if (leads()) s_.own_call = 0;
+      __syncwarp();
+      return true;
+    }
+    // Acquire: the invocation that the kernel in the stream has written.
+    std::uint64_t entry = 0;
+    if (leads()) entry = load_acquire_local(r_.inbox[s_.inbox_read % r_.rank.num_slots]);
+    entry = __shfl_sync(0xffffffffu, entry, 0);
+    if (entry >> 16 == s_.inbox_read + 1) {
+      __syncwarp();
+      if (leads()) r_.inbox_read = ++s_.inbox_read;
+      __syncwarp();
+      slot = static_cast<std::uint16_t>(entry);
+      return true;
+    }
+    if (s_.sq_written == s_.sq_read) return false;
+    const CudaSqe& sqe = r_.sq[s_.sq_read % r_.rank.num_slots];
+    __syncwarp();
+    slot = take_in(r_, sqe, threadIdx.x, kWarp);
+    __syncwarp();
+    if (leads()) r_.sq_read = ++s_.sq_read;
+    __syncwarp();
+    return true;
+  }
+
+  // Copies a submission to its slot, by threads that synchronise afterwards. The slot was free, so
+  // no lane looks at it.
+  static __device__ std::uint16_t take_in(CudaRank& r, const CudaSqe& sqe, unsigned thread,
+                                          unsigned threads) {
+    const std::uint16_t slot = sqe.inv.slot;
+    Primitive* program = r.programs + slot * kMaxProgram;
+    std::uint16_t* members = r.members + slot * kMaxRanks;
+    const std::uint32_t primitives = sqe.inv.num_primitives;
+    for (std::uint32_t i = thread; i < primitives; i += threads) program[i] = sqe.program[i];
+    for (std::uint32_t i = thread; i < sqe.inv.group_size; i += threads) {
+      members[i] = sqe.members[i];
+    }
+    const auto* from = reinterpret_cast<const uint4*>(&sqe.inv);
+    auto* to = reinterpret_cast<uint4*>(&r.rank.invocations[slot]);
+    for (std::uint32_t i = thread; i < sizeof(Invocation) / sizeof(uint4); i += threads) {
+      uint4 word = from[i];
+      constexpr std::uint32_t kPointers = offsetof(Invocation, program) / sizeof(uint4);
+      static_assert(offsetof(Invocation, program) % sizeof(uint4) == 0 &&
+                    offsetof(Invocation, members) == offsetof(Invocation, program) + 8);
+      if (i == kPointers && sqe.inv.key != nullptr) {
+        const auto p = reinterpret_cast<std::uint64_t>(program);
+        const auto m = reinterpret_cast<std::uint64_t>(members);
+        word = make_uint4(static_cast<unsigned>(p), static_cast<unsigned>(p >> 32),
+                          static_cast<unsigned>(m), static_cast<unsigned>(m >> 32));
+      }
+      to[i] = word;
+    }
+    if (thread == 0 && sqe.fresh != 0) {
+      KeyState& key = *sqe.inv.key;
+      key.tag = sqe.key_tag;
+      key.group = sqe.key_group;
+      for (std::uint32_t l = 0; l < r.rank.num_lanes; ++l) {
+        LaneKey& lane = key.lanes[l];
+        lane.preemptions = lane.spins = lane.slices = lane.time_ns = lane.lack = 0;
+      }
+      // Release: whoever may run the key's first invocation sees its state.
+      store_release_local(key.done, sqe.key_done);
+    }
+    return slot;
+  }
+
+  // ---- completions ----
+  __device__ void complete(std::uint16_t slot, Outcome outcome) {
+    // The slot may be another invocation's as soon as the CQE is there.
+    const std::uint64_t serial = r_.rank.invocations[slot].serial;
+    LocalAtomicRef<std::uint64_t>(r_.completed[slot]).store(serial, kRelaxed);
+    push_cqe(r_, slot, outcome);
+  }
+
+  // ---- what the host says ----
+  __device__ bool cancelled(std::uint16_t slot) {
+    if (s_.attention == 0) return false;
+    if (load_relaxed(r_.rank.cancelled[slot]) != 0) return true;
+    const Invocation& inv = r_.rank.invocations[slot];
+    if (inv.key == nullptr) return false;
+    const std::uint64_t gone = load_relaxed(r_.link->gone);
+    if (gone == 0) return false;
+    for (std::uint32_t q = 0; q < inv.group_size; ++q) {
+      if ((gone >> inv.members[q] & 1) != 0) return true;
+    }
+    return false;
+  }
+  __device__ bool stopped() const { return (s_.attention & kAttentionStop) != 0; }
+  // Of a call that has begun by itself (solo.cuh). Read once.
+  __device__ std::uint32_t first_primitive(std::uint16_t slot) {
+    const std::uint32_t first = r_.first_primitive[slot];
+    if (first != 0) r_.first_primitive[slot] = 0;
+    return first;
+  }
+  __device__ bool ready(const Invocation& inv) {
+    return inv.ticket == 0 || load_acquire_local(r_.marks[inv.slot]) == inv.ticket;
+  }
+
+  // ---- between passes ----
+  __device__ void attend() {
+    settle();
+    ++s_.passes;
+    const bool moved = progressed();
+    if (moved) {
+      set_moving(true);
+      s_.still_since_ns = 0;
+    }
+    if (s_.kind == EngineKind::kDaemon || !lane_.queue.empty()) {
+      s_.readied_seen = load_acquire_local(r_.readied);
+    }
+    // Over PCIe, 1 us: not while data move, nor on the way of a short call.
+    if ((moved || s_.kind != EngineKind::kDaemon) && s_.passes % 16 != 0) return;
+    s_.attention = load_relaxed(r_.link->attention);
+  }
+  __device__ std::uint32_t epoch() {
+    if (s_.lane != 0) return 0;
+    // A kernel in a stream has its own call first; what the host submits wakes the launcher, unless
+    // a daemon is resident.
+    if (s_.kind != EngineKind::kDaemon && s_.passes % 16 != 15) return s_.posted;
+    const std::uint32_t posted = load_seq_cst(r_.link->residency.posted);
+    if (posted != s_.posted) {
+      s_.posted = posted;
+      s_.sq_written = load_acquire(r_.link->sq_written);
+    }
+    return posted;
+  }
+
+  __device__ bool called_away() {
+    if (stopped()) return true;
+    if (s_.kind != EngineKind::kDaemon) {
+      if (load_acquire_local(r_.completed[s_.slot]) >= s_.serial) return true;
+      return s_.lane == 0 ? lanes_alone() : s_.gone_on != 0;
+    }
+    return s_.lane != 0 &&
+           load_acquire_local(r_.closed[s_.generation % kGenerations]) == s_.generation;
+  }
+  __device__ bool residency_matters() const {
+    return s_.kind == EngineKind::kDaemon && s_.lane == 0 && load_relaxed_local(r_.waiters) == 0;
+  }
+
+  __device__ bool try_quit(std::uint32_t, std::uint32_t) {
+    if (stopped()) return s_.rested = 1;
+    if (s_.kind != EngineKind::kDaemon) {
+      set_moving(false);
+      if (!called_away()) return false;
+      return s_.rested = 1;
+    }
+    if (s_.lane != 0) {
+      set_moving(false);
+      if (called_away()) return s_.rested = 1;
+      __nanosleep(100);
+      return false;
+    }
+    if ((load_relaxed_local(r_.moving) & ~1u) != 0) {
+      s_.still_since_ns = 0;
+      return false;
+    }
+    const std::uint64_t now = global_ns();
+    if (s_.still_since_ns == 0) s_.still_since_ns = now;
+    if (now - s_.still_since_ns < r_.idle_ns) return false;
+    // The host stores `posted`, then looks at `resident`: one of us sees the other.
+    HostLink& h = r_.link->residency;
+    store_seq_cst(h.resident, 0u);
+    if (load_seq_cst(h.posted) == s_.posted && !submissions_wait()) return s_.rested = 1;
+    store_release(h.resident, 1u);
+    return false;
+  }
+  __device__ void hold_sleep(std::uint32_t) {}
+
+  // Something was made for a lane. Told to whom it concerns between passes, see settle().
+  __device__ void ring(std::uint32_t rank, std::uint32_t lane, RingFor what) {
+    if (rank != lane_.transport.rank) {
+      atomicOr(reinterpret_cast<unsigned long long*>(&s_.peers_to_poke), 1ull << rank);
+    } else if (what == RingFor::kWork) {
+      atomicOr(&s_.lanes_to_kick, 1u << lane);
+    } else {
+      s_.kicks_pending = 1;
+    }
+  }
+
+  // Pokes the peers that were sent something, and sees that own lanes that were given something
+  // have a driver.
+  __device__ void settle() {
+    if (s_.lanes_to_kick != 0 || s_.kicks_pending != 0) {
+      // Their drivers free the lane, then look into the mailbox, and say what they leave; we have
+      // filled it, or ended a key's invocation, then look who is there.
+      if (s_.kicks_pending != 0) atomicAdd(&r_.readied, 1u);
+      fence_total_local();
+      const std::uint64_t lanes = load_relaxed_local(r_.lanes);
+      std::uint32_t needy = s_.lanes_to_kick;
+      if (s_.kicks_pending != 0) needy |= static_cast<std::uint32_t>(lanes >> 32);
+      if ((needy & ~static_cast<std::uint32_t>(lanes)) != 0)
+        store_system(r_.link->residency.rung, 1u);
+      s_.lanes_to_kick = 0;
+      s_.kicks_pending = 0;
+    }
+    if (s_.peers_to_poke != 0) {
+      fence_system();  // what was written for them comes before
+      const std::uint32_t count = ++r_.poke_counts[s_.lane];
+      for (std::uint64_t peers = s_.peers_to_poke; peers != 0; peers &= peers - 1) {
+        const int peer = __ffsll(static_cast<long long>(peers)) - 1;
+        store_system(r_.pokes[peer][s_.lane], count);
+      }
+      s_.peers_to_poke = 0;
+    }
+  }
+
+ private:
+  __device__ bool progressed() {
+    const std::uint64_t now = lane_.stats.slices + lane_.stats.completed;
+    if (now == s_.progress) return false;
+    s_.progress = now;
+    return true;
+  }
+  // Only of a daemon's interest.
+  __device__ void set_moving(bool moving) {
+    if ((s_.moving != 0) == moving) return;
+    s_.moving = moving ? 1 : 0;
+    if (moving) {
+      or_local(r_.moving, 1u << s_.lane);
+    } else {
+      clear_local(r_.moving, 1u << s_.lane);
+    }
+  }
+  // Nobody drives some lane that has work: the driver of the first lane must see to it. Looked at
+  // now and then, when nothing moves.
+  __device__ bool lanes_alone() {
+    if (s_.passes % 32 != 31) return false;
+    return lanes_without_driver(r_) != 0;
+  }
+
+ public:
+  static __device__ std::uint32_t lanes_without_driver(CudaRank& r) {
+    const std::uint64_t word = load_relaxed_local(r.lanes);
+    const auto driven = static_cast<std::uint32_t>(word);
+    std::uint32_t lanes = static_cast<std::uint32_t>(word >> 32) & ~driven & ~1u;
+    for (std::uint32_t l = 1; l < r.rank.num_lanes; ++l) {
+      if ((driven >> l & 1) == 0 && !r.rank.mailboxes[l].empty()) lanes |= 1u << l;
+    }
+    return lanes;
+  }
+
+ private:
+  CudaRank& r_;
+  DevShared& s_;
+  LaneState& lane_;
+};
+
+}  // namespace unjam

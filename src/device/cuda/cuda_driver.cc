@@ -1,0 +1,63 @@
+// The factory of libunjam_cuda.so: CUDA devices as libunjam.so sees them.
+#include "engine/cuda_driver.h"
+
+#include <cstdlib>
+
+#include "device/cuda/cuda_arena.h"
+#include "device/cuda/cuda_daemon.h"
+#include "device/cuda/cuda_error.h"
+
+namespace unjam {
+namespace {
+
+class Driver : public CudaDriver {
+ public:
+  Driver() {
+    // Only if CUDA has not started in this process: it reads this once. With the default of 8,
+    // eight waiting streams with work behind them stop all others (shared/measurements.md).
+    setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0);
+  }
+
+  int devices(std::string& why) override {
+    int count = 0;
+    return cuda_ok(cudaGetDeviceCount(&count), "cudaGetDeviceCount", why) ? count : 0;
+  }
+  int current() override {
+    int device = 0;
+    cudaGetDevice(&device);
+    return device;
+  }
+  std::string name(int device) override {
+    cudaDeviceProp properties{};
+    return cudaGetDeviceProperties(&properties, device) == cudaSuccess ? properties.name : "";
+  }
+
+  std::unique_ptr<DeviceArena> create_arena(int device, std::uint64_t bytes,
+                                            std::string& error) override {
+    return create_cuda_arena(device, bytes, error);
+  }
+  std::unique_ptr<DeviceArena> adopt_arena(int fd, std::uint64_t bytes,
+                                           std::string& error) override {
+    return adopt_cuda_arena(fd, bytes, error);
+  }
+  bool register_host(void* memory, std::uint64_t bytes, std::string& error) override {
+    return cuda_ok(
+        cudaHostRegister(memory, bytes, cudaHostRegisterPortable | cudaHostRegisterMapped),
+        "cudaHostRegister", error);
+  }
+  void unregister_host(void* memory) override { cudaHostUnregister(memory); }
+
+  std::unique_ptr<StreamDaemon> start(const CudaRankOptions& options, RankState& copy,
+                                      std::string& error) override {
+    return start_cuda_rank(options, copy, error);
+  }
+};
+
+}  // namespace
+}  // namespace unjam
+
+extern "C" __attribute__((visibility("default"))) unjam::CudaDriver* unjam_cuda_driver(
+    int version) {
+  static unjam::Driver driver;
+  return version == unjam::kCudaDriverVersion ? &driver : nullptr;
+}

@@ -1,0 +1,25 @@
+// The kernels, as what cudaLaunchKernel takes, and their arguments.
+#pragma once
+
+#include "device/cuda/rank_state.h"
+
+namespace unjam {
+
+// (CudaRank*, CudaLaunch): a block a lane.
+const void* engine_kernel();
+// (CudaRank*, std::uint32_t slot, std::uint64_t ticket): one thread.
+const void* mark_kernel();
+// (CudaKeys): any shape.
+const void* keys_kernel();
+
+struct CudaKeys {
+  KeyState* states = nullptr;    // [count]
+  LaneKey* lane_keys = nullptr;  // [count][lanes]
+  OutEndpoint* out = nullptr;    // [count][lanes][ranks]
+  InEndpoint* in = nullptr;
+  std::uint32_t count = 0;
+  std::uint32_t lanes = 0;
+  std::uint32_t ranks = 0;
+};
+
+}  // namespace unjam

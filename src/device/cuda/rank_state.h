@@ -1,0 +1,113 @@
+// What a rank's kernels and its host share: the layout of its device memory beyond the engine's own
+// state, and of its pinned memory.
+#pragma once
+
+#include <cstdint>
+
+#include "engine/cuda_driver.h"
+#include "engine/residency.h"
+#include "engine/state.h"
+
+namespace unjam {
+
+// Longest program and largest group that a submission carries: a ring of all ranks that a job has.
+inline constexpr std::uint32_t kMaxProgram = 2 * kMaxRanks;
+
+// A submission: what on the host are pointers into plans and groups goes along with it. In pinned
+// memory (the SQ), or in a kernel's arguments.
+struct alignas(16) CudaSqe {
+  Invocation inv;  // program, members and, of commands, input are filled in by the device
+  // Of a key that the engine sets up: what its state begins as.
+  std::uint64_t key_tag = 0;
+  std::uint64_t key_group = 0;
+  std::uint64_t key_done = 0;
+  std::uint32_t fresh = 0;
+  std::uint32_t pad = 0;
+  Primitive program[kMaxProgram];
+  std::uint16_t members[kMaxRanks];
+};
+
+// In the rank's link (cuda_driver.h), which its peers' devices reach too. One writer a word.
+struct CudaLink {
+  HostLink residency;
+  // Stored by the host. Bit 0: all engines leave for good. The rest counts cancellations.
+  alignas(kFalseSharingBytes) std::uint32_t attention;
+  std::uint64_t gone;        // ranks that are gone, as bits
+  std::uint64_t sq_written;  // submissions so far
+  // By peers' lanes, after they have written something for this rank: another value each time. What
+  // a rank's launcher looks at while no engine of it is resident.
+  alignas(kFalseSharingBytes) std::uint32_t pokes[kMaxRanks][kMaxLanes];
+};
+static_assert(sizeof(CudaLink) <= kLinkBytes);
+inline constexpr std::uint32_t kAttentionStop = 1;
+
+// How a kernel that is an engine came to be.
+enum class EngineKind : std::uint32_t {
+  kDaemon,  // launched by the host: nobody waits for it
+  kCall,    // in a stream, brings an invocation and ends with it
+  kWait,    // in a stream, ends with an invocation that was submitted before
+};
+
+// What a short all-reduce needs to run by itself, see solo.cuh; units 0: it cannot.
+inline constexpr std::uint32_t kSoloRanks = 8;
+inline constexpr int kSoloUnits = 4;  // of 8 bytes, a thread
+struct SoloCall {
+  std::uint32_t units = 0;  // of 8 bytes
+  std::uint32_t flag = 0;   // of the packets
+  std::uint32_t rank = 0;   // in the job
+  std::uint16_t group_size = 0;
+  std::uint16_t group_rank = 0;
+  std::uint16_t members[kSoloRanks] = {};
+  std::uint64_t tag = 0;
+  double scale = 1;
+  ArenaShape shape;
+  unsigned char* bases[kSoloRanks] = {};  // of the job's ranks
+  OutEndpoint* out = nullptr;             // the key's, at the first lane
+  InEndpoint* in = nullptr;
+};
+
+struct CudaLaunch {
+  EngineKind kind = EngineKind::kDaemon;
+  std::uint32_t slot = 0;        // that it ends with
+  std::uint64_t serial = 0;      // of the invocation there
+  std::uint64_t generation = 0;  // of daemons: unique
+  CudaSqe sqe;                   // kCall
+  SoloCall solo;
+};
+static_assert(sizeof(CudaLaunch) <= 4096, "fits a kernel's arguments");
+
+inline constexpr std::uint32_t kGenerations = 64;
+
+// In device memory.
+struct CudaRank {
+  RankState rank;  // as the engine knows it; cq.words, cancelled are pinned; sq is not used
+  CudaLink* link = nullptr;
+  const CudaSqe* sq = nullptr;  // [slots], pinned
+  std::uint64_t sq_read = 0;
+  // Calls that kernels in streams have brought, for whoever drives the first lane. An entry is its
+  // place + 1, then the slot.
+  std::uint64_t* inbox = nullptr;  // [slots]
+  std::uint64_t inbox_written = 0;
+  std::uint64_t inbox_read = 0;
+  std::uint64_t* marks = nullptr;  // [slots]: ticket of the latest mark
+  // Counts what lets invocations begin that wait in queues: marks, and ends of earlier uses of
+  // keys.
+  std::uint32_t readied = 0;
+  std::uint32_t daemon = 0;            // 1: one is resident, as CudaLink::residency.resident says
+  std::uint64_t* completed = nullptr;  // [slots]: serial of the latest invocation that has ended
+  // [slots]: how many of its primitives an invocation has behind it as the engine first sees it.
+  std::uint8_t* first_primitive = nullptr;
+  Primitive* programs = nullptr;         // [slots][kMaxProgram]
+  std::uint16_t* members = nullptr;      // [slots][kMaxRanks]
+  std::uint32_t* pokes[kMaxRanks] = {};  // this rank's words at each peer, by lane
+  std::uint32_t poke_counts[kMaxLanes] = {};
+  // Two bits a lane, in one word so that leaving and saying what is left is one step. Low half: an
+  // instance drives it (its lease). High half: it was left with something in its queue.
+  std::uint64_t lanes = 0;
+  std::uint32_t moving = 0;                 // a bit a lane: something moves in it
+  std::uint32_t waiters = 0;                // kernels in streams that are running
+  std::uint64_t closed[kGenerations] = {};  // the daemon of this generation leaves
+  std::uint32_t idle_ns = 20000;            // how long a daemon stays when nothing moves
+};
+
+}  // namespace unjam

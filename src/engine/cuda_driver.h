@@ -1,0 +1,78 @@
+// What libunjam_cuda.so offers to libunjam.so, which opens it where it is needed: the memory and
+// the engines of ranks on CUDA devices. No symbol of the one is used by the other but the factory.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "engine/daemon.h"
+#include "transport/arena.h"
+
+namespace unjam {
+
+// Grows with every change of what stands in this header or below it: the two libraries are made
+// together.
+inline constexpr int kCudaDriverVersion = 1;
+
+// Device memory in which peers write to a rank. Mapped at one address for all devices of this
+// process.
+class DeviceArena {
+ public:
+  virtual ~DeviceArena() = default;
+  virtual unsigned char* data() const = 0;
+  // A descriptor for other processes; -1: `error`.
+  virtual int share(std::string& error) = 0;
+  // Lets a device of this process read and write it.
+  virtual bool map_for(int device, std::string& error) = 0;
+};
+
+struct CudaRankOptions {
+  int device = 0;
+  std::uint32_t rank = 0;
+  ArenaShape shape;
+  EnginePolicy policy;
+  std::uint32_t slots = 0;  // invocations under way at most
+  std::uint32_t keys = 0;   // whose state is kept at most
+  std::uint32_t block_threads = 512;
+  std::uint64_t trace_events = 0;     // a lane
+  bool solo = true;                   // short calls in streams may run without an engine
+  std::vector<unsigned char*> bases;  // of all ranks' arenas
+  std::vector<void*> links;           // of all ranks: where host memory for HostLink is, see below
+};
+
+// Host memory of each rank that its peers' devices reach: in its shared host memory, behind the
+// announcements.
+inline constexpr std::uint64_t kLinkOffset = 16384;
+inline constexpr std::uint64_t kLinkBytes = 65536;
+
+class CudaDriver {
+ public:
+  virtual ~CudaDriver() = default;
+  // How many devices there are; 0: `why` not.
+  virtual int devices(std::string& why) = 0;
+  // The calling thread's current device.
+  virtual int current() = 0;
+  virtual std::string name(int device) = 0;
+
+  // Zeroed.
+  virtual std::unique_ptr<DeviceArena> create_arena(int device, std::uint64_t bytes,
+                                                    std::string& error) = 0;
+  // Of another process. Takes the descriptor in any case.
+  virtual std::unique_ptr<DeviceArena> adopt_arena(int fd, std::uint64_t bytes,
+                                                   std::string& error) = 0;
+  // Lets all devices of this process reach host memory (page-aligned). Once for each memory.
+  virtual bool register_host(void* memory, std::uint64_t bytes, std::string& error) = 0;
+  virtual void unregister_host(void* memory) = 0;
+
+  // Starts a rank's engine. `copy`: the host's side of its state: cq.words, cq.capacity, cancelled
+  // and the lanes' numbers are set. Null: `error`.
+  virtual std::unique_ptr<StreamDaemon> start(const CudaRankOptions& options, RankState& copy,
+                                              std::string& error) = 0;
+};
+
+using CudaDriverFactory = CudaDriver* (*)(int version);
+inline constexpr const char* kCudaDriverFactory = "unjam_cuda_driver";
+
+}  // namespace unjam

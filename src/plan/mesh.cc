@@ -1,0 +1,66 @@
+#include "plan/mesh.h"
+
+#include "plan/common.h"
+
+namespace unjam {
+namespace {
+
+Primitive primitive(unsigned flags, int part) {
+  Primitive p;
+  p.flags = static_cast<std::uint16_t>(flags);
+  p.part = static_cast<std::uint16_t>(part);
+  return p;
+}
+
+std::vector<Primitive> make_program(const PlanRequest& request) {
+  const unsigned result = kLocal | kCopy | kContribute | kFinish;
+  if (request.ranks == 1) {
+    return {primitive(reduces(request.kind) ? result : kLocal | kCopy, 0)};
+  }
+  const Primitive scatter = primitive(kLocal | kScatter, 0);
+  const Primitive collect = primitive(kCollect | kCopy, 0);
+  const auto gather = [&](unsigned more) {
+    return primitive(result | kGather | kReduce | more, request.rank);
+  };
+  switch (request.kind) {
+    case Kind::kAllReduce:
+      return {scatter, gather(kSendAll), collect};
+    case Kind::kReduceScatter:
+      return {scatter, gather(0)};
+    default:
+      return {primitive(kLocal | kCopy | kSendAll, request.rank), collect};
+  }
+}
+
+}  // namespace
+
+std::optional<Plan> plan_mesh(const PlanRequest& request, const PlanLimits& limits,
+                              std::string* error) {
+  std::string problem = request_error(request, limits);
+  if (problem.empty() && request.ranks > kMaxDirectRanks) {
+    problem = "mesh plans serve at most " + std::to_string(kMaxDirectRanks) +
+              " ranks, this group has " + std::to_string(request.ranks) + ": use ring";
+  }
+  if (problem.empty() && limits.escape_slots < kMinMeshSlots) {
+    problem = "mesh plans need at least " + std::to_string(kMinMeshSlots) +
+              " guaranteed slots, not " + std::to_string(limits.escape_slots);
+  }
+  if (problem.empty() && has_root(request.kind)) {
+    problem = std::string("mesh plans do not serve ") + to_string(request.kind) + ": use ring";
+  }
+  if (!problem.empty()) {
+    if (error != nullptr) *error = problem;
+    return std::nullopt;
+  }
+  Plan plan;
+  plan.algorithm = Algorithm::kMesh;
+  plan.protocol = Protocol::kSlot;
+  plan.geometry = make_geometry(request, static_cast<std::uint32_t>(request.ranks));
+  plan.geometry.chunk = chunk_elements(limits.escape_slot_bytes, plan.geometry);
+  // On a GPU a bulk plan takes every block: links and memory are what it shares with small calls.
+  assign_bulk_lanes(request, limits, limits.device == Device::kCuda ? 0 : 1, &plan.geometry);
+  plan.primitives = make_program(request);
+  return plan;
+}
+
+}  // namespace unjam

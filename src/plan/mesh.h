@@ -1,0 +1,36 @@
+// The mesh planner: reduce-scatter and all-gather straight between all pairs, through slots. Two
+// hops whatever the group's size (the ring's bytes, without its 2(N-1) hops), for ranks whose links
+// are fully connected, and for groups of at most 64 ranks. Rooted kinds are not served: use ring.
+//
+// Rank p owns part p: everybody sends it their contribution to that part (scatter), it adds them in
+// ascending order of rank, so that all ranks hold the same bits, and sends the result to everybody
+// (collect). An all-gather is the second half, a reduce-scatter the first.
+//
+// A chunk is one guaranteed slot of each part, and two slots are enough. In a loop an all-reduce
+// sends each peer two slices over one connector, the contribution and then the result; the latter
+// leaves in the very step in which the peers' contributions are consumed. With one slot two ranks
+// would wait for each other there: each has the other's contribution in the slot that it wants for
+// its result. With two, suppose that nothing can move, and take a rank that is least far, in loops
+// and then in primitives. If it waits for a slice, the sender stands at or before the primitive
+// that sends it, which in a loop comes before the one that receives it: the sender would be less
+// far. If it waits for room, the peer has not consumed the slice but one before the one to be sent:
+// a result of the loop before (wanted for a result), or a contribution of the loop before (for a
+// contribution). The peer would be less far again. The checker finds the same by execution:
+// slots_needed is 2, and 1 for the other two kinds.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+
+#include "plan/plan.h"
+
+namespace unjam {
+
+inline constexpr std::uint32_t kMinMeshSlots = 2;  // guaranteed slots, see above
+
+// Nothing if the request or the limits are unsuitable; then *error (may be null) says why.
+std::optional<Plan> plan_mesh(const PlanRequest& request, const PlanLimits& limits,
+                              std::string* error = nullptr);
+
+}  // namespace unjam

@@ -1,0 +1,60 @@
+#include "runtime/cuda_library.h"
+
+#include <dlfcn.h>
+
+#include <mutex>
+
+#include "base/fork_guard.h"
+
+namespace unjam {
+namespace {
+
+struct Library {
+  std::mutex mutex;
+  CudaDriver* driver = nullptr;
+};
+
+// The directory of the library (or program) that this function is in, with the last "/".
+std::string own_directory() {
+  Dl_info info{};
+  if (dladdr(reinterpret_cast<void*>(&own_directory), &info) == 0 || info.dli_fname == nullptr) {
+    return "";
+  }
+  const std::string path = info.dli_fname;
+  const auto slash = path.rfind('/');
+  return slash == std::string::npos ? "" : path.substr(0, slash + 1);
+}
+
+}  // namespace
+
+CudaDriver* cuda_driver(std::string& error) {
+  Library& library = per_process<Library>();  // CUDA does not survive a fork()
+  std::lock_guard lock(library.mutex);
+  if (library.driver != nullptr) return library.driver;
+  const std::string path = own_directory() + "libunjam_cuda.so";
+  void* handle = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
+  if (handle == nullptr) {
+    const char* why = dlerror();
+    error = std::string("the CUDA device needs libunjam_cuda.so beside libunjam.so: ") +
+            (why == nullptr ? "" : why) +
+            ". Build unjam where nvcc 13 is found, or use the host device (UNJAM_DEVICE=host)";
+    return nullptr;
+  }
+  const auto factory = reinterpret_cast<CudaDriverFactory>(dlsym(handle, kCudaDriverFactory));
+  CudaDriver* driver = factory == nullptr ? nullptr : factory(kCudaDriverVersion);
+  if (driver == nullptr) {
+    error = path + " belongs to another version of unjam: install both libraries together";
+    return nullptr;
+  }
+  if (driver->devices(error) == 0) {
+    error =
+        "there is no CUDA device: " + error +
+        ". It takes an NVIDIA GPU that this process sees (CUDA_VISIBLE_DEVICES) and a driver for "
+        "CUDA 13; without, use the host device (UNJAM_DEVICE=host)";
+    return nullptr;
+  }
+  library.driver = driver;
+  return driver;
+}
+
+}  // namespace unjam

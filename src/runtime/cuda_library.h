@@ -1,0 +1,13 @@
+// libunjam_cuda.so: found beside libunjam.so and opened when the first CUDA rank joins a job.
+#pragma once
+
+#include <string>
+
+#include "engine/cuda_driver.h"
+
+namespace unjam {
+
+// Null: `error` says what is missing and what to do. The same one each time, for good.
+CudaDriver* cuda_driver(std::string& error);
+
+}  // namespace unjam

@@ -1,0 +1,492 @@
+// Slices with several peers, straight through the engine: programs of kSendAll, kScatter, kCollect
+// and kGather that no planner had a part in, on hand-made keys. Many keys at once, each rank in its
+// own order, with tiny slots, blocks of several threads and injected delays.
+//
+// Also with blocks of several control threads, which the host device does not have: there the
+// threads stand for a warp's, each scheduled by itself, so that the thread sanitizer judges what
+// engine.h says about them.
+#include <gtest/gtest.h>
+#include <pthread.h>
+#include <sched.h>
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <random>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "base/clock.h"
+#include "base/futex.h"
+#include "base/hash.h"
+#include "device/host/host_daemon.h"
+#include "device/host/leaves.h"
+#include "engine/engine.h"
+#include "runtime/engine_memory.h"
+#include "runtime/settings.h"
+#include "tests/support/job.h"
+
+namespace unjam {
+namespace {
+
+using unjam_test::base_seed;
+using unjam_test::kPatienceUs;
+using unjam_test::kSanitized;
+
+enum class What { kTwoStepAllReduce, kOneStepAllReduce, kAllGather, kReduceScatter, kBroadcast };
+constexpr int kWhats = 5;
+
+struct Case {
+  int ranks = 2;
+  int threads = 1;
+  int control = 0;  // how many of them control; 0: the host device, where one does
+  int lanes = 1;
+  int escape_slots = 2;
+  int borrow_slots = 0;
+  bool delays = false;
+};
+
+// One use of a key on all ranks.
+struct Use {
+  What what = What::kTwoStepAllReduce;
+  std::size_t key = 0;
+  std::uint64_t n = 0;
+  std::uint64_t count = 0;
+  std::uint32_t root = 0;
+  std::vector<std::vector<std::int32_t>> inputs, outputs;  // [rank]
+  std::vector<std::vector<Primitive>> programs;            // [rank]
+};
+
+Primitive primitive(unsigned flags, std::uint32_t part) {
+  Primitive p;
+  p.flags = static_cast<std::uint16_t>(flags);
+  p.part = static_cast<std::uint16_t>(part);
+  return p;
+}
+
+std::vector<Primitive> program(const Use& u, std::uint32_t me) {
+  constexpr unsigned kReduceAll = kGather | kLocal | kReduce | kContribute | kFinish | kCopy;
+  switch (u.what) {
+    case What::kTwoStepAllReduce:
+      return {primitive(kScatter | kLocal, 0), primitive(kReduceAll | kSendAll, me),
+              primitive(kCollect | kCopy, 0)};
+    case What::kOneStepAllReduce:
+      return {primitive(kLocal | kSendAll, 0), primitive(kReduceAll, 0)};
+    case What::kAllGather:
+      return {primitive(kLocal | kCopy | kSendAll, me), primitive(kCollect | kCopy, 0)};
+    case What::kReduceScatter:
+      return {primitive(kScatter | kLocal, 0), primitive(kReduceAll, me)};
+    case What::kBroadcast: {
+      if (me == u.root) return {primitive(kLocal | kCopy | kSendAll, 0)};
+      Primitive p = primitive(kRecv | kCopy, 0);
+      p.recv_peer = static_cast<std::uint16_t>(u.root);
+      return {p};
+    }
+  }
+  return {};
+}
+
+// A block of which several threads control, and which never sleeps.
+class Warp {
+ public:
+  Warp(RankState& rank, EventCount& completions, std::uint32_t lane, int threads, int control)
+      : rank_(rank), completions_(completions), control_(static_cast<std::uint32_t>(control)) {
+    pthread_barrier_init(&block_, nullptr, static_cast<unsigned>(threads));
+    pthread_barrier_init(&warp_, nullptr, static_cast<unsigned>(control));
+    for (int t = 0; t < threads; ++t) {
+      threads_.emplace_back([this, t, threads, lane] {
+        Dev dev{*this, static_cast<std::uint32_t>(t), static_cast<std::uint32_t>(threads)};
+        // Whatever makes it leave, it comes back, until all threads have seen the same stop.
+        do {
+          Engine<Dev>::run(dev, rank_, lane, shared_);
+          if (t == 0) leaves_ = load_acquire(rank_.stop) != 0;
+          std::this_thread::sleep_for(std::chrono::microseconds(20));  // others need the core
+          dev.sync();
+        } while (!leaves_);
+      });
+    }
+  }
+  ~Warp() {
+    for (std::thread& t : threads_) t.join();
+    pthread_barrier_destroy(&block_);
+    pthread_barrier_destroy(&warp_);
+  }
+
+ private:
+  struct Dev {
+    using Handle = Dev&;
+    static constexpr bool kInlinePacketFlags = false;
+    static constexpr bool kLaneInShared = true;
+    static constexpr bool kHostWatches = true;
+
+    Warp& w;
+    const std::uint32_t thread, threads;
+    std::uint32_t votes = 0;
+
+    bool controls() const { return thread < w.control_; }
+    bool leads() const { return thread == 0; }
+    std::uint32_t first() const { return thread; }
+    std::uint32_t stride() const { return w.control_; }
+    void sync() { pthread_barrier_wait(&w.block_); }
+    void sync_control() { pthread_barrier_wait(&w.warp_); }
+    // Relaxed: a vote orders nothing. The word after the next was read by all before any came here.
+    bool all(bool x) {
+      std::atomic<std::uint32_t>& word = w.votes_[votes % 3];
+      if (leads()) w.votes_[(votes + 1) % 3].store(0, std::memory_order_relaxed);
+      ++votes;
+      word.fetch_add(x ? 1 : 0x10001, std::memory_order_relaxed);
+      for (;;) {
+        const std::uint32_t v = word.load(std::memory_order_relaxed);
+        if ((v & 0xffff) == w.control_) return v >> 16 == 0;
+        sched_yield();
+      }
+    }
+    void leaf(const SliceJob& job) { run_leaf_host(job, thread, threads); }
+    void relax(std::uint32_t) { sched_yield(); }
+    void delay() {}
+    std::uint64_t now_ns() const { return monotonic_ns(); }
+    bool residency_matters() const { return true; }
+    bool called_away() const { return false; }
+    std::uint32_t threshold(std::uint32_t polls) const { return polls; }
+    void attend() {}
+    std::uint32_t epoch() { return 0; }
+    bool try_quit(std::uint32_t, std::uint32_t) { return true; }
+    void hold_sleep(std::uint32_t) {}
+    void fence() {}
+    template <class T>
+    static void publish(T& x, T v) {
+      store_release(x, v);
+    }
+    void ring(std::uint32_t, std::uint32_t, RingFor) {}
+    bool next_submission(std::uint16_t& slot) {
+      if (leads()) {
+        Sqe sqe;
+        w.taken_ = kNoSlot;
+        if (w.rank_.sq.pop(sqe)) {
+          w.taken_ = sqe.inv.slot;
+          w.rank_.invocations[w.taken_] = sqe.inv;
+        }
+      }
+      sync_control();
+      slot = w.taken_;
+      sync_control();
+      return slot != kNoSlot;
+    }
+    bool submissions_wait() { return !w.rank_.sq.empty(); }
+    bool stopped() { return load_acquire(w.rank_.stop) != 0; }
+    bool cancelled(std::uint16_t slot) { return load_acquire(w.rank_.cancelled[slot]) != 0; }
+    std::uint32_t first_primitive(std::uint16_t) const { return 0; }
+    bool ready(const Invocation&) { return true; }
+    void complete(std::uint16_t slot, Outcome outcome) {
+      w.rank_.cq.push({slot, outcome});
+      w.completions_.notify();
+    }
+  };
+
+  RankState& rank_;
+  EventCount& completions_;
+  const std::uint32_t control_;
+  BlockShared shared_;
+  bool leaves_ = false;
+  std::uint16_t taken_ = kNoSlot;
+  std::atomic<std::uint32_t> votes_[3] = {};
+  pthread_barrier_t block_, warp_;
+  std::vector<std::thread> threads_;
+};
+
+class Ranks {
+ public:
+  Ranks(const Case& c, std::size_t keys, std::uint64_t seed)
+      : case_(c), n_(static_cast<std::uint32_t>(c.ranks)) {
+    Settings settings;
+    settings.lanes = c.lanes;
+    settings.escape_slots = c.escape_slots;
+    settings.escape_slot_bytes = kSlotBytes;
+    settings.borrow_slots = c.borrow_slots;
+    settings.max_active_keys = 64;
+    settings.spin_head = 64;
+    settings.spin_base = 4;
+    settings.spin_cap = 1024;
+    const ArenaShape shape = arena_shape(settings, c.ranks);
+    for (std::uint32_t r = 0; r < n_; ++r) {
+      arenas_.push_back(
+          std::make_unique<ZeroedArray<unsigned char>>(shape.total_bytes() + kPageBytes));
+      void* base = arenas_.back()->get();
+      std::size_t room = shape.total_bytes() + kPageBytes;
+      bases_.push_back(
+          static_cast<unsigned char*>(std::align(kPageBytes, shape.total_bytes(), base, room)));
+      members_.push_back(static_cast<std::uint16_t>(r));
+    }
+    for (std::uint32_t r = 0; r < n_; ++r) {
+      auto rank = std::make_unique<Rank>();
+      rank->memory =
+          std::make_unique<EngineMemory>(settings, shape, bases_.data(), static_cast<int>(r));
+      for (std::size_t k = 0; k < keys; ++k) {
+        auto key = std::make_unique<Key>();
+        key->lanes.resize(static_cast<std::size_t>(c.lanes));
+        for (LaneKey& l : key->lanes) {
+          key->out.emplace_back(n_);
+          key->in.emplace_back(n_);
+          l.out = key->out.back().data();
+          l.in = key->in.back().data();
+        }
+        key->state.tag = mix64(seed + k) | 1;
+        key->state.group = mix64(seed - 1) | 1;
+        key->state.lanes = key->lanes.data();
+        rank->keys.push_back(std::move(key));
+      }
+      ranks_.push_back(std::move(rank));
+    }
+    // Not before all arenas are there.
+    for (std::uint32_t r = 0; r < n_; ++r) {
+      Rank& rank = *ranks_[r];
+      if (c.control != 0) {
+        for (std::uint32_t l = 0; l < static_cast<std::uint32_t>(c.lanes); ++l) {
+          rank.warps.push_back(std::make_unique<Warp>(rank.memory->rank(), rank.completions, l,
+                                                      c.threads, c.control));
+        }
+        continue;
+      }
+      HostDaemonOptions options;
+      options.block_threads = static_cast<unsigned>(c.threads);
+      options.delay_seed = c.delays ? seed + r + 1 : 0;
+      options.delay_max_us = 20;
+      rank.daemon = std::make_unique<HostDaemon>(rank.memory->rank(), rank.completions, options);
+    }
+  }
+  ~Ranks() {
+    for (auto& r : ranks_) {
+      if (r->daemon != nullptr) r->daemon->stop();
+      store_release<std::uint32_t>(r->memory->rank().stop, 1);
+    }
+    for (auto& r : ranks_) r->warps.clear();
+  }
+
+  // slot: a number that is the use's own at each rank.
+  void submit(Use& u, std::uint32_t r, std::uint16_t slot) {
+    Rank& rank = *ranks_[r];
+    Sqe sqe;
+    Invocation& inv = sqe.inv;
+    inv.program = u.programs[r].data();
+    inv.num_primitives = static_cast<std::uint32_t>(u.programs[r].size());
+    inv.members = members_.data();
+    inv.key = &rank.keys[u.key]->state;
+    inv.input = u.inputs[r].data();
+    inv.output = u.outputs[r].data();
+    inv.n = u.n;
+    inv.seed = hash_combine(inv.key->tag, u.n);
+    Geometry& g = inv.geometry;
+    g.count = u.count;
+    g.parts = u.what == What::kOneStepAllReduce || u.what == What::kBroadcast ? 1 : n_;
+    g.chunk = kSlotBytes / sizeof(std::int32_t);
+    g.lanes = static_cast<std::uint16_t>(case_.lanes);
+    g.kind = u.what == What::kAllGather       ? Kind::kAllGather
+             : u.what == What::kReduceScatter ? Kind::kReduceScatter
+             : u.what == What::kBroadcast     ? Kind::kBroadcast
+                                              : Kind::kAllReduce;
+    g.dtype = DType::kInt32;
+    inv.group_size = static_cast<std::uint16_t>(n_);
+    inv.group_rank = static_cast<std::uint16_t>(r);
+    inv.slot = slot;
+    rank.memory->rank().sq.push(sqe);
+    if (rank.daemon != nullptr) rank.daemon->ring(0);
+  }
+
+  // Waits for so many completions at a rank. False: they did not come.
+  bool wait(std::uint32_t r, std::size_t count) {
+    Rank& rank = *ranks_[r];
+    const std::uint64_t deadline = monotonic_ns() + std::uint64_t{kPatienceUs} * 1000;
+    while (count != 0) {
+      const std::uint32_t epoch = rank.completions.epoch();
+      Cqe e;
+      if (rank.memory->rank().cq.pop(e)) {
+        if (e.outcome == Outcome::kDone) --count;
+        continue;
+      }
+      if (monotonic_ns() > deadline) return false;
+      rank.completions.wait(epoch, 100'000);
+    }
+    return true;
+  }
+
+  std::uint32_t lack(std::uint32_t r, std::size_t key) {
+    return static_cast<std::uint32_t>(load_relaxed(ranks_[r]->keys[key]->lanes[0].lack));
+  }
+  LaneStats& stats(std::uint32_t r) { return ranks_[r]->memory->lane(0).stats; }
+
+  static constexpr std::uint32_t kSlotBytes = 256;
+
+ private:
+  static constexpr std::size_t kPageBytes = 4096;
+  struct Key {
+    KeyState state;
+    std::vector<LaneKey> lanes;
+    std::vector<std::vector<OutEndpoint>> out;
+    std::vector<std::vector<InEndpoint>> in;
+  };
+  struct Rank {
+    std::unique_ptr<EngineMemory> memory;
+    EventCount completions;
+    std::vector<std::unique_ptr<Key>> keys;
+    std::unique_ptr<HostDaemon> daemon;
+    std::vector<std::unique_ptr<Warp>> warps;
+  };
+
+  const Case case_;
+  const std::uint32_t n_;
+  std::vector<std::unique_ptr<ZeroedArray<unsigned char>>> arenas_;
+  std::vector<unsigned char*> bases_;
+  std::vector<std::uint16_t> members_;
+  std::vector<std::unique_ptr<Rank>> ranks_;
+};
+
+void fill(Use& u, std::uint32_t ranks, std::mt19937_64& random) {
+  const bool gathers = u.what == What::kAllGather, scatters = u.what == What::kReduceScatter;
+  u.inputs.resize(ranks);
+  u.outputs.resize(ranks);
+  for (std::uint32_t r = 0; r < ranks; ++r) {
+    u.inputs[r].resize(u.count * (scatters ? ranks : 1));
+    for (std::int32_t& x : u.inputs[r]) x = static_cast<std::int32_t>(random() % 100000);
+    // One more, which nobody may touch.
+    u.outputs[r].assign(u.count * (gathers ? ranks : 1) + 1, -1);
+    u.programs.push_back(program(u, r));
+  }
+}
+
+std::int32_t expected(const Use& u, std::uint32_t r, std::size_t i) {
+  if (u.what == What::kBroadcast) return u.inputs[u.root][i];
+  if (u.what == What::kAllGather) return u.inputs[i / u.count][i % u.count];
+  const std::size_t at = u.what == What::kReduceScatter ? r * u.count + i : i;
+  std::int32_t sum = 0;
+  for (const auto& in : u.inputs) sum += in[at];
+  return sum;
+}
+
+void check(const Use& u) {
+  for (std::uint32_t r = 0; r < u.outputs.size(); ++r) {
+    const auto& out = u.outputs[r];
+    ASSERT_EQ(out.back(), -1) << "written past the end";
+    for (std::size_t i = 0; i + 1 < out.size(); ++i) {
+      ASSERT_EQ(out[i], expected(u, r, i)) << "what " << static_cast<int>(u.what) << ", count "
+                                           << u.count << ", rank " << r << ", element " << i;
+    }
+  }
+}
+
+void PrintTo(const Case& c, std::ostream* out) {
+  *out << c.ranks << " ranks, " << c.threads << " threads (" << c.control << " control), "
+       << c.lanes << " lanes, " << c.escape_slots << " + " << c.borrow_slots << " slots"
+       << (c.delays ? ", delays" : "");
+}
+
+class SeveralPeers : public testing::TestWithParam<Case> {};
+
+TEST_P(SeveralPeers, ManyKeysInAnyOrder) {
+  const Case c = GetParam();
+  const auto n = static_cast<std::uint32_t>(c.ranks);
+  // Blocks of several threads meet at barriers all the time, which costs much on few cores.
+  const bool slow = c.threads > 1;
+  const std::size_t keys = c.control != 0 ? 5 : 20, uses_of_each = c.control != 0 ? 2 : 3;
+  const int rounds = slow || kSanitized ? 1 : 3;
+  for (int round = 0; round < rounds; ++round) {
+    const std::uint64_t seed = mix64(base_seed() + static_cast<std::uint64_t>(round));
+    std::mt19937_64 random(seed);
+    std::vector<Use> uses(keys * uses_of_each);
+    for (std::size_t i = 0; i < uses.size(); ++i) {
+      Use& u = uses[i];
+      u.key = i % keys;
+      u.n = i / keys;
+      u.what = static_cast<What>(random() % kWhats);
+      u.root = static_cast<std::uint32_t>(random() % n);
+      // None, some elements (so that parts are empty), and some loops.
+      u.count = random() % 3 == 0 ? random() % 17
+                                  : random() % (c.control != 0 ? 300
+                                                : slow         ? 700
+                                                               : 3000);
+      fill(u, n, random);
+    }
+    Ranks ranks(c, keys, seed);
+    for (std::uint32_t r = 0; r < n; ++r) {
+      // Each rank in its own order; uses of one key in theirs.
+      std::vector<std::size_t> order(uses.size());
+      for (std::size_t i = 0; i < order.size(); ++i) order[i] = i % keys;
+      std::shuffle(order.begin(), order.end(), random);
+      std::vector<std::size_t> used(keys);
+      for (const std::size_t k : order) {
+        const std::size_t i = used[k]++ * keys + k;
+        ranks.submit(uses[i], r, static_cast<std::uint16_t>(i));
+      }
+    }
+    for (std::uint32_t r = 0; r < n; ++r) {
+      ASSERT_TRUE(ranks.wait(r, uses.size())) << "rank " << r << " is stuck, seed " << seed;
+    }
+    for (const Use& u : uses) check(u);
+    if (HasFatalFailure()) return;
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Engine, SeveralPeers,
+    testing::Values(Case{1, 1, 0, 1, 2, 0, false}, Case{2, 1, 0, 1, 2, 0, false},
+                    Case{3, 1, 0, 2, 2, 0, true}, Case{5, 1, 0, 1, 3, 4, false},
+                    Case{8, 1, 0, 1, 2, 0, true}, Case{4, 4, 0, 1, 2, 0, true},
+                    Case{3, 4, 0, 2, 5, 2, false}, Case{2, 2, 2, 1, 2, 0, false},
+                    Case{3, 4, 3, 1, 2, 2, false}, Case{4, 2, 2, 1, 3, 0, false}));
+
+// A lane that waits for one of several peers says for which.
+TEST(Peers, TheMissingPeerIsNamed) {
+  for (const What what : {What::kTwoStepAllReduce, What::kOneStepAllReduce, What::kAllGather}) {
+    Use u;
+    u.what = what;
+    u.count = 100;
+    std::mt19937_64 random(base_seed());
+    fill(u, 4, random);
+    Ranks ranks(Case{4, 1, 0, 1, 2, 0, false}, 1, 77);
+    for (const std::uint32_t r : {0u, 1u, 3u}) ranks.submit(u, r, 0);
+    const std::uint64_t deadline = monotonic_ns() + std::uint64_t{kPatienceUs} * 1000;
+    for (const std::uint32_t r : {0u, 1u, 3u}) {
+      while (ranks.lack(r, 0) != lack_word(Lack::kData, 2, 0) && monotonic_ns() < deadline) {
+      }
+      EXPECT_EQ(ranks.lack(r, 0), lack_word(Lack::kData, 2, 0));
+    }
+    ranks.submit(u, 2, 0);
+    for (std::uint32_t r = 0; r < 4; ++r) ASSERT_TRUE(ranks.wait(r, 1));
+    check(u);
+  }
+}
+
+// A slice that lacks room towards one peer sends to nobody, and says who it is.
+TEST(Peers, AllAreSentToOrNone) {
+  std::vector<Use> uses(3);
+  std::mt19937_64 random(base_seed());
+  for (std::size_t i = 0; i < uses.size(); ++i) {
+    uses[i].what = What::kBroadcast;
+    uses[i].n = i;
+    uses[i].count = Ranks::kSlotBytes / sizeof(std::int32_t);
+    fill(uses[i], 3, random);
+  }
+  Ranks ranks(Case{3, 1, 0, 1, 2, 0, false}, 1, 78);
+  // The root has room for two slices; rank 1 takes what it gets, rank 2 nothing.
+  for (const std::uint32_t r : {0u, 1u}) {
+    for (Use& u : uses) ranks.submit(u, r, static_cast<std::uint16_t>(u.n));
+  }
+  ASSERT_TRUE(ranks.wait(0, 2));
+  ASSERT_TRUE(ranks.wait(1, 2));
+  const std::uint64_t deadline = monotonic_ns() + std::uint64_t{kPatienceUs} * 1000;
+  while (ranks.lack(0, 0) != lack_word(Lack::kRoom, 2, 2) && monotonic_ns() < deadline) {
+  }
+  EXPECT_EQ(ranks.lack(0, 0), lack_word(Lack::kRoom, 2, 2));
+  EXPECT_EQ(load_relaxed(ranks.stats(0).slices), 2u);
+  EXPECT_EQ(load_relaxed(ranks.stats(1).slices), 2u);
+  for (Use& u : uses) ranks.submit(u, 2, static_cast<std::uint16_t>(u.n));
+  ASSERT_TRUE(ranks.wait(0, 1));
+  ASSERT_TRUE(ranks.wait(1, 1));
+  ASSERT_TRUE(ranks.wait(2, 3));
+  for (const Use& u : uses) check(u);
+}
+
+}  // namespace
+}  // namespace unjam
