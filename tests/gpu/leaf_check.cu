@@ -25,20 +25,22 @@ void check(cudaError_t e) {
   std::exit(1);
 }
 
-__global__ void __launch_bounds__(512) leaf_kernel(SliceJob job, int* ready) {
+// fused: polls and executes in one; else one look, then the leaf.
+__global__ void __launch_bounds__(512) leaf_kernel(SliceJob job, bool fused, int* ready) {
   __shared__ alignas(16) unsigned char raw[sizeof(SliceJob)];
   if (threadIdx.x == 0) *reinterpret_cast<SliceJob*>(raw) = job;
   __syncthreads();
   const SliceJob& shared = *reinterpret_cast<SliceJob*>(raw);
+  const auto vote = [](bool mine) { return __syncthreads_and(mine) != 0; };
+  if (shared.protocol == Protocol::kPacket && fused) {
+    const bool done = run_packet_leaf_cuda(shared, threadIdx.x, blockDim.x, 3, vote);
+    if (threadIdx.x == 0) *ready = done;
+    return;
+  }
   bool all = true;
   if (shared.protocol == Protocol::kPacket) {
-    for (int s = 0; s < shared.num_src; ++s) {
-      if (s == shared.local_src) continue;
-      all = all && packet_ready_cuda(shared.src[s], shared.elems * dtype_bytes(shared.dtype),
-                                     shared.flag, threadIdx.x, blockDim.x);
-    }
+    all = vote(packets_ready_cuda(shared, threadIdx.x, blockDim.x));
   }
-  all = __syncthreads_and(all);
   if (threadIdx.x == 0) *ready = all;
   run_leaf_cuda(shared, threadIdx.x, blockDim.x);
 }
@@ -52,6 +54,21 @@ std::vector<unsigned char> to_packets(const unsigned char* data, std::size_t byt
   return packets;
 }
 
+// Whether connector memory holds these data, and nothing behind them.
+bool holds(const void* slot, const std::vector<unsigned char>& data, bool packets) {
+  const auto want = packets ? to_packets(data.data(), data.size()) : data;
+  const std::size_t bytes = packets ? (data.size() + 3) / 4 * 8 : data.size();
+  std::vector<unsigned char> have(bytes + 1);
+  check(cudaMemcpy(have.data(), slot, bytes + 1, cudaMemcpyDeviceToHost));
+  for (std::size_t at = 0; packets && at < bytes; at += 8) {
+    // What fills the last packet up may be anything.
+    const std::size_t left = data.size() - at / 2 < 4 ? data.size() - at / 2 : 4;
+    if (std::memcmp(&have[at], &want[at], left) != 0) return false;
+    if (std::memcmp(&have[at + 4], &kFlag, 4) != 0) return false;
+  }
+  return have[bytes] == 0xaa && (packets || std::memcmp(have.data(), want.data(), bytes) == 0);
+}
+
 struct Case {
   DType dtype;
   Op op;
@@ -60,7 +77,9 @@ struct Case {
   int local;  // -1: none
   std::uint64_t elems;
   int misalign;  // elements
-  bool user, slot;
+  bool user;
+  int slots;
+  bool fused;
 };
 
 // True if the device's bytes equal the host's.
@@ -112,11 +131,11 @@ bool run(const Case& c, std::mt19937_64& rng) {
     job.src[s] = p;
   }
   unsigned char* user = c.user ? device(bytes) + shift : nullptr;
-  unsigned char* slot = c.slot ? device(2 * bytes + 8) : nullptr;
   job.dst_user = user;
-  job.dst_slot = slot;
+  job.num_dst = static_cast<std::uint16_t>(c.slots);
+  for (int d = 0; d < c.slots; ++d) job.dst_slot[d] = device(2 * bytes + 8);
   int* ready = reinterpret_cast<int*>(device(sizeof(int)));
-  leaf_kernel<<<1, 512>>>(job, ready);
+  leaf_kernel<<<1, 512>>>(job, c.fused, ready);
   check(cudaDeviceSynchronize());
   int was_ready = 0;
   check(cudaMemcpy(&was_ready, ready, sizeof(int), cudaMemcpyDeviceToHost));
@@ -126,24 +145,64 @@ bool run(const Case& c, std::mt19937_64& rng) {
     check(cudaMemcpy(got.data(), user, bytes + 1, cudaMemcpyDeviceToHost));
     ok = ok && std::memcmp(got.data(), expected.data(), bytes) == 0 && got[bytes] == 0xaa;
   }
-  if (slot != nullptr && !packets) {
-    check(cudaMemcpy(got.data(), slot, bytes + 1, cudaMemcpyDeviceToHost));
-    ok = ok && std::memcmp(got.data(), expected.data(), bytes) == 0 && got[bytes] == 0xaa;
-  }
-  if (slot != nullptr && packets) {
-    const auto want = to_packets(expected.data(), bytes);
-    std::vector<unsigned char> have((bytes + 3) / 4 * 8);
-    check(cudaMemcpy(have.data(), slot, have.size(), cudaMemcpyDeviceToHost));
-    for (std::size_t at = 0; ok && at < bytes; ++at) {
-      const std::size_t i = at / 4 * 8 + at % 4;
-      ok = have[i] == want[i] && std::memcmp(&have[at / 4 * 8 + 4], &kFlag, 4) == 0;
-    }
-  }
+  for (int d = 0; d < c.slots; ++d) ok = ok && holds(job.dst_slot[d], expected, packets);
   for (void* p : allocations) check(cudaFree(p));
   if (!ok) {
     std::printf("FAIL %s %s %s: %d sources, local %d, %llu elements, misaligned by %d, ready %d\n",
                 to_string(c.dtype), to_string(c.op), to_string(c.protocol), c.sources, c.local,
                 static_cast<unsigned long long>(c.elems), c.misalign, was_ready);
+  }
+  return ok;
+}
+
+// Copies of different lengths, every third one empty, all in the direction `to_slots`.
+bool run_copies(DType dtype, Protocol protocol, bool to_slots, std::uint64_t elems, int misalign,
+                bool fused, std::mt19937_64& rng) {
+  const std::size_t size = dtype_bytes(dtype), shift = misalign * size;
+  const bool packets = protocol == Protocol::kPacket;
+  std::vector<void*> allocations;
+  const auto device = [&](std::size_t n) {
+    void* p = nullptr;
+    check(cudaMalloc(&p, n + 256));
+    check(cudaMemset(p, 0xaa, n + 256));
+    allocations.push_back(p);
+    return static_cast<unsigned char*>(p);
+  };
+  SliceJob job;
+  job.copies = true;
+  job.dtype = dtype;
+  job.protocol = protocol;
+  job.flag = kFlag;
+  job.num_src = kMaxSources;
+  std::vector<std::vector<unsigned char>> data(kMaxSources);
+  for (int i = 0; i < kMaxSources; ++i) {
+    job.copy_elems[i] = i % 3 == 1 ? 0 : static_cast<std::uint32_t>(elems - i % 2);
+    if (job.copy_elems[i] == 0) continue;
+    data[i].resize(job.copy_elems[i] * size);
+    for (auto& b : data[i]) b = static_cast<unsigned char>(rng());
+    const bool packed = packets && !to_slots;
+    const auto bytes = packed ? to_packets(data[i].data(), data[i].size()) : data[i];
+    unsigned char* from = device(bytes.size()) + (packed ? 0 : shift);
+    check(cudaMemcpy(from, bytes.data(), bytes.size(), cudaMemcpyHostToDevice));
+    job.src[i] = from;
+    unsigned char* to = device(2 * data[i].size() + 8) + (packets && to_slots ? 0 : shift);
+    (to_slots ? job.dst_slot : job.dst_copy)[i] = to;
+  }
+  int* ready = reinterpret_cast<int*>(device(sizeof(int)));
+  leaf_kernel<<<1, 512>>>(job, fused, ready);
+  check(cudaDeviceSynchronize());
+  int was_ready = 0;
+  check(cudaMemcpy(&was_ready, ready, sizeof(int), cudaMemcpyDeviceToHost));
+  bool ok = was_ready == 1;
+  for (int i = 0; i < kMaxSources; ++i) {
+    if (job.copy_elems[i] == 0) continue;
+    ok = ok && holds((to_slots ? job.dst_slot : job.dst_copy)[i], data[i], packets && to_slots);
+  }
+  for (void* p : allocations) check(cudaFree(p));
+  if (!ok) {
+    std::printf("FAIL copies %s %s: to slots %d, %llu elements, misaligned by %d, fused %d\n",
+                to_string(dtype), to_string(protocol), to_slots,
+                static_cast<unsigned long long>(elems), misalign, fused);
   }
   return ok;
 }
@@ -169,10 +228,24 @@ int main() {
                            elems,
                            misalign,
                            dst != 1,
-                           dst != 0};
+                           dst == 0   ? 0
+                           : dst == 1 ? 1
+                                      : kMaxSources - 1,
+                           rng() % 2 == 0};
               (run(c, rng) ? passed : failed)++;
             }
           }
+        }
+      }
+    }
+  }
+  for (int t = 0; t < kNumDTypes; ++t) {
+    for (int p = 0; p < kNumProtocols; ++p) {
+      for (const std::uint64_t elems : {2, 3, 17, 1000, 12289}) {
+        for (int bits = 0; bits < 8; ++bits) {
+          const bool ok = run_copies(static_cast<DType>(t), static_cast<Protocol>(p), bits & 1,
+                                     elems, bits >> 1 & 1, bits >> 2 & 1, rng);
+          (ok ? passed : failed)++;
         }
       }
     }

@@ -1,0 +1,127 @@
+// The ranks of a job that live in this process: all of them, or the one that the environment names.
+#pragma once
+
+#include <cstdio>
+#include <cstdlib>
+#include <string>
+#include <vector>
+
+#include "tests/gpu/cuda_objects.h"
+#include "tests/gpu/support.h"
+
+namespace unjam_gpu {
+
+inline unjamConfig_t cuda_config() {
+  unjamConfig_t config = UNJAM_CONFIG_INITIALIZER;
+  config.device = UNJAM_DEVICE_CUDA;
+  return config;
+}
+
+struct Member {
+  int rank = 0, ranks = 1, device = 0;
+  unjamContext_t context = nullptr;
+  unjamGroup_t all = nullptr;
+
+  void doing(std::string what) const { Watchdog::instance().doing(rank, std::move(what)); }
+
+  // Waits on the host; what goes wrong ends the program.
+  void wait(unjamRequest_t request, const std::string& what) const {
+    const unjamResult_t code = unjamWait(request, -1);
+    if (code != UNJAM_SUCCESS) {
+      fail("rank " + std::to_string(rank) + ", " + what + ": " + unjamGetErrorString(code) + ": " +
+           unjamRequestError(request));
+    }
+    check(unjamRequestFree(request));
+  }
+};
+
+inline unjamStats_t stats_of(unjamContext_t context) {
+  unjamStats_t stats{};
+  stats.size = sizeof(stats);
+  check(unjamGetStats(context, &stats));
+  return stats;
+}
+
+inline std::string explain(unjamContext_t context) {
+  std::string text(1 << 20, '\0');
+  unjamExplain(context, text.data(), text.size(), nullptr);
+  text.resize(text.find('\0'));
+  return text;
+}
+
+class Job {
+ public:
+  // All ranks here, rank r on device r.
+  Job(int ranks, const unjamConfig_t& config) {
+    std::vector<unjamContext_t> contexts(static_cast<std::size_t>(ranks));
+    Watchdog::instance().doing(0, "unjamInitAll");
+    check(unjamInitAll(contexts.data(), ranks, &config));
+    for (int r = 0; r < ranks; ++r) add(contexts[static_cast<std::size_t>(r)], r);
+  }
+
+  // This process's one rank, on the device of its number.
+  explicit Job(unjamConfig_t config) {
+    const char* rank = std::getenv("UNJAM_RANK");
+    if (rank == nullptr) fail("UNJAM_RANK is not set");
+    const int device = std::atoi(rank) % device_count();
+    config.device_index = device;
+    Watchdog::instance().doing(std::atoi(rank), "unjamInitFromEnvironment");
+    unjamContext_t context = nullptr;
+    check(unjamInitFromEnvironment(&context, &config));
+    add(context, device);
+  }
+
+  Job(const Job&) = delete;
+  Job& operator=(const Job&) = delete;
+
+  ~Job() {
+    Watchdog::instance().explain_with(nullptr);
+    for (const Member& m : members_) {
+      m.doing("unjamDestroy");
+      check(unjamDestroy(m.context));
+    }
+  }
+
+  int ranks() const { return members_.front().ranks; }
+  const std::vector<Member>& members() const { return members_; }
+  const Member& member(int i) const { return members_[static_cast<std::size_t>(i)]; }
+
+  // f(member) for each rank of this process in a thread with its device current.
+  template <class F>
+  void run(const F& f) const {
+    each(static_cast<int>(members_.size()), [&](int i) {
+      check(cudaSetDevice(member(i).device));
+      f(member(i));
+    });
+  }
+
+ private:
+  void add(unjamContext_t context, int device) {
+    Member m;
+    m.context = context;
+    m.device = device;
+    check(unjamContextRank(context, &m.rank));
+    check(unjamContextSize(context, &m.ranks));
+    check(unjamGroupCreate(context, nullptr, m.ranks, nullptr, &m.all));
+    if (members_.empty()) Watchdog::instance().explain_with(context);
+    members_.push_back(m);
+  }
+
+  std::vector<Member> members_;
+};
+
+inline void print_stats(const Job& job) {
+  std::printf("%4s %10s %10s %9s %9s %9s %9s %11s %10s %8s %8s %9s\n", "rank", "submitted",
+              "completed", "preempt", "quantum", "loads", "saves", "spins", "slices", "starts",
+              "quits", "residency");
+  for (const Member& m : job.members()) {
+    const unjamStats_t s = stats_of(m.context);
+    const auto n = [](std::uint64_t v) { return static_cast<unsigned long long>(v); };
+    std::printf("%4d %10llu %10llu %9llu %9llu %9llu %9llu %11llu %10llu %8llu %8llu %9llu\n",
+                m.rank, n(s.submitted), n(s.completed), n(s.preemptions), n(s.quantum_switches),
+                n(s.context_loads), n(s.context_saves), n(s.spins), n(s.slices), n(s.starts),
+                n(s.quits), n(s.residency_quits));
+  }
+}
+
+}  // namespace unjam_gpu

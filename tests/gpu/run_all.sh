@@ -1,0 +1,81 @@
+#!/bin/bash
+# Runs the GPU tests that lie beside this script (build/<preset>/gpu), each with a time limit, and ends
+# with a table. Builds nothing.
+#
+#   run_all.sh [--quick] [NAME…]      names: see `runs` below; none: all
+#
+# The device library is looked for beside libunjam.so, one folder above. Into $OUT (default: ./gpu-results):
+# summary.txt, gpu_tests.log (all output) and price.csv.
+set -u
+bin=${GPU_TESTS:-$(cd "$(dirname "$0")" && pwd)}
+out=${OUT:-gpu-results}
+mkdir -p "$out"
+log=$out/gpu_tests.log
+: >"$log"
+
+quick=0
+if [ "${1:-}" = --quick ]; then
+  quick=1
+  shift
+fi
+if [ $quick = 1 ]; then
+  matrix="--repeats 5 --lazy-repeats 3" soak=10 programs="--iterations 100 --seeds 3" kill="--rounds 5"
+  price="--repeats 200 --large-repeats 10 --rounds 5"
+else
+  matrix="" soak=${SOAK_SECONDS:-120} programs="" kill="" price=""
+fi
+seed=${SEED:-1}
+
+# name | seconds | environment | command
+runs=$(
+  cat <<END
+smoke|200||smoke
+matrix|260|-u CUDA_DEVICE_MAX_CONNECTIONS|sync_matrix $matrix
+matrix-1|260|CUDA_DEVICE_MAX_CONNECTIONS=1|sync_matrix $matrix
+matrix-32|260|CUDA_DEVICE_MAX_CONNECTIONS=32|sync_matrix $matrix
+programs|580||programs $programs
+programs-processes|580||programs --processes $programs
+programs-async|580||programs --async $programs
+kill|580||kill $kill
+price|320||price $price
+soak|$((soak + 260))||soak --seconds $soak
+soak-processes|$((soak + 260))||soak --processes --seconds $soak
+END
+)
+
+wanted() {
+  [ $# = 1 ] && return 0
+  local name=$1 n
+  shift
+  for n in "$@"; do [ "$n" = "$name" ] && return 0; done
+  return 1
+}
+
+rows=()
+worst=0
+while IFS='|' read -r name limit environment command; do
+  wanted "$name" "$@" || continue
+  echo "==== $name: ${environment:+env $environment }$command --seed $seed ====" | tee -a "$log"
+  begin=$(date +%s.%N)
+  # shellcheck disable=SC2086
+  timeout -k 10 "$limit" env $environment "$bin"/$command --seed "$seed" </dev/null >"$out/.run" 2>&1
+  code=$?
+  seconds=$(echo "$(date +%s.%N) $begin" | awk '{printf "%.1f", $1 - $2}')
+  cat "$out/.run" >>"$log"
+  grep -v '^csv,' "$out/.run" | tail -n 60
+  [ "$name" = price ] && sed -n 's/^csv,//p' "$out/.run" >"$out/price.csv"
+  rm -f "$out/.run"
+  case $code in
+    0) verdict=PASS ;;
+    2 | 124 | 137) verdict=HUNG ;;
+    *) verdict=FAIL ;;
+  esac
+  [ $code = 0 ] || worst=1
+  rows+=("$(printf '%-20s %-6s %4d %9s s' "$name" "$verdict" "$code" "$seconds")")
+done <<<"$runs"
+
+{
+  printf '%-20s %-6s %4s %9s\n' run result code time
+  printf '%s\n' "${rows[@]:-nothing was run}"
+} | tee "$out/summary.txt"
+exit $worst

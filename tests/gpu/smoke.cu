@@ -1,0 +1,135 @@
+// The first thing to run on new code: every collective, a few types and counts, every order to a
+// stream, one process, all GPUs. --trace prints each step.
+#include <vector>
+
+#include "tests/gpu/exchange.cuh"
+#include "tests/gpu/job.h"
+
+namespace {
+
+using namespace unjam_gpu;
+
+constexpr std::size_t kCounts[] = {1, 7, 1000, 262144, (std::size_t{4} << 20) + 3};
+constexpr unjamDataType_t kDTypes[] = {UNJAM_FLOAT32, UNJAM_INT32, UNJAM_BFLOAT16};
+
+struct Case {
+  Spec spec;
+  unjamStreamOrder_t order;
+  int repeat = 0;
+};
+
+std::vector<Case> make_cases(int ranks, std::uint64_t seed, std::size_t most, int only_kind,
+                             int only_order, int repeats) {
+  std::vector<Case> cases;
+  for (const std::size_t count : kCounts) {  // the small ones first: they are easier to debug
+    for (const unjamStreamOrder_t order :
+         {UNJAM_STREAM_NONE, UNJAM_STREAM_ASYNC, UNJAM_STREAM_SYNC}) {
+      for (int kind = 0; kind < 5; ++kind) {
+        for (const unjamDataType_t dtype : kDTypes) {
+          for (int i = 0; i < repeats; ++i) {
+            if (count > most || (only_kind >= 0 && kind != only_kind) ||
+                (only_order >= 0 && order != only_order)) {
+              continue;
+            }
+            Case c{{}, order, i};
+            c.spec.kind = static_cast<unjamKind_t>(kind);
+            c.spec.dtype = dtype;
+            c.spec.count = count;
+            c.spec.seed = mix(seed, cases.size());
+            c.spec.root = static_cast<int>(cases.size()) % ranks;
+            c.spec.in_place = i % 2 == 1;
+            c.spec.size = ranks;
+            cases.push_back(c);
+          }
+        }
+      }
+    }
+  }
+  return cases;
+}
+
+// Returns microseconds from the call until the result was there (not only the collective's: with
+// waking up, or the launches in the stream).
+double run_case(const Member& me, const Case& c, void* memory, const Reports& reports,
+                const Stream& stream) {
+  Spec s = c.spec;
+  s.at = me.rank;
+  const Place place = place_in(memory, s);
+  const std::string what = s.text() + ", order " + kOrderNames[c.order];
+  me.doing("fills: " + what);
+  start_fill(s, place, stream.get());
+  if (c.order == UNJAM_STREAM_NONE) stream.synchronize();
+  me.doing("calls: " + what);
+  const unjamCallOptions_t options = ordered(c.order, stream);
+  unjamRequest_t request = nullptr;
+  const std::uint64_t begin = now_ns();
+  check(call(me.all, kKindNames[s.kind], s, place,
+             c.order == UNJAM_STREAM_NONE ? nullptr : &options, &request));
+  if (c.order == UNJAM_STREAM_ASYNC) {
+    me.doing("lets the stream wait: " + what);
+    check(unjamStreamWait(request, stream.get()));
+  }
+  if (c.order == UNJAM_STREAM_NONE) {
+    me.doing("waits: " + what);
+    check(unjamWait(request, -1));
+  } else {
+    me.doing("synchronises the stream: " + what);
+    stream.synchronize();
+  }
+  const double us = us_since(begin);
+  me.doing("asks for the result: " + what);
+  me.wait(request, what);
+  me.doing("checks: " + what);
+  start_check(s, place, reports.on_device(0), stream.get());
+  reports.start_fetch(stream.get());
+  stream.synchronize();
+  finish_check(s, reports[0], "rank " + std::to_string(me.rank));
+  return us;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  Options options(argc, argv);
+  const int wanted = options.integer("ranks", 0, "GPUs to use; 0: all");
+  const std::uint64_t seed = options.seed();
+  const double most = options.number("most", 1e9, "largest count");
+  const int kind = options.integer("kind", -1, "only this kind (unjamKind_t)");
+  const int order = options.integer("order", -1, "only this order (0 none, 1 async, 2 sync)");
+  const int repeats = options.integer("repeats", 2, "of each case; every other one is in place");
+  options.done(180, 20);
+  load_eagerly();
+  const int ranks = wanted > 0 ? wanted : device_count();
+  std::printf("smoke: %d ranks, seed %llu\n", ranks, static_cast<unsigned long long>(seed));
+
+  const std::vector<Case> cases =
+      make_cases(ranks, seed, static_cast<std::size_t>(most), kind, order, repeats);
+  std::size_t memory = 0;
+  for (const Case& c : cases) memory = std::max(memory, memory_of(c.spec));
+
+  Job job(ranks, cuda_config());
+  std::vector<double> us(cases.size());
+  job.run([&](const Member& me) {
+    me.doing("allocates");
+    const Stream stream;
+    const DeviceMemory device(memory);
+    const Reports reports(1);
+    for (std::size_t i = 0; i < cases.size(); ++i) {
+      const double t = run_case(me, cases[i], device.get(), reports, stream);
+      if (me.rank == 0) us[i] = t;
+    }
+    me.doing("done");
+  });
+
+  std::printf("%-15s %9s %-6s %12s   (rank 0's last repetition, first-use costs included)\n",
+              "kind", "count", "order", "us float32");
+  for (std::size_t i = 0; i < cases.size(); ++i) {
+    const Case& c = cases[i];
+    if (c.spec.dtype != UNJAM_FLOAT32 || c.repeat != repeats - 1) continue;
+    std::printf("%-15s %9zu %-6s %12.1f\n", kKindNames[c.spec.kind], c.spec.count,
+                kOrderNames[c.order], us[i]);
+  }
+  print_stats(job);
+  std::printf("smoke: PASS, %zu cases on %d ranks\n", cases.size(), ranks);
+  return 0;
+}
