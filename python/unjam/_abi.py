@@ -52,6 +52,11 @@ TRACE_FINISH = 3
 TRACE_QUIT = 4
 TRACE_RESTART = 5
 
+# unjamStreamOrder_t
+STREAM_NONE = 0
+STREAM_ASYNC = 1
+STREAM_SYNC = 2
+
 # unjamSimModel_t, unjamSimOrder_t, unjamSimSemantics_t
 SIM_SINGLE_QUEUE = 0
 SIM_SYNCHRONIZATION = 1
@@ -98,6 +103,8 @@ class Config(Structure):
         ("delay_max_us", c_uint32),
         ("report_ms", c_uint32),
         ("timeout_ms", c_uint32),
+        ("device", c_int32),
+        ("device_index", c_int32),
     ]
 
 
@@ -110,6 +117,8 @@ class CallOptions(Structure):
         ("priority", c_int32),
         ("callback", c_void_p),
         ("user", c_void_p),
+        ("stream", c_void_p),
+        ("stream_order", c_int32),
     ]
 
 
@@ -250,9 +259,14 @@ PROTOTYPES: dict[str, tuple[Any, list[Any]]] = {
         c_int,
         [Handle, c_void_p, c_void_p, c_size_t, c_void_p, c_void_p, _Request],
     ),
+    "unjamRunWithOptions": (
+        c_int,
+        [Handle, c_void_p, c_void_p, c_size_t, _Options, _Request],
+    ),
     "unjamDeregister": (c_int, [Handle]),
     "unjamWait": (c_int, [Handle, c_int64]),
     "unjamTest": (c_int, [Handle, POINTER(c_int)]),
+    "unjamStreamWait": (c_int, [Handle, c_void_p]),
     "unjamOnDone": (c_int, [Handle, c_void_p, c_void_p]),
     "unjamRequestError": (c_char_p, [Handle]),
     "unjamRequestFree": (c_int, [Handle]),

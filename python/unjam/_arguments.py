@@ -10,6 +10,7 @@ import operator
 from typing import Any, NamedTuple
 
 from ._buffers import Buffer, buffer_of, check_writable
+from ._devices import ANY_CUDA, HOST, place_text
 from ._errors import InvalidArgument, InvalidType
 from ._types import DType, Kind
 
@@ -24,6 +25,7 @@ class Arguments(NamedTuple):
         dtype: of the elements.
         keep: what must stay alive until the invocation is complete.
         output: the user's object that holds the result; None where the rank gets none.
+        place: where the buffers are, see ``_devices``.
     """
 
     send: int | None
@@ -32,6 +34,7 @@ class Arguments(NamedTuple):
     dtype: DType
     keep: tuple[Any, ...]
     output: Any
+    place: int
 
 
 _INT32 = 1 << 31
@@ -136,7 +139,9 @@ def reduce(x: Any, out: Any, is_root: bool, dtype: Any) -> Arguments:
     if is_root:
         return all_reduce(x, out, dtype)
     source = buffer_of(x, "x", dtype)
-    return Arguments(source.address, None, source.elements, source.dtype, (source.keep,), None)
+    return Arguments(
+        source.address, None, source.elements, source.dtype, (source.keep,), None, source.device
+    )
 
 
 def broadcast(x: Any, out: Any, is_root: bool, dtype: Any) -> Arguments:
@@ -146,7 +151,13 @@ def broadcast(x: Any, out: Any, is_root: bool, dtype: Any) -> Arguments:
         target = buffer_of(result, "x" if out is None else "out", dtype)
         check_writable(target, "x" if out is None else "out")
         return Arguments(
-            None, target.address, target.elements, target.dtype, (target.keep,), result
+            None,
+            target.address,
+            target.elements,
+            target.dtype,
+            (target.keep,),
+            result,
+            target.device,
         )
     source = buffer_of(x, "x", dtype)
     if out is None or out is x:
@@ -174,13 +185,20 @@ def for_kind(
 
 def _in_place(buffer: Buffer, output: Any) -> Arguments:
     return Arguments(
-        buffer.address, buffer.address, buffer.elements, buffer.dtype, (buffer.keep,), output
+        buffer.address,
+        buffer.address,
+        buffer.elements,
+        buffer.dtype,
+        (buffer.keep,),
+        output,
+        buffer.device,
     )
 
 
 def _two(source: Buffer, target: Buffer, elements: int, output: Any) -> Arguments:
     keep = (source.keep, target.keep)
-    return Arguments(source.address, target.address, elements, source.dtype, keep, output)
+    place = target.device if source.device == ANY_CUDA else source.device
+    return Arguments(source.address, target.address, elements, source.dtype, keep, output, place)
 
 
 def _output(out: Any, source: Buffer, dtype: Any) -> Buffer:
@@ -192,6 +210,13 @@ def _output(out: Any, source: Buffer, dtype: Any) -> Buffer:
         raise InvalidArgument(
             f"x has {source.dtype.label} elements, but out has {target.dtype.label}: pass an out "
             "of the same type"
+        )
+    if target.device != source.device and not (
+        ANY_CUDA in (source.device, target.device) and HOST not in (source.device, target.device)
+    ):
+        raise InvalidArgument(
+            f"x is in {place_text(source.device)}, but out is in {place_text(target.device)}: pass "
+            "an out beside x"
         )
     return target
 

@@ -1,19 +1,22 @@
 """Any memory as (address, elements, dtype), without a copy, or an error that names the cure.
 
-Accepted: NumPy arrays (also with ml_dtypes' element types), torch CPU tensors, objects with the
-buffer protocol (bytearray, memoryview, array.array, mmap, ctypes arrays; read-only ones such as
-bytes as inputs only), and objects with ``__array_interface__``. Memory must be C-contiguous and
-aligned to the element's size.
+Accepted in host memory: NumPy arrays (also with ml_dtypes' element types), torch CPU tensors,
+objects with the buffer protocol (bytearray, memoryview, array.array, mmap, ctypes arrays; read-only
+ones such as bytes as inputs only), and objects with ``__array_interface__``. On CUDA devices: torch
+tensors, and objects with ``__cuda_array_interface__``. Memory must be C-contiguous and aligned to
+the element's size.
 """
 
 from __future__ import annotations
 
 import ctypes
+import math
 import sys
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from ._devices import ANY_CUDA, HOST
 from ._errors import InvalidArgument, InvalidType
 from ._types import ARRAY_DTYPES, DType, dtype_of, supported_dtypes
 
@@ -41,6 +44,7 @@ class Buffer(NamedTuple):
         dtype: of the elements.
         writable: may be an output.
         keep: the object that keeps the memory alive (and, for the buffer protocol, unresizable).
+        device: index of its CUDA device, HOST, or ANY_CUDA where the object does not say.
     """
 
     address: int
@@ -48,6 +52,7 @@ class Buffer(NamedTuple):
     dtype: DType
     writable: bool
     keep: Any
+    device: int = HOST
 
     @property
     def nbytes(self) -> int:
@@ -73,11 +78,9 @@ def buffer_of(obj: Any, name: str, dtype: Any = None) -> Buffer:
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(obj, torch.Tensor):
         return _from_torch(torch, obj, name, dtype)
-    if hasattr(obj, "__cuda_array_interface__"):
-        raise InvalidType(
-            f"{name} is device memory ({type(obj).__name__}), and this version works in host "
-            "memory: copy it there first"
-        )
+    cuda = getattr(obj, "__cuda_array_interface__", None)
+    if cuda is not None:
+        return _from_cuda(cuda, obj, name, dtype)
     if isinstance(obj, np.generic):
         raise InvalidType(f"{name} is a NumPy scalar, which has no memory to share: pass an array")
     interface = getattr(obj, "__array_interface__", None)
@@ -88,7 +91,7 @@ def buffer_of(obj: Any, name: str, dtype: Any = None) -> Buffer:
     except (TypeError, ValueError, BufferError, NotImplementedError) as error:
         raise InvalidType(
             f"{name} is a {type(obj).__name__}, not memory that unjam can reach ({error}): pass a "
-            "NumPy array, a torch CPU tensor, or an object with the buffer protocol"
+            "NumPy array, a torch tensor, or an object with the buffer protocol"
         ) from None
     return _from_numpy(view, (obj, view), name, dtype)
 
@@ -132,10 +135,13 @@ def _from_numpy(array: np.ndarray[Any, Any], keep: Any, name: str, dtype: Any) -
 
 
 def _from_torch(torch: Any, tensor: Any, name: str, dtype: Any) -> Buffer:
-    if tensor.device.type != "cpu":
+    device = HOST
+    if tensor.is_cuda:
+        device = tensor.get_device()
+    elif tensor.device.type != "cpu":
         raise InvalidType(
-            f"{name} is a tensor on {tensor.device}, and this version works in host memory: pass "
-            f"{name}.cpu()"
+            f"{name} is a tensor on {tensor.device}, and unjam works in host memory and on CUDA "
+            f"devices: pass {name}.cpu()"
         )
     if tensor.layout is not torch.strided:
         raise InvalidType(f"{name} is a {tensor.layout} tensor: pass {name}.to_dense()")
@@ -152,7 +158,37 @@ def _from_torch(torch: Any, tensor: Any, name: str, dtype: Any) -> Buffer:
     found = _element_type(own, False, name, dtype)
     nbytes = tensor.numel() * tensor.element_size()
     writable = not (tensor.requires_grad and torch.is_grad_enabled())
-    return _checked(name, tensor.data_ptr(), nbytes, found, writable, tensor)
+    return _checked(name, tensor.data_ptr(), nbytes, found, writable, tensor, device)
+
+
+def _from_cuda(interface: Any, obj: Any, name: str, dtype: Any) -> Buffer:
+    """Memory of CuPy, Numba, JAX and others. Its "stream" is not looked at: the call's is."""
+    shape = tuple(interface["shape"])
+    own = np.dtype(interface["typestr"])
+    address, read_only = interface["data"]
+    nbytes = math.prod(shape) * own.itemsize
+    strides = interface.get("strides")
+    if strides is not None and nbytes and tuple(strides) != _row_major(shape, own.itemsize):
+        raise InvalidArgument(
+            f"{name} is not C-contiguous (shape {shape}, strides {tuple(strides)}): pass a "
+            "contiguous copy, or a slice of whole rows"
+        )
+    found = _element_type(own.name, own.kind == "V" and own.names is None, name, dtype)
+    return _checked(name, address or 0, nbytes, found, not read_only, obj, _index_of(obj))
+
+
+def _row_major(shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
+    strides = []
+    for extent in reversed(shape):
+        strides.append(itemsize)
+        itemsize *= extent
+    return tuple(reversed(strides))
+
+
+def _index_of(obj: Any) -> int:
+    """The CUDA device of an object that may say so through DLPack."""
+    says = getattr(obj, "__dlpack_device__", None)
+    return ANY_CUDA if says is None else int(says()[1])
 
 
 def _element_type(own: str, void: bool, name: str, dtype: Any) -> DType:
@@ -176,7 +212,13 @@ def _element_type(own: str, void: bool, name: str, dtype: Any) -> DType:
 
 
 def _checked(
-    name: str, address: int, nbytes: int, dtype: DType, writable: bool, keep: Any
+    name: str,
+    address: int,
+    nbytes: int,
+    dtype: DType,
+    writable: bool,
+    keep: Any,
+    device: int = HOST,
 ) -> Buffer:
     size = dtype.itemsize
     count, rest = divmod(nbytes, size)
@@ -190,4 +232,4 @@ def _checked(
             f"{name} starts at address {address:#x}, which is not aligned to {dtype.label} "
             f"({size} bytes): copy it to fresh memory"
         )
-    return Buffer(address, count, dtype, writable, keep)
+    return Buffer(address, count, dtype, writable, keep, device)

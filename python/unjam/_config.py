@@ -13,12 +13,15 @@ from ._errors import InvalidArgument, InvalidType
 _NAMED: dict[str, dict[str, int]] = {
     "policy": {"adaptive": 0, "fixed": 1, "hold": 2},
     "order": {"fifo": 0, "priority": 1},
-    "algorithm": {"ring": 0, "direct": 1, "auto": -1},
+    "algorithm": {"ring": 0, "direct": 1, "mesh": 2, "auto": -1},
+    "device": {"host": 0, "cuda": 1},
 }
 _HEADER = ("size", "version")
 _FIELDS: dict[str, Any] = {
     str(field[0]): field[1] for field in _abi.Config._fields_ if field[0] not in _HEADER
 }
+# Signed fields where -1 means "default".
+_SIGNED = ("device_index",)
 # Unsigned fields where 0 means "default" and all ones mean "none".
 _NONE_ALLOWED = ("borrow_slots", "report_ms", "timeout_ms")
 
@@ -32,18 +35,18 @@ def make_config(settings: dict[str, Any]) -> _abi.Config:
     """The struct for the given settings; what is not given is left to environment and defaults.
 
     Args:
-        settings: field name → value. ``policy``, ``order`` and ``algorithm`` take names; a value of
-            None is the same as not giving it; ``borrow_slots=0`` means none.
+        settings: field name → value. ``policy``, ``order``, ``algorithm`` and ``device`` take
+            names; a value of None is the same as not giving it; ``borrow_slots=0`` means none.
 
     Raises:
         InvalidType: a name that is no field, or a value that is not an integer.
-        InvalidArgument: an unknown policy, order or algorithm, or a number out of its field's
-            range.
+        InvalidArgument: an unknown policy, order, algorithm or device, or a number out of its
+            field's range.
     """
     config = _abi.Config()
     config.size = ctypes.sizeof(_abi.Config)
     config.version = _abi.VERSION
-    config.policy = config.order = config.algorithm = -1
+    config.policy = config.order = config.algorithm = config.device = config.device_index = -1
     for name, value in settings.items():
         if name not in _FIELDS:
             near = difflib.get_close_matches(name, _FIELDS, n=1)
@@ -70,6 +73,9 @@ def _value(name: str, value: Any) -> int:
     bits = 8 * ctypes.sizeof(_FIELDS[name])
     if name in _NONE_ALLOWED and number in (0, -1):
         return (1 << bits) - 1
-    if not 0 <= number < 1 << bits:
+    if name in _SIGNED:
+        if not -1 <= number < 1 << bits - 1:
+            raise InvalidArgument(f"{name}={number} is out of range: -1 (default) or from 0")
+    elif not 0 <= number < 1 << bits:
         raise InvalidArgument(f"{name}={number} is out of range: 0 to {(1 << bits) - 1}")
     return number

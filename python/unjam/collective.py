@@ -8,6 +8,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from . import _arguments, _completion
+from ._devices import call_options, call_stream, check_place
 from ._errors import InvalidUsage
 from ._lib import check, library
 from ._types import DType, Kind, Op
@@ -94,6 +95,8 @@ class Collective:
         out: Any = None,
         *,
         callback: Callable[[Request], object] | None = None,
+        stream: Any = None,
+        in_stream: bool = False,
     ) -> Request:
         """Invokes it, as the group's call of the same kind does.
 
@@ -101,6 +104,8 @@ class Collective:
             x: as in the call of the kind. Raw memory is taken as the registered type.
             out: as in the call of the kind; None means in place where that exists.
             callback: ``callback(request)`` on completion, from the context's callback thread.
+            stream: as in the call of the kind.
+            in_stream: as in the call of the kind.
 
         Raises:
             InvalidArgument: wrong size, type or memory; nothing was submitted.
@@ -115,21 +120,25 @@ class Collective:
         what = _arguments.for_kind(
             self._kind, x, out, group.rank, group.size, self._root, self._dtype
         )
-        request = Request(group.context, self._what, what.output, what.keep, callback)
-        number, address = 0, None
+        context = group.context
+        check_place(what.place, context._place, context.rank)
+        queue, order = call_stream(stream, in_stream, context._place)
+        request = Request(context, self._what, what.output, what.keep, callback, queue, in_stream)
+        number, address, options = 0, None, None
         if callback is not None:
             number, address = _completion.register(request), _completion.ADDRESS
-        if not group.context._enter():
+        if number or order:
+            options = ctypes.byref(call_options(0, address, number, queue, order))
+        if not context._enter():
             _completion.forget(number)
-            raise group.context._closed_error()
+            raise context._closed_error()
         try:
-            code = library().unjamRun(
+            code = library().unjamRunWithOptions(
                 self._handle,
                 what.send,
                 what.recv,
                 what.elements,
-                address,
-                number,
+                options,
                 ctypes.byref(request._handle),
             )
             if code:
@@ -139,7 +148,7 @@ class Collective:
                 _completion.forget(number)
             raise
         finally:
-            group.context._leave()
+            context._leave()
         return request
 
     def close(self) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 
 from . import _abi, _arguments, _completion
 from ._config import make_config
+from ._devices import HOST, choose_index
 from ._errors import InvalidArgument, InvalidType, InvalidUsage, Timeout, UnjamError, make_error
 from ._lib import check, last_error, library, read_json
 from .group import Group
@@ -47,8 +48,10 @@ def init(nranks: int, rank: int, unique_id: bytes, **config: Any) -> Context:
         rank: this one, 0 to nranks - 1.
         unique_id: from :func:`unique_id`, the same on all ranks.
         config: fields of ``unjamConfig_t``: policy ("adaptive", "fixed", "hold"), order ("fifo",
-            "priority"), algorithm ("ring", "direct", "auto"), lanes, trace_events, stall_ms, …;
-            what is not given comes from the environment (``unjam env``), then from the defaults.
+            "priority"), algorithm ("ring", "direct", "mesh", "auto"), device ("host", "cuda"),
+            device_index (CUDA; None: the calling thread's current device as torch has it, or 0),
+            lanes, trace_events, stall_ms, …; what is not given comes from the environment (``unjam
+            env``), then from the defaults.
 
     Raises:
         InvalidArgument: a bad rank, id or setting; unknown settings raise InvalidType.
@@ -69,6 +72,7 @@ def init(nranks: int, rank: int, unique_id: bytes, **config: Any) -> Context:
             "unjam.unique_id() gave"
         )
     settings = make_config(config)
+    choose_index(settings)
     unique = _abi.UniqueId.from_buffer_copy(unique_id)
     lib = library()
     handle = ctypes.c_void_p()
@@ -93,6 +97,7 @@ def init_from_environment(**config: Any) -> Context:
         UnjamError: as :func:`init`.
     """
     settings = make_config(config)
+    choose_index(settings)
     lib = library()
     handle = ctypes.c_void_p()
 
@@ -111,7 +116,8 @@ def init_all(nranks: int, **config: Any) -> Contexts:
 
     Args:
         nranks: ranks of the job, 1 to 64.
-        config: as for :func:`init`; the same for all ranks.
+        config: as for :func:`init`; the same for all ranks. Without a device_index, rank r of a
+            CUDA job uses device r.
 
     Returns:
         A list of contexts, by rank, that is also a context manager: ``with unjam.init_all(4) as
@@ -145,6 +151,7 @@ class Context:
         self._job: object = unique_id or object()  # equal for ranks of one job
         self._rank = rank
         self._size = size
+        self._place = self._find_place(settings)
         self._residency_s = settings.residency_us * 1e-6
         self._tracing = bool(settings.trace_events or os.environ.get("UNJAM_TRACE_EVENTS"))
         self._names: dict[int, tuple[str, str]] = {}  # key hash -> (group, key), while tracing
@@ -173,6 +180,11 @@ class Context:
     def size(self) -> int:
         """Ranks of the job."""
         return self._size
+
+    @property
+    def device(self) -> str:
+        """Where its engine runs and its buffers are: "host", or "cuda:" and the index."""
+        return "host" if self._place == HOST else f"cuda:{self._place}"
 
     @property
     def closed(self) -> bool:
@@ -388,6 +400,22 @@ class Context:
                 lib.unjamGetAsyncError(self._handle, ctypes.byref(code), text, ctypes.sizeof(text))
             )
         return make_error(code.value, text.value.decode("utf-8", "replace")) if code.value else None
+
+    # ---- inside ----
+
+    def _find_place(self, settings: _abi.Config) -> int:
+        """As ``_devices`` counts places; the library is asked where the environment decides."""
+        if settings.device == 0 or (settings.device < 0 and "UNJAM_DEVICE" not in os.environ):
+            return HOST
+        if settings.device < 0:
+            info: dict[str, Any] = read_json(
+                lambda buffer, size, needed: library().unjamInfo(self._handle, buffer, size, needed)
+            )
+            if info["device"] == "host":
+                return HOST
+        if settings.device_index >= 0:
+            return int(settings.device_index)
+        return int(os.environ.get("UNJAM_DEVICE_INDEX") or self._rank)
 
     # ---- inside: guards around C calls ----
 

@@ -6,8 +6,9 @@ import ctypes
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from . import _abi, _arguments, _completion
+from . import _arguments, _completion
 from ._arguments import Arguments
+from ._devices import call_options, call_stream, check_place
 from ._errors import InvalidArgument, InvalidType, InvalidUsage
 from ._lib import check, library
 from ._types import Kind, dtype_of, kind_of, op_of
@@ -17,7 +18,6 @@ from .request import Request
 if TYPE_CHECKING:
     from .context import Context
 
-_OPTIONS_SIZE = ctypes.sizeof(_abi.CallOptions)
 OnDone = Callable[[Request], object]
 
 
@@ -27,17 +27,26 @@ class Group:
     Every collective call returns a :class:`~unjam.Request` at once and never blocks on another
     rank. The arguments that all calls share:
 
-    * ``x``, ``out``: NumPy arrays (also with ml_dtypes' types), torch CPU tensors, or anything with
-      the buffer protocol or ``__array_interface__``; C-contiguous, of any shape (only the number of
-      elements counts), used without a copy. Read-only ones serve as inputs. ``x`` must hold its
-      values when the call is made and stay untouched, ``out`` must not be read, until the request
-      is complete. The request keeps both alive.
+    * ``x``, ``out``: NumPy arrays (also with ml_dtypes' types), torch tensors, or anything with the
+      buffer protocol, ``__array_interface__`` or ``__cuda_array_interface__``; C-contiguous, of any
+      shape (only the number of elements counts), used without a copy; in host memory or, where the
+      context is on a CUDA device, on that device. Read-only ones serve as inputs. On the host ``x``
+      must hold its values when the call is made; then it must stay untouched, and ``out`` must not
+      be read, until the request is complete. The request keeps both alive.
     * ``key``: the ordering channel. The n-th use of a key in this group is matched with the n-th
       use of it on every other rank; different keys may be used in a different order on every rank.
     * ``dtype``: what raw memory holds, such as "bfloat16" in a bytearray or a uint16 array.
     * ``priority``: higher first, under ``order="priority"``.
     * ``callback``: ``callback(request)`` on completion, from the context's callback thread. It may
       submit, but must not wait for pending collectives of the same context.
+    * ``stream`` (CUDA only): a ``torch.cuda.Stream`` or a ``cudaStream_t`` as an int; None is
+      torch's current stream of the context's device (without torch: the legacy default stream).
+      The collective reads ``x`` after the work queued in the stream so far. The stream itself goes
+      on beside it: ``request.wait()`` makes a stream wait for the results.
+    * ``in_stream`` (CUDA only): True makes the call stand in the stream as a kernel would: work
+      queued in it afterwards sees the results, without a ``wait()``. Buffers are then kept alive by
+      the request only, as torch's allocator expects it of a kernel: memory of another stream needs
+      ``tensor.record_stream``.
 
     They raise InvalidArgument (wrong size, type, overlap, read-only output, not contiguous) or its
     subclass InvalidType (not memory), InvalidUsage (closed context) and Resources; then nothing was
@@ -129,6 +138,8 @@ class Group:
         dtype: Any = None,
         priority: int = 0,
         callback: OnDone | None = None,
+        stream: Any = None,
+        in_stream: bool = False,
     ) -> Request:
         """``out[i]`` = op over all ranks of their ``x[i]``; in place if `out` is None.
 
@@ -140,9 +151,14 @@ class Group:
             dtype: see the class.
             priority: see the class.
             callback: see the class.
+            stream: see the class.
+            in_stream: see the class.
         """
         what = _arguments.all_reduce(x, out, dtype)
-        return self._submit(Kind.ALL_REDUCE, key, what, (what.dtype, op_of(op)), priority, callback)
+        extra = (what.dtype, op_of(op))
+        return self._submit(
+            Kind.ALL_REDUCE, key, what, extra, priority, callback, stream, in_stream
+        )
 
     def all_gather(
         self,
@@ -153,6 +169,8 @@ class Group:
         dtype: Any = None,
         priority: int = 0,
         callback: OnDone | None = None,
+        stream: Any = None,
+        in_stream: bool = False,
     ) -> Request:
         """Part r of `out` = rank r's `x`.
 
@@ -164,9 +182,14 @@ class Group:
             dtype: see the class.
             priority: see the class.
             callback: see the class.
+            stream: see the class.
+            in_stream: see the class.
         """
         what = _arguments.all_gather(x, out, self._rank, self.size, dtype)
-        return self._submit(Kind.ALL_GATHER, key, what, (what.dtype,), priority, callback)
+        extra = (what.dtype,)
+        return self._submit(
+            Kind.ALL_GATHER, key, what, extra, priority, callback, stream, in_stream
+        )
 
     def reduce_scatter(
         self,
@@ -178,6 +201,8 @@ class Group:
         dtype: Any = None,
         priority: int = 0,
         callback: OnDone | None = None,
+        stream: Any = None,
+        in_stream: bool = False,
     ) -> Request:
         """``out[i]`` = op over all ranks of the `rank`-th part of their `x`.
 
@@ -190,10 +215,13 @@ class Group:
             dtype: see the class.
             priority: see the class.
             callback: see the class.
+            stream: see the class.
+            in_stream: see the class.
         """
         what = _arguments.reduce_scatter(x, out, self._rank, self.size, dtype)
+        extra = (what.dtype, op_of(op))
         return self._submit(
-            Kind.REDUCE_SCATTER, key, what, (what.dtype, op_of(op)), priority, callback
+            Kind.REDUCE_SCATTER, key, what, extra, priority, callback, stream, in_stream
         )
 
     def reduce(
@@ -207,6 +235,8 @@ class Group:
         dtype: Any = None,
         priority: int = 0,
         callback: OnDone | None = None,
+        stream: Any = None,
+        in_stream: bool = False,
     ) -> Request:
         """On root: ``out[i]`` = op over all ranks of their ``x[i]``, in place if `out` is None.
 
@@ -219,12 +249,13 @@ class Group:
             dtype: see the class.
             priority: see the class.
             callback: see the class.
+            stream: see the class.
+            in_stream: see the class.
         """
         root = _arguments.check_root(root, self.size)
         what = _arguments.reduce(x, out, root == self._rank, dtype)
-        return self._submit(
-            Kind.REDUCE, key, what, (what.dtype, op_of(op), root), priority, callback
-        )
+        extra = (what.dtype, op_of(op), root)
+        return self._submit(Kind.REDUCE, key, what, extra, priority, callback, stream, in_stream)
 
     def broadcast(
         self,
@@ -236,6 +267,8 @@ class Group:
         dtype: Any = None,
         priority: int = 0,
         callback: OnDone | None = None,
+        stream: Any = None,
+        in_stream: bool = False,
     ) -> Request:
         """Every rank gets root's `x`: in its own x, or in `out` if given.
 
@@ -248,10 +281,13 @@ class Group:
             dtype: see the class.
             priority: see the class.
             callback: see the class.
+            stream: see the class.
+            in_stream: see the class.
         """
         root = _arguments.check_root(root, self.size)
         what = _arguments.broadcast(x, out, root == self._rank, dtype)
-        return self._submit(Kind.BROADCAST, key, what, (what.dtype, root), priority, callback)
+        extra = (what.dtype, root)
+        return self._submit(Kind.BROADCAST, key, what, extra, priority, callback, stream, in_stream)
 
     # ---- registered collectives ----
 
@@ -325,6 +361,8 @@ class Group:
         extra: tuple[int, ...],
         priority: int,
         callback: OnDone | None,
+        stream: Any,
+        in_stream: bool,
     ) -> Request:
         """One C call; `extra` is what stands between count and options in its signature."""
         encoded = encode(key, "key")
@@ -332,7 +370,9 @@ class Group:
         if self._closed:
             raise InvalidUsage(f"{self!r} is closed: make it again, on all of its ranks")
         name = (_LABELS[kind], key, self._name)
-        request = Request(context, name, what.output, what.keep, callback)
+        check_place(what.place, context._place, context.rank)
+        queue, order = call_stream(stream, in_stream, context._place)
+        request = Request(context, name, what.output, what.keep, callback, queue, in_stream)
         if type(priority) is not int or not -1 << 31 <= priority < 1 << 31:
             priority = _arguments.integer(priority, "priority")
         number, address = 0, None
@@ -340,10 +380,8 @@ class Group:
             _arguments.check_callback(callback)
             number, address = _completion.register(request), _completion.ADDRESS
         options = None
-        if priority or number:
-            options = ctypes.byref(
-                _abi.CallOptions(_OPTIONS_SIZE, _abi.VERSION, priority, address, number)
-            )
+        if priority or number or order:
+            options = ctypes.byref(call_options(priority, address, number, queue, order))
         if not context._enter():
             _completion.forget(number)
             raise context._closed_error()

@@ -11,7 +11,8 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from . import _abi, _arguments, _completion
-from ._errors import Aborted, InvalidUsage, Timeout, UnjamError, make_error
+from ._devices import stream_of
+from ._errors import Aborted, InvalidArgument, InvalidUsage, Timeout, UnjamError, make_error
 from ._lib import check, last_error, library
 
 if TYPE_CHECKING:
@@ -34,6 +35,10 @@ class Request:
     Ordering: when :meth:`wait`, :meth:`result`, :meth:`exception` or :meth:`test` has told of
     completion, or a callback runs, the output is complete and visible to the calling thread. Until
     then the input must not change and the output must not be read.
+
+    On a CUDA device, :meth:`wait` without a time limit lets a stream wait instead of the thread, as
+    in PyTorch; :meth:`synchronize`, :meth:`result`, :meth:`exception` and :func:`unjam.wait_all`
+    block the thread everywhere.
     """
 
     __slots__ = (
@@ -43,7 +48,9 @@ class Request:
         "_handle",
         "_keep",
         "_message",
+        "_ordered",
         "_output",
+        "_stream",
         "_watched",
         "_what",
         "context",
@@ -56,12 +63,17 @@ class Request:
         output: Any,
         keep: tuple[Any, ...],
         callback: Callable[[Request], object] | None,
+        stream: int | None = None,
+        in_stream: bool = False,
     ) -> None:
-        """Made by groups and collectives, not by users."""
+        """Made by groups and collectives, not by users; `stream` None: on the host device."""
         self.context = context
         self._what = what
         self._output = output
         self._keep: tuple[Any, ...] | None = keep
+        self._stream = stream
+        # The call's own stream comes after it, so freed memory is safe as that of a kernel is.
+        self._ordered = in_stream
         self._handle = ctypes.c_void_p()
         self._code: int | None = None  # result once known to be complete
         self._message = ""
@@ -87,7 +99,8 @@ class Request:
         # Runs only when no thread is inside a wait.
         handle = getattr(self, "_handle", None)
         if handle:
-            self.context._free_request(handle, self._keep if self._code is None else None)
+            known = self._code is not None or self._ordered
+            self.context._free_request(handle, None if known else self._keep)
 
     # ---- completion ----
 
@@ -117,8 +130,35 @@ class Request:
 
     done = test
 
-    def wait(self, timeout: float | None = None) -> None:
-        """Waits until the invocation is complete.
+    def wait(self, timeout: float | None = None, *, stream: Any = None) -> None:
+        """Makes what follows come after the invocation: the calling thread, or a CUDA stream.
+
+        On the host device, or with a time limit, as :meth:`synchronize`. On a CUDA device without a
+        time limit it returns at once, and work queued in the stream from now on runs after the
+        invocation and sees its results. An invocation that fails ends that wait, too: the error is
+        raised by :meth:`synchronize` and told by ``Context.async_error``.
+
+        Args:
+            timeout: seconds, in which the calling thread waits; 0 only looks.
+            stream: CUDA: as for the group's calls; None: torch's current stream.
+
+        Raises:
+            InvalidArgument: a stream where none can be waited with, or a bad one.
+            UnjamError: as :meth:`synchronize`; without blocking, what is known already.
+        """
+        if self._stream is not None and timeout is None:
+            self._stream_wait(stream)
+            return
+        if stream is not None:
+            raise InvalidArgument(
+                "stream cannot be combined with timeout: a stream waits without limit"
+                if self._stream is not None
+                else "stream is for CUDA, but this request is of the host device: leave it out"
+            )
+        self.synchronize(timeout)
+
+    def synchronize(self, timeout: float | None = None) -> None:
+        """Waits, in the calling thread, until the invocation is complete.
 
         Obeys Ctrl-C: KeyboardInterrupt is raised within about 50 ms and leaves the invocation
         pending.
@@ -138,12 +178,12 @@ class Request:
             raise self._error()
 
     def result(self, timeout: float | None = None) -> Any:
-        """Waits as :meth:`wait`, then gives the output: the object passed as out (or as x, in
-        place).
+        """Waits as :meth:`synchronize`, then gives the output: the object passed as out (or, in
+        place, as x).
 
         None on ranks that receive nothing (a reduce, away from its root).
         """
-        self.wait(timeout)
+        self.synchronize(timeout)
         return self._output
 
     def exception(self, timeout: float | None = None) -> UnjamError | None:
@@ -197,6 +237,22 @@ class Request:
         return self.result()
 
     # ---- inside ----
+
+    def _stream_wait(self, stream: Any) -> None:
+        if self._code:
+            raise self._error()
+        queue = stream_of(stream, self.context._place)
+        if self._code is not None or (self._ordered and queue == self._stream):
+            return
+        if not self.context._enter():
+            if not self._after_close():
+                raise self.context._closed_error()
+            return
+        try:
+            check(library().unjamStreamWait(self._handle, queue or None))
+        finally:
+            self.context._leave()
+        self._ordered = self._ordered or queue == self._stream
 
     def _wait(self, timeout: float | None) -> None:
         context = self.context
@@ -322,7 +378,7 @@ def forked() -> None:
 
 
 def wait_all(requests: Iterable[Request], timeout: float | None = None) -> None:
-    """Waits for all requests, with one time limit for all of them.
+    """Waits in the calling thread for all requests, with one time limit for all of them.
 
     Args:
         timeout: seconds; None waits without limit.

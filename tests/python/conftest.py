@@ -1,6 +1,7 @@
 """What the tests share: a job per test whose ranks run as threads, and commands in subprocesses."""
 
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -8,6 +9,10 @@ from pathlib import Path
 import pytest
 
 import unjam
+
+# What a shell starts in the background ignores SIGINT, and its children would, too.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -74,7 +74,7 @@ def test_enums(code):
         assert values.pop(op.name) == op
     for kind in Kind:
         assert values.pop(kind.name) == kind
-    for name in [name for name in values if not name.startswith(("POLICY_", "ORDER_"))]:
+    for name in [name for name in values if not name.startswith(("POLICY_", "ORDER_", "DEVICE_"))]:
         assert values.pop(name) == getattr(_abi, name)
     names = _abi_names()
     assert values == names
@@ -85,7 +85,7 @@ def _abi_names():
 
     return {
         f"{field.upper()}_{name.upper()}": value
-        for field in ("policy", "order")
+        for field in ("policy", "order", "device")
         for name, value in _NAMED[field].items()
     }
 

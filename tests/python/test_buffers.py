@@ -4,7 +4,6 @@ import array
 import ctypes
 import mmap
 
-import ml_dtypes
 import numpy as np
 import pytest
 
@@ -14,6 +13,7 @@ from unjam._buffers import buffer_of
 from unjam._types import ARRAY_DTYPES, dtype_of
 
 torch = pytest.importorskip("torch")
+ml_dtypes = pytest.importorskip("ml_dtypes")
 
 
 @pytest.mark.parametrize(

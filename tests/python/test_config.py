@@ -12,12 +12,8 @@ from unjam._config import field_names, make_config
 def test_defaults_are_left_to_the_library():
     config = make_config({"lanes": None})
     assert (config.size, config.version) == (ctypes.sizeof(_abi.Config), _abi.VERSION)
-    assert (config.policy, config.order, config.algorithm) == (-1, -1, -1)
-    assert all(
-        getattr(config, name) == 0
-        for name in field_names()
-        if name not in ("policy", "order", "algorithm")
-    )
+    signed = ("policy", "order", "algorithm", "device", "device_index")
+    assert all(getattr(config, name) == (-1 if name in signed else 0) for name in field_names())
 
 
 def test_values():
@@ -32,6 +28,9 @@ def test_values():
     )
     assert (config.policy, config.order, config.algorithm, config.lanes) == (2, 1, 1, 3)
     assert config.borrow_slots == 2**32 - 1
+    config = make_config({"device": "cuda", "device_index": 3})
+    assert (config.device, config.device_index) == (1, 3)
+    assert make_config({"device": "host", "device_index": -1}).device_index == -1
     assert make_config({"policy": 1, "algorithm": "auto"}).policy == 1
 
 
@@ -46,6 +45,9 @@ def test_values():
         ({"size": 1}, InvalidType, "is not a setting"),
         ({"policy": "greedy"}, InvalidArgument, "use one of adaptive, fixed, hold"),
         ({"order": 7}, InvalidArgument, "use one of fifo, priority"),
+        ({"device": "gpu"}, InvalidArgument, "use one of host, cuda"),
+        ({"device_index": -2}, InvalidArgument, "out of range"),
+        ({"device_index": "cuda:0"}, InvalidType, "device_index must be an integer"),
         ({"lanes": 1.5}, InvalidType, "lanes must be an integer"),
         ({"lanes": True}, InvalidType, "lanes must be an integer"),
         ({"lanes": -1}, InvalidArgument, "out of range"),
@@ -61,7 +63,7 @@ def test_errors(setting, error, message):
 
 def test_the_library_checks_ranges_too():
     with pytest.raises(InvalidArgument, match=r"(?i)lanes"):
-        unjam.init_all(1, lanes=17)
+        unjam.init_all(1, lanes=33)
 
 
 def test_settings_arrive():

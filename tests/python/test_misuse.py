@@ -356,12 +356,15 @@ def deregister_with_pending(job: Job) -> None:
     max_active_keys=3,
 )
 def too_many_active_keys(job: Job) -> None:
+    requests = []
     try:
         for i in range(4):
-            job.pending(f"k{i}")
+            requests.append(job.pending(f"k{i}"))
     finally:
         for i in range(3):  # nothing is lost: those under way complete
             job.groups[1].all_reduce(np.ones(8, dtype=np.float32), key=f"k{i}").wait(PATIENCE_S)
+        # On both ranks: that rank 1 has its result does not mean that rank 0's key is free again.
+        unjam.wait_all(requests, PATIENCE_S)
 
 
 @misuse(
@@ -463,7 +466,9 @@ def no_memory(job: Job) -> None:
     job.group.all_reduce([1.0, 2.0])
 
 
-@misuse(BUFFERS, "a torch tensor that is not on the CPU", "copy it, until unjam runs on devices")
+@misuse(
+    BUFFERS, "a torch tensor on a device that unjam does not know", "copy it to where unjam works"
+)
 def tensor_on_a_device(job: Job) -> None:
     torch = pytest.importorskip("torch")
     job.group.all_reduce(torch.ones(8, device="meta"))

@@ -18,6 +18,7 @@ from typing import Any
 
 import unjam
 
+from ..cuda import nccl
 from . import messages, worker
 from .barrier import SharedBarrier
 
@@ -37,7 +38,14 @@ class Job:
     longer than the limit; when it raises, the job is of no more use.
     """
 
-    def __init__(self, ranks: int, peer: str, limit_s: float, threads: bool = False) -> None:
+    def __init__(
+        self,
+        ranks: int,
+        peer: str,
+        limit_s: float,
+        threads: bool = False,
+        device: str = "host",
+    ) -> None:
         """Starts the ranks; returns when they have joined their jobs.
 
         Args:
@@ -45,6 +53,7 @@ class Job:
             peer: the other library, or "none".
             limit_s: the longest that one request may take.
             threads: ranks are threads of this process.
+            device: "host", or "cuda": a GPU for each rank, by its number.
 
         Raises:
             BenchError: a rank could not start.
@@ -62,7 +71,7 @@ class Job:
                 self._send(
                     rank,
                     connection,
-                    messages.Start(rank, ranks, unique_id, peer, store, limit_s),
+                    messages.Start(rank, ranks, unique_id, peer, store, limit_s, device),
                 )
             self._answers(max(_START_S, 2 * limit_s))
         except BaseException:
@@ -99,6 +108,7 @@ class Job:
         paths = [package, environment.get("PYTHONPATH", "")]
         environment["PYTHONPATH"] = os.pathsep.join(path for path in paths if path)
         environment.setdefault("OMP_NUM_THREADS", "1")
+        environment.update(nccl.ENVIRONMENT)
         try:
             for rank in range(ranks):
                 ours, theirs = socket.socketpair()

@@ -11,7 +11,7 @@ import unjam
 from .cases import ROOT, Case
 from .data import Array
 
-PEERS = ("gloo", "none")
+PEERS = ("gloo", "nccl", "none")
 
 Call = Callable[[], object]
 
@@ -26,8 +26,12 @@ class Library(Protocol):
         """Ends the rank."""
 
 
-def missing(peer: str) -> str:
+def missing(peer: str, device: str = "host") -> str:
     """What this Python lacks for a peer, and the cure; empty if nothing."""
+    if peer == "nccl" and device != "cuda":
+        return "nccl works on GPUs: measure with --device cuda, or beside --peer gloo"
+    if peer == "gloo" and device != "host":
+        return "gloo works in host memory here: measure beside --peer nccl, or without --device"
     if peer == "gloo" and importlib.util.find_spec("torch") is None:
         return (
             "PyTorch is not installed here: pip install torch, or measure unjam alone with "

@@ -18,6 +18,7 @@ class Start:
         peer: the other library, or "none".
         store: path of a file through which the peer's ranks meet.
         limit_s: the longest that anything may take.
+        device: "host" or "cuda".
     """
 
     rank: int
@@ -26,6 +27,7 @@ class Start:
     peer: str
     store: str
     limit_s: float
+    device: str = "host"
 
 
 @dataclass(frozen=True)
@@ -39,6 +41,54 @@ class Prepare:
 class Repeat:
     """Run the case this often, libraries in turn. Answer: nanoseconds, by library."""
 
+    times: int
+
+
+@dataclass(frozen=True)
+class Queue:
+    """CUDA: this often, queue so many calls in the stream, libraries in turn.
+
+    Answer: by library, (nanoseconds a call between events, nanoseconds to issue one).
+    """
+
+    times: int
+    calls: int
+
+
+@dataclass(frozen=True)
+class Burst:
+    """CUDA: this often, so many calls outstanding at once, libraries in turn.
+
+    Answer: nanoseconds a call, by library.
+    """
+
+    times: int
+    outstanding: int
+
+
+@dataclass(frozen=True)
+class Plan:
+    """CUDA: what unjam has used for the case. Answer: (algorithm, protocol)."""
+
+
+@dataclass(frozen=True)
+class Gemm:
+    """CUDA: a matrix product alone and beside back-to-back all-reduces.
+
+    Answer: a ``gemm.Answer``.
+
+    Attributes:
+        unique_id: of a new unjam job.
+        lanes: of unjam.
+        size: rows and columns of the product.
+        nbytes: of an all-reduce.
+        times: measurements of each kind.
+    """
+
+    unique_id: bytes
+    lanes: int
+    size: int
+    nbytes: int
     times: int
 
 

@@ -8,16 +8,10 @@ from typing import Any
 
 from .._lib import library, read_json
 from .._types import Op, kind_of
-from . import messages
+from . import cuda_sweep, messages
 from .cases import Case
-from .figures import bandwidth, figure, slowest
 from .job import Job
-
-FEWEST = 7  # repetitions of each library
-_MOST = 2000
-_WARM_UP = 3
-
-Row = dict[str, Any]
+from .rows import WARM_UP, Row, host_times, make_row, repetitions_in
 
 
 @dataclass(frozen=True)
@@ -30,10 +24,12 @@ class Sweep:
         ranks: how many.
         dtype: of the elements.
         peer: the other library, or "none".
-        mode: "host": one call at a time, and its wait. (Others, for devices, are to come.)
-        seconds: time for the repetitions of one case, both libraries together.
+        modes: "host": one call at a time, and its wait; on GPUs also "device" and "async", see
+            ``cuda_sweep``.
+        seconds: time for the repetitions of one case and mode, both libraries together.
         limit_s: the longest that a case may take.
         threads: ranks are threads of one process.
+        device: "host" or "cuda".
     """
 
     collectives: tuple[str, ...]
@@ -41,10 +37,11 @@ class Sweep:
     ranks: int
     dtype: str = "float32"
     peer: str = "none"
-    mode: str = "host"
+    modes: tuple[str, ...] = ("host",)
     seconds: float = 1.0
     limit_s: float = 120.0
     threads: bool = False
+    device: str = "host"
 
     def cases(self) -> Iterator[Case]:
         """Every collective at every size, without repetition."""
@@ -62,58 +59,24 @@ def run_sweep(sweep: Sweep, on_row: Callable[[Row], object]) -> list[Row]:
     Raises:
         BenchError: a rank died, hung or failed, or a result was wrong.
     """
-    rows = []
-    with Job(sweep.ranks, sweep.peer, sweep.limit_s, sweep.threads) as job:
+    rows: list[Row] = []
+    measure = _measure if sweep.device == "host" else cuda_sweep.measure
+    with Job(sweep.ranks, sweep.peer, sweep.limit_s, sweep.threads, sweep.device) as job:
         for case in sweep.cases():
-            row = _measure(sweep, job, case)
-            rows.append(row)
-            on_row(row)
+            for row in measure(sweep, job, case):
+                rows.append(row)
+                on_row(row)
     return rows
 
 
-def _measure(sweep: Sweep, job: Job, case: Case) -> Row:
+def _measure(sweep: Sweep, job: Job, case: Case) -> Iterator[Row]:
     names: list[str] = job.ask(messages.Prepare(case))[0]
-    warm = _times(job, names, _WARM_UP)
-    once_ns = sum(min(times) for times in warm.values())
-    repetitions = min(_MOST, max(FEWEST, int(sweep.seconds * 1e9 / max(1, once_ns))))
-    times = _times(job, names, repetitions)
+    warm = host_times(job, names, WARM_UP)
+    repetitions = repetitions_in(sweep.seconds, warm)
+    times = host_times(job, names, repetitions)
     job.ask(messages.Check())
-    ours = figure(times["unjam"])
     plan = plan_of(case)
-    row: Row = {
-        "collective": case.collective,
-        "dtype": case.dtype,
-        "bytes": case.nbytes,
-        "ranks": case.ranks,
-        "mode": sweep.mode,
-        "algorithm": plan["algorithm"],
-        "protocol": plan["protocol"],
-        "unjam_us": round(ours.us, 2),
-        "unjam_busbw": round(bandwidth(case.nbytes, case.bus_factor, ours.us), 4),
-        "peer": None,
-        "peer_us": None,
-        "peer_busbw": None,
-        "ratio": None,
-        "spread": round(ours.spread, 3),
-        "peer_spread": None,
-        "repetitions": repetitions,
-    }
-    if sweep.peer in times:
-        theirs = figure(times[sweep.peer])
-        row |= {
-            "peer": sweep.peer,
-            "peer_us": round(theirs.us, 2),
-            "peer_busbw": round(bandwidth(case.nbytes, case.bus_factor, theirs.us), 4),
-            "ratio": round(theirs.us / ours.us, 3),
-            "peer_spread": round(theirs.spread, 3),
-        }
-    return row
-
-
-def _times(job: Job, names: list[str], repetitions: int) -> dict[str, list[int]]:
-    """Nanoseconds of each repetition, by library: the slowest rank's."""
-    answers: list[dict[str, list[int]]] = job.ask(messages.Repeat(repetitions))
-    return {name: slowest([answer[name] for answer in answers]) for name in names}
+    yield make_row(sweep.peer, case, "host", (plan["algorithm"], plan["protocol"]), times)
 
 
 def plan_of(case: Case) -> dict[str, Any]:

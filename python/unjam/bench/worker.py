@@ -13,7 +13,7 @@ import traceback
 from collections.abc import Sequence
 from contextlib import suppress
 from multiprocessing.connection import Connection
-from typing import Protocol
+from typing import Any, Protocol
 
 from .._errors import UnjamError
 from . import data
@@ -111,11 +111,20 @@ class Rank:
         return measured
 
 
+def _make_rank(start: Start, barrier: Barrier) -> Any:
+    """A Rank, or a CudaRank, which needs torch."""
+    if start.device == "host":
+        return Rank(start, barrier)
+    from .cuda_worker import CudaRank
+
+    return CudaRank(start, barrier, WrongData)
+
+
 def serve(connection: Connection, barrier: Barrier) -> None:
     """Answers requests until the parent closes the connection."""
     try:
         start = connection.recv()
-        rank = Rank(start, barrier)
+        rank = _make_rank(start, barrier)
     except EOFError:
         return
     except BaseException as error:

@@ -19,13 +19,26 @@ from rich.console import Console
 from rich.table import Table
 
 from .. import __version__
-from ..bench import COLLECTIVES, DTYPES, PEERS, BenchError, Sweep, parse_sizes, run_sweep
+from ..bench import (
+    COLLECTIVES,
+    DTYPES,
+    MODES,
+    PEERS,
+    BenchError,
+    GemmSweep,
+    Sweep,
+    parse_sizes,
+    run_gemm,
+    run_sweep,
+)
 from ..bench.cases import size_text
 from ..bench.libraries import missing
+from ..cuda.gpus import describe, lacking
 from ._console import make_console, make_table, positive, progress_bar, rank_count
 
-_DEVICES = ("host",)
-_MODES = ("host",)  # one call and its wait at a time
+_DEVICES = ("host", "cuda")
+_SHORT_DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32", "fp64": "float64"}
+_GEMM_LANES = (1, 2, 4, 8, 16)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -37,10 +50,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--peer",
         choices=PEERS,
         default="none",
-        help="library to compare with; gloo is PyTorch's (default: none)",
+        help="library to compare with: PyTorch's gloo on the host, nccl on GPUs (default: none)",
     )
     parser.add_argument(
-        "--ranks", type=rank_count, default=2, help="ranks, a process each (default: 2)"
+        "--ranks",
+        type=rank_count,
+        default=2,
+        help="ranks, a process each, on GPUs the GPU of its number (default: 2)",
     )
     parser.add_argument(
         "--sizes",
@@ -54,22 +70,30 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--collective",
-        action="append",
-        choices=[*COLLECTIVES, "all"],
-        help="may be repeated (default: all_reduce, all_gather and broadcast)",
+        "--kinds",
+        action="extend",
+        type=_several(*COLLECTIVES, "all"),
+        metavar="KIND,…",
+        help=f"of {', '.join(COLLECTIVES)}, or all; may be repeated (default: all_reduce, "
+        "all_gather and broadcast)",
     )
-    parser.add_argument("--dtype", choices=DTYPES, default="float32")
+    parser.add_argument(
+        "--dtype", type=_dtype, default="float32", help=f"one of {', '.join(DTYPES)}; bf16 is short"
+    )
     parser.add_argument(
         "--mode",
-        choices=_MODES,
-        default="host",
-        help="host: one call at a time, and its wait (default: host)",
+        "--modes",
+        action="extend",
+        type=_several(*MODES),
+        metavar="MODE,…",
+        help="host: one call at a time, and its wait; on GPUs also device: queued in a stream, "
+        "between events, and async: many outstanding (default: host)",
     )
     parser.add_argument(
         "--seconds",
         type=_seconds,
         default=1.0,
-        help="repetitions of one collective and size (default: 1; at least 7 repetitions)",
+        help="repetitions of one collective, size and mode (default: 1; at least 7 repetitions)",
     )
     parser.add_argument(
         "--timeout",
@@ -80,6 +104,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--threads", action="store_true", help="ranks are threads of one process instead"
     )
+    parser.add_argument(
+        "--gemm",
+        action="store_true",
+        help="on GPUs: an 8192³ bf16 matrix product beside 1 GiB all-reduces instead",
+    )
+    parser.add_argument(
+        "--lanes",
+        type=_numbers,
+        default=list(_GEMM_LANES),
+        metavar="N,…",
+        help="settings of UNJAM_LANES for --gemm (default: 1,2,4,8,16)",
+    )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the rows there too")
 
 
@@ -89,14 +125,21 @@ def run(options: argparse.Namespace) -> int:
     sweep = _sweep(options)
     console = make_console()
     try:
-        with _progress(len(list(sweep.cases()))) as advance:
-            rows = run_sweep(sweep, lambda _: advance(1))
+        if options.gemm:
+            gemm = _gemm_sweep(options)
+            with _progress(3 * len(gemm.lanes)) as advance:
+                rows = run_gemm(gemm, lambda _: advance(1))
+            table = _gemm_table(rows, gemm)
+        else:
+            with _progress(len(list(sweep.cases())) * len(sweep.modes)) as advance:
+                rows = run_sweep(sweep, lambda _: advance(1))
+            table = _table(rows, sweep)
     except BenchError as error:
         print(f"unjam: {error}", file=sys.stderr)
         return 1
-    console.print(_table(rows, sweep))
+    console.print(table)
     if options.json is not None:
-        options.json.write_text(json.dumps(_report(rows), indent=1) + "\n")
+        options.json.write_text(json.dumps(_report(rows, options.device), indent=1) + "\n")
     return 0
 
 
@@ -108,8 +151,18 @@ def _sweep(options: argparse.Namespace) -> Sweep:
         sizes = parse_sizes(options.sizes, options.step)
     except ValueError as error:
         options.parser.error(f"argument --sizes: {error}")
-    if lacking := missing(options.peer):
-        options.parser.error(f"argument --peer: {lacking}")
+    if lack := missing(options.peer, options.device):
+        options.parser.error(f"argument --peer: {lack}")
+    modes = [name for name in MODES if name in (options.mode or ["host"])]
+    if options.device == "host":
+        if modes != ["host"]:
+            options.parser.error(f"argument --mode: {modes[-1]} is for --device cuda")
+        if options.gemm:
+            options.parser.error("argument --gemm: needs --device cuda")
+    elif options.threads:
+        options.parser.error("argument --threads: on GPUs every rank is a process")
+    elif lack := lacking(options.ranks):
+        options.parser.error(f"argument --device: {lack}")
     if options.json is not None and not options.json.absolute().parent.is_dir():
         options.parser.error(f"argument --json: {options.json.parent} is not a folder")
     chosen = options.collective or ["all_reduce", "all_gather", "broadcast"]
@@ -120,10 +173,20 @@ def _sweep(options: argparse.Namespace) -> Sweep:
         ranks=options.ranks,
         dtype=options.dtype,
         peer=options.peer,
-        mode=options.mode,
+        modes=tuple(modes),
         seconds=options.seconds,
         limit_s=options.timeout,
         threads=options.threads,
+        device=options.device,
+    )
+
+
+def _gemm_sweep(options: argparse.Namespace) -> GemmSweep:
+    return GemmSweep(
+        lanes=tuple(options.lanes),
+        ranks=options.ranks,
+        peer=options.peer,
+        limit_s=options.timeout,
     )
 
 
@@ -142,10 +205,13 @@ def _table(rows: list[dict[str, Any]], sweep: Sweep) -> Table:
     kind = "threads" if sweep.threads else "processes"
     title = f"{sweep.ranks} ranks ({kind}), {sweep.dtype}, medians of interleaved repetitions"
     columns = ["collective", "size", "plan", "unjam µs", "GB/s"]
+    if sweep.device == "cuda":
+        columns[2:2] = ["mode"]
     if sweep.peer != "none":
         columns += [f"{sweep.peer} µs", f"{sweep.peer} GB/s", "ratio"]
     columns += ["spread"]
-    table = make_table(title, columns, columns[1:2] + columns[3:])
+    numbers = [name for name in columns if name not in ("collective", "mode", "plan")]
+    table = make_table(title, columns, numbers)
     before = None
     for row in rows:
         if before not in (None, row["collective"]):
@@ -154,10 +220,12 @@ def _table(rows: list[dict[str, Any]], sweep: Sweep) -> Table:
         cells = [
             row["collective"],
             size_text(row["bytes"]),
-            f"{row['algorithm']}, {row['protocol']}",
+            ", ".join(filter(None, (row["algorithm"], row["protocol"]))),
             _number(row["unjam_us"]),
             f"{row['unjam_busbw']:.3f}",
         ]
+        if sweep.device == "cuda":
+            cells[2:2] = [row["mode"]]
         if sweep.peer != "none":
             cells += ["-"] * 3
             if row["peer"] is not None:
@@ -170,14 +238,33 @@ def _table(rows: list[dict[str, Any]], sweep: Sweep) -> Table:
     return table
 
 
+def _gemm_table(rows: list[dict[str, Any]], sweep: GemmSweep) -> Table:
+    title = (
+        f"{sweep.size}³ bf16 matrix product beside all-reduces of {size_text(sweep.nbytes)}, "
+        f"{sweep.ranks} ranks; medians, p10 to p90"
+    )
+    columns = ["lanes", "beside", "ms", "p10", "p90", "slowdown", "all-reduce GB/s"]
+    table = make_table(title, columns, [name for name in columns if name != "beside"])
+    for row in rows:
+        if row["beside"] == "alone" and row is not rows[0]:
+            table.add_section()
+        table.add_row(
+            str(row["lanes"]),
+            row["beside"] + ("" if row["covered"] else " (ended first)"),
+            *(f"{row[name]:.3f}" for name in ("ms", "low_ms", "high_ms", "slowdown")),
+            f"{row['busbw']:.0f}",
+        )
+    return table
+
+
 def _number(us: float) -> str:
     return f"{us:,.0f}" if us >= 100 else f"{us:.1f}"
 
 
-def _report(rows: list[dict[str, Any]]) -> dict[str, Any]:
+def _report(rows: list[dict[str, Any]], device: str) -> dict[str, Any]:
     """The JSON file: rows, and what they were measured with."""
     versions = {"unjam": __version__, "python": platform.python_version()}
-    for name in ("torch", "numpy"):
+    for name in ("torch", "numpy", "nvidia-nccl-cu13"):
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             versions[name] = importlib.metadata.version(name)
     return {
@@ -188,6 +275,7 @@ def _report(rows: list[dict[str, Any]]) -> dict[str, Any]:
             "cores": len(os.sched_getaffinity(0)),
             "system": platform.platform(),
             "load": list(os.getloadavg()),
+            **(describe() if device == "cuda" else {}),
         },
         "versions": versions,
         "rows": rows,
@@ -202,6 +290,30 @@ def _cpu_name() -> str:
     return platform.machine()
 
 
+def _several(*names: str) -> Callable[[str], list[str]]:
+    """argparse type: some of the names, with commas between."""
+
+    def parse(text: str) -> list[str]:
+        given = [part.strip() for part in text.split(",")]
+        for name in given:
+            if name not in names:
+                raise argparse.ArgumentTypeError(f"{name!r} is not one of {', '.join(names)}")
+        return given
+
+    return parse
+
+
+def _dtype(text: str) -> str:
+    name = _SHORT_DTYPES.get(text, text)
+    if name not in DTYPES:
+        raise argparse.ArgumentTypeError(f"{text!r} is not one of {', '.join(DTYPES)}")
+    return name
+
+
+def _numbers(text: str) -> list[int]:
+    return [positive(part) for part in text.split(",")]
+
+
 def _seconds(text: str) -> float:
     seconds = float(text)
     if not 0 < seconds < 86400:
@@ -209,4 +321,5 @@ def _seconds(text: str) -> float:
     return seconds
 
 
+_numbers.__name__ = "list"
 _seconds.__name__ = "number"  # for argparse's messages

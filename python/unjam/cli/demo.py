@@ -12,9 +12,11 @@ from rich.padding import Padding
 from rich.table import Table
 
 from .. import programs
+from ..cuda import gpus
 from ..picture import draw
 from ..programs import HoldTry, Part, Program
 from ..timeline import Timeline, make_timeline
+from . import _cuda_demo
 from ._console import make_console, make_table, positive, progress_bar, rank_count
 
 _TRACE_EVENTS = 65536
@@ -31,7 +33,16 @@ _NUMBERS = [
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the command's arguments."""
     parser.add_argument(
-        "--ranks", type=rank_count, default=8, help="ranks, as threads (default: 8)"
+        "--device",
+        choices=("auto", "host", "cuda"),
+        default="auto",
+        help="auto: GPUs if there are at least two and unjam's CUDA part, otherwise the host",
+    )
+    parser.add_argument(
+        "--ranks",
+        type=rank_count,
+        default=None,
+        help="ranks: threads on the host (default: 8), GPUs on CUDA (default: at most 4)",
     )
     parser.add_argument(
         "--iterations", type=positive, default=None, help="of each program and order (default: 200)"
@@ -65,20 +76,22 @@ class _Demo:
 def run(options: argparse.Namespace) -> int:
     """Shows the deadlock, then unjam, then draws both; status 1 if either is not as it must be."""
     started = time.perf_counter()
-    if options.ranks < 2:
+    if options.ranks is not None and options.ranks < 2:
         options.parser.error("--ranks: one rank alone cannot deadlock; take at least 2")
     if not options.out.lower().endswith((".png", ".svg", ".pdf", ".html")):
         options.parser.error("--out: a picture must end in .png, .svg, .pdf or .html")
+    if options.seed is not None and options.seed < 0:
+        options.parser.error("--seed: must not be negative")
+    if options.device == "cuda" or (options.device == "auto" and not gpus.lacking(2)):
+        return _cuda_demo.run(options)
     demo = _Demo(
         console=make_console(),
-        ranks=options.ranks,
+        ranks=options.ranks or 8,
         iterations=options.iterations or (20 if options.quick else 200),
         seed=random.randrange(1_000_000) if options.seed is None else options.seed,
         tries=options.tries or (3 if options.quick else 10),
         out=options.out,
     )
-    if demo.seed < 0:
-        options.parser.error("--seed: must not be negative")
     say = demo.console.print
     say(
         f"\n[bold]unjam demo[/]: {demo.ranks} ranks (threads of this process, each with its own "

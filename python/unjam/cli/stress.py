@@ -6,6 +6,7 @@ import argparse
 import time
 
 from .. import programs
+from ..cuda import gpus
 from ..programs import Program
 from ._console import make_console, make_table, natural, positive, rank_count
 
@@ -28,11 +29,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--delays", action="store_true", help="inject random delays at every wait (delay_seed)"
     )
+    parser.add_argument(
+        "--device", choices=("host", "cuda"), default="host", help="cuda: a GPU for each rank"
+    )
+    parser.add_argument("--processes", action="store_true", help="on GPUs: a process for each, too")
     parser.add_argument("--no-hold", action="store_true", help="leave out the tries to deadlock")
 
 
 def run(options: argparse.Namespace) -> int:
     """One line a seed and program; status 1 if anything is not as it must be."""
+    if options.device == "cuda" and (lack := gpus.lacking(options.ranks)):
+        options.parser.error(f"argument --device: {lack}")
+    one = _one if options.device == "host" else _one_on_gpus
     console = make_console()
     wanted = {"1": (False,), "2": (True,), "both": (False, True)}[options.program]
     rows = []
@@ -40,7 +48,7 @@ def run(options: argparse.Namespace) -> int:
     started = time.perf_counter()
     for seed in range(options.first_seed, options.first_seed + options.seeds):
         for device_sync in wanted:
-            row, problem = _one(options, seed, device_sync)
+            row, problem = one(options, seed, device_sync)
             failures += bool(problem)
             rows.append(row)
             print("  ".join(row) + (f"  FAILED: {problem}" if problem else ""), flush=True)
@@ -83,3 +91,33 @@ def _one(options: argparse.Namespace, seed: int, device_sync: bool) -> tuple[lis
         problem = problem or hold.problem
         row.append("hold: " + ("true cycle" if hold.deadlocked and not hold.problem else "?"))
     return row, problem
+
+
+def _one_on_gpus(
+    options: argparse.Namespace, seed: int, device_sync: bool
+) -> tuple[list[str], str]:
+    """A wrong result or a hang is raised; nothing else can be wrong."""
+    from ..cuda.program import CudaProgram, run_processes, run_threads
+
+    program = CudaProgram(options.ranks, options.iterations, seed, device_sync)
+    settings: dict[str, object] = {"policy": options.policy, "lanes": options.lanes}
+    if options.delays:
+        settings["delay_seed"] = seed + 1
+    row = [f"seed {seed:>3}", f"program {1 + device_sync}"]
+    found = {"one process": run_threads(program, **settings)}
+    if options.processes:
+        found["one a GPU"] = run_processes(program, **_environment(settings))
+    for words, outcome in found.items():
+        row.append(
+            f"{words}: {outcome.results:,} results right, "
+            f"{1e3 * outcome.seconds['random'] / options.iterations:.2f} ms/iteration, "
+            f"{outcome.cost_of_disorder:.2f} x one order"
+        )
+    return row, ""
+
+
+def _environment(settings: dict[str, object]) -> dict[str, str]:
+    """Settings as variables, as processes take them."""
+    return {
+        f"UNJAM_{name.upper()}": str(value) for name, value in settings.items() if value is not None
+    }

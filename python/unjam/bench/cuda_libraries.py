@@ -1,0 +1,192 @@
+"""unjam and NCCL on one GPU of a job, each called straight through its C API.
+
+Neither has a Python layer around it here: what is timed is the library, and ctypes for both.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+import unjam
+
+from .. import _abi
+from .._devices import call_options
+from .._lib import check, library
+from ..cuda.nccl import Nccl, hand_over
+from .cases import ROOT, Case
+from .cuda_data import Buffers
+
+Issue = Callable[[], int]
+
+
+class Calls(NamedTuple):
+    """What runs a case.
+
+    Attributes:
+        issue: one call on the first buffers, as a kernel in the stream; gives the result code.
+        burst: a call on each of the buffers, all outstanding at once; then the stream waits for
+            them.
+        check: raises unless a result code is success.
+    """
+
+    issue: Issue
+    burst: Callable[[], None]
+    check: Callable[[int], None]
+
+
+class CudaLibrary(Protocol):
+    """A collective communication library, as one rank of a job with a GPU sees it."""
+
+    def prepare(self, case: Case, buffers: Sequence[Buffers]) -> Calls:
+        """What runs the case."""
+
+    def close(self) -> None:
+        """Ends the rank."""
+
+
+class CudaUnjam:
+    """unjam, through registered collectives: plan and key are looked up once."""
+
+    def __init__(self, rank: int, ranks: int, unique_id: bytes, stream: Any) -> None:
+        """Joins the job; returns when all ranks have.
+
+        Args:
+            rank: this one.
+            ranks: how many.
+            unique_id: of the job.
+            stream: a torch.cuda.Stream of the rank's device.
+        """
+        index = stream.device.index
+        self._context = unjam.init(ranks, rank, unique_id, device="cuda", device_index=index)
+        self._group = self._context.group(name="bench")
+        self._stream = stream.cuda_stream
+        self._registered: dict[str, unjam.Collective] = {}  # by key
+
+    def prepare(self, case: Case, buffers: Sequence[Buffers]) -> Calls:
+        """See :class:`CudaLibrary`. The i-th buffers of a burst have a key of their own."""
+        run = library().unjamRunWithOptions
+        in_stream, beside = (
+            call_options(0, None, 0, self._stream, order)
+            for order in (_abi.STREAM_SYNC, _abi.STREAM_ASYNC)
+        )
+        issue = self._call(run, case, case.collective, buffers[0], in_stream, None)
+        requests = (ctypes.c_void_p * len(buffers))()
+        burst = [
+            self._call(run, case, f"{case.collective} {i}", pair, beside, _at(requests, i))
+            for i, pair in enumerate(buffers)
+        ]
+        wait, free, stream = library().unjamStreamWait, library().unjamRequestFree, self._stream
+
+        def run_burst() -> None:
+            code = 0
+            for call in burst:
+                code = code or call()
+            check(code)
+            for request in requests:
+                code = code or wait(request, stream)
+            check(code)
+            for request in requests:
+                free(request)
+
+        return Calls(issue, run_burst, check)
+
+    def plan(self, case: Case) -> tuple[str, str]:
+        """Algorithm and protocol of the case's in-stream calls; the protocol "" if not told."""
+        for key in self._context.info()["keys"]:
+            if (key["group"], key["key"]) == ("bench", case.collective):
+                return str(key["algorithm"]), str(key.get("protocol", ""))
+        return "", ""
+
+    def close(self) -> None:
+        """See :class:`CudaLibrary`."""
+        self._context.device_synchronize(30.0)
+        self._context.close()
+
+    def abort(self) -> None:
+        """Lets the other ranks know that this one will not come."""
+        self._context.abort()
+
+    def _call(
+        self,
+        run: Any,
+        case: Case,
+        key: str,
+        buffers: Buffers,
+        options: _abi.CallOptions,
+        request: Any,
+    ) -> Issue:
+        if key not in self._registered:
+            self._registered[key] = self._group.register(
+                case.collective, key, case.element_type, root=ROOT
+            )
+        collective = self._registered[key]
+        send, recv = _addresses(buffers)
+        return partial(
+            run, collective._handle, send, recv, case.count, ctypes.byref(options), request
+        )
+
+
+class CudaNccl:
+    """NCCL: one communicator, calls in one stream."""
+
+    def __init__(self, rank: int, ranks: int, store: str, stream: Any, limit_s: float) -> None:
+        """Joins the job; returns when all ranks have.
+
+        Args:
+            rank: this one.
+            ranks: how many.
+            store: path of a file that does not exist yet, through which the ranks meet.
+            stream: a torch.cuda.Stream of the rank's device, which is the current one.
+            limit_s: the longest to wait for the others.
+        """
+        self._nccl = Nccl()
+        make = self._nccl.unique_id() if rank == 0 else None
+        self._comm = self._nccl.join(ranks, rank, hand_over(Path(store), rank, make, limit_s))
+        self._stream = stream.cuda_stream
+
+    def prepare(self, case: Case, buffers: Sequence[Buffers]) -> Calls:
+        """See :class:`CudaLibrary`. A burst is a queue in the stream: NCCL has no other way."""
+        calls = [self._call(case, pair) for pair in buffers]
+
+        def run_burst() -> None:
+            code = 0
+            for call in calls:
+                code = code or call()
+            self._nccl.check(code)
+
+        return Calls(calls[0], run_burst, self._nccl.check)
+
+    def all_reduce(self, data: Any, stream: Any) -> None:
+        """One call in place, in a torch.cuda.Stream; `data`: a tensor."""
+        address, dtype = data.data_ptr(), str(data.dtype).removeprefix("torch.")
+        function, arguments = self._nccl.call(
+            "all_reduce", self._comm, stream.cuda_stream, dtype, data.numel(), address, address
+        )
+        self._nccl.check(function(*arguments))
+
+    def close(self) -> None:
+        """See :class:`CudaLibrary`."""
+        self._nccl.leave(self._comm)
+
+    def _call(self, case: Case, buffers: Buffers) -> Issue:
+        send, recv = _addresses(buffers)
+        function, arguments = self._nccl.call(
+            case.collective, self._comm, self._stream, case.dtype, case.count, send, recv, ROOT
+        )
+        return partial(function, *arguments)
+
+
+def _addresses(buffers: Buffers) -> tuple[int, int]:
+    source, target = buffers
+    return source.data_ptr(), (source if target is None else target).data_ptr()
+
+
+def _at(array: Any, place: int) -> Any:
+    """The address of an array's element, as a ctypes pointer."""
+    return ctypes.cast(
+        ctypes.byref(array, place * ctypes.sizeof(ctypes.c_void_p)), ctypes.POINTER(_abi.Handle)
+    )

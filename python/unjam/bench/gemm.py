@@ -1,0 +1,171 @@
+"""What all-reduces cost a matrix product that runs beside them on the same GPU."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from statistics import median
+from typing import Any
+
+import torch
+
+import unjam
+
+from .cuda_libraries import CudaNccl
+from .messages import Gemm
+
+_PRODUCTS = 16  # in a measurement
+_CALLS = 32  # all-reduces queued beside them: at 1 GiB they outlast the products by far
+
+
+@dataclass(frozen=True)
+class Beside:
+    """One way of communicating, as one rank saw it.
+
+    Attributes:
+        name: "alone", "unjam" or "nccl".
+        ms: of a product, a measurement each.
+        busbw: GB/s of the all-reduces meanwhile, as nccl-tests counts them; 0 alone.
+        covered: the all-reduces outlasted the products in all measurements.
+    """
+
+    name: str
+    ms: list[float]
+    busbw: float
+    covered: bool = True
+
+
+Answer = list[Beside]
+
+
+class _Traffic:
+    """All-reduces in a stream of their own."""
+
+    def issue(self, calls: int) -> None:
+        """Queues them."""
+        raise NotImplementedError
+
+    def done(self) -> int:
+        """How many are complete."""
+        raise NotImplementedError
+
+    def finish(self) -> None:
+        """Waits for all."""
+        raise NotImplementedError
+
+
+class _UnjamTraffic(_Traffic):
+    """Asynchronous calls under one key."""
+
+    def __init__(self, group: unjam.Group, data: torch.Tensor, stream: Any) -> None:
+        self._run = group.register_all_reduce("traffic", data.dtype)
+        self._data, self._stream = data, stream
+        self._requests: list[unjam.Request] = []
+
+    def issue(self, calls: int) -> None:
+        self._requests = [self._run.run(self._data, stream=self._stream) for _ in range(calls)]
+
+    def done(self) -> int:
+        return sum(request.test() for request in self._requests)
+
+    def finish(self) -> None:
+        unjam.wait_all(self._requests)
+        self._requests = []
+
+
+class _NcclTraffic(_Traffic):
+    """Calls in one stream, an event after each."""
+
+    def __init__(self, nccl: CudaNccl, data: torch.Tensor, stream: Any) -> None:
+        self._nccl, self._data, self._stream = nccl, data, stream
+        self._events: list[Any] = []
+
+    def issue(self, calls: int) -> None:
+        self._events = []
+        for _ in range(calls):
+            self._nccl.all_reduce(self._data, self._stream)
+            event = torch.cuda.Event()
+            event.record(self._stream)
+            self._events.append(event)
+
+    def done(self) -> int:
+        return sum(event.query() for event in self._events)
+
+    def finish(self) -> None:
+        self._stream.synchronize()
+
+
+def measure(
+    request: Gemm,
+    rank: int,
+    ranks: int,
+    stream: Any,
+    nccl: CudaNccl | None,
+    meet: Callable[[], Any],
+) -> Answer:
+    """What one rank measures: the product alone, beside unjam, and beside NCCL if it is there.
+
+    Args:
+        request: what to measure.
+        rank: this one, whose device is the current one.
+        ranks: how many.
+        stream: where the product runs.
+        nccl: NCCL's communicator, or None.
+        meet: returns when all ranks are here and their streams empty.
+    """
+    device = stream.device
+    traffic_stream = torch.cuda.Stream(device)
+    shape = (request.size, request.size)
+    left, right, out = (torch.randn(shape, device=device).bfloat16() for _ in range(3))
+    data = torch.zeros(request.nbytes // 2, dtype=torch.bfloat16, device=device)
+
+    def products() -> float:
+        """Milliseconds of one, between events."""
+        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        begin.record(stream)
+        for _ in range(_PRODUCTS):
+            torch.matmul(left, right, out=out)
+        end.record(stream)
+        end.synchronize()
+        return float(begin.elapsed_time(end)) / _PRODUCTS
+
+    with unjam.init(
+        ranks, rank, request.unique_id, device="cuda", device_index=device.index,
+        lanes=request.lanes,
+    ) as context:  # fmt: skip
+        ways: dict[str, _Traffic] = {
+            "unjam": _UnjamTraffic(context.group(name="gemm"), data, traffic_stream)
+        }
+        if nccl is not None:
+            ways["nccl"] = _NcclTraffic(nccl, data, traffic_stream)
+        products()  # warms up
+        found: dict[str, list[float]] = {"alone": []} | {name: [] for name in ways}
+        rates: dict[str, list[float]] = {name: [] for name in ways}
+        covered = dict.fromkeys(found, True)
+        factor = 2 * (ranks - 1) / ranks * request.nbytes / 1e9
+        for _ in range(request.times):
+            meet()
+            found["alone"].append(products())
+            for name, traffic in ways.items():
+                meet()
+                milliseconds, seconds, done = _beside(traffic, products)
+                found[name].append(milliseconds)
+                rates[name].append(factor * done / seconds)
+                covered[name] = covered[name] and done < _CALLS
+    return [
+        Beside(name, times, median(rates[name]) if name in rates else 0.0, covered[name])
+        for name, times in found.items()
+    ]
+
+
+def _beside(traffic: _Traffic, products: Callable[[], float]) -> tuple[float, float, int]:
+    """Milliseconds of a product; seconds from the calls to its end; calls complete then."""
+    begin = time.perf_counter()
+    traffic.issue(_CALLS)
+    while not traffic.done():  # the first one is under way everywhere
+        time.sleep(1e-4)
+    milliseconds = products()
+    seconds, done = time.perf_counter() - begin, traffic.done()
+    traffic.finish()
+    return milliseconds, seconds, done

@@ -1,0 +1,71 @@
+"""What comes out of measuring one case: a row."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from . import messages
+from .cases import Case
+from .figures import bandwidth, figure, slowest
+from .job import Job
+
+FEWEST = 7  # repetitions of each library
+_MOST = 2000
+WARM_UP = 3
+
+Row = dict[str, Any]
+
+
+def repetitions_in(seconds: float, warm: dict[str, list[int]]) -> int:
+    """How often to repeat what took as long as `warm` says, by library."""
+    once_ns = sum(min(times) for times in warm.values())
+    return min(_MOST, max(FEWEST, int(seconds * 1e9 / max(1, once_ns))))
+
+
+def make_row(
+    peer: str, case: Case, mode: str, plan: tuple[str, str], times: dict[str, list[int]]
+) -> Row:
+    """What was measured of one case in one mode.
+
+    Args:
+        peer: the other library's name in `times`, if it is there.
+        case: which.
+        mode: how.
+        plan: unjam's algorithm and protocol.
+        times: nanoseconds of a call, a repetition each, by library.
+    """
+    ours = figure(times["unjam"])
+    row: Row = {
+        "collective": case.collective,
+        "dtype": case.dtype,
+        "bytes": case.nbytes,
+        "ranks": case.ranks,
+        "mode": mode,
+        "algorithm": plan[0],
+        "protocol": plan[1],
+        "unjam_us": round(ours.us, 2),
+        "unjam_busbw": round(bandwidth(case.nbytes, case.bus_factor, ours.us), 4),
+        "peer": None,
+        "peer_us": None,
+        "peer_busbw": None,
+        "ratio": None,
+        "spread": round(ours.spread, 3),
+        "peer_spread": None,
+        "repetitions": len(times["unjam"]),
+    }
+    if peer in times:
+        theirs = figure(times[peer])
+        row |= {
+            "peer": peer,
+            "peer_us": round(theirs.us, 2),
+            "peer_busbw": round(bandwidth(case.nbytes, case.bus_factor, theirs.us), 4),
+            "ratio": round(theirs.us / ours.us, 3),
+            "peer_spread": round(theirs.spread, 3),
+        }
+    return row
+
+
+def host_times(job: Job, names: list[str], repetitions: int) -> dict[str, list[int]]:
+    """Nanoseconds of each repetition, by library: the slowest rank's."""
+    answers: list[dict[str, list[int]]] = job.ask(messages.Repeat(repetitions))
+    return {name: slowest([answer[name] for answer in answers]) for name in names}

@@ -1,0 +1,240 @@
+"""``unjam bench --device cuda`` without a GPU: its arithmetic, its arguments, and its ranks over a
+torch.cuda that does everything at once on the host."""
+
+import ctypes
+import time
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+import unjam
+from unjam import _abi
+from unjam.bench import COLLECTIVES, Case, GemmSweep, Sweep, cuda_sweep, run_sweep
+from unjam.bench import data as host_data
+from unjam.bench.cuda_sweep import calls_in, outstanding_of
+from unjam.bench.gemm_sweep import make_rows
+from unjam.bench.messages import Gemm
+from unjam.cli import bench as command
+from unjam.cli import main
+from unjam.cuda import gpus
+from unjam.cuda.nccl import hand_over
+
+torch = pytest.importorskip("torch")
+
+from unjam.bench import cuda_data, cuda_libraries, cuda_worker, gemm  # noqa: E402
+
+
+def test_calls_of_a_measurement():
+    assert calls_in(20e-6, 2, 1.0, 1000) == 1000
+    assert calls_in(1e-3, 2, 1.0, 1000) == 100
+    assert calls_in(1e-3, 1, 60.0, 1000) == 300  # a measurement stays below 0.3 s
+    assert calls_in(5e-3, 2, 0.1, 1000) == 4
+    assert calls_in(5e-3, 2, 0.1, 2) == 2
+    assert [outstanding_of(n) for n in (1 << 10, 1 << 28, 1 << 30, 1 << 40)] == [64, 64, 16, 1]
+
+
+@pytest.mark.parametrize("collective", COLLECTIVES)
+def test_data_is_that_of_the_host(collective):
+    case = Case.of_size(collective, "float32", 3, 40000)
+    for rank in range(3):
+        source, target = host_data.allocate(case)
+        host_data.fill(case, rank, source, target)
+        buffers = cuda_data.allocate(case, "cpu")
+        cuda_data.fill(case, rank, buffers)
+        assert np.array_equal(source, buffers[0].numpy())
+    result = buffers[0] if buffers[1] is None else buffers[1]
+    first = 2 * case.block if collective == "reduce_scatter" else 0
+    result[:] = cuda_data._expected(case, first, first + result.numel(), "cpu")
+    assert cuda_data.wrong(case, 2, buffers) == ""
+    result[-1] += 1
+    words = f"element {result.numel() - 1} is"
+    assert words in cuda_data.wrong(case, 2, buffers) or collective == "reduce"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--mode", "device"], "argument --mode: device is for --device cuda"),
+        (["--modes", "host,warp"], "'warp' is not one of host, device, async"),
+        (["--peer", "nccl"], "argument --peer: nccl works on GPUs"),
+        (["--device", "cuda", "--peer", "gloo"], "argument --peer: gloo works in host memory"),
+        (["--device", "cuda", "--threads"], "argument --threads"),
+        (["--gemm"], "argument --gemm: needs --device cuda"),
+        (["--lanes", "0"], "argument --lanes"),
+        (["--kinds", "all_reduce,scatter"], "'scatter' is not one of"),
+        (["--dtype", "bf17"], "argument --dtype"),
+        (["--device", "cuda", "--ranks", "64"], "64 ranks need a GPU each"),
+    ],
+)
+def test_usage_errors(arguments, words, capsys):
+    with pytest.raises(SystemExit) as error:
+        main(["bench", *arguments])
+    assert error.value.code == 2
+    assert words in capsys.readouterr().err
+
+
+def test_the_issues_command_line(monkeypatch):
+    monkeypatch.setattr(command, "lacking", lambda ranks: "")
+    seen = []
+    monkeypatch.setattr(command, "run_sweep", lambda sweep, on_row: seen.append(sweep) or [])
+    line = (
+        "bench --device cuda --peer nccl --kinds all --ranks 4 --sizes 1K:1G --step 4 "
+        "--modes host,device,async --dtype bf16"
+    )
+    assert main(line.split()) == 0
+    (sweep,) = seen
+    assert sweep.modes == ("host", "device", "async")
+    assert (sweep.device, sweep.dtype, sweep.ranks) == ("cuda", "bfloat16", 4)
+    assert len(list(sweep.cases())) == 5 * 11
+
+
+def test_what_is_lacking(monkeypatch):
+    monkeypatch.setattr(gpus, "gpu_count", lambda: 4)
+    monkeypatch.setattr(gpus, "cuda_part", lambda: False)
+    assert "libunjam_cuda.so is not beside" in gpus.lacking(4)
+    assert "torch sees 4" in gpus.lacking(5)
+    monkeypatch.setattr(gpus, "cuda_part", lambda: True)
+    assert gpus.lacking(4) == ""
+
+
+def test_the_nccl_id_is_handed_over(tmp_path):
+    path = tmp_path / "store"
+    with pytest.raises(TimeoutError, match="rank 0 gave no NCCL id"):
+        hand_over(path, 1, None, 0.05)
+    assert hand_over(path, 0, b"secret", 1) == b"secret"
+    assert hand_over(path, 1, None, 1) == b"secret"
+
+
+def test_rows_of_the_matrix_product():
+    def answer(factor):
+        return [
+            gemm.Beside("alone", [1.0, 1.2, 1.1], 0.0),
+            gemm.Beside("unjam", [1.3 * factor] * 3, 300.0 * factor),
+            gemm.Beside("nccl", [1.4] * 3, 350.0, covered=factor == 1),
+        ]
+
+    rows = make_rows(GemmSweep((4,), 2), 4, [answer(1), answer(1.1)])
+    assert [row["beside"] for row in rows] == ["alone", "unjam", "nccl"]
+    assert [row["slowdown"] for row in rows] == [1.0, 1.3, pytest.approx(1.4 / 1.1, abs=1e-3)]
+    assert (rows[1]["busbw"], rows[2]["covered"]) == (300.0, False)
+
+
+# ---- ranks over a CUDA that is not there ----
+
+
+class FakeStream:
+    """Work is done when it is queued."""
+
+    cuda_stream = 0
+
+    def __init__(self, device=None):
+        self.device = SimpleNamespace(index=0, type="cpu")
+
+    def synchronize(self):
+        pass
+
+
+class FakeEvent:
+    def __init__(self, enable_timing=False):
+        self.at = 0.0
+
+    def record(self, stream=None):
+        self.at = time.perf_counter()
+
+    def synchronize(self):
+        pass
+
+    def query(self):
+        return True
+
+    def elapsed_time(self, end):
+        return (end.at - self.at) * 1e3 + 1e-6
+
+
+class FakeNccl(cuda_libraries.CudaUnjam):
+    """A second library: unjam again."""
+
+    def __init__(self, rank, ranks, store, stream, limit_s):
+        unique = unjam.unique_id() if rank == 0 else None
+        super().__init__(rank, ranks, hand_over(FakeNccl.path, rank, unique, limit_s), stream)
+
+
+@pytest.fixture
+def no_gpu(monkeypatch, tmp_path):
+    """The host device in place of CUDA: in-stream calls are waited for at once."""
+    cuda = torch.cuda
+    monkeypatch.setattr(cuda, "set_device", lambda device: None)
+    monkeypatch.setattr(cuda, "set_stream", lambda stream: None)
+    monkeypatch.setattr(cuda, "Stream", FakeStream)
+    monkeypatch.setattr(cuda, "Event", FakeEvent)
+    monkeypatch.setattr(cuda, "_sleep", lambda cycles: None)
+    monkeypatch.setattr(cuda_worker.torch, "device", lambda kind, index: "cpu")
+    init = unjam.init
+
+    def init_on_the_host(*arguments, device, device_index, **more):
+        return init(*arguments, **more)
+
+    monkeypatch.setattr(unjam, "init", init_on_the_host)
+    real = unjam._lib.library()
+
+    def run(collective, send, recv, count, options, request):
+        order = options._obj.stream_order
+        mine = request if order == _abi.STREAM_ASYNC else ctypes.pointer(ctypes.c_void_p())
+        code = real.unjamRun(collective, send, recv, count, None, 0, mine)
+        if not code and order == _abi.STREAM_SYNC:
+            code = real.unjamWait(mine.contents, 20_000_000)
+            real.unjamRequestFree(mine.contents)
+        return code
+
+    fake = SimpleNamespace(
+        unjamRunWithOptions=run,
+        unjamStreamWait=lambda request, stream: real.unjamWait(request, 20_000_000),
+        unjamRequestFree=real.unjamRequestFree,
+    )
+    monkeypatch.setattr(cuda_libraries, "library", lambda: fake)
+    FakeNccl.path = tmp_path / "id"
+    monkeypatch.setattr(cuda_worker, "CudaNccl", FakeNccl)
+
+
+@pytest.mark.parametrize("collective", COLLECTIVES)
+def test_ranks_measure_and_check(no_gpu, collective):
+    sweep = Sweep(
+        (collective,),
+        (1 << 10, 1 << 16),
+        2,
+        dtype="bfloat16",
+        peer="nccl",
+        modes=cuda_sweep.MODES,
+        seconds=0.01,
+        limit_s=20,
+        threads=True,
+        device="cuda",
+    )
+    rows = run_sweep(sweep, lambda row: None)
+    assert [(row["bytes"], row["mode"]) for row in rows] == [
+        (size, mode) for size in (1 << 10, 1 << 16) for mode in ("host", "device", "async")
+    ]
+    for row in rows:
+        assert row["unjam_us"] > 0 and row["ratio"] > 0 and row["peer"] == "nccl"
+        assert row["algorithm"] and (row["mode"] == "host" or row["calls"] >= 4)
+    assert rows[1]["issue_us"] > 0 and rows[1]["peer_issue_us"] > 0
+
+
+def test_a_wrong_result_is_an_error(no_gpu, monkeypatch):
+    monkeypatch.setattr(cuda_data, "wrong", lambda case, rank, buffers: "element 3 is 4, not 5")
+    sweep = Sweep(("all_reduce",), (1024,), 2, threads=True, device="cuda", limit_s=20)
+    with pytest.raises(unjam.bench.BenchError, match="wrong result: unjam: all_reduce of 1024"):
+        run_sweep(sweep, lambda row: None)
+
+
+def test_a_product_beside_traffic(no_gpu, monkeypatch):
+    monkeypatch.setattr(gemm.torch, "randn", lambda shape, device: torch.ones(shape))
+    monkeypatch.setattr(gemm.torch, "zeros", lambda count, dtype, device: np.zeros(count, "f4"))
+    stream = FakeStream()
+    # Streams are for CUDA: leave them out of the call.
+    run = unjam.Collective.run
+    monkeypatch.setattr(unjam.Collective, "run", lambda self, x, stream: run(self, x))
+    request = Gemm(unjam.unique_id(), 1, 8, 4096, 2)
+    answer = gemm.measure(request, 0, 1, stream, None, lambda: None)
+    assert [(beside.name, len(beside.ms)) for beside in answer] == [("alone", 2), ("unjam", 2)]
