@@ -22,12 +22,11 @@
 //   sync()                               barrier of the block, orders memory
 //   leaf(job)                            the data leaf of a slice, by all threads together
 //   packet_leaf(job, polls)              only if kInlinePacketFlags, for packets: polls the flags
-//   in
-//                                        the incoming slices (a combine's sources but local_src; of
-//                                        copies those without dst_slot, copy_elems long) so often,
-//                                        votes, and if all are there is the leaf. False: something
-//                                        is missing, nothing was stored, nobody reads the job any
-//                                        more
+//                                        of the incoming slices (a combine's sources but local_src;
+//                                        of copies those without dst_slot, copy_elems long) so
+//                                        often, votes, and if all are there is the leaf. False:
+//                                        something is missing, nothing was stored, nobody reads the
+//                                        job any more
 // Constants: kInlinePacketFlags (above); kLaneInShared: the lane's state lies in BlockShared while
 // its engine runs; kHostWatches: the host reads figures of keys and what runs at any time.
 // By all control threads, together:
@@ -40,8 +39,8 @@
 //                                        rank.invocations[slot]. Only lane 0 asks
 // By any control thread:
 //   fence(), static publish(x, v)        publish() stores a word; behind a fence() of this thread
-//   it
-//                                        releases what came before the fence (host: publish() does)
+//                                        it releases what came before the fence (host: publish()
+//                                        does)
 //   ring(rank, lane, RingFor)            tells a lane that there is something for it; for each cell
 //                                        by one thread at a time, after what it tells of
 // By the lead:
@@ -303,7 +302,9 @@ class Engine {
       ++s_.idle;
     }
     if (holds() && !lane_.queue.empty()) {
-      if (!s_.ran && !fetched) dev_.hold_sleep(s_.epoch);  // other lanes are not yet as far
+      // Other lanes are not yet as far. (Not if something has moved: what was accepted since the
+      // pass began is moved, and its ring may have come before the epoch.)
+      if (!s_.ran && !fetched && !s_.moved) dev_.hold_sleep(s_.epoch);
       return true;
     }
     if (dev_.called_away()) {
