@@ -1,4 +1,4 @@
-"""Checks of the torch.distributed backend, run by all ranks of one job: torch_checks.py RANK SIZE PORT.
+"""Checks of the torch.distributed backend: torch_checks.py RANK SIZE PORT [DEVICE], on every rank.
 
 Every rank runs all checks in the same order and prints one JSON line a check; test_torch_backend.py
 starts the ranks once and looks at each check's lines. Values are small integers, so that every
