@@ -29,12 +29,12 @@ def free_port():
         return s.getsockname()[1]
 
 
-def outcomes(ranks):
+def outcomes(ranks, device="cpu"):
     """check -> per rank what it said; one job runs them all."""
     port = free_port()
     with workers() as harness:
         processes = [
-            harness.run([sys.executable, str(SCRIPT), str(rank), str(ranks), str(port)])
+            harness.run([sys.executable, str(SCRIPT), str(rank), str(ranks), str(port), device])
             for rank in range(ranks)
         ]
         found = {}
@@ -353,3 +353,18 @@ def test_crossings_are_pairs_that_two_ranks_called_in_different_orders():
     assert found == [order.Crossing(0, 1, a, b)]
     assert "the other way round" in str(found[0]) and "key 'a'" in json.dumps(str(found[0]))
     assert len(order.crossings([[a, b, c], [c, b, a]], limit=1)) == 1
+
+
+@pytest.mark.gpu
+@pytest.mark.timeout(600)
+def test_checks_on_gpus():
+    """All of torch_checks.py on CUDA tensors, a process a GPU."""
+    import torch
+
+    ranks = min(torch.cuda.device_count(), 4)
+    if ranks < 2:
+        pytest.skip("needs two GPUs")
+    found = outcomes(ranks, "cuda")
+    errors = {name: e for name, errors in found.items() for e in errors if e is not None}
+    assert not errors, errors
+    assert list(found) == CHECKS

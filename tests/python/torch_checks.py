@@ -25,6 +25,7 @@ SIZES = [0, 1, 7, 1000, 65537]
 FLOATS = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
 INTEGERS = [torch.int8, torch.uint8, torch.int32, torch.int64]
 RANK = SIZE = 0
+DEVICE = torch.device("cpu")
 CHECKS = []
 
 
@@ -35,8 +36,9 @@ def check(function):
 
 def values(rank, shape, dtype, salt=0, low=0, high=4):
     """Rank's input: the same wherever it is asked for."""
-    generator = torch.Generator().manual_seed(1000 * salt + rank)
-    return torch.randint(low, high, shape, generator=generator).to(dtype)
+    generator = torch.Generator("cpu").manual_seed(1000 * salt + rank)
+    drawn = torch.randint(low, high, shape, generator=generator, device="cpu")
+    return drawn.to(DEVICE).to(dtype)
 
 
 def everybody(shape, dtype, salt=0, **limits):
@@ -645,7 +647,7 @@ def disagreement_fails_on_all():
 @check
 def a_destroyed_group_says_so():
     group = dist.new_group()
-    backend = group._get_backend(torch.device("cpu"))
+    backend = group._get_backend(DEVICE)
     x = torch.ones(2)
     dist.all_reduce(x, group=group)
     dist.destroy_process_group(group)
@@ -686,7 +688,7 @@ def order_is_compared():
 @check
 def backend_surface():
     group = dist.group.WORLD
-    backend = group._get_backend(torch.device("cpu"))
+    backend = group._get_backend(DEVICE)
     assert backend.name() == "unjam" and backend.supports_splitting
     import copy
 
@@ -700,8 +702,12 @@ def backend_surface():
 
 
 def main():
-    global RANK, SIZE, KEYED
+    global RANK, SIZE, KEYED, DEVICE
     RANK, SIZE, port = (int(word) for word in sys.argv[1:4])
+    if sys.argv[4:] == ["cuda"]:
+        DEVICE = torch.device("cuda", RANK)
+        torch.cuda.set_device(DEVICE)
+        torch.set_default_device(DEVICE)  # what the checks make lies there
     torch.set_num_threads(1)
     store = dist.TCPStore("127.0.0.1", port, SIZE, RANK == 0)
     dist.init_process_group(
