@@ -170,7 +170,7 @@ def test_missing_call_times_out_on_all_who_wait_and_names_who_has_not_called():
         job = Members(harness, 3, timeout_s=2)
         for kind, message, seconds in job.do(ALL_REDUCE, [0, 2]):
             assert kind == "DistBackendError", message
-            assert "rank 1 has not called it" in message or "2000 ms" in message, message
+            assert "rank 1 has not called it" in message, message
             assert seconds < 10
         job.do("dist.destroy_process_group()")
         job.end()

@@ -102,7 +102,9 @@ class UnjamBackend::Launch {
         type_(type),
         key_(join(backend.prefix_, thread_key())),
         call_(std::make_shared<Call>(
-            what, device, timeout == c10d::kUnsetTimeout ? backend.options_->timeout : timeout)) {
+            what, device,
+            groups_->world().patience(timeout == c10d::kUnsetTimeout ? backend.options_->timeout
+                                                                     : timeout))) {
     Call::sweep();
     CallLog::get().add(backend.name_, key_, what);
     if (!device.is_cuda()) return;

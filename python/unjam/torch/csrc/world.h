@@ -4,6 +4,7 @@
 #include <c10/core/Device.h>
 #include <c10/util/Exception.h>
 
+#include <chrono>
 #include <memory>
 #include <mutex>
 #include <shared_mutex>
@@ -34,7 +35,7 @@ class World {
   // never (UNJAM_TIMEOUT_MS in the environment comes first).
   World(int rank, int size, const std::string& host_id, const std::string& cuda_id, int cuda_device,
         std::uint32_t timeout_ms)
-      : rank_(rank), size_(size), cuda_device_(cuda_device) {
+      : rank_(rank), size_(size), cuda_device_(cuda_device), timeout_(timeout_ms) {
     host_ = join(host_id, UNJAM_DEVICE_HOST, -1, timeout_ms);
     if (cuda_device < 0) return;
     try {
@@ -51,6 +52,13 @@ class World {
   int rank() const { return rank_; }
   int size() const { return size_; }
   int cuda_device() const { return cuda_device_; }
+
+  // How long a wait with this limit lasts. What is pending for as long as the job's limit is ended
+  // by the engine, on all ranks, with an error that names those who have not called it: that is
+  // worth waiting for.
+  std::chrono::milliseconds patience(std::chrono::milliseconds limit) const {
+    return limit < timeout_ ? limit : limit + std::chrono::seconds(10);
+  }
 
   // f(context) for each context, unless the world is closed.
   template <class F>
@@ -103,6 +111,7 @@ class World {
   const int rank_;
   const int size_;
   const int cuda_device_;
+  const std::chrono::milliseconds timeout_;
   std::shared_mutex mutex_;
   unjamContext_t host_ = nullptr;
   unjamContext_t cuda_ = nullptr;
