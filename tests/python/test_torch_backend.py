@@ -82,6 +82,7 @@ def member(rank, size, port, timeout_s):
     import torch
     import torch.distributed as dist
 
+    import unjam.torch  # noqa: F401 - registers the backend
     from rank_tools import hear, say
 
     torch.set_num_threads(1)
@@ -244,6 +245,7 @@ def name_and_sum(backend, port, rank, size):
     import torch
     import torch.distributed as dist
 
+    import unjam.torch  # noqa: F401 - registers the backend
     from rank_tools import say
 
     store = dist.TCPStore("127.0.0.1", port, size, rank == 0)
@@ -290,25 +292,27 @@ def test_group_of_unjam_beside_a_default_group_of_gloo():
         import torch
         import torch.distributed as dist
 
+        import unjam.torch  # noqa: F401 - registers the backend
         from rank_tools import say
 
         store = dist.TCPStore("127.0.0.1", port, 2, rank == 0)
         dist.init_process_group("gloo", store=store, rank=rank, world_size=2)
-        groups = [dist.new_group([0, 1], backend="unjam"), dist.new_group([1, 0], backend="unjam")]
-        total = 0.0
-        for group in groups if rank else groups[::-1]:
-            x = torch.ones(3)
-            work = dist.all_reduce(x, group=group, async_op=True)
-            total += 1.0
-        work.wait()
-        say([dist.get_backend(groups[0]), total])
+        groups = [dist.new_group([0, 1], backend="unjam") for _ in range(2)]
+        tensors = [torch.ones(3), torch.full((3,), 2.0)]
+        calls = list(zip(tensors, groups, strict=True))
+        works = [
+            dist.all_reduce(t, group=g, async_op=True) for t, g in (calls[::-1] if rank else calls)
+        ]
+        for work in works:
+            work.wait()
+        say([dist.get_backend(), dist.get_backend(groups[0]), *(float(t[0]) for t in tensors)])
         dist.barrier()
         dist.destroy_process_group()
 
     with workers() as harness:
         both = [harness.start(pair, rank, port) for rank in range(2)]
         for process in both:
-            assert process.said(START_S) == ["unjam", 2.0]
+            assert process.said(START_S) == ["gloo", "unjam", 2.0, 4.0]
             process.ends()
 
 

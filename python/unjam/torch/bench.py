@@ -5,7 +5,7 @@ used by turns, a block of calls each. Times are of rank 0, in microseconds, a me
 with the first and third quartiles:
 
 * ``call``: ``all_reduce(async_op=True)`` until it returns;
-* ``wait``: then, ``wait()`` until it returns (CUDA: the stream is ordered; the data need not be there);
+* ``wait``: then, ``wait()`` until it returns (CUDA: the stream is ordered behind it);
 * ``both``: call and wait, and on CUDA a synchronisation of the stream: the data are there.
 """
 
@@ -70,7 +70,7 @@ def main(words: list[str] | None = None) -> int:
 
 
 def _rank(options: argparse.Namespace) -> int:
-    import unjam.torch  # registers the backend
+    import unjam.torch  # noqa: F401 - registers the backend
 
     torch.set_num_threads(1)
     rank, size = options.rank, options.ranks
@@ -97,7 +97,7 @@ def _rank(options: argparse.Namespace) -> int:
 
 
 def _block(tensor: torch.Tensor, group: Any) -> tuple[float, float, float]:
-    """Microseconds a call: call, wait, both. Ranks begin each call together, as far as that goes."""
+    """Microseconds a call: call, wait, both. The collective itself keeps the ranks in step."""
     call = wait = both = 0.0
     for _ in range(BLOCK):
         begun = time.perf_counter()
