@@ -1,0 +1,132 @@
+"""What the examples share: arguments, ranks, a time limit, and what is printed at the end.
+
+``python example.py`` starts the ranks itself, ends them after ``--limit`` seconds and says what
+happened; ``torchrun --nproc-per-node N example.py`` works, too.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import faulthandler
+import json
+import os
+import socket
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+
+Run = Callable[[argparse.Namespace], "list[float]"]
+
+
+def parser(ranks: int, steps: int) -> argparse.ArgumentParser:
+    p = argparse.ArgumentParser(formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+    p.add_argument("--backend", default="unjam", help="unjam, gloo (CPU), nccl (CUDA)")
+    p.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
+    p.add_argument("--ranks", type=int, default=ranks, help="torchrun's number goes before")
+    p.add_argument("--steps", type=int, default=steps)
+    p.add_argument("--seed", type=int, default=1)
+    p.add_argument("--limit", type=float, default=60, help="seconds until the ranks are killed")
+    p.add_argument("--json", action="store_true", help="print one line of JSON")
+    return p
+
+
+def main(run: Run, ranks: int = 2, steps: int = 10, more: Sequence[tuple[str, dict]] = ()) -> None:
+    """Calls ``run(args)`` on each rank, its process group made; rank 0 prints what it returns."""
+    p = parser(ranks, steps)
+    for name, options in more:
+        p.add_argument(name, **options)
+    args = p.parse_args()
+    if args.device == "cuda" and not torch.cuda.is_available():
+        p.error("--device cuda: torch sees no GPU here")
+    if "RANK" in os.environ:  # torchrun has started us
+        rank_main(None, run, args)
+        return
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(s.getsockname()[1]))
+    os.environ["WORLD_SIZE"] = str(args.ranks)
+    outcome = started(run, args)
+    if outcome:  # what was right has been printed by rank 0
+        show(args, outcome=outcome)
+        sys.exit(1)
+
+
+def started(run: Run, args: argparse.Namespace) -> str:
+    """Runs the ranks as processes: "" if all was well, otherwise what happened."""
+    ranks = mp.spawn(rank_main, (run, args), nprocs=args.ranks, join=False)
+    end = time.monotonic() + args.limit
+    try:
+        while not ranks.join(timeout=max(0.0, end - time.monotonic())):
+            if time.monotonic() >= end:
+                return f"hung: no end after {args.limit:g} s"
+    except mp.ProcessRaisedException as e:
+        return "error: " + str(e).strip().splitlines()[-1]
+    except mp.ProcessExitedException as e:
+        return f"error: {e}"
+    finally:
+        for process in ranks.processes:
+            process.kill()
+    return ""
+
+
+def rank_main(rank: int | None, run: Run, args: argparse.Namespace) -> None:
+    if rank is not None:
+        os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank))
+    local = int(os.environ["LOCAL_RANK"])
+    if args.device == "cuda":
+        torch.cuda.set_device(local)
+    torch.set_num_threads(1)
+    faulthandler.dump_traceback_later(max(1.0, args.limit - 2), file=sys.stderr)
+    backend(args.backend)
+    dist.init_process_group(args.backend)
+    began = time.monotonic()
+    losses = run(args)
+    if dist.get_rank() == 0:
+        show(args, outcome="right", seconds=round(time.monotonic() - began, 3), losses=losses)
+    dist.destroy_process_group()
+    faulthandler.cancel_dump_traceback_later()
+
+
+def backend(name: str) -> None:
+    """An installed unjam needs no import: torch finds it by its entry point."""
+    if name == "unjam":
+        import unjam.torch  # noqa: F401
+
+
+def show(args: argparse.Namespace, **found: object) -> None:
+    name = Path(sys.argv[0]).stem
+    if args.json:
+        print(json.dumps({"example": name, "backend": args.backend, **found}), flush=True)
+        return
+    print(f"{name} with {args.backend}: {found['outcome']}", flush=True)
+    losses = found.get("losses")
+    if losses:
+        print("loss: " + " ".join(f"{loss:.4f}" for loss in losses), flush=True)
+
+
+def key(name: str) -> contextlib.AbstractContextManager:
+    """``unjam.key(name)``. Other backends do not see it: then calls are matched by order."""
+    try:
+        import unjam.torch
+    except ImportError:
+        return contextlib.nullcontext()
+    return unjam.torch.key(name) if hasattr(unjam.torch, "key") else contextlib.nullcontext()
+
+
+def mean_over_ranks(loss: torch.Tensor, group: dist.ProcessGroup | None = None) -> float:
+    loss = loss.detach().clone()
+    dist.all_reduce(loss, group=group)
+    return loss.item() / dist.get_world_size(group)
+
+
+def compare(found: Sequence[float], expected: Sequence[float], tolerance: float = 1e-4) -> None:
+    """Raises where a curve is not what one process computes alone."""
+    for step, (a, b) in enumerate(zip(found, expected, strict=True)):
+        if not abs(a - b) <= tolerance * max(1.0, abs(b)):
+            raise ArithmeticError(f"wrong: loss {a:.6f} in step {step}, alone {b:.6f}")
