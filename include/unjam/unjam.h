@@ -84,7 +84,12 @@ typedef enum {
   UNJAM_ALL_GATHER = 1,
   UNJAM_REDUCE_SCATTER = 2,
   UNJAM_REDUCE = 3,
-  UNJAM_BROADCAST = 4
+  UNJAM_BROADCAST = 4,
+  UNJAM_ALL_TO_ALL = 5,
+  UNJAM_GATHER = 6,
+  UNJAM_SCATTER = 7,
+  UNJAM_BARRIER = 8,
+  UNJAM_SEND_RECV = 9
 } unjamKind_t;
 
 typedef struct unjamContext* unjamContext_t;
@@ -147,7 +152,7 @@ typedef struct {
   uint32_t residency_us;   /* longest stay of an engine that nobody waits for; default 5000 */
   uint32_t trace_events;   /* events kept a lane for unjamGetTrace; default 0 = off */
   uint32_t stall_ms;       /* a pending invocation older than this is diagnosed; default 1000 */
-  int32_t algorithm;       /* (*) 0 ring, 1 direct, 2 mesh, -1: by the selector's table */
+  int32_t algorithm;       /* (*) 0 ring, 1 direct, 2 mesh, 3 pairwise, -1: by the selector's table */
   uint64_t delay_seed;     /* fault injection: random delays at every wait, 0 = off */
   uint32_t delay_max_us;   /* fault injection: longest such delay; default 50 */
   uint32_t report_ms;  /* invocations pending for longer are reported on stderr, with the ranks that
@@ -289,9 +294,50 @@ UNJAM_API unjamResult_t unjamReduce(unjamGroup_t group, const char* key, const v
 UNJAM_API unjamResult_t unjamBroadcast(unjamGroup_t group, const char* key, const void* send,
                                        void* recv, size_t count, unjamDataType_t dtype, int root,
                                        const unjamCallOptions_t* options, unjamRequest_t* request);
+/* recv[r*count+i] = rank r's send[rank*count+i], i < count: both buffers hold count elements for
+ * every member. Not in place. */
+UNJAM_API unjamResult_t unjamAllToAll(unjamGroup_t group, const char* key, const void* send,
+                                      void* recv, size_t count, unjamDataType_t dtype,
+                                      const unjamCallOptions_t* options, unjamRequest_t* request);
+/* On root: recv[r*count+i] = rank r's send[i]. recv is not used (may be NULL) elsewhere. In place
+ * on root: send == recv + root*count. */
+UNJAM_API unjamResult_t unjamGather(unjamGroup_t group, const char* key, const void* send,
+                                    void* recv, size_t count, unjamDataType_t dtype, int root,
+                                    const unjamCallOptions_t* options, unjamRequest_t* request);
+/* recv[i] = root's send[rank*count+i]. send is used on root only (may be NULL elsewhere). In place
+ * on root: recv == send + root*count. */
+UNJAM_API unjamResult_t unjamScatter(unjamGroup_t group, const char* key, const void* send,
+                                     void* recv, size_t count, unjamDataType_t dtype, int root,
+                                     const unjamCallOptions_t* options, unjamRequest_t* request);
+/* Completes on no rank before all members have called it. It is a use of the key as any collective:
+ * for a rank, it comes after that rank's earlier uses of the key, and of no other key. */
+UNJAM_API unjamResult_t unjamBarrier(unjamGroup_t group, const char* key,
+                                     const unjamCallOptions_t* options, unjamRequest_t* request);
+
+/* ---- point to point ---- */
+/* Matched by (group, the two ranks, direction, key, n): the n-th unjamSend from a to b under a key
+ * meets b's n-th unjamRecv from a under it. Only these two ranks take part: sends and receives are
+ * independent of the group's collectives under the same key, of other pairs, and of the other
+ * direction, and go on when another member is gone. peer: rank in the group, not the caller
+ * (UNJAM_ERROR_INVALID_ARGUMENT). Both give the same count and dtype; else UNJAM_ERROR_MISMATCH, as
+ * for any collective. A send may complete before the receive is called (what fits the connector
+ * waits there), and must not be relied on to. Each (pair, direction, key) in use counts as a key
+ * (max_active_keys), at both ranks. */
+UNJAM_API unjamResult_t unjamSend(unjamGroup_t group, const char* key, const void* buffer,
+                                  size_t count, unjamDataType_t dtype, int peer,
+                                  const unjamCallOptions_t* options, unjamRequest_t* request);
+UNJAM_API unjamResult_t unjamRecv(unjamGroup_t group, const char* key, void* buffer, size_t count,
+                                  unjamDataType_t dtype, int peer,
+                                  const unjamCallOptions_t* options, unjamRequest_t* request);
+/* As MPI_Iprobe: *ready = 1 if `peer` has made the call that this rank's next unjamRecv from it
+ * under `key` would meet. Never blocks: a peer in another process is asked, and its answer is told
+ * by a later call of unjamProbe (some milliseconds). What would make that unjamRecv fail fails the
+ * probe as well (a peer that is gone: UNJAM_ERROR_PEER). */
+UNJAM_API unjamResult_t unjamProbe(unjamGroup_t group, const char* key, int peer, int* ready);
 
 /* ---- registered collectives: plan and key looked up once, run many times ---- */
-/* Registers under (group, key) a collective of fixed kind, dtype, op, root. Local, at any time. */
+/* Registers under (group, key) a collective of fixed kind, dtype, op, root. Local, at any time. Not
+ * barriers, and not sends and receives: there is nothing to look up for them that a call does not. */
 UNJAM_API unjamResult_t unjamRegister(unjamGroup_t group, const char* key, unjamKind_t kind,
                                       unjamDataType_t dtype, unjamOp_t op, int root, int priority,
                                       unjamCollective_t* collective);
@@ -383,7 +429,8 @@ UNJAM_API unjamResult_t unjamInfo(unjamContext_t context, char* buffer, size_t b
  * call waits for other processes to answer, a second at most; those that do not are among the
  * absent. The signal UNJAM_EXPLAIN_SIGNAL (SIGUSR2) prints the same for people. A cycle is reported
  * only if it is certain: under UNJAM_POLICY_HOLD with one lane, through collectives that no rank
- * completes before all have begun it (not broadcast and reduce): no rank in it can go on. */
+ * completes before all have begun it (not those with a root, nor sends and receives): no rank in it
+ * can go on. */
 UNJAM_API unjamResult_t unjamExplain(unjamContext_t context, char* buffer, size_t bytes,
                                      size_t* needed);
 
@@ -412,7 +459,8 @@ UNJAM_API unjamResult_t unjamKeyHash(unjamGroup_t group, const char* key, uint64
 UNJAM_API unjamResult_t unjamEnvironment(char* buffer, size_t bytes, size_t* needed);
 
 /* Plans the collective for all ranks of a group and executes the plans symbolically. algorithm: 0
- * ring, 1 direct, 2 mesh, -1: the selector's. slots: guaranteed slots of a connector. JSON: {"ok",
+ * ring, 1 direct, 2 mesh, 3 pairwise, -1: the selector's. Of UNJAM_SEND_RECV nranks is 2, and root
+ * the sender. slots: guaranteed slots of a connector. JSON: {"ok",
  * "error", "algorithm", "protocol", "bytes_sent_max", "bytes_sent_total", "steps", "slots_needed",
  * …}. With list != 0 the primitives of every rank are in it. */
 UNJAM_API unjamResult_t unjamPlanCheck(unjamKind_t kind, unjamDataType_t dtype, unjamOp_t op,

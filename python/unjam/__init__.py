@@ -20,6 +20,8 @@ that, every rank may call in any order, from any thread, with any synchronisatio
     print(unjam.launch(4, rank))      # [(6.0, 4.0), (6.0, 4.0), (6.0, 4.0), (6.0, 4.0)]
 """
 
+from typing import Any
+
 from ._errors import (
     Aborted,
     Internal,
@@ -82,3 +84,30 @@ __all__ = [
     "unique_id",
     "wait_all",
 ]
+
+# Of unjam.torch, which imports torch: where they are used.
+_OF_TORCH = (
+    "all_gather",
+    "all_gather_into_tensor",
+    "all_reduce",
+    "all_to_all",
+    "all_to_all_single",
+    "barrier",
+    "broadcast",
+    "check_order",
+    "gather",
+    "key",
+    "keyed_group",
+    "reduce",
+    "reduce_scatter",
+    "reduce_scatter_tensor",
+    "scatter",
+)
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _OF_TORCH:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from . import torch
+
+    return getattr(torch, name)

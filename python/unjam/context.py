@@ -26,6 +26,7 @@ from .trace import TraceEvent, read_trace
 # Strong: a context lives until it is closed, at the latest at exit. A dict, for its order.
 _open: dict[Context, None] = {}
 _open_lock = threading.Lock()
+_explained_too: list[Callable[[], list[tuple[int, dict[str, Any]]]]] = []
 
 
 def unique_id() -> bytes:
@@ -567,6 +568,11 @@ def _interruptible(work: Callable[[], None], undo: Callable[[], object]) -> None
         raise errors[0]
 
 
+def explained_too(jobs: Callable[[], list[tuple[int, dict[str, Any]]]]) -> None:
+    """:func:`explain` tells of these jobs as well: each is (ranks, what ``explain()`` gives)."""
+    _explained_too.append(jobs)
+
+
 def explain() -> str:
     """What every rank of every open job waits for, as text: one line a pending collective.
 
@@ -584,6 +590,9 @@ def explain() -> str:
                 f"job of {context.size} ranks",
                 *_explanation_lines(context.explain()),
             ]
+    for jobs in _explained_too:
+        for size, explanation in jobs():
+            told[object()] = [f"job of {size} ranks", *_explanation_lines(explanation)]
     return "\n".join(line for lines in told.values() for line in lines)
 
 

@@ -32,6 +32,7 @@ using unjam::World;
 static_assert(static_cast<int>(unjam::DType::kFloat8E5M2) == UNJAM_FLOAT8_E5M2);
 static_assert(static_cast<int>(unjam::Op::kAvg) == UNJAM_AVG);
 static_assert(static_cast<int>(unjam::Kind::kBroadcast) == UNJAM_BROADCAST);
+static_assert(static_cast<int>(unjam::Kind::kSendRecv) == UNJAM_SEND_RECV);
 static_assert(static_cast<int>(unjam::TraceType::kRestart) == UNJAM_TRACE_RESTART);
 static_assert(static_cast<int>(unjam::StickinessPolicy::kHold) == UNJAM_POLICY_HOLD);
 
@@ -157,6 +158,17 @@ Call make_call(Kind kind, const void* send, void* recv, size_t count, unjamDataT
   c.send = send;
   c.recv = recv;
   return c;
+}
+
+unjamResult_t transfer(unjamGroup_t group, const char* key, const void* send, void* recv,
+                       size_t count, unjamDataType_t dtype, int peer, bool sends,
+                       const unjamCallOptions_t* options, unjamRequest_t* request) {
+  return guarded([&] {
+    if (unjamResult_t r = check_group(group); r != UNJAM_SUCCESS) return r;
+    Call call = make_call(Kind::kSendRecv, send, recv, count, dtype, UNJAM_SUM, 0);
+    if (unjamResult_t r = apply_options(options, call); r != UNJAM_SUCCESS) return r;
+    return finish(group->context->transfer(*group, key, call, peer, sends, request));
+  });
 }
 
 unjamResult_t register_kind(unjamGroup_t group, const char* key, Kind kind, unjamDataType_t dtype,
@@ -456,6 +468,56 @@ unjamResult_t unjamBroadcast(unjamGroup_t group, const char* key, const void* se
                 options, request);
 }
 
+unjamResult_t unjamAllToAll(unjamGroup_t group, const char* key, const void* send, void* recv,
+                            size_t count, unjamDataType_t dtype, const unjamCallOptions_t* options,
+                            unjamRequest_t* request) {
+  return submit(group, key, make_call(Kind::kAllToAll, send, recv, count, dtype, UNJAM_SUM, 0),
+                options, request);
+}
+
+unjamResult_t unjamGather(unjamGroup_t group, const char* key, const void* send, void* recv,
+                          size_t count, unjamDataType_t dtype, int root,
+                          const unjamCallOptions_t* options, unjamRequest_t* request) {
+  return submit(group, key, make_call(Kind::kGather, send, recv, count, dtype, UNJAM_SUM, root),
+                options, request);
+}
+
+unjamResult_t unjamScatter(unjamGroup_t group, const char* key, const void* send, void* recv,
+                           size_t count, unjamDataType_t dtype, int root,
+                           const unjamCallOptions_t* options, unjamRequest_t* request) {
+  return submit(group, key, make_call(Kind::kScatter, send, recv, count, dtype, UNJAM_SUM, root),
+                options, request);
+}
+
+unjamResult_t unjamBarrier(unjamGroup_t group, const char* key, const unjamCallOptions_t* options,
+                           unjamRequest_t* request) {
+  return submit(group, key, make_call(Kind::kBarrier, nullptr, nullptr, 1, UNJAM_UINT8, UNJAM_SUM, 0),
+                options, request);
+}
+
+unjamResult_t unjamSend(unjamGroup_t group, const char* key, const void* buffer, size_t count,
+                        unjamDataType_t dtype, int peer, const unjamCallOptions_t* options,
+                        unjamRequest_t* request) {
+  return transfer(group, key, buffer, nullptr, count, dtype, peer, true, options, request);
+}
+
+unjamResult_t unjamRecv(unjamGroup_t group, const char* key, void* buffer, size_t count,
+                        unjamDataType_t dtype, int peer, const unjamCallOptions_t* options,
+                        unjamRequest_t* request) {
+  return transfer(group, key, nullptr, buffer, count, dtype, peer, false, options, request);
+}
+
+unjamResult_t unjamProbe(unjamGroup_t group, const char* key, int peer, int* ready) {
+  return guarded([&] {
+    if (unjamResult_t r = check_group(group); r != UNJAM_SUCCESS) return r;
+    if (ready == nullptr) return null_argument("ready");
+    bool has_called = false;
+    const Result r = group->context->probe(*group, key, peer, has_called);
+    *ready = has_called ? 1 : 0;
+    return finish(r);
+  });
+}
+
 unjamResult_t unjamRegister(unjamGroup_t group, const char* key, unjamKind_t kind,
                             unjamDataType_t dtype, unjamOp_t op, int root, int priority,
                             unjamCollective_t* collective) {
@@ -650,7 +712,7 @@ unjamResult_t unjamPlanCheck(unjamKind_t kind, unjamDataType_t dtype, unjamOp_t 
         lanes > static_cast<int>(unjam::kMaxLanes) || slots < 1 || slots > 1024) {
       return fail(UNJAM_ERROR_INVALID_ARGUMENT,
                   "an argument of unjamPlanCheck is out of its range (ranks 1..1024, lanes 1..32, "
-                  "slots 1..1024, algorithm -1..2)");
+                  "slots 1..1024, algorithm -1..3)");
     }
     unjam::PlanRequest r;
     r.kind = static_cast<Kind>(kind);

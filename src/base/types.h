@@ -27,16 +27,27 @@ inline constexpr int kNumDTypes = 12;
 enum class Op : std::uint8_t { kSum, kProd, kMin, kMax, kAvg };
 inline constexpr int kNumOps = 5;
 
-enum class Kind : std::uint8_t { kAllReduce, kAllGather, kReduceScatter, kReduce, kBroadcast };
-inline constexpr int kNumKinds = 5;
+enum class Kind : std::uint8_t {
+  kAllReduce,
+  kAllGather,
+  kReduceScatter,
+  kReduce,
+  kBroadcast,
+  kAllToAll,
+  kGather,
+  kScatter,
+  kBarrier,   // planned as an all-reduce of one element, which no rank has before all have called
+  kSendRecv,  // between two ranks: from root to the other one
+};
+inline constexpr int kNumKinds = 10;
 
 // How one slice travels. kPacket: payload and flag together, lowest latency. kSlot: bulk copy
 // through a connector slot, then a header flag.
 enum class Protocol : std::uint8_t { kPacket, kSlot };
 inline constexpr int kNumProtocols = 2;
 
-enum class Algorithm : std::uint8_t { kRing, kDirect, kMesh };
-inline constexpr int kNumAlgorithms = 3;
+enum class Algorithm : std::uint8_t { kRing, kDirect, kMesh, kPairwise };
+inline constexpr int kNumAlgorithms = 4;
 
 // What runs the engine.
 enum class Device : std::uint8_t { kHost, kCuda };
@@ -65,10 +76,20 @@ UNJAM_HD constexpr bool is_integer(DType t) {
 }
 
 UNJAM_HD constexpr bool reduces(Kind k) {
-  return k == Kind::kAllReduce || k == Kind::kReduceScatter || k == Kind::kReduce;
+  return k == Kind::kAllReduce || k == Kind::kReduceScatter || k == Kind::kReduce ||
+         k == Kind::kBarrier;
 }
 
-UNJAM_HD constexpr bool has_root(Kind k) { return k == Kind::kReduce || k == Kind::kBroadcast; }
+UNJAM_HD constexpr bool has_root(Kind k) {
+  return k == Kind::kReduce || k == Kind::kBroadcast || k == Kind::kGather || k == Kind::kScatter ||
+         k == Kind::kSendRecv;
+}
+
+// The data are a block of `count` elements for each rank, in the input or the output or both.
+UNJAM_HD constexpr bool blocked(Kind k) {
+  return k == Kind::kAllGather || k == Kind::kReduceScatter || k == Kind::kAllToAll ||
+         k == Kind::kGather || k == Kind::kScatter;
+}
 
 constexpr const char* to_string(DType t) {
   constexpr const char* kNames[kNumDTypes] = {"int8",    "uint8",   "int32",       "uint32",
@@ -82,12 +103,13 @@ constexpr const char* to_string(Op o) {
 }
 constexpr const char* to_string(Kind k) {
   constexpr const char* kNames[kNumKinds] = {"all_reduce", "all_gather", "reduce_scatter", "reduce",
-                                             "broadcast"};
+                                             "broadcast",  "all_to_all", "gather",         "scatter",
+                                             "barrier",    "send_recv"};
   return kNames[static_cast<int>(k)];
 }
 constexpr const char* to_string(Protocol p) { return p == Protocol::kPacket ? "packet" : "slot"; }
 constexpr const char* to_string(Algorithm a) {
-  constexpr const char* kNames[kNumAlgorithms] = {"ring", "direct", "mesh"};
+  constexpr const char* kNames[kNumAlgorithms] = {"ring", "direct", "mesh", "pairwise"};
   return kNames[static_cast<int>(a)];
 }
 

@@ -40,8 +40,8 @@ struct PendingCall {
   std::string signature;     // "all_reduce float32 sum count 1024"
   std::vector<int> members;  // world ranks
   double age_ms = 0;
-  // No member can complete it before all have begun it (all-reduce, all-gather, reduce-scatter; not
-  // broadcast and reduce, where some only send).
+  // No member can complete it before all have begun it (all-reduce, all-gather, reduce-scatter,
+  // all-to-all, barrier; not those with a root and send/recv, where some only send).
   bool mutual = true;
   std::vector<EngineWait> engines{};  // by lane
 };

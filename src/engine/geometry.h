@@ -29,12 +29,13 @@ UNJAM_HD constexpr Range split(std::uint64_t count, std::uint32_t pieces, std::u
 }
 
 // Geometry of one invocation. `count` is the API's count: elements of the whole vector for
-// all-reduce, reduce and broadcast; elements that one rank contributes (all-gather) or receives
-// (reduce-scatter) for the block-structured kinds.
+// all-reduce, reduce, broadcast and send/recv; elements of a rank's block for the block-structured
+// kinds: what one rank contributes (all-gather, gather), receives (reduce-scatter, scatter), or
+// sends to each other one (all-to-all).
 struct Geometry {
   std::uint64_t count = 0;
   std::uint32_t parts = 1;  // parts of the data: the group's size where plans treat ranks' shares
-                            // apart (ring all-reduce, all-gather, reduce-scatter), else 1
+                            // apart (ring and mesh all-reduce, block-structured kinds), else 1
   std::uint32_t chunk = 1;  // elements a chunk; at most what the guaranteed slots carry
   std::uint16_t first_lane = 0;  // lanes [first_lane, first_lane + lanes) take part
   std::uint16_t lanes = 1;
@@ -42,10 +43,9 @@ struct Geometry {
   DType dtype = DType::kInt8;
 
   UNJAM_HD constexpr std::uint32_t align() const { return 16 / dtype_bytes(dtype); }
-  UNJAM_HD constexpr bool blocked() const {
-    return kind == Kind::kAllGather || kind == Kind::kReduceScatter;
-  }
-  // Part p of the whole vector. For block-structured kinds part p is rank p's block.
+  UNJAM_HD constexpr bool blocked() const { return unjam::blocked(kind); }
+  // Part p of the whole vector. For block-structured kinds part p is rank p's block; of an
+  // all-to-all, the input's part p goes to rank p, and the output's comes from there.
   UNJAM_HD constexpr Range part(std::uint32_t p) const {
     if (blocked()) return {p * count, count};
     return split(count, parts, p, align());
@@ -69,13 +69,13 @@ struct Geometry {
     const std::uint64_t n = lane_part(0, lane).length;
     return n / chunk + (n % chunk != 0);
   }
-  // The user's input of an all-gather and output of a reduce-scatter hold one block only: an offset
-  // into the whole vector falls back by this much there (rank = group rank).
+  // The user's input of an all-gather or gather and output of a reduce-scatter or scatter hold one
+  // block only: an offset into the whole vector falls back by this much there (rank = group rank).
   UNJAM_HD constexpr std::uint64_t input_shift(std::uint32_t rank) const {
-    return kind == Kind::kAllGather ? rank * count : 0;
+    return kind == Kind::kAllGather || kind == Kind::kGather ? rank * count : 0;
   }
   UNJAM_HD constexpr std::uint64_t output_shift(std::uint32_t rank) const {
-    return kind == Kind::kReduceScatter ? rank * count : 0;
+    return kind == Kind::kReduceScatter || kind == Kind::kScatter ? rank * count : 0;
   }
 };
 

@@ -17,6 +17,9 @@ std::string request_error(const PlanRequest& request, const PlanLimits& limits) 
   if (request.rank < 0 || request.rank >= request.ranks) {
     return "rank " + std::to_string(request.rank) + in_group;
   }
+  if (request.kind == Kind::kSendRecv && request.ranks != 2) {
+    return "a send_recv is between 2 ranks, not " + std::to_string(request.ranks);
+  }
   if (has_root(request.kind) && (request.root < 0 || request.root >= request.ranks)) {
     return "root " + std::to_string(request.root) + in_group;
   }
@@ -35,9 +38,21 @@ std::string request_error(const PlanRequest& request, const PlanLimits& limits) 
   return "";
 }
 
+Algorithm algorithm_for_many(Kind kind) {
+  switch (kind) {
+    case Kind::kAllToAll:
+    case Kind::kGather:
+    case Kind::kScatter:
+    case Kind::kSendRecv:
+      return Algorithm::kPairwise;
+    default:
+      return Algorithm::kRing;
+  }
+}
+
 std::uint64_t vector_elements(const PlanRequest& request) {
-  const bool blocked = request.kind == Kind::kAllGather || request.kind == Kind::kReduceScatter;
-  return blocked ? request.count * static_cast<std::uint64_t>(request.ranks) : request.count;
+  return blocked(request.kind) ? request.count * static_cast<std::uint64_t>(request.ranks)
+                               : request.count;
 }
 
 Geometry make_geometry(const PlanRequest& request, std::uint32_t parts) {
@@ -64,6 +79,15 @@ void assign_bulk_lanes(const PlanRequest& request, const PlanLimits& limits,
   geometry->first_lane = first_bulk;
   const std::uint64_t lanes = limits.lanes - std::uint64_t{first_bulk};
   geometry->lanes = static_cast<std::uint16_t>(std::min(useful, lanes));
+}
+
+std::uint64_t chain_chunk_bytes(const PlanLimits& limits, const Geometry& geometry) {
+  constexpr std::uint64_t kMostSlots = 8, kFewestChunks = 16;
+  const std::uint64_t slot = limits.escape_slot_bytes;
+  const std::uint64_t lane =
+      geometry.lane_part(0, geometry.first_lane).length * dtype_bytes(geometry.dtype);
+  const std::uint64_t most = std::max(slot, kMostSlots * limits.borrow_slot_bytes);
+  return std::clamp(lane / kFewestChunks / slot * slot, slot, most);
 }
 
 std::uint32_t chunk_elements(std::uint64_t bytes, const Geometry& geometry) {

@@ -22,6 +22,10 @@ inline constexpr std::uint32_t kSlotGranularity = 64;
 // "" if a plan can be made for the request within the limits, else what is wrong with them.
 std::string request_error(const PlanRequest& request, const PlanLimits& limits);
 
+// The algorithm that serves the kind in a group of any size: ring, or pairwise where each piece of
+// data goes from one rank to one other.
+Algorithm algorithm_for_many(Kind kind);
+
 // Elements of the whole vector: blocks of all ranks together for block-structured kinds.
 std::uint64_t vector_elements(const PlanRequest& request);
 
@@ -32,6 +36,10 @@ Geometry make_geometry(const PlanRequest& request, std::uint32_t parts);
 // lane 0 for little data and where it is the only one. The geometry's parts must be set.
 void assign_bulk_lanes(const PlanRequest& request, const PlanLimits& limits,
                        std::uint16_t first_bulk, Geometry* geometry);
+
+// The chunk of a plan without a cycle on a GPU: large slices through borrowed slots, but chunks
+// enough that all ranks of a chain have something to do. The geometry's lanes must be set.
+std::uint64_t chain_chunk_bytes(const PlanLimits& limits, const Geometry& geometry);
 
 // Most elements of at most `bytes` bytes that fit geometry.chunk and the alignment.
 std::uint32_t chunk_elements(std::uint64_t bytes, const Geometry& geometry);

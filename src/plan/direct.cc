@@ -46,6 +46,32 @@ class DirectProgram {
     }
   }
 
+  void all_to_all() {
+    if (ranks_ > 1) add(kLocal | kScatter, 0);
+    add(kLocal | kCopy, rank_);
+    if (ranks_ > 1) add(kCollect | kCopy, 0);
+  }
+
+  void gather_blocks() {
+    if (rank_ != root_) return add(kLocal | kSend, rank_, kNoPeer, root_);
+    add(kLocal | kCopy, rank_);
+    if (ranks_ > 1) add(kCollect | kCopy, 0);
+  }
+
+  void scatter_blocks() {
+    if (rank_ != root_) return add(kRecv | kCopy, rank_, root_, kNoPeer);
+    if (ranks_ > 1) add(kLocal | kScatter, 0);
+    add(kLocal | kCopy, rank_);
+  }
+
+  void send_recv() {
+    if (rank_ == root_) {
+      add(kLocal | kSend, 0, kNoPeer, 1 - root_);
+    } else {
+      add(kRecv | kCopy, 0, root_, kNoPeer);
+    }
+  }
+
  private:
   // The own data, to all and into the output.
   void share(int part) { add(kLocal | kCopy | (ranks_ > 1 ? kSendAll : 0), part); }
@@ -75,7 +101,8 @@ std::optional<Plan> plan_direct(const PlanRequest& request, const PlanLimits& li
   std::string problem = request_error(request, limits);
   if (problem.empty() && request.ranks > kMaxDirectRanks) {
     problem = "direct plans serve at most " + std::to_string(kMaxDirectRanks) +
-              " ranks, this group has " + std::to_string(request.ranks) + ": use ring";
+              " ranks, this group has " + std::to_string(request.ranks) + ": use " +
+              to_string(algorithm_for_many(request.kind));
   }
   if (!problem.empty()) {
     if (error != nullptr) *error = problem;
@@ -85,8 +112,8 @@ std::optional<Plan> plan_direct(const PlanRequest& request, const PlanLimits& li
   plan.algorithm = Algorithm::kDirect;
   plan.protocol = Protocol::kPacket;
   // Block-structured kinds have one part, the block, per rank whatever the algorithm.
-  const bool blocked = request.kind == Kind::kAllGather || request.kind == Kind::kReduceScatter;
-  plan.geometry = make_geometry(request, blocked ? static_cast<std::uint32_t>(request.ranks) : 1);
+  plan.geometry = make_geometry(
+      request, blocked(request.kind) ? static_cast<std::uint32_t>(request.ranks) : 1);
   plan.geometry.chunk = chunk_elements(limits.escape_slot_bytes / 2, plan.geometry);
   if (limits.device == Device::kCuda) {
     const std::uint64_t message = plan.geometry.part(0).length * dtype_bytes(request.dtype);
@@ -97,6 +124,7 @@ std::optional<Plan> plan_direct(const PlanRequest& request, const PlanLimits& li
   DirectProgram program(request, &plan.primitives);
   switch (request.kind) {
     case Kind::kAllReduce:
+    case Kind::kBarrier:
       program.all_reduce();
       break;
     case Kind::kAllGather:
@@ -110,6 +138,18 @@ std::optional<Plan> plan_direct(const PlanRequest& request, const PlanLimits& li
       break;
     case Kind::kBroadcast:
       program.broadcast();
+      break;
+    case Kind::kAllToAll:
+      program.all_to_all();
+      break;
+    case Kind::kGather:
+      program.gather_blocks();
+      break;
+    case Kind::kScatter:
+      program.scatter_blocks();
+      break;
+    case Kind::kSendRecv:
+      program.send_recv();
       break;
   }
   return plan;

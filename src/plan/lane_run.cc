@@ -228,7 +228,16 @@ LaneRun::Step LaneRun::step(int rank, const Primitive& p, std::uint64_t length) 
 // Whether the message is what the primitive expects to receive.
 bool LaneRun::fits(int rank, const Primitive& p, const Message& m, int from, std::uint64_t length) {
   const Rank& self = ranks_[index(rank)];
-  const std::uint32_t part = part_from(p, from);
+  std::uint32_t part = part_from(p, from);
+  if (request_.kind == Kind::kAllToAll) {
+    // What comes from `from` belongs into its part here, and is this rank's part there.
+    if (part != static_cast<std::uint32_t>(from)) {
+      fail(where(rank) + " puts a slice from rank " + std::to_string(from) + " into part " +
+           std::to_string(part) + " of an all-to-all");
+      return false;
+    }
+    part = static_cast<std::uint32_t>(rank);
+  }
   if (m.part == part && m.loop == self.loop && m.slice == self.slice && m.length == length) {
     return true;
   }
@@ -298,7 +307,8 @@ ValueId LaneRun::load_local(int rank, const Primitive& p, std::size_t cell) {
   }
   // In place, this is what the input holds by now.
   const ValueId input = values_->raw(rank);
-  if (written != kNoValue && written != input) {
+  const bool may_be_in_place = request_.kind != Kind::kAllToAll;
+  if (may_be_in_place && written != kNoValue && written != input) {
     return fail(where(rank) + " reads input that, in place, is overwritten by then: it holds " +
                 values_->describe(written));
   }
@@ -353,15 +363,16 @@ bool LaneRun::finish_loop(int rank) {
 std::string LaneRun::result_defect(int rank, std::uint32_t part, std::uint32_t slice, ValueId v) {
   if (v == kNoValue) return "is never written";
   if (!reduces(request_.kind)) {
-    const ValueId expected =
-        values_->raw(request_.kind == Kind::kBroadcast ? request_.root : static_cast<int>(part));
+    const bool of_root = request_.kind == Kind::kBroadcast || request_.kind == Kind::kScatter ||
+                         request_.kind == Kind::kSendRecv;
+    const ValueId expected = values_->raw(of_root ? request_.root : static_cast<int>(part));
     if (v == expected) return "";
     return "holds " + values_->describe(v) + " instead of " + values_->describe(expected);
   }
   if (values_->state(v) == ValueState::kRaw) return "holds " + values_->describe(v);
   if (!values_->complete(v)) return values_->defect(v);
   if (values_->state(v) != ValueState::kFinished) return "is not finished: no kFinish";
-  if (request_.kind == Kind::kAllReduce) {
+  if (request_.kind == Kind::kAllReduce || request_.kind == Kind::kBarrier) {
     ValueId& first =
         result_[(ranks_[index(rank)].loop * part_length_.size() + part) * slices_ + slice];
     if (first == kNoValue) first = v;

@@ -17,6 +17,13 @@ std::vector<Primitive> make_program(const PlanRequest& request) {
   if (request.ranks == 1) {
     return {primitive(reduces(request.kind) ? result : kLocal | kCopy, 0)};
   }
+  const bool is_root = request.rank == request.root;
+  const auto straight = [&](unsigned flags) {
+    Primitive p = primitive(flags, request.rank);
+    ((flags & kSend) != 0 ? p.send_peer : p.recv_peer) = static_cast<std::uint16_t>(request.root);
+    return p;
+  };
+  const Primitive own = primitive(kLocal | kCopy, request.rank);
   const Primitive scatter = primitive(kLocal | kScatter, 0);
   const Primitive collect = primitive(kCollect | kCopy, 0);
   const auto gather = [&](unsigned more) {
@@ -24,9 +31,18 @@ std::vector<Primitive> make_program(const PlanRequest& request) {
   };
   switch (request.kind) {
     case Kind::kAllReduce:
+    case Kind::kBarrier:
       return {scatter, gather(kSendAll), collect};
     case Kind::kReduceScatter:
       return {scatter, gather(0)};
+    case Kind::kAllToAll:
+      return {scatter, own, collect};
+    case Kind::kGather:
+      if (!is_root) return {straight(kLocal | kSend)};
+      return {own, collect};
+    case Kind::kScatter:
+      if (!is_root) return {straight(kRecv | kCopy)};
+      return {scatter, own};
     default:
       return {primitive(kLocal | kCopy | kSendAll, request.rank), collect};
   }
@@ -34,19 +50,25 @@ std::vector<Primitive> make_program(const PlanRequest& request) {
 
 }  // namespace
 
+bool mesh_serves(Kind kind) {
+  return kind != Kind::kReduce && kind != Kind::kBroadcast && kind != Kind::kSendRecv;
+}
+
 std::optional<Plan> plan_mesh(const PlanRequest& request, const PlanLimits& limits,
                               std::string* error) {
   std::string problem = request_error(request, limits);
   if (problem.empty() && request.ranks > kMaxDirectRanks) {
     problem = "mesh plans serve at most " + std::to_string(kMaxDirectRanks) +
-              " ranks, this group has " + std::to_string(request.ranks) + ": use ring";
+              " ranks, this group has " + std::to_string(request.ranks) + ": use " +
+              to_string(algorithm_for_many(request.kind));
   }
   if (problem.empty() && limits.escape_slots < kMinMeshSlots) {
     problem = "mesh plans need at least " + std::to_string(kMinMeshSlots) +
               " guaranteed slots, not " + std::to_string(limits.escape_slots);
   }
-  if (problem.empty() && has_root(request.kind)) {
-    problem = std::string("mesh plans do not serve ") + to_string(request.kind) + ": use ring";
+  if (problem.empty() && !mesh_serves(request.kind)) {
+    problem = std::string("mesh plans do not serve ") + to_string(request.kind) + ": use " +
+              to_string(algorithm_for_many(request.kind));
   }
   if (!problem.empty()) {
     if (error != nullptr) *error = problem;

@@ -1,10 +1,13 @@
 // The mesh planner: reduce-scatter and all-gather straight between all pairs, through slots. Two
 // hops whatever the group's size (the ring's bytes, without its 2(N-1) hops), for ranks whose links
-// are fully connected, and for groups of at most 64 ranks. Rooted kinds are not served: use ring.
+// are fully connected, and for groups of at most 64 ranks. Reduce and broadcast, where one rank's
+// link would carry everything, are not served: use ring; nor is send/recv: use pairwise.
 //
 // Rank p owns part p: everybody sends it their contribution to that part (scatter), it adds them in
 // ascending order of rank, so that all ranks hold the same bits, and sends the result to everybody
-// (collect). An all-gather is the second half, a reduce-scatter the first.
+// (collect). An all-gather is the second half, a reduce-scatter the first. An
+// all-to-all is both without the sum: a scatter of the input, a collect into the output. A scatter
+// and a gather are one of these at the root.
 //
 // A chunk is one guaranteed slot of each part, and two slots are enough. In a loop an all-reduce
 // sends each peer two slices over one connector, the contribution and then the result; the latter
@@ -16,7 +19,7 @@
 // far. If it waits for room, the peer has not consumed the slice but one before the one to be sent:
 // a result of the loop before (wanted for a result), or a contribution of the loop before (for a
 // contribution). The peer would be less far again. The checker finds the same by execution:
-// slots_needed is 2, and 1 for the other two kinds.
+// slots_needed is 2, and 1 for the other kinds.
 #pragma once
 
 #include <cstdint>
@@ -28,6 +31,8 @@
 namespace unjam {
 
 inline constexpr std::uint32_t kMinMeshSlots = 2;  // guaranteed slots, see above
+
+bool mesh_serves(Kind kind);
 
 // Nothing if the request or the limits are unsuitable; then *error (may be null) says why.
 std::optional<Plan> plan_mesh(const PlanRequest& request, const PlanLimits& limits,

@@ -19,7 +19,7 @@ struct PlanRequest {
   std::uint64_t count = 0;  // as in the C API
   int ranks = 1;            // group size
   int rank = 0;             // group rank
-  int root = 0;             // group rank, for reduce and broadcast
+  int root = 0;             // group rank, for kinds with a root; of a send_recv the sender
 };
 
 // Agreed limits of the transport.

@@ -81,17 +81,6 @@ class RingProgram {
   std::vector<Primitive>* program_;
 };
 
-// A chain's chunk on a GPU: large slices through borrowed slots, but chunks enough that all ranks
-// of the chain have something to do.
-std::uint64_t chain_chunk_bytes(const PlanLimits& limits, const Geometry& geometry) {
-  constexpr std::uint64_t kMostSlots = 8, kFewestChunks = 16;
-  const std::uint64_t slot = limits.escape_slot_bytes;
-  const std::uint64_t lane =
-      geometry.lane_part(0, geometry.first_lane).length * dtype_bytes(geometry.dtype);
-  const std::uint64_t most = std::max(slot, kMostSlots * limits.borrow_slot_bytes);
-  return std::clamp(lane / kFewestChunks / slot * slot, slot, most);
-}
-
 }  // namespace
 
 std::optional<Plan> plan_ring(const PlanRequest& request, const PlanLimits& limits,
@@ -100,6 +89,9 @@ std::optional<Plan> plan_ring(const PlanRequest& request, const PlanLimits& limi
   if (problem.empty() && limits.escape_slots < kMinRingSlots) {
     problem = "ring plans need at least " + std::to_string(kMinRingSlots) +
               " guaranteed slots, not " + std::to_string(limits.escape_slots);
+  }
+  if (problem.empty() && algorithm_for_many(request.kind) != Algorithm::kRing) {
+    problem = std::string("ring plans do not serve ") + to_string(request.kind) + ": use pairwise";
   }
   if (!problem.empty()) {
     if (error != nullptr) *error = problem;
@@ -124,6 +116,7 @@ std::optional<Plan> plan_ring(const PlanRequest& request, const PlanLimits& limi
   }
   switch (request.kind) {
     case Kind::kAllReduce:
+    case Kind::kBarrier:
       program.all_reduce();
       break;
     case Kind::kAllGather:
@@ -137,6 +130,8 @@ std::optional<Plan> plan_ring(const PlanRequest& request, const PlanLimits& limi
       break;
     case Kind::kBroadcast:
       program.broadcast();
+      break;
+    default:  // refused above
       break;
   }
   return plan;

@@ -5,6 +5,7 @@
 #include "plan/common.h"
 #include "plan/direct.h"
 #include "plan/mesh.h"
+#include "plan/pairwise.h"
 #include "plan/ring.h"
 
 namespace unjam {
@@ -17,10 +18,11 @@ struct Row {
   Algorithm algorithm;
 };
 
-// The first row of the kind that has room for the group decides; ring if there is none, or if the
-// bytes are more. They are (ranks-1) × count × element size for every kind: what a rank of a direct
-// all-reduce, all-gather or reduce-scatter sends, what the root of a reduce receives, what the root
-// of a broadcast sends. Two ranks gain no hop by going direct (but for all-reduce one of two), so
+// The first row of the kind that has room for the group decides; if there is none, or if the bytes
+// are more, ring, or pairwise for kinds that a ring does not serve. They are (ranks-1) × count ×
+// element size for every kind: what a rank of a direct all-reduce, all-gather, reduce-scatter or
+// all-to-all sends, what the root of a reduce or gather receives, what the root of a broadcast or
+// scatter sends. Two ranks gain no hop by going direct (but for all-reduce one of two), so
 // only the packets' lower latency counts there, and rooted kinds are the same either way, but for
 // the ring's larger slices. In larger groups, and most where ranks share cores, a hop saved is
 // worth many bytes. Measured with 2 and 4 ranks on 2 cores (docs/benchmarks.md).
@@ -36,6 +38,10 @@ constexpr Row kHostTable[] = {
     {Kind::kReduce, kMaxDirectRanks, 16 * kKiB, Algorithm::kDirect},
     {Kind::kBroadcast, 2, 0, Algorithm::kDirect},
     {Kind::kBroadcast, kMaxDirectRanks, 192 * kKiB, Algorithm::kDirect},
+    {Kind::kAllToAll, kMaxDirectRanks, 96 * kKiB, Algorithm::kDirect},
+    {Kind::kGather, kMaxDirectRanks, 96 * kKiB, Algorithm::kDirect},
+    {Kind::kScatter, kMaxDirectRanks, 96 * kKiB, Algorithm::kDirect},
+    {Kind::kBarrier, kMaxDirectRanks, kKiB, Algorithm::kDirect},
 };
 
 // GPUs whose links are fully connected. First estimates, still to be measured: where launching and
@@ -47,6 +53,9 @@ constexpr std::uint64_t cuda_direct_bytes(Kind kind) {  // count × element size
       return 64 * kKiB;
     case Kind::kAllGather:
     case Kind::kReduceScatter:
+    case Kind::kAllToAll:
+    case Kind::kGather:
+    case Kind::kScatter:
       return 32 * kKiB;
     default:
       return 16 * kKiB;
@@ -57,25 +66,25 @@ Algorithm select_for_host(const PlanRequest& request, std::uint64_t bytes) {
   const std::uint64_t sent = static_cast<std::uint64_t>(request.ranks - 1) * bytes;
   for (const Row& row : kHostTable) {
     if (row.kind == request.kind && request.ranks <= row.max_ranks) {
-      return sent <= row.max_bytes ? row.algorithm : Algorithm::kRing;
+      return sent <= row.max_bytes ? row.algorithm : algorithm_for_many(request.kind);
     }
   }
-  return Algorithm::kRing;
+  return algorithm_for_many(request.kind);
 }
 
 Algorithm select_for_cuda(const PlanRequest& request, std::uint64_t bytes) {
   if (request.ranks <= kCudaDirectRanks && bytes <= cuda_direct_bytes(request.kind)) {
     return Algorithm::kDirect;
   }
-  const bool mesh = !has_root(request.kind) && request.ranks <= kMaxDirectRanks;
-  return mesh ? Algorithm::kMesh : Algorithm::kRing;
+  const bool mesh = mesh_serves(request.kind) && request.ranks <= kMaxDirectRanks;
+  return mesh ? Algorithm::kMesh : algorithm_for_many(request.kind);
 }
 
 }  // namespace
 
 Algorithm select_algorithm(const PlanRequest& request, Device device) {
-  // A group of one only copies: ring plans spread that over the bulk lanes.
-  if (request.ranks == 1) return Algorithm::kRing;
+  // A group of one only copies: these plans spread that over the bulk lanes.
+  if (request.ranks == 1) return algorithm_for_many(request.kind);
   const std::uint64_t bytes = request.count * dtype_bytes(request.dtype);
   return device == Device::kHost ? select_for_host(request, bytes)
                                  : select_for_cuda(request, bytes);
@@ -89,8 +98,11 @@ std::optional<Plan> make_plan(const PlanRequest& request, const PlanLimits& limi
     return std::nullopt;
   }
   Algorithm chosen = algorithm.value_or(select_algorithm(request, limits.device));
-  // Who asks for a mesh asks for it wherever it can serve.
-  if (chosen == Algorithm::kMesh && has_root(request.kind)) chosen = Algorithm::kRing;
+  // Who asks for an algorithm asks for it wherever it can serve.
+  const Algorithm usual = algorithm_for_many(request.kind);
+  const bool serves = chosen == Algorithm::kDirect || chosen == usual ||
+                      (chosen == Algorithm::kMesh && mesh_serves(request.kind));
+  if (!serves) chosen = usual;
   switch (chosen) {
     case Algorithm::kRing:
       return plan_ring(request, limits, error);
@@ -98,6 +110,8 @@ std::optional<Plan> make_plan(const PlanRequest& request, const PlanLimits& limi
       return plan_direct(request, limits, error);
     case Algorithm::kMesh:
       return plan_mesh(request, limits, error);
+    case Algorithm::kPairwise:
+      return plan_pairwise(request, limits, error);
   }
   if (error != nullptr) *error = "unknown algorithm";
   return std::nullopt;

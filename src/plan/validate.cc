@@ -89,6 +89,10 @@ std::string flags_error(const PlanRequest& request, int rank, const Plan& plan, 
   if (has(kGather) && (has(kRecv) || !has(kLocal) || !has(kReduce) || has(kFromOutput))) {
     return "a gather reduces the received slices with the local input, nothing else";
   }
+  // Here alone data change their place in the vector: the checker can follow one hop of that.
+  if (request.kind == Kind::kAllToAll && (has(kFromOutput | kSendAll) || (has(kRecv) && has(kSend)))) {
+    return "a slice of an all-to-all goes straight from one rank's input to one other's output";
+  }
   if (has(kGather | kSendAll | kScatter | kCollect)) {
     if (request.ranks > kMaxDirectRanks) {
       return "a primitive with several peers serves at most " + std::to_string(kMaxDirectRanks) +
@@ -150,13 +154,32 @@ std::uint64_t slice_elements(const Plan& plan, std::uint32_t slot_bytes) {
 }
 
 bool has_input(const PlanRequest& request, int rank, int part) {
-  if (request.kind == Kind::kBroadcast) return rank == request.root;
-  return request.kind != Kind::kAllGather || rank == part;
+  switch (request.kind) {
+    case Kind::kBroadcast:
+    case Kind::kScatter:
+    case Kind::kSendRecv:
+      return rank == request.root;
+    case Kind::kAllGather:
+    case Kind::kGather:
+      return rank == part;
+    default:
+      return true;
+  }
 }
 
 bool has_output(const PlanRequest& request, int rank, int part) {
-  if (request.kind == Kind::kReduce) return rank == request.root;
-  return request.kind != Kind::kReduceScatter || rank == part;
+  switch (request.kind) {
+    case Kind::kReduce:
+    case Kind::kGather:
+      return rank == request.root;
+    case Kind::kReduceScatter:
+    case Kind::kScatter:
+      return rank == part;
+    case Kind::kSendRecv:
+      return rank != request.root;
+    default:
+      return true;
+  }
 }
 
 std::string primitive_text(int rank, std::size_t index, const Primitive& primitive) {

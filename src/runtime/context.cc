@@ -70,7 +70,7 @@ Result Context::pending_error(const char* what, std::size_t pending) const {
   std::size_t named = 0;
   for (const Submitted* s : pending_in_order()) {
     if (named == 3) break;
-    text += (named == 0 ? "" : ", ") + name_text(s->key->name, s->key->group->name);
+    text += (named == 0 ? "" : ", ") + name_text(*s->key);
     ++named;
   }
   return {UNJAM_ERROR_INVALID_USAGE, text + ": wait for them, or abort the context first"};
@@ -191,6 +191,56 @@ Result Context::create_group(const int* ranks, int size, const char* name, unjam
   return {};
 }
 
+// The channel between this rank and `peer`, in the direction asked for.
+Result Context::open_channel(unjamGroup& group, int peer, bool sends, unjamGroup*& channel) {
+  const int size = static_cast<int>(group.members.size());
+  if (peer < 0 || peer >= size) {
+    return {UNJAM_ERROR_INVALID_ARGUMENT, "peer " + std::to_string(peer) +
+                                              ": the group has ranks 0 to " +
+                                              std::to_string(size - 1)};
+  }
+  if (peer == group.rank) {
+    return {UNJAM_ERROR_INVALID_ARGUMENT,
+            "peer " + std::to_string(peer) +
+                " is the calling rank itself: a rank sends to and receives from others only"};
+  }
+  const int source = sends ? group.rank : peer, destination = sends ? peer : group.rank;
+  {
+    std::lock_guard lock(mutex_);
+    if (closed_) return closed_why_;
+    if (group.destroyed) return {UNJAM_ERROR_INVALID_USAGE, "the group was destroyed"};
+    if (const auto found = group.channels.find({source, destination});
+        found != group.channels.end()) {
+      channel = found->second;
+      return {};
+    }
+    auto made = std::make_unique<unjamGroup>();
+    made->parent = &group;
+    made->source = source;
+    made->destination = destination;
+    made->name = group.name;
+    made->rank = sends ? 0 : 1;
+    made->tag = hash_combine(group.tag, 0x6368616e6e656cull);
+    for (const int end : {source, destination}) {
+      const int member = group.members[static_cast<std::size_t>(end)];
+      made->members.push_back(member);
+      made->members16.push_back(static_cast<std::uint16_t>(member));
+      made->tag = hash_combine(made->tag, static_cast<std::uint64_t>(end));
+    }
+    channel = made.get();
+    groups_.push_back(std::move(made));
+    group.channels.emplace(std::pair{source, destination}, channel);
+  }
+  // A peer that went before the channel was there; one that goes later finds it.
+  std::string why;
+  if (const int gone = world_->first_gone(channel->members, why); gone >= 0) {
+    std::lock_guard lock(mutex_);
+    fail_group(*channel, gone_result(gone, why));
+    daemon_->ring_all();
+  }
+  return {};
+}
+
 Result Context::shrink_group(const unjamGroup& group, const char* name, unjamGroup** survivors) {
   const std::vector<int> absent = world_->absent();
   std::vector<int> members;
@@ -204,11 +254,17 @@ Result Context::destroy_group(unjamGroup* group) {
   std::shared_ptr<Context> keep = group->context;  // the group may hold the last reference
   std::lock_guard lock(mutex_);
   reap_locked();
-  if (group->pending != 0) return pending_error("the group was to be destroyed", group->pending);
+  std::size_t pending = group->pending;
+  for (const auto& [ends, channel] : group->channels) pending += channel->pending;
+  if (pending != 0) return pending_error("the group was to be destroyed", pending);
   // The engine may still know the group's keys: they go as it lets go of them. The handle stays
   // good for refusals until the context goes.
-  group->destroyed = true;
-  release_group(*group);
+  const auto end = [this](unjamGroup& g) {
+    g.destroyed = true;
+    release_group(g);
+  };
+  end(*group);
+  for (const auto& [ends, channel] : group->channels) end(*channel);
   tidy();
   group->context.reset();
   return {};

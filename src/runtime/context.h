@@ -12,6 +12,7 @@
 #include <string_view>
 #include <thread>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "base/fork_guard.h"
@@ -42,8 +43,9 @@ struct Signature {
   Kind kind = Kind::kAllReduce;
   DType dtype = DType::kFloat32;
   Op op = Op::kSum;
-  int root = 0;
+  int root = 0;  // of a send/recv: the sender's rank in the user's group
   std::uint64_t count = 0;
+  int peer = 0;  // of a send/recv: the receiver's
 
   std::uint64_t hash() const;
   std::string text(bool with_count = true) const;
@@ -100,6 +102,13 @@ struct unjamGroup {
   bool voids = false;    // to be marked as never read again, once nothing is pending
   // What the engine may still look at: keys, and marks that are under way.
   std::size_t in_use = 0;
+  // Sends and receives use channels: groups of two, the sender first, one for each direction between
+  // two members, made at the first use (locally, with a tag that both compute alike) and destroyed
+  // with their group. So they are matched, fail, and are forgotten as collectives are, and apart from
+  // those of the group.
+  std::map<std::pair<int, int>, unjamGroup*> channels;  // by (sender, receiver), group ranks
+  unjamGroup* parent = nullptr;                         // a channel's group
+  int source = 0, destination = 0;                      // a channel's, in the parent's ranks
 };
 
 struct unjamCollective {
@@ -215,6 +224,12 @@ class Context : public std::enable_shared_from_this<Context> {
   Result submit(unjamGroup& group, const char* key, const Call& call, unjamRequest** request);
   Result submit(unjamCollective& collective, const Call& call, unjamRequest** request);
 
+  // unjamSend (`sends`) and unjamRecv.
+  Result transfer(unjamGroup& group, const char* key, Call call, int peer, bool sends,
+                  unjamRequest** request);
+  // Whether `peer` has called what the next receive from it would meet. Waits for nobody.
+  Result probe(unjamGroup& group, const char* key, int peer, bool& ready);
+
   // True once the request is done; false on timeout.
   bool wait(unjamRequest& request, std::int64_t timeout_us);
   // Whether the calling thread runs callbacks: what it waits for might wait for it.
@@ -268,6 +283,9 @@ class Context : public std::enable_shared_from_this<Context> {
   void complete(Submitted& s, const Result& result);
   void reap_locked();
   void cancel_locked(std::size_t slot, const Result& why);
+  Result open_channel(unjamGroup& group, int peer, bool sends, unjamGroup*& channel);
+  // With the lock: ends what is pending of a group that has lost a member, and refuses the rest.
+  void fail_group(unjamGroup& group, const Result& why);
   void fail_key(Key& key, std::uint64_t from, const Result& why);
   void fail_waiting(Key& key, std::uint64_t from, const Result& why);
   // ---- keys.cc: what is held, and given back ----

@@ -10,6 +10,7 @@
 
 #include "base/clock.h"
 #include "runtime/context.h"
+#include "runtime/texts.h"
 #include "runtime/world.h"
 #include "transport/announcement.h"
 
@@ -18,6 +19,8 @@ namespace {
 
 // How long explain() waits for other processes.
 constexpr std::uint64_t kGatherNs = 1'000'000'000;
+constexpr std::uint64_t kProbeNs = 500'000;  // between two questions of one probe
+constexpr std::size_t kMostProbes = 4096;
 constexpr std::size_t kMostNamed = 3;  // calls in a report
 // What others have said is of just now for so long: until the watch comes by again, and again.
 constexpr std::uint64_t kFreshNs = 600'000'000;
@@ -150,6 +153,34 @@ void World::fail_everywhere(const CallKey& call, const std::vector<int>& members
   mesh_.send_all(MessageType::kFail, m.encode());
 }
 
+// ---- probes ----
+
+bool World::called(std::uint64_t tag, std::uint64_t n, int member) {
+  const CallKey call{tag, n};
+  std::lock_guard lock(mutex_);
+  if (departed_.count(member) != 0) return !left_without(member, call);
+  if (is_local(member)) {
+    const Context* c = contexts_[static_cast<std::size_t>(member)];
+    Signature s;
+    return c != nullptr && c->find_call(tag, n, s) != Context::Found::kNotCalled;
+  }
+  if (probes_.size() >= kMostProbes) probes_.clear();  // of keys that nobody probes any more
+  Probe& probe = probes_[{call, member}];
+  if (probe.called) {
+    probes_.erase({call, member});
+    return true;
+  }
+  const std::uint64_t now = monotonic_ns();
+  // An answer that has not come for long will not: the question is asked again.
+  if (now - probe.asked_ns < (probe.waits ? kGatherNs : kProbeNs)) return false;
+  probe.asked_ns = now;
+  probe.waits = true;
+  QueryMessage question;
+  question.calls.push_back(call);
+  mesh_.send(process_of_[static_cast<std::size_t>(member)], MessageType::kQuery, question.encode());
+  return false;
+}
+
 // ---- asking other processes ----
 
 void World::inquire(const CallKey& call, const std::vector<int>& members, const std::string& what,
@@ -219,6 +250,11 @@ void World::on_answer(int process, const AnswerMessage& answer) {
     fail_here(known.tag, known.n, UNJAM_ERROR_MISMATCH, known.text);
   }
   for (const SaidItem& s : answer.said) {
+    const auto probe = probes_.find({{s.tag, s.n}, static_cast<int>(s.rank)});
+    if (probe != probes_.end() && is_rank_of(s.rank, process)) {
+      probe->second.waits = false;
+      probe->second.called = s.called;
+    }
     const auto found = inquiries_.find({s.tag, s.n});
     if (found == inquiries_.end() || !is_rank_of(s.rank, process)) continue;
     found->second.said[static_cast<int>(s.rank)] = s;
@@ -307,7 +343,7 @@ void World::watch() {
 void World::look_at(const OldCall& old, std::map<int, QueryMessage>& questions) {
   const CallRecord& call = old.call;
   const CallKey key{call.id.tag, call.id.n};
-  const std::string what = call_text(call.id.key, call.id.group, call.id.n);
+  const std::string what = use_text(call.signature, call.id.key, call.id.group, call.id.n);
   if (const auto known = disagreements_.find(key.first);
       known != disagreements_.end() && known->second.from <= key.second) {
     // Ended before it was called here, and the caller has missed the hint.
@@ -388,8 +424,8 @@ void World::report(const std::map<CallKey, OldCall>& old, std::uint64_t now,
   bool known = true;
   for (std::size_t i = 0; i < late.size() && i < kMostNamed; ++i) {
     const CallRecord& call = late[i]->second.call;
-    known = informed(late[i]->first, call.members, call_text(call.id.key, call.id.group, call.id.n),
-                     questions) &&
+    known = informed(late[i]->first, call.members,
+                     use_text(call.signature, call.id.key, call.id.group, call.id.n), questions) &&
             known;
   }
   if (!known) return;  // the next time

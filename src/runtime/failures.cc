@@ -68,21 +68,22 @@ void Context::peer_gone(int peer, const std::string& why) {
     const Result result = gone_result(peer, why);
     gone_[static_cast<std::size_t>(peer)] = true;
     for (auto& group : groups_) {
-      if (std::find(group->members.begin(), group->members.end(), peer) == group->members.end()) {
-        continue;
-      }
-      if (group->failed.ok()) group->failed = result;
-      release_group(*group);
-      for (auto& [name, key] : group->keys) fail_waiting(*key, 0, result);
-    }
-    for (std::size_t i = 0; i < slots_.size(); ++i) {
-      if (slots_[i] != nullptr && !slots_[i]->key->group->failed.ok()) {
-        cancel_locked(i, slots_[i]->key->group->failed);
+      if (std::find(group->members.begin(), group->members.end(), peer) != group->members.end()) {
+        fail_group(*group, result);
       }
     }
     daemon_->ring_all();
   }
   completions_.notify();
+}
+
+void Context::fail_group(unjamGroup& group, const Result& why) {
+  if (group.failed.ok()) group.failed = why;
+  release_group(group);
+  for (auto& [name, key] : group.keys) fail_waiting(*key, 0, why);
+  for (std::size_t i = 0; i < slots_.size(); ++i) {
+    if (slots_[i] != nullptr && slots_[i]->key->group == &group) cancel_locked(i, group.failed);
+  }
 }
 
 void Context::fail_call(std::uint64_t tag, std::uint64_t n, const Result& why) {

@@ -109,7 +109,13 @@ std::string Context::info_json() const {
   const Held held = what_is_held();
   const auto groups_held = static_cast<std::uint64_t>(
       std::count_if(groups_.begin(), groups_.end(),
-                    [](const auto& group) { return !group->destroyed || group->in_use != 0; }));
+                    [](const auto& group) {
+                      return group->parent == nullptr && (!group->destroyed || group->in_use != 0);
+                    }));
+  const auto channels_held = static_cast<std::uint64_t>(
+      std::count_if(groups_.begin(), groups_.end(), [](const auto& group) {
+        return group->parent != nullptr && (!group->destroyed || group->in_use != 0);
+      }));
   const std::uint64_t endpoint = sizeof(OutEndpoint) + sizeof(InEndpoint);
   w.key("memory").begin_object();
   w.field("connector_bytes", shape.connector_bytes());
@@ -138,6 +144,7 @@ std::string Context::info_json() const {
   w.field("key_records", records_.size());
   w.field("keys_forgotten", forgotten_);
   w.field("groups", groups_held);
+  w.field("channels", channels_held);
   w.field("group_handles", groups_.size());
   w.end_object();
 
@@ -203,8 +210,11 @@ std::string Context::info_json() const {
       }
       w.begin_object()
           .field("group", group->name)
-          .field("key", name)
-          .field("group_size", static_cast<std::uint64_t>(group->members.size()))
+          .field("key", name);
+      if (group->parent != nullptr) {
+        w.field("source", group->source).field("destination", group->destination);
+      }
+      w.field("group_size", static_cast<std::uint64_t>(group->members.size()))
           .field("submitted", key->submitted)
           .field("completed", key->completed)
           .field("preemptions", preemptions)

@@ -81,7 +81,7 @@ Key* Context::find_or_create_key(unjamGroup& group, const char* name, Result& re
     return nullptr;
   };
   if (const auto other = keys_.find(tag); other != keys_.end()) {
-    return clash(name_text(other->second->name, other->second->group->name));
+    return clash(name_text(*other->second));
   }
   const auto record = records_.find(tag);
   if (record != records_.end() &&
@@ -145,6 +145,11 @@ Key* Context::find_or_create_key(unjamGroup& group, const char* name, Result& re
 
 Result Context::register_collective(unjamGroup* group, const char* name, const Signature& signature,
                                     std::int32_t priority, unjamCollective** out) {
+  if (signature.kind == Kind::kBarrier || signature.kind == Kind::kSendRecv) {
+    return {UNJAM_ERROR_INVALID_ARGUMENT,
+            std::string("a ") + to_string(signature.kind) +
+                " is not registered: call it (unjamBarrier, unjamSend, unjamRecv) each time"};
+  }
   Call probe;
   probe.signature = signature;
   if (Result r = validate(*group, probe); !r.ok()) return r;

@@ -77,8 +77,10 @@ const std::vector<Variable>& variables() {
       {"UNJAM_STALL_MS", &Settings::stall_ms, 1, 1 << 30, nullptr,
        "A pending invocation older than this is compared with its peers' calls, in milliseconds.",
        false},
-      {"UNJAM_ALGORITHM", &Settings::algorithm, -1, 2, nullptr,
-       "-1: by the selector's table; 0: ring; 1: direct; 2: mesh (rooted kinds: ring).", true},
+      {"UNJAM_ALGORITHM", &Settings::algorithm, -1, 3, nullptr,
+       "-1: by the selector's table; 0: ring; 1: direct; 2: mesh; 3: pairwise. A kind that it does "
+       "not serve uses ring or pairwise.",
+       true},
       {"UNJAM_DELAY_SEED", &Settings::delay_seed, 0, INT64_MAX, nullptr,
        "Fault injection: seed of random delays at every wait of the engine; 0: none.", false},
       {"UNJAM_DELAY_MAX_US", &Settings::delay_max_us, 0, 1000000, nullptr,

@@ -21,15 +21,21 @@ std::uint64_t Signature::hash() const {
   h = hash_combine(h, static_cast<std::uint64_t>(dtype));
   h = hash_combine(h, static_cast<std::uint64_t>(op));
   h = hash_combine(h, static_cast<std::uint64_t>(root));
+  h = hash_combine(h, static_cast<std::uint64_t>(peer));
   return hash_combine(h, count);
 }
 
 std::string Signature::text(bool with_count) const {
+  if (kind == Kind::kBarrier) return "barrier()";  // count and type are not its caller's
   std::string t = std::string(to_string(kind)) + "(";
   if (with_count) t += "count=" + std::to_string(count) + ", ";
   t += to_string(dtype);
   if (reduces(kind)) t += std::string(", ") + to_string(op);
-  if (has_root(kind)) t += ", root=" + std::to_string(root);
+  if (kind == Kind::kSendRecv) {
+    t += ", source=" + std::to_string(root) + ", destination=" + std::to_string(peer);
+  } else if (has_root(kind)) {
+    t += ", root=" + std::to_string(root);
+  }
   return t + ")";
 }
 
@@ -47,17 +53,18 @@ Result Context::validate(const unjamGroup& group, const Call& call) const {
   }
   if (outside(s.op, kNumOps)) return bad("unknown reduction operator: give a value of unjamOp_t");
   const auto n = static_cast<std::uint64_t>(group.members.size());
-  if (has_root(s.kind) && (s.root < 0 || static_cast<std::uint64_t>(s.root) >= n)) {
+  // (A send/recv's ends were checked in the group that its channel belongs to.)
+  if (s.kind != Kind::kSendRecv && has_root(s.kind) &&
+      (s.root < 0 || static_cast<std::uint64_t>(s.root) >= n)) {
     return bad("root " + std::to_string(s.root) + ": the group has ranks 0 to " +
                std::to_string(n - 1));
   }
   const std::uint64_t size = dtype_bytes(s.dtype);
-  const bool blocked = s.kind == Kind::kAllGather || s.kind == Kind::kReduceScatter;
   const std::uint64_t most = std::numeric_limits<std::int64_t>::max();
-  if (s.count > most / size / (blocked ? n : 1)) {
+  if (s.count > most / size / (blocked(s.kind) ? n : 1)) {
     return bad("count " + std::to_string(s.count) + " of " + to_string(s.dtype) +
                " overflows the address space: give the number of elements" +
-               (blocked ? " per rank" : ""));
+               (blocked(s.kind) ? " per rank" : ""));
   }
   return {};
 }
@@ -67,16 +74,20 @@ namespace {
 // Buffers of one call: who needs which, and how they may overlap.
 Result check_buffers(const unjamGroup& group, const Call& call) {
   const Signature& s = call.signature;
-  if (s.count == 0) return {};
+  if (s.count == 0 || s.kind == Kind::kBarrier) return {};
   const auto bad = [](std::string text) {
     return Result{UNJAM_ERROR_INVALID_ARGUMENT, std::move(text)};
   };
-  const bool root = group.rank == s.root;
-  const bool needs_send = s.kind != Kind::kBroadcast || root;
-  const bool needs_recv = s.kind != Kind::kReduce || root;
+  const bool point_to_point = s.kind == Kind::kSendRecv;
+  const int rank = group.parent == nullptr ? group.rank : group.parent->rank;
+  const bool root = rank == s.root;
+  const bool from_root = s.kind == Kind::kBroadcast || s.kind == Kind::kScatter || point_to_point;
+  const bool to_root = s.kind == Kind::kReduce || s.kind == Kind::kGather;
+  const bool needs_send = !from_root || root;
+  const bool needs_recv = point_to_point ? !root : !to_root || root;
   const auto missing = [&](const char* what, const char* does) {
-    return bad(std::string("the ") + what + " buffer is NULL, but rank " +
-               std::to_string(group.rank) + "'s part of " + s.text() + " " + does + " it");
+    return bad(std::string("the ") + what + " buffer is NULL, but rank " + std::to_string(rank) +
+               "'s part of " + s.text() + " " + does + " it");
   };
   if (needs_send && call.send == nullptr) return missing("send", "reads");
   if (needs_recv && call.recv == nullptr) return missing("recv", "writes");
@@ -90,17 +101,26 @@ Result check_buffers(const unjamGroup& group, const Call& call) {
   }
   if (!needs_send || !needs_recv) return {};
   const std::uint64_t block = s.count * size, n = group.members.size();
-  const std::uint64_t send_bytes = s.kind == Kind::kReduceScatter ? n * block : block;
-  const std::uint64_t recv_bytes = s.kind == Kind::kAllGather ? n * block : block;
+  const bool sends_all = s.kind == Kind::kReduceScatter || s.kind == Kind::kScatter;
+  const bool receives_all = s.kind == Kind::kAllGather || s.kind == Kind::kGather;
+  const bool exchanges = s.kind == Kind::kAllToAll;
+  const std::uint64_t send_bytes = sends_all || exchanges ? n * block : block;
+  const std::uint64_t recv_bytes = receives_all || exchanges ? n * block : block;
   const std::uint64_t own = static_cast<std::uint64_t>(group.rank) * block;
-  const bool in_place = s.kind == Kind::kAllGather       ? send == recv + own
-                        : s.kind == Kind::kReduceScatter ? recv == send + own
-                                                         : send == recv;
+  const bool in_place = receives_all ? send == recv + own
+                        : sends_all  ? recv == send + own
+                                     : send == recv && !exchanges;
   const bool apart = send + send_bytes <= recv || recv + recv_bytes <= send;
+  if (!apart && exchanges) {
+    return bad(
+        "the send and recv buffers overlap, and an all-to-all cannot be done in place: separate "
+        "them");
+  }
   if (!apart && !in_place) {
     return bad(
-        "the send and recv buffers overlap: separate them, or call in place (all-gather: send == "
-        "recv + rank*count; reduce-scatter: recv == send + rank*count; otherwise send == recv)");
+        "the send and recv buffers overlap: separate them, or call in place (all-gather and "
+        "gather: send == recv + rank*count; reduce-scatter and scatter: recv == send + rank*count; "
+        "otherwise send == recv)");
   }
   return {};
 }
@@ -117,7 +137,7 @@ Result Context::submit(unjamGroup& group, const char* name, const Call& call,
   Key* key = find_or_create_key(group, name, result);
   if (key == nullptr) return result;
   if (key->registered != nullptr) {
-    return {UNJAM_ERROR_INVALID_USAGE, name_text(key->name, group.name) + " is registered (as " +
+    return {UNJAM_ERROR_INVALID_USAGE, name_text(*key) + " is registered (as " +
                                            key->registered->signature.text(false) +
                                            "): run the registered collective, or use another key"};
   }
@@ -132,6 +152,39 @@ Result Context::submit(unjamCollective& collective, const Call& call, unjamReque
   return submit_locked(lock, *collective.group, *collective.key, call, request);
 }
 
+Result Context::transfer(unjamGroup& group, const char* name, Call call, int peer, bool sends,
+                         unjamRequest** request) {
+  unjamGroup* channel = nullptr;
+  if (Result r = open_channel(group, peer, sends, channel); !r.ok()) return r;
+  call.signature.root = channel->source;
+  call.signature.peer = channel->destination;
+  return submit(*channel, name, call, request);
+}
+
+Result Context::probe(unjamGroup& group, const char* name, int peer, bool& ready) {
+  unjamGroup* channel = nullptr;
+  if (Result r = open_channel(group, peer, false, channel); !r.ok()) return r;
+  const std::uint64_t tag = key_tag(*channel, name == nullptr ? "" : name);
+  std::uint64_t n = 0;
+  {
+    std::lock_guard lock(mutex_);
+    if (closed_) return closed_why_;
+    if (!channel->failed.ok()) return channel->failed;
+    if (channel->destroyed) return {UNJAM_ERROR_INVALID_USAGE, "the group was destroyed"};
+    n = uses_of(tag);
+    const Result* failure = nullptr;
+    if (const auto key = keys_.find(tag); key != keys_.end()) {
+      if (key->second->over()) failure = &key->second->failed;
+    } else if (const auto record = records_.find(tag);
+               record != records_.end() && record->second.failure != nullptr) {
+      if (n >= record->second.failure->from) failure = &record->second.failure->why;
+    }
+    if (failure != nullptr) return *failure;
+  }
+  ready = world_->called(tag, n, group.members[static_cast<std::size_t>(peer)]);
+  return {};
+}
+
 // Whether another rank is known to have called something else as the key's next use, or that use
 // has failed already; then it is ended on all ranks. Lets go of the lock to look at the other
 // ranks.
@@ -144,7 +197,7 @@ Result Context::check_agreement(std::unique_lock<std::mutex>& lock, unjamGroup& 
   }
   lock.unlock();
   World::Verdict verdict = world_->compare(*this, key.state.tag, n, signature, group.members,
-                                           call_text(key.name, group.name, n));
+                                           use_text(signature, key.name, group.name, n));
   lock.lock();
   if (closed_) return closed_why_;
   return {verdict.code, std::move(verdict.text)};
@@ -173,7 +226,7 @@ Result Context::submit_locked(std::unique_lock<std::mutex>& lock, unjamGroup& gr
   // It has failed on the others before it was called here: as if it failed after its call.
   if (key.submitted == key.failed_from && disagreement.ok()) disagreement = key.failed;
   if (key.submitted >= key.failed_from && disagreement.ok()) {
-    return {key.failed.code, name_text(key.name, group.name) +
+    return {key.failed.code, name_text(key) +
                                  " is out of use since an earlier invocation failed (" +
                                  key.failed.message + "): use another key"};
   }
@@ -217,7 +270,7 @@ Result Context::submit_locked(std::unique_lock<std::mutex>& lock, unjamGroup& gr
     r.count = signature.count;
     r.ranks = static_cast<int>(group.members.size());
     r.rank = group.rank;
-    r.root = signature.root;
+    r.root = signature.kind == Kind::kSendRecv ? 0 : signature.root;  // as in the channel
     PlanLimits limits;
     limits.escape_slots = world_->shape().escape_slots;
     limits.escape_slot_bytes = world_->shape().escape_slot_bytes;
@@ -334,6 +387,10 @@ Invocation Context::make_invocation(const Submitted& s, std::uint16_t slot) cons
   // Where a rank's plan does not use a buffer the pointer may be null; it is not touched.
   inv.input = s.call.send;
   inv.output = s.call.recv;
+  if (signature.kind == Kind::kBarrier) {
+    // Any element will do: what counts is that nobody has the sum before all have given theirs.
+    inv.input = inv.output = world_->bases()[rank_] + world_->shape().scratch();
+  }
   inv.n = s.n;
   inv.geometry = plan.geometry;
   inv.group_size = static_cast<std::uint16_t>(group.members.size());

@@ -15,4 +15,21 @@ inline std::string name_text(const std::string& key, const std::string& group) {
   return "key '" + key + "' of group '" + group + "'";
 }
 
+inline std::string name_text(const Key& key) {
+  const unjamGroup& group = *key.group;
+  const std::string text = name_text(key.name, group.name);
+  if (group.parent == nullptr) return text;
+  return "sends from rank " + std::to_string(group.source) + " to rank " +
+         std::to_string(group.destination) + " under " + text;
+}
+
+// The use of a key that a call is.
+inline std::string use_text(const Signature& s, const std::string& key, const std::string& group,
+                            std::uint64_t n) {
+  const std::string text = call_text(key, group, n);
+  if (s.kind != Kind::kSendRecv) return text;
+  return "the send from rank " + std::to_string(s.root) + " to rank " + std::to_string(s.peer) +
+         " under " + text;
+}
+
 }  // namespace unjam

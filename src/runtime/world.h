@@ -88,6 +88,10 @@ class World {
                   const Signature& signature, const std::vector<int>& members,
                   const std::string& what);
 
+  // Whether `member` has called use n of a key, as far as is known: of another process's rank by
+  // what that answered to an earlier question. Not while holding a context's lock.
+  bool called(std::uint64_t tag, std::uint64_t n, int member);
+
   // May wait for other processes, a second at most.
   std::string explain();
 
@@ -101,6 +105,12 @@ class World {
     std::uint64_t asked_ns = 0;
   };
   using CallKey = std::pair<std::uint64_t, std::uint64_t>;  // (tag, n)
+
+  struct Probe {
+    std::uint64_t asked_ns = 0;
+    bool waits = false;  // for an answer
+    bool called = false;
+  };
 
   // Snapshots of all ranks, on their way.
   struct Gathering {
@@ -206,6 +216,7 @@ class World {
   // Disagreements found, by tag. For ranks that call later.
   std::map<std::uint64_t, Disagreement> disagreements_;
   std::map<CallKey, Inquiry> inquiries_;
+  std::map<std::pair<CallKey, int>, Probe> probes_;  // by call and rank
   std::map<std::uint64_t, Gathering> gatherings_;
   std::uint64_t last_gathering_ = 0;
   std::uint64_t last_report_ns_ = 0;

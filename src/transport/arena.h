@@ -102,6 +102,8 @@ struct ArenaShape {
   UNJAM_HD constexpr std::uint64_t lane_cell(std::uint32_t lane) const {
     return std::uint64_t{lane} * sizeof(LaneCell);
   }
+  // Memory of the rank's device that its lane 0 alone touches: where a barrier's element lies.
+  UNJAM_HD constexpr std::uint64_t scratch() const { return announcements() - kScratchBytes; }
   UNJAM_HD constexpr std::uint64_t announcements() const { return kHeaderBytes / 2; }
   UNJAM_HD constexpr std::uint64_t credits(std::uint32_t receiver, std::uint32_t lane) const {
     return kHeaderBytes + (std::uint64_t{receiver} * lanes + lane) * credit_bytes();
@@ -117,7 +119,8 @@ struct ArenaShape {
   UNJAM_HD static constexpr std::uint64_t round_up(std::uint64_t n) {
     return (n + 4095) / 4096 * 4096;
   }
-  static_assert(kMaxLanes * sizeof(LaneCell) <= kHeaderBytes / 2);
+  static constexpr std::uint64_t kScratchBytes = kFalseSharingBytes;
+  static_assert(kMaxLanes * sizeof(LaneCell) + kScratchBytes <= kHeaderBytes / 2);
   static_assert(kAnnouncements * sizeof(std::uint64_t) <= kHeaderBytes / 2);
 };
 

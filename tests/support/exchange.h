@@ -20,7 +20,7 @@ namespace unjam_test {
 
 inline constexpr int kNumDTypes = 12;
 inline constexpr int kNumOps = 5;
-inline constexpr int kNumKinds = 5;
+inline constexpr int kNumKinds = 9;  // that a whole group calls: all but send/recv
 
 // ---- element types ----
 
@@ -48,13 +48,24 @@ inline const char* name_of(unjamOp_t op) {
 }
 inline const char* name_of(unjamKind_t kind) {
   static const char* const kNames[kNumKinds] = {"all_reduce", "all_gather", "reduce_scatter",
-                                                "reduce", "broadcast"};
+                                                "reduce",     "broadcast",  "all_to_all",
+                                                "gather",     "scatter",    "barrier"};
   return kNames[kind];
 }
 inline bool reduces(unjamKind_t k) {
   return k == UNJAM_ALL_REDUCE || k == UNJAM_REDUCE_SCATTER || k == UNJAM_REDUCE;
 }
-inline bool has_root(unjamKind_t k) { return k == UNJAM_REDUCE || k == UNJAM_BROADCAST; }
+// One rank has all the input, or gets all the output.
+inline bool from_root(unjamKind_t k) { return k == UNJAM_BROADCAST || k == UNJAM_SCATTER; }
+inline bool to_root(unjamKind_t k) { return k == UNJAM_REDUCE || k == UNJAM_GATHER; }
+inline bool has_root(unjamKind_t k) { return from_root(k) || to_root(k); }
+// The input, or the output, of a rank has a block for every member.
+inline bool sends_blocks(unjamKind_t k) {
+  return k == UNJAM_REDUCE_SCATTER || k == UNJAM_ALL_TO_ALL || k == UNJAM_SCATTER;
+}
+inline bool receives_blocks(unjamKind_t k) {
+  return k == UNJAM_ALL_GATHER || k == UNJAM_ALL_TO_ALL || k == UNJAM_GATHER;
+}
 
 inline std::uint64_t low_bits(int bits) {
   return bits >= 64 ? ~std::uint64_t{0} : (std::uint64_t{1} << bits) - 1;
@@ -204,19 +215,18 @@ class Exchange {
         whole_(std::find(present.begin(), present.end(), false) == present.end()),
         ranks_(static_cast<std::size_t>(ranks)) {
     if (!has_root(spec.kind)) spec_.root = 0;
+    if (spec.kind == UNJAM_ALL_TO_ALL) spec_.in_place = false;
+    if (spec.kind == UNJAM_BARRIER) spec_.count = 0;
     for (int r = 0; r < n_; ++r) {
       if (!present_[static_cast<std::size_t>(r)]) continue;
       PerRank& me = ranks_[static_cast<std::size_t>(r)];
       const std::size_t shift = size_ * (mix(spec_.seed, static_cast<std::uint64_t>(r)) % 16);
-      const bool idle_recv = spec_.kind == UNJAM_REDUCE && r != spec_.root;
-      const bool idle_send = spec_.kind == UNJAM_BROADCAST && r != spec_.root;
       if (!spec_.in_place) {
         me.send.allocate(send_count() * size_, shift);
         me.recv.allocate(recv_count() * size_, (shift + size_) % (16 * size_));
-      } else if (spec_.kind == UNJAM_REDUCE_SCATTER || idle_recv) {
+      } else if (!has_output(r) || (sends_blocks(spec_.kind) && has_input(r))) {
         me.send.allocate(send_count() * size_, shift);
       } else {
-        (void)idle_send;
         me.recv.allocate(recv_count() * size_, shift);
       }
     }
@@ -238,7 +248,7 @@ class Exchange {
       PerRank& me = ranks_[static_cast<std::size_t>(r)];
       if (me.recv.allocated()) std::memset(me.recv.data(), poison_, me.recv.bytes());
       if (me.send.allocated()) std::memset(me.send.data(), poison_, me.send.bytes());
-      if (spec_.kind == UNJAM_BROADCAST && r != spec_.root) continue;
+      if (!has_input(r)) continue;
       auto* to = static_cast<unsigned char*>(const_cast<void*>(send(r)));
       const std::size_t elements = send_count();
       for (std::size_t i = 0; i < elements; ++i) {
@@ -251,15 +261,15 @@ class Exchange {
   const void* send(int r) const {
     const PerRank& me = ranks_[static_cast<std::size_t>(r)];
     if (me.send.allocated()) return me.send.data();
-    if (spec_.kind == UNJAM_BROADCAST && r != spec_.root) return nullptr;
+    if (!has_input(r)) return nullptr;
     const std::size_t shift =
-        spec_.kind == UNJAM_ALL_GATHER ? static_cast<std::size_t>(r) * spec_.count * size_ : 0;
+        receives_blocks(spec_.kind) ? static_cast<std::size_t>(r) * spec_.count * size_ : 0;
     return me.recv.data() + shift;
   }
   void* recv(int r) {
     PerRank& me = ranks_[static_cast<std::size_t>(r)];
     if (me.recv.allocated()) return me.recv.data();
-    if (spec_.kind == UNJAM_REDUCE) return nullptr;
+    if (!has_output(r)) return nullptr;
     return me.send.data() + static_cast<std::size_t>(r) * spec_.count * size_;
   }
 
@@ -284,6 +294,16 @@ class Exchange {
       case UNJAM_BROADCAST:
         return unjamBroadcast(group, key, from, to, spec_.count, spec_.dtype, spec_.root, options,
                               request);
+      case UNJAM_ALL_TO_ALL:
+        return unjamAllToAll(group, key, from, to, spec_.count, spec_.dtype, options, request);
+      case UNJAM_GATHER:
+        return unjamGather(group, key, from, to, spec_.count, spec_.dtype, spec_.root, options,
+                           request);
+      case UNJAM_SCATTER:
+        return unjamScatter(group, key, from, to, spec_.count, spec_.dtype, spec_.root, options,
+                            request);
+      case UNJAM_BARRIER:
+        return unjamBarrier(group, key, options, request);
       default:
         break;
     }
@@ -363,13 +383,14 @@ class Exchange {
 
   std::size_t send_count() const {
     return spec_.count *
-           (spec_.kind == UNJAM_REDUCE_SCATTER ? static_cast<std::size_t>(n_) : std::size_t{1});
+           (sends_blocks(spec_.kind) ? static_cast<std::size_t>(n_) : std::size_t{1});
   }
   std::size_t recv_count() const {
     return spec_.count *
-           (spec_.kind == UNJAM_ALL_GATHER ? static_cast<std::size_t>(n_) : std::size_t{1});
+           (receives_blocks(spec_.kind) ? static_cast<std::size_t>(n_) : std::size_t{1});
   }
-  bool has_output(int r) const { return spec_.kind != UNJAM_REDUCE || r == spec_.root; }
+  bool has_input(int r) const { return !from_root(spec_.kind) || r == spec_.root; }
+  bool has_output(int r) const { return !to_root(spec_.kind) || r == spec_.root; }
   const unsigned char* output(int r) const {
     return static_cast<const unsigned char*>(const_cast<Exchange*>(this)->recv(r));
   }
@@ -402,16 +423,15 @@ class Exchange {
   std::string check_untouched(int r) const {
     const PerRank& me = ranks_[static_cast<std::size_t>(r)];
     if (!spec_.in_place && me.send.allocated()) {
-      const bool idle = spec_.kind == UNJAM_BROADCAST && r != spec_.root;
-      if (idle ? !poisoned(me.send) : hash_memory(me.send.data(), me.send.bytes()) != me.send_hash)
+      if (!has_input(r) ? !poisoned(me.send) : hash_memory(me.send.data(), me.send.bytes()) != me.send_hash)
         return "the input was written to";
     }
-    if (spec_.kind == UNJAM_REDUCE && r != spec_.root) {
+    if (!has_output(r)) {
       if (me.recv.allocated() && !poisoned(me.recv)) return "the unused output was written to";
       if (spec_.in_place && hash_memory(me.send.data(), me.send.bytes()) != me.send_hash)
         return "the input was written to";
     }
-    if (spec_.kind == UNJAM_REDUCE_SCATTER && spec_.in_place) {
+    if (sends_blocks(spec_.kind) && spec_.in_place && me.send.allocated()) {
       for (std::size_t i = 0; i < send_count(); ++i) {
         if (i / spec_.count == static_cast<std::size_t>(r)) continue;
         if (load_bits(me.send.data() + i * size_, static_cast<int>(size_)) != input_bits(r, i))
@@ -436,18 +456,28 @@ class Exchange {
     return "";
   }
 
+  // Element i of what rank r must get.
+  std::uint64_t copied_bits(int r, std::size_t i) const {
+    const std::size_t own = static_cast<std::size_t>(r) * spec_.count;
+    if (spec_.kind == UNJAM_BROADCAST) return input_bits(spec_.root, i);
+    if (spec_.kind == UNJAM_SCATTER) return input_bits(spec_.root, own + i);
+    const int from = static_cast<int>(i / spec_.count);
+    return input_bits(from, i % spec_.count + (spec_.kind == UNJAM_ALL_TO_ALL ? own : 0));
+  }
+
   std::string check_copies() const {
-    for (std::size_t i = 0; i < recv_count(); ++i) {
-      const int from =
-          spec_.kind == UNJAM_BROADCAST ? spec_.root : static_cast<int>(i / spec_.count);
-      const std::uint64_t want = input_bits(from, i % spec_.count);
-      const std::uint64_t got = load_bits(output(0) + i * size_, static_cast<int>(size_));
-      if (got != want) {
-        return error("group rank 0, element " + std::to_string(i) + ": bits " +
-                     std::to_string(got) + ", expected " + std::to_string(want));
+    const bool alike = spec_.kind == UNJAM_BROADCAST || spec_.kind == UNJAM_ALL_GATHER;
+    for (int r = 0; r < (alike ? 1 : n_); ++r) {
+      for (std::size_t i = 0; has_output(r) && i < recv_count(); ++i) {
+        const std::uint64_t want = copied_bits(r, i);
+        const std::uint64_t got = load_bits(output(r) + i * size_, static_cast<int>(size_));
+        if (got != want) {
+          return error("group rank " + std::to_string(r) + ", element " + std::to_string(i) +
+                       ": bits " + std::to_string(got) + ", expected " + std::to_string(want));
+        }
       }
     }
-    return check_equal_bits();
+    return alike ? check_equal_bits() : "";
   }
 
   std::string check_reduction() const {

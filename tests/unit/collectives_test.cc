@@ -16,7 +16,8 @@ namespace unjam_test {
 namespace {
 
 const std::vector<unjamKind_t> kKinds = {UNJAM_ALL_REDUCE, UNJAM_ALL_GATHER, UNJAM_REDUCE_SCATTER,
-                                         UNJAM_REDUCE, UNJAM_BROADCAST};
+                                         UNJAM_REDUCE, UNJAM_BROADCAST, UNJAM_ALL_TO_ALL,
+                                         UNJAM_GATHER, UNJAM_SCATTER, UNJAM_BARRIER};
 
 // Odd counts, counts around the sizes of vectors and slots, and some larger than a slot; the last
 // ones are larger than all guaranteed slots of a connector for all but the one-byte types.
@@ -37,7 +38,7 @@ std::size_t run_sweep(Job& job, const Sweep& sweep, std::uint64_t seed) {
   const int n = job.ranks();
   std::uint64_t turn = 0;
   for (const unjamKind_t kind : kKinds) {
-    for (int t = 0; t < kNumDTypes; ++t) {
+    for (int t = 0; t < (kind == UNJAM_BARRIER ? 1 : kNumDTypes); ++t) {
       for (int o = 0; o < (reduces(kind) ? kNumOps : 1); ++o) {
         for (std::size_t c = 0; c < sweep.counts.size(); ++c) {
           const std::size_t count = sweep.counts[c];
@@ -133,7 +134,7 @@ TEST(Collectives, LargerThanAllSlots) {
         Spec s;
         s.kind = kind;
         s.dtype = t;
-        s.count = (kSanitized ? 60003 : 300007) / (kind == UNJAM_ALL_GATHER ? 2u : 1u);
+        s.count = (kSanitized ? 60003 : 300007) / (receives_blocks(kind) ? 2u : 1u);
         s.root = ranks - 1;
         s.in_place = t == UNJAM_FLOAT32;
         s.seed = mix(job.seed(), batches.total());
@@ -156,8 +157,11 @@ void PrintTo(const Setting& s, std::ostream* out) { *out << s.name; }
 const std::vector<Setting> kSettings = {
     {"Ring", [](unjamConfig_t& c) { c.algorithm = 0; }},
     {"Direct", [](unjamConfig_t& c) { c.algorithm = 1; }},
+    {"Mesh", [](unjamConfig_t& c) { c.algorithm = 2; }},
+    {"Pairwise", [](unjamConfig_t& c) { c.algorithm = 3; }},
     {"ThreeLanes", [](unjamConfig_t& c) { c.lanes = 3; }},
     {"ThreeLanesDirect", [](unjamConfig_t& c) { c.lanes = 3, c.algorithm = 1; }},
+    {"ThreeLanesMesh", [](unjamConfig_t& c) { c.lanes = 3, c.algorithm = 2; }},
     {"ThreeLanesRing", [](unjamConfig_t& c) { c.lanes = 3, c.algorithm = 0; }},
     {"FourThreads", [](unjamConfig_t& c) { c.block_threads = 4; }},
     {"FixedPolicy", [](unjamConfig_t& c) { c.policy = UNJAM_POLICY_FIXED; }},
@@ -211,7 +215,7 @@ TEST_P(ManyRanks, AFewOfEach) {
   for (const unjamKind_t kind : kKinds) {
     for (const std::size_t count : {std::size_t{0}, std::size_t{1}, std::size_t{63},
                                     std::size_t{65}, std::size_t{1000}, std::size_t{9001}}) {
-      if (count > 1000 && (kind == UNJAM_ALL_GATHER || kind == UNJAM_REDUCE_SCATTER)) continue;
+      if (count > 1000 && (receives_blocks(kind) || sends_blocks(kind))) continue;
       static constexpr unjamDataType_t kTypes[] = {UNJAM_FLOAT32, UNJAM_BFLOAT16, UNJAM_INT8,
                                                    UNJAM_UINT64, UNJAM_FLOAT8_E5M2};
       Spec s;
@@ -255,7 +259,7 @@ TEST(Collectives, SubgroupsInAnyOrder) {
       s.op = static_cast<unjamOp_t>((g + 2 * kind) % kNumOps);
       s.count = 97 * g + static_cast<std::size_t>(kind);
       s.root = static_cast<int>(members[g].size()) - 1;
-      s.seed = mix(job.seed(), g * 5 + kind);
+      s.seed = mix(job.seed(), g * kNumKinds + kind);
       exchanges.push_back(std::make_unique<Exchange>(s, static_cast<int>(members[g].size())));
     }
   }

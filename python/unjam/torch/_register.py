@@ -1,0 +1,98 @@
+"""Makes the backend known to torch, and takes others' places where the environment asks for it.
+
+``UNJAM_TORCH_DEFAULT=1``
+    ``init_process_group()`` without a backend takes unjam for CPU and CUDA tensors.
+``UNJAM_TORCH_REPLACE=nccl`` (or ``gloo``, or ``nccl,gloo``)
+    Process groups that ask for these by name get unjam; ``get_backend()`` goes on saying what was
+    asked for. For programs that hard-code the name (Megatron-LM). Said once on standard error.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import sys
+from typing import Any
+
+import torch.distributed as dist
+
+NAME = "unjam"
+
+
+def register() -> None:
+    """Idempotent. Loads no library: the first process group does."""
+    if not dist.is_available() or NAME.upper() in dist.Backend._plugins:
+        return
+    dist.Backend.register_backend(NAME, _create, extended_api=True, devices=["cpu", "cuda"])
+    if os.environ.get("UNJAM_TORCH_DEFAULT", "0") not in ("", "0"):
+        for device in ("cpu", "cuda"):
+            dist.Backend.default_device_backend_map[device] = NAME
+    names = [n.strip().lower() for n in os.environ.get("UNJAM_TORCH_REPLACE", "").split(",")]
+    names = [n for n in names if n]
+    if names:
+        _replace(names)
+
+
+def _create(options: Any, backend_options: Any) -> Any:
+    from ._world import create
+
+    return create(options, backend_options)
+
+
+def _replace(names: list[str]) -> None:
+    """Wraps the one function through which torch makes process groups."""
+    unknown = [n for n in names if n not in ("nccl", "gloo")]
+    if unknown:
+        raise ValueError(
+            f"UNJAM_TORCH_REPLACE names {unknown[0]!r}: it can replace nccl, gloo, or both"
+        )
+    c10d = dist.distributed_c10d
+    make = c10d._new_process_group_helper
+    told = False
+
+    @functools.wraps(make)
+    def make_with_unjam(
+        size: int, rank: int, members: Any, backend: Any, store: Any, *args: Any, **words: Any
+    ) -> Any:
+        nonlocal told
+        asked = str(backend)
+        chosen = _renamed(asked, names)
+        if chosen == asked:
+            return make(size, rank, members, backend, store, *args, **words)
+        if not told:
+            told = True
+            print(
+                f"unjam: process groups that ask for {asked!r} get unjam "
+                f"(UNJAM_TORCH_REPLACE={','.join(names)})",
+                file=sys.stderr,
+                flush=True,
+            )
+        # Options of the backend that was asked for mean nothing to this one.
+        if "backend_options" in words:
+            words["backend_options"] = None
+        elif len(args) > 1:
+            args = (args[0], None, *args[2:])
+        group, prefix_store = make(size, rank, members, dist.Backend(chosen), store, *args, **words)
+        if group in c10d._world.pg_map:
+            c10d._world.pg_map[group] = (backend, c10d._world.pg_map[group][1])
+        return group, prefix_store
+
+    c10d._new_process_group_helper = make_with_unjam
+
+
+def _renamed(backend: str, names: list[str]) -> str:
+    """``"nccl"`` as ``"unjam"``, also in ``"cpu:gloo,cuda:nccl"``.
+
+    A group that has unjam for one device has it for both: torch cannot tell two of its kind apart,
+    and one serves both.
+    """
+    entries = [entry.rpartition(":") for entry in backend.lower().split(",")]
+    if not any(name in names for _, _, name in entries):
+        return backend
+    devices = {device for device, _, _ in entries}
+    if len(entries) == 1 and "" in devices:
+        return NAME
+    others = [e for e in entries if e[2] not in names]
+    if not others:
+        return NAME
+    return ",".join(f"{d}:{n if n not in names else NAME}" for d, _, n in entries)

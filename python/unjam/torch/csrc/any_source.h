@@ -1,0 +1,121 @@
+// Receives whose sender is not known: a thread looks which ranks have sent (unjamProbe), as long as
+// there are any, and then makes the receive that meets it.
+#pragma once
+
+#include <chrono>
+#include <list>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+
+#include "work.h"
+
+namespace unjam_torch {
+
+class AnySource {
+ public:
+  struct Receive {
+    std::shared_ptr<Call> call;
+    std::shared_ptr<Groups> groups;  // keeps the group
+    unjamGroup_t group;
+    std::string key;
+    unjamCallOptions_t options;
+    at::Tensor tensor;
+    std::size_t count;
+    unjamDataType_t dtype;
+    int rank;
+    int size;
+    int next = 0;  // where the next look begins, so that nobody starves
+  };
+
+  static AnySource& get() {
+    static AnySource* const all = new AnySource;
+    return *all;
+  }
+
+  void add(Receive receive) {
+    const std::lock_guard lock(mutex_);
+    receives_.push_back(std::move(receive));
+    if (running_) return;
+    running_ = true;
+    std::thread([this] { look(); }).detach();
+  }
+
+  // Receives of a process group that ends: nobody can look for their senders any more.
+  void cancel(const std::shared_ptr<Groups>& groups) {
+    const std::lock_guard lock(mutex_);
+    for (auto it = receives_.begin(); it != receives_.end();) {
+      if (it->groups != groups) {
+        ++it;
+        continue;
+      }
+      it->call->fail(UNJAM_ERROR_ABORTED, "its process group was destroyed");
+      Call::leave(std::move(it->call));
+      it = receives_.erase(it);
+    }
+  }
+
+  void forked() {
+    new (&mutex_) std::mutex;
+    receives_.clear();
+    running_ = false;
+  }
+
+ private:
+  static constexpr std::chrono::microseconds kShortest{20}, kLongest{1000};
+
+  void look() {
+    for (auto pause = kShortest;;) {
+      bool found = false;
+      {
+        const std::lock_guard lock(mutex_);
+        for (auto it = receives_.begin(); it != receives_.end();) {
+          if (matched(*it)) {
+            found = true;
+            Call::leave(std::move(it->call));  // its tensors are not this thread's to free
+            it = receives_.erase(it);
+          } else {
+            ++it;
+          }
+        }
+        if (receives_.empty()) {
+          running_ = false;
+          return;
+        }
+      }
+      pause = found ? kShortest : std::min(2 * pause, kLongest);
+      std::this_thread::sleep_for(pause);
+    }
+  }
+
+  // True: the receive was made, or has failed.
+  static bool matched(Receive& r) {
+    for (int i = 0; i < r.size; ++i) {
+      const int from = (r.next + i) % r.size;
+      if (from == r.rank) continue;
+      int ready = 0;
+      unjamResult_t code = unjamProbe(r.group, r.key.c_str(), from, &ready);
+      if (code == UNJAM_SUCCESS && ready == 0) continue;
+      unjamRequest_t request = nullptr;
+      if (code == UNJAM_SUCCESS) {
+        code = unjamRecv(r.group, r.key.c_str(), r.tensor.data_ptr(), r.count, r.dtype, from,
+                         &r.options, &request);
+      }
+      if (code == UNJAM_SUCCESS) {
+        r.call->post(request, from);
+      } else {
+        r.call->fail(code, unjamGetLastError());
+      }
+      r.next = from + 1;
+      return true;
+    }
+    return false;
+  }
+
+  std::mutex mutex_;
+  std::list<Receive> receives_;
+  bool running_ = false;
+};
+
+}  // namespace unjam_torch

@@ -1,0 +1,128 @@
+// What Python sees of the backend.
+#include <pthread.h>
+#include <pybind11/chrono.h>
+#include <torch/csrc/utils/pybind.h>
+
+#include <torch/csrc/distributed/c10d/Types.hpp>
+
+#include "any_source.h"
+#include "backend.h"
+
+namespace py = pybind11;
+
+namespace unjam_torch {
+namespace {
+
+using GilRelease = py::call_guard<py::gil_scoped_release>;
+
+// A JSON text of unjam's, for each context of a world.
+template <class F>
+std::vector<std::string> texts(World& world, F f) {
+  std::vector<std::string> found;
+  world.each([&](unjamContext_t context) {
+    std::string text(std::size_t{1} << 16, '\0');
+    for (;;) {
+      std::size_t needed = 0;
+      const unjamResult_t code = f(context, text.data(), text.size(), &needed);
+      if (code == UNJAM_ERROR_RESOURCES && needed > text.size()) {
+        text.resize(needed + needed / 2);
+        continue;
+      }
+      check(code, "asking a context");
+      text.resize(std::strlen(text.c_str()));
+      break;
+    }
+    found.push_back(std::move(text));
+  });
+  return found;
+}
+
+std::vector<int> absent(World& world) {
+  std::vector<int> ranks(static_cast<std::size_t>(world.size()));
+  int count = 0;
+  world.each([&](unjamContext_t context) {
+    if (count == 0)
+      check(unjamContextAbsent(context, ranks.data(), world.size(), &count), "asking");
+  });
+  ranks.resize(static_cast<std::size_t>(std::min(count, world.size())));
+  return ranks;
+}
+
+std::string new_id() {
+  unjamUniqueId_t id;
+  check(unjamGetUniqueId(&id), "making an id");
+  return {id.internal, sizeof(id.internal)};
+}
+
+// Threads do not survive a fork(), and their locks stay as they were.
+void after_fork_in_child() {
+  Executor::get().forked();
+  AnySource::get().forked();
+  Call::forked();
+}
+
+template <class T>
+using Ptr = c10::intrusive_ptr<T>;
+
+}  // namespace
+
+PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
+  py::module_::import("torch._C._distributed_c10d");  // the base classes
+  pthread_atfork(nullptr, nullptr, after_fork_in_child);
+
+  py::class_<World, std::shared_ptr<World>>(m, "World")
+      .def(py::init([](int rank, int size, const py::bytes& host_id, const py::bytes& cuda_id,
+                       int cuda_device, std::uint32_t timeout_ms) {
+             const std::string host = host_id, cuda = cuda_id;
+             const py::gil_scoped_release release;
+             return std::make_shared<World>(rank, size, host, cuda, cuda_device, timeout_ms);
+           }),
+           py::arg("rank"), py::arg("size"), py::arg("host_id"), py::arg("cuda_id"),
+           py::arg("cuda_device"), py::arg("timeout_ms"))
+      .def_property_readonly("rank", &World::rank)
+      .def_property_readonly("size", &World::size)
+      .def_property_readonly("cuda_device", &World::cuda_device)
+      .def(
+          "explain", [](World& w) { return texts(w, unjamExplain); }, GilRelease())
+      .def(
+          "info", [](World& w) { return texts(w, unjamInfo); }, GilRelease())
+      .def("absent", absent, GilRelease());
+
+  py::class_<UnjamOptions, Ptr<UnjamOptions>, c10d::Backend::Options>(m, "Options")
+      .def(py::init<std::chrono::milliseconds>(), py::arg("timeout") = kBackendDefaultTimeout)
+      .def("__copy__", [](const UnjamOptions& o) { return c10::make_intrusive<UnjamOptions>(o); })
+      .def("__deepcopy__", [](const UnjamOptions& o, const py::dict&) {
+        return c10::make_intrusive<UnjamOptions>(o);
+      });
+
+  py::class_<UnjamBackend, Ptr<UnjamBackend>, c10d::Backend>(m, "Backend")
+      .def(
+          py::init([](const std::shared_ptr<World>& world, const std::vector<int>& ranks, int rank,
+                      const std::string& name, std::chrono::milliseconds timeout, bool owns_world) {
+            return c10::make_intrusive<UnjamBackend>(
+                std::make_shared<Groups>(world, ranks, name), rank,
+                c10::make_intrusive<UnjamOptions>(timeout), "", owns_world);
+          }),
+          py::arg("world"), py::arg("ranks"), py::arg("rank"), py::arg("name"), py::arg("timeout"),
+          py::arg("owns_world"), GilRelease())
+      .def_property_readonly("options", &UnjamBackend::getBackendOptions)
+      .def_property_readonly("key", &UnjamBackend::key_prefix)
+      .def_property_readonly("unjam_name", &UnjamBackend::name)
+      .def("keyed", &UnjamBackend::keyed, py::arg("name"), GilRelease())
+      .def("world", [](UnjamBackend& b) { return b.groups()->share_world(); })
+      .def("get_error", &UnjamBackend::getError)
+      .def("abort", &UnjamBackend::abort, GilRelease())
+      .def("shutdown", &UnjamBackend::shutdown, GilRelease())
+      .def("perform_nocolor_split", [](UnjamBackend&, const py::object&) {});
+
+  m.def("new_id", [] { return py::bytes(new_id()); });
+  m.def("get_key", [] { return thread_key(); });
+  m.def("set_key", [](const std::string& key) { thread_key() = key; });
+  m.def("worlds", worlds);
+  m.def("default_world", default_world);
+  m.def("shutdown_all", shutdown_all, GilRelease());
+  m.def("log_calls", [](bool on) { CallLog::get().enable(on); });
+  m.def("take_calls", [] { return CallLog::get().take(); });
+}
+
+}  // namespace unjam_torch

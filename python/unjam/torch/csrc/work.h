@@ -1,0 +1,403 @@
+// c10d::Work over unjam's requests.
+//
+// A Call is one operation of torch: one request, or several that are complete together, and the
+// tensors that they use. It lives as long as anybody needs it: the Work that the user has, and, if
+// the user lets go of that first, a list that keeps the tensors until the operation is complete.
+//
+// On the CPU wait() blocks the calling thread, which drives the engine meanwhile. On CUDA nothing
+// is put on a stream before wait(): that orders the calling thread's current stream behind the
+// operation (unjamStreamWait: whoever waits, helps). Every operation is complete on its own: there
+// is no stream of the library's that would put one behind another.
+#pragma once
+
+#include <ATen/ATen.h>
+#include <c10/core/StreamGuard.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <deque>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <torch/csrc/distributed/c10d/Work.hpp>
+#include <vector>
+
+#include "executor.h"
+#include "unjam/unjam.h"
+#include "world.h"
+
+namespace unjam_torch {
+
+using namespace c10d;  // kNoTimeout and the like: global in some versions of torch, c10d's in
+                       // others
+using Clock = std::chrono::steady_clock;
+
+inline c10::Stream current_stream(const at::Device& device) {
+  return c10::impl::VirtualGuardImpl(device.type()).getStream(device);
+}
+
+class Call : public std::enable_shared_from_this<Call> {
+ public:
+  Call(std::string what, at::Device device, std::chrono::milliseconds timeout)
+      : what_(std::move(what)), device_(device), timeout_(timeout), begun_(Clock::now()) {}
+  ~Call() {
+    for (unjamRequest_t request : requests_) unjamRequestFree(request);
+  }
+  Call(const Call&) = delete;
+  Call& operator=(const Call&) = delete;
+
+  // ---- while it is put together, by one thread ----
+
+  void add(unjamRequest_t request) { requests_.push_back(request); }
+  // Memory that the operation uses.
+  void hold(const at::Tensor& tensor) { held_.push_back(tensor); }
+  void hold(const std::vector<at::Tensor>& tensors) {
+    held_.insert(held_.end(), tensors.begin(), tensors.end());
+  }
+  void set_outputs(std::vector<at::Tensor> outputs) { outputs_ = std::move(outputs); }
+  // What remains to be done when the data are there: by whoever finds that they are, once.
+  void set_finish(std::function<void()> finish) { finish_ = std::move(finish); }
+  // CUDA: the stream of the call is behind the operation already.
+  void set_in_stream() { ordered_ = true; }
+  void set_blocks_host() { blocks_host_ = true; }
+  void set_source_rank(int rank) { source_rank_.store(rank); }
+  // Its request is still to come: post() or fail() will be called.
+  void set_open() { open_.store(true); }
+
+  // ---- a request that comes later, from another thread ----
+
+  void post(unjamRequest_t request, int source) {
+    requests_.push_back(request);
+    source_rank_.store(source);
+    close();
+  }
+  void fail(unjamResult_t code, const char* text) {
+    {
+      const std::lock_guard lock(mutex_);
+      try {
+        raise(what_, code, text);
+      } catch (...) {
+        error_ = std::current_exception();
+      }
+    }
+    close();
+  }
+
+  // ---- afterwards, by any thread ----
+
+  const std::string& what() const { return what_; }
+  const at::Device& device() const { return device_; }
+  const std::vector<at::Tensor>& outputs() const { return outputs_; }
+  int source_rank() const { return source_rank_.load(); }
+
+  // Whether all requests are complete. Does not block.
+  bool complete() {
+    if (complete_.load(std::memory_order_acquire)) return true;
+    if (open_.load(std::memory_order_acquire)) return false;
+    for (unjamRequest_t request : requests_) {
+      int done = 0;
+      unjamTest(request, &done);
+      if (done == 0) return false;
+    }
+    complete_.store(true, std::memory_order_release);
+    return true;
+  }
+
+  // Of a complete operation: what went wrong, or null. On the CPU the results are in the outputs
+  // then.
+  std::exception_ptr settle() {
+    const std::lock_guard lock(mutex_);
+    settle_locked();
+    return error_;
+  }
+
+  bool wait(std::chrono::milliseconds timeout) {
+    if (device_.is_cuda() && timeout == kNoTimeout && !blocks_host_) {
+      order_stream();
+      return true;
+    }
+    const bool own = timeout == kNoTimeout;
+    const auto limit = own ? timeout_ : timeout;
+    const auto deadline = (own ? begun_ : Clock::now()) + limit;
+    wait_for_post(deadline, limit);
+    for (unjamRequest_t request : requests_) wait_for(request, deadline, limit);
+    complete_.store(true, std::memory_order_release);
+    if (device_.is_cuda()) order_stream();
+    if (const std::exception_ptr error = settle()) std::rethrow_exception(error);
+    return true;
+  }
+
+  // CUDA: work queued in the calling thread's current stream from now on sees the results.
+  void order_stream() {
+    if (!device_.is_cuda()) return;
+    wait_for_post(begun_ + timeout_, timeout_);
+    if (complete()) {
+      if (const std::exception_ptr error = settle_error()) std::rethrow_exception(error);
+    }
+    const c10::Stream stream = current_stream(device_);
+    const std::lock_guard lock(mutex_);
+    if (!ordered_) {
+      for (unjamRequest_t request : requests_) {
+        check(unjamStreamWait(request, stream.native_handle()), what_);
+      }
+    }
+    finish_locked();
+    // The stream is behind the operation: the allocator hands memory out again in its order.
+    held_.clear();
+  }
+
+  c10::intrusive_ptr<c10::ivalue::Future> future() {
+    {
+      const std::lock_guard lock(mutex_);
+      if (future_) return future_;
+      std::vector<c10::Device> devices;
+      if (device_.is_cuda()) devices.push_back(device_);
+      future_ = c10::make_intrusive<c10::ivalue::Future>(
+          c10::ListType::create(c10::TensorType::get()), std::move(devices));
+    }
+    call_when_complete();
+    return future_;
+  }
+
+  // Makes sure that the results get to the outputs even if nobody waits.
+  void call_when_complete() {
+    if (armed_.exchange(true)) {
+      if (told_.load()) tell();  // it had been told before there was a future
+      return;
+    }
+    // Sequentially consistent with close(): at least one of the two sees the other's store.
+    if (!open_.load()) listen();
+  }
+
+  // ---- what nobody holds any more ----
+
+  // Keeps a call until it is complete, and lets its tensors go in a thread that calls torch: never
+  // in one of the library's, which must not take the GIL.
+  static void leave(std::shared_ptr<Call> call) {
+    Left& left = left_calls();
+    const std::lock_guard lock(left.mutex);
+    left.calls.push_back(std::move(call));
+    left.count.store(left.calls.size(), std::memory_order_relaxed);
+  }
+  // By calling threads: lets some go that are complete.
+  static void sweep() {
+    Left& left = left_calls();
+    if (left.count.load(std::memory_order_relaxed) == 0) return;  // at worst: the next time
+    std::vector<std::shared_ptr<Call>> gone;
+    {
+      const std::lock_guard lock(left.mutex);
+      for (std::size_t i = 0, n = std::min<std::size_t>(left.calls.size(), 16); i < n; ++i) {
+        std::shared_ptr<Call> call = std::move(left.calls.front());
+        left.calls.pop_front();
+        if (call->complete()) {
+          gone.push_back(std::move(call));
+        } else {
+          left.calls.push_back(std::move(call));
+        }
+      }
+      left.count.store(left.calls.size(), std::memory_order_relaxed);
+    }
+  }
+  static void forked() {
+    new (&left_calls().mutex) std::mutex;  // what was left stays: it is the parent's to end
+  }
+
+ private:
+  // Once: has tell() called when all requests are complete.
+  void listen() {
+    if (listening_.exchange(true)) return;
+    if (requests_.empty()) return tell();
+    waiting_for_.store(requests_.size());
+    for (unjamRequest_t request : requests_) {
+      auto* self = new std::shared_ptr<Call>(shared_from_this());
+      check(unjamOnDone(
+                request,
+                [](unjamResult_t, void* user) {
+                  auto* call = static_cast<std::shared_ptr<Call>*>(user);
+                  if ((*call)->waiting_for_.fetch_sub(1) == 1) (*call)->tell();
+                  leave(std::move(*call));
+                  delete call;
+                },
+                self),
+            what_);
+    }
+  }
+
+  struct Left {
+    std::mutex mutex;
+    std::deque<std::shared_ptr<Call>> calls;
+    std::atomic<std::size_t> count{0};  // of calls, to look at without the lock
+  };
+  static Left& left_calls() {
+    static Left* const left = new Left;
+    return *left;
+  }
+
+  void wait_for(unjamRequest_t request, Clock::time_point deadline,
+                std::chrono::milliseconds limit) const {
+    for (;;) {
+      const auto left =
+          std::chrono::duration_cast<std::chrono::microseconds>(deadline - Clock::now()).count();
+      const unjamResult_t code = unjamWait(request, std::max<std::int64_t>(left, 0));
+      int done = 0;
+      unjamTest(request, &done);
+      if (done != 0) return;  // settle() tells how it ended
+      if (code != UNJAM_ERROR_TIMEOUT) raise(what_, code, unjamGetLastError());
+      if (Clock::now() < deadline) continue;
+      timed_out(limit);
+    }
+  }
+
+  // All that post() has stored is behind the release here.
+  void close() {
+    {
+      const std::lock_guard lock(post_mutex_);
+      open_.store(false);
+    }
+    posted_.notify_all();
+    if (armed_.load()) listen();
+  }
+  void wait_for_post(Clock::time_point deadline, std::chrono::milliseconds limit) {
+    if (!open_.load(std::memory_order_acquire)) return;
+    std::unique_lock lock(post_mutex_);
+    if (!posted_.wait_until(lock, deadline, [this] { return !open_.load(); })) timed_out(limit);
+  }
+
+  [[noreturn]] void timed_out(std::chrono::milliseconds limit) const {
+    TORCH_CHECK_WITH(DistBackendError, false, "unjam: ", what_, " was not complete within ",
+                     limit.count(),
+                     " ms; it is still pending. unjam.explain() says which ranks "
+                     "have not called it");
+    std::abort();  // not reached
+  }
+
+  std::exception_ptr settle_error() {
+    const std::lock_guard lock(mutex_);
+    read_error();
+    return error_;
+  }
+
+  void read_error() {
+    if (error_ != nullptr) return;
+    for (unjamRequest_t request : requests_) {
+      int done = 0;
+      const unjamResult_t code = unjamTest(request, &done);
+      if (code == UNJAM_SUCCESS) continue;
+      try {
+        raise(what_, code, unjamRequestError(request));
+      } catch (...) {
+        error_ = std::current_exception();
+      }
+      return;
+    }
+  }
+
+  void settle_locked() {
+    read_error();
+    if (error_ == nullptr) finish_locked();
+  }
+
+  void finish_locked() {
+    if (finish_ == nullptr) return;
+    const std::function<void()> finish = std::move(finish_);
+    finish_ = nullptr;
+    const at::NoGradGuard no_grad;
+    finish();
+  }
+
+  // All requests are complete. On unjam's callback thread, or the caller's.
+  void tell() {
+    complete_.store(true, std::memory_order_release);
+    c10::intrusive_ptr<c10::ivalue::Future> future;
+    {
+      const std::lock_guard lock(mutex_);
+      if (!device_.is_cuda()) settle_locked();
+      told_.store(true);
+      if (!future_ || future_told_) return;
+      future_told_ = true;
+      future = future_;
+    }
+    Executor::get().run([call = shared_from_this(), future] {
+      // CUDA: the host has seen the end, so any stream is behind it.
+      std::optional<c10::StreamGuard> guard;
+      if (call->device_.is_cuda()) {
+        const c10::impl::VirtualGuardImpl cuda(call->device_.type());
+        guard.emplace(cuda.getStreamFromGlobalPool(call->device_));
+      }
+      if (const std::exception_ptr error = call->settle()) {
+        future->setError(error);
+      } else {
+        future->markCompleted(c10::IValue(call->outputs_));
+      }
+    });
+  }
+
+  const std::string what_;
+  const at::Device device_;
+  const std::chrono::milliseconds timeout_;
+  const Clock::time_point begun_;
+  std::vector<unjamRequest_t> requests_;  // constant once it is put together
+  std::vector<at::Tensor> outputs_;       // likewise
+  bool blocks_host_ = false;              // likewise
+  bool ordered_ = false;                  // likewise
+
+  // Not yet put together: see post(). What post() stores is read behind an acquire of this.
+  std::atomic<bool> open_{false};
+  std::mutex post_mutex_;
+  std::condition_variable posted_;
+  std::atomic<int> source_rank_{-1};
+
+  std::atomic<bool> complete_{false};
+  std::atomic<bool> armed_{false};
+  std::atomic<bool> listening_{false};
+  std::atomic<bool> told_{false};
+  std::atomic<std::size_t> waiting_for_{0};
+
+  std::mutex mutex_;  // guards what follows
+  std::vector<at::Tensor> held_;
+  std::function<void()> finish_;
+  std::exception_ptr error_;
+  bool future_told_ = false;
+  c10::intrusive_ptr<c10::ivalue::Future> future_;
+};
+
+class UnjamWork : public c10d::Work {
+ public:
+  UnjamWork(std::shared_ptr<Call> call, int rank, c10d::OpType type, std::uint64_t sequence)
+      : c10d::Work(rank, type), call_(std::move(call)), sequence_(sequence) {}
+  ~UnjamWork() override {
+    if (!call_->complete()) Call::leave(std::move(call_));
+  }
+
+  bool isCompleted() override { return call_->complete(); }
+  bool isSuccess() const override { return call_->complete() && call_->settle() == nullptr; }
+  std::exception_ptr exception() const override {
+    return call_->complete() ? call_->settle() : nullptr;
+  }
+  int sourceRank() const override { return call_->source_rank(); }
+  std::vector<at::Tensor> result() override { return call_->outputs(); }
+  void synchronize() override {
+    if (call_->device().is_cuda()) {
+      call_->order_stream();
+    } else {
+      call_->wait(kNoTimeout);
+    }
+  }
+  void blockCurrentStream() override { synchronize(); }
+  bool wait(std::chrono::milliseconds timeout) override { return call_->wait(timeout); }
+  c10::intrusive_ptr<c10::ivalue::Future> getFuture() override { return call_->future(); }
+  std::uint64_t getSequencenumber() const override { return sequence_; }
+  void abort() override {
+    TORCH_CHECK(false,
+                "unjam: one operation cannot be aborted alone: abort the process group "
+                "(torch.distributed.distributed_c10d._abort_process_group)");
+  }
+
+ private:
+  std::shared_ptr<Call> call_;
+  const std::uint64_t sequence_;
+};
+
+}  // namespace unjam_torch

@@ -1,0 +1,164 @@
+// A rank's contexts, shared by all process groups over the same job, and their groups.
+#pragma once
+
+#include <c10/core/Device.h>
+#include <c10/util/Exception.h>
+
+#include <memory>
+#include <mutex>
+#include <shared_mutex>
+#include <string>
+#include <vector>
+
+#include "unjam/unjam.h"
+
+namespace unjam_torch {
+
+[[noreturn]] inline void raise(const std::string& what, unjamResult_t code, const char* text) {
+  const std::string message = "unjam: " + what + ": " + (text != nullptr ? text : "") + " [" +
+                              unjamGetErrorString(code) + "]";
+  TORCH_CHECK_VALUE(code != UNJAM_ERROR_INVALID_ARGUMENT, message);
+  TORCH_CHECK_WITH(DistBackendError, false, message);
+  std::abort();  // not reached: the check throws
+}
+
+inline void check(unjamResult_t code, const std::string& what) {
+  if (code != UNJAM_SUCCESS) raise(what, code, unjamGetLastError());
+}
+
+// One rank of a job: a context for CPU tensors and, where it is asked for, one for CUDA tensors.
+class World {
+ public:
+  // Joins: returns when all ranks have. cuda_device: -1, or the index of this rank's GPU, for a
+  // context on it too. timeout_ms: after which a call that a rank has not made fails on all; 0:
+  // never (UNJAM_TIMEOUT_MS in the environment comes first).
+  World(int rank, int size, const std::string& host_id, const std::string& cuda_id, int cuda_device,
+        std::uint32_t timeout_ms)
+      : rank_(rank), size_(size), cuda_device_(cuda_device) {
+    host_ = join(host_id, UNJAM_DEVICE_HOST, -1, timeout_ms);
+    if (cuda_device < 0) return;
+    try {
+      cuda_ = join(cuda_id, UNJAM_DEVICE_CUDA, cuda_device, timeout_ms);
+    } catch (...) {
+      unjamDestroy(host_);
+      throw;
+    }
+  }
+  World(const World&) = delete;
+  World& operator=(const World&) = delete;
+  ~World() { close(); }
+
+  int rank() const { return rank_; }
+  int size() const { return size_; }
+  int cuda_device() const { return cuda_device_; }
+
+  // f(context) for each context, unless the world is closed.
+  template <class F>
+  void each(F f) {
+    const std::shared_lock lock(mutex_);
+    for (unjamContext_t context : {host_, cuda_}) {
+      if (context != nullptr) f(context);
+    }
+  }
+  unjamContext_t host() const { return host_; }
+  unjamContext_t cuda() const { return cuda_; }
+
+  // Ends all that is pending on this rank, with an error; peers learn of it. Returns always.
+  void abort() {
+    each([](unjamContext_t context) { unjamAbort(context); });
+  }
+
+  // Leaves the job. What is pending still is aborted, and told of.
+  void close() {
+    const std::unique_lock lock(mutex_);
+    for (unjamContext_t* context : {&cuda_, &host_}) {
+      if (*context == nullptr) continue;
+      if (unjamDestroy(*context) == UNJAM_ERROR_INVALID_USAGE) {
+        TORCH_WARN("unjam: a process group ends with operations pending, which are aborted: ",
+                   unjamGetLastError());
+        unjamAbort(*context);
+        unjamDestroy(*context);
+      }
+      *context = nullptr;
+    }
+  }
+
+ private:
+  unjamContext_t join(const std::string& id, unjamDevice_t device, int index,
+                      std::uint32_t timeout_ms) const {
+    unjamUniqueId_t unique;
+    TORCH_CHECK_VALUE(id.size() == sizeof(unique.internal), "unjam: a job's id has ",
+                      sizeof(unique.internal), " bytes, not ", id.size());
+    std::copy(id.begin(), id.end(), unique.internal);
+    unjamConfig_t config = UNJAM_CONFIG_INITIALIZER;
+    config.device = device;
+    config.device_index = index;
+    if (std::getenv("UNJAM_TIMEOUT_MS") == nullptr) config.timeout_ms = timeout_ms;
+    unjamContext_t context = nullptr;
+    check(unjamInit(&context, size_, unique, rank_, &config),
+          device == UNJAM_DEVICE_CUDA ? "joining with GPU " + std::to_string(index) : "joining");
+    return context;
+  }
+
+  const int rank_;
+  const int size_;
+  const int cuda_device_;
+  std::shared_mutex mutex_;
+  unjamContext_t host_ = nullptr;
+  unjamContext_t cuda_ = nullptr;
+};
+
+// One process group's groups. Several backends share one: a keyed group has its parent's.
+class Groups {
+ public:
+  Groups(std::shared_ptr<World> world, std::vector<int> ranks, const std::string& name)
+      : world_(std::move(world)), ranks_(std::move(ranks)), name_(name) {
+    host_ = make(world_->host());
+    if (world_->cuda() != nullptr) cuda_ = make(world_->cuda());
+  }
+  // Groups with something pending cannot be destroyed; they end with their context.
+  ~Groups() {
+    unjamGroupDestroy(host_);
+    if (cuda_ != nullptr) unjamGroupDestroy(cuda_);
+  }
+  Groups(const Groups&) = delete;
+  Groups& operator=(const Groups&) = delete;
+
+  World& world() const { return *world_; }
+  std::shared_ptr<World> share_world() const { return world_; }
+  const std::vector<int>& ranks() const { return ranks_; }  // in the world
+  const std::string& name() const { return name_; }
+  unjamGroup_t host() const { return host_; }
+
+  // The group for tensors on `device`.
+  unjamGroup_t on(const at::Device& device) const {
+    if (device.is_cpu()) return host_;
+    TORCH_CHECK_VALUE(device.is_cuda(), "unjam: tensors must be on the CPU or a CUDA device, not ",
+                      device);
+    TORCH_CHECK_VALUE(cuda_ != nullptr,
+                      "unjam: this job was joined without GPUs (UNJAM_TORCH_CUDA=0, or none was "
+                      "visible at init_process_group)");
+    TORCH_CHECK_VALUE(device.index() == world_->cuda_device(), "unjam: a tensor is on ", device,
+                      ", but rank ", world_->rank(), " joined with cuda:", world_->cuda_device(),
+                      ": call torch.cuda.set_device before init_process_group, or give it "
+                      "device_id");
+    return cuda_;
+  }
+
+ private:
+  unjamGroup_t make(unjamContext_t context) const {
+    unjamGroup_t group = nullptr;
+    check(unjamGroupCreate(context, ranks_.data(), static_cast<int>(ranks_.size()), name_.c_str(),
+                           &group),
+          "making group " + name_);
+    return group;
+  }
+
+  const std::shared_ptr<World> world_;
+  const std::vector<int> ranks_;
+  const std::string name_;
+  unjamGroup_t host_ = nullptr;
+  unjamGroup_t cuda_ = nullptr;
+};
+
+}  // namespace unjam_torch
