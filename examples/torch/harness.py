@@ -7,7 +7,6 @@ happened; ``torchrun --nproc-per-node N example.py`` works, too.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import faulthandler
 import json
 import os
@@ -108,15 +107,6 @@ def show(args: argparse.Namespace, **found: object) -> None:
     losses = found.get("losses")
     if losses:
         print("loss: " + " ".join(f"{loss:.4f}" for loss in losses), flush=True)
-
-
-def key(name: str) -> contextlib.AbstractContextManager:
-    """``unjam.key(name)``. Other backends do not see it: then calls are matched by order."""
-    try:
-        import unjam.torch
-    except ImportError:
-        return contextlib.nullcontext()
-    return unjam.torch.key(name) if hasattr(unjam.torch, "key") else contextlib.nullcontext()
 
 
 def mean_over_ranks(loss: torch.Tensor, group: dist.ProcessGroup | None = None) -> float:

@@ -1,6 +1,6 @@
 """What runs on a torch.distributed backend: training, DTensor, checkpoints, compiled programs.
 
-Each check of torch_checks.py runs with gloo and with the backend under test, in one launch of 2
+Each check of training_checks.py runs with gloo and with the backend under test, in one launch of 2
 and one of 4 processes; what it returns, loss curves above all, must be the same. To the bit, unless
 TOLERANCE names it: there more than two numbers are added, and the orders of addition differ.
 

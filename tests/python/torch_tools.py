@@ -8,7 +8,7 @@ and the launch goes on without that check.
     results = run(2, [("gloo", "ddp"), ("unjam", "ddp")], folder)
     results["unjam", "ddp"][rank]        # what it returned, or raises Failed
 
-The checks are functions of torch_checks.py.
+The checks are functions of training_checks.py.
 """
 
 import datetime
@@ -61,6 +61,8 @@ def run(ranks, jobs, folder):
     """Runs the jobs, pairs (backend, check), on so many ranks."""
     results = Results(ranks)
     todo = list(jobs)
+    if any(backend == "unjam" for backend, _ in todo):
+        build_adapter()
     for attempt in range(HANGS):
         if not todo:
             break
@@ -76,6 +78,15 @@ def run(ranks, jobs, folder):
     for job in todo:
         results.problems[job] = "not tried, as others before it did not end"
     return results
+
+
+def build_adapter():
+    """unjam's part in C++ is compiled at the first use: before limits for ranks begin."""
+    code = "import unjam.torch._extension as e; e.extension()"
+    words = subprocess.run(
+        [sys.executable, "-c", code], env=environment(), capture_output=True, text=True, timeout=300
+    )
+    assert words.returncode == 0, words.stderr
 
 
 def collect(ranks, place):
@@ -146,7 +157,7 @@ def rank_main(place, rank, ranks):
     import torch
     import torch.distributed as dist
 
-    import torch_checks
+    import training_checks
     from harness import backend as use_backend
 
     torch.set_num_threads(1)
@@ -173,7 +184,7 @@ def rank_main(place, rank, ranks):
                     world_size=ranks,
                     timeout=soon,
                 )
-                report["value"] = getattr(torch_checks, check)(here)
+                report["value"] = getattr(training_checks, check)(here)
             except Exception:
                 report["error"] = traceback.format_exc(limit=-8)
                 print(report["error"], file=sys.stderr, flush=True)

@@ -30,8 +30,10 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+import unjam
+
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from harness import compare, key, main, mean_over_ranks  # noqa: E402
+from harness import compare, main, mean_over_ranks  # noqa: E402
 
 WIDTH, EXPERTS, LAYERS, BATCH = 16, 4, 3, 32
 
@@ -55,7 +57,7 @@ class Layer(nn.Module):
         if self.group is None:
             return shard, None
         weight = shard.new_empty(WIDTH, WIDTH)
-        with key(f"{self.number}.expert{expert}"):
+        with unjam.key(f"{self.number}.expert{expert}"):
             work = dist.all_gather_into_tensor(
                 weight, shard.detach(), group=self.group, async_op=True
             )
@@ -64,7 +66,7 @@ class Layer(nn.Module):
     def scatter_gradient(self, expert: int, weight: torch.Tensor) -> None:
         """As soon as an expert's gradient is there: in this rank's order again."""
         grad = torch.empty_like(self.experts[expert])
-        with key(f"{self.number}.expert{expert}"):
+        with unjam.key(f"{self.number}.expert{expert}"):
             work = dist.reduce_scatter_tensor(grad, weight.grad, group=self.group, async_op=True)
         self.pending.append((work, self.experts[expert], grad))
 

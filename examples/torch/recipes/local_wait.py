@@ -28,8 +28,10 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
+import unjam
+
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from harness import key, main  # noqa: E402
+from harness import main  # noqa: E402
 
 COUNT = 50_000
 
@@ -53,7 +55,7 @@ def train(args: argparse.Namespace) -> list[float]:
         model = torch.full((COUNT,), float(step), device=args.device)
 
         def call_metrics(x: torch.Tensor = metrics) -> dist.Work:
-            with key("metrics"):
+            with unjam.key("metrics"):
                 return dist.all_reduce(x, group=group, async_op=True)
 
         first = rank == step % ranks  # today's early bird

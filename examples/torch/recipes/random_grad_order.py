@@ -32,8 +32,10 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
+import unjam
+
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from harness import compare, key, main, mean_over_ranks  # noqa: E402
+from harness import compare, main, mean_over_ranks  # noqa: E402
 
 WIDTH, HIDDEN, BLOCKS, BATCH = 16, 32, 4, 8
 
@@ -66,7 +68,7 @@ class RandomOrder:
         for _ in range(count):
             name, grad = self.ready.pop(self.dice.randrange(len(self.ready)))
             grad /= self.group.size()
-            with key(name):
+            with unjam.key(name):
                 self.works.append(dist.all_reduce(grad, group=self.group, async_op=True))
 
     def finish(self) -> None:
