@@ -10,16 +10,20 @@ import argparse
 import faulthandler
 import json
 import os
+import signal
 import socket
 import sys
 import time
 from collections.abc import Callable, Sequence
+from multiprocessing.process import BaseProcess
+from multiprocessing.synchronize import Event
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
+START_S = 120  # imports, and unjam's adapter, which is compiled once
 Run = Callable[[argparse.Namespace], "list[float]"]
 
 
@@ -30,7 +34,7 @@ def parser(ranks: int, steps: int) -> argparse.ArgumentParser:
     p.add_argument("--ranks", type=int, default=ranks, help="torchrun's number goes before")
     p.add_argument("--steps", type=int, default=steps)
     p.add_argument("--seed", type=int, default=1)
-    p.add_argument("--limit", type=float, default=60, help="seconds until the ranks are killed")
+    p.add_argument("--limit", type=float, default=60, help="seconds that ranks may take")
     p.add_argument("--json", action="store_true", help="print one line of JSON")
     return p
 
@@ -58,12 +62,17 @@ def main(run: Run, ranks: int = 2, steps: int = 10, more: Sequence[tuple[str, di
 
 def started(run: Run, args: argparse.Namespace) -> str:
     """Runs the ranks as processes: "" if all was well, otherwise what happened."""
-    ranks = mp.spawn(rank_main, (run, args), nprocs=args.ranks, join=False)
-    end = time.monotonic() + args.limit
+    joined = mp.get_context("spawn").Event()
+    ranks = mp.spawn(rank_main, (run, args, joined), nprocs=args.ranks, join=False)
+    end = time.monotonic() + START_S
     try:
-        while not ranks.join(timeout=max(0.0, end - time.monotonic())):
+        while not ranks.join(timeout=0.1):
+            if joined.is_set():
+                joined.clear()
+                end = time.monotonic() + args.limit
             if time.monotonic() >= end:
-                return f"hung: no end after {args.limit:g} s"
+                ask_where(ranks.processes, args)
+                return f"hung: no end {args.limit:g} s after the ranks had joined"
     except mp.ProcessRaisedException as e:
         return "error: " + str(e).strip().splitlines()[-1]
     except mp.ProcessExitedException as e:
@@ -74,22 +83,35 @@ def started(run: Run, args: argparse.Namespace) -> str:
     return ""
 
 
-def rank_main(rank: int | None, run: Run, args: argparse.Namespace) -> None:
+def ask_where(processes: Sequence[BaseProcess], args: argparse.Namespace) -> None:
+    """The ranks print where their threads stand, and unjam what it waits for."""
+    for process in processes:
+        os.kill(process.pid, signal.SIGUSR1)
+    if args.backend == "unjam":
+        time.sleep(0.5)
+        os.kill(processes[0].pid, signal.SIGUSR2)
+    time.sleep(1.0)
+
+
+def rank_main(
+    rank: int | None, run: Run, args: argparse.Namespace, joined: Event | None = None
+) -> None:
     if rank is not None:
         os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank))
     local = int(os.environ["LOCAL_RANK"])
     if args.device == "cuda":
         torch.cuda.set_device(local)
     torch.set_num_threads(1)
-    faulthandler.dump_traceback_later(max(1.0, args.limit - 2), file=sys.stderr)
+    faulthandler.register(signal.SIGUSR1)
     backend(args.backend)
     dist.init_process_group(args.backend)
+    if joined is not None and rank == 0:
+        joined.set()
     began = time.monotonic()
     losses = run(args)
     if dist.get_rank() == 0:
         show(args, outcome="right", seconds=round(time.monotonic() - began, 3), losses=losses)
     dist.destroy_process_group()
-    faulthandler.cancel_dump_traceback_later()
 
 
 def backend(name: str) -> None:

@@ -184,6 +184,7 @@ def rank_main(place, rank, ranks):
                     world_size=ranks,
                     timeout=soon,
                 )
+                assert dist.get_backend() == backend
                 report["value"] = getattr(training_checks, check)(here)
             except Exception:
                 report["error"] = traceback.format_exc(limit=-8)

@@ -495,6 +495,7 @@ def functional(here):
 
 def compiled(here):
     """The same under torch.compile."""
+    torch._dynamo.reset()  # nothing that was compiled with the other backend
     return _functional(here, torch.compile(_program(here), backend="aot_eager", fullgraph=True))
 
 
@@ -527,6 +528,7 @@ def compiled_ddp(here):
     """A compiled model under DDP, whose graph is cut at the buckets."""
     from torch.nn.parallel import DistributedDataParallel
 
+    torch._dynamo.reset()
     torch.manual_seed(5)
     model = nn.Sequential(*(nn.Linear(6, 6) for _ in range(3)), nn.Linear(6, 3))
     first, dist._DEFAULT_FIRST_BUCKET_BYTES = dist._DEFAULT_FIRST_BUCKET_BYTES, 100

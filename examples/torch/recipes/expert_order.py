@@ -14,7 +14,8 @@ Why it works. A rank calls *all* of the layer's all-gathers before it waits for 
 all reduce-scatters before it waits at the step's end. Gathering one expert, waiting for it, and
 then the next, in a different order on each rank, is a true cycle (rank 0 waits for a shard of
 expert 3 that rank 1 would send after it has expert 0): no library can help there, and
-``unjam.explain()`` names it.
+``unjam.explain()`` shows it. FSDP2 does just that, and waits for each reduce-scatter before the
+next: with ``fully_shard``, also with keys, the order of modules must agree.
 
     python examples/torch/recipes/expert_order.py --backend unjam
     python examples/torch/recipes/expert_order.py --backend gloo    # wrong

@@ -35,15 +35,17 @@ from harness import main  # noqa: E402
 COUNT = 100_000
 
 
-def stream(device: str) -> contextlib.AbstractContextManager:
-    if device == "cpu":
+def stream(gpu: int | None) -> contextlib.AbstractContextManager:
+    """One for this thread; a new thread begins on GPU 0."""
+    if gpu is None:
         return contextlib.nullcontext()
-    torch.cuda.set_device(torch.cuda.current_device())  # this thread's, too
+    torch.cuda.set_device(gpu)
     return torch.cuda.stream(torch.cuda.Stream())
 
 
 def train(args: argparse.Namespace) -> list[float]:
     rank, ranks = dist.get_rank(), dist.get_world_size()
+    gpu = torch.cuda.current_device() if args.device == "cuda" else None
     pipe, data = dist.new_group(), dist.new_group()
     # In step i: the first thread calls, lets the second call, and only then waits.
     called = [threading.Event() for _ in range(2 * args.steps)]
@@ -57,7 +59,7 @@ def train(args: argparse.Namespace) -> list[float]:
     def exchange() -> list[float]:
         place, last = rank % 2, []
         peer = rank ^ 1
-        with stream(args.device):
+        with stream(gpu):
             for step in range(args.steps):
                 x = torch.full((COUNT,), float(rank + step), device=args.device)
                 y = torch.empty_like(x)
@@ -76,7 +78,7 @@ def train(args: argparse.Namespace) -> list[float]:
 
     def reduce() -> list[float]:
         place, last = 1 - rank % 2, []
-        with stream(args.device):
+        with stream(gpu):
             for step in range(args.steps):
                 x = torch.full((COUNT,), float(rank + step), device=args.device)
                 turn(step, place)
