@@ -29,7 +29,7 @@ from common import (
     source_files,
 )
 
-CXX_FOLDERS = ["src", "include", "tests", "bench", "examples"]
+CXX_FOLDERS = ["src", "include", "tests", "bench", "examples", "python"]
 CXX_SUFFIXES = {".h", ".cc", ".cu", ".cuh", ".c"}
 PYTHON_FOLDERS = ["python", "tests", "tools", "examples", "bench", "docs"]
 TIDY_CACHE = ROOT / ".cache" / "clang-tidy"

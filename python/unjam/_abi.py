@@ -240,6 +240,28 @@ PROTOTYPES: dict[str, tuple[Any, list[Any]]] = {
         c_int,
         [Handle, c_char_p, c_void_p, c_void_p, c_size_t, c_int, c_int, _Options, _Request],
     ),
+    "unjamAllToAll": (
+        c_int,
+        [Handle, c_char_p, c_void_p, c_void_p, c_size_t, c_int, _Options, _Request],
+    ),
+    "unjamGather": (
+        c_int,
+        [Handle, c_char_p, c_void_p, c_void_p, c_size_t, c_int, c_int, _Options, _Request],
+    ),
+    "unjamScatter": (
+        c_int,
+        [Handle, c_char_p, c_void_p, c_void_p, c_size_t, c_int, c_int, _Options, _Request],
+    ),
+    "unjamBarrier": (c_int, [Handle, c_char_p, _Options, _Request]),
+    "unjamSend": (
+        c_int,
+        [Handle, c_char_p, c_void_p, c_size_t, c_int, c_int, _Options, _Request],
+    ),
+    "unjamRecv": (
+        c_int,
+        [Handle, c_char_p, c_void_p, c_size_t, c_int, c_int, _Options, _Request],
+    ),
+    "unjamProbe": (c_int, [Handle, c_char_p, c_int, POINTER(c_int)]),
     "unjamRegister": (
         c_int,
         [Handle, c_char_p, c_int, c_int, c_int, c_int, c_int, POINTER(Handle)],

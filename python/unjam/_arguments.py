@@ -92,6 +92,25 @@ def check_root(root: Any, size: int) -> int:
     return number
 
 
+def check_peer(peer: Any, rank: int, size: int) -> int:
+    """`peer` as another rank of a group of `size` than `rank`.
+
+    Raises:
+        InvalidArgument: out of range, or the calling rank itself.
+    """
+    number = integer(peer, "peer")
+    if not 0 <= number < size:
+        raise InvalidArgument(
+            f"peer {number} is not a rank of the group: ranks in it go from 0 to {size - 1}"
+        )
+    if number == rank:
+        raise InvalidArgument(
+            f"peer {number} is the calling rank itself: a rank sends to and receives from others "
+            "only"
+        )
+    return number
+
+
 def all_reduce(x: Any, out: Any, dtype: Any) -> Arguments:
     """Input and output of the same size; `out` None: in place."""
     source = buffer_of(x, "x", dtype)
@@ -104,13 +123,15 @@ def all_reduce(x: Any, out: Any, dtype: Any) -> Arguments:
     return _two(source, target, source.elements, out)
 
 
-def all_gather(x: Any, out: Any, rank: int, size: int, dtype: Any) -> Arguments:
+def all_gather(
+    x: Any, out: Any, rank: int, size: int, dtype: Any, what: str = "an all-gather"
+) -> Arguments:
     """Output of `size` times the input; in place: x is the `rank`-th part of out."""
     source = buffer_of(x, "x", dtype)
     target = _output(out, source, dtype)
     if target.elements != size * source.elements:
         raise InvalidArgument(
-            f"out has {target.elements} elements; an all-gather of {source.elements} elements from "
+            f"out has {target.elements} elements; {what} of {source.elements} elements from "
             f"each of {size} ranks needs {size * source.elements}"
         )
     _no_overlap(
@@ -119,13 +140,15 @@ def all_gather(x: Any, out: Any, rank: int, size: int, dtype: Any) -> Arguments:
     return _two(source, target, source.elements, out)
 
 
-def reduce_scatter(x: Any, out: Any, rank: int, size: int, dtype: Any) -> Arguments:
+def reduce_scatter(
+    x: Any, out: Any, rank: int, size: int, dtype: Any, what: str = "a reduce-scatter"
+) -> Arguments:
     """Input of `size` times the output; in place: out is the `rank`-th part of x."""
     source = buffer_of(x, "x", dtype)
     target = _output(out, source, dtype)
     if source.elements != size * target.elements:
         raise InvalidArgument(
-            f"x has {source.elements} elements; a reduce-scatter into {target.elements} elements "
+            f"x has {source.elements} elements; {what} into {target.elements} elements "
             f"on each of {size} ranks needs {size * target.elements}"
         )
     _no_overlap(
@@ -138,27 +161,13 @@ def reduce(x: Any, out: Any, is_root: bool, dtype: Any) -> Arguments:
     """On root as an all-reduce; elsewhere x is an input only and out is not looked at."""
     if is_root:
         return all_reduce(x, out, dtype)
-    source = buffer_of(x, "x", dtype)
-    return Arguments(
-        source.address, None, source.elements, source.dtype, (source.keep,), None, source.device
-    )
+    return source_only(x, dtype)
 
 
 def broadcast(x: Any, out: Any, is_root: bool, dtype: Any) -> Arguments:
     """Root sends x (to its own out as well, if given); others receive in out, or else in x."""
     if not is_root:
-        result = x if out is None else out
-        target = buffer_of(result, "x" if out is None else "out", dtype)
-        check_writable(target, "x" if out is None else "out")
-        return Arguments(
-            None,
-            target.address,
-            target.elements,
-            target.dtype,
-            (target.keep,),
-            result,
-            target.device,
-        )
+        return target_only(x, "x", dtype) if out is None else target_only(out, "out", dtype)
     source = buffer_of(x, "x", dtype)
     if out is None or out is x:
         return _in_place(source, x)
@@ -166,6 +175,58 @@ def broadcast(x: Any, out: Any, is_root: bool, dtype: Any) -> Arguments:
     _same_size(source, target)
     _no_overlap(source, target, 0, "the same buffer (out=None)")
     return _two(source, target, source.elements, out)
+
+
+def all_to_all(x: Any, out: Any, size: int, dtype: Any) -> Arguments:
+    """Input and output of `size` equal parts each; never in place."""
+    source = buffer_of(x, "x", dtype)
+    target = _output(out, source, dtype)
+    _same_size(source, target)
+    if source.elements % size:
+        raise InvalidArgument(
+            f"x has {source.elements} elements; an all-to-all between {size} ranks needs a multiple "
+            f"of {size}, the same number for each"
+        )
+    _no_overlap(source, target, None, "")
+    return _two(source, target, source.elements // size, out)
+
+
+def gather(x: Any, out: Any, root: int, rank: int, size: int, dtype: Any) -> Arguments:
+    """On root as an all-gather; elsewhere x is an input only and out is not looked at."""
+    if rank == root:
+        return all_gather(x, out, rank, size, dtype, "a gather")
+    return source_only(x, dtype)
+
+
+def scatter(x: Any, out: Any, root: int, rank: int, size: int, dtype: Any) -> Arguments:
+    """On root as a reduce-scatter; elsewhere out is an output only and x is not looked at."""
+    if rank == root:
+        return reduce_scatter(x, out, rank, size, dtype, "a scatter")
+    return target_only(out, "out", dtype)
+
+
+def source_only(x: Any, dtype: Any) -> Arguments:
+    """An input, and no output."""
+    source = buffer_of(x, "x", dtype)
+    return Arguments(
+        source.address, None, source.elements, source.dtype, (source.keep,), None, source.device
+    )
+
+
+def target_only(out: Any, name: str, dtype: Any) -> Arguments:
+    """An output, and no input."""
+    if out is None:
+        raise InvalidType(f"{name} is missing: pass the buffer that receives the result")
+    target = buffer_of(out, name, dtype)
+    check_writable(target, name)
+    return Arguments(
+        None, target.address, target.elements, target.dtype, (target.keep,), out, target.device
+    )
+
+
+def nothing(place: int) -> Arguments:
+    """No buffers."""
+    return Arguments(None, None, 0, DType.UINT8, (), None, place)
 
 
 def for_kind(
@@ -180,6 +241,12 @@ def for_kind(
         return reduce_scatter(x, out, rank, size, dtype)
     if kind is Kind.REDUCE:
         return reduce(x, out, rank == root, dtype)
+    if kind is Kind.ALL_TO_ALL:
+        return all_to_all(x, out, size, dtype)
+    if kind is Kind.GATHER:
+        return gather(x, out, root, rank, size, dtype)
+    if kind is Kind.SCATTER:
+        return scatter(x, out, root, rank, size, dtype)
     return broadcast(x, out, rank == root, dtype)
 
 
@@ -229,11 +296,12 @@ def _same_size(source: Buffer, target: Buffer) -> None:
         )
 
 
-def _no_overlap(whole: Buffer, part: Buffer, offset: int, place: str) -> None:
-    """`part` may lie at `offset` of `whole` (in place) or outside of it."""
-    if not part.elements or not whole.elements or part.address == whole.address + offset:
+def _no_overlap(whole: Buffer, part: Buffer, offset: int | None, place: str) -> None:
+    """`part` may lie at `offset` of `whole` (in place; None: nowhere) or outside of it."""
+    if not part.elements or not whole.elements:
+        return
+    if offset is not None and part.address == whole.address + offset:
         return
     if part.address < whole.address + whole.nbytes and whole.address < part.address + part.nbytes:
-        raise InvalidArgument(
-            f"x and out overlap: use separate buffers, or, for a call in place, {place}"
-        )
+        or_place = f", or, for a call in place, {place}" if place else ""
+        raise InvalidArgument(f"x and out overlap: use separate buffers{or_place}")

@@ -77,6 +77,11 @@ class Kind(enum.IntEnum):
     REDUCE_SCATTER = 2
     REDUCE = 3
     BROADCAST = 4
+    ALL_TO_ALL = 5
+    GATHER = 6
+    SCATTER = 7
+    BARRIER = 8
+    SEND_RECV = 9
 
     @property
     def label(self) -> str:

@@ -289,6 +289,231 @@ class Group:
         extra = (what.dtype, root)
         return self._submit(Kind.BROADCAST, key, what, extra, priority, callback, stream, in_stream)
 
+    def all_to_all(
+        self,
+        x: Any,
+        out: Any,
+        *,
+        key: str = "",
+        dtype: Any = None,
+        priority: int = 0,
+        callback: OnDone | None = None,
+        stream: Any = None,
+        in_stream: bool = False,
+    ) -> Request:
+        """Part r of `out` = rank r's part of `x` for this rank.
+
+        Args:
+            x: input of ``size`` equal parts; part r goes to rank r.
+            out: output of the same size, apart from x: an all-to-all is never in place.
+            key: see the class.
+            dtype: see the class.
+            priority: see the class.
+            callback: see the class.
+            stream: see the class.
+            in_stream: see the class.
+        """
+        what = _arguments.all_to_all(x, out, self.size, dtype)
+        extra = (what.dtype,)
+        return self._submit(
+            Kind.ALL_TO_ALL, key, what, extra, priority, callback, stream, in_stream
+        )
+
+    def gather(
+        self,
+        x: Any,
+        out: Any = None,
+        *,
+        root: int = 0,
+        key: str = "",
+        dtype: Any = None,
+        priority: int = 0,
+        callback: OnDone | None = None,
+        stream: Any = None,
+        in_stream: bool = False,
+    ) -> Request:
+        """On root: part r of `out` = rank r's `x`.
+
+        Args:
+            x: input, the same number of elements on all ranks. In place on root: the part of out
+                that belongs to it, ``out.reshape(size, -1)[root]``.
+            out: output of ``size`` times as many elements, on root; not looked at elsewhere.
+            root: rank in the group.
+            key: see the class.
+            dtype: see the class.
+            priority: see the class.
+            callback: see the class.
+            stream: see the class.
+            in_stream: see the class.
+        """
+        root = _arguments.check_root(root, self.size)
+        what = _arguments.gather(x, out, root, self._rank, self.size, dtype)
+        extra = (what.dtype, root)
+        return self._submit(Kind.GATHER, key, what, extra, priority, callback, stream, in_stream)
+
+    def scatter(
+        self,
+        x: Any,
+        out: Any,
+        *,
+        root: int = 0,
+        key: str = "",
+        dtype: Any = None,
+        priority: int = 0,
+        callback: OnDone | None = None,
+        stream: Any = None,
+        in_stream: bool = False,
+    ) -> Request:
+        """`out` = the `rank`-th part of root's `x`.
+
+        Args:
+            x: input of ``size`` times as many elements as out, on root; not looked at elsewhere
+                (may be None).
+            out: output. In place on root: the part of x that belongs to it,
+                ``x.reshape(size, -1)[root]``.
+            root: rank in the group.
+            key: see the class.
+            dtype: see the class.
+            priority: see the class.
+            callback: see the class.
+            stream: see the class.
+            in_stream: see the class.
+        """
+        root = _arguments.check_root(root, self.size)
+        what = _arguments.scatter(x, out, root, self._rank, self.size, dtype)
+        extra = (what.dtype, root)
+        return self._submit(Kind.SCATTER, key, what, extra, priority, callback, stream, in_stream)
+
+    def barrier(
+        self,
+        *,
+        key: str = "",
+        priority: int = 0,
+        callback: OnDone | None = None,
+        stream: Any = None,
+        in_stream: bool = False,
+    ) -> Request:
+        """Completes on no rank before all ranks have called it. Moves no data.
+
+        It is a use of `key` as any collective: it comes after this rank's earlier uses of that key,
+        and does not wait for those of others.
+
+        Args:
+            key: see the class.
+            priority: see the class.
+            callback: see the class.
+            stream: see the class.
+            in_stream: see the class.
+        """
+        what = _arguments.nothing(self._context._place)
+        return self._call(
+            "unjamBarrier", "barrier", key, what, (), priority, callback, stream, in_stream
+        )
+
+    # ---- point to point ----
+
+    def send(
+        self,
+        x: Any,
+        peer: int,
+        *,
+        key: str = "",
+        dtype: Any = None,
+        priority: int = 0,
+        callback: OnDone | None = None,
+        stream: Any = None,
+        in_stream: bool = False,
+    ) -> Request:
+        """Sends `x` to rank `peer`, which calls :meth:`recv`.
+
+        The n-th send to a rank under a key meets that rank's n-th receive from this one under it.
+        Only these two ranks take part: sends and receives are independent of the group's
+        collectives, of other pairs and of the other direction, whatever the keys. A send may
+        complete before it is received; do not rely on that.
+
+        Args:
+            x: input; the receiver gives an output of the same size and type.
+            peer: rank in the group, another one than this.
+            key: see the class.
+            dtype: see the class.
+            priority: see the class.
+            callback: see the class.
+            stream: see the class.
+            in_stream: see the class.
+        """
+        peer = _arguments.check_peer(peer, self._rank, self.size)
+        what = _arguments.source_only(x, dtype)
+        arguments = (what.send, what.elements, what.dtype, peer)
+        return self._call(
+            "unjamSend",
+            f"send to rank {peer}",
+            key,
+            what,
+            arguments,
+            priority,
+            callback,
+            stream,
+            in_stream,
+        )
+
+    def recv(
+        self,
+        out: Any,
+        peer: int,
+        *,
+        key: str = "",
+        dtype: Any = None,
+        priority: int = 0,
+        callback: OnDone | None = None,
+        stream: Any = None,
+        in_stream: bool = False,
+    ) -> Request:
+        """Receives into `out` what rank `peer` sends; see :meth:`send`.
+
+        Args:
+            out: output, of the same size and type as the sender's x.
+            peer: rank in the group, another one than this.
+            key: see the class.
+            dtype: see the class.
+            priority: see the class.
+            callback: see the class.
+            stream: see the class.
+            in_stream: see the class.
+        """
+        peer = _arguments.check_peer(peer, self._rank, self.size)
+        what = _arguments.target_only(out, "out", dtype)
+        arguments = (what.recv, what.elements, what.dtype, peer)
+        return self._call(
+            "unjamRecv",
+            f"recv from rank {peer}",
+            key,
+            what,
+            arguments,
+            priority,
+            callback,
+            stream,
+            in_stream,
+        )
+
+    def probe(self, peer: int, *, key: str = "") -> bool:
+        """Whether `peer` has sent what this rank's next :meth:`recv` from it under `key` would get.
+
+        As MPI_Iprobe. Never blocks: a peer in another process is asked, and a later call, some
+        milliseconds later, tells what it has answered.
+
+        Raises:
+            Peer: the peer is gone.
+            InvalidArgument: `peer` is no other rank of the group.
+        """
+        peer = _arguments.check_peer(peer, self._rank, self.size)
+        if self._closed:
+            raise InvalidUsage(f"{self!r} is closed: make it again, on all of its ranks")
+        ready = ctypes.c_int(0)
+        encoded = encode(key, "key")
+        with self._context._call() as lib:
+            check(lib.unjamProbe(self._handle, encoded, peer, ctypes.byref(ready)))
+        return bool(ready.value)
+
     # ---- registered collectives ----
 
     def register_all_reduce(
@@ -335,15 +560,17 @@ class Group:
         Local, at any time: waits for nobody. The count and the buffers are given at each run.
 
         Args:
-            kind: "all_reduce", "all_gather", "reduce_scatter", "reduce" or "broadcast".
+            kind: "all_reduce", "all_gather", "reduce_scatter", "reduce", "broadcast", "all_to_all",
+                "gather" or "scatter".
             key: the ordering channel that its runs use.
             dtype: element type: a name, NumPy dtype or torch dtype.
-            op: operator; not used by all_gather and broadcast.
-            root: rank in the group; used by reduce and broadcast only.
+            op: operator; used by all_reduce, reduce_scatter and reduce only.
+            root: rank in the group; used by reduce, broadcast, gather and scatter only.
             priority: higher first, under ``order="priority"``.
 
         Raises:
-            InvalidArgument: an unknown kind, type or operator, or a bad root or key.
+            InvalidArgument: an unknown kind, type or operator, or a bad root or key; a kind that is
+                not registered (barrier, send_recv).
         """
         root = _arguments.check_root(root, self.size)
         priority = _arguments.integer(priority, "priority")
@@ -364,12 +591,38 @@ class Group:
         stream: Any,
         in_stream: bool,
     ) -> Request:
-        """One C call; `extra` is what stands between count and options in its signature."""
+        """A collective's C call; `extra` is what stands between count and options."""
+        arguments = (what.send, what.recv, what.elements, *extra)
+        return self._call(
+            _FUNCTIONS[kind],
+            _LABELS[kind],
+            key,
+            what,
+            arguments,
+            priority,
+            callback,
+            stream,
+            in_stream,
+        )
+
+    def _call(
+        self,
+        function: str,
+        label: str,
+        key: str,
+        what: Arguments,
+        arguments: tuple[Any, ...],
+        priority: int,
+        callback: OnDone | None,
+        stream: Any,
+        in_stream: bool,
+    ) -> Request:
+        """One C call; `arguments` are what stands between key and options in its signature."""
         encoded = encode(key, "key")
         context = self._context
         if self._closed:
             raise InvalidUsage(f"{self!r} is closed: make it again, on all of its ranks")
-        name = (_LABELS[kind], key, self._name)
+        name = (label, key, self._name)
         check_place(what.place, context._place, context.rank)
         queue, order = call_stream(stream, in_stream, context._place)
         request = Request(context, name, what.output, what.keep, callback, queue, in_stream)
@@ -386,13 +639,10 @@ class Group:
             _completion.forget(number)
             raise context._closed_error()
         try:
-            code = getattr(library(), _FUNCTIONS[kind])(
+            code = getattr(library(), function)(
                 self._handle,
                 encoded,
-                what.send,
-                what.recv,
-                what.elements,
-                *extra,
+                *arguments,
                 options,
                 ctypes.byref(request._handle),
             )
@@ -421,6 +671,9 @@ _FUNCTIONS = {
     Kind.REDUCE_SCATTER: "unjamReduceScatter",
     Kind.REDUCE: "unjamReduce",
     Kind.BROADCAST: "unjamBroadcast",
+    Kind.ALL_TO_ALL: "unjamAllToAll",
+    Kind.GATHER: "unjamGather",
+    Kind.SCATTER: "unjamScatter",
 }
 
 _LABELS = {kind: kind.label for kind in Kind}

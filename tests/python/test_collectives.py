@@ -184,8 +184,11 @@ def test_registered_checks_the_type(pair):
         run.run(np.zeros(4, np.float32))
     with pytest.raises(InvalidArgument, match="root 2 is not a rank"):
         group.register_broadcast("k", "float32", root=2)
-    with pytest.raises(InvalidArgument, match="kind 'gather' is unknown"):
-        group.register("gather", "k", "float32")
+    with pytest.raises(InvalidArgument, match="kind 'all_at_once' is unknown"):
+        group.register("all_at_once", "k", "float32")
+    for kind in ("barrier", "send_recv"):
+        with pytest.raises(InvalidArgument, match=f"a {kind} is not registered"):
+            group.register(kind, "other", "float32")
     with pytest.raises(InvalidArgument, match="op 'mean' is unknown: use one of sum"):
         group.register_all_reduce("k", "float32", "mean")
 

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 import unjam
+import unjam._torch_settings
 from processes import environment
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
@@ -89,6 +90,13 @@ def test_environment_page_is_complete() -> None:
         assert cells[2] == str(variable["default"]), row
         assert cells[3] == ("yes" if variable["agreed"] else ""), row
         assert cells[4] == variable["doc"], row
+
+
+def test_environment_page_has_what_the_torch_backend_reads() -> None:
+    page = (ROOT / "docs" / "environment.md").read_text()
+    for variable in unjam._torch_settings.ALL:
+        words = [variable.values, variable.default, variable.doc.removeprefix("torch: ")]
+        assert f"| `{variable.name}` | {' | '.join(words)} |" in page
 
 
 def library_path() -> Path:

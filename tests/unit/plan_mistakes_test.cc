@@ -386,6 +386,148 @@ TEST(PlanMistakes, MeaninglessPrimitivesWithSeveralPeers) {
   expect_error(r, {"rank 1 primitive 0", "no output in part 0"});
 }
 
+// All-to-all, gather, scatter, send/recv. Pairwise all-to-all, rank r: 0 own part; then for k = 1 … 4
+// send part r+k to r+k, receive part r-k from r-k.
+
+TEST(PlanMistakes, AnAllToAllThatMixesUpBlocks) {
+  // The wrong block goes to the right rank.
+  Planted p = make(Kind::kAllToAll, Algorithm::kPairwise, 8);
+  p.program(1)[1].part = 3;  // to 2
+  expect_error(p, {"rank 2 primitive 2 (recv_copy part 1 from 1)", "expects 8 elements of part 2",
+                   "rank 1 primitive 1 has sent 8 elements of part 3"});
+  // The right block goes to the wrong place.
+  Planted q = make(Kind::kAllToAll, Algorithm::kPairwise, 8);
+  q.program(2)[2].part = 4;  // from 1
+  expect_error(q, {"rank 2 primitive 2", "puts a slice from rank 1 into part 4"});
+  // The own block.
+  Planted r = make(Kind::kAllToAll, Algorithm::kDirect, 8);
+  r.program(3)[1].part = 2;
+  expect_error(r, {"rank 3's output part 3 loop 0", "never written"});
+  r.program(3)[1].part = 3;
+  r.program(3).push_back({kLocal | kCopy, kNoPeer, kNoPeer, 2});
+  expect_error(r, {"rank 3's output part 2", "the raw input of rank 3 instead of",
+                   "the raw input of rank 2"});
+  Planted s = make(Kind::kAllToAll, Algorithm::kDirect, 8);
+  s.program(3).erase(s.program(3).begin() + 1);
+  expect_error(s, {"rank 3's output part 3 loop 0", "never written"});
+  // Two blocks to one rank, in each other's place.
+  Planted t = make(Kind::kAllToAll, Algorithm::kPairwise, 8);
+  std::swap(t.program(1)[1].part, t.program(1)[3].part);
+  std::swap(t.program(1)[1].send_peer, t.program(1)[3].send_peer);
+  EXPECT_TRUE(t.check().ok) << "another order is not a mistake: " << t.check().error;
+  std::swap(t.program(1)[1].part, t.program(1)[3].part);
+  expect_error(t, {"rank 1 primitive", "has sent", "of part"});
+  // Everybody sends block r+k, but keeps it at r+k as if it had not moved.
+  Planted u = make(Kind::kAllToAll, Algorithm::kPairwise, 8);
+  for (std::size_t rank = 0; rank < kRanks; ++rank) {
+    for (Primitive& receive : u.program(rank)) {
+      if ((receive.flags & kRecv) != 0) receive.part = static_cast<std::uint16_t>(rank);
+    }
+  }
+  expect_error(u, {"puts a slice from rank"});
+}
+
+TEST(PlanMistakes, AnAllToAllThatForwards) {
+  for (const unsigned flags : {kRecv | kCopy | kSend, kLocal | kFromOutput | kSend,
+                               kLocal | kSendAll}) {
+    Planted p = make(Kind::kAllToAll, Algorithm::kMesh, 8);
+    Primitive forward;
+    forward.flags = static_cast<std::uint16_t>(flags);
+    if ((flags & kRecv) != 0) forward.recv_peer = 0;
+    if ((flags & kSend) != 0) forward.send_peer = 2;
+    p.program(1).push_back(forward);
+    expect_error(p, {"rank 1 primitive 3", "goes straight from one rank's input"});
+  }
+}
+
+TEST(PlanMistakes, AnAllToAllThatReceivesFirst) {
+  Planted p = make(Kind::kAllToAll, Algorithm::kPairwise);
+  for (std::size_t r = 0; r < kRanks; ++r) std::swap(p.program(r)[1], p.program(r)[2]);
+  expect_error(p, {"to send", "a cycle of 5 ranks"});
+  Planted q = make(Kind::kAllToAll, Algorithm::kPairwise);
+  for (Plan& plan : q.plans) plan.geometry.chunk = (kSlots + 1) * kSlotBytes / 4;
+  expect_error(q, {"with 5 slots", "to make room", "a cycle of 5 ranks"});
+  q.slots = kSlots + 1;
+  EXPECT_TRUE(q.check().ok) << q.check().error;
+}
+
+TEST(PlanMistakes, GatherAndScatter) {
+  for (const Algorithm a : {Algorithm::kDirect, Algorithm::kMesh, Algorithm::kPairwise}) {
+    // The root is rank 2.
+    Planted p = make(Kind::kGather, a, 8);
+    p.program(2).erase(p.program(2).begin());
+    expect_error(p, {"rank 2's output part 2 loop 0", "never written"});
+    Planted q = make(Kind::kGather, a, 8);
+    q.program(1)[0].part = 0;
+    expect_error(q, {"rank 1 primitive 0", "no input there"});
+    Planted r = make(Kind::kGather, a, 8);
+    r.program(1).clear();
+    expect_error(r, {"rank 2 primitive", "waits for rank 1 to send", "finished its program"});
+    Planted s = make(Kind::kScatter, a, 8);
+    s.program(1)[0].part = 0;
+    expect_error(s, {"rank 1 primitive 0", "no output there"});
+    Planted t = make(Kind::kScatter, a, 8);
+    t.program(1).clear();
+    expect_error(t, {"rank 1's output part 1 loop 0", "never written"});
+    Planted u = make(Kind::kScatter, a, 8);
+    u.program(2).pop_back();
+    expect_error(u, {"rank 2's output part 2 loop 0", "never written"});
+    Planted v = make(Kind::kScatter, a, 8);
+    v.program(2).push_back({kLocal | kSend, kNoPeer, 1, 1});
+    expect_error(v, {"slices sent to rank 1 are left over"});
+  }
+  // Blocks of two ranks change places, alike at both ends.
+  Planted p = make(Kind::kScatter, Algorithm::kPairwise, 8);
+  for (Primitive& send : p.program(2)) {
+    if (send.part == 0 || send.part == 1) send.part ^= 1;
+  }
+  expect_error(p, {"has sent 8 elements of part"});
+}
+
+TEST(PlanMistakes, SendRecv) {
+  const auto plan_pair = [] {
+    Planted p;
+    p.request.kind = Kind::kSendRecv;
+    p.request.count = 100;
+    p.request.ranks = 2;
+    p.request.root = 1;
+    PlanLimits limits;
+    limits.escape_slots = kSlots;
+    limits.escape_slot_bytes = kSlotBytes;
+    for (p.request.rank = 0; p.request.rank < 2; ++p.request.rank) {
+      p.plans.push_back(*make_plan(p.request, limits, Algorithm::kPairwise));
+    }
+    EXPECT_TRUE(p.check().ok) << p.check().error;
+    return p;
+  };
+  Planted p = plan_pair();
+  p.program(0).clear();
+  expect_error(p, {"rank 0's output part 0 loop 0", "never written"});
+  Planted q = plan_pair();
+  q.program(1).clear();
+  expect_error(q, {"rank 0 primitive 0", "waits for rank 1 to send"});
+  Planted r = plan_pair();
+  r.program(1)[0].flags |= kCopy;
+  expect_error(r, {"rank 1 primitive 0", "no output there"});
+  Planted s = plan_pair();
+  s.request.root = 0;
+  expect_error(s, {"no output there"});
+}
+
+TEST(PlanMistakes, ABarrierThatForgetsARank) {
+  // Rank 3 is not waited for by anybody: its element is in no sum.
+  Planted p = make(Kind::kBarrier, Algorithm::kRing, 1);
+  for (Primitive& q : p.program(3)) {
+    if ((q.flags & kContribute) != 0 && (q.flags & kSend) != 0 && (q.flags & kRecv) != 0) {
+      q.flags = kRecv | kSend;
+    }
+  }
+  expect_error(p, {"incomplete", "lacks ranks 3"});
+  Planted q = make(Kind::kBarrier, Algorithm::kDirect, 1);
+  q.program(3).pop_back();
+  expect_error(q, {"rank 3's output part 0 loop 0", "never written"});
+}
+
 TEST(PlanMistakes, OutputReadBeforeItIsWritten) {
   Planted p = make(Kind::kAllGather, Algorithm::kRing);
   p.program(0)[0].flags |= kFromOutput;

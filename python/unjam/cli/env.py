@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 
-from .. import _lib
+from .. import _lib, _torch_settings
 from ._console import cell, make_console, make_table, print_json
 
 
@@ -41,5 +41,13 @@ def run(options: argparse.Namespace) -> int:
         cell(os.environ.get("UNJAM_LIBRARY")),
         "Python: the libunjam.so to load instead of the one beside the package.",
     )
+    for of_torch in _torch_settings.ALL:
+        table.add_row(
+            of_torch.name,
+            of_torch.values,
+            of_torch.default,
+            cell(os.environ.get(of_torch.name)),
+            of_torch.doc,
+        )
     make_console().print(table)
     return 0

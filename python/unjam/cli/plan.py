@@ -9,7 +9,7 @@ from .._lib import library, read_json
 from .._types import DType, Kind, Op, dtype_of, kind_of, op_of
 from ._console import cell, make_console, make_table, natural, positive, print_json, rank_count
 
-_ALGORITHMS = {"ring": 0, "direct": 1, "mesh": 2, "auto": -1}
+_ALGORITHMS = {"ring": 0, "direct": 1, "mesh": 2, "pairwise": 3, "auto": -1}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -23,7 +23,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         choices=kinds,
         help=f"collective to plan and check: {', '.join(kinds)}",
     )
-    parser.add_argument("--ranks", type=rank_count, default=8, help="group size (default: 8)")
+    parser.add_argument(
+        "--ranks", type=rank_count, help="group size (default: 8; of send_recv always 2)"
+    )
     parser.add_argument(
         "--count",
         type=natural,
@@ -32,7 +34,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--dtype", choices=[d.label for d in DType], default="float32")
     parser.add_argument("--op", choices=[op.label for op in Op], default="sum")
-    parser.add_argument("--root", type=natural, default=0, help="root's rank in the group")
+    parser.add_argument(
+        "--root", type=natural, default=0, help="root's rank in the group; of send_recv the sender"
+    )
     parser.add_argument("--algorithm", choices=list(_ALGORITHMS), default="auto")
     parser.add_argument("--lanes", type=positive, default=1, help="blocks a rank (default: 1)")
     parser.add_argument(
@@ -67,6 +71,8 @@ def check_plan(options: argparse.Namespace) -> dict[str, Any]:
 
 def run(options: argparse.Namespace) -> int:
     """Prints the report; status 1 if a proof failed."""
+    if options.ranks is None:
+        options.ranks = 2 if options.check == "send_recv" else 8
     if options.root >= options.ranks:
         options.parser.error(f"--root {options.root} is not a rank of {options.ranks}")
     report = check_plan(options)

@@ -1,8 +1,8 @@
 """torch.distributed over unjam: ``dist.init_process_group("unjam")``, for CPU and CUDA tensors.
 
-Installed, the backend is known to torch after ``import torch`` (entry point ``torch.backends``); from
-a checkout, ``import unjam.torch`` makes it known. Every operation keeps the order that its key has:
-calls of one process group and key are matched in their order, as always in torch, and calls of
+Installed, the backend is known to torch after ``import torch`` (entry point ``torch.backends``);
+from a checkout, ``import unjam.torch`` makes it known. Every operation keeps the order that its key
+has: calls of one process group and key are matched in their order, as always in torch, and calls of
 different groups, or under different keys, may be made in a different order on every rank, from any
 thread, with any synchronisation between. A key is given in one of four ways:
 

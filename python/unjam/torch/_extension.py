@@ -25,6 +25,7 @@ from types import ModuleType
 import torch
 
 from .. import _lib
+from .. import _torch_settings as _settings
 
 _SOURCES = Path(__file__).resolve().parent / "csrc"
 _NAME = "_unjam_c10d"
@@ -63,8 +64,8 @@ def library_file() -> Path:
         digest.update(source.read_bytes())
     for part in (torch.__version__, torch.compiled_with_cxx11_abi(), sys.implementation.cache_tag):
         digest.update(str(part).encode())
-    root = os.environ.get("UNJAM_TORCH_BUILD")
-    if root is None:
+    root = _settings.BUILD.get()
+    if not root:
         cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
         root = str(Path(cache) / "unjam")
     version = torch.__version__.split("+")[0]
@@ -107,8 +108,11 @@ def _build(path: Path) -> None:
             "compiler: apt-get install g++ (12 or newer), or set CXX"
         )
     include = sysconfig.get_paths()["include"]
-    extra = os.environ.get("UNJAM_PYTHON_INCLUDE")  # where the headers are not where Python says
-    includes = [extra or include, str(_header().parents[1]), *cpp_extension.include_paths()]
+    includes = [
+        _settings.PYTHON_INCLUDE.get() or include,
+        str(_header().parents[1]),
+        *cpp_extension.include_paths(),
+    ]
     if not any((Path(i) / "Python.h").exists() for i in includes):
         raise BuildError(
             f"unjam's torch adapter has to be compiled for this torch, and Python.h is not in "

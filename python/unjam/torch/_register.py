@@ -10,11 +10,12 @@
 from __future__ import annotations
 
 import functools
-import os
 import sys
 from typing import Any
 
 import torch.distributed as dist
+
+from .. import _torch_settings as _settings
 
 NAME = "unjam"
 
@@ -24,10 +25,10 @@ def register() -> None:
     if not dist.is_available() or NAME.upper() in dist.Backend._plugins:
         return
     dist.Backend.register_backend(NAME, _create, extended_api=True, devices=["cpu", "cuda"])
-    if os.environ.get("UNJAM_TORCH_DEFAULT", "0") not in ("", "0"):
+    if _settings.DEFAULT.is_on():
         for device in ("cpu", "cuda"):
             dist.Backend.default_device_backend_map[device] = NAME
-    names = [n.strip().lower() for n in os.environ.get("UNJAM_TORCH_REPLACE", "").split(",")]
+    names = [n.strip().lower() for n in _settings.REPLACE.get().split(",")]
     names = [n for n in names if n]
     if names:
         _replace(names)

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from .. import _torch_settings as _settings
 from ._extension import extension
 
 _LONGEST_MS = 1 << 30
@@ -67,7 +68,7 @@ def _cuda_device() -> int:
 
     The current device, and where that was not chosen yet, the one of torchrun's LOCAL_RANK.
     """
-    if os.environ.get("UNJAM_TORCH_CUDA", "1") == "0" or not torch.cuda.is_available():
+    if not _settings.CUDA.is_on() or not torch.cuda.is_available():
         return -1
     current = torch.cuda.current_device()
     local = os.environ.get("LOCAL_RANK", "")

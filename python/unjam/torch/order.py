@@ -1,7 +1,7 @@
 """Where ranks call operations in different orders: harmless here, a hang under NCCL.
 
-An operation is one use of one key of one group. Two that two ranks have both called cross if the two
-ranks called them in different orders.
+An operation is one use of one key of one group. Two that two ranks have both called cross if the
+two ranks called them in different orders.
 """
 
 from __future__ import annotations

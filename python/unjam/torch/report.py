@@ -12,7 +12,7 @@ def explain() -> str:
     """What every rank of every job of this process waits for, as text.
 
     Process groups and unjam's own contexts alike: one line a pending operation, with who has called
-    it and who has not. Asks the ranks of other processes, and waits a second at most for each job's.
+    it and who has not. Asks the ranks of other processes, and waits a second at most for each job.
     """
     return context.explain()
 

@@ -41,7 +41,9 @@ struct HostDaemon::Lane {
   // Odd while an engine runs; every change is notified.
   std::atomic<std::uint64_t> transitions{0};
   EventCount changed;
+  // Both are the driver's, handed on with the lease.
   std::uint64_t delay_state = 0;
+  std::uint64_t crowded_until_ns = 0;  // see HostDev::threshold()
   std::vector<std::thread> threads;
 };
 
@@ -62,7 +64,7 @@ class HostDev {
 
   HostDev(RankState& rank, std::uint32_t lane, unsigned thread, unsigned threads,
           pthread_barrier_t* barrier, EventCount& completions, std::atomic<std::uint32_t>& rested,
-          std::uint64_t& delay_state, std::uint32_t delay_max_us)
+          std::uint64_t& delay_state, std::uint32_t delay_max_us, std::uint64_t& crowded_until_ns)
       : rank_(rank),
         lane_(lane),
         thread_(thread),
@@ -71,7 +73,8 @@ class HostDev {
         completions_(completions),
         rested_(rested),
         delay_state_(delay_state),
-        delay_max_us_(delay_max_us) {}
+        delay_max_us_(delay_max_us),
+        crowded_until_ns_(crowded_until_ns) {}
 
   unsigned thread() const { return thread_; }
   // One thread controls.
@@ -88,10 +91,14 @@ class HostDev {
 
   // Ranks outnumber cores here: the one that we wait for may be waiting for our core.
   void relax(std::uint32_t polls) {
-    if (polls % 8 == 0 && !manner.hurries) {
-      sched_yield();
-    } else {
+    if (polls % kPollsAYield != 0 || manner.hurries) {
       __builtin_ia32_pause();
+      return;
+    }
+    const std::uint64_t before = monotonic_ns();
+    sched_yield();
+    if (const std::uint64_t now = monotonic_ns(); now - before > kLongYieldNs) {
+      crowded_until_ns_ = now + kCrowdedNs;
     }
   }
 
@@ -109,7 +116,14 @@ class HostDev {
   std::uint64_t now_ns() const { return monotonic_ns(); }
   bool residency_matters() const { return true; }
   bool called_away() const { return manner.hurries || (manner.goes_on_cqe && wrote_cqe); }
-  std::uint32_t threshold(std::uint32_t polls) const { return manner.hurries ? 1 : polls; }
+  // Where a yield gives the core away for a whole time slice, others want it who have nothing to do
+  // with us. Yielding on would take such a slice for each step of a collective; whoever sleeps is
+  // woken at once when there is something.
+  std::uint32_t threshold(std::uint32_t polls) const {
+    if (manner.hurries) return 1;
+    if (crowded_until_ns_ == 0 || monotonic_ns() > crowded_until_ns_) return polls;
+    return std::min(polls, kPollsAYield - 1);
+  }
 
   // Each store releases for itself: a fence would be no cheaper here, and TSan does not see it.
   void fence() {}
@@ -185,6 +199,10 @@ class HostDev {
     doorbell_awake(my_doorbell());
   }
 
+  static constexpr std::uint32_t kPollsAYield = 8;
+  static constexpr std::uint64_t kLongYieldNs = 200'000;
+  static constexpr std::uint64_t kCrowdedNs = 200'000'000;
+
   Manner manner;
   // How the last run ended; neither: it left the lane driven.
   bool rests = false;      // the lane is free
@@ -206,6 +224,7 @@ class HostDev {
   std::atomic<std::uint32_t>& rested_;
   std::uint64_t& delay_state_;
   const std::uint32_t delay_max_us_;
+  std::uint64_t& crowded_until_ns_;
   bool sleeps_ = false;
   std::uint32_t epoch_ = 0;
   std::uint32_t interest_ = 0;
@@ -327,9 +346,10 @@ void HostDaemon::lane_main(Lane& lane, unsigned thread) {
                   lane.index & 255);
     pthread_setname_np(pthread_self(), name);
   }
-  std::uint64_t no_delay = 0;
+  std::uint64_t no_delay = 0, not_crowded = 0;  // of threads that do not control
   HostDev dev(rank_, lane.index, thread, options_.block_threads, &lane.barrier, completions_,
-              lane.rested, thread == 0 ? lane.delay_state : no_delay, options_.delay_max_us);
+              lane.rested, thread == 0 ? lane.delay_state : no_delay, options_.delay_max_us,
+              thread == 0 ? lane.crowded_until_ns : not_crowded);
   bool drives = true;  // the word begins with no bits: the lane is ours
   for (;;) {
     if (thread == 0) {
@@ -352,7 +372,7 @@ void HostDaemon::ring_and_attempt() {
   Lane& lane = *lanes_.front();
   if (!guest.welcome() || !lease_take(*lane.doorbell)) return ring(0);
   HostDev dev(rank_, 0, 0, 1, nullptr, completions_, lane.rested, lane.delay_state,
-              options_.delay_max_us);
+              options_.delay_max_us, lane.crowded_until_ns);
   dev.manner.hurries = true;
   stay(lane, dev);
   if (!dev.rests) hand_over(lane);
@@ -364,7 +384,7 @@ bool HostDaemon::help(const std::function<bool()>& look, std::uint64_t deadline_
   std::uint32_t& doorbell = *lane.doorbell;
   if (!guest.welcome() || !lease_take(doorbell)) return false;
   HostDev dev(rank_, 0, 0, 1, nullptr, completions_, lane.rested, lane.delay_state,
-              options_.delay_max_us);
+              options_.delay_max_us, lane.crowded_until_ns);
   dev.manner.holds = dev.manner.goes_on_cqe = true;
   const auto goes = [&] { return load_acquire(rank_.stop) != 0 || monotonic_ns() >= deadline_ns; };
   for (bool go = false;;) {

@@ -1,0 +1,732 @@
+"""Checks of the torch.distributed backend: torch_checks.py RANK SIZE PORT [DEVICE], on every rank.
+
+Every rank runs all checks in the same order and prints one JSON line a check; test_torch_backend.py
+starts the ranks once and looks at each check's lines. Values are small integers, so that every
+reduction is exact in every type, and references are computed from all ranks' inputs.
+"""
+
+import itertools
+import json
+import random
+import sys
+import threading
+import time
+import traceback
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+import torch.distributed._functional_collectives as funcol
+
+import unjam
+import unjam.torch
+
+SIZES = [0, 1, 7, 1000, 65537]
+FLOATS = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
+INTEGERS = [torch.int8, torch.uint8, torch.int32, torch.int64]
+RANK = SIZE = 0
+DEVICE = torch.device("cpu")
+CHECKS = []
+
+
+def check(function):
+    CHECKS.append(function)
+    return function
+
+
+def values(rank, shape, dtype, salt=0, low=0, high=4):
+    """Rank's input: the same wherever it is asked for."""
+    generator = torch.Generator("cpu").manual_seed(1000 * salt + rank)
+    drawn = torch.randint(low, high, shape, generator=generator, device="cpu")
+    return drawn.to(DEVICE).to(dtype)
+
+
+def everybody(shape, dtype, salt=0, **limits):
+    return [values(r, shape, dtype, salt, **limits) for r in range(SIZE)]
+
+
+def combined(tensors, op):
+    wide = torch.float64 if tensors[0].is_floating_point() else torch.int64
+    stacked = torch.stack([t.to(wide) for t in tensors])
+    result = {
+        dist.ReduceOp.SUM: lambda: stacked.sum(0),
+        dist.ReduceOp.AVG: lambda: stacked.sum(0) / SIZE,
+        dist.ReduceOp.PRODUCT: lambda: stacked.prod(0),
+        dist.ReduceOp.MIN: lambda: stacked.amin(0) if len(stacked[0]) else stacked.sum(0),
+        dist.ReduceOp.MAX: lambda: stacked.amax(0) if len(stacked[0]) else stacked.sum(0),
+    }[op]()
+    return result.to(tensors[0].dtype)
+
+
+def same(actual, expected):
+    assert actual.dtype == expected.dtype, (actual.dtype, expected.dtype)
+    assert actual.shape == expected.shape, (actual.shape, expected.shape)
+    if not torch.equal(actual, expected):
+        bad = (actual != expected).nonzero()[:3].tolist()
+        raise AssertionError(
+            f"{actual.dtype} {tuple(actual.shape)} differs at {bad}: "
+            f"{actual.flatten()[:4].tolist()} {expected.flatten()[:4].tolist()}"
+        )
+
+
+def fails(kind, *words):
+    """A context that wants this error, with these words in its message."""
+
+    class Expected:
+        def __enter__(self):
+            return self
+
+        def __exit__(self, type_, error, trace):
+            assert error is not None, f"no {kind.__name__}"
+            assert isinstance(error, kind), f"{type(error).__name__}: {error}"
+            for word in words:
+                assert word in str(error), f"{word!r} is not in: {error}"
+            return True
+
+    return Expected()
+
+
+# ---- collectives against references ----
+
+
+@check
+def all_reduce_types_ops_sizes():
+    ops = [dist.ReduceOp.SUM, dist.ReduceOp.PRODUCT, dist.ReduceOp.MIN, dist.ReduceOp.MAX]
+    for salt, (dtype, op, n) in enumerate(itertools.product(FLOATS + INTEGERS, ops, SIZES)):
+        inputs = everybody((n,), dtype, salt)
+        tensor = inputs[RANK].clone()
+        dist.all_reduce(tensor, op)
+        same(tensor, combined(inputs, op))
+
+
+@check
+def all_reduce_average():
+    for salt, (dtype, n) in enumerate(itertools.product(FLOATS, SIZES)):
+        inputs = [SIZE * t for t in everybody((n,), dtype, salt)]
+        tensor = inputs[RANK].clone()
+        dist.all_reduce(tensor, dist.ReduceOp.AVG)
+        same(tensor, combined(inputs, dist.ReduceOp.AVG))
+
+
+@check
+def all_reduce_bool_is_logical():
+    inputs = [t.bool() for t in everybody((100,), torch.int64, high=2)]
+    some, every = torch.stack(inputs).any(0), torch.stack(inputs).all(0)
+    ops = dist.ReduceOp
+    for op, expected in [
+        (ops.SUM, some),
+        (ops.MAX, some),
+        (ops.BOR, some),
+        (ops.PRODUCT, every),
+        (ops.MIN, every),
+        (ops.BAND, every),
+    ]:
+        tensor = inputs[RANK].clone()
+        dist.all_reduce(tensor, op)
+        same(tensor, expected)
+
+
+@check
+def all_reduce_complex():
+    for dtype in (torch.complex64, torch.complex128):
+        inputs = [
+            torch.complex(values(r, (9,), torch.float64, 1), values(r, (9,), torch.float64, 2))
+            for r in range(SIZE)
+        ]
+        tensor = inputs[RANK].to(dtype, copy=True)
+        dist.all_reduce(tensor)
+        same(tensor, torch.stack(inputs).sum(0).to(dtype))
+
+
+@check
+def all_reduce_premultiplied():
+    for factor in (2.0, torch.tensor([0.5])):
+        inputs = [2 * t for t in everybody((33,), torch.float32)]
+        tensor = inputs[RANK].clone()
+        dist.all_reduce(tensor, dist._make_nccl_premul_sum(factor))
+        same(tensor, torch.stack(inputs).sum(0) * factor)
+
+
+@check
+def reduce_scatter_premultiplied_keeps_its_input():
+    inputs = everybody((SIZE * 5,), torch.float32)
+    mine, output = inputs[RANK].clone(), torch.empty(5)
+    dist.reduce_scatter_tensor(output, mine, dist._make_nccl_premul_sum(0.5))
+    same(output, torch.stack(inputs).sum(0)[RANK * 5 : RANK * 5 + 5] * 0.5)
+    same(mine, inputs[RANK])
+
+
+@check
+def broadcast_every_type_and_root():
+    types = [*FLOATS, *INTEGERS, torch.int16, torch.bool, torch.complex64, torch.float8_e4m3fn]
+    for salt, (dtype, root) in enumerate(itertools.product(types, range(SIZE))):
+        for n in (0, 5, 4099):
+            expected = values(root, (n,), torch.float32, salt).to(dtype)
+            tensor = expected.clone() if root == RANK else torch.zeros(n).to(dtype)
+            dist.broadcast(tensor, root)
+            assert torch.equal(tensor.view(torch.uint8), expected.view(torch.uint8))
+
+
+@check
+def broadcast_channels_last():
+    image = values(0, (2, 3, 4, 5), torch.float32).to(memory_format=torch.channels_last)
+    tensor = image.clone() if RANK == 0 else torch.zeros_like(image)
+    assert tensor.is_contiguous(memory_format=torch.channels_last)
+    dist.broadcast(tensor, 0)
+    same(tensor, image)
+
+
+@check
+def reduce_to_every_root():
+    for root, n in itertools.product(range(SIZE), SIZES):
+        inputs = everybody((n,), torch.float32, root)
+        tensor = inputs[RANK].clone()
+        dist.reduce(tensor, root)
+        if root == RANK:
+            same(tensor, combined(inputs, dist.ReduceOp.SUM))
+
+
+@check
+def all_gather_lists():
+    for n, dtype in itertools.product(SIZES, (torch.float32, torch.int16, torch.bool)):
+        inputs = everybody((n,), dtype, n, high=2)
+        apart = [torch.empty(n, dtype=dtype) for _ in range(SIZE)]
+        dist.all_gather(apart, inputs[RANK])
+        together = list(torch.empty(SIZE * n, dtype=dtype).chunk(SIZE)) if n else apart
+        dist.all_gather(together, inputs[RANK])
+        for got in (apart, together):
+            for a, b in zip(got, inputs, strict=True):
+                same(a, b)
+
+
+@check
+def all_gather_uneven():
+    inputs = [values(r, (3 * r + (r > 1), 2), torch.float32) for r in range(SIZE)]
+    outputs = [torch.empty_like(t) for t in inputs]
+    dist.all_gather(outputs, inputs[RANK])
+    for a, b in zip(outputs, inputs, strict=True):
+        same(a, b)
+
+
+@check
+def all_gather_without_waiting_fills_outputs():
+    inputs = everybody((4000,), torch.float32)
+    outputs = [torch.full((4000,), -1.0) for _ in range(SIZE)]
+    dist.all_gather(outputs, inputs[RANK], async_op=True)  # the Work goes at once
+    deadline = time.monotonic() + 30
+    while any((t == -1).any() for t in outputs) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    for a, b in zip(outputs, inputs, strict=True):
+        same(a, b)
+
+
+@check
+def all_gather_into_tensor_sizes():
+    for n in SIZES:
+        inputs = everybody((n, 3), torch.bfloat16, n)
+        output = torch.empty((SIZE * n, 3), dtype=torch.bfloat16)
+        dist.all_gather_into_tensor(output, inputs[RANK])
+        same(output, torch.cat(inputs))
+        mine = output[RANK * n : RANK * n + n]  # in place
+        dist.all_gather_into_tensor(output, mine)
+        same(output, torch.cat(inputs))
+
+
+@check
+def reduce_scatter_even_uneven_and_into_tensor():
+    for n in SIZES:
+        inputs = everybody((SIZE * n,), torch.float32, n)
+        total = combined(inputs, dist.ReduceOp.SUM)
+        output = torch.empty(n)
+        dist.reduce_scatter_tensor(output, inputs[RANK])
+        same(output, total[RANK * n : RANK * n + n])
+        output.zero_()
+        dist.reduce_scatter(
+            output, [t.clone() for t in inputs[RANK].split(n)] if n else [torch.empty(0)] * SIZE
+        )
+        same(output, total[RANK * n : RANK * n + n])
+    lengths = [2 * r + 1 for r in range(SIZE)]
+    inputs = everybody((sum(lengths),), torch.int32, 77)
+    output = torch.empty(lengths[RANK], dtype=torch.int32)
+    dist.reduce_scatter(output, list(inputs[RANK].split(lengths)), dist.ReduceOp.MAX)
+    same(output, combined(inputs, dist.ReduceOp.MAX).split(lengths)[RANK])
+
+
+@check
+def gather_and_scatter():
+    for root, n in itertools.product(range(SIZE), (0, 1, 5000)):
+        inputs = everybody((n,), torch.float64, root)
+        outputs = [torch.empty(n, dtype=torch.float64) for _ in range(SIZE)]
+        dist.gather(inputs[RANK], outputs if RANK == root else None, dst=root)
+        if RANK == root:
+            for a, b in zip(outputs, inputs, strict=True):
+                same(a, b)
+        output = torch.empty(n, dtype=torch.float64)
+        dist.scatter(output, inputs if RANK == root else None, src=root)
+        same(output, inputs[RANK])
+
+
+@check
+def all_to_all_forms():
+    for n in (0, 1, 3000):
+        inputs = everybody((SIZE * n, 2), torch.float32, n)
+        output = torch.empty_like(inputs[RANK])
+        dist.all_to_all_single(output, inputs[RANK])
+        expected = torch.cat([t[RANK * n : RANK * n + n] for t in inputs])
+        same(output, expected)
+    # Rank s sends (s + 2 d) % 5 rows to rank d: some send nothing.
+    rows = [[(s + 2 * d) % 5 for d in range(SIZE)] for s in range(SIZE)]
+    inputs = [values(s, (sum(rows[s]), 3), torch.int64, 5) for s in range(SIZE)]
+    parts = [t.split(rows[s]) for s, t in enumerate(inputs)]
+    received = [rows[s][RANK] for s in range(SIZE)]
+    expected = torch.cat([parts[s][RANK] for s in range(SIZE)])
+    output = torch.empty((sum(received), 3), dtype=torch.int64)
+    dist.all_to_all_single(output, inputs[RANK], received, rows[RANK])
+    same(output, expected)
+    outputs = [torch.empty((k, 3), dtype=torch.int64) for k in received]
+    dist.all_to_all(outputs, [p.contiguous() for p in parts[RANK]])
+    same(torch.cat(outputs), expected)
+
+
+@check
+def coalesced_forms():
+    shapes = [(3,), (1000,), (0,), (4, 5)]
+    inputs = [everybody(s, torch.float32, i) for i, s in enumerate(shapes)]
+    tensors = [of_all[RANK].clone() for of_all in inputs]
+    with dist._coalescing_manager():
+        for t in tensors:
+            dist.all_reduce(t)
+    for t, of_all in zip(tensors, inputs, strict=True):
+        same(t, torch.stack(of_all).sum(0))
+    outputs = [torch.empty((SIZE * s[0], *s[1:])) for s in shapes]
+    with dist._coalescing_manager(async_ops=True) as manager:
+        for o, of_all in zip(outputs, inputs, strict=True):
+            dist.all_gather_into_tensor(o, of_all[RANK])
+    manager.wait()
+    for o, of_all in zip(outputs, inputs, strict=True):
+        same(o, torch.cat(of_all))
+    wide = [everybody((SIZE * 4, k), torch.float32, k) for k in (1, 6)]
+    outputs = [torch.empty(4, k) for k in (1, 6)]
+    with dist._coalescing_manager():
+        for o, of_all in zip(outputs, wide, strict=True):
+            dist.reduce_scatter_tensor(o, of_all[RANK])
+    for o, of_all in zip(outputs, wide, strict=True):
+        same(o, torch.stack(of_all).sum(0)[4 * RANK : 4 * RANK + 4])
+    lists = [[torch.empty(2), torch.empty(3)] for _ in range(SIZE)]
+    mine = [torch.full((2,), float(RANK)), torch.full((3,), float(RANK))]
+    dist.all_gather_coalesced(lists, mine)
+    assert all(int(t[0]) == r for r, two in enumerate(lists) for t in two)
+
+
+# ---- point to point ----
+
+
+@check
+def send_recv_by_tags_in_any_order():
+    right, left = (RANK + 1) % SIZE, (RANK - 1) % SIZE
+    tags = list(range(12))
+    order = tags.copy()
+    random.Random(RANK).shuffle(order)
+    sent = {t: torch.full((100 * t + 1,), float(100 * RANK + t)) for t in tags}
+    got = {t: torch.empty(100 * t + 1) for t in tags}
+    works = [dist.isend(sent[t], right, tag=t) for t in order]
+    random.Random(-RANK).shuffle(order)
+    works += [dist.irecv(got[t], left, tag=t) for t in order]
+    for w in works:
+        w.wait()
+    for t in tags:
+        assert (got[t] == 100 * left + t).all(), t
+
+
+@check
+def batch_isend_irecv_ring():
+    right, left = (RANK + 1) % SIZE, (RANK - 1) % SIZE
+    got = torch.empty(1 << 16)
+    for work in dist.batch_isend_irecv(
+        [
+            dist.P2POp(dist.isend, torch.full((1 << 16,), float(RANK)), right),
+            dist.P2POp(dist.irecv, got, left),
+        ]
+    ):
+        work.wait()
+    assert (got == left).all()
+
+
+@check
+def recv_from_any_source():
+    if RANK == 0:
+        seen = set()
+        for _ in range(SIZE - 1):
+            tensor = torch.empty(3)
+            source = dist.recv(tensor, None, tag=9)
+            assert int(tensor[0]) == source, (tensor, source)
+            seen.add(source)
+        assert seen == set(range(1, SIZE))
+    else:
+        time.sleep(0.02 * (SIZE - RANK))
+        dist.send(torch.full((3,), float(RANK)), 0, tag=9)
+
+
+@check
+def object_collectives():
+    mine = {"rank": RANK, "text": "x" * (1000 * RANK), "list": list(range(RANK))}
+    objects = [None] * SIZE
+    dist.all_gather_object(objects, mine)
+    assert [o["rank"] for o in objects] == list(range(SIZE))
+    box = [mine, None] if RANK == 1 else [None, None]
+    dist.broadcast_object_list(box, src=1)
+    assert box[0]["rank"] == 1
+    gathered = [None] * SIZE if RANK == 0 else None
+    dist.gather_object(mine, gathered, dst=0)
+    assert RANK != 0 or [o["rank"] for o in gathered] == list(range(SIZE))
+    out = [None]
+    dist.scatter_object_list(out, [f"for {r}" for r in range(SIZE)] if RANK == 0 else None, src=0)
+    assert out == [f"for {RANK}"]
+    if RANK == 0:
+        dist.send_object_list(["hello", 3], dst=1)
+    elif RANK == 1:
+        received = [None, None]
+        dist.recv_object_list(received, src=0)
+        assert received == ["hello", 3]
+
+
+@check
+def functional_collectives():
+    group = dist.group.WORLD
+    x = values(RANK, (SIZE * 6,), torch.float32)
+    everything = everybody((SIZE * 6,), torch.float32)
+    total = torch.stack(everything).sum(0)
+    same(funcol.all_reduce(x, "sum", group) + 0, total)
+    same(funcol.all_gather_tensor(x, 0, group) + 0, torch.cat(everything))
+    same(funcol.reduce_scatter_tensor(x, "sum", 0, group) + 0, total[6 * RANK : 6 * RANK + 6])
+    many = funcol.all_reduce_coalesced([x, 2 * x], "sum", group)
+    same(many[0] + 0, total)
+    same(many[1] + 0, 2 * total)
+    swapped = funcol.all_to_all_single(x, None, None, group) + 0
+    same(swapped, torch.cat([t[6 * RANK : 6 * RANK + 6] for t in everything]))
+    same(funcol.broadcast(x, 0, group) + 0, everything[0])
+
+
+# ---- Work ----
+
+
+@check
+def work_tells_its_state():
+    tensor = torch.ones(5)
+    work = None
+    if RANK == 0:
+        work = dist.all_reduce(tensor, async_op=True)
+        time.sleep(0.05)
+        assert not work.is_completed()
+        with fails(dist.DistBackendError, "not complete within 50 ms", "unjam.explain"):
+            work.wait(timedelta(milliseconds=50))
+        assert not work.is_completed()
+    unjam.torch.barrier(key="apart")
+    if RANK != 0:
+        work = dist.all_reduce(tensor, async_op=True)
+    assert work.wait() and work.wait()
+    assert work.is_completed()
+    assert tensor[0] == SIZE and work.result()[0] is not None
+
+
+@check
+def futures_chain_and_may_wait_for_other_collectives():
+    second = torch.ones(3)
+
+    def then(future):
+        dist.all_reduce(second, group=KEYED, async_op=False)  # waits, in the future's callback
+        return future.value()[0] + second[0]
+
+    futures = [
+        unjam.torch.all_reduce(torch.full((3,), float(i)), async_op=True, key=f"f{i}").get_future()
+        for i in range(8)
+    ]
+    last = dist.all_reduce(torch.ones(3), async_op=True).get_future().then(then)
+    assert last.wait()[0] == 2 * SIZE
+    for i, future in enumerate(futures):
+        assert future.wait()[0][0] == i * SIZE
+
+
+@check
+def tensors_live_until_the_operation_is_complete():
+    if RANK == 0:
+        for i in range(20):  # nobody keeps the tensors or the Work
+            unjam.torch.all_reduce(torch.full((5000,), 1.0), async_op=True, key=f"gone {i}")
+            torch.full((5000,), 7.0)
+    unjam.torch.barrier(key="gone")
+    if RANK != 0:
+        tensors = [torch.full((5000,), 1.0) for _ in range(20)]
+        works = [
+            unjam.torch.all_reduce(t, async_op=True, key=f"gone {i}") for i, t in enumerate(tensors)
+        ]
+        for w in works:
+            w.wait()
+        assert all((t == SIZE).all() for t in tensors)
+
+
+# ---- any order ----
+
+
+@check
+def keys_in_a_different_order_on_every_rank():
+    for round_ in range(20):
+        names = [f"layer{i}" for i in range(20)]
+        random.Random(f"{round_} {RANK}").shuffle(names)
+        tensors = {name: torch.full((1 + 500 * int(name[5:]),), float(RANK)) for name in names}
+        works = [unjam.torch.all_reduce(tensors[n], async_op=True, key=n) for n in names]
+        random.Random(f"wait {round_} {RANK}").shuffle(works)
+        for w in works:
+            w.wait()
+        for t in tensors.values():
+            assert (t == sum(range(SIZE))).all()
+
+
+@check
+def waiting_in_crossed_orders_while_others_are_pending():
+    # Each waits for its second call first: with one global order nobody would get there.
+    a, b = torch.ones(100), torch.ones(100)
+    pairs = [("a", a), ("b", b)]
+    if RANK % 2:
+        pairs.reverse()
+    works = {name: unjam.torch.all_reduce(t, async_op=True, key=name) for name, t in pairs}
+    works[pairs[1][0]].wait()
+    works[pairs[0][0]].wait()
+    assert a[0] == SIZE and b[0] == SIZE
+
+
+@check
+def nested_keys_and_keyed_groups():
+    key = unjam.torch.key
+    with key("outer"):
+        with key("inner"):
+            assert unjam.torch.current_key() == "outer/inner"
+            x = torch.ones(2)
+            dist.all_reduce(x)
+        assert unjam.torch.current_key() == "outer"
+    assert unjam.torch.current_key() == ""
+    assert x[0] == SIZE
+    again = unjam.keyed_group(None, "k")
+    assert again is KEYED and again.size() == SIZE and again.rank() == RANK
+    assert dist.get_backend(again) == "unjam"
+    assert dist.get_process_group_ranks(again) == list(range(SIZE))
+    deeper = unjam.keyed_group(again, "deeper")
+    groups = [dist.group.WORLD, again, deeper]
+    if RANK % 2:
+        groups.reverse()
+    tensors = [torch.ones(3) for _ in groups]
+    works = [
+        dist.all_reduce(t, group=g, async_op=True) for t, g in zip(tensors, groups, strict=True)
+    ]
+    for w in works:
+        w.wait()
+    assert all(t[0] == SIZE for t in tensors)
+    same(funcol.all_reduce(torch.ones(4), "sum", again) + 0, torch.full((4,), float(SIZE)))
+
+
+@check
+def overlapping_groups_in_any_order():
+    members = [c for k in range(2, SIZE + 1) for c in itertools.combinations(range(SIZE), k)]
+    groups = [(m, dist.new_group(list(m))) for m in members]
+    mine = [(m, g) for m, g in groups if RANK in m]
+    for round_ in range(10):
+        random.Random(f"{round_} {RANK}").shuffle(mine)
+        calls = [
+            (
+                m,
+                t := torch.full((round_ * 999 + 1,), float(RANK)),
+                dist.all_reduce(t, group=g, async_op=True),
+            )
+            for m, g in mine
+        ]
+        for m, tensor, work in calls:
+            work.wait()
+            assert (tensor == sum(m)).all(), (m, tensor)
+    for m, g in groups:
+        if RANK in m:
+            dist.destroy_process_group(g)
+
+
+@check
+def two_threads_two_groups_opposite_orders():
+    one, two = unjam.keyed_group(None, "one"), unjam.keyed_group(None, "two")
+    errors = []
+
+    def drive(group, seed):
+        try:
+            for i in range(50):
+                x = torch.full((17 * i + 1,), float(RANK))
+                dist.all_reduce(x, group=group)
+                assert (x == sum(range(SIZE))).all()
+                if random.Random(f"{seed} {i}").random() < 0.2:
+                    time.sleep(0.001)
+        except Exception as error:
+            errors.append(error)
+
+    threads = [
+        threading.Thread(target=drive, args=(g, f"{RANK} {i}")) for i, g in enumerate((one, two))
+    ]
+    if RANK % 2:
+        threads.reverse()
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    assert not errors, errors
+
+
+# ---- what is wrong is said ----
+
+
+@check
+def bad_tensors_and_arguments():
+    x = torch.ones(4, 4)
+    with fails(ValueError, "contiguous", ".contiguous()"):
+        dist.all_reduce(x.t()[1:])
+    with fails(TypeError, "Short"):
+        dist.all_reduce(torch.ones(3, dtype=torch.int16))
+    with fails(TypeError, "bool"):
+        dist.all_reduce(torch.ones(3, dtype=torch.bool), dist.ReduceOp.AVG)
+    with fails(ValueError, "bitwise"):
+        dist.all_reduce(torch.ones(3, dtype=torch.int32), dist.ReduceOp.BXOR)
+    with fails((TypeError, ValueError)):
+        dist.all_reduce(torch.ones(3, dtype=torch.complex64), dist.ReduceOp.MAX)
+    with fails(TypeError, "to_dense"):
+        dist.all_reduce(torch.ones(3).to_sparse())
+    with fails(ValueError, "output has 5"):
+        dist.all_gather_into_tensor(torch.empty(5), torch.ones(3))
+    with fails(TypeError, "same type"):
+        dist.all_gather_into_tensor(torch.empty(3 * SIZE, dtype=torch.int32), torch.ones(3))
+    with fails(ValueError, "input has"):
+        dist.reduce_scatter_tensor(torch.empty(5), torch.ones(3))
+    with fails(ValueError, "split sizes"):
+        dist.all_to_all_single(torch.empty(4 * SIZE), torch.ones(4 * SIZE), [1] * SIZE, [1] * SIZE)
+    with fails(ValueError, "not a multiple"):
+        dist.all_to_all_single(torch.empty(SIZE + 1), torch.ones(SIZE + 1))
+    with fails(Exception):
+        dist.broadcast(torch.ones(2), SIZE)
+    with fails(ValueError, "own partner"):
+        dist.distributed_c10d._get_default_group().send([torch.ones(1)], RANK, 0)
+    with fails(ValueError, "not empty"), unjam.torch.key(""):
+        pass
+    with fails(TypeError, "str"), unjam.torch.key(3):
+        pass
+    y = torch.ones(2)
+    dist.all_reduce(y)  # nothing was submitted by any of them
+    assert y[0] == SIZE
+
+
+@check
+def disagreement_fails_on_all():
+    for what, call in (
+        {
+            "count": lambda: dist.all_reduce(torch.ones(3 + (RANK == 0)), group=groups[0]),
+            "float64": lambda: dist.all_reduce(
+                torch.ones(3, dtype=torch.float64 if RANK == 0 else torch.float32), group=groups[1]
+            ),
+            "max": lambda: dist.all_reduce(
+                torch.ones(3),
+                dist.ReduceOp.MAX if RANK == 0 else dist.ReduceOp.SUM,
+                group=groups[2],
+            ),
+            "broadcast": lambda: (
+                dist.all_reduce(torch.ones(3), group=groups[3])
+                if RANK == 0
+                else dist.broadcast(torch.ones(3), 0, group=groups[3])
+            ),
+        }.items()
+        if (groups := [dist.new_group() for _ in range(4)])
+        else ()
+    ):
+        with fails(dist.DistBackendError, what if what != "count" else "count=4"):
+            call()
+    x = torch.ones(2)
+    dist.all_reduce(x)
+    assert x[0] == SIZE
+
+
+@check
+def a_destroyed_group_says_so():
+    group = dist.new_group()
+    backend = group._get_backend(DEVICE)
+    x = torch.ones(2)
+    dist.all_reduce(x, group=group)
+    dist.destroy_process_group(group)
+    with fails(dist.DistBackendError, "destroyed"):
+        backend.allreduce([x], dist.AllreduceOptions()).wait()
+
+
+@check
+def explain_names_the_missing():
+    work = None
+    if RANK == 0:
+        work = unjam.torch.all_reduce(torch.ones(3), async_op=True, key="late")
+        time.sleep(0.05)
+        text = unjam.explain()
+        others = ", ".join(str(r) for r in range(1, SIZE))
+        assert "key 'late'" in text and f"not called by: {others}" in text, text
+    unjam.torch.barrier(key="said")
+    if RANK != 0:
+        work = unjam.torch.all_reduce(torch.ones(3), async_op=True, key="late")
+    work.wait()
+
+
+@check
+def order_is_compared():
+    assert unjam.check_order("list") == []
+    names = ["p", "q"] if RANK else ["q", "p"]
+    for w in [unjam.torch.all_reduce(torch.ones(1), async_op=True, key=n) for n in names]:
+        w.wait()
+    found = unjam.check_order("off")
+    if RANK == 0:
+        text = [str(c) for c in found]
+        assert len(found) == SIZE - 1, text
+        assert "key 'q'" in text[0].split("before")[0] and "key 'p'" in text[0], text
+    else:
+        assert found == []
+
+
+@check
+def backend_surface():
+    group = dist.group.WORLD
+    backend = group._get_backend(DEVICE)
+    assert backend.name() == "unjam" and backend.supports_splitting
+    import copy
+
+    assert copy.deepcopy(backend.options)._timeout == backend.options._timeout
+    backend.options._timeout = timedelta(seconds=77)
+    backend._set_sequence_number_for_group()
+    before = backend._get_sequence_number_for_group()
+    dist.barrier()
+    assert backend._get_sequence_number_for_group() == before + 1
+    assert dist.get_backend() == "unjam"
+
+
+def main():
+    global RANK, SIZE, KEYED, DEVICE
+    RANK, SIZE, port = (int(word) for word in sys.argv[1:4])
+    if sys.argv[4:] == ["cuda"]:
+        DEVICE = torch.device("cuda", RANK)
+        torch.cuda.set_device(DEVICE)
+        torch.set_default_device(DEVICE)  # what the checks make lies there
+    torch.set_num_threads(1)
+    store = dist.TCPStore("127.0.0.1", port, SIZE, RANK == 0)
+    dist.init_process_group(
+        "unjam", store=store, rank=RANK, world_size=SIZE, timeout=timedelta(seconds=60)
+    )
+    KEYED = unjam.keyed_group(None, "k")
+    for function in CHECKS:
+        begun = time.monotonic()
+        try:
+            function()
+            error = None
+        except Exception:
+            error = traceback.format_exc()
+        line = {"check": function.__name__, "error": error, "s": time.monotonic() - begun}
+        print(json.dumps(line), flush=True)
+        if error is not None:
+            break  # ranks are no longer in step
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
