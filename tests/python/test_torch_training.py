@@ -34,16 +34,20 @@ CHECKS = {
         "redistribute",
         "tensor_parallel",
         "loss_parallel",
+        "dtensor_program",
         "ddp",
         "ddp_options",
         "ddp_keyed",
         "zero_optimizer",
         "fsdp",
         "fsdp_keyed",
+        "fsdp_first",
+        "local_sgd",
         "pipeline",
         "pipeline_interleaved",
         "checkpoint",
         "functional",
+        "functional_autograd",
         "compiled",
     ],
     4: [
@@ -57,6 +61,7 @@ CHECKS = {
         "ddp_keyed",
         "fsdp",
         "fsdp_hybrid",
+        "local_sgd",
         "pipeline",
         "checkpoint",
         "functional",
@@ -85,9 +90,10 @@ WITHOUT_KEYS = ["recipe_two_threads", "recipe_local_wait", "recipe_three_groups"
 
 # Relative: float32 sums of 4 numbers, and training steps that carry their last bits on.
 TOLERANCE = {
-    (4, "ddp"): 1e-4,  # batch norm, and gradients that cancel
-    (4, "ddp_keyed"): 1e-6,
+    (4, "ddp"): 1e-5,
+    (4, "ddp_keyed"): 1e-5,
     (4, "fsdp"): 1e-5,
+    (4, "local_sgd"): 1e-6,
 }
 
 
@@ -172,6 +178,20 @@ def test_recipe_beside_gloo(name, capsys):
     if BACKEND == "unjam":
         found = example(path, "--backend", "unjam", *more)
         assert found["outcome"] == "right", found
+
+
+@pytest.mark.soak
+def test_example_with_torchrun():
+    result = subprocess.run(
+        [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
+        + ["--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:0", "--local-addr", "127.0.0.1"]
+        + [str(EXAMPLES / "ddp_cnn.py"), "--backend", BACKEND, "--steps", "3", "--json"],
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=110,
+    )
+    assert '"outcome": "right"' in result.stdout, result.stdout + result.stderr
 
 
 @pytest.mark.soak

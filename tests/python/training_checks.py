@@ -279,6 +279,34 @@ def tensor_parallel(here):
     return fsdp_tp_gpt.train(settings(steps=3))
 
 
+def dtensor_program(here):
+    """Operations on sharded tensors, forward and backward."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+
+    mesh = init_device_mesh("cpu", (here.ranks,))
+    g = torch.Generator().manual_seed(1)
+    whole = [torch.randn(7, 5, generator=g), torch.randn(5, 6, generator=g)]
+    found = []
+    for placements in itertools.product([Shard(0), Shard(1), Replicate()], repeat=2):
+        parts = [
+            distribute_tensor(t, mesh, [p]).requires_grad_()
+            for t, p in zip(whole, placements, strict=True)
+        ]
+        alone = [t.clone().requires_grad_() for t in whole]
+        results = []
+        for a, b in (parts, alone):
+            y = (a @ b).softmax(dim=1)
+            loss = (y.sum(dim=0).square().mean() + a.norm()) * y.max()
+            loss.backward()
+            results.append(loss)
+        torch.testing.assert_close(results[0].full_tensor(), results[1])
+        for a, b in zip(parts, alone, strict=True):
+            torch.testing.assert_close(a.grad.full_tensor(), b.grad)
+        found.append(plain(results[0].full_tensor()))
+    return found
+
+
 def loss_parallel(here):
     """Cross entropy on logits that stay sharded along the classes."""
     from torch.distributed.device_mesh import init_device_mesh
@@ -456,6 +484,42 @@ def fsdp_hybrid(here):
     return _regression(here, model, hook=_clip(model))
 
 
+def fsdp_first(here):
+    """FullyShardedDataParallel, FSDP2's predecessor."""
+    from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy
+    from torch.distributed.fsdp.wrap import ModuleWrapPolicy
+
+    found = []
+    for strategy in (ShardingStrategy.FULL_SHARD, ShardingStrategy.SHARD_GRAD_OP):
+        model = FullyShardedDataParallel(
+            _fsdp_model(),
+            sharding_strategy=strategy,
+            auto_wrap_policy=ModuleWrapPolicy({nn.Linear}),
+            device_id=torch.device("cpu"),
+            use_orig_params=True,
+        )
+        found.append(_regression(here, model, hook=lambda m=model: m.clip_grad_norm_(0.1).item()))
+    return found
+
+
+def local_sgd(here):
+    """Parameters averaged every second step."""
+    from torch.distributed.algorithms.model_averaging.averagers import PeriodicModelAverager
+    from torch.distributed.optim import PostLocalSGDOptimizer
+
+    torch.manual_seed(here.rank)
+    model = nn.Linear(6, 3)
+    optimizer = PostLocalSGDOptimizer(
+        torch.optim.SGD(model.parameters(), lr=0.1),
+        PeriodicModelAverager(period=2, warmup_steps=1),
+    )
+    for step in range(4):
+        optimizer.zero_grad()
+        model(torch.full((2, 6), float(step + here.rank))).square().mean().backward()
+        optimizer.step()
+    return plain(model.weight)
+
+
 def pipeline(here):
     import pipeline
 
@@ -491,6 +555,25 @@ def pipeline_interleaved(here):
 def functional(here):
     """Functional collectives, as they are."""
     return _functional(here, _program(here))
+
+
+def functional_autograd(here):
+    """Functional collectives with gradients."""
+    import torch.distributed._functional_collectives as funcol
+
+    world, found = dist.group.WORLD, []
+    send = [2] * here.ranks
+    x = (torch.arange(2 * here.ranks).float() + here.rank).requires_grad_()
+    for y in (
+        funcol.all_to_all_single_autograd(x * 2, send, send, world),
+        funcol.all_gather_tensor_autograd(x * 2, 0, world),
+        funcol.reduce_scatter_tensor_autograd(x * 2, "sum", 0, world),
+    ):
+        x.grad = None
+        (y * (torch.arange(y.numel()) + here.rank)).sum().backward()
+        found.append([plain(y + 0), plain(x.grad + 0)])
+    found.append(plain(funcol.permute_tensor(x.detach(), [*range(1, here.ranks), 0], world) + 0))
+    return found
 
 
 def compiled(here):
