@@ -1,6 +1,7 @@
 """For DistributedDataParallel: gradients under keys, so that buckets may be ready in any order."""
 
-from __future__ import annotations
+# No `from __future__ import annotations`: register_comm_hook compares the hook's annotations, which
+# would be texts, with the types.
 
 import torch
 import torch.distributed as dist

@@ -1,0 +1,234 @@
+"""Ranks that run a list of checks on torch.distributed, for tests of what stands on a backend.
+
+`import torch` costs seconds, so one launch runs many checks: each rank goes through the list, in
+fresh process groups, and writes down what each check returned. Between two checks the ranks meet in
+a store of their own, not in the backend: who hangs is found there, named with its Python stacks,
+and the launch goes on without that check.
+
+    results = run(2, [("gloo", "ddp"), ("unjam", "ddp")], folder)
+    results["unjam", "ddp"][rank]        # what it returned, or raises Failed
+
+The checks are functions of training_checks.py.
+"""
+
+import datetime
+import faulthandler
+import json
+import signal
+import subprocess
+import sys
+import time
+import traceback
+from pathlib import Path
+from types import SimpleNamespace
+
+from processes import environment
+
+ROOT = Path(__file__).resolve().parents[2]
+EXAMPLES = ROOT / "examples" / "torch"
+CHECK_S = 40  # one check on all ranks; generous, since the machine may be shared
+LAUNCH_S = 200
+HANGS = 3  # after so many, the rest is not tried
+
+
+class Failed(AssertionError):
+    """What went wrong on the ranks."""
+
+
+class Results:
+    def __init__(self, ranks):
+        self.ranks = ranks
+        self._found = {}
+        self.seconds = {}
+        self.problems = {}  # (backend, check) -> words
+
+    def __getitem__(self, job):
+        if job in self.problems:
+            raise Failed(f"{job[1]} with {job[0]}, {self.ranks} ranks: {self.problems[job]}")
+        if job not in self._found:
+            raise Failed(f"{job[1]} with {job[0]}, {self.ranks} ranks: not run")
+        return self._found[job]
+
+    def add(self, job, reports):
+        errors = [f"rank {r}: {w['error']}" for r, w in enumerate(reports) if w["error"]]
+        if errors:
+            self.problems[job] = "\n".join(errors)
+        self._found[job] = [w["value"] for w in reports]
+        self.seconds[job] = max(w["seconds"] for w in reports)
+
+
+def run(ranks, jobs, folder):
+    """Runs the jobs, pairs (backend, check), on so many ranks."""
+    results = Results(ranks)
+    todo = list(jobs)
+    if any(backend == "unjam" for backend, _ in todo):
+        build_adapter()
+    for attempt in range(HANGS):
+        if not todo:
+            break
+        place = folder / f"launch{attempt}"
+        place.mkdir()
+        words = launch(ranks, todo, place)
+        done = collect(ranks, place)
+        for job, reports in zip(todo, done, strict=False):
+            results.add(job, reports)
+        todo = todo[len(done) :]
+        if todo:  # the next one did not come to its end
+            results.problems[todo.pop(0)] = words
+    for job in todo:
+        results.problems[job] = "not tried, as others before it did not end"
+    return results
+
+
+def build_adapter():
+    """unjam's part in C++ is compiled at the first use: before limits for ranks begin."""
+    code = "import unjam.torch._extension as e; e.extension()"
+    words = subprocess.run(
+        [sys.executable, "-c", code], env=environment(), capture_output=True, text=True, timeout=300
+    )
+    assert words.returncode == 0, words.stderr
+
+
+def collect(ranks, place):
+    """For each job that all ranks ended: each rank's report."""
+    lines = []
+    for rank in range(ranks):
+        path = place / f"rank{rank}.jsonl"
+        text = path.read_text() if path.exists() else ""
+        lines.append([json.loads(x) for x in text.splitlines()])
+    return list(zip(*lines, strict=False))
+
+
+def launch(ranks, jobs, place):
+    """Starts the ranks and waits for them: "" or what all of them said."""
+    (place / "jobs.json").write_text(json.dumps(jobs))
+    env = environment(TORCH_CPP_LOG_LEVEL="ERROR", GLOO_SOCKET_IFNAME="lo")
+    env["PYTHONPATH"] = f"{env['PYTHONPATH']}:{EXAMPLES}:{EXAMPLES / 'recipes'}"
+    errors = [(place / f"rank{r}.err").open("w+") for r in range(ranks)]
+    processes = [
+        subprocess.Popen(
+            [sys.executable, __file__, str(place), str(rank), str(ranks)],
+            env=env,
+            stdin=subprocess.DEVNULL,
+            stdout=errors[rank],
+            stderr=errors[rank],
+            start_new_session=True,
+        )
+        for rank in range(ranks)
+    ]
+    try:
+        codes = wait(processes, LAUNCH_S)
+        if not any(codes):
+            return ""
+        said = []
+        for rank, (code, error) in enumerate(zip(codes, errors, strict=True)):
+            error.seek(0)
+            said.append(f"--- rank {rank}, exit status {code} ---\n{error.read()[-6000:]}")
+        return "\n".join(["the ranks did not come to an end:", *said])
+    finally:
+        for process, error in zip(processes, errors, strict=True):
+            process.kill()
+            process.wait()
+            error.close()
+
+
+def wait(processes, seconds):
+    """Exit statuses; None for those that had to be killed, and wrote their stacks before."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        codes = [p.poll() for p in processes]
+        if None not in codes:
+            return codes
+        if any(codes):  # one gave up: the others are of no use
+            end = min(end, time.monotonic() + 3)
+        time.sleep(0.05)
+    for process in processes:
+        if process.poll() is None:
+            process.send_signal(signal.SIGUSR1)
+    time.sleep(1)
+    return [p.poll() for p in processes]
+
+
+# ---- what a rank does ----
+
+
+def rank_main(place, rank, ranks):
+    faulthandler.register(signal.SIGUSR1, all_threads=True)
+    import torch
+    import torch.distributed as dist
+
+    import training_checks
+    from harness import backend as use_backend
+
+    torch.set_num_threads(1)
+    jobs = json.loads((place / "jobs.json").read_text())
+    soon = datetime.timedelta(seconds=CHECK_S)
+    store = store_of(dist, place, rank, ranks, soon)
+    with (place / f"rank{rank}.jsonl").open("w") as out:
+        for number, (backend, check) in enumerate(jobs):
+            use_backend(backend)
+            print(f"{check} with {backend}", file=sys.stderr, flush=True)
+            folder = place / f"{number}-{backend}-{check}"
+            folder.mkdir(exist_ok=True)
+            here = SimpleNamespace(
+                rank=rank, ranks=ranks, backend=backend, keyed=backend == "unjam", folder=folder
+            )
+            report = {"value": None, "error": ""}
+            began = time.monotonic()
+            try:
+                torch.manual_seed(0)
+                dist.init_process_group(
+                    backend,
+                    store=dist.PrefixStore(f"job{number}", store),
+                    rank=rank,
+                    world_size=ranks,
+                    timeout=soon,
+                )
+                assert dist.get_backend() == backend
+                report["value"] = getattr(training_checks, check)(here)
+            except Exception:
+                report["error"] = traceback.format_exc(limit=-8)
+                print(report["error"], file=sys.stderr, flush=True)
+            meet(store, f"end{number}", ranks, check)
+            try:
+                dist.destroy_process_group()
+            except Exception:
+                report["error"] += traceback.format_exc(limit=-8)
+            meet(store, f"destroyed{number}", ranks, f"destroy_process_group after {check}")
+            report["seconds"] = time.monotonic() - began
+            out.write(json.dumps(report) + "\n")
+            out.flush()
+    store.set(f"left{rank}", "")
+    if rank == 0:  # the store is here
+        store.wait([f"left{r}" for r in range(ranks)], soon)
+
+
+def store_of(dist, place, rank, ranks, soon):
+    path = place / "port"
+    if rank == 0:
+        store = dist.TCPStore("127.0.0.1", 0, ranks, True, soon, wait_for_workers=False)
+        draft = place / "port.draft"
+        draft.write_text(str(store.port))
+        draft.rename(path)
+        return store
+    end = time.monotonic() + LAUNCH_S
+    while not path.exists() and time.monotonic() < end:
+        time.sleep(0.01)
+    return dist.TCPStore("127.0.0.1", int(path.read_text()), ranks, False, soon)
+
+
+def meet(store, name, ranks, check):
+    """Waits for the other ranks, without the backend."""
+    import torch.distributed as dist
+
+    mine = store.add(name, 1)
+    if mine == ranks:
+        store.set(name + "/all", "")
+    try:
+        store.wait([name + "/all"])
+    except dist.DistStoreError:
+        sys.exit(f"{store.add(name, 0)} of {ranks} ranks came to the end of {check}")
+
+
+if __name__ == "__main__":
+    rank_main(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]))
