@@ -445,7 +445,15 @@ class Group:
         what = _arguments.source_only(x, dtype)
         arguments = (what.send, what.elements, what.dtype, peer)
         return self._call(
-            "unjamSend", f"send to rank {peer}", key, what, arguments, priority, callback, stream, in_stream
+            "unjamSend",
+            f"send to rank {peer}",
+            key,
+            what,
+            arguments,
+            priority,
+            callback,
+            stream,
+            in_stream,
         )
 
     def recv(
@@ -476,7 +484,15 @@ class Group:
         what = _arguments.target_only(out, "out", dtype)
         arguments = (what.recv, what.elements, what.dtype, peer)
         return self._call(
-            "unjamRecv", f"recv from rank {peer}", key, what, arguments, priority, callback, stream, in_stream
+            "unjamRecv",
+            f"recv from rank {peer}",
+            key,
+            what,
+            arguments,
+            priority,
+            callback,
+            stream,
+            in_stream,
         )
 
     def probe(self, peer: int, *, key: str = "") -> bool:

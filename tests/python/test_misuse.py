@@ -644,7 +644,9 @@ def barrier_meets_another(job: Job) -> None:
     job.disagree(lambda g: g.barrier(key="k"), lambda g: g.all_reduce(np.ones(8), key="k"))
 
 
-@misuse(AGREE, "a receive of another size than what is sent", "the same count and type at both ends")
+@misuse(
+    AGREE, "a receive of another size than what is sent", "the same count and type at both ends"
+)
 def receive_of_another_size(job: Job) -> None:
     job.disagree(
         lambda g: g.recv(np.ones(9), 1, key="tag 3"), lambda g: g.send(np.ones(8), 0, key="tag 3")

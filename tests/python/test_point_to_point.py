@@ -71,11 +71,14 @@ def test_registered(launch, kind):
         assert seen[0] == seen[1] or kind == "gather"
         return seen[0]
 
-    assert launch(2, rank) == {
-        "all_to_all": [[0, 1, 10, 11], [2, 3, 12, 13]],
-        "gather": [None, [0, 1, 2, 3, 10, 11, 12, 13]],
-        "scatter": [[10, 11], [12, 13]],
-    }[kind]
+    assert (
+        launch(2, rank)
+        == {
+            "all_to_all": [[0, 1, 10, 11], [2, 3, 12, 13]],
+            "gather": [None, [0, 1, 2, 3, 10, 11, 12, 13]],
+            "scatter": [[10, 11], [12, 13]],
+        }[kind]
+    )
 
 
 @pytest.mark.parametrize("count", COUNTS)
@@ -103,7 +106,10 @@ def test_any_order_among_collectives(launch):
     def rank(context, group):
         me = context.rank
         channels = [
-            (peer, tag, sends) for peer in range(ranks) if peer != me for tag in range(tags)
+            (peer, tag, sends)
+            for peer in range(ranks)
+            if peer != me
+            for tag in range(tags)
             for sends in (True, False)
         ]
         todo = [channel for channel in channels for _ in range(uses)] + [None] * tags

@@ -1469,8 +1469,8 @@ TEST(Texts, PlanCheck) {
   EXPECT_EQ(unjamPlanCheck(UNJAM_ALL_REDUCE, UNJAM_FLOAT32, UNJAM_SUM, 1, 0, 0, -1, 1, 5, 0,
                            nullptr, 0, nullptr),
             UNJAM_ERROR_INVALID_ARGUMENT);
-  EXPECT_EQ(unjamPlanCheck(static_cast<unjamKind_t>(10), UNJAM_FLOAT32, UNJAM_SUM, 1, 2, 0, -1, 1, 5,
-                           0, nullptr, 0, nullptr),
+  EXPECT_EQ(unjamPlanCheck(static_cast<unjamKind_t>(10), UNJAM_FLOAT32, UNJAM_SUM, 1, 2, 0, -1, 1,
+                           5, 0, nullptr, 0, nullptr),
             UNJAM_ERROR_INVALID_ARGUMENT);
 }
 

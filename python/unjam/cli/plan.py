@@ -34,7 +34,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--dtype", choices=[d.label for d in DType], default="float32")
     parser.add_argument("--op", choices=[op.label for op in Op], default="sum")
-    parser.add_argument("--root", type=natural, default=0, help="root's rank in the group; of send_recv the sender")
+    parser.add_argument(
+        "--root", type=natural, default=0, help="root's rank in the group; of send_recv the sender"
+    )
     parser.add_argument("--algorithm", choices=list(_ALGORITHMS), default="auto")
     parser.add_argument("--lanes", type=positive, default=1, help="blocks a rank (default: 1)")
     parser.add_argument(
