@@ -152,9 +152,9 @@ typedef struct {
   uint32_t residency_us;   /* longest stay of an engine that nobody waits for; default 5000 */
   uint32_t trace_events;   /* events kept a lane for unjamGetTrace; default 0 = off */
   uint32_t stall_ms;       /* a pending invocation older than this is diagnosed; default 1000 */
-  int32_t algorithm;       /* (*) 0 ring, 1 direct, 2 mesh, 3 pairwise, -1: by the selector's table */
-  uint64_t delay_seed;     /* fault injection: random delays at every wait, 0 = off */
-  uint32_t delay_max_us;   /* fault injection: longest such delay; default 50 */
+  int32_t algorithm;     /* (*) 0 ring, 1 direct, 2 mesh, 3 pairwise, -1: by the selector's table */
+  uint64_t delay_seed;   /* fault injection: random delays at every wait, 0 = off */
+  uint32_t delay_max_us; /* fault injection: longest such delay; default 50 */
   uint32_t report_ms;  /* invocations pending for longer are reported on stderr, with the ranks that
                           have not called them; -1 = never; default 30000 */
   uint32_t timeout_ms; /* invocations pending for longer end with UNJAM_ERROR_TIMEOUT on all ranks;
@@ -337,7 +337,8 @@ UNJAM_API unjamResult_t unjamProbe(unjamGroup_t group, const char* key, int peer
 
 /* ---- registered collectives: plan and key looked up once, run many times ---- */
 /* Registers under (group, key) a collective of fixed kind, dtype, op, root. Local, at any time. Not
- * barriers, and not sends and receives: there is nothing to look up for them that a call does not. */
+ * barriers, and not sends and receives: there is nothing to look up for them that a call does not.
+ */
 UNJAM_API unjamResult_t unjamRegister(unjamGroup_t group, const char* key, unjamKind_t kind,
                                       unjamDataType_t dtype, unjamOp_t op, int root, int priority,
                                       unjamCollective_t* collective);

@@ -184,8 +184,8 @@ def all_to_all(x: Any, out: Any, size: int, dtype: Any) -> Arguments:
     _same_size(source, target)
     if source.elements % size:
         raise InvalidArgument(
-            f"x has {source.elements} elements; an all-to-all between {size} ranks needs a multiple "
-            f"of {size}, the same number for each"
+            f"x has {source.elements} elements; an all-to-all between {size} ranks needs a "
+            f"multiple of {size}, the same number for each"
         )
     _no_overlap(source, target, None, "")
     return _two(source, target, source.elements // size, out)

@@ -491,8 +491,9 @@ unjamResult_t unjamScatter(unjamGroup_t group, const char* key, const void* send
 
 unjamResult_t unjamBarrier(unjamGroup_t group, const char* key, const unjamCallOptions_t* options,
                            unjamRequest_t* request) {
-  return submit(group, key, make_call(Kind::kBarrier, nullptr, nullptr, 1, UNJAM_UINT8, UNJAM_SUM, 0),
-                options, request);
+  return submit(group, key,
+                make_call(Kind::kBarrier, nullptr, nullptr, 1, UNJAM_UINT8, UNJAM_SUM, 0), options,
+                request);
 }
 
 unjamResult_t unjamSend(unjamGroup_t group, const char* key, const void* buffer, size_t count,

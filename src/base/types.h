@@ -102,9 +102,9 @@ constexpr const char* to_string(Op o) {
   return kNames[static_cast<int>(o)];
 }
 constexpr const char* to_string(Kind k) {
-  constexpr const char* kNames[kNumKinds] = {"all_reduce", "all_gather", "reduce_scatter", "reduce",
-                                             "broadcast",  "all_to_all", "gather",         "scatter",
-                                             "barrier",    "send_recv"};
+  constexpr const char* kNames[kNumKinds] = {
+      "all_reduce", "all_gather", "reduce_scatter", "reduce",  "broadcast",
+      "all_to_all", "gather",     "scatter",        "barrier", "send_recv"};
   return kNames[static_cast<int>(k)];
 }
 constexpr const char* to_string(Protocol p) { return p == Protocol::kPacket ? "packet" : "slot"; }

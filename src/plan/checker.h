@@ -27,9 +27,9 @@
 // come before such a write (or find the same value rewritten) does the same in both models, so
 // checking for that proves both with one execution. An all-to-all is never in place.
 //
-// Values stay at their place in the vector, so a value is whose it is, and nothing more; but for the
-// all-to-all, where a slice of rank q's part r becomes rank r's part q. It goes there in one hop
-// (validate.cc), and both ends' parts are compared with the two ranks.
+// Values stay at their place in the vector, so a value is whose it is, and nothing more; but for
+// the all-to-all, where a slice of rank q's part r becomes rank r's part q. It goes there in one
+// hop (validate.cc), and both ends' parts are compared with the two ranks.
 #pragma once
 
 #include <cstdint>

@@ -112,8 +112,8 @@ std::optional<Plan> plan_direct(const PlanRequest& request, const PlanLimits& li
   plan.algorithm = Algorithm::kDirect;
   plan.protocol = Protocol::kPacket;
   // Block-structured kinds have one part, the block, per rank whatever the algorithm.
-  plan.geometry = make_geometry(
-      request, blocked(request.kind) ? static_cast<std::uint32_t>(request.ranks) : 1);
+  plan.geometry =
+      make_geometry(request, blocked(request.kind) ? static_cast<std::uint32_t>(request.ranks) : 1);
   plan.geometry.chunk = chunk_elements(limits.escape_slot_bytes / 2, plan.geometry);
   if (limits.device == Device::kCuda) {
     const std::uint64_t message = plan.geometry.part(0).length * dtype_bytes(request.dtype);

@@ -4,8 +4,8 @@
 //
 // Reductions gather: every rank receives the raw contributions and adds them in ascending order of
 // rank, so all ranks hold the same bits. A rank sends to all its peers in one primitive, and
-// receives from all in another. A gather of blocks is one rank receiving from all, a scatter one sending
-// to all, an all-to-all both.
+// receives from all in another. A gather of blocks is one rank receiving from all, a scatter one
+// sending to all, an all-to-all both.
 //
 // A chunk is one slice of half an escape slot: a GPU packet carries data and flags half and half. A
 // rank sends at most one slice to each peer per pass and waits for nothing before it has sent, so

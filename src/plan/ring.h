@@ -1,6 +1,7 @@
 // The ring planner: bandwidth-optimal plans of all-reduce, all-gather, reduce-scatter,
-// reduce and broadcast for groups of up to 1,024 ranks (and of the barrier, which is an all-reduce of
-// one element). Kinds in which data go from one rank to one other gain nothing by a ring: pairwise.h.
+// reduce and broadcast for groups of up to 1,024 ranks (and of the barrier, which is an all-reduce
+// of one element). Kinds in which data go from one rank to one other gain nothing by a ring:
+// pairwise.h.
 //
 // Ranks form a ring in group order; rank r sends to r+1 only and receives from r-1 only.
 // All-reduce, all-gather and reduce-scatter have one part per rank, and all N parts travel at the

@@ -90,7 +90,8 @@ std::string flags_error(const PlanRequest& request, int rank, const Plan& plan, 
     return "a gather reduces the received slices with the local input, nothing else";
   }
   // Here alone data change their place in the vector: the checker can follow one hop of that.
-  if (request.kind == Kind::kAllToAll && (has(kFromOutput | kSendAll) || (has(kRecv) && has(kSend)))) {
+  if (request.kind == Kind::kAllToAll &&
+      (has(kFromOutput | kSendAll) || (has(kRecv) && has(kSend)))) {
     return "a slice of an all-to-all goes straight from one rank's input to one other's output";
   }
   if (has(kGather | kSendAll | kScatter | kCollect)) {

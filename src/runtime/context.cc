@@ -195,9 +195,9 @@ Result Context::create_group(const int* ranks, int size, const char* name, unjam
 Result Context::open_channel(unjamGroup& group, int peer, bool sends, unjamGroup*& channel) {
   const int size = static_cast<int>(group.members.size());
   if (peer < 0 || peer >= size) {
-    return {UNJAM_ERROR_INVALID_ARGUMENT, "peer " + std::to_string(peer) +
-                                              ": the group has ranks 0 to " +
-                                              std::to_string(size - 1)};
+    return {
+        UNJAM_ERROR_INVALID_ARGUMENT,
+        "peer " + std::to_string(peer) + ": the group has ranks 0 to " + std::to_string(size - 1)};
   }
   if (peer == group.rank) {
     return {UNJAM_ERROR_INVALID_ARGUMENT,

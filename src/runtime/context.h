@@ -102,10 +102,10 @@ struct unjamGroup {
   bool voids = false;    // to be marked as never read again, once nothing is pending
   // What the engine may still look at: keys, and marks that are under way.
   std::size_t in_use = 0;
-  // Sends and receives use channels: groups of two, the sender first, one for each direction between
-  // two members, made at the first use (locally, with a tag that both compute alike) and destroyed
-  // with their group. So they are matched, fail, and are forgotten as collectives are, and apart from
-  // those of the group.
+  // Sends and receives use channels: groups of two, the sender first, one for each direction
+  // between two members, made at the first use (locally, with a tag that both compute alike) and
+  // destroyed with their group. So they are matched, fail, and are forgotten as collectives are,
+  // and apart from those of the group.
   std::map<std::pair<int, int>, unjamGroup*> channels;  // by (sender, receiver), group ranks
   unjamGroup* parent = nullptr;                         // a channel's group
   int source = 0, destination = 0;                      // a channel's, in the parent's ranks

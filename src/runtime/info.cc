@@ -108,10 +108,9 @@ std::string Context::info_json() const {
 
   const Held held = what_is_held();
   const auto groups_held = static_cast<std::uint64_t>(
-      std::count_if(groups_.begin(), groups_.end(),
-                    [](const auto& group) {
-                      return group->parent == nullptr && (!group->destroyed || group->in_use != 0);
-                    }));
+      std::count_if(groups_.begin(), groups_.end(), [](const auto& group) {
+        return group->parent == nullptr && (!group->destroyed || group->in_use != 0);
+      }));
   const auto channels_held = static_cast<std::uint64_t>(
       std::count_if(groups_.begin(), groups_.end(), [](const auto& group) {
         return group->parent != nullptr && (!group->destroyed || group->in_use != 0);
@@ -208,9 +207,7 @@ std::string Context::info_json() const {
         slices += load_relaxed(lane.slices);
         time_ns += load_relaxed(lane.time_ns);
       }
-      w.begin_object()
-          .field("group", group->name)
-          .field("key", name);
+      w.begin_object().field("group", group->name).field("key", name);
       if (group->parent != nullptr) {
         w.field("source", group->source).field("destination", group->destination);
       }

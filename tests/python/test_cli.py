@@ -42,7 +42,7 @@ def test_demo_as_html_with_two_ranks(python, tmp_path):
         ["demo", "--out", "picture.bmp"],
         ["demo", "--seed", "-1"],
         ["plan"],
-        ["plan", "--check", "gather"],
+        ["plan", "--check", "all_at_once"],
         ["plan", "--check", "broadcast", "--root", "9"],
         ["plan", "--check", "all-reduce", "--dtype", "int16"],
         ["info", "--ranks", "0"],
@@ -91,7 +91,18 @@ def test_env(capsys):
 
 
 @pytest.mark.parametrize(
-    "kind", ["all-reduce", "all_gather", "reduce-scatter", "Reduce", "broadcast"]
+    "kind",
+    [
+        "all-reduce",
+        "all_gather",
+        "reduce-scatter",
+        "Reduce",
+        "broadcast",
+        "all-to-all",
+        "gather",
+        "scatter",
+        "barrier",
+    ],
 )
 @pytest.mark.parametrize("algorithm", ["ring", "auto"])
 def test_plan(kind, algorithm, capsys):
@@ -102,6 +113,17 @@ def test_plan(kind, algorithm, capsys):
     assert len(report["programs"]) == 5
     assert main([*arguments, "--list"]) == 0
     assert "The result is right" in capsys.readouterr().out
+
+
+def test_plan_of_a_pair(capsys):
+    assert main(["plan", "--check", "send-recv", "--root", "1", "--json", "--list"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert [[p["op"] for p in program["primitives"]] for program in report["programs"]] == [
+        ["recv_copy"],
+        ["send"],
+    ]
+    assert main(["plan", "--check", "send-recv", "--ranks", "3", "--json"]) == 1
+    assert "between 2 ranks, not 3" in json.loads(capsys.readouterr().out)["error"]
 
 
 def test_plan_check_fails_with_status_1(capsys):

@@ -430,6 +430,22 @@ def overlap_in_c(job: Job) -> None:
     job.c_all_reduce(memory.ctypes.data, memory.ctypes.data + 4)
 
 
+@misuse(BUFFERS, "an all-to-all in place", "an out of its own")
+def all_to_all_in_place(job: Job) -> None:
+    job.group.all_to_all(job.x, job.x)
+
+
+@misuse(BUFFERS, "C: the same with `unjamAllToAll`", "an output of its own")
+def all_to_all_in_place_in_c(job: Job) -> None:
+    data = job.x.ctypes.data
+    job.c("AllToAll", job.group._handle, b"k", data, data, 4, 8, None, None)
+
+
+@misuse(BUFFERS, "`all_to_all` of 7 elements between two ranks", "as many elements for each rank")
+def all_to_all_odd(job: Job) -> None:
+    job.group.all_to_all(job.x[:7], np.zeros(7, dtype=np.float32))
+
+
 @misuse(BUFFERS, "results into a read-only array", "a writable array; inputs may be read-only")
 def read_only(job: Job) -> None:
     job.x.flags.writeable = False
@@ -503,7 +519,7 @@ def unknown_op_number(job: Job) -> None:
 @misuse(VALUES, "C: an unknown kind", "a value of `unjamKind_t`")
 def unknown_kind_number(job: Job) -> None:
     handle = ctypes.c_void_p()
-    job.c("Register", job.group._handle, b"k", 5, 8, 0, 0, 0, ctypes.byref(handle))
+    job.c("Register", job.group._handle, b"k", 10, 8, 0, 0, 0, ctypes.byref(handle))
 
 
 @misuse(VALUES, "`op='mean'`", "`op='avg'`")
@@ -519,6 +535,26 @@ def unknown_type(job: Job) -> None:
 @misuse(VALUES, "`root=2` in a group of two", "a rank in the group, not in the job")
 def root_outside(job: Job) -> None:
     job.group.broadcast(job.x, root=2)
+
+
+@misuse(VALUES, "sent to, or received from, the calling rank itself", "a copy needs no message")
+def send_to_itself(job: Job) -> None:
+    job.group.send(job.x, 0)
+
+
+@misuse(VALUES, "C: the same", "ranks of the group other than the caller's")
+def send_to_itself_in_c(job: Job) -> None:
+    job.c("Send", job.group._handle, b"k", job.x.ctypes.data, 8, 8, 0, None, None)
+
+
+@misuse(VALUES, "`recv(x, 2)` in a group of two", "a rank in the group, not in the job")
+def peer_outside(job: Job) -> None:
+    job.group.recv(job.x, 2)
+
+
+@misuse(VALUES, "registered a barrier, or a send", "call it each time")
+def barrier_registered(job: Job) -> None:
+    job.group.register("barrier", "k", "float32")
 
 
 @misuse(VALUES, "a priority that is NaN", "an integer; higher first")
@@ -600,6 +636,20 @@ def kinds_differ(job: Job) -> None:
     job.disagree(
         lambda g: g.all_reduce(np.ones(8), key="k"),
         lambda g: g.all_gather(np.ones(8), np.ones(16), key="k"),
+    )
+
+
+@misuse(AGREE, "a barrier on one rank, a collective on another", "a key of its own for barriers")
+def barrier_meets_another(job: Job) -> None:
+    job.disagree(lambda g: g.barrier(key="k"), lambda g: g.all_reduce(np.ones(8), key="k"))
+
+
+@misuse(
+    AGREE, "a receive of another size than what is sent", "the same count and type at both ends"
+)
+def receive_of_another_size(job: Job) -> None:
+    job.disagree(
+        lambda g: g.recv(np.ones(9), 1, key="tag 3"), lambda g: g.send(np.ones(8), 0, key="tag 3")
     )
 
 

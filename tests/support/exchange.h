@@ -382,8 +382,7 @@ class Exchange {
   };
 
   std::size_t send_count() const {
-    return spec_.count *
-           (sends_blocks(spec_.kind) ? static_cast<std::size_t>(n_) : std::size_t{1});
+    return spec_.count * (sends_blocks(spec_.kind) ? static_cast<std::size_t>(n_) : std::size_t{1});
   }
   std::size_t recv_count() const {
     return spec_.count *
@@ -423,7 +422,8 @@ class Exchange {
   std::string check_untouched(int r) const {
     const PerRank& me = ranks_[static_cast<std::size_t>(r)];
     if (!spec_.in_place && me.send.allocated()) {
-      if (!has_input(r) ? !poisoned(me.send) : hash_memory(me.send.data(), me.send.bytes()) != me.send_hash)
+      if (!has_input(r) ? !poisoned(me.send)
+                        : hash_memory(me.send.data(), me.send.bytes()) != me.send_hash)
         return "the input was written to";
     }
     if (!has_output(r)) {

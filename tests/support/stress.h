@@ -61,7 +61,9 @@ inline Plan make_plan(std::size_t num_keys, std::mt19937_64& random) {
     Plan::Key key;
     key.group = random() % kGroups;
     key.name = "key " + std::to_string(k);
-    key.spec.kind = static_cast<unjamKind_t>(random() % kNumKinds);
+    do {  // barriers are not registered
+      key.spec.kind = static_cast<unjamKind_t>(random() % kNumKinds);
+    } while (key.spec.kind == UNJAM_BARRIER);
     key.spec.dtype = static_cast<unjamDataType_t>(random() % kNumDTypes);
     key.spec.op = static_cast<unjamOp_t>(random() % kNumOps);
     key.spec.root = static_cast<int>(random() % plan.groups[key.group].size());

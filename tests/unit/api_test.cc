@@ -396,7 +396,7 @@ TEST(Misuse, BadValues) {
   EXPECT_REFUSED(unjamGetStats(job.context(0), &s), kArg, "size");
   unjamCollective_t c = nullptr;
   EXPECT_REFUSED(
-      unjamRegister(g, "k", static_cast<unjamKind_t>(5), UNJAM_FLOAT32, UNJAM_SUM, 0, 0, &c), kArg,
+      unjamRegister(g, "k", static_cast<unjamKind_t>(10), UNJAM_FLOAT32, UNJAM_SUM, 0, 0, &c), kArg,
       "kind");
   EXPECT_REFUSED(unjamRegisterBroadcast(g, "k", UNJAM_FLOAT32, 2, 0, &c), kArg, "root");
   EXPECT_EQ(unjamRegisterAllGather(g, "k", UNJAM_FLOAT32, 0, nullptr), kArg);
@@ -1451,7 +1451,7 @@ TEST(Texts, PlanCheck) {
   };
   for (int kind = 0; kind < kNumKinds; ++kind) {
     for (const int ranks : {1, 2, 5, 8}) {
-      for (const int algorithm : {-1, 0, 1, 2}) {
+      for (const int algorithm : {-1, 0, 1, 2, 3}) {
         const Json p = plan(static_cast<unjamKind_t>(kind), 1000, ranks, ranks - 1, algorithm, 0);
         EXPECT_TRUE(p["ok"].boolean) << p["error"].string;
         for (const char* field : {"algorithm", "protocol", "bytes_sent_max", "bytes_sent_total",
@@ -1461,13 +1461,16 @@ TEST(Texts, PlanCheck) {
       }
     }
   }
+  EXPECT_TRUE(plan(UNJAM_SEND_RECV, 1000, 2, 1, -1, 1)["ok"].boolean);
+  EXPECT_EQ(plan(UNJAM_SEND_RECV, 1000, 3, 1, -1, 1)["error"].string,
+            "a send_recv is between 2 ranks, not 3");
   EXPECT_GT(plan(UNJAM_ALL_REDUCE, 1000, 4, 0, 0, 1).size(),
             plan(UNJAM_ALL_REDUCE, 1000, 4, 0, 0, 0).size());
   EXPECT_EQ(unjamPlanCheck(UNJAM_ALL_REDUCE, UNJAM_FLOAT32, UNJAM_SUM, 1, 0, 0, -1, 1, 5, 0,
                            nullptr, 0, nullptr),
             UNJAM_ERROR_INVALID_ARGUMENT);
-  EXPECT_EQ(unjamPlanCheck(static_cast<unjamKind_t>(9), UNJAM_FLOAT32, UNJAM_SUM, 1, 2, 0, -1, 1, 5,
-                           0, nullptr, 0, nullptr),
+  EXPECT_EQ(unjamPlanCheck(static_cast<unjamKind_t>(10), UNJAM_FLOAT32, UNJAM_SUM, 1, 2, 0, -1, 1,
+                           5, 0, nullptr, 0, nullptr),
             UNJAM_ERROR_INVALID_ARGUMENT);
 }
 

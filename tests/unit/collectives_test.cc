@@ -16,8 +16,8 @@ namespace unjam_test {
 namespace {
 
 const std::vector<unjamKind_t> kKinds = {UNJAM_ALL_REDUCE, UNJAM_ALL_GATHER, UNJAM_REDUCE_SCATTER,
-                                         UNJAM_REDUCE, UNJAM_BROADCAST, UNJAM_ALL_TO_ALL,
-                                         UNJAM_GATHER, UNJAM_SCATTER, UNJAM_BARRIER};
+                                         UNJAM_REDUCE,     UNJAM_BROADCAST,  UNJAM_ALL_TO_ALL,
+                                         UNJAM_GATHER,     UNJAM_SCATTER,    UNJAM_BARRIER};
 
 // Odd counts, counts around the sizes of vectors and slots, and some larger than a slot; the last
 // ones are larger than all guaranteed slots of a connector for all but the one-byte types.

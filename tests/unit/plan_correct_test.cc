@@ -269,7 +269,8 @@ TEST(PlanChecked, PairwiseNeedsItsChunk) {
       EXPECT_EQ(result.slots_needed, static_cast<int>(slots));
     }
     for (const Kind kind : {Kind::kGather, Kind::kScatter}) {
-      const CheckResult result = check(make_request(kind, 6, 6001, 4), limits, Algorithm::kPairwise);
+      const CheckResult result =
+          check(make_request(kind, 6, 6001, 4), limits, Algorithm::kPairwise);
       ASSERT_TRUE(result.ok) << result.error;
       EXPECT_EQ(result.slots_needed, 1) << to_string(kind);
     }
@@ -492,8 +493,9 @@ TEST(PlanSelector, TableAndErrors) {
   };
   EXPECT_NE(error(make_request(Kind::kSendRecv, 3, 1), {}, {}).find("between 2 ranks, not 3"),
             std::string::npos);
-  EXPECT_NE(error(make_request(Kind::kAllToAll, 65, 1), {}, Algorithm::kDirect).find("use pairwise"),
-            std::string::npos);
+  EXPECT_NE(
+      error(make_request(Kind::kAllToAll, 65, 1), {}, Algorithm::kDirect).find("use pairwise"),
+      std::string::npos);
   const PlanRequest fine = make_request(Kind::kReduce, 65, 1);
   EXPECT_NE(error(fine, {}, Algorithm::kDirect).find("64 ranks, this group has 65"),
             std::string::npos);

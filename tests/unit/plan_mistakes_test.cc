@@ -386,8 +386,8 @@ TEST(PlanMistakes, MeaninglessPrimitivesWithSeveralPeers) {
   expect_error(r, {"rank 1 primitive 0", "no output in part 0"});
 }
 
-// All-to-all, gather, scatter, send/recv. Pairwise all-to-all, rank r: 0 own part; then for k = 1 … 4
-// send part r+k to r+k, receive part r-k from r-k.
+// All-to-all, gather, scatter, send/recv. Pairwise all-to-all, rank r: 0 own part; then for k = 1 …
+// 4 send part r+k to r+k, receive part r-k from r-k.
 
 TEST(PlanMistakes, AnAllToAllThatMixesUpBlocks) {
   // The wrong block goes to the right rank.
@@ -428,8 +428,8 @@ TEST(PlanMistakes, AnAllToAllThatMixesUpBlocks) {
 }
 
 TEST(PlanMistakes, AnAllToAllThatForwards) {
-  for (const unsigned flags : {kRecv | kCopy | kSend, kLocal | kFromOutput | kSend,
-                               kLocal | kSendAll}) {
+  for (const unsigned flags :
+       {kRecv | kCopy | kSend, kLocal | kFromOutput | kSend, kLocal | kSendAll}) {
     Planted p = make(Kind::kAllToAll, Algorithm::kMesh, 8);
     Primitive forward;
     forward.flags = static_cast<std::uint16_t>(flags);

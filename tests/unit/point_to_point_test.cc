@@ -65,8 +65,8 @@ struct Message {
 };
 
 // Submits all of a rank's part of the messages, keys in an order of its own (the uses of one key
-// stay in order), then waits for all in yet another one. `more` submits something else now and then;
-// when it is told that these are the last ones, all of it.
+// stay in order), then waits for all in yet another one. `more` submits something else now and
+// then; when it is told that these are the last ones, all of it.
 using More = std::function<void(std::mt19937_64&, std::vector<unjamRequest_t>&, bool last)>;
 void exchange(Rank& me, unjamGroup_t group, int rank, std::vector<Message>& messages,
               std::uint64_t seed, const More& more = {}) {
@@ -134,16 +134,15 @@ const Setting kSettings[] = {
 TEST_P(PointToPoint, EveryTypeAndSize) {
   const int ranks = 3;
   Job job(ranks, config());
-  std::vector<std::size_t> sizes = {0,    1,    3,     7,     64,    255,   4095,  4096, 4097,
-                                    8191, 8192, 8193,  32768, 40959, 40960, 40961, 300007};
+  std::vector<std::size_t> sizes = {0,    1,    3,    7,     64,    255,   4095,  4096,  4097,
+                                    8191, 8192, 8193, 32768, 40959, 40960, 40961, 300007};
   if (kSanitized) sizes = {0, 1, 7, 4097, 8192, 40961};
   std::vector<Message> messages;
   for (int t = 0; t < kNumDTypes; ++t) {
     for (std::size_t s = 0; s < sizes.size(); ++s) {
       for (int from = 0; from < ranks; ++from) {
         // All pairs in turn: each rank sends each size in each type to one of the others.
-        const int to =
-            (from + 1 + static_cast<int>(s + static_cast<std::size_t>(t)) % 2) % ranks;
+        const int to = (from + 1 + static_cast<int>(s + static_cast<std::size_t>(t)) % 2) % ranks;
         Message m;
         m.from = from, m.to = to;
         m.key = "t" + std::to_string(t) + "s" + std::to_string(s % 4);
@@ -156,8 +155,8 @@ TEST_P(PointToPoint, EveryTypeAndSize) {
     }
   }
   for (Message& m : messages) m.prepare();
-  const bool ok = job.run(
-      [&](Rank& me) { exchange(me, me.all, me.rank, messages, mix(job.seed(), 1)); });
+  const bool ok =
+      job.run([&](Rank& me) { exchange(me, me.all, me.rank, messages, mix(job.seed(), 1)); });
   if (!ok) return;
   job.run([&](Rank& me) {
     if (me.rank == 0) {
@@ -242,10 +241,10 @@ TEST(SendRecv, BothDirectionsAtOnceUnderOneKey) {
       out[i] = static_cast<std::int32_t>(i) * (me.rank + 1);
     }
     unjamRequest_t sent = nullptr, received = nullptr;
-    UNJAM_CHECK(unjamSend(me.all, "", out.data(), out.size(), UNJAM_INT32, 1 - me.rank, nullptr,
-                          &sent));
-    UNJAM_CHECK(unjamRecv(me.all, "", in.data(), in.size(), UNJAM_INT32, 1 - me.rank, nullptr,
-                          &received));
+    UNJAM_CHECK(
+        unjamSend(me.all, "", out.data(), out.size(), UNJAM_INT32, 1 - me.rank, nullptr, &sent));
+    UNJAM_CHECK(
+        unjamRecv(me.all, "", in.data(), in.size(), UNJAM_INT32, 1 - me.rank, nullptr, &received));
     me.wait(sent, "send");
     me.wait(received, "recv");
     for (std::size_t i = 0; i < in.size(); ++i) {
@@ -374,8 +373,8 @@ TEST(SendRecv, Mismatch) {
     const char* text;
   };
   for (const bool receive_first : {false, true}) {
-    for (const Case& c : {Case{11, UNJAM_FLOAT32, "count=11, float32"},
-                          Case{10, UNJAM_INT32, "count=10, int32"}}) {
+    for (const Case& c :
+         {Case{11, UNJAM_FLOAT32, "count=11, float32"}, Case{10, UNJAM_INT32, "count=10, int32"}}) {
       Job job(3);
       std::atomic<int> turn{0};
       job.run([&](Rank& me) {
@@ -484,8 +483,9 @@ TEST(SendRecv, APeerThatLeavesWithoutSending) {
   ASSERT_EQ(unjamRecv(job.all(0), "k", &x, 1, UNJAM_FLOAT32, 1, nullptr, &q), UNJAM_SUCCESS);
   ASSERT_EQ(job.destroy(1), UNJAM_SUCCESS);
   EXPECT_EQ(unjamWait(q, kPatienceUs), UNJAM_ERROR_PEER);
-  EXPECT_TRUE(has(unjamRequestError(q),
-                  "rank 1 left the job without calling the send from rank 1 to rank 0 under key 'k'"))
+  EXPECT_TRUE(
+      has(unjamRequestError(q),
+          "rank 1 left the job without calling the send from rank 1 to rank 0 under key 'k'"))
       << unjamRequestError(q);
   unjamRequestFree(q);
 }
@@ -658,9 +658,8 @@ TEST(SendRecvProcesses, AnyOrderProbesAndAKilledSender) {
       const std::string text = wait_error(me.context, q, UNJAM_ERROR_PEER, "a killed sender");
       if (!has(text, "rank 2 is gone")) fail(text);
       // Those that are left go on, in the same group.
-      UNJAM_CHECK(me.rank == 0
-                      ? unjamSend(me.all, "after", &x, 1, UNJAM_FLOAT32, 1, nullptr, &q)
-                      : unjamRecv(me.all, "after", &x, 1, UNJAM_FLOAT32, 0, nullptr, &q));
+      UNJAM_CHECK(me.rank == 0 ? unjamSend(me.all, "after", &x, 1, UNJAM_FLOAT32, 1, nullptr, &q)
+                               : unjamRecv(me.all, "after", &x, 1, UNJAM_FLOAT32, 0, nullptr, &q));
       me.wait(q, "after");
     });
     child.say("done");
@@ -725,12 +724,12 @@ TEST(Barrier, MetByAnotherCallIsAMismatch) {
     unsigned char x = 0;
     unjamRequest_t q = nullptr;
     // Of the element that a barrier is planned with, even.
-    UNJAM_CHECK(me.rank == 0 ? unjamBarrier(me.all, "k", nullptr, &q)
-                             : unjamAllReduce(me.all, "k", &x, &x, 1, UNJAM_UINT8, UNJAM_SUM,
-                                              nullptr, &q));
+    UNJAM_CHECK(me.rank == 0
+                    ? unjamBarrier(me.all, "k", nullptr, &q)
+                    : unjamAllReduce(me.all, "k", &x, &x, 1, UNJAM_UINT8, UNJAM_SUM, nullptr, &q));
     const std::string text = wait_error(me.context, q, UNJAM_ERROR_MISMATCH, "a mismatch");
-    for (const char* part : {"rank 0 called barrier()",
-                             "rank 1 called all_reduce(count=1, uint8, sum)", "key 'k'"}) {
+    for (const char* part :
+         {"rank 0 called barrier()", "rank 1 called all_reduce(count=1, uint8, sum)", "key 'k'"}) {
       if (!has(text, part)) fail(text);
     }
   });
