@@ -102,6 +102,8 @@ std::vector<CallRecord> Context::pending_calls() const {
   std::lock_guard lock(mutex_);
   std::vector<CallRecord> calls;
   for (const Submitted* s : pending_in_order()) {
+    // As above: only nobody has asked for its completion yet.
+    if (load_acquire(s->key->state.done) > s->n) continue;
     calls.push_back(
         {call_id(*s), s->call.signature, s->key->group->members, ms_since(s->since_ns)});
   }

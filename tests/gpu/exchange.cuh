@@ -25,8 +25,10 @@ inline constexpr TypeInfo kTypes[] = {
     {UNJAM_FLOAT32, "float32", 4}, {UNJAM_INT32, "int32", 4}, {UNJAM_BFLOAT16, "bfloat16", 2},
     {UNJAM_FLOAT16, "float16", 2}, {UNJAM_UINT8, "uint8", 1}, {UNJAM_FLOAT64, "float64", 8},
     {UNJAM_INT64, "int64", 8}};
-inline constexpr const char* kKindNames[] = {"all-reduce", "all-gather", "reduce-scatter", "reduce",
-                                             "broadcast"};
+inline constexpr const char* kKindNames[] = {"all-reduce", "all-gather", "reduce-scatter",
+                                             "reduce",     "broadcast",  "all-to-all",
+                                             "gather",     "scatter"};
+inline constexpr int kNumKinds = 8;  // that move data between all ranks of a group
 inline constexpr const char* kOpNames[] = {"sum", "prod", "min", "max", "avg"};
 
 inline const TypeInfo& type_info(unjamDataType_t type) {
@@ -71,17 +73,26 @@ struct Spec {
   std::uint64_t seed = 0;  // the same on all ranks
   int size = 1, at = 0;    // of the group; this rank in it
 
-  bool receives() const { return kind != UNJAM_REDUCE || at == root; }
+  bool receives() const { return (kind != UNJAM_REDUCE && kind != UNJAM_GATHER) || at == root; }
+  bool sends() const { return (kind != UNJAM_BROADCAST && kind != UNJAM_SCATTER) || at == root; }
+  // The input, or the output, has a block for every rank.
+  bool sends_blocks() const {
+    return kind == UNJAM_REDUCE_SCATTER || kind == UNJAM_SCATTER || kind == UNJAM_ALL_TO_ALL;
+  }
+  bool receives_blocks() const {
+    return kind == UNJAM_ALL_GATHER || kind == UNJAM_GATHER || kind == UNJAM_ALL_TO_ALL;
+  }
+  bool placed_in_place() const { return in_place && kind != UNJAM_ALL_TO_ALL; }
   std::size_t send_elems() const {
-    return count * static_cast<std::size_t>(kind == UNJAM_REDUCE_SCATTER ? size : 1);
+    return count * static_cast<std::size_t>(sends_blocks() ? size : 1);
   }
   std::size_t recv_elems() const {
-    return count * static_cast<std::size_t>(kind == UNJAM_ALL_GATHER ? size : 1);
+    return count * static_cast<std::size_t>(receives_blocks() ? size : 1);
   }
   std::string text() const {
     return std::string(kKindNames[kind]) + " of " + std::to_string(count) + " " +
            type_info(dtype).name + ", " + kOpNames[op] + ", root " + std::to_string(root) +
-           (in_place ? ", in place" : "");
+           (placed_in_place() ? ", in place" : "");
   }
 };
 
@@ -105,10 +116,10 @@ struct Place {
 inline Place place_in(void* memory, const Spec& s) {
   const std::size_t bytes = type_info(s.dtype).bytes;
   auto* base = static_cast<unsigned char*>(memory);
-  if (!s.in_place) return {base, base + padded(s.send_elems() * bytes)};
+  if (!s.placed_in_place()) return {base, base + padded(s.send_elems() * bytes)};
   const std::size_t offset = static_cast<std::size_t>(s.at) * s.count * bytes;
-  if (s.kind == UNJAM_ALL_GATHER) return {base + offset, base};
-  if (s.kind == UNJAM_REDUCE_SCATTER) return {base, base + offset};
+  if (s.receives_blocks()) return {base + offset, base};
+  if (s.sends_blocks()) return {base, base + offset};
   return {base, base};
 }
 
@@ -129,7 +140,13 @@ struct Expect {
   int size, at, root;
 
   __host__ __device__ std::uint32_t value(std::size_t i) const {
-    if (kind == UNJAM_ALL_GATHER) return element(seed, static_cast<int>(i / count), i % count);
+    const std::size_t own = static_cast<std::size_t>(at) * count;
+    if (kind == UNJAM_SCATTER) return element(seed, root, own + i);
+    if (kind == UNJAM_ALL_TO_ALL) {
+      return element(seed, static_cast<int>(i / count), own + i % count);
+    }
+    if (kind == UNJAM_ALL_GATHER || kind == UNJAM_GATHER)
+      return element(seed, static_cast<int>(i / count), i % count);
     if (kind == UNJAM_BROADCAST) return element(seed, root, i);
     if (kind == UNJAM_REDUCE_SCATTER) i += static_cast<std::size_t>(at) * count;
     std::uint32_t v = element(seed, 0, i);
@@ -221,8 +238,9 @@ inline void start_fill(const Spec& s, const Place& p, cudaStream_t stream) {
   const std::size_t bytes = type_info(s.dtype).bytes;
   const std::size_t send = s.send_elems() * bytes, recv = s.recv_elems() * bytes;
   if (s.receives()) check(cudaMemsetAsync(p.recv, kPoison, recv + kGuardBytes, stream));
-  if (!s.in_place) check(cudaMemsetAsync(p.send + send, kPoison, kGuardBytes, stream));
-  if (s.in_place && send > recv) {  // the guard behind the part that is received lies in the input
+  if (!s.placed_in_place()) check(cudaMemsetAsync(p.send + send, kPoison, kGuardBytes, stream));
+  if (s.placed_in_place() &&
+      send > recv) {  // the guard behind the part that is received lies in the input
     check(cudaMemsetAsync(p.send + send, kPoison, kGuardBytes, stream));
   }
   with_type(s.dtype, [&](auto zero) {
@@ -263,9 +281,9 @@ inline void start_check(const Spec& s, const Place& p, Report* report, cudaStrea
   check(cudaGetLastError());
 }
 
-// In a reduce-scatter in place other ranks' parts of the input follow what is received.
+// In a reduce-scatter or scatter in place other ranks' parts of the input follow what is received.
 inline void finish_check(const Spec& s, const Report& r, const std::string& where) {
-  const bool guarded = !(s.in_place && s.kind == UNJAM_REDUCE_SCATTER);
+  const bool guarded = !(s.placed_in_place() && s.sends_blocks());
   if (r.wrong == 0 && (r.overwritten == 0 || !guarded)) return;
   fail("A WRONG NUMBER: " + where + ": " + s.text() + ": " + std::to_string(r.wrong) +
        " wrong elements, the first is " + std::to_string(~r.first_inverted) + "; " +
@@ -285,8 +303,15 @@ inline unjamResult_t call(unjamGroup_t group, const char* key, const Spec& s, co
     case UNJAM_REDUCE:
       return unjamReduce(group, key, p.send, recv, s.count, s.dtype, s.op, s.root, options,
                          request);
+    case UNJAM_ALL_TO_ALL:
+      return unjamAllToAll(group, key, p.send, recv, s.count, s.dtype, options, request);
+    case UNJAM_GATHER:
+      return unjamGather(group, key, p.send, recv, s.count, s.dtype, s.root, options, request);
+    case UNJAM_SCATTER:
+      return unjamScatter(group, key, s.sends() ? p.send : nullptr, recv, s.count, s.dtype, s.root,
+                          options, request);
     default:
-      return unjamBroadcast(group, key, s.at == s.root ? p.send : nullptr, recv, s.count, s.dtype,
+      return unjamBroadcast(group, key, s.sends() ? p.send : nullptr, recv, s.count, s.dtype,
                             s.root, options, request);
   }
 }

@@ -24,7 +24,7 @@ std::vector<Case> make_cases(int ranks, std::uint64_t seed, std::size_t most, in
   for (const std::size_t count : kCounts) {  // the small ones first: they are easier to debug
     for (const unjamStreamOrder_t order :
          {UNJAM_STREAM_NONE, UNJAM_STREAM_ASYNC, UNJAM_STREAM_SYNC}) {
-      for (int kind = 0; kind < 5; ++kind) {
+      for (int kind = 0; kind < kNumKinds; ++kind) {
         for (const unjamDataType_t dtype : kDTypes) {
           for (int i = 0; i < repeats; ++i) {
             if (count > most || (only_kind >= 0 && kind != only_kind) ||
@@ -117,6 +117,41 @@ int main(int argc, char** argv) {
     for (std::size_t i = 0; i < cases.size(); ++i) {
       const double t = run_case(me, cases[i], device.get(), reports, stream);
       if (me.rank == 0) us[i] = t;
+    }
+    // A ring of messages beside the stream (in it, a send would be in front of the receive that its
+    // peer's send waits for), and a barrier in the stream.
+    const int to = (me.rank + 1) % ranks, from = (me.rank + ranks - 1) % ranks;
+    for (const std::size_t count : {std::size_t{3}, std::size_t{40000}, std::size_t{3} << 20}) {
+      if (ranks < 2 || static_cast<double>(count) > most) continue;
+      const auto spec_of = [&](int sender) {  // as a broadcast of the sender's: it has that data
+        Spec s;
+        s.kind = UNJAM_BROADCAST;
+        s.count = count;
+        s.at = s.root = sender;
+        s.seed = mix(seed, static_cast<std::uint64_t>(sender));
+        return s;
+      };
+      const Spec mine = spec_of(me.rank), theirs = spec_of(from);
+      const DeviceMemory send_memory(memory_of(mine)), recv_memory(memory_of(theirs));
+      const Place out = place_in(send_memory.get(), mine), in = place_in(recv_memory.get(), theirs);
+      start_fill(mine, out, stream.get());
+      check(cudaMemsetAsync(in.recv, kPoison, count * 4 + kGuardBytes, stream.get()));
+      const unjamCallOptions_t beside = ordered(UNJAM_STREAM_ASYNC, stream);
+      const unjamCallOptions_t within = ordered(UNJAM_STREAM_SYNC, stream);
+      unjamRequest_t sent = nullptr, received = nullptr, met = nullptr;
+      const std::string what = "a ring of messages of " + std::to_string(count);
+      me.doing(what);
+      check(unjamSend(me.all, "ring", out.send, count, mine.dtype, to, &beside, &sent));
+      check(unjamRecv(me.all, "ring", in.recv, count, mine.dtype, from, &beside, &received));
+      check(unjamStreamWait(received, stream.get()));
+      check(unjamBarrier(me.all, "ring", &within, &met));
+      me.wait(sent, what);
+      me.wait(received, what);
+      me.wait(met, "a barrier");
+      start_check(theirs, in, reports.on_device(0), stream.get());
+      reports.start_fetch(stream.get());
+      stream.synchronize();
+      finish_check(theirs, reports[0], what + ", rank " + std::to_string(me.rank));
     }
     me.doing("done");
   });

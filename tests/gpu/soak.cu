@@ -76,7 +76,7 @@ std::vector<Entry> make_batch(const Settings& s, const std::vector<std::vector<i
     e.key = (e.sync ? "s" : "k") + std::to_string(random() % kKeysPerGroup);
     Spec& spec = e.spec;
     spec.size = static_cast<int>(groups[e.group].size());
-    spec.kind = static_cast<unjamKind_t>(random() % 5);
+    spec.kind = static_cast<unjamKind_t>(random() % kNumKinds);
     spec.dtype = kTypes[random() % std::size(kTypes)].type;
     spec.op = std::vector<unjamOp_t>{UNJAM_SUM, UNJAM_SUM, UNJAM_MIN, UNJAM_MAX}[random() % 4];
     spec.root = static_cast<int>(random() % static_cast<std::uint64_t>(spec.size));
@@ -85,7 +85,7 @@ std::vector<Entry> make_batch(const Settings& s, const std::vector<std::vector<i
     // Log-uniform, of the larger buffer.
     const double u = static_cast<double>(random() >> 11) * 0x1p-53;
     const double bytes = 4 * std::pow(static_cast<double>(s.most_bytes) / 4, u);
-    const bool blocked = spec.kind == UNJAM_ALL_GATHER || spec.kind == UNJAM_REDUCE_SCATTER;
+    const bool blocked = spec.sends_blocks() || spec.receives_blocks();
     const std::size_t share = type_info(spec.dtype).bytes *
                               (blocked ? static_cast<std::size_t>(spec.size) : std::size_t{1});
     spec.count = std::max<std::size_t>(1, static_cast<std::size_t>(bytes) / share);

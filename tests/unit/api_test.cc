@@ -783,6 +783,26 @@ TEST(Limits, ZeroCounts) {
   });
 }
 
+// What is complete is not late, though nobody has asked for it.
+TEST(Limits, NoTimeoutOfWhatIsComplete) {
+  unjamConfig_t config = default_config();
+  config.timeout_ms = 100;
+  config.stall_ms = 50;
+  Job job(2, config);
+  job.run([](Rank& me) {
+    float x = 1;
+    unjamRequest_t q = nullptr;
+    UNJAM_CHECK(unjamAllReduce(me.all, "k", &x, &x, 1, UNJAM_FLOAT32, UNJAM_SUM, nullptr, &q));
+    sleep_ms(700);
+    me.wait(q, "k");
+    unjamResult_t error = UNJAM_SUCCESS;
+    UNJAM_CHECK(unjamGetAsyncError(me.context, &error, nullptr, 0));
+    if (error != UNJAM_SUCCESS) fail("a complete call was ended: " + code_text(error));
+    UNJAM_CHECK(unjamAllReduce(me.all, "k", &x, &x, 1, UNJAM_FLOAT32, UNJAM_SUM, nullptr, &q));
+    me.wait(q, "k again");
+  });
+}
+
 // ---- callbacks ----
 
 struct Chain {
