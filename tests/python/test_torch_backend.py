@@ -209,6 +209,81 @@ def test_process_that_ends_without_destroying_its_group_is_missed_at_once():
 
 
 @pytest.mark.timeout(200)
+def test_new_group_over_the_same_store_whoever_comes_first():
+    with workers() as harness:
+        job = Members(harness, 2)
+        for round_ in range(3):
+            job.do("dist.destroy_process_group()")
+            late = job.all[round_ % 2]
+            early = job.all[1 - round_ % 2]
+            early.tell("join('first', rank, 2)")
+            time.sleep(0.5)
+            late.tell("join('first', rank, 2)")
+            for process in (early, late):
+                kind, message, _ = process.said()
+                assert kind is None, message
+            assert [s[1] for s in job.do(ALL_REDUCE)] == [2.0, 2.0]
+        job.end()
+
+
+@pytest.mark.timeout(200)
+def test_group_may_have_a_longer_timeout_than_the_default_one():
+    with workers() as harness:
+        job = Members(harness, 2, timeout_s=2)
+        job.do("globals().update(g=dist.new_group(timeout=timedelta(seconds=60)))")
+        text = "(x := torch.ones(3), dist.all_reduce(x, group=g), float(x[0]))[2]"
+        job.all[0].tell(text)
+        time.sleep(4)
+        job.all[1].tell(text)
+        assert [process.said()[:2] for process in job.all] == [[None, 2.0], [None, 2.0]]
+        job.end()
+
+
+@pytest.mark.timeout(200)
+def test_destroy_lets_what_is_under_way_end():
+    with workers() as harness:
+        job = Members(harness, 2)
+        text = (
+            "(x := torch.ones(1 << 22), w := dist.all_reduce(x, async_op=True), "
+            "dist.destroy_process_group(), w.wait(), float(x[-1]))[4]"
+        )
+        assert [s[:2] for s in job.do(text)] == [[None, 2.0], [None, 2.0]]
+        job.end()
+
+
+@pytest.mark.timeout(200)
+def test_process_may_end_with_futures_pending():
+    def leaver(rank, port):
+        import os
+
+        import torch
+        import torch.distributed as dist
+
+        import unjam.torch
+        from rank_tools import hear, say
+
+        store = dist.TCPStore("127.0.0.1", port, 2, rank == 0)
+        dist.init_process_group("unjam", store=store, rank=rank, world_size=2)
+        say("ready")
+        if rank == 1:
+            hear()
+            os._exit(0)
+        futures = []
+        for i in range(50):
+            work = unjam.torch.all_reduce(torch.ones(1000), async_op=True, key=f"k{i}")
+            futures.append(work.get_future().then(lambda f: sum(range(20000))))
+
+    port = free_port()
+    with workers() as harness:
+        both = [harness.start(leaver, rank, port) for rank in range(2)]
+        for process in both:
+            assert process.said(START_S) == "ready"
+        both[0].ends()
+        both[1].tell()
+        both[1].wait()
+
+
+@pytest.mark.timeout(200)
 def test_abort_ends_what_is_pending():
     with workers() as harness:
         job = Members(harness, 2)
@@ -217,6 +292,13 @@ def test_abort_ends_what_is_pending():
         assert kind is None and seconds < 10, message
         kind, message, _ = job.do("w.wait()", [0])[0]
         assert kind == "DistBackendError" and "abort" in message.lower()
+        # Whoever still holds the old group does not keep a new one from being made.
+        job.do("globals().update(old=w)", [0])
+        job.do("dist.distributed_c10d._abort_process_group()", [1])
+        job.do("join('again', rank, 2)")
+        job.do("globals().update(g=dist.new_group())")
+        text = "(x := torch.ones(3), dist.all_reduce(x, group=g), float(x[0]))[2]"
+        assert [s[:2] for s in job.do(text)] == [[None, 2.0], [None, 2.0]]
         job.end()
 
 

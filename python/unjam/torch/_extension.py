@@ -14,11 +14,13 @@ import functools
 import hashlib
 import importlib.util
 import os
+import platform
 import shutil
 import subprocess
 import sys
 import sysconfig
 import tempfile
+import threading
 from pathlib import Path
 from types import ModuleType
 
@@ -29,13 +31,13 @@ from .. import _torch_settings as _settings
 
 _SOURCES = Path(__file__).resolve().parent / "csrc"
 _NAME = "_unjam_c10d"
+_FLAGS = ("-std=c++20", "-O2", "-fPIC", "-fvisibility=hidden", "-w")
 
 
 class BuildError(RuntimeError):
     """The adapter could not be compiled; the message says why, and what to do."""
 
 
-@functools.lru_cache(maxsize=1)
 def extension() -> ModuleType:
     """The compiled module, loaded.
 
@@ -43,6 +45,15 @@ def extension() -> ModuleType:
         BuildError: it has to be compiled, and cannot be.
         LibraryError: libunjam.so was not found.
     """
+    with _loading:
+        return _load()
+
+
+_loading = threading.Lock()
+
+
+@functools.lru_cache(maxsize=1)
+def _load() -> ModuleType:
     _lib.library()  # says what is wrong with it, if something is
     path = library_file()
     if not path.exists():
@@ -62,7 +73,8 @@ def library_file() -> Path:
     digest = hashlib.sha256()
     for source in [*sorted(_SOURCES.iterdir()), _header()]:
         digest.update(source.read_bytes())
-    for part in (torch.__version__, torch.compiled_with_cxx11_abi(), sys.implementation.cache_tag):
+    abi = (torch.__version__, torch.compiled_with_cxx11_abi(), sys.implementation.cache_tag)
+    for part in (*abi, platform.machine(), os.environ.get("CXX"), _FLAGS):
         digest.update(str(part).encode())
     root = _settings.BUILD.get()
     if not root:
@@ -124,8 +136,7 @@ def _build(path: Path) -> None:
         file=sys.stderr,
         flush=True,
     )
-    flags = ["-std=c++20", "-O2", "-fPIC", "-fvisibility=hidden", "-w"]
-    flags += [f"-DTORCH_EXTENSION_NAME={_NAME}"]
+    flags = [*_FLAGS, f"-DTORCH_EXTENSION_NAME={_NAME}"]
     flags += [f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}"]
     flags += [word for i in includes for word in ("-isystem", i)]
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:

@@ -76,6 +76,8 @@ def _replace(names: list[str]) -> None:
         group, prefix_store = make(size, rank, members, dist.Backend(chosen), store, *args, **words)
         if group in c10d._world.pg_map:
             c10d._world.pg_map[group] = (backend, c10d._world.pg_map[group][1])
+            if ":" in chosen:  # torch 2.11 looks for plug-ins by another name, and sets none
+                group._set_default_backend(dist.ProcessGroup.BackendType.CUSTOM)
         return group, prefix_store
 
     c10d._new_process_group_helper = make_with_unjam

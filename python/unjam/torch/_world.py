@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import functools
 import os
+import sys
 import warnings
 from datetime import timedelta
 from typing import Any
@@ -33,48 +34,79 @@ def create(options: Any, backend_options: Any) -> Any:
     if not isinstance(timeout, timedelta):
         timeout = timedelta(seconds=float(timeout))
     ranks = [int(r) for r in options.global_ranks_in_group]
-    default = not dist.is_initialized()
-    world = None if default else c10d.default_world()
+    world = _default_world(c10d) if dist.is_initialized() else None
+    owns = world is None
     if world is None:
         world = _join(c10d, options.store, rank, size, timeout)
         ranks = list(range(size))
-    return c10d.Backend(world, ranks, rank, str(options.group_id), timeout, default)
+    return c10d.Backend(world, ranks, rank, str(options.group_id), timeout, owns)
+
+
+def _default_world(c10d: Any) -> Any:
+    """That of the default process group; None if it has another backend."""
+    default = dist.distributed_c10d._get_default_group()
+    backends = [default._get_backend(device) for device in default._device_types]
+    for backend in backends:
+        if isinstance(backend, c10d.Backend):
+            return backend.world()
+    wrapped = dist.get_debug_level() == dist.DebugLevel.DETAIL
+    return c10d.default_world() if wrapped else None
 
 
 def _join(c10d: Any, store: Any, rank: int, size: int, timeout: timedelta) -> Any:
-    """All ranks meet in the store first: unjam's own meeting then takes no time."""
-    cuda = _cuda_device()
+    """All ranks meet in the store first: unjam's own meeting then takes no time.
+
+    The store may be one in which the same ranks have met before (torchrun's outlives a process
+    group): each meeting has a number, which every rank counts for itself.
+    """
+    meeting = f"unjam/{store.add(f'unjam/meetings/{rank}', 1)}"
+    device, chosen = _cuda_device()
     if rank == 0:
-        store.set("unjam/ids", (c10d.new_id() + c10d.new_id()).hex())
-    ids = bytes.fromhex(store.get("unjam/ids").decode())
-    if store.add("unjam/with_gpu" if cuda >= 0 else "unjam/without_gpu", 1) and (
-        store.add("unjam/arrived", 1) == size
-    ):
-        store.set("unjam/all", "1")
-    store.wait(["unjam/all"], timeout)
-    without = store.add("unjam/without_gpu", 0)
-    if 0 < without < size:
+        store.set(f"{meeting}/ids", (c10d.new_id() + c10d.new_id()).hex())
+    store.add(f"{meeting}/with_gpu", int(device >= 0))
+    store.add(f"{meeting}/chosen", int(chosen))
+    if store.add(f"{meeting}/arrived", 1) == size:
+        store.set(f"{meeting}/all", "1")
+    store.wait([f"{meeting}/all", f"{meeting}/ids"], timeout)
+    ids = bytes.fromhex(store.get(f"{meeting}/ids").decode())
+    with_gpu = store.add(f"{meeting}/with_gpu", 0)
+    if 0 < with_gpu < size:
         raise RuntimeError(
-            f"unjam: {without} of {size} ranks see no GPU, the others do: make them all see one "
-            "(CUDA_VISIBLE_DEVICES), or set UNJAM_TORCH_CUDA=0 on all for CPU tensors only"
+            f"unjam: {size - with_gpu} of {size} ranks see no GPU, the others do: make them all "
+            "see one (CUDA_VISIBLE_DEVICES), or set UNJAM_TORCH_CUDA=0 on all for CPU tensors only"
         )
+    if store.add(f"{meeting}/chosen", 0) == 0:
+        device = -1  # GPUs are there, and nobody has said anything of using them
     milliseconds = min(int(timeout.total_seconds() * 1000), _LONGEST_MS)
     half = len(ids) // 2
-    return c10d.World(rank, size, ids[:half], ids[half:], cuda, max(milliseconds, 1))
+    return c10d.World(rank, size, ids[:half], ids[half:], device, max(milliseconds, 1))
 
 
-def _cuda_device() -> int:
-    """The index of this rank's GPU, or -1 for none.
+def _cuda_device() -> tuple[int, bool]:
+    """The index of this rank's GPU, -1 for none; and whether it was chosen, not just found.
 
-    The current device, and where that was not chosen yet, the one of torchrun's LOCAL_RANK.
+    init_process_group's device_id; else the current device, if it was set or used; else the one of
+    torchrun's LOCAL_RANK.
     """
     if not _settings.CUDA.is_on() or not torch.cuda.is_available():
-        return -1
+        return -1, False
+    bound = _bound_device()
+    if bound is not None:
+        return bound, True
     current = torch.cuda.current_device()
     local = os.environ.get("LOCAL_RANK", "")
     if current == 0 and local.isdecimal() and int(local) < torch.cuda.device_count():
-        return int(local)
-    return current
+        return int(local), True
+    return current, current != 0 or torch.cuda.is_initialized()
+
+
+def _bound_device() -> int | None:
+    """What init_process_group's ``device_id`` says: torch does not hand it to us."""
+    frame = sys._getframe()
+    while frame is not None and frame.f_code.co_name != "_new_process_group_helper":
+        frame = frame.f_back
+    device = frame.f_locals.get("device_id") if frame is not None else None
+    return device.index if isinstance(device, torch.device) and device.type == "cuda" else None
 
 
 @functools.lru_cache(maxsize=1)

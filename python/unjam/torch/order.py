@@ -11,7 +11,9 @@ import itertools
 import json
 import sys
 from collections import defaultdict
+from contextlib import suppress
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any
 
 import torch.distributed as dist
@@ -39,8 +41,7 @@ class Crossing:
         )
 
 
-_log: list[tuple[str, str, int, str]] = []
-_uses: dict[tuple[str, str, str], int] = defaultdict(int)
+_uses: dict[tuple[str, str], int] = defaultdict(int)
 _comparisons = itertools.count()
 _mode = "off"
 
@@ -64,7 +65,7 @@ def check_order(mode: str = "warn") -> list[Crossing]:
     if mode not in ("warn", "list", "off"):
         raise ValueError(f'mode is {mode!r}: it is "warn", "list" or "off"')
     recorded = _mode != "off"
-    crossings = _compare() if recorded else []
+    crossings = _compare(timedelta(minutes=5)) if recorded else []
     if mode == "warn" and not recorded:
         atexit.register(_at_exit)
     _mode = mode
@@ -77,24 +78,24 @@ def check_order(mode: str = "warn") -> list[Crossing]:
 def _take() -> list[tuple[str, str, int, str]]:
     """This rank's calls since the last time, each with its number among those of its key."""
     calls = []
-    for line in extension().take_calls():
-        group, key, what = line.split("\t")
+    for group, key, what in extension().take_calls():
         if what in ("send", "recv", "recv from any source"):
             continue  # they concern two ranks only; their tags order them
-        number = _uses[group, key, ""]
-        _uses[group, key, ""] += 1
+        number = _uses[group, key]
+        _uses[group, key] += 1
         calls.append((group, key, number, what))
     return calls
 
 
-def _compare() -> list[Crossing]:
-    """Every rank tells what it called; rank 0 reads it all."""
+def _compare(patience: timedelta) -> list[Crossing]:
+    """Every rank tells what it called; rank 0 reads it all, and waits so long for it."""
     store = dist.distributed_c10d._get_default_store()
     rank, size = dist.get_rank(), dist.get_world_size()
     prefix = f"unjam/order/{next(_comparisons)}"
     store.set(f"{prefix}/{rank}", json.dumps(_take()))
     if rank != 0:
         return []
+    store.wait([f"{prefix}/{r}" for r in range(size)], patience)
     calls = [
         [tuple(call) for call in json.loads(store.get(f"{prefix}/{r}").decode())]
         for r in range(size)
@@ -123,7 +124,8 @@ def _print(found: list[Crossing]) -> None:
 
 def _at_exit() -> None:
     if _mode == "warn" and dist.is_initialized():
-        _print(_compare())
+        with suppress(RuntimeError):  # a rank has ended without telling
+            _print(_compare(timedelta(seconds=5)))
 
 
 def _text(call: tuple[str, str, int, str]) -> str:

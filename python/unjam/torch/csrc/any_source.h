@@ -2,10 +2,14 @@
 // there are any, and then makes the receive that meets it.
 #pragma once
 
+#include <c10/core/DeviceGuard.h>
+#include <c10/core/Event.h>
+
 #include <chrono>
 #include <list>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <thread>
 
@@ -16,16 +20,19 @@ namespace unjam_torch {
 class AnySource {
  public:
   struct Receive {
+    const void* owner;  // the backend
     std::shared_ptr<Call> call;
     std::shared_ptr<Groups> groups;  // keeps the group
     unjamGroup_t group;
     std::string key;
-    unjamCallOptions_t options;
     at::Tensor tensor;
     std::size_t count;
     unjamDataType_t dtype;
     int rank;
     int size;
+    // CUDA: behind what the caller's stream held at the call. (That stream itself may hold more by
+    // now, for example something that waits for the rank that sends.)
+    std::shared_ptr<c10::Event> called;
     int next = 0;  // where the next look begins, so that nobody starves
   };
 
@@ -38,19 +45,19 @@ class AnySource {
     const std::lock_guard lock(mutex_);
     receives_.push_back(std::move(receive));
     if (running_) return;
-    running_ = true;
     std::thread([this] { look(); }).detach();
+    running_ = true;
   }
 
   // Receives of a process group that ends: nobody can look for their senders any more.
-  void cancel(const std::shared_ptr<Groups>& groups) {
+  void cancel(const void* owner, const char* why) {
     const std::lock_guard lock(mutex_);
     for (auto it = receives_.begin(); it != receives_.end();) {
-      if (it->groups != groups) {
+      if (it->owner != owner) {
         ++it;
         continue;
       }
-      it->call->fail(UNJAM_ERROR_ABORTED, "its process group was destroyed");
+      it->call->fail(UNJAM_ERROR_ABORTED, why);
       Call::leave(std::move(it->call));
       it = receives_.erase(it);
     }
@@ -58,14 +65,14 @@ class AnySource {
 
   void forked() {
     new (&mutex_) std::mutex;
-    receives_.clear();
+    new (&receives_) std::list<Receive>;
     running_ = false;
   }
 
  private:
   static constexpr std::chrono::microseconds kShortest{20}, kLongest{1000};
 
-  void look() {
+  void look() noexcept {
     for (auto pause = kShortest;;) {
       bool found = false;
       {
@@ -98,10 +105,7 @@ class AnySource {
       unjamResult_t code = unjamProbe(r.group, r.key.c_str(), from, &ready);
       if (code == UNJAM_SUCCESS && ready == 0) continue;
       unjamRequest_t request = nullptr;
-      if (code == UNJAM_SUCCESS) {
-        code = unjamRecv(r.group, r.key.c_str(), r.tensor.data_ptr(), r.count, r.dtype, from,
-                         &r.options, &request);
-      }
+      if (code == UNJAM_SUCCESS) code = receive(r, from, &request);
       if (code == UNJAM_SUCCESS) {
         r.call->post(request, from);
       } else {
@@ -111,6 +115,22 @@ class AnySource {
       return true;
     }
     return false;
+  }
+
+  static unjamResult_t receive(const Receive& r, int from, unjamRequest_t* request) {
+    unjamCallOptions_t options = UNJAM_CALL_OPTIONS_INITIALIZER;
+    const at::Device device = r.tensor.device();
+    const c10::OptionalDeviceGuard guard(device.is_cuda() ? std::optional<at::Device>(device)
+                                                          : std::nullopt);
+    if (device.is_cuda()) {
+      const c10::Stream stream =
+          c10::impl::VirtualGuardImpl(device.type()).getStreamFromGlobalPool(device);
+      r.called->block(stream);
+      options.stream = stream.native_handle();
+      options.stream_order = UNJAM_STREAM_ASYNC;
+    }
+    return unjamRecv(r.group, r.key.c_str(), r.tensor.data_ptr(), r.count, r.dtype, from, &options,
+                     request);
   }
 
   std::mutex mutex_;

@@ -1,21 +1,14 @@
 #include "backend.h"
 
-#include <c10/core/DeviceGuard.h>
-
 #include <algorithm>
-#include <numeric>
+#include <utility>
 
 #include "any_source.h"
+#include "launch.h"
 
 namespace unjam_torch {
 
 namespace {
-
-using c10d::OpType;
-
-std::string join(const std::string& a, const std::string& b) {
-  return a.empty() || b.empty() ? a + b : a + "/" + b;
-}
 
 std::mutex& backends_mutex() {
   static auto* const mutex = new std::mutex;
@@ -24,45 +17,6 @@ std::mutex& backends_mutex() {
 std::vector<UnjamBackend*>& backends() {
   static auto* const all = new std::vector<UnjamBackend*>;
   return *all;
-}
-
-// Part `i` of a buffer that holds tensors like `like` one behind the other, as they lie in memory.
-at::Tensor part_like(const at::Tensor& buffer, const at::Tensor& like, std::size_t i) {
-  return buffer.as_strided(like.sizes(), like.strides(),
-                           static_cast<std::int64_t>(i) * like.numel());
-}
-
-// The tensors' memory if they lie one behind the other already; else null.
-void* adjacent(const Tensors& tensors) {
-  auto* const base = static_cast<unsigned char*>(tensors.front().data_ptr());
-  const std::size_t bytes = tensors.front().nbytes();
-  for (std::size_t i = 0; i < tensors.size(); ++i) {
-    if (tensors[i].data_ptr() != base + i * bytes) return nullptr;
-  }
-  return base;
-}
-
-at::Tensor buffer_for(const Tensors& tensors) {
-  return at::empty({static_cast<std::int64_t>(tensors.size()) * tensors.front().numel()},
-                   tensors.front().options().memory_format(at::MemoryFormat::Contiguous));
-}
-
-void unpack(const at::Tensor& buffer, const Tensors& into) {
-  for (std::size_t i = 0; i < into.size(); ++i) into[i].copy_(part_like(buffer, into[i], i));
-}
-
-// What PREMUL_SUM multiplies by.
-void premultiply(const at::Tensor& tensor, const c10d::ReduceOp& op) {
-  const auto* factor = static_cast<const c10d::NCCLPreMulSumSupplement*>(op.supplement_.get());
-  TORCH_CHECK_VALUE(factor != nullptr,
-                    "unjam: PREMUL_SUM without its factor: make it with "
-                    "torch.distributed._make_nccl_premul_sum");
-  const at::NoGradGuard no_grad;
-  if (factor->tensor_factor.defined()) {
-    tensor.mul_(factor->tensor_factor);
-  } else {
-    tensor.mul_(factor->double_factor);
-  }
 }
 
 }  // namespace
@@ -76,97 +30,15 @@ CallLog& CallLog::get() {
   static auto* const log = new CallLog;
   return *log;
 }
-void CallLog::add(const std::string& group, const std::string& key, const std::string& what) {
+void CallLog::add(const std::string& group, const std::string& key, const char* what) {
   if (!on_.load(std::memory_order_relaxed)) return;
   const std::lock_guard lock(mutex_);
-  lines_.push_back(group + "\t" + key + "\t" + what);
+  lines_.push_back({group, key, what});
 }
-std::vector<std::string> CallLog::take() {
+std::vector<CallLog::Line> CallLog::take() {
   const std::lock_guard lock(mutex_);
   return std::exchange(lines_, {});
 }
-
-// One operation while it is put together: where it goes, under which key, and how it stands to the
-// current stream. The operation consists of the requests that run() has made when done() is called.
-class UnjamBackend::Launch {
- public:
-  // sync: the caller's stream is to be behind the operation when the call returns. several: it
-  // will have more than one request (none of them may hold up the stream before all are made).
-  Launch(UnjamBackend& backend, const char* what, OpType type, at::Device device, bool sync,
-         std::chrono::milliseconds timeout, bool several = false)
-      : backend_(backend),
-        groups_(backend.groups()),
-        group_(groups_->on(device)),
-        guard_(device.is_cuda() ? std::optional<at::Device>(device) : std::nullopt),
-        sync_(sync),
-        type_(type),
-        key_(join(backend.prefix_, thread_key())),
-        call_(std::make_shared<Call>(
-            what, device,
-            groups_->world().patience(timeout == c10d::kUnsetTimeout ? backend.options_->timeout
-                                                                     : timeout))) {
-    Call::sweep();
-    CallLog::get().add(backend.name_, key_, what);
-    if (!device.is_cuda()) return;
-    options_.stream = current_stream(device).native_handle();
-    in_stream_ = sync && !several;
-    options_.stream_order = in_stream_ ? UNJAM_STREAM_SYNC : UNJAM_STREAM_ASYNC;
-    if (in_stream_) call_->set_in_stream();
-  }
-  ~Launch() {
-    // It failed on the way: what was begun still uses its tensors.
-    if (!done_) Call::leave(std::move(call_));
-  }
-  Launch(const Launch&) = delete;
-  Launch& operator=(const Launch&) = delete;
-
-  Call& call() { return *call_; }
-  const std::shared_ptr<Call>& share() const { return call_; }
-  const std::shared_ptr<Groups>& groups() const { return groups_; }
-  unjamGroup_t group() const { return group_; }
-  const char* key() const { return key_.c_str(); }
-  void add_to_key(const std::string& more) { key_ = join(key_, more); }
-  const unjamCallOptions_t* options() const { return &options_; }
-
-  // f(request) makes one of unjam's calls.
-  template <class F>
-  void run(F f) {
-    unjamRequest_t request = nullptr;
-    check(f(&request), call_->what());
-    call_->add(request);
-  }
-
-  // finish: what is left to do with the results.
-  WorkPtr done(Tensors outputs, std::function<void()> finish = nullptr) {
-    const bool finishes = finish != nullptr;
-    call_->set_outputs(std::move(outputs));
-    call_->set_finish(std::move(finish));
-    done_ = true;
-    const bool cuda = call_->device().is_cuda();
-    if (cuda && sync_) call_->order_stream();
-    if (!cuda && finishes && !sync_) call_->call_when_complete();
-    return c10::make_intrusive<UnjamWork>(call_, backend_.getRank(), type_,
-                                          backend_.sequence_.fetch_add(1));
-  }
-
- private:
-  UnjamBackend& backend_;
-  const std::shared_ptr<Groups> groups_;
-  const unjamGroup_t group_;
-  const c10::OptionalDeviceGuard guard_;
-  const bool sync_;
-  const OpType type_;
-  std::string key_;
-  std::shared_ptr<Call> call_;
-  unjamCallOptions_t options_ = UNJAM_CALL_OPTIONS_INITIALIZER;
-  bool in_stream_ = false;
-  bool done_ = false;
-};
-
-// What one rank sends to, or receives from, another.
-struct UnjamBackend::Segment {
-  at::Tensor tensor;  // contiguous; may be empty
-};
 
 // ---- life ----
 
@@ -196,42 +68,61 @@ std::shared_ptr<Groups> UnjamBackend::groups_or_null() const {
 }
 
 std::shared_ptr<Groups> UnjamBackend::groups() const {
-  std::shared_ptr<Groups> groups = groups_or_null();
-  TORCH_CHECK_WITH(DistBackendError, groups != nullptr, "unjam: process group ", name_,
+  const std::lock_guard lock(mutex_);
+  TORCH_CHECK_WITH(DistBackendError, groups_ != nullptr, "unjam: process group ", name_,
                    " was destroyed (destroy_process_group, or the end of the process)");
-  return groups;
+  TORCH_CHECK_WITH(DistBackendError, !aborted_->load(), "unjam: process group ", name_,
+                   " was aborted on this rank: destroy it, and make another");
+  TORCH_CHECK_WITH(DistBackendError, broken_.empty(), "unjam: process group ", name_,
+                   " is out of step with the other ranks, since ", broken_,
+                   ": destroy it on all ranks, and make another");
+  return groups_;
 }
 
 void UnjamBackend::abort() {
-  if (const std::shared_ptr<Groups> groups = groups_or_null()) groups->world().abort();
+  aborted_->store(true);
+  AnySource::get().cancel(this, "its process group was aborted");
+  // A further group's own calls end here only; the default group's end is the rank's.
+  const std::shared_ptr<Groups> groups = groups_or_null();
+  if (owns_world_ && groups != nullptr) groups->world().abort();
+}
+
+std::shared_ptr<Groups> UnjamBackend::take_groups() {
+  const std::lock_guard lock(mutex_);
+  return std::exchange(groups_, nullptr);
 }
 
 void UnjamBackend::shutdown() {
-  std::shared_ptr<Groups> groups;  // ends outside of the lock
-  {
-    const std::lock_guard lock(mutex_);
-    groups = std::move(groups_);
-    groups_ = nullptr;
-  }
-  if (groups != nullptr) AnySource::get().cancel(groups);
+  const std::shared_ptr<Groups> groups = take_groups();  // ends here
+  AnySource::get().cancel(this, "its process group was destroyed");
 }
 
 void shutdown_all() {
-  std::vector<UnjamBackend*> all;
-  {
-    const std::lock_guard lock(backends_mutex());
-    all = backends();
+  std::vector<std::shared_ptr<Groups>> groups;  // end outside of the lock
+  const std::lock_guard lock(backends_mutex());
+  // With the lock none of them can end.
+  for (UnjamBackend* backend : backends()) {
+    groups.push_back(backend->take_groups());
+    AnySource::get().cancel(backend, "the process ends");
   }
-  for (auto it = all.rbegin(); it != all.rend(); ++it) (*it)->shutdown();
+}
+
+void forked() {
+  new (&backends_mutex()) std::mutex;
+  CallLog::get().forked();
+  Executor::get().forked();
+  AnySource::get().forked();
+  Call::forked();
 }
 
 std::vector<std::shared_ptr<World>> worlds() {
-  const std::lock_guard lock(backends_mutex());
+  std::vector<std::shared_ptr<Groups>> all;  // may be the last to hold them: let go without lock
   std::vector<std::shared_ptr<World>> found;
+  const std::lock_guard lock(backends_mutex());
   for (const UnjamBackend* backend : backends()) {
-    const std::shared_ptr<Groups> groups = backend->groups_or_null();
-    if (groups == nullptr) continue;
-    const std::shared_ptr<World> world = groups->share_world();
+    all.push_back(backend->groups_or_null());
+    if (all.back() == nullptr) continue;
+    const std::shared_ptr<World> world = all.back()->share_world();
     if (std::find(found.begin(), found.end(), world) == found.end()) found.push_back(world);
   }
   return found;
@@ -247,7 +138,7 @@ std::shared_ptr<World> default_world() {
 
 std::shared_ptr<World> UnjamBackend::owned_world() const {
   const std::lock_guard lock(mutex_);
-  return owns_world_ && groups_ != nullptr ? groups_->share_world() : nullptr;
+  return owns_world_ && !aborted_->load() && groups_ != nullptr ? groups_->share_world() : nullptr;
 }
 
 c10d::ErrorType UnjamBackend::getError() {
@@ -287,7 +178,7 @@ c10::intrusive_ptr<c10d::Backend> UnjamBackend::split(
 c10::intrusive_ptr<UnjamBackend> UnjamBackend::keyed(const std::string& name) {
   return c10::make_intrusive<UnjamBackend>(groups(), getRank(),
                                            c10::make_intrusive<UnjamOptions>(options_->timeout),
-                                           join(prefix_, name), false);
+                                           join(prefix_, "#group " + escaped(name)), false);
 }
 
 int UnjamBackend::root(std::int64_t rank, const char* what) const {
@@ -302,538 +193,6 @@ int UnjamBackend::peer(int rank, const char* what) const {
   TORCH_CHECK_VALUE(rank != getRank(), "unjam: ", what, ": rank ", rank,
                     " cannot be its own partner: copy the tensor");
   return rank;
-}
-
-// ---- collectives ----
-
-WorkPtr UnjamBackend::broadcast(Tensors& tensors, const c10d::BroadcastOptions& options) {
-  const at::Tensor& t = only(tensors, "broadcast");
-  const int from = root(options.rootRank, "broadcast");
-  Launch launch(*this, "broadcast", OpType::BROADCAST, t.device(), !options.asyncOp,
-                options.timeout);
-  launch.call().hold(t);
-  const Elements e = moved_as(t.scalar_type());
-  launch.run([&](unjamRequest_t* request) {
-    return unjamBroadcast(launch.group(), launch.key(), t.data_ptr(), t.data_ptr(),
-                          static_cast<std::size_t>(t.numel()) * e.each, e.dtype, from,
-                          launch.options(), request);
-  });
-  return launch.done({t});
-}
-
-WorkPtr UnjamBackend::allreduce(Tensors& tensors, const c10d::AllreduceOptions& options) {
-  only(tensors, "all_reduce");
-  c10d::AllreduceCoalescedOptions same;
-  static_cast<c10d::AllreduceOptions&>(same) = options;
-  return allreduce_coalesced(tensors, same);
-}
-
-WorkPtr UnjamBackend::allreduce_coalesced(Tensors& tensors,
-                                          const c10d::AllreduceCoalescedOptions& options) {
-  TORCH_CHECK_VALUE(!tensors.empty(), "unjam: all_reduce was given no tensor");
-  TORCH_CHECK_VALUE(!options.sparseIndices.has_value(),
-                    "unjam: all_reduce of sparse tensors is not supported: use .to_dense()");
-  std::vector<Reduction> reductions;
-  for (const at::Tensor& t : tensors) {
-    usable(t, "all_reduce");
-    TORCH_CHECK_VALUE(t.device() == tensors.front().device(),
-                      "unjam: all_reduce: tensors must be on the same device");
-    reductions.push_back(reduced_as(t.scalar_type(), options.reduceOp, "all_reduce"));
-  }
-  const bool several = tensors.size() > 1;
-  Launch launch(*this, "all_reduce", several ? OpType::ALLREDUCE_COALESCED : OpType::ALLREDUCE,
-                tensors.front().device(), !options.asyncOp, options.timeout, several);
-  launch.call().hold(tensors);
-  for (std::size_t i = 0; i < tensors.size(); ++i) {
-    const at::Tensor& t = tensors[i];
-    const auto [e, op] = reductions[i];
-    if (options.reduceOp.op_ == c10d::ReduceOp::PREMUL_SUM) premultiply(t, options.reduceOp);
-    launch.run([&, e = e, op = op](unjamRequest_t* request) {
-      return unjamAllReduce(launch.group(), launch.key(), t.data_ptr(), t.data_ptr(),
-                            static_cast<std::size_t>(t.numel()) * e.each, e.dtype, op,
-                            launch.options(), request);
-    });
-  }
-  return launch.done(tensors);
-}
-
-WorkPtr UnjamBackend::reduce(Tensors& tensors, const c10d::ReduceOptions& options) {
-  const at::Tensor& t = only(tensors, "reduce");
-  const int to = root(options.rootRank, "reduce");
-  const auto [e, op] = reduced_as(t.scalar_type(), options.reduceOp, "reduce");
-  Launch launch(*this, "reduce", OpType::REDUCE, t.device(), !options.asyncOp, options.timeout);
-  launch.call().hold(t);
-  at::Tensor input = t;
-  if (options.reduceOp.op_ == c10d::ReduceOp::PREMUL_SUM) {
-    if (getRank() != to) input = t.clone();  // only the root's tensor may change
-    premultiply(input, options.reduceOp);
-    launch.call().hold(input);
-  }
-  launch.run([&, e = e, op = op](unjamRequest_t* request) {
-    return unjamReduce(launch.group(), launch.key(), input.data_ptr(), t.data_ptr(),
-                       static_cast<std::size_t>(t.numel()) * e.each, e.dtype, op, to,
-                       launch.options(), request);
-  });
-  return launch.done({t});
-}
-
-WorkPtr UnjamBackend::_allgather_base(at::Tensor& output, at::Tensor& input,
-                                      const c10d::AllgatherOptions& options) {
-  Tensors outputs{output}, inputs{input};
-  return allgather_into_tensor_coalesced(outputs, inputs, options);
-}
-
-WorkPtr UnjamBackend::allgather_into_tensor_coalesced(Tensors& outputs, Tensors& inputs,
-                                                      const c10d::AllgatherOptions& options) {
-  const char* const what = "all_gather_into_tensor";
-  TORCH_CHECK_VALUE(!inputs.empty() && inputs.size() == outputs.size(), "unjam: ", what,
-                    " needs as many outputs as inputs");
-  for (std::size_t i = 0; i < inputs.size(); ++i) {
-    same_type(usable(outputs[i], what), usable(inputs[i], what), what);
-    TORCH_CHECK_VALUE(outputs[i].numel() == inputs[i].numel() * getSize(), "unjam: ", what,
-                      ": the output has ", outputs[i].numel(), " elements, and must have ",
-                      getSize(), " times the input's ", inputs[i].numel());
-  }
-  const bool several = inputs.size() > 1;
-  Launch launch(*this, what, several ? OpType::COALESCED : OpType::_ALLGATHER_BASE,
-                inputs.front().device(), !options.asyncOp, options.timeout, several);
-  launch.call().hold(inputs);
-  launch.call().hold(outputs);
-  for (std::size_t i = 0; i < inputs.size(); ++i) {
-    const Elements e = moved_as(inputs[i].scalar_type());
-    launch.run([&](unjamRequest_t* request) {
-      return unjamAllGather(
-          launch.group(), launch.key(), inputs[i].data_ptr(), outputs[i].data_ptr(),
-          static_cast<std::size_t>(inputs[i].numel()) * e.each, e.dtype, launch.options(), request);
-    });
-  }
-  return launch.done(outputs);
-}
-
-WorkPtr UnjamBackend::allgather(std::vector<Tensors>& outputs, Tensors& inputs,
-                                const c10d::AllgatherOptions& options) {
-  const char* const what = "all_gather";
-  const at::Tensor& input = only(inputs, what);
-  const auto ranks = static_cast<std::size_t>(getSize());
-  TORCH_CHECK_VALUE(outputs.size() == 1 && outputs.front().size() == ranks, "unjam: ", what,
-                    " needs a list of ", ranks, " output tensors, one a rank");
-  const Tensors& into = outputs.front();
-  for (const at::Tensor& t : into) same_type(usable(t, what), input, what);
-  const auto me = static_cast<std::size_t>(getRank());
-  TORCH_CHECK_VALUE(into[me].numel() == input.numel(), "unjam: ", what, ": rank ", me,
-                    "'s own output has ", into[me].numel(), " elements, its input ", input.numel());
-  const Elements e = moved_as(input.scalar_type());
-  const bool even = same_sizes(into);
-  Launch launch(*this, what, OpType::ALLGATHER, input.device(), !options.asyncOp, options.timeout,
-                !even);
-  launch.call().hold(input);
-  launch.call().hold(into);
-  if (!even) {
-    // Sizes that differ: a broadcast from every rank. They are one operation of the key, in order.
-    for (std::size_t r = 0; r < ranks; ++r) {
-      launch.run([&](unjamRequest_t* request) {
-        return unjamBroadcast(launch.group(), launch.key(),
-                              r == me ? input.data_ptr() : into[r].data_ptr(), into[r].data_ptr(),
-                              static_cast<std::size_t>(into[r].numel()) * e.each, e.dtype,
-                              static_cast<int>(r), launch.options(), request);
-      });
-    }
-    return launch.done(into);
-  }
-  void* target = adjacent(into);
-  at::Tensor buffer;
-  if (target == nullptr) {
-    buffer = buffer_for(into);
-    target = buffer.data_ptr();
-    launch.call().hold(buffer);
-  }
-  launch.run([&](unjamRequest_t* request) {
-    return unjamAllGather(launch.group(), launch.key(), input.data_ptr(), target,
-                          static_cast<std::size_t>(input.numel()) * e.each, e.dtype,
-                          launch.options(), request);
-  });
-  if (!buffer.defined()) return launch.done(into);
-  return launch.done(into, [buffer, into] { unpack(buffer, into); });
-}
-
-WorkPtr UnjamBackend::allgather_coalesced(std::vector<Tensors>& outputs, Tensors& inputs,
-                                          const c10d::AllgatherOptions& options) {
-  const char* const what = "all_gather_coalesced";
-  const auto ranks = static_cast<std::size_t>(getSize());
-  TORCH_CHECK_VALUE(!inputs.empty() && outputs.size() == ranks, "unjam: ", what, " needs ", ranks,
-                    " lists of output tensors, one a rank");
-  Launch launch(*this, what, OpType::COALESCED, inputs.front().device(), !options.asyncOp,
-                options.timeout, true);
-  Tensors all;
-  std::vector<std::pair<at::Tensor, Tensors>> copies;
-  launch.call().hold(inputs);
-  for (std::size_t i = 0; i < inputs.size(); ++i) {
-    const at::Tensor& input = usable(inputs[i], what);
-    Tensors into;
-    for (const Tensors& of_rank : outputs) {
-      TORCH_CHECK_VALUE(of_rank.size() == inputs.size(), "unjam: ", what,
-                        ": every rank's list must have ", inputs.size(), " tensors");
-      same_type(usable(of_rank[i], what), input, what);
-      TORCH_CHECK_VALUE(of_rank[i].numel() == input.numel(), "unjam: ", what,
-                        ": outputs must be as large as the input");
-      into.push_back(of_rank[i]);
-    }
-    const at::Tensor buffer = buffer_for(into);
-    launch.call().hold(into);
-    launch.call().hold(buffer);
-    const Elements e = moved_as(input.scalar_type());
-    launch.run([&](unjamRequest_t* request) {
-      return unjamAllGather(launch.group(), launch.key(), input.data_ptr(), buffer.data_ptr(),
-                            static_cast<std::size_t>(input.numel()) * e.each, e.dtype,
-                            launch.options(), request);
-    });
-    all.insert(all.end(), into.begin(), into.end());
-    copies.emplace_back(buffer, std::move(into));
-  }
-  return launch.done(all, [copies] {
-    for (const auto& [buffer, into] : copies) unpack(buffer, into);
-  });
-}
-
-WorkPtr UnjamBackend::gather(std::vector<Tensors>& outputs, Tensors& inputs,
-                             const c10d::GatherOptions& options) {
-  const char* const what = "gather";
-  const at::Tensor& input = only(inputs, what);
-  const int to = root(options.rootRank, what);
-  const auto ranks = static_cast<std::size_t>(getSize());
-  Tensors into;
-  if (getRank() == to) {
-    TORCH_CHECK_VALUE(outputs.size() == 1 && outputs.front().size() == ranks, "unjam: ", what,
-                      ": the root needs a list of ", ranks, " output tensors, one a rank");
-    into = outputs.front();
-    for (const at::Tensor& t : into) {
-      same_type(usable(t, what), input, what);
-      TORCH_CHECK_VALUE(t.numel() == input.numel(), "unjam: ", what,
-                        ": outputs must be as large as the input");
-    }
-  } else {
-    TORCH_CHECK_VALUE(outputs.empty() || outputs.front().empty(), "unjam: ", what,
-                      ": only the root gives outputs");
-  }
-  Launch launch(*this, what, OpType::GATHER, input.device(), !options.asyncOp, options.timeout);
-  launch.call().hold(input);
-  launch.call().hold(into);
-  at::Tensor buffer;
-  void* target = into.empty() ? nullptr : adjacent(into);
-  if (!into.empty() && target == nullptr) {
-    buffer = buffer_for(into);
-    target = buffer.data_ptr();
-    launch.call().hold(buffer);
-  }
-  const Elements e = moved_as(input.scalar_type());
-  launch.run([&](unjamRequest_t* request) {
-    return unjamGather(launch.group(), launch.key(), input.data_ptr(), target,
-                       static_cast<std::size_t>(input.numel()) * e.each, e.dtype, to,
-                       launch.options(), request);
-  });
-  if (!buffer.defined()) return launch.done(into);
-  return launch.done(into, [buffer, into] { unpack(buffer, into); });
-}
-
-WorkPtr UnjamBackend::scatter(Tensors& outputs, std::vector<Tensors>& inputs,
-                              const c10d::ScatterOptions& options) {
-  const char* const what = "scatter";
-  const at::Tensor& output = only(outputs, what);
-  const int from = root(options.rootRank, what);
-  const auto ranks = static_cast<std::size_t>(getSize());
-  Launch launch(*this, what, OpType::SCATTER, output.device(), !options.asyncOp, options.timeout);
-  launch.call().hold(output);
-  const void* source = nullptr;
-  if (getRank() == from) {
-    TORCH_CHECK_VALUE(inputs.size() == 1 && inputs.front().size() == ranks, "unjam: ", what,
-                      ": the root needs a list of ", ranks, " input tensors, one a rank");
-    const Tensors& given = inputs.front();
-    for (const at::Tensor& t : given) {
-      same_type(usable(t, what), output, what);
-      TORCH_CHECK_VALUE(t.numel() == output.numel(), "unjam: ", what,
-                        ": inputs must be as large as the output");
-    }
-    launch.call().hold(given);
-    source = adjacent(given);
-    if (source == nullptr) {
-      const at::Tensor buffer = buffer_for(given);
-      for (std::size_t i = 0; i < ranks; ++i) part_like(buffer, given[i], i).copy_(given[i]);
-      launch.call().hold(buffer);
-      source = buffer.data_ptr();
-    }
-  } else {
-    TORCH_CHECK_VALUE(inputs.empty() || inputs.front().empty(), "unjam: ", what,
-                      ": only the root gives inputs");
-  }
-  const Elements e = moved_as(output.scalar_type());
-  launch.run([&](unjamRequest_t* request) {
-    return unjamScatter(launch.group(), launch.key(), source, output.data_ptr(),
-                        static_cast<std::size_t>(output.numel()) * e.each, e.dtype, from,
-                        launch.options(), request);
-  });
-  return launch.done({output});
-}
-
-WorkPtr UnjamBackend::_reduce_scatter_base(at::Tensor& output, at::Tensor& input,
-                                           const c10d::ReduceScatterOptions& options) {
-  Tensors outputs{output}, inputs{input};
-  return reduce_scatter_tensor_coalesced(outputs, inputs, options);
-}
-
-WorkPtr UnjamBackend::reduce_scatter_tensor_coalesced(Tensors& outputs, Tensors& inputs,
-                                                      const c10d::ReduceScatterOptions& options) {
-  const char* const what = "reduce_scatter_tensor";
-  TORCH_CHECK_VALUE(!inputs.empty() && inputs.size() == outputs.size(), "unjam: ", what,
-                    " needs as many outputs as inputs");
-  std::vector<Reduction> reductions;
-  for (std::size_t i = 0; i < inputs.size(); ++i) {
-    same_type(usable(outputs[i], what), usable(inputs[i], what), what);
-    TORCH_CHECK_VALUE(inputs[i].numel() == outputs[i].numel() * getSize(), "unjam: ", what,
-                      ": the input has ", inputs[i].numel(), " elements, and must have ", getSize(),
-                      " times the output's ", outputs[i].numel());
-    reductions.push_back(reduced_as(inputs[i].scalar_type(), options.reduceOp, what));
-  }
-  const bool several = inputs.size() > 1;
-  Launch launch(*this, what, several ? OpType::COALESCED : OpType::_REDUCE_SCATTER_BASE,
-                inputs.front().device(), !options.asyncOp, options.timeout, several);
-  launch.call().hold(inputs);
-  launch.call().hold(outputs);
-  for (std::size_t i = 0; i < inputs.size(); ++i) {
-    const auto [e, op] = reductions[i];
-    at::Tensor input = inputs[i];
-    if (options.reduceOp.op_ == c10d::ReduceOp::PREMUL_SUM) {
-      input = input.clone();  // the user's stays as it is
-      premultiply(input, options.reduceOp);
-      launch.call().hold(input);
-    }
-    launch.run([&, e = e, op = op](unjamRequest_t* request) {
-      return unjamReduceScatter(launch.group(), launch.key(), input.data_ptr(),
-                                outputs[i].data_ptr(),
-                                static_cast<std::size_t>(outputs[i].numel()) * e.each, e.dtype, op,
-                                launch.options(), request);
-    });
-  }
-  return launch.done(outputs);
-}
-
-WorkPtr UnjamBackend::reduce_scatter(Tensors& outputs, std::vector<Tensors>& inputs,
-                                     const c10d::ReduceScatterOptions& options) {
-  const char* const what = "reduce_scatter";
-  const at::Tensor& output = only(outputs, what);
-  const auto ranks = static_cast<std::size_t>(getSize());
-  TORCH_CHECK_VALUE(inputs.size() == 1 && inputs.front().size() == ranks, "unjam: ", what,
-                    " needs a list of ", ranks, " input tensors, one a rank");
-  Tensors given = inputs.front();
-  for (const at::Tensor& t : given) same_type(usable(t, what), output, what);
-  const auto me = static_cast<std::size_t>(getRank());
-  TORCH_CHECK_VALUE(given[me].numel() == output.numel(), "unjam: ", what, ": rank ", me,
-                    "'s own input has ", given[me].numel(), " elements, its output ",
-                    output.numel());
-  const auto [e, op] = reduced_as(output.scalar_type(), options.reduceOp, what);
-  const bool premul = options.reduceOp.op_ == c10d::ReduceOp::PREMUL_SUM;
-  const bool even = same_sizes(given);
-  Launch launch(*this, what, OpType::REDUCE_SCATTER, output.device(), !options.asyncOp,
-                options.timeout, !even);
-  launch.call().hold(given);
-  launch.call().hold(output);
-  if (!even) {
-    // Sizes that differ: a reduction to every rank, one operation of the key, in order.
-    for (std::size_t r = 0; r < ranks; ++r) {
-      if (premul) {
-        given[r] = given[r].clone();
-        premultiply(given[r], options.reduceOp);
-        launch.call().hold(given[r]);
-      }
-      launch.run([&, e = e, op = op](unjamRequest_t* request) {
-        return unjamReduce(launch.group(), launch.key(), given[r].data_ptr(),
-                           r == me ? output.data_ptr() : nullptr,
-                           static_cast<std::size_t>(given[r].numel()) * e.each, e.dtype, op,
-                           static_cast<int>(r), launch.options(), request);
-      });
-    }
-    return launch.done({output});
-  }
-  const void* source = premul ? nullptr : adjacent(given);
-  if (source == nullptr) {
-    const at::Tensor buffer = buffer_for(given);
-    for (std::size_t i = 0; i < ranks; ++i) part_like(buffer, given[i], i).copy_(given[i]);
-    if (premul) premultiply(buffer, options.reduceOp);
-    launch.call().hold(buffer);
-    source = buffer.data_ptr();
-  }
-  launch.run([&, e = e, op = op](unjamRequest_t* request) {
-    return unjamReduceScatter(launch.group(), launch.key(), source, output.data_ptr(),
-                              static_cast<std::size_t>(output.numel()) * e.each, e.dtype, op,
-                              launch.options(), request);
-  });
-  return launch.done({output});
-}
-
-// Every rank sends something to every other: pairs that need not agree with each other on sizes.
-WorkPtr UnjamBackend::exchange(Launch& launch, const std::vector<Segment>& received,
-                               const std::vector<Segment>& sent) {
-  launch.add_to_key("all_to_all");
-  Tensors outputs;
-  for (int step = 0; step < getSize(); ++step) {
-    // Not all to rank 0 first.
-    const int to = (getRank() + step) % getSize();
-    const int from = (getRank() - step + getSize()) % getSize();
-    const at::Tensor& out = sent[static_cast<std::size_t>(to)].tensor;
-    const at::Tensor& in = received[static_cast<std::size_t>(from)].tensor;
-    if (step == 0) {
-      TORCH_CHECK_VALUE(in.numel() == out.numel(), "unjam: ", launch.call().what(), ": rank ",
-                        getRank(), " sends itself ", out.numel(), " elements and receives ",
-                        in.numel());
-      in.copy_(out.view_as(in));
-      continue;
-    }
-    const Elements e = moved_as(out.scalar_type());
-    launch.run([&](unjamRequest_t* request) {
-      return unjamSend(launch.group(), launch.key(), out.data_ptr(),
-                       static_cast<std::size_t>(out.numel()) * e.each, e.dtype, to,
-                       launch.options(), request);
-    });
-    launch.run([&](unjamRequest_t* request) {
-      return unjamRecv(launch.group(), launch.key(), in.data_ptr(),
-                       static_cast<std::size_t>(in.numel()) * e.each, e.dtype, from,
-                       launch.options(), request);
-    });
-  }
-  for (const Segment& s : received) outputs.push_back(s.tensor);
-  return launch.done(std::move(outputs));
-}
-
-WorkPtr UnjamBackend::alltoall_base(at::Tensor& output, at::Tensor& input,
-                                    std::vector<std::int64_t>& received,
-                                    std::vector<std::int64_t>& sent,
-                                    const c10d::AllToAllOptions& options) {
-  const char* const what = "all_to_all_single";
-  same_type(usable(output, what), usable(input, what), what);
-  const bool even = received.empty() && sent.empty();
-  Launch launch(*this, what, OpType::ALLTOALL_BASE, input.device(), !options.asyncOp,
-                options.timeout, !even);
-  launch.call().hold(input);
-  launch.call().hold(output);
-  if (even) {
-    TORCH_CHECK_VALUE(input.numel() == output.numel(), "unjam: ", what, ": the input has ",
-                      input.numel(), " elements, the output ", output.numel(),
-                      ": without split sizes they must be equal");
-    TORCH_CHECK_VALUE(input.dim() == 0 || input.size(0) % getSize() == 0, "unjam: ", what,
-                      ": the first dimension, ", input.size(0), ", is not a multiple of ",
-                      getSize(), " ranks: give split sizes");
-    const Elements e = moved_as(input.scalar_type());
-    launch.run([&](unjamRequest_t* request) {
-      return unjamAllToAll(launch.group(), launch.key(), input.data_ptr(), output.data_ptr(),
-                           static_cast<std::size_t>(input.numel() / getSize()) * e.each, e.dtype,
-                           launch.options(), request);
-    });
-    return launch.done({output});
-  }
-  const auto cut = [&](const at::Tensor& whole, const std::vector<std::int64_t>& splits,
-                       const char* which) {
-    std::vector<std::int64_t> rows = splits;
-    if (rows.empty()) {
-      TORCH_CHECK_VALUE(whole.size(0) % getSize() == 0, "unjam: ", what, ": the ", which,
-                        "'s first dimension, ", whole.size(0), ", is not a multiple of ", getSize(),
-                        " ranks: give split sizes");
-      rows.assign(static_cast<std::size_t>(getSize()), whole.size(0) / getSize());
-    }
-    const std::int64_t sum = std::accumulate(rows.begin(), rows.end(), std::int64_t{0});
-    TORCH_CHECK_VALUE(static_cast<int>(rows.size()) == getSize() && sum == whole.size(0),
-                      "unjam: ", what, ": the ", which, " split sizes must be ", getSize(),
-                      " numbers whose sum is its first dimension, ", whole.size(0));
-    std::vector<Segment> segments;
-    std::int64_t at = 0;
-    for (const std::int64_t n : rows) {
-      TORCH_CHECK_VALUE(n >= 0, "unjam: ", what, ": a split size is negative: ", n);
-      segments.push_back({whole.narrow(0, at, n)});
-      at += n;
-    }
-    return segments;
-  };
-  WorkPtr work = exchange(launch, cut(output, received, "output"), cut(input, sent, "input"));
-  return work;
-}
-
-WorkPtr UnjamBackend::alltoall(Tensors& outputs, Tensors& inputs,
-                               const c10d::AllToAllOptions& options) {
-  const char* const what = "all_to_all";
-  TORCH_CHECK_VALUE(static_cast<int>(inputs.size()) == getSize() && inputs.size() == outputs.size(),
-                    "unjam: ", what, " needs ", getSize(), " inputs and outputs, one a rank");
-  std::vector<Segment> received, sent;
-  for (std::size_t r = 0; r < inputs.size(); ++r) {
-    same_type(usable(outputs[r], what), usable(inputs[r], what), what);
-    same_type(inputs[r], inputs.front(), what);
-    received.push_back({outputs[r]});
-    sent.push_back({inputs[r]});
-  }
-  Launch launch(*this, what, OpType::ALLTOALL, inputs.front().device(), !options.asyncOp,
-                options.timeout, true);
-  launch.call().hold(inputs);
-  launch.call().hold(outputs);
-  return exchange(launch, received, sent);
-}
-
-// ---- point to point ----
-
-WorkPtr UnjamBackend::send(Tensors& tensors, int to, int tag) {
-  const at::Tensor& t = only(tensors, "send");
-  peer(to, "send");
-  Launch launch(*this, "send", OpType::SEND, t.device(), false, c10d::kUnsetTimeout);
-  launch.call().hold(t);
-  if (tag != 0) launch.add_to_key("tag " + std::to_string(tag));
-  const Elements e = moved_as(t.scalar_type());
-  launch.run([&](unjamRequest_t* request) {
-    return unjamSend(launch.group(), launch.key(), t.data_ptr(),
-                     static_cast<std::size_t>(t.numel()) * e.each, e.dtype, to, launch.options(),
-                     request);
-  });
-  return launch.done({t});
-}
-
-WorkPtr UnjamBackend::recv(Tensors& tensors, int from, int tag) {
-  const at::Tensor& t = only(tensors, "recv");
-  peer(from, "recv");
-  Launch launch(*this, "recv", OpType::RECV, t.device(), false, c10d::kUnsetTimeout);
-  launch.call().hold(t);
-  launch.call().set_source_rank(from);
-  if (tag != 0) launch.add_to_key("tag " + std::to_string(tag));
-  const Elements e = moved_as(t.scalar_type());
-  launch.run([&](unjamRequest_t* request) {
-    return unjamRecv(launch.group(), launch.key(), t.data_ptr(),
-                     static_cast<std::size_t>(t.numel()) * e.each, e.dtype, from, launch.options(),
-                     request);
-  });
-  return launch.done({t});
-}
-
-WorkPtr UnjamBackend::recvAnysource(Tensors& tensors, int tag) {
-  const at::Tensor& t = only(tensors, "recv");
-  TORCH_CHECK_VALUE(getSize() > 1, "unjam: recv: there is no other rank in this group");
-  Launch launch(*this, "recv from any source", OpType::RECVANYSOURCE, t.device(), false,
-                c10d::kUnsetTimeout);
-  launch.call().hold(t);
-  if (tag != 0) launch.add_to_key("tag " + std::to_string(tag));
-  launch.call().set_open();
-  const Elements e = moved_as(t.scalar_type());
-  WorkPtr work = launch.done({t});
-  AnySource::get().add({launch.share(), launch.groups(), launch.group(), launch.key(),
-                        *launch.options(), t, static_cast<std::size_t>(t.numel()) * e.each, e.dtype,
-                        getRank(), getSize()});
-  return work;
-}
-
-WorkPtr UnjamBackend::barrier(const c10d::BarrierOptions& options) {
-  at::Device device = options.device.value_or(at::Device(at::kCPU));
-  if (device.is_cuda() && !device.has_index()) device.set_index(groups()->world().cuda_device());
-  const bool cuda = device.is_cuda() && groups()->world().cuda() != nullptr;
-  if (!cuda) device = at::Device(at::kCPU);
-  Launch launch(*this, "barrier", OpType::BARRIER, device, false, options.timeout);
-  launch.call().set_blocks_host();
-  launch.run([&](unjamRequest_t* request) {
-    return unjamBarrier(launch.group(), launch.key(), launch.options(), request);
-  });
-  return launch.done({});
 }
 
 }  // namespace unjam_torch

@@ -31,13 +31,17 @@ class CallLog {
  public:
   static CallLog& get();
   void enable(bool on) { on_.store(on); }
-  void add(const std::string& group, const std::string& key, const std::string& what);
-  std::vector<std::string> take();
+  struct Line {
+    std::string group, key, what;
+  };
+  void add(const std::string& group, const std::string& key, const char* what);
+  std::vector<Line> take();
+  void forked() { new (&mutex_) std::mutex; }
 
  private:
   std::atomic<bool> on_{false};
   std::mutex mutex_;
-  std::vector<std::string> lines_;
+  std::vector<Line> lines_;
 };
 
 class UnjamBackend : public c10d::Backend {
@@ -101,6 +105,7 @@ class UnjamBackend : public c10d::Backend {
   std::shared_ptr<Groups> groups() const;  // throws once it is shut down
   std::shared_ptr<Groups> groups_or_null() const;
   std::shared_ptr<World> owned_world() const;
+  std::shared_ptr<Groups> take_groups();
 
  private:
   class Launch;
@@ -116,13 +121,18 @@ class UnjamBackend : public c10d::Backend {
   const std::string prefix_;
   const std::string name_;
   const bool owns_world_;
+  const std::shared_ptr<std::atomic<bool>> aborted_ = std::make_shared<std::atomic<bool>>(false);
   std::atomic<std::uint64_t> sequence_{0};
   mutable std::mutex mutex_;
   std::shared_ptr<Groups> groups_;  // null once it is shut down
+  // Not empty: an operation of several parts failed half way, this rank is out of step.
+  std::string broken_;
 };
 
 // Backends that have not been shut down: what the end of the process shuts down.
 void shutdown_all();
+// In the child of a fork(): locks may be held by threads that are not there.
+void forked();
 std::vector<std::shared_ptr<World>> worlds();
 // The default process group's; null if that is none of unjam's.
 std::shared_ptr<World> default_world();

@@ -54,13 +54,6 @@ std::string new_id() {
   return {id.internal, sizeof(id.internal)};
 }
 
-// Threads do not survive a fork(), and their locks stay as they were.
-void after_fork_in_child() {
-  Executor::get().forked();
-  AnySource::get().forked();
-  Call::forked();
-}
-
 template <class T>
 using Ptr = c10::intrusive_ptr<T>;
 
@@ -68,7 +61,7 @@ using Ptr = c10::intrusive_ptr<T>;
 
 PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   py::module_::import("torch._C._distributed_c10d");  // the base classes
-  pthread_atfork(nullptr, nullptr, after_fork_in_child);
+  pthread_atfork(nullptr, nullptr, forked);
 
   py::class_<World, std::shared_ptr<World>>(m, "World")
       .def(py::init([](int rank, int size, const py::bytes& host_id, const py::bytes& cuda_id,
@@ -120,9 +113,22 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   m.def("set_key", [](const std::string& key) { thread_key() = key; });
   m.def("worlds", worlds);
   m.def("default_world", default_world);
-  m.def("shutdown_all", shutdown_all, GilRelease());
+  // At the end of the process. Futures of what is pending fail now; their callbacks get a moment.
+  m.def(
+      "shutdown_all",
+      [] {
+        shutdown_all();
+        Executor::get().close();
+      },
+      GilRelease());
   m.def("log_calls", [](bool on) { CallLog::get().enable(on); });
-  m.def("take_calls", [] { return CallLog::get().take(); });
+  m.def("take_calls", [] {
+    std::vector<std::tuple<std::string, std::string, std::string>> calls;
+    for (CallLog::Line& c : CallLog::get().take()) {
+      calls.emplace_back(std::move(c.group), std::move(c.key), std::move(c.what));
+    }
+    return calls;
+  });
 }
 
 }  // namespace unjam_torch

@@ -8,9 +8,16 @@
 // is put on a stream before wait(): that orders the calling thread's current stream behind the
 // operation (unjamStreamWait: whoever waits, helps). Every operation is complete on its own: there
 // is no stream of the library's that would put one behind another.
+//
+// Where results have to be copied to their places ("finish"), whoever comes first does it: who
+// waits, or, if nobody does, a thread of the executor. On CUDA the copies are in that one's stream,
+// and an event behind them orders everybody else's.
 #pragma once
 
 #include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
+#include <c10/core/Event.h>
+#include <c10/core/InferenceMode.h>
 #include <c10/core/StreamGuard.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 
@@ -20,11 +27,14 @@
 #include <deque>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <torch/csrc/distributed/c10d/Work.hpp>
+#include <utility>
 #include <vector>
 
 #include "executor.h"
+#include "gil.h"
 #include "unjam/unjam.h"
 #include "world.h"
 
@@ -40,8 +50,17 @@ inline c10::Stream current_stream(const at::Device& device) {
 
 class Call : public std::enable_shared_from_this<Call> {
  public:
-  Call(std::string what, at::Device device, std::chrono::milliseconds timeout)
-      : what_(std::move(what)), device_(device), timeout_(timeout), begun_(Clock::now()) {}
+  // aborted: set when the process group is; blocked waits then end. groups, key: for messages.
+  Call(const char* what, at::Device device, std::chrono::milliseconds timeout,
+       std::shared_ptr<std::atomic<bool>> aborted, std::weak_ptr<Groups> groups, std::string key)
+      : what_(what),
+        device_(device),
+        timeout_(timeout),
+        begun_(Clock::now()),
+        aborted_(std::move(aborted)),
+        groups_(std::move(groups)),
+        key_(std::move(key)),
+        inference_(c10::InferenceMode::is_enabled()) {}
   ~Call() {
     for (unjamRequest_t request : requests_) unjamRequestFree(request);
   }
@@ -51,16 +70,18 @@ class Call : public std::enable_shared_from_this<Call> {
   // ---- while it is put together, by one thread ----
 
   void add(unjamRequest_t request) { requests_.push_back(request); }
+  bool has_requests() const { return !requests_.empty(); }
   // Memory that the operation uses.
   void hold(const at::Tensor& tensor) { held_.push_back(tensor); }
   void hold(const std::vector<at::Tensor>& tensors) {
     held_.insert(held_.end(), tensors.begin(), tensors.end());
   }
   void set_outputs(std::vector<at::Tensor> outputs) { outputs_ = std::move(outputs); }
-  // What remains to be done when the data are there: by whoever finds that they are, once.
+  // What remains to be done when the data are there: by whoever finds that they are, once. On CUDA
+  // it queues work in the current stream, and must record that stream at tensors of others.
   void set_finish(std::function<void()> finish) { finish_ = std::move(finish); }
-  // CUDA: the stream of the call is behind the operation already.
-  void set_in_stream() { ordered_ = true; }
+  // CUDA: this stream is behind the operation already.
+  void set_in_stream(const c10::Stream& stream) { in_stream_ = stream; }
   void set_blocks_host() { blocks_host_ = true; }
   void set_source_rank(int rank) { source_rank_.store(rank); }
   // Its request is still to come: post() or fail() will be called.
@@ -76,18 +97,14 @@ class Call : public std::enable_shared_from_this<Call> {
   void fail(unjamResult_t code, const char* text) {
     {
       const std::lock_guard lock(mutex_);
-      try {
-        raise(what_, code, text);
-      } catch (...) {
-        error_ = std::current_exception();
-      }
+      set_error(code, text);
     }
     close();
   }
 
   // ---- afterwards, by any thread ----
 
-  const std::string& what() const { return what_; }
+  const char* what() const { return what_; }
   const at::Device& device() const { return device_; }
   const std::vector<at::Tensor>& outputs() const { return outputs_; }
   int source_rank() const { return source_rank_.load(); }
@@ -104,12 +121,27 @@ class Call : public std::enable_shared_from_this<Call> {
     complete_.store(true, std::memory_order_release);
     return true;
   }
+  // Whether the results are in the outputs.
+  bool finished() {
+    if (!complete()) return false;
+    if (!device_.is_cuda()) {
+      settle();
+      return true;
+    }
+    const std::lock_guard lock(mutex_);
+    return finish_ == nullptr && (!finished_event_ || finished_event_->query());
+  }
+  // Whether nothing here needs keeping: it is complete, or a stream is behind it, in whose order
+  // the allocator hands memory out again.
+  bool needs_nobody() { return behind_.load() || complete(); }
 
   // Of a complete operation: what went wrong, or null. On the CPU the results are in the outputs
   // then.
   std::exception_ptr settle() {
+    std::function<void()> gone;
     const std::lock_guard lock(mutex_);
-    settle_locked();
+    read_error();
+    if (error_ == nullptr && !device_.is_cuda()) finish(gone);
     return error_;
   }
 
@@ -124,7 +156,11 @@ class Call : public std::enable_shared_from_this<Call> {
     wait_for_post(deadline, limit);
     for (unjamRequest_t request : requests_) wait_for(request, deadline, limit);
     complete_.store(true, std::memory_order_release);
-    if (device_.is_cuda()) order_stream();
+    if (device_.is_cuda()) {
+      order_stream();
+      const std::lock_guard lock(mutex_);
+      if (finished_event_) finished_event_->synchronize();
+    }
     if (const std::exception_ptr error = settle()) std::rethrow_exception(error);
     return true;
   }
@@ -134,18 +170,23 @@ class Call : public std::enable_shared_from_this<Call> {
     if (!device_.is_cuda()) return;
     wait_for_post(begun_ + timeout_, timeout_);
     if (complete()) {
-      if (const std::exception_ptr error = settle_error()) std::rethrow_exception(error);
+      if (const std::exception_ptr error = settle()) std::rethrow_exception(error);
     }
+    // What dies here may take the GIL: outside of the lock.
+    std::vector<at::Tensor> held;
+    std::function<void()> gone;
     const c10::Stream stream = current_stream(device_);
     const std::lock_guard lock(mutex_);
-    if (!ordered_) {
+    if (!in_stream_ || *in_stream_ != stream) {
       for (unjamRequest_t request : requests_) {
         check(unjamStreamWait(request, stream.native_handle()), what_);
       }
     }
-    finish_locked();
-    // The stream is behind the operation: the allocator hands memory out again in its order.
-    held_.clear();
+    if (finished_event_) finished_event_->block(stream);
+    finish(gone);
+    if (error_ != nullptr) std::rethrow_exception(error_);
+    behind_.store(true);
+    held.swap(held_);
   }
 
   c10::intrusive_ptr<c10::ivalue::Future> future() {
@@ -200,31 +241,14 @@ class Call : public std::enable_shared_from_this<Call> {
       left.count.store(left.calls.size(), std::memory_order_relaxed);
     }
   }
+  // What was left stays as it is: it is the parent's to end.
   static void forked() {
-    new (&left_calls().mutex) std::mutex;  // what was left stays: it is the parent's to end
+    new (&left_calls().mutex) std::mutex;
+    new (&left_calls().calls) std::deque<std::shared_ptr<Call>>;
+    left_calls().count.store(0);
   }
 
  private:
-  // Once: has tell() called when all requests are complete.
-  void listen() {
-    if (listening_.exchange(true)) return;
-    if (requests_.empty()) return tell();
-    waiting_for_.store(requests_.size());
-    for (unjamRequest_t request : requests_) {
-      auto* self = new std::shared_ptr<Call>(shared_from_this());
-      check(unjamOnDone(
-                request,
-                [](unjamResult_t, void* user) {
-                  auto* call = static_cast<std::shared_ptr<Call>*>(user);
-                  if ((*call)->waiting_for_.fetch_sub(1) == 1) (*call)->tell();
-                  leave(std::move(*call));
-                  delete call;
-                },
-                self),
-            what_);
-    }
-  }
-
   struct Left {
     std::mutex mutex;
     std::deque<std::shared_ptr<Call>> calls;
@@ -235,22 +259,47 @@ class Call : public std::enable_shared_from_this<Call> {
     return *left;
   }
 
+  // How long a blocked wait goes without looking whether the process group was aborted.
+  static constexpr std::chrono::microseconds kLook{100'000};
+
   void wait_for(unjamRequest_t request, Clock::time_point deadline,
                 std::chrono::milliseconds limit) const {
     for (;;) {
       const auto left =
-          std::chrono::duration_cast<std::chrono::microseconds>(deadline - Clock::now()).count();
-      const unjamResult_t code = unjamWait(request, std::max<std::int64_t>(left, 0));
+          std::chrono::duration_cast<std::chrono::microseconds>(deadline - Clock::now());
+      const auto step = std::clamp(left, std::chrono::microseconds(0), kLook);
+      const unjamResult_t code = unjamWait(request, step.count());
       int done = 0;
       unjamTest(request, &done);
       if (done != 0) return;  // settle() tells how it ended
       if (code != UNJAM_ERROR_TIMEOUT) raise(what_, code, unjamGetLastError());
-      if (Clock::now() < deadline) continue;
-      timed_out(limit);
+      throw_if_aborted();
+      if (Clock::now() >= deadline) timed_out(limit);
     }
   }
+  void wait_for_post(Clock::time_point deadline, std::chrono::milliseconds limit) {
+    if (!open_.load(std::memory_order_acquire)) return;
+    std::unique_lock lock(post_mutex_);
+    while (!posted_.wait_until(lock, std::min(deadline, Clock::now() + kLook),
+                               [this] { return !open_.load(); })) {
+      throw_if_aborted();
+      if (Clock::now() >= deadline) timed_out(limit);
+    }
+  }
+  void throw_if_aborted() const {
+    TORCH_CHECK_WITH(DistBackendError, !aborted_->load(), "unjam: ", what_,
+                     ": its process group was aborted on this rank");
+  }
+  [[noreturn]] void timed_out(std::chrono::milliseconds limit) const {
+    const std::shared_ptr<Groups> groups = groups_.lock();
+    TORCH_CHECK_WITH(DistBackendError, false, "unjam: ", what_, " was not complete within ",
+                     limit.count(), " ms",
+                     groups != nullptr ? groups->who_has_not_called(device_, key_) : "",
+                     "; it is still pending. unjam.explain() tells more");
+    std::abort();  // not reached
+  }
 
-  // All that post() has stored is behind the release here.
+  // All that post() has stored is behind the store here.
   void close() {
     {
       const std::lock_guard lock(post_mutex_);
@@ -259,89 +308,119 @@ class Call : public std::enable_shared_from_this<Call> {
     posted_.notify_all();
     if (armed_.load()) listen();
   }
-  void wait_for_post(Clock::time_point deadline, std::chrono::milliseconds limit) {
-    if (!open_.load(std::memory_order_acquire)) return;
-    std::unique_lock lock(post_mutex_);
-    if (!posted_.wait_until(lock, deadline, [this] { return !open_.load(); })) timed_out(limit);
+
+  // Once: has tell() called when all requests are complete.
+  void listen() {
+    if (listening_.exchange(true)) return;
+    if (requests_.empty()) return tell();
+    waiting_for_.store(requests_.size());
+    for (unjamRequest_t request : requests_) {
+      auto* self = new std::shared_ptr<Call>(shared_from_this());
+      check(unjamOnDone(
+                request,
+                [](unjamResult_t, void* user) noexcept {
+                  auto* call = static_cast<std::shared_ptr<Call>*>(user);
+                  if ((*call)->waiting_for_.fetch_sub(1) == 1) (*call)->tell();
+                  leave(std::move(*call));
+                  delete call;
+                },
+                self),
+            what_);
+    }
   }
 
-  [[noreturn]] void timed_out(std::chrono::milliseconds limit) const {
-    TORCH_CHECK_WITH(DistBackendError, false, "unjam: ", what_, " was not complete within ",
-                     limit.count(),
-                     " ms; it is still pending. unjam.explain() says which ranks "
-                     "have not called it");
-    std::abort();  // not reached
+  // With mutex_.
+  void set_error(unjamResult_t code, const char* text) {
+    try {
+      raise(what_, code, text);
+    } catch (...) {
+      error_ = std::current_exception();
+    }
   }
-
-  std::exception_ptr settle_error() {
-    const std::lock_guard lock(mutex_);
-    read_error();
-    return error_;
-  }
-
   void read_error() {
     if (error_ != nullptr) return;
     for (unjamRequest_t request : requests_) {
       int done = 0;
       const unjamResult_t code = unjamTest(request, &done);
-      if (code == UNJAM_SUCCESS) continue;
-      try {
-        raise(what_, code, unjamRequestError(request));
-      } catch (...) {
-        error_ = std::current_exception();
-      }
-      return;
+      if (code != UNJAM_SUCCESS) return set_error(code, unjamRequestError(request));
     }
   }
-
-  void settle_locked() {
-    read_error();
-    if (error_ == nullptr) finish_locked();
-  }
-
-  void finish_locked() {
+  // With mutex_. `gone` takes what must die without it.
+  void finish(std::function<void()>& gone) {
     if (finish_ == nullptr) return;
-    const std::function<void()> finish = std::move(finish_);
-    finish_ = nullptr;
-    const at::NoGradGuard no_grad;
-    finish();
+    gone = std::exchange(finish_, nullptr);
+    try {
+      const at::NoGradGuard no_grad;
+      const c10::InferenceMode inference(inference_);  // as where the tensors were made
+      gone();
+      if (device_.is_cuda()) {
+        finished_event_.emplace(device_.type());
+        finished_event_->record(current_stream(device_));
+      }
+    } catch (...) {
+      error_ = std::current_exception();
+    }
   }
 
   // All requests are complete. On unjam's callback thread, or the caller's.
-  void tell() {
+  void tell() noexcept {
     complete_.store(true, std::memory_order_release);
+    if (!device_.is_cuda()) settle();
     c10::intrusive_ptr<c10::ivalue::Future> future;
+    bool finishes = false;
     {
       const std::lock_guard lock(mutex_);
-      if (!device_.is_cuda()) settle_locked();
       told_.store(true);
-      if (!future_ || future_told_) return;
-      future_told_ = true;
-      future = future_;
+      if (!future_told_ && future_) {
+        future_told_ = true;
+        future = future_;
+      }
+      finishes = finish_ != nullptr;
     }
-    Executor::get().run([call = shared_from_this(), future] {
-      // CUDA: the host has seen the end, so any stream is behind it.
-      std::optional<c10::StreamGuard> guard;
-      if (call->device_.is_cuda()) {
-        const c10::impl::VirtualGuardImpl cuda(call->device_.type());
-        guard.emplace(cuda.getStreamFromGlobalPool(call->device_));
-      }
-      if (const std::exception_ptr error = call->settle()) {
-        future->setError(error);
-      } else {
-        future->markCompleted(c10::IValue(call->outputs_));
-      }
-    });
+    if (!future && !finishes) return;
+    Executor::get().run([call = shared_from_this(), future] { call->conclude(future); });
   }
 
-  const std::string what_;
+  // In an executor's thread.
+  void conclude(const c10::intrusive_ptr<c10::ivalue::Future>& future) noexcept {
+    try {
+      // CUDA: the host has seen the end, so any stream is behind it; this one is nobody's.
+      std::optional<c10::StreamGuard> guard;
+      if (device_.is_cuda()) {
+        const c10::impl::VirtualGuardImpl cuda(device_.type());
+        guard.emplace(cuda.getStreamFromGlobalPool(device_));
+      }
+      std::function<void()> gone;
+      std::exception_ptr error = settle();
+      if (device_.is_cuda() && error == nullptr) {
+        const std::lock_guard lock(mutex_);
+        if (finished_event_) finished_event_->block(current_stream(device_));
+        finish(gone);
+        error = error_;
+      }
+      if (!future) return;
+      if (error != nullptr) {
+        future->setError(error);
+      } else {
+        future->markCompleted(c10::IValue(outputs_));
+      }
+    } catch (...) {
+      if (future && !future->completed()) future->setError(std::current_exception());
+    }
+  }
+
+  const char* const what_;
   const at::Device device_;
   const std::chrono::milliseconds timeout_;
   const Clock::time_point begun_;
+  const std::shared_ptr<std::atomic<bool>> aborted_;
+  const std::weak_ptr<Groups> groups_;
+  const std::string key_;
+  const bool inference_;                  // whether torch.inference_mode was on
   std::vector<unjamRequest_t> requests_;  // constant once it is put together
   std::vector<at::Tensor> outputs_;       // likewise
   bool blocks_host_ = false;              // likewise
-  bool ordered_ = false;                  // likewise
+  std::optional<c10::Stream> in_stream_;  // likewise
 
   // Not yet put together: see post(). What post() stores is read behind an acquire of this.
   std::atomic<bool> open_{false};
@@ -350,6 +429,7 @@ class Call : public std::enable_shared_from_this<Call> {
   std::atomic<int> source_rank_{-1};
 
   std::atomic<bool> complete_{false};
+  std::atomic<bool> behind_{false};
   std::atomic<bool> armed_{false};
   std::atomic<bool> listening_{false};
   std::atomic<bool> told_{false};
@@ -358,6 +438,7 @@ class Call : public std::enable_shared_from_this<Call> {
   std::mutex mutex_;  // guards what follows
   std::vector<at::Tensor> held_;
   std::function<void()> finish_;
+  std::optional<c10::Event> finished_event_;
   std::exception_ptr error_;
   bool future_told_ = false;
   c10::intrusive_ptr<c10::ivalue::Future> future_;
@@ -368,17 +449,22 @@ class UnjamWork : public c10d::Work {
   UnjamWork(std::shared_ptr<Call> call, int rank, c10d::OpType type, std::uint64_t sequence)
       : c10d::Work(rank, type), call_(std::move(call)), sequence_(sequence) {}
   ~UnjamWork() override {
-    if (!call_->complete()) Call::leave(std::move(call_));
+    if (!call_->needs_nobody()) Call::leave(std::move(call_));
   }
 
-  bool isCompleted() override { return call_->complete(); }
-  bool isSuccess() const override { return call_->complete() && call_->settle() == nullptr; }
+  bool isCompleted() override {
+    const NoGil no_gil;
+    return call_->finished();
+  }
+  bool isSuccess() const override { return exception() == nullptr && call_->complete(); }
   std::exception_ptr exception() const override {
+    const NoGil no_gil;
     return call_->complete() ? call_->settle() : nullptr;
   }
   int sourceRank() const override { return call_->source_rank(); }
   std::vector<at::Tensor> result() override { return call_->outputs(); }
   void synchronize() override {
+    const NoGil no_gil;
     if (call_->device().is_cuda()) {
       call_->order_stream();
     } else {
@@ -386,8 +472,14 @@ class UnjamWork : public c10d::Work {
     }
   }
   void blockCurrentStream() override { synchronize(); }
-  bool wait(std::chrono::milliseconds timeout) override { return call_->wait(timeout); }
-  c10::intrusive_ptr<c10::ivalue::Future> getFuture() override { return call_->future(); }
+  bool wait(std::chrono::milliseconds timeout) override {
+    const NoGil no_gil;
+    return call_->wait(timeout);
+  }
+  c10::intrusive_ptr<c10::ivalue::Future> getFuture() override {
+    const NoGil no_gil;
+    return call_->future();
+  }
   std::uint64_t getSequencenumber() const override { return sequence_; }
   void abort() override {
     TORCH_CHECK(false,

@@ -9,6 +9,7 @@
 #include <mutex>
 #include <shared_mutex>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "unjam/unjam.h"
@@ -31,12 +32,13 @@ inline void check(unjamResult_t code, const std::string& what) {
 class World {
  public:
   // Joins: returns when all ranks have. cuda_device: -1, or the index of this rank's GPU, for a
-  // context on it too. timeout_ms: after which a call that a rank has not made fails on all; 0:
-  // never (UNJAM_TIMEOUT_MS in the environment comes first).
+  // context on it too. timeout_ms: after which, on GPUs, a call that a rank has not made fails on
+  // all (UNJAM_TIMEOUT_MS in the environment comes first): streams that wait look at no clock.
   World(int rank, int size, const std::string& host_id, const std::string& cuda_id, int cuda_device,
         std::uint32_t timeout_ms)
-      : rank_(rank), size_(size), cuda_device_(cuda_device), timeout_(timeout_ms) {
-    host_ = join(host_id, UNJAM_DEVICE_HOST, -1, timeout_ms);
+      : rank_(rank), size_(size), cuda_device_(cuda_device) {
+    // On the CPU whoever waits looks at the clock itself, by its process group's limit.
+    host_ = join(host_id, UNJAM_DEVICE_HOST, -1, static_cast<std::uint32_t>(-1));
     if (cuda_device < 0) return;
     try {
       cuda_ = join(cuda_id, UNJAM_DEVICE_CUDA, cuda_device, timeout_ms);
@@ -52,13 +54,6 @@ class World {
   int rank() const { return rank_; }
   int size() const { return size_; }
   int cuda_device() const { return cuda_device_; }
-
-  // How long a wait with this limit lasts. What is pending for as long as the job's limit is ended
-  // by the engine, on all ranks, with an error that names those who have not called it: that is
-  // worth waiting for.
-  std::chrono::milliseconds patience(std::chrono::milliseconds limit) const {
-    return limit < timeout_ ? limit : limit + std::chrono::seconds(10);
-  }
 
   // f(context) for each context, unless the world is closed.
   template <class F>
@@ -76,22 +71,44 @@ class World {
     each([](unjamContext_t context) { unjamAbort(context); });
   }
 
-  // Leaves the job. What is pending still is aborted, and told of.
+  // Leaves the job. What is merely under way gets the time to end; what does not move any more is
+  // aborted, and told of.
   void close() {
     const std::unique_lock lock(mutex_);
     for (unjamContext_t* context : {&cuda_, &host_}) {
       if (*context == nullptr) continue;
       if (unjamDestroy(*context) == UNJAM_ERROR_INVALID_USAGE) {
-        TORCH_WARN("unjam: a process group ends with operations pending, which are aborted: ",
-                   unjamGetLastError());
-        unjamAbort(*context);
-        unjamDestroy(*context);
+        let_end(*context);
+        if (unjamDestroy(*context) == UNJAM_ERROR_INVALID_USAGE) {
+          TORCH_WARN("unjam: a process group ends with operations pending, which are aborted: ",
+                     unjamGetLastError());
+          unjamAbort(*context);
+          unjamDestroy(*context);
+        }
       }
       *context = nullptr;
     }
   }
 
  private:
+  // As long as something moves, and for two seconds after that.
+  static void let_end(unjamContext_t context) {
+    constexpr std::chrono::seconds kPatience{2};
+    std::uint64_t seen = 0;
+    auto since = std::chrono::steady_clock::now();
+    for (;;) {
+      unjamStats_t stats{};
+      stats.size = sizeof(stats);
+      if (unjamGetStats(context, &stats) != UNJAM_SUCCESS || stats.pending == 0) return;
+      const std::uint64_t moved = stats.completed + stats.slices;
+      const auto now = std::chrono::steady_clock::now();
+      if (moved != seen) since = now;
+      seen = moved;
+      if (now - since > kPatience) return;
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
+  }
+
   unjamContext_t join(const std::string& id, unjamDevice_t device, int index,
                       std::uint32_t timeout_ms) const {
     unjamUniqueId_t unique;
@@ -111,7 +128,6 @@ class World {
   const int rank_;
   const int size_;
   const int cuda_device_;
-  const std::chrono::milliseconds timeout_;
   std::shared_mutex mutex_;
   unjamContext_t host_ = nullptr;
   unjamContext_t cuda_ = nullptr;
@@ -138,6 +154,32 @@ class Groups {
   const std::vector<int>& ranks() const { return ranks_; }  // in the world
   const std::string& name() const { return name_; }
   unjamGroup_t host() const { return host_; }
+
+  // ", rank 1 has not called it", of the oldest of this rank's calls under the key; "" where that
+  // is not known.
+  std::string who_has_not_called(const at::Device& device, const std::string& key) const {
+    unjamContext_t const context = device.is_cuda() ? world_->cuda() : world_->host();
+    std::string text(std::size_t{1} << 20, '\0');
+    if (unjamExplain(context, text.data(), text.size(), nullptr) != UNJAM_SUCCESS) return "";
+    text.resize(std::strlen(text.c_str()));
+    // Names that JSON writes in another way are not found.
+    std::size_t at = text.find("{\"rank\":" + std::to_string(world_->rank()) + ",\"holds\":");
+    if (at == std::string::npos) return "";
+    at = text.find("\"group\":\"" + name_ + "\",\"key\":\"" + key + "\",", at);
+    if (at == std::string::npos) return "";
+    static const std::string kList = "\"not_called_by\":[";
+    at = text.find(kList, at);
+    if (at == std::string::npos) return "";
+    at += kList.size();
+    std::string ranks;
+    for (; at < text.size() && text[at] != ']'; ++at) {
+      ranks += text[at];
+      if (text[at] == ',') ranks += ' ';
+    }
+    if (ranks.empty()) return "";
+    const bool one = ranks.find(',') == std::string::npos;
+    return (one ? ": rank " : ": ranks ") + ranks + (one ? " has" : " have") + " not called it";
+  }
 
   // The group for tensors on `device`.
   unjamGroup_t on(const at::Device& device) const {

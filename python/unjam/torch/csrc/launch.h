@@ -1,0 +1,111 @@
+// An operation of torch on its way to unjam.
+#pragma once
+
+#include <c10/core/DeviceGuard.h>
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+
+#include "backend.h"
+
+namespace unjam_torch {
+
+inline std::string join(const std::string& a, const std::string& b) {
+  return a.empty() || b.empty() ? a + b : a + "/" + b;
+}
+
+// A user's part of a key. "#" begins what this file adds to keys, so a user's own is doubled: no
+// name is ever the same as something else.
+inline std::string escaped(const std::string& name) {
+  std::string text;
+  for (const char c : name) text.append(c == '#' ? 2 : 1, c);
+  return text;
+}
+
+// One operation while it is put together: where it goes, under which key, and how it stands to the
+// current stream. The operation consists of the requests that run() has made when done() is called.
+class UnjamBackend::Launch {
+ public:
+  // sync: the caller's stream is to be behind the operation when the call returns. several: it
+  // will have more than one request (none of them may hold up the stream before all are made).
+  // more: added to the key, begins with "#".
+  Launch(UnjamBackend& backend, const char* what, c10d::OpType type, at::Device device, bool sync,
+         std::chrono::milliseconds timeout, bool several = false, const std::string& more = "")
+      : backend_(backend),
+        groups_(backend.groups()),
+        group_(groups_->on(device)),
+        guard_(device.is_cuda() ? std::optional<at::Device>(device) : std::nullopt),
+        sync_(sync),
+        type_(type),
+        key_(join(join(backend.prefix_, escaped(thread_key())), more)),
+        call_(std::make_shared<Call>(
+            what, device, timeout == c10d::kUnsetTimeout ? backend.options_->timeout : timeout,
+            backend.aborted_, groups_, key_)) {
+    Call::sweep();
+    if (!device.is_cuda()) return;
+    const c10::Stream stream = current_stream(device);
+    options_.stream = stream.native_handle();
+    const bool in_stream = sync && !several;
+    options_.stream_order = in_stream ? UNJAM_STREAM_SYNC : UNJAM_STREAM_ASYNC;
+    if (in_stream) call_->set_in_stream(stream);
+  }
+  ~Launch() {
+    if (done_ || !call_->has_requests()) return;
+    // It failed on the way: what was begun still uses its tensors, and the other ranks will wait
+    // for what was not.
+    const std::lock_guard lock(backend_.mutex_);
+    backend_.broken_ = std::string(call_->what()) + " failed half way on this rank";
+    Call::leave(std::move(call_));
+  }
+  Launch(const Launch&) = delete;
+  Launch& operator=(const Launch&) = delete;
+
+  Call& call() { return *call_; }
+  const std::shared_ptr<Call>& share() const { return call_; }
+  const std::shared_ptr<Groups>& groups() const { return groups_; }
+  unjamGroup_t group() const { return group_; }
+  const char* key() const { return key_.c_str(); }
+  const unjamCallOptions_t* options() const { return &options_; }
+
+  // f(request) makes one of unjam's calls.
+  template <class F>
+  void run(F f) {
+    unjamRequest_t request = nullptr;
+    check(f(&request), call_->what());
+    call_->add(request);
+  }
+
+  // finish: what is left to do with the results.
+  WorkPtr done(Tensors outputs, std::function<void()> finish = nullptr) {
+    const bool finishes = finish != nullptr;
+    call_->set_outputs(std::move(outputs));
+    call_->set_finish(std::move(finish));
+    CallLog::get().add(backend_.name_, key_, call_->what());
+    WorkPtr work = c10::make_intrusive<UnjamWork>(call_, backend_.getRank(), type_,
+                                                  backend_.sequence_.fetch_add(1));
+    done_ = true;  // the Work sees to its tensors from here
+    if (sync_) {
+      call_->order_stream();
+    } else if (finishes) {
+      call_->call_when_complete();
+    }
+    return work;
+  }
+
+ private:
+  UnjamBackend& backend_;
+  const std::shared_ptr<Groups> groups_;
+  const unjamGroup_t group_;
+  const c10::OptionalDeviceGuard guard_;
+  const at::NoGradGuard no_grad_;  // of copies and factors: collectives have no gradient
+  const bool sync_;
+  const c10d::OpType type_;
+  const std::string key_;
+  std::shared_ptr<Call> call_;
+  unjamCallOptions_t options_ = UNJAM_CALL_OPTIONS_INITIALIZER;
+  bool done_ = false;
+};
+
+}  // namespace unjam_torch
