@@ -260,6 +260,13 @@ void World::on_answer(int process, const AnswerMessage& answer) {
     found->second.said[static_cast<int>(s.rank)] = s;
   }
   for (const CallKey& call : answer.asked) {
+    // Also where nothing was said of a rank, which its process has not made yet: to be asked again.
+    for (auto probe = probes_.lower_bound({call, 0});
+         probe != probes_.end() && probe->first.first == call; ++probe) {
+      if (is_rank_of(static_cast<std::uint32_t>(probe->first.second), process)) {
+        probe->second.waits = false;
+      }
+    }
     const auto found = inquiries_.find(call);
     if (found == inquiries_.end() || found->second.waits_for.erase(process) == 0) continue;
     if (found->second.waits_for.empty()) evaluate(call, found->second);

@@ -1,7 +1,10 @@
 """For FSDP2 (``fully_shard``): parameters and gradients under keys of their module.
 
-Ranks may then run their modules in different orders: experts that only some ranks use now, layers
-that the data choose.
+These collectives are then independent of all others in the group. Two things stay as they were:
+each rank calls every module's collectives, as often as the others do; and FSDP2 waits for a
+module's all-gather, and its reduce-scatter, before the next module's. So ranks that run their
+*modules* in different orders wait in a circle, with keys too (docs/torch-recipes.md, recipe e, does
+without FSDP2).
 """
 
 from __future__ import annotations
