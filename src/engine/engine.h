@@ -386,7 +386,8 @@ class Engine {
 
   UNJAM_HD ActiveContext& active() { return s_.active[s_.slot % kActiveContexts]; }
 
-  // The context of s_.slot. Complete for all control threads behind the next tell().
+  // The context of s_.slot. Complete for all control threads, the lead too, behind the next barrier
+  // of theirs.
   UNJAM_HD ActiveContext& load() {
     const std::uint16_t slot = s_.slot;
     ActiveContext& a = s_.active[slot % kActiveContexts];
@@ -438,6 +439,7 @@ class Engine {
 
   UNJAM_HD void begin_turn() {
     ActiveContext& a = load();
+    dev_.sync_control();  // the lead reads primitives that others have fetched
     if (!dev_.leads()) return;
     set_running(s_.slot);
     record(TraceType::kStart, &a.inv);
