@@ -227,8 +227,10 @@ class Engine {
       const Geometry& g = rank_.invocations[slot].geometry;
       const std::uint32_t first = g.first_lane, end = first + g.lanes;
       const bool command = rank_.invocations[slot].key == nullptr;
-      if (first == lane_index_ && end == first + 1 && lane_.queue.empty() && mailbox_.empty() &&
-          !command) {
+      const bool own = first == lane_index_ && end == first + 1 && lane_.queue.empty() &&
+                       mailbox_.empty() && !command;
+      dev_.sync_control();  // all have looked at the queue before the lead changes it
+      if (own) {
         // Nobody is in front of it, and nobody else takes part: no mail to oneself.
         if (dev_.leads()) accept(slot);
         dev_.sync_control();

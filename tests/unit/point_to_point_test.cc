@@ -305,6 +305,10 @@ TEST(SendRecv, ManyTagsComeBack) {
         }
         me.wait(q, key);
         if (x != 2 * tag + round) fail("a wrong message under " + key);
+        // A sender that is far ahead runs out of room for messages that nobody has taken.
+        if (tag % 256 != 255) continue;
+        UNJAM_CHECK(unjamBarrier(me.all, "so far", nullptr, &q));
+        me.wait(q, "so far");
       }
     }
   });
