@@ -31,8 +31,32 @@ def blocks(page: Path, language: str) -> list[str]:
 
 
 def test_readme_example_runs(python: Run) -> None:
-    (example,) = blocks(ROOT / "README.md", "python")
+    example, _ = blocks(ROOT / "README.md", "python")
     result = python("-c", example)
+    assert result.returncode == 0, result.stdout + result.stderr
+
+
+@pytest.mark.timeout(200)
+def test_torch_examples_run_under_torchrun(tmp_path: Path) -> None:
+    """README.md's, and what docs/torch.md shows of keys."""
+    pytest.importorskip("torch")
+    _, readme = blocks(ROOT / "README.md", "python")
+    start, keys = blocks(ROOT / "docs" / "torch.md", "python")
+    keys = "\n".join(line for line in keys.splitlines() if "isend" not in line)
+    (tmp_path / "shown.py").write_text(
+        "import unjam.torch\n"  # where the package is not installed
+        f"{readme}\n{start}\nimport torch\ngrad = torch.ones(3)\n{keys}\n"
+        "assert grad[0] == 8, grad\ndist.destroy_process_group()\n"
+    )
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    result = subprocess.run(
+        [*command, "shown.py"],
+        cwd=tmp_path,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=180,
+    )
     assert result.returncode == 0, result.stdout + result.stderr
 
 
