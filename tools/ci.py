@@ -123,7 +123,8 @@ def stage_package() -> None:
 
 
 def stage_pytest() -> None:
-    pytest()
+    # A file's tests share what it has started, so they stay together.
+    pytest("-n", str(min(jobs(), 4)), "--dist", "loadfile")
 
 
 def stage_soak_unit() -> None:

@@ -409,8 +409,9 @@ def test_entry_point_registers_on_import_of_torch(python):
     if "unjam" not in entries.names:
         pytest.skip("unjam is not installed (a checkout's path is used)")
     done = python(
-        "import torch, sys; import torch.distributed as d; "
-        "print('UNJAM' in d.Backend._plugins, 'unjam' in sys.modules, '_unjam_c10d' in sys.modules)"
+        "-c",
+        "import torch, sys; import torch.distributed as d; print('UNJAM' in d.Backend._plugins, "
+        "'unjam' in sys.modules, '_unjam_c10d' in sys.modules)",
     )
     assert done.stdout.split() == ["True", "True", "False"], done.stderr
 

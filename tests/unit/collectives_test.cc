@@ -96,7 +96,7 @@ Sweep default_sweep() {
   s.both_data = false;
   s.all_ops_up_to = 1000;
   if (kSanitized) {
-    s.counts = {0, 1, 7, 33, 1000, 20011};
+    s.counts = {0, 7, 33, 20011};
     s.all_ops_up_to = 0;
     s.twice = false;
   }
@@ -111,7 +111,7 @@ TEST_P(EveryRankCount, AllKindsTypesOpsCounts) {
 }
 
 std::vector<int> rank_counts() {
-  if (kSanitized) return {1, 2, 3, 5, 8};
+  if (kSanitized) return {1, 2, 3, 5};
   return {1, 2, 3, 4, 5, 6, 7, 8, 9};
 }
 
@@ -187,6 +187,7 @@ class EverySetting : public testing::TestWithParam<Setting> {};
 
 TEST_P(EverySetting, AllKindsTypesOps) {
   for (const int ranks : {2, 5}) {
+    if (kSanitized && ranks == 2) continue;
     unjamConfig_t config = default_config();
     GetParam().apply(config);
     // A block's threads meet at a barrier for each slice, which costs much on few cores.
