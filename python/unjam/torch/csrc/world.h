@@ -186,9 +186,11 @@ class Groups {
     if (device.is_cpu()) return host_;
     TORCH_CHECK_VALUE(device.is_cuda(), "unjam: tensors must be on the CPU or a CUDA device, not ",
                       device);
-    TORCH_CHECK_VALUE(cuda_ != nullptr,
-                      "unjam: this job was joined without GPUs (UNJAM_TORCH_CUDA=0, or none was "
-                      "visible at init_process_group)");
+    TORCH_CHECK_VALUE(
+        cuda_ != nullptr,
+        "unjam: this job was joined without GPUs: none was visible at init_process_group, or no "
+        "rank had chosen one (torch.cuda.set_device, device_id=, or torchrun's "
+        "LOCAL_RANK), or UNJAM_TORCH_CUDA=0");
     TORCH_CHECK_VALUE(device.index() == world_->cuda_device(), "unjam: a tensor is on ", device,
                       ", but rank ", world_->rank(), " joined with cuda:", world_->cuda_device(),
                       ": call torch.cuda.set_device before init_process_group, or give it "
