@@ -136,7 +136,8 @@ def _show(rows: list[Row], options: argparse.Namespace) -> None:
     Console(width=100).print(table)
     if options.json:
         about = {
-            "command": "python -m unjam.torch.bench " + " ".join(sys.argv[1:]),
+            "command": f"python -m unjam.torch.bench --ranks {options.ranks} --device "
+            f"{options.device} --peer {options.peer} --blocks {options.blocks}",
             "machine": platform.processor() or platform.machine(),
             "cores": os.cpu_count(),
             "load": os.getloadavg()[0],
