@@ -35,22 +35,9 @@ function(unjam_add_gtest name source)
   set(results "${PROJECT_BINARY_DIR}/results")
   string(TOLOWER "${name}" lower)
   if(NOT lower MATCHES "soak")
-    # The longest one in two halves, so that it does not run on when all others are done.
-    set(shards 1)
-    if(name STREQUAL "collectives_test")
-      set(shards 2)
-    endif()
-    foreach(shard RANGE 1 ${shards})
-      set(test ${name})
-      if(shards GREATER 1)
-        set(test ${name}.${shard})
-      endif()
-      math(EXPR index "${shard} - 1")
-      add_test(NAME ${test} COMMAND ${name} --gtest_filter=-*Soak* --gtest_brief=1
-                                            --gtest_output=xml:${results}/${test}.xml)
-      set_tests_properties(${test} PROPERTIES LABELS unit TIMEOUT ${UNJAM_TEST_TIMEOUT} ENVIRONMENT
-                           "GTEST_TOTAL_SHARDS=${shards};GTEST_SHARD_INDEX=${index}")
-    endforeach()
+    add_test(NAME ${name} COMMAND ${name} --gtest_filter=-*Soak* --gtest_brief=1
+                                          --gtest_output=xml:${results}/${name}.xml)
+    set_tests_properties(${name} PROPERTIES LABELS unit TIMEOUT ${UNJAM_TEST_TIMEOUT})
     # Looked up in the text, so that ctest does not list soak tests that do not exist.
     set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS "${source}")
     file(STRINGS "${source}" soak REGEX "Soak")
