@@ -19,8 +19,11 @@ import torch.nn as nn
 from .keys import key
 
 
-class _Allocates:
-    """Where FSDP's buffers come from: torch's allocator."""
+class _Keyed:
+    """A key, and where FSDP's buffers come from: torch's allocator."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
 
     def allocate(
         self, size: Sequence[int | torch.SymInt], *, dtype: torch.dtype, device: torch.device
@@ -28,11 +31,8 @@ class _Allocates:
         return torch.empty(*size, dtype=dtype, device=device)
 
 
-class KeyedAllGather(_Allocates):
+class KeyedAllGather(_Keyed):
     """All-gathers under a key: for ``FSDPModule.set_custom_all_gather``."""
-
-    def __init__(self, name: str) -> None:
-        self.name = name
 
     def __call__(
         self,
@@ -47,11 +47,8 @@ class KeyedAllGather(_Allocates):
             )
 
 
-class KeyedReduceScatter(_Allocates):
+class KeyedReduceScatter(_Keyed):
     """Reduce-scatters under a key: for ``FSDPModule.set_custom_reduce_scatter``."""
-
-    def __init__(self, name: str) -> None:
-        self.name = name
 
     def __call__(
         self,

@@ -110,12 +110,10 @@ class UnjamBackend : public c10d::Backend {
  private:
   class Launch;
   friend class Launch;
-  struct Segment;
 
   int root(std::int64_t rank, const char* what) const;
   int peer(int rank, const char* what) const;
-  WorkPtr exchange(Launch& launch, const std::vector<Segment>& received,
-                   const std::vector<Segment>& sent);
+  WorkPtr exchange(Launch& launch, const Tensors& received, const Tensors& sent);
 
   const c10::intrusive_ptr<UnjamOptions> options_;
   const std::string prefix_;

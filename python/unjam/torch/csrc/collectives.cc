@@ -63,11 +63,6 @@ std::string tag_key(int tag) { return tag == 0 ? "" : "#tag " + std::to_string(t
 
 }  // namespace
 
-// What one rank sends to, or receives from, another.
-struct UnjamBackend::Segment {
-  at::Tensor tensor;  // contiguous; may be empty
-};
-
 // ---- collectives ----
 
 WorkPtr UnjamBackend::broadcast(Tensors& tensors, const c10d::BroadcastOptions& options) {
@@ -437,15 +432,13 @@ WorkPtr UnjamBackend::reduce_scatter(Tensors& outputs, std::vector<Tensors>& inp
 }
 
 // Every rank sends something to every other: pairs that need not agree with each other on sizes.
-WorkPtr UnjamBackend::exchange(Launch& launch, const std::vector<Segment>& received,
-                               const std::vector<Segment>& sent) {
-  Tensors outputs;
+WorkPtr UnjamBackend::exchange(Launch& launch, const Tensors& received, const Tensors& sent) {
   for (int step = 0; step < getSize(); ++step) {
     // Not all to rank 0 first.
     const int to = (getRank() + step) % getSize();
     const int from = (getRank() - step + getSize()) % getSize();
-    const at::Tensor& out = sent[static_cast<std::size_t>(to)].tensor;
-    const at::Tensor& in = received[static_cast<std::size_t>(from)].tensor;
+    const at::Tensor& out = sent[static_cast<std::size_t>(to)];
+    const at::Tensor& in = received[static_cast<std::size_t>(from)];
     if (step == 0) {
       TORCH_CHECK_VALUE(in.numel() == out.numel(), "unjam: ", launch.call().what(), ": rank ",
                         getRank(), " sends itself ", out.numel(), " elements and receives ",
@@ -465,8 +458,7 @@ WorkPtr UnjamBackend::exchange(Launch& launch, const std::vector<Segment>& recei
                        launch.options(), request);
     });
   }
-  for (const Segment& s : received) outputs.push_back(s.tensor);
-  return launch.done(std::move(outputs));
+  return launch.done(received);
 }
 
 WorkPtr UnjamBackend::alltoall_base(at::Tensor& output, at::Tensor& input,
@@ -508,11 +500,11 @@ WorkPtr UnjamBackend::alltoall_base(at::Tensor& output, at::Tensor& input,
     TORCH_CHECK_VALUE(static_cast<int>(rows.size()) == getSize() && sum == whole.size(0),
                       "unjam: ", what, ": the ", which, " split sizes must be ", getSize(),
                       " numbers whose sum is its first dimension, ", whole.size(0));
-    std::vector<Segment> segments;
+    Tensors segments;
     std::int64_t at = 0;
     for (const std::int64_t n : rows) {
       TORCH_CHECK_VALUE(n >= 0, "unjam: ", what, ": a split size is negative: ", n);
-      segments.push_back({whole.narrow(0, at, n)});
+      segments.push_back(whole.narrow(0, at, n));
       at += n;
     }
     return segments;
@@ -526,12 +518,12 @@ WorkPtr UnjamBackend::alltoall(Tensors& outputs, Tensors& inputs,
   const char* const what = "all_to_all";
   TORCH_CHECK_VALUE(static_cast<int>(inputs.size()) == getSize() && inputs.size() == outputs.size(),
                     "unjam: ", what, " needs ", getSize(), " inputs and outputs, one a rank");
-  std::vector<Segment> received, sent;
+  Tensors received, sent;
   for (std::size_t r = 0; r < inputs.size(); ++r) {
     same_type(usable(outputs[r], what), usable(inputs[r], what), what);
     same_type(inputs[r], inputs.front(), what);
-    received.push_back({outputs[r]});
-    sent.push_back({inputs[r]});
+    received.push_back(outputs[r]);
+    sent.push_back(inputs[r]);
   }
   Launch launch(*this, what, OpType::ALLTOALL, inputs.front().device(), !options.asyncOp,
                 options.timeout, true, kPairs);

@@ -9,6 +9,7 @@
 #include <mutex>
 #include <shared_mutex>
 #include <string>
+#include <string_view>
 #include <thread>
 #include <vector>
 
@@ -16,15 +17,16 @@
 
 namespace unjam_torch {
 
-[[noreturn]] inline void raise(const std::string& what, unjamResult_t code, const char* text) {
-  const std::string message = "unjam: " + what + ": " + (text != nullptr ? text : "") + " [" +
-                              unjamGetErrorString(code) + "]";
+[[noreturn]] inline void raise(std::string_view what, unjamResult_t code, const char* text) {
+  const std::string message = "unjam: " + std::string(what) + ": " + (text != nullptr ? text : "") +
+                              " [" + unjamGetErrorString(code) + "]";
   TORCH_CHECK_VALUE(code != UNJAM_ERROR_INVALID_ARGUMENT, message);
   TORCH_CHECK_WITH(DistBackendError, false, message);
   std::abort();  // not reached: the check throws
 }
 
-inline void check(unjamResult_t code, const std::string& what) {
+// what: a view, for nothing is to be built for a call that succeeds.
+inline void check(unjamResult_t code, std::string_view what) {
   if (code != UNJAM_SUCCESS) raise(what, code, unjamGetLastError());
 }
 
@@ -153,7 +155,6 @@ class Groups {
   std::shared_ptr<World> share_world() const { return world_; }
   const std::vector<int>& ranks() const { return ranks_; }  // in the world
   const std::string& name() const { return name_; }
-  unjamGroup_t host() const { return host_; }
 
   // ", rank 1 has not called it", of the oldest of this rank's calls under the key; "" where that
   // is not known.
