@@ -1,6 +1,6 @@
-"""Checks of the torch.distributed backend: torch_checks.py RANK SIZE PORT [DEVICE], on every rank.
+"""Checks of the torch.distributed backend: torch_checks.py RANK SIZE PORT [DEVICE [CHECK…]].
 
-Every rank runs all checks in the same order and prints one JSON line a check; test_torch_backend.py
+Every rank runs all checks, or the named ones, in the same order and prints one JSON line a check; test_torch_backend.py
 starts the ranks once and looks at each check's lines. Values are small integers, so that every
 reduction is exact in every type, and references are computed from all ranks' inputs.
 """
@@ -879,7 +879,7 @@ def backend_surface():
 def main():
     global RANK, SIZE, KEYED, DEVICE
     RANK, SIZE, port = (int(word) for word in sys.argv[1:4])
-    if sys.argv[4:] == ["cuda"]:
+    if sys.argv[4:5] == ["cuda"]:
         DEVICE = torch.device("cuda", RANK)
         torch.cuda.set_device(DEVICE)
         torch.set_default_device(DEVICE)  # what the checks make lies there
@@ -889,7 +889,8 @@ def main():
         "unjam", store=store, rank=RANK, world_size=SIZE, timeout=timedelta(seconds=60)
     )
     KEYED = unjam.keyed_group(None, "k")
-    for function in CHECKS:
+    wanted = sys.argv[5:]
+    for function in [f for f in CHECKS if not wanted or f.__name__ in wanted]:
         begun = time.monotonic()
         try:
             function()
