@@ -334,7 +334,10 @@ class CudaDev {
     if (s_.lanes_to_kick != 0 || s_.kicks_pending != 0) {
       // Their drivers free the lane, then look into the mailbox, and say what they leave; we have
       // filled it, or ended a key's invocation, then look who is there.
-      if (s_.kicks_pending != 0) atomicAdd(&r_.readied, 1u);
+      if (s_.kicks_pending != 0) {
+        atomicAdd(&r_.readied, 1u);
+        ++s_.readied_seen;  // no news here: this lane's own next look comes after the end
+      }
       fence_total_local();
       const std::uint64_t lanes = load_relaxed_local(r_.lanes);
       std::uint32_t needy = s_.lanes_to_kick;

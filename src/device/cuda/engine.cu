@@ -85,8 +85,11 @@ __device__ __noinline__ void drive(CudaRank& r, std::uint32_t lane, Block block)
     // Whoever fills a mailbox, marks, or ends a key's earlier use, then looks who is there, see
     // CudaDev::settle() and unjam_mark_kernel(): one of us sees the other.
     fence_total_local();
+    // (A mark relies on a daemon's first lane, also for what that has not accepted. Without one it
+    // has rung.)
+    const bool answers = lane == 0 && s.kind == EngineKind::kDaemon;
     const bool readied =
-        (lane == 0 || !state.queue.empty()) && load_acquire_local(r.readied) != s.readied_seen;
+        (answers || !state.queue.empty()) && load_acquire_local(r.readied) != s.readied_seen;
     if (s.rested == 0 || readied || !r.rank.mailboxes[lane].empty()) {
       store_system(r.link->residency.rung, 1u);
     }
