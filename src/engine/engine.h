@@ -256,26 +256,30 @@ class Engine {
     if (s_.cursor == kNoSlot || !s_.pass_begun) {
       if (s_.pass_begun && !end_pass()) return kQuit;
       begin_pass();
-      // Nothing queued: the (empty) pass is over at once.
-      if (s_.cursor == kNoSlot) return kAgain;
     }
-    const std::uint16_t slot = s_.cursor;
-    s_.cursor = lane_.queue.next(slot);
-    if (dev_.cancelled(slot)) {
-      finish(slot, Outcome::kCancelled, false);
-      return kAgain;
+    // Those that cannot begin yet are passed over here: there may be many, each use of a key behind
+    // the one before.
+    while (s_.cursor != kNoSlot) {
+      const std::uint16_t slot = s_.cursor;
+      s_.cursor = lane_.queue.next(slot);
+      if (dev_.cancelled(slot)) {
+        finish(slot, Outcome::kCancelled, false);
+        return kAgain;
+      }
+      // What is cached was found to be ready before.
+      if (s_.active[slot % kActiveContexts].slot != slot) {
+        const Invocation& inv = rank_.invocations[slot];
+        // Acquire: the key's former invocation is complete on all lanes, its buffers are ours.
+        if (load_acquire_local(inv.key->done) != inv.n || !dev_.ready(inv)) continue;
+      }
+      s_.slot = slot;
+      s_.ran = true;
+      if (holds()) s_.cursor = kNoSlot;  // one at a time: the first that may run
+      s_.threshold = dev_.threshold(s_.policy.initial_threshold(s_.position++));
+      return kRun;
     }
-    // What is cached was found to be ready before.
-    if (s_.active[slot % kActiveContexts].slot != slot) {
-      const Invocation& inv = rank_.invocations[slot];
-      // Acquire: the key's former invocation is complete on all lanes, its buffers are ours.
-      if (load_acquire_local(inv.key->done) != inv.n || !dev_.ready(inv)) return kAgain;
-    }
-    s_.slot = slot;
-    s_.ran = true;
-    if (holds()) s_.cursor = kNoSlot;  // one at a time: the first that may run
-    s_.threshold = dev_.threshold(s_.policy.initial_threshold(s_.position++));
-    return kRun;
+    // Nobody: the pass is over at once.
+    return kAgain;
   }
 
   UNJAM_HD void begin_pass() {
@@ -403,6 +407,7 @@ class Engine {
       }
       for (std::uint32_t q = dev_.first(); q < kCachedMembers; q += dev_.stride()) {
         if (q < a.inv.group_size) a.members[q] = a.inv.members[q];
+        if (q < a.inv.geometry.parts) a.parts[q] = a.inv.geometry.lane_part(q, lane_index_);
       }
       if (dev_.leads()) {
         const KeyState& key = *a.inv.key;
@@ -411,7 +416,7 @@ class Engine {
         a.in = a.key->in;
         a.tag = key.tag;
         a.group = key.group;
-        a.loops = a.inv.geometry.loops(lane_index_);
+        a.loops = a.inv.geometry.loops_of(a.parts[0]);  // the lead's own
         a.slot = slot;
         a.dirty = 0;
         bump(lane_.stats.context_loads);
@@ -492,17 +497,24 @@ class Engine {
       const Primitive p = i < kCachedPrimitives ? a.program[i] : a.inv.program[i];
       s_.primitive = p;
       if ((p.flags & kCopies) == 0) {
-        s_.chunk = a.inv.geometry.chunk_range(p.part, lane_index_, a.dyn.loop);
+        s_.chunk = chunk(a, p.part);
       } else if (a.inv.group_size > 1) {
         // Of the other members' chunks the first one's is a longest: all are empty if it is.
         const std::uint32_t q = a.inv.group_rank == 0 ? 1 : 0;
-        s_.chunk = a.inv.geometry.chunk_range(q, lane_index_, a.dyn.loop);
+        s_.chunk = chunk(a, q);
       } else {
         s_.chunk = {};
       }
       if (s_.chunk.length != 0) return true;
     }
     return false;
+  }
+
+  // The chunk under way of a part.
+  UNJAM_HD Range chunk(const ActiveContext& a, std::uint32_t part) const {
+    const Geometry& g = a.inv.geometry;
+    return g.chunk_of(part < kCachedMembers ? a.parts[part] : g.lane_part(part, lane_index_),
+                      a.dyn.loop);
   }
 
   UNJAM_HD void advance(ActiveContext& a) {
@@ -644,8 +656,12 @@ class Engine {
     LaneTransport& t = s_.transport;
     const std::uint32_t peer = member(a, q);
     InEndpoint& in = a.in[q];
+    const bool packets = inline_flags(a);
+    // Where the slice was last expected, first: a flag is one step's of one invocation, so what
+    // carries it is the slice, whoever has the connector now. That spares looking the key up.
+    if (!packets && in.connector != kNoConnector && t.poll(peer, in, a.inv.seed, view)) return true;
     if (!t.resolve(peer, a.tag, in)) return false;
-    if (inline_flags(a)) {
+    if (packets) {
       view = t.packet_view(peer, in, elems * dtype_bytes(a.inv.geometry.dtype));
       return true;
     }
@@ -719,7 +735,7 @@ class Engine {
   // The user's side of the copy for member q.
   UNJAM_HD void place_copy(const ActiveContext& a, std::uint32_t q) {
     SliceJob& job = s_.job;
-    const Range c = a.inv.geometry.chunk_range(q, lane_index_, a.dyn.loop);
+    const Range c = chunk(a, q);
     job.copy_elems[q] =
         q == a.inv.group_rank ? std::uint32_t{0} : static_cast<std::uint32_t>(c.length);
     if (s_.primitive.flags & kScatter) {

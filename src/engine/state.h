@@ -34,7 +34,8 @@ struct alignas(16) ActiveContext {
   // The first of the program's primitives, and of the members.
   Primitive program[kCachedPrimitives];
   std::uint16_t members[kCachedMembers] = {};
-  std::uint16_t slot = kNoSlot;  // which invocation is cached here
+  Range parts[kCachedMembers] = {};  // what this lane carries of the first parts
+  std::uint16_t slot = kNoSlot;      // which invocation is cached here
   std::uint16_t dirty = 0;       // dyn has changed since it was loaded: save before eviction
 };
 

@@ -269,21 +269,18 @@ __device__ __forceinline__ void for_pieces(const Slice& slice, unsigned thread, 
   }
 }
 
-// Pieces that a thread has under way at once, from each source. Narrow types need many accumulators
-// a piece.
-UNJAM_HD constexpr int pieces_per_thread(DType dtype) { return dtype_bytes(dtype) == 1 ? 1 : 2; }
-
-template <DType dtype>
-__device__ __forceinline__ void reduce_slot(const SliceJob& job, unsigned thread,
-                                            unsigned threads) {
-  constexpr int kPieces = pieces_per_thread(dtype);
+// How much of a combine a thread has under way at once: `pieces` of each of `sources`. A read of
+// memory takes most of a microsecond, so what a block moves a second is what it has under way.
+// Within what the registers hold: a narrow type needs many accumulators a piece.
+template <DType dtype, int kPieces, int kSources>
+__device__ __forceinline__ void reduce_slot_by(const Slice& slice, unsigned thread,
+                                               unsigned threads) {
   constexpr int kElement = dtype_bytes(dtype);
-  const Slice slice = make_slice(job);
   for_pieces<kPieces>(
       slice, thread, threads,
       [&](std::uint32_t at, std::uint32_t stride) {
         AlignedAccess access{slice, at, stride};
-        reduce_pieces<dtype, 4, kPieces, 1>(slice, access);
+        reduce_pieces<dtype, 4, kPieces, kSources>(slice, access);
       },
       [&](std::uint32_t at, unsigned bytes) {
         LinearAccess<kElement> access{slice, at, bytes};
@@ -291,10 +288,26 @@ __device__ __forceinline__ void reduce_slot(const SliceJob& job, unsigned thread
       });
 }
 
+template <DType dtype>
+__device__ __forceinline__ void reduce_slot(const SliceJob& job, unsigned thread,
+                                            unsigned threads) {
+  const Slice slice = make_slice(job);
+  constexpr int kBytes = dtype_bytes(dtype);
+  if constexpr (!is_integer(dtype) && (kBytes == 2 || kBytes == 4)) {
+    if (slice.num_src == 2) {
+      reduce_slot_by<dtype, 2, 2>(slice, thread, threads);
+    } else {
+      reduce_slot_by<dtype, 1, 4>(slice, thread, threads);
+    }
+  } else {
+    reduce_slot_by<dtype, kBytes == 1 ? 1 : 2, 1>(slice, thread, threads);
+  }
+}
+
 template <int kElement>
 __device__ __forceinline__ void spread_slot(const SliceJob& job, unsigned thread,
                                             unsigned threads) {
-  constexpr int kPieces = 4;
+  constexpr int kPieces = 8;
   const Slice slice = make_slice(job);
   for_pieces<kPieces>(
       slice, thread, threads,
@@ -509,8 +522,52 @@ __device__ __forceinline__ void copy_elements(const CopyPiece& piece) {
   }
 }
 
+// Whether every copy consists of whole pieces at addresses of theirs.
+__device__ __forceinline__ bool whole_copies(const SliceJob& job) {
+  const std::uint32_t element = dtype_bytes(job.dtype);
+  std::uintptr_t bits = 0;
+#pragma unroll 1
+  for (int i = 0; i < job.num_src; ++i) {
+    if (job.copy_elems[i] == 0) continue;
+    const void* to = job.dst_slot[i] != nullptr ? job.dst_slot[i] : job.dst_copy[i];
+    bits |= reinterpret_cast<std::uintptr_t>(job.src[i]) | reinterpret_cast<std::uintptr_t>(to) |
+            job.copy_elems[i] * element;
+  }
+  return (bits & (kPieceBytes - 1)) == 0;
+}
+
+// One copy after the other, by all threads: nothing but loads and stores. Blocks begin with
+// different ones, so that they do not all send to one peer at a time.
+__device__ __forceinline__ void straight_copies(const SliceJob& job, unsigned thread,
+                                                unsigned threads) {
+  constexpr int kPieces = 8;
+  const std::uint32_t element = dtype_bytes(job.dtype);
+  const std::uint32_t stride = threads * kPieceBytes;
+  unsigned copy = blockIdx.x % job.num_src;
+#pragma unroll 1
+  for (int k = 0; k < job.num_src; ++k) {
+    const std::uint32_t bytes = job.copy_elems[copy] * element;
+    const char* from = static_cast<const char*>(job.src[copy]);
+    char* to = static_cast<char*>(job.dst_slot[copy] != nullptr ? job.dst_slot[copy]
+                                                                : job.dst_copy[copy]);
+    std::uint32_t at = thread * kPieceBytes;
+#pragma unroll 1
+    for (; at + (kPieces - 1) * stride < bytes; at += kPieces * stride) {
+      Raw<4> raw[kPieces];
+#pragma unroll
+      for (int p = 0; p < kPieces; ++p) raw[p] = load_aligned<4>(from + at + p * stride);
+#pragma unroll
+      for (int p = 0; p < kPieces; ++p) store_aligned(to + at + p * stride, raw[p]);
+    }
+#pragma unroll 1
+    for (; at < bytes; at += stride) store_aligned(to + at, load_aligned<4>(from + at));
+    copy = copy + 1 == job.num_src ? 0 : copy + 1;
+  }
+}
+
 __device__ __forceinline__ void copies_slot(const SliceJob& job, unsigned thread,
                                             unsigned threads) {
+  if (whole_copies(job)) return straight_copies(job, thread, threads);
   SlotWalk walk(job, thread, threads);
 #pragma unroll 1
   while (!walk.done()) {
