@@ -86,6 +86,7 @@ struct DevShared {
   std::uint32_t readied_seen;  // CudaRank::readied before the latest pass
   std::uint64_t progress;      // slices and completions at the latest look
   std::uint64_t still_since_ns;
+  std::uint32_t has_moved;  // since the engine began, as far as the first lane has noticed
 };
 
 class CudaDev {
@@ -254,6 +255,7 @@ class CudaDev {
     if (moved) {
       set_moving(true);
       s_.still_since_ns = 0;
+      s_.has_moved = 1;
     }
     if (s_.kind == EngineKind::kDaemon || !lane_.queue.empty()) {
       s_.readied_seen = load_acquire_local(r_.readied);
@@ -301,13 +303,20 @@ class CudaDev {
       __nanosleep(100);
       return false;
     }
-    if ((load_relaxed_local(r_.moving) & ~1u) != 0) {
+    // While a stream waits, the device is not idle whatever we do, and a driver that left would have
+    // to be launched again as soon as the peer's data come.
+    const bool moves = (load_relaxed_local(r_.moving) & ~1u) != 0;
+    if (moves || load_relaxed_local(r_.waiters) != 0) {
+      if (moves) s_.has_moved = 1;
       s_.still_since_ns = 0;
       return false;
     }
     const std::uint64_t now = global_ns();
     if (s_.still_since_ns == 0) s_.still_since_ns = now;
-    if (now - s_.still_since_ns < r_.idle_ns) return false;
+    // Something has moved: the peers are at it, and may be gone just for a new start. Two that
+    // leave sooner than the other can come back would hardly ever meet.
+    const std::uint32_t stay_ns = s_.has_moved != 0 ? r_.idle_among_peers_ns : r_.idle_ns;
+    if (now - s_.still_since_ns < stay_ns) return false;
     // The host stores `posted`, then looks at `resident`: one of us sees the other.
     HostLink& h = r_.link->residency;
     store_seq_cst(h.resident, 0u);

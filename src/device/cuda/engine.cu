@@ -57,6 +57,7 @@ __device__ __noinline__ void drive(CudaRank& r, std::uint32_t lane, Block block)
     s.passes = 0;
     s.attention = 0;
     s.still_since_ns = 0;
+    s.has_moved = 0;
     s.progress = 0;
     s.moving = 0;
     s.readied_seen = load_acquire_local(r.readied);
@@ -109,8 +110,10 @@ __device__ bool take_over(CudaRank& r, DevShared& s, std::uint32_t lane) {
       continue;
     }
     const std::uint64_t now = global_ns();
-    if (load_relaxed_local(r.moving) != 0) still_since = now;
-    const bool over = now - begun > std::uint64_t{r.rank.policy.residency_us} * 1000;
+    const bool waited_for = load_relaxed_local(r.waiters) != 0;
+    if (waited_for || load_relaxed_local(r.moving) != 0) still_since = now;
+    const bool over =
+        !waited_for && now - begun > std::uint64_t{r.rank.policy.residency_us} * 1000;
     if (now - still_since <= r.idle_ns && !over &&
         (load_relaxed(r.link->attention) & kAttentionStop) == 0) {
       continue;
