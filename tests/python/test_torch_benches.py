@@ -1,8 +1,10 @@
 """The benchmarks beside another backend: that they run, compare like with like, and count right."""
 
+import argparse
 import json
 import subprocess
 import sys
+import time
 
 import pytest
 
@@ -10,7 +12,7 @@ from processes import environment
 
 pytest.importorskip("torch")
 
-from unjam.torch import training  # noqa: E402
+from unjam.torch import _beside, training  # noqa: E402
 
 
 def bench(module, path, *words):
@@ -50,11 +52,18 @@ def test_calls(tmp_path):
     ]
 
 
-@pytest.mark.timeout(200)
-def test_rank_that_fails_ends_the_others(tmp_path):
-    """Rank 0 cannot write its figures, after the others' last collective or before."""
-    with pytest.raises(AssertionError, match="No such file"):
-        bench("unjam.torch.bench", tmp_path / "none" / "f.json", "--blocks", "2", "--sizes", "4")
+def test_rank_that_fails_ends_the_others(tmp_path, monkeypatch, capsys):
+    """They wait for it, in a collective."""
+    (tmp_path / "stub.py").write_text(
+        "import sys, time\nsys.exit(3) if sys.argv[-1] == '1' else time.sleep(60)\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setattr(_beside, "AFTER_FAILURE_S", 0.2)
+    options = argparse.Namespace(ranks=3, limit=50)
+    begun = time.monotonic()
+    assert _beside.start("stub", options, []) == 1
+    assert time.monotonic() - begun < 20
+    assert "ended rank 0, 2, which had not come to an end" in capsys.readouterr().err
 
 
 def row(*blocks):

@@ -197,7 +197,7 @@ def _profile(training: Training, steps: int, device: torch.device) -> dict[str, 
 
     training.step()
     torch.cuda.synchronize()
-    with profile(activities=[ProfilerActivity.CUDA]) as found:
+    with profile(activities=[ProfilerActivity.CUDA], acc_events=True) as found:
         for _ in range(steps):
             training.step()
         torch.cuda.synchronize()
