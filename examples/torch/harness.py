@@ -90,7 +90,7 @@ def ask_where(processes: Sequence[BaseProcess], args: argparse.Namespace) -> Non
     if args.backend == "unjam":
         time.sleep(0.5)
         os.kill(processes[0].pid, signal.SIGUSR2)
-    time.sleep(1.0)
+    time.sleep(2.0)  # it asks the other ranks, a second at most
 
 
 def rank_main(

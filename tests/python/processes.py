@@ -32,6 +32,8 @@ import unjam
 from rank_tools import error_of, hear, puppet_main, run_all, say
 """
 
+PLACES = ("UNJAM_LIBRARY", "UNJAM_TORCH_BUILD", "UNJAM_PYTHON_INCLUDE")
+
 # What launchers leave in the environment: a test sets its own.
 LAUNCH_VARIABLES = (
     "RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE MASTER_ADDR MASTER_PORT TORCHELASTIC_RUN_ID "
@@ -41,11 +43,11 @@ LAUNCH_VARIABLES = (
 
 
 def environment(**changes):
-    """This process's, without what unjam reads, and with `changes`."""
+    """This process's, without what unjam reads (but where its parts lie), and with `changes`."""
     kept = {
         name: value
         for name, value in os.environ.items()
-        if (name == "UNJAM_LIBRARY" or not name.startswith("UNJAM_"))
+        if (name in PLACES or not name.startswith("UNJAM_"))
         and not name.startswith(("SLURM_", "OMPI_COMM_"))
         and name not in LAUNCH_VARIABLES
     }

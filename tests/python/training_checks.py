@@ -675,7 +675,7 @@ def recipe_random_grad_order(here):
 def recipe_two_threads(here):
     import two_threads
 
-    return two_threads.train(settings(steps=10))
+    return two_threads.train(settings(steps=10, streams=2))
 
 
 def recipe_three_groups(here):

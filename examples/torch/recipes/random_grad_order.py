@@ -79,8 +79,9 @@ class RandomOrder:
 
 
 def train(args: argparse.Namespace) -> list[float]:
-    shape = (dist.get_world_size() // 2, 2)
-    mesh = init_device_mesh(args.device, shape, mesh_dim_names=("dp", "tp"))
+    ranks = dist.get_world_size()
+    tp = 2 if ranks > 2 else 1  # two ranks: data parallelism alone, for it is what is disordered
+    mesh = init_device_mesh(args.device, (ranks // tp, tp), mesh_dim_names=("dp", "tp"))
     dp = mesh.get_group("dp")
     torch.manual_seed(args.seed)
     model, alone = (nn.Sequential(*(Block() for _ in range(BLOCKS))) for _ in range(2))

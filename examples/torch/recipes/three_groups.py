@@ -10,7 +10,8 @@ block i when its own turn comes: rank r lets r blocks pass first, so that the al
 ranks comes before some all-gathers and reductions on one rank and after them on another.
 
 Why it works. Each group's own order agrees on its members, and nobody waits for the statistics
-before the step's last call. What is pending holds no GPU.
+before the step's last call. What is pending holds no GPU. (With two ranks, one of the three groups
+has one member each, and two are left to meet.)
 
     python examples/torch/recipes/three_groups.py --backend unjam
     torchrun --nproc-per-node 4 examples/torch/recipes/three_groups.py --backend nccl --device cuda
@@ -35,8 +36,8 @@ from harness import compare, main, mean_over_ranks  # noqa: E402
 class Statistics:
     """Sums of each block's squared outputs over all ranks, called late on ranks that are late."""
 
-    def __init__(self, blocks: nn.Sequential, late: int) -> None:
-        self.late, self.waiting, self.pending = late, [], []
+    def __init__(self, blocks: nn.Sequential, group: dist.ProcessGroup, late: int) -> None:
+        self.group, self.late, self.waiting, self.pending = group, late, [], []
         self.here: list[float] = []
         for block in blocks:
             block.register_forward_hook(self.collect)
@@ -54,7 +55,7 @@ class Statistics:
         while len(self.waiting) > keep:
             x = self.waiting.pop(0)
             self.here.append(x.item())
-            self.pending.append((x, dist.all_reduce(x, async_op=True)))
+            self.pending.append((x, dist.all_reduce(x, group=self.group, async_op=True)))
 
     def finish(self) -> list[float]:
         self.call(keep=0)
@@ -77,7 +78,9 @@ def train(args: argparse.Namespace) -> list[float]:
     alone = GPT().to(args.device)
     torch.manual_seed(args.seed)
     model = parallelize(GPT().to(args.device), mesh)
-    statistics = Statistics(model.blocks, late=dist.get_rank())
+    # Not the default group: of two ranks, a mesh takes that for its "tp".
+    everybody = dist.new_group()
+    statistics = Statistics(model.blocks, everybody, late=dist.get_rank())
     both = [(m, torch.optim.SGD(m.parameters(), lr=0.1)) for m in (model, alone)]
     curves: tuple[list[float], list[float]] = ([], [])
     for step in range(args.steps):

@@ -10,11 +10,13 @@ all groups' calls, the same on all ranks.
 What changes. Nothing in the program: two groups, two threads, each on a stream of its own.
 
 Why it works. A call is handed over without waiting for a peer, and one engine serves what all
-groups have pending. Both threads on *one* stream, each with a wait behind its call, would be a
-true cycle: the second call is then ordered behind the first one's end.
+groups have pending. Both threads on *one* stream, each with a wait behind its call, are a true
+cycle: the second call is then ordered behind the first one's end. ``--streams 1`` (on GPUs) shows
+it: no library can end that, and unjam's explanation names both operations, and who waits.
 
     python examples/torch/recipes/two_threads.py --backend unjam
     torchrun --nproc-per-node 4 examples/torch/recipes/two_threads.py --backend nccl --device cuda
+    python examples/torch/recipes/two_threads.py --device cuda --streams 1 --limit 20    # hung
 """
 
 from __future__ import annotations
@@ -35,19 +37,24 @@ from harness import main  # noqa: E402
 COUNT = 100_000
 
 
-def stream(gpu: int | None) -> contextlib.AbstractContextManager:
-    """One for this thread; a new thread begins on GPU 0."""
-    if gpu is None:
+def use(stream: torch.cuda.Stream | None) -> contextlib.AbstractContextManager:
+    """This thread's stream; a new thread begins on GPU 0."""
+    if stream is None:
         return contextlib.nullcontext()
-    torch.cuda.set_device(gpu)
-    return torch.cuda.stream(torch.cuda.Stream())
+    torch.cuda.set_device(stream.device)
+    return torch.cuda.stream(stream)
 
 
 def train(args: argparse.Namespace) -> list[float]:
     rank, ranks = dist.get_rank(), dist.get_world_size()
-    gpu = torch.cuda.current_device() if args.device == "cuda" else None
+    streams: list[torch.cuda.Stream | None] = [None, None]
+    if args.device == "cuda":
+        streams = [torch.cuda.Stream() for _ in range(args.streams)] * (2 // args.streams)
+    elif args.streams == 1:
+        raise ValueError("--streams 1 needs --device cuda: a CPU has no streams")
     pipe, data = dist.new_group(), dist.new_group()
-    # In step i: the first thread calls, lets the second call, and only then waits.
+    # In step i: the first thread calls, lets the second call, and only then waits. On one stream it
+    # waits before: on a GPU that blocks no thread, only what is called in the stream after it.
     called = [threading.Event() for _ in range(2 * args.steps)]
 
     def turn(step: int, place: int) -> None:
@@ -56,10 +63,17 @@ def train(args: argparse.Namespace) -> list[float]:
         if before >= 0 and not called[before].wait(args.limit):
             raise TimeoutError("the other thread has not called")
 
+    def finish(works: list[dist.Work], event: threading.Event) -> None:
+        if args.streams == 2:
+            event.set()
+        for work in works:
+            work.wait()
+        event.set()  # once more does no harm
+
     def exchange() -> list[float]:
         place, last = rank % 2, []
         peer = rank ^ 1
-        with stream(gpu):
+        with use(streams[0]):
             for step in range(args.steps):
                 x = torch.full((COUNT,), float(rank + step), device=args.device)
                 y = torch.empty_like(x)
@@ -70,21 +84,18 @@ def train(args: argparse.Namespace) -> list[float]:
                         dist.P2POp(dist.irecv, y, peer, pipe),
                     ]
                 )
-                called[2 * step + place].set()
-                for work in works:
-                    work.wait()
+                finish(works, called[2 * step + place])
                 last.append(y.mean().item())
         return last
 
     def reduce() -> list[float]:
         place, last = 1 - rank % 2, []
-        with stream(gpu):
+        with use(streams[1]):
             for step in range(args.steps):
                 x = torch.full((COUNT,), float(rank + step), device=args.device)
                 turn(step, place)
                 work = dist.all_reduce(x, group=data, async_op=True)
-                called[2 * step + place].set()
-                work.wait()
+                finish([work], called[2 * step + place])
                 last.append(x.mean().item())
         return last
 
@@ -99,4 +110,5 @@ def train(args: argparse.Namespace) -> list[float]:
 
 
 if __name__ == "__main__":
-    main(train, ranks=2, steps=20)
+    streams = {"type": int, "choices": [1, 2], "default": 2, "help": "of a rank's two threads"}
+    main(train, ranks=2, steps=20, more=[("--streams", streams)])

@@ -12,20 +12,15 @@ with the first and third quartiles:
 from __future__ import annotations
 
 import argparse
-import json
-import os
-import platform
-import socket
-import statistics
-import subprocess
 import sys
 import time
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
+
+from . import _beside
 
 BLOCK = 20  # calls in a row of one library
 
@@ -43,42 +38,18 @@ class Row:
 
 def main(words: list[str] | None = None) -> int:
     """Starts the ranks, or is one of them."""
-    parser = argparse.ArgumentParser(prog="python -m unjam.torch.bench", description=__doc__)
-    parser.add_argument("--ranks", type=int, default=2)
-    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
-    parser.add_argument("--peer", help="gloo (cpu) or nccl (cuda), the default of the device")
+    words = sys.argv[1:] if words is None else words
+    parser = _beside.parser("unjam.torch.bench", __doc__)
     parser.add_argument("--sizes", default="4,1024,65536,1048576", help="bytes, with commas")
     parser.add_argument("--blocks", type=int, default=30, help=f"of {BLOCK} calls, of each size")
-    parser.add_argument("--json", type=Path, help="write the figures here, too")
-    parser.add_argument("--rank", type=int, help=argparse.SUPPRESS)
-    parser.add_argument("--port", type=int, help=argparse.SUPPRESS)
-    options = parser.parse_args(words)
-    options.peer = options.peer or {"cpu": "gloo", "cuda": "nccl"}[options.device]
-    if options.rank is not None:
-        return _rank(options)
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        port = s.getsockname()[1]
-    given = sys.argv[1:] if words is None else words
-    command = [sys.executable, "-m", "unjam.torch.bench", *given, "--port", str(port), "--rank"]
-    ranks = [subprocess.Popen([*command, str(rank)]) for rank in range(options.ranks)]
-    try:
-        return max(abs(rank.wait()) for rank in ranks)
-    finally:
-        for rank in ranks:
-            rank.kill()
+    options = _beside.parse(parser, words)
+    if options.rank is None:
+        return _beside.start("unjam.torch.bench", options, words)
+    return _rank(options)
 
 
 def _rank(options: argparse.Namespace) -> int:
-    import unjam.torch  # noqa: F401 - registers the backend
-
-    torch.set_num_threads(1)
-    rank, size = options.rank, options.ranks
-    device = torch.device(options.device, rank if options.device == "cuda" else None)
-    if device.type == "cuda":
-        torch.cuda.set_device(device)
-    store = dist.TCPStore("127.0.0.1", options.port, size, rank == 0)
-    dist.init_process_group(options.peer, store=store, rank=rank, world_size=size)
+    device = _beside.join(options, options.peer)
     groups = {options.peer: dist.group.WORLD, "unjam": dist.new_group(backend="unjam")}
     rows = []
     for nbytes in (int(word) for word in options.sizes.split(",")):
@@ -89,8 +60,8 @@ def _rank(options: argparse.Namespace) -> int:
                 times[name].append(_block(tensor, group))
         for name, found in times.items():
             columns = list(zip(*found[1:], strict=True))  # the first one warms up
-            rows.append(Row(name, nbytes, *(_quartiles(column) for column in columns)))
-    if rank == 0:
+            rows.append(Row(name, nbytes, *(_beside.quartiles(column) for column in columns)))
+    if options.rank == 0:
         _show(rows, options)
     dist.destroy_process_group()
     return 0
@@ -114,13 +85,6 @@ def _block(tensor: torch.Tensor, group: Any) -> tuple[float, float, float]:
     return tuple(1e6 * t / BLOCK for t in (call, wait, both))  # type: ignore[return-value]
 
 
-def _quartiles(values: Any) -> list[float]:
-    ordered = list(values)
-    if len(ordered) < 2:
-        return [ordered[0]] * 3
-    return statistics.quantiles(ordered, n=4)
-
-
 def _show(rows: list[Row], options: argparse.Namespace) -> None:
     from rich.console import Console
     from rich.table import Table
@@ -134,17 +98,11 @@ def _show(rows: list[Row], options: argparse.Namespace) -> None:
         )
         table.add_row(str(row.bytes), row.backend, *cells)
     Console(width=100).print(table)
-    if options.json:
-        about = {
-            "command": f"python -m unjam.torch.bench --ranks {options.ranks} --device "
-            f"{options.device} --peer {options.peer} --blocks {options.blocks}",
-            "machine": platform.processor() or platform.machine(),
-            "cores": os.cpu_count(),
-            "load": os.getloadavg()[0],
-            "torch": torch.__version__,
-        }
-        text = json.dumps({**about, "rows": [asdict(row) for row in rows]}, indent=1)
-        options.json.write_text(text + "\n")
+    command = (
+        f"python -m unjam.torch.bench --ranks {options.ranks} --device {options.device} "
+        f"--peer {options.peer} --blocks {options.blocks}"
+    )
+    _beside.write(options, command, [asdict(row) for row in rows])
 
 
 if __name__ == "__main__":

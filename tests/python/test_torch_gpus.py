@@ -1,0 +1,168 @@
+"""Programs on torch.distributed that need GPUs, and on the CPU what can be run of them there.
+
+On a machine with two GPUs or four: ``python3 -m pytest -m gpu tests/python/test_torch_gpus.py``.
+"""
+
+import signal
+import socket
+import time
+
+import pytest
+
+from processes import workers
+
+torch = pytest.importorskip("torch")
+
+import gpu_recipes  # noqa: E402
+from torch_tools import build_adapter  # noqa: E402
+
+START_S = 110
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
+
+
+def ranks_of(device):
+    """Three on the CPU; a GPU each."""
+    ranks = min(torch.cuda.device_count(), 4) if device == "cuda" else 3
+    if ranks < 2:
+        pytest.skip("needs two GPUs")
+    return ranks
+
+
+def free_port():
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return s.getsockname()[1]
+
+
+@pytest.mark.gpu
+@pytest.mark.timeout(1500)
+def test_recipes_on_gpus(capsys):
+    """All are right with unjam; the table tells what NCCL does."""
+    ranks_of("cuda")
+    with capsys.disabled():
+        assert gpu_recipes.main([]) == 0
+
+
+def trainer(rank, ranks, port, device):
+    """Trains until it is told to stop or a peer is gone; then goes on with those who are left."""
+    import torch
+    import torch.distributed as dist
+    from torch import nn
+    from torch.nn.parallel import DistributedDataParallel
+
+    import unjam.torch  # noqa: F401 - registers the backend
+    from rank_tools import hear, say
+
+    torch.set_num_threads(1)
+    if device == "cuda":
+        torch.cuda.set_device(rank)
+    store = dist.TCPStore("127.0.0.1", port, ranks, rank == 0)
+    torch.manual_seed(1)
+    model = nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 8)).to(device)
+    x = torch.randn(32, 64, generator=torch.Generator().manual_seed(rank)).to(device)
+
+    def train(name, rank, ranks, steps):
+        dist.init_process_group(
+            "unjam", store=dist.PrefixStore(name, store), rank=rank, world_size=ranks
+        )
+        trained = DistributedDataParallel(model, bucket_cap_mb=0.01)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        for step in range(steps):
+            optimizer.zero_grad()
+            loss = trained(x).square().mean()
+            loss.backward()
+            optimizer.step()
+            loss = loss.item()
+            if step == 3:
+                say("trains")
+        return loss
+
+    try:
+        train("first", rank, ranks, 1 << 40)
+    except dist.DistBackendError as error:
+        say([time.monotonic(), str(error)])
+    begun = time.monotonic()
+    dist.destroy_process_group()
+    say(time.monotonic() - begun)
+    hear()
+    torch.manual_seed(1)  # a step that failed may have left anything
+    for layer in model:
+        getattr(layer, "reset_parameters", lambda: None)()
+    say(train("second", rank, ranks - 1, 10))
+    dist.destroy_process_group()
+
+
+@pytest.mark.timeout(200)
+@pytest.mark.parametrize("device", DEVICES)
+def test_killed_rank_in_training(device):
+    """The others get an error within seconds that names it, and train on without it."""
+    ranks = ranks_of(device)
+    build_adapter()
+    port = free_port()
+    with workers() as harness:
+        job = [
+            harness.start(trainer, rank, ranks, port, device, name=f"rank {rank}")
+            for rank in range(ranks)
+        ]
+        for process in job:
+            assert process.said(START_S) == "trains"
+        time.sleep(0.3)
+        killed = time.monotonic()
+        job[-1].signal(signal.SIGKILL)
+        left = job[:-1]
+        for process in left:
+            when, message = process.said()
+            # One clock for all processes. The contract is a second; a shared machine gets five.
+            assert when - killed < 5 and f"rank {ranks - 1}" in message, (when - killed, message)
+            assert process.said() < 5, "destroy_process_group"
+        for process in left:
+            process.tell()
+        for process in left:
+            assert process.said(START_S) == "trains"
+            assert 0 < process.said() < 100
+            process.ends()
+
+
+# ---- what the script makes of a log ----
+
+EXPLANATION = """unjam: process 7, a job of 2 ranks
+unjam: rank 0: 2 pending
+unjam:   send_recv(count=1), key '' of group '1', use 1, since 2 s; called by: 0, 1; nothing
+unjam:   all_reduce(count=1), key '' of group '2', use 1, since 2 s; called by: 0, 1; nothing
+unjam: rank 1: 1 pending
+unjam:   all_reduce(count=1), key '' of group '2', use 1, since 2 s; called by: 0, 1; nothing
+"""
+
+
+def said(outcome):
+    return f'{{"example": "x", "backend": "unjam", "outcome": "{outcome}", "seconds": 1.5}}\n'
+
+
+@pytest.mark.parametrize(
+    ("text", "circle", "words"),
+    [
+        (said("right"), False, "right"),
+        (said("right"), True, "right"),
+        (said("right") + said("error: Killed"), False, "error"),
+        (said("error: ArithmeticError: wrong: 1, expected 2"), False, "wrong"),
+        (said("hung: no end"), False, "hangs"),
+        (said("hung: no end"), True, "hangs"),
+        (EXPLANATION + said("hung: no end"), True, "explained"),
+        (EXPLANATION + said("hung: no end"), False, "hangs"),
+        (EXPLANATION.replace("send_recv", "barrier") + said("hung: no end"), True, "hangs"),
+        (EXPLANATION, True, "hangs"),
+        ("", False, "hangs"),
+    ],
+)
+def test_judge(text, circle, words):
+    assert gpu_recipes.judge(text, 3.0, circle).words == words
+
+
+def test_script_kills_and_keeps_what_was_said(tmp_path, monkeypatch):
+    """A run that does not come to an end in time."""
+    monkeypatch.setattr(gpu_recipes, "START_S", 0)
+    run = gpu_recipes.Run("ddp_cnn")
+    found = gpu_recipes.attempt(run, "unjam", "cpu", 2, 0.2, tmp_path)
+    assert found.words == "hangs" and found.seconds < 10
+    (log,) = tmp_path.iterdir()
+    assert log.name == "ddp_cnn-2-unjam.log" and "ddp_cnn.py --json" in log.read_text()
