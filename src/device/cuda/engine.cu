@@ -115,7 +115,8 @@ __device__ bool take_over(CudaRank& r, DevShared& s, std::uint32_t lane) {
     const bool over =
         !waited_for && now - begun > std::uint64_t{r.rank.policy.residency_us} * 1000;
     if (now - still_since <= r.idle_ns && !over &&
-        (load_relaxed(r.link->attention) & kAttentionStop) == 0) {
+        (load_relaxed(r.link->attention) & kAttentionStop) == 0 &&
+        load_relaxed(r.link->residency.queued) == 0) {  // see CudaDev::try_quit()
       continue;
     }
     close_daemon(r, s);
