@@ -316,7 +316,7 @@ std::string SnapshotMessage::encode() const {
   w.list(ranks.size());
   for (const RankSnapshot& s : ranks) {
     w.number(static_cast<std::uint32_t>(s.rank));
-    w.number<std::uint8_t>(s.holds);
+    w.number(static_cast<std::uint8_t>((s.holds ? 1 : 0) | (s.busy ? 2 : 0)));
     w.list(s.running.size());
     for (const int i : s.running) {
       w.number(static_cast<std::int32_t>(i < static_cast<int>(kMostPending) ? i : -1));
@@ -340,7 +340,9 @@ bool SnapshotMessage::decode(std::string_view bytes) {
   ranks.resize(r.list(kMaxRanks, 21));
   for (RankSnapshot& s : ranks) {
     s.rank = static_cast<int>(r.up_to(kLastRank));
-    s.holds = r.up_to<std::uint8_t>(1) != 0;
+    const auto flags = r.up_to<std::uint8_t>(3);
+    s.holds = (flags & 1) != 0;
+    s.busy = (flags & 2) != 0;
     s.running.resize(r.list(kMaxLanes, 4));
     for (int& i : s.running) i = r.number<std::int32_t>();
     s.words.resize(r.list(kMaxLanes, 8));

@@ -253,16 +253,16 @@ class Context : public std::enable_shared_from_this<Context> {
   void fail_call(std::uint64_t tag, std::uint64_t n, const Result& why);
 
   // ---- reports ----
-  RankSnapshot snapshot() const;
+  RankSnapshot snapshot();
   void running_words(std::vector<std::uint64_t>& words) const;
   void stats(unjamStats_t& stats) const;
   std::string info_json() const;
   std::size_t trace(unjamTraceEvent_t* events, std::size_t capacity) const;
   std::string explain() { return world_->explain(); }
-  std::vector<CallRecord> pending_calls() const;
+  std::vector<CallRecord> pending_calls();
   // Whether this rank has called use n of a key. kKnown: and what it called (it is pending, or
-  // among the latest); kCalled: too long ago to know.
-  enum class Found { kNotCalled, kCalled, kKnown };
+  // among the latest); kCalled: too long ago to know; kBusy: could not look, see look().
+  enum class Found { kNotCalled, kCalled, kKnown, kBusy };
   Found find_call(std::uint64_t tag, std::uint64_t n, Signature& signature) const;
   std::int64_t stall_ms() const { return settings_.stall_ms; }
 
@@ -270,6 +270,8 @@ class Context : public std::enable_shared_from_this<Context> {
   friend class World;
   void start_cuda();
   void refresh() const;
+  std::unique_lock<std::mutex> look() const;
+  std::unique_lock<std::mutex> look_and_reap();
   Key* find_or_create_key(unjamGroup& group, const char* name, Result& result);
   Result submit_locked(std::unique_lock<std::mutex>& lock, unjamGroup& group, Key& key,
                        const Call& call, unjamRequest** request);

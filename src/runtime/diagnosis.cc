@@ -162,7 +162,9 @@ bool World::called(std::uint64_t tag, std::uint64_t n, int member) {
   if (is_local(member)) {
     const Context* c = contexts_[static_cast<std::size_t>(member)];
     Signature s;
-    return c != nullptr && c->find_call(tag, n, s) != Context::Found::kNotCalled;
+    if (c == nullptr) return false;
+    const Context::Found found = c->find_call(tag, n, s);
+    return found == Context::Found::kCalled || found == Context::Found::kKnown;
   }
   if (probes_.size() >= kMostProbes) probes_.clear();  // of keys that nobody probes any more
   Probe& probe = probes_[{call, member}];
@@ -232,6 +234,7 @@ void World::on_query(int process, const QueryMessage& query) {
       if (c == nullptr) continue;
       Signature s;
       const Context::Found found = c->find_call(tag, n, s);
+      if (found == Context::Found::kBusy) continue;  // as of a rank that is not there yet
       answer.said.push_back({tag, n, static_cast<std::uint32_t>(c->rank()),
                              found != Context::Found::kNotCalled,
                              found == Context::Found::kKnown ? s.text() : ""});
@@ -303,9 +306,10 @@ std::vector<int> World::not_called(const CallKey& call, const std::vector<int>& 
     } else if (is_local(member)) {
       const Context* c = contexts_[static_cast<std::size_t>(member)];
       Signature s;
-      if (c == nullptr || c->find_call(call.first, call.second, s) == Context::Found::kNotCalled) {
-        missing.push_back(member);
-      }
+      const Context::Found found =
+          c == nullptr ? Context::Found::kNotCalled : c->find_call(call.first, call.second, s);
+      if (found == Context::Found::kNotCalled) missing.push_back(member);
+      if (found == Context::Found::kBusy) unknown.push_back(member);
     } else if (inquiry == inquiries_.end()) {
       unknown.push_back(member);
     } else {
@@ -328,7 +332,7 @@ void World::watch() {
   last_watch_ns_ = now;
   const auto look_at_ms = static_cast<double>(look_ms());
   std::map<CallKey, OldCall> old;
-  for (const Context* c : contexts_) {
+  for (Context* c : contexts_) {
     if (c == nullptr) continue;
     for (CallRecord& call : c->pending_calls()) {
       if (call.age_ms < look_at_ms) continue;
@@ -455,10 +459,18 @@ void World::report(const std::map<CallKey, OldCall>& old, std::uint64_t now,
 
 std::vector<RankSnapshot> World::local_snapshots() const {
   std::vector<RankSnapshot> ranks;
-  for (const Context* c : contexts_) {
+  for (Context* c : contexts_) {
     if (c != nullptr) ranks.push_back(c->snapshot());
   }
   return ranks;
+}
+
+void World::Gathering::add(RankSnapshot snapshot) {
+  if (snapshot.busy) {
+    busy.insert(snapshot.rank);
+  } else {
+    ranks.push_back(std::move(snapshot));
+  }
 }
 
 // Asks all processes for what their ranks are doing.
@@ -467,7 +479,7 @@ std::uint64_t World::gather(bool print) {
   Gathering& g = gatherings_[number];
   g.print = print;
   g.deadline_ns = monotonic_ns() + kGatherNs;
-  g.ranks = local_snapshots();
+  for (RankSnapshot& s : local_snapshots()) g.add(std::move(s));
   SnapshotRequestMessage m;
   m.number = number;
   for (const int process : mesh_.live()) {
@@ -487,6 +499,10 @@ std::vector<AbsentRank> World::absentees(const Gathering& g) const {
       ranks.push_back({r, "gone: " + gone->second});
     } else if (departed_.count(r) != 0) {
       ranks.push_back({r, "has left the job"});
+    } else if (g.busy.count(r) != 0) {
+      ranks.push_back({r,
+                       "a call of it has been inside of CUDA for 0.2 s and more: what is pending "
+                       "there is not known"});
     } else if (!is_local(r)) {
       ranks.push_back(
           {r, "does not answer (process " +

@@ -1,4 +1,6 @@
 // What a context tells about itself: statistics, traces, snapshots for diagnosis.
+#include <unistd.h>
+
 #include <algorithm>
 
 #include "base/clock.h"
@@ -16,6 +18,9 @@ CallId call_id(const Submitted& s) {
 }  // namespace
 
 namespace {
+
+// How long the control thread waits for a context's lock.
+constexpr std::uint64_t kPatienceNs = 200'000'000;
 
 // What each lane's engine waits for, with the context's lock.
 std::vector<EngineWait> engine_waits(const Submitted& s) {
@@ -67,17 +72,44 @@ std::vector<const Submitted*> Context::pending_in_order() const {
 
 void Context::running_words(std::vector<std::uint64_t>& words) const {
   words.clear();
-  if (memory_ == nullptr) return;
+  // On CUDA the host's copy is as old as the last refresh(): no word is better than an old one.
+  if (memory_ == nullptr || cuda()) return;
   for (std::uint32_t l = 0; l < memory_->rank().num_lanes; ++l) {
     words.push_back(load_acquire(memory_->lane(l).running));
   }
 }
 
-RankSnapshot Context::snapshot() const {
+// The lock, for the control thread. A thread of the user's may hold it while it is inside of a call
+// of CUDA, which can wait for other work of the process (a kernel's first launch, a full queue),
+// and that for a peer: then this thread must go on to hear the peer, and to answer who asks why
+// nothing moves. False: not got in a while.
+std::unique_lock<std::mutex> Context::look() const {
+  std::unique_lock lock(mutex_, std::try_to_lock);
+  const std::uint64_t begun = monotonic_ns();
+  while (!lock && monotonic_ns() - begun < kPatienceNs) {
+    usleep(50);
+    lock.try_lock();
+  }
+  return lock;
+}
+
+// On CUDA the host sees that an invocation is complete in the CQ only, which nobody may have looked
+// at since: what is in there is neither pending nor late. (On the host, `done` tells.)
+std::unique_lock<std::mutex> Context::look_and_reap() {
+  std::unique_lock lock = look();
+  if (lock && cuda()) reap_locked();
+  return lock;
+}
+
+RankSnapshot Context::snapshot() {
   RankSnapshot r;
   r.rank = rank_;
   r.holds = settings_.policy == UNJAM_POLICY_HOLD;
-  std::lock_guard lock(mutex_);
+  const std::unique_lock lock = look_and_reap();
+  if (!lock) {
+    r.busy = true;
+    return r;
+  }
   // The words first: a lane that has left since shows another word at the second look.
   running_words(r.words);
   r.running.assign(r.words.size(), -1);
@@ -88,7 +120,9 @@ RankSnapshot Context::snapshot() const {
     if (load_acquire(s.key->state.done) > s.n) continue;
     const std::size_t i = r.pending.size();
     r.pending.push_back({call_id(s), s.call.signature.text(), s.key->group->members,
-                         ms_since(s.since_ns), !has_root(s.call.signature.kind), engine_waits(s)});
+                         ms_since(s.since_ns), !has_root(s.call.signature.kind),
+                         // CUDA's engine keeps it in the device's memory.
+                         cuda() ? std::vector<EngineWait>{} : engine_waits(s)});
     for (std::size_t l = 0; l < r.words.size(); ++l) {
       const std::uint64_t slot = r.words[l] & 0xffff;
       if (slot != 0 && slots_[slot - 1].get() == &s) r.running[l] = static_cast<int>(i);
@@ -98,9 +132,10 @@ RankSnapshot Context::snapshot() const {
   return r;
 }
 
-std::vector<CallRecord> Context::pending_calls() const {
-  std::lock_guard lock(mutex_);
+std::vector<CallRecord> Context::pending_calls() {
   std::vector<CallRecord> calls;
+  const std::unique_lock lock = look_and_reap();
+  if (!lock) return calls;  // the next time
   for (const Submitted* s : pending_in_order()) {
     // As above: only nobody has asked for its completion yet.
     if (load_acquire(s->key->state.done) > s->n) continue;
@@ -111,7 +146,8 @@ std::vector<CallRecord> Context::pending_calls() const {
 }
 
 Context::Found Context::find_call(std::uint64_t tag, std::uint64_t n, Signature& signature) const {
-  std::lock_guard lock(mutex_);
+  const std::unique_lock lock = look();
+  if (!lock) return Found::kBusy;
   if (n >= uses_of(tag)) return Found::kNotCalled;
   const auto found = keys_.find(tag);
   if (found == keys_.end()) return Found::kCalled;

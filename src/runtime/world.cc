@@ -483,7 +483,7 @@ void World::on_message(int process, const Frame& frame) {
       if (found == gatherings_.end() || found->second.waits_for.erase(process) == 0) break;
       for (RankSnapshot& s : m.ranks) {
         if (is_rank_of(static_cast<std::uint32_t>(s.rank), process)) {
-          found->second.ranks.push_back(std::move(s));
+          found->second.add(std::move(s));
         }
       }
       break;

@@ -115,8 +115,10 @@ class World {
   // Snapshots of all ranks, on their way.
   struct Gathering {
     std::vector<RankSnapshot> ranks;
+    std::set<int> busy;       // ranks that could not look
     std::set<int> waits_for;  // processes
     bool print = false;       // nobody waits for it: to be printed
+    void add(RankSnapshot snapshot);
     // Of a second look, what the first one saw, which is what is printed.
     std::vector<RankSnapshot> before;
     std::vector<AbsentRank> absent;

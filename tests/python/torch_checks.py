@@ -1,8 +1,12 @@
 """Checks of the torch.distributed backend: torch_checks.py RANK SIZE PORT [DEVICE [CHECK…]].
 
-Every rank runs all checks, or the named ones, in the same order and prints one JSON line a check; test_torch_backend.py
-starts the ranks once and looks at each check's lines. Values are small integers, so that every
-reduction is exact in every type, and references are computed from all ranks' inputs.
+Every rank runs all checks, or the named ones, in the same order and prints one JSON line a check;
+test_torch_backend.py starts the ranks once and looks at each check's lines. Values are small
+integers, so that every reduction is exact in every type, and references are computed from all
+ranks' inputs.
+
+On CUDA a call that is not asynchronous, and wait(), only order the current stream: what must be
+over on the host is `finished()`.
 """
 
 import itertools
@@ -84,6 +88,12 @@ def fails(kind, *words):
             return True
 
     return Expected()
+
+
+def finished(work):
+    """Waits on the host, on every device; raises what went wrong."""
+    assert work.wait(timedelta(seconds=60))
+    assert work.is_completed() and work.is_success()
 
 
 # ---- collectives against references ----
@@ -426,7 +436,7 @@ def work_tells_its_state():
     if RANK != 0:
         work = dist.all_reduce(tensor, async_op=True)
     assert work.wait() and work.wait()
-    assert work.is_completed()
+    finished(work)
     assert tensor[0] == SIZE and work.result()[0] is not None
 
 
@@ -549,13 +559,14 @@ def overlapping_groups_in_any_order():
 
 @check
 def two_threads_two_groups_opposite_orders():
+    # (A default device is a thread's own.)
     one, two = unjam.keyed_group(None, "one"), unjam.keyed_group(None, "two")
     errors = []
 
     def drive(group, seed):
         try:
             for i in range(50):
-                x = torch.full((17 * i + 1,), float(RANK))
+                x = torch.full((17 * i + 1,), float(RANK), device=DEVICE)
                 dist.all_reduce(x, group=group)
                 assert (x == sum(range(SIZE))).all()
                 if random.Random(f"{seed} {i}").random() < 0.2:
@@ -683,19 +694,22 @@ def blocked_calls_let_other_python_threads_run():
         while not stop.wait(0.005):
             turns[0] += 1
 
-    counter = threading.Thread(target=count)
+    counter = threading.Thread(target=count, daemon=True)
     counter.start()
     x = torch.ones(1)
-    if RANK == 0:
-        work = dist.all_reduce(x, async_op=True)
-        before = turns[0]
-        work.synchronize()  # until the others come
-        assert turns[0] - before >= 3, turns[0] - before
-    else:
-        time.sleep(0.5)
-        dist.all_reduce(x)
-    stop.set()
-    counter.join()
+    try:
+        if RANK == 0:
+            work = dist.all_reduce(x, async_op=True)
+            before = turns[0]
+            work.synchronize()  # on the CPU until the others come
+            finished(work)
+            assert turns[0] - before >= 3, turns[0] - before
+        else:
+            time.sleep(0.5)
+            dist.all_reduce(x)
+    finally:
+        stop.set()
+        counter.join()
 
 
 @check
@@ -739,7 +753,9 @@ def aborted_subgroup_ends_alone():
         work = dist.all_reduce(x, group=group, async_op=True)
         threading.Timer(0.2, lambda: dist.distributed_c10d._abort_process_group(group)).start()
         with fails(dist.DistBackendError, "aborted"):
-            work.wait()
+            finished(work)
+        with fails(dist.DistBackendError, "aborted"):
+            work.wait()  # also where it would have a stream wait, for ever
     else:
         time.sleep(0.1)
     y = torch.ones(2)
@@ -792,31 +808,74 @@ def bad_tensors_and_arguments():
 
 @check
 def disagreement_fails_on_all():
-    for what, call in (
-        {
-            "count": lambda: dist.all_reduce(torch.ones(3 + (RANK == 0)), group=groups[0]),
-            "float64": lambda: dist.all_reduce(
-                torch.ones(3, dtype=torch.float64 if RANK == 0 else torch.float32), group=groups[1]
-            ),
-            "max": lambda: dist.all_reduce(
-                torch.ones(3),
-                dist.ReduceOp.MAX if RANK == 0 else dist.ReduceOp.SUM,
-                group=groups[2],
-            ),
-            "broadcast": lambda: (
-                dist.all_reduce(torch.ones(3), group=groups[3])
-                if RANK == 0
-                else dist.broadcast(torch.ones(3), 0, group=groups[3])
-            ),
-        }.items()
-        if (groups := [dist.new_group() for _ in range(4)])
-        else ()
-    ):
-        with fails(dist.DistBackendError, what if what != "count" else "count=4"):
-            call()
+    first = RANK == 0
+    calls = {
+        "count=4": lambda **to: dist.all_reduce(torch.ones(3 + first), **to),
+        "float64": lambda **to: dist.all_reduce(
+            torch.ones(3, dtype=torch.float64 if first else torch.float32), **to
+        ),
+        "max": lambda **to: dist.all_reduce(
+            torch.ones(3), dist.ReduceOp.MAX if first else dist.ReduceOp.SUM, **to
+        ),
+        "broadcast": lambda **to: (
+            dist.all_reduce(torch.ones(3), **to)
+            if first
+            else dist.broadcast(torch.ones(3), 0, **to)
+        ),
+    }
+    for what, call in calls.items():
+        with fails(dist.DistBackendError, what):
+            finished(call(group=dist.new_group(), async_op=True))
     x = torch.ones(2)
     dist.all_reduce(x)
     assert x[0] == SIZE
+
+
+@check
+def a_failure_that_wait_could_not_tell_is_told_by_the_next_barrier():
+    group = dist.new_group()
+    if RANK != 0:
+        time.sleep(1)  # rank 0's wait is in its stream by then, and its barrier called
+    errors = []
+    for call in (
+        lambda: dist.all_reduce(torch.ones(3 + (RANK == 0)), group=group),
+        lambda: unjam.torch.barrier(group=group, key="another"),  # behind it in the stream
+    ):
+        try:
+            call()
+        except dist.DistBackendError as error:
+            errors.append(str(error))
+    assert len(errors) == 1 and "count=4" in errors[0], errors
+    if DEVICE.type == "cuda" and RANK == 0:
+        with fails(dist.DistBackendError, "out of use", "count=4"):
+            unjam.torch.all_reduce(torch.ones(3), group=group, key="a third")
+    dist.destroy_process_group(group)
+    x = torch.ones(2)
+    dist.all_reduce(x)  # other groups go on
+    assert x[0] == SIZE
+
+
+@check
+def a_failed_work_says_so_whenever_it_is_asked():
+    group = dist.new_group()
+    outputs = [torch.zeros(3) for _ in range(SIZE)]
+    work = dist.all_gather(outputs, torch.ones(3), group=group, async_op=True)
+    if RANK == 0:
+        finished(work)
+        work = dist.all_gather(outputs, torch.ones(3), group=group, async_op=True)
+    else:
+        finished(work)
+        outputs = [torch.zeros(2) for _ in range(SIZE)]
+        work = dist.all_gather(outputs, torch.ones(2), group=group, async_op=True)
+    end = time.monotonic() + 30
+    while not work.is_completed() and time.monotonic() < end:
+        time.sleep(0.001)
+    assert work.is_completed() and not work.is_success()
+    for _ in range(2):
+        with fails(dist.DistBackendError, "count=3"):
+            work.wait()
+    with fails(RuntimeError, "count=3"):
+        work.get_future().wait()
 
 
 @check
@@ -832,13 +891,23 @@ def a_destroyed_group_says_so():
 
 @check
 def explain_names_the_missing():
+    over = torch.ones(2)
+    unjam.torch.all_reduce(over, key="over")
+    assert over[0] == SIZE
     work = None
     if RANK == 0:
         work = unjam.torch.all_reduce(torch.ones(3), async_op=True, key="late")
         time.sleep(0.05)
-        text = unjam.explain()
         others = ", ".join(str(r) for r in range(1, SIZE))
-        assert "key 'late'" in text and f"not called by: {others}" in text, text
+        end = time.monotonic() + 20
+        while True:
+            text = unjam.explain()
+            # A rank with a thread inside of CUDA (first calls are slow) says only that: soon over.
+            told = "key 'late'" in text and f"not called by: {others}" in text
+            if told or time.monotonic() > end:
+                break
+        # What is complete is not pending, though on CUDA nobody has looked at it since.
+        assert told and "key 'over'" not in text, text
     unjam.torch.barrier(key="said")
     if RANK != 0:
         work = unjam.torch.all_reduce(torch.ones(3), async_op=True, key="late")

@@ -398,14 +398,21 @@ def ddp_keyed(here):
     """DDP's buckets under keys. gloo has no keys: the same numbers without."""
     from torch.nn.parallel import DistributedDataParallel
 
-    torch.manual_seed(5)
-    model = nn.Sequential(*(nn.Linear(6, 6) for _ in range(4)), nn.Linear(6, 3))
-    model = DistributedDataParallel(model, bucket_cap_mb=0.0001)
-    if here.keyed:
-        import unjam.torch
+    found = []
+    for options in ({}, {}, {"static_graph": True}):
+        torch.manual_seed(5)
+        model = nn.Sequential(*(nn.Linear(6, 6) for _ in range(4)), nn.Linear(6, 3))
+        model = DistributedDataParallel(model, bucket_cap_mb=0.0001, **options)
+        if here.keyed:
+            import unjam.torch
 
-        model.register_comm_hook(None, unjam.torch.ddp.comm_hook)
-    return _regression(here, model)
+            if found:
+                assert unjam.torch.ddp.keyed(model, f"model {len(found)}") is model
+            else:
+                model.register_comm_hook(None, unjam.torch.ddp.comm_hook)
+        found.append(_regression(here, model))
+    assert found[0] == found[1] == found[2]
+    return found
 
 
 def zero_optimizer(here):

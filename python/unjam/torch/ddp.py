@@ -7,7 +7,8 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from .keys import key
+from ._extension import extension
+from .keys import key, unjam_backend
 
 
 def comm_hook(
@@ -17,7 +18,8 @@ def comm_hook(
 
     ``model.register_comm_hook(group, unjam.torch.ddp.comm_hook)`` with the model's process group,
     or None for the default one. The results are those of DDP without a hook. Two models whose
-    backward passes run in different orders: :func:`keyed`, with a prefix each.
+    backward passes run in different orders: :func:`keyed`, with a prefix each. On CUDA the backward
+    pass makes the host wait for a hook's future; with :func:`keyed` a stream waits.
     """
     return _average("ddp", group, bucket)
 
@@ -25,17 +27,28 @@ def comm_hook(
 def keyed(model: DistributedDataParallel, prefix: str = "ddp") -> DistributedDataParallel:
     """Gives every bucket of gradients of ``model`` a key of its own; returns ``model``.
 
+    On CUDA the end of the backward pass orders the current stream behind the averages, as with
+    NCCL, and the host goes on. (Without it, or with a hook in Python, DDP waits for futures, and
+    those of unjam are complete when the host has seen the end: until somebody waits, no stream
+    does.)
+
     Args:
-        model: before its first backward pass.
+        model: before its first backward pass, and without a hook.
         prefix: what keys begin with, to tell two models apart; the same on all ranks.
     """
+    try:
+        backend = unjam_backend(model.process_group)
+    except ValueError:  # another backend, or a wrapped one, which the calls themselves get through
 
-    def hook(
-        group: dist.ProcessGroup | None, bucket: dist.GradBucket
-    ) -> torch.futures.Future[torch.Tensor]:
-        return _average(prefix, group, bucket)
+        def hook(
+            group: dist.ProcessGroup | None, bucket: dist.GradBucket
+        ) -> torch.futures.Future[torch.Tensor]:
+            return _average(prefix, group, bucket)
 
-    model.register_comm_hook(model.process_group, hook)
+        model.register_comm_hook(model.process_group, hook)
+        return model
+    extension().average_by_keys(model.reducer, backend, prefix)
+    model.logger._set_comm_hook_name("unjam.torch.ddp.keyed")
     return model
 
 

@@ -50,6 +50,7 @@ UnjamBackend::UnjamBackend(std::shared_ptr<Groups> groups, int rank,
       prefix_(std::move(key_prefix)),
       name_(groups->name()),
       owns_world_(owns_world),
+      fate_(std::make_shared<Fate>(name_)),
       groups_(std::move(groups)) {
   options_->group_name = name_;
   options_->global_ranks_in_group.assign(groups_->ranks().begin(), groups_->ranks().end());
@@ -71,16 +72,14 @@ std::shared_ptr<Groups> UnjamBackend::groups() const {
   const std::lock_guard lock(mutex_);
   TORCH_CHECK_WITH(DistBackendError, groups_ != nullptr, "unjam: process group ", name_,
                    " was destroyed (destroy_process_group, or the end of the process)");
-  TORCH_CHECK_WITH(DistBackendError, !aborted_->load(), "unjam: process group ", name_,
+  TORCH_CHECK_WITH(DistBackendError, !fate_->aborted(), "unjam: process group ", name_,
                    " was aborted on this rank: destroy it, and make another");
-  TORCH_CHECK_WITH(DistBackendError, broken_.empty(), "unjam: process group ", name_,
-                   " is out of step with the other ranks, since ", broken_,
-                   ": destroy it on all ranks, and make another");
+  fate_->check();
   return groups_;
 }
 
 void UnjamBackend::abort() {
-  aborted_->store(true);
+  fate_->abort();
   AnySource::get().cancel(this, "its process group was aborted");
   // A further group's own calls end here only; the default group's end is the rank's.
   const std::shared_ptr<Groups> groups = groups_or_null();
@@ -88,13 +87,18 @@ void UnjamBackend::abort() {
 }
 
 std::shared_ptr<Groups> UnjamBackend::take_groups() {
+  fate_->end();
   const std::lock_guard lock(mutex_);
   return std::exchange(groups_, nullptr);
 }
 
 void UnjamBackend::shutdown() {
-  const std::shared_ptr<Groups> groups = take_groups();  // ends here
-  AnySource::get().cancel(this, "its process group was destroyed");
+  {
+    const std::shared_ptr<Groups> groups = take_groups();  // ends here
+    AnySource::get().cancel(this, "its process group was destroyed");
+  }
+  // Calls that are over keep their context, and its memory on the device.
+  Call::sweep(true);
 }
 
 void shutdown_all() {
@@ -138,7 +142,7 @@ std::shared_ptr<World> default_world() {
 
 std::shared_ptr<World> UnjamBackend::owned_world() const {
   const std::lock_guard lock(mutex_);
-  return owns_world_ && !aborted_->load() && groups_ != nullptr ? groups_->share_world() : nullptr;
+  return owns_world_ && !fate_->aborted() && groups_ != nullptr ? groups_->share_world() : nullptr;
 }
 
 c10d::ErrorType UnjamBackend::getError() {

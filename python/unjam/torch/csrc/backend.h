@@ -69,6 +69,7 @@ class UnjamBackend : public c10d::Backend {
 
   WorkPtr broadcast(Tensors& tensors, const c10d::BroadcastOptions& options) override;
   WorkPtr allreduce(Tensors& tensors, const c10d::AllreduceOptions& options) override;
+  WorkPtr allreduce_sparse(Tensors& tensors, const c10d::AllreduceOptions& options) override;
   WorkPtr allreduce_coalesced(Tensors& tensors,
                               const c10d::AllreduceCoalescedOptions& options) override;
   WorkPtr reduce(Tensors& tensors, const c10d::ReduceOptions& options) override;
@@ -119,12 +120,10 @@ class UnjamBackend : public c10d::Backend {
   const std::string prefix_;
   const std::string name_;
   const bool owns_world_;
-  const std::shared_ptr<std::atomic<bool>> aborted_ = std::make_shared<std::atomic<bool>>(false);
+  const std::shared_ptr<Fate> fate_;
   std::atomic<std::uint64_t> sequence_{0};
   mutable std::mutex mutex_;
   std::shared_ptr<Groups> groups_;  // null once it is shut down
-  // Not empty: an operation of several parts failed half way, this rank is out of step.
-  std::string broken_;
 };
 
 // Backends that have not been shut down: what the end of the process shuts down.

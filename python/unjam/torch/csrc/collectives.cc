@@ -87,6 +87,11 @@ WorkPtr UnjamBackend::allreduce(Tensors& tensors, const c10d::AllreduceOptions& 
   return allreduce_coalesced(tensors, same);
 }
 
+// Where torch sends sparse CUDA tensors. (Those of the CPU come to allreduce().)
+WorkPtr UnjamBackend::allreduce_sparse(Tensors& tensors, const c10d::AllreduceOptions& options) {
+  return allreduce(tensors, options);  // which says what to do
+}
+
 WorkPtr UnjamBackend::allreduce_coalesced(Tensors& tensors,
                                           const c10d::AllreduceCoalescedOptions& options) {
   TORCH_CHECK_VALUE(!tensors.empty(), "unjam: all_reduce was given no tensor");
@@ -457,6 +462,10 @@ WorkPtr UnjamBackend::exchange(Launch& launch, const Tensors& received, const Te
                        static_cast<std::size_t>(in.numel()) * e.each, e.dtype, from,
                        launch.options(), request);
     });
+  }
+  // Alone: only the copy to itself.
+  if (!launch.call().has_requests() && launch.call().device().is_cuda()) {
+    launch.call().set_ends_here();
   }
   return launch.done(received);
 }

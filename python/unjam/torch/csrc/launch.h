@@ -34,7 +34,7 @@ class UnjamBackend::Launch {
   Launch(UnjamBackend& backend, const char* what, c10d::OpType type, at::Device device, bool sync,
          std::chrono::milliseconds timeout, bool several = false, const std::string& more = "")
       : backend_(backend),
-        groups_(backend.groups()),
+        groups_(swept(backend)),
         group_(groups_->on(device)),
         guard_(device.is_cuda() ? std::optional<at::Device>(device) : std::nullopt),
         sync_(sync),
@@ -42,8 +42,7 @@ class UnjamBackend::Launch {
         key_(join(join(backend.prefix_, escaped(thread_key())), more)),
         call_(std::make_shared<Call>(
             what, device, timeout == c10d::kUnsetTimeout ? backend.options_->timeout : timeout,
-            backend.aborted_, groups_, key_)) {
-    Call::sweep();
+            backend.fate_, groups_, key_)) {
     if (!device.is_cuda()) return;
     const c10::Stream stream = current_stream(device);
     options_.stream = stream.native_handle();
@@ -55,8 +54,8 @@ class UnjamBackend::Launch {
     if (done_ || !call_->has_requests()) return;
     // It failed on the way: what was begun still uses its tensors, and the other ranks will wait
     // for what was not.
-    const std::lock_guard lock(backend_.mutex_);
-    backend_.broken_ = std::string(call_->what()) + " failed half way on this rank";
+    backend_.fate_->break_off("is out of step with the other ranks, since " +
+                              std::string(call_->what()) + " failed half way on this rank");
     Call::leave(std::move(call_));
   }
   Launch(const Launch&) = delete;
@@ -95,6 +94,12 @@ class UnjamBackend::Launch {
   }
 
  private:
+  // First what earlier calls have come to, which may be that the group is out of use.
+  static std::shared_ptr<Groups> swept(const UnjamBackend& backend) {
+    Call::sweep();
+    return backend.groups();
+  }
+
   UnjamBackend& backend_;
   const std::shared_ptr<Groups> groups_;
   const unjamGroup_t group_;

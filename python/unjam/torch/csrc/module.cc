@@ -4,9 +4,11 @@
 #include <torch/csrc/utils/pybind.h>
 
 #include <torch/csrc/distributed/c10d/Types.hpp>
+#include <torch/csrc/distributed/c10d/reducer.hpp>
 
 #include "any_source.h"
 #include "backend.h"
+#include "ddp.h"
 
 namespace py = pybind11;
 
@@ -108,6 +110,8 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
       .def("shutdown", &UnjamBackend::shutdown, GilRelease())
       .def("perform_nocolor_split", [](UnjamBackend&, const py::object&) {});
 
+  m.def("average_by_keys", average_by_keys, py::arg("reducer"), py::arg("backend"),
+        py::arg("prefix"));
   m.def("new_id", [] { return py::bytes(new_id()); });
   m.def("get_key", [] { return thread_key(); });
   m.def("set_key", [](const std::string& key) { thread_key() = key; });

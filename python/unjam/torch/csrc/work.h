@@ -12,6 +12,11 @@
 // Where results have to be copied to their places ("finish"), whoever comes first does it: who
 // waits, or, if nobody does, a thread of the executor. On CUDA the copies are in that one's stream,
 // and an event behind them orders everybody else's.
+//
+// On CUDA wait() mostly returns before the operation is complete, so it cannot tell that it fails
+// later: the stream goes on, without the results. Every operation is therefore looked at once more
+// when it is complete (sweep()), and one that failed without anybody being told puts its process
+// group out of use on this rank: the next call says so, with the reason (Fate).
 #pragma once
 
 #include <ATen/ATen.h>
@@ -48,16 +53,50 @@ inline c10::Stream current_stream(const at::Device& device) {
   return c10::impl::VirtualGuardImpl(device.type()).getStream(device);
 }
 
+// How a process group stands on this rank. Its calls have it too, and may outlive the group.
+class Fate {
+ public:
+  explicit Fate(std::string name) : name_(std::move(name)) {}
+
+  void abort() { aborted_.store(true); }
+  bool aborted() const { return aborted_.load(); }
+  // The group was destroyed: what its calls come to is nobody's concern any more.
+  void end() { ended_.store(true); }
+  bool over() const { return aborted() || ended_.load(); }
+
+  // Out of use from now on. why: "is …, since …". True: it was not before.
+  bool break_off(std::string why) {
+    const std::lock_guard lock(mutex_);
+    if (!broken_.empty()) return false;
+    broken_ = std::move(why);
+    return true;
+  }
+  // Throws if it is.
+  void check() const {
+    const std::lock_guard lock(mutex_);
+    TORCH_CHECK_WITH(DistBackendError, broken_.empty(), "unjam: process group ", name_, " ",
+                     broken_, ": destroy it on all ranks, and make another");
+  }
+  const std::string& name() const { return name_; }
+
+ private:
+  const std::string name_;
+  std::atomic<bool> aborted_{false};
+  std::atomic<bool> ended_{false};
+  mutable std::mutex mutex_;
+  std::string broken_;
+};
+
 class Call : public std::enable_shared_from_this<Call> {
  public:
-  // aborted: set when the process group is; blocked waits then end. groups, key: for messages.
+  // fate: of the process group; if it is aborted, blocked waits end. groups, key: for messages.
   Call(const char* what, at::Device device, std::chrono::milliseconds timeout,
-       std::shared_ptr<std::atomic<bool>> aborted, std::weak_ptr<Groups> groups, std::string key)
+       std::shared_ptr<Fate> fate, std::weak_ptr<Groups> groups, std::string key)
       : what_(what),
         device_(device),
         timeout_(timeout),
         begun_(Clock::now()),
-        aborted_(std::move(aborted)),
+        fate_(std::move(fate)),
         groups_(std::move(groups)),
         key_(std::move(key)),
         inference_(c10::InferenceMode::is_enabled()) {}
@@ -82,6 +121,11 @@ class Call : public std::enable_shared_from_this<Call> {
   void set_finish(std::function<void()> finish) { finish_ = std::move(finish); }
   // CUDA: this stream is behind the operation already.
   void set_in_stream(const c10::Stream& stream) { in_stream_ = stream; }
+  // CUDA: an operation without requests is over when the current stream gets here.
+  void set_ends_here() {
+    finished_event_.emplace(device_.type());
+    finished_event_->record(current_stream(device_));
+  }
   void set_blocks_host() { blocks_host_ = true; }
   void set_source_rank(int rank) { source_rank_.store(rank); }
   // Its request is still to come: post() or fail() will be called.
@@ -129,11 +173,10 @@ class Call : public std::enable_shared_from_this<Call> {
       return true;
     }
     const std::lock_guard lock(mutex_);
+    read_error();
+    if (error_ != nullptr) return true;  // there will be none
     return finish_ == nullptr && (!finished_event_ || finished_event_->query());
   }
-  // Whether nothing here needs keeping: it is complete, or a stream is behind it, in whose order
-  // the allocator hands memory out again.
-  bool needs_nobody() { return behind_.load() || complete(); }
 
   // Of a complete operation: what went wrong, or null. On the CPU the results are in the outputs
   // then.
@@ -143,6 +186,12 @@ class Call : public std::enable_shared_from_this<Call> {
     read_error();
     if (error_ == nullptr && !device_.is_cuda()) finish(gone);
     return error_;
+  }
+  // The same for a user, who knows then.
+  std::exception_ptr tell_error() {
+    std::exception_ptr error = settle();
+    if (error != nullptr) error_told_.store(true);
+    return error;
   }
 
   bool wait(std::chrono::milliseconds timeout) {
@@ -161,7 +210,12 @@ class Call : public std::enable_shared_from_this<Call> {
       const std::lock_guard lock(mutex_);
       if (finished_event_) finished_event_->synchronize();
     }
-    if (const std::exception_ptr error = settle()) std::rethrow_exception(error);
+    if (const std::exception_ptr error = tell_error()) std::rethrow_exception(error);
+    if (device_.is_cuda() && blocks_host_) {
+      // What the stream held before a barrier is complete now: also what has failed.
+      sweep(true);
+      fate_->check();
+    }
     return true;
   }
 
@@ -170,23 +224,31 @@ class Call : public std::enable_shared_from_this<Call> {
     if (!device_.is_cuda()) return;
     wait_for_post(begun_ + timeout_, timeout_);
     if (complete()) {
-      if (const std::exception_ptr error = settle()) std::rethrow_exception(error);
+      if (const std::exception_ptr error = tell_error()) std::rethrow_exception(error);
+    } else {
+      throw_if_aborted();  // nobody would end the stream's wait
     }
-    // What dies here may take the GIL: outside of the lock.
-    std::vector<at::Tensor> held;
-    std::function<void()> gone;
-    const c10::Stream stream = current_stream(device_);
-    const std::lock_guard lock(mutex_);
-    if (!in_stream_ || *in_stream_ != stream) {
-      for (unjamRequest_t request : requests_) {
-        check(unjamStreamWait(request, stream.native_handle()), what_);
+    {
+      // What dies here may take the GIL: outside of the lock.
+      std::vector<at::Tensor> held;
+      std::function<void()> gone;
+      const c10::Stream stream = current_stream(device_);
+      const std::lock_guard lock(mutex_);
+      if (!in_stream_ || *in_stream_ != stream) {
+        for (unjamRequest_t request : requests_) {
+          check(unjamStreamWait(request, stream.native_handle()), what_);
+        }
       }
+      if (finished_event_) finished_event_->block(stream);
+      finish(gone);
+      if (error_ != nullptr) {
+        error_told_.store(true);
+        std::rethrow_exception(error_);
+      }
+      held.swap(held_);
     }
-    if (finished_event_) finished_event_->block(stream);
-    finish(gone);
-    if (error_ != nullptr) std::rethrow_exception(error_);
-    behind_.store(true);
-    held.swap(held_);
+    // What it comes to is looked at later, whether or not anybody keeps the Work.
+    if (!behind_.exchange(true) && !complete_.load()) leave(shared_from_this());
   }
 
   c10::intrusive_ptr<c10::ivalue::Future> future() {
@@ -214,32 +276,51 @@ class Call : public std::enable_shared_from_this<Call> {
 
   // ---- what nobody holds any more ----
 
+  // By the Work's end.
+  static void let_go(std::shared_ptr<Call> call) {
+    // Where a stream is behind the operation, in whose order the allocator hands memory out again,
+    // nothing keeps the outputs.
+    std::vector<at::Tensor> outputs;
+    if (call->behind_.load()) {
+      const std::lock_guard lock(call->mutex_);
+      if (!call->future_) outputs.swap(call->outputs_);
+    }
+    if (!call->complete()) return leave(std::move(call));
+    call->surface();
+  }
   // Keeps a call until it is complete, and lets its tensors go in a thread that calls torch: never
   // in one of the library's, which must not take the GIL.
   static void leave(std::shared_ptr<Call> call) {
     Left& left = left_calls();
     const std::lock_guard lock(left.mutex);
+    if (std::exchange(call->left_, true)) return;  // ours is not the last reference
     left.calls.push_back(std::move(call));
     left.count.store(left.calls.size(), std::memory_order_relaxed);
   }
-  // By calling threads: lets some go that are complete.
-  static void sweep() {
+  // By calling threads: lets some go that are complete (all: all of them), and sees how they ended.
+  static void sweep(bool all = false) {
+    constexpr std::size_t kMost = 64, kMostPending = 4;
     Left& left = left_calls();
     if (left.count.load(std::memory_order_relaxed) == 0) return;  // at worst: the next time
     std::vector<std::shared_ptr<Call>> gone;
     {
       const std::lock_guard lock(left.mutex);
-      for (std::size_t i = 0, n = std::min<std::size_t>(left.calls.size(), 16); i < n; ++i) {
+      std::size_t looks = all ? left.calls.size() : std::min(left.calls.size(), kMost);
+      // Most end in the order of their calls: behind some that are pending, there is little.
+      for (std::size_t pending = 0; looks != 0 && (all || pending < kMostPending); --looks) {
         std::shared_ptr<Call> call = std::move(left.calls.front());
         left.calls.pop_front();
         if (call->complete()) {
+          call->left_ = false;
           gone.push_back(std::move(call));
         } else {
           left.calls.push_back(std::move(call));
+          ++pending;
         }
       }
       left.count.store(left.calls.size(), std::memory_order_relaxed);
     }
+    for (const std::shared_ptr<Call>& call : gone) call->surface();
   }
   // What was left stays as it is: it is the parent's to end.
   static void forked() {
@@ -286,8 +367,35 @@ class Call : public std::enable_shared_from_this<Call> {
       if (Clock::now() >= deadline) timed_out(limit);
     }
   }
+  // Of a complete operation on CUDA: has its process group say that it failed, if nobody was told.
+  // (On the CPU wait() tells.)
+  void surface() noexcept {
+    try {
+      if (!device_.is_cuda() || error_told_.load() || fate_->over()) return;
+      const std::exception_ptr error = settle();
+      if (error == nullptr || error_told_.exchange(true)) return;
+      try {
+        std::rethrow_exception(error);
+      } catch (const c10::Error& e) {
+        failed_unseen(e.what_without_backtrace());
+      } catch (const std::exception& e) {
+        failed_unseen(e.what());
+      }
+    } catch (...) {  // a warning that was made an error; the next call says it
+    }
+  }
+  void failed_unseen(const std::string& why) {
+    if (!fate_->break_off("is out of use on this rank, since an operation failed that nobody had "
+                          "waited for on the host (its outputs are wrong): " +
+                          why)) {
+      return;
+    }
+    TORCH_WARN("process group ", fate_->name(), " is out of use on this rank: ", why,
+               ". Nobody had waited for that on the host, so what the outputs were used for is "
+               "wrong; the group's next call raises this");
+  }
   void throw_if_aborted() const {
-    TORCH_CHECK_WITH(DistBackendError, !aborted_->load(), "unjam: ", what_,
+    TORCH_CHECK_WITH(DistBackendError, !fate_->aborted(), "unjam: ", what_,
                      ": its process group was aborted on this rank");
   }
   [[noreturn]] void timed_out(std::chrono::milliseconds limit) const {
@@ -400,6 +508,7 @@ class Call : public std::enable_shared_from_this<Call> {
       }
       if (!future) return;
       if (error != nullptr) {
+        error_told_.store(true);
         future->setError(error);
       } else {
         future->markCompleted(c10::IValue(outputs_));
@@ -413,12 +522,12 @@ class Call : public std::enable_shared_from_this<Call> {
   const at::Device device_;
   const std::chrono::milliseconds timeout_;
   const Clock::time_point begun_;
-  const std::shared_ptr<std::atomic<bool>> aborted_;
+  const std::shared_ptr<Fate> fate_;
   const std::weak_ptr<Groups> groups_;
   const std::string key_;
   const bool inference_;                  // whether torch.inference_mode was on
   std::vector<unjamRequest_t> requests_;  // constant once it is put together
-  std::vector<at::Tensor> outputs_;       // likewise
+  std::vector<at::Tensor> outputs_;       // likewise, until let_go()
   bool blocks_host_ = false;              // likewise
   std::optional<c10::Stream> in_stream_;  // likewise
 
@@ -433,6 +542,8 @@ class Call : public std::enable_shared_from_this<Call> {
   std::atomic<bool> armed_{false};
   std::atomic<bool> listening_{false};
   std::atomic<bool> told_{false};
+  std::atomic<bool> error_told_{false};  // to somebody who asked
+  bool left_ = false;                    // guarded by left_calls(): whether it is among those
   std::atomic<std::size_t> waiting_for_{0};
 
   std::mutex mutex_;  // guards what follows
@@ -448,9 +559,7 @@ class UnjamWork : public c10d::Work {
  public:
   UnjamWork(std::shared_ptr<Call> call, int rank, c10d::OpType type, std::uint64_t sequence)
       : c10d::Work(rank, type), call_(std::move(call)), sequence_(sequence) {}
-  ~UnjamWork() override {
-    if (!call_->needs_nobody()) Call::leave(std::move(call_));
-  }
+  ~UnjamWork() override { Call::let_go(std::move(call_)); }
 
   bool isCompleted() override {
     const NoGil no_gil;
@@ -459,7 +568,7 @@ class UnjamWork : public c10d::Work {
   bool isSuccess() const override { return exception() == nullptr && call_->complete(); }
   std::exception_ptr exception() const override {
     const NoGil no_gil;
-    return call_->complete() ? call_->settle() : nullptr;
+    return call_->complete() ? call_->tell_error() : nullptr;
   }
   int sourceRank() const override { return call_->source_rank(); }
   std::vector<at::Tensor> result() override { return call_->outputs(); }
