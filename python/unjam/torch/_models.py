@@ -15,6 +15,8 @@ from torch.distributed.tensor import DTensor, Replicate, Shard, parallel
 from torch.nn.functional import cross_entropy, gelu, scaled_dot_product_attention
 from torch.nn.parallel import DistributedDataParallel
 
+from . import ddp
+
 
 @dataclass
 class Training:
@@ -27,6 +29,15 @@ class Training:
 
 def ddp_resnet50(backend: str, device: torch.device, small: bool, batch: int) -> Training:
     """DistributedDataParallel; autocast to bfloat16 on a GPU, gradients in float32."""
+    return _ddp(backend, device, small, batch, keyed=False)
+
+
+def ddp_keyed(backend: str, device: torch.device, small: bool, batch: int) -> Training:
+    """The same with unjam.torch.ddp.keyed on unjam, as docs/torch.md advises."""
+    return _ddp(backend, device, small, batch, keyed=backend == "unjam")
+
+
+def _ddp(backend: str, device: torch.device, small: bool, batch: int, keyed: bool) -> Training:
     batch = batch or (4 if small else 64)
     side, classes = (16, 10) if small else (224, 1000)
     model, what = _convolutions(small, classes)
@@ -36,6 +47,8 @@ def ddp_resnet50(backend: str, device: torch.device, small: bool, batch: int) ->
     trained = DistributedDataParallel(
         model, device_ids=[device.index] if on_gpu else None, process_group=group
     )
+    if keyed:
+        ddp.keyed(trained)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
     images = torch.randn(batch, 3, side, side, device=device)
     images = images.contiguous(memory_format=torch.channels_last)
@@ -47,7 +60,7 @@ def ddp_resnet50(backend: str, device: torch.device, small: bool, batch: int) ->
             loss = cross_entropy(trained(images), labels)
         return _learn(loss, optimizer)
 
-    what = f"{what}, DDP, {'bf16 autocast' if on_gpu else 'float32'}, batch {batch} a rank"
+    what = f"{what}, DDP{' (keyed)' if keyed else ''}, {'bf16 autocast' if on_gpu else 'float32'}, batch {batch} a rank"
     return Training(what, step, batch * group.size())
 
 
@@ -242,6 +255,7 @@ def _learn(loss: torch.Tensor, optimizer: torch.optim.Optimizer) -> torch.Tensor
 
 MODELS: dict[str, Callable[[str, torch.device, bool, int], Training]] = {
     "ddp-resnet50": ddp_resnet50,
+    "ddp-keyed": ddp_keyed,
     "gpt-fsdp2": gpt_fsdp2,
     "gpt-dp-tp": gpt_dp_tp,
 }
