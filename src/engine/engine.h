@@ -314,6 +314,7 @@ class Engine {
       return true;
     }
     if (dev_.called_away()) {
+      if (s_.quantum_over) return false;  // what moves could go on for long
       // A few passes more often end in a rest, which needs nobody to take over.
       const bool nothing_left = lane_.queue.empty() && !fetched;
       if (((!s_.moved && !fetched) || nothing_left) && rest()) return false;
@@ -538,7 +539,7 @@ class Engine {
   UNJAM_HD std::uint32_t may_go_on() {
     if (s_.ended) return kFinished;
     if (s_.quantum == 0) {
-      if (others_wait() || over_residency()) return kQuantumOver;
+      if (others_wait() || over_residency() || dev_.called_away()) return kQuantumOver;
       s_.quantum = s_.policy.quantum_slices;
     }
     return kMove;

@@ -452,7 +452,7 @@ Result Context::admit_in_stream(std::unique_ptr<Submitted>& s) {
       }
     }
     streams_->submit(inv, key.fresh ? &key.state : nullptr);
-    streams_->ring(0);
+    streams_->ring_and_attempt();
   }
   free_slots_.pop_back();
   s->in_engine = true;

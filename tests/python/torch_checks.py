@@ -564,13 +564,16 @@ def two_threads_two_groups_opposite_orders():
     errors = []
 
     def drive(group, seed):
+        # On one stream, the two would be a circle of the program's own.
+        stream = torch.cuda.Stream(DEVICE) if DEVICE.type == "cuda" else None
         try:
-            for i in range(50):
-                x = torch.full((17 * i + 1,), float(RANK), device=DEVICE)
-                dist.all_reduce(x, group=group)
-                assert (x == sum(range(SIZE))).all()
-                if random.Random(f"{seed} {i}").random() < 0.2:
-                    time.sleep(0.001)
+            with torch.cuda.stream(stream):
+                for i in range(50):
+                    x = torch.full((17 * i + 1,), float(RANK), device=DEVICE)
+                    dist.all_reduce(x, group=group)
+                    assert (x == sum(range(SIZE))).all()
+                    if random.Random(f"{seed} {i}").random() < 0.2:
+                        time.sleep(0.001)
         except Exception as error:
             errors.append(error)
 

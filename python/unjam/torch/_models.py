@@ -60,7 +60,8 @@ def _ddp(backend: str, device: torch.device, small: bool, batch: int, keyed: boo
             loss = cross_entropy(trained(images), labels)
         return _learn(loss, optimizer)
 
-    what = f"{what}, DDP{' (keyed)' if keyed else ''}, {'bf16 autocast' if on_gpu else 'float32'}, batch {batch} a rank"
+    numbers = "bf16 autocast" if on_gpu else "float32"
+    what = f"{what}, {'keyed DDP' if keyed else 'DDP'}, {numbers}, batch {batch} a rank"
     return Training(what, step, batch * group.size())
 
 

@@ -260,9 +260,20 @@ class CudaDev {
     if (s_.kind == EngineKind::kDaemon || !lane_.queue.empty()) {
       s_.readied_seen = load_acquire_local(r_.readied);
     }
-    // Over PCIe, 1 us: not while data move, nor on the way of a short call.
+    if (s_.lane != 0) {
+      s_.attention = load_relaxed_local(r_.attention);
+      return;
+    }
+    // Over PCIe, 1 us, and ten times that where all lanes ask: not while data move, nor on the way
+    // of a short call.
     if ((moved || s_.kind != EngineKind::kDaemon) && s_.passes % 16 != 0) return;
-    s_.attention = load_relaxed(r_.link->attention);
+    s_.attention = read_attention(r_);
+  }
+  // What the host says, for all lanes: by whoever drives the first one, or waits for it.
+  static __device__ std::uint32_t read_attention(CudaRank& r) {
+    const std::uint32_t attention = load_relaxed(r.link->attention);
+    if (attention != 0) store_relaxed_local(r.attention, attention);
+    return attention;
   }
   __device__ std::uint32_t epoch() {
     if (s_.lane != 0) return 0;

@@ -66,7 +66,8 @@ __device__ __noinline__ void drive(CudaRank& r, std::uint32_t lane, Block block)
       s.sq_read = r.sq_read;
       s.inbox_read = r.inbox_read;
       s.posted = 0;
-      s.sq_written = s.kind == EngineKind::kDaemon ? load_acquire(r.link->sq_written) : s.sq_read;
+      // A call has its own invocation first; what a wait is for may still be there.
+      s.sq_written = s.kind != EngineKind::kCall ? load_acquire(r.link->sq_written) : s.sq_read;
     }
   }
   sync_block();
@@ -115,7 +116,7 @@ __device__ bool take_over(CudaRank& r, DevShared& s, std::uint32_t lane) {
     const bool over =
         !waited_for && now - begun > std::uint64_t{r.rank.policy.residency_us} * 1000;
     if (now - still_since <= r.idle_ns && !over &&
-        (load_relaxed(r.link->attention) & kAttentionStop) == 0 &&
+        (CudaDev::read_attention(r) & kAttentionStop) == 0 &&
         load_relaxed(r.link->residency.queued) == 0) {  // see CudaDev::try_quit()
       continue;
     }
@@ -148,7 +149,7 @@ __device__ void serve(CudaRank& r, Block block) {
     if (threadIdx.x == 0) {
       next = kNothing;
       const bool stopped =
-          (look & 63) == 63 && (load_relaxed(r.link->attention) & kAttentionStop) != 0;
+          (look & 63) == 63 && (CudaDev::read_attention(r) & kAttentionStop) != 0;
       if (stopped || (s.own_call == 0 && load_acquire_local(r.completed[s.slot]) >= s.serial)) {
         next = kOver;
       } else if (visit == 0 && take_lease(r, 0)) {

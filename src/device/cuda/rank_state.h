@@ -104,6 +104,7 @@ struct CudaRank {
   // Two bits a lane, in one word so that leaving and saying what is left is one step. Low half: an
   // instance drives it (its lease). High half: it was left with something in its queue.
   std::uint64_t lanes = 0;
+  std::uint32_t attention = 0;              // CudaLink::attention, as last seen
   std::uint32_t moving = 0;                 // a bit a lane: something moves in it
   std::uint32_t waiters = 0;                // kernels in streams that are running
   std::uint64_t closed[kGenerations] = {};  // the daemon of this generation leaves
