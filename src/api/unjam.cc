@@ -260,7 +260,7 @@ unjamResult_t unjamInit(unjamContext_t* context, int nranks, unjamUniqueId_t id,
     }
     Settings settings;
     std::string error;
-    if (!unjam::resolve_settings(config, settings, error)) {
+    if (!unjam::resolve_settings(config, nranks, settings, error)) {
       return fail(UNJAM_ERROR_INVALID_ARGUMENT, error);
     }
     unjam::resolve_spins(settings, nranks * settings.lanes);
@@ -300,7 +300,7 @@ unjamResult_t unjamInitAll(unjamContext_t* contexts, int nranks, const unjamConf
     if (unjamResult_t r = check_ranks(nranks); r != UNJAM_SUCCESS) return r;
     Settings settings;
     std::string error;
-    if (!unjam::resolve_settings(config, settings, error)) {
+    if (!unjam::resolve_settings(config, nranks, settings, error)) {
       return fail(UNJAM_ERROR_INVALID_ARGUMENT, error);
     }
     unjam::resolve_spins(settings, nranks * settings.lanes);

@@ -14,7 +14,7 @@ namespace unjam {
 
 // Grows with every change of what stands in this header or below it: the two libraries are made
 // together.
-inline constexpr int kCudaDriverVersion = 1;
+inline constexpr int kCudaDriverVersion = 2;
 
 // Device memory in which peers write to a rank. Mapped at one address for all devices of this
 // process.
@@ -59,8 +59,8 @@ class CudaDriver {
   // Zeroed.
   virtual std::unique_ptr<DeviceArena> create_arena(int device, std::uint64_t bytes,
                                                     std::string& error) = 0;
-  // Of another process. Takes the descriptor in any case.
-  virtual std::unique_ptr<DeviceArena> adopt_arena(int fd, std::uint64_t bytes,
+  // Of another process, by way of a device of this one. Takes the descriptor in any case.
+  virtual std::unique_ptr<DeviceArena> adopt_arena(int device, int fd, std::uint64_t bytes,
                                                    std::string& error) = 0;
   // Lets all devices of this process reach host memory (page-aligned). Once for each memory.
   virtual bool register_host(void* memory, std::uint64_t bytes, std::string& error) = 0;

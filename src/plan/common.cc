@@ -75,7 +75,12 @@ void assign_bulk_lanes(const PlanRequest& request, const PlanLimits& limits,
   if (part_bytes <= slot_bytes && vector_elements(request) * element_bytes <= kLatencyLaneBytes) {
     return;
   }
-  const std::uint64_t useful = std::max<std::uint64_t>(1, part_bytes / slot_bytes);
+  // What is worth a lane: on the host a slot, where lanes share cores; on a GPU less, where they
+  // are there and a slice's bytes take as long as all that is done about it.
+  constexpr std::uint64_t kBlockGrain = 32 * 1024;
+  const std::uint64_t grain =
+      limits.device == Device::kCuda ? std::min(slot_bytes, kBlockGrain) : slot_bytes;
+  const std::uint64_t useful = std::max<std::uint64_t>(1, part_bytes / grain);
   geometry->first_lane = first_bulk;
   const std::uint64_t lanes = limits.lanes - std::uint64_t{first_bulk};
   geometry->lanes = static_cast<std::uint16_t>(std::min(useful, lanes));

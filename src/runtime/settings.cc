@@ -44,7 +44,7 @@ const std::vector<Variable>& variables() {
       {"UNJAM_ESCAPE_SLOTS", &Settings::escape_slots, 2, 16, nullptr,
        "Guaranteed slots of each connector; on CUDA 2 unless said.", true},
       {"UNJAM_ESCAPE_SLOT_BYTES", &Settings::escape_slot_bytes, 256, 1 << 20, nullptr,
-       "Bytes of a guaranteed slot; a multiple of 64. On CUDA 131072 unless said.", true},
+       "Bytes of a guaranteed slot; a multiple of 64. On CUDA 131072 (two ranks: 262144) unless said.", true},
       {"UNJAM_BORROW_SLOTS", &Settings::borrow_slots, 0, 65536, nullptr,
        "Larger slots a (peer, lane) that all keys share; on CUDA 16 unless said.", true},
       {"UNJAM_BORROW_SLOT_BYTES", &Settings::borrow_slot_bytes, 0, 1 << 24, nullptr,
@@ -158,7 +158,7 @@ const Variable& variable(std::int64_t Settings::* field) {
 
 }  // namespace
 
-Settings device_defaults(unjamDevice_t device) {
+Settings device_defaults(unjamDevice_t device, int ranks) {
   Settings s;
   if (device == UNJAM_DEVICE_HOST) return s;
   s.device = device;
@@ -167,7 +167,9 @@ Settings device_defaults(unjamDevice_t device) {
   s.max_active_keys = 64;
   s.idle_keys = 4096;
   s.escape_slots = 2;
-  s.escape_slot_bytes = 131072;
+  // A slice goes to all peers at once; where there is one, it is to carry more, or what is done
+  // about it takes longer than its bytes.
+  s.escape_slot_bytes = ranks <= 2 ? 262144 : 131072;
   s.borrow_slots = 16;
   s.borrow_slot_bytes = 262144;
   // A poll takes about 0.7 us. An attempt at something that no peer has called must be over in 50
@@ -178,7 +180,7 @@ Settings device_defaults(unjamDevice_t device) {
   return s;
 }
 
-bool resolve_settings(const unjamConfig_t* config, Settings& s, std::string& error) {
+bool resolve_settings(const unjamConfig_t* config, int ranks, Settings& s, std::string& error) {
   const auto from_environment = [&](const Variable& v) {
     const char* text = std::getenv(v.name);
     if (text == nullptr || *text == '\0' || parse(v, text, s.*v.field)) return true;
@@ -192,7 +194,7 @@ bool resolve_settings(const unjamConfig_t* config, Settings& s, std::string& err
       (config->device == UNJAM_DEVICE_HOST || config->device == UNJAM_DEVICE_CUDA)) {
     s.device = config->device;
   }
-  s = device_defaults(static_cast<unjamDevice_t>(s.device));
+  s = device_defaults(static_cast<unjamDevice_t>(s.device), ranks);
   const std::int64_t device = s.device;
   for (const Variable& v : variables()) {
     if (!from_environment(v)) return false;

@@ -65,12 +65,13 @@ struct TextVariable {
 };
 const std::vector<TextVariable>& text_variables();
 
-// Resolves `config` (may be null) against the environment and the defaults. False: `error` names
-// the field or variable, its value and what is accepted.
-bool resolve_settings(const unjamConfig_t* config, Settings& settings, std::string& error);
+// Resolves `config` (may be null) against the environment and the defaults, for a job of `ranks`.
+// False: `error` names the field or variable, its value and what is accepted.
+bool resolve_settings(const unjamConfig_t* config, int ranks, Settings& settings,
+                      std::string& error);
 
-// All settings as they are for a device where nobody says otherwise.
-Settings device_defaults(unjamDevice_t device);
+// All settings as they are for a device and a job's size where nobody says otherwise.
+Settings device_defaults(unjamDevice_t device, int ranks);
 
 // Fills in spin thresholds that were left at 0, for `threads` engine threads on this machine's
 // cores.

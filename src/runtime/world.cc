@@ -346,6 +346,8 @@ void World::begin() {
     fail_meeting("the rendezvous confuses the ranks of this process");
     return;
   }
+  // A device that a rank of this process uses anyway: another one would get a context of ours.
+  const int own = *std::max_element(devices_.begin(), devices_.end());
   for (auto& [rank, fds] : client_.memory) {
     const auto i = static_cast<std::size_t>(rank);
     std::string error;
@@ -357,7 +359,7 @@ void World::begin() {
     bases_[i] = arenas_[i].data();
     if (cuda_ == nullptr) continue;
     if (fds.size() == 2) {
-      device_arenas_[i] = cuda_->adopt_arena(fds[1].release(), shape_.total_bytes(), error);
+      device_arenas_[i] = cuda_->adopt_arena(own, fds[1].release(), shape_.total_bytes(), error);
     }
     if (device_arenas_[i] == nullptr) {
       fail_meeting("cannot use the device memory of rank " + std::to_string(rank) + ": " + error);

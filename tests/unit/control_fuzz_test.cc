@@ -290,7 +290,7 @@ class RunningJob {
  public:
   explicit RunningJob(std::uint64_t seed) {
     std::string error;
-    EXPECT_TRUE(unjam::resolve_settings(nullptr, settings_, error)) << error;
+    EXPECT_TRUE(unjam::resolve_settings(nullptr, 3, settings_, error)) << error;
     settings_.stall_ms = 20;  // so that the ranks ask each other, and this one, questions
     settings_.report_ms = 0;
     unjam::resolve_spins(settings_, 3 * settings_.lanes);

@@ -74,9 +74,9 @@ class CudaArena : public DeviceArena {
            cuda_ok(cudaDeviceSynchronize(), "cudaDeviceSynchronize", error);
   }
 
-  bool adopt(int fd, std::uint64_t bytes, std::string& error) {
+  bool adopt(int device, int fd, std::uint64_t bytes, std::string& error) {
     const bool good =
-        prepare(bytes, 0, error) &&
+        prepare(bytes, device, error) &&
         // The driver takes the descriptor itself in the place of a pointer.
         // NOLINTNEXTLINE(performance-no-int-to-ptr)
         driver_.ok(driver_.import(&handle_, reinterpret_cast<void*>(static_cast<std::intptr_t>(fd)),
@@ -150,9 +150,10 @@ std::unique_ptr<DeviceArena> create_cuda_arena(int device, std::uint64_t bytes,
   return arena;
 }
 
-std::unique_ptr<DeviceArena> adopt_cuda_arena(int fd, std::uint64_t bytes, std::string& error) {
+std::unique_ptr<DeviceArena> adopt_cuda_arena(int device, int fd, std::uint64_t bytes,
+                                              std::string& error) {
   auto arena = std::make_unique<CudaArena>();
-  if (!arena->adopt(fd, bytes, error)) return nullptr;
+  if (!arena->adopt(device, fd, bytes, error)) return nullptr;
   return arena;
 }
 

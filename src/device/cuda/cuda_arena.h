@@ -11,6 +11,7 @@
 namespace unjam {
 
 std::unique_ptr<DeviceArena> create_cuda_arena(int device, std::uint64_t bytes, std::string& error);
-std::unique_ptr<DeviceArena> adopt_cuda_arena(int fd, std::uint64_t bytes, std::string& error);
+std::unique_ptr<DeviceArena> adopt_cuda_arena(int device, int fd, std::uint64_t bytes,
+                                              std::string& error);
 
 }  // namespace unjam

@@ -318,8 +318,8 @@ class CudaDev {
     // The next daemon was launched as this one was about to leave, and changed its mind: what is
     // queued behind a kernel keeps a hardware queue, and with it other streams, from running.
     if (load_relaxed(r_.link->residency.queued) != 0) return true;
-    // While a stream waits, the device is not idle whatever we do, and a driver that left would have
-    // to be launched again as soon as the peer's data come.
+    // While a stream waits, the device is not idle whatever we do, and a driver that left would
+    // have to be launched again as soon as the peer's data come.
     if (moves || load_relaxed_local(r_.waiters) != 0) {
       if (moves) s_.has_moved = 1;
       s_.still_since_ns = 0;

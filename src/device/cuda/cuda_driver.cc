@@ -36,9 +36,9 @@ class Driver : public CudaDriver {
                                             std::string& error) override {
     return create_cuda_arena(device, bytes, error);
   }
-  std::unique_ptr<DeviceArena> adopt_arena(int fd, std::uint64_t bytes,
+  std::unique_ptr<DeviceArena> adopt_arena(int device, int fd, std::uint64_t bytes,
                                            std::string& error) override {
-    return adopt_cuda_arena(fd, bytes, error);
+    return adopt_cuda_arena(device, fd, bytes, error);
   }
   bool register_host(void* memory, std::uint64_t bytes, std::string& error) override {
     return cuda_ok(

@@ -113,8 +113,7 @@ __device__ bool take_over(CudaRank& r, DevShared& s, std::uint32_t lane) {
     const std::uint64_t now = global_ns();
     const bool waited_for = load_relaxed_local(r.waiters) != 0;
     if (waited_for || load_relaxed_local(r.moving) != 0) still_since = now;
-    const bool over =
-        !waited_for && now - begun > std::uint64_t{r.rank.policy.residency_us} * 1000;
+    const bool over = !waited_for && now - begun > std::uint64_t{r.rank.policy.residency_us} * 1000;
     if (now - still_since <= r.idle_ns && !over &&
         (CudaDev::read_attention(r) & kAttentionStop) == 0 &&
         load_relaxed(r.link->residency.queued) == 0) {  // see CudaDev::try_quit()
@@ -148,8 +147,7 @@ __device__ void serve(CudaRank& r, Block block) {
   for (;;) {
     if (threadIdx.x == 0) {
       next = kNothing;
-      const bool stopped =
-          (look & 63) == 63 && (CudaDev::read_attention(r) & kAttentionStop) != 0;
+      const bool stopped = (look & 63) == 63 && (CudaDev::read_attention(r) & kAttentionStop) != 0;
       if (stopped || (s.own_call == 0 && load_acquire_local(r.completed[s.slot]) >= s.serial)) {
         next = kOver;
       } else if (visit == 0 && take_lease(r, 0)) {

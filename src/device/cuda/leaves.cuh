@@ -116,7 +116,7 @@ __device__ __forceinline__ void decode_piece(const Slice& slice, int source, con
 template <class F, int kWords>
 __device__ __forceinline__ void add_piece(const Slice& slice, int source, const Raw<kWords>& raw,
                                           typename F::Acc* acc) {
-  constexpr int kStep = F::template kCount<kWords> > 8 ? kWords / 2 : kWords;
+  constexpr int kStep = F::template kCount < kWords >> 8 ? kWords / 2 : kWords;
   constexpr int kCount = F::template kCount<kStep>;
 #pragma unroll
   for (int w = 0; w < kWords; w += kStep) {
@@ -548,8 +548,8 @@ __device__ __forceinline__ void straight_copies(const SliceJob& job, unsigned th
   for (int k = 0; k < job.num_src; ++k) {
     const std::uint32_t bytes = job.copy_elems[copy] * element;
     const char* from = static_cast<const char*>(job.src[copy]);
-    char* to = static_cast<char*>(job.dst_slot[copy] != nullptr ? job.dst_slot[copy]
-                                                                : job.dst_copy[copy]);
+    char* to =
+        static_cast<char*>(job.dst_slot[copy] != nullptr ? job.dst_slot[copy] : job.dst_copy[copy]);
     std::uint32_t at = thread * kPieceBytes;
 #pragma unroll 1
     for (; at + (kPieces - 1) * stride < bytes; at += kPieces * stride) {
