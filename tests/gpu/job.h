@@ -51,12 +51,14 @@ inline std::string explain(unjamContext_t context) {
 
 class Job {
  public:
-  // All ranks here, rank r on device r.
+  // All ranks here, rank r on device r, or, where there are fewer, with others on one.
   Job(int ranks, const unjamConfig_t& config) {
     std::vector<unjamContext_t> contexts(static_cast<std::size_t>(ranks));
     Watchdog::instance().doing(0, "unjamInitAll");
     check(unjamInitAll(contexts.data(), ranks, &config));
-    for (int r = 0; r < ranks; ++r) add(contexts[static_cast<std::size_t>(r)], r);
+    for (int r = 0; r < ranks; ++r) {
+      add(contexts[static_cast<std::size_t>(r)], r % device_count());
+    }
   }
 
   // This process's one rank, on the device of its number.

@@ -952,7 +952,7 @@ def main():
     global RANK, SIZE, KEYED, DEVICE
     RANK, SIZE, port = (int(word) for word in sys.argv[1:4])
     if sys.argv[4:5] == ["cuda"]:
-        DEVICE = torch.device("cuda", RANK)
+        DEVICE = torch.device("cuda", RANK % torch.cuda.device_count())
         torch.cuda.set_device(DEVICE)
         torch.set_default_device(DEVICE)  # what the checks make lies there
     torch.set_num_threads(1)

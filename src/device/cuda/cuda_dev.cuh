@@ -318,18 +318,18 @@ class CudaDev {
     // The next daemon was launched as this one was about to leave, and changed its mind: what is
     // queued behind a kernel keeps a hardware queue, and with it other streams, from running.
     if (load_relaxed(r_.link->residency.queued) != 0) return true;
-    // While a stream waits, the device is not idle whatever we do, and a driver that left would
-    // have to be launched again as soon as the peer's data come.
-    if (moves || load_relaxed_local(r_.waiters) != 0) {
-      if (moves) s_.has_moved = 1;
+    if (moves) {
+      s_.has_moved = 1;
       s_.still_since_ns = 0;
       return false;
     }
     const std::uint64_t now = global_ns();
     if (s_.still_since_ns == 0) s_.still_since_ns = now;
     // Something has moved: the peers are at it, and may be gone just for a new start. Two that
-    // leave sooner than the other can come back would hardly ever meet.
-    const std::uint32_t stay_ns = s_.has_moved != 0 ? r_.idle_among_peers_ns : r_.idle_ns;
+    // leave sooner than the other can come back would hardly ever meet. While a stream waits, the
+    // device is not idle whatever we do; but what it waits for may want our SMs.
+    std::uint64_t stay_ns = s_.has_moved != 0 ? r_.idle_among_peers_ns : r_.idle_ns;
+    if (load_relaxed_local(r_.waiters) != 0) stay_ns = longest_stay_ns(r_);
     if (now - s_.still_since_ns < stay_ns) return false;
     // The host stores `posted`, then looks at `resident`: one of us sees the other.
     HostLink& h = r_.link->residency;
@@ -406,6 +406,11 @@ class CudaDev {
   }
 
  public:
+  // Without news, or where nobody waits for it.
+  static __device__ std::uint64_t longest_stay_ns(const CudaRank& r) {
+    return std::uint64_t{r.rank.policy.residency_us} * 1000;
+  }
+
   static __device__ std::uint32_t lanes_without_driver(CudaRank& r) {
     const std::uint64_t word = load_relaxed_local(r.lanes);
     const auto driven = static_cast<std::uint32_t>(word);

@@ -112,9 +112,10 @@ __device__ bool take_over(CudaRank& r, DevShared& s, std::uint32_t lane) {
     }
     const std::uint64_t now = global_ns();
     const bool waited_for = load_relaxed_local(r.waiters) != 0;
-    if (waited_for || load_relaxed_local(r.moving) != 0) still_since = now;
-    const bool over = !waited_for && now - begun > std::uint64_t{r.rank.policy.residency_us} * 1000;
-    if (now - still_since <= r.idle_ns && !over &&
+    if (load_relaxed_local(r.moving) != 0) still_since = now;
+    const std::uint64_t longest = CudaDev::longest_stay_ns(r);
+    const bool over = !waited_for && now - begun > longest;
+    if (now - still_since <= (waited_for ? longest : r.idle_ns) && !over &&
         (CudaDev::read_attention(r) & kAttentionStop) == 0 &&
         load_relaxed(r.link->residency.queued) == 0) {  // see CudaDev::try_quit()
       continue;
