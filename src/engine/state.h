@@ -36,7 +36,7 @@ struct alignas(16) ActiveContext {
   std::uint16_t members[kCachedMembers] = {};
   Range parts[kCachedMembers] = {};  // what this lane carries of the first parts
   std::uint16_t slot = kNoSlot;      // which invocation is cached here
-  std::uint16_t dirty = 0;       // dyn has changed since it was loaded: save before eviction
+  std::uint16_t dirty = 0;           // dyn has changed since it was loaded: save before eviction
 };
 
 enum class TraceType : std::uint16_t { kStart, kPreempt, kYield, kFinish, kQuit, kRestart };

@@ -44,7 +44,9 @@ const std::vector<Variable>& variables() {
       {"UNJAM_ESCAPE_SLOTS", &Settings::escape_slots, 2, 16, nullptr,
        "Guaranteed slots of each connector; on CUDA 2 unless said.", true},
       {"UNJAM_ESCAPE_SLOT_BYTES", &Settings::escape_slot_bytes, 256, 1 << 20, nullptr,
-       "Bytes of a guaranteed slot; a multiple of 64. On CUDA 131072 (two ranks: 262144) unless said.", true},
+       "Bytes of a guaranteed slot; a multiple of 64. On CUDA 131072 (two ranks: 262144) unless "
+       "said.",
+       true},
       {"UNJAM_BORROW_SLOTS", &Settings::borrow_slots, 0, 65536, nullptr,
        "Larger slots a (peer, lane) that all keys share; on CUDA 16 unless said.", true},
       {"UNJAM_BORROW_SLOT_BYTES", &Settings::borrow_slot_bytes, 0, 1 << 24, nullptr,

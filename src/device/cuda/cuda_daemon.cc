@@ -557,7 +557,9 @@ class CudaDaemon : public StreamDaemon {
   void wake_if_asleep() {
     std::atomic_thread_fence(std::memory_order_seq_cst);
     if (!asleep_.load(std::memory_order_seq_cst)) return;
-    { std::lock_guard lock(mutex_); }
+    {
+      std::lock_guard lock(mutex_);
+    }
     changed_.notify_all();
   }
 
