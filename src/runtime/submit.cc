@@ -338,6 +338,11 @@ Result Context::submit_locked(std::unique_lock<std::mutex>& lock, unjamGroup& gr
     ++group.pending;
     if (call.callback != nullptr) ++callbacks_;
     move_key(key, KeyPlace::kBusy);
+    if (call.stream_order == UNJAM_STREAM_SYNC) return {};
+    pin.reset();  // what is busy stays
+    const std::shared_ptr<Context> keep = shared_from_this();
+    lock.unlock();  // a launch may wait for the device
+    streams_->ring_and_attempt();
     return {};
   }
   if (request != nullptr) *request = s->request;
@@ -451,8 +456,7 @@ Result Context::admit_in_stream(std::unique_ptr<Submitted>& s) {
         return {UNJAM_ERROR_SYSTEM, error};
       }
     }
-    streams_->submit(inv, key.fresh ? &key.state : nullptr);
-    streams_->ring_and_attempt();
+    streams_->submit(inv, key.fresh ? &key.state : nullptr);  // the caller rings
   }
   free_slots_.pop_back();
   s->in_engine = true;

@@ -606,24 +606,30 @@ class CudaDaemon : public StreamDaemon {
       const bool resident = load_acquire(h.resident) != 0 || load_acquire(h.queued) != 0;
       const bool has_work = engine_has_work();
       bool launches = false;
+      std::uint64_t now_poked = poked;
       if (!resident && has_work) {
         const bool posted = work_.exchange(false, std::memory_order_acq_rel);
-        const std::uint64_t now_poked = pokes();
+        now_poked = pokes();
         // Calls in streams look themselves for what peers have sent.
         const bool beside = beside_.load(std::memory_order_acquire) != 0;
         launches = posted || load_acquire(h.rung) != 0 || (beside && now_poked != poked);
-        if (launches) poked = now_poked;
       }
       if (launches) {
         const std::lock_guard launching(launch_mutex_);
-        if (launch_if_absent()) back_off.reset();
+        // (One that was resident after all may have looked before what the pokes announce came.)
+        if (launch_if_absent()) {
+          poked = now_poked;
+          back_off.reset();
+        }
       }
       lock.lock();
       if (stopping_) break;
       if (!has_work) {
         // Asleep until something is submitted.
         asleep_.store(true, std::memory_order_seq_cst);
-        if (!work_.load(std::memory_order_seq_cst) && !engine_has_work()) changed_.wait(lock);
+        // Work is counted before it is posted, and who posts looks at asleep_ afterwards.
+        std::atomic_thread_fence(std::memory_order_seq_cst);
+        if (!engine_has_work()) changed_.wait(lock);
         asleep_.store(false, std::memory_order_seq_cst);
         back_off.reset();
         continue;
@@ -638,7 +644,10 @@ class CudaDaemon : public StreamDaemon {
   // again if it leaves something behind.
   bool launch_if_absent() {
     HostLink& h = link_->residency;
-    if (load_seq_cst(h.resident) != 0 || !ResidencySteps::should_launch(h)) return false;
+    if (load_seq_cst(h.resident) != 0) return false;
+    // Before the launch: what is posted from here on is not erased.
+    work_.store(false, std::memory_order_release);
+    if (!ResidencySteps::should_launch(h)) return false;
     launch_daemon();
     return true;
   }

@@ -305,12 +305,13 @@ class CudaDev {
     if (stopped()) return s_.rested = 1;
     if (s_.kind != EngineKind::kDaemon) {
       set_moving(false);
-      if (!called_away()) return false;
+      if (!called_away() || news()) return false;
       return s_.rested = 1;
     }
     if (s_.lane != 0) {
       set_moving(false);
-      if (called_away()) return s_.rested = 1;
+      // What the first lane saw before it said that we leave, we see behind that.
+      if (called_away()) return news() ? false : s_.rested = 1;
       __nanosleep(100);
       return false;
     }
@@ -382,6 +383,8 @@ class CudaDev {
   }
 
  private:
+  // The host has said something since the pass began: a cancellation concerns calls that it passed.
+  __device__ bool news() const { return load_relaxed_local(r_.attention) != s_.attention; }
   __device__ bool progressed() {
     const std::uint64_t now = lane_.stats.slices + lane_.stats.completed;
     if (now == s_.progress) return false;

@@ -55,7 +55,7 @@ __device__ __noinline__ void drive(CudaRank& r, std::uint32_t lane, Block block)
     s.lanes_to_kick = 0;
     s.kicks_pending = 0;
     s.passes = 0;
-    s.attention = 0;
+    s.attention = load_relaxed_local(r.attention);
     s.still_since_ns = 0;
     s.has_moved = 0;
     s.progress = 0;
@@ -115,14 +115,16 @@ __device__ bool take_over(CudaRank& r, DevShared& s, std::uint32_t lane) {
     if (load_relaxed_local(r.moving) != 0) still_since = now;
     const std::uint64_t longest = CudaDev::longest_stay_ns(r);
     const bool over = !waited_for && now - begun > longest;
+    const std::uint32_t attention = CudaDev::read_attention(r);
     if (now - still_since <= (waited_for ? longest : r.idle_ns) && !over &&
-        (CudaDev::read_attention(r) & kAttentionStop) == 0 &&
+        (attention & kAttentionStop) == 0 &&
         load_relaxed(r.link->residency.queued) == 0) {  // see CudaDev::try_quit()
       continue;
     }
     close_daemon(r, s);
-    // The first lane's driver looks at submissions now and then only.
-    if (load_acquire(r.link->sq_written) != load_relaxed(r.sq_read)) {
+    // The first lane's driver looks at what the host says now and then only.
+    if (load_acquire(r.link->sq_written) != load_relaxed(r.sq_read) ||
+        CudaDev::read_attention(r) != attention) {
       store_system(r.link->residency.rung, 1u);
     }
     return false;

@@ -295,9 +295,9 @@ __device__ __forceinline__ void reduce_slot(const SliceJob& job, unsigned thread
   constexpr int kBytes = dtype_bytes(dtype);
   if constexpr (!is_integer(dtype) && (kBytes == 2 || kBytes == 4)) {
     if (slice.num_src == 2) {
-      reduce_slot_by<dtype, 2, 2>(slice, thread, threads);
+      reduce_slot_by<dtype, kBytes == 2 ? 1 : 2, 2>(slice, thread, threads);
     } else {
-      reduce_slot_by<dtype, 1, 4>(slice, thread, threads);
+      reduce_slot_by<dtype, 1, kBytes == 2 ? 2 : 4>(slice, thread, threads);
     }
   } else {
     reduce_slot_by<dtype, kBytes == 1 ? 1 : 2, 1>(slice, thread, threads);
