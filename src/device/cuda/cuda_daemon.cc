@@ -645,8 +645,9 @@ class CudaDaemon : public StreamDaemon {
   bool launch_if_absent() {
     HostLink& h = link_->residency;
     if (load_seq_cst(h.resident) != 0) return false;
-    // Before the launch: what is posted from here on is not erased.
-    work_.store(false, std::memory_order_release);
+    // Before the launch: what is posted from here on is not erased. Acquire: what was posted
+    // before, which the instance will see.
+    work_.exchange(false, std::memory_order_acq_rel);
     if (!ResidencySteps::should_launch(h)) return false;
     launch_daemon();
     return true;
