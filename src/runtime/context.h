@@ -1,6 +1,7 @@
 // A rank: its groups and keys, the submission and completion of invocations.
 #pragma once
 
+#include <atomic>
 #include <condition_variable>
 #include <cstdint>
 #include <deque>
@@ -329,6 +330,7 @@ class Context : public std::enable_shared_from_this<Context> {
   StreamDaemon* streams_ = nullptr;  // the daemon, if it is one; for good
 
   mutable std::mutex mutex_;
+  mutable std::atomic<std::uint64_t> in_vain_ns_{0};  // when look() last gave up
   std::vector<std::unique_ptr<unjamGroup>> groups_;
   std::vector<std::unique_ptr<unjamCollective>> collectives_;
   std::map<std::uint64_t, std::uint32_t> group_instances_;

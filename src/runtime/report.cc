@@ -21,6 +21,9 @@ namespace {
 
 // How long the control thread waits for a context's lock.
 constexpr std::uint64_t kPatienceNs = 200'000'000;
+// Who has just waited in vain waits no longer than this for a while: a peer may ask of many calls.
+constexpr std::uint64_t kLittlePatienceNs = 1'000'000;
+constexpr std::uint64_t kInVainNs = 1'000'000'000;
 
 // What each lane's engine waits for, with the context's lock.
 std::vector<EngineWait> engine_waits(const Submitted& s) {
@@ -86,9 +89,15 @@ void Context::running_words(std::vector<std::uint64_t>& words) const {
 std::unique_lock<std::mutex> Context::look() const {
   std::unique_lock lock(mutex_, std::try_to_lock);
   const std::uint64_t begun = monotonic_ns();
-  while (!lock && monotonic_ns() - begun < kPatienceNs) {
+  // Relaxed: a hint.
+  const std::uint64_t in_vain = in_vain_ns_.load(std::memory_order_relaxed);
+  const std::uint64_t patience = begun - in_vain < kInVainNs ? kLittlePatienceNs : kPatienceNs;
+  while (!lock && monotonic_ns() - begun < patience) {
     usleep(50);
     lock.try_lock();
+  }
+  if (!lock && patience == kPatienceNs) {
+    in_vain_ns_.store(monotonic_ns(), std::memory_order_relaxed);
   }
   return lock;
 }
