@@ -14,6 +14,7 @@
 #include <utility>
 
 #include "backend.h"
+#include "launch.h"
 
 namespace unjam_torch {
 
@@ -53,7 +54,7 @@ class AverageHook : public c10d::CommHookInterface {
   class KeyScope {
    public:
     explicit KeyScope(const std::string& name) : outer_(thread_key()) {
-      thread_key() = outer_.empty() ? name : outer_ + "/" + name;
+      thread_key() = join(outer_, name);
     }
     ~KeyScope() { thread_key() = outer_; }
     KeyScope(const KeyScope&) = delete;
