@@ -14,13 +14,25 @@
 // thread there is always a sync_control(), a barrier that orders memory. Words that all read are
 // written by the lead only in front of a tell(), load()'s or publish()'s barrier, or a barrier of
 // the block, and behind another: tell() is a barrier in front of the reading and one behind it.
-// Threads that are not in control read `quits`, `threshold` and the job, between two barriers of
-// the block, during which no control thread writes.
+// Threads that are not in control read `quits` and `threshold` between two barriers of the block,
+// during which no control thread writes; and of the two jobs the one that is theirs, see run().
+//
+// Looking ahead. On a device where moving a slice takes as long as all that is done about it, the
+// two overlap: while the other threads move a slice, the control threads publish the one before
+// and look whether the next can follow at once (ahead()). Its job is then handed on at the very
+// barrier that ends the slice. The order of what peers see stays as it was: a slice is published
+// behind the barrier that ends it, and before the next one's barrier. What an engine keeps about a
+// slice (counts, contexts) is advanced as soon as the slice is handed on: nothing can stop it any
+// more. An invocation's last slice is published before its end.
 //
 // `Dev` is what differs between devices (see device/host/). By any thread of the block:
 //   controls()                           whether this is a control thread
 //   sync()                               barrier of the block, orders memory
-//   leaf(job)                            the data leaf of a slice, by all threads together
+//   looks_ahead()                        whether control threads run ahead() beside the leaf
+//   moves()                              whether this thread takes part in leaves that are looked
+//                                        ahead of
+//   leaf(job)                            the data leaf of a slice, by those threads together (all,
+//                                        if nothing looks ahead)
 //   packet_leaf(job, polls)              only if kInlinePacketFlags, for packets: polls the flags
 //                                        of the incoming slices (a combine's sources but local_src;
 //                                        of copies those without dst_slot, copy_elems long) so
@@ -44,6 +56,7 @@
 //   ring(rank, lane, RingFor)            tells a lane that there is something for it; for each cell
 //                                        by one thread at a time, after what it tells of
 // By the lead:
+//   leaf_begins(), storing()             whether the leaf goes on: ahead() may look once more
 //   epoch()                              of this lane's doorbell, before a look (doorbell.h)
 //   try_quit(epoch, interest)            true: this engine is no longer resident, leave
 //   hold_sleep(epoch)                    hold policy: sleep without leaving
@@ -93,17 +106,28 @@ class Engine {
       if (control) phase<&Engine::decide>(dev, rank, lane, shared);
       dev.sync();
       if (shared.quits) break;
-      bool packets = false;
       if constexpr (Dev::kInlinePacketFlags) {
-        packets = shared.job.protocol == Protocol::kPacket;
-        if (packets && !dev.packet_leaf(shared.job, shared.threshold)) {
-          if (control) phase<&Engine::packets_missing>(dev, rank, lane, shared);
+        if (shared.jobs[0].protocol == Protocol::kPacket) {
+          if (!dev.packet_leaf(shared.jobs[0], shared.threshold)) {
+            if (control) phase<&Engine::packets_missing>(dev, rank, lane, shared);
+            continue;
+          }
+          dev.sync();  // as below
+          if (control) phase<&Engine::publish>(dev, rank, lane, shared, true);
           continue;
         }
       }
-      if (!packets) dev.leaf(shared.job);
-      dev.sync();  // the whole slice is stored before it is published
-      if (control) phase<&Engine::publish>(dev, rank, lane, shared);
+      // A job is filled in while the other one is worked on; `handed` of a slice is written before
+      // the barrier that ends it, and again only behind the next one, which all have passed then.
+      for (std::uint32_t which = 0;; which ^= 1) {
+        if (control && dev.looks_ahead()) {
+          phase<&Engine::ahead>(dev, rank, lane, shared, which);
+        }
+        if (dev.moves()) dev.leaf(shared.jobs[which]);
+        dev.sync();  // the whole slice is stored before it is published
+        if (!dev.looks_ahead() || !shared.handed[which]) break;
+      }
+      if (control) phase<&Engine::publish>(dev, rank, lane, shared, !dev.looks_ahead());
     }
     if (control) phase<&Engine::leave>(dev, rank, lane, shared);
     dev.sync();
@@ -166,6 +190,8 @@ class Engine {
       s_.idle = s_.late = 0;
       s_.moved = s_.wants_room = s_.pass_begun = s_.in_turn = s_.quits = false;
       s_.ran = s_.quantum_over = s_.ended = false;
+      s_.which = 0;
+      s_.unpublished = s_.loaded = false;
       s_.started_ns = dev_.now_ns();
       bump(lane_.stats.starts);
       record(TraceType::kRestart, nullptr);
@@ -398,7 +424,9 @@ class Engine {
   UNJAM_HD ActiveContext& load() {
     const std::uint16_t slot = s_.slot;
     ActiveContext& a = s_.active[slot % kActiveContexts];
-    if (a.slot != slot) {
+    const bool cached = a.slot == slot;
+    if (dev_.leads()) s_.loaded = !cached;
+    if (!cached) {
       save(a);
       copy_vectors(&a.inv, &rank_.invocations[slot], sizeof(a.inv));
       copy_vectors(&a.dyn, &lane_.contexts[slot], sizeof(a.dyn));
@@ -417,7 +445,7 @@ class Engine {
         a.in = a.key->in;
         a.tag = key.tag;
         a.group = key.group;
-        a.loops = a.inv.geometry.loops_of(a.parts[0]);  // the lead's own
+        a.passes = a.inv.geometry.loops_of(a.parts[0]);  // the lead's own; see begin_turn()
         a.slot = slot;
         a.dirty = 0;
         bump(lane_.stats.context_loads);
@@ -449,6 +477,10 @@ class Engine {
     ActiveContext& a = load();
     dev_.sync_control();  // the lead reads primitives that others have fetched
     if (!dev_.leads()) return;
+    if (s_.loaded) {
+      const std::uint32_t last = a.inv.num_primitives - 1;
+      a.passes += lag_of(last < kCachedPrimitives ? a.program[last] : a.inv.program[last]);
+    }
     set_running(s_.slot);
     record(TraceType::kStart, &a.inv);
     s_.quantum = s_.policy.quantum_slices;
@@ -493,7 +525,7 @@ class Engine {
 
   // By the lead: goes on to the next primitive that has something to do. False: there is none.
   UNJAM_HD bool seek(ActiveContext& a) {
-    for (; a.dyn.loop < a.loops; advance(a)) {
+    for (; a.dyn.loop < a.passes; advance(a)) {
       const std::uint32_t i = a.dyn.primitive;
       const Primitive p = i < kCachedPrimitives ? a.program[i] : a.inv.program[i];
       s_.primitive = p;
@@ -511,11 +543,13 @@ class Engine {
     return false;
   }
 
-  // The chunk under way of a part.
+  // The chunk of a part that is s_.primitive's.
   UNJAM_HD Range chunk(const ActiveContext& a, std::uint32_t part) const {
     const Geometry& g = a.inv.geometry;
-    return g.chunk_of(part < kCachedMembers ? a.parts[part] : g.lane_part(part, lane_index_),
-                      a.dyn.loop);
+    const Range all = part < kCachedMembers ? a.parts[part] : g.lane_part(part, lane_index_);
+    const std::uint32_t lag = lag_of(s_.primitive);
+    if (a.dyn.loop < lag) return {all.offset, 0};
+    return g.chunk_of(all, a.dyn.loop - lag);
   }
 
   UNJAM_HD void advance(ActiveContext& a) {
@@ -526,8 +560,9 @@ class Engine {
     a.dirty = 1;
   }
 
-  // Waits for the slice that is next; fills s_.job.
+  // Waits for the slice that is next; fills job().
   UNJAM_HD std::uint32_t prepare() {
+    if (dev_.leads()) s_.which = 0;
     const std::uint32_t goes_on = tell(dev_.leads() ? may_go_on() : std::uint32_t{kMove});
     if (goes_on != kMove) return goes_on;
     ActiveContext& a = active();
@@ -627,6 +662,40 @@ class Engine {
     store_relaxed(place, dev_.now_ns() >> 20 << 32 | word);
   }
 
+  // Beside the leaf of the slice that was handed on: publishes the one before, counts this one, and
+  // hands the next one of the same turn on too if it is ready before the leaf ends. What is blocked
+  // waits in wait_ready(), when this slice is published.
+  UNJAM_HD void ahead(std::uint32_t which) {
+    ActiveContext& a = active();
+    if (dev_.leads()) dev_.leaf_begins();
+    if (s_.unpublished) {
+      dev_.fence();
+      publish_slice(a);
+      dev_.sync_control();  // all have read what it was
+    }
+    count_slice(a);
+    dev_.sync_control();
+    if (dev_.leads()) {
+      move_on(a);
+      s_.unpublished = true;
+      s_.handed[which] = false;
+      if (goes_ahead()) s_.which = which ^ 1;
+    }
+    if (tell(dev_.leads() && goes_ahead() ? 1 : 0) == 0) return;
+    if (s_.primitive.flags & (kFromSeveral | kToSeveral)) begin_peers(a);
+    Lack lack = Lack::kNothing;
+    do {
+      lack = look(a);
+    } while (lack != Lack::kNothing && !dev_.all(!dev_.leads() || !dev_.storing()));
+    if (lack == Lack::kNothing && dev_.leads()) {
+      build_job(a);
+      s_.handed[which] = true;
+    }
+  }
+
+  // By the lead. What else there is to decide, decide() does, at the latest at the quantum's end.
+  UNJAM_HD bool goes_ahead() const { return !s_.ended && s_.quantum != 0 && !holds(); }
+
   // ---- readiness ----
 
   // What the slice lacks. Changes nothing that outlives the wait.
@@ -694,7 +763,7 @@ class Engine {
   UNJAM_HD bool room_there(ActiveContext& a) {
     const SendGrant g = room(a, s_.primitive.send_peer, s_.elems);
     if (g.capacity == 0) return false;
-    s_.job.dst_slot[0] = g.data;
+    job().dst_slot[0] = g.data;
     s_.location[0] = g.location;
     const std::uint32_t elems = g.capacity / dtype_bytes(a.inv.geometry.dtype);
     if (elems < s_.elems && !inline_flags(a)) s_.elems = elems;
@@ -708,26 +777,28 @@ class Engine {
     return q < kCachedMembers ? a.members[q] : a.inv.members[q];
   }
 
-  UNJAM_HD bool takes_part(const ActiveContext& a, std::uint32_t q) const {
-    if (s_.primitive.flags & kCopies) return s_.job.copy_elems[q] != 0;
+  UNJAM_HD SliceJob& job() const { return s_.jobs[s_.which]; }
+
+  UNJAM_HD bool takes_part(const ActiveContext& a, const Slice& slice, std::uint32_t q) const {
+    if (slice.primitive.flags & kCopies) return s_.jobs[slice.job].copy_elems[q] != 0;
     return q != a.inv.group_rank;
   }
   // Elements of the slice from or to member q.
   UNJAM_HD std::uint32_t elems_of(std::uint32_t q) const {
-    if (s_.primitive.flags & kCopies) return s_.job.copy_elems[q];
+    if (s_.primitive.flags & kCopies) return job().copy_elems[q];
     return static_cast<std::uint32_t>(s_.chunk.length);
   }
   // Member q's place in dst_slot. A combine's result goes to all of num_dst places, without a gap
   // at this rank's own; copies are at their members' places.
-  UNJAM_HD std::uint32_t place_of(const ActiveContext& a, std::uint32_t q) const {
-    return (s_.primitive.flags & kCopies) == 0 && q > a.inv.group_rank ? q - 1 : q;
+  UNJAM_HD static std::uint32_t place_of(const ActiveContext& a, Primitive p, std::uint32_t q) {
+    return (p.flags & kCopies) == 0 && q > a.inv.group_rank ? q - 1 : q;
   }
 
   UNJAM_HD void begin_peers(const ActiveContext& a) {
     const std::uint16_t flags = s_.primitive.flags;
     for (std::uint32_t q = dev_.first(); q < a.inv.group_size; q += dev_.stride()) {
       if (flags & kCopies) place_copy(a, q);
-      const bool there = !takes_part(a, q);
+      const bool there = !takes_part(a, {s_.primitive, s_.which, false}, q);
       s_.has_come[q] = there || (flags & kFromSeveral) == 0;
       s_.has_room[q] = there || (flags & kToSeveral) == 0;
     }
@@ -735,7 +806,7 @@ class Engine {
 
   // The user's side of the copy for member q.
   UNJAM_HD void place_copy(const ActiveContext& a, std::uint32_t q) {
-    SliceJob& job = s_.job;
+    SliceJob& job = this->job();
     const Range c = chunk(a, q);
     job.copy_elems[q] =
         q == a.inv.group_rank ? std::uint32_t{0} : static_cast<std::uint32_t>(c.length);
@@ -752,7 +823,7 @@ class Engine {
       if (s_.has_come[q]) continue;
       RecvView view;
       if (!arrived(a, q, elems_of(q), view)) return false;
-      s_.job.src[q] = view.data;
+      job().src[q] = view.data;
       s_.has_come[q] = true;
     }
     return true;
@@ -765,8 +836,8 @@ class Engine {
       if (!inline_flags(a) && g.capacity < elems_of(q) * dtype_bytes(a.inv.geometry.dtype)) {
         return false;
       }
-      const std::uint32_t at = place_of(a, q);
-      s_.job.dst_slot[at] = g.data;
+      const std::uint32_t at = place_of(a, s_.primitive, q);
+      job().dst_slot[at] = g.data;
       s_.location[at] = g.location;
       s_.has_room[q] = true;
     }
@@ -793,7 +864,7 @@ class Engine {
     const Invocation& inv = a.inv;
     const Geometry& g = inv.geometry;
     const std::uint16_t flags = s_.primitive.flags;
-    SliceJob& job = s_.job;
+    SliceJob& job = this->job();
     job.copies = (flags & kCopies) != 0;
     job.dtype = g.dtype;
     job.op = inv.op;
@@ -835,28 +906,30 @@ class Engine {
     job.scale = 1.0 / inv.group_size;
   }
 
-  // This thread's share of the slices that go out: f(group rank, place, elements).
+  // This thread's share of the slices that go out with what has been handed on: f(group rank,
+  // place in dst_slot).
   template <class F>
   UNJAM_HD void each_out(const ActiveContext& a, F f) {
-    const Primitive p = s_.primitive;
+    const Slice& slice = s_.slice;
+    const Primitive p = slice.primitive;
     if (p.flags & kToSeveral) {
       for (std::uint32_t q = dev_.first(); q < a.inv.group_size; q += dev_.stride()) {
-        if (!takes_part(a, q)) continue;
-        f(q, place_of(a, q), p.flags & kCopies ? s_.job.copy_elems[q] : s_.elems);
+        if (takes_part(a, slice, q)) f(q, place_of(a, p, q));
       }
     } else if ((p.flags & kSend) && dev_.leads()) {
-      f(std::uint32_t{p.send_peer}, std::uint32_t{0}, s_.elems);
+      f(std::uint32_t{p.send_peer}, std::uint32_t{0});
     }
   }
-  // And of those that were read to their end: f(group rank).
+  // And of those that it reads to their end: f(group rank).
   template <class F>
   UNJAM_HD void each_in(const ActiveContext& a, F f) {
-    const Primitive p = s_.primitive;
+    const Slice& slice = s_.slice;
+    const Primitive p = slice.primitive;
     if (p.flags & kFromSeveral) {
       for (std::uint32_t q = dev_.first(); q < a.inv.group_size; q += dev_.stride()) {
-        if (takes_part(a, q)) f(q);
+        if (takes_part(a, slice, q)) f(q);
       }
-    } else if ((p.flags & kRecv) && dev_.leads() && a.dyn.taken + slice_bytes(a) == s_.view.bytes) {
+    } else if (slice.ends_incoming && dev_.leads()) {
       f(std::uint32_t{p.recv_peer});
     }
   }
@@ -864,27 +937,36 @@ class Engine {
     return s_.elems * dtype_bytes(a.inv.geometry.dtype);
   }
 
-  // Makes the slice visible to the peers and moves on. First all that is to be visible is written,
-  // then one fence a thread is behind it, then it is published, and, by the lead, the end of the
-  // invocation with it: the lead's fence covers also what the others have written, which is behind
-  // the barrier.
-  UNJAM_HD void publish() {
-    ActiveContext& a = active();
+  // Counts the slice that job() describes at its connectors, and writes what peers are to read
+  // about it. In front of move_on().
+  UNJAM_HD void count_slice(ActiveContext& a) {
     LaneTransport& t = s_.transport;
     const bool headers = !inline_flags(a);
-    dev_.delay();
-    each_out(a, [&](std::uint32_t q, std::uint32_t at, std::uint32_t elems) {
+    if (dev_.leads()) {
+      const Primitive p = s_.primitive;
+      s_.slice = {p, s_.which,
+                  (p.flags & kRecv) != 0 && a.dyn.taken + slice_bytes(a) == s_.view.bytes};
+    }
+    dev_.sync_control();
+    each_out(a, [&](std::uint32_t q, std::uint32_t at) {
       OutEndpoint& out = a.out[q];
       if (headers) {
+        const std::uint32_t elems =
+            s_.slice.primitive.flags & kCopies ? job().copy_elems[q] : s_.elems;
         t.announce(member(a, q), out, s_.location[at], elems * dtype_bytes(a.inv.geometry.dtype));
       } else {
         ++out.posted;  // the data carried their flags
       }
     });
     each_in(a, [&](std::uint32_t q) { LaneTransport::take(a.in[q]); });
-    dev_.sync_control();
-    dev_.fence();
-    each_out(a, [&](std::uint32_t q, std::uint32_t, std::uint32_t) {
+  }
+
+  // Makes the slice that was counted visible to the peers: behind a fence of this thread, and a
+  // barrier of the block behind its leaf.
+  UNJAM_HD void publish_slice(ActiveContext& a) {
+    LaneTransport& t = s_.transport;
+    const bool headers = !inline_flags(a);
+    each_out(a, [&](std::uint32_t q, std::uint32_t) {
       const std::uint32_t peer = member(a, q);
       if (headers) t.template post<Dev>(peer, a.out[q], a.inv.seed);
       dev_.ring(peer, lane_index_, RingFor::kData);
@@ -894,8 +976,27 @@ class Engine {
       t.template consume<Dev>(peer, a.in[q]);
       dev_.ring(peer, lane_index_, RingFor::kRoom);
     });
+  }
+
+  // Publishes the slice that was handed on last. First all that is to be visible is written, then
+  // one fence a thread is behind it, then it is published, and, by the lead, the end of the
+  // invocation with it: the lead's fence covers also what the others have written, which is behind
+  // the barrier. `counts`: nothing has looked ahead of it.
+  UNJAM_HD void publish(bool counts) {
+    ActiveContext& a = active();
+    dev_.delay();
+    if (counts) {
+      count_slice(a);
+      dev_.sync_control();
+    }
+    dev_.fence();
+    publish_slice(a);
     dev_.sync_control();  // nobody reads the slice's description any more
-    if (dev_.leads()) move_on(a);
+    if (dev_.leads()) {
+      if (counts) move_on(a);
+      s_.unpublished = false;
+      if (s_.ended) call<&Engine::end_turn>(std::uint32_t{kFinished}, true);
+    }
     dev_.sync_control();
   }
 
@@ -918,7 +1019,7 @@ class Engine {
       a.dyn.done = 0;
     }
     advance(a);
-    if (!seek(a)) call<&Engine::end_turn>(std::uint32_t{kFinished}, true);
+    s_.ended = !seek(a);
   }
 
   UNJAM_HD void count_sent(const ActiveContext& a) {
@@ -927,9 +1028,9 @@ class Engine {
     std::uint64_t elems = 0, borrowed = 0;
     if (flags & kToSeveral) {
       for (std::uint32_t q = 0; q < a.inv.group_size; ++q) {
-        if (!takes_part(a, q)) continue;
-        elems += flags & kCopies ? s_.job.copy_elems[q] : s_.elems;
-        borrowed += s_.location[place_of(a, q)] != 0;
+        if (!takes_part(a, s_.slice, q)) continue;
+        elems += flags & kCopies ? job().copy_elems[q] : s_.elems;
+        borrowed += s_.location[place_of(a, s_.primitive, q)] != 0;
       }
     } else {
       elems = s_.elems;

@@ -76,7 +76,7 @@ static_assert(sizeof(Invocation) % kVectorBytes == 0);
 
 // Dynamic context of one lane.
 struct alignas(16) DynamicContext {
-  std::uint64_t loop = 0;       // which chunk
+  std::uint64_t loop = 0;       // which pass of the program: which chunk, but for the lag
   std::uint32_t primitive = 0;  // which primitive of the program
   std::uint32_t done = 0;       // elements of its chunk that are through
   std::uint32_t taken = 0;      // bytes of the incoming slice that are through

@@ -1,11 +1,12 @@
 // The instruction set between planners and the engine: what one rank does for a collective.
 //
 // A program is a list of primitives, executed once per chunk ("loop" l = 0, 1, …): the l-th pass
-// works on chunk l of every part. A part is a contiguous piece of the user's data (see geometry.h);
-// a primitive whose chunk is empty in this loop is skipped, on every rank alike. Primitives are
-// fusions of send, recv, reduce, copy (paper Sec. 4.1). Between two ranks everything travels in
-// order through one connector per (group, key, lane), so the k-th send to a peer is matched with
-// that peer's k-th receive from us; the plan checker proves that they fit.
+// works on chunk l of every part (but see the lag below). A part is a contiguous piece of the
+// user's data (see geometry.h); a primitive whose chunk is empty in this loop is skipped, on every
+// rank alike. Primitives are fusions of send, recv, reduce, copy (paper Sec. 4.1). Between two
+// ranks everything travels in order through one connector per (group, key, lane), so the k-th send
+// to a peer is matched with that peer's k-th receive from us; the plan checker proves that they
+// fit.
 #pragma once
 
 #include <cstdint>
@@ -51,12 +52,21 @@ enum PrimitiveFlags : std::uint16_t {
   kCollect = 1 << 11,
 };
 
+// A primitive that lags works, in pass l, on chunk l - lag; a program with lags makes as many
+// passes more. So a chunk's hops lie a pass apart, and what a hop waits for was sent a whole pass
+// ago (software pipelining). Lags do not fall from one primitive to the next.
+inline constexpr int kLagShift = 12;
+inline constexpr std::uint32_t kMaxLag = 3;
+
 struct Primitive {
-  std::uint16_t flags = 0;
+  std::uint16_t flags = 0;            // PrimitiveFlags, and the lag above them
   std::uint16_t recv_peer = kNoPeer;  // group rank
   std::uint16_t send_peer = kNoPeer;  // group rank
   std::uint16_t part = 0;             // which part of the data, see geometry.h
 };
+UNJAM_HD constexpr std::uint32_t lag_of(Primitive p) {
+  return static_cast<std::uint32_t>(p.flags) >> kLagShift;
+}
 static_assert(sizeof(Primitive) == 8, "primitives are fetched as one 8-byte word");
 
 }  // namespace unjam

@@ -30,7 +30,7 @@ struct alignas(16) ActiveContext {
   InEndpoint* in = nullptr;
   std::uint64_t tag = 0;
   std::uint64_t group = 0;
-  std::uint64_t loops = 0;  // how many chunks this lane makes
+  std::uint64_t passes = 0;  // of the program: how many chunks this lane makes, and the lag
   // The first of the program's primitives, and of the members.
   Primitive program[kCachedPrimitives];
   std::uint16_t members[kCachedMembers] = {};
@@ -101,10 +101,17 @@ struct RankState {
   EnginePolicy policy;
 };
 
+// What publishing a slice takes, beside what its job says.
+struct Slice {
+  Primitive primitive;
+  std::uint32_t job = 0;       // place in BlockShared::jobs
+  bool ends_incoming = false;  // of one peer: it reads the incoming slice to its end
+};
+
 // Shared by the threads of a block while its engine runs: fast memory, lost with the block. Who may
 // touch what, and when: see "The block" in engine.h.
 struct BlockShared {
-  SliceJob job;
+  SliceJob jobs[2];  // see Engine::run()
   ActiveContext active[kActiveContexts];
   // Copies of what is constant, so that no look at a peer begins in slow memory.
   LaneTransport transport;  // with `bases`
@@ -114,9 +121,13 @@ struct BlockShared {
   LaneState lane;  // where Dev::kLaneInShared
 
   // ---- read by all control threads ----
-  std::uint32_t told = 0;  // see Engine::tell
-  bool quits = false;      // the block leaves
-  bool in_turn = false;    // `slot` has its turn
+  std::uint32_t told = 0;    // see Engine::tell
+  bool quits = false;        // the block leaves
+  bool handed[2] = {};       // by job: whether the next slice's is there, in the other place
+  bool unpublished = false;  // `slice` was handed on, and is not published
+  Slice slice;               // the one that was handed on
+  std::uint32_t which = 0;   // the job that is filled in
+  bool in_turn = false;      // `slot` has its turn
   std::uint16_t slot = kNoSlot;
   std::uint32_t threshold = 0;
   Primitive primitive;      // of the slice under way
@@ -142,6 +153,7 @@ struct BlockShared {
   bool ran = false;           // the pass has given somebody a turn
   bool quantum_over = false;  // the pass has ended a turn that could have gone on
   bool ended = false;         // nothing is left of the invocation that has its turn
+  bool loaded = false;        // its context was not there
   std::uint64_t started_ns = 0;
   RecvView view;  // of the slice from one peer
 };

@@ -125,6 +125,7 @@ class Warp {
     Warp& w;
     const std::uint32_t thread, threads;
     std::uint32_t votes = 0;
+    std::uint32_t to_store = 0;  // the lead's: what stored_ will be when the leaf has ended
 
     bool controls() const { return thread < w.control_; }
     bool leads() const { return thread == 0; }
@@ -144,7 +145,18 @@ class Warp {
         sched_yield();
       }
     }
-    void leaf(const SliceJob& job) { run_leaf_host(job, thread, threads); }
+    // As on a GPU: control threads beside those that move the data, where there are others.
+    bool looks_ahead() const { return true; }
+    bool moves() const { return threads == w.control_ || !controls(); }
+    void leaf_begins() { to_store += movers(); }
+    bool storing() const {
+      return threads != w.control_ && w.stored_.load(std::memory_order_relaxed) != to_store;
+    }
+    std::uint32_t movers() const { return threads == w.control_ ? threads : threads - w.control_; }
+    void leaf(const SliceJob& job) {
+      run_leaf_host(job, thread - (threads - movers()), movers());
+      w.stored_.fetch_add(1, std::memory_order_relaxed);
+    }
     void relax(std::uint32_t) { sched_yield(); }
     void delay() {}
     std::uint64_t now_ns() const { return monotonic_ns(); }
@@ -193,6 +205,7 @@ class Warp {
   bool leaves_ = false;
   std::uint16_t taken_ = kNoSlot;
   std::atomic<std::uint32_t> votes_[3] = {};
+  std::atomic<std::uint32_t> stored_{0};  // ends of leaves, of every thread
   pthread_barrier_t block_, warp_;
   std::vector<std::thread> threads_;
 };

@@ -78,6 +78,8 @@ struct DevShared {
   std::uint32_t rested;         // the engine left because nothing can move
   std::uint32_t gone_on;        // multiplexing: leave soon, other lanes have nobody
   std::uint32_t attention;      // latest look
+  std::uint32_t stored;         // ends of leaves, of every warp
+  std::uint32_t to_store;       // what that will be at the end of this leaf
   std::uint32_t passes;
   std::uint32_t posted;      // first lane: latest look
   std::uint64_t sq_written;  // first lane: latest look
@@ -110,8 +112,18 @@ class CudaDev {
   __device__ bool all(bool x) const { return __all_sync(0xffffffffu, x) != 0; }
   __device__ void sync_control() const { __syncwarp(); }
 
+  // The first warp controls, the others move data. (All move packets.)
+  __device__ static constexpr bool looks_ahead() { return true; }
+  __device__ bool moves() const { return threadIdx.x >= kWarp; }
   __device__ __forceinline__ void leaf(const SliceJob& job) {
-    run_slot_leaf_cuda(job, threadIdx.x, blockDim.x);
+    run_slot_leaf_cuda(job, threadIdx.x - kWarp, blockDim.x - kWarp);
+    __syncwarp();
+    if (threadIdx.x % kWarp == 0) atomicAdd(&s_.stored, 1u);
+  }
+  __device__ void leaf_begins() { s_.to_store += blockDim.x / kWarp - 1; }
+  // A hint, so that nobody looks on while all wait at the barrier.
+  __device__ bool storing() const {
+    return *static_cast<const volatile std::uint32_t*>(&s_.stored) != s_.to_store;
   }
 
   // Two phases for packets: every thread polls its own words; the block goes on only if all have

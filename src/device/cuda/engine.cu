@@ -55,6 +55,7 @@ __device__ __noinline__ void drive(CudaRank& r, std::uint32_t lane, Block block)
     s.lanes_to_kick = 0;
     s.kicks_pending = 0;
     s.passes = 0;
+    s.stored = s.to_store = 0;
     s.attention = load_relaxed_local(r.attention);
     s.still_since_ns = 0;
     s.has_moved = 0;
@@ -191,7 +192,8 @@ __device__ void serve(CudaRank& r, Block block) {
 
 }  // namespace
 
-// A block has an SM to itself: 512 threads of up to 128 registers, so that no leaf spills.
+// A block has an SM to itself: 512 threads of up to 128 registers, so that no leaf spills. One warp
+// of them controls; one more than these 16 would leave each thread 96 registers.
 __global__ void __launch_bounds__(512, 1)
     unjam_engine_kernel(CudaRank* rank, const __grid_constant__ CudaLaunch launch) {
   // Raw storage: shared variables have no constructors.

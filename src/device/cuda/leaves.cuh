@@ -196,23 +196,31 @@ __device__ __forceinline__ void load_batch(const Slice& slice, int first, Load l
   }
 }
 
-// Whole pieces, all pointers aligned; pieces of one thread lie `stride` bytes apart.
+// Whole pieces, all pointers aligned; pieces of one thread lie `stride` bytes apart. kSome: only
+// those that begin before `end`.
+template <bool kSome = false>
 struct AlignedAccess {
   const Slice& slice;
   std::uint32_t at;
   std::uint32_t stride;
+  std::uint32_t end = 0;
+  __device__ __forceinline__ bool has(int p) const { return !kSome || at + p * stride < end; }
   template <int kBatch, int kPieces>
   __device__ __forceinline__ void load(int first, Raw<4> (&raw)[kBatch][kPieces]) const {
     load_batch<kBatch>(slice, first, [&](int i, const char* src) {
 #pragma unroll
-      for (int p = 0; p < kPieces; ++p) raw[i][p] = load_aligned<4>(src + at + p * stride);
+      for (int p = 0; p < kPieces; ++p) {
+        if (has(p)) raw[i][p] = load_aligned<4>(src + at + p * stride);
+      }
     });
   }
   template <int kPieces>
   __device__ __forceinline__ void store(const Raw<4> (&raw)[kPieces]) const {
     const auto put = [&](char* dst) {
 #pragma unroll
-      for (int p = 0; p < kPieces; ++p) store_aligned(dst + at + p * stride, raw[p]);
+      for (int p = 0; p < kPieces; ++p) {
+        if (has(p)) store_aligned(dst + at + p * stride, raw[p]);
+      }
     };
     for_slots(slice, put);
     if (slice.dst_user != nullptr) put(slice.dst_user);
@@ -279,7 +287,7 @@ __device__ __forceinline__ void reduce_slot_by(const Slice& slice, unsigned thre
   for_pieces<kPieces>(
       slice, thread, threads,
       [&](std::uint32_t at, std::uint32_t stride) {
-        AlignedAccess access{slice, at, stride};
+        AlignedAccess<> access{slice, at, stride};
         reduce_pieces<dtype, 4, kPieces, kSources>(slice, access);
       },
       [&](std::uint32_t at, unsigned bytes) {
@@ -309,20 +317,35 @@ __device__ __forceinline__ void spread_slot(const SliceJob& job, unsigned thread
                                             unsigned threads) {
   constexpr int kPieces = 8;
   const Slice slice = make_slice(job);
-  for_pieces<kPieces>(
-      slice, thread, threads,
-      [&](std::uint32_t at, std::uint32_t stride) {
-        const AlignedAccess access{slice, at, stride};
-        Raw<4> raw[1][kPieces];
-        access.load(0, raw);
-        access.store(raw[0]);
-      },
-      [&](std::uint32_t at, unsigned bytes) {
-        const LinearAccess<kElement> access{slice, at, bytes};
-        Raw<4> raw[1][1];
-        access.load(0, raw);
-        access.store(raw[0]);
-      });
+  std::uint32_t begin = 0;
+  if (all_aligned(slice)) {
+    const std::uint32_t stride = threads * kPieceBytes;
+    const std::uint32_t end = slice.bytes & ~(kPieceBytes - 1);
+    std::uint32_t at = thread * kPieceBytes;
+#pragma unroll 1
+    for (; at + (kPieces - 1) * stride < end; at += kPieces * stride) {
+      const AlignedAccess<> access{slice, at, stride};
+      Raw<4> raw[1][kPieces];
+      access.load(0, raw);
+      access.store(raw[0]);
+    }
+    // What is left, too, is under way at once.
+    const AlignedAccess<true> access{slice, at, stride, end};
+    Raw<4> raw[1][kPieces];
+    access.load(0, raw);
+    access.store(raw[0]);
+    begin = end;
+  }
+#pragma unroll 1
+  for (std::uint32_t at = begin + thread * kPieceBytes; at < slice.bytes;
+       at += threads * kPieceBytes) {
+    const std::uint32_t left = slice.bytes - at;
+    const unsigned bytes = left < kPieceBytes ? static_cast<unsigned>(left) : kPieceBytes;
+    const LinearAccess<kElement> access{slice, at, bytes};
+    Raw<4> raw[1][1];
+    access.load(0, raw);
+    access.store(raw[0]);
+  }
 }
 
 // ---- Packets: units of 8 data bytes; user memory is linear, connector memory is packets. --------
@@ -551,16 +574,23 @@ __device__ __forceinline__ void straight_copies(const SliceJob& job, unsigned th
     char* to =
         static_cast<char*>(job.dst_slot[copy] != nullptr ? job.dst_slot[copy] : job.dst_copy[copy]);
     std::uint32_t at = thread * kPieceBytes;
+    Raw<4> raw[kPieces];
 #pragma unroll 1
     for (; at + (kPieces - 1) * stride < bytes; at += kPieces * stride) {
-      Raw<4> raw[kPieces];
 #pragma unroll
       for (int p = 0; p < kPieces; ++p) raw[p] = load_aligned<4>(from + at + p * stride);
 #pragma unroll
       for (int p = 0; p < kPieces; ++p) store_aligned(to + at + p * stride, raw[p]);
     }
-#pragma unroll 1
-    for (; at < bytes; at += stride) store_aligned(to + at, load_aligned<4>(from + at));
+    // What is left, too, is under way at once.
+#pragma unroll
+    for (int p = 0; p < kPieces; ++p) {
+      if (at + p * stride < bytes) raw[p] = load_aligned<4>(from + at + p * stride);
+    }
+#pragma unroll
+    for (int p = 0; p < kPieces; ++p) {
+      if (at + p * stride < bytes) store_aligned(to + at + p * stride, raw[p]);
+    }
     copy = copy + 1 == job.num_src ? 0 : copy + 1;
   }
 }

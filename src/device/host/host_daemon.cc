@@ -87,6 +87,11 @@ class HostDev {
   void sync() {
     if (threads_ > 1) pthread_barrier_wait(barrier_);
   }
+  // One thread alone could only look ahead or move data.
+  bool looks_ahead() const { return threads_ > 1; }
+  bool moves() const { return true; }
+  void leaf_begins() {}
+  static constexpr bool storing() { return false; }
   void leaf(const SliceJob& job) { run_leaf_host(job, thread_, threads_); }
 
   // Ranks outnumber cores here: the one that we wait for may be waiting for our core.
