@@ -47,20 +47,31 @@ std::vector<LaneRun::Loop> loops_to_run(const LaneClass& c, std::uint64_t full) 
   return loops;
 }
 
-std::uint64_t count_steps(const LaneRun& run, const LaneClass& c, std::size_t loops_run) {
+// `full`: of the loops that were run.
+std::uint64_t count_steps(const LaneRun& run, const LaneClass& c, std::uint64_t full,
+                          std::size_t loops_run) {
   std::uint64_t steps = 0;
   for (std::size_t i = 0; i < loops_run; ++i) steps = std::max(steps, run.loop_end(i));
-  if (c.full_loops > kFullLoopsRun) {
-    const std::uint64_t period = run.loop_end(kFullLoopsRun - 1) - run.loop_end(kFullLoopsRun - 2);
-    steps += (c.full_loops - kFullLoopsRun) * period;
+  if (c.full_loops > full) {
+    const std::uint64_t period = run.loop_end(full - 1) - run.loop_end(full - 2);
+    steps += (c.full_loops - full) * period;
   }
   return steps;
+}
+
+std::uint32_t longest_lag(const std::vector<Plan>& plans) {
+  std::uint32_t lag = 0;
+  for (const Plan& plan : plans) {
+    for (const Primitive& p : plan.primitives) lag = std::max(lag, lag_of(p));
+  }
+  return lag;
 }
 
 int search_slots(const PlanRequest& request, const std::vector<Plan>& plans, const LaneClass& c,
                  const CheckOptions& options) {
   for (int slots = 1; slots < options.slots; ++slots) {
-    LaneRun run(request, plans, c.lane, slots, options.slot_bytes, loops_to_run(c, 1), nullptr);
+    LaneRun run(request, plans, c.lane, slots, options.slot_bytes,
+                loops_to_run(c, 1 + 2 * longest_lag(plans)), nullptr);
     if (run.run()) return slots;
   }
   return options.slots;
@@ -88,7 +99,8 @@ CheckResult check_plans(const PlanRequest& request, const std::vector<Plan>& pla
   ValuePool values(request.ranks);
   std::vector<std::uint64_t> bytes(static_cast<std::size_t>(request.ranks), 0);
   for (const LaneClass& c : lane_classes(plans[0].geometry)) {
-    const std::vector<LaneRun::Loop> loops = loops_to_run(c, kFullLoopsRun);
+    const std::uint64_t full = kFullLoopsRun + 2 * longest_lag(plans);
+    const std::vector<LaneRun::Loop> loops = loops_to_run(c, full);
     LaneRun run(request, plans, c.lane, options.slots, options.slot_bytes, loops, &values);
     if (!run.run()) {
       result.error = run.error();
@@ -100,7 +112,7 @@ CheckResult check_plans(const PlanRequest& request, const std::vector<Plan>& pla
       bytes[static_cast<std::size_t>(r)] += c.lanes * run.bytes_sent(r);
     }
     result.loops = std::max(result.loops, c.loops);
-    result.steps = std::max(result.steps, count_steps(run, c, loops.size()));
+    result.steps = std::max(result.steps, count_steps(run, c, full, loops.size()));
     if (options.find_slots_needed && run.sends_anything()) {
       result.slots_needed = std::max(result.slots_needed, search_slots(request, plans, c, options));
     }

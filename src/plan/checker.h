@@ -20,7 +20,11 @@
 // them empty, this schedule completes, and so, as above, does every other, with the same values. So
 // loop 0 and the loops that are cut short decide for all. Three full loops are run all the same,
 // without a barrier between them, which exercises the pipelining from loop to loop; the rest are
-// counted only. Lanes share nothing; of lanes with equal lengths one is run.
+// counted only. (With lags, ranks are never all between two loops with empty FIFOs. There what lies
+// two lags behind the beginning repeats: a circle of ranks that wait for one another has a copy a
+// pass earlier, down to the first pass in which all primitives have a chunk. So as many more loops
+// are run; mesh.h argues for any number.) Lanes share nothing; of lanes with equal lengths one is
+// run.
 //
 // Memory. Out of place, input and output are different memory; in place, a slice of the input is
 // lost once the output slice at its position has been written. A plan whose reads of the input all

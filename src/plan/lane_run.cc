@@ -31,8 +31,13 @@ LaneRun::LaneRun(const PlanRequest& request, const std::vector<Plan>& plans, std
   const Geometry& g = plans[0].geometry;
   for (std::uint32_t p = 0; p < g.parts; ++p) part_length_.push_back(g.lane_part(p, lane).length);
   if (values_ != nullptr) {
-    output_.assign(index(request.ranks), std::vector<ValueId>(g.parts * slices_, kNoValue));
-    result_.assign(loops_.size() * g.parts * slices_, kNoValue);
+    const std::size_t cells = loops_.size() * g.parts * slices_;
+    output_.assign(index(request.ranks), std::vector<ValueId>(cells, kNoValue));
+    result_.assign(cells, kNoValue);
+  }
+  for (int r = 0; r < request.ranks; ++r) {
+    const std::vector<Primitive>& program = plans[index(r)].primitives;
+    if (!program.empty()) ranks_[index(r)].lag = lag_of(program.back());
   }
 }
 
@@ -133,6 +138,12 @@ bool LaneRun::advance(int rank) {
       continue;
     }
     const Primitive& p = program[self.primitive];
+    const std::uint32_t lag = lag_of(p);
+    if (self.pass < lag || self.pass - lag >= loops_.size()) {  // there is no such chunk
+      ++self.primitive;
+      continue;
+    }
+    self.loop = self.pass - lag;
     const std::uint64_t length = work_length(rank, p, loops_[self.loop].number);
     const std::uint64_t begin = self.slice * slice_elements_;
     if (begin >= length) {  // all slices are done, or the chunk is empty
@@ -183,16 +194,16 @@ LaneRun::Step LaneRun::step(int rank, const Primitive& p, std::uint64_t length) 
   ValueId value = kNoValue;
   if (values_ != nullptr) {
     if ((p.flags & (kScatter | kCollect)) == 0) {
-      value = evaluate(rank, p, cell(p.part, self.slice));
+      value = evaluate(rank, p, cell(rank, p.part, self.slice));
       if (value == kNoValue) return Step::kFailed;
     }
     if ((p.flags & kCollect) != 0) {
       for (int from = 0; from < request_.ranks; ++from) {
         if (length_from(rank, p, from, length) == 0) continue;
-        output_[index(rank)][cell(part_from(p, from), self.slice)] = front(from, rank)->value;
+        output_[index(rank)][cell(rank, part_from(p, from), self.slice)] = front(from, rank)->value;
       }
     } else if ((p.flags & kCopy) != 0) {
-      output_[index(rank)][cell(p.part, self.slice)] = value;
+      output_[index(rank)][cell(rank, p.part, self.slice)] = value;
     }
   }
   for (int from = from_peers.first; from <= from_peers.last; ++from) {
@@ -206,7 +217,7 @@ LaneRun::Step LaneRun::step(int rank, const Primitive& p, std::uint64_t length) 
     const std::uint64_t sent = length_to(rank, p, to, length);
     if (sent == 0) continue;
     if (values_ != nullptr && (p.flags & kScatter) != 0) {
-      value = load_local(rank, p, cell(part_to(p, to), self.slice));
+      value = load_local(rank, p, cell(rank, part_to(p, to), self.slice));
       if (value == kNoValue) return Step::kFailed;
     }
     Connector& c = connector(rank, to);
@@ -332,9 +343,13 @@ ValueId LaneRun::gather(int rank, const Primitive& p, ValueId local) {
   return sum;
 }
 
-// At the end of a pass: checks what the rank has written in it, and begins the next.
+// At the end of a pass: checks what the rank has written of the loop that is complete with it, and
+// begins the next.
 bool LaneRun::finish_loop(int rank) {
   Rank& self = ranks_[index(rank)];
+  self.primitive = 0;
+  if (self.pass++ < self.lag) return true;
+  self.loop = self.pass - 1 - self.lag;
   loop_end_[self.loop] = std::max(loop_end_[self.loop], self.time);
   if (values_ != nullptr) {
     std::vector<ValueId>& output = output_[index(rank)];
@@ -342,7 +357,7 @@ bool LaneRun::finish_loop(int rank) {
       if (!has_output(request_, rank, static_cast<int>(part))) continue;
       const std::uint64_t length = chunk_length(part, loops_[self.loop].number);
       for (std::uint32_t slice = 0; slice * slice_elements_ < length; ++slice) {
-        ValueId& value = output[std::size_t{part} * slices_ + slice];
+        const ValueId value = output[cell(rank, part, slice)];
         const std::string text = result_defect(rank, part, slice, value);
         if (!text.empty()) {
           fail(name(rank) + "'s output part " + std::to_string(part) + " loop " +
@@ -350,12 +365,9 @@ bool LaneRun::finish_loop(int rank) {
                text);
           return false;
         }
-        value = kNoValue;
       }
     }
   }
-  ++self.loop;
-  self.primitive = 0;
   return true;
 }
 
@@ -373,8 +385,7 @@ std::string LaneRun::result_defect(int rank, std::uint32_t part, std::uint32_t s
   if (!values_->complete(v)) return values_->defect(v);
   if (values_->state(v) != ValueState::kFinished) return "is not finished: no kFinish";
   if (request_.kind == Kind::kAllReduce || request_.kind == Kind::kBarrier) {
-    ValueId& first =
-        result_[(ranks_[index(rank)].loop * part_length_.size() + part) * slices_ + slice];
+    ValueId& first = result_[cell(rank, part, slice)];
     if (first == kNoValue) first = v;
     if (first != v) return "is reduced in another order than on other ranks: the bits can differ";
   }

@@ -50,13 +50,15 @@ class LaneRun {
     std::vector<Message> slots;
   };
   struct Rank {
-    std::uint32_t loop = 0, primitive = 0, slice = 0;
+    std::uint32_t pass = 0, primitive = 0, slice = 0;
+    std::uint32_t loop = 0;  // index into loops_, that the primitive works on
+    std::uint32_t lag = 0;   // the most of its program
     std::uint64_t time = 0, bytes = 0;
     int waiting_on = -1;  // connector
     bool waiting_to_send = false, queued = false;
   };
 
-  bool done(const Rank& rank) const { return rank.loop == loops_.size(); }
+  bool done(const Rank& rank) const { return rank.pass == loops_.size() + rank.lag; }
   // The ranks that a primitive moves a slice from, or to, may be among.
   struct Peers {
     int first = 0, last = -1;
@@ -74,8 +76,10 @@ class LaneRun {
   // Whose slice it is that travels.
   static std::uint32_t part_from(const Primitive& p, int from);
   static std::uint32_t part_to(const Primitive& p, int to);
-  std::size_t cell(std::uint32_t part, std::uint32_t slice) const {
-    return std::size_t{part} * slices_ + slice;
+  // Of the loop that the rank's primitive works on.
+  std::size_t cell(int rank, std::uint32_t part, std::uint32_t slice) const {
+    const std::uint32_t loop = ranks_[static_cast<std::size_t>(rank)].loop;
+    return (std::size_t{loop} * part_length_.size() + part) * slices_ + slice;
   }
   Connector& connector(int from, int to);
   const Message* front(int from, int to);
@@ -107,7 +111,7 @@ class LaneRun {
   std::vector<int> connector_of_;  // [from * ranks + to], -1: not used yet
   std::vector<Connector> connectors_;
   std::vector<int> runnable_;
-  // What each rank has written to its output in the loop that it is in: [part * slices_ + slice].
+  // What each rank has written to its output: by cell().
   std::vector<std::vector<ValueId>> output_;
   // The result as the first rank to finish it has it: [(loop * parts + part) * slices_ + slice].
   std::vector<ValueId> result_;

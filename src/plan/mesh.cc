@@ -1,5 +1,7 @@
 #include "plan/mesh.h"
 
+#include <algorithm>
+
 #include "plan/common.h"
 
 namespace unjam {
@@ -10,6 +12,19 @@ Primitive primitive(unsigned flags, int part) {
   p.flags = static_cast<std::uint16_t>(flags);
   p.part = static_cast<std::uint16_t>(part);
   return p;
+}
+
+// Each primitive that receives works on what was sent a pass ago.
+void overlap(const PlanLimits& limits, std::vector<Primitive>* program) {
+  const auto waits = [](const Primitive& p) { return (p.flags & (kGather | kCollect)) != 0; };
+  const auto hops = std::count_if(program->begin(), program->end(), waits);
+  const std::uint32_t slots = hops == 2 ? kOverlapSlotsTwoHops : kOverlapSlotsOneHop;
+  if (!limits.overlap || hops == 0 || limits.escape_slots < slots) return;
+  unsigned lag = 0;
+  for (Primitive& p : *program) {
+    if (waits(p)) ++lag;
+    p.flags = static_cast<std::uint16_t>(p.flags | lag << kLagShift);
+  }
 }
 
 std::vector<Primitive> make_program(const PlanRequest& request) {
@@ -82,6 +97,7 @@ std::optional<Plan> plan_mesh(const PlanRequest& request, const PlanLimits& limi
   // On a GPU a bulk plan takes every block: links and memory are what it shares with small calls.
   assign_bulk_lanes(request, limits, limits.device == Device::kCuda ? 0 : 1, &plan.geometry);
   plan.primitives = make_program(request);
+  overlap(limits, &plan.primitives);
   return plan;
 }
 

@@ -20,6 +20,16 @@
 // a result of the loop before (wanted for a result), or a contribution of the loop before (for a
 // contribution). The peer would be less far again. The checker finds the same by execution:
 // slots_needed is 2, and 1 for the other kinds.
+//
+// Overlap. So made, each hop waits for what its peers have sent in the step right before, and a
+// link is idle for as long as that takes to come. With more slots the hops of a chunk lie a pass
+// apart (Primitive's lag): pass l scatters chunk l, adds chunk l-1, collects chunk l-2. Of an
+// all-reduce a connector then carries the contributions C and results R in the order C0 C1 R0 C2 R1
+// …, C(l) as number 2l-1 and R(l) as 2l+2, which is the order in which the peer takes them. Four
+// slots are enough and three are not, by the same argument: room for C(l) means that the peer has
+// consumed number 2l-5, C(l-2), which it does in pass l-1; room for R(l-1), sent in pass l, means
+// number 2l-4, R(l-3), in pass l-1. (With three it would be C(l-1), which it consumes where it
+// wants room itself.) For the kinds of one hop two are enough.
 #pragma once
 
 #include <cstdint>
@@ -31,6 +41,7 @@
 namespace unjam {
 
 inline constexpr std::uint32_t kMinMeshSlots = 2;  // guaranteed slots, see above
+inline constexpr std::uint32_t kOverlapSlotsTwoHops = 4, kOverlapSlotsOneHop = 2;
 
 bool mesh_serves(Kind kind);
 

@@ -29,13 +29,16 @@ struct PlanLimits {
   std::uint16_t lanes = 1;                 // blocks of a rank
   Device device = Device::kHost;           // of all ranks
   std::uint32_t borrow_slot_bytes = 0;     // payload of a larger slot; 0: there are none
+  bool overlap = false;                    // hops of a chunk lie a pass apart, where slots suffice
 };
 
 struct Plan {
   Algorithm algorithm = Algorithm::kRing;
   Protocol protocol = Protocol::kSlot;
   Geometry geometry;
-  std::vector<Primitive> primitives;  // one pass; the engine repeats it geometry.loops(lane) times
+  // One pass; the engine repeats it geometry.loops(lane) times, and as often more as the last one
+  // lags.
+  std::vector<Primitive> primitives;
 };
 
 }  // namespace unjam

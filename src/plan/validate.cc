@@ -71,11 +71,10 @@ std::string geometry_error(const PlanRequest& request, const Plan& plan, std::ui
 
 std::string flags_error(const PlanRequest& request, int rank, const Plan& plan, const Primitive& p,
                         std::uint32_t slot_bytes) {
-  const unsigned f = p.flags;
+  const unsigned f = p.flags & ((1u << kLagShift) - 1);
   const auto has = [f](unsigned flag) { return (f & flag) != 0; };
-  constexpr unsigned kKnown = kRecv | kSend | kLocal | kReduce | kCopy | kFromOutput | kContribute |
-                              kFinish | kGather | kSendAll | kScatter | kCollect;
-  if ((f & ~kKnown) != 0) return "unknown flags";
+  if (lag_of(p) > kMaxLag) return "unknown flags";
+  if (lag_of(p) != 0 && plan.protocol == Protocol::kPacket) return "packets do not lag";
   if (p.part >= plan.geometry.parts) return "there is no such part";
   if (has(kScatter) && f != (kLocal | kScatter)) {
     return "a scatter sends local slices, nothing else";
@@ -207,6 +206,9 @@ std::string validate_plans(const PlanRequest& request, const std::vector<Plan>& 
     for (std::size_t i = 0; i < plan.primitives.size(); ++i) {
       const std::string text = flags_error(request, r, plan, plan.primitives[i], slot_bytes);
       if (!text.empty()) return primitive_text(r, i, plan.primitives[i]) + ": " + text;
+      if (i > 0 && lag_of(plan.primitives[i]) < lag_of(plan.primitives[i - 1])) {
+        return primitive_text(r, i, plan.primitives[i]) + ": it lags less than the one before";
+      }
     }
   }
   return "";

@@ -42,9 +42,9 @@ const std::vector<Variable>& variables() {
        "longest shrink to a record of how often they were called.",
        false},
       {"UNJAM_ESCAPE_SLOTS", &Settings::escape_slots, 2, 16, nullptr,
-       "Guaranteed slots of each connector; on CUDA 2 unless said.", true},
+       "Guaranteed slots of each connector; on CUDA 4 unless said.", true},
       {"UNJAM_ESCAPE_SLOT_BYTES", &Settings::escape_slot_bytes, 256, 1 << 20, nullptr,
-       "Bytes of a guaranteed slot; a multiple of 64. On CUDA 131072 (two ranks: 262144) unless "
+       "Bytes of a guaranteed slot; a multiple of 64. On CUDA 65536 (two ranks: 131072) unless "
        "said.",
        true},
       {"UNJAM_BORROW_SLOTS", &Settings::borrow_slots, 0, 65536, nullptr,
@@ -82,6 +82,10 @@ const std::vector<Variable>& variables() {
       {"UNJAM_ALGORITHM", &Settings::algorithm, -1, 3, nullptr,
        "-1: by the selector's table; 0: ring; 1: direct; 2: mesh; 3: pairwise. A kind that it does "
        "not serve uses ring or pairwise.",
+       true},
+      {"UNJAM_OVERLAP", &Settings::overlap, 0, 1, nullptr,
+       "Whether mesh plans work on several chunks at a time, where the guaranteed slots suffice (4 "
+       "for an all-reduce): hides the links' latency. On CUDA 1 unless said.",
        true},
       {"UNJAM_DELAY_SEED", &Settings::delay_seed, 0, INT64_MAX, nullptr,
        "Fault injection: seed of random delays at every wait of the engine; 0: none.", false},
@@ -168,10 +172,12 @@ Settings device_defaults(unjamDevice_t device, int ranks) {
   s.block_threads = 512;
   s.max_active_keys = 64;
   s.idle_keys = 4096;
-  s.escape_slots = 2;
+  // Four, so that mesh plans overlap.
+  s.escape_slots = 4;
+  s.overlap = 1;
   // A slice goes to all peers at once; where there is one, it is to carry more, or what is done
   // about it takes longer than its bytes.
-  s.escape_slot_bytes = ranks <= 2 ? 262144 : 131072;
+  s.escape_slot_bytes = ranks <= 2 ? 131072 : 65536;
   s.borrow_slots = 16;
   s.borrow_slot_bytes = 262144;
   // A poll takes about 0.7 us. An attempt at something that no peer has called must be over in 50

@@ -35,6 +35,7 @@ struct Settings {
   std::int64_t solo = 1;
   std::int64_t stall_ms = 1000;
   std::int64_t algorithm = -1;
+  std::int64_t overlap = 0;
   std::int64_t delay_seed = 0;
   std::int64_t delay_max_us = 50;
   std::int64_t init_timeout_ms = 30000;

@@ -277,6 +277,7 @@ Result Context::submit_locked(std::unique_lock<std::mutex>& lock, unjamGroup& gr
     limits.lanes = static_cast<std::uint16_t>(world_->shape().lanes);
     limits.device = static_cast<Device>(settings_.device);
     limits.borrow_slot_bytes = world_->shape().borrow_slot_bytes;
+    limits.overlap = settings_.overlap != 0;
     std::optional<Algorithm> algorithm;
     if (settings_.algorithm >= 0) algorithm = static_cast<Algorithm>(settings_.algorithm);
     std::string error;
