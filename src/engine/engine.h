@@ -18,19 +18,19 @@
 // during which no control thread writes; and of the two jobs the one that is theirs, see run().
 //
 // Looking ahead. On a device where moving a slice takes as long as all that is done about it, the
-// two overlap: while the other threads move a slice, the control threads publish the one before
-// and look whether the next can follow at once (ahead()). Its job is then handed on at the very
-// barrier that ends the slice. The order of what peers see stays as it was: a slice is published
-// behind the barrier that ends it, and before the next one's barrier. What an engine keeps about a
-// slice (counts, contexts) is advanced as soon as the slice is handed on: nothing can stop it any
-// more. An invocation's last slice is published before its end.
+// two overlap: while others move a slice, some threads publish the one before (perhaps the control
+// threads too), and the control threads look whether the next can follow at once (ahead()). Its job
+// is then handed on at the very barrier that ends the slice. The order of what peers see stays as
+// it was: a slice is published behind the barrier that ends it, and before the next one's barrier.
+// What an engine keeps about a slice (counts, contexts) is advanced as soon as the slice is handed
+// on: nothing can stop it any more. An invocation's last slice is published before its end.
 //
 // `Dev` is what differs between devices (see device/host/). By any thread of the block:
 //   controls()                           whether this is a control thread
 //   sync()                               barrier of the block, orders memory
 //   looks_ahead()                        whether control threads run ahead() beside the leaf
-//   moves()                              whether this thread takes part in leaves that are looked
-//                                        ahead of
+//   moves(), posts()                     whether this thread takes part in leaves that are looked
+//                                        ahead of; in publishing beside them
 //   leaf(job)                            the data leaf of a slice, by those threads together (all,
 //                                        if nothing looks ahead)
 //   packet_leaf(job, polls)              only if kInlinePacketFlags, for packets: polls the flags
@@ -43,7 +43,8 @@
 // its engine runs; kHostWatches: the host reads figures of keys and what runs at any time.
 // By all control threads, together:
 //   leads()                              one thread's answer is yes
-//   first(), stride()                    this one's part of a loop over peers
+//   first(), stride()                    this one's part of a loop over peers (also by those that
+//                                        post, among themselves)
 //   all(x)                               a vote: whether all say so. Orders nothing
 //   sync_control()                       barrier of the control threads, orders memory
 //   relax(polls), delay()                between failed polls; fault injection before waits
@@ -113,21 +114,25 @@ class Engine {
             continue;
           }
           dev.sync();  // as below
-          if (control) phase<&Engine::publish>(dev, rank, lane, shared, true);
+          if (control) phase<&Engine::publish>(dev, rank, lane, shared, 0u, true);
           continue;
         }
       }
       // A job is filled in while the other one is worked on; `handed` of a slice is written before
       // the barrier that ends it, and again only behind the next one, which all have passed then.
-      for (std::uint32_t which = 0;; which ^= 1) {
-        if (control && dev.looks_ahead()) {
-          phase<&Engine::ahead>(dev, rank, lane, shared, which);
+      std::uint32_t which = 0;
+      for (bool first = true;; first = false, which ^= 1) {
+        if (dev.looks_ahead()) {
+          if (!first && dev.posts()) post_slice(dev, shared, which ^ 1);
+          if (control) phase<&Engine::ahead>(dev, rank, lane, shared, which);
         }
         if (dev.moves()) dev.leaf(shared.jobs[which]);
         dev.sync();  // the whole slice is stored before it is published
         if (!dev.looks_ahead() || !shared.handed[which]) break;
       }
-      if (control) phase<&Engine::publish>(dev, rank, lane, shared, !dev.looks_ahead());
+      if (control) {
+        phase<&Engine::publish>(dev, rank, lane, shared, which, !dev.looks_ahead());
+      }
     }
     if (control) phase<&Engine::leave>(dev, rank, lane, shared);
     dev.sync();
@@ -191,7 +196,7 @@ class Engine {
       s_.moved = s_.wants_room = s_.pass_begun = s_.in_turn = s_.quits = false;
       s_.ran = s_.quantum_over = s_.ended = false;
       s_.which = 0;
-      s_.unpublished = s_.loaded = false;
+      s_.loaded = false;
       s_.started_ns = dev_.now_ns();
       bump(lane_.stats.starts);
       record(TraceType::kRestart, nullptr);
@@ -662,22 +667,16 @@ class Engine {
     store_relaxed(place, dev_.now_ns() >> 20 << 32 | word);
   }
 
-  // Beside the leaf of the slice that was handed on: publishes the one before, counts this one, and
-  // hands the next one of the same turn on too if it is ready before the leaf ends. What is blocked
-  // waits in wait_ready(), when this slice is published.
+  // Beside the leaf of the slice that was handed on: counts it, and hands the next one of the same
+  // turn on too if it is ready before the leaf ends. What is blocked waits in wait_ready(), when
+  // this slice is published.
   UNJAM_HD void ahead(std::uint32_t which) {
     ActiveContext& a = active();
     if (dev_.leads()) dev_.leaf_begins();
-    if (s_.unpublished) {
-      dev_.fence();
-      publish_slice(a);
-      dev_.sync_control();  // all have read what it was
-    }
     count_slice(a);
     dev_.sync_control();
     if (dev_.leads()) {
       move_on(a);
-      s_.unpublished = true;
       s_.handed[which] = false;
       if (goes_ahead()) s_.which = which ^ 1;
     }
@@ -779,8 +778,8 @@ class Engine {
 
   UNJAM_HD SliceJob& job() const { return s_.jobs[s_.which]; }
 
-  UNJAM_HD bool takes_part(const ActiveContext& a, const Slice& slice, std::uint32_t q) const {
-    if (slice.primitive.flags & kCopies) return s_.jobs[slice.job].copy_elems[q] != 0;
+  UNJAM_HD bool takes_part(const ActiveContext& a, std::uint32_t q) const {
+    if (s_.primitive.flags & kCopies) return job().copy_elems[q] != 0;
     return q != a.inv.group_rank;
   }
   // Elements of the slice from or to member q.
@@ -790,15 +789,15 @@ class Engine {
   }
   // Member q's place in dst_slot. A combine's result goes to all of num_dst places, without a gap
   // at this rank's own; copies are at their members' places.
-  UNJAM_HD static std::uint32_t place_of(const ActiveContext& a, Primitive p, std::uint32_t q) {
-    return (p.flags & kCopies) == 0 && q > a.inv.group_rank ? q - 1 : q;
+  UNJAM_HD std::uint32_t place_of(const ActiveContext& a, std::uint32_t q) const {
+    return (s_.primitive.flags & kCopies) == 0 && q > a.inv.group_rank ? q - 1 : q;
   }
 
   UNJAM_HD void begin_peers(const ActiveContext& a) {
     const std::uint16_t flags = s_.primitive.flags;
     for (std::uint32_t q = dev_.first(); q < a.inv.group_size; q += dev_.stride()) {
       if (flags & kCopies) place_copy(a, q);
-      const bool there = !takes_part(a, {s_.primitive, s_.which, false}, q);
+      const bool there = !takes_part(a, q);
       s_.has_come[q] = there || (flags & kFromSeveral) == 0;
       s_.has_room[q] = there || (flags & kToSeveral) == 0;
     }
@@ -836,7 +835,7 @@ class Engine {
       if (!inline_flags(a) && g.capacity < elems_of(q) * dtype_bytes(a.inv.geometry.dtype)) {
         return false;
       }
-      const std::uint32_t at = place_of(a, s_.primitive, q);
+      const std::uint32_t at = place_of(a, q);
       job().dst_slot[at] = g.data;
       s_.location[at] = g.location;
       s_.has_room[q] = true;
@@ -906,95 +905,85 @@ class Engine {
     job.scale = 1.0 / inv.group_size;
   }
 
-  // This thread's share of the slices that go out with what has been handed on: f(group rank,
-  // place in dst_slot).
-  template <class F>
-  UNJAM_HD void each_out(const ActiveContext& a, F f) {
-    const Slice& slice = s_.slice;
-    const Primitive p = slice.primitive;
-    if (p.flags & kToSeveral) {
-      for (std::uint32_t q = dev_.first(); q < a.inv.group_size; q += dev_.stride()) {
-        if (takes_part(a, slice, q)) f(q, place_of(a, p, q));
-      }
-    } else if ((p.flags & kSend) && dev_.leads()) {
-      f(std::uint32_t{p.send_peer}, std::uint32_t{0});
-    }
-  }
-  // And of those that it reads to their end: f(group rank).
-  template <class F>
-  UNJAM_HD void each_in(const ActiveContext& a, F f) {
-    const Slice& slice = s_.slice;
-    const Primitive p = slice.primitive;
-    if (p.flags & kFromSeveral) {
-      for (std::uint32_t q = dev_.first(); q < a.inv.group_size; q += dev_.stride()) {
-        if (takes_part(a, slice, q)) f(q);
-      }
-    } else if (slice.ends_incoming && dev_.leads()) {
-      f(std::uint32_t{p.recv_peer});
-    }
-  }
   UNJAM_HD std::uint32_t slice_bytes(const ActiveContext& a) const {
     return s_.elems * dtype_bytes(a.inv.geometry.dtype);
   }
 
-  // Counts the slice that job() describes at its connectors, and writes what peers are to read
-  // about it. In front of move_on().
+  // Counts the slice that job() describes at its connectors, writes what peers are to read about
+  // it, and down what publishing it takes. In front of move_on().
   UNJAM_HD void count_slice(ActiveContext& a) {
-    LaneTransport& t = s_.transport;
-    const bool headers = !inline_flags(a);
-    if (dev_.leads()) {
-      const Primitive p = s_.primitive;
-      s_.slice = {p, s_.which,
-                  (p.flags & kRecv) != 0 && a.dyn.taken + slice_bytes(a) == s_.view.bytes};
-    }
-    dev_.sync_control();
-    each_out(a, [&](std::uint32_t q, std::uint32_t at) {
-      OutEndpoint& out = a.out[q];
-      if (headers) {
-        const std::uint32_t elems =
-            s_.slice.primitive.flags & kCopies ? job().copy_elems[q] : s_.elems;
-        t.announce(member(a, q), out, s_.location[at], elems * dtype_bytes(a.inv.geometry.dtype));
-      } else {
-        ++out.posted;  // the data carried their flags
+    const Primitive p = s_.primitive;
+    Posting* postings = s_.postings[s_.which];
+    std::uint32_t several = 0;
+    if (p.flags & (kToSeveral | kFromSeveral)) {
+      several = a.inv.group_size;
+      for (std::uint32_t q = dev_.first(); q < several; q += dev_.stride()) {
+        Posting& w = postings[q] = {};
+        w.peer = member(a, q);
+        if (!takes_part(a, q)) continue;
+        if (p.flags & kToSeveral) w.flag = count_out(a, q, place_of(a, q), elems_of(q));
+        if (p.flags & kFromSeveral) w.credit = count_in(a, q);
       }
-    });
-    each_in(a, [&](std::uint32_t q) { LaneTransport::take(a.in[q]); });
+    }
+    if (!dev_.leads()) return;
+    // One peer to send to, one to receive from: two places.
+    s_.num_postings[s_.which] = several + 2;
+    Posting& out = postings[several] = {};
+    Posting& in = postings[several + 1] = {};
+    if (p.flags & kSend) {
+      out.peer = member(a, p.send_peer);
+      out.flag = count_out(a, p.send_peer, 0, s_.elems);
+    }
+    if ((p.flags & kRecv) && a.dyn.taken + slice_bytes(a) == s_.view.bytes) {
+      in.peer = member(a, p.recv_peer);
+      in.credit = count_in(a, p.recv_peer);
+    }
+  }
+  UNJAM_HD PublishedWord count_out(ActiveContext& a, std::uint32_t q, std::uint32_t at,
+                                   std::uint32_t elems) {
+    OutEndpoint& out = a.out[q];
+    const std::uint32_t peer = member(a, q);
+    if (inline_flags(a)) {
+      ++out.posted;  // the data carried their flags
+      return {};
+    }
+    s_.transport.announce(peer, out, s_.location[at], elems * dtype_bytes(a.inv.geometry.dtype));
+    return s_.transport.posting(peer, out, a.inv.seed);
+  }
+  UNJAM_HD PublishedWord count_in(ActiveContext& a, std::uint32_t q) {
+    LaneTransport::take(a.in[q]);
+    return s_.transport.consumption(member(a, q), a.in[q]);
   }
 
-  // Makes the slice that was counted visible to the peers: behind a fence of this thread, and a
-  // barrier of the block behind its leaf.
-  UNJAM_HD void publish_slice(ActiveContext& a) {
-    LaneTransport& t = s_.transport;
-    const bool headers = !inline_flags(a);
-    each_out(a, [&](std::uint32_t q, std::uint32_t) {
-      const std::uint32_t peer = member(a, q);
-      if (headers) t.template post<Dev>(peer, a.out[q], a.inv.seed);
-      dev_.ring(peer, lane_index_, RingFor::kData);
-    });
-    each_in(a, [&](std::uint32_t q) {
-      const std::uint32_t peer = member(a, q);
-      t.template consume<Dev>(peer, a.in[q]);
-      dev_.ring(peer, lane_index_, RingFor::kRoom);
-    });
+  // Makes the slice visible to the peers. First all that is to be visible is written, then one
+  // fence a thread is behind it, then it is published.
+  UNJAM_HD static void post_slice(DevHandle dev, BlockShared& shared, std::uint32_t which) {
+    dev.fence();
+    const std::uint32_t n = shared.num_postings[which];
+    const std::uint32_t lane = shared.transport.lane;
+    for (std::uint32_t i = dev.first(); i < n; i += dev.stride()) {
+      const Posting& w = shared.postings[which][i];
+      if (w.flag.place != nullptr) Dev::publish(*w.flag.place, w.flag.value);
+      if (w.credit.place != nullptr) Dev::publish(*w.credit.place, w.credit.value);
+      if (w.flag.place != nullptr) dev.ring(w.peer, lane, RingFor::kData);
+      if (w.credit.place != nullptr) dev.ring(w.peer, lane, RingFor::kRoom);
+    }
   }
 
-  // Publishes the slice that was handed on last. First all that is to be visible is written, then
-  // one fence a thread is behind it, then it is published, and, by the lead, the end of the
-  // invocation with it: the lead's fence covers also what the others have written, which is behind
-  // the barrier. `counts`: nothing has looked ahead of it.
-  UNJAM_HD void publish(bool counts) {
+  // Publishes the slice that was handed on last, and, by the lead, the end of the invocation with
+  // it: the lead's fence covers also what the others have written, which is behind the barrier.
+  // `counts`: nothing has looked ahead of it.
+  UNJAM_HD void publish(std::uint32_t which, bool counts) {
     ActiveContext& a = active();
     dev_.delay();
     if (counts) {
       count_slice(a);
       dev_.sync_control();
     }
-    dev_.fence();
-    publish_slice(a);
+    post_slice(dev_, s_, which);
     dev_.sync_control();  // nobody reads the slice's description any more
     if (dev_.leads()) {
       if (counts) move_on(a);
-      s_.unpublished = false;
       if (s_.ended) call<&Engine::end_turn>(std::uint32_t{kFinished}, true);
     }
     dev_.sync_control();
@@ -1028,9 +1017,9 @@ class Engine {
     std::uint64_t elems = 0, borrowed = 0;
     if (flags & kToSeveral) {
       for (std::uint32_t q = 0; q < a.inv.group_size; ++q) {
-        if (!takes_part(a, s_.slice, q)) continue;
+        if (!takes_part(a, q)) continue;
         elems += flags & kCopies ? job().copy_elems[q] : s_.elems;
-        borrowed += s_.location[place_of(a, s_.primitive, q)] != 0;
+        borrowed += s_.location[place_of(a, q)] != 0;
       }
     } else {
       elems = s_.elems;

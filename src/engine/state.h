@@ -101,11 +101,11 @@ struct RankState {
   EnginePolicy policy;
 };
 
-// What publishing a slice takes, beside what its job says.
-struct Slice {
-  Primitive primitive;
-  std::uint32_t job = 0;       // place in BlockShared::jobs
-  bool ends_incoming = false;  // of one peer: it reads the incoming slice to its end
+// What publishing a slice takes, of one peer.
+struct Posting {
+  PublishedWord flag;    // that it is there
+  PublishedWord credit;  // that the incoming one was read
+  std::uint32_t peer = 0;
 };
 
 // Shared by the threads of a block while its engine runs: fast memory, lost with the block. Who may
@@ -121,13 +121,13 @@ struct BlockShared {
   LaneState lane;  // where Dev::kLaneInShared
 
   // ---- read by all control threads ----
-  std::uint32_t told = 0;    // see Engine::tell
-  bool quits = false;        // the block leaves
-  bool handed[2] = {};       // by job: whether the next slice's is there, in the other place
-  bool unpublished = false;  // `slice` was handed on, and is not published
-  Slice slice;               // the one that was handed on
-  std::uint32_t which = 0;   // the job that is filled in
-  bool in_turn = false;      // `slot` has its turn
+  std::uint32_t told = 0;   // see Engine::tell
+  bool quits = false;       // the block leaves
+  bool handed[2] = {};      // by job: whether the next slice's is there, in the other place
+  std::uint32_t which = 0;  // the job that is filled in
+  Posting postings[2][kMaxDirectRanks + 2];  // by job
+  std::uint32_t num_postings[2] = {};
+  bool in_turn = false;  // `slot` has its turn
   std::uint16_t slot = kNoSlot;
   std::uint32_t threshold = 0;
   Primitive primitive;      // of the slice under way

@@ -71,6 +71,12 @@ struct Publisher {
   }
 };
 
+// A word that is to be published.
+struct PublishedWord {
+  std::uint64_t* place = nullptr;
+  std::uint64_t value = 0;
+};
+
 // Two invocations, or two steps of one, never share a flag (but with probability 2^-64), and
 // untouched memory (0) never matches.
 UNJAM_HD inline std::uint64_t step_flag(std::uint64_t seed, std::uint64_t step) {
@@ -253,13 +259,18 @@ class LaneTransport {
     ++out.posted;
   }
 
-  // Publishes the slice that was announced. Orders the payload (written by the whole block, which
-  // has synchronised since) and the header's fields before the flag. Pairs with the acquire in
-  // poll().
+  // What publishes the slice that was announced. Publishing orders the payload (written by the
+  // whole block, which has synchronised since) and the header's fields before the flag. Pairs with
+  // the acquire in poll().
+  UNJAM_HD PublishedWord posting(std::uint32_t peer, const OutEndpoint& out,
+                                 std::uint64_t seed) const {
+    const std::uint64_t step = out.posted - 1;
+    return {&header(peer, rank, out.connector, step).flag, step_flag(seed, step)};
+  }
   template <class P = Publisher>
   UNJAM_HD void post(std::uint32_t peer, const OutEndpoint& out, std::uint64_t seed) {
-    const std::uint64_t step = out.posted - 1;
-    P::publish(header(peer, rank, out.connector, step).flag, step_flag(seed, step));
+    const PublishedWord w = posting(peer, out, seed);
+    P::publish(*w.place, w.value);
   }
 
   // ---- receiver ----
@@ -294,10 +305,14 @@ class LaneTransport {
   // Counts the slice that was read.
   UNJAM_HD static void take(InEndpoint& in) { ++in.consumed; }
 
-  // Its slot may be written again: the block's reads of the payload come before.
+  // What says that its slot may be written again: the block's reads of the payload come before.
+  UNJAM_HD PublishedWord consumption(std::uint32_t peer, const InEndpoint& in) const {
+    return {&cell(peer, rank, in.connector).consumed, in.consumed};
+  }
   template <class P = Publisher>
   UNJAM_HD void consume(std::uint32_t peer, const InEndpoint& in) {
-    P::publish(cell(peer, rank, in.connector).consumed, in.consumed);
+    const PublishedWord w = consumption(peer, in);
+    P::publish(*w.place, w.value);
   }
 
   // Says that this lane will never again read anything that `peer` sends under a key's tag, or

@@ -129,7 +129,7 @@ class Warp {
 
     bool controls() const { return thread < w.control_; }
     bool leads() const { return thread == 0; }
-    std::uint32_t first() const { return thread; }
+    std::uint32_t first() const { return thread % w.control_; }
     std::uint32_t stride() const { return w.control_; }
     void sync() { pthread_barrier_wait(&w.block_); }
     void sync_control() { pthread_barrier_wait(&w.warp_); }
@@ -145,14 +145,19 @@ class Warp {
         sched_yield();
       }
     }
-    // As on a GPU: control threads beside those that move the data, where there are others.
+    // As on a GPU: beside those that move the data some that control and, where there are as many
+    // again, some that publish.
     bool looks_ahead() const { return true; }
-    bool moves() const { return threads == w.control_ || !controls(); }
+    bool moves() const { return thread >= threads - movers(); }
+    bool posts() const { return threads > 2 * w.control_ ? !controls() && !moves() : controls(); }
     void leaf_begins() { to_store += movers(); }
     bool storing() const {
       return threads != w.control_ && w.stored_.load(std::memory_order_relaxed) != to_store;
     }
-    std::uint32_t movers() const { return threads == w.control_ ? threads : threads - w.control_; }
+    std::uint32_t movers() const {
+      if (threads == w.control_) return threads;
+      return threads > 2 * w.control_ ? threads - 2 * w.control_ : threads - w.control_;
+    }
     void leaf(const SliceJob& job) {
       run_leaf_host(job, thread - (threads - movers()), movers());
       w.stored_.fetch_add(1, std::memory_order_relaxed);

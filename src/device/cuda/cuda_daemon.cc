@@ -515,7 +515,7 @@ class CudaDaemon : public StreamDaemon {
     solo.out = keys_.out + key * o_.shape.lanes * o_.shape.ranks;
     solo.in = keys_.in + key * o_.shape.lanes * o_.shape.ranks;
     const auto warps = static_cast<unsigned>((solo.units + 31) / 32);
-    return std::clamp(warps * 32, 64u, o_.block_threads);
+    return std::clamp(warps * 32, kLeastThreads, o_.block_threads);
   }
 
   // What the device reads of a command must be in memory that it reaches. One is under way at most.

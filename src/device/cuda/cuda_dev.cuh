@@ -98,6 +98,7 @@ class CudaDev {
   static constexpr bool kLaneInShared = true;
   static constexpr bool kHostWatches = false;
   static constexpr unsigned kWarp = 32;
+  static constexpr unsigned kApart = 2 * kWarp;  // threads that move no slots
 
   __device__ CudaDev(CudaRank* rank, DevShared* shared, LaneState* lane)
       : r_(*rank), s_(*shared), lane_(*lane) {}
@@ -107,20 +108,22 @@ class CudaDev {
   __device__ void sync() { sync_block(); }
   __device__ bool controls() const { return threadIdx.x < kWarp; }
   __device__ bool leads() const { return threadIdx.x == 0; }
-  __device__ std::uint32_t first() const { return threadIdx.x; }
+  __device__ std::uint32_t first() const { return threadIdx.x % kWarp; }
   __device__ static constexpr std::uint32_t stride() { return kWarp; }
   __device__ bool all(bool x) const { return __all_sync(0xffffffffu, x) != 0; }
   __device__ void sync_control() const { __syncwarp(); }
 
-  // The first warp controls, the others move data. (All move packets.)
+  // The first warp controls, the second publishes (a fence waits for what all others are about to
+  // store), the others move data. (All move packets.)
   __device__ static constexpr bool looks_ahead() { return true; }
-  __device__ bool moves() const { return threadIdx.x >= kWarp; }
+  __device__ bool posts() const { return threadIdx.x / kWarp == 1; }
+  __device__ bool moves() const { return threadIdx.x >= kApart; }
   __device__ __forceinline__ void leaf(const SliceJob& job) {
-    run_slot_leaf_cuda(job, threadIdx.x - kWarp, blockDim.x - kWarp);
+    run_slot_leaf_cuda(job, threadIdx.x - kApart, blockDim.x - kApart);
     __syncwarp();
     if (threadIdx.x % kWarp == 0) atomicAdd(&s_.stored, 1u);
   }
-  __device__ void leaf_begins() { s_.to_store += blockDim.x / kWarp - 1; }
+  __device__ void leaf_begins() { s_.to_store += (blockDim.x - kApart) / kWarp; }
   // A hint, so that nobody looks on while all wait at the barrier.
   __device__ bool storing() const {
     return *static_cast<const volatile std::uint32_t*>(&s_.stored) != s_.to_store;

@@ -41,6 +41,9 @@ struct CudaLink {
 static_assert(sizeof(CudaLink) <= kLinkBytes);
 inline constexpr std::uint32_t kAttentionStop = 1;
 
+// Of a block: one warp controls, one publishes, others move data (CudaDev).
+inline constexpr std::uint32_t kLeastThreads = 128;
+
 // How a kernel that is an engine came to be.
 enum class EngineKind : std::uint32_t {
   kDaemon,  // launched by the host: nobody waits for it

@@ -90,6 +90,7 @@ class HostDev {
   // One thread alone could only look ahead or move data.
   bool looks_ahead() const { return threads_ > 1; }
   bool moves() const { return true; }
+  bool posts() const { return controls(); }
   void leaf_begins() {}
   static constexpr bool storing() { return false; }
   void leaf(const SliceJob& job) { run_leaf_host(job, thread_, threads_); }
