@@ -919,10 +919,9 @@ class Engine {
       several = a.inv.group_size;
       for (std::uint32_t q = dev_.first(); q < several; q += dev_.stride()) {
         Posting& w = postings[q] = {};
-        w.peer = member(a, q);
         if (!takes_part(a, q)) continue;
-        if (p.flags & kToSeveral) w.flag = count_out(a, q, place_of(a, q), elems_of(q));
-        if (p.flags & kFromSeveral) w.credit = count_in(a, q);
+        if (p.flags & kToSeveral) count_out(a, q, place_of(a, q), elems_of(q), w);
+        if (p.flags & kFromSeveral) count_in(a, q, w);
       }
     }
     if (!dev_.leads()) return;
@@ -930,29 +929,27 @@ class Engine {
     s_.num_postings[s_.which] = several + 2;
     Posting& out = postings[several] = {};
     Posting& in = postings[several + 1] = {};
-    if (p.flags & kSend) {
-      out.peer = member(a, p.send_peer);
-      out.flag = count_out(a, p.send_peer, 0, s_.elems);
-    }
+    if (p.flags & kSend) count_out(a, p.send_peer, 0, s_.elems, out);
     if ((p.flags & kRecv) && a.dyn.taken + slice_bytes(a) == s_.view.bytes) {
-      in.peer = member(a, p.recv_peer);
-      in.credit = count_in(a, p.recv_peer);
+      count_in(a, p.recv_peer, in);
     }
   }
-  UNJAM_HD PublishedWord count_out(ActiveContext& a, std::uint32_t q, std::uint32_t at,
-                                   std::uint32_t elems) {
+  UNJAM_HD void count_out(ActiveContext& a, std::uint32_t q, std::uint32_t at, std::uint32_t elems,
+                          Posting& w) {
     OutEndpoint& out = a.out[q];
-    const std::uint32_t peer = member(a, q);
+    w.peer = member(a, q);
+    w.sends = true;
     if (inline_flags(a)) {
       ++out.posted;  // the data carried their flags
-      return {};
+      return;
     }
-    s_.transport.announce(peer, out, s_.location[at], elems * dtype_bytes(a.inv.geometry.dtype));
-    return s_.transport.posting(peer, out, a.inv.seed);
+    s_.transport.announce(w.peer, out, s_.location[at], elems * dtype_bytes(a.inv.geometry.dtype));
+    w.flag = s_.transport.posting(w.peer, out, a.inv.seed);
   }
-  UNJAM_HD PublishedWord count_in(ActiveContext& a, std::uint32_t q) {
+  UNJAM_HD void count_in(ActiveContext& a, std::uint32_t q, Posting& w) {
+    w.peer = member(a, q);
     LaneTransport::take(a.in[q]);
-    return s_.transport.consumption(member(a, q), a.in[q]);
+    w.credit = s_.transport.consumption(w.peer, a.in[q]);
   }
 
   // Makes the slice visible to the peers. First all that is to be visible is written, then one
@@ -965,7 +962,7 @@ class Engine {
       const Posting& w = shared.postings[which][i];
       if (w.flag.place != nullptr) Dev::publish(*w.flag.place, w.flag.value);
       if (w.credit.place != nullptr) Dev::publish(*w.credit.place, w.credit.value);
-      if (w.flag.place != nullptr) dev.ring(w.peer, lane, RingFor::kData);
+      if (w.sends) dev.ring(w.peer, lane, RingFor::kData);
       if (w.credit.place != nullptr) dev.ring(w.peer, lane, RingFor::kRoom);
     }
   }

@@ -103,9 +103,10 @@ struct RankState {
 
 // What publishing a slice takes, of one peer.
 struct Posting {
-  PublishedWord flag;    // that it is there
+  PublishedWord flag;    // that it is there; nowhere if its data carry flags, or there is none
   PublishedWord credit;  // that the incoming one was read
   std::uint32_t peer = 0;
+  bool sends = false;
 };
 
 // Shared by the threads of a block while its engine runs: fast memory, lost with the block. Who may

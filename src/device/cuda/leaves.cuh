@@ -129,6 +129,16 @@ __device__ __forceinline__ void add_piece(const Slice& slice, int source, const 
   }
 }
 
+template <class F, int kCount>
+__device__ __forceinline__ void finish_piece(const Slice& slice, typename F::Acc* acc) {
+  if constexpr (!F::kIsFloat) {
+    if (slice.divisor > 1) {
+#pragma unroll
+      for (int i = 0; i < kCount; ++i) acc[i] = F::divide(acc[i], slice.divisor);
+    }
+  }
+}
+
 // kPieces pieces of kWords words each, kBatch sources' pieces under way at once.
 // access.load(first, raw) fills raw[i] with source first + i's pieces, where there is such a
 // source; access.store(results). Everything is read before anything is written: a destination may
@@ -166,12 +176,7 @@ __device__ __forceinline__ void reduce_pieces(const Slice& slice, Access& access
   Raw<kWords> results[kPieces];
 #pragma unroll
   for (int p = 0; p < kPieces; ++p) {
-    if constexpr (!F::kIsFloat) {
-      if (slice.divisor > 1) {
-#pragma unroll
-        for (int i = 0; i < kCount; ++i) acc[p][i] = F::divide(acc[p][i], slice.divisor);
-      }
-    }
+    finish_piece<F, kCount>(slice, acc[p]);
     F::template encode<kWords>(acc[p], results[p]);
   }
   access.store(results);
@@ -196,21 +201,21 @@ __device__ __forceinline__ void load_batch(const Slice& slice, int first, Load l
   }
 }
 
-// Whole pieces, all pointers aligned; pieces of one thread lie `stride` bytes apart. kSome: only
-// those that begin before `end`.
-template <bool kSome = false>
+// Whole pieces, all pointers aligned, those that begin before `end`. A warp has kPieces times 32
+// pieces in a row: a thread's lie so far apart that the distance is a constant, which an
+// instruction holds; as variables, the addresses would take most registers.
+inline constexpr std::uint32_t kWarpBytes = 32 * kPieceBytes;
 struct AlignedAccess {
   const Slice& slice;
   std::uint32_t at;
-  std::uint32_t stride;
-  std::uint32_t end = 0;
-  __device__ __forceinline__ bool has(int p) const { return !kSome || at + p * stride < end; }
+  std::uint32_t end;
+  __device__ __forceinline__ bool has(int p) const { return at + p * kWarpBytes < end; }
   template <int kBatch, int kPieces>
   __device__ __forceinline__ void load(int first, Raw<4> (&raw)[kBatch][kPieces]) const {
     load_batch<kBatch>(slice, first, [&](int i, const char* src) {
 #pragma unroll
       for (int p = 0; p < kPieces; ++p) {
-        if (has(p)) raw[i][p] = load_aligned<4>(src + at + p * stride);
+        if (has(p)) raw[i][p] = load_aligned<4>(src + at + p * kWarpBytes);
       }
     });
   }
@@ -219,7 +224,7 @@ struct AlignedAccess {
     const auto put = [&](char* dst) {
 #pragma unroll
       for (int p = 0; p < kPieces; ++p) {
-        if (has(p)) store_aligned(dst + at + p * stride, raw[p]);
+        if (has(p)) store_aligned(dst + at + p * kWarpBytes, raw[p]);
       }
     };
     for_slots(slice, put);
@@ -257,58 +262,83 @@ __device__ __forceinline__ bool all_aligned(const Slice& slice) {
   return (bits & (kPieceBytes - 1)) == 0;
 }
 
-// Runs many(at, stride) for kPieces whole pieces of this thread at a time while all pointers are
-// aligned, and one(at, bytes) for each piece of what is left.
+// Where a thread's first piece lies.
+template <int kPieces>
+__device__ __forceinline__ std::uint32_t first_of(unsigned thread) {
+  return thread / 32 * (kPieces * kWarpBytes) + thread % 32 * kPieceBytes;
+}
+
+// Runs many(access) for up to kPieces whole pieces of this thread at a time if all pointers are
+// aligned, and one(at, bytes) for each piece of what is left. (The last of the many, too, are under
+// way together: one after the other they would take as long as the rest of a slice.)
 template <int kPieces, class Many, class One>
 __device__ __forceinline__ void for_pieces(const Slice& slice, unsigned thread, unsigned threads,
                                            Many many, One one) {
-  const std::uint32_t stride = threads * kPieceBytes;
-  std::uint32_t at = thread * kPieceBytes;
+  std::uint32_t begin = 0;
   if (all_aligned(slice)) {
+    begin = slice.bytes & ~(kPieceBytes - 1);
 #pragma unroll 1
-    for (; at + (kPieces - 1) * stride + kPieceBytes <= slice.bytes; at += kPieces * stride) {
-      many(at, stride);
+    for (std::uint32_t at = first_of<kPieces>(thread); at < begin;
+         at += threads * kPieces * kPieceBytes) {
+      many(AlignedAccess{slice, at, begin});
     }
   }
 #pragma unroll 1
-  for (; at < slice.bytes; at += stride) {
+  for (std::uint32_t at = begin + thread * kPieceBytes; at < slice.bytes;
+       at += threads * kPieceBytes) {
     const std::uint32_t left = slice.bytes - at;
     one(at, left < kPieceBytes ? static_cast<unsigned>(left) : kPieceBytes);
   }
 }
 
-// How much of a combine a thread has under way at once: `pieces` of each of `sources`. A read of
-// memory takes most of a microsecond, so what a block moves a second is what it has under way.
-// Within what the registers hold: a narrow type needs many accumulators a piece.
+// A combine of at most kSources sources: everything is loaded, then it is worked out piece by
+// piece, which takes few registers. A read of memory takes most of a microsecond, so what a block
+// moves a second is what it has under way.
 template <DType dtype, int kPieces, int kSources>
-__device__ __forceinline__ void reduce_slot_by(const Slice& slice, unsigned thread,
-                                               unsigned threads) {
-  constexpr int kElement = dtype_bytes(dtype);
-  for_pieces<kPieces>(
-      slice, thread, threads,
-      [&](std::uint32_t at, std::uint32_t stride) {
-        AlignedAccess<> access{slice, at, stride};
-        reduce_pieces<dtype, 4, kPieces, kSources>(slice, access);
-      },
-      [&](std::uint32_t at, unsigned bytes) {
-        LinearAccess<kElement> access{slice, at, bytes};
-        reduce_pieces<dtype, 4, 1, 1>(slice, access);
-      });
+__device__ __forceinline__ void reduce_few(const Slice& slice, const AlignedAccess& access) {
+  using F = Format<dtype>;
+  constexpr int kCount = F::template kCount<4>;
+  Raw<4> raw[kSources][kPieces];
+  access.load(0, raw);
+#pragma unroll
+  for (int p = 0; p < kPieces; ++p) {
+    typename F::Acc acc[kCount];
+    decode_piece<F, 4>(slice, 0, raw[0][p], acc);
+#pragma unroll
+    for (int i = 1; i < kSources; ++i) {
+      if (i < slice.num_src) add_piece<F, 4>(slice, i, raw[i][p], acc);
+    }
+    finish_piece<F, kCount>(slice, acc);
+    F::template encode<4>(acc, raw[0][p]);
+  }
+  access.store(raw[0]);
 }
 
 template <DType dtype>
 __device__ __forceinline__ void reduce_slot(const SliceJob& job, unsigned thread,
                                             unsigned threads) {
+  constexpr int kElement = dtype_bytes(dtype);
   const Slice slice = make_slice(job);
-  constexpr int kBytes = dtype_bytes(dtype);
-  if constexpr (!is_integer(dtype) && (kBytes == 2 || kBytes == 4)) {
-    if (slice.num_src == 2) {
-      reduce_slot_by<dtype, kBytes == 2 ? 1 : 2, 2>(slice, thread, threads);
-    } else {
-      reduce_slot_by<dtype, 1, kBytes == 2 ? 2 : 4>(slice, thread, threads);
-    }
+  const auto one = [&](std::uint32_t at, unsigned bytes) {
+    LinearAccess<kElement> access{slice, at, bytes};
+    reduce_pieces<dtype, 4, 1, 1>(slice, access);
+  };
+  // As much as the registers hold: narrow types need many to compute with, and integers of 8 bytes
+  // nobody sends in bulk.
+  constexpr int kPieces = kElement == 1 || (kElement == 8 && is_integer(dtype)) ? 1 : 2;
+  if (slice.num_src <= 2) {
+    for_pieces<2 * kPieces>(
+        slice, thread, threads,
+        [&](const AlignedAccess& access) { reduce_few<dtype, 2 * kPieces, 2>(slice, access); },
+        one);
+  } else if (slice.num_src <= 4) {
+    for_pieces<kPieces>(
+        slice, thread, threads,
+        [&](const AlignedAccess& access) { reduce_few<dtype, kPieces, 4>(slice, access); }, one);
   } else {
-    reduce_slot_by<dtype, kBytes == 1 ? 1 : 2, 1>(slice, thread, threads);
+    for_pieces<1>(
+        slice, thread, threads,
+        [&](const AlignedAccess& access) { reduce_pieces<dtype, 4, 1, 1>(slice, access); }, one);
   }
 }
 
@@ -317,35 +347,19 @@ __device__ __forceinline__ void spread_slot(const SliceJob& job, unsigned thread
                                             unsigned threads) {
   constexpr int kPieces = 8;
   const Slice slice = make_slice(job);
-  std::uint32_t begin = 0;
-  if (all_aligned(slice)) {
-    const std::uint32_t stride = threads * kPieceBytes;
-    const std::uint32_t end = slice.bytes & ~(kPieceBytes - 1);
-    std::uint32_t at = thread * kPieceBytes;
-#pragma unroll 1
-    for (; at + (kPieces - 1) * stride < end; at += kPieces * stride) {
-      const AlignedAccess<> access{slice, at, stride};
-      Raw<4> raw[1][kPieces];
-      access.load(0, raw);
-      access.store(raw[0]);
-    }
-    // What is left, too, is under way at once.
-    const AlignedAccess<true> access{slice, at, stride, end};
-    Raw<4> raw[1][kPieces];
-    access.load(0, raw);
-    access.store(raw[0]);
-    begin = end;
-  }
-#pragma unroll 1
-  for (std::uint32_t at = begin + thread * kPieceBytes; at < slice.bytes;
-       at += threads * kPieceBytes) {
-    const std::uint32_t left = slice.bytes - at;
-    const unsigned bytes = left < kPieceBytes ? static_cast<unsigned>(left) : kPieceBytes;
-    const LinearAccess<kElement> access{slice, at, bytes};
-    Raw<4> raw[1][1];
-    access.load(0, raw);
-    access.store(raw[0]);
-  }
+  for_pieces<kPieces>(
+      slice, thread, threads,
+      [&](const AlignedAccess& access) {
+        Raw<4> raw[1][kPieces];
+        access.load(0, raw);
+        access.store(raw[0]);
+      },
+      [&](std::uint32_t at, unsigned bytes) {
+        const LinearAccess<kElement> access{slice, at, bytes};
+        Raw<4> raw[1][1];
+        access.load(0, raw);
+        access.store(raw[0]);
+      });
 }
 
 // ---- Packets: units of 8 data bytes; user memory is linear, connector memory is packets. --------
@@ -565,7 +579,6 @@ __device__ __forceinline__ void straight_copies(const SliceJob& job, unsigned th
                                                 unsigned threads) {
   constexpr int kPieces = 8;
   const std::uint32_t element = dtype_bytes(job.dtype);
-  const std::uint32_t stride = threads * kPieceBytes;
   unsigned copy = blockIdx.x % job.num_src;
 #pragma unroll 1
   for (int k = 0; k < job.num_src; ++k) {
@@ -573,23 +586,18 @@ __device__ __forceinline__ void straight_copies(const SliceJob& job, unsigned th
     const char* from = static_cast<const char*>(job.src[copy]);
     char* to =
         static_cast<char*>(job.dst_slot[copy] != nullptr ? job.dst_slot[copy] : job.dst_copy[copy]);
-    std::uint32_t at = thread * kPieceBytes;
-    Raw<4> raw[kPieces];
 #pragma unroll 1
-    for (; at + (kPieces - 1) * stride < bytes; at += kPieces * stride) {
+    for (std::uint32_t at = first_of<kPieces>(thread); at < bytes;
+         at += threads * kPieces * kPieceBytes) {
+      Raw<4> raw[kPieces];
 #pragma unroll
-      for (int p = 0; p < kPieces; ++p) raw[p] = load_aligned<4>(from + at + p * stride);
+      for (int p = 0; p < kPieces; ++p) {
+        if (at + p * kWarpBytes < bytes) raw[p] = load_aligned<4>(from + at + p * kWarpBytes);
+      }
 #pragma unroll
-      for (int p = 0; p < kPieces; ++p) store_aligned(to + at + p * stride, raw[p]);
-    }
-    // What is left, too, is under way at once.
-#pragma unroll
-    for (int p = 0; p < kPieces; ++p) {
-      if (at + p * stride < bytes) raw[p] = load_aligned<4>(from + at + p * stride);
-    }
-#pragma unroll
-    for (int p = 0; p < kPieces; ++p) {
-      if (at + p * stride < bytes) store_aligned(to + at + p * stride, raw[p]);
+      for (int p = 0; p < kPieces; ++p) {
+        if (at + p * kWarpBytes < bytes) store_aligned(to + at + p * kWarpBytes, raw[p]);
+      }
     }
     copy = copy + 1 == job.num_src ? 0 : copy + 1;
   }
@@ -800,7 +808,9 @@ __device__ __forceinline__ bool holds_packets(const SliceJob& job, unsigned thre
 
 // Executes this thread's part of a slice of the slot protocol whose sources are there: the caller
 // has acquired their flags at system scope, and a block barrier followed.
-__device__ __forceinline__ void run_slot_leaf_cuda(const SliceJob& the_job, unsigned thread,
+// (A function of its own, unlike that of packets: the registers that it saves at the call are little
+// beside a slice, and together with the engine's they would not suffice.)
+__device__ __noinline__ void run_slot_leaf_cuda(const SliceJob& the_job, unsigned thread,
                                                    unsigned threads) {
   const SliceJob& job = cuda_leaves::forget(the_job, thread, threads);
   if (job.num_src == 0) return;
@@ -836,7 +846,7 @@ __device__ __forceinline__ bool packets_ready_cuda(const SliceJob& the_job, unsi
 // is a barrier of the block that tells whether all threads are ready; after it says no for the last
 // time, nobody reads the job any more.
 template <class Vote>
-__device__ __forceinline__ bool run_packet_leaf_cuda(const SliceJob& the_job, unsigned thread,
+__device__ __noinline__ bool run_packet_leaf_cuda(const SliceJob& the_job, unsigned thread,
                                                      unsigned threads, std::uint32_t polls,
                                                      Vote vote) {
   const SliceJob& job = cuda_leaves::forget(the_job, thread, threads);
