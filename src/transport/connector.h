@@ -278,6 +278,15 @@ class LaneTransport {
     return true;
   }
 
+  // The two looks of resolve(), for who can make several at once: whether connector i is still
+  // announced under `tag` (acquire, as there), and the step count at which its owner began.
+  UNJAM_HD bool announced(std::uint32_t peer, std::uint32_t i, std::uint64_t tag) const {
+    return load_acquire(entries(rank, peer)[i].tag) == tag;
+  }
+  UNJAM_HD std::uint64_t base(std::uint32_t peer, std::uint32_t i) const {
+    return load_relaxed(entries(rank, peer)[i].base);
+  }
+
   // True if the next slice of the invocation with this seed has arrived.
   UNJAM_HD bool poll(std::uint32_t peer, const InEndpoint& in, std::uint64_t seed,
                      RecvView& view) const {
@@ -360,8 +369,11 @@ class LaneTransport {
   }
   UNJAM_HD unsigned char* escape_slot(std::uint32_t receiver, std::uint32_t sender, std::uint32_t i,
                                       std::uint64_t step) const {
+    // Steps hardly ever need 64 bits, whose division takes a GPU a hundred cycles.
+    const std::uint64_t at = step >> 32 == 0 ? static_cast<std::uint32_t>(step) % shape.escape_slots
+                                             : step % shape.escape_slots;
     return connector(receiver, sender, i) + kSlotHeaders * sizeof(SlotHeader) +
-           (step % shape.escape_slots) * shape.escape_slot_bytes;
+           at * shape.escape_slot_bytes;
   }
   UNJAM_HD unsigned char* borrow_slot(std::uint32_t receiver, std::uint32_t sender,
                                       std::uint32_t i) const {

@@ -1,262 +1,734 @@
-// A short all-reduce in a stream, alone: one lane, one packet to and from every peer, nobody else
-// at the lane. Most of the time of such a call is what an engine does to be able to leave it and
-// come back; here it is tried straight from the kernel's arguments, with the same connectors, flags
-// and credits, so peers cannot tell. What cannot be done at once (the lane is driven by another
-// instance, a connector is not open, a former use of the key is not complete, a packet does not
-// come for long) is left to the engine: where nothing was sent, as if nothing had been tried; else
-// with the program's first primitive done.
+// A short call in a stream without the engine: packets to and from peers, and nothing else. Most of
+// the time of such a call is what an engine does to be able to leave it and come back; here it is
+// tried straight from the kernel's arguments, with the same connectors, flags and credits, so peers
+// cannot tell. One side may be here and the other in its engine, in each lane.
 //
-// Plan: {kLocal|kSendAll, gather} with one chunk (plan/direct.cc).
+// Plan: one of plan/direct.cc whose lanes make one loop each. Block b does what lane b has to do:
+//   takes the lane's lease, looks whether all that it needs is there, sends, copies the own data,
+//   receives, publishes (endpoints, credits, pokes), gives the lease back, and reports.
+// What a block cannot do soon it leaves to the engine: the lane is driven by another instance, a
+// connector is not open, a former use of the key is not complete, a packet does not come.
+//
+// Reports. CudaRank::solo_reports has a word a slot, in it a Report a lane; 0: none yet. The block
+// whose report completes the word decides for all. If every lane is done it ends the call, as the
+// last lane does in the engine. Else it hands the call to the engine, each lane with the primitives
+// that it has behind it (CudaRank::first_primitive), and serves until the call has ended; the
+// others have left, and their lanes are driven as all that nobody drives. The word is zero again
+// before the slot can be another call's: its completion comes after.
+//
+// Redo. A lane that gives up has done nothing, or all in front of the primitive that receives.
+//   It has sent: the steps are posted, the engine does not send again. A peer that has read them
+//   gives its credit as ever. Until the engine accepts the call nothing says that the key uses its
+//   connectors (LaneKey::in_queue), so they may be taken over: those are drained, and no primitive
+//   behind the first one sends.
+//   It has copied its own data: where input and output overlap, these are the same bytes at the
+//   same place, or the input is not read again (no primitive behind reads it but a reduction, which
+//   has no copy).
+//   It has received in part: `consumed` stands where it stood, so all packets are there for the
+//   engine. A reduction has stored nothing, its results wait in registers until the vote: in place
+//   they would be its input. Other kinds store what has come at once. Nobody reads the input behind
+//   that (it was sent, and copied), and the engine stores the same bytes again.
 #pragma once
 
 #include "device/cuda/cuda_dev.cuh"
 #include "device/cuda/rank_state.h"
 
 namespace unjam {
-
-enum class Solo : std::uint32_t { kUntried, kSent, kDone };
-
 namespace solo {
 
-using cuda_leaves::Format;
+using cuda_leaves::kUnitBytes;
 using cuda_leaves::Raw;
 
+// How far a lane has come.
+enum Report : std::uint32_t { kUntried = 1, kBegun = 2, kDone = 3 };
+inline constexpr std::uint32_t kReportBits = 2;
+static_assert(kReportBits * kMaxLanes <= 64);
+
+// How often is looked for a packet, and for room. A look takes most of a microsecond.
+inline constexpr std::uint32_t kPolls = 512, kRoomPolls = 128;
+
+// What a thread has under way at once.
+inline constexpr int kRow = 2;
+static_assert(kSoloUnits % kRow == 0);
+
 struct Shared {
-  const void* from[kSoloRanks];
-  void* to[kSoloRanks];
+  const char* from[kSoloRanks];
+  char* to[kSoloRanks];
   std::uint32_t ok;
+  std::uint32_t serves;
 };
 
-// Waits for the packets of this thread's unit from all peers. False: too long.
-__device__ __forceinline__ bool collect(const SoloCall& call, const Shared& s, std::uint32_t unit,
-                                        std::uint64_t left, const Raw<2>& mine,
-                                        Raw<2> (&raw)[kSoloRanks]) {
-  for (std::uint32_t polls = 0; polls < 512; ++polls) {
+// This block's stretch of the messages. Threads have units of theirs, or of those of several
+// messages one behind the other, `threads` apart.
+struct Stretch {
+  const char* input;
+  char* output;
+  std::uint32_t bytes;  // of each message
+  std::uint32_t units;
+};
+
+__device__ __forceinline__ unsigned unit_bytes(const Stretch& w, std::uint32_t at) {
+  const std::uint32_t left = w.bytes - at;
+  return left < kUnitBytes ? left : kUnitBytes;
+}
+__device__ __forceinline__ std::uint32_t around(const SoloCall& call, std::uint32_t q) {
+  return q >= call.group_size ? q - call.group_size : q;
+}
+__device__ __forceinline__ bool among(const SoloCall& call, std::uint32_t q, std::uint32_t first,
+                                      std::uint32_t members) {
+  if (q >= call.group_size) return false;
+  return (q >= first ? q - first : q + call.group_size - first) < members;
+}
+
+// Item `index` of several messages' units.
+struct Item {
+  std::uint32_t message;
+  std::uint32_t at;  // its data begin there
+};
+__device__ __forceinline__ Item item_of(const Stretch& w, std::uint32_t index, bool several) {
+  const std::uint32_t message = several ? index / w.units : 0;
+  return {message, (index - message * w.units) * kUnitBytes};
+}
+
+// ---- sending ----
+
+__device__ __forceinline__ std::uint32_t items_to_send(const SoloCall& call, const Stretch& w) {
+  if (call.num_sent == 0) return 0;
+  return call.scatters ? w.units * call.num_sent : w.units;
+}
+
+__device__ __forceinline__ void load_items(const SoloCall& call, const Stretch& w,
+                                           std::uint32_t begin, Raw<2> (&x)[kRow]) {
+  const std::uint32_t items = items_to_send(call, w);
+#pragma unroll
+  for (int h = 0; h < kRow; ++h) {
+    const std::uint32_t index = begin + threadIdx.x + h * blockDim.x;
+    if (index >= items) break;
+    const Item item = item_of(w, index, call.scatters);
+    const std::uint32_t block =
+        call.scatters ? around(call, call.first_sent + item.message) * call.block_bytes : 0;
+    x[h] =
+        cuda_leaves::load_unit(w.input + call.sent_from + block + item.at, unit_bytes(w, item.at));
+  }
+}
+
+__device__ __forceinline__ void send_items(const SoloCall& call, const Stretch& w, const Shared& s,
+                                           std::uint32_t begin, const Raw<2> (&x)[kRow]) {
+  const std::uint32_t items = items_to_send(call, w);
+#pragma unroll
+  for (int h = 0; h < kRow; ++h) {
+    const std::uint32_t index = begin + threadIdx.x + h * blockDim.x;
+    if (index >= items) break;
+    const Item item = item_of(w, index, call.scatters);
+    const std::uint32_t end = call.scatters ? item.message + 1 : call.num_sent;
+#pragma unroll 1
+    for (std::uint32_t i = item.message; i < end; ++i) {
+      const std::uint32_t q = around(call, call.first_sent + i);
+      cuda_leaves::store_packet_unit(s.to[q] + 2 * item.at, x[h], w.bytes - item.at, call.flag);
+    }
+  }
+}
+
+// ---- the own data ----
+
+__device__ __forceinline__ void load_own(const SoloCall& call, const Stretch& w,
+                                         std::uint32_t begin, Raw<2> (&x)[kRow]) {
+#pragma unroll
+  for (int h = 0; h < kRow; ++h) {
+    const std::uint32_t unit = begin + threadIdx.x + h * blockDim.x;
+    x[h] = {};
+    if (unit >= w.units) continue;
+    const std::uint32_t at = unit * kUnitBytes;
+    x[h] = cuda_leaves::load_unit(w.input + call.own_from + at, unit_bytes(w, at));
+  }
+}
+
+__device__ __forceinline__ void store_own(const Stretch& w, std::uint32_t to, std::uint32_t begin,
+                                          const Raw<2> (&x)[kRow]) {
+#pragma unroll
+  for (int h = 0; h < kRow; ++h) {
+    const std::uint32_t unit = begin + threadIdx.x + h * blockDim.x;
+    if (unit >= w.units) break;
+    const std::uint32_t at = unit * kUnitBytes;
+    cuda_leaves::store_unit(w.output + to + at, x[h], unit_bytes(w, at));
+  }
+}
+
+// ---- receiving: what is copied ----
+
+__device__ __forceinline__ bool receive_copies(const SoloCall& call, const Stretch& w,
+                                               const Shared& s) {
+  const std::uint32_t items = w.units * (call.collects ? call.num_received : 1);
+#pragma unroll 1
+  for (std::uint32_t begin = 0; begin + threadIdx.x < items; begin += kRow * blockDim.x) {
+    const char* from[kRow];
+    char* to[kRow];
+    std::uint32_t left[kRow];
+    Raw<2> x[kRow];
+#pragma unroll
+    for (int h = 0; h < kRow; ++h) {
+      const std::uint32_t index = begin + threadIdx.x + h * blockDim.x;
+      left[h] = 0;
+      if (index >= items) break;
+      const Item item = item_of(w, index, call.collects);
+      const std::uint32_t q = around(call, call.first_received + item.message);
+      from[h] = s.from[q] + 2 * item.at;
+      to[h] = w.output + call.received_to + (call.collects ? q * call.block_bytes : 0) + item.at;
+      left[h] = w.bytes - item.at;
+    }
+    bool all = false;
+    for (std::uint32_t polls = 0; !all && polls < kPolls; ++polls) {
+      all = true;
+#pragma unroll
+      for (int h = 0; h < kRow; ++h) {
+        if (left[h] == 0) break;
+        const cuda_leaves::PacketUnit p =
+            cuda_leaves::load_packet_unit(from[h], left[h], call.flag);
+        all &= p.word[0].flag == call.flag;
+        all &= p.word[1].flag == call.flag;
+        x[h] = {{p.word[0].data, p.word[1].data}};
+      }
+    }
+    if (!all) return false;
+#pragma unroll
+    for (int h = 0; h < kRow; ++h) {
+      if (left[h] == 0) break;
+      cuda_leaves::store_unit(to[h], x[h], left[h] < kUnitBytes ? left[h] : kUnitBytes);
+    }
+  }
+  return true;
+}
+
+// ---- receiving: what is reduced ----
+
+// A row's units of every member, by group rank. All members at once: their packets are looked for
+// together.
+struct Row {
+  Raw<2> raw[kSoloRanks][kRow];
+};
+
+__device__ __forceinline__ bool collect_row(const SoloCall& call, const Stretch& w, const Shared& s,
+                                            std::uint32_t begin, const Raw<2> (&own)[kRow],
+                                            Row& row) {
+  for (std::uint32_t polls = 0; polls < kPolls; ++polls) {
     bool all = true;
 #pragma unroll
     for (int q = 0; q < static_cast<int>(kSoloRanks); ++q) {
       if (q >= call.group_size) break;
-      if (q == call.group_rank) {
-        raw[q] = mine;
-        continue;
+#pragma unroll
+      for (int h = 0; h < kRow; ++h) {
+        row.raw[q][h] = own[h];
+        const std::uint32_t unit = begin + threadIdx.x + h * blockDim.x;
+        if (q == call.group_rank || unit >= w.units) continue;
+        const std::uint32_t at = unit * kUnitBytes;
+        const cuda_leaves::PacketUnit p =
+            cuda_leaves::load_packet_unit(s.from[q] + 2 * at, w.bytes - at, call.flag);
+        all &= p.word[0].flag == call.flag;
+        all &= p.word[1].flag == call.flag;
+        row.raw[q][h] = {{p.word[0].data, p.word[1].data}};
       }
-      const cuda_leaves::PacketUnit p = cuda_leaves::load_packet_unit(
-          static_cast<const char*>(s.from[q]) + std::size_t{unit} * 16, left, call.flag);
-      all &= p.word[0].flag == call.flag;
-      all &= p.word[1].flag == call.flag;
-      raw[q] = {{p.word[0].data, p.word[1].data}};
     }
     if (all) return true;
   }
   return false;
 }
 
-template <DType dtype>
-__device__ __forceinline__ bool gather(const CudaLaunch& launch, const Shared& s,
-                                       const Raw<2> (&mine)[kSoloUnits],
-                                       Raw<2> (&result)[kSoloUnits]) {
-  using F = Format<dtype>;
-  using Acc = typename F::Acc;
-  constexpr int kCount = F::template kCount<2>;
-  const SoloCall& call = launch.solo;
-  const Op op = launch.sqe.inv.op;
-  bool come = true;
+// For reduce_pieces() of the leaves, which makes the bits: the same as the engine's.
+struct RowAccess {
+  Row& row;
+  Raw<2> (&result)[kRow];
+  static constexpr int kBatch = cuda_leaves::kPacketBatch;
+  static_assert(kSoloRanks == 2 * kBatch);
+  __device__ __forceinline__ void load(int, Raw<2> (&x)[kBatch][kRow]) {
 #pragma unroll
-  for (int k = 0; k < kSoloUnits; ++k) {
-    const std::uint32_t unit = threadIdx.x + k * blockDim.x;
-    if (unit >= call.units) break;
-    Raw<2> raw[kSoloRanks];
-    if (!collect(call, s, unit, 8, mine[k], raw)) {
-      come = false;
-      break;
-    }
-    Acc acc[kCount];
+    for (int i = 0; i < kBatch; ++i) {
 #pragma unroll
-    for (int q = 0; q < static_cast<int>(kSoloRanks); ++q) {
-      if (q >= call.group_size) break;
-      Acc x[kCount];
-      F::template decode<2>(raw[q], x);
-      if constexpr (F::kIsFloat) {
-        if (op == Op::kAvg) {
-#pragma unroll
-          for (int i = 0; i < kCount; ++i) {
-            x[i] = cuda_leaves::multiply(x[i], static_cast<Acc>(call.scale));
-          }
-        }
-      }
-      if (q == 0) {
-#pragma unroll
-        for (int i = 0; i < kCount; ++i) acc[i] = x[i];
-      } else {
-        cuda_leaves::combine_piece<F, kCount>(op, acc, x);
+      for (int h = 0; h < kRow; ++h) {
+        x[i][h] = row.raw[i][h];
+        row.raw[i][h] = row.raw[kBatch + i][h];
       }
     }
-    if constexpr (!F::kIsFloat) {
-      if (op == Op::kAvg) {
-#pragma unroll
-        for (int i = 0; i < kCount; ++i) acc[i] = F::divide(acc[i], call.group_size);
-      }
-    }
-    F::template encode<2>(acc, result[k]);
   }
-  return come;
+  __device__ __forceinline__ void store(const Raw<2> (&x)[kRow]) {
+#pragma unroll
+    for (int h = 0; h < kRow; ++h) result[h] = x[h];
+  }
+};
+
+template <DType dtype>
+__device__ __forceinline__ void reduce_row(const cuda_leaves::Slice& slice, Row& row,
+                                           Raw<2> (&result)[kRow]) {
+  RowAccess access{row, result};
+  cuda_leaves::reduce_pieces<dtype, 2, kRow, RowAccess::kBatch>(slice, access);
 }
 
-__device__ __forceinline__ bool gather_any(const CudaLaunch& launch, const Shared& s,
-                                           const Raw<2> (&mine)[kSoloUnits],
-                                           Raw<2> (&result)[kSoloUnits]) {
-  switch (launch.sqe.inv.geometry.dtype) {
+__device__ __forceinline__ void reduce_row_any(DType dtype, const cuda_leaves::Slice& slice,
+                                               Row& row, Raw<2> (&result)[kRow]) {
+  switch (dtype) {
     case DType::kInt8:
-      return gather<DType::kInt8>(launch, s, mine, result);
+      return reduce_row<DType::kInt8>(slice, row, result);
     case DType::kUint8:
-      return gather<DType::kUint8>(launch, s, mine, result);
+      return reduce_row<DType::kUint8>(slice, row, result);
     case DType::kInt32:
-      return gather<DType::kInt32>(launch, s, mine, result);
+      return reduce_row<DType::kInt32>(slice, row, result);
     case DType::kUint32:
-      return gather<DType::kUint32>(launch, s, mine, result);
+      return reduce_row<DType::kUint32>(slice, row, result);
     case DType::kInt64:
-      return gather<DType::kInt64>(launch, s, mine, result);
+      return reduce_row<DType::kInt64>(slice, row, result);
     case DType::kUint64:
-      return gather<DType::kUint64>(launch, s, mine, result);
+      return reduce_row<DType::kUint64>(slice, row, result);
     case DType::kFloat16:
-      return gather<DType::kFloat16>(launch, s, mine, result);
+      return reduce_row<DType::kFloat16>(slice, row, result);
     case DType::kBfloat16:
-      return gather<DType::kBfloat16>(launch, s, mine, result);
+      return reduce_row<DType::kBfloat16>(slice, row, result);
     case DType::kFloat32:
-      return gather<DType::kFloat32>(launch, s, mine, result);
+      return reduce_row<DType::kFloat32>(slice, row, result);
     case DType::kFloat64:
-      return gather<DType::kFloat64>(launch, s, mine, result);
+      return reduce_row<DType::kFloat64>(slice, row, result);
     case DType::kFloat8E4M3:
-      return gather<DType::kFloat8E4M3>(launch, s, mine, result);
+      return reduce_row<DType::kFloat8E4M3>(slice, row, result);
     case DType::kFloat8E5M2:
-      return gather<DType::kFloat8E5M2>(launch, s, mine, result);
+      return reduce_row<DType::kFloat8E5M2>(slice, row, result);
   }
-  return false;
+}
+
+// As Engine::build_job() says it of a gather.
+__device__ __forceinline__ cuda_leaves::Slice slice_of(const SoloCall& call,
+                                                       const Invocation& inv) {
+  const bool average = inv.op == Op::kAvg;
+  const bool integer = is_integer(inv.geometry.dtype);
+  cuda_leaves::Slice slice{};
+  slice.num_src = call.group_size;
+  slice.local_src = call.group_rank;
+  slice.divisor = average && integer ? call.group_size : 1u;
+  slice.scale_all = average && !integer;
+  slice.scaled_src = -1;
+  slice.op = inv.op;
+  slice.scale = call.scale;
+  return slice;
+}
+
+// Results of a thread that has more than one row, but the last. In memory of the thread: they are
+// looked at once, and a loop over registers would be eight times the code.
+struct HeldRows {
+  Raw<2> rows[kSoloUnits / kRow - 1][kRow];
+};
+
+// Stores nothing: the last row's results are in `x` (before: the own data of the first one).
+__device__ __forceinline__ bool receive_reduction(const SoloCall& call, const Invocation& inv,
+                                                  const Stretch& w, const Shared& s, HeldRows& held,
+                                                  Raw<2> (&x)[kRow]) {
+  const cuda_leaves::Slice slice = slice_of(call, inv);
+  const std::uint32_t step = kRow * blockDim.x;
+#pragma unroll 1
+  for (std::uint32_t begin = 0, k = 0;; ++k) {
+    Row row;
+    if (!collect_row(call, w, s, begin, x, row)) return false;
+    Raw<2> result[kRow];
+    reduce_row_any(inv.geometry.dtype, slice, row, result);
+    begin += step;
+    if (begin >= w.units) {
+#pragma unroll
+      for (int h = 0; h < kRow; ++h) x[h] = result[h];
+      return true;
+    }
+#pragma unroll
+    for (int h = 0; h < kRow; ++h) held.rows[k][h] = result[h];
+    load_own(call, w, begin, x);
+  }
+}
+
+__device__ __forceinline__ void store_reduction(const SoloCall& call, const Stretch& w,
+                                                const HeldRows& held, const Raw<2> (&x)[kRow]) {
+  const std::uint32_t step = kRow * blockDim.x;
+  std::uint32_t begin = 0;
+#pragma unroll 1
+  for (std::uint32_t k = 0; begin + step < w.units; begin += step, ++k) {
+    store_own(w, call.received_to, begin, held.rows[k]);
+  }
+  store_own(w, call.received_to, begin, x);
+}
+
+// ---- leases and reports, by one thread ----
+
+__device__ __forceinline__ void ring_launcher(CudaRank& r) {
+  store_system(r.link->residency.rung, 1u);
+}
+
+// After the lane's lease was given back (`lanes`: what CudaRank::lanes was then): who waits in the
+// lane, or was given to it meanwhile, was not announced, for the lane had a driver.
+__device__ __forceinline__ void see_to_lane(CudaRank& r, std::uint32_t lane, std::uint64_t lanes) {
+  bool needy = (lanes >> (lane + 32) & 1) != 0;
+  if (lane != 0) {
+    // Whoever fills the mailbox looks then who drives the lane, with such a fence between, see
+    // CudaDev::settle(): one of us sees the other. (Nobody but its driver fills the first lane's.)
+    fence_total_local();
+    needy = needy || !r.rank.mailboxes[lane].empty();
+  }
+  if (needy) ring_launcher(r);
+}
+
+__device__ __forceinline__ std::uint64_t report_word(std::uint32_t lane, Report report) {
+  return std::uint64_t{report} << (kReportBits * lane);
+}
+
+// What the reports are with this one, which found `before`. 0: some are missing.
+__device__ __forceinline__ std::uint64_t all_reports(const SoloCall& call, std::uint64_t before,
+                                                     std::uint64_t mine) {
+  constexpr std::uint64_t kLow = 0x5555555555555555;
+  const std::uint64_t word = before | mine;
+  const auto come = static_cast<std::uint32_t>(__popcll((word | word >> 1) & kLow));
+  return come == call.lanes ? word : 0;
+}
+
+// What ends a call needs, read ahead.
+struct Ending {
+  std::uint64_t* completed = nullptr;
+  std::uint64_t* cq_word = nullptr;
+  std::uint64_t cq_entry = 0;
+};
+
+__device__ __forceinline__ void take_cq_place(CudaRank& r, std::uint32_t slot, Ending& ending) {
+  RingCq& cq = r.rank.cq;
+  const std::uint64_t at = LocalAtomicRef<std::uint64_t>(cq.tail).fetch_add(1, kRelaxed);
+  ending.cq_word = &cq.words[at % cq.capacity];
+  ending.cq_entry = (at + 1) << 24 | static_cast<std::uint64_t>(Outcome::kDone) << 16 | slot;
+}
+
+// Behind a fence at system scope of this thread, which is behind all that the call has stored in
+// any lane: each of these stores is a release with it.
+__device__ __forceinline__ void end_call(CudaRank& r, const CudaLaunch& launch,
+                                         const Ending& ending) {
+  store_relaxed_local(launch.sqe.inv.key->done, launch.sqe.inv.n + 1);
+  store_relaxed_local(*ending.completed, launch.serial);
+  store_system(*ending.cq_word, ending.cq_entry);
+  atomicAdd(&r.readied, 1u);
+  atomicAdd(reinterpret_cast<unsigned long long*>(&r.solo_calls), 1ull);
+}
+
+// Decides for all blocks, if this one's report is the last. True: this block hands the call to the
+// engine. Behind a fence of this thread, which is behind what the block has done, the report is a
+// release.
+__device__ __forceinline__ bool decide(CudaRank& r, const CudaLaunch& launch, std::uint64_t before,
+                                       std::uint64_t mine, Ending& ending) {
+  const SoloCall& call = launch.solo;
+  const std::uint64_t word = all_reports(call, before, mine);
+  if (word == 0) return false;
+  const std::uint64_t done = ~std::uint64_t{0} >> (64 - kReportBits * call.lanes);
+  if (word == done) take_cq_place(r, launch.slot, ending);
+  // Acquire: what the other blocks have done, before their reports. And see end_call().
+  fence_system();
+  store_relaxed_local(r.solo_reports[launch.slot], std::uint64_t{0});
+  if (word == done) {
+    end_call(r, launch, ending);
+    // Others may wait for that in lanes that nobody drives. Who leaves a lane looks at `readied`
+    // then, with such a fence between: one of us sees the other.
+    fence_total_local();
+    const std::uint64_t lanes = load_relaxed_local(r.lanes);
+    if ((lanes >> 32 & ~lanes & 0xffffffff) != 0) ring_launcher(r);
+    return false;
+  }
+  std::uint8_t* first = r.first_primitive + launch.slot * r.rank.num_lanes;
+  for (std::uint32_t l = 0; l < call.lanes; ++l) {
+    const auto report = static_cast<Report>(word >> (kReportBits * l) & 3);
+    if (report == kBegun) first[l] = call.before;
+    if (report == kDone) first[l] = static_cast<std::uint8_t>(launch.sqe.inv.num_primitives);
+  }
+  return true;
+}
+
+// ---- the looks, by the first warp ----
+
+// Thread 8 i + q sees to member q; i says in what: (0) its packets to us, (1) ours to it, (2)
+// whether what was read of its endpoints before we had the lease stands, (3) the step count at
+// which its connector's owner began. Threads 16 and 17 have the lease and the end of the call
+// besides.
+inline constexpr std::uint32_t kLeaser = 16, kEnder = 17;
+
+struct Member {
+  std::uint32_t q = 0, part = 0, peer = 0;
+  bool to = false, from = false;  // whether it is sent to, or received from
+  OutEndpoint* out_at = nullptr;
+  InEndpoint* in_at = nullptr;
+  std::uint64_t count = 0;      // part 0: consumed; part 1: posted
+  std::uint32_t connector = 0;  // likewise
+  std::uint64_t later_base = 0;
+  std::uint32_t* poke_at = nullptr;
+  std::uint32_t poke = 0;
+};
+
+// A lane without data, as in the engine, sends and receives nothing.
+__device__ __forceinline__ Member member_of(const SoloCall& call, const Stretch& w,
+                                            std::uint32_t lane) {
+  Member m;
+  m.q = threadIdx.x % kSoloRanks;
+  m.part = threadIdx.x / kSoloRanks;
+  m.to = w.bytes != 0 && among(call, m.q, call.first_sent, call.num_sent);
+  m.from = w.bytes != 0 && among(call, m.q, call.first_received, call.num_received);
+  m.peer = call.members[m.q];
+  const std::uint32_t at = lane * call.shape.ranks + m.q;
+  m.out_at = call.out + at;
+  m.in_at = call.in + at;
+  return m;
+}
+
+// All that the block needs, in two rounds of looks. The lease, if it was taken, is left taken.
+__device__ __forceinline__ bool look(CudaRank& r, const CudaLaunch& launch, LaneTransport& t,
+                                     Member& m, bool& leased, Ending& ending, Shared& s) {
+  constexpr std::uint32_t kAll = 0xffffffff;
+  const SoloCall& call = launch.solo;
+  const std::uint32_t lane = t.lane;
+  bool ok = true;
+  // First round. The endpoints are the lane's driver's, and we may not be that yet: they are read
+  // now to begin the second round with, which reads them again.
+  if (m.part == 1) {
+    if (m.to) {
+      m.count = load_relaxed_local(m.out_at->posted);
+      m.connector = load_relaxed_local(m.out_at->connector);
+    }
+    m.poke_at = &r.pokes[m.peer][lane];
+  } else if (m.part != 2) {
+    if (m.from) {
+      m.count = load_relaxed_local(m.in_at->consumed);
+      m.connector = load_relaxed_local(m.in_at->connector);
+    }
+  } else if (threadIdx.x == kLeaser) {
+    // Acquire: the lane's state, and with it the key's endpoints, as the last driver left them.
+    leased = (LocalAtomicRef<std::uint64_t>(r.lanes).fetch_or(std::uint64_t{1} << lane, kAcquire) >>
+                  lane &
+              1) == 0;
+    ok = leased;
+  } else if (threadIdx.x == kEnder) {
+    ending.completed = &r.completed[launch.slot];
+    // Acquire: the key's former invocation is complete on all lanes, its buffers are ours.
+    ok = load_acquire_local(launch.sqe.inv.key->done) == launch.sqe.inv.n;
+  }
+  ok = __all_sync(kAll, ok) != 0;
+  if (!ok) return false;
+  __syncwarp();  // all are behind what was acquired
+  // Second round.
+  bool has = true;
+  SendGrant grant;
+  std::uint64_t base = 0, in_count = 0, out_count = 0;
+  std::uint32_t in_connector = 0, out_connector = 0;
+  if (m.part == 0 && m.from) {
+    has = m.connector != kNoConnector && t.announced(m.peer, m.connector, call.tag);
+    // Behind the acquire, see where it is used.
+    if (has) m.later_base = t.base(m.peer, m.connector);
+  } else if (m.part == 1 && (m.to || m.from)) {
+    m.poke = r.poke_counts[lane] + 1;
+    if (m.to) {
+      has = m.connector != kNoConnector;
+      OutEndpoint out;
+      out.posted = m.count;
+      out.connector = m.connector;
+      for (std::uint32_t polls = 0; has && grant.capacity == 0 && polls < kRoomPolls; ++polls) {
+        grant = t.packet_grant(m.peer, out);
+      }
+      has = grant.capacity != 0;
+    }
+  } else if (m.part == 2) {
+    if (m.from) {
+      in_count = load_relaxed_local(m.in_at->consumed);
+      in_connector = load_relaxed_local(m.in_at->connector);
+    }
+    if (m.to) {
+      out_count = load_relaxed_local(m.out_at->posted);
+      out_connector = load_relaxed_local(m.out_at->connector);
+    }
+  } else if (m.part == 3 && m.from && m.connector != kNoConnector) {
+    base = t.base(m.peer, m.connector);
+  }
+  __syncwarp();
+  const std::uint64_t used_in = __shfl_sync(kAll, m.count, m.q);
+  const std::uint64_t used_out = __shfl_sync(kAll, m.count, kSoloRanks + m.q);
+  const std::uint32_t by_in = __shfl_sync(kAll, m.connector, m.q);
+  const std::uint32_t by_out = __shfl_sync(kAll, m.connector, kSoloRanks + m.q);
+  const std::uint32_t by_base = __shfl_sync(kAll, m.connector, 3 * kSoloRanks + m.q);
+  base = __shfl_sync(kAll, base, 3 * kSoloRanks + m.q);
+  if (m.part == 2) {
+    if (m.from) has = has && in_count == used_in && in_connector == by_in && by_in == by_base;
+    if (m.to) has = has && out_count == used_out && out_connector == by_out;
+  } else if (m.part == 0 && m.from) {
+    // As LaneTransport::resolve() does, with a base that was read beside the tag. If it was an
+    // earlier owner's, `later_base` is more, and what comes is not taken, see run_solo().
+    if (base > m.count) m.count = base;
+    InEndpoint in;
+    in.consumed = m.count;
+    in.connector = m.connector;
+    s.from[m.q] = reinterpret_cast<const char*>(t.packet_view(m.peer, in, 0).data);
+  } else if (m.part == 1 && m.to) {
+    s.to[m.q] = reinterpret_cast<char*>(grant.data);
+  }
+  return __all_sync(kAll, has) != 0;
 }
 
 }  // namespace solo
 
-// By all threads of a call's only block.
-__device__ __forceinline__ Solo run_solo(CudaRank& r, const CudaLaunch& launch) {
+// By all threads of a call's block. True: the call is for the engine, and this block brings it.
+// False: nothing is left to do for this block.
+__device__ __forceinline__ bool run_solo(CudaRank& r, const CudaLaunch& launch) {
+  using namespace solo;
   const SoloCall& call = launch.solo;
-  __shared__ solo::Shared s;
-  using cuda_leaves::Raw;
-  const std::uint32_t q = threadIdx.x;  // thread q sees to member q
-  const bool sees = q < call.group_size && q != call.group_rank;
+  const Invocation& inv = launch.sqe.inv;
+  __shared__ Shared s;
+  const std::uint32_t lane = blockIdx.x;
+
+  // As Geometry::lane_part(), in bytes.
+  const std::uint32_t longer = call.longer_lanes;
+  const std::uint32_t first = lane * call.lane_pieces + (lane < longer ? lane : longer);
+  const std::uint32_t last = first + call.lane_pieces + (lane < longer ? 1 : 0);
+  const std::uint32_t begin = first * 16 < call.block_bytes ? first * 16 : call.block_bytes;
+  const std::uint32_t end = last * 16 < call.block_bytes ? last * 16 : call.block_bytes;
+  const Stretch w{static_cast<const char*>(inv.input) + begin,
+                  static_cast<char*>(inv.output) + begin, end - begin,
+                  (end - begin + kUnitBytes - 1) / kUnitBytes};
+
   // This thread's data, first: nothing else is needed for that.
-  Raw<2> mine[kSoloUnits];
-#pragma unroll
-  for (int k = 0; k < kSoloUnits; ++k) {
-    const std::uint32_t unit = threadIdx.x + k * blockDim.x;
-    if (unit >= call.units) break;
-    mine[k] = cuda_leaves::load_aligned<2>(static_cast<const char*>(launch.sqe.inv.input) +
-                                           std::size_t{unit} * 8);
-  }
+  Raw<2> ahead[kRow] = {}, own[kRow] = {};
+  load_items(call, w, 0, ahead);
+  if (call.reduces) load_own(call, w, 0, own);
+
   LaneTransport t;
   t.shape = call.shape;
   t.bases = call.bases;
   t.rank = call.rank;
-  t.lane = 0;
-  OutEndpoint out;
-  InEndpoint in;
-  std::uint32_t peer = 0, poke = 0, readied = 0;
+  t.lane = lane;
+  Member m;
+  Ending ending;
   bool leased = false;
   if (threadIdx.x < 32) {
-    bool ok = launch.sqe.fresh == 0;
-    if (ok && threadIdx.x == kSoloRanks) {
-      // Acquire: the lane's state, and with it the key's endpoints, as the last driver left them.
-      leased = (or_lanes(r, 1) & 1) == 0;
-      ok = leased;
-    }
-    ok = __all_sync(0xffffffffu, ok) != 0;
-    if (ok) poke = r.poke_counts[0] + 1;
-    if (ok && threadIdx.x == kSoloRanks) {
-      readied = load_acquire_local(r.readied);
-      ok = load_acquire_local(launch.sqe.inv.key->done) == launch.sqe.inv.n;
-    }
-    if (ok && sees) {
-      peer = call.members[q];
-      out = call.out[q];
-      in = call.in[q];
-      ok = out.connector != kNoConnector && in.connector != kNoConnector;
-      if (ok) {
-        // Both looks at once.
-        const SendGrant g = t.packet_grant(peer, out);
-        ok = t.resolve(peer, call.tag, in) && g.capacity != 0;
-        s.to[q] = g.data;
-        s.from[q] = const_cast<unsigned char*>(t.packet_view(peer, in, 0).data);
-      }
-    }
-    ok = __all_sync(0xffffffffu, ok) != 0;
+    m = member_of(call, w, lane);
+    const bool ok = look(r, launch, t, m, leased, ending, s);
     if (threadIdx.x == 0) s.ok = ok ? 1 : 0;
-    if (!ok && leased) clear_lanes(r, 1);
   }
   sync_block();
-  if (s.ok == 0) return Solo::kUntried;
-
-#pragma unroll
-  for (int k = 0; k < kSoloUnits; ++k) {
-    const std::uint32_t unit = threadIdx.x + k * blockDim.x;
-    if (unit >= call.units) break;
-    for (std::uint32_t p = 0; p < call.group_size; ++p) {
-      if (p == call.group_rank) continue;
-      cuda_leaves::store_packet_unit(static_cast<char*>(s.to[p]) + std::size_t{unit} * 16, mine[k],
-                                     8, call.flag);
-    }
-  }
-  Raw<2> result[kSoloUnits];
-  const bool come = solo::gather_any(launch, s, mine, result);
-  __syncwarp();
-  const bool done = __syncthreads_and(come) != 0;
-  if (done) {
-#pragma unroll
-    for (int k = 0; k < kSoloUnits; ++k) {
-      const std::uint32_t unit = threadIdx.x + k * blockDim.x;
-      if (unit >= call.units) break;
-      cuda_leaves::store_aligned(static_cast<char*>(launch.sqe.inv.output) + std::size_t{unit} * 8,
-                                 result[k]);
+  if (s.ok == 0) {
+    if (threadIdx.x == kLeaser) {
+      if (leased) {
+        const std::uint64_t lanes = clear_lanes(r, std::uint64_t{1} << lane);
+        // A single block serves the lane itself.
+        if (call.lanes != 1) see_to_lane(r, lane, lanes);
+      }
+      bool serves = true;
+      if (call.lanes != 1) {
+        const std::uint64_t mine = report_word(lane, kUntried);
+        fence_total_local();
+        const std::uint64_t before =
+            LocalAtomicRef<std::uint64_t>(r.solo_reports[launch.slot]).fetch_add(mine, kRelaxed);
+        serves = decide(r, launch, before, mine, ending);
+      }
+      s.serves = serves ? 1 : 0;
     }
     sync_block();
+    return s.serves != 0;
   }
-  if (threadIdx.x >= 32) return done ? Solo::kDone : Solo::kSent;
 
-  if (sees) {
-    ++out.posted;  // the data carried their flags
-    call.out[q].posted = out.posted;
-    if (done) {
-      ++in.consumed;
-      call.in[q] = in;
+  const std::uint32_t items = items_to_send(call, w), step = kRow * blockDim.x;
+#pragma unroll 1
+  for (std::uint32_t k = 0; k < items; k += step) {
+    if (k != 0) load_items(call, w, k, ahead);
+    send_items(call, w, s, k, ahead);
+  }
+  if (call.copies && w.input + call.own_from != w.output + call.own_to) {
+#pragma unroll 1
+    for (std::uint32_t k = 0; k < w.units; k += step) {
+      Raw<2> x[kRow];
+      load_own(call, w, k, x);
+      store_own(w, call.own_to, k, x);
     }
   }
-  if (threadIdx.x == 0) r.poke_counts[0] = poke;
-  if (done && threadIdx.x == 0) {
-    // Inside of the device; what follows releases it.
-    store_relaxed_local(launch.sqe.inv.key->done, launch.sqe.inv.n + 1);
-    store_relaxed_local(r.completed[launch.slot], launch.serial);
-    atomicAdd(&r.readied, 1u);
-    LaneStats& stats = r.rank.lanes[0].stats;
-    using Count = unsigned long long;
-    atomicAdd(reinterpret_cast<Count*>(&stats.slices), Count{2});
-    atomicAdd(reinterpret_cast<Count*>(&stats.completed), Count{1});
+  bool come = true;
+  HeldRows held;
+  if (call.reduces) {
+    come = receive_reduction(call, inv, w, s, held, own);
+  } else if (call.num_received != 0) {
+    come = receive_copies(call, w, s);
   }
+  // The base that was used is the owner's, or what was taken for its packets is not.
+  if (m.part == 0 && m.from && m.later_base > m.count) come = false;
   __syncwarp();
-  // One fence a thread is behind all that it publishes; the block's stores are behind the barrier.
-  if (done && (sees || threadIdx.x == 0)) fence_system();
-  if (sees && done) t.template consume<CudaDev>(peer, in);
-  if (done && threadIdx.x == 0) push_cqe(r, launch.slot, Outcome::kDone);
-  if (sees) store_system(r.pokes[peer][0], poke);
-  __syncwarp();
-  if (threadIdx.x == kSoloRanks) {
-    // Who is pending in a queue of a lane that nobody drives may wait for this; and in our own for
-    // what others have readied since we have the lane.
-    const std::uint64_t lanes = clear_lanes(r, 1);
-    const auto pending = static_cast<std::uint32_t>(lanes >> 32);
-    const std::uint32_t needy = pending & ~(static_cast<std::uint32_t>(lanes) & ~1u);
-    if (needy != 0 && load_acquire_local(r.readied) != readied) {
-      store_system(r.link->residency.rung, 1u);
+  const bool done = __syncthreads_and(come) != 0;
+  if (done && call.reduces) store_reduction(call, w, held, own);
+  if (threadIdx.x < 32 && threadIdx.x == kEnder && done && call.lanes == 1) {
+    take_cq_place(r, launch.slot, ending);
+  }
+  sync_block();
+  if (call.lanes == 1 && threadIdx.x >= 32) return !done;
+
+  if (threadIdx.x < 32) {
+    // First all that the lane keeps.
+    const bool takes = done && m.part == 0 && m.from;
+    const bool posts = m.part == 1 && m.to;
+    const bool pokes = posts || (done && m.part == 1 && m.from);
+    if (takes) {
+      ++m.count;
+      m.in_at->consumed = m.count;
     }
+    if (posts) m.out_at->posted = m.count + 1;  // the data carried their flags
+    if (pokes) r.poke_counts[lane] = m.poke;    // all the same
+    if (threadIdx.x == kEnder) {
+      LaneStats& stats = r.rank.lanes[lane].stats;
+      using Count = unsigned long long;
+      const std::uint32_t slices = done ? inv.num_primitives : call.before;
+      atomicAdd(reinterpret_cast<Count*>(&stats.slices), Count{slices});
+      atomicAdd(reinterpret_cast<Count*>(&stats.bytes_sent), Count{w.bytes} * call.num_sent);
+      if (done) atomicAdd(reinterpret_cast<Count*>(&stats.completed), Count{1});
+    }
+    __syncwarp();
+    // One fence a thread is behind all that it publishes: what the block has stored is behind the
+    // barrier, what the warp has, behind the one above. With it each relaxed store below is a
+    // release, at system scope, and so is the report.
+    fence_system();
+    if (takes) {
+      InEndpoint in;
+      in.consumed = m.count;
+      in.connector = m.connector;
+      t.template consume<CudaDev>(m.peer, in);
+    }
+    if (pokes) store_system(*m.poke_at, m.poke);
+    bool serves = false;
+    if (call.lanes == 1) {
+      if (threadIdx.x == kEnder) {
+        if (done) {
+          end_call(r, launch, ending);
+        } else {
+          r.first_primitive[launch.slot * r.rank.num_lanes] = call.before;
+        }
+      }
+      __syncwarp();
+      if (threadIdx.x == kLeaser) {
+        // Release: also the end of the call (behind the barrier above). Who leaves a lane with
+        // something pending does so in the same word, then looks at `readied`: it sees the end, or
+        // we what it leaves. (Of a call that has not ended this block goes on to serve the lanes.)
+        const std::uint64_t lanes =
+            LocalAtomicRef<std::uint64_t>(r.lanes).fetch_and(~std::uint64_t{1}, kRelease);
+        const auto driven = static_cast<std::uint32_t>(lanes) & ~1u;
+        if (done && (static_cast<std::uint32_t>(lanes >> 32) & ~driven) != 0) ring_launcher(r);
+      }
+      serves = !done;
+    } else {
+      // The lease goes, and the report comes, in one instruction of two threads: neither waits for
+      // the other. (The lease's bit is set, so a subtraction clears it.)
+      const std::uint64_t mine = report_word(lane, done ? kDone : kBegun);
+      std::uint64_t before = 0;
+      if (threadIdx.x == kLeaser || threadIdx.x == kEnder) {
+        const bool leaser = threadIdx.x == kLeaser;
+        std::uint64_t& word = leaser ? r.lanes : r.solo_reports[launch.slot];
+        const std::uint64_t by = leaser ? ~(std::uint64_t{1} << lane) + 1 : mine;
+        before = LocalAtomicRef<std::uint64_t>(word).fetch_add(by, kRelaxed);
+      }
+      __syncwarp();
+      if (threadIdx.x == kEnder) {
+        serves = decide(r, launch, before, mine, ending);
+        s.serves = serves ? 1 : 0;
+      }
+      if (threadIdx.x == kLeaser) see_to_lane(r, lane, before);
+    }
+    if (call.lanes == 1) return serves;
   }
-  return done ? Solo::kDone : Solo::kSent;
+  sync_block();
+  return s.serves != 0;
 }
 
 }  // namespace unjam
