@@ -278,13 +278,17 @@ class LaneTransport {
     return true;
   }
 
-  // The two looks of resolve(), for who can make several at once: whether connector i is still
-  // announced under `tag` (acquire, as there), and the step count at which its owner began.
-  UNJAM_HD bool announced(std::uint32_t peer, std::uint32_t i, std::uint64_t tag) const {
-    return load_acquire(entries(rank, peer)[i].tag) == tag;
+  // What resolve() and packet_grant() look at, for who makes several looks at once: the tag under
+  // which the peer announces connector i (acquire, as there), the step count at which its owner
+  // began, and the steps of our connector i that the peer has consumed (acquire).
+  UNJAM_HD std::uint64_t& tag_word(std::uint32_t peer, std::uint32_t i) const {
+    return entries(rank, peer)[i].tag;
   }
-  UNJAM_HD std::uint64_t base(std::uint32_t peer, std::uint32_t i) const {
-    return load_relaxed(entries(rank, peer)[i].base);
+  UNJAM_HD std::uint64_t& base_word(std::uint32_t peer, std::uint32_t i) const {
+    return entries(rank, peer)[i].base;
+  }
+  UNJAM_HD std::uint64_t& credit_word(std::uint32_t peer, std::uint32_t i) const {
+    return cell(rank, peer, i).consumed;
   }
 
   // True if the next slice of the invocation with this seed has arrived.
@@ -327,6 +331,12 @@ class LaneTransport {
   UNJAM_HD RecvView packet_view(std::uint32_t peer, const InEndpoint& in,
                                 std::uint32_t bytes) const {
     return {escape_slot(rank, peer, in.connector, in.consumed), bytes};
+  }
+
+  // Where the packet with this step lies that `sender` writes for `receiver`.
+  UNJAM_HD unsigned char* packet_place(std::uint32_t receiver, std::uint32_t sender,
+                                       std::uint32_t i, std::uint64_t step) const {
+    return escape_slot(receiver, sender, i, step);
   }
 
   UNJAM_HD LaneCell& lane_cell(std::uint32_t of_rank, std::uint32_t of_lane) const {

@@ -51,9 +51,15 @@ inline constexpr std::uint32_t kPolls = 512, kRoomPolls = 128;
 inline constexpr int kRow = 2;
 static_assert(kSoloUnits % kRow == 0);
 
+struct Kept {
+  std::uint64_t count;  // posted, or consumed, before this call
+  std::uint32_t connector;
+};
 struct Shared {
-  const char* from[kSoloRanks];
+  char* from[kSoloRanks];
   char* to[kSoloRanks];
+  Kept kept[2 * kSoloRanks];  // of the threads that see to members
+  std::uint32_t poke;
   std::uint32_t ok;
   std::uint32_t serves;
 };
@@ -381,7 +387,7 @@ __device__ __forceinline__ std::uint64_t all_reports(const SoloCall& call, std::
   return come == call.lanes ? word : 0;
 }
 
-// What ends a call needs, read ahead.
+// What the end of a call needs, read ahead.
 struct Ending {
   std::uint64_t* completed = nullptr;
   std::uint64_t* cq_word = nullptr;
@@ -391,6 +397,7 @@ struct Ending {
 __device__ __forceinline__ void take_cq_place(CudaRank& r, std::uint32_t slot, Ending& ending) {
   RingCq& cq = r.rank.cq;
   const std::uint64_t at = LocalAtomicRef<std::uint64_t>(cq.tail).fetch_add(1, kRelaxed);
+  ending.completed = &r.completed[slot];
   ending.cq_word = &cq.words[at % cq.capacity];
   ending.cq_entry = (at + 1) << 24 | static_cast<std::uint64_t>(Outcome::kDone) << 16 | slot;
 }
@@ -410,8 +417,9 @@ __device__ __forceinline__ void end_call(CudaRank& r, const CudaLaunch& launch,
 // engine. Behind a fence of this thread, which is behind what the block has done, the report is a
 // release.
 __device__ __forceinline__ bool decide(CudaRank& r, const CudaLaunch& launch, std::uint64_t before,
-                                       std::uint64_t mine, Ending& ending) {
+                                       std::uint64_t mine) {
   const SoloCall& call = launch.solo;
+  Ending ending;
   const std::uint64_t word = all_reports(call, before, mine);
   if (word == 0) return false;
   const std::uint64_t done = ~std::uint64_t{0} >> (64 - kReportBits * call.lanes);
@@ -437,130 +445,201 @@ __device__ __forceinline__ bool decide(CudaRank& r, const CudaLaunch& launch, st
   return true;
 }
 
+// Of a lane that nothing was done in.
+__device__ __forceinline__ bool report(CudaRank& r, const CudaLaunch& launch, std::uint64_t mine) {
+  fence_total_local();
+  const std::uint64_t before =
+      LocalAtomicRef<std::uint64_t>(r.solo_reports[launch.slot]).fetch_add(mine, kRelaxed);
+  return decide(r, launch, before, mine);
+}
+
 // ---- the looks, by the first warp ----
 
-// Thread 8 i + q sees to member q; i says in what: (0) its packets to us, (1) ours to it, (2)
-// whether what was read of its endpoints before we had the lease stands, (3) the step count at
-// which its connector's owner began. Threads 16 and 17 have the lease and the end of the call
-// besides.
-inline constexpr std::uint32_t kLeaser = 16, kEnder = 17;
+// Thread 8 i + q sees to member q; i says in what. Whatever several threads look at, they do so in
+// one instruction: branches of a warp would wait for memory one after the other.
+enum Part : std::uint32_t {
+  kIncoming,  // its packets to us
+  kOutgoing,  // ours to it
+  kBase,      // the step count at which the owner of its connector to us began
+  kNobody,    // of which two are:
+};
+inline constexpr std::uint32_t kLeaser = 24, kEnder = 25;  // the lease; the end of the call
 
 struct Member {
-  std::uint32_t q = 0, part = 0, peer = 0;
-  bool to = false, from = false;  // whether it is sent to, or received from
-  OutEndpoint* out_at = nullptr;
-  InEndpoint* in_at = nullptr;
-  std::uint64_t count = 0;      // part 0: consumed; part 1: posted
-  std::uint32_t connector = 0;  // likewise
-  std::uint64_t later_base = 0;
-  std::uint32_t* poke_at = nullptr;
-  std::uint32_t poke = 0;
+  std::uint32_t q, part, peer;
+  bool to, from;  // whether it is sent to, or received from
 };
 
 // A lane without data, as in the engine, sends and receives nothing.
-__device__ __forceinline__ Member member_of(const SoloCall& call, const Stretch& w,
-                                            std::uint32_t lane) {
+__device__ __forceinline__ Member member_of(const SoloCall& call, const Stretch& w) {
   Member m;
   m.q = threadIdx.x % kSoloRanks;
   m.part = threadIdx.x / kSoloRanks;
   m.to = w.bytes != 0 && among(call, m.q, call.first_sent, call.num_sent);
   m.from = w.bytes != 0 && among(call, m.q, call.first_received, call.num_received);
   m.peer = call.members[m.q];
-  const std::uint32_t at = lane * call.shape.ranks + m.q;
-  m.out_at = call.out + at;
-  m.in_at = call.in + at;
   return m;
 }
 
-// All that the block needs, in two rounds of looks. The lease, if it was taken, is left taken.
-__device__ __forceinline__ bool look(CudaRank& r, const CudaLaunch& launch, LaneTransport& t,
-                                     Member& m, bool& leased, Ending& ending, Shared& s) {
+// An endpoint of either direction.
+static_assert(offsetof(OutEndpoint, posted) == offsetof(InEndpoint, consumed) &&
+              offsetof(OutEndpoint, connector) == offsetof(InEndpoint, connector) &&
+              sizeof(OutEndpoint) == sizeof(InEndpoint));
+__device__ __forceinline__ InEndpoint* endpoint_of(const SoloCall& call, const Member& m,
+                                                   std::uint32_t lane) {
+  InEndpoint* first = m.part == kOutgoing ? reinterpret_cast<InEndpoint*>(call.out) : call.in;
+  return first + lane * call.shape.ranks + m.q;
+}
+
+// All that the block needs, in two rounds of looks. Leaves what is found in `s`, and the lease
+// taken if it was free (`leased`, of the thread that sees to it).
+__device__ __forceinline__ bool look(CudaRank& r, const CudaLaunch& launch, const LaneTransport& t,
+                                     const Stretch& w, bool& leased, Shared& s) {
   constexpr std::uint32_t kAll = 0xffffffff;
   const SoloCall& call = launch.solo;
   const std::uint32_t lane = t.lane;
-  bool ok = true;
+  const Member m = member_of(call, w);
+  const bool looks = m.part == kOutgoing ? m.to : m.part != kNobody && m.from;
+  InEndpoint* at = endpoint_of(call, m, lane);
+
   // First round. The endpoints are the lane's driver's, and we may not be that yet: they are read
-  // now to begin the second round with, which reads them again.
-  if (m.part == 1) {
-    if (m.to) {
-      m.count = load_relaxed_local(m.out_at->posted);
-      m.connector = load_relaxed_local(m.out_at->connector);
-    }
-    m.poke_at = &r.pokes[m.peer][lane];
-  } else if (m.part != 2) {
-    if (m.from) {
-      m.count = load_relaxed_local(m.in_at->consumed);
-      m.connector = load_relaxed_local(m.in_at->connector);
-    }
-  } else if (threadIdx.x == kLeaser) {
-    // Acquire: the lane's state, and with it the key's endpoints, as the last driver left them.
-    leased = (LocalAtomicRef<std::uint64_t>(r.lanes).fetch_or(std::uint64_t{1} << lane, kAcquire) >>
-                  lane &
-              1) == 0;
-    ok = leased;
-  } else if (threadIdx.x == kEnder) {
-    ending.completed = &r.completed[launch.slot];
-    // Acquire: the key's former invocation is complete on all lanes, its buffers are ours.
-    ok = load_acquire_local(launch.sqe.inv.key->done) == launch.sqe.inv.n;
+  // now only to begin the second round with, which reads them again.
+  std::uint64_t count = 0;
+  std::uint32_t connector = kNoConnector;
+  if (looks) {
+    count = load_relaxed_local(at->consumed);
+    connector = load_relaxed_local(at->connector);
   }
-  ok = __all_sync(kAll, ok) != 0;
-  if (!ok) return false;
+  bool ok = true;
+  if (threadIdx.x == kLeaser || threadIdx.x == kEnder) {
+    // Acquire: the lane's state, and with it the key's endpoints, as the last driver left them; and
+    // (a read-modify-write that changes nothing) that the key's former invocation is complete on
+    // all lanes, so its buffers are ours.
+    const bool leaser = threadIdx.x == kLeaser;
+    const std::uint64_t bit = leaser ? std::uint64_t{1} << lane : 0;
+    std::uint64_t& word = leaser ? r.lanes : launch.sqe.inv.key->done;
+    const std::uint64_t found = LocalAtomicRef<std::uint64_t>(word).fetch_or(bit, kAcquire);
+    ok = leaser ? (found & bit) == 0 : found == launch.sqe.inv.n;
+    leased = leaser && ok;
+  }
+  ok = (!looks || connector != kNoConnector) && ok;
+  if (__all_sync(kAll, ok) == 0) return false;
   __syncwarp();  // all are behind what was acquired
+
   // Second round.
-  bool has = true;
-  SendGrant grant;
-  std::uint64_t base = 0, in_count = 0, out_count = 0;
-  std::uint32_t in_connector = 0, out_connector = 0;
-  if (m.part == 0 && m.from) {
-    has = m.connector != kNoConnector && t.announced(m.peer, m.connector, call.tag);
-    // Behind the acquire, see where it is used.
-    if (has) m.later_base = t.base(m.peer, m.connector);
-  } else if (m.part == 1 && (m.to || m.from)) {
-    m.poke = r.poke_counts[lane] + 1;
-    if (m.to) {
-      has = m.connector != kNoConnector;
-      OutEndpoint out;
-      out.posted = m.count;
-      out.connector = m.connector;
-      for (std::uint32_t polls = 0; has && grant.capacity == 0 && polls < kRoomPolls; ++polls) {
-        grant = t.packet_grant(m.peer, out);
+  std::uint64_t again = 0, found = 0;
+  std::uint32_t connector_again = kNoConnector;
+  const std::uint32_t poke = load_relaxed_local(r.poke_counts[lane]) + 1;
+  if (looks) {
+    again = load_relaxed_local(at->consumed);
+    connector_again = load_relaxed_local(at->connector);
+    std::uint64_t& word = m.part == kIncoming   ? t.tag_word(m.peer, connector)
+                          : m.part == kOutgoing ? t.credit_word(m.peer, connector)
+                                                : t.base_word(m.peer, connector);
+    // Acquire, see tag_word(), credit_word(): the base of this owner or a later one, if it is read
+    // again (see run_solo()); the peer's reads of what we are to overwrite.
+    found = load_acquire(word);
+  }
+  ok = again == count && connector_again == connector;
+  if (!looks) ok = true;
+  if (m.part == kIncoming && looks) ok = ok && found == call.tag;
+  if (m.part == kOutgoing && looks && ok) {
+    // Room may come soon: who sends only is often ahead.
+    for (std::uint32_t polls = 1; count - found >= call.shape.escape_slots; ++polls) {
+      if (polls == kRoomPolls) {
+        ok = false;
+        break;
       }
-      has = grant.capacity != 0;
+      found = load_acquire(t.credit_word(m.peer, connector));
     }
-  } else if (m.part == 2) {
-    if (m.from) {
-      in_count = load_relaxed_local(m.in_at->consumed);
-      in_connector = load_relaxed_local(m.in_at->connector);
-    }
-    if (m.to) {
-      out_count = load_relaxed_local(m.out_at->posted);
-      out_connector = load_relaxed_local(m.out_at->connector);
-    }
-  } else if (m.part == 3 && m.from && m.connector != kNoConnector) {
-    base = t.base(m.peer, m.connector);
   }
   __syncwarp();
-  const std::uint64_t used_in = __shfl_sync(kAll, m.count, m.q);
-  const std::uint64_t used_out = __shfl_sync(kAll, m.count, kSoloRanks + m.q);
-  const std::uint32_t by_in = __shfl_sync(kAll, m.connector, m.q);
-  const std::uint32_t by_out = __shfl_sync(kAll, m.connector, kSoloRanks + m.q);
-  const std::uint32_t by_base = __shfl_sync(kAll, m.connector, 3 * kSoloRanks + m.q);
-  base = __shfl_sync(kAll, base, 3 * kSoloRanks + m.q);
-  if (m.part == 2) {
-    if (m.from) has = has && in_count == used_in && in_connector == by_in && by_in == by_base;
-    if (m.to) has = has && out_count == used_out && out_connector == by_out;
-  } else if (m.part == 0 && m.from) {
-    // As LaneTransport::resolve() does, with a base that was read beside the tag. If it was an
-    // earlier owner's, `later_base` is more, and what comes is not taken, see run_solo().
-    if (base > m.count) m.count = base;
-    InEndpoint in;
-    in.consumed = m.count;
-    in.connector = m.connector;
-    s.from[m.q] = reinterpret_cast<const char*>(t.packet_view(m.peer, in, 0).data);
-  } else if (m.part == 1 && m.to) {
-    s.to[m.q] = reinterpret_cast<char*>(grant.data);
+  const std::uint64_t base = __shfl_sync(kAll, found, kBase * kSoloRanks + m.q);
+  // As LaneTransport::resolve() does.
+  if (m.part == kIncoming && base > count) count = base;
+  if (looks && m.part != kBase) {
+    const bool in = m.part == kIncoming;
+    unsigned char* place =
+        t.packet_place(in ? call.rank : m.peer, in ? m.peer : call.rank, connector, count);
+    (in ? s.from : s.to)[m.q] = reinterpret_cast<char*>(place);
+    s.kept[threadIdx.x] = {count, connector};
   }
-  return __all_sync(kAll, has) != 0;
+  if (threadIdx.x == 0) s.poke = poke;
+  return __all_sync(kAll, ok) != 0;
+}
+
+// By the first warp, behind a barrier behind all that the block has stored: all that this lane
+// tells others, and the report.
+__device__ __forceinline__ void publish(CudaRank& r, const CudaLaunch& launch,
+                                        const LaneTransport& t, const Stretch& w, bool done,
+                                        Shared& s) {
+  const SoloCall& call = launch.solo;
+  const Invocation& inv = launch.sqe.inv;
+  const std::uint32_t lane = t.lane;
+  const Member m = member_of(call, w);
+  const bool single = call.lanes == 1;
+  const bool takes = done && m.part == kIncoming && m.from;
+  const bool posts = m.part == kOutgoing && m.to;  // the data carried their flags
+  const bool pokes = posts || (done && m.part == kOutgoing && m.from);
+  // First all that the lane keeps, and what is needed later.
+  std::uint64_t consumed = 0;
+  std::uint32_t* poke_at = nullptr;
+  if (takes || posts) {
+    consumed = s.kept[threadIdx.x].count + 1;
+    endpoint_of(call, m, lane)->consumed = consumed;
+  }
+  if (pokes) poke_at = &r.pokes[m.peer][lane];
+  Ending ending;
+  if (threadIdx.x == kEnder) {
+    r.poke_counts[lane] = s.poke;  // whether or not somebody is poked
+    if (done && single) take_cq_place(r, launch.slot, ending);
+    if (!done && single) r.first_primitive[launch.slot * r.rank.num_lanes] = call.before;
+    LaneStats& stats = r.rank.lanes[lane].stats;
+    using Count = unsigned long long;
+    const std::uint32_t slices = done ? inv.num_primitives : call.before;
+    atomicAdd(reinterpret_cast<Count*>(&stats.slices), Count{slices});
+    atomicAdd(reinterpret_cast<Count*>(&stats.bytes_sent), Count{w.bytes} * call.num_sent);
+    if (done) atomicAdd(reinterpret_cast<Count*>(&stats.completed), Count{1});
+  }
+  __syncwarp();
+  // One fence a thread is behind all that it publishes: what the block has stored is behind its
+  // barrier, what the warp has, behind the one above. With it each relaxed access below is a
+  // release, at system scope.
+  fence_system();
+  if (takes) {
+    InEndpoint in;
+    in.consumed = consumed;
+    in.connector = s.kept[threadIdx.x].connector;
+    LaneTransport(t).template consume<CudaDev>(m.peer, in);
+  }
+  if (pokes) store_system(*poke_at, s.poke);
+  if (single) {
+    if (threadIdx.x == kEnder && done) end_call(r, launch, ending);
+    __syncwarp();
+    if (threadIdx.x == kLeaser) {
+      // Release: also the end of the call (behind the barrier above). Who leaves a lane with
+      // something pending says so in the same word, then looks at `readied`: it sees the end, or we
+      // what it leaves. (Of a call that has not ended this block goes on to serve the lanes.)
+      const std::uint64_t lanes =
+          LocalAtomicRef<std::uint64_t>(r.lanes).fetch_and(~(std::uint64_t{1} << lane), kRelease);
+      const std::uint32_t driven = static_cast<std::uint32_t>(lanes) & ~(1u << lane);
+      if (done && (static_cast<std::uint32_t>(lanes >> 32) & ~driven) != 0) ring_launcher(r);
+    }
+    return;
+  }
+  // The lease goes, and the report comes, in one instruction of two threads. (The lease's bit is
+  // set, so a subtraction clears it.)
+  const std::uint64_t mine = report_word(lane, done ? kDone : kBegun);
+  std::uint64_t before = 0;
+  if (threadIdx.x == kLeaser || threadIdx.x == kEnder) {
+    const bool leaser = threadIdx.x == kLeaser;
+    std::uint64_t& word = leaser ? r.lanes : r.solo_reports[launch.slot];
+    const std::uint64_t by = leaser ? ~(std::uint64_t{1} << lane) + 1 : mine;
+    before = LocalAtomicRef<std::uint64_t>(word).fetch_add(by, kRelaxed);
+  }
+  __syncwarp();
+  if (threadIdx.x == kEnder) s.serves = decide(r, launch, before, mine) ? 1 : 0;
+  if (threadIdx.x == kLeaser) see_to_lane(r, lane, before);
 }
 
 }  // namespace solo
@@ -594,12 +673,9 @@ __device__ __forceinline__ bool run_solo(CudaRank& r, const CudaLaunch& launch) 
   t.bases = call.bases;
   t.rank = call.rank;
   t.lane = lane;
-  Member m;
-  Ending ending;
   bool leased = false;
   if (threadIdx.x < 32) {
-    m = member_of(call, w, lane);
-    const bool ok = look(r, launch, t, m, leased, ending, s);
+    const bool ok = look(r, launch, t, w, leased, s);
     if (threadIdx.x == 0) s.ok = ok ? 1 : 0;
   }
   sync_block();
@@ -611,13 +687,7 @@ __device__ __forceinline__ bool run_solo(CudaRank& r, const CudaLaunch& launch) 
         if (call.lanes != 1) see_to_lane(r, lane, lanes);
       }
       bool serves = true;
-      if (call.lanes != 1) {
-        const std::uint64_t mine = report_word(lane, kUntried);
-        fence_total_local();
-        const std::uint64_t before =
-            LocalAtomicRef<std::uint64_t>(r.solo_reports[launch.slot]).fetch_add(mine, kRelaxed);
-        serves = decide(r, launch, before, mine, ending);
-      }
+      if (call.lanes != 1) serves = report(r, launch, report_word(lane, kUntried));
       s.serves = serves ? 1 : 0;
     }
     sync_block();
@@ -638,6 +708,13 @@ __device__ __forceinline__ bool run_solo(CudaRank& r, const CudaLaunch& launch) 
       store_own(w, call.own_to, k, x);
     }
   }
+  // Once more the step count at which an incoming connector's owner began: behind the acquire of
+  // its tag it is this owner's, or a later one's. (While packets are under way; see below.)
+  std::uint64_t later_base = 0;
+  if (threadIdx.x < kSoloRanks && member_of(call, w).from) {
+    later_base =
+        load_relaxed(t.base_word(call.members[threadIdx.x], s.kept[threadIdx.x].connector));
+  }
   bool come = true;
   HeldRows held;
   if (call.reduces) {
@@ -645,88 +722,15 @@ __device__ __forceinline__ bool run_solo(CudaRank& r, const CudaLaunch& launch) 
   } else if (call.num_received != 0) {
     come = receive_copies(call, w, s);
   }
-  // The base that was used is the owner's, or what was taken for its packets is not.
-  if (m.part == 0 && m.from && m.later_base > m.count) come = false;
+  // The base that was read beside the tag was an earlier owner's: what was looked at was not where
+  // the next packet comes.
+  if (later_base != 0 && later_base > s.kept[threadIdx.x].count) come = false;
   __syncwarp();
   const bool done = __syncthreads_and(come) != 0;
   if (done && call.reduces) store_reduction(call, w, held, own);
-  if (threadIdx.x < 32 && threadIdx.x == kEnder && done && call.lanes == 1) {
-    take_cq_place(r, launch.slot, ending);
-  }
   sync_block();
-  if (call.lanes == 1 && threadIdx.x >= 32) return !done;
-
-  if (threadIdx.x < 32) {
-    // First all that the lane keeps.
-    const bool takes = done && m.part == 0 && m.from;
-    const bool posts = m.part == 1 && m.to;
-    const bool pokes = posts || (done && m.part == 1 && m.from);
-    if (takes) {
-      ++m.count;
-      m.in_at->consumed = m.count;
-    }
-    if (posts) m.out_at->posted = m.count + 1;  // the data carried their flags
-    if (pokes) r.poke_counts[lane] = m.poke;    // all the same
-    if (threadIdx.x == kEnder) {
-      LaneStats& stats = r.rank.lanes[lane].stats;
-      using Count = unsigned long long;
-      const std::uint32_t slices = done ? inv.num_primitives : call.before;
-      atomicAdd(reinterpret_cast<Count*>(&stats.slices), Count{slices});
-      atomicAdd(reinterpret_cast<Count*>(&stats.bytes_sent), Count{w.bytes} * call.num_sent);
-      if (done) atomicAdd(reinterpret_cast<Count*>(&stats.completed), Count{1});
-    }
-    __syncwarp();
-    // One fence a thread is behind all that it publishes: what the block has stored is behind the
-    // barrier, what the warp has, behind the one above. With it each relaxed store below is a
-    // release, at system scope, and so is the report.
-    fence_system();
-    if (takes) {
-      InEndpoint in;
-      in.consumed = m.count;
-      in.connector = m.connector;
-      t.template consume<CudaDev>(m.peer, in);
-    }
-    if (pokes) store_system(*m.poke_at, m.poke);
-    bool serves = false;
-    if (call.lanes == 1) {
-      if (threadIdx.x == kEnder) {
-        if (done) {
-          end_call(r, launch, ending);
-        } else {
-          r.first_primitive[launch.slot * r.rank.num_lanes] = call.before;
-        }
-      }
-      __syncwarp();
-      if (threadIdx.x == kLeaser) {
-        // Release: also the end of the call (behind the barrier above). Who leaves a lane with
-        // something pending does so in the same word, then looks at `readied`: it sees the end, or
-        // we what it leaves. (Of a call that has not ended this block goes on to serve the lanes.)
-        const std::uint64_t lanes =
-            LocalAtomicRef<std::uint64_t>(r.lanes).fetch_and(~std::uint64_t{1}, kRelease);
-        const auto driven = static_cast<std::uint32_t>(lanes) & ~1u;
-        if (done && (static_cast<std::uint32_t>(lanes >> 32) & ~driven) != 0) ring_launcher(r);
-      }
-      serves = !done;
-    } else {
-      // The lease goes, and the report comes, in one instruction of two threads: neither waits for
-      // the other. (The lease's bit is set, so a subtraction clears it.)
-      const std::uint64_t mine = report_word(lane, done ? kDone : kBegun);
-      std::uint64_t before = 0;
-      if (threadIdx.x == kLeaser || threadIdx.x == kEnder) {
-        const bool leaser = threadIdx.x == kLeaser;
-        std::uint64_t& word = leaser ? r.lanes : r.solo_reports[launch.slot];
-        const std::uint64_t by = leaser ? ~(std::uint64_t{1} << lane) + 1 : mine;
-        before = LocalAtomicRef<std::uint64_t>(word).fetch_add(by, kRelaxed);
-      }
-      __syncwarp();
-      if (threadIdx.x == kEnder) {
-        serves = decide(r, launch, before, mine, ending);
-        s.serves = serves ? 1 : 0;
-      }
-      if (threadIdx.x == kLeaser) see_to_lane(r, lane, before);
-    }
-    if (call.lanes == 1) return serves;
-  }
+  if (threadIdx.x < 32) publish(r, launch, t, w, done, s);
+  if (call.lanes == 1) return !done;
   sync_block();
   return s.serves != 0;
 }
