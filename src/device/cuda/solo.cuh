@@ -86,6 +86,31 @@ __device__ __forceinline__ bool among(const SoloCall& call, std::uint32_t q, std
   return (q >= first ? q - first : q + call.group_size - first) < members;
 }
 
+// User memory. What is short of a unit, or not aligned to it, is rare: out of the way, for a call's
+// time is also that of fetching its instructions.
+__device__ __noinline__ std::uint64_t load_some(const char* from, unsigned bytes) {
+  const Raw<2> raw = cuda_leaves::load_unit(from, bytes);
+  return raw.w[0] | static_cast<std::uint64_t>(raw.w[1]) << 32;
+}
+__device__ __noinline__ void store_some(char* to, std::uint64_t x, unsigned bytes) {
+  const Raw<2> raw{{static_cast<std::uint32_t>(x), static_cast<std::uint32_t>(x >> 32)}};
+  cuda_leaves::store_unit(to, raw, bytes);
+}
+__device__ __forceinline__ Raw<2> load_user(const char* from, unsigned bytes) {
+  if (bytes == kUnitBytes && cuda_leaves::is_aligned(from, kUnitBytes)) {
+    return cuda_leaves::load_aligned<2>(from);
+  }
+  const std::uint64_t x = load_some(from, bytes);
+  return {{static_cast<std::uint32_t>(x), static_cast<std::uint32_t>(x >> 32)}};
+}
+__device__ __forceinline__ void store_user(char* to, const Raw<2>& raw, unsigned bytes) {
+  if (bytes == kUnitBytes && cuda_leaves::is_aligned(to, kUnitBytes)) {
+    cuda_leaves::store_aligned(to, raw);
+  } else {
+    store_some(to, raw.w[0] | static_cast<std::uint64_t>(raw.w[1]) << 32, bytes);
+  }
+}
+
 // Item `index` of several messages' units.
 struct Item {
   std::uint32_t message;
@@ -113,8 +138,7 @@ __device__ __forceinline__ void load_items(const SoloCall& call, const Stretch& 
     const Item item = item_of(w, index, call.scatters);
     const std::uint32_t block =
         call.scatters ? around(call, call.first_sent + item.message) * call.block_bytes : 0;
-    x[h] =
-        cuda_leaves::load_unit(w.input + call.sent_from + block + item.at, unit_bytes(w, item.at));
+    x[h] = load_user(w.input + call.sent_from + block + item.at, unit_bytes(w, item.at));
   }
 }
 
@@ -145,7 +169,7 @@ __device__ __forceinline__ void load_own(const SoloCall& call, const Stretch& w,
     x[h] = {};
     if (unit >= w.units) continue;
     const std::uint32_t at = unit * kUnitBytes;
-    x[h] = cuda_leaves::load_unit(w.input + call.own_from + at, unit_bytes(w, at));
+    x[h] = load_user(w.input + call.own_from + at, unit_bytes(w, at));
   }
 }
 
@@ -156,7 +180,7 @@ __device__ __forceinline__ void store_own(const Stretch& w, std::uint32_t to, st
     const std::uint32_t unit = begin + threadIdx.x + h * blockDim.x;
     if (unit >= w.units) break;
     const std::uint32_t at = unit * kUnitBytes;
-    cuda_leaves::store_unit(w.output + to + at, x[h], unit_bytes(w, at));
+    store_user(w.output + to + at, x[h], unit_bytes(w, at));
   }
 }
 
@@ -199,7 +223,7 @@ __device__ __forceinline__ bool receive_copies(const SoloCall& call, const Stret
 #pragma unroll
     for (int h = 0; h < kRow; ++h) {
       if (left[h] == 0) break;
-      cuda_leaves::store_unit(to[h], x[h], left[h] < kUnitBytes ? left[h] : kUnitBytes);
+      store_user(to[h], x[h], left[h] < kUnitBytes ? left[h] : kUnitBytes);
     }
   }
   return true;
@@ -518,6 +542,7 @@ __device__ __forceinline__ bool look(CudaRank& r, const CudaLaunch& launch, cons
     const bool leaser = threadIdx.x == kLeaser;
     const std::uint64_t bit = leaser ? std::uint64_t{1} << lane : 0;
     std::uint64_t& word = leaser ? r.lanes : launch.sqe.inv.key->done;
+    cuda_leaves::assume_global(&word);
     const std::uint64_t found = LocalAtomicRef<std::uint64_t>(word).fetch_or(bit, kAcquire);
     ok = leaser ? (found & bit) == 0 : found == launch.sqe.inv.n;
     leased = leaser && ok;
@@ -634,6 +659,7 @@ __device__ __forceinline__ void publish(CudaRank& r, const CudaLaunch& launch,
   if (threadIdx.x == kLeaser || threadIdx.x == kEnder) {
     const bool leaser = threadIdx.x == kLeaser;
     std::uint64_t& word = leaser ? r.lanes : r.solo_reports[launch.slot];
+    cuda_leaves::assume_global(&word);
     const std::uint64_t by = leaser ? ~(std::uint64_t{1} << lane) + 1 : mine;
     before = LocalAtomicRef<std::uint64_t>(word).fetch_add(by, kRelaxed);
   }
