@@ -25,9 +25,9 @@
 //   same place, or the input is not read again (no primitive behind reads it but a reduction, which
 //   has no copy).
 //   It has received in part: `consumed` stands where it stood, so all packets are there for the
-//   engine. A reduction has stored nothing, its results wait in registers until the vote: in place
-//   they would be its input. Other kinds store what has come at once. Nobody reads the input behind
-//   that (it was sent, and copied), and the engine stores the same bytes again.
+//   engine. A reduction has stored nothing, each thread keeps its results until the vote: in place
+//   they would overwrite its input. Other kinds store what has come at once. Nobody reads the input
+//   behind that (it was sent, and copied), and the engine stores the same bytes again.
 #pragma once
 
 #include "device/cuda/cuda_dev.cuh"
@@ -59,6 +59,8 @@ struct Shared {
   char* from[kSoloRanks];
   char* to[kSoloRanks];
   Kept kept[2 * kSoloRanks];  // of the threads that see to members
+  std::uint64_t lanes;        // CudaRank::lanes as the lease was given back
+  std::uint64_t reports;      // that this block's has found
   std::uint32_t poke;
   std::uint32_t ok;
   std::uint32_t serves;
@@ -594,7 +596,7 @@ __device__ __forceinline__ bool look(CudaRank& r, const CudaLaunch& launch, cons
 }
 
 // By the first warp, behind a barrier behind all that the block has stored: all that this lane
-// tells others, and the report.
+// tells others, and the report. (What that comes to, of a call of several lanes: decide().)
 __device__ __forceinline__ void publish(CudaRank& r, const CudaLaunch& launch,
                                         const LaneTransport& t, const Stretch& w, bool done,
                                         Shared& s) {
@@ -663,9 +665,8 @@ __device__ __forceinline__ void publish(CudaRank& r, const CudaLaunch& launch,
     const std::uint64_t by = leaser ? ~(std::uint64_t{1} << lane) + 1 : mine;
     before = LocalAtomicRef<std::uint64_t>(word).fetch_add(by, kRelaxed);
   }
-  __syncwarp();
-  if (threadIdx.x == kEnder) s.serves = decide(r, launch, before, mine) ? 1 : 0;
-  if (threadIdx.x == kLeaser) see_to_lane(r, lane, before);
+  if (threadIdx.x == kLeaser) s.lanes = before;
+  if (threadIdx.x == kEnder) s.reports = before;
 }
 
 }  // namespace solo
@@ -757,6 +758,13 @@ __device__ __forceinline__ bool run_solo(CudaRank& r, const CudaLaunch& launch) 
   sync_block();
   if (threadIdx.x < 32) publish(r, launch, t, w, done, s);
   if (call.lanes == 1) return !done;
+  sync_block();
+  // What is left takes some looks each: in two warps, so that neither waits for the other.
+  if (threadIdx.x == kEnder) {
+    const std::uint64_t mine = report_word(lane, done ? kDone : kBegun);
+    s.serves = decide(r, launch, s.reports, mine) ? 1 : 0;
+  }
+  if (threadIdx.x == blockDim.x - 1) see_to_lane(r, lane, s.lanes);
   sync_block();
   return s.serves != 0;
 }
