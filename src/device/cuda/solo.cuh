@@ -563,8 +563,8 @@ __device__ __forceinline__ bool look(CudaRank& r, const CudaLaunch& launch, cons
     std::uint64_t& word = m.part == kIncoming   ? t.tag_word(m.peer, connector)
                           : m.part == kOutgoing ? t.credit_word(m.peer, connector)
                                                 : t.base_word(m.peer, connector);
-    // Acquire, see tag_word(), credit_word(): the base of this owner or a later one, if it is read
-    // again (see run_solo()); the peer's reads of what we are to overwrite.
+    // Acquire, see tag_word(), credit_word(): the base of this owner, if it is read behind that
+    // (see publish()); the peer's reads of what we are to overwrite.
     found = load_acquire(word);
   }
   ok = again == count && connector_again == connector;
@@ -582,7 +582,7 @@ __device__ __forceinline__ bool look(CudaRank& r, const CudaLaunch& launch, cons
   }
   __syncwarp();
   const std::uint64_t base = __shfl_sync(kAll, found, kBase * kSoloRanks + m.q);
-  // As LaneTransport::resolve() does.
+  // As LaneTransport::resolve() does, but for what publish() says.
   if (m.part == kIncoming && base > count) count = base;
   if (looks && m.part != kBase) {
     const bool in = m.part == kIncoming;
@@ -608,13 +608,11 @@ __device__ __forceinline__ void publish(CudaRank& r, const CudaLaunch& launch,
   const bool takes = done && m.part == kIncoming && m.from;
   const bool posts = m.part == kOutgoing && m.to;  // the data carried their flags
   const bool pokes = posts || (done && m.part == kOutgoing && m.from);
-  // First all that the lane keeps, and what is needed later.
-  std::uint64_t consumed = 0;
+  // First all that the lane keeps, and what is needed later. Memory is asked for all of it before
+  // any of it is used.
+  std::uint64_t base = 0;
   std::uint32_t* poke_at = nullptr;
-  if (takes || posts) {
-    consumed = s.kept[threadIdx.x].count + 1;
-    endpoint_of(call, m, lane)->consumed = consumed;
-  }
+  if (takes) base = load_relaxed(t.base_word(m.peer, s.kept[threadIdx.x].connector));
   if (pokes) poke_at = &r.pokes[m.peer][lane];
   Ending ending;
   if (threadIdx.x == kEnder) {
@@ -628,6 +626,16 @@ __device__ __forceinline__ void publish(CudaRank& r, const CudaLaunch& launch,
     atomicAdd(reinterpret_cast<Count*>(&stats.bytes_sent), Count{w.bytes} * call.num_sent);
     if (done) atomicAdd(reinterpret_cast<Count*>(&stats.completed), Count{1});
   }
+  std::uint64_t count = 0;
+  if (takes || posts) {
+    // As LaneTransport::resolve(): behind the acquire of the tag the base is this owner's. (What
+    // was read beside the tag may have been an earlier one's. Then the packet was not found, or at
+    // the place of a step that has the same: the flag says that it is this call's.)
+    count = s.kept[threadIdx.x].count;
+    if (base > count) count = base;
+    ++count;
+    endpoint_of(call, m, lane)->consumed = count;
+  }
   __syncwarp();
   // One fence a thread is behind all that it publishes: what the block has stored is behind its
   // barrier, what the warp has, behind the one above. With it each relaxed access below is a
@@ -635,7 +643,7 @@ __device__ __forceinline__ void publish(CudaRank& r, const CudaLaunch& launch,
   fence_system();
   if (takes) {
     InEndpoint in;
-    in.consumed = consumed;
+    in.consumed = count;
     in.connector = s.kept[threadIdx.x].connector;
     LaneTransport(t).template consume<CudaDev>(m.peer, in);
   }
@@ -735,13 +743,6 @@ __device__ __forceinline__ bool run_solo(CudaRank& r, const CudaLaunch& launch) 
       store_own(w, call.own_to, k, x);
     }
   }
-  // Once more the step count at which an incoming connector's owner began: behind the acquire of
-  // its tag it is this owner's, or a later one's. (While packets are under way; see below.)
-  std::uint64_t later_base = 0;
-  if (threadIdx.x < kSoloRanks && member_of(call, w).from) {
-    later_base =
-        load_relaxed(t.base_word(call.members[threadIdx.x], s.kept[threadIdx.x].connector));
-  }
   bool come = true;
   HeldRows held;
   if (call.reduces) {
@@ -749,9 +750,6 @@ __device__ __forceinline__ bool run_solo(CudaRank& r, const CudaLaunch& launch) 
   } else if (call.num_received != 0) {
     come = receive_copies(call, w, s);
   }
-  // The base that was read beside the tag was an earlier owner's: what was looked at was not where
-  // the next packet comes.
-  if (later_base != 0 && later_base > s.kept[threadIdx.x].count) come = false;
   __syncwarp();
   const bool done = __syncthreads_and(come) != 0;
   if (done && call.reduces) store_reduction(call, w, held, own);
