@@ -37,7 +37,7 @@ struct CudaRankOptions {
   std::uint32_t keys = 0;   // whose state is kept at most
   std::uint32_t block_threads = 512;
   std::uint64_t trace_events = 0;     // a lane
-  bool solo = true;                   // short calls in streams may run without an engine
+  bool solo = true;                   // calls in streams may run without the engine
   std::vector<unsigned char*> bases;  // of all ranks' arenas
   std::vector<void*> links;           // of all ranks: where host memory for HostLink is, see below
 };

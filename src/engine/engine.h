@@ -389,7 +389,12 @@ class Engine {
     s_.moved = true;  // it is to be looked at before the lane may rest
     const Invocation& inv = rank_.invocations[slot];
     lane_.contexts[slot] = DynamicContext{};
-    lane_.contexts[slot].primitive = dev_.first_primitive(slot);
+    const std::uint32_t first = dev_.first_primitive(slot);
+    if (first != 0 && first == inv.num_primitives) {
+      lane_.contexts[slot].loop = 1;  // this lane has done its only one
+    } else {
+      lane_.contexts[slot].primitive = first;
+    }
     lane_.contexts[slot].started_ns = dev_.now_ns();
     ActiveContext& a = s_.active[slot % kActiveContexts];
     if (a.slot == slot) a.slot = kNoSlot;  // of the slot's former user

@@ -74,7 +74,7 @@ const std::vector<Variable>& variables() {
        "thread does. 0: only the daemon's threads run it.",
        false},
       {"UNJAM_SOLO", &Settings::solo, 0, 1, nullptr,
-       "CUDA: whether a short all-reduce in a stream runs without the engine where it can.", false},
+       "CUDA: whether short collectives in a stream run without the engine where they can.", false},
       {"UNJAM_TRACE_EVENTS", &Settings::trace_events, 0, 1 << 24, nullptr,
        "Trace events kept a lane; 0: no trace.", false},
       {"UNJAM_STALL_MS", &Settings::stall_ms, 1, 1 << 30, nullptr,

@@ -289,6 +289,19 @@ class LaneTransport {
     return true;
   }
 
+  // What resolve() and packet_grant() look at, for who makes several looks at once: the tag under
+  // which the peer announces connector i (acquire, as there), the step count at which its owner
+  // began, and the steps of our connector i that the peer has consumed (acquire).
+  UNJAM_HD std::uint64_t& tag_word(std::uint32_t peer, std::uint32_t i) const {
+    return entries(rank, peer)[i].tag;
+  }
+  UNJAM_HD std::uint64_t& base_word(std::uint32_t peer, std::uint32_t i) const {
+    return entries(rank, peer)[i].base;
+  }
+  UNJAM_HD std::uint64_t& credit_word(std::uint32_t peer, std::uint32_t i) const {
+    return cell(rank, peer, i).consumed;
+  }
+
   // True if the next slice of the invocation with this seed has arrived.
   UNJAM_HD bool poll(std::uint32_t peer, const InEndpoint& in, std::uint64_t seed,
                      RecvView& view) const {
@@ -335,6 +348,12 @@ class LaneTransport {
     return {escape_slot(rank, peer, in.connector, in.consumed), bytes};
   }
 
+  // Where the packet with this step lies that `sender` writes for `receiver`.
+  UNJAM_HD unsigned char* packet_place(std::uint32_t receiver, std::uint32_t sender,
+                                       std::uint32_t i, std::uint64_t step) const {
+    return escape_slot(receiver, sender, i, step);
+  }
+
   UNJAM_HD LaneCell& lane_cell(std::uint32_t of_rank, std::uint32_t of_lane) const {
     return *reinterpret_cast<LaneCell*>(bases[of_rank] + shape.lane_cell(of_lane));
   }
@@ -375,8 +394,11 @@ class LaneTransport {
   }
   UNJAM_HD unsigned char* escape_slot(std::uint32_t receiver, std::uint32_t sender, std::uint32_t i,
                                       std::uint64_t step) const {
+    // Steps hardly ever need 64 bits, whose division takes a GPU a hundred cycles.
+    const std::uint64_t at = step >> 32 == 0 ? static_cast<std::uint32_t>(step) % shape.escape_slots
+                                             : step % shape.escape_slots;
     return connector(receiver, sender, i) + kSlotHeaders * sizeof(SlotHeader) +
-           (step % shape.escape_slots) * shape.escape_slot_bytes;
+           at * shape.escape_slot_bytes;
   }
   UNJAM_HD unsigned char* borrow_slot(std::uint32_t receiver, std::uint32_t sender,
                                       std::uint32_t i) const {

@@ -30,6 +30,7 @@ seed=${SEED:-1}
 runs=$(
   cat <<END
 smoke|200||smoke
+solo|420||solo
 matrix|260|-u CUDA_DEVICE_MAX_CONNECTIONS|sync_matrix $matrix
 matrix-1|260|CUDA_DEVICE_MAX_CONNECTIONS=1|sync_matrix $matrix
 matrix-32|260|CUDA_DEVICE_MAX_CONNECTIONS=32|sync_matrix $matrix

@@ -181,7 +181,7 @@ class CudaDaemon : public StreamDaemon {
     if (fresh != nullptr) tags_[static_cast<std::size_t>(inv.key - keys_.states)] = fresh->tag;
     const Geometry& g = inv.geometry;
     const unsigned blocks = std::uint32_t{g.first_lane} + g.lanes;
-    const unsigned threads = prepare_solo(inv, l.solo);
+    const unsigned threads = prepare_solo(inv, fresh != nullptr, l.solo);
     void* arguments[] = {&rank_, &l};
     if (!launch(engine_kernel(), blocks, threads, arguments, as_stream(stream), "queueing a call",
                 error)) {
@@ -283,12 +283,23 @@ class CudaDaemon : public StreamDaemon {
     w.field("keys_at_most", o_.keys);
     w.field("pinned_bytes", pinned_bytes_);
     w.field("launches", launches_.load());
+    w.field("calls_without_engine", calls_without_engine());
     w.end_object();
     return w.text();
   }
 
  private:
   static cudaStream_t as_stream(void* stream) { return static_cast<cudaStream_t>(stream); }
+
+  std::uint64_t calls_without_engine() const {
+    const OnDevice on(o_.device);
+    const BesideCapture beside;
+    std::lock_guard lock(refreshing_);
+    std::uint64_t calls = 0;
+    cudaMemcpyAsync(&calls, &rank_->solo_calls, sizeof(calls), cudaMemcpyDefault, control_stream_);
+    cudaStreamSynchronize(control_stream_);
+    return calls;
+  }
 
   // ---- set up ----
 
@@ -317,7 +328,8 @@ class CudaDaemon : public StreamDaemon {
     rank.inbox = at.take<std::uint64_t>(o_.slots);
     rank.marks = at.take<std::uint64_t>(o_.slots);
     rank.completed = at.take<std::uint64_t>(o_.slots);
-    rank.first_primitive = at.take<std::uint8_t>(o_.slots);
+    rank.first_primitive = at.take<std::uint8_t>(std::size_t{o_.slots} * shape.lanes);
+    rank.solo_reports = at.take<std::uint64_t>(o_.slots);
     rank.programs = at.take<Primitive>(std::size_t{o_.slots} * kMaxProgram);
     rank.members = at.take<std::uint16_t>(std::size_t{o_.slots} * kMaxRanks);
     peer_states_.resize(shape.lanes);
@@ -488,20 +500,15 @@ class CudaDaemon : public StreamDaemon {
     place.key_done = fresh->done;
   }
 
-  // Fills in what a short all-reduce needs to run by itself, if it can. Returns the block's
-  // threads.
-  unsigned prepare_solo(const Invocation& inv, SoloCall& solo) const {
-    const Geometry& g = inv.geometry;
-    const std::uint64_t bytes = g.count * dtype_bytes(g.dtype);
-    const auto aligned = [](const void* p) { return reinterpret_cast<std::uintptr_t>(p) % 8 == 0; };
-    solo.units = 0;
-    if (!o_.solo || g.kind != Kind::kAllReduce || inv.protocol != Protocol::kPacket ||
-        g.lanes != 1 || inv.num_primitives != 2 || g.count > g.chunk || bytes == 0 ||
-        bytes % 8 != 0 || bytes / 8 > std::uint64_t{kSoloUnits} * o_.block_threads ||
-        o_.shape.ranks > kSoloRanks || !aligned(inv.input) || !aligned(inv.output)) {
+  // Fills in what a call needs to run without the engine, if it can: one of a direct plan whose
+  // lanes make one loop each. Returns a block's threads.
+  unsigned prepare_solo(const Invocation& inv, bool fresh, SoloCall& solo) const {
+    const unsigned threads = describe_solo(inv, solo);
+    if (threads == 0 || fresh || !o_.solo) {
+      solo.lanes = 0;
       return o_.block_threads;
     }
-    solo.units = static_cast<std::uint32_t>(bytes / 8);
+    solo.lanes = inv.geometry.lanes;
     solo.flag = packet_flag(inv.seed, 0);
     solo.rank = o_.rank;
     solo.group_size = inv.group_size;
@@ -514,8 +521,93 @@ class CudaDaemon : public StreamDaemon {
     solo.tag = tags_[key];
     solo.out = keys_.out + key * o_.shape.lanes * o_.shape.ranks;
     solo.in = keys_.in + key * o_.shape.lanes * o_.shape.ranks;
-    const auto warps = static_cast<unsigned>((solo.units + 31) / 32);
-    return std::clamp(warps * 32, kLeastThreads, o_.block_threads);
+    return threads;
+  }
+
+  // What moves from where to where, from the program. Returns a block's threads; 0: it is not for
+  // solo.cuh.
+  unsigned describe_solo(const Invocation& inv, SoloCall& solo) const {
+    const Geometry& g = inv.geometry;
+    const std::uint64_t element = dtype_bytes(g.dtype);
+    const std::uint32_t size = inv.group_size;
+    if (inv.protocol != Protocol::kPacket || size < 2 || size > kSoloRanks ||
+        o_.shape.ranks > kSoloRanks || g.first_lane != 0 || g.count == 0 ||
+        (!g.blocked() && g.parts != 1)) {
+      return 0;
+    }
+    const Range longest = g.lane_part(0, 0);  // of the lanes' stretches of a message
+    const std::uint64_t block_bytes = g.part(0).length * element;
+    if (longest.length > g.chunk || block_bytes * size > UINT32_MAX) return 0;
+    solo.block_bytes = static_cast<std::uint32_t>(block_bytes);
+    const std::uint32_t pieces = (solo.block_bytes + 15) / 16;
+    solo.lane_pieces = pieces / g.lanes;
+    solo.longer_lanes = pieces % g.lanes;
+
+    const auto next =
+        static_cast<std::uint8_t>(inv.group_rank + 1u == size ? 0 : inv.group_rank + 1u);
+    const auto others = static_cast<std::uint8_t>(size - 1);
+    // A part as it lies in the input, or in the output.
+    const auto in_input = [&](std::uint32_t part) {
+      return static_cast<std::uint32_t>((g.part(part).offset - g.input_shift(inv.group_rank)) *
+                                        element);
+    };
+    const auto in_output = [&](std::uint32_t part) {
+      return static_cast<std::uint32_t>((g.part(part).offset - g.output_shift(inv.group_rank)) *
+                                        element);
+    };
+    solo.num_sent = solo.first_sent = solo.num_received = solo.first_received = 0;
+    solo.sent_from = solo.own_from = solo.own_to = solo.received_to = 0;
+    solo.scatters = solo.collects = solo.reduces = solo.copies = false;
+    solo.before = static_cast<std::uint8_t>(inv.num_primitives);
+    for (std::uint32_t i = 0; i < inv.num_primitives; ++i) {
+      if (solo.num_received != 0) return 0;  // receives last, once
+      const Primitive& p = inv.program[i];
+      switch (p.flags) {
+        case kLocal | kSendAll:
+        case kLocal | kSendAll | kCopy:
+        case kLocal | kScatter:
+        case kLocal | kSend:
+          if (i != 0) return 0;  // sends first, once
+          solo.scatters = (p.flags & kScatter) != 0;
+          solo.num_sent = p.flags & kSend ? std::uint8_t{1} : others;
+          solo.first_sent = p.flags & kSend ? static_cast<std::uint8_t>(p.send_peer) : next;
+          solo.sent_from = in_input(solo.scatters ? 0 : p.part);
+          break;
+        case kLocal | kCopy:
+          break;
+        case kCollect | kCopy:
+        case kRecv | kCopy:
+          solo.collects = (p.flags & kCollect) != 0;
+          solo.num_received = p.flags & kRecv ? std::uint8_t{1} : others;
+          solo.first_received = p.flags & kRecv ? static_cast<std::uint8_t>(p.recv_peer) : next;
+          solo.received_to = solo.collects ? 0 : in_output(p.part);
+          solo.before = static_cast<std::uint8_t>(i);
+          break;
+        case kLocal | kCopy | kContribute | kFinish | kGather | kReduce:
+          solo.reduces = true;
+          solo.num_received = others;
+          solo.first_received = next;
+          solo.own_from = in_input(p.part);
+          solo.received_to = in_output(p.part);
+          solo.before = static_cast<std::uint8_t>(i);
+          break;
+        default:
+          return 0;
+      }
+      if ((p.flags & (kLocal | kCopy | kGather)) == (kLocal | kCopy)) {
+        if (solo.copies) return 0;
+        solo.copies = true;
+        solo.own_from = in_input(p.part);
+        solo.own_to = in_output(p.part);
+      }
+    }
+    // A unit of 8 bytes a thread, of each message that is another; what is reduced waits in
+    // registers until all of it has come.
+    const auto units = static_cast<std::uint32_t>((longest.length * element + 7) / 8);
+    if (solo.reduces && units > kSoloUnits * o_.block_threads) return 0;
+    const std::uint32_t items = std::max(solo.scatters ? units * solo.num_sent : units,
+                                         solo.collects ? units * solo.num_received : units);
+    return std::clamp((items + 31) / 32 * 32, kLeastThreads, o_.block_threads);
   }
 
   // What the device reads of a command must be in memory that it reaches. One is under way at most.
@@ -694,7 +786,7 @@ class CudaDaemon : public StreamDaemon {
   cudaFuncAttributes attributes_{};
   int blocks_per_sm_ = 0;
   std::string name_;
-  std::mutex refreshing_;
+  mutable std::mutex refreshing_;
   cudaStream_t stream_ = nullptr;          // of the daemon
   cudaStream_t control_stream_ = nullptr;  // of copies for reports
   CudaLaunch call_, daemon_;

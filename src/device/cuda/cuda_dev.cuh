@@ -252,10 +252,11 @@ class CudaDev {
     return false;
   }
   __device__ bool stopped() const { return (s_.attention & kAttentionStop) != 0; }
-  // Of a call that has begun by itself (solo.cuh). Read once.
+  // Of a call that this lane has begun, or done, by itself (solo.cuh). Read once.
   __device__ std::uint32_t first_primitive(std::uint16_t slot) {
-    const std::uint32_t first = r_.first_primitive[slot];
-    if (first != 0) r_.first_primitive[slot] = 0;
+    std::uint8_t& place = r_.first_primitive[slot * r_.rank.num_lanes + s_.lane];
+    const std::uint32_t first = place;
+    if (first != 0) place = 0;
     return first;
   }
   __device__ bool ready(const Invocation& inv) {

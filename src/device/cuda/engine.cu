@@ -140,7 +140,7 @@ __device__ void put_into_inbox(CudaRank& r, std::uint32_t slot) {
   store_release_local(r.inbox[at % r.rank.num_slots], (at + 1) << 16 | slot);
 }
 
-// A call or a wait in a stream: serves until its invocation has ended.
+// A call or a wait in a stream: serves until its invocation has ended. By one block of it, any.
 __device__ void serve(CudaRank& r, Block block) {
   DevShared& s = block.dev;
   __shared__ std::uint32_t next;  // lane to drive; kNothing, kOver
@@ -200,6 +200,9 @@ __global__ void __launch_bounds__(512, 1)
   __shared__ alignas(16) unsigned char engine_shared[sizeof(BlockShared)];
   __shared__ alignas(16) unsigned char dev_shared[sizeof(DevShared)];
   CudaRank& r = *rank;
+  // One block of a call, whichever, goes on to serve where the lanes were not done at once.
+  const bool solo = launch.kind == EngineKind::kCall && launch.solo.lanes != 0;
+  if (solo && !run_solo(r, launch)) return;
   const Block block{*reinterpret_cast<BlockShared*>(engine_shared),
                     *reinterpret_cast<DevShared*>(dev_shared)};
   DevShared& s = block.dev;
@@ -213,19 +216,11 @@ __global__ void __launch_bounds__(512, 1)
     s.own_call = 0;
   }
   const std::uint32_t lane = blockIdx.x;
-  if (launch.kind != EngineKind::kDaemon && lane == 0) {
+  if (launch.kind != EngineKind::kDaemon && (lane == 0 || solo)) {
     if (launch.kind == EngineKind::kCall) {
-      Solo solo = Solo::kUntried;
-      if (launch.solo.units != 0) {
-        solo = run_solo(r, launch);
-        if (solo == Solo::kDone) return;
-      }
       CudaDev::take_in(r, launch.sqe, threadIdx.x, blockDim.x);
       sync_block();
-      if (threadIdx.x == 0) {
-        s.own_call = launch.slot + 1;
-        if (solo == Solo::kSent) r.first_primitive[launch.slot] = 1;
-      }
+      if (threadIdx.x == 0) s.own_call = launch.slot + 1;
     } else if (threadIdx.x == 0 && load_relaxed_local(r.daemon) == 0) {
       // Nobody is there: a daemon of full width helps, if it can be launched.
       store_system(r.link->residency.rung, 1u);

@@ -51,21 +51,38 @@ enum class EngineKind : std::uint32_t {
   kWait,    // in a stream, ends with an invocation that was submitted before
 };
 
-// What a short all-reduce needs to run by itself, see solo.cuh; units 0: it cannot.
+// What a call needs to run without the engine, see solo.cuh. A message is what one member sends
+// another: a block of the input, or of the output, of `block_bytes`, of which each lane carries a
+// stretch. Offsets are in bytes, from the beginning of the user's buffer. Of members that are sent
+// to, or received from, there is one, or all others: those from `first` on, around the group.
 inline constexpr std::uint32_t kSoloRanks = 8;
-inline constexpr int kSoloUnits = 4;  // of 8 bytes, a thread
+inline constexpr int kSoloUnits = 8;  // of 8 bytes, that a thread reduces at most
 struct SoloCall {
-  std::uint32_t units = 0;  // of 8 bytes
-  std::uint32_t flag = 0;   // of the packets
-  std::uint32_t rank = 0;   // in the job
+  std::uint32_t lanes = 0;         // from the first on, a block each; 0: the call needs the engine
+  std::uint32_t flag = 0;          // of the packets
+  std::uint32_t rank = 0;          // in the job
+  std::uint32_t block_bytes = 0;   // of which lanes carry pieces of 16 bytes:
+  std::uint32_t lane_pieces = 0;   // so many each,
+  std::uint32_t longer_lanes = 0;  // and so many first lanes one more
+  std::uint32_t sent_from = 0;     // input: what is sent; where it scatters, the first member's
+  std::uint32_t own_from = 0;      // input: the own contribution, or what is copied
+  std::uint32_t own_to = 0;        // output: where it is copied to
+  std::uint32_t received_to = 0;   // output: where one member's message is copied to
   std::uint16_t group_size = 0;
   std::uint16_t group_rank = 0;
+  std::uint8_t num_sent = 0, first_sent = 0;          // members
+  std::uint8_t num_received = 0, first_received = 0;  // members
+  bool scatters = false;                              // member q is sent block q
+  bool collects = false;                              // member q's message becomes block q
+  bool reduces = false;                               // the messages, with the own contribution
+  bool copies = false;                                // the own data, into the output
+  std::uint8_t before = 0;  // primitives in front of the one that receives
   std::uint16_t members[kSoloRanks] = {};
   std::uint64_t tag = 0;
   double scale = 1;
   ArenaShape shape;
   unsigned char* bases[kSoloRanks] = {};  // of the job's ranks
-  OutEndpoint* out = nullptr;             // the key's, at the first lane
+  OutEndpoint* out = nullptr;             // the key's, at the first lane; others' are behind
   InEndpoint* in = nullptr;
 };
 
@@ -98,8 +115,12 @@ struct CudaRank {
   std::uint32_t readied = 0;
   std::uint32_t daemon = 0;            // 1: one is resident, as CudaLink::residency.resident says
   std::uint64_t* completed = nullptr;  // [slots]: serial of the latest invocation that has ended
-  // [slots]: how many of its primitives an invocation has behind it as the engine first sees it.
+  // [slots][lanes]: how many of its primitives a lane has behind it as the engine first sees an
+  // invocation.
   std::uint8_t* first_primitive = nullptr;
+  // [slots]: how far the lanes of a call have come that runs without the engine, see solo.cuh.
+  std::uint64_t* solo_reports = nullptr;
+  std::uint64_t solo_calls = 0;          // that have ended without the engine
   Primitive* programs = nullptr;         // [slots][kMaxProgram]
   std::uint16_t* members = nullptr;      // [slots][kMaxRanks]
   std::uint32_t* pokes[kMaxRanks] = {};  // this rank's words at each peer, by lane

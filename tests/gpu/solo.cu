@@ -1,0 +1,583 @@
+// Calls in streams that may run without the engine (UNJAM_SOLO): every kind, with sizes that end
+// anywhere, at any alignment, in place and not, checked bit by bit against a reference of its own;
+// first undisturbed, then with ranks that come late, GPUs that are nearly full and daemons that
+// have the lanes. All of it twice, without solo and with it: the bits must be the same.
+#include <cstring>
+#include <limits>
+#include <map>
+#include <random>
+#include <vector>
+
+#include "tests/gpu/exchange.cuh"
+#include "tests/gpu/job.h"
+
+namespace {
+
+using namespace unjam_gpu;
+
+constexpr int kSend = kNumKinds, kBarrier = kNumKinds + 1, kAllKinds = kNumKinds + 2;
+constexpr const char* kNames[kAllKinds] = {"all-reduce", "all-gather", "reduce-scatter", "reduce",
+                                           "broadcast",  "all-to-all", "gather",         "scatter",
+                                           "send",       "barrier"};
+
+// ---- elements ----
+
+struct Format {
+  unjamDataType_t type;
+  unjamOp_t op;
+  const char* name;
+  std::size_t bytes;
+};
+constexpr Format kFormats[] = {
+    {UNJAM_FLOAT32, UNJAM_SUM, "float32 sum", 4},   {UNJAM_BFLOAT16, UNJAM_SUM, "bfloat16 sum", 2},
+    {UNJAM_INT8, UNJAM_SUM, "int8 sum", 1},         {UNJAM_INT32, UNJAM_AVG, "int32 avg", 4},
+    {UNJAM_FLOAT32, UNJAM_AVG, "float32 avg", 4},   {UNJAM_BFLOAT16, UNJAM_AVG, "bfloat16 avg", 2},
+    {UNJAM_INT8, UNJAM_AVG, "int8 avg", 1},         {UNJAM_FLOAT16, UNJAM_MAX, "float16 max", 2},
+    {UNJAM_FLOAT64, UNJAM_PROD, "float64 prod", 8}, {UNJAM_INT64, UNJAM_AVG, "int64 avg", 8}};
+constexpr std::size_t kCopied = 3;  // formats of kinds that do not reduce
+
+template <class F>
+void with_element(unjamDataType_t type, const F& f) {
+  if (type == UNJAM_INT8) return f(std::int8_t{});
+  with_type(type, f);
+}
+
+bool reduces(int kind) {
+  return kind == UNJAM_ALL_REDUCE || kind == UNJAM_REDUCE_SCATTER || kind == UNJAM_REDUCE;
+}
+
+__host__ __device__ inline std::uint64_t bits_of(std::uint64_t seed, int rank, std::size_t i) {
+  std::uint64_t z = seed + static_cast<std::uint64_t>(rank) * 0x9e3779b97f4a7c15u +
+                    static_cast<std::uint64_t>(i) * 0xd1342543de82ef95u;
+  z = (z ^ (z >> 32)) * 0xd6e8feb86659fd93u;
+  z = (z ^ (z >> 29)) * 0x94d049bb133111ebu;
+  return z ^ (z >> 32);
+}
+
+template <class T>
+struct Accumulator {
+  using Type = T;
+  static constexpr bool kFloats = false;
+};
+template <>
+struct Accumulator<float> {
+  using Type = float;
+  static constexpr bool kFloats = true;
+};
+template <>
+struct Accumulator<double> {
+  using Type = double;
+  static constexpr bool kFloats = true;
+};
+template <>
+struct Accumulator<__nv_bfloat16> {
+  using Type = float;
+  static constexpr bool kFloats = true;
+};
+template <>
+struct Accumulator<__half> {
+  using Type = float;
+  static constexpr bool kFloats = true;
+};
+
+template <class T>
+__device__ T rounded(typename Accumulator<T>::Type x) {
+  return x;
+}
+template <>
+__device__ __nv_bfloat16 rounded<__nv_bfloat16>(float x) {
+  return __float2bfloat16_rn(x);
+}
+template <>
+__device__ __half rounded<__half>(float x) {
+  return __float2half_rn(x);
+}
+template <class T>
+__device__ typename Accumulator<T>::Type widened(T x) {
+  return static_cast<typename Accumulator<T>::Type>(x);
+}
+
+// What a rank contributes. Fractions, so that the order of adding up shows; `exact`: few small
+// numbers, for plans whose order is another one.
+template <class T>
+__device__ T element_of(std::uint64_t seed, int rank, std::size_t i, bool exact) {
+  const std::uint64_t bits = bits_of(seed, rank, i);
+  if constexpr (Accumulator<T>::kFloats) {
+    if (exact) return rounded<T>(static_cast<float>(1 + bits % 2));
+    const float x = static_cast<float>(static_cast<int>(bits & 0xffff) - 0x8000) / 256.0f;
+    return rounded<T>(bits >> 62 == 0 ? x / 64.0f : x);
+  } else {
+    return static_cast<T>(exact ? bits % 8 : bits);
+  }
+}
+
+struct Want {
+  std::uint64_t seed;
+  std::size_t count;
+  int kind;
+  unjamOp_t op;
+  int size, at, root;
+  bool exact;
+
+  template <class T>
+  __device__ T value(std::size_t i) const {
+    const std::size_t own = static_cast<std::size_t>(at) * count;
+    switch (kind) {
+      case UNJAM_SCATTER:
+        return element_of<T>(seed, root, own + i, exact);
+      case UNJAM_ALL_TO_ALL:
+        return element_of<T>(seed, static_cast<int>(i / count), own + i % count, exact);
+      case UNJAM_ALL_GATHER:
+      case UNJAM_GATHER:
+        return element_of<T>(seed, static_cast<int>(i / count), i % count, exact);
+      case UNJAM_BROADCAST:
+      case kSend:
+        return element_of<T>(seed, root, i, exact);
+      default:
+        return reduced<T>(kind == UNJAM_REDUCE_SCATTER ? own + i : i);
+    }
+  }
+
+  // In the order of the ranks, rounded once at the end.
+  template <class T>
+  __device__ T reduced(std::size_t i) const {
+    using A = typename Accumulator<T>::Type;
+    A sum{};
+    for (int r = 0; r < size; ++r) {
+      A x = widened(element_of<T>(seed, r, i, exact));
+      if constexpr (Accumulator<T>::kFloats) {
+        if (op == UNJAM_AVG) x = times(x, static_cast<A>(1.0 / size));
+      }
+      if (r == 0) {
+        sum = x;
+      } else if (op == UNJAM_MAX) {
+        sum = sum < x ? x : sum;
+      } else if (op == UNJAM_PROD) {
+        sum = times(sum, x);
+      } else {
+        sum = plus(sum, x);
+      }
+    }
+    if constexpr (!Accumulator<T>::kFloats) {
+      if (op == UNJAM_AVG) sum = static_cast<A>(sum / size);
+    }
+    return rounded<T>(sum);
+  }
+
+  static __device__ float times(float a, float b) { return __fmul_rn(a, b); }
+  static __device__ double times(double a, double b) { return __dmul_rn(a, b); }
+  static __device__ float plus(float a, float b) { return __fadd_rn(a, b); }
+  static __device__ double plus(double a, double b) { return __dadd_rn(a, b); }
+  template <class T>
+  static __device__ T times(T a, T b) {
+    return static_cast<T>(static_cast<std::uint64_t>(a) * static_cast<std::uint64_t>(b));
+  }
+  template <class T>
+  static __device__ T plus(T a, T b) {
+    return static_cast<T>(static_cast<std::uint64_t>(a) + static_cast<std::uint64_t>(b));
+  }
+};
+
+template <class T>
+__global__ void fill_elements(T* data, std::size_t elems, std::uint64_t seed, int rank,
+                              bool exact) {
+  for (std::size_t i = blockIdx.x * std::size_t{blockDim.x} + threadIdx.x; i < elems;
+       i += std::size_t{gridDim.x} * blockDim.x) {
+    data[i] = element_of<T>(seed, rank, i, exact);
+  }
+}
+
+// `guards`: whether what is in front of the data and behind them must still be poison.
+template <class T>
+__global__ void check_elements(const T* data, std::size_t elems, Want want, bool guards,
+                               Report* report) {
+  unsigned long long wrong = 0, digest = 0, first = 0;
+  for (std::size_t i = blockIdx.x * std::size_t{blockDim.x} + threadIdx.x; i < elems;
+       i += std::size_t{gridDim.x} * blockDim.x) {
+    const T expected = want.value<T>(i), got = data[i];
+    unsigned long long a = 0, b = 0;
+    memcpy(&a, &expected, sizeof(T));
+    memcpy(&b, &got, sizeof(T));
+    if (a != b && wrong++ == 0) first = ~static_cast<unsigned long long>(i);
+    digest += (b + 1) * (i * 0x9e3779b97f4a7c15u + 1);
+  }
+  if (guards && blockIdx.x == 0 && threadIdx.x < kGuardBytes) {
+    const auto* begin = reinterpret_cast<const unsigned char*>(data);
+    const auto* end = reinterpret_cast<const unsigned char*>(data + elems);
+    if (end[threadIdx.x] != kPoison) atomicAdd(&report->overwritten, 1ull);
+    if (begin[-1 - static_cast<int>(threadIdx.x)] != kPoison) atomicAdd(&report->overwritten, 1ull);
+  }
+  atomicAdd(&report->digest, digest);
+  if (wrong != 0) {
+    atomicAdd(&report->wrong, wrong);
+    atomicMax(&report->first_inverted, first);
+  }
+}
+
+// A barrier: who is in front of it says so, who is behind it looks.
+__global__ void arrive(std::uint64_t* places, int rank, std::uint64_t round) {
+  reinterpret_cast<volatile std::uint64_t*>(places)[rank] = round;
+  __threadfence_system();
+}
+__global__ void look_round(const std::uint64_t* places, int ranks, std::uint64_t round,
+                           Report* report) {
+  for (int r = 0; r < ranks; ++r) {
+    if (reinterpret_cast<const volatile std::uint64_t*>(places)[r] < round) ++report->wrong;
+  }
+}
+
+// ---- cases ----
+
+struct Case {
+  int kind = 0;
+  const Format* format = kFormats;
+  std::size_t count = 1;
+  int root = 0;
+  bool in_place = false;
+  bool shifted = false;  // by an element, and another number of them on the other side
+  bool exact = false;
+  std::uint64_t seed = 0;
+
+  std::string text() const {
+    return std::string(kNames[kind]) + " of " + std::to_string(count) + " " + format->name +
+           ", root " + std::to_string(root) + (in_place ? ", in place" : "") +
+           (shifted ? ", shifted" : "");
+  }
+};
+
+// From here on other plans than direct ones may serve, with another order of adding up.
+constexpr std::size_t kExactBytes = 16 * 1024;
+
+std::vector<Case> make_cases(int ranks, std::uint64_t seed, std::size_t most, int only) {
+  std::vector<Case> cases;
+  for (int kind = 0; kind < kAllKinds; ++kind) {
+    if (only >= 0 && kind != only) continue;
+    if (kind == kSend && ranks < 2) continue;
+    if (kind == kBarrier) {
+      for (int i = 0; i < 20; ++i) {
+        Case c;
+        c.kind = kind;
+        c.seed = mix(seed, cases.size());
+        cases.push_back(c);
+      }
+      continue;
+    }
+    const std::size_t formats = reduces(kind) ? std::size(kFormats) : kCopied;
+    for (std::size_t f = 0; f < formats; ++f) {
+      const std::size_t bytes = kFormats[f].bytes;
+      for (const std::size_t count :
+           {std::size_t{1}, std::size_t{2}, std::size_t{3}, std::size_t{5}, std::size_t{1000},
+            std::size_t{1023}, 8192 / bytes + 1, 16384 / bytes, 65536 / bytes, 65536 / bytes + 7,
+            (std::size_t{1} << 20) / bytes}) {
+        if (count * bytes > most) continue;
+        for (int way = 0; way < 4; ++way) {
+          Case c;
+          c.kind = kind;
+          c.format = &kFormats[f];
+          c.count = count;
+          c.seed = mix(seed, cases.size());
+          c.root = static_cast<int>(c.seed % static_cast<std::uint64_t>(ranks));
+          c.in_place = (way & 1) != 0 && kind != UNJAM_ALL_TO_ALL && kind != kSend;
+          c.shifted = (way & 2) != 0;
+          c.exact = count * bytes > kExactBytes;
+          cases.push_back(c);
+        }
+      }
+    }
+  }
+  return cases;
+}
+
+// ---- a rank ----
+
+struct Blocks {
+  std::size_t send, recv;  // elements
+  bool sends, receives;
+};
+Blocks blocks_of(const Case& c, int ranks, int at) {
+  const auto n = static_cast<std::size_t>(ranks);
+  const bool send_blocks =
+      c.kind == UNJAM_REDUCE_SCATTER || c.kind == UNJAM_SCATTER || c.kind == UNJAM_ALL_TO_ALL;
+  const bool recv_blocks =
+      c.kind == UNJAM_ALL_GATHER || c.kind == UNJAM_GATHER || c.kind == UNJAM_ALL_TO_ALL;
+  Blocks b{c.count * (send_blocks ? n : 1), c.count * (recv_blocks ? n : 1), true, true};
+  if (c.kind == UNJAM_REDUCE || c.kind == UNJAM_GATHER) b.receives = at == c.root;
+  if (c.kind == UNJAM_BROADCAST || c.kind == UNJAM_SCATTER) b.sends = at == c.root;
+  if (c.kind == kSend) {
+    b.sends = at == c.root;
+    b.receives = at == (c.root + 1) % ranks;
+  }
+  return b;
+}
+
+std::size_t memory_of(const Case& c, int ranks) {
+  const Blocks b = blocks_of(c, ranks, 0);
+  return (b.send + b.recv + 8) * c.format->bytes + 6 * kGuardBytes;
+}
+
+// What is in the way, in the disturbed rounds.
+struct Disturbance {
+  std::uint64_t delay_ns = 0;  // of this rank's stream
+  bool crowd = false;          // hardly an SM is free on this rank's GPU
+  bool beside = false;         // a collective beside the stream: a daemon has the lanes
+};
+
+Disturbance disturb(const Case& c, int repeat, int rank) {
+  std::mt19937_64 random(mix(mix(c.seed, static_cast<std::uint64_t>(repeat)), 77));
+  Disturbance d;
+  d.beside = random() % 16 == 0;  // the same on all ranks
+  for (int i = 0; i < rank; ++i) random.discard(4);
+  const std::uint64_t what = random() % 8, ns = random() % 1'000'000, crowd = random() % 8;
+  // About as long as a lane waits before it gives up: some lanes do.
+  if (what < 3) d.delay_ns = what == 0 ? ns : 100'000 + ns % 500'000;
+  d.crowd = crowd == 0;
+  return d;
+}
+
+class Rank {
+ public:
+  Rank(const Member& me, std::size_t memory, int repeats, std::uint64_t* places)
+      : me_(me),
+        memory_(memory),
+        beside_memory_(kBesideFloats * sizeof(float)),
+        reports_(static_cast<std::size_t>(repeats)),
+        repeats_(repeats),
+        places_(places) {
+    check(cudaMemset(beside_memory_.get(), 0, kBesideFloats * sizeof(float)));
+    check(cudaDeviceGetAttribute(&sms_, cudaDevAttrMultiProcessorCount, me.device));
+  }
+
+  // Returns the digest of what was received in all repetitions.
+  std::uint64_t run(const Case& c, bool disturbed) {
+    std::vector<unjamRequest_t> requests;
+    me_.doing((disturbed ? "disturbed: " : "undisturbed: ") + c.text());
+    for (int i = 0; i < repeats_; ++i) {
+      check(cudaMemsetAsync(reports_.on_device(static_cast<std::size_t>(i)), 0, sizeof(Report),
+                            stream_.get()));
+      if (c.kind == kBarrier) {
+        run_barrier(c, i, disturbed, requests);
+      } else {
+        run_call(c, i, disturbed, requests);
+      }
+    }
+    reports_.start_fetch(stream_.get());
+    stream_.synchronize();
+    aside_.synchronize();
+    std::uint64_t digest = 0;
+    for (unjamRequest_t request : requests) me_.wait(request, c.text());
+    for (int i = 0; i < repeats_; ++i) {
+      const Report& r = reports_[static_cast<std::size_t>(i)];
+      if (r.wrong != 0 || r.overwritten != 0) {
+        fail("A WRONG NUMBER: rank " + std::to_string(me_.rank) + ", repetition " +
+             std::to_string(i) + (disturbed ? ", disturbed: " : ": ") + c.text() + ": " +
+             std::to_string(r.wrong) + " wrong elements, the first is " +
+             std::to_string(~r.first_inverted) + "; " + std::to_string(r.overwritten) +
+             " bytes written beside them");
+      }
+      digest = mix(digest, r.digest);
+    }
+    return digest;
+  }
+
+ private:
+  static constexpr std::size_t kBesideFloats = std::size_t{1} << 18;
+
+  void get_in_the_way(const Case& c, int repeat, std::vector<unjamRequest_t>& requests) {
+    const Disturbance d = disturb(c, repeat, me_.rank);
+    if (d.beside) {
+      unjamRequest_t request = nullptr;
+      auto* data = beside_memory_.as<float>();
+      check(unjamAllReduce(me_.all, "beside", data, data, kBesideFloats, UNJAM_FLOAT32, UNJAM_SUM,
+                           nullptr, &request));
+      requests.push_back(request);
+    }
+    if (d.crowd) {
+      // Two blocks fill an SM; some SMs have none.
+      spin_kernel<><<<static_cast<unsigned>(2 * sms_ - 6), 1024, 0, aside_.get()>>>(400'000);
+    }
+    if (d.delay_ns != 0) spin_kernel<><<<1, 1, 0, stream_.get()>>>(d.delay_ns);
+    check(cudaGetLastError());
+  }
+
+  void run_call(const Case& c, int i, bool disturbed, std::vector<unjamRequest_t>& requests) {
+    const Blocks b = blocks_of(c, me_.ranks, me_.rank);
+    const std::size_t bytes = c.format->bytes;
+    auto* base = memory_.as<unsigned char>();
+    unsigned char* send = base + kGuardBytes + (c.shifted ? bytes : 0);
+    unsigned char* recv =
+        send + (b.send * bytes + 2 * kGuardBytes + 15) / 16 * 16 + (c.shifted ? 2 * bytes : 0);
+    const std::size_t own = static_cast<std::size_t>(me_.rank) * c.count * bytes;
+    if (c.in_place) {
+      recv = send;
+      if (b.recv > b.send) send = recv + own;
+      if (b.recv < b.send) recv = send + own;
+    }
+    // Guards: not where the rest of the input is around what is received.
+    const bool guarded = !(c.in_place && b.send > b.recv);
+    const std::uint64_t seed = mix(c.seed, static_cast<std::uint64_t>(i));
+    const unsigned blocks = blocks_for(std::max(b.send, b.recv));
+    if (b.receives) {
+      check(cudaMemsetAsync(guarded ? recv - kGuardBytes : recv, kPoison,
+                            b.recv * bytes + (guarded ? 2 * kGuardBytes : 0), stream_.get()));
+    }
+    with_element(c.format->type, [&](auto zero) {
+      using T = decltype(zero);
+      if (b.sends) {
+        fill_elements<T><<<blocks, 256, 0, stream_.get()>>>(reinterpret_cast<T*>(send), b.send,
+                                                            seed, me_.rank, c.exact);
+      }
+    });
+    if (disturbed) get_in_the_way(c, i, requests);
+    const unjamCallOptions_t within = ordered(UNJAM_STREAM_SYNC, stream_);
+    unjamRequest_t request = nullptr;
+    const std::string key = kNames[c.kind];
+    if (c.kind == kSend) {
+      const int to = (c.root + 1) % me_.ranks;
+      if (b.sends) {
+        check(
+            unjamSend(me_.all, key.c_str(), send, c.count, c.format->type, to, &within, &request));
+      } else if (b.receives) {
+        check(unjamRecv(me_.all, key.c_str(), recv, c.count, c.format->type, c.root, &within,
+                        &request));
+      }
+    } else {
+      Spec s;
+      s.kind = static_cast<unjamKind_t>(c.kind);
+      s.dtype = c.format->type;
+      s.op = c.format->op;
+      s.count = c.count;
+      s.root = c.root;
+      s.size = me_.ranks;
+      s.at = me_.rank;
+      check(call(me_.all, key.c_str(), s, Place{send, recv}, &within, &request));
+    }
+    if (request != nullptr) requests.push_back(request);
+    if (!b.receives) return;
+    const Want want{seed, c.count, c.kind, c.format->op, me_.ranks, me_.rank, c.root, c.exact};
+    with_element(c.format->type, [&](auto zero) {
+      using T = decltype(zero);
+      check_elements<T><<<blocks, 256, 0, stream_.get()>>>(
+          reinterpret_cast<const T*>(recv), b.recv, want, guarded,
+          reports_.on_device(static_cast<std::size_t>(i)));
+    });
+    check(cudaGetLastError());
+  }
+
+  void run_barrier(const Case& c, int i, bool disturbed, std::vector<unjamRequest_t>& requests) {
+    if (disturbed) get_in_the_way(c, i, requests);
+    ++round_;
+    arrive<<<1, 1, 0, stream_.get()>>>(places_, me_.rank, round_);
+    const unjamCallOptions_t within = ordered(UNJAM_STREAM_SYNC, stream_);
+    unjamRequest_t request = nullptr;
+    check(unjamBarrier(me_.all, kNames[kBarrier], &within, &request));
+    requests.push_back(request);
+    look_round<<<1, 1, 0, stream_.get()>>>(places_, me_.ranks, round_,
+                                           reports_.on_device(static_cast<std::size_t>(i)));
+    check(cudaGetLastError());
+  }
+
+  const Member& me_;
+  const Stream stream_, aside_;
+  const DeviceMemory memory_, beside_memory_;
+  const Reports reports_;
+  const int repeats_;
+  std::uint64_t* const places_;
+  std::uint64_t round_ = 0;
+  int sms_ = 0;
+};
+
+// ---- the job ----
+
+// What unjamInfo says of this rank's calls that ran without the engine.
+std::uint64_t without_engine(unjamContext_t context) {
+  std::string text(std::size_t{4} << 20, '\0');
+  check(unjamInfo(context, text.data(), text.size(), nullptr));
+  const std::string name = "\"calls_without_engine\":";
+  const std::size_t at = text.find(name);
+  if (at == std::string::npos) fail("unjamInfo does not say how many calls ran without the engine");
+  return std::strtoull(text.c_str() + at + name.size(), nullptr, 10);
+}
+
+struct Outcome {
+  std::vector<std::vector<std::uint64_t>> digests;     // by rank, then case, undisturbed first
+  std::map<int, std::pair<std::uint64_t, int>> quiet;  // by kind: rank 0's without engine; all
+  std::pair<std::uint64_t, int> disturbed;
+};
+
+Outcome run_job(int ranks, bool solo, const std::vector<Case>& cases, int repeats) {
+  setenv("UNJAM_SOLO", solo ? "1" : "0", 1);
+  std::size_t memory = 0;
+  for (const Case& c : cases) memory = std::max(memory, memory_of(c, ranks));
+  Outcome outcome;
+  outcome.digests.resize(static_cast<std::size_t>(ranks));
+  const PinnedMemory places(static_cast<std::size_t>(ranks) * sizeof(std::uint64_t));
+  std::memset(places.as<std::uint64_t>(), 0, static_cast<std::size_t>(ranks) * 8);
+  Job job(ranks, cuda_config());
+  Barrier all(ranks);
+  job.run([&](const Member& me) {
+    Rank rank(me, memory, repeats, places.as<std::uint64_t>());
+    std::vector<std::uint64_t>& digests = outcome.digests[static_cast<std::size_t>(me.rank)];
+    for (const bool disturbed : {false, true}) {
+      std::uint64_t before = 0;
+      for (std::size_t i = 0; i < cases.size(); ++i) {
+        const Case& c = cases[i];
+        if (i == 0 || c.kind != cases[i - 1].kind) {
+          if (me.rank == 0) before = without_engine(me.context);
+          all.meet();
+        }
+        digests.push_back(rank.run(c, disturbed));
+        if (me.rank != 0) continue;
+        auto& count = disturbed ? outcome.disturbed : outcome.quiet[c.kind];
+        count.second += repeats;
+        if (i + 1 == cases.size() || c.kind != cases[i + 1].kind) {
+          count.first += without_engine(me.context) - before;
+        }
+      }
+    }
+    me.doing("done");
+  });
+  print_stats(job);
+  return outcome;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  Options options(argc, argv);
+  const int wanted = options.integer("ranks", 0, "GPUs to use; 0: all");
+  const std::uint64_t seed = options.seed();
+  const double most = options.number("most", 1e9, "largest message in bytes");
+  const int kind = options.integer("kind", -1, "only this kind (8: sends, 9: barriers)");
+  const int repeats = options.integer("repeats", 4, "of each case, in one go");
+  options.done(400, 30);
+  load_eagerly();
+  const int ranks = wanted > 0 ? wanted : device_count();
+  std::printf("solo: %d ranks, seed %llu\n", ranks, static_cast<unsigned long long>(seed));
+  const std::vector<Case> cases = make_cases(ranks, seed, static_cast<std::size_t>(most), kind);
+
+  const Outcome engine = run_job(ranks, false, cases, repeats);
+  const Outcome solo = run_job(ranks, true, cases, repeats);
+
+  std::printf("%-15s %10s %18s   (rank 0)\n", "kind", "calls", "without engine");
+  bool missing = false;
+  for (const auto& [k, count] : solo.quiet) {
+    std::printf("%-15s %10d %18llu\n", kNames[k], count.second,
+                static_cast<unsigned long long>(count.first));
+    missing = missing || count.first == 0;
+  }
+  std::printf("%-15s %10d %18llu\n", "disturbed", solo.disturbed.second,
+              static_cast<unsigned long long>(solo.disturbed.first));
+  if (ranks > 1 && missing) fail("a kind never ran without the engine");
+  for (const auto& [k, count] : engine.quiet) {
+    if (count.first != 0) fail("calls ran without the engine in spite of UNJAM_SOLO=0");
+  }
+  for (std::size_t r = 0; r < solo.digests.size(); ++r) {
+    for (std::size_t i = 0; i < solo.digests[r].size(); ++i) {
+      if (solo.digests[r][i] == engine.digests[r][i]) continue;
+      fail("rank " + std::to_string(r) +
+           " has other bits with UNJAM_SOLO than without it: " + cases[i % cases.size()].text());
+    }
+  }
+  std::printf("solo: PASS, %zu cases on %d ranks\n", cases.size(), ranks);
+  return 0;
+}
