@@ -91,6 +91,15 @@ struct DevShared {
   std::uint32_t has_moved;  // since the engine began, as far as the first lane has noticed
 };
 
+// A function whose caller is not to know which one it calls. Where it knows, ptxas deals the
+// registers of a kernel out along its calls, and leaves got 70 of 128, with kilobytes of spills; so
+// they have all, and save what their caller needs: 200 bytes a call, little beside a slice.
+template <class F>
+__device__ __forceinline__ F* apart(F* function) {
+  asm volatile("" : "+l"(function));
+  return function;
+}
+
 class CudaDev {
  public:
   using Handle = CudaDev;  // three pointers, by value
@@ -119,7 +128,7 @@ class CudaDev {
   __device__ bool posts() const { return threadIdx.x / kWarp == 1; }
   __device__ bool moves() const { return threadIdx.x >= kApart; }
   __device__ __forceinline__ void leaf(const SliceJob& job) {
-    run_slot_leaf_cuda(job, threadIdx.x - kApart, blockDim.x - kApart);
+    apart (&run_slot_leaf_cuda)(job, threadIdx.x - kApart, blockDim.x - kApart);
     __syncwarp();
     if (threadIdx.x % kWarp == 0) atomicAdd(&s_.stored, 1u);
   }
@@ -132,10 +141,7 @@ class CudaDev {
   // Two phases for packets: every thread polls its own words; the block goes on only if all have
   // seen theirs. Nothing is stored before the vote.
   __device__ __forceinline__ bool packet_leaf(const SliceJob& job, std::uint32_t polls) {
-    return run_packet_leaf_cuda(job, threadIdx.x, blockDim.x, polls, [](bool ready) {
-      __syncwarp();
-      return __syncthreads_and(ready) != 0;
-    });
+    return apart(&run_packet_leaf_cuda<Vote>)(job, threadIdx.x, blockDim.x, polls, Vote());
   }
 
   __device__ void relax(std::uint32_t) {}
@@ -441,6 +447,14 @@ class CudaDev {
   }
 
  private:
+  // Of the block, on whether all threads are ready.
+  struct Vote {
+    __device__ bool operator()(bool ready) const {
+      __syncwarp();
+      return __syncthreads_and(ready) != 0;
+    }
+  };
+
   CudaRank& r_;
   DevShared& s_;
   LaneState& lane_;

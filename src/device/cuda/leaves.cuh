@@ -808,10 +808,8 @@ __device__ __forceinline__ bool holds_packets(const SliceJob& job, unsigned thre
 
 // Executes this thread's part of a slice of the slot protocol whose sources are there: the caller
 // has acquired their flags at system scope, and a block barrier followed.
-// (A function of its own, unlike that of packets: the registers that it saves at the call are little
-// beside a slice, and together with the engine's they would not suffice.)
 __device__ __noinline__ void run_slot_leaf_cuda(const SliceJob& the_job, unsigned thread,
-                                                   unsigned threads) {
+                                                unsigned threads) {
   const SliceJob& job = cuda_leaves::forget(the_job, thread, threads);
   if (job.num_src == 0) return;
   cuda_leaves::Held nothing;
@@ -847,8 +845,8 @@ __device__ __forceinline__ bool packets_ready_cuda(const SliceJob& the_job, unsi
 // time, nobody reads the job any more.
 template <class Vote>
 __device__ __noinline__ bool run_packet_leaf_cuda(const SliceJob& the_job, unsigned thread,
-                                                     unsigned threads, std::uint32_t polls,
-                                                     Vote vote) {
+                                                  unsigned threads, std::uint32_t polls,
+                                                  Vote vote) {
   const SliceJob& job = cuda_leaves::forget(the_job, thread, threads);
   if (job.num_src == 0) return true;
   cuda_leaves::Held held;
