@@ -14,25 +14,41 @@
 // thread there is always a sync_control(), a barrier that orders memory. Words that all read are
 // written by the lead only in front of a tell(), load()'s or publish()'s barrier, or a barrier of
 // the block, and behind another: tell() is a barrier in front of the reading and one behind it.
-// Threads that are not in control read `quits` and `threshold` between two barriers of the block,
-// during which no control thread writes; and of the two jobs the one that is theirs, see run().
+// Threads that are not in control read `quits`, `threshold` and jobs[0] between two barriers of the
+// block, during which no control thread writes.
 //
-// Looking ahead. On a device where moving a slice takes as long as all that is done about it, the
-// two overlap: while others move a slice, some threads publish the one before (perhaps the control
-// threads too), and the control threads look whether the next can follow at once (ahead()). Its job
-// is then handed on at the very barrier that ends the slice. The order of what peers see stays as
-// it was: a slice is published behind the barrier that ends it, and before the next one's barrier.
-// What an engine keeps about a slice (counts, contexts) is advanced as soon as the slice is handed
-// on: nothing can stop it any more. An invocation's last slice is published before its end.
+// Streams of slices. Where a device has threads enough, those of a block have three parts, so that
+// moving data and all that is done about it overlap: control threads look for the slices of a turn
+// that are ready, and hand them on, up to kStreamDepth at a time; movers move them, each going from
+// slice to slice on its own, without a barrier between; posters publish each slice when all movers
+// are through with it, in order. Words that count slices order the three (StreamOfSlices):
+//   issued   by the lead; release: the job. A mover that reads more than n (acquire) does job n.
+//   counted  by the lead; release: what publishing the slice takes.
+//   stored   by each mover, for each job's place; release: its loads and stores of the slice. A
+//            poster that reads as many as there are movers (acquire), and then fences, publishes
+//            behind all of them.
+//   posted   by the posters; release: they have read all about the slice. The lead that reads more
+//            than n (acquire) may use the place of slice n again.
+//   total    by the lead: how many slices the stream has had, when it has ended; before, 0.
+// What the engine keeps about a slice (counts, contexts) is advanced as soon as it is handed on:
+// nothing can stop it any more. A stream ends, at a barrier, when the turn does, or when the next
+// slice is not ready by the time that all before are published: what is blocked waits in
+// wait_ready(). Slices of one stream may overlap in time, so none reads what an earlier one stores
+// here (but through a peer, who has it only when it is published): one that does (kFromOutput)
+// waits until all before are published.
 //
 // `Dev` is what differs between devices (see device/host/). By any thread of the block:
 //   controls()                           whether this is a control thread
 //   sync()                               barrier of the block, orders memory
-//   looks_ahead()                        whether control threads run ahead() beside the leaf
-//   moves(), posts()                     whether this thread takes part in leaves that are looked
-//                                        ahead of; in publishing beside them
-//   leaf(job)                            the data leaf of a slice, by those threads together (all,
-//                                        if nothing looks ahead)
+//   streams()                            whether the block has the three parts, see above
+//   posts()                              then: whether this thread is a poster
+//   leaf(job)                            the data leaf of a slice, by all threads together, or, if
+//                                        streams(), by the movers
+//   movers()                             by how many its end is counted
+//   stored(count)                        by movers: this thread's part of the leaf is through. Adds
+//                                        to the count, releases at the block's scope
+//   posters_first(), sync_posters()      by posters: one thread's answer is yes; their barrier
+//   load_block(x), store_block(x, v)     acquire, release at the block's scope
 //   packet_leaf(job, polls)              only if kInlinePacketFlags, for packets: polls the flags
 //                                        of the incoming slices (a combine's sources but local_src;
 //                                        of copies those without dst_slot, copy_elems long) so
@@ -57,7 +73,6 @@
 //   ring(rank, lane, RingFor)            tells a lane that there is something for it; for each cell
 //                                        by one thread at a time, after what it tells of
 // By the lead:
-//   leaf_begins(), storing()             whether the leaf goes on: ahead() may look once more
 //   epoch()                              of this lane's doorbell, before a look (doorbell.h)
 //   try_quit(epoch, interest)            true: this engine is no longer resident, leave
 //   hold_sleep(epoch)                    hold policy: sleep without leaving
@@ -114,25 +129,25 @@ class Engine {
             continue;
           }
           dev.sync();  // as below
-          if (control) phase<&Engine::publish>(dev, rank, lane, shared, 0u, true);
+          if (control) phase<&Engine::publish>(dev, rank, lane, shared);
           continue;
         }
       }
-      // A job is filled in while the other one is worked on; `handed` of a slice is written before
-      // the barrier that ends it, and again only behind the next one, which all have passed then.
-      std::uint32_t which = 0;
-      for (bool first = true;; first = false, which ^= 1) {
-        if (dev.looks_ahead()) {
-          if (!first && dev.posts()) post_slice(dev, shared, which ^ 1);
-          if (control) phase<&Engine::ahead>(dev, rank, lane, shared, which);
+      if (dev.streams()) {
+        if (control) {
+          phase<&Engine::stream>(dev, rank, lane, shared);
+        } else if (dev.posts()) {
+          post_stream(dev, shared);
+        } else {
+          move_stream(dev, shared);
         }
-        if (dev.moves()) dev.leaf(shared.jobs[which]);
-        dev.sync();  // the whole slice is stored before it is published
-        if (!dev.looks_ahead() || !shared.handed[which]) break;
+        dev.sync();
+        if (control) phase<&Engine::end_stream>(dev, rank, lane, shared);
+        continue;
       }
-      if (control) {
-        phase<&Engine::publish>(dev, rank, lane, shared, which, !dev.looks_ahead());
-      }
+      dev.leaf(shared.jobs[0]);
+      dev.sync();  // the whole slice is stored before it is published
+      if (control) phase<&Engine::publish>(dev, rank, lane, shared);
     }
     if (control) phase<&Engine::leave>(dev, rank, lane, shared);
     dev.sync();
@@ -572,7 +587,11 @@ class Engine {
 
   // Waits for the slice that is next; fills job().
   UNJAM_HD std::uint32_t prepare() {
-    if (dev_.leads()) s_.which = 0;
+    if (dev_.leads()) {
+      s_.which = 0;
+      s_.stream = {};
+      s_.stream.issued = 1;  // the slice that this finds
+    }
     const std::uint32_t goes_on = tell(dev_.leads() ? may_go_on() : std::uint32_t{kMove});
     if (goes_on != kMove) return goes_on;
     ActiveContext& a = active();
@@ -672,33 +691,83 @@ class Engine {
     store_relaxed(place, dev_.now_ns() >> 20 << 32 | word);
   }
 
-  // Beside the leaf of the slice that was handed on: counts it, and hands the next one of the same
-  // turn on too if it is ready before the leaf ends. What is blocked waits in wait_ready(), when
-  // this slice is published.
-  UNJAM_HD void ahead(std::uint32_t which) {
+  // ---- streams of slices, see above ----
+
+  // By the control threads. The first slice's job was made before the barrier.
+  UNJAM_HD void stream() {
     ActiveContext& a = active();
-    if (dev_.leads()) dev_.leaf_begins();
-    count_slice(a);
-    dev_.sync_control();
-    if (dev_.leads()) {
-      move_on(a);
-      s_.handed[which] = false;
-      if (goes_ahead()) s_.which = which ^ 1;
-    }
-    if (tell(dev_.leads() && goes_ahead() ? 1 : 0) == 0) return;
-    if (s_.primitive.flags & (kFromSeveral | kToSeveral)) begin_peers(a);
-    Lack lack = Lack::kNothing;
-    do {
-      lack = look(a);
-    } while (lack != Lack::kNothing && !dev_.all(!dev_.leads() || !dev_.storing()));
-    if (lack == Lack::kNothing && dev_.leads()) {
-      build_job(a);
-      s_.handed[which] = true;
+    StreamOfSlices& stream = s_.stream;
+    for (std::uint32_t n = 0;; ++n) {
+      // Slice n is on its way.
+      count_slice(a);
+      dev_.sync_control();
+      bool goes_on = false;
+      if (dev_.leads()) {
+        dev_.store_block(stream.counted, n + 1);
+        move_on(a);
+        goes_on = !s_.ended && !holds() && may_go_on() == kMove;
+        s_.which = (n + 1) % kStreamDepth;
+      }
+      if (tell(goes_on ? 1 : 0) == 0 || !prepare_next(a, n)) {
+        if (dev_.leads()) dev_.store_block(stream.total, n + 1);
+        return;
+      }
     }
   }
 
-  // By the lead. What else there is to decide, decide() does, at the latest at the quantum's end.
-  UNJAM_HD bool goes_ahead() const { return !s_.ended && s_.quantum != 0 && !holds(); }
+  // Hands slice n + 1 on. False: it is not ready although all before are published.
+  UNJAM_HD bool prepare_next(ActiveContext& a, std::uint32_t n) {
+    std::uint32_t& posted = s_.stream.posted;
+    // Whose place it takes; or what it may read.
+    std::uint32_t before = n + 2 > kStreamDepth ? n + 2 - kStreamDepth : 0;
+    if (s_.primitive.flags & kFromOutput) before = n + 1;
+    // (Here the block waits for itself alone.)
+    while (!dev_.all(!dev_.leads() || dev_.load_block(posted) >= before)) dev_.relax(1);
+    dev_.sync_control();  // what the lead has acquired, for all
+    if (s_.primitive.flags & (kFromSeveral | kToSeveral)) begin_peers(a);
+    while (look(a) != Lack::kNothing) {
+      if (dev_.all(!dev_.leads() || dev_.load_block(posted) == n + 1)) return false;
+      dev_.relax(1);
+    }
+    if (dev_.leads()) build_job(a);
+    dev_.sync_control();
+    if (dev_.leads()) dev_.store_block(s_.stream.issued, n + 2);
+    return true;
+  }
+
+  UNJAM_HD static void move_stream(DevHandle dev, BlockShared& shared) {
+    StreamOfSlices& stream = shared.stream;
+    for (std::uint32_t n = 0;; ++n) {
+      while (dev.load_block(stream.issued) <= n) {
+        if (dev.load_block(stream.total) == n) return;  // n > 0: the first slice was issued before
+        dev.relax(1);
+      }
+      dev.leaf(shared.jobs[n % kStreamDepth]);
+      dev.stored(stream.stored[n % kStreamDepth]);
+    }
+  }
+
+  UNJAM_HD static void post_stream(DevHandle dev, BlockShared& shared) {
+    StreamOfSlices& stream = shared.stream;
+    for (std::uint32_t n = 0;; ++n) {
+      while (dev.load_block(stream.counted) <= n) {
+        if (n != 0 && dev.load_block(stream.total) == n) return;
+        dev.relax(1);
+      }
+      const std::uint32_t place = n % kStreamDepth;
+      const std::uint32_t all = dev.movers() * (n / kStreamDepth + 1);
+      while (dev.load_block(stream.stored[place]) != all) dev.relax(1);
+      post_slice(dev, shared, place);
+      dev.sync_posters();
+      if (dev.posters_first()) dev.store_block(stream.posted, n + 1);
+    }
+  }
+
+  // Behind the barrier: all slices are published.
+  UNJAM_HD void end_stream() {
+    if (dev_.leads() && s_.ended) call<&Engine::end_turn>(std::uint32_t{kFinished}, false);
+    dev_.sync_control();
+  }
 
   // ---- readiness ----
 
@@ -972,20 +1041,17 @@ class Engine {
     }
   }
 
-  // Publishes the slice that was handed on last, and, by the lead, the end of the invocation with
+  // Publishes the slice that the block has stored, and, by the lead, the end of the invocation with
   // it: the lead's fence covers also what the others have written, which is behind the barrier.
-  // `counts`: nothing has looked ahead of it.
-  UNJAM_HD void publish(std::uint32_t which, bool counts) {
+  UNJAM_HD void publish() {
     ActiveContext& a = active();
     dev_.delay();
-    if (counts) {
-      count_slice(a);
-      dev_.sync_control();
-    }
-    post_slice(dev_, s_, which);
+    count_slice(a);
+    dev_.sync_control();
+    post_slice(dev_, s_, 0);
     dev_.sync_control();  // nobody reads the slice's description any more
     if (dev_.leads()) {
-      if (counts) move_on(a);
+      move_on(a);
       if (s_.ended) call<&Engine::end_turn>(std::uint32_t{kFinished}, true);
     }
     dev_.sync_control();

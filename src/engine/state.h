@@ -101,6 +101,16 @@ struct RankState {
   EnginePolicy policy;
 };
 
+// Slices of a turn that are under way at once; see Engine.
+inline constexpr std::uint32_t kStreamDepth = 4;
+struct StreamOfSlices {
+  std::uint32_t issued = 0;
+  std::uint32_t counted = 0;
+  std::uint32_t posted = 0;
+  std::uint32_t total = 0;
+  std::uint32_t stored[kStreamDepth] = {};
+};
+
 // What publishing a slice takes, of one peer.
 struct Posting {
   PublishedWord flag;    // that it is there; nowhere if its data carry flags, or there is none
@@ -112,7 +122,8 @@ struct Posting {
 // Shared by the threads of a block while its engine runs: fast memory, lost with the block. Who may
 // touch what, and when: see "The block" in engine.h.
 struct BlockShared {
-  SliceJob jobs[2];  // see Engine::run()
+  SliceJob jobs[kStreamDepth];  // jobs[0], or a stream's, by number
+  StreamOfSlices stream;
   ActiveContext active[kActiveContexts];
   // Copies of what is constant, so that no look at a peer begins in slow memory.
   LaneTransport transport;  // with `bases`
@@ -122,12 +133,11 @@ struct BlockShared {
   LaneState lane;  // where Dev::kLaneInShared
 
   // ---- read by all control threads ----
-  std::uint32_t told = 0;   // see Engine::tell
-  bool quits = false;       // the block leaves
-  bool handed[2] = {};      // by job: whether the next slice's is there, in the other place
-  std::uint32_t which = 0;  // the job that is filled in
-  Posting postings[2][kMaxDirectRanks + 2];  // by job
-  std::uint32_t num_postings[2] = {};
+  std::uint32_t told = 0;                               // see Engine::tell
+  bool quits = false;                                   // the block leaves
+  std::uint32_t which = 0;                              // the job that is filled in
+  Posting postings[kStreamDepth][kMaxDirectRanks + 2];  // by job
+  std::uint32_t num_postings[kStreamDepth] = {};
   bool in_turn = false;  // `slot` has its turn
   std::uint16_t slot = kNoSlot;
   std::uint32_t threshold = 0;

@@ -95,7 +95,7 @@ struct DevShared {
 // registers of a kernel out along its calls, and leaves got 70 of 128, with kilobytes of spills; so
 // they have all, and save what their caller needs: 200 bytes a call, little beside a slice.
 template <class F>
-__device__ __forceinline__ F* apart(F* function) {
+__device__ __forceinline__ F* with_all_registers(F* function) {
   asm volatile("" : "+l"(function));
   return function;
 }
@@ -122,26 +122,39 @@ class CudaDev {
   __device__ bool all(bool x) const { return __all_sync(0xffffffffu, x) != 0; }
   __device__ void sync_control() const { __syncwarp(); }
 
-  // The first warp controls, the second publishes (a fence waits for what all others are about to
-  // store), the others move data. (All move packets.)
-  __device__ static constexpr bool looks_ahead() { return true; }
+  // The first warp controls, the second publishes (its fence waits for what all others are
+  // storing), the others move slices. (All move packets.)
+  __device__ static constexpr bool streams() { return true; }
   __device__ bool posts() const { return threadIdx.x / kWarp == 1; }
-  __device__ bool moves() const { return threadIdx.x >= kApart; }
+  __device__ bool posters_first() const { return threadIdx.x == kWarp; }
+  __device__ void sync_posters() const { __syncwarp(); }
+  __device__ std::uint32_t movers() const { return (blockDim.x - kApart) / kWarp; }
   __device__ __forceinline__ void leaf(const SliceJob& job) {
-    apart (&run_slot_leaf_cuda)(job, threadIdx.x - kApart, blockDim.x - kApart);
-    __syncwarp();
-    if (threadIdx.x % kWarp == 0) atomicAdd(&s_.stored, 1u);
+    __syncwarp();  // each thread has polled for it by itself
+    with_all_registers(run_slot_leaf_cuda)(job, threadIdx.x - kApart, blockDim.x - kApart);
   }
-  __device__ void leaf_begins() { s_.to_store += (blockDim.x - kApart) / kWarp; }
-  // A hint, so that nobody looks on while all wait at the barrier.
-  __device__ bool storing() const {
-    return *static_cast<const volatile std::uint32_t*>(&s_.stored) != s_.to_store;
+  // A warp's, by its first thread: the barrier orders the others' stores before.
+  __device__ void stored(std::uint32_t& count) const {
+    __syncwarp();
+    if (threadIdx.x % kWarp == 0) {
+      cuda::atomic_ref<std::uint32_t, cuda::thread_scope_block>(count).fetch_add(
+          1, cuda::memory_order_release);
+    }
+  }
+  static __device__ std::uint32_t load_block(std::uint32_t& x) {
+    return cuda::atomic_ref<std::uint32_t, cuda::thread_scope_block>(x).load(
+        cuda::memory_order_acquire);
+  }
+  static __device__ void store_block(std::uint32_t& x, std::uint32_t v) {
+    cuda::atomic_ref<std::uint32_t, cuda::thread_scope_block>(x).store(v,
+                                                                       cuda::memory_order_release);
   }
 
   // Two phases for packets: every thread polls its own words; the block goes on only if all have
   // seen theirs. Nothing is stored before the vote.
   __device__ __forceinline__ bool packet_leaf(const SliceJob& job, std::uint32_t polls) {
-    return apart(&run_packet_leaf_cuda<Vote>)(job, threadIdx.x, blockDim.x, polls, Vote());
+    return with_all_registers(run_packet_leaf_cuda<Vote>)(job, threadIdx.x, blockDim.x, polls,
+                                                          Vote());
   }
 
   __device__ void relax(std::uint32_t) {}

@@ -55,7 +55,6 @@ __device__ __noinline__ void drive(CudaRank& r, std::uint32_t lane, Block block)
     s.lanes_to_kick = 0;
     s.kicks_pending = 0;
     s.passes = 0;
-    s.stored = s.to_store = 0;
     s.attention = load_relaxed_local(r.attention);
     s.still_since_ns = 0;
     s.has_moved = 0;

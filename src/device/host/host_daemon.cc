@@ -87,12 +87,15 @@ class HostDev {
   void sync() {
     if (threads_ > 1) pthread_barrier_wait(barrier_);
   }
-  // One thread alone could only look ahead or move data.
-  bool looks_ahead() const { return threads_ > 1; }
-  bool moves() const { return true; }
-  bool posts() const { return controls(); }
-  void leaf_begins() {}
-  static constexpr bool storing() { return false; }
+  // One thread alone would only look on.
+  static constexpr bool streams() { return false; }
+  static constexpr bool posts() { return false; }
+  static constexpr bool posters_first() { return false; }
+  static constexpr std::uint32_t movers() { return 0; }
+  void sync_posters() {}
+  void stored(std::uint32_t&) {}
+  static std::uint32_t load_block(std::uint32_t& x) { return x; }
+  static void store_block(std::uint32_t& x, std::uint32_t v) { x = v; }
   void leaf(const SliceJob& job) { run_leaf_host(job, thread_, threads_); }
 
   // Ranks outnumber cores here: the one that we wait for may be waiting for our core.
