@@ -20,12 +20,14 @@
 // Streams of slices. Where a device has threads enough, those of a block have three parts, so that
 // moving data and all that is done about it overlap: control threads look for the slices of a turn
 // that are ready, and hand them on, up to kStreamDepth at a time; movers move them, each going from
-// slice to slice on its own, without a barrier between; posters publish each slice when all movers
-// are through with it, in order. Words that count slices order the three (StreamOfSlices):
+// slice to slice on its own, without a barrier between; posters publish each slice when its movers
+// are through with it, in order. Movers are in groups that take turns, so that a slice that waits
+// for a link and one that only copies are under way together. Words that count slices order the
+// three (StreamOfSlices):
 //   issued   by the lead; release: the job. A mover that reads more than n (acquire) does job n.
 //   counted  by the lead; release: what publishing the slice takes.
 //   stored   by each mover, for each job's place; release: its loads and stores of the slice. A
-//            poster that reads as many as there are movers (acquire), and then fences, publishes
+//            poster that reads as many as there are of them (acquire), and then fences, publishes
 //            behind all of them.
 //   posted   by the posters; release: they have read all about the slice. The lead that reads more
 //            than n (acquire) may use the place of slice n again.
@@ -43,8 +45,9 @@
 //   streams()                            whether the block has the three parts, see above
 //   posts()                              then: whether this thread is a poster
 //   leaf(job)                            the data leaf of a slice, by all threads together, or, if
-//                                        streams(), by the movers
-//   movers()                             by how many its end is counted
+//                                        streams(), by a group of movers
+//   groups(), group()                    how many there are (a divisor of kStreamDepth); this one's
+//   movers()                             by how many of a group the end of a leaf is counted
 //   stored(count)                        by movers: this thread's part of the leaf is through. Adds
 //                                        to the count, releases at the block's scope
 //   posters_first(), sync_posters()      by posters: one thread's answer is yes; their barrier
@@ -737,9 +740,10 @@ class Engine {
 
   UNJAM_HD static void move_stream(DevHandle dev, BlockShared& shared) {
     StreamOfSlices& stream = shared.stream;
-    for (std::uint32_t n = 0;; ++n) {
+    for (std::uint32_t n = dev.group();; n += dev.groups()) {
       while (dev.load_block(stream.issued) <= n) {
-        if (dev.load_block(stream.total) == n) return;  // n > 0: the first slice was issued before
+        const std::uint32_t total = dev.load_block(stream.total);
+        if (total != 0 && total <= n) return;
         dev.relax(1);
       }
       dev.leaf(shared.jobs[n % kStreamDepth]);
@@ -751,7 +755,8 @@ class Engine {
     StreamOfSlices& stream = shared.stream;
     for (std::uint32_t n = 0;; ++n) {
       while (dev.load_block(stream.counted) <= n) {
-        if (n != 0 && dev.load_block(stream.total) == n) return;
+        const std::uint32_t total = dev.load_block(stream.total);
+        if (total != 0 && total <= n) return;
         dev.relax(1);
       }
       const std::uint32_t place = n % kStreamDepth;
@@ -1069,6 +1074,7 @@ class Engine {
     --s_.quantum;
     s_.threshold = dev_.threshold(s_.policy.after_success(s_.threshold));
     const std::uint16_t flags = s_.primitive.flags;
+    if (flags & (kRecv | kFromSeveral)) bump(lane_.stats.received);
     if ((flags & kRecv) && (a.dyn.taken += slice_bytes(a)) == s_.view.bytes) a.dyn.taken = 0;
     if ((flags & kCopies) == 0) {
       a.dyn.done += s_.elems;

@@ -56,6 +56,7 @@ struct LaneStats {
   std::uint64_t context_saves = 0;
   std::uint64_t spins = 0;
   std::uint64_t slices = 0;
+  std::uint64_t received = 0;  // of them, with something from a peer
   std::uint64_t bytes_sent = 0;
   std::uint64_t borrowed = 0;
   std::uint64_t starts = 0;

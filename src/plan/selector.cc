@@ -45,23 +45,15 @@ constexpr Row kHostTable[] = {
     {Kind::kBarrier, kMaxDirectRanks, kKiB, Algorithm::kDirect},
 };
 
-// GPUs whose links are fully connected. First estimates, still to be measured: where launching and
-// the links' latency weigh more than bytes, everything goes in one hop.
+// GPUs whose links are fully connected: everything goes in one hop while a lane's stretch, in one
+// packet a peer, is no more than a call in a stream works on without the engine (32 KiB for 32
+// lanes, solo.cuh), and what a rank sends, twice its bytes as packets, no more than a link moves in
+// 20 us. Measured with 2 and 4 H200s (docs/benchmarks.md).
 constexpr int kCudaDirectRanks = 8;
 constexpr std::uint64_t cuda_direct_bytes(Kind kind) {  // count × element size
-  switch (kind) {
-    case Kind::kAllReduce:
-      return 64 * kKiB;
-    case Kind::kAllGather:
-    case Kind::kReduceScatter:
-    case Kind::kAllToAll:
-    case Kind::kGather:
-    case Kind::kScatter:
-      return 32 * kKiB;
-    default:
-      return 16 * kKiB;
-  }
+  return kind == Kind::kReduce || kind == Kind::kBroadcast ? 512 * kKiB : 1024 * kKiB;
 }
+constexpr std::uint64_t kCudaDirectSent = 4096 * kKiB;  // by a rank
 
 Algorithm select_for_host(const PlanRequest& request, std::uint64_t bytes) {
   const std::uint64_t sent = static_cast<std::uint64_t>(request.ranks - 1) * bytes;
@@ -74,7 +66,9 @@ Algorithm select_for_host(const PlanRequest& request, std::uint64_t bytes) {
 }
 
 Algorithm select_for_cuda(const PlanRequest& request, std::uint64_t bytes) {
-  if (request.ranks <= kCudaDirectRanks && bytes <= cuda_direct_bytes(request.kind)) {
+  const std::uint64_t sent = static_cast<std::uint64_t>(request.ranks - 1) * bytes;
+  if (request.ranks <= kCudaDirectRanks && bytes <= cuda_direct_bytes(request.kind) &&
+      sent <= kCudaDirectSent) {
     return Algorithm::kDirect;
   }
   const bool mesh = mesh_serves(request.kind) && request.ranks <= kMaxDirectRanks;

@@ -30,7 +30,7 @@ const std::vector<Variable>& variables() {
        "collectives.",
        true},
       {"UNJAM_BLOCK_THREADS", &Settings::block_threads, 1, 1024, nullptr,
-       "Threads a block: on the host at most 16; on CUDA a multiple of 32, 128 to 512, which is "
+       "Threads a block: on the host at most 16; on CUDA a multiple of 64, 128 to 512, which is "
        "the "
        "default there (one warp controls, one publishes, the others move data).",
        false},
@@ -279,10 +279,10 @@ bool resolve_settings(const unjamConfig_t* config, int ranks, Settings& s, std::
   }
   const bool host = s.device == UNJAM_DEVICE_HOST;
   if (host ? s.block_threads > 16
-           : s.block_threads < 128 || s.block_threads > 512 || s.block_threads % 32 != 0) {
+           : s.block_threads < 128 || s.block_threads > 512 || s.block_threads % 64 != 0) {
     error = "block_threads (UNJAM_BLOCK_THREADS) is " + std::to_string(s.block_threads) +
             (host ? ": the host device takes at most 16"
-                  : ": the CUDA device takes a multiple of 32, 128 to 512");
+                  : ": the CUDA device takes a multiple of 64, 128 to 512");
     return false;
   }
   return true;

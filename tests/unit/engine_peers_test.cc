@@ -151,13 +151,16 @@ class Warp {
     bool posts() const { return thread >= w.control_ && thread < 2 * w.control_; }
     bool posters_first() const { return thread == w.control_; }
     void sync_posters() { pthread_barrier_wait(&w.posters_); }
-    std::uint32_t movers() const { return threads - 2 * w.control_; }
+    std::uint32_t all_movers() const { return threads - 2 * w.control_; }
+    std::uint32_t groups() const { return all_movers() % 2 == 0 ? 2 : 1; }
+    std::uint32_t movers() const { return all_movers() / groups(); }
+    std::uint32_t group() const { return (thread - 2 * w.control_) / movers(); }
     void stored(std::uint32_t& count) { fetch_add<std::uint32_t>(count, 1); }
     static std::uint32_t load_block(std::uint32_t& x) { return load_acquire(x); }
     static void store_block(std::uint32_t& x, std::uint32_t v) { store_release(x, v); }
     void leaf(const SliceJob& job) {
-      const std::uint32_t apart = streams() ? 2 * w.control_ : 0;
-      run_leaf_host(job, thread - apart, threads - apart);
+      if (!streams()) return run_leaf_host(job, thread, threads);
+      run_leaf_host(job, (thread - 2 * w.control_) % movers(), movers());
     }
     void relax(std::uint32_t) { sched_yield(); }
     void delay() {}

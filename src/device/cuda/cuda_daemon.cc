@@ -607,7 +607,7 @@ class CudaDaemon : public StreamDaemon {
     if (solo.reduces && units > kSoloUnits * o_.block_threads) return 0;
     const std::uint32_t items = std::max(solo.scatters ? units * solo.num_sent : units,
                                          solo.collects ? units * solo.num_received : units);
-    return std::clamp((items + 31) / 32 * 32, kLeastThreads, o_.block_threads);
+    return std::clamp((items + 63) / 64 * 64, kLeastThreads, o_.block_threads);
   }
 
   // What the device reads of a command must be in memory that it reaches. One is under way at most.

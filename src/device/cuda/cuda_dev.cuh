@@ -88,7 +88,10 @@ struct DevShared {
   std::uint32_t readied_seen;  // CudaRank::readied before the latest pass
   std::uint64_t progress;      // slices and completions at the latest look
   std::uint64_t still_since_ns;
-  std::uint32_t has_moved;  // since the engine began, as far as the first lane has noticed
+  std::uint64_t heard;          // slices received, and completions, at the latest look
+  std::uint64_t submission_ns;  // first lane: when one came from the host
+  std::uint32_t served_call;    // first lane: a call in a stream was taken from the inbox
+  std::uint32_t holding;        // the lane's bit in CudaRank::holding
 };
 
 // A function whose caller is not to know which one it calls. Where it knows, ptxas deals the
@@ -108,6 +111,7 @@ class CudaDev {
   static constexpr bool kHostWatches = false;
   static constexpr unsigned kWarp = 32;
   static constexpr unsigned kApart = 2 * kWarp;  // threads that move no slots
+  static constexpr std::uint64_t kSubmissionsEndNs = 1000000;
 
   __device__ CudaDev(CudaRank* rank, DevShared* shared, LaneState* lane)
       : r_(*rank), s_(*shared), lane_(*lane) {}
@@ -128,10 +132,13 @@ class CudaDev {
   __device__ bool posts() const { return threadIdx.x / kWarp == 1; }
   __device__ bool posters_first() const { return threadIdx.x == kWarp; }
   __device__ void sync_posters() const { __syncwarp(); }
-  __device__ std::uint32_t movers() const { return (blockDim.x - kApart) / kWarp; }
+  __device__ static constexpr std::uint32_t groups() { return 2; }
+  __device__ std::uint32_t group() const { return (threadIdx.x - kApart) / group_threads(); }
+  __device__ std::uint32_t movers() const { return group_threads() / kWarp; }
   __device__ __forceinline__ void leaf(const SliceJob& job) {
     __syncwarp();  // each thread has polled for it by itself
-    with_all_registers(run_slot_leaf_cuda)(job, threadIdx.x - kApart, blockDim.x - kApart);
+    with_all_registers(run_slot_leaf_cuda)(job, (threadIdx.x - kApart) % group_threads(),
+                                           group_threads());
   }
   // A warp's, by its first thread: the barrier orders the others' stores before.
   __device__ void stored(std::uint32_t& count) const {
@@ -193,7 +200,10 @@ class CudaDev {
     entry = __shfl_sync(0xffffffffu, entry, 0);
     if (entry >> 16 == s_.inbox_read + 1) {
       __syncwarp();
-      if (leads()) r_.inbox_read = ++s_.inbox_read;
+      if (leads()) {
+        r_.inbox_read = ++s_.inbox_read;
+        s_.served_call = 1;
+      }
       __syncwarp();
       slot = static_cast<std::uint16_t>(entry);
       return true;
@@ -203,7 +213,10 @@ class CudaDev {
     __syncwarp();
     slot = take_in(r_, sqe, threadIdx.x, kWarp);
     __syncwarp();
-    if (leads()) r_.sq_read = ++s_.sq_read;
+    if (leads()) {
+      r_.sq_read = ++s_.sq_read;
+      s_.submission_ns = global_ns();
+    }
     __syncwarp();
     return true;
   }
@@ -290,8 +303,8 @@ class CudaDev {
     if (moved) {
       set_moving(true);
       s_.still_since_ns = 0;
-      s_.has_moved = 1;
     }
+    set_bit(r_.holding, s_.holding, !lane_.queue.empty());
     if (s_.kind == EngineKind::kDaemon || !lane_.queue.empty()) {
       s_.readied_seen = load_acquire_local(r_.readied);
     }
@@ -354,18 +367,19 @@ class CudaDev {
     // The next daemon was launched as this one was about to leave, and changed its mind: what is
     // queued behind a kernel keeps a hardware queue, and with it other streams, from running.
     if (load_relaxed(r_.link->residency.queued) != 0) return true;
-    if (moves) {
-      s_.has_moved = 1;
+    const bool goes = in_the_way();
+    if (moves && !goes) {
       s_.still_since_ns = 0;
       return false;
     }
     const std::uint64_t now = global_ns();
     if (s_.still_since_ns == 0) s_.still_since_ns = now;
-    // Something has moved: the peers are at it, and may be gone just for a new start. Two that
+    // Something has come from peers: they are at it, and may be gone just for a new start. Two that
     // leave sooner than the other can come back would hardly ever meet. While a stream waits, the
     // device is not idle whatever we do; but what it waits for may want our SMs.
-    std::uint64_t stay_ns = s_.has_moved != 0 ? r_.idle_among_peers_ns : r_.idle_ns;
+    std::uint64_t stay_ns = load_relaxed_local(r_.heard) != 0 ? r_.idle_among_peers_ns : r_.idle_ns;
     if (load_relaxed_local(r_.waiters) != 0) stay_ns = longest_stay_ns(r_);
+    if (goes) stay_ns = 0;
     if (now - s_.still_since_ns < stay_ns) return false;
     // The host stores `posted`, then looks at `resident`: one of us sees the other.
     HostLink& h = r_.link->residency;
@@ -418,23 +432,38 @@ class CudaDev {
   }
 
  private:
+  __device__ static unsigned group_threads() { return (blockDim.x - kApart) / groups(); }
   // The host has said something since the pass began: a cancellation concerns calls that it passed.
   __device__ bool news() const { return load_relaxed_local(r_.attention) != s_.attention; }
   __device__ bool progressed() {
     const std::uint64_t now = lane_.stats.slices + lane_.stats.completed;
     if (now == s_.progress) return false;
     s_.progress = now;
+    // What is sent to peers that are not there yet says nothing about them.
+    const std::uint64_t heard = lane_.stats.received + lane_.stats.completed;
+    if (heard != s_.heard) {
+      s_.heard = heard;
+      store_relaxed_local(r_.heard, 1u);
+    }
     return true;
   }
   // Only of a daemon's interest.
-  __device__ void set_moving(bool moving) {
-    if ((s_.moving != 0) == moving) return;
-    s_.moving = moving ? 1 : 0;
-    if (moving) {
-      or_local(r_.moving, 1u << s_.lane);
+  __device__ void set_moving(bool moving) { set_bit(r_.moving, s_.moving, moving); }
+  // The lane's bit in a word of the rank; `now` says what it is.
+  __device__ void set_bit(std::uint32_t& word, std::uint32_t& now, bool bit) {
+    if ((now != 0) == bit) return;
+    now = bit ? 1 : 0;
+    if (bit) {
+      or_local(word, 1u << s_.lane);
     } else {
-      clear_local(r_.moving, 1u << s_.lane);
+      clear_local(word, 1u << s_.lane);
     }
+  }
+  // This daemon has driven lanes for calls that bring their own engine, and nothing else is there
+  // or was lately: they are faster without it, see solo.cuh.
+  __device__ bool in_the_way() const {
+    return s_.served_call != 0 && load_relaxed_local(r_.holding) == 0 &&
+           global_ns() - s_.submission_ns > kSubmissionsEndNs;
   }
   // Nobody drives some lane that has work: the driver of the first lane must see to it. Looked at
   // now and then, when nothing moves.

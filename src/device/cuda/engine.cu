@@ -57,9 +57,12 @@ __device__ __noinline__ void drive(CudaRank& r, std::uint32_t lane, Block block)
     s.passes = 0;
     s.attention = load_relaxed_local(r.attention);
     s.still_since_ns = 0;
-    s.has_moved = 0;
-    s.progress = 0;
-    s.moving = 0;
+    const LaneStats& stats = r.rank.lanes[lane].stats;
+    s.progress = stats.slices + stats.completed;
+    s.heard = stats.received + stats.completed;
+    s.moving = s.holding = 0;
+    s.served_call = 0;
+    s.submission_ns = 0;
     s.readied_seen = load_acquire_local(r.readied);
     clear_lanes(r, std::uint64_t{1} << (lane + 32));
     if (lane == 0) {
@@ -75,6 +78,7 @@ __device__ __noinline__ void drive(CudaRank& r, std::uint32_t lane, Block block)
   Engine<CudaDev>::run(CudaDev(&r, &s, &state), r.rank, lane, block.engine);
   if (threadIdx.x == 0) {
     if (s.moving != 0) clear_local(r.moving, 1u << lane);
+    if (s.holding != 0) clear_local(r.holding, 1u << lane);
     CudaDev(&r, &s, &state).settle();
     if (lane == 0 && s.kind == EngineKind::kDaemon) close_daemon(r, s);
     // In one step: nobody drives it, and something is left.
@@ -241,6 +245,7 @@ __global__ void __launch_bounds__(512, 1)
       if (lane == 0) {
         s.readied_seen = load_acquire_local(r.readied);
         store_relaxed_local(r.daemon, 1u);
+        store_relaxed_local(r.heard, 0u);
         store_seq_cst(r.link->residency.resident, 1u);
         ResidencySteps::begin(r.link->residency);
       }

@@ -91,6 +91,8 @@ class HostDev {
   static constexpr bool streams() { return false; }
   static constexpr bool posts() { return false; }
   static constexpr bool posters_first() { return false; }
+  static constexpr std::uint32_t groups() { return 1; }
+  static constexpr std::uint32_t group() { return 0; }
   static constexpr std::uint32_t movers() { return 0; }
   void sync_posters() {}
   void stored(std::uint32_t&) {}
