@@ -46,7 +46,7 @@
 //   posts()                              then: whether this thread is a poster
 //   leaf(job)                            the data leaf of a slice, by all threads together, or, if
 //                                        streams(), by a group of movers
-//   groups(), group()                    how many there are (a divisor of kStreamDepth); this one's
+//   groups(), group()                    how many there are, 1 or 2; this one's
 //   movers()                             by how many of a group the end of a leaf is counted
 //   stored(count)                        by movers: this thread's part of the leaf is through. Adds
 //                                        to the count, releases at the block's scope
@@ -740,7 +740,10 @@ class Engine {
 
   UNJAM_HD static void move_stream(DevHandle dev, BlockShared& shared) {
     StreamOfSlices& stream = shared.stream;
-    for (std::uint32_t n = dev.group();; n += dev.groups()) {
+    for (std::uint32_t n = 0;; ++n) {
+      // Of two groups, one takes slices 0 and 3 of four, the other 1 and 2: so each has its share
+      // of all of a program's primitives, also where there are two.
+      if ((n + n / 2) % dev.groups() != dev.group()) continue;
       while (dev.load_block(stream.issued) <= n) {
         const std::uint32_t total = dev.load_block(stream.total);
         if (total != 0 && total <= n) return;
