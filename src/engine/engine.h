@@ -88,6 +88,9 @@
 //                                        behind all that the invocation has stored
 //   now_ns()                             for residency and traces
 //   called_away()                        leave soon: whoever runs this engine has something to do
+//   ended(slot), is_over()               the lane is through with an invocation; whether that was
+//                                        all that this engine is there for: it leaves as soon as
+//                                        the queue is empty
 //   threshold(polls)                     polls to grant where the policy grants so many
 //   residency_matters()                  whether to leave after EnginePolicy::residency_us
 // A device whose ready(), cancelled(), stopped() or submissions change without a ring must not let
@@ -302,6 +305,7 @@ class Engine {
   UNJAM_HD std::uint32_t schedule() {
     if (!dev_.leads()) return kAgain;
     if (dev_.stopped()) return kQuit;
+    if (dev_.is_over() && lane_.queue.empty()) return kQuit;
     if (s_.cursor == kNoSlot || !s_.pass_begun) {
       if (s_.pass_begun && !end_pass()) return kQuit;
       begin_pass();
@@ -1123,6 +1127,7 @@ class Engine {
     }
     s_.moved = true;
     bump(lane_.stats.completed);
+    dev_.ended(slot);
     if (inv.geometry.lanes > 1) {
       // Acquire-release: the last lane sees, and passes on, what all lanes have stored.
       if (fetch_add_local<std::uint32_t>(rank_.remaining[slot], 0xffffffffu) != 1) return;

@@ -27,6 +27,17 @@ void overlap(const PlanLimits& limits, std::vector<Primitive>* program) {
   }
 }
 
+// Where a lane's stretch is one chunk its hops would follow each other after all. (On all ranks
+// alike: not all programs of a gather or scatter have a hop.)
+void halve_chunk(Geometry* geometry) {
+  constexpr std::uint64_t kWorthwhileBytes =
+      32 * 1024;  // less takes as long as what is done about it
+  const std::uint64_t element = dtype_bytes(geometry->dtype);
+  const std::uint64_t stretch = geometry->lane_part(0, geometry->first_lane).length;
+  const std::uint64_t half = std::max((stretch + 1) / 2 * element + 15, kWorthwhileBytes);
+  if (half < geometry->chunk * element) geometry->chunk = chunk_elements(half, *geometry);
+}
+
 std::vector<Primitive> make_program(const PlanRequest& request) {
   const unsigned result = kLocal | kCopy | kContribute | kFinish;
   if (request.ranks == 1) {
@@ -98,6 +109,7 @@ std::optional<Plan> plan_mesh(const PlanRequest& request, const PlanLimits& limi
   assign_bulk_lanes(request, limits, limits.device == Device::kCuda ? 0 : 1, &plan.geometry);
   plan.primitives = make_program(request);
   overlap(limits, &plan.primitives);
+  if (limits.overlap && request.ranks > 1) halve_chunk(&plan.geometry);
   return plan;
 }
 

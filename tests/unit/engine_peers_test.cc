@@ -166,6 +166,8 @@ class Warp {
     void delay() {}
     std::uint64_t now_ns() const { return monotonic_ns(); }
     bool residency_matters() const { return true; }
+    void ended(std::uint16_t) {}
+    bool is_over() const { return false; }
     bool called_away() const { return false; }
     std::uint32_t threshold(std::uint32_t polls) const { return polls; }
     void attend() {}

@@ -206,6 +206,35 @@ TEST(PlanChecked, MeshNeedsTwoSlots) {
   }
 }
 
+TEST(PlanChecked, OverlappingMesh) {
+  for (const Device device : {Device::kHost, Device::kCuda}) {
+    for (const int ranks : {2, 3, 5, 8}) {
+      for (const Kind kind : {Kind::kAllReduce, Kind::kAllGather, Kind::kReduceScatter,
+                              Kind::kAllToAll, Kind::kGather, Kind::kScatter}) {
+        for (const std::uint64_t count : {1, 17, 1000, 5003, 60001, 200003}) {
+          for (const std::uint32_t slots : {2u, 3u, 4u, 6u}) {
+            const PlanRequest request = make_request(kind, ranks, count, ranks / 2);
+            PlanLimits limits = make_limits(slots, 64, 3, device);
+            limits.overlap = true;
+            // A slot that the smallest chunk worth its while fits into more than once.
+            if (count > 10000) limits.escape_slot_bytes = 128 * 1024;
+            const CheckResult result = check(request, limits, Algorithm::kMesh);
+            ASSERT_TRUE(result.ok)
+                << label(request, limits, Algorithm::kMesh) << ": " << result.error;
+            if (count != 5003) continue;
+            const int needed = kind == Kind::kAllReduce ? (slots < 4 ? 2 : 4) : 2;
+            if (kind == Kind::kGather || kind == Kind::kScatter) {
+              EXPECT_LE(result.slots_needed, 2);
+            } else {
+              EXPECT_EQ(result.slots_needed, needed) << to_string(kind) << ", " << slots;
+            }
+          }
+        }
+      }
+    }
+  }
+}
+
 TEST(PlanChecked, ChainsOfLargeChunksOnCuda) {
   for (const Kind kind : {Kind::kReduce, Kind::kBroadcast}) {
     for (int ranks = 2; ranks <= 33; ++ranks) {
@@ -451,19 +480,20 @@ TEST(PlanSelector, TableAndErrors) {
   const auto on_cuda = [](Kind kind, int ranks, std::uint64_t floats) {
     return select_algorithm(make_request(kind, ranks, floats), Device::kCuda);
   };
-  EXPECT_EQ(on_cuda(Kind::kAllReduce, 8, 16 * 1024), Algorithm::kDirect);
-  EXPECT_EQ(on_cuda(Kind::kAllReduce, 8, 16 * 1024 + 1), Algorithm::kMesh);
+  EXPECT_EQ(on_cuda(Kind::kAllReduce, 2, 256 * 1024), Algorithm::kDirect);
+  EXPECT_EQ(on_cuda(Kind::kAllReduce, 2, 256 * 1024 + 1), Algorithm::kMesh);
+  EXPECT_EQ(on_cuda(Kind::kAllReduce, 8, 149 * 1024), Algorithm::kMesh);
   EXPECT_EQ(on_cuda(Kind::kAllReduce, 9, 1), Algorithm::kMesh);
   EXPECT_EQ(on_cuda(Kind::kAllReduce, 65, 1), Algorithm::kRing);
   EXPECT_EQ(on_cuda(Kind::kAllGather, 2, 8 * 1024), Algorithm::kDirect);
-  EXPECT_EQ(on_cuda(Kind::kReduceScatter, 2, 8 * 1024 + 1), Algorithm::kMesh);
+  EXPECT_EQ(on_cuda(Kind::kReduceScatter, 2, 256 * 1024 + 1), Algorithm::kMesh);
   EXPECT_EQ(on_cuda(Kind::kBroadcast, 8, 4 * 1024), Algorithm::kDirect);
-  EXPECT_EQ(on_cuda(Kind::kReduce, 8, 4 * 1024 + 1), Algorithm::kRing);
+  EXPECT_EQ(on_cuda(Kind::kReduce, 8, 128 * 1024 + 1), Algorithm::kRing);
   EXPECT_EQ(on_cuda(Kind::kAllToAll, 8, 8 * 1024), Algorithm::kDirect);
-  EXPECT_EQ(on_cuda(Kind::kAllToAll, 8, 8 * 1024 + 1), Algorithm::kMesh);
+  EXPECT_EQ(on_cuda(Kind::kAllToAll, 8, 149 * 1024), Algorithm::kMesh);
   EXPECT_EQ(on_cuda(Kind::kGather, 65, 1), Algorithm::kPairwise);
   EXPECT_EQ(on_cuda(Kind::kSendRecv, 2, 4 * 1024), Algorithm::kDirect);
-  EXPECT_EQ(on_cuda(Kind::kSendRecv, 2, 4 * 1024 + 1), Algorithm::kPairwise);
+  EXPECT_EQ(on_cuda(Kind::kSendRecv, 2, 256 * 1024 + 1), Algorithm::kPairwise);
   EXPECT_EQ(select_algorithm(make_request(Kind::kBarrier, 64, 1), Device::kHost),
             Algorithm::kDirect);
   // What is asked for serves where it can, whatever the kind.

@@ -90,6 +90,7 @@ struct DevShared {
   std::uint64_t still_since_ns;
   std::uint64_t heard;          // slices received, and completions, at the latest look
   std::uint64_t submission_ns;  // first lane: when one came from the host
+  std::uint32_t call_over;      // the lane is through with the call that brought this kernel
   std::uint32_t served_call;    // first lane: a call in a stream was taken from the inbox
   std::uint32_t holding;        // the lane's bit in CudaRank::holding
 };
@@ -345,6 +346,11 @@ class CudaDev {
     return s_.lane != 0 &&
            load_acquire_local(r_.closed[s_.generation % kGenerations]) == s_.generation;
   }
+  // A call's block has no more to do in its lane: the last lane to end completes the call.
+  __device__ void ended(std::uint16_t slot) {
+    if (s_.kind == EngineKind::kCall && slot == s_.slot) s_.call_over = 1;
+  }
+  __device__ bool is_over() const { return s_.call_over != 0; }
   __device__ bool residency_matters() const {
     return s_.kind == EngineKind::kDaemon && s_.lane == 0 && load_relaxed_local(r_.waiters) == 0;
   }
@@ -453,10 +459,11 @@ class CudaDev {
   __device__ void set_bit(std::uint32_t& word, std::uint32_t& now, bool bit) {
     if ((now != 0) == bit) return;
     now = bit ? 1 : 0;
+    // Hints: they order nothing, and nobody waits for what they return.
     if (bit) {
-      or_local(word, 1u << s_.lane);
+      atomicOr(&word, 1u << s_.lane);
     } else {
-      clear_local(word, 1u << s_.lane);
+      atomicAnd(&word, ~(1u << s_.lane));
     }
   }
   // This daemon has driven lanes for calls that bring their own engine, and nothing else is there

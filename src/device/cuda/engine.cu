@@ -61,7 +61,7 @@ __device__ __noinline__ void drive(CudaRank& r, std::uint32_t lane, Block block)
     s.progress = stats.slices + stats.completed;
     s.heard = stats.received + stats.completed;
     s.moving = s.holding = 0;
-    s.served_call = 0;
+    s.served_call = s.call_over = 0;
     s.submission_ns = 0;
     s.readied_seen = load_acquire_local(r.readied);
     clear_lanes(r, std::uint64_t{1} << (lane + 32));
@@ -96,7 +96,8 @@ __device__ __noinline__ void drive(CudaRank& r, std::uint32_t lane, Block block)
     const bool answers = lane == 0 && s.kind == EngineKind::kDaemon;
     const bool readied =
         (answers || !state.queue.empty()) && load_acquire_local(r.readied) != s.readied_seen;
-    if (s.rested == 0 || readied || !r.rank.mailboxes[lane].empty()) {
+    const bool rested = s.rested != 0 || (s.call_over != 0 && state.queue.empty());
+    if (!rested || readied || !r.rank.mailboxes[lane].empty()) {
       store_system(r.link->residency.rung, 1u);
     }
   }
@@ -186,6 +187,12 @@ __device__ void serve(CudaRank& r, Block block) {
     // The first lane calls away for others, all of which are next; a daemon of full width would do
     // better.
     if (threadIdx.x == 0 && lane == 0) {
+      // The call's other blocks are about to end, too: to look after their lanes takes longer.
+      const std::uint64_t begun = global_ns();
+      while (s.call_over != 0 && load_acquire_local(r.completed[s.slot]) < s.serial &&
+             global_ns() - begun < 20000) {
+      }
+      if (load_acquire_local(r.completed[s.slot]) >= s.serial) continue;
       visit = CudaDev::lanes_without_driver(r);
       if (visit != 0) store_system(r.link->residency.rung, 1u);
     }

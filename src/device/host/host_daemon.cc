@@ -126,6 +126,8 @@ class HostDev {
 
   std::uint64_t now_ns() const { return monotonic_ns(); }
   bool residency_matters() const { return true; }
+  void ended(std::uint16_t) {}
+  static constexpr bool is_over() { return false; }
   bool called_away() const { return manner.hurries || (manner.goes_on_cqe && wrote_cqe); }
   // Where a yield gives the core away for a whole time slice, others want it who have nothing to do
   // with us. Yielding on would take such a slice for each step of a collective; whoever sleeps is
