@@ -2,8 +2,8 @@
 // give way), saves its context, runs another, and comes back (paper Sec. 4, Algorithm 1).
 //
 // One engine drives one lane and is executed by all threads of a block. A few of them, the control
-// threads (on a GPU the first warp, on the host one thread), decide what the block does next; all
-// threads move the data.
+// threads (on a GPU the first warp, on the host one thread), decide what the block does next; all,
+// or others, move the data.
 //
 // The block. Control threads run all of the engine but the leaf, together: their branches depend
 // only on what all of them see alike. What one thread is to do, the lead does (`leads()`); what
@@ -14,8 +14,8 @@
 // thread there is always a sync_control(), a barrier that orders memory. Words that all read are
 // written by the lead only in front of a tell(), load()'s or publish()'s barrier, or a barrier of
 // the block, and behind another: tell() is a barrier in front of the reading and one behind it.
-// Threads that are not in control read `quits`, `threshold` and jobs[0] between two barriers of the
-// block, during which no control thread writes.
+// Threads that are not in control read `quits`, `packets`, `threshold` and, where there is no
+// stream, jobs[0] between two barriers of the block, during which no control thread writes.
 //
 // Streams of slices. Where a device has threads enough, those of a block have three parts, so that
 // moving data and all that is done about it overlap: control threads look for the slices of a turn
@@ -37,7 +37,10 @@
 // slice is not ready by the time that all before are published: what is blocked waits in
 // wait_ready(). Slices of one stream may overlap in time, so none reads what an earlier one stores
 // here (but through a peer, who has it only when it is published): one that does (kFromOutput)
-// waits until all before are published.
+// waits until all before are published. Nor may one overwrite, in place, what an earlier
+// one reads: plans overwrite a part only with a result that this rank has contributed to, from a
+// peer who had that when the slice that read it was published (or in the primitive that reads it).
+// The checker does not look for that: it runs one slice after the other.
 //
 // `Dev` is what differs between devices (see device/host/). By any thread of the block:
 //   controls()                           whether this is a control thread
@@ -129,7 +132,7 @@ class Engine {
       dev.sync();
       if (shared.quits) break;
       if constexpr (Dev::kInlinePacketFlags) {
-        if (shared.jobs[0].protocol == Protocol::kPacket) {
+        if (shared.packets) {
           if (!dev.packet_leaf(shared.jobs[0], shared.threshold)) {
             if (control) phase<&Engine::packets_missing>(dev, rank, lane, shared);
             continue;
@@ -603,7 +606,10 @@ class Engine {
     if (goes_on != kMove) return goes_on;
     ActiveContext& a = active();
     const std::uint32_t status = wait_ready(a);
-    if (status == kMove && dev_.leads()) build_job(a);
+    if (status == kMove && dev_.leads()) {
+      build_job(a);
+      s_.packets = inline_flags(a);
+    }
     return status;
   }
 

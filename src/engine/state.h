@@ -139,6 +139,7 @@ struct BlockShared {
   std::uint32_t which = 0;                              // the job that is filled in
   Posting postings[kStreamDepth][kMaxDirectRanks + 2];  // by job
   std::uint32_t num_postings[kStreamDepth] = {};
+  bool packets = false;  // jobs[0] is of packets with flags inside
   bool in_turn = false;  // `slot` has its turn
   std::uint16_t slot = kNoSlot;
   std::uint32_t threshold = 0;

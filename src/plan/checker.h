@@ -29,7 +29,9 @@
 // Memory. Out of place, input and output are different memory; in place, a slice of the input is
 // lost once the output slice at its position has been written. A plan whose reads of the input all
 // come before such a write (or find the same value rewritten) does the same in both models, so
-// checking for that proves both with one execution. An all-to-all is never in place.
+// checking for that proves both with one execution. (On a GPU slices of a turn overlap in time, and
+// that a read comes first in the program is not enough: see "Streams of slices" in engine.h. That
+// is not checked.) An all-to-all is never in place.
 //
 // Values stay at their place in the vector, so a value is whose it is, and nothing more; but for
 // the all-to-all, where a slice of rank q's part r becomes rank r's part q. It goes there in one

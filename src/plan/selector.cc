@@ -50,10 +50,8 @@ constexpr Row kHostTable[] = {
 // lanes, solo.cuh), and what a rank sends, twice its bytes as packets, no more than a link moves in
 // 20 us. Measured with 2 and 4 H200s (docs/benchmarks.md).
 constexpr int kCudaDirectRanks = 8;
-constexpr std::uint64_t cuda_direct_bytes(Kind kind) {  // count × element size
-  return kind == Kind::kReduce || kind == Kind::kBroadcast ? 512 * kKiB : 1024 * kKiB;
-}
-constexpr std::uint64_t kCudaDirectSent = 4096 * kKiB;  // by a rank
+constexpr std::uint64_t kCudaDirectBytes = 1024 * kKiB;  // count × element size
+constexpr std::uint64_t kCudaDirectSent = 4096 * kKiB;   // by a rank
 
 Algorithm select_for_host(const PlanRequest& request, std::uint64_t bytes) {
   const std::uint64_t sent = static_cast<std::uint64_t>(request.ranks - 1) * bytes;
@@ -67,8 +65,7 @@ Algorithm select_for_host(const PlanRequest& request, std::uint64_t bytes) {
 
 Algorithm select_for_cuda(const PlanRequest& request, std::uint64_t bytes) {
   const std::uint64_t sent = static_cast<std::uint64_t>(request.ranks - 1) * bytes;
-  if (request.ranks <= kCudaDirectRanks && bytes <= cuda_direct_bytes(request.kind) &&
-      sent <= kCudaDirectSent) {
+  if (request.ranks <= kCudaDirectRanks && bytes <= kCudaDirectBytes && sent <= kCudaDirectSent) {
     return Algorithm::kDirect;
   }
   const bool mesh = mesh_serves(request.kind) && request.ranks <= kMaxDirectRanks;

@@ -31,8 +31,7 @@ const std::vector<Variable>& variables() {
        true},
       {"UNJAM_BLOCK_THREADS", &Settings::block_threads, 1, 1024, nullptr,
        "Threads a block: on the host at most 16; on CUDA a multiple of 64, 128 to 512, which is "
-       "the "
-       "default there (one warp controls, one publishes, the others move data).",
+       "the default there (one warp controls, one publishes, the others move data).",
        false},
       {"UNJAM_MAX_ACTIVE_KEYS", &Settings::max_active_keys, 1, 8192, nullptr,
        "Keys of a rank with an invocation under way at a time; a further one is refused. On CUDA "

@@ -86,11 +86,11 @@ TEST(Api, ConfigurationIsChecked) {
   refused([](unjamConfig_t& x) { x.device_index = 1024; }, "DEVICE_INDEX");
   refused([](unjamConfig_t& x) { x.device_index = -2; }, "DEVICE_INDEX");
   // What a device takes is looked at before whether it is there.
-  for (const std::uint32_t threads : {100u, 544u, 1024u}) {
+  for (const std::uint32_t threads : {64u, 100u, 160u, 544u, 1024u}) {
     unjamConfig_t config = default_config();
     config.device = UNJAM_DEVICE_CUDA;
     config.block_threads = threads;
-    EXPECT_REFUSED(unjamInitAll(&c, 1, &config), UNJAM_ERROR_INVALID_ARGUMENT, "multiple of 32");
+    EXPECT_REFUSED(unjamInitAll(&c, 1, &config), UNJAM_ERROR_INVALID_ARGUMENT, "multiple of 64");
   }
   refused([](unjamConfig_t& x) { x.escape_slots = 1; }, "ESCAPE_SLOTS");
   refused([](unjamConfig_t& x) { x.escape_slot_bytes = 1000; }, "64");

@@ -488,7 +488,7 @@ TEST(PlanSelector, TableAndErrors) {
   EXPECT_EQ(on_cuda(Kind::kAllGather, 2, 8 * 1024), Algorithm::kDirect);
   EXPECT_EQ(on_cuda(Kind::kReduceScatter, 2, 256 * 1024 + 1), Algorithm::kMesh);
   EXPECT_EQ(on_cuda(Kind::kBroadcast, 8, 4 * 1024), Algorithm::kDirect);
-  EXPECT_EQ(on_cuda(Kind::kReduce, 8, 128 * 1024 + 1), Algorithm::kRing);
+  EXPECT_EQ(on_cuda(Kind::kReduce, 8, 150 * 1024), Algorithm::kRing);
   EXPECT_EQ(on_cuda(Kind::kAllToAll, 8, 8 * 1024), Algorithm::kDirect);
   EXPECT_EQ(on_cuda(Kind::kAllToAll, 8, 149 * 1024), Algorithm::kMesh);
   EXPECT_EQ(on_cuda(Kind::kGather, 65, 1), Algorithm::kPairwise);

@@ -14,7 +14,9 @@ each block, which begins on an idle device. Times are of rank 0: training keeps 
 
 On a GPU an iteration is what lies between two CUDA events in the stream that trains, and nobody
 waits for the device inside a block: so it is in training, where the host runs ahead. A
-synchronisation in every iteration would add the host's time to each, for both.
+synchronisation in every iteration would add the host's time to each, for both. Python collects its
+garbage between blocks: a full collection takes 130 ms with all of torch in memory, and would be the
+slowest iteration of whichever library it falls to.
 
 ``--profile`` trains one more block of each under torch.profiler (GPU only): the time in which
 kernels of the model run, kernels of the library, kernels of the library alone, and none. What a
@@ -24,6 +26,7 @@ library waits for without a kernel counts as none.
 from __future__ import annotations
 
 import argparse
+import gc
 import sys
 import time
 from collections.abc import Iterable
@@ -141,9 +144,14 @@ def _measure(
 def _block(training: Training, steps: int, device: torch.device) -> tuple[list[float], float]:
     """Milliseconds of each iteration but the first, and the last one's loss."""
     clock = _Clock(device)
-    for _ in range(steps + 1):
-        loss = training.step()
-        clock.mark()
+    gc.collect()
+    gc.disable()
+    try:
+        for _ in range(steps + 1):
+            loss = training.step()
+            clock.mark()
+    finally:
+        gc.enable()
     return clock.between(), loss.item()
 
 

@@ -26,10 +26,6 @@ __device__ __forceinline__ void fence_system() {
 __device__ __forceinline__ void fence_total_local() {
   cuda::atomic_thread_fence(cuda::memory_order_seq_cst, cuda::thread_scope_device);
 }
-__device__ __forceinline__ std::uint32_t or_local(std::uint32_t& word, std::uint32_t bits) {
-  return cuda::atomic_ref<std::uint32_t, cuda::thread_scope_device>(word).fetch_or(
-      bits, cuda::memory_order_acquire);
-}
 __device__ __forceinline__ void clear_local(std::uint32_t& word, std::uint32_t bits) {
   cuda::atomic_ref<std::uint32_t, cuda::thread_scope_device>(word).fetch_and(
       ~bits, cuda::memory_order_release);
@@ -78,8 +74,6 @@ struct DevShared {
   std::uint32_t rested;         // the engine left because nothing can move
   std::uint32_t gone_on;        // multiplexing: leave soon, other lanes have nobody
   std::uint32_t attention;      // latest look
-  std::uint32_t stored;         // ends of leaves, of every warp
-  std::uint32_t to_store;       // what that will be at the end of this leaf
   std::uint32_t passes;
   std::uint32_t posted;      // first lane: latest look
   std::uint64_t sq_written;  // first lane: latest look

@@ -11,10 +11,11 @@
 //
 // Leaving. A daemon's first block decides for the whole grid: nothing moves in any lane and nothing
 // is submitted (see CudaDev::try_quit for the look after `resident` is cleared), or its stay is
-// over. It then says so in `closed`; the other blocks finish their pass and leave. A call's or
-// wait's blocks leave when its invocation has ended. A lane that is left while something in it can
-// move, or has something in its mailbox, is announced in `rung`, and the launcher launches a
-// daemon. What peers write later is announced by their pokes.
+// over. It then says so in `closed`; the other blocks finish their pass and leave. A call's blocks
+// leave when their lanes are through with it, the first one, like a wait's, when it has ended. A
+// lane that is left while something in it can move, or has something in its mailbox, is announced
+// in `rung`, and the launcher launches a daemon. What peers write later is announced by their
+// pokes.
 //
 // While a stream waits, its first block serves every lane that nobody drives, one after the other:
 // all pending collectives of the rank go on, even if nothing can be launched (a thread in

@@ -136,7 +136,7 @@ struct CudaRank {
   std::uint32_t waiters = 0;    // kernels in streams that are running
   std::uint64_t closed[kGenerations] = {};  // the daemon of this generation leaves
   // How long a daemon stays when nothing moves and nobody waits: at first, and after something has
-  // moved. (A new start takes a rank 50 to 100 us from its peer's poke on.)
+  // come from a peer. (A new start takes a rank 50 to 100 us from its peer's poke on.)
   std::uint32_t idle_ns = 20000;
   std::uint32_t idle_among_peers_ns = 200000;
 };

@@ -450,9 +450,11 @@ __device__ __forceinline__ bool decide(CudaRank& r, const CudaLaunch& launch, st
   if (word == 0) return false;
   const std::uint64_t done = ~std::uint64_t{0} >> (64 - kReportBits * call.lanes);
   if (word == done) take_cq_place(r, launch.slot, ending);
+  // All have reported, so the word is nobody's. Before the fence: who finds the slot free, behind
+  // the completion, finds it zero.
+  store_relaxed_local(r.solo_reports[launch.slot], std::uint64_t{0});
   // Acquire: what the other blocks have done, before their reports. And see end_call().
   fence_system();
-  store_relaxed_local(r.solo_reports[launch.slot], std::uint64_t{0});
   if (word == done) {
     end_call(r, launch, ending);
     // Others may wait for that in lanes that nobody drives. Who leaves a lane looks at `readied`
