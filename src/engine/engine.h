@@ -40,7 +40,7 @@
 // waits until all before are published. Nor may one overwrite, in place, what an earlier
 // one reads: plans overwrite a part only with a result that this rank has contributed to, from a
 // peer who had that when the slice that read it was published (or in the primitive that reads it).
-// The checker does not look for that: it runs one slice after the other.
+// The plan checker sees to that.
 //
 // `Dev` is what differs between devices (see device/host/). By any thread of the block:
 //   controls()                           whether this is a control thread

@@ -33,6 +33,7 @@ LaneRun::LaneRun(const PlanRequest& request, const std::vector<Plan>& plans, std
   if (values_ != nullptr) {
     const std::size_t cells = loops_.size() * g.parts * slices_;
     output_.assign(index(request.ranks), std::vector<ValueId>(cells, kNoValue));
+    read_.assign(index(request.ranks), std::vector<bool>(cells, false));
     result_.assign(cells, kNoValue);
   }
   for (int r = 0; r < request.ranks; ++r) {
@@ -200,10 +201,24 @@ LaneRun::Step LaneRun::step(int rank, const Primitive& p, std::uint64_t length) 
     if ((p.flags & kCollect) != 0) {
       for (int from = 0; from < request_.ranks; ++from) {
         if (length_from(rank, p, from, length) == 0) continue;
-        output_[index(rank)][cell(rank, part_from(p, from), self.slice)] = front(from, rank)->value;
+        const std::size_t at = cell(rank, part_from(p, from), self.slice);
+        const ValueId received = front(from, rank)->value;
+        if (!may_store(rank, at, received, received)) return Step::kFailed;
+        output_[index(rank)][at] = received;
       }
     } else if ((p.flags & kCopy) != 0) {
-      output_[index(rank)][cell(rank, p.part, self.slice)] = value;
+      const std::size_t at = cell(rank, p.part, self.slice);
+      const bool receives = (p.flags & kRecv) != 0;
+      const ValueId received = receives ? front(p.recv_peer, rank)->value : kNoValue;
+      if (!may_store(rank, at, value, received)) return Step::kFailed;
+      output_[index(rank)][at] = value;
+    }
+    if ((p.flags & kScatter) != 0) {
+      for (int to = 0; to < request_.ranks; ++to) {
+        if (to != rank) read_[index(rank)][cell(rank, part_to(p, to), self.slice)] = true;
+      }
+    } else if ((p.flags & kLocal) != 0 && (p.flags & kFromOutput) == 0) {
+      read_[index(rank)][cell(rank, p.part, self.slice)] = true;
     }
   }
   for (int from = from_peers.first; from <= from_peers.last; ++from) {
@@ -341,6 +356,20 @@ ValueId LaneRun::gather(int rank, const Primitive& p, ValueId local) {
     sum = sum == kNoValue ? contribution : values_->combine(sum, contribution);
   }
   return sum;
+}
+
+// Whether a value may be stored in the output while slices of earlier primitives are still under
+// way here ("Streams of slices" in engine.h). In place, what they read is lost with it; unless what
+// was received has this rank's part in it, so that they are through. (Packets do not stream, and an
+// all-to-all is never in place.)
+bool LaneRun::may_store(int rank, std::size_t cell, ValueId value, ValueId received) {
+  if (plans_[0].protocol == Protocol::kPacket || request_.kind == Kind::kAllToAll ||
+      !read_[index(rank)][cell] || value == values_->raw(rank) || values_->has(received, rank)) {
+    return true;
+  }
+  fail(where(rank) + " stores " + values_->describe(value) +
+       ", in place, over input that an earlier primitive may still be reading");
+  return false;
 }
 
 // At the end of a pass: checks what the rank has written of the loop that is complete with it, and

@@ -90,6 +90,7 @@ class LaneRun {
   ValueId evaluate(int rank, const Primitive& p, std::size_t cell);
   ValueId load_local(int rank, const Primitive& p, std::size_t cell);
   ValueId gather(int rank, const Primitive& p, ValueId local);
+  bool may_store(int rank, std::size_t cell, ValueId value, ValueId received);
   bool finish_loop(int rank);
   std::string result_defect(int rank, std::uint32_t part, std::uint32_t slice, ValueId v);
   std::string where(int rank) const;
@@ -113,6 +114,8 @@ class LaneRun {
   std::vector<int> runnable_;
   // What each rank has written to its output: by cell().
   std::vector<std::vector<ValueId>> output_;
+  // Whether an earlier primitive of the rank reads that of its input: by cell().
+  std::vector<std::vector<bool>> read_;
   // The result as the first rank to finish it has it: [(loop * parts + part) * slices_ + slice].
   std::vector<ValueId> result_;
   std::vector<std::uint64_t> loop_end_;

@@ -108,6 +108,17 @@ ValueId ValuePool::finish(ValueId partial) {
   return nodes_[partial].finished;
 }
 
+bool ValuePool::has(ValueId v, int rank) const {
+  if (v == kNoValue) return false;
+  const Node& node = nodes_[v];
+  if (node.state == ValueState::kRaw) return v == raw(rank);
+  for (std::uint32_t i = 0; i < node.size; ++i) {
+    const Interval& x = intervals_[node.begin + i];
+    if (x.first <= rank && rank <= x.last && x.times != 0) return true;
+  }
+  return false;
+}
+
 bool ValuePool::complete(ValueId v) const {
   const Node& node = nodes_[v];
   if (node.size != 1) return false;

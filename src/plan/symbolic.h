@@ -32,6 +32,8 @@ class ValuePool {
   ValueId finish(ValueId partial);
 
   ValueState state(ValueId v) const { return nodes_[v].state; }
+  // Whether the rank's input is in it.
+  bool has(ValueId v, int rank) const;
   // Whether every rank's contribution is in it exactly once.
   bool complete(ValueId v) const;
   // "the contributions of ranks 0-3,5" / "the raw input of rank 2" / "nothing".

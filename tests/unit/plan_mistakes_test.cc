@@ -267,6 +267,29 @@ TEST(PlanMistakes, InPlaceGatherBeforeSend) {
                    "the finished result of ranks 0-4"});
 }
 
+TEST(PlanMistakes, OverwritesWhatASliceUnderWayMayRead) {
+  // Two ranks exchange their inputs and add: right one slice after the other, but in place the sum
+  // may be stored while the slice before still reads what it is to send.
+  Planted p;
+  p.request.count = 40;
+  p.request.ranks = 2;
+  PlanLimits limits;
+  limits.escape_slot_bytes = kSlotBytes;
+  for (p.request.rank = 0; p.request.rank < 2; ++p.request.rank) {
+    p.plans.push_back(*make_plan(p.request, limits, Algorithm::kMesh));
+    Plan& plan = p.plans.back();
+    const auto peer = static_cast<std::uint16_t>(1 - p.request.rank);
+    plan.geometry.parts = 1;
+    Primitive send, add;
+    send.flags = kLocal | kSend | kContribute;
+    send.send_peer = peer;
+    add.flags = kRecv | kLocal | kReduce | kCopy | kContribute | kFinish;
+    add.recv_peer = peer;
+    plan.primitives = {send, add};
+  }
+  expect_error(p, {"primitive 1", "an earlier primitive may still be reading"});
+}
+
 // The primitives with several peers.
 
 TEST(PlanMistakes, AMeshWithOneSlot) {
