@@ -14,7 +14,7 @@ inline constexpr int kMaxLeafSources = 64;
 // Which sources a floating-point average scales by `scale` as they are read.
 enum class ScaleSources : std::uint8_t { kNone, kLocal, kAll };
 
-// One slice of work, built by the block's control threads, executed by all threads of the block.
+// One slice of work, built by the block's control threads, executed by threads of the block.
 // Combine: result = src[0] op src[1] op … (left to right, in this order), then scaled or divided as
 // asked, stored to dst_user (if not null) and to every dst_slot[0 … num_dst).
 // Copies (`copies`): src[i] goes to dst_slot[i], or, if that is null, to dst_copy[i], unchanged;

@@ -45,11 +45,12 @@
 // `Dev` is what differs between devices (see device/host/). By any thread of the block:
 //   controls()                           whether this is a control thread
 //   sync()                               barrier of the block, orders memory
-//   streams()                            whether the block has the three parts, see above
-//   posts()                              then: whether this thread is a poster
 //   leaf(job)                            the data leaf of a slice, by all threads together, or, if
 //                                        streams(), by a group of movers
-//   groups(), group()                    how many there are, 1 or 2; this one's
+//   streams()                            only if kStreams, as the next ones: whether the block has
+//                                        the three parts, see above
+//   posts()                              whether this thread is a poster
+//   groups(), group()                    of movers: how many there are, 1 or 2; this one's
 //   movers()                             by how many of a group the end of a leaf is counted
 //   stored(count)                        by movers: this thread's part of the leaf is through. Adds
 //                                        to the count, releases at the block's scope
@@ -61,9 +62,9 @@
 //                                        often, votes, and if all are there is the leaf. False:
 //                                        something is missing, nothing was stored, nobody reads the
 //                                        job any more
-// Constants: kInlinePacketFlags (above); kLaneInShared: the lane's state lies in BlockShared while
-// its engine runs; kHostWatches: the host reads figures of keys and what runs at any time.
-// By all control threads, together:
+// Constants: kInlinePacketFlags, kStreams (above); kLaneInShared: the lane's state lies in
+// BlockShared while its engine runs; kHostWatches: the host reads figures of keys and what runs at
+// any time. By all control threads, together:
 //   leads()                              one thread's answer is yes
 //   first(), stride()                    this one's part of a loop over peers (also by those that
 //                                        post, among themselves)
@@ -99,9 +100,11 @@
 // A device whose ready(), cancelled(), stopped() or submissions change without a ring must not let
 // try_quit() succeed before it has looked at them itself.
 //
-// No wait is without a threshold: every poll loop is in wait_ready(), which counts polls. A wait
-// that fails has changed nothing (connector.h), so preemption needs no undo. "Progress" is data
-// moved or an invocation ended, never a wait that succeeded in part.
+// No wait for a peer is without a threshold: every poll loop is in wait_ready(), which counts
+// polls, or in prepare_next(), which ends when this block's slices are published. (Within a stream
+// threads of the block wait for each other, as at a barrier.) A wait that fails has changed nothing
+// (connector.h), so preemption needs no undo. "Progress" is data moved or an invocation ended,
+// never a wait that succeeded in part.
 #pragma once
 
 #include <cstdint>
@@ -142,17 +145,19 @@ class Engine {
           continue;
         }
       }
-      if (dev.streams()) {
-        if (control) {
-          phase<&Engine::stream>(dev, rank, lane, shared);
-        } else if (dev.posts()) {
-          post_stream(dev, shared);
-        } else {
-          move_stream(dev, shared);
+      if constexpr (Dev::kStreams) {
+        if (dev.streams()) {
+          if (control) {
+            phase<&Engine::stream>(dev, rank, lane, shared);
+          } else if (dev.posts()) {
+            post_stream(dev, shared);
+          } else {
+            move_stream(dev, shared);
+          }
+          dev.sync();
+          if (control) phase<&Engine::end_stream>(dev, rank, lane, shared);
+          continue;
         }
-        dev.sync();
-        if (control) phase<&Engine::end_stream>(dev, rank, lane, shared);
-        continue;
       }
       dev.leaf(shared.jobs[0]);
       dev.sync();  // the whole slice is stored before it is published

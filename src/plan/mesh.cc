@@ -30,8 +30,8 @@ void overlap(const PlanLimits& limits, std::vector<Primitive>* program) {
 // Where a lane's stretch is one chunk its hops would follow each other after all. (On all ranks
 // alike: not all programs of a gather or scatter have a hop.)
 void halve_chunk(Geometry* geometry) {
-  constexpr std::uint64_t kWorthwhileBytes =
-      32 * 1024;  // less takes as long as what is done about it
+  // Less takes as long as what is done about it.
+  constexpr std::uint64_t kWorthwhileBytes = 32 * 1024;
   const std::uint64_t element = dtype_bytes(geometry->dtype);
   const std::uint64_t stretch = geometry->lane_part(0, geometry->first_lane).length;
   const std::uint64_t half = std::max((stretch + 1) / 2 * element + 15, kWorthwhileBytes);

@@ -6,9 +6,9 @@
 // the receiver publishes that it has consumed it through the credit cell. Both keep their own count
 // (posted, consumed) in the endpoint and derive the other's on each look: an attempt that finds
 // nothing has changed nothing, so it can be repeated at will (design.md Sec. 5, "redo safety").
-// Both publish in two steps: announce() and take() write all that is to be visible, then post() and
-// consume() publish it. Between the two a device may put one fence for all that a block has to
-// publish (see Publisher).
+// Both publish in two steps: announce() and take() write all that is to be visible, then what
+// posting() and consumption() name is published. Between the two a device may put one fence for all
+// that a block has to publish (see PublishedWord).
 //
 // Room. Of the steps under way, step s may use escape slot s % escape_slots if fewer than
 // escape_slots steps are outstanding (then the slot's last user was consumed, steps being consumed
@@ -60,18 +60,9 @@ struct InEndpoint {
   std::uint32_t pad = 0;
 };
 
-// How a word is published with all that its thread did before, and saw others do (in the block:
-// behind a barrier). A device with dear releases passes a class of its own, whose stores are
-// relaxed ones behind a fence of the same thread: that is a release too, one for any number of
-// stores.
-struct Publisher {
-  template <class T>
-  UNJAM_HD static void publish(T& x, T v) {
-    store_release(x, v);
-  }
-};
-
-// A word that is to be published.
+// A word that is to be published: stored with all that the thread did before, and saw others do (in
+// the block: behind a barrier). That is a release, or, where releases are dear, a relaxed store
+// behind a fence of the same thread, one for any number of stores.
 struct PublishedWord {
   std::uint64_t* place = nullptr;
   std::uint64_t value = 0;
@@ -259,18 +250,13 @@ class LaneTransport {
     ++out.posted;
   }
 
-  // What publishes the slice that was announced. Publishing orders the payload (written by the
-  // whole block, which has synchronised since) and the header's fields before the flag. Pairs with
-  // the acquire in poll().
+  // What publishes the slice that was announced. Publishing orders the payload (written by threads
+  // of the block, which have synchronised since) and the header's fields before the flag. Pairs
+  // with the acquire in poll().
   UNJAM_HD PublishedWord posting(std::uint32_t peer, const OutEndpoint& out,
                                  std::uint64_t seed) const {
     const std::uint64_t step = out.posted - 1;
     return {&header(peer, rank, out.connector, step).flag, step_flag(seed, step)};
-  }
-  template <class P = Publisher>
-  UNJAM_HD void post(std::uint32_t peer, const OutEndpoint& out, std::uint64_t seed) {
-    const PublishedWord w = posting(peer, out, seed);
-    P::publish(*w.place, w.value);
   }
 
   // ---- receiver ----
@@ -321,11 +307,6 @@ class LaneTransport {
   // What says that its slot may be written again: the block's reads of the payload come before.
   UNJAM_HD PublishedWord consumption(std::uint32_t peer, const InEndpoint& in) const {
     return {&cell(peer, rank, in.connector).consumed, in.consumed};
-  }
-  template <class P = Publisher>
-  UNJAM_HD void consume(std::uint32_t peer, const InEndpoint& in) {
-    const PublishedWord w = consumption(peer, in);
-    P::publish(*w.place, w.value);
   }
 
   // Says that this lane will never again read anything that `peer` sends under a key's tag, or

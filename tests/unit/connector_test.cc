@@ -66,12 +66,14 @@ class Fabric {
 void post(LaneTransport& t, std::uint32_t peer, OutEndpoint& out, const SendGrant& g,
           std::uint32_t bytes, std::uint64_t seed) {
   t.announce(peer, out, g.location, bytes);
-  t.post(peer, out, seed);
+  const PublishedWord w = t.posting(peer, out, seed);
+  store_release(*w.place, w.value);
 }
 
 void consume(LaneTransport& t, std::uint32_t peer, InEndpoint& in) {
   LaneTransport::take(in);
-  t.consume(peer, in);
+  const PublishedWord w = t.consumption(peer, in);
+  store_release(*w.place, w.value);
 }
 
 ArenaShape small_shape() {

@@ -123,6 +123,7 @@ class Warp {
     static constexpr bool kInlinePacketFlags = false;
     static constexpr bool kLaneInShared = true;
     static constexpr bool kHostWatches = true;
+    static constexpr bool kStreams = true;
 
     Warp& w;
     const std::uint32_t thread, threads;

@@ -10,6 +10,7 @@
 #include <condition_variable>
 #include <cstring>
 #include <mutex>
+#include <optional>
 #include <thread>
 #include <vector>
 
@@ -283,7 +284,9 @@ class CudaDaemon : public StreamDaemon {
     w.field("keys_at_most", o_.keys);
     w.field("pinned_bytes", pinned_bytes_);
     w.field("launches", launches_.load());
-    w.field("calls_without_engine", calls_without_engine());
+    if (const std::optional<std::uint64_t> calls = calls_without_engine()) {
+      w.field("calls_without_engine", *calls);
+    }
     w.end_object();
     return w.text();
   }
@@ -291,13 +294,14 @@ class CudaDaemon : public StreamDaemon {
  private:
   static cudaStream_t as_stream(void* stream) { return static_cast<cudaStream_t>(stream); }
 
-  std::uint64_t calls_without_engine() const {
+  // Nothing if the device does not answer.
+  std::optional<std::uint64_t> calls_without_engine() const {
     const OnDevice on(o_.device);
     const BesideCapture beside;
     std::lock_guard lock(refreshing_);
     std::uint64_t calls = 0;
     cudaMemcpyAsync(&calls, &rank_->solo_calls, sizeof(calls), cudaMemcpyDefault, control_stream_);
-    cudaStreamSynchronize(control_stream_);
+    if (cudaStreamSynchronize(control_stream_) != cudaSuccess) return std::nullopt;
     return calls;
   }
 

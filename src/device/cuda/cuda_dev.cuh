@@ -104,6 +104,7 @@ class CudaDev {
   static constexpr bool kInlinePacketFlags = true;
   static constexpr bool kLaneInShared = true;
   static constexpr bool kHostWatches = false;
+  static constexpr bool kStreams = true;
   static constexpr unsigned kWarp = 32;
   static constexpr unsigned kApart = 2 * kWarp;  // threads that move no slots
   static constexpr std::uint64_t kSubmissionsEndNs = 1000000;
@@ -165,8 +166,8 @@ class CudaDev {
   __device__ std::uint32_t threshold(std::uint32_t polls) const { return polls; }
 
   // ---- publishing ----
-  // With the barrier before it: all that the block has stored comes before what this thread
-  // publishes (a fence and a relaxed store are a release together).
+  // With the barrier, or the posters' acquire, before it: all that the block has stored comes
+  // before what this thread publishes (a fence and a relaxed store are a release together).
   __device__ void fence() { fence_system(); }
   template <class T>
   static __device__ void publish(T& x, T v) {

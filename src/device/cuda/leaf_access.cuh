@@ -2,7 +2,7 @@
 // at any alignment, and packets.
 //
 // Linear data are read with ordinary loads. That is right for connector slots too: whoever saw the
-// slot's flag did so with an acquire at system scope, and a block barrier lies between.
+// slot's flag did so with an acquire at system scope, and has synchronised with the block since.
 //
 // A packet connector holds 8-byte words {4 bytes of data, 4 bytes of flag}, so a word's flag tells
 // that its data are there. Words are read and written by relaxed 8-byte accesses, two at a time

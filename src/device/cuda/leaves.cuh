@@ -1,10 +1,9 @@
 // The CUDA leaves: the inner loops that move and reduce one slice, one per (protocol, dtype),
-// executed by all threads of a block (whole warps). They synchronise nothing: the caller puts
-// barriers around.
+// executed by several whole warps of a block. They synchronise nothing: the caller orders what
+// comes before and behind.
 //
-// The operator is a uniform branch inside, and everything is inlined into one function: leaves of
-// their own, one per operator too, cost an ABI frame of 20-odd saved registers a call and made
-// ptxas take 90 s instead of 4 s, with spills.
+// The operator is a uniform branch inside, and everything of a protocol is inlined into one
+// function: one per operator too made ptxas take 90 s instead of 4 s, with spills.
 #pragma once
 
 #include <cstdint>
@@ -807,7 +806,7 @@ __device__ __forceinline__ bool holds_packets(const SliceJob& job, unsigned thre
 }  // namespace cuda_leaves
 
 // Executes this thread's part of a slice of the slot protocol whose sources are there: the caller
-// has acquired their flags at system scope, and a block barrier followed.
+// has acquired their flags at system scope, and has synchronised with this thread since.
 __device__ __noinline__ void run_slot_leaf_cuda(const SliceJob& the_job, unsigned thread,
                                                 unsigned threads) {
   const SliceJob& job = cuda_leaves::forget(the_job, thread, threads);

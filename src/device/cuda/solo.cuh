@@ -647,7 +647,8 @@ __device__ __forceinline__ void publish(CudaRank& r, const CudaLaunch& launch,
     InEndpoint in;
     in.consumed = count;
     in.connector = s.kept[threadIdx.x].connector;
-    LaneTransport(t).template consume<CudaDev>(m.peer, in);
+    const PublishedWord word = t.consumption(m.peer, in);
+    store_system(*word.place, word.value);
   }
   if (pokes) store_system(*poke_at, s.poke);
   if (single) {

@@ -54,6 +54,7 @@ class HostDev {
   static constexpr bool kInlinePacketFlags = false;
   static constexpr bool kLaneInShared = false;
   static constexpr bool kHostWatches = true;
+  static constexpr bool kStreams = false;  // one thread alone would only look on
 
   // How the thread that drives the lane does it.
   struct Manner {
@@ -87,17 +88,6 @@ class HostDev {
   void sync() {
     if (threads_ > 1) pthread_barrier_wait(barrier_);
   }
-  // One thread alone would only look on.
-  static constexpr bool streams() { return false; }
-  static constexpr bool posts() { return false; }
-  static constexpr bool posters_first() { return false; }
-  static constexpr std::uint32_t groups() { return 1; }
-  static constexpr std::uint32_t group() { return 0; }
-  static constexpr std::uint32_t movers() { return 0; }
-  void sync_posters() {}
-  void stored(std::uint32_t&) {}
-  static std::uint32_t load_block(std::uint32_t& x) { return x; }
-  static void store_block(std::uint32_t& x, std::uint32_t v) { x = v; }
   void leaf(const SliceJob& job) { run_leaf_host(job, thread_, threads_); }
 
   // Ranks outnumber cores here: the one that we wait for may be waiting for our core.
