@@ -167,7 +167,7 @@ class CudaDaemon : public StreamDaemon {
     const OnDevice on(o_.device);
     std::uint32_t wide_slot = slot;
     void* arguments[] = {&rank_, &wide_slot, &ticket};
-    return launch(mark_kernel(), 1, 1, 0, arguments, as_stream(stream), "queueing a mark", error);
+    return launch(mark_kernel(), 1, 1, arguments, as_stream(stream), "queueing a mark", error);
   }
 
   bool queue_call(void* stream, const Invocation& inv, const KeyState* fresh,
@@ -184,10 +184,8 @@ class CudaDaemon : public StreamDaemon {
     const unsigned blocks = std::uint32_t{g.first_lane} + g.lanes;
     const unsigned threads = prepare_solo(inv, fresh != nullptr, l.solo);
     void* arguments[] = {&rank_, &l};
-    // A call that may need no engine is smaller, and sooner there, without.
-    const std::size_t stages = l.solo.lanes == 0 ? stage_bytes_ : 0;
-    if (!launch(engine_kernel(), blocks, threads, stages, arguments, as_stream(stream),
-                "queueing a call", error)) {
+    if (!launch(engine_kernel(), blocks, threads, arguments, as_stream(stream), "queueing a call",
+                error)) {
       return false;
     }
     ++pending_;
@@ -204,7 +202,7 @@ class CudaDaemon : public StreamDaemon {
     l.slot = slot;
     l.serial = serial;
     void* arguments[] = {&rank_, &l};
-    return launch(engine_kernel(), 1, o_.block_threads, stage_bytes_, arguments, as_stream(stream),
+    return launch(engine_kernel(), 1, o_.block_threads, arguments, as_stream(stream),
                   "queueing a wait", error);
   }
 
@@ -276,7 +274,7 @@ class CudaDaemon : public StreamDaemon {
     w.field("blocks", o_.shape.lanes);
     w.field("threads_per_block", o_.block_threads);
     w.field("registers_per_thread", attributes_.numRegs);
-    w.field("shared_bytes_per_block", attributes_.sharedSizeBytes + stage_bytes_);
+    w.field("shared_bytes_per_block", attributes_.sharedSizeBytes);
     w.field("local_bytes_per_thread", attributes_.localSizeBytes);
     w.field("blocks_per_sm", blocks_per_sm_);
     w.field("sms", (static_cast<int>(o_.shape.lanes) + std::max(blocks_per_sm_, 1) - 1) /
@@ -451,22 +449,15 @@ class CudaDaemon : public StreamDaemon {
     cudaDeviceProp properties{};
     if (!cuda_ok(cudaGetDeviceProperties(&properties, o_.device), "reading the device", error) ||
         !cuda_ok(cudaFuncGetAttributes(&attributes_, engine_kernel()), "loading kernels", error) ||
-        !cuda_ok(cudaFuncGetAttributes(&unused, mark_kernel()), "loading kernels", error)) {
+        !cuda_ok(cudaFuncGetAttributes(&unused, mark_kernel()), "loading kernels", error) ||
+        !cuda_ok(cudaOccupancyMaxActiveBlocksPerMultiprocessor(
+                     &blocks_per_sm_, engine_kernel(), static_cast<int>(o_.block_threads), 0),
+                 "measuring the kernel", error)) {
       return false;
     }
     name_ = properties.name;
-    stage_bytes_ = properties.major >= 9 ? engine_stage_bytes(o_.block_threads) : 0;
-    if (!cuda_ok(cudaFuncSetAttribute(engine_kernel(), cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                      static_cast<int>(stage_bytes_)),
-                 "giving the kernel shared memory", error) ||
-        !cuda_ok(
-            cudaOccupancyMaxActiveBlocksPerMultiprocessor(
-                &blocks_per_sm_, engine_kernel(), static_cast<int>(o_.block_threads), stage_bytes_),
-            "measuring the kernel", error)) {
-      return false;
-    }
     void* arguments[] = {&keys_};
-    return launch(keys_kernel(), 64, 256, 0, arguments, nullptr, "setting up keys", error) &&
+    return launch(keys_kernel(), 64, 256, arguments, nullptr, "setting up keys", error) &&
            cuda_ok(cudaDeviceSynchronize(), "setting up keys", error);
   }
 
@@ -483,12 +474,10 @@ class CudaDaemon : public StreamDaemon {
     return true;
   }
 
-  static bool launch(const void* kernel, unsigned blocks, unsigned threads,
-                     std::size_t shared_bytes, void** arguments, cudaStream_t stream,
-                     const char* what, std::string& error) {
-    return cuda_ok(
-        cudaLaunchKernel(kernel, dim3(blocks), dim3(threads), arguments, shared_bytes, stream),
-        what, error);
+  static bool launch(const void* kernel, unsigned blocks, unsigned threads, void** arguments,
+                     cudaStream_t stream, const char* what, std::string& error) {
+    return cuda_ok(cudaLaunchKernel(kernel, dim3(blocks), dim3(threads), arguments, 0, stream),
+                   what, error);
   }
 
   static bool check_stream(void* stream, std::string& error) {
@@ -765,7 +754,7 @@ class CudaDaemon : public StreamDaemon {
     daemon_.generation = launches_.fetch_add(1) + 1;
     void* arguments[] = {&rank_, &daemon_};
     std::string error;
-    if (launch(engine_kernel(), o_.shape.lanes, o_.block_threads, stage_bytes_, arguments, stream_,
+    if (launch(engine_kernel(), o_.shape.lanes, o_.block_threads, arguments, stream_,
                "launching the daemon", error)) {
       return;
     }
@@ -800,7 +789,6 @@ class CudaDaemon : public StreamDaemon {
 
   cudaFuncAttributes attributes_{};
   int blocks_per_sm_ = 0;
-  std::size_t stage_bytes_ = 0;
   std::string name_;
   mutable std::mutex refreshing_;
   cudaStream_t stream_ = nullptr;          // of the daemon

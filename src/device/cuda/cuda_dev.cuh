@@ -82,12 +82,11 @@ struct DevShared {
   std::uint32_t readied_seen;  // CudaRank::readied before the latest pass
   std::uint64_t progress;      // slices and completions at the latest look
   std::uint64_t still_since_ns;
-  std::uint64_t heard;              // slices received, and completions, at the latest look
-  std::uint64_t submission_ns;      // first lane: when one came from the host
-  std::uint32_t call_over;          // the lane is through with the call that brought this kernel
-  std::uint32_t served_call;        // first lane: a call in a stream was taken from the inbox
-  std::uint32_t holding;            // the lane's bit in CudaRank::holding
-  cuda_leaves::WarpStages* stages;  // of each warp that moves slices; none: the kernel came without
+  std::uint64_t heard;          // slices received, and completions, at the latest look
+  std::uint64_t submission_ns;  // first lane: when one came from the host
+  std::uint32_t call_over;      // the lane is through with the call that brought this kernel
+  std::uint32_t served_call;    // first lane: a call in a stream was taken from the inbox
+  std::uint32_t holding;        // the lane's bit in CudaRank::holding
 };
 
 // A function whose caller is not to know which one it calls. Where it knows, ptxas deals the
@@ -134,10 +133,8 @@ class CudaDev {
   __device__ std::uint32_t movers() const { return group_threads() / kWarp; }
   __device__ __forceinline__ void leaf(const SliceJob& job) {
     __syncwarp();  // each thread has polled for it by itself
-    cuda_leaves::WarpStages* stages = s_.stages;
-    if (stages != nullptr) stages += (threadIdx.x - kApart) / kWarp;
     with_all_registers(run_slot_leaf_cuda)(job, (threadIdx.x - kApart) % group_threads(),
-                                           group_threads(), stages);
+                                           group_threads());
   }
   // A warp's, by its first thread: the barrier orders the others' stores before.
   __device__ void stored(std::uint32_t& count) const {

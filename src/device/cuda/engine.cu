@@ -203,24 +203,6 @@ __device__ void serve(CudaRank& r, Block block) {
 
 }  // namespace
 
-// Of the warps that move slices, if the launch has brought the memory.
-__device__ cuda_leaves::WarpStages* stages_of_block() {
-#if UNJAM_BULK_COPIES
-  using cuda_leaves::WarpStages;
-  extern __shared__ WarpStages stages[];
-  std::uint32_t bytes;
-  asm("mov.u32 %0, %%dynamic_smem_size;" : "=r"(bytes));
-  const std::uint32_t movers = (blockDim.x - CudaDev::kApart) / CudaDev::kWarp;
-  if (bytes < movers * sizeof(WarpStages)) return nullptr;
-  if (threadIdx.x >= CudaDev::kApart && cuda_leaves::leads_warp()) {
-    cuda_leaves::set_up(stages[(threadIdx.x - CudaDev::kApart) / CudaDev::kWarp]);
-  }
-  return stages;
-#else
-  return nullptr;
-#endif
-}
-
 // A block has an SM to itself: 512 threads of up to 128 registers, so that no leaf spills. One warp
 // of them controls; one more than these 16 would leave each thread 96 registers.
 __global__ void __launch_bounds__(512, 1)
@@ -236,9 +218,7 @@ __global__ void __launch_bounds__(512, 1)
                     *reinterpret_cast<DevShared*>(dev_shared)};
   DevShared& s = block.dev;
   __shared__ bool mine;
-  cuda_leaves::WarpStages* const stages = stages_of_block();
   if (threadIdx.x == 0) {
-    s.stages = stages;
     s.kind = launch.kind;
     s.slot = launch.slot;
     s.serial = launch.serial;
@@ -317,9 +297,6 @@ __global__ void unjam_keys_kernel(CudaKeys keys) {
 }
 
 const void* engine_kernel() { return reinterpret_cast<const void*>(&unjam_engine_kernel); }
-std::size_t engine_stage_bytes(unsigned threads) {
-  return (threads - CudaDev::kApart) / CudaDev::kWarp * sizeof(cuda_leaves::WarpStages);
-}
 const void* mark_kernel() { return reinterpret_cast<const void*>(&unjam_mark_kernel); }
 const void* keys_kernel() { return reinterpret_cast<const void*>(&unjam_keys_kernel); }
 

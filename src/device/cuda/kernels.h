@@ -1,17 +1,12 @@
 // The kernels, as what cudaLaunchKernel takes, and their arguments.
 #pragma once
 
-#include <cstddef>
-
 #include "device/cuda/rank_state.h"
 
 namespace unjam {
 
 // (CudaRank*, CudaLaunch): a block a lane.
 const void* engine_kernel();
-// Dynamic shared memory that a block of so many threads of it moves slices through, on devices of
-// compute capability 9.0 and later; without, its threads move them themselves.
-std::size_t engine_stage_bytes(unsigned threads);
 // (CudaRank*, std::uint32_t slot, std::uint64_t ticket): one thread.
 const void* mark_kernel();
 // (CudaKeys): any shape.

@@ -7,13 +7,11 @@
 #pragma once
 
 #include <cstdint>
-#include <type_traits>
 
 #include "base/portability.h"
 #include "base/types.h"
 #include "device/cuda/leaf_access.cuh"
 #include "device/cuda/leaf_formats.cuh"
-#include "device/cuda/stages.cuh"
 #include "device/leaf.h"
 
 namespace unjam {
@@ -36,10 +34,9 @@ struct Slice {
   int scaled_src;
   Op op;
   double scale;
-  WarpStages* stages;  // of this thread's warp; none: it stores results itself
 };
 
-__device__ __forceinline__ Slice make_slice(const SliceJob& job, WarpStages* stages = nullptr) {
+__device__ __forceinline__ Slice make_slice(const SliceJob& job) {
   return {job.src,
           job.dst_slot,
           static_cast<char*>(job.dst_user),
@@ -52,8 +49,7 @@ __device__ __forceinline__ Slice make_slice(const SliceJob& job, WarpStages* sta
           job.scale_sources == ScaleSources::kAll,
           job.scale_sources == ScaleSources::kLocal ? job.local_src : -1,
           job.op,
-          job.scale,
-          stages};
+          job.scale};
 }
 
 // body(slot) for every connector that the result goes to. Pointers are read some at a time, so that
@@ -212,7 +208,6 @@ struct AlignedAccess {
   const Slice& slice;
   std::uint32_t at;
   std::uint32_t end;
-  std::uint32_t turn;  // of the warp: how many it has had before
   __device__ __forceinline__ bool has(int p) const { return at + p * kWarpBytes < end; }
   template <int kBatch, int kPieces>
   __device__ __forceinline__ void load(int first, Raw<4> (&raw)[kBatch][kPieces]) const {
@@ -225,11 +220,6 @@ struct AlignedAccess {
   }
   template <int kPieces>
   __device__ __forceinline__ void store(const Raw<4> (&raw)[kPieces]) const {
-#if UNJAM_BULK_COPIES
-    if constexpr (kPieces * kWarpBytes <= kStageBytes) {
-      if (slice.stages != nullptr) return store_through(*slice.stages, raw);
-    }
-#endif
     const auto put = [&](char* dst) {
 #pragma unroll
       for (int p = 0; p < kPieces; ++p) {
@@ -239,31 +229,6 @@ struct AlignedAccess {
     for_slots(slice, put);
     if (slice.dst_user != nullptr) put(slice.dst_user);
   }
-
- private:
-#if UNJAM_BULK_COPIES
-  // By whole warps. Stages are taken in turn.
-  template <int kPieces>
-  __device__ __forceinline__ void store_through(WarpStages& w, const Raw<4> (&raw)[kPieces]) const {
-    const std::uint32_t stage = turn % kStages;
-    if (leads_warp()) wait_until_read<kStages - 1>();
-    __syncwarp();
-#pragma unroll
-    for (int p = 0; p < kPieces; ++p) {
-      if (!has(p)) break;
-      auto* to = reinterpret_cast<uint4*>(w.data[stage] + p * kWarpBytes) + threadIdx.x % 32;
-      *to = make_uint4(raw[p].w[0], raw[p].w[1], raw[p].w[2], raw[p].w[3]);
-    }
-    hand_to_copies();
-    __syncwarp();
-    if (!leads_warp()) return;
-    const std::uint32_t left = end - at;
-    const std::uint32_t bytes = left < kPieces * kWarpBytes ? left : kPieces * kWarpBytes;
-    for_slots(slice, [&](char* dst) { begin_store(dst + at, w, stage, bytes); });
-    if (slice.dst_user != nullptr) begin_store(slice.dst_user + at, w, stage, bytes);
-    end_group();
-  }
-#endif
 };
 
 // One piece, perhaps the last, at any alignment.
@@ -302,21 +267,19 @@ __device__ __forceinline__ std::uint32_t first_of(unsigned thread) {
   return thread / 32 * (kPieces * kWarpBytes) + thread % 32 * kPieceBytes;
 }
 
-// Runs many(access) for up to kPieces whole pieces of this thread at a time, perhaps none, if all
-// pointers are aligned, and one(at, bytes) for each piece of what is left. (The last of the many,
-// too, are under way together: one after the other they would take as long as the rest of a slice.)
+// Runs many(access) for up to kPieces whole pieces of this thread at a time if all pointers are
+// aligned, and one(at, bytes) for each piece of what is left. (The last of the many, too, are under
+// way together: one after the other they would take as long as the rest of a slice.)
 template <int kPieces, class Many, class One>
 __device__ __forceinline__ void for_pieces(const Slice& slice, unsigned thread, unsigned threads,
                                            Many many, One one) {
   std::uint32_t begin = 0;
   if (all_aligned(slice)) {
     begin = slice.bytes & ~(kPieceBytes - 1);
-    std::uint32_t turn = 0;
-    // All threads of a warp go on for as long as its first one has pieces.
 #pragma unroll 1
-    for (std::uint32_t at = first_of<kPieces>(thread); at - thread % 32 * kPieceBytes < begin;
+    for (std::uint32_t at = first_of<kPieces>(thread); at < begin;
          at += threads * kPieces * kPieceBytes) {
-      many(AlignedAccess{slice, at, begin, turn++});
+      many(AlignedAccess{slice, at, begin});
     }
   }
 #pragma unroll 1
@@ -351,10 +314,10 @@ __device__ __forceinline__ void reduce_few(const Slice& slice, const AlignedAcce
 }
 
 template <DType dtype>
-__device__ __forceinline__ void reduce_slot(const SliceJob& job, unsigned thread, unsigned threads,
-                                            WarpStages* stages) {
+__device__ __forceinline__ void reduce_slot(const SliceJob& job, unsigned thread,
+                                            unsigned threads) {
   constexpr int kElement = dtype_bytes(dtype);
-  const Slice slice = make_slice(job, stages);
+  const Slice slice = make_slice(job);
   const auto one = [&](std::uint32_t at, unsigned bytes) {
     LinearAccess<kElement> access{slice, at, bytes};
     reduce_pieces<dtype, 4, 1, 1>(slice, access);
@@ -378,83 +341,11 @@ __device__ __forceinline__ void reduce_slot(const SliceJob& job, unsigned thread
   }
 }
 
-#if UNJAM_BULK_COPIES
-// What a warp moves through one of its stages.
-struct StagePiece {
-  const char* from;
-  char* to;  // of copies
-  std::uint32_t at;
-  std::uint32_t bytes;
-};
-
-// By a warp's first thread: moves the pieces that the walk names, the loads of some under way while
-// the stores of others are. store(piece, stage) asks for the copies from there.
-template <class Walk, class Store>
-__device__ __forceinline__ void move_through(WarpStages& w, Walk ahead, Store store) {
-  constexpr std::uint32_t kAhead = 2;
-  Walk here = ahead;
-  StagePiece piece;
-  const std::uint32_t first = w.loads;
-  std::uint32_t end = first;
-  while (end - first < kAhead && ahead.next(piece)) {
-    begin_load(w, end++, piece.from, piece.bytes);
-  }
-#pragma unroll 1
-  for (std::uint32_t n = first; n != end; ++n) {
-    if (ahead.next(piece)) {
-      // Load n + kAhead takes the stage of load n + kAhead - kStages, behind which there have been
-      // so many stores:
-      wait_until_read<kStages - kAhead - 1>();
-      begin_load(w, end++, piece.from, piece.bytes);
-    }
-    here.next(piece);
-    wait_for_load(w, n);
-    store(piece, n % kStages);
-    end_group();
-  }
-  w.loads = end;
-}
-
-// The pieces of one source that are this warp's.
-struct SpreadWalk {
-  const char* from;
-  std::uint32_t at, bytes, step;
-  __device__ __forceinline__ bool next(StagePiece& piece) {
-    if (at >= bytes) return false;
-    piece.from = from + at;
-    piece.at = at;
-    piece.bytes = bytes - at < kStageBytes ? bytes - at : kStageBytes;
-    at += step;
-    return true;
-  }
-};
-
-// One source to all destinations, in whole pieces at aligned addresses.
-__device__ __forceinline__ void spread_through(const Slice& slice, unsigned thread,
-                                               unsigned threads) {
-  if (!leads_warp()) return;
-  const auto* from = static_cast<const char*>(slice.src[0]);
-  // In place, the own part is where it belongs.
-  char* const user = slice.dst_user == from ? nullptr : slice.dst_user;
-  WarpStages& w = *slice.stages;
-  const SpreadWalk walk{from, thread / 32 * kStageBytes, slice.bytes, threads / 32 * kStageBytes};
-  move_through(w, walk, [&](const StagePiece& piece, std::uint32_t stage) {
-    for_slots(slice, [&](char* dst) { begin_store(dst + piece.at, w, stage, piece.bytes); });
-    if (user != nullptr) begin_store(user + piece.at, w, stage, piece.bytes);
-  });
-}
-#endif
-
 template <int kElement>
-__device__ __forceinline__ void spread_slot(const SliceJob& job, unsigned thread, unsigned threads,
-                                            WarpStages* stages) {
+__device__ __forceinline__ void spread_slot(const SliceJob& job, unsigned thread,
+                                            unsigned threads) {
   constexpr int kPieces = 8;
   const Slice slice = make_slice(job);
-#if UNJAM_BULK_COPIES
-  if (stages != nullptr && slice.bytes % kPieceBytes == 0 && all_aligned(slice)) {
-    return spread_through(make_slice(job, stages), thread, threads);
-  }
-#endif
   for_pieces<kPieces>(
       slice, thread, threads,
       [&](const AlignedAccess& access) {
@@ -711,70 +602,9 @@ __device__ __forceinline__ void straight_copies(const SliceJob& job, unsigned th
   }
 }
 
-#if UNJAM_BULK_COPIES
-// Of all copies, the pieces that are this warp's: warps take those of different copies in turn.
-class CopiesWalk {
- public:
-  __device__ __forceinline__ CopiesWalk(const SliceJob& job, unsigned thread, unsigned threads)
-      : job_(job), copies_(job.num_src), warps_(threads / 32), element_(dtype_bytes(job.dtype)) {
-#pragma unroll 1
-    for (std::uint32_t i = 0; i < copies_; ++i) {
-      const std::uint32_t bytes = job.copy_elems[i] * element_;
-      end_ = bytes > end_ ? bytes : end_;
-    }
-    // Blocks begin with different ones, so that they do not all send to one peer at a time.
-    copy_ = thread / 32 + blockIdx.x % copies_;
-    wrap();
-  }
-  __device__ __forceinline__ bool next(StagePiece& piece) {
-    for (;;) {
-      if (at_ >= end_) return false;
-      const std::uint32_t copy = copy_, at = at_;
-      copy_ += warps_;
-      wrap();
-      const std::uint32_t bytes = job_.copy_elems[copy] * element_;
-      if (at >= bytes) continue;
-      void* const to = job_.dst_slot[copy] != nullptr ? job_.dst_slot[copy] : job_.dst_copy[copy];
-      piece.from = static_cast<const char*>(job_.src[copy]) + at;
-      piece.to = static_cast<char*>(to) + at;
-      piece.bytes = bytes - at < kStageBytes ? bytes - at : kStageBytes;
-      return true;
-    }
-  }
-
- private:
-  __device__ __forceinline__ void wrap() {
-    while (copy_ >= copies_) {
-      copy_ -= copies_;
-      at_ += kStageBytes;
-    }
-  }
-
-  const SliceJob& job_;
-  std::uint32_t copies_, warps_, element_;
-  std::uint32_t copy_;
-  std::uint32_t at_ = 0;   // the next piece's data begin there
-  std::uint32_t end_ = 0;  // of the longest copy
-};
-
-__device__ __forceinline__ void copies_through(const SliceJob& job, unsigned thread,
-                                               unsigned threads, WarpStages& w) {
-  if (!leads_warp()) return;
-  move_through(w, CopiesWalk(job, thread, threads),
-               [&](const StagePiece& piece, std::uint32_t stage) {
-                 begin_store(piece.to, w, stage, piece.bytes);
-               });
-}
-#endif
-
-__device__ __forceinline__ void copies_slot(const SliceJob& job, unsigned thread, unsigned threads,
-                                            WarpStages* stages) {
-  if (whole_copies(job)) {
-#if UNJAM_BULK_COPIES
-    if (stages != nullptr) return copies_through(job, thread, threads, *stages);
-#endif
-    return straight_copies(job, thread, threads);
-  }
+__device__ __forceinline__ void copies_slot(const SliceJob& job, unsigned thread,
+                                            unsigned threads) {
+  if (whole_copies(job)) return straight_copies(job, thread, threads);
   SlotWalk walk(job, thread, threads);
 #pragma unroll 1
   while (!walk.done()) {
@@ -886,77 +716,73 @@ __device__ __forceinline__ bool is_copy(const SliceJob& job) {
          (job.scale_sources == ScaleSources::kLocal && job.local_src != 0);
 }
 
-// What a leaf of a protocol has beside its job: the warp's stages, or packets that are held.
-template <Protocol protocol>
-using Beside = std::conditional_t<protocol == Protocol::kSlot, WarpStages*, Held&>;
-
 template <Protocol protocol, DType dtype>
 __device__ __forceinline__ void reduce(const SliceJob& job, unsigned thread, unsigned threads,
-                                       Beside<protocol> beside) {
+                                       Held& held) {
   if constexpr (protocol == Protocol::kSlot) {
-    reduce_slot<dtype>(job, thread, threads, beside);
+    reduce_slot<dtype>(job, thread, threads);
   } else {
-    reduce_packet<dtype>(job, thread, threads, beside);
+    reduce_packet<dtype>(job, thread, threads, held);
   }
 }
 
 template <Protocol protocol, int kElement>
 __device__ __forceinline__ void copy(const SliceJob& job, unsigned thread, unsigned threads,
-                                     Beside<protocol> beside) {
+                                     Held& held) {
   if constexpr (protocol == Protocol::kSlot) {
-    spread_slot<kElement>(job, thread, threads, beside);
+    spread_slot<kElement>(job, thread, threads);
   } else {
-    spread_packet<kElement>(job, thread, threads, beside);
+    spread_packet<kElement>(job, thread, threads, held);
   }
 }
 
 template <Protocol protocol>
 __device__ __forceinline__ void dispatch(const SliceJob& job, unsigned thread, unsigned threads,
-                                         Beside<protocol> beside) {
+                                         Held& held) {
   if (job.copies) {
     if constexpr (protocol == Protocol::kSlot) {
-      return copies_slot(job, thread, threads, beside);
+      return copies_slot(job, thread, threads);
     } else {
-      return copies_packet(job, thread, threads, beside);
+      return copies_packet(job, thread, threads, held);
     }
   }
   if (is_copy(job)) {
     switch (dtype_bytes(job.dtype)) {
       case 1:
-        return copy<protocol, 1>(job, thread, threads, beside);
+        return copy<protocol, 1>(job, thread, threads, held);
       case 2:
-        return copy<protocol, 2>(job, thread, threads, beside);
+        return copy<protocol, 2>(job, thread, threads, held);
       case 4:
-        return copy<protocol, 4>(job, thread, threads, beside);
+        return copy<protocol, 4>(job, thread, threads, held);
       default:
-        return copy<protocol, 8>(job, thread, threads, beside);
+        return copy<protocol, 8>(job, thread, threads, held);
     }
   }
   switch (job.dtype) {
     case DType::kInt8:
-      return reduce<protocol, DType::kInt8>(job, thread, threads, beside);
+      return reduce<protocol, DType::kInt8>(job, thread, threads, held);
     case DType::kUint8:
-      return reduce<protocol, DType::kUint8>(job, thread, threads, beside);
+      return reduce<protocol, DType::kUint8>(job, thread, threads, held);
     case DType::kInt32:
-      return reduce<protocol, DType::kInt32>(job, thread, threads, beside);
+      return reduce<protocol, DType::kInt32>(job, thread, threads, held);
     case DType::kUint32:
-      return reduce<protocol, DType::kUint32>(job, thread, threads, beside);
+      return reduce<protocol, DType::kUint32>(job, thread, threads, held);
     case DType::kInt64:
-      return reduce<protocol, DType::kInt64>(job, thread, threads, beside);
+      return reduce<protocol, DType::kInt64>(job, thread, threads, held);
     case DType::kUint64:
-      return reduce<protocol, DType::kUint64>(job, thread, threads, beside);
+      return reduce<protocol, DType::kUint64>(job, thread, threads, held);
     case DType::kFloat16:
-      return reduce<protocol, DType::kFloat16>(job, thread, threads, beside);
+      return reduce<protocol, DType::kFloat16>(job, thread, threads, held);
     case DType::kBfloat16:
-      return reduce<protocol, DType::kBfloat16>(job, thread, threads, beside);
+      return reduce<protocol, DType::kBfloat16>(job, thread, threads, held);
     case DType::kFloat32:
-      return reduce<protocol, DType::kFloat32>(job, thread, threads, beside);
+      return reduce<protocol, DType::kFloat32>(job, thread, threads, held);
     case DType::kFloat64:
-      return reduce<protocol, DType::kFloat64>(job, thread, threads, beside);
+      return reduce<protocol, DType::kFloat64>(job, thread, threads, held);
     case DType::kFloat8E4M3:
-      return reduce<protocol, DType::kFloat8E4M3>(job, thread, threads, beside);
+      return reduce<protocol, DType::kFloat8E4M3>(job, thread, threads, held);
     case DType::kFloat8E5M2:
-      return reduce<protocol, DType::kFloat8E5M2>(job, thread, threads, beside);
+      return reduce<protocol, DType::kFloat8E5M2>(job, thread, threads, held);
   }
 }
 
@@ -981,21 +807,12 @@ __device__ __forceinline__ bool holds_packets(const SliceJob& job, unsigned thre
 
 // Executes this thread's part of a slice of the slot protocol whose sources are there: the caller
 // has acquired their flags at system scope, and has synchronised with this thread since.
-//
-// stages: of this thread's warp, set up, and used by nobody else; or null. All that the warp has
-// stored is complete, for its first thread, when that returns.
 __device__ __noinline__ void run_slot_leaf_cuda(const SliceJob& the_job, unsigned thread,
-                                                unsigned threads, cuda_leaves::WarpStages* stages) {
+                                                unsigned threads) {
   const SliceJob& job = cuda_leaves::forget(the_job, thread, threads);
   if (job.num_src == 0) return;
-#if UNJAM_BULK_COPIES
-  const bool copies = stages != nullptr && cuda_leaves::leads_warp();
-  if (copies) cuda_leaves::begin_copies();
-#endif
-  cuda_leaves::dispatch<Protocol::kSlot>(job, thread, threads, stages);
-#if UNJAM_BULK_COPIES
-  if (copies) cuda_leaves::end_copies();
-#endif
+  cuda_leaves::Held nothing;
+  cuda_leaves::dispatch<Protocol::kSlot>(job, thread, threads, nothing);
 }
 
 // The same of either protocol. Packets: packets_ready_cuda() was true in every thread.
@@ -1005,7 +822,7 @@ __device__ __forceinline__ void run_leaf_cuda(const SliceJob& the_job, unsigned 
   if (job.num_src == 0) return;
   cuda_leaves::Held nothing;
   if (job.protocol == Protocol::kSlot) {
-    cuda_leaves::dispatch<Protocol::kSlot>(job, thread, threads, nullptr);
+    cuda_leaves::dispatch<Protocol::kSlot>(job, thread, threads, nothing);
   } else {
     cuda_leaves::dispatch<Protocol::kPacket>(job, thread, threads, nothing);
   }
