@@ -21,10 +21,11 @@
 // moving data and all that is done about it overlap: control threads look for the slices of a turn
 // that are ready, and hand them on, up to kStreamDepth at a time; movers move them, each going from
 // slice to slice on its own, without a barrier between; posters publish each slice when its movers
-// are through with it, in order. Movers are in groups that take turns, so that a slice that waits
-// for a link and one that only copies are under way together. Words that count slices order the
-// three (StreamOfSlices):
-//   issued   by the lead; release: the job. A mover that reads more than n (acquire) does job n.
+// are through with it, in order. Movers are in groups, each with slices of its own, so that one
+// that waits for a link and one that only copies are under way together; a slice goes to the group
+// that has had less to do. Words that count slices order the three (StreamOfSlices):
+//   given    by the lead, to each group of movers; release: the job, and which slice it is. A mover
+//            that reads more than k (acquire) does its group's slice k.
 //   counted  by the lead; release: what publishing the slice takes.
 //   stored   by each mover, for each job's place; release: its loads and stores of the slice. A
 //            poster that reads as many as there are of them (acquire), and then fences, publishes
@@ -474,8 +475,13 @@ class Engine {
       for (std::uint32_t i = dev_.first(); i < kCachedPrimitives; i += dev_.stride()) {
         if (i < a.inv.num_primitives) a.program[i] = a.inv.program[i];
       }
+      const LaneKey& key_of_lane = a.inv.key->lanes[lane_index_];
       for (std::uint32_t q = dev_.first(); q < kCachedMembers; q += dev_.stride()) {
-        if (q < a.inv.group_size) a.members[q] = a.inv.members[q];
+        if (q < a.inv.group_size) {
+          a.members[q] = a.inv.members[q];
+          a.outs[q] = key_of_lane.out[q];
+          a.ins[q] = key_of_lane.in[q];
+        }
         if (q < a.inv.geometry.parts) a.parts[q] = a.inv.geometry.lane_part(q, lane_index_);
       }
       if (dev_.leads()) {
@@ -605,7 +611,6 @@ class Engine {
     if (dev_.leads()) {
       s_.which = 0;
       s_.stream = {};
-      s_.stream.issued = 1;  // the slice that this finds
     }
     const std::uint32_t goes_on = tell(dev_.leads() ? may_go_on() : std::uint32_t{kMove});
     if (goes_on != kMove) return goes_on;
@@ -613,6 +618,7 @@ class Engine {
     const std::uint32_t status = wait_ready(a);
     if (status == kMove && dev_.leads()) {
       build_job(a);
+      give_to_movers(0);
       s_.packets = inline_flags(a);
     }
     return status;
@@ -749,21 +755,49 @@ class Engine {
     }
     if (dev_.leads()) build_job(a);
     dev_.sync_control();
-    if (dev_.leads()) dev_.store_block(s_.stream.issued, n + 2);
+    if (dev_.leads()) give_to_movers(n + 1);
     return true;
+  }
+
+  // By the lead: slice n, which job() describes, is for the group of movers that has had less.
+  UNJAM_HD void give_to_movers(std::uint32_t n) {
+    if constexpr (Dev::kStreams) {
+      StreamOfSlices& stream = s_.stream;
+      std::uint32_t group = 0;
+      for (std::uint32_t g = 1; g < dev_.groups(); ++g) {
+        if (stream.cost[g] < stream.cost[group]) group = g;
+      }
+      stream.cost[group] += cost_of(job());
+      const std::uint32_t k = stream.given[group];
+      stream.turns[group][k % kStreamDepth] = n;
+      dev_.store_block(stream.given[group], k + 1);
+    }
+  }
+  // How long a slice takes the movers, in no unit: what it loads, and what it stores, twice where
+  // that goes through a link. What is worked out takes as long again. (Measured with 4 H200s:
+  // scattering 3 slices 27 cycles, reducing 4 and sending the result to 3 peers 65, collecting
+  // 3 18.)
+  UNJAM_HD std::uint64_t cost_of(const SliceJob& job) const {
+    if (job.copies) {
+      const bool scatters = (s_.primitive.flags & kScatter) != 0;
+      return s_.chunk.length * job.num_src * (scatters ? 3u : 2u);
+    }
+    const std::uint32_t moves = job.num_src + 2u * job.num_dst + (job.dst_user != nullptr ? 1 : 0);
+    return job.elems * moves * (job.num_src > 1 ? 2u : 1u);
   }
 
   UNJAM_HD static void move_stream(DevHandle dev, BlockShared& shared) {
     StreamOfSlices& stream = shared.stream;
-    for (std::uint32_t n = 0;; ++n) {
-      // Of two groups, one takes slices 0 and 3 of four, the other 1 and 2: so each has its share
-      // of all of a program's primitives, also where there are two.
-      if ((n + n / 2) % dev.groups() != dev.group()) continue;
-      while (dev.load_block(stream.issued) <= n) {
-        const std::uint32_t total = dev.load_block(stream.total);
-        if (total != 0 && total <= n) return;
+    const std::uint32_t g = dev.group();
+    for (std::uint32_t k = 0;; ++k) {
+      while (dev.load_block(stream.given[g]) <= k) {
+        // (The latest is given before the stream ends.)
+        if (dev.load_block(stream.total) != 0 && dev.load_block(stream.given[g]) <= k) return;
         dev.relax(1);
       }
+      // Overwritten when the group is given number k + kStreamDepth, which takes this slice's
+      // place, or a later one's.
+      const std::uint32_t n = stream.turns[g][k % kStreamDepth];
       dev.leaf(shared.jobs[n % kStreamDepth]);
       dev.stored(stream.stored[n % kStreamDepth]);
     }
@@ -798,14 +832,14 @@ class Engine {
   UNJAM_HD Lack look(ActiveContext& a) {
     const std::uint16_t flags = s_.primitive.flags;
     if (dev_.leads()) s_.elems = static_cast<std::uint32_t>(s_.chunk.length - a.dyn.done);
-    if (flags & kFromSeveral) {
-      if (!dev_.all(slices_there(a))) return Lack::kData;
-    } else if (flags & kRecv) {
+    if (flags & kRecv) {
       if (!dev_.all(!dev_.leads() || slice_there(a))) return Lack::kData;
     }
-    if (flags & kToSeveral) {
-      if (!dev_.all(rooms_there(a))) return Lack::kRoom;
-    } else if (flags & kSend) {
+    if (flags & (kFromSeveral | kToSeveral)) {
+      const Lack lack = look_at_peers(a);
+      if (lack != Lack::kNothing) return lack;
+    }
+    if (flags & kSend) {
       if (!dev_.all(!dev_.leads() || room_there(a))) return Lack::kRoom;
     }
     return Lack::kNothing;
@@ -818,15 +852,40 @@ class Engine {
     return false;
   }
 
+  // The endpoints of member q. What changes is stored in the key's, too.
+  UNJAM_HD static OutEndpoint& out_of(ActiveContext& a, std::uint32_t q) {
+    return q < kCachedMembers ? a.outs[q] : a.out[q];
+  }
+  UNJAM_HD static InEndpoint& in_of(ActiveContext& a, std::uint32_t q) {
+    return q < kCachedMembers ? a.ins[q] : a.in[q];
+  }
+
+  // See LaneTransport::open() and resolve().
+  UNJAM_HD bool open(ActiveContext& a, std::uint32_t q) {
+    if (!s_.transport.open(member(a, q), a.tag, a.group, a.out[q], &a.key->in_queue)) {
+      // Several threads may count here.
+      fetch_add<std::uint64_t>(lane_.stats.no_connector, 1);
+      return false;
+    }
+    if (q < kCachedMembers) a.outs[q] = a.out[q];
+    return true;
+  }
+  UNJAM_HD bool resolve(ActiveContext& a, std::uint32_t q) {
+    InEndpoint& in = in_of(a, q);
+    const bool found = s_.transport.resolve(member(a, q), a.tag, in);
+    if (q < kCachedMembers) a.in[q] = in;
+    return found;
+  }
+
   UNJAM_HD bool arrived(ActiveContext& a, std::uint32_t q, std::uint32_t elems, RecvView& view) {
     LaneTransport& t = s_.transport;
     const std::uint32_t peer = member(a, q);
-    InEndpoint& in = a.in[q];
+    const InEndpoint& in = in_of(a, q);
     const bool packets = inline_flags(a);
     // Where the slice was last expected, first: a flag is one step's of one invocation, so what
     // carries it is the slice, whoever has the connector now. That spares looking the key up.
     if (!packets && in.connector != kNoConnector && t.poll(peer, in, a.inv.seed, view)) return true;
-    if (!t.resolve(peer, a.tag, in)) return false;
+    if (!resolve(a, q)) return false;
     if (packets) {
       view = t.packet_view(peer, in, elems * dtype_bytes(a.inv.geometry.dtype));
       return true;
@@ -836,16 +895,17 @@ class Engine {
 
   // Capacity 0: there is none.
   UNJAM_HD SendGrant room(ActiveContext& a, std::uint32_t q, std::uint32_t elems) {
+    const OutEndpoint& out = out_of(a, q);
+    if (out.connector == kNoConnector && !open(a, q)) return {};
+    return room(a, q, elems, load_acquire(s_.transport.credit_word(member(a, q), out.connector)));
+  }
+  UNJAM_HD SendGrant room(ActiveContext& a, std::uint32_t q, std::uint32_t elems,
+                          std::uint64_t credit) {
     LaneTransport& t = s_.transport;
     const std::uint32_t peer = member(a, q);
-    OutEndpoint& out = a.out[q];
-    if (out.connector == kNoConnector && !t.open(peer, a.tag, a.group, out, &a.key->in_queue)) {
-      // Several threads may count here.
-      fetch_add<std::uint64_t>(lane_.stats.no_connector, 1);
-      return {};
-    }
-    if (inline_flags(a)) return t.packet_grant(peer, out);
-    return t.grant(peer, out, elems * dtype_bytes(a.inv.geometry.dtype));
+    const OutEndpoint& out = out_of(a, q);
+    if (inline_flags(a)) return t.packet_grant(peer, out, credit);
+    return t.grant(peer, out, elems * dtype_bytes(a.inv.geometry.dtype), credit);
   }
 
   // One peer, by the lead.
@@ -868,6 +928,20 @@ class Engine {
 
   // Several peers, this thread's share. What a slice with several peers has found once stays so:
   // slices do not go, and room only grows, until this lane itself takes or fills them.
+  //
+  // There are two parts a peer: of a group of n, number i is what comes from member i, number n + i
+  // is room at member i. All parts are looked at together, each by one thread, so that a slice
+  // takes one round trip to memory, not two. (Copies have one of the two: who sees to that
+  // describes the copy.)
+  struct Part {
+    std::uint32_t q;
+    bool in;
+  };
+  UNJAM_HD static Part part_of(const ActiveContext& a, std::uint32_t i) {
+    const std::uint32_t n = a.inv.group_size;
+    return i < n ? Part{i, true} : Part{i - n, false};
+  }
+  UNJAM_HD bool& has(Part part) { return part.in ? s_.has_come[part.q] : s_.has_room[part.q]; }
 
   UNJAM_HD static std::uint32_t member(const ActiveContext& a, std::uint32_t q) {
     return q < kCachedMembers ? a.members[q] : a.inv.members[q];
@@ -892,11 +966,11 @@ class Engine {
 
   UNJAM_HD void begin_peers(const ActiveContext& a) {
     const std::uint16_t flags = s_.primitive.flags;
-    for (std::uint32_t q = dev_.first(); q < a.inv.group_size; q += dev_.stride()) {
-      if (flags & kCopies) place_copy(a, q);
-      const bool there = !takes_part(a, q);
-      s_.has_come[q] = there || (flags & kFromSeveral) == 0;
-      s_.has_room[q] = there || (flags & kToSeveral) == 0;
+    for (std::uint32_t i = dev_.first(); i < 2 * a.inv.group_size; i += dev_.stride()) {
+      const Part part = part_of(a, i);
+      const bool wanted = (flags & (part.in ? kFromSeveral : kToSeveral)) != 0;
+      if (wanted && (flags & kCopies) != 0) place_copy(a, part.q);
+      has(part) = !wanted || !takes_part(a, part.q);
     }
   }
 
@@ -914,30 +988,53 @@ class Engine {
     }
   }
 
-  UNJAM_HD bool slices_there(ActiveContext& a) {
-    for (std::uint32_t q = dev_.first(); q < a.inv.group_size; q += dev_.stride()) {
-      if (s_.has_come[q]) continue;
+  UNJAM_HD Lack look_at_peers(ActiveContext& a) {
+    bool come = true, room = true;
+    for (std::uint32_t i = dev_.first(); i < 2 * a.inv.group_size; i += dev_.stride()) {
+      const Part part = part_of(a, i);
+      if (has(part) || look_at_peer(a, part)) continue;
+      (part.in ? come : room) = false;
+    }
+    if (!dev_.all(come)) return Lack::kData;
+    return dev_.all(room) ? Lack::kNothing : Lack::kRoom;
+  }
+  UNJAM_HD bool look_at_peer(ActiveContext& a, Part part) {
+    const std::uint32_t q = part.q, peer = member(a, q);
+    LaneTransport& t = s_.transport;
+    if (inline_flags(a) && part.in) {
       RecvView view;
       if (!arrived(a, q, elems_of(q), view)) return false;
-      job().src[q] = view.data;
-      s_.has_come[q] = true;
+      return note_slice(q, view.data);
     }
-    return true;
-  }
-  UNJAM_HD bool rooms_there(ActiveContext& a) {
-    for (std::uint32_t q = dev_.first(); q < a.inv.group_size; q += dev_.stride()) {
-      if (s_.has_room[q]) continue;
-      const SendGrant g = room(a, q, elems_of(q));
-      if (g.capacity == 0) return false;
-      if (!inline_flags(a) && g.capacity < elems_of(q) * dtype_bytes(a.inv.geometry.dtype)) {
-        return false;
+    if (part.in ? in_of(a, q).connector == kNoConnector && !resolve(a, q)
+                : out_of(a, q).connector == kNoConnector && !open(a, q)) {
+      return false;
+    }
+    // One look for both kinds of parts: branches would wait for memory one after the other.
+    std::uint64_t& word =
+        part.in ? t.flag_word(peer, in_of(a, q)) : t.credit_word(peer, out_of(a, q).connector);
+    const std::uint64_t found = load_acquire(word);
+    if (part.in) {
+      const InEndpoint& in = in_of(a, q);
+      if (LaneTransport::is_next(found, in, a.inv.seed)) {
+        return note_slice(q, t.slice_at(peer, in, found));
       }
-      const std::uint32_t at = place_of(a, q);
-      job().dst_slot[at] = g.data;
-      s_.location[at] = g.location;
-      s_.has_room[q] = true;
+      resolve(a, q);  // the sender may have opened another one
+      return false;
     }
-    return true;
+    const SendGrant g = room(a, q, elems_of(q), found);
+    if (g.capacity == 0) return false;
+    if (!inline_flags(a) && g.capacity < elems_of(q) * dtype_bytes(a.inv.geometry.dtype)) {
+      return false;
+    }
+    const std::uint32_t at = place_of(a, q);
+    job().dst_slot[at] = g.data;
+    s_.location[at] = g.location;
+    return s_.has_room[q] = true;
+  }
+  UNJAM_HD bool note_slice(std::uint32_t q, const unsigned char* data) {
+    job().src[q] = data;
+    return s_.has_come[q] = true;
   }
 
   // ---- the slice ----
@@ -1013,19 +1110,27 @@ class Engine {
     Posting* postings = s_.postings[s_.which];
     std::uint32_t several = 0;
     if (p.flags & (kToSeveral | kFromSeveral)) {
-      several = a.inv.group_size;
-      for (std::uint32_t q = dev_.first(); q < several; q += dev_.stride()) {
-        Posting& w = postings[q] = {};
-        if (!takes_part(a, q)) continue;
-        if (p.flags & kToSeveral) count_out(a, q, place_of(a, q), elems_of(q), w);
-        if (p.flags & kFromSeveral) count_in(a, q, w);
+      several = 2 * a.inv.group_size;
+      for (std::uint32_t i = dev_.first(); i < several; i += dev_.stride()) {
+        const Part part = part_of(a, i);
+        Posting& w = postings[i];
+        w.what = Posting::kNothing;
+        if ((p.flags & (part.in ? kFromSeveral : kToSeveral)) == 0 || !takes_part(a, part.q)) {
+          continue;
+        }
+        if (part.in) {
+          count_in(a, part.q, w);
+        } else {
+          count_out(a, part.q, place_of(a, part.q), elems_of(part.q), w);
+        }
       }
     }
     if (!dev_.leads()) return;
     // One peer to send to, one to receive from: two places.
     s_.num_postings[s_.which] = several + 2;
-    Posting& out = postings[several] = {};
-    Posting& in = postings[several + 1] = {};
+    Posting& out = postings[several];
+    Posting& in = postings[several + 1];
+    out.what = in.what = Posting::kNothing;
     if (p.flags & kSend) count_out(a, p.send_peer, 0, s_.elems, out);
     if ((p.flags & kRecv) && a.dyn.taken + slice_bytes(a) == s_.view.bytes) {
       count_in(a, p.recv_peer, in);
@@ -1033,20 +1138,26 @@ class Engine {
   }
   UNJAM_HD void count_out(ActiveContext& a, std::uint32_t q, std::uint32_t at, std::uint32_t elems,
                           Posting& w) {
-    OutEndpoint& out = a.out[q];
+    OutEndpoint& out = out_of(a, q);
     w.peer = member(a, q);
-    w.sends = true;
+    w.what = Posting::kSlice;
     if (inline_flags(a)) {
       ++out.posted;  // the data carried their flags
-      return;
+      w.word.place = nullptr;
+    } else {
+      const std::uint32_t location = s_.location[at];
+      s_.transport.announce(w.peer, out, location, elems * dtype_bytes(a.inv.geometry.dtype));
+      w.word = s_.transport.posting(w.peer, out, a.inv.seed, location);
     }
-    s_.transport.announce(w.peer, out, s_.location[at], elems * dtype_bytes(a.inv.geometry.dtype));
-    w.flag = s_.transport.posting(w.peer, out, a.inv.seed);
+    if (q < kCachedMembers) a.out[q].posted = out.posted;
   }
   UNJAM_HD void count_in(ActiveContext& a, std::uint32_t q, Posting& w) {
+    InEndpoint& in = in_of(a, q);
     w.peer = member(a, q);
-    LaneTransport::take(a.in[q]);
-    w.credit = s_.transport.consumption(w.peer, a.in[q]);
+    w.what = Posting::kCredit;
+    LaneTransport::take(in);
+    w.word = s_.transport.consumption(w.peer, in);
+    if (q < kCachedMembers) a.in[q].consumed = in.consumed;
   }
 
   // Makes the slice visible to the peers. First all that is to be visible is written, then one
@@ -1057,10 +1168,9 @@ class Engine {
     const std::uint32_t lane = shared.transport.lane;
     for (std::uint32_t i = dev.first(); i < n; i += dev.stride()) {
       const Posting& w = shared.postings[which][i];
-      if (w.flag.place != nullptr) Dev::publish(*w.flag.place, w.flag.value);
-      if (w.credit.place != nullptr) Dev::publish(*w.credit.place, w.credit.value);
-      if (w.sends) dev.ring(w.peer, lane, RingFor::kData);
-      if (w.credit.place != nullptr) dev.ring(w.peer, lane, RingFor::kRoom);
+      if (w.what == Posting::kNothing) continue;
+      if (w.word.place != nullptr) Dev::publish(*w.word.place, w.word.value);
+      dev.ring(w.peer, lane, w.what == Posting::kSlice ? RingFor::kData : RingFor::kRoom);
     }
   }
 

@@ -35,8 +35,12 @@ struct alignas(16) ActiveContext {
   Primitive program[kCachedPrimitives];
   std::uint16_t members[kCachedMembers] = {};
   Range parts[kCachedMembers] = {};  // what this lane carries of the first parts
-  std::uint16_t slot = kNoSlot;      // which invocation is cached here
-  std::uint16_t dirty = 0;           // dyn has changed since it was loaded: save before eviction
+  // The key's endpoints of the first members, which every slice looks at. Nobody else changes them
+  // while the lane has the invocation in its queue; what changes here is stored there, too.
+  OutEndpoint outs[kCachedMembers];
+  InEndpoint ins[kCachedMembers];
+  std::uint16_t slot = kNoSlot;  // which invocation is cached here
+  std::uint16_t dirty = 0;       // dyn has changed since it was loaded: save before eviction
 };
 
 enum class TraceType : std::uint16_t { kStart, kPreempt, kYield, kFinish, kQuit, kRestart };
@@ -104,20 +108,29 @@ struct RankState {
 
 // Slices of a turn that are under way at once; see Engine.
 inline constexpr std::uint32_t kStreamDepth = 4;
+inline constexpr std::uint32_t kMoverGroups = 2;  // at most
 struct StreamOfSlices {
-  std::uint32_t issued = 0;
   std::uint32_t counted = 0;
   std::uint32_t posted = 0;
   std::uint32_t total = 0;
   std::uint32_t stored[kStreamDepth] = {};
+  // By group of movers: how many slices it was given, the numbers of the latest, and what all of
+  // them cost (see Engine::cost_of()).
+  std::uint32_t given[kMoverGroups] = {};
+  std::uint32_t turns[kMoverGroups][kStreamDepth] = {};
+  std::uint64_t cost[kMoverGroups] = {};
 };
 
-// What publishing a slice takes, of one peer.
+// What publishing a slice takes, of one peer and in one direction.
 struct Posting {
-  PublishedWord flag;    // that it is there; nowhere if its data carry flags, or there is none
-  PublishedWord credit;  // that the incoming one was read
+  enum What : std::uint32_t {
+    kNothing,
+    kSlice,   // that it is there; the word is nowhere if its data carry flags
+    kCredit,  // that the incoming one was read
+  };
+  PublishedWord word;
   std::uint32_t peer = 0;
-  bool sends = false;
+  What what = kNothing;
 };
 
 // Shared by the threads of a block while its engine runs: fast memory, lost with the block. Who may
@@ -134,10 +147,10 @@ struct BlockShared {
   LaneState lane;  // where Dev::kLaneInShared
 
   // ---- read by all control threads ----
-  std::uint32_t told = 0;                               // see Engine::tell
-  bool quits = false;                                   // the block leaves
-  std::uint32_t which = 0;                              // the job that is filled in
-  Posting postings[kStreamDepth][kMaxDirectRanks + 2];  // by job
+  std::uint32_t told = 0;                                   // see Engine::tell
+  bool quits = false;                                       // the block leaves
+  std::uint32_t which = 0;                                  // the job that is filled in
+  Posting postings[kStreamDepth][2 * kMaxDirectRanks + 2];  // by job
   std::uint32_t num_postings[kStreamDepth] = {};
   bool packets = false;  // jobs[0] is of packets with flags inside
   bool in_turn = false;  // `slot` has its turn

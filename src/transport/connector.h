@@ -68,11 +68,14 @@ struct PublishedWord {
   std::uint64_t value = 0;
 };
 
-// Two invocations, or two steps of one, never share a flag (but with probability 2^-64), and
+// Two invocations, or two steps of one, never share a flag (but with probability 2^-62), and
 // untouched memory (0) never matches.
 UNJAM_HD inline std::uint64_t step_flag(std::uint64_t seed, std::uint64_t step) {
-  return mix64(seed + step * 0xd1342543de82ef95ull) | 1;
+  return (mix64(seed + step * 0xd1342543de82ef95ull) | 1) & ~std::uint64_t{2};
 }
+// In the flag of a slice that lies in a borrowed slot: its header says in which. Others lie in
+// their step's escape slot, so whoever sees the flag knows where, without another look.
+inline constexpr std::uint64_t kFlagBorrowed = 2;
 
 // The 32-bit flag beside every data word of a packet: of the chunk, not the step, so that all
 // sources of a gather carry the same one (a packet plan sends one packet a peer and chunk).
@@ -218,9 +221,13 @@ class LaneTransport {
     return load_acquire(void_mark(rank, peer, tag)) == tag;
   }
 
-  // Room for up to `want` bytes of step out.posted.
+  // Room for up to `want` bytes of step out.posted. `credit`: what credit_word() says.
   UNJAM_HD SendGrant grant(std::uint32_t peer, const OutEndpoint& out, std::uint32_t want) {
-    const std::uint64_t outstanding = out.posted - credit(peer, out.connector);
+    return grant(peer, out, want, credit(peer, out.connector));
+  }
+  UNJAM_HD SendGrant grant(std::uint32_t peer, const OutEndpoint& out, std::uint32_t want,
+                           std::uint64_t credit) {
+    const std::uint64_t outstanding = out.posted - credit;
     SendGrant g;
     if (outstanding >= kSlotHeaders) return g;
     const bool escape_free = outstanding < shape.escape_slots;
@@ -252,11 +259,12 @@ class LaneTransport {
 
   // What publishes the slice that was announced. Publishing orders the payload (written by threads
   // of the block, which have synchronised since) and the header's fields before the flag. Pairs
-  // with the acquire in poll().
-  UNJAM_HD PublishedWord posting(std::uint32_t peer, const OutEndpoint& out,
-                                 std::uint64_t seed) const {
+  // with the acquire in poll(). `location`: as announced.
+  UNJAM_HD PublishedWord posting(std::uint32_t peer, const OutEndpoint& out, std::uint64_t seed,
+                                 std::uint32_t location) const {
     const std::uint64_t step = out.posted - 1;
-    return {&header(peer, rank, out.connector, step).flag, step_flag(seed, step)};
+    const std::uint64_t borrowed = location != 0 ? kFlagBorrowed : 0;
+    return {&header(peer, rank, out.connector, step).flag, step_flag(seed, step) | borrowed};
   }
 
   // ---- receiver ----
@@ -291,14 +299,27 @@ class LaneTransport {
   // True if the next slice of the invocation with this seed has arrived.
   UNJAM_HD bool poll(std::uint32_t peer, const InEndpoint& in, std::uint64_t seed,
                      RecvView& view) const {
-    SlotHeader& h = header(rank, peer, in.connector, in.consumed);
     // Acquire: the payload and the other fields are read after the flag.
-    if (load_acquire(h.flag) != step_flag(seed, in.consumed)) return false;
-    const std::uint32_t location = load_relaxed(h.location);
-    view.bytes = load_relaxed(h.bytes);
-    view.data = location == 0 ? escape_slot(rank, peer, in.connector, in.consumed)
-                              : borrow_slot(rank, peer, location - 1);
+    const std::uint64_t flag = load_acquire(flag_word(peer, in));
+    if (!is_next(flag, in, seed)) return false;
+    view.bytes = load_relaxed(header(rank, peer, in.connector, in.consumed).bytes);
+    view.data = slice_at(peer, in, flag);
     return true;
+  }
+
+  // The same in steps, for who makes several looks at once: the word (to be read with acquire);
+  // whether it is that slice's flag; and if it is, where the slice lies.
+  UNJAM_HD std::uint64_t& flag_word(std::uint32_t peer, const InEndpoint& in) const {
+    return header(rank, peer, in.connector, in.consumed).flag;
+  }
+  UNJAM_HD static bool is_next(std::uint64_t flag, const InEndpoint& in, std::uint64_t seed) {
+    return (flag & ~kFlagBorrowed) == step_flag(seed, in.consumed);
+  }
+  UNJAM_HD const unsigned char* slice_at(std::uint32_t peer, const InEndpoint& in,
+                                         std::uint64_t flag) const {
+    if ((flag & kFlagBorrowed) == 0) return escape_slot(rank, peer, in.connector, in.consumed);
+    SlotHeader& h = header(rank, peer, in.connector, in.consumed);
+    return borrow_slot(rank, peer, load_relaxed(h.location) - 1);
   }
 
   // Counts the slice that was read.
@@ -318,8 +339,12 @@ class LaneTransport {
   // ---- packets with flags inside (GPUs): escape slots only, both ends know the length ----
 
   UNJAM_HD SendGrant packet_grant(std::uint32_t peer, const OutEndpoint& out) const {
+    return packet_grant(peer, out, credit(peer, out.connector));
+  }
+  UNJAM_HD SendGrant packet_grant(std::uint32_t peer, const OutEndpoint& out,
+                                  std::uint64_t credit) const {
     SendGrant g;
-    if (out.posted - credit(peer, out.connector) >= shape.escape_slots) return g;
+    if (out.posted - credit >= shape.escape_slots) return g;
     g.data = escape_slot(peer, rank, out.connector, out.posted);
     g.capacity = shape.escape_slot_bytes;
     return g;

@@ -66,7 +66,7 @@ class Fabric {
 void post(LaneTransport& t, std::uint32_t peer, OutEndpoint& out, const SendGrant& g,
           std::uint32_t bytes, std::uint64_t seed) {
   t.announce(peer, out, g.location, bytes);
-  const PublishedWord w = t.posting(peer, out, seed);
+  const PublishedWord w = t.posting(peer, out, seed, g.location);
   store_release(*w.place, w.value);
 }
 
