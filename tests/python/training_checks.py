@@ -391,6 +391,12 @@ def ddp_options(here):
         for step in range(here.rank + 1):
             model(torch.full((2, 6), float(step))).sum().backward()
     found.append(plain(model.module.weight.grad))
+    # Averages over the ranks that still have data: their number is summed in the forward pass.
+    model = DistributedDataParallel(nn.Linear(6, 3))
+    with model.join(divide_by_initial_world_size=False):
+        for step in range(2 * here.rank + 1):
+            model(torch.full((2, 6), float(step))).sum().backward()
+    found.append(plain(model.module.weight.grad))
     return found
 
 
@@ -517,28 +523,32 @@ def ddp_keyed(here):
 
 def ddp_keyed_joined(here):
     """Keyed DDP in join(): who has no more data takes part in the others' averages."""
-    found = []
-    for _ in range(2):
+
+    def trained(name, **options):
         torch.manual_seed(5)
         model = nn.Sequential(*(nn.Linear(6, 6) for _ in range(3)), nn.Linear(6, 3))
         model = _small_buckets(model)
         if here.keyed:
             import unjam.torch
 
-            if found:
-                unjam.torch.ddp.keyed(model, "joined")
+            if name:
+                unjam.torch.ddp.keyed(model, name)
             else:
                 model.register_comm_hook(None, unjam.torch.ddp.comm_hook)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
         losses = []
-        with model.join():
+        with model.join(**options):
             for step in range(3 + 2 * here.rank):
                 optimizer.zero_grad()
                 loss = model(torch.full((2, 6), 0.1 * (step + here.rank))).square().sum()
                 loss.backward()
                 optimizer.step()
                 losses.append(loss.item())
-        found.append([losses, plain(list(model.parameters()))])  # of the last one, on all
+        return [losses, plain(list(model.parameters()))]  # of the last one, on all
+
+    found = [trained("joined"), trained("")]
+    if here.keyed:  # as with all hooks
+        assert trained("alone", divide_by_initial_world_size=False) == found[0]
     return found
 
 

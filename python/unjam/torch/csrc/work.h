@@ -254,21 +254,36 @@ class Call : public std::enable_shared_from_this<Call> {
         std::rethrow_exception(error_);
       }
       if (!keep) held.swap(held_);
+      behind_stream_ = stream;
     }
     // What it comes to is looked at later, whether or not anybody keeps the Work.
     if (!behind_.exchange(true) && !complete_.load()) leave(shared_from_this());
   }
 
-  c10::intrusive_ptr<c10::ivalue::Future> future() {
+  // waited_is_done: of what the current stream waits for already the future is complete at once,
+  // and does not tell how it ends. DDP's reducer reads the value out of a future in the line behind
+  // its wait() (Reducer::set_divide_factor).
+  c10::intrusive_ptr<c10::ivalue::Future> future(bool waited_is_done) {
+    const bool over = complete();
+    const std::exception_ptr error = over ? tell_error() : nullptr;
+    bool here = over && (!device_.is_cuda() || error != nullptr);
     {
       const std::lock_guard lock(mutex_);
       if (future_) return future_;
+      here |= waited_is_done && behind_stream_ && *behind_stream_ == current_stream(device_);
       std::vector<c10::Device> devices;
       if (device_.is_cuda()) devices.push_back(device_);
       future_ = c10::make_intrusive<c10::ivalue::Future>(
           c10::ListType::create(c10::TensorType::get()), std::move(devices));
+      future_told_ = here;
     }
-    call_when_complete();
+    if (!here) {
+      call_when_complete();
+    } else if (error != nullptr) {
+      future_->setError(error);
+    } else {
+      future_->markCompleted(c10::IValue(outputs_));  // records the current stream
+    }
     return future_;
   }
 
@@ -278,10 +293,10 @@ class Call : public std::enable_shared_from_this<Call> {
   //
   // DistributedDataParallel's are. Its reducer takes a bucket's future right behind the call, in
   // the hook of the bucket's last gradient, and queues its own final callback, which waits for all
-  // of them, behind the hook of the last bucket (Reducer::mark_variable_ready; torch 2.11, and so
-  // since 1.7). An engine runs a pass's final callbacks in the order in which they were queued, in
-  // the streams that were current where the pass was begun: ours are all ahead of the reducer's,
-  // and order the stream in which that goes on.
+  // of them, behind the hook of the last bucket (Reducer::mark_variable_ready). The engine runs a
+  // pass's final callbacks in the order in which they were queued, one at a time, in the streams
+  // that were current where the pass was begun: ours are all ahead of the reducer's, and order the
+  // stream in which that goes on.
   //
   // What else may be: the reducer waits in the very callback that takes the future (the first pass
   // with static_graph, Reducer::delay_all_reduce), before ours is run; the pass fails, and no
@@ -289,7 +304,7 @@ class Call : public std::enable_shared_from_this<Call> {
   // stays; whoever sets future_told_ first completes the future.
   void complete_after_backward() {
     namespace autograd = torch::autograd;
-    if (autograd::get_current_graph_task_id() == -1 || told_.load()) return;
+    if (autograd::get_current_graph_task_id() == -1) return;
     autograd::Engine::get_default_engine().queue_callback(
         [call = shared_from_this()] { call->complete_in_backward(); });
   }
@@ -609,6 +624,7 @@ class Call : public std::enable_shared_from_this<Call> {
   std::vector<at::Tensor> held_;
   std::function<void()> finish_;
   std::optional<c10::Event> finished_event_;
+  std::optional<c10::Stream> behind_stream_;  // the last one that was put behind the results
   std::exception_ptr error_;
   bool future_told_ = false;
   c10::intrusive_ptr<c10::ivalue::Future> future_;
@@ -648,8 +664,8 @@ class UnjamWork : public c10d::Work {
     // Python has the GIL where it asks for a future, and may mean that for later.
     const bool from_python = PyGILState_Check() != 0;
     const NoGil no_gil;
-    const c10::intrusive_ptr<c10::ivalue::Future> future = call_->future();
-    if (!from_python) call_->complete_after_backward();
+    const c10::intrusive_ptr<c10::ivalue::Future> future = call_->future(!from_python);
+    if (!from_python && !future->completed()) call_->complete_after_backward();
     return future;
   }
   std::uint64_t getSequencenumber() const override { return sequence_; }
