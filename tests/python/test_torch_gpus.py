@@ -114,6 +114,7 @@ def test_killed_rank_in_training(device):
             when, message = process.said()
             # One clock for all processes. The contract is a second; a shared machine gets five.
             assert when - killed < 5 and f"rank {ranks - 1}" in message, (when - killed, message)
+            print(f"{process.name}: error after {when - killed:.3f} s")
             assert process.said() < 5, "destroy_process_group"
         for process in left:
             process.tell()
