@@ -178,6 +178,22 @@ def test_missing_call_times_out_on_all_who_wait_and_names_who_has_not_called():
 
 
 @pytest.mark.timeout(200)
+def test_backward_pass_of_ddp_ends_at_the_time_limit_and_names_who_has_not_called():
+    """Whoever waits for DDP's futures looks at the clock: the pass's own callback does."""
+    with workers() as harness:
+        job = Members(harness, 2, timeout_s=3)
+        text = (
+            "globals().update(m=torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(3, 3)))"
+        )
+        assert [s[0] for s in job.do(text)] == [None, None]
+        kind, message, seconds = job.do("m(torch.ones(2, 3)).sum().backward()", [0])[0]
+        assert kind == "DistBackendError" and "rank 1 has not called it" in message, message
+        assert seconds < 10
+        job.do("dist.destroy_process_group()")
+        job.end()
+
+
+@pytest.mark.timeout(200)
 def test_end_with_operations_pending_returns_and_tells_the_others():
     with workers() as harness:
         job = Members(harness, 2)

@@ -114,6 +114,7 @@ def test_killed_rank_in_training(device):
             when, message = process.said()
             # One clock for all processes. The contract is a second; a shared machine gets five.
             assert when - killed < 5 and f"rank {ranks - 1}" in message, (when - killed, message)
+            print(f"{process.name}: error after {when - killed:.3f} s")
             assert process.said() < 5, "destroy_process_group"
         for process in left:
             process.tell()
@@ -158,11 +159,36 @@ def test_judge(text, circle, words):
     assert gpu_recipes.judge(text, 3.0, circle).words == words
 
 
-def test_script_kills_and_keeps_what_was_said(tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("words", "titles"),
+    [
+        (["pipeline,d"], ["recipes/local_wait", "recipes/local_wait --groups 1", "pipeline"]),
+        (["d1"], ["recipes/local_wait --groups 1"]),
+        (["expert", "a"], ["recipes/random_grad_order", "recipes/expert_order"]),
+        (["groups 1"], ["recipes/local_wait --groups 1"]),
+        (["ddp,fsdp"], ["ddp_cnn", "fsdp_tp_gpt"]),
+    ],
+)
+def test_programs_by_letter_and_name(words, titles):
+    assert [run.title() for run in gpu_recipes.chosen(words)] == titles
+
+
+def test_programs_that_are_not_there():
+    with pytest.raises(ValueError, match="'x'"):
+        gpu_recipes.chosen(["d,x"])
+
+
+def test_script_begins_nothing_that_may_take_too_long(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("OUT", str(tmp_path))
+    words = ["--device", "cpu", "--only", "pipeline,d1", "--seconds", "1"]
+    assert gpu_recipes.main(words) == 1
+    assert capsys.readouterr().out.count("not run: --seconds") == 2
+
+
+def test_script_kills_and_keeps_what_was_said(tmp_path):
     """A run that does not come to an end in time."""
-    monkeypatch.setattr(gpu_recipes, "START_S", 0)
-    run = gpu_recipes.Run("ddp_cnn")
-    found = gpu_recipes.attempt(run, "unjam", "cpu", 2, 0.2, tmp_path)
+    (run,) = gpu_recipes.chosen(["ddp"])
+    found = gpu_recipes.attempt(run, "unjam", "cpu", 2, 0.2, tmp_path, start_limit=0)
     assert found.words == "hangs" and found.seconds < 10
     (log,) = tmp_path.iterdir()
     assert log.name == "ddp_cnn-2-unjam.log" and "ddp_cnn.py --json" in log.read_text()

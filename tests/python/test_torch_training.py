@@ -37,7 +37,10 @@ CHECKS = {
         "dtensor_program",
         "ddp",
         "ddp_options",
+        "ddp_passes",
+        "ddp_pass_fails",
         "ddp_keyed",
+        "ddp_keyed_joined",
         "zero_optimizer",
         "fsdp",
         "fsdp_keyed",
@@ -58,7 +61,9 @@ CHECKS = {
         "redistribute_2d",
         "tensor_parallel",
         "ddp",
+        "ddp_passes",
         "ddp_keyed",
+        "ddp_keyed_joined",
         "fsdp",
         "fsdp_hybrid",
         "local_sgd",
@@ -72,6 +77,7 @@ ALONE = {
     2: [
         "beyond_gloo",
         "keys",
+        "ddp_inner_pass_goes_on",
         "recipe_two_threads",
         "recipe_local_wait",
         "recipe_local_wait_one_group",
@@ -91,7 +97,9 @@ WITHOUT_KEYS = ["recipe_two_threads", "recipe_local_wait", "recipe_three_groups"
 # Relative: float32 sums of 4 numbers, and training steps that carry their last bits on.
 TOLERANCE = {
     (4, "ddp"): 1e-5,
+    (4, "ddp_passes"): 1e-5,
     (4, "ddp_keyed"): 1e-5,
+    (4, "ddp_keyed_joined"): 1e-5,
     (4, "fsdp"): 1e-5,
     (4, "local_sgd"): 1e-6,
 }

@@ -768,7 +768,68 @@ def aborted_subgroup_ends_alone():
         dist.destroy_process_group(group)
 
 
+@check
+def a_backward_pass_of_ddp_orders_the_stream():
+    """Plain DDP, and keyed: on CUDA the host goes on while a peer is late; the stream waits."""
+    for keyed in (False, True):
+        torch.manual_seed(7)
+        layers = torch.nn.Sequential(*(torch.nn.Linear(64, 64) for _ in range(8)))
+        model = torch.nn.parallel.DistributedDataParallel(layers, bucket_cap_mb=0.03)
+        if keyed:
+            unjam.torch.ddp.keyed(model, "late")
+        for step in range(5):  # buckets are made anew behind the first
+            model.zero_grad()
+            loss = model(values(RANK, (4, 64), torch.float32, step)).sum()
+            unjam.torch.barrier(key="set")
+            if RANK == 1 and step > 1:
+                time.sleep(0.5)
+            begun = time.monotonic()
+            loss.backward()
+            passed = time.monotonic() - begun
+            alone = [torch.zeros_like(p) for p in layers.parameters()]
+            for r in range(SIZE):
+                of_rank = layers(values(r, (4, 64), torch.float32, step)).sum()
+                found = torch.autograd.grad(of_rank, list(layers.parameters()))
+                for into, g in zip(alone, found, strict=True):
+                    into += g / SIZE
+            for p, expected in zip(layers.parameters(), alone, strict=True):
+                torch.testing.assert_close(p.grad, expected)
+            if DEVICE.type == "cuda" and RANK == 0 and step > 1:
+                assert passed < 0.4, (keyed, step, passed)
+
+
 # ---- what is wrong is said ----
+
+
+@check
+def a_stream_under_capture_is_refused():
+    if DEVICE.type != "cuda":
+        return
+    x, before, box = torch.ones(5), torch.ones(3), torch.empty(5 * SIZE)
+    calls = [
+        lambda: dist.all_reduce(x),
+        lambda: dist.all_reduce(x, async_op=True),
+        lambda: dist.all_gather_into_tensor(box, x),
+        lambda: dist.isend(x, (RANK + 1) % SIZE, tag=3),
+        lambda: dist.barrier(),
+    ]
+    if RANK == 0:  # pending until the others call it
+        pending = unjam.torch.all_reduce(before, async_op=True, key="before")
+        calls.append(pending.wait)
+    for call in calls:
+        with torch.cuda.graph(torch.cuda.CUDAGraph()):
+            x.mul_(1)  # a graph of nothing would be warned of
+            with fails(dist.DistBackendError, "captured", "CUDA graph", "outside of the capture"):
+                call()
+    unjam.torch.barrier(key="refused")
+    if RANK != 0:
+        pending = unjam.torch.all_reduce(before, async_op=True, key="before")
+    finished(pending)
+    assert before[0] == SIZE
+    dist.all_reduce(x)  # nothing was submitted by any of them
+    assert x[0] == SIZE
+    dist.all_reduce(x, async_op=True).wait()
+    assert x[0] == SIZE * SIZE
 
 
 @check

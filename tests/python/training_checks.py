@@ -391,7 +391,113 @@ def ddp_options(here):
         for step in range(here.rank + 1):
             model(torch.full((2, 6), float(step))).sum().backward()
     found.append(plain(model.module.weight.grad))
+    # Averages over the ranks that still have data: their number is summed in the forward pass.
+    model = DistributedDataParallel(nn.Linear(6, 3))
+    with model.join(divide_by_initial_world_size=False):
+        for step in range(2 * here.rank + 1):
+            model(torch.full((2, 6), float(step))).sum().backward()
+    found.append(plain(model.module.weight.grad))
     return found
+
+
+def _small_buckets(model, **options):
+    """DDP with a bucket for every layer or so."""
+    from torch.nn.parallel import DistributedDataParallel
+
+    first, dist._DEFAULT_FIRST_BUCKET_BYTES = dist._DEFAULT_FIRST_BUCKET_BYTES, 1
+    try:
+        return DistributedDataParallel(model, bucket_cap_mb=0.0001, **options)
+    finally:
+        dist._DEFAULT_FIRST_BUCKET_BYTES = first
+
+
+class Checkpointed(nn.Module):
+    """Layers whose backward passes lie inside of the model's; the first one's does not."""
+
+    def __init__(self, after_first=None):
+        super().__init__()
+        torch.manual_seed(3)
+        self.layers = nn.ModuleList([nn.Linear(6, 6) for _ in range(3)] + [nn.Linear(6, 3)])
+        self.after_first = after_first
+
+    def forward(self, x):
+        from torch.utils.checkpoint import checkpoint
+
+        x = self.layers[0](x)
+        if self.after_first is not None:
+            x.register_hook(self.after_first)
+        for layer in self.layers[1:]:
+            x = checkpoint(layer, x.tanh(), use_reentrant=True)
+        return x
+
+
+def ddp_passes(here):
+    """Backward passes of all shapes: DDP's futures are completed at their ends."""
+    ready_made = dist.BuiltinCommHookType
+    found = []
+    for hook in (ready_made.ALLREDUCE, ready_made.FP16_COMPRESS):  # in C++
+        model = _small_buckets(Uneven(), find_unused_parameters=True)
+        model._register_builtin_comm_hook(hook)
+        found.append(_regression(here, model))
+    for options in ({}, {"static_graph": True}):
+        found.append(_regression(here, _small_buckets(Checkpointed(), **options)))
+    # Gradients that several passes add up, the last of which averages.
+    model = _small_buckets(Checkpointed())
+    with model.no_sync():
+        model(torch.full((2, 6), 0.1 * here.rank)).square().sum().backward()
+    model(torch.ones(2, 6)).sum().backward()
+    found.append([plain(p.grad) for p in model.parameters()])
+    # Two models in one pass, one behind the other and one beside.
+    one, two, other = (_small_buckets(m) for m in (nn.Linear(6, 6), Checkpointed(), Checkpointed()))
+    x = torch.full((2, 6), 0.1 * here.rank)
+    for _ in range(3):
+        (two(one(x).tanh()).square().sum() + other(x).sum()).backward()
+    found.append([plain(p.grad) for m in (one, two, other) for p in m.parameters()])
+    return found
+
+
+def ddp_inner_pass_goes_on(here):
+    """Inside of a pass nobody waits at the end of an inner one, though a bucket is under way."""
+    store = dist.distributed_c10d._get_default_store()
+    turn = [0]
+
+    def after_first(grad):  # the outer pass, behind the inner ones
+        if here.rank == 0:
+            store.set(f"behind the inner passes {turn[0]}", "")
+
+    model = _small_buckets(Checkpointed(after_first))
+    for turn[0] in range(3):  # the first, and the one behind it, make buckets anew
+        loss = model(torch.full((2, 6), 0.1 * here.rank)).sum()
+        if here.rank != 0:
+            store.wait([f"behind the inner passes {turn[0]}"])
+        loss.backward()
+    return []
+
+
+def ddp_pass_fails(here):
+    """Backward passes that end with an error, a bucket under way: the rest goes on."""
+
+    class Trouble(Exception):
+        pass
+
+    def trouble(grad):
+        raise Trouble
+
+    model = _small_buckets(nn.Sequential(nn.Linear(6, 6), nn.Linear(6, 6)))
+    hidden = model.module[0].register_forward_hook(lambda *a: a[2].register_hook(trouble) and None)
+    for _ in range(3):
+        try:
+            model(torch.ones(2, 6)).sum().backward()
+            raise AssertionError("no trouble")
+        except Trouble:
+            pass
+        except RuntimeError as error:  # DDP's, of the pass before
+            assert "finished reduction in the prior iteration" in str(error)
+    hidden.remove()
+    x = torch.ones(3)
+    dist.all_reduce(x)
+    assert x.tolist() == [here.ranks] * 3
+    return _regression(here, _small_buckets(Uneven(), find_unused_parameters=True))
 
 
 def ddp_keyed(here):
@@ -412,6 +518,37 @@ def ddp_keyed(here):
                 model.register_comm_hook(None, unjam.torch.ddp.comm_hook)
         found.append(_regression(here, model))
     assert found[0] == found[1] == found[2]
+    return found
+
+
+def ddp_keyed_joined(here):
+    """Keyed DDP in join(): who has no more data takes part in the others' averages."""
+
+    def trained(name, **options):
+        torch.manual_seed(5)
+        model = nn.Sequential(*(nn.Linear(6, 6) for _ in range(3)), nn.Linear(6, 3))
+        model = _small_buckets(model)
+        if here.keyed:
+            import unjam.torch
+
+            if name:
+                unjam.torch.ddp.keyed(model, name)
+            else:
+                model.register_comm_hook(None, unjam.torch.ddp.comm_hook)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+        losses = []
+        with model.join(**options):
+            for step in range(3 + 2 * here.rank):
+                optimizer.zero_grad()
+                loss = model(torch.full((2, 6), 0.1 * (step + here.rank))).square().sum()
+                loss.backward()
+                optimizer.step()
+                losses.append(loss.item())
+        return [losses, plain(list(model.parameters()))]  # of the last one, on all
+
+    found = [trained("joined"), trained("")]
+    if here.keyed:  # as with all hooks
+        assert trained("alone", divide_by_initial_world_size=False) == found[0]
     return found
 
 

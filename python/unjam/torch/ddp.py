@@ -19,7 +19,8 @@ def comm_hook(
     ``model.register_comm_hook(group, unjam.torch.ddp.comm_hook)`` with the model's process group,
     or None for the default one. The results are those of DDP without a hook. Two models whose
     backward passes run in different orders: :func:`keyed`, with a prefix each. On CUDA the backward
-    pass makes the host wait for a hook's future; with :func:`keyed` a stream waits.
+    pass makes the host wait for the future of a hook in Python; without a hook, and with
+    :func:`keyed`, a stream waits.
     """
     return _average("ddp", group, bucket)
 
@@ -28,9 +29,11 @@ def keyed(model: DistributedDataParallel, prefix: str = "ddp") -> DistributedDat
     """Gives every bucket of gradients of ``model`` a key of its own; returns ``model``.
 
     On CUDA the end of the backward pass orders the current stream behind the averages, as with
-    NCCL, and the host goes on. (Without it, or with a hook in Python, DDP waits for futures, and
-    those of unjam are complete when the host has seen the end: until somebody waits, no stream
-    does.)
+    NCCL, and the host goes on; also where buckets are ready inside of an inner pass (reentrant
+    checkpoints), for which DDP without it makes the host wait, as with hooks in Python.
+
+    In ``model.join()`` ranks without data take part in the averages. As with all hooks, these are
+    sums divided by the group's size: ``divide_by_initial_world_size=False`` changes nothing.
 
     Args:
         model: before its first backward pass, and without a hook.

@@ -487,7 +487,9 @@ class CudaDaemon : public StreamDaemon {
       return false;
     }
     if (status == cudaStreamCaptureStatusNone) return true;
-    error = "the stream is being captured: unjam's calls cannot be part of a CUDA graph yet";
+    error =
+        "the stream is being captured, and unjam's calls cannot be part of a CUDA graph yet: make "
+        "the call, and let streams wait for it, outside of the capture";
     return false;
   }
 

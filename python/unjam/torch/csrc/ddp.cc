@@ -2,9 +2,11 @@
 //
 // The reducer waits for a bucket's future at the end of the backward pass. A future of torch's that
 // is not complete makes the host wait (c10::ivalue::Future is final; and an event of a stream that
-// waits for the operation would have a stream wait before anybody has asked for it, see work.h). So
-// what a bucket's future holds, complete at once, is the Work; it is waited for where the reducer
-// takes the result out of the future: in its stream then, on the CPU in its thread.
+// waits for the operation would have a stream wait before anybody has asked for it). So what a
+// bucket's future holds, complete at once, is the Work; it is waited for where the reducer takes
+// the result out of the future: in its stream then, on the CPU in its thread. (Without this hook
+// the future is completed just ahead of the reducer's wait, mostly: complete_after_backward() in
+// work.h. Here nothing depends on the pass's callbacks.)
 #include "ddp.h"
 
 #include <memory>

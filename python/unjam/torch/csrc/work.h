@@ -13,6 +13,11 @@
 // waits, or, if nobody does, a thread of the executor. On CUDA the copies are in that one's stream,
 // and an event behind them orders everybody else's.
 //
+// A future is completed when the host has seen the operation's end. On CUDA that makes whoever
+// waits for it wait on the host, as DistributedDataParallel's reducer does at the end of each
+// backward pass; so what C++ code takes inside of a backward pass is completed at the end of that
+// pass at the latest, with the stream ordered (complete_after_backward()).
+//
 // On CUDA wait() mostly returns before the operation is complete, so it cannot tell that it fails
 // later: the stream goes on, without the results. Every operation is therefore looked at once more
 // when it is complete (sweep()), and one that failed without anybody being told puts its process
@@ -25,6 +30,8 @@
 #include <c10/core/InferenceMode.h>
 #include <c10/core/StreamGuard.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
+#include <torch/csrc/autograd/engine.h>
+#include <torch/csrc/autograd/function.h>
 
 #include <atomic>
 #include <chrono>
@@ -219,8 +226,9 @@ class Call : public std::enable_shared_from_this<Call> {
     return true;
   }
 
-  // CUDA: work queued in the calling thread's current stream from now on sees the results.
-  void order_stream() {
+  // CUDA: work queued in the calling thread's current stream from now on sees the results. keep:
+  // what the operation uses stays until it is complete, not until here.
+  void order_stream(bool keep = false) {
     if (!device_.is_cuda()) return;
     wait_for_post(begun_ + timeout_, timeout_);
     if (complete()) {
@@ -245,23 +253,60 @@ class Call : public std::enable_shared_from_this<Call> {
         error_told_.store(true);
         std::rethrow_exception(error_);
       }
-      held.swap(held_);
+      if (!keep) held.swap(held_);
+      behind_stream_ = stream;
     }
     // What it comes to is looked at later, whether or not anybody keeps the Work.
     if (!behind_.exchange(true) && !complete_.load()) leave(shared_from_this());
   }
 
-  c10::intrusive_ptr<c10::ivalue::Future> future() {
+  // waited_is_done: of what the current stream waits for already the future is complete at once,
+  // and does not tell how it ends. DDP's reducer reads the value out of a future in the line behind
+  // its wait() (Reducer::set_divide_factor).
+  c10::intrusive_ptr<c10::ivalue::Future> future(bool waited_is_done) {
+    const bool over = complete();
+    const std::exception_ptr error = over ? tell_error() : nullptr;
+    bool here = over && (!device_.is_cuda() || error != nullptr);
     {
       const std::lock_guard lock(mutex_);
       if (future_) return future_;
+      here |= waited_is_done && behind_stream_ && *behind_stream_ == current_stream(device_);
       std::vector<c10::Device> devices;
       if (device_.is_cuda()) devices.push_back(device_);
       future_ = c10::make_intrusive<c10::ivalue::Future>(
           c10::ListType::create(c10::TensorType::get()), std::move(devices));
+      future_told_ = here;
     }
-    call_when_complete();
+    if (!here) {
+      call_when_complete();
+    } else if (error != nullptr) {
+      future_->setError(error);
+    } else {
+      future_->markCompleted(c10::IValue(outputs_));  // records the current stream
+    }
     return future_;
+  }
+
+  // Has the future completed at the end of the backward pass that this thread is in, if it is in
+  // one and nobody has completed it by then. There the stream waits for the operation (on the CPU
+  // the thread does): it is for futures that are waited for at that point, or before.
+  //
+  // DistributedDataParallel's are. Its reducer takes a bucket's future right behind the call, in
+  // the hook of the bucket's last gradient, and queues its own final callback, which waits for all
+  // of them, behind the hook of the last bucket (Reducer::mark_variable_ready). The engine runs a
+  // pass's final callbacks in the order in which they were queued, one at a time, in the streams
+  // that were current where the pass was begun: ours are all ahead of the reducer's, and order the
+  // stream in which that goes on.
+  //
+  // What else may be: the reducer waits in the very callback that takes the future (the first pass
+  // with static_graph, Reducer::delay_all_reduce), before ours is run; the pass fails, and no
+  // callback is run; somebody waits in the middle of it. So the host's way, armed by future(),
+  // stays; whoever sets future_told_ first completes the future.
+  void complete_after_backward() {
+    namespace autograd = torch::autograd;
+    if (autograd::get_current_graph_task_id() == -1) return;
+    autograd::Engine::get_default_engine().queue_callback(
+        [call = shared_from_this()] { call->complete_in_backward(); });
   }
 
   // Makes sure that the results get to the outputs even if nobody waits.
@@ -489,6 +534,35 @@ class Call : public std::enable_shared_from_this<Call> {
     Executor::get().run([call = shared_from_this(), future] { call->conclude(future); });
   }
 
+  // At the end of a backward pass, as one of its final callbacks.
+  void complete_in_backward() noexcept {
+    // A pass inside of a pass (reentrant checkpoints): the outer one goes on, and the reducer may
+    // not be waiting yet; so a node of the outer one is being evaluated here. The host is left to
+    // complete the future. (A pass so deep that the engine gives it another thread is not told
+    // apart. Its futures are complete early then, and the stream waits early.)
+    if (torch::autograd::get_current_node() != nullptr) return;
+    const NoGil no_gil;
+    c10::intrusive_ptr<c10::ivalue::Future> future;
+    {
+      const std::lock_guard lock(mutex_);
+      if (std::exchange(future_told_, true)) return;
+      future = future_;
+    }
+    try {
+      if (device_.is_cuda() && !blocks_host_) {
+        // As wait(); but there it is the user who chose the stream. This one need not be the one in
+        // whose order the allocator hands out again what the operation uses: that stays.
+        order_stream(true);
+      } else {
+        wait(kNoTimeout);
+      }
+      // Records the current stream, which is behind the results.
+      future->markCompleted(c10::IValue(outputs_));
+    } catch (...) {  // not out of here: the final callbacks behind this one are others'
+      if (!future->completed()) future->setError(std::current_exception());
+    }
+  }
+
   // In an executor's thread.
   void conclude(const c10::intrusive_ptr<c10::ivalue::Future>& future) noexcept {
     try {
@@ -550,6 +624,7 @@ class Call : public std::enable_shared_from_this<Call> {
   std::vector<at::Tensor> held_;
   std::function<void()> finish_;
   std::optional<c10::Event> finished_event_;
+  std::optional<c10::Stream> behind_stream_;  // the last one that was put behind the results
   std::exception_ptr error_;
   bool future_told_ = false;
   c10::intrusive_ptr<c10::ivalue::Future> future_;
@@ -586,8 +661,12 @@ class UnjamWork : public c10d::Work {
     return call_->wait(timeout);
   }
   c10::intrusive_ptr<c10::ivalue::Future> getFuture() override {
+    // Python has the GIL where it asks for a future, and may mean that for later.
+    const bool from_python = PyGILState_Check() != 0;
     const NoGil no_gil;
-    return call_->future();
+    const c10::intrusive_ptr<c10::ivalue::Future> future = call_->future(!from_python);
+    if (!from_python && !future->completed()) call_->complete_after_backward();
+    return future;
   }
   std::uint64_t getSequencenumber() const override { return sequence_; }
   void abort() override {
