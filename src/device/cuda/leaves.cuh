@@ -267,20 +267,37 @@ __device__ __forceinline__ std::uint32_t first_of(unsigned thread) {
   return thread / 32 * (kPieces * kWarpBytes) + thread % 32 * kPieceBytes;
 }
 
-// Runs many(access) for up to kPieces whole pieces of this thread at a time if all pointers are
-// aligned, and one(at, bytes) for each piece of what is left. (The last of the many, too, are under
-// way together: one after the other they would take as long as the rest of a slice.)
-template <int kPieces, class Many, class One>
+// Moves what a thread has of a slice: load(at, raw) reads the pieces at `at`, store(at, raw) stores
+// what comes of them. The next pieces' loads are under way while these are worked out and stored: a
+// read of memory takes most of a microsecond, and a store has to wait for its link.
+template <class Pieces, class Load, class Store>
+__device__ __forceinline__ void move_ahead(std::uint32_t at, std::uint32_t end, std::uint32_t step,
+                                           Load load, Store store) {
+  if (at >= end) return;
+  Pieces raw;
+  load(at, raw);
+#pragma unroll 1
+  for (;;) {
+    const std::uint32_t next = at + step;
+    const bool goes_on = next < end;
+    Pieces ahead;
+    if (goes_on) load(next, ahead);
+    store(at, raw);
+    if (!goes_on) return;
+    raw = ahead;
+    at = next;
+  }
+}
+
+// Runs some(at, end) for this thread's first piece of the whole ones if all pointers are aligned,
+// and one(at, bytes) for each piece of what is left.
+template <int kPieces, class Some, class One>
 __device__ __forceinline__ void for_pieces(const Slice& slice, unsigned thread, unsigned threads,
-                                           Many many, One one) {
+                                           Some some, One one) {
   std::uint32_t begin = 0;
   if (all_aligned(slice)) {
     begin = slice.bytes & ~(kPieceBytes - 1);
-#pragma unroll 1
-    for (std::uint32_t at = first_of<kPieces>(thread); at < begin;
-         at += threads * kPieces * kPieceBytes) {
-      many(AlignedAccess{slice, at, begin});
-    }
+    some(first_of<kPieces>(thread), begin);
   }
 #pragma unroll 1
   for (std::uint32_t at = begin + thread * kPieceBytes; at < slice.bytes;
@@ -290,27 +307,81 @@ __device__ __forceinline__ void for_pieces(const Slice& slice, unsigned thread, 
   }
 }
 
-// A combine of at most kSources sources: everything is loaded, then it is worked out piece by
-// piece, which takes few registers. A read of memory takes most of a microsecond, so what a block
-// moves a second is what it has under way.
-template <DType dtype, int kPieces, int kSources>
-__device__ __forceinline__ void reduce_few(const Slice& slice, const AlignedAccess& access) {
-  using F = Format<dtype>;
-  constexpr int kCount = F::template kCount<4>;
-  Raw<4> raw[kSources][kPieces];
-  access.load(0, raw);
+// Where a slice's results go, the first of them kept in registers.
+struct Targets {
+  static constexpr int kKept = 4;
+  char* kept[kKept];
+  const Slice& slice;
+  __device__ __forceinline__ explicit Targets(const Slice& s) : slice(s) {
 #pragma unroll
-  for (int p = 0; p < kPieces; ++p) {
-    typename F::Acc acc[kCount];
-    decode_piece<F, 4>(slice, 0, raw[0][p], acc);
-#pragma unroll
-    for (int i = 1; i < kSources; ++i) {
-      if (i < slice.num_src) add_piece<F, 4>(slice, i, raw[i][p], acc);
+    for (int d = 0; d < kKept; ++d) {
+      if (d < s.num_dst) kept[d] = static_cast<char*>(s.dst_slot[d]);
     }
-    finish_piece<F, kCount>(slice, acc);
-    F::template encode<4>(acc, raw[0][p]);
   }
-  access.store(raw[0]);
+  template <int kPieces>
+  __device__ __forceinline__ void put(const Raw<4> (&raw)[kPieces], std::uint32_t at,
+                                      std::uint32_t end) const {
+    const auto to = [&](char* dst) {
+#pragma unroll
+      for (int p = 0; p < kPieces; ++p) {
+        if (at + p * kWarpBytes < end) store_aligned(dst + at + p * kWarpBytes, raw[p]);
+      }
+    };
+#pragma unroll
+    for (int d = 0; d < kKept; ++d) {
+      if (d < slice.num_dst) to(kept[d]);
+    }
+#pragma unroll 1
+    for (int d = kKept; d < slice.num_dst; ++d) to(static_cast<char*>(slice.dst_slot[d]));
+    if (slice.dst_user != nullptr) to(slice.dst_user);
+  }
+};
+
+template <int kSources, int kPieces>
+struct PiecesOf {
+  Raw<4> raw[kSources][kPieces];
+};
+
+// A combine of at most kSources sources, in whole pieces: everything is loaded, then it is worked
+// out piece by piece, which takes few registers.
+template <DType dtype, int kPieces, int kSources>
+__device__ __forceinline__ void reduce_few(const Slice& slice, std::uint32_t at, std::uint32_t end,
+                                           unsigned threads) {
+  using F = Format<dtype>;
+  using Pieces = PiecesOf<kSources, kPieces>;
+  constexpr int kCount = F::template kCount<4>;
+  const char* from[kSources];
+#pragma unroll
+  for (int i = 0; i < kSources; ++i) {
+    if (i < slice.num_src) from[i] = static_cast<const char*>(slice.src[i]);
+  }
+  const Targets targets(slice);
+  const auto load = [&](std::uint32_t first, Pieces& x) {
+#pragma unroll
+    for (int i = 0; i < kSources; ++i) {
+      if (i >= slice.num_src) break;
+#pragma unroll
+      for (int p = 0; p < kPieces; ++p) {
+        const std::uint32_t place = first + p * kWarpBytes;
+        if (place < end) x.raw[i][p] = load_aligned<4>(from[i] + place);
+      }
+    }
+  };
+  const auto store = [&](std::uint32_t first, Pieces& x) {
+#pragma unroll
+    for (int p = 0; p < kPieces; ++p) {
+      typename F::Acc acc[kCount];
+      decode_piece<F, 4>(slice, 0, x.raw[0][p], acc);
+#pragma unroll
+      for (int i = 1; i < kSources; ++i) {
+        if (i < slice.num_src) add_piece<F, 4>(slice, i, x.raw[i][p], acc);
+      }
+      finish_piece<F, kCount>(slice, acc);
+      F::template encode<4>(acc, x.raw[0][p]);
+    }
+    targets.put(x.raw[0], first, end);
+  };
+  move_ahead<Pieces>(at, end, threads * kPieces * kPieceBytes, load, store);
 }
 
 template <DType dtype>
@@ -328,16 +399,28 @@ __device__ __forceinline__ void reduce_slot(const SliceJob& job, unsigned thread
   if (slice.num_src <= 2) {
     for_pieces<2 * kPieces>(
         slice, thread, threads,
-        [&](const AlignedAccess& access) { reduce_few<dtype, 2 * kPieces, 2>(slice, access); },
+        [&](std::uint32_t at, std::uint32_t end) {
+          reduce_few<dtype, 2 * kPieces, 2>(slice, at, end, threads);
+        },
         one);
   } else if (slice.num_src <= 4) {
     for_pieces<kPieces>(
         slice, thread, threads,
-        [&](const AlignedAccess& access) { reduce_few<dtype, kPieces, 4>(slice, access); }, one);
+        [&](std::uint32_t at, std::uint32_t end) {
+          reduce_few<dtype, kPieces, 4>(slice, at, end, threads);
+        },
+        one);
   } else {
     for_pieces<1>(
         slice, thread, threads,
-        [&](const AlignedAccess& access) { reduce_pieces<dtype, 4, 1, 1>(slice, access); }, one);
+        [&](std::uint32_t at, std::uint32_t end) {
+#pragma unroll 1
+          for (; at < end; at += threads * kPieceBytes) {
+            AlignedAccess access{slice, at, end};
+            reduce_pieces<dtype, 4, 1, 1>(slice, access);
+          }
+        },
+        one);
   }
 }
 
@@ -345,13 +428,24 @@ template <int kElement>
 __device__ __forceinline__ void spread_slot(const SliceJob& job, unsigned thread,
                                             unsigned threads) {
   constexpr int kPieces = 8;
+  using Pieces = PiecesOf<1, kPieces>;
   const Slice slice = make_slice(job);
   for_pieces<kPieces>(
       slice, thread, threads,
-      [&](const AlignedAccess& access) {
-        Raw<4> raw[1][kPieces];
-        access.load(0, raw);
-        access.store(raw[0]);
+      [&](std::uint32_t at, std::uint32_t end) {
+        const auto* from = static_cast<const char*>(slice.src[0]);
+        const Targets targets(slice);
+        const auto load = [&](std::uint32_t first, Pieces& x) {
+#pragma unroll
+          for (int p = 0; p < kPieces; ++p) {
+            const std::uint32_t place = first + p * kWarpBytes;
+            if (place < end) x.raw[0][p] = load_aligned<4>(from + place);
+          }
+        };
+        const auto store = [&](std::uint32_t first, Pieces& x) {
+          targets.put(x.raw[0], first, end);
+        };
+        move_ahead<Pieces>(at, end, threads * kPieces * kPieceBytes, load, store);
       },
       [&](std::uint32_t at, unsigned bytes) {
         const LinearAccess<kElement> access{slice, at, bytes};
@@ -572,33 +666,54 @@ __device__ __forceinline__ bool whole_copies(const SliceJob& job) {
   return (bits & (kPieceBytes - 1)) == 0;
 }
 
-// One copy after the other, by all threads: nothing but loads and stores. Blocks begin with
-// different ones, so that they do not all send to one peer at a time.
+// One copy after the other: nothing but loads and stores. Warps, and blocks, begin with different
+// ones, so that they do not all send to one peer at a time.
 __device__ __forceinline__ void straight_copies(const SliceJob& job, unsigned thread,
                                                 unsigned threads) {
   constexpr int kPieces = 8;
+  struct Ahead {
+    Raw<4> raw[kPieces];
+    char* to;
+    std::uint32_t at, bytes;
+  };
   const std::uint32_t element = dtype_bytes(job.dtype);
-  unsigned copy = blockIdx.x % job.num_src;
+  const std::uint32_t step = threads * kPieces * kPieceBytes;
+  unsigned copy = (blockIdx.x + thread / 32) % job.num_src;
+  int left = job.num_src;
+  const char* from = nullptr;
+  Ahead x, y;
+  y.at = 0;
+  y.bytes = 0;
+  // The next pieces, of whichever copy: false if there are none.
+  const auto load = [&]() {
+    y.at += step;
 #pragma unroll 1
-  for (int k = 0; k < job.num_src; ++k) {
-    const std::uint32_t bytes = job.copy_elems[copy] * element;
-    const char* from = static_cast<const char*>(job.src[copy]);
-    char* to =
-        static_cast<char*>(job.dst_slot[copy] != nullptr ? job.dst_slot[copy] : job.dst_copy[copy]);
-#pragma unroll 1
-    for (std::uint32_t at = first_of<kPieces>(thread); at < bytes;
-         at += threads * kPieces * kPieceBytes) {
-      Raw<4> raw[kPieces];
+    while (y.at >= y.bytes) {
+      if (left-- == 0) return false;
+      y.at = first_of<kPieces>(thread);
+      y.bytes = job.copy_elems[copy] * element;
+      from = static_cast<const char*>(job.src[copy]);
+      void* const slot = job.dst_slot[copy];
+      y.to = static_cast<char*>(slot != nullptr ? slot : job.dst_copy[copy]);
+      copy = copy + 1 == job.num_src ? 0 : copy + 1;
+    }
 #pragma unroll
-      for (int p = 0; p < kPieces; ++p) {
-        if (at + p * kWarpBytes < bytes) raw[p] = load_aligned<4>(from + at + p * kWarpBytes);
-      }
-#pragma unroll
-      for (int p = 0; p < kPieces; ++p) {
-        if (at + p * kWarpBytes < bytes) store_aligned(to + at + p * kWarpBytes, raw[p]);
+    for (int p = 0; p < kPieces; ++p) {
+      if (y.at + p * kWarpBytes < y.bytes) {
+        y.raw[p] = load_aligned<4>(from + y.at + p * kWarpBytes);
       }
     }
-    copy = copy + 1 == job.num_src ? 0 : copy + 1;
+    return true;
+  };
+  bool goes_on = load();
+#pragma unroll 1
+  while (goes_on) {
+    x = y;
+    goes_on = load();  // under way while these are stored
+#pragma unroll
+    for (int p = 0; p < kPieces; ++p) {
+      if (x.at + p * kWarpBytes < x.bytes) store_aligned(x.to + x.at + p * kWarpBytes, x.raw[p]);
+    }
   }
 }
 
