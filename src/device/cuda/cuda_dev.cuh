@@ -85,7 +85,7 @@ struct DevShared {
   std::uint64_t heard;          // slices received, and completions, at the latest look
   std::uint64_t submission_ns;  // first lane: when one came from the host
   std::uint32_t call_over;      // the lane is through with the call that brought this kernel
-  std::uint32_t served_call;    // first lane: a call in a stream was taken from the inbox
+  std::uint32_t served;         // first lane: latest call taken from the inbox: slot + 1
   std::uint32_t holding;        // the lane's bit in CudaRank::holding
 };
 
@@ -108,6 +108,7 @@ class CudaDev {
   static constexpr unsigned kWarp = 32;
   static constexpr unsigned kApart = 2 * kWarp;  // threads that move no slots
   static constexpr std::uint64_t kSubmissionsEndNs = 1000000;
+  static constexpr std::int64_t kWantedNs = 10000;  // who wants lanes says so all the time
 
   __device__ CudaDev(CudaRank* rank, DevShared* shared, LaneState* lane)
       : r_(*rank), s_(*shared), lane_(*lane) {}
@@ -198,7 +199,7 @@ class CudaDev {
       __syncwarp();
       if (leads()) {
         r_.inbox_read = ++s_.inbox_read;
-        s_.served_call = 1;
+        s_.served = (static_cast<std::uint32_t>(entry) & 0xffff) + 1;
       }
       __syncwarp();
       slot = static_cast<std::uint16_t>(entry);
@@ -345,7 +346,7 @@ class CudaDev {
   __device__ void ended(std::uint16_t slot) {
     if (s_.kind == EngineKind::kCall && slot == s_.slot) s_.call_over = 1;
   }
-  __device__ bool is_over() const { return s_.call_over != 0; }
+  __device__ bool is_over() const { return s_.call_over != 0 || in_the_way(); }
   __device__ bool residency_matters() const {
     return s_.kind == EngineKind::kDaemon && s_.lane == 0 && load_relaxed_local(r_.waiters) == 0;
   }
@@ -368,8 +369,7 @@ class CudaDev {
     // The next daemon was launched as this one was about to leave, and changed its mind: what is
     // queued behind a kernel keeps a hardware queue, and with it other streams, from running.
     if (load_relaxed(r_.link->residency.queued) != 0) return true;
-    const bool goes = in_the_way();
-    if (moves && !goes) {
+    if (moves) {
       s_.still_since_ns = 0;
       return false;
     }
@@ -380,7 +380,6 @@ class CudaDev {
     // device is not idle whatever we do; but what it waits for may want our SMs.
     std::uint64_t stay_ns = load_relaxed_local(r_.heard) != 0 ? r_.idle_among_peers_ns : r_.idle_ns;
     if (load_relaxed_local(r_.waiters) != 0) stay_ns = longest_stay_ns(r_);
-    if (goes) stay_ns = 0;
     if (now - s_.still_since_ns < stay_ns) return false;
     // The host stores `posted`, then looks at `resident`: one of us sees the other.
     HostLink& h = r_.link->residency;
@@ -461,11 +460,24 @@ class CudaDev {
       atomicAnd(&word, ~(1u << s_.lane));
     }
   }
-  // This daemon has driven lanes for calls that bring their own engine, and nothing else is there
-  // or was lately: they are faster without it, see solo.cuh.
+  // Of a daemon, by its first lane: calls that bring their own engine want its lanes, or have just
+  // been served by it, and nothing else is there or was lately. They are faster without it, see
+  // solo.cuh. It must not wait for a rest: where calls come one behind the other it would hardly
+  // ever find one, and each call would find the lanes taken because the one before did. All looks
+  // are hints: what comes meanwhile is found, and rung for, when the lanes have been left (drive()
+  // in engine.cu).
   __device__ bool in_the_way() const {
-    return s_.served_call != 0 && load_relaxed_local(r_.holding) == 0 &&
-           global_ns() - s_.submission_ns > kSubmissionsEndNs;
+    if (s_.kind != EngineKind::kDaemon || s_.lane != 0 || s_.passes == 0) return false;
+    if (!lane_.queue.empty()) return false;
+    const std::uint64_t now = global_ns();
+    if (s_.served == 0 && !lanes_wanted(r_, now)) return false;
+    if (s_.served != 0) {
+      // Handed to other lanes, which may not have taken it out of their mailboxes yet.
+      const std::uint32_t slot = s_.served - 1;
+      if (load_relaxed_local(r_.completed[slot]) < r_.rank.invocations[slot].serial) return false;
+    }
+    return queues_empty(r_) && !submissions_wait() && r_.rank.mailboxes[0].empty() &&
+           now - s_.submission_ns > kSubmissionsEndNs;
   }
   // Nobody drives some lane that has work: the driver of the first lane must see to it. Looked at
   // now and then, when nothing moves.
@@ -475,6 +487,20 @@ class CudaDev {
   }
 
  public:
+  // A call waits, or did so just now, for lanes that others drive but have nothing to do in.
+  static __device__ bool lanes_wanted(CudaRank& r, std::uint64_t now) {
+    // (Signed: the clocks of two SMs may differ a little.)
+    return static_cast<std::int64_t>(now - load_relaxed_local(r.wanted_ns)) < kWantedNs;
+  }
+  // Of all lanes. Acquire: who takes a lane over that was left with something says that it holds
+  // something (drive()) before it takes that back.
+  static __device__ bool queues_empty(CudaRank& r) {
+    return load_acquire_local(r.lanes) >> 32 == 0 && load_relaxed_local(r.holding) == 0;
+  }
+  static __device__ void hold(CudaRank& r, DevShared& s, std::uint32_t lane) {
+    s.holding = 1;
+    atomicOr(&r.holding, 1u << lane);
+  }
   // Without news, or where nobody waits for it.
   static __device__ std::uint64_t longest_stay_ns(const CudaRank& r) {
     return std::uint64_t{r.rank.policy.residency_us} * 1000;

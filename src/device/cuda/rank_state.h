@@ -134,6 +134,7 @@ struct CudaRank {
   std::uint32_t holding = 0;    // a bit a lane: its queue was not empty at the last look
   std::uint32_t heard = 0;      // the daemon has had something from peers
   std::uint32_t waiters = 0;    // kernels in streams that are running
+  std::uint64_t wanted_ns = 0;  // when a call without the engine last waited for its lanes
   std::uint64_t closed[kGenerations] = {};  // the daemon of this generation leaves
   // How long a daemon stays when nothing moves and nobody waits: at first, and after something has
   // come from a peer. (A new start takes a rank 50 to 100 us from its peer's poke on.)

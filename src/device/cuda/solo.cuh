@@ -44,6 +44,9 @@ enum Report : std::uint32_t { kUntried = 1, kBegun = 2, kDone = 3 };
 inline constexpr std::uint32_t kReportBits = 2;
 static_assert(kReportBits * kMaxLanes <= 64);
 
+// How long a block waits for its lane's lease where its holder has nothing to do.
+inline constexpr std::uint64_t kLeaseNs = 20000;
+
 // How often is looked for a packet, and for room. A look takes most of a microsecond.
 inline constexpr std::uint32_t kPolls = 512, kRoomPolls = 128;
 
@@ -519,6 +522,24 @@ __device__ __forceinline__ InEndpoint* endpoint_of(const SoloCall& call, const M
   return first + lane * call.shape.ranks + m.q;
 }
 
+// The lane's lease, which another instance has. If that has nothing to do (it is a daemon, or a
+// block as this one that is just through), it soon lets go: a daemon's first lane sees that lanes
+// are wanted, and all leave (CudaDev::in_the_way()). To wait for that is worth it, because a call
+// that goes to the engine instead needs four times as long, and may leave a daemon behind that the
+// next call finds. Not for long, so that whatever the holder is, nobody waits for us in vain.
+__device__ __noinline__ bool await_lease(CudaRank& r, std::uint32_t lane) {
+  const std::uint64_t begun = global_ns();
+  const std::uint64_t bit = std::uint64_t{1} << lane;
+  for (std::uint64_t now = begun; now - begun < kLeaseNs; now = global_ns()) {
+    if (load_relaxed_local(r.holding) != 0) return false;
+    store_relaxed_local(r.wanted_ns, now);
+    __nanosleep(200);
+    // Acquire: as below.
+    if ((load_relaxed_local(r.lanes) & bit) == 0 && (or_lanes(r, bit) & bit) == 0) return true;
+  }
+  return false;
+}
+
 // All that the block needs, in two rounds of looks. Leaves what is found in `s`, and the lease
 // taken if it was free (`leased`, of the thread that sees to it).
 __device__ __forceinline__ bool look(CudaRank& r, const CudaLaunch& launch, const LaneTransport& t,
@@ -549,6 +570,7 @@ __device__ __forceinline__ bool look(CudaRank& r, const CudaLaunch& launch, cons
     cuda_leaves::assume_global(&word);
     const std::uint64_t found = LocalAtomicRef<std::uint64_t>(word).fetch_or(bit, kAcquire);
     ok = leaser ? (found & bit) == 0 : found == launch.sqe.inv.n;
+    if (leaser && !ok) ok = await_lease(r, lane);
     leased = leaser && ok;
   }
   ok = (!looks || connector != kNoConnector) && ok;
