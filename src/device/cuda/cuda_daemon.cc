@@ -521,6 +521,7 @@ class CudaDaemon : public StreamDaemon {
     solo.scale = 1.0 / inv.group_size;
     solo.shape = o_.shape;
     std::copy(o_.bases.begin(), o_.bases.end(), solo.bases);
+    solo.attention = &link_->attention;
     const auto key = static_cast<std::size_t>(inv.key - keys_.states);
     solo.tag = tags_[key];
     solo.out = keys_.out + key * o_.shape.lanes * o_.shape.ranks;

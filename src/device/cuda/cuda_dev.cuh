@@ -30,6 +30,22 @@ __device__ __forceinline__ void clear_local(std::uint32_t& word, std::uint32_t b
   cuda::atomic_ref<std::uint32_t, cuda::thread_scope_device>(word).fetch_and(
       ~bits, cuda::memory_order_release);
 }
+// Calls without the engine are launched so that the next one's blocks may already be there before
+// the kernel in front of them has ended ("programmatic dependent launch"). wait_for_stream(): until
+// all in front has ended, and is visible; at once where nothing is under way. Each kernel that may
+// be launched so calls it, every thread, before it touches memory. let_next_begin(): as far as this
+// block is concerned (as its end would say) the next one's may come. They hold SMs then, and wait
+// for our end, so nothing that follows may wait for a peer.
+__device__ __forceinline__ void wait_for_stream() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+__device__ __forceinline__ void let_next_begin() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
 __device__ __forceinline__ std::uint64_t global_ns() {
   std::uint64_t t;
   asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(t));
@@ -286,6 +302,8 @@ class CudaDev {
     std::uint8_t& place = r_.first_primitive[slot * r_.rank.num_lanes + s_.lane];
     const std::uint32_t first = place;
     if (first != 0) place = 0;
+    // It was counted then, and is again.
+    if (first == r_.rank.invocations[slot].num_primitives) --lane_.stats.completed;
     return first;
   }
   __device__ bool ready(const Invocation& inv) {

@@ -10,8 +10,9 @@
 // somebody, or soon has.
 //
 // Leaving. A daemon's first block decides for the whole grid: nothing moves in any lane and nothing
-// is submitted (see CudaDev::try_quit for the look after `resident` is cleared), or its stay is
-// over. It then says so in `closed`; the other blocks finish their pass and leave. A call's blocks
+// is submitted (see CudaDev::try_quit for the look after `resident` is cleared), it is in the way
+// of calls that need no daemon (CudaDev::in_the_way), or its stay is over. It then says so in
+// `closed`; the other blocks finish their pass and leave. A call's blocks
 // leave when their lanes are through with it, the first one, like a wait's, when it has ended. A
 // lane that is left while something in it can move, or has something in its mailbox, is announced
 // in `rung`, and the launcher launches a daemon. What peers write later is announced by their
@@ -232,7 +233,11 @@ __global__ void __launch_bounds__(512, 1)
   CudaRank& r = *rank;
   // One block of a call, whichever, goes on to serve where the lanes were not done at once.
   const bool solo = launch.kind == EngineKind::kCall && launch.solo.lanes != 0;
-  if (solo && !run_solo(r, launch)) return;
+  if (solo) {
+    if (!run_solo(r, launch)) return;
+  } else {
+    wait_for_stream();
+  }
   const Block block{*reinterpret_cast<BlockShared*>(engine_shared),
                     *reinterpret_cast<DevShared*>(dev_shared)};
   DevShared& s = block.dev;

@@ -83,6 +83,7 @@ struct SoloCall {
   double scale = 1;
   ArenaShape shape;
   unsigned char* bases[kSoloRanks] = {};  // of the job's ranks
+  std::uint32_t* attention = nullptr;     // CudaLink::attention
   OutEndpoint* out = nullptr;             // the key's, at the first lane; others' are behind
   InEndpoint* in = nullptr;
 };
