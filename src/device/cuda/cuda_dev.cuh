@@ -98,11 +98,10 @@ struct DevShared {
   std::uint32_t readied_seen;  // CudaRank::readied before the latest pass
   std::uint64_t progress;      // slices and completions at the latest look
   std::uint64_t still_since_ns;
-  std::uint64_t heard;          // slices received, and completions, at the latest look
-  std::uint64_t submission_ns;  // first lane: when one came from the host
-  std::uint32_t call_over;      // the lane is through with the call that brought this kernel
-  std::uint32_t served;         // first lane: latest call taken from the inbox: slot + 1
-  std::uint32_t holding;        // the lane's bit in CudaRank::holding
+  std::uint64_t heard;      // slices received, and completions, at the latest look
+  std::uint32_t call_over;  // the lane is through with the call that brought this kernel
+  std::uint32_t served;     // first lane: latest call taken from the inbox: slot + 1
+  std::uint32_t holding;    // the lane's bit in CudaRank::holding
 };
 
 // A function whose caller is not to know which one it calls. Where it knows, ptxas deals the
@@ -123,7 +122,7 @@ class CudaDev {
   static constexpr bool kStreams = true;
   static constexpr unsigned kWarp = 32;
   static constexpr unsigned kApart = 2 * kWarp;  // threads that move no slots
-  static constexpr std::uint64_t kSubmissionsEndNs = 1000000;
+  static constexpr std::int64_t kSubmissionsEndNs = 1000000;
   static constexpr std::int64_t kWantedNs = 10000;  // who wants lanes says so all the time
 
   __device__ CudaDev(CudaRank* rank, DevShared* shared, LaneState* lane)
@@ -228,7 +227,7 @@ class CudaDev {
     __syncwarp();
     if (leads()) {
       r_.sq_read = ++s_.sq_read;
-      s_.submission_ns = global_ns();
+      store_relaxed_local(r_.submitted_ns, global_ns());
     }
     __syncwarp();
     return true;
@@ -495,7 +494,7 @@ class CudaDev {
       if (load_relaxed_local(r_.completed[slot]) < r_.rank.invocations[slot].serial) return false;
     }
     return queues_empty(r_) && !submissions_wait() && r_.rank.mailboxes[0].empty() &&
-           now - s_.submission_ns > kSubmissionsEndNs;
+           !submissions_go_on(r_, now);
   }
   // Nobody drives some lane that has work: the driver of the first lane must see to it. Looked at
   // now and then, when nothing moves.
@@ -509,6 +508,10 @@ class CudaDev {
   static __device__ bool lanes_wanted(CudaRank& r, std::uint64_t now) {
     // (Signed: the clocks of two SMs may differ a little.)
     return static_cast<std::int64_t>(now - load_relaxed_local(r.wanted_ns)) < kWantedNs;
+  }
+  // Calls come beside their streams, for which a daemon stays.
+  static __device__ bool submissions_go_on(CudaRank& r, std::uint64_t now) {
+    return static_cast<std::int64_t>(now - load_relaxed_local(r.submitted_ns)) < kSubmissionsEndNs;
   }
   // Of all lanes. Acquire: who takes a lane over that was left with something says that it holds
   // something (drive()) before it takes that back.

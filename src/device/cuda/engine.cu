@@ -64,7 +64,6 @@ __device__ __noinline__ void drive(CudaRank& r, std::uint32_t lane, Block block)
     s.heard = stats.received + stats.completed;
     s.moving = s.holding = 0;
     s.served = s.call_over = 0;
-    s.submission_ns = 0;
     s.readied_seen = load_acquire_local(r.readied);
     // In this order, see CudaDev::queues_empty().
     if (!r.rank.lanes[lane].queue.empty()) CudaDev::hold(r, s, lane);

@@ -621,7 +621,7 @@ __device__ __noinline__ bool await_lease(CudaRank& r, std::uint32_t lane) {
   const std::uint64_t begun = global_ns();
   const std::uint64_t bit = std::uint64_t{1} << lane;
   for (std::uint64_t now = begun; now - begun < kLeaseNs; now = global_ns()) {
-    if (load_relaxed_local(r.holding) != 0) return false;
+    if (load_relaxed_local(r.holding) != 0 || CudaDev::submissions_go_on(r, now)) return false;
     store_relaxed_local(r.wanted_ns, now);
     __nanosleep(200);
     // Acquire: as below.
@@ -719,8 +719,11 @@ __device__ __forceinline__ std::uint64_t look_ahead(const SoloCall& call, const 
   return load_relaxed(in ? t.base_word(m.peer, connector) : t.credit_word(m.peer, connector));
 }
 
-// The host has said something since the rank began: whether it was about this call.
-__device__ __noinline__ bool is_cancelled(CudaRank& r, const CudaLaunch& launch) {
+// The host has said something since the rank began: whether it was about this call. If so the
+// engine must know, too: of a call that has nothing left to do it looks once only.
+__device__ __noinline__ bool is_cancelled(CudaRank& r, const CudaLaunch& launch,
+                                          std::uint32_t attention) {
+  store_relaxed_local(r.attention, attention);
   if (load_relaxed(r.rank.cancelled[launch.slot]) != 0) return true;
   const std::uint64_t gone = load_relaxed(r.link->gone);
   for (std::uint32_t q = 0; q < launch.solo.group_size; ++q) {
@@ -902,7 +905,8 @@ __device__ __forceinline__ bool run_solo(CudaRank& r, const CudaLaunch& launch) 
   }
   std::uint64_t seen = 0;
   if (threadIdx.x < 32) seen = look_ahead(call, t, w, s);
-  if (threadIdx.x == kListener && s.attention != 0 && is_cancelled(r, launch)) come = false;
+  if (threadIdx.x == kListener && s.attention != 0 && is_cancelled(r, launch, s.attention))
+    come = false;
   __syncwarp();
   const bool done = __syncthreads_and(come) != 0;
 
