@@ -52,6 +52,8 @@ struct OutEndpoint {
   std::uint64_t posted = 0;  // steps of the connector, over all its owners
   std::uint32_t connector = kNoConnector;
   std::uint32_t lost_at = 0;  // PeerSendState::opens when another key took it over; 0: never
+  // Steps that the peer has consumed at least (acquired), for who has no time to look.
+  std::uint64_t credit = 0;
 };
 
 struct InEndpoint {
@@ -163,7 +165,7 @@ class LaneTransport {
     } else {
       bump(state.opened);
     }
-    out.posted = credit(peer, i);
+    out.posted = out.credit = credit(peer, i);
     store_relaxed(out.connector, i);
     owner.endpoint = &out;
     owner.in_use = in_use;

@@ -540,6 +540,61 @@ Outcome run_job(int ranks, bool solo, const std::vector<Case>& cases, int repeat
   return outcome;
 }
 
+// Calls back to back, right behind one beside the stream whose daemon has the lanes: after a few
+// they must be without the engine again.
+void check_return(int ranks) {
+  constexpr int kCalls = 400, kAtLeast = 300;
+  constexpr std::size_t kCount = 16 * 1024;
+  setenv("UNJAM_SOLO", "1", 1);
+  Job job(ranks, cuda_config());
+  Barrier all(ranks);
+  job.run([&](const Member& me) {
+    const Stream stream;
+    const auto size = static_cast<std::size_t>(me.ranks);
+    const DeviceMemory memory((size + 1) * kCount * sizeof(float));
+    auto* data = memory.as<float>();
+    auto* bytes = memory.as<unsigned char>();
+    check(cudaMemset(bytes, 0, (size + 1) * kCount * sizeof(float)));
+    const unjamCallOptions_t within = ordered(UNJAM_STREAM_SYNC, stream);
+    const auto gather = [&](std::vector<unjamRequest_t>& requests) {
+      Spec s;
+      s.kind = UNJAM_ALL_GATHER;
+      s.dtype = UNJAM_FLOAT32;
+      s.count = kCount;
+      s.size = me.ranks;
+      s.at = me.rank;
+      unjamRequest_t request = nullptr;
+      check(call(me.all, "gathers", s, Place{bytes, bytes + kCount * sizeof(float)}, &within,
+                 &request));
+      requests.push_back(request);
+    };
+    for (int round = 0; round < 3; ++round) {
+      me.doing("calls behind one beside the stream, round " + std::to_string(round));
+      unjamRequest_t beside = nullptr;
+      check(unjamAllReduce(me.all, "beside", data, data, kCount, UNJAM_FLOAT32, UNJAM_SUM, nullptr,
+                           &beside));
+      me.wait(beside, "the call beside");
+      const std::uint64_t before = without_engine(me.context);
+      all.meet();
+      std::vector<unjamRequest_t> requests;
+      for (int i = 0; i < kCalls; ++i) gather(requests);
+      stream.synchronize();
+      for (unjamRequest_t request : requests) me.wait(request, "a gather");
+      const std::uint64_t alone = without_engine(me.context) - before;
+      if (me.rank == 0) {
+        std::printf("behind a call beside the stream: %llu of %d without engine\n",
+                    static_cast<unsigned long long>(alone), kCalls);
+      }
+      if (ranks > 1 && alone < kAtLeast) {
+        fail("rank " + std::to_string(me.rank) + ": only " + std::to_string(alone) + " of " +
+             std::to_string(kCalls) + " calls back to back ran without the engine");
+      }
+      all.meet();
+    }
+    me.doing("done");
+  });
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -557,6 +612,8 @@ int main(int argc, char** argv) {
 
   const Outcome engine = run_job(ranks, false, cases, repeats);
   const Outcome solo = run_job(ranks, true, cases, repeats);
+
+  check_return(ranks);
 
   std::printf("%-15s %10s %18s   (rank 0)\n", "kind", "calls", "without engine");
   bool missing = false;

@@ -184,8 +184,10 @@ class CudaDaemon : public StreamDaemon {
     const unsigned blocks = std::uint32_t{g.first_lane} + g.lanes;
     const unsigned threads = prepare_solo(inv, fresh != nullptr, l.solo);
     void* arguments[] = {&rank_, &l};
+    // The blocks of such a call may come while what is in front of it ends: they wait for that.
+    const bool early = early_ && l.solo.lanes != 0;
     if (!launch(engine_kernel(), blocks, threads, arguments, as_stream(stream), "queueing a call",
-                error)) {
+                error, early)) {
       return false;
     }
     ++pending_;
@@ -456,6 +458,10 @@ class CudaDaemon : public StreamDaemon {
       return false;
     }
     name_ = properties.name;
+    // What was compiled for older devices has no instruction that waits for the stream, wherever it
+    // runs.
+    early_ =
+        properties.major >= 9 && attributes_.binaryVersion >= 90 && attributes_.ptxVersion >= 90;
     void* arguments[] = {&keys_};
     return launch(keys_kernel(), 64, 256, arguments, nullptr, "setting up keys", error) &&
            cuda_ok(cudaDeviceSynchronize(), "setting up keys", error);
@@ -474,10 +480,20 @@ class CudaDaemon : public StreamDaemon {
     return true;
   }
 
+  // `early`: programmatic dependent launch, see wait_for_stream() in cuda_dev.cuh.
   static bool launch(const void* kernel, unsigned blocks, unsigned threads, void** arguments,
-                     cudaStream_t stream, const char* what, std::string& error) {
-    return cuda_ok(cudaLaunchKernel(kernel, dim3(blocks), dim3(threads), arguments, 0, stream),
-                   what, error);
+                     cudaStream_t stream, const char* what, std::string& error,
+                     bool early = false) {
+    cudaLaunchAttribute attribute{};
+    attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attribute.val.programmaticStreamSerializationAllowed = 1;
+    cudaLaunchConfig_t config{};
+    config.gridDim = dim3(blocks);
+    config.blockDim = dim3(threads);
+    config.stream = stream;
+    config.attrs = &attribute;
+    config.numAttrs = early ? 1 : 0;
+    return cuda_ok(cudaLaunchKernelExC(&config, kernel, arguments), what, error);
   }
 
   static bool check_stream(void* stream, std::string& error) {
@@ -523,6 +539,7 @@ class CudaDaemon : public StreamDaemon {
     solo.scale = 1.0 / inv.group_size;
     solo.shape = o_.shape;
     std::copy(o_.bases.begin(), o_.bases.end(), solo.bases);
+    solo.attention = &link_->attention;
     const auto key = static_cast<std::size_t>(inv.key - keys_.states);
     solo.tag = tags_[key];
     solo.out = keys_.out + key * o_.shape.lanes * o_.shape.ranks;
@@ -791,6 +808,7 @@ class CudaDaemon : public StreamDaemon {
 
   cudaFuncAttributes attributes_{};
   int blocks_per_sm_ = 0;
+  bool early_ = false;  // calls without the engine are launched early
   std::string name_;
   mutable std::mutex refreshing_;
   cudaStream_t stream_ = nullptr;          // of the daemon

@@ -30,6 +30,22 @@ __device__ __forceinline__ void clear_local(std::uint32_t& word, std::uint32_t b
   cuda::atomic_ref<std::uint32_t, cuda::thread_scope_device>(word).fetch_and(
       ~bits, cuda::memory_order_release);
 }
+// Calls without the engine are launched so that the next one's blocks may already be there before
+// the kernel in front of them has ended ("programmatic dependent launch"). wait_for_stream(): until
+// all in front has ended, and is visible; at once where nothing is under way. Each kernel that may
+// be launched so calls it, every thread, before it touches memory. let_next_begin(): as far as this
+// block is concerned (as its end would say) the next one's may come. They hold SMs then, and wait
+// for our end, so nothing that follows may wait for a peer.
+__device__ __forceinline__ void wait_for_stream() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+__device__ __forceinline__ void let_next_begin() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
 __device__ __forceinline__ std::uint64_t global_ns() {
   std::uint64_t t;
   asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(t));
@@ -82,11 +98,10 @@ struct DevShared {
   std::uint32_t readied_seen;  // CudaRank::readied before the latest pass
   std::uint64_t progress;      // slices and completions at the latest look
   std::uint64_t still_since_ns;
-  std::uint64_t heard;          // slices received, and completions, at the latest look
-  std::uint64_t submission_ns;  // first lane: when one came from the host
-  std::uint32_t call_over;      // the lane is through with the call that brought this kernel
-  std::uint32_t served_call;    // first lane: a call in a stream was taken from the inbox
-  std::uint32_t holding;        // the lane's bit in CudaRank::holding
+  std::uint64_t heard;      // slices received, and completions, at the latest look
+  std::uint32_t call_over;  // the lane is through with the call that brought this kernel
+  std::uint32_t served;     // first lane: latest call taken from the inbox: slot + 1
+  std::uint32_t holding;    // the lane's bit in CudaRank::holding
 };
 
 // A function whose caller is not to know which one it calls. Where it knows, ptxas deals the
@@ -107,7 +122,8 @@ class CudaDev {
   static constexpr bool kStreams = true;
   static constexpr unsigned kWarp = 32;
   static constexpr unsigned kApart = 2 * kWarp;  // threads that move no slots
-  static constexpr std::uint64_t kSubmissionsEndNs = 1000000;
+  static constexpr std::int64_t kSubmissionsEndNs = 1000000;
+  static constexpr std::int64_t kWantedNs = 10000;  // who wants lanes says so all the time
 
   __device__ CudaDev(CudaRank* rank, DevShared* shared, LaneState* lane)
       : r_(*rank), s_(*shared), lane_(*lane) {}
@@ -198,7 +214,7 @@ class CudaDev {
       __syncwarp();
       if (leads()) {
         r_.inbox_read = ++s_.inbox_read;
-        s_.served_call = 1;
+        s_.served = (static_cast<std::uint32_t>(entry) & 0xffff) + 1;
       }
       __syncwarp();
       slot = static_cast<std::uint16_t>(entry);
@@ -211,7 +227,7 @@ class CudaDev {
     __syncwarp();
     if (leads()) {
       r_.sq_read = ++s_.sq_read;
-      s_.submission_ns = global_ns();
+      store_relaxed_local(r_.submitted_ns, global_ns());
     }
     __syncwarp();
     return true;
@@ -285,6 +301,8 @@ class CudaDev {
     std::uint8_t& place = r_.first_primitive[slot * r_.rank.num_lanes + s_.lane];
     const std::uint32_t first = place;
     if (first != 0) place = 0;
+    // It was counted then, and is again.
+    if (first == r_.rank.invocations[slot].num_primitives) --lane_.stats.completed;
     return first;
   }
   __device__ bool ready(const Invocation& inv) {
@@ -345,7 +363,7 @@ class CudaDev {
   __device__ void ended(std::uint16_t slot) {
     if (s_.kind == EngineKind::kCall && slot == s_.slot) s_.call_over = 1;
   }
-  __device__ bool is_over() const { return s_.call_over != 0; }
+  __device__ bool is_over() const { return s_.call_over != 0 || in_the_way(); }
   __device__ bool residency_matters() const {
     return s_.kind == EngineKind::kDaemon && s_.lane == 0 && load_relaxed_local(r_.waiters) == 0;
   }
@@ -368,8 +386,7 @@ class CudaDev {
     // The next daemon was launched as this one was about to leave, and changed its mind: what is
     // queued behind a kernel keeps a hardware queue, and with it other streams, from running.
     if (load_relaxed(r_.link->residency.queued) != 0) return true;
-    const bool goes = in_the_way();
-    if (moves && !goes) {
+    if (moves) {
       s_.still_since_ns = 0;
       return false;
     }
@@ -380,7 +397,6 @@ class CudaDev {
     // device is not idle whatever we do; but what it waits for may want our SMs.
     std::uint64_t stay_ns = load_relaxed_local(r_.heard) != 0 ? r_.idle_among_peers_ns : r_.idle_ns;
     if (load_relaxed_local(r_.waiters) != 0) stay_ns = longest_stay_ns(r_);
-    if (goes) stay_ns = 0;
     if (now - s_.still_since_ns < stay_ns) return false;
     // The host stores `posted`, then looks at `resident`: one of us sees the other.
     HostLink& h = r_.link->residency;
@@ -461,11 +477,24 @@ class CudaDev {
       atomicAnd(&word, ~(1u << s_.lane));
     }
   }
-  // This daemon has driven lanes for calls that bring their own engine, and nothing else is there
-  // or was lately: they are faster without it, see solo.cuh.
+  // Of a daemon, by its first lane: calls that bring their own engine want its lanes, or have just
+  // been served by it, and nothing else is there or was lately. They are faster without it, see
+  // solo.cuh. It must not wait for a rest: where calls come one behind the other it would hardly
+  // ever find one, and each call would find the lanes taken because the one before did. All looks
+  // are hints: what comes meanwhile is found, and rung for, when the lanes have been left (drive()
+  // in engine.cu).
   __device__ bool in_the_way() const {
-    return s_.served_call != 0 && load_relaxed_local(r_.holding) == 0 &&
-           global_ns() - s_.submission_ns > kSubmissionsEndNs;
+    if (s_.kind != EngineKind::kDaemon || s_.lane != 0 || s_.passes == 0) return false;
+    if (!lane_.queue.empty()) return false;
+    const std::uint64_t now = global_ns();
+    if (s_.served == 0 && !lanes_wanted(r_, now)) return false;
+    if (s_.served != 0) {
+      // Handed to other lanes, which may not have taken it out of their mailboxes yet.
+      const std::uint32_t slot = s_.served - 1;
+      if (load_relaxed_local(r_.completed[slot]) < r_.rank.invocations[slot].serial) return false;
+    }
+    return queues_empty(r_) && !submissions_wait() && r_.rank.mailboxes[0].empty() &&
+           !submissions_go_on(r_, now);
   }
   // Nobody drives some lane that has work: the driver of the first lane must see to it. Looked at
   // now and then, when nothing moves.
@@ -475,6 +504,24 @@ class CudaDev {
   }
 
  public:
+  // A call waits, or did so just now, for lanes that others drive but have nothing to do in.
+  static __device__ bool lanes_wanted(CudaRank& r, std::uint64_t now) {
+    // (Signed: the clocks of two SMs may differ a little.)
+    return static_cast<std::int64_t>(now - load_relaxed_local(r.wanted_ns)) < kWantedNs;
+  }
+  // Calls come beside their streams, for which a daemon stays.
+  static __device__ bool submissions_go_on(CudaRank& r, std::uint64_t now) {
+    return static_cast<std::int64_t>(now - load_relaxed_local(r.submitted_ns)) < kSubmissionsEndNs;
+  }
+  // Of all lanes. Acquire: who takes a lane over that was left with something says that it holds
+  // something (drive()) before it takes that back.
+  static __device__ bool queues_empty(CudaRank& r) {
+    return load_acquire_local(r.lanes) >> 32 == 0 && load_relaxed_local(r.holding) == 0;
+  }
+  static __device__ void hold(CudaRank& r, DevShared& s, std::uint32_t lane) {
+    s.holding = 1;
+    atomicOr(&r.holding, 1u << lane);
+  }
   // Without news, or where nobody waits for it.
   static __device__ std::uint64_t longest_stay_ns(const CudaRank& r) {
     return std::uint64_t{r.rank.policy.residency_us} * 1000;

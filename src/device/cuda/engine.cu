@@ -10,8 +10,9 @@
 // somebody, or soon has.
 //
 // Leaving. A daemon's first block decides for the whole grid: nothing moves in any lane and nothing
-// is submitted (see CudaDev::try_quit for the look after `resident` is cleared), or its stay is
-// over. It then says so in `closed`; the other blocks finish their pass and leave. A call's blocks
+// is submitted (see CudaDev::try_quit for the look after `resident` is cleared), it is in the way
+// of calls that need no daemon (CudaDev::in_the_way), or its stay is over. It then says so in
+// `closed`; the other blocks finish their pass and leave. A call's blocks
 // leave when their lanes are through with it, the first one, like a wait's, when it has ended. A
 // lane that is left while something in it can move, or has something in its mailbox, is announced
 // in `rung`, and the launcher launches a daemon. What peers write later is announced by their
@@ -62,9 +63,10 @@ __device__ __noinline__ void drive(CudaRank& r, std::uint32_t lane, Block block)
     s.progress = stats.slices + stats.completed;
     s.heard = stats.received + stats.completed;
     s.moving = s.holding = 0;
-    s.served_call = s.call_over = 0;
-    s.submission_ns = 0;
+    s.served = s.call_over = 0;
     s.readied_seen = load_acquire_local(r.readied);
+    // In this order, see CudaDev::queues_empty().
+    if (!r.rank.lanes[lane].queue.empty()) CudaDev::hold(r, s, lane);
     clear_lanes(r, std::uint64_t{1} << (lane + 32));
     if (lane == 0) {
       s.sq_read = r.sq_read;
@@ -81,9 +83,11 @@ __device__ __noinline__ void drive(CudaRank& r, std::uint32_t lane, Block block)
     if (s.moving != 0) clear_local(r.moving, 1u << lane);
     if (s.holding != 0) clear_local(r.holding, 1u << lane);
     CudaDev(&r, &s, &state).settle();
-    if (lane == 0 && s.kind == EngineKind::kDaemon) close_daemon(r, s);
+    const bool residents = lane == 0 && s.kind == EngineKind::kDaemon;
+    if (residents) close_daemon(r, s);
+    const bool left = !state.queue.empty();
     // In one step: nobody drives it, and something is left.
-    if (state.queue.empty()) {
+    if (!left) {
       clear_lanes(r, std::uint64_t{1} << lane);
     } else {
       LocalAtomicRef<std::uint64_t>(r.lanes).fetch_xor(
@@ -92,15 +96,19 @@ __device__ __noinline__ void drive(CudaRank& r, std::uint32_t lane, Block block)
     // Whoever fills a mailbox, marks, or ends a key's earlier use, then looks who is there, see
     // CudaDev::settle() and unjam_mark_kernel(): one of us sees the other.
     fence_total_local();
-    // (A mark relies on a daemon's first lane, also for what that has not accepted. Without one it
-    // has rung.)
-    const bool answers = lane == 0 && s.kind == EngineKind::kDaemon;
-    const bool readied =
-        (answers || !state.queue.empty()) && load_acquire_local(r.readied) != s.readied_seen;
-    const bool rested = s.rested != 0 || (s.call_over != 0 && state.queue.empty());
-    if (!rested || readied || !r.rank.mailboxes[lane].empty()) {
-      store_system(r.link->residency.rung, 1u);
+    // A lane that is left empty needs nobody, however its engine came to leave. In one that is not,
+    // something may move, unless it was left at rest and nothing has been readied since. (A mark
+    // relies on a daemon, also for lanes that it has not got; see take_over().)
+    bool needs = left && (s.rested == 0 || load_acquire_local(r.readied) != s.readied_seen);
+    needs = needs || !r.rank.mailboxes[lane].empty();
+    // A daemon's first lane has looked at what the host posts before its last pass. The host stores
+    // `posted`, then looks at `resident`, which is 0 by now: one of us sees the other. (At rest,
+    // CudaDev::try_quit() has done that. Calls in the inbox serve themselves.)
+    if (residents && s.rested == 0) {
+      needs =
+          needs || s.sq_written != s.sq_read || load_seq_cst(r.link->residency.posted) != s.posted;
     }
+    if (needs) store_system(r.link->residency.rung, 1u);
   }
   sync_block();
 }
@@ -113,8 +121,11 @@ __device__ bool take_over(CudaRank& r, DevShared& s, std::uint32_t lane) {
   while (!take_lease(r, lane)) {
     __nanosleep(500);
     if (lane != 0) {
-      if (load_acquire_local(r.closed[s.generation % kGenerations]) == s.generation) return false;
-      continue;
+      if (load_acquire_local(r.closed[s.generation % kGenerations]) != s.generation) continue;
+      // Once more. A mark may have found the daemon and relied on it although this lane's driver
+      // left it meanwhile. If it has not, it does so behind this try, which found its lease: it
+      // acquires what we have seen of that mark (acquire of `closed`), and minds it.
+      return take_lease(r, lane);
     }
     const std::uint64_t now = global_ns();
     const bool waited_for = load_relaxed_local(r.waiters) != 0;
@@ -122,17 +133,25 @@ __device__ bool take_over(CudaRank& r, DevShared& s, std::uint32_t lane) {
     const std::uint64_t longest = CudaDev::longest_stay_ns(r);
     const bool over = !waited_for && now - begun > longest;
     const std::uint32_t attention = CudaDev::read_attention(r);
-    if (now - still_since <= (waited_for ? longest : r.idle_ns) && !over &&
-        (attention & kAttentionStop) == 0 &&
+    const bool idle = now - still_since > (waited_for ? longest : r.idle_ns);
+    // As CudaDev::in_the_way(). What the host has submitted is what this daemon is for: it stays.
+    const bool wanted = CudaDev::lanes_wanted(r, now) && CudaDev::queues_empty(r) &&
+                        load_relaxed(r.link->sq_written) == load_relaxed_local(r.sq_read);
+    if (!idle && !over && !wanted && (attention & kAttentionStop) == 0 &&
         load_relaxed(r.link->residency.queued) == 0) {  // see CudaDev::try_quit()
       continue;
     }
     close_daemon(r, s);
     // The first lane's driver looks at what the host says now and then only.
-    if (load_acquire(r.link->sq_written) != load_relaxed(r.sq_read) ||
-        CudaDev::read_attention(r) != attention) {
-      store_system(r.link->residency.rung, 1u);
+    bool needs = load_acquire(r.link->sq_written) != load_relaxed(r.sq_read) ||
+                 CudaDev::read_attention(r) != attention;
+    // As above. If its driver has left: if it has left something in there, that may have been
+    // marked.
+    if (take_lease(r, lane)) {
+      const std::uint64_t lanes = clear_lanes(r, std::uint64_t{1} << lane);
+      needs = needs || (lanes >> (lane + 32) & 1) != 0;
     }
+    if (needs) store_system(r.link->residency.rung, 1u);
     return false;
   }
   return true;
@@ -213,7 +232,11 @@ __global__ void __launch_bounds__(512, 1)
   CudaRank& r = *rank;
   // One block of a call, whichever, goes on to serve where the lanes were not done at once.
   const bool solo = launch.kind == EngineKind::kCall && launch.solo.lanes != 0;
-  if (solo && !run_solo(r, launch)) return;
+  if (solo) {
+    if (!run_solo(r, launch)) return;
+  } else {
+    wait_for_stream();
+  }
   const Block block{*reinterpret_cast<BlockShared*>(engine_shared),
                     *reinterpret_cast<DevShared*>(dev_shared)};
   DevShared& s = block.dev;
@@ -251,7 +274,6 @@ __global__ void __launch_bounds__(512, 1)
                load_acquire_local(r.completed[launch.slot]) < launch.serial);
     } else {
       if (lane == 0) {
-        s.readied_seen = load_acquire_local(r.readied);
         store_relaxed_local(r.daemon, 1u);
         store_relaxed_local(r.heard, 0u);
         store_seq_cst(r.link->residency.resident, 1u);

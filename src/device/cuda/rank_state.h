@@ -83,6 +83,7 @@ struct SoloCall {
   double scale = 1;
   ArenaShape shape;
   unsigned char* bases[kSoloRanks] = {};  // of the job's ranks
+  std::uint32_t* attention = nullptr;     // CudaLink::attention
   OutEndpoint* out = nullptr;             // the key's, at the first lane; others' are behind
   InEndpoint* in = nullptr;
 };
@@ -129,11 +130,13 @@ struct CudaRank {
   // Two bits a lane, in one word so that leaving and saying what is left is one step. Low half: an
   // instance drives it (its lease). High half: it was left with something in its queue.
   std::uint64_t lanes = 0;
-  std::uint32_t attention = 0;  // CudaLink::attention, as last seen
-  std::uint32_t moving = 0;     // a bit a lane: something moves in it
-  std::uint32_t holding = 0;    // a bit a lane: its queue was not empty at the last look
-  std::uint32_t heard = 0;      // the daemon has had something from peers
-  std::uint32_t waiters = 0;    // kernels in streams that are running
+  std::uint32_t attention = 0;     // CudaLink::attention, as last seen
+  std::uint32_t moving = 0;        // a bit a lane: something moves in it
+  std::uint32_t holding = 0;       // a bit a lane: its queue was not empty at the last look
+  std::uint32_t heard = 0;         // the daemon has had something from peers
+  std::uint32_t waiters = 0;       // kernels in streams that are running
+  std::uint64_t submitted_ns = 0;  // when a daemon last took a submission
+  std::uint64_t wanted_ns = 0;     // when a call without the engine last waited for its lanes
   std::uint64_t closed[kGenerations] = {};  // the daemon of this generation leaves
   // How long a daemon stays when nothing moves and nobody waits: at first, and after something has
   // come from a peer. (A new start takes a rank 50 to 100 us from its peer's poke on.)

@@ -5,7 +5,7 @@
 //
 // Plan: one of plan/direct.cc whose lanes make one loop each. Block b does what lane b has to do:
 //   takes the lane's lease, looks whether all that it needs is there, sends, copies the own data,
-//   receives, publishes (endpoints, credits, pokes), gives the lease back, and reports.
+//   receives, tells peers (credits, pokes), reports, and gives the lease back.
 // What a block cannot do soon it leaves to the engine: the lane is driven by another instance, a
 // connector is not open, a former use of the key is not complete, a packet does not come.
 //
@@ -44,8 +44,11 @@ enum Report : std::uint32_t { kUntried = 1, kBegun = 2, kDone = 3 };
 inline constexpr std::uint32_t kReportBits = 2;
 static_assert(kReportBits * kMaxLanes <= 64);
 
+// How long a block waits for its lane's lease where its holder has nothing to do.
+inline constexpr std::uint64_t kLeaseNs = 20000;
+
 // How often is looked for a packet, and for room. A look takes most of a microsecond.
-inline constexpr std::uint32_t kPolls = 512, kRoomPolls = 128;
+inline constexpr std::uint32_t kPolls = 512, kRoomPolls = 128, kPokePolls = 32;
 
 // What a thread has under way at once.
 inline constexpr int kRow = 2;
@@ -59,12 +62,77 @@ struct Shared {
   char* from[kSoloRanks];
   char* to[kSoloRanks];
   Kept kept[2 * kSoloRanks];  // of the threads that see to members
-  std::uint64_t lanes;        // CudaRank::lanes as the lease was given back
-  std::uint64_t reports;      // that this block's has found
-  std::uint32_t poke;
+  std::uint32_t poke;         // a value for peers' words; so is the next one
   std::uint32_t ok;
+  std::uint32_t hopeless;  // no use in waiting for packets. Stored once, read while polling
   std::uint32_t serves;
+  std::uint32_t ends;       // this block ends the call
+  std::uint32_t attention;  // CudaLink::attention
 };
+
+// Read-modify-writes of words that are known to be in global memory. (Of an address that could be
+// anything the instruction says first whether it was shared memory, and the thread waits for that,
+// a microsecond, also where nobody wants the result.) All at the device's scope.
+template <class T>
+__device__ __forceinline__ std::uint64_t global_address(T& x) {
+  return static_cast<std::uint64_t>(__cvta_generic_to_global(&x));
+}
+__device__ __forceinline__ void add_relaxed(std::uint64_t& x, std::uint64_t by) {
+  asm volatile("red.relaxed.gpu.global.add.u64 [%0], %1;" ::"l"(global_address(x)), "l"(by)
+               : "memory");
+}
+__device__ __forceinline__ void add_relaxed(std::uint32_t& x, std::uint32_t by) {
+  asm volatile("red.relaxed.gpu.global.add.u32 [%0], %1;" ::"l"(global_address(x)), "r"(by)
+               : "memory");
+}
+__device__ __forceinline__ void max_relaxed(std::uint64_t& x, std::uint64_t with) {
+  asm volatile("red.relaxed.gpu.global.max.u64 [%0], %1;" ::"l"(global_address(x)), "l"(with)
+               : "memory");
+}
+__device__ __forceinline__ std::uint64_t fetch_add_relaxed(std::uint64_t& x, std::uint64_t by) {
+  std::uint64_t before;
+  asm volatile("atom.relaxed.gpu.global.add.u64 %0, [%1], %2;"
+               : "=l"(before)
+               : "l"(global_address(x)), "l"(by)
+               : "memory");
+  return before;
+}
+__device__ __forceinline__ std::uint64_t fetch_and_relaxed(std::uint64_t& x, std::uint64_t with) {
+  std::uint64_t before;
+  asm volatile("atom.relaxed.gpu.global.and.b64 %0, [%1], %2;"
+               : "=l"(before)
+               : "l"(global_address(x)), "l"(with)
+               : "memory");
+  return before;
+}
+__device__ __forceinline__ std::uint64_t fetch_or_acquire(std::uint64_t& x, std::uint64_t with) {
+  std::uint64_t before;
+  asm volatile("atom.acquire.gpu.global.or.b64 %0, [%1], %2;"
+               : "=l"(before)
+               : "l"(global_address(x)), "l"(with)
+               : "memory");
+  return before;
+}
+__device__ __forceinline__ std::uint64_t fetch_add_acq_rel(std::uint64_t& x, std::uint64_t by) {
+  std::uint64_t before;
+  asm volatile("atom.acq_rel.gpu.global.add.u64 %0, [%1], %2;"
+               : "=l"(before)
+               : "l"(global_address(x)), "l"(by)
+               : "memory");
+  return before;
+}
+__device__ __forceinline__ void fence_local() {
+  cuda::atomic_thread_fence(cuda::memory_order_acq_rel, cuda::thread_scope_device);
+}
+// A hint: changes nothing, reads nothing, but finds the way there.
+__device__ __forceinline__ void find_way(const void* p) {
+  asm volatile("prefetch.global.L2 [%0];" ::"l"(__cvta_generic_to_global(p)));
+}
+
+// Packets are looked for in rounds; true: not again.
+__device__ __forceinline__ bool is_hopeless(const Shared& s) {
+  return *static_cast<const volatile std::uint32_t*>(&s.hopeless) != 0;
+}
 
 // This block's stretch of the messages. Threads have units of theirs, or of those of several
 // messages one behind the other, `threads` apart.
@@ -186,10 +254,62 @@ __device__ __forceinline__ void store_own(const Stretch& w, std::uint32_t to, st
   }
 }
 
+// ---- members, each seen to by threads of the first warp ----
+
+// Thread 8 i + q sees to member q; i says in what. Whatever several threads look at, they do so in
+// one instruction: branches of a warp would wait for memory one after the other.
+enum Part : std::uint32_t {
+  kIncoming,  // its packets to us
+  kOutgoing,  // ours to it
+  kNobody,    // of which two are:
+};
+inline constexpr std::uint32_t kLeaser = 16, kFormer = 17;  // the lease; the key's former use
+
+struct Member {
+  std::uint32_t q, part, peer;
+  bool to, from;  // whether it is sent to, or received from
+};
+
+// A lane without data, as in the engine, sends and receives nothing.
+__device__ __forceinline__ Member member_of(const SoloCall& call, const Stretch& w) {
+  Member m;
+  m.q = threadIdx.x % kSoloRanks;
+  m.part = threadIdx.x / kSoloRanks;
+  m.to = w.bytes != 0 && among(call, m.q, call.first_sent, call.num_sent);
+  m.from = w.bytes != 0 && among(call, m.q, call.first_received, call.num_received);
+  m.peer = call.members[m.q];
+  return m;
+}
+
+// An endpoint of either direction: they begin alike.
+static_assert(offsetof(OutEndpoint, posted) == offsetof(InEndpoint, consumed) &&
+              offsetof(OutEndpoint, connector) == offsetof(InEndpoint, connector));
+__device__ __forceinline__ OutEndpoint* out_endpoint(const SoloCall& call, const Member& m,
+                                                     std::uint32_t lane) {
+  return call.out + lane * call.shape.ranks + m.q;
+}
+__device__ __forceinline__ InEndpoint* endpoint_of(const SoloCall& call, const Member& m,
+                                                   std::uint32_t lane) {
+  if (m.part == kOutgoing) return reinterpret_cast<InEndpoint*>(out_endpoint(call, m, lane));
+  return call.in + lane * call.shape.ranks + m.q;
+}
+
+// Of a peer whose packet has not come for a while: it may have been called beside its streams, and
+// be asleep until it hears that something has come for it. A hint: the poke that nothing is lost
+// with comes as the call is published, behind a fence that covers what all threads have sent.
+__device__ __noinline__ void poke_early(CudaRank& r, const SoloCall& call, const Stretch& w,
+                                        std::uint32_t lane, const Shared& s) {
+  if (threadIdx.x >= 32) return;
+  const Member m = member_of(call, w);
+  if (m.part != kOutgoing || !m.to) return;
+  fence_system();
+  store_system(r.pokes[m.peer][lane], s.poke);
+}
+
 // ---- receiving: what is copied ----
 
-__device__ __forceinline__ bool receive_copies(const SoloCall& call, const Stretch& w,
-                                               const Shared& s) {
+__device__ __forceinline__ bool receive_copies(CudaRank& r, const SoloCall& call, const Stretch& w,
+                                               std::uint32_t lane, const Shared& s) {
   const std::uint32_t items = w.units * (call.collects ? call.num_received : 1);
 #pragma unroll 1
   for (std::uint32_t begin = 0; begin + threadIdx.x < items; begin += kRow * blockDim.x) {
@@ -210,6 +330,8 @@ __device__ __forceinline__ bool receive_copies(const SoloCall& call, const Stret
     }
     bool all = false;
     for (std::uint32_t polls = 0; !all && polls < kPolls; ++polls) {
+      if (polls == kPokePolls) poke_early(r, call, w, lane, s);
+      if (is_hopeless(s)) break;
       all = true;
 #pragma unroll
       for (int h = 0; h < kRow; ++h) {
@@ -239,10 +361,13 @@ struct Row {
   Raw<2> raw[kSoloRanks][kRow];
 };
 
-__device__ __forceinline__ bool collect_row(const SoloCall& call, const Stretch& w, const Shared& s,
+__device__ __forceinline__ bool collect_row(CudaRank& r, const SoloCall& call, const Stretch& w,
+                                            std::uint32_t lane, const Shared& s,
                                             std::uint32_t begin, const Raw<2> (&own)[kRow],
                                             Row& row) {
   for (std::uint32_t polls = 0; polls < kPolls; ++polls) {
+    if (polls == kPokePolls) poke_early(r, call, w, lane, s);
+    if (is_hopeless(s)) break;
     bool all = true;
 #pragma unroll
     for (int q = 0; q < static_cast<int>(kSoloRanks); ++q) {
@@ -347,15 +472,16 @@ struct HeldRows {
 };
 
 // Stores nothing: the last row's results are in `x` (before: the own data of the first one).
-__device__ __forceinline__ bool receive_reduction(const SoloCall& call, const Invocation& inv,
-                                                  const Stretch& w, const Shared& s, HeldRows& held,
-                                                  Raw<2> (&x)[kRow]) {
+__device__ __forceinline__ bool receive_reduction(CudaRank& r, const SoloCall& call,
+                                                  const Invocation& inv, const Stretch& w,
+                                                  std::uint32_t lane, const Shared& s,
+                                                  HeldRows& held, Raw<2> (&x)[kRow]) {
   const cuda_leaves::Slice slice = slice_of(call, inv);
   const std::uint32_t step = kRow * blockDim.x;
 #pragma unroll 1
   for (std::uint32_t begin = 0, k = 0;; ++k) {
     Row row;
-    if (!collect_row(call, w, s, begin, x, row)) return false;
+    if (!collect_row(r, call, w, lane, s, begin, x, row)) return false;
     Raw<2> result[kRow];
     reduce_row_any(inv.geometry.dtype, slice, row, result);
     begin += step;
@@ -413,235 +539,236 @@ __device__ __forceinline__ std::uint64_t all_reports(const SoloCall& call, std::
   return come == call.lanes ? word : 0;
 }
 
-// What the end of a call needs, read ahead.
-struct Ending {
-  std::uint64_t* completed = nullptr;
-  std::uint64_t* cq_word = nullptr;
-  std::uint64_t cq_entry = 0;
+// A place in the CQ, which then must be filled.
+struct CqPlace {
+  std::uint64_t* word = nullptr;
+  std::uint64_t entry = 0;
 };
-
-__device__ __forceinline__ void take_cq_place(CudaRank& r, std::uint32_t slot, Ending& ending) {
+__device__ __forceinline__ CqPlace cq_place(CudaRank& r, std::uint32_t slot, std::uint64_t at) {
   RingCq& cq = r.rank.cq;
-  const std::uint64_t at = LocalAtomicRef<std::uint64_t>(cq.tail).fetch_add(1, kRelaxed);
-  ending.completed = &r.completed[slot];
-  ending.cq_word = &cq.words[at % cq.capacity];
-  ending.cq_entry = (at + 1) << 24 | static_cast<std::uint64_t>(Outcome::kDone) << 16 | slot;
+  // As in LaneTransport::escape_slot().
+  const std::uint64_t i =
+      at >> 32 == 0 ? static_cast<std::uint32_t>(at) % cq.capacity : at % cq.capacity;
+  return {&cq.words[i], (at + 1) << 24 | static_cast<std::uint64_t>(Outcome::kDone) << 16 | slot};
 }
 
 // Behind a fence at system scope of this thread, which is behind all that the call has stored in
-// any lane: each of these stores is a release with it.
-__device__ __forceinline__ void end_call(CudaRank& r, const CudaLaunch& launch,
-                                         const Ending& ending) {
+// any lane: each of these is a release with it, and so is the store to the CQ that follows. Which
+// may be seen before these; so `completed`, which belongs to the slot, and with the entry in the CQ
+// to whoever gets it next, only grows.
+__device__ __forceinline__ void end_call(CudaRank& r, const CudaLaunch& launch) {
   store_relaxed_local(launch.sqe.inv.key->done, launch.sqe.inv.n + 1);
-  store_relaxed_local(*ending.completed, launch.serial);
-  store_system(*ending.cq_word, ending.cq_entry);
-  atomicAdd(&r.readied, 1u);
-  atomicAdd(reinterpret_cast<unsigned long long*>(&r.solo_calls), 1ull);
+  max_relaxed(r.completed[launch.slot], launch.serial);
+  add_relaxed(r.solo_calls, 1);
 }
 
-// Decides for all blocks, if this one's report is the last. True: this block hands the call to the
-// engine. Behind a fence of this thread, which is behind what the block has done, the report is a
-// release.
-__device__ __forceinline__ bool decide(CudaRank& r, const CudaLaunch& launch, std::uint64_t before,
-                                       std::uint64_t mine) {
+// Says for the engine which lanes have how much behind them.
+__device__ __forceinline__ void hand_over(CudaRank& r, const CudaLaunch& launch,
+                                          std::uint64_t word) {
   const SoloCall& call = launch.solo;
-  Ending ending;
-  const std::uint64_t word = all_reports(call, before, mine);
-  if (word == 0) return false;
-  const std::uint64_t done = ~std::uint64_t{0} >> (64 - kReportBits * call.lanes);
-  if (word == done) take_cq_place(r, launch.slot, ending);
-  // All have reported, so the word is nobody's. Before the fence: who finds the slot free, behind
-  // the completion, finds it zero.
-  store_relaxed_local(r.solo_reports[launch.slot], std::uint64_t{0});
-  // Acquire: what the other blocks have done, before their reports. And see end_call().
-  fence_system();
-  if (word == done) {
-    end_call(r, launch, ending);
-    // Others may wait for that in lanes that nobody drives. Who leaves a lane looks at `readied`
-    // then, with such a fence between: one of us sees the other.
-    fence_total_local();
-    const std::uint64_t lanes = load_relaxed_local(r.lanes);
-    if ((lanes >> 32 & ~lanes & 0xffffffff) != 0) ring_launcher(r);
-    return false;
-  }
   std::uint8_t* first = r.first_primitive + launch.slot * r.rank.num_lanes;
   for (std::uint32_t l = 0; l < call.lanes; ++l) {
     const auto report = static_cast<Report>(word >> (kReportBits * l) & 3);
     if (report == kBegun) first[l] = call.before;
     if (report == kDone) first[l] = static_cast<std::uint8_t>(launch.sqe.inv.num_primitives);
   }
-  return true;
 }
 
-// Of a lane that nothing was done in.
-__device__ __forceinline__ bool report(CudaRank& r, const CudaLaunch& launch, std::uint64_t mine) {
-  fence_total_local();
-  const std::uint64_t before =
-      LocalAtomicRef<std::uint64_t>(r.solo_reports[launch.slot]).fetch_add(mine, kRelaxed);
-  return decide(r, launch, before, mine);
-}
-
-// ---- the looks, by the first warp ----
-
-// Thread 8 i + q sees to member q; i says in what. Whatever several threads look at, they do so in
-// one instruction: branches of a warp would wait for memory one after the other.
-enum Part : std::uint32_t {
-  kIncoming,  // its packets to us
-  kOutgoing,  // ours to it
-  kBase,      // the step count at which the owner of its connector to us began
-  kNobody,    // of which two are:
-};
-inline constexpr std::uint32_t kLeaser = 24, kEnder = 25;  // the lease; the end of the call
-
-struct Member {
-  std::uint32_t q, part, peer;
-  bool to, from;  // whether it is sent to, or received from
+enum class Verdict : std::uint32_t {
+  kOthers,  // another block's report is the last
+  kEnds,    // all lanes are done, and the call's end is stored but for the CQ's entry
+  kServes,  // this block hands the call to the engine, which goes on with what was reported
 };
 
-// A lane without data, as in the engine, sends and receives nothing.
-__device__ __forceinline__ Member member_of(const SoloCall& call, const Stretch& w) {
-  Member m;
-  m.q = threadIdx.x % kSoloRanks;
-  m.part = threadIdx.x / kSoloRanks;
-  m.to = w.bytes != 0 && among(call, m.q, call.first_sent, call.num_sent);
-  m.from = w.bytes != 0 && among(call, m.q, call.first_received, call.num_received);
-  m.peer = call.members[m.q];
-  return m;
+// Reports, and decides for all blocks if this one's report is the last. By one thread, behind a
+// barrier behind all that the block has done.
+__device__ __forceinline__ Verdict report(CudaRank& r, const CudaLaunch& launch, std::uint64_t mine,
+                                          CqPlace& place) {
+  const SoloCall& call = launch.solo;
+  std::uint64_t& reports = r.solo_reports[launch.slot];
+  // Release: what this block has done, for who comes last. Acquire: what the others have.
+  const std::uint64_t word = all_reports(call, fetch_add_acq_rel(reports, mine), mine);
+  // A block that will not serve waits for no peer behind this. (Of a call that is not done the one
+  // that serves keeps the next call from coming.)
+  if (word == 0) {
+    let_next_begin();
+    return Verdict::kOthers;
+  }
+  const bool done = word == ~std::uint64_t{0} >> (64 - kReportBits * call.lanes);
+  if (done) let_next_begin();
+  std::uint64_t at = 0;
+  if (done) at = fetch_add_relaxed(r.rank.cq.tail, 1);
+  // All have reported, so the word is nobody's. Before the fence: who finds the slot free, behind
+  // the completion, finds it zero.
+  store_relaxed_local(reports, std::uint64_t{0});
+  if (!done) {
+    hand_over(r, launch, word);
+    return Verdict::kServes;
+  }
+  // Of all that the other blocks have stored, too: it was acquired, and fences are cumulative.
+  fence_system();
+  end_call(r, launch);
+  place = cq_place(r, launch.slot, at);
+  return Verdict::kEnds;
 }
 
-// An endpoint of either direction.
-static_assert(offsetof(OutEndpoint, posted) == offsetof(InEndpoint, consumed) &&
-              offsetof(OutEndpoint, connector) == offsetof(InEndpoint, connector) &&
-              sizeof(OutEndpoint) == sizeof(InEndpoint));
-__device__ __forceinline__ InEndpoint* endpoint_of(const SoloCall& call, const Member& m,
-                                                   std::uint32_t lane) {
-  InEndpoint* first = m.part == kOutgoing ? reinterpret_cast<InEndpoint*>(call.out) : call.in;
-  return first + lane * call.shape.ranks + m.q;
+// The lane's lease, which another instance has. If that has nothing to do (it is a daemon, or a
+// block as this one that is just through), it soon lets go: a daemon's first lane sees that lanes
+// are wanted, and all leave (CudaDev::in_the_way()). To wait for that is worth it, because a call
+// that goes to the engine instead needs four times as long, and may leave a daemon behind that the
+// next call finds. Not for long, so that whatever the holder is, nobody waits for us in vain.
+__device__ __noinline__ bool await_lease(CudaRank& r, std::uint32_t lane) {
+  const std::uint64_t begun = global_ns();
+  const std::uint64_t bit = std::uint64_t{1} << lane;
+  for (std::uint64_t now = begun; now - begun < kLeaseNs; now = global_ns()) {
+    if (load_relaxed_local(r.holding) != 0 || CudaDev::submissions_go_on(r, now)) return false;
+    store_relaxed_local(r.wanted_ns, now);
+    __nanosleep(200);
+    // Acquire: as below.
+    if ((load_relaxed_local(r.lanes) & bit) == 0 && (or_lanes(r, bit) & bit) == 0) return true;
+  }
+  return false;
 }
 
-// All that the block needs, in two rounds of looks. Leaves what is found in `s`, and the lease
-// taken if it was free (`leased`, of the thread that sees to it).
+// All that the block needs, in two rounds of looks: first the lease, then what it covers. Leaves
+// what is found in `s`, and the lease taken if it was free (`leased`, of the thread that sees to
+// it).
 __device__ __forceinline__ bool look(CudaRank& r, const CudaLaunch& launch, const LaneTransport& t,
                                      const Stretch& w, bool& leased, Shared& s) {
   constexpr std::uint32_t kAll = 0xffffffff;
   const SoloCall& call = launch.solo;
   const std::uint32_t lane = t.lane;
   const Member m = member_of(call, w);
-  const bool looks = m.part == kOutgoing ? m.to : m.part != kNobody && m.from;
+  const bool looks = m.part == kOutgoing ? m.to : m.part == kIncoming && m.from;
   InEndpoint* at = endpoint_of(call, m, lane);
 
-  // First round. The endpoints are the lane's driver's, and we may not be that yet: they are read
-  // now only to begin the second round with, which reads them again.
-  std::uint64_t count = 0;
-  std::uint32_t connector = kNoConnector;
-  if (looks) {
-    count = load_relaxed_local(at->consumed);
-    connector = load_relaxed_local(at->connector);
-  }
   bool ok = true;
-  if (threadIdx.x == kLeaser || threadIdx.x == kEnder) {
+  if (threadIdx.x == kLeaser || threadIdx.x == kFormer) {
     // Acquire: the lane's state, and with it the key's endpoints, as the last driver left them; and
     // (a read-modify-write that changes nothing) that the key's former invocation is complete on
     // all lanes, so its buffers are ours.
     const bool leaser = threadIdx.x == kLeaser;
     const std::uint64_t bit = leaser ? std::uint64_t{1} << lane : 0;
     std::uint64_t& word = leaser ? r.lanes : launch.sqe.inv.key->done;
-    cuda_leaves::assume_global(&word);
-    const std::uint64_t found = LocalAtomicRef<std::uint64_t>(word).fetch_or(bit, kAcquire);
+    const std::uint64_t found = fetch_or_acquire(word, bit);
     ok = leaser ? (found & bit) == 0 : found == launch.sqe.inv.n;
+    if (leaser && !ok) ok = await_lease(r, lane);
     leased = leaser && ok;
   }
-  ok = (!looks || connector != kNoConnector) && ok;
   if (__all_sync(kAll, ok) == 0) return false;
   __syncwarp();  // all are behind what was acquired
 
-  // Second round.
-  std::uint64_t again = 0, found = 0;
-  std::uint32_t connector_again = kNoConnector;
+  // The endpoints are the lane's driver's: any driver may take an idle key's connector for another
+  // key. So they cannot be read beside the lease.
   const std::uint32_t poke = load_relaxed_local(r.poke_counts[lane]) + 1;
   if (looks) {
-    again = load_relaxed_local(at->consumed);
-    connector_again = load_relaxed_local(at->connector);
-    std::uint64_t& word = m.part == kIncoming   ? t.tag_word(m.peer, connector)
-                          : m.part == kOutgoing ? t.credit_word(m.peer, connector)
-                                                : t.base_word(m.peer, connector);
-    // Acquire, see tag_word(), credit_word(): the base of this owner, if it is read behind that
-    // (see publish()); the peer's reads of what we are to overwrite.
-    found = load_acquire(word);
-  }
-  ok = again == count && connector_again == connector;
-  if (!looks) ok = true;
-  if (m.part == kIncoming && looks) ok = ok && found == call.tag;
-  if (m.part == kOutgoing && looks && ok) {
-    // Room may come soon: who sends only is often ahead.
-    for (std::uint32_t polls = 1; count - found >= call.shape.escape_slots; ++polls) {
-      if (polls == kRoomPolls) {
-        ok = false;
-        break;
+    const std::uint64_t count = load_relaxed_local(at->consumed);
+    const std::uint32_t connector = load_relaxed_local(at->connector);
+    ok = connector != kNoConnector;
+    if (m.part == kOutgoing) {
+      // Of the peer's reads of what we are to overwrite it is enough to know those that an earlier
+      // driver has acquired. Else: room may come soon, who sends only is often ahead.
+      std::uint64_t credit = load_relaxed_local(out_endpoint(call, m, lane)->credit);
+#pragma unroll 1
+      for (std::uint32_t polls = 0; ok && count - credit >= call.shape.escape_slots; ++polls) {
+        ok = polls != kRoomPolls;
+        credit = load_acquire(t.credit_word(m.peer, connector));
       }
-      found = load_acquire(t.credit_word(m.peer, connector));
     }
-  }
-  __syncwarp();
-  const std::uint64_t base = __shfl_sync(kAll, found, kBase * kSoloRanks + m.q);
-  // As LaneTransport::resolve() does, but for what publish() says.
-  if (m.part == kIncoming && base > count) count = base;
-  if (looks && m.part != kBase) {
-    const bool in = m.part == kIncoming;
-    unsigned char* place =
-        t.packet_place(in ? call.rank : m.peer, in ? m.peer : call.rank, connector, count);
-    (in ? s.from : s.to)[m.q] = reinterpret_cast<char*>(place);
-    s.kept[threadIdx.x] = {count, connector};
+    if (ok) {
+      // Of what comes in, that is where it was last expected. Whether the peer has that connector
+      // yet is looked at while it is awaited, see look_again(): a flag is one step's of one
+      // invocation, so what carries it is the slice.
+      const bool in = m.part == kIncoming;
+      unsigned char* place =
+          t.packet_place(in ? call.rank : m.peer, in ? m.peer : call.rank, connector, count);
+      (in ? s.from : s.to)[m.q] = reinterpret_cast<char*>(place);
+      s.kept[threadIdx.x] = {count, connector};
+    }
   }
   if (threadIdx.x == 0) s.poke = poke;
   return __all_sync(kAll, ok) != 0;
 }
 
-// By the first warp, behind a barrier behind all that the block has stored: all that this lane
-// tells others, and the report. (What that comes to, of a call of several lanes: decide().)
-__device__ __forceinline__ void publish(CudaRank& r, const CudaLaunch& launch,
-                                        const LaneTransport& t, const Stretch& w, bool done,
-                                        Shared& s) {
-  const SoloCall& call = launch.solo;
-  const Invocation& inv = launch.sqe.inv;
+// By the first warp, after sending: whether incoming connectors are the key's. False: do not wait.
+__device__ __forceinline__ bool look_again(const SoloCall& call, const LaneTransport& t,
+                                           const Stretch& w, Shared& s) {
+  const Member m = member_of(call, w);
+  if (m.part != kIncoming || !m.from) return true;
+  const Kept kept = s.kept[threadIdx.x];
+  // (Only a hint: a new owner, the same key, sends to another place, where the engine will look.)
+  const std::uint64_t base = load_relaxed(t.base_word(m.peer, kept.connector));
+  // Acquire, see tag_word(): for a look at the base behind this.
+  const std::uint64_t tag = load_acquire(t.tag_word(m.peer, kept.connector));
+  if (tag == call.tag && base <= kept.count) return true;
+  *static_cast<volatile std::uint32_t*>(&s.hopeless) = 1;
+  return false;
+}
+
+// By the first warp, when it has what it waited for, so that tell_peers() need not wait. Of
+// incoming connectors: the step count at which their owner began. Behind the acquire of the tag it
+// is this owner's. (If the tag was this key's from an earlier time the packet is not found, or at
+// the place of a step that has the same: the flag says that it is this call's.) Of outgoing ones:
+// what was consumed.
+__device__ __forceinline__ std::uint64_t look_ahead(const SoloCall& call, const LaneTransport& t,
+                                                    const Stretch& w, const Shared& s) {
+  const Member m = member_of(call, w);
+  const bool in = m.part == kIncoming && m.from;
+  if (!in && !(m.part == kOutgoing && m.to)) return 0;
+  const std::uint32_t connector = s.kept[threadIdx.x].connector;
+  return load_relaxed(in ? t.base_word(m.peer, connector) : t.credit_word(m.peer, connector));
+}
+
+// The host has said something since the rank began: whether it was about this call. If so the
+// engine must know, too: of a call that has nothing left to do it looks once only.
+__device__ __noinline__ bool is_cancelled(CudaRank& r, const CudaLaunch& launch,
+                                          std::uint32_t attention) {
+  store_relaxed_local(r.attention, attention);
+  if (load_relaxed(r.rank.cancelled[launch.slot]) != 0) return true;
+  const std::uint64_t gone = load_relaxed(r.link->gone);
+  for (std::uint32_t q = 0; q < launch.solo.group_size; ++q) {
+    if ((gone >> launch.solo.members[q] & 1) != 0) return true;
+  }
+  return false;
+}
+
+// What a lane of a call does last, in three warps so that none waits for what another has under
+// way. Behind a barrier behind all that the block has stored:
+//   first warp   tell_peers(): endpoints, credits, pokes
+//   kCaller      report() or end_call(); behind the next barrier, the entry in the CQ
+// and behind that, for it covers the first two:
+//   kLast        give_back(): the lease
+// Stores to peers and to the host take microseconds, and so does every fence behind them. So what
+// only this device reads comes first where it can. It cannot with the lease: a driver that had it
+// before our credits are stored could store later ones before them, and ours would stay.
+inline constexpr std::uint32_t kCaller = 32, kLast = 64, kCounter = 96, kListener = 96;
+static_assert(kLeastThreads > kCounter);
+
+__device__ __forceinline__ void tell_peers(CudaRank& r, const SoloCall& call,
+                                           const LaneTransport& t, const Stretch& w, bool done,
+                                           std::uint64_t seen, const Shared& s) {
   const std::uint32_t lane = t.lane;
   const Member m = member_of(call, w);
-  const bool single = call.lanes == 1;
   const bool takes = done && m.part == kIncoming && m.from;
   const bool posts = m.part == kOutgoing && m.to;  // the data carried their flags
   const bool pokes = posts || (done && m.part == kOutgoing && m.from);
-  // First all that the lane keeps, and what is needed later. Memory is asked for all of it before
-  // any of it is used.
-  std::uint64_t base = 0;
   std::uint32_t* poke_at = nullptr;
-  if (takes) base = load_relaxed(t.base_word(m.peer, s.kept[threadIdx.x].connector));
   if (pokes) poke_at = &r.pokes[m.peer][lane];
-  Ending ending;
-  if (threadIdx.x == kEnder) {
-    r.poke_counts[lane] = s.poke;  // whether or not somebody is poked
-    if (done && single) take_cq_place(r, launch.slot, ending);
-    if (!done && single) r.first_primitive[launch.slot * r.rank.num_lanes] = call.before;
-    LaneStats& stats = r.rank.lanes[lane].stats;
-    using Count = unsigned long long;
-    const std::uint32_t slices = done ? inv.num_primitives : call.before;
-    atomicAdd(reinterpret_cast<Count*>(&stats.slices), Count{slices});
-    atomicAdd(reinterpret_cast<Count*>(&stats.bytes_sent), Count{w.bytes} * call.num_sent);
-    if (done) atomicAdd(reinterpret_cast<Count*>(&stats.completed), Count{1});
-  }
   std::uint64_t count = 0;
   if (takes || posts) {
-    // As LaneTransport::resolve(): behind the acquire of the tag the base is this owner's. (What
-    // was read beside the tag may have been an earlier one's. Then the packet was not found, or at
-    // the place of a step that has the same: the flag says that it is this call's.)
     count = s.kept[threadIdx.x].count;
-    if (base > count) count = base;
+    // As LaneTransport::resolve().
+    if (takes && seen > count) count = seen;
     ++count;
     endpoint_of(call, m, lane)->consumed = count;
+    // (With the fence below, an acquire, and the lease, a release: as look() wants it.)
+    if (posts) out_endpoint(call, m, lane)->credit = seen;
   }
+  const std::uint32_t poke = s.poke + 1;
+  if (threadIdx.x == 0) r.poke_counts[lane] = poke;  // whether or not somebody is poked
   __syncwarp();
-  // One fence a thread is behind all that it publishes: what the block has stored is behind its
-  // barrier, what the warp has, behind the one above. With it each relaxed access below is a
-  // release, at system scope.
+  // One fence a thread is behind all that it publishes: what the block has stored, and read, is
+  // behind its barrier. With it each relaxed access below is a release, at system scope.
   fence_system();
   if (takes) {
     InEndpoint in;
@@ -650,34 +777,38 @@ __device__ __forceinline__ void publish(CudaRank& r, const CudaLaunch& launch,
     const PublishedWord word = t.consumption(m.peer, in);
     store_system(*word.place, word.value);
   }
-  if (pokes) store_system(*poke_at, s.poke);
-  if (single) {
-    if (threadIdx.x == kEnder && done) end_call(r, launch, ending);
-    __syncwarp();
-    if (threadIdx.x == kLeaser) {
-      // Release: also the end of the call (behind the barrier above). Who leaves a lane with
-      // something pending says so in the same word, then looks at `readied`: it sees the end, or we
-      // what it leaves. (Of a call that has not ended this block goes on to serve the lanes.)
-      const std::uint64_t lanes =
-          LocalAtomicRef<std::uint64_t>(r.lanes).fetch_and(~(std::uint64_t{1} << lane), kRelease);
-      const std::uint32_t driven = static_cast<std::uint32_t>(lanes) & ~(1u << lane);
-      if (done && (static_cast<std::uint32_t>(lanes >> 32) & ~driven) != 0) ring_launcher(r);
-    }
-    return;
+  if (pokes) store_system(*poke_at, poke);
+}
+
+// By one thread, behind a barrier behind all that the block has done in the lane.
+__device__ __forceinline__ void give_back(CudaRank& r, const SoloCall& call, std::uint32_t lane,
+                                          bool ends) {
+  const std::uint64_t bit = std::uint64_t{1} << lane;
+  // Release, with what follows: the lane's state, also what peers are told; and, of the block that
+  // ends the call, that its key may be used again.
+  fence_local();
+  // Others may wait for that end in their queues. Who leaves a lane with something in it says so in
+  // CudaRank::lanes, then looks at `readied`; who takes one acquires that word. So of a call of
+  // one lane, if nobody drives another lane and nothing was left in one as this one is given back,
+  // nobody needs to hear of it: who comes later sees the end.
+  const bool counts = ends && call.lanes != 1;
+  if (counts) {
+    // (Other lanes are this call's own blocks', if only just.)
+    add_relaxed(r.readied, 1);
+    fence_local();  // it comes before, for who takes or leaves a lane behind us
   }
-  // The lease goes, and the report comes, in one instruction of two threads. (The lease's bit is
-  // set, so a subtraction clears it.)
-  const std::uint64_t mine = report_word(lane, done ? kDone : kBegun);
-  std::uint64_t before = 0;
-  if (threadIdx.x == kLeaser || threadIdx.x == kEnder) {
-    const bool leaser = threadIdx.x == kLeaser;
-    std::uint64_t& word = leaser ? r.lanes : r.solo_reports[launch.slot];
-    cuda_leaves::assume_global(&word);
-    const std::uint64_t by = leaser ? ~(std::uint64_t{1} << lane) + 1 : mine;
-    before = LocalAtomicRef<std::uint64_t>(word).fetch_add(by, kRelaxed);
+  std::uint64_t lanes = fetch_and_relaxed(r.lanes, ~bit);
+  if (ends && !counts && (lanes & ~bit) != 0) {
+    add_relaxed(r.readied, 1);
+    // As CudaDev::settle(): one of us sees the other.
+    fence_total_local();
+    lanes = load_relaxed_local(r.lanes);
   }
-  if (threadIdx.x == kLeaser) s.lanes = before;
-  if (threadIdx.x == kEnder) s.reports = before;
+  if (!ends && call.lanes == 1) return;  // this block goes on to serve the lane
+  // Left with something, with nobody there; or so while we drove it.
+  const std::uint32_t driven = static_cast<std::uint32_t>(lanes) & ~static_cast<std::uint32_t>(bit);
+  if (ends && (static_cast<std::uint32_t>(lanes >> 32) & ~driven) != 0) return ring_launcher(r);
+  see_to_lane(r, lane, lanes);
 }
 
 }  // namespace solo
@@ -700,17 +831,29 @@ __device__ __forceinline__ bool run_solo(CudaRank& r, const CudaLaunch& launch) 
   const Stretch w{static_cast<const char*>(inv.input) + begin,
                   static_cast<char*>(inv.output) + begin, end - begin,
                   (end - begin + kUnitBytes - 1) / kUnitBytes};
+  LaneTransport t;
+  t.shape = call.shape;
+  t.bases = call.bases;
+  t.rank = call.rank;
+  t.lane = lane;
+
+  if (threadIdx.x == 0) s.hopeless = s.ends = s.serves = 0;
+  if (threadIdx.x < 2 * kSoloRanks) {
+    const Member m = member_of(call, w);
+    if (m.q < call.group_size) find_way(endpoint_of(call, m, lane));
+  }
+  // What the host has said, for one lane: that is enough to send a call to the engine, which knows
+  // what to do about cancellations. It owes nothing to the stream, and takes a while (PCIe).
+  if (threadIdx.x == kListener) s.attention = lane == 0 ? load_relaxed(*call.attention) : 0;
+  if (threadIdx.x == kLeaser) find_way(&r.lanes);
+  if (threadIdx.x == kFormer) find_way(&inv.key->done);
+  wait_for_stream();
 
   // This thread's data, first: nothing else is needed for that.
   Raw<2> ahead[kRow] = {}, own[kRow] = {};
   load_items(call, w, 0, ahead);
   if (call.reduces) load_own(call, w, 0, own);
 
-  LaneTransport t;
-  t.shape = call.shape;
-  t.bases = call.bases;
-  t.rank = call.rank;
-  t.lane = lane;
   bool leased = false;
   if (threadIdx.x < 32) {
     const bool ok = look(r, launch, t, w, leased, s);
@@ -725,7 +868,10 @@ __device__ __forceinline__ bool run_solo(CudaRank& r, const CudaLaunch& launch) 
         if (call.lanes != 1) see_to_lane(r, lane, lanes);
       }
       bool serves = true;
-      if (call.lanes != 1) serves = report(r, launch, report_word(lane, kUntried));
+      if (call.lanes != 1) {
+        CqPlace none;
+        serves = report(r, launch, report_word(lane, kUntried), none) == Verdict::kServes;
+      }
       s.serves = serves ? 1 : 0;
     }
     sync_block();
@@ -747,26 +893,63 @@ __device__ __forceinline__ bool run_solo(CudaRank& r, const CudaLaunch& launch) 
     }
   }
   bool come = true;
+  if (threadIdx.x < 32) {
+    come = look_again(call, t, w, s);
+    __syncwarp();
+  }
   HeldRows held;
   if (call.reduces) {
-    come = receive_reduction(call, inv, w, s, held, own);
+    come = receive_reduction(r, call, inv, w, lane, s, held, own) && come;
   } else if (call.num_received != 0) {
-    come = receive_copies(call, w, s);
+    come = receive_copies(r, call, w, lane, s) && come;
   }
+  std::uint64_t seen = 0;
+  if (threadIdx.x < 32) seen = look_ahead(call, t, w, s);
+  if (threadIdx.x == kListener && s.attention != 0 && is_cancelled(r, launch, s.attention))
+    come = false;
   __syncwarp();
   const bool done = __syncthreads_and(come) != 0;
+
+  const bool single = call.lanes == 1;
+  std::uint64_t at = 0;
+  // Nothing behind this waits for a peer, so the next call may come and wait for our end.
+  if (threadIdx.x == kCaller && done && single) {
+    at = fetch_add_relaxed(r.rank.cq.tail, 1);
+    let_next_begin();
+  }
+  if (threadIdx.x == kCounter) {
+    LaneStats& stats = r.rank.lanes[lane].stats;
+    if (w.bytes != 0) {
+      add_relaxed(stats.slices, done ? inv.num_primitives : call.before);
+      if (done && call.num_received != 0) add_relaxed(stats.received, 1);
+    }
+    add_relaxed(stats.bytes_sent, std::uint64_t{w.bytes} * call.num_sent);
+    if (done) add_relaxed(stats.completed, 1);
+  }
   if (done && call.reduces) store_reduction(call, w, held, own);
   sync_block();
-  if (threadIdx.x < 32) publish(r, launch, t, w, done, s);
-  if (call.lanes == 1) return !done;
-  sync_block();
-  // What is left takes some looks each: in two warps, so that neither waits for the other.
-  if (threadIdx.x == kEnder) {
+
+  CqPlace place;
+  if (threadIdx.x < 32) {
+    tell_peers(r, call, t, w, done, seen, s);
+  } else if (threadIdx.x == kCaller) {
+    Verdict verdict = done ? Verdict::kEnds : Verdict::kServes;
     const std::uint64_t mine = report_word(lane, done ? kDone : kBegun);
-    s.serves = decide(r, launch, s.reports, mine) ? 1 : 0;
+    if (!single) {
+      verdict = report(r, launch, mine, place);
+    } else if (done) {
+      fence_system();
+      end_call(r, launch);
+      place = cq_place(r, launch.slot, at);
+    } else {
+      hand_over(r, launch, mine);
+    }
+    s.ends = verdict == Verdict::kEnds ? 1 : 0;
+    s.serves = verdict == Verdict::kServes ? 1 : 0;
   }
-  if (threadIdx.x == blockDim.x - 1) see_to_lane(r, lane, s.lanes);
   sync_block();
+  if (threadIdx.x == kCaller && s.ends != 0) store_system(*place.word, place.entry);
+  if (threadIdx.x == kLast) give_back(r, call, lane, s.ends != 0);
   return s.serves != 0;
 }
 
