@@ -19,7 +19,7 @@ from pathlib import Path
 import demo
 import lint
 import setup_env
-from common import ROOT, VENV, VENV_PYTHON, Failure, jobs, main_wrapper, run
+from common import ROOT, VENV, VENV_PYTHON, Failure, environment, jobs, main_wrapper, run
 
 BUILD = ROOT / "build"
 
@@ -123,8 +123,20 @@ def stage_package() -> None:
 
 
 def stage_pytest() -> None:
-    # A file's tests share what it has started, so they stay together.
-    pytest("-n", str(min(jobs(), 4)), "--dist", "loadfile")
+    # The adapter that the tests with torch need is compiled beside the tests that do not, so that
+    # no worker waits for it. What is wrong with it, those tests say.
+    code = "import unjam.torch._extension as e; e.extension()"
+    quiet = subprocess.DEVNULL
+    adapter = subprocess.Popen(
+        [VENV_PYTHON, "-c", code], cwd=BUILD, env=environment(), stdout=quiet, stderr=quiet
+    )
+    try:
+        # A file's tests share what it has started, so they stay together; tests/python/conftest.py
+        # puts the files that take long first.
+        pytest("-n", str(min(jobs(), 4)), "--dist", "loadfile", "--no-loadscope-reorder")
+    finally:
+        adapter.terminate()
+        adapter.wait()
 
 
 def stage_soak_unit() -> None:

@@ -82,7 +82,9 @@ def pip_install(words: Sequence[str], stamp_name: str, why: str) -> None:
         return
     say(f"installing {why}: {', '.join(words)}")
     command = [str(VENV_PYTHON), "-m", "pip", "install", "--quiet", "--retries", "2"]
-    command += ["--disable-pip-version-check", "--no-input", *words]
+    # Not compiled ahead: of torch and its like, few modules are ever imported, and those are
+    # compiled then.
+    command += ["--no-compile", "--disable-pip-version-check", "--no-input", *words]
     result = subprocess.run(command, env=environment(), text=True, capture_output=True)
     if result.returncode != 0:
         tail = "\n".join((result.stdout + result.stderr).strip().splitlines()[-6:])

@@ -203,6 +203,8 @@ std::string validate_plans(const PlanRequest& request, const std::vector<Plan>& 
   if (!geometry.empty()) return geometry;
   for (int r = 0; r < request.ranks; ++r) {
     const Plan& plan = plans[static_cast<std::size_t>(r)];
+    // The engine runs the first primitive without a look at how many there are.
+    if (plan.primitives.empty()) return "rank " + std::to_string(r) + "'s program is empty";
     for (std::size_t i = 0; i < plan.primitives.size(); ++i) {
       const std::string text = flags_error(request, r, plan, plan.primitives[i], slot_bytes);
       if (!text.empty()) return primitive_text(r, i, plan.primitives[i]) + ": " + text;

@@ -344,7 +344,7 @@ class Context : public std::enable_shared_from_this<Context> {
   std::deque<Key*> failing_;  // failed, and peers do not know yet that this rank is through
   std::vector<std::uint64_t> failing_records_;  // the same, of forgotten ones
   std::vector<unjamGroup*> voiding_;            // groups with `voids`
-  std::vector<bool> gone_;                      // peers, by rank
+  std::vector<std::atomic<bool>> gone_;         // peers, by rank
   std::unique_ptr<KeyDrop> dropping_;           // at most one is under way
   std::uint64_t forgotten_ = 0;                 // keys, so far
   std::size_t waiting_ = 0;                     // successors kept out of the engine

@@ -54,10 +54,9 @@ void Context::cancel_locked(std::size_t slot, const Result& why) {
   daemon_->cancel(static_cast<std::uint16_t>(slot));
 }
 
-void Context::peer_left(int peer) {
-  std::lock_guard lock(mutex_);
-  gone_[static_cast<std::size_t>(peer)] = true;
-}
+// Without the lock, which a call in progress may hold for long: the one who says so has the rest of
+// the job to tell.
+void Context::peer_left(int peer) { gone_[static_cast<std::size_t>(peer)] = true; }
 
 void Context::peer_gone(int peer, const std::string& why) {
   if (streams_ != nullptr) streams_->peer_gone(peer);

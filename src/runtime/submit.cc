@@ -409,7 +409,8 @@ Invocation Context::make_invocation(const Submitted& s, std::uint16_t slot) cons
   std::uint64_t seed = hash_combine(key.state.tag, s.n);
   seed = hash_combine(seed, signature.hash());
   seed = hash_combine(seed, static_cast<std::uint64_t>(plan.algorithm) << 8 |
-                                static_cast<std::uint64_t>(plan.protocol));
+                                static_cast<std::uint64_t>(plan.protocol) |
+                                static_cast<std::uint64_t>(settings_.overlap != 0) << 16);
   seed =
       hash_combine(seed, std::uint64_t{plan.geometry.chunk} << 32 |
                              std::uint64_t{plan.geometry.lanes} << 16 | plan.geometry.first_lane);

@@ -554,11 +554,12 @@ void World::mark_gone(int rank, const std::string& why) {
 
 void World::tell_peers_gone(int rank, const std::string& why) {
   std::lock_guard lock(mutex_);
-  mark_gone(rank, why);
   GoneMessage m;
   m.rank = static_cast<std::uint32_t>(rank);
   m.why = why;
+  // First, as the ranks of this process may be busy with calls of their own, see peer_gone().
   mesh_.send_all(MessageType::kGone, m.encode());
+  mark_gone(rank, why);
 }
 
 int World::first_gone(const std::vector<int>& members, std::string& why) const {

@@ -16,6 +16,26 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 ROOT = Path(__file__).resolve().parents[2]
 
+# Files that take long, the longest first, so that no worker is left alone with one at the end.
+# Those with torch are not the very first: they need an adapter that tools/ci.py has just begun to
+# compile.
+LONG_FILES = (
+    "test_bench",
+    "test_bench_cuda",
+    "test_torch_backend",
+    "test_torch_training",
+    "test_torch_benches",
+    "test_docs",
+    "test_torch_gpus",
+    "test_processes",
+    "test_simulate",
+)
+
+
+def pytest_collection_modifyitems(items):
+    place = {name: i for i, name in enumerate(LONG_FILES)}
+    items.sort(key=lambda item: place.get(item.path.stem, len(place)))
+
 
 @pytest.fixture
 def launch():

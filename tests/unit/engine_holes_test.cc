@@ -461,6 +461,7 @@ TEST(Holes, Hole7UnknownPlansAreRefused) {
 // Theirs ran an empty function. Every combination that is accepted moves its data and completes.
 TEST(Holes, Hole7EveryCombinationRuns) {
   for (const int ranks : {1, 2, 3}) {
+    if (kSanitized && ranks != 3) continue;
     for (const int algorithm : {-1, 0, 1}) {
       unjamConfig_t config = default_config();
       config.algorithm = algorithm;
@@ -566,11 +567,13 @@ TEST(Holes, Hole9RestartDoesNotWaitForASlowLane) {
 
 TEST(Holes, Hole10Averages) {
   for (const int ranks : {1, 2, 3, 4, 7}) {
+    // The sanitizers look at memory and threads, the release build at numbers and equal bits.
+    if (kSanitized && ranks != 3 && ranks != 4) continue;
     for (const int algorithm : {0, 1}) {
       unjamConfig_t config = default_config();
       config.algorithm = algorithm;
       Job job(ranks, config);
-      Batches batches(job, job.seed());
+      Batches batches(job, job.seed(), !kSanitized);
       for (const unjamKind_t kind : {UNJAM_ALL_REDUCE, UNJAM_REDUCE_SCATTER, UNJAM_REDUCE}) {
         for (int t = 0; t < kNumDTypes; ++t) {
           for (const std::size_t count : {1u, 100u, 3000u}) {

@@ -217,6 +217,77 @@ class Warp {
   std::vector<std::thread> threads_;
 };
 
+// The engine in the caller's thread, with a clock that goes on only when a slice is moved: how long
+// it stays is counted, not measured.
+class ByHand {
+ public:
+  using Handle = ByHand&;
+  static constexpr bool kInlinePacketFlags = false;
+  static constexpr bool kLaneInShared = false;
+  static constexpr bool kHostWatches = false;
+  static constexpr bool kStreams = false;
+  static constexpr std::uint64_t kSliceUs = 100;
+
+  ByHand(RankState& rank, bool residency_matters)
+      : rank_(rank), residency_matters_(residency_matters) {}
+
+  // One stay; returns how many slices it has moved.
+  std::uint64_t stay() {
+    const std::uint64_t before = moved_;
+    Engine<ByHand>::run(*this, rank_, 0, shared_);
+    return moved_ - before;
+  }
+
+  bool controls() const { return true; }
+  bool leads() const { return true; }
+  std::uint32_t first() const { return 0; }
+  std::uint32_t stride() const { return 1; }
+  bool all(bool x) const { return x; }
+  void sync() {}
+  void sync_control() {}
+  void leaf(const SliceJob& job) {
+    run_leaf_host(job, 0, 1);
+    ++moved_;
+  }
+  void relax(std::uint32_t) {}
+  void delay() {}
+  std::uint64_t now_ns() const { return moved_ * kSliceUs * 1000; }
+  bool residency_matters() const { return residency_matters_; }
+  void ended(std::uint16_t) {}
+  bool is_over() const { return false; }
+  bool called_away() const { return false; }
+  std::uint32_t threshold(std::uint32_t polls) const { return polls; }
+  void attend() {}
+  std::uint32_t epoch() { return 0; }
+  bool try_quit(std::uint32_t, std::uint32_t) { return true; }
+  void hold_sleep(std::uint32_t) {}
+  void fence() {}
+  template <class T>
+  static void publish(T& x, T v) {
+    store_release(x, v);
+  }
+  void ring(std::uint32_t, std::uint32_t, RingFor) {}
+  bool next_submission(std::uint16_t& slot) {
+    Sqe sqe;
+    if (!rank_.sq.pop(sqe)) return false;
+    slot = sqe.inv.slot;
+    rank_.invocations[slot] = sqe.inv;
+    return true;
+  }
+  bool submissions_wait() { return !rank_.sq.empty(); }
+  bool stopped() { return false; }
+  bool cancelled(std::uint16_t) { return false; }
+  std::uint32_t first_primitive(std::uint16_t) const { return 0; }
+  bool ready(const Invocation&) { return true; }
+  void complete(std::uint16_t slot, Outcome outcome) { rank_.cq.push({slot, outcome}); }
+
+ private:
+  RankState& rank_;
+  const bool residency_matters_;
+  BlockShared shared_;
+  std::uint64_t moved_ = 0;
+};
+
 class Ranks {
  public:
   Ranks(const Case& c, std::size_t keys, std::uint64_t seed)
@@ -270,6 +341,7 @@ class Ranks {
         }
         continue;
       }
+      if (c.threads == 0) continue;  // by hand
       HostDaemonOptions options;
       options.block_threads = static_cast<unsigned>(c.threads);
       options.delay_seed = c.delays ? seed + r + 1 : 0;
@@ -335,6 +407,7 @@ class Ranks {
   std::uint32_t lack(std::uint32_t r, std::size_t key) {
     return static_cast<std::uint32_t>(load_relaxed(ranks_[r]->keys[key]->lanes[0].lack));
   }
+  RankState& state(std::uint32_t r) { return ranks_[r]->memory->rank(); }
   LaneStats& stats(std::uint32_t r) { return ranks_[r]->memory->lane(0).stats; }
 
   static constexpr std::uint32_t kSlotBytes = 256;
@@ -518,6 +591,61 @@ TEST(Peers, AllAreSentToOrNone) {
   ASSERT_TRUE(ranks.wait(2, 3));
   for (const Use& u : uses) check(u);
 }
+
+// ---- how long an engine stays ----
+
+// A rank by itself whose copy takes 1000 slices: there is always something to move, so nothing but
+// the bound can end a stay.
+class Stay : public testing::TestWithParam<OrderPolicy> {
+ protected:
+  static constexpr std::uint64_t kSlices = 1000, kStayUs = 1000;
+
+  Stay() {
+    ranks_.state(0).policy.order = GetParam();
+    ranks_.state(0).policy.residency_us = kStayUs;
+    ranks_.state(0).policy.quantum_slices = 2;
+    std::mt19937_64 random(base_seed());
+    use_.what = What::kBroadcast;
+    use_.count = kSlices * Ranks::kSlotBytes / sizeof(std::int32_t);
+    fill(use_, 1, random);
+    ranks_.submit(use_, 0, 0);
+  }
+
+  Ranks ranks_{Case{1, 0, 0, 1, 2, 0, false}, 1, 79};
+  Use use_;
+};
+
+TEST_P(Stay, EndsWhenItsTimeIsOverAlthoughThereIsMoreToMove) {
+  ByHand engine(ranks_.state(0), /*residency_matters=*/true);
+  LaneStats& stats = ranks_.stats(0);
+  // It looks at the clock when a turn's quantum is over.
+  const std::uint64_t most = kStayUs / ByHand::kSliceUs + ranks_.state(0).policy.quantum_slices;
+  std::uint64_t moved = 0, stays = 0;
+  while (stats.completed == 0) {
+    const std::uint64_t slices = engine.stay();
+    moved += slices;
+    ++stays;
+    ASSERT_GT(slices, 0u) << "a stay without progress, after " << moved;
+    ASSERT_LE(slices, most) << "it stays longer";
+    if (stats.completed == 0) {
+      ASSERT_EQ(stats.residency_quits, stays) << "it left for another reason";
+      ASSERT_GT(slices * ByHand::kSliceUs, kStayUs) << "it left early";
+    }
+  }
+  EXPECT_EQ(moved, kSlices);
+  EXPECT_GE(stays, kSlices / most);
+  check(use_);
+}
+
+TEST_P(Stay, IsNotBoundedWhereItDoesNotMatter) {
+  ByHand engine(ranks_.state(0), /*residency_matters=*/false);
+  EXPECT_EQ(engine.stay(), kSlices);
+  EXPECT_EQ(ranks_.stats(0).completed, 1u);
+  EXPECT_EQ(ranks_.stats(0).residency_quits, 0u);
+  check(use_);
+}
+
+INSTANTIATE_TEST_SUITE_P(Engine, Stay, testing::Values(OrderPolicy::kFifo, OrderPolicy::kPriority));
 
 }  // namespace
 }  // namespace unjam

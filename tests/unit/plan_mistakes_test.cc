@@ -235,7 +235,7 @@ TEST(PlanMistakes, APrimitiveTooFew) {
   // A whole program.
   Planted t = make(Kind::kAllReduce, Algorithm::kRing);
   t.program(1).clear();
-  expect_error(t, {"rank 1's output part 0 loop 0", "never written"});
+  expect_error(t, {"rank 1's program is empty"});
 }
 
 TEST(PlanMistakes, InPlaceOverwrittenBeforeSend) {
@@ -485,13 +485,13 @@ TEST(PlanMistakes, GatherAndScatter) {
     expect_error(q, {"rank 1 primitive 0", "no input there"});
     Planted r = make(Kind::kGather, a, 8);
     r.program(1).clear();
-    expect_error(r, {"rank 2 primitive", "waits for rank 1 to send", "finished its program"});
+    expect_error(r, {"rank 1's program is empty"});
     Planted s = make(Kind::kScatter, a, 8);
     s.program(1)[0].part = 0;
     expect_error(s, {"rank 1 primitive 0", "no output there"});
     Planted t = make(Kind::kScatter, a, 8);
     t.program(1).clear();
-    expect_error(t, {"rank 1's output part 1 loop 0", "never written"});
+    expect_error(t, {"rank 1's program is empty"});
     Planted u = make(Kind::kScatter, a, 8);
     u.program(2).pop_back();
     expect_error(u, {"rank 2's output part 2 loop 0", "never written"});
@@ -525,10 +525,10 @@ TEST(PlanMistakes, SendRecv) {
   };
   Planted p = plan_pair();
   p.program(0).clear();
-  expect_error(p, {"rank 0's output part 0 loop 0", "never written"});
+  expect_error(p, {"rank 0's program is empty"});
   Planted q = plan_pair();
   q.program(1).clear();
-  expect_error(q, {"rank 0 primitive 0", "waits for rank 1 to send"});
+  expect_error(q, {"rank 1's program is empty"});
   Planted r = plan_pair();
   r.program(1)[0].flags |= kCopy;
   expect_error(r, {"rank 1 primitive 0", "no output there"});
@@ -647,6 +647,17 @@ TEST(PlanMistakes, MeaninglessPrimitives) {
   Planted q = make(Kind::kReduce, Algorithm::kRing);
   q.program(1)[0].flags |= kCopy;
   expect_error(q, {"rank 1 primitive 0", "no output there"});
+}
+
+// Even where nothing is to be moved: the engine runs a program's first primitive before it looks.
+TEST(PlanMistakes, AnEmptyProgram) {
+  for (const std::uint64_t count : {0u, 8u}) {
+    Planted p = make(Kind::kBroadcast, Algorithm::kDirect, count);
+    p.program(3).clear();
+    expect_error(p, {"rank 3's program is empty"});
+    for (Plan& plan : p.plans) plan.primitives.clear();
+    expect_error(p, {"rank 0's program is empty"});
+  }
 }
 
 TEST(PlanMistakes, EverySinglePrimitiveMatters) {

@@ -729,6 +729,7 @@ class CudaDaemon : public StreamDaemon {
         const bool beside = beside_.load(std::memory_order_acquire) != 0;
         launches = posted || load_acquire(h.rung) != 0 || (beside && now_poked != poked);
       }
+      bool failed = false;
       if (launches) {
         const std::lock_guard launching(launch_mutex_);
         // (One that was resident after all may have looked before what the pokes announce came.)
@@ -736,7 +737,9 @@ class CudaDaemon : public StreamDaemon {
           poked = now_poked;
           back_off.reset();
         }
+        failed = launch_failed_;
       }
+      if (failed) usleep(kRetryUs);
       lock.lock();
       if (stopping_) break;
       if (!has_work) {
@@ -756,7 +759,7 @@ class CudaDaemon : public StreamDaemon {
   }
 
   // With launch_mutex_. One that is resident looks at what was posted before it leaves, and rings
-  // again if it leaves something behind.
+  // again if it leaves something behind. True: launched.
   bool launch_if_absent() {
     HostLink& h = link_->residency;
     if (load_seq_cst(h.resident) != 0) return false;
@@ -764,21 +767,27 @@ class CudaDaemon : public StreamDaemon {
     // before, which the instance will see.
     work_.exchange(false, std::memory_order_acq_rel);
     if (!ResidencySteps::should_launch(h)) return false;
-    launch_daemon();
-    return true;
+    return launch_daemon();
   }
 
-  void launch_daemon() {
+  bool launch_daemon() {
     daemon_.kind = EngineKind::kDaemon;
     daemon_.generation = launches_.fetch_add(1) + 1;
     void* arguments[] = {&rank_, &daemon_};
     std::string error;
     if (launch(engine_kernel(), o_.shape.lanes, o_.block_threads, arguments, stream_,
                "launching the daemon", error)) {
-      return;
+      launch_failed_ = false;
+      return true;
     }
-    std::fprintf(stderr, "unjam: rank %u: %s\n", o_.rank, error.c_str());
+    // Said once, not at each try.
+    if (!launch_failed_) std::fprintf(stderr, "unjam: rank %u: %s\n", o_.rank, error.c_str());
+    launch_failed_ = true;
     store_release(link_->residency.queued, std::uint32_t{0});
+    // What asked for an instance was cleared, and has none: it asks again, of the launcher, which
+    // is awake as long as there is work.
+    work_.store(true, std::memory_order_release);
+    return false;
   }
 
   const CudaRankOptions o_;
@@ -824,7 +833,9 @@ class CudaDaemon : public StreamDaemon {
   std::atomic<std::uint64_t> launches_{0};
 
   std::mutex attention_mutex_, post_mutex_;
-  std::mutex launch_mutex_;  // guards daemon_, and one launch at a time
+  std::mutex launch_mutex_;     // guards daemon_ and launch_failed_, and one launch at a time
+  bool launch_failed_ = false;  // the last one; the launcher tries again
+  static constexpr useconds_t kRetryUs = 10'000;
   std::mutex mutex_;
   std::condition_variable changed_;
   std::atomic<bool> asleep_{false};
