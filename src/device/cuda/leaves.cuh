@@ -269,7 +269,8 @@ __device__ __forceinline__ std::uint32_t first_of(unsigned thread) {
 
 // Moves what a thread has of a slice: load(at, raw) reads the pieces at `at`, store(at, raw) stores
 // what comes of them. The next pieces' loads are under way while these are worked out and stored: a
-// read of memory takes most of a microsecond, and a store has to wait for its link.
+// read of memory takes most of a microsecond, and a store has to wait for its link. (Worth it where
+// much is read for what is stored. Copies gain nothing.)
 template <class Pieces, class Load, class Store>
 __device__ __forceinline__ void move_ahead(std::uint32_t at, std::uint32_t end, std::uint32_t step,
                                            Load load, Store store) {
@@ -428,24 +429,21 @@ template <int kElement>
 __device__ __forceinline__ void spread_slot(const SliceJob& job, unsigned thread,
                                             unsigned threads) {
   constexpr int kPieces = 8;
-  using Pieces = PiecesOf<1, kPieces>;
   const Slice slice = make_slice(job);
   for_pieces<kPieces>(
       slice, thread, threads,
       [&](std::uint32_t at, std::uint32_t end) {
         const auto* from = static_cast<const char*>(slice.src[0]);
         const Targets targets(slice);
-        const auto load = [&](std::uint32_t first, Pieces& x) {
+#pragma unroll 1
+        for (; at < end; at += threads * kPieces * kPieceBytes) {
+          Raw<4> raw[kPieces];
 #pragma unroll
           for (int p = 0; p < kPieces; ++p) {
-            const std::uint32_t place = first + p * kWarpBytes;
-            if (place < end) x.raw[0][p] = load_aligned<4>(from + place);
+            if (at + p * kWarpBytes < end) raw[p] = load_aligned<4>(from + at + p * kWarpBytes);
           }
-        };
-        const auto store = [&](std::uint32_t first, Pieces& x) {
-          targets.put(x.raw[0], first, end);
-        };
-        move_ahead<Pieces>(at, end, threads * kPieces * kPieceBytes, load, store);
+          targets.put(raw, at, end);
+        }
       },
       [&](std::uint32_t at, unsigned bytes) {
         const LinearAccess<kElement> access{slice, at, bytes};
@@ -671,49 +669,28 @@ __device__ __forceinline__ bool whole_copies(const SliceJob& job) {
 __device__ __forceinline__ void straight_copies(const SliceJob& job, unsigned thread,
                                                 unsigned threads) {
   constexpr int kPieces = 8;
-  struct Ahead {
-    Raw<4> raw[kPieces];
-    char* to;
-    std::uint32_t at, bytes;
-  };
   const std::uint32_t element = dtype_bytes(job.dtype);
-  const std::uint32_t step = threads * kPieces * kPieceBytes;
   unsigned copy = (blockIdx.x + thread / 32) % job.num_src;
-  int left = job.num_src;
-  const char* from = nullptr;
-  Ahead x, y;
-  y.at = 0;
-  y.bytes = 0;
-  // The next pieces, of whichever copy: false if there are none.
-  const auto load = [&]() {
-    y.at += step;
 #pragma unroll 1
-    while (y.at >= y.bytes) {
-      if (left-- == 0) return false;
-      y.at = first_of<kPieces>(thread);
-      y.bytes = job.copy_elems[copy] * element;
-      from = static_cast<const char*>(job.src[copy]);
-      void* const slot = job.dst_slot[copy];
-      y.to = static_cast<char*>(slot != nullptr ? slot : job.dst_copy[copy]);
-      copy = copy + 1 == job.num_src ? 0 : copy + 1;
-    }
+  for (int k = 0; k < job.num_src; ++k) {
+    const std::uint32_t bytes = job.copy_elems[copy] * element;
+    const char* from = static_cast<const char*>(job.src[copy]);
+    char* to =
+        static_cast<char*>(job.dst_slot[copy] != nullptr ? job.dst_slot[copy] : job.dst_copy[copy]);
+#pragma unroll 1
+    for (std::uint32_t at = first_of<kPieces>(thread); at < bytes;
+         at += threads * kPieces * kPieceBytes) {
+      Raw<4> raw[kPieces];
 #pragma unroll
-    for (int p = 0; p < kPieces; ++p) {
-      if (y.at + p * kWarpBytes < y.bytes) {
-        y.raw[p] = load_aligned<4>(from + y.at + p * kWarpBytes);
+      for (int p = 0; p < kPieces; ++p) {
+        if (at + p * kWarpBytes < bytes) raw[p] = load_aligned<4>(from + at + p * kWarpBytes);
+      }
+#pragma unroll
+      for (int p = 0; p < kPieces; ++p) {
+        if (at + p * kWarpBytes < bytes) store_aligned(to + at + p * kWarpBytes, raw[p]);
       }
     }
-    return true;
-  };
-  bool goes_on = load();
-#pragma unroll 1
-  while (goes_on) {
-    x = y;
-    goes_on = load();  // under way while these are stored
-#pragma unroll
-    for (int p = 0; p < kPieces; ++p) {
-      if (x.at + p * kWarpBytes < x.bytes) store_aligned(x.to + x.at + p * kWarpBytes, x.raw[p]);
-    }
+    copy = copy + 1 == job.num_src ? 0 : copy + 1;
   }
 }
 
