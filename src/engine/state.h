@@ -174,6 +174,7 @@ struct BlockShared {
   std::uint32_t late = 0;     // passes since it was called away
   std::uint32_t quantum = 0;  // slices left of this collective's turn
   bool moved = false;         // the pass has moved data, or ended an invocation
+  bool heard = false;         // the pass has moved something that came from a peer
   bool wants_room = false;    // some invocation waits for room only
   bool pass_begun = false;
   bool ran = false;           // the pass has given somebody a turn

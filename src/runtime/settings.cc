@@ -182,8 +182,9 @@ Settings device_defaults(unjamDevice_t device, int ranks) {
   s.borrow_slot_bytes = 262144;
   // A poll takes about 0.7 us. An attempt at something that no peer has called must be over in 50
   // us together with the quit after it (design.md 1.2).
-  s.spin_head = 16;
-  s.spin_base = 2;
+  // Of what no peer has begun yet little is expected: to look for what one has begun is better.
+  s.spin_head = 4;
+  s.spin_base = 1;
   s.spin_cap = 512;
   return s;
 }
