@@ -7,6 +7,7 @@
 #include "plan/mesh.h"
 #include "plan/pairwise.h"
 #include "plan/ring.h"
+#include "plan/two_shot.h"
 
 namespace unjam {
 namespace {
@@ -93,7 +94,8 @@ std::optional<Plan> make_plan(const PlanRequest& request, const PlanLimits& limi
   // Who asks for an algorithm asks for it wherever it can serve.
   const Algorithm usual = algorithm_for_many(request.kind);
   const bool serves = chosen == Algorithm::kDirect || chosen == usual ||
-                      (chosen == Algorithm::kMesh && mesh_serves(request.kind));
+                      (chosen == Algorithm::kMesh && mesh_serves(request.kind)) ||
+                      (chosen == Algorithm::kTwoShot && two_shot_serves(request.kind));
   if (!serves) chosen = usual;
   switch (chosen) {
     case Algorithm::kRing:
@@ -104,6 +106,8 @@ std::optional<Plan> make_plan(const PlanRequest& request, const PlanLimits& limi
       return plan_mesh(request, limits, error);
     case Algorithm::kPairwise:
       return plan_pairwise(request, limits, error);
+    case Algorithm::kTwoShot:
+      return plan_two_shot(request, limits, error);
   }
   if (error != nullptr) *error = "unknown algorithm";
   return std::nullopt;

@@ -531,7 +531,7 @@ class CudaDaemon : public StreamDaemon {
       return o_.block_threads;
     }
     solo.lanes = inv.geometry.lanes;
-    solo.flag = packet_flag(inv.seed, 0);
+    solo.flag = packet_flag(inv.seed, 0, 0);
     solo.rank = o_.rank;
     solo.group_size = inv.group_size;
     solo.group_rank = inv.group_rank;
