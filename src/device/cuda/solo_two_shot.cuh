@@ -34,6 +34,10 @@ namespace solo {
 // (with two no registers are left for the code of some types).
 inline constexpr int kManyUnits = 4, kGatherUnits = 1;
 
+// As kPolls, for what has made two hops. (To see lanes give up when they have gathered, test with a
+// few.)
+inline constexpr std::uint32_t kLaterPolls = kPolls;
+
 // This block's stretch of a part, from the beginning of the vector. As Geometry::lane_part(), in
 // bytes.
 struct PartStretch {
@@ -182,9 +186,9 @@ __device__ __forceinline__ bool collect_parts(CudaRank& r, const SoloCall& call,
       }
     }
     if (!all) {
-      if (most == kPolls) return false;
+      if (most == kLaterPolls) return false;
       poke_early(r, call, w, lane, s.poke + 1);
-      most = kPolls;
+      most = kLaterPolls;
       continue;  // from the beginning: nothing need be kept across that
     }
 #pragma unroll
