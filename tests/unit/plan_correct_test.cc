@@ -477,14 +477,10 @@ TEST(PlanChunks, FitTheSlotsAndTheAlignment) {
 }
 
 TEST(PlanSelector, TableAndErrors) {
-  EXPECT_EQ(select_algorithm(make_request(Kind::kAllReduce, 8, 16), Device::kHost),
-            Algorithm::kDirect);
-  EXPECT_EQ(select_algorithm(make_request(Kind::kAllReduce, 8, 1 << 20), Device::kHost),
-            Algorithm::kRing);
-  EXPECT_EQ(select_algorithm(make_request(Kind::kAllReduce, 65, 1), Device::kHost),
-            Algorithm::kRing);
-  EXPECT_EQ(select_algorithm(make_request(Kind::kAllReduce, 1, 1), Device::kHost),
-            Algorithm::kRing);
+  EXPECT_EQ(select_algorithm(make_request(Kind::kAllReduce, 8, 16), {}), Algorithm::kDirect);
+  EXPECT_EQ(select_algorithm(make_request(Kind::kAllReduce, 8, 1 << 20), {}), Algorithm::kRing);
+  EXPECT_EQ(select_algorithm(make_request(Kind::kAllReduce, 65, 1), {}), Algorithm::kRing);
+  EXPECT_EQ(select_algorithm(make_request(Kind::kAllReduce, 1, 1), {}), Algorithm::kRing);
   for (const Kind kind : kKinds) {
     // All ranks choose alike, and a plan that the table chose exists.
     for (int ranks = 1; ranks <= 70; ++ranks) {
@@ -492,11 +488,12 @@ TEST(PlanSelector, TableAndErrors) {
       for (std::uint64_t count = 0; count < (1 << 22); count = count * 4 + 1) {
         PlanRequest request = make_request(kind, ranks, count);
         for (const Device device : {Device::kHost, Device::kCuda}) {
+          const PlanLimits limits = make_limits(5, 8192, 4, device);
           request.rank = 0;
-          const Algorithm first = select_algorithm(request, device);
+          const Algorithm first = select_algorithm(request, limits);
           request.rank = ranks - 1;
-          ASSERT_EQ(select_algorithm(request, device), first);
-          const auto plan = make_plan(request, make_limits(5, 8192, 4, device), std::nullopt);
+          ASSERT_EQ(select_algorithm(request, limits), first);
+          const auto plan = make_plan(request, limits, std::nullopt);
           ASSERT_TRUE(plan.has_value());
           ASSERT_EQ(plan->algorithm, first);
         }
@@ -504,11 +501,38 @@ TEST(PlanSelector, TableAndErrors) {
     }
   }
   const auto on_cuda = [](Kind kind, int ranks, std::uint64_t floats) {
-    return select_algorithm(make_request(kind, ranks, floats), Device::kCuda);
+    return select_algorithm(make_request(kind, ranks, floats),
+                            make_limits(4, 64 * 1024, 32, Device::kCuda));
   };
   EXPECT_EQ(on_cuda(Kind::kAllReduce, 2, 256 * 1024), Algorithm::kDirect);
   EXPECT_EQ(on_cuda(Kind::kAllReduce, 2, 256 * 1024 + 1), Algorithm::kMesh);
-  EXPECT_EQ(on_cuda(Kind::kAllReduce, 8, 149 * 1024), Algorithm::kMesh);
+  // Two hops of packets from where they save more than a hop is worth to what one loop carries, or
+  // 4 MiB; among three ranks or more.
+  EXPECT_EQ(on_cuda(Kind::kAllReduce, 3, 54 * 1024), Algorithm::kDirect);
+  EXPECT_EQ(on_cuda(Kind::kAllReduce, 3, 54 * 1024 + 1), Algorithm::kTwoShot);
+  EXPECT_EQ(on_cuda(Kind::kAllReduce, 3, 768 * 1024), Algorithm::kTwoShot);
+  EXPECT_EQ(on_cuda(Kind::kAllReduce, 3, 768 * 1024 + 1), Algorithm::kMesh);
+  EXPECT_EQ(on_cuda(Kind::kAllReduce, 4, 24 * 1024), Algorithm::kDirect);
+  EXPECT_EQ(on_cuda(Kind::kAllReduce, 4, 24 * 1024 + 1), Algorithm::kTwoShot);
+  EXPECT_EQ(on_cuda(Kind::kAllReduce, 4, 1024 * 1024), Algorithm::kTwoShot);
+  EXPECT_EQ(on_cuda(Kind::kAllReduce, 4, 1024 * 1024 + 1), Algorithm::kMesh);
+  EXPECT_EQ(on_cuda(Kind::kAllReduce, 8, 1024 * 1024), Algorithm::kTwoShot);
+  EXPECT_EQ(on_cuda(Kind::kAllReduce, 8, 1024 * 1024 + 1), Algorithm::kMesh);
+  EXPECT_EQ(on_cuda(Kind::kAllReduce, 8, 6 * 1024), Algorithm::kDirect);
+  for (const int ranks : {3, 4, 5, 8}) {
+    // With few lanes, or small slots, no more than one loop.
+    const PlanRequest request = make_request(Kind::kAllReduce, ranks, 200 * 1024);
+    for (const std::uint16_t lanes : {1, 8, 32}) {
+      const PlanLimits limits = make_limits(4, 64 * 1024, lanes, Device::kCuda);
+      if (select_algorithm(request, limits) != Algorithm::kTwoShot) continue;
+      const Geometry g = make_plan(request, limits, std::nullopt)->geometry;
+      EXPECT_EQ(g.loops(0), 1u);
+    }
+    EXPECT_NE(select_algorithm(request, make_limits(4, 64 * 1024, 1, Device::kCuda)),
+              Algorithm::kTwoShot);
+    EXPECT_NE(select_algorithm(request, make_limits(1, 64 * 1024, 32, Device::kCuda)),
+              Algorithm::kTwoShot);
+  }
   EXPECT_EQ(on_cuda(Kind::kAllReduce, 9, 1), Algorithm::kMesh);
   EXPECT_EQ(on_cuda(Kind::kAllReduce, 65, 1), Algorithm::kRing);
   EXPECT_EQ(on_cuda(Kind::kAllGather, 2, 8 * 1024), Algorithm::kDirect);
@@ -520,8 +544,7 @@ TEST(PlanSelector, TableAndErrors) {
   EXPECT_EQ(on_cuda(Kind::kGather, 65, 1), Algorithm::kPairwise);
   EXPECT_EQ(on_cuda(Kind::kSendRecv, 2, 4 * 1024), Algorithm::kDirect);
   EXPECT_EQ(on_cuda(Kind::kSendRecv, 2, 256 * 1024 + 1), Algorithm::kPairwise);
-  EXPECT_EQ(select_algorithm(make_request(Kind::kBarrier, 64, 1), Device::kHost),
-            Algorithm::kDirect);
+  EXPECT_EQ(select_algorithm(make_request(Kind::kBarrier, 64, 1), {}), Algorithm::kDirect);
   // What is asked for serves where it can, whatever the kind.
   for (const Kind kind : kKinds) {
     for (const Algorithm algorithm : kAlgorithms) {
