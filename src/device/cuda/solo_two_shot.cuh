@@ -57,48 +57,63 @@ __device__ __forceinline__ PartStretch part_stretch(const SoloCall& call, std::u
   return {begin, end - begin};
 }
 
-// Item `index` of all peers' parts, `units` each: the longest part's.
+// All peers' parts, a row at a time: a unit for each thread of the block. (Rows are the same for
+// all threads, so what is computed of them costs little.)
+struct PartWalk {
+  std::uint32_t rows;  // of a part: of the longest one
+  std::uint32_t message = 0, row = 0;
+  __device__ __forceinline__ bool done(const SoloCall& call) const {
+    return message >= call.num_sent;
+  }
+  __device__ __forceinline__ void advance() {
+    if (++row == rows) row = 0, ++message;
+  }
+};
+
+// This thread's unit of a row.
 struct PartItem {
   std::uint32_t q;     // member
   std::uint32_t at;    // its data begin there in the part's stretch
   std::uint32_t from;  // and there in the vector
   std::uint32_t left;  // bytes of the stretch from there on; 0: there is no such item
 };
-__device__ __forceinline__ PartItem part_item(const SoloCall& call, std::uint32_t lane,
-                                              std::uint32_t units, std::uint32_t index) {
+__device__ __forceinline__ PartItem next_item(const SoloCall& call, std::uint32_t lane,
+                                              PartWalk& walk) {
   PartItem item{};
-  const std::uint32_t message = index / units;
-  if (message >= call.num_sent) return item;
-  item.q = around(call, call.first_sent + message);
-  item.at = (index - message * units) * kUnitBytes;
+  if (walk.done(call)) return item;
+  item.q = around(call, call.first_sent + walk.message);
+  item.at = (walk.row * blockDim.x + threadIdx.x) * kUnitBytes;
   const PartStretch part = part_stretch(call, lane, item.q);
   item.from = part.offset + item.at;
   item.left = item.at < part.bytes ? part.bytes - item.at : 0;
+  walk.advance();
   return item;
 }
 __device__ __forceinline__ unsigned unit_bytes(const PartItem& item) {
   return item.left < kUnitBytes ? item.left : kUnitBytes;
 }
 
+// By value: both go over the same rows.
 __device__ __forceinline__ void load_parts(const SoloCall& call, const Invocation& inv,
-                                           std::uint32_t lane, std::uint32_t units,
-                                           std::uint32_t begin, Raw<2> (&x)[kManyUnits]) {
+                                           std::uint32_t lane, PartWalk walk,
+                                           Raw<2> (&x)[kManyUnits]) {
 #pragma unroll
   for (int h = 0; h < kManyUnits; ++h) {
-    const PartItem item = part_item(call, lane, units, begin + threadIdx.x + h * blockDim.x);
+    const PartItem item = next_item(call, lane, walk);
     if (item.left == 0) continue;
     x[h] = load_user(static_cast<const char*>(inv.input) + item.from, unit_bytes(item));
   }
 }
-__device__ __forceinline__ void send_parts(const SoloCall& call, const Shared& s,
-                                           std::uint32_t lane, std::uint32_t units,
-                                           std::uint32_t begin, const Raw<2> (&x)[kManyUnits]) {
+__device__ __forceinline__ PartWalk send_parts(const SoloCall& call, const Shared& s,
+                                               std::uint32_t lane, PartWalk walk,
+                                               const Raw<2> (&x)[kManyUnits]) {
 #pragma unroll
   for (int h = 0; h < kManyUnits; ++h) {
-    const PartItem item = part_item(call, lane, units, begin + threadIdx.x + h * blockDim.x);
+    const PartItem item = next_item(call, lane, walk);
     if (item.left == 0) continue;
     cuda_leaves::store_packet_unit(s.to[item.q] + 2 * item.at, x[h], item.left, call.flag);
   }
+  return walk;
 }
 
 // Results of a row of the own part, to all peers.
@@ -153,19 +168,18 @@ __device__ __forceinline__ bool gather_part(CudaRank& r, const SoloCall& call,
 // we have scattered, whatever came of it meanwhile. So peers are told once more.
 __device__ __forceinline__ bool collect_parts(CudaRank& r, const SoloCall& call,
                                               const Invocation& inv, const Stretch& w,
-                                              std::uint32_t lane, std::uint32_t units,
-                                              const Shared& s) {
-  const std::uint32_t items = units * call.num_received;
+                                              std::uint32_t lane, PartWalk walk, const Shared& s) {
   std::uint32_t most = kPokePolls;
 #pragma unroll 1
-  for (std::uint32_t begin = 0; begin + threadIdx.x < items;) {
+  while (!walk.done(call)) {
+    PartWalk ahead = walk;
     const char* from[kManyUnits];
     char* to[kManyUnits];
     std::uint32_t left[kManyUnits];
     Raw<2> x[kManyUnits];
 #pragma unroll
     for (int h = 0; h < kManyUnits; ++h) {
-      const PartItem item = part_item(call, lane, units, begin + threadIdx.x + h * blockDim.x);
+      const PartItem item = next_item(call, lane, ahead);
       left[h] = item.left;
       if (item.left == 0) continue;
       from[h] = s.later_from[item.q] + 2 * item.at;
@@ -196,7 +210,7 @@ __device__ __forceinline__ bool collect_parts(CudaRank& r, const SoloCall& call,
       if (left[h] == 0) continue;
       store_user(to[h], x[h], left[h] < kUnitBytes ? left[h] : kUnitBytes);
     }
-    begin += kManyUnits * blockDim.x;
+    walk = ahead;
   }
   return true;
 }
@@ -235,7 +249,8 @@ __device__ __forceinline__ bool run_solo_two_shot(CudaRank& r, const CudaLaunch&
   wait_for_stream();
 
   Raw<2> ahead[kManyUnits] = {}, own[kGatherUnits] = {};
-  load_parts(call, inv, lane, units, 0, ahead);
+  PartWalk walk{(units + blockDim.x - 1) / blockDim.x};
+  load_parts(call, inv, lane, walk, ahead);
   load_own(call, w, 0, own);
 
   bool leased = false;
@@ -246,11 +261,11 @@ __device__ __forceinline__ bool run_solo_two_shot(CudaRank& r, const CudaLaunch&
   sync_block();
   if (s.ok == 0) return leave_untried(r, launch, lane, leased, s);
 
-  const std::uint32_t items = units * call.num_sent, step = kManyUnits * blockDim.x;
-#pragma unroll 1
-  for (std::uint32_t k = 0; k < items; k += step) {
-    if (k != 0) load_parts(call, inv, lane, units, k, ahead);
-    send_parts(call, s, lane, units, k, ahead);
+  const PartWalk all = walk;
+  for (;;) {
+    walk = send_parts(call, s, lane, walk, ahead);
+    if (walk.done(call)) break;
+    load_parts(call, inv, lane, walk, ahead);
   }
   if (threadIdx.x < 32) {
     look_again(call, t, w, s);  // says it in `hopeless`
@@ -260,7 +275,7 @@ __device__ __forceinline__ bool run_solo_two_shot(CudaRank& r, const CudaLaunch&
   sync_block();
   HeldRows<kGatherUnits> held;
   const bool has_gathered = gather_part(r, call, inv, w, lane, s, held, own);
-  bool come = has_gathered && collect_parts(r, call, inv, w, lane, units, s);
+  bool come = has_gathered && collect_parts(r, call, inv, w, lane, all, s);
   __syncwarp();
   std::uint64_t seen = 0;
   if (threadIdx.x < 32) seen = look_ahead(call, t, w, s);
