@@ -152,9 +152,9 @@ typedef struct {
   uint32_t residency_us;   /* longest stay of an engine that nobody waits for; default 5000 */
   uint32_t trace_events;   /* events kept a lane for unjamGetTrace; default 0 = off */
   uint32_t stall_ms;       /* a pending invocation older than this is diagnosed; default 1000 */
-  int32_t algorithm;     /* (*) 0 ring, 1 direct, 2 mesh, 3 pairwise, -1: by the selector's table */
-  uint64_t delay_seed;   /* fault injection: random delays at every wait, 0 = off */
-  uint32_t delay_max_us; /* fault injection: longest such delay; default 50 */
+  int32_t algorithm;       /* (*) 0 ring, 1 direct, 2 mesh, 3 pairwise, 4 two-shot, -1: by table */
+  uint64_t delay_seed;     /* fault injection: random delays at every wait, 0 = off */
+  uint32_t delay_max_us;   /* fault injection: longest such delay; default 50 */
   uint32_t report_ms;  /* invocations pending for longer are reported on stderr, with the ranks that
                           have not called them; -1 = never; default 30000 */
   uint32_t timeout_ms; /* invocations pending for longer end with UNJAM_ERROR_TIMEOUT on all ranks;
@@ -460,10 +460,10 @@ UNJAM_API unjamResult_t unjamKeyHash(unjamGroup_t group, const char* key, uint64
 UNJAM_API unjamResult_t unjamEnvironment(char* buffer, size_t bytes, size_t* needed);
 
 /* Plans the collective for all ranks of a group and executes the plans symbolically. algorithm: 0
- * ring, 1 direct, 2 mesh, 3 pairwise, -1: the selector's. Of UNJAM_SEND_RECV nranks is 2, and root
- * the sender. slots: guaranteed slots of a connector. JSON: {"ok",
- * "error", "algorithm", "protocol", "bytes_sent_max", "bytes_sent_total", "steps", "slots_needed",
- * …}. With list != 0 the primitives of every rank are in it. */
+ * ring, 1 direct, 2 mesh, 3 pairwise, 4 two-shot, -1: the selector's. Of UNJAM_SEND_RECV nranks is
+ * 2, and root the sender. slots: guaranteed slots of a connector. JSON: {"ok", "error",
+ * "algorithm", "protocol", "bytes_sent_max", "bytes_sent_total", "steps", "slots_needed", …}. With
+ * list != 0 the primitives of every rank are in it. */
 UNJAM_API unjamResult_t unjamPlanCheck(unjamKind_t kind, unjamDataType_t dtype, unjamOp_t op,
                                        size_t count, int nranks, int root, int algorithm, int lanes,
                                        int slots, int list, char* buffer, size_t bytes,

@@ -13,7 +13,7 @@ from ._errors import InvalidArgument, InvalidType
 _NAMED: dict[str, dict[str, int]] = {
     "policy": {"adaptive": 0, "fixed": 1, "hold": 2},
     "order": {"fifo": 0, "priority": 1},
-    "algorithm": {"ring": 0, "direct": 1, "mesh": 2, "pairwise": 3, "auto": -1},
+    "algorithm": {"ring": 0, "direct": 1, "mesh": 2, "pairwise": 3, "two_shot": 4, "auto": -1},
     "device": {"host": 0, "cuda": 1},
 }
 _HEADER = ("size", "version")

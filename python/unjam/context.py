@@ -50,7 +50,7 @@ def init(nranks: int, rank: int, unique_id: bytes, **config: Any) -> Context:
         unique_id: from :func:`unique_id`, the same on all ranks.
         config: fields of ``unjamConfig_t``: policy ("adaptive", "fixed", "hold"), order ("fifo",
             "priority"), algorithm ("ring", "direct", "mesh", "pairwise",
-            "auto"), device ("host", "cuda"),
+            "two_shot", "auto"), device ("host", "cuda"),
             device_index (CUDA; None: the calling thread's current device as torch has it, or 0),
             lanes, trace_events, stall_ms, …; what is not given comes from the environment (``unjam
             env``), then from the defaults.

@@ -46,8 +46,8 @@ inline constexpr int kNumKinds = 10;
 enum class Protocol : std::uint8_t { kPacket, kSlot };
 inline constexpr int kNumProtocols = 2;
 
-enum class Algorithm : std::uint8_t { kRing, kDirect, kMesh, kPairwise };
-inline constexpr int kNumAlgorithms = 4;
+enum class Algorithm : std::uint8_t { kRing, kDirect, kMesh, kPairwise, kTwoShot };
+inline constexpr int kNumAlgorithms = 5;
 
 // What runs the engine.
 enum class Device : std::uint8_t { kHost, kCuda };
@@ -109,7 +109,7 @@ constexpr const char* to_string(Kind k) {
 }
 constexpr const char* to_string(Protocol p) { return p == Protocol::kPacket ? "packet" : "slot"; }
 constexpr const char* to_string(Algorithm a) {
-  constexpr const char* kNames[kNumAlgorithms] = {"ring", "direct", "mesh", "pairwise"};
+  constexpr const char* kNames[kNumAlgorithms] = {"ring", "direct", "mesh", "pairwise", "two_shot"};
   return kNames[static_cast<int>(a)];
 }
 

@@ -42,8 +42,11 @@ struct SliceJob {
   // kAvg on integers: divide the result by this (as NCCL: sum with wrap-around, then integer
   // division towards zero). 1: leave alone. kAvg otherwise combines like kSum.
   std::uint32_t divisor = 1;
-  double scale = 1.0;      // 1/ranks, for scale_sources; applied in the accumulation type
-  std::uint32_t flag = 0;  // packet protocol on GPUs: the flag to put beside each 4 data bytes
+  double scale = 1.0;  // 1/ranks, for scale_sources; applied in the accumulation type
+  // Packet protocol on GPUs: the flag beside each 4 data bytes of what is received, and the one to
+  // put beside what is sent.
+  std::uint32_t flag = 0;
+  std::uint32_t sent_flag = 0;
 };
 
 // Accumulation: int8 … uint64 in their own type with wrap-around; float16, bfloat16, fp8 in

@@ -1075,7 +1075,15 @@ class Engine {
     job.op = inv.op;
     job.protocol = inv.protocol;
     if constexpr (Dev::kInlinePacketFlags) {
-      if (inv.protocol == Protocol::kPacket) job.flag = packet_flag(inv.seed, a.dyn.loop);
+      if (inv.protocol == Protocol::kPacket) {
+        // (Packets do not lag: the pass is the chunk. What only sends makes the first hop, and
+        // nothing received is looked at.)
+        const std::uint32_t hop = hop_received(s_.primitive);
+        job.flag = job.sent_flag = packet_flag(inv.seed, a.dyn.loop, hop);
+        if (hop_sent(s_.primitive) != hop && (flags & (kSend | kToSeveral)) != 0) {
+          job.sent_flag = packet_flag(inv.seed, a.dyn.loop, hop_sent(s_.primitive));
+        }
+      }
     }
     if (job.copies) {
       job.num_src = inv.group_size;

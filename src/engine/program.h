@@ -58,6 +58,10 @@ enum PrimitiveFlags : std::uint16_t {
 inline constexpr int kLagShift = 12;
 inline constexpr std::uint32_t kMaxLag = 3;
 
+// Packets: what the primitive receives was sent by one that had received itself, of the same chunk.
+// Such packets carry another flag, see packet_flag().
+inline constexpr std::uint16_t kSecondHop = 1 << 14;
+
 struct Primitive {
   std::uint16_t flags = 0;            // PrimitiveFlags, and the lag above them
   std::uint16_t recv_peer = kNoPeer;  // group rank
@@ -65,7 +69,14 @@ struct Primitive {
   std::uint16_t part = 0;             // which part of the data, see geometry.h
 };
 UNJAM_HD constexpr std::uint32_t lag_of(Primitive p) {
-  return static_cast<std::uint32_t>(p.flags) >> kLagShift;
+  return static_cast<std::uint32_t>(p.flags) >> kLagShift & kMaxLag;
+}
+// Which hop of its chunk a packet makes: one that the primitive receives, and one that it sends.
+UNJAM_HD constexpr std::uint32_t hop_received(Primitive p) {
+  return (p.flags & kSecondHop) != 0 ? 1 : 0;
+}
+UNJAM_HD constexpr std::uint32_t hop_sent(Primitive p) {
+  return (p.flags & (kRecv | kGather | kCollect)) != 0 ? hop_received(p) + 1 : 0;
 }
 static_assert(sizeof(Primitive) == 8, "primitives are fetched as one 8-byte word");
 

@@ -52,6 +52,7 @@ bool LaneRun::run() {
   }
   error_ = deadlock_text();
   if (error_.empty()) error_ = leftover_text();
+  if (error_.empty()) error_ = alike_;
   return error_.empty();
 }
 
@@ -236,19 +237,27 @@ LaneRun::Step LaneRun::step(int rank, const Primitive& p, std::uint64_t length) 
       if (value == kNoValue) return Step::kFailed;
     }
     Connector& c = connector(rank, to);
-    c.slots[c.posted++ % capacity_] = {value,
-                                       static_cast<std::uint16_t>(part_to(p, to)),
-                                       self.slice,
-                                       self.loop,
-                                       self.primitive,
-                                       sent,
-                                       time};
+    note_alike(rank, p, c);
+    c.slots[c.posted++ % capacity_] = {value,          static_cast<std::uint16_t>(part_to(p, to)),
+                                       self.slice,     self.loop,
+                                       self.primitive, hop_sent(p),
+                                       sent,           time};
     const Rank& receiver = ranks_[index(to)];
     if (!receiver.waiting_to_send && receiver.waiting_on == &c - connectors_.data()) wake(to);
     sends_anything_ = true;
     self.bytes += loops_[self.loop].weight * sent * dtype_bytes(request_.dtype);
   }
   return Step::kMoved;
+}
+
+// Looks whether the packet that is sent can be told from the one before it in the connector. (Slots
+// have a flag each step.) What else is wrong with such a program says more.
+void LaneRun::note_alike(int rank, const Primitive& p, const Connector& c) {
+  if (plans_[0].protocol != Protocol::kPacket || c.posted == 0 || !alike_.empty()) return;
+  const Message& last = c.slots[(c.posted - 1) % capacity_];
+  if (last.loop != ranks_[index(rank)].loop || last.hop < hop_sent(p)) return;
+  alike_ = where(rank) + " sends rank " + std::to_string(c.to) +
+           " a packet with the flag of one before: of the same chunk and hop";
 }
 
 // Whether the message is what the primitive expects to receive.
@@ -265,7 +274,11 @@ bool LaneRun::fits(int rank, const Primitive& p, const Message& m, int from, std
     part = static_cast<std::uint32_t>(rank);
   }
   if (m.part == part && m.loop == self.loop && m.slice == self.slice && m.length == length) {
-    return true;
+    if (plans_[0].protocol != Protocol::kPacket || m.hop == hop_received(p)) return true;
+    fail(where(rank) + " expects a packet of hop " + std::to_string(hop_received(p)) +
+         ", but rank " + std::to_string(from) + " primitive " + std::to_string(m.primitive) +
+         " has sent one of hop " + std::to_string(m.hop) + ": the flags differ");
+    return false;
   }
   const auto text = [this](std::uint64_t elements, std::uint32_t part, std::uint32_t loop,
                            std::uint32_t slice) {

@@ -41,6 +41,7 @@ class LaneRun {
     std::uint32_t slice = 0;
     std::uint32_t loop = 0;  // index into loops_
     std::uint32_t primitive = 0;
+    std::uint32_t hop = 0;     // see hop_sent()
     std::uint64_t length = 0;  // elements
     std::uint64_t time = 0;    // when it was posted; once consumed: when its slot was freed
   };
@@ -86,6 +87,7 @@ class LaneRun {
   void wake(int rank);
   bool advance(int rank);
   Step step(int rank, const Primitive& p, std::uint64_t length);
+  void note_alike(int rank, const Primitive& p, const Connector& c);
   bool fits(int rank, const Primitive& p, const Message& m, int from, std::uint64_t length);
   ValueId evaluate(int rank, const Primitive& p, std::size_t cell);
   ValueId load_local(int rank, const Primitive& p, std::size_t cell);
@@ -121,6 +123,7 @@ class LaneRun {
   std::vector<std::uint64_t> loop_end_;
   bool sends_anything_ = false;
   std::string error_;
+  std::string alike_;  // two packets that are, if there are such
 };
 
 }  // namespace unjam

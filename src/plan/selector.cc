@@ -1,5 +1,6 @@
 #include "plan/selector.h"
 
+#include <algorithm>
 #include <cstdint>
 
 #include "plan/common.h"
@@ -7,6 +8,7 @@
 #include "plan/mesh.h"
 #include "plan/pairwise.h"
 #include "plan/ring.h"
+#include "plan/two_shot.h"
 
 namespace unjam {
 namespace {
@@ -53,6 +55,26 @@ constexpr int kCudaDirectRanks = 8;
 constexpr std::uint64_t kCudaDirectBytes = 1024 * kKiB;  // count × element size
 constexpr std::uint64_t kCudaDirectSent = 4096 * kKiB;   // by a rank
 
+// All-reduces of middling size in two hops of packets: among n ranks, of b bytes, a rank sends
+// 2 (n-1)/n b instead of (n-1) b, and the hop more takes some 3 us. Links move that many bytes of
+// data in packets meanwhile, from the few lanes that a direct plan has at such sizes: among 4 ranks
+// the bound is at 96 KiB, among 8 at 27 KiB; 2 would send as much either way. While one loop
+// carries all, so that a call needs no engine, and until a mesh plan, which sends half as much, has
+// enough to keep links busy.
+constexpr std::uint64_t kHopBytes = 144 * kKiB;
+constexpr std::uint64_t kCudaTwoShotBytes = 4096 * kKiB;  // count × element size
+
+bool two_shot_pays(const PlanRequest& request, const PlanLimits& limits, std::uint64_t bytes) {
+  const auto n = static_cast<std::uint64_t>(request.ranks);
+  const std::uint64_t loop = n * limits.lanes * (limits.escape_slot_bytes / 2);
+  if (!two_shot_serves(request.kind) || n > kCudaDirectRanks ||
+      limits.escape_slots < kMinTwoShotSlots || bytes > std::min(loop, kCudaTwoShotBytes)) {
+    return false;
+  }
+  // (n-1) b - 2 (n-1)/n b
+  return (n - 1) * (n - 2) * bytes > kHopBytes * n;
+}
+
 Algorithm select_for_host(const PlanRequest& request, std::uint64_t bytes) {
   const std::uint64_t sent = static_cast<std::uint64_t>(request.ranks - 1) * bytes;
   for (const Row& row : kHostTable) {
@@ -63,7 +85,9 @@ Algorithm select_for_host(const PlanRequest& request, std::uint64_t bytes) {
   return algorithm_for_many(request.kind);
 }
 
-Algorithm select_for_cuda(const PlanRequest& request, std::uint64_t bytes) {
+Algorithm select_for_cuda(const PlanRequest& request, const PlanLimits& limits,
+                          std::uint64_t bytes) {
+  if (two_shot_pays(request, limits, bytes)) return Algorithm::kTwoShot;
   const std::uint64_t sent = static_cast<std::uint64_t>(request.ranks - 1) * bytes;
   if (request.ranks <= kCudaDirectRanks && bytes <= kCudaDirectBytes && sent <= kCudaDirectSent) {
     return Algorithm::kDirect;
@@ -74,12 +98,12 @@ Algorithm select_for_cuda(const PlanRequest& request, std::uint64_t bytes) {
 
 }  // namespace
 
-Algorithm select_algorithm(const PlanRequest& request, Device device) {
+Algorithm select_algorithm(const PlanRequest& request, const PlanLimits& limits) {
   // A group of one only copies: these plans spread that over the bulk lanes.
   if (request.ranks == 1) return algorithm_for_many(request.kind);
   const std::uint64_t bytes = request.count * dtype_bytes(request.dtype);
-  return device == Device::kHost ? select_for_host(request, bytes)
-                                 : select_for_cuda(request, bytes);
+  return limits.device == Device::kHost ? select_for_host(request, bytes)
+                                        : select_for_cuda(request, limits, bytes);
 }
 
 std::optional<Plan> make_plan(const PlanRequest& request, const PlanLimits& limits,
@@ -89,11 +113,12 @@ std::optional<Plan> make_plan(const PlanRequest& request, const PlanLimits& limi
     if (error != nullptr) *error = problem;
     return std::nullopt;
   }
-  Algorithm chosen = algorithm.value_or(select_algorithm(request, limits.device));
+  Algorithm chosen = algorithm.value_or(select_algorithm(request, limits));
   // Who asks for an algorithm asks for it wherever it can serve.
   const Algorithm usual = algorithm_for_many(request.kind);
   const bool serves = chosen == Algorithm::kDirect || chosen == usual ||
-                      (chosen == Algorithm::kMesh && mesh_serves(request.kind));
+                      (chosen == Algorithm::kMesh && mesh_serves(request.kind)) ||
+                      (chosen == Algorithm::kTwoShot && two_shot_serves(request.kind));
   if (!serves) chosen = usual;
   switch (chosen) {
     case Algorithm::kRing:
@@ -104,6 +129,8 @@ std::optional<Plan> make_plan(const PlanRequest& request, const PlanLimits& limi
       return plan_mesh(request, limits, error);
     case Algorithm::kPairwise:
       return plan_pairwise(request, limits, error);
+    case Algorithm::kTwoShot:
+      return plan_two_shot(request, limits, error);
   }
   if (error != nullptr) *error = "unknown algorithm";
   return std::nullopt;

@@ -1,5 +1,5 @@
 // Which algorithm serves a collective: a table over values on which all ranks of the group agree
-// (kind, group size, bytes, device), and nothing else, so that all ranks choose alike.
+// (kind, group size, bytes, the limits), and nothing else, so that all ranks choose alike.
 #pragma once
 
 #include <optional>
@@ -10,7 +10,7 @@
 namespace unjam {
 
 // The table's answer. The request must be valid.
-Algorithm select_algorithm(const PlanRequest& request, Device device);
+Algorithm select_algorithm(const PlanRequest& request, const PlanLimits& limits);
 
 // The plan by the given algorithm (by ring or pairwise, where it does not serve the kind), or by
 // the table's. Nothing if there is none; then *error (may be null) names the cause.

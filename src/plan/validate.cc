@@ -72,8 +72,14 @@ std::string geometry_error(const PlanRequest& request, const Plan& plan, std::ui
 std::string flags_error(const PlanRequest& request, int rank, const Plan& plan, const Primitive& p,
                         std::uint32_t slot_bytes) {
   const unsigned f = p.flags & ((1u << kLagShift) - 1);
+  const bool second = (p.flags & kSecondHop) != 0;
   const auto has = [f](unsigned flag) { return (f & flag) != 0; };
-  if (lag_of(p) > kMaxLag) return "unknown flags";
+  if (p.flags >= kSecondHop << 1) return "unknown flags";
+  if (second && plan.protocol != Protocol::kPacket) return "only packets have hops";
+  if (second && !has(kRecv | kGather | kCollect)) return "it has a second hop without a receive";
+  if (plan.protocol == Protocol::kPacket && has(kSend | kSendAll | kScatter) && hop_sent(p) > 1) {
+    return "packets make two hops at most";
+  }
   if (lag_of(p) != 0 && plan.protocol == Protocol::kPacket) return "packets do not lag";
   if (p.part >= plan.geometry.parts) return "there is no such part";
   if (has(kScatter) && f != (kLocal | kScatter)) {

@@ -79,9 +79,9 @@ const std::vector<Variable>& variables() {
       {"UNJAM_STALL_MS", &Settings::stall_ms, 1, 1 << 30, nullptr,
        "A pending invocation older than this is compared with its peers' calls, in milliseconds.",
        false},
-      {"UNJAM_ALGORITHM", &Settings::algorithm, -1, 3, nullptr,
-       "-1: by the selector's table; 0: ring; 1: direct; 2: mesh; 3: pairwise. A kind that it does "
-       "not serve uses ring or pairwise.",
+      {"UNJAM_ALGORITHM", &Settings::algorithm, -1, 4, nullptr,
+       "-1: by the selector's table; 0: ring; 1: direct; 2: mesh; 3: pairwise; 4: two-shot. A kind "
+       "that it does not serve uses ring or pairwise.",
        true},
       {"UNJAM_OVERLAP", &Settings::overlap, 0, 1, nullptr,
        "Whether mesh plans work on several chunks at a time, where the guaranteed slots suffice (4 "

@@ -80,9 +80,13 @@ UNJAM_HD inline std::uint64_t step_flag(std::uint64_t seed, std::uint64_t step) 
 inline constexpr std::uint64_t kFlagBorrowed = 2;
 
 // The 32-bit flag beside every data word of a packet: of the chunk, not the step, so that all
-// sources of a gather carry the same one (a packet plan sends one packet a peer and chunk).
-UNJAM_HD inline std::uint32_t packet_flag(std::uint64_t seed, std::uint64_t chunk) {
-  return static_cast<std::uint32_t>(step_flag(seed, chunk) >> 32) | 1;
+// sources of a gather carry the same one. A chunk's packets between two ranks, of which there is
+// one a hop at most, lie in slots that follow each other. Hops have flags of their own all the
+// same: a reader that does not know yet that its connector has begun anew looks where another hop's
+// packet may be, and must not take it for the one that it wants. `hop`: 0 or 1, see hop_sent().
+UNJAM_HD inline std::uint32_t packet_flag(std::uint64_t seed, std::uint64_t chunk,
+                                          std::uint32_t hop) {
+  return static_cast<std::uint32_t>(step_flag(seed, 2 * chunk + hop) >> 32) | 1;
 }
 
 // What a sender may write into next.

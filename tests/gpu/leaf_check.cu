@@ -95,7 +95,7 @@ bool run(const Case& c, std::mt19937_64& rng) {
   job.local_src = static_cast<std::int16_t>(c.local);
   job.dtype = c.dtype;
   job.op = c.op;
-  job.flag = kFlag;
+  job.flag = job.sent_flag = kFlag;
   job.scale = 1.0 / c.sources;
   if (c.op == Op::kAvg) {
     if (is_integer(c.dtype)) {
@@ -172,7 +172,7 @@ bool run_copies(DType dtype, Protocol protocol, bool to_slots, std::uint64_t ele
   job.copies = true;
   job.dtype = dtype;
   job.protocol = protocol;
-  job.flag = kFlag;
+  job.flag = job.sent_flag = kFlag;
   job.num_src = kMaxSources;
   std::vector<std::vector<unsigned char>> data(kMaxSources);
   for (int i = 0; i < kMaxSources; ++i) {

@@ -1,7 +1,8 @@
 // Calls in streams that may run without the engine (UNJAM_SOLO): every kind, with sizes that end
 // anywhere, at any alignment, in place and not, checked bit by bit against a reference of its own;
 // first undisturbed, then with ranks that come late, GPUs that are nearly full and daemons that
-// have the lanes. All of it twice, without solo and with it: the bits must be the same.
+// have the lanes. All of it twice, without solo and with it: the bits must be the same. Then the
+// same of all-reduces by the two-shot plan, with sizes around its bounds.
 #include <cstring>
 #include <limits>
 #include <map>
@@ -288,6 +289,38 @@ std::vector<Case> make_cases(int ranks, std::uint64_t seed, std::size_t most, in
   return cases;
 }
 
+// All-reduces for the two-shot plan. Its order of adding up is the ranks', whatever the size.
+constexpr int kTwoShot = 4;  // unjamConfig_t::algorithm
+std::vector<Case> make_two_shot_cases(int ranks, std::uint64_t seed, std::size_t most) {
+  const auto n = static_cast<std::size_t>(ranks);
+  // Of a part: pieces of 16 bytes, a lane's 4 KiB, and what one loop of the default 32 lanes
+  // carries, 32 KiB each: beyond that it is the engine's, in several loops.
+  constexpr std::size_t kPiece = 16, kLane = 4096, kLoop = std::size_t{32} * 32 * 1024;
+  std::vector<Case> cases;
+  for (const Format& format : kFormats) {
+    const std::size_t piece = kPiece / format.bytes, lane = kLane / format.bytes;
+    const std::size_t loop = kLoop / format.bytes;
+    for (const std::size_t count :
+         {std::size_t{1}, n * piece - piece, n * piece - piece + 1, n * piece, n * piece + 1,
+          n * piece * 7 + piece + 1, n * lane - 1, n * lane, n * lane + 1, n * lane * 3 / 2 + 3,
+          n * lane * 16 + 7, n * lane * 32, n * lane * 64 - piece - 1, n * loop / 2 + 5,
+          n * loop - 1, n * loop, n * loop + 1, 2 * n * loop + 3}) {
+      if (count * format.bytes > most) continue;
+      for (int way = 0; way < 4; ++way) {
+        Case c;
+        c.kind = UNJAM_ALL_REDUCE;
+        c.format = &format;
+        c.count = count;
+        c.seed = mix(seed, 1'000'000 + cases.size());
+        c.in_place = (way & 1) != 0;
+        c.shifted = (way & 2) != 0;
+        cases.push_back(c);
+      }
+    }
+  }
+  return cases;
+}
+
 // ---- a rank ----
 
 struct Blocks {
@@ -504,7 +537,8 @@ struct Outcome {
   std::pair<std::uint64_t, int> disturbed;
 };
 
-Outcome run_job(int ranks, bool solo, const std::vector<Case>& cases, int repeats) {
+// `algorithm`: of unjamConfig_t.
+Outcome run_job(int ranks, bool solo, int algorithm, const std::vector<Case>& cases, int repeats) {
   setenv("UNJAM_SOLO", solo ? "1" : "0", 1);
   std::size_t memory = 0;
   for (const Case& c : cases) memory = std::max(memory, memory_of(c, ranks));
@@ -512,7 +546,9 @@ Outcome run_job(int ranks, bool solo, const std::vector<Case>& cases, int repeat
   outcome.digests.resize(static_cast<std::size_t>(ranks));
   const PinnedMemory places(static_cast<std::size_t>(ranks) * sizeof(std::uint64_t));
   std::memset(places.as<std::uint64_t>(), 0, static_cast<std::size_t>(ranks) * 8);
-  Job job(ranks, cuda_config());
+  unjamConfig_t config = cuda_config();
+  config.algorithm = algorithm;
+  Job job(ranks, config);
   Barrier all(ranks);
   job.run([&](const Member& me) {
     Rank rank(me, memory, repeats, places.as<std::uint64_t>());
@@ -595,27 +631,14 @@ void check_return(int ranks) {
   });
 }
 
-}  // namespace
+// Without the engine and with it alone.
+void run_both(int ranks, int algorithm, const std::vector<Case>& cases, int repeats) {
+  if (cases.empty()) return;
+  const Outcome engine = run_job(ranks, false, algorithm, cases, repeats);
+  const Outcome solo = run_job(ranks, true, algorithm, cases, repeats);
 
-int main(int argc, char** argv) {
-  Options options(argc, argv);
-  const int wanted = options.integer("ranks", 0, "GPUs to use; 0: all");
-  const std::uint64_t seed = options.seed();
-  const double most = options.number("most", 1e9, "largest message in bytes");
-  const int kind = options.integer("kind", -1, "only this kind (8: sends, 9: barriers)");
-  const int repeats = options.integer("repeats", 4, "of each case, in one go");
-  options.done(400, 30);
-  load_eagerly();
-  const int ranks = wanted > 0 ? wanted : device_count();
-  std::printf("solo: %d ranks, seed %llu\n", ranks, static_cast<unsigned long long>(seed));
-  const std::vector<Case> cases = make_cases(ranks, seed, static_cast<std::size_t>(most), kind);
-
-  const Outcome engine = run_job(ranks, false, cases, repeats);
-  const Outcome solo = run_job(ranks, true, cases, repeats);
-
-  check_return(ranks);
-
-  std::printf("%-15s %10s %18s   (rank 0)\n", "kind", "calls", "without engine");
+  std::printf("%-15s %10s %18s   (rank 0%s)\n", "kind", "calls", "without engine",
+              algorithm == kTwoShot ? ", two-shot" : "");
   bool missing = false;
   for (const auto& [k, count] : solo.quiet) {
     std::printf("%-15s %10d %18llu\n", kNames[k], count.second,
@@ -635,6 +658,34 @@ int main(int argc, char** argv) {
            " has other bits with UNJAM_SOLO than without it: " + cases[i % cases.size()].text());
     }
   }
-  std::printf("solo: PASS, %zu cases on %d ranks\n", cases.size(), ranks);
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  Options options(argc, argv);
+  const int wanted = options.integer("ranks", 0, "GPUs to use; 0: all");
+  const std::uint64_t seed = options.seed();
+  const double most = options.number("most", 1e9, "largest message in bytes");
+  const int kind = options.integer("kind", -1, "only this kind (8: sends, 9: barriers)");
+  const int repeats = options.integer("repeats", 4, "of each case, in one go");
+  const int two_shot = options.integer("two-shot", 1, "that plan's: 0: not, 2: nothing else");
+  options.done(400, 30);
+  load_eagerly();
+  const int ranks = wanted > 0 ? wanted : device_count();
+  std::printf("solo: %d ranks, seed %llu\n", ranks, static_cast<unsigned long long>(seed));
+  const std::vector<Case> cases = make_cases(ranks, seed, static_cast<std::size_t>(most), kind);
+
+  if (two_shot < 2) {
+    run_both(ranks, -1, cases, repeats);
+    check_return(ranks);
+  }
+  std::vector<Case> more;
+  if (two_shot > 0 && ranks >= 2 && ranks <= 8 && (kind < 0 || kind == UNJAM_ALL_REDUCE)) {
+    more = make_two_shot_cases(ranks, seed, static_cast<std::size_t>(most));
+    run_both(ranks, kTwoShot, more, repeats);
+  }
+  std::printf("solo: PASS, %zu cases on %d ranks\n",
+              (two_shot < 2 ? cases.size() : 0) + more.size(), ranks);
   return 0;
 }

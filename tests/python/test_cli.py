@@ -104,7 +104,7 @@ def test_env(capsys):
         "barrier",
     ],
 )
-@pytest.mark.parametrize("algorithm", ["ring", "auto"])
+@pytest.mark.parametrize("algorithm", ["ring", "two_shot", "auto"])
 def test_plan(kind, algorithm, capsys):
     arguments = ["plan", "--check", kind, "--ranks", "5", "--algorithm", algorithm]
     assert main([*arguments, "--json", "--list", "--count", "1000"]) == 0

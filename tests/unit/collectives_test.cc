@@ -169,6 +169,7 @@ const std::vector<Setting> kSettings = {
     {"Direct", [](unjamConfig_t& c) { c.algorithm = 1; }},
     {"Mesh", [](unjamConfig_t& c) { c.algorithm = 2; }},
     {"Pairwise", [](unjamConfig_t& c) { c.algorithm = 3; }},
+    {"TwoShot", [](unjamConfig_t& c) { c.algorithm = 4; }},
     {"ThreeLanes", [](unjamConfig_t& c) { c.lanes = 3; }},
     {"ThreeLanesDirect", [](unjamConfig_t& c) { c.lanes = 3, c.algorithm = 1; }},
     {"ThreeLanesMesh", [](unjamConfig_t& c) { c.lanes = 3, c.algorithm = 2; }},

@@ -18,6 +18,7 @@
 #include "plan/pairwise.h"
 #include "plan/ring.h"
 #include "plan/selector.h"
+#include "plan/two_shot.h"
 
 namespace unjam {
 namespace {
@@ -27,7 +28,7 @@ constexpr Kind kKinds[] = {Kind::kAllReduce, Kind::kAllGather, Kind::kReduceScat
                            Kind::kBarrier,   Kind::kSendRecv};
 static_assert(std::size(kKinds) == kNumKinds);
 constexpr Algorithm kAlgorithms[] = {Algorithm::kRing, Algorithm::kDirect, Algorithm::kMesh,
-                                     Algorithm::kPairwise};
+                                     Algorithm::kPairwise, Algorithm::kTwoShot};
 static_assert(std::size(kAlgorithms) == kNumAlgorithms);
 
 bool serves(Algorithm algorithm, Kind kind) {
@@ -40,6 +41,8 @@ bool serves(Algorithm algorithm, Kind kind) {
       return block_to_block;
     case Algorithm::kRing:
       return !block_to_block;
+    case Algorithm::kTwoShot:
+      return kind == Kind::kAllReduce;
     default:
       return kind != Kind::kReduce && kind != Kind::kBroadcast && kind != Kind::kSendRecv;
   }
@@ -118,7 +121,7 @@ std::vector<int> roots_to_try(Kind kind, int ranks) {
 // Guaranteed slots that a plan may need: one where ranks send before they receive, or in a chain.
 int slots_allowed(Algorithm algorithm, Kind kind) {
   if (algorithm == Algorithm::kDirect || has_root(kind)) return 1;
-  if (algorithm == Algorithm::kMesh) {
+  if (algorithm == Algorithm::kMesh || algorithm == Algorithm::kTwoShot) {
     return kind == Kind::kAllReduce || kind == Kind::kBarrier ? 2 : 1;
   }
   return 5;
@@ -133,7 +136,7 @@ TEST(PlanChecked, AllKindsRanksCountsRootsLanes) {
         if (!exists(kind, ranks)) continue;
         const auto n = static_cast<std::uint64_t>(ranks);
         // Slots of 16 floats. Ring chunks are 4 slots, pairwise ones 5, mesh ones a slot, direct
-        // ones half a slot.
+        // and two-shot ones half a slot.
         const std::uint64_t parts = blocked(kind) || has_root(kind) ? 1 : n;
         for (const std::uint64_t count : {std::uint64_t{0}, std::uint64_t{1}, std::uint64_t{7},
                                           16 * parts, 100 * parts + 3, 530 * parts + 13}) {
@@ -179,7 +182,7 @@ TEST(PlanChecked, FewestSlotsAndManyLanesAndAllTypes) {
 }
 
 TEST(PlanChecked, DirectAndMeshUpTo64Ranks) {
-  for (const Algorithm algorithm : {Algorithm::kDirect, Algorithm::kMesh}) {
+  for (const Algorithm algorithm : {Algorithm::kDirect, Algorithm::kMesh, Algorithm::kTwoShot}) {
     for (const Kind kind : kKinds) {
       if (!serves(algorithm, kind)) continue;
       for (const int ranks : {47, 64}) {
@@ -202,6 +205,18 @@ TEST(PlanChecked, MeshNeedsTwoSlots) {
           check(make_request(kind, ranks, 5003), make_limits(2, 64), Algorithm::kMesh);
       ASSERT_TRUE(result.ok) << result.error;
       EXPECT_EQ(result.slots_needed, kind == Kind::kAllReduce ? 2 : 1) << to_string(kind);
+    }
+  }
+}
+
+TEST(PlanChecked, TwoShotNeedsTwoSlots) {
+  for (const int ranks : {2, 3, 8}) {
+    for (const std::uint32_t slots : {2u, 3u, 4u}) {
+      const CheckResult result = check(make_request(Kind::kAllReduce, ranks, 5003),
+                                       make_limits(slots, 64, 3),  // many loops
+                                       Algorithm::kTwoShot);
+      ASSERT_TRUE(result.ok) << result.error;
+      EXPECT_EQ(result.slots_needed, 2);
     }
   }
 }
@@ -353,6 +368,9 @@ TEST(PlanCost, BytesSent) {
     const CheckResult mesh = run(Kind::kAllReduce, count, Algorithm::kMesh);
     EXPECT_EQ(mesh.bytes_sent_max, ring.bytes_sent_max);
     EXPECT_EQ(mesh.bytes_sent_total, ring.bytes_sent_total);
+    const CheckResult two_shot = run(Kind::kAllReduce, count, Algorithm::kTwoShot);
+    EXPECT_EQ(two_shot.bytes_sent_max, ring.bytes_sent_max);
+    EXPECT_EQ(two_shot.bytes_sent_total, ring.bytes_sent_total);
     const CheckResult direct = run(Kind::kAllReduce, 1001, Algorithm::kDirect);
     EXPECT_EQ(direct.bytes_sent_max, (n - 1) * 1001 * 4);
   }
@@ -371,6 +389,7 @@ TEST(PlanCost, StepsOfOneSlice) {
   EXPECT_EQ(steps(Kind::kBroadcast, 16, Algorithm::kRing), 8u);
   EXPECT_EQ(steps(Kind::kAllReduce, 8, Algorithm::kDirect), 2u);  // sent, gathered
   EXPECT_EQ(steps(Kind::kAllReduce, 16 * 8, Algorithm::kMesh), 3u);
+  EXPECT_EQ(steps(Kind::kAllReduce, 8 * 8, Algorithm::kTwoShot), 3u);
   EXPECT_EQ(steps(Kind::kAllGather, 16, Algorithm::kMesh), 2u);
   EXPECT_EQ(steps(Kind::kReduceScatter, 16, Algorithm::kMesh), 2u);
   EXPECT_EQ(steps(Kind::kReduce, 8, Algorithm::kDirect), 2u);
@@ -420,6 +439,13 @@ TEST(PlanLanes, OnCuda) {
     EXPECT_EQ(lanes(geometry(kind, 0, Algorithm::kDirect)), std::pair(0, 1));
     EXPECT_EQ(lanes(geometry(kind, 1 << 24, for_bulk(kind))),
               for_bulk(kind) == Algorithm::kRing ? std::pair(1, 7) : std::pair(0, 8));
+    if (serves(Algorithm::kTwoShot, kind)) {
+      // A lane for every 4 KiB of a part.
+      EXPECT_EQ(lanes(geometry(kind, 8 * 1024, Algorithm::kTwoShot)), std::pair(0, 1));
+      EXPECT_EQ(lanes(geometry(kind, 8 * 1024 + 1, Algorithm::kTwoShot)), std::pair(0, 2));
+      EXPECT_EQ(lanes(geometry(kind, 1 << 24, Algorithm::kTwoShot)), std::pair(0, 8));
+      EXPECT_EQ(lanes(geometry(kind, 0, Algorithm::kTwoShot)), std::pair(0, 1));
+    }
     if (!serves(Algorithm::kMesh, kind)) continue;
     EXPECT_EQ(lanes(geometry(kind, 1 << 24, Algorithm::kMesh)), std::pair(0, 8));
     EXPECT_EQ(lanes(geometry(kind, 100, Algorithm::kMesh)), std::pair(0, 1));
@@ -451,14 +477,10 @@ TEST(PlanChunks, FitTheSlotsAndTheAlignment) {
 }
 
 TEST(PlanSelector, TableAndErrors) {
-  EXPECT_EQ(select_algorithm(make_request(Kind::kAllReduce, 8, 16), Device::kHost),
-            Algorithm::kDirect);
-  EXPECT_EQ(select_algorithm(make_request(Kind::kAllReduce, 8, 1 << 20), Device::kHost),
-            Algorithm::kRing);
-  EXPECT_EQ(select_algorithm(make_request(Kind::kAllReduce, 65, 1), Device::kHost),
-            Algorithm::kRing);
-  EXPECT_EQ(select_algorithm(make_request(Kind::kAllReduce, 1, 1), Device::kHost),
-            Algorithm::kRing);
+  EXPECT_EQ(select_algorithm(make_request(Kind::kAllReduce, 8, 16), {}), Algorithm::kDirect);
+  EXPECT_EQ(select_algorithm(make_request(Kind::kAllReduce, 8, 1 << 20), {}), Algorithm::kRing);
+  EXPECT_EQ(select_algorithm(make_request(Kind::kAllReduce, 65, 1), {}), Algorithm::kRing);
+  EXPECT_EQ(select_algorithm(make_request(Kind::kAllReduce, 1, 1), {}), Algorithm::kRing);
   for (const Kind kind : kKinds) {
     // All ranks choose alike, and a plan that the table chose exists.
     for (int ranks = 1; ranks <= 70; ++ranks) {
@@ -466,11 +488,12 @@ TEST(PlanSelector, TableAndErrors) {
       for (std::uint64_t count = 0; count < (1 << 22); count = count * 4 + 1) {
         PlanRequest request = make_request(kind, ranks, count);
         for (const Device device : {Device::kHost, Device::kCuda}) {
+          const PlanLimits limits = make_limits(5, 8192, 4, device);
           request.rank = 0;
-          const Algorithm first = select_algorithm(request, device);
+          const Algorithm first = select_algorithm(request, limits);
           request.rank = ranks - 1;
-          ASSERT_EQ(select_algorithm(request, device), first);
-          const auto plan = make_plan(request, make_limits(5, 8192, 4, device), std::nullopt);
+          ASSERT_EQ(select_algorithm(request, limits), first);
+          const auto plan = make_plan(request, limits, std::nullopt);
           ASSERT_TRUE(plan.has_value());
           ASSERT_EQ(plan->algorithm, first);
         }
@@ -478,11 +501,38 @@ TEST(PlanSelector, TableAndErrors) {
     }
   }
   const auto on_cuda = [](Kind kind, int ranks, std::uint64_t floats) {
-    return select_algorithm(make_request(kind, ranks, floats), Device::kCuda);
+    return select_algorithm(make_request(kind, ranks, floats),
+                            make_limits(4, 64 * 1024, 32, Device::kCuda));
   };
   EXPECT_EQ(on_cuda(Kind::kAllReduce, 2, 256 * 1024), Algorithm::kDirect);
   EXPECT_EQ(on_cuda(Kind::kAllReduce, 2, 256 * 1024 + 1), Algorithm::kMesh);
-  EXPECT_EQ(on_cuda(Kind::kAllReduce, 8, 149 * 1024), Algorithm::kMesh);
+  // Two hops of packets from where they save more than a hop is worth to what one loop carries, or
+  // 4 MiB; among three ranks or more.
+  EXPECT_EQ(on_cuda(Kind::kAllReduce, 3, 54 * 1024), Algorithm::kDirect);
+  EXPECT_EQ(on_cuda(Kind::kAllReduce, 3, 54 * 1024 + 1), Algorithm::kTwoShot);
+  EXPECT_EQ(on_cuda(Kind::kAllReduce, 3, 768 * 1024), Algorithm::kTwoShot);
+  EXPECT_EQ(on_cuda(Kind::kAllReduce, 3, 768 * 1024 + 1), Algorithm::kMesh);
+  EXPECT_EQ(on_cuda(Kind::kAllReduce, 4, 24 * 1024), Algorithm::kDirect);
+  EXPECT_EQ(on_cuda(Kind::kAllReduce, 4, 24 * 1024 + 1), Algorithm::kTwoShot);
+  EXPECT_EQ(on_cuda(Kind::kAllReduce, 4, 1024 * 1024), Algorithm::kTwoShot);
+  EXPECT_EQ(on_cuda(Kind::kAllReduce, 4, 1024 * 1024 + 1), Algorithm::kMesh);
+  EXPECT_EQ(on_cuda(Kind::kAllReduce, 8, 1024 * 1024), Algorithm::kTwoShot);
+  EXPECT_EQ(on_cuda(Kind::kAllReduce, 8, 1024 * 1024 + 1), Algorithm::kMesh);
+  EXPECT_EQ(on_cuda(Kind::kAllReduce, 8, 6 * 1024), Algorithm::kDirect);
+  for (const int ranks : {3, 4, 5, 8}) {
+    // With few lanes, or small slots, no more than one loop.
+    const PlanRequest request = make_request(Kind::kAllReduce, ranks, 200 * 1024);
+    for (const std::uint16_t lanes : {1, 8, 32}) {
+      const PlanLimits limits = make_limits(4, 64 * 1024, lanes, Device::kCuda);
+      if (select_algorithm(request, limits) != Algorithm::kTwoShot) continue;
+      const Geometry g = make_plan(request, limits, std::nullopt)->geometry;
+      EXPECT_EQ(g.loops(0), 1u);
+    }
+    EXPECT_NE(select_algorithm(request, make_limits(4, 64 * 1024, 1, Device::kCuda)),
+              Algorithm::kTwoShot);
+    EXPECT_NE(select_algorithm(request, make_limits(1, 64 * 1024, 32, Device::kCuda)),
+              Algorithm::kTwoShot);
+  }
   EXPECT_EQ(on_cuda(Kind::kAllReduce, 9, 1), Algorithm::kMesh);
   EXPECT_EQ(on_cuda(Kind::kAllReduce, 65, 1), Algorithm::kRing);
   EXPECT_EQ(on_cuda(Kind::kAllGather, 2, 8 * 1024), Algorithm::kDirect);
@@ -494,8 +544,7 @@ TEST(PlanSelector, TableAndErrors) {
   EXPECT_EQ(on_cuda(Kind::kGather, 65, 1), Algorithm::kPairwise);
   EXPECT_EQ(on_cuda(Kind::kSendRecv, 2, 4 * 1024), Algorithm::kDirect);
   EXPECT_EQ(on_cuda(Kind::kSendRecv, 2, 256 * 1024 + 1), Algorithm::kPairwise);
-  EXPECT_EQ(select_algorithm(make_request(Kind::kBarrier, 64, 1), Device::kHost),
-            Algorithm::kDirect);
+  EXPECT_EQ(select_algorithm(make_request(Kind::kBarrier, 64, 1), {}), Algorithm::kDirect);
   // What is asked for serves where it can, whatever the kind.
   for (const Kind kind : kKinds) {
     for (const Algorithm algorithm : kAlgorithms) {
@@ -504,10 +553,11 @@ TEST(PlanSelector, TableAndErrors) {
       std::string refusal;
       const PlanRequest request = make_request(kind, 2, 100);
       const bool made =
-          algorithm == Algorithm::kRing     ? plan_ring(request, {}, &refusal).has_value()
-          : algorithm == Algorithm::kDirect ? plan_direct(request, {}, &refusal).has_value()
-          : algorithm == Algorithm::kMesh   ? plan_mesh(request, {}, &refusal).has_value()
-                                            : plan_pairwise(request, {}, &refusal).has_value();
+          algorithm == Algorithm::kRing      ? plan_ring(request, {}, &refusal).has_value()
+          : algorithm == Algorithm::kDirect  ? plan_direct(request, {}, &refusal).has_value()
+          : algorithm == Algorithm::kMesh    ? plan_mesh(request, {}, &refusal).has_value()
+          : algorithm == Algorithm::kTwoShot ? plan_two_shot(request, {}, &refusal).has_value()
+                                             : plan_pairwise(request, {}, &refusal).has_value();
       EXPECT_EQ(made, serves(algorithm, kind));
       const std::string use = std::string(": use ") + to_string(for_bulk(kind));
       EXPECT_EQ(refusal.find(use) != std::string::npos, !made) << refusal;
@@ -534,6 +584,12 @@ TEST(PlanSelector, TableAndErrors) {
             std::string::npos);
   EXPECT_NE(error(make_request(Kind::kAllGather, 4, 1), make_limits(1, 64), Algorithm::kMesh)
                 .find("mesh plans need at least 2"),
+            std::string::npos);
+  EXPECT_NE(error(make_request(Kind::kAllReduce, 65, 1), {}, Algorithm::kTwoShot)
+                .find("64 ranks, this group has 65: use ring"),
+            std::string::npos);
+  EXPECT_NE(error(make_request(Kind::kAllReduce, 4, 1), make_limits(1, 64), Algorithm::kTwoShot)
+                .find("two-shot plans need at least 2"),
             std::string::npos);
   std::string refusal;
   EXPECT_FALSE(plan_mesh(fine, {}, &refusal).has_value());

@@ -660,12 +660,42 @@ TEST(PlanMistakes, AnEmptyProgram) {
   }
 }
 
+TEST(PlanMistakes, PacketsOfOneChunkThatLookAlike) {
+  // Who collects looks for the flag of the first hop, which is the contribution's.
+  Planted p = make(Kind::kAllReduce, Algorithm::kTwoShot, 40);
+  p.program(3)[2].flags &= static_cast<std::uint16_t>(~kSecondHop);
+  expect_error(p, {"rank 3 primitive 2", "expects a packet of hop 0", "has sent one of hop 1"});
+  // The same where its packet comes from one that only sends.
+  Planted q = make(Kind::kAllReduce, Algorithm::kDirect, 8);
+  q.program(1)[1].flags |= kSecondHop;
+  expect_error(q, {"rank 1 primitive 1", "expects a packet of hop 1", "has sent one of hop 0"});
+  // Two packets of one chunk and hop.
+  Planted r = make(Kind::kAllGather, Algorithm::kDirect, 8);
+  for (Plan& plan : r.plans) {
+    plan.primitives.push_back(plan.primitives[0]);
+    plan.primitives.push_back(plan.primitives[1]);
+  }
+  expect_error(r, {"with the flag of one before"});
+  // Hops where there are none.
+  Planted s = make(Kind::kAllReduce, Algorithm::kMesh, 40);
+  s.program(1)[2].flags |= kSecondHop;
+  expect_error(s, {"only packets have hops"});
+  Planted t = make(Kind::kAllReduce, Algorithm::kTwoShot, 40);
+  t.program(1)[0].flags |= kSecondHop;
+  expect_error(t, {"a second hop without a receive"});
+  Planted u = make(Kind::kAllReduce, Algorithm::kTwoShot, 40);
+  u.program(1)[1].flags |= kSecondHop;
+  expect_error(u, {"two hops at most"});
+}
+
 TEST(PlanMistakes, EverySinglePrimitiveMatters) {
   // Whatever primitive of whatever rank is dropped or doubled: found.
-  for (const Algorithm algorithm : {Algorithm::kRing, Algorithm::kDirect, Algorithm::kMesh}) {
+  for (const Algorithm algorithm :
+       {Algorithm::kRing, Algorithm::kDirect, Algorithm::kMesh, Algorithm::kTwoShot}) {
     for (const Kind kind : {Kind::kAllReduce, Kind::kAllGather, Kind::kReduceScatter, Kind::kReduce,
                             Kind::kBroadcast}) {
       if (algorithm == Algorithm::kMesh && has_root(kind)) continue;
+      if (algorithm == Algorithm::kTwoShot && kind != Kind::kAllReduce) continue;
       const Planted right = make(kind, algorithm, 40);
       for (std::size_t r = 0; r < kRanks; ++r) {
         for (std::size_t i = 0; i < right.plans[r].primitives.size(); ++i) {
@@ -688,14 +718,16 @@ TEST(PlanMistakes, EverySinglePrimitiveMatters) {
 
 TEST(PlanMistakes, EverySingleFlagMatters) {
   // Whatever flag of whatever primitive is flipped: found.
-  for (const Algorithm algorithm : {Algorithm::kRing, Algorithm::kDirect, Algorithm::kMesh}) {
+  for (const Algorithm algorithm :
+       {Algorithm::kRing, Algorithm::kDirect, Algorithm::kMesh, Algorithm::kTwoShot}) {
     for (const Kind kind : {Kind::kAllReduce, Kind::kAllGather, Kind::kReduceScatter, Kind::kReduce,
                             Kind::kBroadcast}) {
       if (algorithm == Algorithm::kMesh && has_root(kind)) continue;
+      if (algorithm == Algorithm::kTwoShot && kind != Kind::kAllReduce) continue;
       const Planted right = make(kind, algorithm, 200);
       for (std::size_t r = 0; r < kRanks; ++r) {
         for (std::size_t i = 0; i < right.plans[r].primitives.size(); ++i) {
-          for (unsigned bit = 0; bit < 12; ++bit) {
+          for (const unsigned bit : {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 14}) {
             Planted p = right;
             p.program(r)[i].flags ^= static_cast<std::uint16_t>(1u << bit);
             // Harmless: storing a preliminary value that the right one overwrites later, and

@@ -9,7 +9,7 @@ from .._lib import library, read_json
 from .._types import DType, Kind, Op, dtype_of, kind_of, op_of
 from ._console import cell, make_console, make_table, natural, positive, print_json, rank_count
 
-_ALGORITHMS = {"ring": 0, "direct": 1, "mesh": 2, "pairwise": 3, "auto": -1}
+_ALGORITHMS = {"ring": 0, "direct": 1, "mesh": 2, "pairwise": 3, "two_shot": 4, "auto": -1}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -522,16 +522,19 @@ class CudaDaemon : public StreamDaemon {
     place.key_done = fresh->done;
   }
 
-  // Fills in what a call needs to run without the engine, if it can: one of a direct plan whose
-  // lanes make one loop each. Returns a block's threads.
+  // Fills in what a call needs to run without the engine, if it can: one of a direct or two-shot
+  // plan whose lanes make one loop each. Returns a block's threads.
   unsigned prepare_solo(const Invocation& inv, bool fresh, SoloCall& solo) const {
-    const unsigned threads = describe_solo(inv, solo);
+    const unsigned threads =
+        describe_two_shot(inv, solo) ? two_shot_threads(inv) : describe_solo(inv, solo);
     if (threads == 0 || fresh || !o_.solo) {
       solo.lanes = 0;
       return o_.block_threads;
     }
     solo.lanes = inv.geometry.lanes;
-    solo.flag = packet_flag(inv.seed, 0);
+    // Chunk 0 is a lane's only one.
+    solo.flag = packet_flag(inv.seed, 0, 0);
+    solo.later_flag = packet_flag(inv.seed, 0, 1);
     solo.rank = o_.rank;
     solo.group_size = inv.group_size;
     solo.group_rank = inv.group_rank;
@@ -578,6 +581,7 @@ class CudaDaemon : public StreamDaemon {
       return static_cast<std::uint32_t>((g.part(part).offset - g.output_shift(inv.group_rank)) *
                                         element);
     };
+    solo.two_shot = false;
     solo.num_sent = solo.first_sent = solo.num_received = solo.first_received = 0;
     solo.sent_from = solo.own_from = solo.own_to = solo.received_to = 0;
     solo.scatters = solo.collects = solo.reduces = solo.copies = false;
@@ -631,6 +635,56 @@ class CudaDaemon : public StreamDaemon {
     const std::uint32_t items = std::max(solo.scatters ? units * solo.num_sent : units,
                                          solo.collects ? units * solo.num_received : units);
     return std::clamp((items + 63) / 64 * 64, kLeastThreads, o_.block_threads);
+  }
+
+  // The same of a plan of plan/two_shot.cc, see solo_two_shot.cuh.
+  bool describe_two_shot(const Invocation& inv, SoloCall& solo) const {
+    constexpr unsigned kProgram[] = {
+        kLocal | kScatter, kLocal | kCopy | kContribute | kFinish | kGather | kReduce | kSendAll,
+        kCollect | kCopy | kSecondHop};
+    const Geometry& g = inv.geometry;
+    const std::uint64_t element = dtype_bytes(g.dtype);
+    const std::uint32_t size = inv.group_size;
+    if (inv.protocol != Protocol::kPacket || size < 2 || size > kSoloRanks ||
+        o_.shape.ranks > kSoloRanks || g.first_lane != 0 || g.blocked() || g.parts != size ||
+        inv.num_primitives != std::size(kProgram)) {
+      return false;
+    }
+    for (std::size_t i = 0; i < std::size(kProgram); ++i) {
+      if (inv.program[i].flags != kProgram[i]) return false;
+    }
+    if (inv.program[1].part != inv.group_rank) return false;
+    // The first lane's stretch of the first part is a longest one, the last lane's of the last part
+    // a shortest one: all lanes have something of every part. A thread keeps what it reduces.
+    const std::uint64_t longest = g.lane_part(0, 0).length;
+    const std::uint64_t shortest = g.lane_part(size - 1, g.lanes - 1u).length;
+    if (longest > g.chunk || shortest == 0 || g.count * element > UINT32_MAX / 2 ||
+        (longest * element + 7) / 8 > std::uint64_t{kSoloUnits} * o_.block_threads) {
+      return false;
+    }
+    solo.two_shot = true;
+    solo.block_bytes = static_cast<std::uint32_t>(g.count * element);
+    const std::uint32_t pieces = (solo.block_bytes + 15) / 16;
+    solo.part_pieces = pieces / size;
+    solo.longer_parts = pieces % size;
+    solo.lane_pieces = solo.part_pieces / g.lanes;
+    solo.longer_lanes = solo.part_pieces % g.lanes;
+    solo.num_sent = solo.num_received = static_cast<std::uint8_t>(size - 1);
+    solo.first_sent = solo.first_received =
+        static_cast<std::uint8_t>(inv.group_rank + 1u == size ? 0 : inv.group_rank + 1u);
+    solo.sent_from = solo.own_from = solo.own_to = solo.received_to = 0;  // stretches begin there
+    solo.scatters = solo.collects = solo.copies = false;
+    solo.reduces = true;
+    solo.before = 0;  // each lane says it
+    return true;
+  }
+  // A unit of 8 bytes a thread, of each peer's part.
+  unsigned two_shot_threads(const Invocation& inv) const {
+    const Geometry& g = inv.geometry;
+    const std::uint64_t units = (g.lane_part(0, 0).length * dtype_bytes(g.dtype) + 7) / 8;
+    const std::uint64_t items = units * (inv.group_size - 1u);
+    return static_cast<unsigned>(
+        std::clamp<std::uint64_t>((items + 63) / 64 * 64, kLeastThreads, o_.block_threads));
   }
 
   // What the device reads of a command must be in memory that it reaches. One is under way at most.

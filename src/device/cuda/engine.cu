@@ -24,6 +24,7 @@
 #include "device/cuda/cuda_dev.cuh"
 #include "device/cuda/kernels.h"
 #include "device/cuda/solo.cuh"
+#include "device/cuda/solo_two_shot.cuh"
 
 namespace unjam {
 namespace {
@@ -233,7 +234,7 @@ __global__ void __launch_bounds__(512, 1)
   // One block of a call, whichever, goes on to serve where the lanes were not done at once.
   const bool solo = launch.kind == EngineKind::kCall && launch.solo.lanes != 0;
   if (solo) {
-    if (!run_solo(r, launch)) return;
+    if (!(launch.solo.two_shot ? run_solo_two_shot(r, launch) : run_solo(r, launch))) return;
   } else {
     wait_for_stream();
   }

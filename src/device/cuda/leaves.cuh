@@ -29,6 +29,7 @@ struct Slice {
   int num_dst;
   int local_src;
   std::uint32_t flag;
+  std::uint32_t sent_flag;
   std::uint32_t divisor;
   bool scale_all;
   int scaled_src;
@@ -45,6 +46,7 @@ __device__ __forceinline__ Slice make_slice(const SliceJob& job) {
           job.num_dst,
           job.local_src,
           job.flag,
+          job.sent_flag,
           job.divisor,
           job.scale_sources == ScaleSources::kAll,
           job.scale_sources == ScaleSources::kLocal ? job.local_src : -1,
@@ -504,7 +506,8 @@ struct PacketAccess {
     });
   }
   __device__ __forceinline__ void store(const Raw<2> (&raw)[1]) const {
-    for_slots(slice, [&](char* dst) { store_packet_unit(dst + 2 * at, raw[0], left, slice.flag); });
+    for_slots(slice,
+              [&](char* dst) { store_packet_unit(dst + 2 * at, raw[0], left, slice.sent_flag); });
     if (slice.dst_user != nullptr) {
       store_linear<2, kElement>(slice.dst_user + at, raw[0], bytes());
     }
@@ -738,7 +741,7 @@ __device__ __forceinline__ void store_unit(char* to, const Raw<2>& raw, unsigned
 
 __device__ __forceinline__ void copies_packet(const SliceJob& job, unsigned thread,
                                               unsigned threads, Held& held) {
-  const std::uint32_t flag = job.flag;
+  const std::uint32_t flag = job.flag, sent_flag = job.sent_flag;
   PacketWalk walk(job, thread, threads);
 #pragma unroll 1
   while (!walk.done()) {
@@ -762,7 +765,7 @@ __device__ __forceinline__ void copies_packet(const SliceJob& job, unsigned thre
     for (int p = 0; p < kCopyPieces; ++p) {
       if (piece[p].bytes == 0) continue;
       if (piece[p].to_slot) {
-        store_packet_unit(piece[p].to, raw[p], piece[p].bytes, flag);
+        store_packet_unit(piece[p].to, raw[p], piece[p].bytes, sent_flag);
       } else {
         store_unit(piece[p].to, raw[p], piece[p].bytes);
       }

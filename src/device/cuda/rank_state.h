@@ -77,7 +77,15 @@ struct SoloCall {
   bool collects = false;                              // member q's message becomes block q
   bool reduces = false;                               // the messages, with the own contribution
   bool copies = false;                                // the own data, into the output
-  std::uint8_t before = 0;  // primitives in front of the one that receives
+  // Primitives in front of the one that receives. (Two-shot: lanes say it themselves.)
+  std::uint8_t before = 0;
+  // A plan of plan/two_shot.cc: `block_bytes` is the whole vector, of whose pieces each part has so
+  // many, and so many first parts one more. Of a shorter part lanes have pieces as above; of a
+  // longer one the next lane has one more.
+  bool two_shot = false;
+  std::uint32_t part_pieces = 0;
+  std::uint32_t longer_parts = 0;
+  std::uint32_t later_flag = 0;  // of the second hop's packets
   std::uint16_t members[kSoloRanks] = {};
   std::uint64_t tag = 0;
   double scale = 1;

@@ -3,7 +3,8 @@
 // tried straight from the kernel's arguments, with the same connectors, flags and credits, so peers
 // cannot tell. One side may be here and the other in its engine, in each lane.
 //
-// Plan: one of plan/direct.cc whose lanes make one loop each. Block b does what lane b has to do:
+// Plan: one of plan/direct.cc whose lanes make one loop each (or of plan/two_shot.cc, see
+// solo_two_shot.cuh, which is built of what is here). Block b does what lane b has to do:
 //   takes the lane's lease, looks whether all that it needs is there, sends, copies the own data,
 //   receives, tells peers (credits, pokes), reports, and gives the lease back.
 // What a block cannot do soon it leaves to the engine: the lane is driven by another instance, a
@@ -61,8 +62,10 @@ struct Kept {
 struct Shared {
   char* from[kSoloRanks];
   char* to[kSoloRanks];
+  char* later_from[kSoloRanks];  // of the connectors' next steps, where a call makes two
+  char* later_to[kSoloRanks];
   Kept kept[2 * kSoloRanks];  // of the threads that see to members
-  std::uint32_t poke;         // a value for peers' words; so is the next one
+  std::uint32_t poke;         // a value for peers' words; so are the next ones
   std::uint32_t ok;
   std::uint32_t hopeless;  // no use in waiting for packets. Stored once, read while polling
   std::uint32_t serves;
@@ -231,10 +234,11 @@ __device__ __forceinline__ void send_items(const SoloCall& call, const Stretch& 
 
 // ---- the own data ----
 
+template <int kUnits>
 __device__ __forceinline__ void load_own(const SoloCall& call, const Stretch& w,
-                                         std::uint32_t begin, Raw<2> (&x)[kRow]) {
+                                         std::uint32_t begin, Raw<2> (&x)[kUnits]) {
 #pragma unroll
-  for (int h = 0; h < kRow; ++h) {
+  for (int h = 0; h < kUnits; ++h) {
     const std::uint32_t unit = begin + threadIdx.x + h * blockDim.x;
     x[h] = {};
     if (unit >= w.units) continue;
@@ -243,10 +247,11 @@ __device__ __forceinline__ void load_own(const SoloCall& call, const Stretch& w,
   }
 }
 
+template <int kUnits>
 __device__ __forceinline__ void store_own(const Stretch& w, std::uint32_t to, std::uint32_t begin,
-                                          const Raw<2> (&x)[kRow]) {
+                                          const Raw<2> (&x)[kUnits]) {
 #pragma unroll
-  for (int h = 0; h < kRow; ++h) {
+  for (int h = 0; h < kUnits; ++h) {
     const std::uint32_t unit = begin + threadIdx.x + h * blockDim.x;
     if (unit >= w.units) break;
     const std::uint32_t at = unit * kUnitBytes;
@@ -297,13 +302,14 @@ __device__ __forceinline__ InEndpoint* endpoint_of(const SoloCall& call, const M
 // Of a peer whose packet has not come for a while: it may have been called beside its streams, and
 // be asleep until it hears that something has come for it. A hint: the poke that nothing is lost
 // with comes as the call is published, behind a fence that covers what all threads have sent.
+// `value`: another one each time.
 __device__ __noinline__ void poke_early(CudaRank& r, const SoloCall& call, const Stretch& w,
-                                        std::uint32_t lane, const Shared& s) {
+                                        std::uint32_t lane, std::uint32_t value) {
   if (threadIdx.x >= 32) return;
   const Member m = member_of(call, w);
   if (m.part != kOutgoing || !m.to) return;
   fence_system();
-  store_system(r.pokes[m.peer][lane], s.poke);
+  store_system(r.pokes[m.peer][lane], value);
 }
 
 // ---- receiving: what is copied ----
@@ -330,7 +336,7 @@ __device__ __forceinline__ bool receive_copies(CudaRank& r, const SoloCall& call
     }
     bool all = false;
     for (std::uint32_t polls = 0; !all && polls < kPolls; ++polls) {
-      if (polls == kPokePolls) poke_early(r, call, w, lane, s);
+      if (polls == kPokePolls) poke_early(r, call, w, lane, s.poke);
       if (is_hopeless(s)) break;
       all = true;
 #pragma unroll
@@ -357,23 +363,25 @@ __device__ __forceinline__ bool receive_copies(CudaRank& r, const SoloCall& call
 
 // A row's units of every member, by group rank. All members at once: their packets are looked for
 // together.
+template <int kUnits>
 struct Row {
-  Raw<2> raw[kSoloRanks][kRow];
+  Raw<2> raw[kSoloRanks][kUnits];
 };
 
+template <int kUnits>
 __device__ __forceinline__ bool collect_row(CudaRank& r, const SoloCall& call, const Stretch& w,
                                             std::uint32_t lane, const Shared& s,
-                                            std::uint32_t begin, const Raw<2> (&own)[kRow],
-                                            Row& row) {
+                                            std::uint32_t begin, const Raw<2> (&own)[kUnits],
+                                            Row<kUnits>& row) {
   for (std::uint32_t polls = 0; polls < kPolls; ++polls) {
-    if (polls == kPokePolls) poke_early(r, call, w, lane, s);
+    if (polls == kPokePolls) poke_early(r, call, w, lane, s.poke);
     if (is_hopeless(s)) break;
     bool all = true;
 #pragma unroll
     for (int q = 0; q < static_cast<int>(kSoloRanks); ++q) {
       if (q >= call.group_size) break;
 #pragma unroll
-      for (int h = 0; h < kRow; ++h) {
+      for (int h = 0; h < kUnits; ++h) {
         row.raw[q][h] = own[h];
         const std::uint32_t unit = begin + threadIdx.x + h * blockDim.x;
         if (q == call.group_rank || unit >= w.units) continue;
@@ -391,36 +399,38 @@ __device__ __forceinline__ bool collect_row(CudaRank& r, const SoloCall& call, c
 }
 
 // For reduce_pieces() of the leaves, which makes the bits: the same as the engine's.
+template <int kUnits>
 struct RowAccess {
-  Row& row;
-  Raw<2> (&result)[kRow];
+  Row<kUnits>& row;
+  Raw<2> (&result)[kUnits];
   static constexpr int kBatch = cuda_leaves::kPacketBatch;
   static_assert(kSoloRanks == 2 * kBatch);
-  __device__ __forceinline__ void load(int, Raw<2> (&x)[kBatch][kRow]) {
+  __device__ __forceinline__ void load(int, Raw<2> (&x)[kBatch][kUnits]) {
 #pragma unroll
     for (int i = 0; i < kBatch; ++i) {
 #pragma unroll
-      for (int h = 0; h < kRow; ++h) {
+      for (int h = 0; h < kUnits; ++h) {
         x[i][h] = row.raw[i][h];
         row.raw[i][h] = row.raw[kBatch + i][h];
       }
     }
   }
-  __device__ __forceinline__ void store(const Raw<2> (&x)[kRow]) {
+  __device__ __forceinline__ void store(const Raw<2> (&x)[kUnits]) {
 #pragma unroll
-    for (int h = 0; h < kRow; ++h) result[h] = x[h];
+    for (int h = 0; h < kUnits; ++h) result[h] = x[h];
   }
 };
 
-template <DType dtype>
-__device__ __forceinline__ void reduce_row(const cuda_leaves::Slice& slice, Row& row,
-                                           Raw<2> (&result)[kRow]) {
-  RowAccess access{row, result};
-  cuda_leaves::reduce_pieces<dtype, 2, kRow, RowAccess::kBatch>(slice, access);
+template <DType dtype, int kUnits>
+__device__ __forceinline__ void reduce_row(const cuda_leaves::Slice& slice, Row<kUnits>& row,
+                                           Raw<2> (&result)[kUnits]) {
+  RowAccess<kUnits> access{row, result};
+  cuda_leaves::reduce_pieces<dtype, 2, kUnits, RowAccess<kUnits>::kBatch>(slice, access);
 }
 
+template <int kUnits>
 __device__ __forceinline__ void reduce_row_any(DType dtype, const cuda_leaves::Slice& slice,
-                                               Row& row, Raw<2> (&result)[kRow]) {
+                                               Row<kUnits>& row, Raw<2> (&result)[kUnits]) {
   switch (dtype) {
     case DType::kInt8:
       return reduce_row<DType::kInt8>(slice, row, result);
@@ -467,20 +477,21 @@ __device__ __forceinline__ cuda_leaves::Slice slice_of(const SoloCall& call,
 
 // Results of a thread that has more than one row, but the last. In memory of the thread: they are
 // looked at once, and a loop over registers would be eight times the code.
+template <int kUnits>
 struct HeldRows {
-  Raw<2> rows[kSoloUnits / kRow - 1][kRow];
+  Raw<2> rows[kSoloUnits / kUnits - 1][kUnits];
 };
 
 // Stores nothing: the last row's results are in `x` (before: the own data of the first one).
 __device__ __forceinline__ bool receive_reduction(CudaRank& r, const SoloCall& call,
                                                   const Invocation& inv, const Stretch& w,
                                                   std::uint32_t lane, const Shared& s,
-                                                  HeldRows& held, Raw<2> (&x)[kRow]) {
+                                                  HeldRows<kRow>& held, Raw<2> (&x)[kRow]) {
   const cuda_leaves::Slice slice = slice_of(call, inv);
   const std::uint32_t step = kRow * blockDim.x;
 #pragma unroll 1
   for (std::uint32_t begin = 0, k = 0;; ++k) {
-    Row row;
+    Row<kRow> row;
     if (!collect_row(r, call, w, lane, s, begin, x, row)) return false;
     Raw<2> result[kRow];
     reduce_row_any(inv.geometry.dtype, slice, row, result);
@@ -496,9 +507,11 @@ __device__ __forceinline__ bool receive_reduction(CudaRank& r, const SoloCall& c
   }
 }
 
+template <int kUnits>
 __device__ __forceinline__ void store_reduction(const SoloCall& call, const Stretch& w,
-                                                const HeldRows& held, const Raw<2> (&x)[kRow]) {
-  const std::uint32_t step = kRow * blockDim.x;
+                                                const HeldRows<kUnits>& held,
+                                                const Raw<2> (&x)[kUnits]) {
+  const std::uint32_t step = kUnits * blockDim.x;
   std::uint32_t begin = 0;
 #pragma unroll 1
   for (std::uint32_t k = 0; begin + step < w.units; begin += step, ++k) {
@@ -569,7 +582,8 @@ __device__ __forceinline__ void hand_over(CudaRank& r, const CudaLaunch& launch,
   std::uint8_t* first = r.first_primitive + launch.slot * r.rank.num_lanes;
   for (std::uint32_t l = 0; l < call.lanes; ++l) {
     const auto report = static_cast<Report>(word >> (kReportBits * l) & 3);
-    if (report == kBegun) first[l] = call.before;
+    // (None, or, of calls of several stages, what each lane has said itself.)
+    if (report == kBegun && call.before != 0) first[l] = call.before;
     if (report == kDone) first[l] = static_cast<std::uint8_t>(launch.sqe.inv.num_primitives);
   }
 }
@@ -632,7 +646,8 @@ __device__ __noinline__ bool await_lease(CudaRank& r, std::uint32_t lane) {
 
 // All that the block needs, in two rounds of looks: first the lease, then what it covers. Leaves
 // what is found in `s`, and the lease taken if it was free (`leased`, of the thread that sees to
-// it).
+// it). kSteps: packets that the call sends each peer.
+template <std::uint32_t kSteps>
 __device__ __forceinline__ bool look(CudaRank& r, const CudaLaunch& launch, const LaneTransport& t,
                                      const Stretch& w, bool& leased, Shared& s) {
   constexpr std::uint32_t kAll = 0xffffffff;
@@ -670,7 +685,8 @@ __device__ __forceinline__ bool look(CudaRank& r, const CudaLaunch& launch, cons
       // driver has acquired. Else: room may come soon, who sends only is often ahead.
       std::uint64_t credit = load_relaxed_local(out_endpoint(call, m, lane)->credit);
 #pragma unroll 1
-      for (std::uint32_t polls = 0; ok && count - credit >= call.shape.escape_slots; ++polls) {
+      for (std::uint32_t polls = 0; ok && count + kSteps - credit > call.shape.escape_slots;
+           ++polls) {
         ok = polls != kRoomPolls;
         credit = load_acquire(t.credit_word(m.peer, connector));
       }
@@ -683,6 +699,11 @@ __device__ __forceinline__ bool look(CudaRank& r, const CudaLaunch& launch, cons
       unsigned char* place =
           t.packet_place(in ? call.rank : m.peer, in ? m.peer : call.rank, connector, count);
       (in ? s.from : s.to)[m.q] = reinterpret_cast<char*>(place);
+      if constexpr (kSteps == 2) {
+        place =
+            t.packet_place(in ? call.rank : m.peer, in ? m.peer : call.rank, connector, count + 1);
+        (in ? s.later_from : s.later_to)[m.q] = reinterpret_cast<char*>(place);
+      }
       s.kept[threadIdx.x] = {count, connector};
     }
   }
@@ -744,14 +765,17 @@ __device__ __noinline__ bool is_cancelled(CudaRank& r, const CudaLaunch& launch,
 inline constexpr std::uint32_t kCaller = 32, kLast = 64, kCounter = 96, kListener = 96;
 static_assert(kLeastThreads > kCounter);
 
+// `taken`: packets that were received of each peer; `posted`: sent. kSteps: as in look().
+template <std::uint32_t kSteps>
 __device__ __forceinline__ void tell_peers(CudaRank& r, const SoloCall& call,
-                                           const LaneTransport& t, const Stretch& w, bool done,
+                                           const LaneTransport& t, const Stretch& w,
+                                           std::uint32_t taken, std::uint32_t posted,
                                            std::uint64_t seen, const Shared& s) {
   const std::uint32_t lane = t.lane;
   const Member m = member_of(call, w);
-  const bool takes = done && m.part == kIncoming && m.from;
+  const bool takes = taken != 0 && m.part == kIncoming && m.from;
   const bool posts = m.part == kOutgoing && m.to;  // the data carried their flags
-  const bool pokes = posts || (done && m.part == kOutgoing && m.from);
+  const bool pokes = posts || (taken != 0 && m.part == kOutgoing && m.from);
   std::uint32_t* poke_at = nullptr;
   if (pokes) poke_at = &r.pokes[m.peer][lane];
   std::uint64_t count = 0;
@@ -759,12 +783,12 @@ __device__ __forceinline__ void tell_peers(CudaRank& r, const SoloCall& call,
     count = s.kept[threadIdx.x].count;
     // As LaneTransport::resolve().
     if (takes && seen > count) count = seen;
-    ++count;
+    count += takes ? taken : posted;
     endpoint_of(call, m, lane)->consumed = count;
     // (With the fence below, an acquire, and the lease, a release: as look() wants it.)
     if (posts) out_endpoint(call, m, lane)->credit = seen;
   }
-  const std::uint32_t poke = s.poke + 1;
+  const std::uint32_t poke = s.poke + kSteps;        // poke_early() has had those before
   if (threadIdx.x == 0) r.poke_counts[lane] = poke;  // whether or not somebody is poked
   __syncwarp();
   // One fence a thread is behind all that it publishes: what the block has stored, and read, is
@@ -809,6 +833,47 @@ __device__ __forceinline__ void give_back(CudaRank& r, const SoloCall& call, std
   const std::uint32_t driven = static_cast<std::uint32_t>(lanes) & ~static_cast<std::uint32_t>(bit);
   if (ends && (static_cast<std::uint32_t>(lanes >> 32) & ~driven) != 0) return ring_launcher(r);
   see_to_lane(r, lane, lanes);
+}
+
+// By all threads, as run_solo() returns: something that the block needs is not there.
+__device__ __forceinline__ bool leave_untried(CudaRank& r, const CudaLaunch& launch,
+                                              std::uint32_t lane, bool leased, Shared& s) {
+  const SoloCall& call = launch.solo;
+  if (threadIdx.x == kLeaser) {
+    if (leased) {
+      const std::uint64_t lanes = clear_lanes(r, std::uint64_t{1} << lane);
+      // A single block serves the lane itself.
+      if (call.lanes != 1) see_to_lane(r, lane, lanes);
+    }
+    bool serves = true;
+    if (call.lanes != 1) {
+      CqPlace none;
+      serves = report(r, launch, report_word(lane, kUntried), none) == Verdict::kServes;
+    }
+    s.serves = serves ? 1 : 0;
+  }
+  sync_block();
+  return s.serves != 0;
+}
+
+// By one thread, behind a barrier behind all that the block has done. `at`: of a single block that
+// is done, its place in the CQ; else `place` is where to put the call's end, if this block ends it.
+__device__ __forceinline__ void say_how_far(CudaRank& r, const CudaLaunch& launch,
+                                            std::uint32_t lane, bool done, std::uint64_t at,
+                                            CqPlace& place, Shared& s) {
+  Verdict verdict = done ? Verdict::kEnds : Verdict::kServes;
+  const std::uint64_t mine = report_word(lane, done ? kDone : kBegun);
+  if (launch.solo.lanes != 1) {
+    verdict = report(r, launch, mine, place);
+  } else if (done) {
+    fence_system();
+    end_call(r, launch);
+    place = cq_place(r, launch.slot, at);
+  } else {
+    hand_over(r, launch, mine);
+  }
+  s.ends = verdict == Verdict::kEnds ? 1 : 0;
+  s.serves = verdict == Verdict::kServes ? 1 : 0;
 }
 
 }  // namespace solo
@@ -856,27 +921,11 @@ __device__ __forceinline__ bool run_solo(CudaRank& r, const CudaLaunch& launch) 
 
   bool leased = false;
   if (threadIdx.x < 32) {
-    const bool ok = look(r, launch, t, w, leased, s);
+    const bool ok = look<1>(r, launch, t, w, leased, s);
     if (threadIdx.x == 0) s.ok = ok ? 1 : 0;
   }
   sync_block();
-  if (s.ok == 0) {
-    if (threadIdx.x == kLeaser) {
-      if (leased) {
-        const std::uint64_t lanes = clear_lanes(r, std::uint64_t{1} << lane);
-        // A single block serves the lane itself.
-        if (call.lanes != 1) see_to_lane(r, lane, lanes);
-      }
-      bool serves = true;
-      if (call.lanes != 1) {
-        CqPlace none;
-        serves = report(r, launch, report_word(lane, kUntried), none) == Verdict::kServes;
-      }
-      s.serves = serves ? 1 : 0;
-    }
-    sync_block();
-    return s.serves != 0;
-  }
+  if (s.ok == 0) return leave_untried(r, launch, lane, leased, s);
 
   const std::uint32_t items = items_to_send(call, w), step = kRow * blockDim.x;
 #pragma unroll 1
@@ -897,7 +946,7 @@ __device__ __forceinline__ bool run_solo(CudaRank& r, const CudaLaunch& launch) 
     come = look_again(call, t, w, s);
     __syncwarp();
   }
-  HeldRows held;
+  HeldRows<kRow> held;
   if (call.reduces) {
     come = receive_reduction(r, call, inv, w, lane, s, held, own) && come;
   } else if (call.num_received != 0) {
@@ -931,21 +980,9 @@ __device__ __forceinline__ bool run_solo(CudaRank& r, const CudaLaunch& launch) 
 
   CqPlace place;
   if (threadIdx.x < 32) {
-    tell_peers(r, call, t, w, done, seen, s);
+    tell_peers<1>(r, call, t, w, done ? 1 : 0, 1, seen, s);
   } else if (threadIdx.x == kCaller) {
-    Verdict verdict = done ? Verdict::kEnds : Verdict::kServes;
-    const std::uint64_t mine = report_word(lane, done ? kDone : kBegun);
-    if (!single) {
-      verdict = report(r, launch, mine, place);
-    } else if (done) {
-      fence_system();
-      end_call(r, launch);
-      place = cq_place(r, launch.slot, at);
-    } else {
-      hand_over(r, launch, mine);
-    }
-    s.ends = verdict == Verdict::kEnds ? 1 : 0;
-    s.serves = verdict == Verdict::kServes ? 1 : 0;
+    say_how_far(r, launch, lane, done, at, place, s);
   }
   sync_block();
   if (threadIdx.x == kCaller && s.ends != 0) store_system(*place.word, place.entry);

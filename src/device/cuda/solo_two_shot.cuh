@@ -1,0 +1,327 @@
+// As solo.cuh, for an all-reduce in two hops (plan/two_shot.cc) whose lanes make one loop each:
+//   scatter  every peer's part of the own input, to its slot of the connector's next step n
+//   gather   the own part: each thread awaits its units from all peers, reduces them, sends the
+//            result to the peers' slots of step n + 1 and keeps it
+//   collect  the other parts' results, step n + 1 of the peers' connectors, into the output
+// A block of its own function, so that calls of one hop pay nothing for it. No lane has an empty
+// stretch of any part (cuda_daemon.cc sees to that), so each peer gets two packets, and sends two.
+//
+// How far a lane has come is said in primitives: by CudaRank::first_primitive, which each lane that
+// gives up stores before it reports kBegun. It has gathered if all threads have (a vote).
+//   If not: the scatter is posted, nothing is consumed. Some threads have sent their results, and
+//     the engine sends the same bytes once more; or to another place, for peers may have consumed
+//     all that was posted, and then the connector may be taken over. That harms nobody: a step that
+//     is not posted is the sender's to write, what is written there now comes before what a later
+//     owner of the lease stores, and no reader takes a part of a packet for all of it. So no peer
+//     has more than the scatter (a credit for step n + 1 would be beyond what is posted, by the
+//     engine too, as it begins): a thread that fails has sent no result of the units that it lacks.
+//     The results are not stored: in place they would overwrite what the engine reads again.
+//   If so: both steps are posted, since peers may have all of both, and one is consumed. The own
+//     part's results are stored before the report: the engine collects, and nothing else.
+// What the others' results overwrite, in place, is input that has been scattered: all threads'
+// loads are in front of a barrier, and nobody reads it again.
+//
+// Nobody gathers before it is known that the incoming connectors are the key's: a lane that has
+// gathered has to say what it has consumed, so it must know where they began.
+#pragma once
+
+#include "device/cuda/solo.cuh"
+
+namespace unjam {
+namespace solo {
+
+// Units of one thread that are under way at once: of what is only copied, and of what is reduced
+// (with two no registers are left for the code of some types).
+inline constexpr int kManyUnits = 4, kGatherUnits = 1;
+
+// As kPolls, for what has made two hops. (To see lanes give up when they have gathered, test with a
+// few.)
+inline constexpr std::uint32_t kLaterPolls = kPolls;
+
+// This block's stretch of a part, from the beginning of the vector. As Geometry::lane_part(), in
+// bytes.
+struct PartStretch {
+  std::uint32_t offset;
+  std::uint32_t bytes;
+};
+__device__ __forceinline__ PartStretch part_stretch(const SoloCall& call, std::uint32_t lane,
+                                                    std::uint32_t q) {
+  const bool longer = q < call.longer_parts;
+  const std::uint32_t part = q * call.part_pieces + (longer ? q : call.longer_parts);
+  const std::uint32_t longer_lanes = call.longer_lanes + (longer ? 1 : 0);
+  const std::uint32_t first =
+      part + lane * call.lane_pieces + (lane < longer_lanes ? lane : longer_lanes);
+  const std::uint32_t last = first + call.lane_pieces + (lane < longer_lanes ? 1 : 0);
+  const std::uint32_t begin = first * 16 < call.block_bytes ? first * 16 : call.block_bytes;
+  const std::uint32_t end = last * 16 < call.block_bytes ? last * 16 : call.block_bytes;
+  return {begin, end - begin};
+}
+
+// All peers' parts, a row at a time: a unit for each thread of the block. (Rows are the same for
+// all threads, so what is computed of them costs little.)
+struct PartWalk {
+  std::uint32_t rows;  // of a part: of the longest one
+  std::uint32_t message = 0, row = 0;
+  __device__ __forceinline__ bool done(const SoloCall& call) const {
+    return message >= call.num_sent;
+  }
+  __device__ __forceinline__ void advance() {
+    if (++row == rows) row = 0, ++message;
+  }
+};
+
+// This thread's unit of a row.
+struct PartItem {
+  std::uint32_t q;     // member
+  std::uint32_t at;    // its data begin there in the part's stretch
+  std::uint32_t from;  // and there in the vector
+  std::uint32_t left;  // bytes of the stretch from there on; 0: there is no such item
+};
+__device__ __forceinline__ PartItem next_item(const SoloCall& call, std::uint32_t lane,
+                                              PartWalk& walk) {
+  PartItem item{};
+  if (walk.done(call)) return item;
+  item.q = around(call, call.first_sent + walk.message);
+  item.at = (walk.row * blockDim.x + threadIdx.x) * kUnitBytes;
+  const PartStretch part = part_stretch(call, lane, item.q);
+  item.from = part.offset + item.at;
+  item.left = item.at < part.bytes ? part.bytes - item.at : 0;
+  walk.advance();
+  return item;
+}
+__device__ __forceinline__ unsigned unit_bytes(const PartItem& item) {
+  return item.left < kUnitBytes ? item.left : kUnitBytes;
+}
+
+// By value: both go over the same rows.
+__device__ __forceinline__ void load_parts(const SoloCall& call, const Invocation& inv,
+                                           std::uint32_t lane, PartWalk walk,
+                                           Raw<2> (&x)[kManyUnits]) {
+#pragma unroll
+  for (int h = 0; h < kManyUnits; ++h) {
+    const PartItem item = next_item(call, lane, walk);
+    if (item.left == 0) continue;
+    x[h] = load_user(static_cast<const char*>(inv.input) + item.from, unit_bytes(item));
+  }
+}
+__device__ __forceinline__ PartWalk send_parts(const SoloCall& call, const Shared& s,
+                                               std::uint32_t lane, PartWalk walk,
+                                               const Raw<2> (&x)[kManyUnits]) {
+#pragma unroll
+  for (int h = 0; h < kManyUnits; ++h) {
+    const PartItem item = next_item(call, lane, walk);
+    if (item.left == 0) continue;
+    cuda_leaves::store_packet_unit(s.to[item.q] + 2 * item.at, x[h], item.left, call.flag);
+  }
+  return walk;
+}
+
+// Results of a row of the own part, to all peers.
+__device__ __forceinline__ void send_results(const SoloCall& call, const Stretch& w,
+                                             const Shared& s, std::uint32_t begin,
+                                             const Raw<2> (&x)[kGatherUnits]) {
+#pragma unroll
+  for (int h = 0; h < kGatherUnits; ++h) {
+    const std::uint32_t unit = begin + threadIdx.x + h * blockDim.x;
+    if (unit >= w.units) break;
+    const std::uint32_t at = unit * kUnitBytes;
+#pragma unroll 1
+    for (std::uint32_t i = 0; i < call.num_sent; ++i) {
+      const std::uint32_t q = around(call, call.first_sent + i);
+      cuda_leaves::store_packet_unit(s.later_to[q] + 2 * at, x[h], w.bytes - at, call.later_flag);
+    }
+  }
+}
+
+// As receive_reduction(), but that each result is sent, too. False: this thread lacks units, whose
+// results it has sent nobody; and nobody need go on.
+__device__ __forceinline__ bool gather_part(CudaRank& r, const SoloCall& call,
+                                            const Invocation& inv, const Stretch& w,
+                                            std::uint32_t lane, Shared& s,
+                                            HeldRows<kGatherUnits>& held,
+                                            Raw<2> (&x)[kGatherUnits]) {
+  const cuda_leaves::Slice slice = slice_of(call, inv);
+  const std::uint32_t step = kGatherUnits * blockDim.x;
+#pragma unroll 1
+  for (std::uint32_t begin = 0, k = 0;; ++k) {
+    Row<kGatherUnits> row;
+    if (!collect_row(r, call, w, lane, s, begin, x, row)) {
+      *static_cast<volatile std::uint32_t*>(&s.hopeless) = 1;
+      return false;
+    }
+    Raw<2> result[kGatherUnits];
+    reduce_row_any(inv.geometry.dtype, slice, row, result);
+    send_results(call, w, s, begin, result);
+    begin += step;
+    if (begin >= w.units) {
+#pragma unroll
+      for (int h = 0; h < kGatherUnits; ++h) x[h] = result[h];
+      return true;
+    }
+#pragma unroll
+    for (int h = 0; h < kGatherUnits; ++h) held.rows[k][h] = result[h];
+    load_own(call, w, begin, x);
+  }
+}
+
+// Of whom a result does not come for a while: it may be asleep since before it could see all that
+// we have scattered, whatever came of it meanwhile. So peers are told once more.
+__device__ __forceinline__ bool collect_parts(CudaRank& r, const SoloCall& call,
+                                              const Invocation& inv, const Stretch& w,
+                                              std::uint32_t lane, PartWalk walk, const Shared& s) {
+  std::uint32_t most = kPokePolls;
+#pragma unroll 1
+  while (!walk.done(call)) {
+    PartWalk ahead = walk;
+    const char* from[kManyUnits];
+    char* to[kManyUnits];
+    std::uint32_t left[kManyUnits];
+    Raw<2> x[kManyUnits];
+#pragma unroll
+    for (int h = 0; h < kManyUnits; ++h) {
+      const PartItem item = next_item(call, lane, ahead);
+      left[h] = item.left;
+      if (item.left == 0) continue;
+      from[h] = s.later_from[item.q] + 2 * item.at;
+      to[h] = static_cast<char*>(inv.output) + item.from;
+    }
+    bool all = false;
+    for (std::uint32_t polls = 0; !all && polls < most; ++polls) {
+      if (is_hopeless(s)) return false;
+      all = true;
+#pragma unroll
+      for (int h = 0; h < kManyUnits; ++h) {
+        if (left[h] == 0) continue;
+        const cuda_leaves::PacketUnit p =
+            cuda_leaves::load_packet_unit(from[h], left[h], call.later_flag);
+        all &= p.word[0].flag == call.later_flag;
+        all &= p.word[1].flag == call.later_flag;
+        x[h] = {{p.word[0].data, p.word[1].data}};
+      }
+    }
+    if (!all) {
+      if (most == kLaterPolls) return false;
+      poke_early(r, call, w, lane, s.poke + 1);
+      most = kLaterPolls;
+      continue;  // from the beginning: nothing need be kept across that
+    }
+#pragma unroll
+    for (int h = 0; h < kManyUnits; ++h) {
+      if (left[h] == 0) continue;
+      store_user(to[h], x[h], left[h] < kUnitBytes ? left[h] : kUnitBytes);
+    }
+    walk = ahead;
+  }
+  return true;
+}
+
+}  // namespace solo
+
+// As run_solo().
+__device__ __forceinline__ bool run_solo_two_shot(CudaRank& r, const CudaLaunch& launch) {
+  using namespace solo;
+  const SoloCall& call = launch.solo;
+  const Invocation& inv = launch.sqe.inv;
+  __shared__ Shared s;
+  const std::uint32_t lane = blockIdx.x;
+
+  // Of the own part; part 0 is a longest one.
+  const PartStretch own_part = part_stretch(call, lane, call.group_rank);
+  const Stretch w{static_cast<const char*>(inv.input) + own_part.offset,
+                  static_cast<char*>(inv.output) + own_part.offset, own_part.bytes,
+                  (own_part.bytes + kUnitBytes - 1) / kUnitBytes};
+  const std::uint32_t units = (part_stretch(call, lane, 0).bytes + kUnitBytes - 1) / kUnitBytes;
+  LaneTransport t;
+  t.shape = call.shape;
+  t.bases = call.bases;
+  t.rank = call.rank;
+  t.lane = lane;
+
+  if (threadIdx.x == 0) s.hopeless = s.ends = s.serves = 0;
+  if (threadIdx.x < 2 * kSoloRanks) {
+    const Member m = member_of(call, w);
+    if (m.q < call.group_size) find_way(endpoint_of(call, m, lane));
+  }
+  // As there: for one lane.
+  if (threadIdx.x == kListener) s.attention = lane == 0 ? load_relaxed(*call.attention) : 0;
+  if (threadIdx.x == kLeaser) find_way(&r.lanes);
+  if (threadIdx.x == kFormer) find_way(&inv.key->done);
+  wait_for_stream();
+
+  Raw<2> ahead[kManyUnits] = {}, own[kGatherUnits] = {};
+  PartWalk walk{(units + blockDim.x - 1) / blockDim.x};
+  load_parts(call, inv, lane, walk, ahead);
+  load_own(call, w, 0, own);
+
+  bool leased = false;
+  if (threadIdx.x < 32) {
+    const bool ok = look<2>(r, launch, t, w, leased, s);
+    if (threadIdx.x == 0) s.ok = ok ? 1 : 0;
+  }
+  sync_block();
+  if (s.ok == 0) return leave_untried(r, launch, lane, leased, s);
+
+  const PartWalk all = walk;
+  for (;;) {
+    walk = send_parts(call, s, lane, walk, ahead);
+    if (walk.done(call)) break;
+    load_parts(call, inv, lane, walk, ahead);
+  }
+  if (threadIdx.x < 32) {
+    look_again(call, t, w, s);  // says it in `hopeless`
+    __syncwarp();
+  }
+  // All have scattered, see above. (What comes now was not there before: nobody waits in vain.)
+  sync_block();
+  HeldRows<kGatherUnits> held;
+  const bool has_gathered = gather_part(r, call, inv, w, lane, s, held, own);
+  bool come = has_gathered && collect_parts(r, call, inv, w, lane, all, s);
+  __syncwarp();
+  std::uint64_t seen = 0;
+  if (threadIdx.x < 32) seen = look_ahead(call, t, w, s);
+  if (threadIdx.x == kListener && s.attention != 0 && is_cancelled(r, launch, s.attention))
+    come = false;
+  __syncwarp();
+  const bool done = __syncthreads_and(come) != 0;
+  const bool gathered = done || __syncthreads_and(has_gathered) != 0;
+
+  const bool single = call.lanes == 1;
+  std::uint64_t at = 0;
+  // As there.
+  if (threadIdx.x == kCaller && done && single) {
+    at = fetch_add_relaxed(r.rank.cq.tail, 1);
+    let_next_begin();
+  }
+  const std::uint32_t primitives = done ? 3 : gathered ? 2 : 1;
+  if (threadIdx.x == kCounter) {
+    LaneStats& stats = r.rank.lanes[lane].stats;
+    std::uint64_t sent = gathered ? std::uint64_t{w.bytes} * call.num_sent : 0;
+    for (std::uint32_t i = 0; i < call.num_sent; ++i) {
+      sent += part_stretch(call, lane, around(call, call.first_sent + i)).bytes;
+    }
+    add_relaxed(stats.slices, primitives);
+    add_relaxed(stats.received, primitives - 1);
+    add_relaxed(stats.bytes_sent, sent);
+    if (done) add_relaxed(stats.completed, 1);
+  }
+  if (gathered) store_reduction(call, w, held, own);
+  sync_block();
+
+  CqPlace place;
+  if (threadIdx.x < 32) {
+    tell_peers<2>(r, call, t, w, primitives - 1, gathered ? 2 : 1, seen, s);
+  } else if (threadIdx.x == kCaller) {
+    // The report behind it releases it, for whoever hands the call to the engine.
+    if (!done) {
+      r.first_primitive[launch.slot * r.rank.num_lanes + lane] =
+          static_cast<std::uint8_t>(primitives);
+    }
+    say_how_far(r, launch, lane, done, at, place, s);
+  }
+  sync_block();
+  if (threadIdx.x == kCaller && s.ends != 0) store_system(*place.word, place.entry);
+  if (threadIdx.x == kLast) give_back(r, call, lane, s.ends != 0);
+  return s.serves != 0;
+}
+
+}  // namespace unjam

@@ -1,0 +1,33 @@
+// The two-shot planner: an all-reduce of middling size on GPUs, straight between all pairs in
+// packets, in two hops: reduce-scatter, then all-gather. Rank p owns part p: everybody sends it
+// their contribution to that part (scatter), it adds them in ascending order of rank, so that all
+// ranks hold the same bits, and sends the result to everybody (collect). A mesh plan does the same
+// through slots, many of them a lane, its hops a pass apart; a direct plan sends everything to
+// everybody in one hop. Of a vector of b bytes among n ranks a rank sends here 2 (n-1)/n b, there
+// (n-1) b: the hop more is worth it as soon as links take longer for the difference. Packets, twice
+// the bytes, are worth it while a call is short, which needs no engine then (solo.cuh).
+//
+// A chunk is one slice of half an escape slot of each part (a packet is data and flags half and
+// half), and two slots are enough, by the mesh plan's argument (mesh.h): a connector carries the
+// contribution and then the result of each chunk, and the latter is sent in the very step in which
+// the peers' contributions are consumed. The two carry different flags: the result makes a second
+// hop (kSecondHop). Lanes begin at lane 0, as with direct plans.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+
+#include "plan/plan.h"
+
+namespace unjam {
+
+inline constexpr std::uint32_t kMinTwoShotSlots = 2;  // guaranteed slots, see above
+
+bool two_shot_serves(Kind kind);
+
+// Nothing if the request or the limits are unsuitable; then *error (may be null) says why.
+std::optional<Plan> plan_two_shot(const PlanRequest& request, const PlanLimits& limits,
+                                  std::string* error = nullptr);
+
+}  // namespace unjam
