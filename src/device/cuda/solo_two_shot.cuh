@@ -271,7 +271,8 @@ __device__ __forceinline__ bool run_solo_two_shot(CudaRank& r, const CudaLaunch&
     look_again(call, t, w, s);  // says it in `hopeless`
     __syncwarp();
   }
-  // All have scattered, see above. (What comes now was not there before: nobody waits in vain.)
+  // All have scattered, and know whether to go on, see above. (Peers' packets take as long to
+  // come.)
   sync_block();
   HeldRows<kGatherUnits> held;
   const bool has_gathered = gather_part(r, call, inv, w, lane, s, held, own);
