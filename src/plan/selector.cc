@@ -56,13 +56,14 @@ constexpr std::uint64_t kCudaDirectBytes = 1024 * kKiB;  // count × element siz
 constexpr std::uint64_t kCudaDirectSent = 4096 * kKiB;   // by a rank
 
 // All-reduces of middling size in two hops of packets: among n ranks, of b bytes, a rank sends
-// 2 (n-1)/n b instead of (n-1) b, and the hop more takes some 3 us. Links move that many bytes of
-// data in packets meanwhile, from the few lanes that a direct plan has at such sizes: among 4 ranks
-// the bound is at 96 KiB, among 8 at 27 KiB; 2 would send as much either way. While one loop
-// carries all, so that a call needs no engine, and until a mesh plan, which sends half as much, has
-// enough to keep links busy.
-constexpr std::uint64_t kHopBytes = 144 * kKiB;
-constexpr std::uint64_t kCudaTwoShotBytes = 4096 * kKiB;  // count × element size
+// 2 (n-1)/n b instead of (n-1) b, which must be worth a hop: among 4 ranks the bound is at 341 KiB,
+// among 8 at 98 KiB; 2 would send as much either way. While one loop carries all, so that a call
+// needs no engine, and until a mesh plan, which sends half as much, has enough to keep links busy.
+// In a stream, 4 H200s: 1 MiB 31 us instead of 42; 256 KiB could not be told from the direct plan's
+// 20. (Calls beside a stream go through the engine, where two shots of 1 MiB take 135 us instead of
+// 93; but all calls of a size must choose alike, and of these sizes most are in a stream.)
+constexpr std::uint64_t kHopBytes = 512 * kKiB;
+constexpr std::uint64_t kCudaTwoShotBytes = 2048 * kKiB;  // count × element size
 
 bool two_shot_pays(const PlanRequest& request, const PlanLimits& limits, std::uint64_t bytes) {
   const auto n = static_cast<std::uint64_t>(request.ranks);

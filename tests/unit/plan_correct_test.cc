@@ -506,19 +506,21 @@ TEST(PlanSelector, TableAndErrors) {
   };
   EXPECT_EQ(on_cuda(Kind::kAllReduce, 2, 256 * 1024), Algorithm::kDirect);
   EXPECT_EQ(on_cuda(Kind::kAllReduce, 2, 256 * 1024 + 1), Algorithm::kMesh);
-  // Two hops of packets from where they save more than a hop is worth to what one loop carries, or
-  // 4 MiB; among three ranks or more.
-  EXPECT_EQ(on_cuda(Kind::kAllReduce, 3, 54 * 1024), Algorithm::kDirect);
-  EXPECT_EQ(on_cuda(Kind::kAllReduce, 3, 54 * 1024 + 1), Algorithm::kTwoShot);
-  EXPECT_EQ(on_cuda(Kind::kAllReduce, 3, 768 * 1024), Algorithm::kTwoShot);
-  EXPECT_EQ(on_cuda(Kind::kAllReduce, 3, 768 * 1024 + 1), Algorithm::kMesh);
-  EXPECT_EQ(on_cuda(Kind::kAllReduce, 4, 24 * 1024), Algorithm::kDirect);
-  EXPECT_EQ(on_cuda(Kind::kAllReduce, 4, 24 * 1024 + 1), Algorithm::kTwoShot);
-  EXPECT_EQ(on_cuda(Kind::kAllReduce, 4, 1024 * 1024), Algorithm::kTwoShot);
-  EXPECT_EQ(on_cuda(Kind::kAllReduce, 4, 1024 * 1024 + 1), Algorithm::kMesh);
-  EXPECT_EQ(on_cuda(Kind::kAllReduce, 8, 1024 * 1024), Algorithm::kTwoShot);
-  EXPECT_EQ(on_cuda(Kind::kAllReduce, 8, 1024 * 1024 + 1), Algorithm::kMesh);
-  EXPECT_EQ(on_cuda(Kind::kAllReduce, 8, 6 * 1024), Algorithm::kDirect);
+  // Two hops of packets from where they save more than a hop is worth to 2 MiB, among three ranks
+  // or more.
+  EXPECT_EQ(on_cuda(Kind::kAllReduce, 3, 192 * 1024), Algorithm::kDirect);
+  EXPECT_EQ(on_cuda(Kind::kAllReduce, 3, 192 * 1024 + 1), Algorithm::kTwoShot);
+  EXPECT_EQ(on_cuda(Kind::kAllReduce, 3, 512 * 1024), Algorithm::kTwoShot);
+  EXPECT_EQ(on_cuda(Kind::kAllReduce, 3, 512 * 1024 + 1), Algorithm::kMesh);
+  EXPECT_EQ(on_cuda(Kind::kAllReduce, 4, 64 * 1024), Algorithm::kDirect);
+  EXPECT_EQ(on_cuda(Kind::kAllReduce, 4, 87381), Algorithm::kDirect);
+  EXPECT_EQ(on_cuda(Kind::kAllReduce, 4, 87382), Algorithm::kTwoShot);
+  EXPECT_EQ(on_cuda(Kind::kAllReduce, 4, 512 * 1024), Algorithm::kTwoShot);
+  EXPECT_EQ(on_cuda(Kind::kAllReduce, 4, 512 * 1024 + 1), Algorithm::kMesh);
+  EXPECT_EQ(on_cuda(Kind::kAllReduce, 8, 24966), Algorithm::kDirect);
+  EXPECT_EQ(on_cuda(Kind::kAllReduce, 8, 24967), Algorithm::kTwoShot);
+  EXPECT_EQ(on_cuda(Kind::kAllReduce, 8, 512 * 1024), Algorithm::kTwoShot);
+  EXPECT_EQ(on_cuda(Kind::kAllReduce, 8, 512 * 1024 + 1), Algorithm::kMesh);
   for (const int ranks : {3, 4, 5, 8}) {
     // With few lanes, or small slots, no more than one loop.
     const PlanRequest request = make_request(Kind::kAllReduce, ranks, 200 * 1024);
