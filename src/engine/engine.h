@@ -7,15 +7,16 @@
 //
 // The block. Control threads run all of the engine but the leaf, together: their branches depend
 // only on what all of them see alike. What one thread is to do, the lead does (`leads()`); what
-// concerns several peers is shared out among them, peer q to one and the same thread throughout a
-// slice. So of the state in BlockShared, the contexts, the lane and its keys each word is at each
-// moment either (1) constant, and read by all control threads, (2) the lead's, or (3) that of the
-// thread whose peer it is about; and between a write and a read (or write) by another control
-// thread there is always a sync_control(), a barrier that orders memory. Words that all read are
-// written by the lead only in front of a tell(), load()'s or publish()'s barrier, or a barrier of
-// the block, and behind another: tell() is a barrier in front of the reading and one behind it.
-// Threads that are not in control read `quits`, `packets`, `threshold` and, where there is no
-// stream, jobs[0] between two barriers of the block, during which no control thread writes.
+// concerns several peers is shared out among them, either direction of peer q to one and the same
+// thread throughout a slice. So of the state in BlockShared, the contexts, the lane and its keys
+// each word is at each moment either (1) constant, and read by all control threads, (2) the lead's,
+// or (3) that of the thread whose peer (and direction) it is about; and between a write and a read
+// (or write) by another control thread there is always a sync_control(), a barrier that orders
+// memory. Words that all read are written by the lead only in front of a tell(), load()'s or
+// publish()'s barrier, or a barrier of the block, and behind another: tell() is a barrier in front
+// of the reading and one behind it. Threads that are not in control read `quits`, `packets`,
+// `threshold` and, where there is no stream, jobs[0] between two barriers of the block, during
+// which no control thread writes.
 //
 // Streams of slices. Where a device has threads enough, those of a block have three parts, so that
 // moving data and all that is done about it overlap: control threads look for the slices of a turn
