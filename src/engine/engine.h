@@ -82,7 +82,8 @@
 //   ring(rank, lane, RingFor)            tells a lane that there is something for it; for each cell
 //                                        by one thread at a time, after what it tells of
 // By the lead:
-//   epoch()                              of this lane's doorbell, before a look (doorbell.h)
+//   epoch()                              of this lane's doorbell, before a look (doorbell.h); also
+//                                        within long turns, for what submissions_wait() says then
 //   try_quit(epoch, interest)            true: this engine is no longer resident, leave
 //   hold_sleep(epoch)                    hold policy: sleep without leaving
 //   attend()                             at the beginning of each pass, behind epoch(): slow looks
@@ -364,9 +365,9 @@ class Engine {
   UNJAM_HD bool end_pass() {
     // FIFO order aims to empty the queue: it fetches only when nothing has come for what is in it,
     // or when what moves has had its quantum (a small newcomer does not sit behind a gigabyte).
-    // Then as many as have their contexts at hand, for peers may be at any of them: with one a
-    // pass, each pass with its waits, eight all-reduces in random orders took 2.7 times as long as
-    // in one order on 4 GPUs.
+    // Then as many as there is room for contexts at hand, for peers may be at any of them: with one
+    // a pass, each pass with its waits, eight all-reduces in random orders took 2.7 times as long
+    // as in one order on 4 GPUs.
     bool fetched = false;
     if (lane_.queue.empty() || !s_.heard || s_.quantum_over) {
       while (fetch()) {
@@ -885,8 +886,10 @@ class Engine {
   }
   UNJAM_HD bool resolve(ActiveContext& a, std::uint32_t q) {
     InEndpoint& in = in_of(a, q);
+    const InEndpoint was = in;
     const bool found = s_.transport.resolve(member(a, q), a.tag, in);
-    if (q < kCachedMembers) a.in[q] = in;
+    const bool changed = in.connector != was.connector || in.consumed != was.consumed;
+    if (q < kCachedMembers && changed) a.in[q] = in;
     return found;
   }
 
@@ -1032,8 +1035,7 @@ class Engine {
       if (LaneTransport::is_next(found, in, a.inv.seed)) {
         return note_slice(q, t.slice_at(peer, in, found));
       }
-      resolve(a, q);  // the sender may have opened another one
-      return false;
+      return comes_elsewhere(a, q);
     }
     const SendGrant g = room(a, q, elems_of(q), found);
     if (g.capacity == 0) return false;
@@ -1044,6 +1046,16 @@ class Engine {
     job().dst_slot[at] = g.data;
     s_.location[at] = g.location;
     return s_.has_room[q] = true;
+  }
+  // The sender may have opened another connector, and all of a look must be in one look: who sleeps
+  // behind it has not been rung for what came before its epoch (doorbell.h).
+  UNJAM_HD_NOINLINE bool comes_elsewhere(ActiveContext& a, std::uint32_t q) {
+    const InEndpoint was = in_of(a, q);
+    if (!resolve(a, q)) return false;
+    const InEndpoint& in = in_of(a, q);
+    if (in.connector == was.connector && in.consumed == was.consumed) return false;
+    RecvView view;
+    return s_.transport.poll(member(a, q), in, a.inv.seed, view) && note_slice(q, view.data);
   }
   UNJAM_HD bool note_slice(std::uint32_t q, const unsigned char* data) {
     job().src[q] = data;

@@ -1,6 +1,7 @@
 // Connectors: in-order, lock-free, one-way streams of slices between two ranks, one per
-// (group, key, peer, lane). Called by a lane's control threads: for one peer by one thread at a
-// time, for different peers by several at once (what a sender keeps, it keeps for each peer apart).
+// (group, key, peer, lane). Called by a lane's control threads: for one peer and direction by one
+// thread at a time, for others by several at once (what a sender keeps, it keeps for each peer
+// apart).
 //
 // Who publishes what. A step is one slice. The sender publishes it through its slot header's flag,
 // the receiver publishes that it has consumed it through the credit cell. Both keep their own count

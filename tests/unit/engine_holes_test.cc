@@ -416,7 +416,7 @@ TEST(Holes, Hole6CallbackBeforeTheCallReturns) {
 
 TEST(Holes, Hole7UnknownPlansAreRefused) {
   unjamConfig_t config = default_config();
-  for (const int algorithm : {-2, 4, 1000}) {
+  for (const int algorithm : {-2, 5, 1000}) {
     config.algorithm = algorithm;
     unjamContext_t contexts[2] = {};
     EXPECT_EQ(unjamInitAll(contexts, 2, &config), UNJAM_ERROR_INVALID_ARGUMENT) << algorithm;

@@ -102,12 +102,15 @@ __device__ __noinline__ void drive(CudaRank& r, std::uint32_t lane, Block block)
     // relies on a daemon, also for lanes that it has not got; see take_over().)
     bool needs = left && (s.rested == 0 || load_acquire_local(r.readied) != s.readied_seen);
     needs = needs || !r.rank.mailboxes[lane].empty();
-    // A daemon's first lane has looked at what the host posts before its last pass. The host stores
-    // `posted`, then looks at `resident`, which is 0 by now: one of us sees the other. (At rest,
-    // CudaDev::try_quit() has done that. Calls in the inbox serve themselves.)
+    // A daemon's first lane has looked at what the host posts before its last pass, or within it.
+    // The host stores `posted`, then looks at `resident`, which is 0 by now: one of us sees the
+    // other. (At rest, CudaDev::try_quit() has done that. Calls in the inbox serve themselves.)
+    // What it wants, cancellations, comes before `posted`, but is not looked at with it: other
+    // lanes are at rest with what was cancelled, and have not heard of it.
     if (residents && s.rested == 0) {
       needs =
           needs || s.sq_written != s.sq_read || load_seq_cst(r.link->residency.posted) != s.posted;
+      needs = needs || load_relaxed(r.link->attention) != s.attention;
     }
     if (needs) store_system(r.link->residency.rung, 1u);
   }

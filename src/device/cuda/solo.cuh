@@ -17,7 +17,8 @@
 // others have left, and their lanes are driven as all that nobody drives. The word is zero again
 // before the slot can be another call's: its completion comes after.
 //
-// Redo. A lane that gives up has done nothing, or all in front of the primitive that receives.
+// Redo (of one hop; two shots: solo_two_shot.cuh). A lane that gives up has done nothing, or all in
+// front of the primitive that receives.
 //   It has sent: the steps are posted, the engine does not send again. A peer that has read them
 //   gives its credit as ever. Until the engine accepts the call nothing says that the key uses its
 //   connectors (LaneKey::in_queue), so they may be taken over: those are drained, and no primitive
