@@ -9,11 +9,14 @@ from typing import Any
 from . import _abi
 from ._errors import InvalidArgument, InvalidType
 
+# unjamAlgorithm_t by name, and the selector's choice.
+ALGORITHMS = {"ring": 0, "direct": 1, "mesh": 2, "pairwise": 3, "two_shot": 4, "auto": -1}
+
 # Fields whose values have names. -1 leaves the field to the environment, then to the default.
 _NAMED: dict[str, dict[str, int]] = {
     "policy": {"adaptive": 0, "fixed": 1, "hold": 2},
     "order": {"fifo": 0, "priority": 1},
-    "algorithm": {"ring": 0, "direct": 1, "mesh": 2, "pairwise": 3, "two_shot": 4, "auto": -1},
+    "algorithm": ALGORITHMS,
     "device": {"host": 0, "cuda": 1},
 }
 _HEADER = ("size", "version")

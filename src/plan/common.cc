@@ -50,6 +50,23 @@ Algorithm algorithm_for_many(Kind kind) {
   }
 }
 
+std::string several_peers_error(const PlanRequest& request, const PlanLimits& limits,
+                                const char* name, bool serves, std::uint32_t slots) {
+  const std::string problem = request_error(request, limits);
+  if (!problem.empty()) return problem;
+  const std::string plans = std::string(name) + " plans ";
+  const std::string cure = std::string(": use ") + to_string(algorithm_for_many(request.kind));
+  if (request.ranks > kMaxDirectRanks) {
+    return plans + "serve at most " + std::to_string(kMaxDirectRanks) + " ranks, this group has " +
+           std::to_string(request.ranks) + cure;
+  }
+  if (limits.escape_slots < slots) {
+    return plans + "need at least " + std::to_string(slots) + " guaranteed slots, not " +
+           std::to_string(limits.escape_slots);
+  }
+  return serves ? "" : plans + "do not serve " + to_string(request.kind) + cure;
+}
+
 std::uint64_t vector_elements(const PlanRequest& request) {
   return blocked(request.kind) ? request.count * static_cast<std::uint64_t>(request.ranks)
                                : request.count;
@@ -100,6 +117,20 @@ std::uint32_t chunk_elements(std::uint64_t bytes, const Geometry& geometry) {
   const std::uint64_t elements = std::min<std::uint64_t>(bytes / dtype_bytes(geometry.dtype),
                                                          std::numeric_limits<std::uint32_t>::max());
   return static_cast<std::uint32_t>(elements / align * align);
+}
+
+std::uint16_t packet_lanes(const PlanRequest& request, const PlanLimits& limits,
+                           const Geometry& geometry, std::uint64_t lane_bytes) {
+  const std::uint64_t message = geometry.part(0).length * dtype_bytes(request.dtype);
+  return static_cast<std::uint16_t>(
+      std::clamp<std::uint64_t>((message + lane_bytes - 1) / lane_bytes, 1, limits.lanes));
+}
+
+Primitive primitive(unsigned flags, int part) {
+  Primitive p;
+  p.flags = static_cast<std::uint16_t>(flags);
+  p.part = static_cast<std::uint16_t>(part);
+  return p;
 }
 
 }  // namespace unjam

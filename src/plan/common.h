@@ -26,6 +26,11 @@ std::string request_error(const PlanRequest& request, const PlanLimits& limits);
 // data goes from one rank to one other.
 Algorithm algorithm_for_many(Kind kind);
 
+// The same for plans whose primitives have several peers: what `name` calls itself, whether it
+// serves the kind, and how many guaranteed slots it needs.
+std::string several_peers_error(const PlanRequest& request, const PlanLimits& limits,
+                                const char* name, bool serves, std::uint32_t slots);
+
 // Elements of the whole vector: blocks of all ranks together for block-structured kinds.
 std::uint64_t vector_elements(const PlanRequest& request);
 
@@ -37,9 +42,17 @@ Geometry make_geometry(const PlanRequest& request, std::uint32_t parts);
 void assign_bulk_lanes(const PlanRequest& request, const PlanLimits& limits,
                        std::uint16_t first_bulk, Geometry* geometry);
 
+// Lanes of packets on a GPU, from the first on: as many as get `lane_bytes` of each message, of
+// which there is one a part; one for none.
+std::uint16_t packet_lanes(const PlanRequest& request, const PlanLimits& limits,
+                           const Geometry& geometry, std::uint64_t lane_bytes);
+
 // The chunk of a plan without a cycle on a GPU: large slices through borrowed slots, but chunks
 // enough that all ranks of a chain have something to do. The geometry's lanes must be set.
 std::uint64_t chain_chunk_bytes(const PlanLimits& limits, const Geometry& geometry);
+
+// A primitive without a single peer.
+Primitive primitive(unsigned flags, int part);
 
 // Most elements of at most `bytes` bytes that fit geometry.chunk and the alignment.
 std::uint32_t chunk_elements(std::uint64_t bytes, const Geometry& geometry);

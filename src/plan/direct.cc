@@ -1,7 +1,5 @@
 #include "plan/direct.h"
 
-#include <algorithm>
-
 #include "plan/common.h"
 
 namespace unjam {
@@ -98,12 +96,7 @@ class DirectProgram {
 
 std::optional<Plan> plan_direct(const PlanRequest& request, const PlanLimits& limits,
                                 std::string* error) {
-  std::string problem = request_error(request, limits);
-  if (problem.empty() && request.ranks > kMaxDirectRanks) {
-    problem = "direct plans serve at most " + std::to_string(kMaxDirectRanks) +
-              " ranks, this group has " + std::to_string(request.ranks) + ": use " +
-              to_string(algorithm_for_many(request.kind));
-  }
+  const std::string problem = several_peers_error(request, limits, "direct", true, 1);
   if (!problem.empty()) {
     if (error != nullptr) *error = problem;
     return std::nullopt;
@@ -116,9 +109,7 @@ std::optional<Plan> plan_direct(const PlanRequest& request, const PlanLimits& li
       make_geometry(request, blocked(request.kind) ? static_cast<std::uint32_t>(request.ranks) : 1);
   plan.geometry.chunk = chunk_elements(limits.escape_slot_bytes / 2, plan.geometry);
   if (limits.device == Device::kCuda) {
-    const std::uint64_t message = plan.geometry.part(0).length * dtype_bytes(request.dtype);
-    plan.geometry.lanes = static_cast<std::uint16_t>(
-        std::clamp<std::uint64_t>((message + kLaneBytes - 1) / kLaneBytes, 1, limits.lanes));
+    plan.geometry.lanes = packet_lanes(request, limits, plan.geometry, kLaneBytes);
   }
 
   DirectProgram program(request, &plan.primitives);

@@ -7,13 +7,6 @@
 namespace unjam {
 namespace {
 
-Primitive primitive(unsigned flags, int part) {
-  Primitive p;
-  p.flags = static_cast<std::uint16_t>(flags);
-  p.part = static_cast<std::uint16_t>(part);
-  return p;
-}
-
 // Each primitive that receives works on what was sent a pass ago.
 void overlap(const PlanLimits& limits, std::vector<Primitive>* program) {
   const auto waits = [](const Primitive& p) { return (p.flags & (kGather | kCollect)) != 0; };
@@ -82,20 +75,8 @@ bool mesh_serves(Kind kind) {
 
 std::optional<Plan> plan_mesh(const PlanRequest& request, const PlanLimits& limits,
                               std::string* error) {
-  std::string problem = request_error(request, limits);
-  if (problem.empty() && request.ranks > kMaxDirectRanks) {
-    problem = "mesh plans serve at most " + std::to_string(kMaxDirectRanks) +
-              " ranks, this group has " + std::to_string(request.ranks) + ": use " +
-              to_string(algorithm_for_many(request.kind));
-  }
-  if (problem.empty() && limits.escape_slots < kMinMeshSlots) {
-    problem = "mesh plans need at least " + std::to_string(kMinMeshSlots) +
-              " guaranteed slots, not " + std::to_string(limits.escape_slots);
-  }
-  if (problem.empty() && !mesh_serves(request.kind)) {
-    problem = std::string("mesh plans do not serve ") + to_string(request.kind) + ": use " +
-              to_string(algorithm_for_many(request.kind));
-  }
+  const std::string problem =
+      several_peers_error(request, limits, "mesh", mesh_serves(request.kind), kMinMeshSlots);
   if (!problem.empty()) {
     if (error != nullptr) *error = problem;
     return std::nullopt;

@@ -7,6 +7,7 @@
 #include <thread>
 
 #include "base/json_writer.h"
+#include "base/types.h"
 #include "transport/arena.h"
 
 namespace unjam {
@@ -79,7 +80,7 @@ const std::vector<Variable>& variables() {
       {"UNJAM_STALL_MS", &Settings::stall_ms, 1, 1 << 30, nullptr,
        "A pending invocation older than this is compared with its peers' calls, in milliseconds.",
        false},
-      {"UNJAM_ALGORITHM", &Settings::algorithm, -1, 4, nullptr,
+      {"UNJAM_ALGORITHM", &Settings::algorithm, -1, kNumAlgorithms - 1, nullptr,
        "-1: by the selector's table; 0: ring; 1: direct; 2: mesh; 3: pairwise; 4: two-shot. A kind "
        "that it does not serve uses ring or pairwise.",
        true},
@@ -181,8 +182,8 @@ Settings device_defaults(unjamDevice_t device, int ranks) {
   s.borrow_slots = 16;
   s.borrow_slot_bytes = 262144;
   // A poll takes about 0.7 us. An attempt at something that no peer has called must be over in 50
-  // us together with the quit after it (design.md 1.2).
-  // Of what no peer has begun yet little is expected: to look for what one has begun is better.
+  // us together with the quit after it (design.md 1.2), and to look for something that a peer has
+  // begun is better than to wait for one.
   s.spin_head = 4;
   s.spin_base = 1;
   s.spin_cap = 512;

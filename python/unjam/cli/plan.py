@@ -5,11 +5,10 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
+from .._config import ALGORITHMS
 from .._lib import library, read_json
 from .._types import DType, Kind, Op, dtype_of, kind_of, op_of
 from ._console import cell, make_console, make_table, natural, positive, print_json, rank_count
-
-_ALGORITHMS = {"ring": 0, "direct": 1, "mesh": 2, "pairwise": 3, "two_shot": 4, "auto": -1}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -37,7 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--root", type=natural, default=0, help="root's rank in the group; of send_recv the sender"
     )
-    parser.add_argument("--algorithm", choices=list(_ALGORITHMS), default="auto")
+    parser.add_argument("--algorithm", choices=list(ALGORITHMS), default="auto")
     parser.add_argument("--lanes", type=positive, default=1, help="blocks a rank (default: 1)")
     parser.add_argument(
         "--slots", type=positive, default=5, help="guaranteed slots of a connector (default: 5)"
@@ -57,7 +56,7 @@ def check_plan(options: argparse.Namespace) -> dict[str, Any]:
             options.count,
             options.ranks,
             options.root,
-            _ALGORITHMS[options.algorithm],
+            ALGORITHMS[options.algorithm],
             options.lanes,
             options.slots,
             int(options.list),
