@@ -484,26 +484,30 @@ struct HeldRows {
 };
 
 // Stores nothing: the last row's results are in `x` (before: the own data of the first one).
+// each(begin, results) is told of every row's.
+template <int kUnits, class Each>
 __device__ __forceinline__ bool receive_reduction(CudaRank& r, const SoloCall& call,
                                                   const Invocation& inv, const Stretch& w,
                                                   std::uint32_t lane, const Shared& s,
-                                                  HeldRows<kRow>& held, Raw<2> (&x)[kRow]) {
+                                                  HeldRows<kUnits>& held, Raw<2> (&x)[kUnits],
+                                                  Each each) {
   const cuda_leaves::Slice slice = slice_of(call, inv);
-  const std::uint32_t step = kRow * blockDim.x;
+  const std::uint32_t step = kUnits * blockDim.x;
 #pragma unroll 1
   for (std::uint32_t begin = 0, k = 0;; ++k) {
-    Row<kRow> row;
+    Row<kUnits> row;
     if (!collect_row(r, call, w, lane, s, begin, x, row)) return false;
-    Raw<2> result[kRow];
+    Raw<2> result[kUnits];
     reduce_row_any(inv.geometry.dtype, slice, row, result);
+    each(begin, result);
     begin += step;
     if (begin >= w.units) {
 #pragma unroll
-      for (int h = 0; h < kRow; ++h) x[h] = result[h];
+      for (int h = 0; h < kUnits; ++h) x[h] = result[h];
       return true;
     }
 #pragma unroll
-    for (int h = 0; h < kRow; ++h) held.rows[k][h] = result[h];
+    for (int h = 0; h < kUnits; ++h) held.rows[k][h] = result[h];
     load_own(call, w, begin, x);
   }
 }
@@ -877,6 +881,32 @@ __device__ __forceinline__ void say_how_far(CudaRank& r, const CudaLaunch& launc
   s.serves = verdict == Verdict::kServes ? 1 : 0;
 }
 
+__device__ __forceinline__ LaneTransport transport_of(const SoloCall& call, std::uint32_t lane) {
+  LaneTransport t;
+  t.shape = call.shape;
+  t.bases = call.bases;
+  t.rank = call.rank;
+  t.lane = lane;
+  return t;
+}
+
+// By all threads, first: what owes nothing to the stream, and then the wait for that.
+__device__ __forceinline__ void approach(CudaRank& r, const CudaLaunch& launch, const Stretch& w,
+                                         std::uint32_t lane, Shared& s) {
+  const SoloCall& call = launch.solo;
+  if (threadIdx.x == 0) s.hopeless = s.ends = s.serves = 0;
+  if (threadIdx.x < 2 * kSoloRanks) {
+    const Member m = member_of(call, w);
+    if (m.q < call.group_size) find_way(endpoint_of(call, m, lane));
+  }
+  // What the host has said, for one lane: that is enough to send a call to the engine, which knows
+  // what to do about cancellations. It owes nothing to the stream, and takes a while (PCIe).
+  if (threadIdx.x == kListener) s.attention = lane == 0 ? load_relaxed(*call.attention) : 0;
+  if (threadIdx.x == kLeaser) find_way(&r.lanes);
+  if (threadIdx.x == kFormer) find_way(&launch.sqe.inv.key->done);
+  wait_for_stream();
+}
+
 }  // namespace solo
 
 // By all threads of a call's block. True: the call is for the engine, and this block brings it.
@@ -897,23 +927,9 @@ __device__ __forceinline__ bool run_solo(CudaRank& r, const CudaLaunch& launch) 
   const Stretch w{static_cast<const char*>(inv.input) + begin,
                   static_cast<char*>(inv.output) + begin, end - begin,
                   (end - begin + kUnitBytes - 1) / kUnitBytes};
-  LaneTransport t;
-  t.shape = call.shape;
-  t.bases = call.bases;
-  t.rank = call.rank;
-  t.lane = lane;
+  const LaneTransport t = transport_of(call, lane);
 
-  if (threadIdx.x == 0) s.hopeless = s.ends = s.serves = 0;
-  if (threadIdx.x < 2 * kSoloRanks) {
-    const Member m = member_of(call, w);
-    if (m.q < call.group_size) find_way(endpoint_of(call, m, lane));
-  }
-  // What the host has said, for one lane: that is enough to send a call to the engine, which knows
-  // what to do about cancellations. It owes nothing to the stream, and takes a while (PCIe).
-  if (threadIdx.x == kListener) s.attention = lane == 0 ? load_relaxed(*call.attention) : 0;
-  if (threadIdx.x == kLeaser) find_way(&r.lanes);
-  if (threadIdx.x == kFormer) find_way(&inv.key->done);
-  wait_for_stream();
+  approach(r, launch, w, lane, s);
 
   // This thread's data, first: nothing else is needed for that.
   Raw<2> ahead[kRow] = {}, own[kRow] = {};
@@ -949,7 +965,9 @@ __device__ __forceinline__ bool run_solo(CudaRank& r, const CudaLaunch& launch) 
   }
   HeldRows<kRow> held;
   if (call.reduces) {
-    come = receive_reduction(r, call, inv, w, lane, s, held, own) && come;
+    come = receive_reduction(r, call, inv, w, lane, s, held, own,
+                             [](std::uint32_t, const Raw<2>(&)[kRow]) {}) &&
+           come;
   } else if (call.num_received != 0) {
     come = receive_copies(r, call, w, lane, s) && come;
   }

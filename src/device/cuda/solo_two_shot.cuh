@@ -140,28 +140,13 @@ __device__ __forceinline__ bool gather_part(CudaRank& r, const SoloCall& call,
                                             std::uint32_t lane, Shared& s,
                                             HeldRows<kGatherUnits>& held,
                                             Raw<2> (&x)[kGatherUnits]) {
-  const cuda_leaves::Slice slice = slice_of(call, inv);
-  const std::uint32_t step = kGatherUnits * blockDim.x;
-#pragma unroll 1
-  for (std::uint32_t begin = 0, k = 0;; ++k) {
-    Row<kGatherUnits> row;
-    if (!collect_row(r, call, w, lane, s, begin, x, row)) {
-      *static_cast<volatile std::uint32_t*>(&s.hopeless) = 1;
-      return false;
-    }
-    Raw<2> result[kGatherUnits];
-    reduce_row_any(inv.geometry.dtype, slice, row, result);
-    send_results(call, w, s, begin, result);
-    begin += step;
-    if (begin >= w.units) {
-#pragma unroll
-      for (int h = 0; h < kGatherUnits; ++h) x[h] = result[h];
-      return true;
-    }
-#pragma unroll
-    for (int h = 0; h < kGatherUnits; ++h) held.rows[k][h] = result[h];
-    load_own(call, w, begin, x);
-  }
+  const bool come =
+      receive_reduction(r, call, inv, w, lane, s, held, x,
+                        [&](std::uint32_t begin, const Raw<2>(&result)[kGatherUnits]) {
+                          send_results(call, w, s, begin, result);
+                        });
+  if (!come) *static_cast<volatile std::uint32_t*>(&s.hopeless) = 1;
+  return come;
 }
 
 // Of whom a result does not come for a while: it may be asleep since before it could see all that
@@ -231,22 +216,9 @@ __device__ __forceinline__ bool run_solo_two_shot(CudaRank& r, const CudaLaunch&
                   static_cast<char*>(inv.output) + own_part.offset, own_part.bytes,
                   (own_part.bytes + kUnitBytes - 1) / kUnitBytes};
   const std::uint32_t units = (part_stretch(call, lane, 0).bytes + kUnitBytes - 1) / kUnitBytes;
-  LaneTransport t;
-  t.shape = call.shape;
-  t.bases = call.bases;
-  t.rank = call.rank;
-  t.lane = lane;
+  const LaneTransport t = transport_of(call, lane);
 
-  if (threadIdx.x == 0) s.hopeless = s.ends = s.serves = 0;
-  if (threadIdx.x < 2 * kSoloRanks) {
-    const Member m = member_of(call, w);
-    if (m.q < call.group_size) find_way(endpoint_of(call, m, lane));
-  }
-  // As there: for one lane.
-  if (threadIdx.x == kListener) s.attention = lane == 0 ? load_relaxed(*call.attention) : 0;
-  if (threadIdx.x == kLeaser) find_way(&r.lanes);
-  if (threadIdx.x == kFormer) find_way(&inv.key->done);
-  wait_for_stream();
+  approach(r, launch, w, lane, s);
 
   Raw<2> ahead[kManyUnits] = {}, own[kGatherUnits] = {};
   PartWalk walk{(units + blockDim.x - 1) / blockDim.x};
