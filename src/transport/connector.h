@@ -229,9 +229,6 @@ class LaneTransport {
   }
 
   // Room for up to `want` bytes of step out.posted. `credit`: what credit_word() says.
-  UNJAM_HD SendGrant grant(std::uint32_t peer, const OutEndpoint& out, std::uint32_t want) {
-    return grant(peer, out, want, credit(peer, out.connector));
-  }
   UNJAM_HD SendGrant grant(std::uint32_t peer, const OutEndpoint& out, std::uint32_t want,
                            std::uint64_t credit) {
     const std::uint64_t outstanding = out.posted - credit;
@@ -345,9 +342,6 @@ class LaneTransport {
 
   // ---- packets with flags inside (GPUs): escape slots only, both ends know the length ----
 
-  UNJAM_HD SendGrant packet_grant(std::uint32_t peer, const OutEndpoint& out) const {
-    return packet_grant(peer, out, credit(peer, out.connector));
-  }
   UNJAM_HD SendGrant packet_grant(std::uint32_t peer, const OutEndpoint& out,
                                   std::uint64_t credit) const {
     SendGrant g;

@@ -63,6 +63,10 @@ class Fabric {
   std::vector<std::unique_ptr<State>> states_;
 };
 
+SendGrant room(LaneTransport& t, std::uint32_t peer, const OutEndpoint& out, std::uint32_t want) {
+  return t.grant(peer, out, want, load_acquire(t.credit_word(peer, out.connector)));
+}
+
 void post(LaneTransport& t, std::uint32_t peer, OutEndpoint& out, const SendGrant& g,
           std::uint32_t bytes, std::uint64_t seed) {
   t.announce(peer, out, g.location, bytes);
@@ -110,7 +114,7 @@ TEST(Connector, AnotherInvocationsSliceIsNotReadAsData) {
   std::uint32_t in_use = 1;
   ASSERT_TRUE(f.at(0).open(1, kTag, kGroup, out, &in_use));
   ASSERT_TRUE(f.at(1).resolve(0, kTag, in));
-  const SendGrant g = f.at(0).grant(1, out, 100);
+  const SendGrant g = room(f.at(0), 1, out, 100);
   post(f.at(0), 1, out, g, 100, /*seed=*/1);
   RecvView view;
   EXPECT_FALSE(f.at(1).poll(0, in, /*seed=*/2, view)) << "the seed holds count, dtype, n, plan";
@@ -126,7 +130,7 @@ TEST(Connector, RoomIsEscapeSlotsThenBorrowedOnesThenNone) {
   ASSERT_TRUE(f.at(0).open(1, kTag, kGroup, out, &in_use));
   std::vector<std::uint32_t> locations;
   for (;;) {
-    const SendGrant g = f.at(0).grant(1, out, 64);
+    const SendGrant g = room(f.at(0), 1, out, 64);
     if (g.capacity == 0) break;
     locations.push_back(g.location);
     post(f.at(0), 1, out, g, 64, 9);
@@ -140,12 +144,12 @@ TEST(Connector, RoomIsEscapeSlotsThenBorrowedOnesThenNone) {
     ASSERT_TRUE(f.at(1).poll(0, in, 9, view));
     consume(f.at(1), 0, in);
   }
-  EXPECT_EQ(f.at(0).grant(1, out, 64).location, 0u);
+  EXPECT_EQ(room(f.at(0), 1, out, 64).location, 0u);
   // A large slice prefers a borrowed slot, but both are still in use.
-  EXPECT_EQ(f.at(0).grant(1, out, 512).location, 0u);
+  EXPECT_EQ(room(f.at(0), 1, out, 512).location, 0u);
   ASSERT_TRUE(f.at(1).poll(0, in, 9, view));
   consume(f.at(1), 0, in);
-  EXPECT_EQ(f.at(0).grant(1, out, 512).location, 1u);
+  EXPECT_EQ(room(f.at(0), 1, out, 512).location, 1u);
 }
 
 TEST(Connector, ABorrowedSlotOfOneKeyServesAnotherOnceConsumed) {
@@ -156,16 +160,16 @@ TEST(Connector, ABorrowedSlotOfOneKeyServesAnotherOnceConsumed) {
   ASSERT_TRUE(f.at(0).open(1, kTag, kGroup, a, &in_use));
   ASSERT_TRUE(f.at(0).open(1, kTag + 2, kGroup, b, &in_use));
   for (int i = 0; i < 2; ++i) {
-    const SendGrant g = f.at(0).grant(1, a, 512);
+    const SendGrant g = room(f.at(0), 1, a, 512);
     ASSERT_NE(g.location, 0u);
     post(f.at(0), 1, a, g, 512, 3);
   }
-  EXPECT_EQ(f.at(0).grant(1, b, 512).location, 0u) << "the pool is empty: the escape slot serves";
+  EXPECT_EQ(room(f.at(0), 1, b, 512).location, 0u) << "the pool is empty: the escape slot serves";
   RecvView view;
   ASSERT_TRUE(f.at(1).resolve(0, kTag, in));
   ASSERT_TRUE(f.at(1).poll(0, in, 3, view));
   consume(f.at(1), 0, in);
-  EXPECT_NE(f.at(0).grant(1, b, 512).location, 0u);
+  EXPECT_NE(room(f.at(0), 1, b, 512).location, 0u);
 }
 
 TEST(Connector, IdleKeysGiveTheirConnectorBackAndOpenAnother) {
@@ -180,7 +184,7 @@ TEST(Connector, IdleKeysGiveTheirConnectorBackAndOpenAnother) {
   EXPECT_FALSE(f.at(0).open(1, kTag + 1000, kGroup, out[connectors], &in_use[connectors]))
       << "all are in use";
   // Key 2 sends one slice and is done here, but the peer has not read it: not idle.
-  post(f.at(0), 1, out[2], f.at(0).grant(1, out[2], 8), 8, 5);
+  post(f.at(0), 1, out[2], room(f.at(0), 1, out[2], 8), 8, 5);
   in_use[2] = 0;
   EXPECT_FALSE(f.at(0).open(1, kTag + 1000, kGroup, out[connectors], &in_use[connectors]));
   RecvView view;
@@ -200,7 +204,7 @@ TEST(Connector, IdleKeysGiveTheirConnectorBackAndOpenAnother) {
   in_use[2] = 1;
   ASSERT_TRUE(f.at(0).open(1, kTag + 8, kGroup, out[2], &in_use[2]));
   EXPECT_NE(out[2].connector, taken);
-  post(f.at(0), 1, out[2], f.at(0).grant(1, out[2], 8), 8, 6);
+  post(f.at(0), 1, out[2], room(f.at(0), 1, out[2], 8), 8, 6);
   ASSERT_TRUE(f.at(1).resolve(0, kTag + 8, in[2]));
   EXPECT_TRUE(f.at(1).poll(0, in[2], 6, view));
 }
@@ -223,7 +227,7 @@ class Keys {
     OutEndpoint& out = out_[k];
     const bool open =
         out.connector != kNoConnector || f_.at(0).open(1, tag(k), kGroup, out, &in_use_[k]);
-    if (open) post(f_.at(0), 1, out, f_.at(0).grant(1, out, 8), 8, tag(k) + uses_[k]++);
+    if (open) post(f_.at(0), 1, out, room(f_.at(0), 1, out, 8), 8, tag(k) + uses_[k]++);
     in_use_[k] = 0;
     return open;
   }
@@ -376,7 +380,7 @@ TEST(Connector, TakeOversBetweenThreads) {
         std::this_thread::yield();
       }
       SendGrant g;
-      while ((g = f.at(0).grant(1, out[k], 8)).capacity == 0) std::this_thread::yield();
+      while ((g = room(f.at(0), 1, out[k], 8)).capacity == 0) std::this_thread::yield();
       std::memcpy(g.data, &u, 8);
       post(f.at(0), 1, out[k], g, 8, u);
       in_use[k] = 0;
@@ -420,7 +424,7 @@ TEST(Connector, StreamsBetweenThreads) {
       for (int i = 0; i < kSlices; ++i) {
         const std::uint32_t want = 1 + rng() % 512;
         SendGrant g;
-        while ((g = f.at(0).grant(1, out, want)).capacity == 0) std::this_thread::yield();
+        while ((g = room(f.at(0), 1, out, want)).capacity == 0) std::this_thread::yield();
         const std::uint32_t bytes = want < g.capacity ? want : g.capacity;
         std::memset(g.data, i & 0xff, bytes);
         post(f.at(0), 1, out, g, bytes, 42);

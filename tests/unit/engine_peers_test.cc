@@ -89,6 +89,28 @@ std::vector<Primitive> program(const Use& u, std::uint32_t me) {
   return {};
 }
 
+// What the devices here have in common: their ranks look again and again, and nothing is told.
+struct Looking {
+  static constexpr bool kInlinePacketFlags = false;
+  void delay() {}
+  void ended(std::uint16_t) {}
+  bool is_over() const { return false; }
+  bool called_away() const { return false; }
+  std::uint32_t threshold(std::uint32_t polls) const { return polls; }
+  void attend() {}
+  std::uint32_t epoch() { return 0; }
+  bool try_quit(std::uint32_t, std::uint32_t) { return true; }
+  void hold_sleep(std::uint32_t) {}
+  void fence() {}
+  void ring(std::uint32_t, std::uint32_t, RingFor) {}
+  std::uint32_t first_primitive(std::uint16_t) const { return 0; }
+  bool ready(const Invocation&) { return true; }
+  template <class T>
+  static void publish(T& x, T v) {
+    store_release(x, v);
+  }
+};
+
 // A block of which several threads control, and which never sleeps.
 class Warp {
  public:
@@ -99,7 +121,7 @@ class Warp {
     pthread_barrier_init(&posters_, nullptr, static_cast<unsigned>(control));
     for (int t = 0; t < threads; ++t) {
       threads_.emplace_back([this, t, threads, lane] {
-        Dev dev{*this, static_cast<std::uint32_t>(t), static_cast<std::uint32_t>(threads)};
+        Dev dev{{}, *this, static_cast<std::uint32_t>(t), static_cast<std::uint32_t>(threads)};
         // Whatever makes it leave, it comes back, until all threads have seen the same stop.
         do {
           Engine<Dev>::run(dev, rank_, lane, shared_);
@@ -118,9 +140,8 @@ class Warp {
   }
 
  private:
-  struct Dev {
+  struct Dev : Looking {
     using Handle = Dev&;
-    static constexpr bool kInlinePacketFlags = false;
     static constexpr bool kLaneInShared = true;
     static constexpr bool kHostWatches = true;
     static constexpr bool kStreams = true;
@@ -164,23 +185,8 @@ class Warp {
       run_leaf_host(job, (thread - 2 * w.control_) % movers(), movers());
     }
     void relax(std::uint32_t) { sched_yield(); }
-    void delay() {}
     std::uint64_t now_ns() const { return monotonic_ns(); }
     bool residency_matters() const { return true; }
-    void ended(std::uint16_t) {}
-    bool is_over() const { return false; }
-    bool called_away() const { return false; }
-    std::uint32_t threshold(std::uint32_t polls) const { return polls; }
-    void attend() {}
-    std::uint32_t epoch() { return 0; }
-    bool try_quit(std::uint32_t, std::uint32_t) { return true; }
-    void hold_sleep(std::uint32_t) {}
-    void fence() {}
-    template <class T>
-    static void publish(T& x, T v) {
-      store_release(x, v);
-    }
-    void ring(std::uint32_t, std::uint32_t, RingFor) {}
     bool next_submission(std::uint16_t& slot) {
       if (leads()) {
         Sqe sqe;
@@ -198,8 +204,6 @@ class Warp {
     bool submissions_wait() { return !w.rank_.sq.empty(); }
     bool stopped() { return load_acquire(w.rank_.stop) != 0; }
     bool cancelled(std::uint16_t slot) { return load_acquire(w.rank_.cancelled[slot]) != 0; }
-    std::uint32_t first_primitive(std::uint16_t) const { return 0; }
-    bool ready(const Invocation&) { return true; }
     void complete(std::uint16_t slot, Outcome outcome) {
       w.rank_.cq.push({slot, outcome});
       w.completions_.notify();
@@ -219,10 +223,9 @@ class Warp {
 
 // The engine in the caller's thread, with a clock that goes on only when a slice is moved: how long
 // it stays is counted, not measured.
-class ByHand {
+class ByHand : public Looking {
  public:
   using Handle = ByHand&;
-  static constexpr bool kInlinePacketFlags = false;
   static constexpr bool kLaneInShared = false;
   static constexpr bool kHostWatches = false;
   static constexpr bool kStreams = false;
@@ -250,23 +253,8 @@ class ByHand {
     ++moved_;
   }
   void relax(std::uint32_t) {}
-  void delay() {}
   std::uint64_t now_ns() const { return moved_ * kSliceUs * 1000; }
   bool residency_matters() const { return residency_matters_; }
-  void ended(std::uint16_t) {}
-  bool is_over() const { return false; }
-  bool called_away() const { return false; }
-  std::uint32_t threshold(std::uint32_t polls) const { return polls; }
-  void attend() {}
-  std::uint32_t epoch() { return 0; }
-  bool try_quit(std::uint32_t, std::uint32_t) { return true; }
-  void hold_sleep(std::uint32_t) {}
-  void fence() {}
-  template <class T>
-  static void publish(T& x, T v) {
-    store_release(x, v);
-  }
-  void ring(std::uint32_t, std::uint32_t, RingFor) {}
   bool next_submission(std::uint16_t& slot) {
     Sqe sqe;
     if (!rank_.sq.pop(sqe)) return false;
@@ -277,8 +265,6 @@ class ByHand {
   bool submissions_wait() { return !rank_.sq.empty(); }
   bool stopped() { return false; }
   bool cancelled(std::uint16_t) { return false; }
-  std::uint32_t first_primitive(std::uint16_t) const { return 0; }
-  bool ready(const Invocation&) { return true; }
   void complete(std::uint16_t slot, Outcome outcome) { rank_.cq.push({slot, outcome}); }
 
  private:
