@@ -5,8 +5,11 @@
 //   partition: a directory (which key owns which connector), the connectors (slot headers and
 //              guaranteed "escape" slots), and a pool of larger slots that S borrows.
 //   announcements: what members called, see announcement.h.
-//   credits:   one counter a connector R -> D: how many of its steps D has consumed; and which keys
-//              and groups D will never read again.
+//   credits:   one counter a connector R -> D: how many of its steps D has consumed, and where D's
+//              output is if peers may store into it themselves; and which keys and groups D will
+//              never read again.
+//   heap:      R's user's buffers, where R's user has asked for such (unjamMemAlloc()): outputs
+//              there are what peers may store into.
 // The sender picks the connector in its own partition and announces it under the key's tag; the
 // receiver looks the tag up. Neither waits for the other, and a new key needs no system call.
 // Connectors are taken from the lowest on (connector.h says when one is used again), whatever the
@@ -50,8 +53,12 @@ struct alignas(64) SlotHeader {
   std::uint32_t location;  // 0: escape slot step % escape_slots; i + 1: borrowed slot i
 };
 
+// consumed: steps of the connector. The others say where peers may put an invocation's output, see
+// InvitedOutput in connector.h.
 struct alignas(64) CreditCell {
   std::uint64_t consumed;
+  std::uint64_t output;
+  std::uint64_t output_seed;
 };
 
 // Tags of keys and groups from which the receiver will never read again, at the place that the tag
@@ -73,6 +80,7 @@ struct ArenaShape {
   std::uint32_t escape_slot_bytes = 8192;
   std::uint32_t borrow_slots = 64;  // a (peer, lane)
   std::uint32_t borrow_slot_bytes = 32768;
+  std::uint64_t heap_bytes = 0;  // of each rank
 
   UNJAM_HD constexpr std::uint64_t connector_bytes() const {
     return std::uint64_t{kSlotHeaders} * sizeof(SlotHeader) +
@@ -112,7 +120,14 @@ struct ArenaShape {
     return kHeaderBytes + std::uint64_t{ranks} * lanes * credit_bytes() +
            (std::uint64_t{sender} * lanes + lane) * partition_bytes();
   }
-  UNJAM_HD constexpr std::uint64_t total_bytes() const { return partition(ranks, 0); }
+  // On a boundary that any device's pages have.
+  UNJAM_HD constexpr std::uint64_t heap() const {
+    constexpr std::uint64_t kBoundary = std::uint64_t{2} << 20;
+    return (partition(ranks, 0) + kBoundary - 1) / kBoundary * kBoundary;
+  }
+  UNJAM_HD constexpr std::uint64_t total_bytes() const {
+    return heap_bytes == 0 ? partition(ranks, 0) : heap() + heap_bytes;
+  }
 
  private:
   static constexpr std::uint64_t kHeaderBytes = 16384;
