@@ -263,6 +263,7 @@ class Engine {
       }
       const std::uint32_t status = call<&Engine::prepare>();
       if (status == kMove) return;
+      if (status == kCancelledNow) dev_.sync_control();  // the lead sees to all endpoints
       call<&Engine::end_turn>(status, false);
       dev_.sync_control();
       in_turn = false;
@@ -492,6 +493,7 @@ class Engine {
           a.members[q] = a.inv.members[q];
           a.outs[q] = key_of_lane.out[q];
           a.ins[q] = key_of_lane.in[q];
+          a.invited[q] = nullptr;
         }
         if (q < a.inv.geometry.parts) a.parts[q] = a.inv.geometry.lane_part(q, lane_index_);
       }
@@ -533,6 +535,7 @@ class Engine {
   UNJAM_HD void begin_turn() {
     ActiveContext& a = load();
     dev_.sync_control();  // the lead reads primitives that others have fetched
+    if (s_.loaded && a.dyn.attempts == 1 && invites(a)) invite_known(a);
     if (!dev_.leads()) return;
     if (s_.loaded) {
       const std::uint32_t last = a.inv.num_primitives - 1;
@@ -890,7 +893,55 @@ class Engine {
     const bool found = s_.transport.resolve(member(a, q), a.tag, in);
     const bool changed = in.connector != was.connector || in.consumed != was.consumed;
     if (q < kCachedMembers && changed) a.in[q] = in;
+    if (found && changed && invites(a)) invite(a, q);
     return found;
+  }
+
+  // ---- outputs that peers store into (connector.h) ----
+
+  // Whether this rank lets peers store into its output.
+  UNJAM_HD static bool invites(const ActiveContext& a) {
+    return a.inv.output_in_arena != 0 && !inline_flags(a);
+  }
+  UNJAM_HD void invite(ActiveContext& a, std::uint32_t q) {
+    s_.transport.invite(member(a, q), in_of(a, q), a.inv.seed, a.inv.output_in_arena);
+  }
+  // On connectors that are known as the invocation begins; on others as they are found.
+  UNJAM_HD_NOINLINE void invite_known(ActiveContext& a) {
+    for (std::uint32_t q = dev_.first(); q < a.inv.group_size; q += dev_.stride()) {
+      if (q == a.inv.group_rank || in_of(a, q).connector == kNoConnector) continue;
+      if (resolve(a, q)) invite(a, q);
+    }
+  }
+  // Of an invocation that has failed here.
+  UNJAM_HD_NOINLINE void withdraw(const Invocation& inv) {
+    const LaneKey& key = inv.key->lanes[lane_index_];
+    for (std::uint32_t q = 0; q < inv.group_size; ++q) {
+      if (q == inv.group_rank || key.in[q].connector == kNoConnector) continue;
+      s_.transport.withdraw(inv.members[q], key.in[q]);
+    }
+  }
+  // Whether the slice may go straight to where member q's output has it. Looked for until it is
+  // found, from its first slice on that could use it.
+  UNJAM_HD bool asks(const ActiveContext& a, std::uint32_t q) const {
+    return (s_.primitive.flags & kIntoOutput) != 0 && s_.transport.shape.heap_bytes != 0 &&
+           q < kCachedMembers && a.invited[q] == nullptr;
+  }
+  UNJAM_HD void note_invitation(ActiveContext& a, std::uint32_t q, const Invitation& seen) {
+    a.invited[q] =
+        s_.transport.invited_output(member(a, q), out_of(a, q).connector, a.inv.seed, seen);
+  }
+  // Where member q has the slice in its output; nullptr: it goes through a slot.
+  UNJAM_HD unsigned char* place_in_output(const ActiveContext& a, std::uint32_t q) const {
+    if ((s_.primitive.flags & kIntoOutput) == 0 || q >= kCachedMembers) return nullptr;
+    unsigned char* output = a.invited[q];
+    if (output == nullptr) return nullptr;
+    const Geometry& g = a.inv.geometry;
+    const std::uint64_t offset = s_.chunk.offset + a.dyn.done;
+    output += (offset - g.output_shift(q)) * dtype_bytes(g.dtype);
+    // What is not aligned is not moved in wide accesses, which slots are worth.
+    const bool aligned = (reinterpret_cast<std::uintptr_t>(output) & 15) == 0;
+    return aligned ? output : nullptr;
   }
 
   UNJAM_HD bool arrived(ActiveContext& a, std::uint32_t q, std::uint32_t elems, RecvView& view) {
@@ -913,7 +964,13 @@ class Engine {
   UNJAM_HD SendGrant room(ActiveContext& a, std::uint32_t q, std::uint32_t elems) {
     const OutEndpoint& out = out_of(a, q);
     if (out.connector == kNoConnector && !open(a, q)) return {};
-    return room(a, q, elems, load_acquire(s_.transport.credit_word(member(a, q), out.connector)));
+    const bool asking = asks(a, q);
+    Invitation seen;
+    if (asking) seen = s_.transport.glimpse(member(a, q), out.connector);
+    const std::uint64_t credit =
+        load_acquire(s_.transport.credit_word(member(a, q), out.connector));
+    if (asking) note_invitation(a, q, seen);
+    return room(a, q, elems, credit);
   }
   UNJAM_HD SendGrant room(ActiveContext& a, std::uint32_t q, std::uint32_t elems,
                           std::uint64_t credit) {
@@ -921,6 +978,7 @@ class Engine {
     const std::uint32_t peer = member(a, q);
     const OutEndpoint& out = out_of(a, q);
     if (inline_flags(a)) return t.packet_grant(peer, out, credit);
+    if (unsigned char* place = place_in_output(a, q)) return t.output_grant(place, out, credit);
     return t.grant(peer, out, elems * dtype_bytes(a.inv.geometry.dtype), credit);
   }
 
@@ -1026,10 +1084,15 @@ class Engine {
                 : out_of(a, q).connector == kNoConnector && !open(a, q)) {
       return false;
     }
+    // Before the acquire, so that all are under way together.
+    const bool asking = !part.in && asks(a, q);
+    Invitation seen;
+    if (asking) seen = t.glimpse(peer, out_of(a, q).connector);
     // One look for both kinds of parts: branches would wait for memory one after the other.
     std::uint64_t& word =
         part.in ? t.flag_word(peer, in_of(a, q)) : t.credit_word(peer, out_of(a, q).connector);
     const std::uint64_t found = load_acquire(word);
+    if (asking) note_invitation(a, q, seen);
     if (part.in) {
       const InEndpoint& in = in_of(a, q);
       if (LaneTransport::is_next(found, in, a.inv.seed)) {
@@ -1114,6 +1177,12 @@ class Engine {
                                    : static_cast<std::uint16_t>((flags & kSend) != 0);
     const bool average = inv.op == Op::kAvg && inv.group_size > 1;
     const bool scales = average && !is_integer(g.dtype) && (flags & kContribute);
+    if ((flags & kRecv) != 0 && s_.view.data == nullptr) {
+      // It is in the output already. From there it goes on, if it does.
+      job.dst_user = nullptr;
+      if (job.num_dst == 0) job.elems = 0;
+      s_.view.data = output_at(inv, offset) - a.dyn.taken;
+    }
     if (flags & kGather) {
       job.src[inv.group_rank] = local;
       job.num_src = inv.group_size;
@@ -1254,19 +1323,28 @@ class Engine {
   UNJAM_HD void count_sent(const ActiveContext& a) {
     const std::uint16_t flags = s_.primitive.flags;
     if ((flags & (kSend | kToSeveral)) == 0) return;
-    std::uint64_t elems = 0, borrowed = 0;
+    std::uint64_t elems = 0, borrowed = 0, into = 0;
     if (flags & kToSeveral) {
       for (std::uint32_t q = 0; q < a.inv.group_size; ++q) {
         if (!takes_part(a, q)) continue;
         elems += flags & kCopies ? job().copy_elems[q] : s_.elems;
-        borrowed += s_.location[place_of(a, q)] != 0;
+        count_place(s_.location[place_of(a, q)], borrowed, into);
       }
     } else {
       elems = s_.elems;
-      borrowed = s_.location[0] != 0;
+      count_place(s_.location[0], borrowed, into);
     }
     bump<std::uint64_t>(lane_.stats.bytes_sent, elems * dtype_bytes(a.inv.geometry.dtype));
     if (borrowed != 0) bump<std::uint64_t>(lane_.stats.borrowed, borrowed);
+    if (into != 0) bump<std::uint64_t>(lane_.stats.into_outputs, into);
+  }
+  UNJAM_HD static void count_place(std::uint32_t location, std::uint64_t& borrowed,
+                                   std::uint64_t& into) {
+    if (location == kInOutput) {
+      ++into;
+    } else {
+      borrowed += location != 0;
+    }
   }
 
   // By the lead: the invocation has ended at this lane. `fenced`: a fence of this thread is behind
@@ -1277,7 +1355,11 @@ class Engine {
     const Invocation& inv = cached ? a.inv : rank_.invocations[slot];
     LaneKey& key = cached ? *a.key : inv.key->lanes[lane_index_];
     if (cached) a.slot = kNoSlot;
-    if (outcome == Outcome::kDone) record(TraceType::kFinish, &inv);
+    if (outcome == Outcome::kDone) {
+      record(TraceType::kFinish, &inv);
+    } else if (inv.output_in_arena != 0 && inv.protocol == Protocol::kSlot) {
+      withdraw(inv);
+    }
     if (s_.cursor == slot) s_.cursor = lane_.queue.next(slot);
     lane_.queue.remove(slot);
     --key.in_queue;

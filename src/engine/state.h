@@ -39,6 +39,8 @@ struct alignas(16) ActiveContext {
   // while the lane has the invocation in its queue; what changes here is stored there, too.
   OutEndpoint outs[kCachedMembers];
   InEndpoint ins[kCachedMembers];
+  // The outputs of the first members that have invited to store into them, see connector.h.
+  unsigned char* invited[kCachedMembers] = {};
   std::uint16_t slot = kNoSlot;  // which invocation is cached here
   std::uint16_t dirty = 0;       // dyn has changed since it was loaded: save before eviction
 };
@@ -63,6 +65,7 @@ struct LaneStats {
   std::uint64_t received = 0;  // of them, with something from a peer
   std::uint64_t bytes_sent = 0;
   std::uint64_t borrowed = 0;
+  std::uint64_t into_outputs = 0;  // slices that were stored straight into a peer's output
   std::uint64_t starts = 0;
   std::uint64_t quits = 0;
   std::uint64_t residency_quits = 0;

@@ -236,12 +236,17 @@ LaneRun::Step LaneRun::step(int rank, const Primitive& p, std::uint64_t length) 
       value = load_local(rank, p, cell(rank, part_to(p, to), self.slice));
       if (value == kNoValue) return Step::kFailed;
     }
+    const bool into_output = (p.flags & kIntoOutput) != 0;
+    if (values_ != nullptr && into_output && !may_store_there(rank, p, to, value)) {
+      return Step::kFailed;
+    }
     Connector& c = connector(rank, to);
     note_alike(rank, p, c);
     c.slots[c.posted++ % capacity_] = {value,          static_cast<std::uint16_t>(part_to(p, to)),
                                        self.slice,     self.loop,
                                        self.primitive, hop_sent(p),
-                                       sent,           time};
+                                       sent,           time,
+                                       into_output};
     const Rank& receiver = ranks_[index(to)];
     if (!receiver.waiting_to_send && receiver.waiting_on == &c - connectors_.data()) wake(to);
     sends_anything_ = true;
@@ -263,6 +268,11 @@ void LaneRun::note_alike(int rank, const Primitive& p, const Connector& c) {
 // Whether the message is what the primitive expects to receive.
 bool LaneRun::fits(int rank, const Primitive& p, const Message& m, int from, std::uint64_t length) {
   const Rank& self = ranks_[index(rank)];
+  if (m.into_output && ((p.flags & kCopy) == 0 || (p.flags & (kReduce | kLocal)) != 0)) {
+    fail(where(rank) + " does not just copy into its output what rank " + std::to_string(from) +
+         " primitive " + std::to_string(m.primitive) + " may have stored there");
+    return false;
+  }
   std::uint32_t part = part_from(p, from);
   if (request_.kind == Kind::kAllToAll) {
     // What comes from `from` belongs into its part here, and is this rank's part there.
@@ -382,6 +392,15 @@ bool LaneRun::may_store(int rank, std::size_t cell, ValueId value, ValueId recei
   }
   fail(where(rank) + " stores " + values_->describe(value) +
        ", in place, over input that an earlier primitive may still be reading");
+  return false;
+}
+
+// The same of what the sender stores itself into the output of `to`, who may be anywhere in its
+// program: it must have read its input there before the value can exist, or have none.
+bool LaneRun::may_store_there(int rank, const Primitive& p, int to, ValueId value) {
+  if (!has_input(request_, to, p.part) || values_->has(value, to)) return true;
+  fail(where(rank) + " stores " + values_->describe(value) + " into the output of rank " +
+       std::to_string(to) + ", which, in place, may not have read its input there yet");
   return false;
 }
 

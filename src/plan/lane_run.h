@@ -44,6 +44,7 @@ class LaneRun {
     std::uint32_t hop = 0;     // see hop_sent()
     std::uint64_t length = 0;  // elements
     std::uint64_t time = 0;    // when it was posted; once consumed: when its slot was freed
+    bool into_output = false;  // the sender may store it into the receiver's output
   };
   struct Connector {
     int from = 0, to = 0;
@@ -93,6 +94,7 @@ class LaneRun {
   ValueId load_local(int rank, const Primitive& p, std::size_t cell);
   ValueId gather(int rank, const Primitive& p, ValueId local);
   bool may_store(int rank, std::size_t cell, ValueId value, ValueId received);
+  bool may_store_there(int rank, const Primitive& p, int to, ValueId value);
   bool finish_loop(int rank);
   std::string result_defect(int rank, std::uint32_t part, std::uint32_t slice, ValueId v);
   std::string where(int rank) const;

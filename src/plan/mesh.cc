@@ -51,19 +51,19 @@ std::vector<Primitive> make_program(const PlanRequest& request) {
   switch (request.kind) {
     case Kind::kAllReduce:
     case Kind::kBarrier:
-      return {scatter, gather(kSendAll), collect};
+      return {scatter, gather(kSendAll | kIntoOutput), collect};
     case Kind::kReduceScatter:
       return {scatter, gather(0)};
     case Kind::kAllToAll:
       return {scatter, own, collect};
     case Kind::kGather:
-      if (!is_root) return {straight(kLocal | kSend)};
+      if (!is_root) return {straight(kLocal | kSend | kIntoOutput)};
       return {own, collect};
     case Kind::kScatter:
       if (!is_root) return {straight(kRecv | kCopy)};
       return {scatter, own};
     default:
-      return {primitive(kLocal | kCopy | kSendAll, request.rank), collect};
+      return {primitive(kLocal | kCopy | kSendAll | kIntoOutput, request.rank), collect};
   }
 }
 

@@ -18,14 +18,14 @@ class RingProgram {
 
   void all_reduce() {
     reduce_round();
-    add(kRecv | kLocal | kReduce | kOwn | kFinish | kCopy | kSend, rank_);
-    for (int back = 1; back <= ranks_ - 2; ++back) add(kRecv | kCopy | kSend, rank_ - back);
+    add(kRecv | kLocal | kReduce | kOwn | kFinish | kCopy | kSend | kIntoOutput, rank_);
+    for (int back = 1; back <= ranks_ - 2; ++back) add(kPassOn, rank_ - back);
     add(kRecv | kCopy, rank_ + 1);
   }
 
   void all_gather() {
-    add(kLocal | kCopy | kSend, rank_);
-    for (int back = 1; back <= ranks_ - 2; ++back) add(kRecv | kCopy | kSend, rank_ - back);
+    add(kLocal | kCopy | kSend | kIntoOutput, rank_);
+    for (int back = 1; back <= ranks_ - 2; ++back) add(kPassOn, rank_ - back);
     add(kRecv | kCopy, rank_ + 1);
   }
 
@@ -46,17 +46,19 @@ class RingProgram {
 
   void broadcast() {
     if (rank_ == root_) {
-      add(kLocal | kCopy | kSend, 0);
+      add(kLocal | kCopy | kSend | kIntoOutput, 0);
     } else if (rank_ == wrap(root_ - 1)) {
       add(kRecv | kCopy, 0);
     } else {
-      add(kRecv | kCopy | kSend, 0);
+      add(kPassOn, 0);
     }
   }
 
  private:
   // Wherever a rank's own data enters a ring's reduction, it is a contribution.
   static constexpr unsigned kOwn = kContribute;
+  // A result that others want, too.
+  static constexpr unsigned kPassOn = kRecv | kCopy | kSend | kIntoOutput;
 
   // All parts but the own one are passed on with the own contribution added.
   void reduce_round() {

@@ -74,13 +74,17 @@ std::string flags_error(const PlanRequest& request, int rank, const Plan& plan, 
   const unsigned f = p.flags & ((1u << kLagShift) - 1);
   const bool second = (p.flags & kSecondHop) != 0;
   const auto has = [f](unsigned flag) { return (f & flag) != 0; };
-  if (p.flags >= kSecondHop << 1) return "unknown flags";
   if (second && plan.protocol != Protocol::kPacket) return "only packets have hops";
   if (second && !has(kRecv | kGather | kCollect)) return "it has a second hop without a receive";
   if (plan.protocol == Protocol::kPacket && has(kSend | kSendAll | kScatter) && hop_sent(p) > 1) {
     return "packets make two hops at most";
   }
   if (lag_of(p) != 0 && plan.protocol == Protocol::kPacket) return "packets do not lag";
+  if ((p.flags & kIntoOutput) != 0) {
+    if (plan.protocol == Protocol::kPacket) return "packets do not go straight into an output";
+    if (!has(kSend | kSendAll)) return "it sends nothing that could go into an output";
+    if (request.kind == Kind::kAllToAll) return "its data have another place in the output";
+  }
   if (p.part >= plan.geometry.parts) return "there is no such part";
   if (has(kScatter) && f != (kLocal | kScatter)) {
     return "a scatter sends local slices, nothing else";

@@ -53,12 +53,12 @@ struct alignas(64) SlotHeader {
   std::uint32_t location;  // 0: escape slot step % escape_slots; i + 1: borrowed slot i
 };
 
-// consumed: steps of the connector. The others say where peers may put an invocation's output, see
-// InvitedOutput in connector.h.
+// consumed: steps of the connector. The others invite its sender to store into an output, see
+// connector.h.
 struct alignas(64) CreditCell {
   std::uint64_t consumed;
   std::uint64_t output;
-  std::uint64_t output_seed;
+  std::uint64_t output_word;
 };
 
 // Tags of keys and groups from which the receiver will never read again, at the place that the tag

@@ -31,6 +31,16 @@
 // set that fits soon takes over nothing. Or the runtime forgets the key, and release() gives the
 // connector back.
 //
+// Straight into the output. A receiver whose output lies in its arena's heap may invite: in the
+// credit cell of each connector on which an invocation's data come it says where that invocation's
+// output is, and in a second word (invitation_word()) for which invocation. A sender that finds the
+// word of its own invocation may store slices there that the receiver would only copy there, and
+// posts them as others, with kFlagInOutput. The word is a hash of the place, too: so a sender that
+// reads the one while the other is being written, for a former or a later owner of the connector,
+// is not invited. Nobody answers, and nobody waits for an invitation: until it is found, slices go
+// through slots. The output is the receiver's again when it has consumed all slices, for nobody
+// stores behind the last one's flag.
+//
 // Who may reuse a connector with slices that nobody has read? Its sender, once the peer's lane has
 // left a mark that it will never read this key, or this group, again: the key has failed on that
 // rank and nothing of it is under way there, or the rank has destroyed the group. The sender alone
@@ -71,14 +81,18 @@ struct PublishedWord {
   std::uint64_t value = 0;
 };
 
-// Two invocations, or two steps of one, never share a flag (but with probability 2^-62), and
+// Two invocations, or two steps of one, never share a flag (but with probability 2^-61), and
 // untouched memory (0) never matches.
 UNJAM_HD inline std::uint64_t step_flag(std::uint64_t seed, std::uint64_t step) {
-  return (mix64(seed + step * 0xd1342543de82ef95ull) | 1) & ~std::uint64_t{2};
+  return (mix64(seed + step * 0xd1342543de82ef95ull) | 1) & ~std::uint64_t{6};
 }
-// In the flag of a slice that lies in a borrowed slot: its header says in which. Others lie in
-// their step's escape slot, so whoever sees the flag knows where, without another look.
-inline constexpr std::uint64_t kFlagBorrowed = 2;
+// In the flag of a slice that lies in a borrowed slot: its header says in which; and of one that is
+// in the receiver's output already. Others lie in their step's escape slot. So whoever sees the
+// flag knows where the slice is, without another look.
+inline constexpr std::uint64_t kFlagBorrowed = 2, kFlagInOutput = 4;
+inline constexpr std::uint64_t kFlagPlaces = kFlagBorrowed | kFlagInOutput;
+// SendGrant::location of such a slice.
+inline constexpr std::uint32_t kInOutput = 0xffffffff;
 
 // The 32-bit flag beside every data word of a packet: of the chunk, not the step, so that all
 // sources of a gather carry the same one. A chunk's packets between two ranks, of which there is
@@ -90,6 +104,16 @@ UNJAM_HD inline std::uint32_t packet_flag(std::uint64_t seed, std::uint64_t chun
   return static_cast<std::uint32_t>(step_flag(seed, 2 * chunk + hop) >> 32) | 1;
 }
 
+// What invites the invocation with this seed to an output that lies so many bytes behind its
+// arena's beginning.
+struct Invitation {
+  std::uint64_t output = 0;
+  std::uint64_t word = 0;
+};
+UNJAM_HD inline std::uint64_t invitation_word(std::uint64_t seed, std::uint64_t output) {
+  return mix64(mix64(seed) + output) | 1;
+}
+
 // What a sender may write into next.
 struct SendGrant {
   unsigned char* data = nullptr;
@@ -97,7 +121,7 @@ struct SendGrant {
   std::uint32_t location = 0;
 };
 
-// The slice that is next to be read.
+// The slice that is next to be read. No data: it is in the output.
 struct RecvView {
   const unsigned char* data = nullptr;
   std::uint32_t bytes = 0;
@@ -247,11 +271,51 @@ class LaneTransport {
     return g;
   }
 
+  // ---- straight into the output, see above ----
+
+  // Receiver: the invocation with this seed has its output so many bytes behind the arena's
+  // beginning. Called when the invocation may run here: the output is ours to overwrite. Release:
+  // so it is to who finds the word.
+  UNJAM_HD void invite(std::uint32_t peer, const InEndpoint& in, std::uint64_t seed,
+                       std::uint64_t output) const {
+    CreditCell& c = cell(peer, rank, in.connector);
+    store_relaxed(c.output, output);
+    store_release(c.output_word, invitation_word(seed, output));
+  }
+  // Nobody who has not seen the invitation yet will.
+  UNJAM_HD void withdraw(std::uint32_t peer, const InEndpoint& in) const {
+    store_relaxed(cell(peer, rank, in.connector).output_word, std::uint64_t{0});
+  }
+  // Sender: what the cell says now, without order.
+  UNJAM_HD Invitation glimpse(std::uint32_t peer, std::uint32_t i) const {
+    const CreditCell& c = cell(rank, peer, i);
+    return {load_relaxed(c.output), load_relaxed(c.output_word)};
+  }
+  // The peer's output, as it is mapped here; nullptr: the invocation with this seed was not invited
+  // by what was seen there.
+  UNJAM_HD unsigned char* invited_output(std::uint32_t peer, std::uint32_t i, std::uint64_t seed,
+                                         const Invitation& seen) const {
+    if (seen.word != invitation_word(seed, seen.output)) return nullptr;
+    // Acquire: pairs with the release in invite().
+    if (load_acquire(cell(rank, peer, i).output_word) != seen.word) return nullptr;
+    return bases[peer] + seen.output;
+  }
+  // Room for a slice in the output. Its step has a header all the same.
+  UNJAM_HD static SendGrant output_grant(unsigned char* place, const OutEndpoint& out,
+                                         std::uint64_t credit) {
+    SendGrant g;
+    if (out.posted - credit >= kSlotHeaders) return g;
+    g.data = place;
+    g.capacity = 0xffffffff;
+    g.location = kInOutput;
+    return g;
+  }
+
   // Says where the slice is that was written into a grant with this location, and counts it.
   UNJAM_HD void announce(std::uint32_t peer, OutEndpoint& out, std::uint32_t location,
                          std::uint32_t bytes) {
     SlotHeader& h = header(peer, rank, out.connector, out.posted);
-    if (location != 0) {
+    if (location != 0 && location != kInOutput) {
       PeerSendState& state = peers[peer];
       state.borrows[location - 1] = {out.posted + 1, out.connector, 0};
       state.borrow_next = location == shape.borrow_slots ? 0 : location;
@@ -267,8 +331,10 @@ class LaneTransport {
   UNJAM_HD PublishedWord posting(std::uint32_t peer, const OutEndpoint& out, std::uint64_t seed,
                                  std::uint32_t location) const {
     const std::uint64_t step = out.posted - 1;
-    const std::uint64_t borrowed = location != 0 ? kFlagBorrowed : 0;
-    return {&header(peer, rank, out.connector, step).flag, step_flag(seed, step) | borrowed};
+    const std::uint64_t place = location == 0           ? 0
+                                : location == kInOutput ? kFlagInOutput
+                                                        : kFlagBorrowed;
+    return {&header(peer, rank, out.connector, step).flag, step_flag(seed, step) | place};
   }
 
   // ---- receiver ----
@@ -312,15 +378,16 @@ class LaneTransport {
   }
 
   // The same in steps, for who makes several looks at once: the word (to be read with acquire);
-  // whether it is that slice's flag; and if it is, where the slice lies.
+  // whether it is that slice's flag; and if it is, where the slice lies (nullptr: in the output).
   UNJAM_HD std::uint64_t& flag_word(std::uint32_t peer, const InEndpoint& in) const {
     return header(rank, peer, in.connector, in.consumed).flag;
   }
   UNJAM_HD static bool is_next(std::uint64_t flag, const InEndpoint& in, std::uint64_t seed) {
-    return (flag & ~kFlagBorrowed) == step_flag(seed, in.consumed);
+    return (flag & ~kFlagPlaces) == step_flag(seed, in.consumed);
   }
   UNJAM_HD const unsigned char* slice_at(std::uint32_t peer, const InEndpoint& in,
                                          std::uint64_t flag) const {
+    if ((flag & kFlagInOutput) != 0) return nullptr;
     if ((flag & kFlagBorrowed) == 0) return escape_slot(rank, peer, in.connector, in.consumed);
     SlotHeader& h = header(rank, peer, in.connector, in.consumed);
     return borrow_slot(rank, peer, load_relaxed(h.location) - 1);

@@ -608,7 +608,7 @@ class CopyWalk {
     CopyPiece piece;
     if (!done()) {
       const std::uint32_t bytes = job_.copy_elems[copy_] * element_;
-      if (at_ < bytes) {
+      if (at_ < bytes && job_.src[copy_] != nullptr) {
         piece.bytes = bytes - at_ < kBytes ? bytes - at_ : kBytes;
         piece.to_slot = job_.dst_slot[copy_] != nullptr;
         piece.from = static_cast<const char*>(job_.src[copy_]) + (piece.to_slot ? 1 : kScale) * at_;
@@ -681,7 +681,7 @@ __device__ __forceinline__ void straight_copies(const SliceJob& job, unsigned th
     char* to =
         static_cast<char*>(job.dst_slot[copy] != nullptr ? job.dst_slot[copy] : job.dst_copy[copy]);
 #pragma unroll 1
-    for (std::uint32_t at = first_of<kPieces>(thread); at < bytes;
+    for (std::uint32_t at = from == nullptr ? bytes : first_of<kPieces>(thread); at < bytes;
          at += threads * kPieces * kPieceBytes) {
       Raw<4> raw[kPieces];
 #pragma unroll

@@ -48,6 +48,9 @@ static_assert(kReportBits * kMaxLanes <= 64);
 
 // How long a block waits for its lane's lease where its holder has nothing to do.
 inline constexpr std::uint64_t kLeaseNs = 20000;
+// CudaRank::holding is a hint, and late: a driver clears its bit a pass or two behind the last
+// invocation's end, which is when the next call comes. For so long it is not believed.
+inline constexpr std::uint64_t kHintNs = 6000;
 
 // How often is looked for a packet, and for room. A look takes most of a microsecond.
 inline constexpr std::uint32_t kPolls = 512, kRoomPolls = 128, kPokePolls = 32;
@@ -640,7 +643,8 @@ __device__ __noinline__ bool await_lease(CudaRank& r, std::uint32_t lane) {
   const std::uint64_t begun = global_ns();
   const std::uint64_t bit = std::uint64_t{1} << lane;
   for (std::uint64_t now = begun; now - begun < kLeaseNs; now = global_ns()) {
-    if (load_relaxed_local(r.holding) != 0 || CudaDev::submissions_go_on(r, now)) return false;
+    const bool held = load_relaxed_local(r.holding) != 0 && now - begun > kHintNs;
+    if (held || CudaDev::submissions_go_on(r, now)) return false;
     store_relaxed_local(r.wanted_ns, now);
     __nanosleep(200);
     // Acquire: as below.
