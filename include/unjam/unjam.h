@@ -162,12 +162,13 @@ typedef struct {
   int32_t device;      /* (*) unjamDevice_t, -1: default (host) */
   int32_t device_index; /* CUDA: which device; -1: unjamInit: the calling thread's current device;
                            unjamInitAll: rank r uses device r */
+  uint64_t heap_bytes;  /* (*) what unjamMemAlloc has, bytes a rank; -1 = none; default 0 = none */
 } unjamConfig_t;
 
 /* clang-format off */
 #define UNJAM_CONFIG_INITIALIZER                                                                 \
   {sizeof(unjamConfig_t), UNJAM_VERSION, -1, -1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, -1, 0, \
-   0, 0, 0, -1, -1}
+   0, 0, 0, -1, -1, 0}
 /* clang-format on */
 
 /* ---- contexts ---- */
@@ -211,6 +212,20 @@ UNJAM_API unjamResult_t unjamGetAsyncError(unjamContext_t context, unjamResult_t
  * (every lane was seen to quit since the call). Pending collectives do not delay it, except under
  * UNJAM_POLICY_HOLD. timeout_us < 0: no limit. */
 UNJAM_API unjamResult_t unjamDeviceSynchronize(unjamContext_t context, int64_t timeout_us);
+
+/* ---- memory ---- */
+/* Memory of the rank's device for any buffer, from its *heap*, which UNJAM_HEAP (heap_bytes) sets
+ * aside for each rank when the job begins. All peers have it mapped, so they may store results into
+ * outputs there themselves; inputs gain nothing by it. Both calls are local, and make no CUDA call.
+ * *pointer: `bytes` bytes, aligned to 512, of undefined contents; NULL if bytes is 0.
+ * UNJAM_ERROR_RESOURCES: there is no heap, or no room in it. What is not freed goes with the
+ * context. */
+UNJAM_API unjamResult_t unjamMemAlloc(unjamContext_t context, size_t bytes, void** pointer);
+/* Takes what unjamMemAlloc gave from the same context, or NULL. As with any buffer, no invocation
+ * may use the memory any more, nor work queued in a stream. Peers may store into an output until
+ * the invocation is complete; if it has failed or was aborted, until this context, or the group on
+ * all its ranks, is destroyed: such memory is better not freed before. */
+UNJAM_API unjamResult_t unjamMemFree(unjamContext_t context, void* pointer);
 
 /* ---- groups ---- */
 /* Local: every member calls it with the same ranks in the same order; no communication. Groups with

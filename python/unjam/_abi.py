@@ -105,6 +105,7 @@ class Config(Structure):
         ("timeout_ms", c_uint32),
         ("device", c_int32),
         ("device_index", c_int32),
+        ("heap_bytes", c_uint64),
     ]
 
 
@@ -215,6 +216,8 @@ PROTOTYPES: dict[str, tuple[Any, list[Any]]] = {
     "unjamContextAbsent": (c_int, [Handle, POINTER(c_int), c_int, POINTER(c_int)]),
     "unjamGetAsyncError": (c_int, [Handle, POINTER(c_int), c_char_p, c_size_t]),
     "unjamDeviceSynchronize": (c_int, [Handle, c_int64]),
+    "unjamMemAlloc": (c_int, [Handle, c_size_t, POINTER(c_void_p)]),
+    "unjamMemFree": (c_int, [Handle, c_void_p]),
     "unjamGroupCreate": (c_int, [Handle, POINTER(c_int), c_int, c_char_p, POINTER(Handle)]),
     "unjamGroupDestroy": (c_int, [Handle]),
     "unjamGroupShrink": (c_int, [Handle, c_char_p, POINTER(Handle)]),

@@ -26,7 +26,7 @@ _FIELDS: dict[str, Any] = {
 # Signed fields where -1 means "default".
 _SIGNED = ("device_index",)
 # Unsigned fields where 0 means "default" and all ones mean "none".
-_NONE_ALLOWED = ("borrow_slots", "report_ms", "timeout_ms")
+_NONE_ALLOWED = ("borrow_slots", "report_ms", "timeout_ms", "heap_bytes")
 
 
 def field_names() -> tuple[str, ...]:

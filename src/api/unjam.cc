@@ -395,6 +395,21 @@ unjamResult_t unjamDeviceSynchronize(unjamContext_t context, int64_t timeout_us)
   });
 }
 
+unjamResult_t unjamMemAlloc(unjamContext_t context, size_t bytes, void** pointer) {
+  return guarded([&] {
+    if (unjamResult_t r = check_context(context); r != UNJAM_SUCCESS) return r;
+    if (pointer == nullptr) return null_argument("pointer");
+    return finish(context->impl->heap().allocate(bytes, *pointer));
+  });
+}
+
+unjamResult_t unjamMemFree(unjamContext_t context, void* pointer) {
+  return guarded([&] {
+    if (unjamResult_t r = check_context(context); r != UNJAM_SUCCESS) return r;
+    return finish(context->impl->heap().free(pointer));
+  });
+}
+
 unjamResult_t unjamGroupCreate(unjamContext_t context, const int* ranks, int size, const char* name,
                                unjamGroup_t* group) {
   return guarded([&] {

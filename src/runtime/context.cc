@@ -25,6 +25,8 @@ Context::~Context() {
 
 void Context::start() {
   memory_ = std::make_unique<EngineMemory>(settings_, world_->shape(), world_->bases(), rank_);
+  const ArenaShape& shape = world_->shape();
+  heap_ = std::make_unique<Heap>(world_->bases()[rank_] + shape.heap(), shape.heap_bytes);
   const std::uint32_t slots = memory_->rank().num_slots;
   slots_.resize(slots);
   for (std::uint32_t i = slots; i-- > 0;) free_slots_.push_back(static_cast<std::uint16_t>(i));

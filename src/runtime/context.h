@@ -22,7 +22,9 @@
 #include "engine/daemon.h"
 #include "plan/plan.h"
 #include "runtime/engine_memory.h"
+#include "runtime/heap.h"
 #include "runtime/request.h"
+#include "runtime/result.h"
 #include "runtime/settings.h"
 #include "runtime/world.h"
 #include "unjam/unjam.h"
@@ -31,13 +33,6 @@ namespace unjam {
 
 class Context;
 struct Key;
-
-// A result code with its message; code UNJAM_SUCCESS: no message.
-struct Result {
-  unjamResult_t code = UNJAM_SUCCESS;
-  std::string message;
-  bool ok() const { return code == UNJAM_SUCCESS; }
-};
 
 // What ranks must agree on for one invocation.
 struct Signature {
@@ -231,6 +226,12 @@ class Context : public std::enable_shared_from_this<Context> {
   // Whether `peer` has called what the next receive from it would meet. Waits for nobody.
   Result probe(unjamGroup& group, const char* key, int peer, bool& ready);
 
+  // Memory for buffers, in this rank's arena.
+  Heap& heap() { return *heap_; }
+  // Invocation::output_in_arena of a call: not 0 only of a buffer that this rank's part writes, and
+  // all of which is in the heap.
+  std::uint64_t output_in_arena(const unjamGroup& group, const Call& call) const;
+
   // True once the request is done; false on timeout.
   bool wait(unjamRequest& request, std::int64_t timeout_us);
   // Whether the calling thread runs callbacks: what it waits for might wait for it.
@@ -326,6 +327,7 @@ class Context : public std::enable_shared_from_this<Context> {
   const Settings settings_;
   EventCount completions_;
   std::unique_ptr<EngineMemory> memory_;
+  std::unique_ptr<Heap> heap_;
   std::unique_ptr<Daemon> daemon_;
   StreamDaemon* streams_ = nullptr;  // the daemon, if it is one; for good
 

@@ -24,6 +24,8 @@ ArenaShape arena_shape(const Settings& settings, int ranks) {
   shape.borrow_slot_bytes = static_cast<std::uint32_t>(
       settings.borrow_slot_bytes != 0 ? settings.borrow_slot_bytes
                                       : (settings.escape_slots - 1) * settings.escape_slot_bytes);
+  // Whole pages, as all of an arena.
+  shape.heap_bytes = (static_cast<std::uint64_t>(settings.heap_bytes) + 4095) / 4096 * 4096;
   return shape;
 }
 

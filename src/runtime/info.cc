@@ -133,6 +133,14 @@ std::string Context::info_json() const {
   w.field("key_records_bytes", held.record_bytes);
   w.end_object();
 
+  const Heap::Usage heap = heap_->usage();
+  w.key("heap").begin_object();
+  w.field("bytes", heap.bytes);
+  w.field("used", heap.used);
+  w.field("largest_free", heap.largest_free);
+  w.field("allocations", heap.allocations);
+  w.end_object();
+
   w.key("held").begin_object();
   w.field("keys_busy", keys_at(KeyPlace::kBusy));
   w.field("keys_lingering", keys_at(KeyPlace::kLingering));

@@ -1,8 +1,10 @@
 #include "runtime/settings.h"
 
+#include <algorithm>
 #include <cerrno>
 #include <cstdlib>
 #include <cstring>
+#include <limits>
 #include <string_view>
 #include <thread>
 
@@ -47,14 +49,14 @@ const std::vector<Variable>& variables() {
       {"UNJAM_ESCAPE_SLOT_BYTES", &Settings::escape_slot_bytes, 256, 1 << 20, nullptr,
        "Bytes of a guaranteed slot; a multiple of 64. On CUDA 65536 (two ranks: 131072) unless "
        "said.",
-       true},
+       true, true},
       {"UNJAM_BORROW_SLOTS", &Settings::borrow_slots, 0, 65536, nullptr,
        "Larger slots a (peer, lane) that all keys share; on CUDA 16 unless said.", true},
       {"UNJAM_BORROW_SLOT_BYTES", &Settings::borrow_slot_bytes, 0, 1 << 24, nullptr,
        "Bytes of a larger slot, a multiple of 64 and at least those of a guaranteed one; 0: as "
        "many "
        "as escape_slots - 1 guaranteed ones. On CUDA 262144 unless said.",
-       true},
+       true, true},
       {"UNJAM_SPIN_HEAD", &Settings::spin_head, 0, 1 << 30, nullptr,
        "Polls granted to the collective at the head of the task queue; later ones get less. 0: by "
        "whether the job's ranks outnumber the cores.",
@@ -108,6 +110,10 @@ const std::vector<Variable>& variables() {
        "unless "
        "the program handles it itself; 0: none. 12 is SIGUSR2.",
        false},
+      {"UNJAM_HEAP", &Settings::heap_bytes, 0, std::int64_t{1} << 40, nullptr,
+       "Bytes of each rank's memory that unjamMemAlloc has, for buffers that peers may store into "
+       "themselves; 0: none.",
+       true, true},
   };
   return kVariables;
 }
@@ -131,7 +137,8 @@ namespace {
 
 std::string range_text(const Variable& v) {
   if (v.choices != nullptr) return std::string("one of ") + v.choices;
-  return "a number from " + std::to_string(v.min) + " to " + std::to_string(v.max);
+  return "a number from " + std::to_string(v.min) + " to " + std::to_string(v.max) +
+         (v.is_size ? ", of bytes or with K, M, G or T behind it (1K is 1024)" : "");
 }
 
 // The value of a named choice, -1 if it is none.
@@ -153,7 +160,18 @@ bool parse(const Variable& v, const char* text, std::int64_t& value) {
   char* end = nullptr;
   errno = 0;
   value = std::strtoll(text, &end, 10);
-  return errno == 0 && end != text && *end == '\0' && value >= v.min && value <= v.max;
+  if (errno != 0 || end == text) return false;
+  const std::string_view suffix = end;
+  if (v.is_size && suffix.size() == 1) {
+    const auto unit = std::string_view("KMGT").find(suffix[0]);
+    if (unit == std::string_view::npos || value < 0) return false;
+    const int bits = 10 * (static_cast<int>(unit) + 1);
+    if (value > v.max >> bits) return false;
+    value <<= bits;
+  } else if (!suffix.empty()) {
+    return false;
+  }
+  return value >= v.min && value <= v.max;
 }
 
 const Variable& variable(std::int64_t Settings::* field) {
@@ -258,6 +276,11 @@ bool resolve_settings(const unjamConfig_t* config, int ranks, Settings& s, std::
          c.report_ms == UINT32_MAX ? -1 : 0);
     take(&Settings::timeout_ms, c.timeout_ms == UINT32_MAX ? 0 : c.timeout_ms,
          c.timeout_ms == UINT32_MAX ? -1 : 0);
+    take(&Settings::heap_bytes,
+         c.heap_bytes == UINT64_MAX ? 0
+                                    : static_cast<std::int64_t>(std::min<std::uint64_t>(
+                                          c.heap_bytes, std::numeric_limits<std::int64_t>::max())),
+         c.heap_bytes == UINT64_MAX ? -1 : 0);
     if (!ok) return false;
   }
   if (s.escape_slot_bytes % 64 != 0) {
@@ -318,7 +341,9 @@ std::string environment_json() {
     const char* text = std::getenv(v.name);
     w.begin_object()
         .field("name", v.name)
-        .field("type", v.choices != nullptr ? v.choices : "integer")
+        .field("type", v.choices != nullptr ? v.choices
+                       : v.is_size          ? "bytes"
+                                            : "integer")
         .field("min", v.min)
         .field("max", v.max);
     w.key("default");

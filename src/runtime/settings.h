@@ -42,6 +42,7 @@ struct Settings {
   std::int64_t report_ms = 30000;
   std::int64_t timeout_ms = 0;
   std::int64_t explain_signal = 12;  // SIGUSR2
+  std::int64_t heap_bytes = 0;
 };
 
 // One variable: what `unjam env` lists.
@@ -52,7 +53,8 @@ struct Variable {
   std::int64_t max;
   const char* choices;  // "a|b|c" for names of the values 0, 1, 2; nullptr: a number
   const char* doc;
-  bool agreed;  // must be equal on all ranks
+  bool agreed;           // must be equal on all ranks
+  bool is_size = false;  // in bytes: the variable takes K, M, G and T
 };
 const std::vector<Variable>& variables();
 

@@ -71,20 +71,38 @@ Result Context::validate(const unjamGroup& group, const Call& call) const {
 
 namespace {
 
-// Buffers of one call: who needs which, and how they may overlap.
-Result check_buffers(const unjamGroup& group, const Call& call) {
-  const Signature& s = call.signature;
-  if (s.count == 0 || s.kind == Kind::kBarrier) return {};
-  const auto bad = [](std::string text) {
-    return Result{UNJAM_ERROR_INVALID_ARGUMENT, std::move(text)};
-  };
+// Bytes of the buffers that the calling rank's part of a call uses; 0: that it does not use.
+struct BufferBytes {
+  std::uint64_t send = 0, recv = 0;
+};
+BufferBytes buffer_bytes(const unjamGroup& group, const Signature& s) {
+  if (s.kind == Kind::kBarrier) return {};  // its element is nobody's buffer
   const bool point_to_point = s.kind == Kind::kSendRecv;
   const int rank = group.parent == nullptr ? group.rank : group.parent->rank;
   const bool root = rank == s.root;
   const bool from_root = s.kind == Kind::kBroadcast || s.kind == Kind::kScatter || point_to_point;
   const bool to_root = s.kind == Kind::kReduce || s.kind == Kind::kGather;
-  const bool needs_send = !from_root || root;
-  const bool needs_recv = point_to_point ? !root : !to_root || root;
+  const bool sends_all = s.kind == Kind::kReduceScatter || s.kind == Kind::kScatter;
+  const bool receives_all = s.kind == Kind::kAllGather || s.kind == Kind::kGather;
+  const bool exchanges = s.kind == Kind::kAllToAll;
+  const std::uint64_t block = s.count * dtype_bytes(s.dtype), n = group.members.size();
+  BufferBytes bytes;
+  if (!from_root || root) bytes.send = sends_all || exchanges ? n * block : block;
+  if (point_to_point ? !root : !to_root || root) {
+    bytes.recv = receives_all || exchanges ? n * block : block;
+  }
+  return bytes;
+}
+
+// Buffers of one call: who needs which, and how they may overlap.
+Result check_buffers(const unjamGroup& group, const Call& call) {
+  const Signature& s = call.signature;
+  const auto [send_bytes, recv_bytes] = buffer_bytes(group, s);
+  const auto bad = [](std::string text) {
+    return Result{UNJAM_ERROR_INVALID_ARGUMENT, std::move(text)};
+  };
+  const int rank = group.parent == nullptr ? group.rank : group.parent->rank;
+  const bool needs_send = send_bytes != 0, needs_recv = recv_bytes != 0;
   const auto missing = [&](const char* what, const char* does) {
     return bad(std::string("the ") + what + " buffer is NULL, but rank " + std::to_string(rank) +
                "'s part of " + s.text() + " " + does + " it");
@@ -100,16 +118,11 @@ Result check_buffers(const unjamGroup& group, const Call& call) {
         std::to_string(size) + " bytes for " + to_string(s.dtype));
   }
   if (!needs_send || !needs_recv) return {};
-  const std::uint64_t block = s.count * size, n = group.members.size();
-  const bool sends_all = s.kind == Kind::kReduceScatter || s.kind == Kind::kScatter;
-  const bool receives_all = s.kind == Kind::kAllGather || s.kind == Kind::kGather;
+  const std::uint64_t own = static_cast<std::uint64_t>(group.rank) * s.count * size;
   const bool exchanges = s.kind == Kind::kAllToAll;
-  const std::uint64_t send_bytes = sends_all || exchanges ? n * block : block;
-  const std::uint64_t recv_bytes = receives_all || exchanges ? n * block : block;
-  const std::uint64_t own = static_cast<std::uint64_t>(group.rank) * block;
-  const bool in_place = receives_all ? send == recv + own
-                        : sends_all  ? recv == send + own
-                                     : send == recv && !exchanges;
+  const bool in_place = send_bytes < recv_bytes   ? send == recv + own
+                        : send_bytes > recv_bytes ? recv == send + own
+                                                  : send == recv && !exchanges;
   const bool apart = send + send_bytes <= recv || recv + recv_bytes <= send;
   if (!apart && exchanges) {
     return bad(
@@ -380,6 +393,13 @@ Result Context::submit_locked(std::unique_lock<std::mutex>& lock, unjamGroup& gr
   return {};
 }
 
+std::uint64_t Context::output_in_arena(const unjamGroup& group, const Call& call) const {
+  const std::uint64_t bytes = buffer_bytes(group, call.signature).recv;
+  if (bytes == 0 || !heap_->holds(call.recv, bytes)) return 0;
+  return static_cast<std::uint64_t>(static_cast<const unsigned char*>(call.recv) -
+                                    world_->bases()[rank_]);
+}
+
 Invocation Context::make_invocation(const Submitted& s, std::uint16_t slot) const {
   const Key& key = *s.key;
   const unjamGroup& group = *key.group;
@@ -393,6 +413,7 @@ Invocation Context::make_invocation(const Submitted& s, std::uint16_t slot) cons
   // Where a rank's plan does not use a buffer the pointer may be null; it is not touched.
   inv.input = s.call.send;
   inv.output = s.call.recv;
+  inv.output_in_arena = output_in_arena(group, s.call);
   if (signature.kind == Kind::kBarrier) {
     // Any element will do: what counts is that nobody has the sum before all have given theirs.
     inv.input = inv.output = world_->bases()[rank_] + world_->shape().scratch();

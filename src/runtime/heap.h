@@ -1,0 +1,50 @@
+// A rank's heap: the part of its arena that its user allocates from (unjamMemAlloc()).
+//
+// The memory is not looked at, since it may be a device's: what is where is known here, on the
+// host. Best fit, the lowest of equals, with holes joined at once. Has a lock of its own, under
+// which nothing waits, so that no allocation stands behind a call that is inside of CUDA.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <mutex>
+
+#include "runtime/result.h"
+
+namespace unjam {
+
+class Heap {
+ public:
+  // What every allocation begins at a multiple of, if the heap does, and is rounded up to.
+  static constexpr std::uint64_t kAlignment = 512;
+
+  Heap(unsigned char* base, std::uint64_t bytes);
+
+  // Of no bytes: null, as cudaMalloc() gives.
+  Result allocate(std::uint64_t bytes, void*& pointer);
+  // Null is nothing to free.
+  Result free(const void* pointer);
+
+  // Whether all of that memory is the heap's, allocated or not.
+  bool holds(const void* pointer, std::uint64_t bytes) const;
+
+  struct Usage {
+    std::uint64_t bytes = 0;
+    std::uint64_t used = 0;          // as rounded up
+    std::uint64_t largest_free = 0;  // what the largest allocation can have
+    std::uint64_t allocations = 0;
+  };
+  Usage usage() const;
+
+ private:
+  using Blocks = std::map<std::uint64_t, std::uint64_t>;  // offset -> bytes
+  Usage usage_locked() const;
+
+  const std::uintptr_t base_;
+  const std::uint64_t bytes_;
+  mutable std::mutex mutex_;
+  Blocks used_;
+  Blocks holes_;  // no two touch
+};
+
+}  // namespace unjam
