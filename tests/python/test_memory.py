@@ -130,6 +130,19 @@ def test_setting(monkeypatch):
         assert usage(context)["bytes"] == 0
 
 
+def test_too_large(python):
+    limited = """
+import resource, unjam
+resource.setrlimit(resource.RLIMIT_AS, (1 << 36, 1 << 36))
+try:
+    unjam.init_all(1, heap_bytes=1 << 38)
+except unjam.System as error:
+    print(error)
+"""
+    finished = python("-c", limited)
+    assert f"({1 << 38} of these bytes are UNJAM_HEAP's" in finished.stdout, finished.stderr
+
+
 def test_a_child_leaves_it_to_the_parent(context):
     memory = context.alloc(100)
     child = os.fork()
