@@ -218,13 +218,14 @@ UNJAM_API unjamResult_t unjamDeviceSynchronize(unjamContext_t context, int64_t t
  * aside for each rank when the job begins. All peers have it mapped, so they may store results into
  * outputs there themselves; inputs gain nothing by it. Both calls are local, and make no CUDA call.
  * *pointer: `bytes` bytes, aligned to 512, of undefined contents; NULL if bytes is 0.
- * UNJAM_ERROR_RESOURCES: there is no heap, or no room in it. What is not freed goes with the
- * context. */
+ * UNJAM_ERROR_RESOURCES: there is no heap, or no room in it. What is not freed when the context is
+ * destroyed stays, and with it all the memory of the rank. */
 UNJAM_API unjamResult_t unjamMemAlloc(unjamContext_t context, size_t bytes, void** pointer);
-/* Takes what unjamMemAlloc gave from the same context, or NULL. As with any buffer, no invocation
- * may use the memory any more, nor work queued in a stream. Peers may store into an output until
- * the invocation is complete; if it has failed or was aborted, until this context, or the group on
- * all its ranks, is destroyed: such memory is better not freed before. */
+/* pointer: what unjamMemAlloc gave from this context, or NULL. context: NULL: any of this process,
+ * also one that was destroyed. As with any buffer, no invocation may use the memory any more, nor
+ * work queued in a stream. Peers may store into an output until the invocation is complete; if it
+ * has failed or was aborted, until this context, or the group on all its ranks, is destroyed: such
+ * memory is better not freed before. */
 UNJAM_API unjamResult_t unjamMemFree(unjamContext_t context, void* pointer);
 
 /* ---- groups ---- */

@@ -42,6 +42,7 @@ from ._version import __version__
 from .collective import Collective
 from .context import Context, Contexts, explain, init, init_all, init_from_environment, unique_id
 from .group import Group
+from .memory import Memory
 from .request import Request, wait_all
 from .stats import Stats
 from .threads import launch, run_ranks
@@ -61,6 +62,7 @@ __all__ = [
     "InvalidUsage",
     "Kind",
     "LibraryError",
+    "Memory",
     "Mismatch",
     "Op",
     "Peer",

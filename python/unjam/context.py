@@ -18,6 +18,7 @@ from ._devices import HOST, choose_index
 from ._errors import InvalidArgument, InvalidType, InvalidUsage, Timeout, UnjamError, make_error
 from ._lib import check, last_error, library, read_json
 from .group import Group
+from .memory import Memory
 from .request import SLICE_S
 from .request import forked as forked_requests
 from .stats import Stats
@@ -229,6 +230,25 @@ class Context:
         with self._call() as lib:
             check(lib.unjamContextAbsent(self._handle, ranks, self._size, ctypes.byref(count)))
         return list(ranks[: count.value])
+
+    # ---- memory ----
+
+    def alloc(self, nbytes: int) -> Memory:
+        """Memory for buffers, from the heap that ``heap_bytes`` (``UNJAM_HEAP``) sets aside.
+
+        Peers may store results into outputs there themselves. Local, and waits for nobody.
+
+        Args:
+            nbytes: how many bytes; their contents are undefined.
+
+        Raises:
+            InvalidArgument: fewer than none.
+            Resources: there is no heap, or no room in it; the message says what there is.
+        """
+        nbytes = _arguments.integer(nbytes, "nbytes")
+        if not 0 <= nbytes < 1 << 63:
+            raise InvalidArgument(f"nbytes is {nbytes}: give the number of bytes, from 0")
+        return Memory._allocate(self, nbytes, self._place)
 
     # ---- the end ----
 

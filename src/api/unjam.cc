@@ -12,6 +12,7 @@
 #include "base/hash.h"
 #include "plan/describe.h"
 #include "runtime/context.h"
+#include "runtime/heap_owners.h"
 #include "runtime/job_id.h"
 #include "runtime/settings.h"
 #include "runtime/world.h"
@@ -405,7 +406,8 @@ unjamResult_t unjamMemAlloc(unjamContext_t context, size_t bytes, void** pointer
 
 unjamResult_t unjamMemFree(unjamContext_t context, void* pointer) {
   return guarded([&] {
-    if (unjamResult_t r = check_context(context); r != UNJAM_SUCCESS) return r;
+    if (context == nullptr) return finish(unjam::free_anywhere(pointer));
+    if (unjamResult_t r = check_process(*context->impl); r != UNJAM_SUCCESS) return r;
     return finish(context->impl->heap().free(pointer));
   });
 }

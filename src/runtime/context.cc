@@ -8,6 +8,7 @@
 
 #include "base/hash.h"
 #include "device/host/host_daemon.h"
+#include "runtime/heap_owners.h"
 #include "runtime/texts.h"
 
 namespace unjam {
@@ -41,6 +42,7 @@ void Context::start() {
     daemon_ = std::make_unique<HostDaemon>(memory_->rank(), completions_, options);
   }
   world_->attach(this);
+  if (shape.heap_bytes != 0) own_heap(shared_from_this());
 }
 
 void Context::start_cuda() {
@@ -130,6 +132,7 @@ Result Context::shutdown() {
   dropping_.reset();
   records_.clear();
   groups_.clear();
+  if (heap_ != nullptr) keep_heap(shared_from_this());
   return {};
 }
 

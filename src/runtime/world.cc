@@ -214,8 +214,15 @@ bool World::make_memory(int rank, const Settings& settings, std::vector<Fd>& sha
     error = "cannot share memory with the other ranks: " + error;
     return false;
   };
+  const auto no_memory = [&] {
+    if (shape_.heap_bytes != 0) {
+      error += " (" + std::to_string(shape_.heap_bytes) +
+               " of these bytes are UNJAM_HEAP's, or heap_bytes': it may be too large)";
+    }
+    return false;
+  };
   arenas_[r] = SharedMemory::create(host_bytes(), error);
-  if (arenas_[r].data() == nullptr) return false;
+  if (arenas_[r].data() == nullptr) return no_memory();
   if (!alone() && !share(arenas_[r].share())) return false;
   bases_[r] = arenas_[r].data();
   if (settings.device == UNJAM_DEVICE_HOST) return true;
@@ -232,7 +239,7 @@ bool World::make_memory(int rank, const Settings& settings, std::vector<Fd>& sha
   }
   devices_[r] = device;
   device_arenas_[r] = cuda_->create_arena(device, shape_.total_bytes(), error);
-  if (device_arenas_[r] == nullptr) return false;
+  if (device_arenas_[r] == nullptr) return no_memory();
   bases_[r] = device_arenas_[r]->data();
   return alone() || share(Fd(device_arenas_[r]->share(error)));
 }

@@ -61,11 +61,10 @@ def check_rows(report, collectives, sizes, peer):
             assert row["ratio"] == pytest.approx(row["peer_us"] / row["unjam_us"], rel=0.01)
 
 
-@pytest.mark.parametrize("threads", [True, False])
-def test_command_without_a_peer(python, tmp_path, threads):
+@pytest.mark.parametrize("extra", [["--threads"], [], ["--heap"]])
+def test_command_without_a_peer(python, tmp_path, extra):
     path = tmp_path / "rows.json"
     arguments = ["--ranks", "3", "--sizes", "1K:96K", "--step", "8", "--collective", "all"]
-    extra = ["--threads"] if threads else []
     finished = bench(python, *arguments, *extra, "--json", str(path))
     report = json.loads(path.read_text())
     assert set(report) == {"command", "date", "machine", "versions", "rows"}
@@ -78,17 +77,18 @@ def test_command_without_a_peer(python, tmp_path, threads):
         for name, kind in ROW.items():
             assert isinstance(row[name], kind), (name, row)
         assert row["ratio"] is None and row["bytes"] <= 64 * 1024
+        assert row["buffers"] == ("heap" if "--heap" in extra else "own")
     assert "all_gather" in finished.stdout and "gloo" not in finished.stdout
+    assert (", heap" in finished.stdout) == ("--heap" in extra)
     assert not finished.stderr  # no progress where that is no terminal
 
 
 @pytest.mark.skipif(not HAS_TORCH, reason="needs torch")
-@pytest.mark.parametrize("threads", [True, False])
-def test_command_beside_gloo(python, tmp_path, threads):
+@pytest.mark.parametrize("extra", [["--threads"], [], ["--heap"]])
+def test_command_beside_gloo(python, tmp_path, extra):
     path = tmp_path / "rows.json"
     collectives = ("all_reduce", "all_gather", "broadcast", "reduce")
     arguments = [word for name in collectives for word in ("--collective", name)]
-    extra = ["--threads"] if threads else []
     finished = bench(
         python, "--peer", "gloo", "--sizes", "1K,64K", *arguments, *extra, "--json", str(path)
     )
@@ -198,6 +198,21 @@ def test_cases_count_as_nccl_tests_do():
     assert (reduce.elements, reduce.count, reduce.bus_factor) == (512, 512, 1.5)
     assert Case.of_size("reduce_scatter", "float64", 64, 8).elements == 64
     assert Case.of_size("broadcast", "int8", 2, 5).bus_factor == 1
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("collective", COLLECTIVES)
+def test_the_heap_is_as_large_as_the_buffers(dtype, collective):
+    case = Case.of_size(collective, dtype, 3, 1000)
+    with unjam.init_all(1, heap_bytes=1 << 20) as (context,):
+        buffers = bench_data.allocate(case, context)
+        assert context.info()["heap"]["used"] == case.heap_bytes
+        own = bench_data.allocate(case)
+        for here, there in zip(buffers, own, strict=True):
+            assert (here is None) == (there is None)
+            if here is not None:
+                assert (here.dtype, here.shape) == (there.dtype, there.shape)
+                assert not here.any()
 
 
 def test_figures():

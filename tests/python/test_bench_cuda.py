@@ -61,6 +61,7 @@ def test_data_is_that_of_the_host(collective):
         (["--device", "cuda", "--peer", "gloo"], "argument --peer: gloo works in host memory"),
         (["--device", "cuda", "--threads"], "argument --threads"),
         (["--gemm"], "argument --gemm: needs --device cuda"),
+        (["--gemm", "--heap"], "argument --heap: --gemm has buffers of its own"),
         (["--lanes", "0"], "argument --lanes"),
         (["--kinds", "all_reduce,scatter"], "'scatter' is not one of"),
         (["--dtype", "bf17"], "argument --dtype"),
@@ -197,8 +198,16 @@ def no_gpu(monkeypatch, tmp_path):
     monkeypatch.setattr(cuda_worker, "CudaNccl", FakeNccl)
 
 
+@pytest.mark.parametrize("heap", [False, True])
 @pytest.mark.parametrize("collective", COLLECTIVES)
-def test_ranks_measure_and_check(no_gpu, collective):
+def test_ranks_measure_and_check(no_gpu, monkeypatch, collective, heap):
+    used = []
+
+    def as_tensor(memory, device):
+        used.append(memory._context.info()["heap"])
+        return torch.frombuffer(memory, dtype=torch.uint8)
+
+    monkeypatch.setattr(cuda_data.torch, "as_tensor", as_tensor)
     sweep = Sweep(
         (collective,),
         (1 << 10, 1 << 16),
@@ -210,8 +219,16 @@ def test_ranks_measure_and_check(no_gpu, collective):
         limit_s=20,
         threads=True,
         device="cuda",
+        heap=heap,
     )
     rows = run_sweep(sweep, lambda row: None)
+    assert {row["buffers"] for row in rows} == {"heap" if heap else "own"}
+    assert bool(used) == heap
+    if heap:  # as large as is needed if all calls are outstanding that may be
+        most = cuda_sweep.outstanding_of(1 << 16)
+        largest = Case.of_size(collective, "bfloat16", 2, 1 << 16).heap_bytes
+        assert {u["bytes"] for u in used} == {-(-most * largest // 4096) * 4096}
+        assert max(u["used"] for u in used) > largest
     assert [(row["bytes"], row["mode"]) for row in rows] == [
         (size, mode) for size in (1 << 10, 1 << 16) for mode in ("host", "device", "async")
     ]

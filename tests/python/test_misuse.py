@@ -496,6 +496,59 @@ def tensor_requires_grad(job: Job) -> None:
     job.group.all_reduce(torch.ones(8, requires_grad=True))
 
 
+# ---- the heap ----
+
+HEAP = "The heap"
+KIB = 1 << 10
+
+
+def c_alloc(job: Job, nbytes: int) -> int:
+    """unjamMemAlloc on rank 0."""
+    pointer = ctypes.c_void_p()
+    job.c("MemAlloc", job.contexts[0]._handle, nbytes, ctypes.byref(pointer))
+    assert pointer.value
+    return pointer.value
+
+
+@misuse(HEAP, "`context.alloc(4096)` in a job without a heap", "`heap_bytes`, or `UNJAM_HEAP`")
+def no_heap(job: Job) -> None:
+    job.contexts[0].alloc(4096)
+
+
+@misuse(HEAP, "more memory than there is", "let go of some, or a larger heap", heap_bytes=64 * KIB)
+def heap_full(job: Job) -> None:
+    blocks = [job.contexts[0].alloc(16 * KIB) for _ in range(4)]
+    del blocks[1], blocks[2]
+    job.contexts[0].alloc(20 * KIB)
+
+
+@misuse(HEAP, "`context.alloc(-1)`", "a size")
+def alloc_negative(job: Job) -> None:
+    job.contexts[0].alloc(-1)
+
+
+@misuse(HEAP, "C: freed the same memory twice", "once", heap_bytes=64 * KIB)
+def freed_twice(job: Job) -> None:
+    address = c_alloc(job, 100)
+    job.c("MemFree", job.contexts[0]._handle, address)
+    job.c("MemFree", job.contexts[0]._handle, address)
+
+
+@misuse(HEAP, "C: freed what is inside of an allocation", "its beginning", heap_bytes=64 * KIB)
+def freed_in_the_middle(job: Job) -> None:
+    job.c("MemFree", job.contexts[0]._handle, c_alloc(job, 1000) + 512)
+
+
+@misuse(HEAP, "C: freed memory of another rank's heap", "with its own context", heap_bytes=KIB)
+def freed_what_is_not_of_the_heap(job: Job) -> None:
+    job.c("MemFree", job.contexts[1]._handle, c_alloc(job, 100))
+
+
+@misuse(HEAP, "C: freed memory of `malloc`", "what `unjamMemAlloc` gave", heap_bytes=KIB)
+def freed_what_is_of_no_heap(job: Job) -> None:
+    job.c("MemFree", None, job.x.ctypes.data)
+
+
 # ---- values ----
 
 VALUES = "Values"
@@ -846,6 +899,9 @@ def forked_calls(job: Job, request: unjam.Request, collective: unjam.Collective)
         lambda: job.c("GroupSize", group._handle, ctypes.byref(number)),
         lambda: job.c("KeyHash", group._handle, b"k", ctypes.byref(size)),
         lambda: job.c("GroupShrink", group._handle, b"k", ctypes.byref(handle)),
+        lambda: context.alloc(1),
+        lambda: job.c("MemAlloc", context._handle, 1, ctypes.byref(handle)),
+        lambda: job.c("MemFree", context._handle, None),
     ]
     texts = []
     for i, call in enumerate(calls):
@@ -930,7 +986,7 @@ _VARIABLE = (
     (re.compile(r"0x[0-9a-f]{6,}"), "0x7f3a5c001001"),
     (re.compile(r"process \(?\d+\)?"), "process 4711"),
     (re.compile(r"text has \d+ bytes"), "text has 1234 bytes"),
-    (re.compile(r"this library knows \d+"), "this library knows 104"),
+    (re.compile(r"this library knows \d+"), "this library knows 112"),
 )
 
 

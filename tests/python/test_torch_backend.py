@@ -15,6 +15,7 @@ from processes import workers
 pytest.importorskip("torch")
 
 import torch_checks  # noqa: E402
+import unjam.torch  # noqa: E402
 from unjam.torch import _register, order  # noqa: E402
 
 CHECKS = [function.__name__ for function in torch_checks.CHECKS]
@@ -34,7 +35,10 @@ def outcomes(ranks, device="cpu"):
     port = free_port()
     with workers() as harness:
         processes = [
-            harness.run([sys.executable, str(SCRIPT), str(rank), str(ranks), str(port), device])
+            harness.run(
+                [sys.executable, str(SCRIPT), str(rank), str(ranks), str(port), device],
+                UNJAM_HEAP="128M",
+            )
             for rank in range(ranks)
         ]
         found = {}
@@ -447,6 +451,28 @@ def test_entry_point_registers_on_import_of_torch(python):
 )
 def test_names_that_are_replaced(asked, names, given):
     assert _register._renamed(asked, names) == given
+
+
+def test_a_pool_without_a_heap_is_refused():
+    """And the allocator's functions are where torch looks for them."""
+    import ctypes
+
+    import torch
+
+    from unjam.torch import _extension, memory
+
+    with pytest.raises(RuntimeError, match="no process group has a heap on cuda:0: set UNJAM_HEAP"):
+        unjam.torch.memory_pool("cuda:0")
+    with pytest.raises(RuntimeError, match="init_process_group"):
+        unjam.torch.empty(3)
+    with pytest.raises(ValueError, match="not on meta"):
+        unjam.torch.empty(3, device="meta")
+    if hasattr(torch._C, "_cuda_customAllocator"):
+        assert memory._allocator().allocator() is not None
+    library = ctypes.CDLL(_extension.extension().__file__)
+    library.unjam_torch_alloc.restype = ctypes.c_void_p
+    assert library.unjam_torch_alloc(ctypes.c_size_t(1000), 0, None) is None
+    library.unjam_torch_free(None, ctypes.c_size_t(0), 0, None)
 
 
 def test_crossings_are_pairs_that_two_ranks_called_in_different_orders():

@@ -994,6 +994,57 @@ def order_is_compared():
 
 
 @check
+def tensors_in_the_heap():
+    def used():
+        infos = map(json.loads, unjam.torch._extension.extension().default_world().info())
+        return {i["device"]: i["heap"] for i in infos}["cuda" if DEVICE.type == "cuda" else "host"][
+            "used"
+        ]
+
+    before = used()
+    x = unjam.torch.empty(1000, device=DEVICE)
+    out = unjam.torch.empty((SIZE, 1000), device=DEVICE)
+    assert x.device == DEVICE and x.shape == (1000,) and out.shape == (SIZE, 1000)
+    assert x.dtype == torch.float32
+    assert unjam.torch.empty([3, 0], dtype=torch.bfloat16, device=DEVICE).dtype == torch.bfloat16
+    assert used() > before
+    # Either side in the heap, or both.
+    for inputs in (x, torch.empty(1000)):
+        for outputs in (out, torch.empty(SIZE, 1000)):
+            inputs.copy_(values(RANK, (1000,), torch.float32))
+            outputs.fill_(-1)
+            dist.all_gather_into_tensor(outputs, inputs)
+            same(outputs, torch.stack(everybody((1000,), torch.float32)))
+            dist.reduce_scatter_tensor(inputs, outputs)
+            same(inputs, SIZE * values(RANK, (1000,), torch.float32))
+    x.copy_(values(RANK, (1000,), torch.float32))
+    dist.all_reduce(x)
+    same(x, sum(everybody((1000,), torch.float32)))
+    kind = torch.OutOfMemoryError if DEVICE.type == "cuda" else dist.DistBackendError
+    words = ["memory"] if DEVICE.type == "cuda" else ["no room for", "UNJAM_HEAP"]
+    with fails(kind, *words):
+        unjam.torch.empty(1 << 30, dtype=torch.uint8, device=DEVICE)
+    if DEVICE.type == "cuda":
+        pool = unjam.torch.memory_pool()
+        assert unjam.torch.memory_pool(DEVICE) is pool
+        with torch.cuda.use_mem_pool(pool):
+            large = torch.ones(3 << 20)
+        taken = used()
+        assert taken >= before + (12 << 20)
+        dist.all_reduce(large)
+        same(large, torch.full_like(large, SIZE))
+        assert used() == taken
+    else:
+        with fails(ValueError, "sizes"):
+            unjam.torch.empty(-1)
+        del x, out, inputs, outputs
+        deadline = time.monotonic() + 30
+        while used() != before:  # other threads let go of what the last calls have kept
+            assert time.monotonic() < deadline, used()
+            dist.barrier()
+
+
+@check
 def backend_surface():
     group = dist.group.WORLD
     backend = group._get_backend(DEVICE)

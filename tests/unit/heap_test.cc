@@ -3,6 +3,7 @@
 #include "runtime/heap.h"
 
 #include <gtest/gtest.h>
+#include <sys/mman.h>
 
 #include <algorithm>
 #include <cstddef>
@@ -244,7 +245,7 @@ TEST(MemAlloc, GivesMemoryThatIsTold) {
   EXPECT_EQ(one.usage()["allocations"].number, 2);
   EXPECT_EQ(unjamMemFree(one.context, a), UNJAM_SUCCESS);
   EXPECT_EQ(one.usage()["allocations"].number, 1);
-  // What is not freed goes with the context.
+  EXPECT_EQ(unjamMemFree(one.context, b), UNJAM_SUCCESS);
 }
 
 TEST(MemAlloc, ChecksItsArguments) {
@@ -252,7 +253,6 @@ TEST(MemAlloc, ChecksItsArguments) {
   void* p = nullptr;
   EXPECT_EQ(unjamMemAlloc(nullptr, 1, &p), UNJAM_ERROR_INVALID_ARGUMENT);
   EXPECT_EQ(unjamMemAlloc(one.context, 1, nullptr), UNJAM_ERROR_INVALID_ARGUMENT);
-  EXPECT_EQ(unjamMemFree(nullptr, p), UNJAM_ERROR_INVALID_ARGUMENT);
   EXPECT_EQ(unjamMemAlloc(one.context, 4097, &p), UNJAM_ERROR_RESOURCES);
   EXPECT_NE(std::string(unjamGetLastError()).find("UNJAM_HEAP"), std::string::npos);
   EXPECT_EQ(p, nullptr);
@@ -260,6 +260,35 @@ TEST(MemAlloc, ChecksItsArguments) {
   EXPECT_EQ(unjamMemFree(other.context, p), UNJAM_ERROR_INVALID_ARGUMENT);
   EXPECT_EQ(unjamMemFree(one.context, p), UNJAM_SUCCESS);
   EXPECT_EQ(unjamMemFree(one.context, p), UNJAM_ERROR_INVALID_USAGE);
+  EXPECT_EQ(unjamMemFree(nullptr, p), UNJAM_ERROR_INVALID_USAGE);
+  EXPECT_EQ(unjamMemFree(nullptr, &p), UNJAM_ERROR_INVALID_ARGUMENT);
+  EXPECT_EQ(unjamMemFree(nullptr, nullptr), UNJAM_SUCCESS);
+  EXPECT_EQ(unjamMemFree(one.context, nullptr), UNJAM_SUCCESS);
+}
+
+bool is_mapped(const void* page) {
+  unsigned char resident = 0;
+  return mincore(const_cast<void*>(page), 1, &resident) == 0;
+}
+
+TEST(MemAlloc, OutlivesItsContext) {
+  unsigned char *a = nullptr, *b = nullptr, *freed = nullptr;
+  {
+    const OneRank one(16384), other(4096);
+    a = one.allocate(4096);
+    b = one.allocate(4096);
+    freed = other.allocate(4096);
+    EXPECT_EQ(unjamMemFree(nullptr, freed), UNJAM_SUCCESS);
+  }
+  EXPECT_FALSE(is_mapped(freed));
+  std::memset(a, 1, 4096);
+  EXPECT_EQ(unjamMemFree(nullptr, a), UNJAM_SUCCESS);
+  EXPECT_EQ(unjamMemFree(nullptr, a), UNJAM_ERROR_INVALID_USAGE) << "b keeps the heap";
+  std::memset(b, 2, 4096);
+  EXPECT_TRUE(is_mapped(b));
+  EXPECT_EQ(unjamMemFree(nullptr, b), UNJAM_SUCCESS);
+  EXPECT_FALSE(is_mapped(b)) << "the context has gone with the last of its memory";
+  EXPECT_EQ(unjamMemFree(nullptr, b), UNJAM_ERROR_INVALID_ARGUMENT);
 }
 
 // Memory that two have at a time would be overwritten.

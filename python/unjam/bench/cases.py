@@ -12,6 +12,8 @@ DTYPES = ("int8", "uint8", "int32", "int64", "float16", "bfloat16", "float32", "
 
 ROOT = 0  # of broadcast and reduce
 
+_HEAP_PIECE = 512  # what sizes in the heap are rounded up to
+
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 
 
@@ -54,6 +56,21 @@ class Case:
     def block(self) -> int:
         """Elements of one rank's share of the whole vector."""
         return self.elements // self.ranks
+
+    @property
+    def buffers(self) -> tuple[int, int]:
+        """Elements of a rank's input and output; no output where the collective runs in place."""
+        if self.collective == "all_gather":
+            return self.block, self.elements
+        if self.collective == "reduce_scatter":
+            return self.elements, self.block
+        return self.elements, 0
+
+    @property
+    def heap_bytes(self) -> int:
+        """What a rank's buffers take of unjam's heap."""
+        pieces = (elements * self.element_type.itemsize for elements in self.buffers)
+        return sum(-(-size // _HEAP_PIECE) * _HEAP_PIECE for size in pieces)
 
     @property
     def count(self) -> int:

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from ..context import Context
 from .cases import ROOT, Case
 
 _BLOCK = 1 << 24  # elements at a time, so that what is computed stays small
@@ -14,15 +15,25 @@ _WRONG = 9  # into what receives: nobody contributes it
 Buffers = tuple[torch.Tensor, "torch.Tensor | None"]
 
 
-def allocate(case: Case, device: Any) -> Buffers:
-    """Input and output of one rank; no output where the collective runs in place."""
+def allocate(case: Case, device: Any, heap: Context | None = None) -> Buffers:
+    """Input and output of one rank; no output where the collective runs in place.
+
+    Args:
+        case: which.
+        device: of torch.
+        heap: whose heap to take the memory from; None: torch's own.
+    """
     kind = getattr(torch, case.dtype)
-    whole = torch.zeros(case.elements, dtype=kind, device=device)
-    if case.collective == "all_gather":
-        return torch.zeros(case.block, dtype=kind, device=device), whole
-    if case.collective == "reduce_scatter":
-        return whole, torch.zeros(case.block, dtype=kind, device=device)
-    return whole, None
+
+    def make(elements: int) -> torch.Tensor:
+        if heap is None:
+            return torch.zeros(elements, dtype=kind, device=device)
+        memory = heap.alloc(elements * case.element_type.itemsize)
+        return torch.as_tensor(memory, device=device).view(kind).zero_()
+
+    source, target = (make(elements) if elements else None for elements in case.buffers)
+    assert source is not None
+    return source, target
 
 
 def fill(case: Case, rank: int, buffers: Buffers) -> None:

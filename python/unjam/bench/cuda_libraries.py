@@ -51,7 +51,9 @@ class CudaLibrary(Protocol):
 class CudaUnjam:
     """unjam, through registered collectives: plan and key are looked up once."""
 
-    def __init__(self, rank: int, ranks: int, unique_id: bytes, stream: Any) -> None:
+    def __init__(
+        self, rank: int, ranks: int, unique_id: bytes, stream: Any, heap_bytes: int | None = None
+    ) -> None:
         """Joins the job; returns when all ranks have.
 
         Args:
@@ -59,9 +61,13 @@ class CudaUnjam:
             ranks: how many.
             unique_id: of the job.
             stream: a torch.cuda.Stream of the rank's device.
+            heap_bytes: of the heap, if the buffers are to be there.
         """
         index = stream.device.index
-        self._context = unjam.init(ranks, rank, unique_id, device="cuda", device_index=index)
+        self._context = unjam.init(
+            ranks, rank, unique_id, device="cuda", device_index=index, heap_bytes=heap_bytes
+        )
+        self.heap = None if heap_bytes is None else self._context
         self._group = self._context.group(name="bench")
         self._stream = stream.cuda_stream
         self._registered: dict[str, unjam.Collective] = {}  # by key

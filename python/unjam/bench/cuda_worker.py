@@ -51,7 +51,9 @@ class CudaRank:
         self._nccl: CudaNccl | None = None
         if start.peer == "nccl":
             self._nccl = CudaNccl(start.rank, start.ranks, start.store, self._stream, start.limit_s)
-        self.unjam = CudaUnjam(start.rank, start.ranks, start.unique_id, self._stream)
+        self.unjam = CudaUnjam(
+            start.rank, start.ranks, start.unique_id, self._stream, start.heap_bytes
+        )
         self._libraries: dict[str, CudaLibrary] = {"unjam": self.unjam}
         if self._nccl is not None:
             self._libraries["nccl"] = self._nccl
@@ -96,7 +98,9 @@ class CudaRank:
     def _prepare(self, outstanding: int) -> list[str]:
         case = self._of_case()
         self._release()
-        self._buffers = [cuda_data.allocate(case, self._device) for _ in range(outstanding)]
+        self._buffers = [
+            cuda_data.allocate(case, self._device, self.unjam.heap) for _ in range(outstanding)
+        ]
         self._stream.synchronize()
         self._calls = {
             name: library.prepare(case, self._buffers) for name, library in self._libraries.items()

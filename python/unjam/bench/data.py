@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from ..context import Context
 from .cases import ROOT, Case
 
 Array = np.ndarray[Any, Any]
@@ -14,14 +15,25 @@ _BLOCK = 1 << 18  # elements at a time, so that what is computed stays in the ca
 _VALUES = 4  # contributions are 0 to 3: 64 ranks sum up to 192, which bfloat16 holds
 
 
-def allocate(case: Case) -> tuple[Array, Array | None]:
-    """Input and output of one rank; no output where the collective runs in place."""
+def allocate(case: Case, heap: Context | None = None) -> tuple[Array, Array | None]:
+    """Input and output of one rank; no output where the collective runs in place.
+
+    Args:
+        case: which.
+        heap: whose heap to take the memory from; None: NumPy's own.
+    """
     kind = _storage(case)
-    if case.collective == "all_gather":
-        return np.zeros(case.block, kind), np.zeros(case.elements, kind)
-    if case.collective == "reduce_scatter":
-        return np.zeros(case.elements, kind), np.zeros(case.block, kind)
-    return np.zeros(case.elements, kind), None
+
+    def make(elements: int) -> Array:
+        if heap is None:
+            return np.zeros(elements, kind)
+        array: Array = np.frombuffer(heap.alloc(elements * np.dtype(kind).itemsize), kind)  # type: ignore[call-overload]
+        array.fill(0)
+        return array
+
+    source, target = (make(elements) if elements else None for elements in case.buffers)
+    assert source is not None
+    return source, target
 
 
 def fill(case: Case, rank: int, source: Array, target: Array | None) -> None:

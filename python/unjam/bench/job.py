@@ -45,6 +45,7 @@ class Job:
         limit_s: float,
         threads: bool = False,
         device: str = "host",
+        heap_bytes: int | None = None,
     ) -> None:
         """Starts the ranks; returns when they have joined their jobs.
 
@@ -54,6 +55,7 @@ class Job:
             limit_s: the longest that one request may take.
             threads: ranks are threads of this process.
             device: "host", or "cuda": a GPU for each rank, by its number.
+            heap_bytes: of unjam's heap, if all buffers are to be there.
 
         Raises:
             BenchError: a rank could not start.
@@ -68,11 +70,10 @@ class Job:
             unique_id = unjam.unique_id()
             store = str(Path(self._folder.name) / "store")
             for rank, connection in enumerate(self._connections):
-                self._send(
-                    rank,
-                    connection,
-                    messages.Start(rank, ranks, unique_id, peer, store, limit_s, device),
+                start = messages.Start(
+                    rank, ranks, unique_id, peer, store, limit_s, device, heap_bytes
                 )
+                self._send(rank, connection, start)
             self._answers(max(_START_S, 2 * limit_s))
         except BaseException:
             self._end(kill=True)

@@ -43,9 +43,12 @@ def missing(peer: str, device: str = "host") -> str:
 class Unjam:
     """unjam, through its Python interface."""
 
-    def __init__(self, rank: int, ranks: int, unique_id: bytes, limit_s: float) -> None:
+    def __init__(
+        self, rank: int, ranks: int, unique_id: bytes, limit_s: float, heap_bytes: int | None = None
+    ) -> None:
         """Joins the job; returns when all ranks have."""
-        self._context = unjam.init(ranks, rank, unique_id)
+        self._context = unjam.init(ranks, rank, unique_id, heap_bytes=heap_bytes)
+        self.heap = None if heap_bytes is None else self._context
         self._group = self._context.group(name="bench")
         self._limit_s = limit_s
 

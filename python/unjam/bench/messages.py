@@ -19,6 +19,7 @@ class Start:
         store: path of a file through which the peer's ranks meet.
         limit_s: the longest that anything may take.
         device: "host" or "cuda".
+        heap_bytes: of unjam's heap, if all buffers are there; None: they are elsewhere.
     """
 
     rank: int
@@ -28,6 +29,7 @@ class Start:
     store: str
     limit_s: float
     device: str = "host"
+    heap_bytes: int | None = None
 
 
 @dataclass(frozen=True)

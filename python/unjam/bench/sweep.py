@@ -30,6 +30,7 @@ class Sweep:
         limit_s: the longest that a case may take.
         threads: ranks are threads of one process.
         device: "host" or "cuda".
+        heap: the buffers of both libraries are in unjam's heap.
     """
 
     collectives: tuple[str, ...]
@@ -42,6 +43,7 @@ class Sweep:
     limit_s: float = 120.0
     threads: bool = False
     device: str = "host"
+    heap: bool = False
 
     def cases(self) -> Iterator[Case]:
         """Every collective at every size, without repetition."""
@@ -52,6 +54,17 @@ class Sweep:
         )
         return iter(dict.fromkeys(every))
 
+    @property
+    def heap_bytes(self) -> int | None:
+        """What the largest case needs of the heap; None if no buffer is there."""
+        if not self.heap:
+            return None
+        several = "async" in self.modes
+        return max(
+            case.heap_bytes * (cuda_sweep.outstanding_of(case.nbytes) if several else 1)
+            for case in self.cases()
+        )
+
 
 def run_sweep(sweep: Sweep, on_row: Callable[[Row], object]) -> list[Row]:
     """Runs all cases; gives their rows, and each to `on_row` as soon as it is there.
@@ -61,9 +74,13 @@ def run_sweep(sweep: Sweep, on_row: Callable[[Row], object]) -> list[Row]:
     """
     rows: list[Row] = []
     measure = _measure if sweep.device == "host" else cuda_sweep.measure
-    with Job(sweep.ranks, sweep.peer, sweep.limit_s, sweep.threads, sweep.device) as job:
+    ranks = Job(
+        sweep.ranks, sweep.peer, sweep.limit_s, sweep.threads, sweep.device, sweep.heap_bytes
+    )
+    with ranks as job:
         for case in sweep.cases():
             for row in measure(sweep, job, case):
+                row["buffers"] = "heap" if sweep.heap else "own"
                 rows.append(row)
                 on_row(row)
     return rows

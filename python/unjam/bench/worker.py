@@ -45,7 +45,9 @@ class Rank:
         self._libraries: dict[str, Library] = {}
         if start.peer == "gloo":
             self._libraries["gloo"] = Gloo(start.rank, start.ranks, start.store, start.limit_s)
-        self.unjam = Unjam(start.rank, start.ranks, start.unique_id, start.limit_s)
+        self.unjam = Unjam(
+            start.rank, start.ranks, start.unique_id, start.limit_s, start.heap_bytes
+        )
         self._libraries = {"unjam": self.unjam} | self._libraries
         self._case: Case | None = None
         self._buffers: tuple[data.Array, data.Array | None] | None = None
@@ -71,7 +73,8 @@ class Rank:
 
     def _prepare(self, case: Case) -> list[str]:
         self._case = case
-        self._buffers = data.allocate(case)
+        self._calls, self._buffers = {}, None
+        self._buffers = data.allocate(case, self.unjam.heap)
         prepared = {
             name: library.prepare(case, *self._buffers) for name, library in self._libraries.items()
         }

@@ -105,6 +105,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--threads", action="store_true", help="ranks are threads of one process instead"
     )
     parser.add_argument(
+        "--heap",
+        action="store_true",
+        help="all buffers, the other library's too, are in unjam's heap, into which ranks may "
+        "store directly",
+    )
+    parser.add_argument(
         "--gemm",
         action="store_true",
         help="on GPUs: an 8192³ bf16 matrix product beside 1 GiB all-reduces instead",
@@ -153,6 +159,8 @@ def _sweep(options: argparse.Namespace) -> Sweep:
         options.parser.error(f"argument --sizes: {error}")
     if lack := missing(options.peer, options.device):
         options.parser.error(f"argument --peer: {lack}")
+    if options.gemm and options.heap:
+        options.parser.error("argument --heap: --gemm has buffers of its own")
     modes = [name for name in MODES if name in (options.mode or ["host"])]
     if options.device == "host":
         if modes != ["host"]:
@@ -178,6 +186,7 @@ def _sweep(options: argparse.Namespace) -> Sweep:
         limit_s=options.timeout,
         threads=options.threads,
         device=options.device,
+        heap=options.heap,
     )
 
 
@@ -220,7 +229,9 @@ def _table(rows: list[dict[str, Any]], sweep: Sweep) -> Table:
         cells = [
             row["collective"],
             size_text(row["bytes"]),
-            ", ".join(filter(None, (row["algorithm"], row["protocol"]))),
+            ", ".join(
+                filter(None, (row["algorithm"], row["protocol"], "heap" if sweep.heap else ""))
+            ),
             _number(row["unjam_us"]),
             f"{row['unjam_busbw']:.3f}",
         ]

@@ -28,8 +28,9 @@ def run(options: argparse.Namespace) -> int:
         if variable.get("agreed"):
             doc += " (Must be equal on all ranks.)"
         values = str(variable["type"])
-        if values == "integer" and "min" in variable:
-            values = f"{variable['min']} to {variable['max']}"
+        if values in ("integer", "bytes") and "min" in variable:
+            suffixes = ", or with K, M, G, T" if values == "bytes" else ""
+            values = f"{variable['min']} to {variable['max']}{suffixes}"
         table.add_row(
             variable["name"], values, str(variable["default"]), cell(variable["value"]), doc
         )

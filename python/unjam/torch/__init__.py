@@ -51,6 +51,7 @@ from .collectives import (  # noqa: E402
     scatter,
 )
 from .keys import current_key, key, keyed_group  # noqa: E402
+from .memory import empty, memory_pool  # noqa: E402
 from .order import check_order  # noqa: E402
 from .report import explain  # noqa: E402
 
@@ -67,11 +68,13 @@ __all__ = [
     "check_order",
     "current_key",
     "ddp",
+    "empty",
     "explain",
     "fsdp",
     "gather",
     "key",
     "keyed_group",
+    "memory_pool",
     "reduce",
     "reduce_scatter",
     "reduce_scatter_tensor",

@@ -34,7 +34,7 @@ def create(options: Any, backend_options: Any) -> Any:
     if not isinstance(timeout, timedelta):
         timeout = timedelta(seconds=float(timeout))
     ranks = [int(r) for r in options.global_ranks_in_group]
-    world = _default_world(c10d) if dist.is_initialized() else None
+    world = default_world(c10d) if dist.is_initialized() else None
     owns = world is None
     if world is None:
         world = _join(c10d, options.store, rank, size, timeout)
@@ -42,7 +42,7 @@ def create(options: Any, backend_options: Any) -> Any:
     return c10d.Backend(world, ranks, rank, str(options.group_id), timeout, owns)
 
 
-def _default_world(c10d: Any) -> Any:
+def default_world(c10d: Any) -> Any:
     """That of the default process group; None if it has another backend."""
     default = dist.distributed_c10d._get_default_group()
     backends = [default._get_backend(device) for device in default._device_types]

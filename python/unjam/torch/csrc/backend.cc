@@ -114,6 +114,7 @@ void shutdown_all() {
 void forked() {
   new (&backends_mutex()) std::mutex;
   CallLog::get().forked();
+  forked_heaps();
   Executor::get().forked();
   AnySource::get().forked();
   Call::forked();

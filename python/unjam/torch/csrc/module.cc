@@ -9,6 +9,7 @@
 #include "any_source.h"
 #include "backend.h"
 #include "ddp.h"
+#include "heap.h"
 
 namespace py = pybind11;
 
@@ -81,7 +82,8 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
           "explain", [](World& w) { return texts(w, unjamExplain); }, GilRelease())
       .def(
           "info", [](World& w) { return texts(w, unjamInfo); }, GilRelease())
-      .def("absent", absent, GilRelease());
+      .def("absent", absent, GilRelease())
+      .def("empty", empty_in_heap, py::arg("sizes"), py::arg("dtype"), GilRelease());
 
   py::class_<UnjamOptions, Ptr<UnjamOptions>, c10d::Backend::Options>(m, "Options")
       .def(py::init<std::chrono::milliseconds>(), py::arg("timeout") = kBackendDefaultTimeout)
@@ -112,6 +114,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
 
   m.def("average_by_keys", average_by_keys, py::arg("reducer"), py::arg("backend"),
         py::arg("prefix"));
+  m.def("heap_on", heap_on, py::arg("device"), GilRelease());
   m.def("new_id", [] { return py::bytes(new_id()); });
   m.def("get_key", [] { return thread_key(); });
   m.def("set_key", [](const std::string& key) { thread_key() = key; });

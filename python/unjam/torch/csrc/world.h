@@ -13,6 +13,7 @@
 #include <thread>
 #include <vector>
 
+#include "heap.h"
 #include "unjam/unjam.h"
 
 namespace unjam_torch {
@@ -48,6 +49,7 @@ class World {
       unjamDestroy(host_);
       throw;
     }
+    offer_heap(cuda_device, cuda_);
   }
   World(const World&) = delete;
   World& operator=(const World&) = delete;
@@ -68,6 +70,16 @@ class World {
   unjamContext_t host() const { return host_; }
   unjamContext_t cuda() const { return cuda_; }
 
+  // From the heap for CPU tensors.
+  void* allocate(std::size_t bytes) {
+    const std::shared_lock lock(mutex_);
+    TORCH_CHECK_WITH(DistBackendError, host_ != nullptr,
+                     "unjam: the process group was destroyed (destroy_process_group)");
+    void* memory = nullptr;
+    check(unjamMemAlloc(host_, bytes, &memory), "allocating");
+    return memory;
+  }
+
   // Ends all that is pending on this rank, with an error; peers learn of it. Returns always.
   void abort() {
     each([](unjamContext_t context) { unjamAbort(context); });
@@ -77,6 +89,7 @@ class World {
   // aborted, and told of.
   void close() {
     const std::unique_lock lock(mutex_);
+    withdraw_heap(cuda_);
     for (unjamContext_t* context : {&cuda_, &host_}) {
       if (*context == nullptr) continue;
       if (unjamDestroy(*context) == UNJAM_ERROR_INVALID_USAGE) {
