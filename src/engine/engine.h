@@ -174,10 +174,19 @@ class Engine {
   UNJAM_HD Engine(DevHandle dev, RankState& rank, std::uint32_t lane, BlockShared& shared)
       : dev_(dev),
         rank_(rank),
-        lane_(Dev::kLaneInShared ? shared.lane : rank.lanes[lane]),
+        lane_(Dev::kLaneInShared ? here(shared).lane : rank.lanes[lane]),
         mailbox_(rank.mailboxes[lane]),
         lane_index_(lane),
-        s_(shared) {}
+        s_(here(shared)) {}
+
+  // Of shared memory the compiler is to know that it is (if the device can say so).
+  UNJAM_HD static BlockShared& here(BlockShared& shared) {
+    if constexpr (requires { Dev::here(shared); }) {
+      return Dev::here(shared);
+    } else {
+      return shared;
+    }
+  }
 
   // A phase of the control threads, as a function of its own: each has the registers to itself, and
   // its caller keeps nothing but these arguments across it.
@@ -230,7 +239,7 @@ class Engine {
       s_.which = 0;
       s_.loaded = false;
       s_.started_ns = dev_.now_ns();
-      bump(lane_.stats.starts);
+      count(lane_.stats.starts);
       record(TraceType::kRestart, nullptr);
     }
     dev_.sync_control();
@@ -240,7 +249,7 @@ class Engine {
   UNJAM_HD void leave() {
     for (const ActiveContext& a : s_.active) save(a);
     if (dev_.leads()) {
-      bump(lane_.stats.quits);
+      count(lane_.stats.quits);
       record(TraceType::kQuit, nullptr);
     }
     if constexpr (Dev::kLaneInShared) {
@@ -359,7 +368,7 @@ class Engine {
       }
     }
     s_.cursor = lane_.queue.head();
-    bump(lane_.stats.passes);
+    count(lane_.stats.passes);
   }
 
   // False: quit.
@@ -397,7 +406,7 @@ class Engine {
     // Only here: a stay that ended within a pass would begin the next one at the head again, and
     // who stands behind what takes all the time would never get a turn.
     if (over_residency()) {
-      bump(lane_.stats.residency_quits);
+      count(lane_.stats.residency_quits);
       return false;
     }
     return s_.idle < s_.policy.idle_passes || !rest();
@@ -507,7 +516,7 @@ class Engine {
         a.passes = a.inv.geometry.loops_of(a.parts[0]);  // the lead's own; see begin_turn()
         a.slot = slot;
         a.dirty = 0;
-        bump(lane_.stats.context_loads);
+        count(lane_.stats.context_loads);
       }
     }
     if (dev_.leads() && a.dyn.attempts != 0xffffffffu) ++a.dyn.attempts;
@@ -518,7 +527,7 @@ class Engine {
   UNJAM_HD void save(const ActiveContext& a) {
     if (a.slot == kNoSlot || a.dirty == 0) return;
     copy_vectors(&lane_.contexts[a.slot], &a.dyn, sizeof(a.dyn));
-    if (dev_.leads()) bump(lane_.stats.context_saves);
+    if (dev_.leads()) count(lane_.stats.context_saves);
   }
 
   UNJAM_HD void copy_vectors(void* to, const void* from, std::size_t bytes) const {
@@ -571,7 +580,7 @@ class Engine {
         finish(a.slot, Outcome::kCancelled, false);
         break;
       case kQuantumOver:
-        bump(lane_.stats.quantum_switches);
+        count(lane_.stats.quantum_switches);
         record(TraceType::kYield, &a.inv);
         s_.quantum_over = true;
         // By priority, a new pass begins: it fetches, and starts at the head.
@@ -708,7 +717,7 @@ class Engine {
 
   UNJAM_HD std::uint32_t give_way(ActiveContext& a, std::uint32_t polls) {
     count_spins(a, polls);
-    bump(lane_.stats.preemptions);
+    count(lane_.stats.preemptions);
     if constexpr (Dev::kHostWatches) bump(a.key->preemptions);
     return kBlocked;
   }
@@ -803,7 +812,8 @@ class Engine {
     return job.elems * (job.num_src + kLink * job.num_dst + (job.dst_user != nullptr ? 1 : 0));
   }
 
-  UNJAM_HD static void move_stream(DevHandle dev, BlockShared& shared) {
+  UNJAM_HD static void move_stream(DevHandle dev, BlockShared& block) {
+    BlockShared& shared = here(block);
     StreamOfSlices& stream = shared.stream;
     const std::uint32_t g = dev.group();
     for (std::uint32_t k = 0;; ++k) {
@@ -820,7 +830,8 @@ class Engine {
     }
   }
 
-  UNJAM_HD static void post_stream(DevHandle dev, BlockShared& shared) {
+  UNJAM_HD static void post_stream(DevHandle dev, BlockShared& block) {
+    BlockShared& shared = here(block);
     StreamOfSlices& stream = shared.stream;
     for (std::uint32_t n = 0;; ++n) {
       while (dev.load_block(stream.counted) <= n) {
@@ -1294,7 +1305,7 @@ class Engine {
 
   UNJAM_HD void move_on(ActiveContext& a) {
     count_sent(a);
-    bump(lane_.stats.slices);
+    count(lane_.stats.slices);
     if constexpr (Dev::kHostWatches) {
       bump(a.key->slices);
       store_relaxed<std::uint64_t>(a.key->lack, lack_word(Lack::kNothing, 0, a.inv.n));
@@ -1304,7 +1315,7 @@ class Engine {
     --s_.quantum;
     const std::uint16_t flags = s_.primitive.flags;
     if (flags & (kRecv | kFromSeveral)) {
-      bump(lane_.stats.received);
+      count(lane_.stats.received);
       s_.heard = true;
       // Peers are at it. (What is sent says nothing about them: it goes to who is not there, too,
       // and who stuck to its collective then would miss them where they are.)
@@ -1334,9 +1345,9 @@ class Engine {
       elems = s_.elems;
       count_place(s_.location[0], borrowed, into);
     }
-    bump<std::uint64_t>(lane_.stats.bytes_sent, elems * dtype_bytes(a.inv.geometry.dtype));
-    if (borrowed != 0) bump<std::uint64_t>(lane_.stats.borrowed, borrowed);
-    if (into != 0) bump<std::uint64_t>(lane_.stats.into_outputs, into);
+    count(lane_.stats.bytes_sent, elems * dtype_bytes(a.inv.geometry.dtype));
+    if (borrowed != 0) count(lane_.stats.borrowed, borrowed);
+    if (into != 0) count(lane_.stats.into_outputs, into);
   }
   UNJAM_HD static void count_place(std::uint32_t location, std::uint64_t& borrowed,
                                    std::uint64_t& into) {
@@ -1367,7 +1378,7 @@ class Engine {
       bump<std::uint64_t>(key.time_ns, dev_.now_ns() - lane_.contexts[slot].started_ns);
     }
     s_.moved = true;
-    bump(lane_.stats.completed);
+    count(lane_.stats.completed);
     dev_.ended(slot);
     if (inv.geometry.lanes > 1) {
       // Acquire-release: the last lane sees, and passes on, what all lanes have stored.
@@ -1390,8 +1401,17 @@ class Engine {
 
   UNJAM_HD bool holds() const { return s_.policy.stickiness == StickinessPolicy::kHold; }
 
+  // A figure of the lane's. In the block's own memory nobody else looks at it.
+  UNJAM_HD static void count(std::uint64_t& figure, std::uint64_t by = 1) {
+    if constexpr (Dev::kLaneInShared) {
+      figure += by;
+    } else {
+      bump(figure, by);
+    }
+  }
+
   UNJAM_HD void count_spins(ActiveContext& a, std::uint32_t polls) {
-    bump<std::uint64_t>(lane_.stats.spins, polls);
+    count(lane_.stats.spins, polls);
     if constexpr (Dev::kHostWatches) bump<std::uint64_t>(a.key->spins, polls);
   }
 

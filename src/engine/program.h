@@ -57,10 +57,13 @@ enum PrimitiveFlags : std::uint16_t {
 };
 
 // A primitive that lags works, in pass l, on chunk l - lag; a program with lags makes as many
-// passes more. So a chunk's hops lie a pass apart, and what a hop waits for was sent a whole pass
-// ago (software pipelining). Lags do not fall from one primitive to the next.
+// passes more. So a chunk's hops lie passes apart, and what a hop waits for was sent that long ago
+// (software pipelining). Lags do not fall from one primitive to the next. There are lags of 0, 1, 2
+// and 4.
 inline constexpr int kLagShift = 12;
-inline constexpr std::uint32_t kMaxLag = 3;
+UNJAM_HD constexpr std::uint16_t lag_flags(std::uint32_t lag) {
+  return static_cast<std::uint16_t>((lag == 4 ? 3 : lag) << kLagShift);
+}
 
 // Packets: what the primitive receives was sent by one that had received itself, of the same chunk.
 // Such packets carry another flag, see packet_flag().
@@ -73,7 +76,8 @@ struct Primitive {
   std::uint16_t part = 0;             // which part of the data, see geometry.h
 };
 UNJAM_HD constexpr std::uint32_t lag_of(Primitive p) {
-  return static_cast<std::uint32_t>(p.flags) >> kLagShift & kMaxLag;
+  const std::uint32_t lag = static_cast<std::uint32_t>(p.flags) >> kLagShift & 3;
+  return lag == 3 ? 4 : lag;
 }
 // Which hop of its chunk a packet makes: one that the primitive receives, and one that it sends.
 UNJAM_HD constexpr std::uint32_t hop_received(Primitive p) {

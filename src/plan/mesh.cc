@@ -7,16 +7,18 @@
 namespace unjam {
 namespace {
 
-// Each primitive that receives works on what was sent a pass ago.
+// Each primitive that receives works on what was sent passes ago: as many as the slots are enough
+// for, two at most.
 void overlap(const PlanLimits& limits, std::vector<Primitive>* program) {
   const auto waits = [](const Primitive& p) { return (p.flags & (kGather | kCollect)) != 0; };
-  const auto hops = std::count_if(program->begin(), program->end(), waits);
-  const std::uint32_t slots = hops == 2 ? kOverlapSlotsTwoHops : kOverlapSlotsOneHop;
-  if (!limits.overlap || hops == 0 || limits.escape_slots < slots) return;
-  unsigned lag = 0;
+  const auto hops =
+      static_cast<std::uint32_t>(std::count_if(program->begin(), program->end(), waits));
+  if (!limits.overlap || hops == 0) return;
+  const std::uint32_t distance = std::min(2u, overlap_distance(hops, limits.escape_slots));
+  std::uint32_t lag = 0;
   for (Primitive& p : *program) {
-    if (waits(p)) ++lag;
-    p.flags = static_cast<std::uint16_t>(p.flags | lag << kLagShift);
+    if (waits(p)) lag += distance;
+    p.flags |= lag_flags(lag);
   }
 }
 

@@ -41,7 +41,11 @@
 namespace unjam {
 
 inline constexpr std::uint32_t kMinMeshSlots = 2;  // guaranteed slots, see above
-inline constexpr std::uint32_t kOverlapSlotsTwoHops = 4, kOverlapSlotsOneHop = 2;
+
+// How many passes a chunk's hops may lie apart with so many guaranteed slots, see above; 0: none.
+constexpr std::uint32_t overlap_distance(std::uint32_t hops, std::uint32_t slots) {
+  return hops == 2 ? slots / 2 - 1 : slots - 1;
+}
 
 bool mesh_serves(Kind kind);
 

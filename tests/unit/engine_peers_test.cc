@@ -427,7 +427,7 @@ void overlap(std::vector<Primitive>& program) {
   unsigned lag = 0;
   for (Primitive& p : program) {
     if (p.flags & (kGather | kCollect)) ++lag;
-    p.flags = static_cast<std::uint16_t>(p.flags | lag << kLagShift);
+    p.flags |= lag_flags(lag);
   }
 }
 

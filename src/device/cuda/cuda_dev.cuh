@@ -104,6 +104,15 @@ struct DevShared {
   std::uint32_t holding;    // the lane's bit in CudaRank::holding
 };
 
+// The same, as what the compiler knows to lie in shared memory. Behind a generic address a load has
+// to be told apart from one of global memory, and its answer comes behind those of all global loads
+// that were issued before.
+template <class T>
+__device__ __forceinline__ T& in_shared(T& x) {
+  __builtin_assume(__isShared(&x));
+  return x;
+}
+
 // A function whose caller is not to know which one it calls. Where it knows, ptxas deals the
 // registers of a kernel out along its calls, and leaves got 70 of 128, with kilobytes of spills; so
 // they have all, and save what their caller needs: 200 bytes a call, little beside a slice.
@@ -126,9 +135,10 @@ class CudaDev {
   static constexpr std::int64_t kWantedNs = 10000;  // who wants lanes says so all the time
 
   __device__ CudaDev(CudaRank* rank, DevShared* shared, LaneState* lane)
-      : r_(*rank), s_(*shared), lane_(*lane) {}
+      : r_(*rank), s_(in_shared(*shared)), lane_(in_shared(*lane)) {}
 
   // ---- the block ----
+  static __device__ BlockShared& here(BlockShared& shared) { return in_shared(shared); }
   __device__ unsigned thread() const { return threadIdx.x; }
   __device__ void sync() { sync_block(); }
   __device__ bool controls() const { return threadIdx.x < kWarp; }
@@ -156,17 +166,22 @@ class CudaDev {
   __device__ void stored(std::uint32_t& count) const {
     __syncwarp();
     if (threadIdx.x % kWarp == 0) {
-      cuda::atomic_ref<std::uint32_t, cuda::thread_scope_block>(count).fetch_add(
-          1, cuda::memory_order_release);
+      asm volatile("red.release.cta.shared.add.u32 [%0], 1;" ::"r"(shared_address(count))
+                   : "memory");
     }
   }
+  // Words of BlockShared.
   static __device__ std::uint32_t load_block(std::uint32_t& x) {
-    return cuda::atomic_ref<std::uint32_t, cuda::thread_scope_block>(x).load(
-        cuda::memory_order_acquire);
+    std::uint32_t v;
+    asm volatile("ld.acquire.cta.shared.u32 %0, [%1];"
+                 : "=r"(v)
+                 : "r"(shared_address(x))
+                 : "memory");
+    return v;
   }
   static __device__ void store_block(std::uint32_t& x, std::uint32_t v) {
-    cuda::atomic_ref<std::uint32_t, cuda::thread_scope_block>(x).store(v,
-                                                                       cuda::memory_order_release);
+    asm volatile("st.release.cta.shared.u32 [%0], %1;" ::"r"(shared_address(x)), "r"(v)
+                 : "memory");
   }
 
   // Two phases for packets: every thread polls its own words; the block goes on only if all have
@@ -449,6 +464,9 @@ class CudaDev {
   }
 
  private:
+  static __device__ std::uint32_t shared_address(std::uint32_t& x) {
+    return static_cast<std::uint32_t>(__cvta_generic_to_shared(&x));
+  }
   __device__ static unsigned group_threads() { return (blockDim.x - kApart) / groups(); }
   // The host has said something since the pass began: a cancellation concerns calls that it passed.
   __device__ bool news() const { return load_relaxed_local(r_.attention) != s_.attention; }

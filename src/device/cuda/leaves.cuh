@@ -889,6 +889,13 @@ __device__ __forceinline__ const SliceJob& forget(const SliceJob& job, unsigned&
   asm volatile("" : "+l"(same), "+r"(thread), "+r"(threads));
   return *same;
 }
+// The same of a job in shared memory, of which the compiler then knows that.
+__device__ __forceinline__ const SliceJob& forget_shared(const SliceJob& job, unsigned& thread,
+                                                         unsigned& threads) {
+  const SliceJob& same = forget(job, thread, threads);
+  __builtin_assume(__isShared(&same));
+  return same;
+}
 
 // Whether a thread's share is so small that its packets are kept when they are polled for. (Copies
 // with more pieces are polled for and read again from the first on.)
@@ -904,7 +911,7 @@ __device__ __forceinline__ bool holds_packets(const SliceJob& job, unsigned thre
 // has acquired their flags at system scope, and has synchronised with this thread since.
 __device__ __noinline__ void run_slot_leaf_cuda(const SliceJob& the_job, unsigned thread,
                                                 unsigned threads) {
-  const SliceJob& job = cuda_leaves::forget(the_job, thread, threads);
+  const SliceJob& job = cuda_leaves::forget_shared(the_job, thread, threads);
   if (job.num_src == 0) return;
   cuda_leaves::Held nothing;
   cuda_leaves::dispatch<Protocol::kSlot>(job, thread, threads, nothing);
@@ -941,7 +948,7 @@ template <class Vote>
 __device__ __noinline__ bool run_packet_leaf_cuda(const SliceJob& the_job, unsigned thread,
                                                   unsigned threads, std::uint32_t polls,
                                                   Vote vote) {
-  const SliceJob& job = cuda_leaves::forget(the_job, thread, threads);
+  const SliceJob& job = cuda_leaves::forget_shared(the_job, thread, threads);
   if (job.num_src == 0) return true;
   cuda_leaves::Held held;
   const bool holds = cuda_leaves::holds_packets(job, threads);
