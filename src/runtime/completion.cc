@@ -50,6 +50,12 @@ Result Context::on_done(unjamRequest& request, unjamCallback_t callback, void* u
 }
 
 void Context::reap_locked() {
+  hear();
+  take_completions();
+}
+
+// Hears no news, so what was seen of groups and keys stays as it was.
+void Context::take_completions() {
   if (memory_ == nullptr) return;
   Cqe e;
   bool any = false;
@@ -57,6 +63,10 @@ void Context::reap_locked() {
     any = true;
     daemon_->ended(e.slot);
     std::unique_ptr<Submitted> s = std::move(slots_[e.slot]);
+    if (s != nullptr) {
+      const Result why = leave_slot(e.slot);
+      if (s->cancel.ok()) s->cancel = why;
+    }
     free_slots_.push_back(e.slot);
     if (s == nullptr) {
       dropped();

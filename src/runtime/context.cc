@@ -30,6 +30,7 @@ void Context::start() {
   heap_ = std::make_unique<Heap>(world_->bases()[rank_] + shape.heap(), shape.heap_bytes);
   const std::uint32_t slots = memory_->rank().num_slots;
   slots_.resize(slots);
+  in_engine_.resize(slots);
   for (std::uint32_t i = slots; i-- > 0;) free_slots_.push_back(static_cast<std::uint16_t>(i));
   if (world_->cuda() != nullptr) {
     start_cuda();
@@ -113,6 +114,7 @@ Result Context::shutdown() {
     } else if (pending != 0) {
       return pending_error("the context was to be destroyed", pending);
     }
+    ends_.store(true);
     closed_ = true;
     closed_why_ = {UNJAM_ERROR_INVALID_USAGE, "the context was destroyed"};
     calls = call_counts();
@@ -179,7 +181,7 @@ Result Context::create_group(const int* ranks, int size, const char* name, unjam
   unjamGroup& made = *group;
   {
     std::lock_guard lock(mutex_);
-    if (closed_) return closed_why_;
+    if (closed()) return closed_why_;
     const std::uint32_t instance = group_instances_[tag]++;
     group->tag = hash_combine(tag, instance);
     group->name = name == nullptr ? "" : name;
@@ -212,7 +214,7 @@ Result Context::open_channel(unjamGroup& group, int peer, bool sends, unjamGroup
   const int source = sends ? group.rank : peer, destination = sends ? peer : group.rank;
   {
     std::lock_guard lock(mutex_);
-    if (closed_) return closed_why_;
+    if (closed()) return closed_why_;
     if (group.destroyed) return {UNJAM_ERROR_INVALID_USAGE, "the group was destroyed"};
     if (const auto found = group.channels.find({source, destination});
         found != group.channels.end()) {

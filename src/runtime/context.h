@@ -244,7 +244,7 @@ class Context : public std::enable_shared_from_this<Context> {
   void reap();
   bool synchronize(std::int64_t timeout_us);
 
-  Result async_error() const;
+  Result async_error();
   // Ranks that are gone or have left.
   std::vector<int> absent() const { return world_->absent(); }
   // Ends pending invocations of groups with `peer`, and refuses further ones.
@@ -270,6 +270,7 @@ class Context : public std::enable_shared_from_this<Context> {
 
  private:
   friend class World;
+  friend class StuckCall;  // tests/unit/news_test.cc
   void start_cuda();
   void refresh() const;
   std::unique_lock<std::mutex> look() const;
@@ -286,12 +287,39 @@ class Context : public std::enable_shared_from_this<Context> {
   bool cuda() const { return streams_ != nullptr; }
   void complete(Submitted& s, const Result& result);
   void reap_locked();
+  void take_completions();
   void cancel_locked(std::size_t slot, const Result& why);
   Result open_channel(unjamGroup& group, int peer, bool sends, unjamGroup*& channel);
   // With the lock: ends what is pending of a group that has lost a member, and refuses the rest.
   void fail_group(unjamGroup& group, const Result& why);
   void fail_key(Key& key, std::uint64_t from, const Result& why);
   void fail_waiting(Key& key, std::uint64_t from, const Result& why);
+  // News of failures, told without the lock, see failures.cc.
+  struct News {
+    enum What : std::uint8_t { kCall, kPeer, kAbort };
+    What what = kCall;
+    std::uint64_t tag = 0, n = 0;  // kCall: from this use of a key on
+    int peer = 0;                  // kPeer
+    Result why;
+  };
+  // What is in a slot of the engine, for who has not the lock.
+  struct InEngine {
+    const unjamGroup* group = nullptr;  // nullptr: nothing
+    std::uint64_t tag = 0, n = 0;
+  };
+  static bool concerns(const News& news, const InEngine& call);
+  void tell(News news);
+  // With the lock: what was told and not heard yet. Groups and keys may have failed then, and the
+  // context may be closed.
+  void hear();
+  void hear(const News& news);
+  bool closed() {
+    hear();
+    return closed_;
+  }
+  void enter_slot(std::uint16_t slot, const Submitted& s);
+  // What was told about it that nobody has heard yet.
+  Result leave_slot(std::uint16_t slot);
   // ---- keys.cc: what is held, and given back ----
   std::size_t keys_at(KeyPlace place) const {
     return places_[static_cast<std::size_t>(place)].size();
@@ -343,7 +371,12 @@ class Context : public std::enable_shared_from_this<Context> {
   std::unordered_map<std::uint64_t, KeyRecord> records_;  // of forgotten keys, by tag
   // Of destroyed groups' keys, the latest: how often they were called, for ranks that still wait.
   std::deque<std::pair<std::uint64_t, std::uint64_t>> former_;
-  std::deque<Key*> failing_;  // failed, and peers do not know yet that this rank is through
+  // Held for a moment only, also with the lock, and with no other taken behind it but the daemon's.
+  std::mutex news_mutex_;
+  std::vector<News> news_;  // that nobody has heard
+  std::atomic<bool> has_news_{false};
+  std::vector<InEngine> in_engine_;  // by slot
+  std::deque<Key*> failing_;         // failed, and peers do not know yet that this rank is through
   std::vector<std::uint64_t> failing_records_;  // the same, of forgotten ones
   std::vector<unjamGroup*> voiding_;            // groups with `voids`
   std::vector<std::atomic<bool>> gone_;         // peers, by rank
@@ -354,8 +387,9 @@ class Context : public std::enable_shared_from_this<Context> {
   std::uint64_t submitted_ = 0;
   std::uint64_t completed_ = 0;
   std::uint64_t serials_ = 0;
-  bool closed_ = false;   // aborted or destroyed
-  bool helping_ = false;  // see wait()
+  bool closed_ = false;            // aborted or destroyed
+  std::atomic<bool> ends_{false};  // it is closed, or about to be
+  bool helping_ = false;           // see wait()
   Result first_error_;
   Result closed_why_;
 

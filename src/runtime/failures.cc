@@ -7,21 +7,120 @@
 
 namespace unjam {
 
-void Context::abort(unjamResult_t code, const std::string& why) {
+// Whose call was refused, who is gone, who gives up: it is told by threads that must not wait for
+// this context's lock. A thread of the user's holds that while it is inside of a call of CUDA, a
+// launch into a full stream, say, which goes on when what the stream waits for ends; and that may
+// be the very invocation that the news is about. And who tells holds the world's lock: behind it
+// nothing would be heard or said any more, of other ranks and groups neither.
+//
+// So what concerns the engine, cancellations, is said without the lock, by what in_engine_ says;
+// the rest is done by who has the lock next, before it takes completions or makes calls: hear().
+// Whoever waits is woken, and takes the lock. A call that enters the engine in between finds the
+// news there.
+void Context::tell(News news) {
   {
-    std::lock_guard lock(mutex_);
-    if (closed_) return;
-    reap_locked();
-    closed_ = true;
-    closed_why_ = {code, why};
-    if (first_error_.ok()) first_error_ = closed_why_;
-    for (std::size_t i = 0; i < slots_.size(); ++i) {
-      if (slots_[i] != nullptr) cancel_locked(i, closed_why_);
+    const std::lock_guard lock(news_mutex_);
+    for (std::size_t i = 0; i < in_engine_.size(); ++i) {
+      if (concerns(news, in_engine_[i])) daemon_->cancel(static_cast<std::uint16_t>(i));
     }
-    for (auto& [tag, key] : keys_) fail_waiting(*key, 0, closed_why_);
-    daemon_->ring_all();
+    news_.push_back(std::move(news));
+    has_news_.store(true, std::memory_order_release);
   }
+  daemon_->ring_all();
   completions_.notify();
+  if (const std::unique_lock lock = look()) reap_locked();
+}
+
+bool Context::concerns(const News& news, const InEngine& call) {
+  if (call.group == nullptr) return false;
+  switch (news.what) {
+    case News::kCall:
+      // Later uses of the key cannot start any more; earlier ones go on.
+      return call.tag == news.tag && call.n >= news.n;
+    case News::kPeer: {
+      const std::vector<int>& members = call.group->members;
+      return std::find(members.begin(), members.end(), news.peer) != members.end();
+    }
+    case News::kAbort:
+      break;
+  }
+  return true;
+}
+
+void Context::enter_slot(std::uint16_t slot, const Submitted& s) {
+  const std::lock_guard lock(news_mutex_);
+  store_release<std::uint32_t>(memory_->rank().cancelled[slot], 0);
+  InEngine& call = in_engine_[slot];
+  call = {s.key->group, s.key->state.tag, s.n};
+  for (const News& news : news_) {
+    if (concerns(news, call)) daemon_->cancel(slot);
+  }
+}
+
+Result Context::leave_slot(std::uint16_t slot) {
+  const std::lock_guard lock(news_mutex_);
+  const InEngine call = std::exchange(in_engine_[slot], {});
+  for (const News& news : news_) {
+    if (concerns(news, call)) return news.why;
+  }
+  return {};
+}
+
+void Context::hear() {
+  while (has_news_.load(std::memory_order_acquire)) {
+    std::vector<News> news;
+    {
+      const std::lock_guard lock(news_mutex_);
+      news.swap(news_);
+      has_news_.store(false, std::memory_order_relaxed);
+    }
+    for (const News& n : news) hear(n);
+  }
+}
+
+void Context::hear(const News& news) {
+  if (closed_) return;
+  switch (news.what) {
+    case News::kCall: {
+      const auto found = keys_.find(news.tag);
+      if (found == keys_.end()) return fail_record(news.tag, news.n, news.why);
+      fail_key(*found->second, news.n, news.why);
+      fail_waiting(*found->second, news.n, news.why);
+      break;
+    }
+    case News::kPeer:
+      gone_[static_cast<std::size_t>(news.peer)] = true;
+      for (auto& group : groups_) {
+        const std::vector<int>& members = group->members;
+        if (std::find(members.begin(), members.end(), news.peer) != members.end()) {
+          fail_group(*group, news.why);
+        }
+      }
+      break;
+    case News::kAbort:
+      closed_ = true;
+      closed_why_ = news.why;
+      if (first_error_.ok()) first_error_ = closed_why_;
+      for (auto& [tag, key] : keys_) fail_waiting(*key, 0, closed_why_);
+      break;
+  }
+  // In the engine they are cancelled, or about to be: this says why.
+  for (const std::unique_ptr<Submitted>& s : slots_) {
+    if (s != nullptr && concerns(news, {s->key->group, s->key->state.tag, s->n}) &&
+        s->cancel.ok()) {
+      s->cancel = news.why;
+    }
+  }
+  daemon_->ring_all();
+  completions_.notify();
+}
+
+void Context::abort(unjamResult_t code, const std::string& why) {
+  if (ends_.exchange(true)) return;
+  News news;
+  news.what = News::kAbort;
+  news.why = {code, why};
+  tell(std::move(news));
   world_->tell_peers_gone(rank_, why);
 }
 
@@ -42,8 +141,9 @@ void Context::fail_waiting(Key& key, std::uint64_t from, const Result& why) {
   }
 }
 
-Result Context::async_error() const {
+Result Context::async_error() {
   std::lock_guard lock(mutex_);
+  hear();
   return first_error_;
 }
 
@@ -60,20 +160,11 @@ void Context::peer_left(int peer) { gone_[static_cast<std::size_t>(peer)] = true
 
 void Context::peer_gone(int peer, const std::string& why) {
   if (streams_ != nullptr) streams_->peer_gone(peer);
-  {
-    std::lock_guard lock(mutex_);
-    if (closed_) return;
-    reap_locked();
-    const Result result = gone_result(peer, why);
-    gone_[static_cast<std::size_t>(peer)] = true;
-    for (auto& group : groups_) {
-      if (std::find(group->members.begin(), group->members.end(), peer) != group->members.end()) {
-        fail_group(*group, result);
-      }
-    }
-    daemon_->ring_all();
-  }
-  completions_.notify();
+  News news;
+  news.what = News::kPeer;
+  news.peer = peer;
+  news.why = gone_result(peer, why);
+  tell(std::move(news));
 }
 
 void Context::fail_group(unjamGroup& group, const Result& why) {
@@ -86,19 +177,11 @@ void Context::fail_group(unjamGroup& group, const Result& why) {
 }
 
 void Context::fail_call(std::uint64_t tag, std::uint64_t n, const Result& why) {
-  std::lock_guard lock(mutex_);
-  if (closed_) return;
-  const auto found = keys_.find(tag);
-  if (found == keys_.end()) return fail_record(tag, n, why);
-  fail_key(*found->second, n, why);
-  fail_waiting(*found->second, n, why);
-  for (std::size_t i = 0; i < slots_.size(); ++i) {
-    // Later uses of the key cannot start any more; earlier ones go on.
-    const Submitted* s = slots_[i].get();
-    if (s != nullptr && s->key == found->second && s->n >= n) cancel_locked(i, why);
-  }
-  completions_.notify();
-  daemon_->ring_all();
+  News news;
+  news.tag = tag;
+  news.n = n;
+  news.why = why;
+  tell(std::move(news));
 }
 
 }  // namespace unjam

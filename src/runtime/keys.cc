@@ -154,7 +154,7 @@ Result Context::register_collective(unjamGroup* group, const char* name, const S
   probe.signature = signature;
   if (Result r = validate(*group, probe); !r.ok()) return r;
   std::lock_guard lock(mutex_);
-  if (closed_) return closed_why_;
+  if (closed()) return closed_why_;
   Result result;
   Key* key = find_or_create_key(*group, name, result);
   if (key == nullptr) return result;

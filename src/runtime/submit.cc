@@ -145,7 +145,7 @@ Result Context::submit(unjamGroup& group, const char* name, const Call& call,
   if (Result r = validate(group, call); !r.ok()) return r;
   if (Result r = check_buffers(group, call); !r.ok()) return r;
   std::unique_lock lock(mutex_);
-  if (closed_) return closed_why_;
+  if (closed()) return closed_why_;
   Result result;
   Key* key = find_or_create_key(group, name, result);
   if (key == nullptr) return result;
@@ -161,7 +161,7 @@ Result Context::submit(unjamCollective& collective, const Call& call, unjamReque
   if (Result r = validate(*collective.group, call); !r.ok()) return r;
   if (Result r = check_buffers(*collective.group, call); !r.ok()) return r;
   std::unique_lock lock(mutex_);
-  if (closed_) return closed_why_;
+  if (closed()) return closed_why_;
   return submit_locked(lock, *collective.group, *collective.key, call, request);
 }
 
@@ -181,7 +181,7 @@ Result Context::probe(unjamGroup& group, const char* name, int peer, bool& ready
   std::uint64_t n = 0;
   {
     std::lock_guard lock(mutex_);
-    if (closed_) return closed_why_;
+    if (closed()) return closed_why_;
     if (!channel->failed.ok()) return channel->failed;
     if (channel->destroyed) return {UNJAM_ERROR_INVALID_USAGE, "the group was destroyed"};
     n = uses_of(tag);
@@ -212,7 +212,7 @@ Result Context::check_agreement(std::unique_lock<std::mutex>& lock, unjamGroup& 
   World::Verdict verdict = world_->compare(*this, key.state.tag, n, signature, group.members,
                                            use_text(signature, key.name, group.name, n));
   lock.lock();
-  if (closed_) return closed_why_;
+  if (closed()) return closed_why_;
   return {verdict.code, std::move(verdict.text)};
 }
 
@@ -231,7 +231,7 @@ Result Context::submit_locked(std::unique_lock<std::mutex>& lock, unjamGroup& gr
   Result disagreement;
   for (std::uint64_t n = key.submitted;; n = key.submitted) {
     disagreement = check_agreement(lock, group, key, call.signature);
-    if (closed_) return closed_why_;
+    if (closed()) return closed_why_;
     if (n == key.submitted) break;  // no other thread has made this use meanwhile
   }
   if (!group.failed.ok()) return group.failed;
@@ -246,7 +246,7 @@ Result Context::submit_locked(std::unique_lock<std::mutex>& lock, unjamGroup& gr
   const auto limit = static_cast<std::size_t>(settings_.max_active_keys);
   const bool busy = key.place == KeyPlace::kBusy;
   if (!busy && keys_at(KeyPlace::kBusy) >= limit) {
-    reap_locked();
+    take_completions();
     if (keys_at(KeyPlace::kBusy) >= limit) {
       return {UNJAM_ERROR_RESOURCES,
               std::to_string(limit) +
@@ -260,7 +260,7 @@ Result Context::submit_locked(std::unique_lock<std::mutex>& lock, unjamGroup& gr
            (key.place == KeyPlace::kLingering ? 1 : 0);
   };
   if (!busy && held() >= 2 * limit) {
-    reap_locked();
+    take_completions();
     retire_lingering(keys_at(KeyPlace::kLingering));
     if (held() >= 2 * limit) {
       return {UNJAM_ERROR_RESOURCES,
@@ -315,7 +315,7 @@ Result Context::submit_locked(std::unique_lock<std::mutex>& lock, unjamGroup& gr
   const std::size_t in_engine = slots_.size() - free_slots_.size();
   // With streams nothing may wait here: its place in the stream is now.
   if (cuda() && free_slots_.empty()) {
-    reap_locked();
+    take_completions();
     if (free_slots_.empty()) {
       return {UNJAM_ERROR_RESOURCES,
               std::to_string(slots_.size()) +
@@ -448,7 +448,7 @@ void Context::admit(std::unique_ptr<Submitted> s) {
   s->serial = ++serials_;
   const Invocation inv = make_invocation(*s, slot);
   ++key.in_engine;
-  store_release<std::uint32_t>(memory_->rank().cancelled[slot], 0);
+  enter_slot(slot, *s);
   slots_[slot] = std::move(s);
   daemon_->submit(inv, key.fresh ? &key.state : nullptr);  // the caller rings
   key.fresh = false;
@@ -464,20 +464,23 @@ Result Context::admit_in_stream(std::unique_ptr<Submitted>& s) {
   s->slot = slot;
   s->serial = ++serials_;
   Invocation inv = make_invocation(*s, slot);
-  store_release<std::uint32_t>(memory_->rank().cancelled[slot], 0);
+  // First: what follows may wait until this call is cancelled, see tell().
+  enter_slot(slot, *s);
+  const auto refused = [&] {
+    leave_slot(slot);
+    return Result{UNJAM_ERROR_SYSTEM, error};
+  };
   if (s->call.stream_order == UNJAM_STREAM_SYNC) {
     if (!streams_->queue_call(stream, inv, key.fresh ? &key.state : nullptr, error)) {
-      return {UNJAM_ERROR_SYSTEM, error};
+      return refused();
     }
   } else {
     bool idle = false;
-    if (!streams_->stream_idle(stream, idle, error)) return {UNJAM_ERROR_SYSTEM, error};
+    if (!streams_->stream_idle(stream, idle, error)) return refused();
     if (!idle) {
       // First the mark: nothing else can fail.
       inv.ticket = inv.serial;
-      if (!streams_->queue_mark(stream, slot, inv.ticket, error)) {
-        return {UNJAM_ERROR_SYSTEM, error};
-      }
+      if (!streams_->queue_mark(stream, slot, inv.ticket, error)) return refused();
     }
     streams_->submit(inv, key.fresh ? &key.state : nullptr);  // the caller rings
   }

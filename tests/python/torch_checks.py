@@ -458,6 +458,80 @@ def futures_chain_and_may_wait_for_other_collectives():
         assert future.wait()[0][0] == i * SIZE
 
 
+class Spied(dist.ProcessGroup):
+    """A process group for DDP whose user keeps the Works that DDP takes futures of."""
+
+    def __init__(self, group):
+        super().__init__(RANK, SIZE)
+        self._inner, self.works = group, []
+
+    def allreduce(self, tensors, options=None):
+        if not isinstance(options, dist.AllreduceOptions):
+            options = dist.AllreduceOptions()
+        self.works.append(self._inner.allreduce(tensors, options))
+        return self.works[-1]
+
+    def allgather(self, outputs, inputs, options=None):
+        return self._inner.allgather(outputs, inputs, options or dist.AllgatherOptions())
+
+    def broadcast(self, tensors, options=None):
+        return self._inner.broadcast(tensors, options or dist.BroadcastOptions())
+
+    def getBackendName(self):  # noqa: N802, torch's name
+        return "spied"
+
+    def getSize(self):  # noqa: N802
+        return SIZE
+
+
+@check
+def python_has_futures_of_its_own_of_what_ddp_takes_too():
+    """DDP's are completed at the end of the backward pass; a user's callbacks are not for there."""
+    if DEVICE.type != "cpu":
+        return  # there, too, but the host has mostly seen the end by then
+    spied = Spied(dist.group.WORLD)
+    # A bucket each: while the gradients of the first are computed, the second's are on their way.
+    first, second = (torch.nn.Linear(600, 600, bias=False) for _ in range(2))
+    model = torch.nn.parallel.DistributedDataParallel(
+        torch.nn.Sequential(first, second), process_group=spied, bucket_cap_mb=1
+    )
+    model(torch.ones(4, 600)).sum().backward()  # in the first pass all is one bucket
+    spied.works.clear()
+    behind, met, futures = threading.Event(), [], []
+
+    def inside(_):
+        assert len(spied.works) == 1
+        futures.append(spied.works[0].get_future())
+        futures[0].add_done_callback(lambda _: met.append(behind.wait(20)))
+
+    hook = first.register_forward_hook(lambda _, __, output: output.register_hook(inside) and None)
+    output = model(torch.ones(4, 600)).sum()
+    if RANK != 0:
+        time.sleep(0.3)  # so the first rank waits at the end of its pass, mostly
+    output.backward()
+    behind.set()
+    hook.remove()
+    end = time.monotonic() + 30
+    while not met and time.monotonic() < end:
+        time.sleep(0.001)
+    assert met == [True], "the callback has kept the pass from ending"
+
+    # And whoever waits inside of the pass does not wait for its end.
+    spied.works.clear()
+    seen = []
+
+    def waits_inside(_):
+        seen.append(spied.works[0].get_future().wait()[0].clone())
+
+    again = first.register_forward_hook(
+        lambda _, __, output: output.register_hook(waits_inside) and None
+    )
+    model.zero_grad()
+    model(torch.ones(4, 600)).sum().backward()
+    again.remove()
+    same(seen[0].view(600, 600), second.weight.grad)
+
+
 @check
 def tensors_live_until_the_operation_is_complete():
     if RANK == 0:

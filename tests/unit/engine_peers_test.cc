@@ -13,10 +13,13 @@
 #include <atomic>
 #include <chrono>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <random>
 #include <string>
 #include <thread>
+#include <tuple>
+#include <utility>
 #include <vector>
 
 #include "base/clock.h"
@@ -89,7 +92,7 @@ std::vector<Primitive> program(const Use& u, std::uint32_t me) {
   return {};
 }
 
-// What the devices here have in common: their ranks look again and again, and nothing is told.
+// What the devices here have in common.
 struct Looking {
   static constexpr bool kInlinePacketFlags = false;
   void delay() {}
@@ -98,11 +101,7 @@ struct Looking {
   bool called_away() const { return false; }
   std::uint32_t threshold(std::uint32_t polls) const { return polls; }
   void attend() {}
-  std::uint32_t epoch() { return 0; }
-  bool try_quit(std::uint32_t, std::uint32_t) { return true; }
-  void hold_sleep(std::uint32_t) {}
   void fence() {}
-  void ring(std::uint32_t, std::uint32_t, RingFor) {}
   std::uint32_t first_primitive(std::uint16_t) const { return 0; }
   bool ready(const Invocation&) { return true; }
   template <class T>
@@ -111,7 +110,8 @@ struct Looking {
   }
 };
 
-// A block of which several threads control, and which never sleeps.
+// A block of which several threads control, and which never sleeps: it looks again and again, and
+// nothing is told.
 class Warp {
  public:
   Warp(RankState& rank, EventCount& completions, std::uint32_t lane, int threads, int control)
@@ -150,6 +150,10 @@ class Warp {
     const std::uint32_t thread, threads;
     std::uint32_t votes = 0;
 
+    std::uint32_t epoch() { return 0; }
+    bool try_quit(std::uint32_t, std::uint32_t) { return true; }
+    void hold_sleep(std::uint32_t) {}
+    void ring(std::uint32_t, std::uint32_t, RingFor) {}
     bool controls() const { return thread < w.control_; }
     bool leads() const { return thread == 0; }
     std::uint32_t first() const { return thread % w.control_; }
@@ -222,7 +226,8 @@ class Warp {
 };
 
 // The engine in the caller's thread, with a clock that goes on only when a slice is moved: how long
-// it stays is counted, not measured.
+// it stays is counted, not measured. It sleeps by its lane's doorbell, as the host device does;
+// only that here a sleep is where stay() ends, since who could ring is the caller.
 class ByHand : public Looking {
  public:
   using Handle = ByHand&;
@@ -234,9 +239,14 @@ class ByHand : public Looking {
   ByHand(RankState& rank, bool residency_matters)
       : rank_(rank), residency_matters_(residency_matters) {}
 
+  // What comes to pass between the look after which it would sleep for the first time and that
+  // sleep.
+  std::function<void()> before_it_sleeps;
+
   // One stay; returns how many slices it has moved.
   std::uint64_t stay() {
     const std::uint64_t before = moved_;
+    doorbell_awake(doorbell());
     Engine<ByHand>::run(*this, rank_, 0, shared_);
     return moved_ - before;
   }
@@ -263,15 +273,38 @@ class ByHand : public Looking {
     return true;
   }
   bool submissions_wait() { return !rank_.sq.empty(); }
-  bool stopped() { return false; }
+  bool stopped() { return stuck_; }
   bool cancelled(std::uint16_t) { return false; }
   void complete(std::uint16_t slot, Outcome outcome) { rank_.cq.push({slot, outcome}); }
 
+  std::uint32_t epoch() { return doorbell_epoch(doorbell()); }
+  bool try_quit(std::uint32_t epoch, std::uint32_t interest) {
+    return sleep(epoch, kAsleep | interest);
+  }
+  void hold_sleep(std::uint32_t epoch) {
+    if (sleep(epoch, kAsleep | kAsleepForData | kAsleepForRoom | kHeld)) stuck_ = true;
+  }
+  // It has slept in the middle of a stay.
+  bool stuck() const { return stuck_; }
+  void ring(std::uint32_t rank, std::uint32_t lane, RingFor what) {
+    doorbell_ring(rank_.lanes[0].transport.lane_cell(rank, lane).doorbell, what);
+  }
+
  private:
+  std::uint32_t& doorbell() {
+    const LaneTransport& t = rank_.lanes[0].transport;
+    return t.lane_cell(t.rank, 0).doorbell;
+  }
+  bool sleep(std::uint32_t epoch, std::uint32_t bits) {
+    if (const auto first = std::exchange(before_it_sleeps, nullptr)) first();
+    return doorbell_try_sleep(doorbell(), epoch, bits);
+  }
+
   RankState& rank_;
   const bool residency_matters_;
   BlockShared shared_;
   std::uint64_t moved_ = 0;
+  bool stuck_ = false;
 };
 
 class Ranks {
@@ -373,6 +406,21 @@ class Ranks {
     if (rank.daemon != nullptr) rank.daemon->ring(0);
   }
 
+  // Rank r lets go of its endpoints of a key, as when the runtime forgets it.
+  void release(std::uint32_t r, std::size_t key, std::uint16_t slot) {
+    Rank& rank = *ranks_[r];
+    KeyRelease& release = rank.release;
+    release.lanes = rank.keys[key]->lanes.data();
+    release.members = members_.data();
+    release.group_size = n_;
+    Sqe sqe;
+    sqe.inv.input = &release;
+    sqe.inv.n = 1;
+    sqe.inv.geometry.lanes = 1;
+    sqe.inv.slot = slot;
+    rank.memory->rank().sq.push(sqe);
+  }
+
   // Waits for so many completions at a rank. False: they did not come.
   bool wait(std::uint32_t r, std::size_t count) {
     Rank& rank = *ranks_[r];
@@ -393,6 +441,9 @@ class Ranks {
   std::uint32_t lack(std::uint32_t r, std::size_t key) {
     return static_cast<std::uint32_t>(load_relaxed(ranks_[r]->keys[key]->lanes[0].lack));
   }
+  std::uint32_t connector(std::uint32_t r, std::size_t key, std::uint32_t to) {
+    return ranks_[r]->keys[key]->out[0][to].connector;
+  }
   RankState& state(std::uint32_t r) { return ranks_[r]->memory->rank(); }
   LaneStats& stats(std::uint32_t r) { return ranks_[r]->memory->lane(0).stats; }
 
@@ -410,6 +461,7 @@ class Ranks {
     std::unique_ptr<EngineMemory> memory;
     EventCount completions;
     std::vector<std::unique_ptr<Key>> keys;
+    KeyRelease release;
     std::unique_ptr<HostDaemon> daemon;
     std::vector<std::unique_ptr<Warp>> warps;
   };
@@ -632,6 +684,127 @@ TEST_P(Stay, IsNotBoundedWhereItDoesNotMatter) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Engine, Stay, testing::Values(OrderPolicy::kFifo, OrderPolicy::kPriority));
+
+// ---- keys that come elsewhere ----
+
+// A receiver expects a key's slice in the connector that the key had. Meanwhile the sender's key
+// has lost it, has opened another one, or the same one anew, and sends. All that is there when the
+// receiver reads its doorbell must be found in the look behind that: nobody rings for it again, and
+// a receiver that makes one look in front of each sleep would sleep for ever.
+enum class Loses { kReleased, kTakenOver, kAndIsBack };
+
+class ComesElsewhere : public testing::TestWithParam<std::tuple<What, StickinessPolicy, Loses>> {
+ protected:
+  static constexpr std::size_t kKey = 0, kOther = 1;
+
+  ComesElsewhere() {
+    for (const std::uint32_t r : {0u, 1u}) {
+      EnginePolicy& policy = ranks_.state(r).policy;
+      policy.spin_head = policy.spin_base = policy.spin_cap = 1;
+    }
+    // With one connector to share, a key that opens takes an idle one's.
+    if (std::get<2>(GetParam()) != Loses::kReleased) {
+      ranks_.state(0).lanes[0].transport.peers[1].pool = 1;
+    }
+  }
+
+  // A use that sends from rank 0 to rank 1, in one chunk.
+  Use make(What what, std::size_t key, std::uint64_t n) {
+    Use u;
+    u.what = what;
+    u.key = key;
+    u.n = n;
+    u.count = 10;
+    fill(u, 2, random_);
+    return u;
+  }
+  void submit(Use& u, std::uint32_t r) { ranks_.submit(u, r, slots_[r]++); }
+  // Runs the two in turn until each has completed so many invocations.
+  void run(std::uint64_t sender, std::uint64_t receiver) {
+    for (int round = 0; round < 10; ++round) {
+      sender_.stay();
+      receiver_.stay();
+    }
+    ASSERT_EQ(ranks_.stats(0).completed, sender);
+    ASSERT_EQ(ranks_.stats(1).completed, receiver);
+  }
+
+  std::mt19937_64 random_{base_seed()};
+  Ranks ranks_{Case{2, 0, 0, 1, 4, 0, false}, 2, 80};
+  ByHand sender_{ranks_.state(0), /*residency_matters=*/false};
+  ByHand receiver_{ranks_.state(1), /*residency_matters=*/false};
+  std::uint16_t slots_[2] = {};
+};
+
+TEST_P(ComesElsewhere, IsFoundByTheLookThatFindsItGone) {
+  const auto [what, stickiness, loses] = GetParam();
+  Use first = make(what, kKey, 0), second = make(what, kKey, 1);
+  Use other = make(What::kBroadcast, kOther, 0);
+  for (const std::uint32_t r : {0u, 1u}) submit(first, r);
+  run(1, 1);
+  check(first);
+  const std::uint32_t had = ranks_.connector(0, kKey, 1);
+  ASSERT_NE(had, kNoConnector);
+
+  const auto lose_it = [&] {
+    if (loses == Loses::kReleased) ranks_.release(0, kKey, slots_[0]++);
+    submit(other, 0);
+    sender_.stay();
+    ASSERT_EQ(ranks_.connector(0, kOther, 1), had);
+    ASSERT_EQ(ranks_.connector(0, kKey, 1), kNoConnector);
+  };
+  const auto send = [&] {
+    submit(second, 0);
+    sender_.stay();
+  };
+  ranks_.state(1).policy.stickiness = stickiness;
+  std::uint64_t before = 1;
+  if (loses == Loses::kAndIsBack) {
+    lose_it();
+    submit(other, 1);
+    run(2, ++before);  // the connector has gone on
+    send();
+    EXPECT_EQ(ranks_.connector(0, kKey, 1), had);
+  } else {
+    receiver_.before_it_sleeps = [&] {
+      EXPECT_EQ(ranks_.stats(1).completed, before) << "it had all before its sender sent";
+      lose_it();
+      send();
+      EXPECT_NE(ranks_.connector(0, kKey, 1), had);
+    };
+  }
+  submit(second, 1);
+  receiver_.stay();
+  ASSERT_TRUE(ranks_.stats(1).completed == before + 1 && !receiver_.stuck())
+      << "the receiver sleeps, and its slice lies there";
+  run(3, before + 1);
+  check(second);
+}
+
+std::string name_of(const testing::TestParamInfo<ComesElsewhere::ParamType>& info) {
+  static constexpr const char* kWhat[] = {"TwoStepAllReduce", "OneStepAllReduce", "AllGather",
+                                          "ReduceScatter", "Broadcast"};
+  static constexpr const char* kLoses[] = {"Released", "TakenOver", "AndIsBack"};
+  return std::string(kWhat[static_cast<int>(std::get<0>(info.param))]) +
+         (std::get<1>(info.param) == StickinessPolicy::kHold ? "Hold" : "OneLook") +
+         kLoses[static_cast<int>(std::get<2>(info.param))];
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Engine, ComesElsewhere,
+    testing::Combine(testing::Values(What::kTwoStepAllReduce, What::kOneStepAllReduce,
+                                     What::kAllGather, What::kReduceScatter, What::kBroadcast),
+                     testing::Values(StickinessPolicy::kAdaptive, StickinessPolicy::kHold),
+                     testing::Values(Loses::kReleased, Loses::kTakenOver)),
+    name_of);
+// All is there before the receiver begins, so these are kinds whose root, or all, send first. (Who
+// does not hold looks once more before it leaves, since it has just begun.)
+INSTANTIATE_TEST_SUITE_P(EngineBack, ComesElsewhere,
+                         testing::Combine(testing::Values(What::kOneStepAllReduce, What::kAllGather,
+                                                          What::kReduceScatter, What::kBroadcast),
+                                          testing::Values(StickinessPolicy::kHold),
+                                          testing::Values(Loses::kAndIsBack)),
+                         name_of);
 
 }  // namespace
 }  // namespace unjam

@@ -8,6 +8,7 @@
 #include <cuda/atomic>
 
 #include "device/cuda/leaves.cuh"
+#include "device/cuda/leaving.h"
 #include "device/cuda/rank_state.h"
 #include "engine/engine.h"
 #include "engine/mark.h"
@@ -349,7 +350,7 @@ class CudaDev {
   // What the host says, for all lanes: by whoever drives the first one, or waits for it.
   static __device__ std::uint32_t read_attention(CudaRank& r) {
     const std::uint32_t attention = load_relaxed(r.link->attention);
-    if (attention != 0) store_relaxed_local(r.attention, attention);
+    LeavingSteps::tell_lanes(r, attention);
     return attention;
   }
   __device__ std::uint32_t epoch() {

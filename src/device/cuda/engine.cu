@@ -23,6 +23,7 @@
 // cudaFree).
 #include "device/cuda/cuda_dev.cuh"
 #include "device/cuda/kernels.h"
+#include "device/cuda/leaving.h"
 #include "device/cuda/solo.cuh"
 #include "device/cuda/solo_two_shot.cuh"
 
@@ -97,21 +98,11 @@ __device__ __noinline__ void drive(CudaRank& r, std::uint32_t lane, Block block)
     // Whoever fills a mailbox, marks, or ends a key's earlier use, then looks who is there, see
     // CudaDev::settle() and unjam_mark_kernel(): one of us sees the other.
     fence_total_local();
-    // A lane that is left empty needs nobody, however its engine came to leave. In one that is not,
-    // something may move, unless it was left at rest and nothing has been readied since. (A mark
-    // relies on a daemon, also for lanes that it has not got; see take_over().)
-    bool needs = left && (s.rested == 0 || load_acquire_local(r.readied) != s.readied_seen);
+    // A lane that is left empty needs nobody, however its engine came to leave. (A mark relies on a
+    // daemon, also for lanes that it has not got; see take_over().)
+    bool needs = left && LeavingSteps::lane_may_move(r, s);
     needs = needs || !r.rank.mailboxes[lane].empty();
-    // A daemon's first lane has looked at what the host posts before its last pass, or within it.
-    // The host stores `posted`, then looks at `resident`, which is 0 by now: one of us sees the
-    // other. (At rest, CudaDev::try_quit() has done that. Calls in the inbox serve themselves.)
-    // What it wants, cancellations, comes before `posted`, but is not looked at with it: other
-    // lanes are at rest with what was cancelled, and have not heard of it.
-    if (residents && s.rested == 0) {
-      needs =
-          needs || s.sq_written != s.sq_read || load_seq_cst(r.link->residency.posted) != s.posted;
-      needs = needs || load_relaxed(r.link->attention) != s.attention;
-    }
+    if (residents && s.rested == 0) needs = needs || LeavingSteps::host_has_said_more(r, s);
     if (needs) store_system(r.link->residency.rung, 1u);
   }
   sync_block();

@@ -753,7 +753,7 @@ __device__ __forceinline__ std::uint64_t look_ahead(const SoloCall& call, const 
 // engine must know, too: of a call that has nothing left to do it looks once only.
 __device__ __noinline__ bool is_cancelled(CudaRank& r, const CudaLaunch& launch,
                                           std::uint32_t attention) {
-  store_relaxed_local(r.attention, attention);
+  LeavingSteps::tell_lanes(r, attention);
   if (load_relaxed(r.rank.cancelled[launch.slot]) != 0) return true;
   const std::uint64_t gone = load_relaxed(r.link->gone);
   for (std::uint32_t q = 0; q < launch.solo.group_size; ++q) {

@@ -16,7 +16,9 @@
 // A future is completed when the host has seen the operation's end. On CUDA that makes whoever
 // waits for it wait on the host, as DistributedDataParallel's reducer does at the end of each
 // backward pass; so what C++ code takes inside of a backward pass is completed at the end of that
-// pass at the latest, with the stream ordered (complete_after_backward()).
+// pass at the latest, with the stream ordered (complete_after_backward()). Python has a future of
+// its own: its callbacks are a user's, who may have them wait for what comes behind the pass, and
+// nobody expects them to run inside of it.
 //
 // On CUDA wait() mostly returns before the operation is complete, so it cannot tell that it fails
 // later: the stream goes on, without the results. Every operation is therefore looked at once more
@@ -260,31 +262,35 @@ class Call : public std::enable_shared_from_this<Call> {
     if (!behind_.exchange(true) && !complete_.load()) leave(shared_from_this());
   }
 
-  // waited_is_done: of what the current stream waits for already the future is complete at once,
-  // and does not tell how it ends. DDP's reducer reads the value out of a future in the line behind
-  // its wait() (Reducer::set_divide_factor).
-  c10::intrusive_ptr<c10::ivalue::Future> future(bool waited_is_done) {
+  enum Taker { kCpp, kPython, kTakers };
+
+  // C++: of what the current stream waits for already the future is complete at once, and does not
+  // tell how it ends. DDP's reducer reads the value out of a future in the line behind its wait()
+  // (Reducer::set_divide_factor).
+  c10::intrusive_ptr<c10::ivalue::Future> future(Taker taker) {
     const bool over = complete();
     const std::exception_ptr error = over ? tell_error() : nullptr;
     bool here = over && (!device_.is_cuda() || error != nullptr);
+    FuturePtr future;
     {
       const std::lock_guard lock(mutex_);
-      if (future_) return future_;
-      here |= waited_is_done && behind_stream_ && *behind_stream_ == current_stream(device_);
+      Taken& taken = taken_[taker];
+      if (taken.future) return taken.future;
+      here |= taker == kCpp && behind_stream_ && *behind_stream_ == current_stream(device_);
       std::vector<c10::Device> devices;
       if (device_.is_cuda()) devices.push_back(device_);
-      future_ = c10::make_intrusive<c10::ivalue::Future>(
+      future = taken.future = c10::make_intrusive<c10::ivalue::Future>(
           c10::ListType::create(c10::TensorType::get()), std::move(devices));
-      future_told_ = here;
+      taken.told = here;
     }
     if (!here) {
       call_when_complete();
     } else if (error != nullptr) {
-      future_->setError(error);
+      future->setError(error);
     } else {
-      future_->markCompleted(c10::IValue(outputs_));  // records the current stream
+      future->markCompleted(c10::IValue(outputs_));  // records the current stream
     }
-    return future_;
+    return future;
   }
 
   // Has the future completed at the end of the backward pass that this thread is in, if it is in
@@ -301,7 +307,7 @@ class Call : public std::enable_shared_from_this<Call> {
   // What else may be: the reducer waits in the very callback that takes the future (the first pass
   // with static_graph, Reducer::delay_all_reduce), before ours is run; the pass fails, and no
   // callback is run; somebody waits in the middle of it. So the host's way, armed by future(),
-  // stays; whoever sets future_told_ first completes the future.
+  // stays; whoever sets Taken::told first completes the future.
   void complete_after_backward() {
     namespace autograd = torch::autograd;
     if (autograd::get_current_graph_task_id() == -1) return;
@@ -328,7 +334,9 @@ class Call : public std::enable_shared_from_this<Call> {
     std::vector<at::Tensor> outputs;
     if (call->behind_.load()) {
       const std::lock_guard lock(call->mutex_);
-      if (!call->future_) outputs.swap(call->outputs_);
+      if (!call->taken_[kCpp].future && !call->taken_[kPython].future) {
+        outputs.swap(call->outputs_);
+      }
     }
     if (!call->complete()) return leave(std::move(call));
     call->surface();
@@ -375,6 +383,11 @@ class Call : public std::enable_shared_from_this<Call> {
   }
 
  private:
+  using FuturePtr = c10::intrusive_ptr<c10::ivalue::Future>;
+  struct Taken {
+    FuturePtr future;
+    bool told = false;  // somebody completes it, or has
+  };
   struct Left {
     std::mutex mutex;
     std::deque<std::shared_ptr<Call>> calls;
@@ -519,19 +532,19 @@ class Call : public std::enable_shared_from_this<Call> {
   void tell() noexcept {
     complete_.store(true, std::memory_order_release);
     if (!device_.is_cuda()) settle();
-    c10::intrusive_ptr<c10::ivalue::Future> future;
+    // C++'s first: callbacks of Python's may take their time.
+    std::vector<FuturePtr> futures;
     bool finishes = false;
     {
       const std::lock_guard lock(mutex_);
       told_.store(true);
-      if (!future_told_ && future_) {
-        future_told_ = true;
-        future = future_;
+      for (Taken& taken : taken_) {
+        if (taken.future && !std::exchange(taken.told, true)) futures.push_back(taken.future);
       }
       finishes = finish_ != nullptr;
     }
-    if (!future && !finishes) return;
-    Executor::get().run([call = shared_from_this(), future] { call->conclude(future); });
+    if (futures.empty() && !finishes) return;
+    Executor::get().run([call = shared_from_this(), futures] { call->conclude(futures); });
   }
 
   // At the end of a backward pass, as one of its final callbacks.
@@ -542,11 +555,11 @@ class Call : public std::enable_shared_from_this<Call> {
     // apart. Its futures are complete early then, and the stream waits early.)
     if (torch::autograd::get_current_node() != nullptr) return;
     const NoGil no_gil;
-    c10::intrusive_ptr<c10::ivalue::Future> future;
+    FuturePtr future;
     {
       const std::lock_guard lock(mutex_);
-      if (std::exchange(future_told_, true)) return;
-      future = future_;
+      if (std::exchange(taken_[kCpp].told, true)) return;
+      future = taken_[kCpp].future;
     }
     try {
       if (device_.is_cuda() && !blocks_host_) {
@@ -564,7 +577,7 @@ class Call : public std::enable_shared_from_this<Call> {
   }
 
   // In an executor's thread.
-  void conclude(const c10::intrusive_ptr<c10::ivalue::Future>& future) noexcept {
+  void conclude(const std::vector<FuturePtr>& futures) noexcept {
     try {
       // CUDA: the host has seen the end, so any stream is behind it; this one is nobody's.
       std::optional<c10::StreamGuard> guard;
@@ -580,15 +593,18 @@ class Call : public std::enable_shared_from_this<Call> {
         finish(gone);
         error = error_;
       }
-      if (!future) return;
-      if (error != nullptr) {
-        error_told_.store(true);
-        future->setError(error);
-      } else {
-        future->markCompleted(c10::IValue(outputs_));
+      if (error != nullptr && !futures.empty()) error_told_.store(true);
+      for (const FuturePtr& future : futures) {
+        if (error != nullptr) {
+          future->setError(error);
+        } else {
+          future->markCompleted(c10::IValue(outputs_));
+        }
       }
     } catch (...) {
-      if (future && !future->completed()) future->setError(std::current_exception());
+      for (const FuturePtr& future : futures) {
+        if (!future->completed()) future->setError(std::current_exception());
+      }
     }
   }
 
@@ -626,8 +642,7 @@ class Call : public std::enable_shared_from_this<Call> {
   std::optional<c10::Event> finished_event_;
   std::optional<c10::Stream> behind_stream_;  // the last one that was put behind the results
   std::exception_ptr error_;
-  bool future_told_ = false;
-  c10::intrusive_ptr<c10::ivalue::Future> future_;
+  Taken taken_[kTakers];
 };
 
 class UnjamWork : public c10d::Work {
@@ -664,7 +679,8 @@ class UnjamWork : public c10d::Work {
     // Python has the GIL where it asks for a future, and may mean that for later.
     const bool from_python = PyGILState_Check() != 0;
     const NoGil no_gil;
-    const c10::intrusive_ptr<c10::ivalue::Future> future = call_->future(!from_python);
+    const c10::intrusive_ptr<c10::ivalue::Future> future =
+        call_->future(from_python ? Call::kPython : Call::kCpp);
     if (!from_python && !future->completed()) call_->complete_after_backward();
     return future;
   }
