@@ -58,6 +58,7 @@
 //                                        to the count, releases at the block's scope
 //   posters_first(), sync_posters()      by posters: one thread's answer is yes; their barrier
 //   load_block(x), store_block(x, v)     acquire, release at the block's scope
+//   pause()                              between polls of these
 //   packet_leaf(job, polls)              only if kInlinePacketFlags, for packets: polls the flags
 //                                        of the incoming slices (a combine's sources but local_src;
 //                                        of copies those without dst_slot, copy_elems long) so
@@ -497,13 +498,12 @@ class Engine {
         if (i < a.inv.num_primitives) a.program[i] = a.inv.program[i];
       }
       const LaneKey& key_of_lane = a.inv.key->lanes[lane_index_];
-      for (std::uint32_t q = dev_.first(); q < kCachedMembers; q += dev_.stride()) {
-        if (q < a.inv.group_size) {
-          a.members[q] = a.inv.members[q];
-          a.outs[q] = key_of_lane.out[q];
-          a.ins[q] = key_of_lane.in[q];
-          a.invited[q] = nullptr;
-        }
+      for (std::uint32_t q = dev_.first(); q < a.inv.group_size; q += dev_.stride()) {
+        a.members[q] = a.inv.members[q];
+        a.outs[q] = s_.transport.wire(key_of_lane.out[q]);
+        a.ins[q] = s_.transport.wire(key_of_lane.in[q]);
+        a.invited[q] = nullptr;
+        // (There are as many parts as members, or one.)
         if (q < a.inv.geometry.parts) a.parts[q] = a.inv.geometry.lane_part(q, lane_index_);
       }
       if (dev_.leads()) {
@@ -615,7 +615,7 @@ class Engine {
   // The chunk of a part that is s_.primitive's.
   UNJAM_HD Range chunk(const ActiveContext& a, std::uint32_t part) const {
     const Geometry& g = a.inv.geometry;
-    const Range all = part < kCachedMembers ? a.parts[part] : g.lane_part(part, lane_index_);
+    const Range all = a.parts[part];
     const std::uint32_t lag = lag_of(s_.primitive);
     if (a.dyn.loop < lag) return {all.offset, 0};
     return g.chunk_of(all, a.dyn.loop - lag);
@@ -820,7 +820,7 @@ class Engine {
       while (dev.load_block(stream.given[g]) <= k) {
         // (The latest is given before the stream ends.)
         if (dev.load_block(stream.total) != 0 && dev.load_block(stream.given[g]) <= k) return;
-        dev.relax(1);
+        dev.pause();
       }
       // Overwritten when the group is given number k + kStreamDepth, which takes this slice's
       // place, or a later one's.
@@ -837,11 +837,11 @@ class Engine {
       while (dev.load_block(stream.counted) <= n) {
         const std::uint32_t total = dev.load_block(stream.total);
         if (total != 0 && total <= n) return;
-        dev.relax(1);
+        dev.pause();
       }
       const std::uint32_t place = n % kStreamDepth;
       const std::uint32_t all = dev.movers() * (n / kStreamDepth + 1);
-      while (dev.load_block(stream.stored[place]) != all) dev.relax(1);
+      while (dev.load_block(stream.stored[place]) != all) dev.pause();
       post_slice(dev, shared, place);
       dev.sync_posters();
       if (dev.posters_first()) dev.store_block(stream.posted, n + 1);
@@ -880,31 +880,24 @@ class Engine {
     return false;
   }
 
-  // The endpoints of member q. What changes is stored in the key's, too.
-  UNJAM_HD static OutEndpoint& out_of(ActiveContext& a, std::uint32_t q) {
-    return q < kCachedMembers ? a.outs[q] : a.out[q];
-  }
-  UNJAM_HD static InEndpoint& in_of(ActiveContext& a, std::uint32_t q) {
-    return q < kCachedMembers ? a.ins[q] : a.in[q];
-  }
-
-  // See LaneTransport::open() and resolve().
+  // See LaneTransport::open() and resolve(). The endpoints are the key's.
   UNJAM_HD bool open(ActiveContext& a, std::uint32_t q) {
     if (!s_.transport.open(member(a, q), a.tag, a.group, a.out[q], &a.key->in_queue)) {
       // Several threads may count here.
-      fetch_add<std::uint64_t>(lane_.stats.no_connector, 1);
+      count_shared(lane_.stats.no_connector, 1);
       return false;
     }
-    if (q < kCachedMembers) a.outs[q] = a.out[q];
+    a.outs[q] = s_.transport.wire(a.out[q]);
     return true;
   }
-  UNJAM_HD bool resolve(ActiveContext& a, std::uint32_t q) {
-    InEndpoint& in = in_of(a, q);
-    const InEndpoint was = in;
+  UNJAM_HD_NOINLINE bool resolve(ActiveContext& a, std::uint32_t q) {
+    InEndpoint& in = a.in[q];
     const bool found = s_.transport.resolve(member(a, q), a.tag, in);
-    const bool changed = in.connector != was.connector || in.consumed != was.consumed;
-    if (q < kCachedMembers && changed) a.in[q] = in;
-    if (found && changed && invites(a)) invite(a, q);
+    const Wire was = a.ins[q];
+    if (in.connector != was.connector || in.consumed != was.count) {
+      a.ins[q] = s_.transport.wire(in);
+      if (found && invites(a)) invite(a, q);
+    }
     return found;
   }
 
@@ -915,12 +908,12 @@ class Engine {
     return a.inv.output_in_arena != 0 && !inline_flags(a);
   }
   UNJAM_HD void invite(ActiveContext& a, std::uint32_t q) {
-    s_.transport.invite(member(a, q), in_of(a, q), a.inv.seed, a.inv.output_in_arena);
+    LaneTransport::invite(a.ins[q], a.inv.seed, a.inv.output_in_arena);
   }
   // On connectors that are known as the invocation begins; on others as they are found.
   UNJAM_HD_NOINLINE void invite_known(ActiveContext& a) {
     for (std::uint32_t q = dev_.first(); q < a.inv.group_size; q += dev_.stride()) {
-      if (q == a.inv.group_rank || in_of(a, q).connector == kNoConnector) continue;
+      if (q == a.inv.group_rank || a.ins[q].connector == kNoConnector) continue;
       if (resolve(a, q)) invite(a, q);
     }
   }
@@ -929,22 +922,21 @@ class Engine {
     const LaneKey& key = inv.key->lanes[lane_index_];
     for (std::uint32_t q = 0; q < inv.group_size; ++q) {
       if (q == inv.group_rank || key.in[q].connector == kNoConnector) continue;
-      s_.transport.withdraw(inv.members[q], key.in[q]);
+      LaneTransport::withdraw(key.in[q]);
     }
   }
   // Whether the slice may go straight to where member q's output has it. Looked for until it is
   // found, from its first slice on that could use it.
   UNJAM_HD bool asks(const ActiveContext& a, std::uint32_t q) const {
     return (s_.primitive.flags & kIntoOutput) != 0 && s_.transport.shape.heap_bytes != 0 &&
-           q < kCachedMembers && a.invited[q] == nullptr;
+           a.invited[q] == nullptr;
   }
   UNJAM_HD void note_invitation(ActiveContext& a, std::uint32_t q, const Invitation& seen) {
-    a.invited[q] =
-        s_.transport.invited_output(member(a, q), out_of(a, q).connector, a.inv.seed, seen);
+    a.invited[q] = s_.transport.invited_output(member(a, q), a.outs[q], a.inv.seed, seen);
   }
   // Where member q has the slice in its output; nullptr: it goes through a slot.
   UNJAM_HD unsigned char* place_in_output(const ActiveContext& a, std::uint32_t q) const {
-    if ((s_.primitive.flags & kIntoOutput) == 0 || q >= kCachedMembers) return nullptr;
+    if ((s_.primitive.flags & kIntoOutput) == 0) return nullptr;
     unsigned char* output = a.invited[q];
     if (output == nullptr) return nullptr;
     const Geometry& g = a.inv.geometry;
@@ -958,14 +950,14 @@ class Engine {
   UNJAM_HD bool arrived(ActiveContext& a, std::uint32_t q, std::uint32_t elems, RecvView& view) {
     LaneTransport& t = s_.transport;
     const std::uint32_t peer = member(a, q);
-    const InEndpoint& in = in_of(a, q);
+    const Wire& in = a.ins[q];
     const bool packets = inline_flags(a);
     // Where the slice was last expected, first: a flag is one step's of one invocation, so what
     // carries it is the slice, whoever has the connector now. That spares looking the key up.
     if (!packets && in.connector != kNoConnector && t.poll(peer, in, a.inv.seed, view)) return true;
     if (!resolve(a, q)) return false;
     if (packets) {
-      view = t.packet_view(peer, in, elems * dtype_bytes(a.inv.geometry.dtype));
+      view = t.packet_view(in, elems * dtype_bytes(a.inv.geometry.dtype));
       return true;
     }
     return t.poll(peer, in, a.inv.seed, view);
@@ -973,13 +965,12 @@ class Engine {
 
   // Capacity 0: there is none.
   UNJAM_HD SendGrant room(ActiveContext& a, std::uint32_t q, std::uint32_t elems) {
-    const OutEndpoint& out = out_of(a, q);
+    const Wire& out = a.outs[q];
     if (out.connector == kNoConnector && !open(a, q)) return {};
     const bool asking = asks(a, q);
     Invitation seen;
-    if (asking) seen = s_.transport.glimpse(member(a, q), out.connector);
-    const std::uint64_t credit =
-        load_acquire(s_.transport.credit_word(member(a, q), out.connector));
+    if (asking) seen = LaneTransport::glimpse(out);
+    const std::uint64_t credit = load_acquire(out.cell->consumed);
     if (asking) note_invitation(a, q, seen);
     return room(a, q, elems, credit);
   }
@@ -987,8 +978,8 @@ class Engine {
                           std::uint64_t credit) {
     LaneTransport& t = s_.transport;
     const std::uint32_t peer = member(a, q);
-    const OutEndpoint& out = out_of(a, q);
-    if (inline_flags(a)) return t.packet_grant(peer, out, credit);
+    const Wire& out = a.outs[q];
+    if (inline_flags(a)) return t.packet_grant(out, credit);
     if (unsigned char* place = place_in_output(a, q)) return t.output_grant(place, out, credit);
     return t.grant(peer, out, elems * dtype_bytes(a.inv.geometry.dtype), credit);
   }
@@ -1029,7 +1020,7 @@ class Engine {
   UNJAM_HD bool& has(Part part) { return part.in ? s_.has_come[part.q] : s_.has_room[part.q]; }
 
   UNJAM_HD static std::uint32_t member(const ActiveContext& a, std::uint32_t q) {
-    return q < kCachedMembers ? a.members[q] : a.inv.members[q];
+    return a.members[q];
   }
 
   UNJAM_HD SliceJob& job() const { return s_.jobs[s_.which]; }
@@ -1091,23 +1082,19 @@ class Engine {
       if (!arrived(a, q, elems_of(q), view)) return false;
       return note_slice(q, view.data);
     }
-    if (part.in ? in_of(a, q).connector == kNoConnector && !resolve(a, q)
-                : out_of(a, q).connector == kNoConnector && !open(a, q)) {
-      return false;
-    }
+    const Wire& wire = part.in ? a.ins[q] : a.outs[q];
+    if (wire.connector == kNoConnector && !(part.in ? resolve(a, q) : open(a, q))) return false;
     // Before the acquire, so that all are under way together.
     const bool asking = !part.in && asks(a, q);
     Invitation seen;
-    if (asking) seen = t.glimpse(peer, out_of(a, q).connector);
+    if (asking) seen = LaneTransport::glimpse(wire);
     // One look for both kinds of parts: branches would wait for memory one after the other.
-    std::uint64_t& word =
-        part.in ? t.flag_word(peer, in_of(a, q)) : t.credit_word(peer, out_of(a, q).connector);
+    std::uint64_t& word = part.in ? LaneTransport::flag_word(wire) : wire.cell->consumed;
     const std::uint64_t found = load_acquire(word);
     if (asking) note_invitation(a, q, seen);
     if (part.in) {
-      const InEndpoint& in = in_of(a, q);
-      if (LaneTransport::is_next(found, in, a.inv.seed)) {
-        return note_slice(q, t.slice_at(peer, in, found));
+      if (LaneTransport::is_next(found, wire, a.inv.seed)) {
+        return note_slice(q, t.slice_at(peer, wire, found));
       }
       return comes_elsewhere(a, q);
     }
@@ -1124,10 +1111,10 @@ class Engine {
   // The sender may have opened another connector, and all of a look must be in one look: who sleeps
   // behind it has not been rung for what came before its epoch (doorbell.h).
   UNJAM_HD_NOINLINE bool comes_elsewhere(ActiveContext& a, std::uint32_t q) {
-    const InEndpoint was = in_of(a, q);
+    const Wire was = a.ins[q];
     if (!resolve(a, q)) return false;
-    const InEndpoint& in = in_of(a, q);
-    if (in.connector == was.connector && in.consumed == was.consumed) return false;
+    const Wire& in = a.ins[q];
+    if (in.connector == was.connector && in.count == was.count) return false;
     RecvView view;
     return s_.transport.poll(member(a, q), in, a.inv.seed, view) && note_slice(q, view.data);
   }
@@ -1251,26 +1238,30 @@ class Engine {
   }
   UNJAM_HD void count_out(ActiveContext& a, std::uint32_t q, std::uint32_t at, std::uint32_t elems,
                           Posting& w) {
-    OutEndpoint& out = out_of(a, q);
+    Wire& out = a.outs[q];
     w.peer = member(a, q);
     w.what = Posting::kSlice;
+    const std::uint32_t bytes = elems * dtype_bytes(a.inv.geometry.dtype);
+    const std::uint32_t location = s_.location[at];
     if (inline_flags(a)) {
-      ++out.posted;  // the data carried their flags
-      w.word.place = nullptr;
+      s_.transport.advance(out);
+      w.word.place = nullptr;  // the data carried their flags
     } else {
-      const std::uint32_t location = s_.location[at];
-      s_.transport.announce(w.peer, out, location, elems * dtype_bytes(a.inv.geometry.dtype));
-      w.word = s_.transport.posting(w.peer, out, a.inv.seed, location);
+      w.word = s_.transport.post(w.peer, out, a.inv.seed, location, bytes);
     }
-    if (q < kCachedMembers) a.out[q].posted = out.posted;
+    a.out[q].posted = out.count;
+    count_shared(lane_.stats.bytes_sent, bytes);
+    if (location == kInOutput) {
+      count_shared(lane_.stats.into_outputs, 1);
+    } else if (location != 0) {
+      count_shared(lane_.stats.borrowed, 1);
+    }
   }
   UNJAM_HD void count_in(ActiveContext& a, std::uint32_t q, Posting& w) {
-    InEndpoint& in = in_of(a, q);
     w.peer = member(a, q);
     w.what = Posting::kCredit;
-    LaneTransport::take(in);
-    w.word = s_.transport.consumption(w.peer, in);
-    if (q < kCachedMembers) a.in[q].consumed = in.consumed;
+    w.word = s_.transport.take(a.ins[q]);
+    a.in[q].consumed = a.ins[q].count;
   }
 
   // Makes the slice visible to the peers. First all that is to be visible is written, then one
@@ -1304,7 +1295,6 @@ class Engine {
   }
 
   UNJAM_HD void move_on(ActiveContext& a) {
-    count_sent(a);
     count(lane_.stats.slices);
     if constexpr (Dev::kHostWatches) {
       bump(a.key->slices);
@@ -1329,33 +1319,6 @@ class Engine {
     }
     advance(a);
     s_.ended = !seek(a);
-  }
-
-  UNJAM_HD void count_sent(const ActiveContext& a) {
-    const std::uint16_t flags = s_.primitive.flags;
-    if ((flags & (kSend | kToSeveral)) == 0) return;
-    std::uint64_t elems = 0, borrowed = 0, into = 0;
-    if (flags & kToSeveral) {
-      for (std::uint32_t q = 0; q < a.inv.group_size; ++q) {
-        if (!takes_part(a, q)) continue;
-        elems += flags & kCopies ? job().copy_elems[q] : s_.elems;
-        count_place(s_.location[place_of(a, q)], borrowed, into);
-      }
-    } else {
-      elems = s_.elems;
-      count_place(s_.location[0], borrowed, into);
-    }
-    count(lane_.stats.bytes_sent, elems * dtype_bytes(a.inv.geometry.dtype));
-    if (borrowed != 0) count(lane_.stats.borrowed, borrowed);
-    if (into != 0) count(lane_.stats.into_outputs, into);
-  }
-  UNJAM_HD static void count_place(std::uint32_t location, std::uint64_t& borrowed,
-                                   std::uint64_t& into) {
-    if (location == kInOutput) {
-      ++into;
-    } else {
-      borrowed += location != 0;
-    }
   }
 
   // By the lead: the invocation has ended at this lane. `fenced`: a fence of this thread is behind
@@ -1407,6 +1370,15 @@ class Engine {
       figure += by;
     } else {
       bump(figure, by);
+    }
+  }
+
+  // The same of one that several control threads count.
+  UNJAM_HD static void count_shared(std::uint64_t& figure, std::uint64_t by) {
+    if constexpr (Dev::kLaneInShared) {
+      Dev::add(figure, by);
+    } else {
+      fetch_add<std::uint64_t>(figure, by);
     }
   }
 

@@ -19,7 +19,6 @@ namespace unjam {
 inline constexpr std::uint32_t kActiveContexts = 8;
 
 inline constexpr std::uint32_t kCachedPrimitives = 8;
-inline constexpr std::uint32_t kCachedMembers = 16;
 
 struct alignas(16) ActiveContext {
   Invocation inv;
@@ -31,16 +30,15 @@ struct alignas(16) ActiveContext {
   std::uint64_t tag = 0;
   std::uint64_t group = 0;
   std::uint64_t passes = 0;  // of the program: how many chunks this lane makes, and the lag
-  // The first of the program's primitives, and of the members.
-  Primitive program[kCachedPrimitives];
-  std::uint16_t members[kCachedMembers] = {};
-  Range parts[kCachedMembers] = {};  // what this lane carries of the first parts
-  // The key's endpoints of the first members, which every slice looks at. Nobody else changes them
-  // while the lane has the invocation in its queue; what changes here is stored there, too.
-  OutEndpoint outs[kCachedMembers];
-  InEndpoint ins[kCachedMembers];
-  // The outputs of the first members that have invited to store into them, see connector.h.
-  unsigned char* invited[kCachedMembers] = {};
+  Primitive program[kCachedPrimitives];  // the first of them
+  std::uint16_t members[kMaxRanks] = {};
+  Range parts[kMaxRanks] = {};  // what this lane carries of each part
+  // The key's endpoints, which every slice looks at. Nobody else changes them while the lane has
+  // the invocation in its queue; what changes here is stored there, too.
+  Wire outs[kMaxRanks];
+  Wire ins[kMaxRanks];
+  // The outputs of members that have invited to store into them, see connector.h.
+  unsigned char* invited[kMaxRanks] = {};
   std::uint16_t slot = kNoSlot;  // which invocation is cached here
   std::uint16_t dirty = 0;       // dyn has changed since it was loaded: save before eviction
 };

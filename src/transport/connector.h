@@ -7,8 +7,8 @@
 // the receiver publishes that it has consumed it through the credit cell. Both keep their own count
 // (posted, consumed) in the endpoint and derive the other's on each look: an attempt that finds
 // nothing has changed nothing, so it can be repeated at will (design.md Sec. 5, "redo safety").
-// Both publish in two steps: announce() and take() write all that is to be visible, then what
-// posting() and consumption() name is published. Between the two a device may put one fence for all
+// Both publish in two steps: post() and take() write all that is to be visible, then what they name
+// is published. Between the two a device may put one fence for all
 // that a block has to publish (see PublishedWord).
 //
 // Room. Of the steps under way, step s may use escape slot s % escape_slots if fewer than
@@ -65,12 +65,28 @@ struct OutEndpoint {
   std::uint32_t lost_at = 0;  // PeerSendState::opens when another key took it over; 0: never
   // Steps that the peer has consumed at least (acquired), for who has no time to look.
   std::uint64_t credit = 0;
+  // Of the connector, see Wire.
+  unsigned char* steps = nullptr;
+  CreditCell* cell = nullptr;
 };
 
 struct InEndpoint {
   std::uint64_t consumed = 0;
   std::uint32_t connector = kNoConnector;
   std::uint32_t pad = 0;
+  unsigned char* steps = nullptr;
+  CreditCell* cell = nullptr;
+};
+
+// An endpoint of either direction as who moves slice after slice has it at hand: with nothing left
+// to work out about where things are. (On a GPU a thread alone takes a microsecond for two of these
+// addresses, and a slice needs a dozen.)
+struct Wire {
+  unsigned char* steps = nullptr;  // the headers of its steps, and behind them its escape slots
+  CreditCell* cell = nullptr;
+  std::uint64_t count = 0;  // posted, or consumed
+  std::uint32_t connector = kNoConnector;
+  std::uint32_t slot = 0;  // the step's escape slot: count modulo their number
 };
 
 // A word that is to be published: stored with all that the thread did before, and saw others do (in
@@ -195,6 +211,8 @@ class LaneTransport {
       bump(state.opened);
     }
     out.posted = out.credit = credit(peer, i);
+    out.steps = connector(peer, rank, i);
+    out.cell = &cell(rank, peer, i);
     store_relaxed(out.connector, i);
     owner.endpoint = &out;
     owner.in_use = in_use;
@@ -252,10 +270,18 @@ class LaneTransport {
     return load_acquire(void_mark(rank, peer, tag)) == tag;
   }
 
-  // Room for up to `want` bytes of step out.posted. `credit`: what credit_word() says.
-  UNJAM_HD SendGrant grant(std::uint32_t peer, const OutEndpoint& out, std::uint32_t want,
-                           std::uint64_t credit) {
-    const std::uint64_t outstanding = out.posted - credit;
+  // The endpoint's, if it has a connector.
+  UNJAM_HD Wire wire(const OutEndpoint& out) const {
+    return {out.steps, out.cell, out.posted, out.connector, slot_of(out.posted)};
+  }
+  UNJAM_HD Wire wire(const InEndpoint& in) const {
+    return {in.steps, in.cell, in.consumed, in.connector, slot_of(in.consumed)};
+  }
+
+  // Room for up to `want` bytes of the wire's next step. `credit`: what its cell says (acquired).
+  UNJAM_HD SendGrant grant(std::uint32_t peer, const Wire& out, std::uint32_t want,
+                           std::uint64_t credit) const {
+    const std::uint64_t outstanding = out.count - credit;
     SendGrant g;
     if (outstanding >= kSlotHeaders) return g;
     const bool escape_free = outstanding < shape.escape_slots;
@@ -264,11 +290,38 @@ class LaneTransport {
       if (g.capacity != 0) return g;
     }
     if (escape_free) {
-      g.data = escape_slot(peer, rank, out.connector, out.posted);
+      g.data = escape_slot(out);
       g.capacity = shape.escape_slot_bytes;
       g.location = 0;
     }
     return g;
+  }
+
+  // Says where the slice is that was written into a grant with this location, and counts it. What
+  // publishes it orders the payload (written by threads of the block, which have synchronised
+  // since) and the header's fields before the flag. Pairs with the acquire in poll().
+  UNJAM_HD PublishedWord post(std::uint32_t peer, Wire& out, std::uint64_t seed,
+                              std::uint32_t location, std::uint32_t bytes) {
+    SlotHeader& h = header(out);
+    std::uint64_t place = 0;
+    if (location == kInOutput) {
+      place = kFlagInOutput;
+    } else if (location != 0) {
+      place = kFlagBorrowed;
+      PeerSendState& state = peers[peer];
+      state.borrows[location - 1] = {out.count + 1, out.connector, 0};
+      state.borrow_next = location == shape.borrow_slots ? 0 : location;
+    }
+    store_relaxed(h.bytes, bytes);
+    store_relaxed(h.location, location);
+    const PublishedWord word{&h.flag, step_flag(seed, out.count) | place};
+    advance(out);
+    return word;
+  }
+  // Counts a step.
+  UNJAM_HD void advance(Wire& w) const {
+    ++w.count;
+    if (++w.slot == shape.escape_slots) w.slot = 0;
   }
 
   // ---- straight into the output, see above ----
@@ -276,65 +329,36 @@ class LaneTransport {
   // Receiver: the invocation with this seed has its output so many bytes behind the arena's
   // beginning. Called when the invocation may run here: the output is ours to overwrite. Release:
   // so it is to who finds the word.
-  UNJAM_HD void invite(std::uint32_t peer, const InEndpoint& in, std::uint64_t seed,
-                       std::uint64_t output) const {
-    CreditCell& c = cell(peer, rank, in.connector);
-    store_relaxed(c.output, output);
-    store_release(c.output_word, invitation_word(seed, output));
+  UNJAM_HD static void invite(const Wire& in, std::uint64_t seed, std::uint64_t output) {
+    store_relaxed(in.cell->output, output);
+    store_release(in.cell->output_word, invitation_word(seed, output));
   }
   // Nobody who has not seen the invitation yet will.
-  UNJAM_HD void withdraw(std::uint32_t peer, const InEndpoint& in) const {
-    store_relaxed(cell(peer, rank, in.connector).output_word, std::uint64_t{0});
+  UNJAM_HD static void withdraw(const InEndpoint& in) {
+    store_relaxed(in.cell->output_word, std::uint64_t{0});
   }
   // Sender: what the cell says now, without order.
-  UNJAM_HD Invitation glimpse(std::uint32_t peer, std::uint32_t i) const {
-    const CreditCell& c = cell(rank, peer, i);
-    return {load_relaxed(c.output), load_relaxed(c.output_word)};
+  UNJAM_HD static Invitation glimpse(const Wire& out) {
+    return {load_relaxed(out.cell->output), load_relaxed(out.cell->output_word)};
   }
   // The peer's output, as it is mapped here; nullptr: the invocation with this seed was not invited
   // by what was seen there.
-  UNJAM_HD unsigned char* invited_output(std::uint32_t peer, std::uint32_t i, std::uint64_t seed,
+  UNJAM_HD unsigned char* invited_output(std::uint32_t peer, const Wire& out, std::uint64_t seed,
                                          const Invitation& seen) const {
     if (seen.word != invitation_word(seed, seen.output)) return nullptr;
     // Acquire: pairs with the release in invite().
-    if (load_acquire(cell(rank, peer, i).output_word) != seen.word) return nullptr;
+    if (load_acquire(out.cell->output_word) != seen.word) return nullptr;
     return bases[peer] + seen.output;
   }
   // Room for a slice in the output. Its step has a header all the same.
-  UNJAM_HD static SendGrant output_grant(unsigned char* place, const OutEndpoint& out,
+  UNJAM_HD static SendGrant output_grant(unsigned char* place, const Wire& out,
                                          std::uint64_t credit) {
     SendGrant g;
-    if (out.posted - credit >= kSlotHeaders) return g;
+    if (out.count - credit >= kSlotHeaders) return g;
     g.data = place;
     g.capacity = 0xffffffff;
     g.location = kInOutput;
     return g;
-  }
-
-  // Says where the slice is that was written into a grant with this location, and counts it.
-  UNJAM_HD void announce(std::uint32_t peer, OutEndpoint& out, std::uint32_t location,
-                         std::uint32_t bytes) {
-    SlotHeader& h = header(peer, rank, out.connector, out.posted);
-    if (location != 0 && location != kInOutput) {
-      PeerSendState& state = peers[peer];
-      state.borrows[location - 1] = {out.posted + 1, out.connector, 0};
-      state.borrow_next = location == shape.borrow_slots ? 0 : location;
-    }
-    store_relaxed(h.bytes, bytes);
-    store_relaxed(h.location, location);
-    ++out.posted;
-  }
-
-  // What publishes the slice that was announced. Publishing orders the payload (written by threads
-  // of the block, which have synchronised since) and the header's fields before the flag. Pairs
-  // with the acquire in poll(). `location`: as announced.
-  UNJAM_HD PublishedWord posting(std::uint32_t peer, const OutEndpoint& out, std::uint64_t seed,
-                                 std::uint32_t location) const {
-    const std::uint64_t step = out.posted - 1;
-    const std::uint64_t place = location == 0           ? 0
-                                : location == kInOutput ? kFlagInOutput
-                                                        : kFlagBorrowed;
-    return {&header(peer, rank, out.connector, step).flag, step_flag(seed, step) | place};
   }
 
   // ---- receiver ----
@@ -367,36 +391,34 @@ class LaneTransport {
   }
 
   // True if the next slice of the invocation with this seed has arrived.
-  UNJAM_HD bool poll(std::uint32_t peer, const InEndpoint& in, std::uint64_t seed,
-                     RecvView& view) const {
+  UNJAM_HD bool poll(std::uint32_t peer, const Wire& in, std::uint64_t seed, RecvView& view) const {
     // Acquire: the payload and the other fields are read after the flag.
-    const std::uint64_t flag = load_acquire(flag_word(peer, in));
+    const std::uint64_t flag = load_acquire(flag_word(in));
     if (!is_next(flag, in, seed)) return false;
-    view.bytes = load_relaxed(header(rank, peer, in.connector, in.consumed).bytes);
+    view.bytes = load_relaxed(header(in).bytes);
     view.data = slice_at(peer, in, flag);
     return true;
   }
 
   // The same in steps, for who makes several looks at once: the word (to be read with acquire);
   // whether it is that slice's flag; and if it is, where the slice lies (nullptr: in the output).
-  UNJAM_HD std::uint64_t& flag_word(std::uint32_t peer, const InEndpoint& in) const {
-    return header(rank, peer, in.connector, in.consumed).flag;
+  UNJAM_HD static std::uint64_t& flag_word(const Wire& in) { return header(in).flag; }
+  UNJAM_HD static bool is_next(std::uint64_t flag, const Wire& in, std::uint64_t seed) {
+    return (flag & ~kFlagPlaces) == step_flag(seed, in.count);
   }
-  UNJAM_HD static bool is_next(std::uint64_t flag, const InEndpoint& in, std::uint64_t seed) {
-    return (flag & ~kFlagPlaces) == step_flag(seed, in.consumed);
-  }
-  UNJAM_HD const unsigned char* slice_at(std::uint32_t peer, const InEndpoint& in,
+  UNJAM_HD const unsigned char* slice_at(std::uint32_t peer, const Wire& in,
                                          std::uint64_t flag) const {
+    if ((flag & kFlagPlaces) == 0) return escape_slot(in);
     if ((flag & kFlagInOutput) != 0) return nullptr;
-    if ((flag & kFlagBorrowed) == 0) return escape_slot(rank, peer, in.connector, in.consumed);
-    SlotHeader& h = header(rank, peer, in.connector, in.consumed);
-    return borrow_slot(rank, peer, load_relaxed(h.location) - 1);
+    return borrow_slot(rank, peer, load_relaxed(header(in).location) - 1);
   }
 
-  // Counts the slice that was read.
-  UNJAM_HD static void take(InEndpoint& in) { ++in.consumed; }
-
-  // What says that its slot may be written again: the block's reads of the payload come before.
+  // Counts the slice that was read. What says that its slot may be written again: the block's reads
+  // of the payload come before.
+  UNJAM_HD PublishedWord take(Wire& in) const {
+    advance(in);
+    return {&in.cell->consumed, in.count};
+  }
   UNJAM_HD PublishedWord consumption(std::uint32_t peer, const InEndpoint& in) const {
     return {&cell(peer, rank, in.connector).consumed, in.consumed};
   }
@@ -409,17 +431,15 @@ class LaneTransport {
 
   // ---- packets with flags inside (GPUs): escape slots only, both ends know the length ----
 
-  UNJAM_HD SendGrant packet_grant(std::uint32_t peer, const OutEndpoint& out,
-                                  std::uint64_t credit) const {
+  UNJAM_HD SendGrant packet_grant(const Wire& out, std::uint64_t credit) const {
     SendGrant g;
-    if (out.posted - credit >= shape.escape_slots) return g;
-    g.data = escape_slot(peer, rank, out.connector, out.posted);
+    if (out.count - credit >= shape.escape_slots) return g;
+    g.data = escape_slot(out);
     g.capacity = shape.escape_slot_bytes;
     return g;
   }
-  UNJAM_HD RecvView packet_view(std::uint32_t peer, const InEndpoint& in,
-                                std::uint32_t bytes) const {
-    return {escape_slot(rank, peer, in.connector, in.consumed), bytes};
+  UNJAM_HD RecvView packet_view(const Wire& in, std::uint32_t bytes) const {
+    return {escape_slot(in), bytes};
   }
 
   // Where the packet with this step lies that `sender` writes for `receiver`.
@@ -462,17 +482,22 @@ class LaneTransport {
                                     std::uint32_t i) const {
     return partition(receiver, sender) + shape.directory_bytes() + i * shape.connector_bytes();
   }
-  UNJAM_HD SlotHeader& header(std::uint32_t receiver, std::uint32_t sender, std::uint32_t i,
-                              std::uint64_t step) const {
-    return reinterpret_cast<SlotHeader*>(connector(receiver, sender, i))[step % kSlotHeaders];
+  UNJAM_HD static SlotHeader& header(const Wire& w) {
+    return reinterpret_cast<SlotHeader*>(w.steps)[w.count % kSlotHeaders];
+  }
+  static constexpr std::uint32_t kHeaderBytes = kSlotHeaders * sizeof(SlotHeader);
+  // (So many bytes have a connector's slots that 32 bits count them.)
+  UNJAM_HD unsigned char* escape_slot(const Wire& w) const {
+    return w.steps + kHeaderBytes + w.slot * shape.escape_slot_bytes;
   }
   UNJAM_HD unsigned char* escape_slot(std::uint32_t receiver, std::uint32_t sender, std::uint32_t i,
                                       std::uint64_t step) const {
+    return connector(receiver, sender, i) + kHeaderBytes + slot_of(step) * shape.escape_slot_bytes;
+  }
+  UNJAM_HD std::uint32_t slot_of(std::uint64_t step) const {
     // Steps hardly ever need 64 bits, whose division takes a GPU a hundred cycles.
-    const std::uint64_t at = step >> 32 == 0 ? static_cast<std::uint32_t>(step) % shape.escape_slots
-                                             : step % shape.escape_slots;
-    return connector(receiver, sender, i) + kSlotHeaders * sizeof(SlotHeader) +
-           at * shape.escape_slot_bytes;
+    if (step >> 32 == 0) return static_cast<std::uint32_t>(step) % shape.escape_slots;
+    return static_cast<std::uint32_t>(step % shape.escape_slots);
   }
   UNJAM_HD unsigned char* borrow_slot(std::uint32_t receiver, std::uint32_t sender,
                                       std::uint32_t i) const {
@@ -536,6 +561,8 @@ class LaneTransport {
       const std::uint64_t mine = load_relaxed(cell(peer, rank, i).consumed);
       in.connector = i;
       in.consumed = base > mine ? base : mine;
+      in.steps = connector(rank, peer, i);
+      in.cell = &cell(peer, rank, i);
       return true;
     }
     return false;

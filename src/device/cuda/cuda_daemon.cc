@@ -276,7 +276,7 @@ class CudaDaemon : public StreamDaemon {
     w.field("blocks", o_.shape.lanes);
     w.field("threads_per_block", o_.block_threads);
     w.field("registers_per_thread", attributes_.numRegs);
-    w.field("shared_bytes_per_block", attributes_.sharedSizeBytes);
+    w.field("shared_bytes_per_block", attributes_.sharedSizeBytes + kEngineSharedBytes);
     w.field("local_bytes_per_thread", attributes_.localSizeBytes);
     w.field("blocks_per_sm", blocks_per_sm_);
     w.field("sms", (static_cast<int>(o_.shape.lanes) + std::max(blocks_per_sm_, 1) - 1) /
@@ -452,8 +452,13 @@ class CudaDaemon : public StreamDaemon {
     if (!cuda_ok(cudaGetDeviceProperties(&properties, o_.device), "reading the device", error) ||
         !cuda_ok(cudaFuncGetAttributes(&attributes_, engine_kernel()), "loading kernels", error) ||
         !cuda_ok(cudaFuncGetAttributes(&unused, mark_kernel()), "loading kernels", error) ||
+        !cuda_ok(
+            cudaFuncSetAttribute(engine_kernel(), cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                 static_cast<int>(kEngineSharedBytes)),
+            "loading kernels", error) ||
         !cuda_ok(cudaOccupancyMaxActiveBlocksPerMultiprocessor(
-                     &blocks_per_sm_, engine_kernel(), static_cast<int>(o_.block_threads), 0),
+                     &blocks_per_sm_, engine_kernel(), static_cast<int>(o_.block_threads),
+                     kEngineSharedBytes),
                  "measuring the kernel", error)) {
       return false;
     }
@@ -490,6 +495,7 @@ class CudaDaemon : public StreamDaemon {
     cudaLaunchConfig_t config{};
     config.gridDim = dim3(blocks);
     config.blockDim = dim3(threads);
+    config.dynamicSmemBytes = kernel == engine_kernel() ? kEngineSharedBytes : 0;
     config.stream = stream;
     config.attrs = &attribute;
     config.numAttrs = early ? 1 : 0;

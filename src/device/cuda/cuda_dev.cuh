@@ -172,6 +172,10 @@ class CudaDev {
     }
   }
   // Words of BlockShared.
+  static __device__ void add(std::uint64_t& x, std::uint64_t by) {
+    asm volatile("red.relaxed.cta.shared.add.u64 [%0], %1;" ::"r"(shared_address(x)), "l"(by)
+                 : "memory");
+  }
   static __device__ std::uint32_t load_block(std::uint32_t& x) {
     std::uint32_t v;
     asm volatile("ld.acquire.cta.shared.u32 %0, [%1];"
@@ -184,6 +188,10 @@ class CudaDev {
     asm volatile("st.release.cta.shared.u32 [%0], %1;" ::"r"(shared_address(x)), "r"(v)
                  : "memory");
   }
+
+  // Who polls without a rest takes issue slots, and places in the queue to shared memory, from the
+  // warp that it waits for.
+  __device__ void pause() const { __nanosleep(40); }
 
   // Two phases for packets: every thread polls its own words; the block goes on only if all have
   // seen theirs. Nothing is stored before the vote.
@@ -465,7 +473,8 @@ class CudaDev {
   }
 
  private:
-  static __device__ std::uint32_t shared_address(std::uint32_t& x) {
+  template <class T>
+  static __device__ std::uint32_t shared_address(T& x) {
     return static_cast<std::uint32_t>(__cvta_generic_to_shared(&x));
   }
   __device__ static unsigned group_threads() { return (blockDim.x - kApart) / groups(); }

@@ -221,8 +221,9 @@ __device__ void serve(CudaRank& r, Block block) {
 // of them controls; one more than these 16 would leave each thread 96 registers.
 __global__ void __launch_bounds__(512, 1)
     unjam_engine_kernel(CudaRank* rank, const __grid_constant__ CudaLaunch launch) {
-  // Raw storage: shared variables have no constructors.
-  __shared__ alignas(16) unsigned char engine_shared[sizeof(BlockShared)];
+  // Raw storage: shared variables have no constructors. The first one is more than a kernel may
+  // declare: its size comes with the launch (kEngineSharedBytes).
+  extern __shared__ __align__(16) unsigned char engine_shared[];
   __shared__ alignas(16) unsigned char dev_shared[sizeof(DevShared)];
   CudaRank& r = *rank;
   // One block of a call, whichever, goes on to serve where the lanes were not done at once.
@@ -313,6 +314,7 @@ __global__ void unjam_keys_kernel(CudaKeys keys) {
   }
 }
 
+const unsigned kEngineSharedBytes = sizeof(BlockShared);
 const void* engine_kernel() { return reinterpret_cast<const void*>(&unjam_engine_kernel); }
 const void* mark_kernel() { return reinterpret_cast<const void*>(&unjam_mark_kernel); }
 const void* keys_kernel() { return reinterpret_cast<const void*>(&unjam_keys_kernel); }

@@ -5,8 +5,9 @@
 
 namespace unjam {
 
-// (CudaRank*, CudaLaunch): a block a lane.
+// (CudaRank*, CudaLaunch): a block a lane, with so much dynamic shared memory.
 const void* engine_kernel();
+extern const unsigned kEngineSharedBytes;
 // (CudaRank*, std::uint32_t slot, std::uint64_t ticket): one thread.
 const void* mark_kernel();
 // (CudaKeys): any shape.
