@@ -430,7 +430,8 @@ UNJAM_API unjamResult_t unjamGetStats(unjamContext_t context, unjamStats_t* stat
 /* JSON texts. The size needed including the NUL is stored to *needed (may be NULL); a text that
  * does not fit in `bytes` is cut, and UNJAM_ERROR_RESOURCES returned. buffer may be NULL if bytes
  * is 0. */
-/* Settings, memory per key and peer, what is held by which keys, statistics per key and lane. */
+/* Settings, memory per key and peer, the heap (its bytes, those used, the largest piece that is
+ * free, allocations), what is held by which keys, statistics per key and lane. */
 UNJAM_API unjamResult_t unjamInfo(unjamContext_t context, char* buffer, size_t bytes,
                                   size_t* needed);
 /* {"ranks": [{"rank", "running": {group, key, n} | null, "waits_for": [...],
