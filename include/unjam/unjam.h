@@ -216,7 +216,8 @@ UNJAM_API unjamResult_t unjamDeviceSynchronize(unjamContext_t context, int64_t t
 /* ---- memory ---- */
 /* Memory of the rank's device for any buffer, from its *heap*, which UNJAM_HEAP (heap_bytes) sets
  * aside for each rank when the job begins. All peers have it mapped, so they may store results into
- * outputs there themselves; inputs gain nothing by it. Both calls are local, and make no CUDA call.
+ * outputs there themselves; inputs gain nothing by it. Both calls are local, and make no CUDA call
+ * (but where the last memory of a context that was destroyed goes, and with it the context).
  * *pointer: `bytes` bytes, aligned to 512, of undefined contents; NULL if bytes is 0.
  * UNJAM_ERROR_RESOURCES: there is no heap, or no room in it. What is not freed when the context is
  * destroyed stays, and with it all the memory of the rank. */

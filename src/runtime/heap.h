@@ -25,6 +25,8 @@ class Heap {
   // Null is nothing to free.
   Result free(const void* pointer);
 
+  std::uintptr_t base() const { return base_; }
+  std::uint64_t bytes() const { return bytes_; }
   // Whether all of that memory is the heap's, allocated or not.
   bool holds(const void* pointer, std::uint64_t bytes) const;
 
