@@ -216,7 +216,8 @@ UNJAM_API unjamResult_t unjamDeviceSynchronize(unjamContext_t context, int64_t t
 /* ---- memory ---- */
 /* Memory of the rank's device for any buffer, from its *heap*, which UNJAM_HEAP (heap_bytes) sets
  * aside for each rank when the job begins. All peers have it mapped, so they may store results into
- * outputs there themselves; inputs gain nothing by it. Both calls are local, and make no CUDA call.
+ * outputs there themselves; inputs gain nothing by it. Both calls are local, and make no CUDA call
+ * (but where the last memory of a context that was destroyed goes, and with it the context).
  * *pointer: `bytes` bytes, aligned to 512, of undefined contents; NULL if bytes is 0.
  * UNJAM_ERROR_RESOURCES: there is no heap, or no room in it. What is not freed when the context is
  * destroyed stays, and with it all the memory of the rank. */
@@ -430,7 +431,8 @@ UNJAM_API unjamResult_t unjamGetStats(unjamContext_t context, unjamStats_t* stat
 /* JSON texts. The size needed including the NUL is stored to *needed (may be NULL); a text that
  * does not fit in `bytes` is cut, and UNJAM_ERROR_RESOURCES returned. buffer may be NULL if bytes
  * is 0. */
-/* Settings, memory per key and peer, what is held by which keys, statistics per key and lane. */
+/* Settings, memory per key and peer, the heap (its bytes, those used, the largest piece that is
+ * free, allocations), what is held by which keys, statistics per key and lane. */
 UNJAM_API unjamResult_t unjamInfo(unjamContext_t context, char* buffer, size_t bytes,
                                   size_t* needed);
 /* {"ranks": [{"rank", "running": {group, key, n} | null, "waits_for": [...],

@@ -8,7 +8,7 @@
 namespace unjam {
 
 Heap::Heap(unsigned char* base, std::uint64_t bytes)
-    : base_(reinterpret_cast<std::uintptr_t>(base)), bytes_(bytes / kAlignment * kAlignment) {
+    : base_(base), bytes_(bytes / kAlignment * kAlignment) {
   if (bytes_ != 0) holes_.emplace(0, bytes_);
 }
 
@@ -40,7 +40,7 @@ Result Heap::allocate(std::uint64_t bytes, void*& pointer) {
   }
   // The only step that can fail for want of memory comes first.
   used_.emplace(best->first, bytes);
-  pointer = reinterpret_cast<void*>(base_ + best->first);
+  pointer = base_ + best->first;
   auto rest = holes_.extract(best);
   rest.key() += bytes;
   rest.mapped() -= bytes;
@@ -55,7 +55,7 @@ Result Heap::free(const void* pointer) {
             "the pointer is not in this rank's heap: free what unjamMemAlloc gave, by the context "
             "that it was allocated from"};
   }
-  const std::uint64_t offset = reinterpret_cast<std::uintptr_t>(pointer) - base_;
+  const std::uint64_t offset = reinterpret_cast<std::uintptr_t>(pointer) - base();
   std::lock_guard lock(mutex_);
   const auto next = used_.upper_bound(offset);
   const auto at = next == used_.begin() ? used_.end() : std::prev(next);
@@ -89,8 +89,8 @@ Result Heap::free(const void* pointer) {
 
 bool Heap::holds(const void* pointer, std::uint64_t bytes) const {
   const auto p = reinterpret_cast<std::uintptr_t>(pointer);
-  if (p < base_) return false;
-  const std::uint64_t offset = p - base_;
+  if (p < base()) return false;
+  const std::uint64_t offset = p - base();
   return offset <= bytes_ && bytes <= bytes_ - offset;
 }
 

@@ -25,6 +25,8 @@ class Heap {
   // Null is nothing to free.
   Result free(const void* pointer);
 
+  std::uintptr_t base() const { return reinterpret_cast<std::uintptr_t>(base_); }
+  std::uint64_t bytes() const { return bytes_; }
   // Whether all of that memory is the heap's, allocated or not.
   bool holds(const void* pointer, std::uint64_t bytes) const;
 
@@ -40,7 +42,7 @@ class Heap {
   using Blocks = std::map<std::uint64_t, std::uint64_t>;  // offset -> bytes
   Usage usage_locked() const;
 
-  const std::uintptr_t base_;
+  unsigned char* const base_;
   const std::uint64_t bytes_;
   mutable std::mutex mutex_;
   Blocks used_;

@@ -10,6 +10,8 @@ import unjam
 from processes import workers
 from rank_tools import say
 from unjam import InvalidArgument, InvalidType, InvalidUsage, Resources
+from unjam._buffers import buffer_of
+from unjam._devices import ANY_CUDA
 
 HEAP = 1 << 20
 
@@ -155,6 +157,29 @@ def test_a_child_leaves_it_to_the_parent(context):
             os._exit(status)
     assert os.waitpid(child, 0)[1] == 0
     assert used(context) == 512
+
+
+def test_on_a_gpu_it_says_where_it_is(context):
+    memory = unjam.Memory._allocate(context, 96, place=0)  # host memory, told otherwise
+    found = buffer_of(memory, "x", "float32")
+    assert (found.address, found.elements, found.writable) == (memory.ptr, 24, True)
+    assert found.device == ANY_CUDA and found.keep is memory
+    with pytest.raises(TypeError):
+        memoryview(memory)
+    del memory, found
+    assert used(context) == 0
+
+
+def test_may_be_left_at_the_end_of_the_program(python):
+    finished = python(
+        "-c",
+        "import numpy, unjam\n"
+        "context = unjam.init_all(1, heap_bytes=4096)[0]\n"
+        "memory = context.alloc(100)\n"
+        "x = numpy.frombuffer(context.alloc(100), 'int8')\n"
+        "import sys; sys.kept = context.alloc(100)\n",
+    )
+    assert (finished.returncode, finished.stderr) == (0, "")
 
 
 # ---- as buffers ----

@@ -316,6 +316,35 @@ TEST(MemAlloc, FromManyThreads) {
   EXPECT_EQ(one.usage()["allocations"].number, 0);
 }
 
+// The ends of contexts that memory has kept, and of others, at the same time in many threads.
+TEST(MemAlloc, ContextsEndWhileOthersFree) {
+  std::vector<std::thread> threads;
+  for (int t = 0; t < 3; ++t) {
+    threads.emplace_back([] {
+      for (int i = 0; i < 40; ++i) {
+        unjamConfig_t config = default_config();
+        config.heap_bytes = 8192;
+        unjamContext_t contexts[2];
+        UNJAM_CHECK(unjamInitAll(contexts, 2, &config));
+        std::vector<std::thread> ends;
+        for (int r = 0; r < 2; ++r) {
+          ends.emplace_back([context = contexts[r]] {
+            void *a = nullptr, *b = nullptr;
+            UNJAM_CHECK(unjamMemAlloc(context, 100, &a));
+            UNJAM_CHECK(unjamMemAlloc(context, 100, &b));
+            std::thread other([a] { EXPECT_EQ(unjamMemFree(nullptr, a), UNJAM_SUCCESS); });
+            EXPECT_EQ(unjamDestroy(context), UNJAM_SUCCESS);
+            EXPECT_EQ(unjamMemFree(nullptr, b), UNJAM_SUCCESS);
+            other.join();
+          });
+        }
+        for (std::thread& e : ends) e.join();
+      }
+    });
+  }
+  for (std::thread& t : threads) t.join();
+}
+
 TEST(MemAlloc, SizeFromTheEnvironment) {
   const auto heap_of = [](const char* text, std::uint64_t configured) {
     EXPECT_EQ(setenv("UNJAM_HEAP", text, 1), 0);

@@ -157,7 +157,7 @@ def _build(path: Path) -> None:
         result = Path(folder) / path.name
         libraries = [f"-L{p}" for p in cpp_extension.library_paths()]
         command = [compiler, "-shared", *map(str, objects), "-o", str(result), *libraries]
-        command += ["-lc10", "-ltorch_cpu"]
+        command += ["-lc10", "-ltorch_cpu", "-ltorch_python"]
         linked = subprocess.run(command, capture_output=True, text=True)
         _check(linked.returncode, command, linked.stdout + linked.stderr)
         os.replace(result, path)
