@@ -407,7 +407,8 @@ UNJAM_API const char* unjamRequestError(unjamRequest_t request);
 UNJAM_API unjamResult_t unjamRequestFree(unjamRequest_t request);
 
 /* ---- what is going on ---- */
-/* Counters since the context began, summed over lanes. Size-versioned. */
+/* Counters since the context began, summed over lanes: none but `pending` ever falls.
+ * Size-versioned. */
 typedef struct {
   size_t size;
   uint64_t submitted;        /* invocations */

@@ -90,7 +90,9 @@
 //   attend()                             at the beginning of each pass, behind epoch(): slow looks
 //   submissions_wait()                   whether next_submission() would find one
 //   stopped(), cancelled(slot)           what the host wants
-//   first_primitive(slot)                how many of a new invocation's primitives are done already
+//   first_primitive(slot)                how many of a new invocation's primitives are done
+//   already;
+//                                        all: the lane has counted it as completed
 //   ready(invocation)                    whether its input is there (Invocation::ticket)
 //   complete(slot, outcome)              writes the CQE, tells the host. A fence() of the lead is
 //                                        behind all that the invocation has stored
@@ -445,6 +447,7 @@ class Engine {
     const std::uint32_t first = dev_.first_primitive(slot);
     if (first != 0 && first == inv.num_primitives) {
       lane_.contexts[slot].loop = 1;  // this lane has done its only one
+      ++lane_.counted;
     } else {
       lane_.contexts[slot].primitive = first;
     }
@@ -1341,7 +1344,11 @@ class Engine {
       bump<std::uint64_t>(key.time_ns, dev_.now_ns() - lane_.contexts[slot].started_ns);
     }
     s_.moved = true;
-    count(lane_.stats.completed);
+    if (lane_.counted != 0) {
+      --lane_.counted;
+    } else {
+      count(lane_.stats.completed);
+    }
     dev_.ended(slot);
     if (inv.geometry.lanes > 1) {
       // Acquire-release: the last lane sees, and passes on, what all lanes have stored.

@@ -52,7 +52,8 @@ struct TraceEvent {
   std::uint64_t what = 0;  // n << 32 | lane << 16 | type
 };
 
-// One writer (the lane's leading thread), read by anybody at any time with relaxed loads.
+// One writer (the lane's leading thread), read by anybody at any time with relaxed loads. They only
+// grow.
 struct LaneStats {
   std::uint64_t preemptions = 0;
   std::uint64_t quantum_switches = 0;
@@ -79,6 +80,9 @@ struct alignas(16) LaneState {
   TaskQueue queue;
   DynamicContext* contexts = nullptr;  // [slots]: the context buffer
   LaneStats stats;
+  // Of the invocations in the queue, those that are in `stats.completed` already: the lane had done
+  // them by itself before the engine saw them.
+  std::uint64_t counted = 0;
   // What runs now, for diagnosis: (count of changes) << 16 | (slot + 1, 0: nothing).
   std::uint64_t running = 0;
   // Newest trace events; trace_written counts all.

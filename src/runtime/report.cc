@@ -191,9 +191,10 @@ void Context::stats(unjamStats_t& out) const {
     out.slices += load_relaxed(s.slices);
     out.bytes_sent += load_relaxed(s.bytes_sent);
     out.borrowed += load_relaxed(s.borrowed);
+    // A part before its whole: lanes go on meanwhile. (Acquire: the next is read later.)
+    out.residency_quits += load_acquire(s.residency_quits);
+    out.quits += load_acquire(s.quits);
     out.starts += load_relaxed(s.starts);
-    out.quits += load_relaxed(s.quits);
-    out.residency_quits += load_relaxed(s.residency_quits);
   }
 }
 

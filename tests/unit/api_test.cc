@@ -1368,6 +1368,46 @@ TEST(Texts, StatisticsAddUp) {
   });
 }
 
+// Whoever looks while ranks are at it sees counters grow, and no part larger than its whole.
+TEST(Texts, StatisticsNeverFall) {
+  unjamConfig_t config = default_config();
+  config.lanes = 2;
+  Job job(2, config);
+  std::atomic<bool> over{false};
+  const auto looks = [&](Rank& me) {
+    unjamStats_t before{};
+    for (bool last = false; !last;) {
+      last = over.load();
+      const unjamStats_t s = stats_of(me.context);
+      const std::uint64_t then[] = {before.submitted,     before.completed,    before.slices,
+                                    before.spins,         before.preemptions,  before.bytes_sent,
+                                    before.starts,        before.quits,        before.borrowed,
+                                    before.context_loads, before.context_saves};
+      const std::uint64_t now[] = {s.submitted,   s.completed,     s.slices,       s.spins,
+                                   s.preemptions, s.bytes_sent,    s.starts,       s.quits,
+                                   s.borrowed,    s.context_loads, s.context_saves};
+      for (std::size_t i = 0; i < std::size(now); ++i) {
+        if (now[i] < then[i]) fail("counter " + std::to_string(i) + " fell");
+      }
+      if (s.completed > s.submitted || s.pending != s.submitted - s.completed) fail("wrong counts");
+      if (s.quits > s.starts || s.residency_quits > s.quits) fail("more quits than starts");
+      before = s;
+    }
+  };
+  std::atomic<int> running{2};
+  const auto calls = [&](Rank& me) {
+    std::vector<float> x(1000, 1.0f);
+    for (int i = 0; i < 300; ++i) {
+      unjamRequest_t q = nullptr;
+      UNJAM_CHECK(unjamAllReduce(me.all, i % 2 == 0 ? "a" : "b", x.data(), x.data(), x.size(),
+                                 UNJAM_FLOAT32, UNJAM_MAX, nullptr, &q));
+      me.wait(q, "call");
+    }
+    if (--running == 0) over = true;
+  };
+  ASSERT_TRUE(job.run_threads({{0, calls}, {1, calls}, {0, looks}, {1, looks}}));
+}
+
 TEST(Texts, Trace) {
   unjamConfig_t config = default_config();
   config.trace_events = 4096;

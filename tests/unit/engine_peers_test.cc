@@ -100,9 +100,7 @@ struct Looking {
   bool is_over() const { return false; }
   bool called_away() const { return false; }
   std::uint32_t threshold(std::uint32_t polls) const { return polls; }
-  void attend() {}
   void fence() {}
-  std::uint32_t first_primitive(std::uint16_t) const { return 0; }
   bool ready(const Invocation&) { return true; }
   template <class T>
   static void publish(T& x, T v) {
@@ -150,10 +148,12 @@ class Warp {
     const std::uint32_t thread, threads;
     std::uint32_t votes = 0;
 
+    void attend() {}
     std::uint32_t epoch() { return 0; }
     bool try_quit(std::uint32_t, std::uint32_t) { return true; }
     void hold_sleep(std::uint32_t) {}
     void ring(std::uint32_t, std::uint32_t, RingFor) {}
+    std::uint32_t first_primitive(std::uint16_t) const { return 0; }
     bool controls() const { return thread < w.control_; }
     bool leads() const { return thread == 0; }
     std::uint32_t first() const { return thread % w.control_; }
@@ -239,6 +239,8 @@ class ByHand : public Looking {
   ByHand(RankState& rank, bool residency_matters)
       : rank_(rank), residency_matters_(residency_matters) {}
 
+  // How many primitives of the next invocation its lane has done by itself.
+  std::uint32_t done_before = 0;
   // What comes to pass between the look after which it would sleep for the first time and that
   // sleep.
   std::function<void()> before_it_sleeps;
@@ -273,6 +275,12 @@ class ByHand : public Looking {
     return true;
   }
   bool submissions_wait() { return !rank_.sq.empty(); }
+  std::uint32_t first_primitive(std::uint16_t) { return std::exchange(done_before, 0); }
+  void attend() {
+    const LaneStats& stats = rank_.lanes[0].stats;
+    EXPECT_GE(stats.completed, completed_) << "it fell";
+    completed_ = stats.completed;
+  }
   bool stopped() { return stuck_; }
   bool cancelled(std::uint16_t) { return false; }
   void complete(std::uint16_t slot, Outcome outcome) { rank_.cq.push({slot, outcome}); }
@@ -304,6 +312,7 @@ class ByHand : public Looking {
   const bool residency_matters_;
   BlockShared shared_;
   std::uint64_t moved_ = 0;
+  std::uint64_t completed_ = 0;
   bool stuck_ = false;
 };
 
@@ -684,6 +693,38 @@ TEST_P(Stay, IsNotBoundedWhereItDoesNotMatter) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Engine, Stay, testing::Values(OrderPolicy::kFifo, OrderPolicy::kPriority));
+
+// What a lane has done by itself before the engine saw it (on CUDA, a call that not all lanes could
+// do without the engine) is counted once, and the count does not fall meanwhile.
+TEST(Statistics, WhatWasCountedBeforeIsCountedOnceAndCountsNeverFall) {
+  std::vector<Use> uses(4);
+  std::mt19937_64 random(base_seed());
+  Ranks ranks(Case{2, 0, 0, 1, 2, 0, false}, uses.size(), 81);
+  ByHand engine(ranks.state(0), /*residency_matters=*/false);
+  ByHand peer(ranks.state(1), /*residency_matters=*/false);
+  for (std::size_t i = 0; i < uses.size(); ++i) {
+    uses[i].what = What::kAllGather;
+    uses[i].key = i;
+    uses[i].count = 10;
+    fill(uses[i], 2, random);
+    ranks.submit(uses[i], 0, static_cast<std::uint16_t>(i));
+  }
+  LaneStats& stats = ranks.stats(0);
+  engine.done_before = static_cast<std::uint32_t>(uses[0].programs[0].size());
+  bump(stats.completed);
+  // The peer is not there: the first one ends, the others wait.
+  engine.stay();
+  EXPECT_EQ(stats.completed, 1u);
+  for (std::size_t i = 1; i < uses.size(); ++i) {
+    ranks.submit(uses[i], 1, static_cast<std::uint16_t>(i));
+  }
+  for (int round = 0; round < 10; ++round) {
+    peer.stay();
+    engine.stay();
+  }
+  EXPECT_EQ(stats.completed, uses.size());
+  EXPECT_EQ(ranks.stats(1).completed, uses.size() - 1);
+}
 
 // ---- keys that come elsewhere ----
 

@@ -246,13 +246,15 @@ class CudaDaemon : public StreamDaemon {
     const BesideCapture beside;
     std::lock_guard lock(refreshing_);
     std::vector<LaneState> lanes(o_.shape.lanes);
-    cudaMemcpyAsync(lanes.data(), lanes_, lanes.size() * sizeof(LaneState), cudaMemcpyDefault,
-                    control_stream_);
+    // What could not be read stays as it was: figures never fall.
+    bool read = cudaMemcpyAsync(lanes.data(), lanes_, lanes.size() * sizeof(LaneState),
+                                cudaMemcpyDefault, control_stream_) == cudaSuccess;
     for (std::uint32_t l = 0; l < o_.shape.lanes && o_.trace_events != 0; ++l) {
-      cudaMemcpyAsync(copy.lanes[l].trace, traces_[l], o_.trace_events * sizeof(TraceEvent),
-                      cudaMemcpyDefault, control_stream_);
+      read = read &&
+             cudaMemcpyAsync(copy.lanes[l].trace, traces_[l], o_.trace_events * sizeof(TraceEvent),
+                             cudaMemcpyDefault, control_stream_) == cudaSuccess;
     }
-    if (cudaStreamSynchronize(control_stream_) != cudaSuccess) return;
+    if (cudaStreamSynchronize(control_stream_) != cudaSuccess || !read) return;
     timespec real{};
     clock_gettime(CLOCK_REALTIME, &real);
     // The GPU's clock is the host's time of day.
@@ -302,8 +304,11 @@ class CudaDaemon : public StreamDaemon {
     const BesideCapture beside;
     std::lock_guard lock(refreshing_);
     std::uint64_t calls = 0;
-    cudaMemcpyAsync(&calls, &rank_->solo_calls, sizeof(calls), cudaMemcpyDefault, control_stream_);
-    if (cudaStreamSynchronize(control_stream_) != cudaSuccess) return std::nullopt;
+    if (cudaMemcpyAsync(&calls, &rank_->solo_calls, sizeof(calls), cudaMemcpyDefault,
+                        control_stream_) != cudaSuccess ||
+        cudaStreamSynchronize(control_stream_) != cudaSuccess) {
+      return std::nullopt;
+    }
     return calls;
   }
 

@@ -325,8 +325,6 @@ class CudaDev {
     std::uint8_t& place = r_.first_primitive[slot * r_.rank.num_lanes + s_.lane];
     const std::uint32_t first = place;
     if (first != 0) place = 0;
-    // It was counted then, and is again.
-    if (first == r_.rank.invocations[slot].num_primitives) --lane_.stats.completed;
     return first;
   }
   __device__ bool ready(const Invocation& inv) {
@@ -352,6 +350,9 @@ class CudaDev {
     }
     // Over PCIe, 1 us, and ten times that where all lanes ask: not while data move, nor on the way
     // of a short call.
+    // A rest is behind a second pass in which nothing has moved, so it has been asked behind
+    // `posted`, which try_quit() looks at once more.
+    static_assert(EnginePolicy{}.idle_passes >= 2);
     if ((moved || s_.kind != EngineKind::kDaemon) && s_.passes % 16 != 0) return;
     s_.attention = read_attention(r_);
   }
