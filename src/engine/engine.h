@@ -198,7 +198,8 @@ class Engine {
                                       BlockShared& shared, Args... args) {
     return (Engine(dev, rank, lane, shared).*kPhase)(args...);
   }
-  // The same, from within another one.
+  // The same, from within another one; also of what is rare. (A member function that is not inlined
+  // would want this object in memory, and all that it refers to be loaded from there.)
   template <auto kPhase, class... Args>
   UNJAM_HD auto call(Args... args) {
     return phase<kPhase>(dev_, rank_, lane_index_, s_, args...);
@@ -237,6 +238,7 @@ class Engine {
       for (ActiveContext& a : s_.active) a.slot = kNoSlot;
       s_.slot = s_.cursor = kNoSlot;
       s_.idle = s_.late = 0;
+      s_.sent_bytes = s_.sent_borrowed = s_.sent_into_outputs = 0;
       s_.moved = s_.heard = s_.wants_room = s_.pass_begun = s_.in_turn = s_.quits = false;
       s_.ran = s_.quantum_over = s_.ended = false;
       s_.which = 0;
@@ -547,7 +549,7 @@ class Engine {
   UNJAM_HD void begin_turn() {
     ActiveContext& a = load();
     dev_.sync_control();  // the lead reads primitives that others have fetched
-    if (s_.loaded && a.dyn.attempts == 1 && invites(a)) invite_known(a);
+    if (s_.loaded && a.dyn.attempts == 1 && invites(a)) call<&Engine::invite_known>();
     if (!dev_.leads()) return;
     if (s_.loaded) {
       const std::uint32_t last = a.inv.num_primitives - 1;
@@ -887,13 +889,14 @@ class Engine {
   UNJAM_HD bool open(ActiveContext& a, std::uint32_t q) {
     if (!s_.transport.open(member(a, q), a.tag, a.group, a.out[q], &a.key->in_queue)) {
       // Several threads may count here.
-      count_shared(lane_.stats.no_connector, 1);
+      fetch_add<std::uint64_t>(lane_.stats.no_connector, 1);
       return false;
     }
     a.outs[q] = s_.transport.wire(a.out[q]);
     return true;
   }
-  UNJAM_HD_NOINLINE bool resolve(ActiveContext& a, std::uint32_t q) {
+  UNJAM_HD bool resolve(std::uint32_t q) {
+    ActiveContext& a = active();
     InEndpoint& in = a.in[q];
     const bool found = s_.transport.resolve(member(a, q), a.tag, in);
     const Wire was = a.ins[q];
@@ -914,14 +917,16 @@ class Engine {
     LaneTransport::invite(a.ins[q], a.inv.seed, a.inv.output_in_arena);
   }
   // On connectors that are known as the invocation begins; on others as they are found.
-  UNJAM_HD_NOINLINE void invite_known(ActiveContext& a) {
+  UNJAM_HD void invite_known() {
+    ActiveContext& a = active();
     for (std::uint32_t q = dev_.first(); q < a.inv.group_size; q += dev_.stride()) {
       if (q == a.inv.group_rank || a.ins[q].connector == kNoConnector) continue;
-      if (resolve(a, q)) invite(a, q);
+      if (resolve(q)) invite(a, q);
     }
   }
   // Of an invocation that has failed here.
-  UNJAM_HD_NOINLINE void withdraw(const Invocation& inv) {
+  UNJAM_HD void withdraw(std::uint16_t slot) {
+    const Invocation& inv = rank_.invocations[slot];
     const LaneKey& key = inv.key->lanes[lane_index_];
     for (std::uint32_t q = 0; q < inv.group_size; ++q) {
       if (q == inv.group_rank || key.in[q].connector == kNoConnector) continue;
@@ -958,7 +963,7 @@ class Engine {
     // Where the slice was last expected, first: a flag is one step's of one invocation, so what
     // carries it is the slice, whoever has the connector now. That spares looking the key up.
     if (!packets && in.connector != kNoConnector && t.poll(peer, in, a.inv.seed, view)) return true;
-    if (!resolve(a, q)) return false;
+    if (!call<&Engine::resolve>(q)) return false;
     if (packets) {
       view = t.packet_view(in, elems * dtype_bytes(a.inv.geometry.dtype));
       return true;
@@ -1086,7 +1091,9 @@ class Engine {
       return note_slice(q, view.data);
     }
     const Wire& wire = part.in ? a.ins[q] : a.outs[q];
-    if (wire.connector == kNoConnector && !(part.in ? resolve(a, q) : open(a, q))) return false;
+    if (wire.connector == kNoConnector && !(part.in ? call<&Engine::resolve>(q) : open(a, q))) {
+      return false;
+    }
     // Before the acquire, so that all are under way together.
     const bool asking = !part.in && asks(a, q);
     Invitation seen;
@@ -1099,7 +1106,7 @@ class Engine {
       if (LaneTransport::is_next(found, wire, a.inv.seed)) {
         return note_slice(q, t.slice_at(peer, wire, found));
       }
-      return comes_elsewhere(a, q);
+      return call<&Engine::comes_elsewhere>(q);
     }
     const SendGrant g = room(a, q, elems_of(q), found);
     if (g.capacity == 0) return false;
@@ -1113,9 +1120,10 @@ class Engine {
   }
   // The sender may have opened another connector, and all of a look must be in one look: who sleeps
   // behind it has not been rung for what came before its epoch (doorbell.h).
-  UNJAM_HD_NOINLINE bool comes_elsewhere(ActiveContext& a, std::uint32_t q) {
+  UNJAM_HD bool comes_elsewhere(std::uint32_t q) {
+    ActiveContext& a = active();
     const Wire was = a.ins[q];
-    if (!resolve(a, q)) return false;
+    if (!resolve(q)) return false;
     const Wire& in = a.ins[q];
     if (in.connector == was.connector && in.count == was.count) return false;
     RecvView view;
@@ -1199,7 +1207,7 @@ class Engine {
     }
     job.divisor =
         average && is_integer(g.dtype) && (flags & kFinish) ? inv.group_size : std::uint32_t{1};
-    job.scale = 1.0 / inv.group_size;
+    if (scales) job.scale = 1.0 / inv.group_size;
   }
 
   UNJAM_HD std::uint32_t slice_bytes(const ActiveContext& a) const {
@@ -1253,11 +1261,11 @@ class Engine {
       w.word = s_.transport.post(w.peer, out, a.inv.seed, location, bytes);
     }
     a.out[q].posted = out.count;
-    count_shared(lane_.stats.bytes_sent, bytes);
+    count_shared(s_.sent_bytes, bytes);
     if (location == kInOutput) {
-      count_shared(lane_.stats.into_outputs, 1);
+      count_shared(s_.sent_into_outputs, 1);
     } else if (location != 0) {
-      count_shared(lane_.stats.borrowed, 1);
+      count_shared(s_.sent_borrowed, 1);
     }
   }
   UNJAM_HD void count_in(ActiveContext& a, std::uint32_t q, Posting& w) {
@@ -1299,6 +1307,7 @@ class Engine {
 
   UNJAM_HD void move_on(ActiveContext& a) {
     count(lane_.stats.slices);
+    add_sent();
     if constexpr (Dev::kHostWatches) {
       bump(a.key->slices);
       store_relaxed<std::uint64_t>(a.key->lack, lack_word(Lack::kNothing, 0, a.inv.n));
@@ -1335,7 +1344,7 @@ class Engine {
     if (outcome == Outcome::kDone) {
       record(TraceType::kFinish, &inv);
     } else if (inv.output_in_arena != 0 && inv.protocol == Protocol::kSlot) {
-      withdraw(inv);
+      call<&Engine::withdraw>(slot);
     }
     if (s_.cursor == slot) s_.cursor = lane_.queue.next(slot);
     lane_.queue.remove(slot);
@@ -1380,13 +1389,21 @@ class Engine {
     }
   }
 
-  // The same of one that several control threads count.
-  UNJAM_HD static void count_shared(std::uint64_t& figure, std::uint64_t by) {
-    if constexpr (Dev::kLaneInShared) {
+  // What several control threads count, until the lead adds it to the lane's figures. (Memory of a
+  // block on a GPU adds 32 bits at once, and 64 in a loop.)
+  UNJAM_HD static void count_shared(std::uint32_t& figure, std::uint32_t by) {
+    if constexpr (requires { Dev::add(figure, by); }) {
       Dev::add(figure, by);
     } else {
-      fetch_add<std::uint64_t>(figure, by);
+      fetch_add<std::uint32_t>(figure, by);
     }
+  }
+  UNJAM_HD void add_sent() {
+    if (s_.sent_bytes == 0) return;
+    count(lane_.stats.bytes_sent, s_.sent_bytes);
+    if (s_.sent_borrowed != 0) count(lane_.stats.borrowed, s_.sent_borrowed);
+    if (s_.sent_into_outputs != 0) count(lane_.stats.into_outputs, s_.sent_into_outputs);
+    s_.sent_bytes = s_.sent_borrowed = s_.sent_into_outputs = 0;
   }
 
   UNJAM_HD void count_spins(ActiveContext& a, std::uint32_t polls) {

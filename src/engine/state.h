@@ -167,6 +167,8 @@ struct BlockShared {
   // By group rank: whose slice, or room, the slice with several peers does not wait for (any more).
   bool has_come[kMaxDirectRanks] = {};
   bool has_room[kMaxDirectRanks] = {};
+  // Of slices that were counted since the lead last added these to the lane's figures.
+  std::uint32_t sent_bytes = 0, sent_borrowed = 0, sent_into_outputs = 0;
   // Where each slice goes, by place in job.dst_slot: see SendGrant.
   std::uint32_t location[kMaxDirectRanks] = {};
 

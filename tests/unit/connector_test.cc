@@ -64,19 +64,27 @@ class Fabric {
 };
 
 SendGrant room(LaneTransport& t, std::uint32_t peer, const OutEndpoint& out, std::uint32_t want) {
-  return t.grant(peer, out, want, load_acquire(t.credit_word(peer, out.connector)));
+  return t.grant(peer, t.wire(out), want, load_acquire(t.credit_word(peer, out.connector)));
 }
 
 void post(LaneTransport& t, std::uint32_t peer, OutEndpoint& out, const SendGrant& g,
           std::uint32_t bytes, std::uint64_t seed) {
-  t.announce(peer, out, g.location, bytes);
-  const PublishedWord w = t.posting(peer, out, seed, g.location);
+  Wire wire = t.wire(out);
+  const PublishedWord w = t.post(peer, wire, seed, g.location, bytes);
   store_release(*w.place, w.value);
+  out.posted = wire.count;
+}
+
+bool poll(LaneTransport& t, std::uint32_t peer, const InEndpoint& in, std::uint64_t seed,
+          RecvView& view) {
+  return t.poll(peer, t.wire(in), seed, view);
 }
 
 void consume(LaneTransport& t, std::uint32_t peer, InEndpoint& in) {
-  LaneTransport::take(in);
-  const PublishedWord w = t.consumption(peer, in);
+  Wire wire = t.wire(in);
+  const PublishedWord w = t.take(wire);
+  in.consumed = wire.count;
+  EXPECT_EQ(w.place, t.consumption(peer, in).place);
   store_release(*w.place, w.value);
 }
 
@@ -104,7 +112,7 @@ TEST(Connector, NothingIsFoundBeforeItIsAnnounced) {
   EXPECT_TRUE(f.at(1).resolve(0, kTag, in));
   EXPECT_EQ(in.connector, out.connector);
   RecvView view;
-  EXPECT_FALSE(f.at(1).poll(0, in, 7, view));
+  EXPECT_FALSE(poll(f.at(1), 0, in, 7, view));
 }
 
 TEST(Connector, AnotherInvocationsSliceIsNotReadAsData) {
@@ -117,8 +125,8 @@ TEST(Connector, AnotherInvocationsSliceIsNotReadAsData) {
   const SendGrant g = room(f.at(0), 1, out, 100);
   post(f.at(0), 1, out, g, 100, /*seed=*/1);
   RecvView view;
-  EXPECT_FALSE(f.at(1).poll(0, in, /*seed=*/2, view)) << "the seed holds count, dtype, n, plan";
-  EXPECT_TRUE(f.at(1).poll(0, in, 1, view));
+  EXPECT_FALSE(poll(f.at(1), 0, in, /*seed=*/2, view)) << "the seed holds count, dtype, n, plan";
+  EXPECT_TRUE(poll(f.at(1), 0, in, 1, view));
   EXPECT_EQ(view.bytes, 100u);
 }
 
@@ -141,13 +149,13 @@ TEST(Connector, RoomIsEscapeSlotsThenBorrowedOnesThenNone) {
   RecvView view;
   ASSERT_TRUE(f.at(1).resolve(0, kTag, in));
   for (int i = 0; i < 3; ++i) {
-    ASSERT_TRUE(f.at(1).poll(0, in, 9, view));
+    ASSERT_TRUE(poll(f.at(1), 0, in, 9, view));
     consume(f.at(1), 0, in);
   }
   EXPECT_EQ(room(f.at(0), 1, out, 64).location, 0u);
   // A large slice prefers a borrowed slot, but both are still in use.
   EXPECT_EQ(room(f.at(0), 1, out, 512).location, 0u);
-  ASSERT_TRUE(f.at(1).poll(0, in, 9, view));
+  ASSERT_TRUE(poll(f.at(1), 0, in, 9, view));
   consume(f.at(1), 0, in);
   EXPECT_EQ(room(f.at(0), 1, out, 512).location, 1u);
 }
@@ -167,7 +175,7 @@ TEST(Connector, ABorrowedSlotOfOneKeyServesAnotherOnceConsumed) {
   EXPECT_EQ(room(f.at(0), 1, b, 512).location, 0u) << "the pool is empty: the escape slot serves";
   RecvView view;
   ASSERT_TRUE(f.at(1).resolve(0, kTag, in));
-  ASSERT_TRUE(f.at(1).poll(0, in, 3, view));
+  ASSERT_TRUE(poll(f.at(1), 0, in, 3, view));
   consume(f.at(1), 0, in);
   EXPECT_NE(room(f.at(0), 1, b, 512).location, 0u);
 }
@@ -189,7 +197,7 @@ TEST(Connector, IdleKeysGiveTheirConnectorBackAndOpenAnother) {
   EXPECT_FALSE(f.at(0).open(1, kTag + 1000, kGroup, out[connectors], &in_use[connectors]));
   RecvView view;
   ASSERT_TRUE(f.at(1).resolve(0, kTag + 8, in[2]));
-  ASSERT_TRUE(f.at(1).poll(0, in[2], 5, view));
+  ASSERT_TRUE(poll(f.at(1), 0, in[2], 5, view));
   consume(f.at(1), 0, in[2]);
   const std::uint32_t taken = out[2].connector;
   ASSERT_TRUE(f.at(0).open(1, kTag + 1000, kGroup, out[connectors], &in_use[connectors]));
@@ -206,7 +214,7 @@ TEST(Connector, IdleKeysGiveTheirConnectorBackAndOpenAnother) {
   EXPECT_NE(out[2].connector, taken);
   post(f.at(0), 1, out[2], room(f.at(0), 1, out[2], 8), 8, 6);
   ASSERT_TRUE(f.at(1).resolve(0, kTag + 8, in[2]));
-  EXPECT_TRUE(f.at(1).poll(0, in[2], 6, view));
+  EXPECT_TRUE(poll(f.at(1), 0, in[2], 6, view));
 }
 
 ArenaShape many_connectors(std::uint32_t connectors) {
@@ -234,7 +242,7 @@ class Keys {
   bool read(std::size_t k) {
     RecvView view;
     if (!f_.at(1).resolve(0, tag(k), in_[k])) return false;
-    if (!f_.at(1).poll(0, in_[k], tag(k) + uses_[k] - 1, view)) return false;
+    if (!poll(f_.at(1), 0, in_[k], tag(k) + uses_[k] - 1, view)) return false;
     consume(f_.at(1), 0, in_[k]);
     return true;
   }
@@ -396,7 +404,7 @@ TEST(Connector, TakeOversBetweenThreads) {
     InEndpoint& e = in[order[u]];
     if (u % 37 == 0) e = {};
     RecvView view;
-    while (!f.at(1).resolve(0, Keys::tag(order[u]), e) || !f.at(1).poll(0, e, u, view)) {
+    while (!f.at(1).resolve(0, Keys::tag(order[u]), e) || !poll(f.at(1), 0, e, u, view)) {
       std::this_thread::yield();
     }
     std::uint64_t value = 0;
@@ -436,7 +444,7 @@ TEST(Connector, StreamsBetweenThreads) {
     while (!f.at(1).resolve(0, kTag, in)) std::this_thread::yield();
     for (int i = 0; i < kSlices; ++i) {
       RecvView view;
-      while (!f.at(1).poll(0, in, 42, view)) std::this_thread::yield();
+      while (!poll(f.at(1), 0, in, 42, view)) std::this_thread::yield();
       ASSERT_GE(view.bytes, 1u);
       ASSERT_EQ(view.data[0], static_cast<unsigned char>(i & 0xff)) << "seed " << seed;
       ASSERT_EQ(view.data[view.bytes - 1], static_cast<unsigned char>(i & 0xff));

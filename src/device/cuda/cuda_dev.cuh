@@ -110,8 +110,7 @@ struct DevShared {
 // that were issued before.
 template <class T>
 __device__ __forceinline__ T& in_shared(T& x) {
-  __builtin_assume(__isShared(&x));
-  return x;
+  return *static_cast<T*>(cuda_leaves::shared_pointer(&x));
 }
 
 // A function whose caller is not to know which one it calls. Where it knows, ptxas deals the
@@ -172,8 +171,8 @@ class CudaDev {
     }
   }
   // Words of BlockShared.
-  static __device__ void add(std::uint64_t& x, std::uint64_t by) {
-    asm volatile("red.relaxed.cta.shared.add.u64 [%0], %1;" ::"r"(shared_address(x)), "l"(by)
+  static __device__ void add(std::uint32_t& x, std::uint32_t by) {
+    asm volatile("red.relaxed.cta.shared.add.u32 [%0], %1;" ::"r"(shared_address(x)), "r"(by)
                  : "memory");
   }
   static __device__ std::uint32_t load_block(std::uint32_t& x) {

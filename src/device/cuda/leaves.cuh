@@ -893,8 +893,7 @@ __device__ __forceinline__ const SliceJob& forget(const SliceJob& job, unsigned&
 __device__ __forceinline__ const SliceJob& forget_shared(const SliceJob& job, unsigned& thread,
                                                          unsigned& threads) {
   const SliceJob& same = forget(job, thread, threads);
-  __builtin_assume(__isShared(&same));
-  return same;
+  return *static_cast<const SliceJob*>(shared_pointer(&same));
 }
 
 // Whether a thread's share is so small that its packets are kept when they are polled for. (Copies
