@@ -383,7 +383,33 @@ def test_replaces_nccl_where_asked_and_says_so_once():
 @pytest.mark.timeout(200)
 def test_default_backend_where_asked():
     said, _ = run_pair(None, UNJAM_TORCH_DEFAULT="1")
-    assert said[1] == said[3] == "_unjam_c10d" and said[4] == 4.0
+    assert said == ["unjam", "_unjam_c10d", "unjam", "_unjam_c10d", 4.0]
+
+
+@pytest.mark.timeout(200)
+def test_default_backend_trains():
+    """DistributedDataParallel asks the process group for its default backend."""
+
+    def trainer(rank, port):
+        import torch
+        import torch.distributed as dist
+
+        import unjam.torch  # noqa: F401 - registers the backend
+        from rank_tools import say
+
+        store = dist.TCPStore("127.0.0.1", port, 2, rank == 0)
+        dist.init_process_group(store=store, rank=rank, world_size=2)
+        model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 1))
+        model(torch.full((1, 2), 1.0 + 2 * rank)).sum().backward()
+        say([dist.get_backend(), model.module.weight.grad.tolist()])
+        dist.destroy_process_group()
+
+    port = free_port()
+    with workers() as harness:
+        pair = [harness.start(trainer, r, port, UNJAM_TORCH_DEFAULT="1") for r in range(2)]
+        for process in pair:
+            assert process.said(START_S) == ["unjam", [[2.0, 2.0]]]
+            process.ends()
 
 
 @pytest.mark.timeout(200)
