@@ -264,6 +264,7 @@ typedef enum {
   UNJAM_STREAM_SYNC = 2
 } unjamStreamOrder_t;
 
+#define UNJAM_ALIKE_BYTES 48
 /* May be NULL (all defaults). Size-versioned as the configuration. */
 typedef struct {
   size_t size;
@@ -273,9 +274,14 @@ typedef struct {
   void* user;
   void* stream; /* CUDA: a cudaStream_t of the rank's device; NULL: the legacy default one */
   int32_t stream_order; /* unjamStreamOrder_t; the host device takes UNJAM_STREAM_NONE only */
+  /* What else the caller wants all ranks to agree on, as a text of at most UNJAM_ALIKE_BYTES - 1
+   * bytes; NULL and "": nothing. A part of the call as its kind, count and data type are: ranks
+   * that give different texts get UNJAM_ERROR_MISMATCH, whose message has both. Copied. For callers
+   * whose data mean more than unjam knows: bool that travels as uint8, say. */
+  const char* alike;
 } unjamCallOptions_t;
 #define UNJAM_CALL_OPTIONS_INITIALIZER \
-  {sizeof(unjamCallOptions_t), UNJAM_VERSION, 0, NULL, NULL, NULL, UNJAM_STREAM_NONE}
+  {sizeof(unjamCallOptions_t), UNJAM_VERSION, 0, NULL, NULL, NULL, UNJAM_STREAM_NONE, NULL}
 
 /* key: NUL-terminated, may be NULL or "" (the group's common channel). options: may be NULL.
  * request: may be NULL (then only the callback or the key's order tells of completion); otherwise

@@ -961,6 +961,25 @@ def disagreement_fails_on_all():
             else dist.broadcast(torch.ones(3), 0, **to)
         ),
     }
+
+    def of(first_type, others_type, op=dist.ReduceOp.SUM, n=4):
+        dtype = first_type if first else others_type
+        count = n // 2 if dtype.is_complex else n
+        return lambda **to: dist.all_reduce(torch.ones(count, dtype=dtype), op, **to)
+
+    def premultiplied(factor, others_op):
+        op = dist._make_nccl_premul_sum(factor) if first else others_op
+        return lambda **to: dist.all_reduce(torch.ones(3), op, **to)
+
+    # What travels alike, and does not mean the same.
+    calls["uint8, max) as 'bool'"] = of(torch.bool, torch.uint8, dist.ReduceOp.MAX)
+    calls["float32, sum) as 'complex64'"] = of(torch.complex64, torch.float32)
+    calls["as 'premul_sum 2'"] = premultiplied(2.0, dist.ReduceOp.SUM)
+    calls["as 'premul_sum 0.1'"] = premultiplied(0.1, dist._make_nccl_premul_sum(0.2))
+    calls["uint8) as 'int16'"] = lambda **to: dist.all_gather_into_tensor(
+        *(torch.ones(n * (2 - first), dtype=(torch.uint8, torch.int16)[first]) for n in (SIZE, 1)),
+        **to,
+    )
     for what, call in calls.items():
         with fails(dist.DistBackendError, what):
             finished(call(group=dist.new_group(), async_op=True))

@@ -411,7 +411,7 @@ TEST(Misuse, BadValues) {
   });
 }
 
-TEST(Misuse, StreamsOnTheHostDevice) {
+TEST(Misuse, OptionsOfCalls) {
   Job job(2);
   int queue = 0;
   void* const stream = &queue;  // is not looked at
@@ -437,6 +437,30 @@ TEST(Misuse, StreamsOnTheHostDevice) {
     o.stream_order = order;
     EXPECT_REFUSED(unjamAllReduce(job.all(0), "k", &x, &x, 1, UNJAM_INT32, UNJAM_SUM, &o, &q),
                    UNJAM_ERROR_INVALID_ARGUMENT, "unjamStreamOrder_t");
+  }
+  // `alike` is what it has room for, and not more.
+  const std::string longest(UNJAM_ALIKE_BYTES - 1, 'x'), too_long(UNJAM_ALIKE_BYTES, 'x');
+  unjamCallOptions_t wordy = UNJAM_CALL_OPTIONS_INITIALIZER;
+  wordy.alike = too_long.c_str();
+  EXPECT_REFUSED(unjamAllReduce(job.all(0), "k", &x, &x, 1, UNJAM_INT32, UNJAM_SUM, &wordy, &q),
+                 UNJAM_ERROR_INVALID_ARGUMENT, "47 bytes");
+  // Options before `alike` had none: what lies behind them is not read.
+  unjamCallOptions_t before = wordy;
+  before.size = offsetof(unjamCallOptions_t, alike);
+  unjamRequest_t ws[2] = {}, vs[2] = {};
+  std::int32_t v[2] = {1, 2}, w[2] = {3, 4};
+  wordy.alike = longest.c_str();
+  for (int r = 0; r < 2; ++r) {
+    ASSERT_OK(
+        unjamAllReduce(job.all(r), "w", &w[r], &w[r], 1, UNJAM_INT32, UNJAM_SUM, &wordy, &ws[r]));
+    ASSERT_OK(unjamAllReduce(job.all(r), "v", &v[r], &v[r], 1, UNJAM_INT32, UNJAM_SUM,
+                             r == 0 ? &before : nullptr, &vs[r]));
+  }
+  for (int r = 0; r < 2; ++r) {
+    wait_ok(job.context(r), ws[r], "w");
+    wait_ok(job.context(r), vs[r], "v");
+    EXPECT_EQ(w[r], 7);
+    EXPECT_EQ(v[r], 3);
   }
   // Options of version 0.1.0 had no streams: what lies behind them is not read.
   unjamCallOptions_t shorter = UNJAM_CALL_OPTIONS_INITIALIZER;
@@ -996,6 +1020,7 @@ struct OneCall {
   unjamDataType_t dtype = UNJAM_INT32;
   unjamOp_t op = UNJAM_SUM;
   int root = 0;
+  const char* alike = nullptr;
 };
 
 // Ranks 0 and 1 call `a`, rank 2 calls `b`: MISMATCH, naming both and who called what. Where a
@@ -1014,22 +1039,24 @@ void disagreement(const OneCall& a, const OneCall& b, const std::string& in_a,
     unjamRequest_t q = nullptr;
     const auto* from = in.data();
     auto* to = out.data();
+    unjamCallOptions_t options = UNJAM_CALL_OPTIONS_INITIALIZER;
+    options.alike = mine.alike;
     unjamResult_t code = UNJAM_ERROR_INTERNAL;
     switch (mine.kind) {
       case UNJAM_ALL_REDUCE:
         code =
-            unjamAllReduce(me.all, "odd", from, to, mine.count, mine.dtype, mine.op, nullptr, &q);
+            unjamAllReduce(me.all, "odd", from, to, mine.count, mine.dtype, mine.op, &options, &q);
         break;
       case UNJAM_REDUCE:
         code = unjamReduce(me.all, "odd", from, to, mine.count, mine.dtype, mine.op, mine.root,
-                           nullptr, &q);
+                           &options, &q);
         break;
       case UNJAM_BROADCAST:
-        code =
-            unjamBroadcast(me.all, "odd", from, to, mine.count, mine.dtype, mine.root, nullptr, &q);
+        code = unjamBroadcast(me.all, "odd", from, to, mine.count, mine.dtype, mine.root, &options,
+                              &q);
         break;
       default:
-        code = unjamAllGather(me.all, "odd", from, to, mine.count, mine.dtype, nullptr, &q);
+        code = unjamAllGather(me.all, "odd", from, to, mine.count, mine.dtype, &options, &q);
         break;
     }
     check(code, "the call");
@@ -1084,6 +1111,15 @@ TEST(Mismatch, EverythingThatRanksMustAgreeOn) {
   b = a;
   b.op = UNJAM_MAX;
   disagreement(a, b, "sum", "max");
+  b = a;
+  b.alike = "bool";
+  disagreement(a, b, "all_reduce(count=10, int32, sum)",
+               "all_reduce(count=10, int32, sum) as 'bool'");
+  // The texts' first eight bytes are alike, and so are the last.
+  a.alike = "the same, 1, the same";
+  b.alike = "the same, 2, the same";
+  disagreement(a, b, "as 'the same, 1, the same'", "as 'the same, 2, the same'");
+  a.alike = b.alike = nullptr;
   b = a;
   b.kind = UNJAM_BROADCAST;
   disagreement(a, b, "all_reduce", "broadcast", true);

@@ -75,7 +75,7 @@ WorkPtr UnjamBackend::broadcast(Tensors& tensors, const c10d::BroadcastOptions& 
   launch.run([&](unjamRequest_t* request) {
     return unjamBroadcast(launch.group(), launch.key(), t.data_ptr(), t.data_ptr(),
                           static_cast<std::size_t>(t.numel()) * e.each, e.dtype, from,
-                          launch.options(), request);
+                          launch.options(e), request);
   });
   return launch.done({t});
 }
@@ -115,7 +115,7 @@ WorkPtr UnjamBackend::allreduce_coalesced(Tensors& tensors,
     launch.run([&, e = e, op = op](unjamRequest_t* request) {
       return unjamAllReduce(launch.group(), launch.key(), t.data_ptr(), t.data_ptr(),
                             static_cast<std::size_t>(t.numel()) * e.each, e.dtype, op,
-                            launch.options(), request);
+                            launch.options(e), request);
     });
   }
   return launch.done(tensors);
@@ -136,7 +136,7 @@ WorkPtr UnjamBackend::reduce(Tensors& tensors, const c10d::ReduceOptions& option
   launch.run([&, e = e, op = op](unjamRequest_t* request) {
     return unjamReduce(launch.group(), launch.key(), input.data_ptr(), t.data_ptr(),
                        static_cast<std::size_t>(t.numel()) * e.each, e.dtype, op, to,
-                       launch.options(), request);
+                       launch.options(e), request);
   });
   return launch.done({t});
 }
@@ -166,9 +166,10 @@ WorkPtr UnjamBackend::allgather_into_tensor_coalesced(Tensors& outputs, Tensors&
   for (std::size_t i = 0; i < inputs.size(); ++i) {
     const Elements e = moved_as(inputs[i].scalar_type());
     launch.run([&](unjamRequest_t* request) {
-      return unjamAllGather(
-          launch.group(), launch.key(), inputs[i].data_ptr(), outputs[i].data_ptr(),
-          static_cast<std::size_t>(inputs[i].numel()) * e.each, e.dtype, launch.options(), request);
+      return unjamAllGather(launch.group(), launch.key(), inputs[i].data_ptr(),
+                            outputs[i].data_ptr(),
+                            static_cast<std::size_t>(inputs[i].numel()) * e.each, e.dtype,
+                            launch.options(e), request);
     });
   }
   return launch.done(outputs);
@@ -199,7 +200,7 @@ WorkPtr UnjamBackend::allgather(std::vector<Tensors>& outputs, Tensors& inputs,
         return unjamBroadcast(launch.group(), launch.key(),
                               r == me ? input.data_ptr() : into[r].data_ptr(), into[r].data_ptr(),
                               static_cast<std::size_t>(into[r].numel()) * e.each, e.dtype,
-                              static_cast<int>(r), launch.options(), request);
+                              static_cast<int>(r), launch.options(e), request);
       });
     }
     return launch.done(into);
@@ -214,7 +215,7 @@ WorkPtr UnjamBackend::allgather(std::vector<Tensors>& outputs, Tensors& inputs,
   launch.run([&](unjamRequest_t* request) {
     return unjamAllGather(launch.group(), launch.key(), input.data_ptr(), target,
                           static_cast<std::size_t>(input.numel()) * e.each, e.dtype,
-                          launch.options(), request);
+                          launch.options(e), request);
   });
   if (!buffer.defined()) return launch.done(into);
   return launch.done(into, [buffer, into] { unpack(buffer, into); });
@@ -252,7 +253,7 @@ WorkPtr UnjamBackend::allgather_coalesced(std::vector<Tensors>& outputs, Tensors
     launch.run([&](unjamRequest_t* request) {
       return unjamAllGather(launch.group(), launch.key(), inputs[i].data_ptr(), buffer.data_ptr(),
                             static_cast<std::size_t>(inputs[i].numel()) * e.each, e.dtype,
-                            launch.options(), request);
+                            launch.options(e), request);
     });
     all.insert(all.end(), lists[i].begin(), lists[i].end());
     copies.emplace_back(buffer, std::move(lists[i]));
@@ -296,7 +297,7 @@ WorkPtr UnjamBackend::gather(std::vector<Tensors>& outputs, Tensors& inputs,
   launch.run([&](unjamRequest_t* request) {
     return unjamGather(launch.group(), launch.key(), input.data_ptr(), target,
                        static_cast<std::size_t>(input.numel()) * e.each, e.dtype, to,
-                       launch.options(), request);
+                       launch.options(e), request);
   });
   if (!buffer.defined()) return launch.done(into);
   return launch.done(into, [buffer, into] { unpack(buffer, into); });
@@ -336,7 +337,7 @@ WorkPtr UnjamBackend::scatter(Tensors& outputs, std::vector<Tensors>& inputs,
   launch.run([&](unjamRequest_t* request) {
     return unjamScatter(launch.group(), launch.key(), source, output.data_ptr(),
                         static_cast<std::size_t>(output.numel()) * e.each, e.dtype, from,
-                        launch.options(), request);
+                        launch.options(e), request);
   });
   return launch.done({output});
 }
@@ -377,7 +378,7 @@ WorkPtr UnjamBackend::reduce_scatter_tensor_coalesced(Tensors& outputs, Tensors&
       return unjamReduceScatter(launch.group(), launch.key(), input.data_ptr(),
                                 outputs[i].data_ptr(),
                                 static_cast<std::size_t>(outputs[i].numel()) * e.each, e.dtype, op,
-                                launch.options(), request);
+                                launch.options(e), request);
     });
   }
   return launch.done(outputs);
@@ -415,7 +416,7 @@ WorkPtr UnjamBackend::reduce_scatter(Tensors& outputs, std::vector<Tensors>& inp
         return unjamReduce(launch.group(), launch.key(), given[r].data_ptr(),
                            r == me ? output.data_ptr() : nullptr,
                            static_cast<std::size_t>(given[r].numel()) * e.each, e.dtype, op,
-                           static_cast<int>(r), launch.options(), request);
+                           static_cast<int>(r), launch.options(e), request);
       });
     }
     return launch.done({output});
@@ -431,7 +432,7 @@ WorkPtr UnjamBackend::reduce_scatter(Tensors& outputs, std::vector<Tensors>& inp
   launch.run([&, e = e, op = op](unjamRequest_t* request) {
     return unjamReduceScatter(launch.group(), launch.key(), source, output.data_ptr(),
                               static_cast<std::size_t>(output.numel()) * e.each, e.dtype, op,
-                              launch.options(), request);
+                              launch.options(e), request);
   });
   return launch.done({output});
 }
@@ -455,12 +456,12 @@ WorkPtr UnjamBackend::exchange(Launch& launch, const Tensors& received, const Te
     launch.run([&](unjamRequest_t* request) {
       return unjamSend(launch.group(), launch.key(), out.data_ptr(),
                        static_cast<std::size_t>(out.numel()) * e.each, e.dtype, to,
-                       launch.options(), request);
+                       launch.options(e), request);
     });
     launch.run([&](unjamRequest_t* request) {
       return unjamRecv(launch.group(), launch.key(), in.data_ptr(),
                        static_cast<std::size_t>(in.numel()) * e.each, e.dtype, from,
-                       launch.options(), request);
+                       launch.options(e), request);
     });
   }
   // Alone: only the copy to itself.
@@ -492,7 +493,7 @@ WorkPtr UnjamBackend::alltoall_base(at::Tensor& output, at::Tensor& input,
     launch.run([&](unjamRequest_t* request) {
       return unjamAllToAll(launch.group(), launch.key(), input.data_ptr(), output.data_ptr(),
                            static_cast<std::size_t>(input.numel() / getSize()) * e.each, e.dtype,
-                           launch.options(), request);
+                           launch.options(e), request);
     });
     return launch.done({output});
   }
@@ -552,7 +553,7 @@ WorkPtr UnjamBackend::send(Tensors& tensors, int to, int tag) {
   const Elements e = moved_as(t.scalar_type());
   launch.run([&](unjamRequest_t* request) {
     return unjamSend(launch.group(), launch.key(), t.data_ptr(),
-                     static_cast<std::size_t>(t.numel()) * e.each, e.dtype, to, launch.options(),
+                     static_cast<std::size_t>(t.numel()) * e.each, e.dtype, to, launch.options(e),
                      request);
   });
   return launch.done({t});
@@ -568,7 +569,7 @@ WorkPtr UnjamBackend::recv(Tensors& tensors, int from, int tag) {
   const Elements e = moved_as(t.scalar_type());
   launch.run([&](unjamRequest_t* request) {
     return unjamRecv(launch.group(), launch.key(), t.data_ptr(),
-                     static_cast<std::size_t>(t.numel()) * e.each, e.dtype, from, launch.options(),
+                     static_cast<std::size_t>(t.numel()) * e.each, e.dtype, from, launch.options(e),
                      request);
   });
   return launch.done({t});
@@ -589,8 +590,8 @@ WorkPtr UnjamBackend::recvAnysource(Tensors& tensors, int tag) {
   }
   WorkPtr work = launch.done({t});
   AnySource::get().add({this, launch.share(), launch.groups(), launch.group(), launch.key(), t,
-                        static_cast<std::size_t>(t.numel()) * e.each, e.dtype, getRank(), getSize(),
-                        std::move(called)});
+                        static_cast<std::size_t>(t.numel()) * e.each, e.dtype, e.alike, getRank(),
+                        getSize(), std::move(called)});
   return work;
 }
 

@@ -66,7 +66,13 @@ class UnjamBackend::Launch {
   const std::shared_ptr<Groups>& groups() const { return groups_; }
   unjamGroup_t group() const { return group_; }
   const char* key() const { return key_.c_str(); }
+  // Of a call without data.
   const unjamCallOptions_t* options() const { return &options_; }
+  const unjamCallOptions_t* options(const Elements& elements) {
+    alike_ = elements.alike;
+    options_.alike = alike_.c_str();
+    return &options_;
+  }
 
   // f(request) makes one of unjam's calls.
   template <class F>
@@ -110,6 +116,7 @@ class UnjamBackend::Launch {
   const std::string key_;
   std::shared_ptr<Call> call_;
   unjamCallOptions_t options_ = UNJAM_CALL_OPTIONS_INITIALIZER;
+  std::string alike_;  // which that points to
   bool done_ = false;
 };
 
