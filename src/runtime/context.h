@@ -348,6 +348,7 @@ class Context : public std::enable_shared_from_this<Context> {
   struct Held;
   Held what_is_held() const;
   std::vector<int> undelivered_to(const Key& key) const;
+  std::vector<PendingCall> untaken() const;
   void need_background();
   void background();
   Result pending_error(const char* what, std::size_t pending) const;

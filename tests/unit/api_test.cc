@@ -1198,6 +1198,43 @@ TEST(Mismatch, InALaterUse) {
   });
 }
 
+// Its part was over, and it is gone: what it left behind tells what it had called.
+TEST(Mismatch, WithARankThatHasLeft) {
+  Job job(2, quick_diagnosis());
+  std::int32_t x[2] = {1, 2};
+  float y[2] = {};
+  unjamRequest_t q = nullptr;
+  ASSERT_OK(unjamBroadcast(job.all(0), "k", x, x, 2, UNJAM_INT32, 0, nullptr, &q));
+  wait_ok(job.context(0), q, "the root's part");
+  ASSERT_OK(job.destroy(0));
+  ASSERT_OK(unjamBroadcast(job.all(1), "k", y, y, 2, UNJAM_FLOAT32, 0, nullptr, &q));
+  const std::string m = wait_error(job.context(1), q, UNJAM_ERROR_MISMATCH, "the other rank");
+  EXPECT_TRUE(contains(m, "rank 0 called broadcast(count=2, int32, root=0)")) << m;
+  EXPECT_TRUE(contains(m, "rank 1 called broadcast(count=2, float32, root=0)")) << m;
+}
+
+// Calls that never meet: the message says what the other side has called instead.
+TEST(Peers, ASendUnderAnotherKeyThanTheReceive) {
+  unjamConfig_t config = quick_diagnosis();
+  config.timeout_ms = 300;
+  Job job(2, config);
+  std::int32_t x[3] = {1, 2, 3}, y[3] = {};
+  unjamRequest_t sent = nullptr, q = nullptr;
+  ASSERT_OK(unjamSend(job.all(0), "tag 1", x, 3, UNJAM_INT32, 1, nullptr, &sent));
+  wait_ok(job.context(0), sent, "a small send waits for nobody");
+  ASSERT_OK(unjamRecv(job.all(1), "tag 2", y, 3, UNJAM_INT32, 0, nullptr, &q));
+  const std::string instead =
+      "rank 0 has called send_recv(count=3, int32, source=0, destination=1), key 'tag 1'";
+  EXPECT_TRUE(contains(explain(job.context(1)), instead)) << explain(job.context(1));
+  const std::string m = wait_error(job.context(1), q, UNJAM_ERROR_TIMEOUT, "the receive");
+  EXPECT_TRUE(contains(m, "rank 0 has not called it; rank 1 has called it; " + instead)) << m;
+  EXPECT_TRUE(contains(m, "which rank 1 has not")) << m;
+  // It is there to be taken.
+  ASSERT_OK(unjamRecv(job.all(1), "tag 1", y, 3, UNJAM_INT32, 0, nullptr, &q));
+  wait_ok(job.context(1), q, "under the right key");
+  EXPECT_EQ(y[2], 3);
+}
+
 TEST(Peers, ARankThatLeavesWithoutCalling) {
   Job job(3, quick_diagnosis());
   const int pair[] = {0, 2};
