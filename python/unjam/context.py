@@ -391,15 +391,16 @@ class Context:
 
         Returns:
             ``{"ranks": [{"rank", "running", "waits_for", "pending": [{"group", "key", "n", "what",
-            "age_ms", "called_by", "not_called_by", "instead", "engines": [{"lane", "waits_for", …}, …]},
-            …]}, …], "cycles": [{"text", "edges": [{"rank", "runs": {"group", "key", "n"},
+            "age_ms", "called_by", "not_called_by", "instead", "engines": [{"lane", "waits_for", …},
+            …]}, …]}, …], "cycles": [{"text", "edges": [{"rank", "runs": {"group", "key", "n"},
             "waits_for"}, …]}, …], "absent": [{"rank", "why"}, …]}``.
 
             ``instead`` says what those that have not called it have called of the same group that
-            this rank has not, as a send under another key; "" if nothing. ``engines`` has an entry for each lane that works on the call: it waits for "data" (from
-            "rank", since "since_ms"), for "room" (towards "rank", since "since_ms"), for its "turn"
-            (use "n" of the key is not complete), for its "start" (it has not been begun), or for
-            "nothing" (it moves, or its part is done). A cycle is there only if it is certain: no
+            this rank has not, as a send under another key; "" if nothing. ``engines`` has an entry
+            for each lane that works on the call: it waits for "data" (from "rank", since
+            "since_ms"), for "room" (towards "rank", since "since_ms"), for its "turn" (use "n" of
+            the key is not complete), for its "start" (it has not been begun), or for "nothing" (it
+            moves, or its part is done). A cycle is there only if it is certain: no
             rank in it can go on.
         """
         with self._call() as lib:

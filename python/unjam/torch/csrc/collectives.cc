@@ -58,6 +58,8 @@ void premultiply(const at::Tensor& tensor, const c10d::ReduceOp& op) {
 
 // What the keys of pairs begin with that make up an all-to-all.
 constexpr const char* kPairs = "#all_to_all";
+// What their barrier is for, in messages.
+const Elements kInPairs{UNJAM_UINT8, 1, "all_to_all by lists or split sizes"};
 
 std::string tag_key(int tag) { return tag == 0 ? "" : "#tag " + std::to_string(tag); }
 
@@ -438,7 +440,20 @@ WorkPtr UnjamBackend::reduce_scatter(Tensors& outputs, std::vector<Tensors>& inp
 }
 
 // Every rank sends something to every other: pairs that need not agree with each other on sizes.
+// A barrier under the caller's key goes with them: it is there that the operation meets others of
+// the key, so that a rank that has called something else (the form without split sizes, which is
+// one collective) is told from one that is late.
 WorkPtr UnjamBackend::exchange(Launch& launch, const Tensors& received, const Tensors& sent) {
+  const auto me = static_cast<std::size_t>(getRank());
+  TORCH_CHECK_VALUE(received[me].numel() == sent[me].numel(), "unjam: ", launch.call().what(),
+                    ": rank ", me, " sends itself ", sent[me].numel(), " elements and receives ",
+                    received[me].numel());
+  if (getSize() > 1) {
+    launch.run([&](unjamRequest_t* request) {
+      return unjamBarrier(launch.group(), launch.common_key(), launch.options(kInPairs), request);
+    });
+    launch.call().set_first_decides();
+  }
   for (int step = 0; step < getSize(); ++step) {
     // Not all to rank 0 first.
     const int to = (getRank() + step) % getSize();
@@ -446,9 +461,6 @@ WorkPtr UnjamBackend::exchange(Launch& launch, const Tensors& received, const Te
     const at::Tensor& out = sent[static_cast<std::size_t>(to)];
     const at::Tensor& in = received[static_cast<std::size_t>(from)];
     if (step == 0) {
-      TORCH_CHECK_VALUE(in.numel() == out.numel(), "unjam: ", launch.call().what(), ": rank ",
-                        getRank(), " sends itself ", out.numel(), " elements and receives ",
-                        in.numel());
       in.copy_(out.view_as(in));
       continue;
     }
@@ -549,6 +561,7 @@ WorkPtr UnjamBackend::send(Tensors& tensors, int to, int tag) {
   peer(to, "send");
   Launch launch(*this, "send", OpType::SEND, t.device(), false, c10d::kUnsetTimeout, false,
                 tag_key(tag));
+  launch.between(getRank(), to);
   launch.call().hold(t);
   const Elements e = moved_as(t.scalar_type());
   launch.run([&](unjamRequest_t* request) {
@@ -566,6 +579,7 @@ WorkPtr UnjamBackend::recv(Tensors& tensors, int from, int tag) {
                 tag_key(tag));
   launch.call().hold(t);
   launch.call().set_source_rank(from);
+  launch.between(from, getRank());
   const Elements e = moved_as(t.scalar_type());
   launch.run([&](unjamRequest_t* request) {
     return unjamRecv(launch.group(), launch.key(), t.data_ptr(),

@@ -55,14 +55,15 @@ inline std::optional<unjamDataType_t> native_type(at::ScalarType type) {
   }
 }
 
-// How elements travel that are only moved: every type can.
+// How elements travel that are only moved: every type can. Complex ones are the real numbers in
+// them, as which torch's own functions hand most of them over; what else is told apart.
 inline Elements moved_as(at::ScalarType type) {
   const auto native = native_type(type);
-  const bool complex = c10::isComplexType(type);
-  if (native && !complex && type != at::kBool) return {*native, 1, ""};
+  if (native && type != at::kBool) {
+    return {*native, c10::isComplexType(type) ? std::size_t{2} : std::size_t{1}, ""};
+  }
   const std::string name = c10::getDtypeNames(type).first;
-  if (native) return {*native, complex ? std::size_t{2} : std::size_t{1}, name};
-  return {UNJAM_UINT8, c10::elementSize(type), name};
+  return {native.value_or(UNJAM_UINT8), native ? std::size_t{1} : c10::elementSize(type), name};
 }
 
 // A factor of PREMUL_SUM that is a tensor may lie on a GPU: reading it would wait for that.
@@ -98,8 +99,7 @@ inline Reduction reduced_as(at::ScalarType type, const c10d::ReduceOp& reduce, c
       TORCH_CHECK_TYPE(at::isFloatingType(type) || at::isComplexType(type), "unjam: ", what,
                        " with PREMUL_SUM needs a floating-point tensor, not ", type);
       r.op = UNJAM_SUM;
-      r.elements.alike +=
-          (r.elements.alike.empty() ? "" : " ") + ("premul_sum " + factor_text(reduce));
+      r.elements.alike = "premul_sum " + factor_text(reduce);
       break;
     case Op::AVG:
       TORCH_CHECK_TYPE(!logical, "unjam: ", what,
