@@ -270,6 +270,24 @@ def _redistribute(mesh, shape, dtype, dimensions):
             expected = distribute_tensor(whole, mesh, end).to_local()
             assert torch.equal(y.to_local(), expected), (shape, start, end, y.to_local(), expected)
             assert torch.equal(y.full_tensor(), whole), (shape, start, end)
+        _to_partial(x, whole, ["sum"] * dimensions)
+
+
+def _to_partial(x, whole, ops):
+    """The way to Partial, which only torch itself may take (backward passes do)."""
+    from torch.distributed.tensor import DTensor, Partial, Replicate
+    from torch.distributed.tensor._dtensor_spec import DTensorSpec
+    from torch.distributed.tensor._redistribute import redistribute_local_tensor
+
+    if any(p.is_partial("max") for p in x.placements):
+        return  # from one kind of Partial to another: torch cannot
+    partial = [Partial(op) for op in ops]
+    target = DTensorSpec(x.device_mesh, tuple(partial), tensor_meta=x._spec.tensor_meta)
+    local = redistribute_local_tensor(x.to_local(), x._spec, target)
+    back = DTensor.from_local(
+        local, x.device_mesh, partial, run_check=False, shape=whole.shape, stride=whole.stride()
+    ).redistribute(x.device_mesh, [Replicate()] * len(ops))
+    assert torch.equal(back.to_local(), whole), (x.placements, partial)
 
 
 def tensor_parallel(here):
