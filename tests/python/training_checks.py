@@ -270,24 +270,25 @@ def _redistribute(mesh, shape, dtype, dimensions):
             expected = distribute_tensor(whole, mesh, end).to_local()
             assert torch.equal(y.to_local(), expected), (shape, start, end, y.to_local(), expected)
             assert torch.equal(y.full_tensor(), whole), (shape, start, end)
-        _to_partial(x, whole, ["sum"] * dimensions)
+        _to_partial_and_back(x)
 
 
-def _to_partial(x, whole, ops):
-    """The way to Partial, which only torch itself may take (backward passes do)."""
-    from torch.distributed.tensor import DTensor, Partial, Replicate
+def _to_partial_and_back(x):
+    """From Replicate, the only placement from which torch goes to Partial (for itself only)."""
+    from torch.distributed.tensor import DTensor, Partial
     from torch.distributed.tensor._dtensor_spec import DTensorSpec
     from torch.distributed.tensor._redistribute import redistribute_local_tensor
 
-    if any(p.is_partial("max") for p in x.placements):
-        return  # from one kind of Partial to another: torch cannot
-    partial = [Partial(op) for op in ops]
-    target = DTensorSpec(x.device_mesh, tuple(partial), tensor_meta=x._spec.tensor_meta)
+    if any(p.is_partial() for p in x.placements):
+        return
+    to = tuple(Partial() if p.is_replicate() else p for p in x.placements)
+    target = DTensorSpec(x.device_mesh, to, tensor_meta=x._spec.tensor_meta)
     local = redistribute_local_tensor(x.to_local(), x._spec, target)
-    back = DTensor.from_local(
-        local, x.device_mesh, partial, run_check=False, shape=whole.shape, stride=whole.stride()
-    ).redistribute(x.device_mesh, [Replicate()] * len(ops))
-    assert torch.equal(back.to_local(), whole), (x.placements, partial)
+    partial = DTensor.from_local(
+        local, x.device_mesh, to, run_check=False, shape=x.shape, stride=x.stride()
+    )
+    back = partial.redistribute(x.device_mesh, x.placements)
+    assert torch.equal(back.to_local(), x.to_local()), (x.placements, to)
 
 
 def tensor_parallel(here):
