@@ -192,7 +192,10 @@ std::string called_instead(int rank, const PendingCall& call,
   };
   const RankSnapshot* here = find_rank(ranks, rank);
   if (here == nullptr) return "";
-  // Those between just the same ranks, in the same direction, come first.
+  // Of the same kind, between just the same ranks (sends: in the same direction), come first.
+  const auto kind = [](const PendingCall& c) {
+    return c.signature.substr(0, c.signature.find('('));
+  };
   std::vector<std::string> alike, others;
   for (const RankSnapshot& there : ranks) {
     if (there.rank == rank || !has(call, there.rank) || has_called(there, call.call)) continue;
@@ -202,7 +205,7 @@ std::string called_instead(int rank, const PendingCall& call,
             has_called(*here, c.call)) {
           continue;
         }
-        (c.members == call.members ? alike : others)
+        (c.members == call.members && kind(c) == kind(call) ? alike : others)
             .push_back("rank " + std::to_string(there.rank) + " has called " + c.signature +
                        ", key " + call_text(c.call) + ", which rank " + std::to_string(rank) +
                        " has not");

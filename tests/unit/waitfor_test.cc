@@ -116,10 +116,12 @@ TEST(WaitFor, WhatOthersHaveCalledInstead) {
   const auto waits = call(1, "tag 2", {0, 1});
   const RankSnapshot here = holder(1, {waits});
   const auto wrong = call(2, "tag 1", {0, 1});
-  RankSnapshot there = holder(0, {call(3, "all", {0, 1, 2})});
+  auto another = call(3, "all", {0, 1});
+  another.signature = "barrier()";
+  RankSnapshot there = holder(0, {another});
   there.untaken = {wrong};
   there.calls[2] = 1;
-  const std::string other = "rank 0 has called all_reduce, key 'all', which rank 1 has not";
+  const std::string other = "rank 0 has called barrier(), key 'all', which rank 1 has not";
   const std::string likely = "rank 0 has called all_reduce, key 'tag 1', which rank 1 has not";
   EXPECT_EQ(called_instead(1, waits, {there, here}), likely + "; " + other);
   const std::string json = explain_json({there, here}, {}, {});
