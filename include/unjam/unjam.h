@@ -264,6 +264,7 @@ typedef enum {
   UNJAM_STREAM_SYNC = 2
 } unjamStreamOrder_t;
 
+#define UNJAM_ALIKE_BYTES 48
 /* May be NULL (all defaults). Size-versioned as the configuration. */
 typedef struct {
   size_t size;
@@ -273,9 +274,14 @@ typedef struct {
   void* user;
   void* stream; /* CUDA: a cudaStream_t of the rank's device; NULL: the legacy default one */
   int32_t stream_order; /* unjamStreamOrder_t; the host device takes UNJAM_STREAM_NONE only */
+  /* What else the caller wants all ranks to agree on, as a text of at most UNJAM_ALIKE_BYTES - 1
+   * bytes; NULL and "": nothing. A part of the call as its kind, count and data type are: ranks
+   * that give different texts get UNJAM_ERROR_MISMATCH, whose message has both. Copied. For callers
+   * whose data mean more than unjam knows: bool that travels as uint8, say. */
+  const char* alike;
 } unjamCallOptions_t;
 #define UNJAM_CALL_OPTIONS_INITIALIZER \
-  {sizeof(unjamCallOptions_t), UNJAM_VERSION, 0, NULL, NULL, NULL, UNJAM_STREAM_NONE}
+  {sizeof(unjamCallOptions_t), UNJAM_VERSION, 0, NULL, NULL, NULL, UNJAM_STREAM_NONE, NULL}
 
 /* key: NUL-terminated, may be NULL or "" (the group's common channel). options: may be NULL.
  * request: may be NULL (then only the callback or the key's order tells of completion); otherwise
@@ -438,19 +444,21 @@ UNJAM_API unjamResult_t unjamInfo(unjamContext_t context, char* buffer, size_t b
                                   size_t* needed);
 /* {"ranks": [{"rank", "running": {group, key, n} | null, "waits_for": [...],
  *             "pending": [{"group", "key", "n", "what", "age_ms", "called_by", "not_called_by",
+ *                          "instead",
  *                          "engines": [{"lane", "waits_for": "data" | "room", "rank", "since_ms"} |
  *                                      {"lane", "waits_for": "turn", "n"} |
  *                                      {"lane", "waits_for": "start" | "nothing"}]}]}],
  *  "cycles": [{"text": "rank 0 runs A and waits for rank 1, which …",
  *              "edges": [{"rank", "runs": {"group","key","n"}, "waits_for"}]}],
  *  "absent": [{"rank", "why"}]}
- * over all ranks of the job. An engine's lane waits for data from or room towards a rank, for use n
- * of the key to be complete, to be begun, or for nothing: it moves, or is done with its part. The
- * call waits for other processes to answer, a second at most; those that do not are among the
- * absent. The signal UNJAM_EXPLAIN_SIGNAL (SIGUSR2) prints the same for people. A cycle is reported
- * only if it is certain: under UNJAM_POLICY_HOLD with one lane, through collectives that no rank
- * completes before all have begun it (not those with a root, nor sends and receives): no rank in it
- * can go on. */
+ * over all ranks of the job. instead: what those that have not called it have called of the same
+ * group that this rank has not (a send under another key, say), in words; "" if nothing. An
+ * engine's lane waits for data from or room towards a rank, for use n of the key to be complete, to
+ * be begun, or for nothing: it moves, or is done with its part. The call waits for other processes
+ * to answer, a second at most; those that do not are among the absent. The signal
+ * UNJAM_EXPLAIN_SIGNAL (SIGUSR2) prints the same for people. A cycle is reported only if it is
+ * certain: under UNJAM_POLICY_HOLD with one lane, through collectives that no rank completes before
+ * all have begun it (not those with a root, nor sends and receives): no rank in it can go on. */
 UNJAM_API unjamResult_t unjamExplain(unjamContext_t context, char* buffer, size_t bytes,
                                      size_t* needed);
 

@@ -120,6 +120,7 @@ class CallOptions(Structure):
         ("user", c_void_p),
         ("stream", c_void_p),
         ("stream_order", c_int32),
+        ("alike", c_char_p),
     ]
 
 

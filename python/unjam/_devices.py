@@ -132,7 +132,7 @@ def call_options(
 ) -> _abi.CallOptions:
     """The C API's options of a call, in its own terms."""
     return _abi.CallOptions(
-        _OPTIONS_SIZE, _abi.VERSION, priority, callback, user, stream or None, order
+        _OPTIONS_SIZE, _abi.VERSION, priority, callback, user, stream or None, order, None
     )
 
 

@@ -391,14 +391,16 @@ class Context:
 
         Returns:
             ``{"ranks": [{"rank", "running", "waits_for", "pending": [{"group", "key", "n", "what",
-            "age_ms", "called_by", "not_called_by", "engines": [{"lane", "waits_for", …}, …]}, …]},
-            …], "cycles": [{"text", "edges": [{"rank", "runs": {"group", "key", "n"},
+            "age_ms", "called_by", "not_called_by", "instead", "engines": [{"lane", "waits_for", …},
+            …]}, …]}, …], "cycles": [{"text", "edges": [{"rank", "runs": {"group", "key", "n"},
             "waits_for"}, …]}, …], "absent": [{"rank", "why"}, …]}``.
 
-            ``engines`` has an entry for each lane that works on the call: it waits for "data" (from
-            "rank", since "since_ms"), for "room" (towards "rank", since "since_ms"), for its "turn"
-            (use "n" of the key is not complete), for its "start" (it has not been begun), or for
-            "nothing" (it moves, or its part is done). A cycle is there only if it is certain: no
+            ``instead`` says what those that have not called it have called of the same group that
+            this rank has not, as a send under another key; "" if nothing. ``engines`` has an entry
+            for each lane that works on the call: it waits for "data" (from "rank", since
+            "since_ms"), for "room" (towards "rank", since "since_ms"), for its "turn" (use "n" of
+            the key is not complete), for its "start" (it has not been begun), or for "nothing" (it
+            moves, or its part is done). A cycle is there only if it is certain: no
             rank in it can go on.
         """
         with self._call() as lib:
@@ -623,6 +625,7 @@ def _explanation_lines(explanation: dict[str, Any]) -> Iterator[str]:
         for call in rank["pending"]:
             missing = ", ".join(map(str, call["not_called_by"])) or "none"
             calling = ", ".join(map(str, call["called_by"])) or "none"
+            instead = f"; {call['instead']}" if call["instead"] else ""
             several = len(call["engines"]) > 1
             engines = ""
             for engine in call["engines"]:
@@ -631,7 +634,7 @@ def _explanation_lines(explanation: dict[str, Any]) -> Iterator[str]:
             yield (
                 f"  {call['what']}, key {call['key']!r} of group {call['group']!r}, use "
                 f"{call['n'] + 1}, since {call['age_ms'] / 1e3:.3f} s; called by: {calling}; "
-                f"not called by: {missing}{engines}"
+                f"not called by: {missing}{instead}{engines}"
             )
     for absent in explanation["absent"]:
         yield f"rank {absent['rank']}: {absent['why']}"

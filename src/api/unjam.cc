@@ -111,8 +111,9 @@ unjamResult_t copy_text(const std::string& text, char* buffer, size_t bytes, siz
 
 unjamResult_t apply_options(const unjamCallOptions_t* options, Call& call) {
   if (options == nullptr) return UNJAM_SUCCESS;
-  // Version 0.1.0's ended before `stream`.
+  // Version 0.1.0's ended before `stream`, later ones before `alike`.
   if (options->size != sizeof(unjamCallOptions_t) &&
+      options->size != offsetof(unjamCallOptions_t, alike) &&
       options->size != offsetof(unjamCallOptions_t, stream)) {
     return fail(UNJAM_ERROR_INVALID_ARGUMENT,
                 "unjamCallOptions_t has an unknown size: initialise it with "
@@ -123,6 +124,11 @@ unjamResult_t apply_options(const unjamCallOptions_t* options, Call& call) {
   if (o.stream_order < UNJAM_STREAM_NONE || o.stream_order > UNJAM_STREAM_SYNC) {
     return fail(UNJAM_ERROR_INVALID_ARGUMENT, "stream_order is " + std::to_string(o.stream_order) +
                                                   ": give a value of unjamStreamOrder_t");
+  }
+  if (o.alike != nullptr && !call.signature.set_alike(o.alike)) {
+    return fail(UNJAM_ERROR_INVALID_ARGUMENT, "alike has more than " +
+                                                  std::to_string(UNJAM_ALIKE_BYTES - 1) +
+                                                  " bytes: give a shorter text, or a hash of it");
   }
   call.priority = o.priority;
   call.callback = o.callback;
@@ -152,7 +158,11 @@ Enum from_c(CEnum value) {
 Call make_call(Kind kind, const void* send, void* recv, size_t count, unjamDataType_t dtype,
                unjamOp_t op, int root) {
   Call c;
-  c.signature = {kind, from_c<unjam::DType>(dtype), from_c<unjam::Op>(op), root, count};
+  c.signature.kind = kind;
+  c.signature.dtype = from_c<unjam::DType>(dtype);
+  c.signature.op = from_c<unjam::Op>(op);
+  c.signature.root = root;
+  c.signature.count = count;
   // What the kind does not use is not part of the call: ranks need not agree on it.
   if (!unjam::reduces(kind)) c.signature.op = unjam::Op::kSum;
   if (!unjam::has_root(kind)) c.signature.root = 0;

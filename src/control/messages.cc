@@ -76,6 +76,16 @@ void get(WireReader& r, PendingCall& c) {
   }
 }
 
+void put(WireWriter& w, const std::vector<PendingCall>& calls) {
+  w.list(calls.size());
+  for (const PendingCall& c : calls) put(w, c);
+}
+
+void get(WireReader& r, std::vector<PendingCall>& calls, std::size_t most) {
+  calls.resize(r.list(most, 41));
+  for (PendingCall& c : calls) get(r, c);
+}
+
 }  // namespace
 
 std::string HelloMessage::encode() const {
@@ -223,12 +233,14 @@ std::string DepartedMessage::encode() const {
   WireWriter w;
   w.number(rank);
   put(w, calls);
+  put(w, untaken);
   return w.take();
 }
 bool DepartedMessage::decode(std::string_view bytes) {
   WireReader r(bytes);
   rank = r.up_to(kLastRank);
   get(r, calls, kMostCalls);
+  get(r, untaken, kMostUntaken);
   return r.complete();
 }
 
@@ -326,6 +338,7 @@ std::string SnapshotMessage::encode() const {
     const std::size_t pending = std::min(s.pending.size(), kMostPending);
     w.list(pending);
     for (std::size_t i = 0; i < pending; ++i) put(w, s.pending[i]);
+    put(w, s.untaken);
     w.list(s.calls.size());
     for (const auto& [tag, count] : s.calls) {
       w.number(tag);
@@ -337,7 +350,7 @@ std::string SnapshotMessage::encode() const {
 bool SnapshotMessage::decode(std::string_view bytes) {
   WireReader r(bytes);
   number = r.number<std::uint64_t>();
-  ranks.resize(r.list(kMaxRanks, 21));
+  ranks.resize(r.list(kMaxRanks, 25));
   for (RankSnapshot& s : ranks) {
     s.rank = static_cast<int>(r.up_to(kLastRank));
     const auto flags = r.up_to<std::uint8_t>(3);
@@ -347,8 +360,8 @@ bool SnapshotMessage::decode(std::string_view bytes) {
     for (int& i : s.running) i = r.number<std::int32_t>();
     s.words.resize(r.list(kMaxLanes, 8));
     for (auto& word : s.words) word = r.number<std::uint64_t>();
-    s.pending.resize(r.list(kMostPending, 41));
-    for (PendingCall& c : s.pending) get(r, c);
+    get(r, s.pending, kMostPending);
+    get(r, s.untaken, kMostUntaken);
     for (const int i : s.running) {
       if (i < -1 || i >= static_cast<int>(s.pending.size())) return false;
     }

@@ -12,7 +12,7 @@
 
 namespace unjam {
 
-inline constexpr std::uint32_t kProtocolVersion = 1;
+inline constexpr std::uint32_t kProtocolVersion = 2;
 inline constexpr std::size_t kLongestText = 1 << 16;
 // Before and after the other end has proved that it knows the secret.
 inline constexpr std::size_t kLongestStrangerFrame = 256;
@@ -112,10 +112,12 @@ struct GoneMessage {
   bool decode(std::string_view bytes);
 };
 
-// A rank has left, with all its calls complete; how often it has called each key.
+// A rank has left, with all its calls complete; how often it has called each key, and what of that
+// its peers may have yet to take (RankSnapshot::untaken).
 struct DepartedMessage {
   std::uint32_t rank = 0;
   std::vector<std::pair<std::uint64_t, std::uint64_t>> calls;  // (tag, count)
+  std::vector<PendingCall> untaken;
   std::string encode() const;
   bool decode(std::string_view bytes);
 };

@@ -180,6 +180,49 @@ std::vector<int> calling_ranks(const PendingCall& call, const std::vector<RankSn
   return calling;
 }
 
+std::string called_instead(int rank, const PendingCall& call,
+                           const std::vector<RankSnapshot>& ranks) {
+  constexpr std::size_t kMostNamed = 3;
+  const auto has_called = [](const RankSnapshot& r, const CallId& c) {
+    const auto calls = r.calls.find(c.tag);
+    return calls != r.calls.end() && calls->second > c.n;
+  };
+  const auto has = [](const PendingCall& c, int member) {
+    return std::find(c.members.begin(), c.members.end(), member) != c.members.end();
+  };
+  const RankSnapshot* here = find_rank(ranks, rank);
+  if (here == nullptr) return "";
+  // Of the same kind, between just the same ranks (sends: in the same direction), come first.
+  const auto kind = [](const PendingCall& c) {
+    return c.signature.substr(0, c.signature.find('('));
+  };
+  std::vector<std::string> alike, others;
+  for (const RankSnapshot& there : ranks) {
+    if (there.rank == rank || !has(call, there.rank) || has_called(there, call.call)) continue;
+    for (const auto* list : {&there.pending, &there.untaken}) {
+      for (const PendingCall& c : *list) {
+        if (c.call.tag == call.call.tag || c.call.group != call.call.group || !has(c, rank) ||
+            has_called(*here, c.call)) {
+          continue;
+        }
+        (c.members == call.members && kind(c) == kind(call) ? alike : others)
+            .push_back("rank " + std::to_string(there.rank) + " has called " + c.signature +
+                       ", key " + call_text(c.call) + ", which rank " + std::to_string(rank) +
+                       " has not");
+      }
+    }
+  }
+  alike.insert(alike.end(), others.begin(), others.end());
+  std::string text;
+  for (std::size_t i = 0; i < alike.size() && i < kMostNamed; ++i) {
+    text += (i == 0 ? "" : "; ") + alike[i];
+  }
+  if (alike.size() > kMostNamed) {
+    text += "; and " + std::to_string(alike.size() - kMostNamed) + " more";
+  }
+  return text;
+}
+
 std::string explain_json(const std::vector<RankSnapshot>& ranks, const std::vector<WaitEdge>& edges,
                          const std::vector<WaitCycle>& cycles,
                          const std::vector<AbsentRank>& absent) {
@@ -208,7 +251,7 @@ std::string explain_json(const std::vector<RankSnapshot>& ranks, const std::vect
       for (const int m : missing_ranks(p, ranks)) w.value(m);
       w.end_array().key("called_by").begin_array();
       for (const int m : calling_ranks(p, ranks)) w.value(m);
-      w.end_array().key("engines").begin_array();
+      w.end_array().field("instead", called_instead(r.rank, p, ranks)).key("engines").begin_array();
       for (const EngineWait& e : p.engines) {
         w.begin_object().field("lane", e.lane).field("waits_for", name_of(e.what));
         if (e.what == EngineWait::kTurn) w.field("n", e.n);
@@ -270,6 +313,7 @@ std::string explain_text(const std::vector<RankSnapshot>& ranks,
             " pending\n";
     for (std::size_t i = 0; i < r->pending.size() && i < kMostCalls; ++i) {
       const PendingCall& p = r->pending[i];
+      const std::string instead = called_instead(r->rank, p, ranks);
       std::string engines;
       for (const EngineWait& e : p.engines) {
         const std::string lane = p.engines.size() > 1 ? " of lane " + std::to_string(e.lane) : "";
@@ -277,7 +321,8 @@ std::string explain_text(const std::vector<RankSnapshot>& ranks,
       }
       text += "unjam:   " + p.signature + ", " + call_text(p.call) + ", since " +
               seconds(p.age_ms) + "; called by: " + list(calling_ranks(p, ranks)) +
-              "; not called by: " + list(missing_ranks(p, ranks)) + engines + "\n";
+              "; not called by: " + list(missing_ranks(p, ranks)) +
+              (instead.empty() ? "" : "; " + instead) + engines + "\n";
     }
     if (r->pending.size() > kMostCalls) {
       text += "unjam:   and " + std::to_string(r->pending.size() - kMostCalls) + " more\n";

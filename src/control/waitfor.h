@@ -56,8 +56,12 @@ struct RankSnapshot {
   std::vector<int> running;
   std::vector<std::uint64_t> words;
   std::vector<PendingCall> pending;  // in submission order; without what the engine has completed
+  // Complete here, with data that a peer may have yet to take: the latest of each such key, at most
+  // kMostUntaken in all. Their age and engines are not told.
+  std::vector<PendingCall> untaken;
   std::map<std::uint64_t, std::uint64_t> calls;  // tag -> invocations submitted so far
 };
+inline constexpr std::size_t kMostUntaken = 256;
 
 struct WaitEdge {
   int rank = 0;  // runs `runs`, and waits for
@@ -82,6 +86,12 @@ std::vector<WaitCycle> find_cycles(const std::vector<WaitEdge>& edges);
 std::vector<int> missing_ranks(const PendingCall& call, const std::vector<RankSnapshot>& ranks);
 // Those that have.
 std::vector<int> calling_ranks(const PendingCall& call, const std::vector<RankSnapshot>& ranks);
+
+// What members that have not called `call`, which is pending at `rank`, have called of the same
+// group that `rank` has not: sends under another tag than the receive's, say. "rank 0 has called …,
+// which rank 1 has not", the likeliest first, a few; "" if there is none.
+std::string called_instead(int rank, const PendingCall& call,
+                           const std::vector<RankSnapshot>& ranks);
 
 // A rank that has nothing to say, and why.
 struct AbsentRank {

@@ -21,7 +21,7 @@ Context::Context(std::shared_ptr<World> world, int rank, const Settings& setting
 
 Context::~Context() {
   // After shutdown() this finds nothing; a context that failed to start must not stay attached.
-  world_->detach(this, {});
+  world_->detach(this, {}, {});
 }
 
 void Context::start() {
@@ -83,6 +83,7 @@ Result Context::pending_error(const char* what, std::size_t pending) const {
 
 Result Context::shutdown() {
   std::map<std::uint64_t, std::uint64_t> calls;
+  std::vector<PendingCall> left;
   {
     std::unique_lock lock(mutex_);
     if (background_.get_id() == std::this_thread::get_id()) {
@@ -118,8 +119,9 @@ Result Context::shutdown() {
     closed_ = true;
     closed_why_ = {UNJAM_ERROR_INVALID_USAGE, "the context was destroyed"};
     calls = call_counts();
+    left = untaken();
   }
-  world_->detach(this, std::move(calls));
+  world_->detach(this, std::move(calls), std::move(left));
   daemon_->stop();  // joins the engine's threads: nobody touches the arenas on our behalf any more
   {
     std::lock_guard lock(mutex_);

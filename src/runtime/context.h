@@ -1,6 +1,7 @@
 // A rank: its groups and keys, the submission and completion of invocations.
 #pragma once
 
+#include <array>
 #include <atomic>
 #include <condition_variable>
 #include <cstdint>
@@ -42,7 +43,10 @@ struct Signature {
   int root = 0;  // of a send/recv: the sender's rank in the user's group
   std::uint64_t count = 0;
   int peer = 0;  // of a send/recv: the receiver's
+  // What else the callers agree on (unjamCallOptions_t.alike), NUL-terminated and filled with NULs.
+  std::array<char, UNJAM_ALIKE_BYTES> alike{};
 
+  bool set_alike(const char* text);  // false: it is too long
   std::uint64_t hash() const;
   std::string text(bool with_count = true) const;
   bool operator==(const Signature&) const = default;
@@ -344,6 +348,7 @@ class Context : public std::enable_shared_from_this<Context> {
   struct Held;
   Held what_is_held() const;
   std::vector<int> undelivered_to(const Key& key) const;
+  std::vector<PendingCall> untaken() const;
   void need_background();
   void background();
   Result pending_error(const char* what, std::size_t pending) const;

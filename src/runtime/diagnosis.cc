@@ -115,15 +115,28 @@ std::map<std::string, std::vector<int>> World::said_here(const CallKey& call,
     if (c != nullptr && c->find_call(call.first, call.second, s) == Context::Found::kKnown) {
       said[s.text()].push_back(member);
     }
+    if (const PendingCall* left = left_behind(member, call)) {
+      said[left->signature].push_back(member);
+    }
   }
   return said;
+}
+
+// What a rank that has left has called: if it is not what the others have, nobody takes its data.
+const PendingCall* World::left_behind(int rank, const CallKey& call) const {
+  const auto left = departed_.find(rank);
+  if (left == departed_.end()) return nullptr;
+  for (const PendingCall& c : left->second.untaken) {
+    if (CallKey{c.call.tag, c.call.n} == call) return &c;
+  }
+  return nullptr;
 }
 
 bool World::left_without(int rank, const CallKey& call) const {
   const auto left = departed_.find(rank);
   if (left == departed_.end()) return false;
-  const auto calls = left->second.find(call.first);
-  return calls == left->second.end() || calls->second <= call.second;
+  const auto calls = left->second.calls.find(call.first);
+  return calls == left->second.calls.end() || calls->second <= call.second;
 }
 
 void World::fail_here(std::uint64_t tag, std::uint64_t n, unjamResult_t code,
@@ -289,6 +302,8 @@ void World::evaluate(const CallKey& call, Inquiry& inquiry) {
     } else if (found != inquiry.said.end() && found->second.called &&
                !found->second.signature.empty()) {
       said[found->second.signature].push_back(member);
+    } else if (const PendingCall* left = left_behind(member, call)) {
+      said[left->signature].push_back(member);
     }
   }
   if (said.size() < 2) return;
@@ -389,10 +404,11 @@ void World::look_at(const OldCall& old, std::map<int, QueryMessage>& questions) 
   }
   if (first_settings_.timeout_ms > 0 &&
       old.age_ms >= static_cast<double>(first_settings_.timeout_ms) &&
-      informed(key, call.members, what, questions)) {
+      informed(key, call.members, what, questions) && looked_around()) {
     fail_everywhere(key, call.members, UNJAM_ERROR_TIMEOUT,
                     what + " (" + call.signature.text() + ") was not complete after " +
-                        seconds_text(old.age_ms) + " (UNJAM_TIMEOUT_MS): " + who_called(key, call));
+                        seconds_text(old.age_ms) + " (UNJAM_TIMEOUT_MS): " + who_called(key, call) +
+                        instead(old));
   }
 }
 
@@ -439,6 +455,7 @@ void World::report(const std::map<CallKey, OldCall>& old, std::uint64_t now,
                      use_text(call.signature, call.id.key, call.id.group, call.id.n), questions) &&
             known;
   }
+  known = looked_around() && known;
   if (!known) return;  // the next time
   last_report_ns_ = now;
   std::string text;
@@ -446,7 +463,7 @@ void World::report(const std::map<CallKey, OldCall>& old, std::uint64_t now,
     const OldCall& o = late[i]->second;
     text += "unjam: " + rank_list(o.callers) + ": " + o.call.signature.text() + ", " +
             call_text(o.call.id.key, o.call.id.group, o.call.id.n) + ", pending for " +
-            seconds_text(o.age_ms) + ": " + who_called(late[i]->first, o.call) + "\n";
+            seconds_text(o.age_ms) + ": " + who_called(late[i]->first, o.call) + instead(o) + "\n";
   }
   if (late.size() > kMostNamed) {
     text += "unjam: and " + std::to_string(late.size() - kMostNamed) +
@@ -489,6 +506,30 @@ std::uint64_t World::gather(bool print) {
   return number;
 }
 
+bool World::looked_around() {
+  const auto found = gatherings_.find(around_);
+  const std::uint64_t now = monotonic_ns();
+  if (found != gatherings_.end()) {
+    const Gathering& g = found->second;
+    if (!g.waits_for.empty() && now < g.deadline_ns) return false;
+    if (now < g.deadline_ns + kFreshNs) return true;  // also without those that do not answer
+    gatherings_.erase(found);
+  }
+  around_ = gather(false);
+  Gathering& g = gatherings_[around_];
+  add_departed(g.ranks);
+  return g.waits_for.empty();
+}
+
+std::string World::instead(const OldCall& old) const {
+  const auto found = gatherings_.find(around_);
+  if (found == gatherings_.end() || old.callers.empty()) return "";
+  const CallRecord& call = old.call;
+  const std::string text = called_instead(
+      old.callers.front(), {call.id, call.signature.text(), call.members}, found->second.ranks);
+  return text.empty() ? "" : "; " + text;
+}
+
 std::vector<AbsentRank> World::absentees(const Gathering& g) const {
   std::vector<AbsentRank> ranks;
   for (int r = 0; r < ranks_ && started_; ++r) {
@@ -516,7 +557,7 @@ std::vector<AbsentRank> World::absentees(const Gathering& g) const {
 
 // What the departed have called still counts.
 void World::add_departed(std::vector<RankSnapshot>& ranks) const {
-  for (const auto& [rank, calls] : departed_) {
+  for (const auto& [rank, left] : departed_) {
     // One that left just now has said more itself.
     if (std::any_of(ranks.begin(), ranks.end(),
                     [r = rank](const RankSnapshot& s) { return s.rank == r; })) {
@@ -524,7 +565,8 @@ void World::add_departed(std::vector<RankSnapshot>& ranks) const {
     }
     RankSnapshot gone;
     gone.rank = rank;
-    gone.calls = calls;
+    gone.calls = left.calls;
+    gone.untaken = left.untaken;
     ranks.push_back(std::move(gone));
   }
 }

@@ -137,8 +137,32 @@ RankSnapshot Context::snapshot() {
       if (slot != 0 && slots_[slot - 1].get() == &s) r.running[l] = static_cast<int>(i);
     }
   }
+  r.untaken = untaken();
   r.calls = call_counts();
   return r;
+}
+
+// Of keys that have nothing under way. On CUDA it is not known here what peers have taken.
+std::vector<PendingCall> Context::untaken() const {
+  constexpr std::uint64_t kUses = 8;  // the latest of a key: a peer may be behind by some
+  std::vector<PendingCall> calls;
+  const auto& lingering = places_[static_cast<std::size_t>(KeyPlace::kLingering)];
+  for (auto it = lingering.rbegin(); it != lingering.rend(); ++it) {
+    const Key& key = **it;
+    if (key.group->members.size() == 1 || (!cuda() && undelivered_to(key).empty())) continue;
+    const std::uint64_t first = key.submitted - std::min(key.submitted, kUses);
+    for (std::uint64_t n = first; n < key.submitted; ++n) {
+      const Signature* s = key.recall(n);
+      if (s == nullptr) continue;
+      if (calls.size() == kMostUntaken) return calls;
+      calls.push_back({{key.state.tag, n, key.group->name, key.name},
+                       s->text(),
+                       key.group->members,
+                       0,
+                       !has_root(s->kind)});
+    }
+  }
+  return calls;
 }
 
 std::vector<CallRecord> Context::pending_calls() {

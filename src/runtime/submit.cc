@@ -1,4 +1,5 @@
 // Submission: checks, agreement, and the way into the engine.
+#include <cstring>
 #include <limits>
 #include <optional>
 #include <utility>
@@ -22,11 +23,25 @@ std::uint64_t Signature::hash() const {
   h = hash_combine(h, static_cast<std::uint64_t>(op));
   h = hash_combine(h, static_cast<std::uint64_t>(root));
   h = hash_combine(h, static_cast<std::uint64_t>(peer));
-  return hash_combine(h, count);
+  h = hash_combine(h, count);
+  for (std::size_t i = 0; i < alike.size() && alike[i] != 0; i += 8) {
+    std::uint64_t word = 0;
+    std::memcpy(&word, alike.data() + i, sizeof(word));
+    h = hash_combine(h, word);
+  }
+  return h;
+}
+
+bool Signature::set_alike(const char* text) {
+  const std::size_t bytes = strnlen(text, alike.size());
+  if (bytes == alike.size()) return false;
+  std::memcpy(alike.data(), text, bytes);
+  return true;
 }
 
 std::string Signature::text(bool with_count) const {
-  if (kind == Kind::kBarrier) return "barrier()";  // count and type are not its caller's
+  const std::string as = alike[0] == 0 ? "" : " as '" + std::string(alike.data()) + "'";
+  if (kind == Kind::kBarrier) return "barrier()" + as;  // count and type are not its caller's
   std::string t = std::string(to_string(kind)) + "(";
   if (with_count) t += "count=" + std::to_string(count) + ", ";
   t += to_string(dtype);
@@ -36,7 +51,7 @@ std::string Signature::text(bool with_count) const {
   } else if (has_root(kind)) {
     t += ", root=" + std::to_string(root);
   }
-  return t + ")";
+  return t + ")" + as;
 }
 
 Result Context::validate(const unjamGroup& group, const Call& call) const {

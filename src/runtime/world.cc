@@ -453,7 +453,8 @@ void World::on_message(int process, const Frame& frame) {
       DepartedMessage m;
       if (!m.decode(frame.payload) || !is_rank_of(m.rank, process)) break;
       // A rank leaves once. (What it has called is a map, so that repeating it adds nothing.)
-      departed_.try_emplace(static_cast<int>(m.rank), m.calls.begin(), m.calls.end());
+      departed_.try_emplace(static_cast<int>(m.rank),
+                            Departed{{m.calls.begin(), m.calls.end()}, std::move(m.untaken)});
       for (Context* c : contexts_) {
         if (c != nullptr) c->peer_left(static_cast<int>(m.rank));
       }
@@ -537,7 +538,8 @@ void World::attach(Context* context) {
   mesh_.wake();
 }
 
-void World::detach(Context* context, std::map<std::uint64_t, std::uint64_t> calls) {
+void World::detach(Context* context, std::map<std::uint64_t, std::uint64_t> calls,
+                   std::vector<PendingCall> untaken) {
   std::lock_guard lock(mutex_);
   Context*& place = contexts_[static_cast<std::size_t>(context->rank())];
   if (place != context) return;
@@ -545,7 +547,8 @@ void World::detach(Context* context, std::map<std::uint64_t, std::uint64_t> call
   DepartedMessage m;
   m.rank = static_cast<std::uint32_t>(context->rank());
   m.calls.assign(calls.begin(), calls.end());
-  departed_[context->rank()] = std::move(calls);
+  m.untaken = untaken;
+  departed_[context->rank()] = {std::move(calls), std::move(untaken)};
   for (Context* c : contexts_) {
     if (c != nullptr) c->peer_left(context->rank());
   }

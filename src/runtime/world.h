@@ -66,8 +66,9 @@ class World {
   unjamResult_t wait_joined(int rank, std::int64_t timeout_ms, std::string& error);
 
   void attach(Context* context);
-  // `calls`: how often the rank has called each key.
-  void detach(Context* context, std::map<std::uint64_t, std::uint64_t> calls);
+  // `calls`: how often the rank has called each key. untaken: see RankSnapshot.
+  void detach(Context* context, std::map<std::uint64_t, std::uint64_t> calls,
+              std::vector<PendingCall> untaken);
   // Ends other ranks' invocations in groups with `rank`. Not while holding a context's lock.
   void tell_peers_gone(int rank, const std::string& why);
   // Of `members`, the first that is gone in that way, and why; -1: none.
@@ -171,6 +172,7 @@ class World {
   std::map<std::string, std::vector<int>> said_here(const CallKey& call,
                                                     const std::vector<int>& members) const;
   bool left_without(int rank, const CallKey& call) const;
+  const PendingCall* left_behind(int rank, const CallKey& call) const;
   void fail_everywhere(const CallKey& call, const std::vector<int>& members, unjamResult_t code,
                        const std::string& text);
   void fail_here(std::uint64_t tag, std::uint64_t n, unjamResult_t code, const std::string& text);
@@ -180,6 +182,10 @@ class World {
   std::string who_called(const CallKey& key, const CallRecord& call) const;
   std::vector<RankSnapshot> local_snapshots() const;
   std::uint64_t gather(bool print);
+  // Whether it is known what all ranks are doing, as of just now; if not, they are asked.
+  bool looked_around();
+  // "; rank 0 has called …, which rank 1 has not", by what looked_around() has found.
+  std::string instead(const OldCall& old) const;
   std::vector<AbsentRank> absentees(const Gathering& g) const;
   void add_departed(std::vector<RankSnapshot>& ranks) const;
   void print_gathered();
@@ -213,7 +219,11 @@ class World {
   std::vector<int> process_of_;     // by rank
   std::vector<std::int64_t> pids_;  // by process
   std::vector<Context*> contexts_;  // by rank; null: not attached, or of another process
-  std::map<int, std::map<std::uint64_t, std::uint64_t>> departed_;
+  struct Departed {
+    std::map<std::uint64_t, std::uint64_t> calls;
+    std::vector<PendingCall> untaken;
+  };
+  std::map<int, Departed> departed_;
   std::map<int, std::string> gone_;  // aborted or dead: rank -> why
   // Disagreements found, by tag. For ranks that call later.
   std::map<std::uint64_t, Disagreement> disagreements_;
@@ -221,6 +231,7 @@ class World {
   std::map<std::pair<CallKey, int>, Probe> probes_;  // by call and rank
   std::map<std::uint64_t, Gathering> gatherings_;
   std::uint64_t last_gathering_ = 0;
+  std::uint64_t around_ = 0;  // looked_around()'s gathering; 0: none
   std::uint64_t last_report_ns_ = 0;
   std::uint64_t last_watch_ns_ = 0;
   bool stopping_ = false;

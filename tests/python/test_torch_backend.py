@@ -1,25 +1,29 @@
 """torch.distributed on unjam: every operation, and what happens at the edges of a process group."""
 
-import importlib.metadata
 import json
+import re
+import shutil
 import signal
 import socket
+import subprocess
 import sys
 import time
 from pathlib import Path
 
 import pytest
 
-from processes import workers
+from processes import environment, workers
 
 pytest.importorskip("torch")
 
 import torch_checks  # noqa: E402
 import unjam.torch  # noqa: E402
-from unjam.torch import _register, order  # noqa: E402
+from unjam import _lib  # noqa: E402
+from unjam.torch import _extension, _register, order  # noqa: E402
 
 CHECKS = [function.__name__ for function in torch_checks.CHECKS]
 SCRIPT = Path(torch_checks.__file__)
+ROOT = Path(__file__).resolve().parents[2]
 # Importing torch and, the first time, compiling the adapter on a shared machine.
 START_S = 110
 
@@ -178,6 +182,50 @@ def test_missing_call_times_out_on_all_who_wait_and_names_who_has_not_called():
             assert "rank 1 has not called it" in message, message
             assert seconds < 10
         job.do("dist.destroy_process_group()")
+        job.end()
+
+
+@pytest.mark.timeout(200)
+def test_send_under_another_tag_is_named_as_the_cause():
+    with workers() as harness:
+        job = Members(harness, 2, timeout_s=2)
+        job.all[0].tell("dist.send(torch.ones(3), 1, tag=1)")  # small: it waits for nobody
+        job.all[1].tell("dist.recv(torch.ones(3), 0, tag=2)")
+        assert job.all[0].said()[0] is None
+        kind, message, seconds = job.all[1].said()
+        assert kind == "DistBackendError" and seconds < 10, message
+        assert "rank 0 has not called it" in message, message
+        assert (
+            "rank 0 has called send_recv(count=3, float32, source=0, destination=1), "
+            "key '#tag 1'" in message
+        ), message
+        # It is there to be taken.
+        job.all[1].tell("(x := torch.zeros(3), dist.recv(x, 0, tag=1), float(x[0]))[2]")
+        assert job.all[1].said()[1] == 1.0
+        job.do("dist.destroy_process_group()")
+        job.end()
+
+
+@pytest.mark.timeout(200)
+def test_mismatch_with_a_rank_that_has_left_is_still_found():
+    """A root is through with its part, and may leave, before the others have called."""
+    text = (
+        "(dist.broadcast(torch.ones(3, dtype=torch.int32 if rank == 0 else torch.float32), 0), "
+        "dist.destroy_process_group())"
+    )
+    with workers() as harness:
+        job = Members(harness, 2, timeout_s=20)
+        for late in (1.0, 0.0):  # rank 1 calls when rank 0 has left, and while it leaves
+            job.all[0].tell(text)
+            time.sleep(late)
+            job.all[1].tell(text)
+            kind, message, seconds = job.all[1].said()
+            assert kind == "DistBackendError" and "int32" in message, message
+            assert seconds < 10, seconds
+            said = job.all[0].said()  # where it has not left yet, it may hear of it
+            assert said[0] is None or "float32" in said[1], said
+            job.do("dist.is_initialized() and dist.destroy_process_group()")
+            job.do("join('again', rank, 2)")
         job.end()
 
 
@@ -347,7 +395,7 @@ def name_and_sum(backend, port, rank, size):
     import torch
     import torch.distributed as dist
 
-    import unjam.torch  # noqa: F401 - registers the backend
+    import unjam.torch
     from rank_tools import say
 
     store = dist.TCPStore("127.0.0.1", port, size, rank == 0)
@@ -359,7 +407,12 @@ def name_and_sum(backend, port, rank, size):
     device = torch.device("cpu")
     inner = type(dist.group.WORLD._get_backend(device)).__module__
     subs = type(sub._get_backend(device)).__module__
-    say([dist.get_backend(), inner, dist.get_backend(sub), subs, float(x[0])])
+    try:
+        unjam.torch.keyed_group(None, "k")
+        keyed = ""
+    except ValueError as error:
+        keyed = str(error)
+    say([dist.get_backend(), inner, dist.get_backend(sub), subs, float(x[0]), keyed])
     dist.destroy_process_group()
 
 
@@ -376,14 +429,40 @@ def run_pair(backend, **env):
 @pytest.mark.timeout(200)
 def test_replaces_nccl_where_asked_and_says_so_once():
     said, stderr = run_pair("nccl", UNJAM_TORCH_REPLACE="nccl")
-    assert said == ["nccl", "_unjam_c10d", "nccl", "_unjam_c10d", 4.0]
+    assert said == ["nccl", "_unjam_c10d", "nccl", "_unjam_c10d", 4.0, ""]
     assert stderr.count("get unjam") == 1, stderr
 
 
 @pytest.mark.timeout(200)
 def test_default_backend_where_asked():
     said, _ = run_pair(None, UNJAM_TORCH_DEFAULT="1")
-    assert said[1] == said[3] == "_unjam_c10d" and said[4] == 4.0
+    assert said == ["unjam", "_unjam_c10d", "unjam", "_unjam_c10d", 4.0, ""]
+
+
+@pytest.mark.timeout(200)
+def test_default_backend_trains():
+    """DistributedDataParallel asks the process group for its default backend."""
+
+    def trainer(rank, port):
+        import torch
+        import torch.distributed as dist
+
+        import unjam.torch  # noqa: F401 - registers the backend
+        from rank_tools import say
+
+        store = dist.TCPStore("127.0.0.1", port, 2, rank == 0)
+        dist.init_process_group(store=store, rank=rank, world_size=2)
+        model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 1))
+        model(torch.full((1, 2), 1.0 + 2 * rank)).sum().backward()
+        say([dist.get_backend(), model.module.weight.grad.tolist()])
+        dist.destroy_process_group()
+
+    port = free_port()
+    with workers() as harness:
+        pair = [harness.start(trainer, r, port, UNJAM_TORCH_DEFAULT="1") for r in range(2)]
+        for process in pair:
+            assert process.said(START_S) == ["unjam", [[2.0, 2.0]]]
+            process.ends()
 
 
 @pytest.mark.timeout(200)
@@ -420,20 +499,74 @@ def test_group_of_unjam_beside_a_default_group_of_gloo():
 
 @pytest.mark.timeout(200)
 def test_detail_is_explained():
-    _, stderr = run_pair("unjam", TORCH_DISTRIBUTED_DEBUG="DETAIL")
+    said, stderr = run_pair("unjam", TORCH_DISTRIBUTED_DEBUG="DETAIL")
+    assert said[5].startswith("TORCH_DISTRIBUTED_DEBUG=DETAIL puts a wrapper"), said
     assert "TORCH_DISTRIBUTED_DEBUG=DETAIL" in stderr and "check_order" in stderr, stderr
 
 
-def test_entry_point_registers_on_import_of_torch(python):
-    entries = importlib.metadata.entry_points(group="torch.backends")
-    if "unjam" not in entries.names:
-        pytest.skip("unjam is not installed (a checkout's path is used)")
-    done = python(
-        "-c",
-        "import torch, sys; import torch.distributed as d; print('UNJAM' in d.Backend._plugins, "
-        "'unjam' in sys.modules, '_unjam_c10d' in sys.modules)",
+@pytest.mark.timeout(300)
+def test_installed_package_is_known_after_import_of_torch(tmp_path):
+    """From a folder where pip has put it, with nothing of this checkout on the path."""
+    pytest.importorskip("scikit_build_core")
+    _extension.extension()  # compiled, if it was not
+    place = tmp_path / "site"
+    # Without its CMake part, which takes minutes: what that installs lies here already.
+    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+    pip += ["--no-build-isolation", "--no-deps", "--no-index", "--target", str(place)]
+    pip += ["-C", "wheel.cmake=false", "-C", f"build-dir={tmp_path / 'build'}", str(ROOT)]
+    done = subprocess.run(pip, capture_output=True, text=True, timeout=200)
+    assert done.returncode == 0, done.stdout + done.stderr
+    for source, folder in (
+        (_lib.library_path(), "lib"),
+        (ROOT / "include" / "unjam" / "unjam.h", "include/unjam"),
+    ):
+        (place / "unjam" / folder).mkdir(parents=True)
+        (place / "unjam" / folder / source.name).symlink_to(source)
+    code = """
+import sys
+import torch
+import torch.distributed as dist
+names = ("unjam", "_unjam_c10d")
+print("UNJAM" in dist.Backend._plugins, *(name in sys.modules for name in names))
+dist.init_process_group(store=dist.HashStore(), rank=0, world_size=1)
+x = torch.ones(2)
+dist.all_reduce(x)
+print(dist.get_backend(), x.tolist(), sys.modules["unjam"].__file__)
+dist.destroy_process_group()
+"""
+    env = environment(UNJAM_TORCH_DEFAULT=1, PYTHONPATH=place)
+    env.pop("UNJAM_LIBRARY", None)
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env=env,
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=START_S,
     )
-    assert done.stdout.split() == ["True", "True", "False"], done.stderr
+    assert done.returncode == 0, done.stderr
+    # Known, and the package imported for it; its part in C++ not before it is used.
+    assert done.stdout.splitlines() == [
+        "True True False",
+        f"unjam [1.0, 1.0] {place / 'unjam' / '__init__.py'}",
+    ], done.stdout + done.stderr
+
+
+def test_adapter_is_linked_to_no_cuda_library():
+    """One build serves machines with and without GPUs, and torch with and without CUDA."""
+    _extension.extension()
+    if shutil.which("readelf") is None:
+        pytest.skip("no readelf here (binutils)")
+    told = subprocess.run(
+        ["readelf", "--dynamic", "--wide", str(_extension.library_file())],
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+    needed = re.findall(r"\(NEEDED\).*\[(.*)\]", told)
+    assert {"libc10.so", "libtorch_cpu.so"} <= set(needed), told
+    wrong = [n for n in needed if re.search(r"cuda|cudart|nccl|nvidia", n)]
+    assert not wrong, wrong
 
 
 # ---- pure parts ----
@@ -482,6 +615,29 @@ def test_crossings_are_pairs_that_two_ranks_called_in_different_orders():
     assert found == [order.Crossing(0, 1, a, b)]
     assert "the other way round" in str(found[0]) and "key 'a'" in json.dumps(str(found[0]))
     assert len(order.crossings([[a, b, c], [c, b, a]], limit=1)) == 1
+
+
+def test_circles_are_of_calls_that_do_not_cross():
+    a, b, c, d, e, x = (("g", key, 0, "all_reduce") for key in "abcdex")
+    (found,) = order.found_in([[a, x, b], [b, c], [c, a]])
+    assert isinstance(found, order.Cycle)
+    assert sorted(found.steps) == [(0, a, b), (1, b, c), (2, c, a)]
+    assert str(found).endswith("a circle")
+    # Without a circle, through however many ranks; a circle behind another one's crossing.
+    assert order.found_in([[a, b], [b, c], [a, c], [c, d]]) == []
+    kinds = [type(f) for f in order.found_in([[a, b, d, e], [b, a, e], [e, x], [x, d]])]
+    assert kinds == [order.Crossing, order.Cycle]
+    assert order.found_in([[a, b], [b, c], [c, a]], limit=0) == []
+
+
+def test_sends_and_receives_without_a_collective_between_are_one_batch():
+    there, back = (("g", "", 0, f"send from rank {i} to rank {1 - i}") for i in range(2))
+    total = ("g", "", 0, "all_reduce")
+    assert order.found_in([[there, back], [back, there]]) == []
+    assert order.found_in([[there, back, total], [back, there, total]]) == []
+    assert order.found_in([[there, back, total], [back, total, there]]) == [
+        order.Crossing(0, 1, there, total)
+    ]
 
 
 @pytest.mark.gpu

@@ -70,6 +70,7 @@ CHECKS = {
         "pipeline",
         "checkpoint",
         "functional",
+        "compiled",
     ],
 }
 # These check their own numbers, and only unjam can run all of them.

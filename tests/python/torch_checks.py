@@ -81,7 +81,7 @@ def fails(kind, *words):
             return self
 
         def __exit__(self, type_, error, trace):
-            assert error is not None, f"no {kind.__name__}"
+            assert error is not None, f"no {kind.__name__} with {words}"
             assert isinstance(error, kind), f"{type(error).__name__}: {error}"
             for word in words:
                 assert word in str(error), f"{word!r} is not in: {error}"
@@ -299,6 +299,30 @@ def all_to_all_forms():
 
 
 @check
+def all_to_all_with_split_sizes_on_one_rank_only():
+    group = dist.new_group()
+    even = [2] * SIZE if RANK == 0 else None
+    x, y = torch.ones(2 * SIZE), torch.empty(2 * SIZE)
+    work = dist.all_to_all_single(y, x, even, even, group=group, async_op=True)
+    future = work.get_future()
+    words = "barrier() as 'all_to_all by lists or split sizes'", "all_to_all(count=2, float32)"
+    # Though on rank 0 some of the pairs are, and stay, pending.
+    with fails(RuntimeError, *words):
+        future.wait()
+    with fails(dist.DistBackendError, *words):
+        finished(work)
+    # The form with split sizes keeps its place among the key's other calls.
+    group = dist.new_group()
+    works = [
+        dist.all_to_all_single(y, x, [2] * SIZE, [2] * SIZE, group=group, async_op=True),
+        dist.all_reduce(torch.ones(1), group=group, async_op=True),
+    ]
+    for work in works:
+        finished(work)
+    same(y, x)
+
+
+@check
 def coalesced_forms():
     shapes = [(3,), (1000,), (0,), (4, 5)]
     inputs = [everybody(s, torch.float32, i) for i, s in enumerate(shapes)]
@@ -502,7 +526,10 @@ def python_has_futures_of_its_own_of_what_ddp_takes_too():
     def inside(_):
         assert len(spied.works) == 1
         futures.append(spied.works[0].get_future())
-        futures[0].add_done_callback(lambda _: met.append(behind.wait(20)))
+        if futures[0].done():  # on a busy machine; a callback would be called here and now
+            met.append(True)
+        else:
+            futures[0].add_done_callback(lambda _: met.append(behind.wait(20)))
 
     hook = first.register_forward_hook(lambda _, __, output: output.register_hook(inside) and None)
     output = model(torch.ones(4, 600)).sum()
@@ -911,6 +938,12 @@ def bad_tensors_and_arguments():
     x = torch.ones(4, 4)
     with fails(ValueError, "contiguous", ".contiguous()"):
         dist.all_reduce(x.t()[1:])
+    with fails(ValueError, "on the CPU or a CUDA device", "meta"):  # torch itself passes these by
+        dist.group.WORLD._get_backend(DEVICE).allreduce([torch.ones(3, device="meta")])
+    if DEVICE.type == "cuda" and torch.cuda.device_count() > 1:
+        other = torch.device("cuda", (DEVICE.index + 1) % torch.cuda.device_count())
+        with fails(ValueError, f"a tensor is on {other}", f"joined with {DEVICE}", "device_id"):
+            dist.all_reduce(torch.ones(3, device=other))
     with fails(TypeError, "Short"):
         dist.all_reduce(torch.ones(3, dtype=torch.int16))
     with fails(TypeError, "bool"):
@@ -960,6 +993,27 @@ def disagreement_fails_on_all():
             if first
             else dist.broadcast(torch.ones(3), 0, **to)
         ),
+    }
+
+    def gathered(first_type, others_type, count):
+        """Elsewhere twice as many elements of half the size."""
+        dtype, n = (first_type, count) if first else (others_type, 2 * count)
+        output, part = torch.ones(SIZE * n, dtype=dtype), torch.ones(n, dtype=dtype)
+        return lambda **to: dist.all_gather_into_tensor(output, part, **to)
+
+    def reduced(first_op, others_op, dtype=torch.float32):
+        tensor = torch.ones(3, dtype=dtype)
+        return lambda **to: dist.all_reduce(tensor, first_op if first else others_op, **to)
+
+    # What travels alike, and does not mean the same. (Of complex tensors torch itself passes on the
+    # real numbers in them, and says nothing of it.)
+    premultiplied = dist._make_nccl_premul_sum
+    greatest = dist.ReduceOp.MAX
+    calls |= {
+        "uint8, max) as 'bool'": reduced(greatest, greatest, torch.bool if first else torch.uint8),
+        "uint8) as 'int16'": gathered(torch.int16, torch.uint8, 2),
+        "as 'premul_sum 2'": reduced(premultiplied(2.0), dist.ReduceOp.SUM),
+        "as 'premul_sum 0.1'": reduced(premultiplied(0.1), premultiplied(0.2)),
     }
     for what, call in calls.items():
         with fails(dist.DistBackendError, what):
@@ -1065,6 +1119,85 @@ def order_is_compared():
         assert "key 'q'" in text[0].split("before")[0] and r"key 'p\t1'" in text[0], text
     else:
         assert found == []
+
+
+def crossings_of(calls):
+    """What check_order says, on rank 0, of these calls; elsewhere nothing."""
+    unjam.check_order("list")
+    for work in [call() for call in calls]:
+        work.wait()
+    return [str(c) for c in unjam.check_order("off")]
+
+
+@check
+def circles_are_found_where_nothing_crosses():
+    if SIZE < 3:
+        return
+    pairs = {ends: dist.new_group(list(ends)) for ends in ((0, 1), (1, 2), (0, 2))}
+    order = {0: ((0, 1), (0, 2)), 1: ((1, 2), (0, 1)), 2: ((0, 2), (1, 2))}.get(RANK, ())
+
+    def call(ends):
+        return lambda: dist.all_reduce(torch.ones(1), group=pairs[ends], async_op=True)
+
+    found = crossings_of(call(ends) for ends in order)
+    if RANK == 0:
+        assert len(found) == 1 and "a circle" in found[0], found
+        assert all(f"rank {r} calls all_reduce" in found[0] for r in range(3)), found
+
+
+@check
+def sends_cross_collectives_but_not_each_other():
+    group = dist.new_group()
+    x = torch.ones(3)
+
+    def together():
+        return dist.all_reduce(torch.ones(1), group=group, async_op=True)
+
+    ends = [lambda: dist.isend(x, 1, tag=3), lambda: dist.irecv(torch.ones(3), 1)]
+    if RANK == 1:
+        ends = [lambda: dist.isend(x, 0), lambda: dist.irecv(torch.ones(3), 0, tag=3)]
+    if RANK > 1:
+        ends = []
+    assert crossings_of([*ends, together]) == []  # rank 0 sends first, and so does rank 1
+    found = crossings_of([*ends, together] if RANK == 0 else [together, *ends])
+    if RANK == 0:
+        assert len(found) == 2 and "calls them the other way round" in found[0], found
+        assert any("send from rank 0 to rank 1 (use 2 of key '#tag 3'" in f for f in found), found
+
+
+@check
+def split_groups_meet_whatever_else_a_rank_has():
+    """torch numbers them by the groups that this rank has, of which a keyed group is one."""
+    world = dist.group.WORLD
+    bound = world.bound_device_id
+    world.bound_device_id = DEVICE if DEVICE.type == "cuda" else torch.device("cuda:0")
+    try:
+        if RANK == 0:
+            unjam.keyed_group(None, "only on rank 0")
+        everybody = list(range(SIZE))
+        halves = [everybody[: SIZE // 2], everybody[SIZE // 2 :]]
+        mine = halves[RANK >= SIZE // 2]
+        for parent in (None, unjam.keyed_group(None, "split")):
+            # Twice the same ranks: two groups, which may be used in any order.
+            twins = [dist.split_group(parent, [everybody]) for _ in range(2)]
+            half = dist.split_group(parent, halves)
+            calls = [(twins[0], 1, everybody), (twins[1], 2, everybody), (half, 3, mine)]
+            works = []
+            for group, factor, ranks in calls if RANK else calls[::-1]:
+                assert dist.get_process_group_ranks(group) == ranks
+                x = torch.full((5,), float(factor * (RANK + 1)))
+                works.append((dist.all_reduce(x, group=group, async_op=True), x, factor, ranks))
+            for work, x, factor, ranks in works:
+                finished(work)
+                same(x, torch.full((5,), float(factor * sum(r + 1 for r in ranks))))
+        # Who is in none of them; there new_group() tells the parent's backend.
+        assert (dist.split_group(None, [[1]]) is None) == (RANK != 1)
+        if RANK == 1:
+            world.bound_device_id = bound  # the job of the checks for CPUs has no GPU
+        alone = dist.new_group([1])
+        assert (alone is dist.GroupMember.NON_GROUP_MEMBER) == (RANK != 1)
+    finally:
+        world.bound_device_id = bound
 
 
 @check

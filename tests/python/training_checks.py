@@ -270,6 +270,25 @@ def _redistribute(mesh, shape, dtype, dimensions):
             expected = distribute_tensor(whole, mesh, end).to_local()
             assert torch.equal(y.to_local(), expected), (shape, start, end, y.to_local(), expected)
             assert torch.equal(y.full_tensor(), whole), (shape, start, end)
+        _to_partial_and_back(x)
+
+
+def _to_partial_and_back(x):
+    """From Replicate, the only placement from which torch goes to Partial (for itself only)."""
+    from torch.distributed.tensor import DTensor, Partial
+    from torch.distributed.tensor._dtensor_spec import DTensorSpec
+    from torch.distributed.tensor._redistribute import redistribute_local_tensor
+
+    if any(p.is_partial() for p in x.placements):
+        return
+    to = tuple(Partial() if p.is_replicate() else p for p in x.placements)
+    target = DTensorSpec(x.device_mesh, to, tensor_meta=x._spec.tensor_meta)
+    local = redistribute_local_tensor(x.to_local(), x._spec, target)
+    partial = DTensor.from_local(
+        local, x.device_mesh, to, run_check=False, shape=x.shape, stride=x.stride()
+    )
+    back = partial.redistribute(x.device_mesh, x.placements)
+    assert torch.equal(back.to_local(), x.to_local()), (x.placements, to)
 
 
 def tensor_parallel(here):

@@ -132,6 +132,12 @@ inline std::vector<SampleMessage> sample_messages(std::uint32_t rank = 2, std::u
   departed.rank = rank;
   add(MessageType::kDeparted, departed);
   departed.calls = {{11, 1}, {12, ~0ull}};
+  PendingCall call;
+  call.call = {11, 2, "group", "key"};
+  call.signature = "broadcast int8 root 0 count 9";
+  call.members = {0, 1, 2};
+  call.age_ms = 1500;
+  departed.untaken = {call, call};
   add(MessageType::kDeparted, departed);
   QueryMessage query;
   add(MessageType::kQuery, query);
@@ -155,13 +161,9 @@ inline std::vector<SampleMessage> sample_messages(std::uint32_t rank = 2, std::u
   RankSnapshot r;
   r.rank = static_cast<int>(rank), r.holds = true;
   r.running = {1, -1}, r.words = {77, 78};
-  PendingCall call;
-  call.call = {11, 2, "group", "key"};
-  call.signature = "broadcast int8 root 0 count 9";
-  call.members = {0, 1, 2};
-  call.age_ms = 1500;
   r.pending = {call, call};
   r.pending[1].mutual = false;
+  r.untaken = {call};
   r.calls = {{11, 3}, {12, 1}};
   snapshot.ranks = {r, r};
   add(MessageType::kSnapshot, snapshot);

@@ -411,7 +411,7 @@ TEST(Misuse, BadValues) {
   });
 }
 
-TEST(Misuse, StreamsOnTheHostDevice) {
+TEST(Misuse, OptionsOfCalls) {
   Job job(2);
   int queue = 0;
   void* const stream = &queue;  // is not looked at
@@ -437,6 +437,30 @@ TEST(Misuse, StreamsOnTheHostDevice) {
     o.stream_order = order;
     EXPECT_REFUSED(unjamAllReduce(job.all(0), "k", &x, &x, 1, UNJAM_INT32, UNJAM_SUM, &o, &q),
                    UNJAM_ERROR_INVALID_ARGUMENT, "unjamStreamOrder_t");
+  }
+  // `alike` is what it has room for, and not more.
+  const std::string longest(UNJAM_ALIKE_BYTES - 1, 'x'), too_long(UNJAM_ALIKE_BYTES, 'x');
+  unjamCallOptions_t wordy = UNJAM_CALL_OPTIONS_INITIALIZER;
+  wordy.alike = too_long.c_str();
+  EXPECT_REFUSED(unjamAllReduce(job.all(0), "k", &x, &x, 1, UNJAM_INT32, UNJAM_SUM, &wordy, &q),
+                 UNJAM_ERROR_INVALID_ARGUMENT, "47 bytes");
+  // Options before `alike` had none: what lies behind them is not read.
+  unjamCallOptions_t before = wordy;
+  before.size = offsetof(unjamCallOptions_t, alike);
+  unjamRequest_t ws[2] = {}, vs[2] = {};
+  std::int32_t v[2] = {1, 2}, w[2] = {3, 4};
+  wordy.alike = longest.c_str();
+  for (int r = 0; r < 2; ++r) {
+    ASSERT_OK(
+        unjamAllReduce(job.all(r), "w", &w[r], &w[r], 1, UNJAM_INT32, UNJAM_SUM, &wordy, &ws[r]));
+    ASSERT_OK(unjamAllReduce(job.all(r), "v", &v[r], &v[r], 1, UNJAM_INT32, UNJAM_SUM,
+                             r == 0 ? &before : nullptr, &vs[r]));
+  }
+  for (int r = 0; r < 2; ++r) {
+    wait_ok(job.context(r), ws[r], "w");
+    wait_ok(job.context(r), vs[r], "v");
+    EXPECT_EQ(w[r], 7);
+    EXPECT_EQ(v[r], 3);
   }
   // Options of version 0.1.0 had no streams: what lies behind them is not read.
   unjamCallOptions_t shorter = UNJAM_CALL_OPTIONS_INITIALIZER;
@@ -996,6 +1020,7 @@ struct OneCall {
   unjamDataType_t dtype = UNJAM_INT32;
   unjamOp_t op = UNJAM_SUM;
   int root = 0;
+  const char* alike = nullptr;
 };
 
 // Ranks 0 and 1 call `a`, rank 2 calls `b`: MISMATCH, naming both and who called what. Where a
@@ -1014,22 +1039,24 @@ void disagreement(const OneCall& a, const OneCall& b, const std::string& in_a,
     unjamRequest_t q = nullptr;
     const auto* from = in.data();
     auto* to = out.data();
+    unjamCallOptions_t options = UNJAM_CALL_OPTIONS_INITIALIZER;
+    options.alike = mine.alike;
     unjamResult_t code = UNJAM_ERROR_INTERNAL;
     switch (mine.kind) {
       case UNJAM_ALL_REDUCE:
         code =
-            unjamAllReduce(me.all, "odd", from, to, mine.count, mine.dtype, mine.op, nullptr, &q);
+            unjamAllReduce(me.all, "odd", from, to, mine.count, mine.dtype, mine.op, &options, &q);
         break;
       case UNJAM_REDUCE:
         code = unjamReduce(me.all, "odd", from, to, mine.count, mine.dtype, mine.op, mine.root,
-                           nullptr, &q);
+                           &options, &q);
         break;
       case UNJAM_BROADCAST:
-        code =
-            unjamBroadcast(me.all, "odd", from, to, mine.count, mine.dtype, mine.root, nullptr, &q);
+        code = unjamBroadcast(me.all, "odd", from, to, mine.count, mine.dtype, mine.root, &options,
+                              &q);
         break;
       default:
-        code = unjamAllGather(me.all, "odd", from, to, mine.count, mine.dtype, nullptr, &q);
+        code = unjamAllGather(me.all, "odd", from, to, mine.count, mine.dtype, &options, &q);
         break;
     }
     check(code, "the call");
@@ -1084,6 +1111,15 @@ TEST(Mismatch, EverythingThatRanksMustAgreeOn) {
   b = a;
   b.op = UNJAM_MAX;
   disagreement(a, b, "sum", "max");
+  b = a;
+  b.alike = "bool";
+  disagreement(a, b, "all_reduce(count=10, int32, sum)",
+               "all_reduce(count=10, int32, sum) as 'bool'");
+  // The texts' first eight bytes are alike, and so are the last.
+  a.alike = "the same, 1, the same";
+  b.alike = "the same, 2, the same";
+  disagreement(a, b, "as 'the same, 1, the same'", "as 'the same, 2, the same'");
+  a.alike = b.alike = nullptr;
   b = a;
   b.kind = UNJAM_BROADCAST;
   disagreement(a, b, "all_reduce", "broadcast", true);
@@ -1160,6 +1196,43 @@ TEST(Mismatch, InALaterUse) {
     }
     if (x[0] != 2 || x[1] != 2) fail("the first use went wrong");
   });
+}
+
+// Its part was over, and it is gone: what it left behind tells what it had called.
+TEST(Mismatch, WithARankThatHasLeft) {
+  Job job(2, quick_diagnosis());
+  std::int32_t x[2] = {1, 2};
+  float y[2] = {};
+  unjamRequest_t q = nullptr;
+  ASSERT_OK(unjamBroadcast(job.all(0), "k", x, x, 2, UNJAM_INT32, 0, nullptr, &q));
+  wait_ok(job.context(0), q, "the root's part");
+  ASSERT_OK(job.destroy(0));
+  ASSERT_OK(unjamBroadcast(job.all(1), "k", y, y, 2, UNJAM_FLOAT32, 0, nullptr, &q));
+  const std::string m = wait_error(job.context(1), q, UNJAM_ERROR_MISMATCH, "the other rank");
+  EXPECT_TRUE(contains(m, "rank 0 called broadcast(count=2, int32, root=0)")) << m;
+  EXPECT_TRUE(contains(m, "rank 1 called broadcast(count=2, float32, root=0)")) << m;
+}
+
+// Calls that never meet: the message says what the other side has called instead.
+TEST(Peers, ASendUnderAnotherKeyThanTheReceive) {
+  unjamConfig_t config = quick_diagnosis();
+  config.timeout_ms = 300;
+  Job job(2, config);
+  std::int32_t x[3] = {1, 2, 3}, y[3] = {};
+  unjamRequest_t sent = nullptr, q = nullptr;
+  ASSERT_OK(unjamSend(job.all(0), "tag 1", x, 3, UNJAM_INT32, 1, nullptr, &sent));
+  wait_ok(job.context(0), sent, "a small send waits for nobody");
+  ASSERT_OK(unjamRecv(job.all(1), "tag 2", y, 3, UNJAM_INT32, 0, nullptr, &q));
+  const std::string instead =
+      "rank 0 has called send_recv(count=3, int32, source=0, destination=1), key 'tag 1'";
+  EXPECT_TRUE(contains(explain(job.context(1)), instead)) << explain(job.context(1));
+  const std::string m = wait_error(job.context(1), q, UNJAM_ERROR_TIMEOUT, "the receive");
+  EXPECT_TRUE(contains(m, "rank 0 has not called it; rank 1 has called it; " + instead)) << m;
+  EXPECT_TRUE(contains(m, "which rank 1 has not")) << m;
+  // It is there to be taken.
+  ASSERT_OK(unjamRecv(job.all(1), "tag 1", y, 3, UNJAM_INT32, 0, nullptr, &q));
+  wait_ok(job.context(1), q, "under the right key");
+  EXPECT_EQ(y[2], 3);
 }
 
 TEST(Peers, ARankThatLeavesWithoutCalling) {

@@ -112,6 +112,44 @@ TEST(WaitFor, WhatEnginesWaitFor) {
   EXPECT_NE(text.find("unjam: rank 1: gone: test"), std::string::npos) << text;
 }
 
+TEST(WaitFor, WhatOthersHaveCalledInstead) {
+  const auto waits = call(1, "tag 2", {0, 1});
+  const RankSnapshot here = holder(1, {waits});
+  const auto wrong = call(2, "tag 1", {0, 1});
+  auto another = call(3, "all", {0, 1});
+  another.signature = "barrier()";
+  RankSnapshot there = holder(0, {another});
+  there.untaken = {wrong};
+  there.calls[2] = 1;
+  const std::string other = "rank 0 has called barrier(), key 'all', which rank 1 has not";
+  const std::string likely = "rank 0 has called all_reduce, key 'tag 1', which rank 1 has not";
+  EXPECT_EQ(called_instead(1, waits, {there, here}), likely + "; " + other);
+  const std::string json = explain_json({there, here}, {}, {});
+  EXPECT_NE(json.find("\"instead\":\"rank 0 has called"), std::string::npos) << json;
+  const std::string text = explain_text({there, here}, {}, {});
+  EXPECT_NE(text.find("not called by: 0; " + likely), std::string::npos) << text;
+
+  // What this rank has called too is no hint; nor is a rank that has called, or a stranger.
+  RankSnapshot knows = here;
+  knows.calls[2] = 1;
+  EXPECT_EQ(called_instead(1, waits, {there, knows}), other);
+  RankSnapshot called = there;
+  called.calls[1] = 1;
+  EXPECT_EQ(called_instead(1, waits, {called, here}), "");
+  RankSnapshot stranger = there;
+  stranger.rank = 2;
+  EXPECT_EQ(called_instead(1, waits, {stranger, here}), "");
+  // Not what has nothing to do with this rank, or is another group's.
+  RankSnapshot elsewhere = holder(0, {call(4, "tag 1", {0, 2})});
+  elsewhere.untaken = {wrong};
+  elsewhere.untaken[0].call.group = "another";
+  EXPECT_EQ(called_instead(1, waits, {elsewhere, here}), "");
+  // A few are named, the others counted.
+  for (std::uint64_t tag = 10; tag < 14; ++tag) there.untaken.push_back(call(tag, "t", {0, 1}));
+  const std::string many = called_instead(1, waits, {there, here});
+  EXPECT_NE(many.find("; and 3 more"), std::string::npos) << many;
+}
+
 TEST(WaitFor, ThoseWhoHaveLeftAreAbsentOnly) {
   const auto a = call(10, "A", {0, 1});
   RankSnapshot left;  // what it has called still counts

@@ -28,6 +28,7 @@ def register() -> None:
     if _settings.DEFAULT.is_on():
         for device in ("cpu", "cuda"):
             dist.Backend.default_device_backend_map[device] = NAME
+        _name_the_default()
     names = [n.strip().lower() for n in _settings.REPLACE.get().split(",")]
     names = [n for n in names if n]
     if names:
@@ -38,6 +39,26 @@ def _create(options: Any, backend_options: Any) -> Any:
     from ._world import create
 
     return create(options, backend_options)
+
+
+def _name_the_default() -> None:
+    """Has torch make a process group that asks for no backend as one that asks for unjam.
+
+    Left to itself it looks up unjam in its map of devices, but goes on to call the group's backend
+    "undefined" and to look for it under gloo's type, which DistributedDataParallel then misses.
+    """
+    c10d = dist.distributed_c10d
+    make = c10d._new_process_group_helper
+
+    @functools.wraps(make)
+    def make_named(
+        size: int, rank: int, members: Any, backend: Any, *args: Any, **words: Any
+    ) -> Any:
+        if str(backend) == dist.Backend.UNDEFINED:
+            backend = dist.Backend(NAME)
+        return make(size, rank, members, backend, *args, **words)
+
+    c10d._new_process_group_helper = make_named
 
 
 def _replace(names: list[str]) -> None:

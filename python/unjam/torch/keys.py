@@ -98,11 +98,14 @@ def unjam_backend(group: dist.ProcessGroup) -> Any:
         backend = group._get_backend(device)
         if isinstance(backend, extension().Backend):
             return backend
-    name = dist.distributed_c10d._world.pg_map.get(group, ("?", None))[0]
-    hint = ""
     if dist.get_debug_level() == dist.DebugLevel.DETAIL:
-        hint = " (TORCH_DISTRIBUTED_DEBUG=DETAIL wraps it: unset that)"
-    raise ValueError(f"the group's backend is {name!r}, not unjam{hint}")
+        raise ValueError(
+            "TORCH_DISTRIBUTED_DEBUG=DETAIL puts a wrapper around the group's backend, under which "
+            "unjam, if it is there, cannot be reached, and which compares calls in the program's "
+            "order, so that keys are of no use: unset it"
+        )
+    name = dist.distributed_c10d._world.pg_map.get(group, ("?", None))[0]
+    raise ValueError(f"the group's backend is {name!r}, not unjam")
 
 
 def _check_name(name: object) -> None:

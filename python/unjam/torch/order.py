@@ -1,7 +1,9 @@
 """Where ranks call operations in different orders: harmless here, a hang under NCCL.
 
-An operation is one use of one key of one group. Two that two ranks have both called cross if the
-two ranks called them in different orders.
+An operation is one use of one key of one group; a send and its receive are one. Two that two ranks
+have both called cross if the two ranks called them in different orders. Where no two cross, more
+can still stand in a circle, each before the next on some rank. Sends and receives that no
+collective separates count as one batch: their order among each other says nothing.
 """
 
 from __future__ import annotations
@@ -10,7 +12,8 @@ import atexit
 import itertools
 import json
 import sys
-from collections import defaultdict
+from collections import defaultdict, deque
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
@@ -19,6 +22,9 @@ from typing import Any
 import torch.distributed as dist
 
 from ._extension import extension
+
+Call = tuple[str, str, int, str]
+_BETWEEN_TWO = "send from rank "
 
 
 @dataclass(frozen=True)
@@ -30,8 +36,8 @@ class Crossing:
 
     rank: int
     other: int
-    first: tuple[str, str, int, str]
-    second: tuple[str, str, int, str]
+    first: Call
+    second: Call
 
     def __str__(self) -> str:
         first, second = (_text(call) for call in (self.first, self.second))
@@ -41,12 +47,27 @@ class Crossing:
         )
 
 
-_uses: dict[tuple[str, str], int] = defaultdict(int)
+@dataclass(frozen=True)
+class Cycle:
+    """A circle of operations, no two of which cross: each stands before the next on some rank.
+
+    ``steps`` are (rank, first, second): this rank called ``first`` before ``second``, which is the
+    next step's ``first``; the last step's ``second`` is the first one's ``first``.
+    """
+
+    steps: tuple[tuple[int, Call, Call], ...]
+
+    def __str__(self) -> str:
+        steps = [f"rank {rank} calls {_text(a)} before {_text(b)}" for rank, a, b in self.steps]
+        return "; ".join(steps) + ": a circle"
+
+
+_uses: dict[tuple[str, str, str], int] = defaultdict(int)
 _comparisons = itertools.count()
 _mode = "off"
 
 
-def check_order(mode: str = "warn") -> list[Crossing]:
+def check_order(mode: str = "warn") -> list[Crossing | Cycle]:
     """Records the order of this rank's calls, and compares it with the other ranks'.
 
     Call it once after ``init_process_group`` on all ranks, which starts recording, and again on all
@@ -59,7 +80,8 @@ def check_order(mode: str = "warn") -> list[Crossing]:
             recording ends.
 
     Returns:
-        On rank 0 the crossings since the last call, at most 100; elsewhere an empty list.
+        On rank 0 the crossings since the last call, and circles of operations that do not cross, at
+        most 100; elsewhere an empty list.
     """
     global _mode
     if mode not in ("warn", "list", "off"):
@@ -75,19 +97,21 @@ def check_order(mode: str = "warn") -> list[Crossing]:
     return crossings
 
 
-def _take() -> list[tuple[str, str, int, str]]:
+def _take() -> list[Call]:
     """This rank's calls since the last time, each with its number among those of its key."""
     calls = []
-    for group, key, what in extension().take_calls():
-        if what in ("send", "recv", "recv from any source"):
-            continue  # they concern two ranks only; their tags order them
-        number = _uses[group, key]
-        _uses[group, key] += 1
-        calls.append((group, key, number, what))
+    for group, key, what, source, destination in extension().take_calls():
+        if what == "recv from any source":
+            continue  # which send it is, the caller does not say
+        if source >= 0:
+            what = f"{_BETWEEN_TWO}{source} to rank {destination}"  # noqa: PLW2901 - on both ends
+        counted = (group, key, what if source >= 0 else "")
+        calls.append((group, key, _uses[counted], what))
+        _uses[counted] += 1
     return calls
 
 
-def _compare(patience: timedelta) -> list[Crossing]:
+def _compare(patience: timedelta) -> list[Crossing | Cycle]:
     """Every rank tells what it called; rank 0 reads it all, and waits so long for it."""
     store = dist.distributed_c10d._get_default_store()
     rank, size = dist.get_rank(), dist.get_world_size()
@@ -100,7 +124,13 @@ def _compare(patience: timedelta) -> list[Crossing]:
         [tuple(call) for call in json.loads(store.get(f"{prefix}/{r}").decode())]
         for r in range(size)
     ]
-    return crossings(calls)
+    return found_in(calls)
+
+
+def found_in(calls: list[list[Any]], limit: int = 100) -> list[Crossing | Cycle]:
+    """What is wrong with the ranks' orders: crossings, then circles that are none."""
+    crossed = crossings(calls, limit)
+    return [*crossed, *cycles(calls, crossed, limit - len(crossed))]
 
 
 def crossings(calls: list[list[Any]], limit: int = 100) -> list[Crossing]:
@@ -109,7 +139,7 @@ def crossings(calls: list[list[Any]], limit: int = 100) -> list[Crossing]:
     found = []
     for rank, other in itertools.combinations(range(len(calls)), 2):
         common = [call for call in calls[rank] if call in places[other]]
-        for first, second in itertools.pairwise(common):
+        for first, second in _neighbours(common):
             if places[other][first] > places[other][second]:
                 found.append(Crossing(rank, other, first, second))
                 if len(found) == limit:
@@ -117,7 +147,101 @@ def crossings(calls: list[list[Any]], limit: int = 100) -> list[Crossing]:
     return found
 
 
-def _print(found: list[Crossing]) -> None:
+def cycles(calls: list[list[Any]], crossed: list[Crossing], limit: int = 100) -> list[Cycle]:
+    """One shortest circle in each tangle of operations in which none of ``crossed`` is."""
+    after: dict[Call, dict[Call, int]] = defaultdict(dict)  # call -> next -> a rank that says so
+    for rank, own in enumerate(calls):
+        for first, second in _neighbours(own):
+            after[first].setdefault(second, rank)
+    known = {call for crossing in crossed for call in (crossing.first, crossing.second)}
+    found: list[Cycle] = []
+    for tangle in _tangles(after):
+        if len(found) >= limit:
+            break
+        if known.isdisjoint(tangle):
+            found.append(_shortest(after, tangle))
+    return found
+
+
+def _neighbours(own: list[Any]) -> Iterator[tuple[Call, Call]]:
+    """Pairs of a rank's calls whose order counts, from which that of all others follows."""
+    last: Call | None = None  # collective
+    batch: list[Call] = []  # sends and receives since
+    for call in own:
+        if call[3].startswith(_BETWEEN_TWO):
+            if last is not None:
+                yield last, call
+            batch.append(call)
+            continue
+        if batch:
+            yield from ((earlier, call) for earlier in batch)
+        elif last is not None:
+            yield last, call
+        last, batch = call, []
+
+
+def _tangles(after: dict[Call, dict[Call, int]]) -> Iterator[set[Call]]:
+    """Sets of calls each of which comes before, and after, every other (Tarjan's algorithm)."""
+    number: dict[Call, int] = {}
+    lowest: dict[Call, int] = {}
+    open_: dict[Call, None] = {}
+    for start in list(after):
+        if start in number:
+            continue
+        path = [(start, iter(after.get(start, ())))]
+        number[start] = lowest[start] = len(number)
+        open_[start] = None
+        while path:
+            call, rest = path[-1]
+            for following in rest:
+                if following not in number:
+                    number[following] = lowest[following] = len(number)
+                    open_[following] = None
+                    path.append((following, iter(after.get(following, ()))))
+                    break
+                if following in open_:
+                    lowest[call] = min(lowest[call], number[following])
+            else:
+                path.pop()
+                if path:
+                    before = path[-1][0]
+                    lowest[before] = min(lowest[before], lowest[call])
+                if lowest[call] == number[call]:
+                    tangle = set()
+                    while call not in tangle:
+                        tangle.add(open_.popitem()[0])
+                    if len(tangle) > 1:
+                        yield tangle
+
+
+def _shortest(after: dict[Call, dict[Call, int]], tangle: set[Call]) -> Cycle:
+    """From one call of the tangle back to it; a rank's steps in a row are one."""
+    start = min(tangle)
+    came_from: dict[Call, Call] = {}
+    todo = deque([start])
+    while start not in came_from:
+        call = todo.popleft()
+        for following in after[call]:
+            if following in tangle and following not in came_from:
+                came_from[following] = call
+                todo.append(following)
+    steps: list[tuple[int, Call, Call]] = []
+    call = start
+    while call != start or not steps:
+        before = came_from[call]
+        rank = after[before][call]
+        if steps and steps[-1][0] == rank:
+            steps[-1] = (rank, before, steps[-1][2])
+        else:
+            steps.append((rank, before, call))
+        call = before
+    if len(steps) > 1 and steps[0][0] == steps[-1][0]:  # around the start
+        last = steps.pop()
+        steps[0] = (last[0], steps[0][1], last[2])
+    return Cycle(tuple(reversed(steps)))
+
+
+def _print(found: Sequence[Crossing | Cycle]) -> None:
     for crossing in found:
         print(f"unjam: order: {crossing}", file=sys.stderr, flush=True)
 
@@ -128,6 +252,6 @@ def _at_exit() -> None:
             _print(_compare(timedelta(seconds=5)))
 
 
-def _text(call: tuple[str, str, int, str]) -> str:
+def _text(call: Call) -> str:
     group, key, number, what = call
     return f"{what} (use {number + 1} of key {key!r} of group {group!r})"

@@ -28,6 +28,7 @@ class AnySource {
     at::Tensor tensor;
     std::size_t count;
     unjamDataType_t dtype;
+    std::string alike;
     int rank;
     int size;
     // CUDA: behind what the caller's stream held at the call. (That stream itself may hold more by
@@ -119,6 +120,7 @@ class AnySource {
 
   static unjamResult_t receive(const Receive& r, int from, unjamRequest_t* request) {
     unjamCallOptions_t options = UNJAM_CALL_OPTIONS_INITIALIZER;
+    options.alike = r.alike.c_str();
     const at::Device device = r.tensor.device();
     const c10::OptionalDeviceGuard guard(device.is_cuda() ? std::optional<at::Device>(device)
                                                           : std::nullopt);

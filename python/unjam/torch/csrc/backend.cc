@@ -30,10 +30,9 @@ CallLog& CallLog::get() {
   static auto* const log = new CallLog;
   return *log;
 }
-void CallLog::add(const std::string& group, const std::string& key, const char* what) {
-  if (!on_.load(std::memory_order_relaxed)) return;
+void CallLog::add(Line line) {
   const std::lock_guard lock(mutex_);
-  lines_.push_back({group, key, what});
+  lines_.push_back(std::move(line));
 }
 std::vector<CallLog::Line> CallLog::take() {
   const std::lock_guard lock(mutex_);
@@ -174,8 +173,10 @@ c10::intrusive_ptr<c10d::Backend> UnjamBackend::split(
   const std::shared_ptr<Groups> mine = groups();
   std::vector<int> members;
   for (const int rank : ranks) members.push_back(mine->ranks().at(static_cast<std::size_t>(rank)));
+  // Not by torch's name, which counts the process groups of this rank: others may have more.
+  const std::string name = mine->next_split(prefix_, members);
   auto own = c10::make_intrusive<UnjamOptions>(options->timeout);
-  auto groups = std::make_shared<Groups>(mine->share_world(), members, options->group_name);
+  auto groups = std::make_shared<Groups>(mine->share_world(), members, name);
   return c10::make_intrusive<UnjamBackend>(std::move(groups), static_cast<int>(me - ranks.begin()),
                                            std::move(own), prefix_, false);
 }

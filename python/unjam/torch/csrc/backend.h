@@ -33,8 +33,10 @@ class CallLog {
   void enable(bool on) { on_.store(on); }
   struct Line {
     std::string group, key, what;
+    int source = -1, destination = -1;  // of a send or receive: ranks in the group
   };
-  void add(const std::string& group, const std::string& key, const char* what);
+  void add(Line line);
+  bool on() const { return on_.load(std::memory_order_relaxed); }
   std::vector<Line> take();
   void forked() { new (&mutex_) std::mutex; }
 

@@ -58,6 +58,8 @@ void premultiply(const at::Tensor& tensor, const c10d::ReduceOp& op) {
 
 // What the keys of pairs begin with that make up an all-to-all.
 constexpr const char* kPairs = "#all_to_all";
+// What their barrier is for, in messages.
+const Elements kInPairs{UNJAM_UINT8, 1, "all_to_all by lists or split sizes"};
 
 std::string tag_key(int tag) { return tag == 0 ? "" : "#tag " + std::to_string(tag); }
 
@@ -75,7 +77,7 @@ WorkPtr UnjamBackend::broadcast(Tensors& tensors, const c10d::BroadcastOptions& 
   launch.run([&](unjamRequest_t* request) {
     return unjamBroadcast(launch.group(), launch.key(), t.data_ptr(), t.data_ptr(),
                           static_cast<std::size_t>(t.numel()) * e.each, e.dtype, from,
-                          launch.options(), request);
+                          launch.options(e), request);
   });
   return launch.done({t});
 }
@@ -115,7 +117,7 @@ WorkPtr UnjamBackend::allreduce_coalesced(Tensors& tensors,
     launch.run([&, e = e, op = op](unjamRequest_t* request) {
       return unjamAllReduce(launch.group(), launch.key(), t.data_ptr(), t.data_ptr(),
                             static_cast<std::size_t>(t.numel()) * e.each, e.dtype, op,
-                            launch.options(), request);
+                            launch.options(e), request);
     });
   }
   return launch.done(tensors);
@@ -136,7 +138,7 @@ WorkPtr UnjamBackend::reduce(Tensors& tensors, const c10d::ReduceOptions& option
   launch.run([&, e = e, op = op](unjamRequest_t* request) {
     return unjamReduce(launch.group(), launch.key(), input.data_ptr(), t.data_ptr(),
                        static_cast<std::size_t>(t.numel()) * e.each, e.dtype, op, to,
-                       launch.options(), request);
+                       launch.options(e), request);
   });
   return launch.done({t});
 }
@@ -166,9 +168,10 @@ WorkPtr UnjamBackend::allgather_into_tensor_coalesced(Tensors& outputs, Tensors&
   for (std::size_t i = 0; i < inputs.size(); ++i) {
     const Elements e = moved_as(inputs[i].scalar_type());
     launch.run([&](unjamRequest_t* request) {
-      return unjamAllGather(
-          launch.group(), launch.key(), inputs[i].data_ptr(), outputs[i].data_ptr(),
-          static_cast<std::size_t>(inputs[i].numel()) * e.each, e.dtype, launch.options(), request);
+      return unjamAllGather(launch.group(), launch.key(), inputs[i].data_ptr(),
+                            outputs[i].data_ptr(),
+                            static_cast<std::size_t>(inputs[i].numel()) * e.each, e.dtype,
+                            launch.options(e), request);
     });
   }
   return launch.done(outputs);
@@ -199,7 +202,7 @@ WorkPtr UnjamBackend::allgather(std::vector<Tensors>& outputs, Tensors& inputs,
         return unjamBroadcast(launch.group(), launch.key(),
                               r == me ? input.data_ptr() : into[r].data_ptr(), into[r].data_ptr(),
                               static_cast<std::size_t>(into[r].numel()) * e.each, e.dtype,
-                              static_cast<int>(r), launch.options(), request);
+                              static_cast<int>(r), launch.options(e), request);
       });
     }
     return launch.done(into);
@@ -214,7 +217,7 @@ WorkPtr UnjamBackend::allgather(std::vector<Tensors>& outputs, Tensors& inputs,
   launch.run([&](unjamRequest_t* request) {
     return unjamAllGather(launch.group(), launch.key(), input.data_ptr(), target,
                           static_cast<std::size_t>(input.numel()) * e.each, e.dtype,
-                          launch.options(), request);
+                          launch.options(e), request);
   });
   if (!buffer.defined()) return launch.done(into);
   return launch.done(into, [buffer, into] { unpack(buffer, into); });
@@ -252,7 +255,7 @@ WorkPtr UnjamBackend::allgather_coalesced(std::vector<Tensors>& outputs, Tensors
     launch.run([&](unjamRequest_t* request) {
       return unjamAllGather(launch.group(), launch.key(), inputs[i].data_ptr(), buffer.data_ptr(),
                             static_cast<std::size_t>(inputs[i].numel()) * e.each, e.dtype,
-                            launch.options(), request);
+                            launch.options(e), request);
     });
     all.insert(all.end(), lists[i].begin(), lists[i].end());
     copies.emplace_back(buffer, std::move(lists[i]));
@@ -296,7 +299,7 @@ WorkPtr UnjamBackend::gather(std::vector<Tensors>& outputs, Tensors& inputs,
   launch.run([&](unjamRequest_t* request) {
     return unjamGather(launch.group(), launch.key(), input.data_ptr(), target,
                        static_cast<std::size_t>(input.numel()) * e.each, e.dtype, to,
-                       launch.options(), request);
+                       launch.options(e), request);
   });
   if (!buffer.defined()) return launch.done(into);
   return launch.done(into, [buffer, into] { unpack(buffer, into); });
@@ -336,7 +339,7 @@ WorkPtr UnjamBackend::scatter(Tensors& outputs, std::vector<Tensors>& inputs,
   launch.run([&](unjamRequest_t* request) {
     return unjamScatter(launch.group(), launch.key(), source, output.data_ptr(),
                         static_cast<std::size_t>(output.numel()) * e.each, e.dtype, from,
-                        launch.options(), request);
+                        launch.options(e), request);
   });
   return launch.done({output});
 }
@@ -377,7 +380,7 @@ WorkPtr UnjamBackend::reduce_scatter_tensor_coalesced(Tensors& outputs, Tensors&
       return unjamReduceScatter(launch.group(), launch.key(), input.data_ptr(),
                                 outputs[i].data_ptr(),
                                 static_cast<std::size_t>(outputs[i].numel()) * e.each, e.dtype, op,
-                                launch.options(), request);
+                                launch.options(e), request);
     });
   }
   return launch.done(outputs);
@@ -415,7 +418,7 @@ WorkPtr UnjamBackend::reduce_scatter(Tensors& outputs, std::vector<Tensors>& inp
         return unjamReduce(launch.group(), launch.key(), given[r].data_ptr(),
                            r == me ? output.data_ptr() : nullptr,
                            static_cast<std::size_t>(given[r].numel()) * e.each, e.dtype, op,
-                           static_cast<int>(r), launch.options(), request);
+                           static_cast<int>(r), launch.options(e), request);
       });
     }
     return launch.done({output});
@@ -431,13 +434,26 @@ WorkPtr UnjamBackend::reduce_scatter(Tensors& outputs, std::vector<Tensors>& inp
   launch.run([&, e = e, op = op](unjamRequest_t* request) {
     return unjamReduceScatter(launch.group(), launch.key(), source, output.data_ptr(),
                               static_cast<std::size_t>(output.numel()) * e.each, e.dtype, op,
-                              launch.options(), request);
+                              launch.options(e), request);
   });
   return launch.done({output});
 }
 
 // Every rank sends something to every other: pairs that need not agree with each other on sizes.
+// A barrier under the caller's key goes with them: it is there that the operation meets others of
+// the key, so that a rank that has called something else (the form without split sizes, which is
+// one collective) is told from one that is late.
 WorkPtr UnjamBackend::exchange(Launch& launch, const Tensors& received, const Tensors& sent) {
+  const auto me = static_cast<std::size_t>(getRank());
+  TORCH_CHECK_VALUE(received[me].numel() == sent[me].numel(), "unjam: ", launch.call().what(),
+                    ": rank ", me, " sends itself ", sent[me].numel(), " elements and receives ",
+                    received[me].numel());
+  if (getSize() > 1) {
+    launch.run([&](unjamRequest_t* request) {
+      return unjamBarrier(launch.group(), launch.common_key(), launch.options(kInPairs), request);
+    });
+    launch.call().set_first_decides();
+  }
   for (int step = 0; step < getSize(); ++step) {
     // Not all to rank 0 first.
     const int to = (getRank() + step) % getSize();
@@ -445,9 +461,6 @@ WorkPtr UnjamBackend::exchange(Launch& launch, const Tensors& received, const Te
     const at::Tensor& out = sent[static_cast<std::size_t>(to)];
     const at::Tensor& in = received[static_cast<std::size_t>(from)];
     if (step == 0) {
-      TORCH_CHECK_VALUE(in.numel() == out.numel(), "unjam: ", launch.call().what(), ": rank ",
-                        getRank(), " sends itself ", out.numel(), " elements and receives ",
-                        in.numel());
       in.copy_(out.view_as(in));
       continue;
     }
@@ -455,12 +468,12 @@ WorkPtr UnjamBackend::exchange(Launch& launch, const Tensors& received, const Te
     launch.run([&](unjamRequest_t* request) {
       return unjamSend(launch.group(), launch.key(), out.data_ptr(),
                        static_cast<std::size_t>(out.numel()) * e.each, e.dtype, to,
-                       launch.options(), request);
+                       launch.options(e), request);
     });
     launch.run([&](unjamRequest_t* request) {
       return unjamRecv(launch.group(), launch.key(), in.data_ptr(),
                        static_cast<std::size_t>(in.numel()) * e.each, e.dtype, from,
-                       launch.options(), request);
+                       launch.options(e), request);
     });
   }
   // Alone: only the copy to itself.
@@ -492,7 +505,7 @@ WorkPtr UnjamBackend::alltoall_base(at::Tensor& output, at::Tensor& input,
     launch.run([&](unjamRequest_t* request) {
       return unjamAllToAll(launch.group(), launch.key(), input.data_ptr(), output.data_ptr(),
                            static_cast<std::size_t>(input.numel() / getSize()) * e.each, e.dtype,
-                           launch.options(), request);
+                           launch.options(e), request);
     });
     return launch.done({output});
   }
@@ -548,11 +561,12 @@ WorkPtr UnjamBackend::send(Tensors& tensors, int to, int tag) {
   peer(to, "send");
   Launch launch(*this, "send", OpType::SEND, t.device(), false, c10d::kUnsetTimeout, false,
                 tag_key(tag));
+  launch.between(getRank(), to);
   launch.call().hold(t);
   const Elements e = moved_as(t.scalar_type());
   launch.run([&](unjamRequest_t* request) {
     return unjamSend(launch.group(), launch.key(), t.data_ptr(),
-                     static_cast<std::size_t>(t.numel()) * e.each, e.dtype, to, launch.options(),
+                     static_cast<std::size_t>(t.numel()) * e.each, e.dtype, to, launch.options(e),
                      request);
   });
   return launch.done({t});
@@ -565,10 +579,11 @@ WorkPtr UnjamBackend::recv(Tensors& tensors, int from, int tag) {
                 tag_key(tag));
   launch.call().hold(t);
   launch.call().set_source_rank(from);
+  launch.between(from, getRank());
   const Elements e = moved_as(t.scalar_type());
   launch.run([&](unjamRequest_t* request) {
     return unjamRecv(launch.group(), launch.key(), t.data_ptr(),
-                     static_cast<std::size_t>(t.numel()) * e.each, e.dtype, from, launch.options(),
+                     static_cast<std::size_t>(t.numel()) * e.each, e.dtype, from, launch.options(e),
                      request);
   });
   return launch.done({t});
@@ -589,8 +604,8 @@ WorkPtr UnjamBackend::recvAnysource(Tensors& tensors, int tag) {
   }
   WorkPtr work = launch.done({t});
   AnySource::get().add({this, launch.share(), launch.groups(), launch.group(), launch.key(), t,
-                        static_cast<std::size_t>(t.numel()) * e.each, e.dtype, getRank(), getSize(),
-                        std::move(called)});
+                        static_cast<std::size_t>(t.numel()) * e.each, e.dtype, e.alike, getRank(),
+                        getSize(), std::move(called)});
   return work;
 }
 

@@ -39,7 +39,8 @@ class UnjamBackend::Launch {
         guard_(device.is_cuda() ? std::optional<at::Device>(device) : std::nullopt),
         sync_(sync),
         type_(type),
-        key_(join(join(backend.prefix_, escaped(thread_key())), more)),
+        common_key_(join(backend.prefix_, escaped(thread_key()))),
+        key_(join(common_key_, more)),
         call_(std::make_shared<Call>(
             what, device, timeout == c10d::kUnsetTimeout ? backend.options_->timeout : timeout,
             backend.fate_, groups_, key_)) {
@@ -62,11 +63,23 @@ class UnjamBackend::Launch {
   Launch& operator=(const Launch&) = delete;
 
   Call& call() { return *call_; }
+  // It is a send or a receive between these two.
+  void between(int source, int destination) {
+    source_ = source;
+    destination_ = destination;
+  }
   const std::shared_ptr<Call>& share() const { return call_; }
   const std::shared_ptr<Groups>& groups() const { return groups_; }
   unjamGroup_t group() const { return group_; }
   const char* key() const { return key_.c_str(); }
+  const char* common_key() const { return common_key_.c_str(); }  // without what was added
+  // Of a call without data.
   const unjamCallOptions_t* options() const { return &options_; }
+  const unjamCallOptions_t* options(const Elements& elements) {
+    alike_ = elements.alike;
+    options_.alike = alike_.c_str();
+    return &options_;
+  }
 
   // f(request) makes one of unjam's calls.
   template <class F>
@@ -81,7 +94,9 @@ class UnjamBackend::Launch {
     const bool finishes = finish != nullptr;
     call_->set_outputs(std::move(outputs));
     call_->set_finish(std::move(finish));
-    CallLog::get().add(backend_.name_, key_, call_->what());
+    if (CallLog::get().on()) {
+      CallLog::get().add({backend_.name_, key_, call_->what(), source_, destination_});
+    }
     WorkPtr work = c10::make_intrusive<UnjamWork>(call_, backend_.getRank(), type_,
                                                   backend_.sequence_.fetch_add(1));
     done_ = true;  // the Work sees to its tensors from here
@@ -107,9 +122,12 @@ class UnjamBackend::Launch {
   const at::NoGradGuard no_grad_;  // of copies and factors: collectives have no gradient
   const bool sync_;
   const c10d::OpType type_;
+  const std::string common_key_;
   const std::string key_;
   std::shared_ptr<Call> call_;
   unjamCallOptions_t options_ = UNJAM_CALL_OPTIONS_INITIALIZER;
+  std::string alike_;  // which that points to
+  int source_ = -1, destination_ = -1;
   bool done_ = false;
 };
 

@@ -130,9 +130,10 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
       GilRelease());
   m.def("log_calls", [](bool on) { CallLog::get().enable(on); });
   m.def("take_calls", [] {
-    std::vector<std::tuple<std::string, std::string, std::string>> calls;
+    std::vector<std::tuple<std::string, std::string, std::string, int, int>> calls;
     for (CallLog::Line& c : CallLog::get().take()) {
-      calls.emplace_back(std::move(c.group), std::move(c.key), std::move(c.what));
+      calls.emplace_back(std::move(c.group), std::move(c.key), std::move(c.what), c.source,
+                         c.destination);
     }
     return calls;
   });

@@ -4,6 +4,7 @@
 
 #include <ATen/ATen.h>
 
+#include <charconv>
 #include <string>
 #include <torch/csrc/distributed/c10d/Types.hpp>
 #include <vector>
@@ -16,6 +17,8 @@ namespace unjam_torch {
 struct Elements {
   unjamDataType_t dtype = UNJAM_UINT8;
   std::size_t each = 1;
+  // What the ranks must agree on beside that, in words; most types are what they travel as.
+  std::string alike;
 };
 
 inline std::optional<unjamDataType_t> native_type(at::ScalarType type) {
@@ -52,12 +55,24 @@ inline std::optional<unjamDataType_t> native_type(at::ScalarType type) {
   }
 }
 
-// How elements travel that are only moved: every type can.
+// How elements travel that are only moved: every type can. Complex ones are the real numbers in
+// them, as which torch's own functions hand most of them over; what else is told apart.
 inline Elements moved_as(at::ScalarType type) {
-  if (const auto native = native_type(type)) {
-    return {*native, c10::isComplexType(type) ? std::size_t{2} : std::size_t{1}};
+  const auto native = native_type(type);
+  if (native && type != at::kBool) {
+    return {*native, c10::isComplexType(type) ? std::size_t{2} : std::size_t{1}, ""};
   }
-  return {UNJAM_UINT8, c10::elementSize(type)};
+  const std::string name = c10::getDtypeNames(type).first;
+  return {native.value_or(UNJAM_UINT8), native ? std::size_t{1} : c10::elementSize(type), name};
+}
+
+// A factor of PREMUL_SUM that is a tensor may lie on a GPU: reading it would wait for that.
+inline std::string factor_text(const c10d::ReduceOp& reduce) {
+  const auto* factor = static_cast<const c10d::NCCLPreMulSumSupplement*>(reduce.supplement_.get());
+  if (factor == nullptr || factor->tensor_factor.defined()) return "a tensor";
+  char text[32];
+  const auto [end, error] = std::to_chars(text, text + sizeof(text), factor->double_factor);
+  return error == std::errc() ? std::string(text, end) : "a number";
 }
 
 struct Reduction {
@@ -84,6 +99,7 @@ inline Reduction reduced_as(at::ScalarType type, const c10d::ReduceOp& reduce, c
       TORCH_CHECK_TYPE(at::isFloatingType(type) || at::isComplexType(type), "unjam: ", what,
                        " with PREMUL_SUM needs a floating-point tensor, not ", type);
       r.op = UNJAM_SUM;
+      r.elements.alike = "premul_sum " + factor_text(reduce);
       break;
     case Op::AVG:
       TORCH_CHECK_TYPE(!logical, "unjam: ", what,

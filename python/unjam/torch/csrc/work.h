@@ -35,6 +35,7 @@
 #include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/function.h>
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
@@ -136,6 +137,8 @@ class Call : public std::enable_shared_from_this<Call> {
     finished_event_->record(current_stream(device_));
   }
   void set_blocks_host() { blocks_host_ = true; }
+  // Where the first request fails the others may never be complete: the operation is over then.
+  void set_first_decides() { first_decides_ = true; }
   void set_source_rank(int rank) { source_rank_.store(rank); }
   // Its request is still to come: post() or fail() will be called.
   void set_open() { open_.store(true); }
@@ -168,11 +171,22 @@ class Call : public std::enable_shared_from_this<Call> {
     if (open_.load(std::memory_order_acquire)) return false;
     for (unjamRequest_t request : requests_) {
       int done = 0;
-      unjamTest(request, &done);
+      const unjamResult_t code = unjamTest(request, &done);
       if (done == 0) return false;
+      if (code != UNJAM_SUCCESS && first_decides_) break;
     }
     complete_.store(true, std::memory_order_release);
     return true;
+  }
+  // Of a complete operation: whether nothing uses its tensors any more. Not so where the first
+  // request has failed and others go on.
+  bool idle() const {
+    if (!first_decides_) return true;
+    return std::all_of(requests_.begin(), requests_.end(), [](unjamRequest_t request) {
+      int done = 0;
+      unjamTest(request, &done);
+      return done != 0;
+    });
   }
   // Whether the results are in the outputs.
   bool finished() {
@@ -212,7 +226,11 @@ class Call : public std::enable_shared_from_this<Call> {
     const auto limit = own ? timeout_ : timeout;
     const auto deadline = (own ? begun_ : Clock::now()) + limit;
     wait_for_post(deadline, limit);
-    for (unjamRequest_t request : requests_) wait_for(request, deadline, limit);
+    for (unjamRequest_t request : requests_) {
+      wait_for(request, deadline, limit);
+      int done = 0;
+      if (first_decides_ && unjamTest(request, &done) != UNJAM_SUCCESS) break;
+    }
     complete_.store(true, std::memory_order_release);
     if (device_.is_cuda()) {
       order_stream();
@@ -338,7 +356,7 @@ class Call : public std::enable_shared_from_this<Call> {
         outputs.swap(call->outputs_);
       }
     }
-    if (!call->complete()) return leave(std::move(call));
+    if (!call->complete() || !call->idle()) return leave(std::move(call));
     call->surface();
   }
   // Keeps a call until it is complete, and lets its tensors go in a thread that calls torch: never
@@ -363,7 +381,7 @@ class Call : public std::enable_shared_from_this<Call> {
       for (std::size_t pending = 0; looks != 0 && (all || pending < kMostPending); --looks) {
         std::shared_ptr<Call> call = std::move(left.calls.front());
         left.calls.pop_front();
-        if (call->complete()) {
+        if (call->complete() && call->idle()) {
           call->left_ = false;
           gone.push_back(std::move(call));
         } else {
@@ -481,19 +499,28 @@ class Call : public std::enable_shared_from_this<Call> {
     if (requests_.empty()) return tell();
     waiting_for_.store(requests_.size());
     for (unjamRequest_t request : requests_) {
-      auto* self = new std::shared_ptr<Call>(shared_from_this());
+      const bool decides = first_decides_ && request == requests_.front();
+      auto* listener = new Listener{shared_from_this(), decides};
       check(unjamOnDone(
                 request,
-                [](unjamResult_t, void* user) noexcept {
-                  auto* call = static_cast<std::shared_ptr<Call>*>(user);
-                  if ((*call)->waiting_for_.fetch_sub(1) == 1) (*call)->tell();
-                  leave(std::move(*call));
-                  delete call;
+                [](unjamResult_t result, void* user) noexcept {
+                  auto* own = static_cast<Listener*>(user);
+                  const bool last = own->call->waiting_for_.fetch_sub(1) == 1;
+                  if ((last || (own->decides && result != UNJAM_SUCCESS)) &&
+                      !own->call->over_.exchange(true)) {
+                    own->call->tell();
+                  }
+                  leave(std::move(own->call));
+                  delete own;
                 },
-                self),
+                listener),
             what_);
     }
   }
+  struct Listener {
+    std::shared_ptr<Call> call;
+    bool decides;  // whether its failure is the operation's end
+  };
 
   // With mutex_.
   void set_error(unjamResult_t code, const char* text) {
@@ -528,7 +555,8 @@ class Call : public std::enable_shared_from_this<Call> {
     }
   }
 
-  // All requests are complete. On unjam's callback thread, or the caller's.
+  // All requests are complete, or one has failed that decides. On unjam's callback thread, or the
+  // caller's.
   void tell() noexcept {
     complete_.store(true, std::memory_order_release);
     if (!device_.is_cuda()) settle();
@@ -619,6 +647,7 @@ class Call : public std::enable_shared_from_this<Call> {
   std::vector<unjamRequest_t> requests_;  // constant once it is put together
   std::vector<at::Tensor> outputs_;       // likewise, until let_go()
   bool blocks_host_ = false;              // likewise
+  bool first_decides_ = false;            // likewise
   std::optional<c10::Stream> in_stream_;  // likewise
 
   // Not yet put together: see post(). What post() stores is read behind an acquire of this.
@@ -631,6 +660,7 @@ class Call : public std::enable_shared_from_this<Call> {
   std::atomic<bool> behind_{false};
   std::atomic<bool> armed_{false};
   std::atomic<bool> listening_{false};
+  std::atomic<bool> over_{false};  // whoever sets it calls tell()
   std::atomic<bool> told_{false};
   std::atomic<bool> error_told_{false};  // to somebody who asked
   bool left_ = false;                    // guarded by left_calls(): whether it is among those

@@ -5,6 +5,7 @@
 #include <c10/util/Exception.h>
 
 #include <chrono>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <shared_mutex>
@@ -169,8 +170,8 @@ class Groups {
   const std::vector<int>& ranks() const { return ranks_; }  // in the world
   const std::string& name() const { return name_; }
 
-  // ", rank 1 has not called it", of the oldest of this rank's calls under the key; "" where that
-  // is not known.
+  // ": rank 1 has not called it", of the oldest of this rank's calls under the key, and what that
+  // has called instead; "" where that is not known.
   std::string who_has_not_called(const at::Device& device, const std::string& key) const {
     unjamContext_t const context = device.is_cuda() ? world_->cuda() : world_->host();
     std::string text(std::size_t{1} << 20, '\0');
@@ -192,7 +193,20 @@ class Groups {
     }
     if (ranks.empty()) return "";
     const bool one = ranks.find(',') == std::string::npos;
-    return (one ? ": rank " : ": ranks ") + ranks + (one ? " has" : " have") + " not called it";
+    const std::string instead = json_text(text, "\"instead\":\"", at);
+    return (one ? ": rank " : ": ranks ") + ranks + (one ? " has" : " have") + " not called it" +
+           (instead.empty() ? "" : "; " + instead);
+  }
+
+  // The name of a group that is split off: "<name> split 2 of 0,3" for the second of these ranks.
+  // Their members all split it, and so count alike. key: of a keyed group that is split.
+  std::string next_split(const std::string& key, const std::vector<int>& members) {
+    std::string of = (key.empty() ? "" : " under " + key) + " of ";
+    for (std::size_t i = 0; i < members.size(); ++i) {
+      of += (i == 0 ? "" : ",") + std::to_string(members[i]);
+    }
+    const std::lock_guard lock(splits_mutex_);
+    return name_ + " split " + std::to_string(++splits_[of]) + of;
   }
 
   // The group for tensors on `device`.
@@ -213,6 +227,18 @@ class Groups {
   }
 
  private:
+  // The text that stands in `json` behind the next `name` from `at` on; unjam's own escapes only.
+  static std::string json_text(const std::string& json, const std::string& name, std::size_t at) {
+    at = json.find(name, at);
+    if (at == std::string::npos) return "";
+    std::string text;
+    for (at += name.size(); at < json.size() && json[at] != '"'; ++at) {
+      if (json[at] == '\\' && at + 1 < json.size()) ++at;
+      text += json[at];
+    }
+    return text;
+  }
+
   unjamGroup_t make(unjamContext_t context) const {
     unjamGroup_t group = nullptr;
     check(unjamGroupCreate(context, ranks_.data(), static_cast<int>(ranks_.size()), name_.c_str(),
@@ -226,6 +252,8 @@ class Groups {
   const std::string name_;
   unjamGroup_t host_ = nullptr;
   unjamGroup_t cuda_ = nullptr;
+  std::mutex splits_mutex_;
+  std::map<std::string, int> splits_;  // by key and members, so far
 };
 
 }  // namespace unjam_torch
