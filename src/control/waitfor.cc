@@ -321,8 +321,9 @@ std::string explain_text(const std::vector<RankSnapshot>& ranks,
       }
       text += "unjam:   " + p.signature + ", " + call_text(p.call) + ", since " +
               seconds(p.age_ms) + "; called by: " + list(calling_ranks(p, ranks)) +
-              "; not called by: " + list(missing_ranks(p, ranks)) +
-              (instead.empty() ? "" : "; " + instead) + engines + "\n";
+              "; not called by: " + list(missing_ranks(p, ranks));
+      if (!instead.empty()) text += "; " + instead;
+      text += engines + "\n";
     }
     if (r->pending.size() > kMostCalls) {
       text += "unjam:   and " + std::to_string(r->pending.size() - kMostCalls) + " more\n";
