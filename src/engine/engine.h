@@ -58,7 +58,6 @@
 //                                        to the count, releases at the block's scope
 //   posters_first(), sync_posters()      by posters: one thread's answer is yes; their barrier
 //   load_block(x), store_block(x, v)     acquire, release at the block's scope
-//   pause()                              between polls of these
 //   packet_leaf(job, polls)              only if kInlinePacketFlags, for packets: polls the flags
 //                                        of the incoming slices (a combine's sources but local_src;
 //                                        of copies those without dst_slot, copy_elems long) so
@@ -825,7 +824,7 @@ class Engine {
       while (dev.load_block(stream.given[g]) <= k) {
         // (The latest is given before the stream ends.)
         if (dev.load_block(stream.total) != 0 && dev.load_block(stream.given[g]) <= k) return;
-        dev.pause();
+        dev.relax(1);
       }
       // Overwritten when the group is given number k + kStreamDepth, which takes this slice's
       // place, or a later one's.
@@ -842,11 +841,11 @@ class Engine {
       while (dev.load_block(stream.counted) <= n) {
         const std::uint32_t total = dev.load_block(stream.total);
         if (total != 0 && total <= n) return;
-        dev.pause();
+        dev.relax(1);
       }
       const std::uint32_t place = n % kStreamDepth;
       const std::uint32_t all = dev.movers() * (n / kStreamDepth + 1);
-      while (dev.load_block(stream.stored[place]) != all) dev.pause();
+      while (dev.load_block(stream.stored[place]) != all) dev.relax(1);
       post_slice(dev, shared, place);
       dev.sync_posters();
       if (dev.posters_first()) dev.store_block(stream.posted, n + 1);

@@ -268,11 +268,6 @@ void LaneRun::note_alike(int rank, const Primitive& p, const Connector& c) {
 // Whether the message is what the primitive expects to receive.
 bool LaneRun::fits(int rank, const Primitive& p, const Message& m, int from, std::uint64_t length) {
   const Rank& self = ranks_[index(rank)];
-  if (m.into_output && ((p.flags & kCopy) == 0 || (p.flags & (kReduce | kLocal)) != 0)) {
-    fail(where(rank) + " does not just copy into its output what rank " + std::to_string(from) +
-         " primitive " + std::to_string(m.primitive) + " may have stored there");
-    return false;
-  }
   std::uint32_t part = part_from(p, from);
   if (request_.kind == Kind::kAllToAll) {
     // What comes from `from` belongs into its part here, and is this rank's part there.
@@ -284,6 +279,11 @@ bool LaneRun::fits(int rank, const Primitive& p, const Message& m, int from, std
     part = static_cast<std::uint32_t>(rank);
   }
   if (m.part == part && m.loop == self.loop && m.slice == self.slice && m.length == length) {
+    if (m.into_output && ((p.flags & kCopy) == 0 || (p.flags & (kReduce | kLocal)) != 0)) {
+      fail(where(rank) + " does not just copy into its output what rank " + std::to_string(from) +
+           " primitive " + std::to_string(m.primitive) + " may have stored there");
+      return false;
+    }
     if (plans_[0].protocol != Protocol::kPacket || m.hop == hop_received(p)) return true;
     fail(where(rank) + " expects a packet of hop " + std::to_string(hop_received(p)) +
          ", but rank " + std::to_string(from) + " primitive " + std::to_string(m.primitive) +

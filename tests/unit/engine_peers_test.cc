@@ -183,7 +183,6 @@ class Warp {
     std::uint32_t group() const { return (thread - 2 * w.control_) / movers(); }
     void stored(std::uint32_t& count) { fetch_add<std::uint32_t>(count, 1); }
     static std::uint32_t load_block(std::uint32_t& x) { return load_acquire(x); }
-    static void pause() { std::this_thread::yield(); }
     static void store_block(std::uint32_t& x, std::uint32_t v) { store_release(x, v); }
     void leaf(const SliceJob& job) {
       if (!streams()) return run_leaf_host(job, thread, threads);

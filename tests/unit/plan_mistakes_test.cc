@@ -316,11 +316,11 @@ TEST(PlanMistakes, AChunkOfSeveralSlicesForSeveralPeers) {
 
 TEST(PlanMistakes, MissingSendAll) {
   Planted p = make(Kind::kAllReduce, Algorithm::kMesh);
-  p.program(3)[1].flags &= static_cast<std::uint16_t>(~kSendAll);
+  p.program(3)[1].flags &= static_cast<std::uint16_t>(~(kSendAll | kIntoOutput));
   expect_error(p, {"of part 3", "rank 3 primitive 0 has sent"});
   // With one loop nothing else comes from there.
   Planted q = make(Kind::kAllReduce, Algorithm::kMesh, 40);
-  q.program(3)[1].flags &= static_cast<std::uint16_t>(~kSendAll);
+  q.program(3)[1].flags &= static_cast<std::uint16_t>(~(kSendAll | kIntoOutput));
   expect_error(q, {"collect_copy", "waits for rank 3 to send"});
 }
 
@@ -626,7 +626,7 @@ TEST(PlanMistakes, MeaninglessPrimitives) {
   const std::vector<std::pair<std::string, Plant>> mistakes = {
       {"no source", flags(kSend)},
       {"no destination", flags(kRecv)},
-      {"unknown flags", flags(kRecv | kSend | 1u << 15)},
+      {"nothing that could go into an output", flags(kRecv | kCopy | kIntoOutput)},
       {"need kReduce", flags(kRecv | kLocal | kSend)},
       {"need kReduce", flags(kRecv | kReduce | kSend)},
       {"a gather reduces", flags(kGather | kLocal | kCopy)},
@@ -647,6 +647,25 @@ TEST(PlanMistakes, MeaninglessPrimitives) {
   Planted q = make(Kind::kReduce, Algorithm::kRing);
   q.program(1)[0].flags |= kCopy;
   expect_error(q, {"rank 1 primitive 0", "no output there"});
+}
+
+// What a sender may store straight into the receiver's output.
+TEST(PlanMistakes, IntoOutputsThatAreNotJustCopiedTo) {
+  // A contribution, which the receiver reduces; and what it passes on without keeping it.
+  Planted p = make(Kind::kReduce, Algorithm::kRing);
+  p.program(1)[0].flags |= kIntoOutput;
+  expect_error(p, {"rank 1 primitive 0", "into the output of rank 2"});
+  Planted q = make(Kind::kReduceScatter, Algorithm::kMesh);
+  q.program(1)[0].flags |= kIntoOutput;
+  expect_error(q, {"rank 1 primitive 0", "nothing that could go into an output"});
+  // A receiver that passes on what it does not keep.
+  Planted r = make(Kind::kBroadcast, Algorithm::kRing);
+  r.program(4)[0].flags &= static_cast<std::uint16_t>(~kCopy);
+  expect_error(r, {"rank 4 primitive 0", "does not just copy into its output", "rank 3"});
+  // Packets are not laid out as an output is.
+  Planted s = make(Kind::kAllGather, Algorithm::kDirect);
+  s.program(1)[0].flags |= kIntoOutput;
+  expect_error(s, {"rank 1 primitive 0", "into an output"});
 }
 
 // Even where nothing is to be moved: the engine runs a program's first primitive before it looks.

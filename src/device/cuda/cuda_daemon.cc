@@ -457,13 +457,12 @@ class CudaDaemon : public StreamDaemon {
     if (!cuda_ok(cudaGetDeviceProperties(&properties, o_.device), "reading the device", error) ||
         !cuda_ok(cudaFuncGetAttributes(&attributes_, engine_kernel()), "loading kernels", error) ||
         !cuda_ok(cudaFuncGetAttributes(&unused, mark_kernel()), "loading kernels", error) ||
-        !cuda_ok(
-            cudaFuncSetAttribute(engine_kernel(), cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                 static_cast<int>(kEngineSharedBytes)),
-            "loading kernels", error) ||
-        !cuda_ok(cudaOccupancyMaxActiveBlocksPerMultiprocessor(
-                     &blocks_per_sm_, engine_kernel(), static_cast<int>(o_.block_threads),
-                     kEngineSharedBytes),
+        !cuda_ok(cudaFuncSetAttribute(engine_kernel(), cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                      static_cast<int>(kEngineSharedBytes)),
+                 "loading kernels", error) ||
+        !cuda_ok(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks_per_sm_, engine_kernel(),
+                                                               static_cast<int>(o_.block_threads),
+                                                               kEngineSharedBytes),
                  "measuring the kernel", error)) {
       return false;
     }

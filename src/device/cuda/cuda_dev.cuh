@@ -184,13 +184,8 @@ class CudaDev {
     return v;
   }
   static __device__ void store_block(std::uint32_t& x, std::uint32_t v) {
-    asm volatile("st.release.cta.shared.u32 [%0], %1;" ::"r"(shared_address(x)), "r"(v)
-                 : "memory");
+    asm volatile("st.release.cta.shared.u32 [%0], %1;" ::"r"(shared_address(x)), "r"(v) : "memory");
   }
-
-  // Who polls without a rest takes issue slots, and places in the queue to shared memory, from the
-  // warp that it waits for.
-  __device__ void pause() const { __nanosleep(40); }
 
   // Two phases for packets: every thread polls its own words; the block goes on only if all have
   // seen theirs. Nothing is stored before the vote.

@@ -23,8 +23,9 @@ __device__ __forceinline__ bool is_aligned(const void* p, unsigned bytes) {
 // generic instructions.
 __device__ __forceinline__ void assume_global(const void* p) { __builtin_assume(__isGlobal(p)); }
 
-// The same pointer, of which the compiler knows that it points to shared memory, and goes on knowing
-// (an assumption is lost where addresses are merged; and a cast there and back is no cast to it).
+// The same pointer, of which the compiler knows that it points to shared memory, and goes on
+// knowing (an assumption is lost where addresses are merged; and a cast there and back is no cast
+// to it).
 __device__ __forceinline__ void* shared_pointer(const void* p) {
   std::uint32_t address;
   asm("{ .reg .u64 s; cvta.to.shared.u64 s, %1; cvt.u32.u64 %0, s; }" : "=r"(address) : "l"(p));
