@@ -225,8 +225,8 @@ UNJAM_API unjamResult_t unjamMemAlloc(unjamContext_t context, size_t bytes, void
 /* pointer: what unjamMemAlloc gave from this context, or NULL. context: NULL: any of this process,
  * also one that was destroyed. As with any buffer, no invocation may use the memory any more, nor
  * work queued in a stream. Peers may store into an output until the invocation is complete; if it
- * has failed or was aborted, until this context, or the group on all its ranks, is destroyed: such
- * memory is better not freed before. */
+ * has failed or was aborted, for longer: then the allocation is given to nobody again, also when it
+ * was freed, as long as the context lives. */
 UNJAM_API unjamResult_t unjamMemFree(unjamContext_t context, void* pointer);
 
 /* ---- groups ---- */

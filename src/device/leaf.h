@@ -19,12 +19,14 @@ enum class ScaleSources : std::uint8_t { kNone, kLocal, kAll };
 // asked, stored to dst_user (if not null) and to every dst_slot[0 … num_dst).
 // Copies (`copies`): src[i] goes to dst_slot[i], or, if that is null, to dst_copy[i], unchanged;
 // copy_elems[i] elements each; 0 of them, or src[i] null: nothing. One side of each copy is user
-// memory, the other connector memory. Sources may be equal to a destination (in place) but never
+// memory, the other connector memory, or what a peer has invited to store into: its output, so
+// nothing is stored but the elements. Sources may be equal to a destination (in place) but never
 // overlap it otherwise. All pointers are aligned to the element size at least; leaves use wide
 // accesses where the actual pointers allow.
 struct SliceJob {
   const void* src[kMaxLeafSources] = {};
-  void* dst_slot[kMaxLeafSources] = {};  // connector memory: laid out as `protocol` says
+  // Connector memory, laid out as `protocol` says; or, of slots, a peer's output.
+  void* dst_slot[kMaxLeafSources] = {};
   void* dst_copy[kMaxLeafSources] = {};  // copies into the user's memory: linear
   std::uint32_t copy_elems[kMaxLeafSources] = {};
   void* dst_user = nullptr;  // user's memory: linear

@@ -89,9 +89,8 @@
 //   attend()                             at the beginning of each pass, behind epoch(): slow looks
 //   submissions_wait()                   whether next_submission() would find one
 //   stopped(), cancelled(slot)           what the host wants
-//   first_primitive(slot)                how many of a new invocation's primitives are done
-//   already;
-//                                        all: the lane has counted it as completed
+//   first_primitive(slot)                how many of a new invocation's primitives are done. All of
+//                                        them: the lane has counted it as completed
 //   ready(invocation)                    whether its input is there (Invocation::ticket)
 //   complete(slot, outcome)              writes the CQE, tells the host. A fence() of the lead is
 //                                        behind all that the invocation has stored
@@ -548,7 +547,10 @@ class Engine {
   UNJAM_HD void begin_turn() {
     ActiveContext& a = load();
     dev_.sync_control();  // the lead reads primitives that others have fetched
-    if (s_.loaded && a.dyn.attempts == 1 && invites(a)) call<&Engine::invite_known>();
+    if (s_.loaded && a.dyn.attempts == 1 && invites(a.inv)) {
+      call<&Engine::invite_known>();
+      if (dev_.leads()) a.dirty = 1;  // not at each entry of one that does not get on
+    }
     if (!dev_.leads()) return;
     if (s_.loaded) {
       const std::uint32_t last = a.inv.num_primitives - 1;
@@ -900,8 +902,11 @@ class Engine {
     const bool found = s_.transport.resolve(member(a, q), a.tag, in);
     const Wire was = a.ins[q];
     if (in.connector != was.connector || in.consumed != was.count) {
+      if (was.connector != kNoConnector && in.connector != was.connector && invites(a.inv)) {
+        LaneTransport::withdraw(*was.cell, a.inv.seed, a.inv.output_in_arena);
+      }
       a.ins[q] = s_.transport.wire(in);
-      if (found && invites(a)) invite(a, q);
+      if (found && invites(a.inv)) invite(a, q);
     }
     return found;
   }
@@ -909,8 +914,8 @@ class Engine {
   // ---- outputs that peers store into (connector.h) ----
 
   // Whether this rank lets peers store into its output.
-  UNJAM_HD static bool invites(const ActiveContext& a) {
-    return a.inv.output_in_arena != 0 && !inline_flags(a);
+  UNJAM_HD static bool invites(const Invocation& inv) {
+    return inv.output_in_arena != 0 && inv.protocol == Protocol::kSlot;
   }
   UNJAM_HD void invite(ActiveContext& a, std::uint32_t q) {
     LaneTransport::invite(a.ins[q], a.inv.seed, a.inv.output_in_arena);
@@ -929,7 +934,7 @@ class Engine {
     const LaneKey& key = inv.key->lanes[lane_index_];
     for (std::uint32_t q = 0; q < inv.group_size; ++q) {
       if (q == inv.group_rank || key.in[q].connector == kNoConnector) continue;
-      LaneTransport::withdraw(key.in[q]);
+      LaneTransport::withdraw(*key.in[q].cell, inv.seed, inv.output_in_arena);
     }
   }
   // Whether the slice may go straight to where member q's output has it. Looked for until it is
@@ -1342,7 +1347,7 @@ class Engine {
     if (cached) a.slot = kNoSlot;
     if (outcome == Outcome::kDone) {
       record(TraceType::kFinish, &inv);
-    } else if (inv.output_in_arena != 0 && inv.protocol == Protocol::kSlot) {
+    } else if (invites(inv)) {
       call<&Engine::withdraw>(slot);
     }
     if (s_.cursor == slot) s_.cursor = lane_.queue.next(slot);

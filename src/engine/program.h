@@ -50,7 +50,7 @@ enum PrimitiveFlags : std::uint16_t {
   // The counterpart: receives from every other member q the slice of part q, into the output.
   // recv_peer is kNoPeer; `part` is not looked at.
   kCollect = 1 << 11,
-  // Above the lag: kSecondHop, see below.
+  // (Bits 12 to 14 are the lag and kSecondHop, see below.)
   // Whoever is sent the result stores it, unchanged, at the same place of its output. So it may be
   // put there at once if that rank invites to (see connector.h).
   kIntoOutput = 1 << 15,

@@ -204,7 +204,9 @@ LaneRun::Step LaneRun::step(int rank, const Primitive& p, std::uint64_t length) 
         if (length_from(rank, p, from, length) == 0) continue;
         const std::size_t at = cell(rank, part_from(p, from), self.slice);
         const ValueId received = front(from, rank)->value;
-        if (!may_store(rank, at, received, received)) return Step::kFailed;
+        if (!may_store(rank, at, received, received) || !is_first(rank, at, *front(from, rank))) {
+          return Step::kFailed;
+        }
         output_[index(rank)][at] = received;
       }
     } else if ((p.flags & kCopy) != 0) {
@@ -212,6 +214,7 @@ LaneRun::Step LaneRun::step(int rank, const Primitive& p, std::uint64_t length) 
       const bool receives = (p.flags & kRecv) != 0;
       const ValueId received = receives ? front(p.recv_peer, rank)->value : kNoValue;
       if (!may_store(rank, at, value, received)) return Step::kFailed;
+      if (receives && !is_first(rank, at, *front(p.recv_peer, rank))) return Step::kFailed;
       output_[index(rank)][at] = value;
     }
     if ((p.flags & kScatter) != 0) {
@@ -279,7 +282,8 @@ bool LaneRun::fits(int rank, const Primitive& p, const Message& m, int from, std
     part = static_cast<std::uint32_t>(rank);
   }
   if (m.part == part && m.loop == self.loop && m.slice == self.slice && m.length == length) {
-    if (m.into_output && ((p.flags & kCopy) == 0 || (p.flags & (kReduce | kLocal)) != 0)) {
+    if (m.into_output &&
+        ((p.flags & kCopy) == 0 || (p.flags & (kReduce | kLocal | kFinish)) != 0)) {
       fail(where(rank) + " does not just copy into its output what rank " + std::to_string(from) +
            " primitive " + std::to_string(m.primitive) + " may have stored there");
       return false;
@@ -401,6 +405,14 @@ bool LaneRun::may_store_there(int rank, const Primitive& p, int to, ValueId valu
   if (!has_input(request_, to, p.part) || values_->has(value, to)) return true;
   fail(where(rank) + " stores " + values_->describe(value) + " into the output of rank " +
        std::to_string(to) + ", which, in place, may not have read its input there yet");
+  return false;
+}
+
+// What a sender may have stored into the output at any time is the first that comes there: what the
+// receiver stores itself before it looks could be on top of it.
+bool LaneRun::is_first(int rank, std::size_t cell, const Message& m) {
+  if (!m.into_output || output_[index(rank)][cell] == kNoValue) return true;
+  fail(where(rank) + " has stored something itself where a sender may have stored into its output");
   return false;
 }
 

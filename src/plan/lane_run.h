@@ -94,6 +94,7 @@ class LaneRun {
   ValueId load_local(int rank, const Primitive& p, std::size_t cell);
   ValueId gather(int rank, const Primitive& p, ValueId local);
   bool may_store(int rank, std::size_t cell, ValueId value, ValueId received);
+  bool is_first(int rank, std::size_t cell, const Message& m);
   bool may_store_there(int rank, const Primitive& p, int to, ValueId value);
   bool finish_loop(int rank);
   std::string result_defect(int rank, std::uint32_t part, std::uint32_t slice, ValueId v);

@@ -22,15 +22,14 @@
 // slots_needed is 2, and 1 for the other kinds.
 //
 // Overlap. So made, each hop waits for what its peers have sent in the step right before, and a
-// link is idle for as long as that takes to come. With more slots the hops of a chunk lie a pass
-// apart (Primitive's lag): pass l scatters chunk l, adds chunk l-1, collects chunk l-2. Of an
-// all-reduce a connector then carries the contributions C and results R in the order C0 C1 R0 C2 R1
-// …, C(l) as number 2l-1 and R(l) as 2l+2, which is the order in which the peer takes them. Four
-// slots are enough and three are not, by the same argument: room for C(l) means that the peer has
-// consumed number 2l-5, C(l-2), which it does in pass l-1; room for R(l-1), sent in pass l, means
-// number 2l-4, R(l-3), in pass l-1. (With three it would be C(l-1), which it consumes where it
-// wants room itself.) For the kinds of one hop two are enough. In the same way hops that lie d
-// passes apart need 2d + 2 slots, or d + 1 for the kinds of one hop; the checker finds the same.
+// link is idle for as long as that takes to come. With more slots the hops of a chunk lie d passes
+// apart (Primitive's lag): pass l scatters chunk l, adds chunk l-d, collects chunk l-2d. Of an
+// all-reduce a connector then carries the contributions C and results R in the order (d = 1) C0 C1
+// R0 C2 R1 …, C(l) as number 2l-d (from l = d on) and R(l) as 2l+d+1, which is the order in which
+// the peer takes them. 2d+2 slots are enough and one less is not, by the same argument: room for
+// C(l) means that the peer has consumed C(l-d-1), which it does in pass l-1; room for R(l-d), sent
+// in pass l, means R(l-2d-1), in pass l-1. (With one slot less it would be what the peer consumes
+// where it wants room itself.) For the kinds of one hop d+1 are enough. The checker finds the same.
 // They are put two passes apart where the slots are enough: a slice on its way is followed by two
 // more before somebody waits for it (2 H200s, 128 KiB slots, reduce-scatter of 1 GiB: 1.88 ms one
 // pass apart, 1.70 two).

@@ -29,7 +29,7 @@ struct PlanLimits {
   std::uint16_t lanes = 1;                 // blocks of a rank
   Device device = Device::kHost;           // of all ranks
   std::uint32_t borrow_slot_bytes = 0;     // payload of a larger slot; 0: there are none
-  bool overlap = false;                    // hops of a chunk lie a pass apart, where slots suffice
+  bool overlap = false;                    // hops of a chunk lie passes apart, where slots suffice
 };
 
 struct Plan {

@@ -70,6 +70,10 @@ Result Heap::free(const void* pointer) {
                                               std::to_string(at->second) +
                                               ": free the pointer that unjamMemAlloc gave"};
   }
+  if (retired_.contains(offset)) {
+    used_.erase(at);
+    return {};
+  }
   // From one list to the other without an allocation: this cannot fail half-way.
   auto hole = holes_.insert(used_.extract(at)).position;
   const auto after = std::next(hole);
@@ -85,6 +89,15 @@ Result Heap::free(const void* pointer) {
     }
   }
   return {};
+}
+
+void Heap::retire(const void* pointer) {
+  const std::uint64_t offset = reinterpret_cast<std::uintptr_t>(pointer) - base();
+  std::lock_guard lock(mutex_);
+  const auto next = used_.upper_bound(offset);
+  if (next == used_.begin()) return;
+  const auto at = std::prev(next);
+  if (offset - at->first < at->second) retired_.insert(at->first);
 }
 
 bool Heap::holds(const void* pointer, std::uint64_t bytes) const {
@@ -103,8 +116,11 @@ Heap::Usage Heap::usage_locked() const {
   Usage u;
   u.bytes = bytes_;
   u.allocations = used_.size();
-  for (const auto& [offset, bytes] : used_) u.used += bytes;
-  for (const auto& [offset, bytes] : holes_) u.largest_free = std::max(u.largest_free, bytes);
+  u.used = bytes_;  // what was retired, too
+  for (const auto& [offset, bytes] : holes_) {
+    u.used -= bytes;
+    u.largest_free = std::max(u.largest_free, bytes);
+  }
   return u;
 }
 

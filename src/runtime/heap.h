@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <map>
 #include <mutex>
+#include <set>
 
 #include "runtime/result.h"
 
@@ -24,6 +25,8 @@ class Heap {
   Result allocate(std::uint64_t bytes, void*& pointer);
   // Null is nothing to free.
   Result free(const void* pointer);
+  // Peers may still store there: nobody gets the allocation again, whether it is freed or not.
+  void retire(const void* pointer);
 
   std::uintptr_t base() const { return reinterpret_cast<std::uintptr_t>(base_); }
   std::uint64_t bytes() const { return bytes_; }
@@ -32,9 +35,9 @@ class Heap {
 
   struct Usage {
     std::uint64_t bytes = 0;
-    std::uint64_t used = 0;          // as rounded up
+    std::uint64_t used = 0;          // or retired; as rounded up
     std::uint64_t largest_free = 0;  // what the largest allocation can have
-    std::uint64_t allocations = 0;
+    std::uint64_t allocations = 0;   // that were not freed
   };
   Usage usage() const;
 
@@ -46,7 +49,8 @@ class Heap {
   const std::uint64_t bytes_;
   mutable std::mutex mutex_;
   Blocks used_;
-  Blocks holes_;  // no two touch
+  std::set<std::uint64_t> retired_;  // offsets of allocations: of used_, or freed since
+  Blocks holes_;                     // no two touch
 };
 
 }  // namespace unjam

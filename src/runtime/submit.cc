@@ -290,7 +290,9 @@ Result Context::submit_locked(std::unique_lock<std::mutex>& lock, unjamGroup& gr
             "the host device has no streams: make the call with UNJAM_STREAM_NONE"};
   }
   const Signature& signature = call.signature;
-  if (key.plan == nullptr || !(key.planned_for == signature)) {
+  Signature planned_for = signature;
+  planned_for.alike = {};  // nothing to the plan
+  if (key.plan == nullptr || !(key.planned_for == planned_for)) {
     PlanRequest r;
     r.kind = signature.kind;
     r.dtype = signature.dtype;
@@ -314,7 +316,7 @@ Result Context::submit_locked(std::unique_lock<std::mutex>& lock, unjamGroup& gr
       return {UNJAM_ERROR_INVALID_ARGUMENT, "no plan for " + signature.text() + ": " + error};
     }
     key.plan = std::make_shared<const Plan>(std::move(*plan));
-    key.planned_for = signature;
+    key.planned_for = planned_for;
   }
 
   // What can fail for want of memory or threads comes before anything is counted.

@@ -50,7 +50,8 @@ struct DirectoryEntry {
 struct alignas(64) SlotHeader {
   std::uint64_t flag;
   std::uint32_t bytes;
-  std::uint32_t location;  // 0: escape slot step % escape_slots; i + 1: borrowed slot i
+  // 0: escape slot step % escape_slots; i + 1: borrowed slot i; kInOutput: see connector.h.
+  std::uint32_t location;
 };
 
 // consumed: steps of the connector. The others invite its sender to store into an output, see

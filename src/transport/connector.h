@@ -333,9 +333,11 @@ class LaneTransport {
     store_relaxed(in.cell->output, output);
     store_release(in.cell->output_word, invitation_word(seed, output));
   }
-  // Nobody who has not seen the invitation yet will.
-  UNJAM_HD static void withdraw(const InEndpoint& in) {
-    store_relaxed(in.cell->output_word, std::uint64_t{0});
+  // Nobody who has not seen the invitation yet will. (What another key has written there since
+  // stays but for an unlucky moment, in which its slices go through slots.)
+  UNJAM_HD static void withdraw(CreditCell& cell, std::uint64_t seed, std::uint64_t output) {
+    if (load_relaxed(cell.output_word) != invitation_word(seed, output)) return;
+    store_relaxed(cell.output_word, std::uint64_t{0});
   }
   // Sender: what the cell says now, without order.
   UNJAM_HD static Invitation glimpse(const Wire& out) {

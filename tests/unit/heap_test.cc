@@ -96,6 +96,31 @@ TEST(Heap, SaysWhatIsWrong) {
   EXPECT_REFUSED(none.free(kBase), UNJAM_ERROR_INVALID_ARGUMENT, "not in this rank's heap");
 }
 
+// Peers may still store into outputs of calls that have failed.
+TEST(Heap, WhatIsRetiredIsNobodysAgain) {
+  std::vector<unsigned char> memory(4 * Heap::kAlignment);
+  Heap heap(memory.data(), memory.size());
+  void* first = nullptr;
+  void* second = nullptr;
+  ASSERT_TRUE(heap.allocate(1, first).ok());
+  ASSERT_TRUE(heap.allocate(1, second).ok());
+  heap.retire(static_cast<unsigned char*>(first) + 7);  // anywhere within
+  ASSERT_TRUE(heap.free(first).ok());
+  EXPECT_FALSE(heap.free(first).ok());
+  EXPECT_EQ(heap.usage().used, 2 * Heap::kAlignment);
+  EXPECT_EQ(heap.usage().allocations, 1u);
+  ASSERT_TRUE(heap.free(second).ok());
+  for (int i = 0; i < 3; ++i) {
+    void* other = nullptr;
+    ASSERT_TRUE(heap.allocate(1, other).ok());
+    EXPECT_NE(other, first);
+  }
+  void* other = nullptr;
+  EXPECT_FALSE(heap.allocate(1, other).ok());
+  heap.retire(memory.data() + memory.size() - 1);  // of an allocation that is there
+  heap.retire(first);                              // of none
+}
+
 TEST(Heap, Holds) {
   Heap heap(kBase, 4 * kUnit);
   EXPECT_TRUE(heap.holds(kBase, 4 * kUnit));

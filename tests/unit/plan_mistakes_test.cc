@@ -119,6 +119,10 @@ TEST(PlanMistakes, MissingFinish) {
 TEST(PlanMistakes, DoubleFinish) {
   Planted p = make(Kind::kAllReduce, Algorithm::kRing);
   p.program(3)[6].flags |= kFinish;
+  // (What may be in the output already cannot be finished at all.)
+  for (Plan& plan : p.plans) {
+    for (Primitive& q : plan.primitives) q.flags &= static_cast<std::uint16_t>(~kIntoOutput);
+  }
   expect_error(p, {"rank 3 primitive 6 (recv_copy_send part 1", "finished twice"});
 }
 
@@ -662,6 +666,18 @@ TEST(PlanMistakes, IntoOutputsThatAreNotJustCopiedTo) {
   Planted r = make(Kind::kBroadcast, Algorithm::kRing);
   r.program(4)[0].flags &= static_cast<std::uint16_t>(~kCopy);
   expect_error(r, {"rank 4 primitive 0", "does not just copy into its output", "rank 3"});
+  // A receiver that finishes what has come, and one that stores something itself, first.
+  Planted u = make(Kind::kAllReduce, Algorithm::kRing);
+  Primitive& last = u.program(1).back();
+  ASSERT_EQ(last.flags & (kRecv | kCopy | kReduce), kRecv | kCopy);
+  last.flags |= kFinish;
+  expect_error(u, {"rank 1 primitive", "does not just copy into its output"});
+  Planted v = make(Kind::kAllReduce, Algorithm::kRing);
+  Primitive preliminary;
+  preliminary.flags = kLocal | kCopy;
+  preliminary.part = v.program(1).back().part;
+  v.program(1).insert(v.program(1).begin(), preliminary);
+  expect_error(v, {"rank 1 primitive", "has stored something itself"});
   // Packets are not laid out as an output is.
   Planted s = make(Kind::kAllGather, Algorithm::kDirect);
   s.program(1)[0].flags |= kIntoOutput;
