@@ -901,7 +901,7 @@ class Engine {
     InEndpoint& in = a.in[q];
     const bool found = s_.transport.resolve(member(a, q), a.tag, in);
     const Wire was = a.ins[q];
-    if (in.connector != was.connector || in.consumed != was.count) {
+    if (in.connector != was.connector || in.consumed != was.count || in.steps != was.steps) {
       if (was.connector != kNoConnector && in.connector != was.connector && invites(a.inv)) {
         LaneTransport::withdraw(*was.cell, a.inv.seed, a.inv.output_in_arena);
       }
@@ -1129,7 +1129,7 @@ class Engine {
     const Wire was = a.ins[q];
     if (!resolve(q)) return false;
     const Wire& in = a.ins[q];
-    if (in.connector == was.connector && in.count == was.count) return false;
+    if (in.steps == was.steps && in.count == was.count) return false;
     RecvView view;
     return s_.transport.poll(member(a, q), in, a.inv.seed, view) && note_slice(q, view.data);
   }

@@ -376,6 +376,9 @@ class LaneTransport {
     // Steps only grow over a connector's owners, and all that was consumed lies before a new base.
     const std::uint64_t base = load_relaxed(entry.base);
     if (base > in.consumed) in.consumed = base;
+    // (An endpoint that was another key's may have been another peer's.)
+    in.steps = connector(rank, peer, i);
+    in.cell = &cell(peer, rank, i);
     return true;
   }
 

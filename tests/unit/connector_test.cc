@@ -130,6 +130,28 @@ TEST(Connector, AnotherInvocationsSliceIsNotReadAsData) {
   EXPECT_EQ(view.bytes, 100u);
 }
 
+// The memory of a key that was forgotten may be another key's, of a group with other members.
+TEST(Connector, AnEndpointThatWasAnotherPeersFindsItsOwn) {
+  ArenaShape shape = small_shape();
+  shape.ranks = 3;
+  Fabric f(shape);
+  OutEndpoint before, out;
+  InEndpoint in;
+  std::uint32_t in_use = 1;
+  ASSERT_TRUE(f.at(0).open(1, kTag, kGroup, before, &in_use));
+  ASSERT_TRUE(f.at(1).resolve(0, kTag, in));
+  ASSERT_TRUE(f.at(2).open(1, kTag + 1, kGroup, out, &in_use));
+  ASSERT_EQ(out.connector, in.connector) << "of the other sender, with the same number";
+  const SendGrant g = room(f.at(2), 1, out, 100);
+  post(f.at(2), 1, out, g, 100, /*seed=*/1);
+  ASSERT_TRUE(f.at(1).resolve(2, kTag + 1, in));
+  RecvView view;
+  ASSERT_TRUE(poll(f.at(1), 2, in, 1, view));
+  EXPECT_EQ(view.data, g.data);
+  consume(f.at(1), 2, in);
+  EXPECT_TRUE(f.at(2).drained(1, out));
+}
+
 TEST(Connector, RoomIsEscapeSlotsThenBorrowedOnesThenNone) {
   Fabric f(small_shape());
   OutEndpoint out;

@@ -278,6 +278,18 @@ class CudaDev {
       }
       to[i] = word;
     }
+    if (sqe.fresh != 0) {
+      // Its place was another key's, perhaps of another group, whose members are others: what that
+      // knew of their connectors is not this key's, nor are addresses there. (Seen by the lanes
+      // with the invocation, which is published behind a fence of each of these threads, or behind
+      // a barrier and a release.)
+      const std::uint32_t ranks = r.rank.lanes[0].transport.shape.ranks;
+      for (std::uint32_t i = thread; i < r.rank.num_lanes * ranks; i += threads) {
+        const LaneKey& lane = sqe.inv.key->lanes[i / ranks];
+        lane.out[i % ranks] = OutEndpoint{};
+        lane.in[i % ranks] = InEndpoint{};
+      }
+    }
     if (thread == 0 && sqe.fresh != 0) {
       KeyState& key = *sqe.inv.key;
       key.tag = sqe.key_tag;
