@@ -7,14 +7,13 @@
 namespace unjam {
 namespace {
 
-// Each primitive that receives works on what was sent passes ago: as many as the slots are enough
-// for, two at most.
+// Each primitive that receives works on what was sent passes ago.
 void overlap(const PlanLimits& limits, std::vector<Primitive>* program) {
   const auto waits = [](const Primitive& p) { return (p.flags & (kGather | kCollect)) != 0; };
   const auto hops =
       static_cast<std::uint32_t>(std::count_if(program->begin(), program->end(), waits));
   if (!limits.overlap || hops == 0) return;
-  const std::uint32_t distance = std::min(2u, overlap_distance(hops, limits.escape_slots));
+  const std::uint32_t distance = overlap_distance(hops, limits.escape_slots);
   std::uint32_t lag = 0;
   for (Primitive& p : *program) {
     if (waits(p)) lag += distance;

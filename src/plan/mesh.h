@@ -32,7 +32,7 @@
 // where it wants room itself.) For the kinds of one hop d+1 are enough. The checker finds the same.
 // They are put two passes apart where the slots are enough: a slice on its way is followed by two
 // more before somebody waits for it (2 H200s, 128 KiB slots, reduce-scatter of 1 GiB: 1.88 ms one
-// pass apart, 1.70 two).
+// pass apart, 1.70 two; docs/benchmarks.md says how that was measured).
 #pragma once
 
 #include <cstdint>
@@ -45,9 +45,10 @@ namespace unjam {
 
 inline constexpr std::uint32_t kMinMeshSlots = 2;  // guaranteed slots, see above
 
-// How many passes a chunk's hops may lie apart with so many guaranteed slots, see above; 0: none.
+// How many passes a chunk's hops lie apart with so many guaranteed slots, see above; 0: none.
 constexpr std::uint32_t overlap_distance(std::uint32_t hops, std::uint32_t slots) {
-  return hops == 2 ? slots / 2 - 1 : slots - 1;
+  const std::uint32_t most = hops == 2 ? slots / 2 - 1 : slots - 1;
+  return most < 2 ? most : 2;
 }
 
 bool mesh_serves(Kind kind);

@@ -2,7 +2,7 @@
 // packets, in two hops: reduce-scatter, then all-gather. Rank p owns part p: everybody sends it
 // their contribution to that part (scatter), it adds them in ascending order of rank, so that all
 // ranks hold the same bits, and sends the result to everybody (collect). A mesh plan does the same
-// through slots, many of them a lane, its hops a pass apart; a direct plan sends everything to
+// through slots, many of them a lane, its hops passes apart; a direct plan sends everything to
 // everybody in one hop. Of a vector of b bytes among n ranks a rank sends here 2 (n-1)/n b, there
 // (n-1) b: the hop more is worth it as soon as links take longer for the difference. Packets, twice
 // the bytes, are worth it while a call is short, which needs no engine then (solo.cuh).

@@ -20,15 +20,9 @@
 #include <utility>
 #include <vector>
 
-#include "tests/support/explorer.h"
+#include "tests/support/explored.h"
 
 #if UNJAM_HAS_EXPLORER
-
-namespace unjam_explored {
-void explorer_point(bool writes) {
-  if (unjam_test::Explorer::self() != nullptr) unjam_test::Explorer::self()->point(writes);
-}
-}  // namespace unjam_explored
 
 namespace unjam_test {
 namespace {
