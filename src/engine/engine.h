@@ -15,9 +15,9 @@
 // memory. Words that all read are written by the lead only in front of a tell(), load()'s or
 // publish()'s barrier, or a barrier of the block, and behind another: tell() is a barrier in front
 // of the reading and one behind it. What several add to at once (`sent_…`, by atomics, and some of
-// the lane's figures) the lead reads behind such a barrier. Threads that are not in control read `quits`, `packets`,
-// `threshold` and, where there is no stream, jobs[0] between two barriers of the block, during
-// which no control thread writes.
+// the lane's figures) the lead reads behind such a barrier. Threads that are not in control read
+// `quits`, `packets`, `threshold` and, where there is no stream, jobs[0] between two barriers of
+// the block, during which no control thread writes.
 //
 // Streams of slices. Where a device has threads enough, those of a block have three parts, so that
 // moving data and all that is done about it overlap: control threads look for the slices of a turn
