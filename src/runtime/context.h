@@ -255,8 +255,10 @@ class Context : public std::enable_shared_from_this<Context> {
   void peer_gone(int peer, const std::string& why);
   // `peer` has left with all its calls complete: it takes no data any more.
   void peer_left(int peer);
-  // Ends one invocation, if it is pending, and its key.
-  void fail_call(std::uint64_t tag, std::uint64_t n, const Result& why);
+  // Ends one invocation, if it is pending, and its key. `speakers`: the ranks of the process that
+  // says so, one of which is to be a member of the key's group; none: this process, which knows.
+  void fail_call(std::uint64_t tag, std::uint64_t n, const Result& why,
+                 const std::vector<int>& speakers = {});
 
   // ---- reports ----
   RankSnapshot snapshot();
@@ -304,6 +306,7 @@ class Context : public std::enable_shared_from_this<Context> {
     What what = kCall;
     std::uint64_t tag = 0, n = 0;  // kCall: from this use of a key on
     int peer = 0;                  // kPeer
+    std::vector<int> speakers;     // kCall, see fail_call()
     Result why;
   };
   // What is in a slot of the engine, for who has not the lock.
@@ -311,6 +314,7 @@ class Context : public std::enable_shared_from_this<Context> {
     const unjamGroup* group = nullptr;  // nullptr: nothing
     std::uint64_t tag = 0, n = 0;
   };
+  static bool heeds(const News& news, const unjamGroup& group);
   static bool concerns(const News& news, const InEngine& call);
   void tell(News news);
   // With the lock: what was told and not heard yet. Groups and keys may have failed then, and the
@@ -342,7 +346,7 @@ class Context : public std::enable_shared_from_this<Context> {
   bool forget(KeyDrop& drop, Key& key);
   void dropped();
   void release_group(unjamGroup& group);
-  void fail_record(std::uint64_t tag, std::uint64_t from, const Result& why);
+  void fail_record(const News& news);
   std::uint64_t uses_of(std::uint64_t tag) const;
   std::map<std::uint64_t, std::uint64_t> call_counts() const;
   struct Held;

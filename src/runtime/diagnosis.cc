@@ -81,9 +81,8 @@ World::Verdict World::compare(const Context& caller, std::uint64_t tag, std::uin
                               const Signature& signature, const std::vector<int>& members,
                               const std::string& what) {
   std::lock_guard lock(mutex_);
-  const auto known = disagreements_.find(tag);
-  if (known != disagreements_.end() && known->second.from <= n) {
-    return {known->second.code, known->second.text};
+  if (const Disagreement* known = disagreement({tag, n}, members)) {
+    return {known->code, known->text};
   }
   std::vector<int> others = members;
   std::erase(others, caller.rank());
@@ -139,17 +138,38 @@ bool World::left_without(int rank, const CallKey& call) const {
   return calls == left->second.calls.end() || calls->second <= call.second;
 }
 
+const World::Disagreement* World::disagreement(const CallKey& call,
+                                               const std::vector<int>& members) const {
+  const auto& [tag, n] = call;
+  for (auto known = disagreements_.lower_bound({tag, 0});
+       known != disagreements_.end() && known->first.first == tag; ++known) {
+    const int process = known->first.second;
+    const bool member = std::any_of(members.begin(), members.end(), [&](int m) {
+      return process_of_[static_cast<std::size_t>(m)] == process;
+    });
+    if (member && known->second.from <= n) return &known->second;
+  }
+  return nullptr;
+}
+
 void World::fail_here(std::uint64_t tag, std::uint64_t n, unjamResult_t code,
-                      const std::string& text) {
-  const auto known = disagreements_.find(tag);
+                      const std::string& text, int process) {
+  const std::pair<std::uint64_t, int> place{tag, process};
+  const auto known = disagreements_.find(place);
   const auto kept = [&] { return Disagreement{n, code, text.substr(0, kLongestDisagreement)}; };
   if (known != disagreements_.end()) {
     if (n < known->second.from) known->second = kept();
   } else if (disagreements_.size() < kMostDisagreements) {
-    disagreements_.emplace(tag, kept());
+    disagreements_.emplace(place, kept());
+  }
+  // A process speaks for the groups that its ranks are members of. Which group a tag is of only the
+  // members know.
+  std::vector<int> speakers;
+  for (int r = 0; r < ranks_ && process != me_; ++r) {
+    if (process_of_[static_cast<std::size_t>(r)] == process) speakers.push_back(r);
   }
   for (Context* c : contexts_) {
-    if (c != nullptr) c->fail_call(tag, n, {code, text});
+    if (c != nullptr) c->fail_call(tag, n, {code, text}, speakers);
   }
 }
 
@@ -157,7 +177,7 @@ void World::fail_everywhere(const CallKey& call, const std::vector<int>& members
                             unjamResult_t code, const std::string& text) {
   const auto& [tag, n] = call;
   announce_disagreement(announcements(members, tag), tag, n);  // for those that call later
-  fail_here(tag, n, code, text);
+  fail_here(tag, n, code, text, me_);
   FailMessage m;
   m.tag = tag;
   m.n = n;
@@ -252,7 +272,8 @@ void World::on_query(int process, const QueryMessage& query) {
                              found != Context::Found::kNotCalled,
                              found == Context::Found::kKnown ? s.text() : ""});
     }
-    const auto known = disagreements_.find(tag);
+    // What this process found out itself; of what others did they have told everybody.
+    const auto known = disagreements_.find({tag, me_});
     if (known != disagreements_.end() && known->second.code == UNJAM_ERROR_MISMATCH &&
         told.insert(tag).second) {
       answer.known.push_back({tag, known->second.from, known->second.text});
@@ -263,7 +284,7 @@ void World::on_query(int process, const QueryMessage& query) {
 
 void World::on_answer(int process, const AnswerMessage& answer) {
   for (const auto& known : answer.known) {
-    fail_here(known.tag, known.n, UNJAM_ERROR_MISMATCH, known.text);
+    fail_here(known.tag, known.n, UNJAM_ERROR_MISMATCH, known.text, process);
   }
   for (const SaidItem& s : answer.said) {
     const auto probe = probes_.find({{s.tag, s.n}, static_cast<int>(s.rank)});
@@ -370,11 +391,10 @@ void World::look_at(const OldCall& old, std::map<int, QueryMessage>& questions) 
   const CallRecord& call = old.call;
   const CallKey key{call.id.tag, call.id.n};
   const std::string what = use_text(call.signature, call.id.key, call.id.group, call.id.n);
-  if (const auto known = disagreements_.find(key.first);
-      known != disagreements_.end() && known->second.from <= key.second) {
+  if (const Disagreement* known = disagreement(key, call.members)) {
     // Ended before it was called here, and the caller has missed the hint.
-    const Disagreement verdict = known->second;
-    fail_here(key.first, key.second, verdict.code, verdict.text);
+    const Disagreement verdict = *known;
+    fail_here(key.first, key.second, verdict.code, verdict.text, me_);
     return;
   }
   const std::map<std::string, std::vector<int>> said = said_here(key, call.members);

@@ -31,12 +31,20 @@ void Context::tell(News news) {
   if (const std::unique_lock lock = look()) reap_locked();
 }
 
+// Whether a member of the group says so.
+bool Context::heeds(const News& news, const unjamGroup& group) {
+  if (news.speakers.empty()) return true;
+  return std::any_of(news.speakers.begin(), news.speakers.end(), [&](int rank) {
+    return std::find(group.members.begin(), group.members.end(), rank) != group.members.end();
+  });
+}
+
 bool Context::concerns(const News& news, const InEngine& call) {
   if (call.group == nullptr) return false;
   switch (news.what) {
     case News::kCall:
       // Later uses of the key cannot start any more; earlier ones go on.
-      return call.tag == news.tag && call.n >= news.n;
+      return call.tag == news.tag && call.n >= news.n && heeds(news, *call.group);
     case News::kPeer: {
       const std::vector<int>& members = call.group->members;
       return std::find(members.begin(), members.end(), news.peer) != members.end();
@@ -83,7 +91,8 @@ void Context::hear(const News& news) {
   switch (news.what) {
     case News::kCall: {
       const auto found = keys_.find(news.tag);
-      if (found == keys_.end()) return fail_record(news.tag, news.n, news.why);
+      if (found == keys_.end()) return fail_record(news);
+      if (!heeds(news, *found->second->group)) break;
       fail_key(*found->second, news.n, news.why);
       fail_waiting(*found->second, news.n, news.why);
       break;
@@ -176,11 +185,13 @@ void Context::fail_group(unjamGroup& group, const Result& why) {
   }
 }
 
-void Context::fail_call(std::uint64_t tag, std::uint64_t n, const Result& why) {
+void Context::fail_call(std::uint64_t tag, std::uint64_t n, const Result& why,
+                        const std::vector<int>& speakers) {
   News news;
   news.tag = tag;
   news.n = n;
   news.why = why;
+  news.speakers = speakers;
   tell(std::move(news));
 }
 

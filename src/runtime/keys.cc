@@ -412,14 +412,14 @@ void Context::release_group(unjamGroup& group) {
 }
 
 // A use of a key failed that was forgotten here.
-void Context::fail_record(std::uint64_t tag, std::uint64_t from, const Result& why) {
-  const auto found = records_.find(tag);
-  if (found == records_.end()) return;
+void Context::fail_record(const News& news) {
+  const auto found = records_.find(news.tag);
+  if (found == records_.end() || !heeds(news, *found->second.group)) return;
   KeyRecord& r = found->second;
-  if (first_error_.ok()) first_error_ = why;
-  if (r.failure != nullptr && from >= r.failure->from) return;
-  r.failure = std::make_unique<KeyRecord::Failure>(from, why);
-  if (r.uses >= from && !r.voided) failing_records_.push_back(tag);
+  if (first_error_.ok()) first_error_ = news.why;
+  if (r.failure != nullptr && news.n >= r.failure->from) return;
+  r.failure = std::make_unique<KeyRecord::Failure>(news.n, news.why);
+  if (r.uses >= news.n && !r.voided) failing_records_.push_back(news.tag);
 }
 
 // How often this rank has called a key, also one that it has forgotten.

@@ -474,7 +474,7 @@ void World::on_message(int process, const Frame& frame) {
       FailMessage m;
       if (!m.decode(frame.payload)) break;
       const bool timeout = m.code == UNJAM_ERROR_TIMEOUT;
-      fail_here(m.tag, m.n, timeout ? UNJAM_ERROR_TIMEOUT : UNJAM_ERROR_MISMATCH, m.text);
+      fail_here(m.tag, m.n, timeout ? UNJAM_ERROR_TIMEOUT : UNJAM_ERROR_MISMATCH, m.text, process);
       break;
     }
     case MessageType::kSnapshotRequest: {

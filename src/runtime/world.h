@@ -175,7 +175,11 @@ class World {
   const PendingCall* left_behind(int rank, const CallKey& call) const;
   void fail_everywhere(const CallKey& call, const std::vector<int>& members, unjamResult_t code,
                        const std::string& text);
-  void fail_here(std::uint64_t tag, std::uint64_t n, unjamResult_t code, const std::string& text);
+  // As `process` says, this one or another.
+  void fail_here(std::uint64_t tag, std::uint64_t n, unjamResult_t code, const std::string& text,
+                 int process);
+  // What ends this use of a key, as a process with members of its group says.
+  const Disagreement* disagreement(const CallKey& call, const std::vector<int>& members) const;
   // Members that have not called it, as far as is known; `unknown`: those that have not answered.
   std::vector<int> not_called(const CallKey& call, const std::vector<int>& members,
                               std::vector<int>& unknown) const;
@@ -226,7 +230,7 @@ class World {
   std::map<int, Departed> departed_;
   std::map<int, std::string> gone_;  // aborted or dead: rank -> why
   // Disagreements found, by tag. For ranks that call later.
-  std::map<std::uint64_t, Disagreement> disagreements_;
+  std::map<std::pair<std::uint64_t, int>, Disagreement> disagreements_;  // by tag and process
   std::map<CallKey, Inquiry> inquiries_;
   std::map<std::pair<CallKey, int>, Probe> probes_;  // by call and rank
   std::map<std::uint64_t, Gathering> gatherings_;

@@ -349,6 +349,8 @@ class RunningJob {
   bool ok() const { return ok_; }
   Channel& end(int r) { return ends_[r]; }
   unjamContext_t context(int r) { return contexts_[r]; }
+  unjamGroup_t honest(int r) { return groups_[r]; }
+  unjamGroup_t all(int r) { return all_[r]; }
 
   // An all-reduce that rank 2 is to take part in and never calls: questions are asked.
   void call_in_vain() {
@@ -364,7 +366,7 @@ class RunningJob {
     }
   }
   // Right results, or a failure.
-  void compute(int round) {
+  void compute(int round, const char* key = "sum") {
     constexpr std::size_t kCount = 5000;
     std::vector<std::int32_t> in[2], out[2];
     unjamRequest_t requests[2];
@@ -373,8 +375,8 @@ class RunningJob {
         in[r].push_back(static_cast<std::int32_t>(i) * (r + 1) + round);
       }
       out[r].resize(kCount);
-      UNJAM_CHECK(unjamAllReduce(groups_[r], "sum", in[r].data(), out[r].data(), kCount,
-                                 UNJAM_INT32, UNJAM_SUM, nullptr, &requests[r]));
+      UNJAM_CHECK(unjamAllReduce(groups_[r], key, in[r].data(), out[r].data(), kCount, UNJAM_INT32,
+                                 UNJAM_SUM, nullptr, &requests[r]));
     }
     for (int r = 0; r < 2; ++r)
       wait_ok(contexts_[r], requests[r], "round " + std::to_string(round));
@@ -502,6 +504,36 @@ void fuzz_the_job(std::size_t messages) {
   if (!kSanitized) {
     EXPECT_LT(resident_mb(), memory + 400);
   }
+}
+
+// Rank 2 says that uses of keys have failed; of a group without it nobody believes it.
+TEST(ControlFuzz, WhoIsNoMemberEndsNothing) {
+  RunningJob job(base_seed());
+  ASSERT_TRUE(job.ok());
+  job.compute(0);
+  std::string error;
+  for (int r = 0; r < 2; ++r) {
+    unjam::FailMessage fail;
+    unjam::AnswerMessage answer;
+    // Of a key in use, and of one that nobody has called yet.
+    for (const char* key : {"sum", "later"}) {
+      fail.tag = unjam::key_tag(*job.honest(r), key);
+      fail.n = 0, fail.code = UNJAM_ERROR_MISMATCH, fail.text = "made up";
+      ASSERT_TRUE(
+          send_raw(job.end(r).fd(), frame_bytes(number_of(MessageType::kFail), fail.encode()), {}));
+      answer.known.push_back({fail.tag, 0, "made up"});
+    }
+    ASSERT_TRUE(send_raw(job.end(r).fd(),
+                         frame_bytes(number_of(MessageType::kAnswer), answer.encode()), {}));
+    // Of the group of all, for which it may speak; heard after the others.
+    fail.tag = unjam::key_tag(*job.all(r), "vain");
+    ASSERT_TRUE(
+        send_raw(job.end(r).fd(), frame_bytes(number_of(MessageType::kFail), fail.encode()), {}));
+  }
+  job.call_in_vain();
+  job.free_vain();
+  job.compute(1);
+  job.compute(2, "later");
 }
 
 TEST(ControlFuzz, RunningJob) { fuzz_the_job(kSanitized ? 4000 : 10000); }
