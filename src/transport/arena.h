@@ -1,7 +1,8 @@
 // The layout of a rank's arena: the shared memory in which its peers write to it.
 //
-// The arena of rank R holds, for every sender S and lane L, one partition that S alone writes (and
-// R reads), and, for every receiver D and lane L, credit cells that D alone writes (and R reads).
+// The arena of rank R holds, for every other rank S and lane L, one partition that S alone writes
+// (and R reads), and, for every receiver D and lane L, credit cells that D alone writes (and R
+// reads).
 //   partition: a directory (which key owns which connector), the connectors (slot headers and
 //              guaranteed "escape" slots), and a pool of larger slots that S borrows.
 //   announcements: what members called, see announcement.h.
@@ -117,21 +118,29 @@ struct ArenaShape {
   UNJAM_HD constexpr std::uint64_t credits(std::uint32_t receiver, std::uint32_t lane) const {
     return kHeaderBytes + (std::uint64_t{receiver} * lanes + lane) * credit_bytes();
   }
-  UNJAM_HD constexpr std::uint64_t partition(std::uint32_t sender, std::uint32_t lane) const {
-    return kHeaderBytes + std::uint64_t{ranks} * lanes * credit_bytes() +
-           (std::uint64_t{sender} * lanes + lane) * partition_bytes();
+  UNJAM_HD constexpr std::uint64_t partition(std::uint32_t receiver, std::uint32_t sender,
+                                             std::uint32_t lane) const {
+    // The receiver itself has none.
+    const std::uint32_t place = sender > receiver ? sender - 1 : sender;
+    return partitions() + (std::uint64_t{place} * lanes + lane) * partition_bytes();
   }
   // On a boundary that any device's pages have.
   UNJAM_HD constexpr std::uint64_t heap() const {
     constexpr std::uint64_t kBoundary = std::uint64_t{2} << 20;
-    return (partition(ranks, 0) + kBoundary - 1) / kBoundary * kBoundary;
+    return (partitions_end() + kBoundary - 1) / kBoundary * kBoundary;
   }
   UNJAM_HD constexpr std::uint64_t total_bytes() const {
-    return heap_bytes == 0 ? partition(ranks, 0) : heap() + heap_bytes;
+    return heap_bytes == 0 ? partitions_end() : heap() + heap_bytes;
   }
 
  private:
   static constexpr std::uint64_t kHeaderBytes = 16384;
+  UNJAM_HD constexpr std::uint64_t partitions() const {
+    return kHeaderBytes + std::uint64_t{ranks} * lanes * credit_bytes();
+  }
+  UNJAM_HD constexpr std::uint64_t partitions_end() const {
+    return partitions() + std::uint64_t{ranks - 1} * lanes * partition_bytes();
+  }
   UNJAM_HD static constexpr std::uint64_t round_up(std::uint64_t n) {
     return (n + 4095) / 4096 * 4096;
   }

@@ -472,7 +472,7 @@ class LaneTransport {
     return reinterpret_cast<std::uint64_t*>(marks)[(tag >> 8) % kVoidMarks];
   }
   UNJAM_HD unsigned char* partition(std::uint32_t receiver, std::uint32_t sender) const {
-    return bases[receiver] + shape.partition(sender, lane);
+    return bases[receiver] + shape.partition(receiver, sender, lane);
   }
   UNJAM_HD std::uint32_t& longest_probe(std::uint32_t receiver, std::uint32_t sender) const {
     return reinterpret_cast<DirectoryHead*>(partition(receiver, sender))->longest_probe;

@@ -102,6 +102,25 @@ ArenaShape small_shape() {
 constexpr std::uint64_t kTag = 0xabcdef0123456789ull;
 constexpr std::uint64_t kGroup = 0x1234567890abcdefull;
 
+TEST(Arena, PartitionsLieSideBySideAndNoRankHasOneForItself) {
+  for (const std::uint32_t ranks : {1u, 2u, 3u, 8u}) {
+    ArenaShape shape;
+    shape.ranks = ranks;
+    shape.lanes = 3;
+    shape.connectors = 4;
+    for (std::uint32_t receiver = 0; receiver < ranks; ++receiver) {
+      std::uint64_t at = shape.credits(ranks, 0);  // behind all of them
+      for (std::uint32_t sender = 0; sender < ranks; ++sender) {
+        for (std::uint32_t lane = 0; sender != receiver && lane < shape.lanes; ++lane) {
+          EXPECT_EQ(shape.partition(receiver, sender, lane), at) << ranks << " ranks";
+          at += shape.partition_bytes();
+        }
+      }
+      EXPECT_EQ(at, shape.total_bytes()) << ranks << " ranks";
+    }
+  }
+}
+
 TEST(Connector, NothingIsFoundBeforeItIsAnnounced) {
   Fabric f(small_shape());
   InEndpoint in;
