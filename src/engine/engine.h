@@ -16,22 +16,24 @@
 // publish()'s barrier, or a barrier of the block, and behind another: tell() is a barrier in front
 // of the reading and one behind it. What several add to at once (`sent_…`, by atomics, and some of
 // the lane's figures) the lead reads behind such a barrier. Threads that are not in control read
-// `quits`, `packets`, `threshold` and, where there is no stream, jobs[0] between two barriers of
-// the block, during which no control thread writes.
+// `quits`, `packets`, `threshold` and, where there is no stream, `pair` and the first two jobs
+// between two barriers of the block, during which no control thread writes.
 //
 // Streams of slices. Where a device has threads enough, those of a block have three parts, so that
 // moving data and all that is done about it overlap: control threads look for the slices of a turn
 // that are ready, and hand them on, up to kStreamDepth at a time; movers move them, each going from
-// slice to slice on its own, without a barrier between; posters publish each slice when its movers
-// are through with it, in order. Movers are in groups, each with slices of its own, so that one
-// that waits for a link and one that only copies are under way together; a slice goes to the group
-// that has had less to do. Words that count slices order the three (StreamOfSlices):
-//   given    by the lead, to each group of movers; release: the job, and which slice it is. A mover
-//            that reads more than k (acquire) does its group's slice k.
-//   counted  by the lead; release: what publishing the slice takes.
-//   stored   by each mover, for each job's place; release: its loads and stores of the slice. A
-//            poster that reads as many as there are of them (acquire), and then fences, publishes
-//            behind all of them.
+// job to job on its own, without a barrier between; posters publish each slice when its movers are
+// through with it, in order. A slice has one job, or, if two primitives go together (kWithNext),
+// two. Movers are in groups, each with jobs of its own, so that one that waits for a link and one
+// that only copies are under way together; a job goes to the group that has had less to do. Words
+// that count slices or jobs order the three (StreamOfSlices):
+//   given    by the lead, to each group of movers; release: the job, and where it is. A mover that
+//            reads more than k (acquire) does its group's job k.
+//   counted  by the lead; release: what publishing the slice takes, and how many movers it has
+//            (expected).
+//   stored   by each mover, for each slice's place; release: its loads and stores of a job. A
+//            poster that reads as many as are expected (acquire), and then fences, publishes behind
+//            all of them.
 //   posted   by the posters; release: they have read all about the slice. The lead that reads more
 //            than n (acquire) may use the place of slice n again.
 //   total    by the lead: how many slices the stream has had, when it has ended; before, 0.
@@ -165,6 +167,7 @@ class Engine {
         }
       }
       dev.leaf(shared.jobs[0]);
+      if (shared.pair) dev.leaf(shared.jobs[1]);
       dev.sync();  // the whole slice is stored before it is published
       if (control) phase<&Engine::publish>(dev, rank, lane, shared);
     }
@@ -555,7 +558,7 @@ class Engine {
     if (!dev_.leads()) return;
     if (s_.loaded) {
       const std::uint32_t last = a.inv.num_primitives - 1;
-      a.passes += lag_of(last < kCachedPrimitives ? a.program[last] : a.inv.program[last]);
+      a.passes += (last < kCachedPrimitives ? a.program[last] : a.inv.program[last]).lag;
     }
     set_running(s_.slot);
     record(TraceType::kStart, &a.inv);
@@ -602,34 +605,56 @@ class Engine {
   // By the lead: goes on to the next primitive that has something to do. False: there is none.
   UNJAM_HD bool seek(ActiveContext& a) {
     for (; a.dyn.loop < a.passes; advance(a)) {
-      const std::uint32_t i = a.dyn.primitive;
-      const Primitive p = i < kCachedPrimitives ? a.program[i] : a.inv.program[i];
+      const Primitive p = primitive_at(a, a.dyn.primitive);
       s_.primitive = p;
-      if ((p.flags & kCopies) == 0) {
-        s_.chunk = chunk(a, p.part);
-      } else if (a.inv.group_size > 1) {
-        // Of the other members' chunks the first one's is a longest: all are empty if it is.
-        const std::uint32_t q = a.inv.group_rank == 0 ? 1 : 0;
-        s_.chunk = chunk(a, q);
-      } else {
-        s_.chunk = {};
+      s_.chunk = chunk_of(a, p);
+      s_.pair = false;
+      s_.primitives = 1;
+      if ((p.flags & kWithNext) != 0) {
+        s_.primitives = 2;
+        s_.second = primitive_at(a, a.dyn.primitive + 1);
+        s_.second_chunk = chunk_of(a, s_.second);
+        if (s_.chunk.length == 0) {
+          s_.primitive = s_.second;
+          s_.chunk = s_.second_chunk;
+        } else {
+          s_.pair = s_.second_chunk.length != 0;
+        }
       }
       if (s_.chunk.length != 0) return true;
     }
     return false;
   }
+  UNJAM_HD static Primitive primitive_at(const ActiveContext& a, std::uint32_t i) {
+    return i < kCachedPrimitives ? a.program[i] : a.inv.program[i];
+  }
 
-  // The chunk of a part that is s_.primitive's.
-  UNJAM_HD Range chunk(const ActiveContext& a, std::uint32_t part) const {
+  // A primitive's chunk in this pass: of copies a longest one.
+  UNJAM_HD static Range chunk_of(const ActiveContext& a, Primitive p) {
+    if ((p.flags & kCopies) == 0) return chunk(a, p, p.part);
+    if (a.inv.group_size == 1) return {};
+    // Of the other members' chunks the first one's is a longest: all are empty if it is.
+    return chunk(a, p, a.inv.group_rank == 0 ? 1 : 0);
+  }
+  // The same of a part.
+  UNJAM_HD static Range chunk(const ActiveContext& a, Primitive p, std::uint32_t part) {
     const Geometry& g = a.inv.geometry;
     const Range all = a.parts[part];
-    const std::uint32_t lag = lag_of(s_.primitive);
-    if (a.dyn.loop < lag) return {all.offset, 0};
-    return g.chunk_of(all, a.dyn.loop - lag);
+    if (a.dyn.loop < p.lag) return {all.offset, 0};
+    return g.chunk_of(all, a.dyn.loop - p.lag);
+  }
+
+  // The slice under way, by direction: a pair's first primitive sends and its second receives,
+  // any other's only one does both.
+  UNJAM_HD Primitive side(bool in) const { return in && s_.pair ? s_.second : s_.primitive; }
+  UNJAM_HD Range chunk(bool in) const { return in && s_.pair ? s_.second_chunk : s_.chunk; }
+  UNJAM_HD SliceJob& job(bool in) const { return s_.jobs[2 * s_.which + (in && s_.pair ? 1 : 0)]; }
+  UNJAM_HD std::uint16_t slice_flags() const {
+    return static_cast<std::uint16_t>(s_.primitive.flags | (s_.pair ? s_.second.flags : 0));
   }
 
   UNJAM_HD void advance(ActiveContext& a) {
-    if (++a.dyn.primitive == a.inv.num_primitives) {
+    if ((a.dyn.primitive += s_.primitives) == a.inv.num_primitives) {
       a.dyn.primitive = 0;
       ++a.dyn.loop;
     }
@@ -647,7 +672,7 @@ class Engine {
     ActiveContext& a = active();
     const std::uint32_t status = wait_ready(a);
     if (status == kMove && dev_.leads()) {
-      build_job(a);
+      build_jobs(a);
       give_to_movers(0);
       s_.packets = inline_flags(a);
     }
@@ -678,7 +703,7 @@ class Engine {
   // The two phases: poll up to the threshold, then give way.
   UNJAM_HD std::uint32_t wait_ready(ActiveContext& a) {
     dev_.delay();
-    if (s_.primitive.flags & (kFromSeveral | kToSeveral)) begin_peers(a);
+    if (slice_flags() & (kFromSeveral | kToSeveral)) begin_peers(a);
     std::uint32_t polls = 0;
     for (;;) {
       const std::uint32_t epoch = holds() && dev_.leads() ? dev_.epoch() : 0;
@@ -732,8 +757,8 @@ class Engine {
   // By the lead. Only if it is news, so that its time is that of the first wait since something
   // moved.
   UNJAM_HD void note_lack(ActiveContext& a, Lack lack) {
-    const Primitive p = s_.primitive;
     const bool room = lack == Lack::kRoom;
+    const Primitive p = side(!room);
     std::uint32_t peer = room ? p.send_peer : p.recv_peer;
     if (p.flags & (room ? kToSeveral : kFromSeveral)) {
       const bool* has = room ? s_.has_room : s_.has_come;
@@ -777,44 +802,49 @@ class Engine {
     std::uint32_t& posted = s_.stream.posted;
     // Whose place it takes; or what it may read.
     std::uint32_t before = n + 2 > kStreamDepth ? n + 2 - kStreamDepth : 0;
-    if (s_.primitive.flags & kFromOutput) before = n + 1;
+    if (slice_flags() & kFromOutput) before = n + 1;
     // (Here the block waits for itself alone.)
     while (!dev_.all(!dev_.leads() || dev_.load_block(posted) >= before)) dev_.relax(1);
     dev_.sync_control();  // what the lead has acquired, for all
-    if (s_.primitive.flags & (kFromSeveral | kToSeveral)) begin_peers(a);
+    if (slice_flags() & (kFromSeveral | kToSeveral)) begin_peers(a);
     while (look(a) != Lack::kNothing) {
       if (dev_.all(!dev_.leads() || dev_.load_block(posted) == n + 1)) return false;
       dev_.relax(1);
     }
-    if (dev_.leads()) build_job(a);
+    if (dev_.leads()) build_jobs(a);
     dev_.sync_control();
     if (dev_.leads()) give_to_movers(n + 1);
     return true;
   }
 
-  // By the lead: slice n, which job() describes, is for the group of movers that has had less.
+  // By the lead: each job of slice n is for the group of movers that has had less.
   UNJAM_HD void give_to_movers(std::uint32_t n) {
     if constexpr (Dev::kStreams) {
       StreamOfSlices& stream = s_.stream;
-      std::uint32_t group = 0;
-      for (std::uint32_t g = 1; g < dev_.groups(); ++g) {
-        if (stream.cost[g] < stream.cost[group]) group = g;
+      const std::uint32_t place = n % kStreamDepth;
+      for (std::uint32_t in = 0; in < (s_.pair ? 2u : 1u); ++in) {
+        std::uint32_t group = 0;
+        for (std::uint32_t g = 1; g < dev_.groups(); ++g) {
+          if (stream.cost[g] < stream.cost[group]) group = g;
+        }
+        stream.cost[group] += cost_of(in != 0);
+        const std::uint32_t k = stream.given[group];
+        stream.turns[group][k % (2 * kStreamDepth)] = 2 * place + in;
+        stream.expected[place] += dev_.movers();
+        dev_.store_block(stream.given[group], k + 1);
       }
-      stream.cost[group] += cost_of(job());
-      const std::uint32_t k = stream.given[group];
-      stream.turns[group][k % kStreamDepth] = n;
-      dev_.store_block(stream.given[group], k + 1);
     }
   }
   // How long a slice takes the movers, in no unit: what it loads, and what it stores, which takes
   // five times as long where it goes through a link. (4 H200s, leaves alone, 64 KiB: scattering 3
   // slices 69 cycles, reducing 4 and sending the result to 3 peers 70, collecting 3 25, reducing 4
   // for oneself 22, in thousands.)
-  UNJAM_HD std::uint64_t cost_of(const SliceJob& job) const {
+  UNJAM_HD std::uint64_t cost_of(bool in) const {
     constexpr std::uint32_t kLink = 5;
+    const SliceJob& job = this->job(in);
     if (job.copies) {
-      const bool scatters = (s_.primitive.flags & kScatter) != 0;
-      return s_.chunk.length * (job.num_src - 1) * (scatters ? 1 + kLink : 2);
+      const bool scatters = (side(in).flags & kScatter) != 0;
+      return chunk(in).length * (job.num_src - 1) * (scatters ? 1 + kLink : 2);
     }
     return job.elems * (job.num_src + kLink * job.num_dst + (job.dst_user != nullptr ? 1 : 0));
   }
@@ -829,11 +859,11 @@ class Engine {
         if (dev.load_block(stream.total) != 0 && dev.load_block(stream.given[g]) <= k) return;
         dev.relax(1);
       }
-      // Overwritten when the group is given number k + kStreamDepth, which takes this slice's
-      // place, or a later one's.
-      const std::uint32_t n = stream.turns[g][k % kStreamDepth];
-      dev.leaf(shared.jobs[n % kStreamDepth]);
-      dev.stored(stream.stored[n % kStreamDepth]);
+      // Overwritten when the group is given number k + 2 * kStreamDepth, which is of a slice that
+      // takes this one's place, or a later one's.
+      const std::uint32_t j = stream.turns[g][k % (2 * kStreamDepth)];
+      dev.leaf(shared.jobs[j]);
+      dev.stored(stream.stored[j / 2]);
     }
   }
 
@@ -847,7 +877,8 @@ class Engine {
         dev.relax(1);
       }
       const std::uint32_t place = n % kStreamDepth;
-      const std::uint32_t all = dev.movers() * (n / kStreamDepth + 1);
+      // (Written before the slice was counted, and next when this one is posted.)
+      const std::uint32_t all = stream.expected[place];
       while (dev.load_block(stream.stored[place]) != all) dev.relax(1);
       post_slice(dev, shared, place);
       dev.sync_posters();
@@ -865,7 +896,7 @@ class Engine {
 
   // What the slice lacks. Changes nothing that outlives the wait.
   UNJAM_HD Lack look(ActiveContext& a) {
-    const std::uint16_t flags = s_.primitive.flags;
+    const std::uint16_t flags = slice_flags();
     if (dev_.leads()) s_.elems = static_cast<std::uint32_t>(s_.chunk.length - a.dyn.done);
     if (flags & kRecv) {
       if (!dev_.all(!dev_.leads() || slice_there(a))) return Lack::kData;
@@ -1008,7 +1039,7 @@ class Engine {
   UNJAM_HD bool room_there(ActiveContext& a) {
     const SendGrant g = room(a, s_.primitive.send_peer, s_.elems);
     if (g.capacity == 0) return false;
-    job().dst_slot[0] = g.data;
+    job(false).dst_slot[0] = g.data;
     s_.location[0] = g.location;
     const std::uint32_t elems = g.capacity / dtype_bytes(a.inv.geometry.dtype);
     if (elems < s_.elems && !inline_flags(a)) s_.elems = elems;
@@ -1036,41 +1067,41 @@ class Engine {
     return a.members[q];
   }
 
-  UNJAM_HD SliceJob& job() const { return s_.jobs[s_.which]; }
-
-  UNJAM_HD bool takes_part(const ActiveContext& a, std::uint32_t q) const {
-    if (s_.primitive.flags & kCopies) return job().copy_elems[q] != 0;
-    return q != a.inv.group_rank;
+  UNJAM_HD bool takes_part(const ActiveContext& a, Part part) const {
+    if (side(part.in).flags & kCopies) return job(part.in).copy_elems[part.q] != 0;
+    return part.q != a.inv.group_rank;
   }
-  // Elements of the slice from or to member q.
-  UNJAM_HD std::uint32_t elems_of(std::uint32_t q) const {
-    if (s_.primitive.flags & kCopies) return job().copy_elems[q];
-    return static_cast<std::uint32_t>(s_.chunk.length);
+  // Elements of the slice from or to a member.
+  UNJAM_HD std::uint32_t elems_of(Part part) const {
+    if (side(part.in).flags & kCopies) return job(part.in).copy_elems[part.q];
+    return static_cast<std::uint32_t>(chunk(part.in).length);
   }
-  // Member q's place in dst_slot. A combine's result goes to all of num_dst places, without a gap
-  // at this rank's own; copies are at their members' places.
+  // Member q's place in dst_slot, of what is sent. A combine's result goes to all of num_dst
+  // places, without a gap at this rank's own; copies are at their members' places.
   UNJAM_HD std::uint32_t place_of(const ActiveContext& a, std::uint32_t q) const {
     return (s_.primitive.flags & kCopies) == 0 && q > a.inv.group_rank ? q - 1 : q;
   }
 
   UNJAM_HD void begin_peers(const ActiveContext& a) {
-    const std::uint16_t flags = s_.primitive.flags;
     for (std::uint32_t i = dev_.first(); i < 2 * a.inv.group_size; i += dev_.stride()) {
       const Part part = part_of(a, i);
+      const std::uint16_t flags = side(part.in).flags;
       const bool wanted = (flags & (part.in ? kFromSeveral : kToSeveral)) != 0;
-      if (wanted && (flags & kCopies) != 0) place_copy(a, part.q);
-      has(part) = !wanted || !takes_part(a, part.q);
+      if (wanted && (flags & kCopies) != 0) place_copy(a, part);
+      has(part) = !wanted || !takes_part(a, part);
     }
   }
 
-  // The user's side of the copy for member q.
-  UNJAM_HD void place_copy(const ActiveContext& a, std::uint32_t q) {
-    SliceJob& job = this->job();
-    const Range c = chunk(a, q);
+  // The user's side of the copy for a member.
+  UNJAM_HD void place_copy(const ActiveContext& a, Part part) {
+    const std::uint32_t q = part.q;
+    const Primitive p = side(part.in);
+    SliceJob& job = this->job(part.in);
+    const Range c = chunk(a, p, q);
     job.copy_elems[q] =
         q == a.inv.group_rank ? std::uint32_t{0} : static_cast<std::uint32_t>(c.length);
-    if (s_.primitive.flags & kScatter) {
-      job.src[q] = local_at(a.inv, c.offset);
+    if (p.flags & kScatter) {
+      job.src[q] = local_at(a.inv, p, c.offset);
     } else {
       job.dst_slot[q] = nullptr;
       job.dst_copy[q] = output_at(a.inv, c.offset);
@@ -1092,7 +1123,7 @@ class Engine {
     LaneTransport& t = s_.transport;
     if (inline_flags(a) && part.in) {
       RecvView view;
-      if (!arrived(a, q, elems_of(q), view)) return false;
+      if (!arrived(a, q, elems_of(part), view)) return false;
       return note_slice(q, view.data);
     }
     const Wire& wire = part.in ? a.ins[q] : a.outs[q];
@@ -1113,13 +1144,13 @@ class Engine {
       }
       return call<&Engine::comes_elsewhere>(q);
     }
-    const SendGrant g = room(a, q, elems_of(q), found);
+    const SendGrant g = room(a, q, elems_of(part), found);
     if (g.capacity == 0) return false;
-    if (!inline_flags(a) && g.capacity < elems_of(q) * dtype_bytes(a.inv.geometry.dtype)) {
+    if (!inline_flags(a) && g.capacity < elems_of(part) * dtype_bytes(a.inv.geometry.dtype)) {
       return false;
     }
     const std::uint32_t at = place_of(a, q);
-    job().dst_slot[at] = g.data;
+    job(false).dst_slot[at] = g.data;
     s_.location[at] = g.location;
     return s_.has_room[q] = true;
   }
@@ -1135,7 +1166,7 @@ class Engine {
     return s_.transport.poll(member(a, q), in, a.inv.seed, view) && note_slice(q, view.data);
   }
   UNJAM_HD bool note_slice(std::uint32_t q, const unsigned char* data) {
-    job().src[q] = data;
+    job(true).src[q] = data;
     return s_.has_come[q] = true;
   }
 
@@ -1147,19 +1178,23 @@ class Engine {
     return static_cast<unsigned char*>(inv.output) +
            (offset - g.output_shift(inv.group_rank)) * dtype_bytes(g.dtype);
   }
-  UNJAM_HD const void* local_at(const Invocation& inv, std::uint64_t offset) const {
+  UNJAM_HD const void* local_at(const Invocation& inv, Primitive p, std::uint64_t offset) const {
     const Geometry& g = inv.geometry;
-    if (s_.primitive.flags & kFromOutput) return output_at(inv, offset);
+    if (p.flags & kFromOutput) return output_at(inv, offset);
     return static_cast<const unsigned char*>(inv.input) +
            (offset - g.input_shift(inv.group_rank)) * dtype_bytes(g.dtype);
   }
 
-  // By the lead: all of the job that the waits have not filled in.
-  UNJAM_HD void build_job(const ActiveContext& a) {
+  // By the lead: all of the slice's jobs that the waits have not filled in.
+  UNJAM_HD void build_jobs(const ActiveContext& a) {
+    for (std::uint32_t in = 0; in < (s_.pair ? 2u : 1u); ++in) build_job(a, in != 0);
+  }
+  UNJAM_HD void build_job(const ActiveContext& a, bool in) {
     const Invocation& inv = a.inv;
     const Geometry& g = inv.geometry;
-    const std::uint16_t flags = s_.primitive.flags;
-    SliceJob& job = this->job();
+    const Primitive p = side(in);
+    const std::uint16_t flags = p.flags;
+    SliceJob& job = this->job(in);
     job.copies = (flags & kCopies) != 0;
     job.dtype = g.dtype;
     job.op = inv.op;
@@ -1168,10 +1203,10 @@ class Engine {
       if (inv.protocol == Protocol::kPacket) {
         // (Packets do not lag: the pass is the chunk. What only sends makes the first hop, and
         // nothing received is looked at.)
-        const std::uint32_t hop = hop_received(s_.primitive);
+        const std::uint32_t hop = hop_received(p);
         job.flag = job.sent_flag = packet_flag(inv.seed, a.dyn.loop, hop);
-        if (hop_sent(s_.primitive) != hop && (flags & (kSend | kToSeveral)) != 0) {
-          job.sent_flag = packet_flag(inv.seed, a.dyn.loop, hop_sent(s_.primitive));
+        if (hop_sent(p) != hop && (flags & (kSend | kToSeveral)) != 0) {
+          job.sent_flag = packet_flag(inv.seed, a.dyn.loop, hop_sent(p));
         }
       }
     }
@@ -1183,9 +1218,9 @@ class Engine {
       job.dst_user = nullptr;
       return;
     }
-    const std::uint64_t offset = s_.chunk.offset + a.dyn.done;
-    const void* local = local_at(inv, offset);
-    job.elems = s_.elems;
+    const std::uint64_t offset = chunk(in).offset + a.dyn.done;
+    const void* local = local_at(inv, p, offset);
+    job.elems = s_.pair ? static_cast<std::uint32_t>(chunk(in).length) : s_.elems;
     job.dst_user = flags & kCopy ? output_at(inv, offset) : nullptr;
     job.num_dst = flags & kSendAll ? static_cast<std::uint16_t>(inv.group_size - 1)
                                    : static_cast<std::uint16_t>((flags & kSend) != 0);
@@ -1219,25 +1254,24 @@ class Engine {
     return s_.elems * dtype_bytes(a.inv.geometry.dtype);
   }
 
-  // Counts the slice that job() describes at its connectors, writes what peers are to read about
+  // Counts the slice that is described at its connectors, writes what peers are to read about
   // it, and down what publishing it takes. In front of move_on().
   UNJAM_HD void count_slice(ActiveContext& a) {
     const Primitive p = s_.primitive;
     Posting* postings = s_.postings[s_.which];
     std::uint32_t several = 0;
-    if (p.flags & (kToSeveral | kFromSeveral)) {
+    if (slice_flags() & (kToSeveral | kFromSeveral)) {
       several = 2 * a.inv.group_size;
       for (std::uint32_t i = dev_.first(); i < several; i += dev_.stride()) {
         const Part part = part_of(a, i);
         Posting& w = postings[i];
         w.what = Posting::kNothing;
-        if ((p.flags & (part.in ? kFromSeveral : kToSeveral)) == 0 || !takes_part(a, part.q)) {
-          continue;
-        }
+        const bool wanted = (side(part.in).flags & (part.in ? kFromSeveral : kToSeveral)) != 0;
+        if (!wanted || !takes_part(a, part)) continue;
         if (part.in) {
           count_in(a, part.q, w);
         } else {
-          count_out(a, part.q, place_of(a, part.q), elems_of(part.q), w);
+          count_out(a, part.q, place_of(a, part.q), elems_of(part), w);
         }
       }
     }
@@ -1320,7 +1354,7 @@ class Engine {
     a.dirty = 1;
     s_.moved = true;
     --s_.quantum;
-    const std::uint16_t flags = s_.primitive.flags;
+    const std::uint16_t flags = slice_flags();
     if (flags & (kRecv | kFromSeveral)) {
       count(lane_.stats.received);
       s_.heard = true;
@@ -1329,7 +1363,7 @@ class Engine {
       s_.threshold = dev_.threshold(s_.policy.after_success(s_.threshold));
     }
     if ((flags & kRecv) && (a.dyn.taken += slice_bytes(a)) == s_.view.bytes) a.dyn.taken = 0;
-    if ((flags & kCopies) == 0) {
+    if ((flags & kCopies) == 0 && !s_.pair) {  // the others' slices are their chunks
       a.dyn.done += s_.elems;
       if (a.dyn.done != s_.chunk.length) return;
       a.dyn.done = 0;

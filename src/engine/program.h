@@ -50,7 +50,11 @@ enum PrimitiveFlags : std::uint16_t {
   // The counterpart: receives from every other member q the slice of part q, into the output.
   // recv_peer is kNoPeer; `part` is not looked at.
   kCollect = 1 << 11,
-  // (Bits 12 to 14 are the lag and kSecondHop, see below.)
+  // Goes together with the next primitive, see below.
+  kWithNext = 1 << 12,
+  // Packets: what the primitive receives was sent by one that had received itself, of the same
+  // chunk. Such packets carry another flag, see packet_flag().
+  kSecondHop = 1 << 14,
   // Whoever is sent the result stores it, unchanged, at the same place of its output. So it may be
   // put there at once if that rank invites to (see connector.h).
   kIntoOutput = 1 << 15,
@@ -58,27 +62,23 @@ enum PrimitiveFlags : std::uint16_t {
 
 // A primitive that lags works, in pass l, on chunk l - lag; a program with lags makes as many
 // passes more. So a chunk's hops lie passes apart, and what a hop waits for was sent that long ago
-// (software pipelining). Lags do not fall from one primitive to the next. There are lags of 0, 1, 2
-// and 4.
-inline constexpr int kLagShift = 12;
-UNJAM_HD constexpr std::uint16_t lag_flags(std::uint32_t lag) {
-  return static_cast<std::uint16_t>((lag == 4 ? 3 : lag) << kLagShift);
-}
+// (software pipelining). A program's last primitive lags as much as any.
+inline constexpr std::uint32_t kMostLag = 15;
 
-// Packets: what the primitive receives was sent by one that had received itself, of the same chunk.
-// Such packets carry another flag, see packet_flag().
-inline constexpr std::uint16_t kSecondHop = 1 << 14;
+// Two primitives that go together (kWithNext) are one slice: what both wait for is looked for at
+// once, they move at the same time, and what they have done is published at once. The first only
+// sends and the second only receives, both with several peers, and the second lags behind by at
+// least a pass, so that it wants nothing that peers send in the same slice. In a pass in which one
+// has no chunk the other goes alone.
 
 struct Primitive {
-  std::uint16_t flags = 0;            // PrimitiveFlags, and the lag above them
+  std::uint16_t flags = 0;            // PrimitiveFlags
   std::uint16_t recv_peer = kNoPeer;  // group rank
   std::uint16_t send_peer = kNoPeer;  // group rank
-  std::uint16_t part = 0;             // which part of the data, see geometry.h
+  std::uint16_t part : 12 = 0;        // which part of the data, see geometry.h
+  std::uint16_t lag : 4 = 0;
 };
-UNJAM_HD constexpr std::uint32_t lag_of(Primitive p) {
-  const std::uint32_t lag = static_cast<std::uint32_t>(p.flags) >> kLagShift & 3;
-  return lag == 3 ? 4 : lag;
-}
+static_assert(kMaxGroupRanks <= 1 << 12, "a part fits");
 // Which hop of its chunk a packet makes: one that the primitive receives, and one that it sends.
 UNJAM_HD constexpr std::uint32_t hop_received(Primitive p) {
   return (p.flags & kSecondHop) != 0 ? 1 : 0;

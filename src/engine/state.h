@@ -118,11 +118,14 @@ struct StreamOfSlices {
   std::uint32_t counted = 0;
   std::uint32_t posted = 0;
   std::uint32_t total = 0;
+  // By the slice's place: by how many movers jobs were done there, of this slice and all before in
+  // its place, and how many that is to be.
   std::uint32_t stored[kStreamDepth] = {};
-  // By group of movers: how many slices it was given, the numbers of the latest, and what all of
-  // them cost (see Engine::cost_of()).
+  std::uint32_t expected[kStreamDepth] = {};
+  // By group of movers: how many jobs it was given, which (the places of the latest), and what all
+  // of them cost (see Engine::cost_of()).
   std::uint32_t given[kMoverGroups] = {};
-  std::uint32_t turns[kMoverGroups][kStreamDepth] = {};
+  std::uint32_t turns[kMoverGroups][2 * kStreamDepth] = {};
   std::uint64_t cost[kMoverGroups] = {};
 };
 
@@ -141,7 +144,8 @@ struct Posting {
 // Shared by the threads of a block while its engine runs: fast memory, lost with the block. Who may
 // touch what, and when: see "The block" in engine.h.
 struct BlockShared {
-  SliceJob jobs[kStreamDepth];  // jobs[0], or a stream's, by number
+  // Of a slice, or a stream's slices by number: two each, the second for slices that have two.
+  SliceJob jobs[2 * kStreamDepth];
   StreamOfSlices stream;
   ActiveContext active[kActiveContexts];
   // Copies of what is constant, so that no look at a peer begins in slow memory.
@@ -154,15 +158,18 @@ struct BlockShared {
   // ---- read by all control threads ----
   std::uint32_t told = 0;                                   // see Engine::tell
   bool quits = false;                                       // the block leaves
-  std::uint32_t which = 0;                                  // the job that is filled in
-  Posting postings[kStreamDepth][2 * kMaxDirectRanks + 2];  // by job
+  std::uint32_t which = 0;                                  // the place of the slice being made
+  Posting postings[kStreamDepth][2 * kMaxDirectRanks + 2];  // by place
   std::uint32_t num_postings[kStreamDepth] = {};
   bool packets = false;  // jobs[0] is of packets with flags inside
   bool in_turn = false;  // `slot` has its turn
   std::uint16_t slot = kNoSlot;
   std::uint32_t threshold = 0;
-  Primitive primitive;      // of the slice under way
-  Range chunk;              // its chunk (of kScatter, kCollect: a longest one)
+  Primitive primitive;  // of the slice under way
+  Range chunk;          // its chunk (of kScatter, kCollect: a longest one)
+  bool pair = false;    // another primitive is in the slice, which does its receiving
+  Primitive second;     // that one
+  Range second_chunk;
   std::uint32_t elems = 0;  // its length; of slices with several peers: of each
   // By group rank: whose slice, or room, the slice with several peers does not wait for (any more).
   bool has_come[kMaxDirectRanks] = {};
@@ -184,10 +191,11 @@ struct BlockShared {
   bool heard = false;         // the pass has moved something that came from a peer
   bool wants_room = false;    // some invocation waits for room only
   bool pass_begun = false;
-  bool ran = false;           // the pass has given somebody a turn
-  bool quantum_over = false;  // the pass has ended a turn that could have gone on
-  bool ended = false;         // nothing is left of the invocation that has its turn
-  bool loaded = false;        // its context was not there
+  bool ran = false;              // the pass has given somebody a turn
+  bool quantum_over = false;     // the pass has ended a turn that could have gone on
+  bool ended = false;            // nothing is left of the invocation that has its turn
+  bool loaded = false;           // its context was not there
+  std::uint32_t primitives = 1;  // of the program, that the slice under way stands for
   std::uint64_t started_ns = 0;
   RecvView view;  // of the slice from one peer
 };

@@ -62,7 +62,7 @@ std::uint64_t count_steps(const LaneRun& run, const LaneClass& c, std::uint64_t 
 std::uint32_t longest_lag(const std::vector<Plan>& plans) {
   std::uint32_t lag = 0;
   for (const Plan& plan : plans) {
-    for (const Primitive& p : plan.primitives) lag = std::max(lag, lag_of(p));
+    for (const Primitive& p : plan.primitives) lag = std::max<std::uint32_t>(lag, p.lag);
   }
   return lag;
 }

@@ -54,7 +54,8 @@ std::string primitive_json(const Primitive& p) {
   std::string json = "{\"text\": " + quoted(describe(p));
   json += field("op", quoted(primitive_name(p)));
   json += field("part", p.part);
-  json += field("lag", lag_of(p));
+  json += field("lag", p.lag);
+  json += field("with_next", (p.flags & kWithNext) != 0 ? "true" : "false");
   json += field("recv_peer", (p.flags & kRecv) != 0 ? std::to_string(p.recv_peer) : "null");
   json += field("send_peer", (p.flags & kSend) != 0 ? std::to_string(p.send_peer) : "null");
   json += field("contribute", (p.flags & kContribute) != 0 ? "true" : "false");

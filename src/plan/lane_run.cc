@@ -38,7 +38,7 @@ LaneRun::LaneRun(const PlanRequest& request, const std::vector<Plan>& plans, std
   }
   for (int r = 0; r < request.ranks; ++r) {
     const std::vector<Primitive>& program = plans[index(r)].primitives;
-    if (!program.empty()) ranks_[index(r)].lag = lag_of(program.back());
+    if (!program.empty()) ranks_[index(r)].lag = program.back().lag;
   }
 }
 
@@ -139,47 +139,66 @@ bool LaneRun::advance(int rank) {
       if (!finish_loop(rank)) return false;
       continue;
     }
-    const Primitive& p = program[self.primitive];
-    const std::uint32_t lag = lag_of(p);
-    if (self.pass < lag || self.pass - lag >= loops_.size()) {  // there is no such chunk
-      ++self.primitive;
-      continue;
+    // What it waited for may have been the second of two that go together.
+    if (self.primitive > 0 && (program[self.primitive - 1].flags & kWithNext) != 0) {
+      --self.primitive;
     }
-    self.loop = self.pass - lag;
-    const std::uint64_t length = work_length(rank, p, loops_[self.loop].number);
-    const std::uint64_t begin = self.slice * slice_elements_;
-    if (begin >= length) {  // all slices are done, or the chunk is empty
-      ++self.primitive;
+    const Primitive& p = program[self.primitive];
+    // (What goes together moves one slice a peer, and here one after the other, once both can.)
+    const bool together = (p.flags & kWithNext) != 0;
+    const std::uint64_t length = slice_length(rank, p);
+    const std::uint64_t next = together ? slice_length(rank, program[self.primitive + 1]) : 0;
+    if (length == 0 && next == 0) {  // all slices are done, or the chunk is empty
+      self.primitive += together ? 2 : 1;
       self.slice = 0;
       continue;
     }
-    switch (step(rank, p, std::min(slice_elements_, length - begin))) {
-      case Step::kMoved:
-        ++self.slice;
-        break;
-      case Step::kBlocked:
-        return true;
-      case Step::kFailed:
-        return false;
-    }
+    const std::uint32_t first = self.primitive;
+    Step step = ready(rank, first, length);
+    if (step == Step::kMoved && next != 0) step = ready(rank, first + 1, next);
+    if (step == Step::kMoved) ++self.time;
+    if (step == Step::kMoved && length != 0) step = move(rank, first, length);
+    if (step == Step::kMoved && next != 0) step = move(rank, first + 1, next);
+    if (step == Step::kFailed) return false;
+    if (step == Step::kBlocked) return true;
+    self.primitive = first;
+    ++self.slice;
   }
   return true;
 }
 
-// One slice of one primitive (with several peers: of each): all of it, or nothing if it must wait.
-LaneRun::Step LaneRun::step(int rank, const Primitive& p, std::uint64_t length) {
+// Of the primitive's chunk in this pass, how much its next slice has: 0 if there is none.
+std::uint64_t LaneRun::slice_length(int rank, const Primitive& p) const {
+  const Rank& self = ranks_[index(rank)];
+  if (self.pass < p.lag || self.pass - p.lag >= loops_.size()) return 0;  // there is no such chunk
+  const std::uint64_t length = work_length(rank, p, loops_[self.pass - p.lag].number);
+  const std::uint64_t begin = self.slice * slice_elements_;
+  return begin >= length ? 0 : std::min(slice_elements_, length - begin);
+}
+
+// Makes a primitive the one that the rank is at.
+const Primitive& LaneRun::enter(int rank, std::uint32_t primitive) {
+  Rank& self = ranks_[index(rank)];
+  const Primitive& p = plans_[index(rank)].primitives[primitive];
+  self.primitive = primitive;
+  self.loop = self.pass - p.lag;
+  return p;
+}
+
+// Whether one slice of a primitive (with several peers: of each) can move: all of it, or nothing.
+LaneRun::Step LaneRun::ready(int rank, std::uint32_t primitive, std::uint64_t length) {
+  if (length == 0) return Step::kMoved;
+  const Primitive& p = enter(rank, primitive);
   Rank& self = ranks_[index(rank)];
   self.waiting_on = -1;
   const Peers from_peers = sources(p), to_peers = targets(p);
-
-  std::uint64_t time = self.time;
   for (int from = from_peers.first; from <= from_peers.last; ++from) {
     const std::uint64_t expected = length_from(rank, p, from, length);
     if (expected == 0) continue;
     const Message* m = front(from, rank);
     if (m == nullptr) return Step::kBlocked;
     if (!fits(rank, p, *m, from, expected)) return Step::kFailed;
-    time = std::max(time, m->time);
+    self.time = std::max(self.time, m->time);
   }
   for (int to = to_peers.first; to <= to_peers.last; ++to) {
     if (length_to(rank, p, to, length) == 0) continue;
@@ -189,9 +208,16 @@ LaneRun::Step LaneRun::step(int rank, const Primitive& p, std::uint64_t length) 
       self.waiting_to_send = true;
       return Step::kBlocked;
     }
-    time = std::max(time, c.slots[c.posted % capacity_].time);
+    self.time = std::max(self.time, c.slots[c.posted % capacity_].time);
   }
-  self.time = ++time;
+  return Step::kMoved;
+}
+
+LaneRun::Step LaneRun::move(int rank, std::uint32_t primitive, std::uint64_t length) {
+  const Primitive& p = enter(rank, primitive);
+  Rank& self = ranks_[index(rank)];
+  const Peers from_peers = sources(p), to_peers = targets(p);
+  const std::uint64_t time = self.time;
 
   ValueId value = kNoValue;
   if (values_ != nullptr) {

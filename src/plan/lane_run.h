@@ -87,7 +87,11 @@ class LaneRun {
   const Message* front(int from, int to);
   void wake(int rank);
   bool advance(int rank);
-  Step step(int rank, const Primitive& p, std::uint64_t length);
+  std::uint64_t slice_length(int rank, const Primitive& p) const;
+  const Primitive& enter(int rank, std::uint32_t primitive);
+  Step ready(int rank, std::uint32_t primitive, std::uint64_t length);
+  // A slice that is ready.
+  Step move(int rank, std::uint32_t primitive, std::uint64_t length);
   void note_alike(int rank, const Primitive& p, const Connector& c);
   bool fits(int rank, const Primitive& p, const Message& m, int from, std::uint64_t length);
   ValueId evaluate(int rank, const Primitive& p, std::size_t cell);

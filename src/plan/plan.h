@@ -30,6 +30,7 @@ struct PlanLimits {
   Device device = Device::kHost;           // of all ranks
   std::uint32_t borrow_slot_bytes = 0;     // payload of a larger slot; 0: there are none
   bool overlap = false;                    // hops of a chunk lie passes apart, where slots suffice
+  bool together = false;                   // and slices to and from several peers are one
 };
 
 struct Plan {

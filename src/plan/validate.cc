@@ -71,7 +71,7 @@ std::string geometry_error(const PlanRequest& request, const Plan& plan, std::ui
 
 std::string flags_error(const PlanRequest& request, int rank, const Plan& plan, const Primitive& p,
                         std::uint32_t slot_bytes) {
-  const unsigned f = p.flags & ((1u << kLagShift) - 1);
+  const unsigned f = p.flags & (kWithNext - 1u);
   const bool second = (p.flags & kSecondHop) != 0;
   const auto has = [f](unsigned flag) { return (f & flag) != 0; };
   if (second && plan.protocol != Protocol::kPacket) return "only packets have hops";
@@ -79,7 +79,7 @@ std::string flags_error(const PlanRequest& request, int rank, const Plan& plan, 
   if (plan.protocol == Protocol::kPacket && has(kSend | kSendAll | kScatter) && hop_sent(p) > 1) {
     return "packets make two hops at most";
   }
-  if (lag_of(p) != 0 && plan.protocol == Protocol::kPacket) return "packets do not lag";
+  if (p.lag != 0 && plan.protocol == Protocol::kPacket) return "packets do not lag";
   if ((p.flags & kIntoOutput) != 0) {
     if (plan.protocol == Protocol::kPacket) return "packets do not go straight into an output";
     if (!has(kSend | kSendAll)) return "it sends nothing that could go into an output";
@@ -156,6 +156,25 @@ std::string flags_error(const PlanRequest& request, int rank, const Plan& plan, 
   return "";
 }
 
+// Of a primitive that goes together with the next one.
+std::string pair_error(const Plan& plan, std::size_t i) {
+  constexpr unsigned kReceives = kRecv | kGather | kCollect, kSends = kSend | kSendAll | kScatter;
+  const Primitive& p = plan.primitives[i];
+  if ((p.flags & kWithNext) == 0) return "";
+  if (plan.protocol == Protocol::kPacket) return "packets go alone";
+  if (i + 1 == plan.primitives.size()) return "there is none after it that it could go with";
+  const Primitive& next = plan.primitives[i + 1];
+  if ((p.flags & (kSendAll | kScatter)) == 0 || (p.flags & (kReceives | kFromOutput)) != 0) {
+    return "it goes with the next one, so it is to send the input to several, and nothing else";
+  }
+  if ((next.flags & (kGather | kCollect)) == 0 || (next.flags & kSends) != 0 ||
+      (next.flags & kWithNext) != 0) {
+    return "the next one, which it goes with, is to receive from several, and nothing else";
+  }
+  if (next.lag <= p.lag) return "the next one, which it goes with, is to lag behind it";
+  return "";
+}
+
 }  // namespace
 
 std::uint64_t slice_elements(const Plan& plan, std::uint32_t slot_bytes) {
@@ -218,9 +237,11 @@ std::string validate_plans(const PlanRequest& request, const std::vector<Plan>& 
     for (std::size_t i = 0; i < plan.primitives.size(); ++i) {
       const std::string text = flags_error(request, r, plan, plan.primitives[i], slot_bytes);
       if (!text.empty()) return primitive_text(r, i, plan.primitives[i]) + ": " + text;
-      if (i > 0 && lag_of(plan.primitives[i]) < lag_of(plan.primitives[i - 1])) {
-        return primitive_text(r, i, plan.primitives[i]) + ": it lags less than the one before";
+      if (plan.primitives[i].lag > plan.primitives.back().lag) {
+        return primitive_text(r, i, plan.primitives[i]) + ": it lags more than the last one";
       }
+      const std::string together = pair_error(plan, i);
+      if (!together.empty()) return primitive_text(r, i, plan.primitives[i]) + ": " + together;
     }
   }
   return "";

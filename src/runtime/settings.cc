@@ -86,9 +86,10 @@ const std::vector<Variable>& variables() {
        "-1: by the selector's table; 0: ring; 1: direct; 2: mesh; 3: pairwise; 4: two-shot. A kind "
        "that it does not serve uses ring or pairwise.",
        true},
-      {"UNJAM_OVERLAP", &Settings::overlap, 0, 1, nullptr,
+      {"UNJAM_OVERLAP", &Settings::overlap, 0, 2, nullptr,
        "Whether mesh plans work on several chunks at a time, where the guaranteed slots suffice (4 "
-       "for an all-reduce): hides the links' latency. On CUDA 1 unless said.",
+       "for an all-reduce): hides the links' latency. 2: and send one while they receive another, "
+       "as one slice. On CUDA 1 unless said.",
        true},
       {"UNJAM_DELAY_SEED", &Settings::delay_seed, 0, INT64_MAX, nullptr,
        "Fault injection: seed of random delays at every wait of the engine; 0: none.", false},

@@ -308,6 +308,7 @@ Result Context::submit_locked(std::unique_lock<std::mutex>& lock, unjamGroup& gr
     limits.device = static_cast<Device>(settings_.device);
     limits.borrow_slot_bytes = world_->shape().borrow_slot_bytes;
     limits.overlap = settings_.overlap != 0;
+    limits.together = settings_.overlap == 2;
     std::optional<Algorithm> algorithm;
     if (settings_.algorithm >= 0) algorithm = static_cast<Algorithm>(settings_.algorithm);
     std::string error;
@@ -448,7 +449,7 @@ Invocation Context::make_invocation(const Submitted& s, std::uint16_t slot) cons
   seed = hash_combine(seed, signature.hash());
   seed = hash_combine(seed, static_cast<std::uint64_t>(plan.algorithm) << 8 |
                                 static_cast<std::uint64_t>(plan.protocol) |
-                                static_cast<std::uint64_t>(settings_.overlap != 0) << 16);
+                                static_cast<std::uint64_t>(settings_.overlap) << 16);
   seed =
       hash_combine(seed, std::uint64_t{plan.geometry.chunk} << 32 |
                              std::uint64_t{plan.geometry.lanes} << 16 | plan.geometry.first_lane);

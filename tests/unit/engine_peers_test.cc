@@ -51,7 +51,8 @@ struct Case {
   int escape_slots = 2;
   int borrow_slots = 0;
   bool delays = false;
-  bool heap = false;  // most outputs lie in arenas' heaps, so that peers store into them
+  bool heap = false;      // most outputs lie in arenas' heaps, so that peers store into them
+  bool together = false;  // what only sends and what only receives are one slice
 };
 
 // One use of a key on all ranks.
@@ -68,7 +69,7 @@ struct Use {
 Primitive primitive(unsigned flags, std::uint32_t part) {
   Primitive p;
   p.flags = static_cast<std::uint16_t>(flags);
-  p.part = static_cast<std::uint16_t>(part);
+  p.part = part & 0xfff;
   return p;
 }
 
@@ -532,11 +533,22 @@ void overlap(std::vector<Primitive>& program) {
   unsigned lag = 0;
   for (Primitive& p : program) {
     if (p.flags & (kGather | kCollect)) ++lag;
-    p.flags |= lag_flags(lag);
+    p.lag = lag & kMostLag;
   }
 }
 
-void fill(Use& u, std::uint32_t ranks, std::mt19937_64& random, bool overlaps = false) {
+// The same with slices that send a chunk and receive an earlier one; four slots are enough.
+void go_together(std::vector<Primitive>& program) {
+  if (program.size() < 2) return;
+  std::rotate(program.begin(), program.begin() + 1, program.end() - 1);
+  if (program.size() == 3) program.front().lag = 2;
+  program.back().lag = 3;
+  program[program.size() - 2].flags |= kWithNext;
+}
+
+enum class Laid { kOneByOne, kOverlapping, kTogether };
+
+void fill(Use& u, std::uint32_t ranks, std::mt19937_64& random, Laid laid = Laid::kOneByOne) {
   const bool gathers = u.what == What::kAllGather, scatters = u.what == What::kReduceScatter;
   u.inputs.resize(ranks);
   u.outputs.resize(ranks);
@@ -546,7 +558,8 @@ void fill(Use& u, std::uint32_t ranks, std::mt19937_64& random, bool overlaps = 
     // One more, which nobody may touch.
     u.outputs[r].assign(u.count * (gathers ? ranks : 1) + 1, -1);
     u.programs.push_back(program(u, r));
-    if (overlaps) overlap(u.programs.back());
+    if (laid == Laid::kOverlapping) overlap(u.programs.back());
+    if (laid == Laid::kTogether) go_together(u.programs.back());
   }
 }
 
@@ -573,7 +586,8 @@ void check(const Use& u) {
 void PrintTo(const Case& c, std::ostream* out) {
   *out << c.ranks << " ranks, " << c.threads << " threads (" << c.control << " control), "
        << c.lanes << " lanes, " << c.escape_slots << " + " << c.borrow_slots << " slots"
-       << (c.delays ? ", delays" : "") << (c.heap ? ", outputs in heaps" : "");
+       << (c.delays ? ", delays" : "") << (c.heap ? ", outputs in heaps" : "")
+       << (c.together ? ", together" : "");
 }
 
 class SeveralPeers : public testing::TestWithParam<Case> {};
@@ -601,7 +615,10 @@ TEST_P(SeveralPeers, ManyKeysInAnyOrder) {
                                   : random() % (c.control != 0 ? 300
                                                 : slow         ? 700
                                                                : 3000);
-      fill(u, n, random, c.escape_slots >= 4);
+      fill(u, n, random,
+           c.together            ? Laid::kTogether
+           : c.escape_slots >= 4 ? Laid::kOverlapping
+                                 : Laid::kOneByOne);
     }
     Ranks ranks(c, keys, seed);
     for (std::uint32_t r = 0; r < n; ++r) {
@@ -634,14 +651,17 @@ TEST_P(SeveralPeers, ManyKeysInAnyOrder) {
 
 INSTANTIATE_TEST_SUITE_P(
     Engine, SeveralPeers,
-    testing::Values(Case{1, 1, 0, 1, 2, 0, false}, Case{2, 1, 0, 1, 2, 0, false},
-                    Case{3, 1, 0, 2, 2, 0, true}, Case{5, 1, 0, 1, 3, 4, false},
-                    Case{8, 1, 0, 1, 2, 0, true}, Case{4, 4, 0, 1, 2, 0, true},
-                    Case{3, 4, 0, 2, 5, 2, false}, Case{2, 2, 2, 1, 2, 0, false},
-                    Case{3, 4, 3, 1, 2, 2, false}, Case{4, 2, 2, 1, 3, 0, false},
-                    Case{2, 3, 1, 1, 2, 0, false}, Case{3, 6, 2, 1, 4, 2, false},
-                    Case{3, 1, 0, 2, 2, 0, true, true}, Case{5, 1, 0, 1, 4, 4, false, true},
-                    Case{4, 4, 0, 1, 2, 0, true, true}, Case{3, 6, 2, 1, 4, 2, false, true}));
+    testing::Values(
+        Case{1, 1, 0, 1, 2, 0, false}, Case{2, 1, 0, 1, 2, 0, false}, Case{3, 1, 0, 2, 2, 0, true},
+        Case{5, 1, 0, 1, 3, 4, false}, Case{8, 1, 0, 1, 2, 0, true}, Case{4, 4, 0, 1, 2, 0, true},
+        Case{3, 4, 0, 2, 5, 2, false}, Case{2, 2, 2, 1, 2, 0, false}, Case{3, 4, 3, 1, 2, 2, false},
+        Case{4, 2, 2, 1, 3, 0, false}, Case{2, 3, 1, 1, 2, 0, false}, Case{3, 6, 2, 1, 4, 2, false},
+        Case{3, 1, 0, 2, 2, 0, true, true}, Case{5, 1, 0, 1, 4, 4, false, true},
+        Case{4, 4, 0, 1, 2, 0, true, true}, Case{3, 6, 2, 1, 4, 2, false, true},
+        Case{1, 1, 0, 1, 4, 0, false, false, true}, Case{2, 1, 0, 1, 4, 0, true, false, true},
+        Case{5, 1, 0, 2, 4, 3, true, false, true}, Case{3, 4, 0, 1, 4, 0, true, true, true},
+        Case{2, 2, 2, 1, 4, 0, false, false, true}, Case{3, 6, 2, 1, 4, 2, false, false, true},
+        Case{2, 3, 1, 1, 5, 0, false, true, true}, Case{3, 8, 2, 1, 4, 0, false, true, true}));
 
 // A lane that waits for one of several peers says for which.
 TEST(Peers, TheMissingPeerIsNamed) {

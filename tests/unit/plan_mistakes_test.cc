@@ -58,12 +58,18 @@ void expect_error(const Planted& p, const std::vector<std::string>& words) {
   }
 }
 
+void swap_parts(std::vector<Primitive>& program, std::size_t i, std::size_t j) {
+  const std::uint16_t part = program[i].part;
+  program[i].part = program[j].part;
+  program[j].part = part & 0xfff;
+}
+
 // Ring all-reduce of 5 ranks, rank r: 0 send r-1; 1-3 recv_reduce_send r-2…r-4;
 // 4 recv_reduce_copy_send r; 5-7 recv_copy_send r-1…r-3; 8 recv_copy r-4.
 
 TEST(PlanMistakes, SwappedPartsOfTwoPrimitives) {
   Planted p = make(Kind::kAllReduce, Algorithm::kRing);
-  std::swap(p.program(3)[1].part, p.program(3)[2].part);
+  swap_parts(p.program(3), 1, 2);
   expect_error(p, {"rank 3 primitive 1 (recv_reduce_send part 0 from 2 to 4) loop 0", "of part 0",
                    "rank 2 primitive 0 has sent", "of part 1"});
 }
@@ -71,7 +77,7 @@ TEST(PlanMistakes, SwappedPartsOfTwoPrimitives) {
 TEST(PlanMistakes, SwappedPartsWithOtherLengths) {
   // 9 floats: parts of 4, 4, 1, 0, 0.
   Planted p = make(Kind::kReduceScatter, Algorithm::kRing, 9);
-  std::swap(p.program(3)[0].part, p.program(3)[1].part);
+  swap_parts(p.program(3), 0, 1);
   expect_error(p, {"rank 3 primitive 1", "expects", "has sent"});
   Planted q = make(Kind::kAllReduce, Algorithm::kRing, 9);
   q.program(1)[0].part = 2;  // should send part 0
@@ -439,10 +445,10 @@ TEST(PlanMistakes, AnAllToAllThatMixesUpBlocks) {
   expect_error(s, {"rank 3's output part 3 loop 0", "never written"});
   // Two blocks to one rank, in each other's place.
   Planted t = make(Kind::kAllToAll, Algorithm::kPairwise, 8);
-  std::swap(t.program(1)[1].part, t.program(1)[3].part);
+  swap_parts(t.program(1), 1, 3);
   std::swap(t.program(1)[1].send_peer, t.program(1)[3].send_peer);
   EXPECT_TRUE(t.check().ok) << "another order is not a mistake: " << t.check().error;
-  std::swap(t.program(1)[1].part, t.program(1)[3].part);
+  swap_parts(t.program(1), 1, 3);
   expect_error(t, {"rank 1 primitive", "has sent", "of part"});
   // Everybody sends block r+k, but keeps it at r+k as if it had not moved.
   Planted u = make(Kind::kAllToAll, Algorithm::kPairwise, 8);
@@ -762,7 +768,7 @@ TEST(PlanMistakes, EverySingleFlagMatters) {
       const Planted right = make(kind, algorithm, 200);
       for (std::size_t r = 0; r < kRanks; ++r) {
         for (std::size_t i = 0; i < right.plans[r].primitives.size(); ++i) {
-          for (const unsigned bit : {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 14}) {
+          for (const unsigned bit : {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 14}) {
             Planted p = right;
             p.program(r)[i].flags ^= static_cast<std::uint16_t>(1u << bit);
             // Harmless: storing a preliminary value that the right one overwrites later, and
@@ -776,6 +782,68 @@ TEST(PlanMistakes, EverySingleFlagMatters) {
         }
       }
     }
+  }
+}
+
+// Mesh plans whose chunks lie passes apart; `together`: slices that send and receive.
+Planted make_overlapping(Kind kind, bool together) {
+  Planted p;
+  p.request.kind = kind;
+  p.request.count = 2000;
+  p.request.ranks = kRanks;
+  PlanLimits limits;
+  limits.escape_slots = kSlots;
+  limits.escape_slot_bytes = kSlotBytes;
+  limits.overlap = true;
+  limits.together = together;
+  for (p.request.rank = 0; p.request.rank < kRanks; ++p.request.rank) {
+    p.plans.push_back(*make_plan(p.request, limits, Algorithm::kMesh));
+  }
+  EXPECT_TRUE(p.check().ok) << p.check().error;
+  return p;
+}
+
+TEST(PlanMistakes, LastDoesNotLagAsMuchAsAny) {
+  Planted p = make_overlapping(Kind::kAllReduce, false);
+  p.program(2)[1].lag = 7;
+  expect_error(p, {"rank 2 primitive 1", "lags more than the last one"});
+}
+
+TEST(PlanMistakes, GoesTogetherWithWhatItCannot) {
+  // 0 gather and send to all, 1 scatter, together with 2 collect.
+  const Planted right = make_overlapping(Kind::kAllReduce, true);
+  ASSERT_EQ(right.plans[0].primitives[1].flags, kLocal | kScatter | kWithNext);
+  Planted p = right;
+  p.program(3)[2].flags |= kWithNext;
+  expect_error(p, {"rank 3 primitive 1", "is to receive from several, and nothing else"});
+  Planted q = right;
+  q.program(1)[0].flags |= kWithNext;
+  expect_error(q, {"rank 1 primitive 0", "is to send the input to several, and nothing else"});
+  Planted r = right;
+  r.program(4)[2].lag = 0;
+  r.program(4)[0].lag = 0;
+  expect_error(r, {"rank 4 primitive 1", "is to lag behind it"});
+  Planted s = make_overlapping(Kind::kAllGather, true);
+  s.program(0)[1].flags |= kWithNext;
+  s.program(0)[0].flags &= static_cast<std::uint16_t>(~kWithNext);
+  expect_error(s, {"rank 0 primitive 1", "there is none after it"});
+}
+
+// What one rank takes in one slice must be what all others have sent, in that order.
+TEST(PlanMistakes, PairLagsByAnotherNumberOfPasses) {
+  for (const unsigned lag : {2u, 4u}) {
+    Planted p = make_overlapping(Kind::kAllReduce, true);
+    p.program(3)[2].lag = lag & kMostLag;
+    expect_error(p, {"rank 3", "expects", "has sent"});
+  }
+}
+
+// With a slot less two ranks wait for each other's room: both sides of a pair are looked for.
+TEST(PlanMistakes, PairsWithASlotTooFew) {
+  for (const Kind kind : {Kind::kAllReduce, Kind::kAllGather}) {
+    Planted p = make_overlapping(kind, true);
+    p.slots = 3;
+    expect_error(p, {"with 3 slots", "to make room", "a cycle of"});
   }
 }
 
