@@ -164,10 +164,15 @@ struct Setting {
 
 void PrintTo(const Setting& s, std::ostream* out) { *out << s.name; }
 
+// The configuration has no field for it.
+void set_overlap(const char* value) { setenv("UNJAM_OVERLAP", value, 1); }
+
 const std::vector<Setting> kSettings = {
     {"Ring", [](unjamConfig_t& c) { c.algorithm = 0; }},
     {"Direct", [](unjamConfig_t& c) { c.algorithm = 1; }},
     {"Mesh", [](unjamConfig_t& c) { c.algorithm = 2; }},
+    {"MeshOverlapping", [](unjamConfig_t& c) { c.algorithm = 2, set_overlap("1"); }},
+    {"MeshTogether", [](unjamConfig_t& c) { c.algorithm = 2, set_overlap("2"); }},
     {"Pairwise", [](unjamConfig_t& c) { c.algorithm = 3; }},
     {"TwoShot", [](unjamConfig_t& c) { c.algorithm = 4; }},
     {"ThreeLanes", [](unjamConfig_t& c) { c.lanes = 3; }},
@@ -189,7 +194,10 @@ const std::vector<Setting> kSettings = {
      }},
 };
 
-class EverySetting : public testing::TestWithParam<Setting> {};
+class EverySetting : public testing::TestWithParam<Setting> {
+ protected:
+  ~EverySetting() override { unsetenv("UNJAM_OVERLAP"); }
+};
 
 TEST_P(EverySetting, AllKindsTypesOps) {
   for (const int ranks : {2, 5}) {
