@@ -38,9 +38,31 @@ function(unjam_add_gtest name source)
   set(results "${PROJECT_BINARY_DIR}/results")
   string(TOLOWER "${name}" lower)
   if(NOT lower MATCHES "soak")
-    add_test(NAME ${name} COMMAND ${name} --gtest_filter=-*Soak* --gtest_brief=1
-                                          --gtest_output=xml:${results}/${name}.xml)
-    set_tests_properties(${name} PROPERTIES LABELS unit TIMEOUT ${UNJAM_TEST_TIMEOUT})
+    # ctest begins with the most expensive.
+    list(FIND expensive ${name} place)
+    if(place LESS 0)
+      set(cost 0)
+    else()
+      math(EXPR cost "1000 - ${place}")
+    endif()
+    set(shards 1)
+    if(name IN_LIST sharded)
+      set(shards 4)
+    endif()
+    math(EXPR last "${shards} - 1")
+    foreach(shard RANGE ${last})
+      set(test ${name})
+      if(shards GREATER 1)
+        set(test ${name}.${shard})
+      endif()
+      add_test(NAME ${test} COMMAND ${name} --gtest_filter=-*Soak* --gtest_brief=1
+                                            --gtest_output=xml:${results}/${test}.xml)
+      set_tests_properties(${test} PROPERTIES LABELS unit TIMEOUT ${UNJAM_TEST_TIMEOUT} COST ${cost})
+      if(shards GREATER 1)
+        set_tests_properties(${test} PROPERTIES
+          ENVIRONMENT "GTEST_TOTAL_SHARDS=${shards};GTEST_SHARD_INDEX=${shard}")
+      endif()
+    endforeach()
     # Looked up in the text, so that ctest does not list soak tests that do not exist.
     set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS "${source}")
     file(STRINGS "${source}" soak REGEX "Soak")
@@ -72,6 +94,12 @@ if(UNJAM_SANITIZE)
 else()
   set(quick_to_compile -O1)
 endif()
+
+# Tests that take long, the longest first, so that no core is left alone with one at the end; and of these
+# the ones whose work one program does in parts, as ctest tests of their own, so that all cores share it.
+set(expensive collectives_test engine_holes_test leaves_test plan_correct_test processes_test control_test
+              kill_test point_to_point_test programs_test sim_test)
+set(sharded collectives_test engine_holes_test)
 
 foreach(source ${test_sources})
   get_filename_component(name "${source}" NAME_WE)

@@ -60,7 +60,8 @@ def ctest(preset: str, build_dir: str) -> None:
     """Runs a test preset and counts the single tests in it."""
     results = BUILD / build_dir / "results"
     shutil.rmtree(results, ignore_errors=True)
-    command = ["ctest", "--preset", preset, "-j", str(jobs())]
+    # One more than there are cores: some tests wait more than they calculate.
+    command = ["ctest", "--preset", preset, "-j", str(jobs() + 1)]
     if build_dir == "tsan":
         # TSan of g++ 12 cannot live with the address randomisation of some newer kernels.
         plain = ["setarch", platform.machine(), "-R"]
@@ -132,8 +133,10 @@ def stage_pytest() -> None:
     )
     try:
         # A file's tests share what it has started, so they stay together; tests/python/conftest.py
-        # puts the files that take long first.
-        pytest("-n", str(min(jobs(), 4)), "--dist", "loadfile", "--no-loadscope-reorder")
+        # puts the files that take long first. One worker more than there are cores: many tests
+        # wait, for processes that they started and for time limits.
+        workers = str(min(jobs() + 1, 4))
+        pytest("-n", workers, "--dist", "loadfile", "--no-loadscope-reorder")
     finally:
         adapter.terminate()
         adapter.wait()

@@ -14,7 +14,7 @@ namespace unjam {
 namespace {
 
 // A process that takes nothing for so long that this much piles up is as good as dead.
-constexpr std::size_t kMostUnsent = 64 << 20;
+constexpr std::size_t kMostUnsentToPeer = 64 << 20;
 // The last words of the dead fit into a socket's buffer; a child that still holds the socket could
 // go on forever.
 constexpr int kMostLastReads = 256;
@@ -37,7 +37,7 @@ void Mesh::post(Peer& peer, MessageType type, std::string_view payload) {
   if (peer.lost || peer.deaf || payload.size() > kLongestFrame) return;
   // Judged here, not when poll() comes to it: until then any amount could be asked for.
   if (peer.channel.pending_bytes() != 0 &&
-      peer.channel.pending_bytes() + payload.size() > kMostUnsent) {
+      peer.channel.pending_bytes() + payload.size() > kMostUnsentToPeer) {
     peer.deaf = true;
     return;
   }

@@ -34,7 +34,7 @@ constexpr std::size_t kLongestReason = 4096;
 constexpr std::int64_t kHandOutMs = 10000;  // for a client to take what it is sent at the start
 // More than all that an honest client is sent before the start: whoever asks for more answers than
 // it takes is dropped.
-constexpr std::size_t kMostUnsent = 1 << 20;
+constexpr std::size_t kMostUnsentToClient = 1 << 20;
 
 struct Keys {
   SipKey key[2];
@@ -156,7 +156,7 @@ void RendezvousServer::serve() {
         if (over_) break;
         live = live && !c.channel.broken();
       }
-      live = live && c.channel.flush(error) && c.channel.pending_bytes() <= kMostUnsent;
+      live = live && c.channel.flush(error) && c.channel.pending_bytes() <= kMostUnsentToClient;
       const bool late = (!c.proven || c.closing) && monotonic_ns() >= c.deadline_ns;
       if (!live || late || (c.closing && !c.channel.pending())) drop(i);
     }

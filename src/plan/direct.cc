@@ -6,7 +6,7 @@ namespace unjam {
 namespace {
 
 // What one lane of a GPU carries of a rank's largest message.
-constexpr std::uint64_t kLaneBytes = 8 * 1024;
+constexpr std::uint64_t kDirectLaneBytes = 8 * 1024;
 
 class DirectProgram {
  public:
@@ -109,7 +109,7 @@ std::optional<Plan> plan_direct(const PlanRequest& request, const PlanLimits& li
       make_geometry(request, blocked(request.kind) ? static_cast<std::uint32_t>(request.ranks) : 1);
   plan.geometry.chunk = chunk_elements(limits.escape_slot_bytes / 2, plan.geometry);
   if (limits.device == Device::kCuda) {
-    plan.geometry.lanes = packet_lanes(request, limits, plan.geometry, kLaneBytes);
+    plan.geometry.lanes = packet_lanes(request, limits, plan.geometry, kDirectLaneBytes);
   }
 
   DirectProgram program(request, &plan.primitives);

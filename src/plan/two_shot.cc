@@ -8,7 +8,7 @@ namespace {
 // What one lane of a GPU carries of each part: 8 bytes for each of a block's 512 threads, so that
 // every thread adds one unit of packets as soon as it has come. With less the lanes are more than
 // what they do is worth, with more a call waits for its lanes.
-constexpr std::uint64_t kLaneBytes = 4 * 1024;
+constexpr std::uint64_t kTwoShotLaneBytes = 4 * 1024;
 
 }  // namespace
 
@@ -28,7 +28,7 @@ std::optional<Plan> plan_two_shot(const PlanRequest& request, const PlanLimits& 
   plan.geometry = make_geometry(request, static_cast<std::uint32_t>(request.ranks));
   plan.geometry.chunk = chunk_elements(limits.escape_slot_bytes / 2, plan.geometry);
   if (limits.device == Device::kCuda) {
-    plan.geometry.lanes = packet_lanes(request, limits, plan.geometry, kLaneBytes);
+    plan.geometry.lanes = packet_lanes(request, limits, plan.geometry, kTwoShotLaneBytes);
   }
   const unsigned result = kLocal | kCopy | kContribute | kFinish;
   if (request.ranks == 1) {

@@ -21,14 +21,17 @@ ROOT = Path(__file__).resolve().parents[2]
 # compile.
 LONG_FILES = (
     "test_bench",
+    "test_cli",
+    "test_processes",
     "test_bench_cuda",
     "test_torch_backend",
     "test_torch_training",
     "test_torch_benches",
     "test_docs",
     "test_torch_gpus",
-    "test_processes",
+    "test_memory",
     "test_simulate",
+    "test_explain",
 )
 
 
