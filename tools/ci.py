@@ -133,9 +133,8 @@ def stage_pytest() -> None:
     )
     try:
         # A file's tests share what it has started, so they stay together; tests/python/conftest.py
-        # puts the files that take long first. One worker more than there are cores: many tests
-        # wait, for processes that they started and for time limits.
-        workers = str(min(jobs() + 1, 4))
+        # puts the files that take long first.
+        workers = str(min(jobs(), 4))
         pytest("-n", workers, "--dist", "loadfile", "--no-loadscope-reorder")
     finally:
         adapter.terminate()

@@ -279,9 +279,14 @@ typedef struct {
    * that give different texts get UNJAM_ERROR_MISMATCH, whose message has both. Copied. For callers
    * whose data mean more than unjam knows: bool that travels as uint8, say. */
   const char* alike;
+  /* How long the call may wait, in microseconds, where as many keys or invocations of this rank are
+   * under way as there is room for, until some have ended; -1: for ever; default 0: it is refused
+   * (UNJAM_ERROR_RESOURCES). Not in callbacks. Ranks that call more keys than there is room for in
+   * orders too far apart wait for each other then: give a limit. */
+  int64_t room_timeout_us;
 } unjamCallOptions_t;
 #define UNJAM_CALL_OPTIONS_INITIALIZER \
-  {sizeof(unjamCallOptions_t), UNJAM_VERSION, 0, NULL, NULL, NULL, UNJAM_STREAM_NONE, NULL}
+  {sizeof(unjamCallOptions_t), UNJAM_VERSION, 0, NULL, NULL, NULL, UNJAM_STREAM_NONE, NULL, 0}
 
 /* key: NUL-terminated, may be NULL or "" (the group's common channel). options: may be NULL.
  * request: may be NULL (then only the callback or the key's order tells of completion); otherwise

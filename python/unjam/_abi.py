@@ -121,6 +121,7 @@ class CallOptions(Structure):
         ("stream", c_void_p),
         ("stream_order", c_int32),
         ("alike", c_char_p),
+        ("room_timeout_us", c_int64),
     ]
 
 

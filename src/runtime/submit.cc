@@ -266,7 +266,8 @@ Result Context::submit_locked(std::unique_lock<std::mutex>& lock, unjamGroup& gr
       return {UNJAM_ERROR_RESOURCES,
               std::to_string(limit) +
                   " keys of this rank have invocations under way, as many as are allowed: wait for "
-                  "some, or raise UNJAM_MAX_ACTIVE_KEYS (max_active_keys) on all ranks"};
+                  "some, or raise UNJAM_MAX_ACTIVE_KEYS (max_active_keys) on all ranks",
+              /*passes=*/true};
     }
   }
   // Both kinds hold connectors, of which there are twice the limit.
@@ -282,7 +283,8 @@ Result Context::submit_locked(std::unique_lock<std::mutex>& lock, unjamGroup& gr
               std::to_string(2 * limit) +
                   " keys of this rank have invocations under way or data that peers have yet to "
                   "take, as many as there is room for (twice the limit): let the peers call them, "
-                  "or raise UNJAM_MAX_ACTIVE_KEYS (max_active_keys) on all ranks"};
+                  "or raise UNJAM_MAX_ACTIVE_KEYS (max_active_keys) on all ranks",
+              /*passes=*/true};
     }
   }
   if (call.stream_order != UNJAM_STREAM_NONE && !cuda()) {
@@ -338,7 +340,8 @@ Result Context::submit_locked(std::unique_lock<std::mutex>& lock, unjamGroup& gr
       return {UNJAM_ERROR_RESOURCES,
               std::to_string(slots_.size()) +
                   " invocations of this rank are under way, as many as there "
-                  "is room for: wait for some"};
+                  "is room for: wait for some",
+              /*passes=*/true};
     }
   }
   const bool waits =
