@@ -85,6 +85,7 @@ def test_check(ranks, name, request):
 
 
 def member(rank, size, port, timeout_s):
+    import os
     from datetime import timedelta
 
     import torch
@@ -112,6 +113,23 @@ def member(rank, size, port, timeout_s):
         except Exception as error:
             return [type(error).__name__, str(error), time.monotonic() - begun]
         return [None, value, time.monotonic() - begun]
+
+    def change_places(**env):
+        """Rank 1's jobs of CPU and of CUDA tensors change places, both of them on the host: what
+        one of the two ranks calls with CPU tensors the other meets as a call with CUDA tensors."""
+        c10d = unjam.torch._extension.extension()
+        made = c10d.World
+
+        def changed(rank, size, host, cuda, device, timeout_ms):
+            world = made(rank, size, host, cuda, 0, timeout_ms, on_host=True)
+            if rank == 1:
+                world.change_places()
+            return world
+
+        os.environ.update(env)
+        c10d.World = changed
+        dist.destroy_process_group()
+        join("changed", rank, size)
 
     join("first", rank, size)
     scope = dict(locals(), **globals())
@@ -202,6 +220,51 @@ def test_send_under_another_tag_is_named_as_the_cause():
         # It is there to be taken.
         job.all[1].tell("(x := torch.zeros(3), dist.recv(x, 0, tag=1), float(x[0]))[2]")
         assert job.all[1].said()[1] == 1.0
+        job.do("dist.destroy_process_group()")
+        job.end()
+
+
+START_BOTH = "globals().update(w=dist.all_reduce(torch.ones(7), async_op=True))"
+
+
+def names_cuda_tensors(rank, other, text):
+    return (
+        f"rank {other} has called all_reduce(count=7, float32, sum) with CUDA tensors, which rank "
+        f"{rank} has not. Calls with CPU tensors and calls with CUDA tensors do not meet" in text
+    )
+
+
+@pytest.mark.timeout(200)
+def test_call_with_tensors_on_another_device_is_named_as_the_cause():
+    with workers() as harness:
+        job = Members(harness, 2, timeout_s=5)
+        assert [s[:2] for s in job.do("change_places()")] == [[None, None]] * 2
+        assert [s[0] for s in job.do(START_BOTH)] == [None, None]
+        told = job.do("unjam.torch.explain()", [0])[0][1]
+        for rank, device in enumerate(["CPU", "CUDA"]):  # as rank 0 sees it
+            words = f"rank {rank} has called all_reduce(count=7, float32, sum) with {device} tens"
+            (line,) = (line for line in told.splitlines() if words in line)
+            assert f"; called by: {1 - rank}; not called by: {rank}; {words}" in line, told
+        for rank, (kind, text, _) in enumerate(job.do("w.wait()")):
+            assert kind == "DistBackendError", text
+            assert f"rank {1 - rank} has not called it" in text, text
+            assert names_cuda_tensors(rank, 1 - rank, text), text
+        job.do("dist.destroy_process_group()")
+        job.end()
+
+
+@pytest.mark.timeout(200)
+def test_call_with_tensors_on_another_device_is_named_where_the_engine_ends_calls():
+    """As it does on GPUs, where streams that wait look at no clock."""
+    with workers() as harness:
+        job = Members(harness, 2)
+        text = "change_places(UNJAM_TIMEOUT_MS='2000' if rank == 0 else '100000')"
+        assert [s[:2] for s in job.do(text)] == [[None, None]] * 2
+        assert [s[0] for s in job.do(START_BOTH)] == [None, None]
+        kind, text, _ = job.do("w.wait()", [0])[0]
+        assert kind == "DistBackendError" and "UNJAM_TIMEOUT_MS" in text, text
+        assert names_cuda_tensors(0, 1, text) and text.count("with CUDA tensors, which") == 1, text
+        assert job.do("w.wait()", [0])[0][1] == text, "the same once more"
         job.do("dist.destroy_process_group()")
         job.end()
 

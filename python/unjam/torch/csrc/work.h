@@ -212,7 +212,7 @@ class Call : public std::enable_shared_from_this<Call> {
   }
   // The same for a user, who knows then.
   std::exception_ptr tell_error() {
-    std::exception_ptr error = settle();
+    std::exception_ptr error = settle_and_explain();
     if (error != nullptr) error_told_.store(true);
     return error;
   }
@@ -448,7 +448,7 @@ class Call : public std::enable_shared_from_this<Call> {
   void surface() noexcept {
     try {
       if (!device_.is_cuda() || error_told_.load() || fate_->over()) return;
-      const std::exception_ptr error = settle();
+      const std::exception_ptr error = settle_and_explain();
       if (error == nullptr || error_told_.exchange(true)) return;
       try {
         std::rethrow_exception(error);
@@ -478,7 +478,9 @@ class Call : public std::enable_shared_from_this<Call> {
     const std::shared_ptr<Groups> groups = groups_.lock();
     TORCH_CHECK_WITH(DistBackendError, false, "unjam: ", what_, " was not complete within ",
                      limit.count(), " ms",
-                     groups != nullptr ? groups->who_has_not_called(device_, key_) : "",
+                     groups != nullptr ? groups->who_has_not_called(device_, key_) +
+                                             groups->called_with_other_tensors(device_, key_)
+                                       : "",
                      "; it is still pending. unjam.explain() tells more");
     std::abort();  // not reached
   }
@@ -522,8 +524,28 @@ class Call : public std::enable_shared_from_this<Call> {
     bool decides;  // whether its failure is the operation's end
   };
 
+  // As settle(). Of a call that the engine has ended for its age it says, too, who has made it with
+  // tensors on another device, which the engine does not know. That asks other processes: not for
+  // the library's own threads.
+  std::exception_ptr settle_and_explain() {
+    const std::exception_ptr error = settle();
+    std::string late;
+    {
+      const std::lock_guard lock(mutex_);
+      late.swap(late_);
+    }
+    const std::shared_ptr<Groups> groups = late.empty() ? nullptr : groups_.lock();
+    if (groups == nullptr) return error;
+    late += groups->called_with_other_tensors(device_, key_);
+    const std::lock_guard lock(mutex_);
+    set_error(UNJAM_ERROR_TIMEOUT, late.c_str());
+    late_.clear();
+    return error_;
+  }
+
   // With mutex_.
   void set_error(unjamResult_t code, const char* text) {
+    if (code == UNJAM_ERROR_TIMEOUT) late_ = text;
     try {
       raise(what_, code, text);
     } catch (...) {
@@ -614,7 +636,7 @@ class Call : public std::enable_shared_from_this<Call> {
         guard.emplace(cuda.getStreamFromGlobalPool(device_));
       }
       std::function<void()> gone;
-      std::exception_ptr error = settle();
+      std::exception_ptr error = settle_and_explain();
       if (device_.is_cuda() && error == nullptr) {
         const std::lock_guard lock(mutex_);
         if (finished_event_) finished_event_->block(current_stream(device_));
@@ -672,6 +694,7 @@ class Call : public std::enable_shared_from_this<Call> {
   std::optional<c10::Event> finished_event_;
   std::optional<c10::Stream> behind_stream_;  // the last one that was put behind the results
   std::exception_ptr error_;
+  std::string late_;  // what the engine says of a call that it ended for its age; once
   Taken taken_[kTakers];
 };
 
