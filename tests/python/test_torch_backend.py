@@ -671,6 +671,59 @@ def test_a_pool_without_a_heap_is_refused():
     library.unjam_torch_free(None, ctypes.c_size_t(0), 0, None)
 
 
+FREE_THE_LAST = """
+import ctypes, os, sys, time
+os.environ["UNJAM_HEAP"] = "1M"
+from unjam.torch import _extension
+
+c10d = _extension.extension()
+library = ctypes.CDLL(c10d.__file__)
+library.unjam_torch_alloc.restype = ctypes.c_void_p
+pointer = ctypes.c_void_p
+library.unjam_torch_free.argtypes = [pointer, ctypes.c_size_t, ctypes.c_int, pointer]
+
+def allocated():
+    return library.unjam_torch_alloc(ctypes.c_size_t(1000), 0, None)
+
+def free(memory):
+    library.unjam_torch_free(memory, 1000, 0, None)
+
+def is_mapped(memory):
+    ranges = (line.split()[0].split("-") for line in open("/proc/self/maps"))
+    return any(int(begin, 16) <= memory < int(end, 16) for begin, end in ranges)
+
+world = c10d.World(0, 1, c10d.new_id(), c10d.new_id(), 0, 1000, on_host=True)
+first, last = allocated(), allocated()
+again = allocated()
+free(again)
+assert allocated() == again and again not in (first, last), "what was freed is given again"
+del world  # the context is destroyed, and stays for the memory
+assert allocated() is None
+free(again)
+free(first)
+assert is_mapped(last)
+if sys.argv[1] == "no other thread":
+    c10d.shutdown_all()
+free(last)
+if sys.argv[1] == "no other thread":
+    print(is_mapped(last))
+else:
+    while is_mapped(last):
+        time.sleep(0.01)
+    print("gone")
+"""
+
+
+@pytest.mark.parametrize(
+    ("threads", "told"), [("another thread", "gone"), ("no other thread", "True")]
+)
+def test_context_does_not_end_inside_of_torchs_allocator(threads, told, python):
+    """That waits, under the allocator's lock: another thread does it, and where there is none any
+    more, at the end of the process, nobody."""
+    done = python("-c", FREE_THE_LAST, threads)
+    assert done.stdout.split() == [told], done.stdout + done.stderr
+
+
 def test_crossings_are_pairs_that_two_ranks_called_in_different_orders():
     a, b, c = (("g", key, 0, "all_reduce") for key in "abc")
     assert order.crossings([[a, b, c], [a, b, c]]) == []

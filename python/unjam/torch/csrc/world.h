@@ -113,7 +113,7 @@ class World {
   // aborted, and told of.
   void close() {
     const std::unique_lock lock(mutex_);
-    withdraw_heap(cuda_);
+    for (unjamContext_t context : {cuda_, host_}) withdraw_heap(context);  // whichever is offered
     for (unjamContext_t* context : {&cuda_, &host_}) {
       if (*context == nullptr) continue;
       if (unjamDestroy(*context) == UNJAM_ERROR_INVALID_USAGE) {
