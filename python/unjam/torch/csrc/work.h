@@ -137,7 +137,8 @@ class Call : public std::enable_shared_from_this<Call> {
     finished_event_->record(current_stream(device_));
   }
   void set_blocks_host() { blocks_host_ = true; }
-  // Where the first request fails the others may never be complete: the operation is over then.
+  // Where the first request fails the others may never be complete: the operation is over then. (If
+  // another one fails the rest are still to come to their end, and write outputs until then.)
   void set_first_decides() { first_decides_ = true; }
   void set_source_rank(int rank) { source_rank_.store(rank); }
   // Its request is still to come: post() or fail() will be called.
@@ -165,7 +166,7 @@ class Call : public std::enable_shared_from_this<Call> {
   const std::vector<at::Tensor>& outputs() const { return outputs_; }
   int source_rank() const { return source_rank_.load(); }
 
-  // Whether all requests are complete. Does not block.
+  // Whether all requests are complete, or one has failed that decides. Does not block.
   bool complete() {
     if (complete_.load(std::memory_order_acquire)) return true;
     if (open_.load(std::memory_order_acquire)) return false;
@@ -173,7 +174,7 @@ class Call : public std::enable_shared_from_this<Call> {
       int done = 0;
       const unjamResult_t code = unjamTest(request, &done);
       if (done == 0) return false;
-      if (code != UNJAM_SUCCESS && first_decides_) break;
+      if (code != UNJAM_SUCCESS && decides(request)) break;
     }
     complete_.store(true, std::memory_order_release);
     return true;
@@ -229,7 +230,7 @@ class Call : public std::enable_shared_from_this<Call> {
     for (unjamRequest_t request : requests_) {
       wait_for(request, deadline, limit);
       int done = 0;
-      if (first_decides_ && unjamTest(request, &done) != UNJAM_SUCCESS) break;
+      if (decides(request) && unjamTest(request, &done) != UNJAM_SUCCESS) break;
     }
     complete_.store(true, std::memory_order_release);
     if (device_.is_cuda()) {
@@ -416,6 +417,11 @@ class Call : public std::enable_shared_from_this<Call> {
     return *left;
   }
 
+  // Whether the operation is over where this request fails.
+  bool decides(unjamRequest_t request) const {
+    return first_decides_ && request == requests_.front();
+  }
+
   // How long a blocked wait goes without looking whether the process group was aborted.
   static constexpr std::chrono::microseconds kLook{100'000};
 
@@ -501,8 +507,7 @@ class Call : public std::enable_shared_from_this<Call> {
     if (requests_.empty()) return tell();
     waiting_for_.store(requests_.size());
     for (unjamRequest_t request : requests_) {
-      const bool decides = first_decides_ && request == requests_.front();
-      auto* listener = new Listener{shared_from_this(), decides};
+      auto* listener = new Listener{shared_from_this(), decides(request)};
       check(unjamOnDone(
                 request,
                 [](unjamResult_t result, void* user) noexcept {
