@@ -270,6 +270,24 @@ def test_call_with_tensors_on_another_device_is_named_where_the_engine_ends_call
 
 
 @pytest.mark.timeout(200)
+def test_device_that_a_rank_has_not_joined_with_is_refused():
+    """As new_group(device_id=) asks for it."""
+    text = (
+        "dist.group.WORLD._get_backend(torch.device('cpu'))"
+        ".eager_connect_single_device(torch.device('cuda:1'))"
+    )
+    with workers() as harness:
+        job = Members(harness, 2)
+        assert [s[:2] for s in job.do("change_places()")] == [[None, None]] * 2
+        for rank, (kind, told, _) in enumerate(job.do(text)):
+            assert kind == "ValueError", told
+            assert f"cuda:1, but rank {rank} joined with cuda:0: call torch.cuda.set_device" in told
+            assert "device_id" in told
+        job.do("dist.destroy_process_group()")
+        job.end()
+
+
+@pytest.mark.timeout(200)
 def test_mismatch_with_a_rank_that_has_left_is_still_found():
     """A root is through with its part, and may leave, before the others have called."""
     text = (

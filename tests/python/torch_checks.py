@@ -1204,7 +1204,8 @@ def split_groups_meet_whatever_else_a_rank_has():
                 finished(work)
                 same(x, torch.full((5,), float(factor * sum(r + 1 for r in ranks))))
         # Who is in none of them; there new_group() tells the parent's backend.
-        assert (split(None, [[1]]) is None) == (RANK != 1)
+        none = (None, dist.GroupMember.NON_GROUP_MEMBER)  # before torch 2.15, and since
+        assert (split(None, [[1]]) in none) == (RANK != 1)
         if RANK == 1:
             world.bound_device_id = bound  # the job of the checks for CPUs has no GPU
         alone = dist.new_group([1])
@@ -1278,6 +1279,11 @@ def backend_surface():
     dist.barrier()
     assert backend._get_sequence_number_for_group() == before + 1
     assert dist.get_backend() == "unjam"
+    # What torch asks with init_process_group(device_id=) and new_group(device_id=).
+    backend.eager_connect_single_device(DEVICE)
+    if DEVICE.type == "cpu":
+        with fails(ValueError, "joined without GPUs", "torch.cuda.set_device", "device_id="):
+            backend.eager_connect_single_device(torch.device("cuda:0"))
 
 
 def main():
