@@ -85,6 +85,7 @@ def test_check(ranks, name, request):
 
 
 def member(rank, size, port, timeout_s):
+    import os
     from datetime import timedelta
 
     import torch
@@ -112,6 +113,23 @@ def member(rank, size, port, timeout_s):
         except Exception as error:
             return [type(error).__name__, str(error), time.monotonic() - begun]
         return [None, value, time.monotonic() - begun]
+
+    def change_places(**env):
+        """Rank 1's jobs of CPU and of CUDA tensors change places, both of them on the host: what
+        one of the two ranks calls with CPU tensors the other meets as a call with CUDA tensors."""
+        c10d = unjam.torch._extension.extension()
+        made = c10d.World
+
+        def changed(rank, size, host, cuda, device, timeout_ms):
+            world = made(rank, size, host, cuda, 0, timeout_ms, on_host=True)
+            if rank == 1:
+                world.change_places()
+            return world
+
+        os.environ.update(env)
+        c10d.World = changed
+        dist.destroy_process_group()
+        join("changed", rank, size)
 
     join("first", rank, size)
     scope = dict(locals(), **globals())
@@ -202,6 +220,69 @@ def test_send_under_another_tag_is_named_as_the_cause():
         # It is there to be taken.
         job.all[1].tell("(x := torch.zeros(3), dist.recv(x, 0, tag=1), float(x[0]))[2]")
         assert job.all[1].said()[1] == 1.0
+        job.do("dist.destroy_process_group()")
+        job.end()
+
+
+START_BOTH = "globals().update(w=dist.all_reduce(torch.ones(7), async_op=True))"
+
+
+def names_cuda_tensors(rank, other, text):
+    return (
+        f"rank {other} has called all_reduce(count=7, float32, sum) with CUDA tensors, which rank "
+        f"{rank} has not. Calls with CPU tensors and calls with CUDA tensors do not meet" in text
+    )
+
+
+@pytest.mark.timeout(200)
+def test_call_with_tensors_on_another_device_is_named_as_the_cause():
+    with workers() as harness:
+        job = Members(harness, 2, timeout_s=5)
+        assert [s[:2] for s in job.do("change_places()")] == [[None, None]] * 2
+        assert [s[0] for s in job.do(START_BOTH)] == [None, None]
+        told = job.do("unjam.torch.explain()", [0])[0][1]
+        for rank, device in enumerate(["CPU", "CUDA"]):  # as rank 0 sees it
+            words = f"rank {rank} has called all_reduce(count=7, float32, sum) with {device} tens"
+            (line,) = (line for line in told.splitlines() if words in line)
+            assert f"; called by: {1 - rank}; not called by: {rank}; {words}" in line, told
+        for rank, (kind, text, _) in enumerate(job.do("w.wait()")):
+            assert kind == "DistBackendError", text
+            assert f"rank {1 - rank} has not called it" in text, text
+            assert names_cuda_tensors(rank, 1 - rank, text), text
+        job.do("dist.destroy_process_group()")
+        job.end()
+
+
+@pytest.mark.timeout(200)
+def test_call_with_tensors_on_another_device_is_named_where_the_engine_ends_calls():
+    """As it does on GPUs, where streams that wait look at no clock."""
+    with workers() as harness:
+        job = Members(harness, 2)
+        text = "change_places(UNJAM_TIMEOUT_MS='2000' if rank == 0 else '100000')"
+        assert [s[:2] for s in job.do(text)] == [[None, None]] * 2
+        assert [s[0] for s in job.do(START_BOTH)] == [None, None]
+        kind, text, _ = job.do("w.wait()", [0])[0]
+        assert kind == "DistBackendError" and "UNJAM_TIMEOUT_MS" in text, text
+        assert names_cuda_tensors(0, 1, text) and text.count("with CUDA tensors, which") == 1, text
+        assert job.do("w.wait()", [0])[0][1] == text, "the same once more"
+        job.do("dist.destroy_process_group()")
+        job.end()
+
+
+@pytest.mark.timeout(200)
+def test_device_that_a_rank_has_not_joined_with_is_refused():
+    """As new_group(device_id=) asks for it."""
+    text = (
+        "dist.group.WORLD._get_backend(torch.device('cpu'))"
+        ".eager_connect_single_device(torch.device('cuda:1'))"
+    )
+    with workers() as harness:
+        job = Members(harness, 2)
+        assert [s[:2] for s in job.do("change_places()")] == [[None, None]] * 2
+        for rank, (kind, told, _) in enumerate(job.do(text)):
+            assert kind == "ValueError", told
+            assert f"cuda:1, but rank {rank} joined with cuda:0: call torch.cuda.set_device" in told
+            assert "device_id" in told
         job.do("dist.destroy_process_group()")
         job.end()
 
@@ -606,6 +687,59 @@ def test_a_pool_without_a_heap_is_refused():
     library.unjam_torch_alloc.restype = ctypes.c_void_p
     assert library.unjam_torch_alloc(ctypes.c_size_t(1000), 0, None) is None
     library.unjam_torch_free(None, ctypes.c_size_t(0), 0, None)
+
+
+FREE_THE_LAST = """
+import ctypes, os, sys, time
+os.environ["UNJAM_HEAP"] = "1M"
+from unjam.torch import _extension
+
+c10d = _extension.extension()
+library = ctypes.CDLL(c10d.__file__)
+library.unjam_torch_alloc.restype = ctypes.c_void_p
+pointer = ctypes.c_void_p
+library.unjam_torch_free.argtypes = [pointer, ctypes.c_size_t, ctypes.c_int, pointer]
+
+def allocated():
+    return library.unjam_torch_alloc(ctypes.c_size_t(1000), 0, None)
+
+def free(memory):
+    library.unjam_torch_free(memory, 1000, 0, None)
+
+def is_mapped(memory):
+    ranges = (line.split()[0].split("-") for line in open("/proc/self/maps"))
+    return any(int(begin, 16) <= memory < int(end, 16) for begin, end in ranges)
+
+world = c10d.World(0, 1, c10d.new_id(), c10d.new_id(), 0, 1000, on_host=True)
+first, last = allocated(), allocated()
+again = allocated()
+free(again)
+assert allocated() == again and again not in (first, last), "what was freed is given again"
+del world  # the context is destroyed, and stays for the memory
+assert allocated() is None
+free(again)
+free(first)
+assert is_mapped(last)
+if sys.argv[1] == "no other thread":
+    c10d.shutdown_all()
+free(last)
+if sys.argv[1] == "no other thread":
+    print(is_mapped(last))
+else:
+    while is_mapped(last):
+        time.sleep(0.01)
+    print("gone")
+"""
+
+
+@pytest.mark.parametrize(
+    ("threads", "told"), [("another thread", "gone"), ("no other thread", "True")]
+)
+def test_context_does_not_end_inside_of_torchs_allocator(threads, told, python):
+    """That waits, under the allocator's lock: another thread does it, and where there is none any
+    more, at the end of the process, nobody."""
+    done = python("-c", FREE_THE_LAST, threads)
+    assert done.stdout.split() == [told], done.stdout + done.stderr
 
 
 def test_crossings_are_pairs_that_two_ranks_called_in_different_orders():

@@ -16,7 +16,9 @@ import sys
 import threading
 import time
 import traceback
+from contextlib import ExitStack
 from datetime import timedelta
+from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -1165,6 +1167,17 @@ def sends_cross_collectives_but_not_each_other():
         assert any("send from rank 0 to rank 1 (use 2 of key '#tag 3'" in f for f in found), found
 
 
+def split(parent, lists):
+    """dist.split_group(), which torch from 2.12 on refuses to machines without an accelerator."""
+    with ExitStack() as stack:
+        if DEVICE.type == "cpu":
+            cuda = torch.device("cuda")
+            for name, value in (("is_available", True), ("current_accelerator", cuda)):
+                patch = mock.patch.object(torch.accelerator, name, return_value=value)
+                stack.enter_context(patch)
+        return dist.split_group(parent, lists)
+
+
 @check
 def split_groups_meet_whatever_else_a_rank_has():
     """torch numbers them by the groups that this rank has, of which a keyed group is one."""
@@ -1179,8 +1192,8 @@ def split_groups_meet_whatever_else_a_rank_has():
         mine = halves[RANK >= SIZE // 2]
         for parent in (None, unjam.keyed_group(None, "split")):
             # Twice the same ranks: two groups, which may be used in any order.
-            twins = [dist.split_group(parent, [everybody]) for _ in range(2)]
-            half = dist.split_group(parent, halves)
+            twins = [split(parent, [everybody]) for _ in range(2)]
+            half = split(parent, halves)
             calls = [(twins[0], 1, everybody), (twins[1], 2, everybody), (half, 3, mine)]
             works = []
             for group, factor, ranks in calls if RANK else calls[::-1]:
@@ -1191,7 +1204,8 @@ def split_groups_meet_whatever_else_a_rank_has():
                 finished(work)
                 same(x, torch.full((5,), float(factor * sum(r + 1 for r in ranks))))
         # Who is in none of them; there new_group() tells the parent's backend.
-        assert (dist.split_group(None, [[1]]) is None) == (RANK != 1)
+        none = (None, dist.GroupMember.NON_GROUP_MEMBER)  # before torch 2.15, and since
+        assert (split(None, [[1]]) in none) == (RANK != 1)
         if RANK == 1:
             world.bound_device_id = bound  # the job of the checks for CPUs has no GPU
         alone = dist.new_group([1])
@@ -1265,6 +1279,11 @@ def backend_surface():
     dist.barrier()
     assert backend._get_sequence_number_for_group() == before + 1
     assert dist.get_backend() == "unjam"
+    # What torch asks with init_process_group(device_id=) and new_group(device_id=).
+    backend.eager_connect_single_device(DEVICE)
+    if DEVICE.type == "cpu":
+        with fails(ValueError, "joined without GPUs", "torch.cuda.set_device", "device_id="):
+            backend.eager_connect_single_device(torch.device("cuda:0"))
 
 
 def main():

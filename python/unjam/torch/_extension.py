@@ -169,5 +169,5 @@ def _check(code: int, command: object, output: str) -> None:
         raise BuildError(
             f"unjam's torch adapter does not compile against torch {torch.__version__}:\n"
             f"{' '.join(map(str, words))}\n{output[-4000:]}\n"
-            "It is tried with torch 2.11; please report others that do not work."
+            "It is tried with torch 2.11 to 2.15; please report others that do not work."
         )

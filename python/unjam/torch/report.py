@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 
 from .. import context
 from ._extension import extension
@@ -19,9 +20,31 @@ def explain() -> str:
 
 def _jobs() -> list[tuple[int, dict]]:
     """(ranks, explanation) of each job that process groups have."""
-    return [
-        (world.size, json.loads(text)) for world in extension().worlds() for text in world.explain()
-    ]
+    found = []
+    for world in extension().worlds():
+        jobs = [json.loads(text) for text in world.explain()]
+        if len(jobs) == 2:  # CPU tensors', and CUDA tensors'
+            _name_other_tensors(jobs[0], jobs[1], "CUDA")
+            _name_other_tensors(jobs[1], jobs[0], "CPU")
+        found += [(world.size, job) for job in jobs]
+    return found
+
+
+def _name_other_tensors(job: dict, other: dict, kind: str) -> None:
+    """Adds to calls of ``job`` who has made them in ``other``, which neither job knows."""
+    for rank, call in _pending(job):
+        for peer, theirs in _pending(other):
+            if (
+                peer in call["not_called_by"]
+                and rank in theirs["not_called_by"]
+                and (call["group"], call["key"]) == (theirs["group"], theirs["key"])
+            ):
+                words = f"rank {peer} has called {theirs['what']} with {kind} tensors"
+                call["instead"] = "; ".join(filter(None, (call["instead"], words)))
+
+
+def _pending(job: dict) -> Iterator[tuple[int, dict]]:
+    return ((rank["rank"], call) for rank in job["ranks"] for call in rank["pending"])
 
 
 context.explained_too(_jobs)

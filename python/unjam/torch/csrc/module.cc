@@ -68,13 +68,15 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
 
   py::class_<World, std::shared_ptr<World>>(m, "World")
       .def(py::init([](int rank, int size, const py::bytes& host_id, const py::bytes& cuda_id,
-                       int cuda_device, std::uint32_t timeout_ms) {
+                       int cuda_device, std::uint32_t timeout_ms, bool on_host) {
              const std::string host = host_id, cuda = cuda_id;
              const py::gil_scoped_release release;
-             return std::make_shared<World>(rank, size, host, cuda, cuda_device, timeout_ms);
+             return std::make_shared<World>(rank, size, host, cuda, cuda_device, timeout_ms,
+                                            on_host);
            }),
            py::arg("rank"), py::arg("size"), py::arg("host_id"), py::arg("cuda_id"),
-           py::arg("cuda_device"), py::arg("timeout_ms"))
+           py::arg("cuda_device"), py::arg("timeout_ms"), py::arg("on_host") = false)
+      .def("change_places", &World::change_places)
       .def_property_readonly("rank", &World::rank)
       .def_property_readonly("size", &World::size)
       .def_property_readonly("cuda_device", &World::cuda_device)

@@ -62,7 +62,7 @@ inline Elements moved_as(at::ScalarType type) {
   if (native && type != at::kBool) {
     return {*native, c10::isComplexType(type) ? std::size_t{2} : std::size_t{1}, ""};
   }
-  const std::string name = c10::getDtypeNames(type).first;
+  const std::string name(c10::getDtypeNames(type).first);  // a string or a view of one
   return {native.value_or(UNJAM_UINT8), native ? std::size_t{1} : c10::elementSize(type), name};
 }
 

@@ -137,7 +137,8 @@ class Call : public std::enable_shared_from_this<Call> {
     finished_event_->record(current_stream(device_));
   }
   void set_blocks_host() { blocks_host_ = true; }
-  // Where the first request fails the others may never be complete: the operation is over then.
+  // Where the first request fails the others may never be complete: the operation is over then. (If
+  // another one fails the rest are still to come to their end, and write outputs until then.)
   void set_first_decides() { first_decides_ = true; }
   void set_source_rank(int rank) { source_rank_.store(rank); }
   // Its request is still to come: post() or fail() will be called.
@@ -165,7 +166,7 @@ class Call : public std::enable_shared_from_this<Call> {
   const std::vector<at::Tensor>& outputs() const { return outputs_; }
   int source_rank() const { return source_rank_.load(); }
 
-  // Whether all requests are complete. Does not block.
+  // Whether all requests are complete, or one has failed that decides. Does not block.
   bool complete() {
     if (complete_.load(std::memory_order_acquire)) return true;
     if (open_.load(std::memory_order_acquire)) return false;
@@ -173,7 +174,7 @@ class Call : public std::enable_shared_from_this<Call> {
       int done = 0;
       const unjamResult_t code = unjamTest(request, &done);
       if (done == 0) return false;
-      if (code != UNJAM_SUCCESS && first_decides_) break;
+      if (code != UNJAM_SUCCESS && decides(request)) break;
     }
     complete_.store(true, std::memory_order_release);
     return true;
@@ -212,7 +213,7 @@ class Call : public std::enable_shared_from_this<Call> {
   }
   // The same for a user, who knows then.
   std::exception_ptr tell_error() {
-    std::exception_ptr error = settle();
+    std::exception_ptr error = settle_and_explain();
     if (error != nullptr) error_told_.store(true);
     return error;
   }
@@ -229,7 +230,7 @@ class Call : public std::enable_shared_from_this<Call> {
     for (unjamRequest_t request : requests_) {
       wait_for(request, deadline, limit);
       int done = 0;
-      if (first_decides_ && unjamTest(request, &done) != UNJAM_SUCCESS) break;
+      if (decides(request) && unjamTest(request, &done) != UNJAM_SUCCESS) break;
     }
     complete_.store(true, std::memory_order_release);
     if (device_.is_cuda()) {
@@ -416,6 +417,11 @@ class Call : public std::enable_shared_from_this<Call> {
     return *left;
   }
 
+  // Whether the operation is over where this request fails.
+  bool decides(unjamRequest_t request) const {
+    return first_decides_ && request == requests_.front();
+  }
+
   // How long a blocked wait goes without looking whether the process group was aborted.
   static constexpr std::chrono::microseconds kLook{100'000};
 
@@ -448,7 +454,7 @@ class Call : public std::enable_shared_from_this<Call> {
   void surface() noexcept {
     try {
       if (!device_.is_cuda() || error_told_.load() || fate_->over()) return;
-      const std::exception_ptr error = settle();
+      const std::exception_ptr error = settle_and_explain();
       if (error == nullptr || error_told_.exchange(true)) return;
       try {
         std::rethrow_exception(error);
@@ -478,7 +484,9 @@ class Call : public std::enable_shared_from_this<Call> {
     const std::shared_ptr<Groups> groups = groups_.lock();
     TORCH_CHECK_WITH(DistBackendError, false, "unjam: ", what_, " was not complete within ",
                      limit.count(), " ms",
-                     groups != nullptr ? groups->who_has_not_called(device_, key_) : "",
+                     groups != nullptr ? groups->who_has_not_called(device_, key_) +
+                                             groups->called_with_other_tensors(device_, key_)
+                                       : "",
                      "; it is still pending. unjam.explain() tells more");
     std::abort();  // not reached
   }
@@ -499,8 +507,7 @@ class Call : public std::enable_shared_from_this<Call> {
     if (requests_.empty()) return tell();
     waiting_for_.store(requests_.size());
     for (unjamRequest_t request : requests_) {
-      const bool decides = first_decides_ && request == requests_.front();
-      auto* listener = new Listener{shared_from_this(), decides};
+      auto* listener = new Listener{shared_from_this(), decides(request)};
       check(unjamOnDone(
                 request,
                 [](unjamResult_t result, void* user) noexcept {
@@ -522,8 +529,28 @@ class Call : public std::enable_shared_from_this<Call> {
     bool decides;  // whether its failure is the operation's end
   };
 
+  // As settle(). Of a call that the engine has ended for its age it says, too, who has made it with
+  // tensors on another device, which the engine does not know. That asks other processes: not for
+  // the library's own threads.
+  std::exception_ptr settle_and_explain() {
+    const std::exception_ptr error = settle();
+    std::string late;
+    {
+      const std::lock_guard lock(mutex_);
+      late.swap(late_);
+    }
+    const std::shared_ptr<Groups> groups = late.empty() ? nullptr : groups_.lock();
+    if (groups == nullptr) return error;
+    late += groups->called_with_other_tensors(device_, key_);
+    const std::lock_guard lock(mutex_);
+    set_error(UNJAM_ERROR_TIMEOUT, late.c_str());
+    late_.clear();
+    return error_;
+  }
+
   // With mutex_.
   void set_error(unjamResult_t code, const char* text) {
+    if (code == UNJAM_ERROR_TIMEOUT) late_ = text;
     try {
       raise(what_, code, text);
     } catch (...) {
@@ -614,7 +641,7 @@ class Call : public std::enable_shared_from_this<Call> {
         guard.emplace(cuda.getStreamFromGlobalPool(device_));
       }
       std::function<void()> gone;
-      std::exception_ptr error = settle();
+      std::exception_ptr error = settle_and_explain();
       if (device_.is_cuda() && error == nullptr) {
         const std::lock_guard lock(mutex_);
         if (finished_event_) finished_event_->block(current_stream(device_));
@@ -672,6 +699,7 @@ class Call : public std::enable_shared_from_this<Call> {
   std::optional<c10::Event> finished_event_;
   std::optional<c10::Stream> behind_stream_;  // the last one that was put behind the results
   std::exception_ptr error_;
+  std::string late_;  // what the engine says of a call that it ended for its age; once
   Taken taken_[kTakers];
 };
 

@@ -4,7 +4,9 @@
 #include <c10/core/Device.h>
 #include <c10/util/Exception.h>
 
+#include <algorithm>
 #include <chrono>
+#include <cstring>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -12,8 +14,10 @@
 #include <string>
 #include <string_view>
 #include <thread>
+#include <utility>
 #include <vector>
 
+#include "explanation.h"
 #include "heap.h"
 #include "unjam/unjam.h"
 
@@ -38,19 +42,27 @@ class World {
   // Joins: returns when all ranks have. cuda_device: -1, or the index of this rank's GPU, for a
   // context on it too. timeout_ms: after which, on GPUs, a call that a rank has not made fails on
   // all (UNJAM_TIMEOUT_MS in the environment comes first): streams that wait look at no clock.
+  // on_host: for tests on machines without a GPU: that second context is one on the host, too.
   World(int rank, int size, const std::string& host_id, const std::string& cuda_id, int cuda_device,
-        std::uint32_t timeout_ms)
+        std::uint32_t timeout_ms, bool on_host = false)
       : rank_(rank), size_(size), cuda_device_(cuda_device) {
     // On the CPU whoever waits looks at the clock itself, by its process group's limit.
     host_ = join(host_id, UNJAM_DEVICE_HOST, -1, static_cast<std::uint32_t>(-1));
     if (cuda_device < 0) return;
     try {
-      cuda_ = join(cuda_id, UNJAM_DEVICE_CUDA, cuda_device, timeout_ms);
+      cuda_ = on_host ? join(cuda_id, UNJAM_DEVICE_HOST, -1, timeout_ms)
+                      : join(cuda_id, UNJAM_DEVICE_CUDA, cuda_device, timeout_ms);
     } catch (...) {
       unjamDestroy(host_);
       throw;
     }
     offer_heap(cuda_device, cuda_);
+  }
+  // For tests, before there are groups: what is CPU tensors' becomes CUDA tensors', and the other
+  // way round.
+  void change_places() {
+    const std::unique_lock lock(mutex_);
+    std::swap(host_, cuda_);
   }
   World(const World&) = delete;
   World& operator=(const World&) = delete;
@@ -67,6 +79,17 @@ class World {
     for (unjamContext_t context : {host_, cuda_}) {
       if (context != nullptr) f(context);
     }
+  }
+  // What unjamExplain says of the job for CPU tensors, or of that for CUDA tensors. "": there is
+  // none, or it cannot say.
+  std::string explain(bool cuda) {
+    const std::shared_lock lock(mutex_);
+    unjamContext_t const context = cuda ? cuda_ : host_;
+    if (context == nullptr) return "";
+    std::string text(std::size_t{1} << 20, '\0');
+    if (unjamExplain(context, text.data(), text.size(), nullptr) != UNJAM_SUCCESS) return "";
+    text.resize(std::strlen(text.c_str()));
+    return text;
   }
   unjamContext_t host() const { return host_; }
   unjamContext_t cuda() const { return cuda_; }
@@ -90,7 +113,7 @@ class World {
   // aborted, and told of.
   void close() {
     const std::unique_lock lock(mutex_);
-    withdraw_heap(cuda_);
+    for (unjamContext_t context : {cuda_, host_}) withdraw_heap(context);  // whichever is offered
     for (unjamContext_t* context : {&cuda_, &host_}) {
       if (*context == nullptr) continue;
       if (unjamDestroy(*context) == UNJAM_ERROR_INVALID_USAGE) {
@@ -173,29 +196,38 @@ class Groups {
   // ": rank 1 has not called it", of the oldest of this rank's calls under the key, and what that
   // has called instead; "" where that is not known.
   std::string who_has_not_called(const at::Device& device, const std::string& key) const {
-    unjamContext_t const context = device.is_cuda() ? world_->cuda() : world_->host();
-    std::string text(std::size_t{1} << 20, '\0');
-    if (unjamExplain(context, text.data(), text.size(), nullptr) != UNJAM_SUCCESS) return "";
-    text.resize(std::strlen(text.c_str()));
-    // Names that JSON writes in another way are not found.
-    std::size_t at = text.find("{\"rank\":" + std::to_string(world_->rank()) + ",\"holds\":");
-    if (at == std::string::npos) return "";
-    at = text.find("\"group\":\"" + name_ + "\",\"key\":\"" + key + "\",", at);
-    if (at == std::string::npos) return "";
-    static const std::string kList = "\"not_called_by\":[";
-    at = text.find(kList, at);
-    if (at == std::string::npos) return "";
-    at += kList.size();
+    const auto call = explained_call(world_->explain(device.is_cuda()), world_->rank(), name_, key);
+    if (!call || call->not_called_by.empty()) return "";
     std::string ranks;
-    for (; at < text.size() && text[at] != ']'; ++at) {
-      ranks += text[at];
-      if (text[at] == ',') ranks += ' ';
+    for (const int rank : call->not_called_by) {
+      ranks += (ranks.empty() ? "" : ", ") + std::to_string(rank);
     }
-    if (ranks.empty()) return "";
-    const bool one = ranks.find(',') == std::string::npos;
-    const std::string instead = json_text(text, "\"instead\":\"", at);
+    const bool one = call->not_called_by.size() == 1;
     return (one ? ": rank " : ": ranks ") + ranks + (one ? " has" : " have") + " not called it" +
-           (instead.empty() ? "" : "; " + instead);
+           (call->instead.empty() ? "" : "; " + call->instead);
+  }
+
+  // "; rank 1 has called … with CUDA tensors, …": of calls under the key that this rank has not
+  // made, where it has made one with tensors on `device`. Tensors of the two kinds are in two jobs,
+  // neither of which knows of the other.
+  std::string called_with_other_tensors(const at::Device& device, const std::string& key) const {
+    const std::string other = world_->explain(!device.is_cuda());
+    if (other.empty()) return "";
+    const int me = world_->rank();
+    std::string text;
+    for (const int rank : ranks_) {
+      const auto call = explained_call(other, rank, name_, key);
+      if (rank == me || !call) continue;
+      const std::vector<int>& missing = call->not_called_by;
+      if (std::find(missing.begin(), missing.end(), me) == missing.end()) continue;
+      text += "; rank " + std::to_string(rank) + " has called " + call->what + " with " +
+              (device.is_cuda() ? "CPU" : "CUDA") + " tensors, which rank " + std::to_string(me) +
+              " has not";
+    }
+    if (text.empty()) return "";
+    return text +
+           ". Calls with CPU tensors and calls with CUDA tensors do not meet: make the call "
+           "with the same kind on all ranks";
   }
 
   // The name of a group that is split off: "<name> split 2 of 0,3" for the second of these ranks.
@@ -227,18 +259,6 @@ class Groups {
   }
 
  private:
-  // The text that stands in `json` behind the next `name` from `at` on; unjam's own escapes only.
-  static std::string json_text(const std::string& json, const std::string& name, std::size_t at) {
-    at = json.find(name, at);
-    if (at == std::string::npos) return "";
-    std::string text;
-    for (at += name.size(); at < json.size() && json[at] != '"'; ++at) {
-      if (json[at] == '\\' && at + 1 < json.size()) ++at;
-      text += json[at];
-    }
-    return text;
-  }
-
   unjamGroup_t make(unjamContext_t context) const {
     unjamGroup_t group = nullptr;
     check(unjamGroupCreate(context, ranks_.data(), static_cast<int>(ranks_.size()), name_.c_str(),
