@@ -609,6 +609,25 @@ def waiting_in_crossed_orders_while_others_are_pending():
 
 
 @check
+def more_keys_than_there_is_room_for():
+    limit = 64 if DEVICE.type == "cuda" else 512
+    tensors = [values(RANK, (5,), torch.float32, salt=k) for k in range(limit + 100)]
+    store = dist.distributed_c10d._get_default_store()
+    works = []
+    if RANK != 0:
+        store.wait(["hardly any room"])
+        time.sleep(0.3)  # while rank 0 makes more calls than there is room for
+    for k, tensor in enumerate(tensors):
+        if k == limit - 30 and RANK == 0:  # other checks' keys may take some room
+            store.set("hardly any room", "1")
+        with unjam.key(f"room {k}"):
+            works.append(dist.all_reduce(tensor, async_op=True))
+    for k, (work, tensor) in enumerate(zip(works, tensors, strict=True)):
+        work.wait()
+        same(tensor, sum(everybody((5,), torch.float32, salt=k)))
+
+
+@check
 def nested_keys_and_keyed_groups():
     key = unjam.torch.key
     with key("outer"):

@@ -3,12 +3,14 @@
 
 #include <c10/core/DeviceGuard.h>
 
+#include <chrono>
 #include <memory>
 #include <optional>
 #include <string>
 #include <utility>
 
 #include "backend.h"
+#include "gil.h"
 
 namespace unjam_torch {
 
@@ -44,6 +46,11 @@ class UnjamBackend::Launch {
         call_(std::make_shared<Call>(
             what, device, timeout == c10d::kUnsetTimeout ? backend.options_->timeout : timeout,
             backend.fate_, groups_, key_)) {
+    // With a key a bucket, say, there may be more of them than there is room for at a time.
+    options_.room_timeout_us =
+        std::chrono::microseconds(timeout == c10d::kUnsetTimeout ? backend.options_->timeout
+                                                                 : timeout)
+            .count();
     if (!device.is_cuda()) return;
     const c10::Stream stream = current_stream(device);
     options_.stream = stream.native_handle();
@@ -85,7 +92,12 @@ class UnjamBackend::Launch {
   template <class F>
   void run(F f) {
     unjamRequest_t request = nullptr;
-    check(f(&request), call_->what());
+    unjamResult_t code = UNJAM_SUCCESS;
+    {
+      const NoGil no_gil;  // it may wait for room
+      code = f(&request);
+    }
+    check(code, call_->what());
     call_->add(request);
   }
 
