@@ -155,7 +155,7 @@ def test_alone(results, ranks, check):
     assert len(results(ranks)[BACKEND, check]) == ranks
 
 
-def example(path, *words, seconds=110):
+def example(path, *words, seconds=300):
     """An example as a user starts it, and the JSON that it printed."""
     result = subprocess.run(
         [sys.executable, str(path), "--json", *words],
@@ -198,7 +198,7 @@ def test_example_with_torchrun():
         env=environment(),
         capture_output=True,
         text=True,
-        timeout=110,
+        timeout=300,
     )
     assert '"outcome": "right"' in result.stdout, result.stdout + result.stderr
 

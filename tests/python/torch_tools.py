@@ -26,7 +26,7 @@ from processes import environment
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = ROOT / "examples" / "torch"
-CHECK_S = 40  # one check on all ranks; generous, since the machine may be shared
+CHECK_S = 100  # one check on all ranks; generous, since the machine may be shared
 LAUNCH_S = 200
 HANGS = 3  # after so many, the rest is not tried
 
