@@ -109,6 +109,11 @@ UNJAM_API const char* unjamGetErrorString(unjamResult_t result);
 /* The message of the last call that failed in this thread; "" if none. Valid until the next failing
  * call of the thread. */
 UNJAM_API const char* unjamGetLastError(void);
+/* 1 if that call was refused (UNJAM_ERROR_RESOURCES) for want of room that calls of this rank which
+ * are under way give back as they end, so that the same call may go later; else 0. Whoever tries
+ * again and again should end that some time: ranks that call more keys than there is room for, in
+ * orders too far apart, wait for each other then. */
+UNJAM_API int unjamLastErrorIsTransient(void);
 
 /* ---- configuration ---- */
 typedef enum {
@@ -136,13 +141,14 @@ typedef struct {
   int32_t policy;             /* unjamPolicy_t, -1: default */
   int32_t order;              /* unjamOrder_t, -1: default */
   uint32_t lanes;             /* (*) blocks a rank, 1..32; default 1 on the host, 32 on CUDA */
-  uint32_t block_threads;     /* threads a block; host 1..16, default 1; CUDA a multiple of 32, at
-                                 most 512, the default */
+  uint32_t block_threads;     /* threads a block; host 1..16, default 1; CUDA a multiple of 64, 128
+                                 to 512, the default */
   uint32_t max_active_keys;   /* (*) keys with an invocation under way at a time; default 512, on
                                  CUDA 64 */
   uint32_t escape_slots;      /* (*) guaranteed slots of a connector, at least 2; default 5, on CUDA
-                                 2 */
-  uint32_t escape_slot_bytes; /* (*) bytes of one, multiple of 64; default 8192, on CUDA 131072 */
+                                 4 */
+  uint32_t escape_slot_bytes; /* (*) bytes of one, multiple of 64; default 8192, on CUDA 65536 (two
+                                 ranks: 131072) */
   uint32_t borrow_slots;   /* (*) larger slots that all keys of a (peer, lane) share, -1 = none */
   uint32_t spin_head;      /* polls granted to the head of the task queue */
   uint32_t spin_base;      /* polls granted at least; the fixed policy's threshold */
@@ -279,14 +285,9 @@ typedef struct {
    * that give different texts get UNJAM_ERROR_MISMATCH, whose message has both. Copied. For callers
    * whose data mean more than unjam knows: bool that travels as uint8, say. */
   const char* alike;
-  /* How long the call may wait, in microseconds, where as many keys or invocations of this rank are
-   * under way as there is room for, until some have ended; -1: for ever; default 0: it is refused
-   * (UNJAM_ERROR_RESOURCES). Not in callbacks. Ranks that call more keys than there is room for in
-   * orders too far apart wait for each other then: give a limit. */
-  int64_t room_timeout_us;
 } unjamCallOptions_t;
 #define UNJAM_CALL_OPTIONS_INITIALIZER \
-  {sizeof(unjamCallOptions_t), UNJAM_VERSION, 0, NULL, NULL, NULL, UNJAM_STREAM_NONE, NULL, 0}
+  {sizeof(unjamCallOptions_t), UNJAM_VERSION, 0, NULL, NULL, NULL, UNJAM_STREAM_NONE, NULL}
 
 /* key: NUL-terminated, may be NULL or "" (the group's common channel). options: may be NULL.
  * request: may be NULL (then only the callback or the key's order tells of completion); otherwise

@@ -121,7 +121,6 @@ class CallOptions(Structure):
         ("stream", c_void_p),
         ("stream_order", c_int32),
         ("alike", c_char_p),
-        ("room_timeout_us", c_int64),
     ]
 
 
@@ -207,6 +206,7 @@ PROTOTYPES: dict[str, tuple[Any, list[Any]]] = {
     "unjamGetVersion": (c_int, [POINTER(c_int)]),
     "unjamGetErrorString": (c_char_p, [c_int]),
     "unjamGetLastError": (c_char_p, []),
+    "unjamLastErrorIsTransient": (c_int, []),
     "unjamGetUniqueId": (c_int, [POINTER(UniqueId)]),
     "unjamInit": (c_int, [POINTER(Handle), c_int, UniqueId, c_int, POINTER(Config)]),
     "unjamInitFromEnvironment": (c_int, [POINTER(Handle), POINTER(Config)]),

@@ -9,7 +9,6 @@
 #include <vector>
 
 #include "api/last_error.h"
-#include "base/futex.h"
 #include "base/hash.h"
 #include "plan/describe.h"
 #include "runtime/context.h"
@@ -39,13 +38,20 @@ static_assert(static_cast<int>(unjam::TraceType::kRestart) == UNJAM_TRACE_RESTAR
 static_assert(static_cast<int>(unjam::StickinessPolicy::kHold) == UNJAM_POLICY_HOLD);
 
 thread_local std::string last_error;
+thread_local bool last_error_transient = false;
 
 unjamResult_t fail(unjamResult_t code, std::string message) {
   last_error = std::move(message);
+  last_error_transient = false;
   return code;
 }
 
-unjamResult_t finish(const Result& r) { return r.ok() ? UNJAM_SUCCESS : fail(r.code, r.message); }
+unjamResult_t finish(const Result& r) {
+  if (r.ok()) return UNJAM_SUCCESS;
+  const unjamResult_t code = fail(r.code, r.message);
+  last_error_transient = r.transient;
+  return code;
+}
 
 unjamResult_t null_argument(const char* name) {
   return fail(UNJAM_ERROR_INVALID_ARGUMENT, std::string(name) + " is NULL");
@@ -112,9 +118,8 @@ unjamResult_t copy_text(const std::string& text, char* buffer, size_t bytes, siz
 
 unjamResult_t apply_options(const unjamCallOptions_t* options, Call& call) {
   if (options == nullptr) return UNJAM_SUCCESS;
-  // Version 0.1.0's ended before `stream`, later ones before `alike` or before what is behind it.
+  // Version 0.1.0's ended before `stream`, later ones before `alike`.
   if (options->size != sizeof(unjamCallOptions_t) &&
-      options->size != offsetof(unjamCallOptions_t, room_timeout_us) &&
       options->size != offsetof(unjamCallOptions_t, alike) &&
       options->size != offsetof(unjamCallOptions_t, stream)) {
     return fail(UNJAM_ERROR_INVALID_ARGUMENT,
@@ -137,24 +142,7 @@ unjamResult_t apply_options(const unjamCallOptions_t* options, Call& call) {
   call.user = o.user;
   call.stream = o.stream;
   call.stream_order = static_cast<unjamStreamOrder_t>(o.stream_order);
-  call.room_timeout_us = o.room_timeout_us;
   return UNJAM_SUCCESS;
-}
-
-// Makes a call, which is refused for want of room, again when there may be some.
-template <class MakeCall>
-unjam::Result patiently(unjam::Context& context, const Call& call, MakeCall make_call) {
-  unjam::Result result = make_call();
-  if (!result.passes || call.room_timeout_us == 0) return result;
-  const std::uint64_t deadline = unjam::deadline_ns(call.room_timeout_us);
-  while (result.passes) {
-    if (!context.wait_for_room(deadline)) {
-      result.message += " (the call has waited for that as long as it may)";
-      break;
-    }
-    result = make_call();
-  }
-  return result;
 }
 
 unjamResult_t submit(unjamGroup_t group, const char* key, Call call,
@@ -162,9 +150,7 @@ unjamResult_t submit(unjamGroup_t group, const char* key, Call call,
   return guarded([&] {
     if (unjamResult_t r = check_group(group); r != UNJAM_SUCCESS) return r;
     if (unjamResult_t r = apply_options(options, call); r != UNJAM_SUCCESS) return r;
-    unjam::Context& context = *group->context;
-    return finish(
-        patiently(context, call, [&] { return context.submit(*group, key, call, request); }));
+    return finish(group->context->submit(*group, key, call, request));
   });
 }
 
@@ -199,9 +185,7 @@ unjamResult_t transfer(unjamGroup_t group, const char* key, const void* send, vo
     if (unjamResult_t r = check_group(group); r != UNJAM_SUCCESS) return r;
     Call call = make_call(Kind::kSendRecv, send, recv, count, dtype, UNJAM_SUM, 0);
     if (unjamResult_t r = apply_options(options, call); r != UNJAM_SUCCESS) return r;
-    unjam::Context& context = *group->context;
-    return finish(patiently(
-        context, call, [&] { return context.transfer(*group, key, call, peer, sends, request); }));
+    return finish(group->context->transfer(*group, key, call, peer, sends, request));
   });
 }
 
@@ -275,6 +259,8 @@ const char* unjamGetErrorString(unjamResult_t result) {
 }
 
 const char* unjamGetLastError(void) { return last_error.c_str(); }
+
+int unjamLastErrorIsTransient(void) { return last_error_transient ? 1 : 0; }
 
 unjamResult_t unjamGetUniqueId(unjamUniqueId_t* id) {
   if (id == nullptr) return null_argument("id");
@@ -630,9 +616,7 @@ unjamResult_t unjamRunWithOptions(unjamCollective_t collective, const void* send
     call.send = send;
     call.recv = recv;
     call.priority = collective->priority;
-    unjam::Context& context = *collective->group->context;
-    return finish(
-        patiently(context, call, [&] { return context.submit(*collective, call, request); }));
+    return finish(collective->group->context->submit(*collective, call, request));
   });
 }
 

@@ -4,18 +4,10 @@
 #include <atomic>
 #include <cstdint>
 
-#include "base/clock.h"
-
 namespace unjam {
 
 // Longer ones (3 years) are no limit: their arithmetic in nanoseconds would overflow.
 inline constexpr std::int64_t kLongestTimeoutUs = 100'000'000'000'000;
-
-// On monotonic_ns()'s clock; UINT64_MAX: none (timeout_us < 0, too).
-inline std::uint64_t deadline_ns(std::int64_t timeout_us) {
-  if (timeout_us < 0 || timeout_us > kLongestTimeoutUs) return UINT64_MAX;
-  return monotonic_ns() + static_cast<std::uint64_t>(timeout_us) * 1000;
-}
 
 // Several kinds of sleepers may share a word: a wake-up reaches those whose set meets its own.
 inline constexpr std::uint32_t kAllSleepers = ~std::uint32_t{0};

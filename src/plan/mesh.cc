@@ -7,8 +7,8 @@
 namespace unjam {
 namespace {
 
-// How far apart the hop of a pair's two lies at most: what is sent in a slice is looked for so many
-// slices later.
+// In plans of one hop, all of whose slices are pairs: what is sent in a slice is looked for so many
+// slices later, at most.
 constexpr std::uint32_t kPassesApart = 3;
 
 bool receives(const Primitive& p) { return (p.flags & (kGather | kCollect)) != 0; }

@@ -1,10 +1,8 @@
 // Completion: out of the CQ, to requests, callbacks and successors.
-#include <algorithm>
 #include <utility>
 
 #include "base/clock.h"
 #include "base/fork_guard.h"
-#include "base/futex.h"
 #include "runtime/context.h"
 
 namespace unjam {
@@ -109,16 +107,20 @@ void Context::reap() {
 
 // Whoever waits, helps: runs the engine where no other thread does, else sleeps on the completions.
 // `helping_` is set while a thread may sleep in the engine's lane without having seen what others
-// have completed since it last had the lock; they ring. done() is called with the lock.
-template <class Done>
-bool Context::wait_until(Done done, std::uint64_t deadline) {
+// have completed since it last had the lock; they ring.
+bool Context::wait(unjamRequest& request, std::int64_t timeout_us) {
+  if (timeout_us > kLongestTimeoutUs) timeout_us = -1;
+  const std::uint64_t deadline =
+      timeout_us < 0 ? UINT64_MAX : monotonic_ns() + static_cast<std::uint64_t>(timeout_us) * 1000;
+  const auto done = [&] { return request.done.load(std::memory_order_acquire); };
+  if (done()) return true;
   std::unique_lock lock(mutex_, std::defer_lock);
   for (;;) {
     const std::uint32_t epoch = completions_.epoch();
     lock.lock();
     reap_locked();
     if (done()) return true;
-    const std::uint64_t now = deadline == UINT64_MAX ? 0 : monotonic_ns();
+    const std::uint64_t now = timeout_us < 0 ? 0 : monotonic_ns();
     if (now >= deadline) return false;
     if (!helping_ && !closed_ && daemon_->can_help()) {
       helping_ = true;
@@ -127,9 +129,9 @@ bool Context::wait_until(Done done, std::uint64_t deadline) {
         lock.lock();
         helping_ = false;
         reap_locked();
-        const bool goes_on = helping_ = !done();
+        helping_ = !done();
         lock.unlock();
-        return goes_on;
+        return !done();
       };
       const bool helped = daemon_->help(look, deadline);
       lock.lock();
@@ -139,26 +141,9 @@ bool Context::wait_until(Done done, std::uint64_t deadline) {
     } else {
       lock.unlock();
     }
-    daemon_->wait(
-        completions_, epoch,
-        deadline == UINT64_MAX ? -1 : static_cast<std::int64_t>((deadline - now) / 1000 + 1));
+    daemon_->wait(completions_, epoch,
+                  timeout_us < 0 ? -1 : static_cast<std::int64_t>((deadline - now) / 1000 + 1));
   }
-}
-
-bool Context::wait(unjamRequest& request, std::int64_t timeout_us) {
-  const auto done = [&] { return request.done.load(std::memory_order_acquire); };
-  return done() || wait_until(done, deadline_ns(timeout_us));
-}
-
-bool Context::wait_for_room(std::uint64_t deadline) {
-  constexpr std::uint64_t kLookNs = 1'000'000;
-  const std::uint64_t now = monotonic_ns();
-  if (in_callback() || now >= deadline) return false;
-  std::unique_lock lock(mutex_);
-  const std::uint64_t before = completed_;
-  lock.unlock();
-  wait_until([&] { return closed_ || completed_ != before; }, std::min(deadline, now + kLookNs));
-  return true;
 }
 
 void Context::need_background() {

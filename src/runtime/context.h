@@ -69,7 +69,6 @@ struct Call {
   void* user = nullptr;
   unjamStreamOrder_t stream_order = UNJAM_STREAM_NONE;
   void* stream = nullptr;
-  std::int64_t room_timeout_us = 0;
 };
 
 // An invocation that was submitted and is not complete.
@@ -239,10 +238,6 @@ class Context : public std::enable_shared_from_this<Context> {
 
   // True once the request is done; false on timeout.
   bool wait(unjamRequest& request, std::int64_t timeout_us);
-  // Waits, helping, for a call of this rank to end, or for a while: what makes room otherwise,
-  // peers that take data, tells nobody. False: the time is over, or what the caller waits for might
-  // wait for the caller.
-  bool wait_for_room(std::uint64_t deadline);
   // Whether the calling thread runs callbacks: what it waits for might wait for it.
   static bool in_callback();
   // Gives a pending request its callback; calls it at once if the request is done.
@@ -280,8 +275,6 @@ class Context : public std::enable_shared_from_this<Context> {
   std::int64_t stall_ms() const { return settings_.stall_ms; }
 
  private:
-  template <class Done>
-  bool wait_until(Done done, std::uint64_t deadline);
   friend class World;
   friend class StuckCall;  // tests/unit/news_test.cc
   void start_cuda();

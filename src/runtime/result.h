@@ -11,8 +11,8 @@ namespace unjam {
 struct Result {
   unjamResult_t code = UNJAM_SUCCESS;
   std::string message;
-  // Refused for want of room that calls under way are to give back: later it may go.
-  bool passes = false;
+  // Refused for want of room that calls under way give back as they end.
+  bool transient = false;
   bool ok() const { return code == UNJAM_SUCCESS; }
 };
 

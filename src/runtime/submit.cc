@@ -259,7 +259,8 @@ Result Context::submit_locked(std::unique_lock<std::mutex>& lock, unjamGroup& gr
                                  key.failed.message + "): use another key"};
   }
   const auto limit = static_cast<std::size_t>(settings_.max_active_keys);
-  const bool busy = key.place == KeyPlace::kBusy;
+  // (What fails at once needs no room.)
+  const bool busy = key.place == KeyPlace::kBusy || !disagreement.ok();
   if (!busy && keys_at(KeyPlace::kBusy) >= limit) {
     take_completions();
     if (keys_at(KeyPlace::kBusy) >= limit) {
@@ -267,7 +268,7 @@ Result Context::submit_locked(std::unique_lock<std::mutex>& lock, unjamGroup& gr
               std::to_string(limit) +
                   " keys of this rank have invocations under way, as many as are allowed: wait for "
                   "some, or raise UNJAM_MAX_ACTIVE_KEYS (max_active_keys) on all ranks",
-              /*passes=*/true};
+              /*transient=*/true};
     }
   }
   // Both kinds hold connectors, of which there are twice the limit.
@@ -284,7 +285,7 @@ Result Context::submit_locked(std::unique_lock<std::mutex>& lock, unjamGroup& gr
                   " keys of this rank have invocations under way or data that peers have yet to "
                   "take, as many as there is room for (twice the limit): let the peers call them, "
                   "or raise UNJAM_MAX_ACTIVE_KEYS (max_active_keys) on all ranks",
-              /*passes=*/true};
+              /*transient=*/true};
     }
   }
   if (call.stream_order != UNJAM_STREAM_NONE && !cuda()) {
@@ -334,14 +335,14 @@ Result Context::submit_locked(std::unique_lock<std::mutex>& lock, unjamGroup& gr
   const bool starts_key = key.in_engine == 0 && key.waiting.empty();
   const std::size_t in_engine = slots_.size() - free_slots_.size();
   // With streams nothing may wait here: its place in the stream is now.
-  if (cuda() && free_slots_.empty()) {
+  if (cuda() && disagreement.ok() && free_slots_.empty()) {
     take_completions();
     if (free_slots_.empty()) {
       return {UNJAM_ERROR_RESOURCES,
               std::to_string(slots_.size()) +
                   " invocations of this rank are under way, as many as there "
                   "is room for: wait for some",
-              /*passes=*/true};
+              /*transient=*/true};
     }
   }
   const bool waits =

@@ -628,6 +628,44 @@ def more_keys_than_there_is_room_for():
 
 
 @check
+def receives_from_anybody_wait_for_room():
+    limit = 64 if DEVICE.type == "cuda" else 512
+    tensors = [torch.full((2,), float(RANK), device=DEVICE) for _ in range(limit + 30)]
+    store = dist.distributed_c10d._get_default_store()
+    works = []
+
+    def calls():
+        for k, tensor in enumerate(tensors):
+            with unjam.key(f"busy {k}"):
+                works.append(dist.all_reduce(tensor, async_op=True))
+
+    sent, received = values(1, (3,), torch.float32), torch.zeros(3, device=DEVICE)
+    if RANK == 0:
+        caller = threading.Thread(target=calls)
+        caller.start()
+        made = -1
+        while len(works) != made:  # it stands: there is no room
+            made = len(works)
+            time.sleep(0.3)
+        work = dist.irecv(received, None, tag=78)
+        store.set("no room for a receive", "1")
+        caller.join()
+        work.wait()
+        same(received, sent)
+    else:
+        if RANK == 1:
+            send = dist.isend(sent, 0, tag=78)
+        store.wait(["no room for a receive"])
+        time.sleep(0.3)  # while rank 0 looks for who has sent
+        calls()
+        if RANK == 1:
+            send.wait()
+    for work, tensor in zip(works, tensors, strict=True):
+        work.wait()
+        same(tensor, torch.full((2,), float(sum(range(SIZE)))))
+
+
+@check
 def nested_keys_and_keyed_groups():
     key = unjam.torch.key
     with key("outer"):

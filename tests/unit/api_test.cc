@@ -744,6 +744,9 @@ TEST(Limits, MoreKeysThanAllowedAreRefusedAndNothingIsLost) {
     std::fill(y.begin(), y.end(), 2);
     for (std::size_t k = 0; k < kAllowed; ++k) ASSERT_OK(call(0, k));
     EXPECT_REFUSED(call(0, kAllowed), UNJAM_ERROR_RESOURCES, "UNJAM_MAX_ACTIVE_KEYS");
+    EXPECT_EQ(unjamLastErrorIsTransient(), 1);
+    EXPECT_REFUSED(unjamGroupDestroy(nullptr), UNJAM_ERROR_INVALID_ARGUMENT, "NULL");
+    EXPECT_EQ(unjamLastErrorIsTransient(), 0);
     // A further use of an active key is no further key.
     std::int32_t extra = 5, other = 6;
     unjamRequest_t q = nullptr, p = nullptr;
@@ -770,6 +773,33 @@ TEST(Limits, MoreKeysThanAllowedAreRefusedAndNothingIsLost) {
   }
 }
 
+// What fails at once needs no room: where it is too much, and wrong too, that it is wrong counts.
+TEST(Limits, WhatDisagreesIsNotRefusedForWantOfRoom) {
+  unjamConfig_t config = default_config();
+  config.max_active_keys = 2;
+  Job job(2, config);
+  std::vector<std::int32_t> x(16, 1), y(16, 2);
+  const auto call = [&](int r, const std::string& key, std::size_t count, unjamRequest_t* q) {
+    std::int32_t* b = (r == 0 ? x : y).data() + (key == "wrong" ? 0 : key == "a" ? 8 : 12);
+    return unjamAllReduce(job.all(r), key.c_str(), b, b, count, UNJAM_INT32, UNJAM_SUM, nullptr, q);
+  };
+  unjamRequest_t wrong[2] = {}, a[2] = {}, b[2] = {};
+  ASSERT_OK(call(1, "wrong", 4, &wrong[1]));
+  ASSERT_OK(call(0, "a", 4, &a[0]));
+  ASSERT_OK(call(0, "b", 4, &b[0]));
+  ASSERT_OK(call(0, "wrong", 8, &wrong[0]));
+  for (int r = 0; r < 2; ++r) {
+    EXPECT_EQ(unjamWait(wrong[r], kPatienceUs), UNJAM_ERROR_MISMATCH);
+    unjamRequestFree(wrong[r]);
+  }
+  ASSERT_OK(call(1, "a", 4, &a[1]));
+  ASSERT_OK(call(1, "b", 4, &b[1]));
+  for (int r = 0; r < 2; ++r) {
+    wait_ok(job.context(r), a[r], "a");
+    wait_ok(job.context(r), b[r], "b");
+  }
+}
+
 // More keys over time than may be active at once: idle ones give their connectors back.
 TEST(Limits, ManyKeysOneAfterTheOther) {
   unjamConfig_t config = default_config();
@@ -790,86 +820,6 @@ TEST(Limits, ManyKeysOneAfterTheOther) {
     for (const unjamRequest_t q : open) me.wait(q, "the last ones");
     if (std::count(x.begin(), x.end(), 3) != 600) fail("a wrong sum");
   });
-}
-
-// All at once, from ranks that have room for four: each call waits until there is some.
-TEST(Limits, CallsMayWaitForRoom) {
-  constexpr std::size_t kKeys = 400;
-  unjamConfig_t config = default_config();
-  config.max_active_keys = 4;
-  Job job(3, config);
-  job.run([&](Rank& me) {
-    unjamCallOptions_t patient = UNJAM_CALL_OPTIONS_INITIALIZER;
-    patient.room_timeout_us = kPatienceUs;
-    std::vector<std::int32_t> x(kKeys, 1);
-    std::vector<unjamRequest_t> requests(kKeys);
-    for (std::size_t i = 0; i < kKeys; ++i) {
-      UNJAM_CHECK(unjamAllReduce(me.all, ("k" + std::to_string(i)).c_str(), &x[i], &x[i], 1,
-                                 UNJAM_INT32, UNJAM_SUM, &patient, &requests[i]));
-    }
-    for (const unjamRequest_t q : requests) me.wait(q, "one of many");
-    if (std::count(x.begin(), x.end(), 3) != kKeys) fail("a wrong sum");
-  });
-}
-
-TEST(Limits, WaitingForRoomEndsWithItsTimeAndNotInCallbacks) {
-  unjamConfig_t config = default_config();
-  config.max_active_keys = 1;
-  Job job(2, config);
-  std::int32_t x[3] = {1, 1, 1}, y[3] = {2, 2, 2};
-  unjamRequest_t q[2] = {};
-  unjamCallOptions_t patient = UNJAM_CALL_OPTIONS_INITIALIZER;
-  const auto call = [&](int r, int k, unjamRequest_t* request) {
-    std::int32_t* b = r == 0 ? &x[k] : &y[k];
-    return unjamAllReduce(job.all(r), ("k" + std::to_string(k)).c_str(), b, b, 1, UNJAM_INT32,
-                          UNJAM_SUM, &patient, request);
-  };
-  ASSERT_OK(call(0, 0, &q[0]));
-  patient.room_timeout_us = 20000;
-  EXPECT_REFUSED(call(0, 1, &q[1]), UNJAM_ERROR_RESOURCES, "waited for that as long as it may");
-  // A thread that waits for room hears that there is some.
-  patient.room_timeout_us = -1;
-  std::thread waits([&] { EXPECT_OK(call(0, 1, &q[1])); });
-  unjamRequest_t p[2] = {};
-  EXPECT_OK(call(1, 0, &p[0]));
-  wait_ok(job.context(1), p[0], "rank 1");
-  EXPECT_OK(call(1, 1, &p[1]));
-  waits.join();
-  for (int k = 0; k < 2; ++k) wait_ok(job.context(0), q[k], "rank 0");
-  wait_ok(job.context(1), p[1], "rank 1");
-  EXPECT_EQ(x[1], 3);
-  // What a callback waits for might wait for it: refused at once.
-  struct InCallback {
-    unjamGroup_t all;
-    unjamCallOptions_t options;
-    std::int32_t* data;
-    unjamResult_t first = UNJAM_SUCCESS, second = UNJAM_SUCCESS;
-    unjamRequest_t requests[2] = {};
-    std::atomic<bool> over = false;
-  } told{job.all(0), patient, x};
-  unjamCallOptions_t tells = UNJAM_CALL_OPTIONS_INITIALIZER;
-  tells.user = &told;
-  tells.callback = [](unjamResult_t, void* user) {
-    auto& t = *static_cast<InCallback*>(user);
-    const auto again = [&](const char* key, int k) {
-      return unjamAllReduce(t.all, key, t.data + k, t.data + k, 1, UNJAM_INT32, UNJAM_SUM,
-                            &t.options, &t.requests[k]);
-    };
-    t.first = again("first", 0);
-    t.second = again("second", 1);
-    t.over = true;
-  };
-  ASSERT_OK(unjamAllReduce(job.all(0), "tells", &x[2], &x[2], 1, UNJAM_INT32, UNJAM_SUM, &tells,
-                           nullptr));
-  ASSERT_OK(
-      unjamAllReduce(job.all(1), "tells", &y[2], &y[2], 1, UNJAM_INT32, UNJAM_SUM, nullptr, &p[0]));
-  wait_ok(job.context(1), p[0], "rank 1");
-  EXPECT_TRUE(eventually([&] { return told.over.load(); }));
-  EXPECT_EQ(told.first, UNJAM_SUCCESS);
-  EXPECT_EQ(told.second, UNJAM_ERROR_RESOURCES);
-  ASSERT_OK(unjamAllReduce(job.all(1), "first", y, y, 1, UNJAM_INT32, UNJAM_SUM, nullptr, &p[0]));
-  wait_ok(job.context(0), told.requests[0], "rank 0");
-  wait_ok(job.context(1), p[0], "rank 1");
 }
 
 TEST(Limits, ZeroCounts) {

@@ -106,7 +106,12 @@ class AnySource {
       unjamResult_t code = unjamProbe(r.group, r.key.c_str(), from, &ready);
       if (code == UNJAM_SUCCESS && ready == 0) continue;
       unjamRequest_t request = nullptr;
-      if (code == UNJAM_SUCCESS) code = receive(r, from, &request);
+      if (code == UNJAM_SUCCESS) {
+        code = receive(r, from, &request);
+        // Too many keys are under way: it looks again. (A call that is refused is no use of its
+        // key.)
+        if (code != UNJAM_SUCCESS && unjamLastErrorIsTransient() != 0) return false;
+      }
       if (code == UNJAM_SUCCESS) {
         r.call->post(request, from);
       } else {

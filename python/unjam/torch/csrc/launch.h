@@ -3,10 +3,12 @@
 
 #include <c10/core/DeviceGuard.h>
 
+#include <algorithm>
 #include <chrono>
 #include <memory>
 #include <optional>
 #include <string>
+#include <thread>
 #include <utility>
 
 #include "backend.h"
@@ -41,16 +43,10 @@ class UnjamBackend::Launch {
         guard_(device.is_cuda() ? std::optional<at::Device>(device) : std::nullopt),
         sync_(sync),
         type_(type),
+        timeout_(timeout == c10d::kUnsetTimeout ? backend.options_->timeout : timeout),
         common_key_(join(backend.prefix_, escaped(thread_key()))),
         key_(join(common_key_, more)),
-        call_(std::make_shared<Call>(
-            what, device, timeout == c10d::kUnsetTimeout ? backend.options_->timeout : timeout,
-            backend.fate_, groups_, key_)) {
-    // With a key a bucket, say, there may be more of them than there is room for at a time.
-    options_.room_timeout_us =
-        std::chrono::microseconds(timeout == c10d::kUnsetTimeout ? backend.options_->timeout
-                                                                 : timeout)
-            .count();
+        call_(std::make_shared<Call>(what, device, timeout_, backend.fate_, groups_, key_)) {
     if (!device.is_cuda()) return;
     const c10::Stream stream = current_stream(device);
     options_.stream = stream.native_handle();
@@ -92,10 +88,9 @@ class UnjamBackend::Launch {
   template <class F>
   void run(F f) {
     unjamRequest_t request = nullptr;
-    unjamResult_t code = UNJAM_SUCCESS;
-    {
-      const NoGil no_gil;  // it may wait for room
-      code = f(&request);
+    unjamResult_t code = f(&request);
+    if (code != UNJAM_SUCCESS && unjamLastErrorIsTransient() != 0) {
+      code = run_when_there_is_room(f, &request);
     }
     check(code, call_->what());
     call_->add(request);
@@ -121,6 +116,33 @@ class UnjamBackend::Launch {
   }
 
  private:
+  using Clock = std::chrono::steady_clock;
+
+  // With a key a bucket, say, there can be more keys under way than there is room for: the call
+  // waits until some have ended, for the operation's time at most. What it waits for needs nothing
+  // of this thread: the engine's own go on.
+  template <class F>
+  unjamResult_t run_when_there_is_room(F f, unjamRequest_t* request) {
+    constexpr std::chrono::microseconds kShortest{50}, kLongest{1000};
+    constexpr std::chrono::seconds kTold{5};
+    const NoGil no_gil;
+    const Clock::time_point now = Clock::now();
+    if (!waits_since_) waits_since_ = now;
+    bool told = false;
+    for (auto pause = kShortest;; pause = std::min(2 * pause, kLongest)) {
+      std::this_thread::sleep_for(pause);
+      call_->throw_if_over();
+      const unjamResult_t code = f(request);
+      if (code == UNJAM_SUCCESS || unjamLastErrorIsTransient() == 0) return code;
+      const auto waited = Clock::now() - *waits_since_;
+      if (waited >= timeout_) return code;
+      if (told || waited < kTold) continue;
+      told = true;
+      TORCH_WARN("unjam: ", call_->what(), " under key '", key_, "' of process group ",
+                 backend_.fate_->name(), " waits for room, for 5 s by now: ", unjamGetLastError());
+    }
+  }
+
   // First what earlier calls have come to, which may be that the group is out of use.
   static std::shared_ptr<Groups> swept(const UnjamBackend& backend) {
     Call::sweep();
@@ -134,6 +156,8 @@ class UnjamBackend::Launch {
   const at::NoGradGuard no_grad_;  // of copies and factors: collectives have no gradient
   const bool sync_;
   const c10d::OpType type_;
+  const std::chrono::milliseconds timeout_;
+  std::optional<Clock::time_point> waits_since_;  // for room
   const std::string common_key_;
   const std::string key_;
   std::shared_ptr<Call> call_;

@@ -81,6 +81,10 @@ class Fate {
     broken_ = std::move(why);
     return true;
   }
+  bool broken() const {
+    const std::lock_guard lock(mutex_);
+    return !broken_.empty();
+  }
   // Throws if it is.
   void check() const {
     const std::lock_guard lock(mutex_);
@@ -401,6 +405,14 @@ class Call : public std::enable_shared_from_this<Call> {
     left_calls().count.store(0);
   }
 
+  // Throws if its process group can have no more calls.
+  void throw_if_over() const {
+    throw_if_aborted();
+    TORCH_CHECK_WITH(DistBackendError, !fate_->over(), "unjam: ", what_,
+                     ": the process group was destroyed");
+    fate_->check();
+  }
+
  private:
   using FuturePtr = c10::intrusive_ptr<c10::ivalue::Future>;
   struct Taken {
@@ -453,8 +465,13 @@ class Call : public std::enable_shared_from_this<Call> {
   // (On the CPU wait() tells.)
   void surface() noexcept {
     try {
-      if (!device_.is_cuda() || error_told_.load() || fate_->over()) return;
-      const std::exception_ptr error = settle_and_explain();
+      // (Of a group that is out of use nothing more is said.)
+      if (!device_.is_cuda() || error_told_.load() || fate_->over() || fate_->broken()) return;
+      std::exception_ptr error;
+      {
+        const NoGil no_gil;  // it may ask other processes
+        error = settle_and_explain();
+      }
       if (error == nullptr || error_told_.exchange(true)) return;
       try {
         std::rethrow_exception(error);
