@@ -134,8 +134,7 @@ def stage_pytest() -> None:
     try:
         # A file's tests share what it has started, so they stay together; tests/python/conftest.py
         # puts the files that take long first.
-        workers = str(min(jobs(), 4))
-        pytest("-n", workers, "--dist", "loadfile", "--no-loadscope-reorder")
+        pytest("-n", str(min(jobs(), 4)), "--dist", "loadfile", "--no-loadscope-reorder")
     finally:
         adapter.terminate()
         adapter.wait()

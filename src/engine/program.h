@@ -63,14 +63,11 @@ enum PrimitiveFlags : std::uint16_t {
 // A primitive that lags works, in pass l, on chunk l - lag; a program with lags makes as many
 // passes more. So a chunk's hops lie passes apart, and what a hop waits for was sent that long ago
 // (software pipelining). A program's last primitive lags as much as any.
-inline constexpr std::uint32_t kMostLag = 15;
-
 // Two primitives that go together (kWithNext) are one slice: what both wait for is looked for at
 // once, they move at the same time, and what they have done is published at once. The first only
 // sends and the second only receives, both with several peers, and the second lags behind by at
 // least a pass, so that it wants nothing that peers send in the same slice. In a pass in which one
 // has no chunk the other goes alone.
-
 struct Primitive {
   std::uint16_t flags = 0;            // PrimitiveFlags
   std::uint16_t recv_peer = kNoPeer;  // group rank

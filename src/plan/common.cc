@@ -129,7 +129,7 @@ std::uint16_t packet_lanes(const PlanRequest& request, const PlanLimits& limits,
 Primitive primitive(unsigned flags, int part) {
   Primitive p;
   p.flags = static_cast<std::uint16_t>(flags);
-  p.part = static_cast<unsigned>(part) & 0xfff;
+  p.part = static_cast<std::uint16_t>(part);
   return p;
 }
 

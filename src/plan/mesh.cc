@@ -12,37 +12,27 @@ namespace {
 constexpr std::uint32_t kPassesApart = 3;
 
 bool receives(const Primitive& p) { return (p.flags & (kGather | kCollect)) != 0; }
-bool only_sends(const Primitive& p) {
-  return (p.flags & (kSendAll | kScatter)) != 0 && !receives(p);
-}
+bool sends(const Primitive& p) { return (p.flags & (kSendAll | kScatter)) != 0; }
 
-// Each primitive that receives works on what was sent passes ago.
+// Each primitive that receives works on what was sent passes ago. Together: and what only sends,
+// which is first, goes with what only receives, which is last.
 void overlap(const PlanLimits& limits, std::vector<Primitive>* program) {
-  const auto hops =
-      static_cast<std::uint32_t>(std::count_if(program->begin(), program->end(), receives));
-  if (!limits.overlap || hops == 0) return;
-  const std::uint32_t distance = overlap_distance(hops, limits.escape_slots);
-  std::uint32_t lag = 0;
-  for (Primitive& p : *program) {
-    if (receives(p)) lag += distance;
-    p.lag = lag & kMostLag;
-  }
-}
-
-// The same, and what only sends goes together with what only receives.
-void overlap_together(const PlanLimits& limits, std::vector<Primitive>* program) {
   std::vector<Primitive>& p = *program;
   const auto hops = static_cast<std::uint32_t>(std::count_if(p.begin(), p.end(), receives));
+  if (!limits.overlap || hops == 0) return;
   const std::uint32_t distance = overlap_distance(hops, limits.escape_slots);
-  if (distance == 0) return;
-  // What sends, which is first, to the side of what receives, which is last.
-  std::rotate(p.begin(), p.begin() + 1, p.end() - 1);
-  if (hops == 2) {
-    p.front().lag = (distance + 1) & kMostLag;
-    p.back().lag = (2 * distance + 1) & kMostLag;
-  } else {
-    p.back().lag = std::min(limits.escape_slots - 1, kPassesApart) & kMostLag;
+  if (!limits.together || distance == 0 || !sends(p.front())) {
+    std::uint32_t lag = 0;
+    for (Primitive& q : p) {
+      if (receives(q)) lag += distance;
+      q.lag = static_cast<std::uint16_t>(lag);
+    }
+    return;
   }
+  std::rotate(p.begin(), p.begin() + 1, p.end() - 1);
+  if (hops == 2) p.front().lag = static_cast<std::uint16_t>(distance + 1);
+  p.back().lag = static_cast<std::uint16_t>(
+      hops == 2 ? 2 * distance + 1 : std::min(limits.escape_slots - 1, kPassesApart));
   p[p.size() - 2].flags |= kWithNext;
 }
 
@@ -115,14 +105,7 @@ std::optional<Plan> plan_mesh(const PlanRequest& request, const PlanLimits& limi
   // On a GPU a bulk plan takes every block: links and memory are what it shares with small calls.
   assign_bulk_lanes(request, limits, limits.device == Device::kCuda ? 0 : 1, &plan.geometry);
   plan.primitives = make_program(request);
-  const std::size_t n = plan.primitives.size();
-  const bool pair = n >= 2 && receives(plan.primitives[n - 1]) &&
-                    std::any_of(plan.primitives.begin(), plan.primitives.end(), only_sends);
-  if (limits.overlap && limits.together && pair) {
-    overlap_together(limits, &plan.primitives);
-  } else {
-    overlap(limits, &plan.primitives);
-  }
+  overlap(limits, &plan.primitives);
   if (limits.overlap && request.ranks > 1) halve_chunk(&plan.geometry);
   return plan;
 }

@@ -143,9 +143,8 @@ const World::Disagreement* World::disagreement(const CallKey& call,
   const auto& [tag, n] = call;
   for (auto known = disagreements_.lower_bound({tag, 0});
        known != disagreements_.end() && known->first.first == tag; ++known) {
-    const int process = known->first.second;
     const bool member = std::any_of(members.begin(), members.end(), [&](int m) {
-      return process_of_[static_cast<std::size_t>(m)] == process;
+      return is_rank_of(static_cast<std::uint32_t>(m), known->first.second);
     });
     if (member && known->second.from <= n) return &known->second;
   }
@@ -166,7 +165,7 @@ void World::fail_here(std::uint64_t tag, std::uint64_t n, unjamResult_t code,
   // members know.
   std::vector<int> speakers;
   for (int r = 0; r < ranks_ && process != me_; ++r) {
-    if (process_of_[static_cast<std::size_t>(r)] == process) speakers.push_back(r);
+    if (is_rank_of(static_cast<std::uint32_t>(r), process)) speakers.push_back(r);
   }
   for (Context* c : contexts_) {
     if (c != nullptr) c->fail_call(tag, n, {code, text}, speakers);

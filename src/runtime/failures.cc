@@ -6,6 +6,13 @@
 #include "runtime/texts.h"
 
 namespace unjam {
+namespace {
+
+bool is_member(const unjamGroup& group, int rank) {
+  return std::find(group.members.begin(), group.members.end(), rank) != group.members.end();
+}
+
+}  // namespace
 
 // Whose call was refused, who is gone, who gives up: it is told by threads that must not wait for
 // this context's lock. A thread of the user's holds that while it is inside of a call of CUDA, a
@@ -33,10 +40,8 @@ void Context::tell(News news) {
 
 // Whether a member of the group says so.
 bool Context::heeds(const News& news, const unjamGroup& group) {
-  if (news.speakers.empty()) return true;
-  return std::any_of(news.speakers.begin(), news.speakers.end(), [&](int rank) {
-    return std::find(group.members.begin(), group.members.end(), rank) != group.members.end();
-  });
+  return news.speakers.empty() || std::any_of(news.speakers.begin(), news.speakers.end(),
+                                              [&](int rank) { return is_member(group, rank); });
 }
 
 bool Context::concerns(const News& news, const InEngine& call) {
@@ -45,10 +50,8 @@ bool Context::concerns(const News& news, const InEngine& call) {
     case News::kCall:
       // Later uses of the key cannot start any more; earlier ones go on.
       return call.tag == news.tag && call.n >= news.n && heeds(news, *call.group);
-    case News::kPeer: {
-      const std::vector<int>& members = call.group->members;
-      return std::find(members.begin(), members.end(), news.peer) != members.end();
-    }
+    case News::kPeer:
+      return is_member(*call.group, news.peer);
     case News::kAbort:
       break;
   }
@@ -100,10 +103,7 @@ void Context::hear(const News& news) {
     case News::kPeer:
       gone_[static_cast<std::size_t>(news.peer)] = true;
       for (auto& group : groups_) {
-        const std::vector<int>& members = group->members;
-        if (std::find(members.begin(), members.end(), news.peer) != members.end()) {
-          fail_group(*group, news.why);
-        }
+        if (is_member(*group, news.peer)) fail_group(*group, news.why);
       }
       break;
     case News::kAbort:

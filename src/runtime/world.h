@@ -229,8 +229,8 @@ class World {
   };
   std::map<int, Departed> departed_;
   std::map<int, std::string> gone_;  // aborted or dead: rank -> why
-  // Disagreements found, by tag. For ranks that call later.
-  std::map<std::pair<std::uint64_t, int>, Disagreement> disagreements_;  // by tag and process
+  // Disagreements found, by tag and by the process that says so. For ranks that call later.
+  std::map<std::pair<std::uint64_t, int>, Disagreement> disagreements_;
   std::map<CallKey, Inquiry> inquiries_;
   std::map<std::pair<CallKey, int>, Probe> probes_;  // by call and rank
   std::map<std::uint64_t, Gathering> gatherings_;

@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 import time
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -224,6 +225,17 @@ def test_send_under_another_tag_is_named_as_the_cause():
         job.end()
 
 
+@contextmanager
+def two_with_changed_places(change="change_places()", **settings):
+    """Two members, of which one's calls with CPU tensors are the other's with CUDA tensors."""
+    with workers() as harness:
+        job = Members(harness, 2, **settings)
+        assert [s[:2] for s in job.do(change)] == [[None, None]] * 2
+        yield job
+        job.do("dist.destroy_process_group()")
+        job.end()
+
+
 START_BOTH = "globals().update(w=dist.all_reduce(torch.ones(7), async_op=True))"
 
 
@@ -236,9 +248,7 @@ def names_cuda_tensors(rank, other, text):
 
 @pytest.mark.timeout(200)
 def test_call_with_tensors_on_another_device_is_named_as_the_cause():
-    with workers() as harness:
-        job = Members(harness, 2, timeout_s=5)
-        assert [s[:2] for s in job.do("change_places()")] == [[None, None]] * 2
+    with two_with_changed_places(timeout_s=5) as job:
         assert [s[0] for s in job.do(START_BOTH)] == [None, None]
         told = job.do("unjam.torch.explain()", [0])[0][1]
         for rank, device in enumerate(["CPU", "CUDA"]):  # as rank 0 sees it
@@ -249,24 +259,18 @@ def test_call_with_tensors_on_another_device_is_named_as_the_cause():
             assert kind == "DistBackendError", text
             assert f"rank {1 - rank} has not called it" in text, text
             assert names_cuda_tensors(rank, 1 - rank, text), text
-        job.do("dist.destroy_process_group()")
-        job.end()
 
 
 @pytest.mark.timeout(200)
 def test_call_with_tensors_on_another_device_is_named_where_the_engine_ends_calls():
     """As it does on GPUs, where streams that wait look at no clock."""
-    with workers() as harness:
-        job = Members(harness, 2)
-        text = "change_places(UNJAM_TIMEOUT_MS='2000' if rank == 0 else '100000')"
-        assert [s[:2] for s in job.do(text)] == [[None, None]] * 2
+    change = "change_places(UNJAM_TIMEOUT_MS='2000' if rank == 0 else '100000')"
+    with two_with_changed_places(change) as job:
         assert [s[0] for s in job.do(START_BOTH)] == [None, None]
         kind, text, _ = job.do("w.wait()", [0])[0]
         assert kind == "DistBackendError" and "UNJAM_TIMEOUT_MS" in text, text
         assert names_cuda_tensors(0, 1, text) and text.count("with CUDA tensors, which") == 1, text
         assert job.do("w.wait()", [0])[0][1] == text, "the same once more"
-        job.do("dist.destroy_process_group()")
-        job.end()
 
 
 @pytest.mark.timeout(200)
@@ -276,15 +280,11 @@ def test_device_that_a_rank_has_not_joined_with_is_refused():
         "dist.group.WORLD._get_backend(torch.device('cpu'))"
         ".eager_connect_single_device(torch.device('cuda:1'))"
     )
-    with workers() as harness:
-        job = Members(harness, 2)
-        assert [s[:2] for s in job.do("change_places()")] == [[None, None]] * 2
+    with two_with_changed_places() as job:
         for rank, (kind, told, _) in enumerate(job.do(text)):
             assert kind == "ValueError", told
             assert f"cuda:1, but rank {rank} joined with cuda:0: call torch.cuda.set_device" in told
             assert "device_id" in told
-        job.do("dist.destroy_process_group()")
-        job.end()
 
 
 @pytest.mark.timeout(200)

@@ -609,60 +609,44 @@ def waiting_in_crossed_orders_while_others_are_pending():
 
 
 @check
-def more_keys_than_there_is_room_for():
-    limit = 64 if DEVICE.type == "cuda" else 512
-    tensors = [values(RANK, (5,), torch.float32, salt=k) for k in range(limit + 100)]
-    store = dist.distributed_c10d._get_default_store()
-    works = []
-    if RANK != 0:
-        store.wait(["hardly any room"])
-        time.sleep(0.3)  # while rank 0 makes more calls than there is room for
-    for k, tensor in enumerate(tensors):
-        if k == limit - 30 and RANK == 0:  # other checks' keys may take some room
-            store.set("hardly any room", "1")
-        with unjam.key(f"room {k}"):
-            works.append(dist.all_reduce(tensor, async_op=True))
-    for k, (work, tensor) in enumerate(zip(works, tensors, strict=True)):
-        work.wait()
-        same(tensor, sum(everybody((5,), torch.float32, salt=k)))
-
-
-@check
-def receives_from_anybody_wait_for_room():
-    limit = 64 if DEVICE.type == "cuda" else 512
-    tensors = [torch.full((2,), float(RANK), device=DEVICE) for _ in range(limit + 30)]
+def calls_and_receives_from_anybody_wait_for_room():
+    """Rank 0 makes more calls than there is room for before the others make any."""
+    room = 64 if DEVICE.type == "cuda" else 512
+    tensors = [values(RANK, (5,), torch.float32, salt=k) for k in range(room + 100)]
     store = dist.distributed_c10d._get_default_store()
     works = []
 
     def calls():
         for k, tensor in enumerate(tensors):
-            with unjam.key(f"busy {k}"):
+            with unjam.key(f"room {k}"):
                 works.append(dist.all_reduce(tensor, async_op=True))
 
     sent, received = values(1, (3,), torch.float32), torch.zeros(3, device=DEVICE)
     if RANK == 0:
         caller = threading.Thread(target=calls)
         caller.start()
-        made = -1
-        while len(works) != made:  # it stands: there is no room
+        made = 0
+        # Until it stands; other checks' keys may take some of the room.
+        while made < room - 30 or len(works) != made:
             made = len(works)
             time.sleep(0.3)
-        work = dist.irecv(received, None, tag=78)
-        store.set("no room for a receive", "1")
+        assert made <= room
+        receive = dist.irecv(received, None, tag=78)
+        store.set("no room", "1")
         caller.join()
-        work.wait()
+        receive.wait()
         same(received, sent)
     else:
         if RANK == 1:
             send = dist.isend(sent, 0, tag=78)
-        store.wait(["no room for a receive"])
+        store.wait(["no room"])
         time.sleep(0.3)  # while rank 0 looks for who has sent
         calls()
         if RANK == 1:
             send.wait()
-    for work, tensor in zip(works, tensors, strict=True):
+    for k, (work, tensor) in enumerate(zip(works, tensors, strict=True)):
         work.wait()
-        same(tensor, torch.full((2,), float(sum(range(SIZE)))))
+        same(tensor, sum(everybody((5,), torch.float32, salt=k)))
 
 
 @check

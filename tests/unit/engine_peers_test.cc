@@ -69,7 +69,7 @@ struct Use {
 Primitive primitive(unsigned flags, std::uint32_t part) {
   Primitive p;
   p.flags = static_cast<std::uint16_t>(flags);
-  p.part = part & 0xfff;
+  p.part = static_cast<std::uint16_t>(part);
   return p;
 }
 
@@ -533,7 +533,7 @@ void overlap(std::vector<Primitive>& program) {
   unsigned lag = 0;
   for (Primitive& p : program) {
     if (p.flags & (kGather | kCollect)) ++lag;
-    p.lag = lag & kMostLag;
+    p.lag = static_cast<std::uint16_t>(lag);
   }
 }
 

@@ -23,18 +23,8 @@ template <class F>
 std::vector<std::string> texts(World& world, F f) {
   std::vector<std::string> found;
   world.each([&](unjamContext_t context) {
-    std::string text(std::size_t{1} << 16, '\0');
-    for (;;) {
-      std::size_t needed = 0;
-      const unjamResult_t code = f(context, text.data(), text.size(), &needed);
-      if (code == UNJAM_ERROR_RESOURCES && needed > text.size()) {
-        text.resize(needed + needed / 2);
-        continue;
-      }
-      check(code, "asking a context");
-      text.resize(std::strlen(text.c_str()));
-      break;
-    }
+    std::string text;
+    check(ask_text(f, context, text), "asking a context");
     found.push_back(std::move(text));
   });
   return found;

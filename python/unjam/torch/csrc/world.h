@@ -36,6 +36,23 @@ inline void check(unjamResult_t code, std::string_view what) {
   if (code != UNJAM_SUCCESS) raise(what, code, unjamGetLastError());
 }
 
+// A JSON text of unjam's, as long as it is: f(context, buffer, bytes, &needed) asks for it.
+template <class F>
+unjamResult_t ask_text(F f, unjamContext_t context, std::string& text,
+                       std::size_t bytes = std::size_t{1} << 16) {
+  for (;;) {
+    text.assign(bytes, '\0');
+    std::size_t needed = 0;
+    const unjamResult_t code = f(context, text.data(), text.size(), &needed);
+    if (code == UNJAM_ERROR_RESOURCES && needed > bytes) {
+      bytes = needed + needed / 2;
+      continue;
+    }
+    text.resize(std::strlen(text.c_str()));
+    return code;
+  }
+}
+
 // One rank of a job: a context for CPU tensors and, where it is asked for, one for CUDA tensors.
 class World {
  public:
@@ -86,10 +103,8 @@ class World {
     const std::shared_lock lock(mutex_);
     unjamContext_t const context = cuda ? cuda_ : host_;
     if (context == nullptr) return "";
-    std::string text(std::size_t{1} << 20, '\0');
-    if (unjamExplain(context, text.data(), text.size(), nullptr) != UNJAM_SUCCESS) return "";
-    text.resize(std::strlen(text.c_str()));
-    return text;
+    std::string text;
+    return ask_text(unjamExplain, context, text, std::size_t{1} << 20) == UNJAM_SUCCESS ? text : "";
   }
   unjamContext_t host() const { return host_; }
   unjamContext_t cuda() const { return cuda_; }
