@@ -12,7 +12,7 @@ DTYPES = ("int8", "uint8", "int32", "int64", "float16", "bfloat16", "float32", "
 
 ROOT = 0  # of broadcast and reduce
 
-_HEAP_PIECE = 512  # what sizes in the heap are rounded up to
+HEAP_PIECE = 512  # what sizes in the heap are rounded up to
 
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 
@@ -70,7 +70,7 @@ class Case:
     def heap_bytes(self) -> int:
         """What a rank's buffers take of unjam's heap."""
         pieces = (elements * self.element_type.itemsize for elements in self.buffers)
-        return sum(-(-size // _HEAP_PIECE) * _HEAP_PIECE for size in pieces)
+        return sum(-(-size // HEAP_PIECE) * HEAP_PIECE for size in pieces)
 
     @property
     def count(self) -> int:

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from ..context import Context
+from .block import Block
 from .cases import ROOT, Case
 
 _BLOCK = 1 << 24  # elements at a time, so that what is computed stays small
@@ -15,21 +15,20 @@ _WRONG = 9  # into what receives: nobody contributes it
 Buffers = tuple[torch.Tensor, "torch.Tensor | None"]
 
 
-def allocate(case: Case, device: Any, heap: Context | None = None) -> Buffers:
+def allocate(case: Case, device: Any, heap: Block | None = None) -> Buffers:
     """Input and output of one rank; no output where the collective runs in place.
 
     Args:
         case: which.
         device: of torch.
-        heap: whose heap to take the memory from; None: torch's own.
+        heap: what to cut them from; None: torch's own memory.
     """
     kind = getattr(torch, case.dtype)
 
     def make(elements: int) -> torch.Tensor:
         if heap is None:
             return torch.zeros(elements, dtype=kind, device=device)
-        memory = heap.alloc(elements * case.element_type.itemsize)
-        return torch.as_tensor(memory, device=device).view(kind).zero_()
+        return heap.cut(elements * case.element_type.itemsize).view(kind).zero_()
 
     source, target = (make(elements) if elements else None for elements in case.buffers)
     assert source is not None

@@ -67,10 +67,13 @@ class CudaUnjam:
         self._context = unjam.init(
             ranks, rank, unique_id, device="cuda", device_index=index, heap_bytes=heap_bytes
         )
-        self.heap = None if heap_bytes is None else self._context
         self._group = self._context.group(name="bench")
         self._stream = stream.cuda_stream
         self._registered: dict[str, unjam.Collective] = {}  # by key
+
+    def alloc(self, nbytes: int) -> unjam.Memory:
+        """Memory of the heap."""
+        return self._context.alloc(nbytes)
 
     def prepare(self, case: Case, buffers: Sequence[Buffers]) -> Calls:
         """See :class:`CudaLibrary`. The i-th buffers of a burst have a key of their own."""

@@ -12,6 +12,7 @@ from typing import Protocol
 import torch
 
 from . import cuda_data, gemm
+from .block import Block
 from .cases import Case
 from .cuda_libraries import Calls, CudaLibrary, CudaNccl, CudaUnjam
 from .messages import Burst, Check, Gemm, Plan, Prepare, Queue, Repeat, Start
@@ -57,6 +58,11 @@ class CudaRank:
         self._libraries: dict[str, CudaLibrary] = {"unjam": self.unjam}
         if self._nccl is not None:
             self._libraries["nccl"] = self._nccl
+        self._heap = (
+            None
+            if start.heap_bytes is None
+            else Block(torch.as_tensor(self.unjam.alloc(start.heap_bytes), device=self._device))
+        )
         self._case: Case | None = None
         self._buffers: list[cuda_data.Buffers] = []
         self._calls: dict[str, Calls] = {}
@@ -98,8 +104,10 @@ class CudaRank:
     def _prepare(self, outstanding: int) -> list[str]:
         case = self._of_case()
         self._release()
+        if self._heap is not None:
+            self._heap.restart()
         self._buffers = [
-            cuda_data.allocate(case, self._device, self.unjam.heap) for _ in range(outstanding)
+            cuda_data.allocate(case, self._device, self._heap) for _ in range(outstanding)
         ]
         self._stream.synchronize()
         self._calls = {

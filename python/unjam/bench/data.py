@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from ..context import Context
+from .block import Block
 from .cases import ROOT, Case
 
 Array = np.ndarray[Any, Any]
@@ -15,19 +15,19 @@ _BLOCK = 1 << 18  # elements at a time, so that what is computed stays in the ca
 _VALUES = 4  # contributions are 0 to 3: 64 ranks sum up to 192, which bfloat16 holds
 
 
-def allocate(case: Case, heap: Context | None = None) -> tuple[Array, Array | None]:
+def allocate(case: Case, heap: Block | None = None) -> tuple[Array, Array | None]:
     """Input and output of one rank; no output where the collective runs in place.
 
     Args:
         case: which.
-        heap: whose heap to take the memory from; None: NumPy's own.
+        heap: what to cut them from; None: NumPy's own memory.
     """
     kind = _storage(case)
 
     def make(elements: int) -> Array:
         if heap is None:
             return np.zeros(elements, kind)
-        array: Array = np.frombuffer(heap.alloc(elements * np.dtype(kind).itemsize), kind)  # type: ignore[call-overload]
+        array: Array = heap.cut(elements * np.dtype(kind).itemsize).view(kind)
         array.fill(0)
         return array
 

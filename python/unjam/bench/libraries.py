@@ -48,9 +48,12 @@ class Unjam:
     ) -> None:
         """Joins the job; returns when all ranks have."""
         self._context = unjam.init(ranks, rank, unique_id, heap_bytes=heap_bytes)
-        self.heap = None if heap_bytes is None else self._context
         self._group = self._context.group(name="bench")
         self._limit_s = limit_s
+
+    def alloc(self, nbytes: int) -> unjam.Memory:
+        """Memory of the heap."""
+        return self._context.alloc(nbytes)
 
     def prepare(self, case: Case, source: Array, target: Array | None) -> Call:
         """See :class:`Library`."""

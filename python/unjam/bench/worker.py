@@ -15,9 +15,12 @@ from contextlib import suppress
 from multiprocessing.connection import Connection
 from typing import Any, Protocol
 
+import numpy as np
+
 from .._errors import UnjamError
 from . import data
 from .barrier import SharedBarrier
+from .block import Block
 from .cases import Case
 from .libraries import Call, Gloo, Library, Unjam
 from .messages import Check, Failure, Prepare, Repeat, Start
@@ -49,6 +52,11 @@ class Rank:
             start.rank, start.ranks, start.unique_id, start.limit_s, start.heap_bytes
         )
         self._libraries = {"unjam": self.unjam} | self._libraries
+        self._heap = (
+            None
+            if start.heap_bytes is None
+            else Block(np.frombuffer(self.unjam.alloc(start.heap_bytes), np.uint8))
+        )
         self._case: Case | None = None
         self._buffers: tuple[data.Array, data.Array | None] | None = None
         self._calls: dict[str, Call] = {}
@@ -74,7 +82,9 @@ class Rank:
     def _prepare(self, case: Case) -> list[str]:
         self._case = case
         self._calls, self._buffers = {}, None
-        self._buffers = data.allocate(case, self.unjam.heap)
+        if self._heap is not None:
+            self._heap.restart()
+        self._buffers = data.allocate(case, self._heap)
         prepared = {
             name: library.prepare(case, *self._buffers) for name, library in self._libraries.items()
         }
