@@ -25,8 +25,9 @@ constexpr std::uint64_t kPatienceNs = 200'000'000;
 constexpr std::uint64_t kLittlePatienceNs = 1'000'000;
 constexpr std::uint64_t kInVainNs = 1'000'000'000;
 
-// What each lane's engine waits for, with the context's lock.
-std::vector<EngineWait> engine_waits(const Submitted& s) {
+// What each lane's engine waits for, with the context's lock; none waits longer than the call is
+// old.
+std::vector<EngineWait> engine_waits(const Submitted& s, double age_ms) {
   std::vector<EngineWait> waits;
   const Key& key = *s.key;
   const Geometry& g = s.plan->geometry;
@@ -52,8 +53,7 @@ std::vector<EngineWait> engine_waits(const Submitted& s) {
     const std::uint64_t now = monotonic_ns() >> 20;
     const auto passed = static_cast<std::uint32_t>(now) - static_cast<std::uint32_t>(word >> 32);
     // Not finer than 2^20 ns.
-    w.since_ms =
-        std::min(static_cast<double>(std::uint64_t{passed} << 20) / 1e6, ms_since(s.since_ns));
+    w.since_ms = std::min(static_cast<double>(std::uint64_t{passed} << 20) / 1e6, age_ms);
   }
   return waits;
 }
@@ -128,10 +128,11 @@ RankSnapshot Context::snapshot() {
     // a lane is inside of its next invocation sees that the former one is done.
     if (load_acquire(s.key->state.done) > s.n) continue;
     const std::size_t i = r.pending.size();
-    r.pending.push_back({call_id(s), s.call.signature.text(), s.key->group->members,
-                         ms_since(s.since_ns), !has_root(s.call.signature.kind),
+    const double age_ms = ms_since(s.since_ns);
+    r.pending.push_back({call_id(s), s.call.signature.text(), s.key->group->members, age_ms,
+                         !has_root(s.call.signature.kind),
                          // CUDA's engine keeps it in the device's memory.
-                         cuda() ? std::vector<EngineWait>{} : engine_waits(s)});
+                         cuda() ? std::vector<EngineWait>{} : engine_waits(s, age_ms)});
     for (std::size_t l = 0; l < r.words.size(); ++l) {
       const std::uint64_t slot = r.words[l] & 0xffff;
       if (slot != 0 && slots_[slot - 1].get() == &s) r.running[l] = static_cast<int>(i);

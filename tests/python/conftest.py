@@ -61,7 +61,7 @@ def pair():
 def python():
     """``python(code or arguments…)``: runs Python with this package, gives the finished process."""
 
-    def run(*arguments, cwd=None, timeout=100):
+    def run(*arguments, cwd=None, timeout=280):
         environment = dict(os.environ)
         paths = [str(Path(unjam.__file__).resolve().parents[1]), environment.get("PYTHONPATH", "")]
         environment["PYTHONPATH"] = os.pathsep.join(path for path in paths if path)

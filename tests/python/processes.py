@@ -249,6 +249,15 @@ class Puppet:
         self.process.ends()
 
 
+def tell_all(ranks, text):
+    """As Puppet.do() of each, but all begin before the first has answered."""
+    for rank in ranks:
+        rank.process.tell(text)
+    for rank in ranks:
+        kind, value = rank.process.said()
+        assert kind is None, f"{rank.process.name}: {text} raised {kind}: {value}"
+
+
 def puppets(harness, ranks, config=None, **env):
     """A job of puppets, ready."""
     processes = harness.job(ranks, puppet_main, config or {}, **env)

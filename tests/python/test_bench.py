@@ -22,6 +22,7 @@ from unjam.cli import main
 
 HAS_TORCH = importlib.util.find_spec("torch") is not None
 
+SECONDS = "0.0005"
 ROW = {
     "collective": str,
     "dtype": str,
@@ -37,7 +38,9 @@ PEER_ROW = {"peer": str, "peer_us": float, "peer_busbw": float, "ratio": float}
 
 
 def bench(python, *arguments):
-    finished = python("-m", "unjam", "bench", "--seconds", "0.02", *arguments)
+    # So short that every row has the fewest repetitions: beside other programs each of the ranks'
+    # meetings takes a turn of the scheduler's, which the estimate of how many fit cannot know.
+    finished = python("-m", "unjam", "bench", "--seconds", SECONDS, *arguments)
     assert finished.returncode == 0, finished.stdout + finished.stderr
     return finished
 
@@ -69,7 +72,7 @@ def test_command_without_a_peer(python, tmp_path, extra):
     finished = bench(python, *arguments, *extra, "--json", str(path))
     report = json.loads(path.read_text())
     assert set(report) == {"command", "date", "machine", "versions", "rows"}
-    assert report["command"].startswith("unjam bench --seconds 0.02 --ranks 3")
+    assert report["command"].startswith(f"unjam bench --seconds {SECONDS} --ranks 3")
     assert report["machine"]["cores"] >= 1 and report["machine"]["cpu"]
     assert report["versions"]["unjam"] == unjam.__version__
     assert [row["collective"] for row in report["rows"][::3]] == list(COLLECTIVES)
@@ -153,11 +156,10 @@ def test_a_dead_rank_is_named():
 
 
 def test_a_hung_rank_is_named():
-    with pytest.raises(BenchError, match="rank 1|rank 0") as error, Job(2, "none", 3.0) as job:
+    with pytest.raises(BenchError, match="rank (0, )?1 "), Job(2, "none", 5.0) as job:
         job.ask(Prepare(Case.of_size("all_reduce", "float32", 2, 1024)))
         os.kill(job._processes[1].pid, signal.SIGSTOP)
         job.ask(Repeat(10))
-    assert "rank 1" in str(error.value)
     assert all(process.poll() is not None for process in job._processes)
 
 

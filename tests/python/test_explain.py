@@ -10,38 +10,14 @@ import numpy as np
 import pytest
 
 import unjam
-from processes import SOON_S, environment, puppets, workers
+from explanations import pending, settled, waits
+from processes import environment, puppets, workers
 
 
 @pytest.fixture
 def harness():
     with workers() as harness:
         yield harness
-
-
-def pending(explanation, rank, key):
-    """The entries of a rank's pending calls of a key."""
-    (found,) = [r for r in explanation["ranks"] if r["rank"] == rank]
-    return [call for call in found["pending"] if call["key"] == key]
-
-
-def settled(ask, condition, seconds=SOON_S):
-    """An explanation for which the condition holds."""
-    end = time.monotonic() + seconds
-    while True:
-        explanation = ask()
-        if condition(explanation):
-            return explanation
-        assert time.monotonic() < end, explanation
-        time.sleep(0.05)
-
-
-def waits(explanation, rank, key):
-    """What the engine waits for, by pending use of the key."""
-    return [
-        tuple(call["engines"][0].get(k) for k in ("waits_for", "rank", "n"))
-        for call in pending(explanation, rank, key)
-    ]
 
 
 # ---- ranks as threads ----
@@ -154,11 +130,13 @@ def test_over_processes(harness):
     text = ranks[0].do("unjam.explain()")
     assert re.search(r"broadcast\(.*called by: 1; not called by: 0, 2; .*data from rank 2", text)
 
-    # One that leaves is absent, not silent.
+    # Ended calls are not pending.
     for rank in ranks[:2]:
         rank.do("context.abort()")
-    explanation = ranks[2].do("context.explain()")
-    assert explanation["ranks"][2]["pending"] == []
+    settled(
+        lambda: ranks[2].do("context.explain()"),
+        lambda e: [rank["pending"] for rank in e["ranks"]] == [[], [], []],
+    )
 
 
 def test_ranks_that_are_gone(harness):
@@ -189,11 +167,13 @@ def test_stopped_process(harness):
     stopped.stop()
     try:
         began = time.monotonic()
-        explanation = ranks[0].do("context.explain()")
-        assert 0.9 < time.monotonic() - began < 10
-        assert explanation["absent"] == [
-            {"rank": 2, "why": f"does not answer (process {stopped.pid})"}
-        ]
+        ranks[0].do("context.explain()")
+        assert time.monotonic() - began > 0.9
+        # (One that is only slow does not answer, either.)
+        silent = [{"rank": 2, "why": f"does not answer (process {stopped.pid})"}]
+        explanation = settled(
+            lambda: ranks[0].do("context.explain()"), lambda e: e["absent"] == silent
+        )
         (call,) = pending(explanation, 1, "k")
         assert (call["called_by"], call["not_called_by"]) == ([0, 1], [])
     finally:
@@ -219,7 +199,7 @@ def test_deadlock_under_hold(harness, calls_first):
     assert cycle["text"] == said
     edges = [(e["rank"], e["runs"]["key"], e["waits_for"]) for e in cycle["edges"]]
     assert edges == [(0, "A", 1), (1, "B", 0)]
-    assert f"DEADLOCK: {said}" in ranks[1].do("unjam.explain()")
+    settled(lambda: ranks[1].do("unjam.explain()"), lambda text: f"DEADLOCK: {said}" in text)
     ranks[1].process.signal(signal.SIGUSR2)
     ranks[1].process.wait_for_stderr(f"DEADLOCK: {said}")
 
@@ -242,6 +222,10 @@ def test_signal(harness):
     ranks = puppets(harness, 3)
     for rank in ranks[:2]:
         rank.do("call('all_reduce', 'k', count=5)")
+    settled(
+        lambda: ranks[2].do("context.explain()"),
+        lambda e: all([w[0] for w in waits(e, rank, "k")] == ["data"] for rank in (0, 1)),
+    )
     ranks[2].process.signal(signal.SIGUSR2)
     text = ranks[2].process.wait_for_stderr("rank 2: 0 pending")
     assert f"unjam: process {ranks[2].process.pid}, a job of 3 ranks" in text

@@ -49,7 +49,7 @@ def test_timeout(pair, timeout):
     started = time.monotonic()
     with pytest.raises(Timeout, match="key 'slow' on rank 0 is still pending"):
         request.wait(timeout)
-    assert timeout <= time.monotonic() - started < timeout + 1
+    assert timeout <= time.monotonic() - started < timeout + 20
     with pytest.raises(TimeoutError):
         request.exception(0)
     with pytest.raises(TimeoutError):
@@ -161,11 +161,11 @@ def test_callbacks_must_not_wait_or_close(pair):
         done.set()
 
     groups[0].all_reduce(np.ones(3), key="k", callback=callback)
-    groups[1].all_reduce(np.ones(3), key="k")
+    others = [groups[1].all_reduce(np.ones(3), key="k")]
     assert done.wait(30)
     assert len(seen) == 3 and "callback" in seen[0]
-    groups[1].all_reduce(np.ones(3), key="pending")
-    pending.wait(30)
+    others.append(groups[1].all_reduce(np.ones(3), key="pending"))
+    unjam.wait_all([pending, *others], 30)
 
 
 def test_exceptions_in_callbacks_are_reported(pair, monkeypatch):

@@ -24,7 +24,7 @@ from .barrier import SharedBarrier
 
 _LOG_TAIL = 2000  # characters of a worker's output in an error
 _START_S = 120.0  # for workers to import what they need, and to meet
-_END_S = 10.0  # for workers to leave by themselves
+_END_S = 60.0  # for workers to leave by themselves
 
 
 class BenchError(Exception):
@@ -65,6 +65,7 @@ class Job:
         self._connections: list[Connection] = []
         self._processes: list[subprocess.Popen[bytes]] = []
         self._threads: list[threading.Thread] = []
+        self._barrier: threading.Barrier | None = None
         try:
             (self._start_threads if threads else self._start_processes)(ranks)
             unique_id = unjam.unique_id()
@@ -133,7 +134,7 @@ class Job:
             os.close(barrier)
 
     def _start_threads(self, ranks: int) -> None:
-        barrier = threading.Barrier(ranks, timeout=self._limit_s)
+        self._barrier = barrier = threading.Barrier(ranks, timeout=self._limit_s)
         for rank in range(ranks):
             ours, theirs = multiprocessing.Pipe()
             self._connections.append(ours)
@@ -202,6 +203,8 @@ class Job:
     def _end(self, kill: bool) -> None:
         for connection in self._connections:
             connection.close()
+        if kill and self._barrier is not None:
+            self._barrier.abort()  # who waits for a rank that has failed
         deadline = time.monotonic() + (0.0 if kill else _END_S)
         for process in self._processes:
             if not kill:
@@ -216,5 +219,5 @@ class Job:
 
 
 def _serve_and_close(connection: Connection, barrier: threading.Barrier) -> None:
-    with connection:
+    with connection, suppress(threading.BrokenBarrierError):
         worker.serve(connection, barrier)
