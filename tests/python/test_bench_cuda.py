@@ -216,7 +216,7 @@ def test_ranks_measure_and_check(no_gpu, monkeypatch, collective, heap):
         peer="nccl",
         modes=cuda_sweep.MODES,
         seconds=0.01,
-        limit_s=20,
+        limit_s=100,
         threads=True,
         device="cuda",
         heap=heap,
@@ -240,7 +240,7 @@ def test_ranks_measure_and_check(no_gpu, monkeypatch, collective, heap):
 
 def test_a_wrong_result_is_an_error(no_gpu, monkeypatch):
     monkeypatch.setattr(cuda_data, "wrong", lambda case, rank, buffers: "element 3 is 4, not 5")
-    sweep = Sweep(("all_reduce",), (1024,), 2, threads=True, device="cuda", limit_s=20)
+    sweep = Sweep(("all_reduce",), (1024,), 2, threads=True, device="cuda", limit_s=100)
     with pytest.raises(unjam.bench.BenchError, match="wrong result: unjam: all_reduce of 1024"):
         run_sweep(sweep, lambda row: None)
 

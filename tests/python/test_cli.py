@@ -143,7 +143,7 @@ def test_version(capsys):
 
 
 def test_stress(capsys):
-    arguments = ["stress", "--iterations", "5", "--seeds", "2", "--ranks", "4", "--delays"]
+    arguments = ["stress", "--iterations", "2", "--seeds", "2", "--ranks", "4", "--delays"]
     assert main(arguments) == 0
     out = capsys.readouterr().out
     assert out.count("true cycle") == 4 and "FAILED" not in out
