@@ -26,8 +26,9 @@ namespace {
 
 // What was said last must reach the others before the connections close.
 constexpr std::int64_t kFarewellMs = 1000;
-// From the closing of a dying process's sockets to its end.
-constexpr int kLastBreathMs = 200;
+// From the closing of a dying process's sockets to its end, which a busy machine puts off. Its
+// death is to be known within a second.
+constexpr int kLastBreathMs = 800;
 
 // Worlds by id: those that ranks are joining.
 struct Registry {
@@ -402,6 +403,10 @@ void World::control() {
                               changed_.notify_all();
                             },
                             [this](int process, bool died, const std::string& why) {
+                              // Not with the lock: calls that others make need it.
+                              if (!died && misses(process)) {
+                                died = mesh_.ended(process, kLastBreathMs);
+                              }
                               std::lock_guard inner(mutex_);
                               on_lost(process, died, why);
                               changed_.notify_all();
@@ -503,20 +508,24 @@ void World::on_message(int process, const Frame& frame) {
   }
 }
 
-void World::on_lost(int process, bool died, const std::string& why) {
-  const std::string who =
-      "its process (" + std::to_string(pids_[static_cast<std::size_t>(process)]) + ") ";
-  bool asked = died;
+// Whether a rank of the process is not known to be gone and has not left in good order. (Who waits
+// for a call that a rank has left without learns it from watch().)
+bool World::misses(int process) const {
+  std::lock_guard lock(mutex_);
   for (int r = 0; r < ranks_; ++r) {
-    // Those that have left in good order are not missed here: whoever waits for a call that they
-    // have not made learns it from watch().
+    if (process_of_[static_cast<std::size_t>(r)] != process) continue;
+    if (departed_.count(r) == 0 && gone_.count(r) == 0) return true;
+  }
+  return false;
+}
+
+void World::on_lost(int process, bool died, const std::string& why) {
+  std::string text =
+      "its process (" + std::to_string(pids_[static_cast<std::size_t>(process)]) + ") ";
+  text += died ? "died" : "closed its connection: ";
+  if (!died) text += why;
+  for (int r = 0; r < ranks_; ++r) {
     if (process_of_[static_cast<std::size_t>(r)] != process || departed_.count(r) != 0) continue;
-    // Once: the others' errors wait for it.
-    if (!asked) died = mesh_.ended(process, kLastBreathMs);
-    asked = true;
-    std::string text = who;
-    text += died ? "died" : "closed its connection: ";
-    if (!died) text += why;
     mark_gone(r, text);
   }
   for (auto& [number, g] : gatherings_) g.waits_for.erase(process);

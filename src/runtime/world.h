@@ -142,6 +142,7 @@ class World {
   void fail_meeting(const std::string& why);
   // Its reactions to messages; with the lock.
   void on_message(int process, const Frame& frame);
+  bool misses(int process) const;
   void on_lost(int process, bool died, const std::string& why);
   void on_query(int process, const QueryMessage& query);
   void on_answer(int process, const AnswerMessage& answer);

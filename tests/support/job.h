@@ -14,10 +14,13 @@
 #include <chrono>
 #include <cstdint>
 #include <cstdlib>
+#include <fstream>
 #include <functional>
 #include <mutex>
 #include <numeric>
 #include <random>
+#include <set>
+#include <sstream>
 #include <stdexcept>
 #include <string>
 #include <thread>
@@ -36,6 +39,9 @@ inline constexpr bool kSanitized = false;
 
 // Deadlines decide only between "comes" and "never comes".
 inline constexpr std::int64_t kPatienceUs = (kSanitized ? 300 : 60) * std::int64_t{1000000};
+// A process that is killed is noticed within a second: that is promised. Five times as much, since
+// test machines do other things; sanitizers are slower by as much again.
+inline constexpr double kNoticedSeconds = kSanitized ? 25 : 5;
 
 // The seed of everything random in a test: UNJAM_TEST_SEED, or always the same.
 inline std::uint64_t base_seed() {
@@ -114,6 +120,20 @@ inline bool eventually(const std::function<bool()>& condition) {
     sleep_ms(1);
   }
   return true;
+}
+
+// Inodes of the jobs' shared memory, as this process has it mapped.
+inline std::set<std::string> mapped_memory() {
+  std::set<std::string> inodes;
+  std::ifstream maps("/proc/self/maps");
+  for (std::string line; std::getline(maps, line);) {
+    if (line.find("memfd:unjam") == line.npos) continue;
+    std::istringstream fields(line);
+    std::string range, mode, offset, device, inode;
+    fields >> range >> mode >> offset >> device >> inode;
+    inodes.insert(inode);
+  }
+  return inodes;
 }
 
 // Waits for a request that must succeed, and frees it.

@@ -8,10 +8,13 @@
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
+#include <functional>
 #include <map>
 #include <memory>
+#include <set>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "tests/support/exchange.h"
@@ -220,17 +223,68 @@ TEST(Init, RanksAsThreads) {
   for (const unjamContext_t c : contexts) EXPECT_OK(unjamDestroy(c));
 }
 
+// How long unjamInit waits, in this scope.
+struct InitTimeout {
+  explicit InitTimeout(std::int64_t ms) {
+    setenv("UNJAM_INIT_TIMEOUT_MS", std::to_string(ms).c_str(), 1);
+  }
+  ~InitTimeout() { unsetenv("UNJAM_INIT_TIMEOUT_MS"); }
+};
+
+// One rank's unjamInit, and, where that succeeds, unjamDestroy.
+struct Joining {
+  unjamResult_t code = UNJAM_SUCCESS;
+  std::string said;
+  std::atomic<bool> over{false};
+
+  void run(const unjamUniqueId_t& id, int ranks, int rank, const unjamConfig_t& config) {
+    unjamContext_t c = nullptr;
+    code = unjamInit(&c, ranks, id, rank, &config);
+    if (code != UNJAM_SUCCESS) said = unjamGetLastError();
+    EXPECT_EQ(c != nullptr, code == UNJAM_SUCCESS) << said;
+    if (c != nullptr) {
+      EXPECT_OK(unjamDestroy(c));
+    }
+    over = true;
+  }
+};
+
+// Runs `then` once rank `rank` has a place in the job and waits for the others, or has failed.
+void join_first(const unjamUniqueId_t& id, int ranks, int rank, const unjamConfig_t& config,
+                Joining& first, const std::function<void()>& then) {
+  const std::set<std::string> before = mapped_memory();
+  std::thread thread;
+  {
+    const InitTimeout long_enough(kPatienceUs / 1000);
+    thread = std::thread([&] { first.run(id, ranks, rank, config); });
+    // It has compared settings before it makes its memory.
+    EXPECT_TRUE(eventually([&] {
+      for (const std::string& inode : mapped_memory()) {
+        if (before.count(inode) == 0) return true;
+      }
+      return first.over.load();
+    }));
+  }
+  then();
+  thread.join();
+}
+
 TEST(Init, TimeoutNamesTheMissingRanks) {
-  ASSERT_EQ(setenv("UNJAM_INIT_TIMEOUT_MS", "100", 1), 0);
   unjamUniqueId_t id;
   ASSERT_OK(unjamGetUniqueId(&id));
-  unjamContext_t c = nullptr;
-  EXPECT_EQ(unjamInit(&c, 4, id, 2, nullptr), UNJAM_ERROR_TIMEOUT);
-  const std::string message = unjamGetLastError();
-  EXPECT_TRUE(contains(message, "ranks 0, 1, 3") && contains(message, "UNJAM_INIT_TIMEOUT_MS"))
-      << message;
-  EXPECT_EQ(c, nullptr);
-  unsetenv("UNJAM_INIT_TIMEOUT_MS");
+  // Of two, so that the one that is short of time finds a rendezvous: having to make it first is
+  // another error where it takes too long.
+  Joining patient, hasty;
+  join_first(id, 4, 2, default_config(), patient, [&] {
+    const InitTimeout timeout(100);
+    hasty.run(id, 4, 1, default_config());
+  });
+  EXPECT_EQ(hasty.code, UNJAM_ERROR_TIMEOUT);
+  EXPECT_EQ(patient.code, UNJAM_ERROR_PEER);
+  for (const std::string& message : {hasty.said, patient.said}) {
+    EXPECT_TRUE(contains(message, "ranks 0, 3 did not join within 100 ms (UNJAM_INIT_TIMEOUT_MS)"))
+        << message;
+  }
 }
 
 TEST(Init, BadArguments) {
@@ -245,28 +299,20 @@ TEST(Init, BadArguments) {
   EXPECT_REFUSED(unjamInit(&c, 1, zero, 0, nullptr), UNJAM_ERROR_INVALID_ARGUMENT, "unique id");
 }
 
-// Two threads join one job in a way that does not fit; the codes of both.
+// Two threads join one job in a way that does not fit, the second one when the first waits for it
+// or has failed; the codes of both.
 std::pair<unjamResult_t, unjamResult_t> join_two(int ranks0, int rank0, const unjamConfig_t& c0,
                                                  int ranks1, int rank1, const unjamConfig_t& c1,
                                                  std::string& messages) {
-  setenv("UNJAM_INIT_TIMEOUT_MS", "500", 1);
   unjamUniqueId_t id;
   EXPECT_OK(unjamGetUniqueId(&id));
-  unjamResult_t codes[2];
-  std::string said[2];
-  const auto join = [&](int i, int ranks, int rank, const unjamConfig_t& config) {
-    unjamContext_t c = nullptr;
-    codes[i] = unjamInit(&c, ranks, id, rank, &config);
-    if (codes[i] != UNJAM_SUCCESS) said[i] = unjamGetLastError();
-    if (c != nullptr) unjamDestroy(c);
-  };
-  std::thread first([&] { join(0, ranks0, rank0, c0); });
-  sleep_ms(50);
-  join(1, ranks1, rank1, c1);
-  first.join();
-  unsetenv("UNJAM_INIT_TIMEOUT_MS");
-  messages = said[0] + "\n" + said[1];
-  return {codes[0], codes[1]};
+  Joining first, second;
+  join_first(id, ranks0, rank0, c0, first, [&] {
+    const InitTimeout long_enough(kPatienceUs / 1000);
+    second.run(id, ranks1, rank1, c1);
+  });
+  messages = first.said + "\n" + second.said;
+  return {first.code, second.code};
 }
 
 TEST(Init, SettingsThatDifferAreReported) {
@@ -301,12 +347,13 @@ TEST(Init, WithoutTheCudaPart) {
     EXPECT_REFUSED(unjamInitAll(contexts, 2, &cuda), UNJAM_ERROR_SYSTEM, "Build unjam");
     EXPECT_EQ(contexts[0], nullptr);
   }
-  // Of ranks that join one by one, the others learn it at once. The settings are compared first.
+  // Of ranks that join one by one, the others learn it at once, or find it out themselves.
   std::string said;
   const auto [first, second] = join_two(2, 0, cuda, 2, 1, cuda, said);
   EXPECT_EQ(first, UNJAM_ERROR_SYSTEM) << said;
   EXPECT_NE(second, UNJAM_SUCCESS) << said;
   EXPECT_TRUE(contains(said, "libunjam_cuda.so")) << said;
+  // The settings are compared first.
   const auto [host, other] = join_two(2, 0, default_config(), 2, 1, cuda, said);
   EXPECT_EQ(other, UNJAM_ERROR_MISMATCH) << said;
   EXPECT_NE(host, UNJAM_SUCCESS) << said;
@@ -314,11 +361,19 @@ TEST(Init, WithoutTheCudaPart) {
 }
 
 TEST(Init, ARankThatJoinsTwiceIsRefused) {
-  std::string said;
-  const auto [first, second] = join_two(2, 0, default_config(), 2, 0, default_config(), said);
-  // Either may have been the first.
-  EXPECT_EQ(std::min(first, second), UNJAM_ERROR_INVALID_USAGE) << said;
-  EXPECT_EQ(std::max(first, second), UNJAM_ERROR_TIMEOUT) << said;
+  unjamUniqueId_t id;
+  ASSERT_OK(unjamGetUniqueId(&id));
+  Joining first, again, other;
+  join_first(id, 2, 0, default_config(), first, [&] {
+    const InitTimeout long_enough(kPatienceUs / 1000);
+    again.run(id, 2, 0, default_config());
+    other.run(id, 2, 1, default_config());
+  });
+  EXPECT_EQ(again.code, UNJAM_ERROR_INVALID_USAGE) << again.said;
+  EXPECT_TRUE(contains(again.said, "rank 0 has joined this job already")) << again.said;
+  // It costs the others nothing.
+  EXPECT_EQ(first.code, UNJAM_SUCCESS) << first.said;
+  EXPECT_EQ(other.code, UNJAM_SUCCESS) << other.said;
 }
 
 // ---- misuse of calls ----
@@ -840,21 +895,43 @@ TEST(Limits, ZeroCounts) {
 // What is complete is not late, though nobody has asked for it.
 TEST(Limits, NoTimeoutOfWhatIsComplete) {
   unjamConfig_t config = default_config();
-  config.timeout_ms = 100;
+  config.timeout_ms = 1000;
   config.stall_ms = 50;
+  float x[2] = {1, 1}, unmet = 1;
+  unjamRequest_t q[2] = {};
+  std::atomic<unjamResult_t> late{UNJAM_SUCCESS};
   Job job(2, config);
-  job.run([](Rank& me) {
-    float x = 1;
-    unjamRequest_t q = nullptr;
-    UNJAM_CHECK(unjamAllReduce(me.all, "k", &x, &x, 1, UNJAM_FLOAT32, UNJAM_SUM, nullptr, &q));
-    sleep_ms(700);
-    me.wait(q, "k");
+  const auto call = [&](std::size_t r) {
+    return unjamAllReduce(job.all(static_cast<int>(r)), "k", &x[r], &x[r], 1, UNJAM_FLOAT32,
+                          UNJAM_SUM, nullptr, &q[r]);
+  };
+  ASSERT_OK(call(0));
+  ASSERT_OK(call(1));
+  // A later call, which rank 1 never makes. When that is late, the one above would be.
+  unjamCallOptions_t options = UNJAM_CALL_OPTIONS_INITIALIZER;
+  options.callback = [](unjamResult_t result, void* user) {
+    *static_cast<std::atomic<unjamResult_t>*>(user) = result;
+  };
+  options.user = &late;
+  ASSERT_OK(unjamAllReduce(job.all(0), "unmet", &unmet, &unmet, 1, UNJAM_FLOAT32, UNJAM_SUM,
+                           &options, nullptr));
+  // By the callback: waiting for a request looks at what else is complete.
+  EXPECT_TRUE(eventually([&] { return late != UNJAM_SUCCESS; })) << explain(job.context(0));
+  EXPECT_EQ(late, UNJAM_ERROR_TIMEOUT);
+  explain(job.context(0));  // returns when the watch has been through all calls
+  for (int r = 0; r < 2; ++r) {
+    char text[1000] = "";
     unjamResult_t error = UNJAM_SUCCESS;
-    UNJAM_CHECK(unjamGetAsyncError(me.context, &error, nullptr, 0));
-    if (error != UNJAM_SUCCESS) fail("a complete call was ended: " + code_text(error));
-    UNJAM_CHECK(unjamAllReduce(me.all, "k", &x, &x, 1, UNJAM_FLOAT32, UNJAM_SUM, nullptr, &q));
-    me.wait(q, "k again");
-  });
+    ASSERT_OK(unjamGetAsyncError(job.context(r), &error, text, sizeof(text)));
+    if (error != UNJAM_SUCCESS) {
+      EXPECT_TRUE(contains(text, "key 'unmet'")) << "a complete call was ended: " << text;
+    }
+    wait_ok(job.context(r), q[r], "k");
+  }
+  // The key of a call that was ended takes no other one.
+  ASSERT_OK(call(0));
+  ASSERT_OK(call(1));
+  for (int r = 0; r < 2; ++r) wait_ok(job.context(r), q[r], "k again");
 }
 
 // ---- callbacks ----
@@ -1182,12 +1259,11 @@ TEST(Mismatch, ARankThatCallsAfterTheOthersHaveFailed) {
     EXPECT_TRUE(code == UNJAM_SUCCESS || code == UNJAM_ERROR_MISMATCH) << code_text(code);
     unjamRequestFree(q[0]);
   }
-  // Well past stall_ms.
   unjamResult_t async = UNJAM_SUCCESS;
-  for (int i = 0; i < 500 && async == UNJAM_SUCCESS; ++i) {
-    sleep_ms(10);
-    ASSERT_OK(unjamGetAsyncError(job.context(0), &async, nullptr, 0));
-  }
+  eventually([&] {
+    EXPECT_OK(unjamGetAsyncError(job.context(0), &async, nullptr, 0));
+    return async != UNJAM_SUCCESS;
+  });
   EXPECT_EQ(async, UNJAM_ERROR_MISMATCH) << "rank 0 is never told that ranks 1 and 2 disagree";
 }
 

@@ -28,8 +28,6 @@ namespace {
 
 constexpr int kMostRanks = 12;
 constexpr std::size_t kMostGroups = 5;
-// Five times the contract; sanitizers are slower by as much again.
-constexpr double kMostSeconds = kSanitized ? 25 : 5;
 constexpr int kInitTimeoutMs = 1000;  // of the points that kill in unjamInit
 
 std::uint64_t now_ns() {
@@ -141,20 +139,6 @@ struct SharedBoard {
   ~SharedBoard() { munmap(board, sizeof(Board)); }
   Board* const board;
 };
-
-// Inodes of the job's shared memory, as this process has it mapped.
-std::set<std::string> mapped_memory() {
-  std::set<std::string> inodes;
-  std::ifstream maps("/proc/self/maps");
-  for (std::string line; std::getline(maps, line);) {
-    if (line.find("memfd:unjam") == line.npos) continue;
-    std::istringstream fields(line);
-    std::string range, mode, offset, device, inode;
-    fields >> range >> mode >> offset >> device >> inode;
-    inodes.insert(inode);
-  }
-  return inodes;
-}
 
 // A peer is gone. What else goes wrong throws Failure.
 struct PeerGone {
@@ -639,13 +623,13 @@ void run_point(const Point& point, Figures& figures) {
         if (what == "E") {
           figures.ms.push_back(ms);
           last = std::max(last, ms);
-          EXPECT_LT(ms, kMostSeconds * 1e3) << message << point.where();
+          EXPECT_LT(ms, kNoticedSeconds * 1e3) << message << point.where();
         } else if (message.find("did not join within") != message.npos) {
           ++figures.late_joins;  // the victim had not been heard of yet
-          EXPECT_LT(ms, kInitTimeoutMs + kMostSeconds * 1e3) << message << point.where();
+          EXPECT_LT(ms, kInitTimeoutMs + kNoticedSeconds * 1e3) << message << point.where();
         } else {
           figures.init_ms.push_back(ms);
-          EXPECT_LT(ms, kMostSeconds * 1e3) << message << point.where();
+          EXPECT_LT(ms, kNoticedSeconds * 1e3) << message << point.where();
           EXPECT_NE(message, "") << point.where();
           figures.said_by_init.insert(message);
         }
