@@ -27,8 +27,8 @@ namespace {
 // What was said last must reach the others before the connections close.
 constexpr std::int64_t kFarewellMs = 1000;
 // From the closing of a dying process's sockets to its end, which a busy machine puts off. Its
-// death is to be known within a second.
-constexpr int kLastBreathMs = 800;
+// death is to be known within a second, also where a GPU is in use, whose driver takes its time.
+constexpr int kLastBreathMs = 400;
 
 // Worlds by id: those that ranks are joining.
 struct Registry {
