@@ -33,7 +33,7 @@ START_S = 300  # until the ranks have imported torch and met
 CHECK_S = 150  # one check on all ranks; and as long for a rank to be missed at its end
 STILL_S = 2 * CHECK_S + 50  # a launch in which no report grows: before, the ranks themselves end it
 RUN_S = 1200  # all launches of a run together
-BUILD_S = 900
+BUILD_S = 1800
 HANGS = 3  # after so many, the rest is not tried
 
 
