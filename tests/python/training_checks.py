@@ -14,7 +14,7 @@ from torch import nn
 
 def settings(**changes):
     """An example's arguments."""
-    known = {"device": "cpu", "steps": 4, "seed": 1, "limit": 30.0, "groups": 2}
+    known = {"device": "cpu", "steps": 4, "seed": 1, "limit": 100.0, "groups": 2}
     return argparse.Namespace(**{**known, **changes})
 
 
@@ -811,7 +811,7 @@ def checkpoint(here):
 
     saved = trained(3)
     dcp.save(state(*saved), checkpoint_id=here.folder / "now")
-    dcp.async_save(state(*saved), checkpoint_id=here.folder / "later").result(30)
+    dcp.async_save(state(*saved), checkpoint_id=here.folder / "later").result()
     found = []
     for name in ("now", "later"):
         model, optimizer = trained(1)

@@ -6,7 +6,6 @@ import argparse
 import json
 import os
 import platform
-import socket
 import statistics
 import subprocess
 import sys
@@ -49,10 +48,10 @@ def start(module: str, options: argparse.Namespace, words: Sequence[str]) -> int
 
     One that fails leaves the others waiting for it, so they are ended soon after.
     """
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        port = s.getsockname()[1]
-    command = [sys.executable, "-m", module, *words, "--port", str(port), "--rank"]
+    # Here, so that its port is bound before the ranks begin: one merely found free might be taken
+    # until rank 0 has imported torch.
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    command = [sys.executable, "-m", module, *words, "--port", str(store.port), "--rank"]
     ranks = [subprocess.Popen([*command, str(rank)]) for rank in range(options.ranks)]
     end = time.monotonic() + options.limit
     try:
@@ -81,7 +80,7 @@ def join(options: argparse.Namespace, backend: str) -> torch.device:
     device = torch.device(options.device, rank if options.device == "cuda" else None)
     if device.type == "cuda":
         torch.cuda.set_device(device)
-    store = dist.TCPStore("127.0.0.1", options.port, size, rank == 0)
+    store = dist.TCPStore("127.0.0.1", options.port, is_master=False)  # start()'s
     dist.init_process_group(backend, store=store, rank=rank, world_size=size)
     return device
 
