@@ -513,7 +513,7 @@ void World::on_message(int process, const Frame& frame) {
 bool World::misses(int process) const {
   std::lock_guard lock(mutex_);
   for (int r = 0; r < ranks_; ++r) {
-    if (process_of_[static_cast<std::size_t>(r)] != process) continue;
+    if (!is_rank_of(static_cast<std::uint32_t>(r), process)) continue;
     if (departed_.count(r) == 0 && gone_.count(r) == 0) return true;
   }
   return false;
@@ -525,7 +525,7 @@ void World::on_lost(int process, bool died, const std::string& why) {
   text += died ? "died" : "closed its connection: ";
   if (!died) text += why;
   for (int r = 0; r < ranks_; ++r) {
-    if (process_of_[static_cast<std::size_t>(r)] != process || departed_.count(r) != 0) continue;
+    if (!is_rank_of(static_cast<std::uint32_t>(r), process) || departed_.count(r) != 0) continue;
     mark_gone(r, text);
   }
   for (auto& [number, g] : gatherings_) g.waits_for.erase(process);

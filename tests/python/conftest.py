@@ -57,6 +57,14 @@ def pair():
         yield contexts, [context.group() for context in contexts]
 
 
+@pytest.fixture(scope="session")
+def adapter():
+    """torch's adapter is compiled: before the time of a test, without its fixtures, begins."""
+    from torch_tools import build_adapter
+
+    build_adapter()
+
+
 @pytest.fixture
 def python():
     """``python(code or arguments…)``: runs Python with this package, gives the finished process."""

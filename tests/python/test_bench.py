@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import multiprocessing
 import os
 import signal
 import threading
@@ -10,7 +11,7 @@ import numpy as np
 import pytest
 
 import unjam
-from unjam.bench import COLLECTIVES, DTYPES, BenchError, Case, Sweep, parse_sizes, run_sweep
+from unjam.bench import COLLECTIVES, DTYPES, BenchError, Case, Sweep, parse_sizes, run_sweep, worker
 from unjam.bench import data as bench_data
 from unjam.bench.barrier import SharedBarrier
 from unjam.bench.block import Block
@@ -171,6 +172,30 @@ def test_a_job_is_gone_when_it_is_done():
         job.ask(Check())
     assert [process.returncode for process in job._processes] == [0, 0]
     assert not os.path.exists(job._folder.name)
+
+
+def test_a_rank_leaves_a_parent_that_has_not_read_its_answer(monkeypatch):
+    class Answers:
+        closed = False
+
+        def answer(self, request):
+            return request
+
+        def close(self):
+            self.closed = True
+
+    rank = Answers()
+    monkeypatch.setattr(worker, "_make_rank", lambda start, barrier: rank)
+    ours, theirs = multiprocessing.Pipe()
+    thread = threading.Thread(target=worker.serve, args=(theirs, None))
+    thread.start()
+    ours.send("start")
+    assert ours.recv() is None
+    ours.send("a request")
+    assert ours.poll(60)
+    ours.close()
+    thread.join(60)
+    assert not thread.is_alive() and rank.closed
 
 
 # ---- the pieces ----

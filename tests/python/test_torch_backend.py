@@ -18,7 +18,7 @@ pytest.importorskip("torch")
 
 import torch_checks  # noqa: E402
 import unjam.torch  # noqa: E402
-from torch_tools import START_S, build_adapter, make_store  # noqa: E402
+from torch_tools import START_S, make_store  # noqa: E402
 from unjam import _lib  # noqa: E402
 from unjam.torch import _extension, _register, order  # noqa: E402
 
@@ -27,12 +27,7 @@ SCRIPT = Path(torch_checks.__file__)
 ROOT = Path(__file__).resolve().parents[2]
 LONG_S = 200  # for one step of a member, or a check: to catch hangs, whatever else the machine does
 # Of a test, without its fixtures, of which one compiles the adapter. Behind the limits above.
-pytestmark = pytest.mark.timeout(900, func_only=True)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def adapter():
-    build_adapter()
+pytestmark = [pytest.mark.timeout(900, func_only=True), pytest.mark.usefixtures("adapter")]
 
 
 def outcomes(ranks, device="cpu"):

@@ -12,17 +12,10 @@ from processes import environment
 
 pytest.importorskip("torch")
 
-from torch_tools import build_adapter  # noqa: E402
 from unjam.torch import _beside, training  # noqa: E402
 
 # To catch hangs: a machine that does other things takes five times as long as an idle one.
 LIMIT_S = 500
-
-
-@pytest.fixture(scope="module")
-def adapter():
-    """Compiled before a test's own time begins."""
-    build_adapter()
 
 
 def bench(module, path, *words):

@@ -13,7 +13,7 @@ from processes import SOON_S, workers
 torch = pytest.importorskip("torch")
 
 import gpu_recipes  # noqa: E402
-from torch_tools import START_S, build_adapter, make_store  # noqa: E402
+from torch_tools import START_S, make_store  # noqa: E402
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 
@@ -24,12 +24,6 @@ def ranks_of(device):
     if ranks < 2:
         pytest.skip("needs two GPUs")
     return ranks
-
-
-@pytest.fixture(scope="module")
-def adapter():
-    """Compiled before a test's own time begins."""
-    build_adapter()
 
 
 @pytest.mark.gpu

@@ -250,7 +250,7 @@ def store_of(dist, place, rank, ranks):
     """Rank 0's, for the parent has not imported torch: it says in a file which port it got."""
     path = place / "port"
     if rank == 0:
-        store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        store = make_store()
         draft = place / "port.draft"
         draft.write_text(str(store.port))
         draft.rename(path)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from .cases import HEAP_PIECE
+from .cases import in_heap
 
 
 class Block:
@@ -36,5 +36,5 @@ class Block:
         first, left = self._used, len(self._whole) - self._used
         if nbytes > left:
             raise MemoryError(f"{nbytes} bytes of the heap are wanted and {left} left")
-        self._used += -(-nbytes // HEAP_PIECE) * HEAP_PIECE
+        self._used += in_heap(nbytes)
         return self._whole[first : first + nbytes]

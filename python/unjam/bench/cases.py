@@ -70,7 +70,7 @@ class Case:
     def heap_bytes(self) -> int:
         """What a rank's buffers take of unjam's heap."""
         pieces = (elements * self.element_type.itemsize for elements in self.buffers)
-        return sum(-(-size // HEAP_PIECE) * HEAP_PIECE for size in pieces)
+        return sum(in_heap(size) for size in pieces)
 
     @property
     def count(self) -> int:
@@ -86,6 +86,11 @@ class Case:
         if self.collective in ("all_gather", "reduce_scatter"):
             return (self.ranks - 1) / self.ranks
         return 1.0
+
+
+def in_heap(nbytes: int) -> int:
+    """What so many bytes take of unjam's heap."""
+    return -(-nbytes // HEAP_PIECE) * HEAP_PIECE
 
 
 def parse_sizes(text: str, step: int = 2) -> list[int]:

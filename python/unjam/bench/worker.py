@@ -147,7 +147,7 @@ def serve(connection: Connection, barrier: Barrier) -> None:
     while True:
         try:
             request = connection.recv()
-        except EOFError:
+        except (EOFError, OSError):  # the latter where the parent has left an answer unread
             break
         try:
             answer = rank.answer(request)
