@@ -36,10 +36,11 @@ struct CudaRankOptions {
   std::uint32_t slots = 0;  // invocations under way at most
   std::uint32_t keys = 0;   // whose state is kept at most
   std::uint32_t block_threads = 512;
-  std::uint64_t trace_events = 0;     // a lane
-  bool solo = true;                   // calls in streams may run without the engine
-  std::vector<unsigned char*> bases;  // of all ranks' arenas
-  std::vector<void*> links;           // of all ranks: where host memory for HostLink is, see below
+  std::uint64_t trace_events = 0;        // a lane
+  bool solo = true;                      // calls in streams may run without the engine
+  std::uint32_t solo_patience_us = 200;  // of those through slots: how long they wait for a peer
+  std::vector<unsigned char*> bases;     // of all ranks' arenas
+  std::vector<void*> links;  // of all ranks: where host memory for HostLink is, see below
 };
 
 // Host memory of each rank that its peers' devices reach: in its shared host memory, behind the

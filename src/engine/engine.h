@@ -92,8 +92,7 @@
 //   attend()                             at the beginning of each pass, behind epoch(): slow looks
 //   submissions_wait()                   whether next_submission() would find one
 //   stopped(), cancelled(slot)           what the host wants
-//   first_primitive(slot)                how many of a new invocation's primitives are done. All of
-//                                        them: the lane has counted it as completed
+//   head_start(slot)                     what of a new invocation is done
 //   ready(invocation)                    whether its input is there (Invocation::ticket)
 //   complete(slot, outcome)              writes the CQE, tells the host. A fence() of the lead is
 //                                        behind all that the invocation has stored
@@ -447,15 +446,16 @@ class Engine {
   UNJAM_HD void accept(std::uint16_t slot) {
     s_.moved = true;  // it is to be looked at before the lane may rest
     const Invocation& inv = rank_.invocations[slot];
-    lane_.contexts[slot] = DynamicContext{};
-    const std::uint32_t first = dev_.first_primitive(slot);
-    if (first != 0 && first == inv.num_primitives) {
-      lane_.contexts[slot].loop = 1;  // this lane has done its only one
+    DynamicContext& dyn = lane_.contexts[slot];
+    dyn = DynamicContext{};
+    const HeadStart start = dev_.head_start(slot);
+    dyn.primitive = start.primitive;
+    for (std::uint32_t h = 0; h < kHops; ++h) dyn.behind[h] = start.hops[h];
+    if (start.all) {
+      dyn.loop = ~std::uint64_t{0};
       ++lane_.counted;
-    } else {
-      lane_.contexts[slot].primitive = first;
     }
-    lane_.contexts[slot].started_ns = dev_.now_ns();
+    dyn.started_ns = dev_.now_ns();
     ActiveContext& a = s_.active[slot % kActiveContexts];
     if (a.slot == slot) a.slot = kNoSlot;  // of the slot's former user
     ++inv.key->lanes[lane_index_].in_queue;
@@ -640,8 +640,12 @@ class Engine {
   UNJAM_HD static Range chunk(const ActiveContext& a, Primitive p, std::uint32_t part) {
     const Geometry& g = a.inv.geometry;
     const Range all = a.parts[part];
-    if (a.dyn.loop < p.lag) return {all.offset, 0};
+    if (a.dyn.loop < p.lag || a.dyn.loop - p.lag < a.dyn.behind[hop_of(p)]) return {all.offset, 0};
     return g.chunk_of(all, a.dyn.loop - p.lag);
+  }
+  UNJAM_HD static Hop hop_of(Primitive p) {
+    if ((p.flags & kGather) != 0) return kGathers;
+    return (p.flags & kCollect) != 0 ? kCollects : kSends;
   }
 
   // The slice under way, by direction: a pair's first primitive sends and its second receives,

@@ -7,6 +7,7 @@
 #include "base/portability.h"
 #include "base/types.h"
 #include "engine/geometry.h"
+#include "engine/hop_order.h"
 #include "engine/program.h"
 #include "transport/connector.h"
 
@@ -85,8 +86,17 @@ struct alignas(16) DynamicContext {
   std::uint32_t taken = 0;      // bytes of the incoming slice that are through
   std::uint32_t attempts = 0;   // entries so far; saturates
   std::uint64_t started_ns = 0;
+  std::uint32_t behind[kHops] = {};  // of a mesh plan: so many chunks of each hop are done already
+  std::uint32_t pad = 0;
 };
 static_assert(sizeof(DynamicContext) % kVectorBytes == 0);
+
+// What of an invocation a lane has behind it as its engine first sees it (device/cuda/solo.cuh).
+struct HeadStart {
+  bool all = false;                // all of it: the lane has counted it as completed
+  std::uint32_t primitive = 0;     // of the only loop, so many primitives; or
+  std::uint32_t hops[kHops] = {};  // of a mesh plan, so many chunks of each hop
+};
 
 // What each lane is to do about a key that has no invocation under way, or about a whole group.
 // Comes by the way of invocations: an Invocation without a key, `input` its first KeyRelease and

@@ -157,7 +157,7 @@ class Warp {
     bool try_quit(std::uint32_t, std::uint32_t) { return true; }
     void hold_sleep(std::uint32_t) {}
     void ring(std::uint32_t, std::uint32_t, RingFor) {}
-    std::uint32_t first_primitive(std::uint16_t) const { return 0; }
+    HeadStart head_start(std::uint16_t) const { return {}; }
     bool controls() const { return thread < w.control_; }
     bool leads() const { return thread == 0; }
     std::uint32_t first() const { return thread % w.control_; }
@@ -244,7 +244,7 @@ class ByHand : public Looking {
       : rank_(rank), residency_matters_(residency_matters) {}
 
   // How many primitives of the next invocation its lane has done by itself.
-  std::uint32_t done_before = 0;
+  HeadStart done_before;
   // What comes to pass between the look after which it would sleep for the first time and that
   // sleep.
   std::function<void()> before_it_sleeps;
@@ -279,7 +279,7 @@ class ByHand : public Looking {
     return true;
   }
   bool submissions_wait() { return !rank_.sq.empty(); }
-  std::uint32_t first_primitive(std::uint16_t) { return std::exchange(done_before, 0); }
+  HeadStart head_start(std::uint16_t) { return std::exchange(done_before, {}); }
   void attend() {
     const LaneStats& stats = rank_.lanes[0].stats;
     EXPECT_GE(stats.completed, completed_) << "it fell";
@@ -770,6 +770,70 @@ TEST_P(Stay, IsNotBoundedWhereItDoesNotMatter) {
 
 INSTANTIATE_TEST_SUITE_P(Engine, Stay, testing::Values(OrderPolicy::kFifo, OrderPolicy::kPriority));
 
+// ---- what hops have behind them ----
+
+// On CUDA a lane may have moved some chunks of each hop before its engine sees the call
+// (solo_stream.cuh). Here: after each slice all that was done is said that way, and the program
+// begins anew.
+TEST(HeadStart, WhatHopsHaveBehindThemIsNotMovedAgain) {
+  constexpr std::uint32_t kRanks = 3, kChunks = 6;
+  for (const What what : {What::kTwoStepAllReduce, What::kAllGather, What::kReduceScatter}) {
+    for (const int lag : {0, 1, 2}) {
+      SCOPED_TRACE("kind " + std::to_string(static_cast<int>(what)) + ", lag " +
+                   std::to_string(lag));
+      std::mt19937_64 random(base_seed());
+      Use u;
+      u.what = what;
+      u.count = kChunks * Ranks::kSlotBytes / sizeof(std::int32_t) - 5;
+      if (what == What::kTwoStepAllReduce) u.count *= kRanks;
+      fill(u, kRanks, random);
+      for (std::vector<Primitive>& program : u.programs) {
+        for (std::size_t i = 1; i < program.size(); ++i) {
+          program[i].lag = static_cast<std::uint16_t>(lag * static_cast<int>(i));
+        }
+      }
+      Ranks ranks(Case{kRanks, 0, 0, 1, 2 * lag + 2, 0, false}, 1, 83);
+      std::vector<std::unique_ptr<ByHand>> engines;
+      for (std::uint32_t r = 0; r < kRanks; ++r) {
+        ranks.state(r).policy.residency_us = 1;
+        ranks.state(r).policy.quantum_slices = 1;
+        ranks.submit(u, r, 0);
+        engines.push_back(std::make_unique<ByHand>(ranks.state(r), /*residency_matters=*/true));
+      }
+      std::vector<std::uint64_t> moved(kRanks, 0);
+      const auto completed = [&](std::uint32_t r) { return ranks.stats(r).completed == 1; };
+      for (int stay = 0; stay < 1000; ++stay) {
+        const auto r = static_cast<std::uint32_t>(random() % kRanks);
+        if (completed(r)) continue;
+        moved[r] += engines[r]->stay();
+        if (completed(r)) continue;
+        DynamicContext& dyn = ranks.state(r).lanes[0].contexts[0];
+        const std::vector<Primitive>& program = u.programs[r];
+        std::uint32_t behind[kHops] = {};
+        for (std::uint32_t i = 0; i < program.size(); ++i) {
+          const std::uint16_t flags = program[i].flags;
+          const Hop hop = (flags & kGather) != 0    ? kGathers
+                          : (flags & kCollect) != 0 ? kCollects
+                                                    : kSends;
+          const std::uint64_t passes = dyn.loop + (i < dyn.primitive ? 1 : 0);
+          const std::uint64_t chunks = passes < program[i].lag ? 0 : passes - program[i].lag;
+          behind[hop] =
+              std::max(dyn.behind[hop],
+                       static_cast<std::uint32_t>(std::min<std::uint64_t>(chunks, kChunks)));
+        }
+        dyn.loop = 0;
+        dyn.primitive = 0;
+        std::copy_n(behind, kHops, dyn.behind);
+      }
+      for (std::uint32_t r = 0; r < kRanks; ++r) {
+        ASSERT_TRUE(completed(r)) << "rank " << r;
+        EXPECT_EQ(moved[r], kChunks * u.programs[r].size()) << "rank " << r;
+      }
+      check(u);
+    }
+  }
+}
+
 // What a lane has done by itself before the engine saw it (on CUDA, a call that not all lanes could
 // do without the engine) is counted once, and the count does not fall meanwhile.
 TEST(Statistics, WhatWasCountedBeforeIsCountedOnceAndCountsNeverFall) {
@@ -786,7 +850,7 @@ TEST(Statistics, WhatWasCountedBeforeIsCountedOnceAndCountsNeverFall) {
     ranks.submit(uses[i], 0, static_cast<std::uint16_t>(i));
   }
   LaneStats& stats = ranks.stats(0);
-  engine.done_before = static_cast<std::uint32_t>(uses[0].programs[0].size());
+  engine.done_before.all = true;
   bump(stats.completed);
   // The peer is not there: the first one ends, the others wait.
   engine.stay();

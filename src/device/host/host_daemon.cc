@@ -157,7 +157,7 @@ class HostDev {
   bool cancelled(std::uint16_t slot) { return load_acquire(rank_.cancelled[slot]) != 0; }
   // The host's calls come with their input.
   static constexpr bool ready(const Invocation&) { return true; }
-  static constexpr std::uint32_t first_primitive(std::uint16_t) { return 0; }
+  static constexpr HeadStart head_start(std::uint16_t) { return {}; }
   void attend() {}
   void complete(std::uint16_t slot, Outcome outcome) {
     rank_.cq.push({slot, outcome});
