@@ -76,7 +76,11 @@ const std::vector<Variable>& variables() {
        "thread does. 0: only the daemon's threads run it.",
        false},
       {"UNJAM_SOLO", &Settings::solo, 0, 1, nullptr,
-       "CUDA: whether short collectives in a stream run without the engine where they can.", false},
+       "CUDA: whether collectives in a stream run without the engine where they can.", false},
+      {"UNJAM_SOLO_PATIENCE_US", &Settings::solo_patience_us, 0, 1000000, nullptr,
+       "CUDA: how long such a collective of more than packets waits for a peer before the engine "
+       "takes it over, in microseconds.",
+       false},
       {"UNJAM_TRACE_EVENTS", &Settings::trace_events, 0, 1 << 24, nullptr,
        "Trace events kept a lane; 0: no trace.", false},
       {"UNJAM_STALL_MS", &Settings::stall_ms, 1, 1 << 30, nullptr,

@@ -453,6 +453,18 @@ class LaneTransport {
     return escape_slot(receiver, sender, i, step);
   }
 
+  // ---- for who has several steps of a connector under way at once (`steps`: see Wire) ----
+
+  UNJAM_HD static SlotHeader& header_of(unsigned char* steps, std::uint64_t step) {
+    return reinterpret_cast<SlotHeader*>(steps)[step % kSlotHeaders];
+  }
+  UNJAM_HD unsigned char* escape_slot_of(unsigned char* steps, std::uint64_t step) const {
+    return steps + kHeaderBytes + slot_of(step) * shape.escape_slot_bytes;
+  }
+  UNJAM_HD unsigned char* borrow_slot_to(std::uint32_t peer, std::uint32_t i) const {
+    return borrow_slot(peer, rank, i);
+  }
+
   UNJAM_HD LaneCell& lane_cell(std::uint32_t of_rank, std::uint32_t of_lane) const {
     return *reinterpret_cast<LaneCell*>(bases[of_rank] + shape.lane_cell(of_lane));
   }
@@ -487,9 +499,7 @@ class LaneTransport {
                                     std::uint32_t i) const {
     return partition(receiver, sender) + shape.directory_bytes() + i * shape.connector_bytes();
   }
-  UNJAM_HD static SlotHeader& header(const Wire& w) {
-    return reinterpret_cast<SlotHeader*>(w.steps)[w.count % kSlotHeaders];
-  }
+  UNJAM_HD static SlotHeader& header(const Wire& w) { return header_of(w.steps, w.count); }
   static constexpr std::uint32_t kHeaderBytes = kSlotHeaders * sizeof(SlotHeader);
   // (So many bytes have a connector's slots that 32 bits count them.)
   UNJAM_HD unsigned char* escape_slot(const Wire& w) const {

@@ -2,7 +2,8 @@
 // anywhere, at any alignment, in place and not, checked bit by bit against a reference of its own;
 // first undisturbed, then with ranks that come late, GPUs that are nearly full and daemons that
 // have the lanes. All of it twice, without solo and with it: the bits must be the same. Then the
-// same of all-reduces by the two-shot plan, with sizes around its bounds.
+// same of all-reduces by the two-shot plan, with sizes around its bounds; and of mesh plans, of one
+// chunk to many, also with no patience at all: the engine takes over what each call has come to.
 #include <cstring>
 #include <limits>
 #include <map>
@@ -321,6 +322,38 @@ std::vector<Case> make_two_shot_cases(int ranks, std::uint64_t seed, std::size_t
   return cases;
 }
 
+// Mesh plans in slots of 4 KiB, which 32 lanes have a chunk each of from 128 KiB a part on.
+constexpr int kMesh = 2;
+constexpr unsigned kMeshSlot = 4096;
+std::vector<Case> make_mesh_cases(int ranks, std::uint64_t seed, std::size_t most, int only) {
+  std::vector<Case> cases;
+  for (const int kind : {UNJAM_ALL_REDUCE, UNJAM_ALL_GATHER, UNJAM_REDUCE_SCATTER}) {
+    if (only >= 0 && kind != only) continue;
+    const std::size_t parts = kind == UNJAM_ALL_REDUCE ? static_cast<std::size_t>(ranks) : 1;
+    const std::size_t formats = reduces(kind) ? std::size(kFormats) : kCopied;
+    for (std::size_t f = 0; f < formats; ++f) {
+      const std::size_t loop = parts * 32 * kMeshSlot / kFormats[f].bytes;
+      const std::size_t piece = 16 / kFormats[f].bytes;
+      for (const std::size_t count :
+           {loop / 16 + 1, loop / 2 + 3, loop - 1, loop, loop + 1, loop + loop / 2 + 5, 2 * loop,
+            2 * loop - piece - 1, 3 * loop - 7, 7 * loop + 3, 16 * loop}) {
+        if (count * kFormats[f].bytes > most) continue;
+        for (int way = 0; way < 4; ++way) {
+          Case c;
+          c.kind = kind;
+          c.format = &kFormats[f];
+          c.count = count;
+          c.seed = mix(seed, 2'000'000 + cases.size());
+          c.in_place = (way & 1) != 0;
+          c.shifted = (way & 2) != 0;
+          cases.push_back(c);
+        }
+      }
+    }
+  }
+  return cases;
+}
+
 // ---- a rank ----
 
 struct Blocks {
@@ -548,6 +581,7 @@ Outcome run_job(int ranks, bool solo, int algorithm, const std::vector<Case>& ca
   std::memset(places.as<std::uint64_t>(), 0, static_cast<std::size_t>(ranks) * 8);
   unjamConfig_t config = cuda_config();
   config.algorithm = algorithm;
+  if (algorithm == kMesh) config.escape_slot_bytes = kMeshSlot;
   Job job(ranks, config);
   Barrier all(ranks);
   job.run([&](const Member& me) {
@@ -631,6 +665,16 @@ void check_return(int ranks) {
   });
 }
 
+void same_bits(const Outcome& engine, const Outcome& solo, const std::vector<Case>& cases) {
+  for (std::size_t r = 0; r < solo.digests.size(); ++r) {
+    for (std::size_t i = 0; i < solo.digests[r].size(); ++i) {
+      if (solo.digests[r][i] == engine.digests[r][i]) continue;
+      fail("rank " + std::to_string(r) +
+           " has other bits with UNJAM_SOLO than without it: " + cases[i % cases.size()].text());
+    }
+  }
+}
+
 // Without the engine and with it alone.
 void run_both(int ranks, int algorithm, const std::vector<Case>& cases, int repeats) {
   if (cases.empty()) return;
@@ -638,7 +682,9 @@ void run_both(int ranks, int algorithm, const std::vector<Case>& cases, int repe
   const Outcome solo = run_job(ranks, true, algorithm, cases, repeats);
 
   std::printf("%-15s %10s %18s   (rank 0%s)\n", "kind", "calls", "without engine",
-              algorithm == kTwoShot ? ", two-shot" : "");
+              algorithm == kTwoShot ? ", two-shot"
+              : algorithm == kMesh  ? ", mesh"
+                                    : "");
   bool missing = false;
   for (const auto& [k, count] : solo.quiet) {
     std::printf("%-15s %10d %18llu\n", kNames[k], count.second,
@@ -651,13 +697,19 @@ void run_both(int ranks, int algorithm, const std::vector<Case>& cases, int repe
   for (const auto& [k, count] : engine.quiet) {
     if (count.first != 0) fail("calls ran without the engine in spite of UNJAM_SOLO=0");
   }
-  for (std::size_t r = 0; r < solo.digests.size(); ++r) {
-    for (std::size_t i = 0; i < solo.digests[r].size(); ++i) {
-      if (solo.digests[r][i] == engine.digests[r][i]) continue;
-      fail("rank " + std::to_string(r) +
-           " has other bits with UNJAM_SOLO than without it: " + cases[i % cases.size()].text());
-    }
-  }
+  same_bits(engine, solo, cases);
+  if (algorithm != kMesh) return;
+  // As soon as anything is looked at but peers.
+  setenv("UNJAM_SOLO_PATIENCE_US", "0", 1);
+  const Outcome hasty = run_job(ranks, true, algorithm, cases, repeats);
+  unsetenv("UNJAM_SOLO_PATIENCE_US");
+  std::uint64_t alone = hasty.disturbed.first, calls = 0;
+  for (const auto& [k, count] : hasty.quiet) alone += count.first;
+  for (const auto& [k, count] : hasty.quiet) calls += static_cast<std::uint64_t>(count.second);
+  calls += static_cast<std::uint64_t>(hasty.disturbed.second);
+  std::printf("without patience %9llu %18llu\n", static_cast<unsigned long long>(calls),
+              static_cast<unsigned long long>(alone));
+  same_bits(engine, hasty, cases);
 }
 
 }  // namespace
@@ -670,22 +722,29 @@ int main(int argc, char** argv) {
   const int kind = options.integer("kind", -1, "only this kind (8: sends, 9: barriers)");
   const int repeats = options.integer("repeats", 4, "of each case, in one go");
   const int two_shot = options.integer("two-shot", 1, "that plan's: 0: not, 2: nothing else");
+  const int mesh = options.integer("mesh", 1, "mesh plans: 0: not, 2: nothing else");
   options.done(400, 30);
   load_eagerly();
   const int ranks = wanted > 0 ? wanted : device_count();
   std::printf("solo: %d ranks, seed %llu\n", ranks, static_cast<unsigned long long>(seed));
   const std::vector<Case> cases = make_cases(ranks, seed, static_cast<std::size_t>(most), kind);
 
-  if (two_shot < 2) {
+  if (two_shot < 2 && mesh < 2) {
     run_both(ranks, -1, cases, repeats);
     check_return(ranks);
   }
   std::vector<Case> more;
-  if (two_shot > 0 && ranks >= 2 && ranks <= 8 && (kind < 0 || kind == UNJAM_ALL_REDUCE)) {
+  if (two_shot > 0 && mesh < 2 && ranks >= 2 && ranks <= 8 &&
+      (kind < 0 || kind == UNJAM_ALL_REDUCE)) {
     more = make_two_shot_cases(ranks, seed, static_cast<std::size_t>(most));
     run_both(ranks, kTwoShot, more, repeats);
   }
-  std::printf("solo: PASS, %zu cases on %d ranks\n",
-              (two_shot < 2 ? cases.size() : 0) + more.size(), ranks);
+  std::vector<Case> meshed;
+  if (mesh > 0 && two_shot < 2 && ranks >= 2 && ranks <= 8) {
+    meshed = make_mesh_cases(ranks, seed, static_cast<std::size_t>(most), kind);
+    run_both(ranks, kMesh, meshed, repeats);
+  }
+  const std::size_t usual = two_shot < 2 && mesh < 2 ? cases.size() : 0;
+  std::printf("solo: PASS, %zu cases on %d ranks\n", usual + more.size() + meshed.size(), ranks);
   return 0;
 }

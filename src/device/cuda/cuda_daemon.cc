@@ -339,7 +339,8 @@ class CudaDaemon : public StreamDaemon {
     rank.inbox = at.take<std::uint64_t>(o_.slots);
     rank.marks = at.take<std::uint64_t>(o_.slots);
     rank.completed = at.take<std::uint64_t>(o_.slots);
-    rank.first_primitive = at.take<std::uint8_t>(std::size_t{o_.slots} * shape.lanes);
+    rank.head_starts = at.take<std::uint8_t>(std::size_t{o_.slots} * shape.lanes);
+    rank.hops = at.take<std::uint32_t>(std::size_t{o_.slots} * shape.lanes * kHops);
     rank.solo_reports = at.take<std::uint64_t>(o_.slots);
     rank.programs = at.take<Primitive>(std::size_t{o_.slots} * kMaxProgram);
     rank.members = at.take<std::uint16_t>(std::size_t{o_.slots} * kMaxRanks);
@@ -533,10 +534,13 @@ class CudaDaemon : public StreamDaemon {
   }
 
   // Fills in what a call needs to run without the engine, if it can: one of a direct or two-shot
-  // plan whose lanes make one loop each. Returns a block's threads.
+  // plan whose lanes make one loop each, or of a mesh plan. Returns a block's threads.
   unsigned prepare_solo(const Invocation& inv, bool fresh, SoloCall& solo) const {
-    const unsigned threads =
-        describe_two_shot(inv, solo) ? two_shot_threads(inv) : describe_solo(inv, solo);
+    unsigned threads = o_.block_threads;
+    solo.streams = describe_stream(inv, solo);
+    if (!solo.streams) {
+      threads = describe_two_shot(inv, solo) ? two_shot_threads(inv) : describe_solo(inv, solo);
+    }
     if (threads == 0 || fresh || !o_.solo) {
       solo.lanes = 0;
       return o_.block_threads;
@@ -645,6 +649,63 @@ class CudaDaemon : public StreamDaemon {
     const std::uint32_t items = std::max(solo.scatters ? units * solo.num_sent : units,
                                          solo.collects ? units * solo.num_received : units);
     return std::clamp((items + 63) / 64 * 64, kLeastThreads, o_.block_threads);
+  }
+
+  // The same of a plan of plan/mesh.cc, see solo_stream.cuh.
+  static constexpr std::uint64_t kMostReduced = std::uint64_t{192} << 20;
+  static constexpr std::uint64_t kMostOfHeap = std::uint64_t{64} << 20;
+  bool describe_stream(const Invocation& inv, SoloCall& solo) const {
+    constexpr unsigned kGathers = kLocal | kCopy | kContribute | kFinish | kGather | kReduce;
+    constexpr unsigned kSendsOwn = kLocal | kCopy | kSendAll | kIntoOutput;
+    const Geometry& g = inv.geometry;
+    const std::uint32_t size = inv.group_size;
+    if (inv.protocol != Protocol::kSlot || size < 2 || size > kSoloRanks ||
+        o_.shape.ranks > kSoloRanks || g.first_lane != 0 || g.lanes < 2 || g.parts != size ||
+        o_.block_threads < kLeastStreamThreads) {
+      return false;
+    }
+    const Primitive* p = inv.program;
+    if (inv.num_primitives < 2 || p[0].lag != 0) return false;
+    const std::uint32_t lag = p[1].lag;
+    const bool scatters = p[0].flags == (kLocal | kScatter);
+    const bool own = p[0].flags == kSendsOwn && p[0].part == inv.group_rank;
+    const auto gathers = [&](unsigned more) {
+      return p[1].flags == (kGathers | more) && p[1].part == inv.group_rank;
+    };
+    const auto collects = [&](std::uint32_t i) { return p[i].flags == (kCollect | kCopy); };
+    bool known = false;
+    if (inv.num_primitives == 2) {
+      known = (scatters && gathers(0)) || (own && collects(1));
+    } else if (inv.num_primitives == 3) {
+      known = scatters && gathers(kSendAll | kIntoOutput) && collects(2) && p[2].lag == 2 * lag;
+    }
+    // From there on the engine is faster, which stores into outputs in the heap, and an
+    // all-reduce's slices in program order (2 H200s, docs/benchmarks.md).
+    const std::uint64_t bytes = g.count * dtype_bytes(g.dtype) * (g.blocked() ? size : 1u);
+    if ((inv.output_in_arena != 0 && bytes > kMostOfHeap) ||
+        (inv.num_primitives == 3 && bytes > kMostReduced)) {
+      return false;
+    }
+    // The first lane's stretch of the first part is a longest one, the last lane's of the last part
+    // a shortest one: all have as many chunks.
+    const std::uint64_t chunks = g.loops_of(g.lane_part(0, 0));
+    if (!known || chunks == 0 || chunks > INT32_MAX / 2 ||
+        chunks != g.loops_of(g.lane_part(size - 1, g.lanes - 1u))) {
+      return false;
+    }
+    solo.two_shot = false;
+    solo.lag = static_cast<std::uint8_t>(lag);
+    solo.chunks = static_cast<std::uint32_t>(chunks);
+    solo.patience_ns = o_.solo_patience_us * 1000;
+    solo.num_sent = solo.num_received = static_cast<std::uint8_t>(size - 1);
+    solo.first_sent = solo.first_received =
+        static_cast<std::uint8_t>(inv.group_rank + 1u == size ? 0 : inv.group_rank + 1u);
+    solo.scatters = scatters;
+    solo.reduces = scatters;
+    solo.collects = !scatters || inv.num_primitives == 3;
+    solo.copies = false;
+    solo.before = 0;  // each lane says it
+    return true;
   }
 
   // The same of a plan of plan/two_shot.cc, see solo_two_shot.cuh.

@@ -165,15 +165,15 @@ class CudaDev {
   // A warp's, by its first thread: the barrier orders the others' stores before.
   __device__ void stored(std::uint32_t& count) const {
     __syncwarp();
-    if (threadIdx.x % kWarp == 0) {
-      asm volatile("red.release.cta.shared.add.u32 [%0], 1;" ::"r"(shared_address(count))
-                   : "memory");
-    }
+    if (threadIdx.x % kWarp == 0) add_release(count);
   }
   // Words of BlockShared.
   static __device__ void add(std::uint32_t& x, std::uint32_t by) {
     asm volatile("red.relaxed.cta.shared.add.u32 [%0], %1;" ::"r"(shared_address(x)), "r"(by)
                  : "memory");
+  }
+  static __device__ void add_release(std::uint32_t& x) {
+    asm volatile("red.release.cta.shared.add.u32 [%0], 1;" ::"r"(shared_address(x)) : "memory");
   }
   static __device__ std::uint32_t load_block(std::uint32_t& x) {
     std::uint32_t v;
@@ -327,11 +327,20 @@ class CudaDev {
   }
   __device__ bool stopped() const { return (s_.attention & kAttentionStop) != 0; }
   // Of a call that this lane has begun, or done, by itself (solo.cuh). Read once.
-  __device__ std::uint32_t first_primitive(std::uint16_t slot) {
-    std::uint8_t& place = r_.first_primitive[slot * r_.rank.num_lanes + s_.lane];
-    const std::uint32_t first = place;
-    if (first != 0) place = 0;
-    return first;
+  __device__ HeadStart head_start(std::uint16_t slot) {
+    const std::uint32_t at = slot * r_.rank.num_lanes + s_.lane;
+    const std::uint8_t word = r_.head_starts[at];
+    HeadStart start;
+    if (word == 0) return start;
+    r_.head_starts[at] = 0;
+    if (word == kLaneDone) {
+      start.all = true;
+    } else if (word == kLaneHops) {
+      for (std::uint32_t h = 0; h < kHops; ++h) start.hops[h] = r_.hops[at * kHops + h];
+    } else {
+      start.primitive = word;
+    }
+    return start;
   }
   __device__ bool ready(const Invocation& inv) {
     return inv.ticket == 0 || load_acquire_local(r_.marks[inv.slot]) == inv.ticket;

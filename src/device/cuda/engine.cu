@@ -25,6 +25,7 @@
 #include "device/cuda/kernels.h"
 #include "device/cuda/leaving.h"
 #include "device/cuda/solo.cuh"
+#include "device/cuda/solo_stream.cuh"
 #include "device/cuda/solo_two_shot.cuh"
 
 namespace unjam {
@@ -229,7 +230,11 @@ __global__ void __launch_bounds__(512, 1)
   // One block of a call, whichever, goes on to serve where the lanes were not done at once.
   const bool solo = launch.kind == EngineKind::kCall && launch.solo.lanes != 0;
   if (solo) {
-    if (!(launch.solo.two_shot ? run_solo_two_shot(r, launch) : run_solo(r, launch))) return;
+    if (launch.solo.streams) {
+      if (!run_solo_stream(r, launch, engine_shared)) return;
+    } else if (!(launch.solo.two_shot ? run_solo_two_shot(r, launch) : run_solo(r, launch))) {
+      return;
+    }
   } else {
     wait_for_stream();
   }

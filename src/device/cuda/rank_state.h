@@ -58,6 +58,7 @@ enum class EngineKind : std::uint32_t {
 // to, or received from, there is one, or all others: those from `first` on, around the group.
 inline constexpr std::uint32_t kSoloRanks = 8;
 inline constexpr int kSoloUnits = 8;  // of 8 bytes, that a thread reduces at most
+inline constexpr std::uint32_t kLeastStreamThreads = 224;  // of a block in solo_stream.cuh
 struct SoloCall {
   std::uint32_t lanes = 0;         // from the first on, a block each; 0: the call needs the engine
   std::uint32_t flag = 0;          // of the packets
@@ -83,6 +84,12 @@ struct SoloCall {
   // many, and so many first parts one more. Of a shorter part lanes have pieces as above; of a
   // longer one the next lane has one more.
   bool two_shot = false;
+  // A plan of plan/mesh.cc in several loops, see solo_stream.cuh: with so many chunks in each lane,
+  // of each part. (What is in bytes above is not looked at.)
+  bool streams = false;
+  std::uint8_t lag = 0;  // HopOrder::lag
+  std::uint32_t chunks = 0;
+  std::uint32_t patience_ns = 0;
   std::uint32_t part_pieces = 0;
   std::uint32_t longer_parts = 0;
   std::uint32_t later_flag = 0;  // of the second hop's packets
@@ -108,6 +115,9 @@ static_assert(sizeof(CudaLaunch) <= 4096, "fits a kernel's arguments");
 
 inline constexpr std::uint32_t kGenerations = 64;
 
+// CudaRank::head_starts.
+inline constexpr std::uint8_t kLaneHops = 0xfe, kLaneDone = 0xff;
+
 // In device memory.
 struct CudaRank {
   RankState rank;  // as the engine knows it; cq.words, cancelled are pinned; sq is not used
@@ -125,9 +135,10 @@ struct CudaRank {
   std::uint32_t readied = 0;
   std::uint32_t daemon = 0;            // 1: one is resident, as CudaLink::residency.resident says
   std::uint64_t* completed = nullptr;  // [slots]: serial of the latest invocation that has ended
-  // [slots][lanes]: how many of its primitives a lane has behind it as the engine first sees an
-  // invocation.
-  std::uint8_t* first_primitive = nullptr;
+  // [slots][lanes]: what a lane has behind it as the engine first sees an invocation: so many
+  // primitives; kLaneDone; or kLaneHops: see `hops`.
+  std::uint8_t* head_starts = nullptr;
+  std::uint32_t* hops = nullptr;  // [slots][lanes][kHops]: HeadStart::hops
   // [slots]: how far the lanes of a call have come that runs without the engine, see solo.cuh.
   std::uint64_t* solo_reports = nullptr;
   std::uint64_t solo_calls = 0;          // that have ended without the engine

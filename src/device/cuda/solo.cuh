@@ -4,7 +4,8 @@
 // cannot tell. One side may be here and the other in its engine, in each lane.
 //
 // Plan: one of plan/direct.cc whose lanes make one loop each (or of plan/two_shot.cc, see
-// solo_two_shot.cuh, which is built of what is here). Block b does what lane b has to do:
+// solo_two_shot.cuh, or of plan/mesh.cc, see solo_stream.cuh, which are built of what is here).
+// Block b does what lane b has to do:
 //   takes the lane's lease, looks whether all that it needs is there, sends, copies the own data,
 //   receives, tells peers (credits, pokes), reports, and gives the lease back.
 // What a block cannot do soon it leaves to the engine: the lane is driven by another instance, a
@@ -13,7 +14,7 @@
 // Reports. CudaRank::solo_reports has a word a slot, in it a Report a lane; 0: none yet. The block
 // whose report completes the word decides for all. If every lane is done it ends the call, as the
 // last lane does in the engine. Else it hands the call to the engine, each lane with the primitives
-// that it has behind it (CudaRank::first_primitive), and serves until the call has ended; the
+// that it has behind it (CudaRank::head_starts), and serves until the call has ended; the
 // others have left, and their lanes are driven as all that nobody drives. The word is zero again
 // before the slot can be another call's: its completion comes after.
 //
@@ -587,12 +588,12 @@ __device__ __forceinline__ void end_call(CudaRank& r, const CudaLaunch& launch) 
 __device__ __forceinline__ void hand_over(CudaRank& r, const CudaLaunch& launch,
                                           std::uint64_t word) {
   const SoloCall& call = launch.solo;
-  std::uint8_t* first = r.first_primitive + launch.slot * r.rank.num_lanes;
+  std::uint8_t* start = r.head_starts + launch.slot * r.rank.num_lanes;
   for (std::uint32_t l = 0; l < call.lanes; ++l) {
     const auto report = static_cast<Report>(word >> (kReportBits * l) & 3);
     // (None, or, of calls of several stages, what each lane has said itself.)
-    if (report == kBegun && call.before != 0) first[l] = call.before;
-    if (report == kDone) first[l] = static_cast<std::uint8_t>(launch.sqe.inv.num_primitives);
+    if (report == kBegun && call.before != 0) start[l] = call.before;
+    if (report == kDone) start[l] = kLaneDone;
   }
 }
 
@@ -653,19 +654,10 @@ __device__ __noinline__ bool await_lease(CudaRank& r, std::uint32_t lane) {
   return false;
 }
 
-// All that the block needs, in two rounds of looks: first the lease, then what it covers. Leaves
-// what is found in `s`, and the lease taken if it was free (`leased`, of the thread that sees to
-// it). kSteps: packets that the call sends each peer.
-template <std::uint32_t kSteps>
-__device__ __forceinline__ bool look(CudaRank& r, const CudaLaunch& launch, const LaneTransport& t,
-                                     const Stretch& w, bool& leased, Shared& s) {
-  constexpr std::uint32_t kAll = 0xffffffff;
-  const SoloCall& call = launch.solo;
-  const std::uint32_t lane = t.lane;
-  const Member m = member_of(call, w);
-  const bool looks = m.part == kOutgoing ? m.to : m.part == kIncoming && m.from;
-  InEndpoint* at = endpoint_of(call, m, lane);
-
+// By the first warp: the lane's lease (`leased`, of the thread that sees to it: it was taken), and
+// whether the key's former invocation is complete.
+__device__ __forceinline__ bool take_lane(CudaRank& r, const CudaLaunch& launch, std::uint32_t lane,
+                                          bool& leased) {
   bool ok = true;
   if (threadIdx.x == kLeaser || threadIdx.x == kFormer) {
     // Acquire: the lane's state, and with it the key's endpoints, as the last driver left them; and
@@ -679,9 +671,25 @@ __device__ __forceinline__ bool look(CudaRank& r, const CudaLaunch& launch, cons
     if (leaser && !ok) ok = await_lease(r, lane);
     leased = leaser && ok;
   }
-  if (__all_sync(kAll, ok) == 0) return false;
+  const bool all = __all_sync(0xffffffffu, ok) != 0;
   __syncwarp();  // all are behind what was acquired
+  return all;
+}
 
+// All that the block needs, in two rounds of looks: first the lease, then what it covers. Leaves
+// what is found in `s`. kSteps: packets that the call sends each peer.
+template <std::uint32_t kSteps>
+__device__ __forceinline__ bool look(CudaRank& r, const CudaLaunch& launch, const LaneTransport& t,
+                                     const Stretch& w, bool& leased, Shared& s) {
+  constexpr std::uint32_t kAll = 0xffffffff;
+  const SoloCall& call = launch.solo;
+  const std::uint32_t lane = t.lane;
+  const Member m = member_of(call, w);
+  const bool looks = m.part == kOutgoing ? m.to : m.part == kIncoming && m.from;
+  InEndpoint* at = endpoint_of(call, m, lane);
+  if (!take_lane(r, launch, lane, leased)) return false;
+
+  bool ok = true;
   // The endpoints are the lane's driver's: any driver may take an idle key's connector for another
   // key. So they cannot be read beside the lease.
   const std::uint32_t poke = load_relaxed_local(r.poke_counts[lane]) + 1;

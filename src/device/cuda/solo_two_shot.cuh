@@ -6,7 +6,7 @@
 // A block of its own function, so that calls of one hop pay nothing for it. No lane has an empty
 // stretch of any part (cuda_daemon.cc sees to that), so each peer gets two packets, and sends two.
 //
-// How far a lane has come is said in primitives: by CudaRank::first_primitive, which each lane that
+// How far a lane has come is said in primitives: by CudaRank::head_starts, which each lane that
 // gives up stores before it reports kBegun. It has gathered if all threads have (a vote).
 //   If not: the scatter is posted, nothing is consumed. Some threads have sent their results, and
 //     the engine sends the same bytes once more; or to another place, for peers may have consumed
@@ -286,8 +286,7 @@ __device__ __forceinline__ bool run_solo_two_shot(CudaRank& r, const CudaLaunch&
   } else if (threadIdx.x == kCaller) {
     // The report behind it releases it, for whoever hands the call to the engine.
     if (!done) {
-      r.first_primitive[launch.slot * r.rank.num_lanes + lane] =
-          static_cast<std::uint8_t>(primitives);
+      r.head_starts[launch.slot * r.rank.num_lanes + lane] = static_cast<std::uint8_t>(primitives);
     }
     say_how_far(r, launch, lane, done, at, place, s);
   }

@@ -1,0 +1,731 @@
+// As solo.cuh, for what is too large for packets: all-reduces, all-gathers and reduce-scatters by
+// mesh plans (plan/mesh.cc), through slots, chunk after chunk. What costs an engine 10 us a slice
+// (it decides what is next) and 50 a call (it is handed the call, and hands it back) is all known
+// here beforehand: where each slice of each hop lies, and in which order a connector carries them
+// (engine/hop_order.h). So the hops run by themselves, each as fast as it finds data and room:
+//   first warp      steers: a thread for each peer, and for each of the four things that hops wait
+//                   for there (Watch), polls for the next slice that has come, or that has room;
+//                   what is ready it describes, and hands to a group of movers
+//   second warp     publishes, as the engine's: flags of what was moved, and credits
+//   the others      movers, in groups: each warp goes from slice to slice by itself
+// In shared memory, with one writer each:
+//   given    to a group, by the first warp: so many slices. Release: their descriptions, and what
+//            was acquired of peers for them.
+//   stored   of a description, by each warp of movers that has moved its slice. Release: its loads
+//            and stores. Who reads that all of a group have (acquire), and then fences, publishes
+//            behind all of them.
+//
+// What may be interrupted. Slices are published, and taken, in the connectors' order only; what was
+// moved and is not part of a prefix is forgotten, and the engine moves it again. Contributions and
+// copies may be moved twice: what they read is not overwritten before peers have it (see
+// engine.h). A reduction may not, in place. So a chunk is gathered only when all that its pass has
+// in front of it was moved, see HopOrder: then its result, and what it took, are in a prefix.
+//
+// Giving up. All wait but a while for peers (SoloCall::patience_ns since anything came), and not at
+// all if another call wants the lanes, if another lane has given up, or if the host says something.
+// Then the engine goes on, with what hops have behind them (CudaRank::hops).
+#pragma once
+
+#include "device/cuda/solo.cuh"
+#include "engine/hop_order.h"
+
+namespace unjam {
+namespace solo {
+
+// What hops wait for.
+enum Watch : std::uint32_t { kRoomToSend, kToGather, kRoomForResult, kToCollect };
+inline constexpr std::uint32_t kWatches = 4;
+static_assert(kWatches * kSoloRanks == 32);
+
+inline constexpr unsigned kApartWarps = 2;         // that move nothing
+inline constexpr std::uint32_t kGroups = 2;        // of movers
+inline constexpr std::uint32_t kInHand = 2;        // slices of a hop that movers have, at most
+inline constexpr std::uint32_t kTurns = 16;        // of a group: it never has more in hand
+inline constexpr std::uint32_t kCome = 4;          // slices that have come, of a peer and a hop
+inline constexpr std::uint32_t kRoundsApart = 16;  // of looking at anything but peers
+inline constexpr std::uint32_t kIdleRounds = 64;   // of who publishes, before peers are poked
+inline constexpr std::uint32_t kNoSlotOfPool = 0xffffffff, kNotYet = 0xffffffff;
+static_assert(kTurns >= kHops * kInHand);
+static_assert(kLeastStreamThreads >= 32 * (kApartWarps + kGroups));
+
+struct StreamShared {
+  SliceJob jobs[kHops * kInHand];
+  Range parts[kSoloRanks];  // this lane's, of each member's
+  // Of the connectors to and from members: Wire, with the count at which the call began.
+  Wire outs[kSoloRanks], ins[kSoloRanks];
+  std::uint64_t credits[kSoloRanks];                // of members, the latest seen
+  const unsigned char* come[2][kCome][kSoloRanks];  // where slices to gather, to collect, lie
+  // Slots of each peer's pool that are this call's, see room_for().
+  std::uint32_t borrowed[kSoloRanks];  // how many, or kNotYet
+  std::uint16_t pool[kSoloRanks][kSlotHeaders];
+  std::uint32_t stored[kHops * kInHand];
+  // By group: how many slices it was given, which of the descriptions, and what they cost.
+  std::uint32_t given[kGroups], turns[kGroups][kTurns];
+  std::uint64_t costs[kGroups];
+  std::uint32_t closed;  // nothing more is given
+  // In the end.
+  std::uint32_t moved[kHops];
+  std::uint32_t sent_slices, taken_slices;  // of each connector, in order
+  std::uint32_t poke;
+};
+static_assert(sizeof(StreamShared) <= sizeof(BlockShared));
+
+// What a block's threads work with.
+struct Stream {
+  const SoloCall& call;
+  const Invocation& inv;
+  const LaneTransport& transport;
+  StreamShared& s;
+  HopOrder order;
+
+  __device__ __forceinline__ bool has(std::uint32_t hop) const {
+    if (hop == kSends) return true;
+    return hop == kGathers ? call.reduces : call.collects;
+  }
+  // How movers share the work, by what was fastest on 2 H200s (docs/benchmarks.md). An all-gather
+  // has a group for each direction, whose warps begin each slice together; else each of two groups
+  // takes the next slice of any hop. Fewer slices in hand are faster: what peers store is read
+  // while it is in the cache.
+  __device__ __forceinline__ bool in_step() const { return !call.reduces; }
+  __device__ __forceinline__ std::uint32_t in_hand() const {
+    constexpr std::uint32_t kEnough = 64 * 1024;
+    if (in_step()) return kInHand;
+    return order.two_hops || chunk_bytes() > kEnough ? 1 : kInHand;
+  }
+  // An all-reduce's hops wait for each other; the others' fill the link with the connector's own.
+  __device__ __forceinline__ std::uint32_t slots_wanted() const {
+    const std::uint32_t own = call.shape.escape_slots, most = kSlotHeaders / own * own;
+    return !order.two_hops || 2 * own > most ? own : 2 * own;
+  }
+  __device__ __forceinline__ std::uint32_t chunk_bytes() const {
+    return inv.geometry.chunk * dtype_bytes(inv.geometry.dtype);
+  }
+
+  // Warps of a group of movers.
+  __device__ __forceinline__ static unsigned warps() {
+    return (blockDim.x / 32 - kApartWarps) / kGroups;
+  }
+  // By one thread: how many slices of a hop were moved, from the first on; `n` were (acquire).
+  __device__ __forceinline__ std::uint32_t count_moved(std::uint32_t hop, std::uint32_t n) const {
+    while (n != order.chunks) {
+      const std::uint32_t& stored = s.stored[hop * kInHand + n % kInHand];
+      // (Counts of a description's slices follow each other.)
+      if (CudaDev::load_block(const_cast<std::uint32_t&>(stored)) < warps() * (n / kInHand + 1)) {
+        break;
+      }
+      ++n;
+    }
+    return n;
+  }
+
+  __device__ __forceinline__ Range chunk(std::uint32_t part, std::uint32_t k) const {
+    return inv.geometry.chunk_of(s.parts[part], k);
+  }
+  // Of the first chunks of a part.
+  __device__ __forceinline__ std::uint64_t elems_of(std::uint32_t part,
+                                                    std::uint32_t chunks) const {
+    const std::uint64_t most = std::uint64_t{chunks} * inv.geometry.chunk;
+    return most < s.parts[part].length ? most : s.parts[part].length;
+  }
+  __device__ __forceinline__ const void* input_at(std::uint64_t offset) const {
+    const Geometry& g = inv.geometry;
+    return static_cast<const char*>(inv.input) +
+           (offset - g.input_shift(call.group_rank)) * dtype_bytes(g.dtype);
+  }
+  __device__ __forceinline__ void* output_at(std::uint64_t offset) const {
+    const Geometry& g = inv.geometry;
+    return static_cast<char*>(inv.output) +
+           (offset - g.output_shift(call.group_rank)) * dtype_bytes(g.dtype);
+  }
+  // Room. Slices go round all slots that the call has: the guaranteed ones of the connector first,
+  // then those that were borrowed, of which there are so many that the sum is a multiple of the
+  // former. So a guaranteed slot is its step's, as the protocol has it.
+  __device__ __forceinline__ std::uint32_t borrowed_for(std::uint32_t q,
+                                                        std::uint32_t slice) const {
+    const std::uint32_t own = call.shape.escape_slots;
+    if (slice < own) return kNoSlotOfPool;
+    const std::uint32_t at = slice % (own + s.borrowed[q]);
+    return at < own ? kNoSlotOfPool : s.pool[q][at - own];
+  }
+  __device__ __forceinline__ void* slot_to(std::uint32_t q, std::uint32_t slice) const {
+    const Wire& out = s.outs[q];
+    const std::uint32_t borrowed = borrowed_for(q, slice);
+    if (borrowed == kNoSlotOfPool) return transport.escape_slot_of(out.steps, out.count + slice);
+    return transport.borrow_slot_to(call.members[q], borrowed);
+  }
+  // `behind`: how many steps lie between what the peer has consumed and this slice's.
+  __device__ __forceinline__ bool room_for(std::uint32_t slice, std::uint64_t behind,
+                                           std::uint32_t borrowed) const {
+    const std::uint32_t own = call.shape.escape_slots;
+    if (slice < own) return behind < own;  // what was there before the call has gone
+    if (borrowed == kNotYet) return false;
+    // (Nobody has used a borrowed slot since it was found to be free.)
+    return behind < (slice < own + borrowed ? kSlotHeaders : own + borrowed);
+  }
+};
+
+__device__ __forceinline__ std::uint32_t load_word(const std::uint32_t& x) {
+  return CudaDev::load_block(const_cast<std::uint32_t&>(x));
+}
+
+// ---- the first warp ----
+
+struct Watched {
+  bool of_peer;  // whether this thread has something to watch
+  bool comes;    // data, or room
+  std::uint32_t q, watch, hop;
+};
+__device__ __forceinline__ Watched watched_by(const Stream& c) {
+  Watched x;
+  x.q = threadIdx.x % kSoloRanks;
+  x.watch = threadIdx.x / kSoloRanks;
+  x.comes = x.watch == kToGather || x.watch == kToCollect;
+  x.hop = x.watch == kRoomToSend ? kSends : x.watch == kToCollect ? kCollects : kGathers;
+  x.of_peer = x.q < c.call.group_size && x.q != c.call.group_rank;
+  if (x.watch == kToGather) x.of_peer = x.of_peer && c.call.reduces;
+  if (x.watch == kToCollect) x.of_peer = x.of_peer && c.call.collects;
+  if (x.watch == kRoomForResult) x.of_peer = x.of_peer && c.order.two_hops;
+  return x;
+}
+// The number in its connector of the slice of chunk k that is watched for.
+__device__ __forceinline__ std::uint32_t slice_watched(const Stream& c, std::uint32_t watch,
+                                                       std::uint32_t k) {
+  const bool second = watch == kRoomForResult || (watch == kToCollect && c.order.two_hops);
+  return second ? c.order.second(k) : c.order.first(k);
+}
+
+// Anything but peers that ends the stream. Looked at now and then.
+__device__ __forceinline__ bool is_interrupted(CudaRank& r, const CudaLaunch& launch,
+                                               std::uint32_t lane, std::uint64_t begun,
+                                               std::uint32_t attention, std::uint32_t round) {
+  // A lane that is not done has given up.
+  constexpr std::uint64_t kLow = 0x5555555555555555;
+  const std::uint64_t reports = load_relaxed_local(r.solo_reports[launch.slot]);
+  if ((((reports >> 1) ^ reports) & kLow) != 0) return true;
+  // (This call's own lanes may have waited for theirs as it began.)
+  const std::uint64_t wanted = load_relaxed_local(r.wanted_ns);
+  if (static_cast<std::int64_t>(wanted - begun) > static_cast<std::int64_t>(2 * kLeaseNs)) {
+    return true;
+  }
+  if (lane == 0 && round % (8 * kRoundsApart) == kRoundsApart - 1) CudaDev::read_attention(r);
+  return load_relaxed_local(r.attention) != attention;
+}
+
+// ---- the second warp ----
+
+// Finds slots of the peers' pools that nobody uses: as many as go with the connectors' own, so that
+// there are no more than a connector has headers. Four threads a peer. (The lane is ours, and with
+// it what it keeps about them.)
+__device__ __forceinline__ void borrow(CudaRank& r, const Stream& c) {
+  StreamShared& s = c.s;
+  const std::uint32_t thread = threadIdx.x % 32, q = thread / 4;
+  const std::uint32_t own = c.call.shape.escape_slots, all = c.call.shape.borrow_slots;
+  const std::uint32_t wanted = c.slots_wanted() - own;
+  const bool of_peer = q < c.call.group_size && q != c.call.group_rank;
+  const bool fits = c.chunk_bytes() <= c.call.shape.borrow_slot_bytes;
+  const PeerSendState* peers = r.rank.lanes[c.transport.lane].transport.peers;
+  std::uint32_t found = 0;
+  for (std::uint32_t begin = 0; fits && wanted != 0 && begin < all; begin += 4) {
+    const std::uint32_t i = begin + thread % 4;
+    bool is_free = false;
+    if (of_peer && i < all && found < wanted) {
+      const std::uint32_t peer = c.call.members[q];
+      const BorrowUse use = peers[peer].borrows[i];
+      is_free = use.step_end == 0 ||
+                load_acquire(c.transport.credit_word(peer, use.connector)) >= use.step_end;
+    }
+    const std::uint32_t others = __ballot_sync(0xffffffffu, is_free) >> (q * 4) & 15;
+    const std::uint32_t at = found + __popc(others & ((1u << thread % 4) - 1));
+    if (is_free && at < wanted) s.pool[q][at] = static_cast<std::uint16_t>(i);
+    found += __popc(others);
+  }
+  found = (found < wanted ? found : wanted) / own * own;
+  __syncwarp();
+  if (thread % 4 == 0) CudaDev::store_block(s.borrowed[q], found);
+}
+// Says which slices were the last in them. Of `sent` slices.
+__device__ __forceinline__ void note_borrowed(CudaRank& r, const Stream& c, std::uint32_t sent) {
+  const StreamShared& s = c.s;
+  const std::uint32_t thread = threadIdx.x % 32, q = thread / 4;
+  if (q >= c.call.group_size || q == c.call.group_rank) return;
+  const std::uint32_t own = c.call.shape.escape_slots, borrowed = s.borrowed[q];
+  BorrowUse* uses = r.rank.lanes[c.transport.lane].transport.peers[c.call.members[q]].borrows;
+  for (std::uint32_t i = thread % 4; i < borrowed; i += 4) {
+    const std::uint32_t round = own + borrowed, first = own + i;
+    if (first >= sent) break;
+    const std::uint32_t last = first + (sent - 1 - first) / round * round;
+    uses[s.pool[q][i]] = {s.outs[q].count + last + 1, s.outs[q].connector, 0};
+  }
+}
+
+// Publishes what the movers have moved, in the connectors' order, until nothing more is given. The
+// last credits are left to tell_ends().
+__device__ __forceinline__ void publish_stream(CudaRank& r, const Stream& c) {
+  constexpr std::uint32_t kAll = 0xffffffff;
+  StreamShared& s = c.s;
+  const std::uint32_t thread = threadIdx.x % 32, q = thread % kSoloRanks;
+  const bool out = thread < kSoloRanks;
+  const bool of_peer = thread < 2 * kSoloRanks && q < c.call.group_size && q != c.call.group_rank;
+  const std::uint32_t element = dtype_bytes(c.inv.geometry.dtype);
+  const std::uint32_t me = c.call.group_rank, own_slots = c.call.shape.escape_slots;
+  std::uint32_t* poke_at = nullptr;
+  if (of_peer && out) poke_at = &r.pokes[c.call.members[q]][c.transport.lane];
+  std::uint32_t poke = s.poke;
+  std::uint32_t done = 0, idle = 0, moved[kHops] = {};
+  borrow(r, c);
+  bool told = true;
+  for (;;) {
+    // (Before what was moved.)
+    const bool last = __shfl_sync(kAll, load_word(s.closed), 0) != 0;
+#pragma unroll
+    for (std::uint32_t hop = 0; hop < kHops; ++hop) {
+      if (!c.has(hop)) continue;
+      std::uint32_t n = moved[hop];
+      if (thread == 0) n = c.count_moved(hop, n);
+      moved[hop] = __shfl_sync(kAll, n, 0);
+    }
+    __syncwarp();  // what the first thread has acquired, for all
+    std::uint32_t to;
+    if (out) {
+      to = c.order.prefix(moved[kSends], moved[kGathers]);
+    } else if (c.call.reduces) {
+      to = c.order.prefix(moved[kGathers], moved[kCollects]);
+    } else {
+      to = c.order.prefix(moved[kCollects], 0);
+    }
+    // A credit is worth a fence where the peer has slices left that want room.
+    const bool news =
+        of_peer && to != done && (out || (!last && c.order.slices() - done > own_slots));
+    if (__any_sync(kAll, news) != 0) {
+      const Wire& wire = out ? s.outs[q] : s.ins[q];
+      if (news && out) {
+        // Which chunk of which hop a slice is, from the one before on.
+        std::uint32_t first = c.order.firsts_in(done), second = done - first;
+        for (std::uint32_t i = done; i < to; ++i) {
+          const bool is_first =
+              first < c.order.chunks && (!c.order.two_hops || c.order.first(first) == i);
+          const std::uint32_t part = is_first && c.call.scatters ? q : me;
+          const Range chunk = c.chunk(part, is_first ? first++ : second++);
+          SlotHeader& h = LaneTransport::header_of(wire.steps, wire.count + i);
+          store_relaxed(h.bytes, static_cast<std::uint32_t>(chunk.length * element));
+          // (0, if it is in none of those: the step's own.)
+          store_relaxed(h.location, c.borrowed_for(q, i) + 1);
+        }
+      }
+      // One fence a thread is behind all that it has seen the movers do, and what it has stored
+      // itself: with it each store below is a release.
+      fence_system();
+      if (news && out) {
+        for (std::uint32_t i = done; i < to; ++i) {
+          const std::uint64_t step = wire.count + i;
+          const std::uint64_t place = c.borrowed_for(q, i) != kNoSlotOfPool ? kFlagBorrowed : 0;
+          store_system(LaneTransport::header_of(wire.steps, step).flag,
+                       step_flag(c.inv.seed, step) | place);
+        }
+      } else if (news) {
+        store_system(wire.cell->consumed, wire.count + to);
+      }
+      if (news) done = to;
+      told = false;
+      idle = 0;
+      continue;
+    }
+    if (last) {
+      done = to;
+      break;
+    }
+    if (told || ++idle < kIdleRounds) continue;
+    // Peers may be asleep until they hear that something has come for them.
+    fence_system();
+    ++poke;
+    if (poke_at != nullptr) store_system(*poke_at, poke);
+    told = true;
+  }
+  note_borrowed(r, c, __shfl_sync(kAll, done, 0));
+  if (thread == 0) {
+    s.sent_slices = done;
+    s.poke = poke;
+#pragma unroll
+    for (std::uint32_t hop = 0; hop < kHops; ++hop) s.moved[hop] = moved[hop];
+  }
+  if (thread == kSoloRanks) s.taken_slices = done;
+}
+
+// ---- what movers get ----
+
+// What a slice's description says of all slices of its hop.
+__device__ __forceinline__ void describe_hop(const Stream& c, std::uint32_t hop, SliceJob& job) {
+  const Geometry& g = c.inv.geometry;
+  const std::uint32_t n = c.call.group_size, me = c.call.group_rank;
+  const bool copies = hop == kCollects || (hop == kSends && c.call.scatters);
+  const bool average = c.inv.op == Op::kAvg;
+  const bool reduces = hop == kGathers;
+  job.copies = copies;
+  job.dtype = g.dtype;
+  job.op = c.inv.op;
+  job.protocol = Protocol::kSlot;
+  job.num_src = static_cast<std::uint16_t>(copies || reduces ? n : 1);
+  job.num_dst = 0;
+  if ((hop == kSends && !copies) || (reduces && c.order.two_hops)) {
+    job.num_dst = static_cast<std::uint16_t>(n - 1);
+  }
+  job.local_src = -1;
+  if (!copies) job.local_src = static_cast<std::int16_t>(reduces ? me : 0);
+  job.elems = 0;
+  job.dst_user = nullptr;
+  job.scale_sources =
+      reduces && average && !is_integer(g.dtype) ? ScaleSources::kAll : ScaleSources::kNone;
+  job.divisor = reduces && average && is_integer(g.dtype) ? n : 1u;
+  job.scale = c.call.scale;
+  for (std::uint32_t q = 0; q < n; ++q) {
+    job.src[q] = nullptr;
+    job.dst_slot[q] = nullptr;
+    job.dst_copy[q] = nullptr;
+    job.copy_elems[q] = 0;
+  }
+}
+
+// Of chunk k; each member's part of it by a thread.
+__device__ __forceinline__ void describe_slice(const Stream& c, std::uint32_t hop, std::uint32_t k,
+                                               std::uint32_t q, SliceJob& job) {
+  const StreamShared& s = c.s;
+  const std::uint32_t me = c.call.group_rank;
+  if (q >= c.call.group_size) return;
+  const std::uint32_t place = q > me ? q - 1 : q;  // of a result's connectors
+  const bool copies = hop == kCollects || (hop == kSends && c.call.scatters);
+  if (copies && q != me) {
+    const Range chunk = c.chunk(q, k);
+    job.copy_elems[q] = static_cast<std::uint32_t>(chunk.length);
+    if (hop == kSends) {
+      job.src[q] = c.input_at(chunk.offset);
+      job.dst_slot[q] = c.slot_to(q, c.order.first(k));
+    } else {
+      job.src[q] = s.come[kCollects - kGathers][k % kCome][q];
+      job.dst_copy[q] = c.output_at(chunk.offset);
+    }
+    return;
+  }
+  if (copies) return;
+  if (q == me) {
+    const Range chunk = c.chunk(me, k);
+    job.elems = chunk.length;
+    job.src[hop == kGathers ? me : 0] = c.input_at(chunk.offset);
+    job.dst_user = c.output_at(chunk.offset);
+  } else if (hop == kSends) {
+    job.dst_slot[place] = c.slot_to(q, c.order.first(k));
+  } else {
+    job.src[q] = s.come[kGathers - kGathers][k % kCome][q];
+    if (c.order.two_hops) job.dst_slot[place] = c.slot_to(q, c.order.second(k));
+  }
+}
+
+// As Engine::cost_of().
+__device__ __forceinline__ std::uint32_t cost_of(const Stream& c, std::uint32_t hop) {
+  const std::uint32_t n = c.call.group_size;
+  if (hop == kCollects) return 2 * (n - 1);
+  if (hop == kSends) return c.call.scatters ? 6 * (n - 1) : 2 + 5 * (n - 1);
+  return n + 1 + (c.order.two_hops ? 5 * (n - 1) : 0);
+}
+
+// By one thread.
+__device__ __forceinline__ void give(const Stream& c, std::uint32_t hop, std::uint32_t at) {
+  StreamShared& s = c.s;
+  static_assert(kGroups == 2);
+  std::uint32_t group = s.costs[1] < s.costs[0] ? 1 : 0;
+  if (c.in_step()) group = hop == kSends ? 0 : 1;
+  s.costs[group] += cost_of(c, hop);
+  const std::uint32_t turn = s.given[group];
+  s.turns[group][turn % kTurns] = at;
+  CudaDev::store_block(s.given[group], turn + 1);
+}
+
+// The connector on which a member's slices come; false: it is not known, or not the key's any more.
+__device__ __forceinline__ bool find_incoming(const Stream& c, const CudaLaunch& launch,
+                                              std::uint32_t q, Wire& wire) {
+  const SoloCall& call = launch.solo;
+  InEndpoint in = call.in[c.transport.lane * call.shape.ranks + q];
+  if (!c.transport.resolve(call.members[q], call.tag, in)) return false;
+  wire = c.transport.wire(in);
+  c.s.ins[q] = wire;  // (of two threads that look, both store the same)
+  return true;
+}
+
+// Watches and hands out, until all is moved or no more is waited for.
+__device__ __forceinline__ void steer(CudaRank& r, const CudaLaunch& launch, const Stream& c) {
+  constexpr std::uint32_t kAll = 0xffffffff;
+  StreamShared& s = c.s;
+  const std::uint32_t chunks = c.order.chunks;
+  const Watched x = watched_by(c);
+  const std::uint32_t attention = load_relaxed_local(r.attention);
+  // What peers have consumed is known to some extent: the first slices wait for nothing, not even
+  // for a look at what comes in.
+  Wire wire = x.of_peer && !x.comes ? s.outs[x.q] : Wire{};
+  std::uint32_t k = 0;  // so many are there
+  std::uint64_t found = x.of_peer ? s.credits[x.q] : 0;
+  std::uint64_t step = wire.count + slice_watched(c, x.watch, 0);
+  std::uint64_t* word = nullptr;
+  if (x.of_peer && !x.comes) word = &wire.cell->consumed;
+  std::uint32_t needs[kHops];  // threads that watch for a hop
+#pragma unroll
+  for (std::uint32_t hop = 0; hop < kHops; ++hop) {
+    needs[hop] = __ballot_sync(kAll, x.of_peer && x.hop == hop);
+  }
+  const std::uint32_t in_hand = c.in_hand();
+  std::uint32_t next[kHops] = {}, done[kHops] = {};
+  const std::uint64_t begun = global_ns();
+  std::uint64_t last = begun;
+  bool stops = false, moved = false;
+  for (std::uint32_t round = 0;; ++round) {
+    bool news = false, strange = false;
+    if (round == 1 && x.of_peer && x.comes) {
+      strange = !find_incoming(c, launch, x.q, wire);
+      step = wire.count + slice_watched(c, x.watch, 0);
+      if (!strange) word = &LaneTransport::header_of(wire.steps, step).flag;
+    }
+    if (x.of_peer && k < chunks && !stops && !strange && (round != 0 || !x.comes)) {
+      // Acquire: the payload is read, or the slot overwritten, behind it.
+      if (round != 0) found = load_acquire(*word);
+      if (!x.comes) {
+        const std::uint32_t borrowed = load_word(s.borrowed[x.q]);
+        while (k < chunks &&
+               c.room_for(static_cast<std::uint32_t>(step - wire.count), step - found, borrowed)) {
+          news = true;
+          step = wire.count + slice_watched(c, x.watch, ++k);
+        }
+      } else if ((found & ~kFlagPlaces) == step_flag(c.inv.seed, step)) {
+        const std::uint32_t taken = x.hop == kGathers ? done[kGathers] : done[kCollects];
+        strange = (found & kFlagInOutput) != 0;  // we have not invited anybody
+        if (!strange && k < taken + kCome) {
+          Wire in = wire;
+          in.count = step;
+          s.come[x.hop - kGathers][k % kCome][x.q] =
+              (found & kFlagPlaces) == 0 ? c.transport.escape_slot_of(in.steps, step)
+                                         : c.transport.slice_at(c.call.members[x.q], in, found);
+          news = true;
+          step = wire.count + slice_watched(c, x.watch, ++k);
+          word = &LaneTransport::header_of(wire.steps, step).flag;
+        }
+      }
+    }
+    moved = __any_sync(kAll, news) != 0 || moved;
+    __syncwarp();  // what any thread has acquired, for all
+
+    bool over = true, holds = false;
+#pragma unroll
+    for (std::uint32_t hop = 0; hop < kHops; ++hop) {
+      if (!c.has(hop)) continue;
+      std::uint32_t d = done[hop];
+      if (d != next[hop]) {
+        if (threadIdx.x == 0) d = c.count_moved(hop, d);
+        d = __shfl_sync(kAll, d, 0);
+        done[hop] = d;
+        __syncwarp();  // as above
+      }
+      const std::uint32_t n = next[hop];
+      const std::uint32_t there = __ballot_sync(kAll, k > n);
+      over = over && d == chunks;
+      holds = holds || d != n;
+      if (n == chunks || n == d + in_hand || (needs[hop] & ~there) != 0 || stops) continue;
+      if (hop == kGathers && c.order.two_hops &&
+          (done[kSends] < c.order.sent_before_gather(n) ||
+           done[kCollects] < c.order.collected_before_gather(n))) {
+        continue;
+      }
+      const std::uint32_t at = hop * kInHand + n % kInHand;
+      describe_slice(c, hop, n, threadIdx.x, s.jobs[at]);
+      __syncwarp();
+      if (threadIdx.x == 0) give(c, hop, at);
+      next[hop] = n + 1;
+      holds = true;
+    }
+    if (over || (stops && !holds)) break;
+    stops = stops || __any_sync(kAll, strange) != 0;
+    if (stops || round % kRoundsApart != kRoundsApart - 1) continue;
+    // (What movers have in hand does not wait for anybody.)
+    const std::uint64_t now = global_ns();
+    if (moved || holds) last = now;
+    moved = false;
+    bool gives_up = now - last >= c.call.patience_ns;
+    if (threadIdx.x == 0) {
+      gives_up = gives_up || is_interrupted(r, launch, c.transport.lane, begun, attention, round);
+    }
+    stops = __any_sync(kAll, gives_up) != 0;
+  }
+  if (x.of_peer && x.watch == kRoomToSend) s.credits[x.q] = found;
+  if (threadIdx.x == 0) CudaDev::store_block(s.closed, 1u);
+}
+
+// ---- movers ----
+
+__device__ __forceinline__ void move(const Stream& c) {
+  StreamShared& s = c.s;
+  const unsigned warp = threadIdx.x / 32 - kApartWarps, thread = threadIdx.x % 32;
+  const std::uint32_t group = warp / c.warps();
+  if (group >= kGroups) return;
+  const unsigned first = group * c.warps(), threads = 32 * c.warps();
+  for (std::uint32_t k = 0;; ++k) {
+    while (load_word(s.given[group]) <= k) {
+      // (The latest is given before that is said.)
+      if (load_word(s.closed) != 0 && load_word(s.given[group]) <= k) return;
+    }
+    const std::uint32_t at = s.turns[group][k % kTurns];
+    __syncwarp();
+    if (c.in_step()) {
+      asm volatile("bar.sync %0, %1;" ::"r"(1 + group), "r"(threads) : "memory");
+    }
+    with_all_registers(run_slot_leaf_cuda)(s.jobs[at], 32 * (warp - first) + thread, threads);
+    __syncwarp();
+    // A warp's, by its first thread: the barrier orders the others' stores before.
+    if (thread == 0) CudaDev::add_release(s.stored[at]);
+  }
+}
+
+// ---- the block ----
+
+// By the first warp: what look() does, for connectors that carry slots. Whether what comes in is
+// still the key's is looked at later, see steer().
+__device__ __forceinline__ bool look_at_wires(CudaRank& r, const CudaLaunch& launch,
+                                              const LaneTransport& t, const Stretch& w,
+                                              bool& leased, StreamShared& s) {
+  const SoloCall& call = launch.solo;
+  const Member m = member_of(call, w);
+  if (!take_lane(r, launch, t.lane, leased)) return false;
+  bool ok = true;
+  if (m.part == kOutgoing && m.to) {
+    const OutEndpoint& out = *out_endpoint(call, m, t.lane);
+    ok = out.connector != kNoConnector;
+    s.outs[m.q] = t.wire(out);
+    s.credits[m.q] = out.credit;
+  } else if (m.part == kIncoming && m.from) {
+    const InEndpoint& in = *endpoint_of(call, m, t.lane);
+    ok = in.connector != kNoConnector;
+    s.ins[m.q] = t.wire(in);
+  }
+  if (threadIdx.x == 0) s.poke = load_relaxed_local(r.poke_counts[t.lane]);
+  return __all_sync(0xffffffffu, ok) != 0;
+}
+
+// As tell_peers(), of what publish_stream() has not told. By the first warp.
+__device__ __forceinline__ void tell_ends(CudaRank& r, const SoloCall& call, const LaneTransport& t,
+                                          const Stretch& w, const StreamShared& s) {
+  const Member m = member_of(call, w);
+  const bool takes = m.part == kIncoming && m.from, posts = m.part == kOutgoing && m.to;
+  const std::uint32_t poke = s.poke + 1;
+  if (threadIdx.x == 0) r.poke_counts[t.lane] = poke;
+  if (takes) {
+    InEndpoint& in = *endpoint_of(call, m, t.lane);
+    const Wire& wire = s.ins[m.q];
+    in.steps = wire.steps;
+    in.cell = wire.cell;
+    in.connector = wire.connector;
+    in.consumed = wire.count + s.taken_slices;
+  }
+  if (posts) {
+    OutEndpoint& out = *out_endpoint(call, m, t.lane);
+    out.posted = s.outs[m.q].count + s.sent_slices;
+    // (What was acquired: with the fence below, and the lease, as look() wants it.)
+    out.credit = s.credits[m.q];
+  }
+  __syncwarp();
+  fence_system();
+  if (takes && s.taken_slices != 0) {
+    store_system(s.ins[m.q].cell->consumed, s.ins[m.q].count + s.taken_slices);
+  }
+  if (posts) store_system(r.pokes[m.peer][t.lane], poke);
+}
+
+// For the engine: what this lane has behind it.
+__device__ __forceinline__ void say_hops(CudaRank& r, const CudaLaunch& launch, const Stream& c) {
+  const std::uint32_t at = launch.slot * r.rank.num_lanes + c.transport.lane;
+  const std::uint32_t sent = c.s.sent_slices, taken = c.s.taken_slices;
+  std::uint32_t* hops = r.hops + at * kHops;
+  hops[kSends] = c.order.firsts_in(sent);
+  hops[kGathers] = c.s.moved[kGathers];
+  hops[kCollects] = 0;
+  if (c.call.collects) {
+    hops[kCollects] = c.order.two_hops ? taken - c.order.firsts_in(taken) : taken;
+  }
+  r.head_starts[at] = kLaneHops;
+}
+
+}  // namespace solo
+
+// As run_solo(). `shared`: the engine's, which comes later.
+__device__ __forceinline__ bool run_solo_stream(CudaRank& r, const CudaLaunch& launch,
+                                                unsigned char* shared) {
+  using namespace solo;
+  const SoloCall& call = launch.solo;
+  const Invocation& inv = launch.sqe.inv;
+  __shared__ Shared s;
+  StreamShared& stream = in_shared(*reinterpret_cast<StreamShared*>(shared));
+  const std::uint32_t lane = blockIdx.x;
+  const Stretch w{nullptr, nullptr, 1, 1};  // it has something of every part
+  const LaneTransport t = transport_of(call, lane);
+  const Stream c{call, inv, t, stream, {call.chunks, call.lag, call.reduces && call.collects}};
+
+  approach(r, launch, w, lane, s);
+
+  bool leased = false;
+  if (threadIdx.x < 32) {
+    const bool ok = look_at_wires(r, launch, t, w, leased, stream);
+    if (threadIdx.x == 0) s.ok = ok ? 1 : 0;
+  } else if (threadIdx.x < 64) {
+    const std::uint32_t i = threadIdx.x - 32;
+    if (i < call.group_size) stream.parts[i] = inv.geometry.lane_part(i, lane);
+    if (i < kSoloRanks) stream.borrowed[i] = kNotYet;
+    if (i < kHops * kInHand) stream.stored[i] = 0;
+    if (i < kGroups) stream.costs[i] = stream.given[i] = 0;
+    if (i == 0) stream.closed = 0;
+  } else if (threadIdx.x < 64 + kHops * kInHand) {
+    const std::uint32_t i = threadIdx.x - 64;
+    describe_hop(c, i / kInHand, stream.jobs[i]);
+  }
+  sync_block();
+  if (s.ok == 0) return leave_untried(r, launch, lane, leased, s);
+
+  if (threadIdx.x < 32) {
+    steer(r, launch, c);
+  } else if (threadIdx.x < 64) {
+    publish_stream(r, c);
+  } else {
+    move(c);
+  }
+  const bool attended =
+      threadIdx.x == kListener && s.attention != 0 && is_cancelled(r, launch, s.attention);
+  __syncwarp();
+  bool done = __syncthreads_or(attended) == 0;
+#pragma unroll
+  for (std::uint32_t hop = 0; hop < kHops; ++hop) {
+    done = done && (!c.has(hop) || stream.moved[hop] == call.chunks);
+  }
+
+  if (threadIdx.x == kCounter) {
+    LaneStats& stats = r.rank.lanes[lane].stats;
+    const std::uint32_t gathered = stream.moved[kGathers], collected = stream.moved[kCollects];
+    add_relaxed(stats.slices, stream.moved[kSends] + gathered + collected);
+    add_relaxed(stats.received, gathered + collected);
+    const std::uint32_t firsts = c.order.firsts_in(stream.sent_slices);
+    std::uint64_t elems = 0;
+    for (std::uint32_t q = 0; q < call.group_size; ++q) {
+      if (q == call.group_rank) continue;
+      elems += c.elems_of(call.scatters ? q : call.group_rank, firsts);
+      elems += c.elems_of(call.group_rank, stream.sent_slices - firsts);
+    }
+    add_relaxed(stats.bytes_sent, elems * dtype_bytes(inv.geometry.dtype));
+    if (done) add_relaxed(stats.completed, 1);
+  }
+  CqPlace place;
+  if (threadIdx.x < 32) {
+    tell_ends(r, call, t, w, stream);
+  } else if (threadIdx.x == kCaller) {
+    // As in solo_two_shot.cuh.
+    if (!done) say_hops(r, launch, c);
+    say_how_far(r, launch, lane, done, 0, place, s);
+  }
+  sync_block();
+  if (threadIdx.x == kCaller && s.ends != 0) store_system(*place.word, place.entry);
+  if (threadIdx.x == kLast) give_back(r, call, lane, s.ends != 0);
+  return s.serves != 0;
+}
+
+}  // namespace unjam
