@@ -680,8 +680,8 @@ class CudaDaemon : public StreamDaemon {
     } else if (inv.num_primitives == 3) {
       known = scatters && gathers(kSendAll | kIntoOutput) && collects(2) && p[2].lag == 2 * lag;
     }
-    // From there on the engine is faster: it stores into outputs in the heap, and, with many blocks,
-    // takes an all-reduce's slices in a better order (2 H200s, docs/benchmarks.md).
+    // From there on the engine is faster: it stores into outputs in the heap, and, with many
+    // blocks, takes an all-reduce's slices in a better order (2 H200s, docs/benchmarks.md).
     const std::uint64_t bytes = g.count * dtype_bytes(g.dtype) * (g.blocked() ? size : 1u);
     if ((inv.output_in_arena != 0 && bytes > kMostOfHeap) ||
         (inv.num_primitives == 3 && g.lanes > kFewLanes && bytes > kMostReduced)) {
