@@ -129,10 +129,13 @@ __device__ bool take_over(CudaRank& r, DevShared& s, std::uint32_t lane) {
     const std::uint64_t longest = CudaDev::longest_stay_ns(r);
     const bool over = !waited_for && now - begun > longest;
     const std::uint32_t attention = CudaDev::read_attention(r);
-    const bool idle = now - still_since > (waited_for ? longest : r.idle_ns);
-    // As CudaDev::in_the_way(). What the host has submitted is what this daemon is for: it stays.
-    const bool wanted = CudaDev::lanes_wanted(r, now) && CudaDev::queues_empty(r) &&
-                        load_relaxed(r.link->sq_written) == load_relaxed_local(r.sq_read);
+    // What the host has submitted is what this daemon is for: then it stays while streams wait.
+    const bool nothing_to_do = CudaDev::queues_empty(r) &&
+                               load_relaxed(r.link->sq_written) == load_relaxed_local(r.sq_read);
+    const bool stays = waited_for && !nothing_to_do;
+    const bool idle = now - still_since > (stays ? longest : r.idle_ns);
+    // As CudaDev::in_the_way().
+    const bool wanted = CudaDev::lanes_wanted(r, now) && nothing_to_do;
     if (!idle && !over && !wanted && (attention & kAttentionStop) == 0 &&
         load_relaxed(r.link->residency.queued) == 0) {  // see CudaDev::try_quit()
       continue;
@@ -229,12 +232,13 @@ __global__ void __launch_bounds__(512, 1)
   CudaRank& r = *rank;
   // One block of a call, whichever, goes on to serve where the lanes were not done at once.
   const bool solo = launch.kind == EngineKind::kCall && launch.solo.lanes != 0;
-  if (solo) {
-    if (launch.solo.streams) {
-      if (!run_solo_stream(r, launch, engine_shared)) return;
-    } else if (!(launch.solo.two_shot ? run_solo_two_shot(r, launch) : run_solo(r, launch))) {
-      return;
-    }
+  bool serves = solo;
+  if (solo && launch.solo.streams) {
+    const StreamEnd end = run_solo_stream(r, launch, engine_shared);
+    if (end == StreamEnd::kLeaves) return;
+    serves = end == StreamEnd::kServes;
+  } else if (solo) {
+    if (!(launch.solo.two_shot ? run_solo_two_shot(r, launch) : run_solo(r, launch))) return;
   } else {
     wait_for_stream();
   }
@@ -251,7 +255,7 @@ __global__ void __launch_bounds__(512, 1)
     s.own_call = 0;
   }
   const std::uint32_t lane = blockIdx.x;
-  if (launch.kind != EngineKind::kDaemon && (lane == 0 || solo)) {
+  if (launch.kind != EngineKind::kDaemon && (serves || (lane == 0 && !solo))) {
     if (launch.kind == EngineKind::kCall) {
       CudaDev::take_in(r, launch.sqe, threadIdx.x, blockDim.x);
       sync_block();

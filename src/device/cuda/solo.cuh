@@ -23,7 +23,7 @@
 //   It has sent: the steps are posted, the engine does not send again. A peer that has read them
 //   gives its credit as ever. Until the engine accepts the call nothing says that the key uses its
 //   connectors (LaneKey::in_queue), so they may be taken over: those are drained, and no primitive
-//   behind the first one sends.
+//   behind the first one sends (of packets; slices that follow do so on the next connector).
 //   It has copied its own data: where input and output overlap, these are the same bytes at the
 //   same place, or the input is not read again (no primitive behind reads it but a reduction, which
 //   has no copy).

@@ -8,7 +8,7 @@
 //                   what is ready it describes, and hands to a group of movers
 //   second warp     publishes, as the engine's: flags of what was moved, and credits
 //   the others      movers, in groups: each warp goes from slice to slice by itself
-// In shared memory, with one writer each:
+// In shared memory:
 //   given    to a group, by the first warp: so many slices. Release: their descriptions, and what
 //            was acquired of peers for them.
 //   stored   of a description, by each warp of movers that has moved its slice. Release: its loads
@@ -18,12 +18,16 @@
 // What may be interrupted. Slices are published, and taken, in the connectors' order only; what was
 // moved and is not part of a prefix is forgotten, and the engine moves it again. Contributions and
 // copies may be moved twice: what they read is not overwritten before peers have it (see
-// engine.h). A reduction may not, in place. So a chunk is gathered only when all that its pass has
-// in front of it was moved, see HopOrder: then its result, and what it took, are in a prefix.
+// engine.h). A reduction may not, in place. So where its result is sent a chunk is gathered only
+// when all that its pass has in front of it was moved, see HopOrder: then its result, and what it
+// took, are in a prefix. (A result that goes nowhere takes no step.)
 //
-// Giving up. All wait but a while for peers (SoloCall::patience_ns since anything came), and not at
-// all if another call wants the lanes, if another lane has given up, or if the host says something.
-// Then the engine goes on, with what hops have behind them (CudaRank::hops).
+// Giving up. A lane waits but a while for peers (SoloCall::patience_ns since anything came). It
+// stops for others that want lanes, when it has had its turn (kTurnNs); if another lane of the call
+// has given up; or if the host says something. Then the engine goes on, with what hops have behind
+// them (CudaRank::hops), and the block drives its lane again, as those of calls for the engine do.
+// Before the engine has accepted the call its connectors may be taken over (see solo.cuh): those
+// whose slices peers have taken. What is left goes through the next ones.
 #pragma once
 
 #include "device/cuda/solo.cuh"
@@ -43,6 +47,8 @@ inline constexpr std::uint32_t kInHand = 2;        // slices of a hop that mover
 inline constexpr std::uint32_t kTurns = 16;        // of a group: it never has more in hand
 inline constexpr std::uint32_t kCome = 4;          // slices that have come, of a peer and a hop
 inline constexpr std::uint32_t kRoundsApart = 16;  // of looking at anything but peers
+inline constexpr std::uint64_t kTurnNs = 500000;   // about an engine's quantum
+inline constexpr std::uint64_t kStillNs = 50000;   // then any lane looks at what the host says
 inline constexpr std::uint32_t kIdleRounds = 64;   // of who publishes, before peers are poked
 inline constexpr std::uint32_t kNoSlotOfPool = 0xffffffff, kNotYet = 0xffffffff;
 static_assert(kTurns >= kHops * kInHand);
@@ -53,8 +59,9 @@ struct StreamShared {
   Range parts[kSoloRanks];  // this lane's, of each member's
   // Of the connectors to and from members: Wire, with the count at which the call began.
   Wire outs[kSoloRanks], ins[kSoloRanks];
-  std::uint64_t credits[kSoloRanks];                // of members, the latest seen
+  std::uint64_t credits[kSoloRanks];                // of members: seen before, and in the end
   const unsigned char* come[2][kCome][kSoloRanks];  // where slices to gather, to collect, lie
+  std::uint32_t found[kSoloRanks];  // whether the connector from a member is the key's
   // Slots of each peer's pool that are this call's, see room_for().
   std::uint32_t borrowed[kSoloRanks];  // how many, or kNotYet
   std::uint16_t pool[kSoloRanks][kSlotHeaders];
@@ -137,6 +144,12 @@ struct Stream {
     return static_cast<char*>(inv.output) +
            (offset - g.output_shift(call.group_rank)) * dtype_bytes(g.dtype);
   }
+  // In the end: chunks of a hop that nobody moves again.
+  __device__ __forceinline__ std::uint32_t hops_behind(std::uint32_t hop) const {
+    if (hop == kSends) return order.firsts_in(s.sent_slices);
+    if (hop == kGathers || !call.collects) return hop == kGathers ? s.moved[kGathers] : 0;
+    return order.two_hops ? s.taken_slices - order.firsts_in(s.taken_slices) : s.taken_slices;
+  }
   // Room. Slices go round all slots that the call has: the guaranteed ones of the connector first,
   // then those that were borrowed, of which there are so many that the sum is a multiple of the
   // former. So a guaranteed slot is its step's, as the protocol has it.
@@ -194,20 +207,25 @@ __device__ __forceinline__ std::uint32_t slice_watched(const Stream& c, std::uin
   return second ? c.order.second(k) : c.order.first(k);
 }
 
+// Whether somebody waits for lanes that streams have: a call that could not begin, one that has
+// gone to the engine, or a daemon with what the host has submitted (looked at over PCIe).
+__device__ __forceinline__ bool others_want_lanes(CudaRank& r, std::uint64_t now) {
+  return CudaDev::lanes_wanted(r, now) ||
+         load_relaxed_local(r.inbox_written) != load_relaxed_local(r.inbox_read) ||
+         (load_relaxed_local(r.daemon) != 0 &&
+          load_relaxed(r.link->sq_written) != load_relaxed_local(r.sq_read));
+}
+
 // Anything but peers that ends the stream. Looked at now and then.
 __device__ __forceinline__ bool is_interrupted(CudaRank& r, const CudaLaunch& launch,
-                                               std::uint32_t lane, std::uint64_t begun,
-                                               std::uint32_t attention, std::uint32_t round) {
+                                               std::uint64_t now, std::uint64_t begun,
+                                               std::uint32_t attention, bool asks_host) {
   // A lane that is not done has given up.
   constexpr std::uint64_t kLow = 0x5555555555555555;
   const std::uint64_t reports = load_relaxed_local(r.solo_reports[launch.slot]);
   if ((((reports >> 1) ^ reports) & kLow) != 0) return true;
-  // (This call's own lanes may have waited for theirs as it began.)
-  const std::uint64_t wanted = load_relaxed_local(r.wanted_ns);
-  if (static_cast<std::int64_t>(wanted - begun) > static_cast<std::int64_t>(2 * kLeaseNs)) {
-    return true;
-  }
-  if (lane == 0 && round % (8 * kRoundsApart) == kRoundsApart - 1) CudaDev::read_attention(r);
+  if (now - begun > kTurnNs && others_want_lanes(r, now)) return true;
+  if (asks_host) CudaDev::read_attention(r);
   return load_relaxed_local(r.attention) != attention;
 }
 
@@ -225,7 +243,9 @@ __device__ __forceinline__ void borrow(CudaRank& r, const Stream& c) {
   const bool fits = c.chunk_bytes() <= c.call.shape.borrow_slot_bytes;
   const PeerSendState* peers = r.rank.lanes[c.transport.lane].transport.peers;
   std::uint32_t found = 0;
-  for (std::uint32_t begin = 0; fits && wanted != 0 && begin < all; begin += 4) {
+  // (A few looks: it is a convenience.)
+  for (std::uint32_t begin = 0; fits && begin < all && begin < 64; begin += 4) {
+    if (__all_sync(0xffffffffu, !of_peer || found >= wanted) != 0) break;
     const std::uint32_t i = begin + thread % 4;
     bool is_free = false;
     if (of_peer && i < all && found < wanted) {
@@ -439,15 +459,20 @@ __device__ __forceinline__ void give(const Stream& c, std::uint32_t hop, std::ui
   CudaDev::store_block(s.given[group], turn + 1);
 }
 
-// The connector on which a member's slices come; false: it is not known, or not the key's any more.
-__device__ __forceinline__ bool find_incoming(const Stream& c, const CudaLaunch& launch,
-                                              std::uint32_t q, Wire& wire) {
-  const SoloCall& call = launch.solo;
-  InEndpoint in = call.in[c.transport.lane * call.shape.ranks + q];
-  if (!c.transport.resolve(call.members[q], call.tag, in)) return false;
-  wire = c.transport.wire(in);
-  c.s.ins[q] = wire;  // (of two threads that look, both store the same)
-  return true;
+// By the first warp: the connectors on which members' slices come, each looked for by one thread.
+// False, of a thread that watches one: it is not known, or not the key's any more.
+__device__ __forceinline__ bool find_incoming(const Stream& c, const Watched& x, Wire& wire) {
+  StreamShared& s = c.s;
+  const bool watches = x.of_peer && x.comes;
+  if (watches && x.watch == (c.call.reduces ? kToGather : kToCollect)) {
+    InEndpoint in = c.call.in[c.transport.lane * c.call.shape.ranks + x.q];
+    s.found[x.q] = c.transport.resolve(c.call.members[x.q], c.call.tag, in) ? 1 : 0;
+    if (s.found[x.q] != 0) s.ins[x.q] = c.transport.wire(in);
+  }
+  __syncwarp();
+  if (!watches) return true;
+  wire = s.ins[x.q];
+  return s.found[x.q] != 0;
 }
 
 // Watches and hands out, until all is moved or no more is waited for.
@@ -477,10 +502,12 @@ __device__ __forceinline__ void steer(CudaRank& r, const CudaLaunch& launch, con
   bool stops = false, moved = false;
   for (std::uint32_t round = 0;; ++round) {
     bool news = false, strange = false;
-    if (round == 1 && x.of_peer && x.comes) {
-      strange = !find_incoming(c, launch, x.q, wire);
-      step = wire.count + slice_watched(c, x.watch, 0);
-      if (!strange) word = &LaneTransport::header_of(wire.steps, step).flag;
+    if (round == 1) {
+      strange = !find_incoming(c, x, wire);
+      if (x.of_peer && x.comes && !strange) {
+        step = wire.count + slice_watched(c, x.watch, 0);
+        word = &LaneTransport::header_of(wire.steps, step).flag;
+      }
     }
     if (x.of_peer && k < chunks && !stops && !strange && (round != 0 || !x.comes)) {
       // Acquire: the payload is read, or the slot overwritten, behind it.
@@ -546,8 +573,11 @@ __device__ __forceinline__ void steer(CudaRank& r, const CudaLaunch& launch, con
     if (moved || holds) last = now;
     moved = false;
     bool gives_up = now - last >= c.call.patience_ns;
-    if (threadIdx.x == 0) {
-      gives_up = gives_up || is_interrupted(r, launch, c.transport.lane, begun, attention, round);
+    const bool asks_host =
+        now - last > kStillNs ||
+        (c.transport.lane == 0 && round % (8 * kRoundsApart) == kRoundsApart - 1);
+    if (threadIdx.x == 0 && !gives_up) {
+      gives_up = is_interrupted(r, launch, now, begun, attention, asks_host);
     }
     stops = __any_sync(kAll, gives_up) != 0;
   }
@@ -631,28 +661,50 @@ __device__ __forceinline__ void tell_ends(CudaRank& r, const SoloCall& call, con
   if (takes && s.taken_slices != 0) {
     store_system(s.ins[m.q].cell->consumed, s.ins[m.q].count + s.taken_slices);
   }
+  // (For credits a hint, as in tell_peers(): another thread stores them. Who wants room looks for
+  // it longer than that takes before it sleeps.)
   if (posts) store_system(r.pokes[m.peer][t.lane], poke);
 }
 
 // For the engine: what this lane has behind it.
 __device__ __forceinline__ void say_hops(CudaRank& r, const CudaLaunch& launch, const Stream& c) {
   const std::uint32_t at = launch.slot * r.rank.num_lanes + c.transport.lane;
-  const std::uint32_t sent = c.s.sent_slices, taken = c.s.taken_slices;
   std::uint32_t* hops = r.hops + at * kHops;
-  hops[kSends] = c.order.firsts_in(sent);
-  hops[kGathers] = c.s.moved[kGathers];
-  hops[kCollects] = 0;
-  if (c.call.collects) {
-    hops[kCollects] = c.order.two_hops ? taken - c.order.firsts_in(taken) : taken;
-  }
+  for (std::uint32_t hop = 0; hop < kHops; ++hop) hops[hop] = c.hops_behind(hop);
   r.head_starts[at] = kLaneHops;
+}
+
+// What published slices say in the lane's figures; by one thread.
+__device__ __forceinline__ void count_stream(CudaRank& r, const Stream& c, bool done) {
+  LaneStats& stats = r.rank.lanes[c.transport.lane].stats;
+  const std::uint32_t me = c.call.group_rank, own = c.call.shape.escape_slots;
+  const std::uint32_t sent = c.s.sent_slices, firsts = c.order.firsts_in(sent);
+  const std::uint32_t received = c.hops_behind(kGathers) + c.hops_behind(kCollects);
+  std::uint64_t elems = 0, borrowed = 0;
+  for (std::uint32_t q = 0; q < c.call.group_size; ++q) {
+    if (q == me) continue;
+    elems += c.elems_of(c.call.scatters ? q : me, firsts) + c.elems_of(me, sent - firsts);
+    const std::uint32_t round = own + c.s.borrowed[q], rest = sent % round;
+    borrowed += sent / round * c.s.borrowed[q] + (rest > own ? rest - own : 0);
+  }
+  add_relaxed(stats.slices, firsts + received);
+  add_relaxed(stats.received, received);
+  add_relaxed(stats.bytes_sent, elems * dtype_bytes(c.inv.geometry.dtype));
+  add_relaxed(stats.borrowed, borrowed);
+  if (done) add_relaxed(stats.completed, 1);
 }
 
 }  // namespace solo
 
+enum class StreamEnd : std::uint32_t {
+  kLeaves,  // nothing is left to do for this block
+  kServes,  // it brings the call to the engine
+  kDrives,  // the call is for the engine, and this block drives its lane
+};
+
 // As run_solo(). `shared`: the engine's, which comes later.
-__device__ __forceinline__ bool run_solo_stream(CudaRank& r, const CudaLaunch& launch,
-                                                unsigned char* shared) {
+__device__ __forceinline__ StreamEnd run_solo_stream(CudaRank& r, const CudaLaunch& launch,
+                                                     unsigned char* shared) {
   using namespace solo;
   const SoloCall& call = launch.solo;
   const Invocation& inv = launch.sqe.inv;
@@ -681,7 +733,11 @@ __device__ __forceinline__ bool run_solo_stream(CudaRank& r, const CudaLaunch& l
     describe_hop(c, i / kInHand, stream.jobs[i]);
   }
   sync_block();
-  if (s.ok == 0) return leave_untried(r, launch, lane, leased, s);
+  if (s.ok == 0) {
+    return leave_untried(r, launch, lane, leased, s) ? StreamEnd::kServes : StreamEnd::kDrives;
+  }
+  // While it lasts, which may be long, a daemon that wants the lanes had better wait.
+  if (threadIdx.x == kLast && lane == 0) atomicAdd(&r.waiters, 1u);
 
   if (threadIdx.x < 32) {
     steer(r, launch, c);
@@ -699,21 +755,7 @@ __device__ __forceinline__ bool run_solo_stream(CudaRank& r, const CudaLaunch& l
     done = done && (!c.has(hop) || stream.moved[hop] == call.chunks);
   }
 
-  if (threadIdx.x == kCounter) {
-    LaneStats& stats = r.rank.lanes[lane].stats;
-    const std::uint32_t gathered = stream.moved[kGathers], collected = stream.moved[kCollects];
-    add_relaxed(stats.slices, stream.moved[kSends] + gathered + collected);
-    add_relaxed(stats.received, gathered + collected);
-    const std::uint32_t firsts = c.order.firsts_in(stream.sent_slices);
-    std::uint64_t elems = 0;
-    for (std::uint32_t q = 0; q < call.group_size; ++q) {
-      if (q == call.group_rank) continue;
-      elems += c.elems_of(call.scatters ? q : call.group_rank, firsts);
-      elems += c.elems_of(call.group_rank, stream.sent_slices - firsts);
-    }
-    add_relaxed(stats.bytes_sent, elems * dtype_bytes(inv.geometry.dtype));
-    if (done) add_relaxed(stats.completed, 1);
-  }
+  if (threadIdx.x == kCounter) count_stream(r, c, done);
   CqPlace place;
   if (threadIdx.x < 32) {
     tell_ends(r, call, t, w, stream);
@@ -724,8 +766,12 @@ __device__ __forceinline__ bool run_solo_stream(CudaRank& r, const CudaLaunch& l
   }
   sync_block();
   if (threadIdx.x == kCaller && s.ends != 0) store_system(*place.word, place.entry);
-  if (threadIdx.x == kLast) give_back(r, call, lane, s.ends != 0);
-  return s.serves != 0;
+  if (threadIdx.x == kLast) {
+    if (lane == 0) atomicSub(&r.waiters, 1u);
+    give_back(r, call, lane, s.ends != 0);
+  }
+  if (done) return s.serves != 0 ? StreamEnd::kServes : StreamEnd::kLeaves;
+  return s.serves != 0 ? StreamEnd::kServes : StreamEnd::kDrives;
 }
 
 }  // namespace unjam
