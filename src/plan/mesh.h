@@ -36,11 +36,12 @@
 //
 // Together (PlanLimits::together). A scatter and a collect in one slice (Primitive's kWithNext) are
 // looked for, described and published at once: two slices a chunk instead of three (which is meant
-// to spare a GPU's control warp a third of its work; not measured yet). So that data come in the
-// order in which they are looked for, a pass is: add chunk l-d-1, then scatter chunk l and collect
-// chunk l-2d-1. The contributions and results of a connector then alternate in the order C0 … C(d)
-// R0 C(d+1) R1 …, and as many slots as before are enough. Of the kinds of one hop all of a pass is
-// one slice, and d is up to three: what is sent in a slice is looked for three slices later.
+// to spare a GPU's control warp a third of its work; 2 H200s gained nothing). So that data come in
+// the order in which they are looked for, a pass is: add chunk l-d-1, then scatter chunk l and
+// collect chunk l-2d-1. The contributions and results of a connector then alternate in the order C0
+// … C(d) R0 C(d+1) R1 …, and as many slots as before are enough. Of the kinds of one hop all of a
+// pass is one slice, and d is up to three: what is sent in a slice is looked for three slices
+// later.
 #pragma once
 
 #include <cstdint>

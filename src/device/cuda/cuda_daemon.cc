@@ -653,7 +653,6 @@ class CudaDaemon : public StreamDaemon {
 
   // The same of a plan of plan/mesh.cc, see solo_stream.cuh.
   static constexpr std::uint64_t kMostReduced = std::uint64_t{192} << 20;
-  static constexpr std::uint64_t kMostOfHeap = std::uint64_t{64} << 20;
   static constexpr std::uint32_t kFewLanes = 24;
   bool describe_stream(const Invocation& inv, SoloCall& solo) const {
     constexpr unsigned kGathers = kLocal | kCopy | kContribute | kFinish | kGather | kReduce;
@@ -680,11 +679,10 @@ class CudaDaemon : public StreamDaemon {
     } else if (inv.num_primitives == 3) {
       known = scatters && gathers(kSendAll | kIntoOutput) && collects(2) && p[2].lag == 2 * lag;
     }
-    // From there on the engine is faster: it stores into outputs in the heap, and, with many
-    // blocks, takes an all-reduce's slices in a better order (2 H200s, docs/benchmarks.md).
-    const std::uint64_t bytes = g.count * dtype_bytes(g.dtype) * (g.blocked() ? size : 1u);
-    if ((inv.output_in_arena != 0 && bytes > kMostOfHeap) ||
-        (inv.num_primitives == 3 && g.lanes > kFewLanes && bytes > kMostReduced)) {
+    // From there on, with many blocks, the engine is faster: it takes an all-reduce's slices in a
+    // better order (2 H200s, docs/benchmarks.md).
+    if (inv.num_primitives == 3 && g.lanes > kFewLanes &&
+        g.count * dtype_bytes(g.dtype) > kMostReduced) {
       return false;
     }
     // The first lane's stretch of the first part is a longest one, the last lane's of the last part
