@@ -840,17 +840,16 @@ class Engine {
     }
   }
   // How long a slice takes the movers, in no unit: what it loads, and what it stores, which takes
-  // five times as long where it goes through a link. (4 H200s, leaves alone, 64 KiB: scattering 3
-  // slices 69 cycles, reducing 4 and sending the result to 3 peers 70, collecting 3 25, reducing 4
-  // for oneself 22, in thousands.)
+  // kLinkCost times as long where it goes through a link. (4 H200s, leaves alone, 64 KiB:
+  // scattering 3 slices 69 cycles, reducing 4 and sending the result to 3 peers 70, collecting 3
+  // 25, reducing 4 for oneself 22, in thousands.)
   UNJAM_HD std::uint64_t cost_of(bool in) const {
-    constexpr std::uint32_t kLink = 5;
     const SliceJob& job = this->job(in);
     if (job.copies) {
       const bool scatters = (side(in).flags & kScatter) != 0;
-      return chunk(in).length * (job.num_src - 1) * (scatters ? 1 + kLink : 2);
+      return chunk(in).length * (job.num_src - 1) * (scatters ? 1 + kLinkCost : 2);
     }
-    return job.elems * (job.num_src + kLink * job.num_dst + (job.dst_user != nullptr ? 1 : 0));
+    return job.elems * (job.num_src + kLinkCost * job.num_dst + (job.dst_user != nullptr ? 1 : 0));
   }
 
   UNJAM_HD static void move_stream(DevHandle dev, BlockShared& block) {
@@ -1108,7 +1107,7 @@ class Engine {
       job.src[q] = local_at(a.inv, p, c.offset);
     } else {
       job.dst_slot[q] = nullptr;
-      job.dst_copy[q] = output_at(a.inv, c.offset);
+      job.dst_copy[q] = a.inv.output_at(c.offset);
     }
   }
 
@@ -1176,17 +1175,8 @@ class Engine {
 
   // ---- the slice ----
 
-  // offset: elements from the beginning of the whole vector.
-  UNJAM_HD unsigned char* output_at(const Invocation& inv, std::uint64_t offset) const {
-    const Geometry& g = inv.geometry;
-    return static_cast<unsigned char*>(inv.output) +
-           (offset - g.output_shift(inv.group_rank)) * dtype_bytes(g.dtype);
-  }
-  UNJAM_HD const void* local_at(const Invocation& inv, Primitive p, std::uint64_t offset) const {
-    const Geometry& g = inv.geometry;
-    if (p.flags & kFromOutput) return output_at(inv, offset);
-    return static_cast<const unsigned char*>(inv.input) +
-           (offset - g.input_shift(inv.group_rank)) * dtype_bytes(g.dtype);
+  UNJAM_HD static const void* local_at(const Invocation& inv, Primitive p, std::uint64_t offset) {
+    return (p.flags & kFromOutput) != 0 ? inv.output_at(offset) : inv.input_at(offset);
   }
 
   // By the lead: all of the slice's jobs that the waits have not filled in.
@@ -1225,7 +1215,7 @@ class Engine {
     const std::uint64_t offset = chunk(in).offset + a.dyn.done;
     const void* local = local_at(inv, p, offset);
     job.elems = s_.pair ? static_cast<std::uint32_t>(chunk(in).length) : s_.elems;
-    job.dst_user = flags & kCopy ? output_at(inv, offset) : nullptr;
+    job.dst_user = flags & kCopy ? inv.output_at(offset) : nullptr;
     job.num_dst = flags & kSendAll ? static_cast<std::uint16_t>(inv.group_size - 1)
                                    : static_cast<std::uint16_t>((flags & kSend) != 0);
     const bool average = inv.op == Op::kAvg && inv.group_size > 1;
@@ -1234,7 +1224,7 @@ class Engine {
       // It is in the output already. From there it goes on, if it does.
       job.dst_user = nullptr;
       if (job.num_dst == 0) job.elems = 0;
-      s_.view.data = output_at(inv, offset) - a.dyn.taken;
+      s_.view.data = inv.output_at(offset) - a.dyn.taken;
     }
     if (flags & kGather) {
       job.src[inv.group_rank] = local;

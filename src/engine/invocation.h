@@ -75,6 +75,16 @@ struct alignas(16) Invocation {
   Op op = Op::kSum;
   Protocol protocol = Protocol::kSlot;
   std::uint16_t slot = 0;  // index of the invocation's slot at this rank
+
+  // offset: elements from the beginning of the whole vector.
+  UNJAM_HD const unsigned char* input_at(std::uint64_t offset) const {
+    return static_cast<const unsigned char*>(input) +
+           (offset - geometry.input_shift(group_rank)) * dtype_bytes(geometry.dtype);
+  }
+  UNJAM_HD unsigned char* output_at(std::uint64_t offset) const {
+    return static_cast<unsigned char*>(output) +
+           (offset - geometry.output_shift(group_rank)) * dtype_bytes(geometry.dtype);
+  }
 };
 static_assert(sizeof(Invocation) % kVectorBytes == 0);
 

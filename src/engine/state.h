@@ -114,6 +114,7 @@ struct RankState {
 // Slices of a turn that are under way at once; see Engine.
 inline constexpr std::uint32_t kStreamDepth = 4;
 inline constexpr std::uint32_t kMoverGroups = 2;  // at most
+inline constexpr std::uint32_t kLinkCost = 5;     // see Engine::cost_of()
 struct StreamOfSlices {
   std::uint32_t counted = 0;
   std::uint32_t posted = 0;

@@ -250,6 +250,18 @@ struct Case {
 // From here on other plans than direct ones may serve, with another order of adding up.
 constexpr std::size_t kExactBytes = 16 * 1024;
 
+// The case, in place and not, and its buffers shifted and not. Its seeds are numbered from `first`
+// on.
+void add_ways(const Case& like, std::uint64_t seed, std::size_t first, std::vector<Case>& cases) {
+  for (int way = 0; way < 4; ++way) {
+    Case c = like;
+    c.seed = mix(seed, first + cases.size());
+    c.in_place = (way & 1) != 0 && c.kind != UNJAM_ALL_TO_ALL && c.kind != kSend;
+    c.shifted = (way & 2) != 0;
+    cases.push_back(c);
+  }
+}
+
 std::vector<Case> make_cases(int ranks, std::uint64_t seed, std::size_t most, int only) {
   std::vector<Case> cases;
   for (int kind = 0; kind < kAllKinds; ++kind) {
@@ -272,17 +284,15 @@ std::vector<Case> make_cases(int ranks, std::uint64_t seed, std::size_t most, in
             std::size_t{1023}, 8192 / bytes + 1, 16384 / bytes, 65536 / bytes, 65536 / bytes + 7,
             (std::size_t{1} << 20) / bytes}) {
         if (count * bytes > most) continue;
-        for (int way = 0; way < 4; ++way) {
-          Case c;
-          c.kind = kind;
-          c.format = &kFormats[f];
-          c.count = count;
-          c.seed = mix(seed, cases.size());
-          c.root = static_cast<int>(c.seed % static_cast<std::uint64_t>(ranks));
-          c.in_place = (way & 1) != 0 && kind != UNJAM_ALL_TO_ALL && kind != kSend;
-          c.shifted = (way & 2) != 0;
-          c.exact = count * bytes > kExactBytes;
-          cases.push_back(c);
+        Case like;
+        like.kind = kind;
+        like.format = &kFormats[f];
+        like.count = count;
+        like.exact = count * bytes > kExactBytes;
+        const std::size_t first = cases.size();
+        add_ways(like, seed, 0, cases);
+        for (std::size_t i = first; i < cases.size(); ++i) {
+          cases[i].root = static_cast<int>(cases[i].seed % static_cast<std::uint64_t>(ranks));
         }
       }
     }
@@ -307,16 +317,11 @@ std::vector<Case> make_two_shot_cases(int ranks, std::uint64_t seed, std::size_t
           n * lane * 16 + 7, n * lane * 32, n * lane * 64 - piece - 1, n * loop / 2 + 5,
           n * loop - 1, n * loop, n * loop + 1, 2 * n * loop + 3}) {
       if (count * format.bytes > most) continue;
-      for (int way = 0; way < 4; ++way) {
-        Case c;
-        c.kind = UNJAM_ALL_REDUCE;
-        c.format = &format;
-        c.count = count;
-        c.seed = mix(seed, 1'000'000 + cases.size());
-        c.in_place = (way & 1) != 0;
-        c.shifted = (way & 2) != 0;
-        cases.push_back(c);
-      }
+      Case like;
+      like.kind = UNJAM_ALL_REDUCE;
+      like.format = &format;
+      like.count = count;
+      add_ways(like, seed, 1'000'000, cases);
     }
   }
   return cases;
@@ -338,16 +343,11 @@ std::vector<Case> make_mesh_cases(int ranks, std::uint64_t seed, std::size_t mos
            {loop / 16 + 1, loop / 2 + 3, loop - 1, loop, loop + 1, loop + loop / 2 + 5, 2 * loop,
             2 * loop - piece - 1, 3 * loop - 7, 7 * loop + 3, 16 * loop}) {
         if (count * kFormats[f].bytes > most) continue;
-        for (int way = 0; way < 4; ++way) {
-          Case c;
-          c.kind = kind;
-          c.format = &kFormats[f];
-          c.count = count;
-          c.seed = mix(seed, 2'000'000 + cases.size());
-          c.in_place = (way & 1) != 0;
-          c.shifted = (way & 2) != 0;
-          cases.push_back(c);
-        }
+        Case like;
+        like.kind = kind;
+        like.format = &kFormats[f];
+        like.count = count;
+        add_ways(like, seed, 2'000'000, cases);
       }
     }
   }

@@ -243,7 +243,7 @@ class ByHand : public Looking {
   ByHand(RankState& rank, bool residency_matters)
       : rank_(rank), residency_matters_(residency_matters) {}
 
-  // How many primitives of the next invocation its lane has done by itself.
+  // What of the next invocation its lane has done by itself.
   HeadStart done_before;
   // What comes to pass between the look after which it would sleep for the first time and that
   // sleep.

@@ -564,14 +564,28 @@ class CudaDaemon : public StreamDaemon {
     return threads;
   }
 
+  // Whether solo.cuh has room for the group, in lanes from the first on.
+  bool few_ranks(const Invocation& inv) const {
+    return inv.group_size >= 2 && inv.group_size <= kSoloRanks && o_.shape.ranks <= kSoloRanks &&
+           inv.geometry.first_lane == 0;
+  }
+  static std::uint8_t next_of(const Invocation& inv) {
+    const unsigned next = inv.group_rank + 1u;
+    return static_cast<std::uint8_t>(next == inv.group_size ? 0 : next);
+  }
+  // Each member sends to all others, and receives from them.
+  static void among_all(const Invocation& inv, SoloCall& solo) {
+    solo.num_sent = solo.num_received = static_cast<std::uint8_t>(inv.group_size - 1u);
+    solo.first_sent = solo.first_received = next_of(inv);
+  }
+
   // What moves from where to where, from the program. Returns a block's threads; 0: it is not for
   // solo.cuh.
   unsigned describe_solo(const Invocation& inv, SoloCall& solo) const {
     const Geometry& g = inv.geometry;
     const std::uint64_t element = dtype_bytes(g.dtype);
     const std::uint32_t size = inv.group_size;
-    if (inv.protocol != Protocol::kPacket || size < 2 || size > kSoloRanks ||
-        o_.shape.ranks > kSoloRanks || g.first_lane != 0 || g.count == 0 ||
+    if (inv.protocol != Protocol::kPacket || !few_ranks(inv) || g.count == 0 ||
         (!g.blocked() && g.parts != 1)) {
       return 0;
     }
@@ -583,8 +597,7 @@ class CudaDaemon : public StreamDaemon {
     solo.lane_pieces = pieces / g.lanes;
     solo.longer_lanes = pieces % g.lanes;
 
-    const auto next =
-        static_cast<std::uint8_t>(inv.group_rank + 1u == size ? 0 : inv.group_rank + 1u);
+    const std::uint8_t next = next_of(inv);
     const auto others = static_cast<std::uint8_t>(size - 1);
     // A part as it lies in the input, or in the output.
     const auto in_input = [&](std::uint32_t part) {
@@ -659,8 +672,7 @@ class CudaDaemon : public StreamDaemon {
     constexpr unsigned kSendsOwn = kLocal | kCopy | kSendAll | kIntoOutput;
     const Geometry& g = inv.geometry;
     const std::uint32_t size = inv.group_size;
-    if (inv.protocol != Protocol::kSlot || size < 2 || size > kSoloRanks ||
-        o_.shape.ranks > kSoloRanks || g.first_lane != 0 || g.lanes < 2 || g.parts != size ||
+    if (inv.protocol != Protocol::kSlot || !few_ranks(inv) || g.lanes < 2 || g.parts != size ||
         o_.block_threads < kLeastStreamThreads) {
       return false;
     }
@@ -696,9 +708,7 @@ class CudaDaemon : public StreamDaemon {
     solo.lag = static_cast<std::uint8_t>(lag);
     solo.chunks = static_cast<std::uint32_t>(chunks);
     solo.patience_ns = o_.solo_patience_us * 1000;
-    solo.num_sent = solo.num_received = static_cast<std::uint8_t>(size - 1);
-    solo.first_sent = solo.first_received =
-        static_cast<std::uint8_t>(inv.group_rank + 1u == size ? 0 : inv.group_rank + 1u);
+    among_all(inv, solo);
     solo.scatters = scatters;
     solo.reduces = scatters;
     solo.collects = !scatters || inv.num_primitives == 3;
@@ -715,8 +725,7 @@ class CudaDaemon : public StreamDaemon {
     const Geometry& g = inv.geometry;
     const std::uint64_t element = dtype_bytes(g.dtype);
     const std::uint32_t size = inv.group_size;
-    if (inv.protocol != Protocol::kPacket || size < 2 || size > kSoloRanks ||
-        o_.shape.ranks > kSoloRanks || g.first_lane != 0 || g.blocked() || g.parts != size ||
+    if (inv.protocol != Protocol::kPacket || !few_ranks(inv) || g.blocked() || g.parts != size ||
         inv.num_primitives != std::size(kProgram)) {
       return false;
     }
@@ -739,9 +748,7 @@ class CudaDaemon : public StreamDaemon {
     solo.longer_parts = pieces % size;
     solo.lane_pieces = solo.part_pieces / g.lanes;
     solo.longer_lanes = solo.part_pieces % g.lanes;
-    solo.num_sent = solo.num_received = static_cast<std::uint8_t>(size - 1);
-    solo.first_sent = solo.first_received =
-        static_cast<std::uint8_t>(inv.group_rank + 1u == size ? 0 : inv.group_rank + 1u);
+    among_all(inv, solo);
     solo.sent_from = solo.own_from = solo.own_to = solo.received_to = 0;  // stretches begin there
     solo.scatters = solo.collects = solo.copies = false;
     solo.reduces = true;

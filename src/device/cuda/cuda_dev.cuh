@@ -175,7 +175,7 @@ class CudaDev {
   static __device__ void add_release(std::uint32_t& x) {
     asm volatile("red.release.cta.shared.add.u32 [%0], 1;" ::"r"(shared_address(x)) : "memory");
   }
-  static __device__ std::uint32_t load_block(std::uint32_t& x) {
+  static __device__ std::uint32_t load_block(const std::uint32_t& x) {
     std::uint32_t v;
     asm volatile("ld.acquire.cta.shared.u32 %0, [%1];"
                  : "=r"(v)

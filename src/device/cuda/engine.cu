@@ -130,12 +130,14 @@ __device__ bool take_over(CudaRank& r, DevShared& s, std::uint32_t lane) {
     const bool over = !waited_for && now - begun > longest;
     const std::uint32_t attention = CudaDev::read_attention(r);
     // What the host has submitted is what this daemon is for: then it stays while streams wait.
-    const bool nothing_to_do = CudaDev::queues_empty(r) &&
-                               load_relaxed(r.link->sq_written) == load_relaxed_local(r.sq_read);
-    const bool stays = waited_for && !nothing_to_do;
+    const auto nothing_to_do = [&] {
+      return CudaDev::queues_empty(r) &&
+             load_relaxed(r.link->sq_written) == load_relaxed_local(r.sq_read);  // over PCIe
+    };
+    const bool stays = waited_for && !nothing_to_do();
     const bool idle = now - still_since > (stays ? longest : r.idle_ns);
     // As CudaDev::in_the_way().
-    const bool wanted = CudaDev::lanes_wanted(r, now) && nothing_to_do;
+    const bool wanted = CudaDev::lanes_wanted(r, now) && nothing_to_do();
     if (!idle && !over && !wanted && (attention & kAttentionStop) == 0 &&
         load_relaxed(r.link->residency.queued) == 0) {  // see CudaDev::try_quit()
       continue;

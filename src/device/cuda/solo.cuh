@@ -45,6 +45,7 @@ using cuda_leaves::Raw;
 // How far a lane has come.
 enum Report : std::uint32_t { kUntried = 1, kBegun = 2, kDone = 3 };
 inline constexpr std::uint32_t kReportBits = 2;
+inline constexpr std::uint64_t kFirstBits = 0x5555555555555555;  // of each report
 static_assert(kReportBits * kMaxLanes <= 64);
 
 // How long a block waits for its lane's lease where its holder has nothing to do.
@@ -555,10 +556,14 @@ __device__ __forceinline__ std::uint64_t report_word(std::uint32_t lane, Report 
 // What the reports are with this one, which found `before`. 0: some are missing.
 __device__ __forceinline__ std::uint64_t all_reports(const SoloCall& call, std::uint64_t before,
                                                      std::uint64_t mine) {
-  constexpr std::uint64_t kLow = 0x5555555555555555;
   const std::uint64_t word = before | mine;
-  const auto come = static_cast<std::uint32_t>(__popcll((word | word >> 1) & kLow));
+  const auto come = static_cast<std::uint32_t>(__popcll((word | word >> 1) & kFirstBits));
   return come == call.lanes ? word : 0;
+}
+// Whether any of those that have reported was not done.
+__device__ __forceinline__ bool any_gave_up(std::uint64_t word) {
+  static_assert(kDone == 3);
+  return ((word ^ word >> 1) & kFirstBits) != 0;
 }
 
 // A place in the CQ, which then must be filled.

@@ -22,12 +22,13 @@
 // when all that its pass has in front of it was moved, see HopOrder: then its result, and what it
 // took, are in a prefix. (A result that goes nowhere takes no step.)
 //
-// Giving up. A lane waits but a while for peers (SoloCall::patience_ns since anything came). It
-// stops for others that want lanes, when it has had its turn (kTurnNs); if another lane of the call
-// has given up; or if the host says something. Then the engine goes on, with what hops have behind
-// them (CudaRank::hops), and the block drives its lane again, as those of calls for the engine do.
-// Before the engine has accepted the call its connectors may be taken over (see solo.cuh): those
-// whose slices peers have taken. What is left goes through the next ones.
+// Giving up. Only the first warp waits for peers; all others wait for it, and it ends. A lane waits
+// but a while for peers (SoloCall::patience_ns since anything came). It stops for others that want
+// lanes, when it has had its turn (kTurnNs); if another lane of the call has given up; or if the
+// host says something. Then the engine goes on, with what hops have behind them (CudaRank::hops),
+// and the block drives its lane again, as those of calls for the engine do. Before the engine has
+// accepted the call its connectors may be taken over (see solo.cuh): those whose slices peers have
+// taken. What is left goes through the next ones.
 #pragma once
 
 #include "device/cuda/solo.cuh"
@@ -59,8 +60,8 @@ struct StreamShared {
   Range parts[kSoloRanks];  // this lane's, of each member's
   // Of the connectors to and from members: Wire, with the count at which the call began.
   Wire outs[kSoloRanks], ins[kSoloRanks];
-  std::uint64_t credits[kSoloRanks];                // of members: seen before, and in the end
-  const unsigned char* come[2][kCome][kSoloRanks];  // where slices to gather, to collect, lie
+  std::uint64_t credits[kSoloRanks];                    // of members: seen before, and in the end
+  const unsigned char* come[kHops][kCome][kSoloRanks];  // where slices of a hop lie
   std::uint32_t found[kSoloRanks];  // whether the connector from a member is the key's
   // Slots of each peer's pool that are this call's, see room_for().
   std::uint32_t borrowed[kSoloRanks];  // how many, or kNotYet
@@ -115,11 +116,9 @@ struct Stream {
   // By one thread: how many slices of a hop were moved, from the first on; `n` were (acquire).
   __device__ __forceinline__ std::uint32_t count_moved(std::uint32_t hop, std::uint32_t n) const {
     while (n != order.chunks) {
-      const std::uint32_t& stored = s.stored[hop * kInHand + n % kInHand];
+      const std::uint32_t stored = CudaDev::load_block(s.stored[hop * kInHand + n % kInHand]);
       // (Counts of a description's slices follow each other.)
-      if (CudaDev::load_block(const_cast<std::uint32_t&>(stored)) < warps() * (n / kInHand + 1)) {
-        break;
-      }
+      if (stored < warps() * (n / kInHand + 1)) break;
       ++n;
     }
     return n;
@@ -134,20 +133,10 @@ struct Stream {
     const std::uint64_t most = std::uint64_t{chunks} * inv.geometry.chunk;
     return most < s.parts[part].length ? most : s.parts[part].length;
   }
-  __device__ __forceinline__ const void* input_at(std::uint64_t offset) const {
-    const Geometry& g = inv.geometry;
-    return static_cast<const char*>(inv.input) +
-           (offset - g.input_shift(call.group_rank)) * dtype_bytes(g.dtype);
-  }
-  __device__ __forceinline__ void* output_at(std::uint64_t offset) const {
-    const Geometry& g = inv.geometry;
-    return static_cast<char*>(inv.output) +
-           (offset - g.output_shift(call.group_rank)) * dtype_bytes(g.dtype);
-  }
   // In the end: chunks of a hop that nobody moves again.
   __device__ __forceinline__ std::uint32_t hops_behind(std::uint32_t hop) const {
     if (hop == kSends) return order.firsts_in(s.sent_slices);
-    if (hop == kGathers || !call.collects) return hop == kGathers ? s.moved[kGathers] : 0;
+    if (hop == kGathers || !call.collects) return s.moved[hop];
     return order.two_hops ? s.taken_slices - order.firsts_in(s.taken_slices) : s.taken_slices;
   }
   // Room. Slices go round all slots that the call has: the guaranteed ones of the connector first,
@@ -176,10 +165,6 @@ struct Stream {
     return behind < (slice < own + borrowed ? kSlotHeaders : own + borrowed);
   }
 };
-
-__device__ __forceinline__ std::uint32_t load_word(const std::uint32_t& x) {
-  return CudaDev::load_block(const_cast<std::uint32_t&>(x));
-}
 
 // ---- the first warp ----
 
@@ -220,10 +205,7 @@ __device__ __forceinline__ bool others_want_lanes(CudaRank& r, std::uint64_t now
 __device__ __forceinline__ bool is_interrupted(CudaRank& r, const CudaLaunch& launch,
                                                std::uint64_t now, std::uint64_t begun,
                                                std::uint32_t attention, bool asks_host) {
-  // A lane that is not done has given up.
-  constexpr std::uint64_t kLow = 0x5555555555555555;
-  const std::uint64_t reports = load_relaxed_local(r.solo_reports[launch.slot]);
-  if ((((reports >> 1) ^ reports) & kLow) != 0) return true;
+  if (any_gave_up(load_relaxed_local(r.solo_reports[launch.slot]))) return true;
   if (now - begun > kTurnNs && others_want_lanes(r, now)) return true;
   if (asks_host) CudaDev::read_attention(r);
   return load_relaxed_local(r.attention) != attention;
@@ -296,7 +278,7 @@ __device__ __forceinline__ void publish_stream(CudaRank& r, const Stream& c) {
   bool told = true;
   for (;;) {
     // (Before what was moved.)
-    const bool last = __shfl_sync(kAll, load_word(s.closed), 0) != 0;
+    const bool last = __shfl_sync(kAll, CudaDev::load_block(s.closed), 0) != 0;
 #pragma unroll
     for (std::uint32_t hop = 0; hop < kHops; ++hop) {
       if (!c.has(hop)) continue;
@@ -378,8 +360,8 @@ __device__ __forceinline__ void describe_hop(const Stream& c, std::uint32_t hop,
   const Geometry& g = c.inv.geometry;
   const std::uint32_t n = c.call.group_size, me = c.call.group_rank;
   const bool copies = hop == kCollects || (hop == kSends && c.call.scatters);
-  const bool average = c.inv.op == Op::kAvg;
   const bool reduces = hop == kGathers;
+  const cuda_leaves::Slice reduction = slice_of(c.call, c.inv);
   job.copies = copies;
   job.dtype = g.dtype;
   job.op = c.inv.op;
@@ -393,10 +375,9 @@ __device__ __forceinline__ void describe_hop(const Stream& c, std::uint32_t hop,
   if (!copies) job.local_src = static_cast<std::int16_t>(reduces ? me : 0);
   job.elems = 0;
   job.dst_user = nullptr;
-  job.scale_sources =
-      reduces && average && !is_integer(g.dtype) ? ScaleSources::kAll : ScaleSources::kNone;
-  job.divisor = reduces && average && is_integer(g.dtype) ? n : 1u;
-  job.scale = c.call.scale;
+  job.scale_sources = reduces && reduction.scale_all ? ScaleSources::kAll : ScaleSources::kNone;
+  job.divisor = reduces ? reduction.divisor : 1u;
+  job.scale = reduction.scale;
   for (std::uint32_t q = 0; q < n; ++q) {
     job.src[q] = nullptr;
     job.dst_slot[q] = nullptr;
@@ -417,11 +398,11 @@ __device__ __forceinline__ void describe_slice(const Stream& c, std::uint32_t ho
     const Range chunk = c.chunk(q, k);
     job.copy_elems[q] = static_cast<std::uint32_t>(chunk.length);
     if (hop == kSends) {
-      job.src[q] = c.input_at(chunk.offset);
+      job.src[q] = c.inv.input_at(chunk.offset);
       job.dst_slot[q] = c.slot_to(q, c.order.first(k));
     } else {
-      job.src[q] = s.come[kCollects - kGathers][k % kCome][q];
-      job.dst_copy[q] = c.output_at(chunk.offset);
+      job.src[q] = s.come[kCollects][k % kCome][q];
+      job.dst_copy[q] = c.inv.output_at(chunk.offset);
     }
     return;
   }
@@ -429,12 +410,12 @@ __device__ __forceinline__ void describe_slice(const Stream& c, std::uint32_t ho
   if (q == me) {
     const Range chunk = c.chunk(me, k);
     job.elems = chunk.length;
-    job.src[hop == kGathers ? me : 0] = c.input_at(chunk.offset);
-    job.dst_user = c.output_at(chunk.offset);
+    job.src[hop == kGathers ? me : 0] = c.inv.input_at(chunk.offset);
+    job.dst_user = c.inv.output_at(chunk.offset);
   } else if (hop == kSends) {
     job.dst_slot[place] = c.slot_to(q, c.order.first(k));
   } else {
-    job.src[q] = s.come[kGathers - kGathers][k % kCome][q];
+    job.src[q] = s.come[kGathers][k % kCome][q];
     if (c.order.two_hops) job.dst_slot[place] = c.slot_to(q, c.order.second(k));
   }
 }
@@ -443,8 +424,9 @@ __device__ __forceinline__ void describe_slice(const Stream& c, std::uint32_t ho
 __device__ __forceinline__ std::uint32_t cost_of(const Stream& c, std::uint32_t hop) {
   const std::uint32_t n = c.call.group_size;
   if (hop == kCollects) return 2 * (n - 1);
-  if (hop == kSends) return c.call.scatters ? 6 * (n - 1) : 2 + 5 * (n - 1);
-  return n + 1 + (c.order.two_hops ? 5 * (n - 1) : 0);
+  const std::uint32_t sent = kLinkCost * (n - 1);
+  if (hop == kSends) return sent + (c.call.scatters ? n - 1 : 2);
+  return n + 1 + (c.order.two_hops ? sent : 0);
 }
 
 // By one thread.
@@ -513,7 +495,7 @@ __device__ __forceinline__ void steer(CudaRank& r, const CudaLaunch& launch, con
       // Acquire: the payload is read, or the slot overwritten, behind it.
       if (round != 0) found = load_acquire(*word);
       if (!x.comes) {
-        const std::uint32_t borrowed = load_word(s.borrowed[x.q]);
+        const std::uint32_t borrowed = CudaDev::load_block(s.borrowed[x.q]);
         while (k < chunks &&
                c.room_for(static_cast<std::uint32_t>(step - wire.count), step - found, borrowed)) {
           news = true;
@@ -525,7 +507,7 @@ __device__ __forceinline__ void steer(CudaRank& r, const CudaLaunch& launch, con
         if (!strange && k < taken + kCome) {
           Wire in = wire;
           in.count = step;
-          s.come[x.hop - kGathers][k % kCome][x.q] =
+          s.come[x.hop][k % kCome][x.q] =
               (found & kFlagPlaces) == 0 ? c.transport.escape_slot_of(in.steps, step)
                                          : c.transport.slice_at(c.call.members[x.q], in, found);
           news = true;
@@ -594,9 +576,9 @@ __device__ __forceinline__ void move(const Stream& c) {
   if (group >= kGroups) return;
   const unsigned first = group * c.warps(), threads = 32 * c.warps();
   for (std::uint32_t k = 0;; ++k) {
-    while (load_word(s.given[group]) <= k) {
+    while (CudaDev::load_block(s.given[group]) <= k) {
       // (The latest is given before that is said.)
-      if (load_word(s.closed) != 0 && load_word(s.given[group]) <= k) return;
+      if (CudaDev::load_block(s.closed) != 0 && CudaDev::load_block(s.given[group]) <= k) return;
     }
     const std::uint32_t at = s.turns[group][k % kTurns];
     __syncwarp();
@@ -770,8 +752,8 @@ __device__ __forceinline__ StreamEnd run_solo_stream(CudaRank& r, const CudaLaun
     if (lane == 0) atomicSub(&r.waiters, 1u);
     give_back(r, call, lane, s.ends != 0);
   }
-  if (done) return s.serves != 0 ? StreamEnd::kServes : StreamEnd::kLeaves;
-  return s.serves != 0 ? StreamEnd::kServes : StreamEnd::kDrives;
+  if (s.serves != 0) return StreamEnd::kServes;
+  return done ? StreamEnd::kLeaves : StreamEnd::kDrives;
 }
 
 }  // namespace unjam
