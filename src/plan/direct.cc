@@ -5,8 +5,9 @@
 namespace unjam {
 namespace {
 
-// What one lane of a GPU carries of a rank's largest message.
-constexpr std::uint64_t kDirectLaneBytes = 8 * 1024;
+// What one lane of a GPU carries of a rank's largest message: two units of 8 bytes for each of the
+// 480 threads of a block that move data, so that all are under way at once.
+constexpr std::uint64_t kDirectLaneBytes = 480 * 16;
 
 class DirectProgram {
  public:

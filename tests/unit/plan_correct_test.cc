@@ -443,17 +443,17 @@ TEST(PlanLanes, OnCuda) {
   const auto lanes = [](const Geometry& g) { return std::pair<int, int>{g.first_lane, g.lanes}; };
   for (const Kind kind : kKinds) {
     if (kind == Kind::kSendRecv) continue;
-    // A lane for every 8 KiB of a message, from the latency lane on.
-    EXPECT_EQ(lanes(geometry(kind, 2048, Algorithm::kDirect)), std::pair(0, 1));
-    EXPECT_EQ(lanes(geometry(kind, 2049, Algorithm::kDirect)), std::pair(0, 2));
+    // A lane for every 7,680 B of a message, from the latency lane on.
+    EXPECT_EQ(lanes(geometry(kind, 1920, Algorithm::kDirect)), std::pair(0, 1));
+    EXPECT_EQ(lanes(geometry(kind, 1921, Algorithm::kDirect)), std::pair(0, 2));
     EXPECT_EQ(lanes(geometry(kind, 1 << 20, Algorithm::kDirect)), std::pair(0, 8));
     EXPECT_EQ(lanes(geometry(kind, 0, Algorithm::kDirect)), std::pair(0, 1));
     EXPECT_EQ(lanes(geometry(kind, 1 << 24, for_bulk(kind))),
               for_bulk(kind) == Algorithm::kRing ? std::pair(1, 7) : std::pair(0, 8));
     if (serves(Algorithm::kTwoShot, kind)) {
-      // A lane for every 4 KiB of a part.
-      EXPECT_EQ(lanes(geometry(kind, 8 * 1024, Algorithm::kTwoShot)), std::pair(0, 1));
-      EXPECT_EQ(lanes(geometry(kind, 8 * 1024 + 1, Algorithm::kTwoShot)), std::pair(0, 2));
+      // A lane for every 3,840 B of a part.
+      EXPECT_EQ(lanes(geometry(kind, 8 * 960, Algorithm::kTwoShot)), std::pair(0, 1));
+      EXPECT_EQ(lanes(geometry(kind, 8 * 960 + 1, Algorithm::kTwoShot)), std::pair(0, 2));
       EXPECT_EQ(lanes(geometry(kind, 1 << 24, Algorithm::kTwoShot)), std::pair(0, 8));
       EXPECT_EQ(lanes(geometry(kind, 0, Algorithm::kTwoShot)), std::pair(0, 1));
     }

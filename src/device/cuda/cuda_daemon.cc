@@ -43,6 +43,28 @@ class Layout {
   std::size_t used_ = 0;
 };
 
+// When to look again after a poke. Calls without the engine poke before what they have sent is
+// certain to be there (solo.cuh, tell_peers()), which takes a few microseconds; a daemon that comes
+// of the poke stays longer than that. In case of a delay out of the ordinary there are a few more
+// looks, at growing distances.
+class Recall {
+ public:
+  void begin() {
+    since_ns_ = monotonic_ns();
+    next_ns_ = kFirstNs;
+  }
+  // True: now, and the next one later.
+  bool is_due() {
+    if (next_ns_ == 0 || monotonic_ns() - since_ns_ < next_ns_) return false;
+    next_ns_ = next_ns_ == kLastNs ? 0 : next_ns_ * 10;
+    return true;
+  }
+
+ private:
+  static constexpr std::uint64_t kFirstNs = 1'000'000, kLastNs = 1'000'000'000;
+  std::uint64_t since_ns_ = 0, next_ns_ = 0;  // 0: not again
+};
+
 // Waits a little longer each time: polls, lets others run, sleeps up to 100 us.
 class BackOff {
  public:
@@ -658,10 +680,18 @@ class CudaDaemon : public StreamDaemon {
     // A unit of 8 bytes a thread, of each message that is another; what is reduced waits in
     // registers until all of it has come.
     const auto units = static_cast<std::uint32_t>((longest.length * element + 7) / 8);
-    if (solo.reduces && units > kSoloUnits * o_.block_threads) return 0;
-    const std::uint32_t items = std::max(solo.scatters ? units * solo.num_sent : units,
-                                         solo.collects ? units * solo.num_received : units);
-    return std::clamp((items + 63) / 64 * 64, kLeastThreads, o_.block_threads);
+    if (solo.reduces && units > most_reduced_units()) return 0;
+    return solo_threads(std::max(solo.scatters ? units * solo.num_sent : units,
+                                 solo.collects ? units * solo.num_received : units));
+  }
+  // Of a lane, without the engine.
+  std::uint32_t most_reduced_units() const {
+    return kSoloUnits * (o_.block_threads - kSoloControl);
+  }
+  // Of a block whose movers have so many units, one each if there are enough threads.
+  unsigned solo_threads(std::uint64_t units) const {
+    return static_cast<unsigned>(std::clamp<std::uint64_t>((units + kSoloControl + 63) / 64 * 64,
+                                                           kLeastThreads, o_.block_threads));
   }
 
   // The same of a plan of plan/mesh.cc, see solo_stream.cuh.
@@ -738,7 +768,7 @@ class CudaDaemon : public StreamDaemon {
     const std::uint64_t longest = g.lane_part(0, 0).length;
     const std::uint64_t shortest = g.lane_part(size - 1, g.lanes - 1u).length;
     if (longest > g.chunk || shortest == 0 || g.count * element > UINT32_MAX / 2 ||
-        (longest * element + 7) / 8 > std::uint64_t{kSoloUnits} * o_.block_threads) {
+        (longest * element + 7) / 8 > most_reduced_units()) {
       return false;
     }
     solo.two_shot = true;
@@ -759,9 +789,7 @@ class CudaDaemon : public StreamDaemon {
   unsigned two_shot_threads(const Invocation& inv) const {
     const Geometry& g = inv.geometry;
     const std::uint64_t units = (g.lane_part(0, 0).length * dtype_bytes(g.dtype) + 7) / 8;
-    const std::uint64_t items = units * (inv.group_size - 1u);
-    return static_cast<unsigned>(
-        std::clamp<std::uint64_t>((items + 63) / 64 * 64, kLeastThreads, o_.block_threads));
+    return solo_threads(units * (inv.group_size - 1u));
   }
 
   // What the device reads of a command must be in memory that it reaches. One is under way at most.
@@ -844,6 +872,7 @@ class CudaDaemon : public StreamDaemon {
     cudaSetDevice(o_.device);
     const BesideCapture beside;
     std::uint64_t poked = 0;
+    Recall recall;
     BackOff back_off;
     std::unique_lock lock(mutex_);
     while (!stopping_) {
@@ -858,7 +887,9 @@ class CudaDaemon : public StreamDaemon {
         now_poked = pokes();
         // Calls in streams look themselves for what peers have sent.
         const bool beside = beside_.load(std::memory_order_acquire) != 0;
-        launches = posted || load_acquire(h.rung) != 0 || (beside && now_poked != poked);
+        launches = posted || load_acquire(h.rung) != 0 || (beside && now_poked != poked) ||
+                   (beside && recall.is_due());
+        if (now_poked != poked) recall.begin();
       }
       bool failed = false;
       if (launches) {

@@ -61,23 +61,22 @@ inline constexpr std::uint32_t kPolls = 512, kRoomPolls = 128, kPokePolls = 32;
 inline constexpr int kRow = 2;
 static_assert(kSoloUnits % kRow == 0);
 
-struct Kept {
-  std::uint64_t count;  // posted, or consumed, before this call
-  std::uint32_t connector;
-};
 struct Shared {
   char* from[kSoloRanks];
   char* to[kSoloRanks];
   char* later_from[kSoloRanks];  // of the connectors' next steps, where a call makes two
   char* later_to[kSoloRanks];
-  Kept kept[2 * kSoloRanks];  // of the threads that see to members
-  std::uint32_t poke;         // a value for peers' words; so are the next ones
+  std::uint32_t poke;  // a value for peers' words; so are the next ones
   std::uint32_t ok;
   std::uint32_t hopeless;  // no use in waiting for packets. Stored once, read while polling
   std::uint32_t serves;
-  std::uint32_t ends;       // this block ends the call
-  std::uint32_t attention;  // CudaLink::attention
 };
+
+// The first warp sees to members, the lease and the call; the others move data, each thread units
+// `hands()` apart. (If the first warp did, too, its loads would wait for what it looks at.)
+__device__ __forceinline__ bool is_mover() { return threadIdx.x >= kSoloControl; }
+__device__ __forceinline__ std::uint32_t hand() { return threadIdx.x - kSoloControl; }
+__device__ __forceinline__ std::uint32_t hands() { return blockDim.x - kSoloControl; }
 
 // Read-modify-writes of words that are known to be in global memory. (Of an address that could be
 // anything the instruction says first whether it was shared memory, and the thread waits for that,
@@ -212,7 +211,7 @@ __device__ __forceinline__ void load_items(const SoloCall& call, const Stretch& 
   const std::uint32_t items = items_to_send(call, w);
 #pragma unroll
   for (int h = 0; h < kRow; ++h) {
-    const std::uint32_t index = begin + threadIdx.x + h * blockDim.x;
+    const std::uint32_t index = begin + hand() + h * hands();
     if (index >= items) break;
     const Item item = item_of(w, index, call.scatters);
     const std::uint32_t block =
@@ -226,7 +225,7 @@ __device__ __forceinline__ void send_items(const SoloCall& call, const Stretch& 
   const std::uint32_t items = items_to_send(call, w);
 #pragma unroll
   for (int h = 0; h < kRow; ++h) {
-    const std::uint32_t index = begin + threadIdx.x + h * blockDim.x;
+    const std::uint32_t index = begin + hand() + h * hands();
     if (index >= items) break;
     const Item item = item_of(w, index, call.scatters);
     const std::uint32_t end = call.scatters ? item.message + 1 : call.num_sent;
@@ -238,6 +237,20 @@ __device__ __forceinline__ void send_items(const SoloCall& call, const Stretch& 
   }
 }
 
+// `first`: the first row, loaded before. The next one is under way while one is sent.
+__device__ __forceinline__ void send_all(const SoloCall& call, const Stretch& w, const Shared& s,
+                                         Raw<2> (&first)[kRow]) {
+  const std::uint32_t items = items_to_send(call, w), step = kRow * hands();
+#pragma unroll 1
+  for (std::uint32_t begin = 0; begin < items; begin += step) {
+    Raw<2> next[kRow];
+    load_items(call, w, begin + step, next);
+    send_items(call, w, s, begin, first);
+#pragma unroll
+    for (int h = 0; h < kRow; ++h) first[h] = next[h];
+  }
+}
+
 // ---- the own data ----
 
 template <int kUnits>
@@ -245,7 +258,7 @@ __device__ __forceinline__ void load_own(const SoloCall& call, const Stretch& w,
                                          std::uint32_t begin, Raw<2> (&x)[kUnits]) {
 #pragma unroll
   for (int h = 0; h < kUnits; ++h) {
-    const std::uint32_t unit = begin + threadIdx.x + h * blockDim.x;
+    const std::uint32_t unit = begin + hand() + h * hands();
     x[h] = {};
     if (unit >= w.units) continue;
     const std::uint32_t at = unit * kUnitBytes;
@@ -258,14 +271,14 @@ __device__ __forceinline__ void store_own(const Stretch& w, std::uint32_t to, st
                                           const Raw<2> (&x)[kUnits]) {
 #pragma unroll
   for (int h = 0; h < kUnits; ++h) {
-    const std::uint32_t unit = begin + threadIdx.x + h * blockDim.x;
+    const std::uint32_t unit = begin + hand() + h * hands();
     if (unit >= w.units) break;
     const std::uint32_t at = unit * kUnitBytes;
     store_user(w.output + to + at, x[h], unit_bytes(w, at));
   }
 }
 
-// ---- members, each seen to by threads of the first warp ----
+// ---- members, each seen to by threads of a warp ----
 
 // Thread 8 i + q sees to member q; i says in what. Whatever several threads look at, they do so in
 // one instruction: branches of a warp would wait for memory one after the other.
@@ -282,10 +295,11 @@ struct Member {
 };
 
 // A lane without data, as in the engine, sends and receives nothing.
-__device__ __forceinline__ Member member_of(const SoloCall& call, const Stretch& w) {
+__device__ __forceinline__ Member member_of(const SoloCall& call, const Stretch& w,
+                                            std::uint32_t thread) {
   Member m;
-  m.q = threadIdx.x % kSoloRanks;
-  m.part = threadIdx.x / kSoloRanks;
+  m.q = thread % kSoloRanks;
+  m.part = thread / kSoloRanks;
   m.to = w.bytes != 0 && among(call, m.q, call.first_sent, call.num_sent);
   m.from = w.bytes != 0 && among(call, m.q, call.first_received, call.num_received);
   m.peer = call.members[m.q];
@@ -311,8 +325,8 @@ __device__ __forceinline__ InEndpoint* endpoint_of(const SoloCall& call, const M
 // `value`: another one each time.
 __device__ __noinline__ void poke_early(CudaRank& r, const SoloCall& call, const Stretch& w,
                                         std::uint32_t lane, std::uint32_t value) {
-  if (threadIdx.x >= 32) return;
-  const Member m = member_of(call, w);
+  if (hand() >= 32) return;
+  const Member m = member_of(call, w, hand());
   if (m.part != kOutgoing || !m.to) return;
   fence_system();
   store_system(r.pokes[m.peer][lane], value);
@@ -324,14 +338,14 @@ __device__ __forceinline__ bool receive_copies(CudaRank& r, const SoloCall& call
                                                std::uint32_t lane, const Shared& s) {
   const std::uint32_t items = w.units * (call.collects ? call.num_received : 1);
 #pragma unroll 1
-  for (std::uint32_t begin = 0; begin + threadIdx.x < items; begin += kRow * blockDim.x) {
+  for (std::uint32_t begin = 0; begin + hand() < items; begin += kRow * hands()) {
     const char* from[kRow];
     char* to[kRow];
     std::uint32_t left[kRow];
     Raw<2> x[kRow];
 #pragma unroll
     for (int h = 0; h < kRow; ++h) {
-      const std::uint32_t index = begin + threadIdx.x + h * blockDim.x;
+      const std::uint32_t index = begin + hand() + h * hands();
       left[h] = 0;
       if (index >= items) break;
       const Item item = item_of(w, index, call.collects);
@@ -389,7 +403,7 @@ __device__ __forceinline__ bool collect_row(CudaRank& r, const SoloCall& call, c
 #pragma unroll
       for (int h = 0; h < kUnits; ++h) {
         row.raw[q][h] = own[h];
-        const std::uint32_t unit = begin + threadIdx.x + h * blockDim.x;
+        const std::uint32_t unit = begin + hand() + h * hands();
         if (q == call.group_rank || unit >= w.units) continue;
         const std::uint32_t at = unit * kUnitBytes;
         const cuda_leaves::PacketUnit p =
@@ -497,23 +511,26 @@ __device__ __forceinline__ bool receive_reduction(CudaRank& r, const SoloCall& c
                                                   HeldRows<kUnits>& held, Raw<2> (&x)[kUnits],
                                                   Each each) {
   const cuda_leaves::Slice slice = slice_of(call, inv);
-  const std::uint32_t step = kUnits * blockDim.x;
+  const std::uint32_t step = kUnits * hands();
 #pragma unroll 1
   for (std::uint32_t begin = 0, k = 0;; ++k) {
+    const bool last = begin + step >= w.units;
+    // Under way while packets are looked for.
+    Raw<2> next[kUnits];
+    if (!last) load_own(call, w, begin + step, next);
     Row<kUnits> row;
     if (!collect_row(r, call, w, lane, s, begin, x, row)) return false;
     Raw<2> result[kUnits];
     reduce_row_any(inv.geometry.dtype, slice, row, result);
     each(begin, result);
-    begin += step;
-    if (begin >= w.units) {
+    if (last) {
 #pragma unroll
       for (int h = 0; h < kUnits; ++h) x[h] = result[h];
       return true;
     }
 #pragma unroll
-    for (int h = 0; h < kUnits; ++h) held.rows[k][h] = result[h];
-    load_own(call, w, begin, x);
+    for (int h = 0; h < kUnits; ++h) held.rows[k][h] = result[h], x[h] = next[h];
+    begin += step;
   }
 }
 
@@ -521,7 +538,7 @@ template <int kUnits>
 __device__ __forceinline__ void store_reduction(const SoloCall& call, const Stretch& w,
                                                 const HeldRows<kUnits>& held,
                                                 const Raw<2> (&x)[kUnits]) {
-  const std::uint32_t step = kUnits * blockDim.x;
+  const std::uint32_t step = kUnits * hands();
   std::uint32_t begin = 0;
 #pragma unroll 1
   for (std::uint32_t k = 0; begin + step < w.units; begin += step, ++k) {
@@ -566,27 +583,27 @@ __device__ __forceinline__ bool any_gave_up(std::uint64_t word) {
   return ((word ^ word >> 1) & kFirstBits) != 0;
 }
 
-// A place in the CQ, which then must be filled.
-struct CqPlace {
-  std::uint64_t* word = nullptr;
-  std::uint64_t entry = 0;
-};
-__device__ __forceinline__ CqPlace cq_place(CudaRank& r, std::uint32_t slot, std::uint64_t at) {
-  RingCq& cq = r.rank.cq;
-  // As in LaneTransport::escape_slot().
-  const std::uint64_t i =
-      at >> 32 == 0 ? static_cast<std::uint32_t>(at) % cq.capacity : at % cq.capacity;
-  return {&cq.words[i], (at + 1) << 24 | static_cast<std::uint64_t>(Outcome::kDone) << 16 | slot};
+// The key may be used again. In front of the fence that end_call() is behind: what the call's
+// lanes have stored there is released with their leases, and its buffers belong to its stream.
+__device__ __forceinline__ void free_key(const CudaLaunch& launch) {
+  store_relaxed_local(launch.sqe.inv.key->done, launch.sqe.inv.n + 1);
 }
 
-// Behind a fence at system scope of this thread, which is behind all that the call has stored in
-// any lane: each of these is a release with it, and so is the store to the CQ that follows. Which
-// may be seen before these; so `completed`, which belongs to the slot, and with the entry in the CQ
-// to whoever gets it next, only grows.
-__device__ __forceinline__ void end_call(CudaRank& r, const CudaLaunch& launch) {
-  store_relaxed_local(launch.sqe.inv.key->done, launch.sqe.inv.n + 1);
+// Behind a fence of this thread, which is behind all that the call has stored in any lane: each of
+// these is a release with it, for this device. (A fence at system scope would take 1 us more. What
+// comes of the entry on the host is work for this device, or a look at memory of the host that the
+// kernel has stored to, for which a host waits for the stream.) The entry may be seen before the
+// rest; so `completed`, which belongs to the slot, and with the entry to whoever gets it next, only
+// grows. `at`: place in the CQ, which is ours.
+__device__ __forceinline__ void end_call(CudaRank& r, const CudaLaunch& launch, std::uint64_t at) {
   max_relaxed(r.completed[launch.slot], launch.serial);
   add_relaxed(r.solo_calls, 1);
+  RingCq& cq = r.rank.cq;
+  // As in LaneTransport::slot_of().
+  const std::uint64_t i =
+      at >> 32 == 0 ? static_cast<std::uint32_t>(at) % cq.capacity : at % cq.capacity;
+  store_system(cq.words[i],
+               (at + 1) << 24 | static_cast<std::uint64_t>(Outcome::kDone) << 16 | launch.slot);
 }
 
 // Says for the engine which lanes have how much behind them.
@@ -602,16 +619,10 @@ __device__ __forceinline__ void hand_over(CudaRank& r, const CudaLaunch& launch,
   }
 }
 
-enum class Verdict : std::uint32_t {
-  kOthers,  // another block's report is the last
-  kEnds,    // all lanes are done, and the call's end is stored but for the CQ's entry
-  kServes,  // this block hands the call to the engine, which goes on with what was reported
-};
-
-// Reports, and decides for all blocks if this one's report is the last. By one thread, behind a
-// barrier behind all that the block has done.
-__device__ __forceinline__ Verdict report(CudaRank& r, const CudaLaunch& launch, std::uint64_t mine,
-                                          CqPlace& place) {
+// Reports, and decides for all blocks if this one's report is the last: ends the call if all lanes
+// are done. True: they are not, and this block hands the call to the engine, which goes on with
+// what was reported. By one thread, behind a barrier behind all that the block has done.
+__device__ __forceinline__ bool report(CudaRank& r, const CudaLaunch& launch, std::uint64_t mine) {
   const SoloCall& call = launch.solo;
   std::uint64_t& reports = r.solo_reports[launch.slot];
   // Release: what this block has done, for who comes last. Acquire: what the others have.
@@ -620,7 +631,7 @@ __device__ __forceinline__ Verdict report(CudaRank& r, const CudaLaunch& launch,
   // that serves keeps the next call from coming.)
   if (word == 0) {
     let_next_begin();
-    return Verdict::kOthers;
+    return false;
   }
   const bool done = word == ~std::uint64_t{0} >> (64 - kReportBits * call.lanes);
   if (done) let_next_begin();
@@ -631,13 +642,19 @@ __device__ __forceinline__ Verdict report(CudaRank& r, const CudaLaunch& launch,
   store_relaxed_local(reports, std::uint64_t{0});
   if (!done) {
     hand_over(r, launch, word);
-    return Verdict::kServes;
+    return true;
   }
-  // Of all that the other blocks have stored, too: it was acquired, and fences are cumulative.
-  fence_system();
-  end_call(r, launch);
-  place = cq_place(r, launch.slot, at);
-  return Verdict::kEnds;
+  free_key(launch);
+  add_relaxed(r.readied, 1);
+  // Of all that the other blocks have stored, too: it was acquired, and fences are cumulative. And
+  // others may wait for this end in their queues: whoever drives a lane looks at `readied`, and who
+  // leaves one with something in it says so in CudaRank::lanes, then looks once more, with such a
+  // fence between, see CudaDev::settle(): one of us sees the other.
+  fence_total_local();
+  end_call(r, launch, at);
+  const std::uint64_t lanes = load_relaxed_local(r.lanes);
+  if ((lanes >> 32 & ~lanes) != 0) ring_launcher(r);
+  return false;
 }
 
 // The lane's lease, which another instance has. If that has nothing to do (it is a daemon, or a
@@ -681,85 +698,86 @@ __device__ __forceinline__ bool take_lane(CudaRank& r, const CudaLaunch& launch,
   return all;
 }
 
+// What a thread of the first warp knows of the connector that it sees to.
+struct Known {
+  std::uint64_t count;   // posted, or consumed, before this call
+  std::uint64_t credit;  // of outgoing ones: what the peer has consumed at least
+  CreditCell* cell;
+  std::uint32_t connector;
+};
+
 // All that the block needs, in two rounds of looks: first the lease, then what it covers. Leaves
-// what is found in `s`. kSteps: packets that the call sends each peer.
+// places in `s`. kSteps: packets that the call sends each peer.
 template <std::uint32_t kSteps>
 __device__ __forceinline__ bool look(CudaRank& r, const CudaLaunch& launch, const LaneTransport& t,
-                                     const Stretch& w, bool& leased, Shared& s) {
+                                     const Stretch& w, bool& leased, Known& known, Shared& s) {
   constexpr std::uint32_t kAll = 0xffffffff;
   const SoloCall& call = launch.solo;
   const std::uint32_t lane = t.lane;
-  const Member m = member_of(call, w);
+  const Member m = member_of(call, w, threadIdx.x);
   const bool looks = m.part == kOutgoing ? m.to : m.part == kIncoming && m.from;
-  InEndpoint* at = endpoint_of(call, m, lane);
   if (!take_lane(r, launch, lane, leased)) return false;
 
   bool ok = true;
   // The endpoints are the lane's driver's: any driver may take an idle key's connector for another
   // key. So they cannot be read beside the lease.
-  const std::uint32_t poke = load_relaxed_local(r.poke_counts[lane]) + 1;
+  std::uint32_t poke = 0;
+  if (threadIdx.x == 0) poke = load_relaxed_local(r.poke_counts[lane]) + 1;
   if (looks) {
-    const std::uint64_t count = load_relaxed_local(at->consumed);
-    const std::uint32_t connector = load_relaxed_local(at->connector);
-    ok = connector != kNoConnector;
-    if (m.part == kOutgoing) {
-      // Of the peer's reads of what we are to overwrite it is enough to know those that an earlier
-      // driver has acquired. Else: room may come soon, who sends only is often ahead.
-      std::uint64_t credit = load_relaxed_local(out_endpoint(call, m, lane)->credit);
+    const bool in = m.part == kIncoming;
+    unsigned char* steps;
+    if (in) {
+      const InEndpoint& at = *endpoint_of(call, m, lane);
+      known = {at.consumed, 0, at.cell, at.connector};
+      steps = at.steps;
+    } else {
+      const OutEndpoint& at = *out_endpoint(call, m, lane);
+      known = {at.posted, at.credit, at.cell, at.connector};
+      steps = at.steps;
+    }
+    ok = known.connector != kNoConnector;
+    // Of the peer's reads of what we are to overwrite it is enough to know those that an earlier
+    // driver has acquired. Else: room may come soon, who sends only is often ahead.
 #pragma unroll 1
-      for (std::uint32_t polls = 0; ok && count + kSteps - credit > call.shape.escape_slots;
-           ++polls) {
-        ok = polls != kRoomPolls;
-        credit = load_acquire(t.credit_word(m.peer, connector));
-      }
+    for (std::uint32_t polls = 0;
+         !in && ok && known.count + kSteps - known.credit > call.shape.escape_slots; ++polls) {
+      ok = polls != kRoomPolls;
+      known.credit = load_acquire(known.cell->consumed);
     }
     if (ok) {
       // Of what comes in, that is where it was last expected. Whether the peer has that connector
       // yet is looked at while it is awaited, see look_again(): a flag is one step's of one
       // invocation, so what carries it is the slice.
-      const bool in = m.part == kIncoming;
-      unsigned char* place =
-          t.packet_place(in ? call.rank : m.peer, in ? m.peer : call.rank, connector, count);
+      unsigned char* place = t.escape_slot_of(steps, known.count);
       (in ? s.from : s.to)[m.q] = reinterpret_cast<char*>(place);
       if constexpr (kSteps == 2) {
-        place =
-            t.packet_place(in ? call.rank : m.peer, in ? m.peer : call.rank, connector, count + 1);
+        place = t.escape_slot_of(steps, known.count + 1);
         (in ? s.later_from : s.later_to)[m.q] = reinterpret_cast<char*>(place);
       }
-      s.kept[threadIdx.x] = {count, connector};
     }
   }
   if (threadIdx.x == 0) s.poke = poke;
   return __all_sync(kAll, ok) != 0;
 }
 
-// By the first warp, after sending: whether incoming connectors are the key's. False: do not wait.
+// By the first warp, while packets are under way. Whether incoming connectors are the key's, and
+// began no later than is known, so that what is consumed may be counted from there; false: do not
+// wait. (If the tag was this key's from an earlier time the packet is not found, or at the place of
+// a step that has the same: the flag says that it is this call's.) Of outgoing ones: what was
+// consumed by now, for a later call.
 __device__ __forceinline__ bool look_again(const SoloCall& call, const LaneTransport& t,
-                                           const Stretch& w, Shared& s) {
-  const Member m = member_of(call, w);
+                                           const Stretch& w, Known& known, Shared& s) {
+  const Member m = member_of(call, w, threadIdx.x);
+  if (m.part == kOutgoing && m.to) known.credit = load_relaxed(known.cell->consumed);
   if (m.part != kIncoming || !m.from) return true;
-  const Kept kept = s.kept[threadIdx.x];
-  // (Only a hint: a new owner, the same key, sends to another place, where the engine will look.)
-  const std::uint64_t base = load_relaxed(t.base_word(m.peer, kept.connector));
   // Acquire, see tag_word(): for a look at the base behind this.
-  const std::uint64_t tag = load_acquire(t.tag_word(m.peer, kept.connector));
-  if (tag == call.tag && base <= kept.count) return true;
+  const std::uint64_t tag = load_acquire(t.tag_word(m.peer, known.connector));
+  const std::uint64_t base = load_relaxed(t.base_word(m.peer, known.connector));
+  // (Of the second only a hint: a new owner, the same key, sends to another place, where the engine
+  // will look.)
+  if (tag == call.tag && base <= known.count) return true;
   *static_cast<volatile std::uint32_t*>(&s.hopeless) = 1;
   return false;
-}
-
-// By the first warp, when it has what it waited for, so that tell_peers() need not wait. Of
-// incoming connectors: the step count at which their owner began. Behind the acquire of the tag it
-// is this owner's. (If the tag was this key's from an earlier time the packet is not found, or at
-// the place of a step that has the same: the flag says that it is this call's.) Of outgoing ones:
-// what was consumed.
-__device__ __forceinline__ std::uint64_t look_ahead(const SoloCall& call, const LaneTransport& t,
-                                                    const Stretch& w, const Shared& s) {
-  const Member m = member_of(call, w);
-  const bool in = m.part == kIncoming && m.from;
-  if (!in && !(m.part == kOutgoing && m.to)) return 0;
-  const std::uint32_t connector = s.kept[threadIdx.x].connector;
-  return load_relaxed(in ? t.base_word(m.peer, connector) : t.credit_word(m.peer, connector));
 }
 
 // The host has said something since the rank began: whether it was about this call. If so the
@@ -775,85 +793,75 @@ __device__ __noinline__ bool is_cancelled(CudaRank& r, const CudaLaunch& launch,
   return false;
 }
 
-// What a lane of a call does last, in three warps so that none waits for what another has under
-// way. Behind a barrier behind all that the block has stored:
+// What a lane of a call does last. When all its threads have what they waited for:
 //   first warp   tell_peers(): endpoints, credits, pokes
-//   kCaller      report() or end_call(); behind the next barrier, the entry in the CQ
-// and behind that, for it covers the first two:
+//   the others   store what they have kept
+// and behind the next barrier, each behind a fence of its own:
+//   kCaller      say_how_far(): report() or end_call()
 //   kLast        give_back(): the lease
-// Stores to peers and to the host take microseconds, and so does every fence behind them. So what
-// only this device reads comes first where it can. It cannot with the lease: a driver that had it
-// before our credits are stored could store later ones before them, and ours would stay.
+// A driver that has the lease behind us is behind our credits, too: it stores later ones to the
+// same words later.
 inline constexpr std::uint32_t kCaller = 32, kLast = 64, kCounter = 96, kListener = 96;
 static_assert(kLeastThreads > kCounter);
 
-// `taken`: packets that were received of each peer; `posted`: sent. kSteps: as in look().
+// `taken`: packets that were received of each peer; `posted`: sent. kSteps: as in look(). No fence
+// is in front of what is stored at peers (one takes a microsecond or two):
+//   Credits say that packets were read. Each thread that has read some has seen their flags in what
+//   its loads have brought, and came to the block's barrier behind that; nothing that is stored now
+//   can be in those loads.
+//   Pokes say that packets were stored, and on their way to the host they may overtake those. So a
+//   launcher that was poked looks more than once, see CudaDaemon::run_launcher().
 template <std::uint32_t kSteps>
-__device__ __forceinline__ void tell_peers(CudaRank& r, const SoloCall& call,
-                                           const LaneTransport& t, const Stretch& w,
-                                           std::uint32_t taken, std::uint32_t posted,
-                                           std::uint64_t seen, const Shared& s) {
-  const std::uint32_t lane = t.lane;
-  const Member m = member_of(call, w);
+__device__ __forceinline__ void tell_peers(CudaRank& r, const SoloCall& call, const Stretch& w,
+                                           std::uint32_t lane, std::uint32_t taken,
+                                           std::uint32_t posted, const Known& known,
+                                           const Shared& s) {
+  const Member m = member_of(call, w, threadIdx.x);
   const bool takes = taken != 0 && m.part == kIncoming && m.from;
   const bool posts = m.part == kOutgoing && m.to;  // the data carried their flags
   const bool pokes = posts || (taken != 0 && m.part == kOutgoing && m.from);
-  std::uint32_t* poke_at = nullptr;
-  if (pokes) poke_at = &r.pokes[m.peer][lane];
-  std::uint64_t count = 0;
-  if (takes || posts) {
-    count = s.kept[threadIdx.x].count;
-    // As LaneTransport::resolve().
-    if (takes && seen > count) count = seen;
-    count += takes ? taken : posted;
-    endpoint_of(call, m, lane)->consumed = count;
-    // (With the fence below, an acquire, and the lease, a release: as look() wants it.)
-    if (posts) out_endpoint(call, m, lane)->credit = seen;
-  }
-  const std::uint32_t poke = s.poke + kSteps;        // poke_early() has had those before
-  if (threadIdx.x == 0) r.poke_counts[lane] = poke;  // whether or not somebody is poked
-  __syncwarp();
-  // One fence a thread is behind all that it publishes: what the block has stored, and read, is
-  // behind its barrier. With it each relaxed access below is a release, at system scope.
-  fence_system();
+  const std::uint32_t poke = s.poke + kSteps;  // poke_early() has had those before
   if (takes) {
-    InEndpoint in;
-    in.consumed = count;
-    in.connector = s.kept[threadIdx.x].connector;
-    const PublishedWord word = t.consumption(m.peer, in);
-    store_system(*word.place, word.value);
+    const std::uint64_t count = known.count + taken;
+    store_system(known.cell->consumed, count);
+    endpoint_of(call, m, lane)->consumed = count;
   }
-  if (pokes) store_system(*poke_at, poke);
+  if (pokes) store_system(r.pokes[m.peer][lane], poke);
+  if (posts) {
+    OutEndpoint& out = *out_endpoint(call, m, lane);
+    out.posted = known.count + posted;
+    // (Behind give_back()'s fence, which makes an acquire of that look, and the lease, a release:
+    // as look() wants it.)
+    out.credit = known.credit;
+  }
+  if (threadIdx.x == 0) r.poke_counts[lane] = poke;  // whether or not somebody is poked
 }
 
-// By one thread, behind a barrier behind all that the block has done in the lane.
+// By one thread, behind a barrier behind all that the block has done in the lane. `done`: so is the
+// lane.
 __device__ __forceinline__ void give_back(CudaRank& r, const SoloCall& call, std::uint32_t lane,
-                                          bool ends) {
+                                          bool done) {
   const std::uint64_t bit = std::uint64_t{1} << lane;
-  // Release, with what follows: the lane's state, also what peers are told; and, of the block that
-  // ends the call, that its key may be used again.
+  const bool single = call.lanes == 1;
+  // Release, with what follows: the lane's state, also what peers are told; and, of a call of one
+  // lane, that its key may be used again.
   fence_local();
-  // Others may wait for that end in their queues. Who leaves a lane with something in it says so in
-  // CudaRank::lanes, then looks at `readied`; who takes one acquires that word. So of a call of
-  // one lane, if nobody drives another lane and nothing was left in one as this one is given back,
-  // nobody needs to hear of it: who comes later sees the end.
-  const bool counts = ends && call.lanes != 1;
-  if (counts) {
-    // (Other lanes are this call's own blocks', if only just.)
-    add_relaxed(r.readied, 1);
-    fence_local();  // it comes before, for who takes or leaves a lane behind us
-  }
   std::uint64_t lanes = fetch_and_relaxed(r.lanes, ~bit);
-  if (ends && !counts && (lanes & ~bit) != 0) {
+  if (!single) return see_to_lane(r, lane, lanes);
+  if (!done) return;  // this block goes on to serve the lane
+  // Others may wait for the call's end in their queues. Who leaves a lane with something in it says
+  // so in CudaRank::lanes, then looks at `readied`; who takes one acquires that word. So if nobody
+  // drives another lane and nothing was left in one as this one is given back, nobody needs to hear
+  // of it: who comes later sees the end.
+  if ((lanes & ~bit) != 0) {
     add_relaxed(r.readied, 1);
     // As CudaDev::settle(): one of us sees the other.
     fence_total_local();
     lanes = load_relaxed_local(r.lanes);
   }
-  if (!ends && call.lanes == 1) return;  // this block goes on to serve the lane
   // Left with something, with nobody there; or so while we drove it.
   const std::uint32_t driven = static_cast<std::uint32_t>(lanes) & ~static_cast<std::uint32_t>(bit);
-  if (ends && (static_cast<std::uint32_t>(lanes >> 32) & ~driven) != 0) return ring_launcher(r);
+  if ((static_cast<std::uint32_t>(lanes >> 32) & ~driven) != 0) return ring_launcher(r);
   see_to_lane(r, lane, lanes);
 }
 
@@ -867,35 +875,49 @@ __device__ __forceinline__ bool leave_untried(CudaRank& r, const CudaLaunch& lau
       // A single block serves the lane itself.
       if (call.lanes != 1) see_to_lane(r, lane, lanes);
     }
-    bool serves = true;
-    if (call.lanes != 1) {
-      CqPlace none;
-      serves = report(r, launch, report_word(lane, kUntried), none) == Verdict::kServes;
-    }
+    const bool serves = call.lanes == 1 || report(r, launch, report_word(lane, kUntried));
     s.serves = serves ? 1 : 0;
   }
   sync_block();
   return s.serves != 0;
 }
 
-// By one thread, behind a barrier behind all that the block has done. `at`: of a single block that
-// is done, its place in the CQ; else `place` is where to put the call's end, if this block ends it.
-__device__ __forceinline__ void say_how_far(CudaRank& r, const CudaLaunch& launch,
-                                            std::uint32_t lane, bool done, std::uint64_t at,
-                                            CqPlace& place, Shared& s) {
-  Verdict verdict = done ? Verdict::kEnds : Verdict::kServes;
+// By one thread, as soon as it is known that a lane is done. Returns the place in the CQ of a call
+// of one lane, which then has to be filled, by end_call().
+__device__ __forceinline__ std::uint64_t begin_end(CudaRank& r, const CudaLaunch& launch) {
+  if (launch.solo.lanes != 1) return 0;
+  const std::uint64_t at = fetch_add_relaxed(r.rank.cq.tail, 1);
+  free_key(launch);
+  // Nothing behind this waits for a peer, so the next call may come and wait for our end.
+  let_next_begin();
+  return at;
+}
+
+// By one thread, behind a barrier behind all that the block has done. `at`: from begin_end(). True:
+// this block serves.
+__device__ __forceinline__ bool say_how_far(CudaRank& r, const CudaLaunch& launch,
+                                            std::uint32_t lane, bool done, std::uint64_t at) {
   const std::uint64_t mine = report_word(lane, done ? kDone : kBegun);
-  if (launch.solo.lanes != 1) {
-    verdict = report(r, launch, mine, place);
-  } else if (done) {
-    fence_system();
-    end_call(r, launch);
-    place = cq_place(r, launch.slot, at);
-  } else {
+  if (launch.solo.lanes != 1) return report(r, launch, mine);
+  if (!done) {
     hand_over(r, launch, mine);
+    return true;
   }
-  s.ends = verdict == Verdict::kEnds ? 1 : 0;
-  s.serves = verdict == Verdict::kServes ? 1 : 0;
+  fence_local();
+  end_call(r, launch, at);
+  return false;
+}
+
+// The end of a block's part of a call, by all threads, behind all that it has done (and a barrier).
+// True: it goes on to serve.
+__device__ __forceinline__ bool finish(CudaRank& r, const CudaLaunch& launch, std::uint32_t lane,
+                                       bool done, std::uint64_t at, Shared& s) {
+  if (threadIdx.x == kCaller) s.serves = say_how_far(r, launch, lane, done, at) ? 1 : 0;
+  if (threadIdx.x == kLast) give_back(r, launch.solo, lane, done);
+  // Of a call that is done in one lane nobody serves: its threads end when each is through.
+  if (done && launch.solo.lanes == 1) return false;
+  sync_block();
+  return s.serves != 0;
 }
 
 __device__ __forceinline__ LaneTransport transport_of(const SoloCall& call, std::uint32_t lane) {
@@ -907,21 +929,23 @@ __device__ __forceinline__ LaneTransport transport_of(const SoloCall& call, std:
   return t;
 }
 
-// By all threads, first: what owes nothing to the stream, and then the wait for that.
-__device__ __forceinline__ void approach(CudaRank& r, const CudaLaunch& launch, const Stretch& w,
-                                         std::uint32_t lane, Shared& s) {
+// By all threads, first: what owes nothing to the stream, and then the wait for that. Returns, to
+// kListener, what the host has said (CudaLink::attention), for one lane: that is enough to send a
+// call to the engine, which knows what to do about cancellations. (It takes a while, over PCIe.)
+__device__ __forceinline__ std::uint32_t approach(CudaRank& r, const CudaLaunch& launch,
+                                                  const Stretch& w, std::uint32_t lane, Shared& s) {
   const SoloCall& call = launch.solo;
-  if (threadIdx.x == 0) s.hopeless = s.ends = s.serves = 0;
+  std::uint32_t attention = 0;
+  if (threadIdx.x == 0) s.hopeless = s.serves = 0;
   if (threadIdx.x < 2 * kSoloRanks) {
-    const Member m = member_of(call, w);
+    const Member m = member_of(call, w, threadIdx.x);
     if (m.q < call.group_size) find_way(endpoint_of(call, m, lane));
   }
-  // What the host has said, for one lane: that is enough to send a call to the engine, which knows
-  // what to do about cancellations. It owes nothing to the stream, and takes a while (PCIe).
-  if (threadIdx.x == kListener) s.attention = lane == 0 ? load_relaxed(*call.attention) : 0;
+  if (threadIdx.x == kListener && lane == 0) attention = load_relaxed(*call.attention);
   if (threadIdx.x == kLeaser) find_way(&r.lanes);
   if (threadIdx.x == kFormer) find_way(&launch.sqe.inv.key->done);
   wait_for_stream();
+  return attention;
 }
 
 }  // namespace solo
@@ -946,62 +970,52 @@ __device__ __forceinline__ bool run_solo(CudaRank& r, const CudaLaunch& launch) 
                   (end - begin + kUnitBytes - 1) / kUnitBytes};
   const LaneTransport t = transport_of(call, lane);
 
-  approach(r, launch, w, lane, s);
+  const std::uint32_t attention = approach(r, launch, w, lane, s);
 
-  // This thread's data, first: nothing else is needed for that.
+  // Data that nothing else is needed for come first, and meanwhile the first warp looks.
   Raw<2> ahead[kRow] = {}, own[kRow] = {};
-  load_items(call, w, 0, ahead);
-  if (call.reduces) load_own(call, w, 0, own);
-
+  Known known{};
   bool leased = false;
-  if (threadIdx.x < 32) {
-    const bool ok = look<1>(r, launch, t, w, leased, s);
+  if (is_mover()) {
+    load_items(call, w, 0, ahead);
+    if (call.reduces) load_own(call, w, 0, own);
+  } else {
+    const bool ok = look<1>(r, launch, t, w, leased, known, s);
     if (threadIdx.x == 0) s.ok = ok ? 1 : 0;
   }
   sync_block();
   if (s.ok == 0) return leave_untried(r, launch, lane, leased, s);
 
-  const std::uint32_t items = items_to_send(call, w), step = kRow * blockDim.x;
-#pragma unroll 1
-  for (std::uint32_t k = 0; k < items; k += step) {
-    if (k != 0) load_items(call, w, k, ahead);
-    send_items(call, w, s, k, ahead);
-  }
-  if (call.copies && w.input + call.own_from != w.output + call.own_to) {
-#pragma unroll 1
-    for (std::uint32_t k = 0; k < w.units; k += step) {
-      Raw<2> x[kRow];
-      load_own(call, w, k, x);
-      store_own(w, call.own_to, k, x);
-    }
-  }
   bool come = true;
-  if (threadIdx.x < 32) {
-    come = look_again(call, t, w, s);
-    __syncwarp();
-  }
   HeldRows<kRow> held;
-  if (call.reduces) {
-    come = receive_reduction(r, call, inv, w, lane, s, held, own,
-                             [](std::uint32_t, const Raw<2>(&)[kRow]) {}) &&
-           come;
-  } else if (call.num_received != 0) {
-    come = receive_copies(r, call, w, lane, s) && come;
+  if (is_mover()) {
+    send_all(call, w, s, ahead);
+    if (call.copies && w.input + call.own_from != w.output + call.own_to) {
+      const std::uint32_t step = kRow * hands();
+#pragma unroll 1
+      for (std::uint32_t k = 0; k < w.units; k += step) {
+        Raw<2> x[kRow];
+        load_own(call, w, k, x);
+        store_own(w, call.own_to, k, x);
+      }
+    }
+    if (call.reduces) {
+      come = receive_reduction(r, call, inv, w, lane, s, held, own,
+                               [](std::uint32_t, const Raw<2>(&)[kRow]) {});
+    } else if (call.num_received != 0) {
+      come = receive_copies(r, call, w, lane, s);
+    }
+    if (threadIdx.x == kListener && attention != 0 && is_cancelled(r, launch, attention)) {
+      come = false;
+    }
+  } else {
+    come = look_again(call, t, w, known, s);
   }
-  std::uint64_t seen = 0;
-  if (threadIdx.x < 32) seen = look_ahead(call, t, w, s);
-  if (threadIdx.x == kListener && s.attention != 0 && is_cancelled(r, launch, s.attention))
-    come = false;
   __syncwarp();
   const bool done = __syncthreads_and(come) != 0;
 
-  const bool single = call.lanes == 1;
   std::uint64_t at = 0;
-  // Nothing behind this waits for a peer, so the next call may come and wait for our end.
-  if (threadIdx.x == kCaller && done && single) {
-    at = fetch_add_relaxed(r.rank.cq.tail, 1);
-    let_next_begin();
-  }
+  if (threadIdx.x == kCaller && done) at = begin_end(r, launch);
   if (threadIdx.x == kCounter) {
     LaneStats& stats = r.rank.lanes[lane].stats;
     if (w.bytes != 0) {
@@ -1011,19 +1025,13 @@ __device__ __forceinline__ bool run_solo(CudaRank& r, const CudaLaunch& launch) 
     add_relaxed(stats.bytes_sent, std::uint64_t{w.bytes} * call.num_sent);
     if (done) add_relaxed(stats.completed, 1);
   }
-  if (done && call.reduces) store_reduction(call, w, held, own);
-  sync_block();
-
-  CqPlace place;
-  if (threadIdx.x < 32) {
-    tell_peers<1>(r, call, t, w, done ? 1 : 0, 1, seen, s);
-  } else if (threadIdx.x == kCaller) {
-    say_how_far(r, launch, lane, done, at, place, s);
+  if (!is_mover()) {
+    tell_peers<1>(r, call, w, lane, done ? 1 : 0, 1, known, s);
+  } else if (done && call.reduces) {
+    store_reduction(call, w, held, own);
   }
   sync_block();
-  if (threadIdx.x == kCaller && s.ends != 0) store_system(*place.word, place.entry);
-  if (threadIdx.x == kLast) give_back(r, call, lane, s.ends != 0);
-  return s.serves != 0;
+  return finish(r, launch, lane, done, at, s);
 }
 
 }  // namespace unjam

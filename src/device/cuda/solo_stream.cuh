@@ -600,7 +600,7 @@ __device__ __forceinline__ bool look_at_wires(CudaRank& r, const CudaLaunch& lau
                                               const LaneTransport& t, const Stretch& w,
                                               bool& leased, StreamShared& s) {
   const SoloCall& call = launch.solo;
-  const Member m = member_of(call, w);
+  const Member m = member_of(call, w, threadIdx.x);
   if (!take_lane(r, launch, t.lane, leased)) return false;
   bool ok = true;
   if (m.part == kOutgoing && m.to) {
@@ -620,7 +620,7 @@ __device__ __forceinline__ bool look_at_wires(CudaRank& r, const CudaLaunch& lau
 // As tell_peers(), of what publish_stream() has not told. By the first warp.
 __device__ __forceinline__ void tell_ends(CudaRank& r, const SoloCall& call, const LaneTransport& t,
                                           const Stretch& w, const StreamShared& s) {
-  const Member m = member_of(call, w);
+  const Member m = member_of(call, w, threadIdx.x);
   const bool takes = m.part == kIncoming && m.from, posts = m.part == kOutgoing && m.to;
   const std::uint32_t poke = s.poke + 1;
   if (threadIdx.x == 0) r.poke_counts[t.lane] = poke;
@@ -697,7 +697,7 @@ __device__ __forceinline__ StreamEnd run_solo_stream(CudaRank& r, const CudaLaun
   const LaneTransport t = transport_of(call, lane);
   const Stream c{call, inv, t, stream, {call.chunks, call.lag, call.reduces && call.collects}};
 
-  approach(r, launch, w, lane, s);
+  const std::uint32_t attention = approach(r, launch, w, lane, s);
 
   bool leased = false;
   if (threadIdx.x < 32) {
@@ -729,7 +729,7 @@ __device__ __forceinline__ StreamEnd run_solo_stream(CudaRank& r, const CudaLaun
     move(c);
   }
   const bool attended =
-      threadIdx.x == kListener && s.attention != 0 && is_cancelled(r, launch, s.attention);
+      threadIdx.x == kListener && attention != 0 && is_cancelled(r, launch, attention);
   __syncwarp();
   bool done = __syncthreads_or(attended) == 0;
 #pragma unroll
@@ -738,21 +738,16 @@ __device__ __forceinline__ StreamEnd run_solo_stream(CudaRank& r, const CudaLaun
   }
 
   if (threadIdx.x == kCounter) count_stream(r, c, done);
-  CqPlace place;
   if (threadIdx.x < 32) {
     tell_ends(r, call, t, w, stream);
   } else if (threadIdx.x == kCaller) {
     // As in solo_two_shot.cuh.
     if (!done) say_hops(r, launch, c);
-    say_how_far(r, launch, lane, done, 0, place, s);
+  } else if (threadIdx.x == kLast) {
+    if (lane == 0) atomicSub(&r.waiters, 1u);
   }
   sync_block();
-  if (threadIdx.x == kCaller && s.ends != 0) store_system(*place.word, place.entry);
-  if (threadIdx.x == kLast) {
-    if (lane == 0) atomicSub(&r.waiters, 1u);
-    give_back(r, call, lane, s.ends != 0);
-  }
-  if (s.serves != 0) return StreamEnd::kServes;
+  if (finish(r, launch, lane, done, 0, s)) return StreamEnd::kServes;
   return done ? StreamEnd::kLeaves : StreamEnd::kDrives;
 }
 

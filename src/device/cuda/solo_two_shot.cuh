@@ -57,7 +57,7 @@ __device__ __forceinline__ PartStretch part_stretch(const SoloCall& call, std::u
   return {begin, end - begin};
 }
 
-// All peers' parts, a row at a time: a unit for each thread of the block. (Rows are the same for
+// All peers' parts, a row at a time: a unit for each mover. (Rows are the same for
 // all threads, so what is computed of them costs little.)
 struct PartWalk {
   std::uint32_t rows;  // of a part: of the longest one
@@ -82,7 +82,7 @@ __device__ __forceinline__ PartItem next_item(const SoloCall& call, std::uint32_
   PartItem item{};
   if (walk.done(call)) return item;
   item.q = around(call, call.first_sent + walk.message);
-  item.at = (walk.row * blockDim.x + threadIdx.x) * kUnitBytes;
+  item.at = (walk.row * hands() + hand()) * kUnitBytes;
   const PartStretch part = part_stretch(call, lane, item.q);
   item.from = part.offset + item.at;
   item.left = item.at < part.bytes ? part.bytes - item.at : 0;
@@ -122,7 +122,7 @@ __device__ __forceinline__ void send_results(const SoloCall& call, const Stretch
                                              const Raw<2> (&x)[kGatherUnits]) {
 #pragma unroll
   for (int h = 0; h < kGatherUnits; ++h) {
-    const std::uint32_t unit = begin + threadIdx.x + h * blockDim.x;
+    const std::uint32_t unit = begin + hand() + h * hands();
     if (unit >= w.units) break;
     const std::uint32_t at = unit * kUnitBytes;
 #pragma unroll 1
@@ -218,53 +218,50 @@ __device__ __forceinline__ bool run_solo_two_shot(CudaRank& r, const CudaLaunch&
   const std::uint32_t units = (part_stretch(call, lane, 0).bytes + kUnitBytes - 1) / kUnitBytes;
   const LaneTransport t = transport_of(call, lane);
 
-  approach(r, launch, w, lane, s);
+  const std::uint32_t attention = approach(r, launch, w, lane, s);
 
+  const PartWalk all{(units + hands() - 1) / hands()};
   Raw<2> ahead[kManyUnits] = {}, own[kGatherUnits] = {};
-  PartWalk walk{(units + blockDim.x - 1) / blockDim.x};
-  load_parts(call, inv, lane, walk, ahead);
-  load_own(call, w, 0, own);
-
+  Known known{};
   bool leased = false;
-  if (threadIdx.x < 32) {
-    const bool ok = look<2>(r, launch, t, w, leased, s);
+  if (is_mover()) {
+    load_parts(call, inv, lane, all, ahead);
+    load_own(call, w, 0, own);
+  } else {
+    const bool ok = look<2>(r, launch, t, w, leased, known, s);
     if (threadIdx.x == 0) s.ok = ok ? 1 : 0;
   }
   sync_block();
   if (s.ok == 0) return leave_untried(r, launch, lane, leased, s);
 
-  const PartWalk all = walk;
-  for (;;) {
-    walk = send_parts(call, s, lane, walk, ahead);
-    if (walk.done(call)) break;
-    load_parts(call, inv, lane, walk, ahead);
-  }
-  if (threadIdx.x < 32) {
-    look_again(call, t, w, s);  // says it in `hopeless`
-    __syncwarp();
+  if (is_mover()) {
+    PartWalk walk = all;
+    for (;;) {
+      walk = send_parts(call, s, lane, walk, ahead);
+      if (walk.done(call)) break;
+      load_parts(call, inv, lane, walk, ahead);
+    }
+  } else {
+    look_again(call, t, w, known, s);  // says it in `hopeless`
   }
   // All have scattered, and know whether to go on, see above. (Peers' packets take as long to
   // come.)
   sync_block();
   HeldRows<kGatherUnits> held;
-  const bool has_gathered = gather_part(r, call, inv, w, lane, s, held, own);
-  bool come = has_gathered && collect_parts(r, call, inv, w, lane, all, s);
-  __syncwarp();
-  std::uint64_t seen = 0;
-  if (threadIdx.x < 32) seen = look_ahead(call, t, w, s);
-  if (threadIdx.x == kListener && s.attention != 0 && is_cancelled(r, launch, s.attention))
-    come = false;
+  bool has_gathered = true, come = true;
+  if (is_mover()) {
+    has_gathered = gather_part(r, call, inv, w, lane, s, held, own);
+    come = has_gathered && collect_parts(r, call, inv, w, lane, all, s);
+    if (threadIdx.x == kListener && attention != 0 && is_cancelled(r, launch, attention)) {
+      come = false;
+    }
+  }
   __syncwarp();
   const bool done = __syncthreads_and(come) != 0;
   const bool gathered = done || __syncthreads_and(has_gathered) != 0;
 
-  const bool single = call.lanes == 1;
   std::uint64_t at = 0;
-  // As there.
-  if (threadIdx.x == kCaller && done && single) {
-    at = fetch_add_relaxed(r.rank.cq.tail, 1);
-    let_next_begin();
-  }
+  if (threadIdx.x == kCaller && done) at = begin_end(r, launch);
   const std::uint32_t primitives = done ? 3 : gathered ? 2 : 1;
   if (threadIdx.x == kCounter) {
     LaneStats& stats = r.rank.lanes[lane].stats;
@@ -276,24 +273,18 @@ __device__ __forceinline__ bool run_solo_two_shot(CudaRank& r, const CudaLaunch&
     add_relaxed(stats.received, primitives - 1);
     add_relaxed(stats.bytes_sent, sent);
     if (done) add_relaxed(stats.completed, 1);
-  }
-  if (gathered) store_reduction(call, w, held, own);
-  sync_block();
-
-  CqPlace place;
-  if (threadIdx.x < 32) {
-    tell_peers<2>(r, call, t, w, primitives - 1, gathered ? 2 : 1, seen, s);
-  } else if (threadIdx.x == kCaller) {
     // The report behind it releases it, for whoever hands the call to the engine.
     if (!done) {
       r.head_starts[launch.slot * r.rank.num_lanes + lane] = static_cast<std::uint8_t>(primitives);
     }
-    say_how_far(r, launch, lane, done, at, place, s);
+  }
+  if (!is_mover()) {
+    tell_peers<2>(r, call, w, lane, primitives - 1, gathered ? 2 : 1, known, s);
+  } else if (gathered) {
+    store_reduction(call, w, held, own);
   }
   sync_block();
-  if (threadIdx.x == kCaller && s.ends != 0) store_system(*place.word, place.entry);
-  if (threadIdx.x == kLast) give_back(r, call, lane, s.ends != 0);
-  return s.serves != 0;
+  return finish(r, launch, lane, done, at, s);
 }
 
 }  // namespace unjam
