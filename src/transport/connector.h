@@ -63,11 +63,11 @@ struct OutEndpoint {
   std::uint64_t posted = 0;  // steps of the connector, over all its owners
   std::uint32_t connector = kNoConnector;
   std::uint32_t lost_at = 0;  // PeerSendState::opens when another key took it over; 0: never
-  // Steps that the peer has consumed at least (acquired), for who has no time to look.
-  std::uint64_t credit = 0;
   // Of the connector, see Wire.
   unsigned char* steps = nullptr;
   CreditCell* cell = nullptr;
+  // Steps that the peer has consumed at least (acquired), for who has no time to look.
+  std::uint64_t credit = 0;
 };
 
 struct InEndpoint {

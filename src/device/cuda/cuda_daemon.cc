@@ -681,8 +681,20 @@ class CudaDaemon : public StreamDaemon {
     // registers until all of it has come.
     const auto units = static_cast<std::uint32_t>((longest.length * element + 7) / 8);
     if (solo.reduces && units > most_reduced_units()) return 0;
+    solo.plain = is_plain(inv, solo);
     return solo_threads(std::max(solo.scatters ? units * solo.num_sent : units,
                                  solo.collects ? units * solo.num_received : units));
+  }
+  // Every address in the call is a sum of these (lanes' stretches begin on pieces of 16 bytes).
+  static bool is_plain(const Invocation& inv, const SoloCall& solo) {
+    const auto bits = reinterpret_cast<std::uintptr_t>(inv.input) |
+                      reinterpret_cast<std::uintptr_t>(inv.output) | solo.block_bytes |
+                      solo.sent_from | solo.own_from | solo.own_to | solo.received_to;
+    const DType dtype = inv.geometry.dtype;
+    const bool common =
+        dtype == DType::kFloat32 || dtype == DType::kBfloat16 || dtype == DType::kFloat16;
+    const bool sums = inv.op == Op::kSum || inv.op == Op::kAvg;
+    return bits % kSoloUnitBytes == 0 && (!solo.reduces || (common && sums));
   }
   // Of a lane, without the engine.
   std::uint32_t most_reduced_units() const {
@@ -772,6 +784,7 @@ class CudaDaemon : public StreamDaemon {
       return false;
     }
     solo.two_shot = true;
+    solo.plain = false;
     solo.block_bytes = static_cast<std::uint32_t>(g.count * element);
     const std::uint32_t pieces = (solo.block_bytes + 15) / 16;
     solo.part_pieces = pieces / size;

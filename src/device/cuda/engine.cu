@@ -24,7 +24,7 @@
 #include "device/cuda/cuda_dev.cuh"
 #include "device/cuda/kernels.h"
 #include "device/cuda/leaving.h"
-#include "device/cuda/solo.cuh"
+#include "device/cuda/solo_one_shot.cuh"
 #include "device/cuda/solo_stream.cuh"
 #include "device/cuda/solo_two_shot.cuh"
 
@@ -240,7 +240,8 @@ __global__ void __launch_bounds__(512, 1)
     if (end == StreamEnd::kLeaves) return;
     serves = end == StreamEnd::kServes;
   } else if (solo) {
-    if (!(launch.solo.two_shot ? run_solo_two_shot(r, launch) : run_solo(r, launch))) return;
+    if (!(launch.solo.two_shot ? run_solo_two_shot(r, launch) : run_solo_one_shot(r, launch)))
+      return;
   } else {
     wait_for_stream();
   }

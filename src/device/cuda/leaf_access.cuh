@@ -159,6 +159,22 @@ __device__ __forceinline__ PacketUnit load_packet_unit(const void* p, std::uint6
   return unit;
 }
 
+// A whole unit, aligned.
+__device__ __forceinline__ PacketUnit load_packet_aligned(const void* p) {
+  std::uint64_t first, second;
+  asm volatile("ld.relaxed.sys.global.v2.u64 {%0, %1}, [%2];"
+               : "=l"(first), "=l"(second)
+               : "l"(__cvta_generic_to_global(p))
+               : "memory");
+  return {{unpack(first), unpack(second)}};
+}
+__device__ __forceinline__ void store_packet_aligned(void* p, const Raw<2>& raw,
+                                                     std::uint32_t flag) {
+  asm volatile("st.relaxed.sys.global.v2.u64 [%0], {%1, %2};" ::"l"(__cvta_generic_to_global(p)),
+               "l"(pack(raw.w[0], flag)), "l"(pack(raw.w[1], flag))
+               : "memory");
+}
+
 __device__ __forceinline__ void store_packet_unit(void* p, const Raw<2>& raw, std::uint64_t bytes,
                                                   std::uint32_t flag) {
   if (bytes > 4 && is_aligned(p, 16)) {

@@ -57,8 +57,9 @@ enum class EngineKind : std::uint32_t {
 // stretch. Offsets are in bytes, from the beginning of the user's buffer. Of members that are sent
 // to, or received from, there is one, or all others: those from `first` on, around the group.
 inline constexpr std::uint32_t kSoloRanks = 8;
+inline constexpr std::uint32_t kSoloUnitBytes = 8;
 inline constexpr unsigned kSoloControl = 32;  // threads of a block that move nothing
-inline constexpr int kSoloUnits = 10;         // of 8 bytes, that each of the others reduces at most
+inline constexpr int kSoloUnits = 12;         // of 8 bytes, that each of the others reduces at most
 inline constexpr std::uint32_t kLeastStreamThreads = 224;  // of a block in solo_stream.cuh
 struct SoloCall {
   std::uint32_t lanes = 0;         // from the first on, a block each; 0: the call needs the engine
@@ -79,6 +80,8 @@ struct SoloCall {
   bool collects = false;                              // member q's message becomes block q
   bool reduces = false;                               // the messages, with the own contribution
   bool copies = false;                                // the own data, into the output
+  // Whole units, all aligned; what is reduced are sums or averages of common formats.
+  bool plain = false;
   // Primitives in front of the one that receives. (Two-shot: lanes say it themselves.)
   std::uint8_t before = 0;
   // A plan of plan/two_shot.cc: `block_bytes` is the whole vector, of whose pieces each part has so

@@ -3,8 +3,9 @@
 // tried straight from the kernel's arguments, with the same connectors, flags and credits, so peers
 // cannot tell. One side may be here and the other in its engine, in each lane.
 //
-// Plan: one of plan/direct.cc whose lanes make one loop each (or of plan/two_shot.cc, see
-// solo_two_shot.cuh, or of plan/mesh.cc, see solo_stream.cuh, which are built of what is here).
+// Plan: one of plan/direct.cc whose lanes make one loop each (solo_one_shot.cuh), or of
+// plan/two_shot.cc (solo_two_shot.cuh), or of plan/mesh.cc (solo_stream.cuh), all built of what is
+// here.
 // Block b does what lane b has to do:
 //   takes the lane's lease, looks whether all that it needs is there, sends, copies the own data,
 //   receives, tells peers (credits, pokes), reports, and gives the lease back.
@@ -308,7 +309,9 @@ __device__ __forceinline__ Member member_of(const SoloCall& call, const Stretch&
 
 // An endpoint of either direction: they begin alike.
 static_assert(offsetof(OutEndpoint, posted) == offsetof(InEndpoint, consumed) &&
-              offsetof(OutEndpoint, connector) == offsetof(InEndpoint, connector));
+              offsetof(OutEndpoint, connector) == offsetof(InEndpoint, connector) &&
+              offsetof(OutEndpoint, steps) == offsetof(InEndpoint, steps) &&
+              offsetof(OutEndpoint, cell) == offsetof(InEndpoint, cell));
 __device__ __forceinline__ OutEndpoint* out_endpoint(const SoloCall& call, const Member& m,
                                                      std::uint32_t lane) {
   return call.out + lane * call.shape.ranks + m.q;
@@ -495,56 +498,45 @@ __device__ __forceinline__ cuda_leaves::Slice slice_of(const SoloCall& call,
   return slice;
 }
 
-// Results of a thread that has more than one row, but the last. In memory of the thread: they are
-// looked at once, and a loop over registers would be eight times the code.
-template <int kUnits>
-struct HeldRows {
-  Raw<2> rows[kSoloUnits / kUnits - 1][kUnits];
+// A thread's results: of its j-th unit. In memory of the thread: they are looked at once, and a
+// loop over registers would be eight times the code.
+struct Held {
+  Raw<2> unit[kSoloUnits];
 };
 
-// Stores nothing: the last row's results are in `x` (before: the own data of the first one).
-// each(begin, results) is told of every row's.
+// Stores nothing. `own`: the own data of the first row. each(begin, results) is told of every
+// row's.
 template <int kUnits, class Each>
 __device__ __forceinline__ bool receive_reduction(CudaRank& r, const SoloCall& call,
                                                   const Invocation& inv, const Stretch& w,
                                                   std::uint32_t lane, const Shared& s,
-                                                  HeldRows<kUnits>& held, Raw<2> (&x)[kUnits],
-                                                  Each each) {
+                                                  Raw<2> (&own)[kUnits], Held& held, Each each) {
+  static_assert(kSoloUnits % kUnits == 0);
   const cuda_leaves::Slice slice = slice_of(call, inv);
   const std::uint32_t step = kUnits * hands();
 #pragma unroll 1
-  for (std::uint32_t begin = 0, k = 0;; ++k) {
-    const bool last = begin + step >= w.units;
+  for (std::uint32_t begin = 0, k = 0; begin < w.units; begin += step, ++k) {
     // Under way while packets are looked for.
     Raw<2> next[kUnits];
-    if (!last) load_own(call, w, begin + step, next);
+    load_own(call, w, begin + step, next);
     Row<kUnits> row;
-    if (!collect_row(r, call, w, lane, s, begin, x, row)) return false;
+    if (!collect_row(r, call, w, lane, s, begin, own, row)) return false;
     Raw<2> result[kUnits];
     reduce_row_any(inv.geometry.dtype, slice, row, result);
     each(begin, result);
-    if (last) {
 #pragma unroll
-      for (int h = 0; h < kUnits; ++h) x[h] = result[h];
-      return true;
-    }
-#pragma unroll
-    for (int h = 0; h < kUnits; ++h) held.rows[k][h] = result[h], x[h] = next[h];
-    begin += step;
+    for (int h = 0; h < kUnits; ++h) held.unit[k * kUnits + h] = result[h], own[h] = next[h];
   }
+  return true;
 }
 
-template <int kUnits>
 __device__ __forceinline__ void store_reduction(const SoloCall& call, const Stretch& w,
-                                                const HeldRows<kUnits>& held,
-                                                const Raw<2> (&x)[kUnits]) {
-  const std::uint32_t step = kUnits * hands();
-  std::uint32_t begin = 0;
+                                                const Held& held) {
 #pragma unroll 1
-  for (std::uint32_t k = 0; begin + step < w.units; begin += step, ++k) {
-    store_own(w, call.received_to, begin, held.rows[k]);
+  for (std::uint32_t unit = hand(), j = 0; unit < w.units; unit += hands(), ++j) {
+    const std::uint32_t at = unit * kUnitBytes;
+    store_user(w.output + call.received_to + at, held.unit[j], unit_bytes(w, at));
   }
-  store_own(w, call.received_to, begin, x);
 }
 
 // ---- leases and reports, by one thread ----
@@ -703,6 +695,7 @@ struct Known {
   std::uint64_t count;   // posted, or consumed, before this call
   std::uint64_t credit;  // of outgoing ones: what the peer has consumed at least
   CreditCell* cell;
+  std::uint32_t* poke_at;  // of who sends, or is sent to
   std::uint32_t connector;
 };
 
@@ -725,16 +718,12 @@ __device__ __forceinline__ bool look(CudaRank& r, const CudaLaunch& launch, cons
   if (threadIdx.x == 0) poke = load_relaxed_local(r.poke_counts[lane]) + 1;
   if (looks) {
     const bool in = m.part == kIncoming;
-    unsigned char* steps;
-    if (in) {
-      const InEndpoint& at = *endpoint_of(call, m, lane);
-      known = {at.consumed, 0, at.cell, at.connector};
-      steps = at.steps;
-    } else {
-      const OutEndpoint& at = *out_endpoint(call, m, lane);
-      known = {at.posted, at.credit, at.cell, at.connector};
-      steps = at.steps;
-    }
+    const InEndpoint& at = *endpoint_of(call, m, lane);
+    unsigned char* const steps = at.steps;
+    known.count = at.consumed;
+    known.connector = at.connector;
+    known.cell = at.cell;
+    known.credit = *(in ? &at.consumed : &out_endpoint(call, m, lane)->credit);
     ok = known.connector != kNoConnector;
     // Of the peer's reads of what we are to overwrite it is enough to know those that an earlier
     // driver has acquired. Else: room may come soon, who sends only is often ahead.
@@ -764,10 +753,12 @@ __device__ __forceinline__ bool look(CudaRank& r, const CudaLaunch& launch, cons
 // began no later than is known, so that what is consumed may be counted from there; false: do not
 // wait. (If the tag was this key's from an earlier time the packet is not found, or at the place of
 // a step that has the same: the flag says that it is this call's.) Of outgoing ones: what was
-// consumed by now, for a later call.
-__device__ __forceinline__ bool look_again(const SoloCall& call, const LaneTransport& t,
-                                           const Stretch& w, Known& known, Shared& s) {
+// consumed by now, for a later call. And where to poke whom.
+__device__ __forceinline__ bool look_again(CudaRank& r, const SoloCall& call,
+                                           const LaneTransport& t, const Stretch& w, Known& known,
+                                           Shared& s) {
   const Member m = member_of(call, w, threadIdx.x);
+  if (m.part == kOutgoing && (m.to || m.from)) known.poke_at = &r.pokes[m.peer][t.lane];
   if (m.part == kOutgoing && m.to) known.credit = load_relaxed(known.cell->consumed);
   if (m.part != kIncoming || !m.from) return true;
   // Acquire, see tag_word(): for a look at the base behind this.
@@ -821,19 +812,13 @@ __device__ __forceinline__ void tell_peers(CudaRank& r, const SoloCall& call, co
   const bool posts = m.part == kOutgoing && m.to;  // the data carried their flags
   const bool pokes = posts || (taken != 0 && m.part == kOutgoing && m.from);
   const std::uint32_t poke = s.poke + kSteps;  // poke_early() has had those before
-  if (takes) {
-    const std::uint64_t count = known.count + taken;
-    store_system(known.cell->consumed, count);
-    endpoint_of(call, m, lane)->consumed = count;
-  }
-  if (pokes) store_system(r.pokes[m.peer][lane], poke);
-  if (posts) {
-    OutEndpoint& out = *out_endpoint(call, m, lane);
-    out.posted = known.count + posted;
-    // (Behind give_back()'s fence, which makes an acquire of that look, and the lease, a release:
-    // as look() wants it.)
-    out.credit = known.credit;
-  }
+  const std::uint64_t count = known.count + (takes ? taken : posted);
+  if (takes) store_system(known.cell->consumed, count);
+  if (pokes) store_system(*known.poke_at, poke);
+  if (takes || posts) endpoint_of(call, m, lane)->consumed = count;
+  // (Behind give_back()'s fence, which makes an acquire of that look, and the lease, a release: as
+  // look() wants it.)
+  if (posts) out_endpoint(call, m, lane)->credit = known.credit;
   if (threadIdx.x == 0) r.poke_counts[lane] = poke;  // whether or not somebody is poked
 }
 
@@ -949,89 +934,4 @@ __device__ __forceinline__ std::uint32_t approach(CudaRank& r, const CudaLaunch&
 }
 
 }  // namespace solo
-
-// By all threads of a call's block. True: the call is for the engine, and this block brings it.
-// False: nothing is left to do for this block.
-__device__ __forceinline__ bool run_solo(CudaRank& r, const CudaLaunch& launch) {
-  using namespace solo;
-  const SoloCall& call = launch.solo;
-  const Invocation& inv = launch.sqe.inv;
-  __shared__ Shared s;
-  const std::uint32_t lane = blockIdx.x;
-
-  // As Geometry::lane_part(), in bytes.
-  const std::uint32_t longer = call.longer_lanes;
-  const std::uint32_t first = lane * call.lane_pieces + (lane < longer ? lane : longer);
-  const std::uint32_t last = first + call.lane_pieces + (lane < longer ? 1 : 0);
-  const std::uint32_t begin = first * 16 < call.block_bytes ? first * 16 : call.block_bytes;
-  const std::uint32_t end = last * 16 < call.block_bytes ? last * 16 : call.block_bytes;
-  const Stretch w{static_cast<const char*>(inv.input) + begin,
-                  static_cast<char*>(inv.output) + begin, end - begin,
-                  (end - begin + kUnitBytes - 1) / kUnitBytes};
-  const LaneTransport t = transport_of(call, lane);
-
-  const std::uint32_t attention = approach(r, launch, w, lane, s);
-
-  // Data that nothing else is needed for come first, and meanwhile the first warp looks.
-  Raw<2> ahead[kRow] = {}, own[kRow] = {};
-  Known known{};
-  bool leased = false;
-  if (is_mover()) {
-    load_items(call, w, 0, ahead);
-    if (call.reduces) load_own(call, w, 0, own);
-  } else {
-    const bool ok = look<1>(r, launch, t, w, leased, known, s);
-    if (threadIdx.x == 0) s.ok = ok ? 1 : 0;
-  }
-  sync_block();
-  if (s.ok == 0) return leave_untried(r, launch, lane, leased, s);
-
-  bool come = true;
-  HeldRows<kRow> held;
-  if (is_mover()) {
-    send_all(call, w, s, ahead);
-    if (call.copies && w.input + call.own_from != w.output + call.own_to) {
-      const std::uint32_t step = kRow * hands();
-#pragma unroll 1
-      for (std::uint32_t k = 0; k < w.units; k += step) {
-        Raw<2> x[kRow];
-        load_own(call, w, k, x);
-        store_own(w, call.own_to, k, x);
-      }
-    }
-    if (call.reduces) {
-      come = receive_reduction(r, call, inv, w, lane, s, held, own,
-                               [](std::uint32_t, const Raw<2>(&)[kRow]) {});
-    } else if (call.num_received != 0) {
-      come = receive_copies(r, call, w, lane, s);
-    }
-    if (threadIdx.x == kListener && attention != 0 && is_cancelled(r, launch, attention)) {
-      come = false;
-    }
-  } else {
-    come = look_again(call, t, w, known, s);
-  }
-  __syncwarp();
-  const bool done = __syncthreads_and(come) != 0;
-
-  std::uint64_t at = 0;
-  if (threadIdx.x == kCaller && done) at = begin_end(r, launch);
-  if (threadIdx.x == kCounter) {
-    LaneStats& stats = r.rank.lanes[lane].stats;
-    if (w.bytes != 0) {
-      add_relaxed(stats.slices, done ? inv.num_primitives : call.before);
-      if (done && call.num_received != 0) add_relaxed(stats.received, 1);
-    }
-    add_relaxed(stats.bytes_sent, std::uint64_t{w.bytes} * call.num_sent);
-    if (done) add_relaxed(stats.completed, 1);
-  }
-  if (!is_mover()) {
-    tell_peers<1>(r, call, w, lane, done ? 1 : 0, 1, known, s);
-  } else if (done && call.reduces) {
-    store_reduction(call, w, held, own);
-  }
-  sync_block();
-  return finish(r, launch, lane, done, at, s);
-}
-
 }  // namespace unjam

@@ -684,7 +684,7 @@ enum class StreamEnd : std::uint32_t {
   kDrives,  // the call is for the engine, and this block drives its lane
 };
 
-// As run_solo(). `shared`: the engine's, which comes later.
+// As run_solo_one_shot(). `shared`: the engine's, which comes later.
 __device__ __forceinline__ StreamEnd run_solo_stream(CudaRank& r, const CudaLaunch& launch,
                                                      unsigned char* shared) {
   using namespace solo;

@@ -138,10 +138,9 @@ __device__ __forceinline__ void send_results(const SoloCall& call, const Stretch
 __device__ __forceinline__ bool gather_part(CudaRank& r, const SoloCall& call,
                                             const Invocation& inv, const Stretch& w,
                                             std::uint32_t lane, Shared& s,
-                                            HeldRows<kGatherUnits>& held,
-                                            Raw<2> (&x)[kGatherUnits]) {
+                                            Raw<2> (&own)[kGatherUnits], Held& held) {
   const bool come =
-      receive_reduction(r, call, inv, w, lane, s, held, x,
+      receive_reduction(r, call, inv, w, lane, s, own, held,
                         [&](std::uint32_t begin, const Raw<2>(&result)[kGatherUnits]) {
                           send_results(call, w, s, begin, result);
                         });
@@ -202,7 +201,7 @@ __device__ __forceinline__ bool collect_parts(CudaRank& r, const SoloCall& call,
 
 }  // namespace solo
 
-// As run_solo().
+// As run_solo_one_shot().
 __device__ __forceinline__ bool run_solo_two_shot(CudaRank& r, const CudaLaunch& launch) {
   using namespace solo;
   const SoloCall& call = launch.solo;
@@ -242,15 +241,15 @@ __device__ __forceinline__ bool run_solo_two_shot(CudaRank& r, const CudaLaunch&
       load_parts(call, inv, lane, walk, ahead);
     }
   } else {
-    look_again(call, t, w, known, s);  // says it in `hopeless`
+    look_again(r, call, t, w, known, s);  // says it in `hopeless`
   }
   // All have scattered, and know whether to go on, see above. (Peers' packets take as long to
   // come.)
   sync_block();
-  HeldRows<kGatherUnits> held;
+  Held held;
   bool has_gathered = true, come = true;
   if (is_mover()) {
-    has_gathered = gather_part(r, call, inv, w, lane, s, held, own);
+    has_gathered = gather_part(r, call, inv, w, lane, s, own, held);
     come = has_gathered && collect_parts(r, call, inv, w, lane, all, s);
     if (threadIdx.x == kListener && attention != 0 && is_cancelled(r, launch, attention)) {
       come = false;
@@ -281,7 +280,7 @@ __device__ __forceinline__ bool run_solo_two_shot(CudaRank& r, const CudaLaunch&
   if (!is_mover()) {
     tell_peers<2>(r, call, w, lane, primitives - 1, gathered ? 2 : 1, known, s);
   } else if (gathered) {
-    store_reduction(call, w, held, own);
+    store_reduction(call, w, held);
   }
   sync_block();
   return finish(r, launch, lane, done, at, s);

@@ -1,0 +1,111 @@
+// As solo.cuh, for calls of one hop (plan/direct.cc) whose lanes make one loop each: every block
+// sends what it has for its peers, copies the own data, and receives.
+#pragma once
+
+#include "device/cuda/solo.cuh"
+#include "device/cuda/solo_plain.cuh"
+
+namespace unjam {
+namespace solo {
+
+// This block's, as Geometry::lane_part(), in bytes.
+__device__ __forceinline__ Stretch stretch_of(const SoloCall& call, const Invocation& inv,
+                                              std::uint32_t lane) {
+  const std::uint32_t longer = call.longer_lanes;
+  const std::uint32_t first = lane * call.lane_pieces + (lane < longer ? lane : longer);
+  const std::uint32_t last = first + call.lane_pieces + (lane < longer ? 1 : 0);
+  const std::uint32_t begin = first * 16 < call.block_bytes ? first * 16 : call.block_bytes;
+  const std::uint32_t end = last * 16 < call.block_bytes ? last * 16 : call.block_bytes;
+  return {static_cast<const char*>(inv.input) + begin, static_cast<char*>(inv.output) + begin,
+          end - begin, (end - begin + kUnitBytes - 1) / kUnitBytes};
+}
+
+// The movers' part, to the point where all has come; `other` says so of what is not their own. What
+// is reduced is left in `held`. In it is the barrier behind which the first warp has looked.
+__device__ __forceinline__ bool move_all(CudaRank& r, const SoloCall& call, const Invocation& inv,
+                                         const Stretch& w, std::uint32_t lane, const Shared& s,
+                                         Held& held) {
+  // Data that nothing else is needed for come first, and meanwhile the first warp looks.
+  Raw<2> ahead[kRow] = {}, own[kRow] = {};
+  load_items(call, w, 0, ahead);
+  if (call.reduces) load_own(call, w, 0, own);
+  sync_block();
+  if (s.ok == 0) return false;
+
+  send_all(call, w, s, ahead);
+  if (call.copies && w.input + call.own_from != w.output + call.own_to) {
+    const std::uint32_t step = kRow * hands();
+#pragma unroll 1
+    for (std::uint32_t k = 0; k < w.units; k += step) {
+      Raw<2> x[kRow];
+      load_own(call, w, k, x);
+      store_own(w, call.own_to, k, x);
+    }
+  }
+  if (call.reduces) {
+    return receive_reduction(r, call, inv, w, lane, s, own, held,
+                             [](std::uint32_t, const Raw<2>(&)[kRow]) {});
+  }
+  return call.num_received == 0 || receive_copies(r, call, w, lane, s);
+}
+
+}  // namespace solo
+
+// By all threads of a call's block. True: the call is for the engine, and this block brings it.
+// False: nothing is left to do for this block.
+__device__ __forceinline__ bool run_solo_one_shot(CudaRank& r, const CudaLaunch& launch) {
+  using namespace solo;
+  const SoloCall& call = launch.solo;
+  const Invocation& inv = launch.sqe.inv;
+  __shared__ Shared s;
+  const std::uint32_t lane = blockIdx.x;
+  const Stretch w = stretch_of(call, inv, lane);
+  const LaneTransport t = transport_of(call, lane);
+
+  const std::uint32_t attention = approach(r, launch, w, lane, s);
+
+  Known known{};
+  Held held;
+  bool leased = false, come = true;
+  if (!is_mover()) {
+    const bool ok = look<1>(r, launch, t, w, leased, known, s);
+    if (threadIdx.x == 0) s.ok = ok ? 1 : 0;
+    sync_block();
+    if (ok) come = look_again(r, call, t, w, known, s);
+  } else if (!call.plain) {
+    come = move_all(r, call, inv, w, lane, s, held);
+  } else if (call.group_size == 2) {
+    come = move_plain<2>(r, call, inv, w, lane, s, held);
+  } else if (call.group_size <= 4) {
+    come = move_plain<4>(r, call, inv, w, lane, s, held);
+  } else {
+    come = move_plain<kSoloRanks>(r, call, inv, w, lane, s, held);
+  }
+  if (s.ok == 0) return leave_untried(r, launch, lane, leased, s);
+  if (threadIdx.x == kListener && attention != 0 && is_cancelled(r, launch, attention)) {
+    come = false;
+  }
+  __syncwarp();
+  const bool done = __syncthreads_and(come) != 0;
+
+  std::uint64_t at = 0;
+  if (threadIdx.x == kCaller && done) at = begin_end(r, launch);
+  if (threadIdx.x == kCounter) {
+    LaneStats& stats = r.rank.lanes[lane].stats;
+    if (w.bytes != 0) {
+      add_relaxed(stats.slices, done ? inv.num_primitives : call.before);
+      if (done && call.num_received != 0) add_relaxed(stats.received, 1);
+    }
+    add_relaxed(stats.bytes_sent, std::uint64_t{w.bytes} * call.num_sent);
+    if (done) add_relaxed(stats.completed, 1);
+  }
+  if (!is_mover()) {
+    tell_peers<1>(r, call, w, lane, done ? 1 : 0, 1, known, s);
+  } else if (done && call.reduces) {
+    store_reduction(call, w, held);
+  }
+  sync_block();
+  return finish(r, launch, lane, done, at, s);
+}
+
+}  // namespace unjam
