@@ -6,8 +6,9 @@ namespace unjam {
 namespace {
 
 // What one lane of a GPU carries of a rank's largest message: two units of 8 bytes for each of the
-// 480 threads of a block that move data, so that all are under way at once.
-constexpr std::uint64_t kDirectLaneBytes = 480 * 16;
+// 480 threads of a block that move data, so that all are under way at once. And what a lane alone
+// carries: to bring several together takes longer.
+constexpr std::uint64_t kDirectLaneBytes = 480 * 16, kSingleLaneBytes = 480 * 32;
 
 class DirectProgram {
  public:
@@ -110,7 +111,10 @@ std::optional<Plan> plan_direct(const PlanRequest& request, const PlanLimits& li
       make_geometry(request, blocked(request.kind) ? static_cast<std::uint32_t>(request.ranks) : 1);
   plan.geometry.chunk = chunk_elements(limits.escape_slot_bytes / 2, plan.geometry);
   if (limits.device == Device::kCuda) {
-    plan.geometry.lanes = packet_lanes(request, limits, plan.geometry, kDirectLaneBytes);
+    plan.geometry.lanes = packet_lanes(request, limits, plan.geometry, kSingleLaneBytes);
+    if (plan.geometry.lanes != 1) {
+      plan.geometry.lanes = packet_lanes(request, limits, plan.geometry, kDirectLaneBytes);
+    }
   }
 
   DirectProgram program(request, &plan.primitives);

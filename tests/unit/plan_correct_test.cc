@@ -443,9 +443,9 @@ TEST(PlanLanes, OnCuda) {
   const auto lanes = [](const Geometry& g) { return std::pair<int, int>{g.first_lane, g.lanes}; };
   for (const Kind kind : kKinds) {
     if (kind == Kind::kSendRecv) continue;
-    // A lane for every 7,680 B of a message, from the latency lane on.
-    EXPECT_EQ(lanes(geometry(kind, 1920, Algorithm::kDirect)), std::pair(0, 1));
-    EXPECT_EQ(lanes(geometry(kind, 1921, Algorithm::kDirect)), std::pair(0, 2));
+    // A lane for every 7,680 B of a message, from the latency lane on; for up to 15,360 B one.
+    EXPECT_EQ(lanes(geometry(kind, 3840, Algorithm::kDirect)), std::pair(0, 1));
+    EXPECT_EQ(lanes(geometry(kind, 3841, Algorithm::kDirect)), std::pair(0, 3));
     EXPECT_EQ(lanes(geometry(kind, 1 << 20, Algorithm::kDirect)), std::pair(0, 8));
     EXPECT_EQ(lanes(geometry(kind, 0, Algorithm::kDirect)), std::pair(0, 1));
     EXPECT_EQ(lanes(geometry(kind, 1 << 24, for_bulk(kind))),
