@@ -89,23 +89,20 @@ __device__ __forceinline__ bool run_solo_one_shot(CudaRank& r, const CudaLaunch&
   const bool done = __syncthreads_and(come) != 0;
 
   std::uint64_t at = 0;
-  if (threadIdx.x == kCaller && done) at = begin_end(r, launch);
-  if (threadIdx.x == kCounter) {
-    LaneStats& stats = r.rank.lanes[lane].stats;
+  if (threadIdx.x == caller() && done) at = begin_end(r, launch);
+  if (!is_mover()) {
+    tell_peers<1>(r, call, w, lane, done ? 1 : 0, 1, known, s);
+  } else if (done && call.reduces) {
+    store_reduction(call, w, held);
+  }
+  return finish(r, launch, lane, done, at, s, [&](LaneStats& stats) {
     if (w.bytes != 0) {
       add_relaxed(stats.slices, done ? inv.num_primitives : call.before);
       if (done && call.num_received != 0) add_relaxed(stats.received, 1);
     }
     add_relaxed(stats.bytes_sent, std::uint64_t{w.bytes} * call.num_sent);
     if (done) add_relaxed(stats.completed, 1);
-  }
-  if (!is_mover()) {
-    tell_peers<1>(r, call, w, lane, done ? 1 : 0, 1, known, s);
-  } else if (done && call.reduces) {
-    store_reduction(call, w, held);
-  }
-  sync_block();
-  return finish(r, launch, lane, done, at, s);
+  });
 }
 
 }  // namespace unjam

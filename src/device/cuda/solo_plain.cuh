@@ -9,18 +9,20 @@
 namespace unjam {
 namespace solo {
 
-// Units of one message that a thread has under way at once.
-template <int kMembers>
-inline constexpr int kPlainUnits = kMembers <= 4 ? 4 : 2;
-
-// A thread's units: from its first on, hands() apart. Rows of kUnits of them.
+// A row: kUnits units of one message for each thread, the h-th of them `h * hands()` behind its
+// first. A call's time is that of the instructions between its looks, too, so who has one row asks
+// nothing about others (kOneRow), and what rows have in common is worked out once.
 template <int kUnits>
 struct PlainRow {
-  std::uint32_t first;  // this thread's first unit of the row
-  std::uint32_t units;  // of the message
-  __device__ __forceinline__ bool has(int h) const { return first + h * hands() < units; }
+  std::uint32_t first;   // this thread's first unit
+  std::uint32_t units;   // of the message
+  std::uint32_t stride;  // hands()
+  __device__ __forceinline__ bool has(int h) const { return first + h * stride < units; }
   __device__ __forceinline__ std::uint32_t at(int h) const {  // its data
-    return (first + h * hands()) * kUnitBytes;
+    return (first + h * stride) * kUnitBytes;
+  }
+  __device__ __forceinline__ PlainRow next() const {
+    return {first + kUnits * stride, units, stride};
   }
 };
 
@@ -49,22 +51,6 @@ __device__ __forceinline__ void send_plain(char* to, const PlainRow<kUnits>& row
   }
 }
 
-// One look at a row of a peer's packets. True: all have come.
-template <int kUnits>
-__device__ __forceinline__ bool take_plain(const char* from, const PlainRow<kUnits>& row,
-                                           std::uint32_t flag, Raw<2> (&x)[kUnits]) {
-  bool all = true;
-#pragma unroll
-  for (int h = 0; h < kUnits; ++h) {
-    if (!row.has(h)) continue;
-    const cuda_leaves::PacketUnit p = cuda_leaves::load_packet_aligned(from + 2 * row.at(h));
-    all &= p.word[0].flag == flag;
-    all &= p.word[1].flag == flag;
-    x[h] = {{p.word[0].data, p.word[1].data}};
-  }
-  return all;
-}
-
 // What a thread loads of a row to send it: a unit each for every peer, or the same for all.
 template <int kMembers, int kUnits>
 __device__ __forceinline__ void load_sent(const SoloCall& call, const Stretch& w,
@@ -86,7 +72,7 @@ __device__ __forceinline__ void send_row(const SoloCall& call, const Shared& s,
   for (int i = 0; i < kMembers - 1; ++i) {
     if (i >= call.num_sent) break;
     char* const to = s.to[around(call, call.first_sent + i)];
-    if (call.scatters) {
+    if (kMembers == 2 || call.scatters) {
       send_plain<kUnits>(to, row, x[i], call.flag);
     } else {
       send_plain<kUnits>(to, row, x[0], call.flag);
@@ -94,19 +80,45 @@ __device__ __forceinline__ void send_row(const SoloCall& call, const Shared& s,
   }
 }
 
+// Where members' packets lie; of those that send nothing to this rank, nowhere.
+template <int kMembers>
+struct Senders {
+  const char* from[kMembers];
+};
+template <int kMembers>
+__device__ __forceinline__ Senders<kMembers> senders_of(const SoloCall& call, const Shared& s) {
+  Senders<kMembers> senders;
+#pragma unroll
+  for (int q = 0; q < kMembers; ++q) {
+    const bool sends = among(call, q, call.first_received, call.num_received);
+    senders.from[q] = sends ? s.from[q] : nullptr;
+  }
+  return senders;
+}
+
 // Looks for a row of all senders' packets until all have come; of member q in x[q].
 template <int kMembers, int kUnits>
 __device__ __forceinline__ bool await_row(CudaRank& r, const SoloCall& call, const Stretch& w,
                                           std::uint32_t lane, const Shared& s,
+                                          const Senders<kMembers>& senders,
                                           const PlainRow<kUnits>& row,
                                           Raw<2> (&x)[kMembers][kUnits]) {
+  const std::uint32_t flag = call.flag;
 #pragma unroll 1
   for (std::uint32_t polls = 0; polls < kPolls; ++polls) {
     bool all = true;
 #pragma unroll
     for (int q = 0; q < kMembers; ++q) {
-      if (!among(call, q, call.first_received, call.num_received)) continue;
-      all &= take_plain<kUnits>(s.from[q], row, call.flag, x[q]);
+      if (senders.from[q] == nullptr) continue;
+#pragma unroll
+      for (int h = 0; h < kUnits; ++h) {
+        if (!row.has(h)) continue;
+        const cuda_leaves::PacketUnit p =
+            cuda_leaves::load_packet_aligned(senders.from[q] + 2 * row.at(h));
+        all &= p.word[0].flag == flag;
+        all &= p.word[1].flag == flag;
+        x[q][h] = {{p.word[0].data, p.word[1].data}};
+      }
     }
     if (all) return true;
     if (polls == kPokePolls) poke_early(r, call, w, lane, s.poke);
@@ -128,7 +140,7 @@ __device__ __forceinline__ void sum_row(const SoloCall& call, const cuda_leaves:
     cuda_leaves::decode_piece<F, 2>(slice, 0, x[0][h], acc);
 #pragma unroll
     for (int q = 1; q < kMembers; ++q) {
-      if (q >= call.group_size) break;
+      if (kMembers != 2 && q >= call.group_size) break;
       typename F::Acc next[kCount];
       cuda_leaves::decode_piece<F, 2>(slice, q, x[q][h], next);
 #pragma unroll
@@ -138,20 +150,20 @@ __device__ __forceinline__ void sum_row(const SoloCall& call, const cuda_leaves:
   }
 }
 
-template <int kMembers, int kUnits>
+template <int kMembers, int kUnits, bool kOneRow>
 __device__ __forceinline__ bool receive_sums(CudaRank& r, const SoloCall& call,
                                              const Invocation& inv, const Stretch& w,
                                              std::uint32_t lane, const Shared& s,
-                                             Raw<2> (&own)[kUnits], Held& held) {
+                                             PlainRow<kUnits> row, Raw<2> (&own)[kUnits],
+                                             Held& held) {
   static_assert(kSoloUnits % kUnits == 0);
   const cuda_leaves::Slice slice = slice_of(call, inv);
-  const std::uint32_t step = kUnits * hands();
+  const Senders<kMembers> senders = senders_of<kMembers>(call, s);
 #pragma unroll 1
-  for (std::uint32_t first = hand(), k = 0; first < w.units; first += step, k += kUnits) {
-    const PlainRow<kUnits> row{first, w.units};
+  for (std::uint32_t k = 0; row.has(0); k += kUnits, row = row.next()) {
     // Under way while packets are looked for.
     Raw<2> next[kUnits];
-    load_plain<kUnits>(w.input + call.own_from, {first + step, w.units}, next);
+    if constexpr (!kOneRow) load_plain<kUnits>(w.input + call.own_from, row.next(), next);
     Raw<2> x[kMembers][kUnits];
 #pragma unroll
     for (int q = 0; q < kMembers; ++q) {
@@ -159,7 +171,7 @@ __device__ __forceinline__ bool receive_sums(CudaRank& r, const SoloCall& call,
 #pragma unroll
       for (int h = 0; h < kUnits; ++h) x[q][h] = own[h];
     }
-    if (!await_row<kMembers, kUnits>(r, call, w, lane, s, row, x)) return false;
+    if (!await_row<kMembers, kUnits>(r, call, w, lane, s, senders, row, x)) return false;
     Raw<2> sum[kUnits];
     switch (inv.geometry.dtype) {
       case DType::kFloat32:
@@ -173,55 +185,57 @@ __device__ __forceinline__ bool receive_sums(CudaRank& r, const SoloCall& call,
         break;
     }
 #pragma unroll
-    for (int h = 0; h < kUnits; ++h) held.unit[k + h] = sum[h], own[h] = next[h];
-  }
-  return true;
-}
-
-template <int kMembers, int kUnits>
-__device__ __forceinline__ bool receive_messages(CudaRank& r, const SoloCall& call,
-                                                 const Stretch& w, std::uint32_t lane,
-                                                 const Shared& s) {
-  const std::uint32_t step = kUnits * hands();
-#pragma unroll 1
-  for (std::uint32_t first = hand(); first < w.units; first += step) {
-    const PlainRow<kUnits> row{first, w.units};
-    Raw<2> x[kMembers][kUnits];
-    if (!await_row<kMembers, kUnits>(r, call, w, lane, s, row, x)) return false;
+    for (int h = 0; h < kUnits; ++h) held.unit[k + h] = sum[h];
+    if constexpr (kOneRow) {
+      return true;
+    } else {
 #pragma unroll
-    for (int q = 0; q < kMembers; ++q) {
-      if (!among(call, q, call.first_received, call.num_received)) continue;
-      char* const to = w.output + call.received_to + (call.collects ? q * call.block_bytes : 0);
-      store_plain<kUnits>(to, row, x[q]);
+      for (int h = 0; h < kUnits; ++h) own[h] = next[h];
     }
   }
   return true;
 }
 
-// As move_all() of solo_one_shot.cuh.
-template <int kMembers>
-__device__ __forceinline__ bool move_plain(CudaRank& r, const SoloCall& call, const Invocation& inv,
-                                           const Stretch& w, std::uint32_t lane, const Shared& s,
-                                           Held& held) {
-  constexpr int kUnits = kPlainUnits<kMembers>;
-  const std::uint32_t step = kUnits * hands();
-  PlainRow<kUnits> row{hand(), w.units};
+template <int kMembers, int kUnits, bool kOneRow>
+__device__ __forceinline__ bool receive_messages(CudaRank& r, const SoloCall& call,
+                                                 const Stretch& w, std::uint32_t lane,
+                                                 const Shared& s, PlainRow<kUnits> row) {
+  const Senders<kMembers> senders = senders_of<kMembers>(call, s);
+#pragma unroll 1
+  for (; row.has(0); row = row.next()) {
+    Raw<2> x[kMembers][kUnits];
+    if (!await_row<kMembers, kUnits>(r, call, w, lane, s, senders, row, x)) return false;
+#pragma unroll
+    for (int q = 0; q < kMembers; ++q) {
+      if (senders.from[q] == nullptr) continue;
+      char* const to = w.output + call.received_to + (call.collects ? q * call.block_bytes : 0);
+      store_plain<kUnits>(to, row, x[q]);
+    }
+    if constexpr (kOneRow) return true;
+  }
+  return true;
+}
+
+template <int kMembers, int kUnits, bool kOneRow>
+__device__ __forceinline__ bool move_rows(CudaRank& r, const SoloCall& call, const Invocation& inv,
+                                          const Stretch& w, std::uint32_t lane, const Shared& s,
+                                          Held& held) {
+  const PlainRow<kUnits> begin{hand(), w.units, hands()};
   Raw<2> sent[kMembers - 1][kUnits], own[kUnits];
-  load_sent<kMembers, kUnits>(call, w, row, sent);
-  if (call.reduces) load_plain<kUnits>(w.input + call.own_from, row, own);
+  load_sent<kMembers, kUnits>(call, w, begin, sent);
+  if (call.reduces) load_plain<kUnits>(w.input + call.own_from, begin, own);
   sync_block();
   if (s.ok == 0) return false;
 
-  if (call.num_sent != 0) {
+  if constexpr (kOneRow) {
+    send_row<kMembers, kUnits>(call, s, begin, sent);
+  } else if (call.num_sent != 0) {
 #pragma unroll 1
-    for (;;) {
+    for (PlainRow<kUnits> row = begin; row.has(0); row = row.next()) {
       // The next row is under way while one is sent.
       Raw<2> next[kMembers - 1][kUnits];
-      const PlainRow<kUnits> ahead{row.first + step, w.units};
-      load_sent<kMembers, kUnits>(call, w, ahead, next);
+      load_sent<kMembers, kUnits>(call, w, row.next(), next);
       send_row<kMembers, kUnits>(call, s, row, sent);
-      if (ahead.first >= w.units) break;
-      row = ahead;
 #pragma unroll
       for (int i = 0; i < kMembers - 1; ++i) {
 #pragma unroll
@@ -231,17 +245,32 @@ __device__ __forceinline__ bool move_plain(CudaRank& r, const SoloCall& call, co
   }
   if (call.copies && w.input + call.own_from != w.output + call.own_to) {
 #pragma unroll 1
-    for (std::uint32_t first = hand(); first < w.units; first += step) {
-      const PlainRow<kUnits> copied{first, w.units};
+    for (PlainRow<kUnits> row = begin; row.has(0); row = row.next()) {
       Raw<2> x[kUnits];
-      load_plain<kUnits>(w.input + call.own_from, copied, x);
-      store_plain<kUnits>(w.output + call.own_to, copied, x);
+      load_plain<kUnits>(w.input + call.own_from, row, x);
+      store_plain<kUnits>(w.output + call.own_to, row, x);
     }
   }
   if (call.reduces) {
-    return receive_sums<kMembers, kUnits>(r, call, inv, w, lane, s, own, held);
+    return receive_sums<kMembers, kUnits, kOneRow>(r, call, inv, w, lane, s, begin, own, held);
   }
-  return call.num_received == 0 || receive_messages<kMembers, kUnits>(r, call, w, lane, s);
+  if (call.num_received == 0) return true;
+  return receive_messages<kMembers, kUnits, kOneRow>(r, call, w, lane, s, begin);
+}
+
+// As move_all() of solo_one_shot.cuh.
+template <int kMembers>
+__device__ __forceinline__ bool move_plain(CudaRank& r, const SoloCall& call, const Invocation& inv,
+                                           const Stretch& w, std::uint32_t lane, const Shared& s,
+                                           Held& held) {
+  if (w.units <= hands()) return move_rows<kMembers, 1, true>(r, call, inv, w, lane, s, held);
+  if constexpr (kMembers <= 4) {
+    if (w.units > 2 * hands()) {
+      return move_rows<kMembers, 4, false>(r, call, inv, w, lane, s, held);
+    }
+    return move_rows<kMembers, 2, true>(r, call, inv, w, lane, s, held);
+  }
+  return move_rows<kMembers, 2, false>(r, call, inv, w, lane, s, held);
 }
 
 }  // namespace solo

@@ -635,16 +635,14 @@ __device__ __forceinline__ void tell_ends(CudaRank& r, const SoloCall& call, con
   if (posts) {
     OutEndpoint& out = *out_endpoint(call, m, t.lane);
     out.posted = s.outs[m.q].count + s.sent_slices;
-    // (What was acquired: with the fence below, and the lease, as look() wants it.)
+    // (What was acquired: with the fence and the lease, as look() wants it.)
     out.credit = s.credits[m.q];
   }
-  __syncwarp();
-  fence_system();
+  // Without a fence, for the reasons that tell_peers() has. (Pokes here are about credits only: who
+  // wants room looks for it longer than they take before it sleeps.)
   if (takes && s.taken_slices != 0) {
     store_system(s.ins[m.q].cell->consumed, s.ins[m.q].count + s.taken_slices);
   }
-  // (For credits a hint, as in tell_peers(): another thread stores them. Who wants room looks for
-  // it longer than that takes before it sleeps.)
   if (posts) store_system(r.pokes[m.peer][t.lane], poke);
 }
 
@@ -657,8 +655,7 @@ __device__ __forceinline__ void say_hops(CudaRank& r, const CudaLaunch& launch, 
 }
 
 // What published slices say in the lane's figures; by one thread.
-__device__ __forceinline__ void count_stream(CudaRank& r, const Stream& c, bool done) {
-  LaneStats& stats = r.rank.lanes[c.transport.lane].stats;
+__device__ __forceinline__ void count_stream(LaneStats& stats, const Stream& c, bool done) {
   const std::uint32_t me = c.call.group_rank, own = c.call.shape.escape_slots;
   const std::uint32_t sent = c.s.sent_slices, firsts = c.order.firsts_in(sent);
   const std::uint32_t received = c.hops_behind(kGathers) + c.hops_behind(kCollects);
@@ -737,17 +734,16 @@ __device__ __forceinline__ StreamEnd run_solo_stream(CudaRank& r, const CudaLaun
     done = done && (!c.has(hop) || stream.moved[hop] == call.chunks);
   }
 
-  if (threadIdx.x == kCounter) count_stream(r, c, done);
   if (threadIdx.x < 32) {
     tell_ends(r, call, t, w, stream);
-  } else if (threadIdx.x == kCaller) {
+  } else if (threadIdx.x == caller()) {
     // As in solo_two_shot.cuh.
     if (!done) say_hops(r, launch, c);
   } else if (threadIdx.x == kLast) {
     if (lane == 0) atomicSub(&r.waiters, 1u);
   }
-  sync_block();
-  if (finish(r, launch, lane, done, 0, s)) return StreamEnd::kServes;
+  const auto count = [&](LaneStats& stats) { count_stream(stats, c, done); };
+  if (finish(r, launch, lane, done, 0, s, count)) return StreamEnd::kServes;
   return done ? StreamEnd::kLeaves : StreamEnd::kDrives;
 }
 

@@ -260,10 +260,18 @@ __device__ __forceinline__ bool run_solo_two_shot(CudaRank& r, const CudaLaunch&
   const bool gathered = done || __syncthreads_and(has_gathered) != 0;
 
   std::uint64_t at = 0;
-  if (threadIdx.x == kCaller && done) at = begin_end(r, launch);
+  if (threadIdx.x == caller() && done) at = begin_end(r, launch);
   const std::uint32_t primitives = done ? 3 : gathered ? 2 : 1;
-  if (threadIdx.x == kCounter) {
-    LaneStats& stats = r.rank.lanes[lane].stats;
+  // The report behind it releases it, for whoever hands the call to the engine.
+  if (threadIdx.x == caller() && !done) {
+    r.head_starts[launch.slot * r.rank.num_lanes + lane] = static_cast<std::uint8_t>(primitives);
+  }
+  if (!is_mover()) {
+    tell_peers<2>(r, call, w, lane, primitives - 1, gathered ? 2 : 1, known, s);
+  } else if (gathered) {
+    store_reduction(call, w, held);
+  }
+  return finish(r, launch, lane, done, at, s, [&](LaneStats& stats) {
     std::uint64_t sent = gathered ? std::uint64_t{w.bytes} * call.num_sent : 0;
     for (std::uint32_t i = 0; i < call.num_sent; ++i) {
       sent += part_stretch(call, lane, around(call, call.first_sent + i)).bytes;
@@ -272,18 +280,7 @@ __device__ __forceinline__ bool run_solo_two_shot(CudaRank& r, const CudaLaunch&
     add_relaxed(stats.received, primitives - 1);
     add_relaxed(stats.bytes_sent, sent);
     if (done) add_relaxed(stats.completed, 1);
-    // The report behind it releases it, for whoever hands the call to the engine.
-    if (!done) {
-      r.head_starts[launch.slot * r.rank.num_lanes + lane] = static_cast<std::uint8_t>(primitives);
-    }
-  }
-  if (!is_mover()) {
-    tell_peers<2>(r, call, w, lane, primitives - 1, gathered ? 2 : 1, known, s);
-  } else if (gathered) {
-    store_reduction(call, w, held);
-  }
-  sync_block();
-  return finish(r, launch, lane, done, at, s);
+  });
 }
 
 }  // namespace unjam
