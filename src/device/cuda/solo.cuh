@@ -588,15 +588,14 @@ __device__ __forceinline__ void free_key(const CudaLaunch& launch) {
 // rest; so `completed`, which belongs to the slot, and with the entry to whoever gets it next, only
 // grows. `at`: place in the CQ, which is ours.
 __device__ __forceinline__ void end_call(CudaRank& r, const CudaLaunch& launch, std::uint64_t at) {
+  max_relaxed(r.completed[launch.slot], launch.serial);
+  add_relaxed(r.solo_calls, 1);
   RingCq& cq = r.rank.cq;
   // As in LaneTransport::slot_of().
   const std::uint64_t i =
       at >> 32 == 0 ? static_cast<std::uint32_t>(at) % cq.capacity : at % cq.capacity;
-  // First what has the longest way.
   store_system(cq.words[i],
                (at + 1) << 24 | static_cast<std::uint64_t>(Outcome::kDone) << 16 | launch.slot);
-  max_relaxed(r.completed[launch.slot], launch.serial);
-  add_relaxed(r.solo_calls, 1);
 }
 
 // Says for the engine which lanes have how much behind them.
@@ -789,16 +788,14 @@ __device__ __noinline__ bool is_cancelled(CudaRank& r, const CudaLaunch& launch,
 
 // What a lane of a call does last. When all its threads have what they waited for:
 //   first warp   tell_peers(): endpoints, credits, pokes
-//   the others   store what they have kept; kLast counts
+//   the others   store what they have kept; kCounter counts
 // and behind the next barrier, each behind a fence of its own:
-//   caller()     say_how_far(): report() or end_call()
+//   kCaller      say_how_far(): report() or end_call()
 //   kLast        give_back(): the lease
 // A driver that has the lease behind us is behind our credits, too: it stores later ones to the
 // same words later.
-inline constexpr std::uint32_t kLast = 64, kListener = 96;
-static_assert(kLeastThreads > kListener);
-// In the last warp, which often has no data.
-__device__ __forceinline__ std::uint32_t caller() { return blockDim.x - 32; }
+inline constexpr std::uint32_t kCaller = 32, kLast = 64, kCounter = 96, kListener = 96;
+static_assert(kLeastThreads > kCounter);
 
 // `taken`: packets that were received of each peer; `posted`: sent. kSteps: as in look(). No fence
 // is in front of what is stored at peers (one takes a microsecond or two):
@@ -903,9 +900,9 @@ __device__ __forceinline__ bool say_how_far(CudaRank& r, const CudaLaunch& launc
 template <class Count>
 __device__ __forceinline__ bool finish(CudaRank& r, const CudaLaunch& launch, std::uint32_t lane,
                                        bool done, std::uint64_t at, Shared& s, Count count) {
-  if (threadIdx.x == kLast) count(r.rank.lanes[lane].stats);
+  if (threadIdx.x == kCounter) count(r.rank.lanes[lane].stats);
   sync_block();
-  if (threadIdx.x == caller()) s.serves = say_how_far(r, launch, lane, done, at) ? 1 : 0;
+  if (threadIdx.x == kCaller) s.serves = say_how_far(r, launch, lane, done, at) ? 1 : 0;
   if (threadIdx.x == kLast) give_back(r, launch.solo, lane, done);
   // Of a call that is done in one lane nobody serves: its threads end when each is through.
   if (done && launch.solo.lanes == 1) return false;

@@ -89,7 +89,7 @@ __device__ __forceinline__ bool run_solo_one_shot(CudaRank& r, const CudaLaunch&
   const bool done = __syncthreads_and(come) != 0;
 
   std::uint64_t at = 0;
-  if (threadIdx.x == caller() && done) at = begin_end(r, launch);
+  if (threadIdx.x == kCaller && done) at = begin_end(r, launch);
   if (!is_mover()) {
     tell_peers<1>(r, call, w, lane, done ? 1 : 0, 1, known, s);
   } else if (done && call.reduces) {

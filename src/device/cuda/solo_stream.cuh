@@ -736,7 +736,7 @@ __device__ __forceinline__ StreamEnd run_solo_stream(CudaRank& r, const CudaLaun
 
   if (threadIdx.x < 32) {
     tell_ends(r, call, t, w, stream);
-  } else if (threadIdx.x == caller()) {
+  } else if (threadIdx.x == kCaller) {
     // As in solo_two_shot.cuh.
     if (!done) say_hops(r, launch, c);
   } else if (threadIdx.x == kLast) {

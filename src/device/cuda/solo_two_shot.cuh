@@ -260,10 +260,10 @@ __device__ __forceinline__ bool run_solo_two_shot(CudaRank& r, const CudaLaunch&
   const bool gathered = done || __syncthreads_and(has_gathered) != 0;
 
   std::uint64_t at = 0;
-  if (threadIdx.x == caller() && done) at = begin_end(r, launch);
+  if (threadIdx.x == kCaller && done) at = begin_end(r, launch);
   const std::uint32_t primitives = done ? 3 : gathered ? 2 : 1;
   // The report behind it releases it, for whoever hands the call to the engine.
-  if (threadIdx.x == caller() && !done) {
+  if (threadIdx.x == kCaller && !done) {
     r.head_starts[launch.slot * r.rank.num_lanes + lane] = static_cast<std::uint8_t>(primitives);
   }
   if (!is_mover()) {
