@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <string>
 
+#include "base/hash.h"
 #include "plan/plan.h"
 
 namespace unjam {
@@ -44,6 +45,13 @@ void assign_bulk_lanes(const PlanRequest& request, const PlanLimits& limits,
 
 // Lanes of packets on a GPU, from the first on: as many as get `lane_bytes` of each message, of
 // which there is one a part; one for none.
+// The first lane for a plan of few lanes on a GPU, of `all`: by the key's tag, so that calls under
+// different keys are in each other's way as little as there are lanes. (On the host the first lane
+// is every short call's: others would wake more threads.)
+constexpr std::uint16_t spread_lanes(std::uint64_t tag, std::uint32_t lanes, std::uint32_t all) {
+  return static_cast<std::uint16_t>(lanes >= all ? 0 : mix64(tag) % (all - lanes + 1));
+}
+
 std::uint16_t packet_lanes(const PlanRequest& request, const PlanLimits& limits,
                            const Geometry& geometry, std::uint64_t lane_bytes);
 

@@ -6,6 +6,7 @@
 
 #include "base/clock.h"
 #include "base/hash.h"
+#include "plan/common.h"
 #include "plan/selector.h"
 #include "runtime/context.h"
 #include "runtime/texts.h"
@@ -442,6 +443,11 @@ Invocation Context::make_invocation(const Submitted& s, std::uint16_t slot) cons
   }
   inv.n = s.n;
   inv.geometry = plan.geometry;
+  // (A barrier's element is in memory that the first lane alone touches.)
+  if (cuda() && plan.protocol == Protocol::kPacket && signature.kind != Kind::kBarrier) {
+    inv.geometry.first_lane =
+        spread_lanes(key.state.tag, plan.geometry.lanes, world_->shape().lanes);
+  }
   inv.group_size = static_cast<std::uint16_t>(group.members.size());
   inv.group_rank = static_cast<std::uint16_t>(group.rank);
   inv.priority = s.call.priority;

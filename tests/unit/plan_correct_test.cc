@@ -463,6 +463,17 @@ TEST(PlanLanes, OnCuda) {
   }
 }
 
+TEST(PlanLanes, SpreadByTheKey) {
+  std::vector<int> begins(32);
+  for (std::uint64_t tag = 1; tag <= 3200; ++tag) {
+    EXPECT_EQ(spread_lanes(tag, 32, 32), 0);
+    EXPECT_EQ(spread_lanes(tag, 33, 32), 0);
+    EXPECT_LE(spread_lanes(tag, 9, 32) + 9, 32);
+    ++begins.at(spread_lanes(tag, 1, 32));
+  }
+  for (const int keys : begins) EXPECT_NEAR(keys, 100, 60);
+}
+
 TEST(PlanChunks, FitTheSlotsAndTheAlignment) {
   for (int t = 0; t < kNumDTypes; ++t) {
     const auto dtype = static_cast<DType>(t);

@@ -203,8 +203,9 @@ class CudaDaemon : public StreamDaemon {
     put(inv, fresh, l.sqe);
     if (fresh != nullptr) tags_[static_cast<std::size_t>(inv.key - keys_.states)] = fresh->tag;
     const Geometry& g = inv.geometry;
-    const unsigned blocks = std::uint32_t{g.first_lane} + g.lanes;
     const unsigned threads = prepare_solo(inv, fresh != nullptr, l.solo);
+    // With the engine, one more for the first lane, see unjam_engine_kernel.
+    const unsigned blocks = l.solo.lanes == 0 && g.first_lane != 0 ? g.lanes + 1u : g.lanes;
     void* arguments[] = {&rank_, &l};
     // The blocks of such a call may come while what is in front of it ends: they wait for that.
     const bool early = early_ && l.solo.lanes != 0;
@@ -568,6 +569,7 @@ class CudaDaemon : public StreamDaemon {
       return o_.block_threads;
     }
     solo.lanes = inv.geometry.lanes;
+    solo.first_lane = inv.geometry.first_lane;
     // Chunk 0 is a lane's only one.
     solo.flag = packet_flag(inv.seed, 0, 0);
     solo.later_flag = packet_flag(inv.seed, 0, 1);
@@ -586,10 +588,9 @@ class CudaDaemon : public StreamDaemon {
     return threads;
   }
 
-  // Whether solo.cuh has room for the group, in lanes from the first on.
+  // Whether solo.cuh has room for the group.
   bool few_ranks(const Invocation& inv) const {
-    return inv.group_size >= 2 && inv.group_size <= kSoloRanks && o_.shape.ranks <= kSoloRanks &&
-           inv.geometry.first_lane == 0;
+    return inv.group_size >= 2 && inv.group_size <= kSoloRanks && o_.shape.ranks <= kSoloRanks;
   }
   static std::uint8_t next_of(const Invocation& inv) {
     const unsigned next = inv.group_rank + 1u;
@@ -611,7 +612,7 @@ class CudaDaemon : public StreamDaemon {
         (!g.blocked() && g.parts != 1)) {
       return 0;
     }
-    const Range longest = g.lane_part(0, 0);  // of the lanes' stretches of a message
+    const Range longest = g.lane_part(0, g.first_lane);  // of the lanes' stretches of a message
     const std::uint64_t block_bytes = g.part(0).length * element;
     if (longest.length > g.chunk || block_bytes * size > UINT32_MAX) return 0;
     solo.block_bytes = static_cast<std::uint32_t>(block_bytes);
@@ -714,8 +715,8 @@ class CudaDaemon : public StreamDaemon {
     constexpr unsigned kSendsOwn = kLocal | kCopy | kSendAll | kIntoOutput;
     const Geometry& g = inv.geometry;
     const std::uint32_t size = inv.group_size;
-    if (inv.protocol != Protocol::kSlot || !few_ranks(inv) || g.lanes < 2 || g.parts != size ||
-        o_.block_threads < kLeastStreamThreads) {
+    if (inv.protocol != Protocol::kSlot || !few_ranks(inv) || g.first_lane != 0 || g.lanes < 2 ||
+        g.parts != size || o_.block_threads < kLeastStreamThreads) {
       return false;
     }
     const Primitive* p = inv.program;
@@ -777,8 +778,8 @@ class CudaDaemon : public StreamDaemon {
     if (inv.program[1].part != inv.group_rank) return false;
     // The first lane's stretch of the first part is a longest one, the last lane's of the last part
     // a shortest one: all lanes have something of every part. A thread keeps what it reduces.
-    const std::uint64_t longest = g.lane_part(0, 0).length;
-    const std::uint64_t shortest = g.lane_part(size - 1, g.lanes - 1u).length;
+    const std::uint64_t longest = g.lane_part(0, g.first_lane).length;
+    const std::uint64_t shortest = g.lane_part(size - 1, g.first_lane + g.lanes - 1u).length;
     if (longest > g.chunk || shortest == 0 || g.count * element > UINT32_MAX / 2 ||
         (longest * element + 7) / 8 > most_reduced_units()) {
       return false;
@@ -801,7 +802,8 @@ class CudaDaemon : public StreamDaemon {
   // A unit of 8 bytes a thread, of each peer's part.
   unsigned two_shot_threads(const Invocation& inv) const {
     const Geometry& g = inv.geometry;
-    const std::uint64_t units = (g.lane_part(0, 0).length * dtype_bytes(g.dtype) + 7) / 8;
+    const std::uint64_t units =
+        (g.lane_part(0, g.first_lane).length * dtype_bytes(g.dtype) + 7) / 8;
     return solo_threads(units * (inv.group_size - 1u));
   }
 

@@ -2,9 +2,10 @@
 //
 // An instance is one kernel: a daemon (launched by the host while there is work and nobody is
 // there), a call (in a stream, brings its invocation and ends with it) or a wait (in a stream, ends
-// with an invocation that was submitted before). Block b of an instance drives lane b if nobody
-// does (CudaRank::lanes has a bit for each lane that somebody does: its lease). Only the driver of
-// the first lane takes submissions and hands them to the others' mailboxes.
+// with an invocation that was submitted before). Block b of a daemon drives lane b if nobody does
+// (CudaRank::lanes has a bit for each lane that somebody does: its lease); a call's blocks drive
+// the first lane and the call's own. Only the driver of the first lane takes submissions and hands
+// them to the others' mailboxes.
 //
 // A daemon's blocks wait for lanes that others drive, so while it is resident every lane has
 // somebody, or soon has.
@@ -257,7 +258,10 @@ __global__ void __launch_bounds__(512, 1)
     s.gone_on = 0;
     s.own_call = 0;
   }
-  const std::uint32_t lane = blockIdx.x;
+  // Of a call, the first lane's block, which brings it, and those of the call's lanes.
+  std::uint32_t lane = blockIdx.x;
+  const std::uint32_t first = launch.sqe.inv.geometry.first_lane;
+  if (launch.kind == EngineKind::kCall && lane != 0 && first != 0) lane += first - 1;
   if (launch.kind != EngineKind::kDaemon && (serves || (lane == 0 && !solo))) {
     if (launch.kind == EngineKind::kCall) {
       CudaDev::take_in(r, launch.sqe, threadIdx.x, blockDim.x);

@@ -62,7 +62,8 @@ inline constexpr unsigned kSoloControl = 32;  // threads of a block that move no
 inline constexpr int kSoloUnits = 12;         // of 8 bytes, that each of the others reduces at most
 inline constexpr std::uint32_t kLeastStreamThreads = 224;  // of a block in solo_stream.cuh
 struct SoloCall {
-  std::uint32_t lanes = 0;         // from the first on, a block each; 0: the call needs the engine
+  std::uint32_t lanes = 0;         // a block each; 0: the call needs the engine
+  std::uint32_t first_lane = 0;    // they are those from this one on
   std::uint32_t flag = 0;          // of the packets
   std::uint32_t rank = 0;          // in the job
   std::uint32_t block_bytes = 0;   // of which lanes carry pieces of 16 bytes:

@@ -3,10 +3,13 @@
 // tried straight from the kernel's arguments, with the same connectors, flags and credits, so peers
 // cannot tell. One side may be here and the other in its engine, in each lane.
 //
+// Block b does what the call's lane b, from SoloCall::first_lane on, has to do. "lane" is one of
+// the rank's below; reports are by the call's.
+//
 // Plan: one of plan/direct.cc whose lanes make one loop each (solo_one_shot.cuh), or of
 // plan/two_shot.cc (solo_two_shot.cuh), or of plan/mesh.cc (solo_stream.cuh), all built of what is
 // here.
-// Block b does what lane b has to do:
+// Each block does what its lane has to do:
 //   takes the lane's lease, looks whether all that it needs is there, sends, copies the own data,
 //   receives, tells peers (credits, pokes), reports, and gives the lease back.
 // What a block cannot do soon it leaves to the engine: the lane is driven by another instance, a
@@ -558,8 +561,9 @@ __device__ __forceinline__ void see_to_lane(CudaRank& r, std::uint32_t lane, std
   if (needy) ring_launcher(r);
 }
 
-__device__ __forceinline__ std::uint64_t report_word(std::uint32_t lane, Report report) {
-  return std::uint64_t{report} << (kReportBits * lane);
+// Of this block's lane.
+__device__ __forceinline__ std::uint64_t report_word(Report report) {
+  return std::uint64_t{report} << (kReportBits * blockIdx.x);
 }
 
 // What the reports are with this one, which found `before`. 0: some are missing.
@@ -602,7 +606,7 @@ __device__ __forceinline__ void end_call(CudaRank& r, const CudaLaunch& launch, 
 __device__ __forceinline__ void hand_over(CudaRank& r, const CudaLaunch& launch,
                                           std::uint64_t word) {
   const SoloCall& call = launch.solo;
-  std::uint8_t* start = r.head_starts + launch.slot * r.rank.num_lanes;
+  std::uint8_t* start = r.head_starts + launch.slot * r.rank.num_lanes + call.first_lane;
   for (std::uint32_t l = 0; l < call.lanes; ++l) {
     const auto report = static_cast<Report>(word >> (kReportBits * l) & 3);
     // (None, or, of calls of several stages, what each lane has said itself.)
@@ -862,7 +866,7 @@ __device__ __forceinline__ bool leave_untried(CudaRank& r, const CudaLaunch& lau
       // A single block serves the lane itself.
       if (call.lanes != 1) see_to_lane(r, lane, lanes);
     }
-    const bool serves = call.lanes == 1 || report(r, launch, report_word(lane, kUntried));
+    const bool serves = call.lanes == 1 || report(r, launch, report_word(kUntried));
     s.serves = serves ? 1 : 0;
   }
   sync_block();
@@ -882,9 +886,9 @@ __device__ __forceinline__ std::uint64_t begin_end(CudaRank& r, const CudaLaunch
 
 // By one thread, behind a barrier behind all that the block has done. `at`: from begin_end(). True:
 // this block serves.
-__device__ __forceinline__ bool say_how_far(CudaRank& r, const CudaLaunch& launch,
-                                            std::uint32_t lane, bool done, std::uint64_t at) {
-  const std::uint64_t mine = report_word(lane, done ? kDone : kBegun);
+__device__ __forceinline__ bool say_how_far(CudaRank& r, const CudaLaunch& launch, bool done,
+                                            std::uint64_t at) {
+  const std::uint64_t mine = report_word(done ? kDone : kBegun);
   if (launch.solo.lanes != 1) return report(r, launch, mine);
   if (!done) {
     hand_over(r, launch, mine);
@@ -902,7 +906,7 @@ __device__ __forceinline__ bool finish(CudaRank& r, const CudaLaunch& launch, st
                                        bool done, std::uint64_t at, Shared& s, Count count) {
   if (threadIdx.x == kCounter) count(r.rank.lanes[lane].stats);
   sync_block();
-  if (threadIdx.x == kCaller) s.serves = say_how_far(r, launch, lane, done, at) ? 1 : 0;
+  if (threadIdx.x == kCaller) s.serves = say_how_far(r, launch, done, at) ? 1 : 0;
   if (threadIdx.x == kLast) give_back(r, launch.solo, lane, done);
   // Of a call that is done in one lane nobody serves: its threads end when each is through.
   if (done && launch.solo.lanes == 1) return false;
@@ -931,7 +935,7 @@ __device__ __forceinline__ std::uint32_t approach(CudaRank& r, const CudaLaunch&
     const Member m = member_of(call, w, threadIdx.x);
     if (m.q < call.group_size) find_way(endpoint_of(call, m, lane));
   }
-  if (threadIdx.x == kListener && lane == 0) attention = load_relaxed(*call.attention);
+  if (threadIdx.x == kListener && blockIdx.x == 0) attention = load_relaxed(*call.attention);
   if (threadIdx.x == kLeaser) find_way(&r.lanes);
   if (threadIdx.x == kFormer) find_way(&launch.sqe.inv.key->done);
   wait_for_stream();

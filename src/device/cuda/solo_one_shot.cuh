@@ -9,9 +9,8 @@ namespace unjam {
 namespace solo {
 
 // This block's, as Geometry::lane_part(), in bytes.
-__device__ __forceinline__ Stretch stretch_of(const SoloCall& call, const Invocation& inv,
-                                              std::uint32_t lane) {
-  const std::uint32_t longer = call.longer_lanes;
+__device__ __forceinline__ Stretch stretch_of(const SoloCall& call, const Invocation& inv) {
+  const std::uint32_t lane = blockIdx.x, longer = call.longer_lanes;
   const std::uint32_t first = lane * call.lane_pieces + (lane < longer ? lane : longer);
   const std::uint32_t last = first + call.lane_pieces + (lane < longer ? 1 : 0);
   const std::uint32_t begin = first * 16 < call.block_bytes ? first * 16 : call.block_bytes;
@@ -58,8 +57,8 @@ __device__ __forceinline__ bool run_solo_one_shot(CudaRank& r, const CudaLaunch&
   const SoloCall& call = launch.solo;
   const Invocation& inv = launch.sqe.inv;
   __shared__ Shared s;
-  const std::uint32_t lane = blockIdx.x;
-  const Stretch w = stretch_of(call, inv, lane);
+  const std::uint32_t lane = call.first_lane + blockIdx.x;
+  const Stretch w = stretch_of(call, inv);
   const LaneTransport t = transport_of(call, lane);
 
   const std::uint32_t attention = approach(r, launch, w, lane, s);

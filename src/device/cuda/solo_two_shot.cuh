@@ -44,8 +44,8 @@ struct PartStretch {
   std::uint32_t offset;
   std::uint32_t bytes;
 };
-__device__ __forceinline__ PartStretch part_stretch(const SoloCall& call, std::uint32_t lane,
-                                                    std::uint32_t q) {
+__device__ __forceinline__ PartStretch part_stretch(const SoloCall& call, std::uint32_t q) {
+  const std::uint32_t lane = blockIdx.x;
   const bool longer = q < call.longer_parts;
   const std::uint32_t part = q * call.part_pieces + (longer ? q : call.longer_parts);
   const std::uint32_t longer_lanes = call.longer_lanes + (longer ? 1 : 0);
@@ -83,7 +83,7 @@ __device__ __forceinline__ PartItem next_item(const SoloCall& call, std::uint32_
   if (walk.done(call)) return item;
   item.q = around(call, call.first_sent + walk.message);
   item.at = (walk.row * hands() + hand()) * kUnitBytes;
-  const PartStretch part = part_stretch(call, lane, item.q);
+  const PartStretch part = part_stretch(call, item.q);
   item.from = part.offset + item.at;
   item.left = item.at < part.bytes ? part.bytes - item.at : 0;
   walk.advance();
@@ -207,14 +207,14 @@ __device__ __forceinline__ bool run_solo_two_shot(CudaRank& r, const CudaLaunch&
   const SoloCall& call = launch.solo;
   const Invocation& inv = launch.sqe.inv;
   __shared__ Shared s;
-  const std::uint32_t lane = blockIdx.x;
+  const std::uint32_t lane = call.first_lane + blockIdx.x;
 
   // Of the own part; part 0 is a longest one.
-  const PartStretch own_part = part_stretch(call, lane, call.group_rank);
+  const PartStretch own_part = part_stretch(call, call.group_rank);
   const Stretch w{static_cast<const char*>(inv.input) + own_part.offset,
                   static_cast<char*>(inv.output) + own_part.offset, own_part.bytes,
                   (own_part.bytes + kUnitBytes - 1) / kUnitBytes};
-  const std::uint32_t units = (part_stretch(call, lane, 0).bytes + kUnitBytes - 1) / kUnitBytes;
+  const std::uint32_t units = (part_stretch(call, 0).bytes + kUnitBytes - 1) / kUnitBytes;
   const LaneTransport t = transport_of(call, lane);
 
   const std::uint32_t attention = approach(r, launch, w, lane, s);
@@ -274,7 +274,7 @@ __device__ __forceinline__ bool run_solo_two_shot(CudaRank& r, const CudaLaunch&
   return finish(r, launch, lane, done, at, s, [&](LaneStats& stats) {
     std::uint64_t sent = gathered ? std::uint64_t{w.bytes} * call.num_sent : 0;
     for (std::uint32_t i = 0; i < call.num_sent; ++i) {
-      sent += part_stretch(call, lane, around(call, call.first_sent + i)).bytes;
+      sent += part_stretch(call, around(call, call.first_sent + i)).bytes;
     }
     add_relaxed(stats.slices, primitives);
     add_relaxed(stats.received, primitives - 1);
