@@ -15,8 +15,10 @@
  *
  * Buffers: `count` elements as each function says; aligned to the element's size. The input must
  * hold its values when the call is made and stay untouched, and the output must not be read, until
- * the invocation is complete (unjamWait, unjamTest or the callback: an acquire on the results).
- * In place means what it means in NCCL: see each function.
+ * the invocation is complete (unjamWait, unjamTest or the callback: an acquire on the results. Of a
+ * call in a CUDA stream that goes for what the GPU does next; to read with the host what the GPU
+ * has stored in mapped or managed memory, synchronise the stream). In place means what it means in
+ * NCCL: see each function.
  */
 #ifndef UNJAM_UNJAM_H_
 #define UNJAM_UNJAM_H_

@@ -43,8 +43,6 @@ Geometry make_geometry(const PlanRequest& request, std::uint32_t parts);
 void assign_bulk_lanes(const PlanRequest& request, const PlanLimits& limits,
                        std::uint16_t first_bulk, Geometry* geometry);
 
-// Lanes of packets on a GPU, from the first on: as many as get `lane_bytes` of each message, of
-// which there is one a part; one for none.
 // The first lane for a plan of few lanes on a GPU, of `all`: by the key's tag, so that calls under
 // different keys are in each other's way as little as there are lanes. (On the host the first lane
 // is every short call's: others would wake more threads.)
@@ -52,6 +50,8 @@ constexpr std::uint16_t spread_lanes(std::uint64_t tag, std::uint32_t lanes, std
   return static_cast<std::uint16_t>(lanes >= all ? 0 : mix64(tag) % (all - lanes + 1));
 }
 
+// Lanes of packets on a GPU: as many as get `lane_bytes` of each message, of which there is one a
+// part; one for none.
 std::uint16_t packet_lanes(const PlanRequest& request, const PlanLimits& limits,
                            const Geometry& geometry, std::uint64_t lane_bytes);
 

@@ -66,7 +66,8 @@ struct OutEndpoint {
   // Of the connector, see Wire.
   unsigned char* steps = nullptr;
   CreditCell* cell = nullptr;
-  // Steps that the peer has consumed at least (acquired), for who has no time to look.
+  // Steps that the peer has consumed at least, as somebody has seen who had the lane since, for who
+  // has no time to look.
   std::uint64_t credit = 0;
 };
 

@@ -55,8 +55,10 @@ class Recall {
   }
   // True: now, and the next one later.
   bool is_due() {
-    if (next_ns_ == 0 || monotonic_ns() - since_ns_ < next_ns_) return false;
-    next_ns_ = next_ns_ == kLastNs ? 0 : next_ns_ * 10;
+    const std::uint64_t passed = monotonic_ns() - since_ns_;
+    if (next_ns_ == 0 || passed < next_ns_) return false;
+    // (One look, if nobody has asked for long.)
+    while (next_ns_ != 0 && passed >= next_ns_) next_ns_ = next_ns_ == kLastNs ? 0 : next_ns_ * 10;
     return true;
   }
 
@@ -678,8 +680,8 @@ class CudaDaemon : public StreamDaemon {
         solo.own_to = in_output(p.part);
       }
     }
-    // A unit of 8 bytes a thread, of each message that is another; what is reduced waits in
-    // registers until all of it has come.
+    // A unit of 8 bytes a thread, of each message that is another; what is reduced is
+    // kept until all of it has come.
     const auto units = static_cast<std::uint32_t>((longest.length * element + 7) / 8);
     if (solo.reduces && units > most_reduced_units()) return 0;
     solo.plain = is_plain(inv, solo);

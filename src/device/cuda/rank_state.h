@@ -34,7 +34,8 @@ struct CudaLink {
   alignas(kFalseSharingBytes) std::uint32_t attention;
   std::uint64_t gone;        // ranks that are gone, as bits
   std::uint64_t sq_written;  // submissions so far
-  // By peers' lanes, after they have written something for this rank: another value each time. What
+  // By peers' lanes, about when they have written something for this rank (it may come a little
+  // later, see solo.cuh's tell_peers()): another value each time. What
   // a rank's launcher looks at while no engine of it is resident.
   alignas(kFalseSharingBytes) std::uint32_t pokes[kMaxRanks][kMaxLanes];
 };

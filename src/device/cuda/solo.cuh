@@ -326,16 +326,17 @@ __device__ __forceinline__ InEndpoint* endpoint_of(const SoloCall& call, const M
 }
 
 // Of a peer whose packet has not come for a while: it may have been called beside its streams, and
-// be asleep until it hears that something has come for it. A hint: the poke that nothing is lost
-// with comes as the call is published, behind a fence that covers what all threads have sent.
-// `value`: another one each time.
-__device__ __noinline__ void poke_early(CudaRank& r, const SoloCall& call, const Stretch& w,
-                                        std::uint32_t lane, std::uint32_t value) {
-  if (hand() >= 32) return;
-  const Member m = member_of(call, w, hand());
-  if (m.part != kOutgoing || !m.to) return;
+// be asleep until it hears that something has come for it. By the first mover, whose units are
+// awaited if any are. It has not seen what the others have sent; as of the last pokes,
+// tell_peers(), peers look again. `value`: another one each time.
+__device__ __noinline__ void poke_early(CudaRank& r, const SoloCall& call, std::uint32_t lane,
+                                        std::uint32_t value) {
+  if (hand() != 0) return;
   fence_system();
-  store_system(r.pokes[m.peer][lane], value);
+  for (std::uint32_t i = 0; i < call.num_sent; ++i) {
+    const std::uint32_t peer = call.members[around(call, call.first_sent + i)];
+    store_system(r.pokes[peer][lane], value);
+  }
 }
 
 // ---- receiving: what is copied ----
@@ -362,7 +363,7 @@ __device__ __forceinline__ bool receive_copies(CudaRank& r, const SoloCall& call
     }
     bool all = false;
     for (std::uint32_t polls = 0; !all && polls < kPolls; ++polls) {
-      if (polls == kPokePolls) poke_early(r, call, w, lane, s.poke);
+      if (polls == kPokePolls) poke_early(r, call, lane, s.poke);
       if (is_hopeless(s)) break;
       all = true;
 #pragma unroll
@@ -400,7 +401,7 @@ __device__ __forceinline__ bool collect_row(CudaRank& r, const SoloCall& call, c
                                             std::uint32_t begin, const Raw<2> (&own)[kUnits],
                                             Row<kUnits>& row) {
   for (std::uint32_t polls = 0; polls < kPolls; ++polls) {
-    if (polls == kPokePolls) poke_early(r, call, w, lane, s.poke);
+    if (polls == kPokePolls) poke_early(r, call, lane, s.poke);
     if (is_hopeless(s)) break;
     bool all = true;
 #pragma unroll
@@ -579,8 +580,9 @@ __device__ __forceinline__ bool any_gave_up(std::uint64_t word) {
   return ((word ^ word >> 1) & kFirstBits) != 0;
 }
 
-// The key may be used again. In front of the fence that end_call() is behind: what the call's
-// lanes have stored there is released with their leases, and its buffers belong to its stream.
+// The key may be used again. In front of the fence that end_call() is behind, so this says nothing
+// of the results: what the lanes have stored for later drivers is released with their leases, the
+// call's buffers belong to its stream, and who asks for its end looks at `completed` or the CQ.
 __device__ __forceinline__ void free_key(const CudaLaunch& launch) {
   store_relaxed_local(launch.sqe.inv.key->done, launch.sqe.inv.n + 1);
 }
@@ -694,10 +696,11 @@ __device__ __forceinline__ bool take_lane(CudaRank& r, const CudaLaunch& launch,
   return all;
 }
 
-// What a thread of the first warp knows of the connector that it sees to.
+// What a thread of the first warp knows of the connector that it sees to: from look(), and from
+// look_again() what follows.
 struct Known {
   std::uint64_t count;   // posted, or consumed, before this call
-  std::uint64_t credit;  // of outgoing ones: what the peer has consumed at least
+  std::uint64_t credit;  // of outgoing ones: what the peer has consumed at least; again later
   CreditCell* cell;
   InEndpoint* at;          // the endpoint
   std::uint32_t* poke_at;  // of who sends, or is sent to
@@ -756,10 +759,10 @@ __device__ __forceinline__ bool look(CudaRank& r, const CudaLaunch& launch, cons
 }
 
 // By the first warp, while packets are under way. Whether incoming connectors are the key's, and
-// began no later than is known, so that what is consumed may be counted from there; false: do not
-// wait. (If the tag was this key's from an earlier time the packet is not found, or at the place of
-// a step that has the same: the flag says that it is this call's.) Of outgoing ones: what was
-// consumed by now, for a later call. And where to poke whom.
+// began no later than is known; false: do not wait. (If the tag was this key's from an earlier time
+// the packet is not found, or at the place of a step that has the same: the flag says that it is
+// this call's, and tell_peers() looks which step it was.) Of outgoing ones: what was consumed by
+// now, for a later call. And where to poke whom.
 __device__ __forceinline__ bool look_again(CudaRank& r, const SoloCall& call,
                                            const LaneTransport& t, const Stretch& w, Known& known,
                                            Shared& s) {
@@ -805,20 +808,30 @@ static_assert(kLeastThreads > kCounter);
 // is in front of what is stored at peers (one takes a microsecond or two):
 //   Credits say that packets were read. Each thread that has read some has seen their flags in what
 //   its loads have brought, and came to the block's barrier behind that; nothing that is stored now
-//   can be in those loads.
+//   can be in those loads. (So do GPUs work: a value that was branched on has come. To PTX's model
+//   loads in front of a store are ordered by a fence only. The other side, who reads a credit and
+//   overwrites, relies on the same.)
 //   Pokes say that packets were stored, and on their way to the host they may overtake those. So a
 //   launcher that was poked looks more than once, see CudaDaemon::run_launcher().
 template <std::uint32_t kSteps>
-__device__ __forceinline__ void tell_peers(CudaRank& r, const SoloCall& call, const Stretch& w,
-                                           std::uint32_t lane, std::uint32_t taken,
-                                           std::uint32_t posted, const Known& known,
-                                           const Shared& s) {
+__device__ __forceinline__ void tell_peers(CudaRank& r, const SoloCall& call,
+                                           const LaneTransport& t, const Stretch& w,
+                                           std::uint32_t taken, std::uint32_t posted,
+                                           const Known& known, const Shared& s) {
+  const std::uint32_t lane = t.lane;
   const Member m = member_of(call, w, threadIdx.x);
   const bool takes = taken != 0 && m.part == kIncoming && m.from;
   const bool posts = m.part == kOutgoing && m.to;  // the data carried their flags
   const bool pokes = posts || (taken != 0 && m.part == kOutgoing && m.from);
   const std::uint32_t poke = s.poke + kSteps;  // poke_early() has had those before
-  const std::uint64_t count = known.count + (takes ? taken : posted);
+  std::uint64_t count = known.count;
+  // As LaneTransport::resolve(). The packet has come (the barrier), and with it where its owner
+  // began: while it was awaited the connector may have been another key's, which was void.
+  if (takes) {
+    const std::uint64_t base = load_relaxed(t.base_word(m.peer, known.connector));
+    if (base > count) count = base;
+  }
+  count += takes ? taken : posted;
   if (takes) store_system(known.cell->consumed, count);
   if (pokes) store_system(*known.poke_at, poke);
   if (takes || posts) known.at->consumed = count;
@@ -838,8 +851,7 @@ __device__ __forceinline__ void give_back(CudaRank& r, const SoloCall& call, std
   // lane, that its key may be used again.
   fence_local();
   std::uint64_t lanes = fetch_and_relaxed(r.lanes, ~bit);
-  if (!single) return see_to_lane(r, lane, lanes);
-  if (!done) return;  // this block goes on to serve the lane
+  if (!single || !done) return see_to_lane(r, lane, lanes);
   // Others may wait for the call's end in their queues. Who leaves a lane with something in it says
   // so in CudaRank::lanes, then looks at `readied`; who takes one acquires that word. So if nobody
   // drives another lane and nothing was left in one as this one is given back, nobody needs to hear
@@ -862,9 +874,7 @@ __device__ __forceinline__ bool leave_untried(CudaRank& r, const CudaLaunch& lau
   const SoloCall& call = launch.solo;
   if (threadIdx.x == kLeaser) {
     if (leased) {
-      const std::uint64_t lanes = clear_lanes(r, std::uint64_t{1} << lane);
-      // A single block serves the lane itself.
-      if (call.lanes != 1) see_to_lane(r, lane, lanes);
+      see_to_lane(r, lane, clear_lanes(r, std::uint64_t{1} << lane));
     }
     const bool serves = call.lanes == 1 || report(r, launch, report_word(kUntried));
     s.serves = serves ? 1 : 0;

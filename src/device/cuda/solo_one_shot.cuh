@@ -19,8 +19,8 @@ __device__ __forceinline__ Stretch stretch_of(const SoloCall& call, const Invoca
           end - begin, (end - begin + kUnitBytes - 1) / kUnitBytes};
 }
 
-// The movers' part, to the point where all has come; `other` says so of what is not their own. What
-// is reduced is left in `held`. In it is the barrier behind which the first warp has looked.
+// The movers' part, to the point where all of a thread's has come (true). What is reduced is left
+// in `held`. In it is the barrier behind which the first warp has looked: all movers take one way.
 __device__ __forceinline__ bool move_all(CudaRank& r, const SoloCall& call, const Invocation& inv,
                                          const Stretch& w, std::uint32_t lane, const Shared& s,
                                          Held& held) {
@@ -90,7 +90,7 @@ __device__ __forceinline__ bool run_solo_one_shot(CudaRank& r, const CudaLaunch&
   std::uint64_t at = 0;
   if (threadIdx.x == kCaller && done) at = begin_end(r, launch);
   if (!is_mover()) {
-    tell_peers<1>(r, call, w, lane, done ? 1 : 0, 1, known, s);
+    tell_peers<1>(r, call, t, w, done ? 1 : 0, 1, known, s);
   } else if (done && call.reduces) {
     store_reduction(call, w, held);
   }

@@ -98,9 +98,8 @@ __device__ __forceinline__ Senders<kMembers> senders_of(const SoloCall& call, co
 
 // Looks for a row of all senders' packets until all have come; of member q in x[q].
 template <int kMembers, int kUnits>
-__device__ __forceinline__ bool await_row(CudaRank& r, const SoloCall& call, const Stretch& w,
-                                          std::uint32_t lane, const Shared& s,
-                                          const Senders<kMembers>& senders,
+__device__ __forceinline__ bool await_row(CudaRank& r, const SoloCall& call, std::uint32_t lane,
+                                          const Shared& s, const Senders<kMembers>& senders,
                                           const PlainRow<kUnits>& row,
                                           Raw<2> (&x)[kMembers][kUnits]) {
   const std::uint32_t flag = call.flag;
@@ -121,7 +120,7 @@ __device__ __forceinline__ bool await_row(CudaRank& r, const SoloCall& call, con
       }
     }
     if (all) return true;
-    if (polls == kPokePolls) poke_early(r, call, w, lane, s.poke);
+    if (polls == kPokePolls) poke_early(r, call, lane, s.poke);
     if (is_hopeless(s)) break;
   }
   return false;
@@ -171,7 +170,7 @@ __device__ __forceinline__ bool receive_sums(CudaRank& r, const SoloCall& call,
 #pragma unroll
       for (int h = 0; h < kUnits; ++h) x[q][h] = own[h];
     }
-    if (!await_row<kMembers, kUnits>(r, call, w, lane, s, senders, row, x)) return false;
+    if (!await_row<kMembers, kUnits>(r, call, lane, s, senders, row, x)) return false;
     Raw<2> sum[kUnits];
     switch (inv.geometry.dtype) {
       case DType::kFloat32:
@@ -204,7 +203,7 @@ __device__ __forceinline__ bool receive_messages(CudaRank& r, const SoloCall& ca
 #pragma unroll 1
   for (; row.has(0); row = row.next()) {
     Raw<2> x[kMembers][kUnits];
-    if (!await_row<kMembers, kUnits>(r, call, w, lane, s, senders, row, x)) return false;
+    if (!await_row<kMembers, kUnits>(r, call, lane, s, senders, row, x)) return false;
 #pragma unroll
     for (int q = 0; q < kMembers; ++q) {
       if (senders.from[q] == nullptr) continue;

@@ -638,8 +638,8 @@ __device__ __forceinline__ void tell_ends(CudaRank& r, const SoloCall& call, con
     // (What was acquired: with the fence and the lease, as look() wants it.)
     out.credit = s.credits[m.q];
   }
-  // Without a fence, for the reasons that tell_peers() has. (Pokes here are about credits only: who
-  // wants room looks for it longer than they take before it sleeps.)
+  // Without a fence, for the reasons that tell_peers() has. (Pokes are about the last slices, too,
+  // which may come behind them: peers look again.)
   if (takes && s.taken_slices != 0) {
     store_system(s.ins[m.q].cell->consumed, s.ins[m.q].count + s.taken_slices);
   }

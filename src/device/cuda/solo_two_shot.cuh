@@ -151,8 +151,8 @@ __device__ __forceinline__ bool gather_part(CudaRank& r, const SoloCall& call,
 // Of whom a result does not come for a while: it may be asleep since before it could see all that
 // we have scattered, whatever came of it meanwhile. So peers are told once more.
 __device__ __forceinline__ bool collect_parts(CudaRank& r, const SoloCall& call,
-                                              const Invocation& inv, const Stretch& w,
-                                              std::uint32_t lane, PartWalk walk, const Shared& s) {
+                                              const Invocation& inv, std::uint32_t lane,
+                                              PartWalk walk, const Shared& s) {
   std::uint32_t most = kPokePolls;
 #pragma unroll 1
   while (!walk.done(call)) {
@@ -185,7 +185,7 @@ __device__ __forceinline__ bool collect_parts(CudaRank& r, const SoloCall& call,
     }
     if (!all) {
       if (most == kLaterPolls) return false;
-      poke_early(r, call, w, lane, s.poke + 1);
+      poke_early(r, call, lane, s.poke + 1);
       most = kLaterPolls;
       continue;  // from the beginning: nothing need be kept across that
     }
@@ -250,7 +250,7 @@ __device__ __forceinline__ bool run_solo_two_shot(CudaRank& r, const CudaLaunch&
   bool has_gathered = true, come = true;
   if (is_mover()) {
     has_gathered = gather_part(r, call, inv, w, lane, s, own, held);
-    come = has_gathered && collect_parts(r, call, inv, w, lane, all, s);
+    come = has_gathered && collect_parts(r, call, inv, lane, all, s);
     if (threadIdx.x == kListener && attention != 0 && is_cancelled(r, launch, attention)) {
       come = false;
     }
@@ -267,7 +267,7 @@ __device__ __forceinline__ bool run_solo_two_shot(CudaRank& r, const CudaLaunch&
     r.head_starts[launch.slot * r.rank.num_lanes + lane] = static_cast<std::uint8_t>(primitives);
   }
   if (!is_mover()) {
-    tell_peers<2>(r, call, w, lane, primitives - 1, gathered ? 2 : 1, known, s);
+    tell_peers<2>(r, call, t, w, primitives - 1, gathered ? 2 : 1, known, s);
   } else if (gathered) {
     store_reduction(call, w, held);
   }
