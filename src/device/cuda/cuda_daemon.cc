@@ -19,6 +19,7 @@
 #include "device/cuda/cuda_error.h"
 #include "device/cuda/kernels.h"
 #include "device/cuda/rank_state.h"
+#include "device/cuda/recall.h"
 
 namespace unjam {
 namespace {
@@ -41,30 +42,6 @@ class Layout {
  private:
   unsigned char* base_;
   std::size_t used_ = 0;
-};
-
-// When to look again after a poke. Calls without the engine poke before what they have sent is
-// certain to be there (solo.cuh, tell_peers()), which takes a few microseconds; a daemon that comes
-// of the poke stays longer than that. In case of a delay out of the ordinary there are a few more
-// looks, at growing distances.
-class Recall {
- public:
-  void begin() {
-    since_ns_ = monotonic_ns();
-    next_ns_ = kFirstNs;
-  }
-  // True: now, and the next one later.
-  bool is_due() {
-    const std::uint64_t passed = monotonic_ns() - since_ns_;
-    if (next_ns_ == 0 || passed < next_ns_) return false;
-    // (One look, if nobody has asked for long.)
-    while (next_ns_ != 0 && passed >= next_ns_) next_ns_ = next_ns_ == kLastNs ? 0 : next_ns_ * 10;
-    return true;
-  }
-
- private:
-  static constexpr std::uint64_t kFirstNs = 1'000'000, kLastNs = 1'000'000'000;
-  std::uint64_t since_ns_ = 0, next_ns_ = 0;  // 0: not again
 };
 
 // Waits a little longer each time: polls, lets others run, sleeps up to 100 us.
@@ -905,8 +882,8 @@ class CudaDaemon : public StreamDaemon {
         // Calls in streams look themselves for what peers have sent.
         const bool beside = beside_.load(std::memory_order_acquire) != 0;
         launches = posted || load_acquire(h.rung) != 0 || (beside && now_poked != poked) ||
-                   (beside && recall.is_due());
-        if (now_poked != poked) recall.begin();
+                   (beside && recall.is_due(monotonic_ns()));
+        if (now_poked != poked) recall.begin(monotonic_ns());
       }
       bool failed = false;
       if (launches) {
