@@ -10,7 +10,8 @@
 // A chunk is one slice of half an escape slot: a GPU packet carries data and flags half and half. A
 // rank sends at most one slice to each peer per pass and waits for nothing before it has sent, so
 // one slot per connector is enough. On the host direct plans use the latency lane (lane 0) alone;
-// on a GPU, where one block moves little, a lane for every 8 KiB of a message, from lane 0 on.
+// on a GPU, where one block moves little, a lane for every 7.5 KiB of a message beyond 15 KiB, and
+// which ones is the invocation's affair, see spread_lanes().
 #pragma once
 
 #include <optional>

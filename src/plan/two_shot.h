@@ -11,7 +11,7 @@
 // half), and two slots are enough, by the mesh plan's argument (mesh.h): a connector carries the
 // contribution and then the result of each chunk, and the latter is sent in the very step in which
 // the peers' contributions are consumed. The two carry different flags: the result makes a second
-// hop (kSecondHop). Lanes begin at lane 0, as with direct plans.
+// hop (kSecondHop). Lanes are as with direct plans.
 #pragma once
 
 #include <cstdint>
