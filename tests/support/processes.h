@@ -136,8 +136,10 @@ class Processes {
   }
 
   // Waits for all; false, and a test failure, if one failed or did not end. The children's own
-  // waits have a shorter patience, and say more when they lose it.
-  bool finish(std::int64_t patience_us = 2 * kPatienceUs) {
+  // waits have a shorter patience, and say more when they lose it. `explained`: whether those that
+  // did not end have said all that they will; none: they get some time for that.
+  bool finish(std::int64_t patience_us = 2 * kPatienceUs,
+              const std::function<bool()>& explained = nullptr) {
     const bool in_time = wait_until([&] { return all_ended(); }, patience_us);
     bool ok = true;
     if (!in_time) {
@@ -149,8 +151,7 @@ class Processes {
         ::kill(p.pid, SIGCONT);
         ::kill(p.pid, SIGUSR2);  // prints what it waits for
       }
-      // Nobody says when that is done.
-      wait_until([&] { return all_ended(); }, kPatienceUs / 4);
+      wait_until([&] { return all_ended() || (explained && explained()); }, kPatienceUs / 4);
       for (const One& p : all_) {
         if (!p.ended) ::kill(p.pid, SIGKILL);
       }

@@ -5,6 +5,7 @@
 
 #include <gtest/gtest-spi.h>
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cstdint>
@@ -31,10 +32,41 @@ double median(std::vector<double> v) {
 
 // ---- the harness itself ----
 
+// What this process and its children print on stderr, to be read while they do.
+class StderrInFile {
+ public:
+  StderrInFile() : file_(std::tmpfile()), before_(dup(STDERR_FILENO)) {
+    std::fflush(stderr);
+    dup2(fileno(file_), STDERR_FILENO);
+  }
+  ~StderrInFile() {
+    std::fflush(stderr);
+    dup2(before_, STDERR_FILENO);
+    close(before_);
+    std::fclose(file_);
+  }
+  StderrInFile(const StderrInFile&) = delete;
+  StderrInFile& operator=(const StderrInFile&) = delete;
+
+  std::string text() const {
+    std::string all;
+    char piece[4096];
+    for (ssize_t n = 0;
+         (n = pread(fileno(file_), piece, sizeof(piece), static_cast<off_t>(all.size()))) > 0;) {
+      all.append(piece, static_cast<std::size_t>(n));
+    }
+    return all;
+  }
+
+ private:
+  std::FILE* file_;
+  int before_;
+};
+
 TEST(Processes, AChildThatHangsIsReportedWithWhatItWaitsFor) {
   unjamUniqueId_t id;
   UNJAM_CHECK(unjamGetUniqueId(&id));
-  testing::internal::CaptureStderr();
+  const StderrInFile printed;
   Processes all(2, "", [&](Child& me) {
     Job job(id, 2, {me.index()}, default_config(), base_seed());
     job.run([&](Rank& rank) {
@@ -49,8 +81,12 @@ TEST(Processes, AChildThatHangsIsReportedWithWhatItWaitsFor) {
     });
   });
   ASSERT_TRUE(all.wait_until([&] { return !all.said(0).empty() && !all.said(1).empty(); }));
-  EXPECT_NONFATAL_FAILURE(EXPECT_FALSE(all.finish(1000)), "processes 0, 1 did not end");
-  const std::string text = testing::internal::GetCapturedStderr();
+  const auto explained = [&] {
+    const std::string text = printed.text();
+    return text.find("never") != std::string::npos && text.find("rank 1") != std::string::npos;
+  };
+  EXPECT_NONFATAL_FAILURE(EXPECT_FALSE(all.finish(1000, explained)), "processes 0, 1 did not end");
+  const std::string text = printed.text();
   EXPECT_NE(text.find("never"), std::string::npos) << text;
   EXPECT_NE(text.find("rank 1"), std::string::npos) << text;
 }
