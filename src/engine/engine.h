@@ -643,10 +643,6 @@ class Engine {
     if (a.dyn.loop < p.lag || a.dyn.loop - p.lag < a.dyn.behind[hop_of(p)]) return {all.offset, 0};
     return g.chunk_of(all, a.dyn.loop - p.lag);
   }
-  UNJAM_HD static Hop hop_of(Primitive p) {
-    if ((p.flags & kGather) != 0) return kGathers;
-    return (p.flags & kCollect) != 0 ? kCollects : kSends;
-  }
 
   // The slice under way, by direction: a pair's first primitive sends and its second receives,
   // any other's only one does both.

@@ -10,6 +10,7 @@
 #include <cstdint>
 
 #include "base/portability.h"
+#include "engine/program.h"
 
 namespace unjam {
 
@@ -17,6 +18,10 @@ namespace unjam {
 // gathers, collects.
 inline constexpr std::uint32_t kHops = 3;
 enum Hop : std::uint32_t { kSends, kGathers, kCollects };
+UNJAM_HD inline Hop hop_of(const Primitive& p) {
+  if ((p.flags & kGather) != 0) return kGathers;
+  return (p.flags & kCollect) != 0 ? kCollects : kSends;
+}
 
 struct HopOrder {
   std::uint32_t chunks = 0;

@@ -43,6 +43,10 @@ Geometry make_geometry(const PlanRequest& request, std::uint32_t parts);
 void assign_bulk_lanes(const PlanRequest& request, const PlanLimits& limits,
                        std::uint16_t first_bulk, Geometry* geometry);
 
+// Threads of a GPU's block that move packets where it runs without the engine (solo.cuh), by
+// default, and what one of them moves at once.
+inline constexpr std::uint64_t kPacketMovers = 480, kPacketUnitBytes = 8;
+
 // The first lane for a plan of few lanes on a GPU, of `all`: by the key's tag, so that calls under
 // different keys are in each other's way as little as there are lanes. (On the host the first lane
 // is every short call's: others would wake more threads.)

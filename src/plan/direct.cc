@@ -5,11 +5,12 @@
 namespace unjam {
 namespace {
 
-// What one lane of a GPU carries of a rank's largest message: two units of 8 bytes for each of the
-// 480 threads of a block that move data, so that all are under way at once. And what a lane alone
-// carries: to bring several together takes longer. (With UNJAM_BLOCK_THREADS=128 a lane without the
-// engine reduces 9 KiB at most; between that and this such calls go to the engine.)
-constexpr std::uint64_t kDirectLaneBytes = 480 * 16, kSingleLaneBytes = 480 * 32;
+// What one lane of a GPU carries of a rank's largest message: two units for each thread, so that
+// all are under way at once. And what a lane alone carries: to bring several together takes longer.
+// (With UNJAM_BLOCK_THREADS=128 a lane without the engine reduces 9 KiB at most; between that and
+// this such calls go to the engine.)
+constexpr std::uint64_t kDirectLaneBytes = kPacketMovers * 2 * kPacketUnitBytes;
+constexpr std::uint64_t kSingleLaneBytes = kPacketMovers * 4 * kPacketUnitBytes;
 
 class DirectProgram {
  public:

@@ -5,10 +5,10 @@
 namespace unjam {
 namespace {
 
-// What one lane of a GPU carries of each part: 8 bytes for each of the 480 threads of a block that
-// move data, so that every one adds one unit of packets as soon as it has come. With less the lanes
-// are more than what they do is worth, with more a call waits for its lanes.
-constexpr std::uint64_t kTwoShotLaneBytes = 480 * 8;
+// What one lane of a GPU carries of each part: a unit for each thread, so that every one
+// adds one unit of packets as soon as it has come. With less the lanes are more than what they do
+// is worth, with more a call waits for its lanes.
+constexpr std::uint64_t kTwoShotLaneBytes = kPacketMovers * kPacketUnitBytes;
 
 }  // namespace
 

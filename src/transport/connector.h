@@ -448,12 +448,6 @@ class LaneTransport {
     return {escape_slot(in), bytes};
   }
 
-  // Where the packet with this step lies that `sender` writes for `receiver`.
-  UNJAM_HD unsigned char* packet_place(std::uint32_t receiver, std::uint32_t sender,
-                                       std::uint32_t i, std::uint64_t step) const {
-    return escape_slot(receiver, sender, i, step);
-  }
-
   // ---- for who has several steps of a connector under way at once (`steps`: see Wire) ----
 
   UNJAM_HD static SlotHeader& header_of(unsigned char* steps, std::uint64_t step) {
@@ -505,10 +499,6 @@ class LaneTransport {
   // (So many bytes have a connector's slots that 32 bits count them.)
   UNJAM_HD unsigned char* escape_slot(const Wire& w) const {
     return w.steps + kHeaderBytes + w.slot * shape.escape_slot_bytes;
-  }
-  UNJAM_HD unsigned char* escape_slot(std::uint32_t receiver, std::uint32_t sender, std::uint32_t i,
-                                      std::uint64_t step) const {
-    return connector(receiver, sender, i) + kHeaderBytes + slot_of(step) * shape.escape_slot_bytes;
   }
   UNJAM_HD std::uint32_t slot_of(std::uint64_t step) const {
     // Steps hardly ever need 64 bits, whose division takes a GPU a hundred cycles.

@@ -128,7 +128,18 @@ def library_path() -> Path:
     return Path(unjam.__file__).parent / "lib" / "libunjam.so"
 
 
+def anchors(page: Path) -> set[str]:
+    """Where links into a page can lead: its headings, named as on GitHub, and what has an id."""
+    text = page.read_text()
+    titles = [title.lower() for title in re.findall(r"^#+ (.+)$", text, flags=re.M)]
+    named = {re.sub(r"[^\w\- ]", "", title).replace(" ", "-") for title in titles}
+    return named | set(re.findall(r'id="([^"]+)"', text))
+
+
 def test_links_between_pages_lead_somewhere() -> None:
-    for page in PAGES:
-        for target in re.findall(r"\]\(([^)#:]+)\)", page.read_text()):
-            assert (page.parent / target).exists(), f"{page.name} links to {target}"
+    for page in [*PAGES, ROOT / "CHANGELOG.md", ROOT / "CONTRIBUTING.md"]:
+        for target, anchor in re.findall(r"\]\(([^)#:]*)(?:#([^)]*))?\)", page.read_text()):
+            there = page.parent / target if target else page
+            assert there.exists(), f"{page.name} links to {target}"
+            if anchor:
+                assert anchor in anchors(there), f"{page.name} links to {target}#{anchor}"

@@ -6,13 +6,12 @@
 #include <gtest/gtest.h>
 
 #include <cstdint>
-#include <optional>
 #include <random>
 #include <string>
 #include <vector>
 
 #include "engine/hop_order.h"
-#include "plan/mesh.h"
+#include "tests/support/mesh_plan.h"
 
 namespace unjam {
 namespace {
@@ -25,21 +24,6 @@ struct Setting {
   std::uint32_t seed = 1;
   bool gathers_in_order = true;  // false: a mistake, which must be found
 };
-
-Plan plan_of(const Setting& s) {
-  PlanRequest request;
-  request.kind = s.kind;
-  request.count = 1 << 20;
-  request.ranks = s.ranks;
-  request.rank = 0;
-  PlanLimits limits;
-  limits.escape_slots = s.slots;
-  limits.lanes = 4;
-  limits.overlap = true;
-  const std::optional<Plan> plan = plan_mesh(request, limits);
-  EXPECT_TRUE(plan.has_value());
-  return plan.value_or(Plan{});
-}
 
 // What a slice is: chunk of the first hop (0) or the second (1).
 struct Slice {
@@ -56,7 +40,7 @@ class Model {
  public:
   explicit Model(const Setting& s)
       : s_(s),
-        plan_(plan_of(s)),
+        plan_(mesh_plan(s.kind, s.slots, s.ranks)),
         order_{s.chunks, plan_.primitives[1].lag, s.kind == Kind::kAllReduce},
         random_(s.seed) {
     const auto n = static_cast<std::size_t>(s.ranks);
@@ -255,9 +239,7 @@ class Model {
     for (; rank.pass < passes; ++rank.pass, rank.primitive = 0) {
       for (; rank.primitive < plan_.primitives.size(); ++rank.primitive) {
         const Primitive& p = plan_.primitives[rank.primitive];
-        const std::uint32_t hop = (p.flags & kGather) != 0    ? kGathers
-                                  : (p.flags & kCollect) != 0 ? kCollects
-                                                              : kSends;
+        const Hop hop = hop_of(p);
         if (rank.pass < p.lag || rank.pass - p.lag >= s_.chunks ||
             rank.pass - p.lag < rank.moved[hop]) {
           continue;

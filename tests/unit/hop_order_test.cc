@@ -4,10 +4,9 @@
 
 #include <gtest/gtest.h>
 
-#include <optional>
 #include <vector>
 
-#include "plan/mesh.h"
+#include "tests/support/mesh_plan.h"
 
 namespace unjam {
 namespace {
@@ -39,25 +38,10 @@ std::vector<Slice> walk(const Plan& plan, std::uint32_t chunks) {
   return slices;
 }
 
-Plan mesh_plan(Kind kind, std::uint32_t slots) {
-  PlanRequest request;
-  request.kind = kind;
-  request.count = 1 << 20;
-  request.ranks = 4;
-  request.rank = 1;
-  PlanLimits limits;
-  limits.escape_slots = slots;
-  limits.lanes = 4;
-  limits.overlap = true;
-  const std::optional<Plan> plan = plan_mesh(request, limits);
-  EXPECT_TRUE(plan.has_value());
-  return plan.value_or(Plan{});
-}
-
 TEST(HopOrder, IsThatOfTheProgram) {
   for (const Kind kind : {Kind::kAllReduce, Kind::kAllGather, Kind::kReduceScatter}) {
     for (const std::uint32_t slots : {2u, 3u, 4u, 6u, 8u}) {
-      const Plan plan = mesh_plan(kind, slots);
+      const Plan plan = mesh_plan(kind, slots, 4);
       for (std::uint32_t chunks = 1; chunks < 12; ++chunks) {
         const HopOrder order{chunks, plan.primitives[1].lag, kind == Kind::kAllReduce};
         const std::vector<Slice> slices = walk(plan, chunks);

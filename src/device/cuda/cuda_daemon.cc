@@ -657,9 +657,9 @@ class CudaDaemon : public StreamDaemon {
         solo.own_to = in_output(p.part);
       }
     }
-    // A unit of 8 bytes a thread, of each message that is another; what is reduced is
-    // kept until all of it has come.
-    const auto units = static_cast<std::uint32_t>((longest.length * element + 7) / 8);
+    // A unit a thread, of each message that is another; what is reduced is kept until all of it has
+    // come.
+    const auto units = static_cast<std::uint32_t>(units_of(longest.length * element));
     if (solo.reduces && units > most_reduced_units()) return 0;
     solo.plain = is_plain(inv, solo);
     return solo_threads(std::max(solo.scatters ? units * solo.num_sent : units,
@@ -675,6 +675,9 @@ class CudaDaemon : public StreamDaemon {
         dtype == DType::kFloat32 || dtype == DType::kBfloat16 || dtype == DType::kFloat16;
     const bool sums = inv.op == Op::kSum || inv.op == Op::kAvg;
     return bits % kSoloUnitBytes == 0 && (!solo.reduces || (common && sums));
+  }
+  static std::uint64_t units_of(std::uint64_t bytes) {
+    return (bytes + kSoloUnitBytes - 1) / kSoloUnitBytes;
   }
   // Of a lane, without the engine.
   std::uint32_t most_reduced_units() const {
@@ -760,11 +763,10 @@ class CudaDaemon : public StreamDaemon {
     const std::uint64_t longest = g.lane_part(0, g.first_lane).length;
     const std::uint64_t shortest = g.lane_part(size - 1, g.first_lane + g.lanes - 1u).length;
     if (longest > g.chunk || shortest == 0 || g.count * element > UINT32_MAX / 2 ||
-        (longest * element + 7) / 8 > most_reduced_units()) {
+        units_of(longest * element) > most_reduced_units()) {
       return false;
     }
     solo.two_shot = true;
-    solo.plain = false;
     solo.block_bytes = static_cast<std::uint32_t>(g.count * element);
     const std::uint32_t pieces = (solo.block_bytes + 15) / 16;
     solo.part_pieces = pieces / size;
@@ -778,12 +780,11 @@ class CudaDaemon : public StreamDaemon {
     solo.before = 0;  // each lane says it
     return true;
   }
-  // A unit of 8 bytes a thread, of each peer's part.
+  // A unit a thread, of each peer's part.
   unsigned two_shot_threads(const Invocation& inv) const {
     const Geometry& g = inv.geometry;
-    const std::uint64_t units =
-        (g.lane_part(0, g.first_lane).length * dtype_bytes(g.dtype) + 7) / 8;
-    return solo_threads(units * (inv.group_size - 1u));
+    const std::uint64_t bytes = g.lane_part(0, g.first_lane).length * dtype_bytes(g.dtype);
+    return solo_threads(units_of(bytes) * (inv.group_size - 1u));
   }
 
   // What the device reads of a command must be in memory that it reaches. One is under way at most.

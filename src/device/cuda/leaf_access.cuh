@@ -142,23 +142,6 @@ __device__ __forceinline__ void store_packet_word(void* p, std::uint32_t data, s
   asm volatile("st.relaxed.sys.u64 [%0], %1;" ::"l"(p), "l"(pack(data, flag)) : "memory");
 }
 
-// `bytes` of data are left from this unit on (> 0). The second word need not exist: it reads as
-// {0, flag}.
-__device__ __forceinline__ PacketUnit load_packet_unit(const void* p, std::uint64_t bytes,
-                                                       std::uint32_t flag) {
-  if (bytes > 4 && is_aligned(p, 16)) {
-    std::uint64_t first, second;
-    asm volatile("ld.relaxed.sys.v2.u64 {%0, %1}, [%2];"
-                 : "=l"(first), "=l"(second)
-                 : "l"(p)
-                 : "memory");
-    return {{unpack(first), unpack(second)}};
-  }
-  PacketUnit unit{{load_packet_word(p), {0, flag}}};
-  if (bytes > 4) unit.word[1] = load_packet_word(static_cast<const char*>(p) + 8);
-  return unit;
-}
-
 // A whole unit, aligned.
 __device__ __forceinline__ PacketUnit load_packet_aligned(const void* p) {
   std::uint64_t first, second;
@@ -175,14 +158,19 @@ __device__ __forceinline__ void store_packet_aligned(void* p, const Raw<2>& raw,
                : "memory");
 }
 
+// `bytes` of data are left from this unit on (> 0). The second word need not exist: it reads as
+// {0, flag}.
+__device__ __forceinline__ PacketUnit load_packet_unit(const void* p, std::uint64_t bytes,
+                                                       std::uint32_t flag) {
+  if (bytes > 4 && is_aligned(p, 16)) return load_packet_aligned(p);
+  PacketUnit unit{{load_packet_word(p), {0, flag}}};
+  if (bytes > 4) unit.word[1] = load_packet_word(static_cast<const char*>(p) + 8);
+  return unit;
+}
+
 __device__ __forceinline__ void store_packet_unit(void* p, const Raw<2>& raw, std::uint64_t bytes,
                                                   std::uint32_t flag) {
-  if (bytes > 4 && is_aligned(p, 16)) {
-    asm volatile("st.relaxed.sys.v2.u64 [%0], {%1, %2};" ::"l"(p), "l"(pack(raw.w[0], flag)),
-                 "l"(pack(raw.w[1], flag))
-                 : "memory");
-    return;
-  }
+  if (bytes > 4 && is_aligned(p, 16)) return store_packet_aligned(p, raw, flag);
   store_packet_word(p, raw.w[0], flag);
   if (bytes > 4) store_packet_word(static_cast<char*>(p) + 8, raw.w[1], flag);
 }

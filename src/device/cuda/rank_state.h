@@ -58,9 +58,9 @@ enum class EngineKind : std::uint32_t {
 // stretch. Offsets are in bytes, from the beginning of the user's buffer. Of members that are sent
 // to, or received from, there is one, or all others: those from `first` on, around the group.
 inline constexpr std::uint32_t kSoloRanks = 8;
-inline constexpr std::uint32_t kSoloUnitBytes = 8;
-inline constexpr unsigned kSoloControl = 32;  // threads of a block that move nothing
-inline constexpr int kSoloUnits = 12;         // of 8 bytes, that each of the others reduces at most
+inline constexpr std::uint32_t kSoloUnitBytes = 8;  // what a thread moves at once
+inline constexpr unsigned kSoloControl = 32;        // threads of a block that move nothing
+inline constexpr int kSoloUnits = 12;               // that each of the others reduces at most
 inline constexpr std::uint32_t kLeastStreamThreads = 224;  // of a block in solo_stream.cuh
 struct SoloCall {
   std::uint32_t lanes = 0;         // a block each; 0: the call needs the engine

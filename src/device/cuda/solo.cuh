@@ -63,7 +63,7 @@ inline constexpr std::uint32_t kPolls = 512, kRoomPolls = 128, kPokePolls = 32;
 
 // What a thread has under way at once.
 inline constexpr int kRow = 2;
-static_assert(kSoloUnits % kRow == 0);
+static_assert(kSoloUnits % kRow == 0 && kSoloUnitBytes == kUnitBytes);
 
 struct Shared {
   char* from[kSoloRanks];
@@ -282,7 +282,7 @@ __device__ __forceinline__ void store_own(const Stretch& w, std::uint32_t to, st
   }
 }
 
-// ---- members, each seen to by threads of a warp ----
+// ---- members, each seen to by threads of the first warp ----
 
 // Thread 8 i + q sees to member q; i says in what. Whatever several threads look at, they do so in
 // one instruction: branches of a warp would wait for memory one after the other.
@@ -299,11 +299,10 @@ struct Member {
 };
 
 // A lane without data, as in the engine, sends and receives nothing.
-__device__ __forceinline__ Member member_of(const SoloCall& call, const Stretch& w,
-                                            std::uint32_t thread) {
+__device__ __forceinline__ Member member_of(const SoloCall& call, const Stretch& w) {
   Member m;
-  m.q = thread % kSoloRanks;
-  m.part = thread / kSoloRanks;
+  m.q = threadIdx.x % kSoloRanks;
+  m.part = threadIdx.x / kSoloRanks;
   m.to = w.bytes != 0 && among(call, m.q, call.first_sent, call.num_sent);
   m.from = w.bytes != 0 && among(call, m.q, call.first_received, call.num_received);
   m.peer = call.members[m.q];
@@ -715,7 +714,7 @@ __device__ __forceinline__ bool look(CudaRank& r, const CudaLaunch& launch, cons
   constexpr std::uint32_t kAll = 0xffffffff;
   const SoloCall& call = launch.solo;
   const std::uint32_t lane = t.lane;
-  const Member m = member_of(call, w, threadIdx.x);
+  const Member m = member_of(call, w);
   const bool looks = m.part == kOutgoing ? m.to : m.part == kIncoming && m.from;
   if (!take_lane(r, launch, lane, leased)) return false;
 
@@ -726,9 +725,9 @@ __device__ __forceinline__ bool look(CudaRank& r, const CudaLaunch& launch, cons
   if (threadIdx.x == 0) poke = load_relaxed_local(r.poke_counts[lane]) + 1;
   if (looks) {
     const bool in = m.part == kIncoming;
-    const InEndpoint& at = *endpoint_of(call, m, lane);
-    unsigned char* const steps = at.steps;
     known.at = endpoint_of(call, m, lane);
+    const InEndpoint& at = *known.at;
+    unsigned char* const steps = at.steps;
     known.count = at.consumed;
     known.connector = at.connector;
     known.cell = at.cell;
@@ -766,15 +765,15 @@ __device__ __forceinline__ bool look(CudaRank& r, const CudaLaunch& launch, cons
 __device__ __forceinline__ bool look_again(CudaRank& r, const SoloCall& call,
                                            const LaneTransport& t, const Stretch& w, Known& known,
                                            Shared& s) {
-  const Member m = member_of(call, w, threadIdx.x);
+  const Member m = member_of(call, w);
   if (m.part == kOutgoing && (m.to || m.from)) known.poke_at = &r.pokes[m.peer][t.lane];
   if (m.part == kOutgoing && m.to) known.credit = load_relaxed(known.cell->consumed);
   if (m.part != kIncoming || !m.from) return true;
   // Acquire, see tag_word(): for a look at the base behind this.
   const std::uint64_t tag = load_acquire(t.tag_word(m.peer, known.connector));
   const std::uint64_t base = load_relaxed(t.base_word(m.peer, known.connector));
-  // (Of the second only a hint: a new owner, the same key, sends to another place, where the engine
-  // will look.)
+  // (Of the second only a hint: if a new owner, the same key, sends to another place, the engine
+  // will look there.)
   if (tag == call.tag && base <= known.count) return true;
   *static_cast<volatile std::uint32_t*>(&s.hopeless) = 1;
   return false;
@@ -819,7 +818,7 @@ __device__ __forceinline__ void tell_peers(CudaRank& r, const SoloCall& call,
                                            std::uint32_t taken, std::uint32_t posted,
                                            const Known& known, const Shared& s) {
   const std::uint32_t lane = t.lane;
-  const Member m = member_of(call, w, threadIdx.x);
+  const Member m = member_of(call, w);
   const bool takes = taken != 0 && m.part == kIncoming && m.from;
   const bool posts = m.part == kOutgoing && m.to;  // the data carried their flags
   const bool pokes = posts || (taken != 0 && m.part == kOutgoing && m.from);
@@ -868,14 +867,12 @@ __device__ __forceinline__ void give_back(CudaRank& r, const SoloCall& call, std
   see_to_lane(r, lane, lanes);
 }
 
-// By all threads, as run_solo() returns: something that the block needs is not there.
+// By all threads, as run_solo_one_shot() returns: something that the block needs is not there.
 __device__ __forceinline__ bool leave_untried(CudaRank& r, const CudaLaunch& launch,
                                               std::uint32_t lane, bool leased, Shared& s) {
   const SoloCall& call = launch.solo;
   if (threadIdx.x == kLeaser) {
-    if (leased) {
-      see_to_lane(r, lane, clear_lanes(r, std::uint64_t{1} << lane));
-    }
+    if (leased) see_to_lane(r, lane, clear_lanes(r, std::uint64_t{1} << lane));
     const bool serves = call.lanes == 1 || report(r, launch, report_word(kUntried));
     s.serves = serves ? 1 : 0;
   }
@@ -942,7 +939,7 @@ __device__ __forceinline__ std::uint32_t approach(CudaRank& r, const CudaLaunch&
   std::uint32_t attention = 0;
   if (threadIdx.x == 0) s.hopeless = s.serves = 0;
   if (threadIdx.x < 2 * kSoloRanks) {
-    const Member m = member_of(call, w, threadIdx.x);
+    const Member m = member_of(call, w);
     if (m.q < call.group_size) find_way(endpoint_of(call, m, lane));
   }
   if (threadIdx.x == kListener && blockIdx.x == 0) attention = load_relaxed(*call.attention);

@@ -600,7 +600,7 @@ __device__ __forceinline__ bool look_at_wires(CudaRank& r, const CudaLaunch& lau
                                               const LaneTransport& t, const Stretch& w,
                                               bool& leased, StreamShared& s) {
   const SoloCall& call = launch.solo;
-  const Member m = member_of(call, w, threadIdx.x);
+  const Member m = member_of(call, w);
   if (!take_lane(r, launch, t.lane, leased)) return false;
   bool ok = true;
   if (m.part == kOutgoing && m.to) {
@@ -620,7 +620,7 @@ __device__ __forceinline__ bool look_at_wires(CudaRank& r, const CudaLaunch& lau
 // As tell_peers(), of what publish_stream() has not told. By the first warp.
 __device__ __forceinline__ void tell_ends(CudaRank& r, const SoloCall& call, const LaneTransport& t,
                                           const Stretch& w, const StreamShared& s) {
-  const Member m = member_of(call, w, threadIdx.x);
+  const Member m = member_of(call, w);
   const bool takes = m.part == kIncoming && m.from, posts = m.part == kOutgoing && m.to;
   const std::uint32_t poke = s.poke + 1;
   if (threadIdx.x == 0) r.poke_counts[t.lane] = poke;

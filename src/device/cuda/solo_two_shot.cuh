@@ -77,8 +77,7 @@ struct PartItem {
   std::uint32_t from;  // and there in the vector
   std::uint32_t left;  // bytes of the stretch from there on; 0: there is no such item
 };
-__device__ __forceinline__ PartItem next_item(const SoloCall& call, std::uint32_t lane,
-                                              PartWalk& walk) {
+__device__ __forceinline__ PartItem next_item(const SoloCall& call, PartWalk& walk) {
   PartItem item{};
   if (walk.done(call)) return item;
   item.q = around(call, call.first_sent + walk.message);
@@ -95,21 +94,19 @@ __device__ __forceinline__ unsigned unit_bytes(const PartItem& item) {
 
 // By value: both go over the same rows.
 __device__ __forceinline__ void load_parts(const SoloCall& call, const Invocation& inv,
-                                           std::uint32_t lane, PartWalk walk,
-                                           Raw<2> (&x)[kManyUnits]) {
+                                           PartWalk walk, Raw<2> (&x)[kManyUnits]) {
 #pragma unroll
   for (int h = 0; h < kManyUnits; ++h) {
-    const PartItem item = next_item(call, lane, walk);
+    const PartItem item = next_item(call, walk);
     if (item.left == 0) continue;
     x[h] = load_user(static_cast<const char*>(inv.input) + item.from, unit_bytes(item));
   }
 }
-__device__ __forceinline__ PartWalk send_parts(const SoloCall& call, const Shared& s,
-                                               std::uint32_t lane, PartWalk walk,
+__device__ __forceinline__ PartWalk send_parts(const SoloCall& call, const Shared& s, PartWalk walk,
                                                const Raw<2> (&x)[kManyUnits]) {
 #pragma unroll
   for (int h = 0; h < kManyUnits; ++h) {
-    const PartItem item = next_item(call, lane, walk);
+    const PartItem item = next_item(call, walk);
     if (item.left == 0) continue;
     cuda_leaves::store_packet_unit(s.to[item.q] + 2 * item.at, x[h], item.left, call.flag);
   }
@@ -163,7 +160,7 @@ __device__ __forceinline__ bool collect_parts(CudaRank& r, const SoloCall& call,
     Raw<2> x[kManyUnits];
 #pragma unroll
     for (int h = 0; h < kManyUnits; ++h) {
-      const PartItem item = next_item(call, lane, ahead);
+      const PartItem item = next_item(call, ahead);
       left[h] = item.left;
       if (item.left == 0) continue;
       from[h] = s.later_from[item.q] + 2 * item.at;
@@ -224,7 +221,7 @@ __device__ __forceinline__ bool run_solo_two_shot(CudaRank& r, const CudaLaunch&
   Known known{};
   bool leased = false;
   if (is_mover()) {
-    load_parts(call, inv, lane, all, ahead);
+    load_parts(call, inv, all, ahead);
     load_own(call, w, 0, own);
   } else {
     const bool ok = look<2>(r, launch, t, w, leased, known, s);
@@ -236,9 +233,9 @@ __device__ __forceinline__ bool run_solo_two_shot(CudaRank& r, const CudaLaunch&
   if (is_mover()) {
     PartWalk walk = all;
     for (;;) {
-      walk = send_parts(call, s, lane, walk, ahead);
+      walk = send_parts(call, s, walk, ahead);
       if (walk.done(call)) break;
-      load_parts(call, inv, lane, walk, ahead);
+      load_parts(call, inv, walk, ahead);
     }
   } else {
     look_again(r, call, t, w, known, s);  // says it in `hopeless`
