@@ -725,9 +725,9 @@ __device__ __forceinline__ bool look(CudaRank& r, const CudaLaunch& launch, cons
   if (threadIdx.x == 0) poke = load_relaxed_local(r.poke_counts[lane]) + 1;
   if (looks) {
     const bool in = m.part == kIncoming;
-    known.at = endpoint_of(call, m, lane);
-    const InEndpoint& at = *known.at;
+    const InEndpoint& at = *endpoint_of(call, m, lane);
     unsigned char* const steps = at.steps;
+    known.at = endpoint_of(call, m, lane);
     known.count = at.consumed;
     known.connector = at.connector;
     known.cell = at.cell;
