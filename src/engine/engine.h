@@ -520,7 +520,8 @@ class Engine {
         a.in = a.key->in;
         a.tag = key.tag;
         a.group = key.group;
-        a.passes = a.inv.geometry.loops_of(a.parts[0]);  // the lead's own; see begin_turn()
+        const Geometry& g = a.inv.geometry;
+        a.passes = g.loops_of(g.lane_part(g.longest_part(), lane_index_));  // see begin_turn()
         a.slot = slot;
         a.dirty = 0;
         count(lane_.stats.context_loads);
@@ -633,8 +634,8 @@ class Engine {
   UNJAM_HD static Range chunk_of(const ActiveContext& a, Primitive p) {
     if ((p.flags & kCopies) == 0) return chunk(a, p, p.part);
     if (a.inv.group_size == 1) return {};
-    // Of the other members' chunks the first one's is a longest: all are empty if it is.
-    return chunk(a, p, a.inv.group_rank == 0 ? 1 : 0);
+    // Of the other members' chunks a longest: all are empty if it is.
+    return chunk(a, p, a.inv.geometry.longest_part(a.inv.group_rank));
   }
   // The same of a part.
   UNJAM_HD static Range chunk(const ActiveContext& a, Primitive p, std::uint32_t part) {
@@ -842,8 +843,10 @@ class Engine {
   UNJAM_HD std::uint64_t cost_of(bool in) const {
     const SliceJob& job = this->job(in);
     if (job.copies) {
-      const bool scatters = (side(in).flags & kScatter) != 0;
-      return chunk(in).length * (job.num_src - 1) * (scatters ? 1 + kLinkCost : 2);
+      const std::uint16_t flags = side(in).flags;
+      const std::uint32_t stores = (flags & kCopy) != 0 ? 1 : 0;
+      return chunk(in).length * (job.num_src - 1) *
+             (1 + stores + ((flags & kScatter) != 0 ? kLinkCost : 0));
     }
     return job.elems * (job.num_src + kLinkCost * job.num_dst + (job.dst_user != nullptr ? 1 : 0));
   }
@@ -1067,8 +1070,9 @@ class Engine {
   }
 
   UNJAM_HD bool takes_part(const ActiveContext& a, Part part) const {
-    if (side(part.in).flags & kCopies) return job(part.in).copy_elems[part.q] != 0;
-    return part.q != a.inv.group_rank;
+    const Primitive p = side(part.in);
+    if (p.flags & kCopies) return job(part.in).copy_elems[part.q] != 0;
+    return part.q != a.inv.group_rank && (part.in || part.q != p.recv_peer);
   }
   // Elements of the slice from or to a member.
   UNJAM_HD std::uint32_t elems_of(Part part) const {
@@ -1076,9 +1080,12 @@ class Engine {
     return static_cast<std::uint32_t>(chunk(part.in).length);
   }
   // Member q's place in dst_slot, of what is sent. A combine's result goes to all of num_dst
-  // places, without a gap at this rank's own; copies are at their members' places.
+  // places, without a gap at this rank's own, or at whom it came from; copies are at their members'
+  // places.
   UNJAM_HD std::uint32_t place_of(const ActiveContext& a, std::uint32_t q) const {
-    return (s_.primitive.flags & kCopies) == 0 && q > a.inv.group_rank ? q - 1 : q;
+    const Primitive p = s_.primitive;
+    if (p.flags & kCopies) return q;
+    return q - (q > a.inv.group_rank ? 1 : 0) - (q > p.recv_peer ? 1 : 0);
   }
 
   UNJAM_HD void begin_peers(const ActiveContext& a) {
@@ -1101,6 +1108,8 @@ class Engine {
         q == a.inv.group_rank ? std::uint32_t{0} : static_cast<std::uint32_t>(c.length);
     if (p.flags & kScatter) {
       job.src[q] = local_at(a.inv, p, c.offset);
+      const bool copies = (p.flags & kCopy) != 0 && a.inv.input != a.inv.output;
+      job.dst_copy[q] = copies ? a.inv.output_at(c.offset) : nullptr;
     } else {
       job.dst_slot[q] = nullptr;
       job.dst_copy[q] = a.inv.output_at(c.offset);
@@ -1212,8 +1221,9 @@ class Engine {
     const void* local = local_at(inv, p, offset);
     job.elems = s_.pair ? static_cast<std::uint32_t>(chunk(in).length) : s_.elems;
     job.dst_user = flags & kCopy ? inv.output_at(offset) : nullptr;
-    job.num_dst = flags & kSendAll ? static_cast<std::uint16_t>(inv.group_size - 1)
-                                   : static_cast<std::uint16_t>((flags & kSend) != 0);
+    const std::uint32_t others = inv.group_size - ((flags & kRecv) != 0 ? 2 : 1);
+    job.num_dst =
+        static_cast<std::uint16_t>((flags & kSendAll) != 0 ? others : (flags & kSend) != 0);
     const bool average = inv.op == Op::kAvg && inv.group_size > 1;
     const bool scales = average && !is_integer(g.dtype) && (flags & kContribute);
     if ((flags & kRecv) != 0 && s_.view.data == nullptr) {

@@ -9,6 +9,8 @@
 
 namespace unjam {
 
+inline constexpr std::uint16_t kNoPart = 0xffff;
+
 struct Range {
   std::uint64_t offset = 0;  // elements
   std::uint64_t length = 0;  // elements
@@ -35,12 +37,15 @@ UNJAM_HD constexpr Range split(std::uint64_t count, std::uint32_t pieces, std::u
 struct Geometry {
   std::uint64_t count = 0;
   std::uint32_t parts = 1;  // parts of the data: the group's size where plans treat ranks' shares
-                            // apart (ring and mesh all-reduce, block-structured kinds), else 1
+                            // apart (ring all-reduce, mesh, block-structured kinds), else 1
   std::uint32_t chunk = 1;  // elements a chunk; at most what the guaranteed slots carry
   std::uint16_t first_lane = 0;  // lanes [first_lane, first_lane + lanes) take part
   std::uint16_t lanes = 1;
   Kind kind = Kind::kAllReduce;
   DType dtype = DType::kInt8;
+  // A part without data, so that the others share them all: a rank's that has none to see to.
+  // kNoPart: there is none. (Not of block-structured kinds.)
+  std::uint16_t empty_part = kNoPart;
 
   UNJAM_HD constexpr std::uint32_t align() const { return 16 / dtype_bytes(dtype); }
   UNJAM_HD constexpr bool blocked() const { return unjam::blocked(kind); }
@@ -48,7 +53,17 @@ struct Geometry {
   // all-to-all, the input's part p goes to rank p, and the output's comes from there.
   UNJAM_HD constexpr Range part(std::uint32_t p) const {
     if (blocked()) return {p * count, count};
-    return split(count, parts, p, align());
+    if (empty_part == kNoPart) return split(count, parts, p, align());
+    if (p == empty_part) return {0, 0};
+    return split(count, parts - 1, p < empty_part ? p : p - 1, align());
+  }
+  // A part that is as long as any: of all, or of all but one. (split puts the longer ones first.)
+  // If the others are empty it is an empty one.
+  UNJAM_HD constexpr std::uint32_t longest_part(std::uint32_t but = kNoPart) const {
+    std::uint32_t p = 0;
+    while (p == but || p == empty_part) ++p;
+    if (p < parts) return p;
+    return empty_part == kNoPart ? 0 : empty_part;
   }
   // What lane `lane` carries of part p, relative to the whole vector.
   UNJAM_HD constexpr Range lane_part(std::uint32_t p, std::uint32_t lane) const {
@@ -67,12 +82,12 @@ struct Geometry {
     if (lo >= r.length) return {r.offset, 0};
     return {r.offset + lo, r.length - lo < chunk ? r.length - lo : chunk};
   }
-  // How many loops this lane makes: part 0 is a longest one (split puts the longer ranges first).
+  // How many loops this lane makes.
   UNJAM_HD constexpr std::uint64_t loops(std::uint32_t lane) const {
-    return loops_of(lane_part(0, lane));
+    return loops_of(lane_part(longest_part(), lane));
   }
-  UNJAM_HD constexpr std::uint64_t loops_of(Range first) const {
-    return first.length / chunk + (first.length % chunk != 0);
+  UNJAM_HD constexpr std::uint64_t loops_of(Range longest) const {
+    return longest.length / chunk + (longest.length % chunk != 0);
   }
   // The user's input of an all-gather or gather and output of a reduce-scatter or scatter hold one
   // block only: an offset into the whole vector falls back by this much there (rank = group rank).

@@ -4,7 +4,9 @@
 //
 // Chunk l is sent in pass l (the first hop: a contribution, or all there is), its result in pass
 // l + lag (the second hop), behind the pass's contribution. Both ends of a connector number its
-// slices alike, from 0 on. All parts of all lanes have the same number of chunks.
+// slices alike, from 0 on. All parts of all lanes (but an empty one) have the same number of
+// chunks. Only an all-reduce's connectors carry both hops; where others' carry results, these are
+// all.
 #pragma once
 
 #include <cstdint>
@@ -14,25 +16,26 @@
 
 namespace unjam {
 
-// What a program of a mesh plan does, by hops: sends (scatters, or sends all the own part),
-// gathers, collects.
+// What a program of a mesh plan does, by hops: sends (scatters, or sends all the own part), gathers
+// (receives the own part, from one or from all, and may send it on), collects.
 inline constexpr std::uint32_t kHops = 3;
 enum Hop : std::uint32_t { kSends, kGathers, kCollects };
 UNJAM_HD inline Hop hop_of(const Primitive& p) {
-  if ((p.flags & kGather) != 0) return kGathers;
+  if ((p.flags & (kGather | kRecv)) != 0) return kGathers;
   return (p.flags & kCollect) != 0 ? kCollects : kSends;
 }
 
 struct HopOrder {
   std::uint32_t chunks = 0;
   std::uint32_t lag = 0;  // passes from a hop to the next
-  bool two_hops = false;  // an all-reduce
+  bool two_hops = false;  // a connector carries both: of an all-reduce
 
   // The number of chunk l's slice of the first hop, and of the second.
   UNJAM_HD constexpr std::uint32_t first(std::uint32_t l) const {
     return two_hops && l > lag ? l + (l - lag) : l;
   }
   UNJAM_HD constexpr std::uint32_t second(std::uint32_t l) const {
+    if (!two_hops) return l;
     const std::uint32_t before = l + lag + 1;
     return l + (before < chunks ? before : chunks);
   }

@@ -42,10 +42,12 @@ enum PrimitiveFlags : std::uint16_t {
   kGather = 1 << 8,
   // The three with several peers move exactly one slice a peer (planners keep a chunk within one
   // guaranteed slot), all of them at once or none.
-  // The result goes to every other group member. send_peer is kNoPeer.
+  // The result goes to every other group member, but to whom it was received from (kRecv).
+  // send_peer is kNoPeer.
   kSendAll = 1 << 9,
-  // Every other member q is sent the local slice of part q; `part` is not looked at. Members whose
-  // chunk is empty in this loop are left out, on both sides. send_peer is kNoPeer.
+  // Every other member q is sent the local slice of part q, which, with kCopy, goes into the own
+  // output, too; `part` is not looked at. Members whose chunk is empty in this loop are left out,
+  // on both sides. send_peer is kNoPeer.
   kScatter = 1 << 10,
   // The counterpart: receives from every other member q the slice of part q, into the output.
   // recv_peer is kNoPeer; `part` is not looked at.

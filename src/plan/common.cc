@@ -87,7 +87,7 @@ void assign_bulk_lanes(const PlanRequest& request, const PlanLimits& limits,
   geometry->lanes = 1;
   if (limits.lanes == 1) return;
   const std::uint64_t element_bytes = dtype_bytes(request.dtype);
-  const std::uint64_t part_bytes = geometry->part(0).length * element_bytes;
+  const std::uint64_t part_bytes = geometry->part(geometry->longest_part()).length * element_bytes;
   const std::uint64_t slot_bytes = limits.escape_slot_bytes;
   if (part_bytes <= slot_bytes && vector_elements(request) * element_bytes <= kLatencyLaneBytes) {
     return;

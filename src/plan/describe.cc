@@ -90,6 +90,7 @@ std::string describe(const Primitive& primitive) {
   if ((primitive.flags & kRecv) != 0) text += " from " + std::to_string(primitive.recv_peer);
   if ((primitive.flags & kSend) != 0) text += " to " + std::to_string(primitive.send_peer);
   if ((primitive.flags & kSendAll) != 0) text += " to all";
+  if ((primitive.flags & kSendAll) != 0 && (primitive.flags & kRecv) != 0) text += " others";
   return text;
 }
 
@@ -103,6 +104,8 @@ std::string check_json(const PlanRequest& request, const std::vector<Plan>& plan
     json += field("algorithm", quoted(to_string(plan.algorithm)));
     json += field("protocol", quoted(to_string(plan.protocol)));
     json += field("parts", plan.geometry.parts);
+    const std::uint16_t empty = plan.geometry.empty_part;
+    json += field("empty_part", empty == kNoPart ? "null" : std::to_string(empty));
     json += field("chunk", plan.geometry.chunk);
     json += field("first_lane", plan.geometry.first_lane);
     json += field("lanes", plan.geometry.lanes);

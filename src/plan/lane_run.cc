@@ -90,7 +90,7 @@ std::uint64_t LaneRun::length_from(int rank, const Primitive& p, int from,
 }
 
 std::uint64_t LaneRun::length_to(int rank, const Primitive& p, int to, std::uint64_t length) const {
-  if (to == rank) return 0;
+  if (to == rank || ((p.flags & kSendAll) != 0 && to == p.recv_peer)) return 0;
   if ((p.flags & kScatter) == 0) return length;
   return chunk_length(part_to(p, to), loops_[ranks_[index(rank)].loop].number);
 }
@@ -235,7 +235,7 @@ LaneRun::Step LaneRun::move(int rank, std::uint32_t primitive, std::uint64_t len
         }
         output_[index(rank)][at] = received;
       }
-    } else if ((p.flags & kCopy) != 0) {
+    } else if ((p.flags & kCopy) != 0 && (p.flags & kScatter) == 0) {
       const std::size_t at = cell(rank, p.part, self.slice);
       const bool receives = (p.flags & kRecv) != 0;
       const ValueId received = receives ? front(p.recv_peer, rank)->value : kNoValue;
@@ -245,7 +245,12 @@ LaneRun::Step LaneRun::move(int rank, std::uint32_t primitive, std::uint64_t len
     }
     if ((p.flags & kScatter) != 0) {
       for (int to = 0; to < request_.ranks; ++to) {
-        if (to != rank) read_[index(rank)][cell(rank, part_to(p, to), self.slice)] = true;
+        if (to == rank) continue;
+        const std::size_t at = cell(rank, part_to(p, to), self.slice);
+        read_[index(rank)][at] = true;
+        if ((p.flags & kCopy) == 0 || length_to(rank, p, to, length) == 0) continue;
+        output_[index(rank)][at] = load_local(rank, p, at);
+        if (output_[index(rank)][at] == kNoValue) return Step::kFailed;
       }
     } else if ((p.flags & kLocal) != 0 && (p.flags & kFromOutput) == 0) {
       read_[index(rank)][cell(rank, p.part, self.slice)] = true;

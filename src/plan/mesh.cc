@@ -15,13 +15,15 @@ bool receives(const Primitive& p) { return (p.flags & (kGather | kCollect)) != 0
 bool sends(const Primitive& p) { return (p.flags & (kSendAll | kScatter)) != 0; }
 
 // Each primitive that receives works on what was sent passes ago. Together: and what only sends,
-// which is first, goes with what only receives, which is last.
-void overlap(const PlanLimits& limits, std::vector<Primitive>* program) {
+// which is first, goes with what only receives, which is last. (Not with a root: its two hops go
+// over different connectors, and what is last may send.)
+void overlap(Kind kind, const PlanLimits& limits, std::vector<Primitive>* program) {
   std::vector<Primitive>& p = *program;
   const auto hops = static_cast<std::uint32_t>(std::count_if(p.begin(), p.end(), receives));
-  if (!limits.overlap || hops == 0) return;
+  if (!limits.overlap || hops == 0 || p.size() == 1) return;
   const std::uint32_t distance = overlap_distance(hops, limits.escape_slots);
-  if (!limits.together || distance == 0 || !sends(p.front())) {
+  const bool together = limits.together && !has_root(kind);
+  if (!together || distance == 0 || !sends(p.front())) {
     std::uint32_t lag = 0;
     for (Primitive& q : p) {
       if (receives(q)) lag += distance;
@@ -42,9 +44,18 @@ void halve_chunk(Geometry* geometry) {
   // Less takes as long as what is done about it.
   constexpr std::uint64_t kWorthwhileBytes = 32 * 1024;
   const std::uint64_t element = dtype_bytes(geometry->dtype);
-  const std::uint64_t stretch = geometry->lane_part(0, geometry->first_lane).length;
+  const std::uint64_t stretch =
+      geometry->lane_part(geometry->longest_part(), geometry->first_lane).length;
   const std::uint64_t half = std::max((stretch + 1) / 2 * element + 15, kWorthwhileBytes);
   if (half < geometry->chunk * element) geometry->chunk = chunk_elements(half, *geometry);
+}
+
+// Whose part is empty, see mesh.h.
+std::uint16_t empty_part(const PlanRequest& request) {
+  const bool reduces = request.kind == Kind::kReduce;
+  if (request.ranks == 1 || (!reduces && request.kind != Kind::kBroadcast)) return kNoPart;
+  return static_cast<std::uint16_t>(reduces && request.ranks == 2 ? 1 - request.root
+                                                                  : request.root);
 }
 
 std::vector<Primitive> make_program(const PlanRequest& request) {
@@ -58,12 +69,15 @@ std::vector<Primitive> make_program(const PlanRequest& request) {
     ((flags & kSend) != 0 ? p.send_peer : p.recv_peer) = static_cast<std::uint16_t>(request.root);
     return p;
   };
+  const bool pair = request.ranks == 2;
   const Primitive own = primitive(kLocal | kCopy, request.rank);
   const Primitive scatter = primitive(kLocal | kScatter, 0);
   const Primitive collect = primitive(kCollect | kCopy, 0);
   const auto gather = [&](unsigned more) {
     return primitive(result | kGather | kReduce | more, request.rank);
   };
+  const Primitive reduced_for_root =
+      straight((result & ~kCopy) | kGather | kReduce | kSend | kIntoOutput);
   switch (request.kind) {
     case Kind::kAllReduce:
     case Kind::kBarrier:
@@ -78,6 +92,14 @@ std::vector<Primitive> make_program(const PlanRequest& request) {
     case Kind::kScatter:
       if (!is_root) return {straight(kRecv | kCopy)};
       return {scatter, own};
+    case Kind::kBroadcast:
+      if (is_root) return {primitive(kLocal | kScatter | kCopy, 0)};
+      if (pair) return {straight(kRecv | kCopy)};
+      return {straight(kRecv | kCopy | kSendAll | kIntoOutput), collect};
+    case Kind::kReduce:
+      if (pair) return {is_root ? gather(0) : scatter};
+      if (is_root) return {scatter, collect};
+      return {scatter, reduced_for_root};
     default:
       return {primitive(kLocal | kCopy | kSendAll | kIntoOutput, request.rank), collect};
   }
@@ -85,9 +107,7 @@ std::vector<Primitive> make_program(const PlanRequest& request) {
 
 }  // namespace
 
-bool mesh_serves(Kind kind) {
-  return kind != Kind::kReduce && kind != Kind::kBroadcast && kind != Kind::kSendRecv;
-}
+bool mesh_serves(Kind kind) { return kind != Kind::kSendRecv; }
 
 std::optional<Plan> plan_mesh(const PlanRequest& request, const PlanLimits& limits,
                               std::string* error) {
@@ -101,11 +121,12 @@ std::optional<Plan> plan_mesh(const PlanRequest& request, const PlanLimits& limi
   plan.algorithm = Algorithm::kMesh;
   plan.protocol = Protocol::kSlot;
   plan.geometry = make_geometry(request, static_cast<std::uint32_t>(request.ranks));
+  plan.geometry.empty_part = empty_part(request);
   plan.geometry.chunk = chunk_elements(limits.escape_slot_bytes, plan.geometry);
   // On a GPU a bulk plan takes every block: links and memory are what it shares with small calls.
   assign_bulk_lanes(request, limits, limits.device == Device::kCuda ? 0 : 1, &plan.geometry);
   plan.primitives = make_program(request);
-  overlap(limits, &plan.primitives);
+  overlap(request.kind, limits, &plan.primitives);
   if (limits.overlap && request.ranks > 1) halve_chunk(&plan.geometry);
   return plan;
 }

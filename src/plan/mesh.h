@@ -1,13 +1,19 @@
 // The mesh planner: reduce-scatter and all-gather straight between all pairs, through slots. Two
 // hops whatever the group's size (the ring's bytes, without its 2(N-1) hops), for ranks whose links
-// are fully connected, and for groups of at most 64 ranks. Reduce and broadcast, where one rank's
-// link would carry everything, are not served: use ring; nor is send/recv: use pairwise.
+// are fully connected, and for groups of at most 64 ranks. Send/recv is not served: use pairwise.
 //
 // Rank p owns part p: everybody sends it their contribution to that part (scatter), it adds them in
 // ascending order of rank, so that all ranks hold the same bits, and sends the result to everybody
 // (collect). An all-gather is the second half, a reduce-scatter the first. An
 // all-to-all is both without the sum: a scatter of the input, a collect into the output. A scatter
 // and a gather are one of these at the root.
+//
+// With a root that has it all, or is to have it all, the others own the data: the root's part is
+// empty (Geometry::empty_part), so that no link carries more than the vector in each direction, as
+// in a chain. Broadcast: the root scatters; each owner passes its part on to the other owners, who
+// collect. Reduce: all scatter their contributions; each owner adds up its part and sends it to the
+// root, who collects. Of two ranks the root of a reduce owns all: one hop. Each connector carries
+// one hop's slices, so that one slot is enough.
 //
 // A chunk is one guaranteed slot of each part, and two slots are enough. In a loop an all-reduce
 // sends each peer two slices over one connector, the contribution and then the result; the latter

@@ -24,7 +24,8 @@ std::string disagreement(const Plan& plan, const Plan& reference) {
         differs("kind", static_cast<int>(g.kind), static_cast<int>(h.kind)),
         differs("data type", static_cast<int>(g.dtype), static_cast<int>(h.dtype)),
         differs("count", g.count, h.count), differs("parts", g.parts, h.parts),
-        differs("chunk", g.chunk, h.chunk), differs("first lane", +g.first_lane, +h.first_lane),
+        differs("empty part", +g.empty_part, +h.empty_part), differs("chunk", g.chunk, h.chunk),
+        differs("first lane", +g.first_lane, +h.first_lane),
         differs("lanes", +g.lanes, +h.lanes)}) {
     if (!text.empty()) return text;
   }
@@ -42,6 +43,9 @@ std::string geometry_error(const PlanRequest& request, const Plan& plan, std::ui
   if (g.blocked() && g.parts != static_cast<std::uint32_t>(request.ranks)) {
     return "a block-structured kind needs one part per rank, the plan has " +
            std::to_string(g.parts);
+  }
+  if (g.empty_part != kNoPart && (g.blocked() || g.parts < 2 || g.empty_part >= g.parts)) {
+    return "part " + std::to_string(g.empty_part) + " cannot be empty";
   }
   if (g.chunk % g.align() != 0) {
     return "chunk " + std::to_string(g.chunk) + " is not a multiple of the alignment " +
@@ -86,8 +90,12 @@ std::string flags_error(const PlanRequest& request, int rank, const Plan& plan, 
     if (request.kind == Kind::kAllToAll) return "its data have another place in the output";
   }
   if (p.part >= plan.geometry.parts) return "there is no such part";
-  if (has(kScatter) && f != (kLocal | kScatter)) {
+  if (has(kScatter) && (f & ~kCopy) != (kLocal | kScatter)) {
     return "a scatter sends local slices, nothing else";
+  }
+  if (has(kScatter) && has(kCopy)) {
+    if (plan.protocol == Protocol::kPacket) return "packets that are scattered are not copied";
+    if (request.kind == Kind::kAllToAll) return "its data have another place in the output";
   }
   if (has(kCollect) && f != (kCollect | kCopy)) {
     return "a collect copies received slices into the output, nothing else";
@@ -95,6 +103,7 @@ std::string flags_error(const PlanRequest& request, int rank, const Plan& plan, 
   if (!has(kRecv | kLocal | kGather | kCollect)) return "it has no source";
   if (!has(kSend | kCopy | kSendAll | kScatter)) return "it has no destination";
   if (has(kSend) && has(kSendAll)) return "it sends to one and to all";
+  if (has(kRecv) && has(kSendAll) && request.ranks == 2) return "there are no others to send to";
   if (has(kGather) && (has(kRecv) || !has(kLocal) || !has(kReduce) || has(kFromOutput))) {
     return "a gather reduces the received slices with the local input, nothing else";
   }
@@ -118,11 +127,11 @@ std::string flags_error(const PlanRequest& request, int rank, const Plan& plan, 
              std::to_string(plan.geometry.parts);
     }
     for (int q = 0; q < request.ranks; ++q) {
-      if (q == rank) continue;
+      if (q == rank || q == plan.geometry.empty_part) continue;
       if (has(kScatter) && !has_input(request, rank, q)) {
         return "this rank has no input in part " + std::to_string(q);
       }
-      if (has(kCollect) && !has_output(request, rank, q)) {
+      if (has(kCopy) && !has_output(request, rank, q)) {
         return "this rank has no output in part " + std::to_string(q);
       }
     }

@@ -155,7 +155,8 @@ bool run(const Case& c, std::mt19937_64& rng) {
   return ok;
 }
 
-// Copies of different lengths, every third one empty, all in the direction `to_slots`.
+// Copies of different lengths, every third one empty, all in the direction `to_slots`; of what goes
+// to slots (not of packets) every other one also to the user.
 bool run_copies(DType dtype, Protocol protocol, bool to_slots, std::uint64_t elems, int misalign,
                 bool fused, std::mt19937_64& rng) {
   const std::size_t size = dtype_bytes(dtype), shift = misalign * size;
@@ -187,6 +188,7 @@ bool run_copies(DType dtype, Protocol protocol, bool to_slots, std::uint64_t ele
     job.src[i] = from;
     unsigned char* to = device(2 * data[i].size() + 8) + (packets && to_slots ? 0 : shift);
     (to_slots ? job.dst_slot : job.dst_copy)[i] = to;
+    if (to_slots && !packets && i % 2 == 0) job.dst_copy[i] = device(data[i].size()) + shift;
   }
   int* ready = reinterpret_cast<int*>(device(sizeof(int)));
   leaf_kernel<<<1, 512>>>(job, fused, ready);
@@ -197,6 +199,7 @@ bool run_copies(DType dtype, Protocol protocol, bool to_slots, std::uint64_t ele
   for (int i = 0; i < kMaxSources; ++i) {
     if (job.copy_elems[i] == 0) continue;
     ok = ok && holds((to_slots ? job.dst_slot : job.dst_copy)[i], data[i], packets && to_slots);
+    if (to_slots && job.dst_copy[i] != nullptr) ok = ok && holds(job.dst_copy[i], data[i], false);
   }
   for (void* p : allocations) check(cudaFree(p));
   if (!ok) {

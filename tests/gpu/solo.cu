@@ -44,6 +44,7 @@ void with_element(unjamDataType_t type, const F& f) {
   with_type(type, f);
 }
 
+bool has_root(int kind) { return kind == UNJAM_REDUCE || kind == UNJAM_BROADCAST; }
 bool reduces(int kind) {
   return kind == UNJAM_ALL_REDUCE || kind == UNJAM_REDUCE_SCATTER || kind == UNJAM_REDUCE;
 }
@@ -262,6 +263,12 @@ void add_ways(const Case& like, std::uint64_t seed, std::size_t first, std::vect
   }
 }
 
+void choose_roots(int ranks, std::size_t first, std::vector<Case>& cases) {
+  for (std::size_t i = first; i < cases.size(); ++i) {
+    cases[i].root = static_cast<int>(cases[i].seed % static_cast<std::uint64_t>(ranks));
+  }
+}
+
 std::vector<Case> make_cases(int ranks, std::uint64_t seed, std::size_t most, int only) {
   std::vector<Case> cases;
   for (int kind = 0; kind < kAllKinds; ++kind) {
@@ -291,9 +298,7 @@ std::vector<Case> make_cases(int ranks, std::uint64_t seed, std::size_t most, in
         like.exact = count * bytes > kExactBytes;
         const std::size_t first = cases.size();
         add_ways(like, seed, 0, cases);
-        for (std::size_t i = first; i < cases.size(); ++i) {
-          cases[i].root = static_cast<int>(cases[i].seed % static_cast<std::uint64_t>(ranks));
-        }
+        choose_roots(ranks, first, cases);
       }
     }
   }
@@ -332,9 +337,11 @@ constexpr int kMesh = 2;
 constexpr unsigned kMeshSlot = 4096;
 std::vector<Case> make_mesh_cases(int ranks, std::uint64_t seed, std::size_t most, int only) {
   std::vector<Case> cases;
-  for (const int kind : {UNJAM_ALL_REDUCE, UNJAM_ALL_GATHER, UNJAM_REDUCE_SCATTER}) {
+  for (const int kind :
+       {UNJAM_ALL_REDUCE, UNJAM_ALL_GATHER, UNJAM_REDUCE_SCATTER, UNJAM_REDUCE, UNJAM_BROADCAST}) {
     if (only >= 0 && kind != only) continue;
-    const std::size_t parts = kind == UNJAM_ALL_REDUCE ? static_cast<std::size_t>(ranks) : 1;
+    std::size_t parts = kind == UNJAM_ALL_REDUCE ? static_cast<std::size_t>(ranks) : 1;
+    if (has_root(kind)) parts = static_cast<std::size_t>(ranks - 1);
     const std::size_t formats = reduces(kind) ? std::size(kFormats) : kCopied;
     for (std::size_t f = 0; f < formats; ++f) {
       const std::size_t loop = parts * 32 * kMeshSlot / kFormats[f].bytes;
@@ -347,7 +354,9 @@ std::vector<Case> make_mesh_cases(int ranks, std::uint64_t seed, std::size_t mos
         like.kind = kind;
         like.format = &kFormats[f];
         like.count = count;
+        const std::size_t first = cases.size();
         add_ways(like, seed, 2'000'000, cases);
+        choose_roots(ranks, first, cases);
       }
     }
   }

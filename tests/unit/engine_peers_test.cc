@@ -40,8 +40,19 @@ using unjam_test::base_seed;
 using unjam_test::kPatienceUs;
 using unjam_test::kSanitized;
 
-enum class What { kTwoStepAllReduce, kOneStepAllReduce, kAllGather, kReduceScatter, kBroadcast };
-constexpr int kWhats = 5;
+enum class What {
+  kTwoStepAllReduce,
+  kOneStepAllReduce,
+  kAllGather,
+  kReduceScatter,
+  kBroadcast,
+  // As mesh plans do them, of at least two ranks: the root's part is empty, see empty_part().
+  kMeshBroadcast,
+  kMeshReduce,
+};
+constexpr int kWhats = 7, kWhatsOfOneRank = 5;
+
+bool has_empty_part(What what) { return what == What::kMeshBroadcast || what == What::kMeshReduce; }
 
 struct Case {
   int ranks = 2;
@@ -66,9 +77,17 @@ struct Use {
   std::vector<std::vector<Primitive>> programs;            // [rank]
 };
 
-Primitive primitive(unsigned flags, std::uint32_t part) {
+// Of two ranks the root of a reduce owns all.
+std::uint32_t empty_part(const Use& u) {
+  return u.what == What::kMeshReduce && u.inputs.size() == 2 ? 1 - u.root : u.root;
+}
+
+Primitive primitive(unsigned flags, std::uint32_t part, std::uint32_t from = kNoPeer,
+                    std::uint32_t to = kNoPeer) {
   Primitive p;
   p.flags = static_cast<std::uint16_t>(flags);
+  p.recv_peer = static_cast<std::uint16_t>(from);
+  p.send_peer = static_cast<std::uint16_t>(to);
   p.part = static_cast<std::uint16_t>(part);
   return p;
 }
@@ -86,14 +105,39 @@ std::vector<Primitive> program(const Use& u, std::uint32_t me) {
               primitive(kCollect | kCopy, 0)};
     case What::kReduceScatter:
       return {primitive(kScatter | kLocal, 0), primitive(kReduceAll, me)};
-    case What::kBroadcast: {
+    case What::kBroadcast:
       if (me == u.root) return {primitive(kLocal | kCopy | kSendAll | kIntoOutput, 0)};
-      Primitive p = primitive(kRecv | kCopy, 0);
-      p.recv_peer = static_cast<std::uint16_t>(u.root);
-      return {p};
+      return {primitive(kRecv | kCopy, 0, u.root)};
+    case What::kMeshBroadcast:
+      if (me == u.root) return {primitive(kScatter | kLocal | kCopy, 0)};
+      if (u.inputs.size() == 2) return {primitive(kRecv | kCopy, me, u.root)};
+      return {primitive(kRecv | kCopy | kSendAll | kIntoOutput, me, u.root),
+              primitive(kCollect | kCopy, 0)};
+    case What::kMeshReduce: {
+      const Primitive scatter = primitive(kScatter | kLocal, 0);
+      if (u.inputs.size() == 2) return {me == u.root ? primitive(kReduceAll, me) : scatter};
+      if (me == u.root) return {scatter, primitive(kCollect | kCopy, 0)};
+      constexpr unsigned kReduceForRoot = (kReduceAll & ~kCopy) | kSend | kIntoOutput;
+      return {scatter, primitive(kReduceForRoot, me, kNoPeer, u.root)};
     }
   }
   return {};
+}
+
+Kind kind_of(What what) {
+  switch (what) {
+    case What::kAllGather:
+      return Kind::kAllGather;
+    case What::kReduceScatter:
+      return Kind::kReduceScatter;
+    case What::kBroadcast:
+    case What::kMeshBroadcast:
+      return Kind::kBroadcast;
+    case What::kMeshReduce:
+      return Kind::kReduce;
+    default:
+      return Kind::kAllReduce;
+  }
 }
 
 // What the devices here have in common.
@@ -411,10 +455,8 @@ class Ranks {
     g.parts = u.what == What::kOneStepAllReduce || u.what == What::kBroadcast ? 1 : n_;
     g.chunk = kSlotBytes / sizeof(std::int32_t);
     g.lanes = static_cast<std::uint16_t>(case_.lanes);
-    g.kind = u.what == What::kAllGather       ? Kind::kAllGather
-             : u.what == What::kReduceScatter ? Kind::kReduceScatter
-             : u.what == What::kBroadcast     ? Kind::kBroadcast
-                                              : Kind::kAllReduce;
+    g.kind = kind_of(u.what);
+    if (has_empty_part(u.what)) g.empty_part = static_cast<std::uint16_t>(empty_part(u));
     g.dtype = DType::kInt32;
     inv.group_size = static_cast<std::uint16_t>(n_);
     inv.group_rank = static_cast<std::uint16_t>(r);
@@ -528,11 +570,12 @@ class Ranks {
   std::vector<std::pair<std::vector<std::int32_t>*, unsigned char*>> in_heap_;
 };
 
-// Every hop works on the chunk before the hop before it's, as mesh plans do with slots enough.
-void overlap(std::vector<Primitive>& program) {
+// Every hop works on a chunk some passes before the hop before it's, as mesh plans do with slots
+// enough.
+void overlap(std::vector<Primitive>& program, unsigned passes = 1) {
   unsigned lag = 0;
   for (Primitive& p : program) {
-    if (p.flags & (kGather | kCollect)) ++lag;
+    if (p.flags & (kGather | kCollect)) lag += passes;
     p.lag = static_cast<std::uint16_t>(lag);
   }
 }
@@ -558,13 +601,18 @@ void fill(Use& u, std::uint32_t ranks, std::mt19937_64& random, Laid laid = Laid
     // One more, which nobody may touch.
     u.outputs[r].assign(u.count * (gathers ? ranks : 1) + 1, -1);
     u.programs.push_back(program(u, r));
-    if (laid == Laid::kOverlapping) overlap(u.programs.back());
-    if (laid == Laid::kTogether) go_together(u.programs.back());
+    if (laid == Laid::kOneByOne) continue;
+    if (laid == Laid::kOverlapping || has_empty_part(u.what)) {
+      overlap(u.programs.back());
+    } else {
+      go_together(u.programs.back());
+    }
   }
 }
 
 std::int32_t expected(const Use& u, std::uint32_t r, std::size_t i) {
-  if (u.what == What::kBroadcast) return u.inputs[u.root][i];
+  if (kind_of(u.what) == Kind::kBroadcast) return u.inputs[u.root][i];
+  if (u.what == What::kMeshReduce && r != u.root) return -1;  // nobody may touch it
   if (u.what == What::kAllGather) return u.inputs[i / u.count][i % u.count];
   const std::size_t at = u.what == What::kReduceScatter ? r * u.count + i : i;
   std::int32_t sum = 0;
@@ -597,7 +645,9 @@ TEST_P(SeveralPeers, ManyKeysInAnyOrder) {
   const auto n = static_cast<std::uint32_t>(c.ranks);
   // Blocks of several threads meet at barriers all the time, which costs much on few cores.
   const bool slow = c.threads > 1;
-  const std::size_t keys = c.control != 0 ? 5 : 20, uses_of_each = c.control != 0 ? 2 : 3;
+  // (With outputs in heaps there are to be enough that can go there.)
+  const std::size_t keys = c.control != 0 && !c.heap ? 5 : 20;
+  const std::size_t uses_of_each = c.control != 0 ? 2 : 3;
   const int rounds = slow || kSanitized ? 1 : 3;
   std::uint64_t into_outputs = 0;
   for (int round = 0; round < rounds; ++round) {
@@ -608,7 +658,7 @@ TEST_P(SeveralPeers, ManyKeysInAnyOrder) {
       Use& u = uses[i];
       u.key = i % keys;
       u.n = i / keys;
-      u.what = static_cast<What>(random() % kWhats);
+      u.what = static_cast<What>(random() % (n == 1 ? kWhatsOfOneRank : kWhats));
       u.root = static_cast<std::uint32_t>(random() % n);
       // None, some elements (so that parts are empty), and some loops.
       u.count = random() % 3 == 0 ? random() % 17
@@ -661,13 +711,16 @@ INSTANTIATE_TEST_SUITE_P(
         Case{1, 1, 0, 1, 4, 0, false, false, true}, Case{2, 1, 0, 1, 4, 0, true, false, true},
         Case{5, 1, 0, 2, 4, 3, true, false, true}, Case{3, 4, 0, 1, 4, 0, true, true, true},
         Case{2, 2, 2, 1, 4, 0, false, false, true}, Case{3, 6, 2, 1, 4, 2, false, false, true},
-        Case{2, 3, 1, 1, 5, 0, false, true, true}, Case{3, 8, 2, 1, 4, 0, false, true, true}));
+        Case{2, 3, 1, 1, 5, 0, false, true, true}, Case{3, 8, 2, 1, 4, 0, false, true, true},
+        Case{4, 6, 2, 1, 2, 0, false}, Case{4, 5, 2, 1, 4, 2, false, true}));
 
 // A lane that waits for one of several peers says for which.
 TEST(Peers, TheMissingPeerIsNamed) {
-  for (const What what : {What::kTwoStepAllReduce, What::kOneStepAllReduce, What::kAllGather}) {
+  for (const What what : {What::kTwoStepAllReduce, What::kOneStepAllReduce, What::kAllGather,
+                          What::kMeshBroadcast, What::kMeshReduce}) {
     Use u;
     u.what = what;
+    u.root = 2;
     u.count = 100;
     std::mt19937_64 random(base_seed());
     fill(u, 4, random);
@@ -777,22 +830,21 @@ INSTANTIATE_TEST_SUITE_P(Engine, Stay, testing::Values(OrderPolicy::kFifo, Order
 // begins anew.
 TEST(HeadStart, WhatHopsHaveBehindThemIsNotMovedAgain) {
   constexpr std::uint32_t kRanks = 3, kChunks = 6;
-  for (const What what : {What::kTwoStepAllReduce, What::kAllGather, What::kReduceScatter}) {
-    for (const int lag : {0, 1, 2}) {
+  for (const What what : {What::kTwoStepAllReduce, What::kAllGather, What::kReduceScatter,
+                          What::kMeshBroadcast, What::kMeshReduce}) {
+    for (const std::uint32_t lag : {0u, 1u, 2u}) {
       SCOPED_TRACE("kind " + std::to_string(static_cast<int>(what)) + ", lag " +
                    std::to_string(lag));
       std::mt19937_64 random(base_seed());
       Use u;
       u.what = what;
+      u.root = 1;
       u.count = kChunks * Ranks::kSlotBytes / sizeof(std::int32_t) - 5;
       if (what == What::kTwoStepAllReduce) u.count *= kRanks;
+      if (has_empty_part(what)) u.count *= kRanks - 1;
       fill(u, kRanks, random);
-      for (std::vector<Primitive>& program : u.programs) {
-        for (std::size_t i = 1; i < program.size(); ++i) {
-          program[i].lag = static_cast<std::uint16_t>(lag * static_cast<int>(i));
-        }
-      }
-      Ranks ranks(Case{kRanks, 0, 0, 1, 2 * lag + 2, 0, false}, 1, 83);
+      for (std::vector<Primitive>& program : u.programs) overlap(program, lag);
+      Ranks ranks(Case{kRanks, 0, 0, 1, static_cast<int>(2 * lag + 2), 0, false}, 1, 83);
       std::vector<std::unique_ptr<ByHand>> engines;
       for (std::uint32_t r = 0; r < kRanks; ++r) {
         ranks.state(r).policy.residency_us = 1;
@@ -811,10 +863,7 @@ TEST(HeadStart, WhatHopsHaveBehindThemIsNotMovedAgain) {
         const std::vector<Primitive>& program = u.programs[r];
         std::uint32_t behind[kHops] = {};
         for (std::uint32_t i = 0; i < program.size(); ++i) {
-          const std::uint16_t flags = program[i].flags;
-          const Hop hop = (flags & kGather) != 0    ? kGathers
-                          : (flags & kCollect) != 0 ? kCollects
-                                                    : kSends;
+          const Hop hop = hop_of(program[i]);
           const std::uint64_t passes = dyn.loop + (i < dyn.primitive ? 1 : 0);
           const std::uint64_t chunks = passes < program[i].lag ? 0 : passes - program[i].lag;
           behind[hop] =
@@ -895,6 +944,7 @@ class ComesElsewhere : public testing::TestWithParam<std::tuple<What, Stickiness
     u.what = what;
     u.key = key;
     u.n = n;
+    u.root = what == What::kMeshReduce ? 1 : 0;
     u.count = 10;
     fill(u, 2, random_);
     return u;
@@ -964,7 +1014,8 @@ TEST_P(ComesElsewhere, IsFoundByTheLookThatFindsItGone) {
 
 std::string name_of(const testing::TestParamInfo<ComesElsewhere::ParamType>& info) {
   static constexpr const char* kWhat[] = {"TwoStepAllReduce", "OneStepAllReduce", "AllGather",
-                                          "ReduceScatter", "Broadcast"};
+                                          "ReduceScatter",    "Broadcast",        "MeshBroadcast",
+                                          "MeshReduce"};
   static constexpr const char* kLoses[] = {"Released", "TakenOver", "AndIsBack"};
   return std::string(kWhat[static_cast<int>(std::get<0>(info.param))]) +
          (std::get<1>(info.param) == StickinessPolicy::kHold ? "Hold" : "OneLook") +
@@ -974,7 +1025,8 @@ std::string name_of(const testing::TestParamInfo<ComesElsewhere::ParamType>& inf
 INSTANTIATE_TEST_SUITE_P(
     Engine, ComesElsewhere,
     testing::Combine(testing::Values(What::kTwoStepAllReduce, What::kOneStepAllReduce,
-                                     What::kAllGather, What::kReduceScatter, What::kBroadcast),
+                                     What::kAllGather, What::kReduceScatter, What::kBroadcast,
+                                     What::kMeshBroadcast, What::kMeshReduce),
                      testing::Values(StickinessPolicy::kAdaptive, StickinessPolicy::kHold),
                      testing::Values(Loses::kReleased, Loses::kTakenOver)),
     name_of);
@@ -982,7 +1034,8 @@ INSTANTIATE_TEST_SUITE_P(
 // does not hold looks once more before it leaves, since it has just begun.)
 INSTANTIATE_TEST_SUITE_P(EngineBack, ComesElsewhere,
                          testing::Combine(testing::Values(What::kOneStepAllReduce, What::kAllGather,
-                                                          What::kReduceScatter, What::kBroadcast),
+                                                          What::kReduceScatter, What::kBroadcast,
+                                                          What::kMeshBroadcast, What::kMeshReduce),
                                           testing::Values(StickinessPolicy::kHold),
                                           testing::Values(Loses::kAndIsBack)),
                          name_of);

@@ -16,18 +16,25 @@
 namespace unjam {
 namespace {
 
+enum class Mistake {
+  kNone,
+  kGathersOutOfTurn,  // a stream of an all-reduce, see HopOrder::sent_before_gather()
+  kForgetsAChunk,     // of what it has moved, who is interrupted
+};
+
 struct Setting {
   Kind kind = Kind::kAllReduce;
   int ranks = 2;
+  int root = 0;
   std::uint32_t slots = 4;
   std::uint32_t chunks = 4;
   std::uint32_t seed = 1;
-  bool gathers_in_order = true;  // false: a mistake, which must be found
+  Mistake mistake = Mistake::kNone;  // must be found
 };
 
-// What a slice is: chunk of the first hop (0) or the second (1).
+// What a slice is: which hop of its sender's, and of which part and chunk.
 struct Slice {
-  std::uint32_t hop, chunk;
+  std::uint32_t hop, part, chunk;
   bool operator==(const Slice&) const = default;
 };
 
@@ -38,11 +45,7 @@ struct Connector {
 
 class Model {
  public:
-  explicit Model(const Setting& s)
-      : s_(s),
-        plan_(mesh_plan(s.kind, s.slots, s.ranks)),
-        order_{s.chunks, plan_.primitives[1].lag, s.kind == Kind::kAllReduce},
-        random_(s.seed) {
+  explicit Model(const Setting& s) : s_(s), random_(s.seed) {
     const auto n = static_cast<std::size_t>(s.ranks);
     connectors_.assign(n, std::vector<Connector>(n));
     for (std::size_t r = 0; r < n; ++r) {
@@ -51,8 +54,10 @@ class Model {
       rank.patience = random_() % 3 == 0 ? 1'000'000 : random_() % (20 * s.chunks);
       rank.slots = two_hops() && random_() % 2 == 0 ? 2 * s.slots : s.slots;
       rank.is_result.assign(n, std::vector<bool>(s.chunks, false));
+      plan(r, rank);
       ranks_.push_back(rank);
     }
+    order_ = {s.chunks, two_hops() ? ranks_[0].program[1].p.lag : 0u, two_hops()};
   }
 
   // What went wrong; "": nothing.
@@ -76,130 +81,182 @@ class Model {
   }
 
  private:
+  using Peers = std::uint32_t;  // a bit a rank
+  // A primitive that has something to do.
+  struct Step {
+    Primitive p;
+    Hop hop = kSends;
+    Peers to = 0, from = 0;
+  };
   struct Rank {
+    std::vector<Step> program;
+    std::uint32_t lag = 0;                   // the last primitive's
+    Peers to[kHops] = {}, from[kHops] = {};  // of hops, for a stream
+    bool has[kHops] = {};
     bool streams = false, done = false;
     std::uint64_t patience = 0;  // steps until a stream is interrupted
     std::uint32_t slots = 0;     // that it uses of each connector
     // A stream's: chunks of each hop that were moved. An engine's: that are behind it.
     std::uint32_t moved[kHops] = {};
-    std::uint32_t sent = 0, taken = 0;  // slices of each connector, published and given back
     std::uint32_t pass = 0, primitive = 0;
     std::vector<std::vector<bool>> is_result;  // [part][chunk] of the buffer, in place
   };
 
   bool two_hops() const { return s_.kind == Kind::kAllReduce; }
-  bool reduces() const { return s_.kind != Kind::kAllGather; }
-  bool collects() const { return s_.kind != Kind::kReduceScatter; }
-  bool has(std::uint32_t hop) const {
-    return hop == kSends || (hop == kGathers ? reduces() : collects());
+  bool scatters() const { return s_.kind != Kind::kAllGather; }
+  static bool has(Peers peers, std::size_t q) { return (peers >> q & 1) != 0; }
+
+  void plan(std::size_t r, Rank& rank) {
+    const int me = static_cast<int>(r);
+    const Plan plan = mesh_plan(s_.kind, s_.slots, s_.ranks, me, s_.root);
+    empty_part_ = plan.geometry.empty_part;
+    rank.lag = plan.primitives.back().lag;
+    for (const Primitive& p : plan.primitives) {
+      Step step{p, hop_of(p)};
+      for (int q = 0; q < s_.ranks; ++q) {
+        if (sends_to(plan, p, me, q)) step.to |= 1u << q;
+        if (receives_from(plan, p, me, q)) step.from |= 1u << q;
+      }
+      rank.program.push_back(step);
+      rank.to[step.hop] |= step.to;
+      rank.from[step.hop] |= step.from;
+      rank.has[step.hop] = true;
+    }
+    // What a stream of hops, and HopOrder, take for granted.
+    if (rank.from[kSends] != 0 || rank.to[kCollects] != 0) fail(r, "a hop goes the wrong way");
+    const Peers both =
+        (rank.to[kSends] & rank.to[kGathers]) | (rank.from[kGathers] & rank.from[kCollects]);
+    if (!two_hops() && both != 0) fail(r, "a connector carries two hops");
   }
 
   void fail(std::size_t r, const std::string& what) {
     if (problem_.empty()) problem_ = "rank " + std::to_string(r) + ": " + what;
   }
 
+  // ---- connectors ----
+
   template <class Body>
-  bool all_peers(std::size_t r, Body body) const {
-    for (std::size_t q = 0; q < ranks_.size(); ++q) {
-      if (q != r && !body(q)) return false;
+  bool all_of(Peers peers, Body body) const {
+    for (std::size_t q = 0; q < connectors_.size(); ++q) {
+      if (has(peers, q) && !body(q)) return false;
     }
     return true;
   }
-  bool room(std::size_t r, std::uint32_t slice, std::uint32_t slots) const {
-    return all_peers(r, [&](std::size_t q) { return slice < connectors_[r][q].consumed + slots; });
-  }
-  bool has_come(std::size_t r, std::uint32_t slice) const {
-    return all_peers(r, [&](std::size_t q) { return slice < connectors_[q][r].published.size(); });
-  }
-  void publish(std::size_t r, const Slice& slice) {
-    for (std::size_t q = 0; q < ranks_.size(); ++q) {
-      if (q != r) connectors_[r][q].published.push_back(slice);
-    }
-    ++ranks_[r].sent;
-  }
-  void give_back(std::size_t r, std::uint32_t to) {
-    for (std::size_t q = 0; q < ranks_.size(); ++q) {
-      if (q != r) connectors_[q][r].consumed = to;
-    }
-    ranks_[r].taken = to;
-  }
-  void expect(std::size_t r, std::uint32_t number, const Slice& wanted) {
-    all_peers(r, [&](std::size_t q) {
-      if (connectors_[q][r].published[number] == wanted) return true;
-      fail(r, "slice " + std::to_string(number) + " of rank " + std::to_string(q) +
-                  " is another than is wanted");
-      return false;
+  template <class Body>
+  void each_of(Peers peers, Body body) const {
+    all_of(peers, [&](std::size_t q) {
+      body(q);
+      return true;
     });
+  }
+  std::uint32_t sent(std::size_t r, std::size_t q) const {
+    return static_cast<std::uint32_t>(connectors_[r][q].published.size());
+  }
+  std::uint32_t taken(std::size_t r, std::size_t q) const { return connectors_[q][r].consumed; }
+  bool room(std::size_t r, std::size_t q, std::uint32_t number) const {
+    return number < connectors_[r][q].consumed + ranks_[r].slots;
+  }
+  bool has_come(std::size_t r, std::size_t q, std::uint32_t number) const {
+    return number < connectors_[q][r].published.size();
+  }
+  // What a hop sends q, of a chunk.
+  Slice slice_to(std::size_t r, std::size_t q, std::uint32_t hop, std::uint32_t chunk) const {
+    const bool scattered = hop == kSends && scatters();
+    return {hop, static_cast<std::uint32_t>(scattered ? q : r), chunk};
+  }
+  // The same of what a hop wants from q: a contribution (or what a root has sent) to its own part,
+  // or q's part.
+  void expect(std::size_t r, std::size_t q, std::uint32_t number, std::uint32_t hop,
+              std::uint32_t chunk) {
+    const bool gathers = hop == kGathers;
+    const Slice wanted{gathers || !scatters() ? kSends : kGathers,
+                       static_cast<std::uint32_t>(gathers ? r : q), chunk};
+    if (connectors_[q][r].published[number] == wanted) return;
+    fail(r, "slice " + std::to_string(number) + " of rank " + std::to_string(q) +
+                " is another than is wanted");
   }
 
   // ---- what hops do to the buffer ----
 
-  void read_to_send(std::size_t r, std::uint32_t chunk) {
-    for (std::size_t q = 0; q < ranks_.size(); ++q) {
-      // (An all-gather sends its own part, which nothing overwrites.)
-      if (q != r && reduces() && ranks_[r].is_result[q][chunk]) {
-        fail(r, "a contribution is sent that was overwritten");
-      }
+  // Of what a primitive reads only contributions may have been overwritten by anything else.
+  void read_and_store(std::size_t r, const Step& step, std::uint32_t chunk) {
+    const std::uint16_t flags = step.p.flags;
+    std::vector<std::vector<bool>>& is_result = ranks_[r].is_result;
+    if (reduces(s_.kind) && (flags & kScatter) != 0) {
+      each_of(step.to, [&](std::size_t q) {
+        if (is_result[q][chunk]) fail(r, "a contribution is sent that was overwritten");
+      });
     }
-  }
-  void gather(std::size_t r, std::uint32_t chunk) {
-    if (ranks_[r].is_result[r][chunk]) fail(r, "a chunk is reduced twice");
-    ranks_[r].is_result[r][chunk] = true;
-  }
-  void collect(std::size_t r, std::uint32_t chunk) {
-    for (std::size_t q = 0; q < ranks_.size(); ++q) {
-      if (q != r) ranks_[r].is_result[q][chunk] = true;
+    if ((flags & kGather) != 0 && is_result[r][chunk]) fail(r, "a chunk is reduced twice");
+    if ((flags & kCopy) == 0) return;
+    if ((flags & (kScatter | kCollect)) != 0) {
+      each_of(step.to | step.from, [&](std::size_t q) { is_result[q][chunk] = true; });
+    } else {
+      is_result[step.p.part][chunk] = true;
     }
   }
 
   // ---- a stream ----
 
-  Slice slice_numbered(std::uint32_t number) const {
+  std::uint32_t number_sent(std::uint32_t hop, std::uint32_t chunk) const {
+    return hop == kGathers ? order_.second(chunk) : order_.first(chunk);
+  }
+  std::uint32_t number_received(std::uint32_t hop, std::uint32_t chunk) const {
+    return hop == kCollects ? order_.second(chunk) : order_.first(chunk);
+  }
+  Slice slice_numbered(std::size_t r, std::size_t q, std::uint32_t number) const {
+    if (!two_hops())
+      return slice_to(r, q, has(ranks_[r].to[kSends], q) ? kSends : kGathers, number);
     const std::uint32_t firsts = order_.firsts_in(number);
     const bool first = firsts < s_.chunks && order_.first(firsts) == number;
-    return first ? Slice{0, firsts} : Slice{1, number - firsts};
+    return first ? slice_to(r, q, kSends, firsts) : slice_to(r, q, kGathers, number - firsts);
   }
-  std::uint32_t incoming(std::uint32_t hop, std::uint32_t chunk) const {
-    return hop == kCollects && two_hops() ? order_.second(chunk) : order_.first(chunk);
+  // How many slices of a connector may be published, or given back.
+  std::uint32_t sent_prefix(std::size_t r, std::size_t q) const {
+    const Rank& rank = ranks_[r];
+    if (two_hops()) return order_.prefix(rank.moved[kSends], rank.moved[kGathers]);
+    if (has(rank.to[kSends], q)) return order_.prefix(rank.moved[kSends], 0);
+    return has(rank.to[kGathers], q) ? order_.prefix(rank.moved[kGathers], 0) : 0;
+  }
+  std::uint32_t taken_prefix(std::size_t r, std::size_t q) const {
+    const Rank& rank = ranks_[r];
+    if (two_hops()) return order_.prefix(rank.moved[kGathers], rank.moved[kCollects]);
+    if (has(rank.from[kGathers], q)) return order_.prefix(rank.moved[kGathers], 0);
+    return has(rank.from[kCollects], q) ? order_.prefix(rank.moved[kCollects], 0) : 0;
   }
 
   bool move(std::size_t r, std::uint32_t hop) {
     Rank& rank = ranks_[r];
     const std::uint32_t n = rank.moved[hop];
-    if (!has(hop) || n == s_.chunks) return false;
-    if (hop == kSends) {
-      if (!room(r, order_.first(n), rank.slots)) return false;
-      read_to_send(r, n);
-    } else {
-      if (!has_come(r, incoming(hop, n))) return false;
-      if (hop == kGathers && two_hops()) {
-        if (!room(r, order_.second(n), rank.slots)) return false;
-        if (s_.gathers_in_order && (rank.moved[kSends] < order_.sent_before_gather(n) ||
-                                    rank.moved[kCollects] < order_.collected_before_gather(n))) {
-          return false;
-        }
-      }
-      expect(r, incoming(hop, n), {hop == kCollects && two_hops() ? 1u : 0u, n});
-      hop == kGathers ? gather(r, n) : collect(r, n);
+    if (!rank.has[hop] || n == s_.chunks) return false;
+    const std::uint32_t out = number_sent(hop, n), in = number_received(hop, n);
+    if (!all_of(rank.to[hop], [&](std::size_t q) { return room(r, q, out); }) ||
+        !all_of(rank.from[hop], [&](std::size_t q) { return has_come(r, q, in); })) {
+      return false;
+    }
+    if (hop == kGathers && two_hops() && s_.mistake != Mistake::kGathersOutOfTurn &&
+        (rank.moved[kSends] < order_.sent_before_gather(n) ||
+         rank.moved[kCollects] < order_.collected_before_gather(n))) {
+      return false;
+    }
+    each_of(rank.from[hop], [&](std::size_t q) { expect(r, q, in, hop, n); });
+    for (const Step& step : rank.program) {
+      if (step.hop == hop) read_and_store(r, step, n);
     }
     ++rank.moved[hop];
     return true;
   }
-  std::uint32_t sent_prefix(const Rank& rank) const {
-    return order_.prefix(rank.moved[kSends], rank.moved[kGathers]);
-  }
-  std::uint32_t taken_prefix(const Rank& rank) const {
-    return reduces() ? order_.prefix(rank.moved[kGathers], rank.moved[kCollects])
-                     : order_.prefix(rank.moved[kCollects], 0);
-  }
   bool tell(std::size_t r, bool all) {
-    Rank& rank = ranks_[r];
-    const std::uint32_t sent = sent_prefix(rank), taken = taken_prefix(rank);
-    const bool news = rank.sent != sent || rank.taken != taken;
-    while (rank.sent < sent && (all || random_() % 4 != 0)) {
-      publish(r, slice_numbered(rank.sent));
+    bool news = false;
+    for (std::size_t q = 0; q < ranks_.size(); ++q) {
+      const std::uint32_t sends = sent_prefix(r, q), takes = taken_prefix(r, q);
+      if (q == r) continue;
+      news = news || sent(r, q) != sends || taken(r, q) != takes;
+      while (sent(r, q) < sends && (all || random_() % 4 != 0)) {
+        connectors_[r][q].published.push_back(slice_numbered(r, q, sent(r, q)));
+      }
+      if (all || random_() % 2 == 0) connectors_[q][r].consumed = takes;
     }
-    if (rank.taken < taken && (all || random_() % 2 == 0)) give_back(r, taken);
     return news;
   }
   bool step_stream(std::size_t r) {
@@ -215,17 +272,24 @@ class Model {
     }
     rank.done = true;
     for (std::uint32_t hop = 0; hop < kHops; ++hop) {
-      rank.done = rank.done && (!has(hop) || rank.moved[hop] == s_.chunks);
+      rank.done = rank.done && (!rank.has[hop] || rank.moved[hop] == s_.chunks);
     }
     return rank.done;
   }
-  // What the engine is told is behind it: as Stream::hops_behind().
+  // What the engine is told is behind it: as Stream::hops_behind(). Where a connector carries one
+  // hop that is all that was moved.
   void interrupt(std::size_t r) {
     Rank& rank = ranks_[r];
     tell(r, true);
-    rank.moved[kSends] = order_.firsts_in(rank.sent);
-    if (collects()) {
-      rank.moved[kCollects] = two_hops() ? rank.taken - order_.firsts_in(rank.taken) : rank.taken;
+    if (two_hops()) {
+      const std::size_t q = r == 0 ? 1 : 0;  // any
+      rank.moved[kSends] = order_.firsts_in(sent(r, q));
+      rank.moved[kCollects] = taken(r, q) - order_.firsts_in(taken(r, q));
+    }
+    if (s_.mistake == Mistake::kForgetsAChunk) {
+      std::uint32_t hop = random_() % kHops;
+      while (!rank.has[hop]) hop = (hop + 1) % kHops;
+      if (rank.moved[hop] != 0) --rank.moved[hop];
     }
     rank.streams = false;
     rank.slots = s_.slots;
@@ -235,27 +299,25 @@ class Model {
 
   bool step_engine(std::size_t r) {
     Rank& rank = ranks_[r];
-    const std::uint32_t passes = s_.chunks + plan_.primitives.back().lag;
-    for (; rank.pass < passes; ++rank.pass, rank.primitive = 0) {
-      for (; rank.primitive < plan_.primitives.size(); ++rank.primitive) {
-        const Primitive& p = plan_.primitives[rank.primitive];
-        const Hop hop = hop_of(p);
-        if (rank.pass < p.lag || rank.pass - p.lag >= s_.chunks ||
-            rank.pass - p.lag < rank.moved[hop]) {
+    for (; rank.pass < s_.chunks + rank.lag; ++rank.pass, rank.primitive = 0) {
+      for (; rank.primitive < rank.program.size(); ++rank.primitive) {
+        const Step& step = rank.program[rank.primitive];
+        const std::uint32_t lag = step.p.lag;
+        if (rank.pass < lag || rank.pass - lag >= s_.chunks ||
+            rank.pass - lag < rank.moved[step.hop]) {
           continue;
         }
-        const std::uint32_t chunk = rank.pass - p.lag;
-        const bool sends = hop == kSends || (hop == kGathers && two_hops());
-        if (sends && !room(r, rank.sent, rank.slots)) return false;
-        if (hop != kSends) {
-          if (!has_come(r, rank.taken)) return false;
-          expect(r, rank.taken, {hop == kCollects && two_hops() ? 1u : 0u, chunk});
-          hop == kGathers ? gather(r, chunk) : collect(r, chunk);
-          give_back(r, rank.taken + 1);
-        } else {
-          read_to_send(r, chunk);
+        const std::uint32_t chunk = rank.pass - lag;
+        if (!all_of(step.to, [&](std::size_t q) { return room(r, q, sent(r, q)); }) ||
+            !all_of(step.from, [&](std::size_t q) { return has_come(r, q, taken(r, q)); })) {
+          return false;
         }
-        if (sends) publish(r, {hop == kSends ? 0u : 1u, chunk});
+        each_of(step.from, [&](std::size_t q) { expect(r, q, taken(r, q), step.hop, chunk); });
+        read_and_store(r, step, chunk);
+        each_of(step.from, [&](std::size_t q) { ++connectors_[q][r].consumed; });
+        each_of(step.to, [&](std::size_t q) {
+          connectors_[r][q].published.push_back(slice_to(r, q, step.hop, chunk));
+        });
         ++rank.primitive;
         return true;
       }
@@ -264,15 +326,24 @@ class Model {
     return true;
   }
 
+  // ---- the end ----
+
+  bool has_output(std::size_t r, std::size_t part) const {
+    if (part == empty_part_) return false;
+    if (s_.kind == Kind::kReduceScatter) return part == r;
+    return s_.kind != Kind::kReduce || r == static_cast<std::size_t>(s_.root);
+  }
   std::string complete() const {
     for (std::size_t r = 0; r < ranks_.size(); ++r) {
-      if (ranks_[r].sent != order_.slices() || ranks_[r].taken != order_.slices()) {
-        return "rank " + std::to_string(r) + " has left slices behind";
-      }
+      const std::string rank = "rank " + std::to_string(r);
       for (std::size_t q = 0; q < ranks_.size(); ++q) {
-        if (q == r ? !reduces() : !collects()) continue;
+        const bool carries = has(ranks_[r].to[kSends] | ranks_[r].to[kGathers], q);
+        const std::uint32_t slices = carries ? order_.slices() : 0;
+        if (sent(r, q) != slices || taken(q, r) != slices) return rank + " has left slices behind";
         for (std::uint32_t l = 0; l < s_.chunks; ++l) {
-          if (!ranks_[r].is_result[q][l]) return "rank " + std::to_string(r) + " lacks a result";
+          const bool is_result = ranks_[r].is_result[q][l], wanted = has_output(r, q);
+          if (wanted && !is_result) return rank + " lacks a result";
+          if (!wanted && is_result) return rank + " has stored what it has no place for";
         }
       }
     }
@@ -280,26 +351,28 @@ class Model {
   }
 
   const Setting s_;
-  const Plan plan_;
-  const HopOrder order_;
+  HopOrder order_;
   std::mt19937 random_;
   std::vector<std::vector<Connector>> connectors_;  // [from][to]
   std::vector<Rank> ranks_;
+  std::uint32_t empty_part_ = kNoPart;
   std::string problem_;
 };
 
 std::string text(const Setting& s) {
-  return std::string(to_string(s.kind)) + ", " + std::to_string(s.ranks) + " ranks, " +
-         std::to_string(s.slots) + " slots, " + std::to_string(s.chunks) + " chunks, seed " +
-         std::to_string(s.seed);
+  return std::string(to_string(s.kind)) + ", " + std::to_string(s.ranks) + " ranks, root " +
+         std::to_string(s.root) + ", " + std::to_string(s.slots) + " slots, " +
+         std::to_string(s.chunks) + " chunks, seed " + std::to_string(s.seed);
 }
 
 TEST(HopMix, StreamsEnginesAndWhoIsInterruptedEndTogether) {
-  for (const Kind kind : {Kind::kAllReduce, Kind::kAllGather, Kind::kReduceScatter}) {
+  for (const Kind kind : {Kind::kAllReduce, Kind::kAllGather, Kind::kReduceScatter,
+                          Kind::kBroadcast, Kind::kReduce}) {
     for (const int ranks : {2, 3, 4}) {
       for (const std::uint32_t slots : {2u, 3u, 4u, 6u, 8u}) {
         for (std::uint32_t seed = 1; seed <= 600; ++seed) {
-          const Setting s{kind, ranks, slots, 1 + seed % 11, seed, true};
+          const int root = has_root(kind) ? static_cast<int>(seed / 11) % ranks : 0;
+          const Setting s{kind, ranks, root, slots, 1 + seed % 11, seed};
           ASSERT_EQ(Model(s).run(), "") << text(s);
         }
       }
@@ -312,9 +385,25 @@ TEST(HopMix, StreamsEnginesAndWhoIsInterruptedEndTogether) {
 TEST(HopMix, GathersOutOfTurnAreFound) {
   int found = 0;
   for (std::uint32_t seed = 1; seed <= 2000; ++seed) {
-    found += Model({Kind::kAllReduce, 3, 4, 8, seed, false}).run().empty() ? 0 : 1;
+    const Setting s{Kind::kAllReduce, 3, 0, 4, 8, seed, Mistake::kGathersOutOfTurn};
+    found += Model(s).run().empty() ? 0 : 1;
   }
   EXPECT_GT(found, 10);
+}
+
+// What was moved is sent and taken, and must not be again.
+TEST(HopMix, ForgottenChunksAreFound) {
+  for (const Kind kind : {Kind::kAllReduce, Kind::kAllGather, Kind::kReduceScatter,
+                          Kind::kBroadcast, Kind::kReduce}) {
+    for (const int ranks : {2, 3, 4}) {
+      int found = 0;
+      for (std::uint32_t seed = 1; seed <= 200; ++seed) {
+        const Setting s{kind, ranks, 1, 4, 8, seed, Mistake::kForgetsAChunk};
+        found += Model(s).run().empty() ? 0 : 1;
+      }
+      EXPECT_GT(found, 10) << to_string(kind) << ", " << ranks << " ranks";
+    }
+  }
 }
 
 }  // namespace

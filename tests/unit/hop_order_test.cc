@@ -4,6 +4,8 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <string>
 #include <vector>
 
 #include "tests/support/mesh_plan.h"
@@ -17,31 +19,35 @@ struct Slice {
   std::uint32_t sent_before, gathered_before, collected_before;  // chunks, by the same rank
 };
 
-// What a rank sends each peer, in order, by its program.
-std::vector<Slice> walk(const Plan& plan, std::uint32_t chunks) {
-  std::vector<Slice> slices;
-  std::uint32_t sent = 0, gathered = 0, collected = 0;
+// Calls body(p, chunk) for all that a program does, in order.
+template <class Body>
+void run(const Plan& plan, std::uint32_t chunks, Body body) {
   const std::uint32_t passes = chunks + plan.primitives.back().lag;
   for (std::uint32_t pass = 0; pass < passes; ++pass) {
     for (const Primitive& p : plan.primitives) {
-      if (pass < p.lag || pass - p.lag >= chunks) continue;
-      const std::uint32_t chunk = pass - p.lag;
-      const bool gathers = (p.flags & kGather) != 0;
-      if ((p.flags & (kScatter | kSendAll)) != 0) {
-        slices.push_back({gathers ? 1u : 0u, chunk, sent, gathered, collected});
-        if (!gathers) ++sent;
-      }
-      if (gathers) ++gathered;
-      if ((p.flags & kCollect) != 0) ++collected;
+      if (pass >= p.lag && pass - p.lag < chunks) body(p, pass - p.lag);
     }
   }
+}
+
+// What rank 1 sends rank 0, in order, by its program.
+std::vector<Slice> walk(const Plan& plan, std::uint32_t chunks) {
+  std::vector<Slice> slices;
+  std::uint32_t sent = 0, gathered = 0, collected = 0;
+  run(plan, chunks, [&](const Primitive& p, std::uint32_t chunk) {
+    const Hop hop = hop_of(p);
+    if (sends_to(plan, p, 1, 0)) {
+      slices.push_back({hop == kGathers ? 1u : 0u, chunk, sent, gathered, collected});
+    }
+    ++(hop == kSends ? sent : hop == kGathers ? gathered : collected);
+  });
   return slices;
 }
 
 TEST(HopOrder, IsThatOfTheProgram) {
   for (const Kind kind : {Kind::kAllReduce, Kind::kAllGather, Kind::kReduceScatter}) {
     for (const std::uint32_t slots : {2u, 3u, 4u, 6u, 8u}) {
-      const Plan plan = mesh_plan(kind, slots, 4);
+      const Plan plan = mesh_plan(kind, slots, 4, 1);
       for (std::uint32_t chunks = 1; chunks < 12; ++chunks) {
         const HopOrder order{chunks, plan.primitives[1].lag, kind == Kind::kAllReduce};
         const std::vector<Slice> slices = walk(plan, chunks);
@@ -53,6 +59,63 @@ TEST(HopOrder, IsThatOfTheProgram) {
           if (s.hop == 0) continue;
           EXPECT_EQ(order.sent_before_gather(s.chunk), s.sent_before);
           EXPECT_EQ(order.collected_before_gather(s.chunk), s.collected_before);
+        }
+      }
+    }
+  }
+}
+
+// The slices of a connector by the program of one of its ends: what rank `me` sends to q, or what
+// it receives from there.
+struct End {
+  std::vector<std::uint32_t> chunks;
+  std::vector<bool> hops = std::vector<bool>(kHops);  // which of its hops they are of
+};
+End end_of(const Plan& plan, std::uint32_t chunks, int me, int q, bool sends) {
+  End end;
+  run(plan, chunks, [&](const Primitive& p, std::uint32_t chunk) {
+    if (!(sends ? sends_to(plan, p, me, q) : receives_from(plan, p, me, q))) return;
+    end.chunks.push_back(chunk);
+    end.hops[hop_of(p)] = true;
+  });
+  return end;
+}
+
+TEST(HopOrder, WithARootAConnectorCarriesOneHop) {
+  for (const Kind kind : {Kind::kBroadcast, Kind::kReduce}) {
+    for (const int ranks : {2, 3, 4}) {
+      for (int root = 0; root < ranks; ++root) {
+        for (const std::uint32_t slots : {2u, 3u, 4u, 6u, 8u}) {
+          std::vector<Plan> plans;
+          for (int r = 0; r < ranks; ++r) plans.push_back(mesh_plan(kind, slots, ranks, r, root));
+          for (std::uint32_t chunks = 1; chunks < 12; ++chunks) {
+            for (int pair = 0; pair < ranks * ranks; ++pair) {
+              const int from = pair / ranks, to = pair % ranks;
+              if (from == to) continue;
+              const auto at = [&](int r) -> const Plan& {
+                return plans[static_cast<std::size_t>(r)];
+              };
+              SCOPED_TRACE(std::string(to_string(kind)) + ", " + std::to_string(ranks) +
+                           " ranks, root " + std::to_string(root) + ", slots " +
+                           std::to_string(slots) + ", chunks " + std::to_string(chunks) +
+                           ", from " + std::to_string(from) + " to " + std::to_string(to));
+              const HopOrder order{chunks, at(from).primitives.back().lag, false};
+              const End out = end_of(at(from), chunks, from, to, true);
+              const End in = end_of(at(to), chunks, to, from, false);
+              // A broadcast has no results for its root; of 2 ranks the root of a reduce owns all.
+              const bool nothing =
+                  kind == Kind::kBroadcast ? to == root : ranks == 2 && from == root;
+              ASSERT_EQ(out.chunks.size(), nothing ? 0 : order.slices());
+              ASSERT_EQ(in.chunks, out.chunks);
+              for (std::uint32_t i = 0; i < out.chunks.size(); ++i) {
+                EXPECT_EQ(order.first(out.chunks[i]), i);
+                EXPECT_EQ(order.second(out.chunks[i]), i);
+              }
+              if (nothing) continue;
+              EXPECT_EQ(std::count(out.hops.begin(), out.hops.end(), true), 1);
+              EXPECT_EQ(std::count(in.hops.begin(), in.hops.end(), true), 1);
+            }
+          }
         }
       }
     }

@@ -562,7 +562,7 @@ TEST_P(LeavesTest, CopiesKeepNanPayloads) {
   EXPECT_EQ(slot, from);
 }
 
-// Copies of different lengths, one of them empty, some to slots and some to the user.
+// Copies of different lengths, one of them empty, some to slots, some to the user, some to both.
 TEST_P(LeavesTest, IndependentCopies) {
   const std::size_t size = dtype_bytes(dtype());
   const std::uint32_t lengths[] = {1000, 0, 1, 4097, 63};
@@ -576,6 +576,7 @@ TEST_P(LeavesTest, IndependentCopies) {
       job.num_src = kCopies;
       std::vector<std::vector<unsigned char>> from(kCopies);
       std::vector<Buffer> to(kCopies, Buffer(kMaxElems * 8 + 64));
+      std::vector<Buffer> also(kCopies, Buffer(kMaxElems * 8 + 64));
       for (std::size_t i = 0; i < kCopies; ++i) {
         from[i].resize(lengths[i] * size + 1);
         for (unsigned char& c : from[i]) c = static_cast<unsigned char>(random());
@@ -583,11 +584,16 @@ TEST_P(LeavesTest, IndependentCopies) {
         job.copy_elems[i] = lengths[i];
         job.src[i] = from[i].data();
         (i % 2 == 0 ? job.dst_slot : job.dst_copy)[i] = dst;
+        unsigned char* second = also[i].reset((i + 1) * size, lengths[i] * size);
+        if (i % 4 == 0) job.dst_copy[i] = second;
       }
       for (unsigned t = 0; t < threads; ++t) run_leaf_host_with(isa, job, t, threads);
       for (std::size_t i = 0; i < kCopies; ++i) {
         ASSERT_EQ(std::memcmp(to[i].data(), from[i].data(), lengths[i] * size), 0) << i;
         ASSERT_TRUE(to[i].guards_intact()) << i;
+        ASSERT_TRUE(also[i].guards_intact()) << i;
+        if (i % 4 != 0) continue;
+        ASSERT_EQ(std::memcmp(also[i].data(), from[i].data(), lengths[i] * size), 0) << i;
       }
     }
   }

@@ -309,7 +309,8 @@ TEST(PlanMistakes, AMeshWithOneSlot) {
   p.slots = 1;
   expect_error(
       p, {"with 1 slots", "gather_reduce_copy_send_all", "to make room", "a cycle of 2 ranks"});
-  for (const Kind kind : {Kind::kAllGather, Kind::kReduceScatter}) {
+  for (const Kind kind :
+       {Kind::kAllGather, Kind::kReduceScatter, Kind::kBroadcast, Kind::kReduce}) {
     Planted q = make(kind, Algorithm::kMesh);
     q.slots = 1;
     EXPECT_TRUE(q.check().ok) << q.check().error;
@@ -317,7 +318,8 @@ TEST(PlanMistakes, AMeshWithOneSlot) {
 }
 
 TEST(PlanMistakes, AChunkOfSeveralSlicesForSeveralPeers) {
-  for (const Kind kind : {Kind::kAllReduce, Kind::kAllGather, Kind::kReduceScatter}) {
+  for (const Kind kind : {Kind::kAllReduce, Kind::kAllGather, Kind::kReduceScatter,
+                          Kind::kBroadcast, Kind::kReduce}) {
     Planted p = make(kind, Algorithm::kMesh);
     for (Plan& plan : p.plans) plan.geometry.chunk *= 2;
     expect_error(p, {"rank 0 primitive 0", "one slice a peer"});
@@ -393,7 +395,8 @@ TEST(PlanMistakes, MeaninglessPrimitivesWithSeveralPeers) {
   };
   const std::vector<std::pair<std::string, Plant>> mistakes = {
       {"a scatter sends local slices", flags(kScatter)},
-      {"a scatter sends local slices", flags(kLocal | kScatter | kCopy)},
+      {"a scatter sends local slices", flags(kScatter | kCopy)},
+      {"a scatter sends local slices", flags(kLocal | kScatter | kFromOutput)},
       {"a scatter sends local slices", flags(kLocal | kScatter | kSendAll)},
       {"a collect copies", flags(kCollect)},
       {"a collect copies", flags(kCollect | kCopy | kSendAll)},
@@ -417,6 +420,145 @@ TEST(PlanMistakes, MeaninglessPrimitivesWithSeveralPeers) {
   Planted r = make(Kind::kReduceScatter, Algorithm::kMesh);
   r.program(1)[0].flags = kCollect | kCopy;
   expect_error(r, {"rank 1 primitive 0", "no output in part 0"});
+  r.program(1)[0].flags = kLocal | kScatter | kCopy;
+  expect_error(r, {"rank 1 primitive 0", "no output in part 0"});
+  // A scatter that copies what results will take the place of, or should be elsewhere.
+  Planted s = make(Kind::kAllReduce, Algorithm::kMesh);
+  s.program(1)[0].flags |= kCopy;
+  expect_error(s, {"rank 1 primitive 2 (collect_copy", "has stored something itself"});
+  Planted t = make(Kind::kAllToAll, Algorithm::kMesh);
+  t.program(1)[0].flags |= kCopy;
+  expect_error(t, {"rank 1 primitive 0", "another place in the output"});
+  Planted u = make(Kind::kAllReduce, Algorithm::kTwoShot);
+  u.program(1)[0].flags |= kCopy;
+  expect_error(u, {"rank 1 primitive 0", "packets that are scattered are not copied"});
+}
+
+// Mesh plans with a root (rank 2), whose part is empty; the others own one each. Broadcast: the
+// root 0 copy_scatter; the others 0 recv_copy_send_all from 2, 1 collect. Reduce: the root 0
+// scatter, 1 collect; the others 0 scatter, 1 gather_reduce_send to 2.
+
+TEST(PlanMistakes, AnotherEmptyPart) {
+  for (const Kind kind : {Kind::kBroadcast, Kind::kReduce}) {
+    for (const std::uint16_t part : {std::uint16_t{3}, kNoPart}) {
+      // On one rank.
+      Planted p = make(kind, Algorithm::kMesh);
+      p.plans[3].geometry.empty_part = part;
+      expect_error(p, {"rank 3's plan disagrees", "lengths differ",
+                       "empty part " + std::to_string(part) + ", rank 0's has 2"});
+      // On all ranks alike: then there are data of part 2, which nobody sees to.
+      Planted q = make(kind, Algorithm::kMesh, 40);
+      for (Plan& plan : q.plans) plan.geometry.empty_part = part;
+      if (kind == Kind::kBroadcast) {
+        expect_error(q, {"rank 2's output part 2 loop 0", "never written"});
+      } else {
+        expect_error(q, {"rank 2 primitive 1 (collect_copy", "of part 0",
+                         "rank 0 primitive 0 has sent", "of part 2"});
+      }
+    }
+  }
+}
+
+TEST(PlanMistakes, APartThatCannotBeEmpty) {
+  for (const std::uint16_t part : {5, 6, 1000}) {
+    Planted p = make(Kind::kReduce, Algorithm::kMesh);
+    for (Plan& plan : p.plans) plan.geometry.empty_part = part;
+    expect_error(p, {"part " + std::to_string(part) + " cannot be empty"});
+  }
+  // The only one.
+  Planted q = make(Kind::kBroadcast, Algorithm::kRing);
+  for (Plan& plan : q.plans) plan.geometry.empty_part = 0;
+  expect_error(q, {"part 0 cannot be empty"});
+  // A block.
+  for (const Kind kind :
+       {Kind::kAllGather, Kind::kReduceScatter, Kind::kAllToAll, Kind::kGather, Kind::kScatter}) {
+    Planted r = make(kind, Algorithm::kMesh);
+    for (Plan& plan : r.plans) plan.geometry.empty_part = 2;
+    expect_error(r, {"part 2 cannot be empty"});
+  }
+}
+
+TEST(PlanMistakes, ABroadcastWhoseOwnerPassesNothingOn) {
+  Planted p = make(Kind::kBroadcast, Algorithm::kMesh);
+  p.program(3)[0].flags = kRecv | kCopy;
+  expect_error(p, {"primitive 1 (collect_copy", "waits for rank 3 to send", "a cycle of 2 ranks"});
+  p = make(Kind::kBroadcast, Algorithm::kMesh, 40);  // one loop
+  p.program(3)[0].flags = kRecv | kCopy;
+  expect_error(p, {"primitive 1 (collect_copy", "waits for rank 3 to send", "finished"});
+  // To one only.
+  Planted q = make(Kind::kBroadcast, Algorithm::kMesh);
+  q.program(3)[0].flags = kRecv | kCopy | kSend | kIntoOutput;
+  q.program(3)[0].send_peer = 4;
+  expect_error(q, {"primitive 1 (collect_copy", "waits for rank 3 to send"});
+  // Instead of what it got, what is in its input: it has none.
+  Planted r = make(Kind::kBroadcast, Algorithm::kMesh);
+  r.program(3)[0] = {kLocal | kCopy | kSendAll | kIntoOutput, kNoPeer, kNoPeer, 3};
+  expect_error(r, {"rank 3 primitive 0", "no input there"});
+  // Only after it has collected, as all others do.
+  Planted s = make(Kind::kBroadcast, Algorithm::kMesh);
+  for (const std::size_t rank : {0, 1, 3, 4}) std::swap(s.program(rank)[0], s.program(rank)[1]);
+  expect_error(s, {"(collect_copy", "to send", "a cycle of"});
+  // It passes on what it does not keep.
+  Planted t = make(Kind::kBroadcast, Algorithm::kMesh, 40);
+  t.program(3)[0].flags &= static_cast<std::uint16_t>(~kCopy);
+  expect_error(t, {"rank 3's output part 3 loop 0", "never written"});
+}
+
+TEST(PlanMistakes, ABroadcastThatMixesUpItsRoot) {
+  // An owner takes its part from another one.
+  Planted p = make(Kind::kBroadcast, Algorithm::kMesh);
+  p.program(3)[0].recv_peer = 1;
+  expect_error(p, {"rank 3 primitive 0", "of part 3", "rank 1 primitive 0 has sent", "of part 1"});
+  // The root keeps nothing.
+  Planted q = make(Kind::kBroadcast, Algorithm::kMesh);
+  q.program(2)[0].flags &= static_cast<std::uint16_t>(~kCopy);
+  expect_error(q, {"rank 2's output part 0 loop 0", "never written"});
+  // It collects, although nobody sends it anything.
+  Planted r = make(Kind::kBroadcast, Algorithm::kMesh, 40);
+  r.program(2).push_back({kCollect | kCopy, kNoPeer, kNoPeer, 0});
+  expect_error(r, {"rank 2 primitive 1 (collect_copy", "waits for rank 0 to send"});
+}
+
+TEST(PlanMistakes, AReduceWhoseOwnerSendsToAnother) {
+  for (const std::uint64_t count : {40, 1000}) {
+    Planted p = make(Kind::kReduce, Algorithm::kMesh, count);
+    p.program(3)[1].send_peer = 4;  // instead of the root
+    expect_error(p, {"rank 2 primitive 1 (collect_copy", "waits for rank 3 to send"});
+  }
+  // To all.
+  Planted q = make(Kind::kReduce, Algorithm::kMesh, 40);
+  q.program(3)[1].flags ^= kSend | kSendAll;
+  q.program(3)[1].send_peer = kNoPeer;
+  expect_error(q, {"rank 3 primitive 1", "left over"});
+  // To nobody.
+  Planted r = make(Kind::kReduce, Algorithm::kMesh);
+  r.program(3).pop_back();
+  expect_error(r, {"rank 2 primitive 1 (collect_copy", "waits for rank 3 to send"});
+}
+
+TEST(PlanMistakes, AReduceThatStoresWhereThereIsNoOutput) {
+  Planted p = make(Kind::kReduce, Algorithm::kMesh);
+  p.program(3)[1].flags |= kCopy;
+  expect_error(p, {"rank 3 primitive 1", "no output there"});
+  Planted q = make(Kind::kReduce, Algorithm::kMesh);
+  q.program(3).push_back({kCollect | kCopy, kNoPeer, kNoPeer, 0});
+  expect_error(q, {"rank 3 primitive 2", "no output in part 0"});
+  // A contribution does not go straight into an output.
+  Planted r = make(Kind::kReduce, Algorithm::kMesh);
+  r.program(3)[0].flags |= kIntoOutput;
+  expect_error(r, {"rank 3 primitive 0", "nothing that could go into an output"});
+}
+
+TEST(PlanMistakes, AReduceWhoseRootOverwritesItsInput) {
+  // Part 0's result is stored before the root's contribution to it is read a second time.
+  Planted p = make(Kind::kReduce, Algorithm::kMesh, 40);
+  p.program(2).push_back({kLocal | kSend, kNoPeer, 1, 0});
+  expect_error(
+      p, {"rank 2 primitive 2", "in place, is overwritten", "the finished result of ranks 0-4"});
+  // The root collects before it scatters.
+  Planted q = make(Kind::kReduce, Algorithm::kMesh);
+  std::swap(q.program(2)[0], q.program(2)[1]);
+  expect_error(q, {"to send", "a cycle of 2 ranks"});
 }
 
 // All-to-all, gather, scatter, send/recv. Pairwise all-to-all, rank r: 0 own part; then for k = 1 …
@@ -608,6 +750,7 @@ TEST(PlanMistakes, MismatchedGeometry) {
       {"parts", [](Plan* plan) { plan->geometry.parts = 3; }},
       {"lanes", [](Plan* plan) { plan->geometry.lanes = 2; }},
       {"first lane", [](Plan* plan) { plan->geometry.first_lane = 1; }},
+      {"empty part 4", [](Plan* plan) { plan->geometry.empty_part = 4; }},
       {"count", [](Plan* plan) { plan->geometry.count -= 1; }},
       {"protocol", [](Plan* plan) { plan->protocol = Protocol::kPacket; }},
       {"algorithm", [](Plan* plan) { plan->algorithm = Algorithm::kDirect; }},
@@ -735,7 +878,6 @@ TEST(PlanMistakes, EverySinglePrimitiveMatters) {
        {Algorithm::kRing, Algorithm::kDirect, Algorithm::kMesh, Algorithm::kTwoShot}) {
     for (const Kind kind : {Kind::kAllReduce, Kind::kAllGather, Kind::kReduceScatter, Kind::kReduce,
                             Kind::kBroadcast}) {
-      if (algorithm == Algorithm::kMesh && has_root(kind)) continue;
       if (algorithm == Algorithm::kTwoShot && kind != Kind::kAllReduce) continue;
       const Planted right = make(kind, algorithm, 40);
       for (std::size_t r = 0; r < kRanks; ++r) {
@@ -763,7 +905,6 @@ TEST(PlanMistakes, EverySingleFlagMatters) {
        {Algorithm::kRing, Algorithm::kDirect, Algorithm::kMesh, Algorithm::kTwoShot}) {
     for (const Kind kind : {Kind::kAllReduce, Kind::kAllGather, Kind::kReduceScatter, Kind::kReduce,
                             Kind::kBroadcast}) {
-      if (algorithm == Algorithm::kMesh && has_root(kind)) continue;
       if (algorithm == Algorithm::kTwoShot && kind != Kind::kAllReduce) continue;
       const Planted right = make(kind, algorithm, 200);
       for (std::size_t r = 0; r < kRanks; ++r) {

@@ -581,7 +581,8 @@ inline constexpr int kCopyPieces = 4;
 struct CopyPiece {
   const char* from = nullptr;
   char* to = nullptr;
-  unsigned bytes = 0;  // at most a piece's; 0: nothing to do
+  char* also_to = nullptr;  // of what goes to a slot
+  unsigned bytes = 0;       // at most a piece's; 0: nothing to do
   bool to_slot = false;
 };
 
@@ -614,6 +615,10 @@ class CopyWalk {
         piece.from = static_cast<const char*>(job_.src[copy_]) + (piece.to_slot ? 1 : kScale) * at_;
         piece.to = piece.to_slot ? static_cast<char*>(job_.dst_slot[copy_]) + kScale * at_
                                  : static_cast<char*>(job_.dst_copy[copy_]) + at_;
+        // (Of packets there is none.)
+        if (kScale == 1 && piece.to_slot && job_.dst_copy[copy_] != nullptr) {
+          piece.also_to = static_cast<char*>(job_.dst_copy[copy_]) + at_;
+        }
       }
     }
     copy_ += warps_;
@@ -646,10 +651,19 @@ __device__ __forceinline__ bool all_words(const void* p, unsigned bytes) {
 }
 
 template <class T>
-__device__ __forceinline__ void copy_elements(const CopyPiece& piece) {
+__device__ __forceinline__ void copy_elements(const char* from, char* to, unsigned bytes) {
 #pragma unroll 1
-  for (unsigned at = 0; at < piece.bytes; at += sizeof(T)) {
-    *reinterpret_cast<T*>(piece.to + at) = *reinterpret_cast<const T*>(piece.from + at);
+  for (unsigned at = 0; at < bytes; at += sizeof(T)) {
+    *reinterpret_cast<T*>(to + at) = *reinterpret_cast<const T*>(from + at);
+  }
+}
+
+// A piece that is not whole, or not aligned to that.
+__device__ __forceinline__ void copy_odd(const char* from, char* to, unsigned bytes) {
+  if (all_words(from, bytes) && all_words(to, 0)) {
+    copy_elements<std::uint32_t>(from, to, bytes);
+  } else {
+    copy_elements<std::uint8_t>(from, to, bytes);
   }
 }
 
@@ -660,9 +674,9 @@ __device__ __forceinline__ bool whole_copies(const SliceJob& job) {
 #pragma unroll 1
   for (int i = 0; i < job.num_src; ++i) {
     if (job.copy_elems[i] == 0) continue;
-    const void* to = job.dst_slot[i] != nullptr ? job.dst_slot[i] : job.dst_copy[i];
-    bits |= reinterpret_cast<std::uintptr_t>(job.src[i]) | reinterpret_cast<std::uintptr_t>(to) |
-            job.copy_elems[i] * element;
+    bits |= reinterpret_cast<std::uintptr_t>(job.src[i]) |
+            reinterpret_cast<std::uintptr_t>(job.dst_slot[i]) |
+            reinterpret_cast<std::uintptr_t>(job.dst_copy[i]) | job.copy_elems[i] * element;
   }
   return (bits & (kPieceBytes - 1)) == 0;
 }
@@ -678,8 +692,10 @@ __device__ __forceinline__ void straight_copies(const SliceJob& job, unsigned th
   for (int k = 0; k < job.num_src; ++k) {
     const std::uint32_t bytes = job.copy_elems[copy] * element;
     const char* from = static_cast<const char*>(job.src[copy]);
-    char* to =
-        static_cast<char*>(job.dst_slot[copy] != nullptr ? job.dst_slot[copy] : job.dst_copy[copy]);
+    char* const to_slot = static_cast<char*>(job.dst_slot[copy]);
+    char* const to_user = static_cast<char*>(job.dst_copy[copy]);
+    char* const to = to_slot != nullptr ? to_slot : to_user;
+    const bool both = to_slot != nullptr && to_user != nullptr;
 #pragma unroll 1
     for (std::uint32_t at = from == nullptr ? bytes : first_of<kPieces>(thread); at < bytes;
          at += threads * kPieces * kPieceBytes) {
@@ -691,6 +707,12 @@ __device__ __forceinline__ void straight_copies(const SliceJob& job, unsigned th
 #pragma unroll
       for (int p = 0; p < kPieces; ++p) {
         if (at + p * kWarpBytes < bytes) store_aligned(to + at + p * kWarpBytes, raw[p]);
+      }
+#pragma unroll
+      for (int p = 0; p < kPieces; ++p) {
+        if (both && at + p * kWarpBytes < bytes) {
+          store_aligned(to_user + at + p * kWarpBytes, raw[p]);
+        }
       }
     }
     copy = copy + 1 == job.num_src ? 0 : copy + 1;
@@ -710,7 +732,7 @@ __device__ __forceinline__ void copies_slot(const SliceJob& job, unsigned thread
     for (int p = 0; p < kCopyPieces; ++p) {
       piece[p] = walk.next();
       whole[p] = piece[p].bytes == kPieceBytes && is_aligned(piece[p].from, kPieceBytes) &&
-                 is_aligned(piece[p].to, kPieceBytes);
+                 is_aligned(piece[p].to, kPieceBytes) && is_aligned(piece[p].also_to, kPieceBytes);
     }
 #pragma unroll
     for (int p = 0; p < kCopyPieces; ++p) {
@@ -718,15 +740,17 @@ __device__ __forceinline__ void copies_slot(const SliceJob& job, unsigned thread
     }
 #pragma unroll
     for (int p = 0; p < kCopyPieces; ++p) {
-      if (whole[p]) store_aligned(piece[p].to, raw[p]);
+      if (!whole[p]) continue;
+      store_aligned(piece[p].to, raw[p]);
+      if (piece[p].also_to != nullptr) store_aligned(piece[p].also_to, raw[p]);
     }
 #pragma unroll
     for (int p = 0; p < kCopyPieces; ++p) {
       if (whole[p] || piece[p].bytes == 0) continue;
-      if (all_words(piece[p].from, piece[p].bytes) && all_words(piece[p].to, 0)) {
-        copy_elements<std::uint32_t>(piece[p]);
-      } else {
-        copy_elements<std::uint8_t>(piece[p]);
+#pragma unroll 1
+      for (char* to = piece[p].to; to != nullptr;) {
+        copy_odd(piece[p].from, to, piece[p].bytes);
+        to = to == piece[p].also_to ? nullptr : piece[p].also_to;
       }
     }
   }

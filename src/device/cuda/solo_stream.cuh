@@ -1,8 +1,8 @@
-// As solo.cuh, for what is too large for packets: all-reduces, all-gathers and reduce-scatters by
-// mesh plans (plan/mesh.cc), through slots, chunk after chunk. What costs an engine 10 us a slice
-// (it decides what is next) and 50 a call (it is handed the call, and hands it back) is all known
-// here beforehand: where each slice of each hop lies, and in which order a connector carries them
-// (engine/hop_order.h). So the hops run by themselves, each as fast as it finds data and room:
+// As solo.cuh, for what is too large for packets: collectives by mesh plans (plan/mesh.cc; but
+// all-to-alls, gathers and scatters), through slots, chunk after chunk. What costs an engine 10 us
+// a slice (it decides what is next) and 50 a call (it is handed the call, and hands it back) is all
+// known here beforehand: where each slice of each hop lies, and in which order a connector carries
+// them (engine/hop_order.h). So the hops run by themselves, each as fast as it finds data and room:
 //   first warp      steers: a thread for each peer, and for each of the four things that hops wait
 //                   for there (Watch), polls for the next slice that has come, or that has room;
 //                   what is ready it describes, and hands to a group of movers
@@ -73,7 +73,7 @@ struct StreamShared {
   std::uint32_t closed;  // nothing more is given
   // In the end.
   std::uint32_t moved[kHops];
-  std::uint32_t sent_slices, taken_slices;  // of each connector, in order
+  std::uint32_t sent[kSoloRanks], taken[kSoloRanks];  // slices of members' connectors, in order
   std::uint32_t poke;
 };
 static_assert(sizeof(StreamShared) <= sizeof(BlockShared));
@@ -87,23 +87,45 @@ struct Stream {
   HopOrder order;
 
   __device__ __forceinline__ bool has(std::uint32_t hop) const {
-    if (hop == kSends) return true;
-    return hop == kGathers ? call.reduces : call.collects;
+    if (hop == kSends) return call.sends_to != 0;
+    return hop == kGathers ? call.gathers_from != 0 : call.collects_from != 0;
+  }
+  // Members of whom there are slices, or to whom.
+  __device__ __forceinline__ static bool has_member(std::uint32_t members, std::uint32_t q) {
+    return (members >> q & 1) != 0;
+  }
+  __device__ __forceinline__ bool sends_to(std::uint32_t q) const {
+    return has_member(call.sends_to | call.results_to, q);
+  }
+  __device__ __forceinline__ bool receives_from(std::uint32_t q) const {
+    return has_member(call.gathers_from | call.collects_from, q);
+  }
+  // Of a connector that carries both hops, where hops are so far; of one that carries one, that.
+  __device__ __forceinline__ std::uint32_t prefix_to(std::uint32_t q,
+                                                     const std::uint32_t (&moved)[kHops]) const {
+    if (order.two_hops) return order.prefix(moved[kSends], moved[kGathers]);
+    return moved[has_member(call.sends_to, q) ? kSends : kGathers];
+  }
+  __device__ __forceinline__ std::uint32_t prefix_from(std::uint32_t q,
+                                                       const std::uint32_t (&moved)[kHops]) const {
+    if (order.two_hops) return order.prefix(moved[kGathers], moved[kCollects]);
+    return moved[has_member(call.gathers_from, q) ? kGathers : kCollects];
   }
   // How movers share the work, by what was fastest on 2 H200s (docs/benchmarks.md). An all-gather
   // has a group for each direction, whose warps begin each slice together; else each of two groups
   // takes the next slice of any hop. Fewer slices in hand are faster: what peers store is read
   // while it is in the cache.
-  __device__ __forceinline__ bool in_step() const { return !call.reduces; }
+  __device__ __forceinline__ bool in_step() const { return !call.scatters && has(kSends); }
   __device__ __forceinline__ std::uint32_t in_hand() const {
     constexpr std::uint32_t kEnough = 64 * 1024;
-    if (in_step()) return kInHand;
+    if (call.sends_to == 0 || call.gathers_from == 0) return kInHand;
     return order.two_hops || chunk_bytes() > kEnough ? 1 : kInHand;
   }
-  // An all-reduce's hops wait for each other; the others' fill the link with the connector's own.
+  // An all-reduce's hops wait for each other, and with a root data go one way only, as fast as the
+  // link can. All-gathers and reduce-scatters fill it with the connector's own slots.
   __device__ __forceinline__ std::uint32_t slots_wanted() const {
     const std::uint32_t own = call.shape.escape_slots, most = kSlotHeaders / own * own;
-    return !order.two_hops || 2 * own > most ? own : 2 * own;
+    return !(order.two_hops || has_root(inv.geometry.kind)) || 2 * own > most ? own : 2 * own;
   }
   __device__ __forceinline__ std::uint32_t chunk_bytes() const {
     return inv.geometry.chunk * dtype_bytes(inv.geometry.dtype);
@@ -135,9 +157,10 @@ struct Stream {
   }
   // In the end: chunks of a hop that nobody moves again.
   __device__ __forceinline__ std::uint32_t hops_behind(std::uint32_t hop) const {
-    if (hop == kSends) return order.firsts_in(s.sent_slices);
-    if (hop == kGathers || !call.collects) return s.moved[hop];
-    return order.two_hops ? s.taken_slices - order.firsts_in(s.taken_slices) : s.taken_slices;
+    if (!order.two_hops || hop == kGathers) return s.moved[hop];
+    const std::uint32_t peer = call.group_rank == 0 ? 1 : 0;
+    if (hop == kSends) return order.firsts_in(s.sent[peer]);
+    return s.taken[peer] - order.firsts_in(s.taken[peer]);
   }
   // Room. Slices go round all slots that the call has: the guaranteed ones of the connector first,
   // then those that were borrowed, of which there are so many that the sum is a multiple of the
@@ -179,16 +202,17 @@ __device__ __forceinline__ Watched watched_by(const Stream& c) {
   x.watch = threadIdx.x / kSoloRanks;
   x.comes = x.watch == kToGather || x.watch == kToCollect;
   x.hop = x.watch == kRoomToSend ? kSends : x.watch == kToCollect ? kCollects : kGathers;
-  x.of_peer = x.q < c.call.group_size && x.q != c.call.group_rank;
-  if (x.watch == kToGather) x.of_peer = x.of_peer && c.call.reduces;
-  if (x.watch == kToCollect) x.of_peer = x.of_peer && c.call.collects;
-  if (x.watch == kRoomForResult) x.of_peer = x.of_peer && c.order.two_hops;
+  const std::uint32_t members = x.watch == kRoomToSend      ? c.call.sends_to
+                                : x.watch == kToGather      ? c.call.gathers_from
+                                : x.watch == kRoomForResult ? c.call.results_to
+                                                            : c.call.collects_from;
+  x.of_peer = c.has_member(members, x.q);
   return x;
 }
 // The number in its connector of the slice of chunk k that is watched for.
 __device__ __forceinline__ std::uint32_t slice_watched(const Stream& c, std::uint32_t watch,
                                                        std::uint32_t k) {
-  const bool second = watch == kRoomForResult || (watch == kToCollect && c.order.two_hops);
+  const bool second = watch == kRoomForResult || watch == kToCollect;
   return second ? c.order.second(k) : c.order.first(k);
 }
 
@@ -221,7 +245,7 @@ __device__ __forceinline__ void borrow(CudaRank& r, const Stream& c) {
   const std::uint32_t thread = threadIdx.x % 32, q = thread / 4;
   const std::uint32_t own = c.call.shape.escape_slots, all = c.call.shape.borrow_slots;
   const std::uint32_t wanted = c.slots_wanted() - own;
-  const bool of_peer = q < c.call.group_size && q != c.call.group_rank;
+  const bool of_peer = c.sends_to(q);
   const bool fits = c.chunk_bytes() <= c.call.shape.borrow_slot_bytes;
   const PeerSendState* peers = r.rank.lanes[c.transport.lane].transport.peers;
   std::uint32_t found = 0;
@@ -245,11 +269,11 @@ __device__ __forceinline__ void borrow(CudaRank& r, const Stream& c) {
   __syncwarp();
   if (thread % 4 == 0) CudaDev::store_block(s.borrowed[q], found);
 }
-// Says which slices were the last in them. Of `sent` slices.
-__device__ __forceinline__ void note_borrowed(CudaRank& r, const Stream& c, std::uint32_t sent) {
+// Says which slices were the last in them.
+__device__ __forceinline__ void note_borrowed(CudaRank& r, const Stream& c) {
   const StreamShared& s = c.s;
-  const std::uint32_t thread = threadIdx.x % 32, q = thread / 4;
-  if (q >= c.call.group_size || q == c.call.group_rank) return;
+  const std::uint32_t thread = threadIdx.x % 32, q = thread / 4, sent = s.sent[q];
+  if (!c.sends_to(q)) return;
   const std::uint32_t own = c.call.shape.escape_slots, borrowed = s.borrowed[q];
   BorrowUse* uses = r.rank.lanes[c.transport.lane].transport.peers[c.call.members[q]].borrows;
   for (std::uint32_t i = thread % 4; i < borrowed; i += 4) {
@@ -267,11 +291,13 @@ __device__ __forceinline__ void publish_stream(CudaRank& r, const Stream& c) {
   StreamShared& s = c.s;
   const std::uint32_t thread = threadIdx.x % 32, q = thread % kSoloRanks;
   const bool out = thread < kSoloRanks;
-  const bool of_peer = thread < 2 * kSoloRanks && q < c.call.group_size && q != c.call.group_rank;
+  const bool of_peer = thread < 2 * kSoloRanks && (out ? c.sends_to(q) : c.receives_from(q));
   const std::uint32_t element = dtype_bytes(c.inv.geometry.dtype);
   const std::uint32_t me = c.call.group_rank, own_slots = c.call.shape.escape_slots;
   std::uint32_t* poke_at = nullptr;
-  if (of_peer && out) poke_at = &r.pokes[c.call.members[q]][c.transport.lane];
+  if (out && (of_peer || c.receives_from(q))) {
+    poke_at = &r.pokes[c.call.members[q]][c.transport.lane];
+  }
   std::uint32_t poke = s.poke;
   std::uint32_t done = 0, idle = 0, moved[kHops] = {};
   borrow(r, c);
@@ -287,14 +313,7 @@ __device__ __forceinline__ void publish_stream(CudaRank& r, const Stream& c) {
       moved[hop] = __shfl_sync(kAll, n, 0);
     }
     __syncwarp();  // what the first thread has acquired, for all
-    std::uint32_t to;
-    if (out) {
-      to = c.order.prefix(moved[kSends], moved[kGathers]);
-    } else if (c.call.reduces) {
-      to = c.order.prefix(moved[kGathers], moved[kCollects]);
-    } else {
-      to = c.order.prefix(moved[kCollects], 0);
-    }
+    const std::uint32_t to = out ? c.prefix_to(q, moved) : c.prefix_from(q, moved);
     // A credit is worth a fence where the peer has slices left that want room.
     const bool news =
         of_peer && to != done && (out || (!last && c.order.slices() - done > own_slots));
@@ -302,11 +321,12 @@ __device__ __forceinline__ void publish_stream(CudaRank& r, const Stream& c) {
       const Wire& wire = out ? s.outs[q] : s.ins[q];
       if (news && out) {
         // Which chunk of which hop a slice is, from the one before on.
+        const bool scatters = c.call.scatters && c.has_member(c.call.sends_to, q);
         std::uint32_t first = c.order.firsts_in(done), second = done - first;
         for (std::uint32_t i = done; i < to; ++i) {
           const bool is_first =
               first < c.order.chunks && (!c.order.two_hops || c.order.first(first) == i);
-          const std::uint32_t part = is_first && c.call.scatters ? q : me;
+          const std::uint32_t part = is_first && scatters ? q : me;
           const Range chunk = c.chunk(part, is_first ? first++ : second++);
           SlotHeader& h = LaneTransport::header_of(wire.steps, wire.count + i);
           store_relaxed(h.bytes, static_cast<std::uint32_t>(chunk.length * element));
@@ -343,24 +363,33 @@ __device__ __forceinline__ void publish_stream(CudaRank& r, const Stream& c) {
     if (poke_at != nullptr) store_system(*poke_at, poke);
     told = true;
   }
-  note_borrowed(r, c, __shfl_sync(kAll, done, 0));
+  if (thread < 2 * kSoloRanks) (out ? s.sent : s.taken)[q] = done;
   if (thread == 0) {
-    s.sent_slices = done;
     s.poke = poke;
 #pragma unroll
     for (std::uint32_t hop = 0; hop < kHops; ++hop) s.moved[hop] = moved[hop];
   }
-  if (thread == kSoloRanks) s.taken_slices = done;
+  __syncwarp();
+  note_borrowed(r, c);
 }
 
 // ---- what movers get ----
+
+// Whether a hop's slices are copies, one a member: else a combine, of one source or several.
+__device__ __forceinline__ bool copies_only(const Stream& c, std::uint32_t hop) {
+  return hop == kCollects || (hop == kSends && c.call.scatters);
+}
+// The member's place among those that a combine's result goes to.
+__device__ __forceinline__ std::uint32_t place_among(std::uint32_t members, std::uint32_t q) {
+  return static_cast<std::uint32_t>(__popc(members & ((1u << q) - 1)));
+}
 
 // What a slice's description says of all slices of its hop.
 __device__ __forceinline__ void describe_hop(const Stream& c, std::uint32_t hop, SliceJob& job) {
   const Geometry& g = c.inv.geometry;
   const std::uint32_t n = c.call.group_size, me = c.call.group_rank;
-  const bool copies = hop == kCollects || (hop == kSends && c.call.scatters);
-  const bool reduces = hop == kGathers;
+  const bool copies = copies_only(c, hop);
+  const bool reduces = hop == kGathers && c.call.reduces;
   const cuda_leaves::Slice reduction = slice_of(c.call, c.inv);
   job.copies = copies;
   job.dtype = g.dtype;
@@ -368,11 +397,13 @@ __device__ __forceinline__ void describe_hop(const Stream& c, std::uint32_t hop,
   job.protocol = Protocol::kSlot;
   job.num_src = static_cast<std::uint16_t>(copies || reduces ? n : 1);
   job.num_dst = 0;
-  if ((hop == kSends && !copies) || (reduces && c.order.two_hops)) {
-    job.num_dst = static_cast<std::uint16_t>(n - 1);
+  if (!copies) {
+    job.num_dst =
+        static_cast<std::uint16_t>(__popc(hop == kSends ? c.call.sends_to : c.call.results_to));
   }
   job.local_src = -1;
-  if (!copies) job.local_src = static_cast<std::int16_t>(reduces ? me : 0);
+  if (reduces) job.local_src = static_cast<std::int16_t>(me);
+  if (hop == kSends && !copies) job.local_src = 0;
   job.elems = 0;
   job.dst_user = nullptr;
   job.scale_sources = reduces && reduction.scale_all ? ScaleSources::kAll : ScaleSources::kNone;
@@ -392,41 +423,44 @@ __device__ __forceinline__ void describe_slice(const Stream& c, std::uint32_t ho
   const StreamShared& s = c.s;
   const std::uint32_t me = c.call.group_rank;
   if (q >= c.call.group_size) return;
-  const std::uint32_t place = q > me ? q - 1 : q;  // of a result's connectors
-  const bool copies = hop == kCollects || (hop == kSends && c.call.scatters);
-  if (copies && q != me) {
+  if (copies_only(c, hop)) {
+    // (Of an empty part nothing.)
+    if (q == me) return;
     const Range chunk = c.chunk(q, k);
     job.copy_elems[q] = static_cast<std::uint32_t>(chunk.length);
-    if (hop == kSends) {
-      job.src[q] = c.inv.input_at(chunk.offset);
-      job.dst_slot[q] = c.slot_to(q, c.order.first(k));
-    } else {
-      job.src[q] = s.come[kCollects][k % kCome][q];
-      job.dst_copy[q] = c.inv.output_at(chunk.offset);
-    }
+    if (chunk.length == 0) return;
+    job.src[q] = hop == kCollects ? static_cast<const void*>(s.come[kCollects][k % kCome][q])
+                                  : c.inv.input_at(chunk.offset);
+    if (hop == kSends) job.dst_slot[q] = c.slot_to(q, c.order.first(k));
+    if (hop == kCollects || c.call.copies) job.dst_copy[q] = c.inv.output_at(chunk.offset);
     return;
   }
-  if (copies) return;
+  const bool reduces = hop == kGathers && c.call.reduces;
   if (q == me) {
     const Range chunk = c.chunk(me, k);
     job.elems = chunk.length;
-    job.src[hop == kGathers ? me : 0] = c.inv.input_at(chunk.offset);
-    job.dst_user = c.inv.output_at(chunk.offset);
-  } else if (hop == kSends) {
-    job.dst_slot[place] = c.slot_to(q, c.order.first(k));
-  } else {
-    job.src[q] = s.come[kGathers][k % kCome][q];
-    if (c.order.two_hops) job.dst_slot[place] = c.slot_to(q, c.order.second(k));
+    if (reduces || hop == kSends) job.src[reduces ? me : 0] = c.inv.input_at(chunk.offset);
+    if (c.call.stores) job.dst_user = c.inv.output_at(chunk.offset);
+    return;
+  }
+  if (hop == kGathers && c.has_member(c.call.gathers_from, q)) {
+    job.src[reduces ? q : 0] = s.come[kGathers][k % kCome][q];
+  }
+  const std::uint32_t to = hop == kSends ? c.call.sends_to : c.call.results_to;
+  if (c.has_member(to, q)) {
+    job.dst_slot[place_among(to, q)] =
+        c.slot_to(q, hop == kSends ? c.order.first(k) : c.order.second(k));
   }
 }
 
 // As Engine::cost_of().
 __device__ __forceinline__ std::uint32_t cost_of(const Stream& c, std::uint32_t hop) {
-  const std::uint32_t n = c.call.group_size;
-  if (hop == kCollects) return 2 * (n - 1);
-  const std::uint32_t sent = kLinkCost * (n - 1);
-  if (hop == kSends) return sent + (c.call.scatters ? n - 1 : 2);
-  return n + 1 + (c.order.two_hops ? sent : 0);
+  const std::uint32_t n = c.call.group_size, stores = c.call.stores ? 1 : 0;
+  const std::uint32_t sends = __popc(c.call.sends_to), results = __popc(c.call.results_to);
+  if (hop == kCollects) return 2 * __popc(c.call.collects_from);
+  if (hop == kGathers) return kLinkCost * results + (c.call.reduces ? n : 1) + stores;
+  if (!c.call.scatters) return kLinkCost * sends + 1 + stores;
+  return (kLinkCost + 1 + (c.call.copies ? 1 : 0)) * sends;
 }
 
 // By one thread.
@@ -446,7 +480,7 @@ __device__ __forceinline__ void give(const Stream& c, std::uint32_t hop, std::ui
 __device__ __forceinline__ bool find_incoming(const Stream& c, const Watched& x, Wire& wire) {
   StreamShared& s = c.s;
   const bool watches = x.of_peer && x.comes;
-  if (watches && x.watch == (c.call.reduces ? kToGather : kToCollect)) {
+  if (watches && (x.watch == kToGather || !c.has_member(c.call.gathers_from, x.q))) {
     InEndpoint in = c.call.in[c.transport.lane * c.call.shape.ranks + x.q];
     s.found[x.q] = c.transport.resolve(c.call.members[x.q], c.call.tag, in) ? 1 : 0;
     if (s.found[x.q] != 0) s.ins[x.q] = c.transport.wire(in);
@@ -563,7 +597,10 @@ __device__ __forceinline__ void steer(CudaRank& r, const CudaLaunch& launch, con
     }
     stops = __any_sync(kAll, gives_up) != 0;
   }
-  if (x.of_peer && x.watch == kRoomToSend) s.credits[x.q] = found;
+  const bool only_results = !c.has_member(c.call.sends_to, x.q);
+  if (x.of_peer && x.watch == (only_results ? kRoomForResult : kRoomToSend)) {
+    s.credits[x.q] = found;
+  }
   if (threadIdx.x == 0) CudaDev::store_block(s.closed, 1u);
 }
 
@@ -597,18 +634,19 @@ __device__ __forceinline__ void move(const Stream& c) {
 // By the first warp: what look() does, for connectors that carry slots. Whether what comes in is
 // still the key's is looked at later, see steer().
 __device__ __forceinline__ bool look_at_wires(CudaRank& r, const CudaLaunch& launch,
-                                              const LaneTransport& t, const Stretch& w,
-                                              bool& leased, StreamShared& s) {
+                                              const Stream& c, const Stretch& w, bool& leased) {
   const SoloCall& call = launch.solo;
+  const LaneTransport& t = c.transport;
+  StreamShared& s = c.s;
   const Member m = member_of(call, w);
   if (!take_lane(r, launch, t.lane, leased)) return false;
   bool ok = true;
-  if (m.part == kOutgoing && m.to) {
+  if (m.part == kOutgoing && c.sends_to(m.q)) {
     const OutEndpoint& out = *out_endpoint(call, m, t.lane);
     ok = out.connector != kNoConnector;
     s.outs[m.q] = t.wire(out);
     s.credits[m.q] = out.credit;
-  } else if (m.part == kIncoming && m.from) {
+  } else if (m.part == kIncoming && c.receives_from(m.q)) {
     const InEndpoint& in = *endpoint_of(call, m, t.lane);
     ok = in.connector != kNoConnector;
     s.ins[m.q] = t.wire(in);
@@ -618,10 +656,14 @@ __device__ __forceinline__ bool look_at_wires(CudaRank& r, const CudaLaunch& lau
 }
 
 // As tell_peers(), of what publish_stream() has not told. By the first warp.
-__device__ __forceinline__ void tell_ends(CudaRank& r, const SoloCall& call, const LaneTransport& t,
-                                          const Stretch& w, const StreamShared& s) {
+__device__ __forceinline__ void tell_ends(CudaRank& r, const Stream& c, const Stretch& w) {
+  const SoloCall& call = c.call;
+  const LaneTransport& t = c.transport;
+  const StreamShared& s = c.s;
   const Member m = member_of(call, w);
-  const bool takes = m.part == kIncoming && m.from, posts = m.part == kOutgoing && m.to;
+  const bool takes = m.part == kIncoming && c.receives_from(m.q);
+  const bool posts = m.part == kOutgoing && c.sends_to(m.q);
+  const bool pokes = posts || (m.part == kOutgoing && c.receives_from(m.q));
   const std::uint32_t poke = s.poke + 1;
   if (threadIdx.x == 0) r.poke_counts[t.lane] = poke;
   if (takes) {
@@ -630,20 +672,20 @@ __device__ __forceinline__ void tell_ends(CudaRank& r, const SoloCall& call, con
     in.steps = wire.steps;
     in.cell = wire.cell;
     in.connector = wire.connector;
-    in.consumed = wire.count + s.taken_slices;
+    in.consumed = wire.count + s.taken[m.q];
   }
   if (posts) {
     OutEndpoint& out = *out_endpoint(call, m, t.lane);
-    out.posted = s.outs[m.q].count + s.sent_slices;
+    out.posted = s.outs[m.q].count + s.sent[m.q];
     // (What was acquired: with the fence and the lease, as look() wants it.)
     out.credit = s.credits[m.q];
   }
   // Without a fence, for the reasons that tell_peers() has. (Pokes are about the last slices, too,
   // which may come behind them: peers look again.)
-  if (takes && s.taken_slices != 0) {
-    store_system(s.ins[m.q].cell->consumed, s.ins[m.q].count + s.taken_slices);
+  if (takes && s.taken[m.q] != 0) {
+    store_system(s.ins[m.q].cell->consumed, s.ins[m.q].count + s.taken[m.q]);
   }
-  if (posts) store_system(r.pokes[m.peer][t.lane], poke);
+  if (pokes) store_system(r.pokes[m.peer][t.lane], poke);
 }
 
 // For the engine: what this lane has behind it.
@@ -657,16 +699,18 @@ __device__ __forceinline__ void say_hops(CudaRank& r, const CudaLaunch& launch, 
 // What published slices say in the lane's figures; by one thread.
 __device__ __forceinline__ void count_stream(LaneStats& stats, const Stream& c, bool done) {
   const std::uint32_t me = c.call.group_rank, own = c.call.shape.escape_slots;
-  const std::uint32_t sent = c.s.sent_slices, firsts = c.order.firsts_in(sent);
-  const std::uint32_t received = c.hops_behind(kGathers) + c.hops_behind(kCollects);
+  std::uint32_t received = c.hops_behind(kCollects);
+  received += c.hops_behind(kGathers);
   std::uint64_t elems = 0, borrowed = 0;
   for (std::uint32_t q = 0; q < c.call.group_size; ++q) {
-    if (q == me) continue;
+    if (!c.sends_to(q)) continue;
+    const std::uint32_t sent = c.s.sent[q];
+    const std::uint32_t firsts = c.has_member(c.call.sends_to, q) ? c.order.firsts_in(sent) : 0;
     elems += c.elems_of(c.call.scatters ? q : me, firsts) + c.elems_of(me, sent - firsts);
     const std::uint32_t round = own + c.s.borrowed[q], rest = sent % round;
     borrowed += sent / round * c.s.borrowed[q] + (rest > own ? rest - own : 0);
   }
-  add_relaxed(stats.slices, firsts + received);
+  add_relaxed(stats.slices, c.hops_behind(kSends) + received);
   add_relaxed(stats.received, received);
   add_relaxed(stats.bytes_sent, elems * dtype_bytes(c.inv.geometry.dtype));
   add_relaxed(stats.borrowed, borrowed);
@@ -692,13 +736,14 @@ __device__ __forceinline__ StreamEnd run_solo_stream(CudaRank& r, const CudaLaun
   const std::uint32_t lane = blockIdx.x;
   const Stretch w{nullptr, nullptr, 1, 1};  // it has something of every part
   const LaneTransport t = transport_of(call, lane);
-  const Stream c{call, inv, t, stream, {call.chunks, call.lag, call.reduces && call.collects}};
+  const bool two_hops = (call.sends_to & call.results_to) != 0;
+  const Stream c{call, inv, t, stream, {call.chunks, call.lag, two_hops}};
 
   const std::uint32_t attention = approach(r, launch, w, lane, s);
 
   bool leased = false;
   if (threadIdx.x < 32) {
-    const bool ok = look_at_wires(r, launch, t, w, leased, stream);
+    const bool ok = look_at_wires(r, launch, c, w, leased);
     if (threadIdx.x == 0) s.ok = ok ? 1 : 0;
   } else if (threadIdx.x < 64) {
     const std::uint32_t i = threadIdx.x - 32;
@@ -735,7 +780,7 @@ __device__ __forceinline__ StreamEnd run_solo_stream(CudaRank& r, const CudaLaun
   }
 
   if (threadIdx.x < 32) {
-    tell_ends(r, call, t, w, stream);
+    tell_ends(r, c, w);
   } else if (threadIdx.x == kCaller) {
     // As in solo_two_shot.cuh.
     if (!done) say_hops(r, launch, c);

@@ -62,15 +62,18 @@ void spread(const SliceJob& job, Share share) {
   }
 }
 
-// Each source to its own destination.
+// Each source to its own destinations.
 void copy_each(const SliceJob& job, unsigned thread, unsigned threads) {
   for (int i = 0; i < job.num_src; ++i) {
     const Share share =
         share_of(job.copy_elems[i] * std::uint64_t{dtype_bytes(job.dtype)}, thread, threads);
     if (share.begin == share.end || job.src[i] == nullptr) continue;
-    char* dst = static_cast<char*>(job.dst_slot[i] != nullptr ? job.dst_slot[i] : job.dst_copy[i]);
-    std::memcpy(dst + share.begin, static_cast<const char*>(job.src[i]) + share.begin,
-                share.end - share.begin);
+    const char* src = static_cast<const char*>(job.src[i]);
+    for (void* const dst : {job.dst_slot[i], job.dst_copy[i]}) {
+      if (dst == nullptr) continue;
+      std::memcpy(static_cast<char*>(dst) + share.begin, src + share.begin,
+                  share.end - share.begin);
+    }
   }
 }
 
