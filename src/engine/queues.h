@@ -32,6 +32,8 @@ struct SpscRing {
     P::publish(written, load_relaxed_local(written) + 1);
   }
   UNJAM_HD bool empty() { return load_acquire(written) == load_relaxed(read); }
+  // For who only wants to know: both looks are under way together.
+  UNJAM_HD bool looks_empty() { return load_relaxed_local(written) == load_relaxed_local(read); }
   UNJAM_HD bool pop(T& value) {
     const std::uint64_t r = load_relaxed(read);
     if (load_acquire(written) == r) return false;

@@ -109,9 +109,9 @@ __device__ __forceinline__ std::uint64_t fetch_add_relaxed(std::uint64_t& x, std
                : "memory");
   return before;
 }
-__device__ __forceinline__ std::uint64_t fetch_and_relaxed(std::uint64_t& x, std::uint64_t with) {
+__device__ __forceinline__ std::uint64_t fetch_and_acquire(std::uint64_t& x, std::uint64_t with) {
   std::uint64_t before;
-  asm volatile("atom.relaxed.gpu.global.and.b64 %0, [%1], %2;"
+  asm volatile("atom.acquire.gpu.global.and.b64 %0, [%1], %2;"
                : "=l"(before)
                : "l"(global_address(x)), "l"(with)
                : "memory");
@@ -548,15 +548,16 @@ __device__ __forceinline__ void ring_launcher(CudaRank& r) {
   store_system(r.link->residency.rung, 1u);
 }
 
-// After the lane's lease was given back (`lanes`: what CudaRank::lanes was then): who waits in the
-// lane, or was given to it meanwhile, was not announced, for the lane had a driver.
+// After the lane's lease was given back, by a read-modify-write that acquires (`lanes`: what
+// CudaRank::lanes was then): who waits in the lane, or was given to it meanwhile, was not
+// announced, for the lane had a driver.
 __device__ __forceinline__ void see_to_lane(CudaRank& r, std::uint32_t lane, std::uint64_t lanes) {
   bool needy = (lanes >> (lane + 32) & 1) != 0;
   if (lane != 0) {
-    // Whoever fills the mailbox looks then who drives the lane, with such a fence between, see
-    // CudaDev::settle(): one of us sees the other. (Nobody but its driver fills the first lane's.)
-    fence_total_local();
-    needy = needy || !r.rank.mailboxes[lane].empty();
+    // Whoever fills the mailbox then looks who drives the lane, see CudaDev::settle(): before we
+    // gave it back, so this sees the mail, or behind that. (Nobody but its driver fills the first
+    // lane's.)
+    needy = needy || !r.rank.mailboxes[lane].looks_empty();
   }
   if (needy) ring_launcher(r);
 }
@@ -847,9 +848,9 @@ __device__ __forceinline__ void give_back(CudaRank& r, const SoloCall& call, std
   const std::uint64_t bit = std::uint64_t{1} << lane;
   const bool single = call.lanes == 1;
   // Release, with what follows: the lane's state, also what peers are told; and, of a call of one
-  // lane, that its key may be used again.
+  // lane, that its key may be used again. Acquire: see_to_lane().
   fence_local();
-  std::uint64_t lanes = fetch_and_relaxed(r.lanes, ~bit);
+  std::uint64_t lanes = fetch_and_acquire(r.lanes, ~bit);
   if (!single || !done) return see_to_lane(r, lane, lanes);
   // Others may wait for the call's end in their queues. Who leaves a lane with something in it says
   // so in CudaRank::lanes, then looks at `readied`; who takes one acquires that word. So if nobody
