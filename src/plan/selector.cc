@@ -47,12 +47,13 @@ constexpr Row kHostTable[] = {
     {Kind::kBarrier, kMaxDirectRanks, kKiB, Algorithm::kDirect},
 };
 
-// GPUs whose links are fully connected: everything goes in one hop while a lane's stretch, in one
-// packet a peer, is no more than a call in a stream works on without the engine (32 KiB for 32
-// lanes, solo.cuh), and what a rank sends, twice its bytes as packets, no more than a link moves in
-// 20 us. Measured with 2 and 4 H200s (docs/benchmarks.md).
+// GPUs whose links are fully connected: everything goes in one hop while a lane's stretch is one
+// loop, so that a call in a stream needs no engine (solo.cuh), and what a rank sends, twice its
+// bytes as packets, is no more than a link moves in 20 us. Measured with 2 H200s, where that is 2
+// MiB (in a stream 28 us for an all-reduce, 35 by a mesh plan), and with 4, where it is 1
+// (docs/benchmarks.md).
 constexpr int kCudaDirectRanks = 8;
-constexpr std::uint64_t kCudaDirectBytes = 1024 * kKiB;  // count × element size
+constexpr std::uint64_t kCudaDirectBytes = 2048 * kKiB;  // count × element size
 constexpr std::uint64_t kCudaDirectSent = 4096 * kKiB;   // by a rank
 
 // All-reduces of middling size in two hops of packets: among n ranks, of b bytes, a rank sends
@@ -90,7 +91,9 @@ Algorithm select_for_cuda(const PlanRequest& request, const PlanLimits& limits,
                           std::uint64_t bytes) {
   if (two_shot_pays(request, limits, bytes)) return Algorithm::kTwoShot;
   const std::uint64_t sent = static_cast<std::uint64_t>(request.ranks - 1) * bytes;
-  if (request.ranks <= kCudaDirectRanks && bytes <= kCudaDirectBytes && sent <= kCudaDirectSent) {
+  const std::uint64_t loop = limits.lanes * (limits.escape_slot_bytes / std::uint64_t{2});
+  if (request.ranks <= kCudaDirectRanks && bytes <= std::min(loop, kCudaDirectBytes) &&
+      sent <= kCudaDirectSent) {
     return Algorithm::kDirect;
   }
   const bool mesh = mesh_serves(request.kind) && request.ranks <= kMaxDirectRanks;

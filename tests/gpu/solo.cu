@@ -289,7 +289,7 @@ std::vector<Case> make_cases(int ranks, std::uint64_t seed, std::size_t most, in
       for (const std::size_t count :
            {std::size_t{1}, std::size_t{2}, std::size_t{3}, std::size_t{5}, std::size_t{1000},
             std::size_t{1023}, 8192 / bytes + 1, 16384 / bytes, 65536 / bytes, 65536 / bytes + 7,
-            (std::size_t{1} << 20) / bytes}) {
+            (std::size_t{1} << 20) / bytes, (std::size_t{3} << 19) / bytes + 5}) {
         if (count * bytes > most) continue;
         Case like;
         like.kind = kind;

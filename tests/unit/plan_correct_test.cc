@@ -535,6 +535,16 @@ TEST(PlanSelector, TableAndErrors) {
   };
   EXPECT_EQ(on_cuda(Kind::kAllReduce, 2, 256 * 1024), Algorithm::kDirect);
   EXPECT_EQ(on_cuda(Kind::kAllReduce, 2, 256 * 1024 + 1), Algorithm::kMesh);
+  // One loop of packets, in larger slots up to 2 MiB.
+  const auto with_slots = [](std::uint64_t floats, std::uint32_t slot_bytes, std::uint16_t lanes) {
+    return select_algorithm(make_request(Kind::kAllReduce, 2, floats),
+                            make_limits(4, slot_bytes, lanes, Device::kCuda));
+  };
+  EXPECT_EQ(with_slots(512 * 1024, 128 * 1024, 32), Algorithm::kDirect);
+  EXPECT_EQ(with_slots(512 * 1024 + 1, 128 * 1024, 32), Algorithm::kMesh);
+  EXPECT_EQ(with_slots(512 * 1024 + 1, 256 * 1024, 32), Algorithm::kMesh);
+  EXPECT_EQ(with_slots(64 * 1024, 64 * 1024, 8), Algorithm::kDirect);
+  EXPECT_EQ(with_slots(64 * 1024 + 1, 64 * 1024, 8), Algorithm::kMesh);
   // Two hops of packets from where they save more than a hop is worth to 2 MiB, among three ranks
   // or more.
   EXPECT_EQ(on_cuda(Kind::kAllReduce, 3, 192 * 1024), Algorithm::kDirect);

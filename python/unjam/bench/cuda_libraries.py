@@ -41,8 +41,8 @@ class Calls(NamedTuple):
 class CudaLibrary(Protocol):
     """A collective communication library, as one rank of a job with a GPU sees it."""
 
-    def prepare(self, case: Case, buffers: Sequence[Buffers]) -> Calls:
-        """What runs the case."""
+    def prepare(self, case: Case, buffers: Sequence[Buffers], key: str | None = None) -> Calls:
+        """What runs the case; under this key, where a library has keys."""
 
     def close(self) -> None:
         """Ends the rank."""
@@ -75,17 +75,17 @@ class CudaUnjam:
         """Memory of the heap."""
         return self._context.alloc(nbytes)
 
-    def prepare(self, case: Case, buffers: Sequence[Buffers]) -> Calls:
+    def prepare(self, case: Case, buffers: Sequence[Buffers], key: str | None = None) -> Calls:
         """See :class:`CudaLibrary`. The i-th buffers of a burst have a key of their own."""
-        run = library().unjamRunWithOptions
+        run, key = library().unjamRunWithOptions, key or case.collective
         in_stream, beside = (
             call_options(0, None, 0, self._stream, order)
             for order in (_abi.STREAM_SYNC, _abi.STREAM_ASYNC)
         )
-        issue = self._call(run, case, case.collective, buffers[0], in_stream, None)
+        issue = self._call(run, case, key, buffers[0], in_stream, None)
         requests = (ctypes.c_void_p * len(buffers))()
         burst = [
-            self._call(run, case, f"{case.collective} {i}", pair, beside, _at(requests, i))
+            self._call(run, case, f"{key} {i}", pair, beside, _at(requests, i))
             for i, pair in enumerate(buffers)
         ]
         wait, free, stream = library().unjamStreamWait, library().unjamRequestFree, self._stream
@@ -157,7 +157,7 @@ class CudaNccl:
         self._comm = self._nccl.join(ranks, rank, hand_over(Path(store), rank, make, limit_s))
         self._stream = stream.cuda_stream
 
-    def prepare(self, case: Case, buffers: Sequence[Buffers]) -> Calls:
+    def prepare(self, case: Case, buffers: Sequence[Buffers], key: str | None = None) -> Calls:
         """See :class:`CudaLibrary`. A burst is a queue in the stream: NCCL has no other way."""
         calls = [self._call(case, pair) for pair in buffers]
 

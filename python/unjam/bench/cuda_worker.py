@@ -63,6 +63,13 @@ class CudaRank:
             if start.heap_bytes is None
             else Block(torch.as_tensor(self.unjam.alloc(start.heap_bytes), device=self._device))
         )
+        # Where the ranks' streams meet: an all-reduce of one number.
+        self._number = torch.zeros(1, device=self._device)
+        meeting = Case("all_reduce", "float32", start.ranks, 1)
+        self._meetings = {
+            name: library.prepare(meeting, [(self._number, None)], "meeting").issue
+            for name, library in self._libraries.items()
+        }
         self._case: Case | None = None
         self._buffers: list[cuda_data.Buffers] = []
         self._calls: dict[str, Calls] = {}
@@ -169,7 +176,8 @@ class CudaRank:
     def _queue(self, times: int, calls: int) -> dict[str, tuple[list[int], list[int]]]:
         """Device mode: calls queued behind a delay, between events.
 
-        The first call after the delay is not counted: it is where the ranks' streams meet.
+        The first calls after the delay are not counted, one of the case and the meeting: ranks
+        leave the delay at different times, and of a broadcast or a reduce not all wait for others.
         """
         measured: dict[str, tuple[list[int], list[int]]] = {}
         begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
@@ -180,7 +188,7 @@ class CudaRank:
                     self._meet()
                     seconds = 1.5 * delays[name] + _SLACK_S
                     torch.cuda._sleep(int(seconds * self._cycles_a_second))
-                    code = one.issue()
+                    code = one.issue() or self._meetings[name]()
                     begin.record(self._stream)
                     issued = _issue(one, min(calls, _ISSUED))
                     if calls > _ISSUED:

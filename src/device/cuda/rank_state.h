@@ -60,7 +60,7 @@ enum class EngineKind : std::uint32_t {
 inline constexpr std::uint32_t kSoloRanks = 8;
 inline constexpr std::uint32_t kSoloUnitBytes = 8;  // what a thread moves at once
 inline constexpr unsigned kSoloControl = 32;        // threads of a block that move nothing
-inline constexpr int kSoloUnits = 12;               // that each of the others reduces at most
+inline constexpr int kSoloUnits = 20;               // that each of the others reduces at most
 inline constexpr std::uint32_t kLeastStreamThreads = 224;  // of a block in solo_stream.cuh
 struct SoloCall {
   std::uint32_t lanes = 0;         // a block each; 0: the call needs the engine
