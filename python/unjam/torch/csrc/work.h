@@ -434,8 +434,16 @@ class Call : public std::enable_shared_from_this<Call> {
     return first_decides_ && request == requests_.front();
   }
 
-  // How long a blocked wait goes without looking whether the process group was aborted.
+  // How long a blocked wait goes without a look around.
   static constexpr std::chrono::microseconds kLook{100'000};
+  // What may have come to the process group meanwhile: an abort, or that an earlier operation has
+  // failed that nobody had waited for on the host. Then other ranks, which have heard of it at their
+  // next call, do not come.
+  void look_around() const {
+    throw_if_aborted();
+    sweep();
+    fate_->check();
+  }
 
   void wait_for(unjamRequest_t request, Clock::time_point deadline,
                 std::chrono::milliseconds limit) const {
@@ -448,16 +456,19 @@ class Call : public std::enable_shared_from_this<Call> {
       unjamTest(request, &done);
       if (done != 0) return;  // settle() tells how it ended
       if (code != UNJAM_ERROR_TIMEOUT) raise(what_, code, unjamGetLastError());
-      throw_if_aborted();
+      look_around();
       if (Clock::now() >= deadline) timed_out(limit);
     }
   }
   void wait_for_post(Clock::time_point deadline, std::chrono::milliseconds limit) {
     if (!open_.load(std::memory_order_acquire)) return;
-    std::unique_lock lock(post_mutex_);
-    while (!posted_.wait_until(lock, std::min(deadline, Clock::now() + kLook),
-                               [this] { return !open_.load(); })) {
-      throw_if_aborted();
+    for (;;) {
+      {
+        std::unique_lock lock(post_mutex_);
+        const auto until = std::min(deadline, Clock::now() + kLook);
+        if (posted_.wait_until(lock, until, [this] { return !open_.load(); })) return;
+      }
+      look_around();
       if (Clock::now() >= deadline) timed_out(limit);
     }
   }
