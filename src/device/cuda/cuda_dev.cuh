@@ -465,12 +465,12 @@ class CudaDev {
       // Their drivers free the lane, then look into the mailbox, and say what they leave; we have
       // filled it, or ended a key's invocation, then look who is there. Both are read-modify-writes
       // of `lanes`: who comes second there sees what the other has done before (release, acquire).
-      // With the fence, also who only loads `lanes`, behind such a fence.
+      // The fence is for who sees `readied` alone: with it, what was ended.
+      fence_total_local();
       if (s_.kicks_pending != 0) {
         atomicAdd(&r_.readied, 1u);
         ++s_.readied_seen;  // no news here: this lane's own next look comes after the end
       }
-      fence_total_local();
       const std::uint64_t lanes = or_lanes(r_, 0);
       std::uint32_t needy = s_.lanes_to_kick;
       if (s_.kicks_pending != 0) needy |= static_cast<std::uint32_t>(lanes >> 32);

@@ -643,14 +643,15 @@ __device__ __forceinline__ bool report(CudaRank& r, const CudaLaunch& launch, st
     return true;
   }
   free_key(launch);
+  // Of all that the other blocks have stored, too: it was acquired, and fences are cumulative.
+  fence_local();
+  // Others may wait for this end in their queues: whoever drives a lane looks at `readied`, and
+  // with it sees that the key is free (the fence, its acquire). Who leaves one with something in it
+  // says so in CudaRank::lanes, then looks once more. So it sees this, or we see that, whoever
+  // comes second in that word (both acquire and release), see CudaDev::settle().
   add_relaxed(r.readied, 1);
-  // Of all that the other blocks have stored, too: it was acquired, and fences are cumulative. And
-  // others may wait for this end in their queues: whoever drives a lane looks at `readied`, and who
-  // leaves one with something in it says so in CudaRank::lanes, then looks once more, with such a
-  // fence between, see CudaDev::settle(): one of us sees the other.
-  fence_total_local();
   end_call(r, launch, at);
-  const std::uint64_t lanes = load_relaxed_local(r.lanes);
+  const std::uint64_t lanes = or_lanes(r, 0);
   if ((lanes >> 32 & ~lanes) != 0) ring_launcher(r);
   return false;
 }
@@ -857,10 +858,9 @@ __device__ __forceinline__ void give_back(CudaRank& r, const SoloCall& call, std
   // drives another lane and nothing was left in one as this one is given back, nobody needs to hear
   // of it: who comes later sees the end.
   if ((lanes & ~bit) != 0) {
+    // As report().
     add_relaxed(r.readied, 1);
-    // As CudaDev::settle(): one of us sees the other.
-    fence_total_local();
-    lanes = load_relaxed_local(r.lanes);
+    lanes = or_lanes(r, 0);
   }
   // Left with something, with nobody there; or so while we drove it.
   const std::uint32_t driven = static_cast<std::uint32_t>(lanes) & ~static_cast<std::uint32_t>(bit);

@@ -437,8 +437,8 @@ class Call : public std::enable_shared_from_this<Call> {
   // How long a blocked wait goes without a look around.
   static constexpr std::chrono::microseconds kLook{100'000};
   // What may have come to the process group meanwhile: an abort, or that an earlier operation has
-  // failed that nobody had waited for on the host. Then other ranks, which have heard of it at their
-  // next call, do not come.
+  // failed that nobody had waited for on the host. Then other ranks, which have heard of it at
+  // their next call, do not come.
   void look_around() const {
     throw_if_aborted();
     sweep();
