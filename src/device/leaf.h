@@ -17,12 +17,13 @@ enum class ScaleSources : std::uint8_t { kNone, kLocal, kAll };
 // One slice of work, built by the block's control threads, executed by threads of the block.
 // Combine: result = src[0] op src[1] op … (left to right, in this order), then scaled or divided as
 // asked, stored to dst_user (if not null) and to every dst_slot[0 … num_dst).
-// Copies (`copies`): src[i] goes to dst_slot[i], or to dst_copy[i], whichever is not null,
-// unchanged; copy_elems[i] elements each; 0 of them, or src[i] null: nothing. One side of each copy
-// is user memory, the other connector memory, or what a peer has invited to store into: its output,
-// so nothing is stored but the elements. Not of packets: src[i] may go to both, from user memory.
-// Sources may be equal to a destination (in place) but never overlap it otherwise. All pointers are
-// aligned to the element size at least; leaves use wide accesses where the actual pointers allow.
+// Copies (`copies`): src[i] goes, unchanged, to those of dst_slot[i] and dst_copy[i] that are not
+// null (of packets to one); copy_elems[i] elements each; 0 of them, or src[i] null: nothing. One
+// side of each copy is user memory, the other connector memory, or what a peer has invited to store
+// into: its output, so nothing is stored but the elements. What goes to both comes from user
+// memory. Sources may be equal to a destination (in place) but never overlap it otherwise. All
+// pointers are aligned to the element size at least; leaves use wide accesses where the actual
+// pointers allow.
 struct SliceJob {
   const void* src[kMaxLeafSources] = {};
   // Connector memory, laid out as `protocol` says; or, of slots, a peer's output.

@@ -520,8 +520,6 @@ class Engine {
         a.in = a.key->in;
         a.tag = key.tag;
         a.group = key.group;
-        const Geometry& g = a.inv.geometry;
-        a.passes = g.loops_of(g.lane_part(g.longest_part(), lane_index_));  // see begin_turn()
         a.slot = slot;
         a.dirty = 0;
         count(lane_.stats.context_loads);
@@ -559,6 +557,7 @@ class Engine {
     if (!dev_.leads()) return;
     if (s_.loaded) {
       const std::uint32_t last = a.inv.num_primitives - 1;
+      a.passes = a.inv.geometry.loops_of(a.parts[a.inv.geometry.longest_part()]);
       a.passes += (last < kCachedPrimitives ? a.program[last] : a.inv.program[last]).lag;
     }
     set_running(s_.slot);
@@ -845,8 +844,11 @@ class Engine {
     if (job.copies) {
       const std::uint16_t flags = side(in).flags;
       const std::uint32_t stores = (flags & kCopy) != 0 ? 1 : 0;
-      return chunk(in).length * (job.num_src - 1) *
-             (1 + stores + ((flags & kScatter) != 0 ? kLinkCost : 0));
+      const Invocation& inv = s_.active[s_.slot % kActiveContexts].inv;
+      const std::uint16_t empty = inv.geometry.empty_part;
+      const std::uint32_t copies =
+          job.num_src - (empty == kNoPart || empty == inv.group_rank ? 1u : 2u);
+      return chunk(in).length * copies * (1 + stores + ((flags & kScatter) != 0 ? kLinkCost : 0));
     }
     return job.elems * (job.num_src + kLinkCost * job.num_dst + (job.dst_user != nullptr ? 1 : 0));
   }
@@ -1041,10 +1043,13 @@ class Engine {
   UNJAM_HD bool room_there(ActiveContext& a) {
     const SendGrant g = room(a, s_.primitive.send_peer, s_.elems);
     if (g.capacity == 0) return false;
+    const std::uint32_t elems = g.capacity / dtype_bytes(a.inv.geometry.dtype);
+    if (elems < s_.elems && !inline_flags(a)) {
+      if ((s_.primitive.flags & kFromSeveral) != 0) return false;  // what it receives is one slice
+      s_.elems = elems;
+    }
     job(false).dst_slot[0] = g.data;
     s_.location[0] = g.location;
-    const std::uint32_t elems = g.capacity / dtype_bytes(a.inv.geometry.dtype);
-    if (elems < s_.elems && !inline_flags(a)) s_.elems = elems;
     return true;
   }
 

@@ -46,8 +46,8 @@ enum PrimitiveFlags : std::uint16_t {
   // send_peer is kNoPeer.
   kSendAll = 1 << 9,
   // Every other member q is sent the local slice of part q, which, with kCopy, goes into the own
-  // output, too; `part` is not looked at. Members whose chunk is empty in this loop are left out,
-  // on both sides. send_peer is kNoPeer.
+  // output, too (not so the own part); `part` is not looked at. Members whose chunk is empty in
+  // this loop are left out, on both sides. send_peer is kNoPeer.
   kScatter = 1 << 10,
   // The counterpart: receives from every other member q the slice of part q, into the output.
   // recv_peer is kNoPeer; `part` is not looked at.

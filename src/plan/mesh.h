@@ -47,7 +47,7 @@
 // collect chunk l-2d-1. The contributions and results of a connector then alternate in the order C0
 // … C(d) R0 C(d+1) R1 …, and as many slots as before are enough. Of the kinds of one hop all of a
 // pass is one slice, and d is up to three: what is sent in a slice is looked for three slices
-// later.
+// later. Plans with a root are never so: their two hops go over different connectors.
 #pragma once
 
 #include <cstdint>

@@ -93,7 +93,7 @@ const std::vector<Variable>& variables() {
       {"UNJAM_OVERLAP", &Settings::overlap, 0, 2, nullptr,
        "Whether mesh plans work on several chunks at a time, where the guaranteed slots suffice (4 "
        "for an all-reduce): hides the links' latency. 2: and send one while they receive another, "
-       "as one slice. On CUDA 1 unless said.",
+       "as one slice (not broadcast and reduce). On CUDA 1 unless said.",
        true},
       {"UNJAM_DELAY_SEED", &Settings::delay_seed, 0, INT64_MAX, nullptr,
        "Fault injection: seed of random delays at every wait of the engine; 0: none.", false},

@@ -44,7 +44,6 @@ void with_element(unjamDataType_t type, const F& f) {
   with_type(type, f);
 }
 
-bool has_root(int kind) { return kind == UNJAM_REDUCE || kind == UNJAM_BROADCAST; }
 bool reduces(int kind) {
   return kind == UNJAM_ALL_REDUCE || kind == UNJAM_REDUCE_SCATTER || kind == UNJAM_REDUCE;
 }
@@ -341,7 +340,8 @@ std::vector<Case> make_mesh_cases(int ranks, std::uint64_t seed, std::size_t mos
        {UNJAM_ALL_REDUCE, UNJAM_ALL_GATHER, UNJAM_REDUCE_SCATTER, UNJAM_REDUCE, UNJAM_BROADCAST}) {
     if (only >= 0 && kind != only) continue;
     std::size_t parts = kind == UNJAM_ALL_REDUCE ? static_cast<std::size_t>(ranks) : 1;
-    if (has_root(kind)) parts = static_cast<std::size_t>(ranks - 1);
+    if (kind == UNJAM_REDUCE || kind == UNJAM_BROADCAST)
+      parts = static_cast<std::size_t>(ranks - 1);
     const std::size_t formats = reduces(kind) ? std::size(kFormats) : kCopied;
     for (std::size_t f = 0; f < formats; ++f) {
       const std::size_t loop = parts * 32 * kMeshSlot / kFormats[f].bytes;

@@ -538,6 +538,7 @@ class CudaDaemon : public StreamDaemon {
   // Fills in what a call needs to run without the engine, if it can: one of a direct or two-shot
   // plan whose lanes make one loop each, or of a mesh plan. Returns a block's threads.
   unsigned prepare_solo(const Invocation& inv, bool fresh, SoloCall& solo) const {
+    solo = SoloCall{};  // of the call before
     unsigned threads = o_.block_threads;
     solo.streams = describe_stream(inv, solo);
     if (!solo.streams) {
@@ -696,13 +697,18 @@ class CudaDaemon : public StreamDaemon {
     const Geometry& g = inv.geometry;
     const std::uint32_t size = inv.group_size;
     if (inv.protocol != Protocol::kSlot || !few_ranks(inv) || g.first_lane != 0 || g.lanes < 2 ||
-        g.parts != size || o_.block_threads < kLeastStreamThreads || !describe_hops(inv, solo)) {
+        o_.block_threads < kLeastStreamThreads) {
       return false;
     }
+    const std::optional<HopPeers> hops =
+        hop_peers(g, inv.program, inv.num_primitives, size, inv.group_rank);
+    if (!hops) return false;
+    solo.hops = *hops;
+    // In place there is nothing to copy.
+    solo.hops.copies = hops->copies && inv.input != inv.output;
     // From there on, with many blocks, the engine is faster: it takes an all-reduce's slices in a
     // better order (2 H200s, docs/benchmarks.md).
-    if ((solo.sends_to & solo.results_to) != 0 && g.lanes > kFewLanes &&
-        g.count * dtype_bytes(g.dtype) > kMostReduced) {
+    if (hops->two_hops() && g.lanes > kFewLanes && g.count * dtype_bytes(g.dtype) > kMostReduced) {
       return false;
     }
     // The first lane's stretch of the first part is a longest one, the last lane's of the last part
@@ -717,68 +723,6 @@ class CudaDaemon : public StreamDaemon {
     solo.chunks = static_cast<std::uint32_t>(chunks);
     solo.patience_ns = o_.solo_patience_us * 1000;
     solo.before = 0;  // each lane says it
-    return true;
-  }
-  // Who sends what to whom, by the program. False: it is none of those that solo_stream.cuh knows.
-  static bool describe_hops(const Invocation& inv, SoloCall& solo) {
-    constexpr unsigned kSum = kLocal | kContribute | kFinish | kGather | kReduce;
-    constexpr unsigned kShared = kSendAll | kIntoOutput;
-    const Geometry& g = inv.geometry;
-    // (Of an all-to-all input and output differ.)
-    if (g.blocked() && g.kind != Kind::kAllGather && g.kind != Kind::kReduceScatter) return false;
-    const auto bit = [](std::uint32_t q) { return static_cast<std::uint8_t>(1u << q); };
-    const auto others = static_cast<std::uint8_t>(bit(inv.group_size) - 1 - bit(inv.group_rank));
-    const std::uint8_t owners =
-        g.empty_part == kNoPart ? others : static_cast<std::uint8_t>(others & ~bit(g.empty_part));
-    solo.sends_to = solo.gathers_from = solo.results_to = solo.collects_from = 0;
-    solo.scatters = solo.reduces = solo.copies = solo.stores = false;
-    std::uint32_t gather_lag = 0, collect_lag = 0;
-    for (std::uint32_t i = 0; i < inv.num_primitives; ++i) {
-      const Primitive& p = inv.program[i];
-      switch (p.flags) {
-        case kLocal | kScatter:
-        case kLocal | kScatter | kCopy:
-          if (p.lag != 0) return false;
-          solo.sends_to = owners;
-          solo.scatters = true;
-          solo.copies = (p.flags & kCopy) != 0 && inv.input != inv.output;
-          break;
-        case kLocal | kCopy | kShared:
-          if (p.part != inv.group_rank || p.lag != 0) return false;
-          solo.sends_to = others;
-          solo.stores = true;
-          break;
-        case kSum | kCopy:
-        case kSum | kCopy | kShared:
-        case kSum | kSend | kIntoOutput:
-          if (p.part != inv.group_rank) return false;
-          solo.gathers_from = others;
-          if (p.flags & kSendAll) solo.results_to = others;
-          if (p.flags & kSend) solo.results_to = bit(p.send_peer);
-          solo.reduces = true;
-          solo.stores = (p.flags & kCopy) != 0;
-          gather_lag = p.lag;
-          break;
-        case kRecv | kCopy:
-        case kRecv | kCopy | kShared:
-          if (p.part != inv.group_rank || p.lag != 0) return false;
-          solo.gathers_from = bit(p.recv_peer);
-          if (p.flags & kSendAll) {
-            solo.results_to = static_cast<std::uint8_t>(others & ~solo.gathers_from);
-          }
-          solo.stores = true;
-          break;
-        case kCollect | kCopy:
-          solo.collects_from = owners;
-          collect_lag = p.lag;
-          break;
-        default:
-          return false;
-      }
-    }
-    // The order in which a connector carries two hops, see HopOrder.
-    if ((solo.sends_to & solo.results_to) != 0 && collect_lag != 2 * gather_lag) return false;
-    solo.lag = static_cast<std::uint8_t>(gather_lag);
     return true;
   }
 

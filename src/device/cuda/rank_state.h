@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "engine/cuda_driver.h"
+#include "engine/hop_peers.h"
 #include "engine/residency.h"
 #include "engine/state.h"
 
@@ -93,11 +94,7 @@ struct SoloCall {
   // A plan of plan/mesh.cc in several loops, see solo_stream.cuh: with so many chunks in each lane,
   // of each part. (What is in bytes above is not looked at.)
   bool streams = false;
-  // Whom slices go to and come from, a bit a member, by hops (engine/hop_order.h). Who gathers may
-  // send the result on. What is scattered goes into the own output, too, if it `copies`.
-  std::uint8_t sends_to = 0, gathers_from = 0, results_to = 0, collects_from = 0;
-  bool stores = false;   // what the own part becomes goes into the output, too
-  std::uint8_t lag = 0;  // HopOrder::lag
+  HopPeers hops;
   std::uint32_t chunks = 0;
   std::uint32_t patience_ns = 0;
   std::uint32_t part_pieces = 0;

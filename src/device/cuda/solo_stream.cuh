@@ -18,9 +18,10 @@
 // What may be interrupted. Slices are published, and taken, in the connectors' order only; what was
 // moved and is not part of a prefix is forgotten, and the engine moves it again. Contributions and
 // copies may be moved twice: what they read is not overwritten before peers have it (see
-// engine.h). A reduction may not, in place. So where its result is sent a chunk is gathered only
-// when all that its pass has in front of it was moved, see HopOrder: then its result, and what it
-// took, are in a prefix. (A result that goes nowhere takes no step.)
+// engine.h). A reduction may not, in place. So where its result shares a connector with
+// contributions (an all-reduce) a chunk is gathered only when all that its pass has in front of it
+// was moved, see HopOrder: then its result, and what it took, are in a prefix. (Any other connector
+// carries one hop's slices: all that were moved are a prefix.)
 //
 // Giving up. Only the first warp waits for peers; all others wait for it, and it ends. A lane waits
 // but a while for peers (SoloCall::patience_ns since anything came). It stops for others that want
@@ -87,38 +88,38 @@ struct Stream {
   HopOrder order;
 
   __device__ __forceinline__ bool has(std::uint32_t hop) const {
-    if (hop == kSends) return call.sends_to != 0;
-    return hop == kGathers ? call.gathers_from != 0 : call.collects_from != 0;
+    if (hop == kSends) return call.hops.sends_to != 0;
+    return hop == kGathers ? call.hops.gathers_from != 0 : call.hops.collects_from != 0;
   }
   // Members of whom there are slices, or to whom.
   __device__ __forceinline__ static bool has_member(std::uint32_t members, std::uint32_t q) {
     return (members >> q & 1) != 0;
   }
   __device__ __forceinline__ bool sends_to(std::uint32_t q) const {
-    return has_member(call.sends_to | call.results_to, q);
+    return has_member(call.hops.sends_to | call.hops.results_to, q);
   }
   __device__ __forceinline__ bool receives_from(std::uint32_t q) const {
-    return has_member(call.gathers_from | call.collects_from, q);
+    return has_member(call.hops.gathers_from | call.hops.collects_from, q);
   }
   // Of a connector that carries both hops, where hops are so far; of one that carries one, that.
   __device__ __forceinline__ std::uint32_t prefix_to(std::uint32_t q,
                                                      const std::uint32_t (&moved)[kHops]) const {
     if (order.two_hops) return order.prefix(moved[kSends], moved[kGathers]);
-    return moved[has_member(call.sends_to, q) ? kSends : kGathers];
+    return moved[has_member(call.hops.sends_to, q) ? kSends : kGathers];
   }
   __device__ __forceinline__ std::uint32_t prefix_from(std::uint32_t q,
                                                        const std::uint32_t (&moved)[kHops]) const {
     if (order.two_hops) return order.prefix(moved[kGathers], moved[kCollects]);
-    return moved[has_member(call.gathers_from, q) ? kGathers : kCollects];
+    return moved[has_member(call.hops.gathers_from, q) ? kGathers : kCollects];
   }
   // How movers share the work, by what was fastest on 2 H200s (docs/benchmarks.md). An all-gather
   // has a group for each direction, whose warps begin each slice together; else each of two groups
   // takes the next slice of any hop. Fewer slices in hand are faster: what peers store is read
   // while it is in the cache.
-  __device__ __forceinline__ bool in_step() const { return !call.scatters && has(kSends); }
+  __device__ __forceinline__ bool in_step() const { return !call.hops.scatters && has(kSends); }
   __device__ __forceinline__ std::uint32_t in_hand() const {
     constexpr std::uint32_t kEnough = 64 * 1024;
-    if (call.sends_to == 0 || call.gathers_from == 0) return kInHand;
+    if (call.hops.sends_to == 0 || call.hops.gathers_from == 0) return kInHand;
     return order.two_hops || chunk_bytes() > kEnough ? 1 : kInHand;
   }
   // An all-reduce's hops wait for each other, and with a root data go one way only, as fast as the
@@ -202,10 +203,10 @@ __device__ __forceinline__ Watched watched_by(const Stream& c) {
   x.watch = threadIdx.x / kSoloRanks;
   x.comes = x.watch == kToGather || x.watch == kToCollect;
   x.hop = x.watch == kRoomToSend ? kSends : x.watch == kToCollect ? kCollects : kGathers;
-  const std::uint32_t members = x.watch == kRoomToSend      ? c.call.sends_to
-                                : x.watch == kToGather      ? c.call.gathers_from
-                                : x.watch == kRoomForResult ? c.call.results_to
-                                                            : c.call.collects_from;
+  const std::uint32_t members = x.watch == kRoomToSend      ? c.call.hops.sends_to
+                                : x.watch == kToGather      ? c.call.hops.gathers_from
+                                : x.watch == kRoomForResult ? c.call.hops.results_to
+                                                            : c.call.hops.collects_from;
   x.of_peer = c.has_member(members, x.q);
   return x;
 }
@@ -321,7 +322,7 @@ __device__ __forceinline__ void publish_stream(CudaRank& r, const Stream& c) {
       const Wire& wire = out ? s.outs[q] : s.ins[q];
       if (news && out) {
         // Which chunk of which hop a slice is, from the one before on.
-        const bool scatters = c.call.scatters && c.has_member(c.call.sends_to, q);
+        const bool scatters = c.call.hops.scatters && c.has_member(c.call.hops.sends_to, q);
         std::uint32_t first = c.order.firsts_in(done), second = done - first;
         for (std::uint32_t i = done; i < to; ++i) {
           const bool is_first =
@@ -377,7 +378,7 @@ __device__ __forceinline__ void publish_stream(CudaRank& r, const Stream& c) {
 
 // Whether a hop's slices are copies, one a member: else a combine, of one source or several.
 __device__ __forceinline__ bool copies_only(const Stream& c, std::uint32_t hop) {
-  return hop == kCollects || (hop == kSends && c.call.scatters);
+  return hop == kCollects || (hop == kSends && c.call.hops.scatters);
 }
 // The member's place among those that a combine's result goes to.
 __device__ __forceinline__ std::uint32_t place_among(std::uint32_t members, std::uint32_t q) {
@@ -389,7 +390,7 @@ __device__ __forceinline__ void describe_hop(const Stream& c, std::uint32_t hop,
   const Geometry& g = c.inv.geometry;
   const std::uint32_t n = c.call.group_size, me = c.call.group_rank;
   const bool copies = copies_only(c, hop);
-  const bool reduces = hop == kGathers && c.call.reduces;
+  const bool reduces = hop == kGathers && c.call.hops.reduces;
   const cuda_leaves::Slice reduction = slice_of(c.call, c.inv);
   job.copies = copies;
   job.dtype = g.dtype;
@@ -398,8 +399,8 @@ __device__ __forceinline__ void describe_hop(const Stream& c, std::uint32_t hop,
   job.num_src = static_cast<std::uint16_t>(copies || reduces ? n : 1);
   job.num_dst = 0;
   if (!copies) {
-    job.num_dst =
-        static_cast<std::uint16_t>(__popc(hop == kSends ? c.call.sends_to : c.call.results_to));
+    job.num_dst = static_cast<std::uint16_t>(
+        __popc(hop == kSends ? c.call.hops.sends_to : c.call.hops.results_to));
   }
   job.local_src = -1;
   if (reduces) job.local_src = static_cast<std::int16_t>(me);
@@ -432,21 +433,21 @@ __device__ __forceinline__ void describe_slice(const Stream& c, std::uint32_t ho
     job.src[q] = hop == kCollects ? static_cast<const void*>(s.come[kCollects][k % kCome][q])
                                   : c.inv.input_at(chunk.offset);
     if (hop == kSends) job.dst_slot[q] = c.slot_to(q, c.order.first(k));
-    if (hop == kCollects || c.call.copies) job.dst_copy[q] = c.inv.output_at(chunk.offset);
+    if (hop == kCollects || c.call.hops.copies) job.dst_copy[q] = c.inv.output_at(chunk.offset);
     return;
   }
-  const bool reduces = hop == kGathers && c.call.reduces;
+  const bool reduces = hop == kGathers && c.call.hops.reduces;
   if (q == me) {
     const Range chunk = c.chunk(me, k);
     job.elems = chunk.length;
     if (reduces || hop == kSends) job.src[reduces ? me : 0] = c.inv.input_at(chunk.offset);
-    if (c.call.stores) job.dst_user = c.inv.output_at(chunk.offset);
+    if (c.call.hops.stores) job.dst_user = c.inv.output_at(chunk.offset);
     return;
   }
-  if (hop == kGathers && c.has_member(c.call.gathers_from, q)) {
+  if (hop == kGathers && c.has_member(c.call.hops.gathers_from, q)) {
     job.src[reduces ? q : 0] = s.come[kGathers][k % kCome][q];
   }
-  const std::uint32_t to = hop == kSends ? c.call.sends_to : c.call.results_to;
+  const std::uint32_t to = hop == kSends ? c.call.hops.sends_to : c.call.hops.results_to;
   if (c.has_member(to, q)) {
     job.dst_slot[place_among(to, q)] =
         c.slot_to(q, hop == kSends ? c.order.first(k) : c.order.second(k));
@@ -455,12 +456,13 @@ __device__ __forceinline__ void describe_slice(const Stream& c, std::uint32_t ho
 
 // As Engine::cost_of().
 __device__ __forceinline__ std::uint32_t cost_of(const Stream& c, std::uint32_t hop) {
-  const std::uint32_t n = c.call.group_size, stores = c.call.stores ? 1 : 0;
-  const std::uint32_t sends = __popc(c.call.sends_to), results = __popc(c.call.results_to);
-  if (hop == kCollects) return 2 * __popc(c.call.collects_from);
-  if (hop == kGathers) return kLinkCost * results + (c.call.reduces ? n : 1) + stores;
-  if (!c.call.scatters) return kLinkCost * sends + 1 + stores;
-  return (kLinkCost + 1 + (c.call.copies ? 1 : 0)) * sends;
+  const std::uint32_t n = c.call.group_size, stores = c.call.hops.stores ? 1 : 0;
+  const std::uint32_t sends = __popc(c.call.hops.sends_to),
+                      results = __popc(c.call.hops.results_to);
+  if (hop == kCollects) return 2 * __popc(c.call.hops.collects_from);
+  if (hop == kGathers) return kLinkCost * results + (c.call.hops.reduces ? n : 1) + stores;
+  if (!c.call.hops.scatters) return kLinkCost * sends + 1 + stores;
+  return (kLinkCost + 1 + (c.call.hops.copies ? 1 : 0)) * sends;
 }
 
 // By one thread.
@@ -480,7 +482,7 @@ __device__ __forceinline__ void give(const Stream& c, std::uint32_t hop, std::ui
 __device__ __forceinline__ bool find_incoming(const Stream& c, const Watched& x, Wire& wire) {
   StreamShared& s = c.s;
   const bool watches = x.of_peer && x.comes;
-  if (watches && (x.watch == kToGather || !c.has_member(c.call.gathers_from, x.q))) {
+  if (watches && (x.watch == kToGather || !c.has_member(c.call.hops.gathers_from, x.q))) {
     InEndpoint in = c.call.in[c.transport.lane * c.call.shape.ranks + x.q];
     s.found[x.q] = c.transport.resolve(c.call.members[x.q], c.call.tag, in) ? 1 : 0;
     if (s.found[x.q] != 0) s.ins[x.q] = c.transport.wire(in);
@@ -597,7 +599,7 @@ __device__ __forceinline__ void steer(CudaRank& r, const CudaLaunch& launch, con
     }
     stops = __any_sync(kAll, gives_up) != 0;
   }
-  const bool only_results = !c.has_member(c.call.sends_to, x.q);
+  const bool only_results = !c.has_member(c.call.hops.sends_to, x.q);
   if (x.of_peer && x.watch == (only_results ? kRoomForResult : kRoomToSend)) {
     s.credits[x.q] = found;
   }
@@ -699,14 +701,14 @@ __device__ __forceinline__ void say_hops(CudaRank& r, const CudaLaunch& launch, 
 // What published slices say in the lane's figures; by one thread.
 __device__ __forceinline__ void count_stream(LaneStats& stats, const Stream& c, bool done) {
   const std::uint32_t me = c.call.group_rank, own = c.call.shape.escape_slots;
-  std::uint32_t received = c.hops_behind(kCollects);
-  received += c.hops_behind(kGathers);
+  const std::uint32_t received = c.hops_behind(kGathers) + c.hops_behind(kCollects);
   std::uint64_t elems = 0, borrowed = 0;
   for (std::uint32_t q = 0; q < c.call.group_size; ++q) {
     if (!c.sends_to(q)) continue;
     const std::uint32_t sent = c.s.sent[q];
-    const std::uint32_t firsts = c.has_member(c.call.sends_to, q) ? c.order.firsts_in(sent) : 0;
-    elems += c.elems_of(c.call.scatters ? q : me, firsts) + c.elems_of(me, sent - firsts);
+    const std::uint32_t firsts =
+        c.has_member(c.call.hops.sends_to, q) ? c.order.firsts_in(sent) : 0;
+    elems += c.elems_of(c.call.hops.scatters ? q : me, firsts) + c.elems_of(me, sent - firsts);
     const std::uint32_t round = own + c.s.borrowed[q], rest = sent % round;
     borrowed += sent / round * c.s.borrowed[q] + (rest > own ? rest - own : 0);
   }
@@ -736,8 +738,7 @@ __device__ __forceinline__ StreamEnd run_solo_stream(CudaRank& r, const CudaLaun
   const std::uint32_t lane = blockIdx.x;
   const Stretch w{nullptr, nullptr, 1, 1};  // it has something of every part
   const LaneTransport t = transport_of(call, lane);
-  const bool two_hops = (call.sends_to & call.results_to) != 0;
-  const Stream c{call, inv, t, stream, {call.chunks, call.lag, two_hops}};
+  const Stream c{call, inv, t, stream, {call.chunks, call.hops.lag, call.hops.two_hops()}};
 
   const std::uint32_t attention = approach(r, launch, w, lane, s);
 

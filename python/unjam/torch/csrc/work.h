@@ -23,7 +23,8 @@
 // On CUDA wait() mostly returns before the operation is complete, so it cannot tell that it fails
 // later: the stream goes on, without the results. Every operation is therefore looked at once more
 // when it is complete (sweep()), and one that failed without anybody being told puts its process
-// group out of use on this rank: the next call says so, with the reason (Fate).
+// group out of use on this rank: the next call says so, with the reason (Fate), and whoever waits
+// on the host.
 #pragma once
 
 #include <ATen/ATen.h>
@@ -85,11 +86,11 @@ class Fate {
     const std::lock_guard lock(mutex_);
     return !broken_.empty();
   }
-  // Throws if it is.
-  void check() const {
+  // Throws if it is. more: at the end of the message.
+  void check(const std::string& more = {}) const {
     const std::lock_guard lock(mutex_);
     TORCH_CHECK_WITH(DistBackendError, broken_.empty(), "unjam: process group ", name_, " ",
-                     broken_, ": destroy it on all ranks, and make another");
+                     broken_, ": destroy it on all ranks, and make another", more);
   }
   const std::string& name() const { return name_; }
 
@@ -441,8 +442,9 @@ class Call : public std::enable_shared_from_this<Call> {
   // their next call, do not come.
   void look_around() const {
     throw_if_aborted();
-    sweep();
-    fate_->check();
+    if (!device_.is_cuda()) return;  // there wait() has told
+    sweep(true);
+    fate_->check(std::string("; ") + what_ + ", which was waited for, is still pending");
   }
 
   void wait_for(unjamRequest_t request, Clock::time_point deadline,
