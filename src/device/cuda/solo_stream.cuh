@@ -119,6 +119,10 @@ struct Stream {
   __device__ __forceinline__ bool in_step() const { return !call.hops.scatters && has(kSends); }
   __device__ __forceinline__ std::uint32_t in_hand() const {
     constexpr std::uint32_t kEnough = 64 * 1024;
+    // (A reduction's root reads its own data, too: from there on what came has left the cache.)
+    constexpr std::uint64_t kMuch = std::uint64_t{512} << 20;
+    const bool much = inv.geometry.count * dtype_bytes(inv.geometry.dtype) > kMuch;
+    if (inv.geometry.kind == Kind::kReduce && call.group_size == 2 && much) return 1;
     if (call.hops.sends_to == 0 || call.hops.gathers_from == 0) return kInHand;
     return order.two_hops || chunk_bytes() > kEnough ? 1 : kInHand;
   }
