@@ -102,11 +102,12 @@ std::unique_lock<std::mutex> Context::look() const {
   return lock;
 }
 
-// On CUDA the host sees that an invocation is complete in the CQ only, which nobody may have looked
-// at since: what is in there is neither pending nor late. (On the host, `done` tells.)
+// That an invocation is over is seen in the CQ only, which nobody may have looked at since: what is
+// in there is neither pending nor late. (On the host a key's `done` tells, too, but not of what was
+// cancelled: an abort may be over before the engine has heard of it.)
 std::unique_lock<std::mutex> Context::look_and_reap() {
   std::unique_lock lock = look();
-  if (lock && cuda()) reap_locked();
+  if (lock) reap_locked();
   return lock;
 }
 
