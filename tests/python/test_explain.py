@@ -57,6 +57,22 @@ def test_what_engines_wait_for(pair):
     assert all(not rank["pending"] for rank in contexts[0].explain()["ranks"])
 
 
+@pytest.mark.parametrize("seed", range(8))
+def test_what_an_abort_has_ended_is_not_pending(seed):
+    """Although its engine, which is delayed, hears of it later, and nobody asks for the calls."""
+    with unjam.init_all(3, delay_seed=seed + 1, delay_max_us=50_000) as contexts:
+        x = np.zeros(100, dtype=np.float32)
+        requests = [contexts[r].group().all_reduce(x.copy(), key="k") for r in (0, 1)]
+        settled(
+            contexts[2].explain,
+            lambda e: all(waits(e, r, "k")[:1] == [("data", 2, None)] for r in (0, 1)),
+        )
+        for context in contexts[:2]:
+            context.abort()
+        settled(contexts[2].explain, lambda e: not any(r["pending"] for r in e["ranks"]), 10)
+        assert all(request.done() for request in requests)
+
+
 def test_lanes():
     with unjam.init_all(2, lanes=3) as contexts:
         group = contexts[0].group()
