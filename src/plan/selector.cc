@@ -66,9 +66,14 @@ constexpr std::uint64_t kCudaDirectSent = 4096 * kKiB;   // by a rank
 constexpr std::uint64_t kHopBytes = 512 * kKiB;
 constexpr std::uint64_t kCudaTwoShotBytes = 2048 * kKiB;  // count × element size
 
+// What all lanes carry of each message in one loop of packets.
+std::uint64_t packet_loop_bytes(const PlanLimits& limits) {
+  return limits.lanes * (limits.escape_slot_bytes / std::uint64_t{2});
+}
+
 bool two_shot_pays(const PlanRequest& request, const PlanLimits& limits, std::uint64_t bytes) {
   const auto n = static_cast<std::uint64_t>(request.ranks);
-  const std::uint64_t loop = n * limits.lanes * (limits.escape_slot_bytes / 2);
+  const std::uint64_t loop = n * packet_loop_bytes(limits);
   if (!two_shot_serves(request.kind) || n > kCudaDirectRanks ||
       limits.escape_slots < kMinTwoShotSlots || bytes > std::min(loop, kCudaTwoShotBytes)) {
     return false;
@@ -91,9 +96,8 @@ Algorithm select_for_cuda(const PlanRequest& request, const PlanLimits& limits,
                           std::uint64_t bytes) {
   if (two_shot_pays(request, limits, bytes)) return Algorithm::kTwoShot;
   const std::uint64_t sent = static_cast<std::uint64_t>(request.ranks - 1) * bytes;
-  const std::uint64_t loop = limits.lanes * (limits.escape_slot_bytes / std::uint64_t{2});
-  if (request.ranks <= kCudaDirectRanks && bytes <= std::min(loop, kCudaDirectBytes) &&
-      sent <= kCudaDirectSent) {
+  if (request.ranks <= kCudaDirectRanks &&
+      bytes <= std::min(packet_loop_bytes(limits), kCudaDirectBytes) && sent <= kCudaDirectSent) {
     return Algorithm::kDirect;
   }
   const bool mesh = mesh_serves(request.kind) && request.ranks <= kMaxDirectRanks;

@@ -58,7 +58,7 @@ enum class EngineKind : std::uint32_t {
 // another: a block of the input, or of the output, of `block_bytes`, of which each lane carries a
 // stretch. Offsets are in bytes, from the beginning of the user's buffer. Of members that are sent
 // to, or received from, there is one, or all others: those from `first` on, around the group.
-inline constexpr std::uint32_t kSoloRanks = 8;
+inline constexpr std::uint32_t kSoloRanks = kMostHopRanks;
 inline constexpr std::uint32_t kSoloUnitBytes = 8;  // what a thread moves at once
 inline constexpr unsigned kSoloControl = 32;        // threads of a block that move nothing
 inline constexpr int kSoloUnits = 20;               // that each of the others reduces at most
