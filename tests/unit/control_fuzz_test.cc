@@ -6,6 +6,7 @@
 #include <poll.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cstdio>
 #include <filesystem>
 #include <fstream>
@@ -150,22 +151,25 @@ struct Honest {
     client.join(m, memories(rank % 2 + 1));
     client.flush();
   }
-  bool start() {
+  // Waits for the start; `lost`: one of the honest ranks has failed, nobody need wait longer.
+  bool start(std::atomic<bool>& lost) {
     const std::uint64_t end =
         unjam::monotonic_ns() + static_cast<std::uint64_t>(kPatienceUs) * 1000;
     bool live = true;
-    while (live && !client.started && client.failed.empty() && unjam::monotonic_ns() < end) {
+    while (live && !client.started && client.failed.empty() && !lost &&
+           unjam::monotonic_ns() < end) {
       client.flush();
       pollfd p{client.fd(), POLLIN, 0};
       poll(&p, 1, 100);
       live = client.receive(error);
     }
+    if (!client.started) lost = true;
     return client.started;
   }
 };
 
-// Whether a frame asks for the place that an honest rank is to have, or gives the job up: what a
-// process that knows the secret may do.
+// Whether a frame asks for the place that an honest rank is to have, or ends the job (gives it up,
+// or says that it has another number of ranks): what a process that knows the secret may do.
 bool speaks_for_the_job(std::string_view frame) {
   std::uint32_t size = 0;
   std::uint16_t type = 0;
@@ -174,7 +178,7 @@ bool speaks_for_the_job(std::string_view frame) {
   if (type == number_of(MessageType::kFailed)) return true;
   JoinMessage m;
   for (const std::string_view payload : {frame.substr(8), frame.substr(8).substr(0, size)}) {
-    if (m.decode(payload) && m.ranks == 2 && m.rank != 0) return true;
+    if (m.decode(payload) && (m.ranks != 2 || m.rank != 0)) return true;
   }
   return false;
 }
@@ -223,7 +227,7 @@ std::size_t rendezvous_round(std::uint64_t seed, std::size_t messages) {
       // Several in one piece, now and then.
       for (std::uint64_t times = random() % 8 == 0 ? 20 : 1; times-- > 0 && !gone;) {
         const Sent m = bad_message(samples, file, random);
-        // The taken rank, and another number of ranks, are refused; all else would be a member.
+        // A join as the rank that is taken is refused; any other would be a member, or end the job.
         if (known && speaks_for_the_job(m.bytes)) continue;
         gone = !send_raw(c.fd(), m.bytes, m.fds) && errno != EAGAIN;
         ++sent;
@@ -248,8 +252,9 @@ std::size_t rendezvous_round(std::uint64_t seed, std::size_t messages) {
     return sent;
   }
   b.join(1, 2);
-  std::thread other([&] { b.start(); });
-  const bool started = a.start();
+  std::atomic<bool> lost{false};
+  std::thread other([&] { b.start(lost); });
+  const bool started = a.start(lost);
   other.join();
   EXPECT_TRUE(started) << a.error << a.client.failed;
   EXPECT_TRUE(b.client.started) << b.error << b.client.failed;
