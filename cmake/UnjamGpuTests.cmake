@@ -1,6 +1,5 @@
 # tests/gpu/X.cu becomes build/<preset>/gpu/X: programs for machines with GPUs, which use nothing but the C API
-# of libunjam.so and the CUDA runtime. tests/gpu/run_all.sh runs them. (leaf_check.cu looks inside: its head
-# says how to compile it.)
+# of libunjam.so and the CUDA runtime; but for those that look inside. tests/gpu/run_all.sh runs them.
 if(NOT CMAKE_CUDA_COMPILER)
   unjam_find_nvcc(nvcc reason)
   if(NOT nvcc)
@@ -13,7 +12,7 @@ endif()
 set(UNJAM_GPU_TEST_ARCHITECTURES "90a-real" CACHE STRING "GPUs to build the GPU tests for")
 
 file(GLOB gpu_tests CONFIGURE_DEPENDS "${PROJECT_SOURCE_DIR}/tests/gpu/*.cu")
-list(FILTER gpu_tests EXCLUDE REGEX "/leaf_check\\.cu$")
+set(gpu_tests_inside leaf_check torn_lines)
 set(gpu_test_targets)
 foreach(source ${gpu_tests})
   get_filename_component(name "${source}" NAME_WE)
@@ -22,10 +21,14 @@ foreach(source ${gpu_tests})
   list(APPEND gpu_test_targets ${target})
   target_include_directories(${target} PRIVATE "${PROJECT_SOURCE_DIR}" "${PROJECT_SOURCE_DIR}/include"
                                                ${CMAKE_CUDA_TOOLKIT_INCLUDE_DIRECTORIES})
+  if(name IN_LIST gpu_tests_inside)
+    target_include_directories(${target} PRIVATE "${PROJECT_SOURCE_DIR}/src")
+  endif()
   # The standard goes through the flags: CMake 3.25 does not know that nvcc has C++20.
-  target_compile_options(${target} PRIVATE -std=c++20 --expt-relaxed-constexpr -Xcompiler=-Wall,-Wextra)
+  target_compile_options(${target} PRIVATE -std=c++20
+    $<$<COMPILE_LANGUAGE:CUDA>:--expt-relaxed-constexpr;-Xcompiler=-Wall,-Wextra>)
   if(UNJAM_WERROR)
-    target_compile_options(${target} PRIVATE -Werror=all-warnings -Xcompiler=-Werror)
+    target_compile_options(${target} PRIVATE $<$<COMPILE_LANGUAGE:CUDA>:-Werror=all-warnings;-Xcompiler=-Werror>)
   endif()
   target_link_libraries(${target} PRIVATE unjam Threads::Threads)
   # The library lies one folder above, in the build as after copying both.
@@ -34,5 +37,7 @@ foreach(source ${gpu_tests})
     CUDA_STANDARD_REQUIRED OFF CUDA_ARCHITECTURES "${UNJAM_GPU_TEST_ARCHITECTURES}" CUDA_RUNTIME_LIBRARY Static
     BUILD_RPATH "$ORIGIN/.." BUILD_RPATH_USE_ORIGIN ON)
 endforeach()
+file(GLOB host_leaves CONFIGURE_DEPENDS "${PROJECT_SOURCE_DIR}/src/device/host/lea*.cc")
+target_sources(gpu_leaf_check PRIVATE ${host_leaves})
 configure_file("${PROJECT_SOURCE_DIR}/tests/gpu/run_all.sh" "${PROJECT_BINARY_DIR}/gpu/run_all.sh" COPYONLY)
 add_custom_target(gpu_tests DEPENDS ${gpu_test_targets})

@@ -35,6 +35,8 @@ MAX_ROWS = 20  # of device functions that spill
 MOST_REGISTERS = 128  # of a kernel: 65536 for 512 threads
 # Of a function, in either direction. All leaves are in one: some tens of bytes each.
 MOST_SPILL_BYTES = 3072
+# For GPUs that it is compiled for but was never measured on: what is fast there is not known.
+MOST_SPILL_BYTES_UNMEASURED = {"sm_80": 8192}
 
 
 @dataclass
@@ -54,6 +56,10 @@ class Function:
     @property
     def spills(self) -> bool:
         return self.worst_spill != 0
+
+    @property
+    def most_spill(self) -> int:
+        return MOST_SPILL_BYTES_UNMEASURED.get(self.arch, MOST_SPILL_BYTES)
 
     @property
     def worst_spill(self) -> int:
@@ -157,9 +163,9 @@ def main() -> int:
     print(table(functions), flush=True)
     names = _short_names(sorted({f.symbol for f in functions}))
     wrong = [
-        f"{names[f.symbol]} ({f.arch}) spills {f.worst_spill} bytes, more than {MOST_SPILL_BYTES}"
+        f"{names[f.symbol]} ({f.arch}) spills {f.worst_spill} bytes, more than {f.most_spill}"
         for f in functions
-        if f.worst_spill > MOST_SPILL_BYTES
+        if f.worst_spill > f.most_spill
     ]
     wrong += [
         f"{names[f.symbol]} ({f.arch}) uses {f.registers} registers, more than {MOST_REGISTERS}"

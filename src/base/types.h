@@ -42,9 +42,23 @@ enum class Kind : std::uint8_t {
 inline constexpr int kNumKinds = 10;
 
 // How one slice travels. kPacket: payload and flag together, lowest latency. kSlot: bulk copy
-// through a connector slot, then a header flag.
-enum class Protocol : std::uint8_t { kPacket, kSlot };
-inline constexpr int kNumProtocols = 2;
+// through a connector slot, then a header flag. kLine: as kPacket, but with one flag for each line
+// of memory, so that little more than the payload goes through the link.
+// On the host packets and lines are slots whose chunks are as short as on GPUs.
+enum class Protocol : std::uint8_t { kPacket, kSlot, kLine };
+inline constexpr int kNumProtocols = 3;
+
+// Flags come with the data, and both ends know the length.
+UNJAM_HD constexpr bool has_inline_flags(Protocol p) { return p != Protocol::kSlot; }
+
+// A line: 15 words of data, then one of flags.
+inline constexpr std::uint32_t kLineBytes = 128, kLineDataBytes = 120, kWordBytes = 8;
+
+// The most data that a slot of so many bytes holds.
+UNJAM_HD constexpr std::uint32_t payload_bytes(Protocol p, std::uint32_t slot_bytes) {
+  if (p == Protocol::kPacket) return slot_bytes / 2;
+  return p == Protocol::kLine ? slot_bytes / kLineBytes * kLineDataBytes : slot_bytes;
+}
 
 enum class Algorithm : std::uint8_t { kRing, kDirect, kMesh, kPairwise, kTwoShot };
 inline constexpr int kNumAlgorithms = 5;
@@ -107,7 +121,10 @@ constexpr const char* to_string(Kind k) {
       "all_to_all", "gather",     "scatter",        "barrier", "send_recv"};
   return kNames[static_cast<int>(k)];
 }
-constexpr const char* to_string(Protocol p) { return p == Protocol::kPacket ? "packet" : "slot"; }
+constexpr const char* to_string(Protocol p) {
+  constexpr const char* kNames[kNumProtocols] = {"packet", "slot", "line"};
+  return kNames[static_cast<int>(p)];
+}
 constexpr const char* to_string(Algorithm a) {
   constexpr const char* kNames[kNumAlgorithms] = {"ring", "direct", "mesh", "pairwise", "two_shot"};
   return kNames[static_cast<int>(a)];

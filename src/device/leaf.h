@@ -46,8 +46,8 @@ struct SliceJob {
   // division towards zero). 1: leave alone. kAvg otherwise combines like kSum.
   std::uint32_t divisor = 1;
   double scale = 1.0;  // 1/ranks, for scale_sources; applied in the accumulation type
-  // Packet protocol on GPUs: the flag beside each 4 data bytes of what is received, and the one to
-  // put beside what is sent.
+  // Packets and lines on GPUs: the flag beside each 4 data bytes, or in each line, of what is
+  // received, and the one to put there into what is sent.
   std::uint32_t flag = 0;
   std::uint32_t sent_flag = 0;
 };

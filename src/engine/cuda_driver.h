@@ -14,7 +14,7 @@ namespace unjam {
 
 // Grows with every change of what stands in this header or below it: the two libraries are made
 // together.
-inline constexpr int kCudaDriverVersion = 3;
+inline constexpr int kCudaDriverVersion = 4;
 
 // Device memory in which peers write to a rank. Mapped at one address for all devices of this
 // process.
@@ -36,8 +36,11 @@ struct CudaRankOptions {
   std::uint32_t slots = 0;  // invocations under way at most
   std::uint32_t keys = 0;   // whose state is kept at most
   std::uint32_t block_threads = 512;
-  std::uint64_t trace_events = 0;        // a lane
-  bool solo = true;                      // calls in streams may run without the engine
+  std::uint64_t trace_events = 0;  // a lane
+  bool solo = true;                // calls in streams may run without the engine
+  // Whether what a warp stores to a peer's memory in one instruction comes there line by line, as
+  // it does through NVLink. -1: to be found out.
+  int whole_lines = -1;
   std::uint32_t solo_patience_us = 200;  // of those through slots: how long they wait for a peer
   std::vector<unsigned char*> bases;     // of all ranks' arenas
   std::vector<void*> links;  // of all ranks: where host memory for HostLink is, see below

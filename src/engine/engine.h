@@ -915,10 +915,10 @@ class Engine {
     return Lack::kNothing;
   }
 
-  // Whether flags are beside the data words (then the block votes on them, and both ends know the
+  // Whether flags come with the data (then the block votes on them, and both ends know the
   // length) instead of in slot headers.
   UNJAM_HD static bool inline_flags([[maybe_unused]] const ActiveContext& a) {
-    if constexpr (Dev::kInlinePacketFlags) return a.inv.protocol == Protocol::kPacket;
+    if constexpr (Dev::kInlinePacketFlags) return has_inline_flags(a.inv.protocol);
     return false;
   }
 
@@ -1204,7 +1204,7 @@ class Engine {
     job.op = inv.op;
     job.protocol = inv.protocol;
     if constexpr (Dev::kInlinePacketFlags) {
-      if (inv.protocol == Protocol::kPacket) {
+      if (has_inline_flags(inv.protocol)) {
         // (Packets do not lag: the pass is the chunk. What only sends makes the first hop, and
         // nothing received is looked at.)
         const std::uint32_t hop = hop_received(p);

@@ -119,11 +119,22 @@ std::uint32_t chunk_elements(std::uint64_t bytes, const Geometry& geometry) {
   return static_cast<std::uint32_t>(elements / align * align);
 }
 
-std::uint16_t packet_lanes(const PlanRequest& request, const PlanLimits& limits,
-                           const Geometry& geometry, std::uint64_t lane_bytes) {
-  const std::uint64_t message = geometry.part(0).length * dtype_bytes(request.dtype);
-  return static_cast<std::uint16_t>(
-      std::clamp<std::uint64_t>((message + lane_bytes - 1) / lane_bytes, 1, limits.lanes));
+std::uint64_t message_bytes(const Geometry& geometry) {
+  return geometry.part(0).length * dtype_bytes(geometry.dtype);
+}
+
+Protocol packet_protocol(const PlanLimits& limits, std::uint64_t message_bytes) {
+  const bool lines = limits.lines && limits.device == Device::kCuda &&
+                     message_bytes >= kLeastLineBytes && limits.escape_slot_bytes % kLineBytes == 0;
+  return lines ? Protocol::kLine : Protocol::kPacket;
+}
+
+std::uint16_t packet_lanes(const PlanLimits& limits, const Plan& plan, std::uint64_t units) {
+  std::uint64_t lane = kPacketMovers * units * kPacketUnitBytes;
+  // One thread in so many has the flags.
+  if (plan.protocol == Protocol::kLine) lane = lane / kLineBytes * kLineDataBytes;
+  const std::uint64_t lanes = (message_bytes(plan.geometry) + lane - 1) / lane;
+  return static_cast<std::uint16_t>(std::clamp<std::uint64_t>(lanes, 1, limits.lanes));
 }
 
 Primitive primitive(unsigned flags, int part) {

@@ -46,6 +46,8 @@ void assign_bulk_lanes(const PlanRequest& request, const PlanLimits& limits,
 // Threads of a GPU's block that move packets where it runs without the engine (solo.cuh), by
 // default, and what one of them moves at once.
 inline constexpr std::uint64_t kPacketMovers = 480, kPacketUnitBytes = 8;
+// Messages from this size on go as lines, if any do.
+inline constexpr std::uint64_t kLeastLineBytes = 64 << 10;
 
 // The first lane for a plan of few lanes on a GPU, of `all`: by the key's tag, so that calls under
 // different keys are in each other's way as little as there are lanes. (On the host the first lane
@@ -54,10 +56,15 @@ constexpr std::uint16_t spread_lanes(std::uint64_t tag, std::uint32_t lanes, std
   return static_cast<std::uint16_t>(lanes >= all ? 0 : mix64(tag) % (all - lanes + 1));
 }
 
-// Lanes of packets on a GPU: as many as get `lane_bytes` of each message, of which there is one a
-// part; one for none.
-std::uint16_t packet_lanes(const PlanRequest& request, const PlanLimits& limits,
-                           const Geometry& geometry, std::uint64_t lane_bytes);
+// How packets of a message of so many bytes are laid out. Lines halve what goes through links, but
+// who stores one has to be a warp together, and so has who looks for it.
+Protocol packet_protocol(const PlanLimits& limits, std::uint64_t message_bytes);
+// A message is a part.
+std::uint64_t message_bytes(const Geometry& geometry);
+
+// Lanes of packets on a GPU: as many as have `units` of each message for each thread; one for no
+// data.
+std::uint16_t packet_lanes(const PlanLimits& limits, const Plan& plan, std::uint64_t units);
 
 // The chunk of a plan without a cycle on a GPU: large slices through borrowed slots, but chunks
 // enough that all ranks of a chain have something to do. The geometry's lanes must be set.

@@ -7,10 +7,7 @@ namespace {
 
 // What one lane of a GPU carries of a rank's largest message: two units for each thread, so that
 // all are under way at once. And what a lane alone carries: to bring several together takes longer.
-// (With UNJAM_BLOCK_THREADS=128 a lane without the engine reduces 9 KiB at most; between that and
-// this such calls go to the engine.)
-constexpr std::uint64_t kDirectLaneBytes = kPacketMovers * 2 * kPacketUnitBytes;
-constexpr std::uint64_t kSingleLaneBytes = kPacketMovers * 4 * kPacketUnitBytes;
+constexpr std::uint64_t kDirectUnits = 2, kSingleUnits = 4;
 
 class DirectProgram {
  public:
@@ -107,15 +104,16 @@ std::optional<Plan> plan_direct(const PlanRequest& request, const PlanLimits& li
   }
   Plan plan;
   plan.algorithm = Algorithm::kDirect;
-  plan.protocol = Protocol::kPacket;
   // Block-structured kinds have one part, the block, per rank whatever the algorithm.
   plan.geometry =
       make_geometry(request, blocked(request.kind) ? static_cast<std::uint32_t>(request.ranks) : 1);
-  plan.geometry.chunk = chunk_elements(limits.escape_slot_bytes / 2, plan.geometry);
+  plan.protocol = packet_protocol(limits, message_bytes(plan.geometry));
+  plan.geometry.chunk =
+      chunk_elements(payload_bytes(plan.protocol, limits.escape_slot_bytes), plan.geometry);
   if (limits.device == Device::kCuda) {
-    plan.geometry.lanes = packet_lanes(request, limits, plan.geometry, kSingleLaneBytes);
+    plan.geometry.lanes = packet_lanes(limits, plan, kSingleUnits);
     if (plan.geometry.lanes != 1) {
-      plan.geometry.lanes = packet_lanes(request, limits, plan.geometry, kDirectLaneBytes);
+      plan.geometry.lanes = packet_lanes(limits, plan, kDirectUnits);
     }
   }
 

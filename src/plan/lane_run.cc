@@ -292,7 +292,7 @@ LaneRun::Step LaneRun::move(int rank, std::uint32_t primitive, std::uint64_t len
 // Looks whether the packet that is sent can be told from the one before it in the connector. (Slots
 // have a flag each step.) What else is wrong with such a program says more.
 void LaneRun::note_alike(int rank, const Primitive& p, const Connector& c) {
-  if (plans_[0].protocol != Protocol::kPacket || c.posted == 0 || !alike_.empty()) return;
+  if (!has_inline_flags(plans_[0].protocol) || c.posted == 0 || !alike_.empty()) return;
   const Message& last = c.slots[(c.posted - 1) % capacity_];
   if (last.loop != ranks_[index(rank)].loop || last.hop < hop_sent(p)) return;
   alike_ = where(rank) + " sends rank " + std::to_string(c.to) +
@@ -319,7 +319,7 @@ bool LaneRun::fits(int rank, const Primitive& p, const Message& m, int from, std
            " primitive " + std::to_string(m.primitive) + " may have stored there");
       return false;
     }
-    if (plans_[0].protocol != Protocol::kPacket || m.hop == hop_received(p)) return true;
+    if (!has_inline_flags(plans_[0].protocol) || m.hop == hop_received(p)) return true;
     fail(where(rank) + " expects a packet of hop " + std::to_string(hop_received(p)) +
          ", but rank " + std::to_string(from) + " primitive " + std::to_string(m.primitive) +
          " has sent one of hop " + std::to_string(m.hop) + ": the flags differ");
@@ -421,7 +421,7 @@ ValueId LaneRun::gather(int rank, const Primitive& p, ValueId local) {
 // was received has this rank's part in it, so that they are through. (Packets do not stream, and an
 // all-to-all is never in place.)
 bool LaneRun::may_store(int rank, std::size_t cell, ValueId value, ValueId received) {
-  if (plans_[0].protocol == Protocol::kPacket || request_.kind == Kind::kAllToAll ||
+  if (has_inline_flags(plans_[0].protocol) || request_.kind == Kind::kAllToAll ||
       !read_[index(rank)][cell] || value == values_->raw(rank) || values_->has(received, rank)) {
     return true;
   }

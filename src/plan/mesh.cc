@@ -1,6 +1,7 @@
 #include "plan/mesh.h"
 
 #include <algorithm>
+#include <bit>
 
 #include "plan/common.h"
 
@@ -122,7 +123,11 @@ std::optional<Plan> plan_mesh(const PlanRequest& request, const PlanLimits& limi
   plan.protocol = Protocol::kSlot;
   plan.geometry = make_geometry(request, static_cast<std::uint32_t>(request.ranks));
   plan.geometry.empty_part = empty_part(request);
-  plan.geometry.chunk = chunk_elements(limits.escape_slot_bytes, plan.geometry);
+  // Of a GPU's slots, whose size may be for packets, what parts of usual sizes are multiples of.
+  const std::uint32_t slice = limits.device == Device::kCuda
+                                  ? std::bit_floor(limits.escape_slot_bytes)
+                                  : limits.escape_slot_bytes;
+  plan.geometry.chunk = chunk_elements(slice, plan.geometry);
   // On a GPU a bulk plan takes every block: links and memory are what it shares with small calls.
   assign_bulk_lanes(request, limits, limits.device == Device::kCuda ? 0 : 1, &plan.geometry);
   plan.primitives = make_program(request);

@@ -31,6 +31,7 @@ struct PlanLimits {
   std::uint32_t borrow_slot_bytes = 0;     // payload of a larger slot; 0: there are none
   bool overlap = false;                    // hops of a chunk lie passes apart, where slots suffice
   bool together = false;                   // and slices to and from several peers are one
+  bool lines = false;                      // long packets of GPUs are lines
 };
 
 struct Plan {

@@ -51,7 +51,7 @@ constexpr Row kHostTable[] = {
 // loop, so that a call in a stream needs no engine (solo.cuh), and what a rank sends, twice its
 // bytes as packets, is no more than a link moves in 20 us. Measured with 2 H200s, where that is 2
 // MiB (in a stream 28 us for an all-reduce, 35 by a mesh plan), and with 4, where it is 1
-// (docs/benchmarks.md).
+// (docs/benchmarks.md). As lines, of which links carry half as much, up to what is sent at most.
 constexpr int kCudaDirectRanks = 8;
 constexpr std::uint64_t kCudaDirectBytes = 2048 * kKiB;  // count × element size
 constexpr std::uint64_t kCudaDirectSent = 4096 * kKiB;   // by a rank
@@ -59,23 +59,28 @@ constexpr std::uint64_t kCudaDirectSent = 4096 * kKiB;   // by a rank
 // All-reduces of middling size in two hops of packets: among n ranks, of b bytes, a rank sends
 // 2 (n-1)/n b instead of (n-1) b, which must be worth a hop: among 4 ranks the bound is at 341 KiB,
 // among 8 at 98 KiB; 2 would send as much either way. While one loop carries all, so that a call
-// needs no engine, and until a mesh plan, which sends half as much, has enough to keep links busy.
-// In a stream, 4 H200s: 1 MiB 31 us instead of 42; 256 KiB could not be told from the direct plan's
+// needs no engine, and until a mesh plan has enough to keep links busy. (Both bounds are from
+// before packets could be lines, of which links carry half as much.) In a stream, 4 H200s: 1 MiB 31
+// us instead of 42; 256 KiB could not be told from the direct plan's
 // 20. (Calls beside a stream go through the engine, where two shots of 1 MiB take 135 us instead of
 // 93; but all calls of a size must choose alike, and of these sizes most are in a stream.)
 constexpr std::uint64_t kHopBytes = 512 * kKiB;
 constexpr std::uint64_t kCudaTwoShotBytes = 2048 * kKiB;  // count × element size
 
-// What all lanes carry of each message in one loop of packets.
-std::uint64_t packet_loop_bytes(const PlanLimits& limits) {
-  return limits.lanes * (limits.escape_slot_bytes / std::uint64_t{2});
+// Whether all lanes carry messages of so many bytes in one loop of packets. (Lanes' stretches are
+// whole pieces.)
+bool one_loop(const PlanLimits& limits, std::uint64_t message) {
+  constexpr std::uint32_t kPieceBytes = 16;
+  const Protocol protocol = packet_protocol(limits, message);
+  const std::uint32_t lane = payload_bytes(protocol, limits.escape_slot_bytes);
+  return message <= std::uint64_t{limits.lanes} * (lane - lane % kPieceBytes);
 }
 
 bool two_shot_pays(const PlanRequest& request, const PlanLimits& limits, std::uint64_t bytes) {
   const auto n = static_cast<std::uint64_t>(request.ranks);
-  const std::uint64_t loop = n * packet_loop_bytes(limits);
   if (!two_shot_serves(request.kind) || n > kCudaDirectRanks ||
-      limits.escape_slots < kMinTwoShotSlots || bytes > std::min(loop, kCudaTwoShotBytes)) {
+      limits.escape_slots < kMinTwoShotSlots || bytes > kCudaTwoShotBytes ||
+      !one_loop(limits, (bytes + n - 1) / n)) {
     return false;
   }
   // (n-1) b - 2 (n-1)/n b
@@ -96,8 +101,10 @@ Algorithm select_for_cuda(const PlanRequest& request, const PlanLimits& limits,
                           std::uint64_t bytes) {
   if (two_shot_pays(request, limits, bytes)) return Algorithm::kTwoShot;
   const std::uint64_t sent = static_cast<std::uint64_t>(request.ranks - 1) * bytes;
-  if (request.ranks <= kCudaDirectRanks &&
-      bytes <= std::min(packet_loop_bytes(limits), kCudaDirectBytes) && sent <= kCudaDirectSent) {
+  const bool short_enough =
+      bytes <= kCudaDirectBytes || packet_protocol(limits, bytes) == Protocol::kLine;
+  if (request.ranks <= kCudaDirectRanks && short_enough && sent <= kCudaDirectSent &&
+      one_loop(limits, bytes)) {
     return Algorithm::kDirect;
   }
   const bool mesh = mesh_serves(request.kind) && request.ranks <= kMaxDirectRanks;

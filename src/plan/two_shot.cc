@@ -8,7 +8,7 @@ namespace {
 // What one lane of a GPU carries of each part: a unit for each thread, so that every one
 // adds one unit of packets as soon as it has come. With less the lanes are more than what they do
 // is worth, with more a call waits for its lanes.
-constexpr std::uint64_t kTwoShotLaneBytes = kPacketMovers * kPacketUnitBytes;
+constexpr std::uint64_t kTwoShotUnits = 1;
 
 }  // namespace
 
@@ -24,11 +24,12 @@ std::optional<Plan> plan_two_shot(const PlanRequest& request, const PlanLimits& 
   }
   Plan plan;
   plan.algorithm = Algorithm::kTwoShot;
-  plan.protocol = Protocol::kPacket;
   plan.geometry = make_geometry(request, static_cast<std::uint32_t>(request.ranks));
-  plan.geometry.chunk = chunk_elements(limits.escape_slot_bytes / 2, plan.geometry);
+  plan.protocol = packet_protocol(limits, message_bytes(plan.geometry));
+  plan.geometry.chunk =
+      chunk_elements(payload_bytes(plan.protocol, limits.escape_slot_bytes), plan.geometry);
   if (limits.device == Device::kCuda) {
-    plan.geometry.lanes = packet_lanes(request, limits, plan.geometry, kTwoShotLaneBytes);
+    plan.geometry.lanes = packet_lanes(limits, plan, kTwoShotUnits);
   }
   const unsigned result = kLocal | kCopy | kContribute | kFinish;
   if (request.ranks == 1) {

@@ -4,14 +4,15 @@
 // ranks hold the same bits, and sends the result to everybody (collect). A mesh plan does the same
 // through slots, many of them a lane, its hops passes apart; a direct plan sends everything to
 // everybody in one hop. Of a vector of b bytes among n ranks a rank sends here 2 (n-1)/n b, there
-// (n-1) b: the hop more is worth it as soon as links take longer for the difference. Packets, twice
-// the bytes, are worth it while a call is short, which needs no engine then (solo.cuh).
+// (n-1) b: the hop more is worth it as soon as links take longer for the difference. Packets, whose
+// flags go through links, too, are worth it while a call is short, which needs no engine then
+// (solo.cuh).
 //
-// A chunk is one slice of half an escape slot of each part (a packet is data and flags half and
-// half), and two slots are enough, by the mesh plan's argument (mesh.h): a connector carries the
-// contribution and then the result of each chunk, and the latter is sent in the very step in which
-// the peers' contributions are consumed. The two carry different flags: the result makes a second
-// hop (kSecondHop). Lanes are as with direct plans.
+// A chunk is one slice of each part, as much as an escape slot holds of packets or lines
+// (Protocol::kPacket, kLine), and two slots are enough, by the mesh plan's argument (mesh.h): a
+// connector carries the contribution and then the result of each chunk, and the latter is sent in
+// the very step in which the peers' contributions are consumed. The two carry different flags: the
+// result makes a second hop (kSecondHop). Lanes are as with direct plans.
 #pragma once
 
 #include <cstdint>

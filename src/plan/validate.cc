@@ -52,7 +52,7 @@ std::string geometry_error(const PlanRequest& request, const Plan& plan, std::ui
            std::to_string(g.align());
   }
   const std::uint64_t slice = slice_elements(plan, slot_bytes);
-  if (plan.protocol == Protocol::kPacket && g.chunk > slice) {
+  if (has_inline_flags(plan.protocol) && g.chunk > slice) {
     return "a packet chunk must be one slice of at most " + std::to_string(slice) +
            " elements, the plan has " + std::to_string(g.chunk);
   }
@@ -78,14 +78,14 @@ std::string flags_error(const PlanRequest& request, int rank, const Plan& plan, 
   const unsigned f = p.flags & (kWithNext - 1u);
   const bool second = (p.flags & kSecondHop) != 0;
   const auto has = [f](unsigned flag) { return (f & flag) != 0; };
-  if (second && plan.protocol != Protocol::kPacket) return "only packets have hops";
+  if (second && !has_inline_flags(plan.protocol)) return "only packets have hops";
   if (second && !has(kRecv | kGather | kCollect)) return "it has a second hop without a receive";
-  if (plan.protocol == Protocol::kPacket && has(kSend | kSendAll | kScatter) && hop_sent(p) > 1) {
+  if (has_inline_flags(plan.protocol) && has(kSend | kSendAll | kScatter) && hop_sent(p) > 1) {
     return "packets make two hops at most";
   }
-  if (p.lag != 0 && plan.protocol == Protocol::kPacket) return "packets do not lag";
+  if (p.lag != 0 && has_inline_flags(plan.protocol)) return "packets do not lag";
   if ((p.flags & kIntoOutput) != 0) {
-    if (plan.protocol == Protocol::kPacket) return "packets do not go straight into an output";
+    if (has_inline_flags(plan.protocol)) return "packets do not go straight into an output";
     if (!has(kSend | kSendAll)) return "it sends nothing that could go into an output";
     if (request.kind == Kind::kAllToAll) return "its data have another place in the output";
   }
@@ -94,7 +94,7 @@ std::string flags_error(const PlanRequest& request, int rank, const Plan& plan, 
     return "a scatter sends local slices, nothing else";
   }
   if (has(kScatter) && has(kCopy)) {
-    if (plan.protocol == Protocol::kPacket) return "packets that are scattered are not copied";
+    if (has_inline_flags(plan.protocol)) return "packets that are scattered are not copied";
     if (request.kind == Kind::kAllToAll) return "its data have another place in the output";
   }
   if (has(kCollect) && f != (kCollect | kCopy)) {
@@ -170,7 +170,7 @@ std::string pair_error(const Plan& plan, std::size_t i) {
   constexpr unsigned kReceives = kRecv | kGather | kCollect, kSends = kSend | kSendAll | kScatter;
   const Primitive& p = plan.primitives[i];
   if ((p.flags & kWithNext) == 0) return "";
-  if (plan.protocol == Protocol::kPacket) return "packets go alone";
+  if (has_inline_flags(plan.protocol)) return "packets go alone";
   if (i + 1 == plan.primitives.size()) return "there is none after it that it could go with";
   const Primitive& next = plan.primitives[i + 1];
   if ((p.flags & (kSendAll | kScatter)) == 0 || (p.flags & (kReceives | kFromOutput)) != 0) {
@@ -187,8 +187,7 @@ std::string pair_error(const Plan& plan, std::size_t i) {
 }  // namespace
 
 std::uint64_t slice_elements(const Plan& plan, std::uint32_t slot_bytes) {
-  const std::uint32_t bytes = plan.protocol == Protocol::kPacket ? slot_bytes / 2 : slot_bytes;
-  return bytes / dtype_bytes(plan.geometry.dtype);
+  return payload_bytes(plan.protocol, slot_bytes) / dtype_bytes(plan.geometry.dtype);
 }
 
 bool has_input(const PlanRequest& request, int rank, int part) {

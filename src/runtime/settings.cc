@@ -55,7 +55,9 @@ const std::vector<Variable>& variables() {
       {"UNJAM_BORROW_SLOT_BYTES", &Settings::borrow_slot_bytes, 0, 1 << 24, nullptr,
        "Bytes of a larger slot, a multiple of 64 and at least those of a guaranteed one; 0: as "
        "many "
-       "as escape_slots - 1 guaranteed ones. On CUDA 262144 unless said.",
+       "as escape_slots - 1 guaranteed ones. On CUDA 262144 unless said. Of "
+       "what "
+       "is no multiple of a guaranteed one the rest is not used.",
        true, true},
       {"UNJAM_SPIN_HEAD", &Settings::spin_head, 0, 1 << 30, nullptr,
        "Polls granted to the collective at the head of the task queue; later ones get less. 0: by "
@@ -77,6 +79,17 @@ const std::vector<Variable>& variables() {
        false},
       {"UNJAM_SOLO", &Settings::solo, 0, 1, nullptr,
        "CUDA: whether collectives in a stream run without the engine where they can.", false},
+      {"UNJAM_LINES", &Settings::lines, 0, 1, nullptr,
+       "CUDA, for development only: packets from 64 KiB on are lines with one flag each. Faster, "
+       "but "
+       "a half of a line has been seen to come late, and its old data to be taken for it.",
+       true},
+      {"UNJAM_WHOLE_LINES", &Settings::whole_lines, -1, 1, nullptr,
+       "CUDA: whether what a warp stores to a peer comes line by line, as it does through NVLink; "
+       "if "
+       "not, longer packets are sent by the engine, which stores their flags behind a fence. -1: 1 "
+       "where NVML knows of NVLinks to all other GPUs of the machine.",
+       false},
       {"UNJAM_SOLO_PATIENCE_US", &Settings::solo_patience_us, 0, 1000000, nullptr,
        "CUDA: how long such a collective of more than packets waits for a peer before the engine "
        "takes it over, in microseconds.",
@@ -306,6 +319,9 @@ bool resolve_settings(const unjamConfig_t* config, int ranks, Settings& s, std::
             std::to_string(s.escape_slot_bytes) + "): give at least as many, or 0";
     return false;
   }
+  // Plans around a ring do not deadlock if slices are cut at multiples of a guaranteed slot
+  // (plan/ring.h), so larger ones hold whole multiples.
+  s.borrow_slot_bytes -= s.borrow_slot_bytes % s.escape_slot_bytes;
   const bool host = s.device == UNJAM_DEVICE_HOST;
   if (host ? s.block_threads > 16
            : s.block_threads < 128 || s.block_threads > 512 || s.block_threads % 64 != 0) {

@@ -310,6 +310,7 @@ Result Context::submit_locked(std::unique_lock<std::mutex>& lock, unjamGroup& gr
     limits.escape_slot_bytes = world_->shape().escape_slot_bytes;
     limits.lanes = static_cast<std::uint16_t>(world_->shape().lanes);
     limits.device = static_cast<Device>(settings_.device);
+    limits.lines = settings_.lines != 0;
     limits.borrow_slot_bytes = world_->shape().borrow_slot_bytes;
     limits.overlap = settings_.overlap != 0;
     limits.together = settings_.overlap == 2;
@@ -444,7 +445,7 @@ Invocation Context::make_invocation(const Submitted& s, std::uint16_t slot) cons
   inv.n = s.n;
   inv.geometry = plan.geometry;
   // (A barrier's element is in memory that the first lane alone touches.)
-  if (cuda() && plan.protocol == Protocol::kPacket && signature.kind != Kind::kBarrier) {
+  if (cuda() && has_inline_flags(plan.protocol) && signature.kind != Kind::kBarrier) {
     inv.geometry.first_lane =
         spread_lanes(key.state.tag, plan.geometry.lanes, world_->shape().lanes);
   }

@@ -22,6 +22,7 @@
 #include <cstdint>
 
 #include "base/portability.h"
+#include "base/types.h"
 
 namespace unjam {
 
@@ -94,7 +95,11 @@ struct ArenaShape {
     return sizeof(DirectoryHead) + std::uint64_t{places()} * sizeof(std::uint64_t);
   }
   UNJAM_HD constexpr std::uint64_t directory_bytes() const {
-    return (entries_offset() + std::uint64_t{connectors} * sizeof(DirectoryEntry) + 63) / 64 * 64;
+    // Slots begin with a line (of packets of whole lines) if their size is a multiple of one.
+    static_assert(kSlotHeaders * sizeof(SlotHeader) % kLineBytes == 0);
+    return (entries_offset() + std::uint64_t{connectors} * sizeof(DirectoryEntry) + kLineBytes -
+            1) /
+           kLineBytes * kLineBytes;
   }
   UNJAM_HD constexpr std::uint64_t borrow_bytes() const {
     return std::uint64_t{borrow_slots} * borrow_slot_bytes;

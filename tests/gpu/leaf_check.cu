@@ -1,7 +1,5 @@
 // The CUDA leaves against the host leaves, bit for bit: every dtype, operator and protocol, several
-// numbers of sources, sizes and alignments. Needs a GPU:
-//   nvcc -std=c++20 -Isrc -arch=native tests/gpu/leaf_check.cu src/device/host/lea*.cc -o
-//   leaf_check
+// numbers of sources, sizes and alignments.
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
@@ -16,7 +14,7 @@ namespace {
 
 using namespace unjam;
 
-constexpr std::uint32_t kFlag = 0x5eed5eed;
+constexpr std::uint32_t kFlag = 0x5eed1234;
 constexpr int kMaxSources = 8;
 
 void check(cudaError_t e) {
@@ -25,8 +23,10 @@ void check(cudaError_t e) {
   std::exit(1);
 }
 
-// fused: polls and executes in one; else one look, then the leaf.
-__global__ void __launch_bounds__(512) leaf_kernel(SliceJob job, bool fused, int* ready) {
+// fused: polls and executes in one; else one look, then the leaf. behind: lines' flags are stored
+// last.
+__global__ void __launch_bounds__(512)
+    leaf_kernel(SliceJob job, bool fused, bool behind, int* ready) {
   __shared__ alignas(16) unsigned char raw[sizeof(SliceJob)];
   if (threadIdx.x == 0) *reinterpret_cast<SliceJob*>(raw) = job;
   __syncthreads();
@@ -37,36 +37,61 @@ __global__ void __launch_bounds__(512) leaf_kernel(SliceJob job, bool fused, int
     if (threadIdx.x == 0) *ready = done;
     return;
   }
+  if (shared.protocol == Protocol::kLine && fused) {
+    using cuda_leaves::LineFlags;
+    const bool done = run_line_leaf_cuda(shared, threadIdx.x, blockDim.x, 3, vote,
+                                         behind ? LineFlags::kBehind : LineFlags::kInside);
+    if (threadIdx.x == 0) *ready = done;
+    return;
+  }
   bool all = true;
-  if (shared.protocol == Protocol::kPacket) {
+  if (has_inline_flags(shared.protocol)) {
     all = vote(packets_ready_cuda(shared, threadIdx.x, blockDim.x));
   }
   if (threadIdx.x == 0) *ready = all;
   run_leaf_cuda(shared, threadIdx.x, blockDim.x);
 }
 
-std::vector<unsigned char> to_packets(const unsigned char* data, std::size_t bytes) {
-  std::vector<unsigned char> packets((bytes + 3) / 4 * 8 + 16, 0);
-  for (std::size_t at = 0; at < bytes; at += 4) {
-    std::memcpy(&packets[2 * at], data + at, bytes - at < 4 ? bytes - at : 4);
-    std::memcpy(&packets[2 * at + 4], &kFlag, 4);
+// Connector memory that holds these data.
+std::vector<unsigned char> packed(Protocol protocol, const std::vector<unsigned char>& data,
+                                  std::size_t bytes) {
+  if (protocol == Protocol::kSlot) return {data.begin(), data.begin() + bytes};
+  std::vector<unsigned char> slot;
+  if (protocol == Protocol::kPacket) {
+    slot.resize((bytes + 3) / 4 * 8);
+    for (std::size_t at = 0; at < bytes; at += 4) {
+      std::memcpy(&slot[2 * at], &data[at], bytes - at < 4 ? bytes - at : 4);
+      std::memcpy(&slot[2 * at + 4], &kFlag, 4);
+    }
+    return slot;
   }
-  return packets;
+  const std::uint32_t flags[] = {kFlag, ~kFlag};
+  slot.resize((bytes + kLineDataBytes - 1) / kLineDataBytes * kLineBytes);
+  for (std::size_t line = 0; line * kLineBytes < slot.size(); ++line) {
+    const std::size_t at = line * kLineDataBytes, left = bytes - at;
+    std::memcpy(&slot[line * kLineBytes], &data[at], left < kLineDataBytes ? left : kLineDataBytes);
+    std::memcpy(&slot[line * kLineBytes + kLineDataBytes], flags, sizeof(flags));
+  }
+  return slot;
 }
 
-// Whether connector memory holds these data, and nothing behind them.
-bool holds(const void* slot, const std::vector<unsigned char>& data, bool packets) {
-  const auto want = packets ? to_packets(data.data(), data.size()) : data;
-  const std::size_t bytes = packets ? (data.size() + 3) / 4 * 8 : data.size();
-  std::vector<unsigned char> have(bytes + 1);
-  check(cudaMemcpy(have.data(), slot, bytes + 1, cudaMemcpyDeviceToHost));
-  for (std::size_t at = 0; packets && at < bytes; at += 8) {
-    // What fills the last packet up may be anything.
-    const std::size_t left = data.size() - at / 2 < 4 ? data.size() - at / 2 : 4;
-    if (std::memcmp(&have[at], &want[at], left) != 0) return false;
-    if (std::memcmp(&have[at + 4], &kFlag, 4) != 0) return false;
+// Whether connector memory holds these data, and nothing behind them. What fills the last packet,
+// or line, up may be anything.
+bool holds(const void* slot, const std::vector<unsigned char>& data, Protocol protocol) {
+  const auto want = packed(protocol, data, data.size());
+  std::vector<unsigned char> have(want.size() + 1);
+  check(cudaMemcpy(have.data(), slot, have.size(), cudaMemcpyDeviceToHost));
+  if (have.back() != 0xaa) return false;
+  for (std::size_t at = 0; at < want.size(); ++at) {
+    const bool filling = protocol == Protocol::kPacket
+                             ? at % 8 < 4 && at / 8 * 4 + at % 8 >= data.size()
+                         : protocol == Protocol::kLine
+                             ? at % kLineBytes < kLineDataBytes &&
+                                   at / kLineBytes * kLineDataBytes + at % kLineBytes >= data.size()
+                             : false;
+    if (!filling && have[at] != want[at]) return false;
   }
-  return have[bytes] == 0xaa && (packets || std::memcmp(have.data(), want.data(), bytes) == 0);
+  return true;
 }
 
 struct Case {
@@ -79,7 +104,7 @@ struct Case {
   int misalign;  // elements
   bool user;
   int slots;
-  bool fused;
+  bool fused, behind;
 };
 
 // True if the device's bytes equal the host's.
@@ -121,21 +146,19 @@ bool run(const Case& c, std::mt19937_64& rng) {
     return static_cast<unsigned char*>(p);
   };
   job.protocol = c.protocol;
-  const bool packets = c.protocol == Protocol::kPacket;
   for (int s = 0; s < c.sources; ++s) {
-    const bool linear = !packets || s == c.local;
-    const auto packed = linear ? source[s] : to_packets(source[s].data(), bytes);
-    const std::size_t n = linear ? bytes : (bytes + 3) / 4 * 8;
-    unsigned char* p = device(n) + (linear ? shift : 0);
-    check(cudaMemcpy(p, packed.data(), n, cudaMemcpyHostToDevice));
+    const auto protocol = s == c.local ? Protocol::kSlot : c.protocol;
+    const auto memory = packed(protocol, source[s], bytes);
+    unsigned char* p = device(memory.size()) + (protocol == Protocol::kSlot ? shift : 0);
+    check(cudaMemcpy(p, memory.data(), memory.size(), cudaMemcpyHostToDevice));
     job.src[s] = p;
   }
   unsigned char* user = c.user ? device(bytes) + shift : nullptr;
   job.dst_user = user;
   job.num_dst = static_cast<std::uint16_t>(c.slots);
-  for (int d = 0; d < c.slots; ++d) job.dst_slot[d] = device(2 * bytes + 8);
+  for (int d = 0; d < c.slots; ++d) job.dst_slot[d] = device(2 * bytes + kLineBytes);
   int* ready = reinterpret_cast<int*>(device(sizeof(int)));
-  leaf_kernel<<<1, 512>>>(job, c.fused, ready);
+  leaf_kernel<<<1, 512>>>(job, c.fused, c.behind, ready);
   check(cudaDeviceSynchronize());
   int was_ready = 0;
   check(cudaMemcpy(&was_ready, ready, sizeof(int), cudaMemcpyDeviceToHost));
@@ -145,7 +168,7 @@ bool run(const Case& c, std::mt19937_64& rng) {
     check(cudaMemcpy(got.data(), user, bytes + 1, cudaMemcpyDeviceToHost));
     ok = ok && std::memcmp(got.data(), expected.data(), bytes) == 0 && got[bytes] == 0xaa;
   }
-  for (int d = 0; d < c.slots; ++d) ok = ok && holds(job.dst_slot[d], expected, packets);
+  for (int d = 0; d < c.slots; ++d) ok = ok && holds(job.dst_slot[d], expected, c.protocol);
   for (void* p : allocations) check(cudaFree(p));
   if (!ok) {
     std::printf("FAIL %s %s %s: %d sources, local %d, %llu elements, misaligned by %d, ready %d\n",
@@ -160,7 +183,7 @@ bool run(const Case& c, std::mt19937_64& rng) {
 bool run_copies(DType dtype, Protocol protocol, bool to_slots, std::uint64_t elems, int misalign,
                 bool fused, std::mt19937_64& rng) {
   const std::size_t size = dtype_bytes(dtype), shift = misalign * size;
-  const bool packets = protocol == Protocol::kPacket;
+  const bool packets = has_inline_flags(protocol);
   std::vector<void*> allocations;
   const auto device = [&](std::size_t n) {
     void* p = nullptr;
@@ -181,31 +204,93 @@ bool run_copies(DType dtype, Protocol protocol, bool to_slots, std::uint64_t ele
     if (job.copy_elems[i] == 0) continue;
     data[i].resize(job.copy_elems[i] * size);
     for (auto& b : data[i]) b = static_cast<unsigned char>(rng());
-    const bool packed = packets && !to_slots;
-    const auto bytes = packed ? to_packets(data[i].data(), data[i].size()) : data[i];
-    unsigned char* from = device(bytes.size()) + (packed ? 0 : shift);
+    const auto source = to_slots ? Protocol::kSlot : protocol;
+    const auto bytes = packed(source, data[i], data[i].size());
+    unsigned char* from = device(bytes.size()) + (source == Protocol::kSlot ? shift : 0);
     check(cudaMemcpy(from, bytes.data(), bytes.size(), cudaMemcpyHostToDevice));
     job.src[i] = from;
-    unsigned char* to = device(2 * data[i].size() + 8) + (packets && to_slots ? 0 : shift);
+    unsigned char* to = device(2 * data[i].size() + kLineBytes) + (packets && to_slots ? 0 : shift);
     (to_slots ? job.dst_slot : job.dst_copy)[i] = to;
     if (to_slots && !packets && i % 2 == 0) job.dst_copy[i] = device(data[i].size()) + shift;
   }
   int* ready = reinterpret_cast<int*>(device(sizeof(int)));
-  leaf_kernel<<<1, 512>>>(job, fused, ready);
+  leaf_kernel<<<1, 512>>>(job, fused, rng() % 2 == 0, ready);
   check(cudaDeviceSynchronize());
   int was_ready = 0;
   check(cudaMemcpy(&was_ready, ready, sizeof(int), cudaMemcpyDeviceToHost));
   bool ok = was_ready == 1;
   for (int i = 0; i < kMaxSources; ++i) {
     if (job.copy_elems[i] == 0) continue;
-    ok = ok && holds((to_slots ? job.dst_slot : job.dst_copy)[i], data[i], packets && to_slots);
-    if (to_slots && job.dst_copy[i] != nullptr) ok = ok && holds(job.dst_copy[i], data[i], false);
+    ok = ok && holds((to_slots ? job.dst_slot : job.dst_copy)[i], data[i],
+                     to_slots ? protocol : Protocol::kSlot);
+    if (to_slots && job.dst_copy[i] != nullptr) {
+      ok = ok && holds(job.dst_copy[i], data[i], Protocol::kSlot);
+    }
   }
   for (void* p : allocations) check(cudaFree(p));
   if (!ok) {
     std::printf("FAIL copies %s %s: to slots %d, %llu elements, misaligned by %d, fused %d\n",
                 to_string(dtype), to_string(protocol), to_slots,
                 static_cast<unsigned long long>(elems), misalign, fused);
+  }
+  return ok;
+}
+
+// A line of one source whose flags are not there, or half of them: the leaf says so, and stores
+// nothing. `copies`: of a copy out of slots, else of a combine.
+bool run_missing(bool copies, std::uint64_t elems, std::size_t line, int half, bool fused) {
+  constexpr int kSources = 3;
+  std::vector<unsigned char> data(elems * sizeof(float), 1);
+  std::vector<void*> allocations;
+  const auto device = [&](std::size_t n) {
+    void* p = nullptr;
+    check(cudaMalloc(&p, n));
+    check(cudaMemset(p, 0xaa, n));
+    allocations.push_back(p);
+    return static_cast<unsigned char*>(p);
+  };
+  SliceJob job;
+  job.dtype = DType::kFloat32;
+  job.protocol = Protocol::kLine;
+  job.flag = job.sent_flag = kFlag;
+  job.copies = copies;
+  job.num_src = kSources;
+  job.elems = copies ? 0 : elems;
+  unsigned char* out[kSources] = {};
+  for (int i = 0; i < kSources; ++i) {
+    auto memory = packed(Protocol::kLine, data, data.size());
+    if (i == 1) {
+      const std::uint32_t stale = half == 0 ? kFlag + 2 : half == 1 ? ~kFlag : 0;
+      std::memcpy(&memory[line * kLineBytes + kLineDataBytes + (half == 1 ? 0 : 4 * (half / 2))],
+                  &stale, sizeof(stale));
+    }
+    unsigned char* from = device(memory.size());
+    check(cudaMemcpy(from, memory.data(), memory.size(), cudaMemcpyHostToDevice));
+    job.src[i] = from;
+    out[i] = device(data.size());
+    if (copies) {
+      job.dst_copy[i] = out[i];
+      job.copy_elems[i] = static_cast<std::uint32_t>(elems);
+    }
+  }
+  if (!copies) job.dst_user = out[0];
+  int* ready = reinterpret_cast<int*>(device(sizeof(int)));
+  leaf_kernel<<<1, 512>>>(job, fused, false, ready);
+  check(cudaDeviceSynchronize());
+  int was_ready = -1;
+  check(cudaMemcpy(&was_ready, ready, sizeof(int), cudaMemcpyDeviceToHost));
+  bool ok = was_ready == 0;
+  // (Not fused it is run all the same.)
+  const std::vector<unsigned char> untouched(data.size(), 0xaa);
+  std::vector<unsigned char> got(data.size());
+  for (int i = 0; fused && i < kSources; ++i) {
+    check(cudaMemcpy(got.data(), out[i], got.size(), cudaMemcpyDeviceToHost));
+    ok = ok && got == untouched;
+  }
+  for (void* p : allocations) check(cudaFree(p));
+  if (!ok) {
+    std::printf("FAIL a line that lacks: copies %d, %llu elements, line %zu, half %d, fused %d\n",
+                copies, static_cast<unsigned long long>(elems), line, half, fused);
   }
   return ok;
 }
@@ -234,6 +319,7 @@ int main() {
                            dst == 0   ? 0
                            : dst == 1 ? 1
                                       : kMaxSources - 1,
+                           rng() % 2 == 0,
                            rng() % 2 == 0};
               (run(c, rng) ? passed : failed)++;
             }
@@ -250,6 +336,14 @@ int main() {
                                      elems, bits >> 1 & 1, bits >> 2 & 1, rng);
           (ok ? passed : failed)++;
         }
+      }
+    }
+  }
+  for (const std::uint64_t elems : {1, 30, 31, 1000, 12289}) {
+    const std::size_t lines = (elems * 4 + kLineDataBytes - 1) / kLineDataBytes;
+    for (const std::size_t line : {std::size_t{0}, lines / 2, lines - 1}) {
+      for (int bits = 0; bits < 12; ++bits) {
+        (run_missing(bits & 1, elems, line, bits >> 2, bits >> 1 & 1) ? passed : failed)++;
       }
     }
   }

@@ -29,7 +29,10 @@ seed=${SEED:-1}
 # name | seconds | environment | command
 runs=$(
   cat <<END
+leaves|120||leaf_check
+lines|100||torn_lines --seconds 0.3
 smoke|200||smoke
+smoke-behind|200|UNJAM_WHOLE_LINES=0|smoke
 solo|420||solo
 matrix|260|-u CUDA_DEVICE_MAX_CONNECTIONS|sync_matrix $matrix
 matrix-1|260|CUDA_DEVICE_MAX_CONNECTIONS=1|sync_matrix $matrix

@@ -288,7 +288,11 @@ std::vector<Case> make_cases(int ranks, std::uint64_t seed, std::size_t most, in
       for (const std::size_t count :
            {std::size_t{1}, std::size_t{2}, std::size_t{3}, std::size_t{5}, std::size_t{1000},
             std::size_t{1023}, 8192 / bytes + 1, 16384 / bytes, 65536 / bytes, 65536 / bytes + 7,
-            (std::size_t{1} << 20) / bytes, (std::size_t{3} << 19) / bytes + 5}) {
+            (std::size_t{1} << 20) / bytes, (std::size_t{3} << 19) / bytes + 5,
+            (std::size_t{3} << 20) / bytes + 7, (std::size_t{4} << 20) / bytes - 1,
+            (std::size_t{4} << 20) / bytes, (std::size_t{4} << 20) / bytes + 5}) {
+        // The largest, which packets just carry between two ranks, of a format of each size.
+        if (count * bytes > (std::size_t{2} << 20) && f % 4 != 0) continue;
         if (count * bytes > most) continue;
         Case like;
         like.kind = kind;
@@ -309,8 +313,9 @@ constexpr int kTwoShot = 4;  // unjamConfig_t::algorithm
 std::vector<Case> make_two_shot_cases(int ranks, std::uint64_t seed, std::size_t most) {
   const auto n = static_cast<std::size_t>(ranks);
   // Of a part: pieces of 16 bytes, a lane's 4 KiB, and what one loop of the default 32 lanes
-  // carries, 32 KiB each: beyond that it is the engine's, in several loops.
-  constexpr std::size_t kPiece = 16, kLane = 4096, kLoop = std::size_t{32} * 32 * 1024;
+  // carries: half a slot each. Beyond that it is the engine's, in several loops.
+  constexpr std::size_t kPiece = 16, kLane = 4096;
+  const std::size_t kLoop = 32 * (ranks == 2 ? 65536 : 32768);
   std::vector<Case> cases;
   for (const Format& format : kFormats) {
     const std::size_t piece = kPiece / format.bytes, lane = kLane / format.bytes;

@@ -17,6 +17,7 @@
 #include <utility>
 #include <vector>
 
+#include "runtime/settings.h"
 #include "tests/support/exchange.h"
 #include "tests/support/job.h"
 #include "tests/support/json.h"
@@ -166,6 +167,31 @@ TEST(Api, DeviceFromTheEnvironment) {
   EXPECT_EQ(said["settings"]["UNJAM_LANES"].number, 1);
   EXPECT_EQ(said["settings"]["UNJAM_DEVICE"].number, UNJAM_DEVICE_HOST);
   EXPECT_OK(unjamDestroy(c));
+  unsetenv("UNJAM_DEVICE");
+}
+
+// Or a ring's slices, cut where a larger slot ends, may need more slots than are guaranteed.
+TEST(Api, BorrowedSlotsHoldWholeGuaranteedOnes) {
+  const auto resolved = [](int ranks) {
+    unjam::Settings s;
+    std::string error;
+    EXPECT_TRUE(unjam::resolve_settings(nullptr, ranks, s, error)) << error;
+    return s;
+  };
+  for (const char* device : {"host", "cuda"}) {
+    for (const char* slot : {"", "8192", "8256", "65536", "131072"}) {
+      ASSERT_EQ(setenv("UNJAM_DEVICE", device, 1), 0);
+      if (*slot != 0) {
+        ASSERT_EQ(setenv("UNJAM_ESCAPE_SLOT_BYTES", slot, 1), 0);
+      }
+      for (const int ranks : {1, 2, 3, 8}) {
+        const unjam::Settings s = resolved(ranks);
+        EXPECT_EQ(s.borrow_slot_bytes % s.escape_slot_bytes, 0)
+            << device << " " << slot << ", " << ranks << " ranks: " << s.borrow_slot_bytes;
+      }
+      unsetenv("UNJAM_ESCAPE_SLOT_BYTES");
+    }
+  }
   unsetenv("UNJAM_DEVICE");
 }
 

@@ -18,6 +18,7 @@
 #include "base/json_writer.h"
 #include "device/cuda/cuda_error.h"
 #include "device/cuda/kernels.h"
+#include "device/cuda/nvlink.h"
 #include "device/cuda/rank_state.h"
 #include "device/cuda/recall.h"
 
@@ -80,6 +81,8 @@ class CudaDaemon : public StreamDaemon {
 
   bool start(std::string& error) {
     const OnDevice on(o_.device);
+    whole_lines_because_ = "UNJAM_WHOLE_LINES";
+    whole_lines_ = o_.whole_lines < 0 ? through_nvlink(whole_lines_because_) : o_.whole_lines != 0;
     return allocate(error) && fill(error) && load_kernels(error) && begin(error);
   }
 
@@ -290,6 +293,8 @@ class CudaDaemon : public StreamDaemon {
     w.field("keys_at_most", o_.keys);
     w.field("pinned_bytes", pinned_bytes_);
     w.field("launches", launches_.load());
+    w.field("whole_lines", whole_lines_);
+    w.field("whole_lines_because", whole_lines_because_);
     if (const std::optional<std::uint64_t> calls = calls_without_engine()) {
       w.field("calls_without_engine", *calls);
     }
@@ -430,6 +435,7 @@ class CudaDaemon : public StreamDaemon {
     rank.rank.cq.words = cq_words_;
     rank.rank.cq.capacity = o_.slots;
     rank.rank.cancelled = cancelled_;
+    rank.whole_lines = whole_lines_ ? 1 : 0;
     for (std::uint32_t p = 0; p < o_.shape.ranks; ++p) {
       rank.pokes[p] = static_cast<CudaLink*>(o_.links[p])->pokes[o_.rank];
     }
@@ -451,6 +457,14 @@ class CudaDaemon : public StreamDaemon {
            upload(mailboxes_, mailboxes.data(), mailboxes.size() * sizeof(Mailbox)) &&
            upload(bases_, o_.bases.data(), o_.bases.size() * sizeof(unsigned char*)) &&
            upload(rank_, &rank, sizeof(rank));
+  }
+
+  // Whether peers are reached so; `why`.
+  bool through_nvlink(std::string& why) const {
+    char address[32] = {};
+    why = "CUDA does not say where the device is";
+    return cudaDeviceGetPCIBusId(address, sizeof(address), o_.device) == cudaSuccess &&
+           nvlink_everywhere(address, why);
   }
 
   // All kernels now: loading one while another spins would wait for that to end.
@@ -548,6 +562,7 @@ class CudaDaemon : public StreamDaemon {
       solo.lanes = 0;
       return o_.block_threads;
     }
+    solo.lines = inv.protocol == Protocol::kLine;
     solo.lanes = inv.geometry.lanes;
     solo.first_lane = inv.geometry.first_lane;
     // Chunk 0 is a lane's only one.
@@ -588,8 +603,7 @@ class CudaDaemon : public StreamDaemon {
     const Geometry& g = inv.geometry;
     const std::uint64_t element = dtype_bytes(g.dtype);
     const std::uint32_t size = inv.group_size;
-    if (inv.protocol != Protocol::kPacket || !few_ranks(inv) || g.count == 0 ||
-        (!g.blocked() && g.parts != 1)) {
+    if (!packets_serve(inv) || !few_ranks(inv) || g.count == 0 || (!g.blocked() && g.parts != 1)) {
       return 0;
     }
     const Range longest = g.lane_part(0, g.first_lane);  // of the lanes' stretches of a message
@@ -658,13 +672,13 @@ class CudaDaemon : public StreamDaemon {
         solo.own_to = in_output(p.part);
       }
     }
-    // A unit a thread, of each message that is another; what is reduced is kept until all of it has
-    // come.
-    const auto units = static_cast<std::uint32_t>(units_of(longest.length * element));
-    if (solo.reduces && units > most_reduced_units()) return 0;
+    // A place a thread, of each message that is another; what is reduced is kept until all of it
+    // has come.
+    const std::uint64_t places = places_of(inv, longest.length * element);
+    if (solo.reduces && places > most_reduced_places()) return 0;
     solo.plain = is_plain(inv, solo);
-    return solo_threads(std::max(solo.scatters ? units * solo.num_sent : units,
-                                 solo.collects ? units * solo.num_received : units));
+    return solo_threads(std::max(solo.scatters ? places * solo.num_sent : places,
+                                 solo.collects ? places * solo.num_received : places));
   }
   // Every address in the call is a sum of these (lanes' stretches begin on pieces of 16 bytes).
   static bool is_plain(const Invocation& inv, const SoloCall& solo) {
@@ -677,16 +691,25 @@ class CudaDaemon : public StreamDaemon {
     const bool sums = inv.op == Op::kSum || inv.op == Op::kAvg;
     return bits % kSoloUnitBytes == 0 && (!solo.reduces || (common && sums));
   }
-  static std::uint64_t units_of(std::uint64_t bytes) {
+  // As in solo.cuh.
+  static std::uint64_t places_of(const Invocation& inv, std::uint64_t bytes) {
+    if (inv.protocol == Protocol::kLine) {
+      return (bytes + kLineDataBytes - 1) / kLineDataBytes * (kLineBytes / kWordBytes);
+    }
     return (bytes + kSoloUnitBytes - 1) / kSoloUnitBytes;
   }
   // Of a lane, without the engine.
-  std::uint32_t most_reduced_units() const {
+  std::uint32_t most_reduced_places() const {
     return kSoloUnits * (o_.block_threads - kSoloControl);
   }
-  // Of a block whose movers have so many units, one each if there are enough threads.
-  unsigned solo_threads(std::uint64_t units) const {
-    return static_cast<unsigned>(std::clamp<std::uint64_t>((units + kSoloControl + 63) / 64 * 64,
+  // Packets that can be sent without the engine, which alone knows how to send lines that may not
+  // come whole.
+  bool packets_serve(const Invocation& inv) const {
+    return inv.protocol == Protocol::kPacket || (inv.protocol == Protocol::kLine && whole_lines_);
+  }
+  // Of a block whose movers have so many places, one each if there are enough threads.
+  unsigned solo_threads(std::uint64_t places) const {
+    return static_cast<unsigned>(std::clamp<std::uint64_t>((places + kSoloControl + 63) / 64 * 64,
                                                            kLeastThreads, o_.block_threads));
   }
 
@@ -734,7 +757,7 @@ class CudaDaemon : public StreamDaemon {
     const Geometry& g = inv.geometry;
     const std::uint64_t element = dtype_bytes(g.dtype);
     const std::uint32_t size = inv.group_size;
-    if (inv.protocol != Protocol::kPacket || !few_ranks(inv) || g.blocked() || g.parts != size ||
+    if (!packets_serve(inv) || !few_ranks(inv) || g.blocked() || g.parts != size ||
         inv.num_primitives != std::size(kProgram)) {
       return false;
     }
@@ -747,7 +770,7 @@ class CudaDaemon : public StreamDaemon {
     const std::uint64_t longest = g.lane_part(0, g.first_lane).length;
     const std::uint64_t shortest = g.lane_part(size - 1, g.first_lane + g.lanes - 1u).length;
     if (longest > g.chunk || shortest == 0 || g.count * element > UINT32_MAX / 2 ||
-        units_of(longest * element) > most_reduced_units()) {
+        places_of(inv, longest * element) > most_reduced_places()) {
       return false;
     }
     solo.two_shot = true;
@@ -764,11 +787,11 @@ class CudaDaemon : public StreamDaemon {
     solo.before = 0;  // each lane says it
     return true;
   }
-  // A unit a thread, of each peer's part.
+  // A place a thread, of each peer's part.
   unsigned two_shot_threads(const Invocation& inv) const {
     const Geometry& g = inv.geometry;
     const std::uint64_t bytes = g.lane_part(0, g.first_lane).length * dtype_bytes(g.dtype);
-    return solo_threads(units_of(bytes) * (inv.group_size - 1u));
+    return solo_threads(places_of(inv, bytes) * (inv.group_size - 1u));
   }
 
   // What the device reads of a command must be in memory that it reaches. One is under way at most.
@@ -958,6 +981,8 @@ class CudaDaemon : public StreamDaemon {
 
   cudaFuncAttributes attributes_{};
   int blocks_per_sm_ = 0;
+  bool whole_lines_ = false;  // see CudaRankOptions
+  std::string whole_lines_because_;
   bool early_ = false;  // calls without the engine are launched early
   std::string name_;
   mutable std::mutex refreshing_;

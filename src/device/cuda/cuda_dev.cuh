@@ -190,6 +190,12 @@ class CudaDev {
   // Two phases for packets: every thread polls its own words; the block goes on only if all have
   // seen theirs. Nothing is stored before the vote.
   __device__ __forceinline__ bool packet_leaf(const SliceJob& job, std::uint32_t polls) {
+    if (job.protocol == Protocol::kLine) {
+      using cuda_leaves::LineFlags;
+      return with_all_registers(run_line_leaf_cuda<Vote>)(
+          job, threadIdx.x, blockDim.x, polls, Vote(),
+          r_.whole_lines != 0 ? LineFlags::kInside : LineFlags::kBehind);
+    }
     return with_all_registers(run_packet_leaf_cuda<Vote>)(job, threadIdx.x, blockDim.x, polls,
                                                           Vote());
   }

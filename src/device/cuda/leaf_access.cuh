@@ -4,9 +4,10 @@
 // Linear data are read with ordinary loads. That is right for connector slots too: whoever saw the
 // slot's flag did so with an acquire at system scope, and has synchronised with the block since.
 //
-// A packet connector holds 8-byte words {4 bytes of data, 4 bytes of flag}, so a word's flag tells
-// that its data are there. Words are read and written by relaxed 8-byte accesses, two at a time
-// where the alignment allows: such a vector access is two accesses of 8 bytes to the memory model.
+// A packet connector (Protocol::kPacket) holds 8-byte words {4 bytes of data, 4 bytes of flag}, so
+// a word's flag tells that its data are there. Words are read and written by relaxed 8-byte
+// accesses, two at a time where the alignment allows: such a vector access is two accesses of 8
+// bytes to the memory model.
 #pragma once
 
 #include <cstdint>
@@ -54,6 +55,9 @@ __device__ __forceinline__ void store_aligned(void* p, const Raw<2>& raw) {
   assume_global(p);
   *static_cast<uint2*>(p) = make_uint2(raw.w[0], raw.w[1]);
 }
+
+// A piece: what a thread has of linear data at once.
+inline constexpr unsigned kPieceBytes = 16;
 
 template <int kBytes>
 struct Element;
@@ -135,11 +139,16 @@ __device__ __forceinline__ std::uint64_t pack(std::uint32_t data, std::uint32_t 
 
 __device__ __forceinline__ PacketWord load_packet_word(const void* p) {
   std::uint64_t word;
-  asm volatile("ld.relaxed.sys.u64 %0, [%1];" : "=l"(word) : "l"(p) : "memory");
+  asm volatile("ld.relaxed.sys.global.u64 %0, [%1];"
+               : "=l"(word)
+               : "l"(__cvta_generic_to_global(p))
+               : "memory");
   return unpack(word);
 }
 __device__ __forceinline__ void store_packet_word(void* p, std::uint32_t data, std::uint32_t flag) {
-  asm volatile("st.relaxed.sys.u64 [%0], %1;" ::"l"(p), "l"(pack(data, flag)) : "memory");
+  asm volatile("st.relaxed.sys.global.u64 [%0], %1;" ::"l"(__cvta_generic_to_global(p)),
+               "l"(pack(data, flag))
+               : "memory");
 }
 
 // A whole unit, aligned.
@@ -173,6 +182,60 @@ __device__ __forceinline__ void store_packet_unit(void* p, const Raw<2>& raw, st
   if (bytes > 4 && is_aligned(p, 16)) return store_packet_aligned(p, raw, flag);
   store_packet_word(p, raw.w[0], flag);
   if (bytes > 4) store_packet_word(static_cast<char*>(p) + 8, raw.w[1], flag);
+}
+
+// ---- Lines (Protocol::kLine). 16 threads of a warp have one: 15 of them a unit of data each, the
+// last one the flags. They store it in one instruction, and load it in one, and so it comes: a line
+// is one write to the link and to memory, and one read of it, so who sees its flags in a load of
+// the whole line has its data, too. That is how GPUs with NVLink work, not what the memory model of
+// PTX promises; NCCL's LL128 relies on the same. (tests/gpu/torn_lines.cu looks for lines that are
+// torn.)
+//
+// Where links are others the flags are stored behind a fence (LineFlags::kBehind). The engine,
+// which has time, looks at the flags first (acquire), then at the data.
+
+inline constexpr unsigned kLineThreads = kLineBytes / kWordBytes;
+static_assert(kLineDataBytes == (kLineThreads - 1) * kUnitBytes);
+
+// What a thread has of a slot's lines: 8 bytes at 8 * place. Place p is word p % 16 of line p / 16.
+__device__ __forceinline__ bool bears_flags(std::uint32_t place) {
+  return place % kLineThreads == kLineThreads - 1;
+}
+// Where its data begin in the message; of flags somewhere.
+__device__ __forceinline__ std::uint32_t line_data_at(std::uint32_t place) {
+  return place / kLineThreads * kLineDataBytes + place % kLineThreads * kUnitBytes;
+}
+// How much data that are.
+__device__ __forceinline__ unsigned line_data_bytes(std::uint32_t place, std::uint32_t bytes) {
+  const std::uint32_t at = line_data_at(place);
+  if (bears_flags(place) || at >= bytes) return 0;
+  return bytes - at < kUnitBytes ? bytes - at : kUnitBytes;
+}
+// Places of a message, whole lines.
+__host__ __device__ __forceinline__ constexpr std::uint32_t line_places(std::uint32_t bytes) {
+  return (bytes + kLineDataBytes - 1) / kLineDataBytes * kLineThreads;
+}
+
+// Halves that differ, so that data which repeat themselves are none.
+__device__ __forceinline__ Raw<2> line_flags(std::uint32_t flag) { return {{flag, ~flag}}; }
+__device__ __forceinline__ bool is_flags(const Raw<2>& raw, std::uint32_t flag) {
+  return raw.w[0] == flag && raw.w[1] == ~flag;
+}
+
+__device__ __forceinline__ Raw<2> load_line_word(const void* p) {
+  const PacketWord word = load_packet_word(p);
+  return {{word.data, word.flag}};
+}
+__device__ __forceinline__ Raw<2> acquire_line_word(const void* p) {
+  std::uint64_t word;
+  asm volatile("ld.acquire.sys.global.u64 %0, [%1];"
+               : "=l"(word)
+               : "l"(__cvta_generic_to_global(p))
+               : "memory");
+  return {{static_cast<std::uint32_t>(word), static_cast<std::uint32_t>(word >> 32)}};
+}
+__device__ __forceinline__ void store_line_word(void* p, const Raw<2>& raw) {
+  store_packet_word(p, raw.w[0], raw.w[1]);
 }
 
 }  // namespace unjam::cuda_leaves

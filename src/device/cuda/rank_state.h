@@ -61,7 +61,7 @@ enum class EngineKind : std::uint32_t {
 inline constexpr std::uint32_t kSoloRanks = kMostHopRanks;
 inline constexpr std::uint32_t kSoloUnitBytes = 8;  // what a thread moves at once
 inline constexpr unsigned kSoloControl = 32;        // threads of a block that move nothing
-inline constexpr int kSoloUnits = 20;               // that each of the others reduces at most
+inline constexpr int kSoloUnits = 40;               // that each of the others reduces at most
 inline constexpr std::uint32_t kLeastStreamThreads = 224;  // of a block in solo_stream.cuh
 struct SoloCall {
   std::uint32_t lanes = 0;         // a block each; 0: the call needs the engine
@@ -85,6 +85,7 @@ struct SoloCall {
   bool copies = false;                                // the own data, into the output
   // Whole units, all aligned; what is reduced are sums or averages of common formats.
   bool plain = false;
+  bool lines = false;  // Protocol::kLine
   // Primitives in front of the one that receives. (Two-shot: lanes say it themselves.)
   std::uint8_t before = 0;
   // A plan of plan/two_shot.cc: `block_bytes` is the whole vector, of whose pieces each part has so
@@ -164,6 +165,8 @@ struct CudaRank {
   std::uint64_t submitted_ns = 0;  // when a daemon last took a submission
   std::uint64_t wanted_ns = 0;     // when a call without the engine last waited for its lanes
   std::uint64_t closed[kGenerations] = {};  // the daemon of this generation leaves
+  // A line that is stored in one instruction comes whole, at all peers (see leaf_access.cuh).
+  std::uint32_t whole_lines = 1;
   // How long a daemon stays when nothing moves and nobody waits: at first, and after something has
   // come from a peer. (A new start takes a rank 50 to 100 us from its peer's poke on.)
   std::uint32_t idle_ns = 20000;

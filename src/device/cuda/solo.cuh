@@ -146,18 +146,33 @@ __device__ __forceinline__ bool is_hopeless(const Shared& s) {
   return *static_cast<const volatile std::uint32_t*>(&s.hopeless) != 0;
 }
 
-// This block's stretch of the messages. Threads have units of theirs, or of those of several
+// A place of a message is what a thread has of it at once: of packets a unit, of lines a word (see
+// leaf_access.cuh), which is a unit, or the line's flags.
+__device__ __forceinline__ std::uint32_t places_of(const SoloCall& call, std::uint32_t bytes) {
+  return call.lines ? cuda_leaves::line_places(bytes) : (bytes + kUnitBytes - 1) / kUnitBytes;
+}
+
+// This block's stretch of the messages. Threads have places of theirs, or of those of several
 // messages one behind the other, `threads` apart.
 struct Stretch {
   const char* input;
   char* output;
   std::uint32_t bytes;  // of each message
-  std::uint32_t units;
+  std::uint32_t places;
 };
 
-__device__ __forceinline__ unsigned unit_bytes(const Stretch& w, std::uint32_t at) {
-  const std::uint32_t left = w.bytes - at;
-  return left < kUnitBytes ? left : kUnitBytes;
+// A place's data, in a stretch of so many bytes.
+struct Unit {
+  std::uint32_t at;
+  std::uint32_t bytes;  // 0: flags, or behind the end
+};
+__device__ __forceinline__ Unit unit_of(const SoloCall& call, std::uint32_t bytes,
+                                        std::uint32_t place) {
+  if (call.lines) {
+    return {cuda_leaves::line_data_at(place), cuda_leaves::line_data_bytes(place, bytes)};
+  }
+  const std::uint32_t at = place * kUnitBytes;
+  return {at, at >= bytes ? 0 : bytes - at < kUnitBytes ? bytes - at : kUnitBytes};
 }
 __device__ __forceinline__ std::uint32_t around(const SoloCall& call, std::uint32_t q) {
   return q >= call.group_size ? q - call.group_size : q;
@@ -182,32 +197,85 @@ __device__ __forceinline__ Raw<2> load_user(const char* from, unsigned bytes) {
   if (bytes == kUnitBytes && cuda_leaves::is_aligned(from, kUnitBytes)) {
     return cuda_leaves::load_aligned<2>(from);
   }
+  if (bytes == 0) return {};
   const std::uint64_t x = load_some(from, bytes);
   return {{static_cast<std::uint32_t>(x), static_cast<std::uint32_t>(x >> 32)}};
 }
 __device__ __forceinline__ void store_user(char* to, const Raw<2>& raw, unsigned bytes) {
   if (bytes == kUnitBytes && cuda_leaves::is_aligned(to, kUnitBytes)) {
     cuda_leaves::store_aligned(to, raw);
-  } else {
+  } else if (bytes != 0) {
     store_some(to, raw.w[0] | static_cast<std::uint64_t>(raw.w[1]) << 32, bytes);
   }
 }
 
-// Item `index` of several messages' units.
+// Place `index` of those of several messages.
 struct Item {
   std::uint32_t message;
-  std::uint32_t at;  // its data begin there
+  std::uint32_t place;
 };
 __device__ __forceinline__ Item item_of(const Stretch& w, std::uint32_t index, bool several) {
-  const std::uint32_t message = several ? index / w.units : 0;
-  return {message, (index - message * w.units) * kUnitBytes};
+  const std::uint32_t message = several ? index / w.places : 0;
+  return {message, index - message * w.places};
+}
+
+// ---- packets and lines, at their slot ----
+
+// The threads that have a line, of which this is one. Wherever they decide something they do so
+// together: places are whole lines, and movers whole warps.
+__device__ __forceinline__ std::uint32_t line_mask() {
+  constexpr std::uint32_t kThreads = cuda_leaves::kLineThreads;
+  return ((1u << kThreads) - 1) << (threadIdx.x & 31 & ~(kThreads - 1));
+}
+__device__ __forceinline__ bool all_of(const SoloCall& call, bool x) {
+  return call.lines ? __all_sync(line_mask(), x) != 0 : x;
+}
+__device__ __forceinline__ bool any_of(const SoloCall& call, bool x) {
+  return call.lines ? __any_sync(line_mask(), x) != 0 : x;
+}
+
+// `bytes`: of data, here.
+__device__ __forceinline__ void store_place(const SoloCall& call, char* slot, std::uint32_t place,
+                                            const Raw<2>& x, std::uint32_t bytes,
+                                            std::uint32_t flag) {
+  if (!call.lines) {
+    return cuda_leaves::store_packet_unit(slot + 2 * kUnitBytes * place, x, bytes, flag);
+  }
+  const Raw<2> word = cuda_leaves::bears_flags(place) ? cuda_leaves::line_flags(flag) : x;
+  __syncwarp(line_mask());  // lines are stored in one instruction
+  cuda_leaves::store_line_word(slot + kWordBytes * place, word);
+}
+// In front of load_place()s: lines are loaded in one instruction, as they are stored.
+__device__ __forceinline__ void load_together(const SoloCall& call) {
+  if (call.lines) __syncwarp(line_mask());
+}
+// What is there, to be looked at by has_come(): behind the loads of all other places, for who looks
+// at what one brings waits for it, and so does the next.
+__device__ __forceinline__ cuda_leaves::PacketUnit load_place(const SoloCall& call,
+                                                              const char* slot, std::uint32_t place,
+                                                              std::uint32_t bytes,
+                                                              std::uint32_t flag) {
+  if (!call.lines) {
+    return cuda_leaves::load_packet_unit(slot + 2 * kUnitBytes * place, bytes, flag);
+  }
+  return {{cuda_leaves::load_packet_word(slot + kWordBytes * place), {}}};
+}
+// Whether it has come, as far as this thread can tell, and what.
+__device__ __forceinline__ bool has_come(const SoloCall& call, const cuda_leaves::PacketUnit& found,
+                                         std::uint32_t place, std::uint32_t flag, Raw<2>& x) {
+  if (!call.lines) {
+    x = {{found.word[0].data, found.word[1].data}};
+    return found.word[0].flag == flag && found.word[1].flag == flag;
+  }
+  x = {{found.word[0].data, found.word[0].flag}};
+  return !cuda_leaves::bears_flags(place) || cuda_leaves::is_flags(x, flag);
 }
 
 // ---- sending ----
 
 __device__ __forceinline__ std::uint32_t items_to_send(const SoloCall& call, const Stretch& w) {
   if (call.num_sent == 0) return 0;
-  return call.scatters ? w.units * call.num_sent : w.units;
+  return call.scatters ? w.places * call.num_sent : w.places;
 }
 
 __device__ __forceinline__ void load_items(const SoloCall& call, const Stretch& w,
@@ -220,7 +288,8 @@ __device__ __forceinline__ void load_items(const SoloCall& call, const Stretch& 
     const Item item = item_of(w, index, call.scatters);
     const std::uint32_t block =
         call.scatters ? around(call, call.first_sent + item.message) * call.block_bytes : 0;
-    x[h] = load_user(w.input + call.sent_from + block + item.at, unit_bytes(w, item.at));
+    const Unit unit = unit_of(call, w.bytes, item.place);
+    x[h] = load_user(w.input + call.sent_from + block + unit.at, unit.bytes);
   }
 }
 
@@ -233,10 +302,11 @@ __device__ __forceinline__ void send_items(const SoloCall& call, const Stretch& 
     if (index >= items) break;
     const Item item = item_of(w, index, call.scatters);
     const std::uint32_t end = call.scatters ? item.message + 1 : call.num_sent;
+    const std::uint32_t bytes = unit_of(call, w.bytes, item.place).bytes;
 #pragma unroll 1
     for (std::uint32_t i = item.message; i < end; ++i) {
       const std::uint32_t q = around(call, call.first_sent + i);
-      cuda_leaves::store_packet_unit(s.to[q] + 2 * item.at, x[h], w.bytes - item.at, call.flag);
+      store_place(call, s.to[q], item.place, x[h], bytes, call.flag);
     }
   }
 }
@@ -262,23 +332,20 @@ __device__ __forceinline__ void load_own(const SoloCall& call, const Stretch& w,
                                          std::uint32_t begin, Raw<2> (&x)[kUnits]) {
 #pragma unroll
   for (int h = 0; h < kUnits; ++h) {
-    const std::uint32_t unit = begin + hand() + h * hands();
+    const Unit unit = unit_of(call, w.bytes, begin + hand() + h * hands());
     x[h] = {};
-    if (unit >= w.units) continue;
-    const std::uint32_t at = unit * kUnitBytes;
-    x[h] = load_user(w.input + call.own_from + at, unit_bytes(w, at));
+    if (unit.bytes == 0) continue;
+    x[h] = load_user(w.input + call.own_from + unit.at, unit.bytes);
   }
 }
 
 template <int kUnits>
-__device__ __forceinline__ void store_own(const Stretch& w, std::uint32_t to, std::uint32_t begin,
-                                          const Raw<2> (&x)[kUnits]) {
+__device__ __forceinline__ void store_own(const SoloCall& call, const Stretch& w, std::uint32_t to,
+                                          std::uint32_t begin, const Raw<2> (&x)[kUnits]) {
 #pragma unroll
   for (int h = 0; h < kUnits; ++h) {
-    const std::uint32_t unit = begin + hand() + h * hands();
-    if (unit >= w.units) break;
-    const std::uint32_t at = unit * kUnitBytes;
-    store_user(w.output + to + at, x[h], unit_bytes(w, at));
+    const Unit unit = unit_of(call, w.bytes, begin + hand() + h * hands());
+    if (unit.bytes != 0) store_user(w.output + to + unit.at, x[h], unit.bytes);
   }
 }
 
@@ -342,44 +409,48 @@ __device__ __noinline__ void poke_early(CudaRank& r, const SoloCall& call, std::
 
 __device__ __forceinline__ bool receive_copies(CudaRank& r, const SoloCall& call, const Stretch& w,
                                                std::uint32_t lane, const Shared& s) {
-  const std::uint32_t items = w.units * (call.collects ? call.num_received : 1);
+  const std::uint32_t items = w.places * (call.collects ? call.num_received : 1);
 #pragma unroll 1
   for (std::uint32_t begin = 0; begin + hand() < items; begin += kRow * hands()) {
     const char* from[kRow];
     char* to[kRow];
-    std::uint32_t left[kRow];
+    std::uint32_t place[kRow], bytes[kRow];
     Raw<2> x[kRow];
 #pragma unroll
     for (int h = 0; h < kRow; ++h) {
       const std::uint32_t index = begin + hand() + h * hands();
-      left[h] = 0;
+      from[h] = nullptr;
+      bytes[h] = 0;
       if (index >= items) break;
       const Item item = item_of(w, index, call.collects);
       const std::uint32_t q = around(call, call.first_received + item.message);
-      from[h] = s.from[q] + 2 * item.at;
-      to[h] = w.output + call.received_to + (call.collects ? q * call.block_bytes : 0) + item.at;
-      left[h] = w.bytes - item.at;
+      const Unit unit = unit_of(call, w.bytes, item.place);
+      from[h] = s.from[q];
+      place[h] = item.place;
+      to[h] = w.output + call.received_to + (call.collects ? q * call.block_bytes : 0) + unit.at;
+      bytes[h] = unit.bytes;
     }
     bool all = false;
     for (std::uint32_t polls = 0; !all && polls < kPolls; ++polls) {
       if (polls == kPokePolls) poke_early(r, call, lane, s.poke);
-      if (is_hopeless(s)) break;
+      if (any_of(call, is_hopeless(s))) break;
+      cuda_leaves::PacketUnit found[kRow];
+      load_together(call);
+#pragma unroll
+      for (int h = 0; h < kRow; ++h) {
+        if (from[h] != nullptr) found[h] = load_place(call, from[h], place[h], bytes[h], call.flag);
+      }
       all = true;
 #pragma unroll
       for (int h = 0; h < kRow; ++h) {
-        if (left[h] == 0) break;
-        const cuda_leaves::PacketUnit p =
-            cuda_leaves::load_packet_unit(from[h], left[h], call.flag);
-        all &= p.word[0].flag == call.flag;
-        all &= p.word[1].flag == call.flag;
-        x[h] = {{p.word[0].data, p.word[1].data}};
+        if (from[h] != nullptr) all &= has_come(call, found[h], place[h], call.flag, x[h]);
       }
+      all = all_of(call, all);
     }
     if (!all) return false;
 #pragma unroll
     for (int h = 0; h < kRow; ++h) {
-      if (left[h] == 0) break;
-      store_user(to[h], x[h], left[h] < kUnitBytes ? left[h] : kUnitBytes);
+      if (bytes[h] != 0) store_user(to[h], x[h], bytes[h]);
     }
   }
   return true;
@@ -401,25 +472,28 @@ __device__ __forceinline__ bool collect_row(CudaRank& r, const SoloCall& call, c
                                             Row<kUnits>& row) {
   for (std::uint32_t polls = 0; polls < kPolls; ++polls) {
     if (polls == kPokePolls) poke_early(r, call, lane, s.poke);
-    if (is_hopeless(s)) break;
+    if (any_of(call, is_hopeless(s))) break;
     bool all = true;
 #pragma unroll
-    for (int q = 0; q < static_cast<int>(kSoloRanks); ++q) {
-      if (q >= call.group_size) break;
+    for (int h = 0; h < kUnits; ++h) {
+      const std::uint32_t place = begin + hand() + h * hands();
+      const bool there = place < w.places;
+      const std::uint32_t bytes = unit_of(call, w.bytes, place).bytes;
+      cuda_leaves::PacketUnit found[kSoloRanks];
+      load_together(call);
 #pragma unroll
-      for (int h = 0; h < kUnits; ++h) {
+      for (int q = 0; q < static_cast<int>(kSoloRanks); ++q) {
+        if (q >= call.group_size || q == call.group_rank || !there) continue;
+        found[q] = load_place(call, s.from[q], place, bytes, call.flag);
+      }
+#pragma unroll
+      for (int q = 0; q < static_cast<int>(kSoloRanks); ++q) {
         row.raw[q][h] = own[h];
-        const std::uint32_t unit = begin + hand() + h * hands();
-        if (q == call.group_rank || unit >= w.units) continue;
-        const std::uint32_t at = unit * kUnitBytes;
-        const cuda_leaves::PacketUnit p =
-            cuda_leaves::load_packet_unit(s.from[q] + 2 * at, w.bytes - at, call.flag);
-        all &= p.word[0].flag == call.flag;
-        all &= p.word[1].flag == call.flag;
-        row.raw[q][h] = {{p.word[0].data, p.word[1].data}};
+        if (q >= call.group_size || q == call.group_rank || !there) continue;
+        all &= has_come(call, found[q], place, call.flag, row.raw[q][h]);
       }
     }
-    if (all) return true;
+    if (all_of(call, all)) return true;
   }
   return false;
 }
@@ -501,7 +575,7 @@ __device__ __forceinline__ cuda_leaves::Slice slice_of(const SoloCall& call,
   return slice;
 }
 
-// A thread's results: of its j-th unit. In memory of the thread: they are looked at once, and a
+// A thread's results: of its j-th place. In memory of the thread: they are looked at once, and a
 // loop over registers would be eight times the code.
 struct Held {
   Raw<2> unit[kSoloUnits];
@@ -518,7 +592,7 @@ __device__ __forceinline__ bool receive_reduction(CudaRank& r, const SoloCall& c
   const cuda_leaves::Slice slice = slice_of(call, inv);
   const std::uint32_t step = kUnits * hands();
 #pragma unroll 1
-  for (std::uint32_t begin = 0, k = 0; begin < w.units; begin += step, ++k) {
+  for (std::uint32_t begin = 0, k = 0; begin < w.places; begin += step, ++k) {
     // Under way while packets are looked for.
     Raw<2> next[kUnits];
     load_own(call, w, begin + step, next);
@@ -536,9 +610,11 @@ __device__ __forceinline__ bool receive_reduction(CudaRank& r, const SoloCall& c
 __device__ __forceinline__ void store_reduction(const SoloCall& call, const Stretch& w,
                                                 const Held& held) {
 #pragma unroll 1
-  for (std::uint32_t unit = hand(), j = 0; unit < w.units; unit += hands(), ++j) {
-    const std::uint32_t at = unit * kUnitBytes;
-    store_user(w.output + call.received_to + at, held.unit[j], unit_bytes(w, at));
+  for (std::uint32_t place = hand(), j = 0; place < w.places; place += hands(), ++j) {
+    const Unit unit = unit_of(call, w.bytes, place);
+    if (unit.bytes != 0) {
+      store_user(w.output + call.received_to + unit.at, held.unit[j], unit.bytes);
+    }
   }
 }
 
@@ -808,12 +884,12 @@ static_assert(kLeastThreads > kCounter);
 // `taken`: packets that were received of each peer; `posted`: sent. kSteps: as in look(). No fence
 // is in front of what is stored at peers (one takes a microsecond or two):
 //   Credits say that packets were read. Each thread that has read some has seen their flags in what
-//   its loads have brought, and came to the block's barrier behind that; nothing that is stored now
-//   can be in those loads. (So do GPUs work: a value that was branched on has come. To PTX's model
-//   loads in front of a store are ordered by a fence only. The other side, who reads a credit and
-//   overwrites, relies on the same.)
-//   Pokes say that packets were stored, and on their way to the host they may overtake those. So a
-//   launcher that was poked looks more than once, see CudaDaemon::run_launcher().
+//   its loads have brought, or (of lines) has used what they brought when its warp had seen them,
+//   and came to the block's barrier behind that; nothing that is stored now can be in those loads.
+//   (So do GPUs work: a value that was branched on has come. To PTX's model loads in front of a
+//   store are ordered by a fence only. The other side, who reads a credit and overwrites, relies on
+//   the same.) Pokes say that packets were stored, and on their way to the host they may overtake
+//   those. So a launcher that was poked looks more than once, see CudaDaemon::run_launcher().
 template <std::uint32_t kSteps>
 __device__ __forceinline__ void tell_peers(CudaRank& r, const SoloCall& call,
                                            const LaneTransport& t, const Stretch& w,

@@ -16,7 +16,7 @@ __device__ __forceinline__ Stretch stretch_of(const SoloCall& call, const Invoca
   const std::uint32_t begin = first * 16 < call.block_bytes ? first * 16 : call.block_bytes;
   const std::uint32_t end = last * 16 < call.block_bytes ? last * 16 : call.block_bytes;
   return {static_cast<const char*>(inv.input) + begin, static_cast<char*>(inv.output) + begin,
-          end - begin, (end - begin + kUnitBytes - 1) / kUnitBytes};
+          end - begin, places_of(call, end - begin)};
 }
 
 // The movers' part, to the point where all of a thread's has come (true). What is reduced is left
@@ -35,10 +35,10 @@ __device__ __forceinline__ bool move_all(CudaRank& r, const SoloCall& call, cons
   if (call.copies && w.input + call.own_from != w.output + call.own_to) {
     const std::uint32_t step = kRow * hands();
 #pragma unroll 1
-    for (std::uint32_t k = 0; k < w.units; k += step) {
+    for (std::uint32_t k = 0; k < w.places; k += step) {
       Raw<2> x[kRow];
       load_own(call, w, k, x);
-      store_own(w, call.own_to, k, x);
+      store_own(call, w, call.own_to, k, x);
     }
   }
   if (call.reduces) {
@@ -74,11 +74,11 @@ __device__ __forceinline__ bool run_solo_one_shot(CudaRank& r, const CudaLaunch&
   } else if (!call.plain) {
     come = move_all(r, call, inv, w, lane, s, held);
   } else if (call.group_size == 2) {
-    come = move_plain<2>(r, call, inv, w, lane, s, held);
+    come = move_plain_any<2>(r, call, inv, w, lane, s, held);
   } else if (call.group_size <= 4) {
-    come = move_plain<4>(r, call, inv, w, lane, s, held);
+    come = move_plain_any<4>(r, call, inv, w, lane, s, held);
   } else {
-    come = move_plain<kSoloRanks>(r, call, inv, w, lane, s, held);
+    come = move_plain_any<kSoloRanks>(r, call, inv, w, lane, s, held);
   }
   if (s.ok == 0) return leave_untried(r, launch, lane, leased, s);
   if (threadIdx.x == kListener && attention != 0 && is_cancelled(r, launch, attention)) {
@@ -92,7 +92,13 @@ __device__ __forceinline__ bool run_solo_one_shot(CudaRank& r, const CudaLaunch&
   if (!is_mover()) {
     tell_peers<1>(r, call, t, w, done ? 1 : 0, 1, known, s);
   } else if (done && call.reduces) {
-    store_reduction(call, w, held);
+    if (!call.plain) {
+      store_reduction(call, w, held);
+    } else if (call.lines) {
+      store_sums<true>(call, w, held);
+    } else {
+      store_sums<false>(call, w, held);
+    }
   }
   return finish(r, launch, lane, done, at, s, [&](LaneStats& stats) {
     if (w.bytes != 0) {

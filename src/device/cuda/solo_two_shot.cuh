@@ -70,26 +70,26 @@ struct PartWalk {
   }
 };
 
-// This thread's unit of a row.
+// This thread's place of a row.
 struct PartItem {
-  std::uint32_t q;     // member
-  std::uint32_t at;    // its data begin there in the part's stretch
-  std::uint32_t from;  // and there in the vector
-  std::uint32_t left;  // bytes of the stretch from there on; 0: there is no such item
+  std::uint32_t q;      // member
+  std::uint32_t place;  // in the part's stretch
+  std::uint32_t from;   // its data begin there in the vector
+  std::uint32_t bytes;  // so many
+  bool there;
 };
 __device__ __forceinline__ PartItem next_item(const SoloCall& call, PartWalk& walk) {
   PartItem item{};
   if (walk.done(call)) return item;
   item.q = around(call, call.first_sent + walk.message);
-  item.at = (walk.row * hands() + hand()) * kUnitBytes;
+  item.place = walk.row * hands() + hand();
   const PartStretch part = part_stretch(call, item.q);
-  item.from = part.offset + item.at;
-  item.left = item.at < part.bytes ? part.bytes - item.at : 0;
+  const Unit unit = unit_of(call, part.bytes, item.place);
+  item.from = part.offset + unit.at;
+  item.bytes = unit.bytes;
+  item.there = item.place < places_of(call, part.bytes);
   walk.advance();
   return item;
-}
-__device__ __forceinline__ unsigned unit_bytes(const PartItem& item) {
-  return item.left < kUnitBytes ? item.left : kUnitBytes;
 }
 
 // By value: both go over the same rows.
@@ -98,8 +98,8 @@ __device__ __forceinline__ void load_parts(const SoloCall& call, const Invocatio
 #pragma unroll
   for (int h = 0; h < kManyUnits; ++h) {
     const PartItem item = next_item(call, walk);
-    if (item.left == 0) continue;
-    x[h] = load_user(static_cast<const char*>(inv.input) + item.from, unit_bytes(item));
+    if (item.bytes == 0) continue;
+    x[h] = load_user(static_cast<const char*>(inv.input) + item.from, item.bytes);
   }
 }
 __device__ __forceinline__ PartWalk send_parts(const SoloCall& call, const Shared& s, PartWalk walk,
@@ -107,8 +107,7 @@ __device__ __forceinline__ PartWalk send_parts(const SoloCall& call, const Share
 #pragma unroll
   for (int h = 0; h < kManyUnits; ++h) {
     const PartItem item = next_item(call, walk);
-    if (item.left == 0) continue;
-    cuda_leaves::store_packet_unit(s.to[item.q] + 2 * item.at, x[h], item.left, call.flag);
+    if (item.there) store_place(call, s.to[item.q], item.place, x[h], item.bytes, call.flag);
   }
   return walk;
 }
@@ -119,13 +118,13 @@ __device__ __forceinline__ void send_results(const SoloCall& call, const Stretch
                                              const Raw<2> (&x)[kGatherUnits]) {
 #pragma unroll
   for (int h = 0; h < kGatherUnits; ++h) {
-    const std::uint32_t unit = begin + hand() + h * hands();
-    if (unit >= w.units) break;
-    const std::uint32_t at = unit * kUnitBytes;
+    const std::uint32_t place = begin + hand() + h * hands();
+    if (place >= w.places) break;
+    const std::uint32_t bytes = unit_of(call, w.bytes, place).bytes;
 #pragma unroll 1
     for (std::uint32_t i = 0; i < call.num_sent; ++i) {
       const std::uint32_t q = around(call, call.first_sent + i);
-      cuda_leaves::store_packet_unit(s.later_to[q] + 2 * at, x[h], w.bytes - at, call.later_flag);
+      store_place(call, s.later_to[q], place, x[h], bytes, call.later_flag);
     }
   }
 }
@@ -156,29 +155,33 @@ __device__ __forceinline__ bool collect_parts(CudaRank& r, const SoloCall& call,
     PartWalk ahead = walk;
     const char* from[kManyUnits];
     char* to[kManyUnits];
-    std::uint32_t left[kManyUnits];
+    std::uint32_t place[kManyUnits], bytes[kManyUnits];
     Raw<2> x[kManyUnits];
 #pragma unroll
     for (int h = 0; h < kManyUnits; ++h) {
       const PartItem item = next_item(call, ahead);
-      left[h] = item.left;
-      if (item.left == 0) continue;
-      from[h] = s.later_from[item.q] + 2 * item.at;
+      from[h] = item.there ? s.later_from[item.q] : nullptr;
+      place[h] = item.place;
+      bytes[h] = item.bytes;
       to[h] = static_cast<char*>(inv.output) + item.from;
     }
     bool all = false;
     for (std::uint32_t polls = 0; !all && polls < most; ++polls) {
-      if (is_hopeless(s)) return false;
+      if (any_of(call, is_hopeless(s))) return false;
+      cuda_leaves::PacketUnit found[kManyUnits];
+      load_together(call);
+#pragma unroll
+      for (int h = 0; h < kManyUnits; ++h) {
+        if (from[h] == nullptr) continue;
+        found[h] = load_place(call, from[h], place[h], bytes[h], call.later_flag);
+      }
       all = true;
 #pragma unroll
       for (int h = 0; h < kManyUnits; ++h) {
-        if (left[h] == 0) continue;
-        const cuda_leaves::PacketUnit p =
-            cuda_leaves::load_packet_unit(from[h], left[h], call.later_flag);
-        all &= p.word[0].flag == call.later_flag;
-        all &= p.word[1].flag == call.later_flag;
-        x[h] = {{p.word[0].data, p.word[1].data}};
+        if (from[h] == nullptr) continue;
+        all &= has_come(call, found[h], place[h], call.later_flag, x[h]);
       }
+      all = all_of(call, all);
     }
     if (!all) {
       if (most == kLaterPolls) return false;
@@ -188,8 +191,7 @@ __device__ __forceinline__ bool collect_parts(CudaRank& r, const SoloCall& call,
     }
 #pragma unroll
     for (int h = 0; h < kManyUnits; ++h) {
-      if (left[h] == 0) continue;
-      store_user(to[h], x[h], left[h] < kUnitBytes ? left[h] : kUnitBytes);
+      if (bytes[h] != 0) store_user(to[h], x[h], bytes[h]);
     }
     walk = ahead;
   }
@@ -210,13 +212,13 @@ __device__ __forceinline__ bool run_solo_two_shot(CudaRank& r, const CudaLaunch&
   const PartStretch own_part = part_stretch(call, call.group_rank);
   const Stretch w{static_cast<const char*>(inv.input) + own_part.offset,
                   static_cast<char*>(inv.output) + own_part.offset, own_part.bytes,
-                  (own_part.bytes + kUnitBytes - 1) / kUnitBytes};
-  const std::uint32_t units = (part_stretch(call, 0).bytes + kUnitBytes - 1) / kUnitBytes;
+                  places_of(call, own_part.bytes)};
+  const std::uint32_t places = places_of(call, part_stretch(call, 0).bytes);
   const LaneTransport t = transport_of(call, lane);
 
   const std::uint32_t attention = approach(r, launch, w, lane, s);
 
-  const PartWalk all{(units + hands() - 1) / hands()};
+  const PartWalk all{(places + hands() - 1) / hands()};
   Raw<2> ahead[kManyUnits] = {}, own[kGatherUnits] = {};
   Known known{};
   bool leased = false;
