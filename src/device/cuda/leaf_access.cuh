@@ -189,7 +189,7 @@ __device__ __forceinline__ void store_packet_unit(void* p, const Raw<2>& raw, st
 // is one write to the link and to memory, and one read of it, so who sees its flags in a load of
 // the whole line has its data, too. That is how GPUs with NVLink work, not what the memory model of
 // PTX promises; NCCL's LL128 relies on the same. (tests/gpu/torn_lines.cu looks for lines that are
-// torn.)
+// torn.) NOT SAFE YET, and off (UNJAM_LINES): see "Packets and lines" in ARCHITECTURE.md.
 //
 // Where links are others the flags are stored behind a fence (LineFlags::kBehind). The engine,
 // which has time, looks at the flags first (acquire), then at the data.
