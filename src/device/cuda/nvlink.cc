@@ -9,7 +9,7 @@ namespace {
 
 // The few words of NVML's interface (nvml.h) that this needs. It comes with the driver, whose
 // version need not be the toolkit's.
-using NvmlDevice = void*;
+struct NvmlGpu;  // opaque
 constexpr int kNvmlSuccess = 0, kP2pThroughNvlink = 2, kP2pStatusOk = 0;
 
 class Nvml {
@@ -35,15 +35,15 @@ class Nvml {
     unsigned n = 0;
     return count_(&n) == kNvmlSuccess ? n : 0;
   }
-  NvmlDevice device(unsigned index) const {
-    NvmlDevice d = nullptr;
+  NvmlGpu* device(unsigned index) const {
+    NvmlGpu* d = nullptr;
     return by_index_(index, &d) == kNvmlSuccess ? d : nullptr;
   }
-  NvmlDevice device(const std::string& address) const {
-    NvmlDevice d = nullptr;
+  NvmlGpu* device(const std::string& address) const {
+    NvmlGpu* d = nullptr;
     return by_address_(address.c_str(), &d) == kNvmlSuccess ? d : nullptr;
   }
-  bool linked(NvmlDevice a, NvmlDevice b) const {
+  bool linked(NvmlGpu* a, NvmlGpu* b) const {
     int status = -1;
     return status_(a, b, kP2pThroughNvlink, &status) == kNvmlSuccess && status == kP2pStatusOk;
   }
@@ -60,9 +60,9 @@ class Nvml {
   int (*init_)() = nullptr;
   int (*shutdown_)() = nullptr;
   int (*count_)(unsigned*) = nullptr;
-  int (*by_index_)(unsigned, NvmlDevice*) = nullptr;
-  int (*by_address_)(const char*, NvmlDevice*) = nullptr;
-  int (*status_)(NvmlDevice, NvmlDevice, int, int*) = nullptr;
+  int (*by_index_)(unsigned, NvmlGpu**) = nullptr;
+  int (*by_address_)(const char*, NvmlGpu**) = nullptr;
+  int (*status_)(NvmlGpu*, NvmlGpu*, int, int*) = nullptr;
 };
 
 }  // namespace
@@ -73,14 +73,14 @@ bool nvlink_everywhere(const std::string& pci_address, std::string& why) {
     why = "NVML (libnvidia-ml.so.1) cannot be asked";
     return false;
   }
-  const NvmlDevice own = nvml.device(pci_address);
+  NvmlGpu* const own = nvml.device(pci_address);
   if (own == nullptr) {
     why = "NVML does not know the GPU at " + pci_address;
     return false;
   }
   unsigned others = 0;
   for (unsigned i = 0; i < nvml.devices(); ++i) {
-    const NvmlDevice other = nvml.device(i);
+    NvmlGpu* const other = nvml.device(i);
     if (other == own) continue;
     ++others;
     if (other != nullptr && nvml.linked(own, other)) continue;
