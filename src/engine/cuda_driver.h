@@ -38,8 +38,9 @@ struct CudaRankOptions {
   std::uint32_t block_threads = 512;
   std::uint64_t trace_events = 0;  // a lane
   bool solo = true;                // calls in streams may run without the engine
+  bool lines = false;              // long packets are lines
   // Whether what a warp stores to a peer's memory in one instruction comes there line by line, as
-  // it does through NVLink. -1: to be found out.
+  // it does through NVLink. -1: to be found out, if there are lines.
   int whole_lines = -1;
   std::uint32_t solo_patience_us = 200;  // of those through slots: how long they wait for a peer
   std::vector<unsigned char*> bases;     // of all ranks' arenas

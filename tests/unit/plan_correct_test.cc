@@ -566,7 +566,6 @@ TEST(PlanSelector, TableAndErrors) {
     return select_algorithm(make_request(kind, ranks, floats),
                             make_limits(4, 64 * 1024, 32, Device::kCuda));
   };
-
   EXPECT_EQ(on_cuda(Kind::kAllReduce, 2, 256 * 1024), Algorithm::kDirect);
   EXPECT_EQ(on_cuda(Kind::kAllReduce, 2, 256 * 1024 + 1), Algorithm::kMesh);
   // One loop of packets, in larger slots up to 2 MiB.

@@ -81,8 +81,7 @@ class CudaDaemon : public StreamDaemon {
 
   bool start(std::string& error) {
     const OnDevice on(o_.device);
-    whole_lines_because_ = "UNJAM_WHOLE_LINES";
-    whole_lines_ = o_.whole_lines < 0 ? through_nvlink(whole_lines_because_) : o_.whole_lines != 0;
+    find_whole_lines();
     return allocate(error) && fill(error) && load_kernels(error) && begin(error);
   }
 
@@ -459,6 +458,17 @@ class CudaDaemon : public StreamDaemon {
            upload(rank_, &rank, sizeof(rank));
   }
 
+  // NVML is not asked, which takes a while, if nobody needs to know.
+  void find_whole_lines() {
+    if (!o_.lines) {
+      whole_lines_because_ = "there are no lines (UNJAM_LINES)";
+    } else if (o_.whole_lines < 0) {
+      whole_lines_ = through_nvlink(whole_lines_because_);
+    } else {
+      whole_lines_because_ = "UNJAM_WHOLE_LINES";
+      whole_lines_ = o_.whole_lines != 0;
+    }
+  }
   // Whether peers are reached so; `why`.
   bool through_nvlink(std::string& why) const {
     char address[32] = {};
