@@ -235,7 +235,7 @@ class Engine {
       s_.transport = lane_.transport;
       s_.transport.bases = s_.bases;
       s_.policy = rank_.policy;
-      s_.traces = lane_.trace_capacity != 0;
+      s_.traces = lane_.trace.places != 0;
       for (ActiveContext& a : s_.active) a.slot = kNoSlot;
       s_.slot = s_.cursor = kNoSlot;
       s_.idle = s_.late = 0;
@@ -1465,13 +1465,10 @@ class Engine {
 
   UNJAM_HD void record(TraceType type, const Invocation* inv) {
     if (!s_.traces) return;
-    const std::uint64_t w = lane_.trace_written;
-    TraceEvent& e = lane_.trace[w % lane_.trace_capacity];
-    store_relaxed(e.time_ns, dev_.now_ns());
-    store_relaxed(e.tag, inv == nullptr ? std::uint64_t{0} : inv->key->tag);
-    store_relaxed(e.what, (inv == nullptr ? std::uint64_t{0} : inv->n << 32) |
-                              std::uint64_t{lane_index_} << 16 | static_cast<std::uint64_t>(type));
-    store_release(lane_.trace_written, w + 1);
+    lane_.trace.template record<Dev::kHostWatches>(
+        {dev_.now_ns(), inv == nullptr ? std::uint64_t{0} : inv->key->tag,
+         (inv == nullptr ? std::uint64_t{0} : inv->n << 32) | std::uint64_t{lane_index_} << 16 |
+             static_cast<std::uint64_t>(type)});
   }
 
   DevHandle dev_;

@@ -11,6 +11,7 @@
 #include "engine/policy.h"
 #include "engine/queues.h"
 #include "engine/task_queue.h"
+#include "engine/trace_ring.h"
 #include "transport/connector.h"
 
 namespace unjam {
@@ -41,15 +42,6 @@ struct alignas(16) ActiveContext {
   unsigned char* invited[kMaxRanks] = {};
   std::uint16_t slot = kNoSlot;  // which invocation is cached here
   std::uint16_t dirty = 0;       // dyn has changed since it was loaded: save before eviction
-};
-
-enum class TraceType : std::uint16_t { kStart, kPreempt, kYield, kFinish, kQuit, kRestart };
-
-// Three words, stored and loaded one by one: a reader may look while the lane writes.
-struct TraceEvent {
-  std::uint64_t time_ns = 0;
-  std::uint64_t tag = 0;
-  std::uint64_t what = 0;  // n << 32 | lane << 16 | type
 };
 
 // One writer (the lane's leading thread), read by anybody at any time with relaxed loads. They only
@@ -85,10 +77,7 @@ struct alignas(16) LaneState {
   std::uint64_t counted = 0;
   // What runs now, for diagnosis: (count of changes) << 16 | (slot + 1, 0: nothing).
   std::uint64_t running = 0;
-  // Newest trace events; trace_written counts all.
-  TraceEvent* trace = nullptr;
-  std::uint64_t trace_capacity = 0;
-  std::uint64_t trace_written = 0;
+  TraceRing trace;
 };
 
 using Mailbox = SpscRing<std::uint16_t>;

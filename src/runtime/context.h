@@ -278,7 +278,8 @@ class Context : public std::enable_shared_from_this<Context> {
   friend class World;
   friend class StuckCall;  // tests/unit/news_test.cc
   void start_cuda();
-  void refresh() const;
+  // What is read of lanes is up to date, and stays as it is while the lock is held (before mutex_).
+  std::unique_lock<std::mutex> refreshed() const;
   std::unique_lock<std::mutex> look() const;
   std::unique_lock<std::mutex> look_and_reap();
   Key* find_or_create_key(unjamGroup& group, const char* name, Result& result);
@@ -368,6 +369,7 @@ class Context : public std::enable_shared_from_this<Context> {
   std::unique_ptr<Daemon> daemon_;
   StreamDaemon* streams_ = nullptr;  // the daemon, if it is one; for good
 
+  mutable std::mutex refreshing_;  // see refreshed()
   mutable std::mutex mutex_;
   mutable std::atomic<std::uint64_t> in_vain_ns_{0};  // when look() last gave up
   std::vector<std::unique_ptr<unjamGroup>> groups_;

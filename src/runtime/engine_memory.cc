@@ -74,8 +74,8 @@ EngineMemory::EngineMemory(const Settings& settings, const ArenaShape& shape,
     lane.contexts = take<DynamicContext>(slots);
     mailboxes_[l].places = take<std::uint16_t>(slots);
     mailboxes_[l].capacity = slots;
-    lane.trace_capacity = static_cast<std::uint64_t>(settings.trace_events);
-    lane.trace = take<TraceEvent>(lane.trace_capacity);
+    lane.trace.places = TraceRing::places_for(static_cast<std::uint64_t>(settings.trace_events));
+    lane.trace.events = take<TraceEvent>(lane.trace.places);
     LaneTransport& t = lane.transport;
     t.shape = shape;
     t.bases = bases;

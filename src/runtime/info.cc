@@ -92,7 +92,7 @@ std::vector<int> Context::undelivered_to(const Key& key) const {
 }
 
 std::string Context::info_json() const {
-  refresh();
+  const std::unique_lock fresh = refreshed();
   std::lock_guard lock(mutex_);
   const ArenaShape& shape = world_->shape();
   JsonWriter w;

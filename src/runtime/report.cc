@@ -75,7 +75,7 @@ std::vector<const Submitted*> Context::pending_in_order() const {
 
 void Context::running_words(std::vector<std::uint64_t>& words) const {
   words.clear();
-  // On CUDA the host's copy is as old as the last refresh(): no word is better than an old one.
+  // On CUDA the host's copy is as old as the last refreshed(): no word is better than an old one.
   if (memory_ == nullptr || cuda()) return;
   for (std::uint32_t l = 0; l < memory_->rank().num_lanes; ++l) {
     words.push_back(load_acquire(memory_->lane(l).running));
@@ -200,7 +200,7 @@ Context::Found Context::find_call(std::uint64_t tag, std::uint64_t n, Signature&
 }
 
 void Context::stats(unjamStats_t& out) const {
-  refresh();
+  const std::unique_lock fresh = refreshed();
   std::lock_guard lock(mutex_);
   out.submitted = submitted_;
   out.completed = completed_;
@@ -224,42 +224,31 @@ void Context::stats(unjamStats_t& out) const {
   }
 }
 
-// Not with the lock: it may wait for the device, which may wait for a peer.
-void Context::refresh() const {
+// Not with mutex_: it may wait for the device, which may wait for a peer.
+std::unique_lock<std::mutex> Context::refreshed() const {
+  std::unique_lock fresh(refreshing_);
   if (streams_ != nullptr) streams_->refresh(memory_->rank());
+  return fresh;
 }
 
 std::size_t Context::trace(unjamTraceEvent_t* events, std::size_t capacity) const {
-  refresh();
+  const std::unique_lock fresh = refreshed();
   std::lock_guard lock(mutex_);
   std::size_t count = 0;
+  std::vector<TraceEvent> copied;
   for (std::uint32_t l = 0; memory_ != nullptr && l < memory_->rank().num_lanes; ++l) {
-    LaneState& lane = memory_->lane(l);
-    if (lane.trace_capacity == 0) continue;
-    const std::uint64_t end = load_acquire(lane.trace_written);
+    TraceRing& trace = memory_->lane(l).trace;
     // Each lane may fill an equal share of what the caller holds.
-    const std::uint64_t share = (capacity - count) / (memory_->rank().num_lanes - l);
-    const std::uint64_t kept = std::min({end, lane.trace_capacity, share});
-    const std::size_t first_count = count;
-    for (std::uint64_t i = end - kept; i < end; ++i) {
-      TraceEvent& e = lane.trace[i % lane.trace_capacity];
+    const std::size_t share = (capacity - count) / (memory_->rank().num_lanes - l);
+    copied.resize(std::min<std::size_t>(share, trace.places));
+    copied.resize(trace.newest(copied.data(), copied.size()));
+    for (const TraceEvent& e : copied) {
       unjamTraceEvent_t& out = events[count++];
-      out.time_ns = load_acquire(e.time_ns);
-      out.key_hash = load_acquire(e.tag);
-      const std::uint64_t what = load_acquire(e.what);
-      out.n = static_cast<std::uint32_t>(what >> 32);
-      out.lane = static_cast<std::uint16_t>(what >> 16);
-      out.type = static_cast<std::uint16_t>(what);
-    }
-    // The lane may have overwritten the oldest while we copied: drop those (and the one it may be
-    // writing now).
-    const std::uint64_t now = load_acquire(lane.trace_written);
-    const std::uint64_t safe = now + 1 > lane.trace_capacity ? now + 1 - lane.trace_capacity : 0;
-    const std::uint64_t begin = end - kept;
-    if (now != end && safe > begin) {
-      const auto drop = static_cast<std::size_t>(std::min(safe - begin, kept));
-      std::copy(events + first_count + drop, events + count, events + first_count);
-      count -= drop;
+      out.time_ns = e.time_ns;
+      out.key_hash = e.tag;
+      out.n = static_cast<std::uint32_t>(e.what >> 32);
+      out.lane = static_cast<std::uint16_t>(e.what >> 16);
+      out.type = static_cast<std::uint16_t>(e.what);
     }
   }
   return count;

@@ -253,10 +253,11 @@ class CudaDaemon : public StreamDaemon {
     // What could not be read stays as it was: figures never fall.
     bool read = cudaMemcpyAsync(lanes.data(), lanes_, lanes.size() * sizeof(LaneState),
                                 cudaMemcpyDefault, control_stream_) == cudaSuccess;
-    for (std::uint32_t l = 0; l < o_.shape.lanes && o_.trace_events != 0; ++l) {
-      read = read &&
-             cudaMemcpyAsync(copy.lanes[l].trace, traces_[l], o_.trace_events * sizeof(TraceEvent),
-                             cudaMemcpyDefault, control_stream_) == cudaSuccess;
+    const std::uint64_t places = TraceRing::places_for(o_.trace_events);
+    std::vector<TraceEvent> events(places * o_.shape.lanes);
+    for (std::uint32_t l = 0; l < o_.shape.lanes && places != 0; ++l) {
+      read = read && cudaMemcpyAsync(&events[l * places], traces_[l], places * sizeof(TraceEvent),
+                                     cudaMemcpyDefault, control_stream_) == cudaSuccess;
     }
     if (cudaStreamSynchronize(control_stream_) != cudaSuccess || !read) return;
     timespec real{};
@@ -268,9 +269,8 @@ class CudaDaemon : public StreamDaemon {
       LaneState& to = copy.lanes[l];
       to.stats = lanes[l].stats;
       store_release(to.running, lanes[l].running);
-      const std::uint64_t kept = std::min(lanes[l].trace_written, o_.trace_events);
-      for (std::uint64_t i = 0; i < kept; ++i) to.trace[i].time_ns -= shift;
-      store_release(to.trace_written, lanes[l].trace_written);
+      to.trace.keep(events.data() + l * places, lanes[l].trace.written);
+      for (std::uint64_t i = 0; i < to.trace.written; ++i) to.trace.events[i].time_ns -= shift;
     }
   }
 
@@ -357,8 +357,8 @@ class CudaDaemon : public StreamDaemon {
       lane.queue.attach(at.take<QueueLink>(o_.slots));
       lane.contexts = at.take<DynamicContext>(o_.slots);
       mailbox_places_[l] = at.take<std::uint16_t>(o_.slots);
-      lane.trace_capacity = o_.trace_events;
-      lane.trace = traces_[l] = at.take<TraceEvent>(o_.trace_events);
+      lane.trace.places = TraceRing::places_for(o_.trace_events);
+      lane.trace.events = traces_[l] = at.take<TraceEvent>(lane.trace.places);
       LaneTransport& t = lane.transport;
       t.shape = shape;
       t.bases = bases_;

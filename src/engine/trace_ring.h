@@ -1,0 +1,84 @@
+// The newest events of a lane, for pictures and diagnosis. One writer (the lane's leading thread),
+// read by anybody meanwhile.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+
+#include "base/atomics.h"
+#include "base/portability.h"
+
+namespace unjam {
+
+enum class TraceType : std::uint16_t { kStart, kPreempt, kYield, kFinish, kQuit, kRestart };
+
+// Three words, stored and loaded one by one.
+struct TraceEvent {
+  std::uint64_t time_ns = 0;
+  std::uint64_t tag = 0;
+  std::uint64_t what = 0;  // n << 32 | lane << 16 | type
+};
+
+struct TraceRing {
+  TraceEvent* events = nullptr;
+  std::uint64_t places = 0;  // 0: no trace
+  std::uint64_t written = 0;
+
+  // One place more than is kept: the one that the writer may be filling.
+  static constexpr std::uint64_t places_for(std::uint64_t kept) { return kept == 0 ? 0 : kept + 1; }
+
+  // kWatched: others read this memory while the writer goes on. (The release has what they may see
+  // of this event come after the count that makes its place no longer theirs; see newest().)
+  template <bool kWatched>
+  UNJAM_HD void record(const TraceEvent& event) {
+    const std::uint64_t w = written;
+    TraceEvent& e = events[w % places];
+    const auto store = [](std::uint64_t& to, std::uint64_t v) {
+      if constexpr (kWatched) {
+        store_release(to, v);
+      } else {
+        store_relaxed(to, v);
+      }
+    };
+    store(e.time_ns, event.time_ns);
+    store(e.tag, event.tag);
+    store(e.what, event.what);
+    store_release(written, w + 1);
+  }
+
+  // Copies the newest events, oldest first; at most `most` and at most `places` - 1. Those that the
+  // writer may have overwritten meanwhile are left out: whoever loads a word of event w (acquire)
+  // finds at least w written afterwards, so it knows that the place of event w - places was taken.
+  std::uint64_t newest(TraceEvent* out, std::uint64_t most) {
+    if (places == 0) return 0;
+    const std::uint64_t end = load_acquire(written);
+    const std::uint64_t kept = std::min({end, places - 1, most});
+    const std::uint64_t begin = end - kept;
+    for (std::uint64_t i = 0; i < kept; ++i) {
+      TraceEvent& e = events[(begin + i) % places];
+      out[i] = {load_acquire(e.time_ns), load_acquire(e.tag), load_acquire(e.what)};
+    }
+    const std::uint64_t now = load_acquire(written);
+    const std::uint64_t first = now + 1 > places ? now + 1 - places : 0;
+    const std::uint64_t lost = first > begin ? std::min(first - begin, kept) : 0;
+    std::copy(out + lost, out + kept, out);
+    return kept - lost;
+  }
+
+  // From a copy of somebody's places that was made while he went on, when he had counted `count`
+  // (or more: nobody else sees the count of an engine that runs on a GPU): what has not been
+  // overwritten since. Times never fall but where something newer begins; the event behind it may
+  // have been half written.
+  void keep(const TraceEvent* copied, std::uint64_t count) {
+    const std::uint64_t kept = std::min(count, places == 0 ? 0 : places - 1);
+    const auto event = [&](std::uint64_t i) { return copied[(count - kept + i) % places]; };
+    std::uint64_t first = 0;
+    for (std::uint64_t i = 1; i < kept; ++i) {
+      if (event(i).time_ns < event(i - 1).time_ns) first = i + 1;
+    }
+    for (std::uint64_t i = first; i < kept; ++i) events[i - first] = event(i);
+    written = first < kept ? kept - first : 0;
+  }
+};
+
+}  // namespace unjam
