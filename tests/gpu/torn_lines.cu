@@ -4,14 +4,24 @@
 // that reach each other, and each GPU with itself. Pairs without atomics through their link (it is
 // no NVLink) are shown, and may tear lines: there the library does not rely on it.
 //
-//   torn_lines [--seconds S]   a pair (default 1)
+// Once with nothing but lines, and then with tails: behind each round of lines the first bytes of
+// all of them are overwritten, as the last packets of a shorter message, or the end of a slice, are
+// stored in a slot that lines use later. (Under UNJAM_LINES=1 lines were torn which had been stored
+// where such a tail was; see "Packets and lines" in ARCHITECTURE.md.) And with tails while another
+// kernel goes through more of the reader's memory than its cache holds.
+//
+//   torn_lines [--seconds S]   a pair and a way (default 1)
+//              [--tail BYTES]  of 8, 16, 32, 64, 96: only that; 0: only lines
 #include <unistd.h>
 
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <memory>
+#include <string>
 
+#include "device/cuda/cuda_arena.h"
 #include "device/cuda/leaf_access.cuh"
 
 namespace {
@@ -34,11 +44,18 @@ __device__ Raw<2> word_of(std::uint32_t number, std::uint32_t place) {
   return {{number * 0x9e3779b9u + place, number ^ place}};
 }
 
+// What a tail behind the lines with this number has there.
+__device__ Raw<2> tail_word_of(std::uint32_t number, std::uint32_t place) {
+  return {{number * 0x85ebca6bu + place, ~number}};
+}
+
 struct Counts {
-  unsigned long long loaded, changed, torn;
+  unsigned long long loaded, changed, torn, tails;
 };
 
-__global__ void __launch_bounds__(kThreads) write_lines(char* lines, const volatile int* stop) {
+// tail_words: of each line; 0: no tails.
+__global__ void __launch_bounds__(kThreads)
+    write_lines(char* lines, const volatile int* stop, std::uint32_t tail_words) {
   char* const mine = lines + blockIdx.x * std::size_t{kPlaces} * kWordBytes;
   for (std::uint32_t number = 1; __syncthreads_or(*stop) == 0; ++number) {
     for (std::uint32_t place = threadIdx.x; place < kPlaces; place += kThreads) {
@@ -46,13 +63,40 @@ __global__ void __launch_bounds__(kThreads) write_lines(char* lines, const volat
       __syncwarp();
       store_line_word(mine + kWordBytes * place, word);
     }
+    if (tail_words == 0) continue;
+    // The barrier orders stores of this block to one word; what the reader makes of lines and tails
+    // of neighbouring rounds is told apart by their numbers. The pauses let lines, tails, or both,
+    // come to the memory first, or leave the cache.
+    __syncthreads();
+    if (number % 4 == 0) __nanosleep(number % 64 * 1000);
+    for (std::uint32_t place = threadIdx.x; place < kPlaces; place += kThreads) {
+      if (place % kLineThreads < tail_words) {
+        store_line_word(mine + kWordBytes * place, tail_word_of(number, place));
+      }
+    }
+    __syncthreads();
+    if (number % 4 == 1) __nanosleep(number % 64 * 1000);
   }
 }
 
+// Goes through memory until it is told to stop.
 __global__ void __launch_bounds__(kThreads)
-    read_lines(const char* lines, const volatile int* stop, Counts* counts) {
+    churn(uint4* memory, std::size_t pieces, const volatile int* stop) {
+  uint4 sum{};
+  while (*stop == 0) {
+    for (std::size_t i = blockIdx.x * std::size_t{kThreads} + threadIdx.x; i < pieces;
+         i += gridDim.x * std::size_t{kThreads}) {
+      const uint4 x = memory[i];
+      sum.x += x.x, sum.y += x.y, sum.z += x.z, sum.w += x.w;
+      if (i % 3 == 0) memory[i] = sum;
+    }
+  }
+}
+
+__global__ void __launch_bounds__(kThreads) read_lines(const char* lines, const volatile int* stop,
+                                                       std::uint32_t tail_words, Counts* counts) {
   const char* const mine = lines + blockIdx.x * std::size_t{kPlaces} * kWordBytes;
-  unsigned long long loaded = 0, changed = 0, torn = 0;
+  unsigned long long loaded = 0, changed = 0, torn = 0, tails = 0;
   std::uint32_t before[kPlaces / kThreads] = {};  // of each of this thread's lines
   while (__syncthreads_or(*stop) == 0) {
     for (std::uint32_t k = 0; k < kPlaces / kThreads; ++k) {
@@ -62,8 +106,13 @@ __global__ void __launch_bounds__(kThreads)
       const int bearer = static_cast<int>(threadIdx.x % 32 | 15);
       const std::uint32_t number = __shfl_sync(0xffffffffu, word.w[0], bearer);
       const Raw<2> want = word_of(number, place);
-      const bool whole = number == 0 || (word.w[0] == want.w[0] && word.w[1] == want.w[1]);
+      const Raw<2> tail = tail_word_of(number, place);
+      const bool is_tail =
+          place % kLineThreads < tail_words && word.w[0] == tail.w[0] && word.w[1] == tail.w[1];
+      const bool whole =
+          number == 0 || is_tail || (word.w[0] == want.w[0] && word.w[1] == want.w[1]);
       torn += whole ? 0 : 1;
+      tails += is_tail ? 1 : 0;
       loaded += bears_flags(place) ? 1 : 0;
       changed += bears_flags(place) && number != before[k] ? 1 : 0;
       before[k] = number;
@@ -72,16 +121,34 @@ __global__ void __launch_bounds__(kThreads)
   atomicAdd(&counts->loaded, loaded);
   atomicAdd(&counts->changed, changed);
   atomicAdd(&counts->torn, torn);
+  atomicAdd(&counts->tails, tails);
 }
 
-Counts run(int from, int to, double seconds) {
-  char* lines = nullptr;
+void must(bool ok, const std::string& error) {
+  if (ok) return;
+  std::fprintf(stderr, "%s\n", error.c_str());
+  std::exit(1);
+}
+
+struct Way {
+  std::uint32_t tail_bytes;
+  bool churns;
+};
+
+Counts run(int from, int to, double seconds, Way way) {
+  constexpr std::size_t kChurned = std::size_t{256} << 20;  // an H200's cache has 50 MiB
   Counts* counts = nullptr;
   int *stop = nullptr, *stop_writer = nullptr;
+  void* churned = nullptr;
+  std::string error;
+  const auto tail_words = static_cast<std::uint32_t>(way.tail_bytes / kWordBytes);
+  // As the library's: mapped on both GPUs, and zero.
+  const auto arena = create_cuda_arena(to, kBlocks * std::uint64_t{kPlaces} * kWordBytes, error);
+  must(arena != nullptr && arena->map_for(from, error), error);
+  char* const lines = reinterpret_cast<char*>(arena->data());
   check(cudaSetDevice(to));
-  check(cudaMalloc(&lines, kBlocks * std::size_t{kPlaces} * kWordBytes));
-  check(cudaMemset(lines, 0, kBlocks * std::size_t{kPlaces} * kWordBytes));
   check(cudaMalloc(&counts, sizeof(Counts)));
+  if (way.churns) check(cudaMalloc(&churned, kChurned));
   check(cudaMemset(counts, 0, sizeof(Counts)));
   check(cudaHostAlloc(&stop, sizeof(int), cudaHostAllocPortable));
   check(cudaHostAlloc(&stop_writer, sizeof(int), cudaHostAllocPortable));
@@ -89,8 +156,15 @@ Counts run(int from, int to, double seconds) {
   cudaStream_t reads = nullptr, writes = nullptr;
   check(cudaStreamCreateWithFlags(&reads, cudaStreamNonBlocking));
   check(cudaDeviceSynchronize());
-  read_lines<<<kBlocks, kThreads, 0, reads>>>(lines, stop, counts);
+  read_lines<<<kBlocks, kThreads, 0, reads>>>(lines, stop, tail_words, counts);
   check(cudaGetLastError());
+  cudaStream_t beside = nullptr;
+  check(cudaStreamCreateWithFlags(&beside, cudaStreamNonBlocking));
+  if (way.churns) {
+    churn<<<32, kThreads, 0, beside>>>(static_cast<uint4*>(churned), kChurned / sizeof(uint4),
+                                       stop_writer);
+    check(cudaGetLastError());
+  }
   check(cudaSetDevice(from));
   if (from != to) {
     const cudaError_t e = cudaDeviceEnablePeerAccess(to, 0);
@@ -101,7 +175,7 @@ Counts run(int from, int to, double seconds) {
     }
   }
   check(cudaStreamCreateWithFlags(&writes, cudaStreamNonBlocking));
-  write_lines<<<kBlocks, kThreads, 0, writes>>>(lines, stop_writer);
+  write_lines<<<kBlocks, kThreads, 0, writes>>>(lines, stop_writer, tail_words);
   check(cudaGetLastError());
   usleep(static_cast<useconds_t>(seconds * 1e6));
   *static_cast<volatile int*>(stop) = 1;
@@ -110,10 +184,14 @@ Counts run(int from, int to, double seconds) {
   *static_cast<volatile int*>(stop_writer) = 1;
   check(cudaSetDevice(from));
   check(cudaStreamSynchronize(writes));
+  check(cudaStreamDestroy(writes));
   check(cudaSetDevice(to));
+  check(cudaStreamSynchronize(beside));
+  check(cudaStreamDestroy(beside));
+  check(cudaStreamDestroy(reads));
   Counts result{};
   check(cudaMemcpy(&result, counts, sizeof(result), cudaMemcpyDeviceToHost));
-  check(cudaFree(lines));
+  check(cudaFree(churned));
   check(cudaFree(counts));
   check(cudaFreeHost(stop));
   check(cudaFreeHost(stop_writer));
@@ -126,9 +204,13 @@ int main(int argc, char** argv) {
   // Of kernels that are loaded when they are first used, none could be while another one spins.
   setenv("CUDA_MODULE_LOADING", "EAGER", 1);
   double seconds = 1;
+  int only = -1;
   for (int i = 1; i + 1 < argc; i += 2) {
     if (std::strcmp(argv[i], "--seconds") == 0) seconds = std::atof(argv[i + 1]);
+    if (std::strcmp(argv[i], "--tail") == 0) only = std::atoi(argv[i + 1]);
   }
+  constexpr Way kWays[] = {{0, false},  {8, false}, {8, true},  {16, true},
+                           {32, false}, {32, true}, {64, true}, {96, true}};
   int gpus = 0;
   check(cudaGetDeviceCount(&gpus));
   bool ok = gpus > 0;
@@ -143,11 +225,17 @@ int main(int argc, char** argv) {
         std::printf("GPU %d to %d: no peer access\n", from, to);
         continue;
       }
-      const Counts c = run(from, to, seconds);
-      std::printf("GPU %d to %d: %llu lines loaded, %llu of them new, %llu words torn%s\n", from,
-                  to, c.loaded, c.changed, c.torn,
-                  atomics == 0 ? " (no NVLink: not relied on)" : "");
-      ok = ok && (c.torn == 0 || atomics == 0) && c.changed > 1000;
+      for (const Way& way : kWays) {
+        if (only >= 0 && way.tail_bytes != static_cast<std::uint32_t>(only)) continue;
+        const Counts c = run(from, to, seconds, way);
+        std::printf(
+            "GPU %d to %d, tails of %2u bytes%s: %llu lines loaded, %llu of them new, %llu words "
+            "of tails, %llu words torn%s\n",
+            from, to, way.tail_bytes, way.churns ? ", churning" : "          ", c.loaded, c.changed,
+            c.tails, c.torn, atomics == 0 ? " (no NVLink: not relied on)" : "");
+        std::fflush(stdout);
+        ok = ok && (c.torn == 0 || atomics == 0) && c.changed > 1000;
+      }
     }
   }
   std::printf(ok ? "passed\n" : "FAILED\n");
