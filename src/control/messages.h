@@ -12,7 +12,7 @@
 
 namespace unjam {
 
-inline constexpr std::uint32_t kProtocolVersion = 3;
+inline constexpr std::uint32_t kProtocolVersion = 4;
 inline constexpr std::size_t kLongestText = 1 << 16;
 // Before and after the other end has proved that it knows the secret.
 inline constexpr std::size_t kLongestStrangerFrame = 256;

@@ -46,10 +46,10 @@ struct SliceJob {
   // division towards zero). 1: leave alone. kAvg otherwise combines like kSum.
   std::uint32_t divisor = 1;
   double scale = 1.0;  // 1/ranks, for scale_sources; applied in the accumulation type
-  // Packets and lines on GPUs: the flag beside each 4 data bytes, or in each line, of what is
-  // received, and the one to put there into what is sent.
-  std::uint32_t flag = 0;
-  std::uint32_t sent_flag = 0;
+  // Packets and lines on GPUs: the flag in each unit, or line, of what is received, and the one to
+  // put there into what is sent. See packet_flag().
+  std::uint64_t flag = 0;
+  std::uint64_t sent_flag = 0;
 };
 
 // Accumulation: int8 … uint64 in their own type with wrap-around; float16, bfloat16, fp8 in

@@ -111,14 +111,17 @@ inline constexpr std::uint64_t kFlagPlaces = kFlagBorrowed | kFlagInOutput;
 // SendGrant::location of such a slice.
 inline constexpr std::uint32_t kInOutput = 0xffffffff;
 
-// The 32-bit flag beside every data word of a packet: of the chunk, not the step, so that all
+// The flag in every unit of a packet, or in every line: of the chunk, not the step, so that all
 // sources of a gather carry the same one. A chunk's packets between two ranks, of which there is
 // one a hop at most, lie in slots that follow each other. Hops have flags of their own all the
 // same: a reader that does not know yet that its connector has begun anew looks where another hop's
 // packet may be, and must not take it for the one that it wants. `hop`: 0 or 1, see hop_sent().
-UNJAM_HD inline std::uint32_t packet_flag(std::uint64_t seed, std::uint64_t chunk,
+// As long as a slice's, half of it beside each of a unit's two words: 32 bits are too few where ten
+// thousand calls a second follow each other in a slot; every few days two of them would be alike,
+// and what the former has left would be taken for the latter's.
+UNJAM_HD inline std::uint64_t packet_flag(std::uint64_t seed, std::uint64_t chunk,
                                           std::uint32_t hop) {
-  return static_cast<std::uint32_t>(step_flag(seed, 2 * chunk + hop) >> 32) | 1;
+  return step_flag(seed, 2 * chunk + hop);
 }
 
 // What invites the invocation with this seed to an output that lies so many bytes behind its

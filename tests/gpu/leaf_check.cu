@@ -14,7 +14,7 @@ namespace {
 
 using namespace unjam;
 
-constexpr std::uint32_t kFlag = 0x5eed1234;
+constexpr std::uint64_t kFlag = 0x1badcafe5eed1231;
 constexpr int kMaxSources = 8;
 
 void check(cudaError_t e) {
@@ -58,19 +58,20 @@ std::vector<unsigned char> packed(Protocol protocol, const std::vector<unsigned 
   if (protocol == Protocol::kSlot) return {data.begin(), data.begin() + bytes};
   std::vector<unsigned char> slot;
   if (protocol == Protocol::kPacket) {
-    slot.resize((bytes + 3) / 4 * 8);
-    for (std::size_t at = 0; at < bytes; at += 4) {
-      std::memcpy(&slot[2 * at], &data[at], bytes - at < 4 ? bytes - at : 4);
-      std::memcpy(&slot[2 * at + 4], &kFlag, 4);
+    // Whole units, in each half of a unit half the flag.
+    slot.resize((bytes + 7) / 8 * 16);
+    const auto* flag = reinterpret_cast<const unsigned char*>(&kFlag);
+    for (std::size_t at = 0; 2 * at < slot.size(); at += 4) {
+      if (at < bytes) std::memcpy(&slot[2 * at], &data[at], bytes - at < 4 ? bytes - at : 4);
+      std::memcpy(&slot[2 * at + 4], flag + at % 8, 4);
     }
     return slot;
   }
-  const std::uint32_t flags[] = {kFlag, ~kFlag};
   slot.resize((bytes + kLineDataBytes - 1) / kLineDataBytes * kLineBytes);
   for (std::size_t line = 0; line * kLineBytes < slot.size(); ++line) {
     const std::size_t at = line * kLineDataBytes, left = bytes - at;
     std::memcpy(&slot[line * kLineBytes], &data[at], left < kLineDataBytes ? left : kLineDataBytes);
-    std::memcpy(&slot[line * kLineBytes + kLineDataBytes], flags, sizeof(flags));
+    std::memcpy(&slot[line * kLineBytes + kLineDataBytes], &kFlag, sizeof(kFlag));
   }
   return slot;
 }
@@ -236,9 +237,11 @@ bool run_copies(DType dtype, Protocol protocol, bool to_slots, std::uint64_t ele
   return ok;
 }
 
-// A line of one source whose flags are not there, or half of them: the leaf says so, and stores
-// nothing. `copies`: of a copy out of slots, else of a combine.
-bool run_missing(bool copies, std::uint64_t elems, std::size_t line, int half, bool fused) {
+// A packet's unit, or line, of one source whose flag is not there, or only half of it: the leaf
+// says so, and stores nothing. `copies`: of a copy out of slots, else of a combine. Half 0 or 1 is
+// another's, or (2, 3) as the other half should be.
+bool run_missing(Protocol protocol, bool copies, std::uint64_t elems, std::size_t unit, int half,
+                 bool fused) {
   constexpr int kSources = 3;
   std::vector<unsigned char> data(elems * sizeof(float), 1);
   std::vector<void*> allocations;
@@ -251,18 +254,21 @@ bool run_missing(bool copies, std::uint64_t elems, std::size_t line, int half, b
   };
   SliceJob job;
   job.dtype = DType::kFloat32;
-  job.protocol = Protocol::kLine;
+  job.protocol = protocol;
   job.flag = job.sent_flag = kFlag;
   job.copies = copies;
   job.num_src = kSources;
   job.elems = copies ? 0 : elems;
   unsigned char* out[kSources] = {};
   for (int i = 0; i < kSources; ++i) {
-    auto memory = packed(Protocol::kLine, data, data.size());
+    auto memory = packed(protocol, data, data.size());
     if (i == 1) {
-      const std::uint32_t stale = half == 0 ? kFlag + 2 : half == 1 ? ~kFlag : 0;
-      std::memcpy(&memory[line * kLineBytes + kLineDataBytes + (half == 1 ? 0 : 4 * (half / 2))],
-                  &stale, sizeof(stale));
+      const std::uint64_t other = half < 2 ? kFlag + 0x200000002 : kFlag >> 32 | kFlag << 32;
+      const std::size_t which = half % 2;
+      const std::size_t at = protocol == Protocol::kPacket
+                                 ? 16 * unit + 8 * which + 4
+                                 : unit * kLineBytes + kLineDataBytes + 4 * which;
+      std::memcpy(&memory[at], reinterpret_cast<const unsigned char*>(&other) + 4 * which, 4);
     }
     unsigned char* from = device(memory.size());
     check(cudaMemcpy(from, memory.data(), memory.size(), cudaMemcpyHostToDevice));
@@ -289,8 +295,9 @@ bool run_missing(bool copies, std::uint64_t elems, std::size_t line, int half, b
   }
   for (void* p : allocations) check(cudaFree(p));
   if (!ok) {
-    std::printf("FAIL a line that lacks: copies %d, %llu elements, line %zu, half %d, fused %d\n",
-                copies, static_cast<unsigned long long>(elems), line, half, fused);
+    std::printf("FAIL what lacks: %s, copies %d, %llu elements, unit %zu, half %d, fused %d\n",
+                to_string(protocol), copies, static_cast<unsigned long long>(elems), unit, half,
+                fused);
   }
   return ok;
 }
@@ -339,11 +346,15 @@ int main() {
       }
     }
   }
-  for (const std::uint64_t elems : {1, 30, 31, 1000, 12289}) {
-    const std::size_t lines = (elems * 4 + kLineDataBytes - 1) / kLineDataBytes;
-    for (const std::size_t line : {std::size_t{0}, lines / 2, lines - 1}) {
-      for (int bits = 0; bits < 12; ++bits) {
-        (run_missing(bits & 1, elems, line, bits >> 2, bits >> 1 & 1) ? passed : failed)++;
+  for (const Protocol protocol : {Protocol::kPacket, Protocol::kLine}) {
+    const std::size_t bytes = protocol == Protocol::kPacket ? 8 : kLineDataBytes;
+    for (const std::uint64_t elems : {1, 14, 15, 1000, 12289}) {
+      const std::size_t units = (elems * sizeof(float) + bytes - 1) / bytes;
+      for (const std::size_t unit : {std::size_t{0}, units / 2, units - 1}) {
+        for (int bits = 0; bits < 16; ++bits) {
+          const bool ok = run_missing(protocol, bits & 1, elems, unit, bits >> 2, bits >> 1 & 1);
+          (ok ? passed : failed)++;
+        }
       }
     }
   }

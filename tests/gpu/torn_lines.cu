@@ -40,7 +40,7 @@ void check(cudaError_t e) {
 
 // What word `place` of a line with this number is.
 __device__ Raw<2> word_of(std::uint32_t number, std::uint32_t place) {
-  if (bears_flags(place)) return line_flags(number);
+  if (bears_flags(place)) return line_flags(number | static_cast<std::uint64_t>(~number) << 32);
   return {{number * 0x9e3779b9u + place, number ^ place}};
 }
 
@@ -103,7 +103,7 @@ __global__ void __launch_bounds__(kThreads) read_lines(const char* lines, const 
       const std::uint32_t place = k * kThreads + threadIdx.x;
       __syncwarp();
       const Raw<2> word = load_line_word(mine + kWordBytes * place);
-      const int bearer = static_cast<int>(threadIdx.x % 32 | 15);
+      const int bearer = static_cast<int>(threadIdx.x % 32 | (kLineThreads - 1));
       const std::uint32_t number = __shfl_sync(0xffffffffu, word.w[0], bearer);
       const Raw<2> want = word_of(number, place);
       const Raw<2> tail = tail_word_of(number, place);

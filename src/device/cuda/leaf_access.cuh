@@ -5,9 +5,9 @@
 // slot's flag did so with an acquire at system scope, and has synchronised with the block since.
 //
 // A packet connector (Protocol::kPacket) holds 8-byte words {4 bytes of data, 4 bytes of flag}, so
-// a word's flag tells that its data are there. Words are read and written by relaxed 8-byte
-// accesses, two at a time where the alignment allows: such a vector access is two accesses of 8
-// bytes to the memory model.
+// a word's flag tells that its data are there. Words are read and written in pairs, units, with one
+// half of the flag each (packet_flag()); such a vector access is two relaxed accesses of 8 bytes to
+// the memory model.
 #pragma once
 
 #include <cstdint>
@@ -118,7 +118,8 @@ __device__ __forceinline__ void store_linear(void* p, const Raw<kWords>& raw, un
   }
 }
 
-// ---- Packets. A unit is 8 bytes of data: two packet words, 16 bytes of connector memory. --------
+// ---- Packets. A unit is 8 bytes of data: two packet words, 16 bytes of connector memory, which
+// are always all there: whatever a message's last unit lacks is filled up. ----
 
 inline constexpr unsigned kUnitBytes = 8;
 
@@ -151,8 +152,8 @@ __device__ __forceinline__ void store_packet_word(void* p, std::uint32_t data, s
                : "memory");
 }
 
-// A whole unit, aligned.
-__device__ __forceinline__ PacketUnit load_packet_aligned(const void* p) {
+// Slots begin, and end, on boundaries of units.
+__device__ __forceinline__ PacketUnit load_packet_unit(const void* p) {
   std::uint64_t first, second;
   asm volatile("ld.relaxed.sys.global.v2.u64 {%0, %1}, [%2];"
                : "=l"(first), "=l"(second)
@@ -160,28 +161,18 @@ __device__ __forceinline__ PacketUnit load_packet_aligned(const void* p) {
                : "memory");
   return {{unpack(first), unpack(second)}};
 }
-__device__ __forceinline__ void store_packet_aligned(void* p, const Raw<2>& raw,
-                                                     std::uint32_t flag) {
+__device__ __forceinline__ void store_packet_unit(void* p, const Raw<2>& raw, std::uint64_t flag) {
   asm volatile("st.relaxed.sys.global.v2.u64 [%0], {%1, %2};" ::"l"(__cvta_generic_to_global(p)),
-               "l"(pack(raw.w[0], flag)), "l"(pack(raw.w[1], flag))
+               "l"(pack(raw.w[0], static_cast<std::uint32_t>(flag))),
+               "l"(pack(raw.w[1], static_cast<std::uint32_t>(flag >> 32)))
                : "memory");
 }
-
-// `bytes` of data are left from this unit on (> 0). The second word need not exist: it reads as
-// {0, flag}.
-__device__ __forceinline__ PacketUnit load_packet_unit(const void* p, std::uint64_t bytes,
-                                                       std::uint32_t flag) {
-  if (bytes > 4 && is_aligned(p, 16)) return load_packet_aligned(p);
-  PacketUnit unit{{load_packet_word(p), {0, flag}}};
-  if (bytes > 4) unit.word[1] = load_packet_word(static_cast<const char*>(p) + 8);
-  return unit;
+__device__ __forceinline__ bool has_flag(const PacketUnit& unit, std::uint64_t flag) {
+  return unit.word[0].flag == static_cast<std::uint32_t>(flag) &&
+         unit.word[1].flag == static_cast<std::uint32_t>(flag >> 32);
 }
-
-__device__ __forceinline__ void store_packet_unit(void* p, const Raw<2>& raw, std::uint64_t bytes,
-                                                  std::uint32_t flag) {
-  if (bytes > 4 && is_aligned(p, 16)) return store_packet_aligned(p, raw, flag);
-  store_packet_word(p, raw.w[0], flag);
-  if (bytes > 4) store_packet_word(static_cast<char*>(p) + 8, raw.w[1], flag);
+__device__ __forceinline__ Raw<2> data_of(const PacketUnit& unit) {
+  return {{unit.word[0].data, unit.word[1].data}};
 }
 
 // ---- Lines (Protocol::kLine). 16 threads of a warp have one: 15 of them a unit of data each, the
@@ -216,10 +207,12 @@ __host__ __device__ __forceinline__ constexpr std::uint32_t line_places(std::uin
   return (bytes + kLineDataBytes - 1) / kLineDataBytes * kLineThreads;
 }
 
-// Halves that differ, so that data which repeat themselves are none.
-__device__ __forceinline__ Raw<2> line_flags(std::uint32_t flag) { return {{flag, ~flag}}; }
-__device__ __forceinline__ bool is_flags(const Raw<2>& raw, std::uint32_t flag) {
-  return raw.w[0] == flag && raw.w[1] == ~flag;
+__device__ __forceinline__ Raw<2> line_flags(std::uint64_t flag) {
+  return {{static_cast<std::uint32_t>(flag), static_cast<std::uint32_t>(flag >> 32)}};
+}
+__device__ __forceinline__ bool is_flags(const Raw<2>& raw, std::uint64_t flag) {
+  return raw.w[0] == static_cast<std::uint32_t>(flag) &&
+         raw.w[1] == static_cast<std::uint32_t>(flag >> 32);
 }
 
 __device__ __forceinline__ Raw<2> load_line_word(const void* p) {

@@ -116,7 +116,7 @@ using LineWalk = CopyWalk<kWordBytes, LineLayout>;
 
 __device__ __forceinline__ void copies_line(const SliceJob& job, unsigned thread, unsigned threads,
                                             LineFlags flags) {
-  const std::uint32_t sent_flag = job.sent_flag;
+  const std::uint64_t sent_flag = job.sent_flag;
   LineWalk walk(job, thread, threads);
 #pragma unroll 1
   while (!walk.done()) {

@@ -51,14 +51,12 @@ struct PacketAccess {
       if (first + i == slice.local_src) {
         raw[i][0] = load_linear<2, kElement>(src + at, bytes());
       } else {
-        const PacketUnit unit = load_packet_unit(src + 2 * at, left, 0);
-        raw[i][0] = {{unit.word[0].data, unit.word[1].data}};
+        raw[i][0] = data_of(load_packet_unit(src + 2 * at));
       }
     });
   }
   __device__ __forceinline__ void store(const Raw<2> (&raw)[1]) const {
-    for_slots(slice,
-              [&](char* dst) { store_packet_unit(dst + 2 * at, raw[0], left, slice.sent_flag); });
+    for_slots(slice, [&](char* dst) { store_packet_unit(dst + 2 * at, raw[0], slice.sent_flag); });
     if (slice.dst_user != nullptr) {
       store_linear<2, kElement>(slice.dst_user + at, raw[0], bytes());
     }
@@ -90,7 +88,7 @@ __device__ __forceinline__ void spread_packet(const SliceJob& job, unsigned thre
   });
 }
 
-// Whether the words that this thread will read of a combine's packet sources all have the flag.
+// Whether the units that this thread will read of a combine's packet sources all have the flag.
 // kHold: the thread has at most one unit, and as many sources as Held has room for: keeps what it
 // reads.
 template <bool kHold>
@@ -111,10 +109,9 @@ __device__ __forceinline__ bool combine_ready(const SliceJob& job, unsigned thre
           }
           return;
         }
-        const PacketUnit unit = load_packet_unit(src + 2 * at, left, slice.flag);
-        ready &= unit.word[0].flag == slice.flag;
-        ready &= unit.word[1].flag == slice.flag;
-        if constexpr (kHold) held->raw[i] = {{unit.word[0].data, unit.word[1].data}};
+        const PacketUnit unit = load_packet_unit(src + 2 * at);
+        ready &= has_flag(unit, slice.flag);
+        if constexpr (kHold) held->raw[i] = data_of(unit);
       });
     }
     return ready;
@@ -136,7 +133,7 @@ using PacketWalk = CopyWalk<kUnitBytes, EvenLayout<2>>;
 
 __device__ __forceinline__ void copies_packet(const SliceJob& job, unsigned thread,
                                               unsigned threads, Held& held) {
-  const std::uint32_t flag = job.flag, sent_flag = job.sent_flag;
+  const std::uint64_t sent_flag = job.sent_flag;
   PacketWalk walk(job, thread, threads);
 #pragma unroll 1
   while (!walk.done()) {
@@ -152,15 +149,14 @@ __device__ __forceinline__ void copies_packet(const SliceJob& job, unsigned thre
       } else if (held.valid) {
         raw[p] = held.raw[p];
       } else {
-        const PacketUnit unit = load_packet_unit(piece[p].from, piece[p].bytes, flag);
-        raw[p] = {{unit.word[0].data, unit.word[1].data}};
+        raw[p] = data_of(load_packet_unit(piece[p].from));
       }
     }
 #pragma unroll
     for (int p = 0; p < kCopyPieces; ++p) {
       if (piece[p].bytes == 0) continue;
       if (piece[p].to_slot) {
-        store_packet_unit(piece[p].to, raw[p], piece[p].bytes, sent_flag);
+        store_packet_unit(piece[p].to, raw[p], sent_flag);
       } else {
         store_unit(piece[p].to, raw[p], piece[p].bytes);
       }
@@ -173,7 +169,7 @@ __device__ __forceinline__ void copies_packet(const SliceJob& job, unsigned thre
 template <bool kHold>
 __device__ __forceinline__ bool copies_ready(const SliceJob& job, unsigned thread, unsigned threads,
                                              Held* held) {
-  const std::uint32_t flag = job.flag;
+  const std::uint64_t flag = job.flag;
   bool ready = true;
   PacketWalk walk(job, thread, threads);
 #pragma unroll 1
@@ -184,11 +180,10 @@ __device__ __forceinline__ bool copies_ready(const SliceJob& job, unsigned threa
 #pragma unroll
     for (int p = 0; p < kCopyPieces; ++p) {
       if (piece[p].bytes == 0 || piece[p].to_slot) continue;
-      const PacketUnit unit = load_packet_unit(piece[p].from, piece[p].bytes, flag);
-      ready &= unit.word[0].flag == flag;
-      ready &= unit.word[1].flag == flag;
+      const PacketUnit unit = load_packet_unit(piece[p].from);
+      ready &= has_flag(unit, flag);
       if constexpr (kHold) {
-        if (first) held->raw[p] = {{unit.word[0].data, unit.word[1].data}};
+        if (first) held->raw[p] = data_of(unit);
       }
     }
   }

@@ -22,8 +22,8 @@ struct Slice {
   int num_src;
   int num_dst;
   int local_src;
-  std::uint32_t flag;
-  std::uint32_t sent_flag;
+  std::uint64_t flag;
+  std::uint64_t sent_flag;
   std::uint32_t divisor;
   bool scale_all;
   int scaled_src;

@@ -148,7 +148,7 @@ __device__ __forceinline__ void run_leaf_cuda(const SliceJob& the_job, unsigned 
   }
 }
 
-// Whether the words that run_leaf_cuda() will read in this thread from packet connectors all have
+// Whether the units that run_leaf_cuda() will read in this thread from packet connectors all have
 // the flag. Reads once, from all sources together; the caller polls.
 __device__ __forceinline__ bool packets_ready_cuda(const SliceJob& the_job, unsigned thread,
                                                    unsigned threads) {

@@ -66,7 +66,6 @@ inline constexpr std::uint32_t kLeastStreamThreads = 224;  // of a block in solo
 struct SoloCall {
   std::uint32_t lanes = 0;         // a block each; 0: the call needs the engine
   std::uint32_t first_lane = 0;    // they are those from this one on
-  std::uint32_t flag = 0;          // of the packets
   std::uint32_t rank = 0;          // in the job
   std::uint32_t block_bytes = 0;   // of which lanes carry pieces of 16 bytes:
   std::uint32_t lane_pieces = 0;   // so many each,
@@ -100,9 +99,10 @@ struct SoloCall {
   std::uint32_t patience_ns = 0;
   std::uint32_t part_pieces = 0;
   std::uint32_t longer_parts = 0;
-  std::uint32_t later_flag = 0;  // of the second hop's packets
   std::uint16_t members[kSoloRanks] = {};
   std::uint64_t tag = 0;
+  std::uint64_t flag = 0;        // of the packets, see packet_flag()
+  std::uint64_t later_flag = 0;  // of the second hop's packets
   double scale = 1;
   ArenaShape shape;
   unsigned char* bases[kSoloRanks] = {};  // of the job's ranks

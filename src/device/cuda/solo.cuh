@@ -234,12 +234,10 @@ __device__ __forceinline__ bool any_of(const SoloCall& call, bool x) {
   return call.lines ? __any_sync(line_mask(), x) != 0 : x;
 }
 
-// `bytes`: of data, here.
 __device__ __forceinline__ void store_place(const SoloCall& call, char* slot, std::uint32_t place,
-                                            const Raw<2>& x, std::uint32_t bytes,
-                                            std::uint32_t flag) {
+                                            const Raw<2>& x, std::uint64_t flag) {
   if (!call.lines) {
-    return cuda_leaves::store_packet_unit(slot + 2 * kUnitBytes * place, x, bytes, flag);
+    return cuda_leaves::store_packet_unit(slot + 2 * kUnitBytes * place, x, flag);
   }
   const Raw<2> word = cuda_leaves::bears_flags(place) ? cuda_leaves::line_flags(flag) : x;
   __syncwarp(line_mask());  // lines are stored in one instruction
@@ -252,20 +250,17 @@ __device__ __forceinline__ void load_together(const SoloCall& call) {
 // What is there, to be looked at by has_come(): behind the loads of all other places, for who looks
 // at what one brings waits for it, and so does the next.
 __device__ __forceinline__ cuda_leaves::PacketUnit load_place(const SoloCall& call,
-                                                              const char* slot, std::uint32_t place,
-                                                              std::uint32_t bytes,
-                                                              std::uint32_t flag) {
-  if (!call.lines) {
-    return cuda_leaves::load_packet_unit(slot + 2 * kUnitBytes * place, bytes, flag);
-  }
+                                                              const char* slot,
+                                                              std::uint32_t place) {
+  if (!call.lines) return cuda_leaves::load_packet_unit(slot + 2 * kUnitBytes * place);
   return {{cuda_leaves::load_packet_word(slot + kWordBytes * place), {}}};
 }
 // Whether it has come, as far as this thread can tell, and what.
 __device__ __forceinline__ bool has_come(const SoloCall& call, const cuda_leaves::PacketUnit& found,
-                                         std::uint32_t place, std::uint32_t flag, Raw<2>& x) {
+                                         std::uint32_t place, std::uint64_t flag, Raw<2>& x) {
   if (!call.lines) {
-    x = {{found.word[0].data, found.word[1].data}};
-    return found.word[0].flag == flag && found.word[1].flag == flag;
+    x = cuda_leaves::data_of(found);
+    return cuda_leaves::has_flag(found, flag);
   }
   x = {{found.word[0].data, found.word[0].flag}};
   return !cuda_leaves::bears_flags(place) || cuda_leaves::is_flags(x, flag);
@@ -302,11 +297,10 @@ __device__ __forceinline__ void send_items(const SoloCall& call, const Stretch& 
     if (index >= items) break;
     const Item item = item_of(w, index, call.scatters);
     const std::uint32_t end = call.scatters ? item.message + 1 : call.num_sent;
-    const std::uint32_t bytes = unit_of(call, w.bytes, item.place).bytes;
 #pragma unroll 1
     for (std::uint32_t i = item.message; i < end; ++i) {
       const std::uint32_t q = around(call, call.first_sent + i);
-      store_place(call, s.to[q], item.place, x[h], bytes, call.flag);
+      store_place(call, s.to[q], item.place, x[h], call.flag);
     }
   }
 }
@@ -438,7 +432,7 @@ __device__ __forceinline__ bool receive_copies(CudaRank& r, const SoloCall& call
       load_together(call);
 #pragma unroll
       for (int h = 0; h < kRow; ++h) {
-        if (from[h] != nullptr) found[h] = load_place(call, from[h], place[h], bytes[h], call.flag);
+        if (from[h] != nullptr) found[h] = load_place(call, from[h], place[h]);
       }
       all = true;
 #pragma unroll
@@ -478,13 +472,12 @@ __device__ __forceinline__ bool collect_row(CudaRank& r, const SoloCall& call, c
     for (int h = 0; h < kUnits; ++h) {
       const std::uint32_t place = begin + hand() + h * hands();
       const bool there = place < w.places;
-      const std::uint32_t bytes = unit_of(call, w.bytes, place).bytes;
       cuda_leaves::PacketUnit found[kSoloRanks];
       load_together(call);
 #pragma unroll
       for (int q = 0; q < static_cast<int>(kSoloRanks); ++q) {
         if (q >= call.group_size || q == call.group_rank || !there) continue;
-        found[q] = load_place(call, s.from[q], place, bytes, call.flag);
+        found[q] = load_place(call, s.from[q], place);
       }
 #pragma unroll
       for (int q = 0; q < static_cast<int>(kSoloRanks); ++q) {

@@ -75,7 +75,7 @@ __device__ __forceinline__ void store_plain(char* to, const PlainRow<kUnits, kLi
 }
 template <int kUnits, bool kLines>
 __device__ __forceinline__ void send_plain(char* to, const PlainRow<kUnits, kLines>& row,
-                                           const Raw<2> (&x)[kUnits], std::uint32_t flag) {
+                                           const Raw<2> (&x)[kUnits], std::uint64_t flag) {
   if constexpr (kLines) __syncwarp();  // lines are stored in one instruction
 #pragma unroll
   for (int h = 0; h < kUnits; ++h) {
@@ -83,7 +83,7 @@ __device__ __forceinline__ void send_plain(char* to, const PlainRow<kUnits, kLin
       const Raw<2> word = row.bears() ? cuda_leaves::line_flags(flag) : x[h];
       if (row.has(h)) cuda_leaves::store_line_word(to + row.slot_at(h), word);
     } else {
-      if (row.has(h)) cuda_leaves::store_packet_aligned(to + row.slot_at(h), x[h], flag);
+      if (row.has(h)) cuda_leaves::store_packet_unit(to + row.slot_at(h), x[h], flag);
     }
   }
 }
@@ -146,7 +146,7 @@ __device__ __forceinline__ bool await_row(CudaRank& r, const SoloCall& call, std
   constexpr int kWords = kLines ? 2 : 4, kMost = kMembers == 2 ? 40 : 32;
   constexpr int kFit = kMost / kWords / kMembers, kAtOnce = kFit < kUnits ? kFit : kUnits;
   static_assert(kAtOnce > 0);
-  const std::uint32_t flag = call.flag;
+  const std::uint64_t flag = call.flag;
 #pragma unroll 1
   for (std::uint32_t polls = 0; polls < kPolls; ++polls) {
     // Loads, then looks: who looks at what one brings waits for it, and so does the next.
@@ -166,7 +166,7 @@ __device__ __forceinline__ bool await_row(CudaRank& r, const SoloCall& call, std
           if constexpr (kLines) {
             found[q][i].word[0] = cuda_leaves::load_packet_word(at);
           } else {
-            found[q][i] = cuda_leaves::load_packet_aligned(at);
+            found[q][i] = cuda_leaves::load_packet_unit(at);
           }
         }
       }
@@ -178,10 +178,10 @@ __device__ __forceinline__ bool await_row(CudaRank& r, const SoloCall& call, std
           const int h = begin + i;
           if (h >= kUnits) break;
           const cuda_leaves::PacketUnit& p = found[q][i];
-          const Raw<2> came = kLines ? Raw<2>{{p.word[0].data, p.word[0].flag}}
-                                     : Raw<2>{{p.word[0].data, p.word[1].data}};
+          const Raw<2> came =
+              kLines ? Raw<2>{{p.word[0].data, p.word[0].flag}} : cuda_leaves::data_of(p);
           const bool there = kLines ? !row.bears() || cuda_leaves::is_flags(came, flag)
-                                    : p.word[0].flag == flag && p.word[1].flag == flag;
+                                    : cuda_leaves::has_flag(p, flag);
           all &= there || !sends || !row.has(h);
           x[q][h].w[0] = sends ? came.w[0] : own[h].w[0];
           x[q][h].w[1] = sends ? came.w[1] : own[h].w[1];

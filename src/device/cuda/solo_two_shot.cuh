@@ -107,7 +107,7 @@ __device__ __forceinline__ PartWalk send_parts(const SoloCall& call, const Share
 #pragma unroll
   for (int h = 0; h < kManyUnits; ++h) {
     const PartItem item = next_item(call, walk);
-    if (item.there) store_place(call, s.to[item.q], item.place, x[h], item.bytes, call.flag);
+    if (item.there) store_place(call, s.to[item.q], item.place, x[h], call.flag);
   }
   return walk;
 }
@@ -120,11 +120,10 @@ __device__ __forceinline__ void send_results(const SoloCall& call, const Stretch
   for (int h = 0; h < kGatherUnits; ++h) {
     const std::uint32_t place = begin + hand() + h * hands();
     if (place >= w.places) break;
-    const std::uint32_t bytes = unit_of(call, w.bytes, place).bytes;
 #pragma unroll 1
     for (std::uint32_t i = 0; i < call.num_sent; ++i) {
       const std::uint32_t q = around(call, call.first_sent + i);
-      store_place(call, s.later_to[q], place, x[h], bytes, call.later_flag);
+      store_place(call, s.later_to[q], place, x[h], call.later_flag);
     }
   }
 }
@@ -173,7 +172,7 @@ __device__ __forceinline__ bool collect_parts(CudaRank& r, const SoloCall& call,
 #pragma unroll
       for (int h = 0; h < kManyUnits; ++h) {
         if (from[h] == nullptr) continue;
-        found[h] = load_place(call, from[h], place[h], bytes[h], call.later_flag);
+        found[h] = load_place(call, from[h], place[h]);
       }
       all = true;
 #pragma unroll
