@@ -51,8 +51,9 @@ inline constexpr int kNumProtocols = 3;
 // Flags come with the data, and both ends know the length.
 UNJAM_HD constexpr bool has_inline_flags(Protocol p) { return p != Protocol::kSlot; }
 
-// A line: 15 words of data, then one of flags.
-inline constexpr std::uint32_t kLineBytes = 128, kLineDataBytes = 120, kWordBytes = 8;
+// A line: 7 words of data, then one of flags. (Half of what the memory of a GPU calls a line: of
+// those the halves were seen to come one behind the other, see leaf_access.cuh.)
+inline constexpr std::uint32_t kLineBytes = 64, kLineDataBytes = 56, kWordBytes = 8;
 
 // The most data that a slot of so many bytes holds.
 UNJAM_HD constexpr std::uint32_t payload_bytes(Protocol p, std::uint32_t slot_bytes) {

@@ -124,8 +124,9 @@ std::uint64_t message_bytes(const Geometry& geometry) {
 }
 
 Protocol packet_protocol(const PlanLimits& limits, std::uint64_t message_bytes) {
-  const bool lines = limits.lines && limits.device == Device::kCuda &&
-                     message_bytes >= kLeastLineBytes && limits.escape_slot_bytes % kLineBytes == 0;
+  static_assert(kSlotGranularity % kLineBytes == 0);
+  const bool lines =
+      limits.lines && limits.device == Device::kCuda && message_bytes >= kLeastLineBytes;
   return lines ? Protocol::kLine : Protocol::kPacket;
 }
 

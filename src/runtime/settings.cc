@@ -81,14 +81,12 @@ const std::vector<Variable>& variables() {
        "CUDA: whether collectives in a stream run without the engine where they can.", false},
       {"UNJAM_LINES", &Settings::lines, 0, 1, nullptr,
        "CUDA, for development only: packets from 64 KiB on are lines with one flag each. Faster, "
-       "but "
-       "a half of a line has been seen to come late, and its old data to be taken for it.",
+       "but not tested enough: longer lines were seen to come in halves.",
        true},
       {"UNJAM_WHOLE_LINES", &Settings::whole_lines, -1, 1, nullptr,
-       "CUDA: whether what a warp stores to a peer comes line by line, as it does through NVLink; "
-       "if "
-       "not, longer packets are sent by the engine, which stores their flags behind a fence. -1: 1 "
-       "where NVML knows of NVLinks to all other GPUs of the machine.",
+       "CUDA: whether what a warp stores to a peer comes line by line, as it does through "
+       "NVLink; if not, longer packets are sent by the engine, which stores their flags behind a "
+       "fence. -1: 1 where NVML knows of NVLinks to all other GPUs of the machine.",
        false},
       {"UNJAM_SOLO_PATIENCE_US", &Settings::solo_patience_us, 0, 1000000, nullptr,
        "CUDA: how long such a collective of more than packets waits for a peer before the engine "

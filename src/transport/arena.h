@@ -95,7 +95,7 @@ struct ArenaShape {
     return sizeof(DirectoryHead) + std::uint64_t{places()} * sizeof(std::uint64_t);
   }
   UNJAM_HD constexpr std::uint64_t directory_bytes() const {
-    // Slots begin with a line (of packets of whole lines) if their size is a multiple of one.
+    // Slots begin with a line.
     static_assert(kSlotHeaders * sizeof(SlotHeader) % kLineBytes == 0);
     return (entries_offset() + std::uint64_t{connectors} * sizeof(DirectoryEntry) + kLineBytes -
             1) /

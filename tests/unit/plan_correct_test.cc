@@ -470,7 +470,7 @@ TEST(PlanLanes, OnCuda) {
   }
 }
 
-// If asked for, long messages of GPUs go as lines: fewer bytes a lane, for one thread in 16 has
+// If asked for, long messages of GPUs go as lines: fewer bytes a lane, for one thread in 8 has
 // flags; more a slot.
 TEST(PlanLanes, OfLines) {
   const auto plan = [](std::uint64_t count, Algorithm algorithm, std::uint32_t slot_bytes,
@@ -486,19 +486,17 @@ TEST(PlanLanes, OfLines) {
     const std::uint64_t units = algorithm == Algorithm::kDirect ? 2 : 1;
     const auto count = [&](std::uint64_t of_message) { return messages * of_message; };
     EXPECT_EQ(plan(count(kLeast), algorithm, 65536, Device::kHost).protocol, Protocol::kPacket);
-    EXPECT_EQ(plan(count(kLeast), algorithm, 65536 + 64, Device::kCuda).protocol,
-              Protocol::kPacket);
     const Plan packets = plan(count(kLeast - 4), algorithm, 65536, Device::kCuda);
     EXPECT_EQ(packets.protocol, Protocol::kPacket);
     EXPECT_EQ(packets.geometry.chunk, 32768u / sizeof(float));
     EXPECT_EQ(packets.geometry.lanes, (kLeastLineBytes - 16 + units * 3840 - 1) / (units * 3840));
     const Plan lines = plan(count(kLeast), algorithm, 65536, Device::kCuda);
     EXPECT_EQ(lines.protocol, Protocol::kLine);
-    EXPECT_EQ(lines.geometry.chunk, 512u * 120 / sizeof(float));
-    EXPECT_EQ(lines.geometry.lanes, (kLeastLineBytes + units * 3600 - 1) / (units * 3600));
+    EXPECT_EQ(lines.geometry.chunk, 1024u * 56 / sizeof(float));
+    EXPECT_EQ(lines.geometry.lanes, (kLeastLineBytes + units * 3360 - 1) / (units * 3360));
   }
-  EXPECT_EQ(payload_bytes(Protocol::kLine, 256), 240u);
-  EXPECT_EQ(payload_bytes(Protocol::kLine, 255), 120u);
+  EXPECT_EQ(payload_bytes(Protocol::kLine, 128), 112u);
+  EXPECT_EQ(payload_bytes(Protocol::kLine, 127), 56u);
   EXPECT_EQ(payload_bytes(Protocol::kPacket, 256), 128u);
   EXPECT_EQ(payload_bytes(Protocol::kSlot, 256), 256u);
 }
@@ -578,23 +576,21 @@ TEST(PlanSelector, TableAndErrors) {
   EXPECT_EQ(of_packets(512 * 1024 + 1, 256 * 1024, 32), Algorithm::kMesh);
   EXPECT_EQ(of_packets(64 * 1024, 64 * 1024, 8), Algorithm::kDirect);
   EXPECT_EQ(of_packets(64 * 1024 + 1, 64 * 1024, 8), Algorithm::kMesh);
-  // Of lines: in larger slots up to 4 MiB, if these are whole lines.
+  // Of lines: in larger slots up to 4 MiB.
   const auto with_slots = [](std::uint64_t floats, std::uint32_t slot_bytes, std::uint16_t lanes) {
     PlanLimits limits = make_limits(4, slot_bytes, lanes, Device::kCuda);
     limits.lines = true;
     return select_algorithm(make_request(Kind::kAllReduce, 2, floats), limits);
   };
-  EXPECT_EQ(with_slots(480 * 1024, 64 * 1024, 32), Algorithm::kDirect);
-  EXPECT_EQ(with_slots(480 * 1024 + 1, 64 * 1024, 32), Algorithm::kMesh);
-  EXPECT_EQ(with_slots(960 * 1024, 128 * 1024, 32), Algorithm::kDirect);
-  EXPECT_EQ(with_slots(960 * 1024 + 1, 128 * 1024, 32), Algorithm::kMesh);
-  EXPECT_EQ(with_slots(1024 * 1024, 140 * 1024, 32), Algorithm::kDirect);
-  EXPECT_EQ(with_slots(1024 * 1024 + 1, 140 * 1024, 32), Algorithm::kMesh);
+  EXPECT_EQ(with_slots(448 * 1024, 64 * 1024, 32), Algorithm::kDirect);
+  EXPECT_EQ(with_slots(448 * 1024 + 1, 64 * 1024, 32), Algorithm::kMesh);
+  EXPECT_EQ(with_slots(896 * 1024, 128 * 1024, 32), Algorithm::kDirect);
+  EXPECT_EQ(with_slots(896 * 1024 + 1, 128 * 1024, 32), Algorithm::kMesh);
+  EXPECT_EQ(with_slots(1024 * 1024, 147 * 1024, 32), Algorithm::kDirect);
+  EXPECT_EQ(with_slots(1024 * 1024 + 1, 147 * 1024, 32), Algorithm::kMesh);
   EXPECT_EQ(with_slots(1024 * 1024 + 1, 256 * 1024, 32), Algorithm::kMesh);
-  EXPECT_EQ(with_slots(512 * 1024, 128 * 1024 + 64, 32), Algorithm::kDirect);
-  EXPECT_EQ(with_slots(512 * 1024 + 1, 128 * 1024 + 64, 32), Algorithm::kMesh);
-  EXPECT_EQ(with_slots(120 * 1024, 64 * 1024, 8), Algorithm::kDirect);
-  EXPECT_EQ(with_slots(120 * 1024 + 1, 64 * 1024, 8), Algorithm::kMesh);
+  EXPECT_EQ(with_slots(112 * 1024, 64 * 1024, 8), Algorithm::kDirect);
+  EXPECT_EQ(with_slots(112 * 1024 + 1, 64 * 1024, 8), Algorithm::kMesh);
   // Shorter messages are no lines, and half of a slot is theirs.
   EXPECT_EQ(with_slots(16 * 1024 - 1, 64 * 1024, 1), Algorithm::kMesh);
   EXPECT_EQ(with_slots(8 * 1024, 64 * 1024, 1), Algorithm::kDirect);

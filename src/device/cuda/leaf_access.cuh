@@ -175,12 +175,15 @@ __device__ __forceinline__ Raw<2> data_of(const PacketUnit& unit) {
   return {{unit.word[0].data, unit.word[1].data}};
 }
 
-// ---- Lines (Protocol::kLine). 16 threads of a warp have one: 15 of them a unit of data each, the
-// last one the flags. They store it in one instruction, and load it in one, and so it comes: a line
-// is one write to the link and to memory, and one read of it, so who sees its flags in a load of
-// the whole line has its data, too. That is how GPUs with NVLink work, not what the memory model of
-// PTX promises; NCCL's LL128 relies on the same. (tests/gpu/torn_lines.cu looks for lines that are
-// torn.) NOT SAFE YET, and off (UNJAM_LINES): see "Packets and lines" in ARCHITECTURE.md.
+// ---- Lines (Protocol::kLine). 8 threads of a warp have one: 7 of them a unit of data each, the
+// last one the flags. They store it in one instruction, and load it in one, and so it comes: 64
+// bytes are one write to the link and to memory, and one read of it, so who sees their flags in a
+// load of all of them has their data, too. That is how GPUs with NVLink work, not what the memory
+// model of PTX promises; NCCL's LL128 relies on as much of 128 bytes. Of those, on H200s, the first
+// half was seen to come behind the second, once in 10^8, where a shorter message had ended in them
+// before (ARCHITECTURE.md, "Packets and lines"); so each half has its flags.
+// tests/gpu/torn_lines.cu looks for lines that are torn. OFF (UNJAM_LINES) until lines of 64 bytes
+// have been tested on GPUs.
 //
 // Where links are others the flags are stored behind a fence (LineFlags::kBehind). The engine,
 // which has time, looks at the flags first (acquire), then at the data.
@@ -188,7 +191,7 @@ __device__ __forceinline__ Raw<2> data_of(const PacketUnit& unit) {
 inline constexpr unsigned kLineThreads = kLineBytes / kWordBytes;
 static_assert(kLineDataBytes == (kLineThreads - 1) * kUnitBytes);
 
-// What a thread has of a slot's lines: 8 bytes at 8 * place. Place p is word p % 16 of line p / 16.
+// What a thread has of a slot's lines: 8 bytes at 8 * place. Place p is word p % 8 of line p / 8.
 __device__ __forceinline__ bool bears_flags(std::uint32_t place) {
   return place % kLineThreads == kLineThreads - 1;
 }

@@ -1,5 +1,5 @@
 // The CUDA leaves of lines (leaf_access.cuh): user memory is linear, connector memory is lines. A
-// warp has two at a time.
+// warp has four at a time.
 #pragma once
 
 #include <cstdint>
