@@ -485,7 +485,9 @@ typedef struct {
   uint16_t lane;
   uint16_t type; /* unjamTraceType_t */
 } unjamTraceEvent_t;
-/* Copies the newest events (at most `capacity`), oldest first, lane after lane. *count: copied. */
+/* Copies the newest events (at most `capacity`), oldest first, lane after lane. *count: copied. On
+ * CUDA, of a lane whose engine is at work meanwhile the newest event is left out, and the oldest.
+ */
 UNJAM_API unjamResult_t unjamGetTrace(unjamContext_t context, unjamTraceEvent_t* events,
                                       size_t capacity, size_t* count);
 /* The hash under which (group, key) appears in traces. */

@@ -55,6 +55,10 @@ UNJAM_HD constexpr bool has_inline_flags(Protocol p) { return p != Protocol::kSl
 // those the halves were seen to come one behind the other, see leaf_access.cuh.)
 inline constexpr std::uint32_t kLineBytes = 64, kLineDataBytes = 56, kWordBytes = 8;
 
+// Of slots' sizes: whole lines, and so that every cut is 16-byte aligned, a half too.
+inline constexpr std::uint32_t kSlotGranularity = 64;
+static_assert(kSlotGranularity % kLineBytes == 0);
+
 // The most data that a slot of so many bytes holds.
 UNJAM_HD constexpr std::uint32_t payload_bytes(Protocol p, std::uint32_t slot_bytes) {
   if (p == Protocol::kPacket) return slot_bytes / 2;

@@ -61,23 +61,39 @@ struct TraceRing {
     const std::uint64_t now = load_acquire(written);
     const std::uint64_t first = now + 1 > places ? now + 1 - places : 0;
     const std::uint64_t lost = first > begin ? std::min(first - begin, kept) : 0;
-    std::copy(out + lost, out + kept, out);
+    if (lost != 0) std::copy(out + lost, out + kept, out);
     return kept - lost;
   }
 
-  // From a copy of somebody's places that was made while he went on, when he had counted `count`
-  // (or more: nobody else sees the count of an engine that runs on a GPU): what has not been
-  // overwritten since. Times never fall but where something newer begins; the event behind it may
-  // have been half written.
-  void keep(const TraceEvent* copied, std::uint64_t count) {
-    const std::uint64_t kept = std::min(count, places == 0 ? 0 : places - 1);
-    const auto event = [&](std::uint64_t i) { return copied[(count - kept + i) % places]; };
-    std::uint64_t first = 0;
-    for (std::uint64_t i = 1; i < kept; ++i) {
-      if (event(i).time_ns < event(i - 1).time_ns) first = i + 1;
+  // From a copy of another's places. `rests`: he had counted `count`, and wrote nothing while the
+  // copy was made. Else he has (what he has counted, if he is an engine on a GPU, nobody knows
+  // until it leaves), and where he is is told by times alone: his newest event lies in front of his
+  // oldest. Both may be half written, and are left out. Nothing torn is kept as long as places are
+  // copied faster than they are filled; events that are between others may be missing.
+  void keep(const TraceEvent* copied, std::uint64_t count, bool rests) {
+    written = 0;
+    if (places == 0) return;
+    const auto at = [&](std::uint64_t i) -> const TraceEvent& { return copied[i % places]; };
+    std::uint64_t first = 0, end = 0;
+    if (rests) {
+      end = count;
+      first = count - std::min(count, places - 1);
+    } else {
+      std::uint64_t newest = 0;
+      for (std::uint64_t i = 1; i < places; ++i) {
+        if (at(i).time_ns > at(newest).time_ns) newest = i;
+      }
+      // Of several at one time the last.
+      for (std::uint64_t i = 1; i < places && at(newest + 1).time_ns == at(newest).time_ns; ++i) {
+        ++newest;
+      }
+      first = end = newest + places;
+      while (first > newest + 2 && at(first - 1).time_ns != 0 &&
+             (first == end || at(first - 1).time_ns <= at(first).time_ns)) {
+        --first;
+      }
     }
-    for (std::uint64_t i = first; i < kept; ++i) events[i - first] = event(i);
-    written = first < kept ? kept - first : 0;
+    for (std::uint64_t i = first; i < end; ++i) events[written++] = at(i);
   }
 };
 

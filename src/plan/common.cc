@@ -124,7 +124,6 @@ std::uint64_t message_bytes(const Geometry& geometry) {
 }
 
 Protocol packet_protocol(const PlanLimits& limits, std::uint64_t message_bytes) {
-  static_assert(kSlotGranularity % kLineBytes == 0);
   const bool lines =
       limits.lines && limits.device == Device::kCuda && message_bytes >= kLeastLineBytes;
   return lines ? Protocol::kLine : Protocol::kPacket;

@@ -17,9 +17,6 @@ inline constexpr std::uint64_t kLatencyLaneBytes = 64 * 1024;
 // Fewest guaranteed slots that ring plans work with (see ring.h).
 inline constexpr std::uint32_t kMinRingSlots = 2;
 
-// Slots are whole flag-carrying 64-byte pieces, so that every cut is 16-byte aligned, a half too.
-inline constexpr std::uint32_t kSlotGranularity = 64;
-
 // "" if a plan can be made for the request within the limits, else what is wrong with them.
 std::string request_error(const PlanRequest& request, const PlanLimits& limits);
 

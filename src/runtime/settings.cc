@@ -299,14 +299,15 @@ bool resolve_settings(const unjamConfig_t* config, int ranks, Settings& s, std::
          c.heap_bytes == UINT64_MAX ? -1 : 0);
     if (!ok) return false;
   }
-  if (s.escape_slot_bytes % 64 != 0) {
+  if (s.escape_slot_bytes % kSlotGranularity != 0) {
     error = "escape_slot_bytes (UNJAM_ESCAPE_SLOT_BYTES) is " +
-            std::to_string(s.escape_slot_bytes) + ": it must be a multiple of 64";
+            std::to_string(s.escape_slot_bytes) + ": it must be a multiple of " +
+            std::to_string(kSlotGranularity);
     return false;
   }
-  if (s.borrow_slot_bytes % 64 != 0) {
+  if (s.borrow_slot_bytes % kSlotGranularity != 0) {
     error = "UNJAM_BORROW_SLOT_BYTES is " + std::to_string(s.borrow_slot_bytes) +
-            ": it must be a multiple of 64";
+            ": it must be a multiple of " + std::to_string(kSlotGranularity);
     return false;
   }
   // A chunk must fit into the slots of its connector but one, however its slices are granted.

@@ -116,9 +116,11 @@ inline constexpr std::uint32_t kInOutput = 0xffffffff;
 // one a hop at most, lie in slots that follow each other. Hops have flags of their own all the
 // same: a reader that does not know yet that its connector has begun anew looks where another hop's
 // packet may be, and must not take it for the one that it wants. `hop`: 0 or 1, see hop_sent().
-// As long as a slice's, half of it beside each of a unit's two words: 32 bits are too few where ten
-// thousand calls a second follow each other in a slot; every few days two of them would be alike,
-// and what the former has left would be taken for the latter's.
+// As long as a slice's, half of it beside each of a unit's two words, for 32 bits are too few where
+// ten thousand calls a second follow each other in a slot: every few days two of them would be
+// alike, and what the former has left would be taken for the latter's. (The words of a unit, stored
+// and loaded in one instruction, need not come together. Then 29 bits tell, at the very moment when
+// one has come and the other has not.)
 UNJAM_HD inline std::uint64_t packet_flag(std::uint64_t seed, std::uint64_t chunk,
                                           std::uint32_t hop) {
   return step_flag(seed, 2 * chunk + hop);

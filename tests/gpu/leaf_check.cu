@@ -52,14 +52,15 @@ __global__ void __launch_bounds__(512)
   run_leaf_cuda(shared, threadIdx.x, blockDim.x);
 }
 
-// Connector memory that holds these data.
+// Connector memory that holds these data. What fills the last packet, or line, up, is anything.
 std::vector<unsigned char> packed(Protocol protocol, const std::vector<unsigned char>& data,
                                   std::size_t bytes) {
+  constexpr unsigned char kFilling = 0xb7;
   if (protocol == Protocol::kSlot) return {data.begin(), data.begin() + bytes};
   std::vector<unsigned char> slot;
   if (protocol == Protocol::kPacket) {
     // Whole units, in each half of a unit half the flag.
-    slot.resize((bytes + 7) / 8 * 16);
+    slot.resize((bytes + 7) / 8 * 16, kFilling);
     const auto* flag = reinterpret_cast<const unsigned char*>(&kFlag);
     for (std::size_t at = 0; 2 * at < slot.size(); at += 4) {
       if (at < bytes) std::memcpy(&slot[2 * at], &data[at], bytes - at < 4 ? bytes - at : 4);
@@ -67,7 +68,7 @@ std::vector<unsigned char> packed(Protocol protocol, const std::vector<unsigned 
     }
     return slot;
   }
-  slot.resize((bytes + kLineDataBytes - 1) / kLineDataBytes * kLineBytes);
+  slot.resize((bytes + kLineDataBytes - 1) / kLineDataBytes * kLineBytes, kFilling);
   for (std::size_t line = 0; line * kLineBytes < slot.size(); ++line) {
     const std::size_t at = line * kLineDataBytes, left = bytes - at;
     std::memcpy(&slot[line * kLineBytes], &data[at], left < kLineDataBytes ? left : kLineDataBytes);
@@ -76,8 +77,7 @@ std::vector<unsigned char> packed(Protocol protocol, const std::vector<unsigned 
   return slot;
 }
 
-// Whether connector memory holds these data, and nothing behind them. What fills the last packet,
-// or line, up may be anything.
+// Whether connector memory holds these data, and nothing behind them.
 bool holds(const void* slot, const std::vector<unsigned char>& data, Protocol protocol) {
   const auto want = packed(protocol, data, data.size());
   std::vector<unsigned char> have(want.size() + 1);

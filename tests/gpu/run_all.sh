@@ -30,7 +30,7 @@ seed=${SEED:-1}
 runs=$(
   cat <<END
 leaves|120||leaf_check
-lines|100||torn_lines --seconds 0.3
+lines|240||torn_lines --seconds 0.2
 smoke|200||smoke
 smoke-behind|200|UNJAM_WHOLE_LINES=0|smoke
 solo|420||solo

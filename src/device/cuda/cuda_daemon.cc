@@ -249,15 +249,26 @@ class CudaDaemon : public StreamDaemon {
     const OnDevice on(o_.device);
     const BesideCapture beside;
     std::lock_guard lock(refreshing_);
-    std::vector<LaneState> lanes(o_.shape.lanes);
-    // What could not be read stays as it was: figures never fall.
-    bool read = cudaMemcpyAsync(lanes.data(), lanes_, lanes.size() * sizeof(LaneState),
-                                cudaMemcpyDefault, control_stream_) == cudaSuccess;
+    // Lanes without a driver are as they were left. Which those are is looked at before their state
+    // is, so that is what was left; and again behind the traces, with what they have counted since.
+    // Whoever drove one meanwhile is still there, or has left it with another count.
+    std::vector<LaneState> lanes(o_.shape.lanes), later(o_.shape.lanes);
+    std::uint64_t driven = 0, driven_later = 0;
     const std::uint64_t places = TraceRing::places_for(o_.trace_events);
     std::vector<TraceEvent> events(places * o_.shape.lanes);
+    bool read = true;  // what could not be read stays as it was: figures never fall
+    const auto fetch = [&](void* to, const void* from, std::size_t bytes) {
+      read = read &&
+             cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, control_stream_) == cudaSuccess;
+    };
+    fetch(&driven, &rank_->lanes, sizeof(driven));
+    fetch(lanes.data(), lanes_, lanes.size() * sizeof(LaneState));
     for (std::uint32_t l = 0; l < o_.shape.lanes && places != 0; ++l) {
-      read = read && cudaMemcpyAsync(&events[l * places], traces_[l], places * sizeof(TraceEvent),
-                                     cudaMemcpyDefault, control_stream_) == cudaSuccess;
+      fetch(&events[l * places], traces_[l], places * sizeof(TraceEvent));
+    }
+    if (places != 0) {
+      fetch(&driven_later, &rank_->lanes, sizeof(driven_later));
+      fetch(later.data(), lanes_, later.size() * sizeof(LaneState));
     }
     if (cudaStreamSynchronize(control_stream_) != cudaSuccess || !read) return;
     timespec real{};
@@ -269,7 +280,9 @@ class CudaDaemon : public StreamDaemon {
       LaneState& to = copy.lanes[l];
       to.stats = lanes[l].stats;
       store_release(to.running, lanes[l].running);
-      to.trace.keep(events.data() + l * places, lanes[l].trace.written);
+      const std::uint64_t count = lanes[l].trace.written;
+      const bool rests = ((driven | driven_later) >> l & 1) == 0 && later[l].trace.written == count;
+      to.trace.keep(events.data() + l * places, count, rests);
       for (std::uint64_t i = 0; i < to.trace.written; ++i) to.trace.events[i].time_ns -= shift;
     }
   }
