@@ -13,6 +13,7 @@
 #include <cstring>
 #include <random>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "tests/support/explored.h"
@@ -116,6 +117,25 @@ TEST(TraceRing, KeepsWhatACopyHasWhole) {
       }
     }
   }
+}
+
+TEST(TraceRing, ReadByAThreadMeanwhile) {
+  constexpr std::uint64_t kKept = 5, kMany = 20000;
+  std::vector<TraceEvent> places(TraceRing::places_for(kKept));
+  TraceRing ring{places.data(), places.size(), 0};
+  std::thread writer([&] {
+    for (std::uint64_t i = 0; i < kMany; ++i) ring.record<true>(event(i));
+  });
+  std::vector<TraceEvent> out(kKept);
+  std::uint64_t written = 0;
+  while (written < kMany) {
+    const std::uint64_t found = ring.newest(out.data(), kKept);
+    written = load_acquire(ring.written);
+    const char* wrong = check(out.data(), found, written);
+    EXPECT_EQ(wrong, nullptr) << wrong;
+    if (wrong != nullptr) break;
+  }
+  writer.join();
 }
 
 #if UNJAM_HAS_EXPLORER
