@@ -350,7 +350,7 @@ class Engine {
       if (s_.active[slot % kActiveContexts].slot != slot) {
         const Invocation& inv = rank_.invocations[slot];
         // Acquire: the key's former invocation is complete on all lanes, its buffers are ours.
-        if (load_acquire_local(inv.key->done) != inv.n || !dev_.ready(inv)) continue;
+        if (load_acquire_local(inv.key->done) != inv.turn || !dev_.ready(inv)) continue;
       }
       s_.slot = slot;
       s_.ran = true;
@@ -1411,7 +1411,7 @@ class Engine {
     if (!fenced) dev_.fence();
     const bool cancelled = dev_.cancelled(slot);
     // A key with a cancelled invocation is finished for good: the runtime refuses further ones.
-    if (!cancelled) Dev::publish(inv.key->done, inv.n + 1);
+    if (!cancelled) Dev::publish(inv.key->done, inv.turn + 1);
     dev_.complete(slot, cancelled ? Outcome::kCancelled : Outcome::kDone);
     // Other lanes may sleep on the key's next invocation. (After the completion: whoever holds the
     // lane and sleeps may wait for that.)

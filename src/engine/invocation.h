@@ -45,9 +45,9 @@ struct LaneKey {
 struct KeyState {
   std::uint64_t tag = 0;    // hash of (group, key): what peers and traces know it by
   std::uint64_t group = 0;  // hash of the group: what peers know all its keys by
-  // Invocations completed by all lanes of this rank. n starts when done == n. Written by the lane
-  // that finishes last (release: its and, through the countdown, the others' stores come before),
-  // read by all lanes (acquire).
+  // Invocations completed by all lanes of this rank: one starts when this is its turn. Written by
+  // the lane that finishes last (release: its and, through the countdown, the others' stores come
+  // before), read by all lanes (acquire).
   std::uint64_t done = 0;
   LaneKey* lanes = nullptr;  // [lanes]
 };
@@ -61,6 +61,10 @@ struct alignas(16) Invocation {
   void* output = nullptr;
   std::uint64_t seed = 0;  // of the flags: hash of group, key, n, signature and plan
   std::uint64_t n = 0;     // which use of the key
+  // The same as KeyState::done counts it. Of a state that was another key's before, no number that
+  // this has counted: the first use of a key, which sets its state up, may lie in a stream that has
+  // not come there yet when the second one is looked at, by way of another.
+  std::uint64_t turn = 0;
   // When the input is there: a number that the device's marks have to reach; 0: it is.
   std::uint64_t ticket = 0;
   std::uint64_t serial = 0;  // unique at its rank: what a device's waiters look for

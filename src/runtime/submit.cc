@@ -442,7 +442,7 @@ Invocation Context::make_invocation(const Submitted& s, std::uint16_t slot) cons
     // Any element will do: what counts is that nobody has the sum before all have given theirs.
     inv.input = inv.output = world_->bases()[rank_] + world_->shape().scratch();
   }
-  inv.n = s.n;
+  inv.n = inv.turn = s.n;
   inv.geometry = plan.geometry;
   // (A barrier's element is in memory that the first lane alone touches.)
   if (cuda() && has_inline_flags(plan.protocol) && signature.kind != Kind::kBarrier) {

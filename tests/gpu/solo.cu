@@ -679,6 +679,59 @@ void check_return(int ranks) {
   });
 }
 
+// A key's second use, in a stream that is ahead of the first one's, waits for it; also where the
+// key's place on the device was another key's, which had been used as often.
+void check_overtaking(int ranks) {
+  constexpr int kRounds = 100;
+  constexpr std::size_t kCount = 1000;
+  setenv("UNJAM_SOLO", "1", 1);
+  setenv("UNJAM_IDLE_KEYS", "4", 1);
+  Job job(ranks, cuda_config());
+  job.run([&](const Member& me) {
+    const Stream first, second;
+    const DeviceMemory memory(2 * kCount * sizeof(float));
+    auto* data = memory.as<float>();
+    std::vector<float> numbers(2 * kCount);
+    const auto reduce = [&](const std::string& key, float* x, const Stream& stream) {
+      const unjamCallOptions_t within = ordered(UNJAM_STREAM_SYNC, stream);
+      check(unjamAllReduce(me.all, key.c_str(), x, x, kCount, UNJAM_FLOAT32, UNJAM_SUM, &within,
+                           nullptr));
+    };
+    for (int round = 0; round < kRounds; ++round) {
+      me.doing("a use that overtakes, round " + std::to_string(round));
+      reduce("once " + std::to_string(round), data, first);
+      first.synchronize();
+      for (std::size_t i = 0; i < numbers.size(); ++i) {
+        numbers[i] = static_cast<float>(me.rank + 1 + round + (i < kCount ? 0 : 1000));
+      }
+      check(
+          cudaMemcpy(data, numbers.data(), numbers.size() * sizeof(float), cudaMemcpyHostToDevice));
+      check(cudaDeviceSynchronize());
+      const std::string key = "twice " + std::to_string(round);
+      spin_kernel<><<<1, 1, 0, first.get()>>>(100'000);
+      check(cudaGetLastError());
+      reduce(key, data, first);
+      reduce(key, data + kCount, second);
+      first.synchronize();
+      second.synchronize();
+      check(
+          cudaMemcpy(numbers.data(), data, numbers.size() * sizeof(float), cudaMemcpyDeviceToHost));
+      const int own = me.ranks * (me.ranks + 1) / 2 + me.ranks * round;
+      for (std::size_t i = 0; i < numbers.size(); ++i) {
+        const int want = own + (i < kCount ? 0 : 1000 * me.ranks);
+        if (numbers[i] != static_cast<float>(want)) {
+          fail("A WRONG NUMBER: rank " + std::to_string(me.rank) + ", round " +
+               std::to_string(round) + " of uses that overtake: " + std::to_string(numbers[i]) +
+               " instead of " + std::to_string(want));
+        }
+      }
+    }
+    me.doing("done");
+  });
+  unsetenv("UNJAM_IDLE_KEYS");
+  std::printf("a key's uses in two streams, the second ahead: %d rounds\n", kRounds);
+}
+
 void same_bits(const Outcome& engine, const Outcome& solo, const std::vector<Case>& cases) {
   for (std::size_t r = 0; r < solo.digests.size(); ++r) {
     for (std::size_t i = 0; i < solo.digests[r].size(); ++i) {
@@ -747,6 +800,7 @@ int main(int argc, char** argv) {
   if (two_shot < 2 && mesh < 2) {
     run_both(ranks, -1, cases, repeats);
     check_return(ranks);
+    if (kind < 0) check_overtaking(ranks);
   }
   std::vector<Case> more;
   if (two_shot > 0 && mesh < 2 && ranks >= 2 && ranks <= 8 &&

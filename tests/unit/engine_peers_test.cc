@@ -448,7 +448,7 @@ class Ranks {
     inv.input = u.inputs[r].data();
     inv.output = u.outputs[r].data();
     if (case_.heap && ++submitted_ % 4 != 0) place_in_heap(u, r, inv);
-    inv.n = u.n;
+    inv.n = inv.turn = u.n;
     inv.seed = hash_combine(inv.key->tag, u.n);
     Geometry& g = inv.geometry;
     g.count = u.count;

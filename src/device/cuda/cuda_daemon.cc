@@ -68,7 +68,7 @@ class BackOff {
 class CudaDaemon : public StreamDaemon {
  public:
   CudaDaemon(const CudaRankOptions& options, RankState& copy)
-      : o_(options), copy_(copy), besides_(options.slots), tags_(options.keys) {}
+      : o_(options), copy_(copy), besides_(options.slots), held_keys_(options.keys) {}
 
   ~CudaDaemon() override {
     stop();
@@ -106,7 +106,6 @@ class CudaDaemon : public StreamDaemon {
       put_command(inv, place);
     } else {
       put(inv, fresh, place);
-      if (fresh != nullptr) tags_[static_cast<std::size_t>(inv.key - keys_.states)] = fresh->tag;
     }
     ++pending_;
     ++beside_;
@@ -182,7 +181,6 @@ class CudaDaemon : public StreamDaemon {
     l.slot = inv.slot;
     l.serial = inv.serial;
     put(inv, fresh, l.sqe);
-    if (fresh != nullptr) tags_[static_cast<std::size_t>(inv.key - keys_.states)] = fresh->tag;
     const Geometry& g = inv.geometry;
     const unsigned threads = prepare_solo(inv, fresh != nullptr, l.solo);
     // With the engine, one more for the first lane, see unjam_engine_kernel.
@@ -561,15 +559,22 @@ class CudaDaemon : public StreamDaemon {
 
   // ---- submission ----
 
-  static void put(const Invocation& inv, const KeyState* fresh, CudaSqe& place) {
+  void put(const Invocation& inv, const KeyState* fresh, CudaSqe& place) {
+    HeldKey& key = held_keys_[static_cast<std::size_t>(inv.key - keys_.states)];
+    if (fresh != nullptr) {
+      // Turns of its own, see Invocation::turn.
+      constexpr int kUseBits = 36;
+      key = {fresh->tag, ++keys_begun_ << kUseBits};
+    }
     place.inv = inv;
+    place.inv.turn = key.first_turn + inv.n;
     std::copy_n(inv.program, inv.num_primitives, place.program);
     std::copy_n(inv.members, inv.group_size, place.members);
     place.fresh = fresh != nullptr ? 1 : 0;
     if (fresh == nullptr) return;
     place.key_tag = fresh->tag;
     place.key_group = fresh->group;
-    place.key_done = fresh->done;
+    place.key_done = key.first_turn + fresh->done;
   }
 
   // Fills in what a call needs to run without the engine, if it can: one of a direct or two-shot
@@ -600,7 +605,7 @@ class CudaDaemon : public StreamDaemon {
     std::copy(o_.bases.begin(), o_.bases.end(), solo.bases);
     solo.attention = &link_->attention;
     const auto key = static_cast<std::size_t>(inv.key - keys_.states);
-    solo.tag = tags_[key];
+    solo.tag = held_keys_[key].tag;
     solo.out = keys_.out + key * o_.shape.lanes * o_.shape.ranks;
     solo.in = keys_.in + key * o_.shape.lanes * o_.shape.ranks;
     return threads;
@@ -1017,8 +1022,12 @@ class CudaDaemon : public StreamDaemon {
   // Submissions whose completion was not taken out: those that a daemon may be needed for. (Calls
   // in streams bring their engine.)
   std::atomic<std::uint64_t> beside_{0};
-  std::vector<bool> besides_;        // by slot
-  std::vector<std::uint64_t> tags_;  // of keys, by place
+  std::vector<bool> besides_;  // by slot
+  struct HeldKey {
+    std::uint64_t tag = 0, first_turn = 0;
+  };
+  std::vector<HeldKey> held_keys_;  // by place
+  std::uint64_t keys_begun_ = 0;
   std::atomic<std::uint64_t> launches_{0};
 
   std::mutex attention_mutex_, post_mutex_;

@@ -653,7 +653,7 @@ __device__ __forceinline__ bool any_gave_up(std::uint64_t word) {
 // of the results: what the lanes have stored for later drivers is released with their leases, the
 // call's buffers belong to its stream, and who asks for its end looks at `completed` or the CQ.
 __device__ __forceinline__ void free_key(const CudaLaunch& launch) {
-  store_relaxed_local(launch.sqe.inv.key->done, launch.sqe.inv.n + 1);
+  store_relaxed_local(launch.sqe.inv.key->done, launch.sqe.inv.turn + 1);
 }
 
 // Behind a fence of this thread, which is behind all that the call has stored in any lane: each of
@@ -757,7 +757,7 @@ __device__ __forceinline__ bool take_lane(CudaRank& r, const CudaLaunch& launch,
     const std::uint64_t bit = leaser ? std::uint64_t{1} << lane : 0;
     std::uint64_t& word = leaser ? r.lanes : launch.sqe.inv.key->done;
     const std::uint64_t found = fetch_or_acquire(word, bit);
-    ok = leaser ? (found & bit) == 0 : found == launch.sqe.inv.n;
+    ok = leaser ? (found & bit) == 0 : found == launch.sqe.inv.turn;
     if (leaser && !ok) ok = await_lease(r, lane);
     leased = leaser && ok;
   }
