@@ -92,6 +92,7 @@
 //   attend()                             at the beginning of each pass, behind epoch(): slow looks
 //   submissions_wait()                   whether next_submission() would find one
 //   stopped(), cancelled(slot)           what the host wants
+//   cancelled_by_any(slot)               the same, behind what any lane has seen of it
 //   head_start(slot)                     what of a new invocation is done
 //   ready(invocation)                    whether its input is there (Invocation::ticket)
 //   complete(slot, outcome)              writes the CQE, tells the host. A fence() of the lead is
@@ -1387,7 +1388,8 @@ class Engine {
     if (cached) a.slot = kNoSlot;
     if (outcome == Outcome::kDone) {
       record(TraceType::kFinish, &inv);
-    } else if (invites(inv)) {
+    } else if (invites(inv) && load_acquire_local(inv.key->done) == inv.turn) {
+      // (Else it has invited nobody, and the endpoints may not be the key's yet.)
       call<&Engine::withdraw>(slot);
     }
     if (s_.cursor == slot) s_.cursor = lane_.queue.next(slot);
@@ -1409,7 +1411,7 @@ class Engine {
       fenced = false;
     }
     if (!fenced) dev_.fence();
-    const bool cancelled = dev_.cancelled(slot);
+    const bool cancelled = dev_.cancelled_by_any(slot);
     // A key with a cancelled invocation is finished for good: the runtime refuses further ones.
     if (!cancelled) Dev::publish(inv.key->done, inv.turn + 1);
     dev_.complete(slot, cancelled ? Outcome::kCancelled : Outcome::kDone);

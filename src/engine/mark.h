@@ -14,8 +14,9 @@
 
 namespace unjam {
 
-// One an invocation slot. Tickets tell the slot's users apart; 0 is none. No late mark of a former
-// user can come: an invocation does not complete before it was marked.
+// One an invocation slot. Tickets tell the slot's users apart, and grow; 0 is none. Of a cancelled
+// user, which completes without its mark, that may come late: then the larger ticket has to stay
+// (unjam_mark_kernel()).
 struct MarkCell {
   std::uint64_t ready = 0;
 };

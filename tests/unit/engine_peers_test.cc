@@ -256,6 +256,7 @@ class Warp {
     bool submissions_wait() { return !w.rank_.sq.empty(); }
     bool stopped() { return load_acquire(w.rank_.stop) != 0; }
     bool cancelled(std::uint16_t slot) { return load_acquire(w.rank_.cancelled[slot]) != 0; }
+    bool cancelled_by_any(std::uint16_t slot) { return cancelled(slot); }
     void complete(std::uint16_t slot, Outcome outcome) {
       w.rank_.cq.push({slot, outcome});
       w.completions_.notify();
@@ -331,6 +332,7 @@ class ByHand : public Looking {
   }
   bool stopped() { return stuck_; }
   bool cancelled(std::uint16_t) { return false; }
+  bool cancelled_by_any(std::uint16_t) { return false; }
   void complete(std::uint16_t slot, Outcome outcome) { rank_.cq.push({slot, outcome}); }
 
   std::uint32_t epoch() { return doorbell_epoch(doorbell()); }

@@ -314,13 +314,21 @@ class CudaDev {
   __device__ void complete(std::uint16_t slot, Outcome outcome) {
     // The slot may be another invocation's as soon as the CQE is there.
     const std::uint64_t serial = r_.rank.invocations[slot].serial;
-    LocalAtomicRef<std::uint64_t>(r_.completed[slot]).store(serial, kRelaxed);
+    // It only grows, as in solo.cuh: the entry may be seen, and the slot used again, before this.
+    LocalAtomicRef<std::uint64_t>(r_.completed[slot]).fetch_max(serial, kRelaxed);
     push_cqe(r_, slot, outcome);
   }
 
   // ---- what the host says ----
   __device__ bool cancelled(std::uint16_t slot) {
-    if (s_.attention == 0) return false;
+    return s_.attention != 0 && looks_cancelled(slot);
+  }
+  // By the lane that ends it: another one may have found it cancelled, and left its part, of which
+  // this one has not heard yet. It had seen `attention`, so this does, behind the countdown.
+  __device__ bool cancelled_by_any(std::uint16_t slot) {
+    return load_relaxed_local(r_.attention) != 0 && looks_cancelled(slot);
+  }
+  __device__ bool looks_cancelled(std::uint16_t slot) const {
     if (load_relaxed(r_.rank.cancelled[slot]) != 0) return true;
     const Invocation& inv = r_.rank.invocations[slot];
     if (inv.key == nullptr) return false;

@@ -301,7 +301,9 @@ __global__ void __launch_bounds__(512, 1)
 // "The inputs of the invocation with this ticket are there."
 __global__ void unjam_mark_kernel(CudaRank* rank, std::uint32_t slot, std::uint64_t ticket) {
   CudaRank& r = *rank;
-  store_release_local(r.marks[slot], ticket);
+  // The larger one stays: a cancelled call has completed without its mark, which comes late, when
+  // the slot is another's.
+  LocalAtomicRef<std::uint64_t>(r.marks[slot]).fetch_max(ticket, kRelease);
   fetch_add_local(r.readied, 1u);
   // A daemon says that it leaves, then looks once more, see close_daemon(): one of us sees the
   // other.

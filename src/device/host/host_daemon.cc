@@ -155,6 +155,7 @@ class HostDev {
   bool submissions_wait() { return !rank_.sq.empty(); }
   bool stopped() { return load_acquire(rank_.stop) != 0; }
   bool cancelled(std::uint16_t slot) { return load_acquire(rank_.cancelled[slot]) != 0; }
+  bool cancelled_by_any(std::uint16_t slot) { return cancelled(slot); }
   // The host's calls come with their input.
   static constexpr bool ready(const Invocation&) { return true; }
   static constexpr HeadStart head_start(std::uint16_t) { return {}; }
