@@ -410,6 +410,24 @@ def recv_from_any_source():
 
 
 @check
+def receives_from_anybody_keep_their_order():
+    count = 40
+    if RANK == 0:
+        buffers = [torch.full((2,), -1.0) for _ in range(count)]
+        works = [dist.irecv(buffer, None, tag=11) for buffer in buffers]
+        dist.send(torch.ones(1), 1, tag=12)
+        for work in works:
+            work.wait()
+        assert [int(buffer[0]) for buffer in buffers] == list(range(count)), buffers
+    elif RANK == 1:
+        dist.recv(torch.ones(1), 0, tag=12)
+        chance = random.Random(count)
+        for i in range(count):
+            dist.send(torch.full((2,), float(i)), 0, tag=11)
+            time.sleep(chance.random() * 1e-3)
+
+
+@check
 def object_collectives():
     mine = {"rank": RANK, "text": "x" * (1000 * RANK), "list": list(range(RANK))}
     objects = [None] * SIZE
@@ -690,6 +708,25 @@ def nested_keys_and_keyed_groups():
         w.wait()
     assert all(t[0] == SIZE for t in tensors)
     same(funcol.all_reduce(torch.ones(4), "sum", again) + 0, torch.full((4,), float(SIZE)))
+
+
+@check
+def names_that_look_alike_when_joined():
+    one, two = unjam.keyed_group(None, "layer"), unjam.keyed_group(None, "layer/0")
+    a, b = torch.full((3,), 1.0), torch.full((3,), 100.0)
+
+    def first():
+        with unjam.torch.key("0"):
+            return dist.all_reduce(a, group=one, async_op=True)
+
+    def second():
+        return dist.all_reduce(b, group=two, async_op=True)
+
+    for work in [first(), second()] if RANK % 2 == 0 else [second(), first()]:
+        work.wait()
+    assert a[0] == SIZE and b[0] == 100 * SIZE, (a, b)
+    inner = unjam.keyed_group(unjam.keyed_group(None, "a"), "b")
+    assert unjam.keyed_group(None, "a#b") is not inner
 
 
 @check

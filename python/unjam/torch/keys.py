@@ -62,7 +62,8 @@ def keyed_group(group: dist.ProcessGroup | None, name: str) -> dist.ProcessGroup
     world = c10d._world
     if parent not in world.pg_map:
         raise ValueError("the group was destroyed, or is not a process group of torch's")
-    full_name = f"{world.pg_names[parent]}#{name}"
+    escaped = name.replace("#", "##")  # or "a#b" were the name of b in a
+    full_name = f"{world.pg_names[parent]}#{escaped}"
     for known, known_name in world.pg_names.items():
         if known_name == full_name:
             return known

@@ -155,6 +155,7 @@ class CudaDaemon : public StreamDaemon {
   bool stream_idle(void* stream, bool& idle, std::string& error) override {
     const OnDevice on(o_.device);
     if (!check_stream(stream, error)) return false;
+    const BesideCapture beside;
     const cudaError_t code = cudaStreamQuery(as_stream(stream));
     idle = code == cudaSuccess;
     if (code == cudaErrorNotReady) {

@@ -10,8 +10,10 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <set>
 #include <string>
 #include <thread>
+#include <utility>
 
 #include "work.h"
 
@@ -78,12 +80,15 @@ class AnySource {
       bool found = false;
       {
         const std::lock_guard lock(mutex_);
+        // Under one key in the order of the calls: what comes between two looks is the first one's.
+        std::set<std::pair<unjamGroup_t, std::string>> waiting;
         for (auto it = receives_.begin(); it != receives_.end();) {
-          if (matched(*it)) {
+          if (waiting.count({it->group, it->key}) == 0 && matched(*it)) {
             found = true;
             Call::leave(std::move(it->call));  // its tensors are not this thread's to free
             it = receives_.erase(it);
           } else {
+            waiting.emplace(it->group, it->key);
             ++it;
           }
         }

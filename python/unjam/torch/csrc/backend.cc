@@ -184,7 +184,7 @@ c10::intrusive_ptr<c10d::Backend> UnjamBackend::split(
 c10::intrusive_ptr<UnjamBackend> UnjamBackend::keyed(const std::string& name) {
   return c10::make_intrusive<UnjamBackend>(groups(), getRank(),
                                            c10::make_intrusive<UnjamOptions>(options_->timeout),
-                                           join(prefix_, "#group " + escaped(name)), false);
+                                           join(prefix_, "#group " + escaped(name) + "#"), false);
 }
 
 int UnjamBackend::root(std::int64_t rank, const char* what) const {

@@ -20,8 +20,9 @@ inline std::string join(const std::string& a, const std::string& b) {
   return a.empty() || b.empty() ? a + b : a + "/" + b;
 }
 
-// A user's part of a key. "#" begins what this file adds to keys, so a user's own is doubled: no
-// name is ever the same as something else.
+// A user's part of a key. A single "#" begins, or ends, what is added to keys here, so a user's own
+// is doubled. (Parts of a user's key are joined with "/", as what users nest; so a group's name,
+// which is no part of one, ends with "#".)
 inline std::string escaped(const std::string& name) {
   std::string text;
   for (const char c : name) text.append(c == '#' ? 2 : 1, c);

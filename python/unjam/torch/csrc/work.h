@@ -114,6 +114,7 @@ class Call : public std::enable_shared_from_this<Call> {
         fate_(std::move(fate)),
         groups_(std::move(groups)),
         key_(std::move(key)),
+        issued_(device.is_cuda() ? std::make_optional(current_stream(device)) : std::nullopt),
         inference_(c10::InferenceMode::is_enabled()) {}
   ~Call() {
     for (unjamRequest_t request : requests_) unjamRequestFree(request);
@@ -279,7 +280,9 @@ class Call : public std::enable_shared_from_this<Call> {
         error_told_.store(true);
         std::rethrow_exception(error_);
       }
-      if (!keep) held.swap(held_);
+      // Another stream's memory may be given out again in that stream, which is not behind the
+      // call.
+      if (!keep && (!issued_ || *issued_ == stream)) held.swap(held_);
       behind_stream_ = stream;
     }
     // What it comes to is looked at later, whether or not anybody keeps the Work.
@@ -700,12 +703,13 @@ class Call : public std::enable_shared_from_this<Call> {
   const std::shared_ptr<Fate> fate_;
   const std::weak_ptr<Groups> groups_;
   const std::string key_;
-  const bool inference_;                  // whether torch.inference_mode was on
-  std::vector<unjamRequest_t> requests_;  // constant once it is put together
-  std::vector<at::Tensor> outputs_;       // likewise, until let_go()
-  bool blocks_host_ = false;              // likewise
-  bool first_decides_ = false;            // likewise
-  std::optional<c10::Stream> in_stream_;  // likewise
+  const std::optional<c10::Stream> issued_;  // CUDA: the stream that was current
+  const bool inference_;                     // whether torch.inference_mode was on
+  std::vector<unjamRequest_t> requests_;     // constant once it is put together
+  std::vector<at::Tensor> outputs_;          // likewise, until let_go()
+  bool blocks_host_ = false;                 // likewise
+  bool first_decides_ = false;               // likewise
+  std::optional<c10::Stream> in_stream_;     // likewise
 
   // Not yet put together: see post(). What post() stores is read behind an acquire of this.
   std::atomic<bool> open_{false};
