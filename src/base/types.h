@@ -59,6 +59,12 @@ inline constexpr std::uint32_t kLineBytes = 64, kLineDataBytes = 56, kWordBytes 
 inline constexpr std::uint32_t kSlotGranularity = 64;
 static_assert(kSlotGranularity % kLineBytes == 0);
 
+// Words of a message of so many bytes, whole lines.
+template <class Bytes>
+UNJAM_HD constexpr Bytes line_places(Bytes bytes) {
+  return (bytes + kLineDataBytes - 1) / kLineDataBytes * (kLineBytes / kWordBytes);
+}
+
 // The most data that a slot of so many bytes holds.
 UNJAM_HD constexpr std::uint32_t payload_bytes(Protocol p, std::uint32_t slot_bytes) {
   if (p == Protocol::kPacket) return slot_bytes / 2;

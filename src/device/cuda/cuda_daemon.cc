@@ -722,9 +722,7 @@ class CudaDaemon : public StreamDaemon {
   }
   // As in solo.cuh.
   static std::uint64_t places_of(const Invocation& inv, std::uint64_t bytes) {
-    if (inv.protocol == Protocol::kLine) {
-      return (bytes + kLineDataBytes - 1) / kLineDataBytes * (kLineBytes / kWordBytes);
-    }
+    if (inv.protocol == Protocol::kLine) return line_places(bytes);
     return (bytes + kSoloUnitBytes - 1) / kSoloUnitBytes;
   }
   // Of a lane, without the engine.

@@ -205,11 +205,6 @@ __device__ __forceinline__ unsigned line_data_bytes(std::uint32_t place, std::ui
   if (bears_flags(place) || at >= bytes) return 0;
   return bytes - at < kUnitBytes ? bytes - at : kUnitBytes;
 }
-// Places of a message, whole lines.
-__host__ __device__ __forceinline__ constexpr std::uint32_t line_places(std::uint32_t bytes) {
-  return (bytes + kLineDataBytes - 1) / kLineDataBytes * kLineThreads;
-}
-
 __device__ __forceinline__ Raw<2> line_flags(std::uint64_t flag) {
   return {{static_cast<std::uint32_t>(flag), static_cast<std::uint32_t>(flag >> 32)}};
 }

@@ -77,6 +77,10 @@ class CopyWalk {
     wrap();
     return piece;
   }
+  __device__ __forceinline__ void fill(CopyPiece (&piece)[kCopyPieces]) {
+#pragma unroll
+    for (int p = 0; p < kCopyPieces; ++p) piece[p] = next();
+  }
 
  private:
   __device__ __forceinline__ void wrap() {

@@ -122,8 +122,7 @@ __device__ __forceinline__ void copies_line(const SliceJob& job, unsigned thread
   while (!walk.done()) {
     CopyPiece piece[kCopyPieces];
     Raw<2> raw[kCopyPieces];
-#pragma unroll
-    for (int p = 0; p < kCopyPieces; ++p) piece[p] = walk.next();
+    walk.fill(piece);
 #pragma unroll
     for (int p = 0; p < kCopyPieces; ++p) {
       raw[p] = {};
@@ -156,8 +155,7 @@ __device__ __forceinline__ bool line_copies_ready(const SliceJob& job, unsigned 
 #pragma unroll 1
   while (ready && !walk.done()) {
     CopyPiece piece[kCopyPieces];
-#pragma unroll
-    for (int p = 0; p < kCopyPieces; ++p) piece[p] = walk.next();
+    walk.fill(piece);
 #pragma unroll
     for (int p = 0; p < kCopyPieces; ++p) {
       if (!piece[p].flags || piece[p].to_slot) continue;

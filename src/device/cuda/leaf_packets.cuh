@@ -139,8 +139,7 @@ __device__ __forceinline__ void copies_packet(const SliceJob& job, unsigned thre
   while (!walk.done()) {
     CopyPiece piece[kCopyPieces];
     Raw<2> raw[kCopyPieces];
-#pragma unroll
-    for (int p = 0; p < kCopyPieces; ++p) piece[p] = walk.next();
+    walk.fill(piece);
 #pragma unroll
     for (int p = 0; p < kCopyPieces; ++p) {
       if (piece[p].bytes == 0) continue;
@@ -175,8 +174,7 @@ __device__ __forceinline__ bool copies_ready(const SliceJob& job, unsigned threa
 #pragma unroll 1
   for (bool first = true; ready && !walk.done(); first = false) {
     CopyPiece piece[kCopyPieces];
-#pragma unroll
-    for (int p = 0; p < kCopyPieces; ++p) piece[p] = walk.next();
+    walk.fill(piece);
 #pragma unroll
     for (int p = 0; p < kCopyPieces; ++p) {
       if (piece[p].bytes == 0 || piece[p].to_slot) continue;

@@ -149,7 +149,7 @@ __device__ __forceinline__ bool is_hopeless(const Shared& s) {
 // A place of a message is what a thread has of it at once: of packets a unit, of lines a word (see
 // leaf_access.cuh), which is a unit, or the line's flags.
 __device__ __forceinline__ std::uint32_t places_of(const SoloCall& call, std::uint32_t bytes) {
-  return call.lines ? cuda_leaves::line_places(bytes) : (bytes + kUnitBytes - 1) / kUnitBytes;
+  return call.lines ? line_places(bytes) : (bytes + kUnitBytes - 1) / kUnitBytes;
 }
 
 // This block's stretch of the messages. Threads have places of theirs, or of those of several
