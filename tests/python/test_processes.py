@@ -457,19 +457,23 @@ def test_rank_that_disagrees_late(trio):
         assert "out of use" in message
 
 
-def test_roots_that_differ(trio):
-    """Who only sends may be done before; all learn of it by their asynchronous error at least."""
-    for rank, root in zip(trio, [0, 0, 1], strict=True):
+def test_roots_that_differ(harness):
+    """Who only sends may be done before; all learn of it by their asynchronous error at least.
+
+    That is a context's first one, so these processes have no other.
+    """
+    ranks = puppets(harness, 3)
+    for rank, root in zip(ranks, [0, 0, 1], strict=True):
         rank.do(f"call('broadcast', 'roots', root={root})")
-    ended = [rank.outcome("end('roots')") for rank in trio]
+    ended = [rank.outcome("end('roots')") for rank in ranks]
     assert any(kind == "Mismatch" for kind, _ in ended)
-    for rank, (kind, message) in zip(trio, ended, strict=True):
+    for rank, (kind, message) in zip(ranks, ended, strict=True):
         if kind is None:
             rank.do("until(context.async_error)")
             message = rank.do("str(context.async_error())")
-        assert "ranks disagree" in message, message
+        assert "ranks disagree" in message and "key 'roots'" in message, message
         kind, message = rank.fails("call('broadcast', 'roots')")
-        assert kind == "Mismatch"
+        assert kind == "Mismatch" and "out of use" in message, message
 
 
 # ---- ranks that never call ----
