@@ -156,7 +156,8 @@ struct ConnectorOwner {
   const std::uint32_t* in_use = nullptr;  // invocations of the owning key in this lane's queue
   std::uint64_t tag = 0;                  // of the owning key
   std::uint64_t group = 0;                // of its group
-  std::uint64_t seen = 0;                 // endpoint->posted when the hand last passed
+  // endpoint->posted when the hand last passed; of an abandoned connector, all that was posted.
+  std::uint64_t seen = 0;
   std::uint32_t place = 0;                // in the directory
   std::uint32_t next = 0;                 // in the list of those given back
 };
@@ -180,7 +181,7 @@ struct PeerSendState {
   std::uint32_t touched = 0;    // connectors that were ever used: the lowest ones
   std::uint32_t opened = 0;     // connectors held now
   std::uint32_t reclaimed = 0;  // times that an idle key's connector was taken over
-  std::uint32_t abandoned = 0;  // connectors with slices for a peer that is gone
+  std::uint32_t abandoned = 0;  // connectors of forgotten keys with slices that the peer may read
 };
 
 // Connectors that a (peer, lane) uses before it looks for idle ones.
@@ -237,18 +238,16 @@ class LaneTransport {
 
   // Takes the connector from a key that the runtime forgets; in the lane, while the key has no
   // invocation in it. Slices that the peer has yet to consume, if they are not void (`known_void`:
-  // the caller has seen that they are), stay where they are, and nobody gets that connector any
-  // more.
+  // the caller has seen that they are), stay where they are, and where the peer will look for them:
+  // under the key's tag. The connector is nobody's ("abandoned") until they are consumed, or void,
+  // see reclaim().
   UNJAM_HD void release(std::uint32_t peer, OutEndpoint& out, bool known_void = false) {
     const std::uint32_t i = out.connector;
     if (i == kNoConnector) return;
     PeerSendState& state = peers[peer];
     const bool clean = settle(peer, i, known_void);
-    leave_place(peer, i);
-    // The tag goes: a reader that has it cached looks for the key anew, and will find it where it
-    // opens next. Relaxed: a reader that still sees the tag polls for steps that do not come.
-    store_relaxed(entries(peer, rank)[i].tag, kTagUnused);
     ConnectorOwner& owner = state.owners[i];
+    owner.seen = owner.endpoint->posted;
     owner.endpoint = nullptr;
     owner.in_use = nullptr;
     store_relaxed(out.connector, kNoConnector);
@@ -257,6 +256,7 @@ class LaneTransport {
       bump(state.abandoned);
       return;
     }
+    unlist(peer, i);
     owner.next = state.given_back;
     state.given_back = i;
   }
@@ -615,7 +615,10 @@ class LaneTransport {
     for (std::uint32_t k = 0; k < kLooks && k < state.touched; ++k) {
       const std::uint32_t i = pass(state);
       ConnectorOwner& owner = state.owners[i];
-      if (owner.endpoint == nullptr) continue;  // abandoned
+      if (owner.endpoint == nullptr) {
+        if (reclaim(peer, i)) return i;
+        continue;
+      }
       const bool lately = owner.seen != owner.endpoint->posted;
       owner.seen = owner.endpoint->posted;
       if (lately && used_lately != kNoConnector) continue;
@@ -629,9 +632,27 @@ class LaneTransport {
     for (std::uint32_t k = 0; k < state.touched; ++k) {
       const std::uint32_t i = pass(state);
       const ConnectorOwner& owner = state.owners[i];
-      if (owner.endpoint != nullptr && *owner.in_use == 0 && settle(peer, i)) return i;
+      if (owner.endpoint == nullptr) {
+        if (reclaim(peer, i)) return i;
+      } else if (*owner.in_use == 0 && settle(peer, i)) {
+        return i;
+      }
     }
     return kNoConnector;
+  }
+  // Of a connector without an owner, none of which was given back: whether its slices are done with.
+  UNJAM_HD bool reclaim(std::uint32_t peer, std::uint32_t i) {
+    PeerSendState& state = peers[peer];
+    if (!settle(peer, i, state.owners[i].seen, false)) return false;
+    unlist(peer, i);
+    store_relaxed(state.abandoned, state.abandoned - 1);
+    return true;
+  }
+  // The tag goes: a reader that has it cached looks for the key anew, and will find it where it
+  // opens next. Relaxed: a reader that still sees the tag polls for steps that do not come.
+  UNJAM_HD void unlist(std::uint32_t peer, std::uint32_t i) {
+    leave_place(peer, i);
+    store_relaxed(entries(peer, rank)[i].tag, kTagUnused);
   }
   UNJAM_HD std::uint32_t touch(PeerSendState& state) {
     bump(state.touched);
@@ -661,8 +682,11 @@ class LaneTransport {
 
   // Whether the connector of a key that is not in use here can serve another key.
   UNJAM_HD bool settle(std::uint32_t peer, std::uint32_t i, bool known_void = false) {
+    return settle(peer, i, peers[peer].owners[i].endpoint->posted, known_void);
+  }
+  UNJAM_HD bool settle(std::uint32_t peer, std::uint32_t i, std::uint64_t posted,
+                       bool known_void) {
     const ConnectorOwner& owner = peers[peer].owners[i];
-    const std::uint64_t posted = owner.endpoint->posted;
     if (credit(peer, i) >= posted) return true;
     if (!known_void && !voided(peer, owner.tag) && !voided(peer, owner.group)) return false;
     // The peer's credits for this owner are over (its last came before the mark, which we have

@@ -405,6 +405,31 @@ TEST(Connector, SlicesThatNobodyWillReadAreVoidOnlyByTheReadersWord) {
   EXPECT_EQ(f.send_state(0, 1).abandoned, 1u);
 }
 
+TEST(Connector, WhatAForgottenKeyHasSentIsFoundHoweverLate) {
+  Fabric f(many_connectors(2));
+  Keys keys(f, 8);
+  ASSERT_TRUE(keys.send(0));
+  keys.forget_sender(0);
+  EXPECT_EQ(f.send_state(0, 1).abandoned, 1u);
+  for (std::size_t k = 1; k < 4; ++k) ASSERT_TRUE(keys.use(k)) << "the other connector serves";
+  ASSERT_TRUE(keys.send(4));
+  EXPECT_FALSE(keys.send(5)) << "both connectors have unread slices";
+  ASSERT_TRUE(keys.read(0));
+  ASSERT_TRUE(keys.use(5)) << "it serves again";
+  EXPECT_EQ(f.send_state(0, 1).abandoned, 0u);
+  keys.forget_reader(0);
+  EXPECT_FALSE(keys.read(0));
+  ASSERT_TRUE(keys.read(4));
+  // Or when the reader says that it will never read it.
+  ASSERT_TRUE(keys.send(6));
+  keys.forget_sender(6);
+  ASSERT_TRUE(keys.send(7));
+  EXPECT_FALSE(keys.send(5));
+  f.at(1).mark_void(0, Keys::tag(6));
+  ASSERT_TRUE(keys.use(5));
+  EXPECT_EQ(f.send_state(0, 1).abandoned, 0u);
+}
+
 // A reader that comes and goes between keys which take each other's connectors over, in threads.
 TEST(Connector, TakeOversBetweenThreads) {
 #if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
