@@ -158,8 +158,8 @@ struct ConnectorOwner {
   std::uint64_t group = 0;                // of its group
   // endpoint->posted when the hand last passed; of an abandoned connector, all that was posted.
   std::uint64_t seen = 0;
-  std::uint32_t place = 0;                // in the directory
-  std::uint32_t next = 0;                 // in the list of those given back
+  std::uint32_t place = 0;  // in the directory
+  std::uint32_t next = 0;   // in the list of those given back
 };
 struct BorrowUse {
   std::uint64_t step_end = 0;  // free once the connector's credit has reached this
@@ -640,7 +640,8 @@ class LaneTransport {
     }
     return kNoConnector;
   }
-  // Of a connector without an owner, none of which was given back: whether its slices are done with.
+  // Of a connector without an owner, none of which was given back: whether its slices are done
+  // with.
   UNJAM_HD bool reclaim(std::uint32_t peer, std::uint32_t i) {
     PeerSendState& state = peers[peer];
     if (!settle(peer, i, state.owners[i].seen, false)) return false;
@@ -684,8 +685,7 @@ class LaneTransport {
   UNJAM_HD bool settle(std::uint32_t peer, std::uint32_t i, bool known_void = false) {
     return settle(peer, i, peers[peer].owners[i].endpoint->posted, known_void);
   }
-  UNJAM_HD bool settle(std::uint32_t peer, std::uint32_t i, std::uint64_t posted,
-                       bool known_void) {
+  UNJAM_HD bool settle(std::uint32_t peer, std::uint32_t i, std::uint64_t posted, bool known_void) {
     const ConnectorOwner& owner = peers[peer].owners[i];
     if (credit(peer, i) >= posted) return true;
     if (!known_void && !voided(peer, owner.tag) && !voided(peer, owner.group)) return false;

@@ -4,10 +4,12 @@
 // have the lanes. All of it twice, without solo and with it: the bits must be the same. Then the
 // same of all-reduces by the two-shot plan, with sizes around its bounds; and of mesh plans, of one
 // chunk to many, also with no patience at all: the engine takes over what each call has come to.
+#include <chrono>
 #include <cstring>
 #include <limits>
 #include <map>
 #include <random>
+#include <thread>
 #include <vector>
 
 #include "tests/gpu/exchange.cuh"
@@ -750,6 +752,66 @@ void check_overtaking(int ranks) {
   std::printf("a key's uses in two streams, the second ahead: %d rounds\n", kRounds);
 }
 
+// A root is through with a broadcast when it has sent it, and may destroy the group: what it sent
+// still reaches whoever calls later, and no other group's calls come into its way. Small ones, one
+// after the other, so that they want connectors that others have left.
+void check_late_receivers(int ranks) {
+  constexpr int kRounds = 200;
+  constexpr std::size_t kCount = 1000;
+  constexpr std::size_t kGroups = 6;  // of a round
+  setenv("UNJAM_SOLO", "1", 1);
+  setenv("UNJAM_MAX_ACTIVE_KEYS", "4", 1);
+  setenv("UNJAM_IDLE_KEYS", "4", 1);
+  Job job(ranks, cuda_config());
+  Barrier all(ranks);
+  job.run([&](const Member& me) {
+    const Stream stream;
+    const DeviceMemory memory(kGroups * kCount * sizeof(float));
+    auto* data = memory.as<float>();
+    std::vector<float> numbers(kGroups * kCount);
+    const std::size_t bytes = numbers.size() * sizeof(float);
+    for (int round = 0; round < kRounds; ++round) {
+      me.doing("receivers that are late, round " + std::to_string(round));
+      const int root = round % me.ranks;
+      for (std::size_t i = 0; i < numbers.size(); ++i) {
+        numbers[i] =
+            me.rank == root ? static_cast<float>(1000 * round + static_cast<int>(i % 977)) : -1.0F;
+      }
+      check(cudaMemcpy(data, numbers.data(), bytes, cudaMemcpyHostToDevice));
+      check(cudaDeviceSynchronize());
+      all.meet();
+      if (me.rank != root) {
+        std::this_thread::sleep_for(std::chrono::microseconds(137 * (round % 8)));
+      }
+      for (std::size_t g = 0; g < kGroups; ++g) {
+        unjamGroup_t group = nullptr;
+        check(unjamGroupCreate(me.context, nullptr, me.ranks, "left", &group));
+        float* const x = data + g * kCount;
+        const unjamCallOptions_t within = ordered(UNJAM_STREAM_SYNC, stream);
+        unjamRequest_t request = nullptr;
+        check(unjamBroadcast(group, "key", x, x, kCount, UNJAM_FLOAT32, root, &within, &request));
+        me.wait(request, "a broadcast");
+        check(unjamGroupDestroy(group));
+      }
+      stream.synchronize();
+      check(cudaMemcpy(numbers.data(), data, bytes, cudaMemcpyDeviceToHost));
+      for (std::size_t i = 0; i < numbers.size(); ++i) {
+        const int want = 1000 * round + static_cast<int>(i % 977);
+        if (numbers[i] != static_cast<float>(want)) {
+          fail("A WRONG NUMBER: rank " + std::to_string(me.rank) + ", round " +
+               std::to_string(round) + " of late receivers: " + std::to_string(numbers[i]) +
+               " instead of " + std::to_string(want));
+        }
+      }
+    }
+    me.doing("done");
+  });
+  unsetenv("UNJAM_MAX_ACTIVE_KEYS");
+  unsetenv("UNJAM_IDLE_KEYS");
+  std::printf("broadcasts of groups that the root has destroyed: %d rounds of %zu\n", kRounds,
+              kGroups);
+}
+
 void same_bits(const Outcome& engine, const Outcome& solo, const std::vector<Case>& cases) {
   for (std::size_t r = 0; r < solo.digests.size(); ++r) {
     for (std::size_t i = 0; i < solo.digests[r].size(); ++i) {
@@ -819,6 +881,7 @@ int main(int argc, char** argv) {
     run_both(ranks, -1, cases, repeats);
     check_return(ranks);
     if (kind < 0) check_overtaking(ranks);
+    if (kind < 0) check_late_receivers(ranks);
   }
   std::vector<Case> more;
   if (two_shot > 0 && mesh < 2 && ranks >= 2 && ranks <= 8 &&
