@@ -579,7 +579,9 @@ def _interruptible(work: Callable[[], None], undo: Callable[[], object]) -> None
     thread = threading.Thread(target=body, name="unjam-init", daemon=True)
     thread.start()
     try:
-        done.wait()
+        # In slices: a signal may be another thread's, which does not wake this one.
+        while not done.wait(0.05):
+            pass
     except BaseException:
         with lock:
             state["abandoned"] = True
