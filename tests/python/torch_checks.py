@@ -186,12 +186,28 @@ def broadcast_every_type_and_root():
 
 
 @check
-def broadcast_channels_last():
-    image = values(0, (2, 3, 4, 5), torch.float32).to(memory_format=torch.channels_last)
-    tensor = image.clone() if RANK == 0 else torch.zeros_like(image)
+def tensors_that_are_channels_last():
+    shape = (2, 3, 4, 5)
+    images = [x.to(memory_format=torch.channels_last) for x in everybody(shape, torch.float32)]
+    image = images[RANK]
+    tensor = images[0].clone() if RANK == 0 else torch.zeros_like(image)
     assert tensor.is_contiguous(memory_format=torch.channels_last)
     dist.broadcast(tensor, 0)
-    same(tensor, image)
+    same(tensor, images[0])
+    boxes = [torch.zeros_like(image) for _ in range(SIZE)]
+    dist.all_gather(boxes, image)
+    for box, want in zip(boxes, images, strict=True):
+        same(box, want)
+    many = torch.zeros(2 * SIZE, *shape[1:]).to(memory_format=torch.channels_last)
+    dist.all_gather_into_tensor(many, image)
+    same(many, torch.cat(images))
+    boxes = [torch.zeros_like(image) for _ in range(SIZE)]
+    dist.all_to_all(boxes, [image + r for r in range(SIZE)])
+    for box, want in zip(boxes, images, strict=True):
+        same(box, want + RANK)
+    total = image.clone()
+    dist.all_reduce(total)
+    same(total, sum(images))
 
 
 @check
@@ -514,6 +530,213 @@ def futures_chain_and_may_wait_for_other_collectives():
     assert last.wait()[0] == 2 * SIZE
     for i, future in enumerate(futures):
         assert future.wait()[0][0] == i * SIZE
+
+
+@check
+def collectives_in_callbacks_meet_whatever_comes_between():
+    """Each is matched by what it follows. As torch's powerSGD_hook calls them, bucket by bucket.
+
+    All are alike, so that those that met wrongly would give wrong sums, and no error.
+    """
+    rng = random.Random(RANK)
+
+    def nap():
+        if rng.random() < 0.5:
+            time.sleep(0.004 * rng.random())
+
+    def filled(value):
+        return torch.full((5,), float(value))
+
+    def chain(i):
+        def second(_):
+            nap()
+            works = [dist.all_reduce(filled(10 * i + k), async_op=True) for k in range(2)]
+            return [work.get_future().wait()[0] for work in works]
+
+        def third(future):
+            nap()
+            both = future.value()
+            dist.all_reduce(both[1])
+            return torch.cat(both)
+
+        return dist.all_reduce(filled(i), async_op=True).get_future().then(second).then(third)
+
+    also = []
+
+    def twice(i):
+        """Two callbacks of one future, of which each makes calls, and callbacks, of its own."""
+        future = dist.all_reduce(filled(i), async_op=True).get_future()
+
+        def inner(name):
+            def run(_):
+                nap()
+                deeper = dist.all_reduce(filled(name), async_op=True).get_future()
+                deeper.then(lambda f: dist.all_reduce(f.value()[0]) or also.append(f.value()[0]))
+
+            return run
+
+        future.add_done_callback(inner(i + 0.25))
+        return future.then(inner(i + 0.5))
+
+    for _ in range(4):
+        also.clear()
+        futures, others = [], []
+        for i in range(10):
+            futures.append(chain(i))
+            others.append(twice(i))
+            nap()
+            x = filled(1000 + i)
+            dist.all_reduce(x)
+            assert x[0] == SIZE * (1000 + i), x
+        for i, future in enumerate(futures):
+            found = future.wait()
+            assert found[0] == SIZE * 10 * i and found[5] == SIZE * SIZE * (10 * i + 1), (i, found)
+        for other in others:
+            other.wait()
+        end = time.monotonic() + LONG_S
+        while len(also) < 20 and time.monotonic() < end:
+            time.sleep(0.001)
+        sums = sorted(float(x[0]) for x in also)
+        wanted = [SIZE * SIZE * (i + part) for i in range(10) for part in (0.25, 0.5)]
+        assert sums == wanted, sums
+
+
+@check
+def power_sgd_does_not_depend_on_when_callbacks_run():
+    """It calls further collectives in the callbacks of each bucket's first."""
+    from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook as power
+
+    def trained(seed):
+        rng = random.Random(seed)
+        torch.manual_seed(5)  # of what it draws itself
+        model = torch.nn.Sequential(*[torch.nn.Linear(48, 48) for _ in range(5)]).to(DEVICE)
+        parallel = torch.nn.parallel.DistributedDataParallel(model, bucket_cap_mb=0.02)
+        state = power.PowerSGDState(None, matrix_approximation_rank=1, start_powerSGD_iter=2)
+        parallel.register_comm_hook(state, power.powerSGD_hook)
+        optimizer = torch.optim.SGD(model.parameters(), 1e-2)
+        for step in range(12):
+            for layer in list(model)[1:]:
+
+                def hook(gradient):
+                    if rng.random() < 0.3:
+                        time.sleep(0.003 * rng.random())
+                    return gradient
+
+                layer.forward_hook = layer.register_forward_hook(
+                    lambda _, __, output, hook=hook: output.register_hook(hook) and None
+                )
+            optimizer.zero_grad()
+            inputs = torch.rand(4, 48, generator=torch.Generator("cpu").manual_seed(step + RANK))
+            parallel(inputs.to(DEVICE)).square().sum().backward()
+            optimizer.step()
+            for layer in list(model)[1:]:
+                layer.forward_hook.remove()
+        return torch.cat([p.detach().flatten() for p in model.parameters()])
+
+    first, second = trained(RANK), trained(100 + RANK)
+    same(second, first)
+    of_all = torch.empty(SIZE * first.numel())
+    dist.all_gather_into_tensor(of_all, first)
+    for part in of_all.chunk(SIZE):
+        same(part, first)
+
+
+@check
+def callbacks_whose_order_nothing_tells_need_a_key():
+    def passed_on():
+        x = torch.ones(2)
+        work = dist.isend(x, 1) if RANK == 0 else dist.irecv(x, 0) if RANK == 1 else None
+        return x, work or dist.all_reduce(torch.ones(1), group=KEYED, async_op=True)
+
+    if SIZE != 2:
+        return
+    with fails(RuntimeError, "all_reduce", "in which order", "give it a key"):
+        passed_on()[1].get_future().then(lambda _: dist.all_reduce(torch.ones(1))).wait()
+
+    def with_key(_):
+        y = torch.ones(2)
+        with unjam.torch.key("in a callback"):
+            dist.all_reduce(y)
+        return y
+
+    assert passed_on()[1].get_future().then(with_key).wait()[0] == SIZE
+    # What torch makes of futures has no context; its callbacks run where the last one completes.
+    gate = threading.Event()
+    held = dist.all_reduce(torch.ones(1), async_op=True).get_future()
+    behind = held.then(lambda _: gate.wait(LONG_S))
+    all_of = torch.futures.collect_all([behind]).then(with_key)
+    gate.set()
+    assert all_of.wait()[0] == SIZE
+
+
+@check
+def names_of_contexts_come_again_only_when_they_are_free():
+    begun, gate = threading.Event(), threading.Event()
+
+    def after(then):
+        with unjam.torch.key("few names"):
+            return dist.all_reduce(torch.ones(1), async_op=True).get_future().then(then)
+
+    def call(_):
+        dist.all_reduce(torch.ones(1))
+
+    def call_late(_):
+        begun.set()
+        assert gate.wait(LONG_S)
+        call(None)
+
+    with mock.patch.object(unjam.torch._futures, "NAMES", 2):
+        # A callback may be run by whoever adds it.
+        first = threading.Thread(target=lambda: after(call_late).wait())
+        first.start()
+        assert begun.wait(LONG_S)
+        after(call).wait()
+        with fails(RuntimeError, "all_reduce", "have not ended", "several keys"):
+            after(call).wait()
+        gate.set()
+        first.join()
+        after(call).wait()
+        after(call).wait()
+
+
+@check
+def keys_hold_in_threads_that_work_for_a_backward_pass():
+    """As those are in which autograd evaluates nodes on CUDA. (A very deep pass has one, too.)"""
+    seen = []
+
+    class Deep(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x, depth):
+            ctx.depth = depth
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx, gradient):
+            if ctx.depth == 0:
+                total = torch.full((3,), 1.0 if unjam.torch.current_key() == "a" else 100.0)
+                dist.all_reduce(total, async_op=True).wait(timedelta(seconds=LONG_S))
+                seen.append((unjam.torch.current_key(), threading.get_native_id(), total[0].item()))
+            else:
+                with torch.enable_grad():
+                    x = torch.ones(1, requires_grad=True)
+                    Deep.apply(x, ctx.depth - 1).sum().backward()
+            return gradient, None
+
+    def run(name):
+        with unjam.torch.key(name):
+            Deep.apply(torch.ones(1, requires_grad=True), 80).sum().backward()
+
+    names = ["a", "b"] if RANK % 2 == 0 else ["b", "a"]
+    threads = [threading.Thread(target=run, args=(name,)) for name in names]
+    for thread in threads:
+        thread.start()
+        time.sleep(0.05)
+    for thread in threads:
+        thread.join()
+    assert sorted((key, total) for key, _, total in seen) == [("a", SIZE), ("b", 100.0 * SIZE)]
+    callers = {thread.native_id for thread in threads}
+    assert not callers & {ident for _, ident, _ in seen}, "no pass was so deep"
+    assert unjam.torch.current_key() == ""
 
 
 class Spied(dist.ProcessGroup):
@@ -1005,6 +1228,7 @@ def a_stream_under_capture_is_refused():
         lambda: dist.all_reduce(x, async_op=True),
         lambda: dist.all_gather_into_tensor(box, x),
         lambda: dist.isend(x, (RANK + 1) % SIZE, tag=3),
+        lambda: dist.irecv(x, None, tag=3),
         lambda: dist.barrier(),
     ]
     if RANK == 0:  # pending until the others call it
@@ -1051,6 +1275,20 @@ def bad_tensors_and_arguments():
         dist.all_gather_into_tensor(torch.empty(5), torch.ones(3))
     with fails(TypeError, "same type"):
         dist.all_gather_into_tensor(torch.empty(3 * SIZE, dtype=torch.int32), torch.ones(3))
+    image = torch.ones(SIZE, 3, 4, 5)
+    last = image.to(memory_format=torch.channels_last)
+    boxes = [torch.empty_like(image) for _ in range(SIZE)]
+    many = torch.empty(SIZE * SIZE, 3, 4, 5)
+    for call in (
+        lambda: dist.all_gather(boxes, last),
+        lambda: dist.all_gather_into_tensor(many, last),
+        lambda: dist.reduce_scatter(image, [last] * SIZE),
+        lambda: dist.all_to_all(boxes, [last] * SIZE),
+        lambda: dist.all_to_all_single(image, last),
+        lambda: dist.all_to_all_single(image, last, [1] * SIZE, [1] * SIZE),
+    ):
+        with fails(ValueError, "channels last", ".contiguous("):
+            call()
     with fails(ValueError, "input has"):
         dist.reduce_scatter_tensor(torch.empty(5), torch.ones(3))
     with fails(ValueError, "split sizes"):
@@ -1108,9 +1346,26 @@ def disagreement_fails_on_all():
         "as 'premul_sum 2'": reduced(premultiplied(2.0), dist.ReduceOp.SUM),
         "as 'premul_sum 0.1'": reduced(premultiplied(0.1), premultiplied(0.2)),
     }
+    image = torch.ones(2, 3, 4, 5)
+    if first:
+        image = image.to(memory_format=torch.channels_last)
+    calls |= {
+        "as 'channels last'": lambda **to: dist.all_reduce(image, **to),
+        "as 'bool channels last'": lambda **to: dist.all_gather(
+            [image.bool() for _ in range(SIZE)], image.bool(), **to
+        ),
+    }
     for what, call in calls.items():
         with fails(dist.DistBackendError, what):
             finished(call(group=dist.new_group(), async_op=True))
+    # A call that is refused has not multiplied.
+    group, factor = dist.new_group(), torch.full((3,), 5.0)
+    with fails(dist.DistBackendError, "count=4"):
+        finished(dist.all_reduce(torch.ones(3 + first), group=group, async_op=True))
+    for call in (dist.all_reduce, lambda *of, **to: dist.reduce(of[0], 0, of[1], **to)):
+        with fails(dist.DistBackendError, "count=4"):
+            call(factor, premultiplied(2.0), group=group)
+    assert factor[0] == 5
     x = torch.ones(2)
     dist.all_reduce(x)
     assert x[0] == SIZE

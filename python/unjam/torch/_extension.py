@@ -28,6 +28,7 @@ import torch
 
 from .. import _lib
 from .. import _torch_settings as _settings
+from . import _futures
 
 _SOURCES = Path(__file__).resolve().parent / "csrc"
 _NAME = "_unjam_c10d"
@@ -64,6 +65,7 @@ def _load() -> ModuleType:
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
+    _futures.install(module)
     sys.modules[_NAME] = module
     return module
 

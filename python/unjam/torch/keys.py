@@ -27,17 +27,19 @@ def key(name: str) -> Iterator[None]:
     """
     _check_name(name)
     c10d = extension()
-    outer = c10d.get_key()
-    c10d.set_key(f"{outer}/{name}" if outer else name)
+    outer, context = c10d.get_key()
+    own = _escaped(name)
+    c10d.set_key(f"{outer}/{own}" if outer else own, context)
     try:
         yield
     finally:
-        c10d.set_key(outer)
+        c10d.set_key(outer, context)
 
 
 def current_key() -> str:
     """The key that this thread's calls are made under; "" outside of every :func:`key` block."""
-    return str(extension().get_key())
+    own, _ = extension().get_key()
+    return str(own).replace("##", "#")
 
 
 def keyed_group(group: dist.ProcessGroup | None, name: str) -> dist.ProcessGroup:
@@ -62,8 +64,7 @@ def keyed_group(group: dist.ProcessGroup | None, name: str) -> dist.ProcessGroup
     world = c10d._world
     if parent not in world.pg_map:
         raise ValueError("the group was destroyed, or is not a process group of torch's")
-    escaped = name.replace("#", "##")  # or "a#b" were the name of b in a
-    full_name = f"{world.pg_names[parent]}#{escaped}"
+    full_name = f"{world.pg_names[parent]}#{_escaped(name)}"
     for known, known_name in world.pg_names.items():
         if known_name == full_name:
             return known
@@ -107,6 +108,11 @@ def unjam_backend(group: dist.ProcessGroup) -> Any:
         )
     name = dist.distributed_c10d._world.pg_map.get(group, ("?", None))[0]
     raise ValueError(f"the group's backend is {name!r}, not unjam")
+
+
+def _escaped(name: str) -> str:
+    """A single "#" begins what is no user's: or "a#b" were the name of b in a."""
+    return name.replace("#", "##")
 
 
 def _check_name(name: object) -> None:

@@ -103,7 +103,15 @@ class AnySource {
   }
 
   // True: the receive was made, or has failed.
-  static bool matched(Receive& r) {
+  static bool matched(Receive& r) noexcept {
+    try {
+      return try_to_match(r);
+    } catch (const std::exception& error) {  // torch's, of a stream
+      r.call->fail(UNJAM_ERROR_INTERNAL, error.what());
+      return true;
+    }
+  }
+  static bool try_to_match(Receive& r) {
     for (int i = 0; i < r.size; ++i) {
       const int from = (r.next + i) % r.size;
       if (from == r.rank) continue;

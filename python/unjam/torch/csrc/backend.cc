@@ -21,11 +21,6 @@ std::vector<UnjamBackend*>& backends() {
 
 }  // namespace
 
-std::string& thread_key() {
-  thread_local std::string key;
-  return key;
-}
-
 CallLog& CallLog::get() {
   static auto* const log = new CallLog;
   return *log;
@@ -49,7 +44,7 @@ UnjamBackend::UnjamBackend(std::shared_ptr<Groups> groups, int rank,
       prefix_(std::move(key_prefix)),
       name_(groups->name()),
       owns_world_(owns_world),
-      fate_(std::make_shared<Fate>(name_)),
+      fate_(std::make_shared<Fate>(name_, prefix_)),
       groups_(std::move(groups)) {
   options_->group_name = name_;
   options_->global_ranks_in_group.assign(groups_->ranks().begin(), groups_->ranks().end());

@@ -9,6 +9,7 @@
 #include <torch/csrc/distributed/c10d/Store.hpp>
 #include <vector>
 
+#include "key.h"
 #include "tensors.h"
 #include "work.h"
 #include "world.h"
@@ -22,9 +23,6 @@ struct UnjamOptions : c10d::Backend::Options {
   explicit UnjamOptions(std::chrono::milliseconds limit = kBackendDefaultTimeout)
       : c10d::Backend::Options("unjam", limit) {}
 };
-
-// The key that calls of this thread are made under; "" outside of every `with unjam.key(...)`.
-std::string& thread_key();
 
 // What this rank has called, for unjam.check_order(): a line a call, in order, while it is on.
 class CallLog {

@@ -73,7 +73,7 @@ WorkPtr UnjamBackend::broadcast(Tensors& tensors, const c10d::BroadcastOptions& 
   Launch launch(*this, "broadcast", OpType::BROADCAST, t.device(), !options.asyncOp,
                 options.timeout);
   launch.call().hold(t);
-  const Elements e = moved_as(t.scalar_type());
+  const Elements e = moved_as(t);
   launch.run([&](unjamRequest_t* request) {
     return unjamBroadcast(launch.group(), launch.key(), t.data_ptr(), t.data_ptr(),
                           static_cast<std::size_t>(t.numel()) * e.each, e.dtype, from,
@@ -104,7 +104,7 @@ WorkPtr UnjamBackend::allreduce_coalesced(Tensors& tensors,
     usable(t, "all_reduce");
     TORCH_CHECK_VALUE(t.device() == tensors.front().device(),
                       "unjam: all_reduce: tensors must be on the same device");
-    reductions.push_back(reduced_as(t.scalar_type(), options.reduceOp, "all_reduce"));
+    reductions.push_back(reduced_as(t, options.reduceOp, "all_reduce"));
   }
   const bool several = tensors.size() > 1;
   Launch launch(*this, "all_reduce", several ? OpType::ALLREDUCE_COALESCED : OpType::ALLREDUCE,
@@ -113,9 +113,14 @@ WorkPtr UnjamBackend::allreduce_coalesced(Tensors& tensors,
   for (std::size_t i = 0; i < tensors.size(); ++i) {
     const at::Tensor& t = tensors[i];
     const auto [e, op] = reductions[i];
-    if (options.reduceOp.op_ == c10d::ReduceOp::PREMUL_SUM) premultiply(t, options.reduceOp);
+    at::Tensor input = t;
+    if (options.reduceOp.op_ == c10d::ReduceOp::PREMUL_SUM) {
+      input = t.clone();  // or a call that is refused would have changed the tensor
+      premultiply(input, options.reduceOp);
+      launch.call().hold(input);
+    }
     launch.run([&, e = e, op = op](unjamRequest_t* request) {
-      return unjamAllReduce(launch.group(), launch.key(), t.data_ptr(), t.data_ptr(),
+      return unjamAllReduce(launch.group(), launch.key(), input.data_ptr(), t.data_ptr(),
                             static_cast<std::size_t>(t.numel()) * e.each, e.dtype, op,
                             launch.options(e), request);
     });
@@ -126,12 +131,12 @@ WorkPtr UnjamBackend::allreduce_coalesced(Tensors& tensors,
 WorkPtr UnjamBackend::reduce(Tensors& tensors, const c10d::ReduceOptions& options) {
   const at::Tensor& t = only(tensors, "reduce");
   const int to = root(options.rootRank, "reduce");
-  const auto [e, op] = reduced_as(t.scalar_type(), options.reduceOp, "reduce");
+  const auto [e, op] = reduced_as(t, options.reduceOp, "reduce");
   Launch launch(*this, "reduce", OpType::REDUCE, t.device(), !options.asyncOp, options.timeout);
   launch.call().hold(t);
   at::Tensor input = t;
   if (options.reduceOp.op_ == c10d::ReduceOp::PREMUL_SUM) {
-    if (getRank() != to) input = t.clone();  // only the root's tensor may change
+    input = t.clone();  // only the root's tensor may change, and not by a call that is refused
     premultiply(input, options.reduceOp);
     launch.call().hold(input);
   }
@@ -155,7 +160,7 @@ WorkPtr UnjamBackend::allgather_into_tensor_coalesced(Tensors& outputs, Tensors&
   TORCH_CHECK_VALUE(!inputs.empty() && inputs.size() == outputs.size(), "unjam: ", what,
                     " needs as many outputs as inputs");
   for (std::size_t i = 0; i < inputs.size(); ++i) {
-    same_type(usable(outputs[i], what), usable(inputs[i], what), what);
+    matching(usable(outputs[i], what), usable(inputs[i], what), what);
     TORCH_CHECK_VALUE(outputs[i].numel() == inputs[i].numel() * getSize(), "unjam: ", what,
                       ": the output has ", outputs[i].numel(), " elements, and must have ",
                       getSize(), " times the input's ", inputs[i].numel());
@@ -166,7 +171,7 @@ WorkPtr UnjamBackend::allgather_into_tensor_coalesced(Tensors& outputs, Tensors&
   launch.call().hold(inputs);
   launch.call().hold(outputs);
   for (std::size_t i = 0; i < inputs.size(); ++i) {
-    const Elements e = moved_as(inputs[i].scalar_type());
+    const Elements e = moved_as(inputs[i]);
     launch.run([&](unjamRequest_t* request) {
       return unjamAllGather(launch.group(), launch.key(), inputs[i].data_ptr(),
                             outputs[i].data_ptr(),
@@ -185,11 +190,11 @@ WorkPtr UnjamBackend::allgather(std::vector<Tensors>& outputs, Tensors& inputs,
   TORCH_CHECK_VALUE(outputs.size() == 1 && outputs.front().size() == ranks, "unjam: ", what,
                     " needs a list of ", ranks, " output tensors, one a rank");
   const Tensors& into = outputs.front();
-  for (const at::Tensor& t : into) same_type(usable(t, what), input, what);
+  for (const at::Tensor& t : into) matching(usable(t, what), input, what);
   const auto me = static_cast<std::size_t>(getRank());
   TORCH_CHECK_VALUE(into[me].numel() == input.numel(), "unjam: ", what, ": rank ", me,
                     "'s own output has ", into[me].numel(), " elements, its input ", input.numel());
-  const Elements e = moved_as(input.scalar_type());
+  const Elements e = moved_as(input);
   const bool even = same_sizes(into);
   Launch launch(*this, what, OpType::ALLGATHER, input.device(), !options.asyncOp, options.timeout,
                 !even);
@@ -236,7 +241,7 @@ WorkPtr UnjamBackend::allgather_coalesced(std::vector<Tensors>& outputs, Tensors
     for (const Tensors& of_rank : outputs) {
       TORCH_CHECK_VALUE(of_rank.size() == inputs.size(), "unjam: ", what,
                         ": every rank's list must have ", inputs.size(), " tensors");
-      same_type(usable(of_rank[i], what), inputs[i], what);
+      matching(usable(of_rank[i], what), inputs[i], what);
       TORCH_CHECK_VALUE(of_rank[i].numel() == inputs[i].numel(), "unjam: ", what,
                         ": outputs must be as large as the input");
       lists[i].push_back(of_rank[i]);
@@ -251,7 +256,7 @@ WorkPtr UnjamBackend::allgather_coalesced(std::vector<Tensors>& outputs, Tensors
     const at::Tensor buffer = buffer_for(lists[i]);
     launch.call().hold(lists[i]);
     launch.call().hold(buffer);
-    const Elements e = moved_as(inputs[i].scalar_type());
+    const Elements e = moved_as(inputs[i]);
     launch.run([&](unjamRequest_t* request) {
       return unjamAllGather(launch.group(), launch.key(), inputs[i].data_ptr(), buffer.data_ptr(),
                             static_cast<std::size_t>(inputs[i].numel()) * e.each, e.dtype,
@@ -277,7 +282,7 @@ WorkPtr UnjamBackend::gather(std::vector<Tensors>& outputs, Tensors& inputs,
                       ": the root needs a list of ", ranks, " output tensors, one a rank");
     into = outputs.front();
     for (const at::Tensor& t : into) {
-      same_type(usable(t, what), input, what);
+      matching(usable(t, what), input, what);
       TORCH_CHECK_VALUE(t.numel() == input.numel(), "unjam: ", what,
                         ": outputs must be as large as the input");
     }
@@ -295,7 +300,7 @@ WorkPtr UnjamBackend::gather(std::vector<Tensors>& outputs, Tensors& inputs,
     target = buffer.data_ptr();
     launch.call().hold(buffer);
   }
-  const Elements e = moved_as(input.scalar_type());
+  const Elements e = moved_as(input);
   launch.run([&](unjamRequest_t* request) {
     return unjamGather(launch.group(), launch.key(), input.data_ptr(), target,
                        static_cast<std::size_t>(input.numel()) * e.each, e.dtype, to,
@@ -319,7 +324,7 @@ WorkPtr UnjamBackend::scatter(Tensors& outputs, std::vector<Tensors>& inputs,
                       ": the root needs a list of ", ranks, " input tensors, one a rank");
     const Tensors& given = inputs.front();
     for (const at::Tensor& t : given) {
-      same_type(usable(t, what), output, what);
+      matching(usable(t, what), output, what);
       TORCH_CHECK_VALUE(t.numel() == output.numel(), "unjam: ", what,
                         ": inputs must be as large as the output");
     }
@@ -335,7 +340,7 @@ WorkPtr UnjamBackend::scatter(Tensors& outputs, std::vector<Tensors>& inputs,
     TORCH_CHECK_VALUE(inputs.empty() || inputs.front().empty(), "unjam: ", what,
                       ": only the root gives inputs");
   }
-  const Elements e = moved_as(output.scalar_type());
+  const Elements e = moved_as(output);
   launch.run([&](unjamRequest_t* request) {
     return unjamScatter(launch.group(), launch.key(), source, output.data_ptr(),
                         static_cast<std::size_t>(output.numel()) * e.each, e.dtype, from,
@@ -357,11 +362,11 @@ WorkPtr UnjamBackend::reduce_scatter_tensor_coalesced(Tensors& outputs, Tensors&
                     " needs as many outputs as inputs");
   std::vector<Reduction> reductions;
   for (std::size_t i = 0; i < inputs.size(); ++i) {
-    same_type(usable(outputs[i], what), usable(inputs[i], what), what);
+    matching(usable(outputs[i], what), usable(inputs[i], what), what);
     TORCH_CHECK_VALUE(inputs[i].numel() == outputs[i].numel() * getSize(), "unjam: ", what,
                       ": the input has ", inputs[i].numel(), " elements, and must have ", getSize(),
                       " times the output's ", outputs[i].numel());
-    reductions.push_back(reduced_as(inputs[i].scalar_type(), options.reduceOp, what));
+    reductions.push_back(reduced_as(inputs[i], options.reduceOp, what));
   }
   const bool several = inputs.size() > 1;
   Launch launch(*this, what, several ? OpType::COALESCED : OpType::_REDUCE_SCATTER_BASE,
@@ -394,12 +399,12 @@ WorkPtr UnjamBackend::reduce_scatter(Tensors& outputs, std::vector<Tensors>& inp
   TORCH_CHECK_VALUE(inputs.size() == 1 && inputs.front().size() == ranks, "unjam: ", what,
                     " needs a list of ", ranks, " input tensors, one a rank");
   Tensors given = inputs.front();
-  for (const at::Tensor& t : given) same_type(usable(t, what), output, what);
+  for (const at::Tensor& t : given) matching(usable(t, what), output, what);
   const auto me = static_cast<std::size_t>(getRank());
   TORCH_CHECK_VALUE(given[me].numel() == output.numel(), "unjam: ", what, ": rank ", me,
                     "'s own input has ", given[me].numel(), " elements, its output ",
                     output.numel());
-  const auto [e, op] = reduced_as(output.scalar_type(), options.reduceOp, what);
+  const auto [e, op] = reduced_as(output, options.reduceOp, what);
   const bool premul = options.reduceOp.op_ == c10d::ReduceOp::PREMUL_SUM;
   const bool even = same_sizes(given);
   Launch launch(*this, what, OpType::REDUCE_SCATTER, output.device(), !options.asyncOp,
@@ -464,7 +469,7 @@ WorkPtr UnjamBackend::exchange(Launch& launch, const Tensors& received, const Te
       in.copy_(out.view_as(in));
       continue;
     }
-    const Elements e = moved_as(out.scalar_type());
+    const Elements e = moved_as(out);
     launch.run([&](unjamRequest_t* request) {
       return unjamSend(launch.group(), launch.key(), out.data_ptr(),
                        static_cast<std::size_t>(out.numel()) * e.each, e.dtype, to,
@@ -488,7 +493,7 @@ WorkPtr UnjamBackend::alltoall_base(at::Tensor& output, at::Tensor& input,
                                     std::vector<std::int64_t>& sent,
                                     const c10d::AllToAllOptions& options) {
   const char* const what = "all_to_all_single";
-  same_type(usable(output, what), usable(input, what), what);
+  matching(usable(output, what), usable(input, what), what);
   const bool even = received.empty() && sent.empty();
   Launch launch(*this, what, OpType::ALLTOALL_BASE, input.device(), !options.asyncOp,
                 options.timeout, !even, even ? "" : kPairs);
@@ -501,7 +506,7 @@ WorkPtr UnjamBackend::alltoall_base(at::Tensor& output, at::Tensor& input,
     TORCH_CHECK_VALUE(input.dim() > 0 && input.size(0) % getSize() == 0, "unjam: ", what,
                       ": the first dimension, ", input.dim() > 0 ? input.size(0) : 1,
                       ", is not a multiple of ", getSize(), " ranks: give split sizes");
-    const Elements e = moved_as(input.scalar_type());
+    const Elements e = moved_as(input);
     launch.run([&](unjamRequest_t* request) {
       return unjamAllToAll(launch.group(), launch.key(), input.data_ptr(), output.data_ptr(),
                            static_cast<std::size_t>(input.numel() / getSize()) * e.each, e.dtype,
@@ -542,8 +547,8 @@ WorkPtr UnjamBackend::alltoall(Tensors& outputs, Tensors& inputs,
                     "unjam: ", what, " needs ", getSize(), " inputs and outputs, one a rank");
   Tensors received, sent;
   for (std::size_t r = 0; r < inputs.size(); ++r) {
-    same_type(usable(outputs[r], what), usable(inputs[r], what), what);
-    same_type(inputs[r], inputs.front(), what);
+    matching(usable(outputs[r], what), usable(inputs[r], what), what);
+    matching(inputs[r], inputs.front(), what);
     received.push_back(outputs[r]);
     sent.push_back(inputs[r]);
   }
@@ -563,7 +568,7 @@ WorkPtr UnjamBackend::send(Tensors& tensors, int to, int tag) {
                 tag_key(tag));
   launch.between(getRank(), to);
   launch.call().hold(t);
-  const Elements e = moved_as(t.scalar_type());
+  const Elements e = moved_as(t);
   launch.run([&](unjamRequest_t* request) {
     return unjamSend(launch.group(), launch.key(), t.data_ptr(),
                      static_cast<std::size_t>(t.numel()) * e.each, e.dtype, to, launch.options(e),
@@ -580,7 +585,7 @@ WorkPtr UnjamBackend::recv(Tensors& tensors, int from, int tag) {
   launch.call().hold(t);
   launch.call().set_source_rank(from);
   launch.between(from, getRank());
-  const Elements e = moved_as(t.scalar_type());
+  const Elements e = moved_as(t);
   launch.run([&](unjamRequest_t* request) {
     return unjamRecv(launch.group(), launch.key(), t.data_ptr(),
                      static_cast<std::size_t>(t.numel()) * e.each, e.dtype, from, launch.options(e),
@@ -596,9 +601,12 @@ WorkPtr UnjamBackend::recvAnysource(Tensors& tensors, int tag) {
                 c10d::kUnsetTimeout, false, tag_key(tag));
   launch.call().hold(t);
   launch.call().set_open();
-  const Elements e = moved_as(t.scalar_type());
+  const Elements e = moved_as(t);
   std::shared_ptr<c10::Event> called;
   if (t.is_cuda()) {
+    TORCH_CHECK_WITH(DistBackendError, !stream_is_captured(),
+                     "unjam: recv from any source: the stream is being captured, and unjam's calls "
+                     "cannot be part of a CUDA graph yet: make the call outside of the capture");
     called = std::make_shared<c10::Event>(t.device().type());
     called->record(current_stream(t.device()));
   }

@@ -39,7 +39,9 @@ class AverageHook : public c10d::CommHookInterface {
     std::vector<at::Tensor> tensors{tensor};
     c10d::AllreduceOptions options;
     options.asyncOp = true;
-    const KeyScope key(prefix_ + " bucket " + std::to_string(bucket.getIndex()));
+    ThreadKey key = thread_key();
+    key.own = join(key.own, escaped(prefix_ + " bucket " + std::to_string(bucket.getIndex())));
+    const KeyScope scope(std::move(key));
     auto future = c10::make_intrusive<c10::ivalue::Future>(c10::AnyType::get());
     future->markCompleted(c10::IValue::make_capsule(
         c10::make_intrusive<Averaged>(backend_->allreduce(tensors, options), tensor)));
@@ -52,20 +54,6 @@ class AverageHook : public c10d::CommHookInterface {
   }
 
  private:
-  // As `with unjam.key(name)`.
-  class KeyScope {
-   public:
-    explicit KeyScope(const std::string& name) : outer_(thread_key()) {
-      thread_key() = join(outer_, name);
-    }
-    ~KeyScope() { thread_key() = outer_; }
-    KeyScope(const KeyScope&) = delete;
-    KeyScope& operator=(const KeyScope&) = delete;
-
-   private:
-    const std::string outer_;
-  };
-
   const c10::intrusive_ptr<UnjamBackend> backend_;
   const std::string prefix_;
 };

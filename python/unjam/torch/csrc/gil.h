@@ -20,4 +20,18 @@ class NoGil {
   PyThreadState* const state_;
 };
 
+// Whether the current stream is being captured into a CUDA graph: what torch tells to Python only.
+inline bool stream_is_captured() {
+  const PyGILState_STATE state = PyGILState_Ensure();
+  PyObject* const cuda = PyImport_ImportModule("torch.cuda");
+  PyObject* const told =
+      cuda == nullptr ? nullptr : PyObject_CallMethod(cuda, "is_current_stream_capturing", nullptr);
+  const bool captured = told != nullptr && PyObject_IsTrue(told) == 1;
+  PyErr_Clear();
+  Py_XDECREF(told);
+  Py_XDECREF(cuda);
+  PyGILState_Release(state);
+  return captured;
+}
+
 }  // namespace unjam_torch

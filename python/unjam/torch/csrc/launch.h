@@ -16,19 +16,6 @@
 
 namespace unjam_torch {
 
-inline std::string join(const std::string& a, const std::string& b) {
-  return a.empty() || b.empty() ? a + b : a + "/" + b;
-}
-
-// A user's part of a key. A single "#" begins, or ends, what is added to keys here, so a user's own
-// is doubled. (Parts of a user's key are joined with "/", as what users nest; so a group's name,
-// which is no part of one, ends with "#".)
-inline std::string escaped(const std::string& name) {
-  std::string text;
-  for (const char c : name) text.append(c == '#' ? 2 : 1, c);
-  return text;
-}
-
 // One operation while it is put together: where it goes, under which key, and how it stands to the
 // current stream. The operation consists of the requests that run() has made when done() is called.
 class UnjamBackend::Launch {
@@ -45,7 +32,8 @@ class UnjamBackend::Launch {
         sync_(sync),
         type_(type),
         timeout_(timeout == c10d::kUnsetTimeout ? backend.options_->timeout : timeout),
-        common_key_(join(backend.prefix_, escaped(thread_key()))),
+        thread_key_(key_of(what, type)),
+        common_key_(join(backend.prefix_, join(thread_key_.own, thread_key_.context))),
         key_(join(common_key_, more)),
         call_(std::make_shared<Call>(what, device, timeout_, backend.fate_, groups_, key_)) {
     if (!device.is_cuda()) return;
@@ -105,8 +93,8 @@ class UnjamBackend::Launch {
     if (CallLog::get().on()) {
       CallLog::get().add({backend_.name_, key_, call_->what(), source_, destination_});
     }
-    WorkPtr work = c10::make_intrusive<UnjamWork>(call_, backend_.getRank(), type_,
-                                                  backend_.sequence_.fetch_add(1));
+    WorkPtr work = c10::make_intrusive<UnjamWork>(
+        call_, backend_.getRank(), type_, backend_.sequence_.fetch_add(1), std::move(thread_key_));
     done_ = true;  // the Work sees to its tensors from here
     if (sync_) {
       call_->order_stream();
@@ -150,6 +138,27 @@ class UnjamBackend::Launch {
     return backend.groups();
   }
 
+  static ThreadKey key_of(const char* what, c10d::OpType type) {
+    ThreadKey key = thread_key();
+    if (key.context.empty()) return key;
+    if (is_point_to_point(type)) {
+      key.context.clear();  // the other side is in no callback, or in another one
+      return key;
+    }
+    TORCH_CHECK_WITH(DistBackendError, key.context != kUnordered || !key.own.empty(),
+                     "unjam: ", what,
+                     ": called in the callback of a future, in a thread where nothing tells in "
+                     "which order the ranks come to it: give it a key (with unjam.key(name): …), "
+                     "or call it in a callback of one collective's own future "
+                     "(work.get_future().then)");
+    TORCH_CHECK_WITH(DistBackendError, key.context != kCrowded, "unjam: ", what,
+                     ": called in the callback of a future while the callbacks of one whose call "
+                     "was made hundreds earlier under the same key have not ended: wait for some, "
+                     "or make the calls under several keys (unjam.key)");
+    if (key.context == kUnordered) key.context.clear();
+    return key;
+  }
+
   UnjamBackend& backend_;
   const std::shared_ptr<Groups> groups_;
   const unjamGroup_t group_;
@@ -159,6 +168,7 @@ class UnjamBackend::Launch {
   const c10d::OpType type_;
   const std::chrono::milliseconds timeout_;
   std::optional<Clock::time_point> waits_since_;  // for room
+  ThreadKey thread_key_;
   const std::string common_key_;
   const std::string key_;
   std::shared_ptr<Call> call_;

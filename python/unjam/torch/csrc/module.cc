@@ -9,6 +9,7 @@
 #include "any_source.h"
 #include "backend.h"
 #include "ddp.h"
+#include "future.h"
 #include "heap.h"
 
 namespace py = pybind11;
@@ -77,6 +78,15 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
       .def("absent", absent, GilRelease())
       .def("empty", empty_in_heap, py::arg("sizes"), py::arg("dtype"), GilRelease());
 
+  // What torch gives out as Work; futures.py has it give out futures of its own.
+  py::class_<UnjamWork, Ptr<UnjamWork>, c10d::Work>(m, "Work")
+      .def_property_readonly("collective", &UnjamWork::collective)
+      .def_property_readonly("channel", &UnjamWork::channel)
+      .def_property_readonly("key", [](const UnjamWork& work) {
+        return std::pair(work.key().own, work.key().context);
+      });
+  bind_futures(m);
+
   py::class_<UnjamOptions, Ptr<UnjamOptions>, c10d::Backend::Options>(m, "Options")
       .def(py::init<std::chrono::milliseconds>(), py::arg("timeout") = kBackendDefaultTimeout)
       .def("__copy__", [](const UnjamOptions& o) { return c10::make_intrusive<UnjamOptions>(o); })
@@ -98,8 +108,9 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
       .def_property_readonly("key", &UnjamBackend::key_prefix)
       .def_property_readonly("unjam_name", &UnjamBackend::name)
       .def("keyed", &UnjamBackend::keyed, py::arg("name"), GilRelease())
-      .def("world", [](UnjamBackend& b) { return b.groups()->share_world(); })
-      .def("get_error", &UnjamBackend::getError)
+      .def(
+          "world", [](UnjamBackend& b) { return b.groups()->share_world(); }, GilRelease())
+      .def("get_error", &UnjamBackend::getError, GilRelease())
       .def("abort", &UnjamBackend::abort, GilRelease())
       .def("shutdown", &UnjamBackend::shutdown, GilRelease())
       .def("perform_nocolor_split", [](UnjamBackend&, const py::object&) {});
@@ -108,8 +119,18 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
         py::arg("prefix"));
   m.def("heap_on", heap_on, py::arg("device"), GilRelease());
   m.def("new_id", [] { return py::bytes(new_id()); });
-  m.def("get_key", [] { return thread_key(); });
-  m.def("set_key", [](const std::string& key) { thread_key() = key; });
+  m.def("get_key", [] {
+    const ThreadKey key = thread_key();
+    return std::pair(key.own, key.context);
+  });
+  m.def(
+      "set_key",
+      [](std::string own, std::string context) {
+        set_thread_key({std::move(own), std::move(context)});
+      },
+      py::arg("own"), py::arg("context"));
+  m.attr("UNORDERED") = kUnordered;
+  m.attr("CROWDED") = kCrowded;
   m.def("worlds", worlds);
   m.def("default_world", default_world);
   // At the end of the process. Futures of what is pending fail now; their callbacks get a moment.

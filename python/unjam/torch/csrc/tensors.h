@@ -55,6 +55,11 @@ inline std::optional<unjamDataType_t> native_type(at::ScalarType type) {
   }
 }
 
+// In which order elements lie in memory, where that is not the usual one. (Of a usable() tensor.)
+inline std::string order_text(const at::Tensor& tensor) {
+  return tensor.is_contiguous() ? "" : "channels last";
+}
+
 // How elements travel that are only moved: every type can. Complex ones are the real numbers in
 // them, as which torch's own functions hand most of them over; what else is told apart.
 inline Elements moved_as(at::ScalarType type) {
@@ -64,6 +69,13 @@ inline Elements moved_as(at::ScalarType type) {
   }
   const std::string name(c10::getDtypeNames(type).first);  // a string or a view of one
   return {native.value_or(UNJAM_UINT8), native ? std::size_t{1} : c10::elementSize(type), name};
+}
+
+// They travel as they lie in memory, so ranks must agree on that, too.
+inline Elements moved_as(const at::Tensor& tensor) {
+  Elements e = moved_as(tensor.scalar_type());
+  if (!tensor.is_contiguous()) e.alike += (e.alike.empty() ? "" : " ") + order_text(tensor);
+  return e;
 }
 
 // A factor of PREMUL_SUM that is a tensor may lie on a GPU: reading it would wait for that.
@@ -82,14 +94,16 @@ struct Reduction {
 
 // How elements are reduced. Booleans as torch's NCCL backend has them: a sum is "or", a product is
 // "and". Throws where torch defines nothing, or unjam has nothing.
-inline Reduction reduced_as(at::ScalarType type, const c10d::ReduceOp& reduce, const char* what) {
+inline Reduction reduced_as(const at::Tensor& tensor, const c10d::ReduceOp& reduce,
+                            const char* what) {
   using Op = c10d::ReduceOp;
+  const at::ScalarType type = tensor.scalar_type();
   const auto native = native_type(type);
   TORCH_CHECK_TYPE(native.has_value(), "unjam: ", what, " of ", type,
                    " tensors: convert them to a type that can be reduced (int8, uint8, int32, "
                    "int64, float16, bfloat16, float32, float64, complex, bool, float8)");
   Reduction r;
-  r.elements = moved_as(type);
+  r.elements = moved_as(tensor);
   const bool logical = type == at::kBool;
   switch (reduce.op_) {
     case Op::SUM:
@@ -99,7 +113,8 @@ inline Reduction reduced_as(at::ScalarType type, const c10d::ReduceOp& reduce, c
       TORCH_CHECK_TYPE(at::isFloatingType(type) || at::isComplexType(type), "unjam: ", what,
                        " with PREMUL_SUM needs a floating-point tensor, not ", type);
       r.op = UNJAM_SUM;
-      r.elements.alike = "premul_sum " + factor_text(reduce);
+      r.elements.alike +=
+          (r.elements.alike.empty() ? "" : " ") + ("premul_sum " + factor_text(reduce));
       break;
     case Op::AVG:
       TORCH_CHECK_TYPE(!logical, "unjam: ", what,
@@ -149,13 +164,18 @@ inline const at::Tensor& only(const std::vector<at::Tensor>& tensors, const char
   return usable(tensors.front(), what);
 }
 
-inline void same_type(const at::Tensor& a, const at::Tensor& b, const char* what) {
+// Usable ones, of which one is to have what the other has, or a part of it.
+inline void matching(const at::Tensor& a, const at::Tensor& b, const char* what) {
   TORCH_CHECK_TYPE(a.scalar_type() == b.scalar_type(), "unjam: ", what,
                    ": tensors must have the same type, and have ", a.scalar_type(), " and ",
                    b.scalar_type());
   TORCH_CHECK_VALUE(a.device() == b.device(), "unjam: ", what,
                     ": tensors must be on the same device, and are on ", a.device(), " and ",
                     b.device());
+  TORCH_CHECK_VALUE(a.is_contiguous() == b.is_contiguous(), "unjam: ", what,
+                    ": elements travel as they lie in memory, and of the tensors with sizes ",
+                    a.sizes(), " and ", b.sizes(), " one is channels last, the other is not: use ",
+                    ".contiguous(memory_format=…)");
 }
 
 inline bool same_sizes(const std::vector<at::Tensor>& tensors) {

@@ -51,6 +51,7 @@
 
 #include "executor.h"
 #include "gil.h"
+#include "key.h"
 #include "unjam/unjam.h"
 #include "world.h"
 
@@ -67,7 +68,9 @@ inline c10::Stream current_stream(const at::Device& device) {
 // How a process group stands on this rank. Its calls have it too, and may outlive the group.
 class Fate {
  public:
-  explicit Fate(std::string name) : name_(std::move(name)) {}
+  // key_prefix: of a keyed group.
+  explicit Fate(std::string name, const std::string& key_prefix = "")
+      : name_(std::move(name)), channel_(key_prefix.empty() ? name_ : name_ + " " + key_prefix) {}
 
   void abort() { aborted_.store(true); }
   bool aborted() const { return aborted_.load(); }
@@ -93,9 +96,12 @@ class Fate {
                      broken_, ": destroy it on all ranks, and make another", more);
   }
   const std::string& name() const { return name_; }
+  // The group's, and that of a keyed group of it.
+  const std::string& channel() const { return channel_; }
 
  private:
   const std::string name_;
+  const std::string channel_;
   std::atomic<bool> aborted_{false};
   std::atomic<bool> ended_{false};
   mutable std::mutex mutex_;
@@ -168,6 +174,7 @@ class Call : public std::enable_shared_from_this<Call> {
   // ---- afterwards, by any thread ----
 
   const char* what() const { return what_; }
+  const std::string& channel() const { return fate_->channel(); }
   const at::Device& device() const { return device_; }
   const std::vector<at::Tensor>& outputs() const { return outputs_; }
   int source_rank() const { return source_rank_.load(); }
@@ -682,6 +689,7 @@ class Call : public std::enable_shared_from_this<Call> {
         error = error_;
       }
       if (error != nullptr && !futures.empty()) error_told_.store(true);
+      const KeyScope scope({"", kUnordered});  // of callbacks that are not said to be in a context
       for (const FuturePtr& future : futures) {
         if (error != nullptr) {
           future->setError(error);
@@ -737,11 +745,30 @@ class Call : public std::enable_shared_from_this<Call> {
   Taken taken_[kTakers];
 };
 
+inline bool is_point_to_point(c10d::OpType type) {
+  return type == c10d::OpType::SEND || type == c10d::OpType::RECV ||
+         type == c10d::OpType::RECVANYSOURCE;
+}
+
 class UnjamWork : public c10d::Work {
  public:
-  UnjamWork(std::shared_ptr<Call> call, int rank, c10d::OpType type, std::uint64_t sequence)
-      : c10d::Work(rank, type), call_(std::move(call)), sequence_(sequence) {}
-  ~UnjamWork() override { Call::let_go(std::move(call_)); }
+  // key: that the call was made under.
+  UnjamWork(std::shared_ptr<Call> call, int rank, c10d::OpType type, std::uint64_t sequence,
+            ThreadKey key)
+      : c10d::Work(rank, type),
+        call_(std::move(call)),
+        sequence_(sequence),
+        collective_(!is_point_to_point(type)),
+        key_(std::move(key)) {}
+  ~UnjamWork() override {
+    const NoGil no_gil;
+    Call::let_go(std::move(call_));
+  }
+
+  // Whether all ranks of the group make it, under the same key.
+  bool collective() const { return collective_; }
+  const std::string& channel() const { return call_->channel(); }
+  const ThreadKey& key() const { return key_; }
 
   bool isCompleted() override {
     const NoGil no_gil;
@@ -786,6 +813,8 @@ class UnjamWork : public c10d::Work {
  private:
   std::shared_ptr<Call> call_;
   const std::uint64_t sequence_;
+  const bool collective_;
+  const ThreadKey key_;
 };
 
 }  // namespace unjam_torch

@@ -1,0 +1,80 @@
+// The key that a thread's calls are made under.
+//
+// It is kept where torch keeps what threads that work for another one take over from that
+// (at::ThreadLocalState): autograd evaluates the nodes of a backward pass on CUDA in threads of its
+// own, with what the thread had that called backward(). So `with unjam.key(…): loss.backward()`
+// holds for what hooks call.
+#pragma once
+
+#include <ATen/ThreadLocalPythonObjects.h>
+
+#include <memory>
+#include <string>
+#include <utility>
+
+namespace unjam_torch {
+
+struct ThreadKey {
+  // Of `with unjam.key(…)`: users' names, escaped() each, joined with "/"; "" outside of all.
+  std::string own;
+  // Of collectives in the callback of a future, which may run in any thread, and at another moment
+  // on every rank: names what they belong to (futures.py). "#…#", "", or one of the two below.
+  std::string context;
+};
+
+// Nothing tells in which order callbacks in this thread come, so collectives need a key there.
+inline constexpr const char* kUnordered = "!unordered";
+// The name of this callback's context is another one's still.
+inline constexpr const char* kCrowded = "!crowded";
+
+inline std::string join(const std::string& a, const std::string& b) {
+  return a.empty() || b.empty() ? a + b : a + "/" + b;
+}
+
+// A user's part of a key. A single "#" begins, or ends, what is added to keys here, so a user's own
+// is doubled. (Parts of a user's key are joined with "/", as what users nest; so a group's name,
+// which is no part of one, ends with "#".)
+inline std::string escaped(const std::string& name) {
+  std::string text;
+  for (const char c : name) text.append(c == '#' ? 2 : 1, c);
+  return text;
+}
+
+namespace internal {
+
+// torch's slots are made for Python's objects. This one holds none.
+struct KeptKey : c10::SafePyObject {
+  explicit KeptKey(ThreadKey k) : c10::SafePyObject(nullptr, nullptr), key(std::move(k)) {}
+  const ThreadKey key;
+};
+
+inline const std::string& key_slot() {
+  static const auto* const name = new std::string("unjam.key");
+  return *name;
+}
+
+}  // namespace internal
+
+inline ThreadKey thread_key() {
+  using Objects = at::impl::ThreadLocalPythonObjects;
+  if (!Objects::contains(internal::key_slot())) return {};
+  return static_cast<const internal::KeptKey&>(*Objects::get(internal::key_slot())).key;
+}
+
+inline void set_thread_key(ThreadKey key) {
+  at::impl::ThreadLocalPythonObjects::set(internal::key_slot(),
+                                          std::make_shared<internal::KeptKey>(std::move(key)));
+}
+
+class KeyScope {
+ public:
+  explicit KeyScope(ThreadKey key) : outer_(thread_key()) { set_thread_key(std::move(key)); }
+  ~KeyScope() { set_thread_key(outer_); }
+  KeyScope(const KeyScope&) = delete;
+  KeyScope& operator=(const KeyScope&) = delete;
+
+ private:
+  const ThreadKey outer_;
+};
+
+}  // namespace unjam_torch
