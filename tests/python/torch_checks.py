@@ -544,8 +544,8 @@ def collectives_in_callbacks_meet_whatever_comes_between():
         if rng.random() < 0.5:
             time.sleep(0.004 * rng.random())
 
-    def filled(value):
-        return torch.full((5,), float(value))
+    def filled(value):  # in other threads, too, where there is no default device
+        return torch.full((5,), float(value), device=DEVICE)
 
     def chain(i):
         def second(_):
@@ -626,8 +626,9 @@ def power_sgd_does_not_depend_on_when_callbacks_run():
                     lambda _, __, output, hook=hook: output.register_hook(hook) and None
                 )
             optimizer.zero_grad()
-            inputs = torch.rand(4, 48, generator=torch.Generator("cpu").manual_seed(step + RANK))
-            parallel(inputs.to(DEVICE)).square().sum().backward()
+            generator = torch.Generator("cpu").manual_seed(step + RANK)
+            inputs = torch.rand(4, 48, generator=generator, device="cpu").to(DEVICE)
+            parallel(inputs).square().sum().backward()
             optimizer.step()
             for layer in list(model)[1:]:
                 layer.forward_hook.remove()
@@ -643,42 +644,43 @@ def power_sgd_does_not_depend_on_when_callbacks_run():
 
 @check
 def callbacks_whose_order_nothing_tells_need_a_key():
-    def passed_on():
-        x = torch.ones(2)
-        work = dist.isend(x, 1) if RANK == 0 else dist.irecv(x, 0) if RANK == 1 else None
-        return x, work or dist.all_reduce(torch.ones(1), group=KEYED, async_op=True)
-
     if SIZE != 2:
         return
+
+    def ones(n):
+        return torch.ones(n, device=DEVICE)  # in other threads there is no default
+
+    def passed_on():
+        return dist.isend(ones(2), 1) if RANK == 0 else dist.irecv(ones(2), 0)
+
     with fails(RuntimeError, "all_reduce", "in which order", "give it a key"):
-        passed_on()[1].get_future().then(lambda _: dist.all_reduce(torch.ones(1))).wait()
+        passed_on().get_future().then(lambda _: dist.all_reduce(ones(1))).wait()
 
     def with_key(_):
-        y = torch.ones(2)
+        y = ones(2)
         with unjam.torch.key("in a callback"):
             dist.all_reduce(y)
         return y
 
-    assert passed_on()[1].get_future().then(with_key).wait()[0] == SIZE
-    # What torch makes of futures has no context; its callbacks run where the last one completes.
-    gate = threading.Event()
-    held = dist.all_reduce(torch.ones(1), async_op=True).get_future()
-    behind = held.then(lambda _: gate.wait(LONG_S))
-    all_of = torch.futures.collect_all([behind]).then(with_key)
-    gate.set()
-    assert all_of.wait()[0] == SIZE
+    assert passed_on().get_future().then(with_key).wait()[0] == SIZE
+    # What torch makes of futures has no context: its callbacks run where the last one completes.
+    futures = [dist.all_reduce(ones(1), async_op=True).get_future() for _ in range(2)]
+    assert torch.futures.collect_all(futures).then(with_key).wait()[0] == SIZE
 
 
 @check
 def names_of_contexts_come_again_only_when_they_are_free():
     begun, gate = threading.Event(), threading.Event()
 
+    def ones():
+        return torch.ones(1, device=DEVICE)  # in other threads there is no default
+
     def after(then):
         with unjam.torch.key("few names"):
-            return dist.all_reduce(torch.ones(1), async_op=True).get_future().then(then)
+            return dist.all_reduce(ones(), async_op=True).get_future().then(then)
 
     def call(_):
-        dist.all_reduce(torch.ones(1))
+        dist.all_reduce(ones())
 
     def call_late(_):
         begun.set()
@@ -713,18 +715,20 @@ def keys_hold_in_threads_that_work_for_a_backward_pass():
         @staticmethod
         def backward(ctx, gradient):
             if ctx.depth == 0:
-                total = torch.full((3,), 1.0 if unjam.torch.current_key() == "a" else 100.0)
+                value = 1.0 if unjam.torch.current_key() == "a" else 100.0
+                total = torch.full((3,), value, device=DEVICE)
                 dist.all_reduce(total, async_op=True).wait(timedelta(seconds=LONG_S))
                 seen.append((unjam.torch.current_key(), threading.get_native_id(), total[0].item()))
             else:
                 with torch.enable_grad():
-                    x = torch.ones(1, requires_grad=True)
+                    x = torch.ones(1, device=DEVICE, requires_grad=True)
                     Deep.apply(x, ctx.depth - 1).sum().backward()
             return gradient, None
 
     def run(name):
         with unjam.torch.key(name):
-            Deep.apply(torch.ones(1, requires_grad=True), 80).sum().backward()
+            x = torch.ones(1, device=DEVICE, requires_grad=True)
+            Deep.apply(x, 80).sum().backward()
 
     names = ["a", "b"] if RANK % 2 == 0 else ["b", "a"]
     threads = [threading.Thread(target=run, args=(name,)) for name in names]

@@ -45,8 +45,14 @@ class Context:
     """Of the callbacks of one future, as they are added."""
 
     def __init__(
-        self, operation: _Operation | None, fixed: str, path: str = "", depth: int = 0
+        self,
+        c10d: ModuleType,
+        operation: _Operation | None,
+        fixed: str,
+        path: str = "",
+        depth: int = 0,
     ) -> None:
+        self.c10d = c10d  # the compiled module
         self._operation = operation
         self._fixed = fixed  # a context that has no name of its own
         self._path = path
@@ -58,13 +64,13 @@ class Context:
         index = next(self._added)
         path = self._path if index == 0 else f"{self._path}.{self._depth}_{index}"
         operation = self._operation
-        within = Context(operation, self._fixed, path, self._depth + 1)
+        c10d = self.c10d
+        within = Context(c10d, operation, self._fixed, path, self._depth + 1)
         key = within._key()
         if operation is not None:
             operation.callbacks.add(within)
 
         def run(future: Any) -> T:
-            c10d = _extension()
             outer = c10d.get_key()
             c10d.set_key(*key)
             try:
@@ -89,7 +95,7 @@ class Future(torch.futures.Future[T]):
     """torch's, with callbacks in contexts."""
 
     def __init__(self, of: torch._C.Future, context: Context) -> None:
-        _extension().take_over(self, of)
+        context.c10d.take_over(self, of)
         self._context = context
 
     def then(self, callback: Callable[[torch.futures.Future[T]], S]) -> Future[S]:
@@ -103,7 +109,8 @@ class Future(torch.futures.Future[T]):
 class _Operations:
     """Of one process group and key: those that futures were taken of."""
 
-    def __init__(self) -> None:
+    def __init__(self, c10d: ModuleType) -> None:
+        self._c10d = c10d
         self._count = itertools.count()
         self._named: dict[int, _Operation] = {}
 
@@ -111,35 +118,30 @@ class _Operations:
         number = next(self._count) % NAMES
         former = self._named.get(number)
         if former is not None and former.callbacks:
-            return Context(_Operation(own, prefix, number), crowded)
+            return Context(self._c10d, _Operation(own, prefix, number), crowded)
         operation = self._named[number] = _Operation(own, prefix, number)
-        return Context(operation, "")
+        return Context(self._c10d, operation, "")
 
 
-def install(module: ModuleType) -> None:
+def install(c10d: ModuleType) -> None:
     """Has the Works of the compiled module give out these futures."""
-    plain = module.Work.get_future
+    plain = c10d.Work.get_future
     channels: dict[tuple[str, str, str], _Operations] = {}
 
     def get_future(work: Any) -> Future[Any]:
         own, context = work.key
         if not work.collective:
-            return Future(plain(work), Context(None, module.UNORDERED))
-        operations = channels.setdefault((work.channel, own, context), _Operations())
+            return Future(plain(work), Context(c10d, None, c10d.UNORDERED))
         if context.count(_MARK) >= DEEPEST:
-            within = Context(_Operation(own, "", 0), context)
-        else:
-            name = work.channel.replace("#", "##")
-            within = operations.next(own, f"{context}{_MARK} {name} ", module.CROWDED)
-        return Future(plain(work), within)
+            return Future(plain(work), Context(c10d, _Operation(own, "", 0), context))
+        channel = work.channel
+        operations = channels.get((channel, own, context))
+        if operations is None:
+            operations = channels.setdefault((channel, own, context), _Operations(c10d))
+        prefix = f"{context}{_MARK} {channel.replace('#', '##')} "
+        return Future(plain(work), operations.next(own, prefix, c10d.CROWDED))
 
-    module.Work.get_future = get_future
+    c10d.Work.get_future = get_future
 
 
 _MARK = "#then"
-
-
-def _extension() -> Any:
-    from ._extension import extension  # which imports this module
-
-    return extension()
