@@ -208,6 +208,13 @@ def tensors_that_are_channels_last():
     total = image.clone()
     dist.all_reduce(total)
     same(total, sum(images))
+    # Parts without elements are as good as any.
+    parts = [image[: 2 * (r == 0)] for r in range(SIZE)]
+    boxes = [torch.zeros_like(image if RANK == 0 else image[:0]) for _ in range(SIZE)]
+    dist.all_to_all(boxes, parts)
+    boxes = [torch.zeros_like(image if r == 0 else image[:0]) for r in range(SIZE)]
+    dist.all_gather(boxes, image if RANK == 0 else image[:0])
+    same(boxes[0], images[0])
 
 
 @check
@@ -663,42 +670,184 @@ def callbacks_whose_order_nothing_tells_need_a_key():
         return y
 
     assert passed_on().get_future().then(with_key).wait()[0] == SIZE
+    keyed = unjam.keyed_group(None, "in a callback")
+    assert passed_on().get_future().then(summed(6, group=keyed)).wait() == 6 * SIZE
     # What torch makes of futures has no context: its callbacks run where the last one completes.
     futures = [dist.all_reduce(ones(1), async_op=True).get_future() for _ in range(2)]
     assert torch.futures.collect_all(futures).then(with_key).wait()[0] == SIZE
+
+
+def called(value, key="", **to):
+    """An all-reduce of this, on the checks' device: in other threads there is no default one."""
+    x = torch.full((3,), float(value), device=DEVICE)
+    return (
+        unjam.torch.all_reduce(x, async_op=True, key=key, **to)
+        if key
+        else (dist.all_reduce(x, async_op=True, **to))
+    )
+
+
+def summed(value, **to):
+    """A callback that gives the sum."""
+    return lambda _: called(value, **to).get_future().wait()[0][0].item()
+
+
+NAMES = 256  # of contexts, context.h
 
 
 @check
 def names_of_contexts_come_again_only_when_they_are_free():
     begun, gate = threading.Event(), threading.Event()
 
-    def ones():
-        return torch.ones(1, device=DEVICE)  # in other threads there is no default
-
-    def after(then):
+    def future(value):
         with unjam.torch.key("few names"):
-            return dist.all_reduce(ones(), async_op=True).get_future().then(then)
+            return called(value).get_future()
 
-    def call(_):
-        dist.all_reduce(ones())
-
-    def call_late(_):
+    def late(_):
         begun.set()
         assert gate.wait(LONG_S)
-        call(None)
+        return summed(1)(None)
 
-    with mock.patch.object(unjam.torch._futures, "NAMES", 2):
-        # A callback may be run by whoever adds it.
-        first = threading.Thread(target=lambda: after(call_late).wait())
-        first.start()
-        assert begun.wait(LONG_S)
-        after(call).wait()
-        with fails(RuntimeError, "all_reduce", "have not ended", "several keys"):
-            after(call).wait()
-        gate.set()
-        first.join()
-        after(call).wait()
-        after(call).wait()
+    results = []
+    # A callback may be run by whoever adds it.
+    first = threading.Thread(target=lambda: results.append(future(1).then(late).wait()))
+    first.start()
+    assert begun.wait(LONG_S)
+    for _ in range(NAMES - 1):
+        future(1).wait()
+    with fails(RuntimeError, "all_reduce", "have not ended", "several keys"):
+        future(1).then(summed(2)).wait()
+    gate.set()
+    first.join()
+    assert results == [SIZE]
+    for _ in range(NAMES - 1):
+        future(1).wait()
+    again = future(1)
+    assert again.then(summed(3)).wait() == 3 * SIZE
+    assert again.then(summed(4)).wait() == 4 * SIZE
+
+
+@check
+def contexts_of_calls_whose_callbacks_are_added_late():
+    """To more calls than there are names: each meets its like, or is refused."""
+    futures = [called(i).get_future() for i in range(NAMES + 40)]
+    sums = []
+    for i, future in enumerate(futures):
+        then = future.then(summed(i))
+        if i < 40:
+            then.wait()  # so that its name is free for another
+        sums.append(then)
+    for i, then in enumerate(sums):
+        assert then.wait() == SIZE * i
+    with fails(RuntimeError, "have taken its place"):
+        futures[0].then(summed(0)).wait()
+
+
+@check
+def contexts_do_not_depend_on_who_takes_futures_and_when():
+    works = [called(i) for i in range(6)]
+    for work in works:
+        finished(work)
+    if RANK == 0:
+        for work in works[:3]:
+            work.get_future().wait()  # looked at on one rank only
+    order = list(range(6))
+    random.Random(RANK).shuffle(order)
+    sums = {}
+    for i in order:  # complete ones, so that callbacks are called at once
+        threading.Thread(
+            target=lambda i=i: sums.update({i: works[i].get_future().then(summed(i)).wait()})
+        ).start()
+    end = time.monotonic() + LONG_S
+    while len(sums) < 6 and time.monotonic() < end:
+        time.sleep(0.001)
+    assert sums == {i: SIZE * i for i in range(6)}, sums
+    # A process group of the same name, made anew, begins anew.
+    if RANK == 0:
+        alone = unjam.keyed_group(None, "made anew")
+        dist.destroy_process_group(alone)
+    again = unjam.keyed_group(None, "made anew")
+    assert called(1, group=again).get_future().then(summed(5)).wait() == 5 * SIZE
+
+
+@check
+def callbacks_in_callbacks_have_contexts_of_their_own():
+    rng = random.Random(RANK)
+    sums = {}
+    done = threading.Semaphore(0)
+
+    def nap():
+        if rng.random() < 0.5:
+            time.sleep(0.003 * rng.random())
+
+    def deeper(level, value):
+        def run(future):
+            nap()
+            sums[value] = summed(value)(None)
+            if level:
+                # To what it was called with, to its own call's future, and behind that.
+                future.then(deeper(level - 1, 10 * value + 1))
+                mine = called(value).get_future()
+                mine.then(deeper(level - 1, 10 * value + 2)).then(deeper(level - 1, 10 * value + 3))
+            done.release()
+
+        return run
+
+    first = called(1).get_future()
+    first.then(deeper(3, 1)).then(deeper(2, 3))
+    first.then(deeper(3, 2))  # from here, while the other one may be adding, too
+    for _ in range(40 + 13 + 40):
+        assert done.acquire(timeout=LONG_S)
+    assert len(sums) == 93 and all(sums[v] == SIZE * v for v in sums), sums
+
+    # What two callbacks of one chain add, and what then runs in another order on every rank.
+    boxes = [torch.zeros(1, device=DEVICE) for _ in range(2)]
+    later = [dist.irecv(b, (RANK - 1) % SIZE, tag=i).get_future() for i, b in enumerate(boxes)]
+    inner = []
+
+    def adds(i):
+        def slow(_):
+            time.sleep(0.05 * ((i + RANK) % 2))
+            return summed(i)(None)
+
+        return lambda _: inner.append(later[i].then(slow))
+
+    called(1).get_future().then(adds(0)).then(adds(1)).wait()
+    for i, box in enumerate([torch.ones(1, device=DEVICE) for _ in range(2)]):
+        dist.isend(box, (RANK + 1) % SIZE, tag=i).wait()
+    assert [future.wait() for future in inner] == [0, SIZE]
+
+    def forever(left):
+        def run(_):
+            return called(left).get_future().then(forever(left - 1)).wait() if left else None
+
+        return run
+
+    assert called(1).get_future().then(forever(10)).wait() is None
+    with fails(RuntimeError, "too often", "another thread"):
+        called(1).get_future().then(forever(30)).wait()
+
+
+@check
+def sends_in_callbacks_go_by_the_callers_key():
+    if SIZE != 2:
+        return
+    box = torch.zeros(3, device=DEVICE)
+
+    def answer(_):
+        return dist.isend(box + 1, 0, tag=4).wait()
+
+    with unjam.torch.key("there"):
+        if RANK == 0:
+            dist.send(torch.full((3,), 7.0, device=DEVICE), 1, tag=4)
+            dist.recv(box, 1, tag=4)
+            assert box[0] == 8
+            called(1).get_future().then(lambda _: dist.send(box, 1, tag=5)).wait()
+        else:
+            dist.irecv(box, 0, tag=4).get_future().then(answer).wait()
+            called(1).get_future()
+            dist.recv(box, 0, tag=5)
+            assert box[0] == 8
 
 
 @check

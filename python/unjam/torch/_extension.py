@@ -46,6 +46,10 @@ def extension() -> ModuleType:
         BuildError: it has to be compiled, and cannot be.
         LibraryError: libunjam.so was not found.
     """
+    # Without the lock, which a thread may hold that a fork() does not take along.
+    loaded = sys.modules.get(_NAME)
+    if loaded is not None:
+        return loaded
     with _loading:
         return _load()
 

@@ -27,19 +27,16 @@ def key(name: str) -> Iterator[None]:
     """
     _check_name(name)
     c10d = extension()
-    outer, context = c10d.get_key()
-    own = _escaped(name)
-    c10d.set_key(f"{outer}/{own}" if outer else own, context)
+    outer = c10d.push_key(_escaped(name))
     try:
         yield
     finally:
-        c10d.set_key(outer, context)
+        c10d.set_key(outer)
 
 
 def current_key() -> str:
     """The key that this thread's calls are made under; "" outside of every :func:`key` block."""
-    own, _ = extension().get_key()
-    return str(own).replace("##", "#")
+    return str(extension().get_key().own).replace("##", "#")
 
 
 def keyed_group(group: dist.ProcessGroup | None, name: str) -> dist.ProcessGroup:

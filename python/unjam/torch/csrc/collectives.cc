@@ -194,7 +194,6 @@ WorkPtr UnjamBackend::allgather(std::vector<Tensors>& outputs, Tensors& inputs,
   const auto me = static_cast<std::size_t>(getRank());
   TORCH_CHECK_VALUE(into[me].numel() == input.numel(), "unjam: ", what, ": rank ", me,
                     "'s own output has ", into[me].numel(), " elements, its input ", input.numel());
-  const Elements e = moved_as(input);
   const bool even = same_sizes(into);
   Launch launch(*this, what, OpType::ALLGATHER, input.device(), !options.asyncOp, options.timeout,
                 !even);
@@ -203,6 +202,7 @@ WorkPtr UnjamBackend::allgather(std::vector<Tensors>& outputs, Tensors& inputs,
   if (!even) {
     // Sizes that differ: a broadcast from every rank. They are one operation of the key, in order.
     for (std::size_t r = 0; r < ranks; ++r) {
+      const Elements e = moved_as(into[r]);
       launch.run([&](unjamRequest_t* request) {
         return unjamBroadcast(launch.group(), launch.key(),
                               r == me ? input.data_ptr() : into[r].data_ptr(), into[r].data_ptr(),
@@ -219,6 +219,7 @@ WorkPtr UnjamBackend::allgather(std::vector<Tensors>& outputs, Tensors& inputs,
     target = buffer.data_ptr();
     launch.call().hold(buffer);
   }
+  const Elements e = moved_as(input);
   launch.run([&](unjamRequest_t* request) {
     return unjamAllGather(launch.group(), launch.key(), input.data_ptr(), target,
                           static_cast<std::size_t>(input.numel()) * e.each, e.dtype,
@@ -404,7 +405,7 @@ WorkPtr UnjamBackend::reduce_scatter(Tensors& outputs, std::vector<Tensors>& inp
   TORCH_CHECK_VALUE(given[me].numel() == output.numel(), "unjam: ", what, ": rank ", me,
                     "'s own input has ", given[me].numel(), " elements, its output ",
                     output.numel());
-  const auto [e, op] = reduced_as(output, options.reduceOp, what);
+  const auto [e, op] = reduced_as(output, options.reduceOp, what);  // says what it cannot
   const bool premul = options.reduceOp.op_ == c10d::ReduceOp::PREMUL_SUM;
   const bool even = same_sizes(given);
   Launch launch(*this, what, OpType::REDUCE_SCATTER, output.device(), !options.asyncOp,
@@ -419,6 +420,7 @@ WorkPtr UnjamBackend::reduce_scatter(Tensors& outputs, std::vector<Tensors>& inp
         premultiply(given[r], options.reduceOp);
         launch.call().hold(given[r]);
       }
+      const auto [e, op] = reduced_as(given[r], options.reduceOp, what);
       launch.run([&, e = e, op = op](unjamRequest_t* request) {
         return unjamReduce(launch.group(), launch.key(), given[r].data_ptr(),
                            r == me ? output.data_ptr() : nullptr,
@@ -469,13 +471,12 @@ WorkPtr UnjamBackend::exchange(Launch& launch, const Tensors& received, const Te
       in.copy_(out.view_as(in));
       continue;
     }
-    const Elements e = moved_as(out);
-    launch.run([&](unjamRequest_t* request) {
+    launch.run([&, e = moved_as(out)](unjamRequest_t* request) {
       return unjamSend(launch.group(), launch.key(), out.data_ptr(),
                        static_cast<std::size_t>(out.numel()) * e.each, e.dtype, to,
                        launch.options(e), request);
     });
-    launch.run([&](unjamRequest_t* request) {
+    launch.run([&, e = moved_as(in)](unjamRequest_t* request) {
       return unjamRecv(launch.group(), launch.key(), in.data_ptr(),
                        static_cast<std::size_t>(in.numel()) * e.each, e.dtype, from,
                        launch.options(e), request);

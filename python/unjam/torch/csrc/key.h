@@ -14,18 +14,18 @@
 
 namespace unjam_torch {
 
+class Scope;  // context.h
+
 struct ThreadKey {
   // Of `with unjam.key(…)`: users' names, escaped() each, joined with "/"; "" outside of all.
   std::string own;
-  // Of collectives in the callback of a future, which may run in any thread, and at another moment
-  // on every rank: names what they belong to (futures.py). "#…#", "", or one of the two below.
+  // In the callback of a future: what is added to the key of collectives, "#…#", or why there are
+  // to be none (context.h). "" elsewhere.
   std::string context;
+  // So much of `own` was there where the callback began.
+  std::size_t given = 0;
+  std::shared_ptr<Scope> scope;  // of the callback
 };
-
-// Nothing tells in which order callbacks in this thread come, so collectives need a key there.
-inline constexpr const char* kUnordered = "!unordered";
-// The name of this callback's context is another one's still.
-inline constexpr const char* kCrowded = "!crowded";
 
 inline std::string join(const std::string& a, const std::string& b) {
   return a.empty() || b.empty() ? a + b : a + "/" + b;

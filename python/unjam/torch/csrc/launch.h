@@ -32,7 +32,7 @@ class UnjamBackend::Launch {
         sync_(sync),
         type_(type),
         timeout_(timeout == c10d::kUnsetTimeout ? backend.options_->timeout : timeout),
-        thread_key_(key_of(what, type)),
+        thread_key_(key_of(backend, what, type)),
         common_key_(join(backend.prefix_, join(thread_key_.own, thread_key_.context))),
         key_(join(common_key_, more)),
         call_(std::make_shared<Call>(what, device, timeout_, backend.fate_, groups_, key_)) {
@@ -66,9 +66,13 @@ class UnjamBackend::Launch {
   const char* key() const { return key_.c_str(); }
   const char* common_key() const { return common_key_.c_str(); }  // without what was added
   // Of a call without data.
-  const unjamCallOptions_t* options() const { return &options_; }
+  const unjamCallOptions_t* options() { return options(Elements{}); }
   const unjamCallOptions_t* options(const Elements& elements) {
     alike_ = elements.alike;
+    if (thread_key_.scope != nullptr) {
+      alike_ += (alike_.empty() ? "" : ", ") + thread_key_.scope->who_calls();
+      shorten(alike_);
+    }
     options_.alike = alike_.c_str();
     return &options_;
   }
@@ -93,8 +97,14 @@ class UnjamBackend::Launch {
     if (CallLog::get().on()) {
       CallLog::get().add({backend_.name_, key_, call_->what(), source_, destination_});
     }
-    WorkPtr work = c10::make_intrusive<UnjamWork>(
-        call_, backend_.getRank(), type_, backend_.sequence_.fetch_add(1), std::move(thread_key_));
+    std::shared_ptr<Names> names;
+    if (!is_point_to_point(type_)) {
+      names = thread_key_.scope != nullptr ? thread_key_.scope->names(common_key_)
+                                           : backend_.fate_->names(common_key_, call_->device());
+    }
+    WorkPtr work = c10::make_intrusive<UnjamWork>(call_, backend_.getRank(), type_,
+                                                  backend_.sequence_.fetch_add(1),
+                                                  std::move(thread_key_), std::move(names));
     done_ = true;  // the Work sees to its tensors from here
     if (sync_) {
       call_->order_stream();
@@ -138,24 +148,40 @@ class UnjamBackend::Launch {
     return backend.groups();
   }
 
-  static ThreadKey key_of(const char* what, c10d::OpType type) {
+  // To what the library takes: what it ends with becomes a hash (FNV-1a: the same on all ranks).
+  static void shorten(std::string& text) {
+    constexpr std::size_t kMost = UNJAM_ALIKE_BYTES - 1, kHash = 18;  // "~" and 16 digits at least
+    if (text.size() <= kMost) return;
+    std::uint64_t hash = 0xcbf29ce484222325;
+    for (const char c : text) hash = (hash ^ static_cast<unsigned char>(c)) * 0x100000001b3;
+    char digits[kHash];
+    std::snprintf(digits, sizeof(digits), "~%016llx", static_cast<unsigned long long>(hash));
+    text = text.substr(0, kMost - kHash + 1) + digits;
+  }
+
+  static ThreadKey key_of(const UnjamBackend& backend, const char* what, c10d::OpType type) {
     ThreadKey key = thread_key();
     if (key.context.empty()) return key;
-    if (is_point_to_point(type)) {
-      key.context.clear();  // the other side is in no callback, or in another one
+    const bool named = key.own.size() != key.given || !backend.prefix_.empty();
+    if (is_point_to_point(type) || (key.context == kUnordered && named)) {
+      key.context.clear();
+      key.scope = nullptr;
       return key;
     }
-    TORCH_CHECK_WITH(DistBackendError, key.context != kUnordered || !key.own.empty(),
-                     "unjam: ", what,
-                     ": called in the callback of a future, in a thread where nothing tells in "
-                     "which order the ranks come to it: give it a key (with unjam.key(name): …), "
-                     "or call it in a callback of one collective's own future "
-                     "(work.get_future().then)");
+    TORCH_CHECK_WITH(DistBackendError, key.context != kUnordered, "unjam: ", what,
+                     ": called in the callback of a future, where nothing tells in which order the "
+                     "ranks come to it: give it a key there (with unjam.key(name): …), or call it "
+                     "in a callback of one collective's own future (work.get_future().then)");
     TORCH_CHECK_WITH(DistBackendError, key.context != kCrowded, "unjam: ", what,
-                     ": called in the callback of a future while the callbacks of one whose call "
-                     "was made hundreds earlier under the same key have not ended: wait for some, "
-                     "or make the calls under several keys (unjam.key)");
-    if (key.context == kUnordered) key.context.clear();
+                     ": called in the callback of a future while callbacks of another, whose call "
+                     "was made ",
+                     Names::kNames,
+                     " or a multiple of that before or behind under the same key, have not ended "
+                     "or have taken its place: wait for some, or make the calls under several keys "
+                     "(unjam.key)");
+    TORCH_CHECK_WITH(DistBackendError, key.context != kDeep, "unjam: ", what,
+                     ": called in a callback of what a callback has called, and so on, too often: "
+                     "have another thread go on (threading, or an executor of its own)");
     return key;
   }
 

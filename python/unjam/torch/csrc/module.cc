@@ -78,12 +78,16 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
       .def("absent", absent, GilRelease())
       .def("empty", empty_in_heap, py::arg("sizes"), py::arg("dtype"), GilRelease());
 
-  // What torch gives out as Work; futures.py has it give out futures of its own.
-  py::class_<UnjamWork, Ptr<UnjamWork>, c10d::Work>(m, "Work")
-      .def_property_readonly("collective", &UnjamWork::collective)
-      .def_property_readonly("channel", &UnjamWork::channel)
-      .def_property_readonly("key", [](const UnjamWork& work) {
-        return std::pair(work.key().own, work.key().context);
+  // What torch gives out as Work; _futures.py has it give out futures of its own.
+  py::class_<UnjamWork, Ptr<UnjamWork>, c10d::Work>(m, "Work").def("callbacks",
+                                                                   &UnjamWork::callbacks);
+  py::class_<Scope, std::shared_ptr<Scope>>(m, "Scope")
+      .def("enter", &Scope::enter)
+      .def("leave", &Scope::leave);
+  py::class_<Callbacks, std::shared_ptr<Callbacks>>(m, "Callbacks")
+      .def("add", &Callbacks::add)
+      .def("behind", [](const Callbacks& callbacks, const Scope& scope) {
+        return std::make_shared<Callbacks>(callbacks, scope);
       });
   bind_futures(m);
 
@@ -119,18 +123,20 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
         py::arg("prefix"));
   m.def("heap_on", heap_on, py::arg("device"), GilRelease());
   m.def("new_id", [] { return py::bytes(new_id()); });
-  m.def("get_key", [] {
-    const ThreadKey key = thread_key();
-    return std::pair(key.own, key.context);
-  });
+  py::class_<ThreadKey>(m, "Key").def_readonly("own", &ThreadKey::own);
+  m.def("get_key", thread_key);
+  m.def("set_key", set_thread_key, py::arg("key"));
+  // What the key was. name: escaped.
   m.def(
-      "set_key",
-      [](std::string own, std::string context) {
-        set_thread_key({std::move(own), std::move(context)});
+      "push_key",
+      [](const std::string& name) {
+        const ThreadKey outer = thread_key();
+        ThreadKey key = outer;
+        key.own = join(outer.own, name);
+        set_thread_key(std::move(key));
+        return outer;
       },
-      py::arg("own"), py::arg("context"));
-  m.attr("UNORDERED") = kUnordered;
-  m.attr("CROWDED") = kCrowded;
+      py::arg("name"));
   m.def("worlds", worlds);
   m.def("default_world", default_world);
   // At the end of the process. Futures of what is pending fail now; their callbacks get a moment.

@@ -49,9 +49,9 @@
 #include <utility>
 #include <vector>
 
+#include "context.h"
 #include "executor.h"
 #include "gil.h"
-#include "key.h"
 #include "unjam/unjam.h"
 #include "world.h"
 
@@ -96,8 +96,12 @@ class Fate {
                      broken_, ": destroy it on all ranks, and make another", more);
   }
   const std::string& name() const { return name_; }
-  // The group's, and that of a keyed group of it.
+  // The group, and which keyed group of it.
   const std::string& channel() const { return channel_; }
+  // Calls with CPU tensors and calls with CUDA tensors do not meet.
+  std::shared_ptr<Names> names(const std::string& key, const at::Device& device) {
+    return (device.is_cuda() ? cuda_names_ : names_).of(key);
+  }
 
  private:
   const std::string name_;
@@ -106,6 +110,7 @@ class Fate {
   std::atomic<bool> ended_{false};
   mutable std::mutex mutex_;
   std::string broken_;
+  NamesByKey names_, cuda_names_;
 };
 
 class Call : public std::enable_shared_from_this<Call> {
@@ -174,7 +179,9 @@ class Call : public std::enable_shared_from_this<Call> {
   // ---- afterwards, by any thread ----
 
   const char* what() const { return what_; }
-  const std::string& channel() const { return fate_->channel(); }
+  std::string channel() const {
+    return device_.is_cuda() ? fate_->channel() + " on CUDA" : fate_->channel();
+  }
   const at::Device& device() const { return device_; }
   const std::vector<at::Tensor>& outputs() const { return outputs_; }
   int source_rank() const { return source_rank_.load(); }
@@ -689,7 +696,7 @@ class Call : public std::enable_shared_from_this<Call> {
         error = error_;
       }
       if (error != nullptr && !futures.empty()) error_told_.store(true);
-      const KeyScope scope({"", kUnordered});  // of callbacks that are not said to be in a context
+      const KeyScope scope({"", kUnordered, 0, nullptr});  // of callbacks that are in no context
       for (const FuturePtr& future : futures) {
         if (error != nullptr) {
           future->setError(error);
@@ -752,23 +759,27 @@ inline bool is_point_to_point(c10d::OpType type) {
 
 class UnjamWork : public c10d::Work {
  public:
-  // key: that the call was made under.
+  // key: that the call was made under. names: of collectives under that key; else null.
   UnjamWork(std::shared_ptr<Call> call, int rank, c10d::OpType type, std::uint64_t sequence,
-            ThreadKey key)
+            ThreadKey key, std::shared_ptr<Names> names)
       : c10d::Work(rank, type),
         call_(std::move(call)),
         sequence_(sequence),
-        collective_(!is_point_to_point(type)),
-        key_(std::move(key)) {}
+        key_(std::move(key)),
+        names_(std::move(names)),
+        number_(names_ != nullptr ? names_->next_number() : 0) {}
   ~UnjamWork() override {
     const NoGil no_gil;
     Call::let_go(std::move(call_));
   }
 
-  // Whether all ranks of the group make it, under the same key.
-  bool collective() const { return collective_; }
-  const std::string& channel() const { return call_->channel(); }
-  const ThreadKey& key() const { return key_; }
+  // For a future of it. With the GIL.
+  std::shared_ptr<Callbacks> callbacks() {
+    if (operation_ == nullptr && names_ != nullptr) {
+      operation_ = std::make_shared<Operation>(names_, number_, call_->channel(), key_);
+    }
+    return std::make_shared<Callbacks>(operation_, key_.own);
+  }
 
   bool isCompleted() override {
     const NoGil no_gil;
@@ -813,8 +824,10 @@ class UnjamWork : public c10d::Work {
  private:
   std::shared_ptr<Call> call_;
   const std::uint64_t sequence_;
-  const bool collective_;
   const ThreadKey key_;
+  const std::shared_ptr<Names> names_;
+  const std::uint64_t number_;  // among the operations of those
+  std::shared_ptr<Operation> operation_;
 };
 
 }  // namespace unjam_torch
