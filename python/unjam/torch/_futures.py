@@ -38,8 +38,8 @@ class Future(torch.futures.Future[T]):
 
 def _within(scope: Any, callback: Callable[[Any], T], callbacks: Any) -> Callable[[Any], T]:
     def run(future: Any) -> T:
-        scope.enter()
         try:
+            scope.enter()
             # (torch hands over the instance that has added it, if that is alive; else another.)
             return callback(Future(future, callbacks))
         finally:

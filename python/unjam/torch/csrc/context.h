@@ -5,10 +5,15 @@
 // same on all ranks, and what it calls may not be matched by its order among them. It is matched by
 // what is the same everywhere: that it is called by a callback of this very operation.
 //
-// So it is made in a *context*, which is a further part of its key. A context is named by the
-// operation that the future is of: the process group, and the operation's number among those of its
-// group and key. (In a context operations are numbered anew.) A second callback of one future has
-// another context than the first; what is chained runs one behind the other, in one context.
+// So it is made in a *context*, which is a further part of its key. A context is named by
+//  - the operation that the future is of: its process group, its key, and its number among the
+//    operations of those (in a callback they are numbered anew, and the callback's name comes
+//    first);
+//  - the callback's place among those that are added to futures of the operation outside of
+//    callbacks. What is chained to it has the same name, for it runs behind it.
+// A callback that is added *in* a callback, to whatever future, is named by that callback, and its
+// place among those that this one adds: two threads may add to one future, and which of them comes
+// first would be different on every rank.
 //
 // Numbers are told modulo kNames, since what a device knows of a key is kept for good. A name
 // passes to a later operation when no callback of the former one is under way or to come. If one
@@ -23,6 +28,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <cstdio>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -40,6 +46,15 @@ namespace unjam_torch {
 inline constexpr const char* kUnordered = "!unordered";
 inline constexpr const char* kCrowded = "!crowded";
 inline constexpr const char* kDeep = "!deep";
+
+// FNV-1a, in 16 digits: the same on all ranks.
+inline std::string hashed(const std::string& text) {
+  std::uint64_t hash = 0xcbf29ce484222325;
+  for (const char c : text) hash = (hash ^ static_cast<unsigned char>(c)) * 0x100000001b3;
+  char digits[17];
+  std::snprintf(digits, sizeof(digits), "%016llx", static_cast<unsigned long long>(hash));
+  return digits;
+}
 
 // Of one group and key, outside of callbacks or in one of them: numbers of operations, and whose
 // the names are.
@@ -99,10 +114,10 @@ class Operation {
             ThreadKey key);
 
   const std::string& own_key() const { return key_.own; }
-  // What contexts of it begin with.
+  // What contexts of it begin with; and the same with the numbers as they are.
   const std::string& text() const { return text_; }
-  // Its number, behind those of the operations in whose callbacks it was called.
-  const std::string& numbers() const { return numbers_; }
+  const std::string& full_text() const { return full_text_; }
+  std::uint64_t number() const { return number_; }
   int level() const { return level_; }  // 1: called outside of callbacks
   std::uint64_t next_added() { return added_.fetch_add(1, std::memory_order_relaxed); }
 
@@ -115,8 +130,7 @@ class Operation {
   const std::shared_ptr<Names> names_;
   const std::uint64_t number_;
   const ThreadKey key_;
-  const std::string text_;
-  const std::string numbers_;
+  const std::string text_, full_text_;
   const int level_;
   std::atomic<std::uint64_t> added_{0};  // callbacks, outside of callbacks
 };
@@ -124,19 +138,18 @@ class Operation {
 // One callback.
 class Scope : public std::enable_shared_from_this<Scope> {
  public:
-  // operation: whose name it has, claimed. path: behind that name. depth: in a chain, of which all
-  // may have one path. level: callbacks in callbacks.
-  Scope(std::shared_ptr<Operation> operation, std::string path, std::string own_key, int depth,
-        int level)
+  // operation, path: what it is named by; null: nothing. depth: in a chain, of which all may have
+  // one name. level: callbacks in callbacks. refused: why collectives are, null: they are not, and
+  // the name is claimed.
+  Scope(std::shared_ptr<Operation> operation, std::string path, int depth, int level,
+        std::string own_key, const char* refused)
       : operation_(std::move(operation)),
         path_(std::move(path)),
-        own_key_(std::move(own_key)),
-        context_(operation_->text() + path_ + "#"),
         depth_(depth),
-        level_(level) {}
-  // Without a name. context: why.
-  Scope(std::string own_key, const char* context)
-      : own_key_(std::move(own_key)), context_(context) {}
+        level_(level),
+        own_key_(std::move(own_key)),
+        context_(refused != nullptr ? refused : operation_->text() + path_ + "#"),
+        claimed_(refused == nullptr) {}
   ~Scope() { end(); }
   Scope(const Scope&) = delete;
   Scope& operator=(const Scope&) = delete;
@@ -144,40 +157,50 @@ class Scope : public std::enable_shared_from_this<Scope> {
   // Its callback runs in this thread.
   void enter() {
     outer_ = thread_key();
+    entered_ = true;
     set_thread_key({own_key_, context_, own_key_.size(), shared_from_this()});
   }
   void leave() {
-    set_thread_key(std::exchange(outer_, {}));
+    if (std::exchange(entered_, false)) set_thread_key(std::exchange(outer_, {}));
     end();
   }
 
   const std::shared_ptr<Operation>& operation() const { return operation_; }
   const std::string& path() const { return path_; }
-  const std::string& context() const { return context_; }
+  int depth() const { return depth_; }
   int level() const { return level_; }
+  // Why collectives are refused; null: they are not.
+  const char* refused() const { return claimed_ ? nullptr : context_.c_str(); }
+  // Tells callbacks of one name apart.
+  std::string place() const { return path_ + ":" + std::to_string(depth_); }
   // Of a callback that this one adds.
   std::string next_path() {
     return path_ + "." + std::to_string(depth_) + "t" +
            std::to_string(added_.fetch_add(1, std::memory_order_relaxed));
   }
   // For messages, and for ranks to agree on.
-  std::string who_calls() const { return "in callback of call " + operation_->numbers(); }
+  std::string who_calls() const {
+    return "callback of call " + std::to_string(operation_->number()) + " " +
+           hashed(operation_->full_text() + place());
+  }
   std::shared_ptr<Names> names(const std::string& key) { return names_.of(key); }
 
  private:
   void end() {
-    if (operation_ != nullptr && !ended_.exchange(true)) operation_->release();
+    if (claimed_ && !ended_.exchange(true)) operation_->release();
   }
 
   const std::shared_ptr<Operation> operation_;
   const std::string path_;
+  const int depth_;
+  const int level_;
   const std::string own_key_;
   const std::string context_;
-  const int depth_ = 0;
-  const int level_ = 0;
+  const bool claimed_;
   NamesByKey names_;
   std::atomic<std::uint64_t> added_{0};  // callbacks, by this one
   std::atomic<bool> ended_{false};
+  bool entered_ = false;
   ThreadKey outer_;
 };
 
@@ -188,11 +211,11 @@ class Callbacks {
   Callbacks(std::shared_ptr<Operation> operation, std::string own_key)
       : operation_(std::move(operation)), own_key_(std::move(own_key)) {}
   // Of the future of what a callback returns.
-  explicit Callbacks(const Callbacks& of, const Scope& callback)
-      : operation_(of.operation_),
+  Callbacks(const Callbacks& of, const Scope& callback)
+      : operation_(callback.operation()),
         own_key_(of.own_key_),
         path_(callback.path()),
-        depth_(of.depth_ + 1) {}
+        depth_(callback.depth() + 1) {}
 
   // For the next one, from its adding on.
   std::shared_ptr<Scope> add();
@@ -205,15 +228,29 @@ class Callbacks {
   std::atomic<std::uint64_t> added_{0};
 };
 
+namespace internal {
+
+// "#then GROUP#|KEY NUMBER", behind the name of the callback that it is called in. Both texts have
+// "#" only doubled.
+inline std::string operation_text(const ThreadKey& key, const std::string& outer,
+                                  const std::string& channel, std::uint64_t number) {
+  return (key.scope != nullptr ? outer + key.scope->place() : "") + "#then " + escaped(channel) +
+         "#|" + key.own + " " + std::to_string(number);
+}
+
+}  // namespace internal
+
 inline Operation::Operation(std::shared_ptr<Names> names, std::uint64_t number,
                             const std::string& channel, ThreadKey key)
     : names_(std::move(names)),
       number_(number),
       key_(std::move(key)),
-      text_((key_.scope != nullptr ? key_.scope->operation()->text() + key_.scope->path() : "") +
-            "#then " + escaped(channel) + " " + std::to_string(number % Names::kNames)),
-      numbers_((key_.scope != nullptr ? key_.scope->operation()->numbers() + "." : "") +
-               std::to_string(number)),
+      text_(internal::operation_text(key_,
+                                     key_.scope != nullptr ? key_.scope->operation()->text() : "",
+                                     channel, number % Names::kNames)),
+      full_text_(internal::operation_text(
+          key_, key_.scope != nullptr ? key_.scope->operation()->full_text() : "", channel,
+          number)),
       level_(key_.scope != nullptr ? key_.scope->level() + 1 : 1) {}
 
 inline bool Operation::claim() {
@@ -229,32 +266,29 @@ inline void Operation::release() {
 }
 
 inline std::shared_ptr<Scope> Callbacks::add() {
-  const auto nameless = [this](const std::string& context) {
-    return std::make_shared<Scope>(own_key_, context.c_str());
-  };
-  // In a callback: one of what that one adds, to whatever future. Which of two threads comes first,
-  // that and one that adds to the same future, does not matter so.
   std::shared_ptr<Scope> within = thread_key().scope;
-  if (within != nullptr && within->operation() == nullptr) {
-    if (within->context() != kUnordered) return nameless(within->context());
-    within = nullptr;  // what is called there, under a key, tells as much as elsewhere
-  }
+  // What is called there, under a key, tells as much as elsewhere.
+  if (within != nullptr && within->operation() == nullptr) within = nullptr;
   const std::shared_ptr<Operation> operation = within != nullptr ? within->operation() : operation_;
-  if (operation == nullptr) return nameless(kUnordered);
-  std::string path;
+  if (operation == nullptr) {
+    return std::make_shared<Scope>(nullptr, "", 0, 0, own_key_, kUnordered);
+  }
+  // Also for one that is refused: what is chained to it may not be.
+  std::string path = path_;
   if (within != nullptr) {
     path = within->next_path();
   } else {
     const std::uint64_t index = depth_ == 0 ? operation->next_added() : added_.fetch_add(1);
-    path = path_;
     if (index != 0) path += "." + std::to_string(depth_) + "_" + std::to_string(index);
   }
   // Each level has names of its own, which stay.
   constexpr int kMostLevels = 16;
   const int level = within != nullptr ? within->level() + 1 : operation->level();
-  if (level > kMostLevels) return nameless(kDeep);
-  if (!operation->claim()) return nameless(kCrowded);
-  return std::make_shared<Scope>(operation, std::move(path), own_key_, depth_, level);
+  const char* refused = within != nullptr ? within->refused() : nullptr;
+  if (refused == nullptr && level > kMostLevels) refused = kDeep;
+  if (refused == nullptr && !operation->claim()) refused = kCrowded;
+  return std::make_shared<Scope>(operation, std::move(path), within != nullptr ? 0 : depth_, level,
+                                 own_key_, refused);
 }
 
 }  // namespace unjam_torch

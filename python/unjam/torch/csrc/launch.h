@@ -99,8 +99,8 @@ class UnjamBackend::Launch {
     }
     std::shared_ptr<Names> names;
     if (!is_point_to_point(type_)) {
-      names = thread_key_.scope != nullptr ? thread_key_.scope->names(common_key_)
-                                           : backend_.fate_->names(common_key_, call_->device());
+      const std::string key = call_->channel() + "\n" + common_key_;
+      names = thread_key_.scope != nullptr ? thread_key_.scope->names(key) : groups_->names(key);
     }
     WorkPtr work = c10::make_intrusive<UnjamWork>(call_, backend_.getRank(), type_,
                                                   backend_.sequence_.fetch_add(1),
@@ -148,15 +148,10 @@ class UnjamBackend::Launch {
     return backend.groups();
   }
 
-  // To what the library takes: what it ends with becomes a hash (FNV-1a: the same on all ranks).
+  // To what the library takes.
   static void shorten(std::string& text) {
-    constexpr std::size_t kMost = UNJAM_ALIKE_BYTES - 1, kHash = 18;  // "~" and 16 digits at least
-    if (text.size() <= kMost) return;
-    std::uint64_t hash = 0xcbf29ce484222325;
-    for (const char c : text) hash = (hash ^ static_cast<unsigned char>(c)) * 0x100000001b3;
-    char digits[kHash];
-    std::snprintf(digits, sizeof(digits), "~%016llx", static_cast<unsigned long long>(hash));
-    text = text.substr(0, kMost - kHash + 1) + digits;
+    constexpr std::size_t kMost = UNJAM_ALIKE_BYTES - 1, kHash = 16;
+    if (text.size() > kMost) text = text.substr(0, kMost - kHash - 1) + "~" + hashed(text);
   }
 
   static ThreadKey key_of(const UnjamBackend& backend, const char* what, c10d::OpType type) {
@@ -173,15 +168,15 @@ class UnjamBackend::Launch {
                      "ranks come to it: give it a key there (with unjam.key(name): …), or call it "
                      "in a callback of one collective's own future (work.get_future().then)");
     TORCH_CHECK_WITH(DistBackendError, key.context != kCrowded, "unjam: ", what,
-                     ": called in the callback of a future while callbacks of another, whose call "
-                     "was made ",
+                     ": called in the callback of a future whose name is another's: of two calls "
+                     "under one key that are ",
                      Names::kNames,
-                     " or a multiple of that before or behind under the same key, have not ended "
-                     "or have taken its place: wait for some, or make the calls under several keys "
-                     "(unjam.key)");
+                     " or a multiple of that apart one has callbacks that have not ended, or the "
+                     "later one has had some: wait for those before, or make the calls under "
+                     "several keys (unjam.key)");
     TORCH_CHECK_WITH(DistBackendError, key.context != kDeep, "unjam: ", what,
-                     ": called in a callback of what a callback has called, and so on, too often: "
-                     "have another thread go on (threading, or an executor of its own)");
+                     ": called on the 17th level of what callbacks have called: make one of the "
+                     "calls outside of callbacks");
     return key;
   }
 

@@ -98,10 +98,6 @@ class Fate {
   const std::string& name() const { return name_; }
   // The group, and which keyed group of it.
   const std::string& channel() const { return channel_; }
-  // Calls with CPU tensors and calls with CUDA tensors do not meet.
-  std::shared_ptr<Names> names(const std::string& key, const at::Device& device) {
-    return (device.is_cuda() ? cuda_names_ : names_).of(key);
-  }
 
  private:
   const std::string name_;
@@ -110,7 +106,6 @@ class Fate {
   std::atomic<bool> ended_{false};
   mutable std::mutex mutex_;
   std::string broken_;
-  NamesByKey names_, cuda_names_;
 };
 
 class Call : public std::enable_shared_from_this<Call> {
@@ -179,6 +174,7 @@ class Call : public std::enable_shared_from_this<Call> {
   // ---- afterwards, by any thread ----
 
   const char* what() const { return what_; }
+  // Calls with CPU tensors and calls with CUDA tensors do not meet.
   std::string channel() const {
     return device_.is_cuda() ? fate_->channel() + " on CUDA" : fate_->channel();
   }

@@ -17,6 +17,7 @@
 #include <utility>
 #include <vector>
 
+#include "context.h"
 #include "explanation.h"
 #include "heap.h"
 #include "unjam/unjam.h"
@@ -207,6 +208,8 @@ class Groups {
   std::shared_ptr<World> share_world() const { return world_; }
   const std::vector<int>& ranks() const { return ranks_; }  // in the world
   const std::string& name() const { return name_; }
+  // Of operations outside of callbacks, see context.h. Here, for a keyed group may be made anew.
+  std::shared_ptr<Names> names(const std::string& key) { return names_.of(key); }
 
   // ": rank 1 has not called it", of the oldest of this rank's calls under the key, and what that
   // has called instead; "" where that is not known.
@@ -289,6 +292,7 @@ class Groups {
   unjamGroup_t cuda_ = nullptr;
   std::mutex splits_mutex_;
   std::map<std::string, int> splits_;  // by key and members, so far
+  NamesByKey names_;
 };
 
 }  // namespace unjam_torch
