@@ -681,6 +681,17 @@ void check_return(int ranks) {
   });
 }
 
+template <class Want>
+void check_numbers(const Member& me, const std::vector<float>& numbers, int round,
+                   const std::string& what, const Want& want) {
+  for (std::size_t i = 0; i < numbers.size(); ++i) {
+    if (numbers[i] == static_cast<float>(want(i))) continue;
+    fail("A WRONG NUMBER: rank " + std::to_string(me.rank) + ", round " + std::to_string(round) +
+         " of " + what + ": " + std::to_string(numbers[i]) + " instead of " +
+         std::to_string(want(i)));
+  }
+}
+
 // A key's second use, in a stream that is ahead of the first one's, waits for it; also where the
 // key's place on the device was another key's, which had been used as often: of a group that was
 // destroyed. (Places are few, so most rounds find such ones.)
@@ -737,14 +748,8 @@ void check_overtaking(int ranks) {
       check(cudaMemcpy(numbers.data(), data, bytes, cudaMemcpyDeviceToHost));
       destroy(twice);
       const int own = me.ranks * (me.ranks + 1) / 2 + me.ranks * round;
-      for (std::size_t i = 0; i < numbers.size(); ++i) {
-        const int want = own + (i < kCount ? 0 : 1000 * me.ranks);
-        if (numbers[i] != static_cast<float>(want)) {
-          fail("A WRONG NUMBER: rank " + std::to_string(me.rank) + ", round " +
-               std::to_string(round) + " of uses that overtake: " + std::to_string(numbers[i]) +
-               " instead of " + std::to_string(want));
-        }
-      }
+      check_numbers(me, numbers, round, "uses that overtake",
+                    [&](std::size_t i) { return own + (i < kCount ? 0 : 1000 * me.ranks); });
     }
     me.doing("done");
   });
@@ -773,9 +778,9 @@ void check_late_receivers(int ranks) {
     for (int round = 0; round < kRounds; ++round) {
       me.doing("receivers that are late, round " + std::to_string(round));
       const int root = round % me.ranks;
+      const auto want = [&](std::size_t i) { return 1000 * round + static_cast<int>(i % 977); };
       for (std::size_t i = 0; i < numbers.size(); ++i) {
-        numbers[i] =
-            me.rank == root ? static_cast<float>(1000 * round + static_cast<int>(i % 977)) : -1.0F;
+        numbers[i] = me.rank == root ? static_cast<float>(want(i)) : -1.0F;
       }
       check(cudaMemcpy(data, numbers.data(), bytes, cudaMemcpyHostToDevice));
       check(cudaDeviceSynchronize());
@@ -795,14 +800,7 @@ void check_late_receivers(int ranks) {
       }
       stream.synchronize();
       check(cudaMemcpy(numbers.data(), data, bytes, cudaMemcpyDeviceToHost));
-      for (std::size_t i = 0; i < numbers.size(); ++i) {
-        const int want = 1000 * round + static_cast<int>(i % 977);
-        if (numbers[i] != static_cast<float>(want)) {
-          fail("A WRONG NUMBER: rank " + std::to_string(me.rank) + ", round " +
-               std::to_string(round) + " of late receivers: " + std::to_string(numbers[i]) +
-               " instead of " + std::to_string(want));
-        }
-      }
+      check_numbers(me, numbers, round, "late receivers", want);
     }
     me.doing("done");
   });

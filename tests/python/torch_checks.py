@@ -680,11 +680,9 @@ def callbacks_whose_order_nothing_tells_need_a_key():
 def called(value, key="", **to):
     """An all-reduce of this, on the checks' device: in other threads there is no default one."""
     x = torch.full((3,), float(value), device=DEVICE)
-    return (
-        unjam.torch.all_reduce(x, async_op=True, key=key, **to)
-        if key
-        else (dist.all_reduce(x, async_op=True, **to))
-    )
+    if key:
+        return unjam.torch.all_reduce(x, async_op=True, key=key, **to)
+    return dist.all_reduce(x, async_op=True, **to)
 
 
 def summed(value, **to):
@@ -762,7 +760,7 @@ def contexts_do_not_depend_on_who_takes_futures_and_when():
     while len(sums) < 6 and time.monotonic() < end:
         time.sleep(0.001)
     assert sums == {i: SIZE * i for i in range(6)}, sums
-    # A process group of the same name, made anew, begins anew.
+    # A keyed group that one rank has made, and destroyed, before.
     if RANK == 0:
         alone = unjam.keyed_group(None, "made anew")
         dist.destroy_process_group(alone)
@@ -1579,8 +1577,13 @@ def disagreement_fails_on_all():
     image = torch.ones(2, 3, 4, 5)
     if first:
         image = image.to(memory_format=torch.channels_last)
+
+    def reduced_image(factor, tensor):
+        return lambda **to: dist.all_reduce(tensor.clone(), premultiplied(factor), **to)
+
     calls |= {
         "as 'channels last'": lambda **to: dist.all_reduce(image, **to),
+        "as 'channels last premul_sum -1.2": reduced_image(-1.2345678901234567e-300, image),
         "as 'bool channels last'": lambda **to: dist.all_gather(
             [image.bool() for _ in range(SIZE)], image.bool(), **to
         ),

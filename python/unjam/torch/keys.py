@@ -27,7 +27,7 @@ def key(name: str) -> Iterator[None]:
     """
     _check_name(name)
     c10d = extension()
-    outer = c10d.push_key(_escaped(name))
+    outer = c10d.push_key(name)
     try:
         yield
     finally:

@@ -56,6 +56,16 @@ void premultiply(const at::Tensor& tensor, const c10d::ReduceOp& op) {
   }
 }
 
+// What is reduced of it: with PREMUL_SUM a multiplied copy, for the user's tensor stays as it is,
+// at least if the call is refused.
+at::Tensor to_reduce(Call& call, const at::Tensor& tensor, const c10d::ReduceOp& op) {
+  if (op.op_ != c10d::ReduceOp::PREMUL_SUM) return tensor;
+  at::Tensor copy = tensor.clone();
+  premultiply(copy, op);
+  call.hold(copy);
+  return copy;
+}
+
 // What the keys of pairs begin with that make up an all-to-all.
 constexpr const char* kPairs = "#all_to_all";
 // What their barrier is for, in messages.
@@ -113,12 +123,7 @@ WorkPtr UnjamBackend::allreduce_coalesced(Tensors& tensors,
   for (std::size_t i = 0; i < tensors.size(); ++i) {
     const at::Tensor& t = tensors[i];
     const auto [e, op] = reductions[i];
-    at::Tensor input = t;
-    if (options.reduceOp.op_ == c10d::ReduceOp::PREMUL_SUM) {
-      input = t.clone();  // or a call that is refused would have changed the tensor
-      premultiply(input, options.reduceOp);
-      launch.call().hold(input);
-    }
+    const at::Tensor input = to_reduce(launch.call(), t, options.reduceOp);
     launch.run([&, e = e, op = op](unjamRequest_t* request) {
       return unjamAllReduce(launch.group(), launch.key(), input.data_ptr(), t.data_ptr(),
                             static_cast<std::size_t>(t.numel()) * e.each, e.dtype, op,
@@ -134,12 +139,7 @@ WorkPtr UnjamBackend::reduce(Tensors& tensors, const c10d::ReduceOptions& option
   const auto [e, op] = reduced_as(t, options.reduceOp, "reduce");
   Launch launch(*this, "reduce", OpType::REDUCE, t.device(), !options.asyncOp, options.timeout);
   launch.call().hold(t);
-  at::Tensor input = t;
-  if (options.reduceOp.op_ == c10d::ReduceOp::PREMUL_SUM) {
-    input = t.clone();  // only the root's tensor may change, and not by a call that is refused
-    premultiply(input, options.reduceOp);
-    launch.call().hold(input);
-  }
+  const at::Tensor input = to_reduce(launch.call(), t, options.reduceOp);
   launch.run([&, e = e, op = op](unjamRequest_t* request) {
     return unjamReduce(launch.group(), launch.key(), input.data_ptr(), t.data_ptr(),
                        static_cast<std::size_t>(t.numel()) * e.each, e.dtype, op, to,
@@ -376,12 +376,7 @@ WorkPtr UnjamBackend::reduce_scatter_tensor_coalesced(Tensors& outputs, Tensors&
   launch.call().hold(outputs);
   for (std::size_t i = 0; i < inputs.size(); ++i) {
     const auto [e, op] = reductions[i];
-    at::Tensor input = inputs[i];
-    if (options.reduceOp.op_ == c10d::ReduceOp::PREMUL_SUM) {
-      input = input.clone();  // the user's stays as it is
-      premultiply(input, options.reduceOp);
-      launch.call().hold(input);
-    }
+    const at::Tensor input = to_reduce(launch.call(), inputs[i], options.reduceOp);
     launch.run([&, e = e, op = op](unjamRequest_t* request) {
       return unjamReduceScatter(launch.group(), launch.key(), input.data_ptr(),
                                 outputs[i].data_ptr(),
@@ -415,11 +410,7 @@ WorkPtr UnjamBackend::reduce_scatter(Tensors& outputs, std::vector<Tensors>& inp
   if (!even) {
     // Sizes that differ: a reduction to every rank, one operation of the key, in order.
     for (std::size_t r = 0; r < ranks; ++r) {
-      if (premul) {
-        given[r] = given[r].clone();
-        premultiply(given[r], options.reduceOp);
-        launch.call().hold(given[r]);
-      }
+      given[r] = to_reduce(launch.call(), given[r], options.reduceOp);
       const auto [e, op] = reduced_as(given[r], options.reduceOp, what);
       launch.run([&, e = e, op = op](unjamRequest_t* request) {
         return unjamReduce(launch.group(), launch.key(), given[r].data_ptr(),

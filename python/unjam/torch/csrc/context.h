@@ -111,9 +111,8 @@ class Operation {
  public:
   // channel: its process group; key: that it was made under, with the scope that it was called in.
   Operation(std::shared_ptr<Names> names, std::uint64_t number, const std::string& channel,
-            ThreadKey key);
+            const ThreadKey& key);
 
-  const std::string& own_key() const { return key_.own; }
   // What contexts of it begin with; and the same with the numbers as they are.
   const std::string& text() const { return text_; }
   const std::string& full_text() const { return full_text_; }
@@ -129,7 +128,7 @@ class Operation {
  private:
   const std::shared_ptr<Names> names_;
   const std::uint64_t number_;
-  const ThreadKey key_;
+  const std::shared_ptr<Operation> outer_;  // in whose callback it was called; or null
   const std::string text_, full_text_;
   const int level_;
   std::atomic<std::uint64_t> added_{0};  // callbacks, outside of callbacks
@@ -230,39 +229,37 @@ class Callbacks {
 
 namespace internal {
 
-// "#then GROUP#|KEY NUMBER", behind the name of the callback that it is called in. Both texts have
-// "#" only doubled.
-inline std::string operation_text(const ThreadKey& key, const std::string& outer,
-                                  const std::string& channel, std::uint64_t number) {
-  return (key.scope != nullptr ? outer + key.scope->place() : "") + "#then " + escaped(channel) +
+// "#then GROUP#|KEY NUMBER", behind `outer`, the text of the operation in whose callback it is
+// called, and that callback's place. GROUP and KEY have "#" only doubled.
+inline std::string operation_text(const std::string& outer, const std::string& channel,
+                                  const ThreadKey& key, std::uint64_t number) {
+  return outer + (key.scope != nullptr ? key.scope->place() : "") + "#then " + escaped(channel) +
          "#|" + key.own + " " + std::to_string(number);
 }
 
 }  // namespace internal
 
 inline Operation::Operation(std::shared_ptr<Names> names, std::uint64_t number,
-                            const std::string& channel, ThreadKey key)
+                            const std::string& channel, const ThreadKey& key)
     : names_(std::move(names)),
       number_(number),
-      key_(std::move(key)),
-      text_(internal::operation_text(key_,
-                                     key_.scope != nullptr ? key_.scope->operation()->text() : "",
-                                     channel, number % Names::kNames)),
-      full_text_(internal::operation_text(
-          key_, key_.scope != nullptr ? key_.scope->operation()->full_text() : "", channel,
-          number)),
-      level_(key_.scope != nullptr ? key_.scope->level() + 1 : 1) {}
+      outer_(key.scope != nullptr ? key.scope->operation() : nullptr),
+      text_(internal::operation_text(outer_ != nullptr ? outer_->text() : "", channel, key,
+                                     number % Names::kNames)),
+      full_text_(internal::operation_text(outer_ != nullptr ? outer_->full_text() : "", channel,
+                                          key, number)),
+      level_(key.scope != nullptr ? key.scope->level() + 1 : 1) {}
 
 inline bool Operation::claim() {
   if (!names_->claim(number_)) return false;
-  if (key_.scope == nullptr || key_.scope->operation()->claim()) return true;
+  if (outer_ == nullptr || outer_->claim()) return true;
   names_->release(number_);
   return false;
 }
 
 inline void Operation::release() {
   names_->release(number_);
-  if (key_.scope != nullptr) key_.scope->operation()->release();
+  if (outer_ != nullptr) outer_->release();
 }
 
 inline std::shared_ptr<Scope> Callbacks::add() {

@@ -39,9 +39,7 @@ class AverageHook : public c10d::CommHookInterface {
     std::vector<at::Tensor> tensors{tensor};
     c10d::AllreduceOptions options;
     options.asyncOp = true;
-    ThreadKey key = thread_key();
-    key.own = join(key.own, escaped(prefix_ + " bucket " + std::to_string(bucket.getIndex())));
-    const KeyScope scope(std::move(key));
+    const KeyScope key(nested_key(prefix_ + " bucket " + std::to_string(bucket.getIndex())));
     auto future = c10::make_intrusive<c10::ivalue::Future>(c10::AnyType::get());
     future->markCompleted(c10::IValue::make_capsule(
         c10::make_intrusive<Averaged>(backend_->allreduce(tensors, options), tensor)));

@@ -66,6 +66,13 @@ inline void set_thread_key(ThreadKey key) {
                                           std::make_shared<internal::KeptKey>(std::move(key)));
 }
 
+// This thread's inside of `with unjam.key(name)`.
+inline ThreadKey nested_key(const std::string& name) {
+  ThreadKey key = thread_key();
+  key.own = join(key.own, escaped(name));
+  return key;
+}
+
 class KeyScope {
  public:
   explicit KeyScope(ThreadKey key) : outer_(thread_key()) { set_thread_key(std::move(key)); }

@@ -71,8 +71,8 @@ class UnjamBackend::Launch {
     alike_ = elements.alike;
     if (thread_key_.scope != nullptr) {
       alike_ += (alike_.empty() ? "" : ", ") + thread_key_.scope->who_calls();
-      shorten(alike_);
     }
+    shorten(alike_);
     options_.alike = alike_.c_str();
     return &options_;
   }

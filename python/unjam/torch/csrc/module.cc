@@ -126,14 +126,12 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   py::class_<ThreadKey>(m, "Key").def_readonly("own", &ThreadKey::own);
   m.def("get_key", thread_key);
   m.def("set_key", set_thread_key, py::arg("key"));
-  // What the key was. name: escaped.
+  // What the key was.
   m.def(
       "push_key",
       [](const std::string& name) {
         const ThreadKey outer = thread_key();
-        ThreadKey key = outer;
-        key.own = join(outer.own, name);
-        set_thread_key(std::move(key));
+        set_thread_key(nested_key(name));
         return outer;
       },
       py::arg("name"));

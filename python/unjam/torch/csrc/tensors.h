@@ -19,6 +19,7 @@ struct Elements {
   std::size_t each = 1;
   // What the ranks must agree on beside that, in words; most types are what they travel as.
   std::string alike;
+  void also(const std::string& words) { alike += (alike.empty() ? "" : " ") + words; }
 };
 
 inline std::optional<unjamDataType_t> native_type(at::ScalarType type) {
@@ -55,11 +56,6 @@ inline std::optional<unjamDataType_t> native_type(at::ScalarType type) {
   }
 }
 
-// In which order elements lie in memory, where that is not the usual one. (Of a usable() tensor.)
-inline std::string order_text(const at::Tensor& tensor) {
-  return tensor.is_contiguous() ? "" : "channels last";
-}
-
 // How elements travel that are only moved: every type can. Complex ones are the real numbers in
 // them, as which torch's own functions hand most of them over; what else is told apart.
 inline Elements moved_as(at::ScalarType type) {
@@ -71,10 +67,10 @@ inline Elements moved_as(at::ScalarType type) {
   return {native.value_or(UNJAM_UINT8), native ? std::size_t{1} : c10::elementSize(type), name};
 }
 
-// They travel as they lie in memory, so ranks must agree on that, too.
+// They travel as they lie in memory, so ranks must agree on that, too. (Of a usable() tensor.)
 inline Elements moved_as(const at::Tensor& tensor) {
   Elements e = moved_as(tensor.scalar_type());
-  if (!tensor.is_contiguous()) e.alike += (e.alike.empty() ? "" : " ") + order_text(tensor);
+  if (!tensor.is_contiguous()) e.also("channels last");
   return e;
 }
 
@@ -113,8 +109,7 @@ inline Reduction reduced_as(const at::Tensor& tensor, const c10d::ReduceOp& redu
       TORCH_CHECK_TYPE(at::isFloatingType(type) || at::isComplexType(type), "unjam: ", what,
                        " with PREMUL_SUM needs a floating-point tensor, not ", type);
       r.op = UNJAM_SUM;
-      r.elements.alike +=
-          (r.elements.alike.empty() ? "" : " ") + ("premul_sum " + factor_text(reduce));
+      r.elements.also("premul_sum " + factor_text(reduce));
       break;
     case Op::AVG:
       TORCH_CHECK_TYPE(!logical, "unjam: ", what,
