@@ -736,6 +736,7 @@ void check_overtaking(int ranks) {
       }
       check(cudaMemcpy(data, numbers.data(), bytes, cudaMemcpyHostToDevice));
       check(cudaDeviceSynchronize());
+      all.meet();  // or it would wait for streams of ranks on the same device
       const unjamGroup_t twice = create("twice");
       spin_kernel<><<<1, 1, 0, first.get()>>>(100'000);
       check(cudaGetLastError());

@@ -578,7 +578,7 @@ def collectives_in_callbacks_meet_whatever_comes_between():
             def run(_):
                 nap()
                 deeper = dist.all_reduce(filled(name), async_op=True).get_future()
-                deeper.then(lambda f: dist.all_reduce(f.value()[0]) or also.append(f.value()[0]))
+                also.append(deeper.then(lambda f: dist.all_reduce(f.value()[0]) or f.value()[0]))
 
             return run
 
@@ -603,7 +603,7 @@ def collectives_in_callbacks_meet_whatever_comes_between():
         end = time.monotonic() + LONG_S
         while len(also) < 20 and time.monotonic() < end:
             time.sleep(0.001)
-        sums = sorted(float(x[0]) for x in also)
+        sums = sorted(float(future.wait()[0]) for future in also)
         wanted = [SIZE * SIZE * (i + part) for i in range(10) for part in (0.25, 0.5)]
         assert sums == wanted, sums
 
