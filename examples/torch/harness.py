@@ -107,7 +107,7 @@ def rank_main(
         os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank))
     local = int(os.environ["LOCAL_RANK"])
     if args.device == "cuda":
-        torch.cuda.set_device(local)
+        torch.cuda.set_device(local % torch.cuda.device_count())  # unjam's ranks may share one
     torch.set_num_threads(1)
     faulthandler.register(signal.SIGUSR1)
     backend(args.backend)

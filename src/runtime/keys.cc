@@ -68,6 +68,7 @@ Key* Context::find_or_create_key(unjamGroup& group, const char* name, Result& re
     result = {UNJAM_ERROR_INVALID_USAGE, "the group was destroyed"};
     return nullptr;
   }
+  take_completions();  // of the command, perhaps, that lets go of keys
   tidy();
   auto key = std::make_unique<Key>();
   const std::uint64_t tag = key_tag(group, text);
@@ -103,10 +104,15 @@ Key* Context::find_or_create_key(unjamGroup& group, const char* name, Result& re
     LaneKey* engine_lanes = nullptr;
     KeyState* state = streams_->take_key(engine_lanes);
     if (state == nullptr) {
+      const bool soon = dropping_ != nullptr || keys_at(KeyPlace::kDoomed) != 0;
       result = {UNJAM_ERROR_RESOURCES,
-                std::to_string(keys_.size()) +
-                    " keys of this rank are in use, as many as there is device memory for: use "
-                    "fewer names, or raise UNJAM_IDLE_KEYS"};
+                "there is device memory for " +
+                    std::to_string(settings_.idle_keys + settings_.max_active_keys) +
+                    " keys of this rank, and " +
+                    (soon ? "the engine has yet to let go of those of destroyed groups: call again "
+                            "soon, or raise UNJAM_IDLE_KEYS"
+                          : "all are in use: use fewer names, or raise UNJAM_IDLE_KEYS"),
+                /*transient=*/soon};
       return nullptr;
     }
     key->keeper = streams_;

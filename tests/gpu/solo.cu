@@ -795,7 +795,15 @@ void check_late_receivers(int ranks) {
         float* const x = data + g * kCount;
         const unjamCallOptions_t within = ordered(UNJAM_STREAM_SYNC, stream);
         unjamRequest_t request = nullptr;
-        check(unjamBroadcast(group, "key", x, x, kCount, UNJAM_FLOAT32, root, &within, &request));
+        const auto call = [&] {
+          return unjamBroadcast(group, "key", x, x, kCount, UNJAM_FLOAT32, root, &within, &request);
+        };
+        unjamResult_t code = call();
+        while (code != UNJAM_SUCCESS && unjamLastErrorIsTransient() != 0) {
+          usleep(50);  // the engine has yet to let go of keys of groups that were destroyed
+          code = call();
+        }
+        check(code);
         me.wait(request, "a broadcast");
         check(unjamGroupDestroy(group));
       }
