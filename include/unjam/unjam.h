@@ -112,9 +112,9 @@ UNJAM_API const char* unjamGetErrorString(unjamResult_t result);
  * call of the thread. */
 UNJAM_API const char* unjamGetLastError(void);
 /* 1 if that call was refused (UNJAM_ERROR_RESOURCES) for want of room that this rank's calls under
- * way, or its keys of destroyed groups, give back by themselves, so that the same call may go later;
- * else 0. Whoever tries again and again should end that some time: ranks that call more keys than
- * there is room for, in orders too far apart, wait for each other then. */
+ * way, or its keys of destroyed groups, give back by themselves, so that the same call may go
+ * later; else 0. Whoever tries again and again should end that some time: ranks that call more keys
+ * than there is room for, in orders too far apart, wait for each other then. */
 UNJAM_API int unjamLastErrorIsTransient(void);
 
 /* ---- configuration ---- */
