@@ -34,7 +34,8 @@ __device__ __forceinline__ void clear_local(std::uint32_t& word, std::uint32_t b
 // Calls without the engine are launched so that the next one's blocks may already be there before
 // the kernel in front of them has ended ("programmatic dependent launch"). wait_for_stream(): until
 // all in front has ended, and is visible; at once where nothing is under way. Each kernel that may
-// be launched so calls it, every thread, before it touches memory. let_next_begin(): as far as this
+// be launched so calls it, every thread, before it touches memory that kernels in front may still
+// use: anything but unjam's own words (solo.cuh, look_in_time()). let_next_begin(): as far as this
 // block is concerned (as its end would say) the next one's may come. They hold SMs then, and wait
 // for our end, so nothing that follows may wait for a peer.
 __device__ __forceinline__ void wait_for_stream() {

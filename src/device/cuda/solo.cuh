@@ -61,6 +61,11 @@ inline constexpr std::uint64_t kHintNs = 6000;
 // How often is looked for a packet, and for room. A look takes most of a microsecond.
 inline constexpr std::uint32_t kPolls = 512, kRoomPolls = 128, kPokePolls = 32;
 
+// Ahead of the stream's turn, see look_in_time(): how long what the call needs is waited for, and
+// how long all of it, in the first place the lane's lease, is held.
+inline constexpr std::uint64_t kAheadNs = 5000, kHeldAheadNs = 10000;
+inline constexpr std::uint32_t kRoomPollsAhead = 2;
+
 // What a thread has under way at once.
 inline constexpr int kRow = 2;
 static_assert(kSoloUnits % kRow == 0 && kSoloUnitBytes == kUnitBytes);
@@ -73,6 +78,7 @@ struct Shared {
   std::uint32_t poke;  // a value for peers' words; so are the next ones
   std::uint32_t ok;
   std::uint32_t hopeless;  // no use in waiting for packets. Stored once, read while polling
+  std::uint32_t waited;    // it is the stream's turn. The same
   std::uint32_t serves;
 };
 
@@ -144,6 +150,16 @@ __device__ __forceinline__ void find_way(const void* p) {
 // Packets are looked for in rounds; true: not again.
 __device__ __forceinline__ bool is_hopeless(const Shared& s) {
   return *static_cast<const volatile std::uint32_t*>(&s.hopeless) != 0;
+}
+
+// By movers: it is the stream's turn from here on.
+__device__ __forceinline__ void wait_and_say_so(Shared& s) {
+  wait_for_stream();
+  if (hand() == 0) *static_cast<volatile std::uint32_t*>(&s.waited) = 1;
+}
+// By the first warp.
+__device__ __forceinline__ bool has_waited(const Shared& s) {
+  return __any_sync(0xffffffffu, *static_cast<const volatile std::uint32_t*>(&s.waited) != 0) != 0;
 }
 
 // A place of a message is what a thread has of it at once: of packets a unit, of lines a word (see
@@ -745,9 +761,9 @@ __device__ __noinline__ bool await_lease(CudaRank& r, std::uint32_t lane) {
 }
 
 // By the first warp: the lane's lease (`leased`, of the thread that sees to it: it was taken), and
-// whether the key's former invocation is complete.
+// whether the key's former invocation is complete. `patient`: waits for the lease.
 __device__ __forceinline__ bool take_lane(CudaRank& r, const CudaLaunch& launch, std::uint32_t lane,
-                                          bool& leased) {
+                                          bool patient, bool& leased) {
   bool ok = true;
   if (threadIdx.x == kLeaser || threadIdx.x == kFormer) {
     // Acquire: the lane's state, and with it the key's endpoints, as the last driver left them; and
@@ -758,7 +774,7 @@ __device__ __forceinline__ bool take_lane(CudaRank& r, const CudaLaunch& launch,
     std::uint64_t& word = leaser ? r.lanes : launch.sqe.inv.key->done;
     const std::uint64_t found = fetch_or_acquire(word, bit);
     ok = leaser ? (found & bit) == 0 : found == launch.sqe.inv.turn;
-    if (leaser && !ok) ok = await_lease(r, lane);
+    if (leaser && !ok && patient) ok = await_lease(r, lane);
     leased = leaser && ok;
   }
   const bool all = __all_sync(0xffffffffu, ok) != 0;
@@ -777,18 +793,15 @@ struct Known {
   std::uint32_t connector;
 };
 
-// All that the block needs, in two rounds of looks: first the lease, then what it covers. Leaves
-// places in `s`. kSteps: packets that the call sends each peer.
+// Behind take_lane(), by the first warp: what the lease covers, the connectors. Leaves places in
+// `s`. kSteps: packets that the call sends each peer. `patient`: waits for room.
 template <std::uint32_t kSteps>
-__device__ __forceinline__ bool look(CudaRank& r, const CudaLaunch& launch, const LaneTransport& t,
-                                     const Stretch& w, bool& leased, Known& known, Shared& s) {
+__device__ __forceinline__ bool look(CudaRank& r, const SoloCall& call, const LaneTransport& t,
+                                     const Stretch& w, bool patient, Known& known, Shared& s) {
   constexpr std::uint32_t kAll = 0xffffffff;
-  const SoloCall& call = launch.solo;
   const std::uint32_t lane = t.lane;
   const Member m = member_of(call, w);
   const bool looks = m.part == kOutgoing ? m.to : m.part == kIncoming && m.from;
-  if (!take_lane(r, launch, lane, leased)) return false;
-
   bool ok = true;
   // The endpoints are the lane's driver's: any driver may take an idle key's connector for another
   // key. So they cannot be read beside the lease.
@@ -809,7 +822,7 @@ __device__ __forceinline__ bool look(CudaRank& r, const CudaLaunch& launch, cons
 #pragma unroll 1
     for (std::uint32_t polls = 0;
          !in && ok && known.count + kSteps - known.credit > call.shape.escape_slots; ++polls) {
-      ok = polls != kRoomPolls;
+      ok = polls != (patient ? kRoomPolls : kRoomPollsAhead);
       known.credit = load_acquire(known.cell->consumed);
     }
     if (ok) {
@@ -1000,14 +1013,62 @@ __device__ __forceinline__ LaneTransport transport_of(const SoloCall& call, std:
   return t;
 }
 
-// By all threads, first: what owes nothing to the stream, and then the wait for that. Returns, to
-// kListener, what the host has said (CudaLink::attention), for one lane: that is enough to send a
-// call to the engine, which knows what to do about cancellations. (It takes a while, over PCIe.)
+// By the first warp: take_lane() and look(), and the wait for the stream's turn, in which most of
+// that passes: what the call needs is usually held by the call in front of it, which lets go of it
+// as it ends. Touched are unjam's own words alone, each with the acquire that it wants anyhow.
+// What is in front may also be anybody's kernel, which has let us begin early and then runs on, or
+// even waits for something that wants this lane. So ahead of its turn this call waits for nothing
+// for long, and holds the lease only with all else that it needs, and not for long either.
+template <std::uint32_t kSteps>
+__device__ __forceinline__ bool look_in_time(CudaRank& r, const CudaLaunch& launch,
+                                             const LaneTransport& t, const Stretch& w, bool& leased,
+                                             Known& known, Shared& s) {
+  constexpr std::uint32_t kAll = 0xffffffff;
+  const std::uint64_t begun = global_ns();
+  const auto let_go = [&] {
+    if (leased) see_to_lane(r, t.lane, clear_lanes(r, std::uint64_t{1} << t.lane));
+    leased = false;
+    __syncwarp();
+  };
+  for (bool ahead = true;;) {
+    const bool taken = take_lane(r, launch, t.lane, !ahead, leased);
+    const bool ok = taken && look<kSteps>(r, launch.solo, t, w, !ahead, known, s);
+    if (!ahead) return ok;
+    if (!ok) let_go();
+    bool turn = has_waited(s), again = false;
+    while (!turn && !again) {
+      const std::uint64_t longest = ok ? kHeldAheadNs : kAheadNs;
+      if (__any_sync(kAll, global_ns() - begun > longest) != 0) break;
+      if (!taken) {
+        // Whether another try is worth it.
+        __nanosleep(50);
+        bool there = true;
+        if (threadIdx.x == kLeaser) {
+          there = (load_relaxed_local(r.lanes) >> t.lane & 1) == 0;
+        } else if (threadIdx.x == kFormer) {
+          there = load_relaxed_local(launch.sqe.inv.key->done) == launch.sqe.inv.turn;
+        }
+        again = __all_sync(kAll, there) != 0;
+      }
+      turn = has_waited(s);
+    }
+    if (again) continue;
+    if (ok && !turn) let_go();
+    wait_for_stream();
+    if (ok && turn) return true;
+    ahead = false;
+  }
+}
+
+// By all threads, first: what owes nothing to the stream. Ends with a barrier; the wait for the
+// stream's turn comes behind it. Returns, to kListener, what the host has said
+// (CudaLink::attention), for one lane: that is enough to send a call to the engine, which knows
+// what to do about cancellations. (It takes a while, over PCIe.)
 __device__ __forceinline__ std::uint32_t approach(CudaRank& r, const CudaLaunch& launch,
                                                   const Stretch& w, std::uint32_t lane, Shared& s) {
   const SoloCall& call = launch.solo;
   std::uint32_t attention = 0;
-  if (threadIdx.x == 0) s.hopeless = s.serves = 0;
+  if (threadIdx.x == 0) s.hopeless = s.serves = s.waited = 0;
   if (threadIdx.x < 2 * kSoloRanks) {
     const Member m = member_of(call, w);
     if (m.q < call.group_size) find_way(endpoint_of(call, m, lane));
@@ -1015,7 +1076,7 @@ __device__ __forceinline__ std::uint32_t approach(CudaRank& r, const CudaLaunch&
   if (threadIdx.x == kListener && blockIdx.x == 0) attention = load_relaxed(*call.attention);
   if (threadIdx.x == kLeaser) find_way(&r.lanes);
   if (threadIdx.x == kFormer) find_way(&launch.sqe.inv.key->done);
-  wait_for_stream();
+  sync_block();
   return attention;
 }
 

@@ -67,18 +67,21 @@ __device__ __forceinline__ bool run_solo_one_shot(CudaRank& r, const CudaLaunch&
   Held held;
   bool leased = false, come = true;
   if (!is_mover()) {
-    const bool ok = look<1>(r, launch, t, w, leased, known, s);
+    const bool ok = look_in_time<1>(r, launch, t, w, leased, known, s);
     if (threadIdx.x == 0) s.ok = ok ? 1 : 0;
     sync_block();
     if (ok) come = look_again(r, call, t, w, known, s);
-  } else if (!call.plain) {
-    come = move_all(r, call, inv, w, lane, s, held);
-  } else if (call.group_size == 2) {
-    come = move_plain_any<2>(r, call, inv, w, lane, s, held);
-  } else if (call.group_size <= 4) {
-    come = move_plain_any<4>(r, call, inv, w, lane, s, held);
   } else {
-    come = move_plain_any<kSoloRanks>(r, call, inv, w, lane, s, held);
+    wait_and_say_so(s);
+    if (!call.plain) {
+      come = move_all(r, call, inv, w, lane, s, held);
+    } else if (call.group_size == 2) {
+      come = move_plain_any<2>(r, call, inv, w, lane, s, held);
+    } else if (call.group_size <= 4) {
+      come = move_plain_any<4>(r, call, inv, w, lane, s, held);
+    } else {
+      come = move_plain_any<kSoloRanks>(r, call, inv, w, lane, s, held);
+    }
   }
   if (s.ok == 0) return leave_untried(r, launch, lane, leased, s);
   if (threadIdx.x == kListener && attention != 0 && is_cancelled(r, launch, attention)) {

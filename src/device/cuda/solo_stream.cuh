@@ -645,7 +645,7 @@ __device__ __forceinline__ bool look_at_wires(CudaRank& r, const CudaLaunch& lau
   const LaneTransport& t = c.transport;
   StreamShared& s = c.s;
   const Member m = member_of(call, w);
-  if (!take_lane(r, launch, t.lane, leased)) return false;
+  if (!take_lane(r, launch, t.lane, true, leased)) return false;
   bool ok = true;
   if (m.part == kOutgoing && c.sends_to(m.q)) {
     const OutEndpoint& out = *out_endpoint(call, m, t.lane);
@@ -745,6 +745,7 @@ __device__ __forceinline__ StreamEnd run_solo_stream(CudaRank& r, const CudaLaun
   const Stream c{call, inv, t, stream, {call.chunks, call.hops.lag, call.hops.two_hops()}};
 
   const std::uint32_t attention = approach(r, launch, w, lane, s);
+  wait_for_stream();
 
   bool leased = false;
   if (threadIdx.x < 32) {

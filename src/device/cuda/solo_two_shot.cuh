@@ -222,10 +222,11 @@ __device__ __forceinline__ bool run_solo_two_shot(CudaRank& r, const CudaLaunch&
   Known known{};
   bool leased = false;
   if (is_mover()) {
+    wait_and_say_so(s);
     load_parts(call, inv, all, ahead);
     load_own(call, w, 0, own);
   } else {
-    const bool ok = look<2>(r, launch, t, w, leased, known, s);
+    const bool ok = look_in_time<2>(r, launch, t, w, leased, known, s);
     if (threadIdx.x == 0) s.ok = ok ? 1 : 0;
   }
   sync_block();
