@@ -169,7 +169,7 @@ typedef struct {
                           -1 = never, the default */
   int32_t device;      /* (*) unjamDevice_t, -1: default (host) */
   int32_t device_index; /* CUDA: which device; -1: unjamInit: the calling thread's current device;
-                           unjamInitAll: rank r uses device r */
+                           unjamInitAll: rank r uses device r, of d devices r modulo d */
   uint64_t heap_bytes;  /* (*) what unjamMemAlloc has, bytes a rank; -1 = none; default 0 = none */
 } unjamConfig_t;
 
@@ -194,7 +194,9 @@ UNJAM_API unjamResult_t unjamInit(unjamContext_t* context, int nranks, unjamUniq
  * UNJAM_ID, or what torchrun, mpirun or srun set. */
 UNJAM_API unjamResult_t unjamInitFromEnvironment(unjamContext_t* context,
                                                  const unjamConfig_t* config);
-/* All `nranks` contexts of a job at once, by one thread. contexts: array of nranks. */
+/* All `nranks` contexts of a job at once, by one thread. contexts: array of nranks. CUDA ranks may
+ * share devices, which is good for tests: each has fewer lanes then (blocks that wait must leave
+ * the others' room), and what synchronises a device waits for the streams of all ranks there. */
 UNJAM_API unjamResult_t unjamInitAll(unjamContext_t* contexts, int nranks,
                                      const unjamConfig_t* config);
 /* Ends the context, frees its groups and collectives (their handles must not be used any more;

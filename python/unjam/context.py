@@ -120,7 +120,7 @@ def init_all(nranks: int, **config: Any) -> Contexts:
     Args:
         nranks: ranks of the job, 1 to 64.
         config: as for :func:`init`; the same for all ranks. Without a device_index, rank r of a
-            CUDA job uses device r.
+            CUDA job uses device r, of d devices r modulo d; ranks that share one have fewer lanes.
 
     Returns:
         A list of contexts, by rank, that is also a context manager: ``with unjam.init_all(4) as

@@ -323,6 +323,7 @@ unjamResult_t unjamInitAll(unjamContext_t* contexts, int nranks, const unjamConf
     if (!unjam::resolve_settings(config, nranks, settings, error)) {
       return fail(UNJAM_ERROR_INVALID_ARGUMENT, error);
     }
+    World::share_devices(nranks, settings);
     unjam::resolve_spins(settings, nranks * settings.lanes);
     auto world = std::make_shared<World>(nranks, settings);
     for (int r = 0; r < nranks; ++r) {

@@ -14,7 +14,7 @@ namespace unjam {
 
 // Grows with every change of what stands in this header or below it: the two libraries are made
 // together.
-inline constexpr int kCudaDriverVersion = 4;
+inline constexpr int kCudaDriverVersion = 5;
 
 // Device memory in which peers write to a rank. Mapped at one address for all devices of this
 // process.
@@ -60,6 +60,8 @@ class CudaDriver {
   // The calling thread's current device.
   virtual int current() = 0;
   virtual std::string name(int device) = 0;
+  // How many SMs it has; 0: it does not say.
+  virtual int sms(int device) = 0;
 
   // Zeroed.
   virtual std::unique_ptr<DeviceArena> create_arena(int device, std::uint64_t bytes,

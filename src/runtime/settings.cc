@@ -224,6 +224,15 @@ Settings device_defaults(unjamDevice_t device, int ranks) {
   return s;
 }
 
+std::int64_t lanes_of_sharers(int sms, int ranks, std::int64_t lanes) {
+  if (ranks < 2 || sms <= 0) return lanes;
+  // At once a rank may have a block a lane, which has an SM to itself, of a daemon, as many of a
+  // call, and one of each other stream that waits.
+  constexpr int kStreams = 8;
+  const std::int64_t most = (sms / ranks - kStreams) / 2;
+  return std::clamp<std::int64_t>(most, 1, lanes);
+}
+
 bool resolve_settings(const unjamConfig_t* config, int ranks, Settings& s, std::string& error) {
   const auto from_environment = [&](const Variable& v) {
     const char* text = std::getenv(v.name);

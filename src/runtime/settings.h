@@ -83,6 +83,11 @@ Settings device_defaults(unjamDevice_t device, int ranks);
 // cores.
 void resolve_spins(Settings& settings, std::int64_t threads);
 
+// How many lanes of `lanes` each of several ranks of one process may have on one CUDA device with
+// so many SMs. What waits in streams holds SMs; if some ranks' blocks held them all, a rank that
+// these wait for could not begin.
+std::int64_t lanes_of_sharers(int sms, int ranks, std::int64_t lanes);
+
 // "lanes=2, escape_slots=5, …": the values that ranks must agree on.
 std::string agreed_settings_text(const Settings& settings);
 

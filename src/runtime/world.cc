@@ -203,6 +203,22 @@ unjamResult_t World::join(int rank, const Settings& settings, std::string& error
   return UNJAM_SUCCESS;
 }
 
+void World::share_devices(int ranks, Settings& settings) {
+  if (settings.device == UNJAM_DEVICE_HOST) return;
+  std::string unused;  // joining says it
+  CudaDriver* cuda = cuda_driver(unused);
+  if (cuda == nullptr) return;
+  const bool one = settings.device_index >= 0;
+  const int devices = one ? 1 : cuda->devices(unused);
+  if (devices <= 0) return;
+  // As make_memory() deals them out.
+  for (int d = 0; d < std::min(devices, ranks); ++d) {
+    const int sharers = (ranks - d + devices - 1) / devices;
+    const int sms = cuda->sms(one ? static_cast<int>(settings.device_index) : d);
+    settings.lanes = lanes_of_sharers(sms, sharers, settings.lanes);
+  }
+}
+
 bool World::make_memory(int rank, const Settings& settings, std::vector<Fd>& shared,
                         std::string& error) {
   const auto r = static_cast<std::size_t>(rank);

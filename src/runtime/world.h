@@ -40,6 +40,9 @@ class World {
   World(int ranks, const Settings& first_settings, std::optional<JobSecret> secret = {});
   ~World();
 
+  // Of a job without a secret: settings with which its ranks can share the CUDA devices there are.
+  static void share_devices(int ranks, Settings& settings);
+
   // This process's world of that id.
   static std::shared_ptr<World> by_id(const unjamUniqueId_t& id, int ranks,
                                       const Settings& settings, unjamResult_t& code,

@@ -170,6 +170,22 @@ TEST(Api, DeviceFromTheEnvironment) {
   unsetenv("UNJAM_DEVICE");
 }
 
+// Blocks that wait leave room for those that they wait for.
+TEST(Api, LanesOfRanksThatShareADevice) {
+  EXPECT_EQ(unjam::lanes_of_sharers(132, 1, 32), 32);
+  EXPECT_EQ(unjam::lanes_of_sharers(0, 4, 32), 32);  // of a device that does not say
+  EXPECT_EQ(unjam::lanes_of_sharers(132, 2, 4), 4);
+  for (const int sms : {14, 66, 108, 132}) {
+    for (const int ranks : {2, 3, 4, 8, 16, 64}) {
+      const std::int64_t lanes = unjam::lanes_of_sharers(sms, ranks, 32);
+      EXPECT_GE(lanes, 1);
+      if (lanes > 1) {
+        EXPECT_LE(ranks * (2 * lanes + 8), sms) << sms << " SMs, " << ranks << " ranks";
+      }
+    }
+  }
+}
+
 // Or a ring's slices, cut where a larger slot ends, may need more slots than are guaranteed.
 TEST(Api, BorrowedSlotsHoldWholeGuaranteedOnes) {
   const auto resolved = [](int ranks) {

@@ -32,6 +32,12 @@ class Driver : public CudaDriver {
     return cudaGetDeviceProperties(&properties, device) == cudaSuccess ? properties.name : "";
   }
 
+  int sms(int device) override {
+    int count = 0;
+    const cudaError_t code = cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device);
+    return code == cudaSuccess ? count : 0;
+  }
+
   std::unique_ptr<DeviceArena> create_arena(int device, std::uint64_t bytes,
                                             std::string& error) override {
     return create_cuda_arena(device, bytes, error);
