@@ -360,6 +360,7 @@ class CudaDaemon : public StreamDaemon {
     rank.head_starts = at.take<std::uint8_t>(std::size_t{o_.slots} * shape.lanes);
     rank.hops = at.take<std::uint32_t>(std::size_t{o_.slots} * shape.lanes * kHops);
     rank.solo_reports = at.take<std::uint64_t>(o_.slots);
+    rank.solo_stored = at.take<std::uint64_t>(o_.slots);
     rank.programs = at.take<Primitive>(std::size_t{o_.slots} * kMaxProgram);
     rank.members = at.take<std::uint16_t>(std::size_t{o_.slots} * kMaxRanks);
     peer_states_.resize(shape.lanes);

@@ -149,6 +149,7 @@ struct CudaRank {
   std::uint32_t* hops = nullptr;  // [slots][lanes][kHops]: HeadStart::hops
   // [slots]: how far the lanes of a call have come that runs without the engine, see solo.cuh.
   std::uint64_t* solo_reports = nullptr;
+  std::uint64_t* solo_stored = nullptr;  // [slots]: and how many of them have stored all
   std::uint64_t solo_calls = 0;          // that have ended without the engine
   Primitive* programs = nullptr;         // [slots][kMaxProgram]
   std::uint16_t* members = nullptr;      // [slots][kMaxRanks]

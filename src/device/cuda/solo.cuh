@@ -21,6 +21,11 @@
 // that it has behind it (CudaRank::head_starts), and serves until the call has ended; the
 // others have left, and their lanes are driven as all that nobody drives. The word is zero again
 // before the slot can be another call's: its completion comes after.
+//   A lane that is done says so as soon as all has come that it waits for, when it has yet to store
+// what it has kept: what follows from the last report, a place in the CQ, takes as long. When it
+// has stored that, it counts itself in CudaRank::solo_stored, and if the call is done, the last one
+// ends it. (One that is not done reports behind all that it does: the engine goes on where it
+// stands.)
 //
 // Redo (of one hop; two shots: solo_two_shot.cuh). A lane that gives up has done nothing, or all in
 // front of the primitive that receives.
@@ -665,9 +670,9 @@ __device__ __forceinline__ bool any_gave_up(std::uint64_t word) {
   return ((word ^ word >> 1) & kFirstBits) != 0;
 }
 
-// The key may be used again. In front of the fence that end_call() is behind, so this says nothing
-// of the results: what the lanes have stored for later drivers is released with their leases, the
-// call's buffers belong to its stream, and who asks for its end looks at `completed` or the CQ.
+// The key may be used again, once all lanes have what they waited for. This says nothing of the
+// results: what the lanes have stored for later drivers is released with their leases, the call's
+// buffers belong to its stream, and who asks for its end looks at `completed` or the CQ.
 __device__ __forceinline__ void free_key(const CudaLaunch& launch) {
   store_relaxed_local(launch.sqe.inv.key->done, launch.sqe.inv.turn + 1);
 }
@@ -702,43 +707,102 @@ __device__ __forceinline__ void hand_over(CudaRank& r, const CudaLaunch& launch,
   }
 }
 
-// Reports, and decides for all blocks if this one's report is the last: ends the call if all lanes
-// are done. True: they are not, and this block hands the call to the engine, which goes on with
-// what was reported. By one thread, behind a barrier behind all that the block has done.
-__device__ __forceinline__ bool report(CudaRank& r, const CudaLaunch& launch, std::uint64_t mine) {
-  const SoloCall& call = launch.solo;
-  std::uint64_t& reports = r.solo_reports[launch.slot];
-  // Release: what this block has done, for who comes last. Acquire: what the others have.
-  const std::uint64_t word = all_reports(call, fetch_add_acq_rel(reports, mine), mine);
-  // A block that will not serve waits for no peer behind this. (Of a call that is not done the one
-  // that serves keeps the next call from coming.)
-  if (word == 0) {
-    let_next_begin();
-    return false;
+// CudaRank::solo_stored has a word a slot: how many lanes have stored all, and above that, if all
+// lanes are done, the call's place in the CQ, plus 1.
+inline constexpr std::uint32_t kStoredBits = 8;
+static_assert(kMaxLanes < 1u << kStoredBits);
+
+// What the thread that reports knows of the call, of a lane that is done.
+struct Ending {
+  std::uint64_t reports = 0;  // of several lanes: begin_end(): before ours; decide(): if it was the
+                              // last one, all; else 0
+  std::uint64_t at = 0;       // of one lane: its place in the CQ: to be filled
+};
+
+// By one thread, as soon as it is known that the lane is done. Nothing here is waited for.
+__device__ __forceinline__ Ending begin_end(CudaRank& r, const CudaLaunch& launch) {
+  Ending ending;
+  if (launch.solo.lanes != 1) {
+    // Relaxed: what this block stores is released as it is counted.
+    ending.reports = fetch_add_relaxed(r.solo_reports[launch.slot], report_word(kDone));
+    return ending;
   }
-  const bool done = word == ~std::uint64_t{0} >> (64 - kReportBits * call.lanes);
-  if (done) let_next_begin();
-  std::uint64_t at = 0;
-  if (done) at = fetch_add_relaxed(r.rank.cq.tail, 1);
-  // All have reported, so the word is nobody's. Before the fence: who finds the slot free, behind
-  // the completion, finds it zero.
-  store_relaxed_local(reports, std::uint64_t{0});
-  if (!done) {
-    hand_over(r, launch, word);
-    return true;
-  }
+  ending.at = fetch_add_relaxed(r.rank.cq.tail, 1);
   free_key(launch);
-  // Of all that the other blocks have stored, too: it was acquired, and fences are cumulative.
+  // Nothing behind this waits for a peer, so the next call may come and wait for our end.
+  let_next_begin();
+  return ending;
+}
+
+// By the same thread, of a call of several lanes. True: not all are done, and this block serves.
+__device__ __forceinline__ bool decide(CudaRank& r, const CudaLaunch& launch, Ending& ending) {
+  ending.reports = all_reports(launch.solo, ending.reports, report_word(kDone));
+  const bool serves = ending.reports != 0 && any_gave_up(ending.reports);
+  if (ending.reports != 0 && !serves) {
+    const std::uint64_t at = fetch_add_relaxed(r.rank.cq.tail, 1);
+    free_key(launch);
+    // In front of this block's own count in the word, so whoever counts last finds it.
+    add_relaxed(r.solo_stored[launch.slot], (at + 1) << kStoredBits);
+  }
+  // As in begin_end(). Of a call that is not done the block that serves keeps the next from coming.
+  if (!serves) let_next_begin();
+  return serves;
+}
+
+// By one thread: the report of a lane that is not done, behind a barrier behind all that the block
+// has done. Returns all reports if this was the last one: then this block serves; else 0.
+__device__ __forceinline__ std::uint64_t report(CudaRank& r, const CudaLaunch& launch,
+                                                Report report) {
+  if (launch.solo.lanes == 1) return report;
+  const std::uint64_t mine = report_word(report);
+  // Release: head starts, for who comes last. Acquire: the others'.
+  const std::uint64_t before = fetch_add_acq_rel(r.solo_reports[launch.slot], mine);
+  const std::uint64_t word = all_reports(launch.solo, before, mine);
+  if (word == 0) let_next_begin();
+  return word;
+}
+
+// By one thread, behind a barrier behind all that the block has done, of a lane that is done in a
+// call of several: counts it, and ends the call if all are.
+__device__ __forceinline__ void count_stored(CudaRank& r, const CudaLaunch& launch) {
+  std::uint64_t& stored = r.solo_stored[launch.slot];
+  // Release, with what follows: what this block has stored, for who counts last.
+  fence_local();
+  const std::uint64_t word = fetch_add_relaxed(stored, 1) + 1;
+  if ((word & ((1u << kStoredBits) - 1)) != launch.solo.lanes) return;
+  // The words are nobody's now. Before the fence: who finds the slot free, behind the completion,
+  // finds them zero.
+  store_relaxed_local(stored, std::uint64_t{0});
+  store_relaxed_local(r.solo_reports[launch.slot], std::uint64_t{0});
+  // Acquire: what the other blocks have stored. And for end_call(): fences are cumulative.
   fence_local();
   // Others may wait for this end in their queues: whoever drives a lane looks at `readied`, and
   // with it sees that the key is free (the fence, its acquire). Who leaves one with something in it
   // says so in CudaRank::lanes, then looks once more. So it sees this, or we see that, whoever
   // comes second in that word (both acquire and release), see CudaDev::settle().
   add_relaxed(r.readied, 1);
-  end_call(r, launch, at);
+  end_call(r, launch, (word >> kStoredBits) - 1);
   const std::uint64_t lanes = or_lanes(r, 0);
   if ((lanes >> 32 & ~lanes) != 0) ring_launcher(r);
-  return false;
+}
+
+// By one thread of the block that serves, with all reports, behind a barrier behind all that this
+// block has done (`done`: its lane): the call is the engine's, when what is done is stored. That is
+// soon: those blocks run, and wait for nobody.
+__device__ __forceinline__ void bring_to_engine(CudaRank& r, const CudaLaunch& launch,
+                                                std::uint64_t word, bool done) {
+  if (launch.solo.lanes != 1) {
+    static_assert(kDone == 3);
+    const auto lanes = static_cast<std::uint64_t>(__popcll(word & word >> 1 & kFirstBits));
+    std::uint64_t& stored = r.solo_stored[launch.slot];
+    while (load_acquire_local(stored) != lanes - (done ? 1 : 0)) {
+    }
+    // Head starts of lanes whose reports came before a relaxed one, decide(), which was the last.
+    fence_local();
+    store_relaxed_local(stored, std::uint64_t{0});
+    store_relaxed_local(r.solo_reports[launch.slot], std::uint64_t{0});
+  }
+  hand_over(r, launch, word);
 }
 
 // The lane's lease, which another instance has. If that has nothing to do (it is a daemon, or a
@@ -880,7 +944,7 @@ __device__ __noinline__ bool is_cancelled(CudaRank& r, const CudaLaunch& launch,
 //   first warp   tell_peers(): endpoints, credits, pokes
 //   the others   store what they have kept; kCounter counts
 // and behind the next barrier, each behind a fence of its own:
-//   kCaller      say_how_far(): report() or end_call()
+//   kCaller      say_how_far(): what follows from the reports
 //   kLast        give_back(): the lease
 // A driver that has the lease behind us is behind our credits, too: it stores later ones to the
 // same words later.
@@ -940,7 +1004,7 @@ __device__ __forceinline__ void give_back(CudaRank& r, const SoloCall& call, std
   // drives another lane and nothing was left in one as this one is given back, nobody needs to hear
   // of it: who comes later sees the end.
   if ((lanes & ~bit) != 0) {
-    // As report().
+    // As end_lanes().
     add_relaxed(r.readied, 1);
     lanes = or_lanes(r, 0);
   }
@@ -956,50 +1020,54 @@ __device__ __forceinline__ bool leave_untried(CudaRank& r, const CudaLaunch& lau
   const SoloCall& call = launch.solo;
   if (threadIdx.x == kLeaser) {
     if (leased) see_to_lane(r, lane, clear_lanes(r, std::uint64_t{1} << lane));
-    const bool serves = call.lanes == 1 || report(r, launch, report_word(kUntried));
-    s.serves = serves ? 1 : 0;
+    const std::uint64_t word = report(r, launch, kUntried);
+    if (word != 0) bring_to_engine(r, launch, word, false);
+    s.serves = word != 0 ? 1 : 0;
   }
   sync_block();
   return s.serves != 0;
 }
 
-// By one thread, as soon as it is known that a lane is done. Returns the place in the CQ of a call
-// of one lane, which then has to be filled, by end_call().
-__device__ __forceinline__ std::uint64_t begin_end(CudaRank& r, const CudaLaunch& launch) {
-  if (launch.solo.lanes != 1) return 0;
-  const std::uint64_t at = fetch_add_relaxed(r.rank.cq.tail, 1);
-  free_key(launch);
-  // Nothing behind this waits for a peer, so the next call may come and wait for our end.
-  let_next_begin();
-  return at;
-}
-
-// By one thread, behind a barrier behind all that the block has done. `at`: from begin_end(). True:
+// By one thread, behind a barrier behind all that the block has done. `serves`: decide()'s. True:
 // this block serves.
 __device__ __forceinline__ bool say_how_far(CudaRank& r, const CudaLaunch& launch, bool done,
-                                            std::uint64_t at) {
-  const std::uint64_t mine = report_word(done ? kDone : kBegun);
-  if (launch.solo.lanes != 1) return report(r, launch, mine);
+                                            const Ending& ending, bool serves) {
+  const bool single = launch.solo.lanes == 1;
+  std::uint64_t word = ending.reports;
   if (!done) {
-    hand_over(r, launch, mine);
-    return true;
+    word = report(r, launch, kBegun);
+    serves = word != 0;
   }
-  fence_local();
-  end_call(r, launch, at);
-  return false;
+  if (serves) {
+    bring_to_engine(r, launch, word, done);
+  } else if (done && single) {
+    fence_local();
+    end_call(r, launch, ending.at);  // give_back() says the rest
+  } else if (done) {
+    count_stored(r, launch);
+  }
+  return serves;
 }
 
 // The end of a block's part of a call, by all threads, behind all that each has done.
 // count(stats): adds to the lane's figures, which are its driver's. True: it goes on to serve.
 template <class Count>
 __device__ __forceinline__ bool finish(CudaRank& r, const CudaLaunch& launch, std::uint32_t lane,
-                                       bool done, std::uint64_t at, Shared& s, Count count) {
+                                       bool done, Ending& ending, Shared& s, Count count) {
   if (threadIdx.x == kCounter) count(r.rank.lanes[lane].stats);
+  if (threadIdx.x == kCaller && done && launch.solo.lanes != 1) {
+    s.serves = decide(r, launch, ending) ? 1 : 0;
+  }
   sync_block();
-  if (threadIdx.x == kCaller) s.serves = say_how_far(r, launch, done, at) ? 1 : 0;
+  // Of a lane that is done it is known here. A block that does not serve leaves, each of its
+  // threads when it is through.
+  const bool serves = done && s.serves != 0;
+  if (threadIdx.x == kCaller) {
+    const bool says = say_how_far(r, launch, done, ending, serves);
+    if (!done) s.serves = says ? 1 : 0;
+  }
   if (threadIdx.x == kLast) give_back(r, launch.solo, lane, done);
-  // Of a call that is done in one lane nobody serves: its threads end when each is through.
-  if (done && launch.solo.lanes == 1) return false;
+  if (done && !serves) return false;
   sync_block();
   return s.serves != 0;
 }

@@ -90,8 +90,8 @@ __device__ __forceinline__ bool run_solo_one_shot(CudaRank& r, const CudaLaunch&
   __syncwarp();
   const bool done = __syncthreads_and(come) != 0;
 
-  std::uint64_t at = 0;
-  if (threadIdx.x == kCaller && done) at = begin_end(r, launch);
+  Ending ending;
+  if (threadIdx.x == kCaller && done) ending = begin_end(r, launch);
   if (!is_mover()) {
     tell_peers<1>(r, call, t, w, done ? 1 : 0, 1, known, s);
   } else if (done && call.reduces) {
@@ -103,7 +103,7 @@ __device__ __forceinline__ bool run_solo_one_shot(CudaRank& r, const CudaLaunch&
       store_sums<false>(call, w, held);
     }
   }
-  return finish(r, launch, lane, done, at, s, [&](LaneStats& stats) {
+  return finish(r, launch, lane, done, ending, s, [&](LaneStats& stats) {
     if (w.bytes != 0) {
       add_relaxed(stats.slices, done ? inv.num_primitives : call.before);
       if (done && call.num_received != 0) add_relaxed(stats.received, 1);

@@ -785,6 +785,8 @@ __device__ __forceinline__ StreamEnd run_solo_stream(CudaRank& r, const CudaLaun
     done = done && (!c.has(hop) || stream.moved[hop] == call.chunks);
   }
 
+  Ending ending;
+  if (threadIdx.x == kCaller && done) ending = begin_end(r, launch);
   if (threadIdx.x < 32) {
     tell_ends(r, c, w);
   } else if (threadIdx.x == kCaller) {
@@ -794,7 +796,7 @@ __device__ __forceinline__ StreamEnd run_solo_stream(CudaRank& r, const CudaLaun
     if (lane == 0) atomicSub(&r.waiters, 1u);
   }
   const auto count = [&](LaneStats& stats) { count_stream(stats, c, done); };
-  if (finish(r, launch, lane, done, 0, s, count)) return StreamEnd::kServes;
+  if (finish(r, launch, lane, done, ending, s, count)) return StreamEnd::kServes;
   return done ? StreamEnd::kLeaves : StreamEnd::kDrives;
 }
 

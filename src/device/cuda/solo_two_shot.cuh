@@ -258,8 +258,8 @@ __device__ __forceinline__ bool run_solo_two_shot(CudaRank& r, const CudaLaunch&
   const bool done = __syncthreads_and(come) != 0;
   const bool gathered = done || __syncthreads_and(has_gathered) != 0;
 
-  std::uint64_t at = 0;
-  if (threadIdx.x == kCaller && done) at = begin_end(r, launch);
+  Ending ending;
+  if (threadIdx.x == kCaller && done) ending = begin_end(r, launch);
   const std::uint32_t primitives = done ? 3 : gathered ? 2 : 1;
   // The report behind it releases it, for whoever hands the call to the engine.
   if (threadIdx.x == kCaller && !done) {
@@ -270,7 +270,7 @@ __device__ __forceinline__ bool run_solo_two_shot(CudaRank& r, const CudaLaunch&
   } else if (gathered) {
     store_reduction(call, w, held);
   }
-  return finish(r, launch, lane, done, at, s, [&](LaneStats& stats) {
+  return finish(r, launch, lane, done, ending, s, [&](LaneStats& stats) {
     std::uint64_t sent = gathered ? std::uint64_t{w.bytes} * call.num_sent : 0;
     for (std::uint32_t i = 0; i < call.num_sent; ++i) {
       sent += part_stretch(call, around(call, call.first_sent + i)).bytes;
