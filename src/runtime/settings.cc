@@ -20,7 +20,7 @@ const std::vector<Variable>& variables() {
        "Where ranks' engines run and their buffers lie.", true},
       {"UNJAM_DEVICE_INDEX", &Settings::device_index, -1, 1023, nullptr,
        "CUDA: which device. -1: the calling thread's current one; where one call makes all ranks, "
-       "rank r uses device r.",
+       "rank r uses device r (of d devices r modulo d).",
        false},
       {"UNJAM_POLICY", &Settings::policy, 0, 2, "adaptive|fixed|hold",
        "How long an engine waits before it preempts: adaptive thresholds (the paper's), one fixed "
@@ -29,8 +29,8 @@ const std::vector<Variable>& variables() {
       {"UNJAM_ORDER", &Settings::order, 0, 1, "fifo|priority",
        "Order of the task queue: first come first served, or by the calls' priorities.", false},
       {"UNJAM_LANES", &Settings::lanes, 1, std::int64_t{kMaxLanes}, nullptr,
-       "Blocks a rank; on CUDA 32 unless said. With more than one, the first is kept for small "
-       "collectives.",
+       "Blocks a rank; on CUDA 32 unless said, and fewer where `unjamInitAll` has ranks share a "
+       "device. With more than one, the first is kept for small collectives.",
        true},
       {"UNJAM_BLOCK_THREADS", &Settings::block_threads, 1, 1024, nullptr,
        "Threads a block: on the host at most 16; on CUDA a multiple of 64, 128 to 512, which is "

@@ -97,6 +97,10 @@ def test_what_is_lacking(monkeypatch):
     assert "torch sees 4" in gpus.lacking(5)
     monkeypatch.setattr(gpus, "cuda_part", lambda: True)
     assert gpus.lacking(4) == ""
+    monkeypatch.setattr(gpus, "gpu_count", lambda: 1)
+    assert gpus.lacking(2, shared=True) == ""
+    monkeypatch.setattr(gpus, "gpu_count", lambda: 0)
+    assert "no GPU" in gpus.lacking(2, shared=True)
 
 
 def test_the_nccl_id_is_handed_over(tmp_path):

@@ -87,7 +87,7 @@ def test_a_child_that_fails_has_not_hung(monkeypatch):
 def test_demo_takes_gpus_where_there_are_some(monkeypatch):
     seen = []
     monkeypatch.setattr(_cuda_demo, "run", lambda options: seen.append(options.ranks) or 0)
-    monkeypatch.setattr(gpus, "lacking", lambda ranks: "")
+    monkeypatch.setattr(gpus, "lacking", lambda ranks, shared=False: "")
     assert main(["demo"]) == 0
     assert main(["demo", "--device", "cuda", "--ranks", "2"]) == 0
     assert seen == [None, 2]

@@ -1,4 +1,8 @@
-"""The demo on GPUs: the paper's programs with unjam, in one process and in one a GPU, and NCCL."""
+"""The demo on GPUs: the paper's programs with unjam, in one process and in one a GPU, and NCCL.
+
+Where ranks share a GPU there is a process for each: in one process cudaDeviceSynchronize would wait
+for the streams of ranks that wait for its caller. And NCCL refuses such a job.
+"""
 
 from __future__ import annotations
 
@@ -18,19 +22,22 @@ _NCCL_LIMIT_S = 10.0
 
 def run(options: argparse.Namespace) -> int:
     """A short version of the demo on the GPUs that are there; status 1 if a program fails."""
-    ranks = options.ranks or max(2, min(_MOST_RANKS, gpus.gpu_count()))
-    if lack := gpus.lacking(ranks):
+    count = gpus.gpu_count()
+    ranks = options.ranks or max(2, min(_MOST_RANKS, count))
+    if lack := gpus.lacking(ranks, shared=count == 1):
         options.parser.error(f"argument --device: {lack}")
+    shared = count < ranks
     from ..cuda.program import CudaProgram, Outcome, run_processes, run_threads
 
     started = time.perf_counter()
     seed = random.randrange(1_000_000) if options.seed is None else options.seed
     iterations = options.iterations or (20 if options.quick else 200)
     console = make_console()
+    where = f"one GPU that {ranks} ranks share" if shared else f"{ranks} GPUs"
     console.print(
-        f"\n[bold]unjam demo[/], a short version on {ranks} GPUs ({gpus.describe()['gpu']}), seed "
+        f"\n[bold]unjam demo[/], a short version on {where} ({gpus.describe()['gpu']}), seed "
         f"{seed}; on the host: unjam demo --device host\n\n"
-        "Every GPU calls the same eight all-reduces, 256 B to 1 MiB, but each in its own random "
+        "Every rank calls the same eight all-reduces, 256 B to 1 MiB, but each in its own random "
         "order:\n"
         "  [bold]program 1[/]  all calls at once, then wait;\n"
         "  [bold]program 2[/]  with cudaDeviceSynchronize between the calls.\n"
@@ -38,7 +45,10 @@ def run(options: argparse.Namespace) -> int:
     table = make_table("", ["program", "processes", *_NUMBERS], _NUMBERS)
     for number, device_sync in ((1, False), (2, True)):
         program = CudaProgram(ranks, iterations, seed, device_sync)
-        for words, start in (("one for all GPUs", run_threads), ("one a GPU", run_processes)):
+        ways = [("one a rank", run_processes)]
+        if not shared:
+            ways.insert(0, ("one for all GPUs", run_threads))
+        for words, start in ways:
             found: Outcome = start(program)
             table.add_row(
                 str(number),
@@ -50,7 +60,10 @@ def run(options: argparse.Namespace) -> int:
             )
     console.print(table)
     console.print("   [bold green]All complete, and every result right to the last bit.[/]\n")
-    _show_nccl(console, ranks, seed, 1 if options.quick else options.tries or 2)
+    if shared:
+        console.print("NCCL takes no two ranks on one GPU: to see it hang needs two.\n")
+    else:
+        _show_nccl(console, ranks, seed, 1 if options.quick else options.tries or 2)
     console.print(
         f"Done in {time.perf_counter() - started:.0f} s. Again: unjam demo --seed {seed}\n"
     )

@@ -36,13 +36,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--device",
         choices=("auto", "host", "cuda"),
         default="auto",
-        help="auto: GPUs if there are at least two and unjam's CUDA part, otherwise the host",
+        help="auto: GPUs if there are any (two ranks share a single one) and unjam's CUDA part, "
+        "otherwise the host",
     )
     parser.add_argument(
         "--ranks",
         type=rank_count,
         default=None,
-        help="ranks: threads on the host (default: 8), GPUs on CUDA (default: at most 4)",
+        help="ranks: threads on the host (default: 8), GPUs on CUDA (default: 2 to 4)",
     )
     parser.add_argument(
         "--iterations", type=positive, default=None, help="of each program and order (default: 200)"
@@ -82,7 +83,7 @@ def run(options: argparse.Namespace) -> int:
         options.parser.error("--out: a picture must end in .png, .svg, .pdf or .html")
     if options.seed is not None and options.seed < 0:
         options.parser.error("--seed: must not be negative")
-    if options.device == "cuda" or (options.device == "auto" and not gpus.lacking(2)):
+    if options.device == "cuda" or (options.device == "auto" and not gpus.lacking(2, shared=True)):
         return _cuda_demo.run(options)
     demo = _Demo(
         console=make_console(),

@@ -28,12 +28,19 @@ def gpu_count() -> int:
     return torch.cuda.device_count() if torch.cuda.is_available() else 0
 
 
-def lacking(ranks: int) -> str:
-    """What is missing for `ranks` GPUs, and the cure; empty if nothing."""
+def lacking(ranks: int, shared: bool = False) -> str:
+    """What is missing for `ranks` GPUs, and the cure; empty if nothing.
+
+    Args:
+        ranks: ranks of a job.
+        shared: they may share GPUs.
+    """
     if importlib.util.find_spec("torch") is None:
         return "PyTorch with CUDA is not installed here: pip install torch"
     count = gpu_count()
-    if count < ranks:
+    if shared and count == 0:
+        return "torch sees no GPU on this machine"
+    if count < ranks and not shared:
         return f"{ranks} ranks need a GPU each, and torch sees {count} on this machine"
     if not cuda_part():
         return (

@@ -45,7 +45,7 @@ class CudaProgram:
     """What to run.
 
     Attributes:
-        ranks: ranks, a GPU each.
+        ranks: ranks, a GPU each; of several processes they may share GPUs.
         iterations: how often each of the `orders` runs all collectives.
         seed: of call orders.
         device_sync: cudaDeviceSynchronize between the calls (program 2).
@@ -201,7 +201,7 @@ def run_threads(program: CudaProgram, **config: Any) -> Outcome:
 
 
 def run_processes(program: CudaProgram, **environment: str) -> Outcome:
-    """Runs a program with a process for each GPU.
+    """Runs a program with a process for each rank.
 
     Args:
         program: what to run.

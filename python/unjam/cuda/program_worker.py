@@ -1,7 +1,7 @@
 """One rank of a program as a process: ``python -m unjam.cuda.program_worker PROGRAM``.
 
-The rank's place comes from UNJAM_RANK, UNJAM_RANKS and UNJAM_ID; its GPU is that of its number. The
-last line printed is JSON: seconds of each turn, and results checked.
+The rank's place comes from UNJAM_RANK, UNJAM_RANKS and UNJAM_ID; its GPU is that of its number (of
+n GPUs, modulo n). The last line printed is JSON: seconds of each turn, and results checked.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import sys
 
 import unjam
 
+from .gpus import gpu_count
 from .program import CudaProgram, run_rank
 
 
@@ -19,7 +20,7 @@ def main() -> None:
     """Runs the rank."""
     given = json.loads(sys.argv[1])
     program = CudaProgram(**{k: tuple(v) if isinstance(v, list) else v for k, v in given.items()})
-    index = int(os.environ["UNJAM_RANK"])
+    index = int(os.environ["UNJAM_RANK"]) % gpu_count()
     with unjam.init_from_environment(device="cuda", device_index=index) as context:
         everybody = context.group(name="meet")
         flag = _flag(context.device)
