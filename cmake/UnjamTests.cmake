@@ -76,11 +76,11 @@ function(unjam_add_gtest name source)
 endfunction()
 
 # Sanitizer builds leave out what they cannot judge: code of one thread under the thread sanitizer, and
-# under all of them protocol_test and leaving_test, which copy their stacks (and skip themselves there), and
+# under all of them those of the explorer, which copy their stacks (and skip themselves there), and
 # plan_correct_test, a minute of arithmetic whose code plan_mistakes_test runs as well.
 set(left_out)
 if(UNJAM_SANITIZE)
-  list(APPEND left_out leaving_test protocol_test plan_correct_test)
+  list(APPEND left_out leaving_test protocol_test solo_reports_test plan_correct_test)
 endif()
 if(UNJAM_SANITIZE MATCHES "thread")
   list(APPEND left_out plan_mistakes_test float_types_test leaves_test waitfor_test)

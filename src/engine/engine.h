@@ -350,7 +350,8 @@ class Engine {
       // What is cached was found to be ready before.
       if (s_.active[slot % kActiveContexts].slot != slot) {
         const Invocation& inv = rank_.invocations[slot];
-        // Acquire: the key's former invocation is complete on all lanes, its buffers are ours.
+        // Acquire: the key's former invocation is complete on all lanes. (Of one without the engine
+        // all has come, see KeyState::done.)
         if (load_acquire_local(inv.key->done) != inv.turn || !dev_.ready(inv)) continue;
       }
       s_.slot = slot;

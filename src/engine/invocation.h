@@ -47,7 +47,9 @@ struct KeyState {
   std::uint64_t group = 0;  // hash of the group: what peers know all its keys by
   // Invocations completed by all lanes of this rank: one starts when this is its turn. Written by
   // the lane that finishes last (release: its and, through the countdown, the others' stores come
-  // before), read by all lanes (acquire).
+  // before), read by all lanes (acquire). Of a call that runs in a stream without the
+  // engine nothing is said of its results: all that it waits for has come, and what follows it in
+  // its stream is behind its stores.
   std::uint64_t done = 0;
   LaneKey* lanes = nullptr;  // [lanes]
 };

@@ -147,9 +147,9 @@ struct CudaRank {
   // primitives; kLaneDone; or kLaneHops: see `hops`.
   std::uint8_t* head_starts = nullptr;
   std::uint32_t* hops = nullptr;  // [slots][lanes][kHops]: HeadStart::hops
-  // [slots]: how far the lanes of a call have come that runs without the engine, see solo.cuh.
+  // [slots]: how far the lanes of a call have come that runs without the engine, solo_reports.h.
   std::uint64_t* solo_reports = nullptr;
-  std::uint64_t* solo_stored = nullptr;  // [slots]: and how many of them have stored all
+  std::uint64_t* solo_stored = nullptr;
   std::uint64_t solo_calls = 0;          // that have ended without the engine
   Primitive* programs = nullptr;         // [slots][kMaxProgram]
   std::uint16_t* members = nullptr;      // [slots][kMaxRanks]

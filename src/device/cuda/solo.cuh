@@ -15,17 +15,9 @@
 // What a block cannot do soon it leaves to the engine: the lane is driven by another instance, a
 // connector is not open, a former use of the key is not complete, a packet does not come.
 //
-// Reports. CudaRank::solo_reports has a word a slot, in it a Report a lane; 0: none yet. The block
-// whose report completes the word decides for all. If every lane is done it ends the call, as the
-// last lane does in the engine. Else it hands the call to the engine, each lane with the primitives
-// that it has behind it (CudaRank::head_starts), and serves until the call has ended; the
-// others have left, and their lanes are driven as all that nobody drives. The word is zero again
-// before the slot can be another call's: its completion comes after.
-//   A lane that is done says so as soon as all has come that it waits for, when it has yet to store
-// what it has kept: what follows from the last report, a place in the CQ, takes as long. When it
-// has stored that, it counts itself in CudaRank::solo_stored, and if the call is done, the last one
-// ends it. (One that is not done reports behind all that it does: the engine goes on where it
-// stands.)
+// Reports: solo_reports.h. What is not done is handed to the engine, each lane with the primitives
+// that it has behind it (CudaRank::head_starts); one block serves until the call has ended, the
+// others have left, and their lanes are driven as all that nobody drives.
 //
 // Redo (of one hop; two shots: solo_two_shot.cuh). A lane that gives up has done nothing, or all in
 // front of the primitive that receives.
@@ -44,18 +36,13 @@
 
 #include "device/cuda/cuda_dev.cuh"
 #include "device/cuda/rank_state.h"
+#include "device/cuda/solo_reports.h"
 
 namespace unjam {
 namespace solo {
 
 using cuda_leaves::kUnitBytes;
 using cuda_leaves::Raw;
-
-// How far a lane has come.
-enum Report : std::uint32_t { kUntried = 1, kBegun = 2, kDone = 3 };
-inline constexpr std::uint32_t kReportBits = 2;
-inline constexpr std::uint64_t kFirstBits = 0x5555555555555555;  // of each report
-static_assert(kReportBits * kMaxLanes <= 64);
 
 // How long a block waits for its lane's lease where its holder has nothing to do.
 inline constexpr std::uint64_t kLeaseNs = 20000;
@@ -652,27 +639,10 @@ __device__ __forceinline__ void see_to_lane(CudaRank& r, std::uint32_t lane, std
   if (needy) ring_launcher(r);
 }
 
-// Of this block's lane.
-__device__ __forceinline__ std::uint64_t report_word(Report report) {
-  return std::uint64_t{report} << (kReportBits * blockIdx.x);
-}
-
-// What the reports are with this one, which found `before`. 0: some are missing.
-__device__ __forceinline__ std::uint64_t all_reports(const SoloCall& call, std::uint64_t before,
-                                                     std::uint64_t mine) {
-  const std::uint64_t word = before | mine;
-  const auto come = static_cast<std::uint32_t>(__popcll((word | word >> 1) & kFirstBits));
-  return come == call.lanes ? word : 0;
-}
-// Whether any of those that have reported was not done.
-__device__ __forceinline__ bool any_gave_up(std::uint64_t word) {
-  static_assert(kDone == 3);
-  return ((word ^ word >> 1) & kFirstBits) != 0;
-}
-
 // The key may be used again, once all lanes have what they waited for. This says nothing of the
-// results: what the lanes have stored for later drivers is released with their leases, the call's
-// buffers belong to its stream, and who asks for its end looks at `completed` or the CQ.
+// results, which may not be stored yet: what the lanes have stored for later drivers is released
+// with their leases, the call's buffers belong to its stream, and who asks for its end looks at
+// `completed` or the CQ.
 __device__ __forceinline__ void free_key(const CudaLaunch& launch) {
   store_relaxed_local(launch.sqe.inv.key->done, launch.sqe.inv.turn + 1);
 }
@@ -707,103 +677,55 @@ __device__ __forceinline__ void hand_over(CudaRank& r, const CudaLaunch& launch,
   }
 }
 
-// CudaRank::solo_stored has a word a slot: how many lanes have stored all, and above that, if all
-// lanes are done, the call's place in the CQ, plus 1.
-inline constexpr std::uint32_t kStoredBits = 8;
-static_assert(kMaxLanes < 1u << kStoredBits);
+// A block's call, for ReportSteps.
+struct ReportingCall {
+  CudaRank& r;
+  const CudaLaunch& launch;
+  const std::uint32_t lanes = launch.solo.lanes, lane = blockIdx.x;
 
-// What the thread that reports knows of the call, of a lane that is done.
-struct Ending {
-  std::uint64_t reports = 0;  // of several lanes: begin_end(): before ours; decide(): if it was the
-                              // last one, all; else 0
-  std::uint64_t at = 0;       // of one lane: its place in the CQ: to be filled
-};
-
-// By one thread, as soon as it is known that the lane is done. Nothing here is waited for.
-__device__ __forceinline__ Ending begin_end(CudaRank& r, const CudaLaunch& launch) {
-  Ending ending;
-  if (launch.solo.lanes != 1) {
-    // Relaxed: what this block stores is released as it is counted.
-    ending.reports = fetch_add_relaxed(r.solo_reports[launch.slot], report_word(kDone));
-    return ending;
+  __device__ __forceinline__ std::uint64_t add_report(std::uint64_t by) const {
+    return fetch_add_relaxed(r.solo_reports[launch.slot], by);
   }
-  ending.at = fetch_add_relaxed(r.rank.cq.tail, 1);
-  free_key(launch);
-  // Nothing behind this waits for a peer, so the next call may come and wait for our end.
-  let_next_begin();
-  return ending;
-}
-
-// By the same thread, of a call of several lanes. True: not all are done, and this block serves.
-__device__ __forceinline__ bool decide(CudaRank& r, const CudaLaunch& launch, Ending& ending) {
-  ending.reports = all_reports(launch.solo, ending.reports, report_word(kDone));
-  const bool serves = ending.reports != 0 && any_gave_up(ending.reports);
-  if (ending.reports != 0 && !serves) {
-    const std::uint64_t at = fetch_add_relaxed(r.rank.cq.tail, 1);
-    free_key(launch);
-    // In front of this block's own count in the word, so whoever counts last finds it.
-    add_relaxed(r.solo_stored[launch.slot], (at + 1) << kStoredBits);
+  __device__ __forceinline__ std::uint64_t add_last_report(std::uint64_t by) const {
+    return fetch_add_acq_rel(r.solo_reports[launch.slot], by);
   }
-  // As in begin_end(). Of a call that is not done the block that serves keeps the next from coming.
-  if (!serves) let_next_begin();
-  return serves;
-}
-
-// By one thread: the report of a lane that is not done, behind a barrier behind all that the block
-// has done. Returns all reports if this was the last one: then this block serves; else 0.
-__device__ __forceinline__ std::uint64_t report(CudaRank& r, const CudaLaunch& launch,
-                                                Report report) {
-  if (launch.solo.lanes == 1) return report;
-  const std::uint64_t mine = report_word(report);
-  // Release: head starts, for who comes last. Acquire: the others'.
-  const std::uint64_t before = fetch_add_acq_rel(r.solo_reports[launch.slot], mine);
-  const std::uint64_t word = all_reports(launch.solo, before, mine);
-  if (word == 0) let_next_begin();
-  return word;
-}
-
-// By one thread, behind a barrier behind all that the block has done, of a lane that is done in a
-// call of several: counts it, and ends the call if all are.
-__device__ __forceinline__ void count_stored(CudaRank& r, const CudaLaunch& launch) {
-  std::uint64_t& stored = r.solo_stored[launch.slot];
-  // Release, with what follows: what this block has stored, for who counts last.
-  fence_local();
-  const std::uint64_t word = fetch_add_relaxed(stored, 1) + 1;
-  if ((word & ((1u << kStoredBits) - 1)) != launch.solo.lanes) return;
-  // The words are nobody's now. Before the fence: who finds the slot free, behind the completion,
-  // finds them zero.
-  store_relaxed_local(stored, std::uint64_t{0});
-  store_relaxed_local(r.solo_reports[launch.slot], std::uint64_t{0});
-  // Acquire: what the other blocks have stored. And for end_call(): fences are cumulative.
-  fence_local();
-  // Others may wait for this end in their queues: whoever drives a lane looks at `readied`, and
-  // with it sees that the key is free (the fence, its acquire). Who leaves one with something in it
-  // says so in CudaRank::lanes, then looks once more. So it sees this, or we see that, whoever
-  // comes second in that word (both acquire and release), see CudaDev::settle().
-  add_relaxed(r.readied, 1);
-  end_call(r, launch, (word >> kStoredBits) - 1);
-  const std::uint64_t lanes = or_lanes(r, 0);
-  if ((lanes >> 32 & ~lanes) != 0) ring_launcher(r);
-}
-
-// By one thread of the block that serves, with all reports, behind a barrier behind all that this
-// block has done (`done`: its lane): the call is the engine's, when what is done is stored. That is
-// soon: those blocks run, and wait for nobody.
-__device__ __forceinline__ void bring_to_engine(CudaRank& r, const CudaLaunch& launch,
-                                                std::uint64_t word, bool done) {
-  if (launch.solo.lanes != 1) {
-    static_assert(kDone == 3);
-    const auto lanes = static_cast<std::uint64_t>(__popcll(word & word >> 1 & kFirstBits));
-    std::uint64_t& stored = r.solo_stored[launch.slot];
-    while (load_acquire_local(stored) != lanes - (done ? 1 : 0)) {
+  __device__ __forceinline__ std::uint64_t add_stored(std::uint64_t by) const {
+    return fetch_add_relaxed(r.solo_stored[launch.slot], by);
+  }
+  __device__ __forceinline__ void say_place(std::uint64_t by) const {
+    add_relaxed(r.solo_stored[launch.slot], by);
+  }
+  __device__ __forceinline__ void await_stored(std::uint64_t n) const {
+    while (load_acquire_local(r.solo_stored[launch.slot]) != n) {
     }
-    // Head starts of lanes whose reports came before a relaxed one, decide(), which was the last.
-    fence_local();
-    store_relaxed_local(stored, std::uint64_t{0});
-    store_relaxed_local(r.solo_reports[launch.slot], std::uint64_t{0});
   }
-  hand_over(r, launch, word);
-}
+  __device__ __forceinline__ void clear() const {
+    store_relaxed_local(r.solo_reports[launch.slot], std::uint64_t{0});
+    store_relaxed_local(r.solo_stored[launch.slot], std::uint64_t{0});
+  }
+  __device__ __forceinline__ void fence() const { fence_local(); }
+  __device__ __forceinline__ std::uint64_t take_place() const {
+    return fetch_add_relaxed(r.rank.cq.tail, 1);
+  }
+  __device__ __forceinline__ void free_key() const { solo::free_key(launch); }
+  __device__ __forceinline__ void let_next_begin() const { unjam::let_next_begin(); }
+  // Others may wait for this end in their queues: whoever drives a lane looks at `readied`, and
+  // with it sees that the key is free (decide(), and the fences; its acquire). Who leaves one with
+  // something in it says so in CudaRank::lanes, then looks once more. So it sees this, or we see
+  // that, whoever comes second in that word (both acquire and release), see CudaDev::settle().
+  __device__ __forceinline__ void end(std::uint64_t at) const {
+    add_relaxed(r.readied, 1);
+    end_call(r, launch, at);
+    const std::uint64_t word = or_lanes(r, 0);
+    if ((word >> 32 & ~word) != 0) ring_launcher(r);
+  }
+  __device__ __forceinline__ void end_lane(std::uint64_t at) const {
+    end_call(r, launch, at);  // give_back() says the rest
+  }
+  __device__ __forceinline__ void hand_over(std::uint64_t word) const {
+    solo::hand_over(r, launch, word);
+  }
+};
 
 // The lane's lease, which another instance has. If that has nothing to do (it is a daemon, or a
 // block as this one that is just through), it soon lets go: a daemon's first lane sees that lanes
@@ -832,7 +754,7 @@ __device__ __forceinline__ bool take_lane(CudaRank& r, const CudaLaunch& launch,
   if (threadIdx.x == kLeaser || threadIdx.x == kFormer) {
     // Acquire: the lane's state, and with it the key's endpoints, as the last driver left them; and
     // (a read-modify-write that changes nothing) that the key's former invocation is complete on
-    // all lanes, so its buffers are ours.
+    // all lanes (KeyState::done).
     const bool leaser = threadIdx.x == kLeaser;
     const std::uint64_t bit = leaser ? std::uint64_t{1} << lane : 0;
     std::uint64_t& word = leaser ? r.lanes : launch.sqe.inv.key->done;
@@ -942,7 +864,7 @@ __device__ __noinline__ bool is_cancelled(CudaRank& r, const CudaLaunch& launch,
 
 // What a lane of a call does last. When all its threads have what they waited for:
 //   first warp   tell_peers(): endpoints, credits, pokes
-//   the others   store what they have kept; kCounter counts
+//   the others   store what they have kept; kCounter counts; kCaller reports, and decides
 // and behind the next barrier, each behind a fence of its own:
 //   kCaller      say_how_far(): what follows from the reports
 //   kLast        give_back(): the lease
@@ -1004,7 +926,7 @@ __device__ __forceinline__ void give_back(CudaRank& r, const SoloCall& call, std
   // drives another lane and nothing was left in one as this one is given back, nobody needs to hear
   // of it: who comes later sees the end.
   if ((lanes & ~bit) != 0) {
-    // As end_lanes().
+    // As ReportingCall::end().
     add_relaxed(r.readied, 1);
     lanes = or_lanes(r, 0);
   }
@@ -1020,8 +942,9 @@ __device__ __forceinline__ bool leave_untried(CudaRank& r, const CudaLaunch& lau
   const SoloCall& call = launch.solo;
   if (threadIdx.x == kLeaser) {
     if (leased) see_to_lane(r, lane, clear_lanes(r, std::uint64_t{1} << lane));
-    const std::uint64_t word = report(r, launch, kUntried);
-    if (word != 0) bring_to_engine(r, launch, word, false);
+    const ReportingCall reporting{r, launch};
+    const std::uint64_t word = ReportSteps::give_up(reporting, kUntried);
+    if (word != 0) ReportSteps::bring_to_engine(reporting, word, false);
     s.serves = word != 0 ? 1 : 0;
   }
   sync_block();
@@ -1030,21 +953,16 @@ __device__ __forceinline__ bool leave_untried(CudaRank& r, const CudaLaunch& lau
 
 // By one thread, behind a barrier behind all that the block has done. `serves`: decide()'s. True:
 // this block serves.
-__device__ __forceinline__ bool say_how_far(CudaRank& r, const CudaLaunch& launch, bool done,
-                                            const Ending& ending, bool serves) {
-  const bool single = launch.solo.lanes == 1;
-  std::uint64_t word = ending.reports;
+__device__ __forceinline__ bool say_how_far(const ReportingCall& call, bool done, Ending ending,
+                                            bool serves) {
   if (!done) {
-    word = report(r, launch, kBegun);
-    serves = word != 0;
+    ending.reports = ReportSteps::give_up(call, kBegun);
+    serves = ending.reports != 0;
   }
   if (serves) {
-    bring_to_engine(r, launch, word, done);
-  } else if (done && single) {
-    fence_local();
-    end_call(r, launch, ending.at);  // give_back() says the rest
+    ReportSteps::bring_to_engine(call, ending.reports, done);
   } else if (done) {
-    count_stored(r, launch);
+    ReportSteps::finish_lane(call, ending);
   }
   return serves;
 }
@@ -1054,16 +972,15 @@ __device__ __forceinline__ bool say_how_far(CudaRank& r, const CudaLaunch& launc
 template <class Count>
 __device__ __forceinline__ bool finish(CudaRank& r, const CudaLaunch& launch, std::uint32_t lane,
                                        bool done, Ending& ending, Shared& s, Count count) {
+  const ReportingCall reporting{r, launch};
   if (threadIdx.x == kCounter) count(r.rank.lanes[lane].stats);
-  if (threadIdx.x == kCaller && done && launch.solo.lanes != 1) {
-    s.serves = decide(r, launch, ending) ? 1 : 0;
-  }
+  if (threadIdx.x == kCaller && done) s.serves = ReportSteps::decide(reporting, ending) ? 1 : 0;
   sync_block();
   // Of a lane that is done it is known here. A block that does not serve leaves, each of its
   // threads when it is through.
   const bool serves = done && s.serves != 0;
   if (threadIdx.x == kCaller) {
-    const bool says = say_how_far(r, launch, done, ending, serves);
+    const bool says = say_how_far(reporting, done, ending, serves);
     if (!done) s.serves = says ? 1 : 0;
   }
   if (threadIdx.x == kLast) give_back(r, launch.solo, lane, done);

@@ -91,7 +91,9 @@ __device__ __forceinline__ bool run_solo_one_shot(CudaRank& r, const CudaLaunch&
   const bool done = __syncthreads_and(come) != 0;
 
   Ending ending;
-  if (threadIdx.x == kCaller && done) ending = begin_end(r, launch);
+  if (threadIdx.x == kCaller && done) {
+    ending = ReportSteps::begin_end(ReportingCall{r, launch});
+  }
   if (!is_mover()) {
     tell_peers<1>(r, call, t, w, done ? 1 : 0, 1, known, s);
   } else if (done && call.reduces) {

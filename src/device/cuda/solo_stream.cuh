@@ -786,7 +786,9 @@ __device__ __forceinline__ StreamEnd run_solo_stream(CudaRank& r, const CudaLaun
   }
 
   Ending ending;
-  if (threadIdx.x == kCaller && done) ending = begin_end(r, launch);
+  if (threadIdx.x == kCaller && done) {
+    ending = ReportSteps::begin_end(ReportingCall{r, launch});
+  }
   if (threadIdx.x < 32) {
     tell_ends(r, c, w);
   } else if (threadIdx.x == kCaller) {
