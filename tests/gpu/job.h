@@ -77,7 +77,7 @@ class Job {
   Job& operator=(const Job&) = delete;
 
   ~Job() {
-    Watchdog::instance().explain_with(nullptr);
+    Watchdog::instance().explain_with_none();
     for (const Member& m : members_) {
       m.doing("unjamDestroy");
       check(unjamDestroy(m.context));
@@ -105,7 +105,7 @@ class Job {
     check(unjamContextRank(context, &m.rank));
     check(unjamContextSize(context, &m.ranks));
     check(unjamGroupCreate(context, nullptr, m.ranks, nullptr, &m.all));
-    if (members_.empty()) Watchdog::instance().explain_with(context);
+    Watchdog::instance().explain_with(context);
     members_.push_back(m);
   }
 

@@ -42,6 +42,7 @@ programs-processes|580||programs --processes $programs
 programs-async|580||programs --async $programs
 kill|580||kill $kill
 price|320||price $price
+calls|120||calls
 soak|$((soak + 260))||soak --seconds $soak
 soak-processes|$((soak + 260))||soak --processes --seconds $soak
 END

@@ -13,6 +13,7 @@
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <map>
 #include <mutex>
 #include <source_location>
@@ -85,36 +86,49 @@ class Watchdog {
   void alive() { last_ns_ = now_ns(); }
   void trace(bool on) { trace_ = on; }
 
-  // The context that is asked for an explanation; nullptr: none any more.
+  // One more context of this process that is asked for an explanation; and no more at all.
   void explain_with(unjamContext_t context) {
     std::lock_guard lock(mutex_);
-    context_ = context;
+    contexts_.push_back(context);
+  }
+  void explain_with_none() {
+    std::lock_guard lock(mutex_);
+    contexts_.clear();
   }
 
-  // What everybody is doing, and unjamExplain's words. Does not wait for more than 5 s.
+  // What everybody is doing, unjamExplain's words, and what the devices say of each rank's engine.
+  // Does not wait for more than 5 s.
   void report(const char* why) {
     std::printf("\n==== %s; %.1f s after the start ====\n", why,
                 static_cast<double>(now_ns() - begin_ns_) * 1e-9);
-    unjamContext_t context = nullptr;
+    std::vector<unjamContext_t> contexts;
     if (mutex_.try_lock()) {
       for (const auto& [rank, what] : doing_) std::printf("  rank %d: %s\n", rank, what.c_str());
-      context = context_;
+      contexts = contexts_;
       mutex_.unlock();
     }
-    if (context == nullptr) return;
+    if (contexts.empty()) return;
     struct Answer {
       std::atomic<bool> done{false};
     };
     // Left alone where it hangs: the library may be what is broken.
     auto* answer = new Answer;
-    std::thread([context, answer] {
-      static char text[1 << 20];
-      unjamExplain(context, text, sizeof(text), nullptr);
+    std::thread([contexts, answer] {
+      static char text[1 << 22];
+      unjamExplain(contexts.front(), text, sizeof(text), nullptr);
       std::printf("%s\n", text);
+      for (unjamContext_t context : contexts) {
+        int rank = -1;
+        unjamContextRank(context, &rank);
+        unjamInfo(context, text, sizeof(text), nullptr);
+        const char* now = std::strstr(text, "\"now\":");
+        const int length = now == nullptr ? 0 : static_cast<int>(std::strcspn(now, "}"));
+        std::printf("  rank %d %.*s\n", rank, length, now == nullptr ? "" : now);
+      }
       answer->done = true;
     }).detach();
     for (int i = 0; i < 500 && !answer->done; ++i) usleep(10000);
-    if (!answer->done) std::printf("  (unjamExplain does not answer)\n");
+    if (!answer->done) std::printf("  (unjam does not answer)\n");
   }
 
   ~Watchdog() {
@@ -147,7 +161,7 @@ class Watchdog {
   bool stop_ = false;
   std::atomic<bool> trace_{false};
   std::map<int, std::string> doing_;
-  unjamContext_t context_ = nullptr;
+  std::vector<unjamContext_t> contexts_;
   const std::uint64_t begin_ns_ = now_ns();
   std::uint64_t end_ns_ = 0, stall_ns_ = 0;
   std::atomic<std::uint64_t> last_ns_{0};

@@ -306,8 +306,9 @@ class CudaDaemon : public StreamDaemon {
     w.field("launches", launches_.load());
     w.field("whole_lines", whole_lines_);
     w.field("whole_lines_because", whole_lines_because_);
-    if (const std::optional<std::uint64_t> calls = calls_without_engine()) {
-      w.field("calls_without_engine", *calls);
+    if (const std::unique_ptr<const CudaRank> now = state()) {
+      w.field("calls_without_engine", now->solo_calls);
+      describe(*now, w);
     }
     w.end_object();
     return w.text();
@@ -316,18 +317,47 @@ class CudaDaemon : public StreamDaemon {
  private:
   static cudaStream_t as_stream(void* stream) { return static_cast<cudaStream_t>(stream); }
 
-  // Nothing if the device does not answer.
-  std::optional<std::uint64_t> calls_without_engine() const {
+  // A copy, word by word of any time; null if the device does not answer.
+  std::unique_ptr<const CudaRank> state() const {
     const OnDevice on(o_.device);
     const BesideCapture beside;
     std::lock_guard lock(refreshing_);
-    std::uint64_t calls = 0;
-    if (cudaMemcpyAsync(&calls, &rank_->solo_calls, sizeof(calls), cudaMemcpyDefault,
-                        control_stream_) != cudaSuccess ||
+    auto now = std::make_unique<CudaRank>();
+    if (cudaMemcpyAsync(now.get(), rank_, sizeof(CudaRank), cudaMemcpyDefault, control_stream_) !=
+            cudaSuccess ||
         cudaStreamSynchronize(control_stream_) != cudaSuccess) {
-      return std::nullopt;
+      return nullptr;
     }
-    return calls;
+    return now;
+  }
+
+  // Who drives what, and what is under way: for whoever wonders why nothing moves.
+  void describe(const CudaRank& now, JsonWriter& w) const {
+    const auto bits = [&](const char* name, std::uint64_t word) {
+      w.key(name);
+      w.begin_array();
+      for (int lane = 0; word != 0; ++lane, word >>= 1) {
+        if ((word & 1) != 0) w.value(lane);
+      }
+      w.end_array();
+    };
+    w.key("now");
+    w.begin_object();
+    bits("lanes_driven", now.lanes & 0xffffffff);
+    bits("lanes_left_with_work", now.lanes >> 32);
+    bits("lanes_moving", now.moving);
+    w.field("daemon", now.daemon != 0);
+    w.field("streams_that_wait", now.waiters);
+    w.field("calls_brought", now.inbox_written);
+    w.field("calls_taken_in", now.inbox_read);
+    w.field("entries_submitted", load_acquire(link_->sq_written));
+    w.field("entries_taken_in", now.sq_read);
+    w.field("entries_completed", now.rank.cq.tail);
+    HostLink& residency = link_->residency;
+    w.field("resident", load_acquire(residency.resident) != 0);
+    w.field("queued", load_acquire(residency.queued) != 0);
+    w.field("rung", load_acquire(residency.rung) != 0);
+    w.end_object();
   }
 
   // ---- set up ----

@@ -1,0 +1,140 @@
+// calls: what calls in a stream cost back to back, without a peer to compare with. Ranks are
+// threads of this process and may share a GPU, so one is enough.
+//
+// A kernel in front of the calls holds each stream until all ranks have issued a hundred, so that
+// they run as fast as the device can. Per kind and size: us a call between events (rank 0; median,
+// p10 and p90 of rounds), and the issuing thread's us a call.
+#include <atomic>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <string>
+#include <vector>
+
+#include "tests/gpu/job.h"
+
+using namespace unjam_gpu;
+
+namespace {
+
+constexpr int kAhead = 100;  // calls that are issued before the first begins
+constexpr int kWarmUp = 20;
+
+__global__ void hold(const volatile int* open) {
+  while (*open == 0) __nanosleep(500);
+}
+
+struct Kind {
+  const char* name;
+  unjamKind_t kind;
+};
+constexpr Kind kKinds[] = {{"all_reduce", UNJAM_ALL_REDUCE},
+                           {"all_gather", UNJAM_ALL_GATHER},
+                           {"reduce_scatter", UNJAM_REDUCE_SCATTER},
+                           {"broadcast", UNJAM_BROADCAST}};
+
+// `count`: elements of the whole vector.
+void call(const Member& me, const Kind& kind, const char* key, float* from, float* to,
+          std::size_t count, cudaStream_t stream) {
+  unjamCallOptions_t options = UNJAM_CALL_OPTIONS_INITIALIZER;
+  options.stream = stream;
+  options.stream_order = UNJAM_STREAM_SYNC;
+  const std::size_t part = count / static_cast<std::size_t>(me.ranks);
+  switch (kind.kind) {
+    case UNJAM_ALL_REDUCE:
+      return check(unjamAllReduce(me.all, key, from, to, count, UNJAM_FLOAT32, UNJAM_SUM, &options,
+                                  nullptr));
+    case UNJAM_ALL_GATHER:
+      return check(unjamAllGather(me.all, key, from, to, part, UNJAM_FLOAT32, &options, nullptr));
+    case UNJAM_REDUCE_SCATTER:
+      return check(unjamReduceScatter(me.all, key, from, to, part, UNJAM_FLOAT32, UNJAM_SUM,
+                                      &options, nullptr));
+    default:
+      return check(
+          unjamBroadcast(me.all, key, from, to, count, UNJAM_FLOAT32, 0, &options, nullptr));
+  }
+}
+
+struct Costs {
+  std::vector<double> device_us, issue_us;  // of rank 0's rounds
+};
+
+void run_round(const Job& job, const Kind& kind, std::size_t bytes, int calls, int* open,
+               Costs& costs) {
+  *static_cast<volatile int*>(open) = 0;
+  std::atomic<int> ahead{0};
+  job.run([&](const Member& me) {
+    me.doing(std::string(kind.name) + " of " + std::to_string(bytes) + " bytes");
+    const Stream stream;
+    const DeviceMemory from(bytes), to(bytes);
+    check(cudaMemsetAsync(from.get(), 0, bytes, stream.get()));
+    const std::string key = kind.name + std::to_string(bytes);
+    const auto one = [&] {
+      call(me, kind, key.c_str(), from.as<float>(), to.as<float>(), bytes / sizeof(float),
+           stream.get());
+    };
+    for (int i = 0; i < kWarmUp; ++i) one();
+    stream.synchronize();
+    cudaEvent_t begin = nullptr, end = nullptr;
+    check(cudaEventCreate(&begin));
+    check(cudaEventCreate(&end));
+    hold<<<1, 1, 0, stream.get()>>>(open);
+    check(cudaGetLastError());
+    one();  // here the ranks' streams meet
+    one();
+    check(cudaEventRecord(begin, stream.get()));
+    const std::uint64_t begun = now_ns();
+    for (int i = 0; i < calls; ++i) {
+      one();
+      if (i + 1 == kAhead && ahead.fetch_add(1) + 1 == me.ranks) {
+        *static_cast<volatile int*>(open) = 1;
+      }
+    }
+    const double issue = us_since(begun) / calls;
+    check(cudaEventRecord(end, stream.get()));
+    stream.synchronize();
+    float ms = 0;
+    check(cudaEventElapsedTime(&ms, begin, end));
+    check(cudaEventDestroy(begin));
+    check(cudaEventDestroy(end));
+    if (me.rank != 0) return;
+    costs.device_us.push_back(ms * 1e3 / calls);
+    costs.issue_us.push_back(issue);
+  });
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  Options options(argc, argv);
+  // As unjam does it where it comes first: ranks may share a GPU, and with it these queues.
+  setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0);
+  const int ranks =
+      options.integer("ranks", 2, "threads, each on the GPU of its number, or shared");
+  const int calls = options.integer("calls", 300, "of a round, 100 at least");
+  const int rounds = options.integer("rounds", 7, "of each kind and size");
+  const double most = options.number("most", 4 << 20, "bytes of the largest");
+  options.seed();
+  options.done(300, 30);
+  if (calls < kAhead) fail("--calls: 100 at least are issued before the first begins");
+  load_eagerly();
+  const Job job(ranks, cuda_config());
+  int* open = nullptr;
+  check(cudaHostAlloc(&open, sizeof(int), cudaHostAllocPortable));
+  std::printf("calls: %d ranks on %d GPUs, %d calls, %d rounds; us a call\n", ranks,
+              std::min(ranks, device_count()), calls, rounds);
+  std::printf("%-15s %10s %9s %9s %9s %9s\n", "kind", "bytes", "median", "p10", "p90", "issue");
+  for (const Kind& kind : kKinds) {
+    for (std::size_t bytes = 1024; static_cast<double>(bytes) <= most; bytes *= 4) {
+      Costs costs;
+      for (int i = 0; i < rounds; ++i) run_round(job, kind, bytes, calls, open, costs);
+      const Spread device = spread(costs.device_us);
+      std::printf("%-15s %10zu %9.2f %9.2f %9.2f %9.2f\n", kind.name, bytes, device.median,
+                  device.p10, device.p90, spread(costs.issue_us).median);
+      std::fflush(stdout);
+    }
+  }
+  check(cudaFreeHost(open));
+  std::printf("calls: PASS\n");
+  return 0;
+}
