@@ -112,7 +112,7 @@ UNJAM_API const char* unjamGetErrorString(unjamResult_t result);
  * call of the thread. */
 UNJAM_API const char* unjamGetLastError(void);
 /* 1 if that call was refused (UNJAM_ERROR_RESOURCES) for want of room that this rank's calls under
- * way, or its keys of destroyed groups, give back by themselves, so that the same call may go
+ * way, or its keys that are out of use, give back by themselves, so that the same call may go
  * later; else 0. Whoever tries again and again should end that some time: ranks that call more keys
  * than there is room for, in orders too far apart, wait for each other then. */
 UNJAM_API int unjamLastErrorIsTransient(void);
@@ -142,7 +142,8 @@ typedef struct {
   uint32_t version;
   int32_t policy;             /* unjamPolicy_t, -1: default */
   int32_t order;              /* unjamOrder_t, -1: default */
-  uint32_t lanes;             /* (*) blocks a rank, 1..32; default 1 on the host, 32 on CUDA */
+  uint32_t lanes;             /* (*) blocks a rank, 1..32; default 1 on the host, 32 on CUDA;
+                                 fewer if unjamInitAll has ranks share a device */
   uint32_t block_threads;     /* threads a block; host 1..16, default 1; CUDA a multiple of 64, 128
                                  to 512, the default */
   uint32_t max_active_keys;   /* (*) keys with an invocation under way at a time; default 512, on

@@ -428,18 +428,13 @@ class Context:
     # ---- inside ----
 
     def _find_place(self, settings: _abi.Config) -> int:
-        """As ``_devices`` counts places; the library is asked where the environment decides."""
+        """As ``_devices`` counts places; the library is asked, which deals out the GPUs."""
         if settings.device == 0 or (settings.device < 0 and "UNJAM_DEVICE" not in os.environ):
             return HOST
-        if settings.device < 0:
-            info: dict[str, Any] = read_json(
-                lambda buffer, size, needed: library().unjamInfo(self._handle, buffer, size, needed)
-            )
-            if info["device"] == "host":
-                return HOST
-        if settings.device_index >= 0:
-            return int(settings.device_index)
-        return int(os.environ.get("UNJAM_DEVICE_INDEX") or self._rank)
+        info: dict[str, Any] = read_json(
+            lambda buffer, size, needed: library().unjamInfo(self._handle, buffer, size, needed)
+        )
+        return HOST if info["device"] == "host" else int(info["kernel"]["device"])
 
     # ---- inside: guards around C calls ----
 

@@ -68,9 +68,30 @@ Key* Context::find_or_create_key(unjamGroup& group, const char* name, Result& re
     result = {UNJAM_ERROR_INVALID_USAGE, "the group was destroyed"};
     return nullptr;
   }
-  take_completions();  // of the command, perhaps, that lets go of keys
   tidy();
   auto key = std::make_unique<Key>();
+  if (cuda()) {
+    // In front of all lookups below, for taking completions tidies up, too.
+    KeyState* state = streams_->take_key(key->engine_lanes);
+    if (state == nullptr) {
+      take_completions();  // of the command, perhaps, that lets go of keys
+      state = streams_->take_key(key->engine_lanes);
+    }
+    if (state == nullptr) {
+      const bool soon = dropping_ != nullptr || keys_at(KeyPlace::kDoomed) != 0;
+      result = {UNJAM_ERROR_RESOURCES,
+                "there is device memory for " +
+                    std::to_string(settings_.idle_keys + settings_.max_active_keys) +
+                    " keys of this rank, and " +
+                    (soon ? "the engine has yet to let go of some that are out of use: call again "
+                            "soon, or raise UNJAM_IDLE_KEYS"
+                          : "all are in use: use fewer names, or raise UNJAM_IDLE_KEYS"),
+                /*transient=*/soon};
+      return nullptr;
+    }
+    key->keeper = streams_;
+    key->engine_state = state;
+  }
   const std::uint64_t tag = key_tag(group, text);
   key->name = text;
   key->group = &group;
@@ -98,26 +119,9 @@ Key* Context::find_or_create_key(unjamGroup& group, const char* name, Result& re
     key->lanes[l].in = &key->in[l * n];
   }
   key->state.lanes = key->lanes.data();
-  key->engine_state = &key->state;
-  key->engine_lanes = key->lanes.data();
-  if (cuda()) {
-    LaneKey* engine_lanes = nullptr;
-    KeyState* state = streams_->take_key(engine_lanes);
-    if (state == nullptr) {
-      const bool soon = dropping_ != nullptr || keys_at(KeyPlace::kDoomed) != 0;
-      result = {UNJAM_ERROR_RESOURCES,
-                "there is device memory for " +
-                    std::to_string(settings_.idle_keys + settings_.max_active_keys) +
-                    " keys of this rank, and " +
-                    (soon ? "the engine has yet to let go of those of destroyed groups: call again "
-                            "soon, or raise UNJAM_IDLE_KEYS"
-                          : "all are in use: use fewer names, or raise UNJAM_IDLE_KEYS"),
-                /*transient=*/soon};
-      return nullptr;
-    }
-    key->keeper = streams_;
-    key->engine_state = state;
-    key->engine_lanes = engine_lanes;
+  if (!cuda()) {
+    key->engine_state = &key->state;
+    key->engine_lanes = key->lanes.data();
   }
   Key* p = key.get();
   std::list<Key*>& idle = places_[static_cast<std::size_t>(KeyPlace::kIdle)];

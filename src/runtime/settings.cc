@@ -29,8 +29,9 @@ const std::vector<Variable>& variables() {
       {"UNJAM_ORDER", &Settings::order, 0, 1, "fifo|priority",
        "Order of the task queue: first come first served, or by the calls' priorities.", false},
       {"UNJAM_LANES", &Settings::lanes, 1, std::int64_t{kMaxLanes}, nullptr,
-       "Blocks a rank; on CUDA 32 unless said, and fewer where `unjamInitAll` has ranks share a "
-       "device. With more than one, the first is kept for small collectives.",
+       "Blocks a rank; on CUDA 32 unless said, and at most what fits where `unjamInitAll` has "
+       "ranks "
+       "share a device. With more than one, the first is kept for small collectives.",
        true},
       {"UNJAM_BLOCK_THREADS", &Settings::block_threads, 1, 1024, nullptr,
        "Threads a block: on the host at most 16; on CUDA a multiple of 64, 128 to 512, which is "

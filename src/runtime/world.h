@@ -40,7 +40,8 @@ class World {
   World(int ranks, const Settings& first_settings, std::optional<JobSecret> secret = {});
   ~World();
 
-  // Of a job without a secret: settings with which its ranks can share the CUDA devices there are.
+  // Of a job without a secret (unjamInitAll): settings with which its ranks can share the CUDA
+  // devices there are.
   static void share_devices(int ranks, Settings& settings);
 
   // This process's world of that id.

@@ -77,9 +77,9 @@ class Job {
   Job& operator=(const Job&) = delete;
 
   ~Job() {
-    Watchdog::instance().explain_with_none();
     for (const Member& m : members_) {
       m.doing("unjamDestroy");
+      Watchdog::instance().explain_without(m.context);
       check(unjamDestroy(m.context));
     }
   }

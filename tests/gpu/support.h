@@ -86,14 +86,14 @@ class Watchdog {
   void alive() { last_ns_ = now_ns(); }
   void trace(bool on) { trace_ = on; }
 
-  // One more context of this process that is asked for an explanation; and no more at all.
+  // One more context of this process that is asked for an explanation; and one less.
   void explain_with(unjamContext_t context) {
     std::lock_guard lock(mutex_);
     contexts_.push_back(context);
   }
-  void explain_with_none() {
+  void explain_without(unjamContext_t context) {
     std::lock_guard lock(mutex_);
-    contexts_.clear();
+    std::erase(contexts_, context);
   }
 
   // What everybody is doing, unjamExplain's words, and what the devices say of each rank's engine.
@@ -120,6 +120,7 @@ class Watchdog {
       for (unjamContext_t context : contexts) {
         int rank = -1;
         unjamContextRank(context, &rank);
+        text[0] = 0;
         unjamInfo(context, text, sizeof(text), nullptr);
         const char* now = std::strstr(text, "\"now\":");
         const int length = now == nullptr ? 0 : static_cast<int>(std::strcspn(now, "}"));

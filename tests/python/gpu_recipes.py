@@ -190,6 +190,8 @@ def main(words: list[str] | None = None) -> int:
     peer = options.peer or PEER[options.device]
     there = gpus() if options.device == "cuda" else 4
     ranks = options.ranks or (4 if there >= 4 else 2)
+    if there == 0:
+        parser.error("torch sees no GPU here")
     if there < ranks and peer != "none":
         parser.error(f"{ranks} ranks need as many GPUs with {peer}: torch sees {there}")
     logs = Path(os.environ.get("OUT", "gpu-results")) / "recipes"

@@ -93,6 +93,26 @@ def test_demo_takes_gpus_where_there_are_some(monkeypatch):
     assert seen == [None, 2]
 
 
+@pytest.mark.parametrize(("count", "words"), [(1, "one GPU that 2 ranks share"), (3, "3 GPUs")])
+def test_demo_on_whatever_gpus_there_are(count, words, monkeypatch, capsys):
+    """On one that ranks share there is a process for each, and no NCCL."""
+    ran, tried = [], []
+    monkeypatch.setattr(gpus, "gpu_count", lambda: count)
+    monkeypatch.setattr(gpus, "cuda_part", lambda: True)
+    monkeypatch.setattr(gpus, "describe", lambda: {"gpu": "a GPU"})
+    found = program.Outcome({"random": 2.0, "consistent": 1.0}, 16)
+    for name in ("run_threads", "run_processes"):
+        monkeypatch.setattr(
+            program, name, lambda p, name=name: ran.append((name, p.ranks, p.device_sync)) or found
+        )
+    monkeypatch.setattr(_cuda_demo, "_show_nccl", lambda *_: tried.append(1))
+    assert main(["demo", "--device", "cuda", "--quick"]) == 0
+    assert words in " ".join(capsys.readouterr().out.split())
+    ways = ["run_processes"] if count == 1 else ["run_threads", "run_processes"]
+    assert ran == [(way, max(2, count), sync) for sync in (False, True) for way in ways]
+    assert len(tried) == (count > 1)
+
+
 @pytest.mark.parametrize("command", ["demo", "stress"])
 def test_what_is_lacking_is_a_usage_error(command, monkeypatch, capsys):
     monkeypatch.setattr(gpus, "gpu_count", lambda: 0)

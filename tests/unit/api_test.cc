@@ -175,6 +175,8 @@ TEST(Api, LanesOfRanksThatShareADevice) {
   EXPECT_EQ(unjam::lanes_of_sharers(132, 1, 32), 32);
   EXPECT_EQ(unjam::lanes_of_sharers(0, 4, 32), 32);  // of a device that does not say
   EXPECT_EQ(unjam::lanes_of_sharers(132, 2, 4), 4);
+  EXPECT_EQ(unjam::lanes_of_sharers(132, 2, 32), 29);
+  EXPECT_EQ(unjam::lanes_of_sharers(132, 4, 32), 12);
   for (const int sms : {14, 66, 108, 132}) {
     for (const int ranks : {2, 3, 4, 8, 16, 64}) {
       const std::int64_t lanes = unjam::lanes_of_sharers(sms, ranks, 32);

@@ -61,7 +61,7 @@ def run(options: argparse.Namespace) -> int:
     console.print(table)
     console.print("   [bold green]All complete, and every result right to the last bit.[/]\n")
     if shared:
-        console.print("NCCL takes no two ranks on one GPU: to see it hang needs two.\n")
+        console.print("NCCL takes no two ranks on one GPU: to see it hang takes two GPUs.\n")
     else:
         _show_nccl(console, ranks, seed, 1 if options.quick else options.tries or 2)
     console.print(

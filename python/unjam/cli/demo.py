@@ -36,14 +36,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--device",
         choices=("auto", "host", "cuda"),
         default="auto",
-        help="auto: GPUs if there are any (two ranks share a single one) and unjam's CUDA part, "
-        "otherwise the host",
+        help="auto: GPUs if there are at least two and unjam's CUDA part, otherwise the host, and "
+        "then a single GPU, which ranks share",
     )
     parser.add_argument(
         "--ranks",
         type=rank_count,
         default=None,
-        help="ranks: threads on the host (default: 8), GPUs on CUDA (default: 2 to 4)",
+        help="threads on the host (default: 8); on CUDA a GPU each, or all share a single one "
+        "(default: as many as GPUs, 2 to 4)",
     )
     parser.add_argument(
         "--iterations", type=positive, default=None, help="of each program and order (default: 200)"
@@ -83,7 +84,7 @@ def run(options: argparse.Namespace) -> int:
         options.parser.error("--out: a picture must end in .png, .svg, .pdf or .html")
     if options.seed is not None and options.seed < 0:
         options.parser.error("--seed: must not be negative")
-    if options.device == "cuda" or (options.device == "auto" and not gpus.lacking(2, shared=True)):
+    if options.device == "cuda" or (options.device == "auto" and not gpus.lacking(2)):
         return _cuda_demo.run(options)
     demo = _Demo(
         console=make_console(),
@@ -110,7 +111,11 @@ def run(options: argparse.Namespace) -> int:
     _show_unjam(demo)
     _show_picture(demo)
     say(f"Done in {time.perf_counter() - started:.0f} s. Again: unjam demo --seed {demo.seed}\n")
-    return 0 if hold_ok else 1
+    status = 0 if hold_ok else 1
+    if options.device == "auto" and not gpus.lacking(2, shared=True):
+        options.ranks = None  # that was the host's
+        status = _cuda_demo.run(options) or status
+    return status
 
 
 # ---- 1: hold and wait ----

@@ -9,6 +9,7 @@
 #include <atomic>
 #include <condition_variable>
 #include <cstring>
+#include <memory>
 #include <mutex>
 #include <optional>
 #include <thread>
@@ -348,11 +349,12 @@ class CudaDaemon : public StreamDaemon {
     bits("lanes_moving", now.moving);
     w.field("daemon", now.daemon != 0);
     w.field("streams_that_wait", now.waiters);
-    w.field("calls_brought", now.inbox_written);
-    w.field("calls_taken_in", now.inbox_read);
-    w.field("entries_submitted", load_acquire(link_->sq_written));
-    w.field("entries_taken_in", now.sq_read);
-    w.field("entries_completed", now.rank.cq.tail);
+    // Calls in streams that the engine has got, and what was submitted beside streams.
+    w.field("inbox_written", now.inbox_written);
+    w.field("inbox_read", now.inbox_read);
+    w.field("sq_written", load_acquire(link_->sq_written));
+    w.field("sq_read", now.sq_read);
+    w.field("cq_written", now.rank.cq.tail);  // of all, also without the engine
     HostLink& residency = link_->residency;
     w.field("resident", load_acquire(residency.resident) != 0);
     w.field("queued", load_acquire(residency.queued) != 0);

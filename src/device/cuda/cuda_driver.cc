@@ -35,7 +35,9 @@ class Driver : public CudaDriver {
   int sms(int device) override {
     int count = 0;
     const cudaError_t code = cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device);
-    return code == cudaSuccess ? count : 0;
+    if (code == cudaSuccess) return count;
+    cudaGetLastError();  // it is not the caller's
+    return 0;
   }
 
   std::unique_ptr<DeviceArena> create_arena(int device, std::uint64_t bytes,
