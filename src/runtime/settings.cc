@@ -30,8 +30,7 @@ const std::vector<Variable>& variables() {
        "Order of the task queue: first come first served, or by the calls' priorities.", false},
       {"UNJAM_LANES", &Settings::lanes, 1, std::int64_t{kMaxLanes}, nullptr,
        "Blocks a rank; on CUDA 32 unless said, and at most what fits where `unjamInitAll` has "
-       "ranks "
-       "share a device. With more than one, the first is kept for small collectives.",
+       "ranks share a device. With more than one, the first is kept for small collectives.",
        true},
       {"UNJAM_BLOCK_THREADS", &Settings::block_threads, 1, 1024, nullptr,
        "Threads a block: on the host at most 16; on CUDA a multiple of 64, 128 to 512, which is "

@@ -60,9 +60,9 @@ struct Costs {
   std::vector<double> device_us, issue_us;  // of rank 0's rounds
 };
 
-void run_round(const Job& job, const Kind& kind, std::size_t bytes, int calls, int* open,
+void run_round(const Job& job, const Kind& kind, std::size_t bytes, int calls, volatile int* open,
                Costs& costs) {
-  *static_cast<volatile int*>(open) = 0;
+  *open = 0;
   std::atomic<int> ahead{0};
   job.run([&](const Member& me) {
     me.doing(std::string(kind.name) + " of " + std::to_string(bytes) + " bytes");
@@ -76,30 +76,24 @@ void run_round(const Job& job, const Kind& kind, std::size_t bytes, int calls, i
     };
     for (int i = 0; i < kWarmUp; ++i) one();
     stream.synchronize();
-    cudaEvent_t begin = nullptr, end = nullptr;
-    check(cudaEventCreate(&begin));
-    check(cudaEventCreate(&end));
+    const Event begin, end;
     hold<<<1, 1, 0, stream.get()>>>(open);
     check(cudaGetLastError());
     one();  // here the ranks' streams meet
     one();
-    check(cudaEventRecord(begin, stream.get()));
+    begin.record(stream);
     const std::uint64_t begun = now_ns();
     for (int i = 0; i < calls; ++i) {
       one();
       if (i + 1 == kAhead && ahead.fetch_add(1) + 1 == me.ranks) {
-        *static_cast<volatile int*>(open) = 1;
+        *open = 1;
       }
     }
     const double issue = us_since(begun) / calls;
-    check(cudaEventRecord(end, stream.get()));
+    end.record(stream);
     stream.synchronize();
-    float ms = 0;
-    check(cudaEventElapsedTime(&ms, begin, end));
-    check(cudaEventDestroy(begin));
-    check(cudaEventDestroy(end));
     if (me.rank != 0) return;
-    costs.device_us.push_back(ms * 1e3 / calls);
+    costs.device_us.push_back(us_between(begin, end) / calls);
     costs.issue_us.push_back(issue);
   });
 }
@@ -107,9 +101,8 @@ void run_round(const Job& job, const Kind& kind, std::size_t bytes, int calls, i
 }  // namespace
 
 int main(int argc, char** argv) {
+  take_many_queues();
   Options options(argc, argv);
-  // As unjam does it where it comes first: ranks may share a GPU, and with it these queues.
-  setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0);
   const int ranks =
       options.integer("ranks", 2, "threads, each on the GPU of its number, or shared");
   const int calls = options.integer("calls", 300, "of a round, 100 to 2000");
@@ -120,8 +113,7 @@ int main(int argc, char** argv) {
   if (calls < kAhead || calls > 2000) fail("--calls: 100 to 2000: so many are under way");
   load_eagerly();
   const Job job(ranks, cuda_config());
-  int* open = nullptr;
-  check(cudaHostAlloc(&open, sizeof(int), cudaHostAllocPortable));
+  const PinnedMemory open(sizeof(int));
   std::printf("calls: %d ranks on %d GPUs, %d calls, %d rounds; us a call\n", ranks,
               std::min(ranks, device_count()), calls, rounds);
   std::printf("%-15s %10s %9s %9s %9s %9s\n", "kind", "bytes", "median", "p10", "p90", "issue");
@@ -131,14 +123,13 @@ int main(int argc, char** argv) {
       const std::size_t step = static_cast<std::size_t>(ranks) * 16;
       const std::size_t bytes = std::max(size / step, std::size_t{1}) * step;
       Costs costs;
-      for (int i = 0; i < rounds; ++i) run_round(job, kind, bytes, calls, open, costs);
+      for (int i = 0; i < rounds; ++i) run_round(job, kind, bytes, calls, open.as<int>(), costs);
       const Spread device = spread(costs.device_us);
       std::printf("%-15s %10zu %9.2f %9.2f %9.2f %9.2f\n", kind.name, bytes, device.median,
                   device.p10, device.p90, spread(costs.issue_us).median);
       std::fflush(stdout);
     }
   }
-  check(cudaFreeHost(open));
   std::printf("calls: all came to an end\n");
   return 0;
 }

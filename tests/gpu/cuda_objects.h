@@ -29,6 +29,10 @@ inline int device_count() {
 // To be called first: kernels of the program are loaded at once, not beside a pending collective.
 inline void load_eagerly() { setenv("CUDA_MODULE_LOADING", "EAGER", 1); }
 
+// To be called first where ranks of this process may share a GPU, and with it CUDA's queues: what
+// unjam does where CUDA has not started yet. (The other programs have the user's setting.)
+inline void take_many_queues() { setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0); }
+
 class DeviceMemory {
  public:
   DeviceMemory() = default;

@@ -345,8 +345,7 @@ void run_job(const Job& job, const Settings& s) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  // As unjam does it where it comes first: ranks may share a GPU, and with it these queues.
-  setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0);
+  take_many_queues();
   Options options(argc, argv);
   Settings s;
   s.seed = options.seed();

@@ -870,8 +870,7 @@ void run_both(int ranks, int algorithm, const std::vector<Case>& cases, int repe
 }  // namespace
 
 int main(int argc, char** argv) {
-  // As unjam does it where it comes first: ranks may share a GPU, and with it these queues.
-  setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0);
+  take_many_queues();
   Options options(argc, argv);
   const int wanted = options.integer("ranks", 0, "GPUs to use; 0: all");
   const std::uint64_t seed = options.seed();

@@ -242,11 +242,11 @@ TEST(SoloReports, OneEndBehindAllThatIsStored) {
 }
 
 TEST(SoloReports, ExplorerFindsPlantedMistakes) {
-  EXPECT_NE(explore<EndsWithTheLastReport>(2).error, "");
-  EXPECT_NE(explore<WaitsForNobody>(2).error, "");
-  EXPECT_NE(explore<CountsItself>(2).error, "");
-  EXPECT_NE(explore<ClearsBehindTheEnd>(2).error, "");
-  EXPECT_NE(explore<SaysItsPlaceBehindItsCount>(2).error, "");
+  EXPECT_EQ(explore<EndsWithTheLastReport>(2).error, "a call ends before a lane has stored");
+  EXPECT_EQ(explore<WaitsForNobody>(2).error, "a call ends before a lane has stored");
+  EXPECT_EQ(explore<CountsItself>(2).error, "a block waits for ever");
+  EXPECT_EQ(explore<ClearsBehindTheEnd>(2).error, "a call has not one end");
+  EXPECT_EQ(explore<SaysItsPlaceBehindItsCount>(2).error, "a call ends at another place of the CQ");
 }
 
 }  // namespace

@@ -951,6 +951,12 @@ __device__ __forceinline__ bool leave_untried(CudaRank& r, const CudaLaunch& lau
   return s.serves != 0;
 }
 
+// By all threads, as soon as it is known whether the lane is done. For finish(), which it is told.
+__device__ __forceinline__ Ending begin_end(CudaRank& r, const CudaLaunch& launch, bool done) {
+  if (threadIdx.x != kCaller || !done) return {};
+  return ReportSteps::begin_end(ReportingCall{r, launch});
+}
+
 // By one thread, behind a barrier behind all that the block has done. `serves`: decide()'s. True:
 // this block serves.
 __device__ __forceinline__ bool say_how_far(const ReportingCall& call, bool done, Ending ending,

@@ -90,10 +90,7 @@ __device__ __forceinline__ bool run_solo_one_shot(CudaRank& r, const CudaLaunch&
   __syncwarp();
   const bool done = __syncthreads_and(come) != 0;
 
-  Ending ending;
-  if (threadIdx.x == kCaller && done) {
-    ending = ReportSteps::begin_end(ReportingCall{r, launch});
-  }
+  Ending ending = begin_end(r, launch, done);
   if (!is_mover()) {
     tell_peers<1>(r, call, t, w, done ? 1 : 0, 1, known, s);
   } else if (done && call.reduces) {

@@ -785,10 +785,7 @@ __device__ __forceinline__ StreamEnd run_solo_stream(CudaRank& r, const CudaLaun
     done = done && (!c.has(hop) || stream.moved[hop] == call.chunks);
   }
 
-  Ending ending;
-  if (threadIdx.x == kCaller && done) {
-    ending = ReportSteps::begin_end(ReportingCall{r, launch});
-  }
+  Ending ending = begin_end(r, launch, done);
   if (threadIdx.x < 32) {
     tell_ends(r, c, w);
   } else if (threadIdx.x == kCaller) {

@@ -258,10 +258,7 @@ __device__ __forceinline__ bool run_solo_two_shot(CudaRank& r, const CudaLaunch&
   const bool done = __syncthreads_and(come) != 0;
   const bool gathered = done || __syncthreads_and(has_gathered) != 0;
 
-  Ending ending;
-  if (threadIdx.x == kCaller && done) {
-    ending = ReportSteps::begin_end(ReportingCall{r, launch});
-  }
+  Ending ending = begin_end(r, launch, done);
   const std::uint32_t primitives = done ? 3 : gathered ? 2 : 1;
   // The report behind it releases it, for whoever hands the call to the engine.
   if (threadIdx.x == kCaller && !done) {
