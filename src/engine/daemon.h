@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <mutex>
 #include <string>
 
 #include "base/futex.h"
@@ -59,17 +60,20 @@ class StreamDaemon : public Daemon {
   virtual void return_key(KeyState* key) = 0;
 
   // All of these: false: `error` says what was refused, and nothing was queued.
-  // Whether all work queued in the stream is done.
-  virtual bool stream_idle(void* stream, bool& idle, std::string& error) = 0;
-  // Queues a mark: the inputs of the invocation with this ticket are there.
-  virtual bool queue_mark(void* stream, std::uint16_t slot, std::uint64_t ticket,
-                          std::string& error) = 0;
+  // A full stream takes more only when what it waits for has come, which may be another call of
+  // this rank. So they let go of the caller's `lock`, with which all else here is called, while
+  // they are in the driver; several may be there at once.
+
+  // Queues a mark, unless all work queued in the stream is done (`queued`): the inputs of the
+  // invocation with this ticket are there.
+  virtual bool queue_mark(std::unique_lock<std::mutex>& lock, void* stream, std::uint16_t slot,
+                          std::uint64_t ticket, bool& queued, std::string& error) = 0;
   // Queues the invocation itself: runs as a kernel in the stream.
-  virtual bool queue_call(void* stream, const Invocation& inv, const KeyState* fresh,
-                          std::string& error) = 0;
+  virtual bool queue_call(std::unique_lock<std::mutex>& lock, void* stream, const Invocation& inv,
+                          const KeyState* fresh, std::string& error) = 0;
   // Queues a wait for the invocation with this serial number in this slot.
-  virtual bool queue_wait(void* stream, std::uint16_t slot, std::uint64_t serial,
-                          std::string& error) = 0;
+  virtual bool queue_wait(std::unique_lock<std::mutex>& lock, void* stream, std::uint16_t slot,
+                          std::uint64_t serial, std::string& error) = 0;
 
   // Copies what the engine has told of itself into the host's copy of its state (statistics, what
   // runs).

@@ -93,10 +93,11 @@ Result Context::shutdown() {
       return {UNJAM_ERROR_INVALID_USAGE,
               "a callback cannot destroy its own context: do it in another thread"};
     }
-    // Calls of other threads that have let go of the lock to look at other ranks: soon back.
+    // Calls of other threads that have let go of the lock to look at other ranks, or to queue
+    // something in a stream: soon back, or as soon as what fills the stream has ended.
     const auto called = [this] {
-      return std::any_of(keys_.begin(), keys_.end(),
-                         [](const auto& k) { return k.second->pins != 0; });
+      return launching_ != 0 || std::any_of(keys_.begin(), keys_.end(),
+                                            [](const auto& k) { return k.second->pins != 0; });
     };
     while (called()) {
       lock.unlock();

@@ -147,6 +147,7 @@ struct Key {
   std::uint64_t first = 0;  // the use at which this rank has met the key, or met it again
   std::uint32_t in_engine = 0;
   std::uint32_t pins = 0;  // calls under way that hold a pointer: not to be forgotten
+  bool launching = false;  // a thread queues its last use in a stream, see admit_in_stream()
   std::deque<std::unique_ptr<Submitted>> waiting;  // successors kept out of the engine
   Result failed;                                   // an invocation failed, and with it all from
   std::uint64_t failed_from = UINT64_MAX;          // this use on; earlier ones go on
@@ -158,9 +159,9 @@ struct Key {
   // The last plan: most keys repeat one call.
   Signature planned_for;
   std::shared_ptr<const Plan> plan;
-  // Signatures of the latest uses since `first`, for ranks that disagree: use n stands at
-  // (n - first) % kHistory.
-  static constexpr std::size_t kHistory = 32;
+  // Signatures of the latest kHistory uses since `first`, for ranks that disagree: use n stands at
+  // (n - first) % kPlaces. One more than that, so that the last one can be taken back.
+  static constexpr std::size_t kHistory = 32, kPlaces = kHistory + 1;
   std::vector<Signature> history;
 
   Key() = default;
@@ -169,6 +170,7 @@ struct Key {
   Key& operator=(const Key&) = delete;
 
   void remember(std::uint64_t n, const Signature& signature);
+  void take_back(std::uint64_t n);  // the last one
   const Signature* recall(std::uint64_t n) const;
   // Every use from now on is refused.
   bool over() const { return submitted >= failed_from; }
@@ -290,7 +292,8 @@ class Context : public std::enable_shared_from_this<Context> {
   Result validate(const unjamGroup& group, const Call& call) const;
   void admit(std::unique_ptr<Submitted> s);
   Invocation make_invocation(const Submitted& s, std::uint16_t slot) const;
-  Result admit_in_stream(std::unique_ptr<Submitted>& s);
+  Result admit_in_stream(std::unique_lock<std::mutex>& lock, std::unique_ptr<Submitted> s);
+  Result take_back(std::uint16_t slot, bool fresh, const std::string& error);
   bool cuda() const { return streams_ != nullptr; }
   void complete(Submitted& s, const Result& result);
   void reap_locked();
@@ -395,6 +398,10 @@ class Context : public std::enable_shared_from_this<Context> {
   std::uint64_t forgotten_ = 0;                 // keys, so far
   std::size_t waiting_ = 0;                     // successors kept out of the engine
   std::size_t callbacks_ = 0;                   // invocations under way that have a callback
+  // Threads that queue something in a stream, without the lock (StreamDaemon); and that one of them
+  // is through with its key.
+  std::size_t launching_ = 0;
+  std::condition_variable launched_;
   std::uint64_t submitted_ = 0;
   std::uint64_t completed_ = 0;
   std::uint64_t serials_ = 0;

@@ -15,10 +15,9 @@ bool is_member(const unjamGroup& group, int rank) {
 }  // namespace
 
 // Whose call was refused, who is gone, who gives up: it is told by threads that must not wait for
-// this context's lock. A thread of the user's holds that while it is inside of a call of CUDA, a
-// launch into a full stream, say, which goes on when what the stream waits for ends; and that may
-// be the very invocation that the news is about. And who tells holds the world's lock: behind it
-// nothing would be heard or said any more, of other ranks and groups neither.
+// this context's lock. (Whoever has it does not wait for a device, see StreamDaemon, but may be
+// busy for long.) And who tells holds the world's lock: behind it nothing would be heard or said
+// any more, of other ranks and groups neither.
 //
 // So what concerns the engine, cancellations, is said without the lock, by what in_engine_ says;
 // the rest is done by who has the lock next, before it takes completions or makes calls: hear().

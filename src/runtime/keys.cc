@@ -39,16 +39,22 @@ Key::~Key() {
 }
 
 void Key::remember(std::uint64_t n, const Signature& signature) {
-  if (history.size() < kHistory) {
+  if (history.size() < kPlaces) {
     history.push_back(signature);
   } else {
-    history[(n - first) % kHistory] = signature;
+    history[(n - first) % kPlaces] = signature;
   }
 }
 
+void Key::take_back(std::uint64_t n) {
+  if (history.size() == n - first + 1) history.pop_back();
+}
+
 const Signature* Key::recall(std::uint64_t n) const {
-  if (n < first || n >= submitted || submitted - n > history.size()) return nullptr;
-  return &history[(n - first) % kHistory];
+  if (n < first || n >= submitted || submitted - n > std::min(history.size(), kHistory)) {
+    return nullptr;
+  }
+  return &history[(n - first) % kPlaces];
 }
 
 std::uint64_t Key::bytes() const {

@@ -82,10 +82,9 @@ void Context::running_words(std::vector<std::uint64_t>& words) const {
   }
 }
 
-// The lock, for the control thread. A thread of the user's may hold it while it is inside of a call
-// of CUDA, which can wait for other work of the process (a kernel's first launch, a full queue),
-// and that for a peer: then this thread must go on to hear the peer, and to answer who asks why
-// nothing moves. False: not got in a while.
+// The lock, for the control thread, which must go on to hear peers, and to answer who asks why
+// nothing moves, whoever has the lock and why. (Nobody is to wait for a device or a peer with it.)
+// False: not got in a while.
 std::unique_lock<std::mutex> Context::look() const {
   std::unique_lock lock(mutex_, std::try_to_lock);
   const std::uint64_t begun = monotonic_ns();

@@ -243,12 +243,16 @@ Result Context::submit_locked(std::unique_lock<std::mutex>& lock, unjamGroup& gr
   std::optional<Pin> pin(key);
   // Before peers hear of the call: one that is refused must end nothing on them.
   if (!group.failed.ok()) return group.failed;
-  // First, since it may let go of the lock for a while; then nothing does until the call is made.
+  // First, since it may let go of the lock for a while; then nothing does until the call is made,
+  // and counted.
   Result disagreement;
-  for (std::uint64_t n = key.submitted;; n = key.submitted) {
+  for (bool settled = false; !settled;) {
+    // A key's uses come to the device in their order: the first brings what is set up.
+    while (key.launching) launched_.wait(lock);
+    const std::uint64_t n = key.submitted;
     disagreement = check_agreement(lock, group, key, call.signature);
     if (closed()) return closed_why_;
-    if (n == key.submitted) break;  // no other thread has made this use meanwhile
+    settled = n == key.submitted && !key.launching;  // no other thread has made this use meanwhile
   }
   if (!group.failed.ok()) return group.failed;
   if (group.destroyed) return {UNJAM_ERROR_INVALID_USAGE, "the group was destroyed"};
@@ -326,7 +330,7 @@ Result Context::submit_locked(std::unique_lock<std::mutex>& lock, unjamGroup& gr
   }
 
   // What can fail for want of memory or threads comes before anything is counted.
-  if (key.history.size() < Key::kHistory) key.history.reserve(key.history.size() + 1);
+  if (key.history.size() < Key::kPlaces) key.history.reserve(key.history.size() + 1);
   auto s = std::make_unique<Submitted>();
   s->call = call;
   s->key = &key;
@@ -359,23 +363,15 @@ Result Context::submit_locked(std::unique_lock<std::mutex>& lock, unjamGroup& gr
 
   s->n = key.submitted;
   const bool in_stream = call.stream_order != UNJAM_STREAM_NONE;
+  unjamRequest* const handle = s->request;
+  if (request != nullptr) *request = handle;  // before a callback may want it
   if (in_stream && disagreement.ok()) {
-    Submitted* const submitted = s.get();
-    const Result result = admit_in_stream(s);
+    Result result = admit_in_stream(lock, std::move(s));
     if (!result.ok()) {
-      if (s->request != nullptr) {
-        s->request->release();
-        s->request->release();
-      }
+      if (handle != nullptr) handle->release();
+      if (request != nullptr) *request = nullptr;
       return result;
     }
-    if (request != nullptr) *request = submitted->request;
-    ++key.submitted;
-    submitted->order = submitted_++;
-    key.remember(submitted->n, signature);
-    ++group.pending;
-    if (call.callback != nullptr) ++callbacks_;
-    move_key(key, KeyPlace::kBusy);
     if (call.stream_order == UNJAM_STREAM_SYNC) return {};
     pin.reset();  // what is busy stays
     const std::shared_ptr<Context> keep = shared_from_this();
@@ -383,7 +379,6 @@ Result Context::submit_locked(std::unique_lock<std::mutex>& lock, unjamGroup& gr
     streams_->ring_and_attempt();
     return {};
   }
-  if (request != nullptr) *request = s->request;
   ++key.submitted;
   s->order = submitted_++;
   key.remember(s->n, signature);
@@ -483,42 +478,71 @@ void Context::admit(std::unique_ptr<Submitted> s) {
   key.fresh = false;
 }
 
-// Into the engine by way of a stream, or beside it. On failure `s` stays the caller's, and nothing
-// has happened.
-Result Context::admit_in_stream(std::unique_ptr<Submitted>& s) {
+// Into the engine by way of a stream, or beside it. The stream may be full, for as long as what it
+// waits for does not come: other threads make their calls meanwhile. So all is counted before: the
+// invocation may be complete before this thread has the lock again, and is not looked at any more.
+// On failure nothing has happened.
+Result Context::admit_in_stream(std::unique_lock<std::mutex>& lock, std::unique_ptr<Submitted> s) {
   const std::uint16_t slot = free_slots_.back();
+  free_slots_.pop_back();
   Key& key = *s->key;
-  void* stream = s->call.stream;
-  std::string error;
+  void* const stream = s->call.stream;
+  const bool sync = s->call.stream_order == UNJAM_STREAM_SYNC;
   s->slot = slot;
   s->serial = ++serials_;
+  s->in_engine = true;
+  s->order = submitted_++;
   Invocation inv = make_invocation(*s, slot);
   // First: what follows may wait until this call is cancelled, see tell().
   enter_slot(slot, *s);
-  const auto refused = [&] {
-    leave_slot(slot);
-    return Result{UNJAM_ERROR_SYSTEM, error};
-  };
-  if (s->call.stream_order == UNJAM_STREAM_SYNC) {
-    if (!streams_->queue_call(stream, inv, key.fresh ? &key.state : nullptr, error)) {
-      return refused();
-    }
-  } else {
-    bool idle = false;
-    if (!streams_->stream_idle(stream, idle, error)) return refused();
-    if (!idle) {
-      // First the mark: nothing else can fail.
-      inv.ticket = inv.serial;
-      if (!streams_->queue_mark(stream, slot, inv.ticket, error)) return refused();
-    }
-    streams_->submit(inv, key.fresh ? &key.state : nullptr);  // the caller rings
-  }
-  free_slots_.pop_back();
-  s->in_engine = true;
+  ++key.submitted;
   ++key.in_engine;
-  key.fresh = false;
+  ++key.group->pending;
+  key.remember(s->n, s->call.signature);
+  if (s->call.callback != nullptr) ++callbacks_;
+  move_key(key, KeyPlace::kBusy);
+  const bool is_fresh = std::exchange(key.fresh, false);
+  const KeyState* const fresh = is_fresh ? &key.state : nullptr;
   slots_[slot] = std::move(s);
-  return {};
+
+  key.launching = true;
+  ++launching_;
+  std::string error;
+  bool queued = false;
+  if (sync) {
+    queued = streams_->queue_call(lock, stream, inv, fresh, error);
+  } else {
+    bool marked = false;
+    inv.ticket = inv.serial;
+    queued = streams_->queue_mark(lock, stream, slot, inv.ticket, marked, error);
+    if (!marked) inv.ticket = 0;
+    if (queued) streams_->submit(inv, fresh);  // the caller rings
+  }
+  --launching_;
+  key.launching = false;
+  launched_.notify_all();
+  return queued ? Result{} : take_back(slot, is_fresh, error);
+}
+
+// What was counted of an invocation that the stream has refused. Nobody else has used its key since
+// (Key::launching), and the engine does not know it.
+Result Context::take_back(std::uint16_t slot, bool fresh, const std::string& error) {
+  const std::unique_ptr<Submitted> s = std::move(slots_[slot]);
+  Key& key = *s->key;
+  leave_slot(slot);
+  free_slots_.push_back(slot);
+  if (s->request != nullptr) {
+    s->request->submitted = nullptr;
+    s->request->release();
+  }
+  if (s->call.callback != nullptr) --callbacks_;
+  ++completed_;  // others have later places in the order
+  --key.group->pending;
+  key.take_back(s->n);
+  --key.submitted;
+  key.fresh = fresh;
+  if (--key.in_engine == 0) rest(key);
+  return {UNJAM_ERROR_SYSTEM, error};
 }
 
 Result Context::stream_wait(unjamRequest& request, void* stream) {
@@ -526,13 +550,15 @@ Result Context::stream_wait(unjamRequest& request, void* stream) {
     return {UNJAM_ERROR_INVALID_USAGE,
             "the host device has no streams: wait for the request with unjamWait"};
   }
-  std::lock_guard lock(mutex_);
+  std::unique_lock lock(mutex_);
   reap_locked();
   const Submitted* s = request.submitted;
   if (s == nullptr) return {};  // it is complete: what is queued from now on comes after
   std::string error;
-  if (!streams_->queue_wait(stream, s->slot, s->serial, error)) return {UNJAM_ERROR_SYSTEM, error};
-  return {};
+  ++launching_;
+  const bool queued = streams_->queue_wait(lock, stream, s->slot, s->serial, error);
+  --launching_;
+  return queued ? Result{} : Result{UNJAM_ERROR_SYSTEM, error};
 }
 
 }  // namespace unjam

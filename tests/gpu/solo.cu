@@ -819,6 +819,61 @@ void check_late_receivers(int ranks) {
               kGroups);
 }
 
+// A stream takes a thousand kernels, then a launch waits for room. Where the stream waits for a
+// peer, that must keep no other thread of the rank from its calls, for which the peer may wait
+// first.
+void check_full_stream(int ranks) {
+  constexpr int kCalls = 1500;
+  constexpr std::size_t kCount = 1000;
+  Job job(ranks, cuda_config());
+  Barrier all(ranks);
+  job.run([&](const Member& me) {
+    const Stream full, other;
+    const DeviceMemory memory(2 * kCount * sizeof(float));
+    auto* data = memory.as<float>();
+    check(cudaMemset(data, 0, 2 * kCount * sizeof(float)));
+    check(cudaDeviceSynchronize());
+    const auto reduce = [&](const char* key, float* x, const unjamCallOptions_t* options) {
+      unjamRequest_t request = nullptr;
+      check(unjamAllReduce(me.all, key, x, x, kCount, UNJAM_FLOAT32, UNJAM_SUM, options, &request));
+      return request;
+    };
+    const unjamCallOptions_t in_full = ordered(UNJAM_STREAM_SYNC, full);
+    const unjamCallOptions_t in_other = ordered(UNJAM_STREAM_SYNC, other);
+    std::atomic<int> made{0};
+    std::vector<unjamRequest_t> requests;
+    const auto run_ahead = [&] {
+      check(cudaSetDevice(me.device));
+      for (; made < kCalls; ++made) requests.push_back(reduce("ahead", data, &in_full));
+    };
+    all.meet();
+    me.doing("calls beside a full stream");
+    std::thread ahead;
+    if (me.rank != 0) {
+      ahead = std::thread(run_ahead);
+      for (int last = -1; last != made;) {
+        last = made;
+        usleep(100'000);
+      }
+      if (made == kCalls) fail("the stream took all calls, so it was not full");
+    }
+    for (int i = 0; i < 10; ++i) {
+      me.wait(reduce("other", data + kCount, &in_other), "a call in another stream");
+      me.wait(reduce("beside", data + kCount, nullptr), "a call beside streams");
+    }
+    if (me.rank == 0) {
+      run_ahead();
+    } else {
+      ahead.join();
+    }
+    for (unjamRequest_t request : requests) me.wait(request, "a call in the full stream");
+    full.synchronize();
+    all.meet();
+    me.doing("done");
+  });
+  std::printf("calls of other threads beside a full stream: they go on\n");
+}
+
 void same_bits(const Outcome& engine, const Outcome& solo, const std::vector<Case>& cases) {
   for (std::size_t r = 0; r < solo.digests.size(); ++r) {
     for (std::size_t i = 0; i < solo.digests[r].size(); ++i) {
@@ -890,6 +945,7 @@ int main(int argc, char** argv) {
     check_return(ranks);
     if (kind < 0) check_overtaking(ranks);
     if (kind < 0) check_late_receivers(ranks);
+    if ((kind < 0 || kind == 9) && ranks > 1) check_full_stream(ranks);
   }
   std::vector<Case> more;
   if (two_shot > 0 && mesh < 2 && ranks >= 2 && ranks <= 8 &&

@@ -1,7 +1,6 @@
-// News of failures while a thread of the user's holds a context's lock for as long as it likes, as
-// one does that is inside of a launch into a full stream of CUDA's (Context::tell): whoever tells
-// must not wait for it, what is in the engine must end, for that is what the thread may wait for,
-// and nothing may be forgotten when it lets go at last.
+// News of failures while a thread of the user's holds a context's lock for as long as it likes
+// (Context::tell): whoever tells must not wait for it, what is in the engine must end, and nothing
+// may be forgotten when it lets go at last.
 #include <gtest/gtest.h>
 
 #include <atomic>

@@ -153,32 +153,23 @@ class CudaDaemon : public StreamDaemon {
 
   // ---- streams ----
 
-  bool stream_idle(void* stream, bool& idle, std::string& error) override {
+  bool queue_mark(std::unique_lock<std::mutex>& lock, void* stream, std::uint16_t slot,
+                  std::uint64_t ticket, bool& queued, std::string& error) override {
+    const Unlocked unlocked(lock);
     const OnDevice on(o_.device);
-    if (!check_stream(stream, error)) return false;
-    const BesideCapture beside;
-    const cudaError_t code = cudaStreamQuery(as_stream(stream));
-    idle = code == cudaSuccess;
-    if (code == cudaErrorNotReady) {
-      cudaGetLastError();
-      return true;
-    }
-    return cuda_ok(code, "the stream of a call", error);
-  }
-
-  bool queue_mark(void* stream, std::uint16_t slot, std::uint64_t ticket,
-                  std::string& error) override {
-    const OnDevice on(o_.device);
+    bool idle = false;
+    if (!check_stream(stream, error) || !is_idle(stream, idle, error)) return false;
+    queued = !idle;
+    if (idle) return true;
     std::uint32_t wide_slot = slot;
     void* arguments[] = {&rank_, &wide_slot, &ticket};
     return launch(mark_kernel(), 1, 1, arguments, as_stream(stream), "queueing a mark", error);
   }
 
-  bool queue_call(void* stream, const Invocation& inv, const KeyState* fresh,
-                  std::string& error) override {
-    const OnDevice on(o_.device);
-    if (!check_stream(stream, error)) return false;
-    CudaLaunch& l = call_;
+  bool queue_call(std::unique_lock<std::mutex>& lock, void* stream, const Invocation& inv,
+                  const KeyState* fresh, std::string& error) override {
+    std::unique_ptr<CudaLaunch> taken = take_spare();
+    CudaLaunch& l = *taken;
     l.kind = EngineKind::kCall;
     l.slot = inv.slot;
     l.serial = inv.serial;
@@ -190,26 +181,38 @@ class CudaDaemon : public StreamDaemon {
     void* arguments[] = {&rank_, &l};
     // The blocks of such a call may come while what is in front of it ends: they wait for that.
     const bool early = early_ && l.solo.lanes != 0;
-    if (!launch(engine_kernel(), blocks, threads, arguments, as_stream(stream), "queueing a call",
-                error, early)) {
-      return false;
+    bool queued = false;
+    {
+      const Unlocked unlocked(lock);
+      const OnDevice on(o_.device);
+      queued =
+          check_stream(stream, error) && launch(engine_kernel(), blocks, threads, arguments,
+                                                as_stream(stream), "queueing a call", error, early);
     }
+    spare_.push_back(std::move(taken));
+    if (!queued) return false;
     ++pending_;
     wake_if_asleep();  // it looks whether a call lacks drivers
     return true;
   }
 
-  bool queue_wait(void* stream, std::uint16_t slot, std::uint64_t serial,
-                  std::string& error) override {
-    const OnDevice on(o_.device);
-    if (!check_stream(stream, error)) return false;
-    CudaLaunch& l = call_;
-    l.kind = EngineKind::kWait;
-    l.slot = slot;
-    l.serial = serial;
-    void* arguments[] = {&rank_, &l};
-    return launch(engine_kernel(), 1, o_.block_threads, arguments, as_stream(stream),
-                  "queueing a wait", error);
+  bool queue_wait(std::unique_lock<std::mutex>& lock, void* stream, std::uint16_t slot,
+                  std::uint64_t serial, std::string& error) override {
+    std::unique_ptr<CudaLaunch> l = take_spare();
+    l->kind = EngineKind::kWait;
+    l->slot = slot;
+    l->serial = serial;
+    void* arguments[] = {&rank_, l.get()};
+    bool queued = false;
+    {
+      const Unlocked unlocked(lock);
+      const OnDevice on(o_.device);
+      queued =
+          check_stream(stream, error) && launch(engine_kernel(), 1, o_.block_threads, arguments,
+                                                as_stream(stream), "queueing a wait", error);
+    }
+    spare_.push_back(std::move(l));
+    return queued;
   }
 
   // ---- completions ----
@@ -576,6 +579,34 @@ class CudaDaemon : public StreamDaemon {
     config.attrs = &attribute;
     config.numAttrs = early ? 1 : 0;
     return cuda_ok(cudaLaunchKernelExC(&config, kernel, arguments), what, error);
+  }
+
+  // Without the lock for as long as it lives.
+  struct Unlocked {
+    explicit Unlocked(std::unique_lock<std::mutex>& l) : lock(l) { lock.unlock(); }
+    ~Unlocked() { lock.lock(); }
+    Unlocked(const Unlocked&) = delete;
+    Unlocked& operator=(const Unlocked&) = delete;
+    std::unique_lock<std::mutex>& lock;
+  };
+
+  std::unique_ptr<CudaLaunch> take_spare() {
+    if (spare_.empty()) return std::make_unique<CudaLaunch>();
+    std::unique_ptr<CudaLaunch> taken = std::move(spare_.back());
+    spare_.pop_back();
+    return taken;
+  }
+
+  // Whether all work queued in the stream is done.
+  static bool is_idle(void* stream, bool& idle, std::string& error) {
+    const BesideCapture beside;
+    const cudaError_t code = cudaStreamQuery(as_stream(stream));
+    idle = code == cudaSuccess;
+    if (code == cudaErrorNotReady) {
+      cudaGetLastError();
+      return true;
+    }
+    return cuda_ok(code, "the stream of a call", error);
   }
 
   static bool check_stream(void* stream, std::string& error) {
@@ -1048,7 +1079,8 @@ class CudaDaemon : public StreamDaemon {
   mutable std::mutex refreshing_;
   cudaStream_t stream_ = nullptr;          // of the daemon
   cudaStream_t control_stream_ = nullptr;  // of copies for reports
-  CudaLaunch call_, daemon_;
+  CudaLaunch daemon_;
+  std::vector<std::unique_ptr<CudaLaunch>> spare_;  // each thread that launches takes one
   std::uint64_t sq_written_ = 0;
   std::atomic<std::uint64_t> pending_{0};  // submissions and calls, ever
   // Submissions whose completion was not taken out: those that a daemon may be needed for. (Calls

@@ -278,12 +278,14 @@ class Call : public std::enable_shared_from_this<Call> {
       std::vector<at::Tensor> held;
       std::function<void()> gone;
       const c10::Stream stream = current_stream(device_);
-      const std::lock_guard lock(mutex_);
+      // Outside of the lock, too: a full stream takes a wait when what is in front of it has come,
+      // and that may take callbacks, which run in one thread.
       if (!in_stream_ || *in_stream_ != stream) {
         for (unjamRequest_t request : requests_) {
           check(unjamStreamWait(request, stream.native_handle()), what_);
         }
       }
+      const std::lock_guard lock(mutex_);
       if (finished_event_) finished_event_->block(stream);
       finish(gone);
       if (error_ != nullptr) {
