@@ -57,4 +57,10 @@ CudaDriver* cuda_driver(std::string& error) {
   return driver;
 }
 
+void replace_cuda_driver(CudaDriver* driver) {
+  Library& library = per_process<Library>();
+  std::lock_guard lock(library.mutex);
+  library.driver = driver;
+}
+
 }  // namespace unjam

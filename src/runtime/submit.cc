@@ -252,7 +252,7 @@ Result Context::submit_locked(std::unique_lock<std::mutex>& lock, unjamGroup& gr
     const std::uint64_t n = key.submitted;
     disagreement = check_agreement(lock, group, key, call.signature);
     if (closed()) return closed_why_;
-    settled = n == key.submitted && !key.launching;  // no other thread has made this use meanwhile
+    settled = n == key.submitted;  // no other thread has made this use meanwhile
   }
   if (!group.failed.ok()) return group.failed;
   if (group.destroyed) return {UNJAM_ERROR_INVALID_USAGE, "the group was destroyed"};

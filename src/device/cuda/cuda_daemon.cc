@@ -17,6 +17,7 @@
 
 #include "base/clock.h"
 #include "base/json_writer.h"
+#include "base/unlocked.h"
 #include "device/cuda/cuda_error.h"
 #include "device/cuda/kernels.h"
 #include "device/cuda/nvlink.h"
@@ -580,15 +581,6 @@ class CudaDaemon : public StreamDaemon {
     config.numAttrs = early ? 1 : 0;
     return cuda_ok(cudaLaunchKernelExC(&config, kernel, arguments), what, error);
   }
-
-  // Without the lock for as long as it lives.
-  struct Unlocked {
-    explicit Unlocked(std::unique_lock<std::mutex>& l) : lock(l) { lock.unlock(); }
-    ~Unlocked() { lock.lock(); }
-    Unlocked(const Unlocked&) = delete;
-    Unlocked& operator=(const Unlocked&) = delete;
-    std::unique_lock<std::mutex>& lock;
-  };
 
   std::unique_ptr<CudaLaunch> take_spare() {
     if (spare_.empty()) return std::make_unique<CudaLaunch>();

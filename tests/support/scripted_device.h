@@ -1,0 +1,409 @@
+// A CUDA device as the runtime sees it (CudaDriver, StreamDaemon), without CUDA: what the runtime
+// does about streams can be tested on the host.
+//
+// Its streams hold so much; who queues something in a full one waits for room, as in CUDA. Its
+// engines move no data: an invocation is complete when all members' have begun. A call in a stream
+// begins when it is first there, one beside streams when its mark has come, both when the uses of
+// the key in front are complete. Which stream is looked at next is drawn from a seed.
+//
+// It watches what the runtime owes an engine: that uses of a key are queued in their order, the
+// first with the key's state, and the later ones without.
+#pragma once
+
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <condition_variable>
+#include <cstdint>
+#include <deque>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <set>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "base/clock.h"
+#include "base/unlocked.h"
+#include "engine/cuda_driver.h"
+#include "tests/support/job.h"
+
+namespace unjam_test {
+
+class ScriptedDevice : public unjam::CudaDriver {
+ public:
+  // `room`: what a stream holds.
+  explicit ScriptedDevice(std::size_t room, std::uint64_t seed = base_seed())
+      : room_(room), random_(seed), thread_([this] { run(); }) {}
+  ~ScriptedDevice() override {
+    {
+      const std::lock_guard lock(mutex_);
+      over_ = true;
+    }
+    changed_.notify_all();
+    thread_.join();
+  }
+  ScriptedDevice(const ScriptedDevice&) = delete;
+  ScriptedDevice& operator=(const ScriptedDevice&) = delete;
+
+  // A handle for unjamCallOptions_t.
+  void* create_stream() {
+    const std::lock_guard lock(mutex_);
+    streams_.push_back(std::make_unique<Stream>());
+    return streams_.back().get();
+  }
+  // Threads that wait for room in it.
+  int held_up(void* stream) {
+    const std::lock_guard lock(mutex_);
+    return static_cast<Stream*>(stream)->held_up;
+  }
+  // The next so many requests to queue something in it are refused.
+  void refuse(void* stream, int times) {
+    const std::lock_guard lock(mutex_);
+    static_cast<Stream*>(stream)->refusals = times;
+  }
+  // What the runtime did wrong first; "": nothing.
+  std::string wrong() {
+    const std::lock_guard lock(mutex_);
+    return wrong_;
+  }
+
+  // ---- CudaDriver ----
+
+  int devices(std::string&) override { return 1; }
+  int current() override { return 0; }
+  std::string name(int) override { return "scripted"; }
+  int sms(int) override { return 0; }
+  std::unique_ptr<unjam::DeviceArena> create_arena(int, std::uint64_t bytes,
+                                                   std::string&) override {
+    return std::make_unique<Memory>(bytes);
+  }
+  std::unique_ptr<unjam::DeviceArena> adopt_arena(int, int fd, std::uint64_t,
+                                                  std::string& error) override {
+    close(fd);
+    error = "a scripted device is one process's";
+    return nullptr;
+  }
+  bool register_host(void*, std::uint64_t, std::string&) override { return true; }
+  void unregister_host(void*) override {}
+  std::unique_ptr<unjam::StreamDaemon> start(const unjam::CudaRankOptions& options,
+                                             unjam::RankState& copy, std::string&) override {
+    return std::make_unique<Engine>(*this, options, copy);
+  }
+
+ private:
+  class Engine;
+
+  struct Call {
+    std::uint64_t tag = 0, n = 0, ticket = 0, serial = 0;
+    unjam::KeyState* key = nullptr;  // nullptr: a command
+    std::vector<std::uint16_t> members;
+    std::uint16_t slot = 0;
+  };
+
+  struct Stream {
+    struct Item {
+      enum What : std::uint8_t { kCall, kMark, kWait } what = kCall;
+      Engine* engine = nullptr;
+      Call call;  // of others than calls: slot, and ticket or serial
+    };
+    std::deque<Item> items;
+    int held_up = 0;
+    int refusals = 0;
+  };
+
+  class Memory : public unjam::DeviceArena {
+   public:
+    explicit Memory(std::uint64_t bytes)
+        : bytes_(bytes),
+          data_(mmap(nullptr, bytes, PROT_READ | PROT_WRITE,
+                     MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0)) {
+      if (data_ == MAP_FAILED) fail("no memory for an arena");
+    }
+    ~Memory() override { munmap(data_, bytes_); }
+    Memory(const Memory&) = delete;
+    Memory& operator=(const Memory&) = delete;
+    unsigned char* data() const override { return static_cast<unsigned char*>(data_); }
+    int share(std::string& error) override {
+      error = "a scripted device is one process's";
+      return -1;
+    }
+    bool map_for(int, std::string&) override { return true; }
+
+   private:
+    const std::uint64_t bytes_;
+    void* const data_;
+  };
+
+  class Engine : public unjam::StreamDaemon {
+   public:
+    Engine(ScriptedDevice& device, const unjam::CudaRankOptions& options, unjam::RankState& copy)
+        : device_(device),
+          rank_(static_cast<std::uint16_t>(options.rank)),
+          lanes_(options.shape.lanes),
+          copy_(copy),
+          marks_(options.slots),
+          completed_(options.slots) {
+      const std::lock_guard lock(device_.mutex_);
+      device_.engines_.push_back(this);
+    }
+    ~Engine() override { stop(); }
+    Engine(const Engine&) = delete;
+    Engine& operator=(const Engine&) = delete;
+
+    void stop() override {
+      const std::lock_guard lock(device_.mutex_);
+      std::erase(device_.engines_, this);
+      for (const auto& stream : device_.streams_) {
+        std::erase_if(stream->items, [this](const Stream::Item& i) { return i.engine == this; });
+      }
+    }
+
+    void submit(const unjam::Invocation& inv, const unjam::KeyState* fresh) override {
+      const std::lock_guard lock(device_.mutex_);
+      if (inv.key != nullptr && !follows(inv, fresh)) return;
+      beside_.push_back(call_of(inv));
+      device_.changed_.notify_all();
+    }
+    void cancel(std::uint16_t slot) override {
+      unjam::store_release<std::uint32_t>(copy_.cancelled[slot], 1);
+      ring_all();
+    }
+    void peer_gone(int rank) override {
+      const std::lock_guard lock(device_.mutex_);
+      gone_.insert(static_cast<std::uint16_t>(rank));
+      device_.changed_.notify_all();
+    }
+    void ring(std::uint32_t) override { ring_all(); }
+    void ring_all() override {
+      const std::lock_guard lock(device_.mutex_);
+      device_.changed_.notify_all();
+    }
+    void wait(unjam::EventCount& completions, std::uint32_t epoch,
+              std::int64_t timeout_us) override {
+      const std::uint64_t begun = unjam::monotonic_ns();
+      const std::uint64_t h = unjam::load_relaxed(copy_.cq.head);
+      const auto due = [&] {
+        return unjam::load_acquire(copy_.cq.words[h % copy_.cq.capacity]) >> 24 == h + 1;
+      };
+      while (!due() && completions.epoch() == epoch &&
+             (timeout_us < 0 ||
+              unjam::monotonic_ns() - begun < static_cast<std::uint64_t>(timeout_us) * 1000)) {
+        usleep(100);
+      }
+    }
+    bool synchronize(std::int64_t) override { return true; }
+
+    unjam::KeyState* take_key(unjam::LaneKey*& lanes) override {
+      keys_.push_back(std::make_unique<DeviceKey>());
+      keys_.back()->lanes.resize(lanes_);
+      lanes = keys_.back()->lanes.data();
+      return &keys_.back()->state;
+    }
+    // Never given out again: what still knows it shows.
+    void return_key(unjam::KeyState*) override {}
+
+    bool queue_mark(std::unique_lock<std::mutex>& lock, void* stream, std::uint16_t slot,
+                    std::uint64_t ticket, bool& queued, std::string& error) override {
+      const unjam::Unlocked unlocked(lock);
+      Stream& s = *static_cast<Stream*>(stream);
+      {
+        const std::lock_guard device(device_.mutex_);
+        queued = !s.items.empty();
+      }
+      Call call;
+      call.slot = slot;
+      call.ticket = ticket;
+      // (Empty, it may still refuse.)
+      if (!queued) return !device_.refuses(s, error);
+      return device_.queue(s, {Stream::Item::kMark, this, call}, error);
+    }
+    bool queue_call(std::unique_lock<std::mutex>& lock, void* stream, const unjam::Invocation& inv,
+                    const unjam::KeyState* fresh, std::string& error) override {
+      Call call;
+      {
+        const std::lock_guard device(device_.mutex_);
+        if (!follows(inv, fresh)) return true;
+        call = call_of(inv);
+      }
+      bool queued = false;
+      {
+        const unjam::Unlocked unlocked(lock);
+        queued =
+            device_.queue(*static_cast<Stream*>(stream), {Stream::Item::kCall, this, call}, error);
+      }
+      if (!queued) {
+        const std::lock_guard device(device_.mutex_);
+        --known_[call.key].queued;
+        if (fresh != nullptr) known_.erase(call.key);
+      }
+      return queued;
+    }
+    bool queue_wait(std::unique_lock<std::mutex>& lock, void* stream, std::uint16_t slot,
+                    std::uint64_t serial, std::string& error) override {
+      const unjam::Unlocked unlocked(lock);
+      Call call;
+      call.slot = slot;
+      call.serial = serial;
+      return device_.queue(*static_cast<Stream*>(stream), {Stream::Item::kWait, this, call}, error);
+    }
+    void refresh(unjam::RankState&) override {}
+    std::string footprint() const override { return "{}"; }
+
+    // With the device's lock. Whether it is over, or something is that is beside streams.
+    bool ends(const Stream::Item& item) {
+      if (item.what == Stream::Item::kCall) return ends(item.call);
+      if (item.what == Stream::Item::kWait) return completed_[item.call.slot] >= item.call.serial;
+      marks_[item.call.slot] = item.call.ticket;
+      return true;
+    }
+    bool ends_beside() {
+      for (auto it = beside_.begin(); it != beside_.end(); ++it) {
+        if (!ends(*it)) continue;
+        beside_.erase(it);
+        return true;
+      }
+      return false;
+    }
+
+   private:
+    struct DeviceKey {
+      unjam::KeyState state;
+      std::vector<unjam::LaneKey> lanes;
+    };
+    struct Known {
+      std::uint64_t tag = 0, queued = 0, done = 0;
+    };
+
+    // All with the device's lock.
+    Call call_of(const unjam::Invocation& inv) {
+      Call c;
+      c.slot = inv.slot;
+      c.serial = inv.serial;
+      c.key = inv.key;
+      if (inv.key == nullptr) return c;
+      c.n = inv.n;
+      c.ticket = inv.ticket;
+      c.members.assign(inv.members, inv.members + inv.group_size);
+      c.tag = known_[inv.key].tag;
+      return c;
+    }
+    // Whether it is the next use of its key.
+    bool follows(const unjam::Invocation& inv, const unjam::KeyState* fresh) {
+      if (fresh != nullptr) {
+        if (known_.count(inv.key) != 0) device_.say("a key was set up twice");
+        known_[inv.key] = {fresh->tag, fresh->done, fresh->done};
+      }
+      const auto key = known_.find(inv.key);
+      if (key == known_.end()) {
+        device_.say("use " + std::to_string(inv.n) + " of a key that was not set up");
+        return false;
+      }
+      if (inv.n != key->second.queued) {
+        device_.say("use " + std::to_string(inv.n) + " of a key was queued where " +
+                    std::to_string(key->second.queued) + " is next");
+        return false;
+      }
+      ++key->second.queued;
+      return true;
+    }
+    bool ends(const Call& call) {
+      if (call.key == nullptr) return finish(call, unjam::Outcome::kDone);
+      Known& key = known_[call.key];
+      const bool cancelled = unjam::load_acquire(copy_.cancelled[call.slot]) != 0 ||
+                             std::any_of(call.members.begin(), call.members.end(),
+                                         [this](auto m) { return gone_.count(m) != 0; });
+      if (call.n != key.done) return false;
+      if (cancelled) return finish(call, unjam::Outcome::kCancelled);
+      if (call.ticket != 0 && marks_[call.slot] != call.ticket) return false;
+      std::set<std::uint16_t>& begun = device_.begun_[{call.tag, call.n}];
+      begun.insert(rank_);
+      return begun.size() == call.members.size() && finish(call, unjam::Outcome::kDone);
+    }
+    bool finish(const Call& call, unjam::Outcome outcome) {
+      if (call.key != nullptr) known_[call.key].done = call.n + 1;
+      completed_[call.slot] = call.serial;
+      copy_.cq.push({call.slot, outcome});
+      return true;
+    }
+
+    ScriptedDevice& device_;
+    const std::uint16_t rank_;
+    const std::uint32_t lanes_;
+    unjam::RankState& copy_;
+    std::vector<std::uint64_t> marks_, completed_;  // by slot
+    std::vector<std::unique_ptr<DeviceKey>> keys_;  // guarded by the runtime's lock
+    std::map<const unjam::KeyState*, Known> known_;
+    std::deque<Call> beside_;
+    std::set<std::uint16_t> gone_;
+  };
+
+  void say(const std::string& what) {
+    if (wrong_.empty()) wrong_ = what;
+  }
+
+  bool refuses(Stream& stream, std::string& error) {
+    const std::lock_guard lock(mutex_);
+    if (stream.refusals == 0) return false;
+    --stream.refusals;
+    error = "the stream takes nothing";
+    return true;
+  }
+  bool queue(Stream& stream, Stream::Item item, std::string& error) {
+    if (refuses(stream, error)) return false;
+    std::unique_lock lock(mutex_);
+    ++stream.held_up;
+    room_came_.wait(lock, [&] { return stream.items.size() < room_; });
+    --stream.held_up;
+    stream.items.push_back(std::move(item));
+    changed_.notify_all();
+    return true;
+  }
+
+  void run() {
+    std::unique_lock lock(mutex_);
+    while (!over_) {
+      if (step()) {
+        const unjam::Unlocked unlocked(lock);  // others want it, too
+      } else {
+        changed_.wait_for(lock, std::chrono::milliseconds(1));  // also: what has begun
+      }
+    }
+  }
+  // Of streams and engines, the first behind one drawn of which something ends.
+  bool step() {
+    const std::size_t places = streams_.size() + engines_.size();
+    if (places == 0) return false;
+    random_ = mix(random_);
+    for (std::size_t i = 0; i < places; ++i) {
+      const std::size_t at = (random_ + i) % places;
+      if (at >= streams_.size()) {
+        if (engines_[at - streams_.size()]->ends_beside()) return true;
+        continue;
+      }
+      std::deque<Stream::Item>& items = streams_[at]->items;
+      if (items.empty() || !items.front().engine->ends(items.front())) continue;
+      items.pop_front();
+      room_came_.notify_all();
+      return true;
+    }
+    return false;
+  }
+
+  const std::size_t room_;
+  std::mutex mutex_;
+  std::condition_variable changed_, room_came_;
+  std::vector<std::unique_ptr<Stream>> streams_;
+  std::vector<Engine*> engines_;
+  std::map<std::pair<std::uint64_t, std::uint64_t>, std::set<std::uint16_t>> begun_;
+  std::uint64_t random_;
+  std::string wrong_;
+  bool over_ = false;
+  std::thread thread_;
+};
+
+}  // namespace unjam_test

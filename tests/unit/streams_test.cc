@@ -1,0 +1,261 @@
+// Calls in streams and beside them, as the runtime makes them, with a device that is a script: full
+// streams, refusals, aborts; threads of one rank that must not wait for one another.
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "runtime/cuda_library.h"
+#include "tests/support/job.h"
+#include "tests/support/scripted_device.h"
+
+namespace unjam_test {
+namespace {
+
+constexpr std::size_t kCount = 16;
+
+unjamConfig_t cuda_config() {
+  unjamConfig_t config = default_config();
+  config.device = UNJAM_DEVICE_CUDA;
+  config.lanes = 1;
+  return config;
+}
+
+class Streams : public testing::Test {
+ protected:
+  void begin(int ranks, std::size_t room) {
+    device_ = std::make_unique<ScriptedDevice>(room);
+    unjam::replace_cuda_driver(device_.get());
+    job_ = std::make_unique<Job>(ranks, cuda_config());
+  }
+  void TearDown() override {
+    job_.reset();
+    unjam::replace_cuda_driver(nullptr);
+    EXPECT_EQ(device_->wrong(), "");
+  }
+
+  // No data move, so any buffer will do.
+  static unjamResult_t call(unjamGroup_t group, const std::string& key, unjamStreamOrder_t order,
+                            void* stream, unjamRequest_t* request, std::size_t count = kCount) {
+    static float buffer[2 * kCount];
+    unjamCallOptions_t options = UNJAM_CALL_OPTIONS_INITIALIZER;
+    options.stream = stream;
+    options.stream_order = order;
+    return unjamAllReduce(group, key.c_str(), buffer, buffer, count, UNJAM_FLOAT32, UNJAM_SUM,
+                          &options, request);
+  }
+  static unjamRequest_t must_call(unjamGroup_t group, const std::string& key,
+                                  unjamStreamOrder_t order, void* stream) {
+    unjamRequest_t request = nullptr;
+    UNJAM_CHECK(call(group, key, order, stream, &request));
+    return request;
+  }
+
+  // Whether the last call was, by ScriptedDevice::refuse().
+  static bool refused() {
+    return std::string(unjamGetLastError()).find("takes nothing") != std::string::npos;
+  }
+
+  std::unique_ptr<ScriptedDevice> device_;
+  std::unique_ptr<Job> job_;
+};
+
+TEST_F(Streams, CallsBesideAFullOneGoOn) {
+  constexpr int kAhead = 20;
+  begin(2, 4);
+  void* const full = device_->create_stream();
+  void* const other = device_->create_stream();
+  void* const of_0 = device_->create_stream();
+  std::atomic<bool> through{false};
+  const auto others = [](Rank& me, void* stream) {
+    for (int i = 0; i < 3; ++i) {
+      const std::string what = "rank " + std::to_string(me.rank);
+      me.wait(must_call(me.all, "other", UNJAM_STREAM_SYNC, stream), what + ", in a stream");
+      me.wait(must_call(me.all, "behind", UNJAM_STREAM_ASYNC, stream), what + ", behind a stream");
+      me.wait(must_call(me.all, "beside", UNJAM_STREAM_NONE, nullptr), what + ", beside streams");
+    }
+  };
+  const auto ahead = [&](Rank& me, void* stream) {
+    std::vector<unjamRequest_t> requests;
+    for (int i = 0; i < kAhead; ++i) {
+      requests.push_back(must_call(me.all, "ahead", UNJAM_STREAM_SYNC, stream));
+    }
+    for (unjamRequest_t request : requests) me.wait(request, "ahead");
+  };
+  job_->run_threads({{1, [&](Rank& me) { ahead(me, full); }},
+                     {1,
+                      [&](Rank& me) {
+                        if (!eventually([&] { return device_->held_up(full) != 0; })) {
+                          fail("the stream takes all");
+                        }
+                        others(me, other);
+                        if (device_->held_up(full) == 0) fail("the stream had room");
+                        through = true;
+                      }},
+                     {0, [&](Rank& me) {
+                        others(me, of_0);
+                        if (!eventually([&] { return through.load(); })) fail("rank 1 waits");
+                        ahead(me, of_0);
+                      }}});
+}
+
+// A wait of a stream, too; and the rank's state can be asked for.
+TEST_F(Streams, WaitsInAFullOneKeepNobody) {
+  begin(2, 1);
+  void* const full = device_->create_stream();
+  std::atomic<bool> through{false};
+  job_->run_threads(
+      {{1,
+        [&](Rank& me) {
+          const unjamRequest_t late = must_call(me.all, "late", UNJAM_STREAM_NONE, nullptr);
+          for (int i = 0; i < 3; ++i) UNJAM_CHECK(unjamStreamWait(late, full));
+          me.wait(late, "the late one");
+        }},
+       {1,
+        [&](Rank& me) {
+          if (!eventually([&] { return device_->held_up(full) != 0; })) fail("it takes all");
+          EXPECT_EQ(stats_of(me.context).pending, 1U);
+          EXPECT_NE(explain(me.context).find("late"), std::string::npos);
+          me.wait(must_call(me.all, "other", UNJAM_STREAM_NONE, nullptr), "another");
+          if (device_->held_up(full) == 0) fail("the stream had room");
+          through = true;
+        }},
+       {0, [&](Rank& me) {
+          me.wait(must_call(me.all, "other", UNJAM_STREAM_NONE, nullptr), "another");
+          if (!eventually([&] { return through.load(); })) fail("rank 1 waits");
+          me.wait(must_call(me.all, "late", UNJAM_STREAM_NONE, nullptr), "the late one");
+        }}});
+}
+
+// Who waits for room comes back when the job is given up, and so do those behind it.
+TEST_F(Streams, AbortWhileOneIsFull) {
+  begin(2, 2);
+  void* const full = device_->create_stream();
+  std::atomic<int> ended{0};
+  const auto run_ahead = [&](Rank& me) {
+    std::vector<unjamRequest_t> requests;
+    for (int i = 0; i < 10; ++i) {
+      unjamRequest_t request = nullptr;
+      if (call(me.all, "never", UNJAM_STREAM_SYNC, full, &request) != UNJAM_SUCCESS) break;
+      requests.push_back(request);
+    }
+    EXPECT_LT(requests.size(), 10U);
+    for (unjamRequest_t r : requests) wait_error(me.context, r, UNJAM_ERROR_ABORTED, "a call");
+    ++ended;
+  };
+  job_->run_threads({{0, run_ahead}, {0, run_ahead}, {0, [&](Rank& me) {
+                                                        if (!eventually([&] {
+                                                              return device_->held_up(full) == 1;
+                                                            })) {
+                                                          fail("not one waits for room");
+                                                        }
+                                                        UNJAM_CHECK(unjamAbort(me.context));
+                                                      }}});
+  EXPECT_EQ(ended.load(), 2);
+}
+
+// As if it had not been made: the next call is the same use, and peers never hear of it.
+TEST_F(Streams, ARefusedCallLeavesNothing) {
+  begin(2, 8);
+  void* const streams[] = {device_->create_stream(), device_->create_stream()};
+  std::atomic<int> called{0};  // by rank 0
+  job_->run([&](Rank& me) {
+    void* const stream = streams[me.rank];
+    // Nobody else has called it yet, so another count is no mistake of its own.
+    const std::size_t count = me.rank == 0 ? 2 * kCount : kCount;
+    for (int i = 0; i < 80; ++i) {  // beyond what is kept of a key's past
+      if (me.rank != 0 && !eventually([&] { return called > i; })) fail("rank 0 does not call");
+      const auto order = i % 3 == 0 ? UNJAM_STREAM_ASYNC : UNJAM_STREAM_SYNC;
+      if (i % 4 != me.rank) {
+        device_->refuse(stream, 1);
+        unjamRequest_t request = nullptr;
+        EXPECT_EQ(call(me.all, "key", order, stream, &request, count), UNJAM_ERROR_SYSTEM);
+        EXPECT_EQ(request, nullptr);
+        EXPECT_EQ(stats_of(me.context).pending, 0U);
+      }
+      const unjamRequest_t request = must_call(me.all, "key", order, stream);
+      if (me.rank == 0) called = i + 1;
+      me.wait(request, "use " + std::to_string(i));
+    }
+    // Not even a key of which it was the first, or a place for a call.
+    constexpr int kTimes = 5000;
+    device_->refuse(stream, kTimes);
+    for (int i = 0; i < kTimes; ++i) {
+      ASSERT_EQ(call(me.all, "other", UNJAM_STREAM_SYNC, stream, nullptr), UNJAM_ERROR_SYSTEM);
+    }
+    me.wait(must_call(me.all, "other", UNJAM_STREAM_SYNC, stream), "another key");
+  });
+}
+
+// Threads with a short stream each, keys of their own, and refusals.
+TEST_F(Streams, ManyThreads) {
+  constexpr int kRanks = 3, kThreads = 4, kCalls = kSanitized ? 150 : 400;
+  begin(kRanks, 3);
+  std::vector<std::pair<int, std::function<void(Rank&)>>> bodies;
+  for (int r = 0; r < kRanks; ++r) {
+    for (int t = 0; t < kThreads; ++t) {
+      void* const stream = device_->create_stream();
+      bodies.emplace_back(r, [this, t, stream](Rank& me) {
+        const std::uint64_t seed = mix(job_->seed(), static_cast<std::uint64_t>(t));
+        std::uint64_t own = mix(seed, static_cast<std::uint64_t>(me.rank));
+        std::vector<unjamRequest_t> requests;
+        for (int i = 0; i < kCalls; ++i) {
+          const std::uint64_t draw = mix(seed, static_cast<std::uint64_t>(i));
+          const std::string key = std::to_string(t) + "/" + std::to_string(draw % 7);
+          const auto order = draw >> 8 & 1 ? UNJAM_STREAM_SYNC : UNJAM_STREAM_ASYNC;
+          own = mix(own);
+          if (own % 11 == 0) device_->refuse(stream, 1);
+          unjamRequest_t request = nullptr;
+          while (call(me.all, key, order, stream, &request) != UNJAM_SUCCESS) {
+            if (!refused() && unjamLastErrorIsTransient() == 0) fail(unjamGetLastError());
+          }
+          requests.push_back(request);
+          if (own % 7 == 0) UNJAM_CHECK(unjamStreamWait(request, stream));
+          if (own % 13 == 0) usleep(static_cast<useconds_t>(own >> 8 & 255));
+        }
+        for (unjamRequest_t request : requests) me.wait(request, "one of many");
+      });
+    }
+  }
+  job_->run_threads(bodies);
+  for (int r = 0; r < kRanks; ++r) {
+    const unjamStats_t stats = stats_of(job_->context(r));
+    EXPECT_EQ(stats.pending, 0U);
+    EXPECT_GE(stats.completed, static_cast<std::uint64_t>(kThreads * kCalls));
+  }
+}
+
+// One key's uses come to the device in their order, whoever makes them, in whatever stream. (The
+// earliest that is not complete is at a stream's head, so none waits in vain.)
+TEST_F(Streams, OneKeyByManyThreads) {
+  constexpr int kRanks = 2, kThreads = 4, kCalls = kSanitized ? 100 : 300;
+  begin(kRanks, 2);
+  std::vector<std::pair<int, std::function<void(Rank&)>>> bodies;
+  for (int r = 0; r < kRanks; ++r) {
+    for (int t = 0; t < kThreads; ++t) {
+      void* const stream = device_->create_stream();
+      bodies.emplace_back(r, [this, t, stream](Rank& me) {
+        std::uint64_t draw = mix(job_->seed(), static_cast<std::uint64_t>(t * kRanks + me.rank));
+        std::vector<unjamRequest_t> requests;
+        for (int i = 0; i < kCalls; ++i) {
+          draw = mix(draw);
+          if (draw % 11 == 0) device_->refuse(stream, 1);
+          unjamRequest_t request = nullptr;
+          while (call(me.all, "all", UNJAM_STREAM_SYNC, stream, &request) != UNJAM_SUCCESS) {
+            if (!refused()) fail(unjamGetLastError());
+          }
+          requests.push_back(request);
+          if (draw % 13 == 0) usleep(static_cast<useconds_t>(draw >> 8 & 255));
+        }
+        for (unjamRequest_t request : requests) me.wait(request, "a use of the key");
+      });
+    }
+  }
+  job_->run_threads(bodies);
+}
+
+}  // namespace
+}  // namespace unjam_test
