@@ -1243,6 +1243,45 @@ def two_threads_two_groups_opposite_orders():
 
 
 @check
+def a_full_stream_keeps_no_other_thread_from_its_calls():
+    # A stream takes a thousand kernels, then whoever launches one waits for room.
+    if DEVICE.type == "cpu":
+        return
+    groups = [dist.new_group(range(SIZE)) for _ in range(2)]
+    streams = [torch.cuda.Stream(DEVICE) for _ in groups]
+    tensors = [torch.zeros(100, device=DEVICE) for _ in groups]
+    torch.cuda.synchronize()
+    calls, made = 1500, 0
+
+    def run_ahead():
+        nonlocal made
+        with torch.cuda.device(DEVICE), torch.cuda.stream(streams[0]):
+            for _ in range(calls):
+                dist.all_reduce(tensors[0], group=groups[0])
+                made += 1
+
+    ahead = threading.Thread(target=run_ahead)
+    if RANK != 0:
+        ahead.start()
+        last = -1
+        while last != made:
+            last = made
+            time.sleep(0.3)
+        assert made < calls, "the stream took all calls"
+    with torch.cuda.stream(streams[1]):
+        for _ in range(10):
+            dist.all_reduce(tensors[1], group=groups[1])
+            dist.all_reduce(tensors[1], group=groups[1], async_op=True).wait()
+        streams[1].synchronize()  # rank 0 waits for the others' calls here
+    if RANK == 0:
+        ahead.start()
+    ahead.join()
+    streams[0].synchronize()
+    for group in groups:
+        dist.destroy_process_group(group)
+
+
+@check
 def names_of_keys_never_meet_what_the_backend_adds():
     group = unjam.keyed_group(None, "apart")
     right, left = (RANK + 1) % SIZE, (RANK - 1) % SIZE

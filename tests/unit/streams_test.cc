@@ -187,6 +187,13 @@ TEST_F(Streams, ARefusedCallLeavesNothing) {
       ASSERT_EQ(call(me.all, "other", UNJAM_STREAM_SYNC, stream, nullptr), UNJAM_ERROR_SYSTEM);
     }
     me.wait(must_call(me.all, "other", UNJAM_STREAM_SYNC, stream), "another key");
+    // Nor among the keys that are busy, of which there may be 64.
+    for (int i = 0; i < 100; ++i) {
+      const std::string key = "key " + std::to_string(i);
+      device_->refuse(stream, 1);
+      EXPECT_EQ(call(me.all, key, UNJAM_STREAM_SYNC, stream, nullptr), UNJAM_ERROR_SYSTEM);
+      me.wait(must_call(me.all, key, UNJAM_STREAM_SYNC, stream), key);
+    }
   });
 }
 
