@@ -108,10 +108,12 @@ Result Context::shutdown() {
     const std::size_t pending = submitted_ - completed_;
     if (closed_) {
       // Aborted: the engine is dropping what is left; wait for that (it waits for nobody).
-      while (submitted_ != completed_) {
+      // And for streams' waits that are being queued.
+      const auto over = [this] { return submitted_ == completed_ && launching_ == 0; };
+      while (!over()) {
         const std::uint32_t epoch = completions_.epoch();
         reap_locked();
-        if (submitted_ == completed_) break;
+        if (over()) break;
         lock.unlock();
         daemon_->wait(completions_, epoch, 100000);
         lock.lock();

@@ -399,9 +399,17 @@ class Context : public std::enable_shared_from_this<Context> {
   std::size_t waiting_ = 0;                     // successors kept out of the engine
   std::size_t callbacks_ = 0;                   // invocations under way that have a callback
   // Threads that queue something in a stream, without the lock (StreamDaemon); and that one of them
-  // is through with its key.
+  // is through with its key, or the context is closed.
   std::size_t launching_ = 0;
   std::condition_variable launched_;
+  struct Launching {
+    explicit Launching(Context& c) : context(c) { ++context.launching_; }
+    ~Launching() { --context.launching_; }
+    Launching(const Launching&) = delete;
+    Launching& operator=(const Launching&) = delete;
+    Context& context;
+  };
+  std::uint64_t orders_ = 0;  // Submitted::order, so far
   std::uint64_t submitted_ = 0;
   std::uint64_t completed_ = 0;
   std::uint64_t serials_ = 0;

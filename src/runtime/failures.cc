@@ -109,6 +109,7 @@ void Context::hear(const News& news) {
       closed_ = true;
       closed_why_ = news.why;
       if (first_error_.ok()) first_error_ = closed_why_;
+      launched_.notify_all();
       for (auto& [tag, key] : keys_) fail_waiting(*key, 0, closed_why_);
       break;
   }
@@ -162,8 +163,7 @@ void Context::cancel_locked(std::size_t slot, const Result& why) {
   daemon_->cancel(static_cast<std::uint16_t>(slot));
 }
 
-// Without the lock, which a call in progress may hold for long: the one who says so has the rest of
-// the job to tell.
+// Without the lock, see tell().
 void Context::peer_left(int peer) { gone_[static_cast<std::size_t>(peer)] = true; }
 
 void Context::peer_gone(int peer, const std::string& why) {

@@ -93,6 +93,7 @@ std::vector<int> Context::undelivered_to(const Key& key) const {
 
 std::string Context::info_json() const {
   const std::unique_lock fresh = refreshed();
+  const std::string kernel = cuda() ? streams_->footprint() : "";  // asks the device
   std::lock_guard lock(mutex_);
   const ArenaShape& shape = world_->shape();
   JsonWriter w;
@@ -104,7 +105,7 @@ std::string Context::info_json() const {
   for (const Variable& v : variables()) w.field(v.name, settings_.*v.field);
   w.end_object();
 
-  if (cuda()) w.key("kernel").json(streams_->footprint());
+  if (cuda()) w.key("kernel").json(kernel);
 
   const Held held = what_is_held();
   const auto groups_held = static_cast<std::uint64_t>(

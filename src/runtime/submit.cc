@@ -248,7 +248,10 @@ Result Context::submit_locked(std::unique_lock<std::mutex>& lock, unjamGroup& gr
   Result disagreement;
   for (bool settled = false; !settled;) {
     // A key's uses come to the device in their order: the first brings what is set up.
-    while (key.launching) launched_.wait(lock);
+    while (key.launching && !closed_) launched_.wait(lock);
+    if (closed()) return closed_why_;
+    if (!group.failed.ok()) return group.failed;
+    if (group.destroyed) return {UNJAM_ERROR_INVALID_USAGE, "the group was destroyed"};
     const std::uint64_t n = key.submitted;
     disagreement = check_agreement(lock, group, key, call.signature);
     if (closed()) return closed_why_;
@@ -329,7 +332,7 @@ Result Context::submit_locked(std::unique_lock<std::mutex>& lock, unjamGroup& gr
     key.planned_for = planned_for;
   }
 
-  // What can fail for want of memory or threads comes before anything is counted.
+  // What can fail for want of memory or threads comes before anything is counted, or is taken back.
   if (key.history.size() < Key::kPlaces) key.history.reserve(key.history.size() + 1);
   auto s = std::make_unique<Submitted>();
   s->call = call;
@@ -380,7 +383,8 @@ Result Context::submit_locked(std::unique_lock<std::mutex>& lock, unjamGroup& gr
     return {};
   }
   ++key.submitted;
-  s->order = submitted_++;
+  s->order = orders_++;
+  ++submitted_;
   key.remember(s->n, signature);
   ++group.pending;
   if (call.callback != nullptr) ++callbacks_;
@@ -491,7 +495,8 @@ Result Context::admit_in_stream(std::unique_lock<std::mutex>& lock, std::unique_
   s->slot = slot;
   s->serial = ++serials_;
   s->in_engine = true;
-  s->order = submitted_++;
+  s->order = orders_++;
+  ++submitted_;
   Invocation inv = make_invocation(*s, slot);
   // First: what follows may wait until this call is cancelled, see tell().
   enter_slot(slot, *s);
@@ -506,19 +511,22 @@ Result Context::admit_in_stream(std::unique_lock<std::mutex>& lock, std::unique_
   slots_[slot] = std::move(s);
 
   key.launching = true;
-  ++launching_;
   std::string error;
   bool queued = false;
-  if (sync) {
-    queued = streams_->queue_call(lock, stream, inv, fresh, error);
-  } else {
-    bool marked = false;
-    inv.ticket = inv.serial;
-    queued = streams_->queue_mark(lock, stream, slot, inv.ticket, marked, error);
-    if (!marked) inv.ticket = 0;
-    if (queued) streams_->submit(inv, fresh);  // the caller rings
+  try {
+    const Launching launching(*this);
+    if (sync) {
+      queued = streams_->queue_call(lock, stream, inv, fresh, error);
+    } else {
+      bool marked = false;
+      inv.ticket = inv.serial;
+      queued = streams_->queue_mark(lock, stream, slot, inv.ticket, marked, error);
+      if (!marked) inv.ticket = 0;
+      if (queued) streams_->submit(inv, fresh);  // the caller rings
+    }
+  } catch (const std::bad_alloc&) {  // nothing was queued
+    error = "out of memory";
   }
-  --launching_;
   key.launching = false;
   launched_.notify_all();
   return queued ? Result{} : take_back(slot, is_fresh, error);
@@ -536,12 +544,14 @@ Result Context::take_back(std::uint16_t slot, bool fresh, const std::string& err
     s->request->release();
   }
   if (s->call.callback != nullptr) --callbacks_;
-  ++completed_;  // others have later places in the order
+  --submitted_;
   --key.group->pending;
   key.take_back(s->n);
   --key.submitted;
   key.fresh = fresh;
   if (--key.in_engine == 0) rest(key);
+  tidy();
+  completions_.notify();  // a thread that takes completions for the callback
   return {UNJAM_ERROR_SYSTEM, error};
 }
 
@@ -555,9 +565,8 @@ Result Context::stream_wait(unjamRequest& request, void* stream) {
   const Submitted* s = request.submitted;
   if (s == nullptr) return {};  // it is complete: what is queued from now on comes after
   std::string error;
-  ++launching_;
+  const Launching launching(*this);
   const bool queued = streams_->queue_wait(lock, stream, s->slot, s->serial, error);
-  --launching_;
   return queued ? Result{} : Result{UNJAM_ERROR_SYSTEM, error};
 }
 

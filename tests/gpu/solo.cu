@@ -851,7 +851,7 @@ void check_full_stream(int ranks) {
     std::thread ahead;
     if (me.rank != 0) {
       ahead = std::thread(run_ahead);
-      for (int last = -1; last != made;) {
+      for (int last = -1; made < kCalls / 3 || last != made;) {
         last = made;
         usleep(100'000);
       }

@@ -21,6 +21,8 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <new>
+#include <optional>
 #include <set>
 #include <string>
 #include <thread>
@@ -61,10 +63,11 @@ class ScriptedDevice : public unjam::CudaDriver {
     const std::lock_guard lock(mutex_);
     return static_cast<Stream*>(stream)->held_up;
   }
-  // The next so many requests to queue something in it are refused.
-  void refuse(void* stream, int times) {
+  // The next so many requests to queue something in it are refused, or there is no memory for them.
+  void refuse(void* stream, int times, bool no_memory = false) {
     const std::lock_guard lock(mutex_);
     static_cast<Stream*>(stream)->refusals = times;
+    static_cast<Stream*>(stream)->no_memory = no_memory;
   }
   // What the runtime did wrong first; "": nothing.
   std::string wrong() {
@@ -99,8 +102,9 @@ class ScriptedDevice : public unjam::CudaDriver {
   class Engine;
 
   struct Call {
-    std::uint64_t tag = 0, n = 0, ticket = 0, serial = 0;
+    std::uint64_t n = 0, ticket = 0, serial = 0;
     unjam::KeyState* key = nullptr;  // nullptr: a command
+    std::optional<unjam::KeyState> fresh;
     std::vector<std::uint16_t> members;
     std::uint16_t slot = 0;
   };
@@ -114,6 +118,7 @@ class ScriptedDevice : public unjam::CudaDriver {
     std::deque<Item> items;
     int held_up = 0;
     int refusals = 0;
+    bool no_memory = false;
   };
 
   class Memory : public unjam::DeviceArena {
@@ -161,12 +166,14 @@ class ScriptedDevice : public unjam::CudaDriver {
       for (const auto& stream : device_.streams_) {
         std::erase_if(stream->items, [this](const Stream::Item& i) { return i.engine == this; });
       }
+      device_.room_came_.notify_all();
     }
 
     void submit(const unjam::Invocation& inv, const unjam::KeyState* fresh) override {
       const std::lock_guard lock(device_.mutex_);
-      if (inv.key != nullptr && !follows(inv, fresh)) return;
-      beside_.push_back(call_of(inv));
+      const Call call = call_of(inv, fresh);
+      come(call);
+      beside_.push_back(call);
       device_.changed_.notify_all();
     }
     void cancel(std::uint16_t slot) override {
@@ -224,24 +231,9 @@ class ScriptedDevice : public unjam::CudaDriver {
     }
     bool queue_call(std::unique_lock<std::mutex>& lock, void* stream, const unjam::Invocation& inv,
                     const unjam::KeyState* fresh, std::string& error) override {
-      Call call;
-      {
-        const std::lock_guard device(device_.mutex_);
-        if (!follows(inv, fresh)) return true;
-        call = call_of(inv);
-      }
-      bool queued = false;
-      {
-        const unjam::Unlocked unlocked(lock);
-        queued =
-            device_.queue(*static_cast<Stream*>(stream), {Stream::Item::kCall, this, call}, error);
-      }
-      if (!queued) {
-        const std::lock_guard device(device_.mutex_);
-        --known_[call.key].queued;
-        if (fresh != nullptr) known_.erase(call.key);
-      }
-      return queued;
+      const Call call = call_of(inv, fresh);
+      const unjam::Unlocked unlocked(lock);
+      return device_.queue(*static_cast<Stream*>(stream), {Stream::Item::kCall, this, call}, error);
     }
     bool queue_wait(std::unique_lock<std::mutex>& lock, void* stream, std::uint16_t slot,
                     std::uint64_t serial, std::string& error) override {
@@ -258,8 +250,24 @@ class ScriptedDevice : public unjam::CudaDriver {
     bool ends(const Stream::Item& item) {
       if (item.what == Stream::Item::kCall) return ends(item.call);
       if (item.what == Stream::Item::kWait) return completed_[item.call.slot] >= item.call.serial;
-      marks_[item.call.slot] = item.call.ticket;
+      std::uint64_t& mark = marks_[item.call.slot];
+      mark = std::max(mark, item.call.ticket);
       return true;
+    }
+    // Whether it is the next use of its key: with the device's lock, as it comes there.
+    void come(const Call& call) {
+      if (call.key == nullptr) return;
+      if (call.fresh) {
+        if (known_.count(call.key) != 0) device_.say("a key was set up twice");
+        known_[call.key] = {call.fresh->tag, call.fresh->done, call.fresh->done};
+      }
+      const auto key = known_.find(call.key);
+      const std::string use = "use " + std::to_string(call.n) + " of a key ";
+      if (key == known_.end()) return device_.say(use + "that was not set up");
+      if (call.n != key->second.queued) {
+        device_.say(use + "has come where " + std::to_string(key->second.queued) + " is next");
+      }
+      ++key->second.queued;
     }
     bool ends_beside() {
       for (auto it = beside_.begin(); it != beside_.end(); ++it) {
@@ -279,8 +287,7 @@ class ScriptedDevice : public unjam::CudaDriver {
       std::uint64_t tag = 0, queued = 0, done = 0;
     };
 
-    // All with the device's lock.
-    Call call_of(const unjam::Invocation& inv) {
+    static Call call_of(const unjam::Invocation& inv, const unjam::KeyState* fresh) {
       Call c;
       c.slot = inv.slot;
       c.serial = inv.serial;
@@ -289,28 +296,10 @@ class ScriptedDevice : public unjam::CudaDriver {
       c.n = inv.n;
       c.ticket = inv.ticket;
       c.members.assign(inv.members, inv.members + inv.group_size);
-      c.tag = known_[inv.key].tag;
+      if (fresh != nullptr) c.fresh = *fresh;
       return c;
     }
-    // Whether it is the next use of its key.
-    bool follows(const unjam::Invocation& inv, const unjam::KeyState* fresh) {
-      if (fresh != nullptr) {
-        if (known_.count(inv.key) != 0) device_.say("a key was set up twice");
-        known_[inv.key] = {fresh->tag, fresh->done, fresh->done};
-      }
-      const auto key = known_.find(inv.key);
-      if (key == known_.end()) {
-        device_.say("use " + std::to_string(inv.n) + " of a key that was not set up");
-        return false;
-      }
-      if (inv.n != key->second.queued) {
-        device_.say("use " + std::to_string(inv.n) + " of a key was queued where " +
-                    std::to_string(key->second.queued) + " is next");
-        return false;
-      }
-      ++key->second.queued;
-      return true;
-    }
+    // With the device's lock.
     bool ends(const Call& call) {
       if (call.key == nullptr) return finish(call, unjam::Outcome::kDone);
       Known& key = known_[call.key];
@@ -320,7 +309,7 @@ class ScriptedDevice : public unjam::CudaDriver {
       if (call.n != key.done) return false;
       if (cancelled) return finish(call, unjam::Outcome::kCancelled);
       if (call.ticket != 0 && marks_[call.slot] != call.ticket) return false;
-      std::set<std::uint16_t>& begun = device_.begun_[{call.tag, call.n}];
+      std::set<std::uint16_t>& begun = device_.begun_[{key.tag, call.n}];
       begun.insert(rank_);
       return begun.size() == call.members.size() && finish(call, unjam::Outcome::kDone);
     }
@@ -350,6 +339,7 @@ class ScriptedDevice : public unjam::CudaDriver {
     const std::lock_guard lock(mutex_);
     if (stream.refusals == 0) return false;
     --stream.refusals;
+    if (stream.no_memory) throw std::bad_alloc();
     error = "the stream takes nothing";
     return true;
   }
@@ -359,6 +349,7 @@ class ScriptedDevice : public unjam::CudaDriver {
     ++stream.held_up;
     room_came_.wait(lock, [&] { return stream.items.size() < room_; });
     --stream.held_up;
+    if (item.what == Stream::Item::kCall) item.engine->come(item.call);
     stream.items.push_back(std::move(item));
     changed_.notify_all();
     return true;

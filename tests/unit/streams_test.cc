@@ -170,14 +170,20 @@ TEST_F(Streams, ARefusedCallLeavesNothing) {
       if (me.rank != 0 && !eventually([&] { return called > i; })) fail("rank 0 does not call");
       const auto order = i % 3 == 0 ? UNJAM_STREAM_ASYNC : UNJAM_STREAM_SYNC;
       if (i % 4 != me.rank) {
-        device_->refuse(stream, 1);
+        device_->refuse(stream, 1, i % 5 == 0);
         unjamRequest_t request = nullptr;
         EXPECT_EQ(call(me.all, "key", order, stream, &request, count), UNJAM_ERROR_SYSTEM);
         EXPECT_EQ(request, nullptr);
-        EXPECT_EQ(stats_of(me.context).pending, 0U);
+        const unjamStats_t stats = stats_of(me.context);
+        EXPECT_EQ(stats.submitted, static_cast<std::uint64_t>(i));
+        EXPECT_EQ(stats.completed, stats.submitted);
       }
       const unjamRequest_t request = must_call(me.all, "key", order, stream);
       if (me.rank == 0) called = i + 1;
+      if (i % 6 == 0) {
+        device_->refuse(stream, 1, i % 4 == 0);
+        EXPECT_NE(unjamStreamWait(request, stream), UNJAM_SUCCESS);
+      }
       me.wait(request, "use " + std::to_string(i));
     }
     // Not even a key of which it was the first, or a place for a call.

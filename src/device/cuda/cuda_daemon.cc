@@ -583,7 +583,11 @@ class CudaDaemon : public StreamDaemon {
   }
 
   std::unique_ptr<CudaLaunch> take_spare() {
-    if (spare_.empty()) return std::make_unique<CudaLaunch>();
+    if (spare_.empty()) {
+      auto made = std::make_unique<CudaLaunch>();
+      spare_.reserve(++launches_made_);  // giving one back asks for no memory
+      return made;
+    }
     std::unique_ptr<CudaLaunch> taken = std::move(spare_.back());
     spare_.pop_back();
     return taken;
@@ -1073,6 +1077,7 @@ class CudaDaemon : public StreamDaemon {
   cudaStream_t control_stream_ = nullptr;  // of copies for reports
   CudaLaunch daemon_;
   std::vector<std::unique_ptr<CudaLaunch>> spare_;  // each thread that launches takes one
+  std::size_t launches_made_ = 0;
   std::uint64_t sq_written_ = 0;
   std::atomic<std::uint64_t> pending_{0};  // submissions and calls, ever
   // Submissions whose completion was not taken out: those that a daemon may be needed for. (Calls

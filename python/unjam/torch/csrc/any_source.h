@@ -2,14 +2,12 @@
 // there are any, and then makes the receive that meets it.
 #pragma once
 
-#include <c10/core/DeviceGuard.h>
 #include <c10/core/Event.h>
 
 #include <chrono>
 #include <list>
 #include <memory>
 #include <mutex>
-#include <optional>
 #include <set>
 #include <string>
 #include <thread>
@@ -118,6 +116,9 @@ class AnySource {
       int ready = 0;
       unjamResult_t code = unjamProbe(r.group, r.key.c_str(), from, &ready);
       if (code == UNJAM_SUCCESS && ready == 0) continue;
+      // Not in a stream, to be behind it: any that torch has to offer may be the user's, too, and
+      // wait for what comes after this receive.
+      if (code == UNJAM_SUCCESS && r.called != nullptr && !r.called->query()) return false;
       unjamRequest_t request = nullptr;
       if (code == UNJAM_SUCCESS) {
         code = receive(r, from, &request);
@@ -139,16 +140,6 @@ class AnySource {
   static unjamResult_t receive(const Receive& r, int from, unjamRequest_t* request) {
     unjamCallOptions_t options = UNJAM_CALL_OPTIONS_INITIALIZER;
     options.alike = r.alike.c_str();
-    const at::Device device = r.tensor.device();
-    const c10::OptionalDeviceGuard guard(device.is_cuda() ? std::optional<at::Device>(device)
-                                                          : std::nullopt);
-    if (device.is_cuda()) {
-      const c10::Stream stream =
-          c10::impl::VirtualGuardImpl(device.type()).getStreamFromGlobalPool(device);
-      r.called->block(stream);
-      options.stream = stream.native_handle();
-      options.stream_order = UNJAM_STREAM_ASYNC;
-    }
     return unjamRecv(r.group, r.key.c_str(), r.tensor.data_ptr(), r.count, r.dtype, from, &options,
                      request);
   }
