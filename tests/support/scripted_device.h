@@ -69,11 +69,6 @@ class ScriptedDevice : public unjam::CudaDriver {
     static_cast<Stream*>(stream)->refusals = times;
     static_cast<Stream*>(stream)->no_memory = no_memory;
   }
-  // What the runtime did wrong first; "": nothing.
-  std::string wrong() {
-    const std::lock_guard lock(mutex_);
-    return wrong_;
-  }
 
   // ---- CudaDriver ----
 
@@ -331,8 +326,9 @@ class ScriptedDevice : public unjam::CudaDriver {
     std::set<std::uint16_t> gone_;
   };
 
+  // At once, since who waits for what went wrong may wait for long.
   void say(const std::string& what) {
-    if (wrong_.empty()) wrong_ = what;
+    if (!std::exchange(wrong_, true)) ADD_FAILURE() << what;
   }
 
   bool refuses(Stream& stream, std::string& error) {
@@ -392,7 +388,7 @@ class ScriptedDevice : public unjam::CudaDriver {
   std::vector<Engine*> engines_;
   std::map<std::pair<std::uint64_t, std::uint64_t>, std::set<std::uint16_t>> begun_;
   std::uint64_t random_;
-  std::string wrong_;
+  bool wrong_ = false;
   bool over_ = false;
   std::thread thread_;
 };

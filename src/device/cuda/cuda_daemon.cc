@@ -395,8 +395,8 @@ class CudaDaemon : public StreamDaemon {
     rank.completed = at.take<std::uint64_t>(o_.slots);
     rank.head_starts = at.take<std::uint8_t>(std::size_t{o_.slots} * shape.lanes);
     rank.hops = at.take<std::uint32_t>(std::size_t{o_.slots} * shape.lanes * kHops);
-    rank.solo_reports = at.take<std::uint64_t>(o_.slots);
-    rank.solo_stored = at.take<std::uint64_t>(o_.slots);
+    reports_ = at.take<std::uint64_t>(o_.slots);
+    stored_ = at.take<std::uint64_t>(o_.slots);
     rank.programs = at.take<Primitive>(std::size_t{o_.slots} * kMaxProgram);
     rank.members = at.take<std::uint16_t>(std::size_t{o_.slots} * kMaxRanks);
     peer_states_.resize(shape.lanes);
@@ -665,6 +665,9 @@ class CudaDaemon : public StreamDaemon {
     solo.shape = o_.shape;
     std::copy(o_.bases.begin(), o_.bases.end(), solo.bases);
     solo.attention = &link_->attention;
+    solo.reports = reports_ + inv.slot;
+    solo.stored = stored_ + inv.slot;
+    solo.mailboxes = mailboxes_;
     const auto key = static_cast<std::size_t>(inv.key - keys_.states);
     solo.tag = held_keys_[key].tag;
     solo.out = keys_.out + key * o_.shape.lanes * o_.shape.ranks;
@@ -1023,7 +1026,7 @@ class CudaDaemon : public StreamDaemon {
 
   bool launch_daemon() {
     daemon_.kind = EngineKind::kDaemon;
-    daemon_.generation = launches_.fetch_add(1) + 1;
+    daemon_.serial = launches_.fetch_add(1) + 1;
     void* arguments[] = {&rank_, &daemon_};
     std::string error;
     if (launch(engine_kernel(), o_.shape.lanes, o_.block_threads, arguments, stream_,
@@ -1051,6 +1054,7 @@ class CudaDaemon : public StreamDaemon {
   LaneState* lanes_ = nullptr;
   Mailbox* mailboxes_ = nullptr;
   std::vector<std::uint16_t*> mailbox_places_;
+  std::uint64_t *reports_ = nullptr, *stored_ = nullptr;  // [slots], see SoloCall
   unsigned char** bases_ = nullptr;
   std::vector<PeerSendState*> peer_states_;
   std::vector<TraceEvent*> traces_;

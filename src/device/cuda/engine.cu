@@ -254,7 +254,7 @@ __global__ void __launch_bounds__(512, 1)
     s.kind = launch.kind;
     s.slot = launch.slot;
     s.serial = launch.serial;
-    s.generation = launch.generation;
+    s.generation = launch.kind == EngineKind::kDaemon ? launch.serial : 0;
     s.gone_on = 0;
     s.own_call = 0;
   }

@@ -628,13 +628,14 @@ __device__ __forceinline__ void ring_launcher(CudaRank& r) {
 // After the lane's lease was given back, by a read-modify-write that acquires (`lanes`: what
 // CudaRank::lanes was then): who waits in the lane, or was given to it meanwhile, was not
 // announced, for the lane had a driver.
-__device__ __forceinline__ void see_to_lane(CudaRank& r, std::uint32_t lane, std::uint64_t lanes) {
+__device__ __forceinline__ void see_to_lane(CudaRank& r, const SoloCall& call, std::uint32_t lane,
+                                            std::uint64_t lanes) {
   bool needy = (lanes >> (lane + 32) & 1) != 0;
   if (lane != 0) {
     // Whoever fills the mailbox then looks who drives the lane, see CudaDev::settle(): before we
     // gave it back, so this sees the mail, or behind that. (Nobody but its driver fills the first
     // lane's.)
-    needy = needy || !r.rank.mailboxes[lane].looks_empty();
+    needy = needy || !call.mailboxes[lane].looks_empty();
   }
   if (needy) ring_launcher(r);
 }
@@ -684,24 +685,24 @@ struct ReportingCall {
   const std::uint32_t lanes = launch.solo.lanes, lane = blockIdx.x;
 
   __device__ __forceinline__ std::uint64_t add_report(std::uint64_t by) const {
-    return fetch_add_relaxed(r.solo_reports[launch.slot], by);
+    return fetch_add_relaxed(*launch.solo.reports, by);
   }
   __device__ __forceinline__ std::uint64_t add_last_report(std::uint64_t by) const {
-    return fetch_add_acq_rel(r.solo_reports[launch.slot], by);
+    return fetch_add_acq_rel(*launch.solo.reports, by);
   }
   __device__ __forceinline__ std::uint64_t add_stored(std::uint64_t by) const {
-    return fetch_add_relaxed(r.solo_stored[launch.slot], by);
+    return fetch_add_relaxed(*launch.solo.stored, by);
   }
   __device__ __forceinline__ void say_place(std::uint64_t by) const {
-    add_relaxed(r.solo_stored[launch.slot], by);
+    add_relaxed(*launch.solo.stored, by);
   }
   __device__ __forceinline__ void await_stored(std::uint64_t n) const {
-    while (load_acquire_local(r.solo_stored[launch.slot]) != n) {
+    while (load_acquire_local(*launch.solo.stored) != n) {
     }
   }
   __device__ __forceinline__ void clear() const {
-    store_relaxed_local(r.solo_reports[launch.slot], std::uint64_t{0});
-    store_relaxed_local(r.solo_stored[launch.slot], std::uint64_t{0});
+    store_relaxed_local(*launch.solo.reports, std::uint64_t{0});
+    store_relaxed_local(*launch.solo.stored, std::uint64_t{0});
   }
   __device__ __forceinline__ void fence() const { fence_local(); }
   __device__ __forceinline__ std::uint64_t take_place() const {
@@ -920,7 +921,7 @@ __device__ __forceinline__ void give_back(CudaRank& r, const SoloCall& call, std
   // lane, that its key may be used again. Acquire: see_to_lane().
   fence_local();
   std::uint64_t lanes = fetch_and_acquire(r.lanes, ~bit);
-  if (!single || !done) return see_to_lane(r, lane, lanes);
+  if (!single || !done) return see_to_lane(r, call, lane, lanes);
   // Others may wait for the call's end in their queues. Who leaves a lane with something in it says
   // so in CudaRank::lanes, then looks at `readied`; who takes one acquires that word. So if nobody
   // drives another lane and nothing was left in one as this one is given back, nobody needs to hear
@@ -933,7 +934,7 @@ __device__ __forceinline__ void give_back(CudaRank& r, const SoloCall& call, std
   // Left with something, with nobody there; or so while we drove it.
   const std::uint32_t driven = static_cast<std::uint32_t>(lanes) & ~static_cast<std::uint32_t>(bit);
   if ((static_cast<std::uint32_t>(lanes >> 32) & ~driven) != 0) return ring_launcher(r);
-  see_to_lane(r, lane, lanes);
+  see_to_lane(r, call, lane, lanes);
 }
 
 // By all threads, as run_solo_one_shot() returns: something that the block needs is not there.
@@ -941,7 +942,7 @@ __device__ __forceinline__ bool leave_untried(CudaRank& r, const CudaLaunch& lau
                                               std::uint32_t lane, bool leased, Shared& s) {
   const SoloCall& call = launch.solo;
   if (threadIdx.x == kLeaser) {
-    if (leased) see_to_lane(r, lane, clear_lanes(r, std::uint64_t{1} << lane));
+    if (leased) see_to_lane(r, call, lane, clear_lanes(r, std::uint64_t{1} << lane));
     const ReportingCall reporting{r, launch};
     const std::uint64_t word = ReportSteps::give_up(reporting, kUntried);
     if (word != 0) ReportSteps::bring_to_engine(reporting, word, false);
@@ -1017,7 +1018,7 @@ __device__ __forceinline__ bool look_in_time(CudaRank& r, const CudaLaunch& laun
   constexpr std::uint32_t kAll = 0xffffffff;
   const std::uint64_t begun = global_ns();
   const auto let_go = [&] {
-    if (leased) see_to_lane(r, t.lane, clear_lanes(r, std::uint64_t{1} << t.lane));
+    if (leased) see_to_lane(r, launch.solo, t.lane, clear_lanes(r, std::uint64_t{1} << t.lane));
     leased = false;
     __syncwarp();
   };

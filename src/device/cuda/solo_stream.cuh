@@ -234,7 +234,7 @@ __device__ __forceinline__ bool others_want_lanes(CudaRank& r, std::uint64_t now
 __device__ __forceinline__ bool is_interrupted(CudaRank& r, const CudaLaunch& launch,
                                                std::uint64_t now, std::uint64_t begun,
                                                std::uint32_t attention, bool asks_host) {
-  if (any_gave_up(load_relaxed_local(r.solo_reports[launch.slot]))) return true;
+  if (any_gave_up(load_relaxed_local(*launch.solo.reports))) return true;
   if (now - begun > kTurnNs && others_want_lanes(r, now)) return true;
   if (asks_host) CudaDev::read_attention(r);
   return load_relaxed_local(r.attention) != attention;
