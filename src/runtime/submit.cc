@@ -241,14 +241,13 @@ Result Context::submit_locked(std::unique_lock<std::mutex>& lock, unjamGroup& gr
     Key& key;
   };
   std::optional<Pin> pin(key);
-  // Before peers hear of the call: one that is refused must end nothing on them.
-  if (!group.failed.ok()) return group.failed;
   // First, since it may let go of the lock for a while; then nothing does until the call is made,
   // and counted.
   Result disagreement;
   for (bool settled = false; !settled;) {
     // A key's uses come to the device in their order: the first brings what is set up.
     while (key.launching && !closed_) launched_.wait(lock);
+    // Before peers hear of the call: one that is refused must end nothing on them.
     if (closed()) return closed_why_;
     if (!group.failed.ok()) return group.failed;
     if (group.destroyed) return {UNJAM_ERROR_INVALID_USAGE, "the group was destroyed"};

@@ -3,9 +3,10 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
+#include <functional>
 #include <memory>
 #include <string>
-#include <thread>
+#include <utility>
 #include <vector>
 
 #include "runtime/cuda_library.h"
@@ -51,6 +52,17 @@ class Streams : public testing::Test {
     unjamRequest_t request = nullptr;
     UNJAM_CHECK(call(group, key, order, stream, &request));
     return request;
+  }
+
+  // So many threads of each rank, each with a stream of its own.
+  void run_each(int ranks, int threads, const std::function<void(Rank&, int, void*)>& body) {
+    std::vector<std::pair<int, std::function<void(Rank&)>>> bodies;
+    for (int i = 0; i < ranks * threads; ++i) {
+      void* const stream = device_->create_stream();
+      bodies.emplace_back(i / threads,
+                          [&body, t = i % threads, stream](Rank& me) { body(me, t, stream); });
+    }
+    job_->run_threads(bodies);
   }
 
   // Whether the last call was, by ScriptedDevice::refuse().
@@ -206,33 +218,26 @@ TEST_F(Streams, ARefusedCallLeavesNothing) {
 TEST_F(Streams, ManyThreads) {
   constexpr int kRanks = 3, kThreads = 4, kCalls = kSanitized ? 150 : 400;
   begin(kRanks, 3);
-  std::vector<std::pair<int, std::function<void(Rank&)>>> bodies;
-  for (int r = 0; r < kRanks; ++r) {
-    for (int t = 0; t < kThreads; ++t) {
-      void* const stream = device_->create_stream();
-      bodies.emplace_back(r, [this, t, stream](Rank& me) {
-        const std::uint64_t seed = mix(job_->seed(), static_cast<std::uint64_t>(t));
-        std::uint64_t own = mix(seed, static_cast<std::uint64_t>(me.rank));
-        std::vector<unjamRequest_t> requests;
-        for (int i = 0; i < kCalls; ++i) {
-          const std::uint64_t draw = mix(seed, static_cast<std::uint64_t>(i));
-          const std::string key = std::to_string(t) + "/" + std::to_string(draw % 7);
-          const auto order = draw >> 8 & 1 ? UNJAM_STREAM_SYNC : UNJAM_STREAM_ASYNC;
-          own = mix(own);
-          if (own % 11 == 0) device_->refuse(stream, 1);
-          unjamRequest_t request = nullptr;
-          while (call(me.all, key, order, stream, &request) != UNJAM_SUCCESS) {
-            if (!refused() && unjamLastErrorIsTransient() == 0) fail(unjamGetLastError());
-          }
-          requests.push_back(request);
-          if (own % 7 == 0) UNJAM_CHECK(unjamStreamWait(request, stream));
-          if (own % 13 == 0) usleep(static_cast<useconds_t>(own >> 8 & 255));
-        }
-        for (unjamRequest_t request : requests) me.wait(request, "one of many");
-      });
+  run_each(kRanks, kThreads, [this](Rank& me, int t, void* stream) {
+    const std::uint64_t seed = mix(job_->seed(), static_cast<std::uint64_t>(t));
+    std::uint64_t own = mix(seed, static_cast<std::uint64_t>(me.rank));
+    std::vector<unjamRequest_t> requests;
+    for (int i = 0; i < kCalls; ++i) {
+      const std::uint64_t draw = mix(seed, static_cast<std::uint64_t>(i));
+      const std::string key = std::to_string(t) + "/" + std::to_string(draw % 7);
+      const auto order = draw >> 8 & 1 ? UNJAM_STREAM_SYNC : UNJAM_STREAM_ASYNC;
+      own = mix(own);
+      if (own % 11 == 0) device_->refuse(stream, 1);
+      unjamRequest_t request = nullptr;
+      while (call(me.all, key, order, stream, &request) != UNJAM_SUCCESS) {
+        if (!refused() && unjamLastErrorIsTransient() == 0) fail(unjamGetLastError());
+      }
+      requests.push_back(request);
+      if (own % 7 == 0) UNJAM_CHECK(unjamStreamWait(request, stream));
+      if (own % 13 == 0) usleep(static_cast<useconds_t>(own >> 8 & 255));
     }
-  }
-  job_->run_threads(bodies);
+    for (unjamRequest_t request : requests) me.wait(request, "one of many");
+  });
   for (int r = 0; r < kRanks; ++r) {
     const unjamStats_t stats = stats_of(job_->context(r));
     EXPECT_EQ(stats.pending, 0U);
@@ -245,28 +250,21 @@ TEST_F(Streams, ManyThreads) {
 TEST_F(Streams, OneKeyByManyThreads) {
   constexpr int kRanks = 2, kThreads = 4, kCalls = kSanitized ? 100 : 300;
   begin(kRanks, 2);
-  std::vector<std::pair<int, std::function<void(Rank&)>>> bodies;
-  for (int r = 0; r < kRanks; ++r) {
-    for (int t = 0; t < kThreads; ++t) {
-      void* const stream = device_->create_stream();
-      bodies.emplace_back(r, [this, t, stream](Rank& me) {
-        std::uint64_t draw = mix(job_->seed(), static_cast<std::uint64_t>(t * kRanks + me.rank));
-        std::vector<unjamRequest_t> requests;
-        for (int i = 0; i < kCalls; ++i) {
-          draw = mix(draw);
-          if (draw % 11 == 0) device_->refuse(stream, 1);
-          unjamRequest_t request = nullptr;
-          while (call(me.all, "all", UNJAM_STREAM_SYNC, stream, &request) != UNJAM_SUCCESS) {
-            if (!refused()) fail(unjamGetLastError());
-          }
-          requests.push_back(request);
-          if (draw % 13 == 0) usleep(static_cast<useconds_t>(draw >> 8 & 255));
-        }
-        for (unjamRequest_t request : requests) me.wait(request, "a use of the key");
-      });
+  run_each(kRanks, kThreads, [this](Rank& me, int t, void* stream) {
+    std::uint64_t draw = mix(job_->seed(), static_cast<std::uint64_t>(t * kRanks + me.rank));
+    std::vector<unjamRequest_t> requests;
+    for (int i = 0; i < kCalls; ++i) {
+      draw = mix(draw);
+      if (draw % 11 == 0) device_->refuse(stream, 1);
+      unjamRequest_t request = nullptr;
+      while (call(me.all, "all", UNJAM_STREAM_SYNC, stream, &request) != UNJAM_SUCCESS) {
+        if (!refused()) fail(unjamGetLastError());
+      }
+      requests.push_back(request);
+      if (draw % 13 == 0) usleep(static_cast<useconds_t>(draw >> 8 & 255));
     }
-  }
-  job_->run_threads(bodies);
+    for (unjamRequest_t request : requests) me.wait(request, "a use of the key");
+  });
 }
 
 }  // namespace
