@@ -28,11 +28,13 @@ constexpr std::uint64_t kFreshNs = 600'000'000;
 constexpr std::size_t kMostDisagreements = 1 << 16;
 constexpr std::size_t kLongestDisagreement = 8192;
 
-std::string disagreement_text(const std::map<std::string, std::vector<int>>& said,
+// By value: ranks are named in ascending order, whoever found out, so that all ranks say the same.
+std::string disagreement_text(std::map<std::string, std::vector<int>> said,
                               const std::string& what) {
   std::string text = "ranks disagree on " + what + ": ";
   bool first = true;
-  for (const auto& [signature, ranks] : said) {
+  for (auto& [signature, ranks] : said) {
+    std::sort(ranks.begin(), ranks.end());
     text += (first ? "" : "; ") + rank_list(ranks) + " called " + signature;
     first = false;
   }
@@ -87,10 +89,9 @@ World::Verdict World::compare(const Context& caller, std::uint64_t tag, std::uin
   std::vector<int> others = members;
   std::erase(others, caller.rank());
   std::map<std::string, std::vector<int>> said = said_here({tag, n}, others);
-  std::vector<int>& alike = said[signature.text()];
-  alike.insert(alike.begin(), caller.rank());
+  said[signature.text()].push_back(caller.rank());
   if (said.size() > 1) {
-    const std::string text = disagreement_text(said, what);
+    const std::string text = disagreement_text(std::move(said), what);
     fail_everywhere({tag, n}, members, UNJAM_ERROR_MISMATCH, text);
     return {UNJAM_ERROR_MISMATCH, text};
   }

@@ -1311,6 +1311,27 @@ TEST(Mismatch, ARankThatCallsAfterTheOthersHaveFailed) {
   EXPECT_EQ(async, UNJAM_ERROR_MISMATCH) << "rank 0 is never told that ranks 1 and 2 disagree";
 }
 
+// The same text on all ranks: ranks ascend in it, whatever the group's order and whoever found out.
+TEST(Mismatch, RanksAreNamedInAscendingOrder) {
+  Job job(4, quick_diagnosis());
+  const int backwards[] = {3, 2, 1, 0};
+  std::vector<unjamGroup_t> groups(4);
+  std::vector<std::vector<std::int32_t>> x(4, std::vector<std::int32_t>(11, 1));
+  std::vector<unjamRequest_t> q(4);
+  for (const int r : {2, 0, 3, 1}) {  // the last finds out
+    const auto at = static_cast<std::size_t>(r);
+    ASSERT_OK(unjamGroupCreate(job.context(r), backwards, 4, "g", &groups[at]));
+    ASSERT_OK(unjamAllReduce(groups[at], "odd", x[at].data(), x[at].data(), r == 1 ? 11 : 10,
+                             UNJAM_INT32, UNJAM_SUM, nullptr, &q[at]));
+  }
+  for (int r = 0; r < 4; ++r) {
+    const auto at = static_cast<std::size_t>(r);
+    const std::string m = wait_error(job.context(r), q[at], UNJAM_ERROR_MISMATCH, "counts differ");
+    EXPECT_TRUE(contains(m, "ranks 0, 2, 3 called ")) << m;
+    EXPECT_OK(unjamGroupDestroy(groups[at]));
+  }
+}
+
 // Large ones, where data flow before anybody looks.
 TEST(Mismatch, LargeCountsAreNeverReadAsData) {
   Job job(3, quick_diagnosis());
