@@ -293,6 +293,7 @@ class Context : public std::enable_shared_from_this<Context> {
   void admit(std::unique_ptr<Submitted> s);
   Invocation make_invocation(const Submitted& s, std::uint16_t slot) const;
   Result admit_in_stream(std::unique_lock<std::mutex>& lock, std::unique_ptr<Submitted> s);
+  void count(Submitted& s);  // an invocation that is made
   Result take_back(std::uint16_t slot, bool fresh, const std::string& error);
   bool cuda() const { return streams_ != nullptr; }
   void complete(Submitted& s, const Result& result);
@@ -402,12 +403,25 @@ class Context : public std::enable_shared_from_this<Context> {
   // is through with its key, or the context is closed.
   std::size_t launching_ = 0;
   std::condition_variable launched_;
-  struct Launching {
-    explicit Launching(Context& c) : context(c) { ++context.launching_; }
-    ~Launching() { --context.launching_; }
+  // Made and destroyed with the lock; a use of a key has it to itself meanwhile.
+  class Launching {
+   public:
+    explicit Launching(Context& context, Key* key = nullptr) : context_(context), key_(key) {
+      ++context_.launching_;
+      if (key_ != nullptr) key_->launching = true;
+    }
+    ~Launching() {
+      --context_.launching_;
+      if (key_ == nullptr) return;
+      key_->launching = false;
+      context_.launched_.notify_all();
+    }
     Launching(const Launching&) = delete;
     Launching& operator=(const Launching&) = delete;
-    Context& context;
+
+   private:
+    Context& context_;
+    Key* const key_;
   };
   std::uint64_t orders_ = 0;  // Submitted::order, so far
   std::uint64_t submitted_ = 0;

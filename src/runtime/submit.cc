@@ -381,12 +381,7 @@ Result Context::submit_locked(std::unique_lock<std::mutex>& lock, unjamGroup& gr
     streams_->ring_and_attempt();
     return {};
   }
-  ++key.submitted;
-  s->order = orders_++;
-  ++submitted_;
-  key.remember(s->n, signature);
-  ++group.pending;
-  if (call.callback != nullptr) ++callbacks_;
+  count(*s);
   if (!disagreement.ok()) {
     // Ends as every invocation does that fails after its call, only at once.
     complete(*s, disagreement);
@@ -494,26 +489,20 @@ Result Context::admit_in_stream(std::unique_lock<std::mutex>& lock, std::unique_
   s->slot = slot;
   s->serial = ++serials_;
   s->in_engine = true;
-  s->order = orders_++;
-  ++submitted_;
   Invocation inv = make_invocation(*s, slot);
   // First: what follows may wait until this call is cancelled, see tell().
   enter_slot(slot, *s);
-  ++key.submitted;
+  count(*s);
   ++key.in_engine;
-  ++key.group->pending;
-  key.remember(s->n, s->call.signature);
-  if (s->call.callback != nullptr) ++callbacks_;
   move_key(key, KeyPlace::kBusy);
   const bool is_fresh = std::exchange(key.fresh, false);
   const KeyState* const fresh = is_fresh ? &key.state : nullptr;
   slots_[slot] = std::move(s);
 
-  key.launching = true;
   std::string error;
   bool queued = false;
   try {
-    const Launching launching(*this);
+    const Launching launching(*this, &key);
     if (sync) {
       queued = streams_->queue_call(lock, stream, inv, fresh, error);
     } else {
@@ -526,12 +515,20 @@ Result Context::admit_in_stream(std::unique_lock<std::mutex>& lock, std::unique_
   } catch (const std::bad_alloc&) {  // nothing was queued
     error = "out of memory";
   }
-  key.launching = false;
-  launched_.notify_all();
   return queued ? Result{} : take_back(slot, is_fresh, error);
 }
 
-// What was counted of an invocation that the stream has refused. Nobody else has used its key since
+void Context::count(Submitted& s) {
+  Key& key = *s.key;
+  s.order = orders_++;
+  ++submitted_;
+  ++key.submitted;
+  key.remember(s.n, s.call.signature);
+  ++key.group->pending;
+  if (s.call.callback != nullptr) ++callbacks_;
+}
+
+// What count() and admit_in_stream() counted of an invocation that the stream has refused. Nobody else has used its key since
 // (Key::launching), and the engine does not know it.
 Result Context::take_back(std::uint16_t slot, bool fresh, const std::string& error) {
   const std::unique_ptr<Submitted> s = std::move(slots_[slot]);
