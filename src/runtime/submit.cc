@@ -528,8 +528,8 @@ void Context::count(Submitted& s) {
   if (s.call.callback != nullptr) ++callbacks_;
 }
 
-// What count() and admit_in_stream() counted of an invocation that the stream has refused. Nobody else has used its key since
-// (Key::launching), and the engine does not know it.
+// What count() and admit_in_stream() counted of an invocation that the stream has refused. Nobody
+// else has used its key since (Key::launching), and the engine does not know it.
 Result Context::take_back(std::uint16_t slot, bool fresh, const std::string& error) {
   const std::unique_ptr<Submitted> s = std::move(slots_[slot]);
   Key& key = *s->key;

@@ -1282,6 +1282,54 @@ def a_full_stream_keeps_no_other_thread_from_its_calls():
 
 
 @check
+def a_full_stream_keeps_no_callback_waiting():
+    # What is left to do with results, here copies, goes into the stream of whoever waits for them.
+    if DEVICE.type == "cpu":
+        return
+    groups = [dist.new_group(range(SIZE)) for _ in range(3)]
+    streams = [torch.cuda.Stream(DEVICE) for _ in groups]
+    tensors = [torch.zeros(100, device=DEVICE) for _ in groups]
+    parts = [[torch.zeros(100, device=DEVICE) for _ in range(SIZE)] for _ in range(40)]
+    torch.cuda.synchronize()
+    called, through = threading.Event(), False
+
+    def wait_in_full_stream(works):
+        nonlocal through
+        with torch.cuda.device(DEVICE), torch.cuda.stream(streams[0]):
+            dist.all_reduce(tensors[0], group=groups[0])  # rank 0 calls it last
+            for _ in range(950):
+                tensors[0].add_(1)
+            for work in works:
+                work.wait()
+        through = True
+
+    # Waited for before they are complete, by all but rank 0.
+    with torch.cuda.stream(streams[1]):
+        works = []
+        if RANK != 0:
+            works = [dist.all_gather(p, tensors[1], group=groups[1], async_op=True) for p in parts]
+            waits = threading.Thread(target=wait_in_full_stream, args=(works,))
+            waits.start()
+            time.sleep(1)
+        dist.barrier()
+        assert not through, "the stream took all that was left to do"
+        if RANK == 0:
+            for p in parts:
+                dist.all_gather(p, tensors[1], group=groups[1])
+        work = dist.all_reduce(tensors[2], group=groups[2], async_op=True)
+        work.get_future().then(lambda _: called.set())
+        assert called.wait(30), "a callback waits for a full stream"
+    dist.barrier()
+    if RANK == 0:
+        dist.all_reduce(tensors[0], group=groups[0])
+    else:
+        waits.join()
+    torch.cuda.synchronize()
+    for group in groups:
+        dist.destroy_process_group(group)
+
+
+@check
 def names_of_keys_never_meet_what_the_backend_adds():
     group = unjam.keyed_group(None, "apart")
     right, left = (RANK + 1) % SIZE, (RANK - 1) % SIZE

@@ -215,16 +215,17 @@ class Call : public std::enable_shared_from_this<Call> {
     const std::lock_guard lock(mutex_);
     read_error();
     if (error_ != nullptr) return true;  // there will be none
-    return finish_ == nullptr && (!finished_event_ || finished_event_->query());
+    if (finish_ != nullptr || finishing_) return false;
+    return !finished_event_ || finished_event_->query();
   }
 
   // Of a complete operation: what went wrong, or null. On the CPU the results are in the outputs
   // then.
   std::exception_ptr settle() {
     std::function<void()> gone;
-    const std::lock_guard lock(mutex_);
+    std::unique_lock lock(mutex_);
     read_error();
-    if (error_ == nullptr && !device_.is_cuda()) finish(gone);
+    if (error_ == nullptr && !device_.is_cuda()) finish(lock, gone);
     return error_;
   }
   // The same for a user, who knows then.
@@ -250,8 +251,7 @@ class Call : public std::enable_shared_from_this<Call> {
     }
     complete_.store(true, std::memory_order_release);
     if (device_.is_cuda()) {
-      order_stream();
-      const std::lock_guard lock(mutex_);
+      order_stream();  // (What it has seen of the event stays.)
       if (finished_event_) finished_event_->synchronize();
     }
     if (const std::exception_ptr error = tell_error()) std::rethrow_exception(error);
@@ -285,9 +285,8 @@ class Call : public std::enable_shared_from_this<Call> {
           check(unjamStreamWait(request, stream.native_handle()), what_);
         }
       }
+      finish_in(stream, gone);
       const std::lock_guard lock(mutex_);
-      if (finished_event_) finished_event_->block(stream);
-      finish(gone);
       if (error_ != nullptr) {
         error_told_.store(true);
         std::rethrow_exception(error_);
@@ -610,21 +609,45 @@ class Call : public std::enable_shared_from_this<Call> {
       if (code != UNJAM_SUCCESS) return set_error(code, unjamRequestError(request));
     }
   }
-  // With mutex_. `gone` takes what must die without it.
-  void finish(std::function<void()>& gone) {
-    if (finish_ == nullptr) return;
+  // With mutex_, but for the work itself: on CUDA a full stream takes that when what is in front of
+  // it has come, and that may take callbacks, which tell() must not keep waiting. Once: who comes
+  // meanwhile waits until it is done. True: it was done here. `gone` takes what must die without
+  // the lock.
+  bool finish(std::unique_lock<std::mutex>& lock, std::function<void()>& gone) {
+    while (finishing_) finish_over_.wait(lock);
+    if (finish_ == nullptr) return false;
     gone = std::exchange(finish_, nullptr);
+    finishing_ = true;
+    std::optional<c10::Event> event;
+    std::exception_ptr error;
+    lock.unlock();
     try {
       const at::NoGradGuard no_grad;
       const c10::InferenceMode inference(inference_);  // as where the tensors were made
       gone();
       if (device_.is_cuda()) {
-        finished_event_.emplace(device_.type());
-        finished_event_->record(current_stream(device_));
+        event.emplace(device_.type());
+        event->record(current_stream(device_));
       }
     } catch (...) {
-      error_ = std::current_exception();
+      error = std::current_exception();
     }
+    lock.lock();
+    finishing_ = false;
+    if (error != nullptr) {
+      error_ = error;
+    } else if (event) {
+      finished_event_.emplace(std::move(*event));
+    }
+    finish_over_.notify_all();
+    return true;
+  }
+  // CUDA, without mutex_: `stream`, the current one, is behind what was left to do.
+  void finish_in(const c10::Stream& stream, std::function<void()>& gone) {
+    std::unique_lock lock(mutex_);
+    if (finish(lock, gone) || !finished_event_) return;
+    lock.unlock();  // a full stream, again; the event stays as it is
+    finished_event_->block(stream);
   }
 
   // All requests are complete, or one has failed that decides. On unjam's callback thread, or the
@@ -688,9 +711,8 @@ class Call : public std::enable_shared_from_this<Call> {
       std::function<void()> gone;
       std::exception_ptr error = settle_and_explain();
       if (device_.is_cuda() && error == nullptr) {
+        finish_in(current_stream(device_), gone);
         const std::lock_guard lock(mutex_);
-        if (finished_event_) finished_event_->block(current_stream(device_));
-        finish(gone);
         error = error_;
       }
       if (error != nullptr && !futures.empty()) error_told_.store(true);
@@ -743,6 +765,10 @@ class Call : public std::enable_shared_from_this<Call> {
   std::mutex mutex_;  // guards what follows
   std::vector<at::Tensor> held_;
   std::function<void()> finish_;
+  bool finishing_ = false;               // a thread is at it
+  std::condition_variable finish_over_;  // it is not any more
+  // What the results are behind, if it is not the requests alone. Does not change once it is there,
+  // which is when nothing is left to finish: whoever has seen that may use it without the lock.
   std::optional<c10::Event> finished_event_;
   std::optional<c10::Stream> behind_stream_;  // the last one that was put behind the results
   std::exception_ptr error_;
