@@ -1287,7 +1287,8 @@ def a_full_stream_keeps_no_callback_waiting():
     if DEVICE.type == "cpu":
         return
     groups = [dist.new_group(range(SIZE)) for _ in range(3)]
-    streams = [torch.cuda.Stream(DEVICE) for _ in groups]
+    # (Not of the pool that futures' callbacks get their streams from.)
+    streams = [torch.cuda.Stream(DEVICE, priority=-1) for _ in groups]
     tensors = [torch.zeros(100, device=DEVICE) for _ in groups]
     parts = [[torch.zeros(100, device=DEVICE) for _ in range(SIZE)] for _ in range(40)]
     torch.cuda.synchronize()

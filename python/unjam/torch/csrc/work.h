@@ -212,10 +212,11 @@ class Call : public std::enable_shared_from_this<Call> {
       settle();
       return true;
     }
-    const std::lock_guard lock(mutex_);
+    std::unique_lock lock(mutex_);
     read_error();
     if (error_ != nullptr) return true;  // there will be none
     if (finish_ != nullptr || finishing_) return false;
+    lock.unlock();  // nobody waits for CUDA with it
     return !finished_event_ || finished_event_->query();
   }
 
@@ -635,7 +636,7 @@ class Call : public std::enable_shared_from_this<Call> {
     lock.lock();
     finishing_ = false;
     if (error != nullptr) {
-      error_ = error;
+      if (error_ == nullptr) error_ = error;
     } else if (event) {
       finished_event_.emplace(std::move(*event));
     }
