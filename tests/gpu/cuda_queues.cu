@@ -1,0 +1,330 @@
+// cuda_queues: what CUDA itself, without unjam, does to the threads and streams of one process.
+// Two probes that docs/api.md and the engine's rules rest on (design.md Sec. 6); nothing here can
+// fail, it prints what it sees.
+//
+// Default: a thread waits for a stream in one of several ways. Which calls of other threads, to
+// other streams, wait with it? "waits" is said of a call that has not returned after 300 ms.
+//
+// --circle: P threads, a stream each, launch kernels back to back; the i-th kernel of each stream
+// ends once the i-th of all has begun. All fit on the GPU side by side, so it ends if every
+// stream's next kernel is started in the end, whatever the others wait for. Prints who got how far
+// if not.
+#include <atomic>
+#include <cstdio>
+#include <cstring>
+#include <functional>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "tests/gpu/cuda_objects.h"
+
+using namespace unjam_gpu;
+
+namespace {
+
+__global__ void hold(const volatile int* open) {
+  while (*open == 0) __nanosleep(500);
+}
+__global__ void nothing() {}
+
+// Begins with its blocks counting themselves; ends when `all` blocks have. With `early`, the kernel
+// behind it in the stream may be brought to the SMs meanwhile, as unjam's calls do, and waits here
+// for the one in front.
+__global__ void meet(unsigned* arrived, unsigned all, bool early, volatile unsigned* began) {
+  if (early) {
+    asm volatile("griddepcontrol.launch_dependents;");
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+  }
+  if (threadIdx.x == 0) {
+    if (blockIdx.x == 0) {
+      *began = *began + 1;
+      __threadfence_system();
+    }
+    atomicAdd(arrived, 1u);
+    while (*reinterpret_cast<volatile unsigned*>(arrived) < all) __nanosleep(100);
+  }
+  __syncthreads();
+}
+
+// ---- beside a thread that waits ----
+
+enum class Waiter {
+  kNobody,
+  kStreamSynchronize,
+  kEventSynchronize,
+  kDeviceSynchronize,
+  kQueries,
+  kFull
+};
+
+struct Way {
+  Waiter waiter;
+  const char* name;
+  int behind;  // kernels in the stream behind the one that holds it
+};
+constexpr Way kWays[] = {
+    {Waiter::kNobody, "nobody waits", 0},
+    {Waiter::kStreamSynchronize, "cudaStreamSynchronize", 0},
+    {Waiter::kStreamSynchronize, "cudaStreamSynchronize", 400},
+    {Waiter::kEventSynchronize, "cudaEventSynchronize", 400},
+    {Waiter::kDeviceSynchronize, "cudaDeviceSynchronize", 400},
+    {Waiter::kQueries, "cudaStreamQuery, over and over", 400},
+    {Waiter::kFull, "a launch into the full stream", 0},
+};
+
+struct Operation {
+  const char* name;
+  std::function<void()> run;
+};
+
+void beside() {
+  const Stream held, other;
+  const PinnedMemory flag(sizeof(int)), numbers(1 << 16);
+  auto* open = flag.as<volatile int>();
+  const DeviceMemory memory(1 << 16);
+  const Event recorded, fresh, end;
+  recorded.record(other);
+  other.synchronize();
+  // Launched once, so that no lazy loading is measured.
+  *open = 1;
+  hold<<<1, 1, 0, held.get()>>>(open);
+  nothing<<<1, 1, 0, held.get()>>>();
+  held.synchronize();
+
+  const Operation operations[] = {
+      {"launch", [&] { nothing<<<1, 1, 0, other.get()>>>(); }},
+      {"100 launches",
+       [&] {
+         for (int i = 0; i < 100; ++i) nothing<<<1, 1, 0, other.get()>>>();
+       }},
+      {"record an event", [&] { fresh.record(other); }},
+      {"wait for an event in a stream",
+       [&] { check(cudaStreamWaitEvent(other.get(), recorded.get())); }},
+      {"query an event", [&] { check(cudaEventQuery(recorded.get())); }},
+      {"query another stream", [&] { cudaStreamQuery(other.get()); }},
+      {"query the held stream", [&] { cudaStreamQuery(held.get()); }},
+      {"record an event of the held stream", [&] { fresh.record(held); }},
+      {"copy, asynchronously",
+       [&] {
+         check(cudaMemcpyAsync(memory.get(), numbers.as<char>(), 1 << 16, cudaMemcpyHostToDevice,
+                               other.get()));
+       }},
+      {"synchronise another stream", [&] { other.synchronize(); }},
+      {"create an event", [] { const Event e; }},
+      {"create a stream", [] { const Stream s; }},
+      {"cudaMalloc", [] { new DeviceMemory(1 << 16); }},
+  };
+  for (const Way& way : kWays) {
+    std::printf("\n%s, %d kernels behind the one that holds the stream:\n", way.name, way.behind);
+    for (const Operation& operation : operations) {
+      Watchdog::instance().doing(0, operation.name);
+      *open = 0;
+      hold<<<1, 1, 0, held.get()>>>(open);
+      for (int i = 0; i < way.behind; ++i) nothing<<<1, 1, 0, held.get()>>>();
+      end.record(held);
+      std::atomic<int> launched{0};
+      std::thread waiter([&] {
+        switch (way.waiter) {
+          case Waiter::kNobody:
+            break;
+          case Waiter::kStreamSynchronize:
+            held.synchronize();
+            break;
+          case Waiter::kEventSynchronize:
+            check(cudaEventSynchronize(end.get()));
+            break;
+          case Waiter::kDeviceSynchronize:
+            check(cudaDeviceSynchronize());
+            break;
+          case Waiter::kQueries:
+            while (cudaStreamQuery(held.get()) == cudaErrorNotReady) {
+            }
+            break;
+          case Waiter::kFull:
+            for (; launched < 3000 && *open == 0; ++launched) nothing<<<1, 1, 0, held.get()>>>();
+            break;
+        }
+      });
+      // Until it waits: a full stream shows by standing still.
+      usleep(20'000);
+      for (int last = -1; way.waiter == Waiter::kFull && last != launched;) {
+        last = launched;
+        usleep(50'000);
+      }
+      std::atomic<bool> done{false};
+      std::atomic<double> us{0};
+      std::thread asking([&] {
+        const std::uint64_t begin = now_ns();
+        operation.run();
+        us = us_since(begin);
+        done = true;
+      });
+      for (int i = 0; i < 300 && !done; ++i) usleep(1000);
+      if (done) {
+        std::printf("  %-36s %8.0f us\n", operation.name, us.load());
+      } else {
+        std::printf("  %-36s    waits\n", operation.name);
+      }
+      *open = 1;
+      asking.join();
+      waiter.join();
+      check(cudaDeviceSynchronize());
+    }
+  }
+}
+
+// ---- a circle of streams ----
+
+struct Circle {
+  int threads, blocks, kernels;
+  bool early;  // programmatic dependent launches
+  bool slow;   // threads pause at random, so that some run ahead of the others
+  std::string wait;
+};
+
+void launch_meet(const Circle& c, cudaStream_t stream, unsigned* arrived, unsigned* began) {
+  cudaLaunchAttribute attribute{};
+  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attribute.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchConfig_t config{};
+  config.gridDim = dim3(static_cast<unsigned>(c.blocks));
+  config.blockDim = dim3(64);
+  config.stream = stream;
+  config.attrs = &attribute;
+  config.numAttrs = c.early ? 1 : 0;
+  check(cudaLaunchKernelEx(&config, meet, arrived, static_cast<unsigned>(c.threads * c.blocks),
+                           c.early, static_cast<volatile unsigned*>(began)));
+}
+
+struct Progress {
+  std::atomic<int> launched{0};
+  std::atomic<bool> waiting{false}, done{false};
+};
+
+// True: it came to an end.
+bool run_circle(const Circle& c, int round, std::uint64_t seed) {
+  const auto threads = static_cast<std::size_t>(c.threads);
+  const DeviceMemory counters(static_cast<std::size_t>(c.kernels) * sizeof(unsigned));
+  auto* arrived = counters.as<unsigned>();
+  check(cudaMemset(arrived, 0, static_cast<std::size_t>(c.kernels) * sizeof(unsigned)));
+  check(cudaDeviceSynchronize());
+  const PinnedMemory beginnings(threads * 64);
+  std::memset(beginnings.as<char>(), 0, threads * 64);
+  const auto began = [&](std::size_t t) { return beginnings.as<unsigned>() + t * 16; };
+  std::vector<Progress> progress(threads);
+  std::vector<Stream> streams;
+  for (int t = 0; t < c.threads; ++t) streams.emplace_back();
+  std::vector<std::thread> runners;
+  Barrier all(c.threads);
+  for (std::size_t t = 0; t < threads; ++t) {
+    runners.emplace_back([&, t] {
+      Progress& me = progress[t];
+      const cudaStream_t stream = streams[t].get();
+      const Event end;
+      all.meet();
+      for (int i = 0; i < c.kernels; ++i) {
+        if (c.slow && mix(seed + static_cast<std::uint64_t>(round), t * 1000 + i) % 64 == 0) {
+          usleep(200);
+        }
+        launch_meet(c, stream, arrived + i, began(t));
+        ++me.launched;
+      }
+      me.waiting = true;
+      if (c.wait == "stream") check(cudaStreamSynchronize(stream));
+      if (c.wait == "event") {
+        end.record(streams[t]);
+        check(cudaEventSynchronize(end.get()));
+      }
+      if (c.wait == "query") {
+        while (cudaStreamQuery(stream) == cudaErrorNotReady) usleep(50);
+      }
+      if (c.wait == "none") {
+        while (*static_cast<volatile unsigned*>(began(t)) < static_cast<unsigned>(c.kernels)) {
+          usleep(50);
+        }
+      }
+      me.done = true;
+    });
+  }
+  const auto state = [&] {
+    unsigned long long sum = 0;
+    for (std::size_t t = 0; t < threads; ++t) {
+      sum += *static_cast<volatile unsigned*>(began(t)) +
+             static_cast<unsigned>(progress[t].launched.load()) + progress[t].done;
+    }
+    return sum;
+  };
+  const auto over = [&] {
+    for (const Progress& p : progress) {
+      if (!p.done) return false;
+    }
+    return true;
+  };
+  unsigned long long last = state();
+  for (int still = 0; !over();) {
+    usleep(1000);
+    const unsigned long long now = state();
+    still = now == last ? still + 1 : 0;
+    last = now;
+    if (still < 3000) continue;
+    std::printf("HUNG in round %d: nothing moved for 3 s\n", round);
+    for (std::size_t t = 0; t < threads; ++t) {
+      std::printf("  thread %zu: launched %d of %d, %s; kernels begun %u\n", t,
+                  progress[t].launched.load(), c.kernels,
+                  progress[t].done      ? "done"
+                  : progress[t].waiting ? "waits for its stream"
+                                        : "launches",
+                  *static_cast<volatile unsigned*>(began(t)));
+    }
+    // Does another thread's launch return?
+    std::atomic<int> stage{0};
+    std::thread([&] {
+      const Stream fifth;
+      stage = 1;
+      nothing<<<1, 1, 0, fifth.get()>>>();
+      stage = 2;
+      fifth.synchronize();
+      stage = 3;
+    }).detach();
+    usleep(1'000'000);
+    constexpr const char* kStages[] = {"cannot create a stream", "has a stream, cannot launch",
+                                       "launched; its kernel does not run", "ran a kernel"};
+    std::printf("  one more thread: %s\n", kStages[stage.load()]);
+    return false;
+  }
+  for (std::thread& t : runners) t.join();
+  check(cudaDeviceSynchronize());
+  return true;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  Options options(argc, argv);
+  const bool circle = options.flag("circle", "streams that wait for each other, see above");
+  const bool few = options.flag("few-queues", "leave CUDA_DEVICE_MAX_CONNECTIONS as it is");
+  Circle c;
+  c.threads = options.integer("threads", 4, "of the circle, a stream each");
+  c.blocks = options.integer("blocks", 12, "of each of its kernels");
+  c.kernels = options.integer("kernels", 400, "that each thread launches");
+  c.early = options.flag("early", "programmatic dependent launches");
+  c.slow = options.flag("slow", "threads pause at random");
+  c.wait = options.text("wait", "stream", "how they wait: stream, event, query or none");
+  const int rounds = options.integer("rounds", 20, "of the circle");
+  const std::uint64_t seed = options.seed();
+  options.done(200, 60);
+  if (!few) take_many_queues();
+  load_eagerly();
+  if (!circle) {
+    beside();
+    return 0;
+  }
+  for (int i = 0; i < rounds; ++i) {
+    Watchdog::instance().doing(0, "round " + std::to_string(i));
+    if (!run_circle(c, i, seed)) _exit(kExitHung);
+  }
+  std::printf("%d threads, waiting by %s%s%s: %d rounds came to an end\n", c.threads,
+              c.wait.c_str(), c.early ? ", early" : "", c.slow ? ", slow" : "", rounds);
+  return 0;
+}
