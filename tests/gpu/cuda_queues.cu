@@ -13,6 +13,7 @@
 #include <cstdio>
 #include <cstring>
 #include <functional>
+#include <mutex>
 #include <string>
 #include <thread>
 #include <vector>
@@ -102,8 +103,19 @@ void beside() {
       {"wait for an event in a stream",
        [&] { check(cudaStreamWaitEvent(other.get(), recorded.get())); }},
       {"query an event", [&] { check(cudaEventQuery(recorded.get())); }},
+      {"query an event of the held stream", [&] { cudaEventQuery(end.get()); }},
       {"query another stream", [&] { cudaStreamQuery(other.get()); }},
       {"query the held stream", [&] { cudaStreamQuery(held.get()); }},
+      {"the held stream's id",
+       [&] {
+         unsigned long long id = 0;
+         check(cudaStreamGetId(held.get(), &id));
+       }},
+      {"whether the held stream is captured",
+       [&] {
+         cudaStreamCaptureStatus status{};
+         check(cudaStreamIsCapturing(held.get(), &status));
+       }},
       {"record an event of the held stream", [&] { fresh.record(held); }},
       {"copy, asynchronously",
        [&] {
@@ -180,6 +192,14 @@ struct Circle {
   int threads, blocks, kernels;
   bool early;  // programmatic dependent launches
   bool slow;   // threads pause at random, so that some run ahead of the others
+  bool keep;   // the same streams in all rounds, which have run a kernel before
+  // Whose launches exclude each other: "" nobody's; "first" each stream's first; "all"; "one": one
+  // thread launches for all streams, in turn; "after": each stream's second waits until the first
+  // of all has begun.
+  std::string lock;
+  // What fresh streams have seen before, one after the other: "" nothing, "record" an event that is
+  // recorded, "wait" for one, "set" an asynchronous memset, "copy" a copy from the host.
+  std::string touch;
   std::string wait;
 };
 
@@ -202,8 +222,8 @@ struct Progress {
   std::atomic<bool> waiting{false}, done{false};
 };
 
-// True: it came to an end.
-bool run_circle(const Circle& c, int round, std::uint64_t seed) {
+// Ends the process if the streams stand still.
+void run_circle(const Circle& c, int round, std::uint64_t seed, std::vector<Stream>& streams) {
   const auto threads = static_cast<std::size_t>(c.threads);
   const DeviceMemory counters(static_cast<std::size_t>(c.kernels) * sizeof(unsigned));
   auto* arrived = counters.as<unsigned>();
@@ -213,10 +233,27 @@ bool run_circle(const Circle& c, int round, std::uint64_t seed) {
   std::memset(beginnings.as<char>(), 0, threads * 64);
   const auto began = [&](std::size_t t) { return beginnings.as<unsigned>() + t * 16; };
   std::vector<Progress> progress(threads);
-  std::vector<Stream> streams;
-  for (int t = 0; t < c.threads; ++t) streams.emplace_back();
+  const DeviceMemory small(4);
+  const Event event;
+  check(cudaEventRecord(event.get(), cudaStreamLegacy));
+  if (!c.keep) streams.clear();
+  while (streams.size() < threads) {
+    streams.emplace_back();
+    const cudaStream_t made = streams.back().get();
+    if (c.touch == "record") check(cudaEventRecord(event.get(), made));
+    if (c.touch == "wait") check(cudaStreamWaitEvent(made, event.get()));
+    if (c.touch == "set") check(cudaMemsetAsync(small.get(), 0, 4, made));
+    if (c.touch == "copy") {
+      check(cudaMemcpyAsync(small.get(), beginnings.as<char>(), 4, cudaMemcpyHostToDevice, made));
+    }
+    if (!c.touch.empty()) check(cudaDeviceSynchronize());
+    if (!c.keep) continue;
+    nothing<<<1, 1, 0, made>>>();
+    check(cudaDeviceSynchronize());
+  }
   std::vector<std::thread> runners;
   Barrier all(c.threads);
+  std::mutex launching;
   for (std::size_t t = 0; t < threads; ++t) {
     runners.emplace_back([&, t] {
       Progress& me = progress[t];
@@ -227,9 +264,26 @@ bool run_circle(const Circle& c, int round, std::uint64_t seed) {
         if (c.slow && mix(seed + static_cast<std::uint64_t>(round), t * 1000 + i) % 64 == 0) {
           usleep(200);
         }
-        launch_meet(c, stream, arrived + i, began(t));
+        if (c.lock == "after" && i == 1) {
+          for (std::size_t other = 0; other < threads; ++other) {
+            while (*static_cast<volatile unsigned*>(began(other)) == 0) usleep(10);
+          }
+        }
+        if (c.lock == "one") {
+          for (std::size_t other = 0; t == 0 && other < threads; ++other) {
+            launch_meet(c, streams[other].get(), arrived + i, began(other));
+            ++progress[other].launched;
+          }
+          continue;
+        }
+        {
+          std::unique_lock lock(launching, std::defer_lock);
+          if (c.lock == "all" || (c.lock == "first" && i == 0)) lock.lock();
+          launch_meet(c, stream, arrived + i, began(t));
+        }
         ++me.launched;
       }
+      while (c.lock == "one" && progress[t].launched < c.kernels) usleep(10);
       me.waiting = true;
       if (c.wait == "stream") check(cudaStreamSynchronize(stream));
       if (c.wait == "event") {
@@ -277,7 +331,7 @@ bool run_circle(const Circle& c, int round, std::uint64_t seed) {
                                         : "launches",
                   *static_cast<volatile unsigned*>(began(t)));
     }
-    // Does another thread's launch return?
+    // Does another thread's launch return? Does one more launch wake the streams that stand?
     std::atomic<int> stage{0};
     std::thread([&] {
       const Stream fifth;
@@ -286,16 +340,39 @@ bool run_circle(const Circle& c, int round, std::uint64_t seed) {
       stage = 2;
       fifth.synchronize();
       stage = 3;
+      for (const Stream& stream : streams) nothing<<<1, 1, 0, stream.get()>>>();
+      stage = 4;
+      usleep(500'000);
+      stage = 5;
+      usleep(10'000'000);
     }).detach();
-    usleep(1'000'000);
-    constexpr const char* kStages[] = {"cannot create a stream", "has a stream, cannot launch",
-                                       "launched; its kernel does not run", "ran a kernel"};
-    std::printf("  one more thread: %s\n", kStages[stage.load()]);
-    return false;
+    usleep(1'500'000);
+    constexpr const char* kStages[] = {"cannot create a stream",
+                                       "has a stream, cannot launch",
+                                       "launched; its kernel does not run",
+                                       "ran a kernel; cannot launch into the streams that stand",
+                                       "ran a kernel",
+                                       "ran a kernel, launched into all streams"};
+    std::printf("  one more thread: %s; then %s\n", kStages[stage.load()],
+                state() == last ? "nothing moved either" : "THEY GO ON");
+    std::printf("  ");
+    for (std::size_t t = 0; t < threads; ++t) {
+      std::printf("%zu: %u ", t, *static_cast<volatile unsigned*>(began(t)));
+    }
+    std::printf("\n");
+    std::vector<unsigned> counts(static_cast<std::size_t>(std::min(c.kernels, 4)));
+    const Stream copies;
+    check(cudaMemcpyAsync(counts.data(), arrived, counts.size() * sizeof(unsigned),
+                          cudaMemcpyDeviceToHost, copies.get()));
+    copies.synchronize();
+    std::printf("  blocks that arrived at kernels 0…: ");
+    for (unsigned n : counts) std::printf("%u ", n);
+    std::printf("\n");
+    std::fflush(stdout);
+    _exit(kExitHung);
   }
   for (std::thread& t : runners) t.join();
   check(cudaDeviceSynchronize());
-  return true;
 }
 
 }  // namespace
@@ -310,6 +387,9 @@ int main(int argc, char** argv) {
   c.kernels = options.integer("kernels", 400, "that each thread launches");
   c.early = options.flag("early", "programmatic dependent launches");
   c.slow = options.flag("slow", "threads pause at random");
+  c.keep = options.flag("keep", "the same streams in all rounds");
+  c.lock = options.text("lock", "", "of launches: first, all, one or after");
+  c.touch = options.text("touch", "", "fresh streams before: record, wait, set or copy");
   c.wait = options.text("wait", "stream", "how they wait: stream, event, query or none");
   const int rounds = options.integer("rounds", 20, "of the circle");
   const std::uint64_t seed = options.seed();
@@ -320,11 +400,11 @@ int main(int argc, char** argv) {
     beside();
     return 0;
   }
+  std::vector<Stream> streams;
   for (int i = 0; i < rounds; ++i) {
     Watchdog::instance().doing(0, "round " + std::to_string(i));
-    if (!run_circle(c, i, seed)) _exit(kExitHung);
+    run_circle(c, i, seed, streams);
   }
-  std::printf("%d threads, waiting by %s%s%s: %d rounds came to an end\n", c.threads,
-              c.wait.c_str(), c.early ? ", early" : "", c.slow ? ", slow" : "", rounds);
+  std::printf("%d rounds came to an end\n", rounds);
   return 0;
 }

@@ -874,6 +874,41 @@ void check_full_stream(int ranks) {
   std::printf("calls of other threads beside a full stream: they go on\n");
 }
 
+// Ranks whose threads all begin with a fresh stream at the same moment. Where they share a GPU,
+// CUDA may give two such streams one queue (`cuda_queues --circle`); with
+// src/device/cuda/first_launch.h it does not.
+void check_fresh_streams(int ranks) {
+  constexpr int kRounds = 1000, kCalls = 5;
+  constexpr std::size_t kCount = 1000;
+  Job job(ranks, cuda_config());
+  Barrier all(ranks);
+  job.run([&](const Member& me) {
+    const DeviceMemory memory(kCount * sizeof(float));
+    check(cudaMemset(memory.get(), 0, kCount * sizeof(float)));
+    check(cudaStreamSynchronize(nullptr));
+    const auto reduce = [&](const unjamCallOptions_t* options) {
+      unjamRequest_t request = nullptr;
+      check(unjamAllReduce(me.all, "fresh", memory.as<float>(), memory.as<float>(), kCount,
+                           UNJAM_FLOAT32, UNJAM_SUM, options, &request));
+      return request;
+    };
+    me.wait(reduce(nullptr), "the key's first use");
+    for (int round = 0; round < kRounds; ++round) {
+      me.doing("calls in a fresh stream, round " + std::to_string(round));
+      const Stream stream;
+      const unjamCallOptions_t within = ordered(UNJAM_STREAM_SYNC, stream);
+      std::vector<unjamRequest_t> requests;
+      all.meet();
+      for (int i = 0; i < kCalls; ++i) requests.push_back(reduce(&within));
+      for (unjamRequest_t request : requests) me.wait(request, "a call in a fresh stream");
+      stream.synchronize();
+    }
+    all.meet();
+    me.doing("done");
+  });
+  std::printf("calls that begin in fresh streams: they go on\n");
+}
+
 void same_bits(const Outcome& engine, const Outcome& solo, const std::vector<Case>& cases) {
   for (std::size_t r = 0; r < solo.digests.size(); ++r) {
     for (std::size_t i = 0; i < solo.digests[r].size(); ++i) {
@@ -946,6 +981,7 @@ int main(int argc, char** argv) {
     if (kind < 0) check_overtaking(ranks);
     if (kind < 0) check_late_receivers(ranks);
     if ((kind < 0 || kind == 9) && ranks > 1) check_full_stream(ranks);
+    if ((kind < 0 || kind == 9) && ranks > 1) check_fresh_streams(ranks);
   }
   std::vector<Case> more;
   if (two_shot > 0 && mesh < 2 && ranks >= 2 && ranks <= 8 &&

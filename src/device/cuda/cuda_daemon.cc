@@ -19,6 +19,7 @@
 #include "base/json_writer.h"
 #include "base/unlocked.h"
 #include "device/cuda/cuda_error.h"
+#include "device/cuda/first_launch.h"
 #include "device/cuda/kernels.h"
 #include "device/cuda/nvlink.h"
 #include "device/cuda/rank_state.h"
@@ -84,7 +85,7 @@ class CudaDaemon : public StreamDaemon {
   bool start(std::string& error) {
     const OnDevice on(o_.device);
     find_whole_lines();
-    return allocate(error) && fill(error) && load_kernels(error) && begin(error);
+    return allocate(error) && fill(error) && make_streams(error) && load_kernels(error) && begin();
   }
 
   void stop() override {
@@ -548,27 +549,29 @@ class CudaDaemon : public StreamDaemon {
     early_ =
         properties.major >= 9 && attributes_.binaryVersion >= 90 && attributes_.ptxVersion >= 90;
     void* arguments[] = {&keys_};
-    return launch(keys_kernel(), 64, 256, arguments, nullptr, "setting up keys", error) &&
-           cuda_ok(cudaDeviceSynchronize(), "setting up keys", error);
+    return cuda_ok(cudaStreamSynchronize(nullptr), "filling the engine's memory", error) &&
+           launch(keys_kernel(), 64, 256, arguments, control_stream_, "setting up keys", error) &&
+           cuda_ok(cudaStreamSynchronize(control_stream_), "setting up keys", error);
   }
 
-  bool begin(std::string& error) {
+  bool make_streams(std::string& error) {
     int least = 0, greatest = 0;
-    if (!cuda_ok(cudaDeviceGetStreamPriorityRange(&least, &greatest), "stream priorities", error) ||
-        !cuda_ok(cudaStreamCreateWithPriority(&stream_, cudaStreamNonBlocking, greatest),
-                 "creating a stream", error) ||
-        !cuda_ok(cudaStreamCreateWithPriority(&control_stream_, cudaStreamNonBlocking, greatest),
-                 "creating a stream", error)) {
-      return false;
-    }
+    return cuda_ok(cudaDeviceGetStreamPriorityRange(&least, &greatest), "stream priorities",
+                   error) &&
+           cuda_ok(cudaStreamCreateWithPriority(&stream_, cudaStreamNonBlocking, greatest),
+                   "creating a stream", error) &&
+           cuda_ok(cudaStreamCreateWithPriority(&control_stream_, cudaStreamNonBlocking, greatest),
+                   "creating a stream", error);
+  }
+
+  bool begin() {
     launcher_ = std::thread([this] { run_launcher(); });
     return true;
   }
 
   // `early`: programmatic dependent launch, see wait_for_stream() in cuda_dev.cuh.
-  static bool launch(const void* kernel, unsigned blocks, unsigned threads, void** arguments,
-                     cudaStream_t stream, const char* what, std::string& error,
-                     bool early = false) {
+  bool launch(const void* kernel, unsigned blocks, unsigned threads, void** arguments,
+              cudaStream_t stream, const char* what, std::string& error, bool early = false) {
     cudaLaunchAttribute attribute{};
     attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
     attribute.val.programmaticStreamSerializationAllowed = 1;
@@ -579,6 +582,7 @@ class CudaDaemon : public StreamDaemon {
     config.stream = stream;
     config.attrs = &attribute;
     config.numAttrs = early ? 1 : 0;
+    const std::unique_lock first = first_launch_.guard(stream);
     return cuda_ok(cudaLaunchKernelExC(&config, kernel, arguments), what, error);
   }
 
@@ -1079,6 +1083,7 @@ class CudaDaemon : public StreamDaemon {
   mutable std::mutex refreshing_;
   cudaStream_t stream_ = nullptr;          // of the daemon
   cudaStream_t control_stream_ = nullptr;  // of copies for reports
+  FirstLaunch first_launch_;
   CudaLaunch daemon_;
   std::vector<std::unique_ptr<CudaLaunch>> spare_;  // each thread that launches takes one
   std::size_t launches_made_ = 0;
