@@ -28,13 +28,11 @@ constexpr std::uint64_t kFreshNs = 600'000'000;
 constexpr std::size_t kMostDisagreements = 1 << 16;
 constexpr std::size_t kLongestDisagreement = 8192;
 
-// By value: ranks are named in ascending order, whoever found out, so that all ranks say the same.
-std::string disagreement_text(std::map<std::string, std::vector<int>> said,
+std::string disagreement_text(const std::map<std::string, std::vector<int>>& said,
                               const std::string& what) {
   std::string text = "ranks disagree on " + what + ": ";
   bool first = true;
-  for (auto& [signature, ranks] : said) {
-    std::sort(ranks.begin(), ranks.end());
+  for (const auto& [signature, ranks] : said) {
     text += (first ? "" : "; ") + rank_list(ranks) + " called " + signature;
     first = false;
   }
@@ -91,7 +89,7 @@ World::Verdict World::compare(const Context& caller, std::uint64_t tag, std::uin
   std::map<std::string, std::vector<int>> said = said_here({tag, n}, others);
   said[signature.text()].push_back(caller.rank());
   if (said.size() > 1) {
-    const std::string text = disagreement_text(std::move(said), what);
+    const std::string text = disagreement_text(said, what);
     fail_everywhere({tag, n}, members, UNJAM_ERROR_MISMATCH, text);
     return {UNJAM_ERROR_MISMATCH, text};
   }

@@ -43,7 +43,8 @@ std::string call_text(const std::string& key, const std::string& group, std::uin
   return "key '" + key + "' of group '" + group + "', use " + std::to_string(n + 1);
 }
 
-std::string rank_list(const std::vector<int>& ranks) {
+std::string rank_list(std::vector<int> ranks) {
+  std::sort(ranks.begin(), ranks.end());
   std::string t = ranks.size() == 1 ? "rank " : "ranks ";
   for (std::size_t i = 0; i < ranks.size(); ++i) {
     if (i == 16) return t + ", … (" + std::to_string(ranks.size()) + " in all)";

@@ -31,8 +31,8 @@ struct CallRecord;
 
 // "key 'k' of group 'g', use 3"
 std::string call_text(const std::string& key, const std::string& group, std::uint64_t n);
-// "ranks 1, 2"
-std::string rank_list(const std::vector<int>& ranks);
+// "ranks 1, 2": in ascending order, however their group is ordered, so that all ranks say the same.
+std::string rank_list(std::vector<int> ranks);
 
 class World {
  public:

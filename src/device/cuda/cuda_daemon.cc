@@ -550,8 +550,9 @@ class CudaDaemon : public StreamDaemon {
         properties.major >= 9 && attributes_.binaryVersion >= 90 && attributes_.ptxVersion >= 90;
     void* arguments[] = {&keys_};
     return cuda_ok(cudaStreamSynchronize(nullptr), "filling the engine's memory", error) &&
-           launch(keys_kernel(), 64, 256, arguments, control_stream_, "setting up keys", error) &&
-           cuda_ok(cudaStreamSynchronize(control_stream_), "setting up keys", error);
+           // In the daemon's stream, which has its queue from here on, see first_launch.h.
+           launch(keys_kernel(), 64, 256, arguments, stream_, "setting up keys", error) &&
+           cuda_ok(cudaStreamSynchronize(stream_), "setting up keys", error);
   }
 
   bool make_streams(std::string& error) {

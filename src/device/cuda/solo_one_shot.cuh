@@ -28,7 +28,7 @@ __device__ __forceinline__ bool move_all(CudaRank& r, const SoloCall& call, cons
   Raw<2> ahead[kRow] = {}, own[kRow] = {};
   load_items(call, w, 0, ahead);
   if (call.reduces) load_own(call, w, 0, own);
-  sync_block();
+  sync_block_apart();
   if (s.ok == 0) return false;
 
   send_all(call, w, s, ahead);
@@ -69,7 +69,7 @@ __device__ __forceinline__ bool run_solo_one_shot(CudaRank& r, const CudaLaunch&
   if (!is_mover()) {
     const bool ok = look_in_time<1>(r, launch, t, w, leased, known, s);
     if (threadIdx.x == 0) s.ok = ok ? 1 : 0;
-    sync_block();
+    sync_block_apart();
     if (ok) come = look_again(r, call, t, w, known, s);
   } else {
     wait_and_say_so(s);

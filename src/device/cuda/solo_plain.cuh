@@ -314,7 +314,7 @@ __device__ __forceinline__ bool move_rows(CudaRank& r, const SoloCall& call, con
   Raw<2> sent[kMembers - 1][kUnits], own[kUnits];
   load_sent<kMembers, kUnits, kLines>(call, w, begin, sent);
   if (call.reduces) load_plain<kUnits, kLines>(w.input + call.own_from, begin, own);
-  sync_block();
+  sync_block_apart();
   if (s.ok == 0) return false;
 
   if constexpr (kOneRow) {

@@ -4,7 +4,9 @@
 
 #include <c10/core/Event.h>
 
+#include <algorithm>
 #include <chrono>
+#include <condition_variable>
 #include <list>
 #include <memory>
 #include <mutex>
@@ -12,6 +14,7 @@
 #include <string>
 #include <thread>
 #include <utility>
+#include <vector>
 
 #include "work.h"
 
@@ -34,7 +37,10 @@ class AnySource {
     // CUDA: behind what the caller's stream held at the call. (That stream itself may hold more by
     // now, for example something that waits for the rank that sends.)
     std::shared_ptr<c10::Event> called;
-    int next = 0;  // where the next look begins, so that nobody starves
+    int next = 0;  // where the next look begins, so that nobody starves; the looking thread's
+    // Guarded by the lock.
+    bool looked_at = false;  // by the thread that looks, which has the call to itself meanwhile
+    const char* cancelled = nullptr;  // why
   };
 
   static AnySource& get() {
@@ -44,29 +50,33 @@ class AnySource {
 
   void add(Receive receive) {
     const std::lock_guard lock(mutex_);
-    receives_.push_back(std::move(receive));
+    receives_.push_back(std::make_shared<Receive>(std::move(receive)));
     if (running_) return;
     std::thread([this] { look(); }).detach();
     running_ = true;
   }
 
-  // Receives of a process group that ends: nobody can look for their senders any more.
-  void cancel(const void* owner, const char* why) {
-    const std::lock_guard lock(mutex_);
-    for (auto it = receives_.begin(); it != receives_.end();) {
-      if (it->owner != owner) {
-        ++it;
-        continue;
-      }
-      it->call->fail(UNJAM_ERROR_ABORTED, why);
-      Call::leave(std::move(it->call));
-      it = receives_.erase(it);
-    }
+  // Receives of a process group that ends: nobody can look for their senders any more. One that is
+  // being looked at ends behind that; waits: until it has, so that nothing uses the group any more.
+  void cancel(const void* owner, const char* why, bool waits) {
+    std::unique_lock lock(mutex_);
+    const auto of_owner = [owner](const std::shared_ptr<Receive>& r) { return r->owner == owner; };
+    receives_.remove_if([&](const std::shared_ptr<Receive>& r) {
+      if (!of_owner(r)) return false;
+      r->cancelled = why;
+      if (!r->looked_at) end(*r);
+      return !r->looked_at;
+    });
+    const auto none_left = [&] {
+      return std::none_of(receives_.begin(), receives_.end(), of_owner);
+    };
+    if (waits) changed_.wait(lock, none_left);
   }
 
   void forked() {
     new (&mutex_) std::mutex;
-    new (&receives_) std::list<Receive>;
+    new (&changed_) std::condition_variable;
+    new (&receives_) std::list<std::shared_ptr<Receive>>;
     running_ = false;
   }
 
@@ -76,20 +86,31 @@ class AnySource {
   void look() noexcept {
     for (auto pause = kShortest;;) {
       bool found = false;
-      {
-        const std::lock_guard lock(mutex_);
-        // Under one key in the order of the calls: what comes between two looks is the first one's.
-        std::set<std::pair<unjamGroup_t, std::string>> waiting;
-        for (auto it = receives_.begin(); it != receives_.end();) {
-          if (waiting.count({it->group, it->key}) == 0 && matched(*it)) {
-            found = true;
-            Call::leave(std::move(it->call));  // its tensors are not this thread's to free
-            it = receives_.erase(it);
+      for (const std::shared_ptr<Receive>& r : first_ones()) {
+        // Without the lock: a call under a key waits for one that a stream has no room for yet, and
+        // whoever makes or cancels a receive must not wait for that.
+        const bool over = matched(*r);
+        {
+          const std::lock_guard lock(mutex_);
+          if (over) {
+            Call::leave(std::move(r->call));  // its tensors are not this thread's to free
+          } else if (r->cancelled != nullptr) {
+            end(*r);
           } else {
-            waiting.emplace(it->group, it->key);
-            ++it;
+            r->looked_at = false;
+            continue;
           }
         }
+        r->groups = nullptr;  // which may end here: without the lock
+        {
+          const std::lock_guard lock(mutex_);
+          receives_.remove(r);
+        }
+        changed_.notify_all();
+        found = true;
+      }
+      {
+        const std::lock_guard lock(mutex_);
         if (receives_.empty()) {
           running_ = false;
           return;
@@ -98,6 +119,26 @@ class AnySource {
       pause = found ? kShortest : std::min(2 * pause, kLongest);
       std::this_thread::sleep_for(pause);
     }
+  }
+
+  // Those to be looked at. Under one key in the order of the calls: what comes between two looks is
+  // the first one's.
+  std::vector<std::shared_ptr<Receive>> first_ones() {
+    const std::lock_guard lock(mutex_);
+    std::vector<std::shared_ptr<Receive>> first;
+    std::set<std::pair<unjamGroup_t, std::string>> seen;
+    for (const std::shared_ptr<Receive>& r : receives_) {
+      if (!seen.emplace(r->group, r->key).second) continue;
+      r->looked_at = true;
+      first.push_back(r);
+    }
+    return first;
+  }
+
+  // With the lock.
+  static void end(Receive& r) {
+    r.call->fail(UNJAM_ERROR_ABORTED, r.cancelled);
+    Call::leave(std::move(r.call));
   }
 
   // True: the receive was made, or has failed.
@@ -145,7 +186,8 @@ class AnySource {
   }
 
   std::mutex mutex_;
-  std::list<Receive> receives_;
+  std::condition_variable changed_;
+  std::list<std::shared_ptr<Receive>> receives_;
   bool running_ = false;
 };
 

@@ -74,10 +74,10 @@ std::shared_ptr<Groups> UnjamBackend::groups() const {
 
 void UnjamBackend::abort() {
   fate_->abort();
-  AnySource::get().cancel(this, "its process group was aborted");
   // A further group's own calls end here only; the default group's end is the rank's.
   const std::shared_ptr<Groups> groups = groups_or_null();
   if (owns_world_ && groups != nullptr) groups->world().abort();
+  AnySource::get().cancel(this, "its process group was aborted", /*waits=*/false);
 }
 
 std::shared_ptr<Groups> UnjamBackend::take_groups() {
@@ -89,7 +89,7 @@ std::shared_ptr<Groups> UnjamBackend::take_groups() {
 void UnjamBackend::shutdown() {
   {
     const std::shared_ptr<Groups> groups = take_groups();  // ends here
-    AnySource::get().cancel(this, "its process group was destroyed");
+    AnySource::get().cancel(this, "its process group was destroyed", /*waits=*/true);
   }
   // Calls that are over keep their context, and its memory on the device.
   Call::sweep(true);
@@ -101,7 +101,7 @@ void shutdown_all() {
   // With the lock none of them can end.
   for (UnjamBackend* backend : backends()) {
     groups.push_back(backend->take_groups());
-    AnySource::get().cancel(backend, "the process ends");
+    AnySource::get().cancel(backend, "the process ends", /*waits=*/false);
   }
 }
 

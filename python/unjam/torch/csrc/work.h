@@ -615,7 +615,11 @@ class Call : public std::enable_shared_from_this<Call> {
   // meanwhile waits until it is done. True: it was done here. `gone` takes what must die without
   // the lock.
   bool finish(std::unique_lock<std::mutex>& lock, std::function<void()>& gone) {
-    while (finishing_) finish_over_.wait(lock);
+    // On CUDA that takes as long as the other thread's stream has no room.
+    while (finishing_) {
+      finish_over_.wait_for(lock, kLook);
+      if (device_.is_cuda() && finishing_) throw_if_aborted();
+    }
     if (finish_ == nullptr) return false;
     gone = std::exchange(finish_, nullptr);
     finishing_ = true;
@@ -703,11 +707,13 @@ class Call : public std::enable_shared_from_this<Call> {
   // In an executor's thread.
   void conclude(const std::vector<FuturePtr>& futures) noexcept {
     try {
-      // CUDA: the host has seen the end, so any stream is behind it; this one is nobody's.
+      // CUDA: the host has seen the end, so any stream is behind it. This one is of the pool that
+      // users take fewer of theirs from: what they queue there may wait for other ranks. Not one
+      // for all callbacks, which may queue such things as well.
       std::optional<c10::StreamGuard> guard;
       if (device_.is_cuda()) {
         const c10::impl::VirtualGuardImpl cuda(device_.type());
-        guard.emplace(cuda.getStreamFromGlobalPool(device_));
+        guard.emplace(cuda.getStreamFromGlobalPool(device_, /*isHighPriority=*/true));
       }
       std::function<void()> gone;
       std::exception_ptr error = settle_and_explain();
@@ -716,7 +722,13 @@ class Call : public std::enable_shared_from_this<Call> {
         const std::lock_guard lock(mutex_);
         error = error_;
       }
-      if (error != nullptr && !futures.empty()) error_told_.store(true);
+      if (error != nullptr) {
+        if (futures.empty()) {
+          leave(shared_from_this());  // a sweep tells it, unless somebody asks before
+        } else {
+          error_told_.store(true);
+        }
+      }
       const KeyScope scope({"", kUnordered, 0, nullptr});  // of callbacks that are in no context
       for (const FuturePtr& future : futures) {
         if (error != nullptr) {
