@@ -253,7 +253,11 @@ class CudaDev {
       slot = static_cast<std::uint16_t>(entry);
       return true;
     }
-    if (s_.sq_written == s_.sq_read) return false;
+    // Looked at by the lead alone, which looks anew in epoch() as soon as it is through here: the
+    // others could be behind that.
+    bool more = false;
+    if (leads()) more = s_.sq_written != s_.sq_read;
+    if (__shfl_sync(0xffffffffu, more ? 1 : 0, 0) == 0) return false;
     const CudaSqe& sqe = r_.sq[s_.sq_read % r_.rank.num_slots];
     __syncwarp();
     slot = take_in(r_, sqe, threadIdx.x, kWarp);
