@@ -60,13 +60,12 @@ __device__ __forceinline__ void sync_block() {
   __syncwarp();
   __syncthreads();
 }
-// The same where warps come to it at different places of the code, which __syncthreads() does not
-// allow (synccheck of compute-sanitizer says so) and PTX does. (solo_stream.cuh has the first
-// ones.)
+// The same where warps come to it at different places of the code, which neither __syncthreads() nor
+// an aligned barrier allows (synccheck of compute-sanitizer tells both).
 __device__ __forceinline__ void sync_block_apart() {
-  constexpr unsigned kBarrier = 15;
+  constexpr unsigned kBarrier = 15;  // solo_stream.cuh has the first ones
   __syncwarp();
-  asm volatile("bar.sync %0, %1;" ::"n"(kBarrier), "r"(blockDim.x) : "memory");
+  asm volatile("barrier.sync %0, %1;" ::"n"(kBarrier), "r"(blockDim.x) : "memory");
 }
 
 // CudaRank::lanes. Both return what was there before, and acquire and release.
