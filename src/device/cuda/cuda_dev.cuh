@@ -60,8 +60,8 @@ __device__ __forceinline__ void sync_block() {
   __syncwarp();
   __syncthreads();
 }
-// The same where warps come to it at different places of the code, which neither __syncthreads() nor
-// an aligned barrier allows (synccheck of compute-sanitizer tells both).
+// The same where warps come to it at different places of the code, which neither __syncthreads()
+// nor an aligned barrier allows (synccheck of compute-sanitizer tells both).
 __device__ __forceinline__ void sync_block_apart() {
   constexpr unsigned kBarrier = 15;  // solo_stream.cuh has the first ones
   __syncwarp();
