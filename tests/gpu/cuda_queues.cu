@@ -1,18 +1,20 @@
 // cuda_queues: what CUDA itself, without unjam, does to the threads and streams of one process.
-// Two probes that docs/api.md and the engine's rules rest on (design.md Sec. 6); nothing here can
-// fail, it prints what it sees.
+// Two probes that docs/api.md and the engine's rules rest on (design.md Sec. 6). No test: it prints
+// what it sees.
 //
 // Default: a thread waits for a stream in one of several ways. Which calls of other threads, to
 // other streams, wait with it? "waits" is said of a call that has not returned after 300 ms.
 //
 // --circle: P threads, a stream each, launch kernels back to back; the i-th kernel of each stream
 // ends once the i-th of all has begun. All fit on the GPU side by side, so it ends if every
-// stream's next kernel is started in the end, whatever the others wait for. Prints who got how far
-// if not.
+// stream's next kernel is started in the end, whatever the others wait for. If not, it prints who
+// got how far, with exit status 2.
+#include <algorithm>
 #include <atomic>
 #include <cstdio>
 #include <cstring>
 #include <functional>
+#include <initializer_list>
 #include <mutex>
 #include <string>
 #include <thread>
@@ -125,7 +127,7 @@ void beside() {
       {"synchronise another stream", [&] { other.synchronize(); }},
       {"create an event", [] { const Event e; }},
       {"create a stream", [] { const Stream s; }},
-      {"cudaMalloc", [] { new DeviceMemory(1 << 16); }},
+      {"cudaMalloc", [] { new DeviceMemory(1 << 16); }},  // not freed: that would wait for all
   };
   for (const Way& way : kWays) {
     std::printf("\n%s, %d kernels behind the one that holds the stream:\n", way.name, way.behind);
@@ -222,6 +224,81 @@ struct Progress {
   std::atomic<bool> waiting{false}, done{false};
 };
 
+// What all of a round's threads have come to.
+struct Round {
+  std::vector<Stream>& streams;
+  std::vector<Progress> progress;
+  unsigned* arrived;            // blocks at each kernel; in device memory
+  const PinnedMemory& kernels;  // kernels of each thread, 64 bytes apart
+
+  unsigned* begun(std::size_t t) const { return kernels.as<unsigned>() + t * 16; }
+  unsigned kernels_begun(std::size_t t) const { return *static_cast<volatile unsigned*>(begun(t)); }
+  bool over() const {
+    return std::all_of(progress.begin(), progress.end(),
+                       [](const Progress& p) { return p.done.load(); });
+  }
+  // Changes whenever somebody gets on.
+  unsigned long long state() const {
+    unsigned long long sum = 0;
+    for (std::size_t t = 0; t < progress.size(); ++t) {
+      sum +=
+          kernels_begun(t) + static_cast<unsigned>(progress[t].launched.load()) + progress[t].done;
+    }
+    return sum;
+  }
+};
+
+// Says who got how far, and what another thread can do; then ends the process.
+[[noreturn]] void tell_and_exit(const Circle& c, const Round& run) {
+  const unsigned long long last = run.state();
+  for (std::size_t t = 0; t < run.streams.size(); ++t) {
+    std::printf("  thread %zu: launched %d of %d, %s; kernels begun %u\n", t,
+                run.progress[t].launched.load(), c.kernels,
+                run.progress[t].done      ? "done"
+                : run.progress[t].waiting ? "waits for its stream"
+                                          : "launches",
+                run.kernels_begun(t));
+  }
+  // Does another thread's launch return? Does one more launch wake the streams that stand?
+  std::atomic<int> stage{0};
+  std::thread([&] {
+    const Stream fifth;
+    stage = 1;
+    nothing<<<1, 1, 0, fifth.get()>>>();
+    stage = 2;
+    fifth.synchronize();
+    stage = 3;
+    for (const Stream& stream : run.streams) nothing<<<1, 1, 0, stream.get()>>>();
+    stage = 4;
+    usleep(500'000);
+    stage = 5;
+    usleep(10'000'000);
+  }).detach();
+  usleep(1'500'000);
+  constexpr const char* kStages[] = {"cannot create a stream",
+                                     "has a stream, cannot launch",
+                                     "launched; its kernel does not run",
+                                     "ran a kernel; cannot launch into the streams that stand",
+                                     "ran a kernel",
+                                     "ran a kernel, launched into all streams"};
+  std::printf("  one more thread: %s; then %s\n", kStages[stage.load()],
+              run.state() == last ? "nothing moved either" : "THEY GO ON");
+  std::printf("  ");
+  for (std::size_t t = 0; t < run.streams.size(); ++t) {
+    std::printf("%zu: %u ", t, run.kernels_begun(t));
+  }
+  std::printf("\n");
+  std::vector<unsigned> counts(static_cast<std::size_t>(std::min(c.kernels, 4)));
+  const Stream copies;
+  check(cudaMemcpyAsync(counts.data(), run.arrived, counts.size() * sizeof(unsigned),
+                        cudaMemcpyDeviceToHost, copies.get()));
+  copies.synchronize();
+  std::printf("  blocks that arrived at kernels 0…: ");
+  for (unsigned n : counts) std::printf("%u ", n);
+  std::printf("\n");
+  _exit(kExitHung);  // (Options has stdout unbuffered.)
+}
+
 // Ends the process if the streams stand still.
 void run_circle(const Circle& c, int round, std::uint64_t seed, std::vector<Stream>& streams) {
   const auto threads = static_cast<std::size_t>(c.threads);
@@ -231,8 +308,6 @@ void run_circle(const Circle& c, int round, std::uint64_t seed, std::vector<Stre
   check(cudaDeviceSynchronize());
   const PinnedMemory beginnings(threads * 64);
   std::memset(beginnings.as<char>(), 0, threads * 64);
-  const auto began = [&](std::size_t t) { return beginnings.as<unsigned>() + t * 16; };
-  std::vector<Progress> progress(threads);
   const DeviceMemory small(4);
   const Event event;
   check(cudaEventRecord(event.get(), cudaStreamLegacy));
@@ -251,12 +326,13 @@ void run_circle(const Circle& c, int round, std::uint64_t seed, std::vector<Stre
     nothing<<<1, 1, 0, made>>>();
     check(cudaDeviceSynchronize());
   }
+  Round run{streams, std::vector<Progress>(threads), arrived, beginnings};
   std::vector<std::thread> runners;
   Barrier all(c.threads);
   std::mutex launching;
   for (std::size_t t = 0; t < threads; ++t) {
     runners.emplace_back([&, t] {
-      Progress& me = progress[t];
+      Progress& me = run.progress[t];
       const cudaStream_t stream = streams[t].get();
       const Event end;
       all.meet();
@@ -266,24 +342,24 @@ void run_circle(const Circle& c, int round, std::uint64_t seed, std::vector<Stre
         }
         if (c.lock == "after" && i == 1) {
           for (std::size_t other = 0; other < threads; ++other) {
-            while (*static_cast<volatile unsigned*>(began(other)) == 0) usleep(10);
+            while (run.kernels_begun(other) == 0) usleep(10);
           }
         }
         if (c.lock == "one") {
           for (std::size_t other = 0; t == 0 && other < threads; ++other) {
-            launch_meet(c, streams[other].get(), arrived + i, began(other));
-            ++progress[other].launched;
+            launch_meet(c, streams[other].get(), arrived + i, run.begun(other));
+            ++run.progress[other].launched;
           }
           continue;
         }
         {
           std::unique_lock lock(launching, std::defer_lock);
           if (c.lock == "all" || (c.lock == "first" && i == 0)) lock.lock();
-          launch_meet(c, stream, arrived + i, began(t));
+          launch_meet(c, stream, arrived + i, run.begun(t));
         }
         ++me.launched;
       }
-      while (c.lock == "one" && progress[t].launched < c.kernels) usleep(10);
+      while (c.lock == "one" && run.progress[t].launched < c.kernels) usleep(10);
       me.waiting = true;
       if (c.wait == "stream") check(cudaStreamSynchronize(stream));
       if (c.wait == "event") {
@@ -294,82 +370,22 @@ void run_circle(const Circle& c, int round, std::uint64_t seed, std::vector<Stre
         while (cudaStreamQuery(stream) == cudaErrorNotReady) usleep(50);
       }
       if (c.wait == "none") {
-        while (*static_cast<volatile unsigned*>(began(t)) < static_cast<unsigned>(c.kernels)) {
+        while (run.kernels_begun(t) < static_cast<unsigned>(c.kernels)) {
           usleep(50);
         }
       }
       me.done = true;
     });
   }
-  const auto state = [&] {
-    unsigned long long sum = 0;
-    for (std::size_t t = 0; t < threads; ++t) {
-      sum += *static_cast<volatile unsigned*>(began(t)) +
-             static_cast<unsigned>(progress[t].launched.load()) + progress[t].done;
-    }
-    return sum;
-  };
-  const auto over = [&] {
-    for (const Progress& p : progress) {
-      if (!p.done) return false;
-    }
-    return true;
-  };
-  unsigned long long last = state();
-  for (int still = 0; !over();) {
+  unsigned long long last = run.state();
+  for (int still = 0; !run.over();) {
     usleep(1000);
-    const unsigned long long now = state();
+    const unsigned long long now = run.state();
     still = now == last ? still + 1 : 0;
     last = now;
     if (still < 3000) continue;
     std::printf("HUNG in round %d: nothing moved for 3 s\n", round);
-    for (std::size_t t = 0; t < threads; ++t) {
-      std::printf("  thread %zu: launched %d of %d, %s; kernels begun %u\n", t,
-                  progress[t].launched.load(), c.kernels,
-                  progress[t].done      ? "done"
-                  : progress[t].waiting ? "waits for its stream"
-                                        : "launches",
-                  *static_cast<volatile unsigned*>(began(t)));
-    }
-    // Does another thread's launch return? Does one more launch wake the streams that stand?
-    std::atomic<int> stage{0};
-    std::thread([&] {
-      const Stream fifth;
-      stage = 1;
-      nothing<<<1, 1, 0, fifth.get()>>>();
-      stage = 2;
-      fifth.synchronize();
-      stage = 3;
-      for (const Stream& stream : streams) nothing<<<1, 1, 0, stream.get()>>>();
-      stage = 4;
-      usleep(500'000);
-      stage = 5;
-      usleep(10'000'000);
-    }).detach();
-    usleep(1'500'000);
-    constexpr const char* kStages[] = {"cannot create a stream",
-                                       "has a stream, cannot launch",
-                                       "launched; its kernel does not run",
-                                       "ran a kernel; cannot launch into the streams that stand",
-                                       "ran a kernel",
-                                       "ran a kernel, launched into all streams"};
-    std::printf("  one more thread: %s; then %s\n", kStages[stage.load()],
-                state() == last ? "nothing moved either" : "THEY GO ON");
-    std::printf("  ");
-    for (std::size_t t = 0; t < threads; ++t) {
-      std::printf("%zu: %u ", t, *static_cast<volatile unsigned*>(began(t)));
-    }
-    std::printf("\n");
-    std::vector<unsigned> counts(static_cast<std::size_t>(std::min(c.kernels, 4)));
-    const Stream copies;
-    check(cudaMemcpyAsync(counts.data(), arrived, counts.size() * sizeof(unsigned),
-                          cudaMemcpyDeviceToHost, copies.get()));
-    copies.synchronize();
-    std::printf("  blocks that arrived at kernels 0…: ");
-    for (unsigned n : counts) std::printf("%u ", n);
-    std::printf("\n");
-    std::fflush(stdout);
-    _exit(kExitHung);
+    tell_and_exit(c, run);
   }
   for (std::thread& t : runners) t.join();
   check(cudaDeviceSynchronize());
@@ -394,6 +410,12 @@ int main(int argc, char** argv) {
   const int rounds = options.integer("rounds", 20, "of the circle");
   const std::uint64_t seed = options.seed();
   options.done(200, 60);
+  const auto among = [](const std::string& word, std::initializer_list<const char*> words) {
+    if (std::find(words.begin(), words.end(), word) == words.end()) fail("no such word: " + word);
+  };
+  among(c.lock, {"", "first", "all", "one", "after"});
+  among(c.touch, {"", "record", "wait", "set", "copy"});
+  among(c.wait, {"stream", "event", "query", "none"});
   if (!few) take_many_queues();
   load_eagerly();
   if (!circle) {

@@ -600,14 +600,9 @@ class CudaDaemon : public StreamDaemon {
 
   // Whether all work queued in the stream is done.
   static bool is_idle(void* stream, bool& idle, std::string& error) {
-    const BesideCapture beside;
-    const cudaError_t code = cudaStreamQuery(as_stream(stream));
+    const cudaError_t code = query_stream(as_stream(stream));
     idle = code == cudaSuccess;
-    if (code == cudaErrorNotReady) {
-      cudaGetLastError();
-      return true;
-    }
-    return cuda_ok(code, "the stream of a call", error);
+    return code == cudaErrorNotReady || cuda_ok(code, "the stream of a call", error);
   }
 
   static bool check_stream(void* stream, std::string& error) {

@@ -46,4 +46,12 @@ class BesideCapture {
   cudaStreamCaptureMode mode_ = cudaStreamCaptureModeRelaxed;
 };
 
+// cudaStreamQuery() beside captures; that there is work left is an answer, and leaves no error.
+inline cudaError_t query_stream(cudaStream_t stream) {
+  const BesideCapture beside;
+  const cudaError_t code = cudaStreamQuery(stream);
+  if (code == cudaErrorNotReady) cudaGetLastError();
+  return code;
+}
+
 }  // namespace unjam

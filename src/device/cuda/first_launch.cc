@@ -33,13 +33,7 @@ std::unique_lock<std::mutex> FirstLaunch::guard(cudaStream_t stream) {
   // lock that others' first launches need. (Another thread of this rank that launches into the
   // same stream meanwhile does so without the lock. A stream that two threads use at once for the
   // first time is the application's race.)
-  const BesideCapture beside;
-  const cudaError_t code = cudaStreamQuery(stream);
-  if (code == cudaSuccess) {
-    first.lock();
-  } else {
-    cudaGetLastError();
-  }
+  if (query_stream(stream) == cudaSuccess) first.lock();
   return first;
 }
 
