@@ -10,6 +10,7 @@
 #include <algorithm>
 #include <cstdlib>
 #include <memory>
+#include <mutex>
 #include <numeric>
 #include <random>
 #include <vector>
@@ -33,6 +34,7 @@ struct Settings {
   int slices = 0;
   std::size_t most_bytes = 0, arena_bytes = 0;
   int disturb = 0, delay = 0;  // percent
+  int streams = 0;             // of each half
 };
 
 std::vector<std::vector<int>> make_groups(int ranks, std::uint64_t seed) {
@@ -107,10 +109,10 @@ struct Call {
 };
 
 // One of two batches that are under way at a time.
-constexpr std::size_t kStreams = 6;
 struct Half {
-  explicit Half(std::size_t bytes) : memory(bytes), reports(kMostInBatch) {}
-  Stream streams[kStreams];
+  Half(std::size_t bytes, int n)
+      : streams(static_cast<std::size_t>(n)), memory(bytes), reports(kMostInBatch) {}
+  std::vector<Stream> streams;
   DeviceMemory memory;
   Reports reports;
   std::vector<Entry> batch;
@@ -129,7 +131,8 @@ class Worker {
         s_(s),
         members_(groups),
         alone_(alone),
-        halves_{Half(s.arena_bytes), Half(s.arena_bytes)} {
+        halves_{Half(s.arena_bytes, s.streams), Half(s.arena_bytes, s.streams)} {
+    touch_streams();
     std::vector<std::size_t> order(groups.size());
     std::iota(order.begin(), order.end(), std::size_t{0});
     std::mt19937_64 random(mix(s.seed, static_cast<std::uint64_t>(me.rank)));
@@ -180,7 +183,22 @@ class Worker {
     return found == m.end() ? -1 : static_cast<int>(found - m.begin());
   }
   bool chance(int percent) { return random_() % 100 < static_cast<std::uint64_t>(percent); }
-  const Stream& any_stream(const Half& half) { return half.streams[random_() % kStreams]; }
+  const Stream& any_stream(const Half& half) {
+    return half.streams[random_() % half.streams.size()];
+  }
+
+  // Threads that begin with fresh streams at the same moment may get one hardware queue for two
+  // (docs/api.md, "Streams"), and ranks that share a GPU would stand in each other's way for good.
+  void touch_streams() {
+    static std::mutex one_thread_at_a_time;
+    const std::lock_guard lock(one_thread_at_a_time);
+    cudaEvent_t event = nullptr;
+    check(cudaEventCreateWithFlags(&event, cudaEventDisableTiming));
+    for (const Half& half : halves_) {
+      for (const Stream& s : half.streams) check(cudaEventRecord(event, s.get()));
+    }
+    check(cudaEventDestroy(event));
+  }
 
   void run_batch(Half& half) {
     // Which calls are mine, where their data lie, and in which order I make them.
@@ -342,6 +360,16 @@ void run_job(const Job& job, const Settings& s) {
   });
 }
 
+// The streams of ranks that share a GPU and a process share its hardware queues as well. Where two
+// ranks' streams are in one queue, kernels of the one stand behind those of the other, which wait
+// for the first: a true cycle. So each stream gets a queue of its own, beside those of the library.
+int streams_for(int ranks) {
+  constexpr int kQueues = 32, kOfLibrary = 3, kMost = 6;
+  const int sharing = (ranks + device_count() - 1) / device_count();
+  if (sharing <= 1) return kMost;
+  return std::clamp((kQueues / sharing - kOfLibrary) / 2, 1, kMost);
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -357,6 +385,7 @@ int main(int argc, char** argv) {
   s.arena_bytes = static_cast<std::size_t>(options.number("arena", 1 << 30, "bytes of a batch"));
   s.disturb = options.integer("disturb", 3, "percent of calls after a synchronisation, …");
   s.delay = options.integer("delay", 10, "percent of calls with a delay");
+  s.streams = options.integer("streams", 0, "of each of two batches; 0: 6, or as queues allow");
   const int ranks = options.integer("ranks", 0, "GPUs to use; 0: all");
   const bool processes = options.flag("processes", "one process per rank, started by this one");
   const int rank = options.integer("rank", -1, "be one process of a job, with --ranks and --id");
@@ -383,6 +412,7 @@ int main(int argc, char** argv) {
     std::printf("soak: ranks of one process share a GPU, so none synchronises it\n");
     s.disturb = 0;
   }
+  if (s.streams == 0) s.streams = streams_for(child ? 1 : ranks);
   std::unique_ptr<Job> job;
   if (child) {
     job = std::make_unique<Job>(cuda_config());
