@@ -31,7 +31,10 @@ inline void load_eagerly() { setenv("CUDA_MODULE_LOADING", "EAGER", 1); }
 
 // To be called first where ranks of this process may share a GPU, and with it CUDA's queues: what
 // unjam does where CUDA has not started yet. (The other programs have the user's setting.)
-inline void take_many_queues() { setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0); }
+constexpr int kManyQueues = 32;
+inline void take_many_queues() {
+  setenv("CUDA_DEVICE_MAX_CONNECTIONS", std::to_string(kManyQueues).c_str(), 0);
+}
 
 class DeviceMemory {
  public:

@@ -192,12 +192,10 @@ class Worker {
   void touch_streams() {
     static std::mutex one_thread_at_a_time;
     const std::lock_guard lock(one_thread_at_a_time);
-    cudaEvent_t event = nullptr;
-    check(cudaEventCreateWithFlags(&event, cudaEventDisableTiming));
+    const Event event;
     for (const Half& half : halves_) {
-      for (const Stream& s : half.streams) check(cudaEventRecord(event, s.get()));
+      for (const Stream& s : half.streams) event.record(s);
     }
-    check(cudaEventDestroy(event));
   }
 
   void run_batch(Half& half) {
@@ -361,13 +359,16 @@ void run_job(const Job& job, const Settings& s) {
 }
 
 // The streams of ranks that share a GPU and a process share its hardware queues as well. Where two
-// ranks' streams are in one queue, kernels of the one stand behind those of the other, which wait
-// for the first: a true cycle. So each stream gets a queue of its own, beside those of the library.
+// ranks' streams are in one queue, kernels of the one may stand behind those of the other, which
+// wait for the first: a true cycle. So each stream is to have a queue of its own; more than six
+// ranks have too many even with one stream a batch, and can stand still.
 int streams_for(int ranks) {
-  constexpr int kQueues = 32, kOfLibrary = 3, kMost = 6;
+  // The library's two (daemon and control) and the default stream, in which agree() copies.
+  constexpr int kOthers = 3;
+  constexpr int kMost = 6;
   const int sharing = (ranks + device_count() - 1) / device_count();
   if (sharing <= 1) return kMost;
-  return std::clamp((kQueues / sharing - kOfLibrary) / 2, 1, kMost);
+  return std::clamp((kManyQueues / sharing - kOthers) / 2, 1, kMost);
 }
 
 }  // namespace
@@ -391,6 +392,7 @@ int main(int argc, char** argv) {
   const int rank = options.integer("rank", -1, "be one process of a job, with --ranks and --id");
   const std::string id = options.text("id", "", "of the job, in hexadecimal digits");
   options.done(s.seconds + 240, 60);
+  if (s.streams < 0) fail("--streams must not be negative");
   load_eagerly();
 
   if (rank >= 0) {
