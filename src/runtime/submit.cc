@@ -110,6 +110,11 @@ BufferBytes buffer_bytes(const unjamGroup& group, const Signature& s) {
   return bytes;
 }
 
+// What a call comes to in a group of one. Sums, averages and extrema of one are that one.
+std::uint64_t copied_alone(const unjamGroup& group, const Call& call) {
+  return call.send == call.recv ? 0 : buffer_bytes(group, call.signature).recv;
+}
+
 // Buffers of one call: who needs which, and how they may overlap.
 Result check_buffers(const unjamGroup& group, const Call& call) {
   const Signature& s = call.signature;
@@ -364,7 +369,9 @@ Result Context::submit_locked(std::unique_lock<std::mutex>& lock, unjamGroup& gr
   }
 
   s->n = key.submitted;
-  const bool in_stream = call.stream_order != UNJAM_STREAM_NONE;
+  // A group of one needs no engine on a GPU: its calls are copies in streams.
+  const bool alone = cuda() && group.members.size() == 1;
+  const bool in_stream = call.stream_order != UNJAM_STREAM_NONE || alone;
   unjamRequest* const handle = s->request;
   if (request != nullptr) *request = handle;  // before a callback may want it
   if (in_stream && disagreement.ok()) {
@@ -374,7 +381,7 @@ Result Context::submit_locked(std::unique_lock<std::mutex>& lock, unjamGroup& gr
       if (request != nullptr) *request = nullptr;
       return result;
     }
-    if (call.stream_order == UNJAM_STREAM_SYNC) return {};
+    if (call.stream_order == UNJAM_STREAM_SYNC || alone) return {};
     pin.reset();  // what is busy stays
     const std::shared_ptr<Context> keep = shared_from_this();
     lock.unlock();  // a launch may wait for the device
@@ -485,7 +492,9 @@ Result Context::admit_in_stream(std::unique_lock<std::mutex>& lock, std::unique_
   free_slots_.pop_back();
   Key& key = *s->key;
   void* const stream = s->call.stream;
-  const bool sync = s->call.stream_order == UNJAM_STREAM_SYNC;
+  const unjamStreamOrder_t order = static_cast<unjamStreamOrder_t>(s->call.stream_order);
+  const bool alone = key.group->members.size() == 1;
+  const std::uint64_t copied = copied_alone(*key.group, s->call);
   s->slot = slot;
   s->serial = ++serials_;
   s->in_engine = true;
@@ -495,7 +504,8 @@ Result Context::admit_in_stream(std::unique_lock<std::mutex>& lock, std::unique_
   count(*s);
   ++key.in_engine;
   move_key(key, KeyPlace::kBusy);
-  const bool is_fresh = std::exchange(key.fresh, false);
+  const bool is_fresh = key.fresh;
+  if (!alone) key.fresh = false;  // else the engine never hears of it
   const KeyState* const fresh = is_fresh ? &key.state : nullptr;
   slots_[slot] = std::move(s);
 
@@ -503,7 +513,9 @@ Result Context::admit_in_stream(std::unique_lock<std::mutex>& lock, std::unique_
   bool queued = false;
   try {
     const Launching launching(*this, &key);
-    if (sync) {
+    if (alone) {
+      queued = streams_->queue_copy(lock, stream, order != UNJAM_STREAM_NONE, inv, copied, error);
+    } else if (order == UNJAM_STREAM_SYNC) {
       queued = streams_->queue_call(lock, stream, inv, fresh, error);
     } else {
       bool marked = false;

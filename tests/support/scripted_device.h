@@ -17,6 +17,7 @@
 #include <chrono>
 #include <condition_variable>
 #include <cstdint>
+#include <cstring>
 #include <deque>
 #include <map>
 #include <memory>
@@ -102,11 +103,15 @@ class ScriptedDevice : public unjam::CudaDriver {
     std::optional<unjam::KeyState> fresh;
     std::vector<std::uint16_t> members;
     std::uint16_t slot = 0;
+    // Of a group of one: what is copied.
+    const void* from = nullptr;
+    void* to = nullptr;
+    std::uint64_t bytes = 0;
   };
 
   struct Stream {
     struct Item {
-      enum What : std::uint8_t { kCall, kMark, kWait } what = kCall;
+      enum What : std::uint8_t { kCall, kCopy, kMark, kWait } what = kCall;
       Engine* engine = nullptr;
       Call call;  // of others than calls: slot, and ticket or serial
     };
@@ -230,6 +235,22 @@ class ScriptedDevice : public unjam::CudaDriver {
       const unjam::Unlocked unlocked(lock);
       return device_.queue(*static_cast<Stream*>(stream), {Stream::Item::kCall, this, call}, error);
     }
+    bool queue_copy(std::unique_lock<std::mutex>& lock, void* stream, bool in_stream,
+                    const unjam::Invocation& inv, std::uint64_t bytes,
+                    std::string& error) override {
+      Call call = call_of(inv, nullptr);
+      call.from = inv.input;
+      call.to = inv.output;
+      call.bytes = bytes;
+      const unjam::Unlocked unlocked(lock);
+      if (!in_stream) {
+        const std::lock_guard device(device_.mutex_);
+        copies_.push_back(call);
+        device_.changed_.notify_all();
+        return true;
+      }
+      return device_.queue(*static_cast<Stream*>(stream), {Stream::Item::kCopy, this, call}, error);
+    }
     bool queue_wait(std::unique_lock<std::mutex>& lock, void* stream, std::uint16_t slot,
                     std::uint64_t serial, std::string& error) override {
       const unjam::Unlocked unlocked(lock);
@@ -244,6 +265,7 @@ class ScriptedDevice : public unjam::CudaDriver {
     // With the device's lock. Whether it is over, or something is that is beside streams.
     bool ends(const Stream::Item& item) {
       if (item.what == Stream::Item::kCall) return ends(item.call);
+      if (item.what == Stream::Item::kCopy) return copies(item.call);
       if (item.what == Stream::Item::kWait) return completed_[item.call.slot] >= item.call.serial;
       std::uint64_t& mark = marks_[item.call.slot];
       mark = std::max(mark, item.call.ticket);
@@ -252,6 +274,7 @@ class ScriptedDevice : public unjam::CudaDriver {
     // Whether it is the next use of its key: with the device's lock, as it comes there.
     void come(const Call& call) {
       if (call.key == nullptr) return;
+      if (call.members.size() == 1) device_.say("the engine has got a call of a group of one");
       if (call.fresh) {
         if (known_.count(call.key) != 0) device_.say("a key was set up twice");
         known_[call.key] = {call.fresh->tag, call.fresh->done, call.fresh->done};
@@ -265,6 +288,11 @@ class ScriptedDevice : public unjam::CudaDriver {
       ++key->second.queued;
     }
     bool ends_beside() {
+      if (!copies_.empty()) {
+        copies(copies_.front());
+        copies_.pop_front();
+        return true;
+      }
       for (auto it = beside_.begin(); it != beside_.end(); ++it) {
         if (!ends(*it)) continue;
         beside_.erase(it);
@@ -308,6 +336,13 @@ class ScriptedDevice : public unjam::CudaDriver {
       begun.insert(rank_);
       return begun.size() == call.members.size() && finish(call, unjam::Outcome::kDone);
     }
+    bool copies(const Call& call) {
+      if (call.members.size() != 1) device_.say("a call of several ranks was made a copy");
+      if (call.bytes != 0) std::memcpy(call.to, call.from, call.bytes);
+      completed_[call.slot] = call.serial;
+      copy_.cq.push({call.slot, unjam::Outcome::kDone});
+      return true;
+    }
     bool finish(const Call& call, unjam::Outcome outcome) {
       if (call.key != nullptr) known_[call.key].done = call.n + 1;
       completed_[call.slot] = call.serial;
@@ -322,7 +357,7 @@ class ScriptedDevice : public unjam::CudaDriver {
     std::vector<std::uint64_t> marks_, completed_;  // by slot
     std::vector<std::unique_ptr<DeviceKey>> keys_;  // guarded by the runtime's lock
     std::map<const unjam::KeyState*, Known> known_;
-    std::deque<Call> beside_;
+    std::deque<Call> beside_, copies_;
     std::set<std::uint16_t> gone_;
   };
 

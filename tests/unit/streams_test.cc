@@ -2,6 +2,7 @@
 // streams, refusals, aborts; threads of one rank that must not wait for one another.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <atomic>
 #include <functional>
 #include <memory>
@@ -211,6 +212,102 @@ TEST_F(Streams, ARefusedCallLeavesNothing) {
       EXPECT_EQ(call(me.all, key, UNJAM_STREAM_SYNC, stream, nullptr), UNJAM_ERROR_SYSTEM);
       me.wait(must_call(me.all, key, UNJAM_STREAM_SYNC, stream), key);
     }
+  });
+}
+
+unjamGroup_t alone_of(const Rank& me) {
+  unjamGroup_t group = nullptr;
+  UNJAM_CHECK(unjamGroupCreate(me.context, &me.rank, 1, "alone", &group));
+  return group;
+}
+
+// The scripted device says so where the engine hears of one of these calls.
+TEST_F(Streams, AGroupOfOneOnlyCopies) {
+  begin(1, 4);
+  void* const stream = device_->create_stream();
+  job_->run([&](Rank& me) {
+    std::vector<std::int32_t> from(100), to(100);
+    for (std::size_t i = 0; i < from.size(); ++i) from[i] = static_cast<std::int32_t>(i) - 7;
+    using Call =
+        std::function<unjamResult_t(const char*, const unjamCallOptions_t*, unjamRequest_t*)>;
+    const std::size_t n = from.size();
+    const Call calls[] = {
+        [&](const char* key, const unjamCallOptions_t* options, unjamRequest_t* r) {
+          return unjamAllReduce(me.all, key, from.data(), to.data(), n, UNJAM_INT32, UNJAM_AVG,
+                                options, r);
+        },
+        [&](const char* key, const unjamCallOptions_t* options, unjamRequest_t* r) {
+          return unjamAllGather(me.all, key, from.data(), to.data(), n, UNJAM_INT32, options, r);
+        },
+        [&](const char* key, const unjamCallOptions_t* options, unjamRequest_t* r) {
+          return unjamReduceScatter(me.all, key, from.data(), to.data(), n, UNJAM_INT32, UNJAM_MAX,
+                                    options, r);
+        },
+        [&](const char* key, const unjamCallOptions_t* options, unjamRequest_t* r) {
+          return unjamAllToAll(me.all, key, from.data(), to.data(), n, UNJAM_INT32, options, r);
+        },
+        [&](const char* key, const unjamCallOptions_t* options, unjamRequest_t* r) {
+          return unjamBroadcast(me.all, key, from.data(), to.data(), n, UNJAM_INT32, 0, options, r);
+        },
+    };
+    for (const auto order : {UNJAM_STREAM_NONE, UNJAM_STREAM_ASYNC, UNJAM_STREAM_SYNC}) {
+      unjamCallOptions_t options = UNJAM_CALL_OPTIONS_INITIALIZER;
+      options.stream = order == UNJAM_STREAM_NONE ? nullptr : stream;
+      options.stream_order = order;
+      for (const Call& call : calls) {
+        for (const char* key : {"", "key"}) {
+          std::fill(to.begin(), to.end(), -1);
+          unjamRequest_t request = nullptr;
+          UNJAM_CHECK(call(key, &options, &request));
+          me.wait(request, "a copy");
+          EXPECT_EQ(to, from);
+        }
+      }
+      // Nothing to copy: in place, and a barrier.
+      unjamRequest_t request = nullptr;
+      UNJAM_CHECK(unjamAllReduce(me.all, "key", to.data(), to.data(), n, UNJAM_INT32, UNJAM_SUM,
+                                 &options, &request));
+      me.wait(request, "in place");
+      UNJAM_CHECK(unjamBarrier(me.all, "key", &options, &request));
+      me.wait(request, "a barrier");
+      EXPECT_EQ(to, from);
+    }
+    EXPECT_EQ(stats_of(me.context).pending, 0U);
+  });
+}
+
+// It is complete when its stream comes to it, not before; and refused as others are.
+TEST_F(Streams, AGroupOfOneStandsInItsStream) {
+  begin(2, 8);
+  void* const streams[] = {device_->create_stream(), device_->create_stream()};
+  std::atomic<bool> seen{false};
+  job_->run([&](Rank& me) {
+    const unjamGroup_t alone = alone_of(me);
+    void* const stream = streams[me.rank];
+    if (me.rank == 1) {
+      if (!eventually([&] { return seen.load(); })) fail("rank 0 does not see");
+      me.wait(must_call(me.all, "late", UNJAM_STREAM_SYNC, stream), "late");
+      return;
+    }
+    void* const other = device_->create_stream();
+    const unjamRequest_t late = must_call(me.all, "late", UNJAM_STREAM_SYNC, stream);
+    device_->refuse(stream, 1);
+    unjamRequest_t behind = nullptr;
+    EXPECT_EQ(call(alone, "key", UNJAM_STREAM_ASYNC, stream, &behind), UNJAM_ERROR_SYSTEM);
+    EXPECT_EQ(behind, nullptr);
+    behind = must_call(alone, "key", UNJAM_STREAM_ASYNC, stream);
+    // In other streams, and in none, under the same key too.
+    me.wait(must_call(alone, "key", UNJAM_STREAM_SYNC, other), "in another stream");
+    me.wait(must_call(alone, "key", UNJAM_STREAM_NONE, nullptr), "in none");
+    int done = 0;
+    UNJAM_CHECK(unjamTest(behind, &done));
+    EXPECT_EQ(done, 0);
+    UNJAM_CHECK(unjamStreamWait(behind, other));
+    seen = true;
+    me.wait(late, "late");
+    me.wait(behind, "behind it");
+    me.wait(must_call(alone, "key", UNJAM_STREAM_SYNC, other), "behind the wait");
+    UNJAM_CHECK(unjamGroupDestroy(alone));
   });
 }
 

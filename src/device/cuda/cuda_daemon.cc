@@ -71,7 +71,11 @@ class BackOff {
 class CudaDaemon : public StreamDaemon {
  public:
   CudaDaemon(const CudaRankOptions& options, RankState& copy)
-      : o_(options), copy_(copy), besides_(options.slots), held_keys_(options.keys) {}
+      : o_(options),
+        copy_(copy),
+        besides_(options.slots),
+        copied_in_(options.slots),
+        held_keys_(options.keys) {}
 
   ~CudaDaemon() override {
     stop();
@@ -198,8 +202,34 @@ class CudaDaemon : public StreamDaemon {
     return true;
   }
 
+  bool queue_copy(std::unique_lock<std::mutex>& lock, void* stream, bool in_stream,
+                  const Invocation& inv, std::uint64_t bytes, std::string& error) override {
+    const cudaStream_t s = in_stream ? as_stream(stream) : control_stream_;
+    std::uint32_t slot = inv.slot;
+    std::uint64_t serial = inv.serial;
+    void* arguments[] = {&rank_, &slot, &serial};
+    bool queued = false;
+    {
+      const Unlocked unlocked(lock);
+      const OnDevice on(o_.device);
+      queued = check_stream(s, error) && note_stream(inv.slot, s, error) &&
+               (bytes == 0 || copy(inv.output, inv.input, bytes, s, error)) &&
+               launch(end_kernel(), 1, 1, arguments, s, "queueing a call's end", error);
+    }
+    if (!queued) return false;
+    ++pending_;
+    wake_if_asleep();  // it counts what has ended
+    return true;
+  }
+
   bool queue_wait(std::unique_lock<std::mutex>& lock, void* stream, std::uint16_t slot,
                   std::uint64_t serial, std::string& error) override {
+    // What is in that stream anyhow is not waited for.
+    unsigned long long id = 0;
+    if (copied_in_[slot] != 0 && cudaStreamGetId(as_stream(stream), &id) == cudaSuccess &&
+        id == copied_in_[slot]) {
+      return true;
+    }
     std::unique_ptr<CudaLaunch> l = take_spare();
     l->kind = EngineKind::kWait;
     l->slot = slot;
@@ -222,6 +252,7 @@ class CudaDaemon : public StreamDaemon {
   void ended(std::uint16_t slot) override {
     if (besides_[slot]) --beside_;
     besides_[slot] = false;
+    copied_in_[slot] = 0;
   }
 
   void wait(EventCount& completions, std::uint32_t epoch, std::int64_t timeout_us) override {
@@ -534,6 +565,7 @@ class CudaDaemon : public StreamDaemon {
     if (!cuda_ok(cudaGetDeviceProperties(&properties, o_.device), "reading the device", error) ||
         !cuda_ok(cudaFuncGetAttributes(&attributes_, engine_kernel()), "loading kernels", error) ||
         !cuda_ok(cudaFuncGetAttributes(&unused, mark_kernel()), "loading kernels", error) ||
+        !cuda_ok(cudaFuncGetAttributes(&unused, end_kernel()), "loading kernels", error) ||
         !cuda_ok(cudaFuncSetAttribute(engine_kernel(), cudaFuncAttributeMaxDynamicSharedMemorySize,
                                       static_cast<int>(kEngineSharedBytes)),
                  "loading kernels", error) ||
@@ -585,6 +617,16 @@ class CudaDaemon : public StreamDaemon {
     config.numAttrs = early ? 1 : 0;
     const std::unique_lock first = first_launch_.guard(stream);
     return cuda_ok(cudaLaunchKernelExC(&config, kernel, arguments), what, error);
+  }
+
+  bool note_stream(std::uint16_t slot, cudaStream_t stream, std::string& error) {
+    return cuda_ok(cudaStreamGetId(stream, &copied_in_[slot]), "the stream of a call", error);
+  }
+  bool copy(void* to, const void* from, std::uint64_t bytes, cudaStream_t stream,
+            std::string& error) {
+    const std::unique_lock first = first_launch_.guard(stream);
+    return cuda_ok(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, stream),
+                   "queueing the copy that a group of one makes of a call", error);
   }
 
   std::unique_ptr<CudaLaunch> take_spare() {
@@ -1089,6 +1131,8 @@ class CudaDaemon : public StreamDaemon {
   // in streams bring their engine.)
   std::atomic<std::uint64_t> beside_{0};
   std::vector<bool> besides_;  // by slot
+  // By slot: the stream, as CUDA numbers them, that queue_copy() has put the call into; 0: none.
+  std::vector<unsigned long long> copied_in_;
   struct HeldKey {
     std::uint64_t tag = 0, first_turn = 0;
   };

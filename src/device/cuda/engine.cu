@@ -311,6 +311,13 @@ __global__ void unjam_mark_kernel(CudaRank* rank, std::uint32_t slot, std::uint6
   if (load_relaxed_local(r.daemon) == 0) store_system(r.link->residency.rung, 1u);
 }
 
+// The call of a group of one that stands here in its stream has ended.
+__global__ void unjam_end_kernel(CudaRank* rank, std::uint32_t slot, std::uint64_t serial) {
+  // Release: the copy in front, for a kernel that waits in another stream.
+  solo::fence_local();
+  solo::end_call(*rank, slot, serial, solo::fetch_add_relaxed(rank->rank.cq.tail, 1));
+}
+
 // The state of keys that nobody uses yet.
 __global__ void unjam_keys_kernel(CudaKeys keys) {
   const std::uint32_t lanes = keys.lanes, ranks = keys.ranks;
@@ -334,6 +341,7 @@ __global__ void unjam_keys_kernel(CudaKeys keys) {
 
 const unsigned kEngineSharedBytes = sizeof(BlockShared);
 const void* engine_kernel() { return reinterpret_cast<const void*>(&unjam_engine_kernel); }
+const void* end_kernel() { return reinterpret_cast<const void*>(&unjam_end_kernel); }
 const void* mark_kernel() { return reinterpret_cast<const void*>(&unjam_mark_kernel); }
 const void* keys_kernel() { return reinterpret_cast<const void*>(&unjam_keys_kernel); }
 

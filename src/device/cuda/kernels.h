@@ -10,6 +10,8 @@ const void* engine_kernel();
 extern const unsigned kEngineSharedBytes;
 // (CudaRank*, std::uint32_t slot, std::uint64_t ticket): one thread.
 const void* mark_kernel();
+// (CudaRank*, std::uint32_t slot, std::uint64_t serial): one thread.
+const void* end_kernel();
 // (CudaKeys): any shape.
 const void* keys_kernel();
 
