@@ -100,7 +100,7 @@ Sweep default_sweep() {
   s.both_data = false;
   s.all_ops_up_to = 1000;
   if (kSanitized) {
-    s.counts = {0, 7, 33, 20011};
+    s.counts = {0, 7, 20011};
     s.all_ops_up_to = 0;
     s.twice = false;
   }

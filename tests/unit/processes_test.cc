@@ -155,7 +155,7 @@ void same_as_threads(const Layout& processes, bool synchronize) {
   const std::uint64_t seed = mix(base_seed(), synchronize ? 1 : 0);
   const programs::Inputs inputs(seed);  // the children share its pages
   programs::Program program;
-  program.iterations = kSanitized ? 3 : 20;
+  program.iterations = kSanitized ? 2 : 20;
   program.synchronize = synchronize;
   const auto threads =
       run_program_as(kThreads, default_config(), inputs, program, seed, mix(seed, 1));

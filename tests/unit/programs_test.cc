@@ -48,7 +48,7 @@ void complete_with_equal_bits(const Program& program, std::uint64_t seed) {
 
 Program short_program(bool synchronize) {
   Program p;
-  p.iterations = kSanitized ? 3 : 20;
+  p.iterations = kSanitized ? 2 : 20;
   p.synchronize = synchronize;
   return p;
 }
