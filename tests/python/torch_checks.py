@@ -1211,6 +1211,28 @@ def overlapping_groups_in_any_order():
 
 
 @check
+def keyed_groups_end_with_the_group_that_they_are_of():
+    group = dist.new_group(range(SIZE))
+    keyed = unjam.keyed_group(group, "one")
+    deeper = unjam.keyed_group(keyed, "two")
+    let_go = unjam.keyed_group(group, "three")
+    dist.destroy_process_group(let_go)
+    for g in (group, keyed, deeper):
+        dist.all_reduce(torch.ones(1, device=DEVICE), group=g)
+    # One that nobody answers: its end is the group's.
+    received = torch.empty(1, device=DEVICE)
+    work = dist.irecv(received, group=deeper)
+    dist.destroy_process_group(group)
+    with fails(RuntimeError, "was destroyed"):
+        work.wait()
+    for g in (keyed, deeper):
+        with fails(RuntimeError, "was destroyed"):
+            dist.all_reduce(torch.ones(1, device=DEVICE), group=g)
+        dist.destroy_process_group(g)
+    dist.all_reduce(torch.ones(1, device=DEVICE))
+
+
+@check
 def two_threads_two_groups_opposite_orders():
     # (A default device is a thread's own.)
     one, two = unjam.keyed_group(None, "one"), unjam.keyed_group(None, "two")

@@ -57,8 +57,9 @@ class AnySource {
   }
 
   // Receives of a process group that ends: nobody can look for their senders any more. One that is
-  // being looked at ends behind that; waits: until it has, so that nothing uses the group any more.
-  void cancel(const void* owner, const char* why, bool waits) {
+  // being looked at ends behind that; waits: until it has, so that nothing uses the group any more,
+  // but not for long: it may be making a call that a full stream holds up. False: it still does.
+  bool cancel(const void* owner, const char* why, bool waits) {
     std::unique_lock lock(mutex_);
     const auto of_owner = [owner](const std::shared_ptr<Receive>& r) { return r->owner == owner; };
     receives_.remove_if([&](const std::shared_ptr<Receive>& r) {
@@ -70,7 +71,7 @@ class AnySource {
     const auto none_left = [&] {
       return std::none_of(receives_.begin(), receives_.end(), of_owner);
     };
-    if (waits) changed_.wait(lock, none_left);
+    return !waits || changed_.wait_for(lock, kEnds, none_left);
   }
 
   void forked() {
@@ -82,6 +83,7 @@ class AnySource {
 
  private:
   static constexpr std::chrono::microseconds kShortest{20}, kLongest{1000};
+  static constexpr std::chrono::seconds kEnds{10};
 
   void look() noexcept {
     for (auto pause = kShortest;;) {

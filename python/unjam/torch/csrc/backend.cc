@@ -78,6 +78,7 @@ void UnjamBackend::abort() {
   const std::shared_ptr<Groups> groups = groups_or_null();
   if (owns_world_ && groups != nullptr) groups->world().abort();
   AnySource::get().cancel(this, "its process group was aborted", /*waits=*/false);
+  for (const auto& keyed : keyed_ones()) keyed->abort();
 }
 
 std::shared_ptr<Groups> UnjamBackend::take_groups() {
@@ -87,9 +88,15 @@ std::shared_ptr<Groups> UnjamBackend::take_groups() {
 }
 
 void UnjamBackend::shutdown() {
+  for (const auto& keyed : keyed_ones()) keyed->shutdown();
   {
     const std::shared_ptr<Groups> groups = take_groups();  // ends here
-    AnySource::get().cancel(this, "its process group was destroyed", /*waits=*/true);
+    if (!AnySource::get().cancel(this, "its process group was destroyed", /*waits=*/true)) {
+      TORCH_WARN("unjam: process group ", fate_->channel(),
+                 " was destroyed while a receive from any source was being made, which waits for "
+                 "another call under its key that a full stream has no room for: that receive, and "
+                 "the group's memory, end when the stream goes on");
+    }
   }
   // Calls that are over keep their context, and its memory on the device.
   Call::sweep(true);
@@ -177,9 +184,22 @@ c10::intrusive_ptr<c10d::Backend> UnjamBackend::split(
 }
 
 c10::intrusive_ptr<UnjamBackend> UnjamBackend::keyed(const std::string& name) {
-  return c10::make_intrusive<UnjamBackend>(groups(), getRank(),
-                                           c10::make_intrusive<UnjamOptions>(options_->timeout),
-                                           join(prefix_, "#group " + escaped(name) + "#"), false);
+  auto keyed = c10::make_intrusive<UnjamBackend>(
+      groups(), getRank(), c10::make_intrusive<UnjamOptions>(options_->timeout),
+      join(prefix_, "#group " + escaped(name) + "#"), false);
+  const std::lock_guard lock(mutex_);
+  std::erase_if(keyed_, [](const auto& one) { return one.expired(); });
+  keyed_.emplace_back(keyed);
+  return keyed;
+}
+
+std::vector<c10::intrusive_ptr<UnjamBackend>> UnjamBackend::keyed_ones() const {
+  std::vector<c10::intrusive_ptr<UnjamBackend>> ones;
+  const std::lock_guard lock(mutex_);
+  for (const auto& one : keyed_) {
+    if (auto alive = one.lock()) ones.push_back(std::move(alive));
+  }
+  return ones;
 }
 
 int UnjamBackend::root(std::int64_t rank, const char* what) const {

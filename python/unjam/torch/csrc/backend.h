@@ -64,7 +64,7 @@ class UnjamBackend : public c10d::Backend {
   c10::intrusive_ptr<c10d::Backend> split(
       const c10::intrusive_ptr<c10d::Store>& store, const std::vector<int>& ranks,
       const c10::intrusive_ptr<c10d::Backend::Options>& options) override;
-  // The same group under a further key: local, and no new memory.
+  // The same group under a further key: local, and no new memory. Ends with this one.
   c10::intrusive_ptr<UnjamBackend> keyed(const std::string& name);
 
   WorkPtr broadcast(Tensors& tensors, const c10d::BroadcastOptions& options) override;
@@ -115,6 +115,7 @@ class UnjamBackend : public c10d::Backend {
   int root(std::int64_t rank, const char* what) const;
   int peer(int rank, const char* what) const;
   WorkPtr exchange(Launch& launch, const Tensors& received, const Tensors& sent);
+  std::vector<c10::intrusive_ptr<UnjamBackend>> keyed_ones() const;
 
   const c10::intrusive_ptr<UnjamOptions> options_;
   const std::string prefix_;
@@ -123,7 +124,8 @@ class UnjamBackend : public c10d::Backend {
   const std::shared_ptr<Fate> fate_;
   std::atomic<std::uint64_t> sequence_{0};
   mutable std::mutex mutex_;
-  std::shared_ptr<Groups> groups_;  // null once it is shut down
+  std::shared_ptr<Groups> groups_;                            // null once it is shut down
+  std::vector<c10::weak_intrusive_ptr<UnjamBackend>> keyed_;  // keyed()'s
 };
 
 // Backends that have not been shut down: what the end of the process shuts down.
