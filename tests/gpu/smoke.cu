@@ -87,6 +87,68 @@ double run_case(const Member& me, const Case& c, void* memory, const Reports& re
   return us;
 }
 
+__global__ void gate_kernel(const volatile unsigned* open) {
+  while (*open == 0) __nanosleep(1000);
+}
+
+// The calls of a group of one stand in their streams, and streams that wait for them go on behind
+// them, not before. Nothing here may synchronise the device while the gate is shut.
+void check_alone(const Member& me, const Stream& stream, std::uint64_t seed) {
+  me.doing("calls alone");
+  Spec s;
+  s.kind = UNJAM_ALL_GATHER;
+  s.count = 100000;
+  s.size = 1;
+  s.seed = mix(seed, 77);
+  const Stream other;
+  const DeviceMemory memory(memory_of(s)), again_memory(memory_of(s));
+  const Place place = place_in(memory.get(), s), again = place_in(again_memory.get(), s);
+  const Reports reports(3);
+  const PinnedMemory gate(sizeof(unsigned));
+  auto* const open = gate.as<unsigned>();
+  *open = 1;
+  unjamGroup_t alone = nullptr;
+  check(unjamGroupCreate(me.context, &me.rank, 1, "alone", &alone));
+  const unjamCallOptions_t beside = ordered(UNJAM_STREAM_ASYNC, stream);
+  const unjamCallOptions_t within = ordered(UNJAM_STREAM_SYNC, other);
+  const std::size_t bytes = s.count * type_info(s.dtype).bytes;
+  // (Both streams and all kernels are in use before the gate: first uses may wait for the device.)
+  for (const Stream* first : {&stream, &other}) {
+    start_fill(s, again, first->get());
+    start_check(s, again, reports.on_device(0), first->get());
+    gate_kernel<<<1, 1, 0, first->get()>>>(open);
+    check(cudaMemcpyAsync(again.recv, again.send, bytes, cudaMemcpyDefault, first->get()));
+    first->synchronize();
+  }
+  *open = 0;
+  gate_kernel<<<1, 1, 0, stream.get()>>>(open);
+  start_fill(s, place, stream.get());
+  unjamRequest_t behind = nullptr, free = nullptr, follows = nullptr;
+  check(call(alone, "a", s, place, &beside, &behind));
+  check(unjamStreamWait(behind, stream.get()));  // it is behind it anyhow
+  check(call(alone, "a", s, again, nullptr, &free));
+  me.wait(free, "alone, in no stream");
+  int done = 0;
+  check(unjamTest(behind, &done));
+  if (done != 0) fail("a call of a group of one is complete before its stream comes to it");
+  check(cudaMemsetAsync(again.recv, kPoison, bytes, other.get()));
+  check(unjamStreamWait(behind, other.get()));
+  check(cudaMemcpyAsync(again.recv, place.recv, bytes, cudaMemcpyDefault, other.get()));
+  start_check(s, again, reports.on_device(1), other.get());
+  check(call(alone, "b", s, again, &within, &follows));
+  start_check(s, again, reports.on_device(2), other.get());
+  check(unjamTest(follows, &done));
+  if (done != 0) fail("a stream does not wait for a call of a group of one in another");
+  *static_cast<volatile unsigned*>(open) = 1;
+  me.wait(behind, "alone, behind a stream");
+  me.wait(follows, "alone, in a stream");
+  reports.start_fetch(other.get());
+  other.synchronize();
+  stream.synchronize();
+  for (const int i : {1, 2}) finish_check(s, reports[i], "rank " + std::to_string(me.rank));
+  check(unjamGroupDestroy(alone));
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -153,6 +215,8 @@ int main(int argc, char** argv) {
       stream.synchronize();
       finish_check(theirs, reports[0], what + ", rank " + std::to_string(me.rank));
     }
+    // (What others do to a GPU that they share would wait for the gate.)
+    if (ranks <= device_count()) check_alone(me, stream, seed);
     me.doing("done");
   });
 
