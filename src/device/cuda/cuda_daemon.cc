@@ -204,7 +204,7 @@ class CudaDaemon : public StreamDaemon {
 
   bool queue_copy(std::unique_lock<std::mutex>& lock, void* stream, bool in_stream,
                   const Invocation& inv, std::uint64_t bytes, std::string& error) override {
-    const cudaStream_t s = in_stream ? as_stream(stream) : control_stream_;
+    cudaStream_t s = in_stream ? as_stream(stream) : control_stream_;
     std::uint32_t slot = inv.slot;
     std::uint64_t serial = inv.serial;
     void* arguments[] = {&rank_, &slot, &serial};
