@@ -4,6 +4,7 @@
 #include <cuda_runtime.h>
 
 #include <cstddef>
+#include <cstdlib>
 #include <source_location>
 #include <string>
 #include <utility>
@@ -34,6 +35,12 @@ inline void load_eagerly() { setenv("CUDA_MODULE_LOADING", "EAGER", 1); }
 constexpr int kManyQueues = 32;
 inline void take_many_queues() {
   setenv("CUDA_DEVICE_MAX_CONNECTIONS", std::to_string(kManyQueues).c_str(), 0);
+}
+// How many there are then: the user may have asked for others.
+inline int queues_taken() {
+  const char* const text = std::getenv("CUDA_DEVICE_MAX_CONNECTIONS");
+  const int queues = text == nullptr ? 0 : std::atoi(text);
+  return queues >= 1 && queues <= kManyQueues ? queues : kManyQueues;
 }
 
 class DeviceMemory {

@@ -368,7 +368,7 @@ int streams_for(int ranks) {
   constexpr int kMost = 6;
   const int sharing = (ranks + device_count() - 1) / device_count();
   if (sharing <= 1) return kMost;
-  return std::clamp((kManyQueues / sharing - kOthers) / 2, 1, kMost);
+  return std::clamp((queues_taken() / sharing - kOthers) / 2, 1, kMost);
 }
 
 }  // namespace
