@@ -216,7 +216,10 @@ class CudaDaemon : public StreamDaemon {
                (bytes == 0 || copy(inv.output, inv.input, bytes, s, error)) &&
                launch(end_kernel(), 1, 1, arguments, s, "queueing a call's end", error);
     }
-    if (!queued) return false;
+    if (!queued) {
+      copied_in_[inv.slot] = 0;  // the slot's next call is another's
+      return false;
+    }
     ++pending_;
     wake_if_asleep();  // it counts what has ended
     return true;
