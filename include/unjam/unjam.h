@@ -207,7 +207,8 @@ UNJAM_API unjamResult_t unjamInitAll(unjamContext_t* contexts, int nranks,
 UNJAM_API unjamResult_t unjamDestroy(unjamContext_t context);
 /* Ends every pending invocation of this rank with UNJAM_ERROR_ABORTED and refuses further ones.
  * Returns always, from any thread. Peers are told: their pending invocations that share a group
- * with this rank end with UNJAM_ERROR_PEER. */
+ * with this rank end with UNJAM_ERROR_PEER. (CUDA: a call of a group of one that is a copy in a
+ * stream ends, with the error, when the stream comes to it; unjamDestroy waits for that.) */
 UNJAM_API unjamResult_t unjamAbort(unjamContext_t context);
 UNJAM_API unjamResult_t unjamContextRank(unjamContext_t context, int* rank);
 UNJAM_API unjamResult_t unjamContextSize(unjamContext_t context, int* nranks);
@@ -268,7 +269,9 @@ typedef void (*unjamCallback_t)(unjamResult_t result, void* user);
 typedef enum {
   UNJAM_STREAM_NONE = 0, /* no stream: the input holds its values when the call is made */
   /* The input holds its values when the work queued in `stream` until now is done. The stream does
-   * not wait for the collective (unjamStreamWait does), so it goes on beside it. */
+   * not wait for the collective (unjamStreamWait does), so it goes on beside it. (A group of one
+   * only copies, in the stream, and under one key what is in different streams ends in any order.)
+   */
   UNJAM_STREAM_ASYNC = 1,
   /* As a kernel in `stream`: after the work queued before, and work queued later sees the results.
    */

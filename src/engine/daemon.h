@@ -73,7 +73,8 @@ class StreamDaemon : public Daemon {
                           const KeyState* fresh, std::string& error) = 0;
   // Queues what a group of one makes of a call: a copy of so many bytes from its input to its
   // output, and its end. It waits for nobody, so it is in the stream whatever the call's order is;
-  // without one (`in_stream` false) it is in a stream of this object's.
+  // without one (`in_stream` false) it is in a stream of this object's. (False may leave the copy
+  // queued without its end.)
   virtual bool queue_copy(std::unique_lock<std::mutex>& lock, void* stream, bool in_stream,
                           const Invocation& inv, std::uint64_t bytes, std::string& error) = 0;
   // Queues a wait for the invocation with this serial number in this slot.

@@ -369,7 +369,8 @@ void World::watch() {
   for (Context* c : contexts_) {
     if (c == nullptr) continue;
     for (CallRecord& call : c->pending_calls()) {
-      if (call.age_ms < look_at_ms) continue;
+      // A call of a group of one waits for no rank: at most for its stream.
+      if (call.age_ms < look_at_ms || call.members.size() == 1) continue;
       OldCall& o = old[{call.id.tag, call.id.n}];
       o.callers.push_back(c->rank());
       o.age_ms = std::max(o.age_ms, call.age_ms);

@@ -363,8 +363,8 @@ void run_job(const Job& job, const Settings& s) {
 // wait for the first: a true cycle. So each stream is to have a queue of its own; more than six
 // ranks have too many even with one stream a batch, and can stand still.
 int streams_for(int ranks) {
-  // The library's two (daemon and control) and the default stream, in which agree() copies.
-  constexpr int kOthers = 3;
+  // The library's three (daemon, control, copies) and the default stream, in which agree() copies.
+  constexpr int kOthers = 4;
   constexpr int kMost = 6;
   const int sharing = (ranks + device_count() - 1) / device_count();
   if (sharing <= 1) return kMost;

@@ -44,7 +44,8 @@ def keyed_group(group: dist.ProcessGroup | None, name: str) -> dist.ProcessGroup
 
     Local: nothing is sent, no rank is waited for, and it needs no memory of its own. It is a real
     process group, which can be handed to any library, to a DeviceMesh or to compiled code; it is
-    known to torch as "<name of group>#<name>". The same call again returns the same group.
+    known to torch as "<name of group>#<name>". The same call again returns the same group. It ends
+    with the group that it is of.
 
     Args:
         group: a process group of unjam's; None: the default one.

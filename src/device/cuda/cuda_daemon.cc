@@ -82,6 +82,7 @@ class CudaDaemon : public StreamDaemon {
     const OnDevice on(o_.device);
     if (stream_ != nullptr) cudaStreamDestroy(stream_);
     if (control_stream_ != nullptr) cudaStreamDestroy(control_stream_);
+    if (copy_stream_ != nullptr) cudaStreamDestroy(copy_stream_);
     cudaFree(memory_);
     cudaFreeHost(pinned_);
   }
@@ -204,7 +205,7 @@ class CudaDaemon : public StreamDaemon {
 
   bool queue_copy(std::unique_lock<std::mutex>& lock, void* stream, bool in_stream,
                   const Invocation& inv, std::uint64_t bytes, std::string& error) override {
-    cudaStream_t s = in_stream ? as_stream(stream) : control_stream_;
+    cudaStream_t s = in_stream ? as_stream(stream) : copy_stream_;
     std::uint32_t slot = inv.slot;
     std::uint64_t serial = inv.serial;
     void* arguments[] = {&rank_, &slot, &serial};
@@ -212,27 +213,24 @@ class CudaDaemon : public StreamDaemon {
     {
       const Unlocked unlocked(lock);
       const OnDevice on(o_.device);
-      queued = check_stream(s, error) && note_stream(inv.slot, s, error) &&
-               (bytes == 0 || copy(inv.output, inv.input, bytes, s, error)) &&
-               launch(end_kernel(), 1, 1, arguments, s, "queueing a call's end", error);
+      if (check_stream(s, error) && note_stream(inv.slot, s, error)) {
+        // Of both: a copy alone may not give the stream its queue.
+        const std::unique_lock first = first_launch_.guard(s);
+        queued = (bytes == 0 || copy(inv.output, inv.input, bytes, s, error)) &&
+                 launch(end_kernel(), 1, 1, arguments, s, "queueing a call's end", error);
+      }
     }
     if (!queued) {
       copied_in_[inv.slot] = 0;  // the slot's next call is another's
       return false;
     }
-    ++pending_;
-    wake_if_asleep();  // it counts what has ended
+    ++pending_;  // the launcher may sleep on: nothing is to be launched
     return true;
   }
 
   bool queue_wait(std::unique_lock<std::mutex>& lock, void* stream, std::uint16_t slot,
                   std::uint64_t serial, std::string& error) override {
-    // What is in that stream anyhow is not waited for.
-    unsigned long long id = 0;
-    if (copied_in_[slot] != 0 && cudaStreamGetId(as_stream(stream), &id) == cudaSuccess &&
-        id == copied_in_[slot]) {
-      return true;
-    }
+    const unsigned long long copied_in = copied_in_[slot];
     std::unique_ptr<CudaLaunch> l = take_spare();
     l->kind = EngineKind::kWait;
     l->slot = slot;
@@ -242,9 +240,11 @@ class CudaDaemon : public StreamDaemon {
     {
       const Unlocked unlocked(lock);
       const OnDevice on(o_.device);
+      // What is in that stream anyhow is not waited for.
       queued =
-          check_stream(stream, error) && launch(engine_kernel(), 1, o_.block_threads, arguments,
-                                                as_stream(stream), "queueing a wait", error);
+          check_stream(stream, error) &&
+          (is_stream(stream, copied_in) || launch(engine_kernel(), 1, o_.block_threads, arguments,
+                                                  as_stream(stream), "queueing a wait", error));
     }
     spare_.push_back(std::move(l));
     return queued;
@@ -597,6 +597,8 @@ class CudaDaemon : public StreamDaemon {
            cuda_ok(cudaStreamCreateWithPriority(&stream_, cudaStreamNonBlocking, greatest),
                    "creating a stream", error) &&
            cuda_ok(cudaStreamCreateWithPriority(&control_stream_, cudaStreamNonBlocking, greatest),
+                   "creating a stream", error) &&
+           cuda_ok(cudaStreamCreateWithPriority(&copy_stream_, cudaStreamNonBlocking, greatest),
                    "creating a stream", error);
   }
 
@@ -625,9 +627,16 @@ class CudaDaemon : public StreamDaemon {
   bool note_stream(std::uint16_t slot, cudaStream_t stream, std::string& error) {
     return cuda_ok(cudaStreamGetId(stream, &copied_in_[slot]), "the stream of a call", error);
   }
-  bool copy(void* to, const void* from, std::uint64_t bytes, cudaStream_t stream,
-            std::string& error) {
-    const std::unique_lock first = first_launch_.guard(stream);
+  // Whether it is the one that CUDA numbers so; 0: none.
+  static bool is_stream(void* stream, unsigned long long number) {
+    unsigned long long id = 0;
+    if (number == 0) return false;
+    if (cudaStreamGetId(as_stream(stream), &id) == cudaSuccess) return id == number;
+    cudaGetLastError();  // the launch will say it
+    return false;
+  }
+  static bool copy(void* to, const void* from, std::uint64_t bytes, cudaStream_t stream,
+                   std::string& error) {
     return cuda_ok(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, stream),
                    "queueing the copy that a group of one makes of a call", error);
   }
@@ -1124,6 +1133,7 @@ class CudaDaemon : public StreamDaemon {
   mutable std::mutex refreshing_;
   cudaStream_t stream_ = nullptr;          // of the daemon
   cudaStream_t control_stream_ = nullptr;  // of copies for reports
+  cudaStream_t copy_stream_ = nullptr;     // of queue_copy(), where a call has none
   FirstLaunch first_launch_;
   CudaLaunch daemon_;
   std::vector<std::unique_ptr<CudaLaunch>> spare_;  // each thread that launches takes one

@@ -313,9 +313,14 @@ __global__ void unjam_mark_kernel(CudaRank* rank, std::uint32_t slot, std::uint6
 
 // The call of a group of one that stands here in its stream has ended.
 __global__ void unjam_end_kernel(CudaRank* rank, std::uint32_t slot, std::uint64_t serial) {
-  // Release: the copy in front, for a kernel that waits in another stream.
-  solo::fence_local();
-  solo::end_call(*rank, slot, serial, solo::fetch_add_relaxed(rank->rank.cq.tail, 1));
+  CudaRank& r = *rank;
+  // The host has ended it meanwhile (an abort): then it has failed, though the copy was made.
+  const bool cancelled = load_relaxed(r.rank.cancelled[slot]) != 0;
+  // Release: the copy in front, for a kernel that waits in another stream, and for a host that
+  // waits for no stream.
+  fence_system();
+  solo::end_call(r, slot, serial, solo::fetch_add_relaxed(r.rank.cq.tail, 1),
+                 cancelled ? Outcome::kCancelled : Outcome::kDone);
 }
 
 // The state of keys that nobody uses yet.

@@ -655,15 +655,14 @@ __device__ __forceinline__ void free_key(const CudaLaunch& launch) {
 // rest; so `completed`, which belongs to the slot, and with the entry to whoever gets it next, only
 // grows. `at`: place in the CQ, which is ours.
 __device__ __forceinline__ void end_call(CudaRank& r, std::uint32_t slot, std::uint64_t serial,
-                                         std::uint64_t at) {
+                                         std::uint64_t at, Outcome outcome = Outcome::kDone) {
   max_relaxed(r.completed[slot], serial);
   add_relaxed(r.solo_calls, 1);
   RingCq& cq = r.rank.cq;
   // As in LaneTransport::slot_of().
   const std::uint64_t i =
       at >> 32 == 0 ? static_cast<std::uint32_t>(at) % cq.capacity : at % cq.capacity;
-  store_system(cq.words[i],
-               (at + 1) << 24 | static_cast<std::uint64_t>(Outcome::kDone) << 16 | slot);
+  store_system(cq.words[i], (at + 1) << 24 | static_cast<std::uint64_t>(outcome) << 16 | slot);
 }
 
 // Says for the engine which lanes have how much behind them.

@@ -71,7 +71,12 @@ class AnySource {
     const auto none_left = [&] {
       return std::none_of(receives_.begin(), receives_.end(), of_owner);
     };
-    return !waits || changed_.wait_for(lock, kEnds, none_left);
+    if (!waits || changed_.wait_for(lock, kEnds, none_left)) return true;
+    // The owner's address may be another's soon.
+    for (const auto& r : receives_) {
+      if (r->owner == owner) r->owner = nullptr;
+    }
+    return false;
   }
 
   void forked() {

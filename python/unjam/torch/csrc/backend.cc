@@ -1,6 +1,7 @@
 #include "backend.h"
 
 #include <algorithm>
+#include <iterator>
 #include <utility>
 
 #include "any_source.h"
@@ -88,9 +89,10 @@ std::shared_ptr<Groups> UnjamBackend::take_groups() {
 }
 
 void UnjamBackend::shutdown() {
-  for (const auto& keyed : keyed_ones()) keyed->shutdown();
   {
     const std::shared_ptr<Groups> groups = take_groups();  // ends here
+    // Behind that: keyed() looks whether there are groups as it adds another.
+    for (const auto& keyed : keyed_ones()) keyed->shutdown();
     if (!AnySource::get().cancel(this, "its process group was destroyed", /*waits=*/true)) {
       TORCH_WARN("unjam: process group ", fate_->channel(),
                  " was destroyed while a receive from any source was being made, which waits for "
@@ -187,9 +189,20 @@ c10::intrusive_ptr<UnjamBackend> UnjamBackend::keyed(const std::string& name) {
   auto keyed = c10::make_intrusive<UnjamBackend>(
       groups(), getRank(), c10::make_intrusive<UnjamOptions>(options_->timeout),
       join(prefix_, "#group " + escaped(name) + "#"), false);
-  const std::lock_guard lock(mutex_);
-  std::erase_if(keyed_, [](const auto& one) { return one.expired(); });
-  keyed_.emplace_back(keyed);
+  // Letting go of the last weak reference destroys a backend, which takes the lock of all: not with
+  // this one.
+  std::vector<c10::weak_intrusive_ptr<UnjamBackend>> ended;
+  bool over = false;
+  {
+    const std::lock_guard lock(mutex_);
+    const auto first = std::partition(keyed_.begin(), keyed_.end(),
+                                      [](const auto& one) { return !one.expired(); });
+    ended.assign(std::make_move_iterator(first), std::make_move_iterator(keyed_.end()));
+    keyed_.erase(first, keyed_.end());
+    over = groups_ == nullptr;
+    keyed_.emplace_back(keyed);
+  }
+  if (over) keyed->shutdown();  // another thread has shut this one down meanwhile
   return keyed;
 }
 
