@@ -32,8 +32,8 @@ function(unjam_add_gtest name source)
     target_sources(${name} PRIVATE $<TARGET_OBJECTS:unjam_test_objects>)
   endif()
   set_target_properties(${name} PROPERTIES RUNTIME_OUTPUT_DIRECTORY "${PROJECT_BINARY_DIR}/tests")
-  # The library has these checks; what the tests themselves do with pointers is left to ASan. They are a
-  # quarter of the time that a test takes to compile.
+  # The library has these checks; what the tests themselves do with pointers is left to ASan. These
+  # three are a quarter of the time that a test takes to compile.
   if(UNJAM_SANITIZE MATCHES "undefined")
     target_compile_options(${name} PRIVATE -fno-sanitize=null,alignment,vptr)
   endif()

@@ -483,18 +483,19 @@ void Context::admit(std::unique_ptr<Submitted> s) {
   key.fresh = false;
 }
 
-// Into the engine by way of a stream, or beside it. The stream may be full, for as long as what it
-// waits for does not come: other threads make their calls meanwhile. So all is counted before: the
-// invocation may be complete before this thread has the lock again, and is not looked at any more.
-// On failure nothing has happened.
+// Into the engine by way of a stream, or beside it; a group of one's, which the engine has nothing
+// to do with, into a stream alone. The stream may be full, for as long as what it waits for does
+// not come: other threads make their calls meanwhile. So all is counted before: the invocation may
+// be complete before this thread has the lock again, and is not looked at any more. On failure
+// nothing has happened.
 Result Context::admit_in_stream(std::unique_lock<std::mutex>& lock, std::unique_ptr<Submitted> s) {
   const std::uint16_t slot = free_slots_.back();
   free_slots_.pop_back();
   Key& key = *s->key;
   void* const stream = s->call.stream;
-  const unjamStreamOrder_t order = static_cast<unjamStreamOrder_t>(s->call.stream_order);
+  const auto order = s->call.stream_order;
   const bool alone = key.group->members.size() == 1;
-  const std::uint64_t copied = copied_alone(*key.group, s->call);
+  const std::uint64_t copied = alone ? copied_alone(*key.group, s->call) : 0;
   s->slot = slot;
   s->serial = ++serials_;
   s->in_engine = true;

@@ -36,7 +36,7 @@ constexpr int kManyQueues = 32;
 inline void take_many_queues() {
   setenv("CUDA_DEVICE_MAX_CONNECTIONS", std::to_string(kManyQueues).c_str(), 0);
 }
-// How many there are then: the user may have asked for others.
+// How many there are then, for the user may have asked for others.
 inline int queues_taken() {
   const char* const text = std::getenv("CUDA_DEVICE_MAX_CONNECTIONS");
   const int queues = text == nullptr ? 0 : std::atoi(text);

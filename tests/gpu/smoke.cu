@@ -1,6 +1,5 @@
 // The first thing to run on new code: every collective, a few types and counts, every order to a
 // stream, one process, all GPUs. --trace prints each step.
-#include <cstdlib>
 #include <string>
 #include <vector>
 
@@ -219,9 +218,7 @@ int main(int argc, char** argv) {
     }
     // (What others do to a GPU that they share would wait for the gate; and so would all streams
     // where they have one hardware queue.)
-    const char* const queues = std::getenv("CUDA_DEVICE_MAX_CONNECTIONS");
-    const bool one_queue = queues != nullptr && std::string(queues) == "1";
-    if (ranks <= device_count() && !one_queue) check_alone(me, stream, seed);
+    if (ranks <= device_count() && queues_taken() != 1) check_alone(me, stream, seed);
     me.doing("done");
   });
 

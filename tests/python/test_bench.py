@@ -93,7 +93,7 @@ def test_command_without_a_peer(python, tmp_path, extra):
 def test_command_beside_gloo(python, tmp_path, extra):
     path = tmp_path / "rows.json"
     collectives = ("all_reduce", "all_gather", "broadcast", "reduce")
-    if extra:  # processes a rank, in memory of their own, are what all four are for
+    if extra:  # where ranks and buffers are is nothing to the kinds: all four once, without these
         collectives = ("all_reduce", "reduce")
     arguments = [word for name in collectives for word in ("--collective", name)]
     finished = bench(

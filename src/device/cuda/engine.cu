@@ -319,8 +319,10 @@ __global__ void unjam_end_kernel(CudaRank* rank, std::uint32_t slot, std::uint64
   // Release: the copy in front, for a kernel that waits in another stream, and for a host that
   // waits for no stream.
   fence_system();
-  solo::end_call(r, slot, serial, solo::fetch_add_relaxed(r.rank.cq.tail, 1),
-                 cancelled ? Outcome::kCancelled : Outcome::kDone);
+  // As CudaDev::complete().
+  solo::max_relaxed(r.completed[slot], serial);
+  solo::add_relaxed(r.solo_calls, 1);
+  push_cqe(r, static_cast<std::uint16_t>(slot), cancelled ? Outcome::kCancelled : Outcome::kDone);
 }
 
 // The state of keys that nobody uses yet.

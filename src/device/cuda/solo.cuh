@@ -654,15 +654,15 @@ __device__ __forceinline__ void free_key(const CudaLaunch& launch) {
 // kernel has stored to, for which a host waits for the stream.) The entry may be seen before the
 // rest; so `completed`, which belongs to the slot, and with the entry to whoever gets it next, only
 // grows. `at`: place in the CQ, which is ours.
-__device__ __forceinline__ void end_call(CudaRank& r, std::uint32_t slot, std::uint64_t serial,
-                                         std::uint64_t at, Outcome outcome = Outcome::kDone) {
-  max_relaxed(r.completed[slot], serial);
+__device__ __forceinline__ void end_call(CudaRank& r, const CudaLaunch& launch, std::uint64_t at) {
+  max_relaxed(r.completed[launch.slot], launch.serial);
   add_relaxed(r.solo_calls, 1);
   RingCq& cq = r.rank.cq;
   // As in LaneTransport::slot_of().
   const std::uint64_t i =
       at >> 32 == 0 ? static_cast<std::uint32_t>(at) % cq.capacity : at % cq.capacity;
-  store_system(cq.words[i], (at + 1) << 24 | static_cast<std::uint64_t>(outcome) << 16 | slot);
+  store_system(cq.words[i],
+               (at + 1) << 24 | static_cast<std::uint64_t>(Outcome::kDone) << 16 | launch.slot);
 }
 
 // Says for the engine which lanes have how much behind them.
@@ -716,12 +716,12 @@ struct ReportingCall {
   // that, whoever comes second in that word (both acquire and release), see CudaDev::settle().
   __device__ __forceinline__ void end(std::uint64_t at) const {
     add_relaxed(r.readied, 1);
-    end_call(r, launch.slot, launch.serial, at);
+    end_call(r, launch, at);
     const std::uint64_t word = or_lanes(r, 0);
     if ((word >> 32 & ~word) != 0) ring_launcher(r);
   }
   __device__ __forceinline__ void end_lane(std::uint64_t at) const {
-    end_call(r, launch.slot, launch.serial, at);  // give_back() says the rest
+    end_call(r, launch, at);  // give_back() says the rest
   }
   __device__ __forceinline__ void hand_over(std::uint64_t word) const {
     solo::hand_over(r, launch, word);
