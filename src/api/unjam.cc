@@ -283,6 +283,7 @@ unjamResult_t unjamInit(unjamContext_t* context, int nranks, unjamUniqueId_t id,
     if (!unjam::resolve_settings(config, nranks, settings, error)) {
       return fail(UNJAM_ERROR_INVALID_ARGUMENT, error);
     }
+    World::decide_lines(settings);
     unjam::resolve_spins(settings, nranks * settings.lanes);
     unjamResult_t code = UNJAM_SUCCESS;
     std::shared_ptr<World> world = World::by_id(id, nranks, settings, code, error);
@@ -324,6 +325,7 @@ unjamResult_t unjamInitAll(unjamContext_t* contexts, int nranks, const unjamConf
       return fail(UNJAM_ERROR_INVALID_ARGUMENT, error);
     }
     World::share_devices(nranks, settings);
+    World::decide_lines(settings);
     unjam::resolve_spins(settings, nranks * settings.lanes);
     auto world = std::make_shared<World>(nranks, settings);
     for (int r = 0; r < nranks; ++r) {

@@ -14,7 +14,7 @@ namespace unjam {
 
 // Grows with every change of what stands in this header or below it: the two libraries are made
 // together.
-inline constexpr int kCudaDriverVersion = 6;
+inline constexpr int kCudaDriverVersion = 7;
 
 // Device memory in which peers write to a rank. Mapped at one address for all devices of this
 // process.
@@ -36,12 +36,10 @@ struct CudaRankOptions {
   std::uint32_t slots = 0;  // invocations under way at most
   std::uint32_t keys = 0;   // whose state is kept at most
   std::uint32_t block_threads = 512;
-  std::uint64_t trace_events = 0;  // a lane
-  bool solo = true;                // calls in streams may run without the engine
-  bool lines = false;              // long packets are lines
-  // Whether what a warp stores to a peer's memory in one instruction comes there line by line, as
-  // it does through NVLink. -1: to be found out, if there are lines.
-  int whole_lines = -1;
+  std::uint64_t trace_events = 0;        // a lane
+  bool solo = true;                      // calls in streams may run without the engine
+  bool lines = false;                    // long packets are lines
+  bool whole_lines = false;              // see CudaDriver::lines_come_whole()
   std::uint32_t solo_patience_us = 200;  // of those through slots: how long they wait for a peer
   std::vector<unsigned char*> bases;     // of all ranks' arenas
   std::vector<void*> links;  // of all ranks: where host memory for HostLink is, see below
@@ -62,6 +60,10 @@ class CudaDriver {
   virtual std::string name(int device) = 0;
   // How many SMs it has; 0: it does not say.
   virtual int sms(int device) = 0;
+  // Whether a line of 64 bytes that a warp of one GPU of this machine stores into another's memory
+  // in one instruction comes there whole; `why` (not). The same for all processes of the machine
+  // that see the same GPUs through NVML, whatever CUDA shows them.
+  virtual bool lines_come_whole(std::string& why) = 0;
 
   // Zeroed.
   virtual std::unique_ptr<DeviceArena> create_arena(int device, std::uint64_t bytes,

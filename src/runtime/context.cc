@@ -58,8 +58,8 @@ void Context::start_cuda() {
   options.keys = static_cast<std::uint32_t>(settings_.idle_keys + settings_.max_active_keys);
   options.block_threads = static_cast<std::uint32_t>(settings_.block_threads);
   options.solo = settings_.solo != 0;
-  options.lines = settings_.lines != 0;
-  options.whole_lines = static_cast<int>(settings_.whole_lines);
+  options.lines = settings_.lines > 0;
+  options.whole_lines = settings_.whole_lines > 0;
   options.solo_patience_us = static_cast<std::uint32_t>(settings_.solo_patience_us);
   options.trace_events = static_cast<std::uint64_t>(settings_.trace_events);
   for (int r = 0; r < world_->ranks(); ++r) {

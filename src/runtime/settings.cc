@@ -47,17 +47,15 @@ const std::vector<Variable>& variables() {
       {"UNJAM_ESCAPE_SLOTS", &Settings::escape_slots, 2, 16, nullptr,
        "Guaranteed slots of each connector; on CUDA 4 unless said.", true},
       {"UNJAM_ESCAPE_SLOT_BYTES", &Settings::escape_slot_bytes, 256, 1 << 20, nullptr,
-       "Bytes of a guaranteed slot; a multiple of 64. On CUDA 65536 (two ranks: 131072) unless "
+       "Bytes of a guaranteed slot; a multiple of 64. On CUDA 65536 (two ranks: 149824) unless "
        "said.",
        true, true},
       {"UNJAM_BORROW_SLOTS", &Settings::borrow_slots, 0, 65536, nullptr,
        "Larger slots a (peer, lane) that all keys share; on CUDA 16 unless said.", true},
       {"UNJAM_BORROW_SLOT_BYTES", &Settings::borrow_slot_bytes, 0, 1 << 24, nullptr,
        "Bytes of a larger slot, a multiple of 64 and at least those of a guaranteed one; 0: as "
-       "many "
-       "as escape_slots - 1 guaranteed ones. On CUDA 262144 unless said. Of "
-       "what "
-       "is no multiple of a guaranteed one the rest is not used.",
+       "many as escape_slots - 1 guaranteed ones. On CUDA 262144 (two ranks: 299648) unless said. "
+       "Of what is no multiple of a guaranteed one the rest is not used.",
        true, true},
       {"UNJAM_SPIN_HEAD", &Settings::spin_head, 0, 1 << 30, nullptr,
        "Polls granted to the collective at the head of the task queue; later ones get less. 0: by "
@@ -79,14 +77,14 @@ const std::vector<Variable>& variables() {
        false},
       {"UNJAM_SOLO", &Settings::solo, 0, 1, nullptr,
        "CUDA: whether collectives in a stream run without the engine where they can.", false},
-      {"UNJAM_LINES", &Settings::lines, 0, 1, nullptr,
-       "CUDA, for development only: packets from 64 KiB on are lines with one flag each. Faster, "
-       "but not tested enough: longer lines were seen to come in halves.",
+      {"UNJAM_LINES", &Settings::lines, -1, 1, nullptr,
+       "CUDA: whether packets from 64 KiB on are lines, with one flag for 56 bytes of data instead "
+       "of one for 8: links carry half as much. -1: 1 where UNJAM_WHOLE_LINES is.",
        true},
       {"UNJAM_WHOLE_LINES", &Settings::whole_lines, -1, 1, nullptr,
-       "CUDA: whether what a warp stores to a peer comes line by line, as it does through "
-       "NVLink; if not, longer packets are sent by the engine, which stores their flags behind a "
-       "fence. -1: 1 where NVML knows of NVLinks to all other GPUs of the machine.",
+       "CUDA: whether a line of 64 bytes that a warp stores to a peer comes there whole. If not, "
+       "lines are sent by the engine alone, which stores their flags behind a fence. -1: 1 where "
+       "NVML knows of NVLinks between all GPUs of the machine, and they are H100s or H200s.",
        false},
       {"UNJAM_SOLO_PATIENCE_US", &Settings::solo_patience_us, 0, 1000000, nullptr,
        "CUDA: how long such a collective of more than packets waits for a peer before the engine "
@@ -212,9 +210,11 @@ Settings device_defaults(unjamDevice_t device, int ranks) {
   s.overlap = 1;
   // A slice goes to all peers at once; where there is one, it is to carry more, or what is done
   // about it takes longer than its bytes.
-  s.escape_slot_bytes = ranks <= 2 ? 131072 : 65536;
+  // So much: a lane's part of 4 MiB as lines, 128 KiB with their flags.
+  constexpr std::int64_t kFourMiB = (131072 + kLineDataBytes - 1) / kLineDataBytes * kLineBytes;
+  s.escape_slot_bytes = ranks <= 2 ? kFourMiB : 65536;
   s.borrow_slots = 16;
-  s.borrow_slot_bytes = 262144;
+  s.borrow_slot_bytes = ranks <= 2 ? 2 * kFourMiB : 262144;
   // A poll takes about 0.7 us. An attempt at something that no peer has called must be over in 50
   // us together with the quit after it (design.md 1.2), and to look for something that a peer has
   // begun is better than to wait for one.

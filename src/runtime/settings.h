@@ -33,7 +33,7 @@ struct Settings {
   std::int64_t trace_events = 0;
   std::int64_t help = 1;
   std::int64_t solo = 1;
-  std::int64_t lines = 0;
+  std::int64_t lines = -1;
   std::int64_t whole_lines = -1;
   std::int64_t solo_patience_us = 200;
   std::int64_t stall_ms = 1000;

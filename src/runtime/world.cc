@@ -220,6 +220,16 @@ void World::share_devices(int ranks, Settings& settings) {
   }
 }
 
+void World::decide_lines(Settings& settings) {
+  if (settings.device == UNJAM_DEVICE_HOST) return;
+  std::string unused;  // joining says it; and why, unjamInfo
+  if (settings.whole_lines < 0) {
+    CudaDriver* cuda = settings.lines == 0 ? nullptr : cuda_driver(unused);
+    settings.whole_lines = cuda != nullptr && cuda->lines_come_whole(unused) ? 1 : 0;
+  }
+  if (settings.lines < 0) settings.lines = settings.whole_lines;
+}
+
 bool World::make_memory(int rank, const Settings& settings, std::vector<Fd>& shared,
                         std::string& error) {
   const auto r = static_cast<std::size_t>(rank);

@@ -43,6 +43,9 @@ class World {
   // Of a job without a secret (unjamInitAll): settings with which its ranks can share the CUDA
   // devices there are.
   static void share_devices(int ranks, Settings& settings);
+  // Whether long packets are lines, where nobody has said it: if GPUs reach each other by links on
+  // which they come whole. Before ranks join, who must agree on it.
+  static void decide_lines(Settings& settings);
 
   // This process's world of that id.
   static std::shared_ptr<World> by_id(const unjamUniqueId_t& id, int ranks,

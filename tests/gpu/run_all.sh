@@ -33,7 +33,8 @@ leaves|120||leaf_check
 lines|240||torn_lines --seconds 0.2
 smoke|200||smoke
 smoke-alone|100||smoke --ranks 1
-smoke-behind|200|UNJAM_WHOLE_LINES=0|smoke
+long-packets|120||long_packets
+smoke-behind|200|UNJAM_LINES=1 UNJAM_WHOLE_LINES=0|smoke
 solo|420||solo
 matrix|260|-u CUDA_DEVICE_MAX_CONNECTIONS|sync_matrix $matrix
 matrix-1|260|CUDA_DEVICE_MAX_CONNECTIONS=1|sync_matrix $matrix

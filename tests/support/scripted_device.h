@@ -14,6 +14,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <condition_variable>
 #include <cstdint>
@@ -71,12 +72,23 @@ class ScriptedDevice : public unjam::CudaDriver {
     static_cast<Stream*>(stream)->no_memory = no_memory;
   }
 
+  // What lines_come_whole() is to answer; and with which options ranks have started.
+  void links_are(bool whole_lines) { whole_lines_ = whole_lines; }
+  std::vector<unjam::CudaRankOptions> started() {
+    const std::lock_guard lock(mutex_);
+    return started_;
+  }
+
   // ---- CudaDriver ----
 
   int devices(std::string&) override { return 1; }
   int current() override { return 0; }
   std::string name(int) override { return "scripted"; }
   int sms(int) override { return 0; }
+  bool lines_come_whole(std::string& why) override {
+    why = "the script says so";
+    return whole_lines_;
+  }
   std::unique_ptr<unjam::DeviceArena> create_arena(int, std::uint64_t bytes,
                                                    std::string&) override {
     return std::make_unique<Memory>(bytes);
@@ -91,6 +103,10 @@ class ScriptedDevice : public unjam::CudaDriver {
   void unregister_host(void*) override {}
   std::unique_ptr<unjam::StreamDaemon> start(const unjam::CudaRankOptions& options,
                                              unjam::RankState& copy, std::string&) override {
+    {
+      const std::lock_guard lock(mutex_);
+      started_.push_back(options);
+    }
     return std::make_unique<Engine>(*this, options, copy);
   }
 
@@ -425,6 +441,8 @@ class ScriptedDevice : public unjam::CudaDriver {
   std::uint64_t random_;
   bool wrong_ = false;
   bool over_ = false;
+  std::atomic<bool> whole_lines_{false};
+  std::vector<unjam::CudaRankOptions> started_;
   std::thread thread_;
 };
 

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cstdlib>
 #include <functional>
 #include <memory>
 #include <string>
@@ -28,8 +29,9 @@ unjamConfig_t cuda_config() {
 
 class Streams : public testing::Test {
  protected:
-  void begin(int ranks, std::size_t room) {
+  void begin(int ranks, std::size_t room, bool whole_lines = false) {
     device_ = std::make_unique<ScriptedDevice>(room);
+    device_->links_are(whole_lines);
     unjam::replace_cuda_driver(device_.get());
     job_ = std::make_unique<Job>(ranks, cuda_config());
   }
@@ -213,6 +215,42 @@ TEST_F(Streams, ARefusedCallLeavesNothing) {
       me.wait(must_call(me.all, key, UNJAM_STREAM_SYNC, stream), key);
     }
   });
+}
+
+// Long packets are lines where the links are such that they come whole, unless somebody says
+// otherwise.
+TEST_F(Streams, LinesByTheLinks) {
+  struct Case {
+    const char *lines, *whole_lines;
+    bool links, want_lines, want_whole;
+  };
+  const Case cases[] = {
+      {nullptr, nullptr, true, true, true}, {nullptr, nullptr, false, false, false},
+      {"-1", "-1", true, true, true},       {"0", nullptr, true, false, false},
+      {"1", nullptr, true, true, true},     {"1", nullptr, false, true, false},
+      {nullptr, "0", true, false, false},   {nullptr, "1", false, true, true},
+      {"0", "1", false, false, true},       {"1", "0", true, true, false},
+  };
+  const auto set = [](const char* name, const char* value) {
+    ASSERT_EQ(value != nullptr ? setenv(name, value, 1) : unsetenv(name), 0);
+  };
+  for (const Case& c : cases) {
+    SCOPED_TRACE(std::string(c.lines == nullptr ? "unset" : c.lines) + " " +
+                 (c.whole_lines == nullptr ? "unset" : c.whole_lines) + ", links " +
+                 (c.links ? "whole" : "not"));
+    set("UNJAM_LINES", c.lines);
+    set("UNJAM_WHOLE_LINES", c.whole_lines);
+    begin(2, 4, c.links);
+    set("UNJAM_LINES", nullptr);
+    set("UNJAM_WHOLE_LINES", nullptr);
+    const auto started = device_->started();
+    EXPECT_EQ(started.size(), 2u);
+    for (const auto& options : started) {
+      EXPECT_EQ(options.lines, c.want_lines);
+      EXPECT_EQ(options.whole_lines, c.want_whole);
+    }
+    TearDown();
+  }
 }
 
 unjamGroup_t alone_of(const Rank& me) {

@@ -89,7 +89,6 @@ class CudaDaemon : public StreamDaemon {
 
   bool start(std::string& error) {
     const OnDevice on(o_.device);
-    find_whole_lines();
     return allocate(error) && fill(error) && make_streams(error) && load_kernels(error) && begin();
   }
 
@@ -344,8 +343,9 @@ class CudaDaemon : public StreamDaemon {
     w.field("keys_at_most", o_.keys);
     w.field("pinned_bytes", pinned_bytes_);
     w.field("launches", launches_.load());
-    w.field("whole_lines", whole_lines_);
-    w.field("whole_lines_because", whole_lines_because_);
+    w.field("lines", o_.lines);
+    w.field("whole_lines", o_.whole_lines);
+    w.field("links", nvlink_answer().why);
     if (const std::unique_ptr<const CudaRank> now = state()) {
       w.field("calls_without_engine", now->solo_calls);
       describe(*now, w);
@@ -518,7 +518,7 @@ class CudaDaemon : public StreamDaemon {
     rank.rank.cq.words = cq_words_;
     rank.rank.cq.capacity = o_.slots;
     rank.rank.cancelled = cancelled_;
-    rank.whole_lines = whole_lines_ ? 1 : 0;
+    rank.whole_lines = o_.whole_lines ? 1 : 0;
     for (std::uint32_t p = 0; p < o_.shape.ranks; ++p) {
       rank.pokes[p] = static_cast<CudaLink*>(o_.links[p])->pokes[o_.rank];
     }
@@ -540,25 +540,6 @@ class CudaDaemon : public StreamDaemon {
            upload(mailboxes_, mailboxes.data(), mailboxes.size() * sizeof(Mailbox)) &&
            upload(bases_, o_.bases.data(), o_.bases.size() * sizeof(unsigned char*)) &&
            upload(rank_, &rank, sizeof(rank));
-  }
-
-  // NVML is not asked, which takes a while, if nobody needs to know.
-  void find_whole_lines() {
-    if (!o_.lines) {
-      whole_lines_because_ = "there are no lines (UNJAM_LINES)";
-    } else if (o_.whole_lines < 0) {
-      whole_lines_ = through_nvlink(whole_lines_because_);
-    } else {
-      whole_lines_because_ = "UNJAM_WHOLE_LINES";
-      whole_lines_ = o_.whole_lines != 0;
-    }
-  }
-  // Whether peers are reached so; `why`.
-  bool through_nvlink(std::string& why) const {
-    char address[32] = {};
-    why = "CUDA does not say where the device is";
-    return cudaDeviceGetPCIBusId(address, sizeof(address), o_.device) == cudaSuccess &&
-           nvlink_everywhere(address, why);
   }
 
   // All kernels now: loading one while another spins would wait for that to end.
@@ -849,7 +830,7 @@ class CudaDaemon : public StreamDaemon {
   // Packets that can be sent without the engine, which alone knows how to send lines that may not
   // come whole.
   bool packets_serve(const Invocation& inv) const {
-    return inv.protocol == Protocol::kPacket || (inv.protocol == Protocol::kLine && whole_lines_);
+    return inv.protocol == Protocol::kPacket || (inv.protocol == Protocol::kLine && o_.whole_lines);
   }
   // Of a block whose movers have so many places, one each if there are enough threads.
   unsigned solo_threads(std::uint64_t places) const {
@@ -1126,8 +1107,6 @@ class CudaDaemon : public StreamDaemon {
 
   cudaFuncAttributes attributes_{};
   int blocks_per_sm_ = 0;
-  bool whole_lines_ = false;  // see CudaRankOptions
-  std::string whole_lines_because_;
   bool early_ = false;  // calls without the engine are launched early
   std::string name_;
   mutable std::mutex refreshing_;

@@ -6,6 +6,7 @@
 #include "device/cuda/cuda_arena.h"
 #include "device/cuda/cuda_daemon.h"
 #include "device/cuda/cuda_error.h"
+#include "device/cuda/nvlink.h"
 
 namespace unjam {
 namespace {
@@ -38,6 +39,11 @@ class Driver : public CudaDriver {
     if (code == cudaSuccess) return count;
     cudaGetLastError();  // it is not the caller's
     return 0;
+  }
+
+  bool lines_come_whole(std::string& why) override {
+    why = nvlink_answer().why;
+    return nvlink_answer().whole_lines;
   }
 
   std::unique_ptr<DeviceArena> create_arena(int device, std::uint64_t bytes,

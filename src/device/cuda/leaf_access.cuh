@@ -178,12 +178,10 @@ __device__ __forceinline__ Raw<2> data_of(const PacketUnit& unit) {
 // ---- Lines (Protocol::kLine). 8 threads of a warp have one: 7 of them a unit of data each, the
 // last one the flags. They store it in one instruction, and load it in one, and so it comes: 64
 // bytes are one write to the link and to memory, and one read of it, so who sees their flags in a
-// load of all of them has their data, too. That is how GPUs with NVLink work, not what the memory
-// model of PTX promises; NCCL's LL128 relies on as much of 128 bytes. Of those, on H200s, the first
-// half was seen to come behind the second, once in 10^8, where a shorter message had ended in them
-// before (ARCHITECTURE.md, "Packets and lines"); so each half has its flags.
-// tests/gpu/torn_lines.cu looks for lines that are torn. OFF (UNJAM_LINES) until lines of 64 bytes
-// have been tested on GPUs.
+// load of all of them has their data, too. That is how Hopper GPUs with NVLink work, not what the
+// memory model of PTX promises; so it is relied on only where it was tested (nvlink.h), by
+// tests/gpu/long_packets.cu, which finds lines of 128 bytes with one flag torn some 16 times a
+// second: always just 64 bytes of them were old (ARCHITECTURE.md, "Packets and lines").
 //
 // Where links are others the flags are stored behind a fence (LineFlags::kBehind). The engine,
 // which has time, looks at the flags first (acquire), then at the data.

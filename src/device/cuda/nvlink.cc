@@ -3,6 +3,7 @@
 #include <dlfcn.h>
 
 #include <string>
+#include <vector>
 
 namespace unjam {
 namespace {
@@ -19,7 +20,7 @@ class Nvml {
     const bool complete = find("nvmlInit_v2", init_) && find("nvmlShutdown", shutdown_) &&
                           find("nvmlDeviceGetCount_v2", count_) &&
                           find("nvmlDeviceGetHandleByIndex_v2", by_index_) &&
-                          find("nvmlDeviceGetHandleByPciBusId_v2", by_address_) &&
+                          find("nvmlDeviceGetCudaComputeCapability", capability_) &&
                           find("nvmlDeviceGetP2PStatus", status_);
     begun_ = complete && init_() == kNvmlSuccess;
   }
@@ -39,9 +40,10 @@ class Nvml {
     NvmlGpu* d = nullptr;
     return by_index_(index, &d) == kNvmlSuccess ? d : nullptr;
   }
-  NvmlGpu* device(const std::string& address) const {
-    NvmlGpu* d = nullptr;
-    return by_address_(address.c_str(), &d) == kNvmlSuccess ? d : nullptr;
+  // The major number of its compute capability.
+  int generation(NvmlGpu* gpu) const {
+    int major = 0, minor = 0;
+    return capability_(gpu, &major, &minor) == kNvmlSuccess ? major : 0;
   }
   bool linked(NvmlGpu* a, NvmlGpu* b) const {
     int status = -1;
@@ -61,36 +63,40 @@ class Nvml {
   int (*shutdown_)() = nullptr;
   int (*count_)(unsigned*) = nullptr;
   int (*by_index_)(unsigned, NvmlGpu**) = nullptr;
-  int (*by_address_)(const char*, NvmlGpu**) = nullptr;
+  int (*capability_)(NvmlGpu*, int*, int*) = nullptr;
   int (*status_)(NvmlGpu*, NvmlGpu*, int, int*) = nullptr;
 };
 
+NvlinkAnswer ask() {
+  constexpr int kHopper = 9;
+  const Nvml nvml;
+  if (!nvml.ok()) return {false, "NVML (libnvidia-ml.so.1) cannot be asked"};
+  const unsigned n = nvml.devices();
+  if (n < 2) return {false, "NVML knows of " + std::to_string(n) + " GPU"};
+  std::vector<NvmlGpu*> gpus;
+  for (unsigned i = 0; i < n; ++i) {
+    const std::string name = "GPU " + std::to_string(i);
+    NvmlGpu* const gpu = nvml.device(i);
+    if (gpu == nullptr) return {false, "NVML does not tell of " + name};
+    const int generation = nvml.generation(gpu);
+    if (generation != kHopper) {
+      return {false, name + " has compute capability " + std::to_string(generation) +
+                         ".x: only 9.x, H100 and H200, was tested"};
+    }
+    for (unsigned j = 0; j < i; ++j) {
+      if (nvml.linked(gpu, gpus[j]) && nvml.linked(gpus[j], gpu)) continue;
+      return {false, name + " has no NVLink to GPU " + std::to_string(j)};
+    }
+    gpus.push_back(gpu);
+  }
+  return {true, "NVLink between all " + std::to_string(n) + " GPUs"};
+}
+
 }  // namespace
 
-bool nvlink_everywhere(const std::string& pci_address, std::string& why) {
-  const Nvml nvml;
-  if (!nvml.ok()) {
-    why = "NVML (libnvidia-ml.so.1) cannot be asked";
-    return false;
-  }
-  NvmlGpu* const own = nvml.device(pci_address);
-  if (own == nullptr) {
-    why = "NVML does not know the GPU at " + pci_address;
-    return false;
-  }
-  unsigned others = 0;
-  for (unsigned i = 0; i < nvml.devices(); ++i) {
-    NvmlGpu* const other = nvml.device(i);
-    if (other == own) continue;
-    ++others;
-    if (other != nullptr && nvml.linked(own, other)) continue;
-    why = "the GPU at " + pci_address + " has no NVLink to GPU " + std::to_string(i) +
-          " of the machine";
-    return false;
-  }
-  why = others == 0 ? "NVML knows of no other GPU"
-                    : "NVLink to all " + std::to_string(others) + " others";
-  return others != 0;
+const NvlinkAnswer& nvlink_answer() {
+  static const NvlinkAnswer answer = ask();
+  return answer;
 }
 
 }  // namespace unjam
