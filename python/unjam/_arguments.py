@@ -37,11 +37,8 @@ class Arguments(NamedTuple):
     place: int
 
 
-_INT32 = 1 << 31
-
-
-def integer(value: Any, what: str) -> int:
-    """`value` as an int of 32 bits, which is what the C API takes; a larger one would wrap.
+def integer(value: Any, what: str, bits: int = 32) -> int:
+    """`value` as an int of so many bits, which is what the C API takes; a larger one would wrap.
 
     Raises:
         InvalidArgument: not an integer, or it does not fit.
@@ -50,8 +47,9 @@ def integer(value: Any, what: str) -> int:
         if isinstance(value, bool) or not hasattr(value, "__index__"):
             raise InvalidType(f"{what} must be an integer, not {type(value).__name__} {value!r}")
         value = operator.index(value)
-    if not -_INT32 <= value < _INT32:
-        raise InvalidArgument(f"{what} {value} is out of range: {-_INT32} to {_INT32 - 1}")
+    end = 1 << (bits - 1)
+    if not -end <= value < end:
+        raise InvalidArgument(f"{what} {value} is out of range: {-end} to {end - 1}")
     return value
 
 

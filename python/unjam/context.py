@@ -245,8 +245,8 @@ class Context:
             InvalidArgument: fewer than none.
             Resources: there is no heap, or no room in it; the message says what there is.
         """
-        nbytes = _arguments.integer(nbytes, "nbytes")
-        if not 0 <= nbytes < 1 << 63:
+        nbytes = _arguments.integer(nbytes, "nbytes", bits=64)
+        if nbytes < 0:
             raise InvalidArgument(f"nbytes is {nbytes}: give the number of bytes, from 0")
         return Memory._allocate(self, nbytes, self._place)
 

@@ -75,6 +75,8 @@ struct alignas(16) LaneState {
   // Of the invocations in the queue, those that are in `stats.completed` already: the lane had done
   // them by itself before the engine saw them.
   std::uint64_t counted = 0;
+  // Of those in the queue, how many are short, see Engine::is_short().
+  std::uint64_t shorts = 0;
   // What runs now, for diagnosis: (count of changes) << 16 | (slot + 1, 0: nothing).
   std::uint64_t running = 0;
   TraceRing trace;
@@ -183,6 +185,7 @@ struct BlockShared {
   bool pass_begun = false;
   bool ran = false;              // the pass has given somebody a turn
   bool quantum_over = false;     // the pass has ended a turn that could have gone on
+  bool shorts_only = false;      // until the pass ends: such a turn's invocation goes on then
   bool ended = false;            // nothing is left of the invocation that has its turn
   bool loaded = false;           // its context was not there
   std::uint32_t primitives = 1;  // of the program, that the slice under way stands for

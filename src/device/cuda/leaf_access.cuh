@@ -183,8 +183,8 @@ __device__ __forceinline__ Raw<2> data_of(const PacketUnit& unit) {
 // tests/gpu/long_packets.cu, which finds lines of 128 bytes with one flag torn some 16 times a
 // second: always just 64 bytes of them were old (ARCHITECTURE.md, "Packets and lines").
 //
-// Where links are others the flags are stored behind a fence (LineFlags::kBehind). The engine,
-// which has time, looks at the flags first (acquire), then at the data.
+// Where links are others the flags are stored behind a fence (LineFlags::kBehind). The engine looks
+// at the flags first, of all lines, and at the data behind a barrier.
 
 inline constexpr unsigned kLineThreads = kLineBytes / kWordBytes;
 static_assert(kLineDataBytes == (kLineThreads - 1) * kUnitBytes);
@@ -214,14 +214,6 @@ __device__ __forceinline__ bool is_flags(const Raw<2>& raw, std::uint64_t flag) 
 __device__ __forceinline__ Raw<2> load_line_word(const void* p) {
   const PacketWord word = load_packet_word(p);
   return {{word.data, word.flag}};
-}
-__device__ __forceinline__ Raw<2> acquire_line_word(const void* p) {
-  std::uint64_t word;
-  asm volatile("ld.acquire.sys.global.u64 %0, [%1];"
-               : "=l"(word)
-               : "l"(__cvta_generic_to_global(p))
-               : "memory");
-  return {{static_cast<std::uint32_t>(word), static_cast<std::uint32_t>(word >> 32)}};
 }
 __device__ __forceinline__ void store_line_word(void* p, const Raw<2>& raw) {
   store_packet_word(p, raw.w[0], raw.w[1]);

@@ -1,5 +1,5 @@
 // The CUDA leaves of lines (leaf_access.cuh): user memory is linear, connector memory is lines. A
-// warp has four at a time.
+// warp has four in one instruction.
 #pragma once
 
 #include <cstdint>
@@ -11,46 +11,66 @@ namespace unjam::cuda_leaves {
 
 enum class LineFlags : bool { kInside, kBehind };  // kBehind: store_line_flags() stores them
 
-// body(place, valid) for each of this thread's places; by all threads of a warp together.
+// Places of a thread that are under way at once: a place alone costs a round trip to memory.
+inline constexpr int kLinePlaces = 4;
+
+// A thread's places of one batch: those with i < kLinePlaces that are below `places`.
+struct LineBatch {
+  std::uint32_t first, step, places;
+  __device__ __forceinline__ std::uint32_t place(int i) const { return first + i * step; }
+  __device__ __forceinline__ bool valid(int i) const { return place(i) < places; }
+};
+
+// body(batch) for all of this thread's places; by all threads of a warp together.
 template <class Body>
 __device__ __forceinline__ void for_places(std::uint32_t bytes, unsigned thread, unsigned threads,
                                            Body body) {
   const std::uint32_t places = line_places(bytes);
 #pragma unroll 1
-  for (std::uint32_t first = thread - thread % 32; first < places; first += threads) {
-    const std::uint32_t place = first + thread % 32;
-    body(place, place < places);
+  for (std::uint32_t first = thread - thread % 32; first < places; first += kLinePlaces * threads) {
+    body(LineBatch{first + thread % 32, threads, places});
   }
 }
 
+// Lines are read at system scope, past the first cache: who has seen their flags, in front of a
+// barrier, has acquired nothing if they are inside of the lines.
 template <int kElement>
 struct LineAccess {
   const Slice& slice;
-  std::uint32_t place;
-  bool valid;
+  LineBatch batch;
   LineFlags flags;
-  __device__ __forceinline__ std::uint32_t at() const { return line_data_at(place); }
-  __device__ __forceinline__ unsigned bytes() const { return line_data_bytes(place, slice.bytes); }
-  __device__ __forceinline__ void load(int first, Raw<2> (&raw)[kPacketBatch][1]) const {
-    load_batch<kPacketBatch>(slice, first, [&](int i, const char* src) {
-      raw[i][0] = {};
-      if (first + i == slice.local_src) {
-        raw[i][0] = load_linear<2, kElement>(src + at(), bytes());
-      } else if (valid) {
-        raw[i][0] = load_aligned<2>(src + kWordBytes * place);
+  template <int kBatch>
+  __device__ __forceinline__ void load(int first, Raw<2> (&raw)[kBatch][kLinePlaces]) const {
+    load_batch<kBatch>(slice, first, [&](int i, const char* src) {
+      const bool local = first + i == slice.local_src;
+#pragma unroll
+      for (int p = 0; p < kLinePlaces; ++p) {
+        const std::uint32_t place = batch.place(p);
+        raw[i][p] = {};
+        if (local) {
+          const unsigned bytes = batch.valid(p) ? line_data_bytes(place, slice.bytes) : 0;
+          raw[i][p] = load_linear<2, kElement>(src + line_data_at(place), bytes);
+        } else if (batch.valid(p)) {
+          raw[i][p] = load_line_word(src + kWordBytes * place);
+        }
       }
     });
   }
-  __device__ __forceinline__ void store(const Raw<2> (&raw)[1]) const {
-    const bool bears = bears_flags(place);
-    const Raw<2> word = bears ? line_flags(slice.sent_flag) : raw[0];
-    const bool stores = valid && !(bears && flags == LineFlags::kBehind);
-    __syncwarp();  // lines are stored in one instruction
-    for_slots(slice, [&](char* dst) {
-      if (stores) store_line_word(dst + kWordBytes * place, word);
-    });
-    if (slice.dst_user != nullptr) {
-      store_linear<2, kElement>(slice.dst_user + at(), raw[0], bytes());
+  __device__ __forceinline__ void store(const Raw<2> (&raw)[kLinePlaces]) const {
+#pragma unroll
+    for (int p = 0; p < kLinePlaces; ++p) {
+      const std::uint32_t place = batch.place(p);
+      const bool bears = bears_flags(place);
+      const Raw<2> word = bears ? line_flags(slice.sent_flag) : raw[p];
+      const bool stores = batch.valid(p) && !(bears && flags == LineFlags::kBehind);
+      __syncwarp();  // lines are stored in one instruction
+      for_slots(slice, [&](char* dst) {
+        if (stores) store_line_word(dst + kWordBytes * place, word);
+      });
+      if (slice.dst_user != nullptr && batch.valid(p)) {
+        store_linear<2, kElement>(slice.dst_user + line_data_at(place), raw[p],
+                                  line_data_bytes(place, slice.bytes));
+      }
     }
   }
 };
@@ -58,10 +78,11 @@ struct LineAccess {
 template <DType dtype>
 __device__ __forceinline__ void reduce_line(const SliceJob& job, unsigned thread, unsigned threads,
                                             LineFlags flags) {
+  constexpr int kSources = 2;  // under way at once
   const Slice slice = make_slice(job);
-  for_places(slice.bytes, thread, threads, [&](std::uint32_t place, bool valid) {
-    LineAccess<dtype_bytes(dtype)> access{slice, place, valid, flags};
-    reduce_pieces<dtype, 2, 1, kPacketBatch>(slice, access);
+  for_places(slice.bytes, thread, threads, [&](const LineBatch& batch) {
+    LineAccess<dtype_bytes(dtype)> access{slice, batch, flags};
+    reduce_pieces<dtype, 2, kLinePlaces, kSources>(slice, access);
   });
 }
 
@@ -69,28 +90,33 @@ template <int kElement>
 __device__ __forceinline__ void spread_line(const SliceJob& job, unsigned thread, unsigned threads,
                                             LineFlags flags) {
   const Slice slice = make_slice(job);
-  for_places(slice.bytes, thread, threads, [&](std::uint32_t place, bool valid) {
-    LineAccess<kElement> access{slice, place, valid, flags};
-    Raw<2> raw[kPacketBatch][1];
+  for_places(slice.bytes, thread, threads, [&](const LineBatch& batch) {
+    LineAccess<kElement> access{slice, batch, flags};
+    Raw<2> raw[1][kLinePlaces];
     access.load(0, raw);
     access.store(raw[0]);
   });
 }
 
 // Whether all lines of a combine's sources have come of which this thread looks at the flags.
-// Acquire: behind a barrier the others read the data.
 __device__ __forceinline__ bool line_combine_ready(const SliceJob& job, unsigned thread,
                                                    unsigned threads) {
   const Slice slice = make_slice(job);
   bool ready = true;
-  for_places(slice.bytes, thread, threads, [&](std::uint32_t place, bool valid) {
-    if (!valid || !bears_flags(place)) return;
+  if (!bears_flags(thread)) return ready;  // of no place, see for_places()
+  for_places(slice.bytes, thread, threads, [&](const LineBatch& batch) {
 #pragma unroll 1
-    for (int first = 0; ready && first < slice.num_src; first += kPacketBatch) {
-      load_batch<kPacketBatch>(slice, first, [&](int i, const char* src) {
-        if (first + i == slice.local_src) return;
-        ready &= is_flags(acquire_line_word(src + kWordBytes * place), slice.flag);
-      });
+    for (int i = 0; ready && i < slice.num_src; ++i) {
+      if (i == slice.local_src) continue;
+      const char* const src = static_cast<const char*>(slice.src[i]);
+      Raw<2> raw[kLinePlaces];
+#pragma unroll
+      for (int p = 0; p < kLinePlaces; ++p) {
+        raw[p] = line_flags(slice.flag);
+        if (batch.valid(p)) raw[p] = load_line_word(src + kWordBytes * batch.place(p));
+      }
+#pragma unroll
+      for (int p = 0; p < kLinePlaces; ++p) ready &= is_flags(raw[p], slice.flag);
     }
   });
   return ready;
@@ -131,7 +157,7 @@ __device__ __forceinline__ void copies_line(const SliceJob& job, unsigned thread
       } else if (piece[p].bytes != 0 && piece[p].to_slot) {
         raw[p] = load_unit(piece[p].from, piece[p].bytes);
       } else if (piece[p].bytes != 0) {
-        raw[p] = load_aligned<2>(piece[p].from);
+        raw[p] = load_line_word(piece[p].from);
       }
     }
 #pragma unroll
@@ -150,25 +176,35 @@ __device__ __forceinline__ void copies_line(const SliceJob& job, unsigned thread
 // As line_combine_ready().
 __device__ __forceinline__ bool line_copies_ready(const SliceJob& job, unsigned thread,
                                                   unsigned threads) {
+  const std::uint64_t flag = job.flag;
   bool ready = true;
+  if (!bears_flags(thread)) return ready;  // a warp's pieces are 32 places that follow each other
   LineWalk walk(job, thread, threads);
 #pragma unroll 1
   while (ready && !walk.done()) {
     CopyPiece piece[kCopyPieces];
+    Raw<2> raw[kCopyPieces];
     walk.fill(piece);
 #pragma unroll
     for (int p = 0; p < kCopyPieces; ++p) {
-      if (!piece[p].flags || piece[p].to_slot) continue;
-      ready &= is_flags(acquire_line_word(piece[p].from), job.flag);
+      raw[p] = line_flags(flag);
+      if (piece[p].flags && !piece[p].to_slot) raw[p] = load_line_word(piece[p].from);
     }
+#pragma unroll
+    for (int p = 0; p < kCopyPieces; ++p) ready &= is_flags(raw[p], flag);
   }
   return ready;
 }
 
-__device__ __forceinline__ bool lines_ready(const SliceJob& job, unsigned thread,
-                                            unsigned threads) {
-  return job.copies ? line_copies_ready(job, thread, threads)
-                    : line_combine_ready(job, thread, threads);
+// Whether this thread's part of what comes is there. Where flags are stored behind a fence, and
+// only there, what is read behind a barrier of the block is the sender's: the fence here makes the
+// looks acquire.
+__device__ __forceinline__ bool lines_ready(const SliceJob& job, unsigned thread, unsigned threads,
+                                            LineFlags flags) {
+  const bool ready = job.copies ? line_copies_ready(job, thread, threads)
+                                : line_combine_ready(job, thread, threads);
+  if (flags == LineFlags::kBehind && ready) __threadfence_system();
+  return ready;
 }
 
 __device__ __forceinline__ bool goes_to_slots(const SliceJob& job) {
@@ -190,11 +226,14 @@ __device__ __forceinline__ void store_line_flags(const SliceJob& job, unsigned t
     return;
   }
   const Slice slice = make_slice(job);
-  for_places(slice.bytes, thread, threads, [&](std::uint32_t place, bool valid) {
-    if (!valid || !bears_flags(place)) return;
-    for_slots(slice, [&](char* dst) {
-      store_line_word(dst + kWordBytes * place, line_flags(slice.sent_flag));
-    });
+  for_places(slice.bytes, thread, threads, [&](const LineBatch& batch) {
+    for (int p = 0; p < kLinePlaces; ++p) {
+      const std::uint32_t place = batch.place(p);
+      if (!batch.valid(p) || !bears_flags(place)) continue;
+      for_slots(slice, [&](char* dst) {
+        store_line_word(dst + kWordBytes * place, line_flags(slice.sent_flag));
+      });
+    }
   });
 }
 

@@ -154,7 +154,9 @@ __device__ __forceinline__ bool packets_ready_cuda(const SliceJob& the_job, unsi
                                                    unsigned threads) {
   const SliceJob& job = cuda_leaves::forget(the_job, thread, threads);
   if (job.num_src == 0) return true;
-  if (job.protocol == Protocol::kLine) return cuda_leaves::lines_ready(job, thread, threads);
+  if (job.protocol == Protocol::kLine) {
+    return cuda_leaves::lines_ready(job, thread, threads, cuda_leaves::LineFlags::kInside);
+  }
   if (job.copies) return cuda_leaves::copies_ready<false>(job, thread, threads, nullptr);
   return cuda_leaves::combine_ready<false>(job, thread, threads, nullptr);
 }
@@ -197,7 +199,7 @@ __device__ __noinline__ bool run_line_leaf_cuda(const SliceJob& the_job, unsigne
   const SliceJob& job = cuda_leaves::forget_shared(the_job, thread, threads);
   if (job.num_src == 0) return true;
   for (std::uint32_t k = 0; k < polls; ++k) {
-    if (!vote(cuda_leaves::lines_ready(job, thread, threads))) continue;
+    if (!vote(cuda_leaves::lines_ready(job, thread, threads, flags))) continue;
     cuda_leaves::dispatch<Protocol::kLine>(job, thread, threads, flags);
     // (Copies go one way, all of them.)
     const bool sent = job.copies ? cuda_leaves::goes_to_slots(job) : job.num_dst != 0;
