@@ -84,6 +84,7 @@
 //                                        does)
 //   ring(rank, lane, RingFor)            tells a lane that there is something for it; for each cell
 //                                        by one thread at a time, after what it tells of
+//   ring_own_lanes()                     tells this rank's other lanes that something may be ready
 // By the lead:
 //   epoch()                              of this lane's doorbell, before a look (doorbell.h); also
 //                                        within long turns, for what submissions_wait() says then
@@ -99,6 +100,7 @@
 //                                        behind all that the invocation has stored
 //   now_ns()                             for residency and traces
 //   called_away()                        leave soon: whoever runs this engine has something to do
+//   kLateNs                              if there is one: how soon at the latest, in nanoseconds
 //   ended(slot), is_over()               the lane is through with an invocation; whether that was
 //                                        all that this engine is there for: it leaves as soon as
 //                                        the queue is empty
@@ -245,6 +247,7 @@ class Engine {
       s_.ran = s_.quantum_over = s_.shorts_only = s_.ended = false;
       s_.which = 0;
       s_.loaded = false;
+      s_.late_since_ns = 0;
       s_.started_ns = dev_.now_ns();
       count(lane_.stats.starts);
       record(TraceType::kRestart, nullptr);
@@ -334,6 +337,7 @@ class Engine {
     if (!dev_.leads()) return kAgain;
     if (dev_.stopped()) return kQuit;
     if (dev_.is_over() && lane_.queue.empty()) return kQuit;
+    if (s_.ran && too_late()) return kQuit;
     if (s_.cursor == kNoSlot || !s_.pass_begun) {
       if (s_.pass_begun && !end_pass()) return kQuit;
       begin_pass();
@@ -365,6 +369,16 @@ class Engine {
     }
     // Nobody: the pass is over at once.
     return kAgain;
+  }
+
+  // Between two turns of a pass, which may be long: whether this engine was called away too long
+  // ago. Contexts are kept, so nothing is lost.
+  UNJAM_HD bool too_late() {
+    if constexpr (requires { Dev::kLateNs; }) {
+      if (s_.late_since_ns != 0) return dev_.now_ns() - s_.late_since_ns > Dev::kLateNs;
+      if (dev_.called_away()) s_.late_since_ns = dev_.now_ns();
+    }
+    return false;
   }
 
   UNJAM_HD void begin_pass() {
@@ -412,7 +426,7 @@ class Engine {
       // A few passes more often end in a rest, which needs nobody to take over.
       const bool nothing_left = lane_.queue.empty() && !fetched;
       if (((!s_.moved && !fetched) || nothing_left) && rest()) return false;
-      return s_.late++ < kLatePasses;
+      return s_.late++ < kLatePasses && !too_late();
     }
     // Only here: a stay that ended within a pass would begin the next one at the head again, and
     // who stands behind what takes all the time would never get a turn.
@@ -1457,9 +1471,7 @@ class Engine {
     dev_.complete(slot, cancelled ? Outcome::kCancelled : Outcome::kDone);
     // Other lanes may sleep on the key's next invocation. (After the completion: whoever holds the
     // lane and sleeps may wait for that.)
-    for (std::uint32_t l = 0; rank_.num_lanes > 1 && l < rank_.num_lanes; ++l) {
-      if (l != lane_index_) dev_.ring(s_.transport.rank, l, RingFor::kData);
-    }
+    if (rank_.num_lanes > 1) dev_.ring_own_lanes();
   }
 
   // ---- small things ----

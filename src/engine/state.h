@@ -178,6 +178,7 @@ struct BlockShared {
   std::uint32_t epoch = 0;    // of the doorbell, before the pass
   std::uint32_t idle = 0;     // passes without progress; saturates
   std::uint32_t late = 0;     // passes since it was called away
+  std::uint64_t late_since_ns = 0;  // when it was seen to be; 0: it was not
   std::uint32_t quantum = 0;  // slices left of this collective's turn
   bool moved = false;         // the pass has moved data, or ended an invocation
   bool heard = false;         // the pass has moved something that came from a peer

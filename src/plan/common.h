@@ -47,10 +47,13 @@ inline constexpr std::uint64_t kPacketMovers = 480, kPacketUnitBytes = 8;
 inline constexpr std::uint64_t kLeastLineBytes = 64 << 10;
 
 // The first lane for a plan of few lanes on a GPU, of `all`: by the key's tag, so that calls under
-// different keys are in each other's way as little as there are lanes. (On the host the first lane
-// is every short call's: others would wake more threads.)
+// different keys are in each other's way as little as there are lanes. Places of such a plan share
+// no lane, so that no lane has more of them than others; they begin with the last lanes, for the
+// first one has submissions to hand on. (On the host the first lane is every short call's: others
+// would wake more threads.)
 constexpr std::uint16_t spread_lanes(std::uint64_t tag, std::uint32_t lanes, std::uint32_t all) {
-  return static_cast<std::uint16_t>(lanes >= all ? 0 : mix64(tag) % (all - lanes + 1));
+  if (lanes >= all) return 0;
+  return static_cast<std::uint16_t>(all - lanes * (1 + mix64(tag) % (all / lanes)));
 }
 
 // How packets of a message of so many bytes are laid out. Lines halve what goes through links, but

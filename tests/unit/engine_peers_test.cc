@@ -14,6 +14,7 @@
 #include <chrono>
 #include <cstdint>
 #include <cstring>
+#include <deque>
 #include <functional>
 #include <memory>
 #include <random>
@@ -201,6 +202,7 @@ class Warp {
     bool try_quit(std::uint32_t, std::uint32_t) { return true; }
     void hold_sleep(std::uint32_t) {}
     void ring(std::uint32_t, std::uint32_t, RingFor) {}
+    void ring_own_lanes() {}
     HeadStart head_start(std::uint16_t) const { return {}; }
     bool controls() const { return thread < w.control_; }
     bool leads() const { return thread == 0; }
@@ -284,6 +286,7 @@ class ByHand : public Looking {
   static constexpr bool kHostWatches = false;
   static constexpr bool kStreams = false;
   static constexpr std::uint64_t kSliceUs = 100;
+  static constexpr std::uint64_t kLateSlices = 3, kLateNs = kLateSlices * kSliceUs * 1000;
 
   ByHand(RankState& rank, bool residency_matters)
       : rank_(rank), residency_matters_(residency_matters) {}
@@ -293,6 +296,10 @@ class ByHand : public Looking {
   // What comes to pass between the look after which it would sleep for the first time and that
   // sleep.
   std::function<void()> before_it_sleeps;
+  // What comes to pass when a slice was moved.
+  std::function<void()> after_slice;
+  bool is_called_away = false;
+  bool called_away() const { return is_called_away; }
 
   // One stay; returns how many slices it has moved.
   std::uint64_t stay() {
@@ -312,6 +319,7 @@ class ByHand : public Looking {
   void leaf(const SliceJob& job) {
     run_leaf_host(job, 0, 1);
     ++moved_;
+    if (after_slice) after_slice();
   }
   void relax(std::uint32_t) {}
   std::uint64_t now_ns() const { return moved_ * kSliceUs * 1000; }
@@ -347,6 +355,7 @@ class ByHand : public Looking {
   void ring(std::uint32_t rank, std::uint32_t lane, RingFor what) {
     doorbell_ring(rank_.lanes[0].transport.lane_cell(rank, lane).doorbell, what);
   }
+  void ring_own_lanes() {}  // there is one
 
  private:
   std::uint32_t& doorbell() {
@@ -824,6 +833,96 @@ TEST_P(Stay, IsNotBoundedWhereItDoesNotMatter) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Engine, Stay, testing::Values(OrderPolicy::kFifo, OrderPolicy::kPriority));
+
+// ---- who gives way when a quantum is over ----
+
+// A rank by itself: all that it has can be moved at any time, so nothing else ends a turn.
+class Turns : public testing::Test {
+ protected:
+  static constexpr std::uint32_t kQuantum = 10;
+
+  Turns() { ranks_.state(0).policy.quantum_slices = kQuantum; }
+
+  void submit(std::uint64_t slices) {
+    Use& u = uses_.emplace_back();
+    u.what = What::kBroadcast;
+    u.key = uses_.size() - 1;
+    u.count = slices * Ranks::kSlotBytes / sizeof(std::int32_t);
+    fill(u, 1, random_);
+    ranks_.submit(u, 0, static_cast<std::uint16_t>(u.key));
+  }
+  // After how many slices each invocation had ended.
+  std::vector<std::uint64_t> run(const std::function<void(std::uint64_t)>& after_slice) {
+    ByHand engine(ranks_.state(0), /*residency_matters=*/false);
+    std::vector<std::uint64_t> ends;
+    std::uint64_t moved = 0;
+    const auto note = [&] { ends.resize(ranks_.stats(0).completed, moved); };
+    engine.after_slice = [&] {
+      note();  // those that had ended in front of this slice
+      after_slice(++moved);
+    };
+    engine.stay();
+    note();
+    for (const Use& u : uses_) check(u);
+    return ends;
+  }
+  std::uint64_t switches() { return ranks_.stats(0).quantum_switches; }
+
+  Ranks ranks_{Case{1, 0, 0, 1, 2, 0, false}, 12, 80};
+  std::mt19937_64 random_{base_seed()};
+  std::deque<Use> uses_;
+};
+
+TEST_F(Turns, LongOnesDoNotChangePlaces) {
+  for (int i = 0; i < 3; ++i) submit(100);
+  EXPECT_EQ(run([](std::uint64_t) {}), (std::vector<std::uint64_t>{100, 200, 300}));
+  EXPECT_EQ(switches(), 0u);
+}
+
+TEST_F(Turns, NorIfTheyComeLater) {
+  submit(100);
+  const auto ends = run([this](std::uint64_t moved) {
+    if (moved == 25 || moved == 47) submit(100);
+  });
+  EXPECT_EQ(ends, (std::vector<std::uint64_t>{100, 200, 300}));
+  EXPECT_LE(switches(), 2u);  // to see what they are
+}
+
+TEST_F(Turns, WhatIsShortComesInBetween) {
+  submit(100);
+  submit(100);
+  const auto ends = run([this](std::uint64_t moved) {
+    if (moved == 25) submit(3);
+  });
+  // Seen when the quantum is over, and known one quantum later at most.
+  ASSERT_EQ(ends.size(), 3u);
+  EXPECT_LE(ends[0], 25 + 2 * kQuantum + 3);
+  EXPECT_EQ(ends[1], 103u);  // with nothing of the other one
+  EXPECT_EQ(ends[2], 203u);
+}
+
+TEST_F(Turns, WhoIsCalledAwayLeavesInTheMiddleOfAPass) {
+  constexpr std::uint64_t kCalls = 12, kCalledAt = 2;
+  for (std::uint64_t i = 0; i < kCalls; ++i) submit(1);
+  ByHand engine(ranks_.state(0), /*residency_matters=*/false);
+  std::uint64_t moved = 0;
+  engine.after_slice = [&] { engine.is_called_away = ++moved == kCalledAt || engine.is_called_away; };
+  // It looks between two turns, and stays some more.
+  const std::uint64_t first = engine.stay();
+  EXPECT_GE(first, kCalledAt);
+  EXPECT_LE(first, kCalledAt + ByHand::kLateSlices + 2);
+  EXPECT_EQ(ranks_.stats(0).completed, first);
+  engine.is_called_away = false;
+  engine.after_slice = nullptr;
+  EXPECT_EQ(engine.stay(), kCalls - first);
+  for (const Use& u : uses_) check(u);
+}
+
+TEST_F(Turns, ByPriorityTheMostUrgentGoesOn) {
+  ranks_.state(0).policy.order = OrderPolicy::kPriority;
+  for (int i = 0; i < 3; ++i) submit(100);
+  EXPECT_EQ(run([](std::uint64_t) {}), (std::vector<std::uint64_t>{100, 200, 300}));
+}
 
 // ---- what hops have behind them ----
 

@@ -502,14 +502,22 @@ TEST(PlanLanes, OfLines) {
 }
 
 TEST(PlanLanes, SpreadByTheKey) {
-  std::vector<int> begins(32);
+  std::vector<int> begins(32), nines(32);
   for (std::uint64_t tag = 1; tag <= 3200; ++tag) {
     EXPECT_EQ(spread_lanes(tag, 32, 32), 0);
     EXPECT_EQ(spread_lanes(tag, 33, 32), 0);
-    EXPECT_LE(spread_lanes(tag, 9, 32) + 9, 32);
+    for (const int lanes : {2, 5, 9, 15, 16, 17, 31}) {
+      // The last lanes, or those in front of them, and so on.
+      const int first = spread_lanes(tag, static_cast<std::uint32_t>(lanes), 32);
+      EXPECT_GE(first, 0);
+      EXPECT_LT(first, 32);
+      EXPECT_EQ((32 - first) % lanes, 0) << lanes;
+    }
     ++begins.at(spread_lanes(tag, 1, 32));
+    ++nines.at(spread_lanes(tag, 9, 32));
   }
   for (const int keys : begins) EXPECT_NEAR(keys, 100, 60);
+  for (const int first : {5, 14, 23}) EXPECT_NEAR(nines.at(first), 3200 / 3, 150) << first;
 }
 
 TEST(PlanChunks, FitTheSlotsAndTheAlignment) {

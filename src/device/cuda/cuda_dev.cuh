@@ -139,6 +139,9 @@ class CudaDev {
   static constexpr bool kStreams = true;
   static constexpr unsigned kWarp = 32;
   static constexpr unsigned kApart = 2 * kWarp;  // threads that move no slots
+  // What stands behind us in our stream waits, or the next daemon; some more turns of ours may end
+  // in a rest, which needs nobody to take over.
+  static constexpr std::uint64_t kLateNs = 50000;
   static constexpr std::int64_t kSubmissionsEndNs = 1000000;
   static constexpr std::int64_t kWantedNs = 10000;  // who wants lanes says so all the time
 
@@ -483,6 +486,8 @@ class CudaDev {
       s_.kicks_pending = 1;
     }
   }
+
+  __device__ void ring_own_lanes() { s_.kicks_pending = 1; }
 
   // Pokes the peers that were sent something, and sees that own lanes that were given something
   // have a driver.
