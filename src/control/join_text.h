@@ -20,8 +20,13 @@ inline std::string settings_differ_text(int rank_a, std::string_view a, int rank
     a.remove_prefix(item_a.size() == a.size() ? a.size() : item_a.size() + 2);
     b.remove_prefix(item_b.size() == b.size() ? b.size() : item_b.size() + 2);
   }
+  // One that nobody may have set.
+  const bool decided = only_a.find("UNJAM_LINES=") != std::string::npos;
   return "settings differ: rank " + std::to_string(rank_a) + " has " + only_a + "; rank " +
-         std::to_string(rank_b) + " has " + only_b + "; give the same on all ranks";
+         std::to_string(rank_b) + " has " + only_b +
+         (decided ? "; unless it is set, UNJAM_LINES is what NVML tells a rank of the GPUs' links"
+                  : "") +
+         "; give the same on all ranks";
 }
 
 // Told to the rank that comes second.

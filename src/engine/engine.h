@@ -33,7 +33,7 @@
 //            (expected).
 //   stored   by each mover, for each slice's place; release: its loads and stores of a job. A
 //            poster that reads as many as are expected (acquire), and then fences, publishes behind
-//            all of them.
+//            all of them. (One that has nothing to publish does not fence.)
 //   posted   by the posters; release: they have read all about the slice. The lead that reads more
 //            than n (acquire) may use the place of slice n again.
 //   total    by the lead: how many slices the stream has had, when it has ended; before, 0.
@@ -337,7 +337,9 @@ class Engine {
     if (!dev_.leads()) return kAgain;
     if (dev_.stopped()) return kQuit;
     if (dev_.is_over() && lane_.queue.empty()) return kQuit;
-    if (s_.ran && too_late()) return kQuit;
+    // Only if something has moved: the next stay begins at the head again, so who stands behind
+    // what does not move would never get a turn.
+    if (s_.moved && too_late()) return kQuit;
     if (s_.cursor == kNoSlot || !s_.pass_begun) {
       if (s_.pass_begun && !end_pass()) return kQuit;
       begin_pass();
@@ -371,12 +373,18 @@ class Engine {
     return kAgain;
   }
 
-  // Between two turns of a pass, which may be long: whether this engine was called away too long
-  // ago. Contexts are kept, so nothing is lost.
+  // Also between two turns of a pass, which may be long: whether this engine was called away too
+  // long ago, and still is. Contexts are kept, so nothing is lost.
   UNJAM_HD bool too_late() {
     if constexpr (requires { Dev::kLateNs; }) {
-      if (s_.late_since_ns != 0) return dev_.now_ns() - s_.late_since_ns > Dev::kLateNs;
-      if (dev_.called_away()) s_.late_since_ns = dev_.now_ns();
+      const bool waited = s_.late_since_ns != 0 && dev_.now_ns() - s_.late_since_ns > Dev::kLateNs;
+      if (s_.late_since_ns != 0 && !waited) return false;
+      if (dev_.called_away()) {
+        if (waited) return true;
+        s_.late_since_ns = dev_.now_ns();
+      } else {
+        s_.late_since_ns = 0;
+      }
     }
     return false;
   }
@@ -429,7 +437,8 @@ class Engine {
       return s_.late++ < kLatePasses && !too_late();
     }
     // Only here: a stay that ended within a pass would begin the next one at the head again, and
-    // who stands behind what takes all the time would never get a turn.
+    // who stands behind what takes all the time would never get a turn. (As to who was called away,
+    // see schedule().)
     if (over_residency()) {
       count(lane_.stats.residency_quits);
       return false;
@@ -613,7 +622,7 @@ class Engine {
         count(lane_.stats.quantum_switches);
         record(TraceType::kYield, &a.inv);
         s_.quantum_over = true;
-        if (s_.policy.order == OrderPolicy::kPriority) {
+        if (s_.policy.order == OrderPolicy::kPriority || holds()) {
           s_.cursor = kNoSlot;  // a new pass begins: it fetches, and starts at the head
         } else {
           s_.shorts_only = true;
@@ -1367,8 +1376,8 @@ class Engine {
   }
 
   // Makes the slice visible to the peers. First all that is to be visible is written, then one
-  // fence a thread is behind it, then it is published. (What packets have brought needs neither.)
-  // Whether this thread has fenced.
+  // fence of each thread that publishes is behind it, then it is published. (What was sent as
+  // packets needs neither.) Whether this thread has fenced.
   UNJAM_HD static bool post_slice(DevHandle dev, BlockShared& shared, std::uint32_t which) {
     const std::uint32_t n = shared.num_postings[which];
     const std::uint32_t lane = shared.transport.lane;

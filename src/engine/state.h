@@ -175,14 +175,14 @@ struct BlockShared {
   // The pass over the task queue.
   std::uint16_t cursor = kNoSlot;
   std::uint32_t position = 0;
-  std::uint32_t epoch = 0;    // of the doorbell, before the pass
-  std::uint32_t idle = 0;     // passes without progress; saturates
-  std::uint32_t late = 0;     // passes since it was called away
+  std::uint32_t epoch = 0;          // of the doorbell, before the pass
+  std::uint32_t idle = 0;           // passes without progress; saturates
+  std::uint32_t late = 0;           // passes since it was called away
   std::uint64_t late_since_ns = 0;  // when it was seen to be; 0: it was not
-  std::uint32_t quantum = 0;  // slices left of this collective's turn
-  bool moved = false;         // the pass has moved data, or ended an invocation
-  bool heard = false;         // the pass has moved something that came from a peer
-  bool wants_room = false;    // some invocation waits for room only
+  std::uint32_t quantum = 0;        // slices left of this collective's turn
+  bool moved = false;               // the pass has moved data, or ended an invocation
+  bool heard = false;               // the pass has moved something that came from a peer
+  bool wants_room = false;          // some invocation waits for room only
   bool pass_begun = false;
   bool ran = false;              // the pass has given somebody a turn
   bool quantum_over = false;     // the pass has ended a turn that could have gone on

@@ -98,6 +98,10 @@ def test_no_bytes(context):
 def test_errors(context):
     with pytest.raises(Resources, match=rf"no room for 2000000 bytes: of {HEAP} bytes {HEAP} are"):
         context.alloc(2_000_000)
+    with pytest.raises(Resources, match="no room for 25769803776 bytes"):
+        context.alloc(24 << 30)
+    with pytest.raises(InvalidArgument, match="nbytes 9223372036854775808 is out of range"):
+        context.alloc(1 << 63)
     with pytest.raises(InvalidArgument, match="nbytes is -1"):
         context.alloc(-1)
     with pytest.raises(InvalidType, match="nbytes must be an integer"):

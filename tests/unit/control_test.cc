@@ -17,6 +17,7 @@
 #include <thread>
 
 #include "base/clock.h"
+#include "control/join_text.h"
 #include "control/mesh.h"
 #include "control/wire.h"
 #include "tests/support/job.h"
@@ -674,6 +675,17 @@ TEST(Rendezvous, WhatRanksMustAgreeOn) {
     EXPECT_NE(text.find("settings differ"), std::string::npos) << text;
   }
   a.client.leave();
+}
+
+// The one that nobody need have set says where it comes from.
+TEST(Rendezvous, SettingsThatDifferAreNamed) {
+  EXPECT_EQ(unjam::settings_differ_text(0, "A=1, UNJAM_LANES=2, B=3", 1, "A=1, UNJAM_LANES=3, B=3"),
+            "settings differ: rank 0 has UNJAM_LANES=2; rank 1 has UNJAM_LANES=3; give the same on "
+            "all ranks");
+  EXPECT_EQ(unjam::settings_differ_text(2, "UNJAM_LINES=1, B=3", 0, "UNJAM_LINES=0, B=3"),
+            "settings differ: rank 2 has UNJAM_LINES=1; rank 0 has UNJAM_LINES=0; unless it is "
+            "set, UNJAM_LINES is what NVML tells a rank of the GPUs' links; give the same on all "
+            "ranks");
 }
 
 TEST(Rendezvous, AClientThatDiesBeforeAllHaveJoined) {

@@ -300,6 +300,9 @@ class ByHand : public Looking {
   std::function<void()> after_slice;
   bool is_called_away = false;
   bool called_away() const { return is_called_away; }
+  // How long a turn takes that moves nothing.
+  std::uint64_t turn_ns = 0;
+  void delay() { waited_ns_ += turn_ns; }
 
   // One stay; returns how many slices it has moved.
   std::uint64_t stay() {
@@ -322,7 +325,7 @@ class ByHand : public Looking {
     if (after_slice) after_slice();
   }
   void relax(std::uint32_t) {}
-  std::uint64_t now_ns() const { return moved_ * kSliceUs * 1000; }
+  std::uint64_t now_ns() const { return moved_ * kSliceUs * 1000 + waited_ns_; }
   bool residency_matters() const { return residency_matters_; }
   bool next_submission(std::uint16_t& slot) {
     Sqe sqe;
@@ -370,7 +373,7 @@ class ByHand : public Looking {
   RankState& rank_;
   const bool residency_matters_;
   BlockShared shared_;
-  std::uint64_t moved_ = 0;
+  std::uint64_t moved_ = 0, waited_ns_ = 0;
   std::uint64_t completed_ = 0;
   bool stuck_ = false;
 };
@@ -901,12 +904,21 @@ TEST_F(Turns, WhatIsShortComesInBetween) {
   EXPECT_EQ(ends[2], 203u);
 }
 
+TEST_F(Turns, ButNotUnderTheHoldPolicy) {
+  ranks_.state(0).policy.stickiness = StickinessPolicy::kHold;
+  submit(100);
+  submit(3);
+  EXPECT_EQ(run([](std::uint64_t) {}), (std::vector<std::uint64_t>{100, 103}));
+}
+
 TEST_F(Turns, WhoIsCalledAwayLeavesInTheMiddleOfAPass) {
   constexpr std::uint64_t kCalls = 12, kCalledAt = 2;
   for (std::uint64_t i = 0; i < kCalls; ++i) submit(1);
   ByHand engine(ranks_.state(0), /*residency_matters=*/false);
   std::uint64_t moved = 0;
-  engine.after_slice = [&] { engine.is_called_away = ++moved == kCalledAt || engine.is_called_away; };
+  engine.after_slice = [&] {
+    engine.is_called_away = ++moved == kCalledAt || engine.is_called_away;
+  };
   // It looks between two turns, and stays some more.
   const std::uint64_t first = engine.stay();
   EXPECT_GE(first, kCalledAt);
@@ -916,6 +928,34 @@ TEST_F(Turns, WhoIsCalledAwayLeavesInTheMiddleOfAPass) {
   engine.after_slice = nullptr;
   EXPECT_EQ(engine.stay(), kCalls - first);
   for (const Use& u : uses_) check(u);
+}
+
+// Who leaves in front of what moves, because nothing else does, would do so for ever.
+TEST(TurnsAmongPeers, WhoIsCalledAwayGoesOnToWhatMoves) {
+  constexpr std::size_t kCalls = 12;
+  Ranks ranks(Case{2, 0, 0, 1, 2, 0, false}, kCalls, 82);
+  std::mt19937_64 random(base_seed());
+  std::vector<Use> uses(kCalls);
+  for (std::size_t i = 0; i < kCalls; ++i) {
+    uses[i].what = What::kAllGather;
+    uses[i].key = i;
+    uses[i].count = 10;
+    fill(uses[i], 2, random);
+    ranks.submit(uses[i], 0, static_cast<std::uint16_t>(i));
+  }
+  ByHand engine(ranks.state(0), /*residency_matters=*/false);
+  ByHand peer(ranks.state(1), /*residency_matters=*/false);
+  // The peer calls the last one only, which all others stand in front of.
+  ranks.submit(uses.back(), 1, 0);
+  peer.stay();
+  engine.is_called_away = true;
+  engine.turn_ns = ByHand::kLateNs / 2 + 1;
+  std::size_t stays = 0;
+  for (; ranks.stats(0).completed == 0 && stays < 2 * kCalls; ++stays) engine.stay();
+  EXPECT_EQ(ranks.stats(0).completed, 1u) << "after " << stays << " stays";
+  peer.stay();
+  EXPECT_EQ(ranks.stats(1).completed, 1u);
+  check(uses.back());
 }
 
 TEST_F(Turns, ByPriorityTheMostUrgentGoesOn) {

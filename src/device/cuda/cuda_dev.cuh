@@ -100,8 +100,9 @@ struct DevShared {
   std::uint32_t gone_on;        // multiplexing: leave soon, other lanes have nobody
   std::uint32_t attention;      // latest look
   std::uint32_t passes;
-  std::uint32_t posted;      // first lane: latest look
-  std::uint64_t sq_written;  // first lane: latest look
+  std::uint32_t alone_looked, alone;  // pass of the latest look of lanes_alone(), and its answer
+  std::uint32_t posted;               // first lane: latest look
+  std::uint64_t sq_written;           // first lane: latest look
   std::uint64_t sq_read;
   std::uint64_t inbox_read;
   std::uint32_t readied_seen;  // CudaRank::readied before the latest pass
@@ -577,7 +578,11 @@ class CudaDev {
   // now and then, when nothing moves.
   __device__ bool lanes_alone() {
     if (s_.passes % 32 != 31) return false;
-    return lanes_without_driver(r_) != 0;
+    if (s_.alone_looked != s_.passes) {  // once a pass: that is a look at every lane's mailbox
+      s_.alone_looked = s_.passes;
+      s_.alone = lanes_without_driver(r_) != 0 ? 1 : 0;
+    }
+    return s_.alone != 0;
   }
 
  public:

@@ -61,6 +61,7 @@ __device__ __noinline__ void drive(CudaRank& r, std::uint32_t lane, Block block)
     s.lanes_to_kick = 0;
     s.kicks_pending = 0;
     s.passes = 0;
+    s.alone_looked = s.alone = 0;
     s.attention = load_relaxed_local(r.attention);
     s.still_since_ns = 0;
     const LaneStats& stats = r.rank.lanes[lane].stats;

@@ -3,6 +3,7 @@
 #include <dlfcn.h>
 
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace unjam {
@@ -17,11 +18,10 @@ class Nvml {
  public:
   Nvml() : library_(dlopen("libnvidia-ml.so.1", RTLD_NOW | RTLD_LOCAL)) {
     if (library_ == nullptr) return;
-    const bool complete = find("nvmlInit_v2", init_) && find("nvmlShutdown", shutdown_) &&
-                          find("nvmlDeviceGetCount_v2", count_) &&
-                          find("nvmlDeviceGetHandleByIndex_v2", by_index_) &&
-                          find("nvmlDeviceGetCudaComputeCapability", capability_) &&
-                          find("nvmlDeviceGetP2PStatus", status_);
+    const bool complete =
+        find("nvmlInit_v2", init_) && find("nvmlShutdown", shutdown_) &&
+        find("nvmlDeviceGetCount_v2", count_) && find("nvmlDeviceGetHandleByIndex_v2", by_index_) &&
+        find("nvmlDeviceGetName", name_) && find("nvmlDeviceGetP2PStatus", status_);
     begun_ = complete && init_() == kNvmlSuccess;
   }
   ~Nvml() {
@@ -40,10 +40,10 @@ class Nvml {
     NvmlGpu* d = nullptr;
     return by_index_(index, &d) == kNvmlSuccess ? d : nullptr;
   }
-  // The major number of its compute capability.
-  int generation(NvmlGpu* gpu) const {
-    int major = 0, minor = 0;
-    return capability_(gpu, &major, &minor) == kNvmlSuccess ? major : 0;
+  // As nvidia-smi prints it: "NVIDIA H200".
+  std::string name(NvmlGpu* gpu) const {
+    char text[96] = {};
+    return name_(gpu, text, sizeof(text)) == kNvmlSuccess ? text : "";
   }
   bool linked(NvmlGpu* a, NvmlGpu* b) const {
     int status = -1;
@@ -63,33 +63,26 @@ class Nvml {
   int (*shutdown_)() = nullptr;
   int (*count_)(unsigned*) = nullptr;
   int (*by_index_)(unsigned, NvmlGpu**) = nullptr;
-  int (*capability_)(NvmlGpu*, int*, int*) = nullptr;
+  int (*name_)(NvmlGpu*, char*, unsigned) = nullptr;
   int (*status_)(NvmlGpu*, NvmlGpu*, int, int*) = nullptr;
 };
 
 NvlinkAnswer ask() {
-  constexpr int kHopper = 9;
   const Nvml nvml;
   if (!nvml.ok()) return {false, "NVML (libnvidia-ml.so.1) cannot be asked"};
-  const unsigned n = nvml.devices();
-  if (n < 2) return {false, "NVML knows of " + std::to_string(n) + " GPU"};
-  std::vector<NvmlGpu*> gpus;
-  for (unsigned i = 0; i < n; ++i) {
-    const std::string name = "GPU " + std::to_string(i);
+  std::vector<NvmlGpu*> handles;
+  std::vector<SeenGpu> gpus;
+  for (unsigned i = 0; i < nvml.devices(); ++i) {
     NvmlGpu* const gpu = nvml.device(i);
-    if (gpu == nullptr) return {false, "NVML does not tell of " + name};
-    const int generation = nvml.generation(gpu);
-    if (generation != kHopper) {
-      return {false, name + " has compute capability " + std::to_string(generation) +
-                         ".x: only 9.x, H100 and H200, was tested"};
+    if (gpu == nullptr) return {false, "NVML does not tell of GPU " + std::to_string(i)};
+    SeenGpu seen{nvml.name(gpu), {}};
+    for (NvmlGpu* const other : handles) {
+      seen.linked.push_back(nvml.linked(gpu, other) && nvml.linked(other, gpu));
     }
-    for (unsigned j = 0; j < i; ++j) {
-      if (nvml.linked(gpu, gpus[j]) && nvml.linked(gpus[j], gpu)) continue;
-      return {false, name + " has no NVLink to GPU " + std::to_string(j)};
-    }
-    gpus.push_back(gpu);
+    handles.push_back(gpu);
+    gpus.push_back(std::move(seen));
   }
-  return {true, "NVLink between all " + std::to_string(n) + " GPUs"};
+  return judge_links(gpus);
 }
 
 }  // namespace
