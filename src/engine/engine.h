@@ -734,6 +734,9 @@ class Engine {
     if (s_.policy.order == OrderPolicy::kPriority) {
       return lane_.queue.size() > 1 || !mailbox_.empty();
     }
+    return call<&Engine::shorts_wait>();
+  }
+  UNJAM_HD bool shorts_wait() {
     constexpr int kTakenIn = 4;
     for (int i = 0; i < kTakenIn && fetch(); ++i) {
     }

@@ -704,6 +704,11 @@ TEST_P(SeveralPeers, ManyKeysInAnyOrder) {
     if (HasFatalFailure()) return;
     ranks.stop();
     into_outputs += ranks.into_outputs();
+    for (std::uint32_t r = 0; r < n; ++r) {
+      for (std::uint32_t l = 0; l < ranks.state(r).num_lanes; ++l) {
+        EXPECT_EQ(ranks.state(r).lanes[l].shorts, 0u) << "rank " << r << ", lane " << l;
+      }
+    }
   }
   // (Where all slices are there before an invitation is, none goes that way: with luck, and few.)
   if (c.heap) {
@@ -867,6 +872,7 @@ class Turns : public testing::Test {
     engine.stay();
     note();
     for (const Use& u : uses_) check(u);
+    EXPECT_EQ(ranks_.state(0).lanes[0].shorts, 0u);
     return ends;
   }
   std::uint64_t switches() { return ranks_.stats(0).quantum_switches; }
