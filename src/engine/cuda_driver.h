@@ -61,9 +61,9 @@ class CudaDriver {
   // How many SMs it has; 0: it does not say.
   virtual int sms(int device) = 0;
   // Whether a line of 64 bytes that a warp of one GPU of this machine stores into another's memory
-  // in one instruction comes there whole; `why` (not). The same for all processes of the machine
-  // that see the same GPUs through NVML, whatever CUDA shows them.
-  virtual bool lines_come_whole(std::string& why) = 0;
+  // in one instruction comes there whole. The same for all processes of the machine that see the
+  // same GPUs through NVML, whatever CUDA shows them. (Why, or why not: StreamDaemon::footprint().)
+  virtual bool lines_come_whole() = 0;
 
   // Zeroed.
   virtual std::unique_ptr<DeviceArena> create_arena(int device, std::uint64_t bytes,

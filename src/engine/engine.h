@@ -377,14 +377,13 @@ class Engine {
   // long ago, and still is. Contexts are kept, so nothing is lost.
   UNJAM_HD bool too_late() {
     if constexpr (requires { Dev::kLateNs; }) {
-      const bool waited = s_.late_since_ns != 0 && dev_.now_ns() - s_.late_since_ns > Dev::kLateNs;
-      if (s_.late_since_ns != 0 && !waited) return false;
-      if (dev_.called_away()) {
-        if (waited) return true;
-        s_.late_since_ns = dev_.now_ns();
-      } else {
-        s_.late_since_ns = 0;
+      if (s_.late_since_ns == 0) {
+        if (dev_.called_away()) s_.late_since_ns = dev_.now_ns();
+        return false;
       }
+      if (dev_.now_ns() - s_.late_since_ns <= Dev::kLateNs) return false;
+      if (dev_.called_away()) return true;
+      s_.late_since_ns = 0;
     }
     return false;
   }

@@ -213,11 +213,11 @@ Settings device_defaults(unjamDevice_t device, int ranks) {
   s.overlap = 1;
   // A slice goes to all peers at once; where there is one, it is to carry more, or what is done
   // about it takes longer than its bytes.
-  // So much: a lane's part of 4 MiB as lines, 128 KiB with their flags.
-  constexpr std::int64_t kFourMiB = (131072 + kLineDataBytes - 1) / kLineDataBytes * kLineBytes;
-  s.escape_slot_bytes = ranks <= 2 ? kFourMiB : 65536;
+  // So much: a lane's part of 4 MiB, 128 KiB, as lines.
+  constexpr std::int64_t kLaneOfFourMiB = line_places<std::int64_t>(131072) * kWordBytes;
+  s.escape_slot_bytes = ranks <= 2 ? kLaneOfFourMiB : 65536;
   s.borrow_slots = 16;
-  s.borrow_slot_bytes = ranks <= 2 ? 2 * kFourMiB : 262144;
+  s.borrow_slot_bytes = ranks <= 2 ? 2 * kLaneOfFourMiB : 262144;
   // A poll takes about 0.7 us. An attempt at something that no peer has called must be over in 50
   // us together with the quit after it (design.md 1.2), and to look for something that a peer has
   // begun is better than to wait for one.

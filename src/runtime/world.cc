@@ -222,10 +222,10 @@ void World::share_devices(int ranks, Settings& settings) {
 
 void World::decide_lines(Settings& settings) {
   if (settings.device == UNJAM_DEVICE_HOST) return;
-  std::string unused;  // joining says it; and why, unjamInfo
+  std::string unused;  // joining says it
   if (settings.whole_lines < 0) {
     CudaDriver* cuda = settings.lines == 0 ? nullptr : cuda_driver(unused);
-    settings.whole_lines = cuda != nullptr && cuda->lines_come_whole(unused) ? 1 : 0;
+    settings.whole_lines = cuda != nullptr && cuda->lines_come_whole() ? 1 : 0;
   }
   if (settings.lines < 0) settings.lines = settings.whole_lines;
 }

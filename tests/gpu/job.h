@@ -49,6 +49,14 @@ inline std::string explain(unjamContext_t context) {
   return text;
 }
 
+// JSON.
+inline std::string info(unjamContext_t context) {
+  std::string text(std::size_t{4} << 20, '\0');
+  check(unjamInfo(context, text.data(), text.size(), nullptr));
+  text.resize(text.find('\0'));
+  return text;
+}
+
 class Job {
  public:
   // All ranks here, rank r on device r, or, where there are fewer, with others on one.

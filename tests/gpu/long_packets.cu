@@ -17,6 +17,7 @@
 #include <string>
 #include <vector>
 
+#include "tests/gpu/exchange.cuh"
 #include "tests/gpu/job.h"
 
 using namespace unjam_gpu;
@@ -48,34 +49,27 @@ struct Verdict {
   Wrong kept[kKept];
 };
 
-struct Call {
-  unjamKind_t kind;
-  int root;
-  std::size_t count;
-  std::uint64_t seed;
-};
-
-__device__ std::uint32_t wanted(const Call& c, int rank, int ranks, std::size_t i) {
-  switch (c.kind) {
+__device__ std::uint32_t wanted(const Expect& e, std::size_t i) {
+  switch (e.kind) {
     case UNJAM_BROADCAST:
-      return word(c.seed, c.root, i);
+      return word(e.seed, e.root, i);
     case UNJAM_SCATTER:
-      return word(c.seed, c.root, static_cast<std::size_t>(rank) * c.count + i);
+      return word(e.seed, e.root, static_cast<std::size_t>(e.at) * e.count + i);
     case UNJAM_ALL_GATHER:
-      return word(c.seed, static_cast<int>(i / c.count), i % c.count);
+      return word(e.seed, static_cast<int>(i / e.count), i % e.count);
     default: {
       std::uint32_t sum = 0;
-      for (int r = 0; r < ranks; ++r) sum += word(c.seed, r, i);
+      for (int r = 0; r < e.size; ++r) sum += word(e.seed, r, i);
       return sum;
     }
   }
 }
 
-__global__ void judge(const std::uint32_t* data, std::size_t n, Call call, int rank, int ranks,
-                      std::uint64_t number, Verdict* verdict) {
+__global__ void judge(const std::uint32_t* data, std::size_t n, Expect expect, std::uint64_t number,
+                      Verdict* verdict) {
   const std::size_t step = static_cast<std::size_t>(gridDim.x) * blockDim.x;
   for (std::size_t i = blockIdx.x * blockDim.x + threadIdx.x; i < n; i += step) {
-    if (data[i] == wanted(call, rank, ranks, i)) continue;
+    if (data[i] == wanted(expect, i)) continue;
     const unsigned long long at = atomicAdd(&verdict->wrong, 1ull);
     if (at < kKept) verdict->kept[at] = {number, i};
   }
@@ -88,13 +82,16 @@ struct Settings {
   int ranks = 0;
 };
 
-// Of all ranks alike.
-Call make_call(const Settings& s, std::uint64_t number) {
+// Of all ranks alike, but for `rank`.
+Spec make_call(const Settings& s, std::uint64_t number, int rank) {
   // Those most in which one rank runs ahead of the others: there lines were torn.
   constexpr unjamKind_t kKinds[] = {UNJAM_SCATTER,   UNJAM_SCATTER,    UNJAM_BROADCAST,
                                     UNJAM_BROADCAST, UNJAM_ALL_GATHER, UNJAM_ALL_REDUCE};
   std::mt19937_64 random(mix(s.seed, number));
-  Call c{};
+  Spec c;
+  c.dtype = UNJAM_UINT32;
+  c.size = s.ranks;
+  c.at = rank;
   c.kind = kKinds[random() % std::size(kKinds)];
   c.root = static_cast<int>(random() % static_cast<std::uint64_t>(s.ranks));
   c.seed = random();
@@ -133,41 +130,19 @@ class Worker {
 
  private:
   void one(std::uint64_t number) {
-    const Call c = make_call(settings_, number);
-    const auto all = static_cast<std::size_t>(settings_.ranks);
-    const bool roots = me_.rank == c.root;
-    const bool sends = (c.kind != UNJAM_BROADCAST && c.kind != UNJAM_SCATTER) || roots;
-    const std::size_t sent = c.count * (c.kind == UNJAM_SCATTER ? all : 1);
-    const std::size_t received = c.count * (c.kind == UNJAM_ALL_GATHER ? all : 1);
+    const Spec c = make_call(settings_, number, me_.rank);
     auto* const from = from_.as<std::uint32_t>();
     auto* const to = to_.as<std::uint32_t>();
-    if (sends) fill<<<132, 512, 0, stream_.get()>>>(from, sent, c.seed, me_.rank);
-    check(cudaGetLastError());
-    const unjamCallOptions_t options = [this] {
-      unjamCallOptions_t o = UNJAM_CALL_OPTIONS_INITIALIZER;
-      o.stream = stream_.get();
-      o.stream_order = UNJAM_STREAM_SYNC;
-      return o;
-    }();
-    const std::string key = "long " + std::to_string(number % 3);
-    switch (c.kind) {
-      case UNJAM_SCATTER:
-        check(unjamScatter(me_.all, key.c_str(), roots ? from : nullptr, to, c.count, UNJAM_UINT32,
-                           c.root, &options, nullptr));
-        break;
-      case UNJAM_BROADCAST:
-        check(unjamBroadcast(me_.all, key.c_str(), roots ? from : nullptr, to, c.count,
-                             UNJAM_UINT32, c.root, &options, nullptr));
-        break;
-      case UNJAM_ALL_GATHER:
-        check(unjamAllGather(me_.all, key.c_str(), from, to, c.count, UNJAM_UINT32, &options,
-                             nullptr));
-        break;
-      default:
-        check(unjamAllReduce(me_.all, key.c_str(), from, to, c.count, UNJAM_UINT32, UNJAM_SUM,
-                             &options, nullptr));
+    if (c.sends()) {
+      fill<<<132, 512, 0, stream_.get()>>>(from, c.send_elems(), c.seed, me_.rank);
+      check(cudaGetLastError());
     }
-    judge<<<132, 512, 0, stream_.get()>>>(to, received, c, me_.rank, settings_.ranks, number,
+    const unjamCallOptions_t options = ordered(UNJAM_STREAM_SYNC, stream_);
+    const Place place{from_.as<unsigned char>(), to_.as<unsigned char>()};
+    const std::string key = "long " + std::to_string(number % 3);
+    check(call(me_.all, key.c_str(), c, place, &options, nullptr));
+    const Expect expect{c.seed, c.count, c.kind, c.op, c.size, c.at, c.root};
+    judge<<<132, 512, 0, stream_.get()>>>(to, c.recv_elems(), expect, number,
                                           verdict_.as<Verdict>());
     check(cudaGetLastError());
   }
@@ -180,8 +155,7 @@ class Worker {
 
 // What unjamInfo says: `lines`, and prints why, or why not.
 bool has_lines(unjamContext_t context) {
-  std::string text(std::size_t{4} << 20, '\0');
-  check(unjamInfo(context, text.data(), text.size(), nullptr));
+  const std::string text = info(context);
   for (const char* name : {"\"lines\":", "\"whole_lines\":", "\"links\":"}) {
     const std::size_t at = text.find(name);
     if (at == std::string::npos) fail(std::string("unjamInfo does not have ") + name);
@@ -205,10 +179,10 @@ bool tell(const Settings& s, int rank, const Verdict& v) {
            kept[i + n].at == kept[i].at + n) {
       ++n;
     }
-    const Call c = make_call(s, kept[i].call);
+    const Spec c = make_call(s, kept[i].call, rank);
     if (++stretches <= 20) {
-      std::printf("  call %llu, kind %d of %zu, root %d: %zu from %llu on\n",
-                  static_cast<unsigned long long>(kept[i].call), static_cast<int>(c.kind), c.count,
+      std::printf("  call %llu, %s of %zu, root %d: %zu from %llu on\n",
+                  static_cast<unsigned long long>(kept[i].call), kKindNames[c.kind], c.count,
                   c.root, n, static_cast<unsigned long long>(kept[i].at));
     }
     i += n;

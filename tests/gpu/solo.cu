@@ -572,8 +572,7 @@ class Rank {
 
 // What unjamInfo says of this rank's calls that ran without the engine.
 std::uint64_t without_engine(unjamContext_t context) {
-  std::string text(std::size_t{4} << 20, '\0');
-  check(unjamInfo(context, text.data(), text.size(), nullptr));
+  const std::string text = info(context);
   const std::string name = "\"calls_without_engine\":";
   const std::size_t at = text.find(name);
   if (at == std::string::npos) fail("unjamInfo does not say how many calls ran without the engine");

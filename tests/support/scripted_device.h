@@ -85,10 +85,7 @@ class ScriptedDevice : public unjam::CudaDriver {
   int current() override { return 0; }
   std::string name(int) override { return "scripted"; }
   int sms(int) override { return 0; }
-  bool lines_come_whole(std::string& why) override {
-    why = "the script says so";
-    return whole_lines_;
-  }
+  bool lines_come_whole() override { return whole_lines_; }
   std::unique_ptr<unjam::DeviceArena> create_arena(int, std::uint64_t bytes,
                                                    std::string&) override {
     return std::make_unique<Memory>(bytes);

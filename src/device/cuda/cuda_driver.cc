@@ -41,10 +41,7 @@ class Driver : public CudaDriver {
     return 0;
   }
 
-  bool lines_come_whole(std::string& why) override {
-    why = nvlink_answer().why;
-    return nvlink_answer().whole_lines;
-  }
+  bool lines_come_whole() override { return nvlink_answer().whole_lines; }
 
   std::unique_ptr<DeviceArena> create_arena(int device, std::uint64_t bytes,
                                             std::string& error) override {
