@@ -47,6 +47,15 @@
 // peer who had that when the slice that read it was published (or in the primitive that reads it).
 // The plan checker sees to that.
 //
+// Whole calls. Looking, describing and publishing slice by slice costs more than moving what is
+// short. So a device may have a way to do all that a lane does for a short invocation at once
+// (Invocation::whole: it sends, then receives, in one loop), with the same flags and credits, so
+// that peers cannot tell. It polls as often as the turn's threshold says, and what has not come by
+// then is received by a later turn, whole again; whatever it does not find as it expects (a
+// connector that is not open, or was given up; room) it leaves to slices. Nothing of it is ever in
+// a context at hand (ActiveContext): it is there for slices alone, and its progress is one of two
+// states, nothing done or all sent.
+//
 // `Dev` is what differs between devices (see device/host/). By any thread of the block:
 //   controls()                           whether this is a control thread
 //   sync()                               barrier of the block, orders memory
@@ -67,9 +76,12 @@
 //                                        often, votes, and if all are there is the leaf. False:
 //                                        something is missing, nothing was stored, nobody reads the
 //                                        job any more
-// Constants: kInlinePacketFlags, kStreams (above); kLaneInShared: the lane's state lies in
-// BlockShared while its engine runs; kHostWatches: the host reads figures of keys and what runs at
-// any time. By all control threads, together:
+//   whole_call(slot, how, polls)         only if kWholeCalls: see above; WholeEnd. Adds to the
+//   lane's
+//                                        figures of slices and bytes; ends with a barrier
+// Constants: kInlinePacketFlags, kStreams, kWholeCalls (above); kLaneInShared: the lane's state
+// lies in BlockShared while its engine runs; kHostWatches: the host reads figures of keys and what
+// runs at any time. By all control threads, together:
 //   leads()                              one thread's answer is yes
 //   first(), stride()                    this one's part of a loop over peers (also by those that
 //                                        post, among themselves)
@@ -143,6 +155,14 @@ class Engine {
       if (control) phase<&Engine::decide>(dev, rank, lane, shared);
       dev.sync();
       if (shared.quits) break;
+      if constexpr (kWholeCalls) {
+        const Whole whole = shared.whole;
+        if (whole != Whole::kNot) {
+          const WholeEnd end = dev.whole_call(shared.slot, whole, shared.threshold);
+          if (control) phase<&Engine::end_whole>(dev, rank, lane, shared, end);
+          continue;
+        }
+      }
       if constexpr (Dev::kInlinePacketFlags) {
         if (shared.packets) {
           if (!dev.packet_leaf(shared.jobs[0], shared.threshold)) {
@@ -209,6 +229,10 @@ class Engine {
     return phase<kPhase>(dev_, rank_, lane_index_, s_, args...);
   }
 
+  static constexpr bool kWholeCalls = [] {
+    if constexpr (requires { Dev::kWholeCalls; }) return Dev::kWholeCalls;
+    return false;
+  }();
   enum Command : std::uint32_t { kAgain, kRun, kQuit };
   static constexpr std::uint32_t kLatePasses = 6;
   enum Status : std::uint32_t { kMove, kBlocked, kFinished, kCancelledNow, kQuantumOver };
@@ -245,6 +269,7 @@ class Engine {
       s_.sent_bytes = s_.sent_borrowed = s_.sent_into_outputs = 0;
       s_.moved = s_.heard = s_.wants_room = s_.pass_begun = s_.in_turn = s_.quits = false;
       s_.ran = s_.quantum_over = s_.shorts_only = s_.ended = false;
+      s_.whole = Whole::kNot;
       s_.which = 0;
       s_.loaded = false;
       s_.late_since_ns = 0;
@@ -273,10 +298,11 @@ class Engine {
     bool in_turn = s_.in_turn;
     for (;;) {
       if (!in_turn) {
-        if (next_command() == kQuit) {
+        if (s_.whole != Whole::kRefused && next_command() == kQuit) {
           if (dev_.leads()) s_.quits = true;
           return;
         }
+        if (s_.whole == Whole::kAll || s_.whole == Whole::kReceiving) return;
         call<&Engine::begin_turn>();
         in_turn = true;
       }
@@ -367,10 +393,47 @@ class Engine {
       s_.ran = true;
       if (holds()) s_.cursor = kNoSlot;  // one at a time: the first that may run
       s_.threshold = dev_.threshold(s_.policy.initial_threshold(s_.position++));
+      if constexpr (kWholeCalls) s_.whole = cached || holds() ? Whole::kNot : how_whole(inv);
       return kRun;
     }
     // Nobody: the pass is over at once.
     return kAgain;
+  }
+
+  // By the lead. How an invocation is tried that is not among the contexts at hand.
+  UNJAM_HD Whole how_whole(const Invocation& inv) {
+    if (inv.whole == 0) return Whole::kNot;
+    const DynamicContext& dyn = lane_.contexts[inv.slot];
+    if (dyn.loop != 0) return Whole::kNot;  // it was done before the engine saw it
+    if (dyn.primitive != 0 && dyn.primitive + 1 != inv.whole) return Whole::kNot;
+    record(TraceType::kStart, &inv);
+    return dyn.primitive == 0 ? Whole::kAll : Whole::kReceiving;
+  }
+
+  // By the control threads, behind whole_call()'s barrier.
+  UNJAM_HD void end_whole(WholeEnd end) {
+    if (dev_.leads()) {
+      const std::uint16_t slot = s_.slot;
+      const Invocation& inv = rank_.invocations[slot];
+      const std::uint32_t sends = inv.whole - 1u;  // primitives
+      const bool sent = s_.whole == Whole::kAll && sends != 0 && end != WholeEnd::kUnable;
+      if (sent) s_.moved = true;
+      s_.whole = Whole::kNot;
+      if (end == WholeEnd::kDone) {
+        if (sends < inv.num_primitives) s_.heard = true;
+        finish(slot, Outcome::kDone, false);
+      } else {
+        if (sent) lane_.contexts[slot].primitive = sends;
+        if (end == WholeEnd::kWaits) {
+          count(lane_.stats.spins, s_.threshold);
+          count(lane_.stats.preemptions);
+          record(TraceType::kPreempt, &inv);
+        } else {
+          s_.whole = Whole::kRefused;
+        }
+      }
+    }
+    dev_.sync_control();
   }
 
   // Also between two turns of a pass, which may be long: whether this engine was called away too
@@ -578,6 +641,7 @@ class Engine {
   UNJAM_HD void begin_turn() {
     ActiveContext& a = load();
     dev_.sync_control();  // the lead reads primitives that others have fetched
+    if (dev_.leads()) s_.whole = Whole::kNot;
     if (s_.loaded && a.dyn.attempts == 1 && invites(a.inv)) {
       call<&Engine::invite_known>();
       if (dev_.leads()) a.dirty = 1;  // not at each entry of one that does not get on

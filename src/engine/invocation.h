@@ -81,6 +81,9 @@ struct alignas(16) Invocation {
   Op op = Op::kSum;
   Protocol protocol = Protocol::kSlot;
   std::uint16_t slot = 0;  // index of the invocation's slot at this rank
+  // The device may try a lane's part whole, without slices (Engine: "Whole calls"). 0: no; else
+  // the primitives in front of the one that receives, which is the last, and 1.
+  std::uint8_t whole = 0;
 
   // offset: elements from the beginning of the whole vector.
   UNJAM_HD const unsigned char* input_at(std::uint64_t offset) const {

@@ -133,6 +133,20 @@ struct Posting {
   What what = kNothing;
 };
 
+// How the invocation that has its turn is tried whole, see Engine.
+enum class Whole : std::uint8_t {
+  kNot,
+  kAll,
+  kReceiving,  // what it sends was sent before
+  kRefused,    // it was not possible: slice by slice, in this turn
+};
+enum class WholeEnd : std::uint32_t {
+  kDone,
+  kWaits,      // what it sends was sent; what it receives has not come in time
+  kElsewhere,  // the same, and it may come by another way than was looked at
+  kUnable,     // nothing was done
+};
+
 // Shared by the threads of a block while its engine runs: fast memory, lost with the block. Who may
 // touch what, and when: see "The block" in engine.h.
 struct BlockShared {
@@ -154,6 +168,7 @@ struct BlockShared {
   Posting postings[kStreamDepth][2 * kMaxDirectRanks + 2];  // by place
   std::uint32_t num_postings[kStreamDepth] = {};
   bool packets = false;  // jobs[0] is of packets with flags inside
+  Whole whole = Whole::kNot;
   bool in_turn = false;  // `slot` has its turn
   std::uint16_t slot = kNoSlot;
   std::uint32_t threshold = 0;

@@ -108,15 +108,17 @@ class CudaDaemon : public StreamDaemon {
   // ---- submission ----
 
   void submit(const Invocation& inv, const KeyState* fresh) override {
-    CudaSqe& place = sq_[sq_written_ % o_.slots];
+    CudaSubmission& place = sq_[sq_written_ % o_.slots];
     if (inv.key == nullptr) {
-      put_command(inv, place);
+      put_command(inv, place.sqe);
     } else {
-      put(inv, fresh, place);
+      put(inv, fresh, place.sqe);
+      prepare_whole(inv, fresh != nullptr, place.call);
+      place.sqe.inv.whole = whole_of(place.call);
     }
     ++pending_;
     ++beside_;
-    besides_[place.inv.slot] = true;
+    besides_[place.sqe.inv.slot] = true;
     // Release: the entry.
     store_release(link_->sq_written, ++sq_written_);
   }
@@ -176,13 +178,13 @@ class CudaDaemon : public StreamDaemon {
                   const KeyState* fresh, std::string& error) override {
     std::unique_ptr<CudaLaunch> taken = take_spare();
     CudaLaunch& l = *taken;
-    l.kind = EngineKind::kCall;
     l.slot = inv.slot;
     l.serial = inv.serial;
     put(inv, fresh, l.sqe);
     const Geometry& g = inv.geometry;
     const unsigned threads = prepare_solo(inv, fresh != nullptr, l.solo);
-    // With the engine, one more for the first lane, see unjam_engine_kernel.
+    l.sqe.inv.whole = whole_of(l.solo);
+    // With the engine, one more for the first lane, see unjam_call_kernel.
     const unsigned blocks = l.solo.lanes == 0 && g.first_lane != 0 ? g.lanes + 1u : g.lanes;
     void* arguments[] = {&rank_, &l};
     // The blocks of such a call may come while what is in front of it ends: they wait for that.
@@ -192,7 +194,7 @@ class CudaDaemon : public StreamDaemon {
       const Unlocked unlocked(lock);
       const OnDevice on(o_.device);
       queued =
-          check_stream(stream, error) && launch(engine_kernel(), blocks, threads, arguments,
+          check_stream(stream, error) && launch(call_kernel(), blocks, threads, arguments,
                                                 as_stream(stream), "queueing a call", error, early);
     }
     spare_.push_back(std::move(taken));
@@ -230,11 +232,8 @@ class CudaDaemon : public StreamDaemon {
   bool queue_wait(std::unique_lock<std::mutex>& lock, void* stream, std::uint16_t slot,
                   std::uint64_t serial, std::string& error) override {
     const unsigned long long copied_in = copied_in_[slot];
-    std::unique_ptr<CudaLaunch> l = take_spare();
-    l->kind = EngineKind::kWait;
-    l->slot = slot;
-    l->serial = serial;
-    void* arguments[] = {&rank_, l.get()};
+    EngineLaunch l{EngineKind::kWait, slot, serial};
+    void* arguments[] = {&rank_, &l};
     bool queued = false;
     {
       const Unlocked unlocked(lock);
@@ -245,7 +244,6 @@ class CudaDaemon : public StreamDaemon {
           (is_stream(stream, copied_in) || launch(engine_kernel(), 1, o_.block_threads, arguments,
                                                   as_stream(stream), "queueing a wait", error));
     }
-    spare_.push_back(std::move(l));
     return queued;
   }
 
@@ -428,6 +426,7 @@ class CudaDaemon : public StreamDaemon {
     rank.inbox = at.take<std::uint64_t>(o_.slots);
     rank.marks = at.take<std::uint64_t>(o_.slots);
     rank.completed = at.take<std::uint64_t>(o_.slots);
+    rank.calls = at.take<SoloCall>(o_.slots);
     rank.head_starts = at.take<std::uint8_t>(std::size_t{o_.slots} * shape.lanes);
     rank.hops = at.take<std::uint32_t>(std::size_t{o_.slots} * shape.lanes * kHops);
     reports_ = at.take<std::uint64_t>(o_.slots);
@@ -470,7 +469,7 @@ class CudaDaemon : public StreamDaemon {
   }
 
   void lay_out_pinned(Layout& at) {
-    sq_ = at.take<CudaSqe>(o_.slots);
+    sq_ = at.take<CudaSubmission>(o_.slots);
     cq_words_ = at.take<std::uint64_t>(o_.slots);
     cancelled_ = at.take<std::uint32_t>(o_.slots);
     releases_ = at.take<KeyRelease>(kMostReleases);
@@ -542,17 +541,21 @@ class CudaDaemon : public StreamDaemon {
            upload(rank_, &rank, sizeof(rank));
   }
 
+  static bool let_share(const void* kernel, std::string& error) {
+    return cuda_ok(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                        static_cast<int>(kEngineSharedBytes)),
+                   "loading kernels", error);
+  }
   // All kernels now: loading one while another spins would wait for that to end.
   bool load_kernels(std::string& error) {
     cudaFuncAttributes unused{};
     cudaDeviceProp properties{};
     if (!cuda_ok(cudaGetDeviceProperties(&properties, o_.device), "reading the device", error) ||
         !cuda_ok(cudaFuncGetAttributes(&attributes_, engine_kernel()), "loading kernels", error) ||
+        !cuda_ok(cudaFuncGetAttributes(&unused, call_kernel()), "loading kernels", error) ||
         !cuda_ok(cudaFuncGetAttributes(&unused, mark_kernel()), "loading kernels", error) ||
         !cuda_ok(cudaFuncGetAttributes(&unused, end_kernel()), "loading kernels", error) ||
-        !cuda_ok(cudaFuncSetAttribute(engine_kernel(), cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                      static_cast<int>(kEngineSharedBytes)),
-                 "loading kernels", error) ||
+        !let_share(engine_kernel(), error) || !let_share(call_kernel(), error) ||
         !cuda_ok(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks_per_sm_, engine_kernel(),
                                                                static_cast<int>(o_.block_threads),
                                                                kEngineSharedBytes),
@@ -597,7 +600,8 @@ class CudaDaemon : public StreamDaemon {
     cudaLaunchConfig_t config{};
     config.gridDim = dim3(blocks);
     config.blockDim = dim3(threads);
-    config.dynamicSmemBytes = kernel == engine_kernel() ? kEngineSharedBytes : 0;
+    config.dynamicSmemBytes =
+        kernel == engine_kernel() || kernel == call_kernel() ? kEngineSharedBytes : 0;
     config.stream = stream;
     config.attrs = &attribute;
     config.numAttrs = early ? 1 : 0;
@@ -686,6 +690,21 @@ class CudaDaemon : public StreamDaemon {
       solo.lanes = 0;
       return o_.block_threads;
     }
+    address(inv, solo);
+    return threads;
+  }
+  // The same of what the engine may try whole (whole_call.cuh): calls of one hop.
+  void prepare_whole(const Invocation& inv, bool fresh, SoloCall& call) const {
+    call = SoloCall{};
+    if (!fresh && o_.solo && describe_solo(inv, call) != 0) address(inv, call);
+  }
+  // Invocation::whole.
+  static std::uint8_t whole_of(const SoloCall& call) {
+    const bool one_hop = call.lanes != 0 && !call.streams && !call.two_shot;
+    return one_hop ? static_cast<std::uint8_t>(call.before + 1) : std::uint8_t{0};
+  }
+  // Fills in where everything is.
+  void address(const Invocation& inv, SoloCall& solo) const {
     solo.lines = inv.protocol == Protocol::kLine;
     solo.lanes = inv.geometry.lanes;
     solo.first_lane = inv.geometry.first_lane;
@@ -707,7 +726,6 @@ class CudaDaemon : public StreamDaemon {
     solo.tag = held_keys_[key].tag;
     solo.out = keys_.out + key * o_.shape.lanes * o_.shape.ranks;
     solo.in = keys_.in + key * o_.shape.lanes * o_.shape.ranks;
-    return threads;
   }
 
   // Whether solo.cuh has room for the group.
@@ -1099,7 +1117,7 @@ class CudaDaemon : public StreamDaemon {
   void* pinned_ = nullptr;
   std::size_t pinned_bytes_ = 0;
   CudaLink* link_ = nullptr;
-  CudaSqe* sq_ = nullptr;
+  CudaSubmission* sq_ = nullptr;
   std::uint64_t* cq_words_ = nullptr;
   std::uint32_t* cancelled_ = nullptr;
   KeyRelease* releases_ = nullptr;
@@ -1114,7 +1132,7 @@ class CudaDaemon : public StreamDaemon {
   cudaStream_t control_stream_ = nullptr;  // of copies for reports
   cudaStream_t copy_stream_ = nullptr;     // of queue_copy(), where a call has none
   FirstLaunch first_launch_;
-  CudaLaunch daemon_;
+  EngineLaunch daemon_;
   std::vector<std::unique_ptr<CudaLaunch>> spare_;  // each thread that launches takes one
   std::size_t launches_made_ = 0;
   std::uint64_t sq_written_ = 0;

@@ -261,9 +261,9 @@ class CudaDev {
     bool more = false;
     if (leads()) more = s_.sq_written != s_.sq_read;
     if (__shfl_sync(0xffffffffu, more ? 1 : 0, 0) == 0) return false;
-    const CudaSqe& sqe = r_.sq[s_.sq_read % r_.rank.num_slots];
+    const CudaSubmission& place = r_.sq[s_.sq_read % r_.rank.num_slots];
     __syncwarp();
-    slot = take_in(r_, sqe, threadIdx.x, kWarp);
+    slot = take_in(r_, place.sqe, place.call, threadIdx.x, kWarp);
     __syncwarp();
     if (leads()) {
       r_.sq_read = ++s_.sq_read;
@@ -274,33 +274,54 @@ class CudaDev {
   }
 
   // Copies a submission to its slot, by threads that synchronise afterwards. The slot was free, so
-  // no lane looks at it.
-  static __device__ std::uint16_t take_in(CudaRank& r, const CudaSqe& sqe, unsigned thread,
-                                          unsigned threads) {
+  // no lane looks at it. Of the host's memory all is read at once: a look there takes 1.5 us.
+  static __device__ std::uint16_t take_in(CudaRank& r, const CudaSqe& sqe, const SoloCall& call,
+                                          unsigned thread, unsigned threads) {
+    constexpr std::uint32_t kInvocation = sizeof(Invocation) / sizeof(uint4);
+    constexpr std::uint32_t kAll = kInvocation + sizeof(SoloCall) / sizeof(uint4);
+    constexpr std::uint32_t kEach = (kAll + kWarp - 1) / kWarp;  // of the fewest threads
+    static_assert(kMaxProgram >= kWarp && kMaxRanks >= kWarp);
     const std::uint16_t slot = sqe.inv.slot;
+    const bool command = sqe.inv.key == nullptr;
+    const std::uint32_t primitives = sqe.inv.num_primitives, members_number = sqe.inv.group_size;
+    const bool fresh = sqe.fresh != 0;
+    uint4 words[kEach];
+#pragma unroll
+    for (std::uint32_t k = 0; k < kEach; ++k) {
+      const std::uint32_t i = thread + k * threads;
+      if (i >= kAll) break;
+      words[k] = i < kInvocation ? reinterpret_cast<const uint4*>(&sqe.inv)[i]
+                                 : reinterpret_cast<const uint4*>(&call)[i - kInvocation];
+    }
     Primitive* program = r.programs + slot * kMaxProgram;
     std::uint16_t* members = r.members + slot * kMaxRanks;
-    const std::uint32_t primitives = sqe.inv.num_primitives;
-    for (std::uint32_t i = thread; i < primitives; i += threads) program[i] = sqe.program[i];
-    for (std::uint32_t i = thread; i < sqe.inv.group_size; i += threads) {
+    const Primitive first_primitive = sqe.program[thread < kMaxProgram ? thread : 0];
+    const std::uint16_t first_member = sqe.members[thread < kMaxRanks ? thread : 0];
+    if (thread < primitives) program[thread] = first_primitive;
+    if (thread < members_number) members[thread] = first_member;
+    for (std::uint32_t i = thread + threads; i < primitives; i += threads) {
+      program[i] = sqe.program[i];
+    }
+    for (std::uint32_t i = thread + threads; i < members_number; i += threads) {
       members[i] = sqe.members[i];
     }
-    const auto* from = reinterpret_cast<const uint4*>(&sqe.inv);
-    auto* to = reinterpret_cast<uint4*>(&r.rank.invocations[slot]);
-    for (std::uint32_t i = thread; i < sizeof(Invocation) / sizeof(uint4); i += threads) {
-      uint4 word = from[i];
+#pragma unroll
+    for (std::uint32_t k = 0; k < kEach; ++k) {
+      const std::uint32_t i = thread + k * threads;
+      if (i >= kAll) break;
       constexpr std::uint32_t kPointers = offsetof(Invocation, program) / sizeof(uint4);
       static_assert(offsetof(Invocation, program) % sizeof(uint4) == 0 &&
                     offsetof(Invocation, members) == offsetof(Invocation, program) + 8);
-      if (i == kPointers && sqe.inv.key != nullptr) {
+      if (i == kPointers && !command) {
         const auto p = reinterpret_cast<std::uint64_t>(program);
         const auto m = reinterpret_cast<std::uint64_t>(members);
-        word = make_uint4(static_cast<unsigned>(p), static_cast<unsigned>(p >> 32),
-                          static_cast<unsigned>(m), static_cast<unsigned>(m >> 32));
+        words[k] = make_uint4(static_cast<unsigned>(p), static_cast<unsigned>(p >> 32),
+                              static_cast<unsigned>(m), static_cast<unsigned>(m >> 32));
       }
-      to[i] = word;
+      (i < kInvocation ? reinterpret_cast<uint4*>(&r.rank.invocations[slot])[i]
+                       : reinterpret_cast<uint4*>(&r.calls[slot])[i - kInvocation]) = words[k];
     }
-    if (sqe.fresh != 0) {
+    if (fresh) {
       // Its place was another key's, perhaps of another group, whose members are others: what that
       // knew of their connectors is not this key's, nor are addresses there. (Seen by the lanes
       // with the invocation, which is published behind a fence of each of these threads, or behind
@@ -312,7 +333,7 @@ class CudaDev {
         lane.in[i % ranks] = InEndpoint{};
       }
     }
-    if (thread == 0 && sqe.fresh != 0) {
+    if (thread == 0 && fresh) {
       KeyState& key = *sqe.inv.key;
       key.tag = sqe.key_tag;
       key.group = sqe.key_group;
@@ -608,6 +629,11 @@ class CudaDev {
   static __device__ std::uint64_t longest_stay_ns(const CudaRank& r) {
     return std::uint64_t{r.rank.policy.residency_us} * 1000;
   }
+
+  // For what adds to this.
+  __device__ CudaRank* rank() { return &r_; }
+  __device__ LaneState& lane() { return lane_; }
+  __device__ std::uint32_t lane_index() const { return s_.lane; }
 
   static __device__ std::uint32_t lanes_without_driver(CudaRank& r) {
     const std::uint64_t word = load_relaxed_local(r.lanes);

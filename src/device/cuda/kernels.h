@@ -5,8 +5,10 @@
 
 namespace unjam {
 
-// (CudaRank*, CudaLaunch): a block a lane, with so much dynamic shared memory.
+// (CudaRank*, EngineLaunch): daemons, a block a lane, and waits, one block; (CudaRank*,
+// CudaLaunch): calls, a block a lane. Both with so much dynamic shared memory.
 const void* engine_kernel();
+const void* call_kernel();
 extern const unsigned kEngineSharedBytes;
 // (CudaRank*, std::uint32_t slot, std::uint64_t ticket): one thread.
 const void* mark_kernel();

@@ -123,8 +123,8 @@ __device__ __forceinline__ const SliceJob& forget_shared(const SliceJob& job, un
 
 // Executes this thread's part of a slice of the slot protocol whose sources are there: the caller
 // has acquired their flags at system scope, and has synchronised with this thread since.
-__device__ __noinline__ void run_slot_leaf_cuda(const SliceJob& the_job, unsigned thread,
-                                                unsigned threads) {
+inline __device__ __noinline__ void run_slot_leaf_cuda(const SliceJob& the_job, unsigned thread,
+                                                       unsigned threads) {
   const SliceJob& job = cuda_leaves::forget_shared(the_job, thread, threads);
   if (job.num_src == 0) return;
   cuda_leaves::Held nothing;

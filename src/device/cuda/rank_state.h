@@ -61,9 +61,10 @@ enum class EngineKind : std::uint32_t {
 inline constexpr std::uint32_t kSoloRanks = kMostHopRanks;
 inline constexpr std::uint32_t kSoloUnitBytes = 8;  // what a thread moves at once
 inline constexpr unsigned kSoloControl = 32;        // threads of a block that move nothing
-inline constexpr int kSoloUnits = 40;               // that each of the others reduces at most
+inline constexpr std::uint32_t kSoloPolls = 512;  // for a packet; each takes most of a microsecond
+inline constexpr int kSoloUnits = 40;             // that each of the others reduces at most
 inline constexpr std::uint32_t kLeastStreamThreads = 224;  // of a block in solo_stream.cuh
-struct SoloCall {
+struct alignas(16) SoloCall {
   std::uint32_t lanes = 0;         // a block each; 0: the call needs the engine
   std::uint32_t first_lane = 0;    // they are those from this one on
   std::uint32_t rank = 0;          // in the job
@@ -85,6 +86,7 @@ struct SoloCall {
   // Whole units, all aligned; what is reduced are sums or averages of common formats.
   bool plain = false;
   bool lines = false;  // Protocol::kLine
+  std::uint32_t most_polls = kSoloPolls;
   // Primitives in front of the one that receives. (Two-shot: lanes say it themselves.)
   std::uint8_t before = 0;
   // A plan of plan/two_shot.cc: `block_bytes` is the whole vector, of whose pieces each part has so
@@ -116,14 +118,25 @@ struct SoloCall {
   Mailbox* mailboxes = nullptr;      // of all lanes
 };
 
-struct CudaLaunch {
+// The kernels' arguments.
+struct EngineLaunch {
   EngineKind kind = EngineKind::kDaemon;
-  std::uint32_t slot = 0;    // that it ends with
+  std::uint32_t slot = 0;    // that it ends with, if it is a wait
   std::uint64_t serial = 0;  // of the invocation there; of daemons: their generation, unique
-  CudaSqe sqe;               // kCall
+};
+struct CudaLaunch {
+  std::uint32_t slot = 0;
+  std::uint64_t serial = 0;
+  CudaSqe sqe;
   SoloCall solo;
 };
 static_assert(sizeof(CudaLaunch) <= 4096, "fits a kernel's arguments");
+
+// What the host submits for the engine to take.
+struct alignas(16) CudaSubmission {
+  CudaSqe sqe;
+  SoloCall call;  // if Invocation::whole is not 0
+};
 
 inline constexpr std::uint32_t kGenerations = 64;
 
@@ -134,7 +147,7 @@ inline constexpr std::uint8_t kLaneHops = 0xfe, kLaneDone = 0xff;
 struct CudaRank {
   RankState rank;  // as the engine knows it; cq.words, cancelled are pinned; sq is not used
   CudaLink* link = nullptr;
-  const CudaSqe* sq = nullptr;  // [slots], pinned
+  const CudaSubmission* sq = nullptr;  // [slots], pinned
   std::uint64_t sq_read = 0;
   // Calls that kernels in streams have brought, for whoever drives the first lane. An entry is its
   // place + 1, then the slot.
@@ -151,6 +164,7 @@ struct CudaRank {
   // primitives; kLaneDone; or kLaneHops: see `hops`.
   std::uint8_t* head_starts = nullptr;
   std::uint32_t* hops = nullptr;         // [slots][lanes][kHops]: HeadStart::hops
+  SoloCall* calls = nullptr;             // [slots]: of those that may be tried whole
   std::uint64_t solo_calls = 0;          // that have ended without the engine
   Primitive* programs = nullptr;         // [slots][kMaxProgram]
   std::uint16_t* members = nullptr;      // [slots][kMaxRanks]

@@ -50,8 +50,8 @@ inline constexpr std::uint64_t kLeaseNs = 20000;
 // invocation's end, which is when the next call comes. For so long it is not believed.
 inline constexpr std::uint64_t kHintNs = 6000;
 
-// How often is looked for a packet, and for room. A look takes most of a microsecond.
-inline constexpr std::uint32_t kPolls = 512, kRoomPolls = 128, kPokePolls = 32;
+// How often is looked for room, and for a packet before a peer is poked.
+inline constexpr std::uint32_t kRoomPolls = 128, kPokePolls = 32;
 
 // Ahead of the stream's turn, see look_in_time(): how long what the call needs is waited for, and
 // how long all of it, in the first place the lane's lease, is held.
@@ -193,11 +193,11 @@ __device__ __forceinline__ bool among(const SoloCall& call, std::uint32_t q, std
 
 // User memory. What is short of a unit, or not aligned to it, is rare: out of the way, for a call's
 // time is also that of fetching its instructions.
-__device__ __noinline__ std::uint64_t load_some(const char* from, unsigned bytes) {
+inline __device__ __noinline__ std::uint64_t load_some(const char* from, unsigned bytes) {
   const Raw<2> raw = cuda_leaves::load_unit(from, bytes);
   return raw.w[0] | static_cast<std::uint64_t>(raw.w[1]) << 32;
 }
-__device__ __noinline__ void store_some(char* to, std::uint64_t x, unsigned bytes) {
+inline __device__ __noinline__ void store_some(char* to, std::uint64_t x, unsigned bytes) {
   const Raw<2> raw{{static_cast<std::uint32_t>(x), static_cast<std::uint32_t>(x >> 32)}};
   cuda_leaves::store_unit(to, raw, bytes);
 }
@@ -397,8 +397,8 @@ __device__ __forceinline__ InEndpoint* endpoint_of(const SoloCall& call, const M
 // be asleep until it hears that something has come for it. By the first mover, whose units are
 // awaited if any are. It has not seen what the others have sent; as of the last pokes,
 // tell_peers(), peers look again. `value`: another one each time.
-__device__ __noinline__ void poke_early(CudaRank& r, const SoloCall& call, std::uint32_t lane,
-                                        std::uint32_t value) {
+__device__ __forceinline__ void poke_early(CudaRank& r, const SoloCall& call, std::uint32_t lane,
+                                           std::uint32_t value) {
   if (hand() != 0) return;
   fence_system();
   for (std::uint32_t i = 0; i < call.num_sent; ++i) {
@@ -433,7 +433,7 @@ __device__ __forceinline__ bool receive_copies(CudaRank& r, const SoloCall& call
       bytes[h] = unit.bytes;
     }
     bool all = false;
-    for (std::uint32_t polls = 0; !all && polls < kPolls; ++polls) {
+    for (std::uint32_t polls = 0; !all && polls < call.most_polls; ++polls) {
       if (polls == kPokePolls) poke_early(r, call, lane, s.poke);
       if (any_of(call, is_hopeless(s))) break;
       cuda_leaves::PacketUnit found[kRow];
@@ -472,7 +472,7 @@ __device__ __forceinline__ bool collect_row(CudaRank& r, const SoloCall& call, c
                                             std::uint32_t lane, const Shared& s,
                                             std::uint32_t begin, const Raw<2> (&own)[kUnits],
                                             Row<kUnits>& row) {
-  for (std::uint32_t polls = 0; polls < kPolls; ++polls) {
+  for (std::uint32_t polls = 0; polls < call.most_polls; ++polls) {
     if (polls == kPokePolls) poke_early(r, call, lane, s.poke);
     if (any_of(call, is_hopeless(s))) break;
     bool all = true;
@@ -733,7 +733,7 @@ struct ReportingCall {
 // are wanted, and all leave (CudaDev::in_the_way()). To wait for that is worth it, because a call
 // that goes to the engine instead needs four times as long, and may leave a daemon behind that the
 // next call finds. Not for long, so that whatever the holder is, nobody waits for us in vain.
-__device__ __noinline__ bool await_lease(CudaRank& r, std::uint32_t lane) {
+inline __device__ __noinline__ bool await_lease(CudaRank& r, std::uint32_t lane) {
   const std::uint64_t begun = global_ns();
   const std::uint64_t bit = std::uint64_t{1} << lane;
   for (std::uint64_t now = begun; now - begun < kLeaseNs; now = global_ns()) {
@@ -852,8 +852,8 @@ __device__ __forceinline__ bool look_again(CudaRank& r, const SoloCall& call,
 
 // The host has said something since the rank began: whether it was about this call. If so the
 // engine must know, too: of a call that has nothing left to do it looks once only.
-__device__ __noinline__ bool is_cancelled(CudaRank& r, const CudaLaunch& launch,
-                                          std::uint32_t attention) {
+inline __device__ __noinline__ bool is_cancelled(CudaRank& r, const CudaLaunch& launch,
+                                                 std::uint32_t attention) {
   LeavingSteps::tell_lanes(r, attention);
   if (load_relaxed(r.rank.cancelled[launch.slot]) != 0) return true;
   const std::uint64_t gone = load_relaxed(r.link->gone);

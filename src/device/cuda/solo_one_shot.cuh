@@ -8,9 +8,10 @@
 namespace unjam {
 namespace solo {
 
-// This block's, as Geometry::lane_part(), in bytes.
-__device__ __forceinline__ Stretch stretch_of(const SoloCall& call, const Invocation& inv) {
-  const std::uint32_t lane = blockIdx.x, longer = call.longer_lanes;
+// A lane of the call's, as Geometry::lane_part(), in bytes.
+__device__ __forceinline__ Stretch stretch_of(const SoloCall& call, const Invocation& inv,
+                                              std::uint32_t lane) {
+  const std::uint32_t longer = call.longer_lanes;
   const std::uint32_t first = lane * call.lane_pieces + (lane < longer ? lane : longer);
   const std::uint32_t last = first + call.lane_pieces + (lane < longer ? 1 : 0);
   const std::uint32_t begin = first * 16 < call.block_bytes ? first * 16 : call.block_bytes;
@@ -48,6 +49,27 @@ __device__ __forceinline__ bool move_all(CudaRank& r, const SoloCall& call, cons
   return call.num_received == 0 || receive_copies(r, call, w, lane, s);
 }
 
+// Of either kind, by the movers.
+__device__ __forceinline__ bool move_stretch(CudaRank& r, const SoloCall& call,
+                                             const Invocation& inv, const Stretch& w,
+                                             std::uint32_t lane, const Shared& s, Held& held) {
+  if (!call.plain) return move_all(r, call, inv, w, lane, s, held);
+  if (call.group_size == 2) return move_plain_any<2>(r, call, inv, w, lane, s, held);
+  if (call.group_size <= 4) return move_plain_any<4>(r, call, inv, w, lane, s, held);
+  return move_plain_any<kSoloRanks>(r, call, inv, w, lane, s, held);
+}
+// What is reduced, by the movers, when all has come.
+__device__ __forceinline__ void store_held(const SoloCall& call, const Stretch& w,
+                                           const Held& held) {
+  if (!call.plain) {
+    store_reduction(call, w, held);
+  } else if (call.lines) {
+    store_sums<true>(call, w, held);
+  } else {
+    store_sums<false>(call, w, held);
+  }
+}
+
 }  // namespace solo
 
 // By all threads of a call's block. True: the call is for the engine, and this block brings it.
@@ -58,7 +80,7 @@ __device__ __forceinline__ bool run_solo_one_shot(CudaRank& r, const CudaLaunch&
   const Invocation& inv = launch.sqe.inv;
   __shared__ Shared s;
   const std::uint32_t lane = call.first_lane + blockIdx.x;
-  const Stretch w = stretch_of(call, inv);
+  const Stretch w = stretch_of(call, inv, blockIdx.x);
   const LaneTransport t = transport_of(call, lane);
 
   const std::uint32_t attention = approach(r, launch, w, lane, s);
@@ -73,15 +95,7 @@ __device__ __forceinline__ bool run_solo_one_shot(CudaRank& r, const CudaLaunch&
     if (ok) come = look_again(r, call, t, w, known, s);
   } else {
     wait_and_say_so(s);
-    if (!call.plain) {
-      come = move_all(r, call, inv, w, lane, s, held);
-    } else if (call.group_size == 2) {
-      come = move_plain_any<2>(r, call, inv, w, lane, s, held);
-    } else if (call.group_size <= 4) {
-      come = move_plain_any<4>(r, call, inv, w, lane, s, held);
-    } else {
-      come = move_plain_any<kSoloRanks>(r, call, inv, w, lane, s, held);
-    }
+    come = move_stretch(r, call, inv, w, lane, s, held);
   }
   if (s.ok == 0) return leave_untried(r, launch, lane, leased, s);
   if (threadIdx.x == kListener && attention != 0 && is_cancelled(r, launch, attention)) {
@@ -94,13 +108,7 @@ __device__ __forceinline__ bool run_solo_one_shot(CudaRank& r, const CudaLaunch&
   if (!is_mover()) {
     tell_peers<1>(r, call, t, w, done ? 1 : 0, 1, known, s);
   } else if (done && call.reduces) {
-    if (!call.plain) {
-      store_reduction(call, w, held);
-    } else if (call.lines) {
-      store_sums<true>(call, w, held);
-    } else {
-      store_sums<false>(call, w, held);
-    }
+    store_held(call, w, held);
   }
   return finish(r, launch, lane, done, ending, s, [&](LaneStats& stats) {
     if (w.bytes != 0) {

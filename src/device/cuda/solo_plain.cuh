@@ -148,7 +148,7 @@ __device__ __forceinline__ bool await_row(CudaRank& r, const SoloCall& call, std
   static_assert(kAtOnce > 0);
   const std::uint64_t flag = call.flag;
 #pragma unroll 1
-  for (std::uint32_t polls = 0; polls < kPolls; ++polls) {
+  for (std::uint32_t polls = 0; polls < call.most_polls; ++polls) {
     // Loads, then looks: who looks at what one brings waits for it, and so does the next.
     bool all = true;
 #pragma unroll

@@ -34,9 +34,9 @@ namespace solo {
 // (with two no registers are left for the code of some types).
 inline constexpr int kManyUnits = 4, kGatherUnits = 1;
 
-// As kPolls, for what has made two hops. (To see lanes give up when they have gathered, test with a
-// few.)
-inline constexpr std::uint32_t kLaterPolls = kPolls;
+// As kSoloPolls, for what has made two hops. (To see lanes give up when they have gathered, test
+// with a few.)
+inline constexpr std::uint32_t kLaterPolls = kSoloPolls;
 
 // This block's stretch of a part, from the beginning of the vector. As Geometry::lane_part(), in
 // bytes.
