@@ -48,13 +48,15 @@
 // The plan checker sees to that.
 //
 // Whole calls. Looking, describing and publishing slice by slice costs more than moving what is
-// short. So a device may have a way to do all that a lane does for a short invocation at once
-// (Invocation::whole: it sends, then receives, in one loop), with the same flags and credits, so
-// that peers cannot tell. It polls as often as the turn's threshold says, and what has not come by
-// then is received by a later turn, whole again; whatever it does not find as it expects (a
-// connector that is not open, or was given up; room) it leaves to slices. Nothing of it is ever in
-// a context at hand (ActiveContext): it is there for slices alone, and its progress is one of two
-// states, nothing done or all sent.
+// short, and to choose what is next costs as much again. So a device may have a way to do all that
+// a lane does for short invocations at once (Invocation::whole: they send, then receive, in one
+// loop), with the same flags and credits, so that peers cannot tell; of several that stand in the
+// queue together it sends all, then receives all, whatever their order at peers is. For each it
+// polls as often as its turn's threshold says. What has not come by then is received by a later
+// turn, whole again; whatever is not as expected (a connector that is not open, or was given up;
+// no room) is left to slices. Nothing of it is ever in a context at hand (ActiveContext): that is
+// there for slices alone, and the progress of what is whole is one of two states, nothing done or
+// all sent.
 //
 // `Dev` is what differs between devices (see device/host/). By any thread of the block:
 //   controls()                           whether this is a control thread
@@ -108,8 +110,9 @@
 //   cancelled_by_any(slot)               the same, behind what any lane has seen of it
 //   head_start(slot)                     what of a new invocation is done
 //   ready(invocation)                    whether its input is there (Invocation::ticket)
-//   complete(slot, outcome)              writes the CQE, tells the host. A fence() of the lead is
-//                                        behind all that the invocation has stored
+//   complete(slot, outcome)              writes the CQE, tells the host. A fence() of the thread is
+//                                        behind all that the invocation has stored. (If
+//                                        kWholeCalls, by any control thread; so ring_own_lanes().)
 //   now_ns()                             for residency and traces
 //   called_away()                        leave soon: whoever runs this engine has something to do
 //   kLateNs                              if there is one: how soon at the latest, in nanoseconds
@@ -156,10 +159,10 @@ class Engine {
       dev.sync();
       if (shared.quits) break;
       if constexpr (kWholeCalls) {
-        const Whole whole = shared.whole;
-        if (whole != Whole::kNot) {
-          const WholeEnd end = dev.whole_call(shared.slot, whole, shared.threshold);
-          if (control) phase<&Engine::end_whole>(dev, rank, lane, shared, end);
+        const std::uint32_t wholes = shared.num_wholes;
+        if (wholes != 0) {
+          dev.whole_calls(shared.wholes, wholes);
+          if (control) phase<&Engine::end_wholes>(dev, rank, lane, shared);
           continue;
         }
       }
@@ -269,7 +272,7 @@ class Engine {
       s_.sent_bytes = s_.sent_borrowed = s_.sent_into_outputs = 0;
       s_.moved = s_.heard = s_.wants_room = s_.pass_begun = s_.in_turn = s_.quits = false;
       s_.ran = s_.quantum_over = s_.shorts_only = s_.ended = false;
-      s_.whole = Whole::kNot;
+      s_.num_wholes = 0;
       s_.which = 0;
       s_.loaded = false;
       s_.late_since_ns = 0;
@@ -298,11 +301,16 @@ class Engine {
     bool in_turn = s_.in_turn;
     for (;;) {
       if (!in_turn) {
-        if (s_.whole != Whole::kRefused && next_command() == kQuit) {
+        if (next_command() == kQuit) {
           if (dev_.leads()) s_.quits = true;
           return;
         }
-        if (s_.whole == Whole::kAll || s_.whole == Whole::kReceiving) return;
+        if constexpr (kWholeCalls) {
+          if (s_.num_wholes != 0) {
+            if (s_.num_wholes < kMostWholes) call<&Engine::add_wholes>();
+            return;
+          }
+        }
         call<&Engine::begin_turn>();
         in_turn = true;
       }
@@ -393,47 +401,120 @@ class Engine {
       s_.ran = true;
       if (holds()) s_.cursor = kNoSlot;  // one at a time: the first that may run
       s_.threshold = dev_.threshold(s_.policy.initial_threshold(s_.position++));
-      if constexpr (kWholeCalls) s_.whole = cached || holds() ? Whole::kNot : how_whole(inv);
+      if constexpr (kWholeCalls) {
+        const Whole how = cached || holds() ? Whole::kNot : how_whole(inv);
+        if (how != Whole::kNot) {
+          record(TraceType::kStart, &inv);
+          s_.wholes[0] = {slot, how, s_.threshold};
+          s_.num_wholes = 1;
+        }
+      }
       return kRun;
     }
     // Nobody: the pass is over at once.
     return kAgain;
   }
 
-  // By the lead. How an invocation is tried that is not among the contexts at hand.
-  UNJAM_HD Whole how_whole(const Invocation& inv) {
+  // How an invocation is tried that may begin and is not among the contexts at hand.
+  UNJAM_HD Whole how_whole(const Invocation& inv) const {
     if (inv.whole == 0) return Whole::kNot;
     const DynamicContext& dyn = lane_.contexts[inv.slot];
-    if (dyn.loop != 0) return Whole::kNot;  // it was done before the engine saw it
-    if (dyn.primitive != 0 && dyn.primitive + 1 != inv.whole) return Whole::kNot;
-    record(TraceType::kStart, &inv);
-    return dyn.primitive == 0 ? Whole::kAll : Whole::kReceiving;
+    // Done before the engine saw it, or begun in another way.
+    if (dyn.loop != 0 || dyn.sliced != 0) return Whole::kNot;
+    if (dyn.primitive == 0) return Whole::kAll;
+    return dyn.primitive + 1 == inv.whole ? Whole::kReceiving : Whole::kNot;
   }
 
-  // By the control threads, behind whole_call()'s barrier.
-  UNJAM_HD void end_whole(WholeEnd end) {
+  // By the control threads: what stands behind the first one in the queue, up to what is not whole.
+  // A thread looks at each.
+  UNJAM_HD void add_wholes() {
     if (dev_.leads()) {
-      const std::uint16_t slot = s_.slot;
-      const Invocation& inv = rank_.invocations[slot];
-      const std::uint32_t sends = inv.whole - 1u;  // primitives
-      const bool sent = s_.whole == Whole::kAll && sends != 0 && end != WholeEnd::kUnable;
-      if (sent) s_.moved = true;
-      s_.whole = Whole::kNot;
-      if (end == WholeEnd::kDone) {
-        if (sends < inv.num_primitives) s_.heard = true;
-        finish(slot, Outcome::kDone, false);
+      std::uint32_t n = 1;
+      for (std::uint16_t slot = s_.cursor; slot != kNoSlot && n < kMostWholes; ++n) {
+        s_.wholes[n].slot = slot;
+        slot = lane_.queue.next(slot);
+      }
+      s_.num_wholes = n;
+    }
+    dev_.sync_control();
+    const std::uint32_t n = s_.num_wholes;
+    for (std::uint32_t i = 1 + dev_.first(); i < n; i += dev_.stride()) {
+      WholeTry& t = s_.wholes[i];
+      const Invocation& inv = rank_.invocations[t.slot];
+      if (s_.active[t.slot % kActiveContexts].slot == t.slot || dev_.cancelled(t.slot)) {
+        t.how = Whole::kNot;
+      } else if (load_acquire_local(inv.key->done) != inv.turn || !dev_.ready(inv)) {
+        t.how = Whole::kLater;
       } else {
-        if (sent) lane_.contexts[slot].primitive = sends;
-        if (end == WholeEnd::kWaits) {
-          count(lane_.stats.spins, s_.threshold);
-          count(lane_.stats.preemptions);
-          record(TraceType::kPreempt, &inv);
-        } else {
-          s_.whole = Whole::kRefused;
+        t.how = how_whole(inv);
+      }
+    }
+    dev_.sync_control();  // with what the threads have acquired
+    if (dev_.leads()) {
+      std::uint32_t taken = 1;
+      for (std::uint32_t i = 1; i < n && s_.wholes[i].how != Whole::kNot; ++i) {
+        const WholeTry t = s_.wholes[i];
+        s_.cursor = i + 1 < n ? s_.wholes[i + 1].slot : lane_.queue.next(t.slot);
+        if (t.how == Whole::kLater) continue;
+        record(TraceType::kStart, &rank_.invocations[t.slot]);
+        const std::uint32_t polls = dev_.threshold(s_.policy.initial_threshold(s_.position++));
+        s_.wholes[taken++] = {t.slot, t.how, polls};
+      }
+      s_.num_wholes = taken;
+    }
+    dev_.sync_control();
+  }
+
+  // By the control threads, behind whole_calls()' barrier. What concerns an invocation, a thread
+  // does; in another lane it may end, and its slot be another's, as soon as it was counted down.
+  UNJAM_HD void end_wholes() {
+    const std::uint32_t n = s_.num_wholes;
+    if (s_.traces && dev_.leads()) {
+      for (std::uint32_t i = 0; i < n; ++i) {
+        const WholeEnd end = s_.wholes[i].end;
+        if (end == WholeEnd::kDone || end == WholeEnd::kWaits) {
+          record(end == WholeEnd::kDone ? TraceType::kFinish : TraceType::kPreempt,
+                 &rank_.invocations[s_.wholes[i].slot]);
         }
       }
     }
     dev_.sync_control();
+    for (std::uint32_t i = dev_.first(); i < n; i += dev_.stride()) end_whole(s_.wholes[i]);
+    dev_.sync_control();
+    if (dev_.leads()) {
+      for (std::uint32_t i = 0; i < n; ++i) note_whole(s_.wholes[i]);
+      s_.num_wholes = 0;
+    }
+    dev_.sync_control();
+  }
+  UNJAM_HD void end_whole(WholeTry& t) {
+    const Invocation& inv = rank_.invocations[t.slot];
+    t.sends = static_cast<std::uint16_t>(inv.whole - 1u);
+    t.receives = t.sends < inv.num_primitives;
+    if (t.end == WholeEnd::kDone) {
+      --inv.key->lanes[lane_index_].in_queue;
+      end_part(inv, t.slot, false);
+      return;
+    }
+    DynamicContext& dyn = lane_.contexts[t.slot];
+    if (t.end != WholeEnd::kUnable) dyn.primitive = t.sends;
+    if (t.end != WholeEnd::kWaits) dyn.sliced = 1;
+  }
+  // By the lead, which reads nothing of the invocation.
+  UNJAM_HD void note_whole(const WholeTry& t) {
+    const bool done = t.end == WholeEnd::kDone;
+    // (What is left to slices is to be looked at before the lane may rest.)
+    if (done || t.end != WholeEnd::kWaits || (t.how == Whole::kAll && t.sends != 0)) {
+      s_.moved = true;
+    }
+    if (done) {
+      if (t.receives) s_.heard = true;
+      leave_queue(t.slot);
+      --lane_.shorts;  // packets are short
+    } else if (t.end == WholeEnd::kWaits) {
+      count(lane_.stats.spins, t.polls);
+      count(lane_.stats.preemptions);
+    }
   }
 
   // Also between two turns of a pass, which may be long: whether this engine was called away too
@@ -641,7 +722,6 @@ class Engine {
   UNJAM_HD void begin_turn() {
     ActiveContext& a = load();
     dev_.sync_control();  // the lead reads primitives that others have fetched
-    if (dev_.leads()) s_.whole = Whole::kNot;
     if (s_.loaded && a.dyn.attempts == 1 && invites(a.inv)) {
       call<&Engine::invite_known>();
       if (dev_.leads()) a.dirty = 1;  // not at each entry of one that does not get on
@@ -1520,20 +1600,29 @@ class Engine {
       // (Else it has invited nobody, and the endpoints may not be the key's yet.)
       call<&Engine::withdraw>(slot);
     }
-    if (s_.cursor == slot) s_.cursor = lane_.queue.next(slot);
-    lane_.queue.remove(slot);
+    leave_queue(slot);
     --key.in_queue;
     if (is_short(inv)) --lane_.shorts;
     if constexpr (Dev::kHostWatches) {
       bump<std::uint64_t>(key.time_ns, dev_.now_ns() - lane_.contexts[slot].started_ns);
     }
     s_.moved = true;
+    end_part(inv, slot, fenced);
+  }
+  // By the lead: of an invocation that ends.
+  UNJAM_HD void leave_queue(std::uint16_t slot) {
+    if (s_.cursor == slot) s_.cursor = lane_.queue.next(slot);
+    lane_.queue.remove(slot);
     if (lane_.counted != 0) {
       --lane_.counted;
     } else {
       count(lane_.stats.completed);
     }
     dev_.ended(slot);
+  }
+  // By one control thread: this lane's part is done; if all are, the invocation has ended.
+  // `fenced`: see finish().
+  UNJAM_HD void end_part(const Invocation& inv, std::uint16_t slot, bool fenced) {
     if (inv.geometry.lanes > 1) {
       // Acquire-release: the last lane sees, and passes on, what all lanes have stored.
       if (fetch_add_local<std::uint32_t>(rank_.remaining[slot], 0xffffffffu) != 1) return;

@@ -106,7 +106,7 @@ struct alignas(16) DynamicContext {
   std::uint32_t attempts = 0;   // entries so far; saturates
   std::uint64_t started_ns = 0;
   std::uint32_t behind[kHops] = {};  // of a mesh plan: so many chunks of each hop are done already
-  std::uint32_t pad = 0;
+  std::uint32_t sliced = 0;          // 1: not whole (any more), see Invocation::whole
 };
 static_assert(sizeof(DynamicContext) % kVectorBytes == 0);
 

@@ -133,18 +133,27 @@ struct Posting {
   What what = kNothing;
 };
 
-// How the invocation that has its turn is tried whole, see Engine.
-enum class Whole : std::uint8_t {
-  kNot,
+// Invocations that are tried whole, together, see Engine.
+inline constexpr std::uint32_t kMostWholes = 8;
+enum class Whole : std::uint16_t {
+  kNot,    // slice by slice
+  kLater,  // it may not begin yet
   kAll,
   kReceiving,  // what it sends was sent before
-  kRefused,    // it was not possible: slice by slice, in this turn
 };
 enum class WholeEnd : std::uint32_t {
   kDone,
   kWaits,      // what it sends was sent; what it receives has not come in time
   kElsewhere,  // the same, and it may come by another way than was looked at
   kUnable,     // nothing was done
+};
+struct WholeTry {
+  std::uint16_t slot = kNoSlot;
+  Whole how = Whole::kNot;
+  std::uint32_t polls = 0;  // granted
+  WholeEnd end = WholeEnd::kUnable;
+  std::uint16_t sends = 0;  // primitives
+  bool receives = false;
 };
 
 // Shared by the threads of a block while its engine runs: fast memory, lost with the block. Who may
@@ -168,7 +177,8 @@ struct BlockShared {
   Posting postings[kStreamDepth][2 * kMaxDirectRanks + 2];  // by place
   std::uint32_t num_postings[kStreamDepth] = {};
   bool packets = false;  // jobs[0] is of packets with flags inside
-  Whole whole = Whole::kNot;
+  std::uint32_t num_wholes = 0;
+  WholeTry wholes[kMostWholes];
   bool in_turn = false;  // `slot` has its turn
   std::uint16_t slot = kNoSlot;
   std::uint32_t threshold = 0;

@@ -274,6 +274,9 @@ __device__ __forceinline__ bool has_come(const SoloCall& call, const cuda_leaves
   return !cuda_leaves::bears_flags(place) || cuda_leaves::is_flags(x, flag);
 }
 
+// What of a call movers do in one go: those of the engine send of several calls, then receive.
+enum class Half { kBoth, kSends, kReceives };
+
 // ---- sending ----
 
 __device__ __forceinline__ std::uint32_t items_to_send(const SoloCall& call, const Stretch& w) {
@@ -368,10 +371,11 @@ struct Member {
 };
 
 // A lane without data, as in the engine, sends and receives nothing.
-__device__ __forceinline__ Member member_of(const SoloCall& call, const Stretch& w) {
+__device__ __forceinline__ Member member_of(const SoloCall& call, const Stretch& w,
+                                            std::uint32_t thread = threadIdx.x) {
   Member m;
-  m.q = threadIdx.x % kSoloRanks;
-  m.part = threadIdx.x / kSoloRanks;
+  m.q = thread % kSoloRanks;
+  m.part = thread / kSoloRanks;
   m.to = w.bytes != 0 && among(call, m.q, call.first_sent, call.num_sent);
   m.from = w.bytes != 0 && among(call, m.q, call.first_received, call.num_received);
   m.peer = call.members[m.q];
@@ -780,52 +784,69 @@ struct Known {
   std::uint32_t connector;
 };
 
+// A thread's part of look().
+template <std::uint32_t kSteps>
+__device__ __forceinline__ bool look_at_member(const SoloCall& call, const LaneTransport& t,
+                                               const Member& m, bool patient, Known& known,
+                                               Shared& s) {
+  if (!(m.part == kOutgoing ? m.to : m.part == kIncoming && m.from)) return true;
+  // The endpoints are the lane's driver's: any driver may take an idle key's connector for another
+  // key. So they cannot be read beside the lease.
+  const bool in = m.part == kIncoming;
+  const InEndpoint& at = *endpoint_of(call, m, t.lane);
+  unsigned char* const steps = at.steps;
+  known.at = endpoint_of(call, m, t.lane);
+  known.count = at.consumed;
+  known.connector = at.connector;
+  known.cell = at.cell;
+  known.credit = *(in ? &at.consumed : &out_endpoint(call, m, t.lane)->credit);
+  bool ok = known.connector != kNoConnector;
+  // Of the peer's reads of what we are to overwrite it is enough to know those that an earlier
+  // driver has acquired. Else: room may come soon, who sends only is often ahead.
+#pragma unroll 1
+  for (std::uint32_t polls = 0;
+       !in && ok && known.count + kSteps - known.credit > call.shape.escape_slots; ++polls) {
+    ok = polls != (patient ? kRoomPolls : kRoomPollsAhead);
+    known.credit = load_acquire(known.cell->consumed);
+  }
+  if (!ok) return false;
+  // Of what comes in, that is where it was last expected. Whether the peer has that connector
+  // yet is looked at while it is awaited, see look_again(): a flag is one step's of one
+  // invocation, so what carries it is the slice.
+  unsigned char* place = t.escape_slot_of(steps, known.count);
+  (in ? s.from : s.to)[m.q] = reinterpret_cast<char*>(place);
+  if constexpr (kSteps == 2) {
+    place = t.escape_slot_of(steps, known.count + 1);
+    (in ? s.later_from : s.later_to)[m.q] = reinterpret_cast<char*>(place);
+  }
+  return true;
+}
+
 // Behind take_lane(), by the first warp: what the lease covers, the connectors. Leaves places in
 // `s`. kSteps: packets that the call sends each peer. `patient`: waits for room.
 template <std::uint32_t kSteps>
 __device__ __forceinline__ bool look(CudaRank& r, const SoloCall& call, const LaneTransport& t,
                                      const Stretch& w, bool patient, Known& known, Shared& s) {
-  constexpr std::uint32_t kAll = 0xffffffff;
-  const std::uint32_t lane = t.lane;
-  const Member m = member_of(call, w);
-  const bool looks = m.part == kOutgoing ? m.to : m.part == kIncoming && m.from;
-  bool ok = true;
-  // The endpoints are the lane's driver's: any driver may take an idle key's connector for another
-  // key. So they cannot be read beside the lease.
   std::uint32_t poke = 0;
-  if (threadIdx.x == 0) poke = load_relaxed_local(r.poke_counts[lane]) + 1;
-  if (looks) {
-    const bool in = m.part == kIncoming;
-    const InEndpoint& at = *endpoint_of(call, m, lane);
-    unsigned char* const steps = at.steps;
-    known.at = endpoint_of(call, m, lane);
-    known.count = at.consumed;
-    known.connector = at.connector;
-    known.cell = at.cell;
-    known.credit = *(in ? &at.consumed : &out_endpoint(call, m, lane)->credit);
-    ok = known.connector != kNoConnector;
-    // Of the peer's reads of what we are to overwrite it is enough to know those that an earlier
-    // driver has acquired. Else: room may come soon, who sends only is often ahead.
-#pragma unroll 1
-    for (std::uint32_t polls = 0;
-         !in && ok && known.count + kSteps - known.credit > call.shape.escape_slots; ++polls) {
-      ok = polls != (patient ? kRoomPolls : kRoomPollsAhead);
-      known.credit = load_acquire(known.cell->consumed);
-    }
-    if (ok) {
-      // Of what comes in, that is where it was last expected. Whether the peer has that connector
-      // yet is looked at while it is awaited, see look_again(): a flag is one step's of one
-      // invocation, so what carries it is the slice.
-      unsigned char* place = t.escape_slot_of(steps, known.count);
-      (in ? s.from : s.to)[m.q] = reinterpret_cast<char*>(place);
-      if constexpr (kSteps == 2) {
-        place = t.escape_slot_of(steps, known.count + 1);
-        (in ? s.later_from : s.later_to)[m.q] = reinterpret_cast<char*>(place);
-      }
-    }
-  }
+  if (threadIdx.x == 0) poke = load_relaxed_local(r.poke_counts[t.lane]) + 1;
+  const bool ok = look_at_member<kSteps>(call, t, member_of(call, w), patient, known, s);
   if (threadIdx.x == 0) s.poke = poke;
-  return __all_sync(kAll, ok) != 0;
+  return __all_sync(0xffffffffu, ok) != 0;
+}
+
+// A thread's part of look_again().
+__device__ __forceinline__ bool look_at_member_again(const SoloCall& call, const LaneTransport& t,
+                                                     const Member& m, Known& known, Shared& s) {
+  if (m.part == kOutgoing && m.to) known.credit = load_relaxed(known.cell->consumed);
+  if (m.part != kIncoming || !m.from) return true;
+  // Acquire, see tag_word(): for a look at the base behind this.
+  const std::uint64_t tag = load_acquire(t.tag_word(m.peer, known.connector));
+  const std::uint64_t base = load_relaxed(t.base_word(m.peer, known.connector));
+  // (Of the second only a hint: if a new owner, the same key, sends to another place, the engine
+  // will look there.)
+  if (tag == call.tag && base <= known.count) return true;
+  *static_cast<volatile std::uint32_t*>(&s.hopeless) = 1;
+  return false;
 }
 
 // By the first warp, while packets are under way. Whether incoming connectors are the key's, and
@@ -838,16 +859,7 @@ __device__ __forceinline__ bool look_again(CudaRank& r, const SoloCall& call,
                                            Shared& s) {
   const Member m = member_of(call, w);
   if (m.part == kOutgoing && (m.to || m.from)) known.poke_at = &r.pokes[m.peer][t.lane];
-  if (m.part == kOutgoing && m.to) known.credit = load_relaxed(known.cell->consumed);
-  if (m.part != kIncoming || !m.from) return true;
-  // Acquire, see tag_word(): for a look at the base behind this.
-  const std::uint64_t tag = load_acquire(t.tag_word(m.peer, known.connector));
-  const std::uint64_t base = load_relaxed(t.base_word(m.peer, known.connector));
-  // (Of the second only a hint: if a new owner, the same key, sends to another place, the engine
-  // will look there.)
-  if (tag == call.tag && base <= known.count) return true;
-  *static_cast<volatile std::uint32_t*>(&s.hopeless) = 1;
-  return false;
+  return look_at_member_again(call, t, m, known, s);
 }
 
 // The host has said something since the rank began: whether it was about this call. If so the
@@ -874,8 +886,8 @@ inline __device__ __noinline__ bool is_cancelled(CudaRank& r, const CudaLaunch& 
 inline constexpr std::uint32_t kCaller = 32, kLast = 64, kCounter = 96, kListener = 96;
 static_assert(kLeastThreads > kCounter);
 
-// `taken`: packets that were received of each peer; `posted`: sent. kSteps: as in look(). No fence
-// is in front of what is stored at peers (one takes a microsecond or two):
+// `taken`: packets that were received of each peer; `posted`: sent. No fence is in front of what is
+// stored at peers (one takes a microsecond or two):
 //   Credits say that packets were read. Each thread that has read some has seen their flags in what
 //   its loads have brought, or (of lines) has used what they brought when its warp had seen them,
 //   and came to the block's barrier behind that; nothing that is stored now can be in those loads.
@@ -883,17 +895,12 @@ static_assert(kLeastThreads > kCounter);
 //   store are ordered by a fence only. The other side, who reads a credit and overwrites, relies on
 //   the same.) Pokes say that packets were stored, and on their way to the host they may overtake
 //   those. So a launcher that was poked looks more than once, see CudaDaemon::run_launcher().
-template <std::uint32_t kSteps>
-__device__ __forceinline__ void tell_peers(CudaRank& r, const SoloCall& call,
-                                           const LaneTransport& t, const Stretch& w,
-                                           std::uint32_t taken, std::uint32_t posted,
-                                           const Known& known, const Shared& s) {
-  const std::uint32_t lane = t.lane;
-  const Member m = member_of(call, w);
+// A thread's part. Returns whether the member is to be poked.
+__device__ __forceinline__ bool tell_member(const SoloCall& call, const LaneTransport& t,
+                                            const Member& m, std::uint32_t taken,
+                                            std::uint32_t posted, const Known& known) {
   const bool takes = taken != 0 && m.part == kIncoming && m.from;
   const bool posts = m.part == kOutgoing && m.to;  // the data carried their flags
-  const bool pokes = posts || (taken != 0 && m.part == kOutgoing && m.from);
-  const std::uint32_t poke = s.poke + kSteps;  // poke_early() has had those before
   std::uint64_t count = known.count;
   // As LaneTransport::resolve(). The packet has come (the barrier), and with it where its owner
   // began: while it was awaited the connector may have been another key's, which was void.
@@ -903,12 +910,23 @@ __device__ __forceinline__ void tell_peers(CudaRank& r, const SoloCall& call,
   }
   count += takes ? taken : posted;
   if (takes) store_system(known.cell->consumed, count);
-  if (pokes) store_system(*known.poke_at, poke);
   if (takes || posts) known.at->consumed = count;
-  // (Behind give_back()'s fence, which makes an acquire of that look, and the lease, a release: as
-  // look() wants it.)
-  if (posts) out_endpoint(call, m, lane)->credit = known.credit;
-  if (threadIdx.x == 0) r.poke_counts[lane] = poke;  // whether or not somebody is poked
+  // (Behind the fence with which the lease is given back, which makes an acquire of that look, and
+  // the lease, a release: as look() wants it.)
+  if (posts) out_endpoint(call, m, t.lane)->credit = known.credit;
+  return posts || (taken != 0 && m.part == kOutgoing && m.from);
+}
+
+// kSteps: as in look().
+template <std::uint32_t kSteps>
+__device__ __forceinline__ void tell_peers(CudaRank& r, const SoloCall& call,
+                                           const LaneTransport& t, const Stretch& w,
+                                           std::uint32_t taken, std::uint32_t posted,
+                                           const Known& known, const Shared& s) {
+  const std::uint32_t poke = s.poke + kSteps;  // poke_early() has had those before
+  const bool pokes = tell_member(call, t, member_of(call, w), taken, posted, known);
+  if (pokes) store_system(*known.poke_at, poke);
+  if (threadIdx.x == 0) r.poke_counts[t.lane] = poke;  // whether or not somebody is poked
 }
 
 // By one thread, behind a barrier behind all that the block has done in the lane. `done`: so is the

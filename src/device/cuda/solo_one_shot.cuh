@@ -21,19 +21,22 @@ __device__ __forceinline__ Stretch stretch_of(const SoloCall& call, const Invoca
 }
 
 // The movers' part, to the point where all of a thread's has come (true). What is reduced is left
-// in `held`. In it is the barrier behind which the first warp has looked: all movers take one way.
+// in `held`. looked(): as in solo_plain.cuh.
+template <Half kHalf, class Looked>
 __device__ __forceinline__ bool move_all(CudaRank& r, const SoloCall& call, const Invocation& inv,
                                          const Stretch& w, std::uint32_t lane, const Shared& s,
-                                         Held& held) {
+                                         Held& held, Looked looked) {
+  constexpr bool kSends = kHalf != Half::kReceives, kReceives = kHalf != Half::kSends;
   // Data that nothing else is needed for come first, and meanwhile the first warp looks.
   Raw<2> ahead[kRow] = {}, own[kRow] = {};
-  load_items(call, w, 0, ahead);
-  if (call.reduces) load_own(call, w, 0, own);
-  sync_block_apart();
-  if (s.ok == 0) return false;
+  if constexpr (kSends) load_items(call, w, 0, ahead);
+  if constexpr (kReceives) {
+    if (call.reduces) load_own(call, w, 0, own);
+  }
+  if (!looked()) return false;
 
-  send_all(call, w, s, ahead);
-  if (call.copies && w.input + call.own_from != w.output + call.own_to) {
+  if constexpr (kSends) send_all(call, w, s, ahead);
+  if (kSends && call.copies && w.input + call.own_from != w.output + call.own_to) {
     const std::uint32_t step = kRow * hands();
 #pragma unroll 1
     for (std::uint32_t k = 0; k < w.places; k += step) {
@@ -42,6 +45,7 @@ __device__ __forceinline__ bool move_all(CudaRank& r, const SoloCall& call, cons
       store_own(call, w, call.own_to, k, x);
     }
   }
+  if constexpr (!kReceives) return true;
   if (call.reduces) {
     return receive_reduction(r, call, inv, w, lane, s, own, held,
                              [](std::uint32_t, const Raw<2>(&)[kRow]) {});
@@ -49,15 +53,6 @@ __device__ __forceinline__ bool move_all(CudaRank& r, const SoloCall& call, cons
   return call.num_received == 0 || receive_copies(r, call, w, lane, s);
 }
 
-// Of either kind, by the movers.
-__device__ __forceinline__ bool move_stretch(CudaRank& r, const SoloCall& call,
-                                             const Invocation& inv, const Stretch& w,
-                                             std::uint32_t lane, const Shared& s, Held& held) {
-  if (!call.plain) return move_all(r, call, inv, w, lane, s, held);
-  if (call.group_size == 2) return move_plain_any<2>(r, call, inv, w, lane, s, held);
-  if (call.group_size <= 4) return move_plain_any<4>(r, call, inv, w, lane, s, held);
-  return move_plain_any<kSoloRanks>(r, call, inv, w, lane, s, held);
-}
 // What is reduced, by the movers, when all has come.
 __device__ __forceinline__ void store_held(const SoloCall& call, const Stretch& w,
                                            const Held& held) {
@@ -95,7 +90,20 @@ __device__ __forceinline__ bool run_solo_one_shot(CudaRank& r, const CudaLaunch&
     if (ok) come = look_again(r, call, t, w, known, s);
   } else {
     wait_and_say_so(s);
-    come = move_stretch(r, call, inv, w, lane, s, held);
+    // The barrier behind which the first warp has looked: all movers take one way.
+    const auto looked = [&] {
+      sync_block_apart();
+      return s.ok != 0;
+    };
+    if (!call.plain) {
+      come = move_all<Half::kBoth>(r, call, inv, w, lane, s, held, looked);
+    } else if (call.group_size == 2) {
+      come = move_plain_any<Half::kBoth, 2>(r, call, inv, w, lane, s, held, looked);
+    } else if (call.group_size <= 4) {
+      come = move_plain_any<Half::kBoth, 4>(r, call, inv, w, lane, s, held, looked);
+    } else {
+      come = move_plain_any<Half::kBoth, kSoloRanks>(r, call, inv, w, lane, s, held, looked);
+    }
   }
   if (s.ok == 0) return leave_untried(r, launch, lane, leased, s);
   if (threadIdx.x == kListener && attention != 0 && is_cancelled(r, launch, attention)) {

@@ -306,18 +306,22 @@ __device__ __forceinline__ void copy_rows(const SoloCall& call, const Stretch& w
   }
 }
 
-template <int kMembers, int kUnits, bool kLines, bool kOneRow>
+// looked(): waits until the first warp has looked, and says whether all is as it should be.
+template <Half kHalf, int kMembers, int kUnits, bool kLines, bool kOneRow, class Looked>
 __device__ __forceinline__ bool move_rows(CudaRank& r, const SoloCall& call, const Invocation& inv,
                                           const Stretch& w, std::uint32_t lane, const Shared& s,
-                                          Held& held) {
+                                          Held& held, Looked looked) {
+  constexpr bool kSends = kHalf != Half::kReceives, kReceives = kHalf != Half::kSends;
   const PlainRow<kUnits, kLines> begin(w);
   Raw<2> sent[kMembers - 1][kUnits], own[kUnits];
-  load_sent<kMembers, kUnits, kLines>(call, w, begin, sent);
-  if (call.reduces) load_plain<kUnits, kLines>(w.input + call.own_from, begin, own);
-  sync_block_apart();
-  if (s.ok == 0) return false;
+  if constexpr (kSends) load_sent<kMembers, kUnits, kLines>(call, w, begin, sent);
+  if constexpr (kReceives) {
+    if (call.reduces) load_plain<kUnits, kLines>(w.input + call.own_from, begin, own);
+  }
+  if (!looked()) return false;
 
-  if constexpr (kOneRow) {
+  if constexpr (!kSends) {
+  } else if constexpr (kOneRow) {
     send_row<kMembers, kUnits, kLines>(call, s, begin, sent);
   } else if (call.num_sent != 0) {
 #pragma unroll 1
@@ -333,7 +337,10 @@ __device__ __forceinline__ bool move_rows(CudaRank& r, const SoloCall& call, con
       }
     }
   }
-  if (call.copies && w.input + call.own_from != w.output + call.own_to) copy_rows(call, w, begin);
+  if (kSends && call.copies && w.input + call.own_from != w.output + call.own_to) {
+    copy_rows(call, w, begin);
+  }
+  if constexpr (!kReceives) return true;
   if (call.reduces) {
     return receive_sums<kMembers, kUnits, kLines, kOneRow>(r, call, inv, w, lane, s, begin, own,
                                                            held);
@@ -343,51 +350,53 @@ __device__ __forceinline__ bool move_rows(CudaRank& r, const SoloCall& call, con
 }
 
 // As move_all() of solo_one_shot.cuh.
-template <int kMembers>
+template <Half kHalf, int kMembers, class Looked>
 __device__ __forceinline__ bool move_plain(CudaRank& r, const SoloCall& call, const Invocation& inv,
                                            const Stretch& w, std::uint32_t lane, const Shared& s,
-                                           Held& held) {
+                                           Held& held, Looked looked) {
   if (w.places <= hands()) {
-    return move_rows<kMembers, 1, false, true>(r, call, inv, w, lane, s, held);
+    return move_rows<kHalf, kMembers, 1, false, true>(r, call, inv, w, lane, s, held, looked);
   }
   if constexpr (kMembers <= 4) {
     if (w.places > 2 * hands()) {
-      return move_rows<kMembers, 4, false, false>(r, call, inv, w, lane, s, held);
+      return move_rows<kHalf, kMembers, 4, false, false>(r, call, inv, w, lane, s, held, looked);
     }
-    return move_rows<kMembers, 2, false, true>(r, call, inv, w, lane, s, held);
+    return move_rows<kHalf, kMembers, 2, false, true>(r, call, inv, w, lane, s, held, looked);
   }
-  return move_rows<kMembers, 2, false, false>(r, call, inv, w, lane, s, held);
+  return move_rows<kHalf, kMembers, 2, false, false>(r, call, inv, w, lane, s, held, looked);
 }
 
 // The same of lines, of which a call has more: with many under way at once, for each look takes a
 // microsecond.
-template <int kMembers>
+template <Half kHalf, int kMembers, class Looked>
 __device__ __forceinline__ bool move_plain_lines(CudaRank& r, const SoloCall& call,
                                                  const Invocation& inv, const Stretch& w,
-                                                 std::uint32_t lane, const Shared& s, Held& held) {
+                                                 std::uint32_t lane, const Shared& s, Held& held,
+                                                 Looked looked) {
   if constexpr (kMembers == 2) {
     if (w.places > 5 * hands()) {
-      return move_rows<kMembers, 5, true, false>(r, call, inv, w, lane, s, held);
+      return move_rows<kHalf, kMembers, 5, true, false>(r, call, inv, w, lane, s, held, looked);
     }
     return w.places <= 3 * hands()
-               ? move_rows<kMembers, 3, true, true>(r, call, inv, w, lane, s, held)
-               : move_rows<kMembers, 5, true, true>(r, call, inv, w, lane, s, held);
+               ? move_rows<kHalf, kMembers, 3, true, true>(r, call, inv, w, lane, s, held, looked)
+               : move_rows<kHalf, kMembers, 5, true, true>(r, call, inv, w, lane, s, held, looked);
   } else if constexpr (kMembers <= 4) {
     if (w.places > 2 * hands()) {
-      return move_rows<kMembers, 4, true, false>(r, call, inv, w, lane, s, held);
+      return move_rows<kHalf, kMembers, 4, true, false>(r, call, inv, w, lane, s, held, looked);
     }
-    return move_rows<kMembers, 2, true, true>(r, call, inv, w, lane, s, held);
+    return move_rows<kHalf, kMembers, 2, true, true>(r, call, inv, w, lane, s, held, looked);
   } else {
-    return move_rows<kMembers, 1, true, false>(r, call, inv, w, lane, s, held);
+    return move_rows<kHalf, kMembers, 1, true, false>(r, call, inv, w, lane, s, held, looked);
   }
 }
 
-template <int kMembers>
+template <Half kHalf, int kMembers, class Looked>
 __device__ __forceinline__ bool move_plain_any(CudaRank& r, const SoloCall& call,
                                                const Invocation& inv, const Stretch& w,
-                                               std::uint32_t lane, const Shared& s, Held& held) {
-  return call.lines ? move_plain_lines<kMembers>(r, call, inv, w, lane, s, held)
-                    : move_plain<kMembers>(r, call, inv, w, lane, s, held);
+                                               std::uint32_t lane, const Shared& s, Held& held,
+                                               Looked looked) {
+  return call.lines ? move_plain_lines<kHalf, kMembers>(r, call, inv, w, lane, s, held, looked)
+                    : move_plain<kHalf, kMembers>(r, call, inv, w, lane, s, held, looked);
 }
 
 }  // namespace solo

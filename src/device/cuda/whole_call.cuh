@@ -1,115 +1,255 @@
-// What a lane does for a short invocation, by its engine, in one go (engine.h: "Whole calls"): as
+// What a lane does for short invocations, by its engine, in one go (engine.h: "Whole calls"): as
 // solo_one_shot.cuh, which does it without an engine, of calls of one hop whose lanes make one loop
-// each. What differs: the lane's lease is held, the key's former use has ended, the input is there,
-// and ends and progress are the engine's.
+// each. What differs: the lane's lease is held, the keys' former uses have ended, the inputs are
+// there, ends and progress are the engine's, and there are several calls. The block sends of all of
+// them, then it receives of all.
 //
-// Redo: as in solo.cuh. The threads that poll store nothing of a reduction before all has come, and
-// of other kinds the same bytes that a later turn stores again.
+// The first warp sees to members, half a warp to a call's, ahead of the movers. Words that order
+// them:
+//   looked    by the first warp; release: of so many calls it is known where what is sent and what
+//             comes in lies, and whether all is as it should be (Shared::ok).
+//   received  by the first mover; release: of so many calls movers are through with what comes in,
+//             all of it or nothing (`come`, their vote). The first warp, which acquires it, gives
+//             credits behind the movers' loads.
+// No call waits for another one's peers: each has its polls (SoloCall::most_polls).
+//
+// Redo: as in solo.cuh. Nothing of a reduction is stored before the vote, and of other kinds the
+// same bytes that a later turn stores again.
+//
+// Blocks have as many threads as the host reckons with (SoloCall: kSoloUnits): those of calls in
+// streams may have fewer, so a call that serves as an engine does without this.
 #pragma once
 
 #include "device/cuda/solo_one_shot.cuh"
 
 namespace unjam {
 
+inline constexpr std::uint32_t kCallWatchers = 16;  // threads of the first warp, see solo::Member
+static_assert(kCallWatchers == 2 * kSoloRanks);
+
 // What the engine has as a kernel's arguments for calls without it, in shared memory, of a block.
-struct WholeCall {
-  SoloCall call;
-  Invocation inv;
-  solo::Shared shared;
+struct WholeCalls {
+  SoloCall call[kMostWholes];
+  Invocation inv[kMostWholes];
+  solo::Shared shared[kMostWholes];
+  solo::Known known[kMostWholes][kCallWatchers];
+  std::uint32_t come[kMostWholes];
+  std::uint32_t looked;
+  std::uint32_t received;
+  std::uint32_t to_poke;  // ranks, as bits
 };
 // (Raw: shared variables have no constructors. At one known address: in registers of functions that
 // move data there is no room for pointers to it.)
-__shared__ alignas(16) unsigned char whole_call_bytes[sizeof(WholeCall)];
-__device__ __forceinline__ WholeCall& whole_call() {
-  return *reinterpret_cast<WholeCall*>(whole_call_bytes);
+__shared__ alignas(16) unsigned char whole_calls_bytes[sizeof(WholeCalls)];
+__device__ __forceinline__ WholeCalls& whole_calls() {
+  return *reinterpret_cast<WholeCalls*>(whole_calls_bytes);
 }
 
-// The movers' part, as solo::move_stretch(). Functions of their own, each with all registers.
-template <int kMembers>
-__device__ __noinline__ bool move_whole(CudaRank* rank, std::uint32_t lane, solo::Held* held) {
+// By the movers. True: all of them said so.
+__device__ __forceinline__ bool movers_agree(bool x) {
+  constexpr unsigned kBarrier = 14;  // see sync_block_apart()
+  std::uint32_t all;
+  __syncwarp();
+  asm volatile(
+      "{ .reg .pred p, q; setp.ne.u32 p, %1, 0; barrier.red.and.pred q, %2, %3, p;"
+      " selp.u32 %0, 1, 0, q; }"
+      : "=r"(all)
+      : "r"(x ? 1u : 0u), "n"(kBarrier), "r"(solo::hands())
+      : "memory");
+  return all != 0;
+}
+
+// Of call i, by the movers. Functions of their own, each with all registers. kMembers: 0: any.
+// Received is what all have voted for.
+template <solo::Half kHalf, int kMembers>
+__device__ __noinline__ bool move_whole(CudaRank* rank, std::uint32_t lane, std::uint32_t i) {
   using namespace solo;
-  WholeCall& x = whole_call();
-  const Stretch w = stretch_of(x.call, x.inv, lane - x.call.first_lane);
+  WholeCalls& x = whole_calls();
+  const SoloCall& call = x.call[i];
+  const Invocation& inv = x.inv[i];
+  const Shared& s = x.shared[i];
+  const Stretch w = stretch_of(call, inv, lane - call.first_lane);
+  const auto looked = [&] {
+    while (CudaDev::load_block(x.looked) <= i) {
+    }
+    return s.ok != 0;
+  };
+  Held held;
+  bool come = true;
   if constexpr (kMembers == 0) {
-    return move_all(*rank, x.call, x.inv, w, lane, x.shared, *held);
+    come = move_all<kHalf>(*rank, call, inv, w, lane, s, held, looked);
   } else {
-    return move_plain_any<kMembers>(*rank, x.call, x.inv, w, lane, x.shared, *held);
+    come = move_plain_any<kHalf, kMembers>(*rank, call, inv, w, lane, s, held, looked);
+  }
+  if constexpr (kHalf == Half::kReceives) {
+    come = movers_agree(come);
+    if (come && call.reduces) store_held(call, w, held);
+  }
+  return come;
+}
+template <solo::Half kHalf>
+__device__ __forceinline__ bool move_whole_any(CudaRank* rank, std::uint32_t lane,
+                                               std::uint32_t i) {
+  const SoloCall& call = whole_calls().call[i];
+  auto* move = move_whole<kHalf, static_cast<int>(kSoloRanks)>;
+  if (!call.plain) {
+    move = move_whole<kHalf, 0>;
+  } else if (call.group_size <= 4) {
+    move = call.group_size == 2 ? move_whole<kHalf, 2> : move_whole<kHalf, 4>;
+  }
+  return with_all_registers(move)(rank, lane, i);
+}
+
+// By the movers.
+__device__ __forceinline__ void move_wholes(CudaRank& r, std::uint32_t lane, std::uint32_t n) {
+  WholeCalls& x = whole_calls();
+#pragma unroll 1
+  for (std::uint32_t i = 0; i < n; ++i) {
+    if (x.call[i].num_sent != 0 || x.call[i].copies)
+      move_whole_any<solo::Half::kSends>(&r, lane, i);
+  }
+#pragma unroll 1
+  for (std::uint32_t i = 0; i < n; ++i) {
+    const bool come = move_whole_any<solo::Half::kReceives>(&r, lane, i);
+    if (solo::hand() == 0) {
+      x.come[i] = come ? 1 : 0;
+      CudaDev::store_block(x.received, i + 1);
+    }
   }
 }
-__device__ __forceinline__ auto which_moves(const SoloCall& call) {
-  if (!call.plain) return move_whole<0>;
-  if (call.group_size == 2) return move_whole<2>;
-  if (call.group_size <= 4) return move_whole<4>;
-  return move_whole<static_cast<int>(kSoloRanks)>;
+
+// By the first warp: each(i, call, transport, member, ok) for all calls; `ok`: is there one for
+// this thread.
+template <class Each>
+__device__ __forceinline__ void for_members(std::uint32_t lane, std::uint32_t n, Each each) {
+  using namespace solo;
+  constexpr std::uint32_t kAtOnce = 32 / kCallWatchers;
+  WholeCalls& x = whole_calls();
+#pragma unroll 1
+  for (std::uint32_t first = 0; first < n; first += kAtOnce) {
+    const std::uint32_t mine = first + threadIdx.x / kCallWatchers;
+    const std::uint32_t i = mine < n ? mine : first;
+    const SoloCall& call = x.call[i];
+    const Stretch w = stretch_of(call, x.inv[i], lane - call.first_lane);
+    Member m = member_of(call, w, threadIdx.x % kCallWatchers);
+    if (mine >= n) m.to = m.from = false;
+    each(i, mine < n, call, transport_of(call, lane), m);
+    __syncwarp();
+  }
+}
+
+// By the first warp.
+__device__ __forceinline__ void see_to_members(CudaRank& r, std::uint32_t lane, std::uint32_t n) {
+  using namespace solo;
+  constexpr std::uint32_t kWarp = 0xffffffff;
+  WholeCalls& x = whole_calls();
+  const std::uint32_t watcher = threadIdx.x % kCallWatchers;
+  // Two for each call, for poke_early(); and one for all.
+  const std::uint32_t poke = load_relaxed_local(r.poke_counts[lane]) + 1;
+  for_members(lane, n,
+              [&](std::uint32_t i, bool mine, const SoloCall& call, const LaneTransport& t,
+                  const Member& m) {
+                Known known{};
+                const bool ok = look_at_member<1>(call, t, m, false, known, x.shared[i]);
+                const std::uint32_t all = __ballot_sync(kWarp, ok);
+                if (mine) x.known[i][watcher] = known;
+                if (mine && watcher == 0) {
+                  constexpr std::uint32_t kHalfWarp = (1u << kCallWatchers) - 1;
+                  x.shared[i].ok =
+                      (all >> (threadIdx.x - watcher) & kHalfWarp) == kHalfWarp ? 1 : 0;
+                  x.shared[i].poke = poke + i;
+                }
+                __syncwarp();
+                if (threadIdx.x == 0) CudaDev::store_block(x.looked, i + 32 / kCallWatchers);
+              });
+  for_members(lane, n,
+              [&](std::uint32_t i, bool mine, const SoloCall& call, const LaneTransport& t,
+                  const Member& m) {
+                if (mine && x.shared[i].ok != 0) {
+                  look_at_member_again(call, t, m, x.known[i][watcher], x.shared[i]);
+                }
+              });
+  for_members(lane, n,
+              [&](std::uint32_t i, bool mine, const SoloCall& call, const LaneTransport& t,
+                  const Member& m) {
+                while (CudaDev::load_block(x.received) <= i) {
+                }
+                __syncwarp();
+                if (!mine || x.shared[i].ok == 0) return;
+                if (tell_member(call, t, m, x.come[i], 1, x.known[i][watcher])) {
+                  atomicOr(&x.to_poke, 1u << m.peer);
+                }
+              });
+  // Of all calls together, see solo.cuh about what may come before what.
+  if ((x.to_poke >> threadIdx.x & 1) != 0) store_system(r.pokes[threadIdx.x][lane], poke + n);
+  __syncwarp();
+  if (threadIdx.x == 0) r.poke_counts[lane] = poke + n;
 }
 
 // By all threads of the block. Ends with a barrier: all that has been stored is behind it.
-inline __device__ __noinline__ WholeEnd run_whole_call(CudaRank* rank, LaneStats* stats,
-                                                       std::uint32_t lane, std::uint32_t slot,
-                                                       Whole how, std::uint32_t polls) {
+inline __device__ __noinline__ void run_whole_calls(CudaRank* rank, LaneStats* stats,
+                                                    std::uint32_t lane, WholeTry* shared_tries,
+                                                    std::uint32_t n) {
   using namespace solo;
   CudaRank& r = *rank;
-  WholeCall& x = whole_call();
-  const SoloCall& call = x.call;
-  Shared& s = x.shared;
+  WholeCalls& x = whole_calls();
+  WholeTry* const tries = &in_shared(*shared_tries);
 
   constexpr std::uint32_t kCall = sizeof(SoloCall) / sizeof(uint4);
   constexpr std::uint32_t kAll = kCall + sizeof(Invocation) / sizeof(uint4);
-  static_assert(kAll <= kLeastThreads);
-  if (threadIdx.x < kAll) {
-    const std::uint32_t i = threadIdx.x;
-    const auto* from = i < kCall
-                           ? reinterpret_cast<const uint4*>(&r.calls[slot]) + i
-                           : reinterpret_cast<const uint4*>(&r.rank.invocations[slot]) + i - kCall;
-    auto* to = i < kCall ? reinterpret_cast<uint4*>(&x.call) + i
-                         : reinterpret_cast<uint4*>(&x.inv) + i - kCall;
+  for (std::uint32_t k = threadIdx.x; k < n * kAll; k += blockDim.x) {
+    const std::uint32_t i = k / kAll, v = k % kAll, slot = tries[i].slot;
+    const bool of_call = v < kCall;
+    const auto* from = of_call
+                           ? reinterpret_cast<const uint4*>(&r.calls[slot]) + v
+                           : reinterpret_cast<const uint4*>(&r.rank.invocations[slot]) + v - kCall;
+    auto* to = of_call ? reinterpret_cast<uint4*>(&x.call[i]) + v
+                       : reinterpret_cast<uint4*>(&x.inv[i]) + v - kCall;
     *to = *from;
   }
+  if (threadIdx.x == 0) x.looked = x.received = x.to_poke = 0;
   sync_block();
-  if (threadIdx.x == 0) {
-    x.call.most_polls = polls;
-    if (how == Whole::kReceiving) {
-      x.call.num_sent = 0;
-      x.call.copies = false;
+  if (threadIdx.x < n) {
+    SoloCall& call = x.call[threadIdx.x];
+    call.most_polls = tries[threadIdx.x].polls;
+    if (tries[threadIdx.x].how == Whole::kReceiving) {
+      call.num_sent = 0;
+      call.copies = false;
     }
-    s.hopeless = 0;
+    x.shared[threadIdx.x].hopeless = 0;
   }
   sync_block();
 
-  const Stretch w = stretch_of(call, x.inv, lane - call.first_lane);
-  const LaneTransport t = transport_of(call, lane);
-  Known known{};
-  Held held;
-  bool come = true;
-  if (!is_mover()) {
-    const bool ok = look<1>(r, call, t, w, false, known, s);
-    if (threadIdx.x == 0) s.ok = ok ? 1 : 0;
-    sync_block_apart();
-    if (ok) come = look_again(r, call, t, w, known, s);
+  if (is_mover()) {
+    move_wholes(r, lane, n);
   } else {
-    come = with_all_registers(which_moves(call))(rank, lane, &held);
-  }
-  if (s.ok == 0) {
-    sync_block();
-    return WholeEnd::kUnable;
-  }
-  __syncwarp();
-  const bool done = __syncthreads_and(come) != 0;
-  if (!is_mover()) {
-    tell_peers<1>(r, call, t, w, done ? 1 : 0, 1, known, s);
-  } else if (done && call.reduces) {
-    store_held(call, w, held);
-  }
-  const bool elsewhere = s.hopeless != 0;
-  if (threadIdx.x == 0 && w.bytes != 0) {
-    const std::uint32_t before = how == Whole::kAll ? 0u : call.before;
-    stats->slices += (done ? x.inv.num_primitives : call.before) - before;
-    if (done && call.num_received != 0) ++stats->received;
-    stats->bytes_sent += std::uint64_t{w.bytes} * call.num_sent;
+    see_to_members(r, lane, n);
   }
   sync_block();
-  if (done) return WholeEnd::kDone;
-  return elsewhere ? WholeEnd::kElsewhere : WholeEnd::kWaits;
+
+  if (threadIdx.x < n) {
+    const std::uint32_t i = threadIdx.x;
+    WholeTry& t = tries[i];
+    t.end = x.shared[i].ok == 0         ? WholeEnd::kUnable
+            : x.come[i] != 0            ? WholeEnd::kDone
+            : x.shared[i].hopeless != 0 ? WholeEnd::kElsewhere
+                                        : WholeEnd::kWaits;
+  }
+  __syncwarp();
+  if (threadIdx.x == 0) {
+#pragma unroll 1
+    for (std::uint32_t i = 0; i < n; ++i) {
+      const SoloCall& call = x.call[i];
+      const std::uint32_t bytes = stretch_of(call, x.inv[i], lane - call.first_lane).bytes;
+      if (x.shared[i].ok == 0 || bytes == 0) continue;
+      const std::uint32_t before = tries[i].how == Whole::kAll ? 0u : call.before;
+      const bool done = x.come[i] != 0;
+      stats->slices += (done ? x.inv[i].num_primitives : call.before) - before;
+      if (done && call.num_received != 0) ++stats->received;
+      stats->bytes_sent += std::uint64_t{bytes} * call.num_sent;
+    }
+  }
+  __syncwarp();
 }
 
 class WholeDev : public CudaDev {
@@ -117,10 +257,8 @@ class WholeDev : public CudaDev {
   using Handle = WholeDev;
   static constexpr bool kWholeCalls = true;
   using CudaDev::CudaDev;
-  __device__ __forceinline__ WholeEnd whole_call(std::uint16_t slot, Whole how,
-                                                 std::uint32_t polls) {
-    return with_all_registers(run_whole_call)(rank(), &lane().stats, lane_index(), slot, how,
-                                              polls);
+  __device__ __forceinline__ void whole_calls(WholeTry* tries, std::uint32_t n) {
+    with_all_registers(run_whole_calls)(rank(), &lane().stats, lane_index(), tries, n);
   }
 };
 
