@@ -236,7 +236,7 @@ class Engine {
     if constexpr (requires { Dev::kWholeCalls; }) return Dev::kWholeCalls;
     return false;
   }();
-  enum Command : std::uint32_t { kAgain, kRun, kQuit };
+  enum Command : std::uint32_t { kAgain, kFetch, kRun, kQuit };
   static constexpr std::uint32_t kLatePasses = 6;
   enum Status : std::uint32_t { kMove, kBlocked, kFinished, kCancelledNow, kQuantumOver };
   static constexpr std::uint16_t kCopies = kScatter | kCollect;
@@ -271,7 +271,7 @@ class Engine {
       s_.idle = s_.late = 0;
       s_.sent_bytes = s_.sent_borrowed = s_.sent_into_outputs = 0;
       s_.moved = s_.heard = s_.wants_room = s_.pass_begun = s_.in_turn = s_.quits = false;
-      s_.ran = s_.quantum_over = s_.shorts_only = s_.ended = false;
+      s_.ran = s_.quantum_over = s_.shorts_only = s_.ended = s_.fetching = s_.fetched = false;
       s_.num_wholes = 0;
       s_.which = 0;
       s_.loaded = false;
@@ -329,44 +329,62 @@ class Engine {
     for (;;) {
       if (lane_index_ == 0) call<&Engine::hand_on_submissions>();
       const std::uint32_t command = tell(call<&Engine::schedule>());
-      if (command != kAgain) return command;
+      if (command == kFetch) {
+        call<&Engine::fetch_several>();
+      } else if (command != kAgain) {
+        return command;
+      }
     }
   }
 
-  // The first lane takes submissions and hands each on through device memory.
+  // The first lane takes submissions and hands them on through device memory, some at a time: each
+  // of the threads fills mailboxes of its own, and fences once.
   UNJAM_HD void hand_on_submissions() {
-    std::uint16_t slot = kNoSlot;
-    while (dev_.next_submission(slot)) {
-      if (dev_.leads()) {
-        store_relaxed<std::uint32_t>(rank_.remaining[slot], rank_.invocations[slot].geometry.lanes);
-      }
-      dev_.sync_control();
-      const Geometry& g = rank_.invocations[slot].geometry;
-      const std::uint32_t first = g.first_lane, end = first + g.lanes;
-      const bool command = rank_.invocations[slot].key == nullptr;
-      const bool own = first == lane_index_ && end == first + 1 && lane_.queue.empty() &&
-                       mailbox_.empty() && !command;
-      dev_.sync_control();  // all have looked at the queue before the lead changes it
-      if (own) {
-        // Nobody is in front of it, and nobody else takes part: no mail to oneself.
-        if (dev_.leads()) accept(slot);
+    constexpr std::uint32_t kTaken = 4;
+    std::uint16_t slots[kTaken];
+    std::uint32_t n = 0;
+    do {
+      std::uint16_t slot = kNoSlot;
+      for (n = 0; n < kTaken && dev_.next_submission(slot); ++n) {
+        slots[n] = slot;
+        if (dev_.leads()) {
+          store_relaxed<std::uint32_t>(rank_.remaining[slot],
+                                       rank_.invocations[slot].geometry.lanes);
+        }
         dev_.sync_control();
-        continue;
       }
-      for (std::uint32_t l = first + dev_.first(); l < end; l += dev_.stride()) {
-        rank_.mailboxes[l].put(slot);
+      if (n == 1 && is_own(slots[0])) {
+        dev_.sync_control();  // all have looked at the queue before the lead changes it
+        // Nobody is in front of it, and nobody else takes part: no mail to oneself.
+        if (dev_.leads()) accept(slots[0]);
+        dev_.sync_control();
+      } else if (n != 0) {
+        mail(slots, n);
       }
+    } while (n == kTaken);
+  }
+  UNJAM_HD bool is_own(std::uint16_t slot) {
+    const Invocation& inv = rank_.invocations[slot];
+    return inv.key != nullptr && inv.geometry.first_lane == lane_index_ &&
+           inv.geometry.lanes == 1 && lane_.queue.empty() && mailbox_.empty();
+  }
+  UNJAM_HD void mail(const std::uint16_t* slots, std::uint32_t n) {
+    for (std::uint32_t l = dev_.first(); l < rank_.num_lanes; l += dev_.stride()) {
+      std::uint32_t letters = 0;
+      for (std::uint32_t i = 0; i < n; ++i) {
+        const Geometry& g = rank_.invocations[slots[i]].geometry;
+        if (l - g.first_lane < g.lanes) rank_.mailboxes[l].put(slots[i], letters++);
+      }
+      if (letters == 0) continue;
       dev_.fence();
-      for (std::uint32_t l = first + dev_.first(); l < end; l += dev_.stride()) {
-        // Publishes the invocation, the countdown, and the place.
-        rank_.mailboxes[l].template show<Dev>();
-        if (l != lane_index_) dev_.ring(s_.transport.rank, l, RingFor::kWork);
-      }
-      dev_.sync_control();
+      // Publishes the invocations, their countdowns, and the places.
+      rank_.mailboxes[l].template show<Dev>(letters);
+      if (l != lane_index_) dev_.ring(s_.transport.rank, l, RingFor::kWork);
     }
+    dev_.sync_control();
   }
 
-  // The lead's, up to fetch(): one step through the task queue.
+  // The lead's, up to accept(): one step through the task queue.
   UNJAM_HD std::uint32_t schedule() {
     if (!dev_.leads()) return kAgain;
     if (dev_.stopped()) return kQuit;
@@ -375,7 +393,10 @@ class Engine {
     // what does not move would never get a turn.
     if (s_.moved && too_late()) return kQuit;
     if (s_.cursor == kNoSlot || !s_.pass_begun) {
-      if (s_.pass_begun && !end_pass()) return kQuit;
+      if (s_.pass_begun) {
+        if (wants_newcomers()) return kFetch;
+        if (!end_pass()) return kQuit;
+      }
       begin_pass();
     }
     // Those that cannot begin yet are passed over here: there may be many, each use of a key behind
@@ -547,20 +568,21 @@ class Engine {
     count(lane_.stats.passes);
   }
 
+  // FIFO order aims to empty the queue: it fetches only when nothing has come for what is in it,
+  // or when what moves has had its quantum (a small newcomer does not sit behind a gigabyte).
+  // Then as many as there is room for contexts at hand, for peers may be at any of them: with one
+  // a pass, each pass with its waits, eight all-reduces in random orders took 2.7 times as long
+  // as in one order on 4 GPUs.
+  UNJAM_HD bool wants_newcomers() {
+    s_.fetching = !s_.fetching && (lane_.queue.empty() || !s_.heard || s_.quantum_over);
+    if (s_.fetching) s_.fetched = false;
+    return s_.fetching;
+  }
+
   // False: quit.
   UNJAM_HD bool end_pass() {
-    // FIFO order aims to empty the queue: it fetches only when nothing has come for what is in it,
-    // or when what moves has had its quantum (a small newcomer does not sit behind a gigabyte).
-    // Then as many as there is room for contexts at hand, for peers may be at any of them: with one
-    // a pass, each pass with its waits, eight all-reduces in random orders took 2.7 times as long
-    // as in one order on 4 GPUs.
-    bool fetched = false;
-    if (lane_.queue.empty() || !s_.heard || s_.quantum_over) {
-      while (fetch()) {
-        fetched = true;
-        if (lane_.queue.size() >= kActiveContexts) break;
-      }
-    }
+    const bool fetched = s_.fetched;
+    s_.fetched = false;
     if (s_.moved || fetched) {
       s_.idle = 0;
     } else if (s_.idle < 0xffff) {
@@ -597,44 +619,74 @@ class Engine {
     return dev_.try_quit(s_.epoch, interest);
   }
 
+  // By the control threads: each looks at newcomers of its own, the lead lines them up.
+  UNJAM_HD void fetch_several() {
+    if (dev_.leads()) {
+      const std::uint32_t size = lane_.queue.size();
+      s_.told = mailbox_.count(size < kActiveContexts ? kActiveContexts - size : 1);
+    }
+    dev_.sync_control();
+    const std::uint32_t n = s_.told;
+    for (std::uint32_t i = dev_.first(); i < n; i += dev_.stride()) {
+      s_.newcomers[i] = receive(mailbox_.at(i));
+    }
+    dev_.sync_control();
+    if (dev_.leads() && n != 0) {
+      for (std::uint32_t i = 0; i < n; ++i) line_up(s_.newcomers[i]);
+      mailbox_.take(n);
+      s_.fetched = true;
+    }
+    dev_.sync_control();
+  }
+  // By the lead.
   UNJAM_HD bool fetch() {
     std::uint16_t slot = kNoSlot;
     if (!mailbox_.pop(slot)) return false;
+    accept(slot);
+    return true;
+  }
+  UNJAM_HD void accept(std::uint16_t slot) { line_up(receive(slot)); }
+
+  // By any control thread.
+  UNJAM_HD Newcomer receive(std::uint16_t slot) {
     const Invocation& inv = rank_.invocations[slot];
-    if (inv.key == nullptr) {
-      release_keys(s_.transport, inv);
+    Newcomer found{slot};
+    found.command = inv.key == nullptr;
+    if (found.command) return found;
+    const HeadStart start = dev_.head_start(slot);
+    DynamicContext dyn;
+    dyn.primitive = start.primitive;
+    for (std::uint32_t h = 0; h < kHops; ++h) dyn.behind[h] = start.hops[h];
+    if (start.all) dyn.loop = ~std::uint64_t{0};
+    dyn.started_ns = dev_.now_ns();
+    lane_.contexts[slot] = dyn;
+    ActiveContext& a = s_.active[slot % kActiveContexts];
+    if (a.slot == slot) a.slot = kNoSlot;  // of the slot's former user
+    // Others of these may be of the same key. (Relaxed: barriers order it.)
+    LocalAtomicRef<std::uint32_t>(inv.key->lanes[lane_index_].in_queue).fetch_add(1, kRelaxed);
+    found.counted = start.all;
+    found.is_short = is_short(inv);
+    found.priority = inv.priority;
+    return found;
+  }
+  // By the lead: into the task queue.
+  UNJAM_HD void line_up(const Newcomer& found) {
+    const std::uint16_t slot = found.slot;
+    if (found.command) {
+      release_keys(s_.transport, rank_.invocations[slot]);
       if (fetch_add<std::uint32_t>(rank_.remaining[slot], 0xffffffffu) == 1) {
         dev_.fence();
         dev_.complete(slot, Outcome::kDone);
       }
-      return true;
+      return;
     }
-    accept(slot);
-    return true;
-  }
-
-  // By the lead: into the task queue.
-  UNJAM_HD void accept(std::uint16_t slot) {
     s_.moved = true;  // it is to be looked at before the lane may rest
-    const Invocation& inv = rank_.invocations[slot];
-    DynamicContext& dyn = lane_.contexts[slot];
-    dyn = DynamicContext{};
-    const HeadStart start = dev_.head_start(slot);
-    dyn.primitive = start.primitive;
-    for (std::uint32_t h = 0; h < kHops; ++h) dyn.behind[h] = start.hops[h];
-    if (start.all) {
-      dyn.loop = ~std::uint64_t{0};
-      ++lane_.counted;
-    }
-    dyn.started_ns = dev_.now_ns();
-    ActiveContext& a = s_.active[slot % kActiveContexts];
-    if (a.slot == slot) a.slot = kNoSlot;  // of the slot's former user
-    ++inv.key->lanes[lane_index_].in_queue;
-    if (is_short(inv)) ++lane_.shorts;
+    if (found.counted) ++lane_.counted;
+    if (found.is_short) ++lane_.shorts;
     if (s_.policy.order == OrderPolicy::kPriority) {
-      lane_.queue.push_by_priority(slot, inv.priority);
+      lane_.queue.push_by_priority(slot, found.priority);
     } else {
-      lane_.queue.push_back(slot, inv.priority);
+      lane_.queue.push_back(slot, found.priority);
     }
     if (lane_.queue.size() > lane_.stats.queue_peak) {
       store_relaxed<std::uint64_t>(lane_.stats.queue_peak, lane_.queue.size());

@@ -156,6 +156,15 @@ struct WholeTry {
   bool receives = false;
 };
 
+// Out of a lane's mailbox, on its way into the task queue.
+struct Newcomer {
+  std::uint16_t slot = kNoSlot;
+  bool command = false;  // without a key
+  bool counted = false;  // the lane has done it before, and counted it
+  bool is_short = false;
+  std::int32_t priority = 0;
+};
+
 // Shared by the threads of a block while its engine runs: fast memory, lost with the block. Who may
 // touch what, and when: see "The block" in engine.h.
 struct BlockShared {
@@ -177,6 +186,7 @@ struct BlockShared {
   Posting postings[kStreamDepth][2 * kMaxDirectRanks + 2];  // by place
   std::uint32_t num_postings[kStreamDepth] = {};
   bool packets = false;  // jobs[0] is of packets with flags inside
+  Newcomer newcomers[kActiveContexts];
   std::uint32_t num_wholes = 0;
   WholeTry wholes[kMostWholes];
   bool in_turn = false;  // `slot` has its turn
@@ -209,6 +219,8 @@ struct BlockShared {
   bool heard = false;               // the pass has moved something that came from a peer
   bool wants_room = false;          // some invocation waits for room only
   bool pass_begun = false;
+  bool fetching = false;         // the pass ends when newcomers were taken in,
+  bool fetched = false;          // if there are any
   bool ran = false;              // the pass has given somebody a turn
   bool quantum_over = false;     // the pass has ended a turn that could have gone on
   bool shorts_only = false;      // until the pass ends: such a turn's invocation goes on then
