@@ -18,6 +18,7 @@
 #include <functional>
 #include <memory>
 #include <random>
+#include <set>
 #include <string>
 #include <thread>
 #include <tuple>
@@ -360,19 +361,21 @@ class ByHand : public Looking {
   }
   void ring_own_lanes() {}  // there is one
 
- private:
+ protected:
   std::uint32_t& doorbell() {
     const LaneTransport& t = rank_.lanes[0].transport;
     return t.lane_cell(t.rank, 0).doorbell;
   }
+  RankState& rank_;
+  BlockShared shared_;
+
+ private:
   bool sleep(std::uint32_t epoch, std::uint32_t bits) {
     if (const auto first = std::exchange(before_it_sleeps, nullptr)) first();
     return doorbell_try_sleep(doorbell(), epoch, bits);
   }
 
-  RankState& rank_;
   const bool residency_matters_;
-  BlockShared shared_;
   std::uint64_t moved_ = 0, waited_ns_ = 0;
   std::uint64_t completed_ = 0;
   bool stuck_ = false;
@@ -451,7 +454,7 @@ class Ranks {
   }
 
   // slot: a number that is the use's own at each rank.
-  void submit(Use& u, std::uint32_t r, std::uint16_t slot) {
+  void submit(Use& u, std::uint32_t r, std::uint16_t slot, std::uint8_t whole = 0) {
     Rank& rank = *ranks_[r];
     Sqe sqe;
     Invocation& inv = sqe.inv;
@@ -475,6 +478,7 @@ class Ranks {
     inv.group_size = static_cast<std::uint16_t>(n_);
     inv.group_rank = static_cast<std::uint16_t>(r);
     inv.slot = slot;
+    inv.whole = whole;
     rank.memory->rank().sq.push(sqe);
     if (rank.daemon != nullptr) rank.daemon->ring(0);
   }
@@ -532,6 +536,9 @@ class Ranks {
 
   std::uint32_t lack(std::uint32_t r, std::size_t key) {
     return static_cast<std::uint32_t>(load_relaxed(ranks_[r]->keys[key]->lanes[0].lack));
+  }
+  std::uint32_t in_queue(std::uint32_t r, std::size_t key) {
+    return ranks_[r]->keys[key]->lanes[0].in_queue;
   }
   std::uint32_t connector(std::uint32_t r, std::size_t key, std::uint32_t to) {
     return ranks_[r]->keys[key]->out[0][to].connector;
@@ -968,6 +975,145 @@ TEST_F(Turns, ByPriorityTheMostUrgentGoesOn) {
   ranks_.state(0).policy.order = OrderPolicy::kPriority;
   for (int i = 0; i < 3; ++i) submit(100);
   EXPECT_EQ(run([](std::uint64_t) {}), (std::vector<std::uint64_t>{100, 200, 300}));
+}
+
+// ---- calls that are tried whole ----
+
+// Tries nothing, but says that it has, as the script wants.
+class Wholes : public ByHand {
+ public:
+  using Handle = Wholes&;
+  static constexpr bool kWholeCalls = true;
+  using ByHand::ByHand;
+
+  struct Tried {
+    std::uint16_t slot;
+    Whole how;
+    bool operator==(const Tried&) const = default;
+  };
+  std::vector<std::vector<Tried>> tried;  // together
+  std::function<WholeEnd(std::uint16_t slot, Whole how)> script;
+
+  void stay() {
+    doorbell_awake(doorbell());
+    Engine<Wholes>::run(*this, rank_, 0, shared_);
+  }
+  void whole_calls(WholeTry* tries, std::uint32_t n) {
+    tried.emplace_back();
+    for (std::uint32_t i = 0; i < n; ++i) {
+      tried.back().push_back({tries[i].slot, tries[i].how});
+      tries[i].end = script(tries[i].slot, tries[i].how);
+    }
+  }
+};
+
+class WholeCalls : public testing::Test {
+ protected:
+  static constexpr std::size_t kCalls = 6;
+
+  // The uses of a key follow each other in their order; `whole`: as the engine is to take it.
+  void submit(What what, std::size_t key, std::uint64_t n, bool whole, bool peer_calls = false) {
+    Use& u = uses_.emplace_back();
+    u.what = what;
+    u.key = key;
+    u.n = n;
+    u.root = 1;
+    u.count = 10;
+    fill(u, 2, random_);
+    const auto slot = static_cast<std::uint16_t>(uses_.size() - 1);
+    // What receives comes last.
+    ranks_.submit(u, 0, slot, whole ? static_cast<std::uint8_t>(u.programs[0].size()) : 0);
+    if (peer_calls) ranks_.submit(u, 1, slot);
+  }
+  using Batch = std::vector<Wholes::Tried>;
+
+  std::mt19937_64 random_{base_seed()};
+  Ranks ranks_{Case{2, 0, 0, 1, 4, 0, false}, kCalls, 84};
+  std::deque<Use> uses_;  // stay where they are
+  Wholes engine_{ranks_.state(0), /*residency_matters=*/false};
+  ByHand peer_{ranks_.state(1), /*residency_matters=*/false};
+};
+
+TEST_F(WholeCalls, StandingTogetherAreTriedTogetherAndWhatHasNotComeLater) {
+  for (std::size_t key = 0; key < 4; ++key) submit(What::kAllGather, key, 0, true);
+  submit(What::kAllGather, 0, 1, true);  // not before the first has ended
+  std::set<std::uint16_t> late{1, 3};
+  engine_.script = [&](std::uint16_t slot, Whole) {
+    return late.erase(slot) != 0 ? WholeEnd::kWaits : WholeEnd::kDone;
+  };
+  engine_.stay();
+  constexpr Whole kAll = Whole::kAll, kReceiving = Whole::kReceiving;
+  EXPECT_EQ(engine_.tried, (std::vector<Batch>{{{0, kAll}, {1, kAll}, {2, kAll}, {3, kAll}},
+                                               {{1, kReceiving}, {3, kReceiving}, {4, kAll}}}));
+  EXPECT_EQ(ranks_.stats(0).completed, 5u);
+  EXPECT_EQ(ranks_.stats(0).preemptions, 2u);
+  EXPECT_TRUE(ranks_.wait(0, 5));
+  for (std::size_t key = 0; key < 4; ++key) EXPECT_EQ(ranks_.in_queue(0, key), 0u);
+}
+
+TEST_F(WholeCalls, ThatCannotBeTriedGoOnSliceBySlice) {
+  for (std::size_t key = 0; key < kCalls; ++key) submit(What::kAllGather, key, 0, true, true);
+  engine_.script = [](std::uint16_t, Whole) { return WholeEnd::kUnable; };
+  for (int round = 0; round < 10; ++round) engine_.stay(), peer_.stay();
+  EXPECT_EQ(ranks_.stats(0).completed, kCalls);
+  EXPECT_EQ(ranks_.stats(1).completed, kCalls);
+  std::size_t tries = 0;
+  for (const Batch& batch : engine_.tried) tries += batch.size();
+  EXPECT_EQ(tries, kCalls) << "each once";
+  for (const Use& u : uses_) check(u);
+}
+
+// It has waited at the wrong place.
+TEST_F(WholeCalls, WhatComesElsewhereIsReceivedSliceBySlice) {
+  submit(What::kBroadcast, 0, 0, true, true);
+  int tries = 0;
+  engine_.script = [&](std::uint16_t, Whole how) {
+    EXPECT_EQ(how, Whole::kAll) << "there is nothing to send";
+    return ++tries == 1 ? WholeEnd::kWaits : WholeEnd::kElsewhere;
+  };
+  for (int round = 0; round < 10; ++round) engine_.stay(), peer_.stay();
+  EXPECT_EQ(tries, 2);
+  EXPECT_EQ(ranks_.stats(0).completed, 1u);
+  check(uses_[0]);
+}
+
+TEST_F(WholeCalls, KeepTheirPlaceAmongOthers) {
+  submit(What::kAllGather, 0, 0, true);
+  submit(What::kBroadcast, 1, 0, false, true);
+  submit(What::kAllGather, 2, 0, true);
+  std::vector<std::uint64_t> moved;  // slices, by the time of each try
+  peer_.stay();
+  engine_.script = [&](std::uint16_t, Whole) {
+    moved.push_back(ranks_.stats(0).slices);
+    return WholeEnd::kDone;
+  };
+  engine_.stay();
+  EXPECT_EQ(engine_.tried, (std::vector<Batch>{{{0, Whole::kAll}}, {{2, Whole::kAll}}}));
+  EXPECT_EQ(moved, (std::vector<std::uint64_t>{0, 1}));
+  EXPECT_EQ(ranks_.stats(0).completed, 3u);
+  check(uses_[1]);
+}
+
+// What a lane has done by itself, and half of which the engine was told, is no use to whoever tries
+// all of it.
+TEST_F(WholeCalls, BehindAHeadStartOnlyWhatIsLeft) {
+  engine_.done_before.primitive = 1;
+  submit(What::kAllGather, 0, 0, true);
+  engine_.script = [](std::uint16_t, Whole) { return WholeEnd::kDone; };
+  engine_.stay();
+  EXPECT_EQ(engine_.tried, (std::vector<Batch>{{{0, Whole::kReceiving}}}));
+  EXPECT_EQ(ranks_.stats(0).completed, 1u);
+}
+
+TEST_F(WholeCalls, AreNotTriedUnderTheHoldPolicy) {
+  ranks_.state(0).policy.stickiness = StickinessPolicy::kHold;
+  submit(What::kBroadcast, 0, 0, true, true);
+  peer_.stay();
+  engine_.script = [](std::uint16_t, Whole) { return WholeEnd::kDone; };
+  engine_.stay();
+  EXPECT_TRUE(engine_.tried.empty());
+  EXPECT_EQ(ranks_.stats(0).completed, 1u);
+  check(uses_[0]);
 }
 
 // ---- what hops have behind them ----
