@@ -529,6 +529,7 @@ class Engine {
       s_.moved = true;
     }
     if (done) {
+      count(lane_.stats.wholes);
       if (t.receives) s_.heard = true;
       leave_queue(t.slot);
       --lane_.shorts;  // packets are short

@@ -57,6 +57,7 @@ struct LaneStats {
   std::uint64_t bytes_sent = 0;
   std::uint64_t borrowed = 0;
   std::uint64_t into_outputs = 0;  // slices that were stored straight into a peer's output
+  std::uint64_t wholes = 0;        // invocations whose part here was done whole (Engine)
   std::uint64_t starts = 0;
   std::uint64_t quits = 0;
   std::uint64_t residency_quits = 0;

@@ -197,6 +197,7 @@ std::string Context::info_json() const {
     w.field("bytes_sent", load_relaxed(s.bytes_sent));
     w.field("borrowed", load_relaxed(s.borrowed));
     w.field("into_outputs", load_relaxed(s.into_outputs));
+    w.field("whole_calls", load_relaxed(s.wholes));
     w.field("starts", load_relaxed(s.starts));
     w.field("quits", load_relaxed(s.quits));
     w.field("residency_quits", load_relaxed(s.residency_quits));

@@ -1,7 +1,8 @@
 // Calls in streams that may run without the engine (UNJAM_SOLO): every kind, with sizes that end
 // anywhere, at any alignment, in place and not, checked bit by bit against a reference of its own;
 // first undisturbed, then with ranks that come late, GPUs that are nearly full and daemons that
-// have the lanes. All of it twice, without solo and with it: the bits must be the same. Then the
+// have the lanes. All of it twice, without solo and with it, and once more with calls beside their
+// streams among them, others on each rank: the bits must be the same. Then the
 // same of all-reduces by the two-shot plan, with sizes around its bounds; and of mesh plans, of one
 // chunk to many, also with no patience at all: the engine takes over what each call has come to.
 #include <chrono>
@@ -416,10 +417,15 @@ Disturbance disturb(const Case& c, int repeat, int rank) {
   return d;
 }
 
+// How calls are made: within their streams, with the engine's help or without it at all; or some
+// beside them.
+enum class Way { kEngine, kSolo, kMixed };
+
 class Rank {
  public:
-  Rank(const Member& me, std::size_t memory, int repeats, std::uint64_t* places)
+  Rank(const Member& me, Way way, std::size_t memory, int repeats, std::uint64_t* places)
       : me_(me),
+        way_(way),
         memory_(memory),
         beside_memory_(kBesideFloats * sizeof(float)),
         reports_(static_cast<std::size_t>(repeats)),
@@ -510,7 +516,9 @@ class Rank {
       }
     });
     if (disturbed) get_in_the_way(c, i, requests);
-    const unjamCallOptions_t within = ordered(UNJAM_STREAM_SYNC, stream_);
+    const bool beside = way_ == Way::kMixed && mix(mix(seed, 78), me_.rank) % 3 != 0;
+    const unjamCallOptions_t within =
+        ordered(beside ? UNJAM_STREAM_ASYNC : UNJAM_STREAM_SYNC, stream_);
     unjamRequest_t request = nullptr;
     const std::string key = kNames[c.kind];
     if (c.kind == kSend) {
@@ -534,6 +542,8 @@ class Rank {
       check(call(me_.all, key.c_str(), s, Place{send, recv}, &within, &request));
     }
     if (request != nullptr) requests.push_back(request);
+    // (What is sent is overwritten next.)
+    if (beside && request != nullptr) check(unjamStreamWait(request, stream_.get()));
     if (!b.receives) return;
     const Want want{seed, c.count, c.kind, c.format->op, me_.ranks, me_.rank, c.root, c.exact};
     with_element(c.format->type, [&](auto zero) {
@@ -559,6 +569,7 @@ class Rank {
   }
 
   const Member& me_;
+  const Way way_;
   const Stream stream_, aside_;
   const DeviceMemory memory_, beside_memory_;
   const Reports reports_;
@@ -570,24 +581,33 @@ class Rank {
 
 // ---- the job ----
 
-// What unjamInfo says of this rank's calls that ran without the engine.
-std::uint64_t without_engine(unjamContext_t context) {
+// The sum of a figure in what unjamInfo says.
+std::uint64_t figure(unjamContext_t context, const std::string& what) {
   const std::string text = info(context);
-  const std::string name = "\"calls_without_engine\":";
-  const std::size_t at = text.find(name);
-  if (at == std::string::npos) fail("unjamInfo does not say how many calls ran without the engine");
-  return std::strtoull(text.c_str() + at + name.size(), nullptr, 10);
+  const std::string name = "\"" + what + "\":";
+  std::size_t at = text.find(name);
+  if (at == std::string::npos) fail("unjamInfo does not say " + what);
+  std::uint64_t sum = 0;
+  for (; at != std::string::npos; at = text.find(name, at + 1)) {
+    sum += std::strtoull(text.c_str() + at + name.size(), nullptr, 10);
+  }
+  return sum;
+}
+// Of this rank's calls, those that ran without the engine.
+std::uint64_t without_engine(unjamContext_t context) {
+  return figure(context, "calls_without_engine");
 }
 
 struct Outcome {
   std::vector<std::vector<std::uint64_t>> digests;     // by rank, then case, undisturbed first
   std::map<int, std::pair<std::uint64_t, int>> quiet;  // by kind: rank 0's without engine; all
   std::pair<std::uint64_t, int> disturbed;
+  std::uint64_t whole = 0;  // lanes' parts of calls that rank 0's engine did whole
 };
 
 // `algorithm`: of unjamConfig_t.
-Outcome run_job(int ranks, bool solo, int algorithm, const std::vector<Case>& cases, int repeats) {
-  setenv("UNJAM_SOLO", solo ? "1" : "0", 1);
+Outcome run_job(int ranks, Way way, int algorithm, const std::vector<Case>& cases, int repeats) {
+  setenv("UNJAM_SOLO", way == Way::kEngine ? "0" : "1", 1);
   std::size_t memory = 0;
   for (const Case& c : cases) memory = std::max(memory, memory_of(c, ranks));
   Outcome outcome;
@@ -600,7 +620,7 @@ Outcome run_job(int ranks, bool solo, int algorithm, const std::vector<Case>& ca
   Job job(ranks, config);
   Barrier all(ranks);
   job.run([&](const Member& me) {
-    Rank rank(me, memory, repeats, places.as<std::uint64_t>());
+    Rank rank(me, way, memory, repeats, places.as<std::uint64_t>());
     std::vector<std::uint64_t>& digests = outcome.digests[static_cast<std::size_t>(me.rank)];
     for (const bool disturbed : {false, true}) {
       std::uint64_t before = 0;
@@ -619,6 +639,7 @@ Outcome run_job(int ranks, bool solo, int algorithm, const std::vector<Case>& ca
         }
       }
     }
+    if (me.rank == 0) outcome.whole = figure(me.context, "whole_calls");
     me.doing("done");
   });
   print_stats(job);
@@ -913,7 +934,7 @@ void same_bits(const Outcome& engine, const Outcome& solo, const std::vector<Cas
     for (std::size_t i = 0; i < solo.digests[r].size(); ++i) {
       if (solo.digests[r][i] == engine.digests[r][i]) continue;
       fail("rank " + std::to_string(r) +
-           " has other bits with UNJAM_SOLO than without it: " + cases[i % cases.size()].text());
+           " has other bits than with UNJAM_SOLO=0: " + cases[i % cases.size()].text());
     }
   }
 }
@@ -921,8 +942,8 @@ void same_bits(const Outcome& engine, const Outcome& solo, const std::vector<Cas
 // Without the engine and with it alone.
 void run_both(int ranks, int algorithm, const std::vector<Case>& cases, int repeats) {
   if (cases.empty()) return;
-  const Outcome engine = run_job(ranks, false, algorithm, cases, repeats);
-  const Outcome solo = run_job(ranks, true, algorithm, cases, repeats);
+  const Outcome engine = run_job(ranks, Way::kEngine, algorithm, cases, repeats);
+  const Outcome solo = run_job(ranks, Way::kSolo, algorithm, cases, repeats);
 
   std::printf("%-15s %10s %18s   (rank 0%s)\n", "kind", "calls", "without engine",
               algorithm == kTwoShot ? ", two-shot"
@@ -941,10 +962,19 @@ void run_both(int ranks, int algorithm, const std::vector<Case>& cases, int repe
     if (count.first != 0) fail("calls ran without the engine in spite of UNJAM_SOLO=0");
   }
   same_bits(engine, solo, cases);
+  if (algorithm < 0) {
+    const Outcome mixed = run_job(ranks, Way::kMixed, algorithm, cases, repeats);
+    std::printf("with calls beside streams: %llu lanes' parts done whole\n",
+                static_cast<unsigned long long>(mixed.whole));
+    same_bits(engine, mixed, cases);
+    if (ranks > 1 && (mixed.whole == 0 || engine.whole != 0)) {
+      fail("calls beside streams should be done whole, and never with UNJAM_SOLO=0");
+    }
+  }
   if (algorithm != kMesh) return;
   // As soon as anything is looked at but peers.
   setenv("UNJAM_SOLO_PATIENCE_US", "0", 1);
-  const Outcome hasty = run_job(ranks, true, algorithm, cases, repeats);
+  const Outcome hasty = run_job(ranks, Way::kSolo, algorithm, cases, repeats);
   unsetenv("UNJAM_SOLO_PATIENCE_US");
   std::uint64_t alone = hasty.disturbed.first, calls = 0;
   for (const auto& [k, count] : hasty.quiet) alone += count.first;
