@@ -35,6 +35,10 @@ MAX_ROWS = 20  # of device functions that spill
 MOST_REGISTERS = 128  # of a kernel: 65536 for 512 threads
 # Of a function, in either direction. All leaves are in one: some tens of bytes each.
 MOST_SPILL_BYTES = 3072
+# Of a thread of a kernel, with all that it calls: what CUDA has for each at first
+# (cudaLimitStackSize). A launch that wants more lets the driver resize the memory of all threads,
+# which waits for kernels that run, and those may wait for peers.
+MOST_STACK_BYTES = 1024
 # For GPUs that it is compiled for but was never measured on: what is fast there is not known.
 MOST_SPILL_BYTES_UNMEASURED = {"sm_80": 8192}
 
@@ -171,6 +175,12 @@ def main() -> int:
         f"{names[f.symbol]} ({f.arch}) uses {f.registers} registers, more than {MOST_REGISTERS}"
         for f in functions
         if f.is_kernel and (f.registers or 0) > MOST_REGISTERS
+    ]
+    wrong += [
+        f"{names[f.symbol]} ({f.arch}) has {f.stack} bytes a thread in memory, "
+        f"more than {MOST_STACK_BYTES}"
+        for f in functions
+        if f.is_kernel and f.stack > MOST_STACK_BYTES
     ]
     if wrong:
         raise Failure("see the table above:\n  " + "\n  ".join(wrong))

@@ -17,7 +17,7 @@ _ENDS = {
 
 @dataclass(frozen=True)
 class Span:
-    """A collective running on a lane without interruption.
+    """A collective running on a lane without interruption, alone or with others.
 
     Attributes:
         lane: the block.
@@ -126,7 +126,8 @@ def _wanted(event: TraceEvent, shown: dict[str, str], use: int | None) -> bool:
 def _row(rank: int, events: list[TraceEvent], end_ns: int | None) -> RankRow:
     row = RankRow(rank, lanes=1 + max((event.lane for event in events), default=0))
     for lane in range(row.lanes):
-        running: TraceEvent | None = None
+        # Several at once where a lane sends of all that it has, then receives.
+        running: dict[tuple[str, str, int], TraceEvent] = {}
         quit_ns: int | None = None
         mine = sorted((e for e in events if e.lane == lane), key=lambda event: event.time_ns)
         for event in mine:
@@ -135,17 +136,19 @@ def _row(rank: int, events: list[TraceEvent], end_ns: int | None) -> RankRow:
                     row.gaps.append(Gap(lane, quit_ns, event.time_ns))
                 quit_ns = None
                 continue
-            if running is not None:
-                end = _ENDS.get(event.type, "yield")
-                row.spans.append(Span(lane, running.time_ns, event.time_ns, running.key, end))
-                running = None
-            if event.type is EventType.START:
-                running = event
-            elif event.type is EventType.QUIT:
+            what = (event.group, event.key, event.n)
+            if event.type is EventType.QUIT:
                 quit_ns = event.time_ns
+                ended = list(running.values())
+                running.clear()
+            else:
+                ended = [running.pop(what)] if what in running else []
+            end = _ENDS.get(event.type, "yield")
+            row.spans += [Span(lane, e.time_ns, event.time_ns, e.key, end) for e in ended]
+            if event.type is EventType.START:
+                running[what] = event
         last = end_ns if end_ns is not None else (mine[-1].time_ns if mine else 0)
-        if running is not None:
-            row.spans.append(Span(lane, running.time_ns, last, running.key, "open"))
+        row.spans += [Span(lane, e.time_ns, last, e.key, "open") for e in running.values()]
         if quit_ns is not None:
             row.gaps.append(Gap(lane, quit_ns, max(last, quit_ns)))
     return row

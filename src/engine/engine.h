@@ -56,7 +56,9 @@
 // turn, whole again; whatever is not as expected (a connector that is not open, or was given up;
 // no room) is left to slices. Nothing of it is ever in a context at hand (ActiveContext): that is
 // there for slices alone, and the progress of what is whole is one of two states, nothing done or
-// all sent.
+// all sent. What a mesh plan moves through slots, chunk after chunk, can be tried so, too, alone
+// and from the beginning: as long as peers keep up, and its quantum lasts if somebody else could
+// go on. What is left of it is for slices.
 //
 // `Dev` is what differs between devices (see device/host/). By any thread of the block:
 //   controls()                           whether this is a control thread
@@ -78,9 +80,9 @@
 //                                        often, votes, and if all are there is the leaf. False:
 //                                        something is missing, nothing was stored, nobody reads the
 //                                        job any more
-//   whole_call(slot, how, polls)         only if kWholeCalls: see above; WholeEnd. Adds to the
-//   lane's
-//                                        figures of slices and bytes; ends with a barrier
+//   whole_calls(tries, n)                only if kWholeCalls: see above. Fills in WholeTry::end and
+//                                        hops, adds to the lane's figures of slices and bytes, ends
+//                                        with a barrier. Of different keys
 // Constants: kInlinePacketFlags, kStreams, kWholeCalls (above); kLaneInShared: the lane's state
 // lies in BlockShared while its engine runs; kHostWatches: the host reads figures of keys and what
 // runs at any time. By all control threads, together:
@@ -307,7 +309,7 @@ class Engine {
         }
         if constexpr (kWholeCalls) {
           if (s_.num_wholes != 0) {
-            if (s_.num_wholes < kMostWholes) call<&Engine::add_wholes>();
+            if (s_.wholes[0].how != Whole::kStream) call<&Engine::add_wholes>();
             return;
           }
         }
@@ -369,12 +371,16 @@ class Engine {
            inv.geometry.lanes == 1 && lane_.queue.empty() && mailbox_.empty();
   }
   UNJAM_HD void mail(const std::uint16_t* slots, std::uint32_t n) {
-    for (std::uint32_t l = dev_.first(); l < rank_.num_lanes; l += dev_.stride()) {
+    for (std::uint32_t begin = 0; begin < rank_.num_lanes; begin += dev_.stride()) {
+      const std::uint32_t l = begin + dev_.first();
       std::uint32_t letters = 0;
-      for (std::uint32_t i = 0; i < n; ++i) {
+      for (std::uint32_t i = 0; l < rank_.num_lanes && i < n; ++i) {
         const Geometry& g = rank_.invocations[slots[i]].geometry;
         if (l - g.first_lane < g.lanes) rank_.mailboxes[l].put(slots[i], letters++);
       }
+      // Lanes that are told may soon end it, and a stream's call have its slot: all have read which
+      // lanes are its. (Where that may be there are as many threads as lanes.)
+      dev_.sync_control();
       if (letters == 0) continue;
       dev_.fence();
       // Publishes the invocations, their countdowns, and the places.
@@ -442,6 +448,10 @@ class Engine {
     const DynamicContext& dyn = lane_.contexts[inv.slot];
     // Done before the engine saw it, or begun in another way.
     if (dyn.loop != 0 || dyn.sliced != 0) return Whole::kNot;
+    if (inv.whole == kWholeStream) {
+      const bool begun = dyn.primitive != 0 || (dyn.behind[0] | dyn.behind[1] | dyn.behind[2]) != 0;
+      return begun ? Whole::kNot : Whole::kStream;
+    }
     if (dyn.primitive == 0) return Whole::kAll;
     return dyn.primitive + 1 == inv.whole ? Whole::kReceiving : Whole::kNot;
   }
@@ -473,8 +483,9 @@ class Engine {
     dev_.sync_control();  // with what the threads have acquired
     if (dev_.leads()) {
       std::uint32_t taken = 1;
-      for (std::uint32_t i = 1; i < n && s_.wholes[i].how != Whole::kNot; ++i) {
+      for (std::uint32_t i = 1; i < n; ++i) {
         const WholeTry t = s_.wholes[i];
+        if (t.how == Whole::kNot || t.how == Whole::kStream) break;
         s_.cursor = i + 1 < n ? s_.wholes[i + 1].slot : lane_.queue.next(t.slot);
         if (t.how == Whole::kLater) continue;
         record(TraceType::kStart, &rank_.invocations[t.slot]);
@@ -492,11 +503,9 @@ class Engine {
     const std::uint32_t n = s_.num_wholes;
     if (s_.traces && dev_.leads()) {
       for (std::uint32_t i = 0; i < n; ++i) {
-        const WholeEnd end = s_.wholes[i].end;
-        if (end == WholeEnd::kDone || end == WholeEnd::kWaits) {
-          record(end == WholeEnd::kDone ? TraceType::kFinish : TraceType::kPreempt,
-                 &rank_.invocations[s_.wholes[i].slot]);
-        }
+        const bool done = s_.wholes[i].end == WholeEnd::kDone;
+        record(done ? TraceType::kFinish : TraceType::kPreempt,
+               &rank_.invocations[s_.wholes[i].slot]);
       }
     }
     dev_.sync_control();
@@ -510,30 +519,36 @@ class Engine {
   }
   UNJAM_HD void end_whole(WholeTry& t) {
     const Invocation& inv = rank_.invocations[t.slot];
-    t.sends = static_cast<std::uint16_t>(inv.whole - 1u);
-    t.receives = t.sends < inv.num_primitives;
+    const bool streams = t.how == Whole::kStream;
+    t.sends = streams ? std::uint16_t{0} : static_cast<std::uint16_t>(inv.whole - 1u);
+    t.is_short = is_short(inv);
     if (t.end == WholeEnd::kDone) {
       --inv.key->lanes[lane_index_].in_queue;
       end_part(inv, t.slot, false);
       return;
     }
     DynamicContext& dyn = lane_.contexts[t.slot];
-    if (t.end != WholeEnd::kUnable) dyn.primitive = t.sends;
-    if (t.end != WholeEnd::kWaits) dyn.sliced = 1;
+    if (streams) {
+      for (std::uint32_t h = 0; h < kHops; ++h) dyn.behind[h] = t.hops[h];
+    } else if (t.end != WholeEnd::kUnable) {
+      dyn.primitive = t.sends;
+    }
+    if (streams || t.end != WholeEnd::kWaits) dyn.sliced = 1;
   }
   // By the lead, which reads nothing of the invocation.
   UNJAM_HD void note_whole(const WholeTry& t) {
     const bool done = t.end == WholeEnd::kDone;
     // (What is left to slices is to be looked at before the lane may rest.)
-    if (done || t.end != WholeEnd::kWaits || (t.how == Whole::kAll && t.sends != 0)) {
+    if (done || t.end != WholeEnd::kWaits || t.how == Whole::kStream ||
+        (t.how == Whole::kAll && t.sends != 0)) {
       s_.moved = true;
     }
     if (done) {
       count(lane_.stats.wholes);
       if (t.receives) s_.heard = true;
       leave_queue(t.slot);
-      --lane_.shorts;  // packets are short
-    } else if (t.end == WholeEnd::kWaits) {
+      if (t.is_short) --lane_.shorts;
+    } else if (t.end != WholeEnd::kUnable) {
       count(lane_.stats.spins, t.polls);
       count(lane_.stats.preemptions);
     }
@@ -622,12 +637,12 @@ class Engine {
 
   // By the control threads: each looks at newcomers of its own, the lead lines them up.
   UNJAM_HD void fetch_several() {
+    std::uint32_t n = 0;
     if (dev_.leads()) {
       const std::uint32_t size = lane_.queue.size();
-      s_.told = mailbox_.count(size < kActiveContexts ? kActiveContexts - size : 1);
+      n = mailbox_.count(size < kActiveContexts ? kActiveContexts - size : 1);
     }
-    dev_.sync_control();
-    const std::uint32_t n = s_.told;
+    n = tell(n);
     for (std::uint32_t i = dev_.first(); i < n; i += dev_.stride()) {
       s_.newcomers[i] = receive(mailbox_.at(i));
     }

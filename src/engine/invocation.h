@@ -54,6 +54,8 @@ struct KeyState {
   LaneKey* lanes = nullptr;  // [lanes]
 };
 
+inline constexpr std::uint8_t kWholeStream = 0xff;
+
 // Static context. 16-byte multiples: saved and loaded in 16-byte vectors.
 struct alignas(16) Invocation {
   const Primitive* program = nullptr;
@@ -81,8 +83,9 @@ struct alignas(16) Invocation {
   Op op = Op::kSum;
   Protocol protocol = Protocol::kSlot;
   std::uint16_t slot = 0;  // index of the invocation's slot at this rank
-  // The device may try a lane's part whole, without slices (Engine: "Whole calls"). 0: no; else
-  // the primitives in front of the one that receives, which is the last, and 1.
+  // The device may try a lane's part whole (Engine: "Whole calls"). 0: no; kWholeStream: a mesh
+  // plan's, chunk after chunk; else the primitives in front of the one that receives, which is the
+  // last, and 1.
   std::uint8_t whole = 0;
 
   // offset: elements from the beginning of the whole vector.

@@ -141,6 +141,7 @@ enum class Whole : std::uint16_t {
   kLater,  // it may not begin yet
   kAll,
   kReceiving,  // what it sends was sent before
+  kStream,     // alone: chunk after chunk, see kWholeStream
 };
 enum class WholeEnd : std::uint32_t {
   kDone,
@@ -155,6 +156,8 @@ struct WholeTry {
   WholeEnd end = WholeEnd::kUnable;
   std::uint16_t sends = 0;  // primitives
   bool receives = false;
+  bool is_short = false;
+  std::uint32_t hops[kHops] = {};  // of a stream: so many chunks of each hop are done
 };
 
 // Out of a lane's mailbox, on its way into the task queue.

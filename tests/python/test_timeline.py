@@ -55,6 +55,23 @@ def test_one_use_only():
     assert timeline.rows[0].spans == [Span(0, 10, 11, "A", "finish")]
 
 
+def test_together():
+    trace = [
+        event(10, EventType.START, "A"),
+        event(11, EventType.START, "B"),
+        event(20, EventType.PREEMPT, "A"),
+        event(21, EventType.FINISH, "B"),
+        event(30, EventType.START, "A"),
+        event(35, EventType.QUIT),
+    ]
+    timeline = make_timeline("", [("A", "A"), ("B", "B")], [trace], end_ns=40)
+    assert timeline.rows[0].spans == [
+        Span(0, 10, 20, "A", "preempt"),
+        Span(0, 11, 21, "B", "finish"),
+        Span(0, 30, 35, "A", "quit"),
+    ]
+
+
 def test_traced_iteration_covers_everything():
     traces = programs.trace_iteration(4, 0, 65536)
     keys = [(key, key) for key in programs.key_names(8)]

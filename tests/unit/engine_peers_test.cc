@@ -1003,6 +1003,7 @@ class Wholes : public ByHand {
     for (std::uint32_t i = 0; i < n; ++i) {
       tried.back().push_back({tries[i].slot, tries[i].how});
       tries[i].end = script(tries[i].slot, tries[i].how);
+      tries[i].receives = true;
     }
   }
 };
@@ -1011,8 +1012,9 @@ class WholeCalls : public testing::Test {
  protected:
   static constexpr std::size_t kCalls = 6;
 
-  // The uses of a key follow each other in their order; `whole`: as the engine is to take it.
-  void submit(What what, std::size_t key, std::uint64_t n, bool whole, bool peer_calls = false) {
+  // The uses of a key follow each other in their order. whole: 0, 1, or kWholeStream.
+  void submit(What what, std::size_t key, std::uint64_t n, std::uint8_t whole,
+              bool peer_calls = false) {
     Use& u = uses_.emplace_back();
     u.what = what;
     u.key = key;
@@ -1021,8 +1023,9 @@ class WholeCalls : public testing::Test {
     u.count = 10;
     fill(u, 2, random_);
     const auto slot = static_cast<std::uint16_t>(uses_.size() - 1);
-    // What receives comes last.
-    ranks_.submit(u, 0, slot, whole ? static_cast<std::uint8_t>(u.programs[0].size()) : 0);
+    // (What receives comes last.)
+    if (whole == 1) whole = static_cast<std::uint8_t>(u.programs[0].size());
+    ranks_.submit(u, 0, slot, whole);
     if (peer_calls) ranks_.submit(u, 1, slot);
   }
   using Batch = std::vector<Wholes::Tried>;
@@ -1075,6 +1078,25 @@ TEST_F(WholeCalls, WhatComesElsewhereIsReceivedSliceBySlice) {
   EXPECT_EQ(tries, 2);
   EXPECT_EQ(ranks_.stats(0).completed, 1u);
   check(uses_[0]);
+}
+
+// What goes through slots is tried alone and once; what is left of it goes slice by slice.
+TEST_F(WholeCalls, StreamsAreTriedAloneAndOnce) {
+  submit(What::kAllGather, 0, 0, true);
+  for (const std::size_t key : {1u, 2u}) submit(What::kAllGather, key, 0, kWholeStream, true);
+  submit(What::kAllGather, 3, 0, true);
+  submit(What::kAllGather, 4, 0, true);
+  engine_.script = [](std::uint16_t slot, Whole) {
+    return slot == 2 ? WholeEnd::kUnable : WholeEnd::kDone;
+  };
+  for (int round = 0; round < 10; ++round) engine_.stay(), peer_.stay();
+  constexpr Whole kAll = Whole::kAll, kStream = Whole::kStream;
+  EXPECT_EQ(
+      engine_.tried,
+      (std::vector<Batch>{{{0, kAll}}, {{1, kStream}}, {{2, kStream}}, {{3, kAll}, {4, kAll}}}));
+  EXPECT_EQ(ranks_.stats(0).completed, 5u);
+  EXPECT_EQ(ranks_.stats(0).wholes, 4u);
+  check(uses_[2]);
 }
 
 TEST_F(WholeCalls, KeepTheirPlaceAmongOthers) {

@@ -108,6 +108,7 @@ struct DevShared {
   std::uint32_t readied_seen;  // CudaRank::readied before the latest pass
   std::uint64_t progress;      // slices and completions at the latest look
   std::uint64_t still_since_ns;
+  std::uint64_t driven_ns;  // since when
   std::uint64_t heard;      // slices received, and completions, at the latest look
   std::uint32_t call_over;  // the lane is through with the call that brought this kernel
   std::uint32_t served;     // first lane: latest call taken from the inbox: slot + 1
@@ -563,8 +564,6 @@ class CudaDev {
     }
     return true;
   }
-  // Only of a daemon's interest.
-  __device__ void set_moving(bool moving) { set_bit(r_.moving, s_.moving, moving); }
   // The lane's bit in a word of the rank; `now` says what it is.
   __device__ void set_bit(std::uint32_t& word, std::uint32_t& now, bool bit) {
     if ((now != 0) == bit) return;
@@ -634,6 +633,20 @@ class CudaDev {
   __device__ CudaRank* rank() { return &r_; }
   __device__ LaneState& lane() { return lane_; }
   __device__ std::uint32_t lane_index() const { return s_.lane; }
+  // Only of a daemon's interest.
+  __device__ void set_moving(bool moving) { set_bit(r_.moving, s_.moving, moving); }
+  // Who has had its quantum would keep somebody from going on: what is short, and newcomers, which
+  // may be; or calls that want the lanes for themselves.
+  __device__ bool others_wait(std::uint64_t now) const {
+    Mailbox& mailbox = r_.rank.mailboxes[s_.lane];
+    if (lane_.shorts != 0 || !mailbox.looks_empty() || lanes_wanted(r_, now)) return true;
+    if (s_.lane != 0) return false;
+    return load_relaxed_local(r_.inbox_written) != s_.inbox_read ||
+           load_relaxed(r_.link->sq_written) != s_.sq_read;  // over PCIe
+  }
+  __device__ bool over_its_stay(std::uint64_t now) const {
+    return now - s_.driven_ns > longest_stay_ns(r_);
+  }
 
   static __device__ std::uint32_t lanes_without_driver(CudaRank& r) {
     const std::uint64_t word = load_relaxed_local(r.lanes);

@@ -58,6 +58,7 @@ __device__ __noinline__ void drive(CudaRank& r, std::uint32_t lane, Block block)
     s.alone_looked = s.alone = 0;
     s.attention = load_relaxed_local(r.attention);
     s.still_since_ns = 0;
+    s.driven_ns = global_ns();
     const LaneStats& stats = r.rank.lanes[lane].stats;
     s.progress = stats.slices + stats.completed;
     s.heard = stats.received + stats.completed;

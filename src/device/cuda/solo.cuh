@@ -403,7 +403,7 @@ __device__ __forceinline__ InEndpoint* endpoint_of(const SoloCall& call, const M
 // tell_peers(), peers look again. `value`: another one each time.
 __device__ __forceinline__ void poke_early(CudaRank& r, const SoloCall& call, std::uint32_t lane,
                                            std::uint32_t value) {
-  if (hand() != 0) return;
+  if (hand() != 0 || call.num_sent == 0) return;
   fence_system();
   for (std::uint32_t i = 0; i < call.num_sent; ++i) {
     const std::uint32_t peer = call.members[around(call, call.first_sent + i)];
@@ -912,7 +912,8 @@ __device__ __forceinline__ bool tell_member(const SoloCall& call, const LaneTran
   if (takes) store_system(known.cell->consumed, count);
   if (takes || posts) known.at->consumed = count;
   // (Behind the fence with which the lease is given back, which makes an acquire of that look, and
-  // the lease, a release: as look() wants it.)
+  // the lease, a release: as look() wants it. The engine keeps the lease: to it the above applies,
+  // a branch on the credit is in front of what is then overwritten.)
   if (posts) out_endpoint(call, m, t.lane)->credit = known.credit;
   return posts || (taken != 0 && m.part == kOutgoing && m.from);
 }

@@ -21,8 +21,8 @@ __device__ __forceinline__ Stretch stretch_of(const SoloCall& call, const Invoca
 }
 
 // The movers' part, to the point where all of a thread's has come (true). What is reduced is left
-// in `held`. looked(): as in solo_plain.cuh.
-template <Half kHalf, class Looked>
+// in `held`. looked(): as in solo_plain.cuh. kReduces: whether it may be a reduction.
+template <Half kHalf, bool kReduces = true, class Looked>
 __device__ __forceinline__ bool move_all(CudaRank& r, const SoloCall& call, const Invocation& inv,
                                          const Stretch& w, std::uint32_t lane, const Shared& s,
                                          Held& held, Looked looked) {
@@ -30,7 +30,7 @@ __device__ __forceinline__ bool move_all(CudaRank& r, const SoloCall& call, cons
   // Data that nothing else is needed for come first, and meanwhile the first warp looks.
   Raw<2> ahead[kRow] = {}, own[kRow] = {};
   if constexpr (kSends) load_items(call, w, 0, ahead);
-  if constexpr (kReceives) {
+  if constexpr (kReceives && kReduces) {
     if (call.reduces) load_own(call, w, 0, own);
   }
   if (!looked()) return false;
@@ -46,22 +46,31 @@ __device__ __forceinline__ bool move_all(CudaRank& r, const SoloCall& call, cons
     }
   }
   if constexpr (!kReceives) return true;
-  if (call.reduces) {
-    return receive_reduction(r, call, inv, w, lane, s, own, held,
-                             [](std::uint32_t, const Raw<2>(&)[kRow]) {});
+  if constexpr (kReduces) {
+    if (call.reduces) {
+      return receive_reduction(r, call, inv, w, lane, s, own, held,
+                               [](std::uint32_t, const Raw<2>(&)[kRow]) {});
+    }
   }
   return call.num_received == 0 || receive_copies(r, call, w, lane, s);
 }
 
-// What is reduced, by the movers, when all has come.
+// What is reduced, of plain calls, by the movers, when all has come.
+__device__ __forceinline__ void store_sums_held(const SoloCall& call, const Stretch& w,
+                                                const Held& held) {
+  if (call.lines) {
+    store_sums<true>(call, w, held);
+  } else {
+    store_sums<false>(call, w, held);
+  }
+}
+// And of others.
 __device__ __forceinline__ void store_held(const SoloCall& call, const Stretch& w,
                                            const Held& held) {
   if (!call.plain) {
     store_reduction(call, w, held);
-  } else if (call.lines) {
-    store_sums<true>(call, w, held);
   } else {
-    store_sums<false>(call, w, held);
+    store_sums_held(call, w, held);
   }
 }
 

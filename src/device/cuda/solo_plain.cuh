@@ -349,6 +349,13 @@ __device__ __forceinline__ bool move_rows(CudaRank& r, const SoloCall& call, con
   return receive_messages<kMembers, kUnits, kLines, kOneRow>(r, call, w, lane, s, begin);
 }
 
+// Of those who have several rows. (The engine's have their function's memory beside that of the
+// engine, and kernels have 1 KiB a thread, see tools/ptxas_report.py.)
+template <Half kHalf, int kMembers>
+__device__ constexpr int many_units() {
+  return kHalf == Half::kReceives && kMembers > 2 ? 2 : 4;
+}
+
 // As move_all() of solo_one_shot.cuh.
 template <Half kHalf, int kMembers, class Looked>
 __device__ __forceinline__ bool move_plain(CudaRank& r, const SoloCall& call, const Invocation& inv,
@@ -359,7 +366,8 @@ __device__ __forceinline__ bool move_plain(CudaRank& r, const SoloCall& call, co
   }
   if constexpr (kMembers <= 4) {
     if (w.places > 2 * hands()) {
-      return move_rows<kHalf, kMembers, 4, false, false>(r, call, inv, w, lane, s, held, looked);
+      return move_rows<kHalf, kMembers, many_units<kHalf, kMembers>(), false, false>(
+          r, call, inv, w, lane, s, held, looked);
     }
     return move_rows<kHalf, kMembers, 2, false, true>(r, call, inv, w, lane, s, held, looked);
   }
@@ -382,7 +390,8 @@ __device__ __forceinline__ bool move_plain_lines(CudaRank& r, const SoloCall& ca
                : move_rows<kHalf, kMembers, 5, true, true>(r, call, inv, w, lane, s, held, looked);
   } else if constexpr (kMembers <= 4) {
     if (w.places > 2 * hands()) {
-      return move_rows<kHalf, kMembers, 4, true, false>(r, call, inv, w, lane, s, held, looked);
+      return move_rows<kHalf, kMembers, many_units<kHalf, kMembers>(), true, false>(
+          r, call, inv, w, lane, s, held, looked);
     }
     return move_rows<kHalf, kMembers, 2, true, true>(r, call, inv, w, lane, s, held, looked);
   } else {

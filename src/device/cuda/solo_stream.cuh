@@ -498,7 +498,9 @@ __device__ __forceinline__ bool find_incoming(const Stream& c, const Watched& x,
 }
 
 // Watches and hands out, until all is moved or no more is waited for.
-__device__ __forceinline__ void steer(CudaRank& r, const CudaLaunch& launch, const Stream& c) {
+// interrupted(now, begun, attention, asks_host): by one thread, now and then, see is_interrupted().
+template <class Interrupted>
+__device__ __forceinline__ void steer(CudaRank& r, const Stream& c, Interrupted interrupted) {
   constexpr std::uint32_t kAll = 0xffffffff;
   StreamShared& s = c.s;
   const std::uint32_t chunks = c.order.chunks;
@@ -599,7 +601,7 @@ __device__ __forceinline__ void steer(CudaRank& r, const CudaLaunch& launch, con
         now - last > kStillNs ||
         (c.transport.lane == 0 && round % (8 * kRoundsApart) == kRoundsApart - 1);
     if (threadIdx.x == 0 && !gives_up) {
-      gives_up = is_interrupted(r, launch, now, begun, attention, asks_host);
+      gives_up = interrupted(now, begun, attention, asks_host);
     }
     stops = __any_sync(kAll, gives_up) != 0;
   }
@@ -639,13 +641,11 @@ __device__ __forceinline__ void move(const Stream& c) {
 
 // By the first warp: what look() does, for connectors that carry slots. Whether what comes in is
 // still the key's is looked at later, see steer().
-__device__ __forceinline__ bool look_at_wires(CudaRank& r, const CudaLaunch& launch,
-                                              const Stream& c, const Stretch& w, bool& leased) {
-  const SoloCall& call = launch.solo;
+__device__ __forceinline__ bool look_at_wires(CudaRank& r, const Stream& c, const Stretch& w) {
+  const SoloCall& call = c.call;
   const LaneTransport& t = c.transport;
   StreamShared& s = c.s;
   const Member m = member_of(call, w);
-  if (!take_lane(r, launch, t.lane, true, leased)) return false;
   bool ok = true;
   if (m.part == kOutgoing && c.sends_to(m.q)) {
     const OutEndpoint& out = *out_endpoint(call, m, t.lane);
@@ -659,6 +659,32 @@ __device__ __forceinline__ bool look_at_wires(CudaRank& r, const CudaLaunch& lau
   }
   if (threadIdx.x == 0) s.poke = load_relaxed_local(r.poke_counts[t.lane]);
   return __all_sync(0xffffffffu, ok) != 0;
+}
+
+// Beside that, by all others: what all is begun with. Behind a barrier it may begin.
+__device__ __forceinline__ void set_up(const Stream& c) {
+  StreamShared& s = c.s;
+  if (threadIdx.x < 64) {
+    const std::uint32_t i = threadIdx.x - 32;
+    if (i < c.call.group_size) s.parts[i] = c.inv.geometry.lane_part(i, c.transport.lane);
+    if (i < kSoloRanks) s.borrowed[i] = kNotYet;
+    if (i < kHops * kInHand) s.stored[i] = 0;
+    if (i < kGroups) s.costs[i] = s.given[i] = 0;
+    if (i == 0) s.closed = 0;
+  } else if (threadIdx.x < 64 + kHops * kInHand) {
+    const std::uint32_t i = threadIdx.x - 64;
+    describe_hop(c, i / kInHand, s.jobs[i]);
+  }
+}
+
+// Behind the barrier behind all: whether all was moved.
+__device__ __forceinline__ bool all_moved(const Stream& c) {
+  bool done = true;
+#pragma unroll
+  for (std::uint32_t hop = 0; hop < kHops; ++hop) {
+    done = done && (!c.has(hop) || c.s.moved[hop] == c.call.chunks);
+  }
+  return done;
 }
 
 // As tell_peers(), of what publish_stream() has not told. By the first warp.
@@ -702,8 +728,9 @@ __device__ __forceinline__ void say_hops(CudaRank& r, const CudaLaunch& launch, 
   r.head_starts[at] = kLaneHops;
 }
 
-// What published slices say in the lane's figures; by one thread.
-__device__ __forceinline__ void count_stream(LaneStats& stats, const Stream& c, bool done) {
+// What published slices say in the lane's figures: add(figure, by) for each. By one thread.
+template <class Add>
+__device__ __forceinline__ void count_stream(LaneStats& stats, const Stream& c, Add add) {
   const std::uint32_t me = c.call.group_rank, own = c.call.shape.escape_slots;
   const std::uint32_t received = c.hops_behind(kGathers) + c.hops_behind(kCollects);
   std::uint64_t elems = 0, borrowed = 0;
@@ -716,11 +743,10 @@ __device__ __forceinline__ void count_stream(LaneStats& stats, const Stream& c, 
     const std::uint32_t round = own + c.s.borrowed[q], rest = sent % round;
     borrowed += sent / round * c.s.borrowed[q] + (rest > own ? rest - own : 0);
   }
-  add_relaxed(stats.slices, c.hops_behind(kSends) + received);
-  add_relaxed(stats.received, received);
-  add_relaxed(stats.bytes_sent, elems * dtype_bytes(c.inv.geometry.dtype));
-  add_relaxed(stats.borrowed, borrowed);
-  if (done) add_relaxed(stats.completed, 1);
+  add(stats.slices, c.hops_behind(kSends) + received);
+  add(stats.received, received);
+  add(stats.bytes_sent, elems * dtype_bytes(c.inv.geometry.dtype));
+  add(stats.borrowed, borrowed);
 }
 
 }  // namespace solo
@@ -749,18 +775,10 @@ __device__ __forceinline__ StreamEnd run_solo_stream(CudaRank& r, const CudaLaun
 
   bool leased = false;
   if (threadIdx.x < 32) {
-    const bool ok = look_at_wires(r, launch, c, w, leased);
+    const bool ok = take_lane(r, launch, lane, true, leased) && look_at_wires(r, c, w);
     if (threadIdx.x == 0) s.ok = ok ? 1 : 0;
-  } else if (threadIdx.x < 64) {
-    const std::uint32_t i = threadIdx.x - 32;
-    if (i < call.group_size) stream.parts[i] = inv.geometry.lane_part(i, lane);
-    if (i < kSoloRanks) stream.borrowed[i] = kNotYet;
-    if (i < kHops * kInHand) stream.stored[i] = 0;
-    if (i < kGroups) stream.costs[i] = stream.given[i] = 0;
-    if (i == 0) stream.closed = 0;
-  } else if (threadIdx.x < 64 + kHops * kInHand) {
-    const std::uint32_t i = threadIdx.x - 64;
-    describe_hop(c, i / kInHand, stream.jobs[i]);
+  } else {
+    set_up(c);
   }
   sync_block();
   if (s.ok == 0) {
@@ -770,7 +788,9 @@ __device__ __forceinline__ StreamEnd run_solo_stream(CudaRank& r, const CudaLaun
   if (threadIdx.x == kLast && lane == 0) atomicAdd(&r.waiters, 1u);
 
   if (threadIdx.x < 32) {
-    steer(r, launch, c);
+    steer(r, c, [&](std::uint64_t now, std::uint64_t begun, std::uint32_t known, bool asks_host) {
+      return is_interrupted(r, launch, now, begun, known, asks_host);
+    });
   } else if (threadIdx.x < 64) {
     publish_stream(r, c);
   } else {
@@ -779,11 +799,7 @@ __device__ __forceinline__ StreamEnd run_solo_stream(CudaRank& r, const CudaLaun
   const bool attended =
       threadIdx.x == kListener && attention != 0 && is_cancelled(r, launch, attention);
   __syncwarp();
-  bool done = __syncthreads_or(attended) == 0;
-#pragma unroll
-  for (std::uint32_t hop = 0; hop < kHops; ++hop) {
-    done = done && (!c.has(hop) || stream.moved[hop] == call.chunks);
-  }
+  const bool done = __syncthreads_or(attended) == 0 && all_moved(c);
 
   Ending ending = begin_end(r, launch, done);
   if (threadIdx.x < 32) {
@@ -794,7 +810,11 @@ __device__ __forceinline__ StreamEnd run_solo_stream(CudaRank& r, const CudaLaun
   } else if (threadIdx.x == kLast) {
     if (lane == 0) atomicSub(&r.waiters, 1u);
   }
-  const auto count = [&](LaneStats& stats) { count_stream(stats, c, done); };
+  const auto count = [&](LaneStats& stats) {
+    count_stream(stats, c,
+                 [](std::uint64_t& figure, std::uint64_t by) { add_relaxed(figure, by); });
+    if (done) add_relaxed(stats.completed, 1);
+  };
   if (finish(r, launch, lane, done, ending, s, count)) return StreamEnd::kServes;
   return done ? StreamEnd::kLeaves : StreamEnd::kDrives;
 }

@@ -16,11 +16,15 @@
 // Redo: as in solo.cuh. Nothing of a reduction is stored before the vote, and of other kinds the
 // same bytes that a later turn stores again.
 //
+// What mesh plans move through slots goes as in solo_stream.cuh (run_whole_stream()): by itself,
+// chunk after chunk, until peers do not keep up or it has had its time.
+//
 // Blocks have as many threads as the host reckons with (SoloCall: kSoloUnits): those of calls in
 // streams may have fewer, so a call that serves as an engine does without this.
 #pragma once
 
 #include "device/cuda/solo_one_shot.cuh"
+#include "device/cuda/solo_stream.cuh"
 
 namespace unjam {
 
@@ -59,8 +63,8 @@ __device__ __forceinline__ bool movers_agree(bool x) {
   return all != 0;
 }
 
-// Of call i, by the movers. Functions of their own, each with all registers. kMembers: 0: any.
-// Received is what all have voted for.
+// Of call i, by the movers. Functions of their own, each with all registers. kMembers: 0: any, of
+// what is not plain, and copied. Received is what all have voted for.
 template <solo::Half kHalf, int kMembers>
 __device__ __noinline__ bool move_whole(CudaRank* rank, std::uint32_t lane, std::uint32_t i) {
   using namespace solo;
@@ -77,13 +81,15 @@ __device__ __noinline__ bool move_whole(CudaRank* rank, std::uint32_t lane, std:
   Held held;
   bool come = true;
   if constexpr (kMembers == 0) {
-    come = move_all<kHalf>(*rank, call, inv, w, lane, s, held, looked);
+    come = move_all<kHalf, /*kReduces=*/false>(*rank, call, inv, w, lane, s, held, looked);
   } else {
     come = move_plain_any<kHalf, kMembers>(*rank, call, inv, w, lane, s, held, looked);
   }
   if constexpr (kHalf == Half::kReceives) {
     come = movers_agree(come);
-    if (come && call.reduces) store_held(call, w, held);
+    if constexpr (kMembers != 0) {
+      if (come && call.reduces) store_sums_held(call, w, held);
+    }
   }
   return come;
 }
@@ -144,7 +150,7 @@ __device__ __forceinline__ void see_to_members(CudaRank& r, std::uint32_t lane, 
   constexpr std::uint32_t kWarp = 0xffffffff;
   WholeCalls& x = whole_calls();
   const std::uint32_t watcher = threadIdx.x % kCallWatchers;
-  // Two for each call, for poke_early(); and one for all.
+  // One for each call, for poke_early(); and one for all.
   const std::uint32_t poke = load_relaxed_local(r.poke_counts[lane]) + 1;
   for_members(lane, n,
               [&](std::uint32_t i, bool mine, const SoloCall& call, const LaneTransport& t,
@@ -186,15 +192,9 @@ __device__ __forceinline__ void see_to_members(CudaRank& r, std::uint32_t lane, 
   if (threadIdx.x == 0) r.poke_counts[lane] = poke + n;
 }
 
-// By all threads of the block. Ends with a barrier: all that has been stored is behind it.
-inline __device__ __noinline__ void run_whole_calls(CudaRank* rank, LaneStats* stats,
-                                                    std::uint32_t lane, WholeTry* shared_tries,
-                                                    std::uint32_t n) {
-  using namespace solo;
-  CudaRank& r = *rank;
+// By all threads: what the calls' descriptions are. A barrier follows.
+__device__ __forceinline__ void fetch_calls(CudaRank& r, const WholeTry* tries, std::uint32_t n) {
   WholeCalls& x = whole_calls();
-  WholeTry* const tries = &in_shared(*shared_tries);
-
   constexpr std::uint32_t kCall = sizeof(SoloCall) / sizeof(uint4);
   constexpr std::uint32_t kAll = kCall + sizeof(Invocation) / sizeof(uint4);
   for (std::uint32_t k = threadIdx.x; k < n * kAll; k += blockDim.x) {
@@ -207,6 +207,18 @@ inline __device__ __noinline__ void run_whole_calls(CudaRank* rank, LaneStats* s
                        : reinterpret_cast<uint4*>(&x.inv[i]) + v - kCall;
     *to = *from;
   }
+}
+
+// By all threads of the block. Ends with a barrier: all that has been stored is behind it.
+inline __device__ __noinline__ void run_whole_calls(CudaRank* rank, LaneStats* stats,
+                                                    std::uint32_t lane, WholeTry* shared_tries,
+                                                    std::uint32_t n) {
+  using namespace solo;
+  CudaRank& r = *rank;
+  WholeCalls& x = whole_calls();
+  WholeTry* const tries = &in_shared(*shared_tries);
+
+  fetch_calls(r, tries, n);
   if (threadIdx.x == 0) x.looked = x.received = x.to_poke = 0;
   sync_block();
   if (threadIdx.x < n) {
@@ -230,6 +242,8 @@ inline __device__ __noinline__ void run_whole_calls(CudaRank* rank, LaneStats* s
   if (threadIdx.x < n) {
     const std::uint32_t i = threadIdx.x;
     WholeTry& t = tries[i];
+    t.receives = x.call[i].num_received != 0 &&
+                 stretch_of(x.call[i], x.inv[i], lane - x.call[i].first_lane).bytes != 0;
     t.end = x.shared[i].ok == 0         ? WholeEnd::kUnable
             : x.come[i] != 0            ? WholeEnd::kDone
             : x.shared[i].hopeless != 0 ? WholeEnd::kElsewhere
@@ -252,14 +266,96 @@ inline __device__ __noinline__ void run_whole_calls(CudaRank* rank, LaneStats* s
   __syncwarp();
 }
 
+// ---- through slots ----
+
+__shared__ alignas(16) unsigned char whole_stream_bytes[sizeof(solo::StreamShared)];
+
+// How long a lane of the engine waits for peers: about as long as it takes it to do something else.
+inline constexpr std::uint32_t kWholePatienceNs = 50000;
+
+// By all threads of the block; ends with a barrier. interrupted(): as for solo::steer().
+template <class Interrupted>
+inline __device__ __noinline__ void run_whole_stream(CudaRank* rank, LaneStats* stats,
+                                                     std::uint32_t lane, WholeTry* shared_try,
+                                                     Interrupted interrupted) {
+  using namespace solo;
+  CudaRank& r = *rank;
+  WholeCalls& x = whole_calls();
+  WholeTry& t = in_shared(*shared_try);
+  StreamShared& stream = *reinterpret_cast<StreamShared*>(whole_stream_bytes);
+  const SoloCall& call = x.call[0];
+  const Invocation& inv = x.inv[0];
+  Shared& s = x.shared[0];
+
+  fetch_calls(r, &t, 1);
+  sync_block();
+  if (threadIdx.x == 0 && call.patience_ns > kWholePatienceNs) {
+    x.call[0].patience_ns = kWholePatienceNs;
+  }
+  const Stretch w{nullptr, nullptr, 1, 1};  // it has something of every part
+  const LaneTransport transport = transport_of(call, lane);
+  const Stream c{call, inv, transport, stream, {call.chunks, call.hops.lag, call.hops.two_hops()}};
+  if (threadIdx.x < 32) {
+    const bool ok = look_at_wires(r, c, w);
+    if (threadIdx.x == 0) s.ok = ok ? 1 : 0;
+  } else {
+    set_up(c);
+  }
+  sync_block();
+  if (s.ok == 0) {
+    sync_block();
+    return;  // kUnable
+  }
+  if (threadIdx.x < 32) {
+    steer(r, c, interrupted);
+  } else if (threadIdx.x < 64) {
+    publish_stream(r, c);
+  } else {
+    move(c);
+  }
+  sync_block();
+  if (threadIdx.x < 32) {
+    tell_ends(r, c, w);
+    if (threadIdx.x == 0) {
+      t.end = all_moved(c) ? WholeEnd::kDone : WholeEnd::kWaits;
+      t.receives = true;
+      for (std::uint32_t hop = 0; hop < kHops; ++hop) t.hops[hop] = c.hops_behind(hop);
+      count_stream(*stats, c, [](std::uint64_t& figure, std::uint64_t by) { figure += by; });
+    }
+  }
+  sync_block();
+}
+
 class WholeDev : public CudaDev {
  public:
   using Handle = WholeDev;
   static constexpr bool kWholeCalls = true;
   using CudaDev::CudaDev;
   __device__ __forceinline__ void whole_calls(WholeTry* tries, std::uint32_t n) {
-    with_all_registers(run_whole_calls)(rank(), &lane().stats, lane_index(), tries, n);
+    if (tries[0].how != Whole::kStream) {
+      return with_all_registers(run_whole_calls)(rank(), &lane().stats, lane_index(), tries, n);
+    }
+    // It may be long, and is tried once. (What is short may be tried in vain again and again, and
+    // would keep the daemon from leaving.)
+    if (leads()) set_moving(true);
+    with_all_registers(run_whole_stream<Interrupts>)(rank(), &lane().stats, lane_index(), tries,
+                                                     Interrupts{*this});
   }
+
+ private:
+  // What ends a stream beside peers that do not keep up. By one thread, now and then.
+  struct Interrupts {
+    CudaDev dev;
+    __device__ __forceinline__ bool operator()(std::uint64_t now, std::uint64_t begun,
+                                               std::uint32_t attention, bool asks_host) {
+      const std::uint64_t stay = now - begun;
+      if (stay > solo::kTurnNs && dev.others_wait(now)) return true;
+      if (stay > kLateNs && dev.called_away()) return true;
+      if (dev.residency_matters() && dev.over_its_stay(now)) return true;
+      if (asks_host && dev.lane_index() == 0) read_attention(*dev.rank());
+      return load_relaxed_local(dev.rank()->attention) != attention;
+    }
+  };
 };
 
 }  // namespace unjam
