@@ -37,8 +37,10 @@ MOST_REGISTERS = 128  # of a kernel: 65536 for 512 threads
 MOST_SPILL_BYTES = 3072
 # Of a thread of a kernel, with all that it calls: what CUDA has for each at first
 # (cudaLimitStackSize). A launch that wants more lets the driver resize the memory of all threads,
-# which waits for kernels that run, and those may wait for peers.
+# which waits for kernels that run, and those may wait for peers. (Where it is more, the library
+# raises the limit as it begins, for all kernels of the process.)
 MOST_STACK_BYTES = 1024
+MOST_STACK_BYTES_UNMEASURED = {"sm_80": 1280}
 # For GPUs that it is compiled for but was never measured on: what is fast there is not known.
 MOST_SPILL_BYTES_UNMEASURED = {"sm_80": 8192}
 
@@ -64,6 +66,10 @@ class Function:
     @property
     def most_spill(self) -> int:
         return MOST_SPILL_BYTES_UNMEASURED.get(self.arch, MOST_SPILL_BYTES)
+
+    @property
+    def most_stack(self) -> int:
+        return MOST_STACK_BYTES_UNMEASURED.get(self.arch, MOST_STACK_BYTES)
 
     @property
     def worst_spill(self) -> int:
@@ -178,9 +184,9 @@ def main() -> int:
     ]
     wrong += [
         f"{names[f.symbol]} ({f.arch}) has {f.stack} bytes a thread in memory, "
-        f"more than {MOST_STACK_BYTES}"
+        f"more than {f.most_stack}"
         for f in functions
-        if f.is_kernel and f.stack > MOST_STACK_BYTES
+        if f.is_kernel and f.stack > f.most_stack
     ]
     if wrong:
         raise Failure("see the table above:\n  " + "\n  ".join(wrong))

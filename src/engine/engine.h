@@ -93,11 +93,13 @@
 //   sync_control()                       barrier of the control threads, orders memory
 //   relax(polls), delay()                between failed polls; fault injection before waits
 //   next_submission(slot)                takes one submission, if there is one: leaves it in
-//                                        rank.invocations[slot]. Only lane 0 asks
+//                                        rank.invocations[slot]. Only lane 0 asks. Instead of it,
+//                                        next_submissions(slots): up to 4, says how many
 // By any control thread:
 //   fence(), static publish(x, v)        publish() stores a word; behind a fence() of this thread
 //                                        it releases what came before the fence (host: publish()
 //                                        does)
+//   fence_lanes()                        if there is one: as fence(), for this rank's lanes alone
 //   ring(rank, lane, RingFor)            tells a lane that there is something for it; for each cell
 //                                        by one thread at a time, after what it tells of
 //   ring_own_lanes()                     tells this rank's other lanes that something may be ready
@@ -240,6 +242,7 @@ class Engine {
   }();
   enum Command : std::uint32_t { kAgain, kFetch, kRun, kQuit };
   static constexpr std::uint32_t kLatePasses = 6;
+  static constexpr std::uint32_t kTaken = 4;  // submissions at a time
   enum Status : std::uint32_t { kMove, kBlocked, kFinished, kCancelledNow, kQuantumOver };
   static constexpr std::uint16_t kCopies = kScatter | kCollect;
   static constexpr std::uint16_t kFromSeveral = kGather | kCollect;
@@ -342,19 +345,15 @@ class Engine {
   // The first lane takes submissions and hands them on through device memory, some at a time: each
   // of the threads fills mailboxes of its own, and fences once.
   UNJAM_HD void hand_on_submissions() {
-    constexpr std::uint32_t kTaken = 4;
     std::uint16_t slots[kTaken];
     std::uint32_t n = 0;
     do {
-      std::uint16_t slot = kNoSlot;
-      for (n = 0; n < kTaken && dev_.next_submission(slot); ++n) {
-        slots[n] = slot;
-        if (dev_.leads()) {
-          store_relaxed<std::uint32_t>(rank_.remaining[slot],
-                                       rank_.invocations[slot].geometry.lanes);
-        }
-        dev_.sync_control();
+      n = next_submissions(slots);
+      for (std::uint32_t i = dev_.first(); i < n; i += dev_.stride()) {
+        store_relaxed<std::uint32_t>(rank_.remaining[slots[i]],
+                                     rank_.invocations[slots[i]].geometry.lanes);
       }
+      dev_.sync_control();
       if (n == 1 && is_own(slots[0])) {
         dev_.sync_control();  // all have looked at the queue before the lead changes it
         // Nobody is in front of it, and nobody else takes part: no mail to oneself.
@@ -364,6 +363,15 @@ class Engine {
         mail(slots, n);
       }
     } while (n == kTaken);
+  }
+  UNJAM_HD std::uint32_t next_submissions(std::uint16_t (&slots)[kTaken]) {
+    if constexpr (requires { dev_.next_submissions(slots); }) {
+      return dev_.next_submissions(slots);
+    } else {
+      std::uint32_t n = 0;
+      while (n < kTaken && dev_.next_submission(slots[n])) ++n;
+      return n;
+    }
   }
   UNJAM_HD bool is_own(std::uint16_t slot) {
     const Invocation& inv = rank_.invocations[slot];
@@ -382,7 +390,11 @@ class Engine {
       // lanes are its. (Where that may be there are as many threads as lanes.)
       dev_.sync_control();
       if (letters == 0) continue;
-      dev_.fence();
+      if constexpr (requires { dev_.fence_lanes(); }) {
+        dev_.fence_lanes();
+      } else {
+        dev_.fence();
+      }
       // Publishes the invocations, their countdowns, and the places.
       rank_.mailboxes[l].template show<Dev>(letters);
       if (l != lane_index_) dev_.ring(s_.transport.rank, l, RingFor::kWork);

@@ -37,7 +37,7 @@ __global__ void __launch_bounds__(512, 1)
   const std::uint32_t first = launch.sqe.inv.geometry.first_lane;
   if (lane != 0 && first != 0) lane += first - 1;
   if (serves || (lane == 0 && !solo)) {
-    CudaDev::take_in(r, launch.sqe, launch.solo, threadIdx.x, blockDim.x);
+    CudaDev::take_in<kLeastThreads>(r, launch.sqe, launch.solo, threadIdx.x, blockDim.x);
     sync_block();
     if (threadIdx.x == 0) s.own_call = launch.slot + 1;
     sync_block();

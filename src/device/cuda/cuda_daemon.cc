@@ -541,6 +541,16 @@ class CudaDaemon : public StreamDaemon {
            upload(rank_, &rank, sizeof(rank));
   }
 
+  // Of memory that a kernel's threads have for themselves, before it is launched: a launch that
+  // wants more than there is waits for all that runs, which may wait for it. (Compiled for H100s
+  // kernels want less than CUDA has at first, see tools/ptxas_report.py.)
+  static bool make_room(const cudaFuncAttributes& kernel, std::string& error) {
+    std::size_t there = 0;
+    return cuda_ok(cudaDeviceGetLimit(&there, cudaLimitStackSize), "the stack of threads", error) &&
+           (there >= kernel.localSizeBytes ||
+            cuda_ok(cudaDeviceSetLimit(cudaLimitStackSize, kernel.localSizeBytes),
+                    "making room for the stack of threads", error));
+  }
   static bool let_share(const void* kernel, std::string& error) {
     return cuda_ok(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                         static_cast<int>(kEngineSharedBytes)),
@@ -548,13 +558,14 @@ class CudaDaemon : public StreamDaemon {
   }
   // All kernels now: loading one while another spins would wait for that to end.
   bool load_kernels(std::string& error) {
-    cudaFuncAttributes unused{};
+    cudaFuncAttributes unused{}, call{};
     cudaDeviceProp properties{};
     if (!cuda_ok(cudaGetDeviceProperties(&properties, o_.device), "reading the device", error) ||
         !cuda_ok(cudaFuncGetAttributes(&attributes_, engine_kernel()), "loading kernels", error) ||
-        !cuda_ok(cudaFuncGetAttributes(&unused, call_kernel()), "loading kernels", error) ||
+        !cuda_ok(cudaFuncGetAttributes(&call, call_kernel()), "loading kernels", error) ||
         !cuda_ok(cudaFuncGetAttributes(&unused, mark_kernel()), "loading kernels", error) ||
         !cuda_ok(cudaFuncGetAttributes(&unused, end_kernel()), "loading kernels", error) ||
+        !make_room(attributes_, error) || !make_room(call, error) ||
         !let_share(engine_kernel(), error) || !let_share(call_kernel(), error) ||
         !cuda_ok(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks_per_sm_, engine_kernel(),
                                                                static_cast<int>(o_.block_threads),

@@ -219,6 +219,10 @@ class CudaDev {
   __device__ std::uint32_t threshold(std::uint32_t polls) const { return polls; }
 
   // ---- publishing ----
+  // For lanes of this device.
+  __device__ void fence_lanes() {
+    cuda::atomic_thread_fence(cuda::memory_order_acq_rel, cuda::thread_scope_device);
+  }
   // With the barrier, or the posters' acquire, before it: all that the block has stored comes
   // before what this thread publishes (a fence and a relaxed store are a release together).
   __device__ void fence() { fence_system(); }
@@ -234,8 +238,42 @@ class CudaDev {
                s_.inbox_read + 1;
   }
 
-  // By the control threads together, for the first lane's driver.
-  __device__ bool next_submission(std::uint16_t& slot) {
+  // By the control threads together, for the first lane's driver: up to kAtOnce.
+  static constexpr std::uint32_t kAtOnce = 4;
+  __device__ std::uint32_t next_submissions(std::uint16_t (&slots)[kAtOnce]) {
+    std::uint32_t n = 0;
+    while (n < kAtOnce && next_of_streams(slots[n])) ++n;
+    // Looked at by the lead alone, which looks anew in epoch() as soon as it is through here: the
+    // others could be behind that.
+    std::uint32_t more = 0;
+    if (leads()) {
+      const std::uint64_t there = s_.sq_written - s_.sq_read;
+      more = there < kAtOnce - n ? static_cast<std::uint32_t>(there) : kAtOnce - n;
+    }
+    more = __shfl_sync(0xffffffffu, more, 0);
+    if (more == 0) return n;
+    // All under way together: a look at the host's memory takes as long for one as for four.
+    constexpr unsigned kEach = kWarp / kAtOnce;
+    const std::uint32_t mine = threadIdx.x / kEach;
+    std::uint32_t taken = 0;
+    if (mine < more) {
+      const CudaSubmission& place = r_.sq[(s_.sq_read + mine) % r_.rank.num_slots];
+      taken = take_in<kEach>(r_, place.sqe, place.call, threadIdx.x % kEach);
+    }
+    __syncwarp();
+    for (std::uint32_t i = 0; i < more; ++i) {
+      slots[n + i] = static_cast<std::uint16_t>(__shfl_sync(0xffffffffu, taken, i * kEach));
+    }
+    if (leads()) {
+      s_.sq_read += more;
+      r_.sq_read = s_.sq_read;
+      store_relaxed_local(r_.submitted_ns, global_ns());
+    }
+    __syncwarp();
+    return n + more;
+  }
+  // What kernels in streams have brought.
+  __device__ bool next_of_streams(std::uint16_t& slot) {
     if (s_.own_call != 0) {
       slot = static_cast<std::uint16_t>(s_.own_call - 1);
       __syncwarp();
@@ -247,41 +285,26 @@ class CudaDev {
     std::uint64_t entry = 0;
     if (leads()) entry = load_acquire_local(r_.inbox[s_.inbox_read % r_.rank.num_slots]);
     entry = __shfl_sync(0xffffffffu, entry, 0);
-    if (entry >> 16 == s_.inbox_read + 1) {
-      __syncwarp();
-      if (leads()) {
-        r_.inbox_read = ++s_.inbox_read;
-        s_.served = (static_cast<std::uint32_t>(entry) & 0xffff) + 1;
-      }
-      __syncwarp();
-      slot = static_cast<std::uint16_t>(entry);
-      return true;
-    }
-    // Looked at by the lead alone, which looks anew in epoch() as soon as it is through here: the
-    // others could be behind that.
-    bool more = false;
-    if (leads()) more = s_.sq_written != s_.sq_read;
-    if (__shfl_sync(0xffffffffu, more ? 1 : 0, 0) == 0) return false;
-    const CudaSubmission& place = r_.sq[s_.sq_read % r_.rank.num_slots];
-    __syncwarp();
-    slot = take_in(r_, place.sqe, place.call, threadIdx.x, kWarp);
+    if (entry >> 16 != s_.inbox_read + 1) return false;
     __syncwarp();
     if (leads()) {
-      r_.sq_read = ++s_.sq_read;
-      store_relaxed_local(r_.submitted_ns, global_ns());
+      r_.inbox_read = ++s_.inbox_read;
+      s_.served = (static_cast<std::uint32_t>(entry) & 0xffff) + 1;
     }
     __syncwarp();
+    slot = static_cast<std::uint16_t>(entry);
     return true;
   }
 
   // Copies a submission to its slot, by threads that synchronise afterwards. The slot was free, so
   // no lane looks at it. Of the host's memory all is read at once: a look there takes 1.5 us.
+  // kLeast: of `threads`, if there may be more.
+  template <unsigned kLeast>
   static __device__ std::uint16_t take_in(CudaRank& r, const CudaSqe& sqe, const SoloCall& call,
-                                          unsigned thread, unsigned threads) {
+                                          unsigned thread, unsigned threads = kLeast) {
     constexpr std::uint32_t kInvocation = sizeof(Invocation) / sizeof(uint4);
     constexpr std::uint32_t kAll = kInvocation + sizeof(SoloCall) / sizeof(uint4);
-    constexpr std::uint32_t kEach = (kAll + kWarp - 1) / kWarp;  // of the fewest threads
-    static_assert(kMaxProgram >= kWarp && kMaxRanks >= kWarp);
+    constexpr std::uint32_t kEach = (kAll + kLeast - 1) / kLeast;
     const std::uint16_t slot = sqe.inv.slot;
     const bool command = sqe.inv.key == nullptr;
     const std::uint32_t primitives = sqe.inv.num_primitives, members_number = sqe.inv.group_size;
