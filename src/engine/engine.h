@@ -563,6 +563,9 @@ class Engine {
     } else if (t.end != WholeEnd::kUnable) {
       count(lane_.stats.spins, t.polls);
       count(lane_.stats.preemptions);
+      // Not the next stream, which would be interrupted as well, on each rank at a moment of its
+      // own: see others_wait().
+      if (t.how == Whole::kStream) give_way_to_shorts();
     }
   }
 
@@ -844,17 +847,22 @@ class Engine {
       case kQuantumOver:
         count(lane_.stats.quantum_switches);
         record(TraceType::kYield, &a.inv);
-        s_.quantum_over = true;
-        if (s_.policy.order == OrderPolicy::kPriority || holds()) {
-          s_.cursor = kNoSlot;  // a new pass begins: it fetches, and starts at the head
-        } else {
-          s_.shorts_only = true;
-          s_.cursor = lane_.queue.head();
-        }
+        give_way_to_shorts();
         break;
       default:
         record(TraceType::kPreempt, &a.inv);
         break;
+    }
+  }
+
+  // By the lead: of a turn that has ended, but could have gone on.
+  UNJAM_HD void give_way_to_shorts() {
+    s_.quantum_over = true;
+    if (s_.policy.order == OrderPolicy::kPriority || holds()) {
+      s_.cursor = kNoSlot;  // a new pass begins: it fetches, and starts at the head
+    } else {
+      s_.shorts_only = true;
+      s_.cursor = lane_.queue.head();
     }
   }
 

@@ -79,7 +79,9 @@ const std::vector<Variable>& variables() {
        "thread does. 0: only the daemon's threads run it.",
        false},
       {"UNJAM_SOLO", &Settings::solo, 0, 1, nullptr,
-       "CUDA: whether collectives in a stream run without the engine where they can.", false},
+       "CUDA: whether collectives in a stream run without the engine where they can, and those "
+       "beside streams whole, not slice by slice.",
+       false},
       {"UNJAM_LINES", &Settings::lines, -1, 1, nullptr,
        "CUDA: whether packets from 64 KiB on are lines, with one flag for 56 bytes of data instead "
        "of one for 8: links carry half as much. -1: 1 where UNJAM_WHOLE_LINES is.",

@@ -1014,13 +1014,13 @@ class WholeCalls : public testing::Test {
 
   // The uses of a key follow each other in their order. whole: 0, 1, or kWholeStream.
   void submit(What what, std::size_t key, std::uint64_t n, std::uint8_t whole,
-              bool peer_calls = false) {
+              bool peer_calls = false, std::uint64_t count = 10) {
     Use& u = uses_.emplace_back();
     u.what = what;
     u.key = key;
     u.n = n;
     u.root = 1;
-    u.count = 10;
+    u.count = count;
     fill(u, 2, random_);
     const auto slot = static_cast<std::uint16_t>(uses_.size() - 1);
     // (What receives comes last.)
@@ -1097,6 +1097,28 @@ TEST_F(WholeCalls, StreamsAreTriedAloneAndOnce) {
   EXPECT_EQ(ranks_.stats(0).completed, 5u);
   EXPECT_EQ(ranks_.stats(0).wholes, 4u);
   check(uses_[2]);
+}
+
+// What is short comes in between, then what is left of the first; not the second stream.
+TEST_F(WholeCalls, StreamsThatAreInterruptedDoNotChangePlaces) {
+  constexpr std::uint64_t kLong = 1000;
+  ranks_.state(0).policy.quantum_slices = 1;
+  for (const std::size_t key : {0u, 1u}) {
+    submit(What::kBroadcast, key, 0, kWholeStream, true, kLong);
+  }
+  submit(What::kAllGather, 2, 0, true);
+  for (int round = 0; round < 100; ++round) peer_.stay();  // as far as it comes
+  std::uint64_t moved = 0;                                 // of the first, when the second is tried
+  engine_.script = [&](std::uint16_t slot, Whole) {
+    if (slot == 1) moved = ranks_.stats(0).slices;
+    return slot == 0 ? WholeEnd::kWaits : WholeEnd::kDone;
+  };
+  for (int round = 0; round < 100; ++round) engine_.stay(), peer_.stay();
+  EXPECT_EQ(engine_.tried,
+            (std::vector<Batch>{{{0, Whole::kStream}}, {{2, Whole::kAll}}, {{1, Whole::kStream}}}));
+  EXPECT_GT(moved, 0u);
+  EXPECT_EQ(ranks_.stats(0).completed, 3u);
+  check(uses_[0]);
 }
 
 TEST_F(WholeCalls, KeepTheirPlaceAmongOthers) {

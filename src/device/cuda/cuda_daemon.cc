@@ -706,8 +706,9 @@ class CudaDaemon : public StreamDaemon {
   }
   // The same of what the engine may try whole (whole_call.cuh). Not two-shot plans. Of chunks only
   // many: what an engine saves of few is less than a lane may wait there for its peers in vain (2
-  // H100s, all-reduces beside streams: 64 MiB 272 us instead of 303, 8 MiB 112 instead of 107).
-  static constexpr std::uint32_t kWholeChunks = 6;
+  // H100s, all-reduces beside streams: 64 MiB 272 us instead of 303, 8 MiB 112 instead of 107). And
+  // no more than a lane moves in a turn (solo::kTurnNs) between 2 H200s: the rest would be slices.
+  static constexpr std::uint32_t kWholeChunks = 6, kMostWholeChunks = 32;
   void prepare_whole(const Invocation& inv, bool fresh, SoloCall& call) const {
     call = SoloCall{};
     if (fresh || !o_.solo) return;
@@ -718,7 +719,10 @@ class CudaDaemon : public StreamDaemon {
   // see tools/ptxas_report.py.)
   static std::uint8_t whole_of(const SoloCall& call) {
     if (call.lanes == 0 || call.two_shot) return 0;
-    if (call.streams) return call.chunks >= kWholeChunks ? kWholeStream : std::uint8_t{0};
+    if (call.streams) {
+      const bool some = call.chunks >= kWholeChunks && call.chunks <= kMostWholeChunks;
+      return some ? kWholeStream : std::uint8_t{0};
+    }
     const bool common = call.plain || !call.reduces;
     return common ? static_cast<std::uint8_t>(call.before + 1) : std::uint8_t{0};
   }
