@@ -80,9 +80,9 @@
 //                                        often, votes, and if all are there is the leaf. False:
 //                                        something is missing, nothing was stored, nobody reads the
 //                                        job any more
-//   whole_calls(tries, n)                only if kWholeCalls: see above. Fills in WholeTry::end and
-//                                        hops, adds to the lane's figures of slices and bytes, ends
-//                                        with a barrier. Of different keys
+//   whole_calls(tries, n)                only if kWholeCalls: see above. Fills in WholeTry::end,
+//                                        receives and hops, adds to the lane's figures of slices
+//                                        and bytes, ends with a barrier. Of different keys
 // Constants: kInlinePacketFlags, kStreams, kWholeCalls (above); kLaneInShared: the lane's state
 // lies in BlockShared while its engine runs; kHostWatches: the host reads figures of keys and what
 // runs at any time. By all control threads, together:
@@ -429,7 +429,7 @@ class Engine {
       const ActiveContext& a = s_.active[slot % kActiveContexts];
       const bool cached = a.slot == slot;
       const Invocation& inv = cached ? a.inv : rank_.invocations[slot];
-      if (s_.shorts_only && !is_short(inv)) continue;
+      if (s_.shorts_only && !comes_between(inv)) continue;
       // What is cached was found to be ready before.
       if (!cached) {
         // Acquire: the key's former invocation is complete on all lanes. (Of one without the engine
@@ -445,6 +445,7 @@ class Engine {
         if (how != Whole::kNot) {
           record(TraceType::kStart, &inv);
           s_.wholes[0] = {slot, how, s_.threshold};
+          s_.wholes[0].is_short = is_short(inv);
           s_.num_wholes = 1;
         }
       }
@@ -563,10 +564,17 @@ class Engine {
     } else if (t.end != WholeEnd::kUnable) {
       count(lane_.stats.spins, t.polls);
       count(lane_.stats.preemptions);
-      // Not the next stream, which would be interrupted as well, on each rank at a moment of its
-      // own: see others_wait().
-      if (t.how == Whole::kStream) give_way_to_shorts();
+      if (t.end == WholeEnd::kInterrupted) give_way_to_shorts();
     }
+  }
+
+  // In FIFO order, when somebody has had its quantum. (A stream is as long as one, however few its
+  // slices are; of another that would be interrupted as well, each rank at a moment of its own.)
+  UNJAM_HD bool comes_between(const Invocation& inv) const {
+    if constexpr (kWholeCalls) {
+      if (inv.whole == kWholeStream) return false;
+    }
+    return is_short(inv);
   }
 
   // Also between two turns of a pass, which may be long: whether this engine was called away too
@@ -1682,10 +1690,10 @@ class Engine {
     const Invocation& inv = cached ? a.inv : rank_.invocations[slot];
     LaneKey& key = cached ? *a.key : inv.key->lanes[lane_index_];
     if (cached) a.slot = kNoSlot;
-    if (outcome == Outcome::kDone) {
-      record(TraceType::kFinish, &inv);
-    } else if (invites(inv) && load_acquire_local(inv.key->done) == inv.turn) {
-      // (Else it has invited nobody, and the endpoints may not be the key's yet.)
+    record(outcome == Outcome::kDone ? TraceType::kFinish : TraceType::kPreempt, &inv);
+    // (One that has not begun has invited nobody, and the endpoints may not be the key's yet.)
+    if (outcome != Outcome::kDone && invites(inv) &&
+        load_acquire_local(inv.key->done) == inv.turn) {
       call<&Engine::withdraw>(slot);
     }
     leave_queue(slot);

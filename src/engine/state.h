@@ -145,9 +145,10 @@ enum class Whole : std::uint16_t {
 };
 enum class WholeEnd : std::uint32_t {
   kDone,
-  kWaits,      // what it sends was sent; what it receives has not come in time
+  kWaits,      // what it sends was sent (of a stream: some); what it receives has not come in time
   kElsewhere,  // the same, and it may come by another way than was looked at
-  kUnable,     // nothing was done
+  kInterrupted,  // of a stream: others may want to go on
+  kUnable,       // nothing was done
 };
 struct WholeTry {
   std::uint16_t slot = kNoSlot;

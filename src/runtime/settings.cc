@@ -93,7 +93,7 @@ const std::vector<Variable>& variables() {
        false},
       {"UNJAM_SOLO_PATIENCE_US", &Settings::solo_patience_us, 0, 1000000, nullptr,
        "CUDA: how long such a collective of more than packets waits for a peer before the engine "
-       "takes it over, in microseconds.",
+       "takes it over, in microseconds (beside streams at most 50).",
        false},
       {"UNJAM_TRACE_EVENTS", &Settings::trace_events, 0, 1 << 24, nullptr,
        "Trace events kept a lane; 0: no trace.", false},

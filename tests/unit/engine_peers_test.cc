@@ -1099,10 +1099,16 @@ TEST_F(WholeCalls, StreamsAreTriedAloneAndOnce) {
   check(uses_[2]);
 }
 
-// What is short comes in between, then what is left of the first; not the second stream.
-TEST_F(WholeCalls, StreamsThatAreInterruptedDoNotChangePlaces) {
+// What is short comes in between, then what is left of the first; not the second stream, also if
+// its slices are few. Who waits for its peers lets all others go on.
+class InterruptedStreams : public WholeCalls,
+                           public testing::WithParamInterface<std::tuple<std::uint32_t, WholeEnd>> {
+};
+
+TEST_P(InterruptedStreams, DoNotChangePlaces) {
   constexpr std::uint64_t kLong = 1000;
-  ranks_.state(0).policy.quantum_slices = 1;
+  const auto [quantum, end_of_first] = GetParam();
+  ranks_.state(0).policy.quantum_slices = quantum;
   for (const std::size_t key : {0u, 1u}) {
     submit(What::kBroadcast, key, 0, kWholeStream, true, kLong);
   }
@@ -1111,15 +1117,24 @@ TEST_F(WholeCalls, StreamsThatAreInterruptedDoNotChangePlaces) {
   std::uint64_t moved = 0;                                 // of the first, when the second is tried
   engine_.script = [&](std::uint16_t slot, Whole) {
     if (slot == 1) moved = ranks_.stats(0).slices;
-    return slot == 0 ? WholeEnd::kWaits : WholeEnd::kDone;
+    return slot == 0 ? end_of_first : WholeEnd::kDone;
   };
   for (int round = 0; round < 100; ++round) engine_.stay(), peer_.stay();
-  EXPECT_EQ(engine_.tried,
-            (std::vector<Batch>{{{0, Whole::kStream}}, {{2, Whole::kAll}}, {{1, Whole::kStream}}}));
-  EXPECT_GT(moved, 0u);
+  const Batch first{{0, Whole::kStream}}, second{{1, Whole::kStream}}, third{{2, Whole::kAll}};
+  if (end_of_first == WholeEnd::kInterrupted) {
+    EXPECT_EQ(engine_.tried, (std::vector<Batch>{first, third, second}));
+    EXPECT_GT(moved, 0u);
+  } else {
+    EXPECT_EQ(engine_.tried, (std::vector<Batch>{first, second, third}));
+    EXPECT_EQ(moved, 0u);
+  }
   EXPECT_EQ(ranks_.stats(0).completed, 3u);
   check(uses_[0]);
 }
+INSTANTIATE_TEST_SUITE_P(All, InterruptedStreams,
+                         testing::Combine(testing::Values(1u, 64u),
+                                          testing::Values(WholeEnd::kInterrupted,
+                                                          WholeEnd::kWaits)));
 
 TEST_F(WholeCalls, KeepTheirPlaceAmongOthers) {
   submit(What::kAllGather, 0, 0, true);

@@ -708,7 +708,7 @@ class CudaDaemon : public StreamDaemon {
   // many: what an engine saves of few is less than a lane may wait there for its peers in vain (2
   // H100s, all-reduces beside streams: 64 MiB 272 us instead of 303, 8 MiB 112 instead of 107). And
   // no more than a lane moves in a turn (solo::kTurnNs) between 2 H200s: the rest would be slices.
-  static constexpr std::uint32_t kWholeChunks = 6, kMostWholeChunks = 32;
+  static constexpr std::uint32_t kLeastWholeChunks = 6, kMostWholeChunks = 32;
   void prepare_whole(const Invocation& inv, bool fresh, SoloCall& call) const {
     call = SoloCall{};
     if (fresh || !o_.solo) return;
@@ -720,7 +720,7 @@ class CudaDaemon : public StreamDaemon {
   static std::uint8_t whole_of(const SoloCall& call) {
     if (call.lanes == 0 || call.two_shot) return 0;
     if (call.streams) {
-      const bool some = call.chunks >= kWholeChunks && call.chunks <= kMostWholeChunks;
+      const bool some = call.chunks >= kLeastWholeChunks && call.chunks <= kMostWholeChunks;
       return some ? kWholeStream : std::uint8_t{0};
     }
     const bool common = call.plain || !call.reduces;

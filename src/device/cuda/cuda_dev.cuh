@@ -658,17 +658,17 @@ class CudaDev {
   __device__ std::uint32_t lane_index() const { return s_.lane; }
   // Only of a daemon's interest.
   __device__ void set_moving(bool moving) { set_bit(r_.moving, s_.moving, moving); }
-  // Who has had its quantum would keep somebody from going on: what is short, and newcomers, which
-  // may be; or calls that want the lanes for themselves.
-  __device__ bool others_wait(std::uint64_t now) const {
+  // Whether who has had its turn keeps somebody from going on: what is short (it may be so itself),
+  // and newcomers, which may be.
+  __device__ bool others_wait(bool is_short) const {
     Mailbox& mailbox = r_.rank.mailboxes[s_.lane];
-    if (lane_.shorts != 0 || !mailbox.looks_empty() || lanes_wanted(r_, now)) return true;
+    if (lane_.shorts > (is_short ? 1u : 0u) || !mailbox.looks_empty()) return true;
     if (s_.lane != 0) return false;
     return load_relaxed_local(r_.inbox_written) != s_.inbox_read ||
            load_relaxed(r_.link->sq_written) != s_.sq_read;  // over PCIe
   }
-  __device__ bool over_its_stay(std::uint64_t now) const {
-    return now - s_.driven_ns > longest_stay_ns(r_);
+  __device__ bool has_had_its_stay(std::uint64_t now) const {
+    return residency_matters() && now - s_.driven_ns > longest_stay_ns(r_);
   }
 
   static __device__ std::uint32_t lanes_without_driver(CudaRank& r) {

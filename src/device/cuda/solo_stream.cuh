@@ -50,8 +50,9 @@ inline constexpr std::uint32_t kTurns = 16;        // of a group: it never has m
 inline constexpr std::uint32_t kCome = 4;          // slices that have come, of a peer and a hop
 inline constexpr std::uint32_t kRoundsApart = 16;  // of looking at anything but peers
 inline constexpr std::uint64_t kTurnNs = 500000;   // about an engine's quantum
-inline constexpr std::uint64_t kStillNs = 50000;   // then any lane looks at what the host says
-inline constexpr std::uint32_t kIdleRounds = 64;   // of who publishes, before peers are poked
+inline constexpr std::uint64_t kStillNs =
+    50000;  // then any call's lane looks at what the host says
+inline constexpr std::uint32_t kIdleRounds = 64;  // of who publishes, before peers are poked
 inline constexpr std::uint32_t kNoSlotOfPool = 0xffffffff, kNotYet = 0xffffffff;
 static_assert(kTurns >= kHops * kInHand);
 static_assert(kLeastStreamThreads >= 32 * (kApartWarps + kGroups));

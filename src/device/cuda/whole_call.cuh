@@ -40,7 +40,8 @@ struct WholeCalls {
   std::uint32_t come[kMostWholes];
   std::uint32_t looked;
   std::uint32_t received;
-  std::uint32_t to_poke;  // ranks, as bits
+  std::uint32_t to_poke;      // ranks, as bits
+  std::uint32_t interrupted;  // of a stream, see WholeDev::Interrupts
 };
 // (Raw: shared variables have no constructors. At one known address: in registers of functions that
 // move data there is no room for pointers to it.)
@@ -288,6 +289,7 @@ inline __device__ __noinline__ void run_whole_stream(CudaRank* rank, LaneStats* 
   Shared& s = x.shared[0];
 
   fetch_calls(r, &t, 1);
+  if (threadIdx.x == 0) x.interrupted = 0;
   sync_block();
   if (threadIdx.x == 0 && call.patience_ns > kWholePatienceNs) {
     x.call[0].patience_ns = kWholePatienceNs;
@@ -317,8 +319,10 @@ inline __device__ __noinline__ void run_whole_stream(CudaRank* rank, LaneStats* 
   if (threadIdx.x < 32) {
     tell_ends(r, c, w);
     if (threadIdx.x == 0) {
-      t.end = all_moved(c) ? WholeEnd::kDone : WholeEnd::kWaits;
-      t.receives = true;
+      t.end = all_moved(c)         ? WholeEnd::kDone
+              : x.interrupted != 0 ? WholeEnd::kInterrupted
+                                   : WholeEnd::kWaits;
+      t.receives = c.has(kGathers) || c.has(kCollects);
       for (std::uint32_t hop = 0; hop < kHops; ++hop) t.hops[hop] = c.hops_behind(hop);
       count_stream(*stats, c, [](std::uint64_t& figure, std::uint64_t by) { figure += by; });
     }
@@ -339,19 +343,23 @@ class WholeDev : public CudaDev {
     // would keep the daemon from leaving.)
     if (leads()) set_moving(true);
     with_all_registers(run_whole_stream<Interrupts>)(rank(), &lane().stats, lane_index(), tries,
-                                                     Interrupts{*this});
+                                                     Interrupts{*this, tries[0].is_short});
   }
 
  private:
-  // What ends a stream beside peers that do not keep up. By one thread, now and then.
+  // What ends a stream beside peers that do not keep up: that it has had its turn, and somebody
+  // could go on, or this engine is to leave. By one thread, now and then.
   struct Interrupts {
     CudaDev dev;
+    bool is_short;  // the stream's invocation
     __device__ __forceinline__ bool operator()(std::uint64_t now, std::uint64_t begun,
                                                std::uint32_t attention, bool asks_host) {
       const std::uint64_t stay = now - begun;
-      if (stay > solo::kTurnNs && dev.others_wait(now)) return true;
-      if (stay > kLateNs && dev.called_away()) return true;
-      if (dev.residency_matters() && dev.over_its_stay(now)) return true;
+      if ((stay > solo::kTurnNs && (dev.others_wait(is_short) || dev.has_had_its_stay(now))) ||
+          (stay > kLateNs && dev.called_away())) {
+        unjam::whole_calls().interrupted = 1;
+        return true;
+      }
       if (asks_host && dev.lane_index() == 0) read_attention(*dev.rank());
       return load_relaxed_local(dev.rank()->attention) != attention;
     }
