@@ -603,7 +603,7 @@ class CudaDev {
   // solo.cuh. It must not wait for a rest: where calls come one behind the other it would hardly
   // ever find one, and each call would find the lanes taken because the one before did. All looks
   // are hints: what comes meanwhile is found, and rung for, when the lanes have been left (drive()
-  // in engine.cu).
+  // in instance.cuh).
   __device__ bool in_the_way() const {
     if (s_.kind != EngineKind::kDaemon || s_.lane != 0 || s_.passes == 0) return false;
     if (!lane_.queue.empty()) return false;

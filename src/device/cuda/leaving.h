@@ -1,6 +1,7 @@
 // What a kernel that leaves a lane must ring for, so that the launcher sends a daemon: the looks
-// behind which nothing may be missed, apart from the rest of engine.cu. tests/unit/leaving_test.cc
-// runs them under the schedule explorer, with a daemon, calls and a launcher that do nothing else.
+// behind which nothing may be missed, apart from the rest of instance.cuh.
+// tests/unit/leaving_test.cc runs them under the schedule explorer, with a daemon, calls and a
+// launcher that do nothing else.
 //
 // Who says something: the host submits (sq_written), or cancels (cancelled, then attention), then
 // stores `posted`, then looks at `resident`. A resident daemon's first lane hears it and tells the
