@@ -10,14 +10,15 @@
 // concerns several peers is shared out among them, either direction of peer q to one and the same
 // thread throughout a slice. So of the state in BlockShared, the contexts, the lane and its keys
 // each word is at each moment either (1) constant, and read by all control threads, (2) the lead's,
-// or (3) that of the thread whose peer (and direction) it is about; and between a write and a read
+// or (3) that of the thread whose peer (and direction) it is about, or whose place among newcomers
+// or wholes: a thread sees to each of these, and to its invocation; and between a write and a read
 // (or write) by another control thread there is always a sync_control(), a barrier that orders
 // memory. Words that all read are written by the lead only in front of a tell(), load()'s or
 // publish()'s barrier, or a barrier of the block, and behind another: tell() is a barrier in front
 // of the reading and one behind it. What several add to at once (`sent_…`, by atomics, and some of
 // the lane's figures) the lead reads behind such a barrier. Threads that are not in control read
-// `quits`, `packets`, `threshold` and, where there is no stream, `pair` and the first two jobs
-// between two barriers of the block, during which no control thread writes.
+// `quits`, `num_wholes`, `wholes`, `packets`, `threshold` and, where there is no stream, `pair` and
+// the first two jobs between two barriers of the block, during which no control thread writes.
 //
 // Streams of slices. Where a device has threads enough, those of a block have three parts, so that
 // moving data and all that is done about it overlap: control threads look for the slices of a turn
@@ -103,6 +104,13 @@
 //   ring(rank, lane, RingFor)            tells a lane that there is something for it; for each cell
 //                                        by one thread at a time, after what it tells of
 //   ring_own_lanes()                     tells this rank's other lanes that something may be ready
+//   cancelled(slot)                      whether the host wants that
+//   cancelled_by_any(slot)               the same, behind what any lane has seen of it
+//   head_start(slot)                     what of a new invocation is done; once for each
+//   ready(invocation)                    whether its input is there (Invocation::ticket)
+//   complete(slot, outcome)              writes the CQE, tells the host. A fence() of the thread is
+//                                        behind all that the invocation has stored
+//   now_ns()                             for residency and traces
 // By the lead:
 //   epoch()                              of this lane's doorbell, before a look (doorbell.h); also
 //                                        within long turns, for what submissions_wait() says then
@@ -110,14 +118,7 @@
 //   hold_sleep(epoch)                    hold policy: sleep without leaving
 //   attend()                             at the beginning of each pass, behind epoch(): slow looks
 //   submissions_wait()                   whether next_submission() would find one
-//   stopped(), cancelled(slot)           what the host wants
-//   cancelled_by_any(slot)               the same, behind what any lane has seen of it
-//   head_start(slot)                     what of a new invocation is done
-//   ready(invocation)                    whether its input is there (Invocation::ticket)
-//   complete(slot, outcome)              writes the CQE, tells the host. A fence() of the thread is
-//                                        behind all that the invocation has stored. (If
-//                                        kWholeCalls, by any control thread; so ring_own_lanes().)
-//   now_ns()                             for residency and traces
+//   stopped()                            whether the host wants it to leave
 //   called_away()                        leave soon: whoever runs this engine has something to do
 //   kLateNs                              if there is one: how soon at the latest, in nanoseconds
 //   ended(slot), is_over()               the lane is through with an invocation; whether that was

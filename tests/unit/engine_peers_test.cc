@@ -1153,8 +1153,7 @@ TEST_F(WholeCalls, KeepTheirPlaceAmongOthers) {
   check(uses_[1]);
 }
 
-// What a lane has done by itself, and half of which the engine was told, is no use to whoever tries
-// all of it.
+// Of what a lane has sent by itself before the engine saw it, only what comes in is tried.
 TEST_F(WholeCalls, BehindAHeadStartOnlyWhatIsLeft) {
   engine_.done_before.primitive = 1;
   submit(What::kAllGather, 0, 0, true);

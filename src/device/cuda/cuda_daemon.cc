@@ -706,7 +706,8 @@ class CudaDaemon : public StreamDaemon {
   }
   // The same of what the engine may try whole (whole_call.cuh). Not two-shot plans. Of chunks only
   // many: what an engine saves of few is less than a lane may wait there for its peers in vain (2
-  // H100s, all-reduces beside streams: 64 MiB 272 us instead of 303, 8 MiB 112 instead of 107). And
+  // H100s, `unjam bench --modes async --seconds 0.05`, all-reduces: 64 MiB 272 us instead of 303 at
+  // `c820259`, 8 MiB 112 instead of 107). And
   // no more than a lane moves in a turn (solo::kTurnNs) between 2 H200s: the rest would be slices.
   static constexpr std::uint32_t kLeastWholeChunks = 6, kMostWholeChunks = 32;
   void prepare_whole(const Invocation& inv, bool fresh, SoloCall& call) const {

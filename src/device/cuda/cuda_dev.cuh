@@ -24,6 +24,9 @@ __device__ __forceinline__ void fence_system() {
   cuda::atomic_thread_fence(cuda::memory_order_acq_rel, cuda::thread_scope_system);
 }
 // Of this device.
+__device__ __forceinline__ void fence_local() {
+  cuda::atomic_thread_fence(cuda::memory_order_acq_rel, cuda::thread_scope_device);
+}
 __device__ __forceinline__ void fence_total_local() {
   cuda::atomic_thread_fence(cuda::memory_order_seq_cst, cuda::thread_scope_device);
 }
@@ -108,7 +111,7 @@ struct DevShared {
   std::uint32_t readied_seen;  // CudaRank::readied before the latest pass
   std::uint64_t progress;      // slices and completions at the latest look
   std::uint64_t still_since_ns;
-  std::uint64_t driven_ns;  // since when
+  std::uint64_t driven_ns;  // when this block took the lane
   std::uint64_t heard;      // slices received, and completions, at the latest look
   std::uint32_t call_over;  // the lane is through with the call that brought this kernel
   std::uint32_t served;     // first lane: latest call taken from the inbox: slot + 1
@@ -219,10 +222,8 @@ class CudaDev {
   __device__ std::uint32_t threshold(std::uint32_t polls) const { return polls; }
 
   // ---- publishing ----
-  // For lanes of this device.
-  __device__ void fence_lanes() {
-    cuda::atomic_thread_fence(cuda::memory_order_acq_rel, cuda::thread_scope_device);
-  }
+  // (Lanes of a rank are blocks of one device.)
+  __device__ void fence_lanes() { fence_local(); }
   // With the barrier, or the posters' acquire, before it: all that the block has stored comes
   // before what this thread publishes (a fence and a relaxed store are a release together).
   __device__ void fence() { fence_system(); }
@@ -348,8 +349,8 @@ class CudaDev {
     if (fresh) {
       // Its place was another key's, perhaps of another group, whose members are others: what that
       // knew of their connectors is not this key's, nor are addresses there. (Seen by the lanes
-      // with the invocation, which is published behind a fence of each of these threads, or behind
-      // a barrier and a release.)
+      // with the invocation, which is published behind a barrier, and a fence or a release of the
+      // thread that publishes it.)
       const std::uint32_t ranks = r.rank.lanes[0].transport.shape.ranks;
       for (std::uint32_t i = thread; i < r.rank.num_lanes * ranks; i += threads) {
         const LaneKey& lane = sqe.inv.key->lanes[i / ranks];

@@ -131,9 +131,6 @@ __device__ __forceinline__ std::uint64_t fetch_add_acq_rel(std::uint64_t& x, std
                : "memory");
   return before;
 }
-__device__ __forceinline__ void fence_local() {
-  cuda::atomic_thread_fence(cuda::memory_order_acq_rel, cuda::thread_scope_device);
-}
 // A hint: changes nothing, reads nothing, but finds the way there.
 __device__ __forceinline__ void find_way(const void* p) {
   asm volatile("prefetch.global.L2 [%0];" ::"l"(__cvta_generic_to_global(p)));
