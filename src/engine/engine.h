@@ -57,9 +57,15 @@
 // turn, whole again; whatever is not as expected (a connector that is not open, or was given up;
 // no room) is left to slices. Nothing of it is ever in a context at hand (ActiveContext): that is
 // there for slices alone, and the progress of what is whole is one of two states, nothing done or
-// all sent. What a mesh plan moves through slots, chunk after chunk, can be tried so, too, alone
-// and from the beginning: as long as peers keep up, and its quantum lasts if somebody else could
-// go on. What is left of it is for slices.
+// all sent.
+//
+// What mesh plans move through slots, chunk after chunk, goes so as well (kWholeStream), several of
+// the same kind and group together, and always by itself: until all are done, or peers do not keep
+// up, or somebody else could go on and they have had their turn. One that is done meanwhile ends at
+// once (end_early()). What is left of the others is the progress of each hop
+// (DynamicContext::behind), from which a later turn goes on; and those that have moved go on before
+// what stands behind them is begun, so that ranks come to be at the same ones. To slices it is left
+// only if its data may come by another way than was looked at.
 //
 // `Dev` is what differs between devices (see device/host/). By any thread of the block:
 //   controls()                           whether this is a control thread
@@ -81,9 +87,11 @@
 //                                        often, votes, and if all are there is the leaf. False:
 //                                        something is missing, nothing was stored, nobody reads the
 //                                        job any more
-//   whole_calls(tries, n)                only if kWholeCalls: see above. Fills in WholeTry::end,
+//   whole_calls(tries, n, end_early)     only if kWholeCalls: see above. Fills in WholeTry::end,
 //                                        receives and hops, adds to the lane's figures of slices
-//                                        and bytes, ends with a barrier. Of different keys
+//                                        and bytes, ends with a barrier. Of different keys. Of
+//                                        those that are done one of its threads at a time may call
+//                                        end_early(which), behind all that they have stored
 // Constants: kInlinePacketFlags, kStreams, kWholeCalls (above); kLaneInShared: the lane's state
 // lies in BlockShared while its engine runs; kHostWatches: the host reads figures of keys and what
 // runs at any time. By all control threads, together:
@@ -166,7 +174,9 @@ class Engine {
       if constexpr (kWholeCalls) {
         const std::uint32_t wholes = shared.num_wholes;
         if (wholes != 0) {
-          dev.whole_calls(shared.wholes, wholes);
+          dev.whole_calls(shared.wholes, wholes, [&](std::uint32_t i) {
+            phase<&Engine::end_early>(dev, rank, lane, shared, i);
+          });
           if (control) phase<&Engine::end_wholes>(dev, rank, lane, shared);
           continue;
         }
@@ -313,7 +323,7 @@ class Engine {
         }
         if constexpr (kWholeCalls) {
           if (s_.num_wholes != 0) {
-            if (s_.wholes[0].how != Whole::kStream) call<&Engine::add_wholes>();
+            call<&Engine::add_wholes>();
             return;
           }
         }
@@ -430,7 +440,7 @@ class Engine {
       const ActiveContext& a = s_.active[slot % kActiveContexts];
       const bool cached = a.slot == slot;
       const Invocation& inv = cached ? a.inv : rank_.invocations[slot];
-      if (s_.shorts_only && !comes_between(inv)) continue;
+      if (s_.shorts_only && !is_short(inv)) continue;
       // What is cached was found to be ready before.
       if (!cached) {
         // Acquire: the key's former invocation is complete on all lanes. (Of one without the engine
@@ -446,7 +456,7 @@ class Engine {
         if (how != Whole::kNot) {
           record(TraceType::kStart, &inv);
           s_.wholes[0] = {slot, how, s_.threshold};
-          s_.wholes[0].is_short = is_short(inv);
+          note_hops(s_.wholes[0]);
           s_.num_wholes = 1;
         }
       }
@@ -462,17 +472,16 @@ class Engine {
     const DynamicContext& dyn = lane_.contexts[inv.slot];
     // Done before the engine saw it, or begun in another way.
     if (dyn.loop != 0 || dyn.sliced != 0) return Whole::kNot;
-    if (inv.whole == kWholeStream) {
-      const bool begun = dyn.primitive != 0 || (dyn.behind[0] | dyn.behind[1] | dyn.behind[2]) != 0;
-      return begun ? Whole::kNot : Whole::kStream;
-    }
+    if (inv.whole == kWholeStream) return dyn.primitive == 0 ? Whole::kStream : Whole::kNot;
     if (dyn.primitive == 0) return Whole::kAll;
     return dyn.primitive + 1 == inv.whole ? Whole::kReceiving : Whole::kNot;
   }
 
-  // By the control threads: what stands behind the first one in the queue, up to what is not whole.
-  // A thread looks at each.
+  // By the control threads: what stands behind the first one in the queue, up to what is not tried
+  // with it. A thread looks at each.
   UNJAM_HD void add_wholes() {
+    const Invocation& first = rank_.invocations[s_.wholes[0].slot];
+    const bool streams = s_.wholes[0].how == Whole::kStream;
     if (dev_.leads()) {
       std::uint32_t n = 1;
       for (std::uint16_t slot = s_.cursor; slot != kNoSlot && n < kMostWholes; ++n) {
@@ -486,29 +495,43 @@ class Engine {
     for (std::uint32_t i = 1 + dev_.first(); i < n; i += dev_.stride()) {
       WholeTry& t = s_.wholes[i];
       const Invocation& inv = rank_.invocations[t.slot];
+      t.kib = inv.whole_kib;
       if (s_.active[t.slot % kActiveContexts].slot == t.slot || dev_.cancelled(t.slot)) {
         t.how = Whole::kNot;
       } else if (load_acquire_local(inv.key->done) != inv.turn || !dev_.ready(inv)) {
         t.how = Whole::kLater;
       } else {
         t.how = how_whole(inv);
+        const bool alike =
+            (t.how == Whole::kStream) == streams && (!streams || stream_together(first, inv));
+        if (!alike) t.how = Whole::kNot;
       }
     }
     dev_.sync_control();  // with what the threads have acquired
     if (dev_.leads()) {
-      std::uint32_t taken = 1;
+      std::uint32_t taken = 1, kib = first.whole_kib;
       for (std::uint32_t i = 1; i < n; ++i) {
         const WholeTry t = s_.wholes[i];
-        if (t.how == Whole::kNot || t.how == Whole::kStream) break;
+        if (t.how == Whole::kNot) break;
+        if (streams && t.how != Whole::kLater && (kib += t.kib) > kMostWholeKib) break;
         s_.cursor = i + 1 < n ? s_.wholes[i + 1].slot : lane_.queue.next(t.slot);
         if (t.how == Whole::kLater) continue;
         record(TraceType::kStart, &rank_.invocations[t.slot]);
         const std::uint32_t polls = dev_.threshold(s_.policy.initial_threshold(s_.position++));
-        s_.wholes[taken++] = {t.slot, t.how, polls};
+        s_.wholes[taken] = {t.slot, t.how, polls};
+        note_hops(s_.wholes[taken++]);
       }
       s_.num_wholes = taken;
     }
     dev_.sync_control();
+  }
+  // Streams: the same hops, among the same ranks.
+  UNJAM_HD static bool stream_together(const Invocation& a, const Invocation& b) {
+    return a.geometry.kind == b.geometry.kind && a.geometry.empty_part == b.geometry.empty_part &&
+           a.key->group == b.key->group;
+  }
+  UNJAM_HD void note_hops(WholeTry& t) const {
+    for (std::uint32_t h = 0; h < kHops; ++h) t.hops[h] = lane_.contexts[t.slot].behind[h];
   }
 
   // By the control threads, behind whole_calls()' barrier. What concerns an invocation, a thread
@@ -518,6 +541,7 @@ class Engine {
     if (s_.traces && dev_.leads()) {
       for (std::uint32_t i = 0; i < n; ++i) {
         const bool done = s_.wholes[i].end == WholeEnd::kDone;
+        if (s_.wholes[i].ended) continue;
         record(done ? TraceType::kFinish : TraceType::kPreempt,
                &rank_.invocations[s_.wholes[i].slot]);
       }
@@ -527,11 +551,32 @@ class Engine {
     dev_.sync_control();
     if (dev_.leads()) {
       for (std::uint32_t i = 0; i < n; ++i) note_whole(s_.wholes[i]);
+      // Streams that move are gone on with before others are begun, so that ranks come to be at the
+      // same ones.
+      if (moved_some(s_.wholes, n)) s_.cursor = kNoSlot;
       s_.num_wholes = 0;
     }
     dev_.sync_control();
   }
+  // By one thread, while others are still tried: one that is done, with all that peers are told.
+  // Its slot may be another invocation's from here on. (What concerns the queue comes in the end,
+  // and other lanes' waking.)
+  UNJAM_HD void end_early(std::uint32_t i) {
+    WholeTry& t = s_.wholes[i];
+    const Invocation& inv = rank_.invocations[t.slot];
+    record(TraceType::kFinish, &inv);
+    t.ended = true;
+    --inv.key->lanes[lane_index_].in_queue;
+    end_part(inv, t.slot, false);
+  }
+  UNJAM_HD static bool moved_some(const WholeTry* tries, std::uint32_t n) {
+    for (std::uint32_t i = 0; i < n; ++i) {
+      if (tries[i].end == WholeEnd::kWaits && tries[i].moved) return true;
+    }
+    return false;
+  }
   UNJAM_HD void end_whole(WholeTry& t) {
+    if (t.ended) return;
     const Invocation& inv = rank_.invocations[t.slot];
     const bool streams = t.how == Whole::kStream;
     t.sends = streams ? std::uint16_t{0} : static_cast<std::uint16_t>(inv.whole - 1u);
@@ -543,23 +588,29 @@ class Engine {
     }
     DynamicContext& dyn = lane_.contexts[t.slot];
     if (streams) {
-      for (std::uint32_t h = 0; h < kHops; ++h) dyn.behind[h] = t.hops[h];
-    } else if (t.end != WholeEnd::kUnable) {
+      for (std::uint32_t h = 0; h < kHops; ++h) {
+        t.moved = t.moved || dyn.behind[h] != t.hops[h];
+        dyn.behind[h] = t.hops[h];
+      }
+      if (t.end == WholeEnd::kUnable || t.end == WholeEnd::kElsewhere) dyn.sliced = 1;
+      return;
+    }
+    if (t.end != WholeEnd::kUnable) {
       dyn.primitive = t.sends;
     }
-    if (streams || t.end != WholeEnd::kWaits) dyn.sliced = 1;
+    if (t.end != WholeEnd::kWaits) dyn.sliced = 1;
   }
   // By the lead, which reads nothing of the invocation.
   UNJAM_HD void note_whole(const WholeTry& t) {
     const bool done = t.end == WholeEnd::kDone;
+    const bool streams = t.how == Whole::kStream;
     // (What is left to slices is to be looked at before the lane may rest.)
-    if (done || t.end != WholeEnd::kWaits || t.how == Whole::kStream ||
-        (t.how == Whole::kAll && t.sends != 0)) {
+    if (done || t.end != WholeEnd::kWaits || t.moved || (t.how == Whole::kAll && t.sends != 0)) {
       s_.moved = true;
     }
+    if (t.receives && (done || streams)) s_.heard = true;
     if (done) {
       count(lane_.stats.wholes);
-      if (t.receives) s_.heard = true;
       leave_queue(t.slot);
       if (t.is_short) --lane_.shorts;
     } else if (t.end != WholeEnd::kUnable) {
@@ -567,15 +618,6 @@ class Engine {
       count(lane_.stats.preemptions);
       if (t.end == WholeEnd::kInterrupted) give_way_to_shorts();
     }
-  }
-
-  // In FIFO order, when somebody has had its quantum. (A stream is as long as one, however few its
-  // slices are; of another that would be interrupted as well, each rank at a moment of its own.)
-  UNJAM_HD bool comes_between(const Invocation& inv) const {
-    if constexpr (kWholeCalls) {
-      if (inv.whole == kWholeStream) return false;
-    }
-    return is_short(inv);
   }
 
   // Also between two turns of a pass, which may be long: whether this engine was called away too
@@ -985,6 +1027,11 @@ class Engine {
   // Whether a lane's part is some quantum's slices at most, roughly: without a division, which
   // takes a GPU a microsecond, and alike whenever it is asked. (Packets of GPUs are one loop.)
   UNJAM_HD bool is_short(const Invocation& inv) const {
+    // (A stream is as long as a quantum, however few its slices are: of another that would be
+    // interrupted as well, each rank at a moment of its own.)
+    if constexpr (kWholeCalls) {
+      if (inv.whole == kWholeStream) return false;
+    }
     if constexpr (Dev::kInlinePacketFlags) {
       if (has_inline_flags(inv.protocol)) return true;
     }

@@ -87,6 +87,7 @@ struct alignas(16) Invocation {
   // plan's, chunk after chunk; else the primitives in front of the one that receives, which is the
   // last, and 1.
   std::uint8_t whole = 0;
+  std::uint16_t whole_kib = 0;  // of kWholeStream: KiB of a lane's stretch of a longest part
 
   // offset: elements from the beginning of the whole vector.
   UNJAM_HD const unsigned char* input_at(std::uint64_t offset) const {

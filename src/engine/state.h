@@ -136,16 +136,20 @@ struct Posting {
 
 // Invocations that are tried whole, together, see Engine.
 inline constexpr std::uint32_t kMostWholes = 8;
+// Of streams, beside the first: as many as have no more of a lane's part together than this
+// (Invocation::whole_kib), which between 2 H200s takes less than a turn.
+inline constexpr std::uint32_t kMostWholeKib = 4096;
 enum class Whole : std::uint16_t {
   kNot,    // slice by slice
   kLater,  // it may not begin yet
   kAll,
   kReceiving,  // what it sends was sent before
-  kStream,     // alone: chunk after chunk, see kWholeStream
+  kStream,     // chunk after chunk, see kWholeStream; together with its like alone
 };
 enum class WholeEnd : std::uint32_t {
   kDone,
-  kWaits,      // what it sends was sent (of a stream: some); what it receives has not come in time
+  kWaits,      // what it sends was sent (of a stream: some, or none, as of the rest); what it
+               // receives has not come in time
   kElsewhere,  // the same, and it may come by another way than was looked at
   kInterrupted,  // of a stream: others may want to go on
   kUnable,       // nothing was done
@@ -158,7 +162,11 @@ struct WholeTry {
   std::uint16_t sends = 0;  // primitives
   bool receives = false;
   bool is_short = false;
-  std::uint32_t hops[kHops] = {};  // of a stream: so many chunks of each hop are done
+  // Of a stream:
+  bool moved = false;              // it has come further than it was
+  bool ended = false;              // Engine::end_early() was called
+  std::uint32_t kib = 0;           // Invocation::whole_kib
+  std::uint32_t hops[kHops] = {};  // so many chunks of each hop are done, before and behind the try
 };
 
 // Out of a lane's mailbox, on its way into the task queue.

@@ -479,6 +479,7 @@ class Ranks {
     inv.group_rank = static_cast<std::uint16_t>(r);
     inv.slot = slot;
     inv.whole = whole;
+    inv.whole_kib = whole_kib;
     rank.memory->rank().sq.push(sqe);
     if (rank.daemon != nullptr) rank.daemon->ring(0);
   }
@@ -547,6 +548,7 @@ class Ranks {
   LaneStats& stats(std::uint32_t r) { return ranks_[r]->memory->lane(0).stats; }
 
   static constexpr std::uint32_t kSlotBytes = 256;
+  std::uint16_t whole_kib = 0;  // of what is submitted
 
  private:
   static constexpr std::size_t kPageBytes = 4096;
@@ -993,17 +995,24 @@ class Wholes : public ByHand {
   };
   std::vector<std::vector<Tried>> tried;  // together
   std::function<WholeEnd(std::uint16_t slot, Whole how)> script;
+  // Of a stream: chunks of its first hop that are moved by a try that does not end it.
+  std::uint32_t chunks_a_try = 0;
+  std::set<std::uint16_t> early;  // are ended while others are tried
 
   void stay() {
     doorbell_awake(doorbell());
     Engine<Wholes>::run(*this, rank_, 0, shared_);
   }
-  void whole_calls(WholeTry* tries, std::uint32_t n) {
+  template <class EndEarly>
+  void whole_calls(WholeTry* tries, std::uint32_t n, EndEarly end_early) {
     tried.emplace_back();
     for (std::uint32_t i = 0; i < n; ++i) {
       tried.back().push_back({tries[i].slot, tries[i].how});
       tries[i].end = script(tries[i].slot, tries[i].how);
       tries[i].receives = true;
+      const bool done = tries[i].end == WholeEnd::kDone;
+      if (tries[i].how == Whole::kStream && !done) tries[i].hops[0] += chunks_a_try;
+      if (done && early.contains(tries[i].slot)) end_early(i);
     }
   }
 };
@@ -1080,61 +1089,111 @@ TEST_F(WholeCalls, WhatComesElsewhereIsReceivedSliceBySlice) {
   check(uses_[0]);
 }
 
-// What goes through slots is tried alone and once; what is left of it goes slice by slice.
-TEST_F(WholeCalls, StreamsAreTriedAloneAndOnce) {
+// What goes through slots is tried with its like: the same hops.
+TEST_F(WholeCalls, StreamsAreTriedTogetherWithTheirLike) {
   submit(What::kAllGather, 0, 0, true);
   for (const std::size_t key : {1u, 2u}) submit(What::kAllGather, key, 0, kWholeStream, true);
-  submit(What::kAllGather, 3, 0, true);
+  submit(What::kAllGather, 1, 1, kWholeStream);  // not before the first has ended
+  submit(What::kBroadcast, 3, 0, kWholeStream);
   submit(What::kAllGather, 4, 0, true);
   engine_.script = [](std::uint16_t slot, Whole) {
-    return slot == 2 ? WholeEnd::kUnable : WholeEnd::kDone;
+    return slot == 2 ? WholeEnd::kElsewhere : WholeEnd::kDone;
   };
   for (int round = 0; round < 10; ++round) engine_.stay(), peer_.stay();
   constexpr Whole kAll = Whole::kAll, kStream = Whole::kStream;
   EXPECT_EQ(
       engine_.tried,
-      (std::vector<Batch>{{{0, kAll}}, {{1, kStream}}, {{2, kStream}}, {{3, kAll}, {4, kAll}}}));
-  EXPECT_EQ(ranks_.stats(0).completed, 5u);
-  EXPECT_EQ(ranks_.stats(0).wholes, 4u);
-  check(uses_[2]);
+      (std::vector<Batch>{
+          {{0, kAll}}, {{1, kStream}, {2, kStream}}, {{4, kStream}}, {{5, kAll}}, {{3, kStream}}}));
+  EXPECT_EQ(ranks_.stats(0).completed, 6u);
+  EXPECT_EQ(ranks_.stats(0).wholes, 5u);
+  check(uses_[2]);  // slice by slice
 }
 
-// What is short comes in between, then what is left of the first; not the second stream, also if
-// its slices are few. Who waits for its peers lets all others go on.
-class InterruptedStreams : public WholeCalls,
-                           public testing::WithParamInterface<std::tuple<std::uint32_t, WholeEnd>> {
-};
+// More of them would keep others waiting.
+TEST_F(WholeCalls, StreamsAreTriedTogetherWhileTheyAreNotTooLong) {
+  ranks_.whole_kib = kMostWholeKib / 2;
+  for (const std::size_t key : {0u, 1u, 2u}) submit(What::kAllGather, key, 0, kWholeStream);
+  engine_.script = [](std::uint16_t, Whole) { return WholeEnd::kDone; };
+  engine_.stay();
+  constexpr Whole kStream = Whole::kStream;
+  EXPECT_EQ(engine_.tried, (std::vector<Batch>{{{0, kStream}, {1, kStream}}, {{2, kStream}}}));
+}
 
-TEST_P(InterruptedStreams, DoNotChangePlaces) {
-  constexpr std::uint64_t kLong = 1000;
-  const auto [quantum, end_of_first] = GetParam();
-  ranks_.state(0).policy.quantum_slices = quantum;
-  for (const std::size_t key : {0u, 1u}) {
-    submit(What::kBroadcast, key, 0, kWholeStream, true, kLong);
-  }
-  submit(What::kAllGather, 2, 0, true);
-  for (int round = 0; round < 100; ++round) peer_.stay();  // as far as it comes
-  std::uint64_t moved = 0;                                 // of the first, when the second is tried
+// One that is done ends at once: its slot may be used again while others are tried. But its place
+// in the queue, and what is counted, is seen to in the end.
+TEST_F(WholeCalls, StreamsEndBeforeThoseThatAreTriedWithThem) {
+  for (const std::size_t key : {0u, 1u, 2u}) submit(What::kAllGather, key, 0, kWholeStream);
+  engine_.early = {0, 2};
   engine_.script = [&](std::uint16_t slot, Whole) {
-    if (slot == 1) moved = ranks_.stats(0).slices;
-    return slot == 0 ? end_of_first : WholeEnd::kDone;
+    if (slot == 1) {
+      EXPECT_TRUE(ranks_.wait(0, 1));
+      EXPECT_EQ(ranks_.in_queue(0, 0), 0u);
+      EXPECT_EQ(ranks_.in_queue(0, 1), 1u);
+    }
+    return WholeEnd::kDone;
   };
-  for (int round = 0; round < 100; ++round) engine_.stay(), peer_.stay();
-  const Batch first{{0, Whole::kStream}}, second{{1, Whole::kStream}}, third{{2, Whole::kAll}};
-  if (end_of_first == WholeEnd::kInterrupted) {
-    EXPECT_EQ(engine_.tried, (std::vector<Batch>{first, third, second}));
-    EXPECT_GT(moved, 0u);
-  } else {
-    EXPECT_EQ(engine_.tried, (std::vector<Batch>{first, second, third}));
-    EXPECT_EQ(moved, 0u);
-  }
+  engine_.stay();
+  EXPECT_EQ(engine_.tried.size(), 1u);
   EXPECT_EQ(ranks_.stats(0).completed, 3u);
-  check(uses_[0]);
+  EXPECT_EQ(ranks_.stats(0).wholes, 3u);
+  EXPECT_TRUE(ranks_.wait(0, 2));
+  for (std::size_t key = 0; key < 3; ++key) EXPECT_EQ(ranks_.in_queue(0, key), 0u);
 }
-INSTANTIATE_TEST_SUITE_P(All, InterruptedStreams,
-                         testing::Combine(testing::Values(1u, 64u),
-                                          testing::Values(WholeEnd::kInterrupted,
-                                                          WholeEnd::kWaits)));
+
+// A stream that was not done is tried again, from where it was left.
+struct Again {
+  WholeEnd end;            // of the first one's first try
+  std::uint32_t chunks;    // that it has moved
+  std::vector<int> tried;  // slots, in their order
+};
+class StreamsAgain : public WholeCalls,
+                     public testing::WithParamInterface<std::tuple<std::uint32_t, int>> {};
+
+TEST_P(StreamsAgain, InTheirPlace) {
+  const auto [quantum, which] = GetParam();
+  const Again cases[] = {
+      // What is short comes in between; not the other stream, also if its slices are few.
+      {WholeEnd::kInterrupted, 1, {0, 2, 0, 1}},
+      {WholeEnd::kInterrupted, 0, {0, 2, 0, 1}},
+      // While it moves it goes on, so that ranks come to be at the same one.
+      {WholeEnd::kWaits, 1, {0, 0, 1, 2}},
+      // Who waits for its peers lets all others go on.
+      {WholeEnd::kWaits, 0, {0, 1, 2, 0}},
+  };
+  const Again& expected = cases[which];
+  ranks_.state(0).policy.quantum_slices = quantum;
+  submit(What::kBroadcast, 0, 0, kWholeStream, false, 1000);
+  submit(What::kAllGather, 1, 0, kWholeStream, false, 1000);
+  submit(What::kAllGather, 2, 0, true);
+  engine_.chunks_a_try = expected.chunks;
+  int tries = 0;
+  engine_.script = [&](std::uint16_t slot, Whole) {
+    return slot == 0 && ++tries == 1 ? expected.end : WholeEnd::kDone;
+  };
+  for (int round = 0; round < 4; ++round) engine_.stay();
+  std::vector<int> tried;
+  for (const Batch& batch : engine_.tried) {
+    ASSERT_EQ(batch.size(), 1u);
+    tried.push_back(batch[0].slot);
+  }
+  EXPECT_EQ(tried, expected.tried);
+  EXPECT_EQ(ranks_.stats(0).completed, 3u);
+  EXPECT_EQ(ranks_.stats(0).slices, 0u);
+  EXPECT_EQ(ranks_.state(0).lanes[0].shorts, 0u);
+}
+INSTANTIATE_TEST_SUITE_P(All, StreamsAgain,
+                         testing::Combine(testing::Values(1u, 64u), testing::Range(0, 4)));
+
+// Of one whose peers are not there the engine does not keep on trying: it leaves.
+TEST_F(WholeCalls, AStreamWithoutPeersKeepsNobody) {
+  submit(What::kAllGather, 0, 0, kWholeStream);
+  engine_.script = [](std::uint16_t, Whole) { return WholeEnd::kWaits; };
+  engine_.stay();
+  EXPECT_LE(engine_.tried.size(), 2u + ranks_.state(0).policy.idle_passes);
+  EXPECT_EQ(ranks_.stats(0).completed, 0u);
+  EXPECT_EQ(ranks_.in_queue(0, 0), 1u);
+}
 
 TEST_F(WholeCalls, KeepTheirPlaceAmongOthers) {
   submit(What::kAllGather, 0, 0, true);

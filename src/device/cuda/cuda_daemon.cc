@@ -115,6 +115,7 @@ class CudaDaemon : public StreamDaemon {
       put(inv, fresh, place.sqe);
       prepare_whole(inv, fresh != nullptr, place.call);
       place.sqe.inv.whole = whole_of(place.call);
+      place.sqe.inv.whole_kib = kib_of(inv.geometry);
     }
     ++pending_;
     ++beside_;
@@ -184,6 +185,7 @@ class CudaDaemon : public StreamDaemon {
     const Geometry& g = inv.geometry;
     const unsigned threads = prepare_solo(inv, fresh != nullptr, l.solo);
     l.sqe.inv.whole = whole_of(l.solo);
+    l.sqe.inv.whole_kib = kib_of(inv.geometry);
     // With the engine, one more for the first lane, see unjam_call_kernel.
     const unsigned blocks = l.solo.lanes == 0 && g.first_lane != 0 ? g.lanes + 1u : g.lanes;
     void* arguments[] = {&rank_, &l};
@@ -704,12 +706,9 @@ class CudaDaemon : public StreamDaemon {
     address(inv, solo);
     return threads;
   }
-  // The same of what the engine may try whole (whole_call.cuh). Not two-shot plans. Of chunks only
-  // many: what an engine saves of few is less than a lane may wait there for its peers in vain (2
-  // H100s, `unjam bench --modes async --seconds 0.05`, all-reduces: 64 MiB 272 us instead of 303 at
-  // `c820259`, 8 MiB 112 instead of 107). And
-  // no more than a lane moves in a turn (solo::kTurnNs) between 2 H200s: the rest would be slices.
-  static constexpr std::uint32_t kLeastWholeChunks = 6, kMostWholeChunks = 32;
+  // The same of what the engine may try whole (whole_call.cuh). Not two-shot plans. Of chunks no
+  // more than a lane moves in a turn (solo::kTurnNs) between 2 H200s: the rest would be slices.
+  static constexpr std::uint32_t kMostWholeChunks = 32;
   void prepare_whole(const Invocation& inv, bool fresh, SoloCall& call) const {
     call = SoloCall{};
     if (fresh || !o_.solo) return;
@@ -720,12 +719,15 @@ class CudaDaemon : public StreamDaemon {
   // see tools/ptxas_report.py.)
   static std::uint8_t whole_of(const SoloCall& call) {
     if (call.lanes == 0 || call.two_shot) return 0;
-    if (call.streams) {
-      const bool some = call.chunks >= kLeastWholeChunks && call.chunks <= kMostWholeChunks;
-      return some ? kWholeStream : std::uint8_t{0};
-    }
+    if (call.streams) return call.chunks <= kMostWholeChunks ? kWholeStream : std::uint8_t{0};
     const bool common = call.plain || !call.reduces;
     return common ? static_cast<std::uint8_t>(call.before + 1) : std::uint8_t{0};
+  }
+  // Invocation::whole_kib.
+  static std::uint16_t kib_of(const Geometry& g) {
+    const std::uint64_t bytes =
+        g.lane_part(g.longest_part(), g.first_lane).length * dtype_bytes(g.dtype);
+    return static_cast<std::uint16_t>(std::min<std::uint64_t>((bytes + 1023) / 1024, UINT16_MAX));
   }
   // Fills in where everything is.
   void address(const Invocation& inv, SoloCall& solo) const {

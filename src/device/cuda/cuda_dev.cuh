@@ -659,11 +659,11 @@ class CudaDev {
   __device__ std::uint32_t lane_index() const { return s_.lane; }
   // Only of a daemon's interest.
   __device__ void set_moving(bool moving) { set_bit(r_.moving, s_.moving, moving); }
-  // Whether who has had its turn keeps somebody from going on: what is short (it may be so itself),
-  // and newcomers, which may be.
-  __device__ bool others_wait(bool is_short) const {
+  // Whether a stream that has had its turn keeps somebody from going on: what is short, and
+  // newcomers, which may be.
+  __device__ bool others_wait() const {
     Mailbox& mailbox = r_.rank.mailboxes[s_.lane];
-    if (lane_.shorts > (is_short ? 1u : 0u) || !mailbox.looks_empty()) return true;
+    if (lane_.shorts != 0 || !mailbox.looks_empty()) return true;
     if (s_.lane != 0) return false;
     return load_relaxed_local(r_.inbox_written) != s_.inbox_read ||
            load_relaxed(r_.link->sq_written) != s_.sq_read;  // over PCIe

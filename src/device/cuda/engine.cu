@@ -24,7 +24,7 @@
 // cudaFree).
 #include "device/cuda/instance.cuh"
 #include "device/cuda/kernels.h"
-#include "device/cuda/whole_call.cuh"
+#include "device/cuda/whole_dev.cuh"
 
 namespace unjam {
 namespace {

@@ -57,14 +57,21 @@ inline constexpr std::uint32_t kNoSlotOfPool = 0xffffffff, kNotYet = 0xffffffff;
 static_assert(kTurns >= kHops * kInHand);
 static_assert(kLeastStreamThreads >= 32 * (kApartWarps + kGroups));
 
-struct StreamShared {
-  SliceJob jobs[kHops * kInHand];
+// Of the connector from a member.
+enum Found : std::uint32_t { kNotLooked, kIsTheKeys, kIsNot };
+// Of one call.
+struct StreamedCall {
   Range parts[kSoloRanks];  // this lane's, of each member's
   // Of the connectors to and from members: Wire, with the count at which the call began.
   Wire outs[kSoloRanks], ins[kSoloRanks];
   std::uint64_t credits[kSoloRanks];                    // of members: seen before, and in the end
   const unsigned char* come[kHops][kCome][kSoloRanks];  // where slices of a hop lie
-  std::uint32_t found[kSoloRanks];  // whether the connector from a member is the key's
+  std::uint32_t found[kSoloRanks];                      // see Found
+  std::uint32_t moved[kHops];
+  std::uint32_t sent[kSoloRanks], taken[kSoloRanks];
+};
+struct StreamShared {
+  SliceJob jobs[kHops * kInHand];
   // Slots of each peer's pool that are this call's, see room_for().
   std::uint32_t borrowed[kSoloRanks];  // how many, or kNotYet
   std::uint16_t pool[kSoloRanks][kSlotHeaders];
@@ -73,45 +80,63 @@ struct StreamShared {
   std::uint32_t given[kGroups], turns[kGroups][kTurns];
   std::uint64_t costs[kGroups];
   std::uint32_t closed;  // nothing more is given
-  // In the end.
-  std::uint32_t moved[kHops];
-  std::uint32_t sent[kSoloRanks], taken[kSoloRanks];  // slices of members' connectors, in order
   std::uint32_t poke;
 };
-static_assert(sizeof(StreamShared) <= sizeof(BlockShared));
+struct OneStreamShared {
+  StreamShared stream;
+  StreamedCall call;
+};
+static_assert(sizeof(OneStreamShared) <= sizeof(BlockShared));
 
-// What a block's threads work with.
+__device__ __forceinline__ HopOrder order_of(const SoloCall& call) {
+  return {call.chunks, call.hops.lag, call.hops.two_hops()};
+}
+__device__ __forceinline__ bool has_member(std::uint32_t members, std::uint32_t q) {
+  return (members >> q & 1) != 0;
+}
+// Of the connector to a member, or from one, how many slices come in front of all that are missing
+// where hops have moved so many chunks: of one that carries both hops, or one.
+__device__ __forceinline__ std::uint32_t prefix_to(const SoloCall& call, std::uint32_t q,
+                                                   std::uint32_t sends, std::uint32_t gathers) {
+  if (call.hops.two_hops()) return order_of(call).prefix(sends, gathers);
+  return has_member(call.hops.sends_to, q) ? sends : gathers;
+}
+__device__ __forceinline__ std::uint32_t prefix_from(const SoloCall& call, std::uint32_t q,
+                                                     std::uint32_t gathers,
+                                                     std::uint32_t collects) {
+  if (call.hops.two_hops()) return order_of(call).prefix(gathers, collects);
+  return has_member(call.hops.gathers_from, q) ? gathers : collects;
+}
+
+// What a block's threads work with: a call, of the stream's.
 struct Stream {
   const SoloCall& call;
   const Invocation& inv;
   const LaneTransport& transport;
   StreamShared& s;
-  HopOrder order;
+  StreamedCall& of;
 
+  __device__ __forceinline__ HopOrder order() const { return order_of(call); }
+  __device__ __forceinline__ bool two_hops() const { return call.hops.two_hops(); }
   __device__ __forceinline__ bool has(std::uint32_t hop) const {
     if (hop == kSends) return call.hops.sends_to != 0;
     return hop == kGathers ? call.hops.gathers_from != 0 : call.hops.collects_from != 0;
   }
+  __device__ __forceinline__ bool receives() const { return has(kGathers) || has(kCollects); }
   // Members of whom there are slices, or to whom.
-  __device__ __forceinline__ static bool has_member(std::uint32_t members, std::uint32_t q) {
-    return (members >> q & 1) != 0;
-  }
   __device__ __forceinline__ bool sends_to(std::uint32_t q) const {
     return has_member(call.hops.sends_to | call.hops.results_to, q);
   }
   __device__ __forceinline__ bool receives_from(std::uint32_t q) const {
     return has_member(call.hops.gathers_from | call.hops.collects_from, q);
   }
-  // Of a connector that carries both hops, where hops are so far; of one that carries one, that.
   __device__ __forceinline__ std::uint32_t prefix_to(std::uint32_t q,
                                                      const std::uint32_t (&moved)[kHops]) const {
-    if (order.two_hops) return order.prefix(moved[kSends], moved[kGathers]);
-    return moved[has_member(call.hops.sends_to, q) ? kSends : kGathers];
+    return solo::prefix_to(call, q, moved[kSends], moved[kGathers]);
   }
   __device__ __forceinline__ std::uint32_t prefix_from(std::uint32_t q,
                                                        const std::uint32_t (&moved)[kHops]) const {
-    if (order.two_hops) return order.prefix(moved[kGathers], moved[kCollects]);
-    return moved[has_member(call.hops.gathers_from, q) ? kGathers : kCollects];
+    return solo::prefix_from(call, q, moved[kGathers], moved[kCollects]);
   }
   // How movers share the work, by what was fastest on 2 H200s (docs/benchmarks.md). An all-gather
   // has a group for each direction, whose warps begin each slice together; else each of two groups
@@ -125,13 +150,13 @@ struct Stream {
     const bool much = inv.geometry.count * dtype_bytes(inv.geometry.dtype) > kMuch;
     if (inv.geometry.kind == Kind::kReduce && call.group_size == 2 && much) return 1;
     if (call.hops.sends_to == 0 || call.hops.gathers_from == 0) return kInHand;
-    return order.two_hops || chunk_bytes() > kEnough ? 1 : kInHand;
+    return two_hops() || chunk_bytes() > kEnough ? 1 : kInHand;
   }
   // An all-reduce's hops wait for each other, and with a root data go one way only, as fast as the
   // link can. All-gathers and reduce-scatters fill it with the connector's own slots.
   __device__ __forceinline__ std::uint32_t slots_wanted() const {
     const std::uint32_t own = call.shape.escape_slots, most = kSlotHeaders / own * own;
-    return !(order.two_hops || has_root(inv.geometry.kind)) || 2 * own > most ? own : 2 * own;
+    return !(two_hops() || has_root(inv.geometry.kind)) || 2 * own > most ? own : 2 * own;
   }
   __device__ __forceinline__ std::uint32_t chunk_bytes() const {
     return inv.geometry.chunk * dtype_bytes(inv.geometry.dtype);
@@ -143,7 +168,7 @@ struct Stream {
   }
   // By one thread: how many slices of a hop were moved, from the first on; `n` were (acquire).
   __device__ __forceinline__ std::uint32_t count_moved(std::uint32_t hop, std::uint32_t n) const {
-    while (n != order.chunks) {
+    while (n != call.chunks) {
       const std::uint32_t stored = CudaDev::load_block(s.stored[hop * kInHand + n % kInHand]);
       // (Counts of a description's slices follow each other.)
       if (stored < warps() * (n / kInHand + 1)) break;
@@ -153,20 +178,20 @@ struct Stream {
   }
 
   __device__ __forceinline__ Range chunk(std::uint32_t part, std::uint32_t k) const {
-    return inv.geometry.chunk_of(s.parts[part], k);
+    return inv.geometry.chunk_of(of.parts[part], k);
   }
   // Of the first chunks of a part.
   __device__ __forceinline__ std::uint64_t elems_of(std::uint32_t part,
                                                     std::uint32_t chunks) const {
     const std::uint64_t most = std::uint64_t{chunks} * inv.geometry.chunk;
-    return most < s.parts[part].length ? most : s.parts[part].length;
+    return most < of.parts[part].length ? most : of.parts[part].length;
   }
   // In the end: chunks of a hop that nobody moves again.
   __device__ __forceinline__ std::uint32_t hops_behind(std::uint32_t hop) const {
-    if (!order.two_hops || hop == kGathers) return s.moved[hop];
+    if (!two_hops() || hop == kGathers) return of.moved[hop];
     const std::uint32_t peer = call.group_rank == 0 ? 1 : 0;
-    if (hop == kSends) return order.firsts_in(s.sent[peer]);
-    return s.taken[peer] - order.firsts_in(s.taken[peer]);
+    if (hop == kSends) return order().firsts_in(of.sent[peer]);
+    return of.taken[peer] - order().firsts_in(of.taken[peer]);
   }
   // Room. Slices go round all slots that the call has: the guaranteed ones of the connector first,
   // then those that were borrowed, of which there are so many that the sum is a multiple of the
@@ -179,7 +204,7 @@ struct Stream {
     return at < own ? kNoSlotOfPool : s.pool[q][at - own];
   }
   __device__ __forceinline__ void* slot_to(std::uint32_t q, std::uint32_t slice) const {
-    const Wire& out = s.outs[q];
+    const Wire& out = of.outs[q];
     const std::uint32_t borrowed = borrowed_for(q, slice);
     if (borrowed == kNoSlotOfPool) return transport.escape_slot_of(out.steps, out.count + slice);
     return transport.borrow_slot_to(call.members[q], borrowed);
@@ -212,14 +237,14 @@ __device__ __forceinline__ Watched watched_by(const Stream& c) {
                                 : x.watch == kToGather      ? c.call.hops.gathers_from
                                 : x.watch == kRoomForResult ? c.call.hops.results_to
                                                             : c.call.hops.collects_from;
-  x.of_peer = c.has_member(members, x.q);
+  x.of_peer = has_member(members, x.q);
   return x;
 }
 // The number in its connector of the slice of chunk k that is watched for.
 __device__ __forceinline__ std::uint32_t slice_watched(const Stream& c, std::uint32_t watch,
                                                        std::uint32_t k) {
   const bool second = watch == kRoomForResult || watch == kToCollect;
-  return second ? c.order.second(k) : c.order.first(k);
+  return second ? c.order().second(k) : c.order().first(k);
 }
 
 // Whether somebody waits for lanes that streams have: a call that could not begin, one that has
@@ -278,7 +303,7 @@ __device__ __forceinline__ void borrow(CudaRank& r, const Stream& c) {
 // Says which slices were the last in them.
 __device__ __forceinline__ void note_borrowed(CudaRank& r, const Stream& c) {
   const StreamShared& s = c.s;
-  const std::uint32_t thread = threadIdx.x % 32, q = thread / 4, sent = s.sent[q];
+  const std::uint32_t thread = threadIdx.x % 32, q = thread / 4, sent = c.of.sent[q];
   if (!c.sends_to(q)) return;
   const std::uint32_t own = c.call.shape.escape_slots, borrowed = s.borrowed[q];
   BorrowUse* uses = r.rank.lanes[c.transport.lane].transport.peers[c.call.members[q]].borrows;
@@ -286,7 +311,38 @@ __device__ __forceinline__ void note_borrowed(CudaRank& r, const Stream& c) {
     const std::uint32_t round = own + borrowed, first = own + i;
     if (first >= sent) break;
     const std::uint32_t last = first + (sent - 1 - first) / round * round;
-    uses[s.pool[q][i]] = {s.outs[q].count + last + 1, s.outs[q].connector, 0};
+    uses[s.pool[q][i]] = {c.of.outs[q].count + last + 1, c.of.outs[q].connector, 0};
+  }
+}
+
+// By a thread for the connector to member q, of slices [from, to): what is published, but for
+// flags; and, behind a fence, these.
+__device__ __forceinline__ void store_headers(const Stream& c, std::uint32_t q, std::uint32_t from,
+                                              std::uint32_t to) {
+  const HopOrder order = c.order();
+  const Wire& wire = c.of.outs[q];
+  const std::uint32_t element = dtype_bytes(c.inv.geometry.dtype);
+  // Which chunk of which hop a slice is, from the one before on.
+  const bool scatters = c.call.hops.scatters && has_member(c.call.hops.sends_to, q);
+  std::uint32_t first = order.firsts_in(from), second = from - first;
+  for (std::uint32_t i = from; i < to; ++i) {
+    const bool is_first = first < order.chunks && (!order.two_hops || order.first(first) == i);
+    const std::uint32_t part = is_first && scatters ? q : c.call.group_rank;
+    const Range chunk = c.chunk(part, is_first ? first++ : second++);
+    SlotHeader& h = LaneTransport::header_of(wire.steps, wire.count + i);
+    store_relaxed(h.bytes, static_cast<std::uint32_t>(chunk.length * element));
+    // (0, if it is in none of those: the step's own.)
+    store_relaxed(h.location, c.borrowed_for(q, i) + 1);
+  }
+}
+__device__ __forceinline__ void store_flags(const Stream& c, std::uint32_t q, std::uint32_t from,
+                                            std::uint32_t to) {
+  const Wire& wire = c.of.outs[q];
+  for (std::uint32_t i = from; i < to; ++i) {
+    const std::uint64_t step = wire.count + i;
+    const std::uint64_t place = c.borrowed_for(q, i) != kNoSlotOfPool ? kFlagBorrowed : 0;
+    store_system(LaneTransport::header_of(wire.steps, step).flag,
+                 step_flag(c.inv.seed, step) | place);
   }
 }
 
@@ -298,8 +354,7 @@ __device__ __forceinline__ void publish_stream(CudaRank& r, const Stream& c) {
   const std::uint32_t thread = threadIdx.x % 32, q = thread % kSoloRanks;
   const bool out = thread < kSoloRanks;
   const bool of_peer = thread < 2 * kSoloRanks && (out ? c.sends_to(q) : c.receives_from(q));
-  const std::uint32_t element = dtype_bytes(c.inv.geometry.dtype);
-  const std::uint32_t me = c.call.group_rank, own_slots = c.call.shape.escape_slots;
+  const std::uint32_t own_slots = c.call.shape.escape_slots;
   std::uint32_t* poke_at = nullptr;
   if (out && (of_peer || c.receives_from(q))) {
     poke_at = &r.pokes[c.call.members[q]][c.transport.lane];
@@ -322,36 +377,16 @@ __device__ __forceinline__ void publish_stream(CudaRank& r, const Stream& c) {
     const std::uint32_t to = out ? c.prefix_to(q, moved) : c.prefix_from(q, moved);
     // A credit is worth a fence where the peer has slices left that want room.
     const bool news =
-        of_peer && to != done && (out || (!last && c.order.slices() - done > own_slots));
+        of_peer && to != done && (out || (!last && c.order().slices() - done > own_slots));
     if (__any_sync(kAll, news) != 0) {
-      const Wire& wire = out ? s.outs[q] : s.ins[q];
-      if (news && out) {
-        // Which chunk of which hop a slice is, from the one before on.
-        const bool scatters = c.call.hops.scatters && c.has_member(c.call.hops.sends_to, q);
-        std::uint32_t first = c.order.firsts_in(done), second = done - first;
-        for (std::uint32_t i = done; i < to; ++i) {
-          const bool is_first =
-              first < c.order.chunks && (!c.order.two_hops || c.order.first(first) == i);
-          const std::uint32_t part = is_first && scatters ? q : me;
-          const Range chunk = c.chunk(part, is_first ? first++ : second++);
-          SlotHeader& h = LaneTransport::header_of(wire.steps, wire.count + i);
-          store_relaxed(h.bytes, static_cast<std::uint32_t>(chunk.length * element));
-          // (0, if it is in none of those: the step's own.)
-          store_relaxed(h.location, c.borrowed_for(q, i) + 1);
-        }
-      }
+      if (news && out) store_headers(c, q, done, to);
       // One fence a thread is behind all that it has seen the movers do, and what it has stored
       // itself: with it each store below is a release.
       fence_system();
       if (news && out) {
-        for (std::uint32_t i = done; i < to; ++i) {
-          const std::uint64_t step = wire.count + i;
-          const std::uint64_t place = c.borrowed_for(q, i) != kNoSlotOfPool ? kFlagBorrowed : 0;
-          store_system(LaneTransport::header_of(wire.steps, step).flag,
-                       step_flag(c.inv.seed, step) | place);
-        }
+        store_flags(c, q, done, to);
       } else if (news) {
-        store_system(wire.cell->consumed, wire.count + to);
+        store_system(c.of.ins[q].cell->consumed, c.of.ins[q].count + to);
       }
       if (news) done = to;
       told = false;
@@ -369,11 +404,11 @@ __device__ __forceinline__ void publish_stream(CudaRank& r, const Stream& c) {
     if (poke_at != nullptr) store_system(*poke_at, poke);
     told = true;
   }
-  if (thread < 2 * kSoloRanks) (out ? s.sent : s.taken)[q] = done;
+  if (thread < 2 * kSoloRanks) (out ? c.of.sent : c.of.taken)[q] = done;
   if (thread == 0) {
     s.poke = poke;
 #pragma unroll
-    for (std::uint32_t hop = 0; hop < kHops; ++hop) s.moved[hop] = moved[hop];
+    for (std::uint32_t hop = 0; hop < kHops; ++hop) c.of.moved[hop] = moved[hop];
   }
   __syncwarp();
   note_borrowed(r, c);
@@ -426,7 +461,7 @@ __device__ __forceinline__ void describe_hop(const Stream& c, std::uint32_t hop,
 // Of chunk k; each member's part of it by a thread.
 __device__ __forceinline__ void describe_slice(const Stream& c, std::uint32_t hop, std::uint32_t k,
                                                std::uint32_t q, SliceJob& job) {
-  const StreamShared& s = c.s;
+  const StreamedCall& of = c.of;
   const std::uint32_t me = c.call.group_rank;
   if (q >= c.call.group_size) return;
   if (copies_only(c, hop)) {
@@ -435,9 +470,9 @@ __device__ __forceinline__ void describe_slice(const Stream& c, std::uint32_t ho
     const Range chunk = c.chunk(q, k);
     job.copy_elems[q] = static_cast<std::uint32_t>(chunk.length);
     if (chunk.length == 0) return;
-    job.src[q] = hop == kCollects ? static_cast<const void*>(s.come[kCollects][k % kCome][q])
+    job.src[q] = hop == kCollects ? static_cast<const void*>(of.come[kCollects][k % kCome][q])
                                   : c.inv.input_at(chunk.offset);
-    if (hop == kSends) job.dst_slot[q] = c.slot_to(q, c.order.first(k));
+    if (hop == kSends) job.dst_slot[q] = c.slot_to(q, c.order().first(k));
     if (hop == kCollects || c.call.hops.copies) job.dst_copy[q] = c.inv.output_at(chunk.offset);
     return;
   }
@@ -449,13 +484,13 @@ __device__ __forceinline__ void describe_slice(const Stream& c, std::uint32_t ho
     if (c.call.hops.stores) job.dst_user = c.inv.output_at(chunk.offset);
     return;
   }
-  if (hop == kGathers && c.has_member(c.call.hops.gathers_from, q)) {
-    job.src[reduces ? q : 0] = s.come[kGathers][k % kCome][q];
+  if (hop == kGathers && has_member(c.call.hops.gathers_from, q)) {
+    job.src[reduces ? q : 0] = of.come[kGathers][k % kCome][q];
   }
   const std::uint32_t to = hop == kSends ? c.call.hops.sends_to : c.call.hops.results_to;
-  if (c.has_member(to, q)) {
+  if (has_member(to, q)) {
     job.dst_slot[place_among(to, q)] =
-        c.slot_to(q, hop == kSends ? c.order.first(k) : c.order.second(k));
+        c.slot_to(q, hop == kSends ? c.order().first(k) : c.order().second(k));
   }
 }
 
@@ -485,17 +520,17 @@ __device__ __forceinline__ void give(const Stream& c, std::uint32_t hop, std::ui
 // By the first warp: the connectors on which members' slices come, each looked for by one thread.
 // False, of a thread that watches one: it is not known, or not the key's any more.
 __device__ __forceinline__ bool find_incoming(const Stream& c, const Watched& x, Wire& wire) {
-  StreamShared& s = c.s;
+  StreamedCall& of = c.of;
   const bool watches = x.of_peer && x.comes;
-  if (watches && (x.watch == kToGather || !c.has_member(c.call.hops.gathers_from, x.q))) {
+  if (watches && (x.watch == kToGather || !has_member(c.call.hops.gathers_from, x.q))) {
     InEndpoint in = c.call.in[c.transport.lane * c.call.shape.ranks + x.q];
-    s.found[x.q] = c.transport.resolve(c.call.members[x.q], c.call.tag, in) ? 1 : 0;
-    if (s.found[x.q] != 0) s.ins[x.q] = c.transport.wire(in);
+    of.found[x.q] = c.transport.resolve(c.call.members[x.q], c.call.tag, in) ? kIsTheKeys : kIsNot;
+    if (of.found[x.q] == kIsTheKeys) of.ins[x.q] = c.transport.wire(in);
   }
   __syncwarp();
   if (!watches) return true;
-  wire = s.ins[x.q];
-  return s.found[x.q] != 0;
+  wire = of.ins[x.q];
+  return of.found[x.q] == kIsTheKeys;
 }
 
 // Watches and hands out, until all is moved or no more is waited for.
@@ -504,14 +539,14 @@ template <class Interrupted>
 __device__ __forceinline__ void steer(CudaRank& r, const Stream& c, Interrupted interrupted) {
   constexpr std::uint32_t kAll = 0xffffffff;
   StreamShared& s = c.s;
-  const std::uint32_t chunks = c.order.chunks;
+  const std::uint32_t chunks = c.call.chunks;
   const Watched x = watched_by(c);
   const std::uint32_t attention = load_relaxed_local(r.attention);
   // What peers have consumed is known to some extent: the first slices wait for nothing, not even
   // for a look at what comes in.
-  Wire wire = x.of_peer && !x.comes ? s.outs[x.q] : Wire{};
+  Wire wire = x.of_peer && !x.comes ? c.of.outs[x.q] : Wire{};
   std::uint32_t k = 0;  // so many are there
-  std::uint64_t found = x.of_peer ? s.credits[x.q] : 0;
+  std::uint64_t found = x.of_peer ? c.of.credits[x.q] : 0;
   std::uint64_t step = wire.count + slice_watched(c, x.watch, 0);
   std::uint64_t* word = nullptr;
   if (x.of_peer && !x.comes) word = &wire.cell->consumed;
@@ -550,7 +585,7 @@ __device__ __forceinline__ void steer(CudaRank& r, const Stream& c, Interrupted 
         if (!strange && k < taken + kCome) {
           Wire in = wire;
           in.count = step;
-          s.come[x.hop][k % kCome][x.q] =
+          c.of.come[x.hop][k % kCome][x.q] =
               (found & kFlagPlaces) == 0 ? c.transport.escape_slot_of(in.steps, step)
                                          : c.transport.slice_at(c.call.members[x.q], in, found);
           news = true;
@@ -578,9 +613,9 @@ __device__ __forceinline__ void steer(CudaRank& r, const Stream& c, Interrupted 
       over = over && d == chunks;
       holds = holds || d != n;
       if (n == chunks || n == d + in_hand || (needs[hop] & ~there) != 0 || stops) continue;
-      if (hop == kGathers && c.order.two_hops &&
-          (done[kSends] < c.order.sent_before_gather(n) ||
-           done[kCollects] < c.order.collected_before_gather(n))) {
+      if (hop == kGathers && c.two_hops() &&
+          (done[kSends] < c.order().sent_before_gather(n) ||
+           done[kCollects] < c.order().collected_before_gather(n))) {
         continue;
       }
       const std::uint32_t at = hop * kInHand + n % kInHand;
@@ -606,9 +641,9 @@ __device__ __forceinline__ void steer(CudaRank& r, const Stream& c, Interrupted 
     }
     stops = __any_sync(kAll, gives_up) != 0;
   }
-  const bool only_results = !c.has_member(c.call.hops.sends_to, x.q);
+  const bool only_results = !has_member(c.call.hops.sends_to, x.q);
   if (x.of_peer && x.watch == (only_results ? kRoomForResult : kRoomToSend)) {
-    s.credits[x.q] = found;
+    c.of.credits[x.q] = found;
   }
   if (threadIdx.x == 0) CudaDev::store_block(s.closed, 1u);
 }
@@ -651,12 +686,12 @@ __device__ __forceinline__ bool look_at_wires(CudaRank& r, const Stream& c, cons
   if (m.part == kOutgoing && c.sends_to(m.q)) {
     const OutEndpoint& out = *out_endpoint(call, m, t.lane);
     ok = out.connector != kNoConnector;
-    s.outs[m.q] = t.wire(out);
-    s.credits[m.q] = out.credit;
+    c.of.outs[m.q] = t.wire(out);
+    c.of.credits[m.q] = out.credit;
   } else if (m.part == kIncoming && c.receives_from(m.q)) {
     const InEndpoint& in = *endpoint_of(call, m, t.lane);
     ok = in.connector != kNoConnector;
-    s.ins[m.q] = t.wire(in);
+    c.of.ins[m.q] = t.wire(in);
   }
   if (threadIdx.x == 0) s.poke = load_relaxed_local(r.poke_counts[t.lane]);
   return __all_sync(0xffffffffu, ok) != 0;
@@ -667,7 +702,7 @@ __device__ __forceinline__ void set_up(const Stream& c) {
   StreamShared& s = c.s;
   if (threadIdx.x < 64) {
     const std::uint32_t i = threadIdx.x - 32;
-    if (i < c.call.group_size) s.parts[i] = c.inv.geometry.lane_part(i, c.transport.lane);
+    if (i < c.call.group_size) c.of.parts[i] = c.inv.geometry.lane_part(i, c.transport.lane);
     if (i < kSoloRanks) s.borrowed[i] = kNotYet;
     if (i < kHops * kInHand) s.stored[i] = 0;
     if (i < kGroups) s.costs[i] = s.given[i] = 0;
@@ -683,42 +718,50 @@ __device__ __forceinline__ bool all_moved(const Stream& c) {
   bool done = true;
 #pragma unroll
   for (std::uint32_t hop = 0; hop < kHops; ++hop) {
-    done = done && (!c.has(hop) || c.s.moved[hop] == c.call.chunks);
+    done = done && (!c.has(hop) || c.of.moved[hop] == c.call.chunks);
   }
   return done;
 }
 
-// As tell_peers(), of what publish_stream() has not told. By the first warp.
-__device__ __forceinline__ void tell_ends(CudaRank& r, const Stream& c, const Stretch& w) {
+// As tell_member(), of what was not published.
+__device__ __forceinline__ void tell_end(const Stream& c, const Member& m) {
   const SoloCall& call = c.call;
   const LaneTransport& t = c.transport;
-  const StreamShared& s = c.s;
-  const Member m = member_of(call, w);
   const bool takes = m.part == kIncoming && c.receives_from(m.q);
   const bool posts = m.part == kOutgoing && c.sends_to(m.q);
-  const bool pokes = posts || (m.part == kOutgoing && c.receives_from(m.q));
-  const std::uint32_t poke = s.poke + 1;
-  if (threadIdx.x == 0) r.poke_counts[t.lane] = poke;
   if (takes) {
     InEndpoint& in = *endpoint_of(call, m, t.lane);
-    const Wire& wire = s.ins[m.q];
+    const Wire& wire = c.of.ins[m.q];
     in.steps = wire.steps;
     in.cell = wire.cell;
     in.connector = wire.connector;
-    in.consumed = wire.count + s.taken[m.q];
+    in.consumed = wire.count + c.of.taken[m.q];
   }
   if (posts) {
     OutEndpoint& out = *out_endpoint(call, m, t.lane);
-    out.posted = s.outs[m.q].count + s.sent[m.q];
+    out.posted = c.of.outs[m.q].count + c.of.sent[m.q];
     // (What was acquired: with the fence and the lease, as look() wants it.)
-    out.credit = s.credits[m.q];
+    out.credit = c.of.credits[m.q];
   }
   // Without a fence, for the reasons that tell_peers() has. (Pokes are about the last slices, too,
   // which may come behind them: peers look again.)
-  if (takes && s.taken[m.q] != 0) {
-    store_system(s.ins[m.q].cell->consumed, s.ins[m.q].count + s.taken[m.q]);
+  if (takes && c.of.taken[m.q] != 0) {
+    store_system(c.of.ins[m.q].cell->consumed, c.of.ins[m.q].count + c.of.taken[m.q]);
   }
-  if (pokes) store_system(r.pokes[m.peer][t.lane], poke);
+}
+// Behind that.
+__device__ __forceinline__ void poke_in_the_end(CudaRank& r, const Stream& c, const Member& m) {
+  const std::uint32_t lane = c.transport.lane, poke = c.s.poke + 1;
+  if (threadIdx.x == 0) r.poke_counts[lane] = poke;
+  if (m.part == kOutgoing && (c.sends_to(m.q) || c.receives_from(m.q))) {
+    store_system(r.pokes[m.peer][lane], poke);
+  }
+}
+// As tell_peers(), of what publish_stream() has not told. By the first warp.
+__device__ __forceinline__ void tell_ends(CudaRank& r, const Stream& c, const Stretch& w) {
+  const Member m = member_of(c.call, w);
+  tell_end(c, m);
+  poke_in_the_end(r, c, m);
 }
 
 // For the engine: what this lane has behind it.
@@ -730,21 +773,27 @@ __device__ __forceinline__ void say_hops(CudaRank& r, const CudaLaunch& launch, 
 }
 
 // What published slices say in the lane's figures: add(figure, by) for each. By one thread.
+// `behind`: what hops had moved before.
 template <class Add>
-__device__ __forceinline__ void count_stream(LaneStats& stats, const Stream& c, Add add) {
+__device__ __forceinline__ void count_stream(LaneStats& stats, const Stream& c,
+                                             const std::uint32_t (&behind)[kHops], Add add) {
   const std::uint32_t me = c.call.group_rank, own = c.call.shape.escape_slots;
-  const std::uint32_t received = c.hops_behind(kGathers) + c.hops_behind(kCollects);
+  const auto moved = [&](std::uint32_t hop) { return c.hops_behind(hop) - behind[hop]; };
+  const auto elems_in = [&](std::uint32_t q, std::uint32_t sent) {
+    const std::uint32_t firsts =
+        has_member(c.call.hops.sends_to, q) ? c.order().firsts_in(sent) : 0;
+    return c.elems_of(c.call.hops.scatters ? q : me, firsts) + c.elems_of(me, sent - firsts);
+  };
+  const std::uint32_t received = moved(kGathers) + moved(kCollects);
   std::uint64_t elems = 0, borrowed = 0;
   for (std::uint32_t q = 0; q < c.call.group_size; ++q) {
     if (!c.sends_to(q)) continue;
-    const std::uint32_t sent = c.s.sent[q];
-    const std::uint32_t firsts =
-        c.has_member(c.call.hops.sends_to, q) ? c.order.firsts_in(sent) : 0;
-    elems += c.elems_of(c.call.hops.scatters ? q : me, firsts) + c.elems_of(me, sent - firsts);
+    const std::uint32_t sent = c.of.sent[q];
+    elems += elems_in(q, sent) - elems_in(q, c.prefix_to(q, behind));
     const std::uint32_t round = own + c.s.borrowed[q], rest = sent % round;
     borrowed += sent / round * c.s.borrowed[q] + (rest > own ? rest - own : 0);
   }
-  add(stats.slices, c.hops_behind(kSends) + received);
+  add(stats.slices, moved(kSends) + received);
   add(stats.received, received);
   add(stats.bytes_sent, elems * dtype_bytes(c.inv.geometry.dtype));
   add(stats.borrowed, borrowed);
@@ -765,11 +814,11 @@ __device__ __forceinline__ StreamEnd run_solo_stream(CudaRank& r, const CudaLaun
   const SoloCall& call = launch.solo;
   const Invocation& inv = launch.sqe.inv;
   __shared__ Shared s;
-  StreamShared& stream = in_shared(*reinterpret_cast<StreamShared*>(shared));
+  OneStreamShared& stream = in_shared(*reinterpret_cast<OneStreamShared*>(shared));
   const std::uint32_t lane = blockIdx.x;
   const Stretch w{nullptr, nullptr, 1, 1};  // it has something of every part
   const LaneTransport t = transport_of(call, lane);
-  const Stream c{call, inv, t, stream, {call.chunks, call.hops.lag, call.hops.two_hops()}};
+  const Stream c{call, inv, t, stream.stream, stream.call};
 
   const std::uint32_t attention = approach(r, launch, w, lane, s);
   wait_for_stream();
@@ -812,7 +861,7 @@ __device__ __forceinline__ StreamEnd run_solo_stream(CudaRank& r, const CudaLaun
     if (lane == 0) atomicSub(&r.waiters, 1u);
   }
   const auto count = [&](LaneStats& stats) {
-    count_stream(stats, c,
+    count_stream(stats, c, {},
                  [](std::uint64_t& figure, std::uint64_t by) { add_relaxed(figure, by); });
     if (done) add_relaxed(stats.completed, 1);
   };

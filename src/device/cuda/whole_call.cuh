@@ -16,15 +16,11 @@
 // Redo: as in solo.cuh. Nothing of a reduction is stored before the vote, and of other kinds the
 // same bytes that a later turn stores again.
 //
-// What mesh plans move through slots goes as in solo_stream.cuh (run_whole_stream()): by itself,
-// chunk after chunk, until peers do not keep up or it has had its time.
-//
 // Blocks have as many threads as the host reckons with (SoloCall: kSoloUnits): those of calls in
 // streams may have fewer, so a call that serves as an engine does without this.
 #pragma once
 
 #include "device/cuda/solo_one_shot.cuh"
-#include "device/cuda/solo_stream.cuh"
 
 namespace unjam {
 
@@ -40,8 +36,7 @@ struct WholeCalls {
   std::uint32_t come[kMostWholes];
   std::uint32_t looked;
   std::uint32_t received;
-  std::uint32_t to_poke;      // ranks, as bits
-  std::uint32_t interrupted;  // of a stream, see WholeDev::Interrupts
+  std::uint32_t to_poke;  // ranks, as bits
 };
 // (Raw: shared variables have no constructors. At one known address: in registers of functions that
 // move data there is no room for pointers to it.)
@@ -266,104 +261,5 @@ inline __device__ __noinline__ void run_whole_calls(CudaRank* rank, LaneStats* s
   }
   __syncwarp();
 }
-
-// ---- through slots ----
-
-__shared__ alignas(16) unsigned char whole_stream_bytes[sizeof(solo::StreamShared)];
-
-// How long a lane of the engine waits for peers: about as long as it takes it to do something else.
-inline constexpr std::uint32_t kWholePatienceNs = 50000;
-
-// By all threads of the block; ends with a barrier. interrupted(): as for solo::steer().
-template <class Interrupted>
-inline __device__ __noinline__ void run_whole_stream(CudaRank* rank, LaneStats* stats,
-                                                     std::uint32_t lane, WholeTry* shared_try,
-                                                     Interrupted interrupted) {
-  using namespace solo;
-  CudaRank& r = *rank;
-  WholeCalls& x = whole_calls();
-  WholeTry& t = in_shared(*shared_try);
-  StreamShared& stream = *reinterpret_cast<StreamShared*>(whole_stream_bytes);
-  const SoloCall& call = x.call[0];
-  const Invocation& inv = x.inv[0];
-  Shared& s = x.shared[0];
-
-  fetch_calls(r, &t, 1);
-  if (threadIdx.x == 0) x.interrupted = 0;
-  sync_block();
-  if (threadIdx.x == 0 && call.patience_ns > kWholePatienceNs) {
-    x.call[0].patience_ns = kWholePatienceNs;
-  }
-  const Stretch w{nullptr, nullptr, 1, 1};  // it has something of every part
-  const LaneTransport transport = transport_of(call, lane);
-  const Stream c{call, inv, transport, stream, {call.chunks, call.hops.lag, call.hops.two_hops()}};
-  if (threadIdx.x < 32) {
-    const bool ok = look_at_wires(r, c, w);
-    if (threadIdx.x == 0) s.ok = ok ? 1 : 0;
-  } else {
-    set_up(c);
-  }
-  sync_block();
-  if (s.ok == 0) {
-    sync_block();
-    return;  // kUnable
-  }
-  if (threadIdx.x < 32) {
-    steer(r, c, interrupted);
-  } else if (threadIdx.x < 64) {
-    publish_stream(r, c);
-  } else {
-    move(c);
-  }
-  sync_block();
-  if (threadIdx.x < 32) {
-    tell_ends(r, c, w);
-    if (threadIdx.x == 0) {
-      t.end = all_moved(c)         ? WholeEnd::kDone
-              : x.interrupted != 0 ? WholeEnd::kInterrupted
-                                   : WholeEnd::kWaits;
-      t.receives = c.has(kGathers) || c.has(kCollects);
-      for (std::uint32_t hop = 0; hop < kHops; ++hop) t.hops[hop] = c.hops_behind(hop);
-      count_stream(*stats, c, [](std::uint64_t& figure, std::uint64_t by) { figure += by; });
-    }
-  }
-  sync_block();
-}
-
-class WholeDev : public CudaDev {
- public:
-  using Handle = WholeDev;
-  static constexpr bool kWholeCalls = true;
-  using CudaDev::CudaDev;
-  __device__ __forceinline__ void whole_calls(WholeTry* tries, std::uint32_t n) {
-    if (tries[0].how != Whole::kStream) {
-      return with_all_registers(run_whole_calls)(rank(), &lane().stats, lane_index(), tries, n);
-    }
-    // It may be long, and is tried once. (What is short may be tried in vain again and again, and
-    // would keep the daemon from leaving.)
-    if (leads()) set_moving(true);
-    with_all_registers(run_whole_stream<Interrupts>)(rank(), &lane().stats, lane_index(), tries,
-                                                     Interrupts{*this, tries[0].is_short});
-  }
-
- private:
-  // What ends a stream beside peers that do not keep up: that it has had its turn, and somebody
-  // could go on, or this engine is to leave. By one thread, now and then.
-  struct Interrupts {
-    CudaDev dev;
-    bool is_short;  // the stream's invocation
-    __device__ __forceinline__ bool operator()(std::uint64_t now, std::uint64_t begun,
-                                               std::uint32_t attention, bool asks_host) {
-      const std::uint64_t stay = now - begun;
-      if ((stay > solo::kTurnNs && (dev.others_wait(is_short) || dev.has_had_its_stay(now))) ||
-          (stay > kLateNs && dev.called_away())) {
-        unjam::whole_calls().interrupted = 1;
-        return true;
-      }
-      if (asks_host && dev.lane_index() == 0) read_attention(*dev.rank());
-      return load_relaxed_local(dev.rank()->attention) != attention;
-    }
-  };
-};
 
 }  // namespace unjam

@@ -1,0 +1,46 @@
+// The engine's device where it does calls whole (engine.h: "Whole calls"): in kernels whose blocks
+// have as many threads as the host reckons with.
+#pragma once
+
+#include "device/cuda/cuda_dev.cuh"
+#include "device/cuda/whole_call.cuh"
+#include "device/cuda/whole_stream.cuh"
+
+namespace unjam {
+
+class WholeDev : public CudaDev {
+ public:
+  using Handle = WholeDev;
+  static constexpr bool kWholeCalls = true;
+  using CudaDev::CudaDev;
+  template <class EndEarly>
+  __device__ __forceinline__ void whole_calls(WholeTry* tries, std::uint32_t n,
+                                              EndEarly end_early) {
+    if (tries[0].how != Whole::kStream) {
+      return with_all_registers(run_whole_calls)(rank(), &lane().stats, lane_index(), tries, n);
+    }
+    with_all_registers(run_whole_streams<Interrupts, EndEarly>)(
+        rank(), &lane().stats, lane_index(), tries, n, Interrupts{*this}, end_early);
+  }
+
+ private:
+  // What ends streams beside peers that do not keep up: that they have had their turn, and somebody
+  // could go on, or this engine is to leave. By one thread, now and then.
+  struct Interrupts {
+    CudaDev dev;
+    __device__ __forceinline__ bool others() { return dev.others_wait(); }
+    __device__ __forceinline__ bool operator()(std::uint64_t now, std::uint64_t begun,
+                                               std::uint32_t attention, bool asks_host) {
+      const std::uint64_t stay = now - begun;
+      if ((stay > solo::kTurnNs && (others() || dev.has_had_its_stay(now))) ||
+          (stay > kLateNs && dev.called_away())) {
+        solo::whole_streams().interrupted = 1;
+        return true;
+      }
+      if (asks_host && dev.lane_index() == 0) read_attention(*dev.rank());
+      return load_relaxed_local(dev.rank()->attention) != attention;
+    }
+  };
+};
+
+}  // namespace unjam

@@ -1,0 +1,624 @@
+// What a lane does for calls by mesh plans, by its engine: as solo_stream.cuh, which does it
+// without an engine, of several calls with the same members and hops. Each hop takes the first of
+// them that has what its next chunk needs: so while one's results are on their way, others go on,
+// and if ranks have them in different orders they do not wait for each other. What differs besides:
+// the lane's lease is held, the keys' former uses have ended, the inputs are there, ends and
+// progress are the engine's; and a call goes on where it was left.
+//
+// The first warp's threads each watch one call for one thing at one peer, so with how many peers
+// there are, fewer calls go together. It alone counts what movers have moved (solo_stream.cuh: in
+// the order in which it was given), for each call, and says so to the second warp:
+//   done      of a call's hop, by the first warp; release: with what it has acquired of movers
+//   events    counts those, so that the second warp looks at calls only when there is news
+//
+// Where a call was left. `behind` of each hop are chunks that nobody moves again, HopOrder says
+// which slices of a connector these are, and the connectors' counts are so much further. Slots:
+// each connector's own. Only a call that is alone, and begins, borrows others, whose round a later
+// run would not know.
+#pragma once
+
+#include "device/cuda/solo_stream.cuh"
+#include "device/cuda/whole_call.cuh"
+
+namespace unjam {
+
+// How long a lane of the engine waits for peers: about as long as it takes it to do something else;
+// and where it has heard from them and has nothing else to do, as long as they may do so.
+inline constexpr std::uint64_t kWholePatienceNs = 20000, kLongPatienceNs = 100000;
+// How many chunks are sent ahead of what comes in, beside those that one hop is behind the other in
+// any case: what peers have stored is read while it is in the cache. More where nothing else can be
+// done.
+inline constexpr std::uint32_t kMostAhead = 4;
+
+namespace solo {
+
+struct WholeStreamed : StreamedCall {
+  std::uint32_t behind[kHops];  // as it was left
+  std::uint32_t next[kHops];    // chunks that were given
+  std::uint32_t done[kHops];    // and moved
+};
+struct WholeStreams {
+  StreamShared stream;
+  WholeStreamed calls[kMostWholes];  // by their places in WholeCalls
+  std::uint32_t num_calls;
+  std::uint32_t places[kMostWholes];              // of those that go together
+  std::uint32_t given_of[kHops * kInHand];        // whose slice a description is
+  std::uint32_t to[kMostWholes][2 * kSoloRanks];  // of who publishes
+  std::uint32_t events;
+  bool borrows;
+  std::uint32_t ended;  // calls, as bits, of which all is told
+  // Calls, as bits: those whose connectors are there, and of these such as can do something at
+  // once.
+  std::uint32_t there, ready;
+  std::uint32_t interrupted;  // see WholeDev::Interrupts
+};
+__shared__ alignas(16) unsigned char whole_streams_bytes[sizeof(WholeStreams)];
+__device__ __forceinline__ WholeStreams& whole_streams() {
+  return *reinterpret_cast<WholeStreams*>(whole_streams_bytes);
+}
+// In WholeCalls' order.
+__device__ __forceinline__ Stream stream_of(const LaneTransport& t, std::uint32_t place) {
+  WholeStreams& x = whole_streams();
+  return {whole_calls().call[place], whole_calls().inv[place], t, x.stream, x.calls[place]};
+}
+
+// Threads of the first warp that watch for one call, and those for each thing.
+__device__ __forceinline__ std::uint32_t peers_watched(const SoloCall& call) {
+  const std::uint32_t peers = call.group_size - 1u;
+  return peers <= 1 ? 1 : peers <= 2 ? 2 : peers <= 4 ? 4 : 8;
+}
+__device__ __forceinline__ std::uint32_t most_together(const SoloCall& call) {
+  return 32 / (kWatches * peers_watched(call));
+}
+
+// Whether hops have the same peers, and are as far apart.
+__device__ __forceinline__ bool go_together(const SoloCall& a, const SoloCall& b) {
+  const HopPeers &x = a.hops, &y = b.hops;
+  bool same = a.group_size == b.group_size && a.group_rank == b.group_rank;
+  for (std::uint32_t q = 0; q < kSoloRanks; ++q) same = same && a.members[q] == b.members[q];
+  return same && x.sends_to == y.sends_to && x.gathers_from == y.gathers_from &&
+         x.results_to == y.results_to && x.collects_from == y.collects_from &&
+         x.scatters == y.scatters && x.reduces == y.reduces && x.lag == y.lag;
+}
+
+// ---- before ----
+
+// By a warp: where a call's slices lie, and whether there is something to do about them.
+__device__ __forceinline__ void look_at_stream(const Stream& c, WholeStreamed& of,
+                                               const WholeTry& t, std::uint32_t place) {
+  constexpr std::uint32_t kWarp = 0xffffffff;
+  WholeStreams& x = whole_streams();
+  const HopPeers& hops = c.call.hops;
+  const std::uint32_t thread = threadIdx.x % 32, chunks = c.call.chunks;
+  if (thread < kHops) of.behind[thread] = of.next[thread] = of.done[thread] = t.hops[thread];
+  __syncwarp();
+  const Member m = member_of(c.call, {nullptr, nullptr, 1, 1}, thread);
+  const HopOrder order = c.order();
+  bool ok = true;
+  // Hints: what is found is looked at again, with acquire.
+  bool lacks[kHops] = {};
+  if (m.part == kOutgoing && c.sends_to(m.q)) {
+    const OutEndpoint& out = *out_endpoint(c.call, m, c.transport.lane);
+    ok = out.connector != kNoConnector;
+    Wire wire = c.transport.wire(out);
+    const std::uint32_t sent = c.prefix_to(m.q, of.behind), own = c.call.shape.escape_slots;
+    wire.count -= sent;
+    of.outs[m.q] = wire;
+    of.sent[m.q] = sent;
+    const bool sends = has_member(hops.sends_to, m.q) && of.behind[kSends] != chunks;
+    const bool results = has_member(hops.results_to, m.q) && of.behind[kGathers] != chunks;
+    const std::uint64_t first = wire.count + order.first(of.behind[kSends]),
+                        second = wire.count + order.second(of.behind[kGathers]);
+    std::uint64_t credit = out.credit;
+    if (ok && ((sends && first - credit >= own) || (results && second - credit >= own))) {
+      credit = load_relaxed(wire.cell->consumed);
+    }
+    of.credits[m.q] = out.credit;
+    lacks[kSends] = sends && first - credit >= own;
+    lacks[kGathers] = results && second - credit >= own;
+  } else if (m.part == kIncoming && c.receives_from(m.q)) {
+    const InEndpoint& in = *endpoint_of(c.call, m, c.transport.lane);
+    ok = in.connector != kNoConnector;
+    Wire wire = c.transport.wire(in);
+    const std::uint32_t taken = c.prefix_from(m.q, of.behind);
+    wire.count -= taken;
+    of.ins[m.q] = wire;
+    of.taken[m.q] = taken;
+    const auto has_come = [&](std::uint32_t slice) {
+      const std::uint64_t step = wire.count + slice;
+      const std::uint64_t flag = load_relaxed(LaneTransport::header_of(wire.steps, step).flag);
+      return (flag & ~kFlagPlaces) == step_flag(c.inv.seed, step);
+    };
+    if (ok) {
+      lacks[kGathers] = has_member(hops.gathers_from, m.q) && of.behind[kGathers] != chunks &&
+                        !has_come(order.first(of.behind[kGathers]));
+      lacks[kCollects] = has_member(hops.collects_from, m.q) && of.behind[kCollects] != chunks &&
+                         !has_come(order.second(of.behind[kCollects]));
+    }
+  }
+  ok = __all_sync(kWarp, ok) != 0;
+  bool can = false;
+#pragma unroll
+  for (std::uint32_t hop = 0; hop < kHops; ++hop) {
+    const bool missing = __any_sync(kWarp, lacks[hop]) != 0;
+    can = can || (c.has(hop) && of.behind[hop] != chunks && !missing);
+  }
+  if (thread != 0 || !ok) return;
+  atomicOr(&x.there, 1u << place);
+  if (can) atomicOr(&x.ready, 1u << place);
+}
+
+// By one thread: which of them go together. None, if nothing can be done at once.
+__device__ __forceinline__ void line_up(std::uint32_t most) {
+  WholeStreams& x = whole_streams();
+  std::uint32_t n = 0, chosen = 0;
+  for (const std::uint32_t some : {x.ready, x.there & ~x.ready}) {
+    for (std::uint32_t left = x.ready != 0 ? some : 0; left != 0 && n < most; left &= left - 1) {
+      chosen |= left & -left;
+      ++n;
+    }
+  }
+  x.num_calls = n;
+  n = 0;
+  for (; chosen != 0; chosen &= chosen - 1) {
+    x.places[n++] = static_cast<std::uint32_t>(__ffs(static_cast<int>(chosen)) - 1);
+  }
+}
+
+// By all threads; a barrier is in front and behind.
+__device__ __forceinline__ void set_up_together(const Stream& first) {
+  WholeStreams& x = whole_streams();
+  const WholeStreamed& of = x.calls[x.places[0]];
+  const bool begins = (of.behind[kSends] | of.behind[kGathers] | of.behind[kCollects]) == 0;
+  const bool borrows = x.num_calls == 1 && begins;
+  const std::uint32_t i = threadIdx.x % 32;
+  if (threadIdx.x / 32 == 1) {
+    if (i < kSoloRanks) x.stream.borrowed[i] = borrows ? kNotYet : 0;
+    if (i < kHops * kInHand) {
+      x.stream.stored[i] = 0;
+      x.given_of[i] = x.places[0];
+    }
+    if (i < kGroups) x.stream.costs[i] = x.stream.given[i] = 0;
+    if (i == 0) {
+      x.stream.closed = x.events = x.interrupted = 0;
+      x.borrows = borrows;
+    }
+  } else if (threadIdx.x / 32 == 2 && i < kHops * kInHand) {
+    describe_hop(first, i / kInHand, x.stream.jobs[i]);
+  }
+}
+
+// ---- the first warp ----
+
+// interrupted: see steer(); interrupted.others(): whether anybody else could go on.
+template <class Interrupted>
+__device__ __forceinline__ void steer_several(CudaRank& r, const LaneTransport& t,
+                                              Interrupted interrupted) {
+  constexpr std::uint32_t kAll = 0xffffffff;
+  WholeStreams& x = whole_streams();
+  StreamShared& s = x.stream;
+  const std::uint32_t calls = x.num_calls, thread = threadIdx.x;
+  const Stream like = stream_of(t, x.places[0]);  // in all that follows from who is who
+  const std::uint32_t peers = peers_watched(like.call), per_call = kWatches * peers;
+
+  // What this thread watches.
+  const std::uint32_t i = thread / per_call, watch = thread % per_call / peers, p = thread % peers,
+                      me = like.call.group_rank, q = p < me ? p : p + 1;
+  const std::uint32_t place = x.places[i < calls ? i : 0];
+  const Stream c = stream_of(t, place);
+  WholeStreamed& of = x.calls[place];
+  const HopOrder order = c.order();
+  const bool comes = watch == kToGather || watch == kToCollect;
+  const std::uint32_t hop = watch == kRoomToSend  ? kSends
+                            : watch == kToCollect ? kCollects
+                                                  : kGathers;
+  const std::uint32_t members = watch == kRoomToSend      ? c.call.hops.sends_to
+                                : watch == kToGather      ? c.call.hops.gathers_from
+                                : watch == kRoomForResult ? c.call.hops.results_to
+                                                          : c.call.hops.collects_from;
+  bool watches = i < calls && q < c.call.group_size && has_member(members, q);
+  const bool has_credits =
+      watches && watch == (has_member(c.call.hops.sends_to, q) ? kRoomToSend : kRoomForResult);
+  // The threads that watch for the same hop of the call.
+  std::uint32_t group = 0;
+#pragma unroll
+  for (std::uint32_t h = 0; h < kHops; ++h) {
+    const std::uint32_t some = __ballot_sync(kAll, watches && hop == h);
+    if (hop == h) group = some;
+  }
+  if (per_call != 32) group &= ((1u << per_call) - 1) << (i * per_call);
+  const bool leads = watches && (group & ((1u << thread) - 1)) == 0;
+
+  const std::uint32_t chunks = c.call.chunks;
+  const auto slice = [&](std::uint32_t k) {
+    return watch == kRoomForResult || watch == kToCollect ? order.second(k) : order.first(k);
+  };
+  std::uint32_t k = of.behind[hop];  // so many are there
+  Wire wire = watches && !comes ? of.outs[q] : Wire{};
+  std::uint64_t found = watches ? of.credits[q] : 0;
+  std::uint64_t step = wire.count + slice(k);
+  std::uint64_t* word = watches && !comes ? &wire.cell->consumed : nullptr;
+
+  // Of all calls.
+  const std::uint32_t receives = like.has(kGathers) ? kGathers : kCollects;
+  std::uint32_t total[kHops], given[kHops] = {}, done[kHops] = {}, ahead = 0;
+#pragma unroll
+  for (std::uint32_t h = 0; h < kHops; ++h) {
+    total[h] = __reduce_add_sync(kAll, leads && hop == h ? chunks - k : 0);
+    const std::uint32_t behind = __reduce_add_sync(kAll, leads && hop == h ? k : 0);
+    if (h == kSends) ahead += behind;
+    if (h == receives) ahead -= behind;
+  }
+  const std::uint32_t most_ahead =
+      calls == 1 || !like.receives() ? ~0u : like.call.hops.lag + kMostAhead;
+  const std::uint32_t in_hand = like.in_hand();
+  const std::uint32_t attention = load_relaxed_local(r.attention);
+  const std::uint64_t begun = global_ns();
+  std::uint64_t last = begun, looked = begun;
+  bool stops = false, moved = false, still = false;
+  for (std::uint32_t round = 0;; ++round) {
+    if (round == 1) {
+      // (Twice looked for by who watches both.)
+      const bool looks = watches && comes && k != chunks;
+#pragma unroll
+      for (const std::uint32_t w : {kToGather, kToCollect}) {
+        if (looks && watch == w && of.found[q] == kNotLooked) {
+          InEndpoint in = c.call.in[t.lane * c.call.shape.ranks + q];
+          const bool is_known = t.resolve(c.call.members[q], c.call.tag, in);
+          of.found[q] = is_known ? kIsTheKeys : kIsNot;
+          if (is_known) {
+            of.ins[q] = t.wire(in);
+            of.ins[q].count -= of.taken[q];
+          }
+        }
+        __syncwarp();
+      }
+      if (looks) {
+        watches = of.found[q] == kIsTheKeys;
+        wire = of.ins[q];
+        step = wire.count + slice(k);
+        word = &LaneTransport::header_of(wire.steps, step).flag;
+      }
+    }
+    bool news = false;
+    if (watches && k < chunks && !stops && (round != 0 || !comes)) {
+      // Acquire: the payload is read, or the slot overwritten, behind it.
+      if (round != 0) found = load_acquire(*word);
+      if (!comes) {
+        const std::uint32_t borrowed = CudaDev::load_block(s.borrowed[q]);
+        while (k < chunks &&
+               c.room_for(static_cast<std::uint32_t>(step - wire.count), step - found, borrowed)) {
+          news = true;
+          step = wire.count + slice(++k);
+        }
+      } else if ((found & ~kFlagPlaces) == step_flag(c.inv.seed, step)) {
+        if ((found & kFlagInOutput) != 0) {
+          of.found[q] = kIsNot;  // we have not invited anybody
+          watches = false;
+        } else if (k < of.done[hop] + kCome) {
+          Wire in = wire;
+          in.count = step;
+          of.come[hop][k % kCome][q] = (found & kFlagPlaces) == 0
+                                           ? t.escape_slot_of(in.steps, step)
+                                           : t.slice_at(c.call.members[q], in, found);
+          news = true;
+          step = wire.count + slice(++k);
+          word = &LaneTransport::header_of(wire.steps, step).flag;
+        }
+      }
+    }
+    moved = __any_sync(kAll, news) != 0 || moved;
+    __syncwarp();  // what any thread has acquired, for all
+
+    // What was moved.
+    bool over = true, holds = false;
+#pragma unroll
+    for (std::uint32_t h = 0; h < kHops; ++h) {
+      if (!like.has(h)) continue;
+      if (done[h] != given[h]) {
+        std::uint32_t n = done[h];
+        if (thread == 0) {
+          for (; n != given[h]; ++n) {
+            const std::uint32_t at = h * kInHand + n % kInHand;
+            // (Counts of a description's slices follow each other.)
+            if (CudaDev::load_block(s.stored[at]) < like.warps() * (n / kInHand + 1)) break;
+            std::uint32_t& count = x.calls[x.given_of[at]].done[h];
+            CudaDev::store_block(count, count + 1);
+          }
+          if (n != done[h]) CudaDev::store_block(x.events, x.events + 1);
+        }
+        done[h] = __shfl_sync(kAll, n, 0);
+      }
+      over = over && done[h] == total[h];
+    }
+    __syncwarp();
+
+    // What can be moved.
+#pragma unroll
+    for (std::uint32_t h = 0; h < kHops; ++h) {
+      if (!like.has(h)) continue;
+      holds = holds || done[h] != given[h];
+      if (stops || given[h] == total[h] || given[h] == done[h] + in_hand) continue;
+      const std::uint32_t next = of.next[hop];
+      const std::uint32_t there = __ballot_sync(kAll, watches && hop == h && k > next);
+      bool can = leads && hop == h && (there & group) == group && next != chunks;
+      if (h == kGathers && like.two_hops()) {
+        can = can && of.done[kSends] >= order.sent_before_gather(next) &&
+              of.done[kCollects] >= order.collected_before_gather(next);
+      }
+      // (Signed: what comes in may be ahead.)
+      if (h == kSends && !still && static_cast<std::int32_t>(ahead - most_ahead) >= 0 &&
+          most_ahead != ~0u) {
+        can = false;
+      }
+      const std::uint32_t some = __ballot_sync(kAll, can);
+      if (some == 0) continue;
+      const auto lead = static_cast<std::uint32_t>(__ffs(static_cast<int>(some)) - 1);
+      const std::uint32_t its = x.places[lead / per_call], n = __shfl_sync(kAll, next, lead);
+      const Stream goes = stream_of(t, its);
+      const std::uint32_t at = h * kInHand + given[h] % kInHand;
+      if (x.given_of[at] != its) {
+        __syncwarp();
+        if (thread == 0) {
+          describe_hop(goes, h, s.jobs[at]);
+          x.given_of[at] = its;
+        }
+        __syncwarp();
+      }
+      describe_slice(goes, h, n, thread, s.jobs[at]);
+      __syncwarp();
+      if (thread == 0) {
+        x.calls[its].next[h] = n + 1;
+        give(goes, h, at);
+      }
+      __syncwarp();
+      ++given[h];
+      if (h == kSends) ++ahead;
+      if (h == receives) --ahead;
+      holds = true;
+    }
+    if (over || (stops && !holds)) break;
+    if (stops || round % kRoundsApart != kRoundsApart - 1) continue;
+    // (What movers have in hand does not wait for anybody.)
+    const std::uint64_t now = global_ns();
+    still = !moved && !holds;
+    if (!still) last = looked = now;
+    moved = false;
+    bool gives_up = false;
+    if (__any_sync(kAll, now - looked >= kWholePatienceNs) != 0) {
+      // Peers that are at it may have left it for a moment. While there is nothing else to do, to
+      // wait for them is better than to come back.
+      looked = now;
+      gives_up = (done[kGathers] == 0 && done[kCollects] == 0) || now - last >= kLongPatienceNs ||
+                 (thread == 0 && interrupted.others());
+    }
+    const bool asks_host =
+        now - last > kStillNs || (t.lane == 0 && round % (8 * kRoundsApart) == kRoundsApart - 1);
+    if (thread == 0 && !gives_up) gives_up = interrupted(now, begun, attention, asks_host);
+    stops = __any_sync(kAll, gives_up) != 0;
+  }
+  if (has_credits) of.credits[q] = found;
+  if (thread == 0) CudaDev::store_block(s.closed, 1u);
+}
+
+// ---- the second warp ----
+
+// Behind all that is published of call i: whether it is done. If so, all of it is told.
+__device__ __forceinline__ bool tell_if_done(const Stream& c, WholeStreamed& of) {
+  constexpr std::uint32_t kAll = 0xffffffff;
+  const std::uint32_t thread = threadIdx.x % 32, q = thread % kSoloRanks;
+  bool done = true;
+#pragma unroll
+  for (std::uint32_t hop = 0; hop < kHops; ++hop) {
+    // Acquire, by each thread, see below.
+    done = done && (!c.has(hop) || CudaDev::load_block(of.done[hop]) == c.call.chunks);
+  }
+  if (thread < kSoloRanks && c.sends_to(q)) done = done && of.sent[q] == c.order().slices();
+  if (__all_sync(kAll, done) == 0) return false;
+  if (thread < kSoloRanks && c.receives_from(q)) of.taken[q] = c.order().slices();
+  __syncwarp();
+  tell_end(c, member_of(c.call, {nullptr, nullptr, 1, 1}, thread));
+  __syncwarp();
+  return true;
+}
+
+// As publish_stream(). A call that is done, of several, is ended at once.
+template <class EndEarly>
+__device__ __forceinline__ void publish_several(CudaRank& r, const LaneTransport& t,
+                                                EndEarly end_early) {
+  constexpr std::uint32_t kAll = 0xffffffff;
+  WholeStreams& x = whole_streams();
+  StreamShared& s = x.stream;
+  const Stream like = stream_of(t, x.places[0]);
+  const std::uint32_t thread = threadIdx.x % 32, q = thread % kSoloRanks, calls = x.num_calls;
+  const bool out = thread < kSoloRanks;
+  const bool of_peer = thread < 2 * kSoloRanks && (out ? like.sends_to(q) : like.receives_from(q));
+  const std::uint32_t own_slots = like.call.shape.escape_slots;
+  std::uint32_t* poke_at = nullptr;
+  if (out && (of_peer || like.receives_from(q))) {
+    poke_at = &r.pokes[like.call.members[q]][t.lane];
+  }
+  std::uint32_t poke = s.poke, idle = 0, seen = 0;
+  const bool borrows = x.borrows;
+  if (borrows) borrow(r, like);
+  bool told = true;
+  std::uint32_t ended = 0;  // calls, as bits
+  for (;;) {
+    // (Before what was moved.)
+    const bool last = __shfl_sync(kAll, CudaDev::load_block(s.closed), 0) != 0;
+    const std::uint32_t events = __shfl_sync(kAll, CudaDev::load_block(x.events), 0);
+    bool news = false;
+    for (std::uint32_t i = 0; i < calls && of_peer && (last || events != seen); ++i) {
+      const std::uint32_t place = x.places[i];
+      const Stream c = stream_of(t, place);
+      std::uint32_t moved[kHops];
+#pragma unroll
+      for (std::uint32_t hop = 0; hop < kHops; ++hop) {
+        moved[hop] = CudaDev::load_block(x.calls[place].done[hop]);
+      }
+      std::uint32_t& done = (out ? c.of.sent : c.of.taken)[q];
+      std::uint32_t to = out ? c.prefix_to(q, moved) : c.prefix_from(q, moved);
+      // A credit is worth a fence where the peer has slices left that want room.
+      if (!out && !last && c.order().slices() - done <= own_slots) to = done;
+      x.to[i][thread] = to;
+      if (to == done) continue;
+      if (out) store_headers(c, q, done, to);
+      // (The last credits are told in the end.)
+      if (!out && last) {
+        done = to;
+      } else {
+        news = true;
+      }
+    }
+    const bool looks = events != seen;
+    seen = events;
+    const bool news_told = __any_sync(kAll, news) != 0;
+    if (news_told) {
+      // As in publish_stream(): each thread's fence is behind what it has seen of all calls.
+      fence_system();
+      for (std::uint32_t i = 0; news && i < calls; ++i) {
+        const Stream c = stream_of(t, x.places[i]);
+        std::uint32_t& done = (out ? c.of.sent : c.of.taken)[q];
+        const std::uint32_t to = x.to[i][thread];
+        if (to == done) continue;
+        if (out) {
+          store_flags(c, q, done, to);
+        } else {
+          store_system(c.of.ins[q].cell->consumed, c.of.ins[q].count + to);
+        }
+        done = to;
+      }
+      told = false;
+      idle = 0;
+    }
+    for (std::uint32_t i = 0; i < calls && looks && calls > 1; ++i) {
+      const std::uint32_t place = x.places[i];
+      if ((ended >> place & 1) != 0 || !tell_if_done(stream_of(t, place), x.calls[place])) continue;
+      ended |= 1u << place;
+      told = false;
+      // What the thread has acquired, and the others' stores behind that: all of the call.
+      if (thread == 0) end_early(place);
+      __syncwarp();
+    }
+    if (news_told) continue;
+    if (last) break;
+    if (told || ++idle < kIdleRounds) continue;
+    // Peers may be asleep until they hear that something has come for them.
+    fence_system();
+    ++poke;
+    if (poke_at != nullptr) store_system(*poke_at, poke);
+    told = true;
+  }
+  if (thread == 0) {
+    s.poke = poke;
+    x.ended = ended;
+  }
+  if (thread < calls) {
+    WholeStreamed& of = x.calls[x.places[thread]];
+#pragma unroll
+    for (std::uint32_t hop = 0; hop < kHops; ++hop) of.moved[hop] = of.done[hop];
+  }
+  __syncwarp();
+  if (borrows) note_borrowed(r, like);
+}
+
+// ---- behind all ----
+
+// By one thread: how the calls have ended, of which `alike` were looked at.
+__device__ __forceinline__ void say_ends(const LaneTransport& t, LaneStats& stats, WholeTry* tries,
+                                         std::uint32_t n, std::uint32_t alike) {
+  const WholeStreams& x = whole_streams();
+  for (std::uint32_t place = 0; place < n; ++place) {
+    const bool unable = place < alike && (x.there >> place & 1) == 0;
+    tries[place].end = unable ? WholeEnd::kUnable : WholeEnd::kWaits;
+  }
+  for (std::uint32_t i = 0; i < x.num_calls; ++i) {
+    const std::uint32_t place = x.places[i];
+    const Stream c = stream_of(t, place);
+    WholeTry& its = tries[place];
+    count_stream(stats, c, x.calls[place].behind,
+                 [](std::uint64_t& figure, std::uint64_t by) { figure += by; });
+    for (std::uint32_t hop = 0; hop < kHops; ++hop) {
+      const std::uint32_t behind = c.hops_behind(hop);
+      if (hop != kSends && behind != its.hops[hop]) its.receives = true;
+      its.hops[hop] = behind;
+    }
+    bool elsewhere = false;
+    for (std::uint32_t q = 0; q < c.call.group_size; ++q) {
+      elsewhere = elsewhere || (c.receives_from(q) && c.of.found[q] == kIsNot);
+    }
+    if (all_moved(c)) {
+      its.end = WholeEnd::kDone;
+    } else if (elsewhere) {
+      its.end = WholeEnd::kElsewhere;
+    } else if (x.interrupted != 0) {
+      its.end = WholeEnd::kInterrupted;
+    }
+  }
+}
+
+}  // namespace solo
+
+// By all threads of the block; ends with a barrier. interrupted: see solo::steer_several().
+template <class Interrupted, class EndEarly>
+inline __device__ __noinline__ void run_whole_streams(CudaRank* rank, LaneStats* stats,
+                                                      std::uint32_t lane, WholeTry* shared_tries,
+                                                      std::uint32_t n, Interrupted interrupted,
+                                                      EndEarly end_early) {
+  using namespace solo;
+  CudaRank& r = *rank;
+  WholeCalls& calls = whole_calls();
+  WholeStreams& x = whole_streams();
+  WholeTry* const tries = &in_shared(*shared_tries);
+  const std::uint32_t warp = threadIdx.x / 32;
+
+  fetch_calls(r, tries, n);
+  if (threadIdx.x == 0) {
+    x.there = x.ready = 0;
+    x.stream.poke = load_relaxed_local(r.poke_counts[lane]);
+  }
+  sync_block();
+  std::uint32_t alike = 1;
+  while (alike < n && go_together(calls.call[0], calls.call[alike])) ++alike;
+  const LaneTransport t = transport_of(calls.call[0], lane);
+  // (From the last thread on: the first warps look first.)
+  for (std::uint32_t at = blockDim.x - 1 - threadIdx.x; at < alike * kSoloRanks; at += blockDim.x) {
+    const std::uint32_t place = at / kSoloRanks, q = at % kSoloRanks;
+    x.calls[place].found[q] = kNotLooked;
+    if (q >= calls.call[place].group_size) continue;
+    x.calls[place].parts[q] = calls.inv[place].geometry.lane_part(q, lane);
+  }
+  __syncwarp();
+  for (std::uint32_t place = warp; place < alike; place += blockDim.x / 32) {
+    look_at_stream(stream_of(t, place), x.calls[place], tries[place], place);
+  }
+  sync_block();
+  if (threadIdx.x == 0) line_up(most_together(calls.call[0]));
+  sync_block();
+  if (x.num_calls != 0) {
+    const Stream first = stream_of(t, x.places[0]);
+    set_up_together(first);
+    if (threadIdx.x == 0) interrupted.dev.set_moving(true);
+    sync_block();
+    if (warp == 0) {
+      steer_several(r, t, interrupted);
+    } else if (warp == 1) {
+      publish_several(r, t, end_early);
+    } else {
+      move(first);
+    }
+    sync_block();
+    if (warp == 0) {
+      const Member m = member_of(first.call, {nullptr, nullptr, 1, 1});
+      for (std::uint32_t i = 0; i < x.num_calls; ++i) {
+        const std::uint32_t place = x.places[i];
+        if ((x.ended >> place & 1) == 0) tell_end(stream_of(t, place), m);
+      }
+      poke_in_the_end(r, first, m);
+    }
+  }
+  if (threadIdx.x == 0) say_ends(t, *stats, tries, n, alike);
+  sync_block();
+}
+
+}  // namespace unjam
