@@ -561,7 +561,7 @@ class Ranks {
     std::memcpy(place, output.data(), output.size() * sizeof(std::int32_t));
     in_heap_.emplace_back(&output, place);
     inv.output = place;
-    inv.output_in_arena = static_cast<std::uint64_t>(place - bases_[r]);
+    inv.output_place = static_cast<std::uint64_t>(place - bases_[r]);
   }
 
   struct Key {
