@@ -78,11 +78,12 @@ void Context::start_cuda() {
 }
 
 Result Context::pending_error(const char* what, std::size_t pending) const {
-  return pending_error(what, pending, pending_in_order());
+  return pending_error(what, pending, pending_in_order(),
+                       "wait for them, or abort the context first");
 }
 
 Result Context::pending_error(const char* what, std::size_t count,
-                              const std::vector<const Submitted*>& pending) {
+                              const std::vector<const Submitted*>& pending, const char* cure) {
   std::string text =
       std::string(what) + " with " + std::to_string(count) + " invocation(s) pending, among them ";
   std::size_t named = 0;
@@ -91,7 +92,7 @@ Result Context::pending_error(const char* what, std::size_t count,
     text += (named == 0 ? "" : ", ") + name_text(*s->key);
     ++named;
   }
-  return {UNJAM_ERROR_INVALID_USAGE, text + ": wait for them, or abort the context first"};
+  return {UNJAM_ERROR_INVALID_USAGE, text + ": " + cure};
 }
 
 Result Context::shutdown() {

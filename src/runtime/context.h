@@ -366,7 +366,7 @@ class Context : public std::enable_shared_from_this<Context> {
   void background();
   Result pending_error(const char* what, std::size_t pending) const;
   static Result pending_error(const char* what, std::size_t count,
-                              const std::vector<const Submitted*>& pending);
+                              const std::vector<const Submitted*>& pending, const char* cure);
   // A call's output has bytes in common with that memory.
   static bool writes_into(const Submitted& s, const void* memory, std::uint64_t bytes);
   std::vector<const Submitted*> pending_in_order() const;

@@ -56,7 +56,8 @@ Result Context::deregister_memory(void* pointer) {
     std::vector<const Submitted*> pending = pending_in_order();
     std::erase_if(pending, [&](const Submitted* s) { return !writes_into(*s, pointer, bytes); });
     if (!pending.empty()) {
-      return pending_error("memory was to be deregistered", pending.size(), pending);
+      return pending_error("memory was to be deregistered", pending.size(), pending,
+                           "wait for them first");
     }
     windows_.remove(serial);
   }
