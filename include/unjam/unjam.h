@@ -254,16 +254,16 @@ UNJAM_API unjamResult_t unjamMemFree(unjamContext_t context, void* pointer);
  * UNJAM_ERROR_INVALID_ARGUMENT: no such memory. UNJAM_ERROR_INVALID_USAGE: some of it is registered
  * already, with this context. UNJAM_ERROR_RESOURCES: 64 windows are, as many as there can be. */
 UNJAM_API unjamResult_t unjamMemRegister(unjamContext_t context, void* pointer, size_t bytes);
-/* Ends that. pointer: as it was registered. Local, but that it waits up to 50 ms for other processes
- * to have the memory no longer mapped, as CUDA wants it before cudaFree (`unjam info`, "windows",
- * "left": how many such windows others still have mapped; they let go of them as soon as nothing on
- * their device holds them up). UNJAM_ERROR_INVALID_USAGE: nothing is registered there; or a call
- * whose output is there is pending, which the message names: then nothing has changed.
+/* Ends that. pointer: as it was registered. Local, but that it waits up to 50 ms for other
+ * processes to have the memory no longer mapped, as CUDA wants it before cudaFree (`unjam info`,
+ * "windows", "left": how many such windows others still have mapped; they let go of them as soon as
+ * nothing on their device holds them up). UNJAM_ERROR_INVALID_USAGE: nothing is registered there;
+ * or a call whose output is there is pending, which the message names: then nothing has changed.
  * The code of the first call into the window that has failed here, if one has: the memory is no
  * longer registered, but peers that have yet to end that call may still store into it. So it must
  * neither be freed nor used until all of them have ended the call (with an error, or by
- * unjamDestroy). The same goes for what is registered when a context is destroyed, which deregisters
- * it. */
+ * unjamDestroy). The same goes for what is registered when a context is destroyed, which
+ * deregisters it. */
 UNJAM_API unjamResult_t unjamMemDeregister(unjamContext_t context, void* pointer);
 
 /* ---- groups ---- */

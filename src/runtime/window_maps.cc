@@ -1,8 +1,11 @@
 #include "runtime/window_maps.h"
 
 #include <pthread.h>
+#include <sys/mman.h>
 
 #include <algorithm>
+#include <cerrno>
+#include <cstring>
 
 namespace unjam {
 
@@ -23,17 +26,25 @@ WindowEntry* WindowMaps::table(int rank, std::string& error) {
 
 WindowEntry* WindowMaps::make_table(int rank, std::string& error) {
   const auto found = tables_.find(rank);
-  if (found != tables_.end()) return reinterpret_cast<WindowEntry*>(found->second.data());
-  // Shared, so that it stays where devices have it when the process forks.
-  SharedMemory memory = SharedMemory::create(table_bytes(), error);
-  if (memory.data() == nullptr) return nullptr;
-  SharedMemory& table = tables_.emplace(rank, std::move(memory)).first->second;
-  return reinterpret_cast<WindowEntry*>(table.data());
+  if (found != tables_.end()) return found->second.get();
+  // Shared with children, which have no business with it: so that when the process forks it stays
+  // where devices have it, and is not copied away from there.
+  void* const memory =
+      mmap(nullptr, table_bytes(), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+  if (memory == MAP_FAILED) {
+    error = "cannot allocate " + std::to_string(table_bytes()) + " bytes: " + std::strerror(errno);
+    return nullptr;
+  }
+  auto* const table = static_cast<WindowEntry*>(memory);
+  tables_.emplace(rank, std::unique_ptr<WindowEntry, Unmap>(table, Unmap{table_bytes()}));
+  return table;
 }
 
+void WindowMaps::Unmap::operator()(WindowEntry* table) const { munmap(table, bytes); }
+
 WindowEntry& WindowMaps::entry(const Viewer& viewer, const Id& id) {
-  auto* const table = reinterpret_cast<WindowEntry*>(tables_.at(viewer.rank).data());
-  return table[static_cast<std::uint64_t>(id.first) * kWindows + id.second % kWindows];
+  return tables_.at(viewer.rank)
+      .get()[static_cast<std::uint64_t>(id.first) * kWindows + id.second % kWindows];
 }
 
 void WindowMaps::add(CudaDriver* cuda, const Source& source, const std::vector<Viewer>& viewers) {

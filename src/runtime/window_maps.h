@@ -15,6 +15,7 @@
 #include <deque>
 #include <functional>
 #include <map>
+#include <memory>
 #include <mutex>
 #include <optional>
 #include <string>
@@ -22,7 +23,6 @@
 #include <utility>
 #include <vector>
 
-#include "device/host/host_memory.h"
 #include "engine/cuda_driver.h"
 #include "transport/windows.h"
 
@@ -95,6 +95,10 @@ class WindowMaps {
   using Id = std::pair<int, std::uint64_t>;  // owner, serial
 
   WindowEntry* make_table(int rank, std::string& error);  // with the lock
+  struct Unmap {
+    std::uint64_t bytes = 0;
+    void operator()(WindowEntry* table) const;
+  };
   WindowEntry& entry(const Viewer& viewer, const Id& id);
   void drop(const Id& id, bool stored_into);  // with the lock
   void queue(Job job);                        // with the lock
@@ -105,7 +109,7 @@ class WindowMaps {
   const int ranks_;
   const LetGo let_go_;
   mutable std::mutex mutex_;
-  std::map<int, SharedMemory> tables_;  // by rank
+  std::map<int, std::unique_ptr<WindowEntry, Unmap>> tables_;  // by rank
   std::map<Id, Record> records_;
   std::map<int, std::string> why_;  // by rank, see Usage
   std::vector<Mapping> kept_;

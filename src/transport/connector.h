@@ -365,8 +365,8 @@ class LaneTransport {
   }
   // An address that is none.
   UNJAM_HD static unsigned char* unreachable() {
-    return reinterpret_cast<unsigned char*>(
-        std::uintptr_t{1});  // NOLINT(performance-no-int-to-ptr)
+    constexpr std::uintptr_t kNowhere = 1;
+    return reinterpret_cast<unsigned char*>(kNowhere);  // NOLINT(performance-no-int-to-ptr)
   }
   // Room for a slice in the output. Its step has a header all the same.
   UNJAM_HD static SendGrant output_grant(unsigned char* place, const Wire& out,
