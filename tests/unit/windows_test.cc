@@ -3,14 +3,20 @@
 #include "runtime/windows.h"
 
 #include <gtest/gtest.h>
+#include <signal.h>
+#include <sys/mman.h>
 
 #include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <condition_variable>
 #include <cstdint>
 #include <cstring>
+#include <functional>
 #include <map>
+#include <memory>
 #include <mutex>
+#include <new>
 #include <random>
 #include <set>
 #include <string>
@@ -18,10 +24,13 @@
 #include <utility>
 #include <vector>
 
+#include "device/host/host_memory.h"
 #include "runtime/context.h"
+#include "runtime/cuda_library.h"
 #include "runtime/window_maps.h"
 #include "tests/support/job.h"
 #include "tests/support/json.h"
+#include "tests/support/processes.h"
 #include "tests/support/scripted_device.h"
 
 namespace unjam_test {
@@ -418,6 +427,158 @@ TEST_F(Maps, APlaceIsTheLatestWindows) {
   EXPECT_EQ(find(0, 2, 64 + kWindows), device_.at(10, name(8)));
 }
 
+// ---- between processes ----
+
+// As MappingDevice, with arenas that processes can share. Names count up.
+class SharingDevice : public MappingDevice {
+ public:
+  std::unique_ptr<unjam::DeviceArena> create_arena(int, std::uint64_t bytes,
+                                                   std::string& error) override {
+    return std::make_unique<Arena>(unjam::SharedMemory::create(bytes, error));
+  }
+  std::unique_ptr<unjam::DeviceArena> adopt_arena(int, int fd, std::uint64_t bytes,
+                                                  std::string& error) override {
+    return std::make_unique<Arena>(unjam::SharedMemory::adopt(unjam::Fd(fd), bytes, error));
+  }
+  bool name_window(int, const void*, unjam::WindowName& name, std::string& error) override {
+    if (nameless_) error = "it has no name";
+    name.allocation[0] = ++names_;
+    return !nameless_;
+  }
+  bool nameless_ = false;
+
+ private:
+  struct Arena : unjam::DeviceArena {
+    explicit Arena(unjam::SharedMemory m) : memory(std::move(m)) {}
+    unsigned char* data() const override { return memory.data(); }
+    int share(std::string&) override { return memory.share().release(); }
+    bool map_for(int, std::string&) override { return true; }
+    unjam::SharedMemory memory;
+  };
+  unsigned char names_ = 0;
+};
+
+Json windows(unjamContext_t context) { return JsonReader::parse(info(context))["windows"]; }
+bool comes_to(unjamContext_t context, const char* what, int value) {
+  return eventually([&] { return windows(context)[what].integer() == value; });
+}
+
+// Where each of two processes is, for the other to see.
+class Stages {
+ public:
+  Stages() {
+    void* const memory = mmap(nullptr, sizeof(std::atomic<int>), PROT_READ | PROT_WRITE,
+                              MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    if (memory == MAP_FAILED) fail("mmap");
+    stage_ = new (memory) std::atomic<int>(0);
+  }
+  void reach(int stage) const { stage_->store(stage); }
+  void await(int stage) const {
+    if (!eventually([&] { return stage_->load() >= stage; })) {
+      fail("the other process does not come to stage " + std::to_string(stage));
+    }
+  }
+
+ private:
+  std::atomic<int>* stage_ = nullptr;
+};
+
+// Run with a process each; `body` says what it finds wrong by failing.
+void run_two(const std::function<void(unjamContext_t, SharingDevice&)>& first,
+             const std::function<void(unjamContext_t, SharingDevice&)>& second, bool first_dies) {
+  unjamUniqueId_t id;
+  UNJAM_CHECK(unjamGetUniqueId(&id));
+  Processes all(2, "", [&](Child& me) {
+    SharingDevice device;
+    unjam::replace_cuda_driver(&device);
+    {
+      unjamConfig_t config = default_config();
+      config.device = UNJAM_DEVICE_CUDA;
+      Job job(id, 2, {me.index()}, config, base_seed());
+      job.run([&](Rank& rank) { (rank.rank == 0 ? first : second)(rank.context, device); });
+    }
+    unjam::replace_cuda_driver(nullptr);
+  });
+  if (first_dies) all.expect_killed(0);
+  all.finish();
+}
+void expect(bool is_so, const char* what) {
+  if (!is_so) fail(what);
+}
+
+TEST(WindowsOfProcesses, AreMappedAndLetGoOf) {
+  const Stages stages;
+  std::vector<unsigned char> x(4096), y(4096);
+  run_two(
+      [&](unjamContext_t c, SharingDevice& device) {
+        UNJAM_CHECK(unjamMemRegister(c, x.data(), x.size()));
+        stages.await(1);  // it has it
+        UNJAM_CHECK(unjamMemDeregister(c, x.data()));
+        expect(comes_to(c, "left", 0), "the other has not let go");
+        stages.reach(2);
+        stages.await(3);  // the other maps and unmaps nothing
+        UNJAM_CHECK(unjamMemRegister(c, x.data(), x.size()));
+        UNJAM_CHECK(unjamMemRegister(c, y.data(), y.size()));
+        const auto begin = std::chrono::steady_clock::now();
+        UNJAM_CHECK(unjamMemDeregister(c, x.data()));
+        const auto took = std::chrono::steady_clock::now() - begin;
+        expect(took < std::chrono::seconds(20), "it waits for the other's device");
+        expect(took >= std::chrono::milliseconds(50), "it does not wait at all");
+        expect(windows(c)["left"].integer() == 1, "it is said to be let go of");
+        stages.reach(4);
+        expect(comes_to(c, "left", 0), "the other does not let go");
+        device.nameless_ = true;
+        UNJAM_CHECK(unjamMemRegister(c, x.data(), x.size()));
+        expect(windows(c)["not_shared"].integer() == 1, "it was shared without a name");
+        expect(windows(c)["not_shared_because"].string == "it has no name", "the reason");
+        stages.reach(5);
+        stages.await(6);
+      },
+      [&](unjamContext_t c, SharingDevice& device) {
+        expect(comes_to(c, "peers_mapped", 1), "it is not mapped");
+        expect(device.open(0, 1) == 1, "it was not opened");
+        stages.reach(1);
+        stages.await(2);
+        expect(windows(c)["peers_mapped"].integer() == 0, "it is still there");
+        expect(device.open(0, 1) == 0, "it was not closed");
+        device.hold(true);
+        stages.reach(3);
+        stages.await(4);
+        expect(comes_to(c, "peers_awaited", 1), "one of two is there");
+        device.hold(false);
+        expect(comes_to(c, "peers_mapped", 1), "the other one is not mapped");
+        stages.await(5);
+        expect(windows(c)["peers_mapped"].integer() == 1, "it has come without a name");
+        stages.reach(6);
+        // The rank leaves with windows.
+        expect(comes_to(c, "peers_mapped", 0), "a rank's windows outlast it");
+        expect(eventually([&] { return device.open(0, 3) == 0; }), "and its mappings");
+      },
+      false);
+}
+
+TEST(WindowsOfProcesses, OfADeadProcessAreNotFoundAndStayMapped) {
+  const Stages stages;
+  std::vector<unsigned char> x(4096);
+  run_two(
+      [&](unjamContext_t c, SharingDevice&) {
+        UNJAM_CHECK(unjamMemRegister(c, x.data(), x.size()));
+        stages.await(1);
+        raise(SIGKILL);
+      },
+      [&](unjamContext_t c, SharingDevice& device) {
+        expect(comes_to(c, "peers_mapped", 1), "it is not mapped");
+        // Its own, which the other must be let go of at once.
+        UNJAM_CHECK(unjamMemRegister(c, x.data(), x.size()));
+        stages.reach(1);
+        expect(comes_to(c, "peers_mapped", 0), "it is still found");
+        expect(device.open(0, 1) == 1, "an engine may be storing there");
+        UNJAM_CHECK(unjamMemDeregister(c, x.data()));
+        expect(comes_to(c, "left", 0), "the dead do not let go");
+      },
+      true);
+}
+
 // ---- the API ----
 
 std::uint64_t into_outputs(unjamContext_t context) {
@@ -428,8 +589,6 @@ std::uint64_t into_outputs(unjamContext_t context) {
   }
   return sum;
 }
-Json windows(unjamContext_t context) { return JsonReader::parse(info(context))["windows"]; }
-
 struct Layout1 {
   int algorithm;
   bool delays;
