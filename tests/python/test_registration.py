@@ -7,6 +7,8 @@ import numpy as np
 import pytest
 
 import unjam
+from processes import workers
+from rank_tools import say
 from unjam import InvalidArgument, InvalidType, InvalidUsage, Mismatch, Resources
 from unjam import registration as registrations
 
@@ -173,3 +175,26 @@ def test_all_that_peers_store(launch):
 
     for algorithm in ("ring", "mesh"):
         assert sum(launch(3, rank, algorithm=algorithm)) > 0
+
+
+def rank_of_a_job():
+    with unjam.init_from_environment() as context:
+        x = np.full(100_000, context.rank, np.float32)
+        with context.register_memory(x):
+            context.group().all_reduce(x).wait(30)
+        found = context.info()
+        say([float(x[0]), float(x[-1]), sum(lane["into_outputs"] for lane in found["lanes"])])
+        found = found["windows"]
+        say([found["peers_mapped"], found["not_shared"], found["left"], found["registered"]])
+        say(found["not_shared_because"])
+
+
+def test_processes_of_the_host_device_go_on_through_slots():
+    with workers() as harness:
+        job = harness.job(3, rank_of_a_job)
+        for process in job:
+            assert process.said() == [3.0, 3.0, 0]
+            assert process.said() == [0, 1, 0, 0]
+            assert process.said() == "memory of the host device is this process's alone"
+        for process in job:
+            process.ends()
