@@ -250,7 +250,10 @@ UNJAM_API unjamResult_t unjamMemFree(unjamContext_t context, void* pointer);
  * allocation of cudaMalloc (parts of it may be windows of their own; torch's caching allocator has
  * such memory, unless its segments are expandable). On the host device any memory; other processes
  * cannot map it.
- * It must stay what it is until it is deregistered: do that before it is freed.
+ * Order: peers store into an output when this rank's engine itself might, from when the call's
+ * inputs are there (of a call with a stream: behind what was queued before) until it is complete;
+ * its results are seen as those of any call. Registering orders nothing, in no stream.
+ * The memory must stay what it is until it is deregistered: do that before it is freed.
  * UNJAM_ERROR_INVALID_ARGUMENT: no such memory. UNJAM_ERROR_INVALID_USAGE: some of it is registered
  * already, with this context. UNJAM_ERROR_RESOURCES: 64 windows are, as many as there can be. */
 UNJAM_API unjamResult_t unjamMemRegister(unjamContext_t context, void* pointer, size_t bytes);
@@ -258,12 +261,12 @@ UNJAM_API unjamResult_t unjamMemRegister(unjamContext_t context, void* pointer, 
  * processes to have the memory no longer mapped, as CUDA wants it before cudaFree (`unjam info`,
  * "windows", "left": how many such windows others still have mapped; they let go of them as soon as
  * nothing on their device holds them up). UNJAM_ERROR_INVALID_USAGE: nothing is registered there;
- * or a call whose output is there is pending, which the message names: then nothing has changed.
- * The code of the first call into the window that has failed here, if one has: the memory is no
- * longer registered, but peers that have yet to end that call may still store into it. So it must
- * neither be freed nor used until all of them have ended the call (with an error, or by
- * unjamDestroy). The same goes for what is registered when a context is destroyed, which
- * deregisters it. */
+ * or a call whose output is there is pending (of calls in a stream: the stream has not come past
+ * it), which the message names: then nothing has changed. The code of the first call into the
+ * window that has failed here, if one has: the memory is no longer registered, but peers that have
+ * yet to end that call may still store into it. So it must neither be freed nor used until all of
+ * them have ended the call (with an error, or by unjamDestroy). unjamDestroy deregisters what is
+ * left, and of that the same is true. */
 UNJAM_API unjamResult_t unjamMemDeregister(unjamContext_t context, void* pointer);
 
 /* ---- groups ---- */

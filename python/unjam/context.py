@@ -411,7 +411,7 @@ class Context:
         return Stats.from_struct(struct)
 
     def info(self) -> dict[str, Any]:
-        """Settings, memory per key and peer, the heap, what keys hold, statistics per key, lane."""
+        """Settings, memory by key and peer, heap, windows, what keys hold; figures by key, lane."""
         with self._call() as lib:
             info: dict[str, Any] = read_json(
                 lambda buffer, size, needed: lib.unjamInfo(self._handle, buffer, size, needed)
