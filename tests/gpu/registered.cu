@@ -276,8 +276,43 @@ void deregister_beside_waits(const Member& me, std::uint64_t seed) {
   meet(me);
 }
 
+// The first registrations of all, while streams of all ranks but one wait for a call of that one's:
+// mapping may have to wait for them, but nobody for the mapping.
+void register_beside_waits(const Member& me, std::uint64_t seed) {
+  const Stream stream;
+  const Reports reports(1);
+  const Spec s = spec_of(me, UNJAM_ALL_REDUCE, 4 * kMiB, seed);
+  const DeviceMemory memory(memory_of(s)), other(kMiB);
+  const Place place = place_in(memory.get(), s);
+  start_fill(s, place, stream.get());
+  meet(me);
+  const unjamCallOptions_t options = ordered(UNJAM_STREAM_SYNC, stream);
+  const auto calls = [&] { check(call(me.all, "early", s, place, &options, nullptr)); };
+  if (me.rank != 0) calls();
+  me.doing("registers while streams wait");
+  const std::uint64_t begin = now_ns();
+  check(unjamMemRegister(me.context, other.get(), kMiB));
+  const double us = us_since(begin);
+  if (me.rank == 0) {
+    usleep(200000);  // the others are in the midst of mapping it
+    std::printf("registered beside streams that wait, after %.0f us\n", us);
+    me.doing("calls what the others' streams wait for");
+    calls();
+  }
+  stream.synchronize();
+  start_check(s, place, reports.on_device(0), stream.get());
+  reports.start_fetch(stream.get());
+  stream.synchronize();
+  finish_check(s, reports[0], "rank " + std::to_string(me.rank));
+  await_windows(me, static_cast<std::uint64_t>(me.ranks - 1));
+  check(unjamMemDeregister(me.context, other.get()));
+  await_nothing_left(me);
+  meet(me);
+}
+
 void run_all(const Job& job, std::uint64_t seed, std::size_t most_mib, int rounds, bool must) {
   job.run([&](const Member& me) {
+    register_beside_waits(me, mix(seed, 3));
     check_refusals(me);
     meet(me);
     come_and_go(me, rounds, mix(seed, 1));
