@@ -95,7 +95,7 @@ endif()
 # calculate little, so they are compiled as fast as it goes; what they test is optimised as ever. (But for
 # engine_peers_test, which has engines of its own, and hop_order_test: how fast those are nobody minds.)
 set(quickly_compiled api_test control_fuzz_test control_test engine_peers_test heap_test hop_order_test keys_test
-                     kill_test point_to_point_test processes_test programs_test waitfor_test)
+                     kill_test point_to_point_test processes_test programs_test waitfor_test windows_test)
 if(UNJAM_SANITIZE)
   set(quick_to_compile -O0)
 else()

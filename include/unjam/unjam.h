@@ -240,6 +240,34 @@ UNJAM_API unjamResult_t unjamMemAlloc(unjamContext_t context, size_t bytes, void
  * has failed or was aborted, for longer: then the allocation is given to nobody again, also when it
  * was freed, as long as the context lives. */
 UNJAM_API unjamResult_t unjamMemFree(unjamContext_t context, void* pointer);
+/* Lets peers store results into memory of the user's themselves, as if it were the heap's: into the
+ * output of any call of this rank that begins at a multiple of 16 bytes there and lies within one
+ * such *window* as a whole. (Others, and inputs, gain nothing by it.) A hint: results are the same
+ * without, and no other rank need register anything. Local: waits for no peer, and each peer makes
+ * use of it from when it has the memory mapped, which is soon; one that cannot map it goes on as
+ * before (`unjam info` tells which, and why).
+ * pointer: `bytes` bytes, of any alignment. On a CUDA device memory of that device, of one
+ * allocation of cudaMalloc (parts of it may be windows of their own; torch's caching allocator has
+ * such memory, unless its segments are expandable). On the host device any memory; other processes
+ * cannot map it.
+ * Order: peers store into an output when this rank's engine itself might, from when the call's
+ * inputs are there (of a call with a stream: behind what was queued before) until it is complete;
+ * its results are seen as those of any call. Registering orders nothing, in no stream.
+ * The memory must stay what it is until it is deregistered: do that before it is freed.
+ * UNJAM_ERROR_INVALID_ARGUMENT: no such memory. UNJAM_ERROR_INVALID_USAGE: some of it is registered
+ * already, with this context. UNJAM_ERROR_RESOURCES: 64 windows are, as many as there can be. */
+UNJAM_API unjamResult_t unjamMemRegister(unjamContext_t context, void* pointer, size_t bytes);
+/* Ends that. pointer: as it was registered. Local, but that it waits up to 50 ms for other
+ * processes to have the memory no longer mapped, as CUDA wants it before cudaFree (`unjam info`,
+ * "windows", "left": how many such windows others still have mapped; they let go of them as soon as
+ * nothing on their device holds them up). UNJAM_ERROR_INVALID_USAGE: nothing is registered there;
+ * or a call whose output is there is pending (of calls in a stream: the stream has not come past
+ * it), which the message names: then nothing has changed. The code of the first call into the
+ * window that has failed here, if one has: the memory is no longer registered, but peers that have
+ * yet to end that call may still store into it. So it must neither be freed nor used until all of
+ * them have ended the call (with an error, or by unjamDestroy). unjamDestroy deregisters what is
+ * left, and of that the same is true. */
+UNJAM_API unjamResult_t unjamMemDeregister(unjamContext_t context, void* pointer);
 
 /* ---- groups ---- */
 /* Local: every member calls it with the same ranks in the same order; no communication. Groups with

@@ -43,6 +43,7 @@ from .collective import Collective
 from .context import Context, Contexts, explain, init, init_all, init_from_environment, unique_id
 from .group import Group
 from .memory import Memory
+from .registration import Registration
 from .request import Request, wait_all
 from .stats import Stats
 from .threads import launch, run_ranks
@@ -66,6 +67,7 @@ __all__ = [
     "Mismatch",
     "Op",
     "Peer",
+    "Registration",
     "Request",
     "Resources",
     "Stats",

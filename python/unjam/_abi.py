@@ -220,6 +220,8 @@ PROTOTYPES: dict[str, tuple[Any, list[Any]]] = {
     "unjamDeviceSynchronize": (c_int, [Handle, c_int64]),
     "unjamMemAlloc": (c_int, [Handle, c_size_t, POINTER(c_void_p)]),
     "unjamMemFree": (c_int, [Handle, c_void_p]),
+    "unjamMemRegister": (c_int, [Handle, c_void_p, c_size_t]),
+    "unjamMemDeregister": (c_int, [Handle, c_void_p]),
     "unjamGroupCreate": (c_int, [Handle, POINTER(c_int), c_int, c_char_p, POINTER(Handle)]),
     "unjamGroupDestroy": (c_int, [Handle]),
     "unjamGroupShrink": (c_int, [Handle, c_char_p, POINTER(Handle)]),

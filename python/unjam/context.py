@@ -19,6 +19,7 @@ from ._errors import InvalidArgument, InvalidType, InvalidUsage, Timeout, UnjamE
 from ._lib import check, last_error, library, read_json
 from .group import Group
 from .memory import Memory
+from .registration import Registration
 from .request import SLICE_S
 from .request import forked as forked_requests
 from .stats import Stats
@@ -165,6 +166,8 @@ class Context:
         self._users = 0
         self._closing = False
         self._closed = False
+        self._registrations: dict[Registration, None] = {}  # in the order of their making
+        self._aborted = False
         # In a child of fork() that has not made this context: the library refuses its calls.
         self.inherited = False
         with _open_lock:
@@ -250,6 +253,26 @@ class Context:
             raise InvalidArgument(f"nbytes is {nbytes}: give the number of bytes, from 0")
         return Memory._allocate(self, nbytes, self._place)
 
+    def register_memory(self, memory: Any) -> Registration:
+        """Lets peers store results into outputs in this memory themselves, as in the heap.
+
+        A hint: results are the same without it, and no other rank need do so. Local, waits for no
+        peer. For outputs that begin at a multiple of 16 bytes and lie in one registration as a
+        whole. It lasts until ``close()`` of what is returned (also a context manager), at the
+        latest until this context is closed; the memory is kept until then, and must not be freed
+        or resized.
+
+        Args:
+            memory: an array or a tensor whose memory results may go to; or (address, bytes). On a
+                GPU memory of ``cudaMalloc``: torch's, unless its segments are expandable.
+
+        Raises:
+            InvalidArgument: no such memory; the message says what is wrong with it.
+            InvalidUsage: some of it is registered already.
+            Resources: there are 64 registrations, as many as a rank can have.
+        """
+        return Registration(self, memory)
+
     # ---- the end ----
 
     def abort(self) -> None:
@@ -259,6 +282,7 @@ class Context:
         rank end with :class:`~unjam.Peer`. Does nothing on a closed context.
         """
         if self._enter():
+            self._aborted = True
             try:
                 check(library().unjamAbort(self._handle))
             finally:
@@ -275,6 +299,7 @@ class Context:
             raise InvalidUsage(
                 "a callback must not close its own context: close it in another thread"
             )
+        stored_into = self._may_be_stored_into()
         with self._idle:
             while self._closing:
                 self._idle.wait()
@@ -301,9 +326,19 @@ class Context:
                 self._idle.notify_all()
         if code:
             raise make_error(code, message)
+        for registration in list(self._registrations):
+            if stored_into:
+                registration._keep()
+            registration._end()
         _completion.drop_context(self)
         with _open_lock:
             _open.pop(self, None)
+
+    def _may_be_stored_into(self) -> bool:
+        """Whether peers may store into what is registered when the context has ended."""
+        if not self._registrations or self.closed:
+            return False
+        return self._aborted or self.info()["windows"]["retired"] != 0
 
     def __enter__(self) -> Context:
         return self
@@ -376,7 +411,7 @@ class Context:
         return Stats.from_struct(struct)
 
     def info(self) -> dict[str, Any]:
-        """Settings, memory per key and peer, the heap, what keys hold, statistics per key, lane."""
+        """Settings, memory by key and peer, heap, windows, what keys hold; figures by key, lane."""
         with self._call() as lib:
             info: dict[str, Any] = read_json(
                 lambda buffer, size, needed: lib.unjamInfo(self._handle, buffer, size, needed)

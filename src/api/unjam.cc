@@ -434,6 +434,20 @@ unjamResult_t unjamMemFree(unjamContext_t context, void* pointer) {
   });
 }
 
+unjamResult_t unjamMemRegister(unjamContext_t context, void* pointer, size_t bytes) {
+  return guarded([&] {
+    if (unjamResult_t r = check_context(context); r != UNJAM_SUCCESS) return r;
+    return finish(context->impl->register_memory(pointer, bytes));
+  });
+}
+
+unjamResult_t unjamMemDeregister(unjamContext_t context, void* pointer) {
+  return guarded([&] {
+    if (unjamResult_t r = check_context(context); r != UNJAM_SUCCESS) return r;
+    return finish(context->impl->deregister_memory(pointer));
+  });
+}
+
 unjamResult_t unjamGroupCreate(unjamContext_t context, const int* ranks, int size, const char* name,
                                unjamGroup_t* group) {
   return guarded([&] {

@@ -5,6 +5,7 @@
 #include "base/types.h"
 #include "control/wire.h"
 #include "transport/arena.h"
+#include "transport/windows.h"
 
 namespace unjam {
 namespace {
@@ -371,6 +372,51 @@ bool SnapshotMessage::decode(std::string_view bytes) {
       s.calls[tag] = r.number<std::uint64_t>();
     }
   }
+  return r.complete();
+}
+
+std::string WindowMessage::encode() const {
+  WireWriter w;
+  w.number(rank);
+  w.number(serial);
+  w.text(allocation);
+  w.number(offset);
+  return w.take();
+}
+bool WindowMessage::decode(std::string_view bytes) {
+  WireReader r(bytes);
+  rank = r.up_to(kLastRank);
+  serial = r.number<std::uint64_t>();
+  allocation = r.text(kLongestWindowName);
+  offset = r.number<std::uint64_t>();
+  return r.complete() && serial != 0 && serial <= kLastWindowSerial;
+}
+
+std::string WindowGoneMessage::encode() const {
+  WireWriter w;
+  w.number(rank);
+  w.number(serial);
+  w.number<std::uint8_t>(stored_into);
+  return w.take();
+}
+bool WindowGoneMessage::decode(std::string_view bytes) {
+  WireReader r(bytes);
+  rank = r.up_to(kLastRank);
+  serial = r.number<std::uint64_t>();
+  stored_into = r.up_to<std::uint8_t>(1) != 0;
+  return r.complete();
+}
+
+std::string WindowLetGoMessage::encode() const {
+  WireWriter w;
+  w.number(rank);
+  w.number(serial);
+  return w.take();
+}
+bool WindowLetGoMessage::decode(std::string_view bytes) {
+  WireReader r(bytes);
+  rank = r.up_to(kLastRank);
+  serial = r.number<std::uint64_t>();
   return r.complete();
 }
 

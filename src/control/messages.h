@@ -12,7 +12,7 @@
 
 namespace unjam {
 
-inline constexpr std::uint32_t kProtocolVersion = 4;
+inline constexpr std::uint32_t kProtocolVersion = 5;
 inline constexpr std::size_t kLongestText = 1 << 16;
 // Before and after the other end has proved that it knows the secret.
 inline constexpr std::size_t kLongestStrangerFrame = 256;
@@ -38,6 +38,9 @@ enum class MessageType : std::uint16_t {
   kFail,
   kSnapshotRequest,
   kSnapshot,
+  kWindow,
+  kWindowGone,
+  kWindowLetGo,
 };
 
 struct HelloMessage {
@@ -170,6 +173,34 @@ struct SnapshotRequestMessage {
 struct SnapshotMessage {
   std::uint64_t number = 0;  // of the request
   std::vector<RankSnapshot> ranks;
+  std::string encode() const;
+  bool decode(std::string_view bytes);
+};
+
+// Of a rank's user, memory that peers may map and store into (transport/windows.h).
+inline constexpr std::size_t kLongestWindowName = 64;
+struct WindowMessage {
+  std::uint32_t rank = 0;
+  std::uint64_t serial = 0;
+  std::string allocation;    // by what name the device knows it,
+  std::uint64_t offset = 0;  // and the window's beginning in it, in bytes
+  std::string encode() const;
+  bool decode(std::string_view bytes);
+};
+
+// It is not to be stored into any more.
+struct WindowGoneMessage {
+  std::uint32_t rank = 0;
+  std::uint64_t serial = 0;
+  bool stored_into = false;  // somebody may be at it all the same: the mapping is to stay
+  std::string encode() const;
+  bool decode(std::string_view bytes);
+};
+
+// The answer, but where the mapping stays: the sender's ranks no longer have it mapped.
+struct WindowLetGoMessage {
+  std::uint32_t rank = 0;  // whose it was
+  std::uint64_t serial = 0;
   std::string encode() const;
   bool decode(std::string_view bytes);
 };

@@ -2,6 +2,7 @@
 // the engines of ranks on CUDA devices. No symbol of the one is used by the other but the factory.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -9,12 +10,13 @@
 
 #include "engine/daemon.h"
 #include "transport/arena.h"
+#include "transport/windows.h"
 
 namespace unjam {
 
 // Grows with every change of what stands in this header or below it: the two libraries are made
 // together.
-inline constexpr int kCudaDriverVersion = 7;
+inline constexpr int kCudaDriverVersion = 8;
 
 // Device memory in which peers write to a rank. Mapped at one address for all devices of this
 // process.
@@ -26,6 +28,12 @@ class DeviceArena {
   virtual int share(std::string& error) = 0;
   // Lets a device of this process read and write it.
   virtual bool map_for(int device, std::string& error) = 0;
+};
+
+// Memory of cudaMalloc(), as other processes find it.
+struct WindowName {
+  std::array<unsigned char, 64> allocation{};  // CUDA's name of it
+  std::uint64_t offset = 0;                    // in bytes
 };
 
 struct CudaRankOptions {
@@ -42,7 +50,8 @@ struct CudaRankOptions {
   bool whole_lines = false;              // see CudaDriver::lines_come_whole()
   std::uint32_t solo_patience_us = 200;  // of those through slots: how long they wait for a peer
   std::vector<unsigned char*> bases;     // of all ranks' arenas
-  std::vector<void*> links;  // of all ranks: where host memory for HostLink is, see below
+  std::vector<void*> links;        // of all ranks: where host memory for HostLink is, see below
+  WindowEntry* windows = nullptr;  // the rank's table, in host memory that the device reaches
 };
 
 // Host memory of each rank that its peers' devices reach: in its shared host memory, behind the
@@ -74,6 +83,23 @@ class CudaDriver {
   // Lets all devices of this process reach host memory (page-aligned). Once for each memory.
   virtual bool register_host(void* memory, std::uint64_t bytes, std::string& error) = 0;
   virtual void unregister_host(void* memory) = 0;
+
+  // ---- windows (unjamMemRegister()) ----
+  // Whether all of that memory is one allocation's of cudaMalloc(), on that device.
+  virtual bool check_window(int device, const void* memory, std::uint64_t bytes,
+                            std::string& error) = 0;
+  // For other processes.
+  virtual bool name_window(int device, const void* memory, WindowName& name,
+                           std::string& error) = 0;
+  // The next ones may wait for what the devices do: without locks, by a thread for which nobody
+  // waits.
+  // Lets `device` store into what cudaMalloc() has given, or will, on another device of this
+  // process.
+  virtual bool reach(int device, int other, std::string& error) = 0;
+  // Maps for `device` what another process has named, the whole allocation; where the name's memory
+  // is; nullptr: `error`. To be closed as often as it was opened.
+  virtual unsigned char* open_window(int device, const WindowName& name, std::string& error) = 0;
+  virtual void close_window(int device, const WindowName& name) = 0;
 
   // Starts a rank's engine. `copy`: the host's side of its state: cq.words, cq.capacity, cancelled
   // and the lanes' numbers are set. Null: `error`.

@@ -1285,7 +1285,7 @@ class Engine {
     const Wire was = a.ins[q];
     if (in.connector != was.connector || in.consumed != was.count || in.steps != was.steps) {
       if (was.connector != kNoConnector && in.connector != was.connector && invites(a.inv)) {
-        LaneTransport::withdraw(*was.cell, a.inv.seed, a.inv.output_in_arena);
+        LaneTransport::withdraw(*was.cell, a.inv.seed, a.inv.output_place);
       }
       a.ins[q] = s_.transport.wire(in);
       if (found && invites(a.inv)) invite(a, q);
@@ -1297,10 +1297,10 @@ class Engine {
 
   // Whether this rank lets peers store into its output.
   UNJAM_HD static bool invites(const Invocation& inv) {
-    return inv.output_in_arena != 0 && inv.protocol == Protocol::kSlot;
+    return inv.output_place != 0 && inv.protocol == Protocol::kSlot;
   }
   UNJAM_HD void invite(ActiveContext& a, std::uint32_t q) {
-    LaneTransport::invite(a.ins[q], a.inv.seed, a.inv.output_in_arena);
+    LaneTransport::invite(a.ins[q], a.inv.seed, a.inv.output_place);
   }
   // On connectors that are known as the invocation begins; on others as they are found.
   UNJAM_HD void invite_known() {
@@ -1316,14 +1316,14 @@ class Engine {
     const LaneKey& key = inv.key->lanes[lane_index_];
     for (std::uint32_t q = 0; q < inv.group_size; ++q) {
       if (q == inv.group_rank || key.in[q].connector == kNoConnector) continue;
-      LaneTransport::withdraw(*key.in[q].cell, inv.seed, inv.output_in_arena);
+      LaneTransport::withdraw(*key.in[q].cell, inv.seed, inv.output_place);
     }
   }
   // Whether the slice may go straight to where member q's output has it. Looked for until it is
-  // found, from its first slice on that could use it.
+  // found, from its first slice on that could use it; whatever this rank knows of heaps and
+  // windows, for the words are in the line of the credits, which every slice looks at.
   UNJAM_HD bool asks(const ActiveContext& a, std::uint32_t q) const {
-    return (s_.primitive.flags & kIntoOutput) != 0 && s_.transport.shape.heap_bytes != 0 &&
-           a.invited[q] == nullptr;
+    return (s_.primitive.flags & kIntoOutput) != 0 && a.invited[q] == nullptr;
   }
   UNJAM_HD void note_invitation(ActiveContext& a, std::uint32_t q, const Invitation& seen) {
     a.invited[q] = s_.transport.invited_output(member(a, q), a.outs[q], a.inv.seed, seen);
@@ -1332,7 +1332,7 @@ class Engine {
   UNJAM_HD unsigned char* place_in_output(const ActiveContext& a, std::uint32_t q) const {
     if ((s_.primitive.flags & kIntoOutput) == 0) return nullptr;
     unsigned char* output = a.invited[q];
-    if (output == nullptr) return nullptr;
+    if (output == nullptr || output == LaneTransport::unreachable()) return nullptr;
     const Geometry& g = a.inv.geometry;
     const std::uint64_t offset = s_.chunk.offset + a.dyn.done;
     output += (offset - g.output_shift(q)) * dtype_bytes(g.dtype);

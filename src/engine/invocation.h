@@ -72,9 +72,8 @@ struct alignas(16) Invocation {
   // When the input is there: a number that the device's marks have to reach; 0: it is.
   std::uint64_t ticket = 0;
   std::uint64_t serial = 0;  // unique at its rank: what a device's waiters look for
-  // Where `output` is in this rank's arena, if it is in the heap there: so many bytes behind the
-  // arena's beginning. 0: it is elsewhere.
-  std::uint64_t output_in_arena = 0;
+  // Where `output` is for peers that may store there, see transport/windows.h. 0: they may not.
+  std::uint64_t output_place = 0;
   Geometry geometry;
   std::uint32_t num_primitives = 0;
   std::uint16_t group_size = 1;

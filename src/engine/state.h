@@ -38,7 +38,8 @@ struct alignas(16) ActiveContext {
   // the invocation in its queue; what changes here is stored there, too.
   Wire outs[kMaxRanks];
   Wire ins[kMaxRanks];
-  // The outputs of members that have invited to store into them, see connector.h.
+  // The outputs of members that have invited to store into them, as
+  // LaneTransport::invited_output() found them.
   unsigned char* invited[kMaxRanks] = {};
   std::uint16_t slot = kNoSlot;  // which invocation is cached here
   std::uint16_t dirty = 0;       // dyn has changed since it was loaded: save before eviction

@@ -79,8 +79,16 @@ void Context::take_completions() {
       s->cancel = {UNJAM_ERROR_PEER, "a rank of the group is gone: shrink the group to those left"};
     }
     // (Of a failed call: a peer that has not heard of it yet may still store into its output.)
-    if (e.outcome != Outcome::kDone && output_in_arena(*key.group, s->call) != 0) {
-      heap_->retire(s->call.recv);
+    if (e.outcome != Outcome::kDone) {
+      const std::uint64_t place = output_place(*key.group, s->call);
+      if (in_window(place)) {
+        // (To others nobody was invited.)
+        if (s->plan->protocol == Protocol::kSlot && key.group->members.size() > 1) {
+          windows_.retire(place, s->cancel);
+        }
+      } else if (place != 0) {
+        heap_->retire(s->call.recv);
+      }
     }
     complete(*s, e.outcome == Outcome::kDone ? Result{} : s->cancel);
     if (key.failed_from != UINT64_MAX) fail_waiting(key, key.failed_from, key.failed);

@@ -25,7 +25,11 @@ Context::~Context() {
 }
 
 void Context::start() {
-  memory_ = std::make_unique<EngineMemory>(settings_, world_->shape(), world_->bases(), rank_);
+  std::string error;
+  WindowEntry* const windows = world_->windows_of(rank_, error);
+  if (windows == nullptr) throw std::runtime_error(error);
+  memory_ =
+      std::make_unique<EngineMemory>(settings_, world_->shape(), world_->bases(), rank_, windows);
   const ArenaShape& shape = world_->shape();
   heap_ = std::make_unique<Heap>(world_->bases()[rank_] + shape.heap(), shape.heap_bytes);
   const std::uint32_t slots = memory_->rank().num_slots;
@@ -62,6 +66,7 @@ void Context::start_cuda() {
   options.whole_lines = settings_.whole_lines > 0;
   options.solo_patience_us = static_cast<std::uint32_t>(settings_.solo_patience_us);
   options.trace_events = static_cast<std::uint64_t>(settings_.trace_events);
+  options.windows = world_->windows_of(rank_, error);
   for (int r = 0; r < world_->ranks(); ++r) {
     options.bases.push_back(world_->bases()[r]);
     options.links.push_back(world_->link(r));
@@ -73,15 +78,21 @@ void Context::start_cuda() {
 }
 
 Result Context::pending_error(const char* what, std::size_t pending) const {
-  std::string text = std::string(what) + " with " + std::to_string(pending) +
-                     " invocation(s) pending, among them ";
+  return pending_error(what, pending, pending_in_order(),
+                       "wait for them, or abort the context first");
+}
+
+Result Context::pending_error(const char* what, std::size_t count,
+                              const std::vector<const Submitted*>& pending, const char* cure) {
+  std::string text =
+      std::string(what) + " with " + std::to_string(count) + " invocation(s) pending, among them ";
   std::size_t named = 0;
-  for (const Submitted* s : pending_in_order()) {
+  for (const Submitted* s : pending) {
     if (named == 3) break;
     text += (named == 0 ? "" : ", ") + name_text(*s->key);
     ++named;
   }
-  return {UNJAM_ERROR_INVALID_USAGE, text + ": wait for them, or abort the context first"};
+  return {UNJAM_ERROR_INVALID_USAGE, text + ": " + cure};
 }
 
 Result Context::shutdown() {
@@ -126,6 +137,16 @@ Result Context::shutdown() {
     closed_why_ = {UNJAM_ERROR_INVALID_USAGE, "the context was destroyed"};
     calls = call_counts();
     left = untaken();
+  }
+  {
+    // Before peers hear that this rank leaves: of what is left they would close all mappings.
+    const std::lock_guard registering(registering_);
+    std::vector<World::ClosedWindow> closed;
+    for (const Windows::Registered& w : windows_.all()) {
+      closed.push_back({w.serial, w.retired});
+      windows_.remove(w.serial);
+    }
+    if (!closed.empty()) world_->close_windows(rank_, closed);
   }
   world_->detach(this, std::move(calls), std::move(left));
   daemon_->stop();  // joins the engine's threads: nobody touches the arenas on our behalf any more

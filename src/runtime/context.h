@@ -27,6 +27,7 @@
 #include "runtime/request.h"
 #include "runtime/result.h"
 #include "runtime/settings.h"
+#include "runtime/windows.h"
 #include "runtime/world.h"
 #include "unjam/unjam.h"
 
@@ -234,9 +235,12 @@ class Context : public std::enable_shared_from_this<Context> {
 
   // Memory for buffers, in this rank's arena.
   Heap& heap() { return *heap_; }
-  // Invocation::output_in_arena of a call: not 0 only of a buffer that this rank's part writes, and
-  // all of which is in the heap.
-  std::uint64_t output_in_arena(const unjamGroup& group, const Call& call) const;
+  // Memory of the user's that peers may store into, see windows.h.
+  Result register_memory(void* pointer, std::uint64_t bytes);
+  Result deregister_memory(void* pointer);
+  // Invocation::output_place of a call: not 0 only of a buffer that this rank's part writes, and
+  // all of which is in the heap or in one window.
+  std::uint64_t output_place(const unjamGroup& group, const Call& call) const;
 
   // True once the request is done; false on timeout.
   bool wait(unjamRequest& request, std::int64_t timeout_us);
@@ -361,6 +365,10 @@ class Context : public std::enable_shared_from_this<Context> {
   void need_background();
   void background();
   Result pending_error(const char* what, std::size_t pending) const;
+  static Result pending_error(const char* what, std::size_t count,
+                              const std::vector<const Submitted*>& pending, const char* cure);
+  // A call's output has bytes in common with that memory.
+  static bool writes_into(const Submitted& s, const void* memory, std::uint64_t bytes);
   std::vector<const Submitted*> pending_in_order() const;
 
   const std::uint32_t generation_ = process_generation();
@@ -370,6 +378,10 @@ class Context : public std::enable_shared_from_this<Context> {
   EventCount completions_;
   std::unique_ptr<EngineMemory> memory_;
   std::unique_ptr<Heap> heap_;
+  Windows windows_;
+  std::mutex registering_;          // one thread registers or deregisters; before mutex_
+  std::uint64_t not_shared_ = 0;    // registrations that other processes were not told of,
+  std::string not_shared_because_;  // and why, of the latest
   std::unique_ptr<Daemon> daemon_;
   StreamDaemon* streams_ = nullptr;  // the daemon, if it is one; for good
 

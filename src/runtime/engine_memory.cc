@@ -39,7 +39,7 @@ T* EngineMemory::take(std::size_t n) {
 }
 
 EngineMemory::EngineMemory(const Settings& settings, const ArenaShape& shape,
-                           unsigned char* const* bases, int rank) {
+                           unsigned char* const* bases, int rank, WindowEntry* windows) {
   const std::uint32_t slots = invocation_slots(settings);
   rank_.num_slots = slots;
   rank_.num_lanes = shape.lanes;
@@ -79,6 +79,7 @@ EngineMemory::EngineMemory(const Settings& settings, const ArenaShape& shape,
     LaneTransport& t = lane.transport;
     t.shape = shape;
     t.bases = bases;
+    t.windows = windows;
     t.rank = u32(rank);
     t.lane = l;
     t.peers = take<PeerSendState>(shape.ranks);

@@ -39,9 +39,10 @@ std::uint32_t invocation_slots(const Settings& settings);
 
 class EngineMemory {
  public:
-  // `bases`: where every rank's arena is mapped, by world rank; must outlive this.
+  // `bases`: where every rank's arena is mapped, by world rank; `windows`: the rank's table of its
+  // peers' windows, if there is one. Both must outlive this.
   EngineMemory(const Settings& settings, const ArenaShape& shape, unsigned char* const* bases,
-               int rank);
+               int rank, WindowEntry* windows = nullptr);
 
   RankState& rank() { return rank_; }
   LaneState& lane(std::uint32_t l) { return lanes_[l]; }

@@ -94,6 +94,7 @@ std::vector<int> Context::undelivered_to(const Key& key) const {
 std::string Context::info_json() const {
   const std::unique_lock fresh = refreshed();
   const std::string kernel = cuda() ? streams_->footprint() : "";  // asks the device
+  const std::uint64_t windows_left = world_->windows_left(rank_);  // a world's lock comes first
   std::lock_guard lock(mutex_);
   const ArenaShape& shape = world_->shape();
   JsonWriter w;
@@ -140,6 +141,21 @@ std::string Context::info_json() const {
   w.field("used", heap.used);
   w.field("largest_free", heap.largest_free);
   w.field("allocations", heap.allocations);
+  w.end_object();
+
+  const Windows::Usage windows = windows_.usage();
+  const WindowMaps::Usage mapped = world_->windows_mapped(rank_);
+  w.key("windows").begin_object();
+  w.field("registered", windows.windows);
+  w.field("bytes", windows.bytes);
+  w.field("retired", windows.retired + windows.left);
+  w.field("left", windows_left);
+  w.field("not_shared", not_shared_);
+  w.field("not_shared_because", not_shared_because_);
+  w.field("peers_mapped", mapped.mapped);
+  w.field("peers_awaited", mapped.awaited);
+  w.field("peers_unreachable", mapped.unreachable);
+  w.field("peers_unreachable_because", mapped.why);
   w.end_object();
 
   w.key("held").begin_object();

@@ -417,11 +417,19 @@ Result Context::submit_locked(std::unique_lock<std::mutex>& lock, unjamGroup& gr
   return {};
 }
 
-std::uint64_t Context::output_in_arena(const unjamGroup& group, const Call& call) const {
+std::uint64_t Context::output_place(const unjamGroup& group, const Call& call) const {
   const std::uint64_t bytes = buffer_bytes(group, call.signature).recv;
-  if (bytes == 0 || !heap_->holds(call.recv, bytes)) return 0;
+  if (bytes == 0) return 0;
+  if (!heap_->holds(call.recv, bytes)) return windows_.place(call.recv, bytes);
   return static_cast<std::uint64_t>(static_cast<const unsigned char*>(call.recv) -
                                     world_->bases()[rank_]);
+}
+
+bool Context::writes_into(const Submitted& s, const void* memory, std::uint64_t bytes) {
+  const std::uint64_t written = buffer_bytes(*s.key->group, s.call.signature).recv;
+  const auto output = reinterpret_cast<std::uintptr_t>(s.call.recv);
+  const auto begin = reinterpret_cast<std::uintptr_t>(memory);
+  return written != 0 && output < begin + bytes && begin < output + written;
 }
 
 Invocation Context::make_invocation(const Submitted& s, std::uint16_t slot) const {
@@ -437,7 +445,7 @@ Invocation Context::make_invocation(const Submitted& s, std::uint16_t slot) cons
   // Where a rank's plan does not use a buffer the pointer may be null; it is not touched.
   inv.input = s.call.send;
   inv.output = s.call.recv;
-  inv.output_in_arena = output_in_arena(group, s.call);
+  inv.output_place = output_place(group, s.call);
   if (signature.kind == Kind::kBarrier) {
     // Any element will do: what counts is that nobody has the sum before all have given theirs.
     inv.input = inv.output = world_->bases()[rank_] + world_->shape().scratch();

@@ -93,6 +93,7 @@ World::World(int ranks, const Settings& first_settings, std::optional<JobSecret>
       device_arenas_(static_cast<std::size_t>(ranks)),
       devices_(static_cast<std::size_t>(ranks), -1),
       bases_(static_cast<std::size_t>(ranks), nullptr),
+      windows_(ranks, [this](int owner, std::uint64_t serial) { say_let_go(owner, serial); }),
       joined_(static_cast<std::size_t>(ranks), false),
       // Alone: all are of this process. Else not known before the start.
       process_of_(static_cast<std::size_t>(ranks), secret ? -1 : 0),
@@ -109,7 +110,10 @@ World::~World() {
   changed_.notify_all();
   mesh_.wake();
   control_.join();
+  windows_.stop();
   mesh_.drain(kFarewellMs);
+  std::string unused;
+  for (const int r : tables_registered_) cuda_->unregister_host(windows_.table(r, unused));
   if (!links_registered_) return;
   for (int r = 0; r < ranks_; ++r) cuda_->unregister_host(link(r));
 }
@@ -283,6 +287,9 @@ bool World::enter_device(int rank, std::string& error) {
     }
     links_registered_ = true;
   }
+  WindowEntry* const table = windows_.table(rank, error);
+  if (table == nullptr || !cuda_->register_host(table, windows_.table_bytes(), error)) return false;
+  tables_registered_.insert(rank);
   for (int r = 0; r < ranks_; ++r) {
     if (device_arenas_[static_cast<std::size_t>(r)]->map_for(device_of(rank), error)) continue;
     const std::string why = error;
@@ -490,6 +497,7 @@ void World::on_message(int process, const Frame& frame) {
       for (Context* c : contexts_) {
         if (c != nullptr) c->peer_left(static_cast<int>(m.rank));
       }
+      windows_.forget(static_cast<int>(m.rank), false);
       break;
     }
     case MessageType::kQuery: {
@@ -530,6 +538,11 @@ void World::on_message(int process, const Frame& frame) {
       }
       break;
     }
+    case MessageType::kWindow:
+    case MessageType::kWindowGone:
+    case MessageType::kWindowLetGo:
+      on_window(process, frame);
+      break;
     default:
       break;
   }
@@ -555,6 +568,7 @@ void World::on_lost(int process, bool died, const std::string& why) {
     if (!is_rank_of(static_cast<std::uint32_t>(r), process) || departed_.count(r) != 0) continue;
     mark_gone(r, text);
   }
+  windows_let_go(process);
   for (auto& [number, g] : gatherings_) g.waits_for.erase(process);
   for (auto& [call, inquiry] : inquiries_) {
     if (inquiry.waits_for.erase(process) != 0 && inquiry.waits_for.empty()) {
@@ -585,6 +599,7 @@ void World::detach(Context* context, std::map<std::uint64_t, std::uint64_t> call
   m.calls.assign(calls.begin(), calls.end());
   m.untaken = untaken;
   departed_[context->rank()] = {std::move(calls), std::move(untaken)};
+  windows_.forget(context->rank(), false);
   for (Context* c : contexts_) {
     if (c != nullptr) c->peer_left(context->rank());
   }
@@ -593,6 +608,8 @@ void World::detach(Context* context, std::map<std::uint64_t, std::uint64_t> call
 
 void World::mark_gone(int rank, const std::string& why) {
   if (!gone_.emplace(rank, why).second) return;
+  // Some engine may be at it still: what is mapped stays so.
+  windows_.forget(rank, true);
   for (Context* c : contexts_) {
     if (c != nullptr && c->rank() != rank) c->peer_gone(rank, why);
   }

@@ -20,6 +20,7 @@
 #include "device/host/host_memory.h"
 #include "engine/cuda_driver.h"
 #include "runtime/settings.h"
+#include "runtime/window_maps.h"
 #include "transport/arena.h"
 #include "unjam/unjam.h"
 
@@ -71,6 +72,23 @@ class World {
   unjamResult_t join(int rank, const Settings& settings, std::string& error);
   // Waits until all ranks have joined.
   unjamResult_t wait_joined(int rank, std::int64_t timeout_ms, std::string& error);
+
+  // ---- windows (unjamMemRegister()), world_windows.cc ----
+  // A rank's table of its peers' windows. Null: `error`.
+  WindowEntry* windows_of(int rank, std::string& error) { return windows_.table(rank, error); }
+  WindowMaps::Usage windows_mapped(int rank) const { return windows_.usage(rank); }
+  // Lets peers know, now or some time, of a window of a rank of this process. `unnamed`: why other
+  // processes do not; "": they do, or there are none.
+  void open_window(int rank, std::uint64_t serial, unsigned char* base, std::string& unnamed);
+  // Nobody is invited into them any more. Waits for other processes to let go of them, for a moment
+  // at most.
+  struct ClosedWindow {
+    std::uint64_t serial = 0;
+    bool stored_into = false;  // a call into it has failed: its mappings stay
+  };
+  void close_windows(int rank, const std::vector<ClosedWindow>& windows);
+  // Windows of a rank that are closed, and that other processes have yet to let go of.
+  std::uint64_t windows_left(int rank) const;
 
   void attach(Context* context);
   // `calls`: how often the rank has called each key. untaken: see RankSnapshot.
@@ -159,6 +177,12 @@ class World {
   bool is_local(int rank) const { return process_of_[static_cast<std::size_t>(rank)] == me_; }
   std::set<int> processes_of(const std::vector<int>& members) const;
 
+  // ---- world_windows.cc ----
+  std::vector<WindowMaps::Viewer> viewers_of(int owner) const;
+  void say_let_go(int owner, std::uint64_t serial);
+  void on_window(int process, const Frame& frame);
+  void windows_let_go(int process);
+
   // ---- diagnosis.cc; with the lock ----
   struct OldCall;
   // The age at which a pending call is looked at, and how often that is done.
@@ -213,6 +237,8 @@ class World {
   bool links_registered_ = false;
   std::vector<unsigned char*> bases_;
   Mesh mesh_;
+  WindowMaps windows_;
+  std::set<int> tables_registered_;  // ranks'
 
   // Order of locks: a world's, then a context's.
   mutable std::mutex mutex_;
@@ -246,6 +272,10 @@ class World {
   std::uint64_t around_ = 0;  // looked_around()'s gathering; 0: none
   std::uint64_t last_report_ns_ = 0;
   std::uint64_t last_watch_ns_ = 0;
+  // Windows of ranks of this process that others know of, by rank and number; and closed ones, and
+  // who has yet to let go of them.
+  std::set<std::pair<int, std::uint64_t>> open_;
+  std::map<std::pair<int, std::uint64_t>, std::set<int>> leaving_;
   bool stopping_ = false;
   std::thread control_;
 };

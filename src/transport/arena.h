@@ -7,7 +7,7 @@
 //              guaranteed "escape" slots), and a pool of larger slots that S borrows.
 //   announcements: what members called, see announcement.h.
 //   credits:   one counter a connector R -> D: how many of its steps D has consumed, and where D's
-//              output is if peers may store into it themselves; and which keys and groups D will
+//              output is if R may store into it itself; and which keys and groups D will
 //              never read again.
 //   heap:      R's user's buffers, where R's user has asked for such (unjamMemAlloc()): outputs
 //              there are what peers may store into.
@@ -57,7 +57,7 @@ struct alignas(64) SlotHeader {
 };
 
 // consumed: steps of the connector. The others invite its sender to store into an output, see
-// connector.h.
+// connector.h. (In one line: who looks at the credits has them all.)
 struct alignas(64) CreditCell {
   std::uint64_t consumed;
   std::uint64_t output;

@@ -31,15 +31,17 @@
 // set that fits soon takes over nothing. Or the runtime forgets the key, and release() gives the
 // connector back.
 //
-// Straight into the output. A receiver whose output lies in its arena's heap may invite: in the
-// credit cell of each connector on which an invocation's data come it says where that invocation's
-// output is, and in a second word (invitation_word()) for which invocation. A sender that finds the
+// Straight into the output. A receiver whose output lies in its arena's heap, or in a window
+// (windows.h), may invite: in the credit cell of each connector on which an invocation's data come
+// it says where that invocation's output is, and in a second word (invitation_word()) for which
+// invocation. A sender that finds the
 // word of its own invocation may store slices there that the receiver would only copy there, and
 // posts them as others, with kFlagInOutput. The word is a hash of the place, too: so a sender that
 // reads the one while the other is being written, for a former or a later owner of the connector,
 // is not invited. Nobody answers, and nobody waits for an invitation: until it is found, slices go
-// through slots. The output is the receiver's again when it has consumed all slices, for nobody
-// stores behind the last one's flag.
+// through slots; and so they do if the sender cannot reach the place. The output is the receiver's
+// again when it has consumed all slices, for nobody stores behind the last one's flag. (If its call
+// has failed: when the sender has ended its own, or the invocation is none of those that it runs.)
 //
 // Who may reuse a connector with slices that nobody has read? Its sender, once the peer's lane has
 // left a mark that it will never read this key, or this group, again: the key has failed on that
@@ -53,6 +55,7 @@
 #include "base/hash.h"
 #include "base/portability.h"
 #include "transport/arena.h"
+#include "transport/windows.h"
 
 namespace unjam {
 
@@ -126,8 +129,7 @@ UNJAM_HD inline std::uint64_t packet_flag(std::uint64_t seed, std::uint64_t chun
   return step_flag(seed, 2 * chunk + hop);
 }
 
-// What invites the invocation with this seed to an output that lies so many bytes behind its
-// arena's beginning.
+// What invites the invocation with this seed to an output (where: windows.h).
 struct Invitation {
   std::uint64_t output = 0;
   std::uint64_t word = 0;
@@ -192,6 +194,7 @@ class LaneTransport {
  public:
   ArenaShape shape;
   unsigned char* const* bases = nullptr;
+  WindowEntry* windows = nullptr;  // [ranks][kWindows], see windows.h; nullptr: there are none
   PeerSendState* peers = nullptr;  // [ranks]
   std::uint32_t rank = 0;          // world rank
   std::uint32_t lane = 0;
@@ -332,9 +335,8 @@ class LaneTransport {
 
   // ---- straight into the output, see above ----
 
-  // Receiver: the invocation with this seed has its output so many bytes behind the arena's
-  // beginning. Called when the invocation may run here: the output is ours to overwrite. Release:
-  // so it is to who finds the word.
+  // Receiver: the invocation with this seed has its output there. Called when the invocation may
+  // run here: the output is ours to overwrite. Release: so it is to who finds the word.
   UNJAM_HD static void invite(const Wire& in, std::uint64_t seed, std::uint64_t output) {
     store_relaxed(in.cell->output, output);
     store_release(in.cell->output_word, invitation_word(seed, output));
@@ -350,13 +352,21 @@ class LaneTransport {
     return {load_relaxed(out.cell->output), load_relaxed(out.cell->output_word)};
   }
   // The peer's output, as it is mapped here; nullptr: the invocation with this seed was not invited
-  // by what was seen there.
+  // by what was seen there; unreachable(): it was, to where this rank cannot store.
   UNJAM_HD unsigned char* invited_output(std::uint32_t peer, const Wire& out, std::uint64_t seed,
                                          const Invitation& seen) const {
+    if (seen.word == 0) return nullptr;  // nobody ever was, which spares the hash
     if (seen.word != invitation_word(seed, seen.output)) return nullptr;
     // Acquire: pairs with the release in invite().
     if (load_acquire(out.cell->output_word) != seen.word) return nullptr;
-    return bases[peer] + seen.output;
+    if (!in_window(seen.output)) return bases[peer] + seen.output;
+    unsigned char* const output = find_in_window(windows, peer, seen.output);
+    return output == nullptr ? unreachable() : output;
+  }
+  // An address that is none.
+  UNJAM_HD static unsigned char* unreachable() {
+    constexpr std::uintptr_t kNowhere = 1;
+    return reinterpret_cast<unsigned char*>(kNowhere);  // NOLINT(performance-no-int-to-ptr)
   }
   // Room for a slice in the output. Its step has a header all the same.
   UNJAM_HD static SendGrant output_grant(unsigned char* place, const Wire& out,

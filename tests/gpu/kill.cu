@@ -1,6 +1,7 @@
 // kill -9 of one of the processes of a job (one a GPU) at a random moment of running all-reduces,
 // 20 times: the others get UNJAM_ERROR_PEER within a second, their GPUs go on working, they shrink
-// the group and run checked collectives, and in the end all GPU memory is free again.
+// the group and run checked collectives, and in the end all GPU memory is free again. With
+// --registered peers store into the outputs themselves, also of the one that dies.
 #include <signal.h>
 
 #include <algorithm>
@@ -28,14 +29,33 @@ struct PeerGone {};
 // A window of all-reduces of mixed sizes over one group, again and again.
 class Driver {
  public:
-  Driver(const Member& me, unjamGroup_t group, std::uint64_t seed, bool streams_wait)
-      : me_(me), group_(group), seed_(seed), streams_wait_(streams_wait), reports_(kWindow) {
+  Driver(const Member& me, unjamGroup_t group, std::uint64_t seed, bool streams_wait,
+         bool registered)
+      : me_(me),
+        group_(group),
+        seed_(seed),
+        streams_wait_(streams_wait),
+        registered_(registered),
+        reports_(kWindow) {
     check(unjamGroupSize(group, &size_));
     check(unjamGroupRank(group, &at_));
     Spec largest;
     largest.count = kCounts.back();
-    for (DeviceMemory& m : memory_) m = DeviceMemory(memory_of(largest));
+    for (DeviceMemory& m : memory_) {
+      m = DeviceMemory(memory_of(largest));
+      if (registered_) check(unjamMemRegister(me_.context, m.get(), memory_of(largest)));
+    }
   }
+  // Not before the others have ended the calls that have failed here.
+  ~Driver() {
+    for (const DeviceMemory& m : memory_) {
+      if (!registered_) break;
+      const unjamResult_t code = unjamMemDeregister(me_.context, m.get());
+      if (code != UNJAM_ERROR_PEER) check(code);
+    }
+  }
+  Driver(const Driver&) = delete;
+  Driver& operator=(const Driver&) = delete;
 
   // Throws PeerGone after all that was called has ended.
   void iterate(int iteration) {
@@ -92,7 +112,7 @@ class Driver {
   const Member& me_;
   const unjamGroup_t group_;
   const std::uint64_t seed_;
-  const bool streams_wait_;
+  const bool streams_wait_, registered_;
   int size_ = 0, at_ = 0;
   Reports reports_;
   std::array<DeviceMemory, kWindow> memory_;
@@ -104,14 +124,16 @@ class Driver {
 };
 
 // The survivors, until all know of the same absences.
-int run_survivors(const Member& me, std::uint64_t seed, bool streams_wait) {
+int run_survivors(const Member& me, std::uint64_t seed, bool streams_wait, bool registered) {
   unjamGroup_t group = me.all;
+  std::vector<std::unique_ptr<Driver>> drivers;  // to the end, see ~Driver()
   for (int attempt = 0; attempt < me.ranks; ++attempt) {
     me.doing("shrinks the group");
     check(unjamGroupShrink(group, "again", &group));
     int size = 0;
     check(unjamGroupSize(group, &size));
-    Driver driver(me, group, mix(seed, 1), streams_wait);
+    drivers.push_back(std::make_unique<Driver>(me, group, mix(seed, 1), streams_wait, registered));
+    Driver& driver = *drivers.back();
     try {
       for (int i = 0; i < 10; ++i) {
         me.doing("survivors, iteration " + std::to_string(i));
@@ -124,12 +146,12 @@ int run_survivors(const Member& me, std::uint64_t seed, bool streams_wait) {
   fail("no end of shrinking");
 }
 
-int run_child(std::uint64_t seed, bool streams_wait) {
+int run_child(std::uint64_t seed, bool streams_wait, bool registered) {
   Job job(cuda_config());
   const Member& me = job.member(0);
   check(cudaSetDevice(me.device));
   {
-    Driver driver(me, me.all, seed, streams_wait);
+    Driver driver(me, me.all, seed, streams_wait, registered);
     try {
       for (int i = 0;; ++i) {
         if (i == 2) say("R");  // running
@@ -139,7 +161,7 @@ int run_child(std::uint64_t seed, bool streams_wait) {
     } catch (const PeerGone&) {
       say("E " + std::to_string(driver.error_ns()));
     }
-    say("S " + std::to_string(run_survivors(me, seed, streams_wait)));
+    say("S " + std::to_string(run_survivors(me, seed, streams_wait, registered)));
     me.doing("synchronises the device");
     check(cudaDeviceSynchronize());
   }
@@ -160,12 +182,14 @@ std::vector<std::size_t> free_memory(int devices) {
 }
 
 // Microseconds from the kill to each survivor's error; ends the program where one does not come.
-std::vector<double> run_round(int ranks, std::uint64_t seed, bool streams_wait) {
+std::vector<double> run_round(int ranks, std::uint64_t seed, bool streams_wait, bool registered) {
   std::mt19937_64 random(seed);
   const int victim = static_cast<int>(random() % static_cast<std::uint64_t>(ranks));
   const auto delay_us = static_cast<useconds_t>(random() % 200000);
-  Children children(ranks, {"--child", "--seed", std::to_string(seed), "--streams-wait",
-                            streams_wait ? "1" : "0"});
+  std::vector<std::string> arguments = {"--child", "--seed", std::to_string(seed), "--streams-wait",
+                                        streams_wait ? "1" : "0"};
+  if (registered) arguments.emplace_back("--registered");
+  Children children(ranks, arguments);
   const auto count = [&](char what) {
     int n = 0;
     for (int r = 0; r < ranks; ++r) {
@@ -239,6 +263,7 @@ int main(int argc, char** argv) {
   const int rounds = options.integer("rounds", 20, "processes to kill");
   const int wanted = options.integer("ranks", 0, "processes; 0: one a GPU, 4 at most");
   const double most_ms = options.number("most-ms", 5000, "from the kill to the error");
+  const bool registered = options.flag("registered", "outputs are registered");
   const bool child = options.flag("child", "be one of the processes");
   const bool streams_wait =
       options.integer("streams-wait", 0, "child: streams wait for the collectives") != 0;
@@ -246,7 +271,7 @@ int main(int argc, char** argv) {
   load_eagerly();
   if (child) {
     die_with_parent();
-    return run_child(seed, streams_wait);
+    return run_child(seed, streams_wait, registered);
   }
 
   const int devices = device_count();
@@ -262,7 +287,7 @@ int main(int argc, char** argv) {
   for (int i = 0; i < rounds; ++i) {
     const std::uint64_t s = mix(seed, static_cast<std::uint64_t>(i));
     Watchdog::instance().doing(-1, "round " + std::to_string(i));
-    const std::vector<double> us = run_round(ranks, s, i % 2 == 1);
+    const std::vector<double> us = run_round(ranks, s, i % 2 == 1, registered);
     const std::size_t missing = missing_memory(before);
     const auto [least, most] = std::minmax_element(us.begin(), us.end());
     all.insert(all.end(), us.begin(), us.end());

@@ -42,7 +42,11 @@ matrix-32|260|CUDA_DEVICE_MAX_CONNECTIONS=32|sync_matrix $matrix
 programs|580||programs $programs
 programs-processes|580||programs --processes $programs
 programs-async|580||programs --async $programs
+registered|300||registered
+registered-solo|300||registered --solo
+registered-processes|300||registered --processes
 kill|580||kill $kill
+kill-registered|580|UNJAM_SOLO=0|kill --registered $kill
 price|320||price $price
 calls|120||calls
 soak|$((soak + 260))||soak --seconds $soak

@@ -66,7 +66,7 @@ def check_rows(report, collectives, sizes, peer):
             assert row["ratio"] == pytest.approx(row["peer_us"] / row["unjam_us"], rel=0.01)
 
 
-@pytest.mark.parametrize("extra", [["--threads"], [], ["--heap"]])
+@pytest.mark.parametrize("extra", [["--threads"], [], ["--heap"], ["--registered", "--threads"]])
 def test_command_without_a_peer(python, tmp_path, extra):
     path = tmp_path / "rows.json"
     arguments = ["--ranks", "3", "--sizes", "1K:96K", "--step", "8", "--collective", "all"]
@@ -82,9 +82,10 @@ def test_command_without_a_peer(python, tmp_path, extra):
         for name, kind in ROW.items():
             assert isinstance(row[name], kind), (name, row)
         assert row["ratio"] is None and row["bytes"] <= 64 * 1024
-        assert row["buffers"] == ("heap" if "--heap" in extra else "own")
+        assert row["buffers"] == (extra[0][2:] if extra[:1] not in ([], ["--threads"]) else "own")
     assert "all_gather" in finished.stdout and "gloo" not in finished.stdout
-    assert (", heap" in finished.stdout) == ("--heap" in extra)
+    for name in ("heap", "registered"):
+        assert (f", {name}" in finished.stdout) == (f"--{name}" in extra)
     assert not finished.stderr  # no progress where that is no terminal
 
 
@@ -106,6 +107,8 @@ def test_command_beside_gloo(python, tmp_path, extra):
 @pytest.mark.parametrize(
     ("arguments", "option"),
     [
+        (["--registered"], "--registered"),
+        (["--registered", "--threads", "--heap"], "--registered"),
         (["--sizes", "1X"], "--sizes"),
         (["--sizes", "4K:1K"], "--sizes"),
         (["--sizes", "0"], "--sizes"),
@@ -245,7 +248,7 @@ def test_the_heap_is_as_large_as_the_buffers(dtype, collective):
                 assert (here.dtype, here.shape) == (there.dtype, there.shape)
                 assert (here.ctypes.data - whole.ctypes.data) % HEAP_PIECE == 0
                 assert not here.any()
-        with pytest.raises(MemoryError, match="1 bytes of the heap are wanted and 0 left"):
+        with pytest.raises(MemoryError, match="1 bytes of the block are wanted and 0 left"):
             block.cut(1)
         block.restart()
 

@@ -202,16 +202,23 @@ def no_gpu(monkeypatch, tmp_path):
     monkeypatch.setattr(cuda_worker, "CudaNccl", FakeNccl)
 
 
-@pytest.mark.parametrize("heap", [False, True])
+@pytest.mark.parametrize("buffers", ["own", "heap", "registered"])
 @pytest.mark.parametrize("collective", COLLECTIVES)
-def test_ranks_measure_and_check(no_gpu, monkeypatch, collective, heap):
-    used = []
+def test_ranks_measure_and_check(no_gpu, monkeypatch, collective, buffers):
+    used, registered = [], []
 
     def as_tensor(memory, device):
         used.append(memory._context.info()["heap"])
         return torch.frombuffer(memory, dtype=torch.uint8)
 
+    def register(self, memory):
+        made = register_memory(self, memory)
+        registered.append(made.nbytes)
+        return made
+
+    register_memory = unjam.Context.register_memory
     monkeypatch.setattr(cuda_data.torch, "as_tensor", as_tensor)
+    monkeypatch.setattr(unjam.Context, "register_memory", register)
     sweep = Sweep(
         (collective,),
         (1 << 10, 1 << 16),
@@ -223,14 +230,16 @@ def test_ranks_measure_and_check(no_gpu, monkeypatch, collective, heap):
         limit_s=100,
         threads=True,
         device="cuda",
-        heap=heap,
+        buffers=buffers,
     )
     rows = run_sweep(sweep, lambda row: None)
-    assert {row["buffers"] for row in rows} == {"heap" if heap else "own"}
-    assert bool(used) == heap
-    if heap:  # as large as is needed if all calls are outstanding that may be
-        most = cuda_sweep.outstanding_of(1 << 16)
-        largest = Case.of_size(collective, "bfloat16", 2, 1 << 16).heap_bytes
+    assert {row["buffers"] for row in rows} == {buffers}
+    assert bool(used) == (buffers == "heap")
+    # As large as is needed if all calls are outstanding that may be.
+    most = cuda_sweep.outstanding_of(1 << 16)
+    largest = Case.of_size(collective, "bfloat16", 2, 1 << 16).heap_bytes
+    assert registered == ([most * largest] * 2 if buffers == "registered" else [])
+    if buffers == "heap":
         assert {u["bytes"] for u in used} == {-(-most * largest // 4096) * 4096}
         assert all(u["used"] == u["bytes"] for u in used)
     assert [(row["bytes"], row["mode"]) for row in rows] == [

@@ -562,6 +562,95 @@ def freed_what_is_of_no_heap(job: Job) -> None:
     job.c("MemFree", None, job.x.ctypes.data)
 
 
+# ---- registered memory ----
+
+REGISTERED = "Registered memory"
+
+
+def large() -> Any:
+    """An array whose all-reduces go through slots, so that peers may store into it."""
+    return np.ones(100_000, np.float32)
+
+
+@misuse(REGISTERED, "`context.register_memory(x[:0])`", "memory that has bytes")
+def registered_nothing(job: Job) -> None:
+    job.contexts[0].register_memory(job.x[:0])
+
+
+@misuse(REGISTERED, "C: registered NULL", "an address")
+def registered_null(job: Job) -> None:
+    job.c("MemRegister", job.contexts[0]._handle, None, 4096)
+
+
+@misuse(REGISTERED, "C: a size of -1 bytes", "a size in bytes; unsigned")
+def registered_minus_one(job: Job) -> None:
+    job.c("MemRegister", job.contexts[0]._handle, job.x.ctypes.data, 2**64 - 1)
+
+
+@misuse(REGISTERED, "registered the same memory twice", "once; or `close()` first")
+def memory_registered_twice(job: Job) -> None:
+    job.contexts[0].register_memory(job.x)
+    job.contexts[0].register_memory(job.x)
+
+
+@misuse(REGISTERED, "registered a part of what is registered", "the whole is enough")
+def registered_a_part(job: Job) -> None:
+    job.contexts[0].register_memory(job.x)
+    job.contexts[0].register_memory(job.x[4:])
+
+
+@misuse(REGISTERED, "registered memory of the heap", "nothing: it needs none", heap_bytes=64 * KIB)
+def registered_the_heap(job: Job) -> None:
+    job.contexts[0].register_memory(job.contexts[0].alloc(4096))
+
+
+@misuse(REGISTERED, "65 registrations of one rank", "few large ones")
+def too_many_windows(job: Job) -> None:
+    memory = np.zeros(65 * 16, np.uint8)
+    for i in range(65):
+        job.contexts[0].register_memory(memory[16 * i : 16 * i + 16])
+
+
+@misuse(REGISTERED, "results into a read-only array", "a writable array")
+def registered_read_only(job: Job) -> None:
+    job.contexts[0].register_memory(bytes(64))
+
+
+@misuse(REGISTERED, "`close()` of a registration with calls pending", "wait for the calls first")
+def deregistered_with_pending(job: Job) -> None:
+    x = np.ones(8, dtype=np.float32)
+    registration = job.contexts[0].register_memory(x)
+    job.group.all_reduce(x, key="pending")
+    registration.close()
+
+
+@misuse(REGISTERED, "C: deregistered twice", "once")
+def deregistered_twice(job: Job) -> None:
+    job.c("MemRegister", job.contexts[0]._handle, job.x.ctypes.data, job.x.nbytes)
+    job.c("MemDeregister", job.contexts[0]._handle, job.x.ctypes.data)
+    job.c("MemDeregister", job.contexts[0]._handle, job.x.ctypes.data)
+
+
+@misuse(REGISTERED, "C: deregistered from the middle of it on", "the pointer that was registered")
+def deregistered_in_the_middle(job: Job) -> None:
+    job.c("MemRegister", job.contexts[0]._handle, job.x.ctypes.data, job.x.nbytes)
+    job.c("MemDeregister", job.contexts[0]._handle, job.x.ctypes.data + 4)
+
+
+@misuse(
+    REGISTERED,
+    "`close()` of a registration after a call into it has failed",
+    "the memory is kept; free it when all ranks have ended the call",
+)
+def deregistered_after_a_failure(job: Job) -> None:
+    x = large()
+    registration = job.contexts[0].register_memory(x)
+    failed = job.group.all_reduce(x, key="k")
+    job.groups[1].all_reduce(np.ones(9, np.float32), key="k").exception(PATIENCE_S)
+    failed.exception(PATIENCE_S)
+    registration.close()
+
+
 # ---- values ----
 
 VALUES = "Values"

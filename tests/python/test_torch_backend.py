@@ -707,6 +707,8 @@ def test_a_pool_without_a_heap_is_refused():
         unjam.torch.empty(3)
     with pytest.raises(ValueError, match="not on meta"):
         unjam.torch.empty(3, device="meta")
+    with pytest.raises(RuntimeError, match="init_process_group"):
+        unjam.torch.register_memory(torch.empty(3))
     if hasattr(torch._C, "_cuda_customAllocator"):
         assert memory._allocator().allocator() is not None
     library = ctypes.CDLL(_extension.extension().__file__)

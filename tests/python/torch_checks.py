@@ -1966,6 +1966,39 @@ def tensors_in_the_heap():
 
 
 @check
+def registered_tensors():
+    def windows():
+        infos = map(json.loads, unjam.torch._extension.extension().default_world().info())
+        place = "cuda" if DEVICE.type == "cuda" else "host"
+        return {i["device"]: i["windows"] for i in infos}[place]["registered"]
+
+    before = windows()
+    x = torch.empty(200_000)
+    registration = unjam.torch.register_memory(x)
+    assert windows() == before + 1 and not registration.closed
+    with fails(dist.DistBackendError, "registered already"):
+        unjam.torch.register_memory(x[:8])
+    for _ in range(3):
+        x.copy_(values(RANK, (200_000,), torch.float32))
+        dist.all_reduce(x)
+        same(x, sum(everybody((200_000,), torch.float32)))
+    registration.close()
+    registration.close()
+    assert windows() == before and registration.closed
+    with unjam.torch.register_memory(x[100_000:]) as half:
+        assert windows() == before + 1 and not half.closed
+        part = x[100_000:]
+        part.copy_(values(RANK, (100_000,), torch.float32))
+        dist.broadcast(part, 0)
+        same(part, values(0, (100_000,), torch.float32))
+    assert windows() == before
+    with fails(ValueError, "not contiguous"):
+        unjam.torch.register_memory(x.view(2, -1).t())
+    with fails(ValueError, "nothing to register"):
+        unjam.torch.register_memory(x[:0])
+
+
+@check
 def backend_surface():
     group = dist.group.WORLD
     backend = group._get_backend(DEVICE)

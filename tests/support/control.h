@@ -30,12 +30,13 @@ using unjam::JobSecret;
 using unjam::MessageType;
 
 inline constexpr MessageType kAllMessageTypes[] = {
-    MessageType::kHello,    MessageType::kProof,    MessageType::kRefused,
-    MessageType::kJoin,     MessageType::kJoined,   MessageType::kFailed,
-    MessageType::kStart,    MessageType::kArena,    MessageType::kPeer,
-    MessageType::kGone,     MessageType::kDeparted, MessageType::kQuery,
-    MessageType::kAnswer,   MessageType::kFail,     MessageType::kSnapshotRequest,
-    MessageType::kSnapshot,
+    MessageType::kHello,       MessageType::kProof,    MessageType::kRefused,
+    MessageType::kJoin,        MessageType::kJoined,   MessageType::kFailed,
+    MessageType::kStart,       MessageType::kArena,    MessageType::kPeer,
+    MessageType::kGone,        MessageType::kDeparted, MessageType::kQuery,
+    MessageType::kAnswer,      MessageType::kFail,     MessageType::kSnapshotRequest,
+    MessageType::kSnapshot,    MessageType::kWindow,   MessageType::kWindowGone,
+    MessageType::kWindowLetGo,
 };
 
 inline std::uint16_t number_of(MessageType t) { return static_cast<std::uint16_t>(t); }
@@ -83,6 +84,12 @@ inline bool decode_any(MessageType type, std::string_view bytes, std::string& ag
       return decode_as<unjam::SnapshotRequestMessage>(bytes, again);
     case MessageType::kSnapshot:
       return decode_as<unjam::SnapshotMessage>(bytes, again);
+    case MessageType::kWindow:
+      return decode_as<unjam::WindowMessage>(bytes, again);
+    case MessageType::kWindowGone:
+      return decode_as<unjam::WindowGoneMessage>(bytes, again);
+    case MessageType::kWindowLetGo:
+      return decode_as<unjam::WindowLetGoMessage>(bytes, again);
   }
   return false;
 }
@@ -167,6 +174,19 @@ inline std::vector<SampleMessage> sample_messages(std::uint32_t rank = 2, std::u
   r.calls = {{11, 3}, {12, 1}};
   snapshot.ranks = {r, r};
   add(MessageType::kSnapshot, snapshot);
+  WindowMessage window;
+  window.rank = rank, window.serial = 65;
+  add(MessageType::kWindow, window);
+  window.allocation = std::string(kLongestWindowName, '\x80'), window.offset = 1 << 20;
+  add(MessageType::kWindow, window);
+  WindowGoneMessage window_gone;
+  window_gone.rank = rank, window_gone.serial = 65;
+  add(MessageType::kWindowGone, window_gone);
+  window_gone.stored_into = true;
+  add(MessageType::kWindowGone, window_gone);
+  WindowLetGoMessage let_go;
+  let_go.rank = rank, let_go.serial = 65;
+  add(MessageType::kWindowLetGo, let_go);
   return all;
 }
 

@@ -98,6 +98,17 @@ class ScriptedDevice : public unjam::CudaDriver {
   }
   bool register_host(void*, std::uint64_t, std::string&) override { return true; }
   void unregister_host(void*) override {}
+  bool check_window(int, const void*, std::uint64_t, std::string&) override { return true; }
+  bool name_window(int, const void*, unjam::WindowName&, std::string& error) override {
+    error = "a scripted device is one process's";
+    return false;
+  }
+  bool reach(int, int, std::string&) override { return true; }
+  unsigned char* open_window(int, const unjam::WindowName&, std::string& error) override {
+    error = "a scripted device is one process's";
+    return nullptr;
+  }
+  void close_window(int, const unjam::WindowName&) override {}
   std::unique_ptr<unjam::StreamDaemon> start(const unjam::CudaRankOptions& options,
                                              unjam::RankState& copy, std::string&) override {
     {

@@ -456,7 +456,7 @@ TEST(OutputInArena, OnlyOfOutputsThatLieInTheHeapAsAWhole) {
       call.signature.root = root;
       call.send = other;
       call.recv = recv;
-      return group->context->output_in_arena(*group, call);
+      return group->context->output_place(*group, call);
     };
     using enum unjam::Kind;
     const std::uint64_t begin = told(kAllReduce, 1024, heap);

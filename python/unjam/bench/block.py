@@ -1,4 +1,4 @@
-"""The buffers' place in unjam's heap, where a sweep has them there."""
+"""The buffers' place in one block, where a sweep has them in unjam's heap or registered."""
 
 from __future__ import annotations
 
@@ -35,6 +35,6 @@ class Block:
         """
         first, left = self._used, len(self._whole) - self._used
         if nbytes > left:
-            raise MemoryError(f"{nbytes} bytes of the heap are wanted and {left} left")
+            raise MemoryError(f"{nbytes} bytes of the block are wanted and {left} left")
         self._used += in_heap(nbytes)
         return self._whole[first : first + nbytes]

@@ -19,6 +19,7 @@ from .._lib import check, library
 from ..cuda.nccl import Nccl, hand_over
 from .cases import ROOT, Case
 from .cuda_data import Buffers
+from .libraries import register_for_all
 
 Issue = Callable[[], int]
 
@@ -74,6 +75,10 @@ class CudaUnjam:
     def alloc(self, nbytes: int) -> unjam.Memory:
         """Memory of the heap."""
         return self._context.alloc(nbytes)
+
+    def register(self, block: Any) -> None:
+        """Lets the others store there, from when they have it mapped: that is waited for."""
+        register_for_all(self._context, block)
 
     def prepare(self, case: Case, buffers: Sequence[Buffers], key: str | None = None) -> Calls:
         """See :class:`CudaLibrary`. The i-th buffers of a burst have a key of their own."""

@@ -58,10 +58,10 @@ class CudaRank:
         self._libraries: dict[str, CudaLibrary] = {"unjam": self.unjam}
         if self._nccl is not None:
             self._libraries["nccl"] = self._nccl
-        self._heap = (
+        self._block = (
             None
-            if start.heap_bytes is None
-            else Block(torch.as_tensor(self.unjam.alloc(start.heap_bytes), device=self._device))
+            if start.block_bytes is None
+            else Block(self._make_block(start.block_bytes, start.registered))
         )
         # Where the ranks' streams meet: an all-reduce of one number.
         self._number = torch.zeros(1, device=self._device)
@@ -103,6 +103,13 @@ class CudaRank:
         for library in self._libraries.values():
             library.close()
 
+    def _make_block(self, nbytes: int, registered: bool) -> torch.Tensor:
+        if not registered:
+            return torch.as_tensor(self.unjam.alloc(nbytes), device=self._device)
+        block = torch.empty(nbytes, dtype=torch.uint8, device=self._device)
+        self.unjam.register(block)
+        return block
+
     def _of_case(self) -> Case:
         if self._case is None:
             raise RuntimeError("no case is prepared")
@@ -111,10 +118,10 @@ class CudaRank:
     def _prepare(self, outstanding: int) -> list[str]:
         case = self._of_case()
         self._release()
-        if self._heap is not None:
-            self._heap.restart()
+        if self._block is not None:
+            self._block.restart()
         self._buffers = [
-            cuda_data.allocate(case, self._device, self._heap) for _ in range(outstanding)
+            cuda_data.allocate(case, self._device, self._block) for _ in range(outstanding)
         ]
         self._stream.synchronize()
         self._calls = {

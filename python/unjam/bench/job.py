@@ -45,7 +45,8 @@ class Job:
         limit_s: float,
         threads: bool = False,
         device: str = "host",
-        heap_bytes: int | None = None,
+        block_bytes: int | None = None,
+        registered: bool = False,
     ) -> None:
         """Starts the ranks; returns when they have joined their jobs.
 
@@ -55,7 +56,8 @@ class Job:
             limit_s: the longest that one request may take.
             threads: ranks are threads of this process.
             device: "host", or "cuda": a GPU for each rank, by its number.
-            heap_bytes: of unjam's heap, if all buffers are to be there.
+            block_bytes: of the one block that all buffers are to be cut from; None: there is none.
+            registered: it is memory that is registered, and not of unjam's heap.
 
         Raises:
             BenchError: a rank could not start.
@@ -72,7 +74,15 @@ class Job:
             store = str(Path(self._folder.name) / "store")
             for rank, connection in enumerate(self._connections):
                 start = messages.Start(
-                    rank, ranks, unique_id, peer, store, limit_s, device, heap_bytes
+                    rank,
+                    ranks,
+                    unique_id,
+                    peer,
+                    store,
+                    limit_s,
+                    device,
+                    block_bytes,
+                    registered,
                 )
                 self._send(rank, connection, start)
             self._answers(max(_START_S, 2 * limit_s))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import time
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -14,6 +15,8 @@ from .data import Array
 PEERS = ("gloo", "nccl", "none")
 
 Call = Callable[[], object]
+
+_MAPPED_S = 20.0  # the longest until peers have found what was registered
 
 
 class Library(Protocol):
@@ -40,6 +43,23 @@ def missing(peer: str, device: str = "host") -> str:
     return ""
 
 
+def register_for_all(context: unjam.Context, block: Any) -> None:
+    """Registers a block; every rank does.
+
+    Raises:
+        RuntimeError: a peer's memory cannot be mapped here, or was not in time.
+    """
+    context.register_memory(block)
+    deadline = time.monotonic() + _MAPPED_S
+    while (windows := context.info()["windows"])["peers_mapped"] != context.size - 1:
+        if windows["peers_unreachable"] or time.monotonic() > deadline:
+            raise RuntimeError(
+                "the registered memory of other ranks cannot be mapped: "
+                + (windows["peers_unreachable_because"] or "it was not announced in time")
+            )
+        time.sleep(0.001)
+
+
 class Unjam:
     """unjam, through its Python interface."""
 
@@ -54,6 +74,10 @@ class Unjam:
     def alloc(self, nbytes: int) -> unjam.Memory:
         """Memory of the heap."""
         return self._context.alloc(nbytes)
+
+    def register(self, block: Any) -> None:
+        """Lets the others store there, from when they have it mapped: that is waited for."""
+        register_for_all(self._context, block)
 
     def prepare(self, case: Case, source: Array, target: Array | None) -> Call:
         """See :class:`Library`."""

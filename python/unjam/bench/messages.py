@@ -19,7 +19,8 @@ class Start:
         store: path of a file through which the peer's ranks meet.
         limit_s: the longest that anything may take.
         device: "host" or "cuda".
-        heap_bytes: of unjam's heap, if all buffers are there; None: they are elsewhere.
+        block_bytes: of the one block that all buffers are cut from; None: there is none.
+        registered: the block is memory of its own, which is registered; else it is of unjam's heap.
     """
 
     rank: int
@@ -29,7 +30,13 @@ class Start:
     store: str
     limit_s: float
     device: str = "host"
-    heap_bytes: int | None = None
+    block_bytes: int | None = None
+    registered: bool = False
+
+    @property
+    def heap_bytes(self) -> int | None:
+        """Of unjam's heap; None: what the environment says."""
+        return None if self.registered else self.block_bytes
 
 
 @dataclass(frozen=True)

@@ -30,7 +30,7 @@ class Sweep:
         limit_s: the longest that a case may take.
         threads: ranks are threads of one process.
         device: "host" or "cuda".
-        heap: the buffers of both libraries are in unjam's heap.
+        buffers: of both libraries: "own", "heap" (unjam's), or "registered" (with unjam).
     """
 
     collectives: tuple[str, ...]
@@ -43,7 +43,7 @@ class Sweep:
     limit_s: float = 120.0
     threads: bool = False
     device: str = "host"
-    heap: bool = False
+    buffers: str = "own"
 
     def cases(self) -> Iterator[Case]:
         """Every collective at every size, without repetition."""
@@ -55,9 +55,9 @@ class Sweep:
         return iter(dict.fromkeys(every))
 
     @property
-    def heap_bytes(self) -> int | None:
-        """What the largest case needs of the heap; None if no buffer is there."""
-        if not self.heap:
+    def block_bytes(self) -> int | None:
+        """What the largest case needs of a block for all buffers; None if there is none."""
+        if self.buffers == "own":
             return None
         several = "async" in self.modes
         return max(
@@ -75,12 +75,18 @@ def run_sweep(sweep: Sweep, on_row: Callable[[Row], object]) -> list[Row]:
     rows: list[Row] = []
     measure = _measure if sweep.device == "host" else cuda_sweep.measure
     ranks = Job(
-        sweep.ranks, sweep.peer, sweep.limit_s, sweep.threads, sweep.device, sweep.heap_bytes
+        sweep.ranks,
+        sweep.peer,
+        sweep.limit_s,
+        sweep.threads,
+        sweep.device,
+        sweep.block_bytes,
+        sweep.buffers == "registered",
     )
     with ranks as job:
         for case in sweep.cases():
             for row in measure(sweep, job, case):
-                row["buffers"] = "heap" if sweep.heap else "own"
+                row["buffers"] = sweep.buffers
                 rows.append(row)
                 on_row(row)
     return rows

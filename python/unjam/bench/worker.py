@@ -21,7 +21,7 @@ from .._errors import UnjamError
 from . import data
 from .barrier import SharedBarrier
 from .block import Block
-from .cases import Case
+from .cases import HEAP_PIECE, Case
 from .libraries import Call, Gloo, Library, Unjam
 from .messages import Check, Failure, Prepare, Repeat, Start
 
@@ -52,10 +52,10 @@ class Rank:
             start.rank, start.ranks, start.unique_id, start.limit_s, start.heap_bytes
         )
         self._libraries = {"unjam": self.unjam} | self._libraries
-        self._heap = (
+        self._block = (
             None
-            if start.heap_bytes is None
-            else Block(np.frombuffer(self.unjam.alloc(start.heap_bytes), np.uint8))
+            if start.block_bytes is None
+            else Block(self._make_block(start.block_bytes, start.registered))
         )
         self._case: Case | None = None
         self._buffers: tuple[data.Array, data.Array | None] | None = None
@@ -79,12 +79,21 @@ class Rank:
         for library in self._libraries.values():
             library.close()
 
+    def _make_block(self, nbytes: int, registered: bool) -> data.Array:
+        if not registered:
+            return np.frombuffer(self.unjam.alloc(nbytes), np.uint8)
+        memory = np.zeros(nbytes + HEAP_PIECE, np.uint8)  # aligned as the heap's
+        first = -memory.ctypes.data % HEAP_PIECE
+        block = memory[first : first + nbytes]
+        self.unjam.register(block)
+        return block
+
     def _prepare(self, case: Case) -> list[str]:
         self._case = case
         self._calls, self._buffers = {}, None
-        if self._heap is not None:
-            self._heap.restart()
-        self._buffers = data.allocate(case, self._heap)
+        if self._block is not None:
+            self._block.restart()
+        self._buffers = data.allocate(case, self._block)
         prepared = {
             name: library.prepare(case, *self._buffers) for name, library in self._libraries.items()
         }

@@ -111,6 +111,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "store directly",
     )
     parser.add_argument(
+        "--registered",
+        action="store_true",
+        help="all buffers, the other library's too, are in memory that is registered with unjam, "
+        "into which ranks may store directly",
+    )
+    parser.add_argument(
         "--gemm",
         action="store_true",
         help="on GPUs: an 8192³ bf16 matrix product beside 1 GiB all-reduces instead",
@@ -161,6 +167,13 @@ def _sweep(options: argparse.Namespace) -> Sweep:
         options.parser.error(f"argument --peer: {lack}")
     if options.gemm and options.heap:
         options.parser.error("argument --heap: --gemm has buffers of its own")
+    if options.registered and (options.gemm or options.heap):
+        options.parser.error("argument --registered: not with --gemm or --heap")
+    if options.registered and options.device == "host" and not options.threads:
+        options.parser.error(
+            "argument --registered: processes of the host device cannot map each other's memory: "
+            "add --threads, or measure GPUs (--device cuda)"
+        )
     modes = [name for name in MODES if name in (options.mode or ["host"])]
     if options.device == "host":
         if modes != ["host"]:
@@ -186,7 +199,7 @@ def _sweep(options: argparse.Namespace) -> Sweep:
         limit_s=options.timeout,
         threads=options.threads,
         device=options.device,
-        heap=options.heap,
+        buffers="heap" if options.heap else "registered" if options.registered else "own",
     )
 
 
@@ -230,7 +243,14 @@ def _table(rows: list[dict[str, Any]], sweep: Sweep) -> Table:
             row["collective"],
             size_text(row["bytes"]),
             ", ".join(
-                filter(None, (row["algorithm"], row["protocol"], "heap" if sweep.heap else ""))
+                filter(
+                    None,
+                    (
+                        row["algorithm"],
+                        row["protocol"],
+                        sweep.buffers if sweep.buffers != "own" else "",
+                    ),
+                )
             ),
             _number(row["unjam_us"]),
             f"{row['unjam_busbw']:.3f}",

@@ -51,13 +51,14 @@ from .collectives import (  # noqa: E402
     scatter,
 )
 from .keys import current_key, key, keyed_group  # noqa: E402
-from .memory import empty, memory_pool  # noqa: E402
+from .memory import Registration, empty, memory_pool, register_memory  # noqa: E402
 from .order import check_order  # noqa: E402
 from .report import explain  # noqa: E402
 
 register()
 
 __all__ = [
+    "Registration",
     "all_gather",
     "all_gather_into_tensor",
     "all_reduce",
@@ -79,5 +80,6 @@ __all__ = [
     "reduce_scatter",
     "reduce_scatter_tensor",
     "register",
+    "register_memory",
     "scatter",
 ]

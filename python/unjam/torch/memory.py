@@ -1,14 +1,17 @@
-"""Tensors in unjam's heap (``UNJAM_HEAP``), into which peers may store results themselves."""
+"""Tensors into which peers may store results themselves: in unjam's heap, or registered."""
 
 from __future__ import annotations
 
 import atexit
+import contextlib
 import functools
+from types import TracebackType
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
+from .. import _abi
 from ._extension import extension
 from ._world import default_world
 
@@ -76,6 +79,93 @@ def empty(*size: Any, dtype: torch.dtype | None = None, device: Any = None) -> t
     sizes = list(size[0]) if len(size) == 1 and not isinstance(size[0], int) else list(size)
     tensor: torch.Tensor = world.empty(sizes, torch.get_default_dtype() if dtype is None else dtype)
     return tensor
+
+
+class Registration:
+    """A tensor's memory that is registered. Made by :func:`register_memory`.
+
+    It lasts until :meth:`close`, also as a context manager, which is what the tensor is kept for;
+    peers store there until then, at the latest until the process group ends.
+    """
+
+    def __init__(self, world: Any, tensor: torch.Tensor) -> None:
+        """For :func:`register_memory`."""
+        self._world = world
+        self._tensor: torch.Tensor | None = tensor
+        self._cuda = tensor.is_cuda
+        self._address = tensor.data_ptr()
+        nbytes = tensor.numel() * tensor.element_size()
+        world.register_memory(self._address, nbytes, self._cuda)
+        _registered[self] = None
+
+    @property
+    def closed(self) -> bool:
+        """Whether peers are no longer let store there."""
+        return self._tensor is None
+
+    def close(self) -> None:
+        """Ends it; may be repeated.
+
+        Raises:
+            dist.DistBackendError: a collective that writes there is pending: nothing has changed.
+                Or one has failed: it is ended, but peers that have yet to end that collective may
+                still store there, so the tensor is kept to the end of the process.
+        """
+        if self._tensor is None:
+            return
+        code, why = self._world.deregister_memory(self._address, self._cuda)
+        if code == _abi.ERROR_INVALID_USAGE:
+            raise dist.DistBackendError(f"unjam: {why}")
+        if code != _abi.SUCCESS:
+            _stored_into.append(self._tensor)
+        self._tensor = None
+        _registered.pop(self, None)
+        if code != _abi.SUCCESS:
+            raise dist.DistBackendError(f"unjam: {why}")
+
+    def __enter__(self) -> Registration:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        # What has gone wrong in the block says more than what follows from it.
+        with contextlib.suppress(*([] if kind is None else [dist.DistBackendError])):
+            self.close()
+
+
+# Those that are open: their tensors must not be freed. And tensors that peers may still store into.
+_registered: dict[Registration, None] = {}
+_stored_into: list[torch.Tensor] = []
+
+
+def register_memory(tensor: torch.Tensor) -> Registration:
+    """Lets peers store the results of collectives into a tensor's memory themselves.
+
+    As for tensors in the heap, without one: for outputs that begin at a multiple of 16 bytes and
+    lie within the tensor as a whole; a hint, which changes no result. On a GPU torch's own memory
+    is good for it, but for expandable segments. Local: other ranks need not do the same.
+
+    Args:
+        tensor: contiguous; on the CPU, or on the GPU that the process group has joined with.
+
+    Raises:
+        ValueError: not such a tensor; the message says why.
+        RuntimeError: there is no process group of unjam's.
+        dist.DistBackendError: some of it is registered already, or as much as can be is.
+    """
+    if not tensor.is_contiguous():
+        raise ValueError(
+            f"unjam: the tensor is not contiguous (shape {tuple(tensor.shape)}): register "
+            "tensor.contiguous(), or what it is a view of"
+        )
+    world = default_world(extension()) if dist.is_initialized() else None
+    if world is None:
+        raise RuntimeError('unjam: call init_process_group("unjam") first')
+    return Registration(world, tensor)
 
 
 @functools.lru_cache(maxsize=1)

@@ -447,6 +447,7 @@ class CudaDaemon : public StreamDaemon {
       LaneTransport& t = lane.transport;
       t.shape = shape;
       t.bases = bases_;
+      t.windows = o_.windows;
       t.rank = o_.rank;
       t.lane = l;
       t.peers = peer_states_[l] = at.take<PeerSendState>(shape.ranks);

@@ -6,6 +6,7 @@
 #include "device/cuda/cuda_arena.h"
 #include "device/cuda/cuda_daemon.h"
 #include "device/cuda/cuda_error.h"
+#include "device/cuda/cuda_windows.h"
 #include "device/cuda/nvlink.h"
 
 namespace unjam {
@@ -58,10 +59,28 @@ class Driver : public CudaDriver {
   }
   void unregister_host(void* memory) override { cudaHostUnregister(memory); }
 
+  bool check_window(int device, const void* memory, std::uint64_t bytes,
+                    std::string& error) override {
+    return CudaWindows::check(device, memory, bytes, error);
+  }
+  bool name_window(int device, const void* memory, WindowName& name, std::string& error) override {
+    return CudaWindows::name(device, memory, name, error);
+  }
+  bool reach(int device, int other, std::string& error) override {
+    return CudaWindows::reach(device, other, error);
+  }
+  unsigned char* open_window(int device, const WindowName& name, std::string& error) override {
+    return windows_.open(device, name, error);
+  }
+  void close_window(int device, const WindowName& name) override { windows_.close(device, name); }
+
   std::unique_ptr<StreamDaemon> start(const CudaRankOptions& options, RankState& copy,
                                       std::string& error) override {
     return start_cuda_rank(options, copy, error);
   }
+
+ private:
+  CudaWindows windows_;
 };
 
 }  // namespace
@@ -69,6 +88,7 @@ class Driver : public CudaDriver {
 
 extern "C" __attribute__((visibility("default"))) unjam::CudaDriver* unjam_cuda_driver(
     int version) {
-  static unjam::Driver driver;
-  return version == unjam::kCudaDriverVersion ? &driver : nullptr;
+  // Never destroyed: what is mapped may be closed by who outlives static objects.
+  static auto* const driver = new unjam::Driver;
+  return version == unjam::kCudaDriverVersion ? driver : nullptr;
 }

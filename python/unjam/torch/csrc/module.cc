@@ -76,7 +76,11 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
       .def(
           "info", [](World& w) { return texts(w, unjamInfo); }, GilRelease())
       .def("absent", absent, GilRelease())
-      .def("empty", empty_in_heap, py::arg("sizes"), py::arg("dtype"), GilRelease());
+      .def("empty", empty_in_heap, py::arg("sizes"), py::arg("dtype"), GilRelease())
+      .def("register_memory", &World::register_memory, py::arg("memory"), py::arg("bytes"),
+           py::arg("cuda"), GilRelease())
+      .def("deregister_memory", &World::deregister_memory, py::arg("memory"), py::arg("cuda"),
+           GilRelease());
 
   // What torch gives out as Work; _futures.py has it give out futures of its own.
   py::class_<UnjamWork, Ptr<UnjamWork>, c10d::Work>(m, "Work").def("callbacks",

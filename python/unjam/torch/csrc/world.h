@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cstdint>
 #include <cstring>
 #include <map>
 #include <memory>
@@ -118,6 +119,25 @@ class World {
     void* memory = nullptr;
     check(unjamMemAlloc(host_, bytes, &memory), "allocating");
     return memory;
+  }
+
+  // Lets peers store into memory of a tensor's.
+  void register_memory(std::uintptr_t memory, std::size_t bytes, bool cuda) {
+    const std::shared_lock lock(mutex_);
+    unjamContext_t const context = cuda ? cuda_ : host_;
+    TORCH_CHECK_WITH(DistBackendError, context != nullptr,
+                     "unjam: the process group was destroyed (destroy_process_group), or has no ",
+                     cuda ? "GPU" : "CPU tensors");
+    check(unjamMemRegister(context, reinterpret_cast<void*>(memory), bytes), "registering memory");
+  }
+  // Ends that. The result of unjamMemDeregister, and what it says; success if the context has
+  // ended.
+  std::pair<int, std::string> deregister_memory(std::uintptr_t memory, bool cuda) {
+    const std::shared_lock lock(mutex_);
+    unjamContext_t const context = cuda ? cuda_ : host_;
+    if (context == nullptr) return {UNJAM_SUCCESS, ""};
+    const unjamResult_t code = unjamMemDeregister(context, reinterpret_cast<void*>(memory));
+    return {code, code == UNJAM_SUCCESS ? "" : unjamGetLastError()};
   }
 
   // Ends all that is pending on this rank, with an error; peers learn of it. Returns always.
