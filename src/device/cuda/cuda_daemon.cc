@@ -707,8 +707,9 @@ class CudaDaemon : public StreamDaemon {
     address(inv, solo);
     return threads;
   }
-  // The same of what the engine may try whole (whole_call.cuh). Not two-shot plans. Of chunks no
-  // more than a lane moves in a turn (solo::kTurnNs) between 2 H200s: the rest would be slices.
+  // The same of what the engine may try whole (whole_call.cuh, whole_stream.cuh). Not two-shot plans.
+  // Of streams no more chunks than take a millisecond or two between 2 H200s: longer ones were no
+  // slower by slices, which give way sooner.
   static constexpr std::uint32_t kMostWholeChunks = 32;
   void prepare_whole(const Invocation& inv, bool fresh, SoloCall& call) const {
     call = SoloCall{};
