@@ -149,9 +149,9 @@ enum class Whole : std::uint16_t {
 };
 enum class WholeEnd : std::uint32_t {
   kDone,
-  kWaits,      // what it sends was sent (of a stream: some, or none, as of the rest); what it
-               // receives has not come in time
-  kElsewhere,  // the same, and it may come by another way than was looked at
+  kWaits,        // what it sends was sent (of a stream: some, or none, as of the rest); what it
+                 // receives has not come in time
+  kElsewhere,    // the same, and it may come by another way than was looked at
   kInterrupted,  // of a stream: others may want to go on
   kUnable,       // nothing was done
 };

@@ -144,9 +144,10 @@ void sweep(const Member& me, std::size_t bytes, std::uint64_t seed, bool must) {
   check(unjamMemDeregister(me.context, memory.get()));
   await_nothing_left(me);
   for (std::size_t k = 0; k < std::size(kKinds); ++k) {
-    // (Of a broadcast or reduce who is not the root, or is, sends nothing that goes straight.)
-    if (must && kKinds[k] != UNJAM_REDUCE_SCATTER && kKinds[k] != UNJAM_REDUCE && went[k] == 0 &&
-        me.ranks > 1) {
+    // (With a root nothing of this rank's may go straight; in a broadcast's second hop it does.)
+    const bool some = kKinds[k] == UNJAM_ALL_REDUCE || kKinds[k] == UNJAM_ALL_GATHER ||
+                      (kKinds[k] == UNJAM_BROADCAST && me.ranks > 2);
+    if (must && some && went[k] == 0 && me.ranks > 1) {
       fail("rank " + std::to_string(me.rank) + ": of " + kKindNames[kKinds[k]] + " of " +
            std::to_string(bytes) + " bytes nothing went straight");
     }

@@ -707,9 +707,9 @@ class CudaDaemon : public StreamDaemon {
     address(inv, solo);
     return threads;
   }
-  // The same of what the engine may try whole (whole_call.cuh, whole_stream.cuh). Not two-shot plans.
-  // Of streams no more chunks than take a millisecond or two between 2 H200s: longer ones were no
-  // slower by slices, which give way sooner.
+  // The same of what the engine may try whole (whole_call.cuh, whole_stream.cuh). Not two-shot
+  // plans. Of streams no more chunks than take a millisecond or two between 2 H200s: longer ones
+  // were no slower by slices, which give way sooner.
   static constexpr std::uint32_t kMostWholeChunks = 32;
   void prepare_whole(const Invocation& inv, bool fresh, SoloCall& call) const {
     call = SoloCall{};
