@@ -139,7 +139,7 @@ struct Posting {
 inline constexpr std::uint32_t kMostWholes = 8;
 // Of streams, beside the first: as many as have no more of a lane's part together than this
 // (Invocation::whole_kib), which between 2 H200s takes less than a turn.
-inline constexpr std::uint32_t kMostWholeKib = 4096;
+inline constexpr std::uint32_t kMostWholeKib = 2048;
 enum class Whole : std::uint16_t {
   kNot,    // slice by slice
   kLater,  // it may not begin yet
