@@ -582,6 +582,7 @@ __device__ __forceinline__ void steer(CudaRank& r, const Stream& c, Interrupted 
       } else if ((found & ~kFlagPlaces) == step_flag(c.inv.seed, step)) {
         const std::uint32_t taken = x.hop == kGathers ? done[kGathers] : done[kCollects];
         strange = (found & kFlagInOutput) != 0;  // we have not invited anybody
+        if (strange) c.of.found[x.q] = kIsNot;
         if (!strange && k < taken + kCome) {
           Wire in = wire;
           in.count = step;
@@ -729,9 +730,14 @@ __device__ __forceinline__ void tell_end(const Stream& c, const Member& m) {
   const LaneTransport& t = c.transport;
   const bool takes = m.part == kIncoming && c.receives_from(m.q);
   const bool posts = m.part == kOutgoing && c.sends_to(m.q);
+  bool news = false;
   if (takes) {
     InEndpoint& in = *endpoint_of(call, m, t.lane);
     const Wire& wire = c.of.ins[m.q];
+    // (Of a call that goes on, some were taken before: by now the connector may be another key's,
+    // whose credits these would set back.)
+    news = c.of.taken[m.q] != 0 &&
+           (in.consumed != wire.count + c.of.taken[m.q] || in.connector != wire.connector);
     in.steps = wire.steps;
     in.cell = wire.cell;
     in.connector = wire.connector;
@@ -745,7 +751,7 @@ __device__ __forceinline__ void tell_end(const Stream& c, const Member& m) {
   }
   // Without a fence, for the reasons that tell_peers() has. (Pokes are about the last slices, too,
   // which may come behind them: peers look again.)
-  if (takes && c.of.taken[m.q] != 0) {
+  if (news) {
     store_system(c.of.ins[m.q].cell->consumed, c.of.ins[m.q].count + c.of.taken[m.q]);
   }
 }

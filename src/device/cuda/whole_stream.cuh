@@ -130,7 +130,12 @@ __device__ __forceinline__ void look_at_stream(const Stream& c, WholeStreamed& o
       const std::uint64_t flag = load_relaxed(LaneTransport::header_of(wire.steps, step).flag);
       return (flag & ~kFlagPlaces) == step_flag(c.inv.seed, step);
     };
-    if (ok) {
+    // Where the connector is not the key's any more, or began anew, slices may come elsewhere: that
+    // is to be found out, which steering does.
+    const bool known = ok &&
+                       load_relaxed(c.transport.tag_word(m.peer, in.connector)) == c.call.tag &&
+                       load_relaxed(c.transport.base_word(m.peer, in.connector)) <= in.consumed;
+    if (known) {
       lacks[kGathers] = has_member(hops.gathers_from, m.q) && of.behind[kGathers] != chunks &&
                         !has_come(order.first(of.behind[kGathers]));
       lacks[kCollects] = has_member(hops.collects_from, m.q) && of.behind[kCollects] != chunks &&
