@@ -114,8 +114,7 @@ class CudaDaemon : public StreamDaemon {
     } else {
       put(inv, fresh, place.sqe);
       prepare_whole(inv, fresh != nullptr, place.call);
-      place.sqe.inv.whole = whole_of(place.call);
-      place.sqe.inv.whole_kib = kib_of(inv.geometry);
+      say_whole(place.call, place.sqe.inv);
     }
     ++pending_;
     ++beside_;
@@ -184,8 +183,7 @@ class CudaDaemon : public StreamDaemon {
     put(inv, fresh, l.sqe);
     const Geometry& g = inv.geometry;
     const unsigned threads = prepare_solo(inv, fresh != nullptr, l.solo);
-    l.sqe.inv.whole = whole_of(l.solo);
-    l.sqe.inv.whole_kib = kib_of(inv.geometry);
+    say_whole(l.solo, l.sqe.inv);
     // With the engine, one more for the first lane, see unjam_call_kernel.
     const unsigned blocks = l.solo.lanes == 0 && g.first_lane != 0 ? g.lanes + 1u : g.lanes;
     void* arguments[] = {&rank_, &l};
@@ -724,6 +722,10 @@ class CudaDaemon : public StreamDaemon {
     if (call.streams) return call.chunks <= kMostWholeChunks ? kWholeStream : std::uint8_t{0};
     const bool common = call.plain || !call.reduces;
     return common ? static_cast<std::uint8_t>(call.before + 1) : std::uint8_t{0};
+  }
+  static void say_whole(const SoloCall& call, Invocation& inv) {
+    inv.whole = whole_of(call);
+    inv.whole_kib = inv.whole == kWholeStream ? kib_of(inv.geometry) : std::uint16_t{0};
   }
   // Invocation::whole_kib.
   static std::uint16_t kib_of(const Geometry& g) {

@@ -67,12 +67,13 @@ struct StreamedCall {
   std::uint64_t credits[kSoloRanks];                    // of members: seen before, and in the end
   const unsigned char* come[kHops][kCome][kSoloRanks];  // where slices of a hop lie
   std::uint32_t found[kSoloRanks];                      // see Found
+  // In the end: chunks that hops have moved, and slices of members' connectors, in order.
   std::uint32_t moved[kHops];
   std::uint32_t sent[kSoloRanks], taken[kSoloRanks];
 };
 struct StreamShared {
   SliceJob jobs[kHops * kInHand];
-  // Slots of each peer's pool that are this call's, see room_for().
+  // Slots of each peer's pool that are the call's, if it is one, see room_for().
   std::uint32_t borrowed[kSoloRanks];  // how many, or kNotYet
   std::uint16_t pool[kSoloRanks][kSlotHeaders];
   std::uint32_t stored[kHops * kInHand];
@@ -88,27 +89,11 @@ struct OneStreamShared {
 };
 static_assert(sizeof(OneStreamShared) <= sizeof(BlockShared));
 
-__device__ __forceinline__ HopOrder order_of(const SoloCall& call) {
-  return {call.chunks, call.hops.lag, call.hops.two_hops()};
-}
 __device__ __forceinline__ bool has_member(std::uint32_t members, std::uint32_t q) {
   return (members >> q & 1) != 0;
 }
-// Of the connector to a member, or from one, how many slices come in front of all that are missing
-// where hops have moved so many chunks: of one that carries both hops, or one.
-__device__ __forceinline__ std::uint32_t prefix_to(const SoloCall& call, std::uint32_t q,
-                                                   std::uint32_t sends, std::uint32_t gathers) {
-  if (call.hops.two_hops()) return order_of(call).prefix(sends, gathers);
-  return has_member(call.hops.sends_to, q) ? sends : gathers;
-}
-__device__ __forceinline__ std::uint32_t prefix_from(const SoloCall& call, std::uint32_t q,
-                                                     std::uint32_t gathers,
-                                                     std::uint32_t collects) {
-  if (call.hops.two_hops()) return order_of(call).prefix(gathers, collects);
-  return has_member(call.hops.gathers_from, q) ? gathers : collects;
-}
 
-// What a block's threads work with: a call, of the stream's.
+// What a block's threads work with, for one call.
 struct Stream {
   const SoloCall& call;
   const Invocation& inv;
@@ -116,7 +101,9 @@ struct Stream {
   StreamShared& s;
   StreamedCall& of;
 
-  __device__ __forceinline__ HopOrder order() const { return order_of(call); }
+  __device__ __forceinline__ HopOrder order() const {
+    return {call.chunks, call.hops.lag, two_hops()};
+  }
   __device__ __forceinline__ bool two_hops() const { return call.hops.two_hops(); }
   __device__ __forceinline__ bool has(std::uint32_t hop) const {
     if (hop == kSends) return call.hops.sends_to != 0;
@@ -130,13 +117,16 @@ struct Stream {
   __device__ __forceinline__ bool receives_from(std::uint32_t q) const {
     return has_member(call.hops.gathers_from | call.hops.collects_from, q);
   }
+  // Of a connector that carries both hops, where hops are so far; of one that carries one, that.
   __device__ __forceinline__ std::uint32_t prefix_to(std::uint32_t q,
                                                      const std::uint32_t (&moved)[kHops]) const {
-    return solo::prefix_to(call, q, moved[kSends], moved[kGathers]);
+    if (two_hops()) return order().prefix(moved[kSends], moved[kGathers]);
+    return moved[has_member(call.hops.sends_to, q) ? kSends : kGathers];
   }
   __device__ __forceinline__ std::uint32_t prefix_from(std::uint32_t q,
                                                        const std::uint32_t (&moved)[kHops]) const {
-    return solo::prefix_from(call, q, moved[kGathers], moved[kCollects]);
+    if (two_hops()) return order().prefix(moved[kGathers], moved[kCollects]);
+    return moved[has_member(call.hops.gathers_from, q) ? kGathers : kCollects];
   }
   // How movers share the work, by what was fastest on 2 H200s (docs/benchmarks.md). An all-gather
   // has a group for each direction, whose warps begin each slice together; else each of two groups
@@ -227,10 +217,11 @@ struct Watched {
   bool comes;    // data, or room
   std::uint32_t q, watch, hop;
 };
-__device__ __forceinline__ Watched watched_by(const Stream& c) {
+// Of member q, one of the things.
+__device__ __forceinline__ Watched watched(const Stream& c, std::uint32_t q, std::uint32_t watch) {
   Watched x;
-  x.q = threadIdx.x % kSoloRanks;
-  x.watch = threadIdx.x / kSoloRanks;
+  x.q = q;
+  x.watch = watch;
   x.comes = x.watch == kToGather || x.watch == kToCollect;
   x.hop = x.watch == kRoomToSend ? kSends : x.watch == kToCollect ? kCollects : kGathers;
   const std::uint32_t members = x.watch == kRoomToSend      ? c.call.hops.sends_to
@@ -517,15 +508,19 @@ __device__ __forceinline__ void give(const Stream& c, std::uint32_t hop, std::ui
   CudaDev::store_block(s.given[group], turn + 1);
 }
 
+// Finds the connector on which member q's slices come.
+__device__ __forceinline__ void find_connector(const Stream& c, std::uint32_t q) {
+  InEndpoint in = c.call.in[c.transport.lane * c.call.shape.ranks + q];
+  c.of.found[q] = c.transport.resolve(c.call.members[q], c.call.tag, in) ? kIsTheKeys : kIsNot;
+  if (c.of.found[q] == kIsTheKeys) c.of.ins[q] = c.transport.wire(in);
+}
 // By the first warp: the connectors on which members' slices come, each looked for by one thread.
 // False, of a thread that watches one: it is not known, or not the key's any more.
 __device__ __forceinline__ bool find_incoming(const Stream& c, const Watched& x, Wire& wire) {
   StreamedCall& of = c.of;
   const bool watches = x.of_peer && x.comes;
   if (watches && (x.watch == kToGather || !has_member(c.call.hops.gathers_from, x.q))) {
-    InEndpoint in = c.call.in[c.transport.lane * c.call.shape.ranks + x.q];
-    of.found[x.q] = c.transport.resolve(c.call.members[x.q], c.call.tag, in) ? kIsTheKeys : kIsNot;
-    if (of.found[x.q] == kIsTheKeys) of.ins[x.q] = c.transport.wire(in);
+    find_connector(c, x.q);
   }
   __syncwarp();
   if (!watches) return true;
@@ -540,7 +535,7 @@ __device__ __forceinline__ void steer(CudaRank& r, const Stream& c, Interrupted 
   constexpr std::uint32_t kAll = 0xffffffff;
   StreamShared& s = c.s;
   const std::uint32_t chunks = c.call.chunks;
-  const Watched x = watched_by(c);
+  const Watched x = watched(c, threadIdx.x % kSoloRanks, threadIdx.x / kSoloRanks);
   const std::uint32_t attention = load_relaxed_local(r.attention);
   // What peers have consumed is known to some extent: the first slices wait for nothing, not even
   // for a look at what comes in.

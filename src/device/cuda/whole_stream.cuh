@@ -214,15 +214,10 @@ __device__ __forceinline__ void steer_several(CudaRank& r, const LaneTransport& 
   const Stream c = stream_of(t, place);
   WholeStreamed& of = x.calls[place];
   const HopOrder order = c.order();
-  const bool comes = watch == kToGather || watch == kToCollect;
-  const std::uint32_t hop = watch == kRoomToSend  ? kSends
-                            : watch == kToCollect ? kCollects
-                                                  : kGathers;
-  const std::uint32_t members = watch == kRoomToSend      ? c.call.hops.sends_to
-                                : watch == kToGather      ? c.call.hops.gathers_from
-                                : watch == kRoomForResult ? c.call.hops.results_to
-                                                          : c.call.hops.collects_from;
-  bool watches = i < calls && q < c.call.group_size && has_member(members, q);
+  const Watched what = watched(c, q, watch);
+  const bool comes = what.comes;
+  const std::uint32_t hop = what.hop;
+  bool watches = i < calls && q < c.call.group_size && what.of_peer;
   const bool has_credits =
       watches && watch == (has_member(c.call.hops.sends_to, q) ? kRoomToSend : kRoomForResult);
   // The threads that watch for the same hop of the call.
@@ -257,7 +252,6 @@ __device__ __forceinline__ void steer_several(CudaRank& r, const LaneTransport& 
   }
   const std::uint32_t most_ahead =
       calls == 1 || !like.receives() ? ~0u : like.call.hops.lag + kMostAhead;
-  const std::uint32_t in_hand = kInHand;
   const std::uint32_t attention = load_relaxed_local(r.attention);
   const std::uint64_t begun = global_ns();
   std::uint64_t last = begun, looked = begun;
@@ -269,13 +263,8 @@ __device__ __forceinline__ void steer_several(CudaRank& r, const LaneTransport& 
 #pragma unroll
       for (const std::uint32_t w : {kToGather, kToCollect}) {
         if (looks && watch == w && of.found[q] == kNotLooked) {
-          InEndpoint in = c.call.in[t.lane * c.call.shape.ranks + q];
-          const bool is_known = t.resolve(c.call.members[q], c.call.tag, in);
-          of.found[q] = is_known ? kIsTheKeys : kIsNot;
-          if (is_known) {
-            of.ins[q] = t.wire(in);
-            of.ins[q].count -= of.taken[q];
-          }
+          find_connector(c, q);
+          if (of.found[q] == kIsTheKeys) of.ins[q].count -= of.taken[q];
         }
         __syncwarp();
       }
@@ -344,7 +333,7 @@ __device__ __forceinline__ void steer_several(CudaRank& r, const LaneTransport& 
     for (std::uint32_t h = 0; h < kHops; ++h) {
       if (!like.has(h)) continue;
       holds = holds || done[h] != given[h];
-      if (stops || given[h] == total[h] || given[h] == done[h] + in_hand) continue;
+      if (stops || given[h] == total[h] || given[h] == done[h] + kInHand) continue;
       const std::uint32_t next = of.next[hop];
       const std::uint32_t there = __ballot_sync(kAll, watches && hop == h && k > next);
       bool can = leads && hop == h && (there & group) == group && next != chunks;
@@ -416,7 +405,7 @@ __device__ __forceinline__ bool tell_if_done(const Stream& c, WholeStreamed& of)
   bool done = true;
 #pragma unroll
   for (std::uint32_t hop = 0; hop < kHops; ++hop) {
-    // Acquire, by each thread, see below.
+    // Acquire, by each thread: what it tells, and what ends behind it, comes after what was moved.
     done = done && (!c.has(hop) || CudaDev::load_block(of.done[hop]) == c.call.chunks);
   }
   if (thread < kSoloRanks && c.sends_to(q)) done = done && of.sent[q] == c.order().slices();
@@ -606,7 +595,7 @@ inline __device__ __noinline__ void run_whole_streams(CudaRank* rank, LaneStats*
     set_up_together(first);
     if (threadIdx.x == 0) interrupted.dev.set_moving(true);
     sync_block();
-    // (What is alone, and begins, is steered with fewer questions: 256 MiB are 5 to 10 % faster.)
+    // (What is alone, and begins, is steered with fewer questions: docs/benchmarks.md.)
     if (warp == 0) {
       x.borrows ? steer(r, first, interrupted) : steer_several(r, t, interrupted);
     } else if (warp == 1) {
