@@ -1334,7 +1334,9 @@ class Engine {
     unsigned char* output = a.invited[q];
     if (output == nullptr || output == LaneTransport::unreachable()) return nullptr;
     const Geometry& g = a.inv.geometry;
-    const std::uint64_t offset = s_.chunk.offset + a.dyn.done;
+    const bool scatters = (s_.primitive.flags & kScatter) != 0;
+    const std::uint64_t offset =
+        scatters ? chunk(a, s_.primitive, q).offset : s_.chunk.offset + a.dyn.done;
     output += (offset - g.output_shift(q)) * dtype_bytes(g.dtype);
     // What is not aligned is not moved in wide accesses, which slots are worth.
     const bool aligned = (reinterpret_cast<std::uintptr_t>(output) & 15) == 0;

@@ -19,7 +19,8 @@ struct HopPeers {
   std::uint8_t results_to = 0;     // and whom it is sent on to
   std::uint8_t collects_from = 0;  // whose parts are received
   bool scatters = false;           // the first hop sends each its part, else all the own one
-  bool copies = false;             // what is scattered goes into the own output, too
+  bool copies = false;             // what is scattered goes into the own output, too,
+  bool places = false;             // and is stored at the same place of the members' outputs
   bool reduces = false;            // what is gathered, with the own contribution
   bool stores = false;             // what the own part becomes goes into the own output, too
   std::uint8_t lag = 0;            // HopOrder::lag, if a connector carries two hops
@@ -49,11 +50,12 @@ inline std::optional<HopPeers> hop_peers(const Geometry& g, const Primitive* pro
     const bool own = p.part == group_rank;
     switch (p.flags) {
       case kLocal | kScatter:
-      case kLocal | kScatter | kCopy:
+      case kLocal | kScatter | kCopy | kIntoOutput:
         if (p.lag != 0) return {};
         hops.sends_to = owners;
         hops.scatters = true;
         hops.copies = (p.flags & kCopy) != 0;
+        hops.places = (p.flags & kIntoOutput) != 0;
         break;
       case kLocal | kCopy | kShared:
         if (!own || p.lag != 0) return {};

@@ -433,7 +433,7 @@ bool LaneRun::may_store(int rank, std::size_t cell, ValueId value, ValueId recei
 // The same of what the sender stores itself into the output of `to`, who may be anywhere in its
 // program: it must have read its input there before the value can exist, or have none.
 bool LaneRun::may_store_there(int rank, const Primitive& p, int to, ValueId value) {
-  if (!has_input(request_, to, p.part) || values_->has(value, to)) return true;
+  if (!has_input(request_, to, part_to(p, to)) || values_->has(value, to)) return true;
   fail(where(rank) + " stores " + values_->describe(value) + " into the output of rank " +
        std::to_string(to) + ", which, in place, may not have read its input there yet");
   return false;

@@ -94,7 +94,7 @@ std::vector<Primitive> make_program(const PlanRequest& request) {
       if (!is_root) return {straight(kRecv | kCopy)};
       return {scatter, own};
     case Kind::kBroadcast:
-      if (is_root) return {primitive(kLocal | kScatter | kCopy, 0)};
+      if (is_root) return {primitive(kLocal | kScatter | kCopy | kIntoOutput, 0)};
       if (pair) return {straight(kRecv | kCopy)};
       return {straight(kRecv | kCopy | kSendAll | kIntoOutput), collect};
     case Kind::kReduce:

@@ -86,7 +86,7 @@ std::string flags_error(const PlanRequest& request, int rank, const Plan& plan, 
   if (p.lag != 0 && has_inline_flags(plan.protocol)) return "packets do not lag";
   if ((p.flags & kIntoOutput) != 0) {
     if (has_inline_flags(plan.protocol)) return "packets do not go straight into an output";
-    if (!has(kSend | kSendAll)) return "it sends nothing that could go into an output";
+    if (!has(kSend | kSendAll | kScatter)) return "it sends nothing that could go into an output";
     if (request.kind == Kind::kAllToAll) return "its data have another place in the output";
   }
   if (p.part >= plan.geometry.parts) return "there is no such part";

@@ -195,8 +195,9 @@ class LaneTransport {
   ArenaShape shape;
   unsigned char* const* bases = nullptr;
   WindowEntry* windows = nullptr;  // [ranks][kWindows], see windows.h; nullptr: there are none
-  PeerSendState* peers = nullptr;  // [ranks]
-  std::uint32_t rank = 0;          // world rank
+  WindowEntry* noted_windows = nullptr;  // the same in a GPU's memory
+  PeerSendState* peers = nullptr;        // [ranks]
+  std::uint32_t rank = 0;                // world rank
   std::uint32_t lane = 0;
 
   // ---- sender ----
@@ -360,7 +361,7 @@ class LaneTransport {
     // Acquire: pairs with the release in invite().
     if (load_acquire(out.cell->output_word) != seen.word) return nullptr;
     if (!in_window(seen.output)) return bases[peer] + seen.output;
-    unsigned char* const output = find_in_window(windows, peer, seen.output);
+    unsigned char* const output = find_in_window(windows, noted_windows, peer, seen.output);
     return output == nullptr ? unreachable() : output;
   }
   // An address that is none.

@@ -7,6 +7,11 @@
 // for each invocation that invites into it (connector.h). What is not in the table, because this
 // rank cannot map it, has yet to, or its owner has taken it back, is not stored into: the slices go
 // through slots.
+//
+// A table is the host's memory, which a GPU's lanes read one after the other: all of them take 80
+// us for a look at the same entry (2 H100s). So what a GPU's lanes find they note in a table in its
+// own memory, where they look first. That is never stale: a window's mapping stays as it is until
+// its owner takes the window back, and then nobody invites into it.
 #pragma once
 
 #include <cstdint>
@@ -42,12 +47,13 @@ UNJAM_HD constexpr std::uint64_t offset_in_window(std::uint64_t place) {
   return (place & ((std::uint64_t{1} << kPlaceOffsetBits) - 1)) << kPlaceUnitBits;
 }
 
-// Of one window, in a rank's table: [rank of the owner][serial % kWindows]. Written by one thread
-// at a time.
+// Of one window, in a rank's table: [rank of the owner][serial % kWindows].
 struct alignas(16) WindowEntry {
+  static constexpr std::uint64_t kBeingWritten = ~std::uint64_t{0};
   std::uint64_t serial = 0;       // 0: nobody's
   unsigned char* base = nullptr;  // the window's beginning, rounded down to a unit, as mapped here
 
+  // Host's tables: by one thread at a time.
   void clear() { store_relaxed(serial, std::uint64_t{0}); }
   void set(std::uint64_t of, unsigned char* at) {
     clear();
@@ -56,19 +62,38 @@ struct alignas(16) WindowEntry {
     // Release: who sees the number sees the base.
     store_release(serial, of);
   }
+  // What a GPU's lanes have found: by any number of threads. An entry's numbers only grow, so that
+  // a reader who finds the same one twice has read its base in between.
+  UNJAM_HD void note(std::uint64_t of, unsigned char* at) {
+    const std::uint64_t was = load_relaxed(serial);
+    if (was >= of || !compare_exchange(serial, was, kBeingWritten)) return;
+    // Both as in set(); the exchange stands for clear().
+    store_release(base, at);
+    store_release(serial, of);
+  }
+  // Of the window with this number; nullptr: it is not in here.
+  UNJAM_HD unsigned char* find(std::uint64_t of) {
+    // Acquire: the base is this window's, or a later one's.
+    if (load_acquire(serial) != of) return nullptr;
+    // Acquire: if it is a later one's, that the entry was cleared before is seen below.
+    unsigned char* const at = load_acquire(base);
+    return load_relaxed(serial) == of ? at : nullptr;
+  }
 };
 
-// Where that is, of `peer`'s output; nullptr: this rank cannot store there.
-UNJAM_HD inline unsigned char* find_in_window(WindowEntry* table, std::uint32_t peer,
-                                              std::uint64_t place) {
+// Where that is, of `peer`'s output; nullptr: this rank cannot store there. `noted`: a table in the
+// GPU's memory, if there is one.
+UNJAM_HD inline unsigned char* find_in_window(WindowEntry* table, WindowEntry* noted,
+                                              std::uint32_t peer, std::uint64_t place) {
   if (table == nullptr) return nullptr;
   const std::uint64_t serial = window_of(place);
-  WindowEntry& entry = table[std::uint64_t{peer} * kWindows + serial % kWindows];
-  // Acquire: the base is this window's, or a later one's.
-  if (load_acquire(entry.serial) != serial) return nullptr;
-  // Acquire: if it is a later one's, that the entry was cleared before is seen below.
-  unsigned char* const base = load_acquire(entry.base);
-  if (load_relaxed(entry.serial) != serial) return nullptr;
+  const std::uint64_t at = std::uint64_t{peer} * kWindows + serial % kWindows;
+  unsigned char* base = noted != nullptr ? noted[at].find(serial) : nullptr;
+  if (base == nullptr) {
+    base = table[at].find(serial);
+    if (base == nullptr) return nullptr;
+    if (noted != nullptr) noted[at].note(serial, base);
+  }
   return base + offset_in_window(place);
 }
 

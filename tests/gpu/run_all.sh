@@ -43,10 +43,11 @@ programs|580||programs $programs
 programs-processes|580||programs --processes $programs
 programs-async|580||programs --async $programs
 registered|300||registered
-registered-solo|300||registered --solo
+registered-slices|300||registered --slices
 registered-processes|300||registered --processes
 kill|580||kill $kill
-kill-registered|580|UNJAM_SOLO=0|kill --registered $kill
+kill-registered|580||kill --registered $kill
+kill-registered-slices|580|UNJAM_SOLO=0|kill --registered $kill
 price|320||price $price
 calls|120||calls
 soak|$((soak + 260))||soak --seconds $soak

@@ -111,7 +111,7 @@ std::vector<Primitive> program(const Use& u, std::uint32_t me) {
       if (me == u.root) return {primitive(kLocal | kCopy | kSendAll | kIntoOutput, 0)};
       return {primitive(kRecv | kCopy, 0, u.root)};
     case What::kMeshBroadcast:
-      if (me == u.root) return {primitive(kScatter | kLocal | kCopy, 0)};
+      if (me == u.root) return {primitive(kScatter | kLocal | kCopy | kIntoOutput, 0)};
       if (u.inputs.size() == 2) return {primitive(kRecv | kCopy, me, u.root)};
       return {primitive(kRecv | kCopy | kSendAll | kIntoOutput, me, u.root),
               primitive(kCollect | kCopy, 0)};

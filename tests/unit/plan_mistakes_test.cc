@@ -498,8 +498,9 @@ TEST(PlanMistakes, ABroadcastWhoseOwnerPassesNothingOn) {
   Planted s = make(Kind::kBroadcast, Algorithm::kMesh);
   for (const std::size_t rank : {0, 1, 3, 4}) std::swap(s.program(rank)[0], s.program(rank)[1]);
   expect_error(s, {"(collect_copy", "to send", "a cycle of"});
-  // It passes on what it does not keep.
+  // It passes on what it does not keep (and what nobody may have stored there, either).
   Planted t = make(Kind::kBroadcast, Algorithm::kMesh, 40);
+  t.program(2)[0].flags &= static_cast<std::uint16_t>(~kIntoOutput);
   t.program(3)[0].flags &= static_cast<std::uint16_t>(~kCopy);
   expect_error(t, {"rank 3's output part 3 loop 0", "never written"});
 }
@@ -546,7 +547,7 @@ TEST(PlanMistakes, AReduceThatStoresWhereThereIsNoOutput) {
   // A contribution does not go straight into an output.
   Planted r = make(Kind::kReduce, Algorithm::kMesh);
   r.program(3)[0].flags |= kIntoOutput;
-  expect_error(r, {"rank 3 primitive 0", "nothing that could go into an output"});
+  expect_error(r, {"rank 3 primitive 0", "into the output of rank 0"});
 }
 
 TEST(PlanMistakes, AReduceWhoseRootOverwritesItsInput) {
@@ -810,7 +811,13 @@ TEST(PlanMistakes, IntoOutputsThatAreNotJustCopiedTo) {
   expect_error(p, {"rank 1 primitive 0", "into the output of rank 2"});
   Planted q = make(Kind::kReduceScatter, Algorithm::kMesh);
   q.program(1)[0].flags |= kIntoOutput;
-  expect_error(q, {"rank 1 primitive 0", "nothing that could go into an output"});
+  expect_error(q, {"rank 1 primitive 0", "into the output of rank 0"});
+  Planted t = make(Kind::kAllToAll, Algorithm::kMesh);
+  t.program(1)[0].flags |= kIntoOutput;
+  expect_error(t, {"rank 1 primitive 0", "another place in the output"});
+  Planted w = make(Kind::kBroadcast, Algorithm::kMesh);
+  w.program(4)[0].flags &= static_cast<std::uint16_t>(~kCopy);
+  expect_error(w, {"rank 4 primitive 0", "does not just copy into its output", "rank 2"});
   // A receiver that passes on what it does not keep.
   Planted r = make(Kind::kBroadcast, Algorithm::kRing);
   r.program(4)[0].flags &= static_cast<std::uint16_t>(~kCopy);

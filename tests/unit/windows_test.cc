@@ -71,9 +71,10 @@ TEST(WindowPlace, TellsWindowAndOffset) {
 TEST(WindowTable, HasWhatWasSetAndNothingElse) {
   std::vector<WindowEntry> table(3 * kWindows);
   const auto find = [&](std::uint32_t peer, std::uint64_t serial, std::uint64_t offset = 0) {
-    return unjam::find_in_window(table.data(), peer, unjam::place_in_window(serial, offset));
+    return unjam::find_in_window(table.data(), nullptr, peer,
+                                 unjam::place_in_window(serial, offset));
   };
-  EXPECT_EQ(unjam::find_in_window(nullptr, 1, unjam::place_in_window(64, 0)), nullptr);
+  EXPECT_EQ(unjam::find_in_window(nullptr, nullptr, 1, unjam::place_in_window(64, 0)), nullptr);
   EXPECT_EQ(find(1, 64), nullptr);
   table[kWindows].set(64, kBase);
   EXPECT_EQ(find(1, 64), kBase);
@@ -103,7 +104,7 @@ TEST(WindowTable, IsReadWhileItIsWritten) {
         const std::uint64_t now = newest.load();
         const std::uint64_t serial = now - std::min(random() % 3 * kWindows, now - kFirst);
         unsigned char* const at =
-            unjam::find_in_window(table.data(), 0, unjam::place_in_window(serial, 32));
+            unjam::find_in_window(table.data(), nullptr, 0, unjam::place_in_window(serial, 32));
         if (at == nullptr) continue;
         ++found;
         if (at != base_of(serial) + 32) ++wrong;
@@ -120,6 +121,65 @@ TEST(WindowTable, IsReadWhileItIsWritten) {
   for (std::thread& t : readers) t.join();
   EXPECT_EQ(wrong.load(), 0u);
   EXPECT_NE(found.load(), 0u);
+}
+
+// The same of what several threads note, which do not see that others do.
+TEST(WindowTable, IsReadWhileSeveralNote) {
+  std::vector<WindowEntry> table(kWindows), noted(kWindows);
+  constexpr std::uint64_t kFirst = kWindows, kLast = kSanitized ? 2000 : 20000;
+  const auto base_of = [](std::uint64_t serial) { return kBase + serial * 4096; };
+  std::atomic<std::uint64_t> newest{kFirst};
+  std::atomic<std::uint64_t> found{0}, wrong{0};
+  table[0].set(kFirst, base_of(kFirst));
+  std::vector<std::thread> lanes;
+  for (int i = 0; i < 4; ++i) {
+    lanes.emplace_back([&, i] {
+      std::mt19937_64 random(mix(base_seed(), static_cast<std::uint64_t>(i)));
+      while (newest.load() < kLast * kWindows) {
+        const std::uint64_t now = newest.load();
+        // (Who is late looks for a former one, and may note it.)
+        const std::uint64_t serial = now - std::min(random() % 3 * kWindows, now - kFirst);
+        unsigned char* const at = unjam::find_in_window(table.data(), noted.data(), 0,
+                                                        unjam::place_in_window(serial, 32));
+        if (at == nullptr) continue;
+        ++found;
+        if (at != base_of(serial) + 32) ++wrong;
+      }
+    });
+  }
+  for (std::uint64_t n = 1; n <= kLast; ++n) {
+    const std::uint64_t serial = n * kWindows;  // all in one place
+    table[0].set(serial, base_of(serial));
+    newest.store(serial);
+    if (n % 16 == 0) std::this_thread::yield();
+  }
+  for (std::thread& t : lanes) t.join();
+  EXPECT_EQ(wrong.load(), 0u);
+  EXPECT_NE(found.load(), 0u);
+}
+
+TEST(WindowTable, WhatIsNotedIsFoundAfterwardsAndOnlyReplacedByLaterOnes) {
+  std::vector<WindowEntry> table(kWindows), noted(kWindows);
+  const auto find = [&](std::uint64_t serial) {
+    return unjam::find_in_window(table.data(), noted.data(), 0, unjam::place_in_window(serial, 0));
+  };
+  EXPECT_EQ(find(64), nullptr);
+  EXPECT_EQ(noted[0].serial, 0u) << "nothing was found";
+  table[0].set(64, kBase);
+  EXPECT_EQ(find(64), kBase);
+  EXPECT_EQ(noted[0].serial, 64u);
+  table[0].clear();
+  EXPECT_EQ(find(64), kBase) << "without a look at the table";
+  table[0].set(64 + kWindows, kBase + 4096);
+  EXPECT_EQ(find(64 + kWindows), kBase + 4096);
+  EXPECT_EQ(noted[0].serial, 64u + kWindows);
+  noted[0].note(64, kBase);  // by one that was late
+  EXPECT_EQ(noted[0].serial, 64u + kWindows);
+  EXPECT_EQ(find(64), nullptr);
+  // While somebody writes it, it is as if nothing were there.
+  noted[0].serial = WindowEntry::kBeingWritten;
+  EXPECT_EQ(find(64 + kWindows), kBase + 4096);
+  EXPECT_EQ(noted[0].serial, WindowEntry::kBeingWritten);
 }
 
 // ---- a rank's list ----
@@ -312,7 +372,8 @@ class Maps : public testing::Test {
 
   unsigned char* find(int rank, int owner, std::uint64_t serial) {
     std::string error;
-    return unjam::find_in_window(maps_.table(rank, error), static_cast<std::uint32_t>(owner),
+    return unjam::find_in_window(maps_.table(rank, error), nullptr,
+                                 static_cast<std::uint32_t>(owner),
                                  unjam::place_in_window(serial, 0));
   }
   static unjam::WindowName name(unsigned char allocation, std::uint64_t offset = 0) {

@@ -415,6 +415,7 @@ class CudaDaemon : public StreamDaemon {
     mailboxes_ = at.take<Mailbox>(shape.lanes);
     mailbox_places_.resize(shape.lanes);
     bases_ = at.take<unsigned char*>(shape.ranks);
+    noted_windows_ = at.take<WindowEntry>(std::size_t{shape.ranks} * kWindows);
     RankState& r = rank.rank;
     r.policy = o_.policy;
     r.num_lanes = shape.lanes;
@@ -446,6 +447,7 @@ class CudaDaemon : public StreamDaemon {
       t.shape = shape;
       t.bases = bases_;
       t.windows = o_.windows;
+      t.noted_windows = noted_windows_;
       t.rank = o_.rank;
       t.lane = l;
       t.peers = peer_states_[l] = at.take<PeerSendState>(shape.ranks);
@@ -748,6 +750,8 @@ class CudaDaemon : public StreamDaemon {
     solo.scale = 1.0 / inv.group_size;
     solo.shape = o_.shape;
     std::copy(o_.bases.begin(), o_.bases.end(), solo.bases);
+    solo.windows = o_.windows;
+    solo.noted_windows = noted_windows_;
     solo.attention = &link_->attention;
     solo.reports = reports_ + inv.slot;
     solo.stored = stored_ + inv.slot;
@@ -1139,6 +1143,7 @@ class CudaDaemon : public StreamDaemon {
   std::vector<std::uint16_t*> mailbox_places_;
   std::uint64_t *reports_ = nullptr, *stored_ = nullptr;  // [slots], see SoloCall
   unsigned char** bases_ = nullptr;
+  WindowEntry* noted_windows_ = nullptr;
   std::vector<PeerSendState*> peer_states_;
   std::vector<TraceEvent*> traces_;
   CudaKeys keys_;

@@ -108,7 +108,9 @@ struct alignas(16) SoloCall {
   double scale = 1;
   ArenaShape shape;
   unsigned char* bases[kSoloRanks] = {};  // of the job's ranks
-  OutEndpoint* out = nullptr;             // the key's, at the first lane; others' are behind
+  WindowEntry* windows = nullptr;         // as in LaneTransport
+  WindowEntry* noted_windows = nullptr;
+  OutEndpoint* out = nullptr;  // the key's, at the first lane; others' are behind
   InEndpoint* in = nullptr;
   std::uint32_t* attention = nullptr;  // CudaLink::attention
   // Arguments, since behind a fence what is none comes from the device's memory again: 0.3 us. (The

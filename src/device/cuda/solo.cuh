@@ -1016,6 +1016,8 @@ __device__ __forceinline__ LaneTransport transport_of(const SoloCall& call, std:
   LaneTransport t;
   t.shape = call.shape;
   t.bases = call.bases;
+  t.windows = call.windows;
+  t.noted_windows = call.noted_windows;
   t.rank = call.rank;
   t.lane = lane;
   return t;

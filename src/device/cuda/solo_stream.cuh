@@ -30,6 +30,12 @@
 // and the block drives its lane again, as those of calls for the engine do. Before the engine has
 // accepted the call its connectors may be taken over (see solo.cuh): those whose slices peers have
 // taken. What is left goes through the next ones.
+//
+// Straight into outputs (connector.h). Results go there, and what is spread, from the first slice
+// on that is described when the member's invitation has been seen; then the others of the hop do,
+// too. They take a step of the connector, and a header, but no slot. The receiver has nothing to
+// move of them: its first warp counts what movers would have. Who receives such slices invites as
+// the call begins, on the connectors that its key has had before.
 #pragma once
 
 #include "device/cuda/solo.cuh"
@@ -49,11 +55,13 @@ inline constexpr std::uint32_t kInHand = 2;        // slices of a hop that mover
 inline constexpr std::uint32_t kTurns = 16;        // of a group: it never has more in hand
 inline constexpr std::uint32_t kCome = 4;          // slices that have come, of a peer and a hop
 inline constexpr std::uint32_t kRoundsApart = 16;  // of looking at anything but peers
+inline constexpr std::uint32_t kAskApart = 4;      // of looking for an invitation
 inline constexpr std::uint64_t kTurnNs = 500000;   // about an engine's quantum
 inline constexpr std::uint64_t kStillNs =
     50000;  // then any call's lane looks at what the host says
 inline constexpr std::uint32_t kIdleRounds = 64;  // of who publishes, before peers are poked
 inline constexpr std::uint32_t kNoSlotOfPool = 0xffffffff, kNotYet = 0xffffffff;
+inline constexpr std::uint32_t kNoSlice = 0xffffffff;
 static_assert(kTurns >= kHops * kInHand);
 static_assert(kLeastStreamThreads >= 32 * (kApartWarps + kGroups));
 
@@ -64,9 +72,14 @@ struct StreamedCall {
   Range parts[kSoloRanks];  // this lane's, of each member's
   // Of the connectors to and from members: Wire, with the count at which the call began.
   Wire outs[kSoloRanks], ins[kSoloRanks];
-  std::uint64_t credits[kSoloRanks];                    // of members: seen before, and in the end
-  const unsigned char* come[kHops][kCome][kSoloRanks];  // where slices of a hop lie
-  std::uint32_t found[kSoloRanks];                      // see Found
+  std::uint64_t credits[kSoloRanks];  // of members: seen before, and in the end
+  // Where slices of a hop lie; nullptr: in the output.
+  const unsigned char* come[kHops][kCome][kSoloRanks];
+  std::uint32_t found[kSoloRanks];  // see Found
+  // Of members that have invited: where their output has the first chunk of what they are sent, and
+  // the first slice that went there (in the connector's order), with which all of its hop do.
+  unsigned char* invited[kSoloRanks];
+  std::uint32_t straight[kSoloRanks];
   // In the end: chunks that hops have moved, and slices of members' connectors, in order.
   std::uint32_t moved[kHops];
   std::uint32_t sent[kSoloRanks], taken[kSoloRanks];
@@ -167,6 +180,10 @@ struct Stream {
     return n;
   }
 
+  // Whose part the hop's slice for a member is.
+  __device__ __forceinline__ std::uint32_t part_for(std::uint32_t hop, std::uint32_t q) const {
+    return hop == kSends && call.hops.scatters ? q : call.group_rank;
+  }
   __device__ __forceinline__ Range chunk(std::uint32_t part, std::uint32_t k) const {
     return inv.geometry.chunk_of(of.parts[part], k);
   }
@@ -182,6 +199,41 @@ struct Stream {
     const std::uint32_t peer = call.group_rank == 0 ? 1 : 0;
     if (hop == kSends) return order().firsts_in(of.sent[peer]);
     return of.taken[peer] - order().firsts_in(of.taken[peer]);
+  }
+  // Straight into outputs, see above. Whether members store what the hop sends them as it comes:
+  __device__ __forceinline__ bool into_output(std::uint32_t hop) const {
+    return hop == kGathers || !call.hops.scatters || call.hops.places;
+  }
+  // and whether this rank lets the member do so.
+  __device__ __forceinline__ bool invites(std::uint32_t q) const {
+    const std::uint32_t from =
+        call.hops.collects_from | (call.hops.reduces ? 0u : call.hops.gathers_from);
+    return inv.output_place != 0 && has_member(from, q);
+  }
+  // By one thread, for all slices that it describes.
+  __device__ __forceinline__ void* place_at(std::uint32_t q, std::uint32_t hop,
+                                            std::uint32_t k) const {
+    const std::uint32_t slice = hop == kSends ? order().first(k) : order().second(k);
+    unsigned char* const output = into_output(hop) ? of.invited[q] : nullptr;
+    if (output == nullptr) return slot_to(q, slice);
+    if (CudaDev::load_block(of.straight[q]) == kNoSlice)
+      CudaDev::store_block(of.straight[q], slice);
+    return output + std::uint64_t{k} * chunk_bytes();
+  }
+  // Of slices that were moved: the first that went there. (Later ones alone can still become it.)
+  __device__ __forceinline__ std::uint32_t straight_from(std::uint32_t q) const {
+    return CudaDev::load_block(of.straight[q]);
+  }
+  __device__ __forceinline__ bool went_straight(std::uint32_t slice, std::uint32_t from) const {
+    if (slice < from) return false;
+    return !two_hops() || order().firsts_in(slice + 1) == order().firsts_in(slice);
+  }
+  // How many have, of the first so many.
+  __device__ __forceinline__ std::uint32_t straight_in(std::uint32_t q, std::uint32_t sent) const {
+    const std::uint32_t first = of.straight[q];
+    if (sent <= first) return 0;
+    const auto seconds = [&](std::uint32_t n) { return two_hops() ? n - order().firsts_in(n) : n; };
+    return seconds(sent) - seconds(first);
   }
   // Room. Slices go round all slots that the call has: the guaranteed ones of the connector first,
   // then those that were borrowed, of which there are so many that the sum is a multiple of the
@@ -207,6 +259,11 @@ struct Stream {
     if (borrowed == kNotYet) return false;
     // (Nobody has used a borrowed slot since it was found to be free.)
     return behind < (slice < own + borrowed ? kSlotHeaders : own + borrowed);
+  }
+  // The same of a slice that needs no slot. (One that does, behind it, finds its slot as it would
+  // if this one had used it.)
+  __device__ __forceinline__ static bool room_for_header(std::uint64_t behind) {
+    return behind < kSlotHeaders;
   }
 };
 
@@ -315,6 +372,7 @@ __device__ __forceinline__ void store_headers(const Stream& c, std::uint32_t q, 
   const std::uint32_t element = dtype_bytes(c.inv.geometry.dtype);
   // Which chunk of which hop a slice is, from the one before on.
   const bool scatters = c.call.hops.scatters && has_member(c.call.hops.sends_to, q);
+  const std::uint32_t straight = c.straight_from(q);
   std::uint32_t first = order.firsts_in(from), second = from - first;
   for (std::uint32_t i = from; i < to; ++i) {
     const bool is_first = first < order.chunks && (!order.two_hops || order.first(first) == i);
@@ -323,18 +381,47 @@ __device__ __forceinline__ void store_headers(const Stream& c, std::uint32_t q, 
     SlotHeader& h = LaneTransport::header_of(wire.steps, wire.count + i);
     store_relaxed(h.bytes, static_cast<std::uint32_t>(chunk.length * element));
     // (0, if it is in none of those: the step's own.)
-    store_relaxed(h.location, c.borrowed_for(q, i) + 1);
+    const std::uint32_t borrowed = c.borrowed_for(q, i);
+    store_relaxed(h.location, c.went_straight(i, straight) ? kInOutput : borrowed + 1);
   }
 }
 __device__ __forceinline__ void store_flags(const Stream& c, std::uint32_t q, std::uint32_t from,
                                             std::uint32_t to) {
   const Wire& wire = c.of.outs[q];
+  const std::uint32_t straight = c.straight_from(q);
   for (std::uint32_t i = from; i < to; ++i) {
     const std::uint64_t step = wire.count + i;
-    const std::uint64_t place = c.borrowed_for(q, i) != kNoSlotOfPool ? kFlagBorrowed : 0;
+    std::uint64_t place = c.borrowed_for(q, i) != kNoSlotOfPool ? kFlagBorrowed : 0;
+    if (c.went_straight(i, straight)) place = kFlagInOutput;
     store_system(LaneTransport::header_of(wire.steps, step).flag,
                  step_flag(c.inv.seed, step) | place);
   }
+}
+
+// By a warp, as the call begins: lets members store into the output. (On a connector that is not
+// the key's any more nobody finds that.)
+__device__ __forceinline__ void invite_members(const Stream& c) {
+  if (c.inv.output_place == 0) return;
+  const Member m = member_of(c.call, {nullptr, nullptr, 1, 1}, threadIdx.x % 32);
+  if (m.part != kIncoming || !c.invites(m.q)) return;
+  const InEndpoint& in = *endpoint_of(c.call, m, c.transport.lane);
+  if (in.connector == kNoConnector) return;
+  LaneTransport::invite(c.transport.wire(in), c.inv.seed, c.inv.output_place);
+}
+// By the thread that watches for room for the hop at member q, which has seen that the word there
+// has changed.
+__device__ __forceinline__ bool is_invited(const Stream& c, std::uint32_t q, std::uint32_t hop,
+                                           std::uint64_t word) {
+  const Wire& out = c.of.outs[q];
+  const Invitation seen{load_relaxed(out.cell->output), word};
+  unsigned char* output = c.transport.invited_output(c.call.members[q], out, c.inv.seed, seen);
+  if (output == nullptr || output == LaneTransport::unreachable()) return false;
+  const Geometry& g = c.inv.geometry;
+  output += (c.of.parts[c.part_for(hop, q)].offset - g.output_shift(q)) * dtype_bytes(g.dtype);
+  // What is not aligned is not moved in wide accesses, which slots are worth.
+  if (((reinterpret_cast<std::uintptr_t>(output) | c.chunk_bytes()) & 15) != 0) return false;
+  c.of.invited[q] = output;
+  return true;
 }
 
 // Publishes what the movers have moved, in the connectors' order, until nothing more is given. The
@@ -352,6 +439,7 @@ __device__ __forceinline__ void publish_stream(CudaRank& r, const Stream& c) {
   }
   std::uint32_t poke = s.poke;
   std::uint32_t done = 0, idle = 0, moved[kHops] = {};
+  invite_members(c);
   borrow(r, c);
   bool told = true;
   for (;;) {
@@ -449,23 +537,26 @@ __device__ __forceinline__ void describe_hop(const Stream& c, std::uint32_t hop,
   }
 }
 
-// Of chunk k; each member's part of it by a thread.
-__device__ __forceinline__ void describe_slice(const Stream& c, std::uint32_t hop, std::uint32_t k,
+// Of chunk k; each member's part of it by a thread. Whether there is anything to move in that part.
+__device__ __forceinline__ bool describe_slice(const Stream& c, std::uint32_t hop, std::uint32_t k,
                                                std::uint32_t q, SliceJob& job) {
   const StreamedCall& of = c.of;
   const std::uint32_t me = c.call.group_rank;
-  if (q >= c.call.group_size) return;
+  if (q >= c.call.group_size) return false;
   if (copies_only(c, hop)) {
-    // (Of an empty part nothing.)
-    if (q == me) return;
+    // (Of an empty part nothing, nor of what is in the output already.)
+    if (q == me) return false;
     const Range chunk = c.chunk(q, k);
-    job.copy_elems[q] = static_cast<std::uint32_t>(chunk.length);
-    if (chunk.length == 0) return;
-    job.src[q] = hop == kCollects ? static_cast<const void*>(of.come[kCollects][k % kCome][q])
-                                  : c.inv.input_at(chunk.offset);
-    if (hop == kSends) job.dst_slot[q] = c.slot_to(q, c.order().first(k));
+    const void* const from = hop == kCollects
+                                 ? static_cast<const void*>(of.come[kCollects][k % kCome][q])
+                                 : c.inv.input_at(chunk.offset);
+    const bool moves = chunk.length != 0 && from != nullptr;
+    job.copy_elems[q] = moves ? static_cast<std::uint32_t>(chunk.length) : 0u;
+    if (!moves) return false;
+    job.src[q] = from;
+    if (hop == kSends) job.dst_slot[q] = c.place_at(q, hop, k);
     if (hop == kCollects || c.call.hops.copies) job.dst_copy[q] = c.inv.output_at(chunk.offset);
-    return;
+    return true;
   }
   const bool reduces = hop == kGathers && c.call.hops.reduces;
   if (q == me) {
@@ -473,16 +564,23 @@ __device__ __forceinline__ void describe_slice(const Stream& c, std::uint32_t ho
     job.elems = chunk.length;
     if (reduces || hop == kSends) job.src[reduces ? me : 0] = c.inv.input_at(chunk.offset);
     if (c.call.hops.stores) job.dst_user = c.inv.output_at(chunk.offset);
-    return;
+    if (reduces || hop == kSends) return true;
+    // (It is received from one.)
+    const auto from =
+        static_cast<std::uint32_t>(__ffs(static_cast<int>(c.call.hops.gathers_from)) - 1);
+    if (of.come[kGathers][k % kCome][from] != nullptr) return true;
+    // From the output it goes on, if it does.
+    job.src[0] = job.dst_user;
+    job.dst_user = nullptr;
+    return c.call.hops.results_to != 0;
   }
   if (hop == kGathers && has_member(c.call.hops.gathers_from, q)) {
-    job.src[reduces ? q : 0] = of.come[kGathers][k % kCome][q];
+    const unsigned char* const from = of.come[kGathers][k % kCome][q];
+    if (from != nullptr) job.src[reduces ? q : 0] = from;
   }
   const std::uint32_t to = hop == kSends ? c.call.hops.sends_to : c.call.hops.results_to;
-  if (has_member(to, q)) {
-    job.dst_slot[place_among(to, q)] =
-        c.slot_to(q, hop == kSends ? c.order().first(k) : c.order().second(k));
-  }
+  if (has_member(to, q)) job.dst_slot[place_among(to, q)] = c.place_at(q, hop, k);
+  return false;  // (the own part's thread says it)
 }
 
 // As Engine::cost_of().
@@ -506,6 +604,12 @@ __device__ __forceinline__ void give(const Stream& c, std::uint32_t hop, std::ui
   const std::uint32_t turn = s.given[group];
   s.turns[group][turn % kTurns] = at;
   CudaDev::store_block(s.given[group], turn + 1);
+}
+
+// Of what is in the output already: as if movers had moved it. By one thread; `n` slices of the hop
+// were before it. (Each of the description's has been counted.)
+__device__ __forceinline__ void skip(const Stream& c, std::uint32_t at, std::uint32_t n) {
+  CudaDev::store_block(c.s.stored[at], c.warps() * (n / kInHand + 1));
 }
 
 // Finds the connector on which member q's slices come.
@@ -555,8 +659,13 @@ __device__ __forceinline__ void steer(CudaRank& r, const Stream& c, Interrupted 
   const std::uint64_t begun = global_ns();
   std::uint64_t last = begun;
   bool stops = false, moved = false;
+  bool asks = x.of_peer && !x.comes && c.into_output(x.hop), straight = false;
+  std::uint64_t known_word = 0;
   for (std::uint32_t round = 0;; ++round) {
     bool news = false, strange = false;
+    // (Under way together with what is looked at below.)
+    std::uint64_t invitation = known_word;
+    if (asks && round % kAskApart == 1) invitation = load_relaxed(wire.cell->output_word);
     if (round == 1) {
       strange = !find_incoming(c, x, wire);
       if (x.of_peer && x.comes && !strange) {
@@ -569,18 +678,20 @@ __device__ __forceinline__ void steer(CudaRank& r, const Stream& c, Interrupted 
       if (round != 0) found = load_acquire(*word);
       if (!x.comes) {
         const std::uint32_t borrowed = CudaDev::load_block(s.borrowed[x.q]);
-        while (k < chunks &&
-               c.room_for(static_cast<std::uint32_t>(step - wire.count), step - found, borrowed)) {
+        while (k < chunks && (straight ? c.room_for_header(step - found)
+                                       : c.room_for(static_cast<std::uint32_t>(step - wire.count),
+                                                    step - found, borrowed))) {
           news = true;
           step = wire.count + slice_watched(c, x.watch, ++k);
         }
       } else if ((found & ~kFlagPlaces) == step_flag(c.inv.seed, step)) {
         const std::uint32_t taken = x.hop == kGathers ? done[kGathers] : done[kCollects];
-        strange = (found & kFlagInOutput) != 0;  // we have not invited anybody
+        strange = (found & kFlagInOutput) != 0 && !c.invites(x.q);
         if (strange) c.of.found[x.q] = kIsNot;
         if (!strange && k < taken + kCome) {
           Wire in = wire;
           in.count = step;
+          // (slice_at(): nullptr, if it is in the output.)
           c.of.come[x.hop][k % kCome][x.q] =
               (found & kFlagPlaces) == 0 ? c.transport.escape_slot_of(in.steps, step)
                                          : c.transport.slice_at(c.call.members[x.q], in, found);
@@ -589,6 +700,11 @@ __device__ __forceinline__ void steer(CudaRank& r, const Stream& c, Interrupted 
           word = &LaneTransport::header_of(wire.steps, step).flag;
         }
       }
+    }
+    if (invitation != known_word) {
+      known_word = invitation;
+      straight = is_invited(c, x.q, x.hop, invitation);
+      asks = !straight;
     }
     moved = __any_sync(kAll, news) != 0 || moved;
     __syncwarp();  // what any thread has acquired, for all
@@ -615,9 +731,15 @@ __device__ __forceinline__ void steer(CudaRank& r, const Stream& c, Interrupted 
         continue;
       }
       const std::uint32_t at = hop * kInHand + n % kInHand;
-      describe_slice(c, hop, n, threadIdx.x, s.jobs[at]);
+      const bool moves = __any_sync(kAll, describe_slice(c, hop, n, threadIdx.x, s.jobs[at])) != 0;
       __syncwarp();
-      if (threadIdx.x == 0) give(c, hop, at);
+      if (threadIdx.x == 0) {
+        if (moves) {
+          give(c, hop, at);
+        } else {
+          skip(c, at, n);
+        }
+      }
       next[hop] = n + 1;
       holds = true;
     }
@@ -699,7 +821,11 @@ __device__ __forceinline__ void set_up(const Stream& c) {
   if (threadIdx.x < 64) {
     const std::uint32_t i = threadIdx.x - 32;
     if (i < c.call.group_size) c.of.parts[i] = c.inv.geometry.lane_part(i, c.transport.lane);
-    if (i < kSoloRanks) s.borrowed[i] = kNotYet;
+    if (i < kSoloRanks) {
+      s.borrowed[i] = kNotYet;
+      c.of.invited[i] = nullptr;
+      c.of.straight[i] = kNoSlice;
+    }
     if (i < kHops * kInHand) s.stored[i] = 0;
     if (i < kGroups) s.costs[i] = s.given[i] = 0;
     if (i == 0) s.closed = 0;
@@ -786,18 +912,22 @@ __device__ __forceinline__ void count_stream(LaneStats& stats, const Stream& c,
     return c.elems_of(c.call.hops.scatters ? q : me, firsts) + c.elems_of(me, sent - firsts);
   };
   const std::uint32_t received = moved(kGathers) + moved(kCollects);
-  std::uint64_t elems = 0, borrowed = 0;
+  std::uint64_t elems = 0, borrowed = 0, straight = 0;
   for (std::uint32_t q = 0; q < c.call.group_size; ++q) {
     if (!c.sends_to(q)) continue;
     const std::uint32_t sent = c.of.sent[q];
     elems += elems_in(q, sent) - elems_in(q, c.prefix_to(q, behind));
-    const std::uint32_t round = own + c.s.borrowed[q], rest = sent % round;
-    borrowed += sent / round * c.s.borrowed[q] + (rest > own ? rest - own : 0);
+    straight += c.straight_in(q, sent);
+    // (Where two hops share a connector, nothing is borrowed: what went straight are the last.)
+    const std::uint32_t in_slots = sent < c.of.straight[q] ? sent : c.of.straight[q];
+    const std::uint32_t round = own + c.s.borrowed[q], rest = in_slots % round;
+    borrowed += in_slots / round * c.s.borrowed[q] + (rest > own ? rest - own : 0);
   }
   add(stats.slices, moved(kSends) + received);
   add(stats.received, received);
   add(stats.bytes_sent, elems * dtype_bytes(c.inv.geometry.dtype));
   add(stats.borrowed, borrowed);
+  add(stats.into_outputs, straight);
 }
 
 }  // namespace solo

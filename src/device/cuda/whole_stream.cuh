@@ -239,6 +239,8 @@ __device__ __forceinline__ void steer_several(CudaRank& r, const LaneTransport& 
   std::uint64_t found = watches ? of.credits[q] : 0;
   std::uint64_t step = wire.count + slice(k);
   std::uint64_t* word = watches && !comes ? &wire.cell->consumed : nullptr;
+  bool asks = watches && !comes && c.into_output(hop), straight = false;
+  std::uint64_t known_word = 0;
 
   // Of all calls.
   const std::uint32_t receives = like.has(kGathers) ? kGathers : kCollects;
@@ -276,19 +278,23 @@ __device__ __forceinline__ void steer_several(CudaRank& r, const LaneTransport& 
       }
     }
     bool news = false;
+    // (Under way together with what is looked at below.)
+    std::uint64_t invitation = known_word;
+    if (asks && round % kAskApart == 1) invitation = load_relaxed(wire.cell->output_word);
     if (watches && k < chunks && !stops && (round != 0 || !comes)) {
       // Acquire: the payload is read, or the slot overwritten, behind it.
       if (round != 0) found = load_acquire(*word);
       if (!comes) {
         const std::uint32_t borrowed = CudaDev::load_block(s.borrowed[q]);
-        while (k < chunks &&
-               c.room_for(static_cast<std::uint32_t>(step - wire.count), step - found, borrowed)) {
+        while (k < chunks && (straight ? c.room_for_header(step - found)
+                                       : c.room_for(static_cast<std::uint32_t>(step - wire.count),
+                                                    step - found, borrowed))) {
           news = true;
           step = wire.count + slice(++k);
         }
       } else if ((found & ~kFlagPlaces) == step_flag(c.inv.seed, step)) {
-        if ((found & kFlagInOutput) != 0) {
-          of.found[q] = kIsNot;  // we have not invited anybody
+        if ((found & kFlagInOutput) != 0 && !c.invites(q)) {
+          of.found[q] = kIsNot;
           watches = false;
         } else if (k < of.done[hop] + kCome) {
           Wire in = wire;
@@ -301,6 +307,11 @@ __device__ __forceinline__ void steer_several(CudaRank& r, const LaneTransport& 
           word = &LaneTransport::header_of(wire.steps, step).flag;
         }
       }
+    }
+    if (invitation != known_word) {
+      known_word = invitation;
+      straight = is_invited(c, q, hop, invitation);
+      asks = !straight;
     }
     moved = __any_sync(kAll, news) != 0 || moved;
     __syncwarp();  // what any thread has acquired, for all
@@ -360,11 +371,15 @@ __device__ __forceinline__ void steer_several(CudaRank& r, const LaneTransport& 
         }
         __syncwarp();
       }
-      describe_slice(goes, h, n, thread, s.jobs[at]);
+      const bool moves = __any_sync(kAll, describe_slice(goes, h, n, thread, s.jobs[at])) != 0;
       __syncwarp();
       if (thread == 0) {
         x.calls[its].next[h] = n + 1;
-        give(goes, h, at);
+        if (moves) {
+          give(goes, h, at);
+        } else {
+          skip(goes, at, given[h]);
+        }
       }
       __syncwarp();
       ++given[h];
@@ -436,6 +451,11 @@ __device__ __forceinline__ void publish_several(CudaRank& r, const LaneTransport
   std::uint32_t poke = s.poke, idle = 0, seen = 0;
   bool told = true;
   std::uint32_t ended = 0;  // calls, as bits
+  for (std::uint32_t i = 0; i < calls; ++i) {
+    const WholeStreamed& of = x.calls[x.places[i]];
+    const bool begins = (of.behind[kSends] | of.behind[kGathers] | of.behind[kCollects]) == 0;
+    if (begins) invite_members(stream_of(t, x.places[i]));
+  }
   for (;;) {
     // (Before what was moved.)
     const bool last = __shfl_sync(kAll, CudaDev::load_block(s.closed), 0) != 0;
@@ -580,6 +600,8 @@ inline __device__ __noinline__ void run_whole_streams(CudaRank* rank, LaneStats*
   for (std::uint32_t at = blockDim.x - 1 - threadIdx.x; at < alike * kSoloRanks; at += blockDim.x) {
     const std::uint32_t place = at / kSoloRanks, q = at % kSoloRanks;
     x.calls[place].found[q] = kNotLooked;
+    x.calls[place].invited[q] = nullptr;
+    x.calls[place].straight[q] = kNoSlice;
     if (q >= calls.call[place].group_size) continue;
     x.calls[place].parts[q] = calls.inv[place].geometry.lane_part(q, lane);
   }
