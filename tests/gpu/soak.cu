@@ -2,6 +2,9 @@
 // 64 MiB, random delays on host and device, every order to a stream, device synchronisation and
 // allocation between; every result is checked on the device.
 //
+// With more keys than a lane has connectors for, at first (--keys 100), calls find that theirs have
+// gone to others; with --registered, large ones are stored straight into outputs.
+//
 // Nothing here depends on anything in a circle: calls that a stream waits for at once (SYNC) are
 // made in one order by all ranks; everything else is called in any order, and waited for after the
 // last call of its batch. Slices are made from (seed, slice): one that failed can be run alone.
@@ -24,7 +27,6 @@ namespace {
 using namespace unjam_gpu;
 
 constexpr std::size_t kMostInBatch = 24;
-constexpr int kKeysPerGroup = 4;
 
 struct Settings {
   std::uint64_t seed = 0;
@@ -32,9 +34,11 @@ struct Settings {
   double seconds = 0;   // begin no slice after so long
   int first_slice = 0;  // resume here
   int slices = 0;
-  std::size_t most_bytes = 0, arena_bytes = 0;
+  std::size_t least_bytes = 0, most_bytes = 0, arena_bytes = 0;
   int disturb = 0, delay = 0;  // percent
   int streams = 0;             // of each half
+  int keys = 0;                // of a group and a kind of order
+  bool registered = false;
 };
 
 std::vector<std::vector<int>> make_groups(int ranks, std::uint64_t seed) {
@@ -58,6 +62,7 @@ std::vector<std::vector<int>> make_groups(int ranks, std::uint64_t seed) {
 struct Entry {
   std::size_t group = 0;
   std::string key;
+  std::uint64_t number = 0;  // in it
   bool sync = false;
   Spec spec;  // but for `at`
 };
@@ -75,7 +80,8 @@ std::vector<Entry> make_batch(const Settings& s, const std::vector<std::vector<i
     // All GPUs take part in a third of all.
     e.group = random() % 3 == 0 ? groups.size() - 1 : random() % groups.size();
     e.sync = random() % 100 < sync_percent;
-    e.key = (e.sync ? "s" : "k") + std::to_string(random() % kKeysPerGroup);
+    e.number = random() % static_cast<std::uint64_t>(s.keys);
+    e.key = (e.sync ? "s" : "k") + std::to_string(e.number);
     Spec& spec = e.spec;
     spec.size = static_cast<int>(groups[e.group].size());
     spec.kind = static_cast<unjamKind_t>(random() % kNumKinds);
@@ -86,7 +92,8 @@ std::vector<Entry> make_batch(const Settings& s, const std::vector<std::vector<i
     spec.seed = random();
     // Log-uniform, of the larger buffer.
     const double u = static_cast<double>(random() >> 11) * 0x1p-53;
-    const double bytes = 4 * std::pow(static_cast<double>(s.most_bytes) / 4, u);
+    const auto least = static_cast<double>(s.least_bytes);
+    const double bytes = least * std::pow(static_cast<double>(s.most_bytes) / least, u);
     const bool blocked = spec.sends_blocks() || spec.receives_blocks();
     const std::size_t share = type_info(spec.dtype).bytes *
                               (blocked ? static_cast<std::size_t>(spec.size) : std::size_t{1});
@@ -133,6 +140,9 @@ class Worker {
         alone_(alone),
         halves_{Half(s.arena_bytes, s.streams), Half(s.arena_bytes, s.streams)} {
     touch_streams();
+    for (const Half& half : halves_) {
+      if (s.registered) check(unjamMemRegister(me.context, half.memory.get(), s.arena_bytes));
+    }
     std::vector<std::size_t> order(groups.size());
     std::iota(order.begin(), order.end(), std::size_t{0});
     std::mt19937_64 random(mix(s.seed, static_cast<std::uint64_t>(me.rank)));
@@ -202,7 +212,8 @@ class Worker {
     // Which calls are mine, where their data lie, and in which order I make them.
     half.calls.clear();
     std::size_t offset = 0;
-    std::vector<std::uint64_t> turn_of_key(members_.size() * kKeysPerGroup);
+    const auto keys = static_cast<std::size_t>(s_.keys);
+    std::vector<std::uint64_t> turn_of_key(members_.size() * keys);
     for (std::uint64_t& t : turn_of_key) t = random_();
     std::uint64_t sync_turn = 0;
     for (std::size_t i = 0; i < half.batch.size(); ++i) {
@@ -218,7 +229,7 @@ class Worker {
         sync_turn += (~std::uint64_t{0} - sync_turn) / 16 * (random_() % 4);
         c.turn = sync_turn;
       } else {
-        c.turn = turn_of_key[e.group * kKeysPerGroup + static_cast<std::size_t>(e.key[1] - '0')];
+        c.turn = turn_of_key[e.group * keys + e.number];
       }
       half.calls.push_back(c);
     }
@@ -382,17 +393,22 @@ int main(int argc, char** argv) {
   s.first_slice = options.integer("slice", 0, "the first slice to run");
   s.slices = options.integer("slices", 1000000, "how many slices at most");
   s.batches = options.integer("batches", 100, "of a slice");
+  s.least_bytes = static_cast<std::size_t>(options.number("least", 4, "bytes of the smallest"));
   s.most_bytes = static_cast<std::size_t>(options.number("most", 1 << 26, "bytes of the largest"));
   s.arena_bytes = static_cast<std::size_t>(options.number("arena", 1 << 30, "bytes of a batch"));
   s.disturb = options.integer("disturb", 3, "percent of calls after a synchronisation, …");
   s.delay = options.integer("delay", 10, "percent of calls with a delay");
   s.streams = options.integer("streams", 0, "of each of two batches; 0: 6, or as queues allow");
+  s.keys = options.integer("keys", 4, "of a group, for each of two kinds of orders");
+  s.registered = options.flag("registered", "buffers are registered, so that peers store there");
   const int ranks = options.integer("ranks", 0, "GPUs to use; 0: all");
   const bool processes = options.flag("processes", "one process per rank, started by this one");
   const int rank = options.integer("rank", -1, "be one process of a job, with --ranks and --id");
   const std::string id = options.text("id", "", "of the job, in hexadecimal digits");
   options.done(s.seconds + 240, 60);
   if (s.streams < 0) fail("--streams must not be negative");
+  if (s.keys < 1) fail("--keys must be positive");
+  if (s.least_bytes < 4 || s.most_bytes < s.least_bytes) fail("4 <= --least <= --most");
   load_eagerly();
 
   if (rank >= 0) {
