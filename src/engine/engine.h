@@ -450,12 +450,14 @@ class Engine {
       s_.slot = slot;
       s_.ran = true;
       if (holds()) s_.cursor = kNoSlot;  // one at a time: the first that may run
+      if (s_.position == 0) s_.front = inv.seed;
       s_.threshold = dev_.threshold(s_.policy.initial_threshold(s_.position++));
       if constexpr (kWholeCalls) {
         const Whole how = cached || holds() ? Whole::kNot : how_whole(inv);
         if (how != Whole::kNot) {
           record(TraceType::kStart, &inv);
           s_.wholes[0] = {slot, how, s_.threshold};
+          s_.wholes[0].patient = is_patient(inv);
           note_hops(s_.wholes[0]);
           s_.num_wholes = 1;
         }
@@ -496,6 +498,7 @@ class Engine {
       WholeTry& t = s_.wholes[i];
       const Invocation& inv = rank_.invocations[t.slot];
       t.kib = inv.whole_kib;
+      t.patient = is_patient(inv);
       if (s_.active[t.slot % kActiveContexts].slot == t.slot || dev_.cancelled(t.slot)) {
         t.how = Whole::kNot;
       } else if (load_acquire_local(inv.key->done) != inv.turn || !dev_.ready(inv)) {
@@ -519,12 +522,18 @@ class Engine {
         record(TraceType::kStart, &rank_.invocations[t.slot]);
         const std::uint32_t polls = dev_.threshold(s_.policy.initial_threshold(s_.position++));
         s_.wholes[taken] = {t.slot, t.how, polls};
+        s_.wholes[taken].patient = t.patient;
         note_hops(s_.wholes[taken++]);
       }
       s_.num_wholes = taken;
     }
     dev_.sync_control();
   }
+  // Ranks that are at different streams find what the others have sent ahead there, and change
+  // places with them, again and again, a few chunks each time. So who has something begun waits
+  // long for peers only at the first of the pass, or at one with a smaller seed, which is the same
+  // on all ranks: of two that are at each other's first one stays, and the other comes back.
+  UNJAM_HD bool is_patient(const Invocation& inv) const { return inv.seed <= s_.front; }
   // Streams: the same hops, among the same ranks.
   UNJAM_HD static bool stream_together(const Invocation& a, const Invocation& b) {
     return a.geometry.kind == b.geometry.kind && a.geometry.empty_part == b.geometry.empty_part &&

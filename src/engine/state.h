@@ -166,6 +166,7 @@ struct WholeTry {
   // Of a stream:
   bool moved = false;              // it has come further than it was
   bool ended = false;              // Engine::end_early() was called
+  bool patient = false;            // worth more of a wait than others, see Engine::is_patient()
   std::uint32_t kib = 0;           // Invocation::whole_kib
   std::uint32_t hops[kHops] = {};  // so many chunks of each hop are done, before and behind the try
 };
@@ -224,6 +225,7 @@ struct BlockShared {
   // The pass over the task queue.
   std::uint16_t cursor = kNoSlot;
   std::uint32_t position = 0;
+  std::uint64_t front = 0;          // the seed of its first
   std::uint32_t epoch = 0;          // of the doorbell, before the pass
   std::uint32_t idle = 0;           // passes without progress; saturates
   std::uint32_t late = 0;           // passes since it was called away

@@ -50,6 +50,8 @@ kill-registered|580||kill --registered $kill
 kill-registered-slices|580|UNJAM_SOLO=0|kill --registered $kill
 price|320||price $price
 calls|120||calls
+burst|120||burst --keys 32 --bytes 8388608 --shuffle --rounds 40
+burst-25|120||burst --keys 32 --bytes 26214400 --shuffle --rounds 20
 soak|$((soak + 260))||soak --seconds $soak
 soak-processes|$((soak + 260))||soak --processes --seconds $soak
 soak-keys|$((soak + 260))||soak --keys 100 --least 2e6 --registered --seconds $soak

@@ -2,6 +2,7 @@
 
 #include <pthread.h>
 #include <sched.h>
+#include <sys/prctl.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -52,6 +53,7 @@ class Layout {
 class BackOff {
  public:
   void reset() { since_ns_ = monotonic_ns(); }
+  std::uint64_t begun_ns() const { return since_ns_; }
   void pause() {
     const std::uint64_t waited = monotonic_ns() - since_ns_;
     if (waited < kPolls) {
@@ -59,7 +61,7 @@ class BackOff {
     } else if (waited < kYields) {
       sched_yield();
     } else {
-      usleep(waited < kShort ? 10 : 50);  // and about 50 us more, the timers' slack
+      usleep(waited < kShort ? 10 : 50);  // and the timers' slack
     }
   }
 
@@ -1048,6 +1050,7 @@ class CudaDaemon : public StreamDaemon {
 
   void run_launcher() {
     pthread_setname_np(pthread_self(), "unjam launcher");
+    prctl(PR_SET_TIMERSLACK, kTimerSlackNs);
     cudaSetDevice(o_.device);
     const BesideCapture beside;
     std::uint64_t poked = 0;
@@ -1094,6 +1097,9 @@ class CudaDaemon : public StreamDaemon {
         continue;
       }
       lock.unlock();
+      // A daemon is about to leave, and what it leaves waits for the next one.
+      const std::uint64_t leaves_ns = leaves_ns_.load(std::memory_order_relaxed);
+      if (back_off.begun_ns() < leaves_ns && monotonic_ns() >= leaves_ns) back_off.reset();
       back_off.pause();
       lock.lock();
     }
@@ -1114,6 +1120,8 @@ class CudaDaemon : public StreamDaemon {
   bool launch_daemon() {
     daemon_.kind = EngineKind::kDaemon;
     daemon_.serial = launches_.fetch_add(1) + 1;
+    leaves_ns_.store(monotonic_ns() + std::uint64_t{o_.policy.residency_us} * 1000,
+                     std::memory_order_relaxed);
     void* arguments[] = {&rank_, &daemon_};
     std::string error;
     if (launch(engine_kernel(), o_.shape.lanes, o_.block_threads, arguments, stream_,
@@ -1184,11 +1192,13 @@ class CudaDaemon : public StreamDaemon {
   std::vector<HeldKey> held_keys_;  // by place
   std::uint64_t keys_begun_ = 0;
   std::atomic<std::uint64_t> launches_{0};
+  std::atomic<std::uint64_t> leaves_ns_{0};  // when the daemon does, unless somebody waits
 
   std::mutex attention_mutex_, post_mutex_;
   std::mutex launch_mutex_;     // guards daemon_ and launch_failed_, and one launch at a time
   bool launch_failed_ = false;  // the last one; the launcher tries again
   static constexpr useconds_t kRetryUs = 10'000;
+  static constexpr unsigned long kTimerSlackNs = 2000;  // 50 us unless told
   std::mutex mutex_;
   std::condition_variable changed_;
   std::atomic<bool> asleep_{false};

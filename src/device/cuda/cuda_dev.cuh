@@ -472,7 +472,11 @@ class CudaDev {
       if (load_acquire_local(r_.completed[s_.slot]) >= s_.serial) return true;
       return s_.lane == 0 ? lanes_alone() : s_.gone_on != 0;
     }
-    return s_.lane != 0 &&
+    return daemon_has_left();
+  }
+  // Of another of its lanes: the next daemon waits for this block to end.
+  __device__ bool daemon_has_left() {
+    return s_.kind == EngineKind::kDaemon && s_.lane != 0 &&
            load_acquire_local(r_.closed[s_.generation % kGenerations]) == s_.generation;
   }
   // A call's block has no more to do in its lane: the last lane to end completes the call.

@@ -25,7 +25,8 @@ class WholeDev : public CudaDev {
 
  private:
   // What ends streams beside peers that do not keep up: that they have had their turn, and somebody
-  // could go on, or this engine is to leave. By one thread, now and then.
+  // could go on, or this engine is to leave: a daemon's lanes all at once, for the next daemon can
+  // come when the last has gone, and goes on with what was left. By one thread, now and then.
   struct Interrupts {
     CudaDev dev;
     __device__ __forceinline__ bool others() { return dev.others_wait(); }
@@ -33,7 +34,7 @@ class WholeDev : public CudaDev {
                                                std::uint32_t attention, bool asks_host) {
       const std::uint64_t stay = now - begun;
       if ((stay > solo::kTurnNs && (others() || dev.has_had_its_stay(now))) ||
-          (stay > kLateNs && dev.called_away())) {
+          (stay > kLateNs && dev.called_away()) || dev.daemon_has_left()) {
         solo::whole_streams().interrupted = 1;
         return true;
       }

@@ -23,12 +23,15 @@
 namespace unjam {
 
 // How long a lane of the engine waits for peers: about as long as it takes it to do something else;
-// and where it has heard from them and has nothing else to do, as long as they may do so.
+// and as long as they may do so where they are at it, for something came later than this lane, or
+// where they have begun a call that is worth it (Engine::is_patient()).
 inline constexpr std::uint64_t kWholePatienceNs = 20000, kLongPatienceNs = 100000;
 inline constexpr std::uint32_t kAlonePatienceNs = 50000;  // where a call is alone, and begins
 // How many chunks are sent ahead of what comes in, beside those that one hop is behind the other in
 // any case: what peers have stored is read while it is in the cache. More where nothing else can be
-// done.
+// done, and of a call whose next contribution has come and waits for what is to be sent before
+// (else ranks that have sent ahead different calls would each be short of what the other waits
+// for).
 inline constexpr std::uint32_t kMostAhead = 4;
 
 namespace solo {
@@ -46,8 +49,9 @@ struct WholeStreams {
   std::uint32_t given_of[kHops * kInHand];        // whose slice a description is
   std::uint32_t to[kMostWholes][2 * kSoloRanks];  // of who publishes
   std::uint32_t events;
-  bool borrows;         // it is one call, from the beginning: as without an engine
-  std::uint32_t ended;  // calls, as bits, of which all is told
+  bool borrows;           // it is one call, from the beginning: as without an engine
+  std::uint32_t patient;  // calls, as bits: worth a longer wait
+  std::uint32_t ended;    // calls, as bits, of which all is told
   // Calls, as bits: those whose connectors are there, and of these such as can do something at
   // once.
   std::uint32_t there, ready;
@@ -155,7 +159,7 @@ __device__ __forceinline__ void look_at_stream(const Stream& c, WholeStreamed& o
 }
 
 // By one thread: which of them go together. None, if nothing can be done at once.
-__device__ __forceinline__ void line_up(std::uint32_t most) {
+__device__ __forceinline__ void line_up(const WholeTry* tries, std::uint32_t most) {
   WholeStreams& x = whole_streams();
   std::uint32_t n = 0, chosen = 0;
   for (const std::uint32_t some : {x.ready, x.there & ~x.ready}) {
@@ -166,8 +170,11 @@ __device__ __forceinline__ void line_up(std::uint32_t most) {
   }
   x.num_calls = n;
   n = 0;
+  x.patient = 0;
   for (; chosen != 0; chosen &= chosen - 1) {
-    x.places[n++] = static_cast<std::uint32_t>(__ffs(static_cast<int>(chosen)) - 1);
+    const auto place = static_cast<std::uint32_t>(__ffs(static_cast<int>(chosen)) - 1);
+    if (tries[place].patient) x.patient |= 1u << place;
+    x.places[n++] = place;
   }
 }
 
@@ -229,6 +236,9 @@ __device__ __forceinline__ void steer_several(CudaRank& r, const LaneTransport& 
   }
   if (per_call != 32) group &= ((1u << per_call) - 1) << (i * per_call);
   const bool leads = watches && (group & ((1u << thread) - 1)) == 0;
+  // Those of its call that watch for contributions.
+  std::uint32_t gatherers = __ballot_sync(kAll, watches && watch == kToGather);
+  if (per_call != 32) gatherers &= ((1u << per_call) - 1) << (i * per_call);
 
   const std::uint32_t chunks = c.call.chunks;
   const auto slice = [&](std::uint32_t k) {
@@ -258,6 +268,7 @@ __device__ __forceinline__ void steer_several(CudaRank& r, const LaneTransport& 
   const std::uint64_t begun = global_ns();
   std::uint64_t last = begun, looked = begun;
   bool stops = false, moved = false, still = false;
+  bool came = false, lively = false;  // lively: what came was not there when we were
   for (std::uint32_t round = 0;; ++round) {
     if (round == 1) {
       // (Twice looked for by who watches both.)
@@ -314,6 +325,7 @@ __device__ __forceinline__ void steer_several(CudaRank& r, const LaneTransport& 
       asks = !straight;
     }
     moved = __any_sync(kAll, news) != 0 || moved;
+    came = __any_sync(kAll, news && (comes || !like.receives())) != 0 || came;
     __syncwarp();  // what any thread has acquired, for all
 
     // What was moved.
@@ -340,6 +352,8 @@ __device__ __forceinline__ void steer_several(CudaRank& r, const LaneTransport& 
     __syncwarp();
 
     // What can be moved.
+    const std::uint32_t come =
+        __ballot_sync(kAll, watches && watch == kToGather && k > of.next[kGathers]);
 #pragma unroll
     for (std::uint32_t h = 0; h < kHops; ++h) {
       if (!like.has(h)) continue;
@@ -355,7 +369,8 @@ __device__ __forceinline__ void steer_several(CudaRank& r, const LaneTransport& 
       // (Signed: what comes in may be ahead.)
       if (h == kSends && !still && static_cast<std::int32_t>(ahead - most_ahead) >= 0 &&
           most_ahead != ~0u) {
-        can = false;
+        can = can && like.two_hops() && (come & gatherers) == gatherers &&
+              next < order.sent_before_gather(of.next[kGathers]);
       }
       const std::uint32_t some = __ballot_sync(kAll, can);
       if (some == 0) continue;
@@ -391,15 +406,25 @@ __device__ __forceinline__ void steer_several(CudaRank& r, const LaneTransport& 
     if (stops || round % kRoundsApart != kRoundsApart - 1) continue;
     // (What movers have in hand does not wait for anybody.)
     const std::uint64_t now = global_ns();
+    // Nobody gives up before all that has room was sent. Else ranks that have sent ahead different
+    // calls, as far as they may, would give up on each other for good: two GPUs did so with 32
+    // all-reduces of 8 MiB, in an order of its own on each.
+    const bool all_sent = still || most_ahead == ~0u;
     still = !moved && !holds;
     if (!still) last = looked = now;
-    moved = false;
+    if (came) lively = lively || __any_sync(kAll, now - begun > kWholePatienceNs) != 0;
+    moved = came = false;
     bool gives_up = false;
-    if (__any_sync(kAll, now - looked >= kWholePatienceNs) != 0) {
-      // Peers that are at it may have left it for a moment. While there is nothing else to do, to
-      // wait for them is better than to come back.
+    if (all_sent && __any_sync(kAll, now - looked >= kWholePatienceNs) != 0) {
+      // Peers that are at it may have left it for a moment. To wait for them is better than to come
+      // back.
       looked = now;
-      gives_up = (done[kGathers] == 0 && done[kCollects] == 0) || now - last >= kLongPatienceNs ||
+      const bool has_begun = c.receives() ? (of.done[kGathers] | of.done[kCollects]) != 0
+                                          : of.done[kSends] > c.call.shape.escape_slots;
+      const bool waits = leads && of.next[hop] != chunks;
+      const bool worth_it =
+          __any_sync(kAll, waits && has_begun && (x.patient >> place & 1) != 0) != 0;
+      gives_up = !(worth_it || lively) || now - last >= kLongPatienceNs ||
                  (thread == 0 && interrupted.others());
     }
     const bool asks_host =
@@ -610,7 +635,7 @@ inline __device__ __noinline__ void run_whole_streams(CudaRank* rank, LaneStats*
     look_at_stream(stream_of(t, place), x.calls[place], tries[place], place);
   }
   sync_block();
-  if (threadIdx.x == 0) line_up(most_together(calls.call[0]));
+  if (threadIdx.x == 0) line_up(tries, most_together(calls.call[0]));
   sync_block();
   if (x.num_calls != 0) {
     const Stream first = stream_of(t, x.places[0]);
