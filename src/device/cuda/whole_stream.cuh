@@ -19,6 +19,7 @@
 
 #include "device/cuda/solo_stream.cuh"
 #include "device/cuda/whole_call.cuh"
+#include "engine/sending_ahead.h"
 
 namespace unjam {
 
@@ -27,12 +28,6 @@ namespace unjam {
 // where they have begun a call that is worth it (Engine::is_patient()).
 inline constexpr std::uint64_t kWholePatienceNs = 20000, kLongPatienceNs = 100000;
 inline constexpr std::uint32_t kAlonePatienceNs = 50000;  // where a call is alone, and begins
-// How many chunks are sent ahead of what comes in, beside those that one hop is behind the other in
-// any case: what peers have stored is read while it is in the cache. More where nothing else can be
-// done, and of a call whose next contribution has come and waits for what is to be sent before
-// (else ranks that have sent ahead different calls would each be short of what the other waits
-// for).
-inline constexpr std::uint32_t kMostAhead = 4;
 
 namespace solo {
 
@@ -262,8 +257,7 @@ __device__ __forceinline__ void steer_several(CudaRank& r, const LaneTransport& 
     if (h == kSends) ahead += behind;
     if (h == receives) ahead -= behind;
   }
-  const std::uint32_t most_ahead =
-      calls == 1 || !like.receives() ? ~0u : like.call.hops.lag + kMostAhead;
+  const SendingAhead sending(calls, like.receives(), like.call.hops.lag);
   const std::uint32_t attention = load_relaxed_local(r.attention);
   const std::uint64_t begun = global_ns();
   std::uint64_t last = begun, looked = begun;
@@ -366,11 +360,10 @@ __device__ __forceinline__ void steer_several(CudaRank& r, const LaneTransport& 
         can = can && of.done[kSends] >= order.sent_before_gather(next) &&
               of.done[kCollects] >= order.collected_before_gather(next);
       }
-      // (Signed: what comes in may be ahead.)
-      if (h == kSends && !still && static_cast<std::int32_t>(ahead - most_ahead) >= 0 &&
-          most_ahead != ~0u) {
-        can = can && like.two_hops() && (come & gatherers) == gatherers &&
-              next < order.sent_before_gather(of.next[kGathers]);
+      if (h == kSends) {
+        const bool has_come = (come & gatherers) == gatherers;
+        const bool unlocks = SendingAhead::unlocks(order, next, of.next[kGathers], has_come);
+        can = can && sending.may_send(ahead, still, unlocks);
       }
       const std::uint32_t some = __ballot_sync(kAll, can);
       if (some == 0) continue;
@@ -406,16 +399,13 @@ __device__ __forceinline__ void steer_several(CudaRank& r, const LaneTransport& 
     if (stops || round % kRoundsApart != kRoundsApart - 1) continue;
     // (What movers have in hand does not wait for anybody.)
     const std::uint64_t now = global_ns();
-    // Nobody gives up before all that has room was sent. Else ranks that have sent ahead different
-    // calls, as far as they may, would give up on each other for good: two GPUs did so with 32
-    // all-reduces of 8 MiB, in an order of its own on each.
-    const bool all_sent = still || most_ahead == ~0u;
+    const bool may_leave = sending.may_leave(still);
     still = !moved && !holds;
     if (!still) last = looked = now;
     if (came) lively = lively || __any_sync(kAll, now - begun > kWholePatienceNs) != 0;
     moved = came = false;
     bool gives_up = false;
-    if (all_sent && __any_sync(kAll, now - looked >= kWholePatienceNs) != 0) {
+    if (may_leave && __any_sync(kAll, now - looked >= kWholePatienceNs) != 0) {
       // Peers that are at it may have left it for a moment. To wait for them is better than to come
       // back.
       looked = now;

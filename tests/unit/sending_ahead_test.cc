@@ -1,0 +1,230 @@
+// SendingAhead, played: ranks that have the same all-reduces in orders of their own, a lane each,
+// with the connectors, hops and looks that device/cuda/whole_stream.cuh has. Data move at once, and
+// a round of one rank is a step of the schedule, which is random.
+#include "engine/sending_ahead.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <numeric>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "base/hash.h"
+#include "tests/support/job.h"
+
+namespace unjam {
+namespace {
+
+constexpr std::uint32_t kWindow = 16;  // rounds from a look at whether something moves to the next
+constexpr int kMostRounds = 400000;
+
+// What may be left out, to see that it is missed.
+struct Rules {
+  bool unlocks = true;
+  bool waits_until_sent = true;
+};
+
+struct Job {
+  std::uint32_t ranks, calls, chunks, lag, slots, together;
+};
+
+class Play {
+ public:
+  Play(const Job& job, Rules rules, std::uint64_t seed)
+      : job_(job), rules_(rules), random_(seed), order_{job.chunks, job.lag, true} {
+    ranks_.resize(job.ranks);
+    for (Rank& r : ranks_) {
+      r.calls.resize(job.calls);
+      r.queue.resize(job.calls);
+      std::iota(r.queue.begin(), r.queue.end(), 0u);
+      std::shuffle(r.queue.begin(), r.queue.end(), random_);
+      begin_run(r);
+    }
+  }
+
+  // Whether all calls end.
+  bool ends() {
+    for (int i = 0; i < kMostRounds; ++i) {
+      if (std::all_of(ranks_.begin(), ranks_.end(),
+                      [](const Rank& r) { return r.queue.empty(); })) {
+        return true;
+      }
+      const auto who = static_cast<std::uint32_t>(random_() % job_.ranks);
+      if (!ranks_[who].queue.empty()) round(who);
+    }
+    return false;
+  }
+
+ private:
+  struct Call {
+    std::uint32_t sent = 0, gathered = 0, collected = 0;  // chunks
+  };
+  struct Rank {
+    std::vector<Call> calls;
+    std::vector<std::uint32_t> queue;  // calls that have not ended here
+    std::size_t cursor = 0;
+    // The run.
+    std::vector<std::uint32_t> set;
+    std::uint32_t ahead = 0, rounds = 0;
+    bool moved = false, still = false, moved_ever = false;
+  };
+
+  // Slices of the call's connectors from this rank that are published, and to it that are consumed:
+  // the same from, and to, all others.
+  std::uint32_t posted(const Rank& r, std::uint32_t call) const {
+    return order_.prefix(r.calls[call].sent, r.calls[call].gathered);
+  }
+  std::uint32_t consumed(const Rank& r, std::uint32_t call) const {
+    return order_.prefix(r.calls[call].gathered, r.calls[call].collected);
+  }
+  template <class F>
+  bool of_all_others(std::uint32_t who, F f) const {
+    for (std::uint32_t q = 0; q < job_.ranks; ++q) {
+      if (q != who && !f(ranks_[q])) return false;
+    }
+    return true;
+  }
+  bool has_room(std::uint32_t who, std::uint32_t call, std::uint32_t slice) const {
+    return of_all_others(who,
+                         [&](const Rank& q) { return slice < consumed(q, call) + job_.slots; });
+  }
+  bool has_come(std::uint32_t who, std::uint32_t call, std::uint32_t slice) const {
+    return of_all_others(who, [&](const Rank& q) { return slice < posted(q, call); });
+  }
+
+  bool is_over(const Rank& r, std::uint32_t c) const {
+    const Call& call = r.calls[c];
+    return std::min({call.sent, call.gathered, call.collected}) == job_.chunks;
+  }
+
+  void begin_run(Rank& r) {
+    if (r.cursor >= r.queue.size()) r.cursor = 0;
+    const std::size_t n = std::min<std::size_t>(job_.together, r.queue.size() - r.cursor);
+    const auto from = r.queue.begin() + static_cast<std::ptrdiff_t>(r.cursor);
+    r.set.assign(from, from + static_cast<std::ptrdiff_t>(n));
+    r.ahead = r.rounds = 0;
+    for (const std::uint32_t c : r.set) r.ahead += r.calls[c].sent - r.calls[c].gathered;
+    r.moved = r.still = r.moved_ever = false;
+  }
+  void end_run(Rank& r) {
+    const auto over = [&](std::uint32_t c) { return is_over(r, c); };
+    // Where something has moved it goes on at the first; else at what stands behind.
+    const std::size_t left =
+        r.set.size() - static_cast<std::size_t>(std::count_if(r.set.begin(), r.set.end(), over));
+    r.cursor = r.moved_ever && left != 0 ? 0 : r.cursor + left;
+    r.queue.erase(std::remove_if(r.queue.begin(), r.queue.end(), over), r.queue.end());
+    begin_run(r);
+  }
+
+  void round(std::uint32_t who) {
+    Rank& r = ranks_[who];
+    const SendingAhead sending(static_cast<std::uint32_t>(r.set.size()), true, job_.lag);
+    for (const Hop hop : {kSends, kGathers, kCollects}) {
+      for (const std::uint32_t c : r.set) {
+        if (!moves(who, c, hop, sending)) continue;
+        r.moved = r.moved_ever = true;
+        break;
+      }
+    }
+    if (std::all_of(r.set.begin(), r.set.end(), [&](std::uint32_t c) { return is_over(r, c); })) {
+      return end_run(r);
+    }
+    if (++r.rounds % kWindow != 0) return;
+    const bool may_leave = !rules_.waits_until_sent || sending.may_leave(r.still);
+    r.still = !r.moved;
+    r.moved = false;
+    if (r.still && may_leave) end_run(r);
+  }
+  bool moves(std::uint32_t who, std::uint32_t c, Hop hop, const SendingAhead& sending) {
+    Rank& r = ranks_[who];
+    Call& call = r.calls[c];
+    if (hop == kSends) {
+      if (call.sent == job_.chunks || !has_room(who, c, order_.first(call.sent))) return false;
+      const bool come =
+          call.gathered != job_.chunks && has_come(who, c, order_.first(call.gathered));
+      const bool unlocks =
+          rules_.unlocks && SendingAhead::unlocks(order_, call.sent, call.gathered, come);
+      if (!sending.may_send(r.ahead, r.still, unlocks)) return false;
+      ++call.sent;
+      ++r.ahead;
+    } else if (hop == kGathers) {
+      const std::uint32_t k = call.gathered;
+      if (k == job_.chunks || !has_come(who, c, order_.first(k)) ||
+          !has_room(who, c, order_.second(k)) || call.sent < order_.sent_before_gather(k) ||
+          call.collected < order_.collected_before_gather(k)) {
+        return false;
+      }
+      ++call.gathered;
+      --r.ahead;
+    } else {
+      if (call.collected == job_.chunks || !has_come(who, c, order_.second(call.collected))) {
+        return false;
+      }
+      ++call.collected;
+    }
+    return true;
+  }
+
+  const Job job_;
+  const Rules rules_;
+  std::mt19937_64 random_;
+  const HopOrder order_;
+  std::vector<Rank> ranks_;
+};
+
+constexpr Job kJobs[] = {{2, 32, 2, 1, 4, 8}, {2, 32, 7, 1, 4, 5}, {2, 32, 16, 1, 4, 2},
+                         {3, 32, 4, 1, 4, 5}, {3, 16, 9, 2, 8, 2}, {4, 24, 3, 1, 4, 2},
+                         {8, 12, 2, 1, 4, 1}, {2, 9, 1, 1, 4, 8}};
+constexpr int kPlays = 40;
+
+int stuck(const Job& job, Rules rules) {
+  int n = 0;
+  for (int i = 0; i < kPlays; ++i) {
+    const std::uint64_t seed = mix64(unjam_test::base_seed() + static_cast<std::uint64_t>(i));
+    if (!Play(job, rules, seed).ends()) ++n;
+  }
+  return n;
+}
+
+TEST(SendingAhead, NobodyIsStuck) {
+  for (const Job& job : kJobs) {
+    EXPECT_EQ(stuck(job, {}), 0) << job.ranks << " ranks, " << job.calls << " calls of "
+                                 << job.chunks << " chunks, seed " << unjam_test::base_seed();
+  }
+}
+
+// As it was: two GPUs hung.
+TEST(SendingAhead, WithoutTheRulesRanksAreStuck) {
+  int n = 0;
+  for (const Job& job : kJobs) n += stuck(job, {false, false});
+  EXPECT_NE(n, 0);
+}
+
+TEST(SendingAhead, IsLimitedWhereOthersCanGoOn) {
+  const SendingAhead several(2, true, 1);
+  EXPECT_TRUE(several.may_send(SendingAhead::kMost, false, false));
+  EXPECT_FALSE(several.may_send(SendingAhead::kMost + 1, false, false));
+  EXPECT_TRUE(several.may_send(SendingAhead::kMost + 1, true, false));
+  EXPECT_TRUE(several.may_send(SendingAhead::kMost + 1, false, true));
+  EXPECT_TRUE(several.may_send(0u - 3u, false, false)) << "more was received than sent";
+  EXPECT_FALSE(several.may_leave(false));
+  EXPECT_TRUE(several.may_leave(true));
+  for (const SendingAhead alone : {SendingAhead(1, true, 1), SendingAhead(3, false, 1)}) {
+    EXPECT_TRUE(alone.may_send(1000, false, false));
+    EXPECT_TRUE(alone.may_leave(false));
+  }
+}
+
+TEST(SendingAhead, UnlocksWhatHasCome) {
+  const HopOrder order{8, 1, true};
+  EXPECT_TRUE(SendingAhead::unlocks(order, 3, 2, true)) << "chunk 2 is gathered behind four";
+  EXPECT_FALSE(SendingAhead::unlocks(order, 4, 2, true));
+  EXPECT_FALSE(SendingAhead::unlocks(order, 3, 2, false));
+  EXPECT_FALSE(SendingAhead::unlocks({8, 1, false}, 3, 2, true)) << "one hop waits for nothing";
+}
+
+}  // namespace
+}  // namespace unjam
