@@ -3,8 +3,8 @@
 // not looked at.
 //
 // Per round: calls under `keys` keys are made at once, then waited for. Prints us a call (rank 0;
-// median, p10, p90), each rank's figures, and with --trace, for the last round, how long each lane
-// had calls in hand, and each event of the slowest.
+// median, p10, p90), each rank's figures, and with --events, for the last round, how long each
+// lane had calls in hand, and each event of the slowest.
 #include <algorithm>
 #include <atomic>
 #include <cstdint>
@@ -193,7 +193,7 @@ int main(int argc, char** argv) {
   s.bytes = static_cast<std::size_t>(options.number("bytes", 1 << 26, "of the whole vector"));
   s.keys = options.integer("keys", 16, "calls at a time");
   s.rounds = options.integer("rounds", 12, "the first two are not counted");
-  s.events = options.integer("trace", 0, "events kept a lane; 0: no trace");
+  s.events = options.integer("events", 0, "kept a lane, and printed; 0: none");
   s.lane = options.integer("lane", -1, "whose events are printed; -1: the slowest");
   s.slow_us = options.number("slow", 1e9, "us a call; end with the first round that takes longer");
   s.shuffles = options.flag("shuffle", "each rank calls in an order of its own, each round anew");
