@@ -561,8 +561,13 @@ class Engine {
     if (dev_.leads()) {
       for (std::uint32_t i = 0; i < n; ++i) note_whole(s_.wholes[i]);
       // Streams that move are gone on with before others are begun, so that ranks come to be at the
-      // same ones.
-      if (moved_some(s_.wholes, n)) s_.cursor = kNoSlot;
+      // same ones. Where none has moved, those that were left out are next: else who is in front,
+      // and has nothing to do after all, would keep them from it in each pass.
+      if (moved_some(s_.wholes, n)) {
+        s_.cursor = kNoSlot;
+      } else {
+        go_back_for(s_.wholes, n);
+      }
       s_.num_wholes = 0;
     }
     dev_.sync_control();
@@ -583,6 +588,13 @@ class Engine {
       if (tries[i].end == WholeEnd::kWaits && tries[i].moved) return true;
     }
     return false;
+  }
+  UNJAM_HD void go_back_for(const WholeTry* tries, std::uint32_t n) {
+    for (std::uint32_t i = 0; i < n; ++i) {
+      if (!tries[i].left_out || tries[i].end != WholeEnd::kWaits) continue;
+      s_.cursor = tries[i].slot;
+      return;
+    }
   }
   UNJAM_HD void end_whole(WholeTry& t) {
     if (t.ended) return;

@@ -167,6 +167,7 @@ struct WholeTry {
   bool moved = false;              // it has come further than it was
   bool ended = false;              // Engine::end_early() was called
   bool patient = false;            // worth more of a wait than others, see Engine::is_patient()
+  bool left_out = false;           // it could have gone on, but there was no room beside the others
   std::uint32_t kib = 0;           // Invocation::whole_kib
   std::uint32_t hops[kHops] = {};  // so many chunks of each hop are done, before and behind the try
 };

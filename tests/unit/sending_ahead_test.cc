@@ -19,16 +19,21 @@ namespace unjam {
 namespace {
 
 constexpr std::uint32_t kWindow = 16;  // rounds from a look at whether something moves to the next
-constexpr int kMostRounds = 400000;
+constexpr int kMostRounds = 100000;    // those that end take a tenth of it
 
 // What may be left out, to see that it is missed.
 struct Rules {
   bool unlocks = true;
   bool waits_until_sent = true;
+  bool looks_for_turns = true;  // what would go out of its connector's turn is not ready
+  bool goes_back = true;        // for what was left out
 };
 
 struct Job {
-  std::uint32_t ranks, calls, chunks, lag, slots, together;
+  std::uint32_t ranks, calls, chunks, lag, slots;
+  std::uint32_t tries;  // calls that are looked at together
+  // That go together: see solo::most_together().
+  std::size_t most() const { return ranks <= 2 ? 8 : ranks <= 3 ? 4 : ranks <= 5 ? 2 : 1; }
 };
 
 class Play {
@@ -41,8 +46,8 @@ class Play {
       r.queue.resize(job.calls);
       std::iota(r.queue.begin(), r.queue.end(), 0u);
       std::shuffle(r.queue.begin(), r.queue.end(), random_);
-      begin_run(r);
     }
+    for (std::uint32_t r = 0; r < job.ranks; ++r) begin_run(r);
   }
 
   // Whether all calls end.
@@ -61,16 +66,20 @@ class Play {
  private:
   struct Call {
     std::uint32_t sent = 0, gathered = 0, collected = 0;  // chunks
+    bool operator==(const Call&) const = default;
   };
   struct Rank {
     std::vector<Call> calls;
     std::vector<std::uint32_t> queue;  // calls that have not ended here
     std::size_t cursor = 0;
     // The run.
-    std::vector<std::uint32_t> set;
+    std::vector<std::uint32_t> tries, set;  // what was looked at, and goes
+    std::vector<Call> before;               // calls, as they were
+    std::uint32_t left_out = kNone;         // the first of those
     std::uint32_t ahead = 0, rounds = 0;
-    bool moved = false, still = false, moved_ever = false;
+    bool moved = false, still = false;
   };
+  static constexpr std::uint32_t kNone = ~std::uint32_t{0};
 
   // Slices of the call's connectors from this rank that are published, and to it that are consumed:
   // the same from, and to, all others.
@@ -100,23 +109,77 @@ class Play {
     return std::min({call.sent, call.gathered, call.collected}) == job_.chunks;
   }
 
-  void begin_run(Rank& r) {
+  // As look_at_stream(): whether it seems that the call can go on.
+  bool is_ready(std::uint32_t who, std::uint32_t c) const {
+    const Rank& r = ranks_[who];
+    const Call& call = r.calls[c];
+    const auto in_turn = [&](std::uint32_t slice, std::uint32_t next) {
+      return slice == next || !rules_.looks_for_turns;
+    };
+    const auto left = [&](std::uint32_t chunks) { return chunks != job_.chunks; };
+    const std::uint32_t first = order_.first(call.sent), second = order_.second(call.collected);
+    const bool sends = left(call.sent) && in_turn(first, posted(r, c)) && has_room(who, c, first);
+    const bool gathers = left(call.gathered) && has_come(who, c, order_.first(call.gathered)) &&
+                         has_room(who, c, order_.second(call.gathered));
+    const bool collects =
+        left(call.collected) && in_turn(second, consumed(r, c)) && has_come(who, c, second);
+    return sends || gathers || collects;
+  }
+  void begin_run(std::uint32_t who) {
+    Rank& r = ranks_[who];
     if (r.cursor >= r.queue.size()) r.cursor = 0;
-    const std::size_t n = std::min<std::size_t>(job_.together, r.queue.size() - r.cursor);
+    const std::size_t n = std::min<std::size_t>(job_.tries, r.queue.size() - r.cursor);
     const auto from = r.queue.begin() + static_cast<std::ptrdiff_t>(r.cursor);
-    r.set.assign(from, from + static_cast<std::ptrdiff_t>(n));
+    r.tries.assign(from, from + static_cast<std::ptrdiff_t>(n));
+    r.set.clear();
+    r.left_out = kNone;
+    r.before = r.calls;
+    for (const std::uint32_t c : r.tries) {
+      if (!is_ready(who, c)) continue;
+      if (r.set.size() < job_.most()) {
+        r.set.push_back(c);
+      } else if (r.left_out == kNone) {
+        r.left_out = c;
+      }
+    }
+    // With others, if there is anything to be done.
+    for (const std::uint32_t c : r.tries) {
+      const bool among = std::find(r.set.begin(), r.set.end(), c) != r.set.end();
+      if (!r.set.empty() && r.set.size() < job_.most() && !among) r.set.push_back(c);
+    }
     r.ahead = r.rounds = 0;
     for (const std::uint32_t c : r.set) r.ahead += r.calls[c].sent - r.calls[c].gathered;
-    r.moved = r.still = r.moved_ever = false;
+    r.moved = r.still = false;
   }
-  void end_run(Rank& r) {
-    const auto over = [&](std::uint32_t c) { return is_over(r, c); };
-    // Where something has moved it goes on at the first; else at what stands behind.
-    const std::size_t left =
-        r.set.size() - static_cast<std::size_t>(std::count_if(r.set.begin(), r.set.end(), over));
-    r.cursor = r.moved_ever && left != 0 ? 0 : r.cursor + left;
-    r.queue.erase(std::remove_if(r.queue.begin(), r.queue.end(), over), r.queue.end());
-    begin_run(r);
+  void end_run(std::uint32_t who) {
+    Rank& r = ranks_[who];
+    // What was moved out of turn is forgotten.
+    bool moved = false;
+    for (const std::uint32_t c : r.set) {
+      Call& call = r.calls[c];
+      if (is_over(r, c)) continue;
+      const std::uint32_t sent = posted(r, c), taken = consumed(r, c);
+      call.sent = order_.firsts_in(sent);
+      call.collected = taken - order_.firsts_in(taken);
+      moved = moved || !(call == r.before[c]);
+    }
+    const auto place = [&](std::uint32_t c) {
+      return static_cast<std::size_t>(std::find(r.queue.begin(), r.queue.end(), c) -
+                                      r.queue.begin());
+    };
+    // Where something has moved it goes on at the first; else at what was left out, or what stands
+    // behind all that was looked at.
+    std::uint32_t next = kNone;
+    if (!moved && rules_.goes_back) next = r.left_out;
+    if (!moved && next == kNone) {
+      const std::size_t behind = r.cursor + r.tries.size();
+      if (behind < r.queue.size()) next = r.queue[behind];
+    }
+    r.queue.erase(std::remove_if(r.queue.begin(), r.queue.end(),
+                                 [&](std::uint32_t c) { return is_over(r, c); }),
+                  r.queue.end());
+    r.cursor = next == kNone ? 0 : place(next);
+    if (!r.queue.empty()) begin_run(who);
   }
 
   void round(std::uint32_t who) {
@@ -125,18 +188,18 @@ class Play {
     for (const Hop hop : {kSends, kGathers, kCollects}) {
       for (const std::uint32_t c : r.set) {
         if (!moves(who, c, hop, sending)) continue;
-        r.moved = r.moved_ever = true;
+        r.moved = true;
         break;
       }
     }
     if (std::all_of(r.set.begin(), r.set.end(), [&](std::uint32_t c) { return is_over(r, c); })) {
-      return end_run(r);
+      return end_run(who);
     }
     if (++r.rounds % kWindow != 0) return;
     const bool may_leave = !rules_.waits_until_sent || sending.may_leave(r.still);
     r.still = !r.moved;
     r.moved = false;
-    if (r.still && may_leave) end_run(r);
+    if (r.still && may_leave) end_run(who);
   }
   bool moves(std::uint32_t who, std::uint32_t c, Hop hop, const SendingAhead& sending) {
     Rank& r = ranks_[who];
@@ -176,31 +239,37 @@ class Play {
 };
 
 constexpr Job kJobs[] = {{2, 32, 2, 1, 4, 8}, {2, 32, 7, 1, 4, 5}, {2, 32, 16, 1, 4, 2},
-                         {3, 32, 4, 1, 4, 5}, {3, 16, 9, 2, 8, 2}, {4, 24, 3, 1, 4, 2},
-                         {8, 12, 2, 1, 4, 1}, {2, 9, 1, 1, 4, 8}};
+                         {3, 32, 4, 1, 4, 8}, {3, 16, 9, 2, 8, 5}, {4, 24, 3, 1, 4, 8},
+                         {8, 12, 4, 1, 4, 8}, {2, 9, 1, 1, 4, 8}};
 constexpr int kPlays = 40;
 
-int stuck(const Job& job, Rules rules) {
-  int n = 0;
+// The seed of a play in which somebody is stuck; 0: nobody is in any.
+std::uint64_t stuck(const Job& job, Rules rules) {
   for (int i = 0; i < kPlays; ++i) {
-    const std::uint64_t seed = mix64(unjam_test::base_seed() + static_cast<std::uint64_t>(i));
-    if (!Play(job, rules, seed).ends()) ++n;
+    const std::uint64_t seed = mix64(unjam_test::base_seed() + static_cast<std::uint64_t>(i)) | 1;
+    if (!Play(job, rules, seed).ends()) return seed;
   }
-  return n;
+  return 0;
+}
+bool anybody_stuck(Rules rules) {
+  return std::any_of(std::begin(kJobs), std::end(kJobs),
+                     [&](const Job& job) { return stuck(job, rules) != 0; });
 }
 
 TEST(SendingAhead, NobodyIsStuck) {
   for (const Job& job : kJobs) {
-    EXPECT_EQ(stuck(job, {}), 0) << job.ranks << " ranks, " << job.calls << " calls of "
-                                 << job.chunks << " chunks, seed " << unjam_test::base_seed();
+    EXPECT_EQ(stuck(job, {}), 0u) << job.ranks << " ranks, " << job.calls << " calls of "
+                                  << job.chunks << " chunks: the play's seed";
   }
 }
 
 // As it was: two GPUs hung.
-TEST(SendingAhead, WithoutTheRulesRanksAreStuck) {
-  int n = 0;
-  for (const Job& job : kJobs) n += stuck(job, {false, false});
-  EXPECT_NE(n, 0);
+TEST(SendingAhead, WithoutItsRulesRanksAreStuck) {
+  EXPECT_TRUE(anybody_stuck({false, false, true, true}));
+}
+// More than two ranks: those in front that seemed to be ready kept others from their turns.
+TEST(SendingAhead, WithoutTurnsRanksAreStuck) {
+  EXPECT_TRUE(anybody_stuck({true, true, false, false}));
 }
 
 TEST(SendingAhead, IsLimitedWhereOthersCanGoOn) {

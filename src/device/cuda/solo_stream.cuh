@@ -33,9 +33,10 @@
 //
 // Straight into outputs (connector.h). Results go there, and what is spread, from the first slice
 // on that is described when the member's invitation has been seen; then the others of the hop do,
-// too. They take a step of the connector, and a header, but no slot. The receiver has nothing to
-// move of them: its first warp counts what movers would have. Who receives such slices invites as
-// the call begins, on the connectors that its key has had before.
+// too. They take a step of the connector, and a header, but no slot. Of what the receiver would
+// only have copied it has nothing to move: its first warp counts what movers would have. Who
+// receives such slices invites as the call begins, on the connectors that its key has had before,
+// or where it finds them.
 #pragma once
 
 #include "device/cuda/solo.cuh"
@@ -409,10 +410,12 @@ __device__ __forceinline__ void invite_members(const Stream& c) {
   LaneTransport::invite(c.transport.wire(in), c.inv.seed, c.inv.output_place);
 }
 // By the thread that watches for room for the hop at member q, which has seen that the word there
-// has changed.
-__device__ __forceinline__ bool is_invited(const Stream& c, std::uint32_t q, std::uint32_t hop,
-                                           std::uint64_t word) {
+// has changed: whether it invites this call, to where its slices can go from now on.
+__device__ __forceinline__ bool accept_invitation(const Stream& c, std::uint32_t q,
+                                                  std::uint32_t hop) {
   const Wire& out = c.of.outs[q];
+  // Acquire: the place is this invitation's, or a later one's.
+  const std::uint64_t word = load_acquire(out.cell->output_word);
   const Invitation seen{load_relaxed(out.cell->output), word};
   unsigned char* output = c.transport.invited_output(c.call.members[q], out, c.inv.seed, seen);
   if (output == nullptr || output == LaneTransport::unreachable()) return false;
@@ -615,8 +618,16 @@ __device__ __forceinline__ void skip(const Stream& c, std::uint32_t at, std::uin
 // Finds the connector on which member q's slices come.
 __device__ __forceinline__ void find_connector(const Stream& c, std::uint32_t q) {
   InEndpoint in = c.call.in[c.transport.lane * c.call.shape.ranks + q];
+  const InEndpoint was = in;
   c.of.found[q] = c.transport.resolve(c.call.members[q], c.call.tag, in) ? kIsTheKeys : kIsNot;
-  if (c.of.found[q] == kIsTheKeys) c.of.ins[q] = c.transport.wire(in);
+  if (c.of.found[q] != kIsTheKeys) return;
+  c.of.ins[q] = c.transport.wire(in);
+  if (in.connector == was.connector || !c.invites(q)) return;
+  // (Where it was before, invite_members() may yet do so: nobody finds that.)
+  if (was.connector != kNoConnector) {
+    LaneTransport::withdraw(*was.cell, c.inv.seed, c.inv.output_place);
+  }
+  LaneTransport::invite(c.of.ins[q], c.inv.seed, c.inv.output_place);
 }
 // By the first warp: the connectors on which members' slices come, each looked for by one thread.
 // False, of a thread that watches one: it is not known, or not the key's any more.
@@ -703,7 +714,7 @@ __device__ __forceinline__ void steer(CudaRank& r, const Stream& c, Interrupted 
     }
     if (invitation != known_word) {
       known_word = invitation;
-      straight = is_invited(c, x.q, x.hop, invitation);
+      straight = accept_invitation(c, x.q, x.hop);
       asks = !straight;
     }
     moved = __any_sync(kAll, news) != 0 || moved;
@@ -918,7 +929,8 @@ __device__ __forceinline__ void count_stream(LaneStats& stats, const Stream& c,
     const std::uint32_t sent = c.of.sent[q];
     elems += elems_in(q, sent) - elems_in(q, c.prefix_to(q, behind));
     straight += c.straight_in(q, sent);
-    // (Where two hops share a connector, nothing is borrowed: what went straight are the last.)
+    // (Of two hops, contributions behind the first result that went straight may lie in borrowed
+    // slots, too. They are not counted.)
     const std::uint32_t in_slots = sent < c.of.straight[q] ? sent : c.of.straight[q];
     const std::uint32_t round = own + c.s.borrowed[q], rest = in_slots % round;
     borrowed += in_slots / round * c.s.borrowed[q] + (rest > own ? rest - own : 0);

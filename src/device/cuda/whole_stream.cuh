@@ -50,6 +50,7 @@ struct WholeStreams {
   // Calls, as bits: those whose connectors are there, and of these such as can do something at
   // once.
   std::uint32_t there, ready;
+  std::uint32_t chosen;       // those that go
   std::uint32_t interrupted;  // see WholeDev::Interrupts
 };
 __shared__ alignas(16) unsigned char whole_streams_bytes[sizeof(WholeStreams)];
@@ -114,7 +115,10 @@ __device__ __forceinline__ void look_at_stream(const Stream& c, WholeStreamed& o
       credit = load_relaxed(wire.cell->consumed);
     }
     of.credits[m.q] = out.credit;
-    lacks[kSends] = sends && first - credit >= own;
+    // (What is sent out of the connector's turn is not published, and forgotten. Of what comes out
+    // of turn the same is true.)
+    const bool in_turn = order.first(of.behind[kSends]) == sent;
+    lacks[kSends] = sends && (!in_turn || first - credit >= own);
     lacks[kGathers] = results && second - credit >= own;
   } else if (m.part == kIncoming && c.receives_from(m.q)) {
     const InEndpoint& in = *endpoint_of(c.call, m, c.transport.lane);
@@ -137,8 +141,9 @@ __device__ __forceinline__ void look_at_stream(const Stream& c, WholeStreamed& o
     if (known) {
       lacks[kGathers] = has_member(hops.gathers_from, m.q) && of.behind[kGathers] != chunks &&
                         !has_come(order.first(of.behind[kGathers]));
+      const std::uint32_t collected = order.second(of.behind[kCollects]);
       lacks[kCollects] = has_member(hops.collects_from, m.q) && of.behind[kCollects] != chunks &&
-                         !has_come(order.second(of.behind[kCollects]));
+                         (collected != taken || !has_come(collected));
     }
   }
   ok = __all_sync(kWarp, ok) != 0;
@@ -164,6 +169,7 @@ __device__ __forceinline__ void line_up(const WholeTry* tries, std::uint32_t mos
     }
   }
   x.num_calls = n;
+  x.chosen = chosen;
   n = 0;
   x.patient = 0;
   for (; chosen != 0; chosen &= chosen - 1) {
@@ -315,7 +321,7 @@ __device__ __forceinline__ void steer_several(CudaRank& r, const LaneTransport& 
     }
     if (invitation != known_word) {
       known_word = invitation;
-      straight = is_invited(c, q, hop, invitation);
+      straight = accept_invitation(c, q, hop);
       asks = !straight;
     }
     moved = __any_sync(kAll, news) != 0 || moved;
@@ -557,6 +563,8 @@ __device__ __forceinline__ void say_ends(const LaneTransport& t, LaneStats& stat
   for (std::uint32_t place = 0; place < n; ++place) {
     const bool unable = place < alike && (x.there >> place & 1) == 0;
     tries[place].end = unable ? WholeEnd::kUnable : WholeEnd::kWaits;
+    // (What is not alike was not looked at.)
+    tries[place].left_out = place >= alike || ((x.ready & ~x.chosen) >> place & 1) != 0;
   }
   for (std::uint32_t i = 0; i < x.num_calls; ++i) {
     const std::uint32_t place = x.places[i];
