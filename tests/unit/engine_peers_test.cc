@@ -1007,10 +1007,12 @@ class Wholes : public ByHand {
     bool operator==(const Tried&) const = default;
   };
   std::vector<std::vector<Tried>> tried;  // together
+  std::set<std::uint16_t> patient;
   std::function<WholeEnd(std::uint16_t slot, Whole how)> script;
   // Of a stream: chunks of its first hop that are moved by a try that does not end it.
   std::uint32_t chunks_a_try = 0;
-  std::set<std::uint16_t> early;  // are ended while others are tried
+  std::set<std::uint16_t> early;     // are ended while others are tried
+  std::uint32_t most = kMostWholes;  // the others are left out
 
   void stay() {
     doorbell_awake(doorbell());
@@ -1021,8 +1023,10 @@ class Wholes : public ByHand {
     tried.emplace_back();
     for (std::uint32_t i = 0; i < n; ++i) {
       tried.back().push_back({tries[i].slot, tries[i].how});
-      tries[i].end = script(tries[i].slot, tries[i].how);
-      tries[i].receives = true;
+      tries[i].left_out = i >= most;
+      tries[i].end = tries[i].left_out ? WholeEnd::kWaits : script(tries[i].slot, tries[i].how);
+      tries[i].receives = !tries[i].left_out;
+      if (tries[i].patient) patient.insert(tries[i].slot);
       const bool done = tries[i].end == WholeEnd::kDone;
       if (tries[i].how == Whole::kStream && !done) tries[i].hops[0] += chunks_a_try;
       if (done && early.contains(tries[i].slot)) end_early(i);
@@ -1197,6 +1201,40 @@ TEST_P(StreamsAgain, InTheirPlace) {
 }
 INSTANTIATE_TEST_SUITE_P(All, StreamsAgain,
                          testing::Combine(testing::Values(1u, 64u), testing::Range(0, 4)));
+
+// Who could have gone on, but not beside the others, is next, whatever becomes of these.
+TEST_F(WholeCalls, StreamsThatWereLeftOutAreNext) {
+  for (std::size_t key = 0; key < 5; ++key) submit(What::kAllGather, key, 0, kWholeStream);
+  engine_.most = 2;
+  engine_.script = [](std::uint16_t slot, Whole) {
+    return slot < 2 ? WholeEnd::kWaits : WholeEnd::kDone;
+  };
+  engine_.stay();
+  constexpr Whole kStream = Whole::kStream;
+  const auto batch = [&](std::vector<int> slots) {
+    Batch b;
+    for (const int s : slots) b.push_back({static_cast<std::uint16_t>(s), kStream});
+    return b;
+  };
+  ASSERT_GE(engine_.tried.size(), 3u);
+  EXPECT_EQ(engine_.tried[0], batch({0, 1, 2, 3, 4}));
+  EXPECT_EQ(engine_.tried[1], batch({2, 3, 4}));
+  EXPECT_EQ(engine_.tried[2], batch({4}));
+  EXPECT_EQ(ranks_.stats(0).completed, 3u);
+}
+
+// Worth a wait: the first in the queue, and those with a smaller seed.
+TEST_F(WholeCalls, ThePatientAreTheFirstAndThoseThatAreSoEverywhere) {
+  for (std::size_t key = 0; key < kCalls; ++key) submit(What::kAllGather, key, 0, kWholeStream);
+  engine_.script = [](std::uint16_t, Whole) { return WholeEnd::kDone; };
+  engine_.stay();
+  std::set<std::uint16_t> expected;
+  const auto seed = [&](std::uint16_t slot) { return ranks_.state(0).invocations[slot].seed; };
+  for (std::uint16_t slot = 0; slot < kCalls; ++slot) {
+    if (seed(slot) <= seed(0)) expected.insert(slot);
+  }
+  EXPECT_EQ(engine_.patient, expected);
+}
 
 // Of one whose peers are not there the engine does not keep on trying: it leaves.
 TEST_F(WholeCalls, AStreamWithoutPeersKeepsNobody) {
