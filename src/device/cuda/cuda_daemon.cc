@@ -49,7 +49,8 @@ class Layout {
   std::size_t used_ = 0;
 };
 
-// Waits a little longer each time: polls, lets others run, sleeps up to 50 us and the timers' slack.
+// Waits a little longer each time: polls, lets others run, sleeps up to 50 us and the timers'
+// slack.
 class BackOff {
  public:
   void reset() { since_ns_ = monotonic_ns(); }
