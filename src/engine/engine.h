@@ -562,10 +562,11 @@ class Engine {
       for (std::uint32_t i = 0; i < n; ++i) note_whole(s_.wholes[i]);
       // Streams that move are gone on with before others are begun, so that ranks come to be at the
       // same ones. Where none has moved, those that were left out are next: else who is in front,
-      // and has nothing to do after all, would keep them from it in each pass.
+      // and has nothing to do after all, would keep them from it in each pass. (Not before what is
+      // short, for which the others were interrupted.)
       if (moved_some(s_.wholes, n)) {
         s_.cursor = kNoSlot;
-      } else {
+      } else if (!s_.shorts_only) {
         go_back_for(s_.wholes, n);
       }
       s_.num_wholes = 0;

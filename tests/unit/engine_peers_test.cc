@@ -1223,6 +1223,30 @@ TEST_F(WholeCalls, StreamsThatWereLeftOutAreNext) {
   EXPECT_EQ(ranks_.stats(0).completed, 3u);
 }
 
+// But for what is short, if the others were interrupted for that.
+TEST_F(WholeCalls, StreamsThatWereLeftOutComeBehindShortCallsWhenOthersWereInterrupted) {
+  submit(What::kAllGather, 0, 0, true);
+  for (const std::size_t key : {1u, 2u}) {
+    submit(What::kAllGather, key, 0, kWholeStream, false, 1000);
+  }
+  engine_.most = 1;
+  int tries = 0;
+  std::uint64_t passes = 0;  // before what is short was tried again
+  engine_.script = [&](std::uint16_t slot, Whole) {
+    if (slot == 0 && tries == 1) passes = ranks_.stats(0).passes;
+    if (slot == 0) return ++tries < 3 ? WholeEnd::kWaits : WholeEnd::kDone;
+    return slot == 1 && tries < 3 ? WholeEnd::kInterrupted : WholeEnd::kDone;
+  };
+  engine_.stay();
+  constexpr Whole kAll = Whole::kAll, kStream = Whole::kStream, kReceiving = Whole::kReceiving;
+  ASSERT_GE(engine_.tried.size(), 3u);
+  EXPECT_EQ(engine_.tried[0], (Batch{{0, kAll}}));
+  EXPECT_EQ(engine_.tried[1], (Batch{{1, kStream}, {2, kStream}}));
+  EXPECT_EQ(engine_.tried[2], (Batch{{0, kReceiving}}));
+  EXPECT_EQ(passes, 1u) << "in the same one";
+  EXPECT_EQ(ranks_.stats(0).completed, 3u);
+}
+
 // Worth a wait: the first in the queue, and those with a smaller seed.
 TEST_F(WholeCalls, ThePatientAreTheFirstAndThoseThatAreSoEverywhere) {
   for (std::size_t key = 0; key < kCalls; ++key) submit(What::kAllGather, key, 0, kWholeStream);
