@@ -8,10 +8,10 @@
 // rank cannot map it, has yet to, or its owner has taken it back, is not stored into: the slices go
 // through slots.
 //
-// A table is the host's memory, which a GPU's lanes read one after the other: all of them take 80
-// us for a look at the same entry (2 H100s). So what a GPU's lanes find they note in a table in its
-// own memory, where they look first. That is never stale: a window's mapping stays as it is until
-// its owner takes the window back, and then nobody invites into it.
+// A table is the host's memory, which a GPU's lanes read one after the other: a call took 60 to 80
+// us longer by it (docs/benchmarks.md). So what a GPU's lanes find they note in a table in its own
+// memory, where they look first. That is never stale: a window's mapping stays as it is until its
+// owner takes the window back, and then nobody invites into it.
 #pragma once
 
 #include <cstdint>

@@ -34,6 +34,10 @@ std::string key_of(int k) {
   return key;
 }
 
+bool knows(const std::string& kind) {
+  return kind == "all_reduce" || kind == "all_gather" || kind == "broadcast" ||
+         kind == "reduce_scatter";
+}
 void call(const Member& me, const Settings& s, const std::string& key, float* from, float* to,
           unjamRequest_t* request) {
   const std::size_t count = s.bytes / sizeof(float),
@@ -180,6 +184,7 @@ void burst(const Member& me, const Settings& s, Barrier& barrier) {
                 s.kind.c_str(), s.bytes, s.keys, x.median, x.p10, x.p90, us.back());
   }
   if (s.events != 0) print_trace(me, s, barrier, round - 1);
+  if (s.registered) check(unjamMemDeregister(me.context, memory.get()));
 }
 
 }  // namespace
@@ -200,6 +205,8 @@ int main(int argc, char** argv) {
   s.registered = options.flag("registered", "outputs are registered");
   const int ranks = options.integer("ranks", 0, "GPUs to use; 0: all");
   options.done(100, 20);
+  if (!knows(s.kind)) fail("--kind: " + s.kind + " is none of those that --help names");
+  if (s.keys < 1 || s.rounds < 3) fail("--keys must be positive, --rounds at least 3");
   load_eagerly();
   unjamConfig_t config = cuda_config();
   config.trace_events = static_cast<std::uint32_t>(s.events);

@@ -155,6 +155,15 @@ class Worker {
     }
   }
 
+  Worker(const Worker&) = delete;
+  Worker& operator=(const Worker&) = delete;
+  // (All calls have ended; the memory is freed behind this.)
+  ~Worker() {
+    for (const Half& half : halves_) {
+      if (s_.registered) check(unjamMemDeregister(me_.context, half.memory.get()));
+    }
+  }
+
   Totals slice(int number) {
     totals_ = {};
     for (int b = 0; b < s_.batches; ++b) {

@@ -265,11 +265,11 @@ TEST(SendingAhead, NobodyIsStuck) {
 
 // As it was: two GPUs hung.
 TEST(SendingAhead, WithoutItsRulesRanksAreStuck) {
-  EXPECT_TRUE(anybody_stuck({false, false, true, true}));
+  EXPECT_TRUE(anybody_stuck({.unlocks = false, .waits_until_sent = false}));
 }
 // More than two ranks: those in front that seemed to be ready kept others from their turns.
 TEST(SendingAhead, WithoutTurnsRanksAreStuck) {
-  EXPECT_TRUE(anybody_stuck({true, true, false, false}));
+  EXPECT_TRUE(anybody_stuck({.looks_for_turns = false, .goes_back = false}));
 }
 
 TEST(SendingAhead, IsLimitedWhereOthersCanGoOn) {

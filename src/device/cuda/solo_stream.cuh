@@ -252,19 +252,17 @@ struct Stream {
     if (borrowed == kNoSlotOfPool) return transport.escape_slot_of(out.steps, out.count + slice);
     return transport.borrow_slot_to(call.members[q], borrowed);
   }
-  // `behind`: how many steps lie between what the peer has consumed and this slice's.
+  // `behind`: how many steps lie between what the peer has consumed and this slice's. `straight`:
+  // it needs no slot. (One that does, behind it, finds its slot as it would if this one had used
+  // it.)
   __device__ __forceinline__ bool room_for(std::uint32_t slice, std::uint64_t behind,
-                                           std::uint32_t borrowed) const {
+                                           std::uint32_t borrowed, bool straight) const {
+    if (straight) return behind < kSlotHeaders;
     const std::uint32_t own = call.shape.escape_slots;
     if (slice < own) return behind < own;  // what was there before the call has gone
     if (borrowed == kNotYet) return false;
     // (Nobody has used a borrowed slot since it was found to be free.)
     return behind < (slice < own + borrowed ? kSlotHeaders : own + borrowed);
-  }
-  // The same of a slice that needs no slot. (One that does, behind it, finds its slot as it would
-  // if this one had used it.)
-  __device__ __forceinline__ static bool room_for_header(std::uint64_t behind) {
-    return behind < kSlotHeaders;
   }
 };
 
@@ -426,6 +424,24 @@ __device__ __forceinline__ bool accept_invitation(const Stream& c, std::uint32_t
   c.of.invited[q] = output;
   return true;
 }
+
+// What a thread that watches for room knows of its member's invitation.
+struct Asking {
+  bool asks;                // what goes there may go straight, and does not yet
+  bool straight = false;    // it does
+  std::uint64_t known = 0;  // the word, as it was looked at
+  // The word as it is, in rounds of their own: under way together with what else is looked at.
+  __device__ __forceinline__ std::uint64_t look(const Wire& out, std::uint32_t round) const {
+    return asks && round % kAskApart == 1 ? load_relaxed(out.cell->output_word) : known;
+  }
+  __device__ __forceinline__ void hear(const Stream& c, std::uint32_t q, std::uint32_t hop,
+                                       std::uint64_t word) {
+    if (word == known) return;
+    known = word;
+    straight = accept_invitation(c, q, hop);
+    asks = !straight;
+  }
+};
 
 // Publishes what the movers have moved, in the connectors' order, until nothing more is given. The
 // last credits are left to tell_ends().
@@ -670,13 +686,10 @@ __device__ __forceinline__ void steer(CudaRank& r, const Stream& c, Interrupted 
   const std::uint64_t begun = global_ns();
   std::uint64_t last = begun;
   bool stops = false, moved = false;
-  bool asks = x.of_peer && !x.comes && c.into_output(x.hop), straight = false;
-  std::uint64_t known_word = 0;
+  Asking asking{x.of_peer && !x.comes && c.into_output(x.hop)};
   for (std::uint32_t round = 0;; ++round) {
     bool news = false, strange = false;
-    // (Under way together with what is looked at below.)
-    std::uint64_t invitation = known_word;
-    if (asks && round % kAskApart == 1) invitation = load_relaxed(wire.cell->output_word);
+    const std::uint64_t invitation = asking.look(wire, round);
     if (round == 1) {
       strange = !find_incoming(c, x, wire);
       if (x.of_peer && x.comes && !strange) {
@@ -689,9 +702,8 @@ __device__ __forceinline__ void steer(CudaRank& r, const Stream& c, Interrupted 
       if (round != 0) found = load_acquire(*word);
       if (!x.comes) {
         const std::uint32_t borrowed = CudaDev::load_block(s.borrowed[x.q]);
-        while (k < chunks && (straight ? c.room_for_header(step - found)
-                                       : c.room_for(static_cast<std::uint32_t>(step - wire.count),
-                                                    step - found, borrowed))) {
+        while (k < chunks && c.room_for(static_cast<std::uint32_t>(step - wire.count), step - found,
+                                        borrowed, asking.straight)) {
           news = true;
           step = wire.count + slice_watched(c, x.watch, ++k);
         }
@@ -712,11 +724,7 @@ __device__ __forceinline__ void steer(CudaRank& r, const Stream& c, Interrupted 
         }
       }
     }
-    if (invitation != known_word) {
-      known_word = invitation;
-      straight = accept_invitation(c, x.q, x.hop);
-      asks = !straight;
-    }
+    asking.hear(c, x.q, x.hop, invitation);
     moved = __any_sync(kAll, news) != 0 || moved;
     __syncwarp();  // what any thread has acquired, for all
 

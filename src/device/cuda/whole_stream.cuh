@@ -35,6 +35,9 @@ struct WholeStreamed : StreamedCall {
   std::uint32_t behind[kHops];  // as it was left
   std::uint32_t next[kHops];    // chunks that were given
   std::uint32_t done[kHops];    // and moved
+  __device__ __forceinline__ bool begins() const {
+    return (behind[kSends] | behind[kGathers] | behind[kCollects]) == 0;
+  }
 };
 struct WholeStreams {
   StreamShared stream;
@@ -182,9 +185,7 @@ __device__ __forceinline__ void line_up(const WholeTry* tries, std::uint32_t mos
 // By all threads; a barrier is in front and behind.
 __device__ __forceinline__ void set_up_together(const Stream& first) {
   WholeStreams& x = whole_streams();
-  const WholeStreamed& of = x.calls[x.places[0]];
-  const bool begins = (of.behind[kSends] | of.behind[kGathers] | of.behind[kCollects]) == 0;
-  const bool borrows = x.num_calls == 1 && begins;
+  const bool borrows = x.num_calls == 1 && x.calls[x.places[0]].begins();
   const std::uint32_t i = threadIdx.x % 32;
   if (threadIdx.x / 32 == 1) {
     if (i < kSoloRanks) x.stream.borrowed[i] = borrows ? kNotYet : 0;
@@ -250,8 +251,7 @@ __device__ __forceinline__ void steer_several(CudaRank& r, const LaneTransport& 
   std::uint64_t found = watches ? of.credits[q] : 0;
   std::uint64_t step = wire.count + slice(k);
   std::uint64_t* word = watches && !comes ? &wire.cell->consumed : nullptr;
-  bool asks = watches && !comes && c.into_output(hop), straight = false;
-  std::uint64_t known_word = 0;
+  Asking asking{watches && !comes && c.into_output(hop)};
 
   // Of all calls.
   const std::uint32_t receives = like.has(kGathers) ? kGathers : kCollects;
@@ -289,17 +289,14 @@ __device__ __forceinline__ void steer_several(CudaRank& r, const LaneTransport& 
       }
     }
     bool news = false;
-    // (Under way together with what is looked at below.)
-    std::uint64_t invitation = known_word;
-    if (asks && round % kAskApart == 1) invitation = load_relaxed(wire.cell->output_word);
+    const std::uint64_t invitation = asking.look(wire, round);
     if (watches && k < chunks && !stops && (round != 0 || !comes)) {
       // Acquire: the payload is read, or the slot overwritten, behind it.
       if (round != 0) found = load_acquire(*word);
       if (!comes) {
         const std::uint32_t borrowed = CudaDev::load_block(s.borrowed[q]);
-        while (k < chunks && (straight ? c.room_for_header(step - found)
-                                       : c.room_for(static_cast<std::uint32_t>(step - wire.count),
-                                                    step - found, borrowed))) {
+        while (k < chunks && c.room_for(static_cast<std::uint32_t>(step - wire.count), step - found,
+                                        borrowed, asking.straight)) {
           news = true;
           step = wire.count + slice(++k);
         }
@@ -319,11 +316,7 @@ __device__ __forceinline__ void steer_several(CudaRank& r, const LaneTransport& 
         }
       }
     }
-    if (invitation != known_word) {
-      known_word = invitation;
-      straight = accept_invitation(c, q, hop);
-      asks = !straight;
-    }
+    asking.hear(c, q, hop, invitation);
     moved = __any_sync(kAll, news) != 0 || moved;
     came = __any_sync(kAll, news && (comes || !like.receives())) != 0 || came;
     __syncwarp();  // what any thread has acquired, for all
@@ -473,9 +466,7 @@ __device__ __forceinline__ void publish_several(CudaRank& r, const LaneTransport
   bool told = true;
   std::uint32_t ended = 0;  // calls, as bits
   for (std::uint32_t i = 0; i < calls; ++i) {
-    const WholeStreamed& of = x.calls[x.places[i]];
-    const bool begins = (of.behind[kSends] | of.behind[kGathers] | of.behind[kCollects]) == 0;
-    if (begins) invite_members(stream_of(t, x.places[i]));
+    if (x.calls[x.places[i]].begins()) invite_members(stream_of(t, x.places[i]));
   }
   for (;;) {
     // (Before what was moved.)
