@@ -186,9 +186,10 @@ struct CudaRank {
   // A line that is stored in one instruction comes whole, at all peers (see leaf_access.cuh).
   std::uint32_t whole_lines = 1;
   // How long a daemon stays when nothing moves and nobody waits: at first, and after something has
-  // come from a peer. (A new start takes a rank 50 to 100 us from its peer's poke on.)
+  // come from a peer. (A new start takes a rank 50 to 100 us from its peer's poke on. But who makes
+  // the device synchronize waits for this, too: with 200 us program 2 took half as long again.)
   std::uint32_t idle_ns = 20000;
-  std::uint32_t idle_among_peers_ns = 200000;
+  std::uint32_t idle_among_peers_ns = 50000;
 };
 
 }  // namespace unjam
