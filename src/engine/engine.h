@@ -251,7 +251,7 @@ class Engine {
     if constexpr (requires { Dev::kWholeCalls; }) return Dev::kWholeCalls;
     return false;
   }();
-  enum Command : std::uint32_t { kAgain, kFetch, kRun, kQuit };
+  enum Command : std::uint32_t { kAgain, kFetch, kOrder, kRun, kQuit };
   static constexpr std::uint32_t kLatePasses = 6;
   static constexpr std::uint32_t kTaken = 4;  // submissions at a time
   enum Status : std::uint32_t { kMove, kBlocked, kFinished, kCancelledNow, kQuantumOver };
@@ -291,7 +291,8 @@ class Engine {
       s_.num_wholes = 0;
       s_.which = 0;
       s_.loaded = false;
-      s_.late_since_ns = 0;
+      s_.late_since_ns = s_.unheard_since_ns = 0;
+      s_.unordered = true;
       s_.started_ns = dev_.now_ns();
       count(lane_.stats.starts);
       record(TraceType::kRestart, nullptr);
@@ -347,6 +348,8 @@ class Engine {
       const std::uint32_t command = tell(call<&Engine::schedule>());
       if (command == kFetch) {
         call<&Engine::fetch_several>();
+      } else if (command == kOrder) {
+        call<&Engine::put_in_order>();
       } else if (command != kAgain) {
         return command;
       }
@@ -424,6 +427,7 @@ class Engine {
     if (s_.cursor == kNoSlot || !s_.pass_begun) {
       if (s_.pass_begun) {
         if (wants_newcomers()) return kFetch;
+        if (wants_one_order()) return kOrder;
         if (!end_pass()) return kQuit;
       }
       begin_pass();
@@ -559,7 +563,9 @@ class Engine {
     for (std::uint32_t i = dev_.first(); i < n; i += dev_.stride()) end_whole(s_.wholes[i]);
     dev_.sync_control();
     if (dev_.leads()) {
-      for (std::uint32_t i = 0; i < n; ++i) note_whole(s_.wholes[i]);
+      // Among those that were tried together nobody overtakes.
+      const bool overtook = lane_.queue.follows_its_like(s_.wholes[0].slot);
+      for (std::uint32_t i = 0; i < n; ++i) note_whole(s_.wholes[i], overtook);
       // Streams that move are gone on with before others are begun, so that ranks come to be at the
       // same ones. Where none has moved, those that were left out are next: else who is in front,
       // and has nothing to do after all, would keep them from it in each pass. (Not before what is
@@ -623,7 +629,7 @@ class Engine {
     if (t.end != WholeEnd::kWaits) dyn.sliced = 1;
   }
   // By the lead, which reads nothing of the invocation.
-  UNJAM_HD void note_whole(const WholeTry& t) {
+  UNJAM_HD void note_whole(const WholeTry& t, bool overtook) {
     const bool done = t.end == WholeEnd::kDone;
     const bool streams = t.how == Whole::kStream;
     // (What is left to slices is to be looked at before the lane may rest.)
@@ -633,7 +639,7 @@ class Engine {
     if (t.receives && (done || streams)) s_.heard = true;
     if (done) {
       count(lane_.stats.wholes);
-      leave_queue(t.slot);
+      leave_queue(t.slot, overtook);
       if (t.is_short) --lane_.shorts;
     } else if (t.end != WholeEnd::kUnable) {
       count(lane_.stats.spins, t.polls);
@@ -681,6 +687,45 @@ class Engine {
     s_.fetching = !s_.fetching && (lane_.queue.empty() || !s_.heard || s_.quantum_over);
     if (s_.fetching) s_.fetched = false;
     return s_.fetching;
+  }
+
+  // See one_order.h. The fixed policy is a queue in the order of calls, and nothing else.
+  UNJAM_HD bool wants_one_order() {
+    const bool may = s_.policy.stickiness == StickinessPolicy::kAdaptive &&
+                     s_.policy.order == OrderPolicy::kFifo && lane_.disorder.expected();
+    if (!may || s_.heard || !s_.unordered) {
+      s_.unheard_since_ns = 0;
+      return false;
+    }
+    const std::uint64_t now = dev_.now_ns();
+    if (s_.unheard_since_ns == 0) s_.unheard_since_ns = now;
+    if (now - s_.unheard_since_ns < std::uint64_t{s_.policy.order_after_us} * 1000) return false;
+    if (now - lane_.open_since_ns > kOpenNs) {
+      lane_.queue.close();
+      lane_.open_since_ns = now;
+    }
+    const bool some = s_.one_order.take(lane_.queue);
+    s_.unordered = s_.one_order.after != kNoSlot;
+    return some;
+  }
+  UNJAM_HD void put_in_order() {
+    OneOrder& o = s_.one_order;
+    const auto each = [&](auto step) {
+      for (std::uint32_t i = dev_.first(); i < o.n; i += dev_.stride()) step(i);
+      dev_.sync_control();
+    };
+    each([&](std::uint32_t i) {
+      const Invocation& inv = rank_.invocations[o.slots[i]];
+      o.uses[i] = inv.n;
+      o.seeds[i] = inv.seed;
+    });
+    each([&](std::uint32_t i) { o.sort(i); });
+    each([&](std::uint32_t i) { lane_.queue.place(o.sorted, o.n, i, o.after); });
+    if (dev_.leads()) {
+      lane_.queue.settle(o.sorted, o.n, o.after);
+      count(lane_.stats.orderings);
+    }
+    dev_.sync_control();
   }
 
   // False: quit.
@@ -770,6 +815,9 @@ class Engine {
     LocalAtomicRef<std::uint32_t>(inv.key->lanes[lane_index_].in_queue).fetch_add(1, kRelaxed);
     found.counted = start.all;
     found.is_short = is_short(inv);
+    // (Not by its group: the key's state may be another's yet.)
+    found.alike = std::uint32_t{inv.group_size} << 16 | inv.group_rank << 1u |
+                  static_cast<std::uint32_t>(found.is_short);
     found.priority = inv.priority;
     return found;
   }
@@ -790,7 +838,8 @@ class Engine {
     if (s_.policy.order == OrderPolicy::kPriority) {
       lane_.queue.push_by_priority(slot, found.priority);
     } else {
-      lane_.queue.push_back(slot, found.priority);
+      lane_.queue.push_back(slot, found.alike);
+      s_.unordered = true;
     }
     if (lane_.queue.size() > lane_.stats.queue_peak) {
       store_relaxed<std::uint64_t>(lane_.stats.queue_peak, lane_.queue.size());
@@ -1768,7 +1817,7 @@ class Engine {
         load_acquire_local(inv.key->done) == inv.turn) {
       call<&Engine::withdraw>(slot);
     }
-    leave_queue(slot);
+    leave_queue(slot, lane_.queue.follows_its_like(slot));
     --key.in_queue;
     if (is_short(inv)) --lane_.shorts;
     if constexpr (Dev::kHostWatches) {
@@ -1777,8 +1826,9 @@ class Engine {
     s_.moved = true;
     end_part(inv, slot, fenced);
   }
-  // By the lead: of an invocation that ends.
-  UNJAM_HD void leave_queue(std::uint16_t slot) {
+  // By the lead: of an invocation that ends. overtook: see one_order.h.
+  UNJAM_HD void leave_queue(std::uint16_t slot, bool overtook) {
+    lane_.disorder.note_end(overtook);
     if (s_.cursor == slot) s_.cursor = lane_.queue.next(slot);
     lane_.queue.remove(slot);
     if (lane_.counted != 0) {

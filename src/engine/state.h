@@ -8,6 +8,7 @@
 #include "device/leaf.h"
 #include "engine/cq.h"
 #include "engine/invocation.h"
+#include "engine/one_order.h"
 #include "engine/policy.h"
 #include "engine/queues.h"
 #include "engine/task_queue.h"
@@ -65,6 +66,7 @@ struct LaneStats {
   std::uint64_t completed = 0;
   std::uint64_t passes = 0;
   std::uint64_t no_connector = 0;  // attempts that found every connector in use
+  std::uint64_t orderings = 0;     // times that the queue was put in order, see one_order.h
   std::uint64_t queue_peak = 0;
 };
 
@@ -77,6 +79,8 @@ struct alignas(16) LaneState {
   // Of the invocations in the queue, those that are in `stats.completed` already: the lane had done
   // them by itself before the engine saw them.
   std::uint64_t counted = 0;
+  std::uint64_t open_since_ns = 0;  // what is put in order together was first put so: one_order.h
+  Disorder disorder;
   // Of those in the queue, how many are short, see Engine::is_short().
   std::uint64_t shorts = 0;
   // What runs now, for diagnosis: (count of changes) << 16 | (slot + 1, 0: nothing).
@@ -178,6 +182,7 @@ struct Newcomer {
   bool command = false;  // without a key
   bool counted = false;  // the lane has done it before, and counted it
   bool is_short = false;
+  std::uint32_t alike = 0;  // see TaskQueue
   std::int32_t priority = 0;
 };
 
@@ -205,6 +210,7 @@ struct BlockShared {
   Newcomer newcomers[kActiveContexts];
   std::uint32_t num_wholes = 0;
   WholeTry wholes[kMostWholes];
+  OneOrder one_order;
   bool in_turn = false;  // `slot` has its turn
   std::uint16_t slot = kNoSlot;
   std::uint32_t threshold = 0;
@@ -245,7 +251,9 @@ struct BlockShared {
   bool loaded = false;           // its context was not there
   std::uint32_t primitives = 1;  // of the program, that the slice under way stands for
   std::uint64_t started_ns = 0;
-  RecvView view;  // of the slice from one peer
+  std::uint64_t unheard_since_ns = 0;  // passes have heard nothing from peers; 0: the last one has
+  bool unordered = false;              // something has come to the queue since it was put in order
+  RecvView view;                       // of the slice from one peer
 };
 
 }  // namespace unjam

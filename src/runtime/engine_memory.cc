@@ -61,6 +61,7 @@ EngineMemory::EngineMemory(const Settings& settings, const ArenaShape& shape,
   policy.spin_cap = u32(settings.spin_cap);
   policy.quantum_slices = u32(settings.quantum_slices);
   policy.residency_us = u32(settings.residency_us);
+  policy.order_after_us = u32(settings.order_after_us);
 
   lanes_ = std::make_unique<LaneState[]>(shape.lanes);
   bytes_ += shape.lanes * sizeof(LaneState);

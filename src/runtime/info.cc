@@ -220,6 +220,7 @@ std::string Context::info_json() const {
     w.field("passes", load_relaxed(s.passes));
     w.field("queue_peak", load_relaxed(s.queue_peak));
     w.field("no_connector", load_relaxed(s.no_connector));
+    w.field("orderings", load_relaxed(s.orderings));
     w.end_object();
   }
   w.end_array();

@@ -30,6 +30,7 @@ struct Settings {
   std::int64_t spin_cap = 0;
   std::int64_t quantum_slices = 64;
   std::int64_t residency_us = 5000;
+  std::int64_t order_after_us = 50;
   std::int64_t trace_events = 0;
   std::int64_t help = 1;
   std::int64_t solo = 1;

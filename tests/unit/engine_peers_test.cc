@@ -394,6 +394,7 @@ class Ranks {
     settings.spin_head = 64;
     settings.spin_base = 4;
     settings.spin_cap = 1024;
+    if (c.delays || c.control != 0) settings.order_after_us = 0;  // at once
     if (c.heap) settings.heap_bytes = 16 << 20;
     const ArenaShape shape = arena_shape(settings, c.ranks);
     heap_ = shape.heap();
@@ -1013,6 +1014,7 @@ class Wholes : public ByHand {
   std::uint32_t chunks_a_try = 0;
   std::set<std::uint16_t> early;     // are ended while others are tried
   std::uint32_t most = kMostWholes;  // the others are left out
+  bool hears_what_waits = true;      // a try that does not end it has received something
 
   void stay() {
     doorbell_awake(doorbell());
@@ -1025,9 +1027,9 @@ class Wholes : public ByHand {
       tried.back().push_back({tries[i].slot, tries[i].how});
       tries[i].left_out = i >= most;
       tries[i].end = tries[i].left_out ? WholeEnd::kWaits : script(tries[i].slot, tries[i].how);
-      tries[i].receives = !tries[i].left_out;
-      if (tries[i].patient) patient.insert(tries[i].slot);
       const bool done = tries[i].end == WholeEnd::kDone;
+      tries[i].receives = !tries[i].left_out && (done || hears_what_waits);
+      if (tries[i].patient) patient.insert(tries[i].slot);
       if (tries[i].how == Whole::kStream && !done) tries[i].hops[0] += chunks_a_try;
       if (done && early.contains(tries[i].slot)) end_early(i);
     }
@@ -1271,6 +1273,62 @@ TEST_F(WholeCalls, AStreamWithoutPeersKeepsNobody) {
   EXPECT_EQ(ranks_.stats(0).completed, 0u);
   EXPECT_EQ(ranks_.in_queue(0, 0), 1u);
 }
+
+// ---- one order (one_order.h) ----
+
+struct OrderCase {
+  StickinessPolicy stickiness = StickinessPolicy::kAdaptive;
+  OrderPolicy order = OrderPolicy::kFifo;
+  std::set<std::uint16_t> done{1, 2};  // the others wait, and hear nothing
+  std::uint32_t after_us = 0;
+  bool puts_in_order = false;
+};
+void PrintTo(const OrderCase& c, std::ostream* out) {
+  *out << (c.stickiness == StickinessPolicy::kAdaptive ? "adaptive" : "fixed") << ", "
+       << (c.order == OrderPolicy::kFifo ? "FIFO" : "by priority") << ", " << c.done.size()
+       << " done, after " << c.after_us << " us";
+}
+class OneOrderOfWholes : public WholeCalls, public testing::WithParamInterface<OrderCase> {};
+
+TEST_P(OneOrderOfWholes, WhereThereWasDisorderAndNothingIsHeard) {
+  const OrderCase c = GetParam();
+  EnginePolicy& policy = ranks_.state(0).policy;
+  policy.stickiness = c.stickiness;
+  policy.order = c.order;
+  policy.order_after_us = c.after_us;
+  ranks_.whole_kib = kMostWholeKib;  // each is tried by itself
+  for (std::size_t key = 0; key < kCalls; ++key) submit(What::kAllGather, key, 0, kWholeStream);
+  engine_.hears_what_waits = false;
+  engine_.script = [&](std::uint16_t slot, Whole) {
+    return c.done.contains(slot) ? WholeEnd::kDone : WholeEnd::kWaits;
+  };
+  engine_.stay();
+  std::vector<std::uint16_t> by_call, last;
+  for (std::uint16_t slot = 0; slot < kCalls; ++slot) {
+    if (!c.done.contains(slot)) by_call.push_back(slot);
+  }
+  std::vector<std::uint16_t> by_seed = by_call;
+  std::sort(by_seed.begin(), by_seed.end(), [&](std::uint16_t a, std::uint16_t b) {
+    return ranks_.state(0).invocations[a].seed < ranks_.state(0).invocations[b].seed;
+  });
+  if (c.puts_in_order) {
+    ASSERT_NE(by_call, by_seed) << "the seeds say nothing";
+  }
+  ASSERT_GE(engine_.tried.size(), by_call.size());
+  for (auto t = engine_.tried.end() - static_cast<std::ptrdiff_t>(by_call.size());
+       t != engine_.tried.end(); ++t) {
+    ASSERT_EQ(t->size(), 1u);
+    last.push_back(t->front().slot);
+  }
+  EXPECT_EQ(last, c.puts_in_order ? by_seed : by_call);
+  EXPECT_EQ(ranks_.stats(0).orderings, c.puts_in_order ? 1u : 0u);
+}
+INSTANTIATE_TEST_SUITE_P(All, OneOrderOfWholes,
+                         testing::Values(OrderCase{.puts_in_order = true}, OrderCase{.done = {}},
+                                         OrderCase{.done = {0}}, OrderCase{.done = {1}},
+                                         OrderCase{.after_us = 1u << 30},
+                                         OrderCase{.stickiness = StickinessPolicy::kFixed},
+                                         OrderCase{.order = OrderPolicy::kPriority}));
 
 TEST_F(WholeCalls, KeepTheirPlaceAmongOthers) {
   submit(What::kAllGather, 0, 0, true);
