@@ -666,6 +666,7 @@ class Engine {
   UNJAM_HD void begin_pass() {
     s_.pass_begun = true;
     s_.moved = s_.heard = s_.wants_room = s_.ran = s_.quantum_over = s_.shorts_only = false;
+    s_.was_ordered = false;
     s_.position = 0;
     // Before the look that the pass is, see doorbell.h.
     s_.epoch = dev_.epoch();
@@ -693,10 +694,8 @@ class Engine {
   UNJAM_HD bool wants_one_order() {
     const bool may = s_.policy.stickiness == StickinessPolicy::kAdaptive &&
                      s_.policy.order == OrderPolicy::kFifo && lane_.disorder.expected();
-    if (!may || s_.heard || !s_.unordered) {
-      s_.unheard_since_ns = 0;
-      return false;
-    }
+    if (!may || s_.heard) s_.unheard_since_ns = 0;
+    if (!may || s_.heard || !s_.unordered || s_.was_ordered) return false;
     const std::uint64_t now = dev_.now_ns();
     if (s_.unheard_since_ns == 0) s_.unheard_since_ns = now;
     if (now - s_.unheard_since_ns < std::uint64_t{s_.policy.order_after_us} * 1000) return false;
@@ -704,9 +703,8 @@ class Engine {
       lane_.queue.close();
       lane_.open_since_ns = now;
     }
-    const bool some = s_.one_order.take(lane_.queue);
-    s_.unordered = s_.one_order.after != kNoSlot;
-    return some;
+    s_.unordered = false;
+    return s_.was_ordered = s_.one_order.take(lane_.queue);
   }
   UNJAM_HD void put_in_order() {
     OneOrder& o = s_.one_order;
@@ -1831,6 +1829,8 @@ class Engine {
     lane_.disorder.note_end(overtook);
     if (s_.cursor == slot) s_.cursor = lane_.queue.next(slot);
     lane_.queue.remove(slot);
+    // Somebody may come to be among the first, who are put in order together.
+    if (lane_.queue.size() >= kMostInOrder) s_.unordered = true;
     if (lane_.counted != 0) {
       --lane_.counted;
     } else {

@@ -253,6 +253,7 @@ struct BlockShared {
   std::uint64_t started_ns = 0;
   std::uint64_t unheard_since_ns = 0;  // passes have heard nothing from peers; 0: the last one has
   bool unordered = false;              // something has come to the queue since it was put in order
+  bool was_ordered = false;            // in this pass
   RecvView view;                       // of the slice from one peer
 };
 

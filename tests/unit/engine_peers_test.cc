@@ -1330,6 +1330,44 @@ INSTANTIATE_TEST_SUITE_P(All, OneOrderOfWholes,
                                          OrderCase{.stickiness = StickinessPolicy::kFixed},
                                          OrderCase{.order = OrderPolicy::kPriority}));
 
+// Of more than can be put in order together the first ones are, once a pass; and the engine leaves.
+TEST(OneOrderOfMany, EndsAndIsDoneAgainWhenPlacesAmongTheFirstAreFree) {
+  constexpr std::size_t kKeys = 2 * kMostInOrder;
+  Ranks ranks(Case{2, 0, 0, 1, 4, 0, false}, kKeys, 85);
+  ranks.state(0).policy.order_after_us = 0;
+  ranks.whole_kib = kMostWholeKib;
+  std::mt19937_64 random(base_seed());
+  std::deque<Use> uses(kKeys);
+  for (std::size_t key = 0; key < kKeys; ++key) {
+    uses[key].what = What::kAllGather;
+    uses[key].key = key;
+    uses[key].count = 10;
+    fill(uses[key], 2, random);
+    ranks.submit(uses[key], 0, static_cast<std::uint16_t>(key), kWholeStream);
+  }
+  Wholes engine(ranks.state(0), /*residency_matters=*/false);
+  engine.hears_what_waits = false;
+  // What overtakes others, then nobody.
+  engine.script = [](std::uint16_t slot, Whole) {
+    return slot > kKeys - 5 ? WholeEnd::kDone : WholeEnd::kWaits;
+  };
+  engine.stay();
+  EXPECT_EQ(ranks.stats(0).completed, 4u);
+  const std::uint64_t passes = ranks.stats(0).passes, orderings = ranks.stats(0).orderings;
+  EXPECT_GE(orderings, 1u);
+  EXPECT_LE(orderings, passes);
+  EXPECT_LE(passes, kKeys + 10) << "one takes in a newcomer at least";
+  std::set<std::uint16_t> had_turns;
+  for (auto t = engine.tried.rbegin(); t != engine.tried.rend() && had_turns.size() < kKeys - 4;
+       ++t) {
+    had_turns.insert(t->front().slot);
+  }
+  EXPECT_EQ(had_turns.size(), kKeys - 4) << "all have had their turn";
+  engine.script = [](std::uint16_t, Whole) { return WholeEnd::kDone; };
+  engine.stay();
+  EXPECT_EQ(ranks.stats(0).completed, kKeys);
+}
+
 TEST_F(WholeCalls, KeepTheirPlaceAmongOthers) {
   submit(What::kAllGather, 0, 0, true);
   submit(What::kBroadcast, 1, 0, false, true);
