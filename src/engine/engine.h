@@ -683,9 +683,11 @@ class Engine {
   // or when what moves has had its quantum (a small newcomer does not sit behind a gigabyte).
   // Then as many as there is room for contexts at hand, for peers may be at any of them: with one
   // a pass, each pass with its waits, eight all-reduces in random orders took 2.7 times as long
-  // as in one order on 4 GPUs.
+  // as in one order on 4 GPUs. Where ranks are in disorder all are taken in, for an order that all
+  // have is one of all of them (one_order.h).
   UNJAM_HD bool wants_newcomers() {
-    s_.fetching = !s_.fetching && (lane_.queue.empty() || !s_.heard || s_.quantum_over);
+    s_.fetching = !s_.fetching && (lane_.queue.empty() || !s_.heard || s_.quantum_over ||
+                                   lane_.disorder.expected());
     if (s_.fetching) s_.fetched = false;
     return s_.fetching;
   }
@@ -771,7 +773,8 @@ class Engine {
     std::uint32_t n = 0;
     if (dev_.leads()) {
       const std::uint32_t size = lane_.queue.size();
-      n = mailbox_.count(size < kActiveContexts ? kActiveContexts - size : 1);
+      const std::uint32_t room = size < kActiveContexts ? kActiveContexts - size : 1;
+      n = mailbox_.count(lane_.disorder.expected() ? kActiveContexts : room);
     }
     n = tell(n);
     for (std::uint32_t i = dev_.first(); i < n; i += dev_.stride()) {
