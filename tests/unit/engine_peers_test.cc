@@ -1330,23 +1330,43 @@ INSTANTIATE_TEST_SUITE_P(All, OneOrderOfWholes,
                                          OrderCase{.stickiness = StickinessPolicy::kFixed},
                                          OrderCase{.order = OrderPolicy::kPriority}));
 
-// Of more than can be put in order together the first ones are, once a pass; and the engine leaves.
-TEST(OneOrderOfMany, EndsAndIsDoneAgainWhenPlacesAmongTheFirstAreFree) {
-  constexpr std::size_t kKeys = 2 * kMostInOrder;
-  Ranks ranks(Case{2, 0, 0, 1, 4, 0, false}, kKeys, 85);
-  ranks.state(0).policy.order_after_us = 0;
-  ranks.whole_kib = kMostWholeKib;
-  std::mt19937_64 random(base_seed());
-  std::deque<Use> uses(kKeys);
-  for (std::size_t key = 0; key < kKeys; ++key) {
-    uses[key].what = What::kAllGather;
-    uses[key].key = key;
-    uses[key].count = 10;
-    fill(uses[key], 2, random);
-    ranks.submit(uses[key], 0, static_cast<std::uint16_t>(key), kWholeStream);
+// More than can be put in order together.
+class OneOrderOfMany : public testing::Test {
+ protected:
+  static constexpr std::size_t kKeys = 2 * kMostInOrder;
+
+  OneOrderOfMany() {
+    ranks.state(0).policy.order_after_us = 0;
+    ranks.whole_kib = kMostWholeKib;
+    std::mt19937_64 random(base_seed());
+    for (std::size_t key = 0; key < kKeys; ++key) {
+      uses[key].what = What::kAllGather;
+      uses[key].key = key;
+      uses[key].count = 10;
+      fill(uses[key], 2, random);
+      ranks.submit(uses[key], 0, static_cast<std::uint16_t>(key), kWholeStream);
+    }
+    engine.hears_what_waits = false;
   }
-  Wholes engine(ranks.state(0), /*residency_matters=*/false);
-  engine.hears_what_waits = false;
+
+  Ranks ranks{Case{2, 0, 0, 1, 4, 0, false}, kKeys, 85};
+  std::deque<Use> uses = std::deque<Use>(kKeys);
+  Wholes engine{ranks.state(0), /*residency_matters=*/false};
+};
+
+// One that is not in disorder takes in one newcomer a pass, if nothing comes for those it has.
+TEST_F(OneOrderOfMany, AllNewcomersAreTakenIn) {
+  engine.script = [](std::uint16_t slot, Whole) {
+    return slot == 1 || slot == 2 ? WholeEnd::kDone : WholeEnd::kWaits;
+  };
+  engine.stay();
+  EXPECT_EQ(ranks.stats(0).completed, 2u);
+  EXPECT_EQ(ranks.stats(0).queue_peak, kKeys - 2);
+  EXPECT_LE(ranks.stats(0).passes, kKeys / kActiveContexts + 10);
+}
+
+// The first ones are put in order, once a pass; and the engine leaves.
+TEST_F(OneOrderOfMany, TheFirstArePutInOrderAndTheEngineLeaves) {
   // What overtakes others, then nobody.
   engine.script = [](std::uint16_t slot, Whole) {
     return slot > kKeys - 5 ? WholeEnd::kDone : WholeEnd::kWaits;
