@@ -10,8 +10,9 @@
 // concerns several peers is shared out among them, either direction of peer q to one and the same
 // thread throughout a slice. So of the state in BlockShared, the contexts, the lane and its keys
 // each word is at each moment either (1) constant, and read by all control threads, (2) the lead's,
-// or (3) that of the thread whose peer (and direction) it is about, or whose place among newcomers
-// or wholes: a thread sees to each of these, and to its invocation; and between a write and a read
+// or (3) that of the thread whose peer (and direction) it is about, or whose place among newcomers,
+// wholes or those that are put in order: a thread sees to each of these, and to its invocation (and
+// its link of the queue); and between a write and a read
 // (or write) by another control thread there is always a sync_control(), a barrier that orders
 // memory. Words that all read are written by the lead only in front of a tell(), load()'s or
 // publish()'s barrier, or a barrier of the block, and behind another: tell() is a barrier in front
@@ -686,18 +687,21 @@ class Engine {
   // as in one order on 4 GPUs. Where ranks are in disorder all are taken in, for an order that all
   // have is one of all of them (one_order.h).
   UNJAM_HD bool wants_newcomers() {
-    s_.fetching = !s_.fetching && (lane_.queue.empty() || !s_.heard || s_.quantum_over ||
-                                   lane_.disorder.expected());
+    s_.fetching =
+        !s_.fetching && (lane_.queue.empty() || !s_.heard || s_.quantum_over || in_disorder());
     if (s_.fetching) s_.fetched = false;
     return s_.fetching;
   }
 
   // See one_order.h. The fixed policy is a queue in the order of calls, and nothing else.
+  UNJAM_HD bool in_disorder() const {
+    return s_.policy.stickiness == StickinessPolicy::kAdaptive &&
+           s_.policy.order == OrderPolicy::kFifo && lane_.disorder.expected();
+  }
   UNJAM_HD bool wants_one_order() {
-    const bool may = s_.policy.stickiness == StickinessPolicy::kAdaptive &&
-                     s_.policy.order == OrderPolicy::kFifo && lane_.disorder.expected();
-    if (!may || s_.heard) s_.unheard_since_ns = 0;
-    if (!may || s_.heard || !s_.unordered || s_.was_ordered) return false;
+    const bool may = in_disorder() && !s_.heard;
+    if (!may) s_.unheard_since_ns = 0;
+    if (!may || !s_.unordered || s_.was_ordered) return false;
     const std::uint64_t now = dev_.now_ns();
     if (s_.unheard_since_ns == 0) s_.unheard_since_ns = now;
     if (now - s_.unheard_since_ns < std::uint64_t{s_.policy.order_after_us} * 1000) return false;
@@ -774,7 +778,7 @@ class Engine {
     if (dev_.leads()) {
       const std::uint32_t size = lane_.queue.size();
       const std::uint32_t room = size < kActiveContexts ? kActiveContexts - size : 1;
-      n = mailbox_.count(lane_.disorder.expected() ? kActiveContexts : room);
+      n = mailbox_.count(in_disorder() ? kActiveContexts : room);
     }
     n = tell(n);
     for (std::uint32_t i = dev_.first(); i < n; i += dev_.stride()) {
@@ -817,7 +821,8 @@ class Engine {
     found.counted = start.all;
     found.is_short = is_short(inv);
     // (Not by its group: the key's state may be another's yet.)
-    found.alike = std::uint32_t{inv.group_size} << 16 | inv.group_rank << 1u |
+    found.alike = std::uint32_t{inv.group_size} << 20 | std::uint32_t{inv.group_rank} << 8 |
+                  static_cast<std::uint32_t>(inv.geometry.kind) << 1 |
                   static_cast<std::uint32_t>(found.is_short);
     found.priority = inv.priority;
     return found;

@@ -7,10 +7,14 @@
 // often the key was used, then by the seed, which is a hash. Nobody is asked, and peers that are
 // stuck as well do the same.
 //
-// Disorder: an invocation ends although one of the same members and length stands in front of it
-// (and of those that it was tried with). Where ranks are called in one order that is rare, and the
-// order of the queue the better one: all ranks know it before they have all that is to be put in
-// order.
+// Disorder: an invocation ends although one that is alike stands in front of it (and of those that
+// it was tried with): of the same kind, as short or long, among as many ranks, of which this one is
+// the same. That is a guess: the group may be another, or the one in front may not begin yet. Where
+// ranks are called in one order it is rare, and the order of the queue the better one: all ranks
+// know it before they have all that is to be put in order. So a lane only acts on it when it hears
+// nothing, within one stay of its engine, for EnginePolicy::order_after_us. (One that leaves
+// sooner, as engines do where peers are not there at all, has nobody to come together with.) In
+// disorder it also takes in all newcomers, for the order is to be one of all of them.
 //
 // Nobody waits for ever: what comes more than kOpenNs behind the first time that something was put
 // in order stays behind all that was, which is closed then. So what is in the queue is overtaken by
@@ -55,8 +59,8 @@ struct OneOrder {
   }
 };
 
-// Whether a lane has seen disorder lately. Seen a few times, it is expected for as many ends in
-// order as an application may have between two of its iterations.
+// Whether a lane has seen disorder lately: two ends are enough, and of many it takes some dozens of
+// ends in order to forget, as many as an application may have between two of its iterations.
 class Disorder {
  public:
   UNJAM_HD void note_end(bool overtook) {

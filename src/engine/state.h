@@ -251,7 +251,8 @@ struct BlockShared {
   bool loaded = false;           // its context was not there
   std::uint32_t primitives = 1;  // of the program, that the slice under way stands for
   std::uint64_t started_ns = 0;
-  std::uint64_t unheard_since_ns = 0;  // passes have heard nothing from peers; 0: the last one has
+  std::uint64_t unheard_since_ns = 0;  // in disorder: when it was first seen that passes hear
+                                       // nothing from peers; 0: the last one did
   bool unordered = false;              // something has come to the queue since it was put in order
   bool was_ordered = false;            // in this pass
   RecvView view;                       // of the slice from one peer

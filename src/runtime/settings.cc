@@ -76,9 +76,8 @@ const std::vector<Variable>& variables() {
        "Longest stay of an engine that nobody waits for, in microseconds.", false},
       {"UNJAM_ORDER_AFTER_US", &Settings::order_after_us, 0, 1 << 30, nullptr,
        "Adaptive policy, FIFO order: a lane that has seen ranks call in different orders, and "
-       "hears "
-       "nothing from peers for so many microseconds, puts its queue into an order that is the same "
-       "at all ranks.",
+       "while its engine stays hears nothing from peers for so many microseconds, puts its queue "
+       "into an order that is the same at all ranks.",
        false},
       {"UNJAM_HELP", &Settings::help, 0, 1, nullptr,
        "Host device: whether threads that submit or wait run the engine themselves when no other "

@@ -327,6 +327,7 @@ class ByHand : public Looking {
   }
   void relax(std::uint32_t) {}
   std::uint64_t now_ns() const { return moved_ * kSliceUs * 1000 + waited_ns_; }
+  void pass_time(std::uint64_t ns) { waited_ns_ += ns; }
   bool residency_matters() const { return residency_matters_; }
   bool next_submission(std::uint16_t& slot) {
     Sqe sqe;
@@ -1015,6 +1016,7 @@ class Wholes : public ByHand {
   std::set<std::uint16_t> early;     // are ended while others are tried
   std::uint32_t most = kMostWholes;  // the others are left out
   bool hears_what_waits = true;      // a try that does not end it has received something
+  std::uint64_t try_ns = 0;          // how long tries take together
 
   void stay() {
     doorbell_awake(doorbell());
@@ -1023,6 +1025,7 @@ class Wholes : public ByHand {
   template <class EndEarly>
   void whole_calls(WholeTry* tries, std::uint32_t n, EndEarly end_early) {
     tried.emplace_back();
+    pass_time(try_ns);
     for (std::uint32_t i = 0; i < n; ++i) {
       tried.back().push_back({tries[i].slot, tries[i].how});
       tries[i].left_out = i >= most;
@@ -1281,12 +1284,15 @@ struct OrderCase {
   OrderPolicy order = OrderPolicy::kFifo;
   std::set<std::uint16_t> done{1, 2};  // the others wait, and hear nothing
   std::uint32_t after_us = 0;
+  std::uint32_t try_us = 0;
+  bool hears = false;  // what waits has received something, too
   bool puts_in_order = false;
 };
 void PrintTo(const OrderCase& c, std::ostream* out) {
   *out << (c.stickiness == StickinessPolicy::kAdaptive ? "adaptive" : "fixed") << ", "
        << (c.order == OrderPolicy::kFifo ? "FIFO" : "by priority") << ", " << c.done.size()
-       << " done, after " << c.after_us << " us";
+       << " done, after " << c.after_us << " us, tries of " << c.try_us << " us"
+       << (c.hears ? ", something is heard" : "");
 }
 class OneOrderOfWholes : public WholeCalls, public testing::WithParamInterface<OrderCase> {};
 
@@ -1298,11 +1304,13 @@ TEST_P(OneOrderOfWholes, WhereThereWasDisorderAndNothingIsHeard) {
   policy.order_after_us = c.after_us;
   ranks_.whole_kib = kMostWholeKib;  // each is tried by itself
   for (std::size_t key = 0; key < kCalls; ++key) submit(What::kAllGather, key, 0, kWholeStream);
-  engine_.hears_what_waits = false;
+  engine_.hears_what_waits = c.hears;
+  engine_.try_ns = std::uint64_t{c.try_us} * 1000;
   engine_.script = [&](std::uint16_t slot, Whole) {
     return c.done.contains(slot) ? WholeEnd::kDone : WholeEnd::kWaits;
   };
   engine_.stay();
+  engine_.stay();  // it may have put them in order just before it left
   std::vector<std::uint16_t> by_call, last;
   for (std::uint16_t slot = 0; slot < kCalls; ++slot) {
     if (!c.done.contains(slot)) by_call.push_back(slot);
@@ -1321,14 +1329,16 @@ TEST_P(OneOrderOfWholes, WhereThereWasDisorderAndNothingIsHeard) {
     last.push_back(t->front().slot);
   }
   EXPECT_EQ(last, c.puts_in_order ? by_seed : by_call);
-  EXPECT_EQ(ranks_.stats(0).orderings, c.puts_in_order ? 1u : 0u);
+  EXPECT_EQ(ranks_.stats(0).orderings != 0, c.puts_in_order);
 }
-INSTANTIATE_TEST_SUITE_P(All, OneOrderOfWholes,
-                         testing::Values(OrderCase{.puts_in_order = true}, OrderCase{.done = {}},
-                                         OrderCase{.done = {0}}, OrderCase{.done = {1}},
-                                         OrderCase{.after_us = 1u << 30},
-                                         OrderCase{.stickiness = StickinessPolicy::kFixed},
-                                         OrderCase{.order = OrderPolicy::kPriority}));
+INSTANTIATE_TEST_SUITE_P(
+    All, OneOrderOfWholes,
+    testing::Values(OrderCase{.puts_in_order = true}, OrderCase{.done = {}}, OrderCase{.done = {0}},
+                    OrderCase{.done = {1}}, OrderCase{.after_us = 1},
+                    OrderCase{.after_us = 100, .try_us = 40, .puts_in_order = true},
+                    OrderCase{.after_us = 1000, .try_us = 40}, OrderCase{.hears = true},
+                    OrderCase{.stickiness = StickinessPolicy::kFixed},
+                    OrderCase{.order = OrderPolicy::kPriority}));
 
 // More than can be put in order together.
 class OneOrderOfMany : public testing::Test {
@@ -1363,6 +1373,48 @@ TEST_F(OneOrderOfMany, AllNewcomersAreTakenIn) {
   EXPECT_EQ(ranks.stats(0).completed, 2u);
   EXPECT_EQ(ranks.stats(0).queue_peak, kKeys - 2);
   EXPECT_LE(ranks.stats(0).passes, kKeys / kActiveContexts + 10);
+}
+
+// Who is stuck is not overtaken by what comes later for ever.
+TEST_F(WholeCalls, WhatWasPutInOrderIsClosedAfterAWhile) {
+  for (const std::uint64_t late_ns : {kOpenNs / 2, kOpenNs + 1}) {
+    Ranks ranks(Case{2, 0, 0, 1, 4, 0, false}, kCalls, 84);
+    ranks.state(0).policy.order_after_us = 0;
+    ranks.whole_kib = kMostWholeKib;
+    Wholes engine(ranks.state(0), /*residency_matters=*/false);
+    engine.pass_time(2 * kOpenNs);
+    engine.hears_what_waits = false;
+    engine.script = [](std::uint16_t slot, Whole) {
+      return slot == 1 || slot == 2 ? WholeEnd::kDone : WholeEnd::kWaits;
+    };
+    std::deque<Use> uses;
+    const auto submit = [&](std::size_t key) {
+      Use& u = uses.emplace_back();
+      u.what = What::kAllGather;
+      u.key = key;
+      u.count = 10;
+      fill(u, 2, random_);
+      ranks.submit(u, 0, static_cast<std::uint16_t>(key), kWholeStream);
+    };
+    const auto seed = [&](std::uint16_t slot) { return ranks.state(0).invocations[slot].seed; };
+    constexpr std::uint16_t kLast = 3;
+    for (std::size_t key = 0; key < kCalls; ++key) {
+      if (key != kLast) submit(key);
+    }
+    engine.stay();
+    EXPECT_EQ(ranks.stats(0).orderings, 1u);
+    engine.pass_time(late_ns);
+    submit(kLast);
+    engine.stay();
+    ASSERT_GE(engine.tried.size(), 4u);
+    std::vector<std::uint16_t> last;
+    for (auto t = engine.tried.end() - 4; t != engine.tried.end(); ++t) {
+      last.push_back(t->front().slot);
+    }
+    ASSERT_LT(seed(kLast), seed(0)) << "it is to be such as would overtake";
+    EXPECT_EQ(last.front() == kLast, late_ns < kOpenNs) << "after " << late_ns << " ns";
+    EXPECT_EQ(last.back() == kLast, late_ns > kOpenNs) << "after " << late_ns << " ns";
+  }
 }
 
 // The first ones are put in order, once a pass; and the engine leaves.

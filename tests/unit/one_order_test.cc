@@ -72,7 +72,7 @@ TEST(OneOrder, WhatIsClosedIsOvertakenByNobody) {
 
 // Of all that come and go in any order, with what is closed in front.
 TEST(OneOrder, RandomOperationsAgainstAVector) {
-  constexpr std::uint16_t kSlots = 100;
+  constexpr std::uint16_t kSlots = 250;
   std::mt19937_64 random(unjam_test::base_seed());
   std::vector<Call> calls(kSlots);
   std::vector<QueueLink> links(kSlots);
@@ -80,13 +80,13 @@ TEST(OneOrder, RandomOperationsAgainstAVector) {
   q.attach(links.data());
   std::vector<std::uint16_t> model;
   std::size_t closed = 0, sorted = 0;  // so many in front; of the open ones
-  std::size_t largest = 0;
+  int of_many = 0;
   for (int i = 0; i < 40000; ++i) {
     const auto what = random() % 64;
     if (what == 0) {
       put_in_order(q, calls);
       const std::size_t n = std::min<std::size_t>(model.size() - closed, kMostInOrder);
-      largest = std::max(largest, n);
+      if (model.size() - closed > kMostInOrder) ++of_many;
       if (n > 1) {
         const auto from = model.begin() + static_cast<std::ptrdiff_t>(closed);
         std::stable_sort(from, from + static_cast<std::ptrdiff_t>(n), [&](auto a, auto b) {
@@ -119,7 +119,7 @@ TEST(OneOrder, RandomOperationsAgainstAVector) {
     ASSERT_EQ(order(q), model) << "operation " << i << ", seed " << unjam_test::base_seed();
     ASSERT_EQ(q.size(), model.size());
   }
-  EXPECT_GT(largest, 40u) << "they were to be many";
+  EXPECT_GT(of_many, 0) << "some were to stand behind those that are put in order";
 }
 
 TEST(OneOrder, WhoFollowsItsLikeIsKnown) {

@@ -512,9 +512,10 @@ class CudaDev {
     }
     const std::uint64_t now = global_ns();
     if (s_.still_since_ns == 0) s_.still_since_ns = now;
-    // Something has come from peers: they are at it, and may be gone just for a new start. Two that
-    // leave sooner than the other can come back would hardly ever meet. While a stream waits, the
-    // device is not idle whatever we do; but what it waits for may want our SMs.
+    // Something has come from peers: they are at it, and may be gone just for a new start. (They
+    // poke us when they are back and have sent something, so to leave too soon costs one start.)
+    // While a stream waits, the device is not idle whatever we do; but what it waits for may want
+    // our SMs.
     std::uint64_t stay_ns = load_relaxed_local(r_.heard) != 0 ? r_.idle_among_peers_ns : r_.idle_ns;
     if (load_relaxed_local(r_.waiters) != 0) stay_ns = longest_stay_ns(r_);
     if (now - s_.still_since_ns < stay_ns) return false;
