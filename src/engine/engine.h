@@ -13,12 +13,13 @@
 // or (3) that of the thread whose peer (and direction) it is about, or whose place among newcomers,
 // wholes or those that are put in order: a thread sees to each of these, and to its invocation (and
 // its link of the queue); and between a write and a read (or write) by another control thread there
-// is always a sync_control(), a barrier that orders memory. Words that all read are written by the lead only in front of a tell(), load()'s or
-// publish()'s barrier, or a barrier of the block, and behind another: tell() is a barrier in front
-// of the reading and one behind it. What several add to at once (`sent_…`, by atomics, and some of
-// the lane's figures) the lead reads behind such a barrier. Threads that are not in control read
-// `quits`, `num_wholes`, `wholes`, `packets`, `threshold` and, where there is no stream, `pair` and
-// the first two jobs between two barriers of the block, during which no control thread writes.
+// is always a sync_control(), a barrier that orders memory. Words that all read are written by the
+// lead only in front of a tell(), load()'s or publish()'s barrier, or a barrier of the block, and
+// behind another: tell() is a barrier in front of the reading and one behind it. What several add
+// to at once (`sent_…`, by atomics, and some of the lane's figures) the lead reads behind such a
+// barrier. Threads that are not in control read `quits`, `num_wholes`, `wholes`, `packets`,
+// `threshold` and, where there is no stream, `pair` and the first two jobs between two barriers of
+// the block, during which no control thread writes.
 //
 // Streams of slices. Where a device has threads enough, those of a block have three parts, so that
 // moving data and all that is done about it overlap: control threads look for the slices of a turn
