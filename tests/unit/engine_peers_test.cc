@@ -1022,6 +1022,16 @@ class Wholes : public ByHand {
     doorbell_awake(doorbell());
     Engine<Wholes>::run(*this, rank_, 0, shared_);
   }
+  // The latest n that were tried, each by itself.
+  std::vector<std::uint16_t> latest(std::size_t n) const {
+    std::vector<std::uint16_t> slots;
+    EXPECT_GE(tried.size(), n);
+    for (std::size_t i = tried.size() - std::min(n, tried.size()); i < tried.size(); ++i) {
+      EXPECT_EQ(tried[i].size(), 1u);
+      slots.push_back(tried[i].front().slot);
+    }
+    return slots;
+  }
   template <class EndEarly>
   void whole_calls(WholeTry* tries, std::uint32_t n, EndEarly end_early) {
     tried.emplace_back();
@@ -1277,169 +1287,6 @@ TEST_F(WholeCalls, AStreamWithoutPeersKeepsNobody) {
   EXPECT_EQ(ranks_.in_queue(0, 0), 1u);
 }
 
-// ---- one order (one_order.h) ----
-
-struct OrderCase {
-  StickinessPolicy stickiness = StickinessPolicy::kAdaptive;
-  OrderPolicy order = OrderPolicy::kFifo;
-  std::set<std::uint16_t> done{1, 2};  // the others wait, and hear nothing
-  std::uint32_t after_us = 0;
-  std::uint32_t try_us = 0;
-  bool hears = false;  // what waits has received something, too
-  bool puts_in_order = false;
-};
-void PrintTo(const OrderCase& c, std::ostream* out) {
-  *out << (c.stickiness == StickinessPolicy::kAdaptive ? "adaptive" : "fixed") << ", "
-       << (c.order == OrderPolicy::kFifo ? "FIFO" : "by priority") << ", " << c.done.size()
-       << " done, after " << c.after_us << " us, tries of " << c.try_us << " us"
-       << (c.hears ? ", something is heard" : "");
-}
-class OneOrderOfWholes : public WholeCalls, public testing::WithParamInterface<OrderCase> {};
-
-TEST_P(OneOrderOfWholes, WhereThereWasDisorderAndNothingIsHeard) {
-  const OrderCase c = GetParam();
-  EnginePolicy& policy = ranks_.state(0).policy;
-  policy.stickiness = c.stickiness;
-  policy.order = c.order;
-  policy.order_after_us = c.after_us;
-  ranks_.whole_kib = kMostWholeKib;  // each is tried by itself
-  for (std::size_t key = 0; key < kCalls; ++key) submit(What::kAllGather, key, 0, kWholeStream);
-  engine_.hears_what_waits = c.hears;
-  engine_.try_ns = std::uint64_t{c.try_us} * 1000;
-  engine_.script = [&](std::uint16_t slot, Whole) {
-    return c.done.contains(slot) ? WholeEnd::kDone : WholeEnd::kWaits;
-  };
-  engine_.stay();
-  engine_.stay();  // it may have put them in order just before it left
-  std::vector<std::uint16_t> by_call, last;
-  for (std::uint16_t slot = 0; slot < kCalls; ++slot) {
-    if (!c.done.contains(slot)) by_call.push_back(slot);
-  }
-  std::vector<std::uint16_t> by_seed = by_call;
-  std::sort(by_seed.begin(), by_seed.end(), [&](std::uint16_t a, std::uint16_t b) {
-    return ranks_.state(0).invocations[a].seed < ranks_.state(0).invocations[b].seed;
-  });
-  if (c.puts_in_order) {
-    ASSERT_NE(by_call, by_seed) << "the seeds say nothing";
-  }
-  ASSERT_GE(engine_.tried.size(), by_call.size());
-  for (auto t = engine_.tried.end() - static_cast<std::ptrdiff_t>(by_call.size());
-       t != engine_.tried.end(); ++t) {
-    ASSERT_EQ(t->size(), 1u);
-    last.push_back(t->front().slot);
-  }
-  EXPECT_EQ(last, c.puts_in_order ? by_seed : by_call);
-  EXPECT_EQ(ranks_.stats(0).orderings != 0, c.puts_in_order);
-}
-INSTANTIATE_TEST_SUITE_P(
-    All, OneOrderOfWholes,
-    testing::Values(OrderCase{.puts_in_order = true}, OrderCase{.done = {}}, OrderCase{.done = {0}},
-                    OrderCase{.done = {1}}, OrderCase{.after_us = 1},
-                    OrderCase{.after_us = 100, .try_us = 40, .puts_in_order = true},
-                    OrderCase{.after_us = 1000, .try_us = 40}, OrderCase{.hears = true},
-                    OrderCase{.stickiness = StickinessPolicy::kFixed},
-                    OrderCase{.order = OrderPolicy::kPriority}));
-
-// More than can be put in order together.
-class OneOrderOfMany : public testing::Test {
- protected:
-  static constexpr std::size_t kKeys = 2 * kMostInOrder;
-
-  OneOrderOfMany() {
-    ranks.state(0).policy.order_after_us = 0;
-    ranks.whole_kib = kMostWholeKib;
-    std::mt19937_64 random(base_seed());
-    for (std::size_t key = 0; key < kKeys; ++key) {
-      uses[key].what = What::kAllGather;
-      uses[key].key = key;
-      uses[key].count = 10;
-      fill(uses[key], 2, random);
-      ranks.submit(uses[key], 0, static_cast<std::uint16_t>(key), kWholeStream);
-    }
-    engine.hears_what_waits = false;
-  }
-
-  Ranks ranks{Case{2, 0, 0, 1, 4, 0, false}, kKeys, 85};
-  std::deque<Use> uses = std::deque<Use>(kKeys);
-  Wholes engine{ranks.state(0), /*residency_matters=*/false};
-};
-
-// One that is not in disorder takes in one newcomer a pass, if nothing comes for those it has.
-TEST_F(OneOrderOfMany, AllNewcomersAreTakenIn) {
-  engine.script = [](std::uint16_t slot, Whole) {
-    return slot == 1 || slot == 2 ? WholeEnd::kDone : WholeEnd::kWaits;
-  };
-  engine.stay();
-  EXPECT_EQ(ranks.stats(0).completed, 2u);
-  EXPECT_EQ(ranks.stats(0).queue_peak, kKeys - 2);
-  EXPECT_LE(ranks.stats(0).passes, kKeys / kActiveContexts + 10);
-}
-
-// Who is stuck is not overtaken by what comes later for ever.
-TEST_F(WholeCalls, WhatWasPutInOrderIsClosedAfterAWhile) {
-  for (const std::uint64_t late_ns : {kOpenNs / 2, kOpenNs + 1}) {
-    Ranks ranks(Case{2, 0, 0, 1, 4, 0, false}, kCalls, 84);
-    ranks.state(0).policy.order_after_us = 0;
-    ranks.whole_kib = kMostWholeKib;
-    Wholes engine(ranks.state(0), /*residency_matters=*/false);
-    engine.pass_time(2 * kOpenNs);
-    engine.hears_what_waits = false;
-    engine.script = [](std::uint16_t slot, Whole) {
-      return slot == 1 || slot == 2 ? WholeEnd::kDone : WholeEnd::kWaits;
-    };
-    std::deque<Use> uses;
-    const auto submit = [&](std::size_t key) {
-      Use& u = uses.emplace_back();
-      u.what = What::kAllGather;
-      u.key = key;
-      u.count = 10;
-      fill(u, 2, random_);
-      ranks.submit(u, 0, static_cast<std::uint16_t>(key), kWholeStream);
-    };
-    const auto seed = [&](std::uint16_t slot) { return ranks.state(0).invocations[slot].seed; };
-    constexpr std::uint16_t kLast = 3;
-    for (std::size_t key = 0; key < kCalls; ++key) {
-      if (key != kLast) submit(key);
-    }
-    engine.stay();
-    EXPECT_EQ(ranks.stats(0).orderings, 1u);
-    engine.pass_time(late_ns);
-    submit(kLast);
-    engine.stay();
-    ASSERT_GE(engine.tried.size(), 4u);
-    std::vector<std::uint16_t> last;
-    for (auto t = engine.tried.end() - 4; t != engine.tried.end(); ++t) {
-      last.push_back(t->front().slot);
-    }
-    ASSERT_LT(seed(kLast), seed(0)) << "it is to be such as would overtake";
-    EXPECT_EQ(last.front() == kLast, late_ns < kOpenNs) << "after " << late_ns << " ns";
-    EXPECT_EQ(last.back() == kLast, late_ns > kOpenNs) << "after " << late_ns << " ns";
-  }
-}
-
-// The first ones are put in order, once a pass; and the engine leaves.
-TEST_F(OneOrderOfMany, TheFirstArePutInOrderAndTheEngineLeaves) {
-  // What overtakes others, then nobody.
-  engine.script = [](std::uint16_t slot, Whole) {
-    return slot > kKeys - 5 ? WholeEnd::kDone : WholeEnd::kWaits;
-  };
-  engine.stay();
-  EXPECT_EQ(ranks.stats(0).completed, 4u);
-  const std::uint64_t passes = ranks.stats(0).passes, orderings = ranks.stats(0).orderings;
-  EXPECT_GE(orderings, 1u);
-  EXPECT_LE(orderings, passes);
-  EXPECT_LE(passes, kKeys + 10) << "one takes in a newcomer at least";
-  std::set<std::uint16_t> had_turns;
-  for (auto t = engine.tried.rbegin(); t != engine.tried.rend() && had_turns.size() < kKeys - 4;
-       ++t) {
-    had_turns.insert(t->front().slot);
-  }
-  EXPECT_EQ(had_turns.size(), kKeys - 4) << "all have had their turn";
-  engine.script = [](std::uint16_t, Whole) { return WholeEnd::kDone; };
-  engine.stay();
-  EXPECT_EQ(ranks.stats(0).completed, kKeys);
-}
-
 TEST_F(WholeCalls, KeepTheirPlaceAmongOthers) {
   submit(What::kAllGather, 0, 0, true);
   submit(What::kBroadcast, 1, 0, false, true);
@@ -1476,6 +1323,152 @@ TEST_F(WholeCalls, AreNotTriedUnderTheHoldPolicy) {
   EXPECT_TRUE(engine_.tried.empty());
   EXPECT_EQ(ranks_.stats(0).completed, 1u);
   check(uses_[0]);
+}
+
+// ---- one order (one_order.h) ----
+
+struct OrderCase {
+  StickinessPolicy stickiness = StickinessPolicy::kAdaptive;
+  OrderPolicy order = OrderPolicy::kFifo;
+  std::set<std::uint16_t> done{1, 2};  // the others wait, and hear nothing
+  std::uint32_t after_us = 0;
+  std::uint32_t try_us = 0;
+  bool hears = false;  // what waits has received something, too
+  bool puts_in_order = false;
+};
+void PrintTo(const OrderCase& c, std::ostream* out) {
+  *out << (c.stickiness == StickinessPolicy::kAdaptive ? "adaptive" : "fixed") << ", "
+       << (c.order == OrderPolicy::kFifo ? "FIFO" : "by priority") << ", " << c.done.size()
+       << " done, after " << c.after_us << " us, tries of " << c.try_us << " us"
+       << (c.hears ? ", something is heard" : "");
+}
+class OneOrderOfWholes : public WholeCalls, public testing::WithParamInterface<OrderCase> {};
+
+TEST_P(OneOrderOfWholes, WhereThereWasDisorderAndNothingIsHeard) {
+  const OrderCase c = GetParam();
+  EnginePolicy& policy = ranks_.state(0).policy;
+  policy.stickiness = c.stickiness;
+  policy.order = c.order;
+  policy.order_after_us = c.after_us;
+  ranks_.whole_kib = kMostWholeKib;  // each is tried by itself
+  for (std::size_t key = 0; key < kCalls; ++key) submit(What::kAllGather, key, 0, kWholeStream);
+  engine_.hears_what_waits = c.hears;
+  engine_.try_ns = std::uint64_t{c.try_us} * 1000;
+  engine_.script = [&](std::uint16_t slot, Whole) {
+    return c.done.contains(slot) ? WholeEnd::kDone : WholeEnd::kWaits;
+  };
+  engine_.stay();
+  engine_.stay();  // it may have put them in order just before it left
+  std::vector<std::uint16_t> by_call;
+  for (std::uint16_t slot = 0; slot < kCalls; ++slot) {
+    if (!c.done.contains(slot)) by_call.push_back(slot);
+  }
+  std::vector<std::uint16_t> by_seed = by_call;
+  std::sort(by_seed.begin(), by_seed.end(), [&](std::uint16_t a, std::uint16_t b) {
+    return ranks_.state(0).invocations[a].seed < ranks_.state(0).invocations[b].seed;
+  });
+  if (c.puts_in_order) {
+    ASSERT_NE(by_call, by_seed) << "the seeds say nothing";
+  }
+  EXPECT_EQ(engine_.latest(by_call.size()), c.puts_in_order ? by_seed : by_call);
+  EXPECT_EQ(ranks_.stats(0).orderings != 0, c.puts_in_order);
+}
+INSTANTIATE_TEST_SUITE_P(
+    All, OneOrderOfWholes,
+    testing::Values(OrderCase{.puts_in_order = true}, OrderCase{.done = {}}, OrderCase{.done = {0}},
+                    OrderCase{.done = {1}}, OrderCase{.after_us = 1},
+                    OrderCase{.after_us = 100, .try_us = 40, .puts_in_order = true},
+                    OrderCase{.after_us = 1000, .try_us = 40}, OrderCase{.hears = true},
+                    OrderCase{.stickiness = StickinessPolicy::kFixed},
+                    OrderCase{.order = OrderPolicy::kPriority}));
+
+// Who is stuck is not overtaken by what comes later for ever.
+class ClosedOrder : public WholeCalls, public testing::WithParamInterface<std::uint64_t> {};
+
+TEST_P(ClosedOrder, IsOvertakenByNobodyAfterAWhile) {
+  const std::uint64_t late_ns = GetParam();
+  ranks_.state(0).policy.order_after_us = 0;
+  ranks_.whole_kib = kMostWholeKib;
+  engine_.pass_time(2 * kOpenNs);
+  engine_.hears_what_waits = false;
+  engine_.script = [](std::uint16_t slot, Whole) {
+    return slot == 1 || slot == 2 ? WholeEnd::kDone : WholeEnd::kWaits;
+  };
+  const auto seed = [&](std::uint16_t slot) { return ranks_.state(0).invocations[slot].seed; };
+  // Slots are numbered as calls are made.
+  for (const std::size_t key : {0u, 1u, 2u, 4u, 5u}) {
+    submit(What::kAllGather, key, 0, kWholeStream);
+  }
+  engine_.stay();
+  EXPECT_EQ(ranks_.stats(0).orderings, 1u);
+  engine_.pass_time(late_ns);
+  constexpr std::uint16_t kLast = 5;
+  submit(What::kAllGather, 3, 0, kWholeStream);
+  engine_.stay();
+  const std::vector<std::uint16_t> last = engine_.latest(4);
+  ASSERT_EQ(last.size(), 4u);
+  ASSERT_LT(seed(kLast), seed(0)) << "it is to be such as would overtake";
+  EXPECT_EQ(last.front() == kLast, late_ns < kOpenNs) << "after " << late_ns << " ns";
+  EXPECT_EQ(last.back() == kLast, late_ns > kOpenNs) << "after " << late_ns << " ns";
+}
+INSTANTIATE_TEST_SUITE_P(All, ClosedOrder, testing::Values(kOpenNs / 2, kOpenNs + 1));
+
+// More than can be put in order together.
+class OneOrderOfMany : public testing::Test {
+ protected:
+  static constexpr std::size_t kKeys = 2 * kMostInOrder;
+
+  OneOrderOfMany() {
+    ranks.state(0).policy.order_after_us = 0;
+    ranks.whole_kib = kMostWholeKib;
+    std::mt19937_64 random(base_seed());
+    for (std::size_t key = 0; key < kKeys; ++key) {
+      uses[key].what = What::kAllGather;
+      uses[key].key = key;
+      uses[key].count = 10;
+      fill(uses[key], 2, random);
+      ranks.submit(uses[key], 0, static_cast<std::uint16_t>(key), kWholeStream);
+    }
+    engine.hears_what_waits = false;
+  }
+
+  Ranks ranks{Case{2, 0, 0, 1, 4, 0, false}, kKeys, 85};
+  std::deque<Use> uses = std::deque<Use>(kKeys);
+  Wholes engine{ranks.state(0), /*residency_matters=*/false};
+};
+
+// One that is not in disorder takes in one newcomer a pass, if nothing comes for those it has.
+TEST_F(OneOrderOfMany, AllNewcomersAreTakenIn) {
+  engine.script = [](std::uint16_t slot, Whole) {
+    return slot == 1 || slot == 2 ? WholeEnd::kDone : WholeEnd::kWaits;
+  };
+  engine.stay();
+  EXPECT_EQ(ranks.stats(0).completed, 2u);
+  EXPECT_EQ(ranks.stats(0).queue_peak, kKeys - 2);
+  EXPECT_LE(ranks.stats(0).passes, kKeys / kActiveContexts + 10);
+}
+
+// The first ones are put in order, once a pass; and the engine leaves.
+TEST_F(OneOrderOfMany, TheFirstArePutInOrderAndTheEngineLeaves) {
+  // What overtakes others, then nobody.
+  engine.script = [](std::uint16_t slot, Whole) {
+    return slot > kKeys - 5 ? WholeEnd::kDone : WholeEnd::kWaits;
+  };
+  engine.stay();
+  EXPECT_EQ(ranks.stats(0).completed, 4u);
+  const std::uint64_t passes = ranks.stats(0).passes, orderings = ranks.stats(0).orderings;
+  EXPECT_GE(orderings, 1u);
+  EXPECT_LE(orderings, passes);
+  EXPECT_LE(passes, kKeys + 10) << "one takes in a newcomer at least";
+  std::set<std::uint16_t> had_turns;
+  for (auto t = engine.tried.rbegin(); t != engine.tried.rend() && had_turns.size() < kKeys - 4;
+       ++t) {
+    had_turns.insert(t->front().slot);
+  }
+  EXPECT_EQ(had_turns.size(), kKeys - 4) << "all have had their turn";
+  engine.script = [](std::uint16_t, Whole) { return WholeEnd::kDone; };
+  engine.stay();
+  EXPECT_EQ(ranks.stats(0).completed, kKeys);
 }
 
 // ---- what hops have behind them ----

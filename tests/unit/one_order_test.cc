@@ -9,11 +9,13 @@
 #include <tuple>
 #include <vector>
 
-#include "engine/task_queue.h"
 #include "tests/support/job.h"
+#include "tests/support/queue_with_links.h"
 
 namespace unjam {
 namespace {
+
+using unjam_test::QueueWithLinks;
 
 struct Call {
   std::uint64_t use = 0, seed = 0;
@@ -33,41 +35,31 @@ bool put_in_order(TaskQueue& queue, const std::vector<Call>& calls) {
   return true;
 }
 
-std::vector<std::uint16_t> order(const TaskQueue& q) {
-  std::vector<std::uint16_t> all;
-  for (std::uint16_t s = q.head(); s != kNoSlot; s = q.next(s)) all.push_back(s);
-  return all;
-}
-
 TEST(OneOrder, IsByUsesOfTheKeyThenBySeeds) {
   const std::vector<Call> calls = {{1, 5}, {0, 9}, {1, 2}, {0, 9}, {0, 3}, {2, 0}};
-  std::vector<QueueLink> links(calls.size());
-  TaskQueue q;
-  q.attach(links.data());
+  QueueWithLinks q(calls.size());
   q.push_back(5, 0);
   EXPECT_FALSE(put_in_order(q, calls)) << "one alone";
   for (const std::uint16_t s : {0, 3, 1, 2, 4}) q.push_back(s, 0);
   EXPECT_TRUE(put_in_order(q, calls));
-  EXPECT_EQ(order(q), (std::vector<std::uint16_t>{4, 3, 1, 2, 0, 5})) << "equal ones stay";
+  EXPECT_EQ(q.order(), (std::vector<std::uint16_t>{4, 3, 1, 2, 0, 5})) << "equal ones stay";
 }
 
 TEST(OneOrder, WhatIsClosedIsOvertakenByNobody) {
   const std::vector<Call> calls = {{0, 50}, {0, 40}, {0, 10}, {0, 5}, {0, 1}};
-  std::vector<QueueLink> links(calls.size());
-  TaskQueue q;
-  q.attach(links.data());
+  QueueWithLinks q(calls.size());
   q.push_back(0, 0);
   q.push_back(1, 0);
   put_in_order(q, calls);
   q.push_back(2, 0);
   put_in_order(q, calls);
-  EXPECT_EQ(order(q), (std::vector<std::uint16_t>{2, 1, 0})) << "open: a newcomer may";
+  EXPECT_EQ(q.order(), (std::vector<std::uint16_t>{2, 1, 0})) << "open: a newcomer may";
   q.close();
   q.push_back(3, 0);
   EXPECT_FALSE(put_in_order(q, calls));
   q.push_back(4, 0);
   EXPECT_TRUE(put_in_order(q, calls));
-  EXPECT_EQ(order(q), (std::vector<std::uint16_t>{2, 1, 0, 4, 3}));
+  EXPECT_EQ(q.order(), (std::vector<std::uint16_t>{2, 1, 0, 4, 3}));
 }
 
 // Of all that come and go in any order, with what is closed in front.
@@ -75,9 +67,7 @@ TEST(OneOrder, RandomOperationsAgainstAVector) {
   constexpr std::uint16_t kSlots = 250;
   std::mt19937_64 random(unjam_test::base_seed());
   std::vector<Call> calls(kSlots);
-  std::vector<QueueLink> links(kSlots);
-  TaskQueue q;
-  q.attach(links.data());
+  QueueWithLinks q(kSlots);
   std::vector<std::uint16_t> model;
   std::size_t closed = 0, sorted = 0;  // so many in front; of the open ones
   int of_many = 0;
@@ -116,16 +106,14 @@ TEST(OneOrder, RandomOperationsAgainstAVector) {
         }
       }
     }
-    ASSERT_EQ(order(q), model) << "operation " << i << ", seed " << unjam_test::base_seed();
+    ASSERT_EQ(q.order(), model) << "operation " << i << ", seed " << unjam_test::base_seed();
     ASSERT_EQ(q.size(), model.size());
   }
   EXPECT_GT(of_many, 0) << "some were to stand behind those that are put in order";
 }
 
 TEST(OneOrder, WhoFollowsItsLikeIsKnown) {
-  std::vector<QueueLink> links(4);
-  TaskQueue q;
-  q.attach(links.data());
+  QueueWithLinks q(4);
   q.push_back(0, 7);
   q.push_back(1, 8);
   q.push_back(2, 8);

@@ -12,9 +12,12 @@
 
 #include "engine/cq.h"
 #include "engine/task_queue.h"
+#include "tests/support/queue_with_links.h"
 
 namespace unjam {
 namespace {
+
+using unjam_test::QueueWithLinks;
 
 #if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
 constexpr std::uint64_t kMany = 20000;
@@ -124,45 +127,33 @@ TEST(ScanCq, FullQueueRefusesAndLosesNothing) {
   EXPECT_EQ(a.slot + b.slot, 3);
 }
 
-std::vector<std::uint16_t> order(const TaskQueue& q) {
-  std::vector<std::uint16_t> all;
-  for (std::uint16_t s = q.head(); s != kNoSlot; s = q.next(s)) all.push_back(s);
-  return all;
-}
-
 TEST(TaskQueue, FifoAndRemovalKeepOrder) {
-  std::vector<QueueLink> links(8);
-  TaskQueue q;
-  q.attach(links.data());
+  QueueWithLinks q(8);
   EXPECT_TRUE(q.empty());
   for (const std::uint16_t s : {3, 1, 4, 5}) q.push_back(s, 0);
   q.remove(4);
-  EXPECT_EQ(order(q), (std::vector<std::uint16_t>{3, 1, 5}));
+  EXPECT_EQ(q.order(), (std::vector<std::uint16_t>{3, 1, 5}));
   q.remove(3);
   q.remove(5);
   q.push_back(2, 0);
-  EXPECT_EQ(order(q), (std::vector<std::uint16_t>{1, 2}));
+  EXPECT_EQ(q.order(), (std::vector<std::uint16_t>{1, 2}));
   EXPECT_EQ(q.size(), 2u);
 }
 
 TEST(TaskQueue, PriorityIsStable) {
-  std::vector<QueueLink> links(8);
-  TaskQueue q;
-  q.attach(links.data());
+  QueueWithLinks q(8);
   q.push_by_priority(0, 1);
   q.push_by_priority(1, 5);
   q.push_by_priority(2, 1);
   q.push_by_priority(3, 5);
   q.push_by_priority(4, -2);
   q.push_by_priority(5, 9);
-  EXPECT_EQ(order(q), (std::vector<std::uint16_t>{5, 1, 3, 0, 2, 4}));
+  EXPECT_EQ(q.order(), (std::vector<std::uint16_t>{5, 1, 3, 0, 2, 4}));
 }
 
 TEST(TaskQueue, RandomOperationsAgainstAVector) {
-  std::vector<QueueLink> links(64);
   std::vector<std::int32_t> priority(64);
-  TaskQueue q;
-  q.attach(links.data());
+  QueueWithLinks q(64);
   std::vector<std::uint16_t> model;
   std::mt19937 rng(5);
   for (int i = 0; i < 20000; ++i) {
@@ -179,7 +170,7 @@ TEST(TaskQueue, RandomOperationsAgainstAVector) {
       });
       model.insert(place, slot);
     }
-    ASSERT_EQ(order(q), model) << "operation " << i;
+    ASSERT_EQ(q.order(), model) << "operation " << i;
   }
 }
 

@@ -50,7 +50,8 @@ class Layout {
 
 // Waits a little longer each time: polls, lets others run, sleeps up to 100 us. (With the timers'
 // slack, which is 50 us. Without it, the next daemon is there so soon that who makes the device
-// synchronize waits for that one, too: paper's program 2 took 2,100 us, not 900, on 2 H100s.)
+// synchronize waits for that one, too: paper's program 2 took 2,100 us, not 900,
+// docs/benchmarks.md.)
 class BackOff {
  public:
   void reset() { since_ns_ = monotonic_ns(); }
