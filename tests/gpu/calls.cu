@@ -107,10 +107,18 @@ int main(int argc, char** argv) {
       options.integer("ranks", 2, "threads, each on the GPU of its number, or shared");
   const int calls = options.integer("calls", 300, "of a round, 100 to 2000");
   const int rounds = options.integer("rounds", 7, "of each kind and size");
+  const double least = options.number("least", 1024, "bytes of the smallest, then 4 times as many");
   const double most = options.number("most", 4 << 20, "bytes of the largest");
+  const std::string only = options.text("kind", "all", "this one alone");
   options.seed();
   options.done(300, 30);
   if (calls < kAhead || calls > 2000) fail("--calls: 100 to 2000: so many are under way");
+  if (least < 1) fail("--least: at least 1");
+  const auto is_known = [&] {
+    return only == "all" || std::any_of(std::begin(kKinds), std::end(kKinds),
+                                        [&](const Kind& kind) { return only == kind.name; });
+  };
+  if (!is_known()) fail("--kind: all, all_reduce, all_gather, reduce_scatter or broadcast");
   load_eagerly();
   const Job job(ranks, cuda_config());
   const PinnedMemory open(sizeof(int));
@@ -118,7 +126,9 @@ int main(int argc, char** argv) {
               std::min(ranks, device_count()), calls, rounds);
   std::printf("%-15s %10s %9s %9s %9s %9s\n", "kind", "bytes", "median", "p10", "p90", "issue");
   for (const Kind& kind : kKinds) {
-    for (std::size_t size = 1024; static_cast<double>(size) <= most; size *= 4) {
+    if (only != "all" && only != kind.name) continue;
+    for (auto size = static_cast<std::size_t>(least); static_cast<double>(size) <= most;
+         size *= 4) {
       // Parts that are alike, and aligned.
       const std::size_t step = static_cast<std::size_t>(ranks) * 16;
       const std::size_t bytes = std::max(size / step, std::size_t{1}) * step;
