@@ -22,7 +22,7 @@ from unjam.cuda.nccl import hand_over
 
 torch = pytest.importorskip("torch")
 
-from unjam.bench import cuda_data, cuda_libraries, cuda_worker, gemm  # noqa: E402
+from unjam.bench import cuda_data, cuda_libraries, cuda_worker, gemm, gemm_sweep  # noqa: E402
 
 
 def test_calls_of_a_measurement():
@@ -264,7 +264,41 @@ def test_a_product_beside_traffic(no_gpu, monkeypatch):
     stream = FakeStream()
     # Streams are for CUDA: leave them out of the call.
     run = unjam.Collective.run
-    monkeypatch.setattr(unjam.Collective, "run", lambda self, x, stream: run(self, x))
+    in_streams = []
+
+    def run_without(self, x, stream, in_stream=False):
+        in_streams.append(in_stream)
+        request = run(self, x)
+        if in_stream:
+            request.wait()
+        return request
+
+    monkeypatch.setattr(unjam.Collective, "run", run_without)
+    nccl = SimpleNamespace(all_reduce=lambda data, stream: None)
     request = Gemm(unjam.unique_id(), 1, 8, 4096, 2)
-    answer = gemm.measure(request, 0, 1, stream, None, lambda: None)
-    assert [(beside.name, len(beside.ms)) for beside in answer] == [("alone", 2), ("unjam", 2)]
+    answer = gemm.measure(request, 0, 1, stream, nccl, lambda: None)
+    names = ["alone", "unjam", "unjam, in stream", "nccl"]
+    assert [(beside.name, len(beside.ms)) for beside in answer] == [(name, 2) for name in names]
+    assert in_streams.count(True) == in_streams.count(False) > 0
+
+
+def test_nccl_has_as_many_channels_as_there_are_lanes(monkeypatch):
+    jobs = []
+
+    class NoJob:
+        def __init__(self, ranks, peer, limit_s, device, environment):
+            jobs.append(environment)
+
+        def __enter__(self):
+            return self
+
+        def __exit__(self, *error):
+            pass
+
+        def ask(self, request):
+            assert jobs[-1]["NCCL_MAX_CTAS"] == jobs[-1]["NCCL_MIN_CTAS"] == str(request.lanes)
+            return [[gemm.Beside("alone", [1.0], 0.0)]] * 2
+
+    monkeypatch.setattr(gemm_sweep, "Job", NoJob)
+    rows = gemm_sweep.run_gemm(GemmSweep((4, 16), 2), lambda row: None)
+    assert [row["lanes"] for row in rows] == [4, 16] and len(jobs) == 2

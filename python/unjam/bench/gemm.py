@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from statistics import median
 from typing import Any
 
@@ -24,7 +25,7 @@ class Beside:
     """One way of communicating, as one rank saw it.
 
     Attributes:
-        name: "alone", "unjam" or "nccl".
+        name: "alone", "unjam" (asynchronous calls beside the stream), "unjam, in stream" or "nccl".
         ms: of a product, a measurement each.
         busbw: GB/s of the all-reduces meanwhile, as nccl-tests counts them; 0 alone.
         covered: the all-reduces outlasted the products in all measurements.
@@ -55,16 +56,15 @@ class _Traffic:
         raise NotImplementedError
 
 
-class _UnjamTraffic(_Traffic):
-    """Asynchronous calls under one key."""
+class _BesideTraffic(_Traffic):
+    """unjam's, beside the stream: asynchronous calls under one key."""
 
-    def __init__(self, group: unjam.Group, data: torch.Tensor, stream: Any) -> None:
-        self._run = group.register_all_reduce("traffic", data.dtype)
-        self._data, self._stream = data, stream
+    def __init__(self, call: Callable[..., unjam.Request]) -> None:
+        self._call = call
         self._requests: list[unjam.Request] = []
 
     def issue(self, calls: int) -> None:
-        self._requests = [self._run.run(self._data, stream=self._stream) for _ in range(calls)]
+        self._requests = [self._call() for _ in range(calls)]
 
     def done(self) -> int:
         return sum(request.test() for request in self._requests)
@@ -74,17 +74,17 @@ class _UnjamTraffic(_Traffic):
         self._requests = []
 
 
-class _NcclTraffic(_Traffic):
-    """Calls in one stream, an event after each."""
+class _StreamTraffic(_Traffic):
+    """Calls in a stream, an event after each."""
 
-    def __init__(self, nccl: CudaNccl, data: torch.Tensor, stream: Any) -> None:
-        self._nccl, self._data, self._stream = nccl, data, stream
+    def __init__(self, call: Callable[[], object], stream: Any) -> None:
+        self._call, self._stream = call, stream
         self._events: list[Any] = []
 
     def issue(self, calls: int) -> None:
         self._events = []
         for _ in range(calls):
-            self._nccl.all_reduce(self._data, self._stream)
+            self._call()
             event = torch.cuda.Event()
             event.record(self._stream)
             self._events.append(event)
@@ -134,11 +134,16 @@ def measure(
         ranks, rank, request.unique_id, device="cuda", device_index=device.index,
         lanes=request.lanes,
     ) as context:  # fmt: skip
+        run = context.group(name="gemm").register_all_reduce("traffic", data.dtype).run
         ways: dict[str, _Traffic] = {
-            "unjam": _UnjamTraffic(context.group(name="gemm"), data, traffic_stream)
+            "unjam": _BesideTraffic(partial(run, data, stream=traffic_stream)),
+            "unjam, in stream": _StreamTraffic(
+                partial(run, data, stream=traffic_stream, in_stream=True), traffic_stream
+            ),
         }
         if nccl is not None:
-            ways["nccl"] = _NcclTraffic(nccl, data, traffic_stream)
+            call = partial(nccl.all_reduce, data, traffic_stream)
+            ways["nccl"] = _StreamTraffic(call, traffic_stream)
         products()  # warms up
         found: dict[str, list[float]] = {"alone": []} | {name: [] for name in ways}
         rates: dict[str, list[float]] = {name: [] for name in ways}

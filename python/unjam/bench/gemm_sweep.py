@@ -20,7 +20,7 @@ class GemmSweep:
     """What to measure.
 
     Attributes:
-        lanes: unjam's, one setting after the other.
+        lanes: unjam's, one setting after the other; NCCL has as many channels. A block each.
         ranks: how many, a GPU each.
         peer: "nccl" or "none".
         size: rows and columns of the bf16 product.
@@ -45,14 +45,18 @@ def run_gemm(sweep: GemmSweep, on_row: Callable[[Row], object]) -> list[Row]:
         BenchError: a rank died, hung or failed.
     """
     rows: list[Row] = []
-    with Job(sweep.ranks, sweep.peer, sweep.limit_s, device="cuda") as job:
-        for lanes in sweep.lanes:
+    for lanes in sweep.lanes:
+        # (NCCL reads this once, as its first communicator is made: a job for each setting.)
+        channels = {name: str(lanes) for name in ("NCCL_MIN_CTAS", "NCCL_MAX_CTAS")}
+        with Job(
+            sweep.ranks, sweep.peer, sweep.limit_s, device="cuda", environment=channels
+        ) as job:
             answers: list[list[Any]] = job.ask(
                 messages.Gemm(unjam.unique_id(), lanes, sweep.size, sweep.nbytes, sweep.times)
             )
-            for row in make_rows(sweep, lanes, answers):
-                rows.append(row)
-                on_row(row)
+        for row in make_rows(sweep, lanes, answers):
+            rows.append(row)
+            on_row(row)
     return rows
 
 

@@ -10,6 +10,7 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Mapping
 from contextlib import suppress
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
@@ -47,6 +48,7 @@ class Job:
         device: str = "host",
         block_bytes: int | None = None,
         registered: bool = False,
+        environment: Mapping[str, str] | None = None,
     ) -> None:
         """Starts the ranks; returns when they have joined their jobs.
 
@@ -58,6 +60,7 @@ class Job:
             device: "host", or "cuda": a GPU for each rank, by its number.
             block_bytes: of the one block that all buffers are to be cut from; None: there is none.
             registered: it is memory that is registered, and not of unjam's heap.
+            environment: what ranks that are processes have in theirs beside this one's.
 
         Raises:
             BenchError: a rank could not start.
@@ -69,7 +72,10 @@ class Job:
         self._threads: list[threading.Thread] = []
         self._barrier: threading.Barrier | None = None
         try:
-            (self._start_threads if threads else self._start_processes)(ranks)
+            if threads:
+                self._start_threads(ranks)
+            else:
+                self._start_processes(ranks, environment or {})
             unique_id = unjam.unique_id()
             store = str(Path(self._folder.name) / "store")
             for rank, connection in enumerate(self._connections):
@@ -113,9 +119,9 @@ class Job:
 
     # ---- inside ----
 
-    def _start_processes(self, ranks: int) -> None:
+    def _start_processes(self, ranks: int, more: Mapping[str, str]) -> None:
         barrier = SharedBarrier.make(ranks)
-        environment = dict(os.environ)
+        environment = {**os.environ, **more}
         package = str(Path(unjam.__file__).resolve().parents[1])
         paths = [package, environment.get("PYTHONPATH", "")]
         environment["PYTHONPATH"] = os.pathsep.join(path for path in paths if path)

@@ -126,7 +126,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=_numbers,
         default=list(_GEMM_LANES),
         metavar="N,…",
-        help="settings of UNJAM_LANES for --gemm (default: 1,2,4,8,16)",
+        help="settings of UNJAM_LANES, and of NCCL's channels, for --gemm (default: 1,2,4,8,16)",
     )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the rows there too")
 
@@ -139,7 +139,7 @@ def run(options: argparse.Namespace) -> int:
     try:
         if options.gemm:
             gemm = _gemm_sweep(options)
-            with _progress(3 * len(gemm.lanes)) as advance:
+            with _progress((3 if gemm.peer == "none" else 4) * len(gemm.lanes)) as advance:
                 rows = run_gemm(gemm, lambda _: advance(1))
             table = _gemm_table(rows, gemm)
         else:
