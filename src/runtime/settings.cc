@@ -1,6 +1,7 @@
 #include "runtime/settings.h"
 
 #include <algorithm>
+#include <bit>
 #include <cerrno>
 #include <cstdlib>
 #include <cstring>
@@ -48,14 +49,15 @@ const std::vector<Variable>& variables() {
        "Guaranteed slots of each connector; on CUDA 4 unless said.", true},
       {"UNJAM_ESCAPE_SLOT_BYTES", &Settings::escape_slot_bytes, 256, 1 << 20, nullptr,
        "Bytes of a guaranteed slot; a multiple of 64. On CUDA 65536 (two ranks: 149824) unless "
-       "said.",
+       "said, with 16 lanes and fewer twice as many, with 8 and fewer four times.",
        true, true},
       {"UNJAM_BORROW_SLOTS", &Settings::borrow_slots, 0, 65536, nullptr,
        "Larger slots a (peer, lane) that all keys share; on CUDA 16 unless said.", true},
       {"UNJAM_BORROW_SLOT_BYTES", &Settings::borrow_slot_bytes, 0, 1 << 24, nullptr,
        "Bytes of a larger slot, a multiple of 64 and at least those of a guaranteed one; 0: as "
-       "many as escape_slots - 1 guaranteed ones. On CUDA 262144 (two ranks: 299648) unless said. "
-       "Of what is no multiple of a guaranteed one the rest is not used.",
+       "many as escape_slots - 1 guaranteed ones. On CUDA 262144 (two ranks: 299648) unless said, "
+       "and more where guaranteed ones are larger. Of what is no multiple of a guaranteed one the "
+       "rest is not used.",
        true, true},
       {"UNJAM_SPIN_HEAD", &Settings::spin_head, 0, 1 << 30, nullptr,
        "Polls granted to the collective at the head of the task queue; later ones get less. 0: by "
@@ -205,9 +207,24 @@ const Variable& variable(std::int64_t Settings::* field) {
   std::abort();
 }
 
-}  // namespace
+constexpr std::int64_t kByLanes = -1;  // until it is known how many there are
 
-Settings device_defaults(unjamDevice_t device, int ranks) {
+// Bytes of a guaranteed slot on CUDA. What is done about a slice takes longer than 64 KiB of it,
+// which is no matter while the links bind; few lanes do not fill these, so each has larger ones: as
+// many bytes in all, whatever lanes there are. (2 H100s, 16 and 8 lanes, all-reduces of 256 MiB:
+// 1,326 and 2,538 us with slots as of 32 lanes, 1,114 and 1,828 so, see docs/benchmarks.md.)
+std::int64_t cuda_slot_bytes(int ranks, std::int64_t lanes) {
+  constexpr std::int64_t kMostLanes = 32, kWidest = 4;
+  const auto share = static_cast<std::uint64_t>(
+      std::clamp<std::int64_t>(kMostLanes / std::max<std::int64_t>(lanes, 1), 1, kWidest));
+  const auto width = static_cast<std::int64_t>(std::bit_floor(share));
+  // A slice goes to all peers at once; where there is one, it is to carry more: a lane's part of 4
+  // MiB, 128 KiB, as lines.
+  return ranks <= 2 ? line_places<std::int64_t>(width * 131072) * kWordBytes : width * 65536;
+}
+
+// All settings as they are for a device where nobody says otherwise.
+Settings device_defaults(unjamDevice_t device) {
   Settings s;
   if (device == UNJAM_DEVICE_HOST) return s;
   s.device = device;
@@ -218,13 +235,8 @@ Settings device_defaults(unjamDevice_t device, int ranks) {
   // Four, so that mesh plans overlap.
   s.escape_slots = 4;
   s.overlap = 1;
-  // A slice goes to all peers at once; where there is one, it is to carry more, or what is done
-  // about it takes longer than its bytes.
-  // So much: a lane's part of 4 MiB, 128 KiB, as lines.
-  constexpr std::int64_t kLaneOfFourMiB = line_places<std::int64_t>(131072) * kWordBytes;
-  s.escape_slot_bytes = ranks <= 2 ? kLaneOfFourMiB : 65536;
+  s.escape_slot_bytes = s.borrow_slot_bytes = kByLanes;
   s.borrow_slots = 16;
-  s.borrow_slot_bytes = ranks <= 2 ? 2 * kLaneOfFourMiB : 262144;
   // A poll takes about 0.7 us. An attempt at something that no peer has called must be over in 50
   // us together with the quit after it (design.md 1.2), and to look for something that a peer has
   // begun is better than to wait for one.
@@ -233,6 +245,8 @@ Settings device_defaults(unjamDevice_t device, int ranks) {
   s.spin_cap = 512;
   return s;
 }
+
+}  // namespace
 
 std::int64_t lanes_of_sharers(int sms, int ranks, std::int64_t lanes) {
   if (ranks < 2 || sms <= 0) return lanes;
@@ -257,7 +271,7 @@ bool resolve_settings(const unjamConfig_t* config, int ranks, Settings& s, std::
       (config->device == UNJAM_DEVICE_HOST || config->device == UNJAM_DEVICE_CUDA)) {
     s.device = config->device;
   }
-  s = device_defaults(static_cast<unjamDevice_t>(s.device), ranks);
+  s = device_defaults(static_cast<unjamDevice_t>(s.device));
   const std::int64_t device = s.device;
   for (const Variable& v : variables()) {
     if (!from_environment(v)) return false;
@@ -317,6 +331,11 @@ bool resolve_settings(const unjamConfig_t* config, int ranks, Settings& s, std::
                                           c.heap_bytes, std::numeric_limits<std::int64_t>::max())),
          c.heap_bytes == UINT64_MAX ? -1 : 0);
     if (!ok) return false;
+  }
+  const std::int64_t slot = cuda_slot_bytes(ranks, s.lanes);
+  if (s.escape_slot_bytes == kByLanes) s.escape_slot_bytes = slot;
+  if (s.borrow_slot_bytes == kByLanes) {
+    s.borrow_slot_bytes = std::max((ranks <= 2 ? 2 : 4) * slot, s.escape_slot_bytes);
   }
   if (s.escape_slot_bytes % kSlotGranularity != 0) {
     error = "escape_slot_bytes (UNJAM_ESCAPE_SLOT_BYTES) is " +

@@ -10,7 +10,7 @@
 
 namespace unjam {
 
-// The defaults are the host's; see device_defaults.
+// The defaults are the host's; resolve_settings() knows the CUDA device's.
 struct Settings {
   std::int64_t device = UNJAM_DEVICE_HOST;
   std::int64_t device_index = -1;  // see unjamConfig_t
@@ -76,9 +76,6 @@ const std::vector<TextVariable>& text_variables();
 // False: `error` names the field or variable, its value and what is accepted.
 bool resolve_settings(const unjamConfig_t* config, int ranks, Settings& settings,
                       std::string& error);
-
-// All settings as they are for a device and a job's size where nobody says otherwise.
-Settings device_defaults(unjamDevice_t device, int ranks);
 
 // Fills in spin thresholds that were left at 0, for `threads` engine threads on this machine's
 // cores.

@@ -213,6 +213,34 @@ TEST(Api, BorrowedSlotsHoldWholeGuaranteedOnes) {
   unsetenv("UNJAM_DEVICE");
 }
 
+// As many bytes in all, so that few lanes have longer slices.
+TEST(Api, FewLanesOfCudaHaveLargerSlots) {
+  const auto resolved = [](int ranks, std::uint32_t lanes, std::uint32_t slot_bytes = 0) {
+    unjamConfig_t config = UNJAM_CONFIG_INITIALIZER;
+    config.device = UNJAM_DEVICE_CUDA;
+    config.lanes = lanes;
+    config.escape_slot_bytes = slot_bytes;
+    unjam::Settings s;
+    std::string error;
+    EXPECT_TRUE(unjam::resolve_settings(&config, ranks, s, error)) << error;
+    return s;
+  };
+  for (const auto& [lanes, width] :
+       {std::pair{32u, 1}, {17u, 1}, {16u, 2}, {9u, 2}, {8u, 4}, {1u, 4}}) {
+    EXPECT_EQ(resolved(4, lanes).escape_slot_bytes, width * 65536) << lanes;
+    EXPECT_EQ(resolved(4, lanes).borrow_slot_bytes, width * 262144) << lanes;
+    // A lane's part of 4 MiB as lines, of which one word in eight is a flag.
+    const unjam::Settings pair = resolved(2, lanes);
+    EXPECT_GE(pair.escape_slot_bytes * 7 / 8, width * 131072) << lanes;
+    EXPECT_LT(pair.escape_slot_bytes * 7 / 8, width * 131072 + 64) << lanes;
+    EXPECT_EQ(pair.borrow_slot_bytes, 2 * pair.escape_slot_bytes) << lanes;
+  }
+  // What somebody has said stands, and larger slots are at least as large.
+  EXPECT_EQ(resolved(4, 8, 4096).escape_slot_bytes, 4096);
+  EXPECT_EQ(resolved(4, 8, 4096).borrow_slot_bytes, 1 << 20);
+  EXPECT_EQ(resolved(4, 32, 1 << 20).borrow_slot_bytes, 1 << 20);
+}
+
 TEST(Api, SizeOfBorrowedSlots) {
   // Those without a multiple of a guaranteed slot's bytes, and none at all, move the same data.
   for (const char* bytes : {"0", "8192", "8256", "131072"}) {

@@ -599,6 +599,9 @@ TEST(PlanSelector, TableAndErrors) {
   EXPECT_EQ(with_slots(1024 * 1024 + 1, 256 * 1024, 32), Algorithm::kMesh);
   EXPECT_EQ(with_slots(112 * 1024, 64 * 1024, 8), Algorithm::kDirect);
   EXPECT_EQ(with_slots(112 * 1024 + 1, 64 * 1024, 8), Algorithm::kMesh);
+  // A lane has 128 KiB of them at most, however large its slots are.
+  EXPECT_EQ(with_slots(256 * 1024, 512 * 1024, 8), Algorithm::kDirect);
+  EXPECT_EQ(with_slots(256 * 1024 + 1, 512 * 1024, 8), Algorithm::kMesh);
   // Shorter messages are no lines, and half of a slot is theirs.
   EXPECT_EQ(with_slots(16 * 1024 - 1, 64 * 1024, 1), Algorithm::kMesh);
   EXPECT_EQ(with_slots(8 * 1024, 64 * 1024, 1), Algorithm::kDirect);
