@@ -16,7 +16,7 @@ namespace unjam {
 
 // Grows with every change of what stands in this header or below it: the two libraries are made
 // together.
-inline constexpr int kCudaDriverVersion = 8;
+inline constexpr int kCudaDriverVersion = 9;
 
 // Device memory in which peers write to a rank. Mapped at one address for all devices of this
 // process.
@@ -44,6 +44,7 @@ struct CudaRankOptions {
   std::uint32_t slots = 0;  // invocations under way at most
   std::uint32_t keys = 0;   // whose state is kept at most
   std::uint32_t block_threads = 512;
+  bool shares_device = false;            // with another rank of this process
   std::uint64_t trace_events = 0;        // a lane
   bool solo = true;                      // calls in streams may run without the engine
   bool lines = false;                    // long packets are lines

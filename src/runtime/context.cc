@@ -70,6 +70,9 @@ void Context::start_cuda() {
   for (int r = 0; r < world_->ranks(); ++r) {
     options.bases.push_back(world_->bases()[r]);
     options.links.push_back(world_->link(r));
+    if (r != rank_ && world_->is_local(r) && world_->device_of(r) == options.device) {
+      options.shares_device = true;
+    }
   }
   std::unique_ptr<StreamDaemon> daemon = world_->cuda()->start(options, memory_->rank(), error);
   if (daemon == nullptr) throw std::runtime_error(error);

@@ -57,6 +57,8 @@ class World {
   const ArenaShape& shape() const { return shape_; }
   // Where the ranks' arenas are: on the host, or on CUDA devices (then null until enter_device()).
   unsigned char* const* bases() const { return bases_.data(); }
+  // Whether a rank is of this process.
+  bool is_local(int rank) const { return process_of_[static_cast<std::size_t>(rank)] == me_; }
   CudaDriver* cuda() const { return cuda_; }
   // CUDA: the device of a rank of this process, and the host memory that its device and its peers'
   // share (kLinkBytes).
@@ -174,7 +176,6 @@ class World {
   void mark_gone(int rank, const std::string& why);
   bool alone() const { return !secret_; }
   bool is_rank_of(std::uint32_t rank, int process) const;
-  bool is_local(int rank) const { return process_of_[static_cast<std::size_t>(rank)] == me_; }
   std::set<int> processes_of(const std::vector<int>& members) const;
 
   // ---- world_windows.cc ----

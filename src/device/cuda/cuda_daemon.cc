@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <condition_variable>
 #include <cstring>
@@ -29,6 +30,12 @@ namespace unjam {
 namespace {
 
 constexpr std::uint32_t kMostReleases = 256;  // of one command
+
+// Blocks of a call in a stream that the device begins together, on SMs that are near each other:
+// large calls are up to 17 % faster so, less with 8 (2 H100s, docs/benchmarks.md). SMs of those
+// that have ended are free, whoever of the cluster goes on: what waits in a stream still holds one.
+// Not a daemon's, which may find few SMs free, and those anywhere, and must begin all the same.
+constexpr unsigned kCluster = 4;
 
 // Hands out places of one allocation; first without it, to learn its size.
 class Layout {
@@ -197,9 +204,9 @@ class CudaDaemon : public StreamDaemon {
     {
       const Unlocked unlocked(lock);
       const OnDevice on(o_.device);
-      queued =
-          check_stream(stream, error) && launch(call_kernel(), blocks, threads, arguments,
-                                                as_stream(stream), "queueing a call", error, early);
+      queued = check_stream(stream, error) &&
+               launch(call_kernel(), blocks, threads, arguments, as_stream(stream),
+                      "queueing a call", error, early, blocks % kCluster == 0 ? cluster_ : 1);
     }
     spare_.push_back(std::move(taken));
     if (!queued) return false;
@@ -334,6 +341,7 @@ class CudaDaemon : public StreamDaemon {
     w.field("name", name_);
     w.field("blocks", o_.shape.lanes);
     w.field("threads_per_block", o_.block_threads);
+    w.field("blocks_per_cluster_of_calls", cluster_);
     w.field("registers_per_thread", attributes_.numRegs);
     w.field("shared_bytes_per_block", attributes_.sharedSizeBytes + kEngineSharedBytes);
     w.field("local_bytes_per_thread", attributes_.localSizeBytes);
@@ -585,11 +593,33 @@ class CudaDaemon : public StreamDaemon {
     // runs.
     early_ =
         properties.major >= 9 && attributes_.binaryVersion >= 90 && attributes_.ptxVersion >= 90;
+    // (Ranks that share the device have lanes for which SMs are there, wherever they are free.)
+    if (!o_.shares_device && properties.major >= 9 && clusters_fit()) cluster_ = kCluster;
     void* arguments[] = {&keys_};
     return cuda_ok(cudaStreamSynchronize(nullptr), "filling the engine's memory", error) &&
            // In the daemon's stream, which has its queue from here on, see first_launch.h.
            launch(keys_kernel(), 64, 256, arguments, stream_, "setting up keys", error) &&
            cuda_ok(cudaStreamSynchronize(stream_), "setting up keys", error);
+  }
+
+  // Whether all blocks of a call may be there at once, in clusters. (Not on every partition of a
+  // device.)
+  bool clusters_fit() {
+    cudaLaunchAttribute attribute{};
+    attribute.id = cudaLaunchAttributeClusterDimension;
+    attribute.val.clusterDim = {kCluster, 1, 1};
+    cudaLaunchConfig_t config{};
+    config.gridDim = dim3(kCluster);
+    config.blockDim = dim3(o_.block_threads);
+    config.dynamicSmemBytes = kEngineSharedBytes;
+    config.attrs = &attribute;
+    config.numAttrs = 1;
+    int clusters = 0;
+    if (cudaOccupancyMaxActiveClusters(&clusters, call_kernel(), &config) != cudaSuccess) {
+      cudaGetLastError();  // then without
+      return false;
+    }
+    return kCluster * static_cast<unsigned>(clusters) >= o_.shape.lanes;
   }
 
   bool make_streams(std::string& error) {
@@ -609,20 +639,29 @@ class CudaDaemon : public StreamDaemon {
     return true;
   }
 
-  // `early`: programmatic dependent launch, see wait_for_stream() in cuda_dev.cuh.
+  // `early`: programmatic dependent launch, see wait_for_stream() in cuda_dev.cuh. `cluster`:
+  // blocks that begin together, near each other.
   bool launch(const void* kernel, unsigned blocks, unsigned threads, void** arguments,
-              cudaStream_t stream, const char* what, std::string& error, bool early = false) {
-    cudaLaunchAttribute attribute{};
-    attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    attribute.val.programmaticStreamSerializationAllowed = 1;
+              cudaStream_t stream, const char* what, std::string& error, bool early = false,
+              unsigned cluster = 1) {
+    std::array<cudaLaunchAttribute, 2> attributes{};
+    unsigned count = 0;
+    if (early) {
+      attributes[count].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+      attributes[count++].val.programmaticStreamSerializationAllowed = 1;
+    }
+    if (cluster > 1) {
+      attributes[count].id = cudaLaunchAttributeClusterDimension;
+      attributes[count++].val.clusterDim = {cluster, 1, 1};
+    }
     cudaLaunchConfig_t config{};
     config.gridDim = dim3(blocks);
     config.blockDim = dim3(threads);
     config.dynamicSmemBytes =
         kernel == engine_kernel() || kernel == call_kernel() ? kEngineSharedBytes : 0;
     config.stream = stream;
-    config.attrs = &attribute;
-    config.numAttrs = early ? 1 : 0;
+    config.attrs = attributes.data();
+    config.numAttrs = count;
     const std::unique_lock first = first_launch_.guard(stream);
     return cuda_ok(cudaLaunchKernelExC(&config, kernel, arguments), what, error);
   }
@@ -1169,7 +1208,8 @@ class CudaDaemon : public StreamDaemon {
 
   cudaFuncAttributes attributes_{};
   int blocks_per_sm_ = 0;
-  bool early_ = false;  // calls without the engine are launched early
+  bool early_ = false;    // calls without the engine are launched early
+  unsigned cluster_ = 1;  // of calls' blocks that come in such
   std::string name_;
   mutable std::mutex refreshing_;
   cudaStream_t stream_ = nullptr;          // of the daemon
