@@ -154,7 +154,10 @@ struct Stream {
     const bool much = inv.geometry.count * dtype_bytes(inv.geometry.dtype) > kMuch;
     if (inv.geometry.kind == Kind::kReduce && call.group_size == 2 && much) return 1;
     if (call.hops.sends_to == 0 || call.hops.gathers_from == 0) return kInHand;
-    return two_hops() || chunk_bytes() > kEnough ? 1 : kInHand;
+    // (Few blocks are not bound by what is under way in the link: movers are to have work.)
+    constexpr std::uint32_t kFew = 16;
+    const bool one = two_hops() || chunk_bytes() > kEnough;
+    return one && inv.geometry.lanes > kFew ? 1 : kInHand;
   }
   // An all-reduce's hops wait for each other, and with a root data go one way only, as fast as the
   // link can. All-gathers and reduce-scatters fill it with the connector's own slots.
