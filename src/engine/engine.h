@@ -820,12 +820,17 @@ class Engine {
     LocalAtomicRef<std::uint32_t>(inv.key->lanes[lane_index_].in_queue).fetch_add(1, kRelaxed);
     found.counted = start.all;
     found.is_short = is_short(inv);
-    // (Not by its group: the key's state may be another's yet.)
-    found.alike = std::uint32_t{inv.group_size} << 20 | std::uint32_t{inv.group_rank} << 8 |
-                  static_cast<std::uint32_t>(inv.geometry.kind) << 1 |
-                  static_cast<std::uint32_t>(found.is_short);
+    found.alike = likeness(inv, found.is_short);
     found.priority = inv.priority;
     return found;
+  }
+  // What invocations whose order may say something have in common, see one_order.h; else 0. (Not
+  // the group: the key's state may be another's yet.)
+  UNJAM_HD static std::uint32_t likeness(const Invocation& inv, bool is_short) {
+    const Kind kind = inv.geometry.kind;
+    if (has_root(kind)) return 0;
+    return std::uint32_t{inv.group_size} << 20 | std::uint32_t{inv.group_rank} << 8 |
+           static_cast<std::uint32_t>(kind) << 1 | static_cast<std::uint32_t>(is_short);
   }
   // By the lead: into the task queue.
   UNJAM_HD void line_up(const Newcomer& found) {

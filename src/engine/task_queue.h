@@ -14,7 +14,8 @@ struct QueueLink {
   std::uint16_t next = kNoSlot;
   std::uint16_t prev = kNoSlot;
   std::int32_t priority = 0;
-  std::uint32_t alike = 0;  // the same of those whose order may say something, see one_order.h
+  std::uint32_t alike =
+      0;  // the same of those whose order may say something, see one_order.h, or 0
 };
 
 class TaskQueue {
@@ -57,7 +58,7 @@ class TaskQueue {
   // Whether one that is alike stands right in front of it.
   UNJAM_HD bool follows_its_like(std::uint16_t slot) const {
     const QueueLink& l = links_[slot];
-    return l.prev != kNoSlot && links_[l.prev].alike == l.alike;
+    return l.alike != 0 && l.prev != kNoSlot && links_[l.prev].alike == l.alike;
   }
 
   // ---- putting what is in it in an order (one_order.h), but by priority ----

@@ -1335,12 +1335,13 @@ struct OrderCase {
   std::uint32_t try_us = 0;
   bool hears = false;  // what waits has received something, too
   bool puts_in_order = false;
+  What what = What::kAllGather;
 };
 void PrintTo(const OrderCase& c, std::ostream* out) {
   *out << (c.stickiness == StickinessPolicy::kAdaptive ? "adaptive" : "fixed") << ", "
        << (c.order == OrderPolicy::kFifo ? "FIFO" : "by priority") << ", " << c.done.size()
        << " done, after " << c.after_us << " us, tries of " << c.try_us << " us"
-       << (c.hears ? ", something is heard" : "");
+       << (c.hears ? ", something is heard" : "") << ", kind " << static_cast<int>(c.what);
 }
 class OneOrderOfWholes : public WholeCalls, public testing::WithParamInterface<OrderCase> {};
 
@@ -1351,7 +1352,7 @@ TEST_P(OneOrderOfWholes, WhereThereWasDisorderAndNothingIsHeard) {
   policy.order = c.order;
   policy.order_after_us = c.after_us;
   ranks_.whole_kib = kMostWholeKib;  // each is tried by itself
-  for (std::size_t key = 0; key < kCalls; ++key) submit(What::kAllGather, key, 0, kWholeStream);
+  for (std::size_t key = 0; key < kCalls; ++key) submit(c.what, key, 0, kWholeStream);
   engine_.hears_what_waits = c.hears;
   engine_.try_ns = std::uint64_t{c.try_us} * 1000;
   engine_.script = [&](std::uint16_t slot, Whole) {
@@ -1380,7 +1381,8 @@ INSTANTIATE_TEST_SUITE_P(
                     OrderCase{.after_us = 100, .try_us = 40, .puts_in_order = true},
                     OrderCase{.after_us = 1000, .try_us = 40}, OrderCase{.hears = true},
                     OrderCase{.stickiness = StickinessPolicy::kFixed},
-                    OrderCase{.order = OrderPolicy::kPriority}));
+                    OrderCase{.order = OrderPolicy::kPriority},
+                    OrderCase{.what = What::kMeshBroadcast}, OrderCase{.what = What::kMeshReduce}));
 
 // Who is stuck is not overtaken by what comes later for ever.
 class ClosedOrder : public WholeCalls, public testing::WithParamInterface<std::uint64_t> {};
