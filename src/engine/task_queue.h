@@ -14,8 +14,7 @@ struct QueueLink {
   std::uint16_t next = kNoSlot;
   std::uint16_t prev = kNoSlot;
   std::int32_t priority = 0;
-  std::uint32_t alike =
-      0;  // the same of those whose order may say something, see one_order.h, or 0
+  std::uint32_t alike = 0;  // the same of those whose order says something (one_order.h), or 0
 };
 
 class TaskQueue {
