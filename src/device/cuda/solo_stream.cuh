@@ -149,15 +149,10 @@ struct Stream {
   __device__ __forceinline__ bool in_step() const { return !call.hops.scatters && has(kSends); }
   __device__ __forceinline__ std::uint32_t in_hand() const {
     constexpr std::uint32_t kEnough = 64 * 1024;
-    // (A reduction's root reads its own data, too: from there on what came has left the cache.)
-    constexpr std::uint64_t kMuch = std::uint64_t{512} << 20;
-    const bool much = inv.geometry.count * dtype_bytes(inv.geometry.dtype) > kMuch;
-    if (inv.geometry.kind == Kind::kReduce && call.group_size == 2 && much) return 1;
     if (call.hops.sends_to == 0 || call.hops.gathers_from == 0) return kInHand;
-    // (Few blocks are not bound by what is under way in the link: movers are to have work.)
-    constexpr std::uint32_t kFew = 16;
-    const bool one = two_hops() || chunk_bytes() > kEnough;
-    return one && inv.geometry.lanes > kFew ? 1 : kInHand;
+    // (What few blocks have under way does not fill the link: their movers are to have work.)
+    if (inv.geometry.lanes <= (two_hops() ? 16 : 24)) return kInHand;
+    return two_hops() || chunk_bytes() > kEnough ? 1 : kInHand;
   }
   // An all-reduce's hops wait for each other, and with a root data go one way only, as fast as the
   // link can. All-gathers and reduce-scatters fill it with the connector's own slots.
