@@ -32,6 +32,9 @@ struct PlanLimits {
   bool overlap = false;                    // hops of a chunk lie passes apart, where slots suffice
   bool together = false;                   // and slices to and from several peers are one
   bool lines = false;                      // long packets of GPUs are lines
+  // What plans of one loop of packets have of a slot: escape_slot_bytes, unless few lanes have
+  // larger ones for their slices (runtime/settings.h). 0: all.
+  std::uint32_t packet_slot_bytes = 0;
 };
 
 struct Plan {

@@ -71,12 +71,10 @@ constexpr std::uint64_t kCudaTwoShotBytes = 2048 * kKiB;  // count × element si
 // whole pieces.)
 bool one_loop(const PlanLimits& limits, std::uint64_t message) {
   constexpr std::uint32_t kPieceBytes = 16;
-  // What few lanes have larger slots for is slices. (An all-reduce of 4 MiB by 8 lanes, 512 KiB of
-  // lines each, took 196 us, a mesh plan's 64; 2 H100s.)
-  constexpr std::uint32_t kMostOfLane = 128 * kKiB;
   const Protocol protocol = packet_protocol(limits, message);
-  const std::uint32_t lane =
-      std::min(payload_bytes(protocol, limits.escape_slot_bytes), kMostOfLane);
+  const std::uint32_t slot =
+      limits.packet_slot_bytes != 0 ? limits.packet_slot_bytes : limits.escape_slot_bytes;
+  const std::uint32_t lane = payload_bytes(protocol, slot);
   return message <= std::uint64_t{limits.lanes} * (lane - lane % kPieceBytes);
 }
 

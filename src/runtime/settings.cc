@@ -207,14 +207,15 @@ const Variable& variable(std::int64_t Settings::* field) {
   std::abort();
 }
 
+constexpr std::int64_t kMostLanes = 32;
 constexpr std::int64_t kByLanes = -1;  // until it is known how many there are
 
 // Bytes of a guaranteed slot on CUDA. What is done about a slice takes longer than 64 KiB of it,
-// which is no matter while the links bind; few lanes do not fill these, so each has larger ones: as
-// many bytes in all, whatever lanes there are. (2 H100s, 16 and 8 lanes, all-reduces of 256 MiB:
-// 1,326 and 2,538 us with slots as of 32 lanes, 1,114 and 1,828 so, see docs/benchmarks.md.)
+// which is no matter while the links bind; few lanes do not fill these, so each has larger ones: of
+// 16 and 8 lanes as many bytes in all as of 32. (2 H100s, 16 and 8 lanes, all-reduces of 256 MiB:
+// 1,322 and 2,539 us with slots as of 32 lanes, 1,112 and 1,817 so, see docs/benchmarks.md.)
 std::int64_t cuda_slot_bytes(int ranks, std::int64_t lanes) {
-  constexpr std::int64_t kMostLanes = 32, kWidest = 4;
+  constexpr std::int64_t kWidest = 4;
   const auto share = static_cast<std::uint64_t>(
       std::clamp<std::int64_t>(kMostLanes / std::max<std::int64_t>(lanes, 1), 1, kWidest));
   const auto width = static_cast<std::int64_t>(std::bit_floor(share));
@@ -247,6 +248,13 @@ Settings device_defaults(unjamDevice_t device) {
 }
 
 }  // namespace
+
+std::uint32_t packet_slot_bytes(const Settings& s, int ranks) {
+  const bool by_lanes =
+      s.device != UNJAM_DEVICE_HOST && s.escape_slot_bytes == cuda_slot_bytes(ranks, s.lanes);
+  return static_cast<std::uint32_t>(by_lanes ? cuda_slot_bytes(ranks, kMostLanes)
+                                             : s.escape_slot_bytes);
+}
 
 std::int64_t lanes_of_sharers(int sms, int ranks, std::int64_t lanes) {
   if (ranks < 2 || sms <= 0) return lanes;
@@ -333,7 +341,12 @@ bool resolve_settings(const unjamConfig_t* config, int ranks, Settings& s, std::
     if (!ok) return false;
   }
   const std::int64_t slot = cuda_slot_bytes(ranks, s.lanes);
-  if (s.escape_slot_bytes == kByLanes) s.escape_slot_bytes = slot;
+  if (s.escape_slot_bytes == kByLanes) {
+    // Who says how large the larger ones are need not know of this.
+    const bool fits =
+        s.borrow_slots == 0 || s.borrow_slot_bytes <= 0 || s.borrow_slot_bytes >= slot;
+    s.escape_slot_bytes = fits ? slot : cuda_slot_bytes(ranks, kMostLanes);
+  }
   if (s.borrow_slot_bytes == kByLanes) {
     s.borrow_slot_bytes = std::max((ranks <= 2 ? 2 : 4) * slot, s.escape_slot_bytes);
   }

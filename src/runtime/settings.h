@@ -81,6 +81,12 @@ bool resolve_settings(const unjamConfig_t* config, int ranks, Settings& settings
 // cores.
 void resolve_spins(Settings& settings, std::int64_t threads);
 
+// What plans of one loop of packets have of a guaranteed slot: few lanes of a CUDA device have
+// larger ones, unless somebody says how large, for their slices alone. (An all-reduce of 4 MiB by 8
+// lanes, 512 KiB of lines each, took 196 us, a mesh plan's 64; 2 H100s.) By values that ranks agree
+// on, so all choose alike.
+std::uint32_t packet_slot_bytes(const Settings& settings, int ranks);
+
 // How many lanes of `lanes` each of several ranks of one process may have on one CUDA device with
 // so many SMs. What waits in streams holds SMs; if some ranks' blocks held them all, a rank that
 // these wait for could not begin.

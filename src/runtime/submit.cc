@@ -322,6 +322,7 @@ Result Context::submit_locked(std::unique_lock<std::mutex>& lock, unjamGroup& gr
     limits.lanes = static_cast<std::uint16_t>(world_->shape().lanes);
     limits.device = static_cast<Device>(settings_.device);
     limits.lines = settings_.lines > 0;
+    limits.packet_slot_bytes = packet_slot_bytes(settings_, world_->ranks());
     limits.borrow_slot_bytes = world_->shape().borrow_slot_bytes;
     limits.overlap = settings_.overlap != 0;
     limits.together = settings_.overlap == 2;

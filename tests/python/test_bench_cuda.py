@@ -2,6 +2,7 @@
 torch.cuda that does everything at once on the host."""
 
 import ctypes
+import os
 import time
 from types import SimpleNamespace
 
@@ -22,7 +23,7 @@ from unjam.cuda.nccl import hand_over
 
 torch = pytest.importorskip("torch")
 
-from unjam.bench import cuda_data, cuda_libraries, cuda_worker, gemm, gemm_sweep  # noqa: E402
+from unjam.bench import cuda_data, cuda_libraries, cuda_worker, gemm, gemm_sweep, job  # noqa: E402
 
 
 def test_calls_of_a_measurement():
@@ -280,6 +281,19 @@ def test_a_product_beside_traffic(no_gpu, monkeypatch):
     names = ["alone", "unjam", "unjam, in stream", "nccl"]
     assert [(beside.name, len(beside.ms)) for beside in answer] == [(name, 2) for name in names]
     assert in_streams.count(True) == in_streams.count(False) > 0
+
+
+def test_ranks_have_what_a_job_says_in_their_environment(monkeypatch):
+    found = []
+
+    def no_process(command, env, **others):
+        found.append(env)
+        raise OSError("none")
+
+    monkeypatch.setattr(job.subprocess, "Popen", no_process)
+    with pytest.raises(OSError, match="none"):
+        job.Job(2, "none", 1.0, device="cuda", environment={"NCCL_MAX_CTAS": "7"})
+    assert found[0]["NCCL_MAX_CTAS"] == "7" and found[0]["PATH"] == os.environ["PATH"]
 
 
 def test_nccl_has_as_many_channels_as_there_are_lanes(monkeypatch):

@@ -239,6 +239,20 @@ TEST(Api, FewLanesOfCudaHaveLargerSlots) {
   EXPECT_EQ(resolved(4, 8, 4096).escape_slot_bytes, 4096);
   EXPECT_EQ(resolved(4, 8, 4096).borrow_slot_bytes, 1 << 20);
   EXPECT_EQ(resolved(4, 32, 1 << 20).borrow_slot_bytes, 1 << 20);
+  // Plans of packets are as with 32 lanes, where nobody has said how large slots are.
+  for (const int ranks : {2, 4}) {
+    const std::uint32_t usual = unjam::packet_slot_bytes(resolved(ranks, 32), ranks);
+    EXPECT_EQ(usual, resolved(ranks, 32).escape_slot_bytes);
+    EXPECT_EQ(unjam::packet_slot_bytes(resolved(ranks, 8), ranks), usual);
+    EXPECT_EQ(unjam::packet_slot_bytes(resolved(ranks, 8, 524288), ranks), 524288u);
+  }
+  // Who has said how large the larger ones are has no other size refused than with 32 lanes.
+  ASSERT_EQ(setenv("UNJAM_BORROW_SLOT_BYTES", "262144", 1), 0);
+  for (const std::uint32_t lanes : {32u, 16u, 8u}) {
+    EXPECT_EQ(resolved(2, lanes).escape_slot_bytes, 149824) << lanes;
+    EXPECT_GE(resolved(2, lanes).borrow_slot_bytes, resolved(2, lanes).escape_slot_bytes) << lanes;
+  }
+  unsetenv("UNJAM_BORROW_SLOT_BYTES");
 }
 
 TEST(Api, SizeOfBorrowedSlots) {

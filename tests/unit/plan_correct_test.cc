@@ -599,9 +599,18 @@ TEST(PlanSelector, TableAndErrors) {
   EXPECT_EQ(with_slots(1024 * 1024 + 1, 256 * 1024, 32), Algorithm::kMesh);
   EXPECT_EQ(with_slots(112 * 1024, 64 * 1024, 8), Algorithm::kDirect);
   EXPECT_EQ(with_slots(112 * 1024 + 1, 64 * 1024, 8), Algorithm::kMesh);
-  // A lane has 128 KiB of them at most, however large its slots are.
-  EXPECT_EQ(with_slots(256 * 1024, 512 * 1024, 8), Algorithm::kDirect);
-  EXPECT_EQ(with_slots(256 * 1024 + 1, 512 * 1024, 8), Algorithm::kMesh);
+  // Larger slots may be for slices alone.
+  for (const bool all : {true, false}) {
+    PlanLimits limits = make_limits(4, 256 * 1024, 8, Device::kCuda);
+    limits.lines = true;
+    limits.packet_slot_bytes = all ? 0 : 64 * 1024;
+    const auto chosen = [&](std::uint64_t floats) {
+      return select_algorithm(make_request(Kind::kAllReduce, 2, floats), limits);
+    };
+    EXPECT_EQ(chosen(112 * 1024), Algorithm::kDirect) << all;
+    EXPECT_EQ(chosen(112 * 1024 + 1), all ? Algorithm::kDirect : Algorithm::kMesh) << all;
+    EXPECT_EQ(chosen(448 * 1024 + 1), Algorithm::kMesh) << all;
+  }
   // Shorter messages are no lines, and half of a slot is theirs.
   EXPECT_EQ(with_slots(16 * 1024 - 1, 64 * 1024, 1), Algorithm::kMesh);
   EXPECT_EQ(with_slots(8 * 1024, 64 * 1024, 1), Algorithm::kDirect);

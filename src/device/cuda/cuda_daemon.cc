@@ -31,10 +31,10 @@ namespace {
 
 constexpr std::uint32_t kMostReleases = 256;  // of one command
 
-// Blocks of a call in a stream that the device begins together, on SMs that are near each other:
-// large calls are up to 17 % faster so, less with 8 (2 H100s, docs/benchmarks.md). SMs of those
-// that have ended are free, whoever of the cluster goes on: what waits in a stream still holds one.
-// Not a daemon's, which may find few SMs free, and those anywhere, and must begin all the same.
+// Blocks of a call in a stream that the device begins together, in one GPC: large calls are up to
+// 17 % faster so, less with 8 (2 H100s, docs/benchmarks.md). SMs of those that have ended are free,
+// whoever of the cluster goes on: what waits in a stream still holds one. Not a daemon's, which may
+// find few SMs free, and those anywhere, and must begin all the same.
 constexpr unsigned kCluster = 4;
 
 // Hands out places of one allocation; first without it, to learn its size.
@@ -602,8 +602,8 @@ class CudaDaemon : public StreamDaemon {
            cuda_ok(cudaStreamSynchronize(stream_), "setting up keys", error);
   }
 
-  // Whether all blocks of a call may be there at once, in clusters. (Not on every partition of a
-  // device.)
+  // Whether all blocks of a call may be there at once, in clusters, beside a daemon's and some that
+  // wait. (Not on small devices, or partitions.)
   bool clusters_fit() {
     cudaLaunchAttribute attribute{};
     attribute.id = cudaLaunchAttributeClusterDimension;
@@ -619,7 +619,8 @@ class CudaDaemon : public StreamDaemon {
       cudaGetLastError();  // then without
       return false;
     }
-    return kCluster * static_cast<unsigned>(clusters) >= o_.shape.lanes;
+    constexpr unsigned kWaits = 8;
+    return kCluster * static_cast<unsigned>(clusters) >= 2 * o_.shape.lanes + kWaits;
   }
 
   bool make_streams(std::string& error) {

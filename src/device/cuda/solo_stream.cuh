@@ -151,7 +151,7 @@ struct Stream {
     constexpr std::uint32_t kEnough = 64 * 1024;
     if (call.hops.sends_to == 0 || call.hops.gathers_from == 0) return kInHand;
     // (What few blocks have under way does not fill the link: their movers are to have work.)
-    if (inv.geometry.lanes <= (two_hops() ? 16 : 24)) return kInHand;
+    if (call.shape.lanes <= (two_hops() ? 16 : 24)) return kInHand;
     return two_hops() || chunk_bytes() > kEnough ? 1 : kInHand;
   }
   // An all-reduce's hops wait for each other, and with a root data go one way only, as fast as the
