@@ -126,11 +126,12 @@ def build_cuda(architectures: str) -> None:
 
 
 def stage_cuda() -> None:
-    # For A100s as PTX only: to assemble that too takes a minute and a half of two cores.
+    """For A100s as PTX only: to assemble that, too, takes a minute and a half of two cores."""
     build_cuda("80-virtual;90a-real")
 
 
 def stage_soak_cuda() -> None:
+    """All that is released."""
     build_cuda("80-real;90a-real")
 
 

@@ -207,8 +207,8 @@ const Variable& variable(std::int64_t Settings::* field) {
   std::abort();
 }
 
-constexpr std::int64_t kMostLanes = 32;
-constexpr std::int64_t kByLanes = -1;  // until it is known how many there are
+constexpr std::int64_t kCudaLanes = 32;  // unless said
+constexpr std::int64_t kByLanes = -1;    // until it is known how many lanes there are
 
 // Bytes of a guaranteed slot on CUDA. What is done about a slice takes longer than 64 KiB of it,
 // which is no matter while the links bind; few lanes do not fill these, so each has larger ones: of
@@ -217,7 +217,7 @@ constexpr std::int64_t kByLanes = -1;  // until it is known how many there are
 std::int64_t cuda_slot_bytes(int ranks, std::int64_t lanes) {
   constexpr std::int64_t kWidest = 4;
   const auto share = static_cast<std::uint64_t>(
-      std::clamp<std::int64_t>(kMostLanes / std::max<std::int64_t>(lanes, 1), 1, kWidest));
+      std::clamp<std::int64_t>(kCudaLanes / std::max<std::int64_t>(lanes, 1), 1, kWidest));
   const auto width = static_cast<std::int64_t>(std::bit_floor(share));
   // A slice goes to all peers at once; where there is one, it is to carry more: a lane's part of 4
   // MiB, 128 KiB, as lines.
@@ -229,7 +229,7 @@ Settings device_defaults(unjamDevice_t device) {
   Settings s;
   if (device == UNJAM_DEVICE_HOST) return s;
   s.device = device;
-  s.lanes = 32;
+  s.lanes = kCudaLanes;
   s.block_threads = 512;
   s.max_active_keys = 64;
   s.idle_keys = 4096;
@@ -252,7 +252,7 @@ Settings device_defaults(unjamDevice_t device) {
 std::uint32_t packet_slot_bytes(const Settings& s, int ranks) {
   const bool by_lanes =
       s.device != UNJAM_DEVICE_HOST && s.escape_slot_bytes == cuda_slot_bytes(ranks, s.lanes);
-  return static_cast<std::uint32_t>(by_lanes ? cuda_slot_bytes(ranks, kMostLanes)
+  return static_cast<std::uint32_t>(by_lanes ? cuda_slot_bytes(ranks, kCudaLanes)
                                              : s.escape_slot_bytes);
 }
 
@@ -345,7 +345,7 @@ bool resolve_settings(const unjamConfig_t* config, int ranks, Settings& s, std::
     // Who says how large the larger ones are need not know of this.
     const bool fits =
         s.borrow_slots == 0 || s.borrow_slot_bytes <= 0 || s.borrow_slot_bytes >= slot;
-    s.escape_slot_bytes = fits ? slot : cuda_slot_bytes(ranks, kMostLanes);
+    s.escape_slot_bytes = fits ? slot : cuda_slot_bytes(ranks, kCudaLanes);
   }
   if (s.borrow_slot_bytes == kByLanes) {
     s.borrow_slot_bytes = std::max((ranks <= 2 ? 2 : 4) * slot, s.escape_slot_bytes);

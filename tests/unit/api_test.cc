@@ -213,7 +213,7 @@ TEST(Api, BorrowedSlotsHoldWholeGuaranteedOnes) {
   unsetenv("UNJAM_DEVICE");
 }
 
-// As many bytes in all, so that few lanes have longer slices.
+// So that they have longer slices.
 TEST(Api, FewLanesOfCudaHaveLargerSlots) {
   const auto resolved = [](int ranks, std::uint32_t lanes, std::uint32_t slot_bytes = 0) {
     unjamConfig_t config = UNJAM_CONFIG_INITIALIZER;

@@ -59,7 +59,7 @@ class _Traffic:
 class _BesideTraffic(_Traffic):
     """unjam's, beside the stream: asynchronous calls under one key."""
 
-    def __init__(self, call: Callable[..., unjam.Request]) -> None:
+    def __init__(self, call: Callable[[], unjam.Request]) -> None:
         self._call = call
         self._requests: list[unjam.Request] = []
 

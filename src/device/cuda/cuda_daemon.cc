@@ -37,6 +37,13 @@ constexpr std::uint32_t kMostReleases = 256;  // of one command
 // find few SMs free, and those anywhere, and must begin all the same.
 constexpr unsigned kCluster = 4;
 
+cudaLaunchAttribute clusters_of(unsigned blocks) {
+  cudaLaunchAttribute attribute{};
+  attribute.id = cudaLaunchAttributeClusterDimension;
+  attribute.val.clusterDim = {blocks, 1, 1};
+  return attribute;
+}
+
 // Hands out places of one allocation; first without it, to learn its size.
 class Layout {
  public:
@@ -605,9 +612,7 @@ class CudaDaemon : public StreamDaemon {
   // Whether all blocks of a call may be there at once, in clusters, beside a daemon's and some that
   // wait. (Not on small devices, or partitions.)
   bool clusters_fit() {
-    cudaLaunchAttribute attribute{};
-    attribute.id = cudaLaunchAttributeClusterDimension;
-    attribute.val.clusterDim = {kCluster, 1, 1};
+    cudaLaunchAttribute attribute = clusters_of(kCluster);
     cudaLaunchConfig_t config{};
     config.gridDim = dim3(kCluster);
     config.blockDim = dim3(o_.block_threads);
@@ -651,10 +656,7 @@ class CudaDaemon : public StreamDaemon {
       attributes[count].id = cudaLaunchAttributeProgrammaticStreamSerialization;
       attributes[count++].val.programmaticStreamSerializationAllowed = 1;
     }
-    if (cluster > 1) {
-      attributes[count].id = cudaLaunchAttributeClusterDimension;
-      attributes[count++].val.clusterDim = {cluster, 1, 1};
-    }
+    if (cluster > 1) attributes[count++] = clusters_of(cluster);
     cudaLaunchConfig_t config{};
     config.gridDim = dim3(blocks);
     config.blockDim = dim3(threads);

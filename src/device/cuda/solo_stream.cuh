@@ -150,7 +150,8 @@ struct Stream {
   __device__ __forceinline__ std::uint32_t in_hand() const {
     constexpr std::uint32_t kEnough = 64 * 1024;
     if (call.hops.sends_to == 0 || call.hops.gathers_from == 0) return kInHand;
-    // (What few blocks have under way does not fill the link: their movers are to have work.)
+    // (What few blocks have under way does not fill the link: their movers are to have work. By 24
+    // lanes, 256 MiB, 2 H100s: reduce-scatters 535 us so, else 602; all-reduces 968, else 950.)
     if (call.shape.lanes <= (two_hops() ? 16 : 24)) return kInHand;
     return two_hops() || chunk_bytes() > kEnough ? 1 : kInHand;
   }
