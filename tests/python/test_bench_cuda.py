@@ -283,6 +283,16 @@ def test_a_product_beside_traffic(no_gpu, monkeypatch):
     assert in_streams.count(True) == in_streams.count(False) > 0
 
 
+def test_progress_has_a_part_of_the_call_under_way():
+    progress = gemm.Progress()
+    for when, done in [(10.0, 1), (11.0, 1), (14.0, 2), (15.0, 4)]:
+        progress.note(done, when)
+    assert [progress.at(t) for t in (10.0, 11.0, 12.0, 14.0, 14.5, 15.0)] == [
+        1.0, 1.25, 1.5, 2.0, 3.0, 4.0,
+    ]  # fmt: skip
+    assert (progress.at(9.0), progress.at(16.0)) == (1.0, 4.0)
+
+
 def test_ranks_have_what_a_job_says_in_their_environment(monkeypatch):
     found = []
 

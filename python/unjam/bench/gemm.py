@@ -18,6 +18,7 @@ from .messages import Gemm
 
 _PRODUCTS = 16  # in a measurement
 _CALLS = 32  # all-reduces queued beside them: at 1 GiB they outlast the products by far
+_LOOK_S = 1e-4  # between two looks at what is done
 
 
 @dataclass(frozen=True)
@@ -120,14 +121,16 @@ def measure(
     left, right, out = (torch.randn(shape, device=device).bfloat16() for _ in range(3))
     data = torch.zeros(request.nbytes // 2, dtype=torch.bfloat16, device=device)
 
-    def products() -> float:
+    def products(meanwhile: Callable[[], object] = lambda: None) -> float:
         """Milliseconds of one, between events."""
         begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
         begin.record(stream)
         for _ in range(_PRODUCTS):
             torch.matmul(left, right, out=out)
         end.record(stream)
-        end.synchronize()
+        while not end.query():
+            meanwhile()
+            time.sleep(_LOOK_S)
         return float(begin.elapsed_time(end)) / _PRODUCTS
 
     with unjam.init(
@@ -154,23 +157,56 @@ def measure(
             found["alone"].append(products())
             for name, traffic in ways.items():
                 meet()
-                milliseconds, seconds, done = _beside(traffic, products)
+                milliseconds, rate, outlasted = _beside(traffic, products)
                 found[name].append(milliseconds)
-                rates[name].append(factor * done / seconds)
-                covered[name] = covered[name] and done < _CALLS
+                rates[name].append(factor * rate)
+                covered[name] = covered[name] and outlasted
     return [
         Beside(name, times, median(rates[name]) if name in rates else 0.0, covered[name])
         for name, times in found.items()
     ]
 
 
-def _beside(traffic: _Traffic, products: Callable[[], float]) -> tuple[float, float, int]:
-    """Milliseconds of a product; seconds from the calls to its end; calls complete then."""
-    begin = time.perf_counter()
+def _beside(
+    traffic: _Traffic, products: Callable[[Callable[[], object]], float]
+) -> tuple[float, float, bool]:
+    """Milliseconds of a product; calls a second meanwhile; whether there were calls to the end."""
+    progress = Progress()
+
+    def look() -> None:
+        progress.note(traffic.done(), time.perf_counter())
+
     traffic.issue(_CALLS)
     while not traffic.done():  # the first one is under way everywhere
-        time.sleep(1e-4)
-    milliseconds = products()
-    seconds, done = time.perf_counter() - begin, traffic.done()
+        time.sleep(_LOOK_S)
+    look()
+    begin = time.perf_counter()
+    milliseconds = products(look)
+    end = time.perf_counter()
+    look()
+    done = traffic.done()
+    while done < _CALLS and traffic.done() == done:  # the one that was under way
+        time.sleep(_LOOK_S)
+    look()
     traffic.finish()
-    return milliseconds, seconds, done
+    return milliseconds, (progress.at(end) - progress.at(begin)) / (end - begin), done < _CALLS
+
+
+class Progress:
+    """How many of some calls were done at a time, with the part of the one under way then."""
+
+    def __init__(self) -> None:
+        self._seen: list[tuple[float, int]] = []  # when one more was done, and how many were
+
+    def note(self, done: int, when: float) -> None:
+        """So many are done."""
+        if not self._seen or done > self._seen[-1][1]:
+            self._seen.append((when, done))
+
+    def at(self, when: float) -> float:
+        """How many then, in between in proportion; what was not seen counts as the nearest seen."""
+        before = [x for x in self._seen if x[0] <= when] or self._seen[:1]
+        after = [x for x in self._seen if x[0] > when] or before[-1:]
+        (since, first), (until, second) = before[-1], after[0]
+        part = (when - since) / (until - since) if until > since else 0.0
+        return first + max(part, 0.0) * (second - first)
