@@ -937,8 +937,6 @@ class CudaDaemon : public StreamDaemon {
   }
 
   // The same of a plan of plan/mesh.cc, see solo_stream.cuh.
-  static constexpr std::uint64_t kMostReduced = std::uint64_t{192} << 20;
-  static constexpr std::uint32_t kFewLanes = 24;
   bool describe_stream(const Invocation& inv, SoloCall& solo) const {
     const Geometry& g = inv.geometry;
     const std::uint32_t size = inv.group_size;
@@ -952,11 +950,6 @@ class CudaDaemon : public StreamDaemon {
     solo.hops = *hops;
     // In place there is nothing to copy.
     solo.hops.copies = hops->copies && inv.input != inv.output;
-    // From there on, with many blocks, the engine is faster: it takes an all-reduce's slices in a
-    // better order (2 H200s, docs/benchmarks.md).
-    if (hops->two_hops() && g.lanes > kFewLanes && g.count * dtype_bytes(g.dtype) > kMostReduced) {
-      return false;
-    }
     // The first lane's stretch of the first part is a longest one, the last lane's of the last part
     // a shortest one: all have as many chunks.
     const std::uint32_t last = g.empty_part == size - 1 ? size - 2 : size - 1;

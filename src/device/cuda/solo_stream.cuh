@@ -144,16 +144,14 @@ struct Stream {
   }
   // How movers share the work, by what was fastest on 2 H200s (docs/benchmarks.md). An all-gather
   // has a group for each direction, whose warps begin each slice together; else each of two groups
-  // takes the next slice of any hop. Fewer slices in hand are faster: what peers store is read
-  // while it is in the cache.
+  // takes the next slice of any hop. Two slices of a hop in hand, so that movers never wait for the
+  // first warp; of an all-reduce by many lanes one, for what peers store had better be read while
+  // it is in the cache. (32 lanes, 1 GiB, 2 H100s: reduce-scatters 1,652 us with two, else 1,813;
+  // all-reduces 3,460, else 3,207; all-gathers 1,583 either way. By 24: 968 of 256 MiB, else 950.)
   __device__ __forceinline__ bool in_step() const { return !call.hops.scatters && has(kSends); }
   __device__ __forceinline__ std::uint32_t in_hand() const {
-    constexpr std::uint32_t kEnough = 64 * 1024;
-    if (call.hops.sends_to == 0 || call.hops.gathers_from == 0) return kInHand;
-    // (What few blocks have under way does not fill the link: their movers are to have work. By 24
-    // lanes, 256 MiB, 2 H100s: reduce-scatters 535 us so, else 602; all-reduces 968, else 950.)
-    if (call.shape.lanes <= (two_hops() ? 16 : 24)) return kInHand;
-    return two_hops() || chunk_bytes() > kEnough ? 1 : kInHand;
+    constexpr std::uint32_t kFewLanes = 16;
+    return two_hops() && call.shape.lanes > kFewLanes ? 1 : kInHand;
   }
   // An all-reduce's hops wait for each other, and with a root data go one way only, as fast as the
   // link can. All-gathers and reduce-scatters fill it with the connector's own slots.
