@@ -754,25 +754,35 @@ class CudaDaemon : public StreamDaemon {
     return threads;
   }
   // The same of what the engine may try whole (whole_call.cuh, whole_stream.cuh). Not two-shot
-  // plans. Of streams no more chunks than take a millisecond or two between 2 H200s: longer ones
-  // were no slower by slices, which give way sooner.
-  static constexpr std::uint32_t kMostWholeChunks = 32;
+  // plans.
   void prepare_whole(const Invocation& inv, bool fresh, SoloCall& call) const {
     call = SoloCall{};
     if (fresh || !o_.solo) return;
     call.streams = describe_stream(inv, call);
     if (call.streams || describe_solo(inv, call) != 0) address(inv, call);
   }
+  // Streams that are not too long. Of no more chunks than take a millisecond or two between 2
+  // H200s: longer ones were no slower by slices, which give way sooner. Of all-reduces by many
+  // lanes no larger ones than this: where several are outstanding ranks come to be at different
+  // ones, and their hops wait for each other (2 H100s: 256 MiB whole 2,500 us each, by slices 930).
+  static constexpr std::uint32_t kMostWholeChunks = 32;
+  static constexpr std::uint64_t kMostWholeReduced = std::uint64_t{192} << 20;
+  static constexpr std::uint32_t kFewLanes = 24;
+  static bool streams_whole(const SoloCall& call, const Geometry& g) {
+    if (call.chunks > kMostWholeChunks) return false;
+    const bool reduces_by_many = call.hops.two_hops() && g.lanes > kFewLanes;
+    return !reduces_by_many || g.count * dtype_bytes(g.dtype) <= kMostWholeReduced;
+  }
   // Invocation::whole. (Reductions of rare types want more memory of a thread than kernels have,
   // see tools/ptxas_report.py.)
-  static std::uint8_t whole_of(const SoloCall& call) {
+  static std::uint8_t whole_of(const SoloCall& call, const Geometry& g) {
     if (call.lanes == 0 || call.two_shot) return 0;
-    if (call.streams) return call.chunks <= kMostWholeChunks ? kWholeStream : std::uint8_t{0};
+    if (call.streams) return streams_whole(call, g) ? kWholeStream : std::uint8_t{0};
     const bool common = call.plain || !call.reduces;
     return common ? static_cast<std::uint8_t>(call.before + 1) : std::uint8_t{0};
   }
   static void say_whole(const SoloCall& call, Invocation& inv) {
-    inv.whole = whole_of(call);
+    inv.whole = whole_of(call, inv.geometry);
     inv.whole_kib = inv.whole == kWholeStream ? kib_of(inv.geometry) : std::uint16_t{0};
   }
   // Invocation::whole_kib.
