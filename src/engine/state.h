@@ -142,10 +142,11 @@ struct Posting {
 // Invocations that are tried whole, together, see Engine.
 inline constexpr std::uint32_t kMostWholes = 8;
 // Of streams, beside the first: as many as have no more of a lane's part together than this
-// (Invocation::whole_kib), which between 2 H100s takes 1.7 ms. The more go together the more seldom
-// a lane is between two lots, and the likelier ranks are at the same ones (docs/benchmarks.md); what
-// is short, or new, still ends a lot after a turn. Two that have more, all-reduces of 256 MiB, go
-// each by itself: it borrows slots then.
+// (Invocation::whole_kib), which between 2 H100s takes 1.7 ms, several turns. The more go together
+// the more seldom a lane has none that can go on, and the likelier ranks are at the same ones
+// (docs/benchmarks.md). What is short, and what waits in the mailbox, as some does where many are
+// outstanding, still ends a lot after a turn. Who has more than half of this goes by itself, and
+// then borrows slots: between two ranks broadcasts of 128 MiB, all-gathers of 256 MiB in all.
 inline constexpr std::uint32_t kMostWholeKib = 7168;
 enum class Whole : std::uint16_t {
   kNot,    // slice by slice

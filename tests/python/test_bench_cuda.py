@@ -293,6 +293,40 @@ def test_progress_has_a_part_of_the_call_under_way():
     assert (progress.at(9.0), progress.at(16.0)) == (1.0, 4.0)
 
 
+def test_rate_beside_a_product_is_that_of_its_duration(monkeypatch):
+    """Calls of 4 ms each, from 1 ms before the product on, which takes 30 ms."""
+    now = [0.0]
+
+    def sleep(seconds):
+        now[0] += seconds
+
+    class Calls(gemm._Traffic):
+        def issue(self, calls):
+            self.calls = calls
+
+        def done(self):
+            return min(self.calls, int(now[0] / 4e-3))
+
+        def finish(self):
+            now[0] += 1
+
+    def products(meanwhile):
+        end = now[0] + 30e-3
+        while now[0] < end:
+            meanwhile()
+            sleep(1e-4)
+        return 30 / 16
+
+    monkeypatch.setattr(gemm.time, "sleep", sleep)
+    monkeypatch.setattr(gemm.time, "perf_counter", lambda: now[0])
+    milliseconds, rate, outlasted = gemm._beside(Calls(), products)
+    assert (milliseconds, outlasted) == (30 / 16, True)
+    assert rate == pytest.approx(250, rel=0.02)
+    monkeypatch.setattr(gemm, "_CALLS", 5)
+    now[0] = 0.0
+    assert gemm._beside(Calls(), products)[2] is False
+
+
 def test_ranks_have_what_a_job_says_in_their_environment(monkeypatch):
     found = []
 

@@ -761,17 +761,17 @@ class CudaDaemon : public StreamDaemon {
     call.streams = describe_stream(inv, call);
     if (call.streams || describe_solo(inv, call) != 0) address(inv, call);
   }
-  // Streams that are not too long. Of no more chunks than take a millisecond or two between 2
-  // H200s: longer ones were no slower by slices, which give way sooner. Of all-reduces by many
-  // lanes no larger ones than this: where several are outstanding ranks come to be at different
-  // ones, and their hops wait for each other (2 H100s: 256 MiB whole 2,500 us each, by slices 930).
+  // Streams that are tried whole have no more chunks than take a millisecond or two between 2
+  // H200s: longer ones were no slower by slices, which give way sooner.
   static constexpr std::uint32_t kMostWholeChunks = 32;
-  static constexpr std::uint64_t kMostWholeReduced = std::uint64_t{192} << 20;
-  static constexpr std::uint32_t kFewLanes = 24;
+  // All-reduces, whose hops wait for each other, have to be through in a turn: where many are
+  // outstanding a lot ends with that, on each rank at a moment of its own, and then ranks are at
+  // different calls. (2 H100s, 32 lanes, 64 outstanding: 128 MiB whole 530 us each, 256 MiB whole
+  // 2,500 and by slices 930.)
+  static constexpr std::uint64_t kMostWholeReduced = std::uint64_t{128} << 20;
   static bool streams_whole(const SoloCall& call, const Geometry& g) {
-    if (call.chunks > kMostWholeChunks) return false;
-    const bool reduces_by_many = call.hops.two_hops() && g.lanes > kFewLanes;
-    return !reduces_by_many || g.count * dtype_bytes(g.dtype) <= kMostWholeReduced;
+    return call.chunks <= kMostWholeChunks &&
+           (!call.hops.two_hops() || g.count * dtype_bytes(g.dtype) <= kMostWholeReduced);
   }
   // Invocation::whole. (Reductions of rare types want more memory of a thread than kernels have,
   // see tools/ptxas_report.py.)

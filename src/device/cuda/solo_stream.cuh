@@ -21,7 +21,8 @@
 // engine.h). A reduction may not, in place. So where its result shares a connector with
 // contributions (an all-reduce) a chunk is gathered only when all that its pass has in front of it
 // was moved, see HopOrder: then its result, and what it took, are in a prefix. (Any other connector
-// carries one hop's slices: all that were moved are a prefix.)
+// carries one hop's slices: all that were moved are a prefix in the end, for no lane stops before
+// movers are through with what they have in hand.)
 //
 // Giving up. Only the first warp waits for peers; all others wait for it, and it ends. A lane waits
 // but a while for peers (SoloCall::patience_ns since anything came). It stops for others that want
@@ -142,12 +143,13 @@ struct Stream {
     if (two_hops()) return order().prefix(moved[kGathers], moved[kCollects]);
     return moved[has_member(call.hops.gathers_from, q) ? kGathers : kCollects];
   }
-  // How movers share the work, by what was fastest on 2 H200s (docs/benchmarks.md). An all-gather
-  // has a group for each direction, whose warps begin each slice together; else each of two groups
-  // takes the next slice of any hop. Two slices of a hop in hand, so that movers never wait for the
-  // first warp; of an all-reduce by many lanes one, for what peers store had better be read while
-  // it is in the cache. (32 lanes, 1 GiB, 2 H100s: reduce-scatters 1,652 us with two, else 1,813;
-  // all-reduces 3,460, else 3,207; all-gathers 1,583 either way. By 24: 968 of 256 MiB, else 950.)
+  // How movers share the work, by what was fastest between two GPUs (docs/benchmarks.md). An
+  // all-gather has a group for each direction, whose warps begin each slice together; else each of
+  // two groups takes the next slice of any hop. Two slices of a hop in hand, so that movers never
+  // wait for the first warp; of an all-reduce by many lanes one, for what peers store had better be
+  // read while it is in the cache. (1 GiB by 32 lanes, 2 H100s: all-reduces 3,460 us with two, else
+  // 3,207; reduce-scatters 1,652, else 1,813; all-gathers 1,583 either way. All-reduces of 256 MiB
+  // by 24: 968, else 950. Among more ranks, where a reduce has both hops, too, this is unmeasured.)
   __device__ __forceinline__ bool in_step() const { return !call.hops.scatters && has(kSends); }
   __device__ __forceinline__ std::uint32_t in_hand() const {
     constexpr std::uint32_t kFewLanes = 16;
