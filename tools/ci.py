@@ -112,7 +112,7 @@ def stage_tsan() -> None:
     ctest("tsan", "tsan")
 
 
-def build_cuda(architectures: str) -> None:
+def build_cuda(architectures: str, of_programs: str) -> None:
     """libunjam_cuda.so and, only compiled, the programs that need GPUs."""
     build(
         "release",
@@ -121,18 +121,19 @@ def build_cuda(architectures: str) -> None:
         UNJAM_CUDA="ON",
         UNJAM_GPU_TESTS="ON",
         CMAKE_CUDA_ARCHITECTURES=architectures,
+        UNJAM_GPU_TEST_ARCHITECTURES=of_programs,
     )
     run([VENV_PYTHON, ROOT / "tools" / "ptxas_report.py", BUILD / "release"])
 
 
 def stage_cuda() -> None:
-    """For A100s as PTX only: to assemble that, too, takes a minute and a half of two cores."""
-    build_cuda("80-virtual;90a-real")
+    """For A100s, and of programs, PTX only: to assemble it, too, takes two minutes of two cores."""
+    build_cuda("80-virtual;90a-real", "90a-virtual")
 
 
 def stage_soak_cuda() -> None:
     """All that is released."""
-    build_cuda("80-real;90a-real")
+    build_cuda("80-real;90a-real", "90a-real")
 
 
 def stage_package() -> None:
@@ -150,8 +151,8 @@ def stage_pytest() -> None:
     )
     try:
         # A file's tests share what it has started, so they stay together; tests/python/conftest.py
-        # puts the files that take long first.
-        pytest("-n", str(min(jobs(), 4)), "--dist", "loadfile", "--no-loadscope-reorder")
+        # puts the files that take long first. One worker more than there are cores, as in ctest().
+        pytest("-n", str(min(jobs() + 1, 4)), "--dist", "loadfile", "--no-loadscope-reorder")
     finally:
         adapter.terminate()
         adapter.wait()
