@@ -764,11 +764,12 @@ class CudaDaemon : public StreamDaemon {
   // Streams that are tried whole have no more chunks than take a millisecond or two between 2
   // H200s: longer ones were no slower by slices, which give way sooner.
   static constexpr std::uint32_t kMostWholeChunks = 32;
-  // All-reduces, whose hops wait for each other, have to be through in a turn: where many are
-  // outstanding a lot ends with that, on each rank at a moment of its own, and then ranks are at
-  // different calls. (2 H100s, 32 lanes, 64 outstanding: 128 MiB whole 530 us each, 256 MiB whole
-  // 2,500 and by slices 930.)
-  static constexpr std::uint64_t kMostWholeReduced = std::uint64_t{128} << 20;
+  // All-reduces, whose hops wait for each other, are not to take much longer than a turn: where
+  // many are outstanding a lot ends with that, on each rank at a moment of its own, and then ranks
+  // are at different calls. (2 H100s, 32 lanes, 64 outstanding: 128 MiB whole 530 us each, 256 MiB
+  // whole 2,500 and by slices 930. Smaller ones by slices would count as short, see
+  // Engine::is_short().)
+  static constexpr std::uint64_t kMostWholeReduced = std::uint64_t{192} << 20;
   static bool streams_whole(const SoloCall& call, const Geometry& g) {
     return call.chunks <= kMostWholeChunks &&
            (!call.hops.two_hops() || g.count * dtype_bytes(g.dtype) <= kMostWholeReduced);
