@@ -151,8 +151,8 @@ def stage_pytest() -> None:
     )
     try:
         # A file's tests share what it has started, so they stay together; tests/python/conftest.py
-        # puts the files that take long first. (A worker more than there are cores is no faster: ranks
-        # that share cores poll for what others had time to make.)
+        # puts the files that take long first. (A worker more than there are cores is no faster:
+        # ranks that share cores poll while others need them.)
         pytest("-n", str(min(jobs(), 4)), "--dist", "loadfile", "--no-loadscope-reorder")
     finally:
         adapter.terminate()
