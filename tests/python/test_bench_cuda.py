@@ -294,7 +294,7 @@ def test_progress_has_a_part_of_the_call_under_way():
 
 
 def test_rate_beside_a_product_is_that_of_its_duration(monkeypatch):
-    """Calls of 4 ms each, from 1 ms before the product on, which takes 30 ms."""
+    """Calls of 4 ms each; the product begins as the first ends, and takes 30 ms."""
     now = [0.0]
 
     def sleep(seconds):

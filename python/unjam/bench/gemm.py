@@ -185,7 +185,7 @@ def _beside(
     end = time.perf_counter()
     look()
     done = traffic.done()
-    while done < _CALLS and traffic.done() == done:  # the one that was under way
+    while done < _CALLS and traffic.done() == done:  # the one under way; the job has a limit
         time.sleep(_LOOK_S)
     look()
     traffic.finish()
