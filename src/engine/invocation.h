@@ -54,7 +54,7 @@ struct KeyState {
   LaneKey* lanes = nullptr;  // [lanes]
 };
 
-inline constexpr std::uint8_t kWholeStream = 0xff;
+inline constexpr std::uint8_t kWholeStream = 0xff, kWholeCrowd = 0xfe;
 
 // Static context. 16-byte multiples: saved and loaded in 16-byte vectors.
 struct alignas(16) Invocation {
@@ -83,10 +83,9 @@ struct alignas(16) Invocation {
   Protocol protocol = Protocol::kSlot;
   std::uint16_t slot = 0;  // index of the invocation's slot at this rank
   // The device may try a lane's part whole (Engine: "Whole calls"). 0: no; kWholeStream: a mesh
-  // plan's, chunk after chunk; else the primitives in front of the one that receives, which is the
-  // last, and 1.
+  // plan's, chunk after chunk; kWholeCrowd: such a one where others of some length are in the queue
+  // as well; else the primitives in front of the one that receives, which is the last, and 1.
   std::uint8_t whole = 0;
-  std::uint16_t whole_kib = 0;  // of kWholeStream: KiB of a lane's stretch of a longest part
 
   // offset: elements from the beginning of the whole vector.
   UNJAM_HD const unsigned char* input_at(std::uint64_t offset) const {

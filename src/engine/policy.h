@@ -21,6 +21,7 @@ struct EnginePolicy {
   std::uint32_t quantum_slices = 64;  // slices in a row while others wait
   std::uint32_t residency_us = 5000;  // longest stay when nobody waits
   std::uint32_t idle_passes = 2;      // passes without progress before quitting
+  std::uint32_t most_streams = 8;     // of those that are tried whole, see Engine::add_wholes()
   std::uint32_t order_after_us = 50;  // nothing was heard for so long: see one_order.h
 
   // Threshold at the first primitive of a collective that stands at `position` of the queue.

@@ -83,12 +83,19 @@ struct alignas(16) LaneState {
   Disorder disorder;
   // Of those in the queue, how many are short, see Engine::is_short().
   std::uint64_t shorts = 0;
+  std::uint64_t urgent_taken = 0;  // see Mailbox
   // What runs now, for diagnosis: (count of changes) << 16 | (slot + 1, 0: nothing).
   std::uint64_t running = 0;
   TraceRing trace;
 };
 
-using Mailbox = SpscRing<std::uint16_t>;
+struct Mailbox : SpscRing<std::uint16_t> {
+  // By the producer, beside `written`: how many of the letters so far want to be looked at soon
+  // (Engine::is_urgent()). A hint for the consumer, which counts those that it has taken
+  // (LaneState::urgent_taken): relaxed, for one that is seen before its letter is found with it, or
+  // a moment later.
+  std::uint64_t urgent = 0;
+};
 
 struct Sqe {
   Invocation inv;  // inv.slot says which slot
@@ -141,13 +148,6 @@ struct Posting {
 
 // Invocations that are tried whole, together, see Engine.
 inline constexpr std::uint32_t kMostWholes = 8;
-// Of streams, beside the first: as many as have no more of a lane's part together than this
-// (Invocation::whole_kib), which between 2 H100s takes 1.7 ms, several turns. The more go together
-// the more seldom a lane has none that can go on, and the likelier ranks are at the same ones
-// (docs/benchmarks.md). What is short, and what waits in the mailbox, as some does where many are
-// outstanding, still ends a lot after a turn. Who has more than half of this goes by itself, and
-// then borrows slots: between two ranks broadcasts of 128 MiB, all-gathers of 256 MiB in all.
-inline constexpr std::uint32_t kMostWholeKib = 7168;
 enum class Whole : std::uint16_t {
   kNot,    // slice by slice
   kLater,  // it may not begin yet
@@ -176,7 +176,6 @@ struct WholeTry {
   bool ended = false;              // Engine::end_early() was called
   bool patient = false;            // worth more of a wait than others, see Engine::is_patient()
   bool left_out = false;           // it could have gone on, but there was no room beside the others
-  std::uint32_t kib = 0;           // Invocation::whole_kib
   std::uint32_t hops[kHops] = {};  // so many chunks of each hop are done, before and behind the try
 };
 
@@ -244,6 +243,8 @@ struct BlockShared {
   std::uint32_t quantum = 0;        // slices left of this collective's turn
   bool moved = false;               // the pass has moved data, or ended an invocation
   bool heard = false;               // the pass has moved something that came from a peer
+  bool received = false;            // the turn has
+  bool waited = false;              // the slice before the next was not there at the first look
   bool wants_room = false;          // some invocation waits for room only
   bool pass_begun = false;
   bool fetching = false;         // the pass ends when newcomers were taken in,

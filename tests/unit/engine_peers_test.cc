@@ -16,6 +16,7 @@
 #include <cstring>
 #include <deque>
 #include <functional>
+#include <map>
 #include <memory>
 #include <random>
 #include <set>
@@ -303,7 +304,20 @@ class ByHand : public Looking {
   bool called_away() const { return is_called_away; }
   // How long a turn takes that moves nothing.
   std::uint64_t turn_ns = 0;
-  void delay() { waited_ns_ += turn_ns; }
+  // Whose turns they were, and how often each has looked in vain at most, at a time.
+  std::vector<std::uint16_t> turns;
+  std::map<std::uint16_t, std::uint32_t> most_polls;
+  // What comes to pass when somebody has looked in vain.
+  std::function<void(std::uint16_t slot, std::uint32_t polls)> after_poll;
+  void delay() {
+    if (turns.empty() || turns.back() != shared_.slot) turns.push_back(shared_.slot);
+    waited_ns_ += turn_ns;
+  }
+  void relax(std::uint32_t polls) {
+    std::uint32_t& most = most_polls[shared_.slot];
+    most = std::max(most, polls);
+    if (after_poll) after_poll(shared_.slot, polls);
+  }
 
   // One stay; returns how many slices it has moved.
   std::uint64_t stay() {
@@ -325,7 +339,6 @@ class ByHand : public Looking {
     ++moved_;
     if (after_slice) after_slice();
   }
-  void relax(std::uint32_t) {}
   std::uint64_t now_ns() const { return moved_ * kSliceUs * 1000 + waited_ns_; }
   void pass_time(std::uint64_t ns) { waited_ns_ += ns; }
   bool residency_matters() const { return residency_matters_; }
@@ -486,7 +499,6 @@ class Ranks {
     inv.group_rank = static_cast<std::uint16_t>(r);
     inv.slot = slot;
     inv.whole = whole;
-    inv.whole_kib = whole_kib;
     rank.memory->rank().sq.push(sqe);
     if (rank.daemon != nullptr) rank.daemon->ring(0);
   }
@@ -545,6 +557,7 @@ class Ranks {
   std::uint32_t lack(std::uint32_t r, std::size_t key) {
     return static_cast<std::uint32_t>(load_relaxed(ranks_[r]->keys[key]->lanes[0].lack));
   }
+  std::uint64_t tag(std::uint32_t r, std::size_t key) { return ranks_[r]->keys[key]->state.tag; }
   std::uint32_t in_queue(std::uint32_t r, std::size_t key) {
     return ranks_[r]->keys[key]->lanes[0].in_queue;
   }
@@ -555,7 +568,6 @@ class Ranks {
   LaneStats& stats(std::uint32_t r) { return ranks_[r]->memory->lane(0).stats; }
 
   static constexpr std::uint32_t kSlotBytes = 256;
-  std::uint16_t whole_kib = 0;  // of what is submitted
 
  private:
   static constexpr std::uint64_t kWindow = 3 * kWindows + 5;  // its number
@@ -994,6 +1006,119 @@ TEST_F(Turns, ByPriorityTheMostUrgentGoesOn) {
   EXPECT_EQ(run([](std::uint64_t) {}), (std::vector<std::uint64_t>{100, 200, 300}));
 }
 
+// Two ranks, and long calls that the other one makes as well, but is elsewhere.
+class LongCalls : public testing::Test {
+ protected:
+  static constexpr std::size_t kCalls = 3;
+  static constexpr std::uint64_t kLong = 100;  // slices
+
+  LongCalls() { ranks_.state(0).policy.quantum_slices = ranks_.state(1).policy.quantum_slices = 4; }
+
+  void submit(std::uint32_t rank, std::size_t key, std::uint64_t slices = kLong) {
+    if (uses_[key].inputs.empty()) {
+      uses_[key].what = What::kAllGather;
+      uses_[key].key = key;
+      uses_[key].count = slices * Ranks::kSlotBytes / sizeof(std::int32_t);
+      fill(uses_[key], 2, random_);
+    }
+    ranks_.submit(uses_[key], rank, static_cast<std::uint16_t>(key));
+  }
+
+  std::mt19937_64 random_{base_seed()};
+  Ranks ranks_{Case{2, 0, 0, 1, 4, 0, false}, kCalls, 87};
+  std::vector<Use> uses_ = std::vector<Use>(kCalls);
+  ByHand engine_{ranks_.state(0), /*residency_matters=*/false};
+  ByHand peer_{ranks_.state(1), /*residency_matters=*/false};
+};
+
+// Who has received what was sent ahead, and nothing more, goes back to the head of its queue, where
+// the peers are, too, sooner or later; not under the fixed policy, and not where that would keep
+// what is short from its turn.
+TEST_F(LongCalls, TheHeadIsNextBehindWhatOthersHaveLeft) {
+  submit(1, 1);
+  peer_.stay();
+  for (std::size_t key = 0; key < kCalls; ++key) submit(0, key);
+  engine_.stay();
+  ASSERT_GE(engine_.turns.size(), 5u);
+  engine_.turns.resize(5);
+  EXPECT_EQ(engine_.turns, (std::vector<std::uint16_t>{0, 1, 0, 1, 2}));
+  for (const std::size_t key : {0u, 2u}) submit(1, key);
+  for (int round = 0; round < 1000 && ranks_.stats(0).completed < kCalls; ++round) {
+    engine_.stay(), peer_.stay();
+  }
+  EXPECT_EQ(ranks_.stats(0).completed, kCalls);
+  for (const Use& u : uses_) check(u);
+}
+TEST_F(LongCalls, TheNextIsNextWhereSomethingShortIsInTheQueue) {
+  submit(1, 1);
+  peer_.stay();
+  submit(0, 0), submit(0, 1), submit(0, 2, 1);
+  engine_.stay();
+  ASSERT_GE(engine_.turns.size(), 3u);
+  engine_.turns.resize(3);
+  EXPECT_EQ(engine_.turns, (std::vector<std::uint16_t>{0, 1, 2}));
+}
+TEST_F(LongCalls, TheNextIsNextUnderTheFixedPolicy) {
+  ranks_.state(0).policy.stickiness = StickinessPolicy::kFixed;
+  submit(1, 1);
+  peer_.stay();
+  for (std::size_t key = 0; key < kCalls; ++key) submit(0, key);
+  engine_.stay();
+  ASSERT_GE(engine_.turns.size(), 3u);
+  engine_.turns.resize(3);
+  EXPECT_EQ(engine_.turns, (std::vector<std::uint16_t>{0, 1, 2}));
+}
+
+// How long one that has received something waits for more.
+struct Sticks {
+  bool disorder = false;
+  bool late = false;     // something comes while it waits
+  bool smaller = false;  // its seed than the head's
+  bool sticks = true;
+};
+void PrintTo(const Sticks& s, std::ostream* out) {
+  *out << (s.disorder ? "in disorder" : "in order") << (s.late ? ", something comes late" : "")
+       << (s.smaller ? ", the smaller seed" : ", the larger seed");
+}
+class Sticking : public LongCalls, public testing::WithParamInterface<Sticks> {};
+
+TEST_P(Sticking, ToWhatPeersAreAt) {
+  const Sticks c = GetParam();
+  std::size_t head = 0, other = 1;
+  const auto seed = [&](std::size_t key) { return hash_combine(ranks_.tag(0, key), 0); };
+  if ((seed(other) < seed(head)) != c.smaller) std::swap(head, other);
+  const auto slot = static_cast<std::uint16_t>(other);
+  submit(1, other);
+  peer_.stay();
+  submit(0, head), submit(0, other);
+  if (c.disorder) {
+    ranks_.state(0).policy.order_after_us = 1 << 30;
+    for (int i = 0; i < 10; ++i) ranks_.state(0).lanes[0].disorder.note_end(true);
+    ASSERT_TRUE(ranks_.state(0).lanes[0].disorder.expected());
+  }
+  bool came = false;
+  engine_.after_poll = [&](std::uint16_t s, std::uint32_t polls) {
+    if (!c.late || came || s != slot || polls != 10) return;
+    came = true;
+    peer_.stay();
+  };
+  engine_.stay();
+  EXPECT_EQ(came, c.late);
+  const EnginePolicy& policy = ranks_.state(0).policy;
+  // (The last look is not followed by a wait.)
+  const std::uint32_t at_first = policy.initial_threshold(1);
+  if (c.sticks) {
+    EXPECT_GE(engine_.most_polls[slot] + 1, policy.after_success(at_first));
+  } else {
+    EXPECT_LE(engine_.most_polls[slot], at_first);
+  }
+}
+INSTANTIATE_TEST_SUITE_P(All, Sticking,
+                         testing::Values(Sticks{}, Sticks{.smaller = true},
+                                         Sticks{.disorder = true, .sticks = false},
+                                         Sticks{.disorder = true, .smaller = true},
+                                         Sticks{.disorder = true, .late = true}));
+
 // ---- calls that are tried whole ----
 
 // Tries nothing, but says that it has, as the script wants.
@@ -1142,14 +1267,64 @@ TEST_F(WholeCalls, StreamsAreTriedTogetherWithTheirLike) {
   check(uses_[2]);  // slice by slice
 }
 
-// More of them would keep others waiting.
-TEST_F(WholeCalls, StreamsAreTriedTogetherWhileTheyAreNotTooLong) {
-  ranks_.whole_kib = kMostWholeKib / 2;
+TEST_F(WholeCalls, NoMoreStreamsAreTriedTogetherThanThePolicySays) {
+  ranks_.state(0).policy.most_streams = 2;
   for (const std::size_t key : {0u, 1u, 2u}) submit(What::kAllGather, key, 0, kWholeStream);
   engine_.script = [](std::uint16_t, Whole) { return WholeEnd::kDone; };
   engine_.stay();
   constexpr Whole kStream = Whole::kStream;
   EXPECT_EQ(engine_.tried, (std::vector<Batch>{{{0, kStream}, {1, kStream}}, {{2, kStream}}}));
+}
+
+// What is not to wait until long calls have ended is counted where it is mailed, and where it is
+// taken out.
+TEST(Letters, ThatAreUrgentAreCountedAtBothEnds) {
+  Ranks ranks(Case{1, 0, 0, 2, 2, 0, false}, 4, 88);
+  std::mt19937_64 random(base_seed());
+  std::vector<Use> uses(3);
+  for (std::size_t key = 0; key < uses.size(); ++key) {
+    uses[key].what = What::kBroadcast;
+    uses[key].key = key;
+    uses[key].count = 10;
+    fill(uses[key], 1, random);
+    // The first is long.
+    ranks.submit(uses[key], 0, static_cast<std::uint16_t>(key), key == 0 ? kWholeStream : 0);
+  }
+  ranks.release(0, 3, 3);  // for the first lane alone
+  Wholes engine(ranks.state(0), /*residency_matters=*/false);
+  engine.script = [](std::uint16_t, Whole) { return WholeEnd::kDone; };
+  engine.stay();
+  const RankState& state = ranks.state(0);
+  EXPECT_EQ(state.mailboxes[0].urgent, 3u);
+  EXPECT_EQ(state.lanes[0].urgent_taken, 3u);
+  EXPECT_EQ(state.mailboxes[1].urgent, 2u);
+  EXPECT_EQ(state.lanes[1].urgent_taken, 0u);
+}
+
+// Such as are worth it in a crowd alone.
+TEST_F(WholeCalls, WhatIsForCrowdsGoesBySlicesWhereNothingElseIsLong) {
+  submit(What::kAllGather, 0, 0, kWholeCrowd, true);
+  submit(What::kAllGather, 1, 0, true);  // is short
+  peer_.stay();
+  engine_.script = [](std::uint16_t, Whole) { return WholeEnd::kDone; };
+  for (int round = 0; round < 10; ++round) engine_.stay(), peer_.stay();
+  EXPECT_EQ(engine_.tried, (std::vector<Batch>{{{1, Whole::kAll}}}));
+  EXPECT_EQ(ranks_.stats(0).completed, 2u);
+  check(uses_[0]);
+}
+TEST_F(WholeCalls, WhatIsForCrowdsIsTriedInACrowd) {
+  for (const std::size_t key : {0u, 1u}) submit(What::kAllGather, key, 0, kWholeCrowd);
+  submit(What::kMeshBroadcast, 2, 0, kWholeStream);
+  submit(What::kMeshBroadcast, 3, 0, kWholeCrowd);
+  engine_.script = [](std::uint16_t slot, Whole) {
+    return slot == 1 ? WholeEnd::kWaits : WholeEnd::kDone;
+  };
+  engine_.stay();
+  constexpr Whole kStream = Whole::kStream;
+  // (The last one is left to slices.)
+  EXPECT_EQ(engine_.tried,
+            (std::vector<Batch>{{{0, kStream}, {1, kStream}}, {{2, kStream}, {3, kStream}}}));
+  EXPECT_EQ(ranks_.stats(0).completed, 3u);
 }
 
 // One that is done ends at once: its slot may be used again while others are tried. But its place
@@ -1351,7 +1526,7 @@ TEST_P(OneOrderOfWholes, WhereThereWasDisorderAndNothingIsHeard) {
   policy.stickiness = c.stickiness;
   policy.order = c.order;
   policy.order_after_us = c.after_us;
-  ranks_.whole_kib = kMostWholeKib;  // each is tried by itself
+  policy.most_streams = 1;
   for (std::size_t key = 0; key < kCalls; ++key) submit(c.what, key, 0, kWholeStream);
   engine_.hears_what_waits = c.hears;
   engine_.try_ns = std::uint64_t{c.try_us} * 1000;
@@ -1390,7 +1565,7 @@ class ClosedOrder : public WholeCalls, public testing::WithParamInterface<std::u
 TEST_P(ClosedOrder, IsOvertakenByNobodyAfterAWhile) {
   const std::uint64_t late_ns = GetParam();
   ranks_.state(0).policy.order_after_us = 0;
-  ranks_.whole_kib = kMostWholeKib;
+  ranks_.state(0).policy.most_streams = 1;
   engine_.pass_time(2 * kOpenNs);
   engine_.hears_what_waits = false;
   engine_.script = [](std::uint16_t slot, Whole) {
@@ -1422,7 +1597,7 @@ class OneOrderOfMany : public testing::Test {
 
   OneOrderOfMany() {
     ranks.state(0).policy.order_after_us = 0;
-    ranks.whole_kib = kMostWholeKib;
+    ranks.state(0).policy.most_streams = 1;
     std::mt19937_64 random(base_seed());
     for (std::size_t key = 0; key < kKeys; ++key) {
       uses[key].what = What::kAllGather;

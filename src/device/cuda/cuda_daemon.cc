@@ -132,7 +132,7 @@ class CudaDaemon : public StreamDaemon {
     } else {
       put(inv, fresh, place.sqe);
       prepare_whole(inv, fresh != nullptr, place.call);
-      say_whole(place.call, place.sqe.inv);
+      place.sqe.inv.whole = whole_of(place.call, inv.geometry);
     }
     ++pending_;
     ++beside_;
@@ -201,7 +201,7 @@ class CudaDaemon : public StreamDaemon {
     put(inv, fresh, l.sqe);
     const Geometry& g = inv.geometry;
     const unsigned threads = prepare_solo(inv, fresh != nullptr, l.solo);
-    say_whole(l.solo, l.sqe.inv);
+    l.sqe.inv.whole = whole_of(l.solo, g);
     // With the engine, one more for the first lane, see unjam_call_kernel.
     const unsigned blocks = l.solo.lanes == 0 && g.first_lane != 0 ? g.lanes + 1u : g.lanes;
     void* arguments[] = {&rank_, &l};
@@ -761,36 +761,23 @@ class CudaDaemon : public StreamDaemon {
     call.streams = describe_stream(inv, call);
     if (call.streams || describe_solo(inv, call) != 0) address(inv, call);
   }
-  // Streams that are tried whole have no more chunks than take a millisecond or two between 2
-  // H200s: longer ones were no slower by slices, which give way sooner.
-  static constexpr std::uint32_t kMostWholeChunks = 32;
-  // All-reduces, whose hops wait for each other, are not to take much longer than a turn: where
-  // many are outstanding a lot ends with that, on each rank at a moment of its own, and then ranks
-  // are at different calls. (2 H100s, 32 lanes, 64 outstanding: 128 MiB whole 530 us each, 256 MiB
-  // whole 2,500 and by slices 930. Smaller ones by slices would count as short, see
-  // Engine::is_short().)
-  static constexpr std::uint64_t kMostWholeReduced = std::uint64_t{192} << 20;
-  static bool streams_whole(const SoloCall& call, const Geometry& g) {
-    return call.chunks <= kMostWholeChunks &&
-           (!call.hops.two_hops() || g.count * dtype_bytes(g.dtype) <= kMostWholeReduced);
+  // What takes longer than some turns goes by slices where nothing else of some length is there: it
+  // then gives way sooner to what is short, and when it comes back it still borrows slots. (1 GiB
+  // between two H100s, 8 KiB behind it: 3,300 us and 1.0 ms, whole 3,600 and 1.7 ms. 16 at once:
+  // 58 ms each by slices, 4.0 ms whole.)
+  static bool is_for_crowds(const SoloCall& call, const Geometry& g) {
+    constexpr std::uint32_t kMostChunks = 32;
+    constexpr std::uint64_t kMostReduced = std::uint64_t{192} << 20;
+    return call.chunks > kMostChunks ||
+           (call.hops.two_hops() && g.count * dtype_bytes(g.dtype) > kMostReduced);
   }
   // Invocation::whole. (Reductions of rare types want more memory of a thread than kernels have,
   // see tools/ptxas_report.py.)
   static std::uint8_t whole_of(const SoloCall& call, const Geometry& g) {
     if (call.lanes == 0 || call.two_shot) return 0;
-    if (call.streams) return streams_whole(call, g) ? kWholeStream : std::uint8_t{0};
+    if (call.streams) return is_for_crowds(call, g) ? kWholeCrowd : kWholeStream;
     const bool common = call.plain || !call.reduces;
     return common ? static_cast<std::uint8_t>(call.before + 1) : std::uint8_t{0};
-  }
-  static void say_whole(const SoloCall& call, Invocation& inv) {
-    inv.whole = whole_of(call, inv.geometry);
-    inv.whole_kib = inv.whole == kWholeStream ? kib_of(inv.geometry) : std::uint16_t{0};
-  }
-  // Invocation::whole_kib.
-  static std::uint16_t kib_of(const Geometry& g) {
-    const std::uint64_t bytes =
-        g.lane_part(g.longest_part(), g.first_lane).length * dtype_bytes(g.dtype);
-    return static_cast<std::uint16_t>(std::min<std::uint64_t>((bytes + 1023) / 1024, UINT16_MAX));
   }
   // Fills in where everything is.
   void address(const Invocation& inv, SoloCall& solo) const {

@@ -664,15 +664,20 @@ class CudaDev {
   __device__ std::uint32_t lane_index() const { return s_.lane; }
   // Only of a daemon's interest.
   __device__ void set_moving(bool moving) { set_bit(r_.moving, s_.moving, moving); }
-  // Whether a stream that has had its turn keeps somebody from going on: what is short, and
-  // newcomers, which may be.
+  // Whether calls that have had their turn keep somebody from going on: what is short, and
+  // newcomers that may be, or come before them. (Newcomers that are as long wait: they would only
+  // change places with those, on each rank at a moment of its own. With any mail for a reason 64
+  // all-reduces of 256 MiB between two H100s took 2,500 us each, without 950.)
   __device__ bool others_wait() const {
-    Mailbox& mailbox = r_.rank.mailboxes[s_.lane];
-    if (lane_.shorts != 0 || !mailbox.looks_empty()) return true;
+    if (lane_.shorts != 0) return true;
+    const bool may_overtake = r_.rank.policy.order == OrderPolicy::kPriority && mail_waits();
+    std::uint64_t& mailed = r_.rank.mailboxes[s_.lane].urgent;
+    if (may_overtake || load_relaxed_local(mailed) != lane_.urgent_taken) return true;
     if (s_.lane != 0) return false;
     return load_relaxed_local(r_.inbox_written) != s_.inbox_read ||
            load_relaxed(r_.link->sq_written) != s_.sq_read;  // over PCIe
   }
+  __device__ bool mail_waits() const { return !r_.rank.mailboxes[s_.lane].looks_empty(); }
   __device__ bool has_had_its_stay(std::uint64_t now) const {
     return residency_matters() && now - s_.driven_ns > longest_stay_ns(r_);
   }

@@ -49,7 +49,7 @@ struct WholeStreams {
   std::uint32_t events;
   bool borrows;           // it is one call, from the beginning: as without an engine
   std::uint32_t patient;  // calls, as bits: worth a longer wait
-  std::uint32_t ended;    // calls, as bits, of which all is told
+  std::uint32_t ended;    // calls, as bits, of which all is told; the second warp's
   // Calls, as bits: those whose connectors are there, and of these such as can do something at
   // once.
   std::uint32_t there, ready;
@@ -520,6 +520,7 @@ __device__ __forceinline__ void publish_several(CudaRank& r, const LaneTransport
       const std::uint32_t place = x.places[i];
       if ((ended >> place & 1) != 0 || !tell_if_done(stream_of(t, place), x.calls[place])) continue;
       ended |= 1u << place;
+      if (thread == 0) CudaDev::store_block(x.ended, ended);
       told = false;
       // What the thread has acquired, and the others' stores behind that: all of the call.
       if (thread == 0) end_early(place);
@@ -534,10 +535,7 @@ __device__ __forceinline__ void publish_several(CudaRank& r, const LaneTransport
     if (poke_at != nullptr) store_system(*poke_at, poke);
     told = true;
   }
-  if (thread == 0) {
-    s.poke = poke;
-    x.ended = ended;
-  }
+  if (thread == 0) s.poke = poke;
   if (thread < calls) {
     WholeStreamed& of = x.calls[x.places[thread]];
 #pragma unroll
