@@ -22,6 +22,7 @@
 #include "device/cuda/cuda_error.h"
 #include "device/cuda/first_launch.h"
 #include "device/cuda/kernels.h"
+#include "device/cuda/lane_choice.h"
 #include "device/cuda/nvlink.h"
 #include "device/cuda/rank_state.h"
 #include "device/cuda/recall.h"
@@ -34,7 +35,7 @@ constexpr std::uint32_t kMostReleases = 256;  // of one command
 // Blocks of a call in a stream that the device begins together, in one GPC: large calls are up to
 // 17 % faster so, less with 8 (2 H100s, docs/benchmarks.md). SMs of those that have ended are free,
 // whoever of the cluster goes on: what waits in a stream still holds one. Not a daemon's, which may
-// find few SMs free, and those anywhere, and must begin all the same.
+// find few SMs free, and those anywhere, and must begin all the same: lane_choice.h.
 constexpr unsigned kCluster = 4;
 
 cudaLaunchAttribute clusters_of(unsigned blocks) {
@@ -349,6 +350,7 @@ class CudaDaemon : public StreamDaemon {
     w.field("blocks", o_.shape.lanes);
     w.field("threads_per_block", o_.block_threads);
     w.field("blocks_per_cluster_of_calls", cluster_);
+    w.field("blocks_of_a_daemon", daemon_blocks_);  // of which one a lane stays
     w.field("registers_per_thread", attributes_.numRegs);
     w.field("shared_bytes_per_block", attributes_.sharedSizeBytes + kEngineSharedBytes);
     w.field("local_bytes_per_thread", attributes_.localSizeBytes);
@@ -601,7 +603,10 @@ class CudaDaemon : public StreamDaemon {
     early_ =
         properties.major >= 9 && attributes_.binaryVersion >= 90 && attributes_.ptxVersion >= 90;
     // (Ranks that share the device have lanes for which SMs are there, wherever they are free.)
-    if (!o_.shares_device && properties.major >= 9 && clusters_fit()) cluster_ = kCluster;
+    const bool by_place = !o_.shares_device && properties.major >= 9 && clusters_fit();
+    if (by_place) cluster_ = kCluster;
+    const bool chooses = by_place && properties.major == 9 && lanes_have_sms(o_.shape.lanes);
+    daemon_blocks_ = chooses ? kChoosingBlocks : o_.shape.lanes;
     void* arguments[] = {&keys_};
     return cuda_ok(cudaStreamSynchronize(nullptr), "filling the engine's memory", error) &&
            // In the daemon's stream, which has its queue from here on, see first_launch.h.
@@ -1158,9 +1163,10 @@ class CudaDaemon : public StreamDaemon {
                      std::memory_order_relaxed);
     void* arguments[] = {&rank_, &daemon_};
     std::string error;
-    if (launch(engine_kernel(), o_.shape.lanes, o_.block_threads, arguments, stream_,
+    if (launch(engine_kernel(), daemon_blocks_, o_.block_threads, arguments, stream_,
                "launching the daemon", error)) {
       launch_failed_ = false;
+      daemon_.choice ^= 1;
       return true;
     }
     // Said once, not at each try.
@@ -1204,6 +1210,8 @@ class CudaDaemon : public StreamDaemon {
   int blocks_per_sm_ = 0;
   bool early_ = false;    // calls without the engine are launched early
   unsigned cluster_ = 1;  // of calls' blocks that come in such
+  // As many as there are lanes, or more that choose theirs, see lane_choice.h.
+  unsigned daemon_blocks_ = 0;
   std::string name_;
   mutable std::mutex refreshing_;
   cudaStream_t stream_ = nullptr;          // of the daemon

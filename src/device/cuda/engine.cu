@@ -2,32 +2,39 @@
 //
 // An instance is one kernel: a daemon (launched by the host while there is work and nobody is
 // there), a call (in a stream, brings its invocation and ends with it) or a wait (in a stream, ends
-// with an invocation that was submitted before). Block b of a daemon drives lane b if nobody does
-// (CudaRank::lanes has a bit for each lane that somebody does: its lease); a call's blocks drive
+// with an invocation that was submitted before). A daemon's block drives its lane (lane_choice.h)
+// if nobody does (CudaRank::lanes has a bit for each lane that somebody does: its lease); a call's
+// blocks drive
 // the first lane and the call's own. Only the driver of the first lane takes submissions and hands
 // them to the others' mailboxes.
 //
 // A daemon's blocks wait for lanes that others drive, so while it is resident every lane has
 // somebody, or soon has.
 //
-// Leaving. A daemon's first block decides for the whole grid: nothing moves in any lane and nothing
-// is submitted (see CudaDev::try_quit for the look after `resident` is cleared), it is in the way
-// of calls that need no daemon (CudaDev::in_the_way), or its stay is over. It then says so in
-// `closed`; the other blocks finish their pass and leave. A call's blocks
-// leave when their lanes are through with it, the first one, like a wait's, when it has ended. A
-// lane that is left while something in it can move, or has something in its mailbox, is announced
-// in `rung`, and the launcher launches a daemon. What peers write later is announced by their
-// pokes.
+// Leaving. The first lane's block of a daemon decides for the whole grid: nothing moves in any lane
+// and nothing is submitted (see CudaDev::try_quit for the look after `resident` is cleared), it is
+// in the way of calls that need no daemon (CudaDev::in_the_way), or its stay is over. It then says
+// so in `closed`; the other blocks finish their pass and leave. A call's blocks leave when their
+// lanes are through with it, the first one, like a wait's, when it has ended. A lane that is left
+// while something in it can move, or has something in its mailbox, is announced in `rung`, and the
+// launcher launches a daemon. What peers write later is announced by their pokes.
 //
 // While a stream waits, its first block serves every lane that nobody drives, one after the other:
 // all pending collectives of the rank go on, even if nothing can be launched (a thread in
 // cudaFree).
 #include "device/cuda/instance.cuh"
 #include "device/cuda/kernels.h"
+#include "device/cuda/lane_choice.h"
 #include "device/cuda/whole_dev.cuh"
 
 namespace unjam {
 namespace {
+
+__device__ std::uint32_t sm_of_block() {
+  std::uint32_t sm;
+  asm volatile("mov.u32 %0, %%smid;" : "=r"(sm));
+  return sm;
+}
 
 // A block of the daemon waits until it has its lane, which another instance drives. False: the
 // daemon leaves. The first block decides that, for all.
@@ -88,11 +95,11 @@ __global__ void __launch_bounds__(512, 1)
   extern __shared__ __align__(16) unsigned char engine_shared[];
   __shared__ alignas(16) unsigned char dev_shared[sizeof(DevShared)];
   __shared__ bool mine;
+  __shared__ std::uint32_t own_lane;  // of a daemon's block
   CudaRank& r = *rank;
   wait_for_stream();
   const Block block = block_of(engine_shared, dev_shared);
   DevShared& s = block.dev;
-  const std::uint32_t lane = blockIdx.x;
   const bool waits = launch.kind == EngineKind::kWait;
   if (threadIdx.x == 0) {
     begin_instance(s, launch.kind, launch.slot, launch.serial, waits ? 0 : launch.serial);
@@ -107,16 +114,22 @@ __global__ void __launch_bounds__(512, 1)
     return;
   }
   if (threadIdx.x == 0) {
+    const std::uint32_t lanes = r.rank.num_lanes;
+    const std::uint32_t lane = gridDim.x == lanes
+                                   ? blockIdx.x
+                                   : r.lane_choice.choose(launch.choice, sm_of_block(), lanes,
+                                                          gridDim.x, [] { __nanosleep(3000); });
+    own_lane = lane;
     if (lane == 0) {
       store_relaxed_local(r.daemon, 1u);
       store_relaxed_local(r.heard, 0u);
       store_seq_cst(r.link->residency.resident, 1u);
       ResidencySteps::begin(r.link->residency);
     }
-    mine = take_over(r, s, lane);
+    mine = lane != kNoLane && take_over(r, s, lane);
   }
   sync_block();
-  if (mine) drive<WholeDev>(r, lane, block);
+  if (mine) drive<WholeDev>(r, own_lane, block);
 }
 
 // "The inputs of the invocation with this ticket are there."

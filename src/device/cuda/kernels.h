@@ -5,7 +5,7 @@
 
 namespace unjam {
 
-// (CudaRank*, EngineLaunch): daemons, a block a lane, and waits, one block; (CudaRank*,
+// (CudaRank*, EngineLaunch): daemons, a block a lane or more, and waits, one block; (CudaRank*,
 // CudaLaunch): calls, a block a lane. Both with so much dynamic shared memory.
 const void* engine_kernel();
 const void* call_kernel();

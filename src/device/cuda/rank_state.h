@@ -4,6 +4,7 @@
 
 #include <cstdint>
 
+#include "device/cuda/lane_choice.h"
 #include "engine/cuda_driver.h"
 #include "engine/hop_peers.h"
 #include "engine/residency.h"
@@ -125,6 +126,7 @@ struct EngineLaunch {
   EngineKind kind = EngineKind::kDaemon;
   std::uint32_t slot = 0;    // that it ends with, if it is a wait
   std::uint64_t serial = 0;  // of the invocation there; of daemons: their generation, unique
+  std::uint32_t choice = 0;  // of daemons, 0 and 1 by turns: LaneChoice::choose()
 };
 struct CudaLaunch {
   std::uint32_t slot = 0;
@@ -175,6 +177,7 @@ struct CudaRank {
   // Two bits a lane, in one word so that leaving and saying what is left is one step. Low half: an
   // instance drives it (its lease). High half: it was left with something in its queue.
   std::uint64_t lanes = 0;
+  LaneChoice lane_choice;          // of the daemon's blocks
   std::uint32_t attention = 0;     // CudaLink::attention, as last seen
   std::uint32_t moving = 0;        // a bit a lane: something moves in it
   std::uint32_t holding = 0;       // a bit a lane: its queue was not empty at the last look

@@ -1,0 +1,78 @@
+// Which block of a daemon drives which lane, where that goes by the SM that the block is on.
+//
+// Where blocks are is up to the GPU: of a grid of 32 it puts some on SMs by themselves and some in
+// pairs on those of a TPC, as many as it likes in a GPC. Lanes whose SMs share less then move more
+// than others, and all have the same to move. (A copy to the peer by 32 blocks of equal parts, two
+// H100s: 348 GB/s where they come to be, 369, which is the link's, where they are pairs, two in
+// each of eight GPCs. Calls in streams get that by coming in clusters. A cluster needs four SMs of
+// a GPC at once, which a daemon cannot wait for: a GPU may be full of others' kernels for long.)
+//
+// So a daemon has more blocks than lanes, and each chooses as it begins. The first takes the first
+// lane, without which a daemon does nothing; who is on a lane's SM takes that lane; the others end
+// at once. But of the last ones, as many as there are lanes, each waits for a moment and then takes
+// any lane that is left. So every lane gets a block, whatever SMs are free: there are no more lanes
+// left than such blocks. On a full GPU that is later than if there were no choice, by what it takes
+// the others to begin and end.
+//
+// Two words, of this daemon and of the next one, whose blocks begin when all of this one's have
+// ended; its first block clears the other's. Relaxed: nothing else goes with them (what a lane's
+// driver acquires is its lease).
+#pragma once
+
+#include <cstdint>
+
+#include "base/atomics.h"
+#include "base/portability.h"
+
+namespace unjam {
+
+inline constexpr std::uint32_t kNoLane = 0xffffffff;
+// So many that on an empty H100 or H200 each of the SMs below gets one. (With one for each SM of
+// the GPU calls took as long, and on a full GPU more would have to begin before the last ones.)
+inline constexpr std::uint32_t kChoosingBlocks = 64;
+
+// Whether there is something to choose, with so many lanes.
+UNJAM_HD inline bool lanes_have_sms(std::uint32_t lanes) {
+  return lanes >= 4 && lanes <= 32 && lanes % 4 == 0;
+}
+
+// The lane that is to be on this SM: two pairs in a GPC, so of 32 lanes in each. H100s and H200s
+// number the SMs of a TPC behind each other, and TPCs by one of each of their GPCs in turn. (On a
+// GPU that has fewer than eight of these the lanes are spread a little less evenly.)
+UNJAM_HD inline std::uint32_t lane_of_sm(std::uint32_t sm, std::uint32_t lanes) {
+  constexpr std::uint32_t kGpcs = 8, kPairs = 2;
+  const std::uint32_t tpc = sm / 2, gpc = tpc % kGpcs, pair = tpc / kGpcs, used = lanes / 4;
+  if (gpc >= used || pair >= kPairs) return kNoLane;
+  return 2 * (pair * used + gpc) + sm % 2;
+}
+
+struct LaneChoice {
+  // Low half: lanes that are taken, as bits; high half: how many blocks have begun.
+  std::uint64_t words[2] = {};
+
+  // The lane of a block that begins, or kNoLane: it is not needed. By one thread of each block,
+  // once. `which`: of the words, changes from daemon to daemon. pause(): lets the blocks that begin
+  // at about the same time take their lanes.
+  template <class Pause>
+  UNJAM_HD std::uint32_t choose(std::uint32_t which, std::uint32_t sm, std::uint32_t lanes,
+                                std::uint32_t blocks, Pause pause) {
+    const LocalAtomicRef<std::uint64_t> word(words[which]);
+    // (Not by compare and exchange, with which of all that begin together one at a time gets on.)
+    const auto take = [&](std::uint32_t lane) {
+      return (word.fetch_or(std::uint64_t{1} << lane, kRelaxed) >> lane & 1) == 0;
+    };
+    const auto begun =
+        static_cast<std::uint32_t>(word.fetch_add(std::uint64_t{1} << 32, kRelaxed) >> 32);
+    if (begun == 0) store_relaxed_local(words[1 - which], std::uint64_t{0});
+    const std::uint32_t own = begun == 0 ? 0 : lane_of_sm(sm, lanes);
+    if (own != kNoLane && take(own)) return own;
+    if (blocks - begun > lanes) return kNoLane;
+    pause();
+    for (std::uint32_t lane = 0; lane < lanes; ++lane) {
+      if ((word.load(kRelaxed) >> lane & 1) == 0 && take(lane)) return lane;
+    }
+    return kNoLane;  // (No lane is given back, so one pass tells.)
+  }
+};
+
+}  // namespace unjam
