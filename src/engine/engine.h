@@ -60,9 +60,10 @@
 // there for slices alone, and the progress of what is whole is one of two states, nothing done or
 // all sent.
 //
-// What mesh plans move through slots, chunk after chunk, goes so as well (kWholeStream), several of
-// the same kind and group together, and always by itself: until all are done, or peers do not keep
-// up, or somebody else could go on and they have had their turn. One that is done meanwhile ends at
+// What mesh plans move through slots, chunk after chunk, goes so as well (kWholeStream; kWholeCrowd
+// only where another one of some length is in the queue), several of the same kind and group
+// together: until all are done, or peers do not keep up, or they have had their turn and something
+// short could go on, or half of them are done and others wait. One that is done meanwhile ends at
 // once (end_early()). What is left of the others is the progress of each hop
 // (DynamicContext::behind), from which a later turn goes on; and those that have moved go on before
 // what stands behind them is begun, so that ranks come to be at the same ones. To slices it is left
@@ -699,10 +700,16 @@ class Engine {
   // as in one order on 4 GPUs. Where ranks are in disorder all are taken in, for an order that all
   // have is one of all of them (one_order.h).
   UNJAM_HD bool wants_newcomers() {
-    s_.fetching =
-        !s_.fetching && (lane_.queue.empty() || !s_.heard || s_.quantum_over || in_disorder());
+    s_.fetching = !s_.fetching &&
+                  (lane_.queue.empty() || !s_.heard || s_.quantum_over || in_disorder() || digs());
     if (s_.fetching) s_.fetched = false;
     return s_.fetching;
+  }
+
+  // Something urgent is in the mailbox, maybe behind many letters, and all that is in the queue is
+  // long: letters are taken in until it is found.
+  UNJAM_HD bool digs() const {
+    return lane_.shorts == 0 && load_relaxed_local(mailbox_.urgent) != lane_.urgent_taken;
   }
 
   // See one_order.h. The fixed policy is a queue in the order of calls, and nothing else.
@@ -786,23 +793,27 @@ class Engine {
 
   // By the control threads: each looks at newcomers of its own, the lead lines them up.
   UNJAM_HD void fetch_several() {
-    std::uint32_t n = 0;
-    if (dev_.leads()) {
-      const std::uint32_t size = lane_.queue.size();
-      const std::uint32_t room = size < kActiveContexts ? kActiveContexts - size : 1;
-      n = mailbox_.count(in_disorder() ? kActiveContexts : room);
+    bool more = true;
+    while (more) {
+      std::uint32_t n = 0;
+      if (dev_.leads()) {
+        const std::uint32_t size = lane_.queue.size();
+        const std::uint32_t room = size < kActiveContexts ? kActiveContexts - size : 1;
+        n = mailbox_.count(in_disorder() || digs() ? kActiveContexts : room);
+      }
+      n = tell(n);
+      for (std::uint32_t i = dev_.first(); i < n; i += dev_.stride()) {
+        s_.newcomers[i] = receive(mailbox_.at(i));
+      }
+      dev_.sync_control();
+      if (dev_.leads() && n != 0) {
+        for (std::uint32_t i = 0; i < n; ++i) take_letter(s_.newcomers[i]);
+        mailbox_.take(n);
+        s_.fetched = true;
+      }
+      dev_.sync_control();
+      more = tell(dev_.leads() && n == kActiveContexts && digs() ? 1 : 0) != 0;
     }
-    n = tell(n);
-    for (std::uint32_t i = dev_.first(); i < n; i += dev_.stride()) {
-      s_.newcomers[i] = receive(mailbox_.at(i));
-    }
-    dev_.sync_control();
-    if (dev_.leads() && n != 0) {
-      for (std::uint32_t i = 0; i < n; ++i) take_letter(s_.newcomers[i]);
-      mailbox_.take(n);
-      s_.fetched = true;
-    }
-    dev_.sync_control();
   }
   // By the lead.
   UNJAM_HD bool fetch() {
@@ -1002,19 +1013,22 @@ class Engine {
         break;
       default:
         record(TraceType::kPreempt, &a.inv);
-        if (ends_pass(a.inv)) s_.cursor = kNoSlot;
+        if (is_late_for_head(a)) s_.shorts_only = true;
         break;
     }
   }
 
-  // By the lead: whether the next turn is the head's again, behind one that has waited for peers in
-  // vain. If something had come for it, they have been here, and are elsewhere. Where calls are
+  // By the lead: whether what is long waits for the next pass, behind one that has waited for peers
+  // in vain. If something had come for it, they have been here, and are elsewhere. Where calls are
   // long each rank then found what others had sent ahead, one call after the other, and all went
-  // around the queue behind each other: 64 all-reduces of 256 MiB took 24 ms each on two H100s. All
-  // have the head in common, mostly. (What is short does not wait for that.)
-  UNJAM_HD bool ends_pass(const Invocation& inv) const {
-    return s_.received && lane_.shorts == 0 && !holds() &&
-           s_.policy.stickiness == StickinessPolicy::kAdaptive && !is_short(inv);
+  // around the queue behind each other (docs/benchmarks.md, "By slices"). The head of the queue is
+  // what they have in common, mostly; so there they wait for each other. (If it is among others, it
+  // is not, and may be slow.)
+  UNJAM_HD bool is_late_for_head(const ActiveContext& a) const {
+    const bool adapts = s_.policy.stickiness == StickinessPolicy::kAdaptive;
+    if (!s_.received || !adapts || is_short(a.inv)) return false;
+    const std::uint16_t head = lane_.queue.head();
+    return head != kNoSlot && head != a.slot && rank_.invocations[head].key->group == a.group;
   }
   // By the lead: of a turn that has ended, but could have gone on.
   UNJAM_HD void give_way_to_shorts() {
@@ -1138,10 +1152,9 @@ class Engine {
   // takes a GPU a microsecond, and alike whenever it is asked. (Packets of GPUs are one loop.)
   UNJAM_HD bool is_short(const Invocation& inv) const {
     // (A stream is as long as a quantum, however few its slices are: of another that would be
-    // interrupted as well, each rank at a moment of its own.)
-    if constexpr (kWholeCalls) {
-      if (is_stream(inv)) return false;
-    }
+    // interrupted as well, each rank at a moment of its own. So it is for a device that does none
+    // whole, too: lanes, and what counts such as are short, go from one to another.)
+    if (is_stream(inv)) return false;
     if constexpr (Dev::kInlinePacketFlags) {
       if (has_inline_flags(inv.protocol)) return true;
     }
@@ -1840,9 +1853,10 @@ class Engine {
       s_.heard = true;
       s_.received = true;
       // Peers are at it. (What is sent says nothing about them: it goes to who is not there, too,
-      // and who stuck to its collective then would miss them where they are. In disorder nor does
-      // what was there before this lane: they may have been here, and gone on; but for the front.)
-      if (s_.waited || !in_disorder() || is_patient(a.inv)) {
+      // and who stuck to its collective then would miss them where they are. In disorder, of what
+      // is long, nor does what was there before this lane: they may have been here, and gone on;
+      // but for the front.)
+      if (s_.waited || !in_disorder() || is_patient(a.inv) || is_short(a.inv)) {
         s_.threshold = dev_.threshold(s_.policy.after_success(s_.threshold));
       }
     }

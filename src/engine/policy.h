@@ -31,7 +31,8 @@ struct EnginePolicy {
         position < 31 ? spin_head >> (2 * position < 31 ? 2 * position : 31) : 0;
     return t > spin_base ? t : spin_base;
   }
-  // Threshold after a primitive that moved something from a peer. Saturates.
+  // Threshold after a primitive that moved something from a peer, who is there (see
+  // Engine::move_on()). Saturates.
   UNJAM_HD std::uint32_t after_success(std::uint32_t threshold) const {
     if (stickiness == StickinessPolicy::kFixed) return spin_base;
     const std::uint64_t t = static_cast<std::uint64_t>(threshold) * spin_boost;

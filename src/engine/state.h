@@ -90,11 +90,10 @@ struct alignas(16) LaneState {
 };
 
 struct Mailbox : SpscRing<std::uint16_t> {
-  // By the producer, beside `written`: how many of the letters so far want to be looked at soon
-  // (Engine::is_urgent()). A hint for the consumer, which counts those that it has taken
-  // (LaneState::urgent_taken): relaxed, for one that is seen before its letter is found with it, or
-  // a moment later.
-  std::uint64_t urgent = 0;
+  // The producer's: how many of the letters so far want to be looked at soon (Engine::is_urgent()).
+  // A hint for the consumer, which counts those that it has taken (LaneState::urgent_taken):
+  // relaxed, for one that is seen before its letter is found with it, or a moment later.
+  alignas(kFalseSharingBytes) std::uint64_t urgent = 0;
 };
 
 struct Sqe {
@@ -243,8 +242,8 @@ struct BlockShared {
   std::uint32_t quantum = 0;        // slices left of this collective's turn
   bool moved = false;               // the pass has moved data, or ended an invocation
   bool heard = false;               // the pass has moved something that came from a peer
-  bool received = false;            // the turn has
-  bool waited = false;              // the slice before the next was not there at the first look
+  bool received = false;            // the turn has moved something that came from a peer
+  bool waited = false;              // the slice that was prepared last lacked something at first
   bool wants_room = false;          // some invocation waits for room only
   bool pass_begun = false;
   bool fetching = false;         // the pass ends when newcomers were taken in,

@@ -309,6 +309,7 @@ class ByHand : public Looking {
   std::map<std::uint16_t, std::uint32_t> most_polls;
   // What comes to pass when somebody has looked in vain.
   std::function<void(std::uint16_t slot, std::uint32_t polls)> after_poll;
+  std::uint32_t lane = 0;  // that it drives
   void delay() {
     if (turns.empty() || turns.back() != shared_.slot) turns.push_back(shared_.slot);
     waited_ns_ += turn_ns;
@@ -323,7 +324,7 @@ class ByHand : public Looking {
   std::uint64_t stay() {
     const std::uint64_t before = moved_;
     doorbell_awake(doorbell());
-    Engine<ByHand>::run(*this, rank_, 0, shared_);
+    Engine<ByHand>::run(*this, rank_, lane, shared_);
     return moved_ - before;
   }
 
@@ -556,6 +557,9 @@ class Ranks {
 
   std::uint32_t lack(std::uint32_t r, std::size_t key) {
     return static_cast<std::uint32_t>(load_relaxed(ranks_[r]->keys[key]->lanes[0].lack));
+  }
+  void set_group(std::uint32_t r, std::size_t key, std::uint64_t group) {
+    ranks_[r]->keys[key]->state.group = group;
   }
   std::uint64_t tag(std::uint32_t r, std::size_t key) { return ranks_[r]->keys[key]->state.tag; }
   std::uint32_t in_queue(std::uint32_t r, std::size_t key) {
@@ -1049,7 +1053,7 @@ TEST_F(LongCalls, TheHeadIsNextBehindWhatOthersHaveLeft) {
   EXPECT_EQ(ranks_.stats(0).completed, kCalls);
   for (const Use& u : uses_) check(u);
 }
-TEST_F(LongCalls, TheNextIsNextWhereSomethingShortIsInTheQueue) {
+TEST_F(LongCalls, WhatIsShortDoesNotWaitForTheHead) {
   submit(1, 1);
   peer_.stay();
   submit(0, 0), submit(0, 1), submit(0, 2, 1);
@@ -1057,6 +1061,29 @@ TEST_F(LongCalls, TheNextIsNextWhereSomethingShortIsInTheQueue) {
   ASSERT_GE(engine_.turns.size(), 3u);
   engine_.turns.resize(3);
   EXPECT_EQ(engine_.turns, (std::vector<std::uint16_t>{0, 1, 2}));
+}
+TEST_F(LongCalls, TheNextIsNextIfTheHeadIsOfOtherRanks) {
+  ranks_.set_group(0, 0, 12345);
+  submit(1, 1);
+  peer_.stay();
+  for (std::size_t key = 0; key < kCalls; ++key) submit(0, key);
+  engine_.stay();
+  ASSERT_GE(engine_.turns.size(), 3u);
+  engine_.turns.resize(3);
+  EXPECT_EQ(engine_.turns, (std::vector<std::uint16_t>{0, 1, 2}));
+}
+// A head that gets on now and then keeps nobody.
+TEST_F(LongCalls, TheNextIsNextBehindTheHead) {
+  submit(1, 0);
+  peer_.stay();
+  for (std::size_t key = 0; key < kCalls; ++key) submit(0, key);
+  std::uint64_t first_pass = 0;  // of the last one
+  engine_.after_poll = [&](std::uint16_t slot, std::uint32_t) {
+    if (slot == kCalls - 1 && first_pass == 0) first_pass = ranks_.stats(0).passes;
+  };
+  engine_.stay();
+  // (The first pass is over when there is nobody yet.)
+  EXPECT_EQ(first_pass, 2u);
 }
 TEST_F(LongCalls, TheNextIsNextUnderTheFixedPolicy) {
   ranks_.state(0).policy.stickiness = StickinessPolicy::kFixed;
@@ -1299,6 +1326,42 @@ TEST(Letters, ThatAreUrgentAreCountedAtBothEnds) {
   EXPECT_EQ(state.lanes[0].urgent_taken, 3u);
   EXPECT_EQ(state.mailboxes[1].urgent, 2u);
   EXPECT_EQ(state.lanes[1].urgent_taken, 0u);
+  // An engine that does nothing whole has the other lane: it counts the same.
+  ByHand other(ranks.state(0), /*residency_matters=*/false);
+  other.lane = 1;
+  other.stay();
+  EXPECT_EQ(state.lanes[1].urgent_taken, 2u);
+  EXPECT_EQ(state.lanes[1].shorts, 0u);
+  EXPECT_EQ(state.lanes[0].shorts, 0u);
+  EXPECT_TRUE(ranks.wait(0, 3));
+}
+
+// Nor what is short behind letters of long ones: all up to it are taken in.
+TEST(Letters, AreTakenInUpToWhatIsUrgent) {
+  constexpr std::size_t kLong = 20;
+  Ranks ranks(Case{2, 0, 0, 1, 2, 0, false}, kLong + 1, 89);
+  std::mt19937_64 random(base_seed());
+  std::vector<Use> uses(kLong + 1);
+  for (std::size_t key = 0; key <= kLong; ++key) {
+    uses[key].what = What::kAllGather;
+    uses[key].key = key;
+    uses[key].count = 10;
+    fill(uses[key], 2, random);
+    ranks.submit(uses[key], 0, static_cast<std::uint16_t>(key), key < kLong ? kWholeStream : 1);
+  }
+  Wholes engine(ranks.state(0), /*residency_matters=*/false);
+  // Long ones have their turns, and go on.
+  std::size_t turns = 0;
+  engine.script = [&](std::uint16_t slot, Whole) {
+    if (slot == kLong) return WholeEnd::kDone;
+    return ++turns < 500 ? WholeEnd::kInterrupted : WholeEnd::kWaits;
+  };
+  engine.stay();
+  const auto is_the_short_one = [](const auto& lot) { return lot.front().slot == kLong; };
+  const auto found = std::find_if(engine.tried.begin(), engine.tried.end(), is_the_short_one);
+  ASSERT_NE(found, engine.tried.end());
+  const auto before = found - engine.tried.begin();
+  EXPECT_LE(before, 2) << "lots in front of it";
 }
 
 // Such as are worth it in a crowd alone.

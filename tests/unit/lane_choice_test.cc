@@ -28,12 +28,14 @@ constexpr std::uint32_t kSms = 132;
 // other.
 std::map<std::uint32_t, int> drivers(LaneChoice& choice, std::uint32_t which, std::uint32_t lanes,
                                      const std::vector<std::uint32_t>& sms,
-                                     std::vector<std::uint32_t>* where = nullptr) {
+                                     std::vector<std::uint32_t>* where = nullptr,
+                                     std::uint64_t ns_apart = 1) {
+  const auto now_ns = [&](std::uint32_t b) { return 1'000'000 + b * ns_apart; };
   std::map<std::uint32_t, int> n;
   if (where != nullptr) where->assign(lanes, kNoLane);
   const auto blocks = static_cast<std::uint32_t>(sms.size());
   for (std::uint32_t b = 0; b < blocks; ++b) {
-    const std::uint32_t lane = choice.choose(which, sms[b], lanes, blocks, [] {});
+    const std::uint32_t lane = choice.choose(which, sms[b], lanes, blocks, now_ns(b), [] {});
     if (b == 0) {
       EXPECT_EQ(lane, 0u) << "the first lane's block is the first";
     }
@@ -80,17 +82,32 @@ TEST_P(Lanes, HaveABlockEachWhereverTheseAre) {
     std::iota(all.begin(), all.end(), 0u);
     std::shuffle(all.begin(), all.end(), random_);
     for (std::uint32_t& sm : sms) sm = all[random_() % free];
-    each_has_one(drivers(choice_, daemon % 2, lanes_, sms), lanes_);
+    const std::uint64_t ns_apart = random_() % 2 == 0 ? 1 : random_() % 1000;
+    each_has_one(drivers(choice_, daemon % 2, lanes_, sms, nullptr, ns_apart), lanes_);
   }
 }
 
 TEST_P(Lanes, AreOnTheirSmsIfAllAreFree) {
-  std::vector<std::uint32_t> sms(kSms), where;
+  std::vector<std::uint32_t> sms(kChoosingBlocks), where;
   std::iota(sms.begin(), sms.end(), 0u);
-  std::shuffle(sms.begin() + 1, sms.begin() + 1 + kSms / 2, random_);
+  // (The first takes the first lane, wherever it is.)
+  std::shuffle(sms.begin() + 1, sms.end() - 32, random_);
   each_has_one(drivers(choice_, 0, lanes_, sms, &where), lanes_);
   for (std::uint32_t lane = 0; lane < lanes_; ++lane)
     EXPECT_EQ(lane_of_sm(where[lane], lanes_), lane);
+}
+
+// On a full GPU blocks begin when others have ended. Those are not to take their time: each takes a
+// lane at once, wherever it is.
+TEST_P(Lanes, AreTakenByAnyBlockThatBeginsLate) {
+  std::vector<std::uint32_t> sms(2 * lanes_, kSms - 1);
+  const std::uint32_t blocks = 2 * lanes_;
+  for (std::uint32_t b = 0; b < blocks; ++b) {
+    const std::uint64_t now_ns = 1 + b * (LaneChoice::kTogetherNs + 1);
+    const std::uint32_t lane = choice_.choose(0, sms[b], lanes_, blocks, now_ns,
+                                              [] { ADD_FAILURE() << "nobody is to wait"; });
+    EXPECT_EQ(lane, b < lanes_ ? b : kNoLane);
+  }
 }
 
 // As few blocks as there are lanes take one each.
@@ -117,12 +134,14 @@ TEST_P(Lanes, HaveABlockEachIfAllBeginTogether) {
   std::vector<std::jthread> threads;
   for (std::uint32_t t = 0; t < kThreads; ++t) {
     threads.emplace_back([&, t] {
+      std::mt19937_64 random(base_seed() + t);
       for (std::uint32_t daemon = 0; daemon <= kDaemons; ++daemon) {
         meet.arrive_and_wait();
         if (daemon == kDaemons) break;
         for (std::uint32_t b = t; b < blocks; b += kThreads) {
           const std::uint32_t lane =
-              choice_.choose(daemon % 2, sms[b], lanes_, blocks, [] { std::this_thread::yield(); });
+              choice_.choose(daemon % 2, sms[b], lanes_, blocks, 1 + random() % 12000,
+                             [] { std::this_thread::yield(); });
           if (lane != kNoLane) taken[t].push_back(lane);
         }
       }

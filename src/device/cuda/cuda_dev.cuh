@@ -664,10 +664,17 @@ class CudaDev {
   __device__ std::uint32_t lane_index() const { return s_.lane; }
   // Only of a daemon's interest.
   __device__ void set_moving(bool moving) { set_bit(r_.moving, s_.moving, moving); }
+  // Whether the host has said something since the pass began. Then this lane knows it, too.
+  __device__ bool hears_news() {
+    const std::uint32_t attention = load_relaxed_local(r_.attention);
+    if (attention == s_.attention) return false;
+    s_.attention = attention;
+    return true;
+  }
   // Whether calls that have had their turn keep somebody from going on: what is short, and
   // newcomers that may be, or come before them. (Newcomers that are as long wait: they would only
-  // change places with those, on each rank at a moment of its own. With any mail for a reason 64
-  // all-reduces of 256 MiB between two H100s took 2,500 us each, without 950.)
+  // change places with those, on each rank at a moment of its own, docs/benchmarks.md. But what the
+  // first lane has yet to hand on may be anything.)
   __device__ bool others_wait() const {
     if (lane_.shorts != 0) return true;
     const bool may_overtake = r_.rank.policy.order == OrderPolicy::kPriority && mail_waits();

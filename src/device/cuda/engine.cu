@@ -4,9 +4,8 @@
 // there), a call (in a stream, brings its invocation and ends with it) or a wait (in a stream, ends
 // with an invocation that was submitted before). A daemon's block drives its lane (lane_choice.h)
 // if nobody does (CudaRank::lanes has a bit for each lane that somebody does: its lease); a call's
-// blocks drive
-// the first lane and the call's own. Only the driver of the first lane takes submissions and hands
-// them to the others' mailboxes.
+// blocks drive the first lane and the call's own. Only the driver of the first lane takes
+// submissions and hands them to the others' mailboxes.
 //
 // A daemon's blocks wait for lanes that others drive, so while it is resident every lane has
 // somebody, or soon has.
@@ -37,7 +36,7 @@ __device__ std::uint32_t sm_of_block() {
 }
 
 // A block of the daemon waits until it has its lane, which another instance drives. False: the
-// daemon leaves. The first block decides that, for all.
+// daemon leaves. The first lane's block decides that, for all.
 __device__ bool take_over(CudaRank& r, DevShared& s, std::uint32_t lane) {
   const std::uint64_t begun = global_ns();
   std::uint64_t still_since = begun;
@@ -115,10 +114,11 @@ __global__ void __launch_bounds__(512, 1)
   }
   if (threadIdx.x == 0) {
     const std::uint32_t lanes = r.rank.num_lanes;
+    const auto pause = [] { __nanosleep(3000); };
     const std::uint32_t lane = gridDim.x == lanes
                                    ? blockIdx.x
                                    : r.lane_choice.choose(launch.choice, sm_of_block(), lanes,
-                                                          gridDim.x, [] { __nanosleep(3000); });
+                                                          gridDim.x, global_ns(), pause);
     own_lane = lane;
     if (lane == 0) {
       store_relaxed_local(r.daemon, 1u);

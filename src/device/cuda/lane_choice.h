@@ -8,11 +8,12 @@
 // a GPC at once, which a daemon cannot wait for: a GPU may be full of others' kernels for long.)
 //
 // So a daemon has more blocks than lanes, and each chooses as it begins. The first takes the first
-// lane, without which a daemon does nothing; who is on a lane's SM takes that lane; the others end
-// at once. But of the last ones, as many as there are lanes, each waits for a moment and then takes
-// any lane that is left. So every lane gets a block, whatever SMs are free: there are no more lanes
-// left than such blocks. On a full GPU that is later than if there were no choice, by what it takes
-// the others to begin and end.
+// lane, without which a daemon does nothing (unless that has just been taken); who is on a lane's
+// SM takes that lane; the others end at once. But who begins some time after the first, as happens
+// on a GPU that is full, and of the last ones as many as there are lanes, these after a moment,
+// take any lane that is left. So every lane gets a block, whatever SMs are free: there are no more
+// lanes left than such blocks. (The first lane's driver leaves if nothing moves for
+// CudaRank::idle_ns, and the daemon with it: other lanes are to have theirs before.)
 //
 // Two words, of this daemon and of the next one, whose blocks begin when all of this one's have
 // ended; its first block clears the other's. Relaxed: nothing else goes with them (what a lane's
@@ -47,15 +48,18 @@ UNJAM_HD inline std::uint32_t lane_of_sm(std::uint32_t sm, std::uint32_t lanes) 
 }
 
 struct LaneChoice {
+  static constexpr std::uint64_t kTogetherNs = 8000;  // on an empty GPU all begin within less
+
   // Low half: lanes that are taken, as bits; high half: how many blocks have begun.
   std::uint64_t words[2] = {};
+  std::uint64_t begun_ns[2] = {};  // when the first has; 0: it has not said so yet
 
-  // The lane of a block that begins, or kNoLane: it is not needed. By one thread of each block,
+  // The lane of a block that begins now, or kNoLane: it is not needed. By one thread of each block,
   // once. `which`: of the words, changes from daemon to daemon. pause(): lets the blocks that begin
   // at about the same time take their lanes.
   template <class Pause>
   UNJAM_HD std::uint32_t choose(std::uint32_t which, std::uint32_t sm, std::uint32_t lanes,
-                                std::uint32_t blocks, Pause pause) {
+                                std::uint32_t blocks, std::uint64_t now_ns, Pause pause) {
     const LocalAtomicRef<std::uint64_t> word(words[which]);
     // (Not by compare and exchange, with which of all that begin together one at a time gets on.)
     const auto take = [&](std::uint32_t lane) {
@@ -63,11 +67,19 @@ struct LaneChoice {
     };
     const auto begun =
         static_cast<std::uint32_t>(word.fetch_add(std::uint64_t{1} << 32, kRelaxed) >> 32);
-    if (begun == 0) store_relaxed_local(words[1 - which], std::uint64_t{0});
+    if (begun == 0) {
+      store_relaxed_local(begun_ns[which], now_ns);
+      store_relaxed_local(words[1 - which], std::uint64_t{0});
+      store_relaxed_local(begun_ns[1 - which], std::uint64_t{0});
+    }
     const std::uint32_t own = begun == 0 ? 0 : lane_of_sm(sm, lanes);
     if (own != kNoLane && take(own)) return own;
-    if (blocks - begun > lanes) return kNoLane;
-    pause();
+    const std::uint64_t first_ns = load_relaxed_local(begun_ns[which]);
+    // (Signed: the clocks of two SMs may differ a little.)
+    const bool late = first_ns != 0 && static_cast<std::int64_t>(now_ns - first_ns) >
+                                           static_cast<std::int64_t>(kTogetherNs);
+    if (!late && blocks - begun > lanes) return kNoLane;
+    if (!late) pause();
     for (std::uint32_t lane = 0; lane < lanes; ++lane) {
       if ((word.load(kRelaxed) >> lane & 1) == 0 && take(lane)) return lane;
     }

@@ -24,31 +24,32 @@ class WholeDev : public CudaDev {
   }
 
  private:
-  // What ends streams beside peers that do not keep up: that they have had their turn, and somebody
-  // could go on, or half of them are done and others could come in their place; or this engine is
-  // to leave: a daemon's lanes all at once, for the next daemon can come when the last has gone,
-  // and goes on with what was left. By one thread, now and then.
+  // What ends streams beside peers that do not keep up: that they have had their turn, and
+  // something short could go on (see others_wait()), or half of them are done and newcomers wait;
+  // or this engine is to leave: a daemon's lanes all at once, for the next daemon can come when the
+  // last has gone, and goes on with what was left; or the host has said something, that some call
+  // is cancelled, say, which may be any: then the queue is looked through. By one thread, now and
+  // then.
   struct Interrupts {
     CudaDev dev;
     __device__ __forceinline__ bool others() { return dev.others_wait(); }
-    // The fewer go together, the more often none can go on. (Two H100s, 64 outstanding: all-reduces
-    // of 25 MiB 123 us each without this, 112 with it; as soon as one is done, 113.) Peers are as
-    // far at about the same time, other than with their turns.
-    __device__ __forceinline__ bool others_fit_in() {
-      solo::WholeStreams& x = solo::whole_streams();
+    // The fewer go together, the more often none can go on (docs/benchmarks.md). Peers are as far
+    // at about the same time, other than with their turns.
+    __device__ __forceinline__ bool newcomers_fit_in() {
+      const solo::WholeStreams& x = solo::whole_streams();
       const auto ended = static_cast<std::uint32_t>(__popc(CudaDev::load_block(x.ended)));
       return ended != 0 && 2 * ended >= x.num_calls && dev.mail_waits();
     }
     __device__ __forceinline__ bool operator()(std::uint64_t now, std::uint64_t begun,
-                                               std::uint32_t attention, bool asks_host) {
+                                               std::uint32_t, bool asks_host) {
       const std::uint64_t stay = now - begun;
-      if ((stay > solo::kTurnNs && (others() || others_fit_in() || dev.has_had_its_stay(now))) ||
-          (stay > kLateNs && dev.called_away()) || dev.daemon_has_left()) {
-        solo::whole_streams().interrupted = 1;
-        return true;
-      }
+      bool ends =
+          (stay > solo::kTurnNs && (others() || newcomers_fit_in() || dev.has_had_its_stay(now))) ||
+          (stay > kLateNs && dev.called_away()) || dev.daemon_has_left();
       if (asks_host && dev.lane_index() == 0) read_attention(*dev.rank());
-      return load_relaxed_local(dev.rank()->attention) != attention;
+      ends = dev.hears_news() || ends;
+      if (ends) solo::whole_streams().interrupted = 1;
+      return ends;
     }
   };
 };
