@@ -327,7 +327,7 @@ class Engine {
         if constexpr (kWholeCalls) {
           if (s_.num_wholes != 0) {
             call<&Engine::add_wholes>();
-            return;
+            if (s_.num_wholes != 0) return;
           }
         }
         call<&Engine::begin_turn>();
@@ -462,14 +462,8 @@ class Engine {
       if (s_.position == 0) s_.front = inv.seed;
       s_.threshold = dev_.threshold(s_.policy.initial_threshold(s_.position++));
       if constexpr (kWholeCalls) {
-        Whole how = cached || holds() ? Whole::kNot : how_whole(inv);
-        if (how == Whole::kStream && inv.whole == kWholeCrowd && no_other_is_long()) {
-          // For good: what slices have begun is theirs.
-          lane_.contexts[slot].sliced = 1;
-          how = Whole::kNot;
-        }
+        const Whole how = cached || holds() ? Whole::kNot : how_whole(inv);
         if (how != Whole::kNot) {
-          record(TraceType::kStart, &inv);
           s_.wholes[0] = {slot, how, s_.threshold};
           s_.wholes[0].patient = is_patient(inv);
           note_hops(s_.wholes[0]);
@@ -485,7 +479,6 @@ class Engine {
   UNJAM_HD static bool is_stream(const Invocation& inv) {
     return inv.whole == kWholeStream || inv.whole == kWholeCrowd;
   }
-  UNJAM_HD bool no_other_is_long() const { return lane_.queue.size() <= lane_.shorts + 1; }
 
   // How an invocation is tried that may begin and is not among the contexts at hand.
   UNJAM_HD Whole how_whole(const Invocation& inv) const {
@@ -499,7 +492,8 @@ class Engine {
   }
 
   // By the control threads: what stands behind the first one in the queue, up to what is not tried
-  // with it. A thread looks at each.
+  // with it. A thread looks at each. None are left (num_wholes) if the first is for crowds and is
+  // in none: it goes by slices.
   UNJAM_HD void add_wholes() {
     const Invocation& first = rank_.invocations[s_.wholes[0].slot];
     const bool streams = s_.wholes[0].how == Whole::kStream;
@@ -517,11 +511,14 @@ class Engine {
       WholeTry& t = s_.wholes[i];
       const Invocation& inv = rank_.invocations[t.slot];
       t.patient = is_patient(inv);
+      t.is_rival = false;
       if (s_.active[t.slot % kActiveContexts].slot == t.slot || dev_.cancelled(t.slot)) {
+        t.is_rival = !is_short(inv);
         t.how = Whole::kNot;
       } else if (load_acquire_local(inv.key->done) != inv.turn || !dev_.ready(inv)) {
         t.how = Whole::kLater;
       } else {
+        t.is_rival = !is_short(inv);
         t.how = how_whole(inv);
         const bool alike =
             (t.how == Whole::kStream) == streams && (!streams || stream_together(first, inv));
@@ -529,7 +526,12 @@ class Engine {
       }
     }
     dev_.sync_control();  // with what the threads have acquired
-    if (dev_.leads()) {
+    if (dev_.leads() && first.whole == kWholeCrowd && streams && !has_rivals(n)) {
+      // For good: what slices have begun is theirs.
+      lane_.contexts[s_.slot].sliced = 1;
+      s_.num_wholes = 0;
+    } else if (dev_.leads()) {
+      record(TraceType::kStart, &first);
       std::uint32_t taken = 1;
       for (std::uint32_t i = 1; i < n; ++i) {
         const WholeTry t = s_.wholes[i];
@@ -546,6 +548,16 @@ class Engine {
       s_.num_wholes = taken;
     }
     dev_.sync_control();
+  }
+  // By the lead: whether something long could go on beside the one that is tried first, of those
+  // that were looked at behind it, or at the head of the queue. (Later uses of its key cannot.)
+  UNJAM_HD bool has_rivals(std::uint32_t n) const {
+    const std::uint16_t head = lane_.queue.head();
+    if (head != s_.slot && !is_short(rank_.invocations[head])) return true;
+    for (std::uint32_t i = 1; i < n; ++i) {
+      if (s_.wholes[i].is_rival) return true;
+    }
+    return false;
   }
   // Ranks that are at different streams find what the others have sent ahead there, and change
   // places with them, again and again, a few chunks each time. So who has something begun waits
@@ -1853,10 +1865,10 @@ class Engine {
       s_.heard = true;
       s_.received = true;
       // Peers are at it. (What is sent says nothing about them: it goes to who is not there, too,
-      // and who stuck to its collective then would miss them where they are. In disorder, of what
-      // is long, nor does what was there before this lane: they may have been here, and gone on;
-      // but for the front.)
-      if (s_.waited || !in_disorder() || is_patient(a.inv) || is_short(a.inv)) {
+      // and who stuck to its collective then would miss them where they are. In disorder nor does
+      // what was there before this lane: they may have been here, and gone on; but for the front.
+      // For packets with flags inside their leaf waits.)
+      if (s_.waited || !in_disorder() || is_patient(a.inv) || inline_flags(a)) {
         s_.threshold = dev_.threshold(s_.policy.after_success(s_.threshold));
       }
     }

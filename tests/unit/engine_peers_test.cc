@@ -1375,6 +1375,25 @@ TEST_F(WholeCalls, WhatIsForCrowdsGoesBySlicesWhereNothingElseIsLong) {
   EXPECT_EQ(ranks_.stats(0).completed, 2u);
   check(uses_[0]);
 }
+// Later uses of its key are no crowd: they do not go beside it.
+TEST_F(WholeCalls, WhatIsForCrowdsGoesBySlicesBeforeLaterUses) {
+  for (const std::uint64_t n : {0u, 1u, 2u}) submit(What::kAllGather, 0, n, kWholeCrowd, true);
+  for (int round = 0; round < 20; ++round) engine_.stay(), peer_.stay();
+  EXPECT_TRUE(engine_.tried.empty());
+  EXPECT_EQ(ranks_.stats(0).completed, 3u);
+  for (const Use& u : uses_) check(u);
+}
+// The last one of a queue is in a crowd as well.
+TEST_F(WholeCalls, WhatIsForCrowdsIsTriedBehindALongOne) {
+  submit(What::kAllGather, 0, 0, kWholeStream);
+  submit(What::kMeshBroadcast, 1, 0, kWholeCrowd);
+  engine_.script = [](std::uint16_t slot, Whole) {
+    return slot == 0 ? WholeEnd::kWaits : WholeEnd::kDone;
+  };
+  engine_.stay();
+  ASSERT_GE(engine_.tried.size(), 2u);
+  EXPECT_EQ(engine_.tried[1], (Batch{{1, Whole::kStream}}));
+}
 TEST_F(WholeCalls, WhatIsForCrowdsIsTriedInACrowd) {
   for (const std::size_t key : {0u, 1u}) submit(What::kAllGather, key, 0, kWholeCrowd);
   submit(What::kMeshBroadcast, 2, 0, kWholeStream);
