@@ -549,11 +549,11 @@ class Engine {
     }
     dev_.sync_control();
   }
-  // By the lead: whether something long could go on beside the one that is tried first, of those
-  // that were looked at behind it, or at the head of the queue. (Later uses of its key cannot.)
+  // By the lead: whether something long could go on beside the one that is tried first: it has had
+  // its turn in this pass, and waits, or was looked at behind that one. (Later uses of its key
+  // cannot.)
   UNJAM_HD bool has_rivals(std::uint32_t n) const {
-    const std::uint16_t head = lane_.queue.head();
-    if (head != s_.slot && !is_short(rank_.invocations[head])) return true;
+    if (s_.long_waits) return true;
     for (std::uint32_t i = 1; i < n; ++i) {
       if (s_.wholes[i].is_rival) return true;
     }
@@ -598,7 +598,7 @@ class Engine {
       // short, for which the others were interrupted.)
       if (moved_some(s_.wholes, n)) {
         s_.cursor = kNoSlot;
-      } else if (!s_.shorts_only) {
+      } else if (!s_.shorts_only && !s_.quantum_over) {
         go_back_for(s_.wholes, n);
       }
       s_.num_wholes = 0;
@@ -668,6 +668,7 @@ class Engine {
       leave_queue(t.slot, overtook);
       if (t.is_short) --lane_.shorts;
     } else if (t.end != WholeEnd::kUnable) {
+      s_.long_waits = s_.long_waits || !t.is_short;
       count(lane_.stats.spins, t.polls);
       count(lane_.stats.preemptions);
       if (t.end == WholeEnd::kInterrupted) give_way_to_shorts();
@@ -692,7 +693,7 @@ class Engine {
   UNJAM_HD void begin_pass() {
     s_.pass_begun = true;
     s_.moved = s_.heard = s_.wants_room = s_.ran = s_.quantum_over = s_.shorts_only = false;
-    s_.was_ordered = false;
+    s_.was_ordered = s_.long_waits = false;
     s_.position = 0;
     // Before the look that the pass is, see doorbell.h.
     s_.epoch = dev_.epoch();
@@ -1025,6 +1026,7 @@ class Engine {
         break;
       default:
         record(TraceType::kPreempt, &a.inv);
+        s_.long_waits = s_.long_waits || !is_short(a.inv);
         if (is_late_for_head(a)) s_.shorts_only = true;
         break;
     }
@@ -1035,12 +1037,15 @@ class Engine {
   // long each rank then found what others had sent ahead, one call after the other, and all went
   // around the queue behind each other (docs/benchmarks.md, "By slices"). The head of the queue is
   // what they have in common, mostly; so there they wait for each other. (If it is among others, it
-  // is not, and may be slow.)
+  // is not, and may be slow. And if it has not had its turn it cannot go on; whose key it has may
+  // not be said yet, either.)
   UNJAM_HD bool is_late_for_head(const ActiveContext& a) const {
     const bool adapts = s_.policy.stickiness == StickinessPolicy::kAdaptive;
     if (!s_.received || !adapts || is_short(a.inv)) return false;
     const std::uint16_t head = lane_.queue.head();
-    return head != kNoSlot && head != a.slot && rank_.invocations[head].key->group == a.group;
+    if (head == kNoSlot || head == a.slot) return false;
+    const Invocation& inv = rank_.invocations[head];
+    return inv.seed == s_.front && inv.key->group == a.group;
   }
   // By the lead: of a turn that has ended, but could have gone on.
   UNJAM_HD void give_way_to_shorts() {

@@ -243,6 +243,7 @@ struct BlockShared {
   std::uint32_t quantum = 0;        // slices left of this collective's turn
   bool moved = false;               // the pass has moved data, or ended an invocation
   bool heard = false;               // the pass has moved something that came from a peer
+  bool long_waits = false;          // something long has had its turn in the pass, and waits
   bool received = false;            // the turn has moved something that came from a peer
   bool waited = false;              // the slice that was prepared last lacked something at first
   bool wants_room = false;          // some invocation waits for room only

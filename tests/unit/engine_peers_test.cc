@@ -358,8 +358,9 @@ class ByHand : public Looking {
     completed_ = stats.completed;
   }
   bool stopped() { return stuck_; }
-  bool cancelled(std::uint16_t) { return false; }
-  bool cancelled_by_any(std::uint16_t) { return false; }
+  std::set<std::uint16_t> cancelled_slots;
+  bool cancelled(std::uint16_t slot) { return cancelled_slots.contains(slot); }
+  bool cancelled_by_any(std::uint16_t slot) { return cancelled(slot); }
   void complete(std::uint16_t slot, Outcome outcome) { rank_.cq.push({slot, outcome}); }
 
   std::uint32_t epoch() { return doorbell_epoch(doorbell()); }
@@ -560,6 +561,9 @@ class Ranks {
   }
   void set_group(std::uint32_t r, std::size_t key, std::uint64_t group) {
     ranks_[r]->keys[key]->state.group = group;
+  }
+  void set_done(std::uint32_t r, std::size_t key, std::uint64_t done) {
+    ranks_[r]->keys[key]->state.done = done;
   }
   std::uint64_t tag(std::uint32_t r, std::size_t key) { return ranks_[r]->keys[key]->state.tag; }
   std::uint32_t in_queue(std::uint32_t r, std::size_t key) {
@@ -1072,6 +1076,19 @@ TEST_F(LongCalls, TheNextIsNextIfTheHeadIsOfOtherRanks) {
   engine_.turns.resize(3);
   EXPECT_EQ(engine_.turns, (std::vector<std::uint16_t>{0, 1, 2}));
 }
+TEST_F(LongCalls, TheNextIsNextIfTheHeadCannotBegin) {
+  submit(0, 0);
+  ranks_.set_done(0, 0, 7);  // as if others had uses of its key to come
+  submit(1, 1);
+  peer_.stay();
+  for (std::size_t key = 1; key < kCalls; ++key) submit(0, key);
+  std::uint64_t first_pass = 0;  // of the last one
+  engine_.after_poll = [&](std::uint16_t slot, std::uint32_t) {
+    if (slot == kCalls - 1 && first_pass == 0) first_pass = ranks_.stats(0).passes;
+  };
+  engine_.stay();
+  EXPECT_EQ(first_pass, 2u);
+}
 // A head that gets on now and then keeps nobody.
 TEST_F(LongCalls, TheNextIsNextBehindTheHead) {
   submit(1, 0);
@@ -1364,6 +1381,28 @@ TEST(Letters, AreTakenInUpToWhatIsUrgent) {
   EXPECT_LE(before, 2) << "lots in front of it";
 }
 
+// When the host has said something the device ends what it tries: who is cancelled ends next,
+// wherever it is in the queue.
+TEST_F(WholeCalls, WhoIsCancelledEndsBeforeThoseThatWereInterruptedGoOn) {
+  submit(What::kMeshBroadcast, 0, 0, kWholeStream);
+  for (const std::size_t key : {1u, 2u}) submit(What::kAllGather, key, 0, kWholeStream);
+  submit(What::kMeshBroadcast, 3, 0, kWholeStream);
+  std::vector<std::uint64_t> ended;  // before each try of slot 1
+  engine_.script = [&](std::uint16_t slot, Whole) {
+    if (slot == 0 || slot == 3) return WholeEnd::kWaits;
+    if (slot == 2) return ended.size() < 2 ? WholeEnd::kInterrupted : WholeEnd::kDone;
+    ended.push_back(ranks_.stats(0).completed);
+    if (ended.size() != 1) return WholeEnd::kDone;
+    engine_.cancelled_slots = {0, 3};
+    return WholeEnd::kInterrupted;
+  };
+  engine_.hears_what_waits = false;
+  engine_.stay();
+  ASSERT_GE(ended.size(), 2u);
+  EXPECT_EQ(ended[0], 0u);
+  EXPECT_EQ(ended[1], 2u);
+}
+
 // Such as are worth it in a crowd alone.
 TEST_F(WholeCalls, WhatIsForCrowdsGoesBySlicesWhereNothingElseIsLong) {
   submit(What::kAllGather, 0, 0, kWholeCrowd, true);
@@ -1393,6 +1432,18 @@ TEST_F(WholeCalls, WhatIsForCrowdsIsTriedBehindALongOne) {
   engine_.stay();
   ASSERT_GE(engine_.tried.size(), 2u);
   EXPECT_EQ(engine_.tried[1], (Batch{{1, Whole::kStream}}));
+}
+TEST_F(WholeCalls, WhatIsForCrowdsIsTriedBehindALongOneThatIsNotTheHead) {
+  submit(What::kAllGather, 0, 0, true);
+  submit(What::kAllGather, 1, 0, kWholeStream);
+  submit(What::kMeshBroadcast, 2, 0, kWholeCrowd);
+  engine_.script = [](std::uint16_t slot, Whole) {
+    return slot == 2 ? WholeEnd::kDone : WholeEnd::kWaits;
+  };
+  engine_.hears_what_waits = false;
+  engine_.stay();
+  ASSERT_GE(engine_.tried.size(), 3u);
+  EXPECT_EQ(engine_.tried[2], (Batch{{2, Whole::kStream}}));
 }
 TEST_F(WholeCalls, WhatIsForCrowdsIsTriedInACrowd) {
   for (const std::size_t key : {0u, 1u}) submit(What::kAllGather, key, 0, kWholeCrowd);

@@ -579,7 +579,8 @@ class CudaDev {
     return static_cast<std::uint32_t>(__cvta_generic_to_shared(&x));
   }
   __device__ static unsigned group_threads() { return (blockDim.x - kApart) / groups(); }
-  // The host has said something since the pass began: a cancellation concerns calls that it passed.
+  // The host has said something since the latest look: a cancellation concerns calls that the pass
+  // has passed.
   __device__ bool news() const { return load_relaxed_local(r_.attention) != s_.attention; }
   __device__ bool progressed() {
     const std::uint64_t now = lane_.stats.slices + lane_.stats.completed;
