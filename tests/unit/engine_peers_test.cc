@@ -1031,7 +1031,35 @@ class LongCalls : public testing::Test {
     }
     ranks_.submit(uses_[key], rank, static_cast<std::uint16_t>(key));
   }
+  // The peer begins one of the calls, and leaves; then rank 0 makes all.
+  void make_calls() {
+    submit(1, begun_by_peer_);
+    peer_.stay();
+    for (std::size_t key = 0; key + 1 < kCalls; ++key) submit(0, key);
+    submit(0, kCalls - 1, last_slices_);
+    engine_.stay();
+  }
+  // Whose turns come first then.
+  using Slots = std::vector<std::uint16_t>;
+  Slots first_turns(std::size_t n) {
+    make_calls();
+    EXPECT_GE(engine_.turns.size(), n);
+    engine_.turns.resize(n);
+    return engine_.turns;
+  }
+  // In which pass the last call has its first turn.
+  std::uint64_t pass_of_the_last() {
+    std::uint64_t pass = 0;
+    engine_.after_poll = [&](std::uint16_t slot, std::uint32_t) {
+      if (slot == kCalls - 1 && pass == 0) pass = ranks_.stats(0).passes;
+    };
+    make_calls();
+    engine_.after_poll = nullptr;
+    return pass;
+  }
 
+  std::size_t begun_by_peer_ = 1;
+  std::uint64_t last_slices_ = kLong;  // of the last call
   std::mt19937_64 random_{base_seed()};
   Ranks ranks_{Case{2, 0, 0, 1, 4, 0, false}, kCalls, 87};
   std::vector<Use> uses_ = std::vector<Use>(kCalls);
@@ -1043,13 +1071,7 @@ class LongCalls : public testing::Test {
 // the peers are, too, sooner or later; not under the fixed policy, and not where that would keep
 // what is short from its turn.
 TEST_F(LongCalls, TheHeadIsNextBehindWhatOthersHaveLeft) {
-  submit(1, 1);
-  peer_.stay();
-  for (std::size_t key = 0; key < kCalls; ++key) submit(0, key);
-  engine_.stay();
-  ASSERT_GE(engine_.turns.size(), 5u);
-  engine_.turns.resize(5);
-  EXPECT_EQ(engine_.turns, (std::vector<std::uint16_t>{0, 1, 0, 1, 2}));
+  EXPECT_EQ(first_turns(5), (Slots{0, 1, 0, 1, 2}));
   for (const std::size_t key : {0u, 2u}) submit(1, key);
   for (int round = 0; round < 1000 && ranks_.stats(0).completed < kCalls; ++round) {
     engine_.stay(), peer_.stay();
@@ -1058,59 +1080,26 @@ TEST_F(LongCalls, TheHeadIsNextBehindWhatOthersHaveLeft) {
   for (const Use& u : uses_) check(u);
 }
 TEST_F(LongCalls, WhatIsShortDoesNotWaitForTheHead) {
-  submit(1, 1);
-  peer_.stay();
-  submit(0, 0), submit(0, 1), submit(0, 2, 1);
-  engine_.stay();
-  ASSERT_GE(engine_.turns.size(), 3u);
-  engine_.turns.resize(3);
-  EXPECT_EQ(engine_.turns, (std::vector<std::uint16_t>{0, 1, 2}));
+  last_slices_ = 1;
+  EXPECT_EQ(first_turns(3), (Slots{0, 1, 2}));
 }
 TEST_F(LongCalls, TheNextIsNextIfTheHeadIsOfOtherRanks) {
   ranks_.set_group(0, 0, 12345);
-  submit(1, 1);
-  peer_.stay();
-  for (std::size_t key = 0; key < kCalls; ++key) submit(0, key);
-  engine_.stay();
-  ASSERT_GE(engine_.turns.size(), 3u);
-  engine_.turns.resize(3);
-  EXPECT_EQ(engine_.turns, (std::vector<std::uint16_t>{0, 1, 2}));
-}
-TEST_F(LongCalls, TheNextIsNextIfTheHeadCannotBegin) {
-  submit(0, 0);
-  ranks_.set_done(0, 0, 7);  // as if others had uses of its key to come
-  submit(1, 1);
-  peer_.stay();
-  for (std::size_t key = 1; key < kCalls; ++key) submit(0, key);
-  std::uint64_t first_pass = 0;  // of the last one
-  engine_.after_poll = [&](std::uint16_t slot, std::uint32_t) {
-    if (slot == kCalls - 1 && first_pass == 0) first_pass = ranks_.stats(0).passes;
-  };
-  engine_.stay();
-  EXPECT_EQ(first_pass, 2u);
-}
-// A head that gets on now and then keeps nobody.
-TEST_F(LongCalls, TheNextIsNextBehindTheHead) {
-  submit(1, 0);
-  peer_.stay();
-  for (std::size_t key = 0; key < kCalls; ++key) submit(0, key);
-  std::uint64_t first_pass = 0;  // of the last one
-  engine_.after_poll = [&](std::uint16_t slot, std::uint32_t) {
-    if (slot == kCalls - 1 && first_pass == 0) first_pass = ranks_.stats(0).passes;
-  };
-  engine_.stay();
-  // (The first pass is over when there is nobody yet.)
-  EXPECT_EQ(first_pass, 2u);
+  EXPECT_EQ(first_turns(3), (Slots{0, 1, 2}));
 }
 TEST_F(LongCalls, TheNextIsNextUnderTheFixedPolicy) {
   ranks_.state(0).policy.stickiness = StickinessPolicy::kFixed;
-  submit(1, 1);
-  peer_.stay();
-  for (std::size_t key = 0; key < kCalls; ++key) submit(0, key);
-  engine_.stay();
-  ASSERT_GE(engine_.turns.size(), 3u);
-  engine_.turns.resize(3);
-  EXPECT_EQ(engine_.turns, (std::vector<std::uint16_t>{0, 1, 2}));
+  EXPECT_EQ(first_turns(3), (Slots{0, 1, 2}));
+}
+// (The first pass is over when there is nobody yet.)
+TEST_F(LongCalls, TheNextIsNextIfTheHeadCannotBegin) {
+  ranks_.set_done(0, 0, 7);  // as if others had uses of its key to come
+  EXPECT_EQ(pass_of_the_last(), 2u);
+}
+// A head that gets on now and then keeps nobody.
+TEST_F(LongCalls, TheNextIsNextBehindTheHead) {
+  begun_by_peer_ = 0;
+  EXPECT_EQ(pass_of_the_last(), 2u);
 }
 
 // How long one that has received something waits for more.

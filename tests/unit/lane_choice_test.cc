@@ -10,11 +10,10 @@
 #include <map>
 #include <numeric>
 #include <random>
-#include <set>
 #include <thread>
+#include <utility>
 #include <vector>
 
-#include "base/hash.h"
 #include "tests/support/job.h"
 
 namespace unjam_test {
@@ -122,13 +121,14 @@ TEST_P(Lanes, HaveABlockEachIfAllBeginTogether) {
   const std::uint32_t blocks = std::max(lanes_, 40u) / kThreads * kThreads;
   std::vector<std::vector<std::uint32_t>> taken(kThreads);
   std::vector<std::uint32_t> sms(blocks);
+  bool begun = false;
   std::barrier meet(kThreads, [&]() noexcept {
     std::map<std::uint32_t, int> n;
     for (auto& mine : taken) {
       for (const std::uint32_t lane : mine) ++n[lane];
       mine.clear();
     }
-    if (!n.empty()) each_has_one(n, lanes_);
+    if (std::exchange(begun, true)) each_has_one(n, lanes_);
     for (std::uint32_t& sm : sms) sm = static_cast<std::uint32_t>(random_() % kSms);
   });
   std::vector<std::jthread> threads;

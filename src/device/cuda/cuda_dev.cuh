@@ -665,11 +665,10 @@ class CudaDev {
   __device__ std::uint32_t lane_index() const { return s_.lane; }
   // Only of a daemon's interest.
   __device__ void set_moving(bool moving) { set_bit(r_.moving, s_.moving, moving); }
-  // Whether the host has said something since the pass began. Then this lane knows it, too.
+  // As news(); and this lane knows it then.
   __device__ bool hears_news() {
-    const std::uint32_t attention = load_relaxed_local(r_.attention);
-    if (attention == s_.attention) return false;
-    s_.attention = attention;
+    if (!news()) return false;
+    s_.attention = load_relaxed_local(r_.attention);
     return true;
   }
   // Whether calls that have had their turn keep somebody from going on: what is short, and
