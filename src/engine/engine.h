@@ -458,6 +458,7 @@ class Engine {
       }
       s_.slot = slot;
       s_.ran = true;
+      if (slot == lane_.queue.head()) s_.tried_head = slot;
       if (holds()) s_.cursor = kNoSlot;  // one at a time: the first that may run
       if (s_.position == 0) s_.front = inv.seed;
       s_.threshold = dev_.threshold(s_.policy.initial_threshold(s_.position++));
@@ -695,6 +696,7 @@ class Engine {
     s_.moved = s_.heard = s_.wants_room = s_.ran = s_.quantum_over = s_.shorts_only = false;
     s_.was_ordered = s_.long_waits = false;
     s_.position = 0;
+    s_.tried_head = kNoSlot;
     // Before the look that the pass is, see doorbell.h.
     s_.epoch = dev_.epoch();
     dev_.attend();
@@ -1043,9 +1045,8 @@ class Engine {
     const bool adapts = s_.policy.stickiness == StickinessPolicy::kAdaptive;
     if (!s_.received || !adapts || is_short(a.inv)) return false;
     const std::uint16_t head = lane_.queue.head();
-    if (head == kNoSlot || head == a.slot) return false;
-    const Invocation& inv = rank_.invocations[head];
-    return inv.seed == s_.front && inv.key->group == a.group;
+    if (head == kNoSlot || head == a.slot || head != s_.tried_head) return false;
+    return rank_.invocations[head].key->group == a.group;
   }
   // By the lead: of a turn that has ended, but could have gone on.
   UNJAM_HD void give_way_to_shorts() {

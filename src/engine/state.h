@@ -234,6 +234,7 @@ struct BlockShared {
   // ---- the lead's own ----
   // The pass over the task queue.
   std::uint16_t cursor = kNoSlot;
+  std::uint16_t tried_head = kNoSlot;  // the latest head of the queue that has had its turn in it
   std::uint32_t position = 0;
   std::uint64_t front = 0;          // the seed of its first
   std::uint32_t epoch = 0;          // of the doorbell, before the pass

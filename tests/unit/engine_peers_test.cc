@@ -1017,7 +1017,7 @@ TEST_F(Turns, ByPriorityTheMostUrgentGoesOn) {
 // Two ranks, and long calls that the other one makes as well, but is elsewhere.
 class LongCalls : public testing::Test {
  protected:
-  static constexpr std::size_t kCalls = 3;
+  static constexpr std::size_t kCalls = 4;
   static constexpr std::uint64_t kLong = 100;  // slices
 
   LongCalls() { ranks_.state(0).policy.quantum_slices = ranks_.state(1).policy.quantum_slices = 4; }
@@ -1072,7 +1072,7 @@ class LongCalls : public testing::Test {
 // what is short from its turn.
 TEST_F(LongCalls, TheHeadIsNextBehindWhatOthersHaveLeft) {
   EXPECT_EQ(first_turns(5), (Slots{0, 1, 0, 1, 2}));
-  for (const std::size_t key : {0u, 2u}) submit(1, key);
+  for (const std::size_t key : {0u, 2u, 3u}) submit(1, key);
   for (int round = 0; round < 1000 && ranks_.stats(0).completed < kCalls; ++round) {
     engine_.stay(), peer_.stay();
   }
@@ -1081,7 +1081,14 @@ TEST_F(LongCalls, TheHeadIsNextBehindWhatOthersHaveLeft) {
 }
 TEST_F(LongCalls, WhatIsShortDoesNotWaitForTheHead) {
   last_slices_ = 1;
-  EXPECT_EQ(first_turns(3), (Slots{0, 1, 2}));
+  EXPECT_EQ(first_turns(3), (Slots{0, 1, kCalls - 1}));
+}
+// A pass goes on behind a head that has ended; who is the head then counts.
+TEST_F(LongCalls, TheHeadIsNextAlsoIfAnotherWasTheHeadBefore) {
+  submit(1, 0, 1);
+  begun_by_peer_ = 2;
+  EXPECT_EQ(first_turns(5), (Slots{0, 1, 2, 1, 2}));
+  EXPECT_EQ(ranks_.stats(0).completed, 1u);
 }
 TEST_F(LongCalls, TheNextIsNextIfTheHeadIsOfOtherRanks) {
   ranks_.set_group(0, 0, 12345);
