@@ -48,6 +48,8 @@ registered-processes|300||registered --processes
 kill|580||kill $kill
 kill-registered|580||kill --registered $kill
 kill-registered-slices|580|UNJAM_SOLO=0|kill --registered $kill
+cancelled|120||cancelled
+nearly-full|120||nearly_full
 price|320||price $price
 calls|120||calls
 burst|120||burst --keys 32 --bytes 8388608 --shuffle --rounds 40
