@@ -26,6 +26,7 @@
 #include "device/cuda/nvlink.h"
 #include "device/cuda/rank_state.h"
 #include "device/cuda/recall.h"
+#include "device/cuda/solo_description.h"
 
 namespace unjam {
 namespace {
@@ -33,7 +34,7 @@ namespace {
 constexpr std::uint32_t kMostReleases = 256;  // of one command
 
 // Blocks of a call in a stream that the device begins together, in one GPC: large calls are up to
-// 17 % faster so, less with 8 (2 H100s, docs/benchmarks.md). SMs of those that have ended are free,
+// 17 % faster so, less with 8 (2 H100s, docs/nccl-notes.md). SMs of those that have ended are free,
 // whoever of the cluster goes on: what waits in a stream still holds one. Not a daemon's, which may
 // find few SMs free, and those anywhere, and must begin all the same: lane_choice.h.
 constexpr unsigned kCluster = 4;
@@ -133,7 +134,7 @@ class CudaDaemon : public StreamDaemon {
     } else {
       put(inv, fresh, place.sqe);
       prepare_whole(inv, fresh != nullptr, place.call);
-      place.sqe.inv.whole = whole_of(place.call, inv.geometry);
+      place.sqe.inv.whole = SoloDescription::whole_of(place.call, inv.geometry);
     }
     ++pending_;
     ++beside_;
@@ -202,7 +203,7 @@ class CudaDaemon : public StreamDaemon {
     put(inv, fresh, l.sqe);
     const Geometry& g = inv.geometry;
     const unsigned threads = prepare_solo(inv, fresh != nullptr, l.solo);
-    l.sqe.inv.whole = whole_of(l.solo, g);
+    l.sqe.inv.whole = SoloDescription::whole_of(l.solo, g);
     // With the engine, one more for the first lane, see unjam_call_kernel.
     const unsigned blocks = l.solo.lanes == 0 && g.first_lane != 0 ? g.lanes + 1u : g.lanes;
     void* arguments[] = {&rank_, &l};
@@ -742,15 +743,9 @@ class CudaDaemon : public StreamDaemon {
     place.key_done = key.first_turn + fresh->done;
   }
 
-  // Fills in what a call needs to run without the engine, if it can: one of a direct or two-shot
-  // plan whose lanes make one loop each, or of a mesh plan. Returns a block's threads.
+  // Fills in what a call needs to run without the engine, if it can. Returns a block's threads.
   unsigned prepare_solo(const Invocation& inv, bool fresh, SoloCall& solo) const {
-    solo = SoloCall{};  // of the call before
-    unsigned threads = o_.block_threads;
-    solo.streams = describe_stream(inv, solo);
-    if (!solo.streams) {
-      threads = describe_two_shot(inv, solo) ? two_shot_threads(inv) : describe_solo(inv, solo);
-    }
+    const unsigned threads = SoloDescription(inv, solo_limits(), solo).in_stream();
     if (threads == 0 || fresh || !o_.solo) {
       solo.lanes = 0;
       return o_.block_threads;
@@ -758,31 +753,14 @@ class CudaDaemon : public StreamDaemon {
     address(inv, solo);
     return threads;
   }
-  // The same of what the engine may try whole (whole_call.cuh, whole_stream.cuh). Not two-shot
-  // plans.
+  // The same of what the engine may try whole.
   void prepare_whole(const Invocation& inv, bool fresh, SoloCall& call) const {
     call = SoloCall{};
     if (fresh || !o_.solo) return;
-    call.streams = describe_stream(inv, call);
-    if (call.streams || describe_solo(inv, call) != 0) address(inv, call);
+    if (SoloDescription(inv, solo_limits(), call).beside_streams()) address(inv, call);
   }
-  // What takes longer than some turns goes by slices where nothing else of some length is there: it
-  // then gives way sooner to what is short, and when it comes back it still borrows slots. (1 GiB
-  // between two H100s, 8 KiB behind it: 3,300 us and 1.0 ms, whole 3,600 and 1.7 ms. 16 at once:
-  // 58 ms each by slices, 4.0 ms whole.)
-  static bool is_for_crowds(const SoloCall& call, const Geometry& g) {
-    constexpr std::uint32_t kMostChunks = 32;
-    constexpr std::uint64_t kMostReduced = std::uint64_t{192} << 20;
-    return call.chunks > kMostChunks ||
-           (call.hops.two_hops() && g.count * dtype_bytes(g.dtype) > kMostReduced);
-  }
-  // Invocation::whole. (Reductions of rare types want more memory of a thread than kernels have,
-  // see tools/ptxas_report.py.)
-  static std::uint8_t whole_of(const SoloCall& call, const Geometry& g) {
-    if (call.lanes == 0 || call.two_shot) return 0;
-    if (call.streams) return is_for_crowds(call, g) ? kWholeCrowd : kWholeStream;
-    const bool common = call.plain || !call.reduces;
-    return common ? static_cast<std::uint8_t>(call.before + 1) : std::uint8_t{0};
+  SoloLimits solo_limits() const {
+    return {o_.block_threads, o_.shape.ranks, o_.whole_lines, o_.solo_patience_us};
   }
   // Fills in where everything is.
   void address(const Invocation& inv, SoloCall& solo) const {
@@ -809,208 +787,6 @@ class CudaDaemon : public StreamDaemon {
     solo.tag = held_keys_[key].tag;
     solo.out = keys_.out + key * o_.shape.lanes * o_.shape.ranks;
     solo.in = keys_.in + key * o_.shape.lanes * o_.shape.ranks;
-  }
-
-  // Whether solo.cuh has room for the group.
-  bool few_ranks(const Invocation& inv) const {
-    return inv.group_size >= 2 && inv.group_size <= kSoloRanks && o_.shape.ranks <= kSoloRanks;
-  }
-  static std::uint8_t next_of(const Invocation& inv) {
-    const unsigned next = inv.group_rank + 1u;
-    return static_cast<std::uint8_t>(next == inv.group_size ? 0 : next);
-  }
-  // Each member sends to all others, and receives from them.
-  static void among_all(const Invocation& inv, SoloCall& solo) {
-    solo.num_sent = solo.num_received = static_cast<std::uint8_t>(inv.group_size - 1u);
-    solo.first_sent = solo.first_received = next_of(inv);
-  }
-
-  // What moves from where to where, from the program. Returns a block's threads; 0: it is not for
-  // solo.cuh.
-  unsigned describe_solo(const Invocation& inv, SoloCall& solo) const {
-    const Geometry& g = inv.geometry;
-    const std::uint64_t element = dtype_bytes(g.dtype);
-    const std::uint32_t size = inv.group_size;
-    if (!packets_serve(inv) || !few_ranks(inv) || g.count == 0 || (!g.blocked() && g.parts != 1)) {
-      return 0;
-    }
-    const Range longest = g.lane_part(0, g.first_lane);  // of the lanes' stretches of a message
-    const std::uint64_t block_bytes = g.part(0).length * element;
-    if (longest.length > g.chunk || block_bytes * size > UINT32_MAX) return 0;
-    solo.block_bytes = static_cast<std::uint32_t>(block_bytes);
-    const std::uint32_t pieces = (solo.block_bytes + 15) / 16;
-    solo.lane_pieces = pieces / g.lanes;
-    solo.longer_lanes = pieces % g.lanes;
-
-    const std::uint8_t next = next_of(inv);
-    const auto others = static_cast<std::uint8_t>(size - 1);
-    // A part as it lies in the input, or in the output.
-    const auto in_input = [&](std::uint32_t part) {
-      return static_cast<std::uint32_t>((g.part(part).offset - g.input_shift(inv.group_rank)) *
-                                        element);
-    };
-    const auto in_output = [&](std::uint32_t part) {
-      return static_cast<std::uint32_t>((g.part(part).offset - g.output_shift(inv.group_rank)) *
-                                        element);
-    };
-    solo.two_shot = false;
-    solo.num_sent = solo.first_sent = solo.num_received = solo.first_received = 0;
-    solo.sent_from = solo.own_from = solo.own_to = solo.received_to = 0;
-    solo.scatters = solo.collects = solo.reduces = solo.copies = false;
-    solo.before = static_cast<std::uint8_t>(inv.num_primitives);
-    for (std::uint32_t i = 0; i < inv.num_primitives; ++i) {
-      if (solo.num_received != 0) return 0;  // receives last, once
-      const Primitive& p = inv.program[i];
-      switch (p.flags) {
-        case kLocal | kSendAll:
-        case kLocal | kSendAll | kCopy:
-        case kLocal | kScatter:
-        case kLocal | kSend:
-          if (i != 0) return 0;  // sends first, once
-          solo.scatters = (p.flags & kScatter) != 0;
-          solo.num_sent = p.flags & kSend ? std::uint8_t{1} : others;
-          solo.first_sent = p.flags & kSend ? static_cast<std::uint8_t>(p.send_peer) : next;
-          solo.sent_from = in_input(solo.scatters ? 0 : p.part);
-          break;
-        case kLocal | kCopy:
-          break;
-        case kCollect | kCopy:
-        case kRecv | kCopy:
-          solo.collects = (p.flags & kCollect) != 0;
-          solo.num_received = p.flags & kRecv ? std::uint8_t{1} : others;
-          solo.first_received = p.flags & kRecv ? static_cast<std::uint8_t>(p.recv_peer) : next;
-          solo.received_to = solo.collects ? 0 : in_output(p.part);
-          solo.before = static_cast<std::uint8_t>(i);
-          break;
-        case kLocal | kCopy | kContribute | kFinish | kGather | kReduce:
-          solo.reduces = true;
-          solo.num_received = others;
-          solo.first_received = next;
-          solo.own_from = in_input(p.part);
-          solo.received_to = in_output(p.part);
-          solo.before = static_cast<std::uint8_t>(i);
-          break;
-        default:
-          return 0;
-      }
-      if ((p.flags & (kLocal | kCopy | kGather)) == (kLocal | kCopy)) {
-        if (solo.copies) return 0;
-        solo.copies = true;
-        solo.own_from = in_input(p.part);
-        solo.own_to = in_output(p.part);
-      }
-    }
-    // A place a thread, of each message that is another; what is reduced is kept until all of it
-    // has come.
-    const std::uint64_t places = places_of(inv, longest.length * element);
-    if (solo.reduces && places > most_reduced_places()) return 0;
-    solo.plain = is_plain(inv, solo);
-    return solo_threads(std::max(solo.scatters ? places * solo.num_sent : places,
-                                 solo.collects ? places * solo.num_received : places));
-  }
-  // Every address in the call is a sum of these (lanes' stretches begin on pieces of 16 bytes).
-  static bool is_plain(const Invocation& inv, const SoloCall& solo) {
-    const auto bits = reinterpret_cast<std::uintptr_t>(inv.input) |
-                      reinterpret_cast<std::uintptr_t>(inv.output) | solo.block_bytes |
-                      solo.sent_from | solo.own_from | solo.own_to | solo.received_to;
-    const DType dtype = inv.geometry.dtype;
-    const bool common =
-        dtype == DType::kFloat32 || dtype == DType::kBfloat16 || dtype == DType::kFloat16;
-    const bool sums = inv.op == Op::kSum || inv.op == Op::kAvg;
-    return bits % kSoloUnitBytes == 0 && (!solo.reduces || (common && sums));
-  }
-  // As in solo.cuh.
-  static std::uint64_t places_of(const Invocation& inv, std::uint64_t bytes) {
-    if (inv.protocol == Protocol::kLine) return line_places(bytes);
-    return (bytes + kSoloUnitBytes - 1) / kSoloUnitBytes;
-  }
-  // Of a lane, without the engine.
-  std::uint32_t most_reduced_places() const {
-    return kSoloUnits * (o_.block_threads - kSoloControl);
-  }
-  // Packets that can be sent without the engine, which alone knows how to send lines that may not
-  // come whole.
-  bool packets_serve(const Invocation& inv) const {
-    return inv.protocol == Protocol::kPacket || (inv.protocol == Protocol::kLine && o_.whole_lines);
-  }
-  // Of a block whose movers have so many places, one each if there are enough threads.
-  unsigned solo_threads(std::uint64_t places) const {
-    return static_cast<unsigned>(std::clamp<std::uint64_t>((places + kSoloControl + 63) / 64 * 64,
-                                                           kLeastThreads, o_.block_threads));
-  }
-
-  // The same of a plan of plan/mesh.cc, see solo_stream.cuh.
-  bool describe_stream(const Invocation& inv, SoloCall& solo) const {
-    const Geometry& g = inv.geometry;
-    const std::uint32_t size = inv.group_size;
-    if (inv.protocol != Protocol::kSlot || !few_ranks(inv) || g.first_lane != 0 || g.lanes < 2 ||
-        o_.block_threads < kLeastStreamThreads) {
-      return false;
-    }
-    const std::optional<HopPeers> hops =
-        hop_peers(g, inv.program, inv.num_primitives, size, inv.group_rank);
-    if (!hops) return false;
-    solo.hops = *hops;
-    // In place there is nothing to copy.
-    solo.hops.copies = hops->copies && inv.input != inv.output;
-    // The first lane's stretch of the first part is a longest one, the last lane's of the last part
-    // a shortest one: all have as many chunks.
-    const std::uint32_t last = g.empty_part == size - 1 ? size - 2 : size - 1;
-    const std::uint64_t chunks = g.loops_of(g.lane_part(g.longest_part(), 0));
-    if (chunks == 0 || chunks > INT32_MAX / 2 ||
-        chunks != g.loops_of(g.lane_part(last, g.lanes - 1u))) {
-      return false;
-    }
-    solo.two_shot = false;
-    solo.chunks = static_cast<std::uint32_t>(chunks);
-    solo.patience_ns = o_.solo_patience_us * 1000;
-    solo.before = 0;  // each lane says it
-    return true;
-  }
-
-  // The same of a plan of plan/two_shot.cc, see solo_two_shot.cuh.
-  bool describe_two_shot(const Invocation& inv, SoloCall& solo) const {
-    constexpr unsigned kProgram[] = {
-        kLocal | kScatter, kLocal | kCopy | kContribute | kFinish | kGather | kReduce | kSendAll,
-        kCollect | kCopy | kSecondHop};
-    const Geometry& g = inv.geometry;
-    const std::uint64_t element = dtype_bytes(g.dtype);
-    const std::uint32_t size = inv.group_size;
-    if (!packets_serve(inv) || !few_ranks(inv) || g.blocked() || g.parts != size ||
-        inv.num_primitives != std::size(kProgram)) {
-      return false;
-    }
-    for (std::size_t i = 0; i < std::size(kProgram); ++i) {
-      if (inv.program[i].flags != kProgram[i]) return false;
-    }
-    if (inv.program[1].part != inv.group_rank) return false;
-    // The first lane's stretch of the first part is a longest one, the last lane's of the last part
-    // a shortest one: all lanes have something of every part. A thread keeps what it reduces.
-    const std::uint64_t longest = g.lane_part(0, g.first_lane).length;
-    const std::uint64_t shortest = g.lane_part(size - 1, g.first_lane + g.lanes - 1u).length;
-    if (longest > g.chunk || shortest == 0 || g.count * element > UINT32_MAX / 2 ||
-        places_of(inv, longest * element) > most_reduced_places()) {
-      return false;
-    }
-    solo.two_shot = true;
-    solo.block_bytes = static_cast<std::uint32_t>(g.count * element);
-    const std::uint32_t pieces = (solo.block_bytes + 15) / 16;
-    solo.part_pieces = pieces / size;
-    solo.longer_parts = pieces % size;
-    solo.lane_pieces = solo.part_pieces / g.lanes;
-    solo.longer_lanes = solo.part_pieces % g.lanes;
-    among_all(inv, solo);
-    solo.sent_from = solo.own_from = solo.own_to = solo.received_to = 0;  // stretches begin there
-    solo.scatters = solo.collects = solo.copies = false;
-    solo.reduces = true;
-    solo.before = 0;  // each lane says it
-    return true;
-  }
-  // A place a thread, of each peer's part.
-  unsigned two_shot_threads(const Invocation& inv) const {
-    const Geometry& g = inv.geometry;
-    const std::uint64_t bytes = g.lane_part(0, g.first_lane).length * dtype_bytes(g.dtype);
-    return solo_threads(places_of(inv, bytes) * (inv.group_size - 1u));
   }
 
   // What the device reads of a command must be in memory that it reaches. One is under way at most.

@@ -1,0 +1,358 @@
+// What calls without the engine are told (device/cuda/solo_description.h), against the planners'
+// programs: carried out here with plain copies and sums, for every kind, group and root, it must
+// give what the collective is to give. And what it must not take on, and how lanes share it.
+#include "device/cuda/solo_description.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
+#include <map>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "plan/selector.h"
+
+namespace unjam {
+namespace {
+
+using Element = std::int32_t;
+constexpr SoloLimits kLimits{512, kSoloRanks, true, 20};
+
+// A call of a group: what each rank's plan and description are.
+struct Group {
+  PlanRequest request;
+  std::vector<Plan> plans;
+  std::vector<Invocation> invocations;
+  std::vector<SoloCall> calls;
+  std::vector<unsigned> threads;
+  std::vector<std::vector<Element>> inputs, outputs;
+
+  Group(Kind kind, Algorithm algorithm, int ranks, int root, std::uint64_t count,
+        const SoloLimits& solo = kLimits, bool lines = false, bool in_place = false,
+        bool has_data = false) {
+    request.kind = kind;
+    request.dtype = DType::kInt32;
+    request.count = count;
+    request.ranks = ranks;
+    request.root = root;
+    PlanLimits limits;
+    limits.device = Device::kCuda;
+    limits.lanes = 32;
+    limits.escape_slots = 4;
+    limits.escape_slot_bytes = 149824;
+    limits.lines = lines;
+    const auto n = static_cast<std::size_t>(ranks);
+    plans.resize(n), invocations.resize(n), calls.resize(n), threads.resize(n);
+    inputs.resize(n), outputs.resize(n);
+    for (int r = 0; r < ranks; ++r) {
+      const auto at = static_cast<std::size_t>(r);
+      request.rank = r;
+      std::string error;
+      const std::optional<Plan> plan = make_plan(request, limits, algorithm, &error);
+      EXPECT_TRUE(plan.has_value()) << error;
+      if (!plan) continue;
+      plans[at] = *plan;
+      if (has_data) {
+        inputs[at].resize(blocks(true) * count);
+        outputs[at].assign(blocks(false) * count, -1);
+        for (std::size_t i = 0; i < inputs[at].size(); ++i) inputs[at][i] = value(r, i);
+      }
+      Invocation& inv = invocations[at];
+      inv.program = plans[at].primitives.data();
+      inv.num_primitives = static_cast<std::uint32_t>(plans[at].primitives.size());
+      // (Nobody looks there but carry_out(): an address says how it is aligned.)
+      inv.input = has_data ? inputs[at].data() : reinterpret_cast<Element*>(0x10000);
+      inv.output = has_data ? outputs[at].data() : reinterpret_cast<Element*>(0x20000);
+      if (in_place) inv.output = const_cast<void*>(inv.input);
+      inv.geometry = plans[at].geometry;
+      inv.group_size = static_cast<std::uint16_t>(ranks);
+      inv.group_rank = static_cast<std::uint16_t>(r);
+      inv.protocol = plans[at].protocol;
+      threads[at] = SoloDescription(inv, solo, calls[at]).in_stream();
+    }
+  }
+
+  static Element value(int rank, std::size_t i) {
+    return static_cast<Element>(rank * 1000003 + static_cast<int>(i % 999983));
+  }
+  // Of `count` elements, in the input or the output.
+  std::size_t blocks(bool input) const {
+    const Kind k = request.kind;
+    const bool many =
+        k == Kind::kAllToAll || (input ? k == Kind::kReduceScatter || k == Kind::kScatter
+                                       : k == Kind::kAllGather || k == Kind::kGather);
+    return many ? static_cast<std::size_t>(request.ranks) : 1;
+  }
+  bool receives(int rank) const {
+    return (request.kind != Kind::kReduce && request.kind != Kind::kGather) || rank == request.root;
+  }
+  Element expected(int rank, std::size_t i) const {
+    const std::size_t count = request.count;
+    const int block = static_cast<int>(i / count);
+    Element sum = 0;
+    switch (request.kind) {
+      case Kind::kAllReduce:
+      case Kind::kReduce:
+        for (int r = 0; r < request.ranks; ++r) sum += value(r, i);
+        return sum;
+      case Kind::kReduceScatter:
+        for (int r = 0; r < request.ranks; ++r) {
+          sum += value(r, static_cast<std::size_t>(rank) * count + i);
+        }
+        return sum;
+      case Kind::kAllGather:
+      case Kind::kGather:
+        return value(block, i % count);
+      case Kind::kBroadcast:
+        return value(request.root, i);
+      case Kind::kScatter:
+        return value(request.root, static_cast<std::size_t>(rank) * count + i);
+      default:
+        return value(block, static_cast<std::size_t>(rank) * count + i % count);
+    }
+  }
+  void check() const {
+    for (int r = 0; r < request.ranks; ++r) {
+      const auto& output = outputs[static_cast<std::size_t>(r)];
+      std::size_t i = 0;
+      while (i < output.size() && output[i] == (receives(r) ? expected(r, i) : -1)) ++i;
+      ASSERT_EQ(i, output.size()) << "rank " << r << ": the first wrong element";
+    }
+  }
+};
+
+std::string title(const Group& g) {
+  return std::string(to_string(g.request.kind)) + ", " + std::to_string(g.request.ranks) +
+         " ranks, root " + std::to_string(g.request.root) + ", " + std::to_string(g.request.count) +
+         " elements";
+}
+
+// The bytes that a description means, of one rank.
+class Side {
+ public:
+  Side(Group& g, std::size_t rank)
+      : call_(g.calls[rank]),
+        input_(reinterpret_cast<const unsigned char*>(g.inputs[rank].data())),
+        input_bytes_(g.inputs[rank].size() * sizeof(Element)),
+        output_(reinterpret_cast<unsigned char*>(g.outputs[rank].data())),
+        output_bytes_(g.outputs[rank].size() * sizeof(Element)) {}
+
+  const SoloCall& call() const { return call_; }
+  std::vector<unsigned char> read(std::uint64_t at) const {
+    EXPECT_LE(at + call_.block_bytes, input_bytes_);
+    return {input_ + at, input_ + at + call_.block_bytes};
+  }
+  void write(std::uint64_t at, const std::vector<unsigned char>& bytes) const {
+    ASSERT_LE(at + bytes.size(), output_bytes_);
+    std::memcpy(output_ + at, bytes.data(), bytes.size());
+  }
+
+ private:
+  const SoloCall& call_;
+  const unsigned char* input_;
+  std::size_t input_bytes_;
+  unsigned char* output_;
+  std::size_t output_bytes_;
+};
+
+void add(std::vector<unsigned char>& to, const std::vector<unsigned char>& from) {
+  ASSERT_EQ(to.size(), from.size());
+  for (std::size_t i = 0; i < to.size(); i += sizeof(Element)) {
+    Element a = 0, b = 0;
+    std::memcpy(&a, &to[i], sizeof(a));
+    std::memcpy(&b, &from[i], sizeof(b));
+    a += b;
+    std::memcpy(&to[i], &a, sizeof(a));
+  }
+}
+
+// As solo_one_shot.cuh: all send, then all receive.
+void carry_out(Group& g) {
+  const auto size = static_cast<unsigned>(g.request.ranks);
+  std::map<std::pair<unsigned, unsigned>, std::vector<unsigned char>> messages;
+  std::vector<Side> sides;
+  for (std::size_t r = 0; r < size; ++r) sides.emplace_back(g, r);
+  for (unsigned r = 0; r < size; ++r) {
+    const SoloCall& c = sides[r].call();
+    for (unsigned k = 0; k < c.num_sent; ++k) {
+      const unsigned q = (c.first_sent + k) % size;
+      ASSERT_NE(q, r);
+      const std::uint64_t at = c.sent_from + (c.scatters ? std::uint64_t{q} * c.block_bytes : 0);
+      messages[{r, q}] = sides[r].read(at);
+    }
+  }
+  for (unsigned r = 0; r < size; ++r) {
+    const SoloCall& c = sides[r].call();
+    if (c.copies) sides[r].write(c.own_to, sides[r].read(c.own_from));
+    std::vector<unsigned char> sum;
+    if (c.reduces) sum = sides[r].read(c.own_from);
+    for (unsigned k = 0; k < c.num_received; ++k) {
+      const unsigned q = (c.first_received + k) % size;
+      const auto message = messages.find({q, r});
+      ASSERT_NE(message, messages.end()) << q << " sends nothing to " << r;
+      if (c.reduces) {
+        add(sum, message->second);
+      } else {
+        sides[r].write(c.received_to + (c.collects ? std::uint64_t{q} * c.block_bytes : 0),
+                       message->second);
+      }
+      messages.erase(message);
+    }
+    if (c.reduces) sides[r].write(c.received_to, sum);
+  }
+  EXPECT_TRUE(messages.empty()) << "sent, and received by nobody";
+}
+
+// Each lane's stretch of a message, in pieces of 16 bytes, is the geometry's.
+void check_stretches(const Group& g) {
+  for (std::size_t r = 0; r < g.calls.size(); ++r) {
+    const SoloCall& c = g.calls[r];
+    const Geometry& geometry = g.invocations[r].geometry;
+    const std::uint32_t parts = c.two_shot ? geometry.parts : 1;
+    for (std::uint32_t p = 0; p < parts; ++p) {
+      std::uint64_t at = geometry.part(p).offset * sizeof(Element);
+      const std::uint64_t end = at + geometry.part(p).length * sizeof(Element);
+      for (std::uint32_t l = 0; l < geometry.lanes; ++l) {
+        const bool longer = l < c.longer_lanes + (c.two_shot && p < c.longer_parts ? 1 : 0);
+        const std::uint64_t bytes =
+            std::min<std::uint64_t>(16 * (c.lane_pieces + (longer ? 1u : 0u)), end - at);
+        const Range lane = geometry.lane_part(p, geometry.first_lane + l);
+        ASSERT_EQ(bytes, lane.length * sizeof(Element)) << "part " << p << ", lane " << l;
+        if (bytes != 0) {
+          ASSERT_EQ(at, lane.offset * sizeof(Element)) << "part " << p << ", lane " << l;
+        }
+        at += bytes;
+      }
+      ASSERT_EQ(at, end) << "part " << p;
+    }
+  }
+}
+
+constexpr Kind kKinds[] = {Kind::kAllReduce, Kind::kAllGather, Kind::kReduceScatter,
+                           Kind::kReduce,    Kind::kBroadcast, Kind::kAllToAll,
+                           Kind::kGather,    Kind::kScatter};
+
+TEST(SoloDescription, OneShotGivesWhatTheCollectiveGives) {
+  for (const Kind kind : kKinds) {
+    for (int ranks = 2; ranks <= 8; ++ranks) {
+      for (int root = 0; root < (has_root(kind) ? ranks : 1); ++root) {
+        for (const std::uint64_t count : {1u, 3u, 257u, 5000u}) {
+          Group g(kind, Algorithm::kDirect, ranks, root, count, kLimits, /*lines=*/false,
+                  /*in_place=*/false, /*has_data=*/true);
+          SCOPED_TRACE(title(g));
+          for (const unsigned threads : g.threads) {
+            ASSERT_GE(threads, kLeastThreads);
+            ASSERT_LE(threads, kLimits.block_threads);
+            ASSERT_EQ(threads % 64, 0u);
+          }
+          check_stretches(g);
+          carry_out(g);
+          g.check();
+          if (testing::Test::HasFailure()) return;
+        }
+      }
+    }
+  }
+}
+
+TEST(SoloDescription, LanesOfAOneShotPlanHaveTheGeometrysStretches) {
+  for (const Kind kind : kKinds) {
+    for (std::uint64_t count = 20000; count < 120000; count += 1237) {
+      const Group g(kind, Algorithm::kDirect, 3, 1, count);
+      SCOPED_TRACE(title(g));
+      ASSERT_GT(g.plans[0].geometry.lanes, 1);
+      check_stretches(g);
+    }
+  }
+}
+
+TEST(SoloDescription, LanesOfATwoShotPlanHaveTheGeometrysStretches) {
+  for (int ranks = 2; ranks <= 8; ++ranks) {
+    for (const std::uint64_t count : {4096u, 40001u, 262144u, 300000u}) {
+      const Group g(Kind::kAllReduce, Algorithm::kTwoShot, ranks, 0, count);
+      SCOPED_TRACE(title(g));
+      for (std::size_t r = 0; r < g.calls.size(); ++r) {
+        ASSERT_NE(g.threads[r], 0u);
+        ASSERT_TRUE(g.calls[r].two_shot);
+        ASSERT_EQ(g.calls[r].num_sent, ranks - 1);
+        ASSERT_EQ(g.calls[r].num_received, ranks - 1);
+        ASSERT_EQ(SoloDescription::whole_of(g.calls[r], g.invocations[r].geometry), 0);
+      }
+      check_stretches(g);
+    }
+  }
+}
+
+TEST(SoloDescription, StreamsHaveTheGeometrysChunks) {
+  for (const Kind kind : {Kind::kAllReduce, Kind::kAllGather, Kind::kReduceScatter, Kind::kReduce,
+                          Kind::kBroadcast}) {
+    for (const bool in_place : {false, true}) {
+      Group g(kind, Algorithm::kMesh, 4, 0, 8 << 20, kLimits, false, in_place);
+      SCOPED_TRACE(title(g));
+      for (std::size_t r = 0; r < g.calls.size(); ++r) {
+        ASSERT_EQ(g.threads[r], kLimits.block_threads);
+        ASSERT_TRUE(g.calls[r].streams);
+        const Geometry& geometry = g.invocations[r].geometry;
+        for (std::uint32_t lane = 0; lane < geometry.lanes; ++lane) {
+          ASSERT_EQ(g.calls[r].chunks, geometry.loops(lane)) << "lane " << lane;
+        }
+        ASSERT_EQ(g.calls[r].patience_ns, kLimits.patience_us * 1000);
+        if (in_place) {
+          ASSERT_FALSE(g.calls[r].hops.copies);
+        }
+      }
+    }
+  }
+}
+
+TEST(SoloDescription, WhatLanesCannotDoNeedsTheEngine) {
+  // As many ranks as a job may have without the engine, and one more.
+  const SoloLimits crowded{512, kSoloRanks + 1, true, 20};
+  EXPECT_EQ(Group(Kind::kAllReduce, Algorithm::kDirect, 2, 0, 100, crowded).threads[0], 0u);
+  EXPECT_EQ(Group(Kind::kAllReduce, Algorithm::kMesh, 2, 0, 8 << 20, crowded).threads[0], 0u);
+  // More than a thread can keep of a reduction: of all-reduces alone.
+  constexpr std::uint64_t kLarge = std::uint64_t{6} << 20;
+  EXPECT_EQ(Group(Kind::kAllReduce, Algorithm::kDirect, 2, 0, kLarge).threads[0], 0u);
+  // Lines, where these may come in pieces.
+  const SoloLimits in_pieces{512, kSoloRanks, false, 20};
+  EXPECT_EQ(Group(Kind::kAllGather, Algorithm::kDirect, 2, 0, 100000, in_pieces, true).threads[0],
+            0u);
+  EXPECT_NE(Group(Kind::kAllGather, Algorithm::kDirect, 2, 0, 100000, kLimits, true).threads[0],
+            0u);
+  // Blocks of too few threads for a stream's warps.
+  const SoloLimits small{128, kSoloRanks, true, 20};
+  EXPECT_FALSE(Group(Kind::kAllGather, Algorithm::kMesh, 2, 0, 8 << 20, small).calls[0].streams);
+}
+
+// Invocation::whole, as the engine reads it.
+TEST(SoloDescription, WhatTheEngineTriesWhole) {
+  const auto whole = [](Kind kind, Algorithm algorithm, std::uint64_t count, DType dtype, Op op) {
+    Group g(kind, algorithm, 2, 0, count);
+    g.invocations[0].geometry.dtype = dtype;
+    g.invocations[0].op = op;
+    SoloCall call;
+    EXPECT_TRUE(SoloDescription(g.invocations[0], kLimits, call).beside_streams());
+    call.lanes = g.invocations[0].geometry.lanes;
+    return SoloDescription::whole_of(call, g.invocations[0].geometry);
+  };
+  // It sends, then it receives.
+  EXPECT_EQ(whole(Kind::kAllReduce, Algorithm::kDirect, 1000, DType::kFloat32, Op::kSum), 2);
+  EXPECT_EQ(whole(Kind::kAllGather, Algorithm::kDirect, 1000, DType::kInt32, Op::kSum), 2);
+  // Reductions of rare types, or by rare operators, are the engine's.
+  EXPECT_EQ(whole(Kind::kAllReduce, Algorithm::kDirect, 1000, DType::kInt32, Op::kSum), 0);
+  EXPECT_EQ(whole(Kind::kAllReduce, Algorithm::kDirect, 1000, DType::kFloat32, Op::kMax), 0);
+  EXPECT_EQ(whole(Kind::kAllReduce, Algorithm::kMesh, 16 << 20, DType::kFloat32, Op::kSum),
+            kWholeStream);
+  // More than 192 MiB.
+  EXPECT_EQ(whole(Kind::kAllReduce, Algorithm::kMesh, 49 << 20, DType::kFloat32, Op::kSum),
+            kWholeCrowd);
+  EXPECT_EQ(whole(Kind::kAllGather, Algorithm::kMesh, 49 << 20, DType::kInt32, Op::kSum),
+            kWholeCrowd);
+}
+
+}  // namespace
+}  // namespace unjam
