@@ -93,6 +93,17 @@ class DirectProgram {
   std::vector<Primitive>* program_;
 };
 
+// Half of the lanes where that is a little fewer: more would leave no room for another key's call
+// (spread_lanes()). Two H100s, all-reduces of 128 KiB by 16 lanes instead of 20: in a stream 7.7 us
+// as before, 64 outstanding beside streams 9.3 each instead of 13.2.
+std::uint16_t leave_room(const PlanLimits& limits, const Geometry& geometry) {
+  const std::uint16_t half = limits.lanes / 2;
+  const std::uint64_t carried = std::uint64_t{geometry.chunk} * dtype_bytes(geometry.dtype);
+  const bool few_more = geometry.lanes > half && geometry.lanes <= half + half / 4;
+  const bool fits = message_bytes(geometry) <= half * carried;
+  return few_more && fits ? half : geometry.lanes;
+}
+
 }  // namespace
 
 std::optional<Plan> plan_direct(const PlanRequest& request, const PlanLimits& limits,
@@ -114,6 +125,7 @@ std::optional<Plan> plan_direct(const PlanRequest& request, const PlanLimits& li
     plan.geometry.lanes = packet_lanes(limits, plan, kSingleUnits);
     if (plan.geometry.lanes != 1) {
       plan.geometry.lanes = packet_lanes(limits, plan, kDirectUnits);
+      plan.geometry.lanes = leave_room(limits, plan.geometry);
     }
   }
 

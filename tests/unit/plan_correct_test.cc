@@ -501,6 +501,26 @@ TEST(PlanLanes, OfLines) {
   EXPECT_EQ(payload_bytes(Protocol::kSlot, 256), 256u);
 }
 
+// Half of the lanes, where there would be a few more, so that calls under two keys share none.
+TEST(PlanLanes, HalfLeaveRoomForAnotherCall) {
+  const auto lanes = [](std::uint64_t bytes, int of, std::uint32_t slot_bytes) {
+    const PlanLimits limits = make_limits(4, slot_bytes, of, Device::kCuda);
+    const PlanRequest request = make_request(Kind::kAllReduce, 2, bytes / sizeof(float));
+    return int{make_plan(request, limits, Algorithm::kDirect)->geometry.lanes};
+  };
+  constexpr std::uint64_t kLane = 2 * 3840;  // two units a thread
+  EXPECT_EQ(lanes(16 * kLane, 32, 65536), 16);
+  EXPECT_EQ(lanes(17 * kLane, 32, 65536), 16);
+  EXPECT_EQ(lanes(20 * kLane, 32, 65536), 16);
+  EXPECT_EQ(lanes(20 * kLane + 16, 32, 65536), 21);
+  EXPECT_EQ(lanes(5 * kLane, 8, 65536), 4);
+  EXPECT_EQ(lanes(6 * kLane, 8, 65536), 6);
+  EXPECT_EQ(lanes(3 * kLane, 4, 65536), 3);
+  // Not if a loop would not carry it.
+  EXPECT_EQ(lanes(17 * kLane, 32, 4 * kLane), 16);
+  EXPECT_EQ(lanes(17 * kLane, 32, 2 * kLane), 17);
+}
+
 TEST(PlanLanes, SpreadByTheKey) {
   std::vector<int> begins(32), nines(32);
   for (std::uint64_t tag = 1; tag <= 3200; ++tag) {
