@@ -151,6 +151,7 @@
 #include "base/atomics.h"
 #include "base/portability.h"
 #include "engine/doorbell.h"
+#include "engine/slot_batch.h"
 #include "engine/state.h"
 
 namespace unjam {
@@ -255,7 +256,6 @@ class Engine {
   }();
   enum Command : std::uint32_t { kAgain, kFetch, kOrder, kRun, kQuit };
   static constexpr std::uint32_t kLatePasses = 6;
-  static constexpr std::uint32_t kTaken = 4;  // submissions at a time
   enum Status : std::uint32_t { kMove, kBlocked, kFinished, kCancelledNow, kQuantumOver };
   static constexpr std::uint16_t kCopies = kScatter | kCollect;
   static constexpr std::uint16_t kFromSeveral = kGather | kCollect;
@@ -361,32 +361,32 @@ class Engine {
   // The first lane takes submissions and hands them on through device memory, some at a time: each
   // of the threads fills mailboxes of its own, and fences once.
   UNJAM_HD void hand_on_submissions() {
-    std::uint16_t slots[kTaken];
-    std::uint32_t n = 0;
+    SlotBatch taken;
     do {
-      n = next_submissions(slots);
-      for (std::uint32_t i = dev_.first(); i < n; i += dev_.stride()) {
-        store_relaxed<std::uint32_t>(rank_.remaining[slots[i]],
-                                     rank_.invocations[slots[i]].geometry.lanes);
+      taken = next_submissions();
+      for (std::uint32_t i = dev_.first(); i < taken.size(); i += dev_.stride()) {
+        store_relaxed<std::uint32_t>(rank_.remaining[taken[i]],
+                                     rank_.invocations[taken[i]].geometry.lanes);
       }
       dev_.sync_control();
-      if (n == 1 && is_own(slots[0])) {
+      if (taken.size() == 1 && is_own(taken[0])) {
         dev_.sync_control();  // all have looked at the queue before the lead changes it
         // Nobody is in front of it, and nobody else takes part: no mail to oneself.
-        if (dev_.leads()) accept(slots[0]);
+        if (dev_.leads()) accept(taken[0]);
         dev_.sync_control();
-      } else if (n != 0) {
-        mail(slots, n);
+      } else if (taken.size() != 0) {
+        mail(taken);
       }
-    } while (n == kTaken);
+    } while (taken.full());
   }
-  UNJAM_HD std::uint32_t next_submissions(std::uint16_t (&slots)[kTaken]) {
-    if constexpr (requires { dev_.next_submissions(slots); }) {
-      return dev_.next_submissions(slots);
+  UNJAM_HD SlotBatch next_submissions() {
+    if constexpr (requires { dev_.next_submissions(); }) {
+      return dev_.next_submissions();
     } else {
-      std::uint32_t n = 0;
-      while (n < kTaken && dev_.next_submission(slots[n])) ++n;
-      return n;
+      SlotBatch taken;
+      std::uint16_t slot = kNoSlot;
+      while (!taken.full() && dev_.next_submission(slot)) taken.push_back(slot);
+      return taken;
     }
   }
   UNJAM_HD bool is_own(std::uint16_t slot) {
@@ -394,11 +394,11 @@ class Engine {
     return inv.key != nullptr && inv.geometry.first_lane == lane_index_ &&
            inv.geometry.lanes == 1 && lane_.queue.empty() && mailbox_.empty();
   }
-  UNJAM_HD void mail(const std::uint16_t* slots, std::uint32_t n) {
+  UNJAM_HD void mail(const SlotBatch& slots) {
     for (std::uint32_t begin = 0; begin < rank_.num_lanes; begin += dev_.stride()) {
       const std::uint32_t l = begin + dev_.first();
       std::uint32_t letters = 0, urgent = 0;
-      for (std::uint32_t i = 0; l < rank_.num_lanes && i < n; ++i) {
+      for (std::uint32_t i = 0; l < rank_.num_lanes && i < slots.size(); ++i) {
         const Invocation& inv = rank_.invocations[slots[i]];
         if (l - inv.geometry.first_lane >= inv.geometry.lanes) continue;
         rank_.mailboxes[l].put(slots[i], letters++);
@@ -544,7 +544,8 @@ class Engine {
         const std::uint32_t polls = dev_.threshold(s_.policy.initial_threshold(s_.position++));
         s_.wholes[taken] = {t.slot, t.how, polls};
         s_.wholes[taken].patient = t.patient;
-        note_hops(s_.wholes[taken++]);
+        if (streams) note_hops(s_.wholes[taken]);
+        ++taken;
       }
       s_.num_wholes = taken;
     }
@@ -1037,7 +1038,7 @@ class Engine {
   // By the lead: whether what is long waits for the next pass, behind one that has waited for peers
   // in vain. If something had come for it, they have been here, and are elsewhere. Where calls are
   // long each rank then found what others had sent ahead, one call after the other, and all went
-  // around the queue behind each other (docs/benchmarks.md, "By slices"). The head of the queue is
+  // around the queue behind each other (docs/nccl-notes.md, "By slices"). The head of the queue is
   // what they have in common, mostly; so there they wait for each other. (If it is among others, it
   // is not, and may be slow. And if it has not had its turn it cannot go on; whose key it has may
   // not be said yet, either.)

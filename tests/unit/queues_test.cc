@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "engine/cq.h"
+#include "engine/slot_batch.h"
 #include "engine/task_queue.h"
 #include "tests/support/queue_with_links.h"
 
@@ -125,6 +126,21 @@ TEST(ScanCq, FullQueueRefusesAndLosesNothing) {
   ASSERT_TRUE(cq.pop(b, cursor));
   EXPECT_FALSE(cq.pop(c, cursor));
   EXPECT_EQ(a.slot + b.slot, 3);
+}
+
+TEST(SlotBatch, KeepsItsSlotsInOrder) {
+  std::mt19937_64 random(7);
+  for (int round = 0; round < 100; ++round) {
+    SlotBatch batch;
+    std::vector<std::uint16_t> slots;
+    while (!batch.full()) {
+      ASSERT_EQ(batch.size(), slots.size());
+      slots.push_back(static_cast<std::uint16_t>(round == 0 ? kNoSlot : random()));
+      batch.push_back(slots.back());
+      for (std::uint32_t i = 0; i < batch.size(); ++i) ASSERT_EQ(batch[i], slots[i]);
+    }
+    ASSERT_EQ(slots.size(), SlotBatch::kMost);
+  }
 }
 
 TEST(TaskQueue, FifoAndRemovalKeepOrder) {

@@ -239,21 +239,23 @@ class CudaDev {
                s_.inbox_read + 1;
   }
 
-  // By the control threads together, for the first lane's driver: up to kAtOnce.
-  static constexpr std::uint32_t kAtOnce = 4;
-  __device__ std::uint32_t next_submissions(std::uint16_t (&slots)[kAtOnce]) {
-    std::uint32_t n = 0;
-    while (n < kAtOnce && next_of_streams(slots[n])) ++n;
+  // By the control threads together, for the first lane's driver.
+  __device__ SlotBatch next_submissions() {
+    constexpr std::uint32_t kAtOnce = SlotBatch::kMost;
+    SlotBatch slots;
+    std::uint16_t slot = 0;
+    while (!slots.full() && next_of_streams(slot)) slots.push_back(slot);
     // Looked at by the lead alone, which looks anew in epoch() as soon as it is through here: the
     // others could be behind that.
     std::uint32_t more = 0;
     if (leads()) {
       const std::uint64_t there = s_.sq_written - s_.sq_read;
-      more = there < kAtOnce - n ? static_cast<std::uint32_t>(there) : kAtOnce - n;
+      const std::uint32_t room = kAtOnce - slots.size();
+      more = there < room ? static_cast<std::uint32_t>(there) : room;
     }
     more = __shfl_sync(0xffffffffu, more, 0);
-    if (more == 0) return n;
-    // All under way together: a look at the host's memory takes as long for one as for four.
+    if (more == 0) return slots;
+    // All under way together: a look at the host's memory takes as long for one as for all.
     constexpr unsigned kEach = kWarp / kAtOnce;
     const std::uint32_t mine = threadIdx.x / kEach;
     std::uint32_t taken = 0;
@@ -263,7 +265,7 @@ class CudaDev {
     }
     __syncwarp();
     for (std::uint32_t i = 0; i < more; ++i) {
-      slots[n + i] = static_cast<std::uint16_t>(__shfl_sync(0xffffffffu, taken, i * kEach));
+      slots.push_back(static_cast<std::uint16_t>(__shfl_sync(0xffffffffu, taken, i * kEach)));
     }
     if (leads()) {
       s_.sq_read += more;
@@ -271,7 +273,7 @@ class CudaDev {
       store_relaxed_local(r_.submitted_ns, global_ns());
     }
     __syncwarp();
-    return n + more;
+    return slots;
   }
   // What kernels in streams have brought.
   __device__ bool next_of_streams(std::uint16_t& slot) {
@@ -673,7 +675,7 @@ class CudaDev {
   }
   // Whether calls that have had their turn keep somebody from going on: what is short, and
   // newcomers that may be, or come before them. (Newcomers that are as long wait: they would only
-  // change places with those, on each rank at a moment of its own, docs/benchmarks.md. But what the
+  // change places with those, on each rank at a moment of its own, docs/nccl-notes.md. But what the
   // first lane has yet to hand on may be anything.)
   __device__ bool others_wait() const {
     if (lane_.shorts != 0) return true;
