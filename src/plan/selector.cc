@@ -51,7 +51,7 @@ constexpr Row kHostTable[] = {
 // loop, so that a call in a stream needs no engine (solo.cuh), and what a rank sends, twice its
 // bytes as packets, is no more than a link moves in 20 us. Measured with 2 H200s, where that is 2
 // MiB (in a stream 28 us for an all-reduce, 35 by a mesh plan), and with 4, where it is 1
-// (docs/benchmarks.md). As lines, of which links carry half as much, up to what is sent at most.
+// (docs/nccl-notes.md). As lines, of which links carry half as much, up to what is sent at most.
 constexpr int kCudaDirectRanks = 8;
 constexpr std::uint64_t kCudaDirectBytes = 2048 * kKiB;  // count × element size
 constexpr std::uint64_t kCudaDirectSent = 4096 * kKiB;   // by a rank

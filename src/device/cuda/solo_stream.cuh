@@ -143,7 +143,7 @@ struct Stream {
     if (two_hops()) return order().prefix(moved[kGathers], moved[kCollects]);
     return moved[has_member(call.hops.gathers_from, q) ? kGathers : kCollects];
   }
-  // How movers share the work, by what was fastest between two GPUs (docs/benchmarks.md). An
+  // How movers share the work, by what was fastest between two GPUs (docs/nccl-notes.md). An
   // all-gather has a group for each direction, whose warps begin each slice together; else each of
   // two groups takes the next slice of any hop. Two slices of a hop in hand, so that movers never
   // wait for the first warp; of an all-reduce by many lanes one, for what peers store had better be

@@ -629,7 +629,7 @@ inline __device__ __noinline__ void run_whole_streams(CudaRank* rank, LaneStats*
     set_up_together(first);
     if (threadIdx.x == 0) interrupted.dev.set_moving(true);
     sync_block();
-    // (What is alone, and begins, is steered with fewer questions: docs/benchmarks.md.)
+    // (What is alone, and begins, is steered with fewer questions: docs/nccl-notes.md.)
     if (warp == 0) {
       x.borrows ? steer(r, first, interrupted) : steer_several(r, t, interrupted);
     } else if (warp == 1) {
