@@ -501,24 +501,27 @@ TEST(PlanLanes, OfLines) {
   EXPECT_EQ(payload_bytes(Protocol::kSlot, 256), 256u);
 }
 
-// Half of the lanes, where there would be a few more, so that calls under two keys share none.
+// Half of the lanes between two ranks, so that calls under two keys share none.
 TEST(PlanLanes, HalfLeaveRoomForAnotherCall) {
-  const auto lanes = [](std::uint64_t bytes, int of, std::uint32_t slot_bytes) {
-    const PlanLimits limits = make_limits(4, slot_bytes, of, Device::kCuda);
-    const PlanRequest request = make_request(Kind::kAllReduce, 2, bytes / sizeof(float));
+  const auto lanes = [](std::uint64_t bytes, int of, std::uint32_t slot_bytes, int ranks = 2) {
+    const PlanLimits limits =
+        make_limits(4, slot_bytes, static_cast<std::uint16_t>(of), Device::kCuda);
+    const PlanRequest request = make_request(Kind::kAllReduce, ranks, bytes / sizeof(float));
     return int{make_plan(request, limits, Algorithm::kDirect)->geometry.lanes};
   };
-  constexpr std::uint64_t kLane = 2 * 3840;  // two units a thread
-  EXPECT_EQ(lanes(16 * kLane, 32, 65536), 16);
-  EXPECT_EQ(lanes(17 * kLane, 32, 65536), 16);
-  EXPECT_EQ(lanes(20 * kLane, 32, 65536), 16);
-  EXPECT_EQ(lanes(20 * kLane + 16, 32, 65536), 21);
-  EXPECT_EQ(lanes(5 * kLane, 8, 65536), 4);
-  EXPECT_EQ(lanes(6 * kLane, 8, 65536), 6);
-  EXPECT_EQ(lanes(3 * kLane, 4, 65536), 3);
-  // Not if a loop would not carry it.
-  EXPECT_EQ(lanes(17 * kLane, 32, 4 * kLane), 16);
-  EXPECT_EQ(lanes(17 * kLane, 32, 2 * kLane), 17);
+  constexpr std::uint64_t kUnit = 3840;  // one a thread
+  EXPECT_EQ(lanes(30 * kUnit, 32, 65536), 15);
+  EXPECT_EQ(lanes(32 * kUnit, 32, 65536), 16);
+  EXPECT_EQ(lanes(34 * kUnit, 32, 65536), 16);
+  EXPECT_EQ(lanes(16 * 5 * kUnit, 32, 65536), 16);
+  EXPECT_EQ(lanes(16 * 5 * kUnit + 16, 32, 65536), 32);
+  EXPECT_EQ(lanes(26 * kUnit, 24, 65536), 12);
+  // Not where lanes are few, nor in larger groups, where a thread has as many units of each peer.
+  EXPECT_EQ(lanes(18 * kUnit, 16, 65536), 9);
+  EXPECT_EQ(lanes(34 * kUnit, 32, 65536, 3), 17);
+  // Not if a loop would not carry it: packets take twice their payload.
+  EXPECT_EQ(lanes(34 * kUnit, 32, 6 * kUnit), 16);
+  EXPECT_EQ(lanes(34 * kUnit, 32, 4 * kUnit), 17);
 }
 
 TEST(PlanLanes, SpreadByTheKey) {
