@@ -116,8 +116,9 @@ std::uint64_t encode_narrow(DType t, float x) {
   const NarrowSpec spec = spec_of(t);
   if (std::isnan(x)) return values.size() - 1;
   const std::uint64_t sign = std::signbit(x) ? values.size() : 0;
-  std::size_t finite = values.size();  // number of finite values
-  while (!std::isfinite(values[finite - 1])) --finite;
+  // Number of finite values: the largest exponent has infinity and NaN, or NaN alone at its end.
+  const std::size_t finite =
+      values.size() - (spec.infinity ? std::size_t{1} << spec.mantissa : std::size_t{1});
   const double magnitude = std::fabs(static_cast<double>(x));
   const double last = values[finite - 1];
   if (magnitude >= last) {
