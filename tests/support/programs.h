@@ -34,13 +34,29 @@ struct Inputs {
   explicit Inputs(std::uint64_t seed)
       : ranks(kRanks, std::vector<float>(kLength)), sum(kLength), bound(kLength) {
     for (std::size_t r = 0; r < kRanks; ++r) {
-      for (std::size_t i = 0; i < kLength; ++i) {
-        const auto h = static_cast<std::int64_t>(mix(seed + r, i));
-        ranks[r][i] = static_cast<float>(static_cast<double>(h) * 0x1p-60);
-        sum[i] += static_cast<double>(ranks[r][i]);
-        bound[i] += std::fabs(static_cast<double>(ranks[r][i])) * kRanks * 0x1p-24;
-      }
+      add(seed + r, ranks[r].data(), sum.data(), bound.data());
     }
+  }
+  UNJAM_UNWATCHED static void add(std::uint64_t seed, float* rank, double* sum, double* bound) {
+    for (std::size_t i = 0; i < kLength; ++i) {
+      const auto h = static_cast<std::int64_t>(mix(seed, i));
+      rank[i] = static_cast<float>(static_cast<double>(h) * 0x1p-60);
+      sum[i] += static_cast<double>(rank[i]);
+      bound[i] += __builtin_fabs(static_cast<double>(rank[i])) * kRanks * 0x1p-24;
+    }
+  }
+  // The first of n sums that is not the one that begins at `shift`; n if there is none.
+  std::size_t first_wrong(const float* sums, std::size_t n, std::size_t shift) const {
+    read_here(sums, n * sizeof(float));
+    return first_wrong_of(sums, n, sum.data() + shift, bound.data() + shift);
+  }
+  UNJAM_UNWATCHED static std::size_t first_wrong_of(const float* sums, std::size_t n,
+                                                    const double* sum, const double* bound) {
+    for (std::size_t i = 0; i < n; ++i) {
+      const double error = static_cast<double>(sums[i]) - sum[i];
+      if (!(__builtin_fabs(error) <= bound[i])) return i;
+    }
+    return n;
   }
   static std::size_t shift(int iteration, std::size_t key) {
     return (static_cast<std::size_t>(iteration) * 61 + key * 17) % 4096;
@@ -105,12 +121,11 @@ inline Outcome run_program(Job& job, const Inputs& inputs, const Program& progra
       std::uint64_t digest = 1;
       for (std::size_t k = 0; k < kCollectives; ++k) {
         const std::size_t shift = Inputs::shift(it, k);
-        for (std::size_t i = 0; i < kFloats[k]; ++i) {
-          const double error = static_cast<double>(buffers[k][i]) - inputs.sum[shift + i];
-          if (!(std::fabs(error) <= inputs.bound[shift + i])) {
-            fail("iteration " + std::to_string(it) + ", " + key_name(k) + "[" + std::to_string(i) +
-                 "]: off by " + std::to_string(error));
-          }
+        const std::size_t i = inputs.first_wrong(buffers[k].data(), kFloats[k], shift);
+        if (i != kFloats[k]) {
+          fail("iteration " + std::to_string(it) + ", " + key_name(k) + "[" + std::to_string(i) +
+               "]: off by " +
+               std::to_string(static_cast<double>(buffers[k][i]) - inputs.sum[shift + i]));
         }
         digest = hash_memory(reinterpret_cast<const unsigned char*>(buffers[k].data()),
                              kFloats[k] * sizeof(float), digest);

@@ -226,11 +226,15 @@ class Driver {
     s.root = static_cast<int>((seed >> 16) % static_cast<std::uint64_t>(n_));
     const auto n = static_cast<std::size_t>(n_);
     s.in.resize(s.count * (s.kind == UNJAM_REDUCE_SCATTER ? n : 1));
-    s.out.assign(s.count * (s.kind == UNJAM_ALL_GATHER ? n : 1), -1);
-    const std::int32_t base = element(seed, at_, 0);
-    for (std::size_t i = 0; i < s.in.size(); ++i) {
-      s.in[i] = base + static_cast<std::int32_t>(i & 1023);
-    }
+    s.out.resize(s.count * (s.kind == UNJAM_ALL_GATHER ? n : 1));
+    written_here(s.in.data(), s.in.size() * sizeof(std::int32_t));
+    written_here(s.out.data(), s.out.size() * sizeof(std::int32_t));
+    write(s.in.data(), s.in.size(), element(seed, at_, 0), 1);
+    write(s.out.data(), s.out.size(), -1, 0);
+  }
+  UNJAM_UNWATCHED static void write(std::int32_t* to, std::size_t n, std::int32_t base,
+                                    std::int32_t times) {
+    for (std::size_t i = 0; i < n; ++i) to[i] = base + times * static_cast<std::int32_t>(i & 1023);
   }
 
   // False: a peer is gone.
@@ -282,19 +286,34 @@ class Driver {
     if (s.kind == UNJAM_REDUCE && at_ != s.root) return;
     std::int32_t sum = 0;
     for (int r = 0; r < n_; ++r) sum += element(s.seed, r, 0);
-    for (std::size_t i = 0; i < s.out.size(); ++i) {
+    read_here(s.out.data(), s.out.size() * sizeof(std::int32_t));
+    // A part of so many elements is base + times × (first + i modulo 1024).
+    const auto check_part = [&](std::size_t at, std::size_t n, std::int32_t base,
+                                std::int32_t times, std::size_t first) {
+      const std::size_t i = first_wrong(s.out.data() + at, n, base, times, first);
+      if (i == n) return;
+      fail("a wrong number: kind " + std::to_string(s.kind) + ", count " + std::to_string(s.count) +
+           ", element " + std::to_string(at + i));
+    };
+    if (s.kind == UNJAM_ALL_GATHER) {
+      for (int r = 0; r < n_; ++r) {
+        check_part(static_cast<std::size_t>(r) * s.count, s.count, element(s.seed, r, 0), 1, 0);
+      }
+    } else if (s.kind == UNJAM_BROADCAST) {
+      check_part(0, s.out.size(), element(s.seed, s.root, 0), 1, 0);
+    } else {
       const std::size_t block =
           s.kind == UNJAM_REDUCE_SCATTER ? static_cast<std::size_t>(at_) * s.count : 0;
-      std::int32_t want = sum + n_ * static_cast<std::int32_t>((block + i) & 1023);
-      if (s.kind == UNJAM_BROADCAST) want = element(s.seed, s.root, i);
-      if (s.kind == UNJAM_ALL_GATHER) {
-        want = element(s.seed, static_cast<int>(i / s.count), i % s.count);
-      }
-      if (s.out[i] != want) {
-        fail("a wrong number: kind " + std::to_string(s.kind) + ", count " +
-             std::to_string(s.count) + ", element " + std::to_string(i));
-      }
+      check_part(0, s.out.size(), sum, n_, block);
     }
+  }
+  UNJAM_UNWATCHED static std::size_t first_wrong(const std::int32_t* p, std::size_t n,
+                                                 std::int32_t base, std::int32_t times,
+                                                 std::size_t first) {
+    for (std::size_t i = 0; i < n; ++i) {
+      if (p[i] != base + times * static_cast<std::int32_t>((first + i) & 1023)) return i;
+    }
+    return n;
   }
 
   const unjamContext_t context_;
