@@ -85,4 +85,19 @@ if(CMAKE_CUDA_COMPILER AND UNJAM_CUDA_STATUS MATCHES "^libunjam_cuda")
     CUDA_VISIBILITY_PRESET hidden
     # Keeps ptxas' words on registers and spills beside each object, for tools/ptxas_report.py.
     CUDA_COMPILER_LAUNCHER "${PROJECT_SOURCE_DIR}/tools/nvcc_log.sh")
+
+  # For more GPUs, only to see that it compiles: into PTX that nothing uses, so cicc, which takes most of the
+  # time, optimises nothing.
+  # (Named as what all_host leaves out.)
+  set(UNJAM_CUDA_COMPILED_ONLY "" CACHE STRING "A GPU for which to compile and no more, as CMAKE_CUDA_ARCHITECTURES")
+  if(UNJAM_CUDA_COMPILED_ONLY)
+    add_library(gpu_compiled_only OBJECT EXCLUDE_FROM_ALL ${cuda_sources})
+    foreach(property INCLUDE_DIRECTORIES COMPILE_OPTIONS)
+      set_target_properties(gpu_compiled_only PROPERTIES
+        ${property} "$<TARGET_PROPERTY:unjam_cuda,${property}>")
+    endforeach()
+    target_compile_options(gpu_compiled_only PRIVATE "SHELL:-Xcicc -O0")
+    set_target_properties(gpu_compiled_only PROPERTIES
+      CUDA_PTX_COMPILATION ON CUDA_STANDARD_REQUIRED OFF CUDA_ARCHITECTURES "${UNJAM_CUDA_COMPILED_ONLY}")
+  endif()
 endif()

@@ -30,6 +30,9 @@ foreach(source ${gpu_tests})
   if(UNJAM_WERROR)
     target_compile_options(${target} PRIVATE $<$<COMPILE_LANGUAGE:CUDA>:-Werror=all-warnings;-Xcompiler=-Werror>)
   endif()
+  if(UNJAM_GPU_TEST_ARCHITECTURES MATCHES "^[^;]*-virtual$")  # to see that it compiles
+    target_compile_options(${target} PRIVATE "$<$<COMPILE_LANGUAGE:CUDA>:SHELL:-Xcicc -O0>")
+  endif()
   target_link_libraries(${target} PRIVATE unjam Threads::Threads)
   # The library lies one folder above, in the build as after copying both.
   set_target_properties(${target} PROPERTIES

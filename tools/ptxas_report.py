@@ -152,6 +152,7 @@ def build_logs(build: Path) -> list[Path]:
         for entry in entries
         if entry["file"].endswith(".cu") and SOURCES in Path(entry["file"]).parents
     ]
+    commands = [words for words in commands if "-ptx" not in words]  # what is not assembled
     logs = [build / f"{words[words.index('-o') + 1]}.ptxas" for words in commands]
     missing = [log.name for log in logs if not log.is_file()]
     if missing:
