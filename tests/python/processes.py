@@ -6,6 +6,7 @@ and ``hear()`` to talk with the test. Whatever happens in the test, no worker ou
 fails, what the workers wrote to stderr is shown.
 """
 
+import functools
 import inspect
 import json
 import os
@@ -20,6 +21,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import unjam
+from nursery import Nursery
 from rank_tools import puppet_main
 
 # For whatever should be done at once: generous, since the machine may be shared.
@@ -66,22 +68,33 @@ def script(worker, *arguments):
     return f"{PRELUDE}\n{source}\n{call}\n"
 
 
+@functools.cache
+def nursery():
+    """This test process's own."""
+    return Nursery(environment())
+
+
+def started(command, env):
+    """The command as a process."""
+    return subprocess.Popen(
+        command,
+        env=env,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,  # what it starts is killed with it
+    )
+
+
 class Process:
     """A worker that runs."""
 
-    def __init__(self, command, env, name):
+    def __init__(self, process, name):
         self.name = name
         self.stderr = ""
         self._said = queue.Queue()
-        self._process = subprocess.Popen(
-            command,
-            env=env,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            start_new_session=True,  # what it starts is killed with it
-        )
+        self._process = process
         self._readers = [
             threading.Thread(target=self._read_out, daemon=True),
             threading.Thread(target=self._read_err, daemon=True),
@@ -181,15 +194,19 @@ class Harness:
     def start(self, worker, *arguments, command=(), name=None, **env):
         """One process; `command`: what starts it, such as mpirun."""
         words = [*command, sys.executable, "-c", script(worker, *arguments)]
-        process = Process(words, environment(**env), name or f"process {len(self.all)}")
-        self.all.append(process)
-        return process
+        return self._add(started(words, environment(**env)), name)
+
+    def start_with_torch(self, worker, *arguments, name=None, **env):
+        """As start(), forked from a process that has imported torch, and so much sooner."""
+        return self._add(nursery().start(script(worker, *arguments), environment(**env)), name)
+
+    def _add(self, process, name):
+        self.all.append(Process(process, name or f"process {len(self.all)}"))
+        return self.all[-1]
 
     def run(self, command, **env):
         """Any command."""
-        process = Process(command, environment(**env), command[0])
-        self.all.append(process)
-        return process
+        return self._add(started(command, environment(**env)), command[0])
 
     def job(self, ranks, worker, *arguments, **env):
         """A process for each rank, in a job of their own."""

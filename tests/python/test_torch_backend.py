@@ -23,11 +23,19 @@ from unjam import _lib  # noqa: E402
 from unjam.torch import _extension, _register, order  # noqa: E402
 
 CHECKS = [function.__name__ for function in torch_checks.CHECKS]
-SCRIPT = Path(torch_checks.__file__)
 ROOT = Path(__file__).resolve().parents[2]
 LONG_S = 200  # for one step of a member, or a check: to catch hangs, whatever else the machine does
 # Of a test, without its fixtures, of which one compiles the adapter. Behind the limits above.
 pytestmark = [pytest.mark.timeout(900, func_only=True), pytest.mark.usefixtures("adapter")]
+
+
+def checker(*arguments):
+    import sys
+
+    import torch_checks
+
+    sys.argv[1:] = map(str, arguments)
+    torch_checks.main()
 
 
 def outcomes(ranks, device="cpu"):
@@ -36,10 +44,7 @@ def outcomes(ranks, device="cpu"):
     limit = START_S
     with workers() as harness:
         processes = [
-            harness.run(
-                [sys.executable, str(SCRIPT), str(rank), str(ranks), str(store.port), device],
-                UNJAM_HEAP="128M",
-            )
+            harness.start_with_torch(checker, rank, ranks, store.port, device, UNJAM_HEAP="128M")
             for rank in range(ranks)
         ]
         found = {}
@@ -148,11 +153,11 @@ def member(rank, size, port, timeout_s):
 class Members:
     """timeout_s: of their process group; where it is short, `limit(…)` does without a race."""
 
-    def __init__(self, harness, size, timeout_s=LONG_S + 100, **env):
+    def __init__(self, harness, size, timeout_s=LONG_S + 100):
         self.store = make_store()
         self.all = [
-            harness.start(
-                member, rank, size, self.store.port, timeout_s, name=f"rank {rank}", **env
+            harness.start_with_torch(
+                member, rank, size, self.store.port, timeout_s, name=f"rank {rank}"
             )
             for rank in range(size)
         ]
@@ -457,7 +462,7 @@ def test_process_may_end_with_futures_pending():
 
     store = make_store()
     with workers() as harness:
-        both = [harness.start(leaver, rank, store.port) for rank in range(2)]
+        both = [harness.start_with_torch(leaver, rank, store.port) for rank in range(2)]
         for process in both:
             assert process.said(START_S) == "ready"
         both[0].ends(LONG_S)
@@ -601,7 +606,7 @@ def test_group_of_unjam_beside_a_default_group_of_gloo():
 
     store = make_store()
     with workers() as harness:
-        both = [harness.start(pair, rank, store.port) for rank in range(2)]
+        both = [harness.start_with_torch(pair, rank, store.port) for rank in range(2)]
         for process in both:
             assert process.said(START_S) == ["gloo", "unjam", 2.0, 4.0]
             process.ends(LONG_S)

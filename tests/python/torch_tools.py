@@ -24,7 +24,7 @@ import traceback
 from pathlib import Path
 from types import SimpleNamespace
 
-from processes import environment
+from processes import environment, nursery
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = ROOT / "examples" / "torch"
@@ -140,17 +140,14 @@ def collect(ranks, place):
 def launch(ranks, jobs, place, end):
     """Starts the ranks and waits for them: "" or what all of them said."""
     (place / "jobs.json").write_text(json.dumps(jobs))
-    env = environment(TORCH_CPP_LOG_LEVEL="ERROR", GLOO_SOCKET_IFNAME="lo")
+    env = environment(GLOO_SOCKET_IFNAME="lo")
     env["PYTHONPATH"] = f"{env['PYTHONPATH']}:{EXAMPLES}:{EXAMPLES / 'recipes'}"
     errors = [(place / f"rank{r}.err").open("w+") for r in range(ranks)]
     processes = [
-        subprocess.Popen(
-            [sys.executable, __file__, str(place), str(rank), str(ranks)],
-            env=env,
-            stdin=subprocess.DEVNULL,
-            stdout=errors[rank],
-            stderr=errors[rank],
-            start_new_session=True,
+        nursery().start(
+            f"import torch_tools\ntorch_tools.rank_main({str(place)!r}, {rank}, {ranks})\n",
+            env,
+            errors[rank],
         )
         for rank in range(ranks)
     ]
@@ -198,6 +195,7 @@ def wait(processes, reports, end):
 
 def rank_main(place, rank, ranks):
     faulthandler.register(signal.SIGUSR1, all_threads=True)
+    place = Path(place)
     import torch
     import torch.distributed as dist
 
@@ -280,7 +278,3 @@ def meet(store, where, ranks, limit=START_S):
         store.wait([where + "/all"], seconds(limit))
     except dist.DistStoreError:
         sys.exit(f"{store.add(where, 0)} of {ranks} ranks came to: {where}")
-
-
-if __name__ == "__main__":
-    rank_main(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]))
