@@ -93,7 +93,7 @@ def test_killed_rank_in_training(device, adapter):
     store = make_store()
     with workers() as harness:
         job = [
-            harness.start(trainer, rank, ranks, store.port, device, name=f"rank {rank}")
+            harness.start_with_torch(trainer, rank, ranks, store.port, device, name=f"rank {rank}")
             for rank in range(ranks)
         ]
         for process in job:
