@@ -22,6 +22,7 @@ import threading
 from pathlib import Path
 
 MOST_BYTES = 1 << 17  # of a request
+ANSWER_S = 200  # it may still be importing torch, on a machine that does much else
 
 
 class Born:
@@ -95,8 +96,8 @@ class Nursery:
                 assert len(request) < MOST_BYTES
                 socket.send_fds(self._socket, [request], theirs)
                 with self._born:
-                    self._born.wait_for(lambda: self._pids or self._gone)
-                    assert self._pids, "the nursery has ended"
+                    self._born.wait_for(lambda: self._pids or self._gone, ANSWER_S)
+                    assert self._pids, "the nursery has ended, or does not answer"
                     child = Born(self._pids.pop(), *ours)
                     self._children[child.pid] = child
                     if child.pid in self._statuses:

@@ -68,23 +68,34 @@ def script(worker, *arguments):
     return f"{PRELUDE}\n{source}\n{call}\n"
 
 
-@functools.cache
-def nursery():
-    """This test process's own."""
-    return Nursery(environment())
-
-
-def started(command, env):
-    """The command as a process."""
+def started(command, env, output=None):
+    """The command as a process. `output`: the file that its output goes to; else its streams are
+    pipes."""
     return subprocess.Popen(
         command,
         env=env,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
+        stdin=subprocess.PIPE if output is None else subprocess.DEVNULL,
+        stdout=subprocess.PIPE if output is None else output,
+        stderr=subprocess.PIPE if output is None else output,
         text=True,
         start_new_session=True,  # what it starts is killed with it
     )
+
+
+@functools.cache
+def nursery():
+    """This test process's own."""
+    # (Where there is Triton, torch would start compilers, and threads, when it is imported.)
+    return Nursery(environment(TORCH_WARM_POOL="0"))
+
+
+def started_with_torch(program, env, output=None):
+    """The same of a Python program: forked from a process that has imported torch, and so seconds
+    sooner. Where there are GPUs a fresh interpreter: the tests hung there on 2 H200s, before a rank
+    said a word, and what torch does with GPUs when it is imported is not to be shared."""
+    if Path("/proc/driver/nvidia").exists():
+        return started([sys.executable, "-c", program], env, output)
+    return nursery().start(program, env, output)
 
 
 class Process:
@@ -197,8 +208,9 @@ class Harness:
         return self._add(started(words, environment(**env)), name)
 
     def start_with_torch(self, worker, *arguments, name=None, **env):
-        """As start(), forked from a process that has imported torch, and so much sooner."""
-        return self._add(nursery().start(script(worker, *arguments), environment(**env)), name)
+        """As start(); see started_with_torch()."""
+        program = script(worker, *arguments)
+        return self._add(started_with_torch(program, environment(**env)), name)
 
     def _add(self, process, name):
         self.all.append(Process(process, name or f"process {len(self.all)}"))

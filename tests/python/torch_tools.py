@@ -24,7 +24,7 @@ import traceback
 from pathlib import Path
 from types import SimpleNamespace
 
-from processes import environment, nursery
+from processes import environment, started_with_torch
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = ROOT / "examples" / "torch"
@@ -144,7 +144,7 @@ def launch(ranks, jobs, place, end):
     env["PYTHONPATH"] = f"{env['PYTHONPATH']}:{EXAMPLES}:{EXAMPLES / 'recipes'}"
     errors = [(place / f"rank{r}.err").open("w+") for r in range(ranks)]
     processes = [
-        nursery().start(
+        started_with_torch(
             f"import torch_tools\ntorch_tools.rank_main({str(place)!r}, {rank}, {ranks})\n",
             env,
             errors[rank],
