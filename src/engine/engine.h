@@ -105,7 +105,7 @@
 //   relax(polls), delay()                between failed polls; fault injection before waits
 //   next_submission(slot)                takes one submission, if there is one: leaves it in
 //                                        rank.invocations[slot]. Only lane 0 asks. Instead of it,
-//                                        next_submissions(slots): up to 4, says how many
+//                                        next_submissions(): a batch of them (slot_batch.h)
 // By any control thread:
 //   fence(), static publish(x, v)        publish() stores a word; behind a fence() of this thread
 //                                        it releases what came before the fence (host: publish()

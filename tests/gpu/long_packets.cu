@@ -4,7 +4,7 @@
 // of the output, with other numbers in every call: so whatever a slot held before is not what is
 // expected. Lengths are any, so that lines lie where shorter packets and slices have ended before.
 //
-// Lines of 128 bytes were torn so within seconds on H100s (see docs/benchmarks.md); those of 64
+// Lines of 128 bytes were torn so within seconds on H100s (see ARCHITECTURE.md); those of 64
 // bytes, which are what there is, must never be.
 //
 //   --lengths: of the longest, in bytes; on two GPUs all up to 4 MiB go in one piece

@@ -103,7 +103,7 @@ int round(const Member& me, Holder& holder, Barrier& barrier, int free, bool eno
   std::shuffle(order.begin(), order.end(), random);
   barrier.meet();
   me.doing("calls, " + what);
-  holder.hold(holder.sms() - free);
+  holder.hold(std::max(holder.sms() - free, 0));
   barrier.meet();
   std::vector<unjamRequest_t> requests(kCalls);
   for (const int i : order) {

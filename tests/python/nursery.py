@@ -97,34 +97,61 @@ class Nursery:
                 socket.send_fds(self._socket, [request], theirs)
                 with self._born:
                     self._born.wait_for(lambda: self._pids or self._gone, ANSWER_S)
-                    assert self._pids, "the nursery has ended, or does not answer"
+                    if not self._pids:
+                        self._close()  # an answer that came late would be taken for the next one's
+                        raise RuntimeError("the nursery has ended, or does not answer")
                     child = Born(self._pids.pop(), *ours)
                     self._children[child.pid] = child
                     if child.pid in self._statuses:
                         child.ended(self._statuses.pop(child.pid))
+        except BaseException:
+            for end in ours:
+                if end is not None:
+                    end.close()
+            raise
         finally:
             for fd in theirs:
                 os.close(fd)
         return child
 
+    def _close(self):
+        try:
+            self._socket.shutdown(socket.SHUT_RDWR)
+        except OSError:  # it has died
+            pass
+
     def _end(self):
-        self._socket.shutdown(socket.SHUT_RDWR)
-        self._process.wait()
+        self._close()
+        try:
+            self._process.wait(ANSWER_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
 
     def _listen(self):
-        while said := self._socket.recv(1000):
-            word, pid, status = json.loads(said)
-            with self._born:
-                if word == "born":
-                    self._pids.append(pid)
-                    self._born.notify_all()
-                elif pid in self._children:
-                    self._children.pop(pid).ended(status)
-                else:
-                    self._statuses[pid] = status
+        try:
+            while said := self._socket.recv(1000):
+                self._hear(*json.loads(said))
+        except OSError:  # it has died with a request that it had not read
+            pass
         with self._born:
             self._gone = True
             self._born.notify_all()
+            for child in self._children.values():  # nobody will tell of them
+                try:
+                    os.killpg(child.pid, signal.SIGKILL)
+                except (ProcessLookupError, PermissionError):
+                    pass
+                child.ended(-signal.SIGKILL)
+
+    def _hear(self, word, pid, status):
+        with self._born:
+            if word == "born":
+                self._pids.append(pid)
+                self._born.notify_all()
+            elif pid in self._children:
+                self._children.pop(pid).ended(status)
+            else:
+                self._statuses[pid] = status
 
 
 # ---- the nursery ----
@@ -173,7 +200,7 @@ def serve(number):
 def own_group(pid):
     try:
         os.setpgid(pid, 0)
-    except ProcessLookupError:  # it has ended
+    except (ProcessLookupError, PermissionError):  # it has ended, or made a group of its own
         pass
 
 

@@ -503,9 +503,10 @@ TEST(PlanLanes, OfLines) {
 
 // Half of the lanes between two ranks, so that calls under two keys share none.
 TEST(PlanLanes, HalfLeaveRoomForAnotherCall) {
-  const auto lanes = [](std::uint64_t bytes, int of, std::uint32_t slot_bytes, int ranks = 2) {
-    const PlanLimits limits =
-        make_limits(4, slot_bytes, static_cast<std::uint16_t>(of), Device::kCuda);
+  bool lines = false;
+  const auto lanes = [&](std::uint64_t bytes, int of, std::uint32_t slot_bytes, int ranks = 2) {
+    PlanLimits limits = make_limits(4, slot_bytes, static_cast<std::uint16_t>(of), Device::kCuda);
+    limits.lines = lines;
     const PlanRequest request = make_request(Kind::kAllReduce, ranks, bytes / sizeof(float));
     return int{make_plan(request, limits, Algorithm::kDirect)->geometry.lanes};
   };
@@ -522,6 +523,10 @@ TEST(PlanLanes, HalfLeaveRoomForAnotherCall) {
   // Not if a loop would not carry it: packets take twice their payload.
   EXPECT_EQ(lanes(34 * kUnit, 32, 6 * kUnit), 16);
   EXPECT_EQ(lanes(34 * kUnit, 32, 4 * kUnit), 17);
+  lines = true;  // of which one thread in eight has the flags
+  EXPECT_EQ(lanes(128 << 10, 32, 149824), 16);
+  EXPECT_EQ(lanes(256 << 10, 32, 149824), 16);
+  EXPECT_EQ(lanes(16 * 5 * kUnit, 32, 149824), 32);
 }
 
 TEST(PlanLanes, SpreadByTheKey) {

@@ -14,6 +14,7 @@
 #include <utility>
 #include <vector>
 
+#include "plan/common.h"
 #include "plan/selector.h"
 
 namespace unjam {
@@ -69,6 +70,9 @@ struct Group {
       inv.output = has_data ? outputs[at].data() : reinterpret_cast<Element*>(0x20000);
       if (in_place) inv.output = const_cast<void*>(inv.input);
       inv.geometry = plans[at].geometry;
+      if (plans[at].protocol != Protocol::kSlot) {  // as the runtime, by a key's tag
+        inv.geometry.first_lane = spread_lanes(count, inv.geometry.lanes, limits.lanes);
+      }
       inv.group_size = static_cast<std::uint16_t>(ranks);
       inv.group_rank = static_cast<std::uint16_t>(r);
       inv.protocol = plans[at].protocol;
@@ -264,8 +268,13 @@ TEST(SoloDescription, LanesOfAOneShotPlanHaveTheGeometrysStretches) {
     for (std::uint64_t count = 20000; count < 120000; count += 1237) {
       const Group g(kind, Algorithm::kDirect, 3, 1, count);
       SCOPED_TRACE(title(g));
-      ASSERT_GT(g.plans[0].geometry.lanes, 1);
+      const Geometry& geometry = g.invocations[0].geometry;
+      ASSERT_GT(geometry.lanes, 1);
       check_stretches(g);
+      // A thread for each unit of the first lane's, which is a longest one, while there are any.
+      const std::uint64_t units =
+          geometry.lane_part(0, geometry.first_lane).length * sizeof(Element) / kSoloUnitBytes;
+      ASSERT_GE(g.threads[0], std::min<std::uint64_t>(units + kSoloControl, 512));
     }
   }
 }
@@ -301,9 +310,8 @@ TEST(SoloDescription, StreamsHaveTheGeometrysChunks) {
           ASSERT_EQ(g.calls[r].chunks, geometry.loops(lane)) << "lane " << lane;
         }
         ASSERT_EQ(g.calls[r].patience_ns, kLimits.patience_us * 1000);
-        if (in_place) {
-          ASSERT_FALSE(g.calls[r].hops.copies);
-        }
+        // What a broadcast's root scatters it has itself in place.
+        ASSERT_EQ(g.calls[r].hops.copies, kind == Kind::kBroadcast && r == 0 && !in_place);
       }
     }
   }
@@ -314,9 +322,17 @@ TEST(SoloDescription, WhatLanesCannotDoNeedsTheEngine) {
   const SoloLimits crowded{512, kSoloRanks + 1, true, 20};
   EXPECT_EQ(Group(Kind::kAllReduce, Algorithm::kDirect, 2, 0, 100, crowded).threads[0], 0u);
   EXPECT_EQ(Group(Kind::kAllReduce, Algorithm::kMesh, 2, 0, 8 << 20, crowded).threads[0], 0u);
-  // More than a thread can keep of a reduction: of all-reduces alone.
-  constexpr std::uint64_t kLarge = std::uint64_t{6} << 20;
-  EXPECT_EQ(Group(Kind::kAllReduce, Algorithm::kDirect, 2, 0, kLarge).threads[0], 0u);
+  // More than a thread can keep of a reduction, where blocks have few: 40 units of each.
+  const SoloLimits few{128, kSoloRanks, true, 20};
+  constexpr std::uint64_t kCount = 320000;  // 40 KB a lane
+  EXPECT_EQ(Group(Kind::kAllReduce, Algorithm::kDirect, 2, 0, kCount, few).threads[0], 0u);
+  EXPECT_NE(Group(Kind::kAllGather, Algorithm::kDirect, 2, 0, kCount, few).threads[0], 0u);
+  EXPECT_NE(Group(Kind::kAllReduce, Algorithm::kDirect, 2, 0, kCount).threads[0], 0u);
+  EXPECT_FALSE(
+      Group(Kind::kAllReduce, Algorithm::kTwoShot, 2, 0, 2 * kCount, few).calls[0].two_shot);
+  EXPECT_TRUE(Group(Kind::kAllReduce, Algorithm::kTwoShot, 2, 0, 2 * kCount).calls[0].two_shot);
+  // More than a loop carries.
+  EXPECT_EQ(Group(Kind::kAllGather, Algorithm::kDirect, 2, 0, 6 << 20).threads[0], 0u);
   // Lines, where these may come in pieces.
   const SoloLimits in_pieces{512, kSoloRanks, false, 20};
   EXPECT_EQ(Group(Kind::kAllGather, Algorithm::kDirect, 2, 0, 100000, in_pieces, true).threads[0],
@@ -326,6 +342,24 @@ TEST(SoloDescription, WhatLanesCannotDoNeedsTheEngine) {
   // Blocks of too few threads for a stream's warps.
   const SoloLimits small{128, kSoloRanks, true, 20};
   EXPECT_FALSE(Group(Kind::kAllGather, Algorithm::kMesh, 2, 0, 8 << 20, small).calls[0].streams);
+}
+
+TEST(SoloDescription, WhatIsPlainIsAligned) {
+  Group g(Kind::kAllReduce, Algorithm::kDirect, 2, 0, 1000);
+  Invocation& inv = g.invocations[0];
+  inv.geometry.dtype = DType::kFloat32;
+  SoloCall call;
+  const auto plain = [&] {
+    EXPECT_NE(SoloDescription(inv, kLimits, call).in_stream(), 0u);
+    return call.plain;
+  };
+  EXPECT_TRUE(plain());
+  inv.output = reinterpret_cast<Element*>(0x20004);
+  EXPECT_FALSE(plain());
+  inv.output = reinterpret_cast<Element*>(0x20008);
+  EXPECT_TRUE(plain());
+  inv.geometry.dtype = DType::kInt32;
+  EXPECT_FALSE(plain());
 }
 
 // Invocation::whole, as the engine reads it.

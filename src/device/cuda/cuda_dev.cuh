@@ -300,7 +300,8 @@ class CudaDev {
   }
 
   // Copies a submission to its slot, by threads that synchronise afterwards. The slot was free, so
-  // no lane looks at it. Of the host's memory all is read at once: a look there takes 1.5 us.
+  // no lane looks at it. Of the host's memory all is read at once, for a look there takes 1.5 us;
+  // but of primitives and members as many as there are threads, more (of large groups) behind that.
   // kLeast: of `threads`, if there may be more.
   template <unsigned kLeast>
   static __device__ std::uint16_t take_in(CudaRank& r, const CudaSqe& sqe, const SoloCall& call,
