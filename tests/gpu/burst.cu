@@ -28,12 +28,6 @@ struct Settings {
   std::string kind;
 };
 
-std::string key_of(int k) {
-  std::string key = "k";
-  key += std::to_string(k);
-  return key;
-}
-
 bool knows(const std::string& kind) {
   return kind == "all_reduce" || kind == "all_gather" || kind == "broadcast" ||
          kind == "reduce_scatter";

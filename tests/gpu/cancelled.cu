@@ -1,7 +1,7 @@
 // cancelled: calls that end with an error while large ones of the same ranks move, in lots or slice
 // by slice, in either order of the queue: one that no other rank makes, at the time limit, and one
 // that ranks disagree on, at once. The others go on, and are right.
-#include <algorithm>
+#include <atomic>
 #include <string>
 #include <vector>
 
@@ -57,22 +57,15 @@ struct Failing {
 
 void run(const Member& me, const Settings& set, Barrier& barrier, const char* title) {
   const Stream stream;
-  std::vector<Spec> specs;
-  std::vector<DeviceMemory> memory;
-  std::vector<Place> places;
-  const auto calls = static_cast<std::size_t>(set.calls);
-  const Reports reports(calls);
-  for (std::size_t i = 0; i < calls; ++i) {
-    Spec s;
-    s.count = set.bytes / sizeof(float);
-    s.size = me.ranks;
-    s.at = me.rank;
-    s.seed = mix(set.seed, i);
-    specs.push_back(s);
-    memory.emplace_back(memory_of(s));
-    places.push_back(place_in(memory.back().get(), s));
-    start_fill(s, places.back(), stream.get());
+  std::vector<Spec> specs(static_cast<std::size_t>(set.calls));
+  for (std::size_t i = 0; i < specs.size(); ++i) {
+    specs[i].count = set.bytes / sizeof(float);
+    specs[i].size = me.ranks;
+    specs[i].at = me.rank;
+    specs[i].seed = mix(set.seed, i);
   }
+  const Exchanges large(std::move(specs), stream);
+  const std::string where = std::string(title) + ", rank " + std::to_string(me.rank);
   const std::size_t some = 1 << 20;
   const DeviceMemory spare(2 * (some + kGuardBytes) * sizeof(float));
   check(cudaMemset(spare.get(), 0, 2 * (some + kGuardBytes) * sizeof(float)));
@@ -82,33 +75,26 @@ void run(const Member& me, const Settings& set, Barrier& barrier, const char* ti
     check(unjamAllReduce(me.all, key, at, at + some, count, UNJAM_FLOAT32, UNJAM_SUM, nullptr,
                          request));
   };
-  const auto look_at = [&](std::size_t i) {
-    start_check(specs[i], places[i], reports.on_device(i), stream.get());
-    reports.start_fetch(stream.get());
-    stream.synchronize();
-    finish_check(specs[i], reports[i], std::string(title) + ", rank " + std::to_string(me.rank));
-  };
   barrier.meet();
   me.doing(std::string("calls, ") + title);
   Failing late{"nobody else's", UNJAM_ERROR_TIMEOUT, kLateness * kTimeoutMs * 1e3};
   Failing mismatched{"disagreed on", UNJAM_ERROR_MISMATCH, kLateness * 1e5};
-  std::vector<unjamRequest_t> requests(calls, nullptr);
+  std::vector<unjamRequest_t> requests(large.size(), nullptr);
   const std::uint64_t begin = now_ns();
   int round = 0;
   static std::atomic<int> last{0};
   if (me.rank == 0) last = 1 << 30;
   barrier.meet();
   for (; round <= last.load(); ++round) {
-    for (std::size_t i = 0; i < calls; ++i) {
+    for (std::size_t i = 0; i < large.size(); ++i) {
       // The others' former uses move meanwhile, so there is something at any time.
       if (requests[i] != nullptr) me.wait(requests[i], "a large call");
       // What is there is not to pass for the next one's result; and now and then it is looked at.
-      if (requests[i] != nullptr && round % kLookedAt == 0) look_at(i);
-      check(cudaMemsetAsync(places[i].recv, kPoison, set.bytes, stream.get()));
+      if (requests[i] != nullptr && round % kLookedAt == 0) large.look_at(i, 1, where);
+      check(cudaMemsetAsync(large.place(i).recv, kPoison, set.bytes, stream.get()));
       stream.synchronize();
-      std::string key = "k";
-      key += std::to_string(i);
-      check(call(me.all, key.c_str(), specs[i], places[i], nullptr, &requests[i]));
+      check(call(me.all, key_of(static_cast<int>(i)).c_str(), large.spec(i), large.place(i),
+                 nullptr, &requests[i]));
       late.look(me), mismatched.look(me);
     }
     if (round == 3) {
@@ -119,8 +105,8 @@ void run(const Member& me, const Settings& set, Barrier& barrier, const char* ti
       mismatched.begin_ns = now_ns();
       odd(mismatched.key, some - static_cast<std::size_t>(me.rank), &mismatched.request);
     }
-    // (All ranks make as many calls: rank 0 says which round is to be the last one. They cannot be
-    // further apart than a round, for they wait for each other's calls.)
+    // (All ranks make as many calls: rank 0 says which round is to be the last one. They are two
+    // rounds apart at most, for they wait for each other's calls.)
     if (me.rank == 0 && last.load() == 1 << 30 && us_since(begin) > set.seconds * 1e6) {
       last = round + 3;
     }
@@ -141,7 +127,7 @@ void run(const Member& me, const Settings& set, Barrier& barrier, const char* ti
     expect(me, request, late.code, "a late call");
     if (us_since(asked) > kTimeoutMs * 1e3 / 2) fail("a late call waits to be told that it failed");
   }
-  for (std::size_t i = 0; i < calls; ++i) look_at(i);
+  large.look_at(0, large.size(), where);
   if (me.rank == 0) {
     std::printf("%-28s %6d large calls; timed out after %.0f ms, mismatch after %.1f ms\n", title,
                 round * set.calls, late.us * 1e-3, mismatched.us * 1e-3);

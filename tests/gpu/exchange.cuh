@@ -8,6 +8,8 @@
 #include <cstddef>
 #include <cstdint>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "tests/gpu/cuda_objects.h"
 #include "tests/gpu/support.h"
@@ -293,6 +295,39 @@ inline void finish_check(const Spec& s, const Report& r, const std::string& wher
        " wrong elements, the first is " + std::to_string(~r.first_inverted) + "; " +
        std::to_string(r.overwritten) + " bytes written past the end");
 }
+
+// Exchanges that may be under way at the same time: each has memory of its own, and is filled as it
+// is made, in the stream.
+class Exchanges {
+ public:
+  Exchanges(std::vector<Spec> specs, const Stream& stream)
+      : specs_(std::move(specs)), stream_(stream), reports_(specs_.size()) {
+    for (const Spec& s : specs_) {
+      memory_.emplace_back(memory_of(s));
+      places_.push_back(place_in(memory_.back().get(), s));
+      start_fill(s, places_.back(), stream_.get());
+    }
+  }
+  std::size_t size() const { return specs_.size(); }
+  const Spec& spec(std::size_t i) const { return specs_[i]; }
+  const Place& place(std::size_t i) const { return places_[i]; }
+  // What n of them have received, from the first on.
+  void look_at(std::size_t first, std::size_t n, const std::string& where) const {
+    for (std::size_t i = first; i < first + n; ++i) {
+      start_check(specs_[i], places_[i], reports_.on_device(i), stream_.get());
+    }
+    reports_.start_fetch(stream_.get());
+    stream_.synchronize();
+    for (std::size_t i = first; i < first + n; ++i) finish_check(specs_[i], reports_[i], where);
+  }
+
+ private:
+  std::vector<Spec> specs_;
+  const Stream& stream_;
+  Reports reports_;
+  std::vector<DeviceMemory> memory_;
+  std::vector<Place> places_;
+};
 
 inline unjamResult_t call(unjamGroup_t group, const char* key, const Spec& s, const Place& p,
                           const unjamCallOptions_t* options, unjamRequest_t* request) {

@@ -57,6 +57,13 @@ inline std::string info(unjamContext_t context) {
   return text;
 }
 
+// Of the k-th of calls that differ in their keys.
+inline std::string key_of(int k) {
+  std::string key = "k";  // (g++ 12 warns of an operator+ here)
+  key += std::to_string(k);
+  return key;
+}
+
 class Job {
  public:
   // All ranks here, rank r on device r, or, where there are fewer, with others on one.

@@ -87,15 +87,8 @@ int round(const Member& me, Holder& holder, Barrier& barrier, int free, bool eno
   const std::string what = std::to_string(free) + " SMs free";
   const Stream stream;
   std::vector<Spec> specs;
-  std::vector<DeviceMemory> memory;
-  std::vector<Place> places;
-  const Reports reports(kCalls);
-  for (int i = 0; i < kCalls; ++i) {
-    specs.push_back(spec_of(me, seed, i));
-    memory.emplace_back(memory_of(specs.back()));
-    places.push_back(place_in(memory.back().get(), specs.back()));
-    start_fill(specs.back(), places.back(), stream.get());
-  }
+  for (int i = 0; i < kCalls; ++i) specs.push_back(spec_of(me, seed, i));
+  const Exchanges calls(std::move(specs), stream);
   stream.synchronize();
   std::vector<int> order(kCalls);
   for (int i = 0; i < kCalls; ++i) order[static_cast<std::size_t>(i)] = i;
@@ -108,9 +101,7 @@ int round(const Member& me, Holder& holder, Barrier& barrier, int free, bool eno
   std::vector<unjamRequest_t> requests(kCalls);
   for (const int i : order) {
     const auto at = static_cast<std::size_t>(i);
-    std::string key = "k";
-    key += std::to_string(i);
-    check(call(me.all, key.c_str(), specs[at], places[at], nullptr, &requests[at]));
+    check(call(me.all, key_of(i).c_str(), calls.spec(at), calls.place(at), nullptr, &requests[at]));
   }
   int done = 0;
   const std::uint64_t begin = now_ns();
@@ -126,16 +117,7 @@ int round(const Member& me, Holder& holder, Barrier& barrier, int free, bool eno
   me.doing("the holders end, " + what);
   holder.release();
   for (unjamRequest_t request : requests) me.wait(request, what);
-  for (int i = 0; i < kCalls; ++i) {
-    const auto at = static_cast<std::size_t>(i);
-    start_check(specs[at], places[at], reports.on_device(at), stream.get());
-  }
-  reports.start_fetch(stream.get());
-  stream.synchronize();
-  for (int i = 0; i < kCalls; ++i) {
-    const auto at = static_cast<std::size_t>(i);
-    finish_check(specs[at], reports[at], what + ", rank " + std::to_string(me.rank));
-  }
+  calls.look_at(0, kCalls, what + ", rank " + std::to_string(me.rank));
   return done;
 }
 

@@ -501,7 +501,7 @@ TEST(PlanLanes, OfLines) {
   EXPECT_EQ(payload_bytes(Protocol::kSlot, 256), 256u);
 }
 
-// Half of the lanes between two ranks, so that calls under two keys share none.
+// Half of the lanes between two ranks, so that calls under two keys can be beside each other.
 TEST(PlanLanes, HalfLeaveRoomForAnotherCall) {
   bool lines = false;
   const auto lanes = [&](std::uint64_t bytes, int of, std::uint32_t slot_bytes, int ranks = 2) {

@@ -12,7 +12,6 @@
 #include <cstring>
 #include <memory>
 #include <mutex>
-#include <optional>
 #include <thread>
 #include <vector>
 
@@ -755,9 +754,11 @@ class CudaDaemon : public StreamDaemon {
   }
   // The same of what the engine may try whole.
   void prepare_whole(const Invocation& inv, bool fresh, SoloCall& call) const {
-    call = SoloCall{};
-    if (fresh || !o_.solo) return;
-    if (SoloDescription(inv, solo_limits(), call).beside_streams()) address(inv, call);
+    if (fresh || !o_.solo) {
+      call = SoloCall{};
+    } else if (SoloDescription(inv, solo_limits(), call).beside_streams()) {
+      address(inv, call);
+    }
   }
   SoloLimits solo_limits() const {
     return {o_.block_threads, o_.shape.ranks, o_.whole_lines, o_.solo_patience_us};

@@ -7,7 +7,6 @@
 #include "device/cuda/lane_choice.h"
 #include "device/cuda/solo_call.h"
 #include "engine/cuda_driver.h"
-#include "engine/hop_peers.h"
 #include "engine/residency.h"
 #include "engine/state.h"
 

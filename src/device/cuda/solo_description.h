@@ -8,7 +8,9 @@
 #include <iterator>
 #include <optional>
 
+#include "base/types.h"
 #include "device/cuda/solo_call.h"
+#include "engine/hop_peers.h"
 #include "engine/invocation.h"
 
 namespace unjam {
