@@ -659,14 +659,13 @@ __device__ __forceinline__ bool find_incoming(const Stream& c, const Watched& x,
 }
 
 // Watches and hands out, until all is moved or no more is waited for.
-// interrupted(now, begun, attention, asks_host): by one thread, now and then, see is_interrupted().
+// interrupted(now, begun, asks_host): by one thread, now and then, see is_interrupted().
 template <class Interrupted>
 __device__ __forceinline__ void steer(CudaRank& r, const Stream& c, Interrupted interrupted) {
   constexpr std::uint32_t kAll = 0xffffffff;
   StreamShared& s = c.s;
   const std::uint32_t chunks = c.call.chunks;
   const Watched x = watched(c, threadIdx.x % kSoloRanks, threadIdx.x / kSoloRanks);
-  const std::uint32_t attention = load_relaxed_local(r.attention);
   // What peers have consumed is known to some extent: the first slices wait for nothing, not even
   // for a look at what comes in.
   Wire wire = x.of_peer && !x.comes ? c.of.outs[x.q] : Wire{};
@@ -773,7 +772,7 @@ __device__ __forceinline__ void steer(CudaRank& r, const Stream& c, Interrupted 
         now - last > kStillNs ||
         (c.transport.lane == 0 && round % (8 * kRoundsApart) == kRoundsApart - 1);
     if (threadIdx.x == 0 && !gives_up) {
-      gives_up = interrupted(now, begun, attention, asks_host);
+      gives_up = interrupted(now, begun, asks_host);
     }
     stops = __any_sync(kAll, gives_up) != 0;
   }
@@ -988,8 +987,9 @@ __device__ __forceinline__ StreamEnd run_solo_stream(CudaRank& r, const CudaLaun
   if (threadIdx.x == kLast && lane == 0) atomicAdd(&r.waiters, 1u);
 
   if (threadIdx.x < 32) {
-    steer(r, c, [&](std::uint64_t now, std::uint64_t begun, std::uint32_t known, bool asks_host) {
-      return is_interrupted(r, launch, now, begun, known, asks_host);
+    const std::uint32_t heard = load_relaxed_local(r.attention);
+    steer(r, c, [&](std::uint64_t now, std::uint64_t begun, bool asks_host) {
+      return is_interrupted(r, launch, now, begun, heard, asks_host);
     });
   } else if (threadIdx.x < 64) {
     publish_stream(r, c);

@@ -41,7 +41,7 @@ class WholeDev : public CudaDev {
       return ended != 0 && 2 * ended >= x.num_calls && dev.mail_waits();
     }
     __device__ __forceinline__ bool operator()(std::uint64_t now, std::uint64_t begun,
-                                               std::uint32_t, bool asks_host) {
+                                               bool asks_host) {
       const std::uint64_t stay = now - begun;
       bool ends =
           (stay > solo::kTurnNs && (others() || newcomers_fit_in() || dev.has_had_its_stay(now))) ||

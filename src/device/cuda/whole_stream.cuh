@@ -5,8 +5,8 @@
 // the lane's lease is held, the keys' former uses have ended, the inputs are there, ends and
 // progress are the engine's; and a call goes on where it was left.
 //
-// The first warp's threads each watch one call for one thing at one peer, so with how many peers
-// there are, fewer calls go together. It alone counts what movers have moved (solo_stream.cuh: in
+// The first warp's threads each watch one call for one thing at one peer: all calls between two
+// ranks, one in turn among eight (steer_several()). It alone counts what movers have moved (solo_stream.cuh: in
 // the order in which it was given), for each call, and says so to the second warp:
 //   done      of a call's hop, by the first warp; release: with what it has acquired of movers
 //   events    counts those, so that the second warp looks at calls only when there is news
@@ -35,6 +35,9 @@ struct WholeStreamed : StreamedCall {
   std::uint32_t behind[kHops];  // as it was left
   std::uint32_t next[kHops];    // chunks that were given
   std::uint32_t done[kHops];    // and moved
+  // What the first warp's threads know that have left the call for others: see steer_several().
+  std::uint32_t watched[kWatches][kSoloRanks];
+  std::uint64_t heard[kHops][kSoloRanks];
   __device__ __forceinline__ bool begins() const {
     return (behind[kSends] | behind[kGathers] | behind[kCollects]) == 0;
   }
@@ -47,9 +50,10 @@ struct WholeStreams {
   std::uint32_t given_of[kHops * kInHand];        // whose slice a description is
   std::uint32_t to[kMostWholes][2 * kSoloRanks];  // of who publishes
   std::uint32_t events;
-  bool borrows;           // it is one call, from the beginning: as without an engine
-  std::uint32_t patient;  // calls, as bits: worth a longer wait
-  std::uint32_t ended;    // calls, as bits, of which all is told; the second warp's
+  std::uint32_t total[kHops];  // chunks of all that go together, see steer_several()
+  bool borrows;                // it is one call, from the beginning: as without an engine
+  std::uint32_t patient;       // calls, as bits: worth a longer wait
+  std::uint32_t ended;         // calls, as bits, of which all is told; the second warp's
   // Calls, as bits: those whose connectors are there, and of these such as can do something at
   // once.
   std::uint32_t there, ready;
@@ -66,13 +70,10 @@ __device__ __forceinline__ Stream stream_of(const LaneTransport& t, std::uint32_
   return {whole_calls().call[place], whole_calls().inv[place], t, x.stream, x.calls[place]};
 }
 
-// Threads of the first warp that watch for one call, and those for each thing.
+// Threads of the first warp that watch for one thing of a call: one a peer.
 __device__ __forceinline__ std::uint32_t peers_watched(const SoloCall& call) {
   const std::uint32_t peers = call.group_size - 1u;
   return peers <= 1 ? 1 : peers <= 2 ? 2 : peers <= 4 ? 4 : 8;
-}
-__device__ __forceinline__ std::uint32_t most_together(const SoloCall& call) {
-  return 32 / (kWatches * peers_watched(call));
 }
 
 // Whether hops have the same peers, and are as far apart.
@@ -162,11 +163,11 @@ __device__ __forceinline__ void look_at_stream(const Stream& c, WholeStreamed& o
 }
 
 // By one thread: which of them go together. None, if nothing can be done at once.
-__device__ __forceinline__ void line_up(const WholeTry* tries, std::uint32_t most) {
+__device__ __forceinline__ void line_up(const WholeTry* tries) {
   WholeStreams& x = whole_streams();
   std::uint32_t n = 0, chosen = 0;
   for (const std::uint32_t some : {x.ready, x.there & ~x.ready}) {
-    for (std::uint32_t left = x.ready != 0 ? some : 0; left != 0 && n < most; left &= left - 1) {
+    for (std::uint32_t left = x.ready != 0 ? some : 0; left != 0; left &= left - 1) {
       chosen |= left & -left;
       ++n;
     }
@@ -205,7 +206,31 @@ __device__ __forceinline__ void set_up_together(const Stream& first) {
 
 // ---- the first warp ----
 
-// interrupted: see steer(); interrupted.others(): whether anybody else could go on.
+// Whether one that waits for peers, and has begun, is worth a longer wait.
+__device__ __forceinline__ bool is_worth_it(const LaneTransport& t) {
+  const WholeStreams& x = whole_streams();
+  bool worth_it = false;
+  if (threadIdx.x < x.num_calls) {
+    const std::uint32_t place = x.places[threadIdx.x];
+    const WholeStreamed& of = x.calls[place];
+    const Stream c = stream_of(t, place);
+    const bool has_begun = c.receives() ? (of.done[kGathers] | of.done[kCollects]) != 0
+                                        : of.done[kSends] > c.call.shape.escape_slots;
+    bool waits = false;
+#pragma unroll
+    for (std::uint32_t hop = 0; hop < kHops; ++hop) {
+      waits = waits || (c.has(hop) && of.next[hop] != c.call.chunks);
+    }
+    worth_it = waits && has_begun && (x.patient >> place & 1) != 0;
+  }
+  return __any_sync(0xffffffff, worth_it) != 0;
+}
+
+// interrupted: see steer(); interrupted.others(): whether anybody else could go on. The warp
+// watches some calls at once, a set, and leaves it for the next one when it finds nothing to do
+// there; what it then has to know of a call is in shared memory. It comes back to the first as soon
+// as it has found something: so where ranks have calls in the same order, they are at the same
+// ones.
 template <class Interrupted>
 __device__ __forceinline__ void steer_several(CudaRank& r, const LaneTransport& t,
                                               Interrupted interrupted) {
@@ -214,63 +239,91 @@ __device__ __forceinline__ void steer_several(CudaRank& r, const LaneTransport& 
   StreamShared& s = x.stream;
   const std::uint32_t calls = x.num_calls, thread = threadIdx.x;
   const Stream like = stream_of(t, x.places[0]);  // in all that follows from who is who
-  const std::uint32_t peers = peers_watched(like.call), per_call = kWatches * peers;
+  const std::uint32_t peers = peers_watched(like.call), per_call = kWatches * peers,
+                      at_once = 32 / per_call, sets = (calls + at_once - 1) / at_once;
 
-  // What this thread watches.
-  const std::uint32_t i = thread / per_call, watch = thread % per_call / peers, p = thread % peers,
+  // What this thread watches, of each call.
+  const std::uint32_t watch = thread % per_call / peers, p = thread % peers,
                       me = like.call.group_rank, q = p < me ? p : p + 1;
-  const std::uint32_t place = x.places[i < calls ? i : 0];
-  const Stream c = stream_of(t, place);
-  WholeStreamed& of = x.calls[place];
-  const HopOrder order = c.order();
-  const Watched what = watched(c, q, watch);
+  const Watched what = watched(like, q, watch);
   const bool comes = what.comes;
   const std::uint32_t hop = what.hop;
-  bool watches = i < calls && q < c.call.group_size && what.of_peer;
+  const bool of_peer = q < like.call.group_size && what.of_peer;
   const bool has_credits =
-      watches && watch == (has_member(c.call.hops.sends_to, q) ? kRoomToSend : kRoomForResult);
-  // The threads that watch for the same hop of the call.
-  std::uint32_t group = 0;
-#pragma unroll
-  for (std::uint32_t h = 0; h < kHops; ++h) {
-    const std::uint32_t some = __ballot_sync(kAll, watches && hop == h);
-    if (hop == h) group = some;
-  }
-  if (per_call != 32) group &= ((1u << per_call) - 1) << (i * per_call);
-  const bool leads = watches && (group & ((1u << thread) - 1)) == 0;
-  // Those of its call that watch for contributions.
-  std::uint32_t gatherers = __ballot_sync(kAll, watches && watch == kToGather);
-  if (per_call != 32) gatherers &= ((1u << per_call) - 1) << (i * per_call);
-
-  const std::uint32_t chunks = c.call.chunks;
-  const auto slice = [&](std::uint32_t k) {
-    return watch == kRoomForResult || watch == kToCollect ? order.second(k) : order.first(k);
-  };
-  std::uint32_t k = of.behind[hop];  // so many are there
-  Wire wire = watches && !comes ? of.outs[q] : Wire{};
-  std::uint64_t found = watches ? of.credits[q] : 0;
-  std::uint64_t step = wire.count + slice(k);
-  std::uint64_t* word = watches && !comes ? &wire.cell->consumed : nullptr;
-  Asking asking{watches && !comes && c.into_output(hop)};
+      of_peer && watch == (has_member(like.call.hops.sends_to, q) ? kRoomToSend : kRoomForResult);
 
   // Of all calls.
   const std::uint32_t receives = like.has(kGathers) ? kGathers : kCollects;
-  std::uint32_t total[kHops], given[kHops] = {}, done[kHops] = {}, ahead = 0;
-#pragma unroll
-  for (std::uint32_t h = 0; h < kHops; ++h) {
-    total[h] = __reduce_add_sync(kAll, leads && hop == h ? chunks - k : 0);
-    const std::uint32_t behind = __reduce_add_sync(kAll, leads && hop == h ? k : 0);
-    if (h == kSends) ahead += behind;
-    if (h == receives) ahead -= behind;
+  std::uint32_t given[kHops] = {}, done[kHops] = {}, ahead = 0;
+  if (thread < kHops) x.total[thread] = 0;
+  for (std::uint32_t n = 0; n < calls; ++n) {
+    const WholeStreamed& of = x.calls[x.places[n]];
+    if (thread < kHops && like.has(thread)) {
+      x.total[thread] += whole_calls().call[x.places[n]].chunks - of.behind[thread];
+    }
+    ahead += like.has(kSends) ? of.behind[kSends] : 0;
+    ahead -= like.receives() ? of.behind[receives] : 0;
   }
+  __syncwarp();
   const SendingAhead sending(calls, like.receives(), like.call.hops.lag);
-  const std::uint32_t attention = load_relaxed_local(r.attention);
   const std::uint64_t begun = global_ns();
   std::uint64_t last = begun, looked = begun;
   bool stops = false, moved = false, still = false;
   bool came = false, lively = false;  // lively: what came was not there when we were
+
+  // Of the set.
+  std::uint32_t set = 0, i = 0, place = 0, group = 0, gatherers = 0, k = 0;  // k: so many are there
+  bool enters = true, watches = false, leads = false;
+  std::uint64_t found = 0, step = 0;
+  std::uint64_t* word = nullptr;
+  Asking asking{};
+  // Sets, as bits: seen before; what comes there has been found; all of it is in movers' hands.
+  std::uint32_t seen = 0, resolved = 0, finished = 0;
   for (std::uint32_t round = 0;; ++round) {
-    if (round == 1) {
+    const std::uint32_t bit = 1u << set;
+    if (enters) {
+      i = set * at_once + thread / per_call;
+      place = x.places[i < calls ? i : 0];
+    }
+    const Stream c = stream_of(t, place);
+    WholeStreamed& of = x.calls[place];
+    const Wire& wire = comes ? of.ins[q] : of.outs[q];
+    const HopOrder order = c.order();
+    const std::uint32_t chunks = c.call.chunks;
+    const auto slice = [&](std::uint32_t n) {
+      return watch == kRoomForResult || watch == kToCollect ? order.second(n) : order.first(n);
+    };
+    if (enters) {
+      enters = false;
+      watches = i < calls && of_peer;
+      // The threads that watch for the same hop of the call, and for contributions.
+      const std::uint32_t of_call =
+          per_call == 32 ? kAll : ((1u << per_call) - 1) << (thread / per_call * per_call);
+#pragma unroll
+      for (std::uint32_t h = 0; h < kHops; ++h) {
+        const std::uint32_t some = __ballot_sync(kAll, watches && hop == h);
+        if (hop == h) group = some & of_call;
+      }
+      gatherers = __ballot_sync(kAll, watches && watch == kToGather) & of_call;
+      leads = watches && (group & ((1u << thread) - 1)) == 0;
+      const bool anew = (seen & bit) == 0;
+      k = anew ? of.behind[hop] : of.watched[watch][q];
+      found = watches ? of.credits[q] : 0;
+      asking = Asking{watches && !comes && c.into_output(hop)};
+      if (asking.asks && !anew) {
+        asking.known = of.heard[hop][q];
+        asking.straight = of.invited[q] != nullptr;
+        asking.asks = !asking.straight;
+      }
+      word = nullptr;
+      if (watches && comes) watches = of.found[q] != kIsNot;
+      if (watches && (!comes || of.found[q] == kIsTheKeys)) {
+        step = wire.count + slice(k);
+        word = comes ? &LaneTransport::header_of(wire.steps, step).flag : &wire.cell->consumed;
+      }
+    }
+    if ((seen & ~resolved & bit) != 0) {
+      resolved |= bit;
       // (Twice looked for by who watches both.)
       const bool looks = watches && comes && k != chunks;
 #pragma unroll
@@ -283,16 +336,16 @@ __device__ __forceinline__ void steer_several(CudaRank& r, const LaneTransport& 
       }
       if (looks) {
         watches = of.found[q] == kIsTheKeys;
-        wire = of.ins[q];
         step = wire.count + slice(k);
         word = &LaneTransport::header_of(wire.steps, step).flag;
       }
     }
     bool news = false;
     const std::uint64_t invitation = asking.look(wire, round);
-    if (watches && k < chunks && !stops && (round != 0 || !comes)) {
+    const bool anew = (seen & bit) == 0;
+    if (watches && k < chunks && !stops && !(anew && comes)) {
       // Acquire: the payload is read, or the slot overwritten, behind it.
-      if (round != 0) found = load_acquire(*word);
+      if (!anew) found = load_acquire(*word);
       if (!comes) {
         const std::uint32_t borrowed = CudaDev::load_block(s.borrowed[q]);
         while (k < chunks && c.room_for(static_cast<std::uint32_t>(step - wire.count), step - found,
@@ -316,6 +369,7 @@ __device__ __forceinline__ void steer_several(CudaRank& r, const LaneTransport& 
         }
       }
     }
+    seen |= bit;
     asking.hear(c, q, hop, invitation);
     moved = __any_sync(kAll, news) != 0 || moved;
     came = __any_sync(kAll, news && (comes || !like.receives())) != 0 || came;
@@ -340,18 +394,19 @@ __device__ __forceinline__ void steer_several(CudaRank& r, const LaneTransport& 
         }
         done[h] = __shfl_sync(kAll, n, 0);
       }
-      over = over && done[h] == total[h];
+      over = over && done[h] == x.total[h];
     }
     __syncwarp();
 
     // What can be moved.
     const std::uint32_t come =
         __ballot_sync(kAll, watches && watch == kToGather && k > of.next[kGathers]);
+    bool gave = false, lacks = false;
 #pragma unroll
     for (std::uint32_t h = 0; h < kHops; ++h) {
       if (!like.has(h)) continue;
       holds = holds || done[h] != given[h];
-      if (stops || given[h] == total[h] || given[h] == done[h] + kInHand) continue;
+      if (stops || given[h] == x.total[h] || given[h] == done[h] + kInHand) continue;
       const std::uint32_t next = of.next[hop];
       const std::uint32_t there = __ballot_sync(kAll, watches && hop == h && k > next);
       bool can = leads && hop == h && (there & group) == group && next != chunks;
@@ -365,9 +420,10 @@ __device__ __forceinline__ void steer_several(CudaRank& r, const LaneTransport& 
         can = can && sending.may_send(ahead, still, unlocks);
       }
       const std::uint32_t some = __ballot_sync(kAll, can);
+      lacks = lacks || some == 0;
       if (some == 0) continue;
       const auto lead = static_cast<std::uint32_t>(__ffs(static_cast<int>(some)) - 1);
-      const std::uint32_t its = x.places[lead / per_call], n = __shfl_sync(kAll, next, lead);
+      const std::uint32_t its = __shfl_sync(kAll, place, lead), n = __shfl_sync(kAll, next, lead);
       const Stream goes = stream_of(t, its);
       const std::uint32_t at = h * kInHand + given[h] % kInHand;
       if (x.given_of[at] != its) {
@@ -392,9 +448,32 @@ __device__ __forceinline__ void steer_several(CudaRank& r, const LaneTransport& 
       ++given[h];
       if (h == kSends) ++ahead;
       if (h == receives) --ahead;
-      holds = true;
+      holds = gave = true;
     }
     if (over || (stops && !holds)) break;
+    if (sets > 1 && !stops) {
+      const bool left = __any_sync(kAll, leads && of.next[hop] != chunks) != 0;
+      if (!left) finished |= bit;
+      std::uint32_t next = set;
+      if (gave) {
+        next = 0;
+      } else if (lacks || !left) {
+        ++next;
+      }
+      // (If none is left, but for what movers have in hand, any will do.)
+      for (std::uint32_t n = 0; n < sets && (next >= sets || (finished >> next & 1) != 0); ++n) {
+        next = next + 1 < sets ? next + 1 : 0;
+      }
+      if (next != set) {
+        if (i < calls && of_peer) {
+          of.watched[watch][q] = k;
+          if (has_credits) of.credits[q] = found;
+          if (!comes) of.heard[hop][q] = asking.known;
+        }
+        set = next;
+        enters = true;
+      }
+    }
     if (stops || round % kRoundsApart != kRoundsApart - 1) continue;
     // (What movers have in hand does not wait for anybody.)
     const std::uint64_t now = global_ns();
@@ -408,20 +487,15 @@ __device__ __forceinline__ void steer_several(CudaRank& r, const LaneTransport& 
       // Peers that are at it may have left it for a moment. To wait for them is better than to come
       // back.
       looked = now;
-      const bool has_begun = c.receives() ? (of.done[kGathers] | of.done[kCollects]) != 0
-                                          : of.done[kSends] > c.call.shape.escape_slots;
-      const bool waits = leads && of.next[hop] != chunks;
-      const bool worth_it =
-          __any_sync(kAll, waits && has_begun && (x.patient >> place & 1) != 0) != 0;
-      gives_up = !(worth_it || lively) || now - last >= kLongPatienceNs ||
+      gives_up = !(is_worth_it(t) || lively) || now - last >= kLongPatienceNs ||
                  (thread == 0 && interrupted.others());
     }
     const bool asks_host =
         now - last > kStillNs || (t.lane == 0 && round % (8 * kRoundsApart) == kRoundsApart - 1);
-    if (thread == 0 && !gives_up) gives_up = interrupted(now, begun, attention, asks_host);
+    if (thread == 0 && !gives_up) gives_up = interrupted(now, begun, asks_host);
     stops = __any_sync(kAll, gives_up) != 0;
   }
-  if (has_credits) of.credits[q] = found;
+  if (i < calls && has_credits) x.calls[x.places[i]].credits[q] = found;
   if (thread == 0) CudaDev::store_block(s.closed, 1u);
 }
 
@@ -622,7 +696,7 @@ inline __device__ __noinline__ void run_whole_streams(CudaRank* rank, LaneStats*
     look_at_stream(stream_of(t, place), x.calls[place], tries[place], place);
   }
   sync_block();
-  if (threadIdx.x == 0) line_up(tries, most_together(calls.call[0]));
+  if (threadIdx.x == 0) line_up(tries);
   sync_block();
   if (x.num_calls != 0) {
     const Stream first = stream_of(t, x.places[0]);
