@@ -52,13 +52,13 @@
 // Whole calls. Looking, describing and publishing slice by slice costs more than moving what is
 // short, and to choose what is next costs as much again. So a device may have a way to do all that
 // a lane does for short invocations at once (Invocation::whole: they send, then receive, in one
-// loop), with the same flags and credits, so that peers cannot tell; of several that stand in the
-// queue together it sends all, then receives all, whatever their order at peers is. For each it
-// polls as often as its turn's threshold says. What has not come by then is received by a later
-// turn, whole again; whatever is not as expected (a connector that is not open, or was given up;
-// no room) is left to slices. Nothing of it is ever in a context at hand (ActiveContext): that is
-// there for slices alone, and the progress of what is whole is one of two states, nothing done or
-// all sent.
+// loop; of two-shot plans twice), with the same flags and credits, so that peers cannot tell; of
+// several that stand in the queue together it sends all, then receives all, whatever their order at
+// peers is. For each it polls as often as its turn's threshold says. What has not come by then is
+// received by a later turn, whole again; whatever is not as expected (a connector that is not open,
+// or was given up; no room) is left to slices. Nothing of it is ever in a context at hand
+// (ActiveContext): that is there for slices alone, and the progress of what is whole is one of two
+// states, nothing done or all sent (of two hops one of three, by the hops that were sent).
 //
 // What mesh plans move through slots, chunk after chunk, goes so as well (kWholeStream; kWholeCrowd
 // only where another one of some length is in the queue), several of the same kind and group
@@ -90,10 +90,11 @@
 //                                        something is missing, nothing was stored, nobody reads the
 //                                        job any more
 //   whole_calls(tries, n, end_early)     only if kWholeCalls: see above. Fills in WholeTry::end,
-//                                        receives and hops, adds to the lane's figures of slices
-//                                        and bytes, ends with a barrier. Of different keys. Of
-//                                        those that are done one of its threads at a time may call
-//                                        end_early(which), behind all that they have stored
+//                                        receives, hops, and, of two-shot plans, sends and moved;
+//                                        adds to the lane's figures of slices and bytes, ends with
+//                                        a barrier. Of different keys. Of those that are done one
+//                                        of its threads at a time may call end_early(which), behind
+//                                        all that they have stored
 // Constants: kInlinePacketFlags, kStreams, kWholeCalls (above); kLaneInShared: the lane's state
 // lies in BlockShared while its engine runs; kHostWatches: the host reads figures of keys and what
 // runs at any time. By all control threads, together:
@@ -489,6 +490,9 @@ class Engine {
     if (dyn.loop != 0 || dyn.sliced != 0) return Whole::kNot;
     if (is_stream(inv)) return dyn.primitive == 0 ? Whole::kStream : Whole::kNot;
     if (dyn.primitive == 0) return Whole::kAll;
+    if (inv.whole == kWholeTwoShot) {
+      return dyn.primitive == 1 ? Whole::kReceiving : Whole::kCollecting;
+    }
     return dyn.primitive + 1 == inv.whole ? Whole::kReceiving : Whole::kNot;
   }
 
@@ -598,7 +602,7 @@ class Engine {
       // same ones. Where none has moved, those that were left out are next: else who is in front,
       // and has nothing to do after all, would keep them from it in each pass. (Not before what is
       // short, for which the others were interrupted.)
-      if (moved_some(s_.wholes, n)) {
+      if (streams_moved(s_.wholes, n)) {
         s_.cursor = kNoSlot;
       } else if (!s_.shorts_only && !s_.quantum_over) {
         go_back_for(s_.wholes, n);
@@ -618,9 +622,10 @@ class Engine {
     --inv.key->lanes[lane_index_].in_queue;
     end_part(inv, t.slot, false);
   }
-  UNJAM_HD static bool moved_some(const WholeTry* tries, std::uint32_t n) {
+  UNJAM_HD static bool streams_moved(const WholeTry* tries, std::uint32_t n) {
     for (std::uint32_t i = 0; i < n; ++i) {
-      if (tries[i].end == WholeEnd::kWaits && tries[i].moved) return true;
+      const WholeTry& t = tries[i];
+      if (t.how == Whole::kStream && t.end == WholeEnd::kWaits && t.moved) return true;
     }
     return false;
   }
@@ -635,7 +640,9 @@ class Engine {
     if (t.ended) return;
     const Invocation& inv = rank_.invocations[t.slot];
     const bool streams = t.how == Whole::kStream;
-    t.sends = streams ? std::uint16_t{0} : static_cast<std::uint16_t>(inv.whole - 1u);
+    if (inv.whole != kWholeTwoShot) {
+      t.sends = streams ? std::uint16_t{0} : static_cast<std::uint16_t>(inv.whole - 1u);
+    }
     t.is_short = is_short(inv);
     if (t.end == WholeEnd::kDone) {
       --inv.key->lanes[lane_index_].in_queue;
@@ -664,7 +671,7 @@ class Engine {
     if (done || t.end != WholeEnd::kWaits || t.moved || (t.how == Whole::kAll && t.sends != 0)) {
       s_.moved = true;
     }
-    if (t.receives && (done || streams)) s_.heard = true;
+    if (t.receives && (done || streams || t.moved)) s_.heard = true;
     if (done) {
       count(lane_.stats.wholes);
       leave_queue(t.slot, overtook);

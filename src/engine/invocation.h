@@ -54,7 +54,7 @@ struct KeyState {
   LaneKey* lanes = nullptr;  // [lanes]
 };
 
-inline constexpr std::uint8_t kWholeStream = 0xff, kWholeCrowd = 0xfe;
+inline constexpr std::uint8_t kWholeStream = 0xff, kWholeCrowd = 0xfe, kWholeTwoShot = 0xfd;
 
 // Static context. 16-byte multiples: saved and loaded in 16-byte vectors.
 struct alignas(16) Invocation {
@@ -84,7 +84,8 @@ struct alignas(16) Invocation {
   std::uint16_t slot = 0;  // index of the invocation's slot at this rank
   // The device may try a lane's part whole (Engine: "Whole calls"). 0: no; kWholeStream: a mesh
   // plan's, chunk after chunk; kWholeCrowd: such a one where others of some length are in the queue
-  // as well; else the primitives in front of the one that receives, which is the last, and 1.
+  // as well; kWholeTwoShot: a two-shot plan's, of three primitives; else the primitives in front of
+  // the one that receives, which is the last, and 1.
   std::uint8_t whole = 0;
 
   // offset: elements from the beginning of the whole vector.

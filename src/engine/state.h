@@ -151,8 +151,9 @@ enum class Whole : std::uint16_t {
   kNot,    // slice by slice
   kLater,  // it may not begin yet
   kAll,
-  kReceiving,  // what it sends was sent before
-  kStream,     // chunk after chunk, see kWholeStream; together with its like alone
+  kReceiving,   // what it sends at first was sent before
+  kCollecting,  // of two hops: what comes of the first was sent, too
+  kStream,      // chunk after chunk, see kWholeStream; together with its like alone
 };
 enum class WholeEnd : std::uint32_t {
   kDone,
@@ -167,11 +168,11 @@ struct WholeTry {
   Whole how = Whole::kNot;
   std::uint32_t polls = 0;  // granted
   WholeEnd end = WholeEnd::kUnable;
-  std::uint16_t sends = 0;  // primitives
+  std::uint16_t sends = 0;  // primitives that are done if it waits
   bool receives = false;
   bool is_short = false;
+  bool moved = false;  // it has come further than it was; of one hop: it is done
   // Of a stream:
-  bool moved = false;              // it has come further than it was
   bool ended = false;              // Engine::end_early() was called
   bool patient = false;            // worth more of a wait than others, see Engine::is_patient()
   bool is_rival = false;           // it may begin, or has begun, and is long

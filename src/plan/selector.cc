@@ -57,15 +57,24 @@ constexpr std::uint64_t kCudaDirectBytes = 2048 * kKiB;  // count × element siz
 constexpr std::uint64_t kCudaDirectSent = 4096 * kKiB;   // by a rank
 
 // All-reduces of middling size in two hops of packets: among n ranks, of b bytes, a rank sends
-// 2 (n-1)/n b instead of (n-1) b, which must be worth a hop: among 4 ranks the bound is at 341 KiB,
-// among 8 at 98 KiB; 2 would send as much either way. While one loop carries all, so that a call
-// needs no engine, and until a mesh plan has enough to keep links busy. (Both bounds are from
-// before packets could be lines, of which links carry half as much.) In a stream, 4 H200s: 1 MiB 31
-// us instead of 42; 256 KiB could not be told from the direct plan's
-// 20. (Calls beside a stream go through the engine, where two shots of 1 MiB take 135 us instead of
-// 93; but all calls of a size must choose alike, and of these sizes most are in a stream.)
-constexpr std::uint64_t kHopBytes = 512 * kKiB;
-constexpr std::uint64_t kCudaTwoShotBytes = 2048 * kKiB;  // count × element size
+// 2 (n-1)/n b instead of (n-1) b, which must be worth a hop; 2 would send as much either way. While
+// one loop carries all, so that a call needs no engine, and until a mesh plan has enough to keep
+// links busy. Where parts are alike, and of common formats, kernels are faster (SoloCall::plain).
+// Four ranks on two H200s, in a stream, by a direct plan, two shots, and a mesh plan: 128 KiB 9.1,
+// 11.0 us; 256 KiB 11.6, 11.0; 512 KiB 16.4, 11.7; 4 MiB -, 43, 66; 6 MiB -, 65, 78. The bounds for
+// others are older (4 H200s, before packets could be lines).
+struct TwoShotBounds {
+  std::uint64_t hop;   // what must be sent less: plain among 4 ranks from 256 KiB on, 8 from 73
+  std::uint64_t most;  // count × element size
+};
+constexpr TwoShotBounds kPlainTwoShot{384 * kKiB, 6144 * kKiB}, kTwoShot{512 * kKiB, 2048 * kKiB};
+TwoShotBounds two_shot_bounds(const PlanRequest& request, std::uint64_t bytes) {
+  const DType type = request.dtype;
+  const bool common =
+      type == DType::kFloat32 || type == DType::kBfloat16 || type == DType::kFloat16;
+  const bool alike = bytes % (std::uint64_t{16} * static_cast<unsigned>(request.ranks)) == 0;
+  return common && alike ? kPlainTwoShot : kTwoShot;
+}
 
 // Whether all lanes carry messages of so many bytes in one loop of packets. (Lanes' stretches are
 // whole pieces.)
@@ -80,13 +89,14 @@ bool one_loop(const PlanLimits& limits, std::uint64_t message) {
 
 bool two_shot_pays(const PlanRequest& request, const PlanLimits& limits, std::uint64_t bytes) {
   const auto n = static_cast<std::uint64_t>(request.ranks);
+  const TwoShotBounds bounds = two_shot_bounds(request, bytes);
   if (!two_shot_serves(request.kind) || n > kCudaDirectRanks ||
-      limits.escape_slots < kMinTwoShotSlots || bytes > kCudaTwoShotBytes ||
+      limits.escape_slots < kMinTwoShotSlots || bytes > bounds.most ||
       !one_loop(limits, (bytes + n - 1) / n)) {
     return false;
   }
   // (n-1) b - 2 (n-1)/n b
-  return (n - 1) * (n - 2) * bytes > kHopBytes * n;
+  return (n - 1) * (n - 2) * bytes > bounds.hop * n;
 }
 
 Algorithm select_for_host(const PlanRequest& request, std::uint64_t bytes) {

@@ -1178,10 +1178,11 @@ class Wholes : public ByHand {
   std::function<WholeEnd(std::uint16_t slot, Whole how)> script;
   // Of a stream: chunks of its first hop that are moved by a try that does not end it.
   std::uint32_t chunks_a_try = 0;
-  std::set<std::uint16_t> early;     // are ended while others are tried
-  std::uint32_t most = kMostWholes;  // the others are left out
-  bool hears_what_waits = true;      // a try that does not end it has received something
-  std::uint64_t try_ns = 0;          // how long tries take together
+  std::set<std::uint16_t> early;                // are ended while others are tried
+  std::uint32_t most = kMostWholes;             // the others are left out
+  bool hears_what_waits = true;                 // a try that does not end it has received something
+  std::map<std::uint16_t, std::uint16_t> hops;  // of two-shot calls: hops that were sent
+  std::uint64_t try_ns = 0;                     // how long tries take together
 
   void stay() {
     doorbell_awake(doorbell());
@@ -1207,6 +1208,10 @@ class Wholes : public ByHand {
       tries[i].end = tries[i].left_out ? WholeEnd::kWaits : script(tries[i].slot, tries[i].how);
       const bool done = tries[i].end == WholeEnd::kDone;
       tries[i].receives = !tries[i].left_out && (done || hears_what_waits);
+      if (const auto its = hops.find(tries[i].slot); its != hops.end()) {
+        tries[i].moved = its->second > (tries[i].how == Whole::kAll ? 1 : 2);
+        tries[i].sends = its->second;
+      }
       if (tries[i].patient) patient.insert(tries[i].slot);
       if (tries[i].how == Whole::kStream && !done) tries[i].hops[0] += chunks_a_try;
       if (done && early.contains(tries[i].slot)) end_early(i);
@@ -1218,7 +1223,7 @@ class WholeCalls : public testing::Test {
  protected:
   static constexpr std::size_t kCalls = 6;
 
-  // The uses of a key follow each other in their order. whole: 0, 1, or kWholeStream.
+  // The uses of a key follow each other in their order. whole: 0, 1, or one of kWhole….
   void submit(What what, std::size_t key, std::uint64_t n, std::uint8_t whole,
               bool peer_calls = false, std::uint64_t count = 10) {
     Use& u = uses_.emplace_back();
@@ -1270,6 +1275,30 @@ TEST_F(WholeCalls, ThatCannotBeTriedGoOnSliceBySlice) {
   for (const Batch& batch : engine_.tried) tries += batch.size();
   EXPECT_EQ(tries, kCalls) << "each once";
   for (const Use& u : uses_) check(u);
+}
+
+// Of two hops a later turn begins with the one that has not come.
+TEST_F(WholeCalls, OfTwoHopsWhatHasNotComeIsTriedLater) {
+  for (std::size_t key = 0; key < 3; ++key) {
+    submit(What::kTwoStepAllReduce, key, 0, kWholeTwoShot, key == 1);
+  }
+  int tries = 0;
+  engine_.script = [&](std::uint16_t slot, Whole how) {
+    // The first one takes its hops one by one, the second cannot begin, the third is done at once.
+    if (slot == 0) {
+      engine_.hops[0] = ++tries == 1 ? 1 : 2;
+      return how == Whole::kCollecting ? WholeEnd::kDone : WholeEnd::kWaits;
+    }
+    return slot == 1 ? WholeEnd::kUnable : WholeEnd::kDone;
+  };
+  for (int round = 0; round < 10; ++round) engine_.stay(), peer_.stay();
+  constexpr Whole kAll = Whole::kAll;
+  EXPECT_EQ(engine_.tried, (std::vector<Batch>{{{0, kAll}, {1, kAll}, {2, kAll}},
+                                               {{0, Whole::kReceiving}},
+                                               {{0, Whole::kCollecting}}}));
+  EXPECT_EQ(ranks_.stats(0).completed, 3u);
+  EXPECT_EQ(ranks_.stats(0).wholes, 2u);
+  check(uses_[1]);  // slice by slice
 }
 
 // It has waited at the wrong place.

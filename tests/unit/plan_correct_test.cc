@@ -643,20 +643,33 @@ TEST(PlanSelector, TableAndErrors) {
   EXPECT_EQ(with_slots(16 * 1024 - 1, 64 * 1024, 1), Algorithm::kMesh);
   EXPECT_EQ(with_slots(8 * 1024, 64 * 1024, 1), Algorithm::kDirect);
   // Two hops of packets from where they save more than a hop is worth to 2 MiB, among three ranks
-  // or more.
-  EXPECT_EQ(on_cuda(Kind::kAllReduce, 3, 192 * 1024), Algorithm::kDirect);
+  // or more. Where parts are alike, and of a common format, from fewer bytes on, and to 6 MiB.
+  EXPECT_EQ(on_cuda(Kind::kAllReduce, 3, 147456), Algorithm::kDirect);
+  EXPECT_EQ(on_cuda(Kind::kAllReduce, 3, 147456 + 12), Algorithm::kTwoShot);
+  EXPECT_EQ(on_cuda(Kind::kAllReduce, 3, 192 * 1024 - 1), Algorithm::kDirect);
   EXPECT_EQ(on_cuda(Kind::kAllReduce, 3, 192 * 1024 + 1), Algorithm::kTwoShot);
   EXPECT_EQ(on_cuda(Kind::kAllReduce, 3, 512 * 1024), Algorithm::kTwoShot);
   EXPECT_EQ(on_cuda(Kind::kAllReduce, 3, 512 * 1024 + 1), Algorithm::kMesh);
   EXPECT_EQ(on_cuda(Kind::kAllReduce, 4, 64 * 1024), Algorithm::kDirect);
+  EXPECT_EQ(on_cuda(Kind::kAllReduce, 4, 64 * 1024 + 16), Algorithm::kTwoShot);
+  const PlanRequest ints = make_request(Kind::kAllReduce, 4, 64 * 1024 + 16, 0, DType::kInt32);
+  EXPECT_EQ(select_algorithm(ints, make_limits(4, 64 * 1024, 32, Device::kCuda)),
+            Algorithm::kDirect);
   EXPECT_EQ(on_cuda(Kind::kAllReduce, 4, 87381), Algorithm::kDirect);
   EXPECT_EQ(on_cuda(Kind::kAllReduce, 4, 87382), Algorithm::kTwoShot);
   EXPECT_EQ(on_cuda(Kind::kAllReduce, 4, 512 * 1024), Algorithm::kTwoShot);
   EXPECT_EQ(on_cuda(Kind::kAllReduce, 4, 512 * 1024 + 1), Algorithm::kMesh);
+  EXPECT_EQ(on_cuda(Kind::kAllReduce, 4, 512 * 1024 + 16), Algorithm::kTwoShot);
+  EXPECT_EQ(on_cuda(Kind::kAllReduce, 4, 1024 * 1024), Algorithm::kTwoShot);
+  EXPECT_EQ(on_cuda(Kind::kAllReduce, 4, 1024 * 1024 + 16), Algorithm::kMesh);  // two loops
+  EXPECT_EQ(on_cuda(Kind::kAllReduce, 8, 18720), Algorithm::kDirect);
+  EXPECT_EQ(on_cuda(Kind::kAllReduce, 8, 18720 + 32), Algorithm::kTwoShot);
   EXPECT_EQ(on_cuda(Kind::kAllReduce, 8, 24966), Algorithm::kDirect);
   EXPECT_EQ(on_cuda(Kind::kAllReduce, 8, 24967), Algorithm::kTwoShot);
   EXPECT_EQ(on_cuda(Kind::kAllReduce, 8, 512 * 1024), Algorithm::kTwoShot);
   EXPECT_EQ(on_cuda(Kind::kAllReduce, 8, 512 * 1024 + 1), Algorithm::kMesh);
+  EXPECT_EQ(on_cuda(Kind::kAllReduce, 8, 1536 * 1024), Algorithm::kTwoShot);
+  EXPECT_EQ(on_cuda(Kind::kAllReduce, 8, 1536 * 1024 + 32), Algorithm::kMesh);
   for (const int ranks : {3, 4, 5, 8}) {
     // With few lanes, or small slots, no more than one loop.
     const PlanRequest request = make_request(Kind::kAllReduce, ranks, 200 * 1024);

@@ -34,9 +34,9 @@ struct Group {
 
   Group(Kind kind, Algorithm algorithm, int ranks, int root, std::uint64_t count,
         const SoloLimits& solo = kLimits, bool lines = false, bool in_place = false,
-        bool has_data = false) {
+        bool has_data = false, DType dtype = DType::kInt32) {
     request.kind = kind;
-    request.dtype = DType::kInt32;
+    request.dtype = dtype;
     request.count = count;
     request.ranks = ranks;
     request.root = root;
@@ -211,6 +211,34 @@ void carry_out(Group& g) {
   EXPECT_TRUE(messages.empty()) << "sent, and received by nobody";
 }
 
+// As solo_two_shot.cuh, of plain calls: all scatter, then all reduce their part and send it, then
+// all collect.
+void carry_out_two_shot(Group& g) {
+  const auto size = static_cast<unsigned>(g.request.ranks);
+  std::vector<Side> sides;
+  for (std::size_t r = 0; r < size; ++r) sides.emplace_back(g, r);
+  std::vector<std::vector<unsigned char>> sums;
+  for (unsigned r = 0; r < size; ++r) {
+    const SoloCall& c = sides[r].call();
+    sums.push_back(sides[r].read(c.own_from));
+    for (unsigned k = 0; k < c.num_received; ++k) {
+      const unsigned q = (c.first_received + k) % size;
+      ASSERT_NE(q, r);
+      ASSERT_TRUE(sides[q].call().scatters);
+      add(sums[r], sides[q].read(sides[q].call().sent_from + std::uint64_t{r} * c.block_bytes));
+    }
+    sides[r].write(c.received_to, sums[r]);
+  }
+  for (unsigned r = 0; r < size; ++r) {
+    const SoloCall& c = sides[r].call();
+    ASSERT_TRUE(c.collects);
+    for (unsigned k = 0; k < c.num_received; ++k) {
+      const unsigned q = (c.first_received + k) % size;
+      sides[r].write(std::uint64_t{q} * c.block_bytes, sums[q]);
+    }
+  }
+}
+
 // Each lane's stretch of a message, in pieces of 16 bytes, is the geometry's.
 void check_stretches(const Group& g) {
   for (std::size_t r = 0; r < g.calls.size(); ++r) {
@@ -292,6 +320,39 @@ TEST(SoloDescription, LanesOfATwoShotPlanHaveTheGeometrysStretches) {
         ASSERT_EQ(SoloDescription::whole_of(g.calls[r], g.invocations[r].geometry), 0);
       }
       check_stretches(g);
+    }
+  }
+}
+
+// (The data are numbers of four bytes either way.)
+TEST(SoloDescription, TwoShotGivesWhatTheCollectiveGives) {
+  for (int ranks = 2; ranks <= 8; ++ranks) {
+    for (const std::uint64_t pieces : {40u, 4099u}) {
+      const std::uint64_t count = 4 * pieces * static_cast<unsigned>(ranks);
+      Group g(Kind::kAllReduce, Algorithm::kTwoShot, ranks, 0, count, kLimits, false, false, true,
+              DType::kFloat32);
+      SCOPED_TRACE(title(g));
+      for (std::size_t r = 0; r < g.calls.size(); ++r) {
+        ASSERT_TRUE(g.calls[r].two_shot);
+        ASSERT_TRUE(g.calls[r].plain);
+        g.calls[r].lanes = g.invocations[r].geometry.lanes;  // as the daemon
+        ASSERT_EQ(SoloDescription::whole_of(g.calls[r], g.invocations[r].geometry), kWholeTwoShot);
+      }
+      check_stretches(g);
+      carry_out_two_shot(g);
+      g.check();
+      // Parts that are not alike, and other formats.
+      for (const auto& [n, type] :
+           {std::pair{count + 4, DType::kFloat32}, std::pair{count + 1, DType::kFloat32},
+            std::pair{count, DType::kInt32}}) {
+        Group other(Kind::kAllReduce, Algorithm::kTwoShot, ranks, 0, n, kLimits, false, false,
+                    false, type);
+        SCOPED_TRACE(title(other));
+        other.calls[0].lanes = other.invocations[0].geometry.lanes;
+        ASSERT_TRUE(other.calls[0].two_shot);
+        ASSERT_FALSE(other.calls[0].plain);
+        ASSERT_EQ(SoloDescription::whole_of(other.calls[0], other.invocations[0].geometry), 0);
+      }
     }
   }
 }

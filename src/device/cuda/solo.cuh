@@ -781,11 +781,13 @@ struct Known {
   std::uint32_t connector;
 };
 
-// A thread's part of look().
+// A thread's part of look(). Of a call that has made a part of its steps the others are so many
+// packets each way.
 template <std::uint32_t kSteps>
 __device__ __forceinline__ bool look_at_member(const SoloCall& call, const LaneTransport& t,
                                                const Member& m, bool patient, Known& known,
-                                               Shared& s) {
+                                               Shared& s, std::uint32_t to_send = kSteps,
+                                               std::uint32_t to_take = kSteps) {
   if (!(m.part == kOutgoing ? m.to : m.part == kIncoming && m.from)) return true;
   // The endpoints are the lane's driver's: any driver may take an idle key's connector for another
   // key. So they cannot be read beside the lease.
@@ -802,7 +804,7 @@ __device__ __forceinline__ bool look_at_member(const SoloCall& call, const LaneT
   // driver has acquired. Else: room may come soon, who sends only is often ahead.
 #pragma unroll 1
   for (std::uint32_t polls = 0;
-       !in && ok && known.count + kSteps - known.credit > call.shape.escape_slots; ++polls) {
+       !in && ok && known.count + to_send - known.credit > call.shape.escape_slots; ++polls) {
     ok = polls != (patient ? kRoomPolls : kRoomPollsAhead);
     known.credit = load_acquire(known.cell->consumed);
   }
@@ -813,7 +815,7 @@ __device__ __forceinline__ bool look_at_member(const SoloCall& call, const LaneT
   unsigned char* place = t.escape_slot_of(steps, known.count);
   (in ? s.from : s.to)[m.q] = reinterpret_cast<char*>(place);
   if constexpr (kSteps == 2) {
-    place = t.escape_slot_of(steps, known.count + 1);
+    place = t.escape_slot_of(steps, known.count + (in ? to_take : to_send) - 1);
     (in ? s.later_from : s.later_to)[m.q] = reinterpret_cast<char*>(place);
   }
   return true;
@@ -897,7 +899,8 @@ __device__ __forceinline__ bool tell_member(const SoloCall& call, const LaneTran
                                             const Member& m, std::uint32_t taken,
                                             std::uint32_t posted, const Known& known) {
   const bool takes = taken != 0 && m.part == kIncoming && m.from;
-  const bool posts = m.part == kOutgoing && m.to;  // the data carried their flags
+  // (The data carried their flags.)
+  const bool posts = posted != 0 && m.part == kOutgoing && m.to;
   std::uint64_t count = known.count;
   // As LaneTransport::resolve(). The packet has come (the barrier), and with it where its owner
   // began: while it was awaited the connector may have been another key's, which was void.

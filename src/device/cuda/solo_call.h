@@ -42,15 +42,16 @@ struct alignas(16) SoloCall {
   bool collects = false;                              // member q's message becomes block q
   bool reduces = false;                               // the messages, with the own contribution
   bool copies = false;                                // the own data, into the output
-  // Whole units, all aligned; what is reduced are sums or averages of common formats.
+  // Whole units, all aligned; what is reduced are sums or averages of common formats. (Two-shot:
+  // parts are alike as well, and `block_bytes` long: scattered, reduced, collected.)
   bool plain = false;
   bool lines = false;  // Protocol::kLine
   std::uint32_t most_polls = kSoloPolls;
   // Primitives in front of the one that receives. (Two-shot: lanes say it themselves.)
   std::uint8_t before = 0;
-  // A plan of plan/two_shot.cc: `block_bytes` is the whole vector, of whose pieces each part has so
-  // many, and so many first parts one more. Of a shorter part lanes have pieces as above; of a
-  // longer one the next lane has one more.
+  // A plan of plan/two_shot.cc. If it is not plain `block_bytes` is the whole vector, of whose
+  // pieces each part has so many, and so many first parts one more. Of a shorter part lanes have
+  // pieces as above; of a longer one the next lane has one more.
   bool two_shot = false;
   // A plan of plan/mesh.cc in several loops, see solo_stream.cuh: with so many chunks in each lane,
   // of each part. (What is in bytes above is not looked at.)

@@ -35,18 +35,18 @@ class SoloDescription {
     if (call_.streams) return limits_.block_threads;
     return two_shot() ? two_shot_threads() : one_shot();
   }
-  // For the engine, which may try it whole (whole_call.cuh, whole_stream.cuh): not of two-shot
-  // plans. False: it cannot.
+  // For the engine, which may try it whole (whole_call.cuh, whole_stream.cuh). False: it cannot.
   bool beside_streams() {
     call_ = SoloCall{};
     call_.streams = streams();
-    return call_.streams || one_shot() != 0;
+    return call_.streams || two_shot() || one_shot() != 0;
   }
 
   // Invocation::whole, of one that has lanes. (Reductions of rare types want more memory of a
   // thread than kernels have, see tools/ptxas_report.py.)
   static std::uint8_t whole_of(const SoloCall& call, const Geometry& g) {
-    if (call.lanes == 0 || call.two_shot) return 0;
+    if (call.lanes == 0) return 0;
+    if (call.two_shot) return call.plain ? kWholeTwoShot : std::uint8_t{0};
     if (call.streams) return is_for_crowds(call, g) ? kWholeCrowd : kWholeStream;
     const bool common = call.plain || !call.reduces;
     return common ? static_cast<std::uint8_t>(call.before + 1) : std::uint8_t{0};
@@ -243,6 +243,16 @@ class SoloDescription {
     call_.longer_lanes = call_.part_pieces % g_.lanes;
     among_all();
     call_.reduces = true;
+    if (call_.block_bytes % (16 * size) != 0) return true;
+    const std::uint32_t part = call_.block_bytes / size;
+    call_.own_from = call_.received_to = inv_.group_rank * part;
+    call_.plain = is_plain();
+    if (!call_.plain) {
+      call_.own_from = call_.received_to = 0;
+      return true;
+    }
+    call_.block_bytes = part;
+    call_.scatters = call_.collects = true;
     return true;
   }
   // A place a thread, of each peer's part.

@@ -1,5 +1,6 @@
-// What the movers of a call of one hop do (solo_one_shot.cuh), where all of it is whole units and
-// aligned, and what is reduced are sums or averages of common formats (SoloCall::plain): the same,
+// What the movers of a call of packets do (solo_one_shot.cuh, solo_two_shot.cuh), where all of it
+// is whole units and aligned, and what is reduced are sums or averages of common formats
+// (SoloCall::plain): the same,
 // bit for bit, without a question for each unit, and with as much of all peers' packets under way
 // as there are registers for. For at most kMembers members: 2, 4 or 8.
 #pragma once
@@ -117,20 +118,31 @@ __device__ __forceinline__ void send_row(const SoloCall& call, const Shared& s,
   }
 }
 
-// Where members' packets lie; of those that send nothing to this rank, nowhere.
+// Where members' packets of a hop lie; of those that send nothing to this rank, nowhere. Their
+// flag, and what peers are poked with (poke_early()).
 template <int kMembers>
 struct Senders {
   const char* from[kMembers];
+  std::uint64_t flag;
+  std::uint32_t poke;
 };
 template <int kMembers>
-__device__ __forceinline__ Senders<kMembers> senders_of(const SoloCall& call, const Shared& s) {
+__device__ __forceinline__ Senders<kMembers> senders_of(const SoloCall& call,
+                                                        char* const (&from)[kSoloRanks],
+                                                        std::uint64_t flag, std::uint32_t poke) {
   Senders<kMembers> senders;
 #pragma unroll
   for (int q = 0; q < kMembers; ++q) {
     const bool sends = among(call, q, call.first_received, call.num_received);
-    senders.from[q] = sends ? s.from[q] : nullptr;
+    senders.from[q] = sends ? from[q] : nullptr;
   }
+  senders.flag = flag;
+  senders.poke = poke;
   return senders;
+}
+template <int kMembers>
+__device__ __forceinline__ Senders<kMembers> senders_of(const SoloCall& call, const Shared& s) {
+  return senders_of<kMembers>(call, s.from, call.flag, s.poke);
 }
 
 // Looks for a row of all senders' packets until all have come; of member q in x[q], of who sends
@@ -146,7 +158,7 @@ __device__ __forceinline__ bool await_row(CudaRank& r, const SoloCall& call, std
   constexpr int kWords = kLines ? 2 : 4, kMost = kMembers == 2 ? 40 : 32;
   constexpr int kFit = kMost / kWords / kMembers, kAtOnce = kFit < kUnits ? kFit : kUnits;
   static_assert(kAtOnce > 0);
-  const std::uint64_t flag = call.flag;
+  const std::uint64_t flag = senders.flag;
 #pragma unroll 1
   for (std::uint32_t polls = 0; polls < call.most_polls; ++polls) {
     // Loads, then looks: who looks at what one brings waits for it, and so does the next.
@@ -189,7 +201,7 @@ __device__ __forceinline__ bool await_row(CudaRank& r, const SoloCall& call, std
       }
     }
     if (kLines ? __all_sync(kWarp, all) != 0 : all) return true;
-    if (polls == kPokePolls) poke_early(r, call, lane, s.poke);
+    if (polls == kPokePolls) poke_early(r, call, lane, senders.poke);
     if (kLines ? __any_sync(kWarp, is_hopeless(s)) != 0 : is_hopeless(s)) break;
   }
   return false;
@@ -218,12 +230,13 @@ __device__ __forceinline__ void sum_row(const SoloCall& call, const cuda_leaves:
   }
 }
 
-template <int kMembers, int kUnits, bool kLines, bool kOneRow>
+// each(row, sums) is told of every row's.
+template <int kMembers, int kUnits, bool kLines, bool kOneRow, class Each>
 __device__ __forceinline__ bool receive_sums(CudaRank& r, const SoloCall& call,
                                              const Invocation& inv, const Stretch& w,
                                              std::uint32_t lane, const Shared& s,
                                              PlainRow<kUnits, kLines> row, Raw<2> (&own)[kUnits],
-                                             Held& held) {
+                                             Held& held, Each each) {
   static_assert(kOneRow || kSoloUnits % kUnits == 0);
   const cuda_leaves::Slice slice = slice_of(call, inv);
   const Senders<kMembers> senders = senders_of<kMembers>(call, s);
@@ -248,6 +261,7 @@ __device__ __forceinline__ bool receive_sums(CudaRank& r, const SoloCall& call,
     }
 #pragma unroll
     for (int h = 0; h < kUnits; ++h) held.unit[k + h] = sum[h];
+    each(row, sum);
     if constexpr (kOneRow) {
       return true;
     } else {
@@ -274,11 +288,12 @@ __device__ __forceinline__ void store_sums(const SoloCall& call, const Stretch& 
   }
 }
 
+// `output`: where the first member's is copied to.
 template <int kMembers, int kUnits, bool kLines, bool kOneRow>
 __device__ __forceinline__ bool receive_messages(CudaRank& r, const SoloCall& call,
-                                                 const Stretch& w, std::uint32_t lane,
-                                                 const Shared& s, PlainRow<kUnits, kLines> row) {
-  const Senders<kMembers> senders = senders_of<kMembers>(call, s);
+                                                 std::uint32_t lane, const Shared& s,
+                                                 const Senders<kMembers>& senders, char* output,
+                                                 PlainRow<kUnits, kLines> row) {
 #pragma unroll 1
   for (; row.any(); row = row.next()) {
     const Raw<2> none[kUnits] = {};
@@ -287,7 +302,7 @@ __device__ __forceinline__ bool receive_messages(CudaRank& r, const SoloCall& ca
 #pragma unroll
     for (int q = 0; q < kMembers; ++q) {
       if (senders.from[q] == nullptr) continue;
-      char* const to = w.output + call.received_to + (call.collects ? q * call.block_bytes : 0);
+      char* const to = output + (call.collects ? q * call.block_bytes : 0);
       store_plain<kUnits, kLines>(to, row, x[q]);
     }
     if constexpr (kOneRow) return true;
@@ -342,11 +357,13 @@ __device__ __forceinline__ bool move_rows(CudaRank& r, const SoloCall& call, con
   }
   if constexpr (!kReceives) return true;
   if (call.reduces) {
-    return receive_sums<kMembers, kUnits, kLines, kOneRow>(r, call, inv, w, lane, s, begin, own,
-                                                           held);
+    return receive_sums<kMembers, kUnits, kLines, kOneRow>(
+        r, call, inv, w, lane, s, begin, own, held,
+        [](const PlainRow<kUnits, kLines>&, const Raw<2>(&)[kUnits]) {});
   }
   if (call.num_received == 0) return true;
-  return receive_messages<kMembers, kUnits, kLines, kOneRow>(r, call, w, lane, s, begin);
+  return receive_messages<kMembers, kUnits, kLines, kOneRow>(
+      r, call, lane, s, senders_of<kMembers>(call, s), w.output + call.received_to, begin);
 }
 
 // Of those who have several rows. (The engine's have their function's memory beside that of the

@@ -26,6 +26,7 @@
 #pragma once
 
 #include "device/cuda/solo.cuh"
+#include "device/cuda/solo_one_shot.cuh"
 
 namespace unjam {
 namespace solo {
@@ -112,6 +113,33 @@ __device__ __forceinline__ PartWalk send_parts(const SoloCall& call, const Share
   return walk;
 }
 
+// The own part.
+__device__ __forceinline__ Stretch own_stretch(const SoloCall& call, const Invocation& inv) {
+  const PartStretch own = part_stretch(call, call.group_rank);
+  return {static_cast<const char*>(inv.input) + own.offset,
+          static_cast<char*>(inv.output) + own.offset, own.bytes, places_of(call, own.bytes)};
+}
+// From the first one on; part 0 is a longest one.
+__device__ __forceinline__ PartWalk all_parts(const SoloCall& call) {
+  const std::uint32_t places = places_of(call, part_stretch(call, 0).bytes);
+  return {(places + hands() - 1) / hands()};
+}
+// looked(): as in solo_plain.cuh. Loads the first units of the own part, too.
+template <class Looked>
+__device__ __forceinline__ void scatter_parts(const SoloCall& call, const Invocation& inv,
+                                              const Stretch& w, const Shared& s, PartWalk walk,
+                                              Raw<2> (&own)[kGatherUnits], Looked looked) {
+  Raw<2> ahead[kManyUnits] = {};
+  load_parts(call, inv, walk, ahead);
+  load_own(call, w, 0, own);
+  if (!looked()) return;
+  for (;;) {
+    walk = send_parts(call, s, walk, ahead);
+    if (walk.done(call)) break;
+    load_parts(call, inv, walk, ahead);
+  }
+}
+
 // Results of a row of the own part, to all peers.
 __device__ __forceinline__ void send_results(const SoloCall& call, const Stretch& w,
                                              const Shared& s, std::uint32_t begin,
@@ -132,15 +160,12 @@ __device__ __forceinline__ void send_results(const SoloCall& call, const Stretch
 // results it has sent nobody; and nobody need go on.
 __device__ __forceinline__ bool gather_part(CudaRank& r, const SoloCall& call,
                                             const Invocation& inv, const Stretch& w,
-                                            std::uint32_t lane, Shared& s,
+                                            std::uint32_t lane, const Shared& s,
                                             Raw<2> (&own)[kGatherUnits], Held& held) {
-  const bool come =
-      receive_reduction(r, call, inv, w, lane, s, own, held,
-                        [&](std::uint32_t begin, const Raw<2>(&result)[kGatherUnits]) {
-                          send_results(call, w, s, begin, result);
-                        });
-  if (!come) *static_cast<volatile std::uint32_t*>(&s.hopeless) = 1;
-  return come;
+  return receive_reduction(r, call, inv, w, lane, s, own, held,
+                           [&](std::uint32_t begin, const Raw<2>(&result)[kGatherUnits]) {
+                             send_results(call, w, s, begin, result);
+                           });
 }
 
 // Of whom a result does not come for a while: it may be asleep since before it could see all that
@@ -197,6 +222,76 @@ __device__ __forceinline__ bool collect_parts(CudaRank& r, const SoloCall& call,
   return true;
 }
 
+// ---- calls whose parts are alike: plain ----
+
+// What is scattered is a plain call's of one hop (move_plain_any()). Then by the movers, as
+// gather_part(); all peers' contributions to a row at once.
+template <int kMembers, int kUnits, bool kLines, bool kOneRow>
+__device__ __forceinline__ bool gather_rows(CudaRank& r, const SoloCall& call,
+                                            const Invocation& inv, const Stretch& w,
+                                            std::uint32_t lane, const Shared& s, Held& held) {
+  const PlainRow<kUnits, kLines> begin(w);
+  Raw<2> own[kUnits];
+  load_plain<kUnits, kLines>(w.input + call.own_from, begin, own);
+  return receive_sums<kMembers, kUnits, kLines, kOneRow>(
+      r, call, inv, w, lane, s, begin, own, held,
+      [&](const PlainRow<kUnits, kLines>& row, const Raw<2>(&sums)[kUnits]) {
+#pragma unroll
+        for (int i = 0; i < kMembers - 1; ++i) {
+          if (i >= call.group_size - 1) break;
+          char* const to = s.later_to[around(call, call.first_sent + i)];
+          send_plain<kUnits, kLines>(to, row, sums, call.later_flag);
+        }
+      });
+}
+// And as collect_parts().
+template <int kMembers, int kUnits, bool kLines, bool kOneRow>
+__device__ __forceinline__ bool collect_rows(CudaRank& r, const SoloCall& call, const Stretch& w,
+                                             std::uint32_t lane, const Shared& s) {
+  const auto senders = senders_of<kMembers>(call, s.later_from, call.later_flag, s.poke + 1);
+  return receive_messages<kMembers, kUnits, kLines, kOneRow>(r, call, lane, s, senders, w.output,
+                                                             PlainRow<kUnits, kLines>(w));
+}
+
+enum class LaterHop { kGathers, kCollects };
+template <LaterHop kHop, int kMembers, int kUnits, bool kLines, bool kOneRow>
+__device__ __forceinline__ bool move_later_rows(CudaRank& r, const SoloCall& call,
+                                                const Invocation& inv, const Stretch& w,
+                                                std::uint32_t lane, const Shared& s, Held& held) {
+  if constexpr (kHop == LaterHop::kGathers) {
+    return gather_rows<kMembers, kUnits, kLines, kOneRow>(r, call, inv, w, lane, s, held);
+  } else {
+    return collect_rows<kMembers, kUnits, kLines, kOneRow>(r, call, w, lane, s);
+  }
+}
+// For at most kMembers members: 4 or 8. With many units under way at once, for each look takes a
+// microsecond.
+template <LaterHop kHop, int kMembers>
+__device__ __forceinline__ bool move_later(CudaRank& r, const SoloCall& call, const Invocation& inv,
+                                           const Stretch& w, std::uint32_t lane, const Shared& s,
+                                           Held& held) {
+  if (!call.lines) {
+    return move_later_rows<kHop, kMembers, 1, false, false>(r, call, inv, w, lane, s, held);
+  }
+  if constexpr (kMembers > 4) {
+    return move_later_rows<kHop, kMembers, 1, true, false>(r, call, inv, w, lane, s, held);
+  } else {
+    if (w.places <= 2 * hands()) {
+      return move_later_rows<kHop, kMembers, 2, true, true>(r, call, inv, w, lane, s, held);
+    }
+    return w.places <= 3 * hands()
+               ? move_later_rows<kHop, kMembers, 3, true, true>(r, call, inv, w, lane, s, held)
+               : move_later_rows<kHop, kMembers, 4, true, false>(r, call, inv, w, lane, s, held);
+  }
+}
+template <LaterHop kHop>
+__device__ __forceinline__ bool move_later_any(CudaRank& r, const SoloCall& call,
+                                               const Invocation& inv, const Stretch& w,
+                                               std::uint32_t lane, const Shared& s, Held& held) {
+  return call.group_size <= 4 ? move_later<kHop, 4>(r, call, inv, w, lane, s, held)
+                              : move_later<kHop, kSoloRanks>(r, call, inv, w, lane, s, held);
+}
+
 }  // namespace solo
 
 // As run_solo_one_shot().
@@ -207,49 +302,53 @@ __device__ __forceinline__ bool run_solo_two_shot(CudaRank& r, const CudaLaunch&
   __shared__ Shared s;
   const std::uint32_t lane = call.first_lane + blockIdx.x;
 
-  // Of the own part; part 0 is a longest one.
-  const PartStretch own_part = part_stretch(call, call.group_rank);
-  const Stretch w{static_cast<const char*>(inv.input) + own_part.offset,
-                  static_cast<char*>(inv.output) + own_part.offset, own_part.bytes,
-                  places_of(call, own_part.bytes)};
-  const std::uint32_t places = places_of(call, part_stretch(call, 0).bytes);
+  const Stretch w = call.plain ? stretch_of(call, inv, blockIdx.x) : own_stretch(call, inv);
   const LaneTransport t = transport_of(call, lane);
 
   const std::uint32_t attention = approach(r, launch, w, lane, s);
 
-  const PartWalk all{(places + hands() - 1) / hands()};
-  Raw<2> ahead[kManyUnits] = {}, own[kGatherUnits] = {};
+  const PartWalk all = all_parts(call);
+  Raw<2> own[kGatherUnits] = {};
   Known known{};
+  Held held;
   bool leased = false;
   if (is_mover()) {
     wait_and_say_so(s);
-    load_parts(call, inv, all, ahead);
-    load_own(call, w, 0, own);
+    // The barrier behind which the first warp has looked: all movers take one way.
+    const auto looked = [&] {
+      sync_block_apart();
+      return s.ok != 0;
+    };
+    if (!call.plain) {
+      scatter_parts(call, inv, w, s, all, own, looked);
+    } else if (call.group_size <= 4) {
+      move_plain_any<Half::kSends, 4>(r, call, inv, w, lane, s, held, looked);
+    } else {
+      move_plain_any<Half::kSends, kSoloRanks>(r, call, inv, w, lane, s, held, looked);
+    }
   } else {
     const bool ok = look_in_time<2>(r, launch, t, w, leased, known, s);
     if (threadIdx.x == 0) s.ok = ok ? 1 : 0;
+    sync_block_apart();
+    if (ok) look_again(r, call, t, w, known, s);  // says it in `hopeless`
   }
-  sync_block();
   if (s.ok == 0) return leave_untried(r, launch, lane, leased, s);
-
-  if (is_mover()) {
-    PartWalk walk = all;
-    for (;;) {
-      walk = send_parts(call, s, walk, ahead);
-      if (walk.done(call)) break;
-      load_parts(call, inv, walk, ahead);
-    }
-  } else {
-    look_again(r, call, t, w, known, s);  // says it in `hopeless`
-  }
   // All have scattered, and know whether to go on, see above. (Peers' packets take as long to
   // come.)
   sync_block();
-  Held held;
   bool has_gathered = true, come = true;
   if (is_mover()) {
-    has_gathered = gather_part(r, call, inv, w, lane, s, own, held);
-    come = has_gathered && collect_parts(r, call, inv, lane, all, s);
+    if (!call.plain) {
+      has_gathered = gather_part(r, call, inv, w, lane, s, own, held);
+    } else {
+      has_gathered = move_later_any<LaterHop::kGathers>(r, call, inv, w, lane, s, held);
+    }
+    if (!has_gathered) *static_cast<volatile std::uint32_t*>(&s.hopeless) = 1;
+    if (!call.plain) {
+      come = has_gathered && collect_parts(r, call, inv, lane, all, s);
+    } else {
+      come = has_gathered && move_later_any<LaterHop::kCollects>(r, call, inv, w, lane, s, held);
+    }
     if (threadIdx.x == kListener && attention != 0 && is_cancelled(r, launch, attention)) {
       come = false;
     }
@@ -267,12 +366,12 @@ __device__ __forceinline__ bool run_solo_two_shot(CudaRank& r, const CudaLaunch&
   if (!is_mover()) {
     tell_peers<2>(r, call, t, w, primitives - 1, gathered ? 2 : 1, known, s);
   } else if (gathered) {
-    store_reduction(call, w, held);
+    store_held(call, w, held);
   }
   return finish(r, launch, lane, done, ending, s, [&](LaneStats& stats) {
     std::uint64_t sent = gathered ? std::uint64_t{w.bytes} * call.num_sent : 0;
     for (std::uint32_t i = 0; i < call.num_sent; ++i) {
-      sent += part_stretch(call, around(call, call.first_sent + i)).bytes;
+      sent += call.plain ? w.bytes : part_stretch(call, around(call, call.first_sent + i)).bytes;
     }
     add_relaxed(stats.slices, primitives);
     add_relaxed(stats.received, primitives - 1);

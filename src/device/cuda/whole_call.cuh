@@ -1,26 +1,31 @@
 // What a lane does for short invocations, by its engine, in one go (engine.h: "Whole calls"): as
-// solo_one_shot.cuh, which does it without an engine, of calls of one hop whose lanes make one loop
-// each. What differs: the lane's lease is held, the keys' former uses have ended, the inputs are
-// there, ends and progress are the engine's, and there are several calls. The block sends of all of
-// them, then it receives of all.
+// solo_one_shot.cuh and, of plain calls, solo_two_shot.cuh, which do it without an engine, of calls
+// whose lanes make one loop each. What differs: the lane's lease is held, the keys' former uses
+// have ended, the inputs are there, ends and progress are the engine's, and there are several
+// calls. The block sends of all of them, then it receives of all, and of those of two hops once
+// more.
 //
 // The first warp sees to members, half a warp to a call's, ahead of the movers. Words that order
 // them:
 //   looked    by the first warp; release: of so many calls it is known where what is sent and what
 //             comes in lies, and whether all is as it should be (Shared::ok).
+//   looked_again  the same: of so many, whether the connectors on which something comes in are the
+//             key's (Shared::hopeless), without which nobody gathers (solo_two_shot.cuh).
 //   received  by the first mover; release: of so many calls movers are through with what comes in,
 //             all of it or nothing (`come`, their vote). The first warp, which acquires it, gives
 //             credits behind the movers' loads.
 // No call waits for another one's peers: each has its polls (SoloCall::most_polls).
 //
 // Redo: as in solo.cuh. Nothing of a reduction is stored before the vote, and of other kinds the
-// same bytes that a later turn stores again.
+// same bytes that a later turn stores again. Of two hops: as in solo_two_shot.cuh, with a vote on
+// each, so a later turn begins with the one that has not come.
 //
 // Blocks have as many threads as the host reckons with (SoloCall: kSoloUnits): those of calls in
 // streams may have fewer, so a call that serves as an engine does without this.
 #pragma once
 
 #include "device/cuda/solo_one_shot.cuh"
+#include "device/cuda/solo_two_shot.cuh"
 
 namespace unjam {
 
@@ -33,10 +38,30 @@ struct WholeCalls {
   Invocation inv[kMostWholes];
   solo::Shared shared[kMostWholes];
   solo::Known known[kMostWholes][kCallWatchers];
+  Whole how[kMostWholes];
   std::uint32_t come[kMostWholes];
+  std::uint32_t gathered[kMostWholes];  // of two hops: the first has come, now
   std::uint32_t looked;
+  std::uint32_t looked_again;
   std::uint32_t received;
   std::uint32_t to_poke;  // ranks, as bits
+
+  // What call i sends, and receives: packets that each peer is still sent, and so many from it.
+  __device__ __forceinline__ std::uint32_t to_send(std::uint32_t i) const {
+    if (!call[i].two_shot) return 1;
+    return how[i] == Whole::kAll ? 2 : how[i] == Whole::kReceiving ? 1 : 0;
+  }
+  __device__ __forceinline__ std::uint32_t to_take(std::uint32_t i) const {
+    return call[i].two_shot && how[i] != Whole::kCollecting ? 2 : 1;
+  }
+  // And what it has.
+  __device__ __forceinline__ std::uint32_t sent(std::uint32_t i) const {
+    if (!call[i].two_shot) return 1;
+    return (how[i] == Whole::kAll ? 1 : 0) + gathered[i];
+  }
+  __device__ __forceinline__ std::uint32_t taken(std::uint32_t i) const {
+    return come[i] != 0 ? to_take(i) : gathered[i];
+  }
 };
 // (Raw: shared variables have no constructors. At one known address: in registers of functions that
 // move data there is no room for pointers to it.)
@@ -102,21 +127,81 @@ __device__ __forceinline__ bool move_whole_any(CudaRank* rank, std::uint32_t lan
   return with_all_registers(move)(rank, lane, i);
 }
 
+// Of call i, of two hops, one behind what it scatters. Where nothing can come the vote says so.
+template <solo::LaterHop kHop, int kMembers>
+__device__ __noinline__ bool move_whole_later(CudaRank* rank, std::uint32_t lane, std::uint32_t i) {
+  using namespace solo;
+  WholeCalls& x = whole_calls();
+  const SoloCall& call = x.call[i];
+  const Shared& s = x.shared[i];
+  const Stretch w = stretch_of(call, x.inv[i], lane - call.first_lane);
+  while (CudaDev::load_block(x.looked_again) <= i) {
+  }
+  Held held;
+  bool come = s.ok != 0 && !is_hopeless(s);
+  come = come && move_later<kHop, kMembers>(*rank, call, x.inv[i], w, lane, s, held);
+  come = movers_agree(come);
+  if constexpr (kHop == LaterHop::kGathers) {
+    if (come) store_sums_held(call, w, held);
+  }
+  return come;
+}
+template <solo::LaterHop kHop>
+__device__ __forceinline__ bool move_whole_later_any(CudaRank* rank, std::uint32_t lane,
+                                                     std::uint32_t i) {
+  auto* move = move_whole_later<kHop, static_cast<int>(kSoloRanks)>;
+  if (whole_calls().call[i].group_size <= 4) move = move_whole_later<kHop, 4>;
+  return with_all_registers(move)(rank, lane, i);
+}
+
+// By the movers: what has come of call i, and of all in front of it.
+__device__ __forceinline__ void say_received(std::uint32_t i, bool come) {
+  WholeCalls& x = whole_calls();
+  if (solo::hand() != 0) return;
+  x.come[i] = come ? 1 : 0;
+  CudaDev::store_block(x.received, i + 1);
+}
+
 // By the movers.
 __device__ __forceinline__ void move_wholes(CudaRank& r, std::uint32_t lane, std::uint32_t n) {
+  using solo::LaterHop;
   WholeCalls& x = whole_calls();
+  bool two_hops = false;
+  std::uint32_t gathered = 0;  // calls, as bits: what all have voted for
 #pragma unroll 1
   for (std::uint32_t i = 0; i < n; ++i) {
-    if (x.call[i].num_sent != 0 || x.call[i].copies)
-      move_whole_any<solo::Half::kSends>(&r, lane, i);
+    const SoloCall& call = x.call[i];
+    two_hops = two_hops || call.two_shot;
+    const bool sends = call.two_shot ? x.how[i] == Whole::kAll : call.num_sent != 0 || call.copies;
+    if (sends) move_whole_any<solo::Half::kSends>(&r, lane, i);
   }
+  // Of all calls, before any is behind its second hop.
 #pragma unroll 1
   for (std::uint32_t i = 0; i < n; ++i) {
-    const bool come = move_whole_any<solo::Half::kReceives>(&r, lane, i);
-    if (solo::hand() == 0) {
-      x.come[i] = come ? 1 : 0;
-      CudaDev::store_block(x.received, i + 1);
+    if (x.call[i].two_shot) {
+      if (x.how[i] == Whole::kCollecting) continue;
+      const bool come = move_whole_later_any<LaterHop::kGathers>(&r, lane, i);
+      if (come) gathered |= 1u << i;
+      if (solo::hand() == 0) x.gathered[i] = come ? 1 : 0;
+    } else {
+      const bool come = move_whole_any<solo::Half::kReceives>(&r, lane, i);
+      if (!two_hops) {
+        say_received(i, come);
+      } else if (solo::hand() == 0) {
+        x.come[i] = come ? 1 : 0;
+      }
     }
+  }
+  if (!two_hops) return;
+#pragma unroll 1
+  for (std::uint32_t i = 0; i < n; ++i) {
+    bool come = false;
+    if (!x.call[i].two_shot) {
+      come = x.come[i] != 0;
+    } else if (x.how[i] == Whole::kCollecting || (gathered >> i & 1) != 0) {
+      come = move_whole_later_any<LaterHop::kCollects>(&r, lane, i);
+    }
+    say_received(i, come);
   }
 }
 
@@ -152,14 +237,15 @@ __device__ __forceinline__ void see_to_members(CudaRank& r, std::uint32_t lane, 
               [&](std::uint32_t i, bool mine, const SoloCall& call, const LaneTransport& t,
                   const Member& m) {
                 Known known{};
-                const bool ok = look_at_member<1>(call, t, m, false, known, x.shared[i]);
+                const bool ok = look_at_member<2>(call, t, m, false, known, x.shared[i],
+                                                  x.to_send(i), x.to_take(i));
                 const std::uint32_t all = __ballot_sync(kWarp, ok);
                 if (mine) x.known[i][watcher] = known;
                 if (mine && watcher == 0) {
                   constexpr std::uint32_t kHalfWarp = (1u << kCallWatchers) - 1;
                   x.shared[i].ok =
                       (all >> (threadIdx.x - watcher) & kHalfWarp) == kHalfWarp ? 1 : 0;
-                  x.shared[i].poke = poke + i;
+                  x.shared[i].poke = poke + 2 * i;
                 }
                 __syncwarp();
                 if (threadIdx.x == 0) CudaDev::store_block(x.looked, i + 32 / kCallWatchers);
@@ -170,6 +256,10 @@ __device__ __forceinline__ void see_to_members(CudaRank& r, std::uint32_t lane, 
                 if (mine && x.shared[i].ok != 0) {
                   look_at_member_again(call, t, m, x.known[i][watcher], x.shared[i]);
                 }
+                __syncwarp();
+                if (threadIdx.x == 0) {
+                  CudaDev::store_block(x.looked_again, i + 32 / kCallWatchers);
+                }
               });
   for_members(lane, n,
               [&](std::uint32_t i, bool mine, const SoloCall& call, const LaneTransport& t,
@@ -178,14 +268,14 @@ __device__ __forceinline__ void see_to_members(CudaRank& r, std::uint32_t lane, 
                 }
                 __syncwarp();
                 if (!mine || x.shared[i].ok == 0) return;
-                if (tell_member(call, t, m, x.come[i], 1, x.known[i][watcher])) {
+                if (tell_member(call, t, m, x.taken(i), x.sent(i), x.known[i][watcher])) {
                   atomicOr(&x.to_poke, 1u << m.peer);
                 }
               });
   // Of all calls together, see solo.cuh about what may come before what.
-  if ((x.to_poke >> threadIdx.x & 1) != 0) store_system(r.pokes[threadIdx.x][lane], poke + n);
+  if ((x.to_poke >> threadIdx.x & 1) != 0) store_system(r.pokes[threadIdx.x][lane], poke + 2 * n);
   __syncwarp();
-  if (threadIdx.x == 0) r.poke_counts[lane] = poke + n;
+  if (threadIdx.x == 0) r.poke_counts[lane] = poke + 2 * n;
 }
 
 // By all threads: what the calls' descriptions are. A barrier follows.
@@ -215,12 +305,14 @@ inline __device__ __noinline__ void run_whole_calls(CudaRank* rank, LaneStats* s
   WholeTry* const tries = &in_shared(*shared_tries);
 
   fetch_calls(r, tries, n);
-  if (threadIdx.x == 0) x.looked = x.received = x.to_poke = 0;
+  if (threadIdx.x == 0) x.looked = x.looked_again = x.received = x.to_poke = 0;
   sync_block();
   if (threadIdx.x < n) {
     SoloCall& call = x.call[threadIdx.x];
     call.most_polls = tries[threadIdx.x].polls;
-    if (tries[threadIdx.x].how == Whole::kReceiving) {
+    x.how[threadIdx.x] = tries[threadIdx.x].how;
+    x.gathered[threadIdx.x] = 0;
+    if (tries[threadIdx.x].how == Whole::kReceiving && !call.two_shot) {
       call.num_sent = 0;
       call.copies = false;
     }
@@ -244,6 +336,10 @@ inline __device__ __noinline__ void run_whole_calls(CudaRank* rank, LaneStats* s
             : x.come[i] != 0            ? WholeEnd::kDone
             : x.shared[i].hopeless != 0 ? WholeEnd::kElsewhere
                                         : WholeEnd::kWaits;
+    if (x.call[i].two_shot) {
+      t.moved = x.gathered[i] != 0;
+      t.sends = t.moved || t.how == Whole::kCollecting ? 2 : 1;
+    }
   }
   __syncwarp();
   if (threadIdx.x == 0) {
@@ -252,11 +348,16 @@ inline __device__ __noinline__ void run_whole_calls(CudaRank* rank, LaneStats* s
       const SoloCall& call = x.call[i];
       const std::uint32_t bytes = stretch_of(call, x.inv[i], lane - call.first_lane).bytes;
       if (x.shared[i].ok == 0 || bytes == 0) continue;
-      const std::uint32_t before = tries[i].how == Whole::kAll ? 0u : call.before;
-      const bool done = x.come[i] != 0;
-      stats->slices += (done ? x.inv[i].num_primitives : call.before) - before;
-      if (done && call.num_received != 0) ++stats->received;
-      stats->bytes_sent += std::uint64_t{bytes} * call.num_sent;
+      const bool done = x.come[i] != 0, two_hops = call.two_shot;
+      // Primitives behind it when it waits, and before it was tried.
+      const std::uint32_t waits = two_hops ? tries[i].sends : call.before;
+      const std::uint32_t before = tries[i].how == Whole::kAll         ? 0u
+                                   : !two_hops                         ? call.before
+                                   : tries[i].how == Whole::kReceiving ? 1u
+                                                                       : 2u;
+      stats->slices += (done ? x.inv[i].num_primitives : waits) - before;
+      if (call.num_received != 0) stats->received += x.taken(i);
+      stats->bytes_sent += std::uint64_t{bytes} * call.num_sent * x.sent(i);
     }
   }
   __syncwarp();

@@ -6,8 +6,9 @@
 // progress are the engine's; and a call goes on where it was left.
 //
 // The first warp's threads each watch one call for one thing at one peer: all calls between two
-// ranks, one in turn among eight (steer_several()). It alone counts what movers have moved (solo_stream.cuh: in
-// the order in which it was given), for each call, and says so to the second warp:
+// ranks, one in turn among eight (steer_several()). It alone counts what movers have moved
+// (solo_stream.cuh: in the order in which it was given), for each call, and says so to the second
+// warp:
 //   done      of a call's hop, by the first warp; release: with what it has acquired of movers
 //   events    counts those, so that the second warp looks at calls only when there is news
 //
