@@ -184,18 +184,22 @@ int main(int argc, char** argv) {
     // A ring of messages beside the stream (in it, a send would be in front of the receive that its
     // peer's send waits for), and a barrier in the stream.
     const int to = (me.rank + 1) % ranks, from = (me.rank + ranks - 1) % ranks;
-    for (const std::size_t count : {std::size_t{3}, std::size_t{40000}, std::size_t{3} << 20}) {
+    const auto spec_of = [&](int sender, std::size_t count) {  // as a broadcast of the sender's
+      Spec s;
+      s.kind = UNJAM_BROADCAST;
+      s.count = count;
+      s.at = s.root = sender;
+      s.seed = mix(seed, static_cast<std::uint64_t>(sender));
+      return s;
+    };
+    constexpr std::size_t kMessages[] = {3, 40000, std::size_t{3} << 20};
+    // (Not freed before all have met for the last time: ranks may share a GPU, and to free memory
+    // waits for all of its streams, of which one may wait for this rank.)
+    const DeviceMemory send_memory(memory_of(spec_of(me.rank, kMessages[2]))),
+        recv_memory(memory_of(spec_of(from, kMessages[2])));
+    for (const std::size_t count : kMessages) {
       if (ranks < 2 || static_cast<double>(count) > most) continue;
-      const auto spec_of = [&](int sender) {  // as a broadcast of the sender's: it has that data
-        Spec s;
-        s.kind = UNJAM_BROADCAST;
-        s.count = count;
-        s.at = s.root = sender;
-        s.seed = mix(seed, static_cast<std::uint64_t>(sender));
-        return s;
-      };
-      const Spec mine = spec_of(me.rank), theirs = spec_of(from);
-      const DeviceMemory send_memory(memory_of(mine)), recv_memory(memory_of(theirs));
+      const Spec mine = spec_of(me.rank, count), theirs = spec_of(from, count);
       const Place out = place_in(send_memory.get(), mine), in = place_in(recv_memory.get(), theirs);
       start_fill(mine, out, stream.get());
       check(cudaMemsetAsync(in.recv, kPoison, count * 4 + kGuardBytes, stream.get()));
