@@ -57,7 +57,7 @@ constexpr std::uint64_t kCudaDirectBytes = 2048 * kKiB;  // count × element siz
 constexpr std::uint64_t kCudaDirectSent = 4096 * kKiB;   // by a rank
 
 // All-reduces of middling size in two hops of packets: among n ranks, of b bytes, a rank sends
-// 2 (n-1)/n b instead of (n-1) b, which must be worth a hop; 2 would send as much either way. While
+// 2 (n-1)/n b instead of (n-1) b, which must be worth a hop. While
 // one loop carries all, so that a call needs no engine, and until a mesh plan has enough to keep
 // links busy. Where parts are alike, and of common formats, kernels are faster (SoloCall::plain).
 // Four ranks on two H200s, in a stream, by a direct plan, two shots, and a mesh plan: 128 KiB 9.1,
@@ -67,7 +67,7 @@ struct TwoShotBounds {
   std::uint64_t hop;   // what must be sent less: plain among 4 ranks from 256 KiB on, 8 from 73
   std::uint64_t most;  // count × element size
 };
-constexpr TwoShotBounds kPlainTwoShot{384 * kKiB, 6144 * kKiB}, kTwoShot{512 * kKiB, 2048 * kKiB};
+constexpr TwoShotBounds kPlainTwoShot{384 * kKiB, 8192 * kKiB}, kTwoShot{512 * kKiB, 2048 * kKiB};
 TwoShotBounds two_shot_bounds(const PlanRequest& request, std::uint64_t bytes) {
   const DType type = request.dtype;
   const bool common =
@@ -95,6 +95,9 @@ bool two_shot_pays(const PlanRequest& request, const PlanLimits& limits, std::ui
       !one_loop(limits, (bytes + n - 1) / n)) {
     return false;
   }
+  // Two ranks send as much, but a lane's messages are half as long: so many bytes more make one
+  // loop. (8 MiB between 2 H200s, in a stream 53 us, by a mesh plan 57.)
+  if (n == 2) return bytes > kCudaDirectSent && bounds.most == kPlainTwoShot.most;
   // (n-1) b - 2 (n-1)/n b
   return (n - 1) * (n - 2) * bytes > bounds.hop * n;
 }

@@ -625,6 +625,11 @@ TEST(PlanSelector, TableAndErrors) {
   EXPECT_EQ(with_slots(1024 * 1024, 147 * 1024, 32), Algorithm::kDirect);
   EXPECT_EQ(with_slots(1024 * 1024 + 1, 147 * 1024, 32), Algorithm::kMesh);
   EXPECT_EQ(with_slots(1024 * 1024 + 1, 256 * 1024, 32), Algorithm::kMesh);
+  // Two hops, whose messages are half as long, where parts are alike.
+  EXPECT_EQ(with_slots(1024 * 1024 + 8, 147 * 1024, 32), Algorithm::kTwoShot);
+  EXPECT_EQ(with_slots(2048 * 1024, 147 * 1024, 32), Algorithm::kTwoShot);
+  EXPECT_EQ(with_slots(2048 * 1024, 128 * 1024, 32), Algorithm::kMesh);  // two loops
+  EXPECT_EQ(with_slots(2048 * 1024 + 8, 256 * 1024, 32), Algorithm::kMesh);
   EXPECT_EQ(with_slots(112 * 1024, 64 * 1024, 8), Algorithm::kDirect);
   EXPECT_EQ(with_slots(112 * 1024 + 1, 64 * 1024, 8), Algorithm::kMesh);
   // Larger slots may be for slices alone.
@@ -643,7 +648,7 @@ TEST(PlanSelector, TableAndErrors) {
   EXPECT_EQ(with_slots(16 * 1024 - 1, 64 * 1024, 1), Algorithm::kMesh);
   EXPECT_EQ(with_slots(8 * 1024, 64 * 1024, 1), Algorithm::kDirect);
   // Two hops of packets from where they save more than a hop is worth to 2 MiB, among three ranks
-  // or more. Where parts are alike, and of a common format, from fewer bytes on, and to 6 MiB.
+  // or more. Where parts are alike, and of a common format, from fewer bytes on, and to 8 MiB.
   EXPECT_EQ(on_cuda(Kind::kAllReduce, 3, 147456), Algorithm::kDirect);
   EXPECT_EQ(on_cuda(Kind::kAllReduce, 3, 147456 + 12), Algorithm::kTwoShot);
   EXPECT_EQ(on_cuda(Kind::kAllReduce, 3, 192 * 1024 - 1), Algorithm::kDirect);
@@ -668,8 +673,8 @@ TEST(PlanSelector, TableAndErrors) {
   EXPECT_EQ(on_cuda(Kind::kAllReduce, 8, 24967), Algorithm::kTwoShot);
   EXPECT_EQ(on_cuda(Kind::kAllReduce, 8, 512 * 1024), Algorithm::kTwoShot);
   EXPECT_EQ(on_cuda(Kind::kAllReduce, 8, 512 * 1024 + 1), Algorithm::kMesh);
-  EXPECT_EQ(on_cuda(Kind::kAllReduce, 8, 1536 * 1024), Algorithm::kTwoShot);
-  EXPECT_EQ(on_cuda(Kind::kAllReduce, 8, 1536 * 1024 + 32), Algorithm::kMesh);
+  EXPECT_EQ(on_cuda(Kind::kAllReduce, 8, 2048 * 1024), Algorithm::kTwoShot);
+  EXPECT_EQ(on_cuda(Kind::kAllReduce, 8, 2048 * 1024 + 32), Algorithm::kMesh);
   for (const int ranks : {3, 4, 5, 8}) {
     // With few lanes, or small slots, no more than one loop.
     const PlanRequest request = make_request(Kind::kAllReduce, ranks, 200 * 1024);

@@ -230,13 +230,27 @@ __device__ __forceinline__ void sum_row(const SoloCall& call, const cuda_leaves:
   }
 }
 
-// each(row, sums) is told of every row's.
-template <int kMembers, int kUnits, bool kLines, bool kOneRow, class Each>
+template <int kMembers, int kUnits>
+__device__ __forceinline__ void sum_row_any(const SoloCall& call, DType dtype,
+                                            const cuda_leaves::Slice& slice,
+                                            const Raw<2> (&x)[kMembers][kUnits],
+                                            Raw<2> (&sum)[kUnits]) {
+  switch (dtype) {
+    case DType::kFloat32:
+      return sum_row<DType::kFloat32, kMembers, kUnits>(call, slice, x, sum);
+    case DType::kBfloat16:
+      return sum_row<DType::kBfloat16, kMembers, kUnits>(call, slice, x, sum);
+    default:
+      return sum_row<DType::kFloat16, kMembers, kUnits>(call, slice, x, sum);
+  }
+}
+
+template <int kMembers, int kUnits, bool kLines, bool kOneRow>
 __device__ __forceinline__ bool receive_sums(CudaRank& r, const SoloCall& call,
                                              const Invocation& inv, const Stretch& w,
                                              std::uint32_t lane, const Shared& s,
                                              PlainRow<kUnits, kLines> row, Raw<2> (&own)[kUnits],
-                                             Held& held, Each each) {
+                                             Held& held) {
   static_assert(kOneRow || kSoloUnits % kUnits == 0);
   const cuda_leaves::Slice slice = slice_of(call, inv);
   const Senders<kMembers> senders = senders_of<kMembers>(call, s);
@@ -248,20 +262,9 @@ __device__ __forceinline__ bool receive_sums(CudaRank& r, const SoloCall& call,
     Raw<2> x[kMembers][kUnits];
     if (!await_row<kMembers, kUnits, kLines>(r, call, lane, s, senders, row, own, x)) return false;
     Raw<2> sum[kUnits];
-    switch (inv.geometry.dtype) {
-      case DType::kFloat32:
-        sum_row<DType::kFloat32, kMembers, kUnits>(call, slice, x, sum);
-        break;
-      case DType::kBfloat16:
-        sum_row<DType::kBfloat16, kMembers, kUnits>(call, slice, x, sum);
-        break;
-      default:
-        sum_row<DType::kFloat16, kMembers, kUnits>(call, slice, x, sum);
-        break;
-    }
+    sum_row_any<kMembers, kUnits>(call, inv.geometry.dtype, slice, x, sum);
 #pragma unroll
     for (int h = 0; h < kUnits; ++h) held.unit[k + h] = sum[h];
-    each(row, sum);
     if constexpr (kOneRow) {
       return true;
     } else {
@@ -357,9 +360,8 @@ __device__ __forceinline__ bool move_rows(CudaRank& r, const SoloCall& call, con
   }
   if constexpr (!kReceives) return true;
   if (call.reduces) {
-    return receive_sums<kMembers, kUnits, kLines, kOneRow>(
-        r, call, inv, w, lane, s, begin, own, held,
-        [](const PlainRow<kUnits, kLines>&, const Raw<2>(&)[kUnits]) {});
+    return receive_sums<kMembers, kUnits, kLines, kOneRow>(r, call, inv, w, lane, s, begin, own,
+                                                           held);
   }
   if (call.num_received == 0) return true;
   return receive_messages<kMembers, kUnits, kLines, kOneRow>(

@@ -225,24 +225,34 @@ __device__ __forceinline__ bool collect_parts(CudaRank& r, const SoloCall& call,
 // ---- calls whose parts are alike: plain ----
 
 // What is scattered is a plain call's of one hop (move_plain_any()). Then by the movers, as
-// gather_part(); all peers' contributions to a row at once.
+// gather_part(); all peers' contributions to a row at once. (The own data of a row are under way
+// with its packets: to have the next one's as well takes registers, of which more units do more.)
 template <int kMembers, int kUnits, bool kLines, bool kOneRow>
 __device__ __forceinline__ bool gather_rows(CudaRank& r, const SoloCall& call,
                                             const Invocation& inv, const Stretch& w,
                                             std::uint32_t lane, const Shared& s, Held& held) {
-  const PlainRow<kUnits, kLines> begin(w);
-  Raw<2> own[kUnits];
-  load_plain<kUnits, kLines>(w.input + call.own_from, begin, own);
-  return receive_sums<kMembers, kUnits, kLines, kOneRow>(
-      r, call, inv, w, lane, s, begin, own, held,
-      [&](const PlainRow<kUnits, kLines>& row, const Raw<2>(&sums)[kUnits]) {
+  static_assert(kOneRow || kSoloUnits % kUnits == 0);
+  const cuda_leaves::Slice slice = slice_of(call, inv);
+  const Senders<kMembers> senders = senders_of<kMembers>(call, s);
+  PlainRow<kUnits, kLines> row(w);
+#pragma unroll 1
+  for (std::uint32_t k = 0; row.any(); k += kUnits, row.advance()) {
+    Raw<2> own[kUnits], sums[kUnits];
+    load_plain<kUnits, kLines>(w.input + call.own_from, row, own);
+    Raw<2> x[kMembers][kUnits];
+    if (!await_row<kMembers, kUnits, kLines>(r, call, lane, s, senders, row, own, x)) return false;
+    sum_row_any<kMembers, kUnits>(call, inv.geometry.dtype, slice, x, sums);
 #pragma unroll
-        for (int i = 0; i < kMembers - 1; ++i) {
-          if (i >= call.group_size - 1) break;
-          char* const to = s.later_to[around(call, call.first_sent + i)];
-          send_plain<kUnits, kLines>(to, row, sums, call.later_flag);
-        }
-      });
+    for (int h = 0; h < kUnits; ++h) held.unit[k + h] = sums[h];
+#pragma unroll
+    for (int i = 0; i < kMembers - 1; ++i) {
+      if (i >= call.group_size - 1) break;
+      char* const to = s.later_to[around(call, call.first_sent + i)];
+      send_plain<kUnits, kLines>(to, row, sums, call.later_flag);
+    }
+    if constexpr (kOneRow) break;
+  }
+  return true;
 }
 // And as collect_parts().
 template <int kMembers, int kUnits, bool kLines, bool kOneRow>
@@ -264,7 +274,7 @@ __device__ __forceinline__ bool move_later_rows(CudaRank& r, const SoloCall& cal
     return collect_rows<kMembers, kUnits, kLines, kOneRow>(r, call, w, lane, s);
   }
 }
-// For at most kMembers members: 4 or 8. With many units under way at once, for each look takes a
+// For at most kMembers members: 2, 4 or 8. With many units under way at once, for each look takes a
 // microsecond.
 template <LaterHop kHop, int kMembers>
 __device__ __forceinline__ bool move_later(CudaRank& r, const SoloCall& call, const Invocation& inv,
@@ -279,15 +289,18 @@ __device__ __forceinline__ bool move_later(CudaRank& r, const SoloCall& call, co
     if (w.places <= 2 * hands()) {
       return move_later_rows<kHop, kMembers, 2, true, true>(r, call, inv, w, lane, s, held);
     }
+    constexpr int kMany = kMembers == 2 ? 8 : 4;
     return w.places <= 3 * hands()
                ? move_later_rows<kHop, kMembers, 3, true, true>(r, call, inv, w, lane, s, held)
-               : move_later_rows<kHop, kMembers, 4, true, false>(r, call, inv, w, lane, s, held);
+               : move_later_rows<kHop, kMembers, kMany, true, false>(r, call, inv, w, lane, s,
+                                                                     held);
   }
 }
 template <LaterHop kHop>
 __device__ __forceinline__ bool move_later_any(CudaRank& r, const SoloCall& call,
                                                const Invocation& inv, const Stretch& w,
                                                std::uint32_t lane, const Shared& s, Held& held) {
+  if (call.group_size == 2) return move_later<kHop, 2>(r, call, inv, w, lane, s, held);
   return call.group_size <= 4 ? move_later<kHop, 4>(r, call, inv, w, lane, s, held)
                               : move_later<kHop, kSoloRanks>(r, call, inv, w, lane, s, held);
 }
@@ -321,6 +334,8 @@ __device__ __forceinline__ bool run_solo_two_shot(CudaRank& r, const CudaLaunch&
     };
     if (!call.plain) {
       scatter_parts(call, inv, w, s, all, own, looked);
+    } else if (call.group_size == 2) {
+      move_plain_any<Half::kSends, 2>(r, call, inv, w, lane, s, held, looked);
     } else if (call.group_size <= 4) {
       move_plain_any<Half::kSends, 4>(r, call, inv, w, lane, s, held, looked);
     } else {

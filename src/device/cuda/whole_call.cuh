@@ -150,7 +150,8 @@ template <solo::LaterHop kHop>
 __device__ __forceinline__ bool move_whole_later_any(CudaRank* rank, std::uint32_t lane,
                                                      std::uint32_t i) {
   auto* move = move_whole_later<kHop, static_cast<int>(kSoloRanks)>;
-  if (whole_calls().call[i].group_size <= 4) move = move_whole_later<kHop, 4>;
+  const std::uint32_t members = whole_calls().call[i].group_size;
+  if (members <= 4) move = members == 2 ? move_whole_later<kHop, 2> : move_whole_later<kHop, 4>;
   return with_all_registers(move)(rank, lane, i);
 }
 
