@@ -57,23 +57,32 @@ constexpr std::uint64_t kCudaDirectBytes = 2048 * kKiB;  // count × element siz
 constexpr std::uint64_t kCudaDirectSent = 4096 * kKiB;   // by a rank
 
 // All-reduces of middling size in two hops of packets: among n ranks, of b bytes, a rank sends
-// 2 (n-1)/n b instead of (n-1) b, which must be worth a hop. While
-// one loop carries all, so that a call needs no engine, and until a mesh plan has enough to keep
-// links busy. Where parts are alike, and of common formats, kernels are faster (SoloCall::plain).
-// Four ranks on two H200s, in a stream, by a direct plan, two shots, and a mesh plan: 128 KiB 9.1,
-// 11.0 us; 256 KiB 11.6, 11.0; 512 KiB 16.4, 11.7; 4 MiB -, 43, 66; 6 MiB -, 65, 78. The bounds for
-// others are older (4 H200s, before packets could be lines).
+// 2 (n-1)/n b instead of (n-1) b, which must be worth a hop. While one loop carries all, so that a
+// call needs no engine, and until a mesh plan has enough to keep links busy. Kernels are faster
+// where parts are alike, of common formats (SoloCall::plain), and lines. Four ranks on two H200s,
+// in a stream, by a direct plan, two shots of these, and a mesh plan: 128 KiB 9.1, 11.0 us; 256 KiB
+// 11.6, 11.0; 512 KiB 16.4, 11.7; 4 MiB -, 43, 66; 6 MiB -, 65, 78. The bounds for others are older
+// (4 H200s, before packets could be lines).
 struct TwoShotBounds {
-  std::uint64_t hop;   // what must be sent less: plain among 4 ranks from 256 KiB on, 8 from 73
+  std::uint64_t hop;   // what must be sent less: of 4 ranks from 256 KiB on, or 341
   std::uint64_t most;  // count × element size
+  bool pays_between_two;
 };
-constexpr TwoShotBounds kPlainTwoShot{384 * kKiB, 8192 * kKiB}, kTwoShot{512 * kKiB, 2048 * kKiB};
-TwoShotBounds two_shot_bounds(const PlanRequest& request, std::uint64_t bytes) {
+constexpr TwoShotBounds kFastTwoShot{384 * kKiB, 8192 * kKiB, true},
+    kTwoShot{512 * kKiB, 2048 * kKiB, false};
+// Between 2 H200s, in a stream, by a direct plan (from 6 MiB on a mesh plan) and two shots: 1 MiB
+// 11.6, 12.9 us; 2 MiB 17.9, 17.5; 3 MiB 25.1, 20.4; 4 MiB 31.6, 25.8; 6 MiB 51, 34; 8 MiB 57, 43.
+// Of 64 outstanding beside streams: 2 MiB 25.4, 28.5; 3 MiB 31, 31; 4 MiB 35.7, 37.1; 8 MiB 65, 49.
+constexpr std::uint64_t kPairTwoShotBytes = 2048 * kKiB;
+TwoShotBounds two_shot_bounds(const PlanRequest& request, const PlanLimits& limits,
+                              std::uint64_t bytes) {
+  const auto n = static_cast<unsigned>(request.ranks);
   const DType type = request.dtype;
   const bool common =
       type == DType::kFloat32 || type == DType::kBfloat16 || type == DType::kFloat16;
-  const bool alike = bytes % (std::uint64_t{16} * static_cast<unsigned>(request.ranks)) == 0;
-  return common && alike ? kPlainTwoShot : kTwoShot;
+  const bool alike = bytes % (std::uint64_t{16} * n) == 0;
+  const bool lines = packet_protocol(limits, bytes / n) == Protocol::kLine;
+  return common && alike && lines ? kFastTwoShot : kTwoShot;
 }
 
 // Whether all lanes carry messages of so many bytes in one loop of packets. (Lanes' stretches are
@@ -89,15 +98,15 @@ bool one_loop(const PlanLimits& limits, std::uint64_t message) {
 
 bool two_shot_pays(const PlanRequest& request, const PlanLimits& limits, std::uint64_t bytes) {
   const auto n = static_cast<std::uint64_t>(request.ranks);
-  const TwoShotBounds bounds = two_shot_bounds(request, bytes);
+  const TwoShotBounds bounds = two_shot_bounds(request, limits, bytes);
   if (!two_shot_serves(request.kind) || n > kCudaDirectRanks ||
       limits.escape_slots < kMinTwoShotSlots || bytes > bounds.most ||
       !one_loop(limits, (bytes + n - 1) / n)) {
     return false;
   }
-  // Two ranks send as much, but a lane's messages are half as long: so many bytes more make one
-  // loop. (8 MiB between 2 H200s, in a stream 53 us, by a mesh plan 57.)
-  if (n == 2) return bytes > kCudaDirectSent && bounds.most == kPlainTwoShot.most;
+  // Two ranks send as much in two hops, but each reduces half, and as messages are half as long
+  // more goes in one loop.
+  if (n == 2) return bounds.pays_between_two && bytes > kPairTwoShotBytes;
   // (n-1) b - 2 (n-1)/n b
   return (n - 1) * (n - 2) * bytes > bounds.hop * n;
 }

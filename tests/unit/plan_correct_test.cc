@@ -612,7 +612,7 @@ TEST(PlanSelector, TableAndErrors) {
   EXPECT_EQ(of_packets(512 * 1024 + 1, 256 * 1024, 32), Algorithm::kMesh);
   EXPECT_EQ(of_packets(64 * 1024, 64 * 1024, 8), Algorithm::kDirect);
   EXPECT_EQ(of_packets(64 * 1024 + 1, 64 * 1024, 8), Algorithm::kMesh);
-  // Of lines: in larger slots up to 4 MiB.
+  // Of lines: in larger slots up to 4 MiB, where parts are not alike (see below).
   const auto with_slots = [](std::uint64_t floats, std::uint32_t slot_bytes, std::uint16_t lanes) {
     PlanLimits limits = make_limits(4, slot_bytes, lanes, Device::kCuda);
     limits.lines = true;
@@ -620,16 +620,11 @@ TEST(PlanSelector, TableAndErrors) {
   };
   EXPECT_EQ(with_slots(448 * 1024, 64 * 1024, 32), Algorithm::kDirect);
   EXPECT_EQ(with_slots(448 * 1024 + 1, 64 * 1024, 32), Algorithm::kMesh);
-  EXPECT_EQ(with_slots(896 * 1024, 128 * 1024, 32), Algorithm::kDirect);
+  EXPECT_EQ(with_slots(896 * 1024 - 1, 128 * 1024, 32), Algorithm::kDirect);
   EXPECT_EQ(with_slots(896 * 1024 + 1, 128 * 1024, 32), Algorithm::kMesh);
-  EXPECT_EQ(with_slots(1024 * 1024, 147 * 1024, 32), Algorithm::kDirect);
+  EXPECT_EQ(with_slots(1024 * 1024 - 1, 147 * 1024, 32), Algorithm::kDirect);
   EXPECT_EQ(with_slots(1024 * 1024 + 1, 147 * 1024, 32), Algorithm::kMesh);
   EXPECT_EQ(with_slots(1024 * 1024 + 1, 256 * 1024, 32), Algorithm::kMesh);
-  // Two hops, whose messages are half as long, where parts are alike.
-  EXPECT_EQ(with_slots(1024 * 1024 + 8, 147 * 1024, 32), Algorithm::kTwoShot);
-  EXPECT_EQ(with_slots(2048 * 1024, 147 * 1024, 32), Algorithm::kTwoShot);
-  EXPECT_EQ(with_slots(2048 * 1024, 128 * 1024, 32), Algorithm::kMesh);  // two loops
-  EXPECT_EQ(with_slots(2048 * 1024 + 8, 256 * 1024, 32), Algorithm::kMesh);
   EXPECT_EQ(with_slots(112 * 1024, 64 * 1024, 8), Algorithm::kDirect);
   EXPECT_EQ(with_slots(112 * 1024 + 1, 64 * 1024, 8), Algorithm::kMesh);
   // Larger slots may be for slices alone.
@@ -648,33 +643,45 @@ TEST(PlanSelector, TableAndErrors) {
   EXPECT_EQ(with_slots(16 * 1024 - 1, 64 * 1024, 1), Algorithm::kMesh);
   EXPECT_EQ(with_slots(8 * 1024, 64 * 1024, 1), Algorithm::kDirect);
   // Two hops of packets from where they save more than a hop is worth to 2 MiB, among three ranks
-  // or more. Where parts are alike, and of a common format, from fewer bytes on, and to 8 MiB.
-  EXPECT_EQ(on_cuda(Kind::kAllReduce, 3, 147456), Algorithm::kDirect);
-  EXPECT_EQ(on_cuda(Kind::kAllReduce, 3, 147456 + 12), Algorithm::kTwoShot);
-  EXPECT_EQ(on_cuda(Kind::kAllReduce, 3, 192 * 1024 - 1), Algorithm::kDirect);
+  // or more.
+  EXPECT_EQ(on_cuda(Kind::kAllReduce, 3, 192 * 1024), Algorithm::kDirect);
   EXPECT_EQ(on_cuda(Kind::kAllReduce, 3, 192 * 1024 + 1), Algorithm::kTwoShot);
   EXPECT_EQ(on_cuda(Kind::kAllReduce, 3, 512 * 1024), Algorithm::kTwoShot);
   EXPECT_EQ(on_cuda(Kind::kAllReduce, 3, 512 * 1024 + 1), Algorithm::kMesh);
-  EXPECT_EQ(on_cuda(Kind::kAllReduce, 4, 64 * 1024), Algorithm::kDirect);
-  EXPECT_EQ(on_cuda(Kind::kAllReduce, 4, 64 * 1024 + 16), Algorithm::kTwoShot);
-  const PlanRequest ints = make_request(Kind::kAllReduce, 4, 64 * 1024 + 16, 0, DType::kInt32);
-  EXPECT_EQ(select_algorithm(ints, make_limits(4, 64 * 1024, 32, Device::kCuda)),
-            Algorithm::kDirect);
   EXPECT_EQ(on_cuda(Kind::kAllReduce, 4, 87381), Algorithm::kDirect);
   EXPECT_EQ(on_cuda(Kind::kAllReduce, 4, 87382), Algorithm::kTwoShot);
   EXPECT_EQ(on_cuda(Kind::kAllReduce, 4, 512 * 1024), Algorithm::kTwoShot);
   EXPECT_EQ(on_cuda(Kind::kAllReduce, 4, 512 * 1024 + 1), Algorithm::kMesh);
-  EXPECT_EQ(on_cuda(Kind::kAllReduce, 4, 512 * 1024 + 16), Algorithm::kTwoShot);
-  EXPECT_EQ(on_cuda(Kind::kAllReduce, 4, 1024 * 1024), Algorithm::kTwoShot);
-  EXPECT_EQ(on_cuda(Kind::kAllReduce, 4, 1024 * 1024 + 16), Algorithm::kMesh);  // two loops
-  EXPECT_EQ(on_cuda(Kind::kAllReduce, 8, 18720), Algorithm::kDirect);
-  EXPECT_EQ(on_cuda(Kind::kAllReduce, 8, 18720 + 32), Algorithm::kTwoShot);
   EXPECT_EQ(on_cuda(Kind::kAllReduce, 8, 24966), Algorithm::kDirect);
   EXPECT_EQ(on_cuda(Kind::kAllReduce, 8, 24967), Algorithm::kTwoShot);
   EXPECT_EQ(on_cuda(Kind::kAllReduce, 8, 512 * 1024), Algorithm::kTwoShot);
   EXPECT_EQ(on_cuda(Kind::kAllReduce, 8, 512 * 1024 + 1), Algorithm::kMesh);
-  EXPECT_EQ(on_cuda(Kind::kAllReduce, 8, 2048 * 1024), Algorithm::kTwoShot);
-  EXPECT_EQ(on_cuda(Kind::kAllReduce, 8, 2048 * 1024 + 32), Algorithm::kMesh);
+  // Of lines, where parts are alike and of a common format, from fewer bytes on, and to 8 MiB.
+  const auto of_lines = [](int ranks, std::uint64_t count, DType dtype = DType::kFloat32) {
+    PlanLimits limits = make_limits(4, 147 * 1024, 32, Device::kCuda);
+    limits.lines = true;
+    return select_algorithm(make_request(Kind::kAllReduce, ranks, count, 0, dtype), limits);
+  };
+  for (const DType dtype : {DType::kFloat32, DType::kBfloat16, DType::kFloat16}) {
+    const std::uint64_t a_kib = 1024 / dtype_bytes(dtype), piece = 16 / dtype_bytes(dtype);
+    EXPECT_EQ(of_lines(3, 576 * a_kib, dtype), Algorithm::kDirect);
+    EXPECT_EQ(of_lines(3, 576 * a_kib + 3 * piece, dtype), Algorithm::kTwoShot);
+    EXPECT_EQ(of_lines(3, 576 * a_kib + 2 * piece, dtype), Algorithm::kDirect);
+    EXPECT_EQ(of_lines(4, 256 * a_kib, dtype), Algorithm::kDirect);
+    EXPECT_EQ(of_lines(4, 256 * a_kib + 4 * piece, dtype), Algorithm::kTwoShot);
+    EXPECT_EQ(of_lines(4, 256 * a_kib + 1, dtype), Algorithm::kDirect);
+    for (const int ranks : {2, 4, 8}) {
+      const auto pieces = static_cast<std::uint64_t>(ranks) * piece;
+      EXPECT_EQ(of_lines(ranks, 2048 * a_kib + pieces, dtype), Algorithm::kTwoShot) << ranks;
+      EXPECT_NE(of_lines(ranks, 2048 * a_kib + 1, dtype), Algorithm::kTwoShot) << ranks;
+      EXPECT_EQ(of_lines(ranks, 8192 * a_kib, dtype), Algorithm::kTwoShot) << ranks;
+      EXPECT_EQ(of_lines(ranks, 8192 * a_kib + pieces, dtype), Algorithm::kMesh) << ranks;
+    }
+    EXPECT_EQ(of_lines(2, 2048 * a_kib, dtype), Algorithm::kDirect);
+  }
+  EXPECT_EQ(of_lines(4, 64 * 1024 + 16, DType::kInt32), Algorithm::kDirect);
+  EXPECT_EQ(of_lines(2, 1024 * 1024, DType::kInt32), Algorithm::kDirect);
+  EXPECT_EQ(of_lines(2, 2048 * 1024, DType::kInt32), Algorithm::kMesh);
   for (const int ranks : {3, 4, 5, 8}) {
     // With few lanes, or small slots, no more than one loop.
     const PlanRequest request = make_request(Kind::kAllReduce, ranks, 200 * 1024);
