@@ -171,7 +171,8 @@ struct WholeTry {
   std::uint16_t sends = 0;  // primitives that are done if it waits
   bool receives = false;
   bool is_short = false;
-  bool moved = false;  // it has come further than it was; of one hop: it is done
+  bool moved =
+      false;  // of a stream, or two hops, that is not done: it has come further than it was
   // Of a stream:
   bool ended = false;              // Engine::end_early() was called
   bool patient = false;            // worth more of a wait than others, see Engine::is_patient()

@@ -59,7 +59,8 @@ constexpr std::uint64_t kCudaDirectSent = 4096 * kKiB;   // by a rank
 // All-reduces of middling size in two hops of packets: among n ranks, of b bytes, a rank sends
 // 2 (n-1)/n b instead of (n-1) b, which must be worth a hop. While one loop carries all, so that a
 // call needs no engine, and until a mesh plan has enough to keep links busy. Kernels are faster
-// where parts are alike, of common formats (SoloCall::plain), and lines. Four ranks on two H200s,
+// where parts are alike, sums of common formats (SoloCall::plain), and lines. (And aligned, as all
+// but few buffers are, which ranks need not have alike.) Four ranks on two H200s,
 // in a stream, by a direct plan, two shots of these, and a mesh plan: 128 KiB 9.1, 11.0 us; 256 KiB
 // 11.6, 11.0; 512 KiB 16.4, 11.7; 4 MiB -, 43, 66; 6 MiB -, 65, 78. The bounds for others are older
 // (4 H200s, before packets could be lines).
@@ -82,7 +83,8 @@ TwoShotBounds two_shot_bounds(const PlanRequest& request, const PlanLimits& limi
       type == DType::kFloat32 || type == DType::kBfloat16 || type == DType::kFloat16;
   const bool alike = bytes % (std::uint64_t{16} * n) == 0;
   const bool lines = packet_protocol(limits, bytes / n) == Protocol::kLine;
-  return common && alike && lines ? kFastTwoShot : kTwoShot;
+  const bool sums = request.op == Op::kSum || request.op == Op::kAvg;
+  return common && alike && sums && lines ? kFastTwoShot : kTwoShot;
 }
 
 // Whether all lanes carry messages of so many bytes in one loop of packets. (Lanes' stretches are

@@ -1209,7 +1209,7 @@ class Wholes : public ByHand {
       const bool done = tries[i].end == WholeEnd::kDone;
       tries[i].receives = !tries[i].left_out && (done || hears_what_waits);
       if (const auto its = hops.find(tries[i].slot); its != hops.end()) {
-        tries[i].moved = its->second > (tries[i].how == Whole::kAll ? 1 : 2);
+        tries[i].moved = its->second > (tries[i].how == Whole::kCollecting ? 2 : 1);
         tries[i].sends = its->second;
       }
       if (tries[i].patient) patient.insert(tries[i].slot);
@@ -1299,6 +1299,40 @@ TEST_F(WholeCalls, OfTwoHopsWhatHasNotComeIsTriedLater) {
   EXPECT_EQ(ranks_.stats(0).completed, 3u);
   EXPECT_EQ(ranks_.stats(0).wholes, 2u);
   check(uses_[1]);  // slice by slice
+}
+
+// What has moved a hop is gone on with at once.
+TEST_F(WholeCalls, OfTwoHopsOneThatHasComeIsMovement) {
+  ranks_.state(0).policy.idle_passes = 1;
+  submit(What::kTwoStepAllReduce, 0, 0, kWholeTwoShot);
+  int tries = 0;
+  engine_.script = [&](std::uint16_t, Whole how) {
+    engine_.hops[0] = ++tries == 1 ? 1 : 2;
+    return how == Whole::kCollecting ? WholeEnd::kDone : WholeEnd::kWaits;
+  };
+  engine_.stay();
+  EXPECT_EQ(tries, 3);
+}
+
+// And slices go on with it.
+TEST_F(WholeCalls, OfTwoHopsWhatCannotBeTriedAnyMoreGoesOnWhereItWas) {
+  for (const std::size_t key : {0u, 1u, 2u}) {
+    submit(What::kTwoStepAllReduce, key, 0, kWholeTwoShot);
+  }
+  const WholeEnd ends[] = {WholeEnd::kElsewhere, WholeEnd::kUnable, WholeEnd::kElsewhere};
+  const std::uint16_t hops[] = {1, 2, 2};
+  std::map<std::uint16_t, int> tries;
+  engine_.script = [&](std::uint16_t slot, Whole) {
+    engine_.hops[slot] = hops[slot];
+    return ++tries[slot] == 1 ? WholeEnd::kWaits : ends[slot];
+  };
+  for (int round = 0; round < 3; ++round) engine_.stay();
+  for (const std::uint16_t slot : {0, 1, 2}) {
+    const DynamicContext& dyn = ranks_.state(0).lanes[0].contexts[slot];
+    EXPECT_EQ(tries[slot], 2) << slot;
+    EXPECT_EQ(dyn.primitive, hops[slot]) << slot;
+    EXPECT_NE(dyn.sliced, 0) << slot;
+  }
 }
 
 // It has waited at the wrong place.

@@ -679,6 +679,14 @@ TEST(PlanSelector, TableAndErrors) {
     }
     EXPECT_EQ(of_lines(2, 2048 * a_kib, dtype), Algorithm::kDirect);
   }
+  for (const Op op : {Op::kSum, Op::kAvg, Op::kMax, Op::kProd}) {
+    PlanLimits limits = make_limits(4, 147 * 1024, 32, Device::kCuda);
+    limits.lines = true;
+    PlanRequest request = make_request(Kind::kAllReduce, 4, 1024 * 1024);
+    request.op = op;
+    EXPECT_EQ(select_algorithm(request, limits),
+              op == Op::kSum || op == Op::kAvg ? Algorithm::kTwoShot : Algorithm::kMesh);
+  }
   EXPECT_EQ(of_lines(4, 64 * 1024 + 16, DType::kInt32), Algorithm::kDirect);
   EXPECT_EQ(of_lines(2, 1024 * 1024, DType::kInt32), Algorithm::kDirect);
   EXPECT_EQ(of_lines(2, 2048 * 1024, DType::kInt32), Algorithm::kMesh);

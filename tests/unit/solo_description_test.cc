@@ -341,6 +341,16 @@ TEST(SoloDescription, TwoShotGivesWhatTheCollectiveGives) {
       check_stretches(g);
       carry_out_two_shot(g);
       g.check();
+      // Other operators, and buffers that are not aligned.
+      SoloCall other_call;
+      Invocation inv = g.invocations[0];
+      inv.op = Op::kMax;
+      ASSERT_NE(SoloDescription(inv, kLimits, other_call).in_stream(), 0u);
+      ASSERT_TRUE(other_call.two_shot && !other_call.plain);
+      inv = g.invocations[0];
+      inv.output = static_cast<char*>(inv.output) + sizeof(Element);
+      ASSERT_NE(SoloDescription(inv, kLimits, other_call).in_stream(), 0u);
+      ASSERT_TRUE(other_call.two_shot && !other_call.plain);
       // Parts that are not alike, and other formats.
       for (const auto& [n, type] :
            {std::pair{count + 4, DType::kFloat32}, std::pair{count + 1, DType::kFloat32},

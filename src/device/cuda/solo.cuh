@@ -67,7 +67,8 @@ struct Shared {
   char* to[kSoloRanks];
   char* later_from[kSoloRanks];  // of the connectors' next steps, where a call makes two
   char* later_to[kSoloRanks];
-  std::uint32_t poke;  // a value for peers' words; so are the next ones
+  std::uint32_t poke;        // a value for peers' words; so are the next ones
+  std::uint32_t later_poke;  // of the second hop
   std::uint32_t ok;
   std::uint32_t hopeless;  // no use in waiting for packets. Stored once, read while polling
   std::uint32_t waited;    // it is the stream's turn. The same
@@ -829,7 +830,10 @@ __device__ __forceinline__ bool look(CudaRank& r, const SoloCall& call, const La
   std::uint32_t poke = 0;
   if (threadIdx.x == 0) poke = load_relaxed_local(r.poke_counts[t.lane]) + 1;
   const bool ok = look_at_member<kSteps>(call, t, member_of(call, w), patient, known, s);
-  if (threadIdx.x == 0) s.poke = poke;
+  if (threadIdx.x == 0) {
+    s.poke = poke;
+    if constexpr (kSteps == 2) s.later_poke = poke + 1;
+  }
   return __all_sync(0xffffffffu, ok) != 0;
 }
 

@@ -1,8 +1,7 @@
 // What the movers of a call of packets do (solo_one_shot.cuh, solo_two_shot.cuh), where all of it
 // is whole units and aligned, and what is reduced are sums or averages of common formats
-// (SoloCall::plain): the same,
-// bit for bit, without a question for each unit, and with as much of all peers' packets under way
-// as there are registers for. For at most kMembers members: 2, 4 or 8.
+// (SoloCall::plain): the same, bit for bit, without a question for each unit, and with as much of
+// all peers' packets under way as there are registers for. For at most kMembers members: 2, 4 or 8.
 #pragma once
 
 #include "device/cuda/solo.cuh"

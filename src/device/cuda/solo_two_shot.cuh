@@ -35,8 +35,8 @@ namespace solo {
 // (with two no registers are left for the code of some types).
 inline constexpr int kManyUnits = 4, kGatherUnits = 1;
 
-// As kSoloPolls, for what has made two hops. (To see lanes give up when they have gathered, test
-// with a few.)
+// As kSoloPolls, for what has made two hops and is not plain. (To see lanes give up when they have
+// gathered, test with a few.)
 inline constexpr std::uint32_t kLaterPolls = kSoloPolls;
 
 // This block's stretch of a part, from the beginning of the vector. As Geometry::lane_part(), in
@@ -209,7 +209,7 @@ __device__ __forceinline__ bool collect_parts(CudaRank& r, const SoloCall& call,
     }
     if (!all) {
       if (most == kLaterPolls) return false;
-      poke_early(r, call, lane, s.poke + 1);
+      poke_early(r, call, lane, s.later_poke);
       most = kLaterPolls;
       continue;  // from the beginning: nothing need be kept across that
     }
@@ -258,7 +258,7 @@ __device__ __forceinline__ bool gather_rows(CudaRank& r, const SoloCall& call,
 template <int kMembers, int kUnits, bool kLines, bool kOneRow>
 __device__ __forceinline__ bool collect_rows(CudaRank& r, const SoloCall& call, const Stretch& w,
                                              std::uint32_t lane, const Shared& s) {
-  const auto senders = senders_of<kMembers>(call, s.later_from, call.later_flag, s.poke + 1);
+  const auto senders = senders_of<kMembers>(call, s.later_from, call.later_flag, s.later_poke);
   return receive_messages<kMembers, kUnits, kLines, kOneRow>(r, call, lane, s, senders, w.output,
                                                              PlainRow<kUnits, kLines>(w));
 }
@@ -356,7 +356,9 @@ __device__ __forceinline__ bool run_solo_two_shot(CudaRank& r, const CudaLaunch&
     if (!call.plain) {
       has_gathered = gather_part(r, call, inv, w, lane, s, own, held);
     } else {
-      has_gathered = move_later_any<LaterHop::kGathers>(r, call, inv, w, lane, s, held);
+      // (Of a warp alike: others may say meanwhile that they go on no more.)
+      has_gathered = __any_sync(0xffffffff, is_hopeless(s)) == 0 &&
+                     move_later_any<LaterHop::kGathers>(r, call, inv, w, lane, s, held);
     }
     if (!has_gathered) *static_cast<volatile std::uint32_t*>(&s.hopeless) = 1;
     if (!call.plain) {

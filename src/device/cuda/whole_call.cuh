@@ -232,7 +232,7 @@ __device__ __forceinline__ void see_to_members(CudaRank& r, std::uint32_t lane, 
   constexpr std::uint32_t kWarp = 0xffffffff;
   WholeCalls& x = whole_calls();
   const std::uint32_t watcher = threadIdx.x % kCallWatchers;
-  // One for each call, for poke_early(); and one for all.
+  // One for each call and hop, for poke_early(); and one for all.
   const std::uint32_t poke = load_relaxed_local(r.poke_counts[lane]) + 1;
   for_members(lane, n,
               [&](std::uint32_t i, bool mine, const SoloCall& call, const LaneTransport& t,
@@ -246,7 +246,9 @@ __device__ __forceinline__ void see_to_members(CudaRank& r, std::uint32_t lane, 
                   constexpr std::uint32_t kHalfWarp = (1u << kCallWatchers) - 1;
                   x.shared[i].ok =
                       (all >> (threadIdx.x - watcher) & kHalfWarp) == kHalfWarp ? 1 : 0;
-                  x.shared[i].poke = poke + 2 * i;
+                  // (In the order in which they may be used: the words only count up.)
+                  x.shared[i].poke = poke + i;
+                  x.shared[i].later_poke = poke + n + i;
                 }
                 __syncwarp();
                 if (threadIdx.x == 0) CudaDev::store_block(x.looked, i + 32 / kCallWatchers);

@@ -269,7 +269,7 @@ __device__ __forceinline__ void steer_several(CudaRank& r, const LaneTransport& 
   const SendingAhead sending(calls, like.receives(), like.call.hops.lag);
   const std::uint64_t begun = global_ns();
   std::uint64_t last = begun, looked = begun;
-  bool stops = false, moved = false, still = false;
+  bool stops = false, moved = false, still = false, gave_some = false;
   bool came = false, lively = false;  // lively: what came was not there when we were
 
   // Of the set.
@@ -280,6 +280,7 @@ __device__ __forceinline__ void steer_several(CudaRank& r, const LaneTransport& 
   Asking asking{};
   // Sets, as bits: seen before; what comes there has been found; all of it is in movers' hands.
   std::uint32_t seen = 0, resolved = 0, finished = 0;
+  static_assert(kRoundsApart >= 2 * kMostWholes);  // all sets are seen, and looked at again
   for (std::uint32_t round = 0;; ++round) {
     const std::uint32_t bit = 1u << set;
     if (enters) {
@@ -342,7 +343,7 @@ __device__ __forceinline__ void steer_several(CudaRank& r, const LaneTransport& 
       }
     }
     bool news = false;
-    const std::uint64_t invitation = asking.look(wire, round);
+    const std::uint64_t invitation = asking.look(wire, round / sets);
     const bool anew = (seen & bit) == 0;
     if (watches && k < chunks && !stops && !(anew && comes)) {
       // Acquire: the payload is read, or the slot overwritten, behind it.
@@ -451,6 +452,7 @@ __device__ __forceinline__ void steer_several(CudaRank& r, const LaneTransport& 
       if (h == receives) --ahead;
       holds = gave = true;
     }
+    gave_some = gave_some || gave;
     if (over || (stops && !holds)) break;
     if (sets > 1 && !stops) {
       const bool left = __any_sync(kAll, leads && of.next[hop] != chunks) != 0;
@@ -478,11 +480,12 @@ __device__ __forceinline__ void steer_several(CudaRank& r, const LaneTransport& 
     if (stops || round % kRoundsApart != kRoundsApart - 1) continue;
     // (What movers have in hand does not wait for anybody.)
     const std::uint64_t now = global_ns();
-    const bool may_leave = sending.may_leave(still);
+    // (Not before it has been to all sets, and had nothing to give.)
+    const bool may_leave = sending.may_leave(still) && !gave_some;
     still = !moved && !holds;
     if (!still) last = looked = now;
     if (came) lively = lively || __any_sync(kAll, now - begun > kWholePatienceNs) != 0;
-    moved = came = false;
+    moved = came = gave_some = false;
     bool gives_up = false;
     if (may_leave && __any_sync(kAll, now - looked >= kWholePatienceNs) != 0) {
       // Peers that are at it may have left it for a moment. To wait for them is better than to come
