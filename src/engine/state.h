@@ -177,7 +177,7 @@ struct WholeTry {
   bool ended = false;              // Engine::end_early() was called
   bool patient = false;            // worth more of a wait than others, see Engine::is_patient()
   bool is_rival = false;           // it may begin, or has begun, and is long
-  bool left_out = false;           // it could have gone on, but there was no room beside the others
+  bool left_out = false;           // it may go on, but not beside the others: not looked at
   std::uint32_t hops[kHops] = {};  // so many chunks of each hop are done, before and behind the try
 };
 

@@ -648,6 +648,7 @@ TEST(PlanSelector, TableAndErrors) {
   EXPECT_EQ(on_cuda(Kind::kAllReduce, 3, 192 * 1024 + 1), Algorithm::kTwoShot);
   EXPECT_EQ(on_cuda(Kind::kAllReduce, 3, 512 * 1024), Algorithm::kTwoShot);
   EXPECT_EQ(on_cuda(Kind::kAllReduce, 3, 512 * 1024 + 1), Algorithm::kMesh);
+  EXPECT_EQ(on_cuda(Kind::kAllReduce, 4, 64 * 1024), Algorithm::kDirect);
   EXPECT_EQ(on_cuda(Kind::kAllReduce, 4, 87381), Algorithm::kDirect);
   EXPECT_EQ(on_cuda(Kind::kAllReduce, 4, 87382), Algorithm::kTwoShot);
   EXPECT_EQ(on_cuda(Kind::kAllReduce, 4, 512 * 1024), Algorithm::kTwoShot);

@@ -243,15 +243,11 @@ class SoloDescription {
     call_.longer_lanes = call_.part_pieces % g_.lanes;
     among_all();
     call_.reduces = true;
-    if (call_.block_bytes % (16 * size) != 0) return true;
-    const std::uint32_t part = call_.block_bytes / size;
-    call_.own_from = call_.received_to = inv_.group_rank * part;
-    call_.plain = is_plain();
-    if (!call_.plain) {
-      call_.own_from = call_.received_to = 0;
-      return true;
-    }
-    call_.block_bytes = part;
+    // (Parts that are alike are whole pieces, so all their places are aligned if the buffers are.)
+    call_.plain = call_.block_bytes % (16 * size) == 0 && is_plain();
+    if (!call_.plain) return true;
+    call_.block_bytes /= size;
+    call_.own_from = call_.received_to = inv_.group_rank * call_.block_bytes;
     call_.scatters = call_.collects = true;
     return true;
   }

@@ -58,7 +58,6 @@ struct WholeStreams {
   // Calls, as bits: those whose connectors are there, and of these such as can do something at
   // once.
   std::uint32_t there, ready;
-  std::uint32_t chosen;       // those that go
   std::uint32_t interrupted;  // see WholeDev::Interrupts
 };
 __shared__ alignas(16) unsigned char whole_streams_bytes[sizeof(WholeStreams)];
@@ -163,25 +162,17 @@ __device__ __forceinline__ void look_at_stream(const Stream& c, WholeStreamed& o
   if (can) atomicOr(&x.ready, 1u << place);
 }
 
-// By one thread: which of them go together. None, if nothing can be done at once.
+// By one thread: those that are there go together. None, if nothing can be done at once.
 __device__ __forceinline__ void line_up(const WholeTry* tries) {
   WholeStreams& x = whole_streams();
-  std::uint32_t n = 0, chosen = 0;
-  for (const std::uint32_t some : {x.ready, x.there & ~x.ready}) {
-    for (std::uint32_t left = x.ready != 0 ? some : 0; left != 0; left &= left - 1) {
-      chosen |= left & -left;
-      ++n;
-    }
-  }
-  x.num_calls = n;
-  x.chosen = chosen;
-  n = 0;
+  std::uint32_t n = 0;
   x.patient = 0;
-  for (; chosen != 0; chosen &= chosen - 1) {
-    const auto place = static_cast<std::uint32_t>(__ffs(static_cast<int>(chosen)) - 1);
+  for (std::uint32_t left = x.ready != 0 ? x.there : 0; left != 0; left &= left - 1) {
+    const auto place = static_cast<std::uint32_t>(__ffs(static_cast<int>(left)) - 1);
     if (tries[place].patient) x.patient |= 1u << place;
     x.places[n++] = place;
   }
+  x.num_calls = n;
 }
 
 // By all threads; a barrier is in front and behind.
@@ -630,8 +621,7 @@ __device__ __forceinline__ void say_ends(const LaneTransport& t, LaneStats& stat
   for (std::uint32_t place = 0; place < n; ++place) {
     const bool unable = place < alike && (x.there >> place & 1) == 0;
     tries[place].end = unable ? WholeEnd::kUnable : WholeEnd::kWaits;
-    // (What is not alike was not looked at.)
-    tries[place].left_out = place >= alike || ((x.ready & ~x.chosen) >> place & 1) != 0;
+    tries[place].left_out = place >= alike;  // it was not looked at
   }
   for (std::uint32_t i = 0; i < x.num_calls; ++i) {
     const std::uint32_t place = x.places[i];
