@@ -48,13 +48,16 @@ constexpr Row kHostTable[] = {
 };
 
 // GPUs whose links are fully connected: everything goes in one hop while a lane's stretch is one
-// loop, so that a call in a stream needs no engine (solo.cuh), and what a rank sends, twice its
-// bytes as packets, is no more than a link moves in 20 us. Measured with 2 H200s, where that is 2
-// MiB (in a stream 28 us for an all-reduce, 35 by a mesh plan), and with 4, where it is 1
-// (docs/nccl-notes.md). As lines, of which links carry half as much, up to what is sent at most.
+// loop, so that a call in a stream needs no engine (solo.cuh), and what a rank sends is no more
+// than a link moves in 20 us: as packets, which are twice as much, 1 or 2 MiB, as lines, of which
+// links carry little more than the data, 6. Measured with 2 H200s, where an all-reduce of 2 MiB
+// took 28 us as packets in a stream, 35 by a mesh plan, and with 4 (docs/nccl-notes.md); lines with
+// four ranks on two: by a mesh plan, and so, broadcasts of 2 MiB 34.5 and 23.2 us, reductions 46.5
+// and 19.3, all-gathers and reduce-scatters of 8 MiB, blocks of 2, 56.2 and 46.7, 57.8 and 46.1.
 constexpr int kCudaDirectRanks = 8;
 constexpr std::uint64_t kCudaDirectBytes = 2048 * kKiB;  // count × element size
-constexpr std::uint64_t kCudaDirectSent = 4096 * kKiB;   // by a rank
+constexpr std::uint64_t kCudaDirectSent = 4096 * kKiB;   // by a rank,
+constexpr std::uint64_t kCudaManySent = 6144 * kKiB;     // and as lines, to more than one
 
 // All-reduces of middling size in two hops of packets: among n ranks, of b bytes, a rank sends
 // 2 (n-1)/n b instead of (n-1) b, which must be worth a hop. While one loop carries all, so that a
@@ -127,9 +130,10 @@ Algorithm select_for_cuda(const PlanRequest& request, const PlanLimits& limits,
                           std::uint64_t bytes) {
   if (two_shot_pays(request, limits, bytes)) return Algorithm::kTwoShot;
   const std::uint64_t sent = static_cast<std::uint64_t>(request.ranks - 1) * bytes;
-  const bool short_enough =
-      bytes <= kCudaDirectBytes || packet_protocol(limits, bytes) == Protocol::kLine;
-  if (request.ranks <= kCudaDirectRanks && short_enough && sent <= kCudaDirectSent &&
+  const bool lines = packet_protocol(limits, bytes) == Protocol::kLine;
+  const bool short_enough = bytes <= kCudaDirectBytes || lines;
+  const std::uint64_t most_sent = lines && request.ranks > 2 ? kCudaManySent : kCudaDirectSent;
+  if (request.ranks <= kCudaDirectRanks && short_enough && sent <= most_sent &&
       one_loop(limits, bytes)) {
     return Algorithm::kDirect;
   }

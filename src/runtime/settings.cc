@@ -48,14 +48,14 @@ const std::vector<Variable>& variables() {
       {"UNJAM_ESCAPE_SLOTS", &Settings::escape_slots, 2, 16, nullptr,
        "Guaranteed slots of each connector; on CUDA 4 unless said.", true},
       {"UNJAM_ESCAPE_SLOT_BYTES", &Settings::escape_slot_bytes, 256, 1 << 20, nullptr,
-       "Bytes of a guaranteed slot; a multiple of 64. On CUDA 65536 (two ranks: 149824) unless "
+       "Bytes of a guaranteed slot; a multiple of 64. On CUDA 74944 (two ranks: 149824) unless "
        "said, with 16 lanes and fewer twice as many, with 8 and fewer four times.",
        true, true},
       {"UNJAM_BORROW_SLOTS", &Settings::borrow_slots, 0, 65536, nullptr,
        "Larger slots a (peer, lane) that all keys share; on CUDA 16 unless said.", true},
       {"UNJAM_BORROW_SLOT_BYTES", &Settings::borrow_slot_bytes, 0, 1 << 24, nullptr,
        "Bytes of a larger slot, a multiple of 64 and at least those of a guaranteed one; 0: as "
-       "many as escape_slots - 1 guaranteed ones. On CUDA 262144 (two ranks: 299648) unless said, "
+       "many as escape_slots - 1 guaranteed ones. On CUDA 299776 (two ranks: 299648) unless said, "
        "and more where guaranteed ones are larger. Of what is no multiple of a guaranteed one the "
        "rest is not used.",
        true, true},
@@ -219,9 +219,9 @@ std::int64_t cuda_slot_bytes(int ranks, std::int64_t lanes) {
   const auto share = static_cast<std::uint64_t>(
       std::clamp<std::int64_t>(kCudaLanes / std::max<std::int64_t>(lanes, 1), 1, kWidest));
   const auto width = static_cast<std::int64_t>(std::bit_floor(share));
-  // A slice goes to all peers at once; where there is one, it is to carry more: a lane's part of 4
-  // MiB, 128 KiB, as lines.
-  return ranks <= 2 ? line_places<std::int64_t>(width * 131072) * kWordBytes : width * 65536;
+  // A slice goes to all peers at once; where there is one, it is to carry more. So many bytes as
+  // lines: a lane's part of 4 MiB, or 2.
+  return line_places<std::int64_t>(width * (ranks <= 2 ? 131072 : 65536)) * kWordBytes;
 }
 
 // All settings as they are for a device where nobody says otherwise.

@@ -30,7 +30,7 @@ struct Settings {
 
 bool knows(const std::string& kind) {
   return kind == "all_reduce" || kind == "all_gather" || kind == "broadcast" ||
-         kind == "reduce_scatter";
+         kind == "reduce_scatter" || kind == "reduce";
 }
 void call(const Member& me, const Settings& s, const std::string& key, float* from, float* to,
           unjamRequest_t* request) {
@@ -40,6 +40,9 @@ void call(const Member& me, const Settings& s, const std::string& key, float* fr
     check(unjamAllGather(me.all, key.c_str(), from, to, part, UNJAM_FLOAT32, nullptr, request));
   } else if (s.kind == "broadcast") {
     check(unjamBroadcast(me.all, key.c_str(), from, to, count, UNJAM_FLOAT32, 0, nullptr, request));
+  } else if (s.kind == "reduce") {
+    check(unjamReduce(me.all, key.c_str(), from, to, count, UNJAM_FLOAT32, UNJAM_SUM, 0, nullptr,
+                      request));
   } else if (s.kind == "reduce_scatter") {
     check(unjamReduceScatter(me.all, key.c_str(), from, to, part, UNJAM_FLOAT32, UNJAM_SUM, nullptr,
                              request));
@@ -188,7 +191,7 @@ int main(int argc, char** argv) {
   Options options(argc, argv);
   Settings s;
   s.seed = options.seed();
-  s.kind = options.text("kind", "all_reduce", "or all_gather, reduce_scatter, broadcast");
+  s.kind = options.text("kind", "all_reduce", "or all_gather, reduce_scatter, broadcast, reduce");
   s.bytes = static_cast<std::size_t>(options.number("bytes", 1 << 26, "of the whole vector"));
   s.keys = options.integer("keys", 16, "calls at a time");
   s.rounds = options.integer("rounds", 12, "the first two are not counted");

@@ -32,7 +32,8 @@ struct Kind {
 constexpr Kind kKinds[] = {{"all_reduce", UNJAM_ALL_REDUCE},
                            {"all_gather", UNJAM_ALL_GATHER},
                            {"reduce_scatter", UNJAM_REDUCE_SCATTER},
-                           {"broadcast", UNJAM_BROADCAST}};
+                           {"broadcast", UNJAM_BROADCAST},
+                           {"reduce", UNJAM_REDUCE}};
 
 // `count`: elements of the whole vector.
 void call(const Member& me, const Kind& kind, const char* key, float* from, float* to,
@@ -50,6 +51,9 @@ void call(const Member& me, const Kind& kind, const char* key, float* from, floa
     case UNJAM_REDUCE_SCATTER:
       return check(unjamReduceScatter(me.all, key, from, to, part, UNJAM_FLOAT32, UNJAM_SUM,
                                       &options, nullptr));
+    case UNJAM_REDUCE:
+      return check(unjamReduce(me.all, key, from, to, count, UNJAM_FLOAT32, UNJAM_SUM, 0, &options,
+                               nullptr));
     default:
       return check(
           unjamBroadcast(me.all, key, from, to, count, UNJAM_FLOAT32, 0, &options, nullptr));
@@ -118,7 +122,7 @@ int main(int argc, char** argv) {
     return only == "all" || std::any_of(std::begin(kKinds), std::end(kKinds),
                                         [&](const Kind& kind) { return only == kind.name; });
   };
-  if (!is_known()) fail("--kind: all, all_reduce, all_gather, reduce_scatter or broadcast");
+  if (!is_known()) fail("--kind: all, all_reduce, all_gather, reduce_scatter, broadcast or reduce");
   load_eagerly();
   const Job job(ranks, cuda_config());
   const PinnedMemory open(sizeof(int));

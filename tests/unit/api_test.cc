@@ -227,17 +227,18 @@ TEST(Api, FewLanesOfCudaHaveLargerSlots) {
   };
   for (const auto& [lanes, width] :
        {std::pair{32u, 1}, {17u, 1}, {16u, 2}, {9u, 2}, {8u, 4}, {1u, 4}}) {
-    EXPECT_EQ(resolved(4, lanes).escape_slot_bytes, width * 65536) << lanes;
-    EXPECT_EQ(resolved(4, lanes).borrow_slot_bytes, width * 262144) << lanes;
-    // A lane's part of 4 MiB as lines, of which one word in eight is a flag.
-    const unjam::Settings pair = resolved(2, lanes);
+    // A lane's part of 4 MiB, or 2, as lines, of which one word in eight is a flag.
+    const unjam::Settings pair = resolved(2, lanes), four = resolved(4, lanes);
     EXPECT_GE(pair.escape_slot_bytes * 7 / 8, width * 131072) << lanes;
     EXPECT_LT(pair.escape_slot_bytes * 7 / 8, width * 131072 + 64) << lanes;
     EXPECT_EQ(pair.borrow_slot_bytes, 2 * pair.escape_slot_bytes) << lanes;
+    EXPECT_GE(four.escape_slot_bytes * 7 / 8, width * 65536) << lanes;
+    EXPECT_LT(four.escape_slot_bytes * 7 / 8, width * 65536 + 64) << lanes;
+    EXPECT_EQ(four.borrow_slot_bytes, 4 * four.escape_slot_bytes) << lanes;
   }
   // What somebody has said stands, and larger slots are at least as large.
   EXPECT_EQ(resolved(4, 8, 4096).escape_slot_bytes, 4096);
-  EXPECT_EQ(resolved(4, 8, 4096).borrow_slot_bytes, 1 << 20);
+  EXPECT_EQ(resolved(4, 8, 4096).borrow_slot_bytes, resolved(4, 8).borrow_slot_bytes / 4096 * 4096);
   EXPECT_EQ(resolved(4, 32, 1 << 20).borrow_slot_bytes, 1 << 20);
   // Plans of packets are as with 32 lanes, where nobody has said how large slots are.
   for (const int ranks : {2, 4}) {

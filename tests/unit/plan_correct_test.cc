@@ -450,9 +450,14 @@ TEST(PlanLanes, OnCuda) {
   const auto lanes = [](const Geometry& g) { return std::pair<int, int>{g.first_lane, g.lanes}; };
   for (const Kind kind : kKinds) {
     if (kind == Kind::kSendRecv) continue;
-    // A lane for every 7,680 B of a message, from the latency lane on; for up to 15,360 B one.
-    EXPECT_EQ(lanes(geometry(kind, 3840, Algorithm::kDirect)), std::pair(0, 1));
-    EXPECT_EQ(lanes(geometry(kind, 3841, Algorithm::kDirect)), std::pair(0, 3));
+    // A lane for every 7,680 B of a message, from the latency lane on; for up to 15,360 B one. Of
+    // short ones of all to all a lane for every 3,840 B.
+    const bool short_ones = !has_root(kind);
+    EXPECT_EQ(lanes(geometry(kind, 960, Algorithm::kDirect)), std::pair(0, 1));
+    EXPECT_EQ(lanes(geometry(kind, 961, Algorithm::kDirect)), std::pair(0, short_ones ? 2 : 1));
+    EXPECT_EQ(lanes(geometry(kind, 3840, Algorithm::kDirect)), std::pair(0, short_ones ? 4 : 1));
+    EXPECT_EQ(lanes(geometry(kind, 3841, Algorithm::kDirect)), std::pair(0, short_ones ? 5 : 3));
+    EXPECT_EQ(lanes(geometry(kind, 4097, Algorithm::kDirect)), std::pair(0, 3));
     EXPECT_EQ(lanes(geometry(kind, 1 << 20, Algorithm::kDirect)), std::pair(0, 8));
     EXPECT_EQ(lanes(geometry(kind, 0, Algorithm::kDirect)), std::pair(0, 1));
     EXPECT_EQ(lanes(geometry(kind, 1 << 24, for_bulk(kind))),
@@ -520,6 +525,13 @@ TEST(PlanLanes, HalfLeaveRoomForAnotherCall) {
   // Not where lanes are few, nor in larger groups, where a thread has as many units of each peer.
   EXPECT_EQ(lanes(18 * kUnit, 16, 65536), 9);
   EXPECT_EQ(lanes(34 * kUnit, 32, 65536, 3), 17);
+  // Short messages of all to all, among more than two: a unit of each for a thread.
+  EXPECT_EQ(lanes(kUnit, 32, 65536, 3), 1);
+  EXPECT_EQ(lanes(kUnit + 16, 32, 65536, 3), 2);
+  EXPECT_EQ(lanes(16384, 32, 65536, 3), 5);
+  EXPECT_EQ(lanes(16384 + 16, 32, 65536, 3), 3);
+  EXPECT_EQ(lanes(4 * kUnit, 32, 65536), 1);
+  EXPECT_EQ(lanes(4 * kUnit + 16, 32, 65536), 3);
   // Not if a loop would not carry it: packets take twice their payload.
   EXPECT_EQ(lanes(34 * kUnit, 32, 6 * kUnit), 16);
   EXPECT_EQ(lanes(34 * kUnit, 32, 4 * kUnit), 17);
@@ -642,6 +654,20 @@ TEST(PlanSelector, TableAndErrors) {
   // Shorter messages are no lines, and half of a slot is theirs.
   EXPECT_EQ(with_slots(16 * 1024 - 1, 64 * 1024, 1), Algorithm::kMesh);
   EXPECT_EQ(with_slots(8 * 1024, 64 * 1024, 1), Algorithm::kDirect);
+  // Of lines so many bytes that a rank sends: of four ranks one loop of the slots that these have.
+  const auto of_kind = [](Kind kind, int ranks, std::uint64_t bytes) {
+    PlanLimits limits = make_limits(4, 74944, 32, Device::kCuda);
+    limits.lines = true;
+    return select_algorithm(make_request(kind, ranks, bytes / sizeof(float)), limits);
+  };
+  for (const Kind kind :
+       {Kind::kAllGather, Kind::kReduceScatter, Kind::kBroadcast, Kind::kReduce, Kind::kAllToAll}) {
+    EXPECT_EQ(of_kind(kind, 4, 2048 * 1024), Algorithm::kDirect) << to_string(kind);
+    EXPECT_EQ(of_kind(kind, 4, 2048 * 1024 + 1024), Algorithm::kMesh) << to_string(kind);
+    EXPECT_EQ(of_kind(kind, 7, 1024 * 1024), Algorithm::kDirect) << to_string(kind);
+    EXPECT_EQ(of_kind(kind, 7, 1024 * 1024 + 16), Algorithm::kMesh) << to_string(kind);
+  }
+  EXPECT_EQ(of_kind(Kind::kAllReduce, 4, 8192 * 1024), Algorithm::kTwoShot);
   // Two hops of packets from where they save more than a hop is worth to 2 MiB, among three ranks
   // or more.
   EXPECT_EQ(on_cuda(Kind::kAllReduce, 3, 192 * 1024), Algorithm::kDirect);

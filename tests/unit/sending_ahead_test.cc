@@ -339,6 +339,9 @@ TEST(SendingAhead, IsLimitedWhereOthersCanGoOn) {
   EXPECT_TRUE(several.may_send(0u - 3u, false, false)) << "more was received than sent";
   EXPECT_FALSE(several.may_leave(false));
   EXPECT_TRUE(several.may_leave(true));
+  const SendingAhead root(2, true, 0, 2);  // of a reduction
+  EXPECT_TRUE(root.may_send(2 * SendingAhead::kMost - 1, false, false));
+  EXPECT_FALSE(root.may_send(2 * SendingAhead::kMost, false, false));
   for (const SendingAhead alone : {SendingAhead(1, true, 1), SendingAhead(3, false, 1)}) {
     EXPECT_TRUE(alone.may_send(1000, false, false));
     EXPECT_TRUE(alone.may_leave(false));

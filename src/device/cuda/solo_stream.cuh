@@ -144,16 +144,29 @@ struct Stream {
     return moved[has_member(call.hops.gathers_from, q) ? kGathers : kCollects];
   }
   // How movers share the work, by what was fastest between two GPUs (docs/nccl-notes.md). An
-  // all-gather has a group for each direction, whose warps begin each slice together; else each of
-  // two groups takes the next slice of any hop. Two slices of a hop in hand, so that movers never
-  // wait for the first warp; of an all-reduce by many lanes one, for what peers store had better be
-  // read while it is in the cache. (1 GiB by 32 lanes, 2 H100s: all-reduces 3,460 us with two, else
-  // 3,207; reduce-scatters 1,652, else 1,813; all-gathers 1,583 either way. All-reduces of 256 MiB
-  // by 24: 968, else 950. Among more ranks, where a reduce has both hops, too, this is unmeasured.)
-  __device__ __forceinline__ bool in_step() const { return !call.hops.scatters && has(kSends); }
-  __device__ __forceinline__ std::uint32_t in_hand() const {
-    constexpr std::uint32_t kFewLanes = 16;
-    return two_hops() && call.shape.lanes > kFewLanes ? 1 : kInHand;
+  // all-gather, and by many lanes a reduce-scatter, has a group for each direction, whose warps
+  // begin each slice together; else each of two groups takes the next slice of any hop.
+  __device__ __forceinline__ bool in_step() const {
+    if (!call.hops.scatters) return has(kSends);
+    return many_lanes() && has(kGathers) && call.hops.results_to == 0;
+  }
+  __device__ __forceinline__ bool many_lanes() const { return call.shape.lanes > 16; }
+  // Slices of a hop in hand: two, so that movers never wait for the first warp. By many lanes one
+  // of an all-reduce, for what peers store had better be read while it is in the cache; and one of
+  // what is sent, where a slice goes to several peers, or is short of what comes back for it: so
+  // what has come goes first. (By 32 lanes, two H200s, reduce-scatters of 64 and 256 MiB 152 and
+  // 453 us without, in step, 144 and 435 with both; by 16 and 8 both are slower. Between two GPUs
+  // all-gathers want two, 135 instead of 146. Four ranks on two, 128 MiB: all-gathers 470, with
+  // one 461. 1 GiB, 2 H100s: all-reduces 3,460 us with two, else 3,207.)
+  __device__ __forceinline__ std::uint32_t in_hand(std::uint32_t hop) const {
+    const bool to_many = hop == kSends && receives() && (call.hops.scatters || call.group_size > 2);
+    return many_lanes() && (two_hops() || to_many) ? 1 : kInHand;
+  }
+  // Whether chunk `n` may be sent, with so many gathered. Of an all-reduce little more than they
+  // wait for, for the same reason. (Two H200s, 64 and 256 MiB: by 32 lanes 247 and 836 us, so 240
+  // and 812; by 16 305 and 1,048, so 276 and 959; by 8 463 and 1,734, so 436 and 1,638.)
+  __device__ __forceinline__ bool may_send(std::uint32_t n, std::uint32_t gathered) const {
+    return !two_hops() || n <= order().sent_before_gather(gathered);
   }
   // An all-reduce's hops wait for each other, and with a root data go one way only, as fast as the
   // link can. All-gathers and reduce-scatters fill it with the connector's own slots.
@@ -679,7 +692,6 @@ __device__ __forceinline__ void steer(CudaRank& r, const Stream& c, Interrupted 
   for (std::uint32_t hop = 0; hop < kHops; ++hop) {
     needs[hop] = __ballot_sync(kAll, x.of_peer && x.hop == hop);
   }
-  const std::uint32_t in_hand = c.in_hand();
   std::uint32_t next[kHops] = {}, done[kHops] = {};
   const std::uint64_t begun = global_ns();
   std::uint64_t last = begun;
@@ -741,7 +753,8 @@ __device__ __forceinline__ void steer(CudaRank& r, const Stream& c, Interrupted 
       const std::uint32_t there = __ballot_sync(kAll, k > n);
       over = over && d == chunks;
       holds = holds || d != n;
-      if (n == chunks || n == d + in_hand || (needs[hop] & ~there) != 0 || stops) continue;
+      if (n == chunks || n == d + c.in_hand(hop) || (needs[hop] & ~there) != 0 || stops) continue;
+      if (hop == kSends && !c.may_send(n, done[kGathers])) continue;
       if (hop == kGathers && c.two_hops() &&
           (done[kSends] < c.order().sent_before_gather(n) ||
            done[kCollects] < c.order().collected_before_gather(n))) {
