@@ -150,7 +150,7 @@ typedef struct {
                                  CUDA 64 */
   uint32_t escape_slots;      /* (*) guaranteed slots of a connector, at least 2; default 5, on CUDA
                                  4 */
-  uint32_t escape_slot_bytes; /* (*) bytes of one, multiple of 64; default 8192, on CUDA 65536 (two
+  uint32_t escape_slot_bytes; /* (*) bytes of one, multiple of 64; default 8192, on CUDA 74944 (two
                                  ranks: 149824), twice as many with 16 lanes and fewer, four times
                                  with 8 and fewer */
   uint32_t borrow_slots;   /* (*) larger slots that all keys of a (peer, lane) share, -1 = none */
