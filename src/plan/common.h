@@ -66,6 +66,11 @@ std::uint64_t message_bytes(const Geometry& geometry);
 // data.
 std::uint16_t packet_lanes(const PlanLimits& limits, const Plan& plan, std::uint64_t units);
 
+// The plan's lanes, or half of all, if these are fewer and carry the message in one loop with at
+// most so many units a thread: all of them would leave no room for another key's call
+// (spread_lanes()), and beside streams each lane takes its time for each call.
+std::uint16_t leave_room(const PlanLimits& limits, const Plan& plan, std::uint64_t most_units);
+
 // The chunk of a plan without a cycle on a GPU: large slices through borrowed slots, but chunks
 // enough that all ranks of a chain have something to do. The geometry's lanes must be set.
 std::uint64_t chain_chunk_bytes(const PlanLimits& limits, const Geometry& geometry);

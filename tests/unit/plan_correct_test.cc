@@ -494,11 +494,15 @@ TEST(PlanLanes, OfLines) {
     const Plan packets = plan(count(kLeast - 4), algorithm, 65536, Device::kCuda);
     EXPECT_EQ(packets.protocol, Protocol::kPacket);
     EXPECT_EQ(packets.geometry.chunk, 32768u / sizeof(float));
-    EXPECT_EQ(packets.geometry.lanes, (kLeastLineBytes - 16 + units * 3840 - 1) / (units * 3840));
+    // (At most half of them, see below.)
+    const auto lanes = [&](std::uint64_t bytes, std::uint64_t unit) {
+      return std::min<std::uint64_t>((bytes + units * unit - 1) / (units * unit), 16);
+    };
+    EXPECT_EQ(packets.geometry.lanes, lanes(kLeastLineBytes - 16, 3840));
     const Plan lines = plan(count(kLeast), algorithm, 65536, Device::kCuda);
     EXPECT_EQ(lines.protocol, Protocol::kLine);
     EXPECT_EQ(lines.geometry.chunk, 1024u * 56 / sizeof(float));
-    EXPECT_EQ(lines.geometry.lanes, (kLeastLineBytes + units * 3360 - 1) / (units * 3360));
+    EXPECT_EQ(lines.geometry.lanes, lanes(kLeastLineBytes, 3360));
   }
   EXPECT_EQ(payload_bytes(Protocol::kLine, 128), 112u);
   EXPECT_EQ(payload_bytes(Protocol::kLine, 127), 56u);
@@ -506,14 +510,15 @@ TEST(PlanLanes, OfLines) {
   EXPECT_EQ(payload_bytes(Protocol::kSlot, 256), 256u);
 }
 
-// Half of the lanes between two ranks, so that calls under two keys can be beside each other.
+// Half of the lanes, so that calls under two keys can be beside each other.
 TEST(PlanLanes, HalfLeaveRoomForAnotherCall) {
   bool lines = false;
-  const auto lanes = [&](std::uint64_t bytes, int of, std::uint32_t slot_bytes, int ranks = 2) {
+  const auto lanes = [&](std::uint64_t bytes, int of, std::uint32_t slot_bytes, int ranks = 2,
+                         Algorithm algorithm = Algorithm::kDirect) {
     PlanLimits limits = make_limits(4, slot_bytes, static_cast<std::uint16_t>(of), Device::kCuda);
     limits.lines = lines;
     const PlanRequest request = make_request(Kind::kAllReduce, ranks, bytes / sizeof(float));
-    return int{make_plan(request, limits, Algorithm::kDirect)->geometry.lanes};
+    return int{make_plan(request, limits, algorithm)->geometry.lanes};
   };
   constexpr std::uint64_t kUnit = 3840;  // one a thread
   EXPECT_EQ(lanes(30 * kUnit, 32, 65536), 15);
@@ -522,9 +527,15 @@ TEST(PlanLanes, HalfLeaveRoomForAnotherCall) {
   EXPECT_EQ(lanes(16 * 5 * kUnit, 32, 65536), 16);
   EXPECT_EQ(lanes(16 * 5 * kUnit + 16, 32, 65536), 32);
   EXPECT_EQ(lanes(26 * kUnit, 24, 65536), 12);
-  // Not where lanes are few, nor in larger groups, where a thread has as many units of each peer.
+  // Not where lanes are few, nor in large groups, where a thread has as many units of each peer.
   EXPECT_EQ(lanes(18 * kUnit, 16, 65536), 9);
-  EXPECT_EQ(lanes(34 * kUnit, 32, 65536, 3), 17);
+  for (const int ranks : {3, 4}) {
+    EXPECT_EQ(lanes(16 * 5 * kUnit, 32, 65536 * 8, ranks), 16);
+    EXPECT_EQ(lanes(16 * 5 * kUnit + 16, 32, 65536 * 8, ranks), 32);
+  }
+  EXPECT_EQ(lanes(16 * 3 * kUnit, 32, 65536 * 8, 6), 16);
+  EXPECT_EQ(lanes(16 * 3 * kUnit + 16, 32, 65536 * 8, 6), 25);
+  EXPECT_EQ(lanes(34 * kUnit, 32, 65536, 8), 17);
   // Short messages of all to all, among more than two: a unit of each for a thread.
   EXPECT_EQ(lanes(kUnit, 32, 65536, 3), 1);
   EXPECT_EQ(lanes(kUnit + 16, 32, 65536, 3), 2);
@@ -535,6 +546,10 @@ TEST(PlanLanes, HalfLeaveRoomForAnotherCall) {
   // Not if a loop would not carry it: packets take twice their payload.
   EXPECT_EQ(lanes(34 * kUnit, 32, 6 * kUnit), 16);
   EXPECT_EQ(lanes(34 * kUnit, 32, 4 * kUnit), 17);
+  // Of two shots a message is a part.
+  EXPECT_EQ(lanes(4 * 16 * 3 * kUnit, 32, 65536, 4, Algorithm::kTwoShot), 16);
+  EXPECT_EQ(lanes(4 * 16 * 3 * kUnit + 64, 32, 65536, 4, Algorithm::kTwoShot), 32);
+  EXPECT_EQ(lanes(8 * 18 * kUnit, 32, 65536, 8, Algorithm::kTwoShot), 18);
   lines = true;  // of which one thread in eight has the flags
   EXPECT_EQ(lanes(128 << 10, 32, 149824), 16);
   EXPECT_EQ(lanes(256 << 10, 32, 149824), 16);
