@@ -141,7 +141,7 @@ std::uint16_t leave_room(const PlanLimits& limits, const Plan& plan, std::uint64
   constexpr int kManyLanes = 24;
   const std::uint16_t half = limits.lanes / 2;
   const Geometry& g = plan.geometry;
-  if (limits.lanes < kManyLanes || g.lanes <= half || most_units == 0) return g.lanes;
+  if (limits.lanes < kManyLanes || g.lanes <= half) return g.lanes;
   const std::uint64_t carried = half * std::uint64_t{g.chunk} * dtype_bytes(g.dtype);
   const bool fits = message_bytes(g) <= carried && packet_lanes(limits, plan, most_units) <= half;
   return fits ? half : g.lanes;

@@ -1,7 +1,5 @@
 #include "plan/two_shot.h"
 
-#include <algorithm>
-
 #include "plan/common.h"
 
 namespace unjam {
@@ -11,10 +9,12 @@ namespace {
 // adds one unit of packets as soon as it has come. With less the lanes are more than what they do
 // is worth, with more a call waits for its lanes.
 constexpr std::uint64_t kTwoShotUnits = 1;
-// Units of a part for half of the lanes to carry it, see leave_room(). (And all peers' together.)
-// Four ranks on two H200s, by 14 lanes of 28: 512 KiB in a stream 12.7 us instead of 11.6, of 64
-// outstanding 20.1 each instead of 32.0; 1 MiB 18.8 instead of 15.5, and 23.8 instead of 35.1.
-constexpr std::uint64_t kHalvesUnits = 3, kHalvesOfAll = 9;
+// Units of a part for half of the lanes to carry it, see leave_room(), among so many ranks. Four
+// H200s: 512 KiB in a stream 12.3 us instead of 11.2; four ranks on two, by 14 lanes of 28, of 64
+// outstanding 20.1 each instead of 32.0. (1 MiB, five units or six, would take 18.8 instead of 15.5
+// in a stream, outstanding 23.8 instead of 35.1: in a stream that is more than NCCL takes.)
+constexpr std::uint64_t kHalvesUnits = 3;
+constexpr int kHalvesRanks = 4;
 
 }  // namespace
 
@@ -36,10 +36,9 @@ std::optional<Plan> plan_two_shot(const PlanRequest& request, const PlanLimits& 
       chunk_elements(payload_bytes(plan.protocol, limits.escape_slot_bytes), plan.geometry);
   if (limits.device == Device::kCuda) {
     plan.geometry.lanes = packet_lanes(limits, plan, kTwoShotUnits);
-    const auto peers = static_cast<std::uint64_t>(request.ranks - 1);
-    const std::uint64_t most =
-        std::min(kHalvesUnits, kHalvesOfAll / std::max(peers, std::uint64_t{1}));
-    plan.geometry.lanes = leave_room(limits, plan, most);
+    if (request.ranks <= kHalvesRanks) {
+      plan.geometry.lanes = leave_room(limits, plan, kHalvesUnits);
+    }
   }
   const unsigned result = kLocal | kCopy | kContribute | kFinish;
   if (request.ranks == 1) {

@@ -49,7 +49,8 @@ const std::vector<Variable>& variables() {
        "Guaranteed slots of each connector; on CUDA 4 unless said.", true},
       {"UNJAM_ESCAPE_SLOT_BYTES", &Settings::escape_slot_bytes, 256, 1 << 20, nullptr,
        "Bytes of a guaranteed slot; a multiple of 64. On CUDA 74944 (two ranks: 149824) unless "
-       "said, with 16 lanes and fewer twice as many, with 8 and fewer four times.",
+       "said, with 16 lanes and fewer about twice as many, with 8 and fewer four times. A lane has "
+       "128 connectors of so many from each other rank: among four ranks by 32 lanes 3.4 GiB.",
        true, true},
       {"UNJAM_BORROW_SLOTS", &Settings::borrow_slots, 0, 65536, nullptr,
        "Larger slots a (peer, lane) that all keys share; on CUDA 16 unless said.", true},
@@ -343,9 +344,13 @@ bool resolve_settings(const unjamConfig_t* config, int ranks, Settings& s, std::
   const std::int64_t slot = cuda_slot_bytes(ranks, s.lanes);
   if (s.escape_slot_bytes == kByLanes) {
     // Who says how large the larger ones are need not know of this.
-    const bool fits =
-        s.borrow_slots == 0 || s.borrow_slot_bytes <= 0 || s.borrow_slot_bytes >= slot;
-    s.escape_slot_bytes = fits ? slot : cuda_slot_bytes(ranks, kCudaLanes);
+    const auto fits = [&](std::int64_t bytes) {
+      return s.borrow_slots == 0 || s.borrow_slot_bytes <= 0 || s.borrow_slot_bytes >= bytes;
+    };
+    const std::int64_t usual = cuda_slot_bytes(ranks, kCudaLanes);
+    s.escape_slot_bytes = fits(slot)    ? slot
+                          : fits(usual) ? usual
+                                        : std::bit_floor(static_cast<std::uint64_t>(usual));
   }
   if (s.borrow_slot_bytes == kByLanes) {
     s.borrow_slot_bytes = std::max((ranks <= 2 ? 2 : 4) * slot, s.escape_slot_bytes);

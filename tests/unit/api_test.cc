@@ -250,9 +250,12 @@ TEST(Api, FewLanesOfCudaHaveLargerSlots) {
   // Who has said how large the larger ones are has no other size refused than with 32 lanes.
   ASSERT_EQ(setenv("UNJAM_BORROW_SLOT_BYTES", "262144", 1), 0);
   for (const std::uint32_t lanes : {32u, 16u, 8u}) {
+    EXPECT_EQ(resolved(4, lanes).escape_slot_bytes, lanes == 16 ? 149824 : 74944) << lanes;
     EXPECT_EQ(resolved(2, lanes).escape_slot_bytes, 149824) << lanes;
     EXPECT_GE(resolved(2, lanes).borrow_slot_bytes, resolved(2, lanes).escape_slot_bytes) << lanes;
   }
+  ASSERT_EQ(setenv("UNJAM_BORROW_SLOT_BYTES", "65536", 1), 0);
+  EXPECT_EQ(resolved(4, 32).escape_slot_bytes, 65536);
   unsetenv("UNJAM_BORROW_SLOT_BYTES");
 }
 

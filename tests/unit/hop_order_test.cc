@@ -56,7 +56,13 @@ TEST(HopOrder, IsThatOfTheProgram) {
         for (std::uint32_t i = 0; i < slices.size(); ++i) {
           const Slice& s = slices[i];
           EXPECT_EQ(s.hop == 0 ? order.first(s.chunk) : order.second(s.chunk), i);
-          if (s.hop == 0) continue;
+          if (s.hop == 0) {
+            EXPECT_TRUE(order.is_wanted_soon(s.chunk, s.gathered_before)) << "as the program";
+            if (!order.two_hops || s.gathered_before < 2) continue;
+            EXPECT_TRUE(order.is_wanted_soon(s.chunk, s.gathered_before - 1)) << "one more";
+            EXPECT_FALSE(order.is_wanted_soon(s.chunk, s.gathered_before - 2)) << "and no more";
+            continue;
+          }
           EXPECT_EQ(order.sent_before_gather(s.chunk), s.sent_before);
           EXPECT_EQ(order.collected_before_gather(s.chunk), s.collected_before);
         }

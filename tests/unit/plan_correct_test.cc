@@ -480,7 +480,8 @@ TEST(PlanLanes, OnCuda) {
 TEST(PlanLanes, OfLines) {
   const auto plan = [](std::uint64_t count, Algorithm algorithm, std::uint32_t slot_bytes,
                        Device device) {
-    PlanLimits limits = make_limits(4, slot_bytes, 32, device);
+    // (Of more lanes half would do for some, see below.)
+    PlanLimits limits = make_limits(4, slot_bytes, 23, device);
     limits.lines = true;
     return *make_plan(make_request(Kind::kAllReduce, 4, count), limits, algorithm);
   };
@@ -494,15 +495,11 @@ TEST(PlanLanes, OfLines) {
     const Plan packets = plan(count(kLeast - 4), algorithm, 65536, Device::kCuda);
     EXPECT_EQ(packets.protocol, Protocol::kPacket);
     EXPECT_EQ(packets.geometry.chunk, 32768u / sizeof(float));
-    // (At most half of them, see below.)
-    const auto lanes = [&](std::uint64_t bytes, std::uint64_t unit) {
-      return std::min<std::uint64_t>((bytes + units * unit - 1) / (units * unit), 16);
-    };
-    EXPECT_EQ(packets.geometry.lanes, lanes(kLeastLineBytes - 16, 3840));
+    EXPECT_EQ(packets.geometry.lanes, (kLeastLineBytes - 16 + units * 3840 - 1) / (units * 3840));
     const Plan lines = plan(count(kLeast), algorithm, 65536, Device::kCuda);
     EXPECT_EQ(lines.protocol, Protocol::kLine);
     EXPECT_EQ(lines.geometry.chunk, 1024u * 56 / sizeof(float));
-    EXPECT_EQ(lines.geometry.lanes, lanes(kLeastLineBytes, 3360));
+    EXPECT_EQ(lines.geometry.lanes, (kLeastLineBytes + units * 3360 - 1) / (units * 3360));
   }
   EXPECT_EQ(payload_bytes(Protocol::kLine, 128), 112u);
   EXPECT_EQ(payload_bytes(Protocol::kLine, 127), 56u);
@@ -533,8 +530,7 @@ TEST(PlanLanes, HalfLeaveRoomForAnotherCall) {
     EXPECT_EQ(lanes(16 * 5 * kUnit, 32, 65536 * 8, ranks), 16);
     EXPECT_EQ(lanes(16 * 5 * kUnit + 16, 32, 65536 * 8, ranks), 32);
   }
-  EXPECT_EQ(lanes(16 * 3 * kUnit, 32, 65536 * 8, 6), 16);
-  EXPECT_EQ(lanes(16 * 3 * kUnit + 16, 32, 65536 * 8, 6), 25);
+  EXPECT_EQ(lanes(16 * 3 * kUnit, 32, 65536 * 8, 5), 24);
   EXPECT_EQ(lanes(34 * kUnit, 32, 65536, 8), 17);
   // Short messages of all to all, among more than two: a unit of each for a thread.
   EXPECT_EQ(lanes(kUnit, 32, 65536, 3), 1);
@@ -553,6 +549,10 @@ TEST(PlanLanes, HalfLeaveRoomForAnotherCall) {
   lines = true;  // of which one thread in eight has the flags
   EXPECT_EQ(lanes(128 << 10, 32, 149824), 16);
   EXPECT_EQ(lanes(256 << 10, 32, 149824), 16);
+  EXPECT_EQ(lanes(256 << 10, 32, 74944, 4), 16);
+  EXPECT_EQ(lanes(128 << 10, 28, 74944, 4), 14);
+  EXPECT_EQ(lanes(256 << 10, 28, 74944, 4), 28) << "that would be six units";
+  EXPECT_EQ(lanes(256 << 10, 32, 16384, 4), 32) << "slots hold 14 KiB, so half carry 224";
   EXPECT_EQ(lanes(16 * 5 * kUnit, 32, 149824), 32);
 }
 
@@ -683,6 +683,17 @@ TEST(PlanSelector, TableAndErrors) {
     EXPECT_EQ(of_kind(kind, 7, 1024 * 1024 + 16), Algorithm::kMesh) << to_string(kind);
   }
   EXPECT_EQ(of_kind(Kind::kAllReduce, 4, 8192 * 1024), Algorithm::kTwoShot);
+  // Of what kernels have no fast code for, as much as of packets.
+  for (const DType dtype : {DType::kFloat64, DType::kInt32}) {
+    PlanLimits limits = make_limits(4, 74944, 32, Device::kCuda);
+    limits.lines = true;
+    const auto reduced = [&](std::uint64_t bytes) {
+      return select_algorithm(make_request(Kind::kReduce, 4, bytes / dtype_bytes(dtype), 0, dtype),
+                              limits);
+    };
+    EXPECT_EQ(reduced(1365 * 1024), Algorithm::kDirect);
+    EXPECT_EQ(reduced(1366 * 1024), Algorithm::kMesh);
+  }
   // Two hops of packets from where they save more than a hop is worth to 2 MiB, among three ranks
   // or more.
   EXPECT_EQ(on_cuda(Kind::kAllReduce, 3, 192 * 1024), Algorithm::kDirect);

@@ -44,7 +44,7 @@ struct Group {
     limits.device = Device::kCuda;
     limits.lanes = 32;
     limits.escape_slots = 4;
-    limits.escape_slot_bytes = 149824;
+    limits.escape_slot_bytes = ranks <= 2 ? 149824 : 74944;
     limits.lines = lines;
     const auto n = static_cast<std::size_t>(ranks);
     plans.resize(n), invocations.resize(n), calls.resize(n), threads.resize(n);

@@ -151,22 +151,18 @@ struct Stream {
     return many_lanes() && has(kGathers) && call.hops.results_to == 0;
   }
   __device__ __forceinline__ bool many_lanes() const { return call.shape.lanes > 16; }
-  // Slices of a hop in hand: two, so that movers never wait for the first warp. By many lanes one
-  // of an all-reduce, for what peers store had better be read while it is in the cache; and one of
-  // what is sent, where a slice goes to several peers, or is short of what comes back for it: so
-  // what has come goes first. (By 32 lanes, two H200s, reduce-scatters of 64 and 256 MiB 152 and
-  // 453 us without, in step, 144 and 435 with both; by 16 and 8 both are slower. Between two GPUs
-  // all-gathers want two, 135 instead of 146. Four ranks on two, 128 MiB: all-gathers 470, with
-  // one 461. 1 GiB, 2 H100s: all-reduces 3,460 us with two, else 3,207.)
+  // Slices of a hop in movers' hands: two, so that they never wait for the first warp. By many
+  // lanes one of an all-reduce, for what peers store had better be read while it is in the cache;
+  // and, so that what has come goes first, one of what is sent by who receives as well, if slices
+  // go to several peers or are reduced there. (32 lanes, reduce-scatters of 64 and 256 MiB between
+  // two H200s: 152 and 453 us by groups that take any slice, two in hand, 148 and 463 in step, 144
+  // and 435 in step with one in hand; by 16 and 8 lanes the last is slower. Among four, all-gathers
+  // with two and one in hand 208 and 705, 199 and 647; between two 135 and 422, 146 and 466.
+  // All-reduces of 1 GiB between two H100s, two and one in hand: 3,460 and 3,207 us.)
   __device__ __forceinline__ std::uint32_t in_hand(std::uint32_t hop) const {
-    const bool to_many = hop == kSends && receives() && (call.hops.scatters || call.group_size > 2);
-    return many_lanes() && (two_hops() || to_many) ? 1 : kInHand;
-  }
-  // Whether chunk `n` may be sent, with so many gathered. Of an all-reduce little more than they
-  // wait for, for the same reason. (Two H200s, 64 and 256 MiB: by 32 lanes 247 and 836 us, so 240
-  // and 812; by 16 305 and 1,048, so 276 and 959; by 8 463 and 1,734, so 436 and 1,638.)
-  __device__ __forceinline__ bool may_send(std::uint32_t n, std::uint32_t gathered) const {
-    return !two_hops() || n <= order().sent_before_gather(gathered);
+    const bool one_sent =
+        hop == kSends && receives() && (call.hops.scatters || call.group_size > 2);
+    return many_lanes() && (two_hops() || one_sent) ? 1 : kInHand;
   }
   // An all-reduce's hops wait for each other, and with a root data go one way only, as fast as the
   // link can. All-gathers and reduce-scatters fill it with the connector's own slots.
@@ -678,6 +674,7 @@ __device__ __forceinline__ void steer(CudaRank& r, const Stream& c, Interrupted 
   constexpr std::uint32_t kAll = 0xffffffff;
   StreamShared& s = c.s;
   const std::uint32_t chunks = c.call.chunks;
+  const HopOrder order = c.order();
   const Watched x = watched(c, threadIdx.x % kSoloRanks, threadIdx.x / kSoloRanks);
   // What peers have consumed is known to some extent: the first slices wait for nothing, not even
   // for a look at what comes in.
@@ -754,10 +751,12 @@ __device__ __forceinline__ void steer(CudaRank& r, const Stream& c, Interrupted 
       over = over && d == chunks;
       holds = holds || d != n;
       if (n == chunks || n == d + c.in_hand(hop) || (needs[hop] & ~there) != 0 || stops) continue;
-      if (hop == kSends && !c.may_send(n, done[kGathers])) continue;
+      // (Two H200s, all-reduces of 64 and 256 MiB without this and with it: by 32 lanes 247 and
+      // 836 us, 240 and 812; by 16 305 and 1,048, 276 and 959; by 8 463 and 1,734, 436 and 1,638.)
+      if (hop == kSends && !order.is_wanted_soon(n, done[kGathers])) continue;
       if (hop == kGathers && c.two_hops() &&
-          (done[kSends] < c.order().sent_before_gather(n) ||
-           done[kCollects] < c.order().collected_before_gather(n))) {
+          (done[kSends] < order.sent_before_gather(n) ||
+           done[kCollects] < order.collected_before_gather(n))) {
         continue;
       }
       const std::uint32_t at = hop * kInHand + n % kInHand;

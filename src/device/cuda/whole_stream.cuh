@@ -257,8 +257,9 @@ __device__ __forceinline__ void steer_several(CudaRank& r, const LaneTransport& 
     ahead -= like.receives() ? of.behind[receives] : 0;
   }
   __syncwarp();
-  const bool is_root_of_reduce = like.call.hops.scatters && receives == kCollects;
-  const SendingAhead sending(calls, like.receives(), like.call.hops.lag, is_root_of_reduce ? 2 : 1);
+  // (Of a reduction, the root.)
+  const bool comes_back = like.call.hops.scatters && !like.has(kGathers) && like.has(kCollects);
+  const SendingAhead sending(calls, like.receives(), like.call.hops.lag, comes_back ? 2 : 1);
   const std::uint64_t begun = global_ns();
   std::uint64_t last = begun, looked = begun;
   bool stops = false, moved = false, still = false, gave_some = false;
