@@ -151,8 +151,8 @@ typedef struct {
   uint32_t escape_slots;      /* (*) guaranteed slots of a connector, at least 2; default 5, on CUDA
                                  4 */
   uint32_t escape_slot_bytes; /* (*) bytes of one, multiple of 64; default 8192, on CUDA 74944 (two
-                                 ranks: 149824), twice as many with 16 lanes and fewer, four times
-                                 with 8 and fewer */
+                                 ranks: 149824), about twice as many with 16 lanes and fewer, four
+                                 times with 8 and fewer */
   uint32_t borrow_slots;   /* (*) larger slots that all keys of a (peer, lane) share, -1 = none */
   uint32_t spin_head;      /* polls granted to the head of the task queue */
   uint32_t spin_base;      /* polls granted at least; the fixed policy's threshold */

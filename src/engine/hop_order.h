@@ -60,14 +60,14 @@ struct HopOrder {
     const std::uint32_t sent = l + lag + 1;
     return sent < chunks ? sent : chunks;
   }
+  UNJAM_HD constexpr std::uint32_t collected_before_gather(std::uint32_t l) const {
+    return l > lag ? l - lag : 0;
+  }
   // Whether chunk l is one of those behind which the next chunk, number `gathered`, is gathered, or
   // the one after them. For who sends little ahead, so that what peers store is read while it is in
   // the cache.
   UNJAM_HD constexpr bool is_wanted_soon(std::uint32_t l, std::uint32_t gathered) const {
     return !two_hops || l <= sent_before_gather(gathered);
-  }
-  UNJAM_HD constexpr std::uint32_t collected_before_gather(std::uint32_t l) const {
-    return l > lag ? l - lag : 0;
   }
 };
 
