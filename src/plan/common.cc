@@ -137,11 +137,12 @@ std::uint16_t packet_lanes(const PlanLimits& limits, const Plan& plan, std::uint
   return static_cast<std::uint16_t>(std::clamp<std::uint64_t>(lanes, 1, limits.lanes));
 }
 
-std::uint16_t leave_room(const PlanLimits& limits, const Plan& plan, std::uint64_t most_units) {
-  constexpr int kManyLanes = 24;
+std::uint16_t leave_room(const PlanRequest& request, const PlanLimits& limits, const Plan& plan,
+                         std::uint64_t most_units) {
+  constexpr int kManyLanes = 24, kFewRanks = 4;
   const std::uint16_t half = limits.lanes / 2;
   const Geometry& g = plan.geometry;
-  if (limits.lanes < kManyLanes || g.lanes <= half) return g.lanes;
+  if (request.ranks > kFewRanks || limits.lanes < kManyLanes || g.lanes <= half) return g.lanes;
   const std::uint64_t carried = half * std::uint64_t{g.chunk} * dtype_bytes(g.dtype);
   const bool fits = message_bytes(g) <= carried && packet_lanes(limits, plan, most_units) <= half;
   return fits ? half : g.lanes;

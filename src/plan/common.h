@@ -68,8 +68,10 @@ std::uint16_t packet_lanes(const PlanLimits& limits, const Plan& plan, std::uint
 
 // The plan's lanes, or half of all, if these are fewer and carry the message in one loop with at
 // most so many units a thread: all of them would leave no room for another key's call
-// (spread_lanes()), and beside streams each lane takes its time for each call.
-std::uint16_t leave_room(const PlanLimits& limits, const Plan& plan, std::uint64_t most_units);
+// (spread_lanes()), and beside streams each lane takes its time for each call. (Among few ranks:
+// with more a thread has as many units of each, and nobody has measured it.)
+std::uint16_t leave_room(const PlanRequest& request, const PlanLimits& limits, const Plan& plan,
+                         std::uint64_t most_units);
 
 // The chunk of a plan without a cycle on a GPU: large slices through borrowed slots, but chunks
 // enough that all ranks of a chain have something to do. The geometry's lanes must be set.
