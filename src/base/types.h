@@ -105,6 +105,12 @@ UNJAM_HD constexpr bool reduces(Kind k) {
          k == Kind::kBarrier;
 }
 
+// What GPUs have fast code to add up for (device/cuda/solo_plain.cuh), and plans count on.
+UNJAM_HD constexpr bool is_common_sum(DType t, Op op) {
+  const bool common = t == DType::kFloat32 || t == DType::kBfloat16 || t == DType::kFloat16;
+  return common && (op == Op::kSum || op == Op::kAvg);
+}
+
 UNJAM_HD constexpr bool has_root(Kind k) {
   return k == Kind::kReduce || k == Kind::kBroadcast || k == Kind::kGather || k == Kind::kScatter ||
          k == Kind::kSendRecv;

@@ -105,12 +105,12 @@ class DirectProgram {
 };
 
 // Units of a message that a thread may have for half of the lanes to carry it, see leave_room().
-// All-reduces of 128 and 256 KiB between two H100s, by 16 lanes and by 20 and
-// 32: in a stream 7.7 and 8.8 us instead of 7.8 and 8.2, of 64 outstanding beside streams 9.3 and
-// 10.0 each instead of 13.2 and 15.4; of 1 MiB in a stream 15.0 instead of 11.8. Among four H200s
-// 9.8 and 12.6 instead of 8.6 and 10.8, outstanding 15.4 instead of 23.2 for 256 KiB; all-gathers
-// of 1 MiB 12.4 instead of 10.7, and 17.3 instead of 21.2; broadcasts of 256 KiB 8.2 instead of
-// 7.5, and 10.8 instead of 14.5. (By 28 lanes 256 KiB would be six.)
+// All-reduces of 128 and 256 KiB between two H100s, by 16 lanes and by 20 and 32: in a stream 7.7
+// and 8.8 us instead of 7.8 and 8.2, of 64 outstanding beside streams 9.3 and 10.0 each instead of
+// 13.2 and 15.4; of 1 MiB in a stream 15.0 instead of 11.8. Among four H200s 9.8 and 12.6 instead
+// of 8.6 and 10.8, outstanding 15.4 instead of 23.2 for 256 KiB; all-gathers of 1 MiB 12.4 instead
+// of 10.7, and 17.3 instead of 21.2; broadcasts of 256 KiB 8.2 instead of 7.5, and 10.8 instead of
+// 14.5. (By 28 lanes 256 KiB would be six.)
 constexpr std::uint64_t kDirectHalfUnits = 5;
 
 }  // namespace

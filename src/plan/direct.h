@@ -11,9 +11,9 @@
 // messages on GPUs, one word in 8 (Protocol::kPacket, kLine). A rank sends at most one slice to
 // each peer per pass and waits for nothing before it has sent, so one slot per connector is enough.
 // On the host direct plans use the latency lane (lane 0) alone; on a GPU, where one block moves
-// little, a lane for every 7 KiB or so of a message beyond 15 KiB (among more than two
-// ranks, of short ones of all to all, every 4 KiB; or half of all, see leave_room()), and which
-// ones is the invocation's affair, see spread_lanes().
+// little, a lane for every 7 KiB or so of a message beyond 15 KiB (among more than two ranks, of
+// short ones of all to all, every 4 KiB; or half of all, see leave_room()), and which ones is the
+// invocation's affair, see spread_lanes().
 #pragma once
 
 #include <optional>

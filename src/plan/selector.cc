@@ -52,9 +52,9 @@ constexpr Row kHostTable[] = {
 // much, as packets, which are twice as much in links, or as lines. Measured with 2 H200s, where an
 // all-reduce of 2 MiB took 28 us as packets in a stream, 35 by a mesh plan, and with 4
 // (docs/nccl-notes.md). To more than one, as lines, more, unless kernels ask for each unit, see
-// adds_fast(): 4 H200s, by a mesh plan, and so, broadcasts of 2 MiB 35.0 and 26.5 us, reductions
-// 46.3 and 19.9, all-gathers and reduce-scatters of 8 MiB, blocks of 2, 50.9 and 37.9, 48.6 and
-// 37.6.
+// is_common_sum(): 4 H200s, by a mesh plan, and so, broadcasts of 2 MiB 35.0 and 26.5 us,
+// reductions 46.3 and 19.9, all-gathers and reduce-scatters of 8 MiB, blocks of 2, 50.9
+// and 37.9, 48.6 and 37.6.
 constexpr int kCudaDirectRanks = 8;
 constexpr std::uint64_t kCudaDirectBytes = 2048 * kKiB;  // count × element size
 constexpr std::uint64_t kCudaDirectSent = 4096 * kKiB;   // by a rank,
@@ -79,19 +79,12 @@ constexpr TwoShotBounds kFastTwoShot{384 * kKiB, 8192 * kKiB, true},
 // 11.6, 12.9 us; 2 MiB 17.9, 17.5; 3 MiB 25.1, 20.4; 4 MiB 31.6, 25.8; 6 MiB 51, 34; 8 MiB 57, 43.
 // Of 64 outstanding beside streams: 2 MiB 25.4, 28.5; 3 MiB 31, 31; 4 MiB 35.7, 37.1; 8 MiB 65, 49.
 constexpr std::uint64_t kPairTwoShotBytes = 2048 * kKiB;
-// Whether kernels have fast code for what is reduced.
-bool adds_fast(const PlanRequest& request) {
-  const DType type = request.dtype;
-  const bool common =
-      type == DType::kFloat32 || type == DType::kBfloat16 || type == DType::kFloat16;
-  return common && (request.op == Op::kSum || request.op == Op::kAvg);
-}
 TwoShotBounds two_shot_bounds(const PlanRequest& request, const PlanLimits& limits,
                               std::uint64_t bytes) {
   const auto n = static_cast<unsigned>(request.ranks);
   const bool alike = bytes % (std::uint64_t{16} * n) == 0;
   const bool lines = packet_protocol(limits, bytes / n) == Protocol::kLine;
-  return adds_fast(request) && alike && lines ? kFastTwoShot : kTwoShot;
+  return is_common_sum(request.dtype, request.op) && alike && lines ? kFastTwoShot : kTwoShot;
 }
 
 // Whether all lanes carry messages of so many bytes in one loop of packets. (Lanes' stretches are
@@ -136,7 +129,7 @@ Algorithm select_for_cuda(const PlanRequest& request, const PlanLimits& limits,
   const std::uint64_t sent = static_cast<std::uint64_t>(request.ranks - 1) * bytes;
   const bool lines = packet_protocol(limits, bytes) == Protocol::kLine;
   const bool short_enough = bytes <= kCudaDirectBytes || lines;
-  const bool fast = lines && (!reduces(request.kind) || adds_fast(request));
+  const bool fast = lines && (!reduces(request.kind) || is_common_sum(request.dtype, request.op));
   const std::uint64_t most_sent = fast && request.ranks > 2 ? kCudaManySent : kCudaDirectSent;
   if (request.ranks <= kCudaDirectRanks && short_enough && sent <= most_sent &&
       one_loop(limits, bytes)) {

@@ -12,8 +12,8 @@
 // (Protocol::kPacket, kLine), and two slots are enough, by the mesh plan's argument (mesh.h): a
 // connector carries the contribution and then the result of each chunk, and the latter is sent in
 // the very step in which the peers' contributions are consumed. The two carry different flags: the
-// result makes a second hop (kSecondHop). Lanes are as many as give a thread one unit
-// of each part, or half of all.
+// result makes a second hop (kSecondHop). Lanes are as many as give a thread one unit of each part,
+// or half of all.
 #pragma once
 
 #include <cstdint>

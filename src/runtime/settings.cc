@@ -347,6 +347,7 @@ bool resolve_settings(const unjamConfig_t* config, int ranks, Settings& s, std::
     const auto fits = [&](std::int64_t bytes) {
       return s.borrow_slots == 0 || s.borrow_slot_bytes <= 0 || s.borrow_slot_bytes >= bytes;
     };
+    // At least, the same without lines' flags.
     const std::int64_t usual = cuda_slot_bytes(ranks, kCudaLanes);
     s.escape_slot_bytes = fits(slot)    ? slot
                           : fits(usual) ? usual

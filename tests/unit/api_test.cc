@@ -235,10 +235,11 @@ TEST(Api, FewLanesOfCudaHaveLargerSlots) {
     EXPECT_GE(four.escape_slot_bytes * 7 / 8, width * 65536) << lanes;
     EXPECT_LT(four.escape_slot_bytes * 7 / 8, width * 65536 + 64) << lanes;
     EXPECT_EQ(four.borrow_slot_bytes, 4 * four.escape_slot_bytes) << lanes;
+    EXPECT_EQ(four.escape_slot_bytes, width == 1 ? 74944 : width == 2 ? 149824 : 299648) << lanes;
   }
   // What somebody has said stands, and larger slots are at least as large.
   EXPECT_EQ(resolved(4, 8, 4096).escape_slot_bytes, 4096);
-  EXPECT_EQ(resolved(4, 8, 4096).borrow_slot_bytes, resolved(4, 8).borrow_slot_bytes / 4096 * 4096);
+  EXPECT_EQ(resolved(4, 8, 4096).borrow_slot_bytes, 1196032);  // 292 of these
   EXPECT_EQ(resolved(4, 32, 1 << 20).borrow_slot_bytes, 1 << 20);
   // Plans of packets are as with 32 lanes, where nobody has said how large slots are.
   for (const int ranks : {2, 4}) {

@@ -160,10 +160,7 @@ class SoloDescription {
     const auto bits = reinterpret_cast<std::uintptr_t>(inv_.input) |
                       reinterpret_cast<std::uintptr_t>(inv_.output) | call_.block_bytes |
                       call_.sent_from | call_.own_from | call_.own_to | call_.received_to;
-    const bool common =
-        g_.dtype == DType::kFloat32 || g_.dtype == DType::kBfloat16 || g_.dtype == DType::kFloat16;
-    const bool sums = inv_.op == Op::kSum || inv_.op == Op::kAvg;
-    return bits % kSoloUnitBytes == 0 && (!call_.reduces || (common && sums));
+    return bits % kSoloUnitBytes == 0 && (!call_.reduces || is_common_sum(g_.dtype, inv_.op));
   }
   // As in solo.cuh.
   std::uint64_t places_of(std::uint64_t bytes) const {

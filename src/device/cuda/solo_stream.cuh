@@ -150,7 +150,10 @@ struct Stream {
     if (!call.hops.scatters) return has(kSends);
     return many_lanes() && has(kGathers) && call.hops.results_to == 0;
   }
-  __device__ __forceinline__ bool many_lanes() const { return call.shape.lanes > 16; }
+  __device__ __forceinline__ bool many_lanes() const {
+    constexpr std::uint32_t kFewLanes = 16;
+    return call.shape.lanes > kFewLanes;
+  }
   // Slices of a hop in movers' hands: two, so that they never wait for the first warp. By many
   // lanes one of an all-reduce, for what peers store had better be read while it is in the cache;
   // and, so that what has come goes first, one of what is sent by who receives as well, if slices
