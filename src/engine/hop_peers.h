@@ -1,5 +1,6 @@
 // Whom the slices of a mesh plan's hops (plan/mesh.cc, engine/hop_order.h) go to and come from,
-// read off a rank's program: for who moves the hops of such a plan independently of each other.
+// read off a rank's program: for who moves the hops of such a plan independently of each other. And
+// those of a chain (plan/ring.cc, with a root), of which each rank makes one.
 // Groups of at most kMostHopRanks ranks; a bit a group rank.
 #pragma once
 
@@ -23,19 +24,52 @@ struct HopPeers {
   bool places = false;             // and is stored at the same place of the members' outputs
   bool reduces = false;            // what is gathered, with the own contribution
   bool stores = false;             // what the own part becomes goes into the own output, too
+  bool chain = false;              // the own part is all there is, of every rank
   std::uint8_t lag = 0;            // HopOrder::lag, if a connector carries two hops
 
   UNJAM_HD constexpr bool two_hops() const { return (sends_to & results_to) != 0; }
 };
 
+// The same of a chain's program.
+inline std::optional<HopPeers> chain_peers(const Primitive& p) {
+  constexpr unsigned kAdds = kRecv | kLocal | kReduce | kContribute;
+  const auto bit = [](std::uint32_t q) { return static_cast<std::uint8_t>(1u << q); };
+  if (p.part != 0 || p.lag != 0) return {};
+  HopPeers hops;
+  hops.chain = true;
+  switch (p.flags) {
+    case kLocal | kContribute | kSend:
+    case kLocal | kCopy | kSend | kIntoOutput:
+    case kAdds | kSend:
+    case kAdds | kFinish | kCopy:
+    case kRecv | kCopy | kSend | kIntoOutput:
+    case kRecv | kCopy:
+      break;
+    default:
+      return {};
+  }
+  if ((p.flags & kRecv) != 0) hops.gathers_from = bit(p.recv_peer);
+  if ((p.flags & kSend) != 0) {
+    ((p.flags & kRecv) != 0 ? hops.results_to : hops.sends_to) = bit(p.send_peer);
+  }
+  hops.reduces = (p.flags & kReduce) != 0;
+  hops.stores = (p.flags & kCopy) != 0;
+  return hops;
+}
+
 // Nothing if the program is not one that is known here: a mesh plan's of an all-reduce, all-gather,
-// reduce-scatter, broadcast or reduce, whose slices are not "together".
+// reduce-scatter, broadcast or reduce, whose slices are not "together"; or a chain's.
 inline std::optional<HopPeers> hop_peers(const Geometry& g, const Primitive* program,
                                          std::uint32_t primitives, std::uint32_t group_size,
                                          std::uint32_t group_rank) {
   constexpr unsigned kSum = kLocal | kContribute | kFinish | kGather | kReduce;
   constexpr unsigned kShared = kSendAll | kIntoOutput;
-  if (group_size < 2 || group_size > kMostHopRanks || g.parts != group_size) return {};
+  if (group_size < 2 || group_size > kMostHopRanks) return {};
+  if (g.parts == 1) {
+    const bool chain = g.kind == Kind::kBroadcast || g.kind == Kind::kReduce;
+    return chain && primitives == 1 ? chain_peers(program[0]) : std::nullopt;
+  }
+  if (g.parts != group_size) return {};
   // (Of an all-to-all input and output differ.)
   if (g.blocked() && g.kind != Kind::kAllGather && g.kind != Kind::kReduceScatter) return {};
   const auto bit = [](std::uint32_t q) { return static_cast<std::uint8_t>(1u << q); };

@@ -1,6 +1,7 @@
 #include "plan/common.h"
 
 #include <algorithm>
+#include <bit>
 #include <limits>
 
 namespace unjam {
@@ -117,6 +118,24 @@ std::uint32_t chunk_elements(std::uint64_t bytes, const Geometry& geometry) {
   const std::uint64_t elements = std::min<std::uint64_t>(bytes / dtype_bytes(geometry.dtype),
                                                          std::numeric_limits<std::uint32_t>::max());
   return static_cast<std::uint32_t>(elements / align * align);
+}
+
+std::uint32_t slot_chunk(const PlanLimits& limits, const Geometry& geometry) {
+  // Of a GPU's slots, whose size may be for packets, what parts of usual sizes are multiples of.
+  const std::uint32_t bytes = limits.device == Device::kCuda
+                                  ? std::bit_floor(limits.escape_slot_bytes)
+                                  : limits.escape_slot_bytes;
+  return chunk_elements(bytes, geometry);
+}
+
+void halve_chunk(Geometry* geometry) {
+  // Less takes as long as what is done about it.
+  constexpr std::uint64_t kWorthwhileBytes = 32 * 1024;
+  const std::uint64_t element = dtype_bytes(geometry->dtype);
+  const std::uint64_t stretch =
+      geometry->lane_part(geometry->longest_part(), geometry->first_lane).length;
+  const std::uint64_t half = std::max((stretch + 1) / 2 * element + 15, kWorthwhileBytes);
+  if (half < geometry->chunk * element) geometry->chunk = chunk_elements(half, *geometry);
 }
 
 std::uint64_t message_bytes(const Geometry& geometry) {

@@ -81,6 +81,13 @@ std::uint64_t chain_chunk_bytes(const PlanLimits& limits, const Geometry& geomet
 Primitive primitive(unsigned flags, int part);
 
 // Most elements of at most `bytes` bytes that fit geometry.chunk and the alignment.
+// A chunk of one guaranteed slot.
+std::uint32_t slot_chunk(const PlanLimits& limits, const Geometry& geometry);
+
+// Where a lane's stretch is one chunk its hops would follow each other after all: makes it two. (On
+// all ranks alike: not all programs of a gather or scatter have a hop.)
+void halve_chunk(Geometry* geometry);
+
 std::uint32_t chunk_elements(std::uint64_t bytes, const Geometry& geometry);
 
 }  // namespace unjam

@@ -1,7 +1,6 @@
 #include "plan/mesh.h"
 
 #include <algorithm>
-#include <bit>
 
 #include "plan/common.h"
 
@@ -37,18 +36,6 @@ void overlap(Kind kind, const PlanLimits& limits, std::vector<Primitive>* progra
   p.back().lag = static_cast<std::uint16_t>(
       hops == 2 ? 2 * distance + 1 : std::min(limits.escape_slots - 1, kPassesApart));
   p[p.size() - 2].flags |= kWithNext;
-}
-
-// Where a lane's stretch is one chunk its hops would follow each other after all. (On all ranks
-// alike: not all programs of a gather or scatter have a hop.)
-void halve_chunk(Geometry* geometry) {
-  // Less takes as long as what is done about it.
-  constexpr std::uint64_t kWorthwhileBytes = 32 * 1024;
-  const std::uint64_t element = dtype_bytes(geometry->dtype);
-  const std::uint64_t stretch =
-      geometry->lane_part(geometry->longest_part(), geometry->first_lane).length;
-  const std::uint64_t half = std::max((stretch + 1) / 2 * element + 15, kWorthwhileBytes);
-  if (half < geometry->chunk * element) geometry->chunk = chunk_elements(half, *geometry);
 }
 
 // Whose part is empty, see mesh.h.
@@ -123,11 +110,7 @@ std::optional<Plan> plan_mesh(const PlanRequest& request, const PlanLimits& limi
   plan.protocol = Protocol::kSlot;
   plan.geometry = make_geometry(request, static_cast<std::uint32_t>(request.ranks));
   plan.geometry.empty_part = empty_part(request);
-  // Of a GPU's slots, whose size may be for packets, what parts of usual sizes are multiples of.
-  const std::uint32_t slice = limits.device == Device::kCuda
-                                  ? std::bit_floor(limits.escape_slot_bytes)
-                                  : limits.escape_slot_bytes;
-  plan.geometry.chunk = chunk_elements(slice, plan.geometry);
+  plan.geometry.chunk = slot_chunk(limits, plan.geometry);
   // On a GPU a bulk plan takes every block: links and memory are what it shares with small calls.
   assign_bulk_lanes(request, limits, limits.device == Device::kCuda ? 0 : 1, &plan.geometry);
   plan.primitives = make_program(request);

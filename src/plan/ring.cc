@@ -106,8 +106,14 @@ std::optional<Plan> plan_ring(const PlanRequest& request, const PlanLimits& limi
   plan.geometry = make_geometry(request, has_root(request.kind) ? 1 : ranks);
   plan.geometry.chunk = chunk_elements(
       std::uint64_t{limits.escape_slots - 1} * limits.escape_slot_bytes, plan.geometry);
-  assign_bulk_lanes(request, limits, 1, &plan.geometry);
-  if (has_root(request.kind) && limits.device == Device::kCuda) {
+  const bool chain = has_root(request.kind) && limits.device == Device::kCuda;
+  const bool short_chain = chain && request.ranks > 1 && request.ranks <= kShortChainRanks;
+  // (As a mesh plan.)
+  assign_bulk_lanes(request, limits, short_chain ? 0 : 1, &plan.geometry);
+  if (short_chain) {
+    plan.geometry.chunk = slot_chunk(limits, plan.geometry);
+    halve_chunk(&plan.geometry);
+  } else if (chain) {
     plan.geometry.chunk = chunk_elements(chain_chunk_bytes(limits, plan.geometry), plan.geometry);
   }
 

@@ -23,7 +23,8 @@
 // Chains have no cycle: the rank at the end only receives, so something can always move, and one
 // slot is enough whatever the chunk (the checker's slots_needed). On GPUs their chunks are up to
 // eight borrowed slots, so that slices can be large; at least 16 chunks a lane keep the pipeline
-// full. The engine cuts slices at the slots that it gets.
+// full. The engine cuts slices at the slots that it gets. Those of few ranks have a slot, so that
+// their calls need no engine (solo_stream.cuh).
 #pragma once
 
 #include <optional>
@@ -32,6 +33,10 @@
 #include "plan/plan.h"
 
 namespace unjam {
+
+// Among so many ranks at most, on GPUs, a chain's last rank waits no longer than a mesh plan's:
+// each GPU sends to one other, and receives from one, which links are faster at.
+inline constexpr int kShortChainRanks = 4;
 
 // Nothing if the request or the limits are unsuitable; then *error (may be null) says why.
 std::optional<Plan> plan_ring(const PlanRequest& request, const PlanLimits& limits,

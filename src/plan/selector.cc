@@ -123,6 +123,9 @@ Algorithm select_for_host(const PlanRequest& request, std::uint64_t bytes) {
   return algorithm_for_many(request.kind);
 }
 
+// Whose data go one way only, from a root, or to it.
+bool has_chain(Kind kind) { return kind == Kind::kBroadcast || kind == Kind::kReduce; }
+
 Algorithm select_for_cuda(const PlanRequest& request, const PlanLimits& limits,
                           std::uint64_t bytes) {
   if (two_shot_pays(request, limits, bytes)) return Algorithm::kTwoShot;
@@ -134,6 +137,9 @@ Algorithm select_for_cuda(const PlanRequest& request, const PlanLimits& limits,
   if (request.ranks <= kCudaDirectRanks && short_enough && sent <= most_sent &&
       one_loop(limits, bytes)) {
     return Algorithm::kDirect;
+  }
+  if (has_chain(request.kind) && request.ranks > 2 && request.ranks <= kShortChainRanks) {
+    return Algorithm::kRing;
   }
   const bool mesh = mesh_serves(request.kind) && request.ranks <= kMaxDirectRanks;
   return mesh ? Algorithm::kMesh : algorithm_for_many(request.kind);

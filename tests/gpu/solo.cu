@@ -3,8 +3,9 @@
 // first undisturbed, then with ranks that come late, GPUs that are nearly full and daemons that
 // have the lanes. All of it twice, without solo and with it, and once more with calls beside their
 // streams among them, others on each rank: the bits must be the same. Then the
-// same of all-reduces by the two-shot plan, with sizes around its bounds; and of mesh plans, of one
-// chunk to many, also with no patience at all: the engine takes over what each call has come to.
+// same of all-reduces by the two-shot plan, with sizes around its bounds; and of mesh plans and
+// chains, of one chunk to many, also with no patience at all: the engine takes over what each call
+// has come to.
 #include <chrono>
 #include <cstring>
 #include <limits>
@@ -341,16 +342,18 @@ std::vector<Case> make_two_shot_cases(int ranks, std::uint64_t seed, std::size_t
 }
 
 // Mesh plans in slots of 4 KiB, which 32 lanes have a chunk each of from 128 KiB a part on.
-constexpr int kMesh = 2;
+// Chains have one part; each rank adds its own contribution, and rounds.
+constexpr int kMesh = 2, kChain = 0;
 constexpr unsigned kMeshSlot = 4096;
-std::vector<Case> make_mesh_cases(int ranks, std::uint64_t seed, std::size_t most, int only) {
+std::vector<Case> make_mesh_cases(int ranks, std::uint64_t seed, std::size_t most, int only,
+                                  bool chains) {
   std::vector<Case> cases;
   for (const int kind :
        {UNJAM_ALL_REDUCE, UNJAM_ALL_GATHER, UNJAM_REDUCE_SCATTER, UNJAM_REDUCE, UNJAM_BROADCAST}) {
-    if (only >= 0 && kind != only) continue;
+    const bool rooted = kind == UNJAM_REDUCE || kind == UNJAM_BROADCAST;
+    if ((only >= 0 && kind != only) || (chains && !rooted)) continue;
     std::size_t parts = kind == UNJAM_ALL_REDUCE ? static_cast<std::size_t>(ranks) : 1;
-    if (kind == UNJAM_REDUCE || kind == UNJAM_BROADCAST)
-      parts = static_cast<std::size_t>(ranks - 1);
+    if (rooted && !chains) parts = static_cast<std::size_t>(ranks - 1);
     const std::size_t formats = reduces(kind) ? std::size(kFormats) : kCopied;
     for (std::size_t f = 0; f < formats; ++f) {
       const std::size_t loop = parts * 32 * kMeshSlot / kFormats[f].bytes;
@@ -363,8 +366,9 @@ std::vector<Case> make_mesh_cases(int ranks, std::uint64_t seed, std::size_t mos
         like.kind = kind;
         like.format = &kFormats[f];
         like.count = count;
+        like.exact = chains;
         const std::size_t first = cases.size();
-        add_ways(like, seed, 2'000'000, cases);
+        add_ways(like, seed, chains ? 3'000'000 : 2'000'000, cases);
         choose_roots(ranks, first, cases);
       }
     }
@@ -617,7 +621,7 @@ Outcome run_job(int ranks, Way way, int algorithm, const std::vector<Case>& case
   std::memset(places.as<std::uint64_t>(), 0, static_cast<std::size_t>(ranks) * 8);
   unjamConfig_t config = cuda_config();
   config.algorithm = algorithm;
-  if (algorithm == kMesh) config.escape_slot_bytes = kMeshSlot;
+  if (algorithm == kMesh || algorithm == kChain) config.escape_slot_bytes = kMeshSlot;
   Job job(ranks, config);
   Barrier all(ranks);
   job.run([&](const Member& me) {
@@ -949,6 +953,7 @@ void run_both(int ranks, int algorithm, const std::vector<Case>& cases, int repe
   std::printf("%-15s %10s %18s   (rank 0%s)\n", "kind", "calls", "without engine",
               algorithm == kTwoShot ? ", two-shot"
               : algorithm == kMesh  ? ", mesh"
+              : algorithm == kChain ? ", chains"
                                     : "");
   bool missing = false;
   for (const auto& [k, count] : solo.quiet) {
@@ -972,7 +977,7 @@ void run_both(int ranks, int algorithm, const std::vector<Case>& cases, int repe
       fail("calls beside streams should be done whole, and never with UNJAM_SOLO=0");
     }
   }
-  if (algorithm != kMesh) return;
+  if (algorithm != kMesh && algorithm != kChain) return;
   // As soon as anything is looked at but peers.
   setenv("UNJAM_SOLO_PATIENCE_US", "0", 1);
   const Outcome hasty = run_job(ranks, Way::kSolo, algorithm, cases, repeats);
@@ -998,7 +1003,7 @@ int main(int argc, char** argv) {
   const int kind = options.integer("kind", -1, "only this kind (8: sends, 9: barriers)");
   const int repeats = options.integer("repeats", 4, "of each case, in one go");
   const int two_shot = options.integer("two-shot", 1, "that plan's: 0: not, 2: nothing else");
-  const int mesh = options.integer("mesh", 1, "mesh plans: 0: not, 2: nothing else");
+  const int mesh = options.integer("mesh", 1, "mesh plans and chains: 0: not, 2: nothing else");
   options.done(400, 30);
   load_eagerly();
   const int ranks = wanted > 0 ? wanted : device_count();
@@ -1021,10 +1026,17 @@ int main(int argc, char** argv) {
   }
   std::vector<Case> meshed;
   if (mesh > 0 && two_shot < 2 && ranks >= 2 && ranks <= 8) {
-    meshed = make_mesh_cases(ranks, seed, static_cast<std::size_t>(most), kind);
+    meshed = make_mesh_cases(ranks, seed, static_cast<std::size_t>(most), kind, false);
     run_both(ranks, kMesh, meshed, repeats);
   }
+  // (Of more ranks they are the engine's.)
+  std::vector<Case> chained;
+  if (mesh > 0 && two_shot < 2 && ranks >= 2 && ranks <= 4) {
+    chained = make_mesh_cases(ranks, seed, static_cast<std::size_t>(most), kind, true);
+    run_both(ranks, kChain, chained, repeats);
+  }
   const std::size_t usual = two_shot < 2 && mesh < 2 ? cases.size() : 0;
-  std::printf("solo: PASS, %zu cases on %d ranks\n", usual + more.size() + meshed.size(), ranks);
+  std::printf("solo: PASS, %zu cases on %d ranks\n",
+              usual + more.size() + meshed.size() + chained.size(), ranks);
   return 0;
 }

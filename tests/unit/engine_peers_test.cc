@@ -52,9 +52,13 @@ enum class What {
   // As mesh plans do them, of at least two ranks: the root's part is empty, see empty_part().
   kMeshBroadcast,
   kMeshReduce,
+  // As a ring plan does them, of at least two ranks.
+  kChainBroadcast,
+  kChainReduce,
 };
-constexpr int kWhats = 7, kWhatsOfOneRank = 5;
+constexpr int kWhats = 9, kWhatsOfOneRank = 5;
 
+bool is_chain(What what) { return what == What::kChainBroadcast || what == What::kChainReduce; }
 bool has_empty_part(What what) { return what == What::kMeshBroadcast || what == What::kMeshReduce; }
 
 struct Case {
@@ -123,6 +127,21 @@ std::vector<Primitive> program(const Use& u, std::uint32_t me) {
       constexpr unsigned kReduceForRoot = (kReduceAll & ~kCopy) | kSend | kIntoOutput;
       return {scatter, primitive(kReduceForRoot, me, kNoPeer, u.root)};
     }
+    case What::kChainBroadcast: {
+      const auto n = static_cast<std::uint32_t>(u.inputs.size());
+      const std::uint32_t before = (me + n - 1) % n, next = (me + 1) % n;
+      if (me == u.root) return {primitive(kLocal | kCopy | kSend | kIntoOutput, 0, kNoPeer, next)};
+      if (next == u.root) return {primitive(kRecv | kCopy, 0, before)};
+      return {primitive(kRecv | kCopy | kSend | kIntoOutput, 0, before, next)};
+    }
+    case What::kChainReduce: {
+      const auto n = static_cast<std::uint32_t>(u.inputs.size());
+      const std::uint32_t before = (me + n - 1) % n, next = (me + 1) % n;
+      constexpr unsigned kAdd = kRecv | kLocal | kReduce | kContribute;
+      if (me == u.root) return {primitive(kAdd | kFinish | kCopy, 0, before)};
+      if (before == u.root) return {primitive(kLocal | kContribute | kSend, 0, kNoPeer, next)};
+      return {primitive(kAdd | kSend, 0, before, next)};
+    }
   }
   return {};
 }
@@ -135,8 +154,10 @@ Kind kind_of(What what) {
       return Kind::kReduceScatter;
     case What::kBroadcast:
     case What::kMeshBroadcast:
+    case What::kChainBroadcast:
       return Kind::kBroadcast;
     case What::kMeshReduce:
+    case What::kChainReduce:
       return Kind::kReduce;
     default:
       return Kind::kAllReduce;
@@ -491,7 +512,8 @@ class Ranks {
     inv.seed = hash_combine(inv.key->tag, u.n);
     Geometry& g = inv.geometry;
     g.count = u.count;
-    g.parts = u.what == What::kOneStepAllReduce || u.what == What::kBroadcast ? 1 : n_;
+    const bool one_part = u.what == What::kOneStepAllReduce || u.what == What::kBroadcast;
+    g.parts = one_part || is_chain(u.what) ? 1 : n_;
     g.chunk = kSlotBytes / sizeof(std::int32_t);
     g.lanes = static_cast<std::uint16_t>(case_.lanes);
     g.kind = kind_of(u.what);
@@ -670,7 +692,7 @@ void fill(Use& u, std::uint32_t ranks, std::mt19937_64& random, Laid laid = Laid
 
 std::int32_t expected(const Use& u, std::uint32_t r, std::size_t i) {
   if (kind_of(u.what) == Kind::kBroadcast) return u.inputs[u.root][i];
-  if (u.what == What::kMeshReduce && r != u.root) return -1;  // nobody may touch it
+  if (kind_of(u.what) == Kind::kReduce && r != u.root) return -1;  // nobody may touch it
   if (u.what == What::kAllGather) return u.inputs[i / u.count][i % u.count];
   const std::size_t at = u.what == What::kReduceScatter ? r * u.count + i : i;
   std::int32_t sum = 0;
@@ -1847,8 +1869,9 @@ TEST_F(OneOrderOfMany, TheFirstArePutInOrderAndTheEngineLeaves) {
 // begins anew.
 TEST(HeadStart, WhatHopsHaveBehindThemIsNotMovedAgain) {
   constexpr std::uint32_t kRanks = 3, kChunks = 6;
-  for (const What what : {What::kTwoStepAllReduce, What::kAllGather, What::kReduceScatter,
-                          What::kMeshBroadcast, What::kMeshReduce}) {
+  for (const What what :
+       {What::kTwoStepAllReduce, What::kAllGather, What::kReduceScatter, What::kMeshBroadcast,
+        What::kMeshReduce, What::kChainBroadcast, What::kChainReduce}) {
     for (const std::uint32_t lag : {0u, 1u, 2u}) {
       SCOPED_TRACE("kind " + std::to_string(static_cast<int>(what)) + ", lag " +
                    std::to_string(lag));

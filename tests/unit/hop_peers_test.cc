@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "plan/mesh.h"
+#include "plan/ring.h"
 
 namespace unjam {
 namespace {
@@ -120,6 +121,49 @@ TEST(HopPeers, EveryRankKnowsWhatBecomesOfItsPart) {
       }
     }
   });
+}
+
+TEST(HopPeers, AChainGoesFromEachToTheNext) {
+  for (const Kind kind : {Kind::kBroadcast, Kind::kReduce}) {
+    for (int n = 2; n <= 8; ++n) {
+      for (int root = 0; root < n; ++root) {
+        SCOPED_TRACE(std::string(to_string(kind)) + ", " + std::to_string(n) + " ranks, root " +
+                     std::to_string(root));
+        const bool reduces = kind == Kind::kReduce;
+        // Who is last, or first, in the group's order from the root on.
+        const int first = reduces ? (root + 1) % n : root, last = (first + n - 1) % n;
+        for (int r = 0; r < n; ++r) {
+          PlanRequest request;
+          request.kind = kind;
+          request.count = 100003;
+          request.ranks = n;
+          request.rank = r;
+          request.root = root;
+          PlanLimits limits;
+          limits.device = Device::kCuda;
+          const Plan plan = plan_ring(request, limits).value();
+          const auto hops = hop_peers(plan.geometry, plan.primitives.data(), 1,
+                                      static_cast<std::uint32_t>(n), static_cast<std::uint32_t>(r));
+          ASSERT_TRUE(hops.has_value());
+          ASSERT_TRUE(hops->chain);
+          const auto bit = [](int q) { return static_cast<std::uint8_t>(1u << q); };
+          const std::uint8_t next = r == last ? std::uint8_t{0} : bit((r + 1) % n);
+          ASSERT_EQ(hops->sends_to, r == first ? next : 0);
+          ASSERT_EQ(hops->results_to, r == first ? 0 : next);
+          ASSERT_EQ(hops->gathers_from, r == first ? 0 : bit((r + n - 1) % n));
+          ASSERT_EQ(hops->collects_from, 0);
+          ASSERT_EQ(hops->reduces, reduces && r != first);
+          ASSERT_EQ(hops->stores, !reduces || r == last);
+          ASSERT_FALSE(hops->two_hops());
+          // With anything else in it the program is another.
+          std::vector<Primitive> more = plan.primitives;
+          more.push_back(more.front());
+          ASSERT_FALSE(hop_peers(plan.geometry, more.data(), 2, static_cast<std::uint32_t>(n),
+                                 static_cast<std::uint32_t>(r)));
+        }
+      }
+    }
+  }
 }
 
 TEST(HopPeers, OtherProgramsAreNotKnown) {

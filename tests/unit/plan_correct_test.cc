@@ -263,9 +263,33 @@ TEST(PlanChecked, OverlappingMesh) {
   }
 }
 
+// Among few ranks as mesh plans: every lane, a slot a chunk, and two chunks a lane.
+TEST(PlanChecked, ShortChainsOnCuda) {
+  for (const Kind kind : {Kind::kReduce, Kind::kBroadcast}) {
+    for (int ranks = 2; ranks <= 4; ++ranks) {
+      for (int root = 0; root < ranks; ++root) {
+        const PlanRequest request = make_request(kind, ranks, 16 << 20, root);
+        const PlanLimits limits = make_limits(4, 74944, 32, Device::kCuda);
+        const Geometry g = plan_ring(request, limits)->geometry;
+        EXPECT_EQ(g.first_lane, 0);
+        EXPECT_EQ(g.lanes, 32);
+        EXPECT_EQ(g.parts, 1u);
+        EXPECT_EQ(g.chunk * sizeof(float), 65536u);
+        const CheckResult result = check(request, limits, Algorithm::kRing);
+        ASSERT_TRUE(result.ok) << label(request, limits, Algorithm::kRing) << ": " << result.error;
+        EXPECT_EQ(result.slots_needed, 1);
+        const Geometry h =
+            plan_ring(make_request(kind, ranks, 786432, root), limits)->geometry;  // 3 MiB
+        EXPECT_EQ(h.chunk * sizeof(float), 49152u);
+        EXPECT_EQ(h.loops(0), 2u);
+      }
+    }
+  }
+}
+
 TEST(PlanChecked, ChainsOfLargeChunksOnCuda) {
   for (const Kind kind : {Kind::kReduce, Kind::kBroadcast}) {
-    for (int ranks = 2; ranks <= 33; ++ranks) {
+    for (int ranks = 5; ranks <= 33; ++ranks) {
       const PlanRequest request = make_request(kind, ranks, 100003, ranks / 3);
       const PlanLimits limits = make_limits(2, 64, 3, Device::kCuda);
       const Geometry g = plan_ring(request, limits)->geometry;
@@ -678,7 +702,13 @@ TEST(PlanSelector, TableAndErrors) {
   for (const Kind kind :
        {Kind::kAllGather, Kind::kReduceScatter, Kind::kBroadcast, Kind::kReduce, Kind::kAllToAll}) {
     EXPECT_EQ(of_kind(kind, 4, 2048 * 1024), Algorithm::kDirect) << to_string(kind);
-    EXPECT_EQ(of_kind(kind, 4, 2048 * 1024 + 1024), Algorithm::kMesh) << to_string(kind);
+    // (With a root down a chain, among few ranks.)
+    const bool chain = kind == Kind::kBroadcast || kind == Kind::kReduce;
+    const Algorithm bulk = chain ? Algorithm::kRing : Algorithm::kMesh;
+    EXPECT_EQ(of_kind(kind, 4, 2048 * 1024 + 1024), bulk) << to_string(kind);
+    EXPECT_EQ(of_kind(kind, 3, 16 << 20), bulk) << to_string(kind);
+    EXPECT_EQ(of_kind(kind, 2, 16 << 20), Algorithm::kMesh) << to_string(kind);
+    EXPECT_EQ(of_kind(kind, 5, 16 << 20), Algorithm::kMesh) << to_string(kind);
     EXPECT_EQ(of_kind(kind, 7, 1024 * 1024), Algorithm::kDirect) << to_string(kind);
     EXPECT_EQ(of_kind(kind, 7, 1024 * 1024 + 16), Algorithm::kMesh) << to_string(kind);
   }
@@ -692,7 +722,7 @@ TEST(PlanSelector, TableAndErrors) {
                               limits);
     };
     EXPECT_EQ(reduced(1365 * 1024), Algorithm::kDirect);
-    EXPECT_EQ(reduced(1366 * 1024), Algorithm::kMesh);
+    EXPECT_EQ(reduced(1366 * 1024), Algorithm::kRing);
   }
   // Two hops of packets from where they save more than a hop is worth to 2 MiB, among three ranks
   // or more.

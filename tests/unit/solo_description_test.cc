@@ -388,6 +388,29 @@ TEST(SoloDescription, StreamsHaveTheGeometrysChunks) {
   }
 }
 
+TEST(SoloDescription, ChainsAreStreams) {
+  const SoloLimits limits{512, kSoloRanks, true, 20, 74944};
+  for (const Kind kind : {Kind::kReduce, Kind::kBroadcast}) {
+    for (const int ranks : {3, 4}) {
+      Group g(kind, Algorithm::kRing, ranks, 1, 8 << 20, limits);
+      SCOPED_TRACE(title(g));
+      for (std::size_t r = 0; r < g.calls.size(); ++r) {
+        ASSERT_EQ(g.threads[r], limits.block_threads);
+        ASSERT_TRUE(g.calls[r].streams);
+        ASSERT_TRUE(g.calls[r].hops.chain);
+        const Geometry& geometry = g.invocations[r].geometry;
+        for (std::uint32_t lane = 0; lane < geometry.lanes; ++lane) {
+          ASSERT_EQ(g.calls[r].chunks, geometry.loops(lane)) << "lane " << lane;
+        }
+      }
+    }
+  }
+  // A chunk that needs more than a slot, as longer chains have, and slots that are too small.
+  EXPECT_FALSE(Group(Kind::kReduce, Algorithm::kRing, 5, 1, 64 << 20, limits).calls[0].streams);
+  const SoloLimits small{512, kSoloRanks, true, 20, 32768};
+  EXPECT_FALSE(Group(Kind::kReduce, Algorithm::kRing, 4, 1, 8 << 20, small).calls[0].streams);
+}
+
 TEST(SoloDescription, WhatLanesCannotDoNeedsTheEngine) {
   // As many ranks as a job may have without the engine, and one more.
   const SoloLimits crowded{512, kSoloRanks + 1, true, 20};

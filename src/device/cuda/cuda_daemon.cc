@@ -761,7 +761,8 @@ class CudaDaemon : public StreamDaemon {
     }
   }
   SoloLimits solo_limits() const {
-    return {o_.block_threads, o_.shape.ranks, o_.whole_lines, o_.solo_patience_us};
+    return {o_.block_threads, o_.shape.ranks, o_.whole_lines, o_.solo_patience_us,
+            o_.shape.escape_slot_bytes};
   }
   // Fills in where everything is.
   void address(const Invocation& inv, SoloCall& solo) const {

@@ -53,8 +53,8 @@ struct alignas(16) SoloCall {
   // pieces each part has so many, and so many first parts one more. Of a shorter part lanes have
   // pieces as above; of a longer one the next lane has one more.
   bool two_shot = false;
-  // A plan of plan/mesh.cc in several loops, see solo_stream.cuh: with so many chunks in each lane,
-  // of each part. (What is in bytes above is not looked at.)
+  // A plan of plan/mesh.cc in several loops, or a chain's, see solo_stream.cuh: with so many chunks
+  // in each lane, of each part. (What is in bytes above is not looked at.)
   bool streams = false;
   HopPeers hops;
   std::uint32_t chunks = 0;

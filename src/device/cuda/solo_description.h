@@ -20,6 +20,7 @@ struct SoloLimits {
   std::uint32_t ranks = 0;        // of the job
   bool whole_lines = false;       // lines come whole, so that lines can be sent without the engine
   std::uint32_t patience_us = 0;  // of a mesh plan's lanes with their peers
+  std::uint32_t slot_bytes = 0;   // of a guaranteed one
 };
 
 class SoloDescription {
@@ -183,7 +184,7 @@ class SoloDescription {
                                                            kLeastThreads, limits_.block_threads));
   }
 
-  // The same of a plan of plan/mesh.cc, see solo_stream.cuh.
+  // The same of a plan of plan/mesh.cc, or a chain's, see solo_stream.cuh.
   bool streams() {
     const std::uint32_t size = inv_.group_size;
     if (inv_.protocol != Protocol::kSlot || !few_ranks() || g_.first_lane != 0 || g_.lanes < 2 ||
@@ -193,9 +194,11 @@ class SoloDescription {
     const std::optional<HopPeers> hops =
         hop_peers(g_, inv_.program, inv_.num_primitives, size, inv_.group_rank);
     if (!hops) return false;
+    // (Mesh plans see to it.)
+    if (hops->chain && g_.chunk * element() > limits_.slot_bytes) return false;
     // The first lane's stretch of the first part is a longest one, the last lane's of the last part
     // a shortest one: all have as many chunks.
-    const std::uint32_t last = g_.empty_part == size - 1 ? size - 2 : size - 1;
+    const std::uint32_t last = g_.empty_part == g_.parts - 1 ? g_.parts - 2 : g_.parts - 1;
     const std::uint64_t chunks = g_.loops_of(g_.lane_part(g_.longest_part(), 0));
     if (chunks == 0 || chunks > INT32_MAX / 2 ||
         chunks != g_.loops_of(g_.lane_part(last, g_.lanes - 1u))) {

@@ -65,6 +65,8 @@ inline constexpr std::uint32_t kIdleRounds = 64;  // of who publishes, before pe
 inline constexpr std::uint32_t kNoSlotOfPool = 0xffffffff, kNotYet = 0xffffffff;
 inline constexpr std::uint32_t kNoSlice = 0xffffffff;
 static_assert(kTurns >= kHops * kInHand);
+inline constexpr std::uint32_t kInHandOfOne = 4;  // of a rank that has one hop
+static_assert(kInHandOfOne <= kHops * kInHand && kInHandOfOne <= kCome);
 static_assert(kLeastStreamThreads >= 32 * (kApartWarps + kGroups));
 
 // Of the connector from a member.
@@ -108,6 +110,22 @@ __device__ __forceinline__ bool has_member(std::uint32_t members, std::uint32_t 
   return (members >> q & 1) != 0;
 }
 
+// Where the descriptions of hops' slices are: each hop has some, or a rank's only one all.
+struct Descriptions {
+  bool of_one_hop;
+  __device__ __forceinline__ std::uint32_t of_a_hop() const {
+    return of_one_hop ? kInHandOfOne : kInHand;
+  }
+  // Of the hop's n-th slice.
+  __device__ __forceinline__ std::uint32_t at(std::uint32_t hop, std::uint32_t n) const {
+    return of_one_hop ? n % kInHandOfOne : hop * kInHand + n % kInHand;
+  }
+  // What is counted for its description when it has been moved. (Its slices follow each other.)
+  __device__ __forceinline__ std::uint32_t count(std::uint32_t warps, std::uint32_t n) const {
+    return warps * (n / of_a_hop() + 1);
+  }
+};
+
 // What a block's threads work with, for one call.
 struct Stream {
   const SoloCall& call;
@@ -123,6 +141,15 @@ struct Stream {
   __device__ __forceinline__ bool has(std::uint32_t hop) const {
     if (hop == kSends) return call.hops.sends_to != 0;
     return hop == kGathers ? call.hops.gathers_from != 0 : call.hops.collects_from != 0;
+  }
+  __device__ __forceinline__ bool has_one_hop() const {
+    return (has(kSends) ? 1 : 0) + (has(kGathers) ? 1 : 0) + (has(kCollects) ? 1 : 0) == 1;
+  }
+  __device__ __forceinline__ Descriptions descriptions() const { return {has_one_hop()}; }
+  // Whose description it is.
+  __device__ __forceinline__ std::uint32_t hop_of_description(std::uint32_t i) const {
+    if (!has_one_hop()) return i / kInHand;
+    return has(kSends) ? kSends : has(kGathers) ? kGathers : kCollects;
   }
   __device__ __forceinline__ bool receives() const { return has(kGathers) || has(kCollects); }
   // Members of whom there are slices, or to whom.
@@ -147,6 +174,7 @@ struct Stream {
   // all-gather, and by many lanes a reduce-scatter, has a group for each direction, whose warps
   // begin each slice together; else each of two groups takes the next slice of any hop.
   __device__ __forceinline__ bool in_step() const {
+    if (call.hops.chain) return false;
     if (!call.hops.scatters) return has(kSends);
     return many_lanes() && has(kGathers) && call.hops.results_to == 0;
   }
@@ -165,12 +193,13 @@ struct Stream {
   __device__ __forceinline__ std::uint32_t in_hand(std::uint32_t hop) const {
     const bool one_sent =
         hop == kSends && receives() && (call.hops.scatters || call.group_size > 2);
-    return many_lanes() && (two_hops() || one_sent) ? 1 : kInHand;
+    return many_lanes() && (two_hops() || one_sent) ? 1 : descriptions().of_a_hop();
   }
   // An all-reduce's hops wait for each other, and with a root data go one way only, as fast as the
   // link can. All-gathers and reduce-scatters fill it with the connector's own slots.
   __device__ __forceinline__ std::uint32_t slots_wanted() const {
     const std::uint32_t own = call.shape.escape_slots, most = kSlotHeaders / own * own;
+    if (call.hops.chain) return 3 * own > most ? most : 3 * own;
     return !(two_hops() || has_root(inv.geometry.kind)) || 2 * own > most ? own : 2 * own;
   }
   __device__ __forceinline__ std::uint32_t chunk_bytes() const {
@@ -183,10 +212,9 @@ struct Stream {
   }
   // By one thread: how many slices of a hop were moved, from the first on; `n` were (acquire).
   __device__ __forceinline__ std::uint32_t count_moved(std::uint32_t hop, std::uint32_t n) const {
+    const Descriptions d = descriptions();
     while (n != call.chunks) {
-      const std::uint32_t stored = CudaDev::load_block(s.stored[hop * kInHand + n % kInHand]);
-      // (Counts of a description's slices follow each other.)
-      if (stored < warps() * (n / kInHand + 1)) break;
+      if (CudaDev::load_block(s.stored[d.at(hop, n)]) < d.count(warps(), n)) break;
       ++n;
     }
     return n;
@@ -195,6 +223,9 @@ struct Stream {
   // Whose part the hop's slice for a member is.
   __device__ __forceinline__ std::uint32_t part_for(std::uint32_t hop, std::uint32_t q) const {
     return hop == kSends && call.hops.scatters ? q : call.group_rank;
+  }
+  __device__ __forceinline__ Range stretch_of(std::uint32_t q) const {
+    return inv.geometry.lane_part(call.hops.chain ? 0 : q, transport.lane);
   }
   __device__ __forceinline__ Range chunk(std::uint32_t part, std::uint32_t k) const {
     return inv.geometry.chunk_of(of.parts[part], k);
@@ -214,6 +245,7 @@ struct Stream {
   }
   // Straight into outputs, see above. Whether members store what the hop sends them as it comes:
   __device__ __forceinline__ bool into_output(std::uint32_t hop) const {
+    if (call.hops.chain) return inv.geometry.kind != Kind::kReduce;
     return hop == kGathers || !call.hops.scatters || call.hops.places;
   }
   // and whether this rank lets the member do so.
@@ -284,6 +316,19 @@ struct Watched {
   bool comes;    // data, or room
   std::uint32_t q, watch, hop;
 };
+// The members at whom it is looked for.
+__device__ __forceinline__ std::uint32_t members_watched(const Stream& c, std::uint32_t watch) {
+  const HopPeers& hops = c.call.hops;
+  return watch == kRoomToSend      ? hops.sends_to
+         : watch == kToGather      ? hops.gathers_from
+         : watch == kRoomForResult ? hops.results_to
+                                   : hops.collects_from;
+}
+// The n-th of some members. There are more than n.
+__device__ __forceinline__ std::uint32_t member_number(std::uint32_t members, std::uint32_t n) {
+  for (; n != 0; --n) members &= members - 1;
+  return static_cast<std::uint32_t>(__ffs(static_cast<int>(members))) - 1;
+}
 // Of member q, one of the things.
 __device__ __forceinline__ Watched watched(const Stream& c, std::uint32_t q, std::uint32_t watch) {
   Watched x;
@@ -291,11 +336,7 @@ __device__ __forceinline__ Watched watched(const Stream& c, std::uint32_t q, std
   x.watch = watch;
   x.comes = x.watch == kToGather || x.watch == kToCollect;
   x.hop = x.watch == kRoomToSend ? kSends : x.watch == kToCollect ? kCollects : kGathers;
-  const std::uint32_t members = x.watch == kRoomToSend      ? c.call.hops.sends_to
-                                : x.watch == kToGather      ? c.call.hops.gathers_from
-                                : x.watch == kRoomForResult ? c.call.hops.results_to
-                                                            : c.call.hops.collects_from;
-  x.of_peer = has_member(members, x.q);
+  x.of_peer = has_member(members_watched(c, watch), x.q);
   return x;
 }
 // The number in its connector of the slice of chunk k that is watched for.
@@ -534,30 +575,47 @@ __device__ __forceinline__ std::uint32_t place_among(std::uint32_t members, std:
   return static_cast<std::uint32_t>(__popc(members & ((1u << q) - 1)));
 }
 
+// The places of what is received and of the own contribution among what is reduced: members', or of
+// a chain, as the engine has them.
+__device__ __forceinline__ std::uint32_t own_source(const Stream& c) {
+  return c.call.hops.chain ? 1u : c.call.group_rank;
+}
+__device__ __forceinline__ std::uint32_t source_of(const Stream& c, std::uint32_t q) {
+  return c.call.hops.chain ? 0u : q;
+}
+
 // What a slice's description says of all slices of its hop.
 __device__ __forceinline__ void describe_hop(const Stream& c, std::uint32_t hop, SliceJob& job) {
   const Geometry& g = c.inv.geometry;
   const std::uint32_t n = c.call.group_size, me = c.call.group_rank;
   const bool copies = copies_only(c, hop);
-  const bool reduces = hop == kGathers && c.call.hops.reduces;
+  const bool reduces = hop == kGathers && c.call.hops.reduces, chain = c.call.hops.chain;
+  // Of a chain the root has all contributions, and each adds its own.
+  const bool finishes = reduces && !(chain && c.call.hops.results_to != 0);
+  const bool contributes = chain && g.kind == Kind::kReduce;
   const cuda_leaves::Slice reduction = slice_of(c.call, c.inv);
   job.copies = copies;
   job.dtype = g.dtype;
   job.op = c.inv.op;
   job.protocol = Protocol::kSlot;
-  job.num_src = static_cast<std::uint16_t>(copies || reduces ? n : 1);
+  job.num_src = static_cast<std::uint16_t>(copies || (reduces && !chain) ? n : reduces ? 2 : 1);
   job.num_dst = 0;
   if (!copies) {
     job.num_dst = static_cast<std::uint16_t>(
         __popc(hop == kSends ? c.call.hops.sends_to : c.call.hops.results_to));
   }
   job.local_src = -1;
-  if (reduces) job.local_src = static_cast<std::int16_t>(me);
+  if (reduces) job.local_src = static_cast<std::int16_t>(own_source(c));
   if (hop == kSends && !copies) job.local_src = 0;
   job.elems = 0;
   job.dst_user = nullptr;
-  job.scale_sources = reduces && reduction.scale_all ? ScaleSources::kAll : ScaleSources::kNone;
-  job.divisor = reduces ? reduction.divisor : 1u;
+  job.scale_sources = ScaleSources::kNone;
+  if (reduction.scale_all && contributes) {
+    job.scale_sources = ScaleSources::kLocal;
+  } else if (reduction.scale_all && reduces) {
+    job.scale_sources = ScaleSources::kAll;
+  }
+  job.divisor = finishes ? reduction.divisor : 1u;
   job.scale = reduction.scale;
   for (std::uint32_t q = 0; q < n; ++q) {
     job.src[q] = nullptr;
@@ -592,7 +650,8 @@ __device__ __forceinline__ bool describe_slice(const Stream& c, std::uint32_t ho
   if (q == me) {
     const Range chunk = c.chunk(me, k);
     job.elems = chunk.length;
-    if (reduces || hop == kSends) job.src[reduces ? me : 0] = c.inv.input_at(chunk.offset);
+    if (reduces || hop == kSends)
+      job.src[reduces ? own_source(c) : 0] = c.inv.input_at(chunk.offset);
     if (c.call.hops.stores) job.dst_user = c.inv.output_at(chunk.offset);
     if (reduces || hop == kSends) return true;
     // (It is received from one.)
@@ -606,7 +665,7 @@ __device__ __forceinline__ bool describe_slice(const Stream& c, std::uint32_t ho
   }
   if (hop == kGathers && has_member(c.call.hops.gathers_from, q)) {
     const unsigned char* const from = of.come[kGathers][k % kCome][q];
-    if (from != nullptr) job.src[reduces ? q : 0] = from;
+    if (from != nullptr) job.src[reduces ? source_of(c, q) : 0] = from;
   }
   const std::uint32_t to = hop == kSends ? c.call.hops.sends_to : c.call.hops.results_to;
   if (has_member(to, q)) job.dst_slot[place_among(to, q)] = c.place_at(q, hop, k);
@@ -615,11 +674,12 @@ __device__ __forceinline__ bool describe_slice(const Stream& c, std::uint32_t ho
 
 // As Engine::cost_of().
 __device__ __forceinline__ std::uint32_t cost_of(const Stream& c, std::uint32_t hop) {
-  const std::uint32_t n = c.call.group_size, stores = c.call.hops.stores ? 1 : 0;
+  const std::uint32_t sources = c.call.hops.chain ? 2 : c.call.group_size,
+                      stores = c.call.hops.stores ? 1 : 0;
   const std::uint32_t sends = __popc(c.call.hops.sends_to),
                       results = __popc(c.call.hops.results_to);
   if (hop == kCollects) return 2 * __popc(c.call.hops.collects_from);
-  if (hop == kGathers) return kLinkCost * results + (c.call.hops.reduces ? n : 1) + stores;
+  if (hop == kGathers) return kLinkCost * results + (c.call.hops.reduces ? sources : 1) + stores;
   if (!c.call.hops.scatters) return kLinkCost * sends + 1 + stores;
   return (kLinkCost + 1 + (c.call.hops.copies ? 1 : 0)) * sends;
 }
@@ -639,7 +699,7 @@ __device__ __forceinline__ void give(const Stream& c, std::uint32_t hop, std::ui
 // Of what is in the output already: as if movers had moved it. By one thread; `n` slices of the hop
 // were before it. (Each of the description's has been counted.)
 __device__ __forceinline__ void skip(const Stream& c, std::uint32_t at, std::uint32_t n) {
-  CudaDev::store_block(c.s.stored[at], c.warps() * (n / kInHand + 1));
+  CudaDev::store_block(c.s.stored[at], c.descriptions().count(c.warps(), n));
 }
 
 // Finds the connector on which member q's slices come.
@@ -762,7 +822,7 @@ __device__ __forceinline__ void steer(CudaRank& r, const Stream& c, Interrupted 
            done[kCollects] < order.collected_before_gather(n))) {
         continue;
       }
-      const std::uint32_t at = hop * kInHand + n % kInHand;
+      const std::uint32_t at = c.descriptions().at(hop, n);
       const bool moves = __any_sync(kAll, describe_slice(c, hop, n, threadIdx.x, s.jobs[at])) != 0;
       __syncwarp();
       if (threadIdx.x == 0) {
@@ -852,7 +912,7 @@ __device__ __forceinline__ void set_up(const Stream& c) {
   StreamShared& s = c.s;
   if (threadIdx.x < 64) {
     const std::uint32_t i = threadIdx.x - 32;
-    if (i < c.call.group_size) c.of.parts[i] = c.inv.geometry.lane_part(i, c.transport.lane);
+    if (i < c.call.group_size) c.of.parts[i] = c.stretch_of(i);
     if (i < kSoloRanks) {
       s.borrowed[i] = kNotYet;
       c.of.invited[i] = nullptr;
@@ -863,7 +923,7 @@ __device__ __forceinline__ void set_up(const Stream& c) {
     if (i == 0) s.closed = 0;
   } else if (threadIdx.x < 64 + kHops * kInHand) {
     const std::uint32_t i = threadIdx.x - 64;
-    describe_hop(c, i / kInHand, s.jobs[i]);
+    describe_hop(c, c.hop_of_description(i), s.jobs[i]);
   }
 }
 

@@ -53,8 +53,9 @@ struct WholeStreams {
   std::uint32_t events;
   std::uint32_t total[kHops];  // chunks of all that go together, see steer_several()
   bool borrows;                // it is one call, from the beginning: as without an engine
-  std::uint32_t patient;       // calls, as bits: worth a longer wait
-  std::uint32_t ended;         // calls, as bits, of which all is told; the second warp's
+  Descriptions descriptions;
+  std::uint32_t patient;  // calls, as bits: worth a longer wait
+  std::uint32_t ended;    // calls, as bits, of which all is told; the second warp's
   // Calls, as bits: those whose connectors are there, and of these such as can do something at
   // once.
   std::uint32_t there, ready;
@@ -70,9 +71,11 @@ __device__ __forceinline__ Stream stream_of(const LaneTransport& t, std::uint32_
   return {whole_calls().call[place], whole_calls().inv[place], t, x.stream, x.calls[place]};
 }
 
-// Threads of the first warp that watch for one thing of a call: one a peer.
-__device__ __forceinline__ std::uint32_t peers_watched(const SoloCall& call) {
-  const std::uint32_t peers = call.group_size - 1u;
+// Threads of the first warp that watch for one thing of a call: one a peer that it is watched for
+// at.
+__device__ __forceinline__ std::uint32_t peers_watched(const HopPeers& hops) {
+  const int peers = max(max(__popc(hops.sends_to), __popc(hops.gathers_from)),
+                        max(__popc(hops.results_to), __popc(hops.collects_from)));
   return peers <= 1 ? 1 : peers <= 2 ? 2 : peers <= 4 ? 4 : 8;
 }
 
@@ -83,7 +86,7 @@ __device__ __forceinline__ bool go_together(const SoloCall& a, const SoloCall& b
   for (std::uint32_t q = 0; q < kSoloRanks; ++q) same = same && a.members[q] == b.members[q];
   return same && x.sends_to == y.sends_to && x.gathers_from == y.gathers_from &&
          x.results_to == y.results_to && x.collects_from == y.collects_from &&
-         x.scatters == y.scatters && x.reduces == y.reduces && x.lag == y.lag;
+         x.scatters == y.scatters && x.reduces == y.reduces && x.lag == y.lag && x.chain == y.chain;
 }
 
 // ---- before ----
@@ -190,9 +193,10 @@ __device__ __forceinline__ void set_up_together(const Stream& first) {
     if (i == 0) {
       x.stream.closed = x.events = x.interrupted = x.ended = 0;
       x.borrows = borrows;
+      x.descriptions = first.descriptions();
     }
   } else if (threadIdx.x / 32 == 2 && i < kHops * kInHand) {
-    describe_hop(first, i / kInHand, x.stream.jobs[i]);
+    describe_hop(first, first.hop_of_description(i), x.stream.jobs[i]);
   }
 }
 
@@ -231,16 +235,17 @@ __device__ __forceinline__ void steer_several(CudaRank& r, const LaneTransport& 
   StreamShared& s = x.stream;
   const std::uint32_t calls = x.num_calls, thread = threadIdx.x;
   const Stream like = stream_of(t, x.places[0]);  // in all that follows from who is who
-  const std::uint32_t peers = peers_watched(like.call), per_call = kWatches * peers,
+  const std::uint32_t peers = peers_watched(like.call.hops), per_call = kWatches * peers,
                       at_once = 32 / per_call, sets = (calls + at_once - 1) / at_once;
 
   // What this thread watches, of each call.
-  const std::uint32_t watch = thread % per_call / peers, p = thread % peers,
-                      me = like.call.group_rank, q = p < me ? p : p + 1;
+  const std::uint32_t watch = thread % per_call / peers;
+  const std::uint32_t members = members_watched(like, watch), p = thread % peers;
+  const bool of_peer = p < static_cast<std::uint32_t>(__popc(members));
+  const std::uint32_t q = of_peer ? member_number(members, p) : 0;
   const Watched what = watched(like, q, watch);
   const bool comes = what.comes;
   const std::uint32_t hop = what.hop;
-  const bool of_peer = q < like.call.group_size && what.of_peer;
   const bool has_credits =
       of_peer && watch == (has_member(like.call.hops.sends_to, q) ? kRoomToSend : kRoomForResult);
 
@@ -379,9 +384,8 @@ __device__ __forceinline__ void steer_several(CudaRank& r, const LaneTransport& 
         std::uint32_t n = done[h];
         if (thread == 0) {
           for (; n != given[h]; ++n) {
-            const std::uint32_t at = h * kInHand + n % kInHand;
-            // (Counts of a description's slices follow each other.)
-            if (CudaDev::load_block(s.stored[at]) < like.warps() * (n / kInHand + 1)) break;
+            const std::uint32_t at = x.descriptions.at(h, n);
+            if (CudaDev::load_block(s.stored[at]) < x.descriptions.count(like.warps(), n)) break;
             std::uint32_t& count = x.calls[x.given_of[at]].done[h];
             CudaDev::store_block(count, count + 1);
           }
@@ -397,53 +401,59 @@ __device__ __forceinline__ void steer_several(CudaRank& r, const LaneTransport& 
     const std::uint32_t come =
         __ballot_sync(kAll, watches && watch == kToGather && k > of.next[kGathers]);
     bool gave = false, lacks = false;
+    // (A round takes some 8 us where there are eight calls: as long as a slice of one hop's.)
+#pragma unroll 1
+    for (std::uint32_t g = 0; g != (x.descriptions.of_one_hop ? 2 : 1); ++g) {
 #pragma unroll
-    for (std::uint32_t h = 0; h < kHops; ++h) {
-      if (!like.has(h)) continue;
-      holds = holds || done[h] != given[h];
-      if (stops || given[h] == x.total[h] || given[h] == done[h] + kInHand) continue;
-      const std::uint32_t next = of.next[hop];
-      const std::uint32_t there = __ballot_sync(kAll, watches && hop == h && k > next);
-      bool can = leads && hop == h && (there & group) == group && next != chunks;
-      if (h == kGathers && like.two_hops()) {
-        can = can && of.done[kSends] >= order.sent_before_gather(next) &&
-              of.done[kCollects] >= order.collected_before_gather(next);
-      }
-      if (h == kSends) {
-        const bool has_come = (come & gatherers) == gatherers;
-        const bool unlocks = SendingAhead::unlocks(order, next, of.next[kGathers], has_come);
-        can = can && sending.may_send(ahead, still, unlocks);
-      }
-      const std::uint32_t some = __ballot_sync(kAll, can);
-      lacks = lacks || some == 0;
-      if (some == 0) continue;
-      const auto lead = static_cast<std::uint32_t>(__ffs(static_cast<int>(some)) - 1);
-      const std::uint32_t its = __shfl_sync(kAll, place, lead), n = __shfl_sync(kAll, next, lead);
-      const Stream goes = stream_of(t, its);
-      const std::uint32_t at = h * kInHand + given[h] % kInHand;
-      if (x.given_of[at] != its) {
+      for (std::uint32_t h = 0; h < kHops; ++h) {
+        if (!like.has(h)) continue;
+        holds = holds || done[h] != given[h];
+        if (stops || given[h] == x.total[h] || given[h] == done[h] + x.descriptions.of_a_hop()) {
+          continue;
+        }
+        const std::uint32_t next = of.next[hop];
+        const std::uint32_t there = __ballot_sync(kAll, watches && hop == h && k > next);
+        bool can = leads && hop == h && (there & group) == group && next != chunks;
+        if (h == kGathers && like.two_hops()) {
+          can = can && of.done[kSends] >= order.sent_before_gather(next) &&
+                of.done[kCollects] >= order.collected_before_gather(next);
+        }
+        if (h == kSends) {
+          const bool has_come = (come & gatherers) == gatherers;
+          const bool unlocks = SendingAhead::unlocks(order, next, of.next[kGathers], has_come);
+          can = can && sending.may_send(ahead, still, unlocks);
+        }
+        const std::uint32_t some = __ballot_sync(kAll, can);
+        lacks = lacks || (some == 0 && g == 0);
+        if (some == 0) continue;
+        const auto lead = static_cast<std::uint32_t>(__ffs(static_cast<int>(some)) - 1);
+        const std::uint32_t its = __shfl_sync(kAll, place, lead), n = __shfl_sync(kAll, next, lead);
+        const Stream goes = stream_of(t, its);
+        const std::uint32_t at = x.descriptions.at(h, given[h]);
+        if (x.given_of[at] != its) {
+          __syncwarp();
+          if (thread == 0) {
+            describe_hop(goes, h, s.jobs[at]);
+            x.given_of[at] = its;
+          }
+          __syncwarp();
+        }
+        const bool moves = __any_sync(kAll, describe_slice(goes, h, n, thread, s.jobs[at])) != 0;
         __syncwarp();
         if (thread == 0) {
-          describe_hop(goes, h, s.jobs[at]);
-          x.given_of[at] = its;
+          x.calls[its].next[h] = n + 1;
+          if (moves) {
+            give(goes, h, at);
+          } else {
+            skip(goes, at, given[h]);
+          }
         }
         __syncwarp();
+        ++given[h];
+        if (h == kSends) ++ahead;
+        if (h == receives) --ahead;
+        holds = gave = true;
       }
-      const bool moves = __any_sync(kAll, describe_slice(goes, h, n, thread, s.jobs[at])) != 0;
-      __syncwarp();
-      if (thread == 0) {
-        x.calls[its].next[h] = n + 1;
-        if (moves) {
-          give(goes, h, at);
-        } else {
-          skip(goes, at, given[h]);
-        }
-      }
-      __syncwarp();
-      ++given[h];
-      if (h == kSends) ++ahead;
-      if (h == receives) --ahead;
-      holds = gave = true;
     }
     gave_some = gave_some || gave;
     if (over || (stops && !holds)) break;
@@ -685,7 +695,7 @@ inline __device__ __noinline__ void run_whole_streams(CudaRank* rank, LaneStats*
     x.calls[place].invited[q] = nullptr;
     x.calls[place].straight[q] = kNoSlice;
     if (q >= calls.call[place].group_size) continue;
-    x.calls[place].parts[q] = calls.inv[place].geometry.lane_part(q, lane);
+    x.calls[place].parts[q] = stream_of(t, place).stretch_of(q);
   }
   __syncwarp();
   for (std::uint32_t place = warp; place < alike; place += blockDim.x / 32) {
