@@ -60,11 +60,11 @@
 // (ActiveContext): that is there for slices alone, and the progress of what is whole is one of two
 // states, nothing done or all sent (of two hops one of three, by the hops that were sent).
 //
-// What mesh plans move through slots, chunk after chunk, goes so as well (kWholeStream; kWholeCrowd
-// only where another one of some length is in the queue), several of the same kind and group
-// together: until all are done, or peers do not keep up, or they have had their turn and something
-// short could go on, or half of them are done and others wait. One that is done meanwhile ends at
-// once (end_early()). What is left of the others is the progress of each hop
+// What mesh plans and chains move through slots, chunk after chunk, goes so as well (kWholeStream;
+// kWholeCrowd only where another one of some length is in the queue), several of the same kind and
+// group together: until all are done, or peers do not keep up, or they have had their turn and
+// something short could go on, or half of them are done and others wait. One that is done meanwhile
+// ends at once (end_early()). What is left of the others is the progress of each hop
 // (DynamicContext::behind), from which a later turn goes on; and those that have moved go on before
 // what stands behind them is begun, so that ranks come to be at the same ones. To slices it is left
 // only if its data may come by another way than was looked at.
@@ -570,7 +570,8 @@ class Engine {
   // long for peers only at the first of the pass, or at one with a smaller seed, which is the same
   // on all ranks: of two that are at each other's first one stays, and the other comes back.
   UNJAM_HD bool is_patient(const Invocation& inv) const { return inv.seed <= s_.front; }
-  // Streams: the same hops, among the same ranks.
+  // Streams: the same hops, among the same ranks. (Or chains, whose roots may be others: those
+  // whose neighbours differ are left out when they are looked at, whole_stream.cuh.)
   UNJAM_HD static bool stream_together(const Invocation& a, const Invocation& b) {
     return a.geometry.kind == b.geometry.kind && a.geometry.empty_part == b.geometry.empty_part &&
            a.key->group == b.key->group;

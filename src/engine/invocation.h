@@ -108,7 +108,7 @@ struct alignas(16) DynamicContext {
   std::uint32_t taken = 0;      // bytes of the incoming slice that are through
   std::uint32_t attempts = 0;   // entries so far; saturates
   std::uint64_t started_ns = 0;
-  std::uint32_t behind[kHops] = {};  // of a mesh plan: so many chunks of each hop are done already
+  std::uint32_t behind[kHops] = {};  // of a stream: so many chunks of each hop are done already
   std::uint32_t sliced = 0;          // 1: not whole (any more), see Invocation::whole
 };
 static_assert(sizeof(DynamicContext) % kVectorBytes == 0);
@@ -117,7 +117,7 @@ static_assert(sizeof(DynamicContext) % kVectorBytes == 0);
 struct HeadStart {
   bool all = false;                // all of it: the lane has counted it as completed
   std::uint32_t primitive = 0;     // of the only loop, so many primitives; or
-  std::uint32_t hops[kHops] = {};  // of a mesh plan, so many chunks of each hop
+  std::uint32_t hops[kHops] = {};  // of a stream, so many chunks of each hop
 };
 
 // What each lane is to do about a key that has no invocation under way, or about a whole group.

@@ -80,7 +80,6 @@ std::uint64_t chain_chunk_bytes(const PlanLimits& limits, const Geometry& geomet
 // A primitive without a single peer.
 Primitive primitive(unsigned flags, int part);
 
-// Most elements of at most `bytes` bytes that fit geometry.chunk and the alignment.
 // A chunk of one guaranteed slot.
 std::uint32_t slot_chunk(const PlanLimits& limits, const Geometry& geometry);
 
@@ -88,6 +87,7 @@ std::uint32_t slot_chunk(const PlanLimits& limits, const Geometry& geometry);
 // all ranks alike: not all programs of a gather or scatter have a hop.)
 void halve_chunk(Geometry* geometry);
 
+// Most elements of at most `bytes` bytes that fit geometry.chunk and the alignment.
 std::uint32_t chunk_elements(std::uint64_t bytes, const Geometry& geometry);
 
 }  // namespace unjam

@@ -160,6 +160,16 @@ TEST(HopPeers, AChainGoesFromEachToTheNext) {
           more.push_back(more.front());
           ASSERT_FALSE(hop_peers(plan.geometry, more.data(), 2, static_cast<std::uint32_t>(n),
                                  static_cast<std::uint32_t>(r)));
+          for (const auto& change :
+               {+[](Primitive& p) { p.part = 1; }, +[](Primitive& p) { p.lag = 1; },
+                +[](Primitive& p) { p.flags ^= kCopy; },
+                +[](Primitive& p) { p.flags ^= kLocal; }}) {
+            Primitive other = plan.primitives.front();
+            change(other);
+            const auto found = hop_peers(plan.geometry, &other, 1, static_cast<std::uint32_t>(n),
+                                         static_cast<std::uint32_t>(r));
+            ASSERT_FALSE(found.has_value()) << other.flags;
+          }
         }
       }
     }

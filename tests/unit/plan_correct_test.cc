@@ -278,10 +278,19 @@ TEST(PlanChecked, ShortChainsOnCuda) {
         const CheckResult result = check(request, limits, Algorithm::kRing);
         ASSERT_TRUE(result.ok) << label(request, limits, Algorithm::kRing) << ": " << result.error;
         EXPECT_EQ(result.slots_needed, 1);
-        const Geometry h =
-            plan_ring(make_request(kind, ranks, 786432, root), limits)->geometry;  // 3 MiB
+        const PlanRequest little = make_request(kind, ranks, 786432, root);  // 3 MiB
+        const Geometry h = plan_ring(little, limits)->geometry;
         EXPECT_EQ(h.chunk * sizeof(float), 49152u);
         EXPECT_EQ(h.loops(0), 2u);
+        // And with small slots, few lanes, and lanes whose stretches differ.
+        for (const PlanRequest& odd : {little, make_request(kind, ranks, 100003, root)}) {
+          for (const PlanLimits& small : {limits, make_limits(2, 64, 3, Device::kCuda),
+                                          make_limits(4, 64, 1, Device::kCuda)}) {
+            const CheckResult checked = check(odd, small, Algorithm::kRing);
+            ASSERT_TRUE(checked.ok) << label(odd, small, Algorithm::kRing) << ": " << checked.error;
+            EXPECT_EQ(checked.slots_needed, 1);
+          }
+        }
       }
     }
   }

@@ -405,8 +405,12 @@ TEST(SoloDescription, ChainsAreStreams) {
       }
     }
   }
-  // A chunk that needs more than a slot, as longer chains have, and slots that are too small.
-  EXPECT_FALSE(Group(Kind::kReduce, Algorithm::kRing, 5, 1, 64 << 20, limits).calls[0].streams);
+  // A chunk that needs more than a slot, as longer chains' may, and slots that are too small.
+  Group g(Kind::kReduce, Algorithm::kRing, 4, 1, 8 << 20, limits);
+  g.invocations[0].geometry.chunk *= 2;
+  SoloCall call;
+  EXPECT_EQ(SoloDescription(g.invocations[0], limits, call).in_stream(), 0u);
+  EXPECT_EQ(Group(Kind::kReduce, Algorithm::kRing, 5, 1, 8 << 20, limits).threads[0], 0u);
   const SoloLimits small{512, kSoloRanks, true, 20, 32768};
   EXPECT_FALSE(Group(Kind::kReduce, Algorithm::kRing, 4, 1, 8 << 20, small).calls[0].streams);
 }
@@ -454,6 +458,25 @@ TEST(SoloDescription, WhatIsPlainIsAligned) {
   EXPECT_TRUE(plain());
   inv.geometry.dtype = DType::kInt32;
   EXPECT_FALSE(plain());
+}
+
+// Those that would take turns are for crowds, beside streams: of a chain as many bytes as of a
+// mesh.
+TEST(SoloDescription, LongChainsAreForCrowds) {
+  const SoloLimits limits{512, kSoloRanks, true, 20, 74944};
+  const auto whole = [&](int ranks, std::uint64_t chunks) {
+    const std::uint64_t count = chunks * 32 * 65536 / sizeof(Element);
+    Group g(Kind::kBroadcast, Algorithm::kRing, ranks, 1, count, limits);
+    SoloCall& call = g.calls[0];
+    EXPECT_EQ(call.chunks, chunks);
+    call.lanes = g.invocations[0].geometry.lanes;
+    call.group_size = static_cast<std::uint16_t>(ranks);
+    return SoloDescription::whole_of(call, g.invocations[0].geometry);
+  };
+  EXPECT_EQ(whole(3, 64), kWholeStream);
+  EXPECT_EQ(whole(3, 65), kWholeCrowd);
+  EXPECT_EQ(whole(4, 96), kWholeStream);
+  EXPECT_EQ(whole(4, 97), kWholeCrowd);
 }
 
 // Invocation::whole, as the engine reads it.

@@ -19,7 +19,7 @@ struct SoloLimits {
   unsigned block_threads = 0;     // a block's
   std::uint32_t ranks = 0;        // of the job
   bool whole_lines = false;       // lines come whole, so that lines can be sent without the engine
-  std::uint32_t patience_us = 0;  // of a mesh plan's lanes with their peers
+  std::uint32_t patience_us = 0;  // of lanes that stream with their peers
   std::uint32_t slot_bytes = 0;   // of a guaranteed one
 };
 
@@ -29,7 +29,7 @@ class SoloDescription {
       : inv_(inv), g_(inv.geometry), limits_(limits), call_(call) {}
 
   // For a call in a stream: one of a direct or two-shot plan whose lanes make one loop each, or of
-  // a mesh plan. Returns a block's threads; 0: it needs the engine.
+  // a mesh plan, or a chain. Returns a block's threads; 0: it needs the engine.
   unsigned in_stream() {
     call_ = SoloCall{};  // of the call before
     call_.streams = streams();
@@ -61,7 +61,9 @@ class SoloDescription {
   static bool is_for_crowds(const SoloCall& call, const Geometry& g) {
     constexpr std::uint32_t kMostChunks = 32;
     constexpr std::uint64_t kMostReduced = std::uint64_t{192} << 20;
-    return call.chunks > kMostChunks ||
+    // (A chain's go to one peer, not to all.)
+    const std::uint32_t most = call.hops.chain ? kMostChunks * (call.group_size - 1u) : kMostChunks;
+    return call.chunks > most ||
            (call.hops.two_hops() && g.count * dtype_bytes(g.dtype) > kMostReduced);
   }
 

@@ -1,5 +1,6 @@
 // As solo.cuh, for what is too large for packets: collectives by mesh plans (plan/mesh.cc; but
-// all-to-alls, gathers and scatters), through slots, chunk after chunk. What costs an engine 10 us
+// all-to-alls, gathers and scatters), and by chains (plan/ring.cc, with a root), of which each rank
+// makes one hop, through slots, chunk after chunk. What costs an engine 10 us
 // a slice (it decides what is next) and 50 a call (it is handed the call, and hands it back) is all
 // known here beforehand: where each slice of each hop lies, and in which order a connector carries
 // them (engine/hop_order.h). So the hops run by themselves, each as fast as it finds data and room:
@@ -32,12 +33,12 @@
 // accepted the call its connectors may be taken over (see solo.cuh): those whose slices peers have
 // taken. What is left goes through the next ones.
 //
-// Straight into outputs (connector.h). Results go there, and what is spread, from the first slice
-// on that is described when the member's invitation has been seen; then the others of the hop do,
-// too. They take a step of the connector, and a header, but no slot. Of what the receiver would
-// only have copied it has nothing to move: its first warp counts what movers would have. Who
-// receives such slices invites as the call begins, on the connectors that its key has had before,
-// or where it finds them.
+// Straight into outputs (connector.h). Results go there (but a chain's sums, to which others add),
+// and what is spread, from the first slice on that is described when the member's invitation has
+// been seen; then the others of the hop do, too. They take a step of the connector, and a header,
+// but no slot. Of what the receiver would only have copied it has nothing to move: its first warp
+// counts what movers would have. Who receives such slices invites as the call begins, on the
+// connectors that its key has had before, or where it finds them.
 #pragma once
 
 #include "device/cuda/solo.cuh"
@@ -51,9 +52,10 @@ enum Watch : std::uint32_t { kRoomToSend, kToGather, kRoomForResult, kToCollect 
 inline constexpr std::uint32_t kWatches = 4;
 static_assert(kWatches * kSoloRanks == 32);
 
-inline constexpr unsigned kApartWarps = 2;         // that move nothing
-inline constexpr std::uint32_t kGroups = 2;        // of movers
-inline constexpr std::uint32_t kInHand = 2;        // slices of a hop that movers have, at most
+inline constexpr unsigned kApartWarps = 2;   // that move nothing
+inline constexpr std::uint32_t kGroups = 2;  // of movers
+inline constexpr std::uint32_t kInHand =
+    2;  // slices of one of several hops that movers have, at most
 inline constexpr std::uint32_t kTurns = 16;        // of a group: it never has more in hand
 inline constexpr std::uint32_t kCome = 4;          // slices that have come, of a peer and a hop
 inline constexpr std::uint32_t kRoundsApart = 16;  // of looking at anything but peers
@@ -65,7 +67,10 @@ inline constexpr std::uint32_t kIdleRounds = 64;  // of who publishes, before pe
 inline constexpr std::uint32_t kNoSlotOfPool = 0xffffffff, kNotYet = 0xffffffff;
 inline constexpr std::uint32_t kNoSlice = 0xffffffff;
 static_assert(kTurns >= kHops * kInHand);
-inline constexpr std::uint32_t kInHandOfOne = 4;  // of a rank that has one hop
+// Of a rank that has one hop, where several calls go together: a look at all takes as long as two
+// slices of a chain. (Four H200s, 64 broadcasts of 64 MiB outstanding, by chains: 305 us each with
+// two, 249 with four. Of a call that is alone two are enough: 64 MiB 225 and 230.)
+inline constexpr std::uint32_t kInHandOfOne = 4;
 static_assert(kInHandOfOne <= kHops * kInHand && kInHandOfOne <= kCome);
 static_assert(kLeastStreamThreads >= 32 * (kApartWarps + kGroups));
 
@@ -146,7 +151,7 @@ struct Stream {
     return (has(kSends) ? 1 : 0) + (has(kGathers) ? 1 : 0) + (has(kCollects) ? 1 : 0) == 1;
   }
   __device__ __forceinline__ Descriptions descriptions() const { return {has_one_hop()}; }
-  // Whose description it is.
+  // Which hop's a description is.
   __device__ __forceinline__ std::uint32_t hop_of_description(std::uint32_t i) const {
     if (!has_one_hop()) return i / kInHand;
     return has(kSends) ? kSends : has(kGathers) ? kGathers : kCollects;
@@ -193,12 +198,15 @@ struct Stream {
   __device__ __forceinline__ std::uint32_t in_hand(std::uint32_t hop) const {
     const bool one_sent =
         hop == kSends && receives() && (call.hops.scatters || call.group_size > 2);
-    return many_lanes() && (two_hops() || one_sent) ? 1 : descriptions().of_a_hop();
+    return many_lanes() && (two_hops() || one_sent) ? 1 : kInHand;
   }
   // An all-reduce's hops wait for each other, and with a root data go one way only, as fast as the
   // link can. All-gathers and reduce-scatters fill it with the connector's own slots.
   __device__ __forceinline__ std::uint32_t slots_wanted() const {
     const std::uint32_t own = call.shape.escape_slots, most = kSlotHeaders / own * own;
+    // (Four H200s, chains of 256 MiB and 1 GiB with two, three and four times as many: reductions
+    // 814 and 3,138 us, 798 and 3,075, 803 and 3,089, broadcasts 822 and 3,150, 801 and 3,058, 801
+    // and 3,079.)
     if (call.hops.chain) return 3 * own > most ? most : 3 * own;
     return !(two_hops() || has_root(inv.geometry.kind)) || 2 * own > most ? own : 2 * own;
   }
@@ -224,6 +232,7 @@ struct Stream {
   __device__ __forceinline__ std::uint32_t part_for(std::uint32_t hop, std::uint32_t q) const {
     return hop == kSends && call.hops.scatters ? q : call.group_rank;
   }
+  // This lane's stretch of the part: of a chain everybody's is all there is.
   __device__ __forceinline__ Range stretch_of(std::uint32_t q) const {
     return inv.geometry.lane_part(call.hops.chain ? 0 : q, transport.lane);
   }
@@ -245,7 +254,7 @@ struct Stream {
   }
   // Straight into outputs, see above. Whether members store what the hop sends them as it comes:
   __device__ __forceinline__ bool into_output(std::uint32_t hop) const {
-    if (call.hops.chain) return inv.geometry.kind != Kind::kReduce;
+    if (call.hops.chain) return inv.geometry.kind != Kind::kReduce;  // whose receiver adds to it
     return hop == kGathers || !call.hops.scatters || call.hops.places;
   }
   // and whether this rank lets the member do so.

@@ -1,14 +1,14 @@
-// What a lane does for calls by mesh plans, by its engine: as solo_stream.cuh, which does it
-// without an engine, of several calls with the same members and hops. Each hop takes the first of
-// them that has what its next chunk needs: so while one's results are on their way, others go on,
-// and if ranks have them in different orders they do not wait for each other. What differs besides:
-// the lane's lease is held, the keys' former uses have ended, the inputs are there, ends and
-// progress are the engine's; and a call goes on where it was left.
+// What a lane does for calls by mesh plans and chains, by its engine: as solo_stream.cuh, which
+// does it without an engine, of several calls with the same members and hops. Each hop takes the
+// first of them that has what its next chunk needs: so while one's results are on their way, others
+// go on, and if ranks have them in different orders they do not wait for each other. What differs
+// besides: the lane's lease is held, the keys' former uses have ended, the inputs are there, ends
+// and progress are the engine's; and a call goes on where it was left.
 //
 // The first warp's threads each watch one call for one thing at one peer: all calls between two
-// ranks, one in turn among eight (steer_several()). It alone counts what movers have moved
-// (solo_stream.cuh: in the order in which it was given), for each call, and says so to the second
-// warp:
+// ranks, or of a chain, one in turn among eight by a mesh plan (steer_several()). It alone counts
+// what movers have moved (solo_stream.cuh: in the order in which it was given), for each call, and
+// says so to the second warp:
 //   done      of a call's hop, by the first warp; release: with what it has acquired of movers
 //   events    counts those, so that the second warp looks at calls only when there is news
 //
@@ -401,7 +401,7 @@ __device__ __forceinline__ void steer_several(CudaRank& r, const LaneTransport& 
     const std::uint32_t come =
         __ballot_sync(kAll, watches && watch == kToGather && k > of.next[kGathers]);
     bool gave = false, lacks = false;
-    // (A round takes some 8 us where there are eight calls: as long as a slice of one hop's.)
+    // (Of one hop two slices, see kInHandOfOne.)
 #pragma unroll 1
     for (std::uint32_t g = 0; g != (x.descriptions.of_one_hop ? 2 : 1); ++g) {
 #pragma unroll
