@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import importlib.util
 import json
 import os
 import re
@@ -140,6 +141,33 @@ def anchors(page: Path) -> set[str]:
     titles = [title.lower() for title in re.findall(r"^#+ (.+)$", text, flags=re.M)]
     named = {re.sub(r"[^\w\- ]", "", title).replace(" ", "-") for title in titles}
     return named | set(re.findall(r'id="([^"]+)"', text))
+
+
+def test_the_late_ranks_picture(tmp_path: Path) -> None:
+    """What draws docs/images/late-rank-gpus.png."""
+    pytest.importorskip("matplotlib")
+    script = ROOT / "bench" / "late_rank_picture.py"
+    spec = importlib.util.spec_from_file_location("late_rank_picture", script)
+    assert spec is not None and spec.loader is not None
+    picture = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(picture)
+    rows = [
+        {"policy": "fixed", "rank": rank, "late_rank": "1", "position": place, "latency_us": us}
+        for rank, place, us in [
+            ("0", "0", "10"),
+            ("2", "0", "30"),
+            ("0", "1", "5"),
+            ("2", "1", "-1"),
+            ("1", "0", "7"),
+        ]
+    ]
+    assert picture.means(rows, "latency_us") == {
+        ("fixed", False): [20.0, 5.0],
+        ("fixed", True): [7.0],
+    }
+    measured = ROOT / "bench" / "results" / "late-rank-h200-4-gpus.csv"
+    picture.draw(measured, tmp_path / "late.png")
+    assert (tmp_path / "late.png").read_bytes()[:4] == b"\x89PNG"
 
 
 def test_links_between_pages_lead_somewhere() -> None:
