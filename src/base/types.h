@@ -111,6 +111,10 @@ UNJAM_HD constexpr bool is_common_sum(DType t, Op op) {
   return common && (op == Op::kSum || op == Op::kAvg);
 }
 
+// All data go from the root to every rank, or from every rank to it: a chain of ranks does
+// (plan/ring.h).
+UNJAM_HD constexpr bool has_chain(Kind k) { return k == Kind::kBroadcast || k == Kind::kReduce; }
+
 UNJAM_HD constexpr bool has_root(Kind k) {
   return k == Kind::kReduce || k == Kind::kBroadcast || k == Kind::kGather || k == Kind::kScatter ||
          k == Kind::kSendRecv;

@@ -30,7 +30,7 @@ struct HopPeers {
   UNJAM_HD constexpr bool two_hops() const { return (sends_to & results_to) != 0; }
 };
 
-// The same of a chain's program.
+// Of a chain: what a rank's only primitive says. Nothing if it is another plan's.
 inline std::optional<HopPeers> chain_peers(const Primitive& p) {
   constexpr unsigned kAdds = kRecv | kLocal | kReduce | kContribute;
   const auto bit = [](std::uint32_t q) { return static_cast<std::uint8_t>(1u << q); };
@@ -66,8 +66,7 @@ inline std::optional<HopPeers> hop_peers(const Geometry& g, const Primitive* pro
   constexpr unsigned kShared = kSendAll | kIntoOutput;
   if (group_size < 2 || group_size > kMostHopRanks) return {};
   if (g.parts == 1) {
-    const bool chain = g.kind == Kind::kBroadcast || g.kind == Kind::kReduce;
-    return chain && primitives == 1 ? chain_peers(program[0]) : std::nullopt;
+    return has_chain(g.kind) && primitives == 1 ? chain_peers(program[0]) : std::nullopt;
   }
   if (g.parts != group_size) return {};
   // (Of an all-to-all input and output differ.)

@@ -40,8 +40,8 @@ void overlap(Kind kind, const PlanLimits& limits, std::vector<Primitive>* progra
 
 // Whose part is empty, see mesh.h.
 std::uint16_t empty_part(const PlanRequest& request) {
+  if (request.ranks == 1 || !has_chain(request.kind)) return kNoPart;
   const bool reduces = request.kind == Kind::kReduce;
-  if (request.ranks == 1 || (!reduces && request.kind != Kind::kBroadcast)) return kNoPart;
   return static_cast<std::uint16_t>(reduces && request.ranks == 2 ? 1 - request.root
                                                                   : request.root);
 }

@@ -123,13 +123,14 @@ Algorithm select_for_host(const PlanRequest& request, std::uint64_t bytes) {
   return algorithm_for_many(request.kind);
 }
 
-// Whose data go one way only, from a root, or to it. Among few GPUs these go down a chain, of which
-// each GPU sends to one and receives from one. (Four H200s, in a stream, by a mesh plan, in which
-// contributions run ahead of results, and by a chain: reductions of 4 MiB 54 and 33 us, 64 MiB 281
-// and 228, 1 GiB 3,266 and 3,075, broadcasts 37 and 32, 234 and 225, 3,161 and 3,063. 64
-// outstanding of 4 and 64 MiB: reductions 72 to 92 and 34, 255 to 314 and 247, broadcasts 32 and
-// 28, 255 and 249.)
-bool has_chain(Kind kind) { return kind == Kind::kBroadcast || kind == Kind::kReduce; }
+// Whether a broadcast or a reduction goes down a chain, of which each GPU sends to one and receives
+// from one. (Four H200s, in a stream, by a mesh plan, in which contributions run ahead of results,
+// and by a chain: reductions of 4 MiB 54 and 33 us, 64 MiB 281 and 228, 1 GiB 3,266 and 3,075,
+// broadcasts 37 and 32, 234 and 225, 3,161 and 3,063. 64 outstanding of 4 and 64 MiB: reductions 72
+// to 92 and 34, 255 to 314 and 247, broadcasts 32 and 28, 255 and 249.)
+bool chain_pays(const PlanRequest& request) {
+  return has_chain(request.kind) && request.ranks > 2 && request.ranks <= kShortChainRanks;
+}
 
 Algorithm select_for_cuda(const PlanRequest& request, const PlanLimits& limits,
                           std::uint64_t bytes) {
@@ -143,9 +144,7 @@ Algorithm select_for_cuda(const PlanRequest& request, const PlanLimits& limits,
       one_loop(limits, bytes)) {
     return Algorithm::kDirect;
   }
-  if (has_chain(request.kind) && request.ranks > 2 && request.ranks <= kShortChainRanks) {
-    return Algorithm::kRing;
-  }
+  if (chain_pays(request)) return Algorithm::kRing;
   const bool mesh = mesh_serves(request.kind) && request.ranks <= kMaxDirectRanks;
   return mesh ? Algorithm::kMesh : algorithm_for_many(request.kind);
 }

@@ -1,9 +1,9 @@
 // As solo.cuh, for what is too large for packets: collectives by mesh plans (plan/mesh.cc; but
 // all-to-alls, gathers and scatters), and by chains (plan/ring.cc, with a root), of which each rank
-// makes one hop, through slots, chunk after chunk. What costs an engine 10 us
-// a slice (it decides what is next) and 50 a call (it is handed the call, and hands it back) is all
-// known here beforehand: where each slice of each hop lies, and in which order a connector carries
-// them (engine/hop_order.h). So the hops run by themselves, each as fast as it finds data and room:
+// makes one hop, through slots, chunk after chunk. What costs an engine 10 us a slice (it decides
+// what is next) and 50 a call (it is handed the call, and hands it back) is all known here
+// beforehand: where each slice of each hop lies, and in which order a connector carries them
+// (engine/hop_order.h). So the hops run by themselves, each as fast as it finds data and room:
 //   first warp      steers: a thread for each peer, and for each of the four things that hops wait
 //                   for there (Watch), polls for the next slice that has come, or that has room;
 //                   what is ready it describes, and hands to a group of movers
@@ -52,10 +52,9 @@ enum Watch : std::uint32_t { kRoomToSend, kToGather, kRoomForResult, kToCollect 
 inline constexpr std::uint32_t kWatches = 4;
 static_assert(kWatches * kSoloRanks == 32);
 
-inline constexpr unsigned kApartWarps = 2;   // that move nothing
-inline constexpr std::uint32_t kGroups = 2;  // of movers
-inline constexpr std::uint32_t kInHand =
-    2;  // slices of one of several hops that movers have, at most
+inline constexpr unsigned kApartWarps = 2;         // that move nothing
+inline constexpr std::uint32_t kGroups = 2;        // of movers
+inline constexpr std::uint32_t kInHand = 2;        // slices of a hop that movers have, at most
 inline constexpr std::uint32_t kTurns = 16;        // of a group: it never has more in hand
 inline constexpr std::uint32_t kCome = 4;          // slices that have come, of a peer and a hop
 inline constexpr std::uint32_t kRoundsApart = 16;  // of looking at anything but peers
@@ -67,10 +66,11 @@ inline constexpr std::uint32_t kIdleRounds = 64;  // of who publishes, before pe
 inline constexpr std::uint32_t kNoSlotOfPool = 0xffffffff, kNotYet = 0xffffffff;
 inline constexpr std::uint32_t kNoSlice = 0xffffffff;
 static_assert(kTurns >= kHops * kInHand);
-// Of a rank that has one hop, where several calls go together: a look at all takes as long as two
-// slices of a chain. (Four H200s, 64 broadcasts of 64 MiB outstanding, by chains: 305 us each with
-// two, 249 with four. Of a call that is alone two are enough: 64 MiB 225 and 230.)
-inline constexpr std::uint32_t kInHandOfOne = 4;
+// But of a rank that has one hop, where several calls go together; and how many of them it gives in
+// a round, in which it looks at all calls. (Four H200s, 64 broadcasts of 64 MiB outstanding, by
+// chains: two in hand 298 us each, and 305 with two in a round; four in hand 315, and 249. Of a
+// call that is alone two are enough: 64 MiB 225 us, with four 230.)
+inline constexpr std::uint32_t kInHandOfOne = 4, kInRoundOfOne = 2;
 static_assert(kInHandOfOne <= kHops * kInHand && kInHandOfOne <= kCome);
 static_assert(kLeastStreamThreads >= 32 * (kApartWarps + kGroups));
 
@@ -120,6 +120,10 @@ struct Descriptions {
   bool of_one_hop;
   __device__ __forceinline__ std::uint32_t of_a_hop() const {
     return of_one_hop ? kInHandOfOne : kInHand;
+  }
+  // So many may be given in a round, see steer_several().
+  __device__ __forceinline__ std::uint32_t in_round() const {
+    return of_one_hop ? kInRoundOfOne : 1;
   }
   // Of the hop's n-th slice.
   __device__ __forceinline__ std::uint32_t at(std::uint32_t hop, std::uint32_t n) const {
@@ -179,8 +183,7 @@ struct Stream {
   // all-gather, and by many lanes a reduce-scatter, has a group for each direction, whose warps
   // begin each slice together; else each of two groups takes the next slice of any hop.
   __device__ __forceinline__ bool in_step() const {
-    if (call.hops.chain) return false;
-    if (!call.hops.scatters) return has(kSends);
+    if (!call.hops.scatters) return has(kSends) && has(kCollects);
     return many_lanes() && has(kGathers) && call.hops.results_to == 0;
   }
   __device__ __forceinline__ bool many_lanes() const {
@@ -207,8 +210,10 @@ struct Stream {
     // (Four H200s, chains of 256 MiB and 1 GiB with two, three and four times as many: reductions
     // 814 and 3,138 us, 798 and 3,075, 803 and 3,089, broadcasts 822 and 3,150, 801 and 3,058, 801
     // and 3,079.)
-    if (call.hops.chain) return 3 * own > most ? most : 3 * own;
-    return !(two_hops() || has_root(inv.geometry.kind)) || 2 * own > most ? own : 2 * own;
+    const std::uint32_t times = call.hops.chain                             ? 3
+                                : two_hops() || has_root(inv.geometry.kind) ? 2
+                                                                            : 1;
+    return times * own < most ? times * own : most;
   }
   __device__ __forceinline__ std::uint32_t chunk_bytes() const {
     return inv.geometry.chunk * dtype_bytes(inv.geometry.dtype);

@@ -53,9 +53,9 @@ struct WholeStreams {
   std::uint32_t events;
   std::uint32_t total[kHops];  // chunks of all that go together, see steer_several()
   bool borrows;                // it is one call, from the beginning: as without an engine
-  Descriptions descriptions;
-  std::uint32_t patient;  // calls, as bits: worth a longer wait
-  std::uint32_t ended;    // calls, as bits, of which all is told; the second warp's
+  Descriptions descriptions;   // as all of them have them
+  std::uint32_t patient;       // calls, as bits: worth a longer wait
+  std::uint32_t ended;         // calls, as bits, of which all is told; the second warp's
   // Calls, as bits: those whose connectors are there, and of these such as can do something at
   // once.
   std::uint32_t there, ready;
@@ -401,9 +401,8 @@ __device__ __forceinline__ void steer_several(CudaRank& r, const LaneTransport& 
     const std::uint32_t come =
         __ballot_sync(kAll, watches && watch == kToGather && k > of.next[kGathers]);
     bool gave = false, lacks = false;
-    // (Of one hop two slices, see kInHandOfOne.)
 #pragma unroll 1
-    for (std::uint32_t g = 0; g != (x.descriptions.of_one_hop ? 2 : 1); ++g) {
+    for (std::uint32_t g = 0; g != x.descriptions.in_round(); ++g) {
 #pragma unroll
       for (std::uint32_t h = 0; h < kHops; ++h) {
         if (!like.has(h)) continue;
