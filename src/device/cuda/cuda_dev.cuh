@@ -64,11 +64,16 @@ __device__ __forceinline__ void sync_block() {
   __syncthreads();
 }
 // The same where warps come to it at different places of the code, which neither __syncthreads()
-// nor an aligned barrier allows (synccheck of compute-sanitizer tells both).
+// nor an aligned barrier allows (synccheck of compute-sanitizer tells both). arrive_apart(): to be
+// counted there, by a warp that does not wait for the others.
+inline constexpr unsigned kApartBarrier = 15;  // solo_stream.cuh has the first ones
 __device__ __forceinline__ void sync_block_apart() {
-  constexpr unsigned kBarrier = 15;  // solo_stream.cuh has the first ones
   __syncwarp();
-  asm volatile("barrier.sync %0, %1;" ::"n"(kBarrier), "r"(blockDim.x) : "memory");
+  asm volatile("barrier.sync %0, %1;" ::"n"(kApartBarrier), "r"(blockDim.x) : "memory");
+}
+__device__ __forceinline__ void arrive_apart() {
+  __syncwarp();
+  asm volatile("barrier.arrive %0, %1;" ::"n"(kApartBarrier), "r"(blockDim.x) : "memory");
 }
 
 // CudaRank::lanes. Both return what was there before, and acquire and release.

@@ -981,6 +981,15 @@ __device__ __forceinline__ Ending begin_end(CudaRank& r, const CudaLaunch& launc
   return ReportSteps::begin_end(ReportingCall{r, launch});
 }
 
+// The same, and what finish() decides, by one thread of a lane that waits for no peer any more,
+// while the block is still busy with its end. So the next call's blocks come meanwhile.
+__device__ __forceinline__ Ending report_early(CudaRank& r, const CudaLaunch& launch, Shared& s) {
+  const ReportingCall reporting{r, launch};
+  Ending ending = ReportSteps::begin_end(reporting);
+  s.serves = ReportSteps::decide(reporting, ending) ? 1 : 0;
+  return ending;
+}
+
 // By one thread, behind a barrier behind all that the block has done. `serves`: decide()'s. True:
 // this block serves.
 __device__ __forceinline__ bool say_how_far(const ReportingCall& call, bool done, Ending ending,
@@ -997,26 +1006,34 @@ __device__ __forceinline__ bool say_how_far(const ReportingCall& call, bool done
   return serves;
 }
 
-// The end of a block's part of a call, by all threads, behind all that each has done.
-// count(stats): adds to the lane's figures, which are its driver's. True: it goes on to serve.
-template <class Count>
-__device__ __forceinline__ bool finish(CudaRank& r, const CudaLaunch& launch, std::uint32_t lane,
-                                       bool done, Ending& ending, Shared& s, Count count) {
-  const ReportingCall reporting{r, launch};
-  if (threadIdx.x == kCounter) count(r.rank.lanes[lane].stats);
-  if (threadIdx.x == kCaller && done) s.serves = ReportSteps::decide(reporting, ending) ? 1 : 0;
-  sync_block();
+// The last of it, by all threads, behind a barrier behind all that the block has done. True: it
+// goes on to serve.
+__device__ __forceinline__ bool leave(CudaRank& r, const CudaLaunch& launch, std::uint32_t lane,
+                                      bool done, Ending& ending, Shared& s) {
   // Of a lane that is done it is known here. A block that does not serve leaves, each of its
   // threads when it is through.
   const bool serves = done && s.serves != 0;
   if (threadIdx.x == kCaller) {
-    const bool says = say_how_far(reporting, done, ending, serves);
+    const bool says = say_how_far(ReportingCall{r, launch}, done, ending, serves);
     if (!done) s.serves = says ? 1 : 0;
   }
   if (threadIdx.x == kLast) give_back(r, launch.solo, lane, done);
   if (done && !serves) return false;
   sync_block();
   return s.serves != 0;
+}
+
+// The end of a block's part of a call, by all threads, behind all that each has done.
+// count(stats): adds to the lane's figures, which are its driver's. True: it goes on to serve.
+template <class Count>
+__device__ __forceinline__ bool finish(CudaRank& r, const CudaLaunch& launch, std::uint32_t lane,
+                                       bool done, Ending& ending, Shared& s, Count count) {
+  if (threadIdx.x == kCounter) count(r.rank.lanes[lane].stats);
+  if (threadIdx.x == kCaller && done) {
+    s.serves = ReportSteps::decide(ReportingCall{r, launch}, ending) ? 1 : 0;
+  }
+  sync_block();
+  return leave(r, launch, lane, done, ending, s);
 }
 
 __device__ __forceinline__ LaneTransport transport_of(const SoloCall& call, std::uint32_t lane) {
@@ -1036,20 +1053,21 @@ __device__ __forceinline__ LaneTransport transport_of(const SoloCall& call, std:
 // What is in front may also be anybody's kernel, which has let us begin early and then runs on, or
 // even waits for something that wants this lane. So ahead of its turn this call waits for nothing
 // for long, and holds the lease only with all else that it needs, and not for long either.
-template <std::uint32_t kSteps>
+// looks(patient): look(), or what another kind of call looks at.
+template <class Looks>
 __device__ __forceinline__ bool look_in_time(CudaRank& r, const CudaLaunch& launch,
-                                             const LaneTransport& t, const Stretch& w, bool& leased,
-                                             Known& known, Shared& s) {
+                                             std::uint32_t lane, bool& leased, Shared& s,
+                                             Looks looks) {
   constexpr std::uint32_t kAll = 0xffffffff;
   const std::uint64_t begun = global_ns();
   const auto let_go = [&] {
-    if (leased) see_to_lane(r, launch.solo, t.lane, clear_lanes(r, std::uint64_t{1} << t.lane));
+    if (leased) see_to_lane(r, launch.solo, lane, clear_lanes(r, std::uint64_t{1} << lane));
     leased = false;
     __syncwarp();
   };
   for (bool ahead = true;;) {
-    const bool taken = take_lane(r, launch, t.lane, !ahead, leased);
-    const bool ok = taken && look<kSteps>(r, launch.solo, t, w, !ahead, known, s);
+    const bool taken = take_lane(r, launch, lane, !ahead, leased);
+    const bool ok = taken && looks(!ahead);
     if (!ahead) return ok;
     if (!ok) let_go();
     bool turn = has_waited(s), again = false;
@@ -1061,7 +1079,7 @@ __device__ __forceinline__ bool look_in_time(CudaRank& r, const CudaLaunch& laun
         __nanosleep(50);
         bool there = true;
         if (threadIdx.x == kLeaser) {
-          there = (load_relaxed_local(r.lanes) >> t.lane & 1) == 0;
+          there = (load_relaxed_local(r.lanes) >> lane & 1) == 0;
         } else if (threadIdx.x == kFormer) {
           there = load_relaxed_local(launch.sqe.inv.key->done) == launch.sqe.inv.turn;
         }

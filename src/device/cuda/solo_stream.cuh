@@ -16,6 +16,12 @@
 //            and stores. Who reads that all of a group have (acquire), and then fences, publishes
 //            behind all of them.
 //
+// Ahead of the stream's turn (look_in_time()) all is set up, and its beginning rehearsed: the last
+// warp goes through steer()'s first round, in shared memory of its own, and movers have a slice
+// without data. For instructions have to be fetched: the first slice's description takes 2.9 us,
+// later ones 0.9. (Four H100s; probe.) And who is through with its peers reports while flags of the
+// last slices are on their way, so that the next call's blocks come, and do all this, meanwhile.
+//
 // What may be interrupted. Slices are published, and taken, in the connectors' order only; what was
 // moved and is not part of a prefix is forgotten, and the engine moves it again. Contributions and
 // copies may be moved twice: what they read is not overwritten before peers have it (see
@@ -73,6 +79,9 @@ static_assert(kTurns >= kHops * kInHand);
 inline constexpr std::uint32_t kInHandOfOne = 4, kInRoundOfOne = 2;
 static_assert(kInHandOfOne <= kHops * kInHand && kInHandOfOne <= kCome);
 static_assert(kLeastStreamThreads >= 32 * (kApartWarps + kGroups));
+// Of the first warp, a thread that sees to no member: counts what a call that is done has moved.
+inline constexpr std::uint32_t kStreamCounter = 24;
+static_assert(kStreamCounter >= kSoloRanks * kNobody && kStreamCounter < 32);
 
 // Of the connector from a member.
 enum Found : std::uint32_t { kNotLooked, kIsTheKeys, kIsNot };
@@ -108,8 +117,13 @@ struct StreamShared {
 struct OneStreamShared {
   StreamShared stream;
   StreamedCall call;
+  std::uint32_t said;    // by the host, see approach()
+  std::uint32_t looked;  // the first warp has, and begins if all that it needs is there
+  std::uint32_t done;    // all is moved, and the call was not cancelled. Then report_early()'s:
+  std::uint64_t reports, at;
 };
-static_assert(sizeof(OneStreamShared) <= sizeof(BlockShared));
+// The call's, and one to rehearse in.
+static_assert(2 * sizeof(OneStreamShared) <= sizeof(BlockShared));
 
 __device__ __forceinline__ bool has_member(std::uint32_t members, std::uint32_t q) {
   return (members >> q & 1) != 0;
@@ -509,8 +523,8 @@ struct Asking {
   }
 };
 
-// Publishes what the movers have moved, in the connectors' order, until nothing more is given. The
-// last credits are left to tell_ends().
+// Publishes what the movers have moved, in the connectors' order, until nothing more is given. Of
+// what is not moved to the end the last credits are left to tell_ends().
 __device__ __forceinline__ void publish_stream(CudaRank& r, const Stream& c) {
   constexpr std::uint32_t kAll = 0xffffffff;
   StreamShared& s = c.s;
@@ -518,6 +532,7 @@ __device__ __forceinline__ void publish_stream(CudaRank& r, const Stream& c) {
   const bool out = thread < kSoloRanks;
   const bool of_peer = thread < 2 * kSoloRanks && (out ? c.sends_to(q) : c.receives_from(q));
   const std::uint32_t own_slots = c.call.shape.escape_slots;
+  const std::uint32_t slices = c.order().slices();
   std::uint32_t* poke_at = nullptr;
   if (out && (of_peer || c.receives_from(q))) {
     poke_at = &r.pokes[c.call.members[q]][c.transport.lane];
@@ -539,9 +554,10 @@ __device__ __forceinline__ void publish_stream(CudaRank& r, const Stream& c) {
     }
     __syncwarp();  // what the first thread has acquired, for all
     const std::uint32_t to = out ? c.prefix_to(q, moved) : c.prefix_from(q, moved);
-    // A credit is worth a fence where the peer has slices left that want room.
+    // A credit is worth a fence where the peer has slices left that want room, and in the end,
+    // where those of its next call do.
     const bool news =
-        of_peer && to != done && (out || (!last && c.order().slices() - done > own_slots));
+        of_peer && to != done && (out || to == slices || (!last && slices - done > own_slots));
     if (__any_sync(kAll, news) != 0) {
       if (news && out) store_headers(c, q, done, to);
       // One fence a thread is behind all that it has seen the movers do, and what it has stored
@@ -716,6 +732,17 @@ __device__ __forceinline__ void skip(const Stream& c, std::uint32_t at, std::uin
   CudaDev::store_block(c.s.stored[at], c.descriptions().count(c.warps(), n));
 }
 
+// Ahead of the stream's turn, of who sends nothing before it has received: whether member q's
+// slices come on the connector on which they came. (If not steer() looks again: on another one
+// members are invited, which is for the turn.)
+__device__ __forceinline__ void find_ahead(const Stream& c, std::uint32_t q) {
+  InEndpoint in = c.call.in[c.transport.lane * c.call.shape.ranks + q];
+  const std::uint32_t was = in.connector;
+  const bool found = c.transport.resolve(c.call.members[q], c.call.tag, in) && in.connector == was;
+  c.of.found[q] = found ? kIsTheKeys : kNotLooked;
+  if (found) c.of.ins[q] = c.transport.wire(in);
+}
+
 // Finds the connector on which member q's slices come.
 __device__ __forceinline__ void find_connector(const Stream& c, std::uint32_t q) {
   InEndpoint in = c.call.in[c.transport.lane * c.call.shape.ranks + q];
@@ -730,12 +757,14 @@ __device__ __forceinline__ void find_connector(const Stream& c, std::uint32_t q)
   }
   LaneTransport::invite(c.of.ins[q], c.inv.seed, c.inv.output_place);
 }
-// By the first warp: the connectors on which members' slices come, each looked for by one thread.
-// False, of a thread that watches one: it is not known, or not the key's any more.
+// By the first warp: the connectors on which members' slices come, each looked for by one thread if
+// it is not known (find_ahead()). False, of a thread that watches one: it is none, or not the key's
+// any more.
 __device__ __forceinline__ bool find_incoming(const Stream& c, const Watched& x, Wire& wire) {
   StreamedCall& of = c.of;
   const bool watches = x.of_peer && x.comes;
-  if (watches && (x.watch == kToGather || !has_member(c.call.hops.gathers_from, x.q))) {
+  if (watches && of.found[x.q] == kNotLooked &&
+      (x.watch == kToGather || !has_member(c.call.hops.gathers_from, x.q))) {
     find_connector(c, x.q);
   }
   __syncwarp();
@@ -745,16 +774,21 @@ __device__ __forceinline__ bool find_incoming(const Stream& c, const Watched& x,
 }
 
 // Watches and hands out, until all is moved or no more is waited for.
-// interrupted(now, begun, asks_host): by one thread, now and then, see is_interrupted().
+// interrupted(now, begun, asks_host): by one thread, now and then, see is_interrupted(). Returns
+// whether all is moved. `rehearses`: goes through one round, as if a slice of each hop could be
+// moved, and changes nothing but what is c's in shared memory.
 template <class Interrupted>
-__device__ __forceinline__ void steer(CudaRank& r, const Stream& c, Interrupted interrupted) {
+__device__ __forceinline__ bool steer(CudaRank& r, const Stream& c, Interrupted interrupted,
+                                      bool rehearses = false) {
   constexpr std::uint32_t kAll = 0xffffffff;
   StreamShared& s = c.s;
+  const std::uint32_t thread = threadIdx.x % 32;
   const std::uint32_t chunks = c.call.chunks;
   const HopOrder order = c.order();
-  const Watched x = watched(c, threadIdx.x % kSoloRanks, threadIdx.x / kSoloRanks);
+  const Watched x = watched(c, thread % kSoloRanks, thread / kSoloRanks);
   // What peers have consumed is known to some extent: the first slices wait for nothing, not even
-  // for a look at what comes in.
+  // for a look at what comes in, unless that was found before.
+  const bool knows = __all_sync(kAll, !x.of_peer || !x.comes || c.of.found[x.q] == kIsTheKeys) != 0;
   Wire wire = x.of_peer && !x.comes ? c.of.outs[x.q] : Wire{};
   std::uint32_t k = 0;  // so many are there
   std::uint64_t found = x.of_peer ? c.of.credits[x.q] : 0;
@@ -769,21 +803,22 @@ __device__ __forceinline__ void steer(CudaRank& r, const Stream& c, Interrupted 
   std::uint32_t next[kHops] = {}, done[kHops] = {};
   const std::uint64_t begun = global_ns();
   std::uint64_t last = begun;
-  bool stops = false, moved = false;
+  bool stops = false, moved = false, over = false;
   Asking asking{x.of_peer && !x.comes && c.into_output(x.hop)};
   for (std::uint32_t round = 0;; ++round) {
     bool news = false, strange = false;
     const std::uint64_t invitation = asking.look(wire, round);
-    if (round == 1) {
+    if (round == (knows ? 0 : 1)) {
       strange = !find_incoming(c, x, wire);
       if (x.of_peer && x.comes && !strange) {
         step = wire.count + slice_watched(c, x.watch, 0);
         word = &LaneTransport::header_of(wire.steps, step).flag;
       }
     }
-    if (x.of_peer && k < chunks && !stops && !strange && (round != 0 || !x.comes)) {
-      // Acquire: the payload is read, or the slot overwritten, behind it.
-      if (round != 0) found = load_acquire(*word);
+    if (x.of_peer && k < chunks && !stops && !strange && (knows || round != 0 || !x.comes)) {
+      // Acquire: the payload is read, or the slot overwritten, behind it. (What was consumed is
+      // known in the first round.)
+      if (round != 0 || x.comes) found = load_acquire(*word);
       if (!x.comes) {
         const std::uint32_t borrowed = CudaDev::load_block(s.borrowed[x.q]);
         while (k < chunks && c.room_for(static_cast<std::uint32_t>(step - wire.count), step - found,
@@ -812,13 +847,14 @@ __device__ __forceinline__ void steer(CudaRank& r, const Stream& c, Interrupted 
     moved = __any_sync(kAll, news) != 0 || moved;
     __syncwarp();  // what any thread has acquired, for all
 
-    bool over = true, holds = false;
+    over = true;
+    bool holds = false;
 #pragma unroll
     for (std::uint32_t hop = 0; hop < kHops; ++hop) {
       if (!c.has(hop)) continue;
       std::uint32_t d = done[hop];
       if (d != next[hop]) {
-        if (threadIdx.x == 0) d = c.count_moved(hop, d);
+        if (thread == 0) d = c.count_moved(hop, d);
         d = __shfl_sync(kAll, d, 0);
         done[hop] = d;
         __syncwarp();  // as above
@@ -827,19 +863,22 @@ __device__ __forceinline__ void steer(CudaRank& r, const Stream& c, Interrupted 
       const std::uint32_t there = __ballot_sync(kAll, k > n);
       over = over && d == chunks;
       holds = holds || d != n;
-      if (n == chunks || n == d + c.in_hand(hop) || (needs[hop] & ~there) != 0 || stops) continue;
-      // (Two H200s, all-reduces of 64 and 256 MiB without this and with it: by 32 lanes 247 and
-      // 836 us, 240 and 812; by 16 305 and 1,048, 276 and 959; by 8 463 and 1,734, 436 and 1,638.)
-      if (hop == kSends && !order.is_wanted_soon(n, done[kGathers])) continue;
-      if (hop == kGathers && c.two_hops() &&
-          (done[kSends] < order.sent_before_gather(n) ||
-           done[kCollects] < order.collected_before_gather(n))) {
-        continue;
+      if (!rehearses) {
+        if (n == chunks || n == d + c.in_hand(hop) || (needs[hop] & ~there) != 0 || stops) continue;
+        // (Two H200s, all-reduces of 64 and 256 MiB without this and with it: by 32 lanes 247 and
+        // 836 us, 240 and 812; by 16 305 and 1,048, 276 and 959; by 8 463 and 1,734, 436 and
+        // 1,638.)
+        if (hop == kSends && !order.is_wanted_soon(n, done[kGathers])) continue;
+        if (hop == kGathers && c.two_hops() &&
+            (done[kSends] < order.sent_before_gather(n) ||
+             done[kCollects] < order.collected_before_gather(n))) {
+          continue;
+        }
       }
       const std::uint32_t at = c.descriptions().at(hop, n);
-      const bool moves = __any_sync(kAll, describe_slice(c, hop, n, threadIdx.x, s.jobs[at])) != 0;
+      const bool moves = __any_sync(kAll, describe_slice(c, hop, n, thread, s.jobs[at])) != 0;
       __syncwarp();
-      if (threadIdx.x == 0) {
+      if (thread == 0) {
         if (moves) {
           give(c, hop, at);
         } else {
@@ -849,6 +888,7 @@ __device__ __forceinline__ void steer(CudaRank& r, const Stream& c, Interrupted 
       next[hop] = n + 1;
       holds = true;
     }
+    if (rehearses) return false;
     if (over || (stops && !holds)) break;
     stops = stops || __any_sync(kAll, strange) != 0;
     if (stops || round % kRoundsApart != kRoundsApart - 1) continue;
@@ -860,7 +900,7 @@ __device__ __forceinline__ void steer(CudaRank& r, const Stream& c, Interrupted 
     const bool asks_host =
         now - last > kStillNs ||
         (c.transport.lane == 0 && round % (8 * kRoundsApart) == kRoundsApart - 1);
-    if (threadIdx.x == 0 && !gives_up) {
+    if (thread == 0 && !gives_up) {
       gives_up = interrupted(now, begun, asks_host);
     }
     stops = __any_sync(kAll, gives_up) != 0;
@@ -869,7 +909,8 @@ __device__ __forceinline__ void steer(CudaRank& r, const Stream& c, Interrupted 
   if (x.of_peer && x.watch == (only_results ? kRoomForResult : kRoomToSend)) {
     c.of.credits[x.q] = found;
   }
-  if (threadIdx.x == 0) CudaDev::store_block(s.closed, 1u);
+  if (thread == 0) CudaDev::store_block(s.closed, 1u);
+  return over;
 }
 
 // ---- movers ----
@@ -900,7 +941,7 @@ __device__ __forceinline__ void move(const Stream& c) {
 // ---- the block ----
 
 // By the first warp: what look() does, for connectors that carry slots. Whether what comes in is
-// still the key's is looked at later, see steer().
+// still the key's is looked at later, see steer(), if there is something to send first.
 __device__ __forceinline__ bool look_at_wires(CudaRank& r, const Stream& c, const Stretch& w) {
   const SoloCall& call = c.call;
   const LaneTransport& t = c.transport;
@@ -911,17 +952,19 @@ __device__ __forceinline__ bool look_at_wires(CudaRank& r, const Stream& c, cons
     const OutEndpoint& out = *out_endpoint(call, m, t.lane);
     ok = out.connector != kNoConnector;
     c.of.outs[m.q] = t.wire(out);
-    c.of.credits[m.q] = out.credit;
+    // Acquire: slots are overwritten behind it. (What was sent last was consumed since, as a rule.)
+    if (ok) c.of.credits[m.q] = load_acquire(out.cell->consumed);
   } else if (m.part == kIncoming && c.receives_from(m.q)) {
     const InEndpoint& in = *endpoint_of(call, m, t.lane);
     ok = in.connector != kNoConnector;
     c.of.ins[m.q] = t.wire(in);
+    if (ok && !c.has(kSends)) find_ahead(c, m.q);
   }
   if (threadIdx.x == 0) s.poke = load_relaxed_local(r.poke_counts[t.lane]);
   return __all_sync(0xffffffffu, ok) != 0;
 }
 
-// Beside that, by all others: what all is begun with. Behind a barrier it may begin.
+// Before that, by all others: what all is begun with. Behind a barrier it may begin.
 __device__ __forceinline__ void set_up(const Stream& c) {
   StreamShared& s = c.s;
   if (threadIdx.x < 64) {
@@ -929,6 +972,7 @@ __device__ __forceinline__ void set_up(const Stream& c) {
     if (i < c.call.group_size) c.of.parts[i] = c.stretch_of(i);
     if (i < kSoloRanks) {
       s.borrowed[i] = kNotYet;
+      c.of.found[i] = kNotLooked;
       c.of.invited[i] = nullptr;
       c.of.straight[i] = kNoSlice;
     }
@@ -941,6 +985,21 @@ __device__ __forceinline__ void set_up(const Stream& c) {
   }
 }
 
+// A description that a rehearsal leaves alone.
+inline constexpr std::uint32_t kEmptyJob = 1;
+static_assert(kEmptyJob < kInHand && kEmptyJob < kInHandOfOne);
+// By a warp, for a rehearsal in `c`: what a first round depends on.
+__device__ __forceinline__ void set_up_rehearsal(const Stream& c) {
+  const std::uint32_t i = threadIdx.x % 32;
+  if (i < kSoloRanks) {
+    c.of.parts[i] = {0, c.inv.geometry.chunk};
+    c.of.found[i] = kNotLooked;
+    c.of.invited[i] = nullptr;
+    c.s.borrowed[i] = kNotYet;
+  }
+  if (i == 0) describe_hop(c, c.hop_of_description(kEmptyJob), c.s.jobs[kEmptyJob]);
+}
+
 // Behind the barrier behind all: whether all was moved.
 __device__ __forceinline__ bool all_moved(const Stream& c) {
   bool done = true;
@@ -951,8 +1010,10 @@ __device__ __forceinline__ bool all_moved(const Stream& c) {
   return done;
 }
 
-// As tell_member(), of what was not published.
-__device__ __forceinline__ void tell_end(const Stream& c, const Member& m) {
+// As tell_member(), of what was not published: so many slices were sent and taken on the member's
+// connectors. `published`: or is it, and all that is left is what later calls are to know.
+__device__ __forceinline__ void tell_end(const Stream& c, const Member& m, std::uint32_t sent,
+                                         std::uint32_t taken, bool published) {
   const SoloCall& call = c.call;
   const LaneTransport& t = c.transport;
   const bool takes = m.part == kIncoming && c.receives_from(m.q);
@@ -963,29 +1024,32 @@ __device__ __forceinline__ void tell_end(const Stream& c, const Member& m) {
     const Wire& wire = c.of.ins[m.q];
     // (Of a call that goes on, some were taken before: by now the connector may be another key's,
     // whose credits these would set back.)
-    news = c.of.taken[m.q] != 0 &&
-           (in.consumed != wire.count + c.of.taken[m.q] || in.connector != wire.connector);
+    news = !published && taken != 0 &&
+           (in.consumed != wire.count + taken || in.connector != wire.connector);
     in.steps = wire.steps;
     in.cell = wire.cell;
     in.connector = wire.connector;
-    in.consumed = wire.count + c.of.taken[m.q];
+    in.consumed = wire.count + taken;
   }
   if (posts) {
     OutEndpoint& out = *out_endpoint(call, m, t.lane);
-    out.posted = c.of.outs[m.q].count + c.of.sent[m.q];
+    out.posted = c.of.outs[m.q].count + sent;
     // (What was acquired: with the fence and the lease, as look() wants it.)
     out.credit = c.of.credits[m.q];
   }
   // Without a fence, for the reasons that tell_peers() has. (Pokes are about the last slices, too,
   // which may come behind them: peers look again.)
   if (news) {
-    store_system(c.of.ins[m.q].cell->consumed, c.of.ins[m.q].count + c.of.taken[m.q]);
+    store_system(c.of.ins[m.q].cell->consumed, c.of.ins[m.q].count + taken);
   }
 }
-// Behind that.
+__device__ __forceinline__ void tell_end(const Stream& c, const Member& m) {
+  tell_end(c, m, c.of.sent[m.q], c.of.taken[m.q], false);
+}
+// Behind that, by a warp.
 __device__ __forceinline__ void poke_in_the_end(CudaRank& r, const Stream& c, const Member& m) {
   const std::uint32_t lane = c.transport.lane, poke = c.s.poke + 1;
-  if (threadIdx.x == 0) r.poke_counts[lane] = poke;
+  if (threadIdx.x % 32 == 0) r.poke_counts[lane] = poke;
   if (m.part == kOutgoing && (c.sends_to(m.q) || c.receives_from(m.q))) {
     store_system(r.pokes[m.peer][lane], poke);
   }
@@ -1005,13 +1069,31 @@ __device__ __forceinline__ void say_hops(CudaRank& r, const CudaLaunch& launch, 
   r.head_starts[at] = kLaneHops;
 }
 
+// How far a call is: for count_stream().
+struct AsFarAsItIs {
+  const Stream& c;
+  __device__ __forceinline__ std::uint32_t hop(std::uint32_t h) const { return c.hops_behind(h); }
+  __device__ __forceinline__ std::uint32_t sent_to(std::uint32_t q) const { return c.of.sent[q]; }
+};
+// One that is done.
+struct ToTheEnd {
+  const Stream& c;
+  __device__ __forceinline__ std::uint32_t hop(std::uint32_t h) const {
+    return c.has(h) ? c.call.chunks : 0;
+  }
+  __device__ __forceinline__ std::uint32_t sent_to(std::uint32_t) const {
+    return c.order().slices();
+  }
+};
+
 // What published slices say in the lane's figures: add(figure, by) for each. By one thread.
 // `behind`: what hops had moved before.
-template <class Add>
-__device__ __forceinline__ void count_stream(LaneStats& stats, const Stream& c,
+template <class Far, class Add>
+__device__ __forceinline__ void count_stream(LaneStats& stats, const Far& far,
                                              const std::uint32_t (&behind)[kHops], Add add) {
+  const Stream& c = far.c;
   const std::uint32_t me = c.call.group_rank, own = c.call.shape.escape_slots;
-  const auto moved = [&](std::uint32_t hop) { return c.hops_behind(hop) - behind[hop]; };
+  const auto moved = [&](std::uint32_t hop) { return far.hop(hop) - behind[hop]; };
   const auto elems_in = [&](std::uint32_t q, std::uint32_t sent) {
     const std::uint32_t firsts =
         has_member(c.call.hops.sends_to, q) ? c.order().firsts_in(sent) : 0;
@@ -1021,7 +1103,7 @@ __device__ __forceinline__ void count_stream(LaneStats& stats, const Stream& c,
   std::uint64_t elems = 0, borrowed = 0, straight = 0;
   for (std::uint32_t q = 0; q < c.call.group_size; ++q) {
     if (!c.sends_to(q)) continue;
-    const std::uint32_t sent = c.of.sent[q];
+    const std::uint32_t sent = far.sent_to(q);
     elems += elems_in(q, sent) - elems_in(q, c.prefix_to(q, behind));
     straight += c.straight_in(q, sent);
     // (Of two hops, contributions behind the first result that went straight may lie in borrowed
@@ -1052,60 +1134,108 @@ __device__ __forceinline__ StreamEnd run_solo_stream(CudaRank& r, const CudaLaun
   const SoloCall& call = launch.solo;
   const Invocation& inv = launch.sqe.inv;
   __shared__ Shared s;
-  OneStreamShared& stream = in_shared(*reinterpret_cast<OneStreamShared*>(shared));
-  const std::uint32_t lane = blockIdx.x;
-  const Stretch w{nullptr, nullptr, 1, 1};  // it has something of every part
+  OneStreamShared* const streams = reinterpret_cast<OneStreamShared*>(shared);
+  OneStreamShared& mine = in_shared(streams[0]);
+  const std::uint32_t lane = blockIdx.x, warp = threadIdx.x / 32;
+  const bool steers = warp == 0, publishes = warp == 1;
+  const bool rehearses = warp == blockDim.x / 32 - 1;  // a warp of movers
+  const Stretch w{nullptr, nullptr, 1, 1};             // it has something of every part
   const LaneTransport t = transport_of(call, lane);
-  const Stream c{call, inv, t, stream.stream, stream.call};
+  const auto stream_in = [&](OneStreamShared& x) {
+    return Stream{call, inv, t, in_shared(x.stream), in_shared(x.call)};
+  };
+  const Stream c = stream_in(streams[0]);
 
+  if (threadIdx.x == 0) mine.looked = 0;
+  if (!steers) set_up(c);
+  if (rehearses) set_up_rehearsal(stream_in(streams[1]));
   const std::uint32_t attention = approach(r, launch, w, lane, s);
-  wait_for_stream();
+  if (threadIdx.x == kListener) mine.said = attention;
 
   bool leased = false;
-  if (threadIdx.x < 32) {
-    const bool ok = take_lane(r, launch, lane, true, leased) && look_at_wires(r, c, w);
-    if (threadIdx.x == 0) s.ok = ok ? 1 : 0;
+  if (steers) {
+    const bool ok =
+        look_in_time(r, launch, lane, leased, s, [&](bool) { return look_at_wires(r, c, w); });
+    if (threadIdx.x == 0) {
+      s.ok = ok ? 1 : 0;
+      CudaDev::store_block(mine.looked, 1u);
+    }
+    sync_block_apart();
+  } else if (rehearses) {
+    // What this barrier is for it learns from `looked`, and from what it is given. It may be late.
+    arrive_apart();
   } else {
-    set_up(c);
+    if (!publishes) with_all_registers(run_slot_leaf_cuda)(streams[1].stream.jobs[kEmptyJob], 0, 1);
+    wait_and_say_so(s);
+    sync_block_apart();
   }
-  sync_block();
+  bool over = false;
+  if (rehearses || (steers && s.ok != 0)) {
+    // (Both in one place: what is rehearsed is this code.)
+    const std::uint32_t heard = load_relaxed_local(r.attention);
+    const auto interrupted = [&](std::uint64_t now, std::uint64_t begun, bool asks_host) {
+      return is_interrupted(r, launch, now, begun, heard, asks_host);
+    };
+    over = steer(r, stream_in(streams[rehearses ? 1 : 0]), interrupted, rehearses);
+  }
+  if (rehearses) {
+    wait_for_stream();
+    while (CudaDev::load_block(mine.looked) == 0) {
+    }
+  }
+  __syncwarp();
   if (s.ok == 0) {
     return leave_untried(r, launch, lane, leased, s) ? StreamEnd::kServes : StreamEnd::kDrives;
   }
   // While it lasts, which may be long, a daemon that wants the lanes had better wait.
   if (threadIdx.x == kLast && lane == 0) atomicAdd(&r.waiters, 1u);
 
-  if (threadIdx.x < 32) {
-    const std::uint32_t heard = load_relaxed_local(r.attention);
-    steer(r, c, [&](std::uint64_t now, std::uint64_t begun, bool asks_host) {
-      return is_interrupted(r, launch, now, begun, heard, asks_host);
-    });
-  } else if (threadIdx.x < 64) {
+  const auto add = [](std::uint64_t& figure, std::uint64_t by) { add_relaxed(figure, by); };
+  const Member m = member_of(call, w, threadIdx.x % 32);
+  if (steers) {
+    if (threadIdx.x == 0) {
+      mine.done = over && (mine.said == 0 || !is_cancelled(r, launch, mine.said)) ? 1 : 0;
+      if (mine.done != 0) {
+        const Ending early = report_early(r, launch, s);
+        mine.reports = early.reports;
+        mine.at = early.at;
+      }
+    }
+    __syncwarp();
+    if (mine.done != 0) {
+      // The publisher tells it, or has.
+      const std::uint32_t slices = c.order().slices();
+      tell_end(c, m, slices, slices, true);
+      if (threadIdx.x == kStreamCounter) {
+        LaneStats& stats = r.rank.lanes[lane].stats;
+        count_stream(stats, ToTheEnd{c}, {}, add);
+        add_relaxed(stats.completed, 1);
+      }
+    }
+  } else if (publishes) {
     publish_stream(r, c);
+    if (all_moved(c)) poke_in_the_end(r, c, m);
   } else {
     move(c);
   }
-  const bool attended =
-      threadIdx.x == kListener && attention != 0 && is_cancelled(r, launch, attention);
-  __syncwarp();
-  const bool done = __syncthreads_or(attended) == 0 && all_moved(c);
+  sync_block();
 
-  Ending ending = begin_end(r, launch, done);
-  if (threadIdx.x < 32) {
+  const bool done = mine.done != 0;
+  if (threadIdx.x == kLast && lane == 0) atomicSub(&r.waiters, 1u);
+  Ending ending{mine.reports, mine.at};
+  if (done) {
+    const bool serves = leave(r, launch, lane, true, ending, s);
+    return serves ? StreamEnd::kServes : StreamEnd::kLeaves;
+  }
+  if (steers) {
     tell_ends(r, c, w);
   } else if (threadIdx.x == kCaller) {
     // As in solo_two_shot.cuh.
-    if (!done) say_hops(r, launch, c);
-  } else if (threadIdx.x == kLast) {
-    if (lane == 0) atomicSub(&r.waiters, 1u);
+    say_hops(r, launch, c);
   }
-  const auto count = [&](LaneStats& stats) {
-    count_stream(stats, c, {},
-                 [](std::uint64_t& figure, std::uint64_t by) { add_relaxed(figure, by); });
-    if (done) add_relaxed(stats.completed, 1);
-  };
-  if (finish(r, launch, lane, done, ending, s, count)) return StreamEnd::kServes;
-  return done ? StreamEnd::kLeaves : StreamEnd::kDrives;
+  const auto count = [&](LaneStats& stats) { count_stream(stats, AsFarAsItIs{c}, {}, add); };
+  const bool serves = finish(r, launch, lane, false, ending, s, count);
+  return serves ? StreamEnd::kServes : StreamEnd::kDrives;
 }
 
 }  // namespace unjam

@@ -638,7 +638,7 @@ __device__ __forceinline__ void say_ends(const LaneTransport& t, LaneStats& stat
     const std::uint32_t place = x.places[i];
     const Stream c = stream_of(t, place);
     WholeTry& its = tries[place];
-    count_stream(stats, c, x.calls[place].behind,
+    count_stream(stats, AsFarAsItIs{c}, x.calls[place].behind,
                  [](std::uint64_t& figure, std::uint64_t by) { figure += by; });
     for (std::uint32_t hop = 0; hop < kHops; ++hop) {
       const std::uint32_t behind = c.hops_behind(hop);
@@ -709,8 +709,10 @@ inline __device__ __noinline__ void run_whole_streams(CudaRank* rank, LaneStats*
     if (threadIdx.x == 0) interrupted.dev.set_moving(true);
     sync_block();
     // (What is alone, and begins, is steered with fewer questions: docs/nccl-notes.md.)
-    if (warp == 0) {
-      x.borrows ? steer(r, first, interrupted) : steer_several(r, t, interrupted);
+    if (warp == 0 && x.borrows) {
+      steer(r, first, interrupted);
+    } else if (warp == 0) {
+      steer_several(r, t, interrupted);
     } else if (warp == 1) {
       x.borrows ? publish_stream(r, first) : publish_several(r, t, end_early);
     } else {
