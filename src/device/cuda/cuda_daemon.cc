@@ -451,6 +451,7 @@ class CudaDaemon : public StreamDaemon {
     rank.calls = at.take<SoloCall>(o_.slots);
     rank.head_starts = at.take<std::uint8_t>(std::size_t{o_.slots} * shape.lanes);
     rank.hops = at.take<std::uint32_t>(std::size_t{o_.slots} * shape.lanes * kHops);
+    rank.paces = at.take<std::uint64_t>(std::size_t{o_.slots} * shape.lanes);
     reports_ = at.take<std::uint64_t>(o_.slots);
     stored_ = at.take<std::uint64_t>(o_.slots);
     rank.programs = at.take<Primitive>(std::size_t{o_.slots} * kMaxProgram);

@@ -98,6 +98,7 @@ struct CudaRank {
   // primitives; kLaneDone; or kLaneHops: see `hops`.
   std::uint8_t* head_starts = nullptr;
   std::uint32_t* hops = nullptr;         // [slots][lanes][kHops]: HeadStart::hops
+  std::uint64_t* paces = nullptr;        // [slots][lanes]: LanePace
   SoloCall* calls = nullptr;             // [slots]: of those that may be tried whole
   std::uint64_t solo_calls = 0;          // that have ended without the engine
   Primitive* programs = nullptr;         // [slots][kMaxProgram]

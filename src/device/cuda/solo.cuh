@@ -884,8 +884,9 @@ inline __device__ __noinline__ bool is_cancelled(CudaRank& r, const CudaLaunch& 
 // and behind the next barrier, each behind a fence of its own:
 //   kCaller      say_how_far(): what follows from the reports
 //   kLast        give_back(): the lease
-// A driver that has the lease behind us is behind our credits, too: it stores later ones to the
-// same words later.
+// (A stream's lane that is done: its first warp reports, decides, tells and counts, and who
+// publishes pokes, in front of one barrier, see run_solo_stream().) A driver that has the lease
+// behind us is behind our credits, too: it stores later ones to the same words later.
 inline constexpr std::uint32_t kCaller = 32, kLast = 64, kCounter = 96, kListener = 96;
 static_assert(kLeastThreads > kCounter);
 

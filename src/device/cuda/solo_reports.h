@@ -75,7 +75,8 @@ struct Ending {
   std::uint64_t at = 0;  // of one lane: the call's place in the CQ, to be filled
 };
 
-// By one thread of each block. Call: that block's call, with
+// By a thread of each block, or by two with a barrier between the first two steps and the others.
+// Call: that block's call, with
 //   lanes, lane            of the call, and this block's among them
 //   add_report(by)         to the word of reports; returns what was there. Relaxed
 //   add_last_report(by)    the same; acquires and releases
@@ -106,8 +107,9 @@ struct ReportSteps {
     return ending;
   }
 
-  // Of such a lane, as late as possible in front of the barrier behind which it has stored all.
-  // True: not all lanes are done, and this block serves.
+  // Of such a lane, in front of the barrier behind which it has stored all. It waits for what
+  // begin_end() has asked for, so there is best something else between them. True: not all lanes
+  // are done, and this block serves.
   template <class Call>
   UNJAM_STEP static bool decide(const Call& call, Ending& ending) {
     if (call.lanes == 1) return false;

@@ -49,6 +49,7 @@
 
 #include "device/cuda/solo.cuh"
 #include "engine/hop_order.h"
+#include "engine/lane_pace.h"
 
 namespace unjam {
 namespace solo {
@@ -773,13 +774,33 @@ __device__ __forceinline__ bool find_incoming(const Stream& c, const Watched& x,
   return of.found[x.q] == kIsTheKeys;
 }
 
+// The lanes of a chain, for LanePace.
+struct Pace {
+  std::uint64_t* words = nullptr;  // of the call's lanes; nullptr: they do not wait for each other
+  std::uint32_t call = 0;          // the low half of its serial
+  std::uint32_t lanes = 0, lane = 0;
+
+  // By a warp, a thread for each lane. What was found is waited for in slowest().
+  __device__ __forceinline__ std::uint64_t look(std::uint32_t thread) const {
+    if (words == nullptr || thread >= lanes) return LanePace::word(call, ~std::uint32_t{0});
+    return load_relaxed_local(words[thread]);
+  }
+  __device__ __forceinline__ std::uint32_t slowest(std::uint64_t word) const {
+    return __reduce_min_sync(0xffffffff, LanePace::moved(call, word));
+  }
+  // By one thread.
+  __device__ __forceinline__ void say(std::uint32_t moved) const {
+    if (words != nullptr) store_relaxed_local(words[lane], LanePace::word(call, moved));
+  }
+};
+
 // Watches and hands out, until all is moved or no more is waited for.
 // interrupted(now, begun, asks_host): by one thread, now and then, see is_interrupted(). Returns
 // whether all is moved. `rehearses`: goes through one round, as if a slice of each hop could be
 // moved, and changes nothing but what is c's in shared memory.
 template <class Interrupted>
 __device__ __forceinline__ bool steer(CudaRank& r, const Stream& c, Interrupted interrupted,
-                                      bool rehearses = false) {
+                                      Pace pace = {}, bool rehearses = false) {
   constexpr std::uint32_t kAll = 0xffffffff;
   StreamShared& s = c.s;
   const std::uint32_t thread = threadIdx.x % 32;
@@ -803,10 +824,12 @@ __device__ __forceinline__ bool steer(CudaRank& r, const Stream& c, Interrupted 
   std::uint32_t next[kHops] = {}, done[kHops] = {};
   const std::uint64_t begun = global_ns();
   std::uint64_t last = begun;
+  std::uint32_t slowest_before = 0;
   bool stops = false, moved = false, over = false;
   Asking asking{x.of_peer && !x.comes && c.into_output(x.hop)};
   for (std::uint32_t round = 0;; ++round) {
     bool news = false, strange = false;
+    const std::uint64_t pace_word = pace.look(thread);
     const std::uint64_t invitation = asking.look(wire, round);
     if (round == (knows ? 0 : 1)) {
       strange = !find_incoming(c, x, wire);
@@ -846,6 +869,9 @@ __device__ __forceinline__ bool steer(CudaRank& r, const Stream& c, Interrupted 
     asking.hear(c, x.q, x.hop, invitation);
     moved = __any_sync(kAll, news) != 0 || moved;
     __syncwarp();  // what any thread has acquired, for all
+    const std::uint32_t slowest = pace.slowest(pace_word);
+    moved = moved || slowest != slowest_before;
+    slowest_before = slowest;
 
     over = true;
     bool holds = false;
@@ -856,6 +882,7 @@ __device__ __forceinline__ bool steer(CudaRank& r, const Stream& c, Interrupted 
       if (d != next[hop]) {
         if (thread == 0) d = c.count_moved(hop, d);
         d = __shfl_sync(kAll, d, 0);
+        if (thread == 0 && d != done[hop]) pace.say(d);
         done[hop] = d;
         __syncwarp();  // as above
       }
@@ -865,6 +892,7 @@ __device__ __forceinline__ bool steer(CudaRank& r, const Stream& c, Interrupted 
       holds = holds || d != n;
       if (!rehearses) {
         if (n == chunks || n == d + c.in_hand(hop) || (needs[hop] & ~there) != 0 || stops) continue;
+        if (!LanePace::may_begin(n, slowest)) continue;
         // (Two H200s, all-reduces of 64 and 256 MiB without this and with it: by 32 lanes 247 and
         // 836 us, 240 and 812; by 16 305 and 1,048, 276 and 959; by 8 463 and 1,734, 436 and
         // 1,638.)
@@ -1023,7 +1051,8 @@ __device__ __forceinline__ void tell_end(const Stream& c, const Member& m, std::
     InEndpoint& in = *endpoint_of(call, m, t.lane);
     const Wire& wire = c.of.ins[m.q];
     // (Of a call that goes on, some were taken before: by now the connector may be another key's,
-    // whose credits these would set back.)
+    // whose credits these would set back. Last credits that were published are told once more: with
+    // the lease held nobody has told later ones.)
     news = !published && taken != 0 &&
            (in.consumed != wire.count + taken || in.connector != wire.connector);
     in.steps = wire.steps;
@@ -1046,7 +1075,7 @@ __device__ __forceinline__ void tell_end(const Stream& c, const Member& m, std::
 __device__ __forceinline__ void tell_end(const Stream& c, const Member& m) {
   tell_end(c, m, c.of.sent[m.q], c.of.taken[m.q], false);
 }
-// Behind that, by a warp.
+// By a warp, behind all that is published, or told.
 __device__ __forceinline__ void poke_in_the_end(CudaRank& r, const Stream& c, const Member& m) {
   const std::uint32_t lane = c.transport.lane, poke = c.s.poke + 1;
   if (threadIdx.x % 32 == 0) r.poke_counts[lane] = poke;
@@ -1058,7 +1087,8 @@ __device__ __forceinline__ void poke_in_the_end(CudaRank& r, const Stream& c, co
 __device__ __forceinline__ void tell_ends(CudaRank& r, const Stream& c, const Stretch& w) {
   const Member m = member_of(c.call, w);
   tell_end(c, m);
-  poke_in_the_end(r, c, m);
+  // (Who has published all has poked, too.)
+  if (!all_moved(c)) poke_in_the_end(r, c, m);
 }
 
 // For the engine: what this lane has behind it.
@@ -1109,8 +1139,11 @@ __device__ __forceinline__ void count_stream(LaneStats& stats, const Far& far,
     // (Of two hops, contributions behind the first result that went straight may lie in borrowed
     // slots, too. They are not counted.)
     const std::uint32_t in_slots = sent < c.of.straight[q] ? sent : c.of.straight[q];
-    const std::uint32_t round = own + c.s.borrowed[q], rest = in_slots % round;
-    borrowed += in_slots / round * c.s.borrowed[q] + (rest > own ? rest - own : 0);
+    // (Not yet known: none were wanted.)
+    const std::uint32_t found = CudaDev::load_block(c.s.borrowed[q]);
+    const std::uint32_t lent = found == kNotYet ? 0 : found;
+    const std::uint32_t round = own + lent, rest = in_slots % round;
+    borrowed += in_slots / round * lent + (rest > own ? rest - own : 0);
   }
   add(stats.slices, moved(kSends) + received);
   add(stats.received, received);
@@ -1146,7 +1179,7 @@ __device__ __forceinline__ StreamEnd run_solo_stream(CudaRank& r, const CudaLaun
   };
   const Stream c = stream_in(streams[0]);
 
-  if (threadIdx.x == 0) mine.looked = 0;
+  if (threadIdx.x == 0) mine.looked = 0, mine.reports = mine.at = 0;
   if (!steers) set_up(c);
   if (rehearses) set_up_rehearsal(stream_in(streams[1]));
   const std::uint32_t attention = approach(r, launch, w, lane, s);
@@ -1154,6 +1187,7 @@ __device__ __forceinline__ StreamEnd run_solo_stream(CudaRank& r, const CudaLaun
 
   bool leased = false;
   if (steers) {
+    // (Room is waited for in steer(), not here, patient or not.)
     const bool ok =
         look_in_time(r, launch, lane, leased, s, [&](bool) { return look_at_wires(r, c, w); });
     if (threadIdx.x == 0) {
@@ -1176,7 +1210,12 @@ __device__ __forceinline__ StreamEnd run_solo_stream(CudaRank& r, const CudaLaun
     const auto interrupted = [&](std::uint64_t now, std::uint64_t begun, bool asks_host) {
       return is_interrupted(r, launch, now, begun, heard, asks_host);
     };
-    over = steer(r, stream_in(streams[rehearses ? 1 : 0]), interrupted, rehearses);
+    Pace pace;
+    if (call.hops.chain && steers) {
+      pace = {r.paces + std::size_t{launch.slot} * r.rank.num_lanes,
+              static_cast<std::uint32_t>(launch.serial), call.lanes, lane};
+    }
+    over = steer(r, stream_in(streams[rehearses ? 1 : 0]), interrupted, pace, rehearses);
   }
   if (rehearses) {
     wait_for_stream();
@@ -1194,7 +1233,8 @@ __device__ __forceinline__ StreamEnd run_solo_stream(CudaRank& r, const CudaLaun
   const Member m = member_of(call, w, threadIdx.x % 32);
   if (steers) {
     if (threadIdx.x == 0) {
-      mine.done = over && (mine.said == 0 || !is_cancelled(r, launch, mine.said)) ? 1 : 0;
+      const bool cancelled = mine.said != 0 && is_cancelled(r, launch, mine.said);
+      mine.done = over && !cancelled ? 1 : 0;
       if (mine.done != 0) {
         const Ending early = report_early(r, launch, s);
         mine.reports = early.reports;
