@@ -21,6 +21,7 @@ export NCCL_NVLS_ENABLE=0 PYTHONUNBUFFERED=1
 parts=$(
   cat <<END
 device|200|--modes device --kinds all --seconds 0.02 --sizes 1K,8K,64K,128K,256K,512K,1M,2M,4M,8M,16M,64M,256M,1G
+large|150|--modes device --kinds all --seconds 0.3 --sizes 64M,256M,1G
 async|240|--modes async --kinds all --seconds 0.4 --sizes 1K,64K,256K,1M,2M,4M,8M,25M,64M,256M
 host|120|--modes host --kinds all_reduce,all_gather --seconds 0.04 --sizes 1K,64K,1M,8M,64M,1G
 heap|120|--modes device --kinds all_reduce,all_gather,broadcast --seconds 0.02 --sizes 64M,1G --heap
