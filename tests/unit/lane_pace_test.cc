@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <random>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace unjam {
@@ -37,21 +38,20 @@ class Play {
   // of the first rank that never begins.
   bool ends(std::uint32_t favourite, std::uint32_t absent = kNone) {
     for (;;) {
-      std::vector<Lane*> able;
+      std::vector<std::pair<std::uint32_t, std::uint32_t>> able;  // ranks' lanes
       bool over = true;
       for (std::uint32_t r = 0; r < job_.ranks; ++r) {
         for (std::uint32_t l = 0; l < job_.lanes; ++l) {
           over = over && ranks_[r][l].moved == job_.chunks;
           if (r == 0 && l == absent) continue;
           if (!may_begin(r, l) && ranks_[r][l].begun == ranks_[r][l].moved) continue;
-          able.push_back(&ranks_[r][l]);
-          if (l == favourite) able.insert(able.end(), 50, &ranks_[r][l]);
+          able.insert(able.end(), l == favourite ? 51 : 1, {r, l});
         }
       }
       if (over) return true;
       if (able.empty()) return false;
-      Lane& lane = *able[random_() % able.size()];
-      const std::uint32_t r = rank_of(lane), l = lane_of(lane);
+      const auto [r, l] = able[random_() % able.size()];
+      Lane& lane = ranks_[r][l];
       if (may_begin(r, l) && (lane.begun == lane.moved || random_() % 2 == 0)) {
         widest = std::max(widest, lane.begun - slowest(r));
         ++lane.begun;
@@ -62,14 +62,6 @@ class Play {
   }
 
  private:
-  std::uint32_t rank_of(const Lane& lane) const {
-    std::uint32_t r = 0;
-    while (&lane < ranks_[r].data() || &lane >= ranks_[r].data() + job_.lanes) ++r;
-    return r;
-  }
-  std::uint32_t lane_of(const Lane& lane) const {
-    return static_cast<std::uint32_t>(&lane - ranks_[rank_of(lane)].data());
-  }
   // As a lane reads it: words of the call, or of one before.
   std::uint32_t slowest(std::uint32_t r) const {
     constexpr std::uint32_t kCall = 7;

@@ -733,25 +733,20 @@ __device__ __forceinline__ void skip(const Stream& c, std::uint32_t at, std::uin
   CudaDev::store_block(c.s.stored[at], c.descriptions().count(c.warps(), n));
 }
 
-// Ahead of the stream's turn, of who sends nothing before it has received: whether member q's
-// slices come on the connector on which they came. (If not steer() looks again: on another one
-// members are invited, which is for the turn.)
-__device__ __forceinline__ void find_ahead(const Stream& c, std::uint32_t q) {
-  InEndpoint in = c.call.in[c.transport.lane * c.call.shape.ranks + q];
-  const std::uint32_t was = in.connector;
-  const bool found = c.transport.resolve(c.call.members[q], c.call.tag, in) && in.connector == was;
-  c.of.found[q] = found ? kIsTheKeys : kNotLooked;
-  if (found) c.of.ins[q] = c.transport.wire(in);
-}
-
-// Finds the connector on which member q's slices come.
-__device__ __forceinline__ void find_connector(const Stream& c, std::uint32_t q) {
+// Finds the connector on which member q's slices come. `ahead`: of the stream's turn. Then only
+// where it was: on another one members are invited, which is for the turn, so it is left to
+// steer().
+__device__ __forceinline__ void find_connector(const Stream& c, std::uint32_t q,
+                                               bool ahead = false) {
   InEndpoint in = c.call.in[c.transport.lane * c.call.shape.ranks + q];
   const InEndpoint was = in;
-  c.of.found[q] = c.transport.resolve(c.call.members[q], c.call.tag, in) ? kIsTheKeys : kIsNot;
-  if (c.of.found[q] != kIsTheKeys) return;
+  const bool found = c.transport.resolve(c.call.members[q], c.call.tag, in);
+  const bool stays = in.connector == was.connector;
+  const bool leaves_it = ahead && !(found && stays);
+  c.of.found[q] = leaves_it ? kNotLooked : found ? kIsTheKeys : kIsNot;
+  if (leaves_it || !found) return;
   c.of.ins[q] = c.transport.wire(in);
-  if (in.connector == was.connector || !c.invites(q)) return;
+  if (stays || !c.invites(q)) return;
   // (Where it was before, invite_members() may yet do so: nobody finds that.)
   if (was.connector != kNoConnector) {
     LaneTransport::withdraw(*was.cell, c.inv.seed, c.inv.output_place);
@@ -759,7 +754,7 @@ __device__ __forceinline__ void find_connector(const Stream& c, std::uint32_t q)
   LaneTransport::invite(c.of.ins[q], c.inv.seed, c.inv.output_place);
 }
 // By the first warp: the connectors on which members' slices come, each looked for by one thread if
-// it is not known (find_ahead()). False, of a thread that watches one: it is none, or not the key's
+// it was not found ahead. False, of a thread that watches one: it is none, or not the key's
 // any more.
 __device__ __forceinline__ bool find_incoming(const Stream& c, const Watched& x, Wire& wire) {
   StreamedCall& of = c.of;
@@ -986,7 +981,7 @@ __device__ __forceinline__ bool look_at_wires(CudaRank& r, const Stream& c, cons
     const InEndpoint& in = *endpoint_of(call, m, t.lane);
     ok = in.connector != kNoConnector;
     c.of.ins[m.q] = t.wire(in);
-    if (ok && !c.has(kSends)) find_ahead(c, m.q);
+    if (ok && !c.has(kSends)) find_connector(c, m.q, true);
   }
   if (threadIdx.x == 0) s.poke = load_relaxed_local(r.poke_counts[t.lane]);
   return __all_sync(0xffffffffu, ok) != 0;
@@ -1038,11 +1033,13 @@ __device__ __forceinline__ bool all_moved(const Stream& c) {
   return done;
 }
 
-// As tell_member(), of what was not published: so many slices were sent and taken on the member's
-// connectors. `published`: or is it, and all that is left is what later calls are to know.
-__device__ __forceinline__ void tell_end(const Stream& c, const Member& m, std::uint32_t sent,
-                                         std::uint32_t taken, bool published) {
+// As tell_member(), of what was not published. `done`: the call is, or will be, published to its
+// end, so that all that is left is what later calls are to know.
+__device__ __forceinline__ void tell_end(const Stream& c, const Member& m, bool done = false) {
   const SoloCall& call = c.call;
+  const std::uint32_t slices = c.order().slices();
+  const std::uint32_t sent = done ? slices : c.of.sent[m.q],
+                      taken = done ? slices : c.of.taken[m.q];
   const LaneTransport& t = c.transport;
   const bool takes = m.part == kIncoming && c.receives_from(m.q);
   const bool posts = m.part == kOutgoing && c.sends_to(m.q);
@@ -1053,7 +1050,7 @@ __device__ __forceinline__ void tell_end(const Stream& c, const Member& m, std::
     // (Of a call that goes on, some were taken before: by now the connector may be another key's,
     // whose credits these would set back. Last credits that were published are told once more: with
     // the lease held nobody has told later ones.)
-    news = !published && taken != 0 &&
+    news = !done && taken != 0 &&
            (in.consumed != wire.count + taken || in.connector != wire.connector);
     in.steps = wire.steps;
     in.cell = wire.cell;
@@ -1071,9 +1068,6 @@ __device__ __forceinline__ void tell_end(const Stream& c, const Member& m, std::
   if (news) {
     store_system(c.of.ins[m.q].cell->consumed, c.of.ins[m.q].count + taken);
   }
-}
-__device__ __forceinline__ void tell_end(const Stream& c, const Member& m) {
-  tell_end(c, m, c.of.sent[m.q], c.of.taken[m.q], false);
 }
 // By a warp, behind all that is published, or told.
 __device__ __forceinline__ void poke_in_the_end(CudaRank& r, const Stream& c, const Member& m) {
@@ -1099,31 +1093,17 @@ __device__ __forceinline__ void say_hops(CudaRank& r, const CudaLaunch& launch, 
   r.head_starts[at] = kLaneHops;
 }
 
-// How far a call is: for count_stream().
-struct AsFarAsItIs {
-  const Stream& c;
-  __device__ __forceinline__ std::uint32_t hop(std::uint32_t h) const { return c.hops_behind(h); }
-  __device__ __forceinline__ std::uint32_t sent_to(std::uint32_t q) const { return c.of.sent[q]; }
-};
-// One that is done.
-struct ToTheEnd {
-  const Stream& c;
-  __device__ __forceinline__ std::uint32_t hop(std::uint32_t h) const {
-    return c.has(h) ? c.call.chunks : 0;
-  }
-  __device__ __forceinline__ std::uint32_t sent_to(std::uint32_t) const {
-    return c.order().slices();
-  }
-};
-
 // What published slices say in the lane's figures: add(figure, by) for each. By one thread.
-// `behind`: what hops had moved before.
-template <class Far, class Add>
-__device__ __forceinline__ void count_stream(LaneStats& stats, const Far& far,
-                                             const std::uint32_t (&behind)[kHops], Add add) {
-  const Stream& c = far.c;
+// `behind`: what hops had moved before. `done`: as in tell_end().
+template <class Add>
+__device__ __forceinline__ void count_stream(LaneStats& stats, const Stream& c,
+                                             const std::uint32_t (&behind)[kHops], bool done,
+                                             Add add) {
   const std::uint32_t me = c.call.group_rank, own = c.call.shape.escape_slots;
-  const auto moved = [&](std::uint32_t hop) { return far.hop(hop) - behind[hop]; };
+  const auto moved = [&](std::uint32_t hop) {
+    const std::uint32_t all = c.has(hop) ? c.call.chunks : 0;
+    return (done ? all : c.hops_behind(hop)) - behind[hop];
+  };
   const auto elems_in = [&](std::uint32_t q, std::uint32_t sent) {
     const std::uint32_t firsts =
         has_member(c.call.hops.sends_to, q) ? c.order().firsts_in(sent) : 0;
@@ -1133,7 +1113,7 @@ __device__ __forceinline__ void count_stream(LaneStats& stats, const Far& far,
   std::uint64_t elems = 0, borrowed = 0, straight = 0;
   for (std::uint32_t q = 0; q < c.call.group_size; ++q) {
     if (!c.sends_to(q)) continue;
-    const std::uint32_t sent = far.sent_to(q);
+    const std::uint32_t sent = done ? c.order().slices() : c.of.sent[q];
     elems += elems_in(q, sent) - elems_in(q, c.prefix_to(q, behind));
     straight += c.straight_in(q, sent);
     // (Of two hops, contributions behind the first result that went straight may lie in borrowed
@@ -1244,11 +1224,10 @@ __device__ __forceinline__ StreamEnd run_solo_stream(CudaRank& r, const CudaLaun
     __syncwarp();
     if (mine.done != 0) {
       // The publisher tells it, or has.
-      const std::uint32_t slices = c.order().slices();
-      tell_end(c, m, slices, slices, true);
+      tell_end(c, m, true);
       if (threadIdx.x == kStreamCounter) {
         LaneStats& stats = r.rank.lanes[lane].stats;
-        count_stream(stats, ToTheEnd{c}, {}, add);
+        count_stream(stats, c, {}, true, add);
         add_relaxed(stats.completed, 1);
       }
     }
@@ -1273,7 +1252,7 @@ __device__ __forceinline__ StreamEnd run_solo_stream(CudaRank& r, const CudaLaun
     // As in solo_two_shot.cuh.
     say_hops(r, launch, c);
   }
-  const auto count = [&](LaneStats& stats) { count_stream(stats, AsFarAsItIs{c}, {}, add); };
+  const auto count = [&](LaneStats& stats) { count_stream(stats, c, {}, false, add); };
   const bool serves = finish(r, launch, lane, false, ending, s, count);
   return serves ? StreamEnd::kServes : StreamEnd::kDrives;
 }

@@ -638,7 +638,7 @@ __device__ __forceinline__ void say_ends(const LaneTransport& t, LaneStats& stat
     const std::uint32_t place = x.places[i];
     const Stream c = stream_of(t, place);
     WholeTry& its = tries[place];
-    count_stream(stats, AsFarAsItIs{c}, x.calls[place].behind,
+    count_stream(stats, c, x.calls[place].behind, false,
                  [](std::uint64_t& figure, std::uint64_t by) { figure += by; });
     for (std::uint32_t hop = 0; hop < kHops; ++hop) {
       const std::uint32_t behind = c.hops_behind(hop);
