@@ -118,7 +118,7 @@ endif()
 
 # Tests that take long, the longest first, so that no core is left alone with one at the end; and of these
 # the ones whose work one program does in parts, as ctest tests of their own, so that all cores share it.
-set(expensive collectives_test engine_holes_test leaves_test plan_correct_test processes_test control_test
+set(expensive collectives_test engine_holes_test leaves_test plan_correct_test processes_test late_call_test control_test
               kill_test point_to_point_test programs_test sim_test)
 set(sharded collectives_test engine_holes_test)
 

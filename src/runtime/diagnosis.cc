@@ -24,6 +24,8 @@ constexpr std::size_t kMostProbes = 4096;
 constexpr std::size_t kMostNamed = 3;  // calls in a report
 // What others have said is of just now for so long: until the watch comes by again, and again.
 constexpr std::uint64_t kFreshNs = 600'000'000;
+// How long a call that others have ended waits for what ended it; see wait_for_reasons().
+constexpr std::uint64_t kReasonsNs = 5'000'000'000;
 // Bounds for what other processes make this one remember and say.
 constexpr std::size_t kMostDisagreements = 1 << 16;
 constexpr std::size_t kLongestDisagreement = 8192;
@@ -79,8 +81,9 @@ struct World::OldCall {
 
 World::Verdict World::compare(const Context& caller, std::uint64_t tag, std::uint64_t n,
                               const Signature& signature, const std::vector<int>& members,
-                              const std::string& what) {
-  std::lock_guard lock(mutex_);
+                              const std::string& what, bool ended) {
+  std::unique_lock lock(mutex_);
+  if (ended) wait_for_reasons(lock, {tag, n}, members);
   if (const Disagreement* known = disagreement({tag, n}, members)) {
     return {known->code, known->text};
   }
@@ -102,6 +105,18 @@ World::Verdict World::compare(const Context& caller, std::uint64_t tag, std::uin
     send_questions(questions);
   }
   return {};
+}
+
+// Whoever ends a call announces it, and then sends its reasons. Who calls in between must not go on
+// without: the others' data may be there, and it would complete here what has failed for them.
+// Without end it does not wait: the sender may have been stopped, or died.
+void World::wait_for_reasons(std::unique_lock<std::mutex>& lock, const CallKey& call,
+                             const std::vector<int>& members) {
+  changed_.wait_for(lock, std::chrono::nanoseconds(kReasonsNs), [&] {
+    const bool forgotten = disagreements_.size() >= kMostDisagreements;
+    return stopping_ || forgotten || disagreement(call, members) != nullptr ||
+           std::any_of(members.begin(), members.end(), [&](int m) { return gone_.count(m) != 0; });
+  });
 }
 
 std::map<std::string, std::vector<int>> World::said_here(const CallKey& call,
@@ -174,7 +189,7 @@ void World::fail_here(std::uint64_t tag, std::uint64_t n, unjamResult_t code,
 void World::fail_everywhere(const CallKey& call, const std::vector<int>& members,
                             unjamResult_t code, const std::string& text) {
   const auto& [tag, n] = call;
-  announce_disagreement(announcements(members, tag), tag, n);  // for those that call later
+  announce_end(announcements(members, tag), tag, n);  // for those that call later
   fail_here(tag, n, code, text, me_);
   FailMessage m;
   m.tag = tag;

@@ -225,13 +225,14 @@ Result Context::probe(unjamGroup& group, const char* name, int peer, bool& ready
 Result Context::check_agreement(std::unique_lock<std::mutex>& lock, unjamGroup& group, Key& key,
                                 const Signature& signature) {
   const std::uint64_t n = key.submitted;
-  if (group.members.size() == 1 || announce(world_->announcements(group.members, key.state.tag),
-                                            key.state.tag, n, signature.hash())) {
-    return {};
-  }
+  if (group.members.size() == 1) return {};
+  const Announced others = announce(world_->announcements(group.members, key.state.tag),
+                                    key.state.tag, n, signature.hash());
+  if (others == Announced::kAgreed) return {};
   lock.unlock();
-  World::Verdict verdict = world_->compare(*this, key.state.tag, n, signature, group.members,
-                                           use_text(signature, key.name, group.name, n));
+  World::Verdict verdict =
+      world_->compare(*this, key.state.tag, n, signature, group.members,
+                      use_text(signature, key.name, group.name, n), others == Announced::kEnded);
   lock.lock();
   if (closed()) return closed_why_;
   return {verdict.code, std::move(verdict.text)};

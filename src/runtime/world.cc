@@ -623,6 +623,7 @@ void World::tell_peers_gone(int rank, const std::string& why) {
   // First, as the ranks of this process may be busy with calls of their own, see peer_gone().
   mesh_.send_all(MessageType::kGone, m.encode());
   mark_gone(rank, why);
+  changed_.notify_all();
 }
 
 int World::first_gone(const std::vector<int>& members, std::string& why) const {

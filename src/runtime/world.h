@@ -110,11 +110,12 @@ class World {
   };
   // Compares what `caller` is about to call as use n of a key with what other members have called.
   // If members of this process differ: says how, and ends it on all of them. Those of other
-  // processes are asked: if they differ, the call ends soon after. Not while holding a context's
+  // processes are asked: if they differ, the call ends soon after. `ended`: another rank has
+  // announced that it has been ended, whose reasons are waited for. Not while holding a context's
   // lock.
   Verdict compare(const Context& caller, std::uint64_t tag, std::uint64_t n,
                   const Signature& signature, const std::vector<int>& members,
-                  const std::string& what);
+                  const std::string& what, bool ended);
 
   // Whether `member` has called use n of a key, as far as is known: of another process's rank by
   // what that answered to an earlier question. Not while holding a context's lock.
@@ -213,6 +214,8 @@ class World {
                  int process);
   // What ends this use of a key, as a process with members of its group says.
   const Disagreement* disagreement(const CallKey& call, const std::vector<int>& members) const;
+  void wait_for_reasons(std::unique_lock<std::mutex>& lock, const CallKey& call,
+                        const std::vector<int>& members);
   // Members that have not called it, as far as is known; `unknown`: those that have not answered.
   std::vector<int> not_called(const CallKey& call, const std::vector<int>& members,
                               std::vector<int>& unknown) const;

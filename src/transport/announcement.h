@@ -15,30 +15,37 @@
 
 namespace unjam {
 
-// False if another rank has announced a different signature for this call. `table`: the
-// announcements in the arena of the member that all ranks agree on for the tag. One
+// What others have announced for a call: nothing else, a different signature, or that it has been
+// ended on all ranks.
+enum class Announced { kAgreed, kDiffers, kEnded };
+
+// `table`: the announcements in the arena of the member that all ranks agree on for the tag. One
 // compare-and-swap, no loop: losing a race against a reuser only loses the hint. Nothing is
 // published through the word, so its order does not matter beyond its own atomicity.
-// The low bit is always set: without it the word tells that a disagreement was found.
+// The low bit is always set: without it, and without a signature, the word tells that the call has
+// been ended.
 
 inline std::uint64_t announcement(std::uint64_t id, std::uint64_t signature) {
   return (id & ~0xffffffffull) | (signature & 0xffffffffull) | 1;
 }
 
-inline void announce_disagreement(std::uint64_t* table, std::uint64_t tag, std::uint64_t n) {
+inline void announce_end(std::uint64_t* table, std::uint64_t tag, std::uint64_t n) {
   const std::uint64_t id = hash_combine(tag, n);
   store_release(table[id % kAnnouncements], id & ~std::uint64_t{0xffffffff});
 }
 
-inline bool announce(std::uint64_t* table, std::uint64_t tag, std::uint64_t n,
-                     std::uint64_t signature) {
+inline Announced announce(std::uint64_t* table, std::uint64_t tag, std::uint64_t n,
+                          std::uint64_t signature) {
   const std::uint64_t id = hash_combine(tag, n);
   std::uint64_t& place = table[id % kAnnouncements];
   const std::uint64_t mine = announcement(id, signature);
   const std::uint64_t found = load_acquire(place);
-  if (found >> 32 == mine >> 32) return found == mine;
+  if (found == mine) return Announced::kAgreed;
+  if (found >> 32 == mine >> 32) {
+    return (found & 1) == 0 ? Announced::kEnded : Announced::kDiffers;
+  }
   compare_exchange(place, found, mine);
-  return true;
+  return Announced::kAgreed;
 }
 
 }  // namespace unjam

@@ -4,7 +4,6 @@
 
 #include <gtest/gtest.h>
 #include <signal.h>
-#include <sys/mman.h>
 
 #include <algorithm>
 #include <atomic>
@@ -16,7 +15,6 @@
 #include <map>
 #include <memory>
 #include <mutex>
-#include <new>
 #include <random>
 #include <set>
 #include <string>
@@ -32,6 +30,7 @@
 #include "tests/support/json.h"
 #include "tests/support/processes.h"
 #include "tests/support/scripted_device.h"
+#include "tests/support/stages.h"
 
 namespace unjam_test {
 namespace {
@@ -501,26 +500,6 @@ Json windows(unjamContext_t context) { return JsonReader::parse(info(context))["
 bool comes_to(unjamContext_t context, const char* what, int value) {
   return eventually([&] { return windows(context)[what].integer() == value; });
 }
-
-// Where each of two processes is, for the other to see.
-class Stages {
- public:
-  Stages() {
-    void* const memory = mmap(nullptr, sizeof(std::atomic<int>), PROT_READ | PROT_WRITE,
-                              MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-    if (memory == MAP_FAILED) fail("mmap");
-    stage_ = new (memory) std::atomic<int>(0);
-  }
-  void reach(int stage) const { stage_->store(stage); }
-  void await(int stage) const {
-    if (!eventually([&] { return stage_->load() >= stage; })) {
-      fail("the other process does not come to stage " + std::to_string(stage));
-    }
-  }
-
- private:
-  std::atomic<int>* stage_ = nullptr;
-};
 
 // Run with a process each; `body` says what it finds wrong by failing.
 void run_two(const std::function<void(unjamContext_t, SharingDevice&)>& first,
