@@ -104,8 +104,6 @@ std::optional<Plan> plan_ring(const PlanRequest& request, const PlanLimits& limi
   plan.protocol = Protocol::kSlot;
   const auto ranks = static_cast<std::uint32_t>(request.ranks);
   plan.geometry = make_geometry(request, has_root(request.kind) ? 1 : ranks);
-  plan.geometry.chunk = chunk_elements(
-      std::uint64_t{limits.escape_slots - 1} * limits.escape_slot_bytes, plan.geometry);
   const bool chain = has_root(request.kind) && limits.device == Device::kCuda;
   const bool short_chain = chain && request.ranks > 1 && request.ranks <= kShortChainRanks;
   // (As a mesh plan.)
@@ -113,8 +111,10 @@ std::optional<Plan> plan_ring(const PlanRequest& request, const PlanLimits& limi
   if (short_chain) {
     plan.geometry.chunk = slot_chunk(limits, plan.geometry);
     halve_chunk(&plan.geometry);
-  } else if (chain) {
-    plan.geometry.chunk = chunk_elements(chain_chunk_bytes(limits, plan.geometry), plan.geometry);
+  } else {
+    const std::uint64_t but_one = std::uint64_t{limits.escape_slots - 1} * limits.escape_slot_bytes;
+    const std::uint64_t bytes = chain ? chain_chunk_bytes(limits, plan.geometry) : but_one;
+    plan.geometry.chunk = chunk_elements(bytes, plan.geometry);
   }
 
   RingProgram program(request, &plan.primitives);
