@@ -152,7 +152,9 @@ Result Context::shutdown() {
     if (!closed.empty()) world_->close_windows(rank_, closed);
   }
   world_->detach(this, std::move(calls), std::move(left));
-  daemon_->stop();  // joins the engine's threads: nobody touches the arenas on our behalf any more
+  // Joins the engine's threads: nobody touches the arenas on our behalf any more. (One that could
+  // not start has none.)
+  if (daemon_ != nullptr) daemon_->stop();
   {
     std::lock_guard lock(mutex_);
     background_stop_ = true;

@@ -72,6 +72,10 @@ class ScriptedDevice : public unjam::CudaDriver {
     static_cast<Stream*>(stream)->no_memory = no_memory;
   }
 
+  // How many devices there are, one unless said; and two of them of which neither reaches the
+  // other's memory.
+  void devices_are(int count) { devices_ = count; }
+  void keep_apart(int device, int other) { apart_ = {device, other}; }
   // What lines_come_whole() is to answer; and with which options ranks have started.
   void links_are(bool whole_lines) { whole_lines_ = whole_lines; }
   std::vector<unjam::CudaRankOptions> started() {
@@ -81,14 +85,14 @@ class ScriptedDevice : public unjam::CudaDriver {
 
   // ---- CudaDriver ----
 
-  int devices(std::string&) override { return 1; }
+  int devices(std::string&) override { return devices_; }
   int current() override { return 0; }
   std::string name(int) override { return "scripted"; }
   int sms(int) override { return 0; }
   bool lines_come_whole() override { return whole_lines_; }
-  std::unique_ptr<unjam::DeviceArena> create_arena(int, std::uint64_t bytes,
+  std::unique_ptr<unjam::DeviceArena> create_arena(int device, std::uint64_t bytes,
                                                    std::string&) override {
-    return std::make_unique<Memory>(bytes);
+    return std::make_unique<Memory>(*this, device, bytes);
   }
   std::unique_ptr<unjam::DeviceArena> adopt_arena(int, int fd, std::uint64_t,
                                                   std::string& error) override {
@@ -147,8 +151,10 @@ class ScriptedDevice : public unjam::CudaDriver {
 
   class Memory : public unjam::DeviceArena {
    public:
-    explicit Memory(std::uint64_t bytes)
-        : bytes_(bytes),
+    Memory(const ScriptedDevice& machine, int device, std::uint64_t bytes)
+        : machine_(machine),
+          device_(device),
+          bytes_(bytes),
           data_(mmap(nullptr, bytes, PROT_READ | PROT_WRITE,
                      MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0)) {
       if (data_ == MAP_FAILED) fail("no memory for an arena");
@@ -161,9 +167,17 @@ class ScriptedDevice : public unjam::CudaDriver {
       error = "a scripted device is one process's";
       return -1;
     }
-    bool map_for(int, std::string&) override { return true; }
+    bool map_for(int device, std::string& error) override {
+      const auto [one, other] = machine_.apart_;
+      if (std::minmax(device, device_) != std::minmax(one, other)) return true;
+      error =
+          "no way from device " + std::to_string(device) + " to device " + std::to_string(device_);
+      return false;
+    }
 
    private:
+    const ScriptedDevice& machine_;
+    const int device_;
     const std::uint64_t bytes_;
     void* const data_;
   };
@@ -449,6 +463,8 @@ class ScriptedDevice : public unjam::CudaDriver {
   std::uint64_t random_;
   bool wrong_ = false;
   bool over_ = false;
+  int devices_ = 1;
+  std::pair<int, int> apart_{-1, -1};
   std::atomic<bool> whole_lines_{false};
   std::vector<unjam::CudaRankOptions> started_;
   std::thread thread_;

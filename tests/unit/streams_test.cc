@@ -253,6 +253,30 @@ TEST_F(Streams, LinesByTheLinks) {
   }
 }
 
+// Names the ranks, the device and what to do; and nothing of it is left behind.
+TEST_F(Streams, WithoutPeerAccessNobodyBegins) {
+  device_ = std::make_unique<ScriptedDevice>(4);
+  device_->devices_are(3);
+  device_->keep_apart(1, 2);
+  unjam::replace_cuda_driver(device_.get());
+  const unjamConfig_t config = cuda_config();
+  unjamContext_t contexts[3] = {};
+  for (int repeated = 0; repeated < 2; ++repeated) {
+    EXPECT_EQ(unjamInitAll(contexts, 3, &config), UNJAM_ERROR_SYSTEM);
+    EXPECT_EQ(std::string(unjamGetLastError()),
+              "rank 1 (device 1) cannot reach the memory of rank 2: no way from device 1 to device "
+              "2. The CUDA device needs peer access between all ranks' GPUs, and each process to "
+              "see all of them (CUDA_VISIBLE_DEVICES)");
+    for (const unjamContext_t context : contexts) EXPECT_EQ(context, nullptr);
+  }
+  // Those that reach each other are a job.
+  device_->keep_apart(0, 2);
+  job_ = std::make_unique<Job>(2, config);
+  job_->run([](Rank& me) {
+    me.wait(must_call(me.all, "key", UNJAM_STREAM_NONE, nullptr), "a call of the two");
+  });
+}
+
 unjamGroup_t alone_of(const Rank& me) {
   unjamGroup_t group = nullptr;
   UNJAM_CHECK(unjamGroupCreate(me.context, &me.rank, 1, "alone", &group));
