@@ -1,4 +1,5 @@
-// One process per rank: this program again, with the rank in the environment.
+// Ranks as processes: this program again, with the process's rank in the environment, or the first
+// of its ranks.
 #pragma once
 
 #include <fcntl.h>
@@ -30,16 +31,34 @@ inline std::string to_hex(const unjamUniqueId_t& id) {
   return text;
 }
 
+// The options that say how ranks are spread: how many a process has; 0: this one has all.
+inline int ranks_per_process(Options& options) {
+  const bool processes = options.flag("processes", "one process per rank, started by this one");
+  const int n = options.integer("ranks-per-process", processes ? 1 : 0,
+                                "start processes of so many ranks, the last may have fewer; 0: "
+                                "all ranks are in this one");
+  if (n < (processes ? 1 : 0)) {
+    fail("--ranks-per-process must be positive; 0, without --processes, is all ranks in this one");
+  }
+  return n;
+}
+inline std::string text_of_processes(int per_process) {
+  if (per_process == 0) return "one process";
+  if (per_process == 1) return "one process each";
+  return std::to_string(per_process) + " a process";
+}
+
 // Children of which none outlives this object.
 class Children {
  public:
   // arguments: after the program's name. Each child writes what it has to say() to descriptor 3.
-  Children(int ranks, const std::vector<std::string>& arguments) {
+  // With several ranks per_process (the last may have fewer), it is told the first of them.
+  Children(int ranks, const std::vector<std::string>& arguments, int per_process = 1) {
     unjamUniqueId_t id;
     check(unjamGetUniqueId(&id));
     setenv("UNJAM_ID", to_hex(id).c_str(), 1);
     setenv("UNJAM_RANKS", std::to_string(ranks).c_str(), 1);
-    for (int r = 0; r < ranks; ++r) {
+    for (int r = 0; r < ranks; r += per_process) {
       setenv("UNJAM_RANK", std::to_string(r).c_str(), 1);
       start(arguments);
     }

@@ -1,6 +1,8 @@
-// The ranks of a job that live in this process: all of them, or the one that the environment names.
+// The ranks of a job that live in this process: all of them, the one that the environment names, or
+// some from that one on.
 #pragma once
 
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <string>
@@ -64,6 +66,21 @@ inline std::string key_of(int k) {
   return key;
 }
 
+inline const char* from_environment(const char* name) {
+  const char* text = std::getenv(name);
+  if (text == nullptr) fail(std::string(name) + " is not set");
+  return text;
+}
+
+// What is no id is left to unjamInit to refuse.
+inline unjamUniqueId_t from_hex(const std::string& text) {
+  unjamUniqueId_t id{};
+  for (std::size_t i = 0; i < sizeof(id.internal) && 2 * i < text.size(); ++i) {
+    id.internal[i] = static_cast<char>(std::strtoul(text.substr(2 * i, 2).c_str(), nullptr, 16));
+  }
+  return id;
+}
+
 class Job {
  public:
   // All ranks here, rank r on device r, or, where there are fewer, with others on one.
@@ -78,14 +95,40 @@ class Job {
 
   // This process's one rank, on the device of its number.
   explicit Job(unjamConfig_t config) {
-    const char* rank = std::getenv("UNJAM_RANK");
-    if (rank == nullptr) fail("UNJAM_RANK is not set");
+    const char* rank = from_environment("UNJAM_RANK");
     const int device = std::atoi(rank) % device_count();
     config.device_index = device;
     Watchdog::instance().doing(std::atoi(rank), "unjamInitFromEnvironment");
     unjamContext_t context = nullptr;
     check(unjamInitFromEnvironment(&context, &config));
     add(context, device);
+  }
+
+  // Of a job in several processes: the rank that the environment names and those after it,
+  // `per_process` in all, or fewer where the job ends; each on the device of its number.
+  Job(const unjamConfig_t& config, int per_process) {
+    const int first = std::atoi(from_environment("UNJAM_RANK"));
+    const int ranks = std::atoi(from_environment("UNJAM_RANKS"));
+    const unjamUniqueId_t id = from_hex(from_environment("UNJAM_ID"));
+    const int here = std::min(per_process, ranks - first);
+    if (here < 1) {
+      fail("no rank " + std::to_string(first) + " in a job of " + std::to_string(ranks));
+    }
+    const int devices = device_count();
+    // All processes alike, for lanes are a setting of the whole job.
+    if (std::min(per_process, ranks) > devices && std::getenv("UNJAM_LANES") == nullptr) {
+      fail("ranks of a process share a GPU: set UNJAM_LANES, as only unjamInitAll does it itself");
+    }
+    std::vector<unjamContext_t> contexts(static_cast<std::size_t>(here));
+    each(here, [&](int i) {  // in threads, for each waits until all have joined
+      unjamConfig_t own = config;
+      own.device_index = (first + i) % devices;
+      Watchdog::instance().doing(first + i, "unjamInit");
+      check(unjamInit(&contexts[static_cast<std::size_t>(i)], ranks, id, first + i, &own));
+    });
+    for (int i = 0; i < here; ++i) {
+      add(contexts[static_cast<std::size_t>(i)], (first + i) % devices);
+    }
   }
 
   Job(const Job&) = delete;

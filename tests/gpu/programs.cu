@@ -237,25 +237,26 @@ int main(int argc, char** argv) {
   s.seed = options.seed();
   s.async = options.flag("async", "order the calls behind a stream's work (UNJAM_STREAM_ASYNC)");
   const int ranks = options.integer("ranks", 0, "GPUs to use; 0: all, 4 at most");
-  const bool processes = options.flag("processes", "one process per rank");
+  const int per_process = ranks_per_process(options);
   options.done(560, 60);
   load_eagerly();
   const bool child = std::getenv("UNJAM_RANK") != nullptr;
-  if (child && processes) die_with_parent();
+  if (child && per_process > 0) die_with_parent();
   const int n = ranks > 0 ? ranks : std::min(4, device_count());
   if (!child) {
-    std::printf("programs: %d ranks, %s, seed %llu\n", n,
-                processes ? "one process each" : "one process",
+    std::printf("programs: %d ranks, %s, seed %llu\n", n, text_of_processes(per_process).c_str(),
                 static_cast<unsigned long long>(s.seed));
   }
-  if (processes && !child) {
-    Children children(n, std::vector<std::string>(argv + 1, argv + argc));
+  if (per_process > 0 && !child) {
+    Children children(n, std::vector<std::string>(argv + 1, argv + argc), per_process);
     const bool ok = children.all_well(550);
-    std::printf("programs: %s, %d processes\n", ok ? "PASS" : "FAIL", n);
+    std::printf("programs: %s, %d processes\n", ok ? "PASS" : "FAIL", children.count());
     return ok ? 0 : 1;
   }
   std::unique_ptr<Job> job;
-  if (child) {
+  if (child && per_process > 1) {
+    job = std::make_unique<Job>(cuda_config(), per_process);
+  } else if (child) {
     job = std::make_unique<Job>(cuda_config());
   } else {
     job = std::make_unique<Job>(n, cuda_config());

@@ -382,7 +382,7 @@ void run_job(const Job& job, const Settings& s) {
 // ranks' streams are in one queue, kernels of the one may stand behind those of the other, which
 // wait for the first: a true cycle. So each stream is to have a queue of its own; more than six
 // ranks have too many even with one stream a batch, and can stand still.
-int streams_for(int ranks) {
+int streams_for(int ranks) {  // of this process
   // The library's three (daemon, control, copies) and the default stream, in which agree() copies.
   constexpr int kOthers = 4;
   constexpr int kMost = 6;
@@ -411,7 +411,7 @@ int main(int argc, char** argv) {
   s.keys = options.integer("keys", 4, "of a group, for each of two kinds of orders");
   s.registered = options.flag("registered", "buffers are registered, so that peers store there");
   const int ranks = options.integer("ranks", 0, "GPUs to use; 0: all");
-  const bool processes = options.flag("processes", "one process per rank, started by this one");
+  const int per_process = ranks_per_process(options);
   const int rank = options.integer("rank", -1, "be one process of a job, with --ranks and --id");
   const std::string id = options.text("id", "", "of the job, in hexadecimal digits");
   options.done(s.seconds + 240, 60);
@@ -426,29 +426,32 @@ int main(int argc, char** argv) {
     setenv("UNJAM_ID", id.c_str(), 1);
   }
   const bool child = std::getenv("UNJAM_RANK") != nullptr;
-  if (child && processes) die_with_parent();
-  if (processes && !child) {
+  if (child && per_process > 0) die_with_parent();
+  if (per_process > 0 && !child) {
     std::vector<std::string> arguments(argv + 1, argv + argc);
-    Children children(ranks > 0 ? ranks : device_count(), arguments);
+    Children children(ranks > 0 ? ranks : device_count(), arguments, per_process);
     const bool ok = children.all_well(s.seconds + 230);
     std::printf("soak: %s, %d processes\n", ok ? "PASS" : "FAIL", children.count());
     return ok ? 0 : 1;
   }
-  if (!child && ranks > device_count() && s.disturb > 0) {
-    // It would wait for streams of another rank, which wait for this one: a true cycle.
-    std::printf("soak: ranks of one process share a GPU, so none synchronises it\n");
-    s.disturb = 0;
-  }
-  if (s.streams == 0) s.streams = streams_for(child ? 1 : ranks);
   std::unique_ptr<Job> job;
-  if (child) {
+  if (child && per_process > 1) {
+    job = std::make_unique<Job>(cuda_config(), per_process);
+  } else if (child) {
     job = std::make_unique<Job>(cuda_config());
   } else {
     job = std::make_unique<Job>(ranks > 0 ? ranks : device_count(), cuda_config());
   }
+  const int here = static_cast<int>(job->members().size());
+  if (here > device_count() && s.disturb > 0) {
+    // It would wait for streams of another rank, which wait for this one: a true cycle.
+    std::printf("soak: ranks of one process share a GPU, so none synchronises it\n");
+    s.disturb = 0;
+  }
+  if (s.streams == 0) s.streams = streams_for(here);
   if (!child || job->member(0).rank == 0) {
     std::printf("soak: %d ranks, %s, seed %llu, %d batches a slice, up to %zu bytes\n",
-                job->ranks(), child ? "one process each" : "one process",
+                job->ranks(), text_of_processes(child ? std::max(1, per_process) : 0).c_str(),
                 static_cast<unsigned long long>(s.seed), s.batches, s.most_bytes);
   }
   run_job(*job, s);
