@@ -5,7 +5,7 @@
 #   run_all.sh [--quick] [NAME…]      names: see `runs` below; none: all
 #
 # The device library is looked for beside libunjam.so, one folder above. Into $OUT (default: ./gpu-results):
-# summary.txt, gpu_tests.log (all output) and price.csv.
+# summary.txt, gpu_tests.log (all output), price.csv and matrix*.csv.
 set -u
 bin=${GPU_TESTS:-$(cd "$(dirname "$0")" && pwd)}
 out=${OUT:-gpu-results}
@@ -39,8 +39,12 @@ solo|420||solo
 matrix|260|-u CUDA_DEVICE_MAX_CONNECTIONS|sync_matrix $matrix
 matrix-1|260|CUDA_DEVICE_MAX_CONNECTIONS=1|sync_matrix $matrix
 matrix-32|260|CUDA_DEVICE_MAX_CONNECTIONS=32|sync_matrix $matrix
+matrix-blocking|260||sync_matrix --blocking-streams $matrix
+matrix-slices|120|UNJAM_SOLO=0|sync_matrix --only large $matrix
+circles|300||circles
 programs|580||programs $programs
 programs-processes|580||programs --processes $programs
+programs-mixed|580||programs --ranks-per-process 2 $programs
 programs-async|580||programs --async $programs
 registered|300||registered
 registered-slices|300||registered --slices
@@ -56,6 +60,7 @@ burst|120||burst --keys 32 --bytes 8388608 --shuffle --rounds 40
 burst-25|120||burst --keys 32 --bytes 26214400 --shuffle --rounds 20
 soak|$((soak + 260))||soak --seconds $soak
 soak-processes|$((soak + 260))||soak --processes --seconds $soak
+soak-mixed|$((soak + 260))||soak --ranks-per-process 2 --seconds $soak
 soak-keys|$((soak + 260))||soak --keys 100 --least 2e6 --registered --seconds $soak
 soak-keys-processes|$((soak + 260))||soak --processes --keys 100 --least 2e6 --registered --seconds $soak
 soak-small-slots|$((soak + 260))|UNJAM_ESCAPE_SLOT_BYTES=4096 UNJAM_SOLO_PATIENCE_US=20|soak --seconds $soak
@@ -83,7 +88,7 @@ while IFS='|' read -r name limit environment command; do
   seconds=$(echo "$(date +%s.%N) $begin" | awk '{printf "%.1f", $1 - $2}')
   cat "$out/.run" >>"$log"
   grep -v '^csv,' "$out/.run" | tail -n 60
-  [ "$name" = price ] && sed -n 's/^csv,//p' "$out/.run" >"$out/price.csv"
+  case $name in price | matrix*) sed -n 's/^csv,//p' "$out/.run" >"$out/$name.csv" ;; esac
   rm -f "$out/.run"
   case $code in
     0) verdict=PASS ;;

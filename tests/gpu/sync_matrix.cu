@@ -1,8 +1,9 @@
 // The synchronisation matrix: with a collective pending on rank 0 that rank 1 has not called and
-// nobody waits for, everything that synchronises GPU 0 must return as if it were not there. Beside
-// that: streams that wait for other collectives, somebody else's kernels on all SMs, a queue that
-// never runs dry. What blocks all the same is diagnosed after a time limit by unjamExplain, then
-// rank 1 calls: it must not hang the test.
+// nobody waits for, everything that synchronises GPU 0 must return as if it were not there: a small
+// one, one that stands half-way, many. Beside that: streams that wait for other collectives,
+// somebody else's kernels on all SMs, a queue that never runs dry. What blocks all the same is
+// diagnosed after a time limit by unjamExplain, then rank 1 calls: it must not hang the test. A
+// table for people, CSV lines ("csv,…") for the record.
 #include <unistd.h>
 
 #include <algorithm>
@@ -41,85 +42,116 @@ class OnDevice {
   int before_ = 0, device_ = 0;
 };
 
-// An all-reduce under one key of ranks 0 and 1, again and again.
-class Pair {
+// A collective of all ranks under one key, again and again. Rank 1 is the one that may be late.
+class Collective {
  public:
-  Pair(const Job& job, std::string key, std::size_t count) : job_(job), key_(std::move(key)) {
-    for (int r = 0; r < 2; ++r) {
-      const OnDevice on(r);
-      spec_[r].count = count;
-      spec_[r].size = 2;
-      spec_[r].at = r;
-      memory_[r] = DeviceMemory(memory_of(spec_[r]));
-      place_[r] = place_in(memory_[r].get(), spec_[r]);
-      reports_[r] = std::make_unique<Reports>(1);
-      streams_[r] = std::make_unique<Stream>();
+  Collective(const Job& job, std::string key, unjamKind_t kind, std::size_t count)
+      : job_(job), key_(std::move(key)) {
+    for (const Member& m : job.members()) {
+      const OnDevice on(m.device);
+      Side& s = sides_.emplace_back();
+      s.spec.kind = kind;
+      s.spec.count = count;
+      s.spec.size = m.ranks;
+      s.spec.at = m.rank;
+      s.memory = DeviceMemory(memory_of(s.spec));
+      s.place = place_in(s.memory.get(), s.spec);
+      s.reports = std::make_unique<Reports>(1);
+      s.stream = std::make_unique<Stream>();
     }
   }
 
   void start_prepare(std::uint64_t seed) {
-    called_[0] = called_[1] = false;
-    for (int r = 0; r < 2; ++r) {
-      const OnDevice on(r);
-      spec_[r].seed = seed;
-      start_fill(spec_[r], place_[r], streams_[r]->get());
+    called_by_1_ = false;
+    for (std::size_t r = 0; r < sides_.size(); ++r) {
+      const OnDevice on(device(r));
+      Side& s = sides_[r];
+      s.spec.seed = seed;
+      // The late rank is the root, or rank 0 is, and waits for what has to come from there.
+      if (s.spec.kind == UNJAM_REDUCE) s.spec.root = static_cast<int>(seed % 2);
+      start_fill(s.spec, s.place, s.stream->get());
     }
   }
   void synchronize() {
-    for (int r = 0; r < 2; ++r) {
-      const OnDevice on(r);
-      streams_[r]->synchronize();
+    for (std::size_t r = 0; r < sides_.size(); ++r) {
+      const OnDevice on(device(r));
+      sides_[r].stream->synchronize();
     }
   }
 
-  void call_on_0(const Stream& stream) {
-    const unjamCallOptions_t options = ordered(UNJAM_STREAM_ASYNC, stream);
-    check(call(job_.member(0).all, key_.c_str(), spec_[0], place_[0], &options, &request_[0]));
-    called_[0] = true;
+  // Rank 0 in a stream or beside it, and who is neither it nor rank 1.
+  void call_but_on_1(const Stream& stream, unjamStreamOrder_t order) {
+    const unjamCallOptions_t options = ordered(order, stream);
+    for (std::size_t r = 0; r < sides_.size(); ++r) {
+      if (r != 1) call_on(r, r == 0 ? &options : nullptr);
+    }
   }
   // Once, from any thread.
   void call_on_1() {
-    if (called_[1].exchange(true)) return;
-    const OnDevice on(1);
-    check(call(job_.member(1).all, key_.c_str(), spec_[1], place_[1], nullptr, &request_[1]));
-    ready_[1] = true;
+    if (called_by_1_.exchange(true)) return;
+    call_on(1, nullptr);
+    ready_ = true;
   }
-  void stream_waits(const Stream& stream) { check(unjamStreamWait(request_[0], stream.get())); }
+  void stream_waits(const Stream& stream) {
+    check(unjamStreamWait(sides_[0].request, stream.get()));
+  }
+  // Before rank 1 has called. What rank 0 only sends may have found room.
+  void expect_pending() const {
+    int done = 0;
+    check(unjamTest(sides_[0].request, &done));
+    if (done != 0 && sides_[0].spec.receives()) {
+      fail("key " + key_ + ": complete on rank 0, though rank 1 has not called it");
+    }
+  }
 
   void start_finish() {
-    while (!ready_[1]) usleep(10);  // the other thread that calls is about to have done so
-    ready_[1] = false;
-    for (int r = 0; r < 2; ++r) {
-      const OnDevice on(r);
-      job_.member(r).wait(request_[r], key_);
-      start_check(spec_[r], place_[r], reports_[r]->on_device(0), streams_[r]->get());
-      reports_[r]->start_fetch(streams_[r]->get());
+    while (!ready_) usleep(10);  // the other thread that calls is about to have done so
+    ready_ = false;
+    for (std::size_t r = 0; r < sides_.size(); ++r) {
+      const OnDevice on(device(r));
+      Side& s = sides_[r];
+      job_.member(static_cast<int>(r)).wait(s.request, key_);
+      start_check(s.spec, s.place, s.reports->on_device(0), s.stream->get());
+      s.reports->start_fetch(s.stream->get());
     }
   }
   void finish() {
     synchronize();
-    for (int r = 0; r < 2; ++r) {
-      finish_check(spec_[r], (*reports_[r])[0], "rank " + std::to_string(r) + ", key " + key_);
+    for (const Side& s : sides_) {
+      finish_check(s.spec, (*s.reports)[0], "rank " + std::to_string(s.spec.at) + ", key " + key_);
     }
   }
 
  private:
+  struct Side {
+    Spec spec;
+    DeviceMemory memory;
+    Place place;
+    std::unique_ptr<Reports> reports;
+    std::unique_ptr<Stream> stream;
+    unjamRequest_t request = nullptr;
+  };
+
+  int device(std::size_t rank) const { return job_.member(static_cast<int>(rank)).device; }
+  void call_on(std::size_t rank, const unjamCallOptions_t* options) {
+    const OnDevice on(device(rank));
+    Side& s = sides_[rank];
+    check(call(job_.member(static_cast<int>(rank)).all, key_.c_str(), s.spec, s.place, options,
+               &s.request));
+  }
+
   const Job& job_;
   const std::string key_;
-  Spec spec_[2];
-  DeviceMemory memory_[2];
-  Place place_[2];
-  std::unique_ptr<Reports> reports_[2];
-  std::unique_ptr<Stream> streams_[2];
-  unjamRequest_t request_[2] = {};
-  std::atomic<bool> called_[2] = {};
-  std::atomic<bool> ready_[2] = {};
+  std::vector<Side> sides_;  // of rank 0, 1, …
+  std::atomic<bool> called_by_1_{false};
+  std::atomic<bool> ready_{false};
 };
 
 // Watches one operation: after the limit it says who waits for whom, and lets rank 1 call.
 class Rescuer {
  public:
-  Rescuer(unjamContext_t context, Pair& late) : context_(context), late_(late) {
+  // late: may change while it is not armed.
+  Rescuer(unjamContext_t context, std::deque<Collective>& late) : context_(context), late_(late) {
     thread_ = std::thread([this] { watch(); });
   }
   ~Rescuer() {
@@ -167,7 +199,7 @@ class Rescuer {
       const std::uint64_t begin = now_ns();
       text_ = explain(context_);
       explain_ms_ = us_since(begin) * 1e-3;
-      late_.call_on_1();
+      for (Collective& c : late_) c.call_on_1();
       lock.lock();
       busy_ = false;
       wake_.notify_all();
@@ -175,7 +207,7 @@ class Rescuer {
   }
 
   const unjamContext_t context_;
-  Pair& late_;
+  std::deque<Collective>& late_;
   std::thread thread_;
   std::mutex mutex_;
   std::condition_variable wake_;
@@ -246,10 +278,43 @@ struct Variant {
   const char* name;
   int waiting = 0;  // streams that wait for collectives whose peers are ready
   std::size_t ready_bytes = std::size_t{1} << 20;
+  // They wait in calls of their own (UNJAM_STREAM_SYNC), which end as their peers are ready. The
+  // first has so many bytes, each of the others a quarter of the one before.
+  bool in_stream = false;
   bool foreign = false;    // somebody else's kernels on all SMs
   bool busy = false;       // a queue that never runs dry
   bool late_wait = false;  // a stream waits for the late collective itself: nothing is promised
+  unjamKind_t kind = UNJAM_ALL_REDUCE;  // of what is late
+  std::size_t bytes = 256 << 10;
+  int late = 1;           // how many are; several are of 4 KiB to 2 MiB
+  bool all_gpus = false;  // four at most; else of two ranks
+  int part = 1;           // one in so many of the repeats is enough
 };
+constexpr Variant kVariants[] = {
+    {.name = "nothing"},
+    {.name = "1 stream waits", .waiting = 1, .ready_bytes = std::size_t{16} << 20},
+    {.name = "7 streams wait", .waiting = 7},
+    {.name = "40 streams wait", .waiting = 40},
+    {.name = "7 in-stream calls",
+     .waiting = 7,
+     .ready_bytes = std::size_t{16} << 20,
+     .in_stream = true,
+     .part = 2},
+    {.name = "foreign kernels", .foreign = true},
+    {.name = "busy queue", .busy = true},
+    // More than slots have room for: it stands half-way.
+    {.name = "large", .bytes = std::size_t{64} << 20, .part = 2},
+    {.name = "20 late", .late = 20, .part = 2},
+    // Among three and four ranks a reduce of this size goes down a chain, which rank 0 ends, or in
+    // which it comes just before the late root. (Between two it goes straight.)
+    {.name = "chain",
+     .kind = UNJAM_REDUCE,
+     .bytes = std::size_t{64} << 20,
+     .all_gpus = true,
+     .part = 2},
+    {.name = "a wait for itself", .late_wait = true},
+};
+constexpr double kMostExplainMs = 5000;  // five times what unjamExplain may wait for others
 
 struct Settings {
   int repeats = 0, lazy_repeats = 0, rescue_ms = 0, foreign_kernels = 0;
@@ -260,6 +325,7 @@ struct Settings {
 struct Row {
   const char* variant;
   const char* operation;
+  int ranks;
   Spread without, with;
   std::vector<double> added;
   int rescued = 0;
@@ -271,7 +337,6 @@ class Matrix {
   Matrix(const Job& job, const Settings& settings)
       : job_(job),
         settings_(settings),
-        late_(job, "late", 65536),
         late_stream_(settings.stream_flags),
         counter_(sizeof(int)),
         random_(settings.seed) {
@@ -282,9 +347,16 @@ class Matrix {
   }
 
   void run(const Variant& v) {
+    late_.clear();
     ready_.clear();
+    for (int k = 0; k < v.late; ++k) {
+      const std::size_t bytes = v.late == 1 ? v.bytes : std::size_t{4096} << k % 10;
+      late_.emplace_back(job_, late_key(v, k), v.kind, bytes / sizeof(float));
+    }
     for (int k = 0; k < v.waiting; ++k) {
-      ready_.emplace_back(job_, "ready " + std::to_string(k), v.ready_bytes / sizeof(float));
+      const std::size_t bytes = v.in_stream ? v.ready_bytes >> 2 * k : v.ready_bytes;
+      ready_.emplace_back(job_, "ready " + std::to_string(k), UNJAM_ALL_REDUCE,
+                          bytes / sizeof(float));
     }
     std::unique_ptr<Traffic> traffic;
     if (v.busy) traffic = std::make_unique<Traffic>(job_);
@@ -300,8 +372,9 @@ class Matrix {
 
  private:
   void run(const Variant& v, const Operations::Operation& op) {
-    Row row{v.name, op.name, {}, {}, {}, 0, !v.late_wait};
-    const int repeats = v.late_wait ? 1 : op.lazy ? settings_.lazy_repeats : settings_.repeats;
+    Row row{v.name, op.name, job_.ranks(), {}, {}, {}, 0, !v.late_wait};
+    const int whole = op.lazy ? settings_.lazy_repeats : settings_.repeats;
+    const int repeats = v.late_wait ? 1 : (whole + v.part - 1) / v.part;
     std::vector<double> without, with;
     for (int i = 0; i < repeats; ++i) {
       job_.member(0).doing(std::string(v.name) + ", " + op.name + ", without, " +
@@ -325,21 +398,25 @@ class Matrix {
   // One round; returns the operation's microseconds.
   double once(const Variant& v, const Operations::Operation& op, bool pending, bool& rescued) {
     op.before();
-    if (pending) late_.start_prepare(random_());
-    for (Pair& p : ready_) p.start_prepare(random_());
-    if (pending) late_.synchronize();
-    for (Pair& p : ready_) p.synchronize();
+    if (pending) {
+      for (Collective& c : late_) c.start_prepare(random_());
+    }
+    for (Collective& c : ready_) c.start_prepare(random_());
+    if (pending) {
+      for (Collective& c : late_) c.synchronize();
+    }
+    for (Collective& c : ready_) c.synchronize();
 
     if (v.foreign) start_foreign();
     if (pending) {
-      late_.call_on_0(late_stream_);
-      if (v.late_wait) late_.stream_waits(late_stream_);
+      for (Collective& c : late_) c.call_but_on_1(late_stream_, UNJAM_STREAM_ASYNC);
+      if (v.late_wait) late_.front().stream_waits(late_stream_);
       usleep(static_cast<useconds_t>(random_() % 3000));  // resident, stuck, gone: all of them
     }
-    for (Pair& p : ready_) p.call_on_1();
+    for (Collective& c : ready_) c.call_on_1();
     for (std::size_t k = 0; k < ready_.size(); ++k) {
-      ready_[k].call_on_0(streams_[k]);
-      ready_[k].stream_waits(streams_[k]);
+      ready_[k].call_but_on_1(streams_[k], v.in_stream ? UNJAM_STREAM_SYNC : UNJAM_STREAM_ASYNC);
+      if (!v.in_stream) ready_[k].stream_waits(streams_[k]);
       count_kernel<><<<1, 1, 0, streams_[k].get()>>>(counter_.as<int>());
       check(cudaGetLastError());
     }
@@ -353,14 +430,17 @@ class Matrix {
     for (std::size_t k = 0; k < ready_.size(); ++k) streams_[k].synchronize();
     if (pending) rescued = rescuer_->disarm();
 
-    for (Pair& p : ready_) p.start_finish();
+    for (Collective& c : ready_) c.start_finish();
     if (pending) {
-      late_.call_on_1();
+      for (Collective& c : late_) {
+        if (!rescued) c.expect_pending();
+      }
+      for (Collective& c : late_) c.call_on_1();
       late_stream_.synchronize();
-      late_.start_finish();
-      late_.finish();
+      for (Collective& c : late_) c.start_finish();
+      for (Collective& c : late_) c.finish();
     }
-    for (Pair& p : ready_) p.finish();
+    for (Collective& c : ready_) c.finish();
     if (v.foreign) foreign_.synchronize();
     check_counter();
     op.after();
@@ -393,8 +473,10 @@ class Matrix {
     std::string packed;
     std::remove_copy_if(text.begin(), text.end(), std::back_inserter(packed),
                         [](char c) { return c == ' ' || c == '\n'; });
-    const bool names = packed.find("\"late\"") != packed.npos &&
-                       packed.find("\"not_called_by\":[1]") != packed.npos;
+    bool names = packed.find("\"not_called_by\":[1]") != packed.npos;
+    for (int k = 0; k < v.late; ++k) {
+      names = names && packed.find('"' + late_key(v, k) + '"') != packed.npos;
+    }
     if (!v.late_wait || !names) {
       std::printf("BLOCKED: %s, %s. unjamExplain (%.1f ms): %s\n", v.name, op.name,
                   rescuer_->explanation_ms(), text.c_str());
@@ -404,14 +486,20 @@ class Matrix {
           "rank 1\n",
           v.name, op.name, rescuer_->explanation_ms());
     }
-    if (!names) fail("unjamExplain does not name the late collective and rank 1");
+    const std::string where = std::string(v.name) + ", " + op.name + ", seed " +
+                              std::to_string(settings_.seed) + ": unjamExplain ";
+    if (!names) fail(where + "does not name what is late and rank 1");
+    if (rescuer_->explanation_ms() > kMostExplainMs) fail(where + "took too long");
+  }
+
+  static std::string late_key(const Variant& v, int k) {
+    return v.late == 1 ? "late" : "late-" + std::to_string(k);
   }
 
   const Job& job_;
   const Settings settings_;
   Operations operations_;
-  Pair late_;
-  std::deque<Pair> ready_;
+  std::deque<Collective> late_, ready_;
   std::vector<Stream> streams_;
   Stream late_stream_, foreign_;
   DeviceMemory counter_;
@@ -450,6 +538,49 @@ bool print_rows(const std::vector<Row>& rows, double goal_us, bool strict) {
   return ok;
 }
 
+// What the contract promises something about, for those who draw it.
+void print_csv(const std::vector<Row>& rows, const std::string& connections) {
+  std::printf(
+      "\ncsv,operation,variant,connections,ranks,median_us_alone,median_us_added,p90_us_added,"
+      "repeats\n");
+  for (const Row& r : rows) {
+    if (!r.promised || r.added.empty()) continue;
+    const Spread added = spread(r.added);
+    std::printf("csv,%s,%s,%s,%d,%.2f,%.2f,%.2f,%zu\n", r.operation, r.variant, connections.c_str(),
+                r.ranks, r.without.median, added.median, added.p90, r.added.size());
+  }
+}
+
+// The variants of two ranks or those of all GPUs, with a job of their own.
+std::vector<Row> measure(int ranks, bool all_gpus, const std::string& only,
+                         const Settings& settings) {
+  std::vector<const Variant*> chosen;
+  for (const Variant& v : kVariants) {
+    if (v.all_gpus != all_gpus || std::string(v.name).find(only) == std::string::npos) continue;
+    chosen.push_back(&v);
+  }
+  if (chosen.empty()) return {};
+  const Job job(ranks, cuda_config());
+  check(cudaSetDevice(0));
+  std::vector<Row> rows;
+  {
+    // Loads what is not the lazy kernels' matter.
+    Settings once = settings;
+    once.repeats = 1;
+    once.lazy_repeats = 0;
+    Matrix warm(job, once);
+    for (const Variant& v : kVariants) {
+      if (v.all_gpus == all_gpus && !v.late_wait && v.waiting <= 1) warm.run(v);
+    }
+    std::printf("  (warm, %d ranks)\n", ranks);
+    Matrix matrix(job, settings);
+    for (const Variant* v : chosen) matrix.run(*v);
+    rows = matrix.rows();
+  }
+  print_stats(job);
+  return rows;
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -469,41 +600,17 @@ int main(int argc, char** argv) {
   const bool strict = options.flag("strict", "fail where more than the goal is added");
   options.done(240, 30);
   if (device_count() < 2) fail("needs two GPUs");
-  const char* connections = std::getenv("CUDA_DEVICE_MAX_CONNECTIONS");
-  std::printf("sync_matrix: 2 ranks, seed %llu, CUDA_DEVICE_MAX_CONNECTIONS %s, %s streams\n",
-              static_cast<unsigned long long>(settings.seed),
-              connections == nullptr ? "unset" : connections,
+  const char* const variable = std::getenv("CUDA_DEVICE_MAX_CONNECTIONS");
+  const std::string connections = variable == nullptr ? "unset" : variable;  // unjam may set it
+  std::printf("sync_matrix: seed %llu, CUDA_DEVICE_MAX_CONNECTIONS %s, %s streams\n",
+              static_cast<unsigned long long>(settings.seed), connections.c_str(),
               settings.stream_flags == cudaStreamDefault ? "blocking" : "non-blocking");
 
-  const Variant variants[] = {
-      {"nothing"},
-      {"1 stream waits", 1, std::size_t{16} << 20},
-      {"7 streams wait", 7},
-      {"40 streams wait", 40},
-      {"foreign kernels", 0, 0, true},
-      {"busy queue", 0, 0, false, true},
-      {"a wait for itself", 0, 0, false, false, true},
-  };
-  Job job(2, cuda_config());
-  check(cudaSetDevice(0));
-  bool ok = false;
-  {
-    // Loads what is not the lazy kernels' matter.
-    Settings once = settings;
-    once.repeats = 1;
-    once.lazy_repeats = 0;
-    Matrix warm(job, once);
-    for (const Variant& v : variants) {
-      if (!v.late_wait && v.waiting <= 1) warm.run(v);
-    }
-    std::printf("  (warm)\n");
-    Matrix matrix(job, settings);
-    for (const Variant& v : variants) {
-      if (std::string(v.name).find(only) != std::string::npos) matrix.run(v);
-    }
-    ok = print_rows(matrix.rows(), goal, strict);
-  }
-  print_stats(job);
+  std::vector<Row> rows = measure(2, false, only, settings);
+  const std::vector<Row> more = measure(std::min(4, device_count()), true, only, settings);
+  rows.insert(rows.end(), more.begin(), more.end());
+  const bool ok = print_rows(rows, goal, strict);
+  print_csv(rows, connections);
   std::printf("sync_matrix: %s\n", ok ? "PASS" : "FAIL");
   return ok ? 0 : 1;
 }

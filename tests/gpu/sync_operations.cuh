@@ -17,7 +17,7 @@ template <int kNumber>
 __global__ void lazy_kernel(int* out) {
   *out = kNumber;
 }
-inline constexpr int kLazyKernels = 128;
+inline constexpr int kLazyKernels = 192;
 using LazyKernel = void (*)(int*);
 template <int... kNumbers>
 std::array<LazyKernel, sizeof...(kNumbers)> lazy_kernels(std::integer_sequence<int, kNumbers...>) {
@@ -64,6 +64,11 @@ class Operations {
            check(cudaMemcpy(target_.get(), pageable_.data(), kBytes, cudaMemcpyHostToDevice));
          },
          nothing},
+        {"pageable copy to host", nothing,
+         [this] {
+           check(cudaMemcpy(pageable_.data(), target_.get(), kBytes, cudaMemcpyDeviceToHost));
+         },
+         nothing},
     };
   }
 
@@ -87,7 +92,7 @@ class Operations {
   std::vector<char> pageable_;
   Stream stream_;
   std::array<LazyKernel, kLazyKernels> kernels_{};
-  int next_ = 0;
+  inline static int next_ = 0;  // the process's: each is loaded once
   void* memory_ = nullptr;
   void* host_ = nullptr;
   std::vector<Operation> list_;
