@@ -475,6 +475,9 @@ typedef struct {
   uint64_t quits;           /* voluntary quits, all lanes */
   uint64_t residency_quits; /* of which: because the longest stay was over */
   uint64_t lanes;           /* blocks a rank: divide by it for figures "per block" */
+  uint64_t idle_quits;      /* of the quits: because nothing was pending */
+  uint64_t stuck_quits;     /* because nothing of what was pending could move. (The rest were called
+                               away: on CUDA, by a stream whose own call is complete, say.) */
 } unjamStats_t;
 UNJAM_API unjamResult_t unjamGetStats(unjamContext_t context, unjamStats_t* stats);
 
@@ -482,7 +485,10 @@ UNJAM_API unjamResult_t unjamGetStats(unjamContext_t context, unjamStats_t* stat
  * does not fit in `bytes` is cut, and UNJAM_ERROR_RESOURCES returned. buffer may be NULL if bytes
  * is 0. */
 /* Settings, memory per key and peer, the heap (its bytes, those used, the largest piece that is
- * free, allocations), what is held by which keys, statistics per key and lane. */
+ * free, allocations), what is held by which keys, statistics per key and lane. Of a lane while
+ * traces are kept (trace_events) also what its engine's steps have taken, in ns: to read
+ * submissions, to prepare invocations, to load and to save contexts, to write completions (the
+ * paper's Fig. 7). */
 UNJAM_API unjamResult_t unjamInfo(unjamContext_t context, char* buffer, size_t bytes,
                                   size_t* needed);
 /* {"ranks": [{"rank", "running": {group, key, n} | null, "waits_for": [...],

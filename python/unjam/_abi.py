@@ -144,6 +144,8 @@ class Stats(Structure):
         ("quits", c_uint64),
         ("residency_quits", c_uint64),
         ("lanes", c_uint64),
+        ("idle_quits", c_uint64),
+        ("stuck_quits", c_uint64),
     ]
 
 

@@ -28,6 +28,9 @@ class Stats:
         quits: voluntary quits of an engine.
         residency_quits: those of them because the longest stay was over.
         lanes: blocks of the rank.
+        idle_quits: quits because nothing was pending.
+        stuck_quits: quits because nothing of what was pending could move. (The rest of the quits
+            were called away.)
     """
 
     submitted: int = 0
@@ -45,6 +48,8 @@ class Stats:
     quits: int = 0
     residency_quits: int = 0
     lanes: int = 0
+    idle_quits: int = 0
+    stuck_quits: int = 0
 
     @property
     def preemptions_per_block(self) -> float:

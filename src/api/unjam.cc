@@ -704,13 +704,16 @@ unjamResult_t unjamGetStats(unjamContext_t context, unjamStats_t* stats) {
   return guarded([&] {
     if (unjamResult_t r = check_context(context); r != UNJAM_SUCCESS) return r;
     if (stats == nullptr) return null_argument("stats");
-    if (stats->size != sizeof(unjamStats_t)) {
+    // Earlier ones ended before `idle_quits`.
+    const size_t size = stats->size;
+    if (size != sizeof(unjamStats_t) && size != offsetof(unjamStats_t, idle_quits)) {
       return fail(UNJAM_ERROR_INVALID_ARGUMENT,
                   "unjamStats_t has an unknown size: set .size = sizeof(unjamStats_t)");
     }
-    *stats = unjamStats_t{};
-    stats->size = sizeof(unjamStats_t);
-    context->impl->stats(*stats);
+    unjamStats_t all{};
+    all.size = size;
+    context->impl->stats(all);
+    std::memcpy(stats, &all, size);
     return UNJAM_SUCCESS;
   });
 }

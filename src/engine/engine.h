@@ -291,6 +291,7 @@ class Engine {
       s_.sent_bytes = s_.sent_borrowed = s_.sent_into_outputs = 0;
       s_.moved = s_.heard = s_.wants_room = s_.pass_begun = s_.in_turn = s_.quits = false;
       s_.ran = s_.quantum_over = s_.shorts_only = s_.ended = s_.fetching = s_.fetched = false;
+      s_.quit_for = QuitFor::kCalledAway;
       s_.num_wholes = 0;
       s_.which = 0;
       s_.loaded = false;
@@ -308,6 +309,10 @@ class Engine {
     for (const ActiveContext& a : s_.active) save(a);
     if (dev_.leads()) {
       count(lane_.stats.quits);
+      // (Behind them: who reads the reasons first finds no more of them.)
+      if (s_.quit_for == QuitFor::kIdle) count(lane_.stats.idle_quits);
+      if (s_.quit_for == QuitFor::kStuck) count(lane_.stats.stuck_quits);
+      if (s_.quit_for == QuitFor::kResidency) count(lane_.stats.residency_quits);
       record(TraceType::kQuit, nullptr);
     }
     if constexpr (Dev::kLaneInShared) {
@@ -364,7 +369,9 @@ class Engine {
   UNJAM_HD void hand_on_submissions() {
     SlotBatch taken;
     do {
+      const std::uint64_t begun_ns = begin_step();
       taken = next_submissions();
+      if (dev_.leads() && taken.size() != 0) end_step(Step::kReadSqe, begun_ns, taken.size());
       for (std::uint32_t i = dev_.first(); i < taken.size(); i += dev_.stride()) {
         store_relaxed<std::uint32_t>(rank_.remaining[taken[i]],
                                      rank_.invocations[taken[i]].geometry.lanes);
@@ -373,7 +380,11 @@ class Engine {
       if (taken.size() == 1 && is_own(taken[0])) {
         dev_.sync_control();  // all have looked at the queue before the lead changes it
         // Nobody is in front of it, and nobody else takes part: no mail to oneself.
-        if (dev_.leads()) accept(taken[0]);
+        if (dev_.leads()) {
+          const std::uint64_t accepted_ns = begin_step();
+          accept(taken[0]);
+          end_step(Step::kPrepare, accepted_ns);
+        }
         dev_.sync_control();
       } else if (taken.size() != 0) {
         mail(taken);
@@ -801,7 +812,7 @@ class Engine {
     // who stands behind what takes all the time would never get a turn. (As to who was called away,
     // see schedule().)
     if (over_residency()) {
-      count(lane_.stats.residency_quits);
+      s_.quit_for = QuitFor::kResidency;
       return false;
     }
     return s_.idle < s_.policy.idle_passes || !rest();
@@ -812,7 +823,9 @@ class Engine {
     if (!mailbox_.empty()) return false;
     std::uint32_t interest = 0;
     if (!lane_.queue.empty()) interest = kAsleepForData | (s_.wants_room ? kAsleepForRoom : 0u);
-    return dev_.try_quit(s_.epoch, interest);
+    if (!dev_.try_quit(s_.epoch, interest)) return false;
+    s_.quit_for = lane_.queue.empty() ? QuitFor::kIdle : QuitFor::kStuck;
+    return true;
   }
 
   // By the control threads: each looks at newcomers of its own, the lead lines them up.
@@ -826,6 +839,7 @@ class Engine {
         n = mailbox_.count(in_disorder() || digs() ? kActiveContexts : room);
       }
       n = tell(n);
+      const std::uint64_t begun_ns = begin_step();
       for (std::uint32_t i = dev_.first(); i < n; i += dev_.stride()) {
         s_.newcomers[i] = receive(mailbox_.at(i));
       }
@@ -834,6 +848,7 @@ class Engine {
         for (std::uint32_t i = 0; i < n; ++i) take_letter(s_.newcomers[i]);
         mailbox_.take(n);
         s_.fetched = true;
+        end_step(Step::kPrepare, begun_ns, n);
       }
       dev_.sync_control();
       more = tell(dev_.leads() && n == kActiveContexts && digs() ? 1 : 0) != 0;
@@ -842,8 +857,10 @@ class Engine {
   // By the lead.
   UNJAM_HD bool fetch() {
     std::uint16_t slot = kNoSlot;
+    const std::uint64_t begun_ns = begin_step();
     if (!mailbox_.pop(slot)) return false;
     take_letter(receive(slot));
+    end_step(Step::kPrepare, begun_ns);
     return true;
   }
   // By the lead.
@@ -938,6 +955,7 @@ class Engine {
     if (dev_.leads()) s_.loaded = !cached;
     if (!cached) {
       save(a);
+      const std::uint64_t begun_ns = begin_step();
       copy_vectors(&a.inv, &rank_.invocations[slot], sizeof(a.inv));
       copy_vectors(&a.dyn, &lane_.contexts[slot], sizeof(a.dyn));
       dev_.sync_control();
@@ -963,6 +981,7 @@ class Engine {
         a.slot = slot;
         a.dirty = 0;
         count(lane_.stats.context_loads);
+        end_step(Step::kLoadContext, begun_ns);
       }
     }
     if (dev_.leads() && a.dyn.attempts != 0xffffffffu) ++a.dyn.attempts;
@@ -972,8 +991,11 @@ class Engine {
   // Lazy: only what has progressed. Each thread copies the vectors that it also loads.
   UNJAM_HD void save(const ActiveContext& a) {
     if (a.slot == kNoSlot || a.dirty == 0) return;
+    const std::uint64_t begun_ns = begin_step();
     copy_vectors(&lane_.contexts[a.slot], &a.dyn, sizeof(a.dyn));
-    if (dev_.leads()) count(lane_.stats.context_saves);
+    if (!dev_.leads()) return;
+    count(lane_.stats.context_saves);
+    end_step(Step::kSaveContext, begun_ns);
   }
 
   UNJAM_HD void copy_vectors(void* to, const void* from, std::size_t bytes) const {
@@ -1946,7 +1968,10 @@ class Engine {
     const bool cancelled = dev_.cancelled_by_any(slot);
     // A key with a cancelled invocation is finished for good: the runtime refuses further ones.
     if (!cancelled) Dev::publish(inv.key->done, inv.turn + 1);
+    const std::uint64_t begun_ns = begin_step();
     dev_.complete(slot, cancelled ? Outcome::kCancelled : Outcome::kDone);
+    // (Of calls that were done whole each thread ends some.)
+    if (dev_.leads()) end_step(Step::kWriteCqe, begun_ns);
     // Other lanes may sleep on the key's next invocation. (After the completion: whoever holds the
     // lane and sleeps may wait for that.)
     if (rank_.num_lanes > 1) dev_.ring_own_lanes();
@@ -1993,6 +2018,15 @@ class Engine {
     if constexpr (!Dev::kHostWatches) return;
     const std::uint64_t changes = (load_relaxed(lane_.running) >> 16) + 1;
     Dev::publish(lane_.running, changes << 16 | static_cast<std::uint16_t>(slot + 1));
+  }
+
+  UNJAM_HD std::uint64_t begin_step() { return s_.traces ? dev_.now_ns() : 0; }
+  // By the lead. `times`: for how many invocations.
+  UNJAM_HD void end_step(Step step, std::uint64_t begun_ns, std::uint32_t times = 1) {
+    if (!s_.traces) return;
+    StepTime& time = lane_.stats.steps[static_cast<std::size_t>(step)];
+    count(time.count, times);
+    count(time.ns, dev_.now_ns() - begun_ns);
   }
 
   UNJAM_HD void record(TraceType type, const Invocation* inv) {

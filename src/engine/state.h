@@ -46,6 +46,18 @@ struct alignas(16) ActiveContext {
   std::uint16_t dirty = 0;       // dyn has changed since it was loaded: save before eviction
 };
 
+// Why an engine leaves its lane.
+enum class QuitFor : std::uint8_t { kCalledAway, kIdle, kStuck, kResidency };
+
+// What an engine does about an invocation besides moving its data (the paper's Fig. 7): timed while
+// traces are kept, by the lane's leading thread, for its own part of it.
+enum class Step : std::uint8_t { kReadSqe, kPrepare, kLoadContext, kSaveContext, kWriteCqe };
+inline constexpr std::size_t kSteps = 5;
+struct StepTime {
+  std::uint64_t count = 0;
+  std::uint64_t ns = 0;
+};
+
 // One writer (the lane's leading thread), read by anybody at any time with relaxed loads. They only
 // grow.
 struct LaneStats {
@@ -62,12 +74,15 @@ struct LaneStats {
   std::uint64_t wholes = 0;        // invocations whose part here was done whole (Engine)
   std::uint64_t starts = 0;
   std::uint64_t quits = 0;
+  std::uint64_t idle_quits = 0;   // of them, with nothing in the queue
+  std::uint64_t stuck_quits = 0;  // with something, none of which could move
   std::uint64_t residency_quits = 0;
   std::uint64_t completed = 0;
   std::uint64_t passes = 0;
   std::uint64_t no_connector = 0;  // attempts that found every connector in use
   std::uint64_t orderings = 0;     // times that the queue was put in order, see one_order.h
   std::uint64_t queue_peak = 0;
+  StepTime steps[kSteps];
 };
 
 // The driver's alone (but for the figures), so a device may keep it in faster memory meanwhile.
@@ -238,8 +253,9 @@ struct BlockShared {
   std::uint16_t cursor = kNoSlot;
   std::uint16_t tried_head = kNoSlot;  // the latest head of the queue that has had its turn in it
   std::uint32_t position = 0;
-  std::uint64_t front = 0;          // the seed of its first
-  std::uint32_t epoch = 0;          // of the doorbell, before the pass
+  std::uint64_t front = 0;  // the seed of its first
+  std::uint32_t epoch = 0;  // of the doorbell, before the pass
+  QuitFor quit_for = QuitFor::kCalledAway;
   std::uint32_t idle = 0;           // passes without progress; saturates
   std::uint32_t late = 0;           // passes since it was called away
   std::uint64_t late_since_ns = 0;  // when it was seen to be; 0: it was not

@@ -7,6 +7,10 @@
 namespace unjam {
 namespace {
 
+// By Step.
+constexpr const char* kStepNames[kSteps] = {"read_sqe", "prepare", "load_context", "save_context",
+                                            "write_cqe"};
+
 const char* to_string(KeyPlace place) {
   switch (place) {
     case KeyPlace::kBusy:
@@ -216,11 +220,20 @@ std::string Context::info_json() const {
     w.field("whole_calls", load_relaxed(s.wholes));
     w.field("starts", load_relaxed(s.starts));
     w.field("quits", load_relaxed(s.quits));
+    w.field("idle_quits", load_relaxed(s.idle_quits));
+    w.field("stuck_quits", load_relaxed(s.stuck_quits));
     w.field("residency_quits", load_relaxed(s.residency_quits));
     w.field("passes", load_relaxed(s.passes));
     w.field("queue_peak", load_relaxed(s.queue_peak));
     w.field("no_connector", load_relaxed(s.no_connector));
     w.field("orderings", load_relaxed(s.orderings));
+    w.key("steps").begin_object();
+    for (std::size_t i = 0; i < kSteps; ++i) {
+      w.key(kStepNames[i]).begin_object();
+      w.field("count", load_relaxed(s.steps[i].count)).field("ns", load_relaxed(s.steps[i].ns));
+      w.end_object();
+    }
+    w.end_object();
     w.end_object();
   }
   w.end_array();

@@ -218,6 +218,8 @@ void Context::stats(unjamStats_t& out) const {
     out.borrowed += load_relaxed(s.borrowed);
     // A part before its whole: lanes go on meanwhile. (Acquire: the next is read later.)
     out.residency_quits += load_acquire(s.residency_quits);
+    out.idle_quits += load_acquire(s.idle_quits);
+    out.stuck_quits += load_acquire(s.stuck_quits);
     out.quits += load_acquire(s.quits);
     out.starts += load_relaxed(s.starts);
   }

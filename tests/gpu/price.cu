@@ -1,10 +1,12 @@
 // What preemption costs: the latency of an all-reduce of one number; a small urgent all-reduce
-// beside a progressing one of 1 GiB; context switches; and the paper's Fig. 11, several GPUs of
-// which one is late, with the fixed and the adaptive policy. Tables for people, CSV lines ("csv,…")
-// for plots.
+// beside a progressing one of 1 GiB; context switches; the paper's Fig. 7, what an engine does
+// about a call besides moving its data; and its Fig. 11, several GPUs of which one is late, with
+// the fixed and the adaptive policy. Tables for people, CSV lines ("csv,…") of Fig. 11 for plots.
 #include <algorithm>
 #include <atomic>
+#include <cstdlib>
 #include <cstring>
+#include <map>
 #include <memory>
 #include <numeric>
 #include <random>
@@ -12,6 +14,7 @@
 
 #include "tests/gpu/cuda_objects.h"
 #include "tests/gpu/job.h"
+#include "tests/support/json.h"
 
 namespace {
 
@@ -256,6 +259,61 @@ void measure_switches(int ranks, int repeats, std::uint64_t seed) {
   }
 }
 
+// ---- Fig. 7: an engine's steps ----
+
+constexpr const char* kSteps[] = {"read_sqe", "prepare", "load_context", "save_context",
+                                  "write_cqe"};
+
+struct Steps {
+  std::uint64_t count = 0, ns = 0;
+};
+// Of all lanes of a rank, since it began.
+std::map<std::string, Steps> steps_of(const Member& me) {
+  std::map<std::string, Steps> all;
+  const unjam_test::Json info_json = unjam_test::JsonReader::parse(info(me.context));
+  for (const unjam_test::Json& lane : info_json["lanes"].array) {
+    for (const char* name : kSteps) {
+      const unjam_test::Json& step = lane["steps"][name];
+      all[name].count += static_cast<std::uint64_t>(step["count"].number);
+      all[name].ns += static_cast<std::uint64_t>(step["ns"].number);
+    }
+  }
+  return all;
+}
+
+// Means on rank 0, of the first keys' calls, which alternate where they are several. `whole`: calls
+// are done whole where they can be, as usual; else all go slice by slice, with contexts.
+void measure_steps(int ranks, int repeats, std::size_t keys, std::size_t floats, bool whole) {
+  unjamConfig_t config = cuda_config();
+  config.trace_events = 64;  // steps are timed while traces are kept
+  setenv("UNJAM_SOLO", whole ? "1" : "0", 1);
+  Job job(ranks, config);
+  unsetenv("UNJAM_SOLO");
+  std::map<std::string, Steps> before, after;
+  Barrier barrier(ranks);
+  job.run([&](const Member& me) {
+    const DeviceMemory data = zeros(keys * floats);
+    for (int i = -20; i < repeats; ++i) {
+      me.doing("an engine's steps, " + std::to_string(i));
+      barrier.meet();
+      if (i == 0 && me.rank == 0) before = steps_of(me);
+      std::vector<unjamRequest_t> requests;
+      for (std::size_t k = 0; k < keys; ++k) {
+        requests.push_back(start(me, key_name(k).c_str(), data.as<float>() + k * floats, floats));
+      }
+      for (const unjamRequest_t q : requests) me.wait(q, "one of the calls");
+    }
+    if (me.rank == 0) after = steps_of(me);
+  });
+  for (const char* name : kSteps) {
+    const std::uint64_t count = after[name].count - before[name].count;
+    const double us = static_cast<double>(after[name].ns - before[name].ns) * 1e-3;
+    std::printf("%-14s %2zu x %-10zu %-7s %12.2f %12.3f\n", name, keys, floats * sizeof(float),
+                whole ? "whole" : "slices", static_cast<double>(count) / repeats,
+                count == 0 ? 0.0 : us / static_cast<double>(count));
+  }
+}
+
 // ---- Fig. 11: one is late ----
 
 struct Seen {
@@ -370,7 +428,7 @@ int main(int argc, char** argv) {
   const int large_repeats = options.integer("large-repeats", 50, "of those with a large one");
   const int rounds = options.integer("rounds", 20, "of those where one is late");
   const auto large = static_cast<std::size_t>(options.number("large", 1 << 30, "bytes"));
-  const std::string only = options.text("only", "", "latency, urgent, switches or late");
+  const std::string only = options.text("only", "", "latency, urgent, switches, steps or late");
   options.done(300, 60);
   load_eagerly();
   const int ranks = wanted > 0 ? wanted : std::min(4, device_count());
@@ -382,6 +440,14 @@ int main(int argc, char** argv) {
     measure_urgent(ranks, large_repeats, large, UNJAM_ORDER_FIFO);
   }
   if (runs("switches")) measure_switches(ranks, large_repeats, seed);
+  if (runs("steps")) {
+    std::printf("\n%-14s %-15s %-7s %12s %12s\n", "step (Fig. 7)", "calls x bytes", "", "a round",
+                "mean us");
+    for (const bool whole : {true, false}) {
+      measure_steps(ranks, repeats, 1, 1, whole);
+      measure_steps(ranks, large_repeats, 8, std::size_t{1} << 20, whole);
+    }
+  }
   if (runs("late")) {
     std::printf(
         "\ncsv,policy,round,rank,late_rank,late_us,key,position,preemptions_a_lane,"

@@ -1659,6 +1659,43 @@ TEST(Texts, StatisticsAddUp) {
   });
 }
 
+// (Threads that help are called away as soon as what they wait for is complete.)
+TEST(Texts, StatisticsSayWhyEnginesQuit) {
+  ASSERT_EQ(setenv("UNJAM_HELP", "0", 1), 0);
+  Job job(2);
+  unsetenv("UNJAM_HELP");
+  std::atomic<bool> stuck{false};
+  job.run([&](Rank& me) {
+    float x = 1;
+    unjamRequest_t q = nullptr;
+    const auto grows = [&](std::uint64_t unjamStats_t::* reason, std::uint64_t from) {
+      return eventually([&] { return stats_of(me.context).*reason > from; });
+    };
+    if (me.rank == 1 && !eventually([&] { return stuck.load(); })) fail("the other is not stuck");
+    std::uint64_t idle = stats_of(me.context).idle_quits;
+    UNJAM_CHECK(unjamAllReduce(me.all, "k", &x, &x, 1, UNJAM_FLOAT32, UNJAM_SUM, nullptr, &q));
+    if (me.rank == 0) {
+      if (!grows(&unjamStats_t::stuck_quits, 0)) fail("it does not leave, stuck");
+      idle = stats_of(me.context).idle_quits;  // (it may have left before the call)
+      stuck.store(true);
+    }
+    me.wait(q, "k");
+    if (!grows(&unjamStats_t::idle_quits, idle)) fail("it does not leave, idle");
+  });
+}
+
+// As programs compiled against earlier headers have it.
+TEST(Texts, StatisticsOfAnEarlierSize) {
+  Job job(1);
+  unjamStats_t s{};
+  s.size = offsetof(unjamStats_t, idle_quits);
+  s.idle_quits = 77;
+  ASSERT_EQ(unjamGetStats(job.context(0), &s), UNJAM_SUCCESS);
+  EXPECT_EQ(s.size, offsetof(unjamStats_t, idle_quits));
+  EXPECT_EQ(s.lanes, 1u);
+  EXPECT_EQ(s.idle_quits, 77u) << "more was stored than there is";
+}
+
 // Whoever looks while ranks are at it sees counters grow, and no part larger than its whole.
 TEST(Texts, StatisticsNeverFall) {
   unjamConfig_t config = default_config();
@@ -1668,7 +1705,7 @@ TEST(Texts, StatisticsNeverFall) {
   const auto looks = [&](Rank& me) {
     unjamStats_t before{};
     for (bool last = false; !last;) {
-      last = over.load();
+      last = over.load() || job.failed();
       const unjamStats_t s = stats_of(me.context);
       const std::uint64_t then[] = {before.submitted,     before.completed,    before.slices,
                                     before.spins,         before.preemptions,  before.bytes_sent,
@@ -1681,7 +1718,8 @@ TEST(Texts, StatisticsNeverFall) {
         if (now[i] < then[i]) fail("counter " + std::to_string(i) + " fell");
       }
       if (s.completed > s.submitted || s.pending != s.submitted - s.completed) fail("wrong counts");
-      if (s.quits > s.starts || s.residency_quits > s.quits) fail("more quits than starts");
+      const std::uint64_t reasons = s.idle_quits + s.stuck_quits + s.residency_quits;
+      if (s.quits > s.starts || reasons > s.quits) fail("more quits than starts");
       before = s;
     }
   };
@@ -1737,6 +1775,33 @@ TEST(Texts, Trace) {
     UNJAM_CHECK(unjamGetTrace(me.context, nullptr, 0, &count));
     if (count != 0) fail("events without room");
   });
+}
+
+TEST(Texts, StepsAreTimedWhileTracesAreKept) {
+  for (const bool traces : {true, false}) {
+    unjamConfig_t config = default_config();
+    if (traces) config.trace_events = 64;
+    Job job(2, config);
+    constexpr std::uint64_t kCalls = 5;
+    job.run([&](Rank& me) {
+      float x = 1;
+      for (std::uint64_t i = 0; i < kCalls; ++i) {
+        unjamRequest_t q = nullptr;
+        UNJAM_CHECK(unjamAllReduce(me.all, "k", &x, &x, 1, UNJAM_FLOAT32, UNJAM_SUM, nullptr, &q));
+        me.wait(q, "k");
+      }
+      const Json steps = JsonReader::parse(info(me.context))["lanes"][0]["steps"];
+      for (const char* step : {"read_sqe", "prepare", "load_context", "write_cqe"}) {
+        const std::string text = std::string(step) + (traces ? " with traces" : " without");
+        const auto count = static_cast<std::uint64_t>(steps[step]["count"].integer());
+        const auto ns = static_cast<std::uint64_t>(steps[step]["ns"].integer());
+        // (Contexts are loaded again by an engine that has left meanwhile.)
+        const bool loads = std::string(step) == "load_context";
+        if (traces ? count < kCalls || (count > kCalls && !loads) : count != 0) fail(text);
+        if (traces ? ns == 0 : ns != 0) fail(text + ", its time");
+      }
+    });
+  }
 }
 
 // Asked all the time, from several threads, while collectives run.
