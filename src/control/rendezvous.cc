@@ -25,8 +25,9 @@ namespace {
 // As the C API's results of these names; this layer does not see its header.
 constexpr std::int32_t kInvalidUsage = 2, kMismatch = 3;
 
-constexpr std::uint64_t kProofNs = 5'000'000'000;  // for a client to prove itself
-constexpr std::size_t kMostStrangers = 128;        // connections that have not (yet)
+constexpr std::uint64_t kProofNs = 5'000'000'000;       // for a client to prove itself
+constexpr std::uint64_t kOwnServerNs = 20'000'000'000;  // for who keeps the rendezvous to find it
+constexpr std::size_t kMostStrangers = 128;             // connections that have not (yet)
 // Connections that have proven themselves and have no rank (yet).
 constexpr std::size_t kMostIdle = 2 * kMaxRanks;
 constexpr std::int64_t kFarewellMs = 200;  // for the others to take why the job failed
@@ -405,7 +406,8 @@ bool RendezvousClient::connect(const JobSecret& secret, std::int64_t timeout_ms,
   const socklen_t size = rendezvous_address(secret, address);
   const auto* target = reinterpret_cast<const sockaddr*>(&address);
   for (;;) {
-    if (monotonic_ns() >= deadline) {
+    // (Who keeps it finds it, sooner or later: how long to wait for others is up to the caller.)
+    if (monotonic_ns() >= deadline + (server_ != nullptr ? kOwnServerNs : 0)) {
       error = "no rendezvous within " + std::to_string(timeout_ms) + " ms";
       return false;
     }
