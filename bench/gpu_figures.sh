@@ -2,13 +2,18 @@
 # The figures of docs/benchmarks.md, "Beside NCCL", on the GPUs that are there: some minutes for all,
 # each part with a time limit. Builds nothing: `python3 -m unjam` and NCCL must be at hand.
 #
-#   bench/gpu_figures.sh FOLDER [RANKS] [PART…]      parts: see `parts` below; none: all
+#   bench/gpu_figures.sh FOLDER [RANKS] [PART…]      parts, none: all
+#
+#   device  all sizes in a stream            large  the large ones, more calls
+#   short   the short ones, 1,000 calls      bf16   all-reduces of bf16 in a stream
+#   async   beside streams                   host   one call at a time
+#   heap    buffers in unjam's heap          gemm   a matrix product beside all-reduces
 #
 # Into FOLDER: PART.json, as `unjam bench --json` writes it, and PART.log. Ends with a failure if a
-# part does.
+# part does. UNJAM_COMMIT says what is measured where git cannot: in a copy without .git.
 set -u
 if [ $# = 0 ]; then
-  sed -n '2,9s/^# \{0,1\}//p' "$0"
+  sed -n '2,13s/^# \{0,1\}//p' "$0"
   exit 2
 fi
 out=$1
@@ -22,8 +27,10 @@ parts=$(
   cat <<END
 device|200|--modes device --kinds all --seconds 0.02 --sizes 1K,8K,64K,128K,256K,512K,1M,2M,4M,8M,16M,64M,256M,1G
 large|150|--modes device --kinds all --seconds 0.3 --sizes 64M,256M,1G
+short|150|--modes device --kinds all --seconds 0.3 --sizes 1K,8K,16K,32K,64K,1M
+bf16|120|--modes device --kinds all_reduce --dtype bf16 --seconds 0.3 --sizes 1K,64K,1M,64M,1G
 async|240|--modes async --kinds all --seconds 0.4 --sizes 1K,64K,256K,1M,2M,4M,8M,25M,64M,256M
-host|120|--modes host --kinds all_reduce,all_gather --seconds 0.04 --sizes 1K,64K,1M,8M,64M,1G
+host|240|--modes host --kinds all --seconds 0.04 --sizes 1K,64K,1M,8M,64M,1G
 heap|120|--modes device --kinds all_reduce,all_gather,broadcast --seconds 0.02 --sizes 64M,1G --heap
 gemm|240|--gemm --lanes 8,16,24,32
 END

@@ -4,7 +4,9 @@ import importlib.util
 import json
 import multiprocessing
 import os
+import shutil
 import signal
+import subprocess
 import threading
 
 import numpy as np
@@ -19,6 +21,7 @@ from unjam.bench.cases import HEAP_PIECE, parse_size, size_text
 from unjam.bench.figures import bandwidth, figure, quantile, slowest
 from unjam.bench.job import Job
 from unjam.bench.messages import Check, Prepare, Repeat
+from unjam.cli import bench as command
 from unjam.cli import main
 
 HAS_TORCH = importlib.util.find_spec("torch") is not None
@@ -72,7 +75,7 @@ def test_command_without_a_peer(python, tmp_path, extra):
     arguments = ["--ranks", "3", "--sizes", "1K:96K", "--step", "8", "--collective", "all"]
     finished = bench(python, *arguments, *extra, "--json", str(path))
     report = json.loads(path.read_text())
-    assert set(report) == {"command", "date", "machine", "versions", "rows"}
+    assert set(report) == {"command", "date", "commit", "machine", "versions", "rows"}
     assert report["command"].startswith(f"unjam bench --seconds {SECONDS} --ranks 3")
     assert report["machine"]["cores"] >= 1 and report["machine"]["cpu"]
     assert report["versions"]["unjam"] == unjam.__version__
@@ -221,6 +224,53 @@ def test_sizes():
         "1,536 B",
         "64 MiB",
     ]
+
+
+@pytest.mark.skipif(shutil.which("git") is None, reason="needs git")
+def test_the_commit_is_that_of_the_librarys_checkout(tmp_path, monkeypatch):
+    """Or what UNJAM_COMMIT says, or nothing; and never an error."""
+    header = tmp_path / "checkout" / "include" / "unjam" / "unjam.h"
+    library = tmp_path / "checkout" / "build" / "libunjam.so"
+    for file in (header, library):
+        file.parent.mkdir(parents=True)
+        file.write_text("")
+    monkeypatch.setattr(command, "__file__", str(tmp_path / "elsewhere" / "bench.py"))
+    monkeypatch.setattr(command._lib, "library_path", lambda: library)
+    monkeypatch.delenv("UNJAM_COMMIT", raising=False)
+    assert command._commit() is None
+    monkeypatch.setenv("UNJAM_COMMIT", "abc1234")
+    assert command._commit() == "abc1234"
+
+    def git(*words):
+        who = ["-c", "user.name=n", "-c", "user.email=e"]
+        told = subprocess.run(
+            ["git", "-C", header.parents[2], *who, *words],
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        return told.stdout.strip()
+
+    git("init")
+    assert command._commit() == "abc1234"  # without a commit
+    git("add", "include")
+    git("commit", "-m", "first")
+    git("tag", "-a", "v1", "-m", "a tag")
+    commit = git("rev-parse", "--short=7", "HEAD")
+    assert command._commit() == commit  # the library is not tracked
+    header.write_text("changed")
+    assert command._commit() == f"{commit}-dirty"
+    header.unlink()  # a checkout of something else, in which unjam is installed
+    assert command._commit() == "abc1234"
+    header.write_text("")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert command._commit() == "abc1234"  # without git
+
+    def no_library():
+        raise unjam.LibraryError("there is none")
+
+    monkeypatch.setattr(command._lib, "library_path", no_library)
+    assert command._commit() == "abc1234"
 
 
 def test_cases_count_as_nccl_tests_do():

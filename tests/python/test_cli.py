@@ -3,9 +3,12 @@
 import json
 import re
 
+import numpy as np
 import pytest
 
-from unjam.cli import main, make_parser
+import unjam
+from unjam.cli import demo, info, main, make_parser
+from unjam.cuda import gpus
 
 
 def test_demo(python, tmp_path):
@@ -30,6 +33,23 @@ def test_demo_as_html_with_two_ranks(python, tmp_path):
     assert "<svg" in (tmp_path / "a.html").read_text()
 
 
+@pytest.mark.parametrize("there", [True, False], ids=["driver", "no-driver"])
+def test_demo_tells_that_gpus_were_left_out(there, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(demo, "_DRIVER", tmp_path if there else tmp_path / "none")
+    monkeypatch.setattr(gpus.importlib.util, "find_spec", lambda name: None)  # without torch
+    for part in ("_show_hold", "_show_unjam", "_show_picture"):
+        monkeypatch.setattr(demo, part, lambda it: True)
+    assert main(["demo"]) == 0
+    last = capsys.readouterr().out.rstrip().splitlines()[-1]
+    if not there:
+        assert last.startswith("Done in")
+        return
+    assert last.startswith("Left out, though there is an NVIDIA driver")
+    assert "pip install torch" in last and "unjam demo --device cuda" in last
+    assert main(["demo", "--device", "host"]) == 0  # as was asked for
+    assert "Left out" not in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     "arguments",
     [
@@ -46,6 +66,7 @@ def test_demo_as_html_with_two_ranks(python, tmp_path):
         ["plan", "--check", "broadcast", "--root", "9"],
         ["plan", "--check", "all-reduce", "--dtype", "int16"],
         ["info", "--ranks", "0"],
+        ["info", "--device", "gpu"],
     ],
 )
 def test_usage_errors(arguments, capsys):
@@ -70,13 +91,98 @@ def test_every_argument_has_a_default_that_parses():
         assert parser.parse_args([command]).command == command
 
 
-def test_info(capsys):
+def test_info(monkeypatch, capsys):
     assert main(["info", "--json"]) == 0
     info = json.loads(capsys.readouterr().out)
     assert info["settings"] and info["memory"]
     assert main(["info", "--ranks", "3"]) == 0
     out = capsys.readouterr().out
     assert "UNJAM_LANES" in out and "per_key" in out
+    monkeypatch.setenv("UNJAM_LANES", "32")  # as on GPUs
+    assert main(["info"]) == 0
+    lanes = capsys.readouterr().out.partition("Lanes (the first 7 of 32; --json shows all)")[2]
+    assert "lane 6" in lanes and "lane 7" not in lanes and "starts" in lanes
+
+
+@pytest.mark.parametrize(
+    ("arguments", "variable", "words"),
+    [
+        (["--device", "cuda"], None, "argument --device: torch sees no GPU"),
+        ([], "cuda", "UNJAM_DEVICE=cuda: torch sees no GPU"),
+    ],
+)
+def test_info_without_a_gpu(arguments, variable, words, monkeypatch, capsys):
+    pytest.importorskip("torch")
+    monkeypatch.setattr(gpus, "gpu_count", lambda: 0)
+    if variable is not None:
+        monkeypatch.setenv("UNJAM_DEVICE", variable)
+    with pytest.raises(SystemExit) as error:
+        main(["info", *arguments])
+    assert error.value.code == 2
+    assert words in capsys.readouterr().err
+
+
+def test_info_on_the_host_where_the_environment_says_cuda(monkeypatch, capsys):
+    monkeypatch.setenv("UNJAM_DEVICE", "cuda")
+    assert main(["info", "--device", "host", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["device"] == "host"
+
+
+def test_info_on_gpus_that_are_not_there(monkeypatch, capsys):
+    """The host device in their place: what is called there, and how a kernel's figures look."""
+    asked = []
+
+    def on_the_host(ranks, device):
+        asked.append(device)
+        return unjam.init_all(ranks, device="host")
+
+    real = unjam.Context.info
+    kernel = {"blocks": 32, "calls_in_streams": {"registers_per_thread": 128}}
+    monkeypatch.setattr(gpus, "lacking", lambda ranks, shared: "")
+    monkeypatch.setattr(info, "init_all", on_the_host)
+    monkeypatch.setattr(info, "_zeros", lambda context: np.zeros(1000, np.float32))
+    monkeypatch.setattr(unjam.Context, "info", lambda self: real(self) | {"kernel": kernel})
+    monkeypatch.setattr(unjam.Context, "device", "cuda:0")
+    assert main(["info", "--device", "cuda"]) == 0
+    out = capsys.readouterr().out
+    assert asked == ["cuda"]
+    assert "2 ranks share cuda:0" in out and "a broadcast" not in out
+    assert re.search(r"calls_in_streams registers_per_thread\s*│\s*128", out)
+    assert main(["info", "--device", "cuda", "--ranks", "1", "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["kernel"] == kernel and [key["key"] for key in report["keys"]] == ["example"]
+
+
+RESOURCES = {
+    "registers_per_thread",
+    "shared_bytes_per_block",
+    "local_bytes_per_thread",
+    "blocks_per_sm",
+}
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(bool(gpus.lacking(2, shared=True)), reason="no GPU that unjam can use")
+def test_info_on_gpus(monkeypatch, capsys):
+    assert main(["info", "--device", "cuda", "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    kernel = report["kernel"]
+    lanes = report["settings"]["UNJAM_LANES"]
+    assert (report["device"], kernel["blocks"]) == ("cuda", lanes)
+    assert kernel["threads_per_block"] == report["settings"]["UNJAM_BLOCK_THREADS"]
+    assert 1 <= kernel["sms"] <= lanes
+    calls = kernel["calls_in_streams"]
+    assert set(calls) == RESOURCES | {"blocks_at_most", "threads_per_block_at_most"}
+    for one in (kernel, calls):
+        assert 0 < one["registers_per_thread"] <= 128 and one["blocks_per_sm"] >= 1
+        assert one["shared_bytes_per_block"] > 0 and one["local_bytes_per_thread"] >= 0
+    assert kernel["global_bytes_of_1000_keys"] == 1000 * kernel["key_bytes"]
+    assert kernel["global_bytes_of_1000_keys_per_block"] == 1000 * kernel["key_bytes"] // lanes
+    assert [(key["key"], key["completed"]) for key in report["keys"]] == [("example", 1)]
+    monkeypatch.setenv("UNJAM_DEVICE", "cuda")
+    assert main(["info", "--ranks", "1"]) == 0
+    out = capsys.readouterr().out
+    assert "on cuda:0" in out and "global_bytes_of_1000_keys" in out and "ranks share" not in out
 
 
 def test_env(capsys):
@@ -84,7 +190,7 @@ def test_env(capsys):
     variables = json.loads(capsys.readouterr().out)
     assert main(["env"]) == 0
     out = re.sub(r"\s", "", capsys.readouterr().out)
-    assert "UNJAM_LIBRARY" in out
+    assert "UNJAM_LIBRARY" in out and "UNJAM_COMMIT" in out
     assert all(
         {"name", "type", "default", "doc", "value"} <= set(variable) for variable in variables
     )
@@ -133,8 +239,6 @@ def test_plan_check_fails_with_status_1(capsys):
 
 
 def test_version(capsys):
-    import unjam
-
     assert main(["version"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == f"unjam {unjam.__version__}"

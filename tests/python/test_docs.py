@@ -122,11 +122,36 @@ def test_environment_page_is_complete() -> None:
         assert cells[4] == variable["doc"], row
 
 
+def test_environment_page_has_the_defaults_of_cuda() -> None:
+    """Those that are numbers where the library sets them."""
+    source = (ROOT / "src" / "runtime" / "settings.cc").read_text()
+    body = source.split("Settings device_defaults(")[1].split("\n}\n")[0]
+    cuda = dict(re.findall(r"\bs\.(\w+) = (\d+);", body))
+    page = (ROOT / "docs" / "environment.md").read_text()
+    words = " ".join(page.split())
+    spins = "{spin_head}, {spin_base} and {spin_cap}".format(**cuda)
+    assert f"On CUDA the spin thresholds are {spins} polls" in words
+    assert f"and {cuda['idle_keys']} idle keys have room" in words
+    said = re.findall(r"^\| `UNJAM_(\w+)` .*\bon CUDA (\d+) unless said", page, flags=re.M | re.I)
+    numbers = {name.lower(): number for name, number in said if name.lower() in cuda}
+    assert {"max_active_keys", "escape_slots", "borrow_slots"} <= numbers.keys()
+    assert numbers.items() <= cuda.items()
+
+
 def test_environment_page_has_what_the_torch_backend_reads() -> None:
     page = (ROOT / "docs" / "environment.md").read_text()
     for variable in unjam._torch_settings.ALL:
         words = [variable.values, variable.default, variable.doc.removeprefix("torch: ")]
         assert f"| `{variable.name}` | {' | '.join(words)} |" in page
+
+
+def test_environment_page_has_what_the_package_reads() -> None:
+    page = (ROOT / "docs" / "environment.md").read_text()
+    read = set()
+    for file in (ROOT / "python" / "unjam").rglob("*.py"):
+        read |= set(re.findall(r'"(UNJAM_[A-Z_]+)"', file.read_text()))
+    assert {"UNJAM_LIBRARY", "UNJAM_COMMIT"} <= read
+    assert [name for name in sorted(read) if f"`{name}`" not in page] == []
 
 
 def library_path() -> Path:

@@ -10,6 +10,7 @@ import json
 import os
 import platform
 import shlex
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -18,7 +19,8 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from .. import __version__
+from .. import __version__, _lib
+from .._errors import LibraryError
 from ..bench import (
     COLLECTIVES,
     DTYPES,
@@ -301,6 +303,7 @@ def _report(rows: list[dict[str, Any]], device: str) -> dict[str, Any]:
     return {
         "command": shlex.join(["unjam", *sys.argv[1:]]),
         "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+        "commit": _commit(),
         "machine": {
             "cpu": _cpu_name(),
             "cores": len(os.sched_getaffinity(0)),
@@ -311,6 +314,35 @@ def _report(rows: list[dict[str, Any]], device: str) -> dict[str, Any]:
         "versions": versions,
         "rows": rows,
     }
+
+
+def _commit() -> str | None:
+    """Of the checkout that the library lies in, or else the package: "1a2b3c4", and "-dirty" if
+    tracked files differ from it. Where there is none, what UNJAM_COMMIT says."""
+    files = [Path(__file__)]
+    with contextlib.suppress(LibraryError):
+        files.insert(0, _lib.library_path())  # it is what was measured
+    for file in files:
+        for root in file.resolve().parents:
+            # Not one that only has an environment with unjam in it.
+            if (root / ".git").exists() and (root / "include/unjam/unjam.h").is_file():
+                with contextlib.suppress(OSError, subprocess.SubprocessError):
+                    return _described(root)
+    return os.environ.get("UNJAM_COMMIT") or None
+
+
+def _described(root: Path) -> str:
+    # (Without tags, and nothing is written there.)
+    words = ["describe", "--always", "--dirty", "--abbrev=7", "--exclude=*"]
+    told = subprocess.run(
+        ["git", "--no-optional-locks", "-C", str(root), *words],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=20,
+        check=True,
+    )
+    return told.stdout.strip()
 
 
 def _cpu_name() -> str:

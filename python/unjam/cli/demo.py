@@ -6,6 +6,7 @@ import argparse
 import random
 import time
 from dataclasses import dataclass
+from pathlib import Path
 
 from rich.console import Console
 from rich.padding import Padding
@@ -20,6 +21,7 @@ from . import _cuda_demo
 from ._console import make_console, make_table, positive, progress_bar, rank_count
 
 _TRACE_EVENTS = 65536
+_DRIVER = Path("/proc/driver/nvidia")  # where there is one
 _NUMBERS = [
     "iterations",
     "results\nright",
@@ -112,9 +114,19 @@ def run(options: argparse.Namespace) -> int:
     _show_picture(demo)
     say(f"Done in {time.perf_counter() - started:.0f} s. Again: unjam demo --seed {demo.seed}\n")
     status = 0 if hold_ok else 1
-    if options.device == "auto" and not gpus.lacking(2, shared=True):
-        options.ranks = None  # that was the host's
-        status = _cuda_demo.run(options) or status
+    if options.device == "auto":
+        lack = gpus.lacking(2, shared=True)
+        if not lack:
+            options.ranks = None  # that was the host's
+            status = _cuda_demo.run(options) or status
+        elif _DRIVER.exists():
+            # On one line, for whoever looks for it.
+            say(
+                f"Left out, though there is an NVIDIA driver: the part on GPUs. {lack}; then: "
+                "unjam demo --device cuda",
+                markup=False,
+                soft_wrap=True,
+            )
     return status
 
 

@@ -42,6 +42,13 @@ def run(options: argparse.Namespace) -> int:
         cell(os.environ.get("UNJAM_LIBRARY")),
         "Python: the libunjam.so to load instead of the one beside the package.",
     )
+    table.add_row(
+        "UNJAM_COMMIT",
+        "text",
+        "",
+        cell(os.environ.get("UNJAM_COMMIT")),
+        "Python: the commit that unjam bench writes into its file where no git checkout says it.",
+    )
     for of_torch in _torch_settings.ALL:
         table.add_row(
             of_torch.name,

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import argparse
+import os
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 from rich.table import Table
 
-from ..context import Context
-from ..threads import launch
+from ..context import Context, init_all
+from ..cuda import gpus
+from ..threads import run_ranks
 from ._console import (
     cell,
     make_console,
@@ -20,9 +23,18 @@ from ._console import (
     rows_table,
 )
 
+_MOST_SHOWN = 7  # lanes, or peers: a column each
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the command's arguments."""
+    parser.add_argument(
+        "--device",
+        choices=("host", "cuda"),
+        default=None,
+        help="cuda: on GPUs, with what the engine's kernels take of them; ranks may share one "
+        "(default: UNJAM_DEVICE, or host)",
+    )
     parser.add_argument(
         "--ranks", type=rank_count, default=2, help="ranks of the small job (default: 2)"
     )
@@ -69,23 +81,37 @@ def held_table(info: dict[str, Any]) -> Table:
 
 def run(options: argparse.Namespace) -> int:
     """Makes a small job, runs a few collectives, and prints what rank 0 knows about itself."""
+    on_gpus = _on_gpus(options)
 
     def rank(context: Context) -> dict[str, Any]:
         group = context.group(name="example")
-        group.all_reduce(np.zeros(1000, dtype=np.float32), key="example").wait(30)
-        if context.rank == 0:  # a root does not wait: what it sends lingers until it is taken
-            group.broadcast(np.zeros(1000, dtype=np.float32), root=0, key="early").wait(30)
+        data = buffers[context.rank]
+        group.all_reduce(data, key="example").wait(30)
+        # A root does not wait: what it sends lingers until it is taken. (On GPUs the device alone
+        # knows of that.)
+        if context.rank == 0 and not on_gpus:
+            group.broadcast(data, root=0, key="early").wait(30)
         return context.info()
 
-    info = launch(options.ranks, rank)[0]
+    with init_all(options.ranks, device=options.device) as contexts:
+        buffers = [_zeros(context) for context in contexts]
+        info = run_ranks(contexts, rank)[0]
+        device = contexts[0].device
+        sharers = sum(context.device == device for context in contexts) if on_gpus else 1
     if options.json:
         print_json(info)
         return 0
     console = make_console()
+    early = "" if on_gpus else ", and a broadcast that the others\nhave not called"
+    where = f", on {device}" if on_gpus else ""
     console.print(
-        f"Rank 0 of a job of {options.ranks}, after one all-reduce of 4,000 bytes, and a broadcast "
-        "that the others\nhave not called.\n"
+        f"Rank 0 of a job of {options.ranks}{where}, after one all-reduce of 4,000 bytes{early}.\n"
     )
+    if sharers > 1:
+        console.print(
+            f"{sharers} ranks share {device}: each may have fewer lanes than a rank that has it "
+            "alone, as with --ranks 1.\n"
+        )
     plain = {name: value for name, value in info.items() if not isinstance(value, (dict, list))}
     if plain:
         console.print(pairs_table("Context", plain))
@@ -93,7 +119,41 @@ def run(options: argparse.Namespace) -> int:
         if name == "held":
             console.print(held_table(info))
         elif isinstance(value, dict):
-            console.print(pairs_table(name.capitalize(), value))
+            console.print(pairs_table(name.capitalize(), _flat(value)))
         elif isinstance(value, list) and value and isinstance(value[0], dict):
-            console.print(rows_table(name.capitalize(), value))
+            title = name.capitalize()
+            if len(value) > _MOST_SHOWN:
+                title += f" (the first {_MOST_SHOWN} of {len(value)}; --json shows all)"
+            console.print(rows_table(title, [_flat(row) for row in value[:_MOST_SHOWN]]))
     return 0
+
+
+def _on_gpus(options: argparse.Namespace) -> bool:
+    """Whether the job is to be on GPUs; ends with a usage error where it cannot be."""
+    said = options.device or os.environ.get("UNJAM_DEVICE")
+    if said != "cuda":
+        return False
+    if lack := gpus.lacking(options.ranks, shared=True):
+        what = "argument --device" if options.device else "UNJAM_DEVICE=cuda"
+        options.parser.error(f"{what}: {lack}")
+    return True
+
+
+def _zeros(context: Context) -> Any:
+    """1,000 floats where the context's engine works."""
+    if context.device == "host":
+        return np.zeros(1000, dtype=np.float32)
+    import torch
+
+    return torch.zeros(1000, dtype=torch.float32, device=context.device)
+
+
+def _flat(values: Mapping[str, Any], before: str = "") -> dict[str, Any]:
+    """Without mappings inside: their names stand in front of those of their values."""
+    flat: dict[str, Any] = {}
+    for name, value in values.items():
+        if isinstance(value, dict):
+            flat |= _flat(value, f"{before}{name} ")
+        else:
+            flat[before + name] = value
+    return flat

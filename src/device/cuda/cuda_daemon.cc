@@ -17,6 +17,7 @@
 
 #include "base/clock.h"
 #include "base/json_writer.h"
+#include "base/pause.h"
 #include "base/unlocked.h"
 #include "device/cuda/cuda_error.h"
 #include "device/cuda/first_launch.h"
@@ -74,7 +75,7 @@ class BackOff {
   void pause() {
     const std::uint64_t waited = monotonic_ns() - since_ns_;
     if (waited < kPolls) {
-      __builtin_ia32_pause();
+      pause_core();
     } else if (waited < kYields) {
       sched_yield();
     } else {
@@ -351,17 +352,26 @@ class CudaDaemon : public StreamDaemon {
     w.field("threads_per_block", o_.block_threads);
     w.field("blocks_per_cluster_of_calls", cluster_);
     w.field("blocks_of_a_daemon", daemon_blocks_);  // of which one a lane stays
-    w.field("registers_per_thread", attributes_.numRegs);
-    w.field("shared_bytes_per_block", attributes_.sharedSizeBytes + kEngineSharedBytes);
-    w.field("local_bytes_per_thread", attributes_.localSizeBytes);
-    w.field("blocks_per_sm", blocks_per_sm_);
-    w.field("sms", (static_cast<int>(o_.shape.lanes) + std::max(blocks_per_sm_, 1) - 1) /
-                       std::max(blocks_per_sm_, 1));
+    put_resources(engine_, w);
+    w.field("sms", (static_cast<int>(o_.shape.lanes) + std::max(engine_.blocks_per_sm, 1) - 1) /
+                       std::max(engine_.blocks_per_sm, 1));
+    // (Small ones have fewer threads, and few of them all lanes.)
+    w.key("calls_in_streams").begin_object();
+    w.field("blocks_at_most", o_.shape.lanes);
+    w.field("threads_per_block_at_most", o_.block_threads);
+    put_resources(call_, w);
+    w.end_object();
     w.field("engine_bytes", memory_bytes_);
     w.field("key_bytes", key_bytes());
+    // The paper's measure: 1,000 collectives, a block. (Shared memory is as much for any number.)
+    w.field("global_bytes_of_1000_keys", 1000 * key_bytes());
+    w.field("global_bytes_of_1000_keys_per_block", 1000 * key_bytes() / o_.shape.lanes);
     w.field("keys_at_most", o_.keys);
     w.field("pinned_bytes", pinned_bytes_);
     w.field("launches", launches_.load());
+    // Of those by the launcher: since peers had poked, and were looked at again a while later.
+    w.field("launches_for_pokes", launches_for_pokes_.load());
+    w.field("launches_for_recalls", launches_for_recalls_.load());
     w.field("lines", o_.lines);
     w.field("whole_lines", o_.whole_lines);
     w.field("links", nvlink_answer().why);
@@ -374,6 +384,18 @@ class CudaDaemon : public StreamDaemon {
   }
 
  private:
+  // What a kernel with the engine's shared memory takes.
+  struct Resources {
+    cudaFuncAttributes attributes{};
+    int blocks_per_sm = 0;
+  };
+  static void put_resources(const Resources& kernel, JsonWriter& w) {
+    w.field("registers_per_thread", kernel.attributes.numRegs);
+    w.field("shared_bytes_per_block", kernel.attributes.sharedSizeBytes + kEngineSharedBytes);
+    w.field("local_bytes_per_thread", kernel.attributes.localSizeBytes);
+    w.field("blocks_per_sm", kernel.blocks_per_sm);
+  }
+
   static cudaStream_t as_stream(void* stream) { return static_cast<cudaStream_t>(stream); }
 
   // A copy, word by word of any time; null if the device does not answer.
@@ -581,28 +603,34 @@ class CudaDaemon : public StreamDaemon {
                                         static_cast<int>(kEngineSharedBytes)),
                    "loading kernels", error);
   }
+  bool count_blocks(const void* kernel, Resources& of, std::string& error) const {
+    return cuda_ok(
+        cudaOccupancyMaxActiveBlocksPerMultiprocessor(
+            &of.blocks_per_sm, kernel, static_cast<int>(o_.block_threads), kEngineSharedBytes),
+        "measuring the kernel", error);
+  }
   // All kernels now: loading one while another spins would wait for that to end.
   bool load_kernels(std::string& error) {
-    cudaFuncAttributes unused{}, call{};
+    cudaFuncAttributes unused{};
     cudaDeviceProp properties{};
     if (!cuda_ok(cudaGetDeviceProperties(&properties, o_.device), "reading the device", error) ||
-        !cuda_ok(cudaFuncGetAttributes(&attributes_, engine_kernel()), "loading kernels", error) ||
-        !cuda_ok(cudaFuncGetAttributes(&call, call_kernel()), "loading kernels", error) ||
+        !cuda_ok(cudaFuncGetAttributes(&engine_.attributes, engine_kernel()), "loading kernels",
+                 error) ||
+        !cuda_ok(cudaFuncGetAttributes(&call_.attributes, call_kernel()), "loading kernels",
+                 error) ||
         !cuda_ok(cudaFuncGetAttributes(&unused, mark_kernel()), "loading kernels", error) ||
         !cuda_ok(cudaFuncGetAttributes(&unused, end_kernel()), "loading kernels", error) ||
-        !make_room(attributes_, error) || !make_room(call, error) ||
+        !make_room(engine_.attributes, error) || !make_room(call_.attributes, error) ||
         !let_share(engine_kernel(), error) || !let_share(call_kernel(), error) ||
-        !cuda_ok(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks_per_sm_, engine_kernel(),
-                                                               static_cast<int>(o_.block_threads),
-                                                               kEngineSharedBytes),
-                 "measuring the kernel", error)) {
+        !count_blocks(engine_kernel(), engine_, error) ||
+        !count_blocks(call_kernel(), call_, error)) {
       return false;
     }
     name_ = properties.name;
     // What was compiled for older devices has no instruction that waits for the stream, wherever it
     // runs.
-    early_ =
-        properties.major >= 9 && attributes_.binaryVersion >= 90 && attributes_.ptxVersion >= 90;
+    early_ = properties.major >= 9 && engine_.attributes.binaryVersion >= 90 &&
+             engine_.attributes.ptxVersion >= 90;
     // (Ranks that share the device have lanes for which SMs are there, wherever they are free.)
     const bool by_place = !o_.shares_device && properties.major >= 9 && clusters_fit();
     if (by_place) cluster_ = kCluster;
@@ -880,22 +908,25 @@ class CudaDaemon : public StreamDaemon {
       HostLink& h = link_->residency;
       const bool resident = load_acquire(h.resident) != 0 || load_acquire(h.queued) != 0;
       const bool has_work = engine_has_work();
-      bool launches = false;
+      bool asked = false, is_poked = false, recalls = false;
       std::uint64_t now_poked = poked;
       if (!resident && has_work) {
         const bool posted = work_.exchange(false, std::memory_order_acq_rel);
         now_poked = pokes();
         // Calls in streams look themselves for what peers have sent.
         const bool beside = beside_.load(std::memory_order_acquire) != 0;
-        launches = posted || load_acquire(h.rung) != 0 || (beside && now_poked != poked) ||
-                   (beside && recall.is_due(monotonic_ns()));
+        asked = posted || load_acquire(h.rung) != 0;
+        is_poked = !asked && beside && now_poked != poked;
+        recalls = !asked && !is_poked && beside && recall.is_due(monotonic_ns());
         if (now_poked != poked) recall.begin(monotonic_ns());
       }
       bool failed = false;
-      if (launches) {
+      if (asked || is_poked || recalls) {
         const std::lock_guard launching(launch_mutex_);
         // (One that was resident after all may have looked before what the pokes announce came.)
         if (launch_if_absent()) {
+          if (is_poked) launches_for_pokes_.fetch_add(1);
+          if (recalls) launches_for_recalls_.fetch_add(1);
           poked = now_poked;
           back_off.reset();
         }
@@ -985,8 +1016,7 @@ class CudaDaemon : public StreamDaemon {
   KeyRelease* releases_ = nullptr;
   std::uint16_t* release_members_ = nullptr;
 
-  cudaFuncAttributes attributes_{};
-  int blocks_per_sm_ = 0;
+  Resources engine_, call_;
   bool early_ = false;    // calls without the engine are launched early
   unsigned cluster_ = 1;  // of calls' blocks that come in such
   // As many as there are lanes, or more that choose theirs, see lane_choice.h.
@@ -1013,7 +1043,7 @@ class CudaDaemon : public StreamDaemon {
   };
   std::vector<HeldKey> held_keys_;  // by place
   std::uint64_t keys_begun_ = 0;
-  std::atomic<std::uint64_t> launches_{0};
+  std::atomic<std::uint64_t> launches_{0}, launches_for_pokes_{0}, launches_for_recalls_{0};
   std::atomic<std::uint64_t> leaves_ns_{0};  // when the daemon does, unless somebody waits
 
   std::mutex attention_mutex_, post_mutex_;

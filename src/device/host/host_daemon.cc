@@ -9,6 +9,7 @@
 
 #include "base/clock.h"
 #include "base/hash.h"
+#include "base/pause.h"
 #include "device/host/leaves.h"
 #include "engine/engine.h"
 #include "engine/lease.h"
@@ -93,7 +94,7 @@ class HostDev {
   // Ranks outnumber cores here: the one that we wait for may be waiting for our core.
   void relax(std::uint32_t polls) {
     if (polls % kPollsAYield != 0 || manner.hurries) {
-      __builtin_ia32_pause();
+      pause_core();
       return;
     }
     const std::uint64_t before = monotonic_ns();
