@@ -163,7 +163,7 @@ typedef struct {
   uint32_t trace_events;   /* events kept a lane for unjamGetTrace; default 0 = off */
   uint32_t stall_ms;       /* a pending invocation older than this is diagnosed; default 1000 */
   int32_t algorithm;       /* (*) 0 ring, 1 direct, 2 mesh, 3 pairwise, 4 two-shot, -1: by table */
-  uint64_t delay_seed;     /* fault injection: random delays at every wait, 0 = off */
+  uint64_t delay_seed;     /* fault injection, host device: delays at every wait, 0 = off */
   uint32_t delay_max_us;   /* fault injection: longest such delay; default 50 */
   uint32_t report_ms;  /* invocations pending for longer are reported on stderr, with the ranks that
                           have not called them; -1 = never; default 30000 */
@@ -477,7 +477,8 @@ typedef struct {
   uint64_t lanes;           /* blocks a rank: divide by it for figures "per block" */
   uint64_t idle_quits;      /* of the quits: because nothing was pending */
   uint64_t stuck_quits;     /* because nothing of what was pending could move. (The rest were called
-                               away: on CUDA, by a stream whose own call is complete, say.) */
+                               away: threads and kernels that wait, by the end of their own call; on
+                               CUDA a daemon's lanes, by the first one, which counts why.) */
 } unjamStats_t;
 UNJAM_API unjamResult_t unjamGetStats(unjamContext_t context, unjamStats_t* stats);
 

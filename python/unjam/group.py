@@ -25,7 +25,8 @@ class Group:
     """An ordered set of ranks. Made by :meth:`unjam.Context.group`.
 
     Every collective call returns a :class:`~unjam.Request` at once and never blocks on another
-    rank. The arguments that all calls share:
+    rank (but for one that others have ended already, which waits for their reasons, 5 s at most).
+    The arguments that all calls share:
 
     * ``x``, ``out``: NumPy arrays (also with ml_dtypes' types), torch tensors, or anything with the
       buffer protocol, ``__array_interface__`` or ``__cuda_array_interface__``; C-contiguous, of any

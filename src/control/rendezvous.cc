@@ -408,7 +408,8 @@ bool RendezvousClient::connect(const JobSecret& secret, std::int64_t timeout_ms,
   for (;;) {
     // (Who keeps it finds it, sooner or later: how long to wait for others is up to the caller.)
     if (monotonic_ns() >= deadline + (server_ != nullptr ? kOwnServerNs : 0)) {
-      error = "no rendezvous within " + std::to_string(timeout_ms) + " ms";
+      error = server_ != nullptr ? "the rendezvous that this process keeps does not answer"
+                                 : "no rendezvous within " + std::to_string(timeout_ms) + " ms";
       return false;
     }
     Fd socket = unix_socket();

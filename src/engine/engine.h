@@ -309,10 +309,9 @@ class Engine {
     for (const ActiveContext& a : s_.active) save(a);
     if (dev_.leads()) {
       count(lane_.stats.quits);
-      // (Behind them: who reads the reasons first finds no more of them.)
-      if (s_.quit_for == QuitFor::kIdle) count(lane_.stats.idle_quits);
-      if (s_.quit_for == QuitFor::kStuck) count(lane_.stats.stuck_quits);
-      if (s_.quit_for == QuitFor::kResidency) count(lane_.stats.residency_quits);
+      if (s_.quit_for == QuitFor::kIdle) count_part(lane_.stats.idle_quits);
+      if (s_.quit_for == QuitFor::kStuck) count_part(lane_.stats.stuck_quits);
+      if (s_.quit_for == QuitFor::kResidency) count_part(lane_.stats.residency_quits);
       record(TraceType::kQuit, nullptr);
     }
     if constexpr (Dev::kLaneInShared) {
@@ -805,7 +804,10 @@ class Engine {
       if (s_.quantum_over) return false;  // what moves could go on for long
       // A few passes more often end in a rest, which needs nobody to take over.
       const bool nothing_left = lane_.queue.empty() && !fetched;
-      if (((!s_.moved && !fetched) || nothing_left) && rest()) return false;
+      if (((!s_.moved && !fetched) || nothing_left) && rest()) {
+        s_.quit_for = QuitFor::kCalledAway;
+        return false;
+      }
       return s_.late++ < kLatePasses && !too_late();
     }
     // Only here: a stay that ended within a pass would begin the next one at the head again, and
@@ -1987,6 +1989,16 @@ class Engine {
       figure += by;
     } else {
       bump(figure, by);
+    }
+  }
+
+  // A part of what was counted before. Release: whoever reads parts first finds no more of them
+  // than there are in all.
+  UNJAM_HD static void count_part(std::uint64_t& figure) {
+    if constexpr (Dev::kLaneInShared) {
+      ++figure;
+    } else {
+      store_release<std::uint64_t>(figure, load_relaxed(figure) + 1);
     }
   }
 

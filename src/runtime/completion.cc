@@ -56,7 +56,8 @@ void Context::reap_locked() {
 
 // Hears no news, so what was seen of groups and keys stays as it was.
 void Context::take_completions() {
-  if (memory_ == nullptr) return;
+  // (Of a rank that could not start, the device's memory is gone again.)
+  if (memory_ == nullptr || daemon_ == nullptr) return;
   Cqe e;
   bool any = false;
   while (memory_->rank().cq.pop(e)) {
@@ -74,7 +75,7 @@ void Context::take_completions() {
     }
     Key& key = *s->key;
     --key.in_engine;
-    // The engine may know of a peer's end before this thread does, see Daemon::peer_gone.
+    // (Whoever has the engine end something has said why, see Context::tell().)
     if (e.outcome != Outcome::kDone && s->cancel.ok()) {
       s->cancel = {UNJAM_ERROR_PEER, "a rank of the group is gone: shrink the group to those left"};
     }

@@ -184,19 +184,21 @@ void World::fail_here(std::uint64_t tag, std::uint64_t n, unjamResult_t code,
   for (Context* c : contexts_) {
     if (c != nullptr) c->fail_call(tag, n, {code, text}, speakers);
   }
+  changed_.notify_all();
 }
 
 void World::fail_everywhere(const CallKey& call, const std::vector<int>& members,
                             unjamResult_t code, const std::string& text) {
   const auto& [tag, n] = call;
   announce_end(announcements(members, tag), tag, n);  // for those that call later
-  fail_here(tag, n, code, text, me_);
   FailMessage m;
   m.tag = tag;
   m.n = n;
   m.code = code;
   m.text = text;
+  // First, as ranks of this process may be busy with calls of their own, see Context::tell().
   mesh_.send_all(MessageType::kFail, m.encode());
+  fail_here(tag, n, code, text, me_);
 }
 
 // ---- probes ----

@@ -31,6 +31,8 @@ void Context::tell(News news) {
     }
     news_.push_back(std::move(news));
     has_news_.store(true, std::memory_order_release);
+    // (Behind it: whoever sees what the engine ends for it, finds why.)
+    if (news_.back().what == News::kPeer) daemon_->peer_gone(news_.back().peer);
   }
   daemon_->ring_all();
   completions_.notify();
@@ -167,7 +169,6 @@ void Context::cancel_locked(std::size_t slot, const Result& why) {
 void Context::peer_left(int peer) { gone_[static_cast<std::size_t>(peer)] = true; }
 
 void Context::peer_gone(int peer, const std::string& why) {
-  if (streams_ != nullptr) streams_->peer_gone(peer);
   News news;
   news.what = News::kPeer;
   news.peer = peer;

@@ -118,7 +118,9 @@ const std::vector<Variable>& variables() {
        "as one slice (not broadcast and reduce). On CUDA 1 unless said.",
        true},
       {"UNJAM_DELAY_SEED", &Settings::delay_seed, 0, INT64_MAX, nullptr,
-       "Fault injection: seed of random delays at every wait of the engine; 0: none.", false},
+       "Fault injection on the host device: seed of random delays at every wait of the engine; 0: "
+       "none.",
+       false},
       {"UNJAM_DELAY_MAX_US", &Settings::delay_max_us, 0, 1000000, nullptr,
        "Fault injection: the longest such delay, in microseconds.", false},
       {"UNJAM_INIT_TIMEOUT_MS", &Settings::init_timeout_ms, 1, 1 << 30, nullptr,

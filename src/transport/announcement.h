@@ -41,7 +41,7 @@ inline Announced announce(std::uint64_t* table, std::uint64_t tag, std::uint64_t
   const std::uint64_t mine = announcement(id, signature);
   const std::uint64_t found = load_acquire(place);
   if (found == mine) return Announced::kAgreed;
-  if (found >> 32 == mine >> 32) {
+  if (found >> 32 == mine >> 32 && found != 0) {  // 0: nobody has used the place yet
     return (found & 1) == 0 ? Announced::kEnded : Announced::kDiffers;
   }
   compare_exchange(place, found, mine);

@@ -40,8 +40,8 @@ matrix|260|-u CUDA_DEVICE_MAX_CONNECTIONS|sync_matrix $matrix
 matrix-1|260|CUDA_DEVICE_MAX_CONNECTIONS=1|sync_matrix $matrix
 matrix-32|260|CUDA_DEVICE_MAX_CONNECTIONS=32|sync_matrix $matrix
 matrix-blocking|260||sync_matrix --blocking-streams $matrix
-matrix-slices|120|UNJAM_SOLO=0|sync_matrix --only large $matrix
-circles|300||circles
+matrix-slices|260|UNJAM_SOLO=0|sync_matrix --only large $matrix
+circles|560||circles
 programs|580||programs $programs
 programs-processes|580||programs --processes $programs
 programs-mixed|580||programs --ranks-per-process 2 $programs

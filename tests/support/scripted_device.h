@@ -76,6 +76,10 @@ class ScriptedDevice : public unjam::CudaDriver {
   // other's memory.
   void devices_are(int count) { devices_ = count; }
   void keep_apart(int device, int other) { apart_ = {device, other}; }
+  // Engines fail to start, after they have made what the host looks at, and let go of it again.
+  void refuse_to_start(bool refuse) { refuses_ = refuse; }
+  // How long whoever tells an engine that a peer is gone is held up, while the engine acts on it.
+  void hold_up_who_tells(unsigned us) { slow_us_ = us; }
   // What lines_come_whole() is to answer; and with which options ranks have started.
   void links_are(bool whole_lines) { whole_lines_ = whole_lines; }
   std::vector<unjam::CudaRankOptions> started() {
@@ -114,7 +118,14 @@ class ScriptedDevice : public unjam::CudaDriver {
   }
   void close_window(int, const unjam::WindowName&) override {}
   std::unique_ptr<unjam::StreamDaemon> start(const unjam::CudaRankOptions& options,
-                                             unjam::RankState& copy, std::string&) override {
+                                             unjam::RankState& copy, std::string& error) override {
+    if (refuses_) {
+      const std::vector<std::uint64_t> words(8, ~std::uint64_t{0});
+      copy.cq.words = const_cast<std::uint64_t*>(words.data());
+      copy.cq.capacity = static_cast<std::uint32_t>(words.size());
+      error = "loading kernels: none for this device";
+      return nullptr;
+    }
     {
       const std::lock_guard lock(mutex_);
       started_.push_back(options);
@@ -219,9 +230,12 @@ class ScriptedDevice : public unjam::CudaDriver {
       ring_all();
     }
     void peer_gone(int rank) override {
-      const std::lock_guard lock(device_.mutex_);
-      gone_.insert(static_cast<std::uint16_t>(rank));
-      device_.changed_.notify_all();
+      {
+        const std::lock_guard lock(device_.mutex_);
+        gone_.insert(static_cast<std::uint16_t>(rank));
+        device_.changed_.notify_all();
+      }
+      usleep(device_.slow_us_);
     }
     void ring(std::uint32_t) override { ring_all(); }
     void ring_all() override {
@@ -465,6 +479,8 @@ class ScriptedDevice : public unjam::CudaDriver {
   bool over_ = false;
   int devices_ = 1;
   std::pair<int, int> apart_{-1, -1};
+  std::atomic<bool> refuses_{false};
+  std::atomic<unsigned> slow_us_{0};
   std::atomic<bool> whole_lines_{false};
   std::vector<unjam::CudaRankOptions> started_;
   std::thread thread_;

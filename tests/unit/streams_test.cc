@@ -277,6 +277,43 @@ TEST_F(Streams, WithoutPeerAccessNobodyBegins) {
   });
 }
 
+// However late whoever tells of a peer's end gets on: what the engine has ended for it says who.
+TEST_F(Streams, WhatEndsWithAPeerNamesIt) {
+  begin(2, 4);
+  device_->hold_up_who_tells(50'000);
+  std::atomic<bool> called{false};
+  job_->run([&](Rank& me) {
+    if (me.rank == 1) {
+      if (!eventually([&] { return called.load(); })) fail("rank 0 does not call");
+      UNJAM_CHECK(unjamAbort(me.context));
+      return;
+    }
+    const unjamRequest_t request = must_call(me.all, "key", UNJAM_STREAM_NONE, nullptr);
+    called.store(true);
+    const std::string why = wait_error(me.context, request, UNJAM_ERROR_PEER, "a call of the two");
+    if (why.find("rank 1") == std::string::npos) fail("it says only: " + why);
+  });
+}
+
+// Nobody looks at what the failed start has let go of (which address sanitizers see).
+TEST_F(Streams, WhereEnginesDoNotStartNobodyBegins) {
+  device_ = std::make_unique<ScriptedDevice>(4);
+  device_->refuse_to_start(true);
+  unjam::replace_cuda_driver(device_.get());
+  const unjamConfig_t config = cuda_config();
+  unjamContext_t contexts[2] = {};
+  EXPECT_EQ(unjamInitAll(contexts, 2, &config), UNJAM_ERROR_SYSTEM);
+  EXPECT_NE(std::string(unjamGetLastError()).find("loading kernels: none for this device"),
+            std::string::npos)
+      << unjamGetLastError();
+  for (const unjamContext_t context : contexts) EXPECT_EQ(context, nullptr);
+  device_->refuse_to_start(false);
+  job_ = std::make_unique<Job>(2, config);
+  job_->run([](Rank& me) {
+    me.wait(must_call(me.all, "key", UNJAM_STREAM_NONE, nullptr), "a call of the two");
+  });
+}
+
 unjamGroup_t alone_of(const Rank& me) {
   unjamGroup_t group = nullptr;
   UNJAM_CHECK(unjamGroupCreate(me.context, &me.rank, 1, "alone", &group));

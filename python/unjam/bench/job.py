@@ -26,6 +26,7 @@ from .barrier import SharedBarrier
 _LOG_TAIL = 2000  # characters of a worker's output in an error
 _START_S = 120.0  # for workers to import what they need, and to meet
 _END_S = 60.0  # for workers to leave by themselves
+_DEATH_S = 10.0  # for one whose connection has ended to end
 
 
 class BenchError(Exception):
@@ -200,7 +201,7 @@ class Job:
         how = "ended"
         if self._processes:
             with suppress(subprocess.TimeoutExpired):
-                status = self._processes[rank].wait(1.0)
+                status = self._processes[rank].wait(_DEATH_S)
                 how = f"was killed by signal {-status}" if status < 0 else f"exited with {status}"
         return BenchError(f"rank {rank} {how} in the middle of the benchmark{self._tail(rank)}")
 

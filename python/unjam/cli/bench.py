@@ -317,18 +317,17 @@ def _report(rows: list[dict[str, Any]], device: str) -> dict[str, Any]:
 
 
 def _commit() -> str | None:
-    """Of the checkout that the library lies in, or else the package: "1a2b3c4", and "-dirty" if
-    tracked files differ from it. Where there is none, what UNJAM_COMMIT says."""
-    files = [Path(__file__)]
+    """What UNJAM_COMMIT says, or else of the checkout that the library lies in: "1a2b3c4", and
+    "-dirty" if tracked files differ from it."""
+    if said := os.environ.get("UNJAM_COMMIT"):
+        return said
     with contextlib.suppress(LibraryError):
-        files.insert(0, _lib.library_path())  # it is what was measured
-    for file in files:
-        for root in file.resolve().parents:
+        for root in _lib.library_path().resolve().parents:
             # Not one that only has an environment with unjam in it.
             if (root / ".git").exists() and (root / "include/unjam/unjam.h").is_file():
                 with contextlib.suppress(OSError, subprocess.SubprocessError):
                     return _described(root)
-    return os.environ.get("UNJAM_COMMIT") or None
+    return None
 
 
 def _described(root: Path) -> str:

@@ -47,7 +47,7 @@ def run(options: argparse.Namespace) -> int:
         "text",
         "",
         cell(os.environ.get("UNJAM_COMMIT")),
-        "Python: the commit that unjam bench writes into its file where no git checkout says it.",
+        "Python: the commit that unjam bench writes into its file, instead of the checkout's.",
     )
     for of_torch in _torch_settings.ALL:
         table.add_row(
