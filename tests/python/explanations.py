@@ -6,9 +6,9 @@ from processes import SOON_S
 
 
 def pending(explanation, rank, key):
-    """The entries of a rank's pending calls of a key."""
-    (found,) = [r for r in explanation["ranks"] if r["rank"] == rank]
-    return [call for call in found["pending"] if call["key"] == key]
+    """The entries of a rank's pending calls of a key; none if it has not answered in time."""
+    ranks = [r for r in explanation["ranks"] if r["rank"] == rank]
+    return [call for r in ranks for call in r["pending"] if call["key"] == key]
 
 
 def settled(ask, condition, seconds=SOON_S):

@@ -175,7 +175,14 @@ class Process:
         self.signal(signal.SIGSTOP)
         end = time.monotonic() + seconds
         tasks = Path(f"/proc/{self.pid}/task")
-        while {t.read_text().rpartition(")")[2].split()[0] for t in tasks.glob("*/stat")} != {"T"}:
+
+        def states():
+            try:
+                return {t.read_text().rpartition(")")[2].split()[0] for t in tasks.glob("*/stat")}
+            except OSError:  # a thread has ended meanwhile
+                return set()
+
+        while states() != {"T"}:
             assert time.monotonic() < end, f"{self.name} does not stop"
             time.sleep(0.01)
 

@@ -18,7 +18,7 @@ def both(groups, *arrays, **options):
     return [group.all_reduce(x, **options) for group, x in zip(groups, arrays, strict=True)]
 
 
-def eventually(condition, seconds=10.0):
+def eventually(condition, seconds=40.0):
     end = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < end, "did not happen"
@@ -79,10 +79,15 @@ def test_waiting_does_not_hold_the_interpreter(pair):
     request = groups[0].all_reduce(np.ones(5))
     waiter = threading.Thread(target=request.wait)
     waiter.start()
-    count, end = 0, time.monotonic() + 0.2
-    while time.monotonic() < end:
-        count += 1
-    assert count > 1000
+
+    def turns():
+        count, end = 0, time.monotonic() + 0.2
+        while time.monotonic() < end:
+            count += 1
+        return count
+
+    # Of some looks: other programs may have the cores for all of one.
+    assert any(turns() > 1000 for _ in range(50))
     groups[1].all_reduce(np.ones(5)).wait(30)
     waiter.join(30)
 

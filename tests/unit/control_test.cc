@@ -788,7 +788,7 @@ TEST(Rendezvous, AnotherUserIsRefused) {
               if (seteuid(65534) != 0) return 9;
               RendezvousClient client;
               std::string error;
-              if (client.connect(secret, 300, error)) return 1;
+              if (client.connect(secret, kLongMs, error)) return 1;
               return error.find("belongs to user 0") != std::string::npos ? 0 : 2;
             })),
             0);
@@ -814,11 +814,36 @@ TEST(Rendezvous, AnotherUserIsRefused) {
   ASSERT_EQ(read(reading.get(), &x, 1), 1);
   RendezvousClient lured;
   std::string error;
-  EXPECT_FALSE(lured.connect(secret, 2000, error));
+  EXPECT_FALSE(lured.connect(secret, kLongMs, error));
   EXPECT_NE(error.find("held by somebody else"), std::string::npos) << error;
   kill(child, SIGKILL);
   end_of(child);
 }
+
+// Serves one connection after the other: a client that is not served for long makes another.
+class FakeServer {
+ public:
+  FakeServer(const Fd& listener, const std::function<void(Channel&)>& serve)
+      : thread_([this, &listener, serve] {
+          while (!stop_) {
+            pollfd p{listener.get(), POLLIN, 0};
+            if (poll(&p, 1, 10) <= 0) continue;
+            Channel c(Fd(accept4(listener.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK)),
+                      unjam::kLongestFrame);
+            serve(c);
+          }
+        }) {}
+  ~FakeServer() {
+    stop_ = true;
+    thread_.join();
+  }
+  FakeServer(const FakeServer&) = delete;
+  FakeServer& operator=(const FakeServer&) = delete;
+
+ private:
+  std::atomic<bool> stop_{false};
+  std::thread thread_;
+};
 
 TEST(Rendezvous, AServerWithoutTheSecretIsRefused) {
   NoLeak leak;
@@ -828,18 +853,14 @@ TEST(Rendezvous, AServerWithoutTheSecretIsRefused) {
     // It serves by the rules, with a secret of its own: whatever it answers to a client's proof.
     RendezvousServer server(listen_as(secret), wrong);
     RendezvousClient client;
-    EXPECT_FALSE(client.connect(secret, 2000, error));
+    EXPECT_FALSE(client.connect(secret, kLongMs, error));
     EXPECT_NE(error.find("refused"), std::string::npos) << error;
   }
   // It accepts any proof, and gives: random bytes for its own; the client's; a mere header.
   for (int how = 0; how < 4; ++how) {
     SCOPED_TRACE(how);
     const Fd listener = listen_as(secret);
-    std::thread server([&] {
-      pollfd p{listener.get(), POLLIN, 0};
-      poll(&p, 1, 10000);
-      Channel c(Fd(accept4(listener.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK)),
-                unjam::kLongestFrame);
+    const FakeServer server(listener, [&](Channel& c) {
       std::string ignored;
       unjam::HelloMessage hello;
       Frame f;
@@ -849,19 +870,18 @@ TEST(Rendezvous, AServerWithoutTheSecretIsRefused) {
         c.post(number_of(MessageType::kHello), hello.encode());
       }
       c.flush_all(1000, ignored);
-      if (!c.await(f, 5000, ignored)) return;
+      if (!c.await(f, kLongMs, ignored)) return;
       unjam::ProofMessage proof;
       if (how == 1) proof.decode(f.payload);
       c.post(number_of(how == 2 ? MessageType::kJoined : MessageType::kProof), proof.encode());
       c.flush_all(1000, ignored);
-      c.await(f, 5000, ignored);  // until the client has gone
+      c.await(f, kLongMs, ignored);  // until the client has gone
     });
     RendezvousClient client;
-    EXPECT_FALSE(client.connect(secret, 10000, error));
+    EXPECT_FALSE(client.connect(secret, kLongMs, error));
     EXPECT_NE(error.find(how == 3 ? "is not unjam" : "does not know this job's secret"),
               std::string::npos)
         << error;
-    server.join();
   }
   // It says nothing at all: the client's time limit counts.
   const Fd listener = listen_as(secret);
@@ -877,17 +897,13 @@ TEST(Rendezvous, AStartThatMakesNoSenseIsRefused) {
     SCOPED_TRACE(how);
     const JobSecret secret = secret_from(static_cast<std::uint64_t>(20 + how));
     const Fd listener = listen_as(secret);
-    std::thread server([&] {
-      pollfd p{listener.get(), POLLIN, 0};
-      poll(&p, 1, 10000);
-      Channel c(Fd(accept4(listener.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK)),
-                unjam::kLongestFrame);
+    const FakeServer server(listener, [&](Channel& c) {
       std::string ignored;
       Frame f;
       unjam::HelloMessage hello;
       c.post(number_of(MessageType::kHello), hello.encode());
       c.flush_all(1000, ignored);
-      c.await(f, 5000, ignored);
+      if (!c.await(f, kLongMs, ignored)) return;
       unjam::ProofMessage theirs, mine;
       theirs.decode(f.payload);
       unjam::proof_tag(secret, 's', hello.nonce, theirs.nonce, mine.tag);
@@ -917,7 +933,6 @@ TEST(Rendezvous, AStartThatMakesNoSenseIsRefused) {
     EXPECT_TRUE(m.connect(secret)) << m.error;
     EXPECT_FALSE(m.start());
     EXPECT_FALSE(m.client.started);
-    server.join();
   }
 }
 
@@ -1023,50 +1038,58 @@ TEST(ControlMesh, LastWordsAreHeardWhereSendingFailsFirst) {
   }
 }
 
+// took: until a process's death was noticed, in seconds.
+void see_a_death(bool with_grandchild, double& took) {
+  Listening a;
+  int fds[2];
+  // Not of class Fd: those are closed in children.
+  ASSERT_EQ(socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK, 0, fds), 0);
+  int up[2];
+  ASSERT_EQ(pipe2(up, O_CLOEXEC), 0);
+  const pid_t child = run_child([&] {
+    close(fds[0]);
+    pid_t grandchild = 0;
+    if (with_grandchild && (grandchild = fork()) == 0) {
+      for (;;) sleep_ms(1000);  // holds the socket, and the pipe
+    }
+    send_raw(fds[1], frame_bytes(5, "bye"));
+    if (write(up[1], &grandchild, sizeof(grandchild)) < 0) return 1;
+    for (;;) sleep_ms(1000);
+    return 0;
+  });
+  close(fds[1]);
+  pid_t grandchild = 0;
+  ASSERT_EQ(read(up[0], &grandchild, sizeof(grandchild)), static_cast<ssize_t>(sizeof(grandchild)));
+  a.mesh.add(3, Fd(fds[0]), pidfd_of(child));
+  EXPECT_TRUE(a.poll_until([&] { return !a.got.empty(); }));
+  EXPECT_TRUE(a.lost.empty());
+  kill(child, SIGKILL);
+  const std::uint64_t before = unjam::monotonic_ns();
+  EXPECT_TRUE(a.poll_until([&] { return !a.lost.empty(); }));
+  took = seconds_since(before);
+  std::printf("  a death%s was noticed after %.1f ms\n",
+              with_grandchild ? ", a child of the dead with its socket," : "", took * 1e3);
+  // Killed, it may be that its socket closes a moment before its end shows.
+  if (with_grandchild) {
+    EXPECT_EQ(a.lost.at(0), std::make_pair(3, true)) << a.why;
+  }
+  EXPECT_EQ(a.got.size(), 1u);
+  end_of(child);
+  if (grandchild != 0) kill(grandchild, SIGKILL);
+  close(up[0]);
+  close(up[1]);
+}
+
 TEST(ControlMesh, DeathsAreNoticed) {
   NoLeak leak;
   for (const bool with_grandchild : {false, true}) {
     SCOPED_TRACE(with_grandchild);
-    Listening a;
-    int fds[2];
-    // Not of class Fd: those are closed in children.
-    ASSERT_EQ(socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK, 0, fds), 0);
-    int up[2];
-    ASSERT_EQ(pipe2(up, O_CLOEXEC), 0);
-    const pid_t child = run_child([&] {
-      close(fds[0]);
-      pid_t grandchild = 0;
-      if (with_grandchild && (grandchild = fork()) == 0) {
-        for (;;) sleep_ms(1000);  // holds the socket, and the pipe
-      }
-      send_raw(fds[1], frame_bytes(5, "bye"));
-      if (write(up[1], &grandchild, sizeof(grandchild)) < 0) return 1;
-      for (;;) sleep_ms(1000);
-      return 0;
-    });
-    close(fds[1]);
-    pid_t grandchild = 0;
-    ASSERT_EQ(read(up[0], &grandchild, sizeof(grandchild)),
-              static_cast<ssize_t>(sizeof(grandchild)));
-    a.mesh.add(3, Fd(fds[0]), pidfd_of(child));
-    EXPECT_TRUE(a.poll_until([&] { return !a.got.empty(); }));
-    EXPECT_TRUE(a.lost.empty());
-    kill(child, SIGKILL);
-    const std::uint64_t before = unjam::monotonic_ns();
-    EXPECT_TRUE(a.poll_until([&] { return !a.lost.empty(); }));
-    const double took = seconds_since(before);
-    std::printf("  a death%s was noticed after %.1f ms\n",
-                with_grandchild ? ", a child of the dead with its socket," : "", took * 1e3);
-    EXPECT_LT(took, kNoticedSeconds);
-    // Killed, it may be that its socket closes a moment before its end shows.
-    if (with_grandchild) {
-      EXPECT_EQ(a.lost.at(0), std::make_pair(3, true)) << a.why;
+    // One of three: this process, too, may be kept from running for so long.
+    double took = kNoticedSeconds;
+    for (int i = 0; i < 3 && took >= kNoticedSeconds && !HasFailure(); ++i) {
+      see_a_death(with_grandchild, took);
     }
-    EXPECT_EQ(a.got.size(), 1u);
-    end_of(child);
-    if (grandchild != 0) kill(grandchild, SIGKILL);
-    close(up[0]);
-    close(up[1]);
+    EXPECT_LT(took, kNoticedSeconds);
   }
 }
 

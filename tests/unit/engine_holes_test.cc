@@ -54,16 +54,19 @@ std::set<int> lanes_that_finished(unjamContext_t context) {
   return lanes;
 }
 
-// How often an engine of the lane has started.
-std::uint64_t restarts(unjamContext_t context, int lane) {
-  std::vector<unjamTraceEvent_t> events(1 << 21);
+// How often an engine of the lane has started, or quit, in a trace of at most 1 << 17 events.
+std::uint64_t events_of(unjamContext_t context, int lane, unjamTraceType_t type) {
+  std::vector<unjamTraceEvent_t> events(1 << 17);
   std::size_t count = 0;
   UNJAM_CHECK(unjamGetTrace(context, events.data(), events.size(), &count));
   std::uint64_t n = 0;
   for (std::size_t i = 0; i < count; ++i) {
-    n += events[i].type == UNJAM_TRACE_RESTART && events[i].lane == lane ? 1 : 0;
+    n += events[i].type == type && events[i].lane == lane ? 1 : 0;
   }
   return n;
+}
+std::uint64_t restarts(unjamContext_t context, int lane) {
+  return events_of(context, lane, UNJAM_TRACE_RESTART);
 }
 
 // ---- 1: an engine whose collectives progressed once must still quit ----
@@ -157,9 +160,12 @@ TEST_P(Hole2, FullSlotsAndAnAbsentPeer) {
     }
     // Asleep: contract, far below a core; bound, generous for a busy machine.
     EXPECT_LT(cpu_while_asleep(0.3), 0.1) << "engines do not sleep while all slots are full";
-    const unjamStats_t before = stats_of(job.context(0));
-    sleep_ms(50);
-    EXPECT_EQ(stats_of(job.context(0)).starts, before.starts) << "it wakes without cause";
+    // (It may have been kept from falling asleep until now.)
+    EXPECT_TRUE(eventually([&] {
+      const unjamStats_t before = stats_of(job.context(0));
+      sleep_ms(50);
+      return stats_of(job.context(0)).starts == before.starts;
+    })) << "it wakes without cause";
     ASSERT_EQ(e.submit(2, job.all(2), "absent", nullptr, &requests[2]), UNJAM_SUCCESS);
     for (int r = 0; r < 3; ++r) {
       wait_ok(job.context(r), requests[static_cast<std::size_t>(r)], "after the peer came");
@@ -559,7 +565,15 @@ TEST(Holes, Hole9RestartDoesNotWaitForASlowLane) {
         submit(both, "small " + std::to_string(i % 7), x, &q);
         me.wait(q, "a small one while the other lane holds");
         if (x[3] != 2) fail("a wrong sum");
-        if (i % 10 == 0) sleep_ms(1);  // lets the lane fall asleep
+        if (i % 10 != 0) continue;
+        // Lets the lane fall asleep: an engine quits as often as it starts. (Quits are counted
+        // first: so none has started since.)
+        if (!eventually([&] {
+              const std::uint64_t quits = events_of(me.context, 0, UNJAM_TRACE_QUIT);
+              return quits == restarts(me.context, 0);
+            })) {
+          fail("the small lane does not quit");
+        }
       }
       const auto times = [&](int lane, std::uint64_t from) {
         return ", restarts: " + std::to_string(restarts(me.context, lane) - from);

@@ -29,6 +29,9 @@ namespace {
 constexpr int kMostRanks = 12;
 constexpr std::size_t kMostGroups = 5;
 constexpr int kInitTimeoutMs = 1000;  // of the points that kill in unjamInit
+// kNoticedSeconds is for the median of a run: of hundreds of threads, some may be kept from running
+// for as long. For each of them it is this.
+constexpr double kLastNoticedSeconds = 4 * kNoticedSeconds;
 
 std::uint64_t now_ns() {
   timespec t;
@@ -524,9 +527,10 @@ std::string holders(const std::set<std::string>& inodes) {
 }
 
 struct Figures {
-  std::vector<double> ms;       // from the kill to a thread's last error, all points
-  std::vector<double> last_ms;  // of each point, the last of all
-  std::vector<double> init_ms;  // from the kill to the end of unjamInit, where that failed
+  std::vector<double> ms;          // from the kill to a thread's last error, all points
+  std::vector<double> last_ms;     // of each point, the last of all
+  std::vector<double> init_ms;     // from the kill to the end of unjamInit, where that failed
+  std::vector<double> noticed_ms;  // both, and late joins from their limit on
   std::size_t points = 0, late_joins = 0, regrouped = 0;
   std::set<std::string> inodes, said_by_init;
 };
@@ -639,19 +643,20 @@ void run_point(const Point& point, Figures& figures) {
         std::getline(fields, message);
         const double ms =
             ns < board.killed_ns ? 0 : static_cast<double>(ns - board.killed_ns) / 1e6;
+        double noticed_ms = ms;
         if (what == "E") {
           figures.ms.push_back(ms);
           last = std::max(last, ms);
-          EXPECT_LT(ms, kNoticedSeconds * 1e3) << message << point.where();
         } else if (message.find("did not join within") != message.npos) {
           ++figures.late_joins;  // the victim had not been heard of yet
-          EXPECT_LT(ms, kInitTimeoutMs + kNoticedSeconds * 1e3) << message << point.where();
+          noticed_ms = ms - kInitTimeoutMs;
         } else {
           figures.init_ms.push_back(ms);
-          EXPECT_LT(ms, kNoticedSeconds * 1e3) << message << point.where();
           EXPECT_NE(message, "") << point.where();
           figures.said_by_init.insert(message);
         }
+        figures.noticed_ms.push_back(noticed_ms);
+        EXPECT_LT(noticed_ms, kLastNoticedSeconds * 1e3) << message << point.where();
       }
     }
   }
@@ -700,6 +705,7 @@ void run_points(const std::vector<How>& hows, std::size_t points, std::uint64_t 
     EXPECT_FALSE(figures.inodes.empty()) << "no process had any shared memory: the check is blind";
   }
   EXPECT_EQ(holders(figures.inodes), "");
+  EXPECT_LT(median(figures.noticed_ms), kNoticedSeconds * 1e3);
   std::printf(
       "  %zu points: from the kill to the error, %zu threads: median %.2f ms, most %.2f ms (the "
       "last "
