@@ -165,7 +165,7 @@ def test_a_dead_rank_is_named():
 
 
 def test_a_hung_rank_is_named():
-    with pytest.raises(BenchError, match="rank (0, )?1 "), Job(2, "none", 15.0) as job:
+    with pytest.raises(BenchError, match="rank (0, )?1 "), Job(2, "none", 8.0) as job:
         job.ask(Prepare(Case.of_size("all_reduce", "float32", 2, 1024)))
         os.kill(job._processes[1].pid, signal.SIGSTOP)
         job.ask(Repeat(10))
