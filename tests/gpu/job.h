@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -169,6 +170,15 @@ class Job {
 
   std::vector<Member> members_;
 };
+
+// All ranks here; or those of a child of Children (per_process: see ranks_per_process()).
+inline std::unique_ptr<Job> start_job(int ranks) {
+  return std::make_unique<Job>(ranks, cuda_config());
+}
+inline std::unique_ptr<Job> join_job(int per_process) {
+  return per_process > 1 ? std::make_unique<Job>(cuda_config(), per_process)
+                         : std::make_unique<Job>(cuda_config());
+}
 
 inline void print_stats(const Job& job) {
   std::printf("%4s %10s %10s %9s %9s %9s %9s %11s %10s %8s %8s %9s\n", "rank", "submitted",

@@ -287,11 +287,11 @@ void measure_steps(int ranks, int repeats, std::size_t keys, std::size_t floats,
   unjamConfig_t config = cuda_config();
   config.trace_events = 64;  // steps are timed while traces are kept
   const char* const users = std::getenv("UNJAM_SOLO");
-  const std::string before_us = users == nullptr ? "" : users;
+  const std::string kept = users == nullptr ? "" : users;
   setenv("UNJAM_SOLO", whole ? "1" : "0", 1);
   Job job(ranks, config);
   unsetenv("UNJAM_SOLO");
-  if (users != nullptr) setenv("UNJAM_SOLO", before_us.c_str(), 1);
+  if (users != nullptr) setenv("UNJAM_SOLO", kept.c_str(), 1);
   std::map<std::string, Steps> before, after;
   Barrier barrier(ranks);
   job.run([&](const Member& me) {

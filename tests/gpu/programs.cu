@@ -253,14 +253,7 @@ int main(int argc, char** argv) {
     std::printf("programs: %s, %d processes\n", ok ? "PASS" : "FAIL", children.count());
     return ok ? 0 : 1;
   }
-  std::unique_ptr<Job> job;
-  if (child && per_process > 1) {
-    job = std::make_unique<Job>(cuda_config(), per_process);
-  } else if (child) {
-    job = std::make_unique<Job>(cuda_config());
-  } else {
-    job = std::make_unique<Job>(n, cuda_config());
-  }
+  std::unique_ptr<Job> job = child ? join_job(per_process) : start_job(n);
   job->run([&](const Member& me) { run_rank(me, s); });
   if (!child || job->member(0).rank == 0) print_stats(*job);
   job.reset();

@@ -434,14 +434,8 @@ int main(int argc, char** argv) {
     std::printf("soak: %s, %d processes\n", ok ? "PASS" : "FAIL", children.count());
     return ok ? 0 : 1;
   }
-  std::unique_ptr<Job> job;
-  if (child && per_process > 1) {
-    job = std::make_unique<Job>(cuda_config(), per_process);
-  } else if (child) {
-    job = std::make_unique<Job>(cuda_config());
-  } else {
-    job = std::make_unique<Job>(ranks > 0 ? ranks : device_count(), cuda_config());
-  }
+  std::unique_ptr<Job> job =
+      child ? join_job(per_process) : start_job(ranks > 0 ? ranks : device_count());
   const int here = static_cast<int>(job->members().size());
   if (here > device_count() && s.disturb > 0) {
     // It would wait for streams of another rank, which wait for this one: a true cycle.
