@@ -117,13 +117,14 @@ def test_rows_of_the_matrix_product():
         return [
             gemm.Beside("alone", [1.0, 1.2, 1.1], 0.0),
             gemm.Beside("unjam", [1.3 * factor] * 3, 300.0 * factor),
-            gemm.Beside("nccl", [1.4] * 3, 350.0, covered=factor == 1),
+            gemm.Beside("nccl", [1.4] * 3, 350.0, covered=factor == 1, blocks=4),
         ]
 
     rows = make_rows(GemmSweep((4,), 2), 4, [answer(1), answer(1.1)])
     assert [row["beside"] for row in rows] == ["alone", "unjam", "nccl"]
     assert [row["slowdown"] for row in rows] == [1.0, 1.3, pytest.approx(1.4 / 1.1, abs=1e-3)]
     assert (rows[1]["busbw"], rows[2]["covered"]) == (300.0, False)
+    assert [row["blocks"] for row in rows] == [0, 0, 4]
 
 
 # ---- ranks over a CUDA that is not there ----
@@ -275,12 +276,57 @@ def test_a_product_beside_traffic(no_gpu, monkeypatch):
         return request
 
     monkeypatch.setattr(unjam.Collective, "run", run_without)
+    monkeypatch.setattr(
+        gemm, "_blocks", lambda traffic: 32
+    )  # (PyTorch's profiler wants its device)
     nccl = SimpleNamespace(all_reduce=lambda data, stream: None)
     request = Gemm(unjam.unique_id(), 1, 8, 4096, 2)
     answer = gemm.measure(request, 0, 1, stream, nccl, lambda: None)
     names = ["alone", "unjam", "unjam, in stream", "nccl"]
+    names += [f"{name}, waiting" for name in names[1:]]
     assert [(beside.name, len(beside.ms)) for beside in answer] == [(name, 2) for name in names]
     assert in_streams.count(True) == in_streams.count(False) > 0
+    assert [beside.blocks for beside in answer[:4]] == [0, 0, 32, 32]
+    waiting = [beside for beside in answer if beside.name.endswith("waiting")]
+    assert {(*beside.ms, beside.busbw) for beside in waiting} == {(0.0, 0.0, 0.0)}
+
+
+def test_a_product_beside_a_call_that_waits(monkeypatch):
+    """All but the last rank call, then measure; the last one calls when they have."""
+    events = []
+
+    class Calls(gemm._Traffic):
+        def issue(self, calls):
+            events.append(f"call {calls}")
+
+        def finish(self):
+            events.append("wait")
+
+    def products():
+        events.append("product")
+        return 1.5
+
+    monkeypatch.setattr(gemm.time, "sleep", lambda seconds: events.append("settle"))
+    meet = lambda: events.append("meet")  # noqa: E731
+    assert gemm._waiting(Calls(), products, False, meet) == 1.5
+    assert events == ["meet", "call 1", "settle", "product", "meet", "wait"]
+    events.clear()
+    assert gemm._waiting(Calls(), products, True, meet) == 0.0
+    assert events == ["meet", "meet", "call 1", "wait"]
+
+
+def test_blocks_are_those_of_the_largest_kernel():
+    trace = {
+        "traceEvents": [
+            {"ph": "M", "name": "process_name"},
+            {"cat": "cuda_runtime", "name": "cudaLaunchKernelExC", "args": {}},
+            {"cat": "kernel", "name": "mark", "args": {"grid": [1, 1, 1]}},
+            {"cat": "kernel", "name": "call", "args": {"grid": [8, 3, 1]}},
+            {"cat": "kernel", "name": "unjam_engine_kernel(...)", "args": {"grid": [64, 1, 1]}},
+        ]
+    }
+    assert gemm.blocks_in(trace) == 24
+    assert gemm.blocks_in({"traceEvents": []}) == 0
 
 
 def test_progress_has_a_part_of_the_call_under_way():

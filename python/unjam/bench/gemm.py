@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import json
+import math
+import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -19,6 +23,8 @@ from .messages import Gemm
 _PRODUCTS = 16  # in a measurement
 _CALLS = 32  # all-reduces queued beside them: at 1 GiB they outlast the products by far
 _LOOK_S = 1e-4  # between two looks at what is done
+_DAEMON = "unjam_engine_kernel"  # may be there, and has blocks that leave at once
+_SETTLES_S = 5e-3  # until a call that waits does so as it will
 
 
 @dataclass(frozen=True)
@@ -26,16 +32,19 @@ class Beside:
     """One way of communicating, as one rank saw it.
 
     Attributes:
-        name: "alone", "unjam" (asynchronous calls beside the stream), "unjam, in stream" or "nccl".
-        ms: of a product, a measurement each.
-        busbw: GB/s of the all-reduces meanwhile, as nccl-tests counts them; 0 alone.
+        name: "alone", "unjam" (asynchronous calls beside the stream), "unjam, in stream" or "nccl";
+            with ", waiting" behind it: one call that waits for the last rank, which is late.
+        ms: of a product, a measurement each; of calls that wait 0 on the rank that is late.
+        busbw: GB/s of the all-reduces meanwhile, as nccl-tests counts them; 0 alone, or waiting.
         covered: the all-reduces outlasted the products in all measurements.
+        blocks: of a call's kernel, each of which holds an SM; 0: not looked at.
     """
 
     name: str
     ms: list[float]
     busbw: float
     covered: bool = True
+    blocks: int = 0
 
 
 Answer = list[Beside]
@@ -148,7 +157,8 @@ def measure(
             call = partial(nccl.all_reduce, data, traffic_stream)
             ways["nccl"] = _StreamTraffic(call, traffic_stream)
         products()  # warms up
-        found: dict[str, list[float]] = {"alone": []} | {name: [] for name in ways}
+        late = {f"{name}, waiting": traffic for name, traffic in ways.items()}
+        found: dict[str, list[float]] = {name: [] for name in ("alone", *ways, *late)}
         rates: dict[str, list[float]] = {name: [] for name in ways}
         covered = dict.fromkeys(found, True)
         factor = 2 * (ranks - 1) / ranks * request.nbytes / 1e9
@@ -161,8 +171,21 @@ def measure(
                 found[name].append(milliseconds)
                 rates[name].append(factor * rate)
                 covered[name] = covered[name] and outlasted
+            for name, traffic in late.items():
+                found[name].append(_waiting(traffic, products, rank == ranks - 1, meet))
+        blocks: dict[str, int] = {}
+        for name, traffic in ways.items():  # last: what watches kernels may slow them down
+            if isinstance(traffic, _StreamTraffic):
+                meet()
+                blocks[name] = _blocks(traffic)
     return [
-        Beside(name, times, median(rates[name]) if name in rates else 0.0, covered[name])
+        Beside(
+            name,
+            times,
+            median(rates[name]) if name in rates else 0.0,
+            covered[name],
+            blocks.get(name, 0),
+        )
         for name, times in found.items()
     ]
 
@@ -190,6 +213,48 @@ def _beside(
     look()
     traffic.finish()
     return milliseconds, (progress.at(end) - progress.at(begin)) / (end - begin), done < _CALLS
+
+
+def _waiting(
+    traffic: _Traffic,
+    products: Callable[[], float],
+    is_late: bool,
+    meet: Callable[[], Any],
+) -> float:
+    """Milliseconds of a product beside a call that another rank has yet to make; 0 on that one."""
+    milliseconds = 0.0
+    meet()
+    if not is_late:
+        traffic.issue(1)
+        time.sleep(_SETTLES_S)
+        milliseconds = products()
+    meet()
+    if is_late:
+        traffic.issue(1)
+    traffic.finish()
+    return milliseconds
+
+
+def _blocks(traffic: _Traffic) -> int:
+    """Of the largest kernel of a call."""
+    activities = [torch.profiler.ProfilerActivity.CUDA]
+    with torch.profiler.profile(activities=activities) as profile:
+        traffic.issue(1)
+        traffic.finish()
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "trace.json"
+        profile.export_chrome_trace(str(path))
+        return blocks_in(json.loads(path.read_text()))
+
+
+def blocks_in(trace: dict[str, Any]) -> int:
+    """Of the largest kernel, but for unjam's daemon, of a trace as PyTorch's profiler writes it."""
+    grids = (
+        math.prod(event["args"]["grid"])
+        for event in trace["traceEvents"]
+        if event.get("cat") == "kernel" and _DAEMON not in event["name"]
+    )
+    return max(grids, default=0)
 
 
 class Progress:

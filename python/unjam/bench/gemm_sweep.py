@@ -83,6 +83,7 @@ def make_rows(sweep: GemmSweep, lanes: int, answers: list[list[Any]]) -> list[Ro
                 "slowdown": round(ms / alone, 3) if alone else None,
                 "busbw": round(min(way.busbw for way in ways), 1),
                 "covered": all(way.covered for way in ways),
+                "blocks": max(way.blocks for way in ways),
             }
         )
     return rows

@@ -276,7 +276,7 @@ def _gemm_table(rows: list[dict[str, Any]], sweep: GemmSweep) -> Table:
         f"{sweep.size}³ bf16 matrix product beside all-reduces of {size_text(sweep.nbytes)}, "
         f"{sweep.ranks} ranks; medians, p10 to p90"
     )
-    columns = ["lanes", "beside", "ms", "p10", "p90", "slowdown", "all-reduce GB/s"]
+    columns = ["lanes", "beside", "blocks", "ms", "p10", "p90", "slowdown", "all-reduce GB/s"]
     table = make_table(title, columns, [name for name in columns if name != "beside"])
     for row in rows:
         if row["beside"] == "alone" and row is not rows[0]:
@@ -284,6 +284,7 @@ def _gemm_table(rows: list[dict[str, Any]], sweep: GemmSweep) -> Table:
         table.add_row(
             str(row["lanes"]),
             row["beside"] + ("" if row["covered"] else " (ended first)"),
+            str(row["blocks"] or "-"),
             *(f"{row[name]:.3f}" for name in ("ms", "low_ms", "high_ms", "slowdown")),
             f"{row['busbw']:.0f}",
         )
