@@ -142,9 +142,10 @@ std::uint64_t message_bytes(const Geometry& geometry) {
   return geometry.part(0).length * dtype_bytes(geometry.dtype);
 }
 
-Protocol packet_protocol(const PlanLimits& limits, std::uint64_t message_bytes) {
+Protocol packet_protocol(const PlanLimits& limits, std::uint64_t message_bytes,
+                         std::uint64_t least_of_lines) {
   const bool lines =
-      limits.lines && limits.device == Device::kCuda && message_bytes >= kLeastLineBytes;
+      limits.lines && limits.device == Device::kCuda && message_bytes >= least_of_lines;
   return lines ? Protocol::kLine : Protocol::kPacket;
 }
 

@@ -43,8 +43,12 @@ void assign_bulk_lanes(const PlanRequest& request, const PlanLimits& limits,
 // Threads of a GPU's block that move packets where it runs without the engine (solo.cuh), by
 // default, and what one of them moves at once.
 inline constexpr std::uint64_t kPacketMovers = 480, kPacketUnitBytes = 8;
-// Messages from this size on go as lines, if any do.
-inline constexpr std::uint64_t kLeastLineBytes = 64 << 10;
+// Messages from this size on go as lines, if any do; and those that each rank has for all others in
+// one hop. (In a stream, packets and lines of 32 KiB, us: all-reduces between two H200s 7.2
+// and 6.9, of four ranks on two 8.7 and 8.0; all-gathers 6.8 and 6.6, 8.4 and 7.9,
+// reduce-scatters 7.2 and 7.0, 8.9 and 8.3. Broadcasts between two 5.6 and 5.9, reductions 5.9
+// and 6.0.)
+inline constexpr std::uint64_t kLeastLineBytes = 64 << 10, kLeastLineToAllBytes = 32 << 10;
 
 // The first lane for a plan of few lanes on a GPU, of `all`: by the key's tag, so that calls under
 // different keys are in each other's way as little as there are lanes. Places of such a plan share
@@ -58,7 +62,8 @@ constexpr std::uint16_t spread_lanes(std::uint64_t tag, std::uint32_t lanes, std
 
 // How packets of a message of so many bytes are laid out. Lines halve what goes through links, but
 // who stores one has to be a warp together, and so has who looks for it.
-Protocol packet_protocol(const PlanLimits& limits, std::uint64_t message_bytes);
+Protocol packet_protocol(const PlanLimits& limits, std::uint64_t message_bytes,
+                         std::uint64_t least_of_lines = kLeastLineBytes);
 // A message is a part.
 std::uint64_t message_bytes(const Geometry& geometry);
 

@@ -127,7 +127,8 @@ std::optional<Plan> plan_direct(const PlanRequest& request, const PlanLimits& li
   // Block-structured kinds have one part, the block, per rank whatever the algorithm.
   plan.geometry =
       make_geometry(request, blocked(request.kind) ? static_cast<std::uint32_t>(request.ranks) : 1);
-  plan.protocol = packet_protocol(limits, message_bytes(plan.geometry));
+  plan.protocol = packet_protocol(limits, message_bytes(plan.geometry),
+                                  has_root(request.kind) ? kLeastLineBytes : kLeastLineToAllBytes);
   plan.geometry.chunk =
       chunk_elements(payload_bytes(plan.protocol, limits.escape_slot_bytes), plan.geometry);
   if (limits.device == Device::kCuda) {

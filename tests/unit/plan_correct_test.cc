@@ -518,21 +518,30 @@ TEST(PlanLanes, OfLines) {
     limits.lines = true;
     return *make_plan(make_request(Kind::kAllReduce, 4, count), limits, algorithm);
   };
-  constexpr std::uint64_t kLeast = kLeastLineBytes / sizeof(float);
   for (const Algorithm algorithm : {Algorithm::kDirect, Algorithm::kTwoShot}) {
+    const std::uint64_t least_bytes = algorithm == Algorithm::kDirect ? 32768 : 65536;
+    const std::uint64_t least = least_bytes / sizeof(float);
     // Of a two-shot plan a message is a part: of a vector of four.
     const std::uint64_t messages = algorithm == Algorithm::kDirect ? 1 : 4;
     const std::uint64_t units = algorithm == Algorithm::kDirect ? 2 : 1;
     const auto count = [&](std::uint64_t of_message) { return messages * of_message; };
-    EXPECT_EQ(plan(count(kLeast), algorithm, 65536, Device::kHost).protocol, Protocol::kPacket);
-    const Plan packets = plan(count(kLeast - 4), algorithm, 65536, Device::kCuda);
+    EXPECT_EQ(plan(count(least), algorithm, 65536, Device::kHost).protocol, Protocol::kPacket);
+    const Plan packets = plan(count(least - 4), algorithm, 65536, Device::kCuda);
     EXPECT_EQ(packets.protocol, Protocol::kPacket);
     EXPECT_EQ(packets.geometry.chunk, 32768u / sizeof(float));
-    EXPECT_EQ(packets.geometry.lanes, (kLeastLineBytes - 16 + units * 3840 - 1) / (units * 3840));
-    const Plan lines = plan(count(kLeast), algorithm, 65536, Device::kCuda);
+    EXPECT_EQ(packets.geometry.lanes, (least_bytes - 16 + units * 3840 - 1) / (units * 3840));
+    const Plan lines = plan(count(least), algorithm, 65536, Device::kCuda);
     EXPECT_EQ(lines.protocol, Protocol::kLine);
     EXPECT_EQ(lines.geometry.chunk, 1024u * 56 / sizeof(float));
-    EXPECT_EQ(lines.geometry.lanes, (kLeastLineBytes + units * 3360 - 1) / (units * 3360));
+    EXPECT_EQ(lines.geometry.lanes, (least_bytes + units * 3360 - 1) / (units * 3360));
+  }
+  // With a root, only from twice as much on.
+  for (const std::uint64_t bytes : {65536 - 16, 65536}) {
+    PlanLimits limits = make_limits(4, 65536, 23, Device::kCuda);
+    limits.lines = true;
+    const PlanRequest request = make_request(Kind::kBroadcast, 4, bytes / sizeof(float));
+    EXPECT_EQ(make_plan(request, limits, Algorithm::kDirect)->protocol,
+              bytes == 65536 ? Protocol::kLine : Protocol::kPacket);
   }
   EXPECT_EQ(payload_bytes(Protocol::kLine, 128), 112u);
   EXPECT_EQ(payload_bytes(Protocol::kLine, 127), 56u);
