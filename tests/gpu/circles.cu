@@ -1,7 +1,8 @@
 // circles: what unjam does not promise to end by itself. Ranks that wait in a circle, on the host
 // or in streams, are told who waits for whom (unjamExplain, reports on stderr), and a time limit
 // ends their calls; the ranks go on. And more streams than CUDA has connections, which all wait for
-// a rank that comes late: that is no circle, and completes. Each case has processes of its own: all
+// a rank that comes late: that is no circle, and completes, and meanwhile no daemon comes in vain,
+// over and over, to take SMs that others could have. Each case has processes of its own: all
 // ranks in one, or one each.
 #include <sys/mman.h>
 
@@ -10,6 +11,7 @@
 #include <memory>
 #include <random>
 #include <string>
+#include <string_view>
 #include <thread>
 #include <vector>
 
@@ -47,6 +49,11 @@ constexpr Crowd kCrowds[] = {
 };
 constexpr int kStreams = 40;
 constexpr useconds_t kAbsentUs = 2'000'000;
+// Of that, until what was launched because of the calls has come and gone, and how long is counted
+// then what else is. A daemon that finds nothing to do stays 5 ms, so of those that follow each
+// other there would be some 200. (The launcher looks again after 1 s by itself.)
+constexpr useconds_t kSettlesUs = 300'000, kWatchesUs = 1'000'000;
+constexpr long long kMostLaunches = 40;
 
 // Five times the second for which unjamExplain, time limits and reports may wait for the answers of
 // others.
@@ -108,7 +115,7 @@ bool names_circle(const std::string& json, int ranks) {
 // the waits.
 class Meeting {
  public:
-  enum Stage { kReady, kCalled, kEnded, kAgain, kDone, kStages };
+  enum Stage { kReady, kCalled, kWatched, kEnded, kAgain, kDone, kStages };
 
   // A descriptor, which children inherit. (Not one that they use for something else.)
   static int create() {
@@ -271,6 +278,15 @@ void explain_circle(const Child& child, const Member& me) {
   }
 }
 
+// Daemons that the rank has launched.
+long long launches_of(unjamContext_t context) {
+  const std::string text = info(context);
+  constexpr std::string_view kName = "\"launches\":";
+  const std::size_t at = text.find(kName);
+  if (at == text.npos) fail("unjamInfo does not say how many daemons were launched: " + text);
+  return std::stoll(text.substr(at + kName.size()));
+}
+
 void run_crowd(const Child& child, const Crowd& c, const Member& me) {
   const std::string where = child.where(me);
   const Stream stream;
@@ -304,6 +320,12 @@ void run_crowd(const Child& child, const Crowd& c, const Member& me) {
     }
     child.meeting.arrive(Meeting::kCalled);
     const double queued_us = us_since(begin);
+    me.doing(where + ": watches what is launched");
+    usleep(kSettlesUs);
+    const long long before = launches_of(me.context);
+    usleep(kWatchesUs);
+    const long long launches = launches_of(me.context) - before;
+    child.meeting.arrive(Meeting::kWatched);
     for (std::size_t i = 0; i < calls.size(); ++i) {
       me.doing(where + ": synchronises stream " + std::to_string(i));
       streams[i].synchronize();
@@ -314,12 +336,18 @@ void run_crowd(const Child& child, const Crowd& c, const Member& me) {
     for (std::size_t i = 0; i < calls.size(); ++i) {
       finish_check(calls.spec(i), reports[i], where + ", stream " + std::to_string(i));
     }
-    std::printf("  %s: queued in %.1f ms, all streams ended %.1f ms after rank 1 came\n",
-                where.c_str(), queued_us * 1e-3, (us - queued_us - kAbsentUs) * 1e-3);
+    std::printf(
+        "  %s: queued in %.1f ms, all streams ended %.1f ms after rank 1 came; it waited, launched "
+        "before that %lld daemons, and in a second %lld\n",
+        where.c_str(), queued_us * 1e-3, (us - queued_us - kAbsentUs) * 1e-3, before, launches);
+    if (launches > kMostLaunches) {
+      fail(where + ": " + std::to_string(launches) + " daemons were launched for peers to come");
+    }
   } else {
     me.doing(where + ": is absent");
     while (child.meeting.arrived(Meeting::kCalled) == 0) usleep(100);
     usleep(kAbsentUs);
+    while (child.meeting.arrived(Meeting::kWatched) == 0) usleep(100);
     std::vector<std::size_t> order(calls.size());
     for (std::size_t i = 0; i < order.size(); ++i) order[i] = i;
     std::mt19937_64 random(child.seed);

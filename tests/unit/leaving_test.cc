@@ -39,6 +39,7 @@ enum class Do : std::uint8_t {
   kCancel,   // x
   kCall,     // launches a call that serves lane x for a while, unless somebody drives it
   kCallEnd,  // waits until it has ended
+  kServe,    // launches a kernel that serves all lanes for x rounds, as lane 0's call
 };
 struct Operation {
   Do what = Do::kEnd;
@@ -91,7 +92,7 @@ bool chosen(std::uint8_t& left) {
 // ---- the looks, and the same with mistakes ----
 
 struct Right : LeavingSteps {
-  static constexpr bool kClosesFirst = true;
+  static constexpr bool kClosesFirst = true, kPaysDebts = true;
 };
 struct ForgetsCancellations : Right {  // as before accd4a6
   static bool host_has_said_more(Rank& r, const auto& s) {
@@ -105,6 +106,9 @@ struct BelievesARest : Right {  // the host has said nothing since the lane was 
   static bool lane_may_move(Rank& r, const auto& s) {
     return s.rested == 0 || load_acquire_local(r.readied) != s.readied_seen;
   }
+};
+struct ForgetsDebts : Right {  // who has given a lane something, and has not been there
+  static constexpr bool kPaysDebts = false;
 };
 struct SaysOldNews : Right {  // who asked first may say so last
   static void tell_lanes(Rank& r, std::uint32_t attention) {
@@ -157,7 +161,8 @@ struct Model {
   }
 
   // CudaDev and Engine, all that matters here. Returns with s.rested set if nothing can move.
-  static void run_engine(int lane, bool daemon, Seen& s) {
+  // `owes`: of who serves a stream, DevShared::owes_ring.
+  static void run_engine(int lane, bool daemon, Seen& s, bool* owes) {
     Rank& r = rank();
     bool moved = false;
     int idle = 0;
@@ -167,6 +172,9 @@ struct Model {
       if (lane == 0 && daemon) {
         look_at_posted(s);
         if (!moved) s.attention = read_attention();
+      } else if (lane == 0 && owes != nullptr) {
+        look_at_posted(s);
+        s.attention = read_attention();
       } else if (lane == 0) {
         // Every 16 passes, so it may be long ago; but where there is news, until it has seen it.
         if (load_relaxed_local(r.attention) != s.attention) s.attention = read_attention();
@@ -183,7 +191,12 @@ struct Model {
         explorer_point(true);
         r.mailboxes[to] |= 1u << x;
         // settle()
-        if (to != lane && (load_acquire_local(r.lanes) & bit(to)) == 0) ring();
+        if (to == lane || (change_lanes(0, 0) & bit(to)) != 0) continue;
+        if (owes != nullptr) {
+          *owes = true;
+        } else {
+          ring();
+        }
       }
       if (lane == 0 && daemon && chosen(world.long_turns)) {
         look_at_posted(s);  // may_go_on()
@@ -222,8 +235,8 @@ struct Model {
     s.rested = 1;
   }
 
-  // As in engine.cu.
-  static void drive(int lane, bool daemon) {
+  // As in instance.cuh.
+  static void drive(int lane, bool daemon, bool* owes = nullptr) {
     Rank& r = rank();
     Seen s{};
     s.attention = load_relaxed_local(r.attention);
@@ -231,9 +244,10 @@ struct Model {
     change_lanes(left_bit(lane), 0);
     if (lane == 0) {
       s.sq_read = r.sq_read;
-      s.sq_written = daemon ? load_acquire(link().sq_written) : s.sq_read;
+      const bool looks = daemon || owes != nullptr;
+      s.sq_written = looks ? load_acquire(link().sq_written) : s.sq_read;
     }
-    run_engine(lane, daemon, s);
+    run_engine(lane, daemon, s, owes);
     const bool residents = lane == 0 && daemon, looks = residents && s.rested == 0;
     bool needs = false;
     if (!Steps::kClosesFirst && looks) needs = Steps::host_has_said_more(r, s);
@@ -284,6 +298,25 @@ struct Model {
     drive(lane, false);
   }
 
+  // serve(): the first lane, then the other one if it has nobody. It may end behind either, as the
+  // call that it waits for does.
+  static void serve(int rounds) {
+    bool owes = false;
+    for (int i = 0; i < rounds; ++i) {
+      if (take_lease(0)) drive(0, false, &owes);
+      if (i + 1 == rounds) break;
+      if (is_alone(1) && take_lease(1)) drive(1, false);
+    }
+    if (!Steps::kPaysDebts || !owes) return;
+    change_lanes(0, 0);
+    if (is_alone(1)) ring();
+  }
+  static bool is_alone(int lane) {
+    const std::uint64_t lanes = load_relaxed_local(rank().lanes);
+    return (lanes & bit(lane)) == 0 &&
+           ((lanes & left_bit(lane)) != 0 || load_acquire_local(rank().mailboxes[lane]) != 0);
+  }
+
   static bool launcher_has_cause(int) {
     const HostLink& h = world.link.residency;
     return world.submitted != world.ended && h.resident == 0 && h.queued == 0 &&
@@ -327,6 +360,9 @@ struct Model {
           // See solo.cuh: it asks before it waits for what is in front of it.
           world.asked[op->x] = load_relaxed(link().attention);
           explorer().start(kCall + op->x, call, op->x);
+          break;
+        case Do::kServe:
+          explorer().start(kCall, serve, op->x);
           break;
         default:
           explorer().block([](int lane) { return !explorer().running(kCall + lane); }, op->x);
@@ -399,6 +435,7 @@ Explorer::Verdict explore(Scenario s, std::uint64_t most) {
 constexpr Operation submit(int x) { return {Do::kSubmit, static_cast<std::uint8_t>(x)}; }
 constexpr Operation cancel(int x) { return {Do::kCancel, static_cast<std::uint8_t>(x)}; }
 constexpr Operation call(int x) { return {Do::kCall, static_cast<std::uint8_t>(x)}; }
+constexpr Operation serve(int rounds) { return {Do::kServe, static_cast<std::uint8_t>(rounds)}; }
 constexpr Operation call_end(int x) { return {Do::kCallEnd, static_cast<std::uint8_t>(x)}; }
 
 const Scenario kCutStay = {"a stay is cut", {submit(1), cancel(1)}, 1, 0, 4};
@@ -413,9 +450,14 @@ const Scenario kCallBeside = {
     "a call drives the other lane", {call(1), submit(2), cancel(1)}, 1, 0, 3, 2};
 const Scenario kTwoCalls = {
     "two calls", {call(0), call(1), submit(2), cancel(1), call_end(1), cancel(0)}, 1, 0, 3, 2};
+const Scenario kServed = {
+    "a stream's kernel gives a lane something", {serve(1), submit(1), cancel(1)}, 1, 0, 4};
+const Scenario kServedTwice = {
+    "the same, and it goes there", {serve(2), submit(1), cancel(1), submit(0)}, 1, 0, 3};
 
 std::vector<Scenario> searches() {
-  return {kCutStay, kLongTurn, kBothLanes, kCallInFront, kOtherLane, kCallBeside, kTwoCalls};
+  return {kCutStay,    kLongTurn, kBothLanes, kCallInFront, kOtherLane,
+          kCallBeside, kTwoCalls, kServed,    kServedTwice};
 }
 
 TEST(Leaving, NothingThatTheHostSaysIsLost) {
@@ -451,6 +493,7 @@ TEST(Leaving, ExplorerFindsPlantedMistakes) {
   must_be_found<LooksBeforeItCloses>("looks before it closes", kCutStay);
   must_be_found<BelievesARest>("believes a rest", kCallInFront);
   must_be_found<SaysOldNews>("says old news", kOtherLane);
+  must_be_found<ForgetsDebts>("forgets what it owes", kServed);
 }
 
 }  // namespace

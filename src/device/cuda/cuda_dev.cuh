@@ -101,6 +101,8 @@ struct DevShared {
   std::uint64_t generation;
   std::uint64_t peers_to_poke;  // bits
   std::uint32_t lanes_to_kick;  // bits: own lanes that were given something
+  std::uint32_t serves;         // while a stream waits, see serve()
+  std::uint32_t owes_ring;      // a lane was given something, and nobody was rung for
   std::uint32_t kicks_pending;  // a key's invocation has ended: others may wait for that
   std::uint32_t moving;         // the lane's bit in CudaRank::moving
   std::uint32_t own_call;       // its call, if nobody has been told of it yet: slot + 1
@@ -109,12 +111,14 @@ struct DevShared {
   std::uint32_t attention;      // latest look
   std::uint32_t passes;
   std::uint32_t alone_looked, alone;  // pass of the latest look of lanes_alone(), and its answer
+  std::uint32_t looks_now;            // it looks at once
   std::uint32_t posted;               // first lane: latest look
   std::uint64_t sq_written;           // first lane: latest look
   std::uint64_t sq_read;
   std::uint64_t inbox_read;
-  std::uint32_t readied_seen;  // CudaRank::readied before the latest pass
-  std::uint64_t progress;      // slices and completions at the latest look
+  std::uint32_t readied_seen;    // CudaRank::readied before the latest pass
+  std::uint64_t progress;        // slices and completions at the latest look,
+  std::uint64_t progress_begun;  // and when this block took the lane
   std::uint64_t still_since_ns;
   std::uint64_t driven_ns;  // when this block took the lane
   std::uint64_t heard;      // slices received, and completions, at the latest look
@@ -565,8 +569,12 @@ class CudaDev {
       const std::uint64_t lanes = or_lanes(r_, 0);
       std::uint32_t needy = s_.lanes_to_kick;
       if (s_.kicks_pending != 0) needy |= static_cast<std::uint32_t>(lanes >> 32);
-      if ((needy & ~static_cast<std::uint32_t>(lanes)) != 0)
+      const std::uint32_t alone = needy & ~static_cast<std::uint32_t>(lanes);
+      if (sees_to(alone)) {
+        s_.owes_ring = s_.looks_now = 1;
+      } else if (alone != 0) {
         store_system(r_.link->residency.rung, 1u);
+      }
       s_.lanes_to_kick = 0;
       s_.kicks_pending = 0;
     }
@@ -602,6 +610,14 @@ class CudaDev {
     }
     return true;
   }
+  // Of own lanes that were given something, and have no driver: who serves a stream goes there next
+  // itself, see lanes_alone(). For one lane nobody else is needed: a daemon that comes takes SMs of
+  // whatever runs beside the stream. (What is there when this one leaves it rings for, see
+  // serve().)
+  __device__ bool sees_to(std::uint32_t lanes) const {
+    const bool is_one = lanes != 0 && (lanes & (lanes - 1)) == 0;
+    return is_one && s_.serves != 0 && s_.lane == 0 && s_.kicks_pending == 0;
+  }
   // The lane's bit in a word of the rank; `now` says what it is.
   __device__ void set_bit(std::uint32_t& word, std::uint32_t& now, bool bit) {
     if ((now != 0) == bit) return;
@@ -633,12 +649,15 @@ class CudaDev {
            !submissions_go_on(r_, now);
   }
   // Nobody drives some lane that has work: the driver of the first lane must see to it. Looked at
-  // now and then, when nothing moves.
+  // now and then, when nothing moves: at all lanes' mailboxes, and more often, if this lane has
+  // nothing, whether something was left in any.
   __device__ bool lanes_alone() {
-    if (s_.passes % 32 != 31) return false;
-    if (s_.alone_looked != s_.passes) {  // once a pass: that is a look at every lane's mailbox
+    if (s_.alone_looked != s_.passes) {  // once a pass
       s_.alone_looked = s_.passes;
-      s_.alone = lanes_without_driver(r_) != 0 ? 1 : 0;
+      const bool at_all = s_.looks_now != 0 || s_.passes % 32 == 31;
+      const bool at_some = s_.holding == 0 && s_.passes % 8 == 7;
+      s_.alone = (at_all && lanes_without_driver(r_) != 0) || (at_some && lanes_left(r_) != 0);
+      s_.looks_now = 0;
     }
     return s_.alone != 0;
   }
@@ -697,10 +716,16 @@ class CudaDev {
     return residency_matters() && now - s_.driven_ns > longest_stay_ns(r_);
   }
 
-  static __device__ std::uint32_t lanes_without_driver(CudaRank& r) {
+  // Lanes that were left with something, and nobody drives. (Not the first one's, of which others
+  // see to that.)
+  static __device__ std::uint32_t lanes_left(CudaRank& r) {
     const std::uint64_t word = load_relaxed_local(r.lanes);
-    const auto driven = static_cast<std::uint32_t>(word);
-    std::uint32_t lanes = static_cast<std::uint32_t>(word >> 32) & ~driven & ~1u;
+    return static_cast<std::uint32_t>(word >> 32) & ~static_cast<std::uint32_t>(word) & ~1u;
+  }
+  // The same, and those that have something in their mailboxes.
+  static __device__ std::uint32_t lanes_without_driver(CudaRank& r) {
+    const auto driven = static_cast<std::uint32_t>(load_relaxed_local(r.lanes));
+    std::uint32_t lanes = lanes_left(r);
     for (std::uint32_t l = 1; l < r.rank.num_lanes; ++l) {
       if ((driven >> l & 1) == 0 && !r.rank.mailboxes[l].empty()) lanes |= 1u << l;
     }

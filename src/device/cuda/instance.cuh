@@ -27,6 +27,7 @@ __device__ __forceinline__ void begin_instance(DevShared& s, EngineKind kind, st
   s.generation = generation;
   s.gone_on = 0;
   s.own_call = 0;
+  s.serves = s.owes_ring = 0;
 }
 
 __device__ __forceinline__ bool take_lease(CudaRank& r, std::uint32_t lane) {
@@ -44,7 +45,7 @@ __device__ __forceinline__ void close_daemon(CudaRank& r, DevShared& s) {
 }
 
 // Runs the engine of a lane whose lease this block has, and gives the lease back. `Dev`: CudaDev,
-// or what adds to it.
+// or what adds to it. Behind it DevShared::progress says whether anything has moved meanwhile.
 template <class Dev>
 __device__ __noinline__ void drive(CudaRank& r, std::uint32_t lane, Block block) {
   DevShared& s = block.dev;
@@ -55,12 +56,12 @@ __device__ __noinline__ void drive(CudaRank& r, std::uint32_t lane, Block block)
     s.lanes_to_kick = 0;
     s.kicks_pending = 0;
     s.passes = 0;
-    s.alone_looked = s.alone = 0;
+    s.alone_looked = s.alone = s.looks_now = 0;
     s.attention = load_relaxed_local(r.attention);
     s.still_since_ns = 0;
     s.driven_ns = global_ns();
     const LaneStats& stats = r.rank.lanes[lane].stats;
-    s.progress = stats.slices + stats.completed;
+    s.progress = s.progress_begun = stats.slices + stats.completed;
     s.heard = stats.received + stats.completed;
     s.moving = s.holding = 0;
     s.served = s.call_over = 0;
@@ -83,6 +84,7 @@ __device__ __noinline__ void drive(CudaRank& r, std::uint32_t lane, Block block)
     if (s.moving != 0) clear_local(r.moving, 1u << lane);
     if (s.holding != 0) clear_local(r.holding, 1u << lane);
     CudaDev(&r, &s, &state).settle();
+    s.progress = state.stats.slices + state.stats.completed;
     const bool residents = lane == 0 && s.kind == EngineKind::kDaemon;
     if (residents) close_daemon(r, s);
     const bool left = !state.queue.empty();
@@ -119,7 +121,10 @@ __device__ __forceinline__ void serve(CudaRank& r, Block block) {
   DevShared& s = block.dev;
   __shared__ std::uint32_t next;  // lane to drive; kNothing, kOver
   constexpr std::uint32_t kNothing = 0x1000, kOver = 0x1001;
-  if (threadIdx.x == 0) atomicAdd(&r.waiters, 1u);
+  if (threadIdx.x == 0) {
+    atomicAdd(&r.waiters, 1u);
+    s.serves = 1;
+  }
   std::uint32_t look = 0;   // of the leader
   std::uint32_t visit = 0;  // of the leader: lanes that have work and nobody, to be driven in turn
   for (;;) {
@@ -154,9 +159,16 @@ __device__ __forceinline__ void serve(CudaRank& r, Block block) {
     if (lane == kOver) break;
     if (lane == kNothing) continue;
     drive<Dev>(r, lane, block);
-    // The first lane calls away for others, all of which are next; a daemon of full width would do
-    // better.
-    if (threadIdx.x == 0 && lane == 0) {
+    if (threadIdx.x != 0) continue;
+    // Something can move: a daemon of full width does better than one block for all lanes. (Not
+    // while nothing does: it would find nothing, leave, and be asked for again as long as the
+    // stream waits, and has SMs meanwhile that others want.)
+    if (lane != 0 && s.progress != s.progress_begun && load_relaxed_local(r.daemon) == 0 &&
+        CudaDev::lanes_without_driver(r) != 0) {
+      store_system(r.link->residency.rung, 1u);
+    }
+    // The first lane calls away for others, all of which are next.
+    if (lane == 0) {
       // The call's other blocks are about to end, too: to look after their lanes takes longer.
       const std::uint64_t begun = global_ns();
       while (s.call_over != 0 && load_acquire_local(r.completed[s.slot]) < s.serial &&
@@ -164,10 +176,16 @@ __device__ __forceinline__ void serve(CudaRank& r, Block block) {
       }
       if (load_acquire_local(r.completed[s.slot]) >= s.serial) continue;
       visit = CudaDev::lanes_without_driver(r);
-      if (visit != 0) store_system(r.link->residency.rung, 1u);
     }
   }
-  if (threadIdx.x == 0) atomicSub(&r.waiters, 1u);
+  if (threadIdx.x != 0) return;
+  atomicSub(&r.waiters, 1u);
+  if (s.owes_ring == 0) return;
+  // As CudaDev::settle(), which has left it to us: we have filled a mailbox, then look who is
+  // there.
+  fence_total_local();
+  or_lanes(r, 0);
+  if (CudaDev::lanes_without_driver(r) != 0) store_system(r.link->residency.rung, 1u);
 }
 
 }  // namespace unjam
