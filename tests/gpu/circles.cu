@@ -39,15 +39,19 @@ constexpr Circle kCircles[] = {
 struct Crowd {
   const char* name;
   const char* connections;
-  bool in_stream;  // every other one waits in a call of its own
-};
-constexpr Crowd kCrowds[] = {
-    {"crowd-1", "1", false},
-    {"crowd-8", "8", false},
-    {"crowd-32", "32", false},
-    {"crowd-in-stream", "8", true},
+  int streams;
+  bool in_stream;  // every other one waits in a call of its own, from the last on
 };
 constexpr int kStreams = 40;
+constexpr Crowd kCrowds[] = {
+    {"crowd-1", "1", kStreams, false},
+    {"crowd-8", "8", kStreams, false},
+    {"crowd-32", "32", kStreams, false},
+    {"crowd-in-stream", "8", kStreams, true},
+    {"one-beside", "8", 1, false},
+    {"one-in-stream", "8", 1, true},
+    {"one-beside-one-in-stream", "8", 2, true},
+};
 constexpr useconds_t kAbsentUs = 2'000'000;
 // Of that, until what was launched because of the calls has come and gone, and how long is counted
 // then what else is. A daemon that finds nothing to do stays 5 ms, so of those that follow each
@@ -291,12 +295,12 @@ void run_crowd(const Child& child, const Crowd& c, const Member& me) {
   const std::string where = child.where(me);
   const Stream stream;
   std::vector<std::size_t> counts;  // 4 KiB to 8 MiB
-  for (int i = 0; i < kStreams; ++i) counts.push_back(std::size_t{1024} << i % 12);
+  for (int i = 0; i < c.streams; ++i) counts.push_back(std::size_t{1024} << i % 12);
   const Exchanges calls(child.specs(me, counts), stream);
   const Reports reports(calls.size());
   std::vector<Stream> streams;
   if (me.rank == 0) {
-    for (int i = 0; i < kStreams; ++i) streams.emplace_back();
+    for (int i = 0; i < c.streams; ++i) streams.emplace_back();
   }
   stream.synchronize();
   std::vector<unjamRequest_t> requests(calls.size(), nullptr);
@@ -310,7 +314,7 @@ void run_crowd(const Child& child, const Crowd& c, const Member& me) {
     const std::uint64_t begin = now_ns();
     for (std::size_t i = 0; i < calls.size(); ++i) {
       me.doing(where + ": call " + std::to_string(i));
-      const bool in_stream = c.in_stream && i % 2 == 1;
+      const bool in_stream = c.in_stream && (calls.size() - i) % 2 == 1;
       const unjamCallOptions_t options =
           ordered(in_stream ? UNJAM_STREAM_SYNC : UNJAM_STREAM_ASYNC, streams[i]);
       make(i, &options);
