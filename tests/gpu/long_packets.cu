@@ -1,4 +1,4 @@
-// long_packets: whether lines (packets of 64 KiB and more, see "Packets and lines" in
+// long_packets: whether lines (packets of 32 or 64 KiB and more, see "Packets and lines" in
 // ARCHITECTURE.md) come whole. Collectives of random lengths, most of them lines, follow each other
 // in a stream, behind a kernel that fills the input and in front of one that checks every element
 // of the output, with other numbers in every call: so whatever a slot held before is not what is

@@ -39,7 +39,7 @@ enum class Do : std::uint8_t {
   kCancel,   // x
   kCall,     // launches a call that serves lane x for a while, unless somebody drives it
   kCallEnd,  // waits until it has ended
-  kServe,    // launches a kernel that serves all lanes for x rounds, as lane 0's call
+  kServe,    // launches a kernel that serves all lanes, for x rounds; 0: until all has ended
 };
 struct Operation {
   Do what = Do::kEnd;
@@ -71,6 +71,7 @@ struct World {
   bool launcher_woken;
   std::uint32_t asked[kLanes];  // what a call has been told
   std::uint8_t submitted, ended;
+  bool has_said_all;          // the user
   std::uint8_t stays_to_cut;  // how often a daemon may leave because its time is up
   std::uint8_t long_turns;    // how often a turn may take so long that it looks at what is posted
 };
@@ -92,7 +93,7 @@ bool chosen(std::uint8_t& left) {
 // ---- the looks, and the same with mistakes ----
 
 struct Right : LeavingSteps {
-  static constexpr bool kClosesFirst = true, kPaysDebts = true;
+  static constexpr bool kClosesFirst = true, kPaysDebts = true, kLooksAtHost = true;
 };
 struct ForgetsCancellations : Right {  // as before accd4a6
   static bool host_has_said_more(Rank& r, const auto& s) {
@@ -109,6 +110,9 @@ struct BelievesARest : Right {  // the host has said nothing since the lane was 
 };
 struct ForgetsDebts : Right {  // who has given a lane something, and has not been there
   static constexpr bool kPaysDebts = false;
+};
+struct LeavesTooSoon : Right {  // who comes back to the first lane leaves it before it has looked
+  static constexpr bool kLooksAtHost = false;
 };
 struct SaysOldNews : Right {  // who asked first may say so last
   static void tell_lanes(Rank& r, std::uint32_t attention) {
@@ -161,20 +165,17 @@ struct Model {
   }
 
   // CudaDev and Engine, all that matters here. Returns with s.rested set if nothing can move.
-  // `owes`: of who serves a stream, DevShared::owes_ring.
+  // `owes`: of who serves a stream: whether there are DevShared::owed_lanes.
   static void run_engine(int lane, bool daemon, Seen& s, bool* owes) {
     Rank& r = rank();
     bool moved = false;
     int idle = 0;
     for (;;) {
-      explorer().poll_begin();
+      if (daemon) explorer().poll_begin();  // others do not stay here until something changes
       // epoch(), attend()
       if (lane == 0 && daemon) {
         look_at_posted(s);
         if (!moved) s.attention = read_attention();
-      } else if (lane == 0 && owes != nullptr) {
-        look_at_posted(s);
-        s.attention = read_attention();
       } else if (lane == 0) {
         // Every 16 passes, so it may be long ago; but where there is news, until it has seen it.
         if (load_relaxed_local(r.attention) != s.attention) s.attention = read_attention();
@@ -244,8 +245,10 @@ struct Model {
     change_lanes(left_bit(lane), 0);
     if (lane == 0) {
       s.sq_read = r.sq_read;
-      const bool looks = daemon || owes != nullptr;
+      const bool comes_back = owes != nullptr && Steps::kLooksAtHost;
+      const bool looks = daemon || comes_back;
       s.sq_written = looks ? load_acquire(link().sq_written) : s.sq_read;
+      if (comes_back) s.attention = read_attention();
     }
     run_engine(lane, daemon, s, owes);
     const bool residents = lane == 0 && daemon, looks = residents && s.rested == 0;
@@ -298,14 +301,19 @@ struct Model {
     drive(lane, false);
   }
 
-  // serve(): the first lane, then the other one if it has nobody. It may end behind either, as the
-  // call that it waits for does.
+  // serve(), of a call whose own invocation was handed on: the first lane, then the other one if it
+  // has nobody. It may end behind either, as that invocation does.
   static void serve(int rounds) {
     bool owes = false;
-    for (int i = 0; i < rounds; ++i) {
+    for (int i = 1;; ++i) {
+      explorer().poll_begin();
       if (take_lease(0)) drive(0, false, &owes);
-      if (i + 1 == rounds) break;
+      if (i == rounds) break;
       if (is_alone(1) && take_lease(1)) drive(1, false);
+      if (rounds != 0) continue;
+      explorer_point(false);
+      if (world.has_said_all && world.submitted == world.ended) return;
+      explorer().poll_again();
     }
     if (!Steps::kPaysDebts || !owes) return;
     change_lanes(0, 0);
@@ -368,6 +376,8 @@ struct Model {
           explorer().block([](int lane) { return !explorer().running(kCall + lane); }, op->x);
       }
     }
+    explorer_point(true);
+    world.has_said_all = true;
   }
 };
 
@@ -393,6 +403,7 @@ struct Scenario {
   // Calls 0 to held - 1 were left in their lanes at rest, after some cancellation; then somebody
   // has rung.
   int held = 0;
+  bool launches = true;  // else nothing can be launched: a thread in cudaFree has the driver
 };
 
 template <class Steps>
@@ -418,7 +429,7 @@ Explorer::Verdict explore(Scenario s, std::uint64_t most) {
                                               "daemon 1", "call 0",   "call 1"};
   for (int f = 0; f < kFibers; ++f) e.name(f, kNames[f]);
   e.start(kUser, Model<Steps>::user, 0);
-  e.start(kLauncher, Model<Steps>::launcher, 0);
+  if (s.launches) e.start(kLauncher, Model<Steps>::launcher, 0);
   const Explorer::Verdict v = e.explore(s.bound, most);
   std::printf("  %-50s %9llu states, %9llu transitions, %6llu ends%s\n", s.name,
               static_cast<unsigned long long>(v.states),
@@ -454,10 +465,17 @@ const Scenario kServed = {
     "a stream's kernel gives a lane something", {serve(1), submit(1), cancel(1)}, 1, 0, 4};
 const Scenario kServedTwice = {
     "the same, and it goes there", {serve(2), submit(1), cancel(1), submit(0)}, 1, 0, 3};
+const Scenario kServedAlone = {"the same, and nobody else comes",
+                               {serve(0), submit(1), cancel(1), submit(0), cancel(0)},
+                               0,
+                               0,
+                               3,
+                               0,
+                               false};
 
 std::vector<Scenario> searches() {
   return {kCutStay,    kLongTurn, kBothLanes, kCallInFront, kOtherLane,
-          kCallBeside, kTwoCalls, kServed,    kServedTwice};
+          kCallBeside, kTwoCalls, kServed,    kServedTwice, kServedAlone};
 }
 
 TEST(Leaving, NothingThatTheHostSaysIsLost) {
@@ -481,11 +499,12 @@ TEST(LeavingSoak, Deeper) {
 }
 
 template <class Steps>
-void must_be_found(const char* mistake, Scenario s) {
+void must_be_found(const char* mistake, Scenario s,
+                   const char* what = "a call that was cancelled never ends") {
   Explorer::Verdict v;
   s.name = mistake;
   for (s.bound = 0; s.bound <= 4 && v.error.empty(); ++s.bound) v = explore<Steps>(s, 1000000);
-  EXPECT_EQ(v.error, "a call that was cancelled never ends") << mistake << "\n" << v.schedule;
+  EXPECT_EQ(v.error, what) << mistake << "\n" << v.schedule;
 }
 
 TEST(Leaving, ExplorerFindsPlantedMistakes) {
@@ -494,6 +513,8 @@ TEST(Leaving, ExplorerFindsPlantedMistakes) {
   must_be_found<BelievesARest>("believes a rest", kCallInFront);
   must_be_found<SaysOldNews>("says old news", kOtherLane);
   must_be_found<ForgetsDebts>("forgets what it owes", kServed);
+  must_be_found<LeavesTooSoon>("leaves the first lane before it has looked", kServedAlone,
+                               "somebody is stuck for ever");
 }
 
 }  // namespace

@@ -101,8 +101,8 @@ struct DevShared {
   std::uint64_t generation;
   std::uint64_t peers_to_poke;  // bits
   std::uint32_t lanes_to_kick;  // bits: own lanes that were given something
-  std::uint32_t serves;         // while a stream waits, see serve()
-  std::uint32_t owes_ring;      // a lane was given something, and nobody was rung for
+  std::uint32_t serves_stream;  // it is in serve()
+  std::uint32_t owed_lanes;     // bits: were given something, and nobody was rung for
   std::uint32_t kicks_pending;  // a key's invocation has ended: others may wait for that
   std::uint32_t moving;         // the lane's bit in CudaRank::moving
   std::uint32_t own_call;       // its call, if nobody has been told of it yet: slot + 1
@@ -571,7 +571,8 @@ class CudaDev {
       if (s_.kicks_pending != 0) needy |= static_cast<std::uint32_t>(lanes >> 32);
       const std::uint32_t alone = needy & ~static_cast<std::uint32_t>(lanes);
       if (sees_to(alone)) {
-        s_.owes_ring = s_.looks_now = 1;
+        s_.owed_lanes |= alone;
+        s_.looks_now = 1;
       } else if (alone != 0) {
         store_system(r_.link->residency.rung, 1u);
       }
@@ -616,7 +617,7 @@ class CudaDev {
   // serve().)
   __device__ bool sees_to(std::uint32_t lanes) const {
     const bool is_one = lanes != 0 && (lanes & (lanes - 1)) == 0;
-    return is_one && s_.serves != 0 && s_.lane == 0 && s_.kicks_pending == 0;
+    return is_one && s_.serves_stream != 0 && s_.lane == 0 && s_.kicks_pending == 0;
   }
   // The lane's bit in a word of the rank; `now` says what it is.
   __device__ void set_bit(std::uint32_t& word, std::uint32_t& now, bool bit) {
@@ -649,14 +650,14 @@ class CudaDev {
            !submissions_go_on(r_, now);
   }
   // Nobody drives some lane that has work: the driver of the first lane must see to it. Looked at
-  // now and then, when nothing moves: at all lanes' mailboxes, and more often, if this lane has
-  // nothing, whether something was left in any.
+  // now and then, when nothing moves: at all lanes' mailboxes, and more often by who serves a
+  // stream and has nothing in this lane, whether something was left in any.
   __device__ bool lanes_alone() {
     if (s_.alone_looked != s_.passes) {  // once a pass
       s_.alone_looked = s_.passes;
-      const bool at_all = s_.looks_now != 0 || s_.passes % 32 == 31;
-      const bool at_some = s_.holding == 0 && s_.passes % 8 == 7;
-      s_.alone = (at_all && lanes_without_driver(r_) != 0) || (at_some && lanes_left(r_) != 0);
+      const bool at_mail = s_.looks_now != 0 || s_.passes % 32 == 31;
+      const bool at_left = s_.serves_stream != 0 && s_.holding == 0 && s_.passes % 8 == 7;
+      s_.alone = (at_mail && lanes_without_driver(r_) != 0) || (at_left && lanes_left(r_) != 0);
       s_.looks_now = 0;
     }
     return s_.alone != 0;
@@ -722,7 +723,17 @@ class CudaDev {
     const std::uint64_t word = load_relaxed_local(r.lanes);
     return static_cast<std::uint32_t>(word >> 32) & ~static_cast<std::uint32_t>(word) & ~1u;
   }
-  // The same, and those that have something in their mailboxes.
+  // Of `lanes`, those that have something in their mailboxes, and no driver.
+  static __device__ std::uint32_t lanes_with_mail(CudaRank& r, std::uint32_t lanes) {
+    lanes &= ~static_cast<std::uint32_t>(or_lanes(r, 0));
+    std::uint32_t found = 0;
+    for (; lanes != 0; lanes &= lanes - 1) {
+      const std::uint32_t l = __ffs(static_cast<int>(lanes)) - 1;
+      if (!r.rank.mailboxes[l].empty()) found |= 1u << l;
+    }
+    return found;
+  }
+  // Lanes that were left with something, or have something in their mailboxes, and no driver.
   static __device__ std::uint32_t lanes_without_driver(CudaRank& r) {
     const auto driven = static_cast<std::uint32_t>(load_relaxed_local(r.lanes));
     std::uint32_t lanes = lanes_left(r);

@@ -27,7 +27,7 @@ __device__ __forceinline__ void begin_instance(DevShared& s, EngineKind kind, st
   s.generation = generation;
   s.gone_on = 0;
   s.own_call = 0;
-  s.serves = s.owes_ring = 0;
+  s.serves_stream = s.owed_lanes = 0;
 }
 
 __device__ __forceinline__ bool take_lease(CudaRank& r, std::uint32_t lane) {
@@ -73,8 +73,13 @@ __device__ __noinline__ void drive(CudaRank& r, std::uint32_t lane, Block block)
       s.sq_read = r.sq_read;
       s.inbox_read = r.inbox_read;
       s.posted = 0;
-      // A call has its own invocation first; what a wait is for may still be there.
-      s.sq_written = s.kind != EngineKind::kCall ? load_acquire(r.link->sq_written) : s.sq_read;
+      // A call has its own invocation first. What a wait is for may still be there; and who comes
+      // back from other lanes will be off to them again before it has looked (epoch(), attend()).
+      // Nobody else may ever hear of what the host says: where nothing can be launched.
+      const bool comes_back = s.serves_stream != 0 && s.own_call == 0;
+      const bool looks = s.kind != EngineKind::kCall || comes_back;
+      s.sq_written = looks ? load_acquire(r.link->sq_written) : s.sq_read;
+      if (comes_back) s.attention = CudaDev::read_attention(r);
     }
   }
   sync_block();
@@ -123,7 +128,7 @@ __device__ __forceinline__ void serve(CudaRank& r, Block block) {
   constexpr std::uint32_t kNothing = 0x1000, kOver = 0x1001;
   if (threadIdx.x == 0) {
     atomicAdd(&r.waiters, 1u);
-    s.serves = 1;
+    s.serves_stream = 1;
   }
   std::uint32_t look = 0;   // of the leader
   std::uint32_t visit = 0;  // of the leader: lanes that have work and nobody, to be driven in turn
@@ -160,14 +165,6 @@ __device__ __forceinline__ void serve(CudaRank& r, Block block) {
     if (lane == kNothing) continue;
     drive<Dev>(r, lane, block);
     if (threadIdx.x != 0) continue;
-    // Something can move: a daemon of full width does better than one block for all lanes. (Not
-    // while nothing does: it would find nothing, leave, and be asked for again as long as the
-    // stream waits, and has SMs meanwhile that others want.)
-    if (lane != 0 && s.progress != s.progress_begun && load_relaxed_local(r.daemon) == 0 &&
-        CudaDev::lanes_without_driver(r) != 0) {
-      store_system(r.link->residency.rung, 1u);
-    }
-    // The first lane calls away for others, all of which are next.
     if (lane == 0) {
       // The call's other blocks are about to end, too: to look after their lanes takes longer.
       const std::uint64_t begun = global_ns();
@@ -175,17 +172,24 @@ __device__ __forceinline__ void serve(CudaRank& r, Block block) {
              global_ns() - begun < 20000) {
       }
       if (load_acquire_local(r.completed[s.slot]) >= s.serial) continue;
+      // The first lane calls away for others, all of which are next.
       visit = CudaDev::lanes_without_driver(r);
+    }
+    // Something moves, and lanes have nobody: a daemon of full width does better than one block for
+    // all of them. (Not while nothing does: it would find nothing, leave, and be asked for again as
+    // long as the stream waits, and has SMs meanwhile that others want.)
+    if (s.progress != s.progress_begun && load_relaxed_local(r.daemon) == 0 &&
+        (lane == 0 ? visit : CudaDev::lanes_without_driver(r)) != 0) {
+      store_system(r.link->residency.rung, 1u);
     }
   }
   if (threadIdx.x != 0) return;
   atomicSub(&r.waiters, 1u);
-  if (s.owes_ring == 0) return;
+  if (s.owed_lanes == 0) return;
   // As CudaDev::settle(), which has left it to us: we have filled a mailbox, then look who is
   // there.
   fence_total_local();
-  or_lanes(r, 0);
-  if (CudaDev::lanes_without_driver(r) != 0) store_system(r.link->residency.rung, 1u);
+  if (CudaDev::lanes_with_mail(r, s.owed_lanes) != 0) store_system(r.link->residency.rung, 1u);
 }
 
 }  // namespace unjam
