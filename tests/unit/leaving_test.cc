@@ -245,7 +245,8 @@ struct Model {
     change_lanes(left_bit(lane), 0);
     if (lane == 0) {
       s.sq_read = r.sq_read;
-      const bool comes_back = owes != nullptr && Steps::kLooksAtHost;
+      // (With the mistake it stays long enough to look only if it is not called away.)
+      const bool comes_back = owes != nullptr && (Steps::kLooksAtHost || !is_alone(1));
       const bool looks = daemon || comes_back;
       s.sq_written = looks ? load_acquire(link().sq_written) : s.sq_read;
       if (comes_back) s.attention = read_attention();
@@ -316,8 +317,7 @@ struct Model {
       explorer().poll_again();
     }
     if (!Steps::kPaysDebts || !owes) return;
-    change_lanes(0, 0);
-    if (is_alone(1)) ring();
+    if ((change_lanes(0, 0) & bit(1)) == 0 && load_acquire_local(rank().mailboxes[1]) != 0) ring();
   }
   static bool is_alone(int lane) {
     const std::uint64_t lanes = load_relaxed_local(rank().lanes);
