@@ -717,8 +717,8 @@ class CudaDev {
     return residency_matters() && now - s_.driven_ns > longest_stay_ns(r_);
   }
 
-  // Lanes that were left with something, and nobody drives. (Not the first one's, of which others
-  // see to that.)
+  // Lanes that were left with something, and nobody drives; but for the first one, which who serves
+  // a stream takes by itself.
   static __device__ std::uint32_t lanes_left(CudaRank& r) {
     const std::uint64_t word = load_relaxed_local(r.lanes);
     return static_cast<std::uint32_t>(word >> 32) & ~static_cast<std::uint32_t>(word) & ~1u;
