@@ -92,8 +92,8 @@ const std::vector<Variable>& variables() {
        false},
       {"UNJAM_LINES", &Settings::lines, -1, 1, nullptr,
        "CUDA: whether packets from 64 KiB on, of messages to all others in one hop from 32, are "
-       "lines, with one flag for 56 bytes of data instead "
-       "of one for 8: links carry half as much. -1: 1 where UNJAM_WHOLE_LINES is.",
+       "lines, with one flag for 56 bytes of data instead of one for 8: links carry half as much. "
+       "-1: 1 where UNJAM_WHOLE_LINES is.",
        true},
       {"UNJAM_WHOLE_LINES", &Settings::whole_lines, -1, 1, nullptr,
        "CUDA: whether a line of 64 bytes that a warp stores to a peer comes there whole. If not, "

@@ -4,6 +4,7 @@ torch.cuda that does everything at once on the host."""
 import ctypes
 import os
 import time
+from functools import partial
 from types import SimpleNamespace
 
 import numpy as np
@@ -276,9 +277,8 @@ def test_a_product_beside_traffic(no_gpu, monkeypatch):
         return request
 
     monkeypatch.setattr(unjam.Collective, "run", run_without)
-    monkeypatch.setattr(
-        gemm, "_blocks", lambda traffic: 32
-    )  # (PyTorch's profiler wants its device)
+    # (PyTorch's profiler wants its device.)
+    monkeypatch.setattr(gemm, "_blocks", lambda traffic: 32)
     nccl = SimpleNamespace(all_reduce=lambda data, stream: None)
     request = Gemm(unjam.unique_id(), 1, 8, 4096, 2)
     answer = gemm.measure(request, 0, 1, stream, nccl, lambda: None)
@@ -307,7 +307,7 @@ def test_a_product_beside_a_call_that_waits(monkeypatch):
         return 1.5
 
     monkeypatch.setattr(gemm.time, "sleep", lambda seconds: events.append("settle"))
-    meet = lambda: events.append("meet")  # noqa: E731
+    meet = partial(events.append, "meet")
     assert gemm._waiting(Calls(), products, False, meet) == 1.5
     assert events == ["meet", "call 1", "settle", "product", "meet", "wait"]
     events.clear()

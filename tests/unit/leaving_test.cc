@@ -246,10 +246,10 @@ struct Model {
     if (lane == 0) {
       s.sq_read = r.sq_read;
       // (With the mistake it stays long enough to look only if it is not called away.)
-      const bool comes_back = owes != nullptr && (Steps::kLooksAtHost || !is_alone(1));
-      const bool looks = daemon || comes_back;
+      const bool serves_all = owes != nullptr && (Steps::kLooksAtHost || !is_alone(1));
+      const bool looks = daemon || serves_all;
       s.sq_written = looks ? load_acquire(link().sq_written) : s.sq_read;
-      if (comes_back) s.attention = read_attention();
+      if (serves_all) s.attention = read_attention();
     }
     run_engine(lane, daemon, s, owes);
     const bool residents = lane == 0 && daemon, looks = residents && s.rested == 0;
@@ -465,13 +465,13 @@ const Scenario kServed = {
     "a stream's kernel gives a lane something", {serve(1), submit(1), cancel(1)}, 1, 0, 4};
 const Scenario kServedTwice = {
     "the same, and it goes there", {serve(2), submit(1), cancel(1), submit(0)}, 1, 0, 3};
-const Scenario kServedAlone = {"the same, and nobody else comes",
-                               {serve(0), submit(1), cancel(1), submit(0), cancel(0)},
-                               0,
-                               0,
-                               3,
-                               0,
-                               false};
+const Scenario kServedAlone = {
+    .name = "the same, and nobody else comes",
+    .program = {serve(0), submit(1), cancel(1), submit(0), cancel(0)},
+    .stays_to_cut = 0,
+    .bound = 3,
+    .launches = false,
+};
 
 std::vector<Scenario> searches() {
   return {kCutStay,    kLongTurn, kBothLanes, kCallInFront, kOtherLane,

@@ -616,8 +616,7 @@ class CudaDev {
   // whatever runs beside the stream. (What is there when this one leaves it rings for, see
   // serve().)
   __device__ bool sees_to(std::uint32_t lanes) const {
-    const bool is_one = lanes != 0 && (lanes & (lanes - 1)) == 0;
-    return is_one && s_.serves_stream != 0 && s_.lane == 0 && s_.kicks_pending == 0;
+    return __popc(lanes) == 1 && s_.serves_stream != 0 && s_.lane == 0 && s_.kicks_pending == 0;
   }
   // The lane's bit in a word of the rank; `now` says what it is.
   __device__ void set_bit(std::uint32_t& word, std::uint32_t& now, bool bit) {
@@ -657,7 +656,8 @@ class CudaDev {
       s_.alone_looked = s_.passes;
       const bool at_mail = s_.looks_now != 0 || s_.passes % 32 == 31;
       const bool at_left = s_.serves_stream != 0 && s_.holding == 0 && s_.passes % 8 == 7;
-      s_.alone = (at_mail && lanes_without_driver(r_) != 0) || (at_left && lanes_left(r_) != 0);
+      s_.alone = (at_mail && lanes_without_driver(r_) != 0) ||
+                 (at_left && left_in(load_relaxed_local(r_.lanes)) != 0);
       s_.looks_now = 0;
     }
     return s_.alone != 0;
@@ -718,14 +718,12 @@ class CudaDev {
   }
 
   // Lanes that were left with something, and nobody drives; but for the first one, which who serves
-  // a stream takes by itself.
-  static __device__ std::uint32_t lanes_left(CudaRank& r) {
-    const std::uint64_t word = load_relaxed_local(r.lanes);
-    return static_cast<std::uint32_t>(word >> 32) & ~static_cast<std::uint32_t>(word) & ~1u;
+  // a stream takes by itself. `lanes`: CudaRank::lanes.
+  static __device__ std::uint32_t left_in(std::uint64_t lanes) {
+    return static_cast<std::uint32_t>(lanes >> 32) & ~static_cast<std::uint32_t>(lanes) & ~1u;
   }
-  // Of `lanes`, those that have something in their mailboxes, and no driver.
+  // Of some lanes, those that have something in their mailboxes.
   static __device__ std::uint32_t lanes_with_mail(CudaRank& r, std::uint32_t lanes) {
-    lanes &= ~static_cast<std::uint32_t>(or_lanes(r, 0));
     std::uint32_t found = 0;
     for (; lanes != 0; lanes &= lanes - 1) {
       const std::uint32_t l = __ffs(static_cast<int>(lanes)) - 1;
@@ -733,14 +731,11 @@ class CudaDev {
     }
     return found;
   }
-  // Lanes that were left with something, or have something in their mailboxes, and no driver.
+  // Lanes but the first that were left with something, or have mail, and no driver.
   static __device__ std::uint32_t lanes_without_driver(CudaRank& r) {
-    const auto driven = static_cast<std::uint32_t>(load_relaxed_local(r.lanes));
-    std::uint32_t lanes = lanes_left(r);
-    for (std::uint32_t l = 1; l < r.rank.num_lanes; ++l) {
-      if ((driven >> l & 1) == 0 && !r.rank.mailboxes[l].empty()) lanes |= 1u << l;
-    }
-    return lanes;
+    const std::uint64_t lanes = load_relaxed_local(r.lanes);
+    const std::uint32_t others = ~0u >> (32 - r.rank.num_lanes) & ~1u;
+    return left_in(lanes) | lanes_with_mail(r, others & ~static_cast<std::uint32_t>(lanes));
   }
 
  private:

@@ -76,10 +76,10 @@ __device__ __noinline__ void drive(CudaRank& r, std::uint32_t lane, Block block)
       // A call has its own invocation first. What a wait is for may still be there; and who comes
       // back from other lanes will be off to them again before it has looked (epoch(), attend()).
       // Nobody else may ever hear of what the host says: where nothing can be launched.
-      const bool comes_back = s.serves_stream != 0 && s.own_call == 0;
-      const bool looks = s.kind != EngineKind::kCall || comes_back;
+      const bool serves_all = s.serves_stream != 0 && s.own_call == 0;
+      const bool looks = s.kind == EngineKind::kDaemon || serves_all;
       s.sq_written = looks ? load_acquire(r.link->sq_written) : s.sq_read;
-      if (comes_back) s.attention = CudaDev::read_attention(r);
+      if (serves_all) s.attention = CudaDev::read_attention(r);
     }
   }
   sync_block();
@@ -187,9 +187,11 @@ __device__ __forceinline__ void serve(CudaRank& r, Block block) {
   atomicSub(&r.waiters, 1u);
   if (s.owed_lanes == 0) return;
   // As CudaDev::settle(), which has left it to us: we have filled a mailbox, then look who is
-  // there.
+  // there, by a read-modify-write of `lanes`. Their drivers clear their bit there, then look for
+  // mail.
   fence_total_local();
-  if (CudaDev::lanes_with_mail(r, s.owed_lanes) != 0) store_system(r.link->residency.rung, 1u);
+  const std::uint32_t alone = s.owed_lanes & ~static_cast<std::uint32_t>(or_lanes(r, 0));
+  if (CudaDev::lanes_with_mail(r, alone) != 0) store_system(r.link->residency.rung, 1u);
 }
 
 }  // namespace unjam
