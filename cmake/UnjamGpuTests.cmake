@@ -9,6 +9,7 @@ if(NOT CMAKE_CUDA_COMPILER)
   set(CMAKE_CUDA_COMPILER "${nvcc}")
   enable_language(CUDA)
 endif()
+set(CMAKE_CUDA_FLAGS_RELEASE -DNDEBUG)  # as UnjamCuda.cmake
 set(UNJAM_GPU_TEST_ARCHITECTURES "90a-real" CACHE STRING "GPUs to build the GPU tests for")
 
 file(GLOB gpu_tests CONFIGURE_DEPENDS "${PROJECT_SOURCE_DIR}/tests/gpu/*.cu")
@@ -31,7 +32,9 @@ foreach(source ${gpu_tests})
     target_compile_options(${target} PRIVATE $<$<COMPILE_LANGUAGE:CUDA>:-Werror=all-warnings;-Xcompiler=-Werror>)
   endif()
   if(UNJAM_GPU_TEST_ARCHITECTURES MATCHES "^[^;]*-virtual$")  # to see that it compiles
-    target_compile_options(${target} PRIVATE "$<$<COMPILE_LANGUAGE:CUDA>:SHELL:-Xcicc -O0>")
+    target_compile_options(${target} PRIVATE "$<$<COMPILE_LANGUAGE:CUDA>:SHELL:-O0 -Xcicc -O0>")
+  else()
+    target_compile_options(${target} PRIVATE "$<$<COMPILE_LANGUAGE:CUDA>:-O3>")
   endif()
   target_link_libraries(${target} PRIVATE unjam Threads::Threads)
   # The library lies one folder above, in the build as after copying both.
