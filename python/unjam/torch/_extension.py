@@ -116,7 +116,11 @@ def _build_once(path: Path) -> None:
 
 
 def _build(path: Path) -> None:
-    """Compiles the sources side by side, links, and puts the result in its place in one step."""
+    """Compiles the sources, links, and puts the result in its place in one step.
+
+    In two parts side by side: most of the time is that of torch's headers, which each source by
+    itself would read (a minute and a half of a core, and 5 GB, instead of one minute and 3 GB).
+    """
     from torch.utils import cpp_extension
 
     compiler = os.environ.get("CXX") or shutil.which("g++") or shutil.which("c++")
@@ -147,7 +151,11 @@ def _build(path: Path) -> None:
     flags += [word for i in includes for word in ("-isystem", i)]
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:
         sources = sorted(_SOURCES.glob("*.cc"))
-        objects = [Path(folder) / f"{source.stem}.o" for source in sources]
+        half = len(sources) // 2
+        parts = [Path(folder) / "first.cc", Path(folder) / "second.cc"]
+        for part, of_it in zip(parts, (sources[:half], sources[half:]), strict=True):
+            part.write_text("".join(f'#include "{source}"\n' for source in of_it))
+        objects = [part.with_suffix(".o") for part in parts]
         running = [
             subprocess.Popen(
                 [compiler, *flags, "-c", str(source), "-o", str(target)],
@@ -155,7 +163,7 @@ def _build(path: Path) -> None:
                 stderr=subprocess.STDOUT,
                 text=True,
             )
-            for source, target in zip(sources, objects, strict=True)
+            for source, target in zip(parts, objects, strict=True)
         ]
         outputs = [process.communicate()[0] for process in running]
         for process, output in zip(running, outputs, strict=True):
