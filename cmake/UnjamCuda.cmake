@@ -63,7 +63,7 @@ endif()
 if(CMAKE_CUDA_COMPILER AND UNJAM_CUDA_STATUS MATCHES "^libunjam_cuda")
   # A release configuration whatever the host's is: a debug build of a persistent kernel tells nothing.
   # The standard goes through the flags: CMake 3.25 does not know that nvcc has C++20.
-  # (How much nvcc optimises, of the host's part, each target says itself.)
+  # (Without -O3, that of the host's part: targets say it, for not all want it.)
   set(CMAKE_CUDA_FLAGS_RELEASE -DNDEBUG)
   add_library(unjam_cuda SHARED ${cuda_sources})
   file(GLOB cuda_host_sources CONFIGURE_DEPENDS "${PROJECT_SOURCE_DIR}/src/device/cuda/*.cc")
@@ -71,7 +71,8 @@ if(CMAKE_CUDA_COMPILER AND UNJAM_CUDA_STATUS MATCHES "^libunjam_cuda")
   target_include_directories(unjam_cuda PRIVATE "${PROJECT_SOURCE_DIR}/include" "${PROJECT_SOURCE_DIR}/src"
                                                 ${CMAKE_CUDA_TOOLKIT_INCLUDE_DIRECTORIES})
   target_compile_options(unjam_cuda PRIVATE
-    "$<$<COMPILE_LANGUAGE:CUDA>:-O3;-std=c++20;--expt-relaxed-constexpr;-Xcompiler=-Wall,-Wextra;-Xptxas=-v;--threads=2>")
+    $<$<AND:$<COMPILE_LANGUAGE:CUDA>,$<CONFIG:Release>>:-O3>
+    "$<$<COMPILE_LANGUAGE:CUDA>:-std=c++20;--expt-relaxed-constexpr;-Xcompiler=-Wall,-Wextra;-Xptxas=-v;--threads=2>")
   # 177: what a kernel does not use of a header or of a device's interface is no fault.
   target_compile_options(unjam_cuda PRIVATE "$<$<COMPILE_LANGUAGE:CUDA>:-diag-suppress=177>")
   if(UNJAM_WERROR)

@@ -32,9 +32,9 @@ foreach(source ${gpu_tests})
     target_compile_options(${target} PRIVATE $<$<COMPILE_LANGUAGE:CUDA>:-Werror=all-warnings;-Xcompiler=-Werror>)
   endif()
   if(UNJAM_GPU_TEST_ARCHITECTURES MATCHES "^[^;]*-virtual$")  # to see that it compiles
-    target_compile_options(${target} PRIVATE "$<$<COMPILE_LANGUAGE:CUDA>:SHELL:-O0 -Xcicc -O0>")
+    target_compile_options(${target} PRIVATE "$<$<COMPILE_LANGUAGE:CUDA>:SHELL:-Xcicc -O0>")
   else()
-    target_compile_options(${target} PRIVATE "$<$<COMPILE_LANGUAGE:CUDA>:-O3>")
+    target_compile_options(${target} PRIVATE $<$<AND:$<COMPILE_LANGUAGE:CUDA>,$<CONFIG:Release>>:-O3>)
   endif()
   target_link_libraries(${target} PRIVATE unjam Threads::Threads)
   # The library lies one folder above, in the build as after copying both.

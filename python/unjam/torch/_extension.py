@@ -118,8 +118,8 @@ def _build_once(path: Path) -> None:
 def _build(path: Path) -> None:
     """Compiles the sources, links, and puts the result in its place in one step.
 
-    In two parts side by side: most of the time is that of torch's headers, which each source by
-    itself would read (a minute and a half of a core, and 5 GB, instead of one minute and 3 GB).
+    In two parts side by side: torch's headers, most of the time and of the memory, are read once a
+    part, not once a source.
     """
     from torch.utils import cpp_extension
 
