@@ -4,6 +4,10 @@
 // A kernel in front of the calls holds each stream until all ranks have issued a hundred, so that
 // they run as fast as the device can. Per kind and size: us a call between events (rank 0; median,
 // p10 and p90 of rounds), and the issuing thread's us a call. Results are not looked at.
+//
+// --late: one rank, another each round, begins so much later than the others, which have given up
+// waiting for it by then. Its own us a call are what is printed: what the others' first calls cost
+// must not stay with those that follow.
 #include <algorithm>
 #include <atomic>
 #include <cstdint>
@@ -21,8 +25,17 @@ namespace {
 constexpr int kAhead = 100;  // calls that are issued before the first begins
 constexpr int kWarmUp = 20;
 
-__global__ void hold(const volatile int* open) {
+__device__ unsigned long long clock_ns() {
+  unsigned long long now;
+  asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now));
+  return now;
+}
+
+// Until `open`, and so much longer.
+__global__ void hold(const volatile int* open, unsigned long long late_ns) {
   while (*open == 0) __nanosleep(500);
+  const unsigned long long begun = clock_ns();
+  while (clock_ns() - begun < late_ns) __nanosleep(500);
 }
 
 struct Kind {
@@ -61,11 +74,17 @@ void call(const Member& me, const Kind& kind, const char* key, float* from, floa
 }
 
 struct Costs {
-  std::vector<double> device_us, issue_us;  // of rank 0's rounds
+  std::vector<double> device_us, issue_us;  // of the rank that is timed, by round
 };
 
-void run_round(const Job& job, const Kind& kind, std::size_t bytes, int calls, volatile int* open,
-               Costs& costs) {
+// Which rank is timed, and how much later than the others it begins.
+struct Timed {
+  int rank = 0;
+  std::uint64_t late_ns = 0;
+};
+
+void run_round(const Job& job, const Kind& kind, std::size_t bytes, int calls, Timed timed,
+               volatile int* open, Costs& costs) {
   *open = 0;
   std::atomic<int> ahead{0};
   job.run([&](const Member& me) {
@@ -81,7 +100,7 @@ void run_round(const Job& job, const Kind& kind, std::size_t bytes, int calls, v
     for (int i = 0; i < kWarmUp; ++i) one();
     stream.synchronize();
     const Event begin, end;
-    hold<<<1, 1, 0, stream.get()>>>(open);
+    hold<<<1, 1, 0, stream.get()>>>(open, me.rank == timed.rank ? timed.late_ns : 0);
     check(cudaGetLastError());
     one();  // here the ranks' streams meet
     one();
@@ -96,7 +115,7 @@ void run_round(const Job& job, const Kind& kind, std::size_t bytes, int calls, v
     const double issue = us_since(begun) / calls;
     end.record(stream);
     stream.synchronize();
-    if (me.rank != 0) return;
+    if (me.rank != timed.rank) return;
     costs.device_us.push_back(us_between(begin, end) / calls);
     costs.issue_us.push_back(issue);
   });
@@ -114,10 +133,12 @@ int main(int argc, char** argv) {
   const double least = options.number("least", 1024, "bytes of the smallest, then 4 times as many");
   const double most = options.number("most", 4 << 20, "bytes of the largest");
   const std::string only = options.text("kind", "all", "this one alone");
+  const double late_us = options.number("late", 0, "us that one rank begins later than the others");
   options.seed();
   options.done(300, 30);
   if (calls < kAhead || calls > 2000) fail("--calls: 100 to 2000: so many are under way");
   if (least < 1) fail("--least: at least 1");
+  if (!(late_us >= 0 && late_us < 1e6)) fail("--late: less than a second");
   const auto is_known = [&] {
     return only == "all" || std::any_of(std::begin(kKinds), std::end(kKinds),
                                         [&](const Kind& kind) { return only == kind.name; });
@@ -137,7 +158,10 @@ int main(int argc, char** argv) {
       const std::size_t step = static_cast<std::size_t>(ranks) * 16;
       const std::size_t bytes = std::max(size / step, std::size_t{1}) * step;
       Costs costs;
-      for (int i = 0; i < rounds; ++i) run_round(job, kind, bytes, calls, open.as<int>(), costs);
+      for (int i = 0; i < rounds; ++i) {
+        const Timed timed{late_us > 0 ? i % ranks : 0, static_cast<std::uint64_t>(late_us * 1e3)};
+        run_round(job, kind, bytes, calls, timed, open.as<int>(), costs);
+      }
       const Spread device = spread(costs.device_us);
       std::printf("%-15s %10zu %9.2f %9.2f %9.2f %9.2f\n", kind.name, bytes, device.median,
                   device.p10, device.p90, spread(costs.issue_us).median);

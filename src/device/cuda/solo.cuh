@@ -45,13 +45,13 @@ using cuda_leaves::kUnitBytes;
 using cuda_leaves::Raw;
 
 // How long a block waits for its lane's lease where its holder has nothing to do.
-inline constexpr std::uint64_t kLeaseNs = 20000;
+inline constexpr std::uint64_t kLeaseNs = 60000;
 // CudaRank::holding is a hint, and late: a driver clears its bit a pass or two behind the last
 // invocation's end, which is when the next call comes. For so long it is not believed.
 inline constexpr std::uint64_t kHintNs = 6000;
 
 // How often is looked for room, and for a packet before a peer is poked.
-inline constexpr std::uint32_t kRoomPolls = 128, kPokePolls = 32;
+inline constexpr std::uint32_t kRoomPolls = kSoloPolls, kPokePolls = 32;
 
 // Ahead of the stream's turn, see look_in_time(): how long what the call needs is waited for, and
 // how long all of it, in the first place the lane's lease, is held.
