@@ -6,8 +6,9 @@
 // p10 and p90 of rounds), and the issuing thread's us a call. Results are not looked at.
 //
 // --late: one rank, another each round, begins so much later than the others, which have given up
-// waiting for it by then. Its own us a call are what is printed: what the others' first calls cost
-// must not stay with those that follow.
+// waiting for it by then. Its own us a call are what is printed, and how many calls of a round went
+// through a rank's engine (the mean of all ranks and rounds): that some did must not stay with
+// those that follow. --engine-share: fails if it were more than so many of all.
 #include <algorithm>
 #include <atomic>
 #include <cstdint>
@@ -74,7 +75,8 @@ void call(const Member& me, const Kind& kind, const char* key, float* from, floa
 }
 
 struct Costs {
-  std::vector<double> device_us, issue_us;  // of the rank that is timed, by round
+  std::vector<double> device_us, issue_us;      // of the rank that is timed, by round
+  std::atomic<std::uint64_t> all{0}, quick{0};  // calls of all ranks; without their engine
 };
 
 // Which rank is timed, and how much later than the others it begins.
@@ -100,6 +102,7 @@ void run_round(const Job& job, const Kind& kind, std::size_t bytes, int calls, T
     for (int i = 0; i < kWarmUp; ++i) one();
     stream.synchronize();
     const Event begin, end;
+    const std::uint64_t before = timed.late_ns != 0 ? without_engine(me.context) : 0;
     hold<<<1, 1, 0, stream.get()>>>(open, me.rank == timed.rank ? timed.late_ns : 0);
     check(cudaGetLastError());
     one();  // here the ranks' streams meet
@@ -115,6 +118,10 @@ void run_round(const Job& job, const Kind& kind, std::size_t bytes, int calls, T
     const double issue = us_since(begun) / calls;
     end.record(stream);
     stream.synchronize();
+    if (timed.late_ns != 0) {
+      costs.all += static_cast<std::uint64_t>(calls) + 2;
+      costs.quick += without_engine(me.context) - before;
+    }
     if (me.rank != timed.rank) return;
     costs.device_us.push_back(us_between(begin, end) / calls);
     costs.issue_us.push_back(issue);
@@ -134,6 +141,8 @@ int main(int argc, char** argv) {
   const double most = options.number("most", 4 << 20, "bytes of the largest");
   const std::string only = options.text("kind", "all", "this one alone");
   const double late_us = options.number("late", 0, "us that one rank begins later than the others");
+  const double engine_share =
+      options.number("engine-share", 1, "of the calls beside a late rank, at most");
   options.seed();
   options.done(300, 30);
   if (calls < kAhead || calls > 2000) fail("--calls: 100 to 2000: so many are under way");
@@ -149,7 +158,9 @@ int main(int argc, char** argv) {
   const PinnedMemory open(sizeof(int));
   std::printf("calls: %d ranks on %d GPUs, %d calls, %d rounds; us a call\n", ranks,
               std::min(ranks, device_count()), calls, rounds);
-  std::printf("%-15s %10s %9s %9s %9s %9s\n", "kind", "bytes", "median", "p10", "p90", "issue");
+  std::printf("%-15s %10s %9s %9s %9s %9s%s\n", "kind", "bytes", "median", "p10", "p90", "issue",
+              late_us > 0 ? "    engine" : "");
+  bool too_many = false;
   for (const Kind& kind : kKinds) {
     if (only != "all" && only != kind.name) continue;
     for (auto size = static_cast<std::size_t>(least); static_cast<double>(size) <= most;
@@ -163,11 +174,19 @@ int main(int argc, char** argv) {
         run_round(job, kind, bytes, calls, timed, open.as<int>(), costs);
       }
       const Spread device = spread(costs.device_us);
-      std::printf("%-15s %10zu %9.2f %9.2f %9.2f %9.2f\n", kind.name, bytes, device.median,
+      std::printf("%-15s %10zu %9.2f %9.2f %9.2f %9.2f", kind.name, bytes, device.median,
                   device.p10, device.p90, spread(costs.issue_us).median);
+      if (late_us > 0) {
+        const auto all = static_cast<double>(costs.all);
+        const double share = (all - static_cast<double>(costs.quick)) / all;
+        std::printf(" %9.1f", share * (calls + 2));
+        too_many = too_many || share > engine_share;
+      }
+      std::printf("\n");
       std::fflush(stdout);
     }
   }
+  if (too_many) fail("calls: more of them went through the engine than --engine-share");
   std::printf("calls: all came to an end\n");
   return 0;
 }

@@ -60,6 +60,23 @@ inline std::string info(unjamContext_t context) {
   return text;
 }
 
+// The sum of a figure in what unjamInfo says.
+inline std::uint64_t figure(unjamContext_t context, const std::string& what) {
+  const std::string text = info(context);
+  const std::string name = "\"" + what + "\":";
+  std::size_t at = text.find(name);
+  if (at == std::string::npos) fail("unjamInfo does not say " + what);
+  std::uint64_t sum = 0;
+  for (; at != std::string::npos; at = text.find(name, at + 1)) {
+    sum += std::strtoull(text.c_str() + at + name.size(), nullptr, 10);
+  }
+  return sum;
+}
+// Of this rank's calls, those that ran without the engine.
+inline std::uint64_t without_engine(unjamContext_t context) {
+  return figure(context, "calls_without_engine");
+}
+
 // Of the k-th of calls that differ in their keys.
 inline std::string key_of(int k) {
   std::string key = "k";  // (g++ 12 warns of an operator+ here)

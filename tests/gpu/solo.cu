@@ -589,23 +589,6 @@ class Rank {
 
 // ---- the job ----
 
-// The sum of a figure in what unjamInfo says.
-std::uint64_t figure(unjamContext_t context, const std::string& what) {
-  const std::string text = info(context);
-  const std::string name = "\"" + what + "\":";
-  std::size_t at = text.find(name);
-  if (at == std::string::npos) fail("unjamInfo does not say " + what);
-  std::uint64_t sum = 0;
-  for (; at != std::string::npos; at = text.find(name, at + 1)) {
-    sum += std::strtoull(text.c_str() + at + name.size(), nullptr, 10);
-  }
-  return sum;
-}
-// Of this rank's calls, those that ran without the engine.
-std::uint64_t without_engine(unjamContext_t context) {
-  return figure(context, "calls_without_engine");
-}
-
 struct Outcome {
   std::vector<std::vector<std::uint64_t>> digests;     // by rank, then case, undisturbed first
   std::map<int, std::pair<std::uint64_t, int>> quiet;  // by kind: rank 0's without engine; all
