@@ -44,13 +44,16 @@ namespace solo {
 using cuda_leaves::kUnitBytes;
 using cuda_leaves::Raw;
 
-// How long a block waits for its lane's lease where its holder has nothing to do.
+// How long a block waits for its lane's lease where its holder has nothing to do. (A daemon that is
+// in the way takes 20 us and more to leave. A call that does not wait for that long goes to the
+// engine, which asks for the daemon that the next call finds: docs/nccl-notes.md, "Four GPUs".)
 inline constexpr std::uint64_t kLeaseNs = 60000;
 // CudaRank::holding is a hint, and late: a driver clears its bit a pass or two behind the last
 // invocation's end, which is when the next call comes. For so long it is not believed.
 inline constexpr std::uint64_t kHintNs = 6000;
 
-// How often is looked for room, and for a packet before a peer is poked.
+// How often is looked for room, and for a packet before a peer is poked. (Room as often as packets:
+// who only sends is ahead, and waits for the rank that others wait for.)
 inline constexpr std::uint32_t kRoomPolls = kSoloPolls, kPokePolls = 32;
 
 // Ahead of the stream's turn, see look_in_time(): how long what the call needs is waited for, and
