@@ -53,7 +53,7 @@ inline constexpr std::uint64_t kLeaseNs = 60000;
 inline constexpr std::uint64_t kHintNs = 6000;
 
 // How often is looked for room, and for a packet before a peer is poked. (Room as often as packets:
-// who only sends is ahead, and waits for the rank that others wait for.)
+// who only sends runs ahead, and then waits for the same late rank as who waits for its packets.)
 inline constexpr std::uint32_t kRoomPolls = kSoloPolls, kPokePolls = 32;
 
 // Ahead of the stream's turn, see look_in_time(): how long what the call needs is waited for, and

@@ -20,7 +20,7 @@ inline constexpr std::uint32_t kLeastThreads = 128;
 inline constexpr std::uint32_t kSoloRanks = kMostHopRanks;
 inline constexpr std::uint32_t kSoloUnitBytes = 8;  // what a thread moves at once
 inline constexpr unsigned kSoloControl = 32;        // threads of a block that move nothing
-inline constexpr std::uint32_t kSoloPolls = 512;  // for a packet; each takes most of a microsecond
+inline constexpr std::uint32_t kSoloPolls = 512;  // for a packet, or room; each takes most of 1 us
 inline constexpr int kSoloUnits = 40;             // that each of the others reduces at most
 inline constexpr std::uint32_t kLeastStreamThreads = 224;  // of a block in solo_stream.cuh
 struct alignas(16) SoloCall {

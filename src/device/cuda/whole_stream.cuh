@@ -563,7 +563,8 @@ __device__ __forceinline__ void publish_several(CudaRank& r, const LaneTransport
       }
       std::uint32_t& done = (out ? c.of.sent : c.of.taken)[q];
       std::uint32_t to = out ? c.prefix_to(q, moved) : c.prefix_from(q, moved);
-      // A credit is worth a fence where the peer has slices left that want room.
+      // A credit is worth a fence where the peer has slices left that want room. (Others do not go
+      // along, as they do in publish_stream().)
       if (!out && !last && c.order().slices() - done <= own_slots) to = done;
       x.to[i][thread] = to;
       if (to == done) continue;
