@@ -19,6 +19,7 @@
 #include <string>
 #include <vector>
 
+#include "tests/gpu/holds.cuh"
 #include "tests/gpu/job.h"
 
 using namespace unjam_gpu;
@@ -27,19 +28,6 @@ namespace {
 
 constexpr int kAhead = 100;  // calls that are issued before the first begins
 constexpr int kWarmUp = 20;
-
-__device__ unsigned long long clock_ns() {
-  unsigned long long now;
-  asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now));
-  return now;
-}
-
-// Until `open`, and so much longer.
-__global__ void hold(const volatile int* open, unsigned long long late_ns) {
-  while (*open == 0) __nanosleep(500);
-  const unsigned long long begun = clock_ns();
-  while (clock_ns() - begun < late_ns) __nanosleep(500);
-}
 
 struct Kind {
   const char* name;
@@ -105,7 +93,10 @@ void run_round(const Job& job, const Kind& kind, std::size_t bytes, int calls, T
     stream.synchronize();
     const Event begin, end;
     const std::uint64_t before = timed.late_ns != 0 ? without_engine(me.context) : 0;
-    hold<<<1, 1, 0, stream.get()>>>(open, me.rank == timed.rank ? timed.late_ns : 0);
+    hold_kernel<><<<1, 1, 0, stream.get()>>>(open);
+    if (timed.late_ns != 0 && me.rank == timed.rank) {
+      spin_kernel<><<<1, 1, 0, stream.get()>>>(timed.late_ns);
+    }
     check(cudaGetLastError());
     one();  // here the ranks' streams meet
     one();

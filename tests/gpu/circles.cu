@@ -11,7 +11,6 @@
 #include <memory>
 #include <random>
 #include <string>
-#include <string_view>
 #include <thread>
 #include <vector>
 
@@ -57,7 +56,7 @@ constexpr useconds_t kAbsentUs = 2'000'000;
 // then what else is. A daemon that finds nothing to do stays 5 ms, so of those that follow each
 // other there would be some 200. (The launcher looks again after 1 s by itself.)
 constexpr useconds_t kSettlesUs = 300'000, kWatchesUs = 1'000'000;
-constexpr long long kMostLaunches = 40;
+constexpr std::uint64_t kMostLaunches = 40;
 
 // Five times the second for which unjamExplain, time limits and reports may wait for the answers of
 // others.
@@ -282,15 +281,6 @@ void explain_circle(const Child& child, const Member& me) {
   }
 }
 
-// Daemons that the rank has launched.
-long long launches_of(unjamContext_t context) {
-  const std::string text = info(context);
-  constexpr std::string_view kName = "\"launches\":";
-  const std::size_t at = text.find(kName);
-  if (at == text.npos) fail("unjamInfo does not say how many daemons were launched: " + text);
-  return std::stoll(text.substr(at + kName.size()));
-}
-
 void run_crowd(const Child& child, const Crowd& c, const Member& me) {
   const std::string where = child.where(me);
   const Stream stream;
@@ -326,9 +316,9 @@ void run_crowd(const Child& child, const Crowd& c, const Member& me) {
     const double queued_us = us_since(begin);
     me.doing(where + ": watches what is launched");
     usleep(kSettlesUs);
-    const long long before = launches_of(me.context);
+    const std::uint64_t before = figure(me.context, "launches");  // of daemons
     usleep(kWatchesUs);
-    const long long launches = launches_of(me.context) - before;
+    const std::uint64_t launches = figure(me.context, "launches") - before;
     child.meeting.arrive(Meeting::kWatched);
     for (std::size_t i = 0; i < calls.size(); ++i) {
       me.doing(where + ": synchronises stream " + std::to_string(i));
@@ -342,8 +332,9 @@ void run_crowd(const Child& child, const Crowd& c, const Member& me) {
     }
     std::printf(
         "  %s: queued in %.1f ms, all streams ended %.1f ms after rank 1 came; it waited, launched "
-        "before that %lld daemons, and in a second %lld\n",
-        where.c_str(), queued_us * 1e-3, (us - queued_us - kAbsentUs) * 1e-3, before, launches);
+        "before that %llu daemons, and in a second %llu\n",
+        where.c_str(), queued_us * 1e-3, (us - queued_us - kAbsentUs) * 1e-3,
+        static_cast<unsigned long long>(before), static_cast<unsigned long long>(launches));
     if (launches > kMostLaunches) {
       fail(where + ": " + std::to_string(launches) + " daemons were launched for peers to come");
     }

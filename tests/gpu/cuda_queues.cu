@@ -21,14 +21,12 @@
 #include <vector>
 
 #include "tests/gpu/cuda_objects.h"
+#include "tests/gpu/holds.cuh"
 
 using namespace unjam_gpu;
 
 namespace {
 
-__global__ void hold(const volatile int* open) {
-  while (*open == 0) __nanosleep(500);
-}
 __global__ void nothing() {}
 
 // Begins with its blocks counting themselves; ends when `all` blocks have. With `early`, the kernel
@@ -91,7 +89,7 @@ void beside() {
   other.synchronize();
   // Launched once, so that no lazy loading is measured.
   *open = 1;
-  hold<<<1, 1, 0, held.get()>>>(open);
+  hold_kernel<><<<1, 1, 0, held.get()>>>(open);
   nothing<<<1, 1, 0, held.get()>>>();
   held.synchronize();
 
@@ -134,7 +132,7 @@ void beside() {
     for (const Operation& operation : operations) {
       Watchdog::instance().doing(0, operation.name);
       *open = 0;
-      hold<<<1, 1, 0, held.get()>>>(open);
+      hold_kernel<><<<1, 1, 0, held.get()>>>(open);
       for (int i = 0; i < way.behind; ++i) nothing<<<1, 1, 0, held.get()>>>();
       end.record(held);
       std::atomic<int> launched{0};

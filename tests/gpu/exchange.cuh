@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "tests/gpu/cuda_objects.h"
+#include "tests/gpu/holds.cuh"
 #include "tests/gpu/support.h"
 
 namespace unjam_gpu {
@@ -216,17 +217,6 @@ __global__ void check_kernel(const T* data, std::size_t elems, Expect expect, Re
     atomicAdd(&report->wrong, wrong);
     atomicMax(&report->first_inverted, first);
   }
-}
-
-// Holds `gridDim.x` blocks for so long. (A template, so that programs without it do not warn.)
-template <int = 0>
-__global__ void spin_kernel(unsigned long long ns) {
-  unsigned long long begin, now;
-  asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(begin));
-  do {
-    __nanosleep(200);
-    asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now));
-  } while (now - begin < ns);
 }
 
 inline unsigned blocks_for(std::size_t elems) {

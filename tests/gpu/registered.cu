@@ -26,15 +26,7 @@ std::uint64_t number(const std::string& text, const std::string& name, std::size
   if (at == std::string::npos) fail("unjamInfo says nothing of " + name);
   return std::strtoull(text.c_str() + at + name.size() + 3, nullptr, 10);
 }
-std::uint64_t straight(const Member& me) {
-  const std::string text = info(me.context);
-  const std::string name = "\"into_outputs\":";
-  std::uint64_t sum = 0;
-  for (std::size_t at = text.find(name); at != std::string::npos; at = text.find(name, at + 1)) {
-    sum += std::strtoull(text.c_str() + at + name.size(), nullptr, 10);
-  }
-  return sum;
-}
+std::uint64_t straight(const Member& me) { return figure(me.context, "into_outputs"); }
 
 void meet(const Member& me) {
   unjamRequest_t request = nullptr;
