@@ -50,6 +50,7 @@ struct CudaRankOptions {
   bool lines = false;                    // long packets are lines
   bool whole_lines = false;              // see CudaDriver::lines_come_whole()
   std::uint32_t solo_patience_us = 200;  // of those through slots: how long they wait for a peer
+  bool solo_overlap = true;              // and whether they may begin as what is in front ends
   std::vector<unsigned char*> bases;     // of all ranks' arenas
   std::vector<void*> links;        // of all ranks: where host memory for HostLink is, see below
   WindowEntry* windows = nullptr;  // the rank's table, in host memory that the device reaches

@@ -65,6 +65,7 @@ void Context::start_cuda() {
   options.lines = settings_.lines > 0;
   options.whole_lines = settings_.whole_lines > 0;
   options.solo_patience_us = static_cast<std::uint32_t>(settings_.solo_patience_us);
+  options.solo_overlap = settings_.solo_overlap != 0;
   options.trace_events = static_cast<std::uint64_t>(settings_.trace_events);
   options.windows = world_->windows_of(rank_, error);
   for (int r = 0; r < world_->ranks(); ++r) {

@@ -104,6 +104,13 @@ const std::vector<Variable>& variables() {
        "CUDA: how long such a collective of more than packets waits for a peer before the engine "
        "takes it over, in microseconds (beside streams at most 50).",
        false},
+      {"UNJAM_SOLO_OVERLAP", &Settings::solo_overlap, 0, 1, nullptr,
+       "CUDA: whether such a collective may begin, lane by lane, while the one directly in front "
+       "of "
+       "it in its stream ends, where neither writes what the other reads or writes, or both are "
+       "the "
+       "same call.",
+       false},
       {"UNJAM_TRACE_EVENTS", &Settings::trace_events, 0, 1 << 24, nullptr,
        "Trace events kept a lane; 0: no trace.", false},
       {"UNJAM_STALL_MS", &Settings::stall_ms, 1, 1 << 30, nullptr,

@@ -37,6 +37,7 @@ struct Settings {
   std::int64_t lines = -1;
   std::int64_t whole_lines = -1;
   std::int64_t solo_patience_us = 200;
+  std::int64_t solo_overlap = 1;
   std::int64_t stall_ms = 1000;
   std::int64_t algorithm = -1;
   std::int64_t overlap = 0;

@@ -19,6 +19,7 @@
 #include "base/json_writer.h"
 #include "base/pause.h"
 #include "base/unlocked.h"
+#include "device/cuda/call_in_front.h"
 #include "device/cuda/cuda_error.h"
 #include "device/cuda/first_launch.h"
 #include "device/cuda/kernels.h"
@@ -206,6 +207,7 @@ class CudaDaemon : public StreamDaemon {
     l.sqe.inv.whole = SoloDescription::whole_of(l.solo, g);
     // With the engine, one more for the first lane, see unjam_call_kernel.
     const unsigned blocks = l.solo.lanes == 0 && g.first_lane != 0 ? g.lanes + 1u : g.lanes;
+    l.solo.follows = call_in_front_.next(inv, l.solo, o_.solo_overlap ? number_of(stream) : 0);
     void* arguments[] = {&rank_, &l};
     // The blocks of such a call may come while what is in front of it ends: they wait for that.
     const bool early = early_ && l.solo.lanes != 0;
@@ -377,6 +379,7 @@ class CudaDaemon : public StreamDaemon {
     w.field("links", nvlink_answer().why);
     if (const std::unique_ptr<const CudaRank> now = state()) {
       w.field("calls_without_engine", now->solo_calls);
+      w.field("calls_begun_early", now->early_calls);
       describe(*now, w);
     }
     w.end_object();
@@ -706,13 +709,16 @@ class CudaDaemon : public StreamDaemon {
   bool note_stream(std::uint16_t slot, cudaStream_t stream, std::string& error) {
     return cuda_ok(cudaStreamGetId(stream, &copied_in_[slot]), "the stream of a call", error);
   }
+  // As CUDA numbers streams; 0: it is none.
+  static unsigned long long number_of(void* stream) {
+    unsigned long long id = 0;
+    if (cudaStreamGetId(as_stream(stream), &id) == cudaSuccess) return id;
+    cudaGetLastError();  // the launch will say it
+    return 0;
+  }
   // Whether it is the one that CUDA numbers so; 0: none.
   static bool is_stream(void* stream, unsigned long long number) {
-    unsigned long long id = 0;
-    if (number == 0) return false;
-    if (cudaStreamGetId(as_stream(stream), &id) == cudaSuccess) return id == number;
-    cudaGetLastError();  // the launch will say it
-    return false;
+    return number != 0 && number_of(stream) == number;
   }
   static bool copy(void* to, const void* from, std::uint64_t bytes, cudaStream_t stream,
                    std::string& error) {
@@ -1028,6 +1034,7 @@ class CudaDaemon : public StreamDaemon {
   cudaStream_t copy_stream_ = nullptr;     // of queue_copy(), where a call has none
   FirstLaunch first_launch_;
   EngineLaunch daemon_;
+  CallInFront call_in_front_;
   std::vector<std::unique_ptr<CudaLaunch>> spare_;  // each thread that launches takes one
   std::size_t launches_made_ = 0;
   std::uint64_t sq_written_ = 0;

@@ -74,6 +74,9 @@ struct alignas(16) CudaSubmission {
 
 inline constexpr std::uint32_t kGenerations = 64;
 
+// CudaRank::launches.
+inline constexpr std::uint32_t kRecentLaunches = 64;
+
 // CudaRank::head_starts.
 inline constexpr std::uint8_t kLaneHops = 0xfe, kLaneDone = 0xff;
 
@@ -97,10 +100,13 @@ struct CudaRank {
   // [slots][lanes]: what a lane has behind it as the engine first sees an invocation: so many
   // primitives; kLaneDone; or kLaneHops: see `hops`.
   std::uint8_t* head_starts = nullptr;
-  std::uint32_t* hops = nullptr;         // [slots][lanes][kHops]: HeadStart::hops
-  std::uint64_t* paces = nullptr;        // [slots][lanes]: LanePace
-  SoloCall* calls = nullptr;             // [slots]: of those that may be tried whole
-  std::uint64_t solo_calls = 0;          // that have ended without the engine
+  std::uint32_t* hops = nullptr;   // [slots][lanes][kHops]: HeadStart::hops
+  std::uint64_t* paces = nullptr;  // [slots][lanes]: LanePace
+  SoloCall* calls = nullptr;       // [slots]: of those that may be tried whole
+  std::uint64_t solo_calls = 0;    // that have ended without the engine
+  std::uint64_t early_calls = 0;   // that need not wait for what was in front to end
+  // Of calls whose kernels have begun, by the low bits of their serials: Succession::word().
+  std::uint64_t launches[kRecentLaunches] = {};
   Primitive* programs = nullptr;         // [slots][kMaxProgram]
   std::uint16_t* members = nullptr;      // [slots][kMaxRanks]
   std::uint32_t* pokes[kMaxRanks] = {};  // this rank's words at each peer, by lane

@@ -57,8 +57,9 @@ inline constexpr std::uint64_t kHintNs = 6000;
 inline constexpr std::uint32_t kRoomPolls = kSoloPolls, kPokePolls = 32;
 
 // Ahead of the stream's turn, see look_in_time(): how long what the call needs is waited for, and
-// how long all of it, in the first place the lane's lease, is held.
-inline constexpr std::uint64_t kAheadNs = 5000, kHeldAheadNs = 10000;
+// held, in the first place the lane's lease. (Who has it may be a call that has yet to move its
+// last slices, four of 18 us each among four ranks.)
+inline constexpr std::uint64_t kAheadNs = 80000;
 inline constexpr std::uint32_t kRoomPollsAhead = 2;
 
 // What a thread has under way at once.
@@ -76,6 +77,7 @@ struct Shared {
   std::uint32_t hopeless;  // no use in waiting for packets. Stored once, read while polling
   std::uint32_t waited;    // it is the stream's turn. The same
   std::uint32_t serves;
+  std::uint32_t close;  // nothing in front is waited for but leases, see CallInFront
 };
 
 // The first warp sees to members, the lease and the call; the others move data, each thread units
@@ -144,6 +146,33 @@ __device__ __forceinline__ void find_way(const void* p) {
 __device__ __forceinline__ bool is_hopeless(const Shared& s) {
   return *static_cast<const volatile std::uint32_t*>(&s.hopeless) != 0;
 }
+
+// What kernels of calls know of each other, for CallInFront. CUDA counts a context's launches, and
+// %gridid is that number (PTX: "temporal grid launch number"): of any two that follow each other,
+// in whatever streams, it is the next one. (But those in a graph have numbers from when it was
+// made.)
+struct Succession {
+  __device__ __forceinline__ static std::uint32_t number() {
+    std::uint64_t x;
+    asm volatile("mov.u64 %0, %%gridid;" : "=l"(x));
+    return static_cast<std::uint32_t>(x);
+  }
+  __device__ __forceinline__ static std::uint64_t word(std::uint32_t serial, std::uint32_t number) {
+    return std::uint64_t{serial} << 32 | number;
+  }
+  // By one thread of a call, as it begins. Relaxed, as the look at it: who finds the word knows
+  // which launch the serial's was, and nothing else by it; who does not waits for its turn.
+  __device__ __forceinline__ static void say(CudaRank& r, const CudaLaunch& launch) {
+    const auto serial = static_cast<std::uint32_t>(launch.serial);
+    store_relaxed_local(r.launches[serial % kRecentLaunches], word(serial, number()));
+  }
+  // Whether the call that this one may overlap with was the launch in front of this one.
+  __device__ __forceinline__ static bool is_close(const CudaRank& r, const CudaLaunch& launch) {
+    const std::uint32_t serial = launch.solo.follows;
+    return serial != 0 &&
+           load_relaxed_local(r.launches[serial % kRecentLaunches]) == word(serial, number() - 1);
+  }
+};
 
 // By movers: it is the stream's turn from here on.
 __device__ __forceinline__ void wait_and_say_so(Shared& s) {
@@ -1056,7 +1085,8 @@ __device__ __forceinline__ LaneTransport transport_of(const SoloCall& call, std:
 // as it ends. Touched are unjam's own words alone, each with the acquire that it wants anyhow.
 // What is in front may also be anybody's kernel, which has let us begin early and then runs on, or
 // even waits for something that wants this lane. So ahead of its turn this call waits for nothing
-// for long, and holds the lease only with all else that it needs, and not for long either.
+// for long, and holds the lease only with all else that it needs, and not for long either. (A call
+// that is close to the one in front begins as soon as it has both.)
 // looks(patient): look(), or what another kind of call looks at.
 template <class Looks>
 __device__ __forceinline__ bool look_in_time(CudaRank& r, const CudaLaunch& launch,
@@ -1072,12 +1102,11 @@ __device__ __forceinline__ bool look_in_time(CudaRank& r, const CudaLaunch& laun
   for (bool ahead = true;;) {
     const bool taken = take_lane(r, launch, lane, !ahead, leased);
     const bool ok = taken && looks(!ahead);
-    if (!ahead) return ok;
+    if (!ahead || (ok && s.close != 0)) return ok;
     if (!ok) let_go();
     bool turn = has_waited(s), again = false;
     while (!turn && !again) {
-      const std::uint64_t longest = ok ? kHeldAheadNs : kAheadNs;
-      if (__any_sync(kAll, global_ns() - begun > longest) != 0) break;
+      if (__any_sync(kAll, global_ns() - begun > kAheadNs) != 0) break;
       if (!taken) {
         // Whether another try is worth it.
         __nanosleep(50);

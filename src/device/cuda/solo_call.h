@@ -59,6 +59,7 @@ struct alignas(16) SoloCall {
   HopPeers hops;
   std::uint32_t chunks = 0;
   std::uint32_t patience_ns = 0;
+  std::uint32_t follows = 0;  // the low half of a serial, see CallInFront; 0: of none
   std::uint32_t part_pieces = 0;
   std::uint32_t longer_parts = 0;
   std::uint16_t members[kSoloRanks] = {};

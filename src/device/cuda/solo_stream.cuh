@@ -19,8 +19,10 @@
 // Ahead of the stream's turn (look_in_time()) all is set up, and its beginning rehearsed: the last
 // warp goes through steer()'s first round, in shared memory of its own, and movers have a slice
 // without data. For instructions have to be fetched: the first slice's description takes 2.9 us,
-// later ones 0.9. (Four H100s; probe.) And who is through with its peers reports while flags of the
-// last slices are on their way, so that the next call's blocks come, and do all this, meanwhile.
+// later ones 0.9. (Four H100s; probe.) And who waits for nobody any more, since all that is left
+// has come, or has room, reports while its last slices are moved, so that the next call's blocks
+// come, and do all this, meanwhile. A call that is close to the one in front begins then, see
+// CallInFront.
 //
 // What may be interrupted. Slices are published, and taken, in the connectors' order only; what was
 // moved and is not part of a prefix is forgotten, and the engine moves it again. Contributions and
@@ -73,6 +75,8 @@ inline constexpr std::uint64_t kTurnNs = 500000;   // about an engine's quantum
 // a matrix product beside them took 4.0 ms instead of 1.6. Two H200s, a probe that is not in the
 // tree.)
 inline constexpr std::uint64_t kStillNs = 50000, kSeldomNs = 2000000;
+// See linger(): how long the next call's blocks take to come; and at most.
+inline constexpr std::uint64_t kLingerNs = 4000, kLongestLingerNs = 50000;
 inline constexpr std::uint32_t kIdleRounds = 64;  // of who publishes, before peers are poked
 inline constexpr std::uint32_t kNoSlotOfPool = 0xffffffff, kNotYet = 0xffffffff;
 inline constexpr std::uint32_t kNoSlice = 0xffffffff;
@@ -124,7 +128,7 @@ struct OneStreamShared {
   StreamedCall call;
   std::uint32_t said;    // by the host, see approach()
   std::uint32_t looked;  // the first warp has, and begins if all that it needs is there
-  std::uint32_t done;    // all is moved, and the call was not cancelled. Then report_early()'s:
+  std::uint32_t done;  // all will be moved, and the call was not cancelled. Then report_early()'s:
   std::uint64_t reports, at;
 };
 // The call's, and one to rehearse in.
@@ -402,35 +406,43 @@ __device__ __forceinline__ bool is_interrupted(CudaRank& r, const CudaLaunch& la
 
 // Finds slots of the peers' pools that nobody uses: as many as go with the connectors' own, so that
 // there are no more than a connector has headers. Four threads a peer. (The lane is ours, and with
-// it what it keeps about them.)
-__device__ __forceinline__ void borrow(CudaRank& r, const Stream& c) {
+// it what it keeps about them.) Slots that have the last slices of the same connector, of the call
+// in front, are waited for: the peer takes those before any of this call's. False: for some; then
+// it is called again. (A call that begins as the one in front ends would find few, and have few to
+// its end.)
+__device__ __forceinline__ bool borrow(CudaRank& r, const Stream& c) {
+  constexpr std::uint32_t kEveryone = 0xffffffff;
   StreamShared& s = c.s;
   const std::uint32_t thread = threadIdx.x % 32, q = thread / 4;
   const std::uint32_t own = c.call.shape.escape_slots, all = c.call.shape.borrow_slots;
   const std::uint32_t wanted = c.slots_wanted() - own;
-  const bool of_peer = c.sends_to(q);
+  const bool seeks = c.sends_to(q) && CudaDev::load_block(s.borrowed[q]) == kNotYet;
   const bool fits = c.chunk_bytes() <= c.call.shape.borrow_slot_bytes;
   const PeerSendState* peers = r.rank.lanes[c.transport.lane].transport.peers;
-  std::uint32_t found = 0;
+  std::uint32_t found = 0, soon = 0;
   // (A few looks: it is a convenience.)
   for (std::uint32_t begin = 0; fits && begin < all && begin < 64; begin += 4) {
-    if (__all_sync(0xffffffffu, !of_peer || found >= wanted) != 0) break;
+    if (__all_sync(kEveryone, !seeks || found >= wanted) != 0) break;
     const std::uint32_t i = begin + thread % 4;
-    bool is_free = false;
-    if (of_peer && i < all && found < wanted) {
+    bool is_free = false, frees = false;
+    if (seeks && i < all && found < wanted) {
       const std::uint32_t peer = c.call.members[q];
       const BorrowUse use = peers[peer].borrows[i];
       is_free = use.step_end == 0 ||
                 load_acquire(c.transport.credit_word(peer, use.connector)) >= use.step_end;
+      frees = !is_free && use.connector == c.of.outs[q].connector;
     }
-    const std::uint32_t others = __ballot_sync(0xffffffffu, is_free) >> (q * 4) & 15;
+    const std::uint32_t others = __ballot_sync(kEveryone, is_free) >> (q * 4) & 15;
     const std::uint32_t at = found + __popc(others & ((1u << thread % 4) - 1));
     if (is_free && at < wanted) s.pool[q][at] = static_cast<std::uint16_t>(i);
     found += __popc(others);
+    soon += __popc(__ballot_sync(kEveryone, frees) >> (q * 4) & 15);
   }
+  const bool enough = found >= wanted || soon == 0;
   found = (found < wanted ? found : wanted) / own * own;
   __syncwarp();
-  if (thread % 4 == 0) CudaDev::store_block(s.borrowed[q], found);
+  if (thread % 4 == 0 && seeks && enough) CudaDev::store_block(s.borrowed[q], found);
+  return __all_sync(kEveryone, !seeks || enough) != 0;
 }
 // Says which slices were the last in them.
 __device__ __forceinline__ void note_borrowed(CudaRank& r, const Stream& c) {
@@ -545,7 +557,7 @@ __device__ __forceinline__ void publish_stream(CudaRank& r, const Stream& c) {
   std::uint32_t poke = s.poke;
   std::uint32_t done = 0, idle = 0, moved[kHops] = {};
   invite_members(c);
-  borrow(r, c);
+  bool borrows = !borrow(r, c);
   bool told = true;
   for (;;) {
     // (Before what was moved.)
@@ -586,6 +598,7 @@ __device__ __forceinline__ void publish_stream(CudaRank& r, const Stream& c) {
       done = to;
       break;
     }
+    if (borrows) borrows = !borrow(r, c);
     if (told || ++idle < kIdleRounds) continue;
     // Peers may be asleep until they hear that something has come for them.
     fence_system();
@@ -798,12 +811,15 @@ struct Pace {
 };
 
 // Watches and hands out, until all is moved or no more is waited for.
-// interrupted(now, begun, asks_host): by one thread, now and then, see is_interrupted(). Returns
-// whether all is moved. `rehearses`: goes through one round, as if a slice of each hop could be
+// interrupted(now, begun, asks_host): by one thread, now and then, see is_interrupted().
+// all_there(): by one thread, once: all slices that are left have come, or have room, so this lane
+// waits for nobody any more, and all will be moved. (From then on it is not interrupted, and waits
+// for no other lane of its rank: one that gives up would never come.) Returns whether all is moved.
+// `rehearses`: goes through one round, as if a slice of each hop could be
 // moved, and changes nothing but what is c's in shared memory.
-template <class Interrupted>
+template <class Interrupted, class AllThere>
 __device__ __forceinline__ bool steer(CudaRank& r, const Stream& c, Interrupted interrupted,
-                                      Pace pace = {}, bool rehearses = false) {
+                                      AllThere all_there, Pace pace = {}, bool rehearses = false) {
   constexpr std::uint32_t kAll = 0xffffffff;
   StreamShared& s = c.s;
   const std::uint32_t thread = threadIdx.x % 32;
@@ -828,7 +844,7 @@ __device__ __forceinline__ bool steer(CudaRank& r, const Stream& c, Interrupted 
   const std::uint64_t begun = global_ns();
   std::uint64_t last = begun, asked = begun;
   std::uint32_t slowest_before = 0;
-  bool stops = false, moved = false, over = false;
+  bool stops = false, moved = false, over = false, sure = false;
   Asking asking{x.of_peer && !x.comes && c.into_output(x.hop)};
   for (std::uint32_t round = 0;; ++round) {
     bool news = false, strange = false;
@@ -876,6 +892,12 @@ __device__ __forceinline__ bool steer(CudaRank& r, const Stream& c, Interrupted 
     moved = moved || slowest != slowest_before;
     slowest_before = slowest;
 
+    if (!sure && !stops && !rehearses && __all_sync(kAll, !x.of_peer || k == chunks) != 0) {
+      sure = true;
+      if (thread == 0) all_there();
+      __syncwarp();
+    }
+
     over = true;
     bool holds = false;
 #pragma unroll
@@ -895,7 +917,7 @@ __device__ __forceinline__ bool steer(CudaRank& r, const Stream& c, Interrupted 
       holds = holds || d != n;
       if (!rehearses) {
         if (n == chunks || n == d + c.in_hand(hop) || (needs[hop] & ~there) != 0 || stops) continue;
-        if (!LanePace::may_begin(n, slowest)) continue;
+        if (!sure && !LanePace::may_begin(n, slowest)) continue;
         // (Two H200s, all-reduces of 64 and 256 MiB without this and with it: by 32 lanes 247 and
         // 836 us, 240 and 812; by 16 305 and 1,048, 276 and 959; by 8 463 and 1,734, 436 and
         // 1,638.)
@@ -922,7 +944,7 @@ __device__ __forceinline__ bool steer(CudaRank& r, const Stream& c, Interrupted 
     if (rehearses) return false;
     if (over || (stops && !holds)) break;
     stops = stops || __any_sync(kAll, strange) != 0;
-    if (stops || round % kRoundsApart != kRoundsApart - 1) continue;
+    if (stops || sure || round % kRoundsApart != kRoundsApart - 1) continue;
     // (What movers have in hand does not wait for anybody.)
     const std::uint64_t now = global_ns();
     if (moved || holds) last = now;
@@ -1142,6 +1164,26 @@ __device__ __forceinline__ void count_stream(LaneStats& stats, const Stream& c,
   add(stats.into_outputs, straight);
 }
 
+// By one thread of a block of a chain that is through, and has given all back: keeps its SM until
+// the next call's blocks have come, which they may as soon as all lanes have reported. Those are
+// dealt to SMs in clusters of which each should have whole TPCs, and a share of each GPC like the
+// others'; so they do where all of ours are there, or none (a probe), but not where some are. (Four
+// H200s, `calls`: of 256 MiB, whose lanes end 20 us apart, reductions 775 us instead of 805,
+// broadcasts 783 instead of 798. Lanes of mesh plans end together.)
+__device__ __forceinline__ void linger(const CudaLaunch& launch) {
+  std::uint32_t cluster;
+  asm("mov.u32 %0, %%cluster_nctaid.x;" : "=r"(cluster));
+  if (cluster == 1) return;
+  const std::uint64_t begun = global_ns();
+  std::uint64_t end = begun + kLongestLingerNs;
+  for (bool all = false; global_ns() < end; __nanosleep(200)) {
+    // (Somebody's next use of the key may be over, too.)
+    if (all || load_relaxed_local(launch.sqe.inv.key->done) == launch.sqe.inv.turn) continue;
+    all = true;
+    end = global_ns() + kLingerNs;
+  }
+}
+
 }  // namespace solo
 
 enum class StreamEnd : std::uint32_t {
@@ -1169,7 +1211,11 @@ __device__ __forceinline__ StreamEnd run_solo_stream(CudaRank& r, const CudaLaun
   };
   const Stream c = stream_in(streams[0]);
 
-  if (threadIdx.x == 0) mine.looked = 0, mine.reports = mine.at = 0;
+  if (threadIdx.x == 0) {
+    mine.looked = mine.done = 0, mine.reports = mine.at = 0;
+    s.close = Succession::is_close(r, launch) ? 1 : 0;
+    if (blockIdx.x == 0) Succession::say(r, launch);
+  }
   if (!steers) set_up(c);
   if (rehearses) set_up_rehearsal(stream_in(streams[1]));
   const std::uint32_t attention = approach(r, launch, w, lane, s);
@@ -1182,6 +1228,7 @@ __device__ __forceinline__ StreamEnd run_solo_stream(CudaRank& r, const CudaLaun
         look_in_time(r, launch, lane, leased, s, [&](bool) { return look_at_wires(r, c, w); });
     if (threadIdx.x == 0) {
       s.ok = ok ? 1 : 0;
+      if (ok && s.close != 0 && lane == 0) add_relaxed(r.early_calls, 1);
       CudaDev::store_block(mine.looked, 1u);
     }
     sync_block_apart();
@@ -1190,10 +1237,20 @@ __device__ __forceinline__ StreamEnd run_solo_stream(CudaRank& r, const CudaLaun
     arrive_apart();
   } else {
     if (!publishes) with_all_registers(run_slot_leaf_cuda)(streams[1].stream.jobs[kEmptyJob], 0, 1);
-    wait_and_say_so(s);
+    if (s.close == 0) wait_and_say_so(s);
     sync_block_apart();
   }
   bool over = false;
+  // By one thread, as soon as it is sure that all will be moved.
+  const auto end = [&] {
+    if (mine.said != 0 && is_cancelled(r, launch, mine.said)) return;
+    mine.done = 1;
+    // (The next call's blocks come behind this: then all has ended that is in front of this call.)
+    wait_for_stream();
+    const Ending early = report_early(r, launch, s);
+    mine.reports = early.reports;
+    mine.at = early.at;
+  };
   if (rehearses || (steers && s.ok != 0)) {
     // (Both in one place: what is rehearsed is this code.)
     const std::uint32_t heard = load_relaxed_local(r.attention);
@@ -1205,10 +1262,10 @@ __device__ __forceinline__ StreamEnd run_solo_stream(CudaRank& r, const CudaLaun
       pace = {r.paces + std::size_t{launch.slot} * r.rank.num_lanes,
               static_cast<std::uint32_t>(launch.serial), call.lanes, lane};
     }
-    over = steer(r, stream_in(streams[rehearses ? 1 : 0]), interrupted, pace, rehearses);
+    over = steer(r, stream_in(streams[rehearses ? 1 : 0]), interrupted, end, pace, rehearses);
   }
   if (rehearses) {
-    wait_for_stream();
+    if (s.close == 0) wait_for_stream();
     while (CudaDev::load_block(mine.looked) == 0) {
     }
   }
@@ -1222,15 +1279,7 @@ __device__ __forceinline__ StreamEnd run_solo_stream(CudaRank& r, const CudaLaun
   const auto add = [](std::uint64_t& figure, std::uint64_t by) { add_relaxed(figure, by); };
   const Member m = member_of(call, w, threadIdx.x % 32);
   if (steers) {
-    if (threadIdx.x == 0) {
-      const bool cancelled = mine.said != 0 && is_cancelled(r, launch, mine.said);
-      mine.done = over && !cancelled ? 1 : 0;
-      if (mine.done != 0) {
-        const Ending early = report_early(r, launch, s);
-        mine.reports = early.reports;
-        mine.at = early.at;
-      }
-    }
+    if (threadIdx.x == 0 && over && mine.done == 0) end();
     __syncwarp();
     if (mine.done != 0) {
       // The publisher tells it, or has.
@@ -1254,8 +1303,10 @@ __device__ __forceinline__ StreamEnd run_solo_stream(CudaRank& r, const CudaLaun
   Ending ending{mine.reports, mine.at};
   if (done) {
     const bool serves = leave(r, launch, lane, true, ending, s);
+    if (!serves && call.hops.chain && threadIdx.x == 0) linger(launch);
     return serves ? StreamEnd::kServes : StreamEnd::kLeaves;
   }
+  wait_for_stream();  // it may not have been its turn, and what follows lets the next call come
   if (steers) {
     tell_ends(r, c, w);
   } else if (threadIdx.x == kCaller) {
