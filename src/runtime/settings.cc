@@ -106,10 +106,8 @@ const std::vector<Variable>& variables() {
        false},
       {"UNJAM_SOLO_OVERLAP", &Settings::solo_overlap, 0, 1, nullptr,
        "CUDA: whether such a collective may begin, lane by lane, while the one directly in front "
-       "of "
-       "it in its stream ends, where neither writes what the other reads or writes, or both are "
-       "the "
-       "same call.",
+       "of it in its stream ends, where neither writes what the other reads or writes, or both "
+       "are the same call.",
        false},
       {"UNJAM_TRACE_EVENTS", &Settings::trace_events, 0, 1 << 24, nullptr,
        "Trace events kept a lane; 0: no trace.", false},

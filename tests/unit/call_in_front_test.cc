@@ -102,6 +102,18 @@ TEST(CallInFront, OnlyThroughSlots) {
   EXPECT_EQ(follows(first, {6, kC, kC}), 0u);
 }
 
+TEST(CallInFront, LanesOfTheOther) {
+  Call first{5, kA, kA}, second{6, kB, kB};
+  first.inv.geometry.lanes = 16;
+  EXPECT_EQ(follows(first, second), 5u);
+  EXPECT_EQ(follows({5, kA, kA},
+                    [&] {
+                      second.inv.geometry.lanes = 16;
+                      return second;
+                    }()),
+            0u);
+}
+
 TEST(CallInFront, OneStream) {
   EXPECT_EQ(follows({5, kA, kB}, {6, kA, kB}, 7, 8), 0u);
   EXPECT_EQ(follows({5, kA, kB}, {6, kA, kB}, 0, 0), 0u);  // streams without a number

@@ -9,6 +9,8 @@
 //   The two are this rank's, in one stream, one behind the other, and buffers are so: next(), which
 //   the host asks in the order of its calls. (Threads that call at the same time may launch in
 //   another order; then the next does not hold.)
+//   The later one has all the lanes that the other has. So who has what all of its lanes bring (a
+//   peer, for which an all-reduce is a barrier, too) is behind all of the other.
 //   No kernel is between them, nor of anybody's in another stream: Succession, in solo.cuh, by the
 //   kernels themselves, for a kernel between them could let us begin early, too. (Anything else in
 //   a stream, copies, graphs, events, host functions, CUDA ends before it begins a kernel behind
@@ -16,6 +18,7 @@
 //   in front waits for nobody, will end, and has had its turn: it lets the next call's blocks come
 //   only then (solo_reports.h; end(), in solo_stream.cuh). So what was in front of it has ended as
 //   we begin, and at most two calls overlap.
+// (Addresses are compared, so memory that is mapped twice, by cuMemMap say, is taken for two.)
 // A close call ends behind the one in front: it waits for its stream before it lets others come.
 #pragma once
 
@@ -34,6 +37,7 @@ class CallInFront {
   std::uint32_t next(const Invocation& inv, const SoloCall& call, std::uint64_t stream) {
     const Seen seen = look(inv, call, stream);
     const bool follows = stream != 0 && stream == last_.stream && call.streams && last_.streams &&
+                         seen.geometry.lanes >= last_.geometry.lanes &&
                          (are_same(seen, last_) || are_apart(seen, last_));
     const std::uint32_t serial = last_.serial;
     last_ = seen;
