@@ -56,12 +56,10 @@ inline constexpr std::uint64_t kHintNs = 6000;
 // who only sends runs ahead, and then waits for the same late rank as who waits for its packets.)
 inline constexpr std::uint32_t kRoomPolls = kSoloPolls, kPokePolls = 32;
 
-// Ahead of the stream's turn, see look_in_time(): how long what the call needs is waited for (who
-// has the lease may be a call that has yet to move its last slices, four of 18 us each among four
-// ranks), and until when after its beginning it holds what it has, in the first place the lease:
-// for less than others wait for that.
-inline constexpr std::uint64_t kAheadNs = 80000, kHeldAheadNs = 40000;
-static_assert(kHeldAheadNs < kLeaseNs);
+// Ahead of the stream's turn, see look_in_time(): how long what the call needs is waited for, and
+// held, in the first place the lane's lease. (Who has it may be a call that has yet to move its
+// last slices, four of 18 us each among four ranks.)
+inline constexpr std::uint64_t kAheadNs = 80000;
 inline constexpr std::uint32_t kRoomPollsAhead = 2;
 
 // What a thread has under way at once.
@@ -1108,10 +1106,7 @@ __device__ __forceinline__ bool look_in_time(CudaRank& r, const CudaLaunch& laun
     if (!ok) let_go();
     bool turn = has_waited(s), again = false;
     while (!turn && !again) {
-      const std::uint64_t longest = ok ? kHeldAheadNs : kAheadNs;
-      // (Of a close call nobody says that its turn has come.)
-      const bool in_vain = s.close != 0 && taken;
-      if (in_vain || __any_sync(kAll, global_ns() - begun > longest) != 0) break;
+      if (__any_sync(kAll, global_ns() - begun > kAheadNs) != 0) break;
       if (!taken) {
         // Whether another try is worth it.
         __nanosleep(50);

@@ -80,8 +80,6 @@ inline constexpr std::uint64_t kLingerNs = 4000, kLongestLingerNs = 50000;
 inline constexpr std::uint32_t kIdleRounds = 64;  // of who publishes, before peers are poked
 inline constexpr std::uint32_t kNoSlotOfPool = 0xffffffff, kNotYet = 0xffffffff;
 inline constexpr std::uint32_t kNoSlice = 0xffffffff;
-// Slices of a hop, by when the call in front, with which a call may overlap, has ended as a rule.
-inline constexpr std::uint32_t kNoWait = 4;
 static_assert(kTurns >= kHops * kInHand);
 // But of a rank that has one hop, where several calls go together; and how many of them it gives in
 // a round, in which it looks at all calls. (Four H200s, 64 broadcasts of 64 MiB outstanding, by
@@ -321,16 +319,11 @@ struct Stream {
   // Room. Slices go round all slots that the call has: the guaranteed ones of the connector first,
   // then those that were borrowed, of which there are so many that the sum is a multiple of the
   // former. So a guaranteed slot is its step's, as the protocol has it.
-  // (Not known yet: none have been used. Slices that go straight need none.)
-  __device__ __forceinline__ std::uint32_t lent(std::uint32_t q) const {
-    const std::uint32_t found = CudaDev::load_block(s.borrowed[q]);
-    return found == kNotYet ? 0 : found;
-  }
   __device__ __forceinline__ std::uint32_t borrowed_for(std::uint32_t q,
                                                         std::uint32_t slice) const {
     const std::uint32_t own = call.shape.escape_slots;
     if (slice < own) return kNoSlotOfPool;
-    const std::uint32_t at = slice % (own + lent(q));
+    const std::uint32_t at = slice % (own + s.borrowed[q]);
     return at < own ? kNoSlotOfPool : s.pool[q][at - own];
   }
   __device__ __forceinline__ void* slot_to(std::uint32_t q, std::uint32_t slice) const {
@@ -456,7 +449,9 @@ __device__ __forceinline__ void note_borrowed(CudaRank& r, const Stream& c) {
   const StreamShared& s = c.s;
   const std::uint32_t thread = threadIdx.x % 32, q = thread / 4, sent = c.of.sent[q];
   if (!c.sends_to(q)) return;
-  const std::uint32_t own = c.call.shape.escape_slots, borrowed = c.lent(q);
+  // (Where it is not known how many were lent, all beyond the own slots went straight.)
+  const std::uint32_t own = c.call.shape.escape_slots;
+  const std::uint32_t borrowed = s.borrowed[q] == kNotYet ? 0 : s.borrowed[q];
   BorrowUse* uses = r.rank.lanes[c.transport.lane].transport.peers[c.call.members[q]].borrows;
   for (std::uint32_t i = thread % 4; i < borrowed; i += 4) {
     const std::uint32_t round = own + borrowed, first = own + i;
@@ -900,17 +895,9 @@ __device__ __forceinline__ bool steer(CudaRank& r, const Stream& c, Interrupted 
     slowest_before = slowest;
 
     if (!sure && !stops && !rehearses && __all_sync(kAll, !x.of_peer || k == chunks) != 0) {
-      // all_there() waits for the stream: not while that would keep slices from movers.
-      bool may_wait = true;
-#pragma unroll
-      for (std::uint32_t hop = 0; hop < kHops; ++hop) {
-        may_wait = may_wait && (!c.has(hop) || next[hop] == chunks || next[hop] >= kNoWait);
-      }
-      if (may_wait) {
-        sure = true;
-        if (thread == 0) all_there();
-        __syncwarp();
-      }
+      sure = true;
+      if (thread == 0) all_there();
+      __syncwarp();
     }
 
     over = true;
@@ -1166,7 +1153,9 @@ __device__ __forceinline__ void count_stream(LaneStats& stats, const Stream& c,
     // (Of two hops, contributions behind the first result that went straight may lie in borrowed
     // slots, too. They are not counted.)
     const std::uint32_t in_slots = sent < c.of.straight[q] ? sent : c.of.straight[q];
-    const std::uint32_t lent = c.lent(q);
+    // (Not yet known: none were wanted.)
+    const std::uint32_t found = CudaDev::load_block(c.s.borrowed[q]);
+    const std::uint32_t lent = found == kNotYet ? 0 : found;
     const std::uint32_t round = own + lent, rest = in_slots % round;
     borrowed += in_slots / round * lent + (rest > own ? rest - own : 0);
   }
