@@ -3,12 +3,15 @@
 //
 // First, what that relies on: CUDA counts launches one by one, and whatever is no kernel (a copy,
 // an event, a host function, a graph) is between two kernels a fence, even where the first has let
-// the second begin early. Then programs of random calls and kernels on a few buffers, one behind
+// the second begin early.
+//
+// Then programs of random calls and kernels on a few buffers, one behind
 // the other, with nothing waited for in between: in place and not, the same again, reading what the
 // call in front has written and writing what it reads; and kernels of the user's which change a
-// buffer and let the next kernel begin before they do. Elements are integers, alike within each
-// rank's block of a buffer, so a model of a few numbers says what every element is to be. On a GPU
-// for each rank some calls are to begin early, with UNJAM_SOLO_OVERLAP=0 none.
+// buffer and let the next kernel begin before they do. Elements of each rank's block of a buffer
+// are integers on a line, so a model of a few numbers says what every element is to be.
+//
+// On a GPU for each rank some calls are to begin early, with UNJAM_SOLO_OVERLAP=0 none.
 #include <array>
 #include <cstdint>
 #include <cstdlib>

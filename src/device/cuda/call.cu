@@ -21,7 +21,7 @@ __global__ void __launch_bounds__(512, 1)
   if (solo && launch.solo.streams) {
     const StreamEnd end = run_solo_stream(r, launch, engine_shared);
     if (end == StreamEnd::kLeaves) return;
-    wait_for_stream();
+    wait_for_stream();  // a close call may not have had its turn, see call_in_front.h
     serves = end == StreamEnd::kServes;
   } else if (solo) {
     if (!(launch.solo.two_shot ? run_solo_two_shot(r, launch) : run_solo_one_shot(r, launch)))

@@ -14,10 +14,12 @@
 //   No kernel is between them, nor of anybody's in another stream: Succession, in solo.cuh, by the
 //   kernels themselves, for a kernel between them could let us begin early, too. (Anything else in
 //   a stream, copies, graphs, events, host functions, CUDA ends before it begins a kernel behind
-//   it, and the call in front before that. tests/gpu/back_to_back.cu asks whether it does.) The one
-//   in front waits for nobody, will end, and has had its turn: it lets the next call's blocks come
-//   only then (solo_reports.h; end(), in solo_stream.cuh). So what was in front of it has ended as
-//   we begin, and at most two calls overlap.
+//   it, and the call in front before that. tests/gpu/back_to_back.cu asks whether it does.)
+//
+//   The one in front waits for nobody, will end, and has had its turn: it lets the next call's
+//   blocks come only then (solo_reports.h; end(), in solo_stream.cuh). So what was in front of it
+//   has ended as we begin, and at most two calls overlap.
+//
 // (Addresses are compared, so memory that is mapped twice, by cuMemMap say, is taken for two.)
 // A close call ends behind the one in front: it waits for its stream before it lets others come.
 #pragma once

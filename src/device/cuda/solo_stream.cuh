@@ -817,8 +817,8 @@ struct Pace {
 // all_there(): by one thread, once: all slices that are left have come, or have room, so this lane
 // waits for nobody any more, and all will be moved. (From then on it is not interrupted, and waits
 // for no other lane of its rank: one that gives up would never come.) Returns whether all is moved.
-// `rehearses`: goes through one round, as if a slice of each hop could be
-// moved, and changes nothing but what is c's in shared memory.
+// `rehearses`: goes through one round, as if a slice of each hop could be moved, and changes
+// nothing but what is c's in shared memory.
 template <class Interrupted, class AllThere>
 __device__ __forceinline__ bool steer(CudaRank& r, const Stream& c, Interrupted interrupted,
                                       AllThere all_there, Pace pace = {}, bool rehearses = false) {
