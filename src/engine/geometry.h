@@ -47,6 +47,8 @@ struct Geometry {
   // kNoPart: there is none. (Not of block-structured kinds.)
   std::uint16_t empty_part = kNoPart;
 
+  bool operator==(const Geometry&) const = default;
+
   UNJAM_HD constexpr std::uint32_t align() const { return 16 / dtype_bytes(dtype); }
   UNJAM_HD constexpr bool blocked() const { return unjam::blocked(kind); }
   // Part p of the whole vector. For block-structured kinds part p is rank p's block; of an

@@ -388,6 +388,22 @@ TEST(SoloDescription, StreamsHaveTheGeometrysChunks) {
   }
 }
 
+TEST(SoloDescription, LargeCallsArePatientForLonger) {
+  const auto patience_ns = [](std::uint64_t count, std::uint32_t patience_us) {
+    SoloLimits limits = kLimits;
+    limits.patience_us = patience_us;
+    const Group g(Kind::kAllReduce, Algorithm::kMesh, 4, 0, count, limits);
+    EXPECT_TRUE(g.calls[0].streams);
+    return g.calls[0].patience_ns;
+  };
+  EXPECT_EQ(patience_ns((24 << 20) - 64, 200), 200'000);  // of four bytes
+  EXPECT_EQ(patience_ns(24 << 20, 200), 400'000);
+  EXPECT_EQ(patience_ns(256 << 20, 200), 2'200'000);
+  EXPECT_EQ(patience_ns(4ull << 30, 200), 5'000'000);
+  EXPECT_EQ(patience_ns(256 << 20, 0), 0);
+  EXPECT_EQ(patience_ns(4ull << 30, 1'000'000), UINT32_MAX);
+}
+
 TEST(SoloDescription, ChainsAreStreams) {
   const SoloLimits limits{512, kSoloRanks, true, 20, 74944};
   for (const Kind kind : {Kind::kReduce, Kind::kBroadcast}) {

@@ -11,10 +11,10 @@
 //   another order; then the next does not hold.)
 //   The later one has all the lanes that the other has. So who has what all of its lanes bring (a
 //   peer, for which an all-reduce is a barrier, too) is behind all of the other.
-//   No kernel is between them, nor of anybody's in another stream: Succession, in solo.cuh, by the
-//   kernels themselves, for a kernel between them could let us begin early, too. (Anything else in
-//   a stream, copies, graphs, events, host functions, CUDA ends before it begins a kernel behind
-//   it, and the call in front before that. tests/gpu/back_to_back.cu asks whether it does.)
+//   No kernel is between them, nor of anybody's in another stream: succession.cuh, by the kernels
+//   themselves, for a kernel between them could let us begin early, too. (Anything else in a
+//   stream, copies, graphs, events, host functions, CUDA ends before it begins a kernel behind it,
+//   and the call in front before that. tests/gpu/back_to_back.cu asks whether it does.)
 //
 //   The one in front waits for nobody, will end, and has had its turn: it lets the next call's
 //   blocks come only then (solo_reports.h; end(), in solo_stream.cuh). So what was in front of it
@@ -49,6 +49,7 @@ class CallInFront {
  private:
   struct Bytes {
     std::uintptr_t begin = 0, end = 0;
+    bool operator==(const Bytes&) const = default;
     bool meets(const Bytes& other) const { return begin < other.end && other.begin < end; }
   };
   struct Seen {
@@ -81,12 +82,8 @@ class CallInFront {
   }
   // What lanes read and write depends on nothing else (Stream::stretch_of()).
   static bool are_same(const Seen& a, const Seen& b) {
-    const Geometry &g = a.geometry, &h = b.geometry;
-    return a.input.begin == b.input.begin && a.output.begin == b.output.begin &&
-           a.input.end == b.input.end && a.output.end == b.output.end && g.count == h.count &&
-           g.parts == h.parts && g.chunk == h.chunk && g.first_lane == h.first_lane &&
-           g.lanes == h.lanes && g.kind == h.kind && g.dtype == h.dtype &&
-           g.empty_part == h.empty_part && a.chain == b.chain;
+    return a.input == b.input && a.output == b.output && a.geometry == b.geometry &&
+           a.chain == b.chain;
   }
   static bool are_apart(const Seen& a, const Seen& b) {
     return !a.output.meets(b.output) && !a.output.meets(b.input) && !a.input.meets(b.output);

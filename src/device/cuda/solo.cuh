@@ -56,10 +56,12 @@ inline constexpr std::uint64_t kHintNs = 6000;
 // who only sends runs ahead, and then waits for the same late rank as who waits for its packets.)
 inline constexpr std::uint32_t kRoomPolls = kSoloPolls, kPokePolls = 32;
 
-// Ahead of the stream's turn, see look_in_time(): how long what the call needs is waited for, and
-// held, in the first place the lane's lease. (Who has it may be a call that has yet to move its
-// last slices, four of 18 us each among four ranks.)
-inline constexpr std::uint64_t kAheadNs = 80000;
+// Ahead of the stream's turn, see look_in_time(): how long what the call needs is waited for (who
+// has the lease may be a call that has yet to move its last slices, four of 18 us each among four
+// ranks), and until when after its beginning it holds what it has, in the first place the lease:
+// for less than others wait for that.
+inline constexpr std::uint64_t kAheadNs = 80000, kHeldAheadNs = 40000;
+static_assert(kHeldAheadNs < kLeaseNs);
 inline constexpr std::uint32_t kRoomPollsAhead = 2;
 
 // What a thread has under way at once.
@@ -146,33 +148,6 @@ __device__ __forceinline__ void find_way(const void* p) {
 __device__ __forceinline__ bool is_hopeless(const Shared& s) {
   return *static_cast<const volatile std::uint32_t*>(&s.hopeless) != 0;
 }
-
-// What kernels of calls know of each other, for CallInFront. CUDA counts a context's launches, and
-// %gridid is that number (PTX: "temporal grid launch number"): of any two that follow each other,
-// in whatever streams, it is the next one. (But those in a graph have numbers from when it was
-// made.)
-struct Succession {
-  __device__ __forceinline__ static std::uint32_t number() {
-    std::uint64_t x;
-    asm volatile("mov.u64 %0, %%gridid;" : "=l"(x));
-    return static_cast<std::uint32_t>(x);
-  }
-  __device__ __forceinline__ static std::uint64_t word(std::uint32_t serial, std::uint32_t number) {
-    return std::uint64_t{serial} << 32 | number;
-  }
-  // By one thread of a call, as it begins. Relaxed, as the look at it: who finds the word knows
-  // which launch the serial's was, and nothing else by it; who does not waits for its turn.
-  __device__ __forceinline__ static void say(CudaRank& r, const CudaLaunch& launch) {
-    const auto serial = static_cast<std::uint32_t>(launch.serial);
-    store_relaxed_local(r.launches[serial % kRecentLaunches], word(serial, number()));
-  }
-  // Whether the call that this one may overlap with was the launch in front of this one.
-  __device__ __forceinline__ static bool is_close(const CudaRank& r, const CudaLaunch& launch) {
-    const std::uint32_t serial = launch.solo.follows;
-    return serial != 0 &&
-           load_relaxed_local(r.launches[serial % kRecentLaunches]) == word(serial, number() - 1);
-  }
-};
 
 // By movers: it is the stream's turn from here on.
 __device__ __forceinline__ void wait_and_say_so(Shared& s) {
@@ -1106,7 +1081,10 @@ __device__ __forceinline__ bool look_in_time(CudaRank& r, const CudaLaunch& laun
     if (!ok) let_go();
     bool turn = has_waited(s), again = false;
     while (!turn && !again) {
-      if (__any_sync(kAll, global_ns() - begun > kAheadNs) != 0) break;
+      const std::uint64_t longest = ok ? kHeldAheadNs : kAheadNs;
+      // (Of a close call nobody says that its turn has come.)
+      const bool in_vain = s.close != 0 && taken;
+      if (in_vain || __any_sync(kAll, global_ns() - begun > longest) != 0) break;
       if (!taken) {
         // Whether another try is worth it.
         __nanosleep(50);

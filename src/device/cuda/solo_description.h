@@ -23,6 +23,9 @@ struct SoloLimits {
   std::uint32_t slot_bytes = 0;   // of a guaranteed one
 };
 
+// For so many bytes of a vector, or of a block, a call is patient once more; at most so often.
+inline constexpr std::uint64_t kMorePatienceBytes = 96 << 20, kMostPatience = 24;
+
 class SoloDescription {
  public:
   SoloDescription(const Invocation& inv, const SoloLimits& limits, SoloCall& call)
@@ -210,8 +213,18 @@ class SoloDescription {
     // In place there is nothing to copy.
     call_.hops.copies = hops->copies && inv_.input != inv_.output;
     call_.chunks = static_cast<std::uint32_t>(chunks);
-    call_.patience_ns = limits_.patience_us * 1000;
+    call_.patience_ns = patience_ns();
     return true;
+  }
+  // Of a large call longer, about half as long as it takes where nothing holds it up. For what it
+  // waits for may be that the blocks of a peer's call have no SMs yet, beside somebody's kernel;
+  // and an engine, which begins with twice as many blocks as the call has, is not to be had for
+  // nothing, either. (A product of 8192^3 keeps 1 GiB's blocks waiting for up to 1.2 ms.)
+  std::uint32_t patience_ns() const {
+    const std::uint64_t bytes = g_.count * element();
+    const std::uint64_t times = 1 + std::min(bytes / kMorePatienceBytes, kMostPatience);
+    return static_cast<std::uint32_t>(
+        std::min<std::uint64_t>(limits_.patience_us * times * 1000, UINT32_MAX));
   }
 
   // The same of a plan of plan/two_shot.cc, see solo_two_shot.cuh.

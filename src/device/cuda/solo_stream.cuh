@@ -50,6 +50,7 @@
 #pragma once
 
 #include "device/cuda/solo.cuh"
+#include "device/cuda/succession.cuh"
 #include "engine/hop_order.h"
 #include "engine/lane_pace.h"
 
@@ -80,6 +81,8 @@ inline constexpr std::uint64_t kLingerNs = 4000, kLongestLingerNs = 50000;
 inline constexpr std::uint32_t kIdleRounds = 64;  // of who publishes, before peers are poked
 inline constexpr std::uint32_t kNoSlotOfPool = 0xffffffff, kNotYet = 0xffffffff;
 inline constexpr std::uint32_t kNoSlice = 0xffffffff;
+// Slices of a hop, by when the call in front, with which a call may overlap, has ended as a rule.
+inline constexpr std::uint32_t kNoWait = 4;
 static_assert(kTurns >= kHops * kInHand);
 // But of a rank that has one hop, where several calls go together; and how many of them it gives in
 // a round, in which it looks at all calls. (Four H200s, 64 broadcasts of 64 MiB outstanding, by
@@ -895,9 +898,17 @@ __device__ __forceinline__ bool steer(CudaRank& r, const Stream& c, Interrupted 
     slowest_before = slowest;
 
     if (!sure && !stops && !rehearses && __all_sync(kAll, !x.of_peer || k == chunks) != 0) {
-      sure = true;
-      if (thread == 0) all_there();
-      __syncwarp();
+      // all_there() waits for the stream: not while that would keep slices from movers.
+      bool may_wait = true;
+#pragma unroll
+      for (std::uint32_t hop = 0; hop < kHops; ++hop) {
+        may_wait = may_wait && (!c.has(hop) || next[hop] == chunks || next[hop] >= kNoWait);
+      }
+      if (may_wait) {
+        sure = true;
+        if (thread == 0) all_there();
+        __syncwarp();
+      }
     }
 
     over = true;
