@@ -158,6 +158,10 @@ def measure(
             call = partial(nccl.all_reduce, data, traffic_stream)
             ways["nccl"] = _StreamTraffic(call, traffic_stream)
         products()  # warms up
+        for traffic in ways.values():  # as NCCL does: its first call wants all ranks on the host
+            meet()
+            traffic.issue(1)
+            traffic.finish()
         late = {f"{name}, waiting": traffic for name, traffic in ways.items()}
         found: dict[str, list[float]] = {name: [] for name in ("alone", *ways, *late)}
         rates: dict[str, list[float]] = {name: [] for name in ways}
