@@ -7,10 +7,11 @@
 // looked at.
 //
 // --late: one rank, another each round, begins so much later than the others, which (from about 500
-// us on) have given up waiting for it by then. Its own us a call are what is printed, and how many
-// calls of a round went through a rank's engine (the mean of all ranks and rounds): that some did
-// must not stay with those that follow. --engine-share: fails if it were more than so many of all.
-// (It is told on four GPUs: what reductions did wrong was hardly seen between two ranks.)
+// us on; of 1 GiB from 2,300 on) have given up waiting for it by then. Its own us a call are what
+// is printed, and how many calls of a round went through a rank's engine (the mean of all ranks and
+// rounds): that some did must not stay with those that follow. --engine-share: fails if it were
+// more than so many of all. (It is told on four GPUs: what reductions did wrong was hardly seen
+// between two ranks.)
 #include <algorithm>
 #include <atomic>
 #include <cstdint>
