@@ -380,9 +380,12 @@ int main(int argc, char** argv) {
   const std::unique_ptr<Job> job = start_job(ranks);
   const std::uint64_t begun = now_ns();
   std::uint64_t programs = 0;
-  // In bytes of a buffer: through slots, by a little more than they take, and by packets.
+  // In bytes of a buffer: through slots, by a little more than they take, by packets, and chains of
+  // a few chunks (of 2 MiB by 32 lanes), about as many as are given before a call may report.
   constexpr std::size_t kSizes[] = {std::size_t{32} << 20, (std::size_t{12} << 20) + 4096,
-                                    std::size_t{20} << 20, std::size_t{1} << 20};
+                                    std::size_t{20} << 20, std::size_t{1} << 20,
+                                    std::size_t{6} << 20,  std::size_t{8} << 20,
+                                    std::size_t{10} << 20};
   for (; us_since(begun) < seconds * 1e6; ++programs) {
     const std::size_t size = kSizes[programs % std::size(kSizes)];
     run_program(*job, seed + programs, size / sizeof(Element) / static_cast<std::size_t>(ranks),

@@ -389,16 +389,20 @@ TEST(SoloDescription, StreamsHaveTheGeometrysChunks) {
 }
 
 TEST(SoloDescription, LargeCallsArePatientForLonger) {
-  const auto patience_ns = [](std::uint64_t count, std::uint32_t patience_us) {
+  const auto patience_ns = [](std::uint64_t count, std::uint32_t patience_us,
+                              Kind kind = Kind::kAllReduce) {
     SoloLimits limits = kLimits;
     limits.patience_us = patience_us;
-    const Group g(Kind::kAllReduce, Algorithm::kMesh, 4, 0, count, limits);
+    const Group g(kind, Algorithm::kMesh, 4, 0, count, limits);
     EXPECT_TRUE(g.calls[0].streams);
     return g.calls[0].patience_ns;
   };
-  EXPECT_EQ(patience_ns((24 << 20) - 64, 200), 200'000);  // of four bytes
-  EXPECT_EQ(patience_ns(24 << 20, 200), 400'000);
+  EXPECT_EQ(patience_ns((25 << 20) - 64, 200), 200'000);  // of four bytes
+  EXPECT_EQ(patience_ns(25 << 20, 200), 400'000);
   EXPECT_EQ(patience_ns(256 << 20, 200), 2'200'000);
+  // Three blocks come.
+  EXPECT_EQ(patience_ns(64 << 20, 200, Kind::kAllGather), 1'600'000);
+  EXPECT_EQ(patience_ns(64 << 20, 200, Kind::kReduceScatter), 1'600'000);
   EXPECT_EQ(patience_ns(4ull << 30, 200), 5'000'000);
   EXPECT_EQ(patience_ns(256 << 20, 0), 0);
   EXPECT_EQ(patience_ns(4ull << 30, 1'000'000), UINT32_MAX);

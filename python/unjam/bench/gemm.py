@@ -25,7 +25,7 @@ _PRODUCTS = 16  # in a measurement
 _CALLS = 32  # all-reduces queued beside them: at 1 GiB they outlast the products by far
 _LOOK_S = 1e-4  # between two looks at what is done
 _DAEMON = "unjam_engine_kernel"  # may be there, and has blocks that leave at once
-_SETTLES_S = 2e-2  # until a call that waits does so as it will: a daemon may stay 5 ms
+_SETTLES_S = 2e-2  # until daemons have left, which may stay 5 ms, and who waits does so as it will
 
 
 @dataclass(frozen=True)
@@ -158,7 +158,8 @@ def measure(
             call = partial(nccl.all_reduce, data, traffic_stream)
             ways["nccl"] = _StreamTraffic(call, traffic_stream)
         products()  # warms up
-        for traffic in ways.values():  # as NCCL does: its first call wants all ranks on the host
+        # (NCCL's first call returns when all ranks have made it: it must not be one that waits.)
+        for traffic in ways.values():
             meet()
             traffic.issue(1)
             traffic.finish()
@@ -172,6 +173,7 @@ def measure(
             # the same. (The same order on all ranks.)
             for name in random.Random(repetition).sample(list(found), len(found)):
                 meet()
+                time.sleep(_SETTLES_S)
                 if name in late:
                     found[name].append(_waiting(late[name], products, rank == ranks - 1, meet))
                 elif name in ways:

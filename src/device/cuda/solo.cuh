@@ -58,8 +58,7 @@ inline constexpr std::uint32_t kRoomPolls = kSoloPolls, kPokePolls = 32;
 
 // Ahead of the stream's turn, see look_in_time(): how long what the call needs is waited for (who
 // has the lease may be a call that has yet to move its last slices, four of 18 us each among four
-// ranks), and until when after its beginning it holds what it has, in the first place the lease:
-// for less than others wait for that.
+// ranks), and how long it is held, in the first place the lease: for less than others wait for it.
 inline constexpr std::uint64_t kAheadNs = 80000, kHeldAheadNs = 40000;
 static_assert(kHeldAheadNs < kLeaseNs);
 inline constexpr std::uint32_t kRoomPollsAhead = 2;
@@ -1060,13 +1059,14 @@ __device__ __forceinline__ LaneTransport transport_of(const SoloCall& call, std:
 // as it ends. Touched are unjam's own words alone, each with the acquire that it wants anyhow.
 // What is in front may also be anybody's kernel, which has let us begin early and then runs on, or
 // even waits for something that wants this lane. So ahead of its turn this call waits for nothing
-// for long, and holds the lease only with all else that it needs, and not for long either. (A call
-// that is close to the one in front begins as soon as it has both.)
+// for long, and holds the lease only with all else that it needs, and not for long either. (A
+// `close` one, see CallInFront, begins as soon as it has both.)
 // looks(patient): look(), or what another kind of call looks at.
+enum class Looked : std::uint32_t { kInVain, kAhead, kAtItsTurn };
 template <class Looks>
-__device__ __forceinline__ bool look_in_time(CudaRank& r, const CudaLaunch& launch,
-                                             std::uint32_t lane, bool& leased, Shared& s,
-                                             Looks looks) {
+__device__ __forceinline__ Looked look_in_time(CudaRank& r, const CudaLaunch& launch,
+                                               std::uint32_t lane, bool& leased, const Shared& s,
+                                               bool close, Looks looks) {
   constexpr std::uint32_t kAll = 0xffffffff;
   const std::uint64_t begun = global_ns();
   const auto let_go = [&] {
@@ -1077,14 +1077,15 @@ __device__ __forceinline__ bool look_in_time(CudaRank& r, const CudaLaunch& laun
   for (bool ahead = true;;) {
     const bool taken = take_lane(r, launch, lane, !ahead, leased);
     const bool ok = taken && looks(!ahead);
-    if (!ahead || (ok && s.close != 0)) return ok;
+    if (!ahead) return ok ? Looked::kAtItsTurn : Looked::kInVain;
+    if (ok && close) return Looked::kAhead;
     if (!ok) let_go();
+    const std::uint64_t since = ok ? global_ns() : begun, longest = ok ? kHeldAheadNs : kAheadNs;
     bool turn = has_waited(s), again = false;
-    while (!turn && !again) {
-      const std::uint64_t longest = ok ? kHeldAheadNs : kAheadNs;
-      // (Of a close call nobody says that its turn has come.)
-      const bool in_vain = s.close != 0 && taken;
-      if (in_vain || __any_sync(kAll, global_ns() - begun > longest) != 0) break;
+    // (Of a close call nobody says that its turn has come.)
+    const bool waits_there = close && taken;
+    while (!turn && !again && !waits_there) {
+      if (__any_sync(kAll, global_ns() - since > longest) != 0) break;
       if (!taken) {
         // Whether another try is worth it.
         __nanosleep(50);
@@ -1101,7 +1102,7 @@ __device__ __forceinline__ bool look_in_time(CudaRank& r, const CudaLaunch& laun
     if (again) continue;
     if (ok && !turn) let_go();
     wait_for_stream();
-    if (ok && turn) return true;
+    if (ok && turn) return Looked::kAtItsTurn;
     ahead = false;
   }
 }

@@ -19,12 +19,13 @@ struct SoloLimits {
   unsigned block_threads = 0;     // a block's
   std::uint32_t ranks = 0;        // of the job
   bool whole_lines = false;       // lines come whole, so that lines can be sent without the engine
-  std::uint32_t patience_us = 0;  // of lanes that stream with their peers
+  std::uint32_t patience_us = 0;  // of lanes that stream with their peers, at least
   std::uint32_t slot_bytes = 0;   // of a guaranteed one
 };
 
-// For so many bytes of a vector, or of a block, a call is patient once more; at most so often.
-inline constexpr std::uint64_t kMorePatienceBytes = 96 << 20, kMostPatience = 24;
+// For so many bytes of a vector, or of what a rank has from the others, a call is patient once
+// more; at most so often.
+inline constexpr std::uint64_t kMorePatienceBytes = 100 << 20, kMostPatience = 24;
 
 class SoloDescription {
  public:
@@ -221,7 +222,8 @@ class SoloDescription {
   // and an engine, which begins with twice as many blocks as the call has, is not to be had for
   // nothing, either. (A product of 8192^3 keeps 1 GiB's blocks waiting for up to 1.2 ms.)
   std::uint32_t patience_ns() const {
-    const std::uint64_t bytes = g_.count * element();
+    const std::uint64_t blocks = g_.blocked() ? inv_.group_size - 1u : 1u;
+    const std::uint64_t bytes = g_.count * element() * blocks;
     const std::uint64_t times = 1 + std::min(bytes / kMorePatienceBytes, kMostPatience);
     return static_cast<std::uint32_t>(
         std::min<std::uint64_t>(limits_.patience_us * times * 1000, UINT32_MAX));

@@ -93,9 +93,9 @@ __device__ __forceinline__ bool run_solo_one_shot(CudaRank& r, const CudaLaunch&
   Held held;
   bool leased = false, come = true;
   if (!is_mover()) {
-    const bool ok = look_in_time(r, launch, lane, leased, s, [&](bool patient) {
-      return look<1>(r, call, t, w, patient, known, s);
-    });
+    const auto looks = [&](bool patient) { return look<1>(r, call, t, w, patient, known, s); };
+    const bool ok =
+        look_in_time(r, launch, lane, leased, s, /*close=*/false, looks) != Looked::kInVain;
     if (threadIdx.x == 0) s.ok = ok ? 1 : 0;
     sync_block_apart();
     if (ok) come = look_again(r, call, t, w, known, s);

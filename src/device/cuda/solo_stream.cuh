@@ -82,8 +82,9 @@ inline constexpr std::uint64_t kLingerNs = 4000, kLongestLingerNs = 50000;
 inline constexpr std::uint32_t kIdleRounds = 64;  // of who publishes, before peers are poked
 inline constexpr std::uint32_t kNoSlotOfPool = 0xffffffff, kNotYet = 0xffffffff;
 inline constexpr std::uint32_t kNoSlice = 0xffffffff;
-// Slices of a hop, by when the call in front, with which a call may overlap, has ended as a rule.
-inline constexpr std::uint32_t kNoWait = 4;
+// Slices of a hop that are given before the stream is waited for ahead of the end: by then the call
+// in front, with which this one may overlap, has ended as a rule.
+inline constexpr std::uint32_t kGivenBeforeWait = 4;
 static_assert(kTurns >= kHops * kInHand);
 // But of a rank that has one hop, where several calls go together; and how many of them it gives in
 // a round, in which it looks at all calls. (Four H200s, 64 broadcasts of 64 MiB outstanding, by
@@ -818,16 +819,16 @@ struct Pace {
 
 // Watches and hands out, until all is moved or no more is waited for.
 // interrupted(now, begun, asks_host): by one thread, now and then, see is_interrupted().
-// all_there(): by one thread, once, if it `says_when_sure`: all slices that are left have come, or
-// have room, so this lane waits for nobody any more, and all will be moved. (From then on it is not
-// interrupted, and waits for no other lane of its rank: one that gives up would never come.)
-// Returns whether all is moved.
+// all_there(): by one thread, once, of a call that `may_be_sure`: all slices that are left have
+// come, or have room, so this lane waits for nobody any more, and all will be moved. (From then on
+// it is not interrupted, and waits for no other lane of its rank: one that gives up would never
+// come. Others are and do to their end.) Returns whether all is moved.
 // `rehearses`: goes through one round, as if a slice of each hop could be moved, and changes
 // nothing but what is c's in shared memory.
 template <class Interrupted, class AllThere>
 __device__ __forceinline__ bool steer(CudaRank& r, const Stream& c, Interrupted interrupted,
                                       AllThere all_there, Pace pace = {}, bool rehearses = false,
-                                      bool says_when_sure = false) {
+                                      bool may_be_sure = false) {
   constexpr std::uint32_t kAll = 0xffffffff;
   StreamShared& s = c.s;
   const std::uint32_t thread = threadIdx.x % 32;
@@ -900,12 +901,13 @@ __device__ __forceinline__ bool steer(CudaRank& r, const Stream& c, Interrupted 
     moved = moved || slowest != slowest_before;
     slowest_before = slowest;
 
-    if (says_when_sure && !sure && !stops && __all_sync(kAll, !x.of_peer || k == chunks) != 0) {
+    if (may_be_sure && !sure && !stops && __all_sync(kAll, !x.of_peer || k == chunks) != 0) {
       // all_there() waits for the stream: not while that would keep slices from movers.
       bool may_wait = true;
 #pragma unroll
       for (std::uint32_t hop = 0; hop < kHops; ++hop) {
-        may_wait = may_wait && (!c.has(hop) || next[hop] == chunks || next[hop] >= kNoWait);
+        may_wait =
+            may_wait && (!c.has(hop) || next[hop] == chunks || next[hop] >= kGivenBeforeWait);
       }
       if (may_wait) {
         sure = true;
@@ -1180,12 +1182,13 @@ __device__ __forceinline__ void count_stream(LaneStats& stats, const Stream& c,
   add(stats.into_outputs, straight);
 }
 
-// By one thread of a block of a chain that is through, and has given all back: keeps its SM until
-// the next call's blocks have come, which they may as soon as all lanes have reported. Those are
-// dealt to SMs in clusters of which each should have whole TPCs, and a share of each GPC like the
-// others'; so they do where all of ours are there, or none (a probe), but not where some are. (Four
-// H200s, `calls`: of 256 MiB, whose lanes end 20 us apart, reductions 775 us instead of 805,
-// broadcasts 783 instead of 798. Lanes of mesh plans end together.)
+// By one thread of a block that is through, and has given all back, of a chain that is close to the
+// call in front and so has reported early: keeps its SM until the next call's blocks have come,
+// which they may as soon as all lanes have reported. Those are dealt to SMs in clusters of which
+// each should have whole TPCs, and a share of each GPC like the others'; so they do where all of
+// ours are there, or none (a probe), but not where some are. (Four H200s, `calls`: of 256 MiB,
+// whose lanes end 20 us apart, reductions 775 us instead of 805, broadcasts 783 instead of 798.
+// Lanes of mesh plans end together.)
 __device__ __forceinline__ void linger(const CudaLaunch& launch) {
   std::uint32_t cluster;
   asm("mov.u32 %0, %%cluster_nctaid.x;" : "=r"(cluster));
@@ -1240,11 +1243,11 @@ __device__ __forceinline__ StreamEnd run_solo_stream(CudaRank& r, const CudaLaun
   bool leased = false;
   if (steers) {
     // (Room is waited for in steer(), not here, patient or not.)
-    const bool ok =
-        look_in_time(r, launch, lane, leased, s, [&](bool) { return look_at_wires(r, c, w); });
+    const Looked looked = look_in_time(r, launch, lane, leased, s, s.close != 0,
+                                       [&](bool) { return look_at_wires(r, c, w); });
     if (threadIdx.x == 0) {
-      s.ok = ok ? 1 : 0;
-      if (ok && s.close != 0 && lane == 0) add_relaxed(r.early_calls, 1);
+      s.ok = looked != Looked::kInVain ? 1 : 0;
+      if (looked == Looked::kAhead && lane == 0) add_relaxed(r.early_calls, 1);
       CudaDev::store_block(mine.looked, 1u);
     }
     sync_block_apart();
@@ -1257,7 +1260,8 @@ __device__ __forceinline__ StreamEnd run_solo_stream(CudaRank& r, const CudaLaun
     sync_block_apart();
   }
   bool over = false;
-  // By one thread, as soon as it is sure that all will be moved.
+  // By one thread, as soon as it is sure that all will be moved, or, of a call that is not close to
+  // the one in front, when it was.
   const auto end = [&] {
     if (mine.said != 0 && is_cancelled(r, launch, mine.said)) return;
     mine.done = 1;

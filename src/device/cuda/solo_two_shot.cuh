@@ -342,9 +342,9 @@ __device__ __forceinline__ bool run_solo_two_shot(CudaRank& r, const CudaLaunch&
       move_plain_any<Half::kSends, kSoloRanks>(r, call, inv, w, lane, s, held, looked);
     }
   } else {
-    const bool ok = look_in_time(r, launch, lane, leased, s, [&](bool patient) {
-      return look<2>(r, call, t, w, patient, known, s);
-    });
+    const auto looks = [&](bool patient) { return look<2>(r, call, t, w, patient, known, s); };
+    const bool ok =
+        look_in_time(r, launch, lane, leased, s, /*close=*/false, looks) != Looked::kInVain;
     if (threadIdx.x == 0) s.ok = ok ? 1 : 0;
     sync_block_apart();
     if (ok) look_again(r, call, t, w, known, s);  // says it in `hopeless`

@@ -711,7 +711,7 @@ inline __device__ __noinline__ void run_whole_streams(CudaRank* rank, LaneStats*
     sync_block();
     // (What is alone, and begins, is steered with fewer questions: docs/nccl-notes.md.)
     if (warp == 0 && x.borrows) {
-      steer(r, first, interrupted, [] {}, {}, false, true);
+      steer(r, first, interrupted, [] {}, {}, /*rehearses=*/false, /*may_be_sure=*/true);
     } else if (warp == 0) {
       steer_several(r, t, interrupted);
     } else if (warp == 1) {
