@@ -44,17 +44,16 @@ struct CudaRankOptions {
   std::uint32_t slots = 0;  // invocations under way at most
   std::uint32_t keys = 0;   // whose state is kept at most
   std::uint32_t block_threads = 512;
-  bool shares_device = false;      // with another rank of this process
-  std::uint64_t trace_events = 0;  // a lane
-  bool solo = true;                // calls in streams may run without the engine
-  bool lines = false;              // long packets are lines
-  bool whole_lines = false;        // see CudaDriver::lines_come_whole()
-  std::uint32_t solo_patience_us =
-      200;                   // of those through slots: they wait so long for a peer, or longer
-  bool solo_overlap = true;  // and whether they may begin as what is in front ends
-  std::vector<unsigned char*> bases;  // of all ranks' arenas
-  std::vector<void*> links;           // of all ranks: where host memory for HostLink is, see below
-  WindowEntry* windows = nullptr;     // the rank's table, in host memory that the device reaches
+  bool shares_device = false;            // with another rank of this process
+  std::uint64_t trace_events = 0;        // a lane
+  bool solo = true;                      // calls in streams may run without the engine
+  bool lines = false;                    // long packets are lines
+  bool whole_lines = false;              // see CudaDriver::lines_come_whole()
+  std::uint32_t solo_patience_us = 200;  // of those through slots: the least wait for a peer
+  bool solo_overlap = true;              // and whether they may begin as what is in front ends
+  std::vector<unsigned char*> bases;     // of all ranks' arenas
+  std::vector<void*> links;        // of all ranks: where host memory for HostLink is, see below
+  WindowEntry* windows = nullptr;  // the rank's table, in host memory that the device reaches
 };
 
 // Host memory of each rank that its peers' devices reach: in its shared host memory, behind the

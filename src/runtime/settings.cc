@@ -103,8 +103,7 @@ const std::vector<Variable>& variables() {
       {"UNJAM_SOLO_PATIENCE_US", &Settings::solo_patience_us, 0, 1000000, nullptr,
        "CUDA: how long such a collective of more than packets waits for a peer before the engine "
        "takes it over, in microseconds; as long again for each 100 MiB of its vector, or of what "
-       "it "
-       "has from the others, up to 25 times. (Beside streams at most 50 microseconds.)",
+       "comes from the others, up to 25 times. (Beside streams at most 50 microseconds.)",
        false},
       {"UNJAM_SOLO_OVERLAP", &Settings::solo_overlap, 0, 1, nullptr,
        "CUDA: whether such a collective may begin, lane by lane, while the one directly in front "
