@@ -5,20 +5,20 @@
 // an event, a host function, a graph) is between two kernels a fence, even where the first has let
 // the second begin early.
 //
-// Then programs of random calls and kernels on a few buffers, one behind
-// the other, with nothing waited for in between: in place and not, the same again, reading what the
-// call in front has written and writing what it reads; and kernels of the user's which change a
-// buffer and let the next kernel begin before they do. Elements of each rank's block of a buffer
-// are integers on a line, so a model of a few numbers says what every element is to be.
+// Then programs of random calls and kernels on a few buffers, one behind the other, with nothing
+// waited for in between: in place and not, the same again, reading what the call in front has
+// written and writing what it reads; and kernels of the user's which change a buffer and let the
+// next kernel begin before they do. Elements of each rank's block of a buffer are integers on a
+// line, so a model of a few numbers says what every element is to be.
 //
 // On a GPU for each rank some calls are to begin early, with UNJAM_SOLO_OVERLAP=0 none.
 #include <array>
 #include <cstdint>
-#include <cstdlib>
 #include <random>
 #include <string>
 #include <vector>
 
+#include "tests/gpu/early_launch.cuh"
 #include "tests/gpu/holds.cuh"
 #include "tests/gpu/job.h"
 
@@ -36,16 +36,6 @@ __device__ std::uint64_t now() {
   asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(t));
   return t;
 }
-__device__ void let_next_begin() {
-#if __CUDA_ARCH__ >= 900
-  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
-#endif
-}
-__device__ void wait_for_stream() {
-#if __CUDA_ARCH__ >= 900
-  asm volatile("griddepcontrol.wait;" ::: "memory");
-#endif
-}
 
 struct Times {
   std::uint64_t number, begin, end;
@@ -61,20 +51,6 @@ __global__ void time_kernel(Times* times, std::uint64_t ns) {
   }
   times->end = now();
 }
-template <class... Parameters, class... Arguments>
-void launch(void (*kernel)(Parameters...), unsigned blocks, unsigned threads, cudaStream_t stream,
-            Arguments... arguments) {
-  cudaLaunchAttribute early{};
-  early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  early.val.programmaticStreamSerializationAllowed = 1;
-  cudaLaunchConfig_t config{};
-  config.gridDim = dim3(blocks);
-  config.blockDim = dim3(threads);
-  config.stream = stream;
-  config.attrs = &early;
-  config.numAttrs = 1;
-  check(cudaLaunchKernelEx(&config, kernel, arguments...));
-}
 
 void check_premises() {
   constexpr std::uint64_t kLongNs = 300'000;
@@ -87,7 +63,7 @@ void check_premises() {
   cudaGraph_t graph = nullptr;
   cudaGraphExec_t graph_exec = nullptr;
   check(cudaStreamBeginCapture(other.get(), cudaStreamCaptureModeThreadLocal));
-  launch(time_kernel, 1, 1, other.get(), t + 2, kLongNs);
+  launch(true, time_kernel, 1, 1, other.get(), t + 2, kLongNs);
   check(cudaStreamEndCapture(other.get(), &graph));
   check(cudaGraphInstantiate(&graph_exec, graph, 0));
   int major = 0;
@@ -100,10 +76,10 @@ void check_premises() {
     for (int i = 0; i < 3; ++i) t[i] = {};
     // (So that it is no event that has happened, which CUDA would leave out.)
     if (what == kEvent) {
-      launch(time_kernel, 1, 1, other.get(), t + 2, 2 * kLongNs);
+      launch(true, time_kernel, 1, 1, other.get(), t + 2, 2 * kLongNs);
       event.record(other);
     }
-    launch(time_kernel, 1, 1, stream.get(), t, kLongNs);
+    launch(true, time_kernel, 1, 1, stream.get(), t, kLongNs);
     switch (what) {
       case kSet:
         check(cudaMemsetAsync(some.get(), 1, 1024, stream.get()));
@@ -124,7 +100,7 @@ void check_premises() {
       default:
         break;
     }
-    launch(time_kernel, 1, 1, stream.get(), t + 1, std::uint64_t{0});
+    launch(true, time_kernel, 1, 1, stream.get(), t + 1, std::uint64_t{0});
     stream.synchronize();
     const std::uint64_t ended = what == kGraph || what == kEvent ? t[2].end : t[0].end;
     const bool overlapped = t[1].begin < ended;
@@ -299,9 +275,7 @@ void call(const Member& me, const Step& s, Element* from, Element* to, std::size
     case What::kChange: {
       const Element by = s.by + static_cast<Element>(me.rank);
       const auto ns = static_cast<std::uint64_t>(s.us) * 1000;
-      if (s.early) return launch(change_kernel, 8, 256, stream, to, count, by, ns);
-      change_kernel<<<8, 256, 0, stream>>>(to, count, by, ns);
-      return check(cudaGetLastError());
+      return launch(s.early, change_kernel, 8, 256, stream, to, count, by, ns);
     }
     case What::kSet:
       return check(
@@ -394,8 +368,7 @@ int main(int argc, char** argv) {
   const std::uint64_t early = figure(job->member(0).context, "calls_begun_early");
   std::printf("back_to_back: %llu programs, %llu calls of rank 0 began early\n",
               static_cast<unsigned long long>(programs), static_cast<unsigned long long>(early));
-  const char* const text = std::getenv("UNJAM_SOLO_OVERLAP");
-  const bool overlaps = text == nullptr || std::string(text) != "0";
+  const bool overlaps = figure(job->member(0).context, "UNJAM_SOLO_OVERLAP") != 0;
   if (!overlaps && early != 0) fail("calls began early in spite of UNJAM_SOLO_OVERLAP=0");
   if (overlaps && ranks > 1 && ranks <= device_count() && early == 0) fail("no call began early");
   std::printf("back_to_back: PASS\n");

@@ -21,6 +21,7 @@
 #include <vector>
 
 #include "tests/gpu/cuda_objects.h"
+#include "tests/gpu/early_launch.cuh"
 #include "tests/gpu/holds.cuh"
 
 using namespace unjam_gpu;
@@ -34,8 +35,8 @@ __global__ void nothing() {}
 // for the one in front.
 __global__ void meet(unsigned* arrived, unsigned all, bool early, volatile unsigned* began) {
   if (early) {
-    asm volatile("griddepcontrol.launch_dependents;");
-    asm volatile("griddepcontrol.wait;" ::: "memory");
+    let_next_begin();
+    wait_for_stream();
   }
   if (threadIdx.x == 0) {
     if (blockIdx.x == 0) {
@@ -204,17 +205,9 @@ struct Circle {
 };
 
 void launch_meet(const Circle& c, cudaStream_t stream, unsigned* arrived, unsigned* began) {
-  cudaLaunchAttribute attribute{};
-  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  attribute.val.programmaticStreamSerializationAllowed = 1;
-  cudaLaunchConfig_t config{};
-  config.gridDim = dim3(static_cast<unsigned>(c.blocks));
-  config.blockDim = dim3(64);
-  config.stream = stream;
-  config.attrs = &attribute;
-  config.numAttrs = c.early ? 1 : 0;
-  check(cudaLaunchKernelEx(&config, meet, arrived, static_cast<unsigned>(c.threads * c.blocks),
-                           c.early, static_cast<volatile unsigned*>(began)));
+  launch(c.early, meet, static_cast<unsigned>(c.blocks), 64, stream, arrived,
+         static_cast<unsigned>(c.threads * c.blocks), c.early,
+         static_cast<volatile unsigned*>(began));
 }
 
 struct Progress {

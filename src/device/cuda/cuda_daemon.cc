@@ -207,7 +207,9 @@ class CudaDaemon : public StreamDaemon {
     l.sqe.inv.whole = SoloDescription::whole_of(l.solo, g);
     // With the engine, one more for the first lane, see unjam_call_kernel.
     const unsigned blocks = l.solo.lanes == 0 && g.first_lane != 0 ? g.lanes + 1u : g.lanes;
-    l.solo.follows = call_in_front_.next(inv, l.solo, o_.solo_overlap ? number_of(stream) : 0);
+    // (Nobody asks for the stream of other calls, which would pay for that.)
+    const bool overlaps = o_.solo_overlap && l.solo.streams;
+    l.solo.follows = call_in_front_.next(inv, l.solo, overlaps ? number_of(stream) : 0);
     void* arguments[] = {&rank_, &l};
     // The blocks of such a call may come while what is in front of it ends: they wait for that.
     const bool early = early_ && l.solo.lanes != 0;

@@ -5,9 +5,9 @@
 // Two words a slot, both zero when a call gets it. `reports` has a Report of each lane; 0: none
 // yet. A lane that is done says so as soon as all has come that it waits for (through slots: if its
 // call is close to the one in front, else when all is moved), when it has yet to store what it has
-// kept, since what follows from the last report, a place in the CQ, takes as
-// long. When it has stored that, it counts itself in `stored`. A lane that is not done reports
-// behind all that it does: the engine goes on where it stands.
+// kept, since what follows from the last report, a place in the CQ, takes as long. When it has
+// stored that, it counts itself in `stored`. A lane that is not done reports behind all that it
+// does: the engine goes on where it stands.
 //   All are done: the block whose report was the last adds the place in the CQ to that word, in
 // front of its count. So whoever counts last finds it there, and ends the call.
 //   Else the block whose report was the last waits until the lanes that are done have stored,
