@@ -448,7 +448,7 @@ void World::look_at(const OldCall& old, std::map<int, QueryMessage>& questions) 
   }
 }
 
-// "rank 1 called it; ranks 2, 3 have not called it"
+// "rank 1 called it; ranks 2, 3 have not called it"; where nobody is missing, what else it can be.
 std::string World::who_called(const CallKey& key, const CallRecord& call) const {
   std::vector<int> unknown;
   const std::vector<int> missing = not_called(key, call.members, unknown);
@@ -467,6 +467,14 @@ std::string World::who_called(const CallKey& key, const CallRecord& call) const 
   if (!unknown.empty()) {
     text += (text.empty() ? "" : "; ") + rank_list(unknown) +
             (unknown.size() == 1 ? " does not answer" : " do not answer");
+  }
+  if (missing.empty() && unknown.empty() && first_settings_.device == UNJAM_DEVICE_CUDA) {
+    text +=
+        ", but on a GPU its stream has not come to it: what is in front of it in that stream, or "
+        "in "
+        "another one that shares the hardware queue (CUDA_DEVICE_MAX_CONNECTIONS, see "
+        "docs/api.md), "
+        "waits for something else";
   }
   return text;
 }

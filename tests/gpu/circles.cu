@@ -1,9 +1,10 @@
 // circles: what unjam does not promise to end by itself. Ranks that wait in a circle, on the host
 // or in streams, are told who waits for whom (unjamExplain, reports on stderr), and a time limit
-// ends their calls; the ranks go on. And more streams than CUDA has connections, which all wait for
-// a rank that comes late: that is no circle, and completes, and meanwhile no daemon comes in vain,
-// over and over, to take SMs that others could have. Each case has processes of its own: all
-// ranks in one, or one each.
+// ends their calls; the ranks go on. So are ranks whose streams share one of CUDA's hardware
+// queues, in which calls stand in another order on every rank. And more streams than CUDA has
+// connections, which all wait for a rank that comes late: that is no circle, and completes, and
+// meanwhile no daemon comes in vain, over and over, to take SMs that others could have. Each case
+// has processes of its own: all ranks in one, or one each.
 #include <sys/mman.h>
 
 #include <algorithm>
@@ -33,6 +34,11 @@ constexpr Circle kCircles[] = {
     {"streams", true, 500, 0},
     {"reported", true, 2000, 300},
 };
+
+// All ranks call A in one stream and B in another, ranks of even numbers A first, the others B; and
+// both streams share a hardware queue.
+constexpr const char* kOneQueue = "one-queue";
+constexpr std::uint32_t kOneQueueTimeoutMs = 1000;
 
 // Rank 0 has streams that wait for rank 1, which is absent for a while.
 struct Crowd {
@@ -173,8 +179,9 @@ struct Child {
   }
 };
 
-// The request has ended by the time limit, with an error that says who has not called.
-void expect_timeout(const Child& child, const std::string& where, unjamRequest_t request, int k) {
+// The request has ended by the time limit, with an error that says so.
+void expect_timeout(const std::string& where, unjamRequest_t request, int k,
+                    const std::vector<std::string>& said) {
   const unjamResult_t code = unjamWait(request, kWaitUs);
   int done = 0;
   unjamTest(request, &done);
@@ -183,11 +190,16 @@ void expect_timeout(const Child& child, const std::string& where, unjamRequest_t
     fail(where + ": " + key_words(k) + " should end with the time limit: " +
          (done == 0 ? "it is pending" : unjamGetErrorString(code) + (": " + text)));
   }
-  for (const std::string& part :
-       {key_words(k), absent_words(k, child.ranks), std::string("UNJAM_TIMEOUT_MS")}) {
+  for (const std::string& part : said) {
     if (!contains(text, part)) fail(where + ": no \"" + part + "\" in the error: " + text);
   }
   check(unjamRequestFree(request));
+}
+
+// And who has not called it.
+void expect_timeout(const Child& child, const std::string& where, unjamRequest_t request, int k) {
+  expect_timeout(where, request, k,
+                 {key_words(k), absent_words(k, child.ranks), "UNJAM_TIMEOUT_MS"});
 }
 
 void run_circle(const Child& child, const Circle& c, const Member& me) {
@@ -250,6 +262,57 @@ void run_circle(const Child& child, const Circle& c, const Member& me) {
   std::printf("  %s: the %s waited for %.0f ms, the error came after %.0f ms\n", where.c_str(),
               c.streams ? "stream" : "thread", (c.streams ? stream_us : us) * 1e-3, us * 1e-3);
   // A rank that has left may not be missed.
+  me.doing(where + ": waits until all are done");
+  child.meeting.meet(Meeting::kDone);
+}
+
+void run_one_queue(const Child& child, const Member& me) {
+  const std::string where = child.where(me);
+  const Stream streams[2];
+  constexpr std::size_t kCount = 1 << 18;
+  // Of each key the first use, of which nothing waits for anything, the one in the queue, and one
+  // behind it.
+  const Exchanges calls(child.specs(me, std::vector<std::size_t>(6, kCount)), streams[0]);
+  streams[0].synchronize();
+  const auto begin_call = [&](int use, int k, const unjamCallOptions_t* options) {
+    const auto i = static_cast<std::size_t>(2 * use + k);
+    unjamRequest_t request = nullptr;
+    me.doing(where + ": calls " + key_words(k) + ", use " + std::to_string(use));
+    check(call(me.all, kKeys[k], calls.spec(i), calls.place(i), options, &request));
+    return request;
+  };
+  const auto beside = [&](int use) {
+    for (int k = 0; k < 2; ++k) {
+      const unjamRequest_t request = begin_call(use, k, nullptr);
+      me.wait(request, where + ", " + key_words(k) + " beside streams");
+    }
+  };
+  beside(0);
+  me.doing(where + ": waits until all are ready");
+  child.meeting.meet(Meeting::kReady);
+  unjamRequest_t requests[2];
+  for (const int k : {me.rank % 2, 1 - me.rank % 2}) {
+    const unjamCallOptions_t options = ordered(UNJAM_STREAM_SYNC, streams[k]);
+    requests[k] = begin_call(1, k, &options);
+  }
+  child.meeting.arrive(Meeting::kCalled);
+  const std::uint64_t begin = now_ns();
+  for (int k = 0; k < 2; ++k) {
+    me.doing(where + ": waits for " + key_words(k));
+    expect_timeout(
+        where, requests[k], k,
+        {key_words(k), "have called it, but", "CUDA_DEVICE_MAX_CONNECTIONS", "UNJAM_TIMEOUT_MS"});
+    streams[k].synchronize();
+  }
+  const double us = us_since(begin);
+  if (us > kOneQueueTimeoutMs * 1e3 + kAnswersUs) {
+    fail(where + ": ended late, after " + std::to_string(us * 1e-3) + " ms");
+  }
+  me.doing(where + ": waits until all have ended");
+  child.meeting.meet(Meeting::kEnded);
+  beside(2);
+  calls.look_at(4, 2, where);
+  std::printf("  %s: both calls had ended after %.0f ms\n", where.c_str(), us * 1e-3);
   me.doing(where + ": waits until all are done");
   child.meeting.meet(Meeting::kDone);
 }
@@ -376,6 +439,14 @@ void run_child(const Child& child, const std::string& name, bool together) {
     std::thread explainer([&] { explain_circle(child, job->member(0)); });
     job->run([&](const Member& me) { run_circle(child, c, me); });
     explainer.join();
+    return;
+  }
+  if (name == kOneQueue) {
+    setenv("CUDA_DEVICE_MAX_CONNECTIONS", "1", 1);
+    unjamConfig_t config = cuda_config();
+    config.timeout_ms = kOneQueueTimeoutMs;
+    const std::unique_ptr<Job> job = join(config, together, child.ranks);
+    job->run([&](const Member& me) { run_one_queue(child, me); });
     return;
   }
   for (const Crowd& c : kCrowds) {
@@ -520,6 +591,7 @@ int main(int argc, char** argv) {
   for (const Circle& c : kCircles) {
     for (const bool all_here : {true, false}) run(c.name, &c, all_here);
   }
+  for (const bool all_here : {true, false}) run(kOneQueue, nullptr, all_here);
   for (const Crowd& c : kCrowds) run(c.name, nullptr, true);
   if (passed + failed + hung == 0) fail("--only: no such case");
   std::printf("circles: %d passed, %d failed, %d hung\n", passed, failed, hung);

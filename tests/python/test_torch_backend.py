@@ -521,6 +521,7 @@ def test_child_of_fork_gets_an_error_and_the_parent_goes_on():
 
 
 def name_and_sum(backend, port, rank, size):
+    import os
     import warnings
 
     warnings.simplefilter("always")
@@ -545,7 +546,8 @@ def name_and_sum(backend, port, rank, size):
         keyed = ""
     except ValueError as error:
         keyed = str(error)
-    say([dist.get_backend(), inner, dist.get_backend(sub), subs, float(x[0]), keyed])
+    queues = os.environ.get("CUDA_DEVICE_MAX_CONNECTIONS")
+    say([dist.get_backend(), inner, dist.get_backend(sub), subs, float(x[0]), keyed, queues])
     dist.destroy_process_group()
 
 
@@ -561,13 +563,14 @@ def run_pair(backend, **env):
 
 def test_replaces_nccl_where_asked_and_says_so_once():
     said, stderr = run_pair("nccl", UNJAM_TORCH_REPLACE="nccl")
-    assert said == ["nccl", "_unjam_c10d", "nccl", "_unjam_c10d", 4.0, ""]
+    assert said == ["nccl", "_unjam_c10d", "nccl", "_unjam_c10d", 4.0, "", "32"]
     assert stderr.count("get unjam") == 1, stderr
 
 
 def test_default_backend_where_asked():
-    said, _ = run_pair(None, UNJAM_TORCH_DEFAULT="1")
-    assert said == ["unjam", "_unjam_c10d", "unjam", "_unjam_c10d", 4.0, ""]
+    # (What the program says of CUDA's queues stays.)
+    said, _ = run_pair(None, UNJAM_TORCH_DEFAULT="1", CUDA_DEVICE_MAX_CONNECTIONS="8")
+    assert said == ["unjam", "_unjam_c10d", "unjam", "_unjam_c10d", 4.0, "", "8"]
 
 
 def test_default_backend_trains():

@@ -5,11 +5,16 @@
 ``UNJAM_TORCH_REPLACE=nccl`` (or ``gloo``, or ``nccl,gloo``)
     Process groups that ask for these by name get unjam; ``get_backend()`` goes on saying what was
     asked for. For programs that hard-code the name (Megatron-LM). Said once on standard error.
+
+With either of them CUDA is asked for 32 hardware queues, all that it has, unless something else is
+set (``CUDA_DEVICE_MAX_CONNECTIONS``): it reads that once, when it starts, and most programs have it
+start (``torch.cuda.set_device``) before they make a process group.
 """
 
 from __future__ import annotations
 
 import functools
+import os
 import sys
 from typing import Any
 
@@ -33,6 +38,8 @@ def register() -> None:
     names = [n for n in names if n]
     if names:
         _replace(names)
+    if names or _settings.DEFAULT.is_on():
+        os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
 
 
 def _create(options: Any, backend_options: Any) -> Any:

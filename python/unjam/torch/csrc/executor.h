@@ -52,6 +52,9 @@ class Executor {
     tasks_.clear();
   }
 
+  // Whether this is one of its threads.
+  static bool is_here() { return here_; }
+
   // In the child of a fork() none of the threads is there, and nobody knows what they were at.
   void forked() {
     new (&mutex_) std::mutex;
@@ -64,6 +67,7 @@ class Executor {
   static constexpr std::size_t kMostThreads = 1024;
 
   void work() {
+    here_ = true;
     std::unique_lock lock(mutex_);
     for (;;) {
       ++idle_;
@@ -78,6 +82,8 @@ class Executor {
       lock.lock();
     }
   }
+
+  static inline thread_local bool here_ = false;
 
   std::mutex mutex_;
   std::condition_variable changed_;

@@ -39,7 +39,7 @@ class UnjamBackend::Launch {
     if (!device.is_cuda()) return;
     const c10::Stream stream = current_stream(device);
     options_.stream = stream.native_handle();
-    const bool in_stream = sync && !several;
+    const bool in_stream = sync && !several && !Executor::is_here();  // see Call::order_stream()
     options_.stream_order = in_stream ? UNJAM_STREAM_SYNC : UNJAM_STREAM_ASYNC;
     if (in_stream) call_->set_in_stream(stream);
   }

@@ -244,13 +244,7 @@ class Call : public std::enable_shared_from_this<Call> {
     const bool own = timeout == kNoTimeout;
     const auto limit = own ? timeout_ : timeout;
     const auto deadline = (own ? begun_ : Clock::now()) + limit;
-    wait_for_post(deadline, limit);
-    for (unjamRequest_t request : requests_) {
-      wait_for(request, deadline, limit);
-      int done = 0;
-      if (decides(request) && unjamTest(request, &done) != UNJAM_SUCCESS) break;
-    }
-    complete_.store(true, std::memory_order_release);
+    wait_on_host(deadline, limit);
     if (device_.is_cuda()) {
       order_stream();  // (What it has seen of the event stays.)
       if (finished_event_) finished_event_->synchronize();
@@ -266,9 +260,20 @@ class Call : public std::enable_shared_from_this<Call> {
 
   // CUDA: work queued in the calling thread's current stream from now on sees the results. keep:
   // what the operation uses stays until it is complete, not until here.
+  //
+  // In a callback in a thread of the executor's that thread waits, and the stream has nothing to
+  // wait for. Callbacks have their streams by turns from torch's pool, of which several may share
+  // one of CUDA's hardware queues: there a kernel that waits keeps the other streams' from running,
+  // and callbacks come in another order on every rank. (In the thread that adds a callback, where
+  // the operation is complete already, it is the stream that waits: the callbacks that this thread
+  // adds next may be what another rank has first.)
   void order_stream(bool keep = false) {
     if (!device_.is_cuda()) return;
-    wait_for_post(begun_ + timeout_, timeout_);
+    if (Executor::is_here()) {
+      wait_on_host(begun_ + timeout_, timeout_);
+    } else {
+      wait_for_post(begun_ + timeout_, timeout_);
+    }
     if (complete()) {
       if (const std::exception_ptr error = tell_error()) std::rethrow_exception(error);
     } else {
@@ -476,6 +481,16 @@ class Call : public std::enable_shared_from_this<Call> {
       look_around();
       if (Clock::now() >= deadline) timed_out(limit);
     }
+  }
+  // Until the operation is complete.
+  void wait_on_host(Clock::time_point deadline, std::chrono::milliseconds limit) {
+    wait_for_post(deadline, limit);
+    for (unjamRequest_t request : requests_) {
+      wait_for(request, deadline, limit);
+      int done = 0;
+      if (decides(request) && unjamTest(request, &done) != UNJAM_SUCCESS) break;
+    }
+    complete_.store(true, std::memory_order_release);
   }
   void wait_for_post(Clock::time_point deadline, std::chrono::milliseconds limit) {
     if (!open_.load(std::memory_order_acquire)) return;
