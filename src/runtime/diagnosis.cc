@@ -470,11 +470,9 @@ std::string World::who_called(const CallKey& key, const CallRecord& call) const 
   }
   if (missing.empty() && unknown.empty() && first_settings_.device == UNJAM_DEVICE_CUDA) {
     text +=
-        ", but on a GPU its stream has not come to it: what is in front of it in that stream, or "
-        "in "
-        "another one that shares the hardware queue (CUDA_DEVICE_MAX_CONNECTIONS, see "
-        "docs/api.md), "
-        "waits for something else";
+        "; nobody is missing, so a stream may stand still in front of it: behind what waits in "
+        "that stream, or in another one of the same hardware queue "
+        "(CUDA_DEVICE_MAX_CONNECTIONS, see docs/api.md)";
   }
   return text;
 }

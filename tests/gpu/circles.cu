@@ -35,8 +35,8 @@ constexpr Circle kCircles[] = {
     {"reported", true, 2000, 300},
 };
 
-// All ranks call A in one stream and B in another, ranks of even numbers A first, the others B; and
-// both streams share a hardware queue.
+// All ranks call A in one stream and B in another, ranks of even numbers A first, the others B,
+// each with work behind it; and both streams share a hardware queue, which that work blocks.
 constexpr const char* kOneQueue = "one-queue";
 constexpr std::uint32_t kOneQueueTimeoutMs = 1000;
 
@@ -294,6 +294,8 @@ void run_one_queue(const Child& child, const Member& me) {
   for (const int k : {me.rank % 2, 1 - me.rank % 2}) {
     const unjamCallOptions_t options = ordered(UNJAM_STREAM_SYNC, streams[k]);
     requests[k] = begin_call(1, k, &options);
+    spin_kernel<><<<1, 1, 0, streams[k].get()>>>(1000);
+    check(cudaGetLastError());
   }
   child.meeting.arrive(Meeting::kCalled);
   const std::uint64_t begin = now_ns();
@@ -301,7 +303,7 @@ void run_one_queue(const Child& child, const Member& me) {
     me.doing(where + ": waits for " + key_words(k));
     expect_timeout(
         where, requests[k], k,
-        {key_words(k), "have called it, but", "CUDA_DEVICE_MAX_CONNECTIONS", "UNJAM_TIMEOUT_MS"});
+        {key_words(k), "nobody is missing", "CUDA_DEVICE_MAX_CONNECTIONS", "UNJAM_TIMEOUT_MS"});
     streams[k].synchronize();
   }
   const double us = us_since(begin);

@@ -609,6 +609,38 @@ def collectives_in_callbacks_meet_whatever_comes_between():
 
 
 @check
+def in_callbacks_threads_wait_and_streams_do_not():
+    """Callbacks' streams share hardware queues: one that waits keeps others' from running."""
+    if DEVICE.type == "cpu":
+        return
+    store = dist.distributed_c10d._get_default_store()
+    through = []
+
+    def own():  # rank 0's long before the others'
+        if RANK != 0:
+            time.sleep(0.2)
+        return torch.full((5,), float(RANK), device=DEVICE)
+
+    def callback(_):
+        called = own()
+        dist.all_reduce(called)
+        through.append(torch.cuda.current_stream(DEVICE).query())
+        waited_for = own()
+        dist.all_reduce(waited_for, async_op=True).wait()
+        through.append(torch.cuda.current_stream(DEVICE).query())
+        return called + waited_for
+
+    first = torch.ones(1)
+    if RANK != 0:
+        store.wait(["callback added"])  # rank 0's is not called in the thread that adds it
+    future = dist.all_reduce(first, async_op=True).get_future().then(callback)
+    if RANK == 0:
+        store.set("callback added", "1")
+    same(future.wait(), torch.full((5,), float(SIZE * (SIZE - 1))))
+    assert RANK != 0 or through == [True, True], through
+
+
+@check
 def power_sgd_does_not_depend_on_when_callbacks_run():
     """It calls further collectives in the callbacks of each bucket's first."""
     from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook as power
