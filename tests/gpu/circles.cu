@@ -39,6 +39,9 @@ constexpr Circle kCircles[] = {
 // each with work behind it; and both streams share a hardware queue, which that work blocks.
 constexpr const char* kOneQueue = "one-queue";
 constexpr std::uint32_t kOneQueueTimeoutMs = 1000;
+// When one call has ended, the other one's peers are free to come as soon as this work is over: not
+// before it has ended as well, which may be at the runtime's next look around, every 250 ms.
+constexpr std::uint64_t kOneQueueBehindNs = 800'000'000;
 
 // Rank 0 has streams that wait for rank 1, which is absent for a while.
 struct Crowd {
@@ -270,34 +273,30 @@ void run_one_queue(const Child& child, const Member& me) {
   const std::string where = child.where(me);
   const Stream streams[2];
   constexpr std::size_t kCount = 1 << 18;
-  // Of each key the first use, of which nothing waits for anything, the one in the queue, and one
-  // behind it.
+  // The first of each key, which nothing stands in front of, the one in the queue; and two of
+  // another key behind them, for a key whose call has failed is out of use.
   const Exchanges calls(child.specs(me, std::vector<std::size_t>(6, kCount)), streams[0]);
   streams[0].synchronize();
-  const auto begin_call = [&](int use, int k, const unjamCallOptions_t* options) {
-    const auto i = static_cast<std::size_t>(2 * use + k);
+  const auto begin_call = [&](std::size_t i, int k, const unjamCallOptions_t* options) {
     unjamRequest_t request = nullptr;
-    me.doing(where + ": calls " + key_words(k) + ", use " + std::to_string(use));
+    me.doing(where + ": call " + std::to_string(i) + ", " + key_words(k));
     check(call(me.all, kKeys[k], calls.spec(i), calls.place(i), options, &request));
     return request;
   };
-  const auto beside = [&](int use) {
-    for (int k = 0; k < 2; ++k) {
-      const unjamRequest_t request = begin_call(use, k, nullptr);
-      me.wait(request, where + ", " + key_words(k) + " beside streams");
-    }
-  };
-  beside(0);
-  me.doing(where + ": waits until all are ready");
+  me.doing(where + ": waits until all are there");
   child.meeting.meet(Meeting::kReady);
+  for (int k = 0; k < 2; ++k) {
+    me.wait(begin_call(static_cast<std::size_t>(k), k, nullptr), where + ", beside streams");
+  }
+  me.doing(where + ": waits until all have made the first calls");
+  child.meeting.meet(Meeting::kWatched);
   unjamRequest_t requests[2];
   for (const int k : {me.rank % 2, 1 - me.rank % 2}) {
     const unjamCallOptions_t options = ordered(UNJAM_STREAM_SYNC, streams[k]);
-    requests[k] = begin_call(1, k, &options);
-    spin_kernel<><<<1, 1, 0, streams[k].get()>>>(1000);
+    requests[k] = begin_call(static_cast<std::size_t>(2 + k), k, &options);
+    spin_kernel<><<<1, 1, 0, streams[k].get()>>>(kOneQueueBehindNs);
     check(cudaGetLastError());
   }
-  child.meeting.arrive(Meeting::kCalled);
   const std::uint64_t begin = now_ns();
   for (int k = 0; k < 2; ++k) {
     me.doing(where + ": waits for " + key_words(k));
@@ -312,7 +311,12 @@ void run_one_queue(const Child& child, const Member& me) {
   }
   me.doing(where + ": waits until all have ended");
   child.meeting.meet(Meeting::kEnded);
-  beside(2);
+  for (int k = 0; k < 2; ++k) {
+    const auto i = static_cast<std::size_t>(4 + k);
+    const unjamCallOptions_t options = ordered(UNJAM_STREAM_SYNC, streams[k]);
+    me.wait(begin_call(i, 2, &options), where + ", in a stream that has stood still");
+    streams[k].synchronize();
+  }
   calls.look_at(4, 2, where);
   std::printf("  %s: both calls had ended after %.0f ms\n", where.c_str(), us * 1e-3);
   me.doing(where + ": waits until all are done");

@@ -36,9 +36,8 @@ from rank_tools import error_of, hear, puppet_main, run_all, say
 
 PLACES = ("UNJAM_LIBRARY", "UNJAM_TORCH_BUILD", "UNJAM_PYTHON_INCLUDE")
 
-# What launchers and shells leave in the environment: a test sets its own.
+# What launchers leave in the environment: a test sets its own.
 LAUNCH_VARIABLES = (
-    "CUDA_DEVICE_MAX_CONNECTIONS "
     "RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE MASTER_ADDR MASTER_PORT TORCHELASTIC_RUN_ID "
     "TORCHELASTIC_RESTART_COUNT PMI_RANK PMI_SIZE PMI_JOBID MPI_LOCALNRANKS PMIX_NAMESPACE "
     "OMPI_MCA_ess_base_jobid"

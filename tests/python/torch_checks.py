@@ -6,8 +6,8 @@ that it keeps for them. Values are small
 integers, so that every reduction is exact in every type, and references are computed from all
 ranks' inputs.
 
-On CUDA a call that is not asynchronous, and wait(), only order the current stream: what must be
-over on the host is `finished()`.
+On CUDA a call that is not asynchronous, and wait(), only order the current stream, but in
+callbacks: what must be over on the host is `finished()`.
 """
 
 import itertools
@@ -637,7 +637,7 @@ def in_callbacks_threads_wait_and_streams_do_not():
     if RANK == 0:
         store.set("callback added", "1")
     same(future.wait(), torch.full((5,), float(SIZE * (SIZE - 1))))
-    assert RANK != 0 or through == [True, True], through
+    assert RANK != 0 or SIZE == 1 or through == [True, True], through
 
 
 @check

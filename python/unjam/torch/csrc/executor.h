@@ -52,8 +52,8 @@ class Executor {
     tasks_.clear();
   }
 
-  // Whether this is one of its threads.
-  static bool is_here() { return here_; }
+  // Whether the calling thread is one of its own.
+  static bool runs_this_thread() { return own_; }
 
   // In the child of a fork() none of the threads is there, and nobody knows what they were at.
   void forked() {
@@ -67,7 +67,7 @@ class Executor {
   static constexpr std::size_t kMostThreads = 1024;
 
   void work() {
-    here_ = true;
+    own_ = true;
     std::unique_lock lock(mutex_);
     for (;;) {
       ++idle_;
@@ -83,7 +83,7 @@ class Executor {
     }
   }
 
-  static inline thread_local bool here_ = false;
+  static inline thread_local bool own_ = false;
 
   std::mutex mutex_;
   std::condition_variable changed_;

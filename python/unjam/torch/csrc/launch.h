@@ -39,7 +39,8 @@ class UnjamBackend::Launch {
     if (!device.is_cuda()) return;
     const c10::Stream stream = current_stream(device);
     options_.stream = stream.native_handle();
-    const bool in_stream = sync && !several && !Executor::is_here();  // see Call::order_stream()
+    // In a callback the thread waits, see Call::order_stream().
+    const bool in_stream = sync && !several && !Executor::runs_this_thread();
     options_.stream_order = in_stream ? UNJAM_STREAM_SYNC : UNJAM_STREAM_ASYNC;
     if (in_stream) call_->set_in_stream(stream);
   }
@@ -107,6 +108,8 @@ class UnjamBackend::Launch {
                                                   std::move(thread_key_), std::move(names));
     done_ = true;  // the Work sees to its tensors from here
     if (sync_) {
+      // It may wait on the host: who destroys the process group meanwhile leaves the job with it.
+      groups_.reset();
       call_->order_stream();
     } else if (finishes) {
       call_->call_when_complete();
@@ -181,7 +184,7 @@ class UnjamBackend::Launch {
   }
 
   UnjamBackend& backend_;
-  const std::shared_ptr<Groups> groups_;
+  std::shared_ptr<Groups> groups_;
   const unjamGroup_t group_;
   const c10::OptionalDeviceGuard guard_;
   const at::NoGradGuard no_grad_;  // of copies and factors: collectives have no gradient

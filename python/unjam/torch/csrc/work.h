@@ -6,8 +6,9 @@
 //
 // On the CPU wait() blocks the calling thread, which drives the engine meanwhile. On CUDA nothing
 // is put on a stream before wait(): that orders the calling thread's current stream behind the
-// operation (unjamStreamWait: whoever waits, helps). Every operation is complete on its own: there
-// is no stream of the library's that would put one behind another.
+// operation (unjamStreamWait: whoever waits, helps); but in callbacks, see order_stream(). Every
+// operation is complete on its own: there is no stream of the library's that would put one behind
+// another.
 //
 // Where results have to be copied to their places ("finish"), whoever comes first does it: who
 // waits, or, if nobody does, a thread of the executor. On CUDA the copies are in that one's stream,
@@ -241,10 +242,7 @@ class Call : public std::enable_shared_from_this<Call> {
       order_stream();
       return true;
     }
-    const bool own = timeout == kNoTimeout;
-    const auto limit = own ? timeout_ : timeout;
-    const auto deadline = (own ? begun_ : Clock::now()) + limit;
-    wait_on_host(deadline, limit);
+    complete_on_host(timeout);
     if (device_.is_cuda()) {
       order_stream();  // (What it has seen of the event stays.)
       if (finished_event_) finished_event_->synchronize();
@@ -264,13 +262,14 @@ class Call : public std::enable_shared_from_this<Call> {
   // In a callback in a thread of the executor's that thread waits, and the stream has nothing to
   // wait for. Callbacks have their streams by turns from torch's pool, of which several may share
   // one of CUDA's hardware queues: there a kernel that waits keeps the other streams' from running,
-  // and callbacks come in another order on every rank. (In the thread that adds a callback, where
-  // the operation is complete already, it is the stream that waits: the callbacks that this thread
-  // adds next may be what another rank has first.)
+  // and callbacks come in another order on every rank. (Where a thread of the user's adds a
+  // callback to what is complete already, and so runs it, the stream waits: the callbacks that this
+  // thread adds next may be what another rank has first.)
   void order_stream(bool keep = false) {
     if (!device_.is_cuda()) return;
-    if (Executor::is_here()) {
-      wait_on_host(begun_ + timeout_, timeout_);
+    if (Executor::runs_this_thread()) {
+      const NoGil no_gil;
+      complete_on_host(kNoTimeout);
     } else {
       wait_for_post(begun_ + timeout_, timeout_);
     }
@@ -482,13 +481,23 @@ class Call : public std::enable_shared_from_this<Call> {
       if (Clock::now() >= deadline) timed_out(limit);
     }
   }
-  // Until the operation is complete.
-  void wait_on_host(Clock::time_point deadline, std::chrono::milliseconds limit) {
-    wait_for_post(deadline, limit);
-    for (unjamRequest_t request : requests_) {
-      wait_for(request, deadline, limit);
-      int done = 0;
-      if (decides(request) && unjamTest(request, &done) != UNJAM_SUCCESS) break;
+  // Waits on the host until the operation is complete. timeout: from now; kNoTimeout: its own, from
+  // when it was begun.
+  void complete_on_host(std::chrono::milliseconds timeout) {
+    const bool own = timeout == kNoTimeout;
+    const auto limit = own ? timeout_ : timeout;
+    const auto deadline = (own ? begun_ : Clock::now()) + limit;
+    try {
+      wait_for_post(deadline, limit);
+      for (unjamRequest_t request : requests_) {
+        wait_for(request, deadline, limit);
+        int done = 0;
+        if (decides(request) && unjamTest(request, &done) != UNJAM_SUCCESS) break;
+      }
+    } catch (...) {
+      // How it ends afterwards, at the engine's limit say, is no news.
+      if (own) error_told_.store(true);
+      throw;
     }
     complete_.store(true, std::memory_order_release);
   }
@@ -667,7 +676,11 @@ class Call : public std::enable_shared_from_this<Call> {
     std::unique_lock lock(mutex_);
     if (finish(lock, gone) || !finished_event_) return;
     lock.unlock();  // a full stream, again; the event stays as it is
-    finished_event_->block(stream);
+    if (Executor::runs_this_thread()) {
+      finished_event_->synchronize();  // as order_stream()
+    } else {
+      finished_event_->block(stream);
+    }
   }
 
   // All requests are complete, or one has failed that decides. On unjam's callback thread, or the

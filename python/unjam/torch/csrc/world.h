@@ -235,7 +235,12 @@ class Groups {
   // has called instead; "" where that is not known.
   std::string who_has_not_called(const at::Device& device, const std::string& key) const {
     const auto call = explained_call(world_->explain(device.is_cuda()), world_->rank(), name_, key);
-    if (!call || call->not_called_by.empty()) return "";
+    if (!call) return "";
+    if (call->not_called_by.empty()) {
+      return device.is_cuda() ? ": nobody is missing, so a stream may stand still in front of it "
+                                "(CUDA_DEVICE_MAX_CONNECTIONS, see unjam's docs/api.md)"
+                              : "";
+    }
     std::string ranks;
     for (const int rank : call->not_called_by) {
       ranks += (ranks.empty() ? "" : ", ") + std::to_string(rank);
