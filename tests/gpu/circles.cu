@@ -273,8 +273,8 @@ void run_one_queue(const Child& child, const Member& me) {
   const std::string where = child.where(me);
   const Stream streams[2];
   constexpr std::size_t kCount = 1 << 18;
-  // The first of each key, which nothing stands in front of, the one in the queue; and two of
-  // another key behind them, for a key whose call has failed is out of use.
+  // Of A and B the first use, which nothing stands in front of, and the one in the queue; then two
+  // uses of another key, for a key whose call has failed is out of use.
   const Exchanges calls(child.specs(me, std::vector<std::size_t>(6, kCount)), streams[0]);
   streams[0].synchronize();
   const auto begin_call = [&](std::size_t i, int k, const unjamCallOptions_t* options) {
@@ -289,7 +289,7 @@ void run_one_queue(const Child& child, const Member& me) {
     me.wait(begin_call(static_cast<std::size_t>(k), k, nullptr), where + ", beside streams");
   }
   me.doing(where + ": waits until all have made the first calls");
-  child.meeting.meet(Meeting::kWatched);
+  child.meeting.meet(Meeting::kCalled);
   unjamRequest_t requests[2];
   for (const int k : {me.rank % 2, 1 - me.rank % 2}) {
     const unjamCallOptions_t options = ordered(UNJAM_STREAM_SYNC, streams[k]);

@@ -1,5 +1,6 @@
 // Kernels that begin before what is in front of them in their stream has ended ("programmatic
-// dependent launch"), as unjam's calls do.
+// dependent launch"), as unjam's calls do. Not by the library's own functions: programs look here
+// at what CUDA itself does with such kernels, which the library relies on.
 #pragma once
 
 #include "tests/gpu/cuda_objects.h"

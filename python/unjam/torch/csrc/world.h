@@ -232,7 +232,8 @@ class Groups {
   std::shared_ptr<Names> names(const std::string& key) { return names_.of(key); }
 
   // ": rank 1 has not called it", of the oldest of this rank's calls under the key, and what that
-  // has called instead; "" where that is not known.
+  // has called instead; on CUDA, where all have called it, what else it can be (as World's reports
+  // say); "" where nothing is known.
   std::string who_has_not_called(const at::Device& device, const std::string& key) const {
     const auto call = explained_call(world_->explain(device.is_cuda()), world_->rank(), name_, key);
     if (!call) return "";
