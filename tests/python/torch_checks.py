@@ -2061,6 +2061,38 @@ def backend_surface():
             backend.eager_connect_single_device(torch.device("cuda:0"))
 
 
+@check
+def a_callback_that_waits_ends_with_the_job():
+    """The last one, for it ends the default process group."""
+    store = dist.distributed_c10d._get_default_store()
+    found = []
+
+    def callback(_):
+        try:  # of the others nobody calls it
+            unjam.torch.all_reduce(torch.ones(3), key="forsaken")
+        except BaseException as error:
+            found.append(error)
+            raise
+
+    if RANK != 0:
+        store.wait(["forsaken"])  # rank 0's callback is not called in the thread that adds it
+    future = dist.all_reduce(torch.ones(1), async_op=True).get_future()
+    if RANK == 0 and SIZE != 1:
+        future = future.then(callback)
+        store.set("forsaken", "1")
+        end = time.monotonic() + LONG_S
+        while "key 'forsaken" not in unjam.explain():
+            assert time.monotonic() < end, unjam.explain()
+            time.sleep(0.01)
+    else:
+        future.wait()
+    dist.destroy_process_group()
+    if RANK == 0 and SIZE != 1:
+        with fails(RuntimeError, "unjam: all_reduce:"):
+            future.wait()
+        assert isinstance(found[0], dist.DistBackendError), found
+
+
 def main():
     global RANK, SIZE, KEYED, DEVICE
     RANK, SIZE, port = (int(word) for word in sys.argv[1:4])
@@ -2086,7 +2118,8 @@ def main():
         print(json.dumps(line), flush=True)
         if error is not None:
             break  # ranks are no longer in step
-    dist.destroy_process_group()
+    if dist.is_initialized():
+        dist.destroy_process_group()
 
 
 if __name__ == "__main__":
