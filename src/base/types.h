@@ -59,6 +59,10 @@ inline constexpr std::uint32_t kLineBytes = 64, kLineDataBytes = 56, kWordBytes 
 inline constexpr std::uint32_t kSlotGranularity = 64;
 static_assert(kSlotGranularity % kLineBytes == 0);
 
+// Of a slot as many bytes as a GPU's blocks of usual size move in whole turns, whatever they do
+// with them: see whole_turns() in leaf_slots.cuh.
+inline constexpr std::uint32_t kSlotTurnBytes = 71680;
+
 // Words of a message of so many bytes, whole lines.
 template <class Bytes>
 UNJAM_HD constexpr Bytes line_places(Bytes bytes) {

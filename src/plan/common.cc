@@ -121,21 +121,34 @@ std::uint32_t chunk_elements(std::uint64_t bytes, const Geometry& geometry) {
 }
 
 std::uint32_t slot_chunk(const PlanLimits& limits, const Geometry& geometry) {
-  // Of a GPU's slots, whose size may be for packets, what parts of usual sizes are multiples of.
-  const std::uint32_t bytes = limits.device == Device::kCuda
-                                  ? std::bit_floor(limits.escape_slot_bytes)
-                                  : limits.escape_slot_bytes;
+  const std::uint32_t slot = limits.escape_slot_bytes;
+  std::uint32_t bytes = slot;
+  if (limits.device == Device::kCuda) {
+    // (Chains of three ranks on two H200s, 64 and 256 MiB and 1 GiB: reductions 222, 821 and 3,216
+    // us by 64 KiB, 214, 780 and 3,053 by 70, but broadcasts 219, 811 and 3,197, 222, 820 and
+    // 3,221.)
+    const bool in_turns = slot >= kSlotTurnBytes && geometry.kind != Kind::kBroadcast;
+    bytes = in_turns ? slot / kSlotTurnBytes * kSlotTurnBytes : std::bit_floor(slot);
+  }
   return chunk_elements(bytes, geometry);
 }
 
-void halve_chunk(Geometry* geometry) {
-  // Less takes as long as what is done about it.
-  constexpr std::uint64_t kWorthwhileBytes = 32 * 1024;
+void even_chunks(Geometry* geometry) {
+  // Less takes as long as what is done about it. Even parts begin on sectors' boundaries.
+  constexpr std::uint64_t kWorthwhileBytes = 32 * 1024, kEvenBytes = 512;
   const std::uint64_t element = dtype_bytes(geometry->dtype);
   const std::uint64_t stretch =
       geometry->lane_part(geometry->longest_part(), geometry->first_lane).length;
   const std::uint64_t half = std::max((stretch + 1) / 2 * element + 15, kWorthwhileBytes);
-  if (half < geometry->chunk * element) geometry->chunk = chunk_elements(half, *geometry);
+  if (half < geometry->chunk * element) {
+    geometry->chunk = chunk_elements(half, *geometry);
+    return;
+  }
+  const std::uint64_t chunks = (stretch + geometry->chunk - 1) / geometry->chunk;
+  if (chunks < 2) return;
+  const std::uint64_t even = (stretch + chunks - 1) / chunks * element;
+  const std::uint64_t bytes = (even + kEvenBytes - 1) / kEvenBytes * kEvenBytes;
+  if (bytes < geometry->chunk * element) geometry->chunk = chunk_elements(bytes, *geometry);
 }
 
 std::uint64_t message_bytes(const Geometry& geometry) {

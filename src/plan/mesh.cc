@@ -115,7 +115,7 @@ std::optional<Plan> plan_mesh(const PlanRequest& request, const PlanLimits& limi
   assign_bulk_lanes(request, limits, limits.device == Device::kCuda ? 0 : 1, &plan.geometry);
   plan.primitives = make_program(request);
   overlap(request.kind, limits, &plan.primitives);
-  if (limits.overlap && request.ranks > 1) halve_chunk(&plan.geometry);
+  if (limits.overlap && request.ranks > 1) even_chunks(&plan.geometry);
   return plan;
 }
 

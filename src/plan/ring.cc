@@ -110,7 +110,7 @@ std::optional<Plan> plan_ring(const PlanRequest& request, const PlanLimits& limi
   assign_bulk_lanes(request, limits, short_chain ? 0 : 1, &plan.geometry);
   if (short_chain) {
     plan.geometry.chunk = slot_chunk(limits, plan.geometry);
-    halve_chunk(&plan.geometry);
+    even_chunks(&plan.geometry);
   } else {
     const std::uint64_t but_one = std::uint64_t{limits.escape_slots - 1} * limits.escape_slot_bytes;
     const std::uint64_t bytes = chain ? chain_chunk_bytes(limits, plan.geometry) : but_one;

@@ -274,7 +274,8 @@ TEST(PlanChecked, ShortChainsOnCuda) {
         EXPECT_EQ(g.first_lane, 0);
         EXPECT_EQ(g.lanes, 32);
         EXPECT_EQ(g.parts, 1u);
-        EXPECT_EQ(g.chunk * sizeof(float), 65536u);
+        // Of 2 MiB a lane, see EvenChunksOnCuda.
+        EXPECT_EQ(g.chunk * sizeof(float), kind == Kind::kReduce ? 70144u : 65536u);
         const CheckResult result = check(request, limits, Algorithm::kRing);
         ASSERT_TRUE(result.ok) << label(request, limits, Algorithm::kRing) << ": " << result.error;
         EXPECT_EQ(result.slots_needed, 1);
@@ -294,6 +295,32 @@ TEST(PlanChecked, ShortChainsOnCuda) {
       }
     }
   }
+}
+
+// As many as 71,680 bytes of a slot make, which blocks move in whole turns, and all alike.
+TEST(PlanChecked, EvenChunksOnCuda) {
+  const auto geometry = [](std::uint64_t bytes, std::uint32_t slot, int ranks = 4) {
+    const PlanRequest request = make_request(Kind::kAllReduce, ranks, bytes / 4, 0);
+    PlanLimits limits = make_limits(4, slot, 32, Device::kCuda);
+    limits.overlap = true;
+    return plan_mesh(request, limits)->geometry;
+  };
+  const auto chunk = [&](std::uint64_t bytes, std::uint32_t slot, int ranks = 4) {
+    return geometry(bytes, slot, ranks).chunk * sizeof(float);
+  };
+  EXPECT_EQ(chunk(1 << 30, 74944), 71168u);  // 8 MiB a lane
+  EXPECT_EQ(geometry(1 << 30, 74944).loops(0), 118u);
+  EXPECT_EQ(chunk(256 << 20, 74944), 70144u);
+  EXPECT_EQ(chunk(64 << 20, 74944), 65536u);
+  EXPECT_EQ(chunk(16 << 20, 74944), 65536u);
+  EXPECT_EQ(geometry(16 << 20, 74944).loops(0), 2u);
+  EXPECT_EQ(chunk(8 << 20, 74944), 32768u);
+  EXPECT_EQ(chunk(1 << 30, 149824, 2), 142336u);
+  EXPECT_EQ(chunk(1 << 30, 71680), 71168u);
+  // As before of what is smaller.
+  EXPECT_EQ(chunk(1 << 30, 71616), 65536u);
+  EXPECT_EQ(chunk(1 << 30, 65536), 65536u);
+  EXPECT_EQ(chunk(3 << 20, 4096), 4096u);
 }
 
 TEST(PlanChecked, ChainsOfLargeChunksOnCuda) {

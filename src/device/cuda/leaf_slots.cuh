@@ -193,6 +193,29 @@ __device__ __forceinline__ void reduce_few(const Slice& slice, std::uint32_t at,
   move_ahead<Pieces>(at, end, threads * kPieces * kPieceBytes, load, store);
 }
 
+// Pieces of a thread that are copied at once. A slice of 64 KiB by a group of seven warps is two
+// turns with ten, three with eight, of which the third has work for two warps; and each turn takes
+// a read of memory. (Four ranks, one on a GPU, three on another, two H200s, 256 MiB: all-reduces
+// 1,415 us with eight, 1,379 with ten, all-gathers 802 and 789, reduce-scatters 766 and 756.
+// Between two, whose slices are 128 KiB, all-gathers, which spread, take as long either way,
+// reduce-scatters, which copy, 434 and 443.)
+inline constexpr int kPiecesOfPair = 8, kPiecesOfMany = 10;
+// And of each source that are reduced at once, if there are up to four; if there are two twice as
+// many, of float32 one more, for which other types lack registers. (Chains of three ranks on two
+// H200s, slices of 70 KiB, 64 and 256 MiB and 1 GiB: 214, 779 and 3,050 us with four pieces of two
+// sources, 209, 765 and 2,984 with five. Ten, with nothing loaded ahead: 238, 877 and 3,432. Five
+// of four sources, with nothing ahead, cost reduce-scatters 1 %.)
+inline constexpr int kFloatsOfTwoSources = 5, kPiecesOfFourSources = 2;
+// What a group of seven warps moves so in whole turns. (Of pairs, whose slots are larger, two.)
+constexpr bool whole_turns(std::uint32_t bytes, int pieces) {
+  return bytes % (7 * kWarpBytes * static_cast<unsigned>(pieces)) == 0;
+}
+static_assert(whole_turns(kSlotTurnBytes, kPiecesOfMany) &&
+              whole_turns(kSlotTurnBytes, kFloatsOfTwoSources) &&
+              whole_turns(kSlotTurnBytes, 2 * kPiecesOfFourSources) &&
+              whole_turns(kSlotTurnBytes, kPiecesOfFourSources) &&
+              whole_turns(2 * kSlotTurnBytes, kPiecesOfPair));
+
 template <DType dtype>
 __device__ __forceinline__ void reduce_slot(const SliceJob& job, unsigned thread,
                                             unsigned threads) {
@@ -204,19 +227,21 @@ __device__ __forceinline__ void reduce_slot(const SliceJob& job, unsigned thread
   };
   // As much as the registers hold: narrow types need many to compute with, and integers of 8 bytes
   // nobody sends in bulk.
-  constexpr int kPieces = kElement == 1 || (kElement == 8 && is_integer(dtype)) ? 1 : 2;
+  constexpr bool kFew = kElement == 1 || (kElement == 8 && is_integer(dtype));
+  constexpr int kOfFour = kFew ? 1 : kPiecesOfFourSources;
+  constexpr int kOfTwo = dtype == DType::kFloat32 ? kFloatsOfTwoSources : 2 * kOfFour;
   if (slice.num_src <= 2) {
-    for_pieces<2 * kPieces>(
+    for_pieces<kOfTwo>(
         slice, thread, threads,
         [&](std::uint32_t at, std::uint32_t end) {
-          reduce_few<dtype, 2 * kPieces, 2>(slice, at, end, threads);
+          reduce_few<dtype, kOfTwo, 2>(slice, at, end, threads);
         },
         one);
   } else if (slice.num_src <= 4) {
-    for_pieces<kPieces>(
+    for_pieces<kOfFour>(
         slice, thread, threads,
         [&](std::uint32_t at, std::uint32_t end) {
-          reduce_few<dtype, kPieces, 4>(slice, at, end, threads);
+          reduce_few<dtype, kOfFour, 4>(slice, at, end, threads);
         },
         one);
   } else {
@@ -232,14 +257,6 @@ __device__ __forceinline__ void reduce_slot(const SliceJob& job, unsigned thread
         one);
   }
 }
-
-// Pieces of a thread that are copied at once. A slice of 64 KiB by a group of seven warps is two
-// turns with ten, three with eight, of which the third has work for two warps; and each turn takes
-// a read of memory. (Four ranks, one on a GPU, three on another, two H200s, 256 MiB: all-reduces
-// 1,415 us with eight, 1,379 with ten, all-gathers 802 and 789, reduce-scatters 766 and 756.
-// Between two, whose slices are 128 KiB, all-gathers, which spread, take as long either way,
-// reduce-scatters, which copy, 434 and 443.)
-inline constexpr int kPiecesOfPair = 8, kPiecesOfMany = 10;
 
 template <int kElement>
 __device__ __forceinline__ void spread_slot(const SliceJob& job, unsigned thread,
