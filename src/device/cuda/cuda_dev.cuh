@@ -56,6 +56,11 @@ __device__ __forceinline__ std::uint64_t global_ns() {
   asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(t));
   return t;
 }
+__device__ __forceinline__ std::uint32_t sm_of_block() {
+  std::uint32_t sm;
+  asm volatile("mov.u32 %0, %%smid;" : "=r"(sm));
+  return sm;
+}
 
 // The barrier of the block wants whole warps, and where one thread decides the compiler does not
 // always bring its warp together again.

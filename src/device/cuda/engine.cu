@@ -29,12 +29,6 @@
 namespace unjam {
 namespace {
 
-__device__ std::uint32_t sm_of_block() {
-  std::uint32_t sm;
-  asm volatile("mov.u32 %0, %%smid;" : "=r"(sm));
-  return sm;
-}
-
 // A block of the daemon waits until it has its lane, which another instance drives. False: the
 // daemon leaves. The first lane's block decides that, for all.
 __device__ bool take_over(CudaRank& r, DevShared& s, std::uint32_t lane) {

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 
+#include "device/cuda/call_places.h"
 #include "device/cuda/lane_choice.h"
 #include "device/cuda/solo_call.h"
 #include "engine/cuda_driver.h"
@@ -107,6 +108,7 @@ struct CudaRank {
   std::uint64_t early_calls = 0;   // that need not wait for what was in front to end
   // Of calls whose kernels have begun, by the low bits of their serials: Succession::word().
   std::uint64_t launches[kRecentLaunches] = {};
+  CallPlaces places;                     // of calls by chains
   Primitive* programs = nullptr;         // [slots][kMaxProgram]
   std::uint16_t* members = nullptr;      // [slots][kMaxRanks]
   std::uint32_t* pokes[kMaxRanks] = {};  // this rank's words at each peer, by lane

@@ -77,8 +77,11 @@ inline constexpr std::uint64_t kTurnNs = 500000;   // about an engine's quantum
 // a matrix product beside them took 4.0 ms instead of 1.6. Two H200s, a probe that is not in the
 // tree.)
 inline constexpr std::uint64_t kStillNs = 50000, kSeldomNs = 2000000;
-// See linger(): how long the next call's blocks take to come; and at most.
-inline constexpr std::uint64_t kLingerNs = 4000, kLongestLingerNs = 50000;
+// See linger(): how long the next call's blocks take to come; how much longer who keeps them stays,
+// so that all others have left; and at most.
+inline constexpr std::uint64_t kLingerNs = 4000, kKeepNs = 4000, kLongestLingerNs = 50000;
+// Chunks of a chain from which on it matters where its blocks lie.
+inline constexpr std::uint32_t kLeastKeepingChunks = 16;
 inline constexpr std::uint32_t kIdleRounds = 64;  // of who publishes, before peers are poked
 inline constexpr std::uint32_t kNoSlotOfPool = 0xffffffff, kNotYet = 0xffffffff;
 inline constexpr std::uint32_t kNoSlice = 0xffffffff;
@@ -133,6 +136,7 @@ struct OneStreamShared {
   StreamedCall call;
   std::uint32_t said;    // by the host, see approach()
   std::uint32_t looked;  // the first warp has, and begins if all that it needs is there
+  std::uint32_t keeps;   // the next call's blocks from coming before this one's end: CallPlaces
   std::uint32_t done;  // all will be moved, and the call was not cancelled. Then report_early()'s:
   std::uint64_t reports, at;
 };
@@ -1182,24 +1186,35 @@ __device__ __forceinline__ void count_stream(LaneStats& stats, const Stream& c,
   add(stats.into_outputs, straight);
 }
 
+__device__ __forceinline__ bool comes_in_clusters() {
+  std::uint32_t blocks;
+  asm("mov.u32 %0, %%cluster_nctaid.x;" : "=r"(blocks));
+  return blocks != 1;
+}
+// By one thread, when all has been moved or will be: see CallPlaces.
+__device__ __forceinline__ bool keeps_next(CudaRank& r, const CudaLaunch& launch) {
+  return launch.solo.hops.chain && launch.solo.chunks >= kLeastKeepingChunks &&
+         comes_in_clusters() &&
+         r.places.keeps_next(sm_of_block(), static_cast<std::uint32_t>(launch.serial));
+}
+
 // By one thread of a block that is through, and has given all back, of a chain that is close to the
 // call in front and so has reported early: keeps its SM until the next call's blocks have come,
 // which they may as soon as all lanes have reported. Those are dealt to SMs in clusters of which
 // each should have whole TPCs, and a share of each GPC like the others'; so they do where all of
 // ours are there, or none (a probe), but not where some are. (Four H200s, `calls`: of 256 MiB,
 // whose lanes end 20 us apart, reductions 775 us instead of 805, broadcasts 783 instead of 798.
-// Lanes of mesh plans end together.)
-__device__ __forceinline__ void linger(const CudaLaunch& launch) {
-  std::uint32_t cluster;
-  asm("mov.u32 %0, %%cluster_nctaid.x;" : "=r"(cluster));
-  if (cluster == 1) return;
+// Lanes of mesh plans end together.) Or, if it keeps them, until all other blocks have left: they
+// come behind its end.
+__device__ __forceinline__ void linger(const CudaLaunch& launch, bool keeps) {
+  if (!comes_in_clusters()) return;
   const std::uint64_t begun = global_ns();
   std::uint64_t end = begun + kLongestLingerNs;
   for (bool all = false; global_ns() < end; __nanosleep(200)) {
     // (Somebody's next use of the key may be over, too.)
     if (all || load_relaxed_local(launch.sqe.inv.key->done) == launch.sqe.inv.turn) continue;
     all = true;
-    end = global_ns() + kLingerNs;
+    end = global_ns() + kLingerNs + (keeps ? kKeepNs : 0);
   }
 }
 
@@ -1231,7 +1246,10 @@ __device__ __forceinline__ StreamEnd run_solo_stream(CudaRank& r, const CudaLaun
   const Stream c = stream_in(streams[0]);
 
   if (threadIdx.x == 0) {
-    mine.looked = mine.done = 0, mine.reports = mine.at = 0;
+    mine.looked = mine.keeps = mine.done = 0, mine.reports = mine.at = 0;
+    if (call.hops.chain) {
+      r.places.note(sm_of_block(), static_cast<std::uint32_t>(launch.serial));
+    }
     s.close = Succession::is_close(r, launch) ? 1 : 0;
     if (blockIdx.x == 0) Succession::say(r, launch);
   }
@@ -1267,7 +1285,8 @@ __device__ __forceinline__ StreamEnd run_solo_stream(CudaRank& r, const CudaLaun
     mine.done = 1;
     // (The next call's blocks come behind this: then all has ended that is in front of this call.)
     wait_for_stream();
-    const Ending early = report_early(r, launch, s);
+    mine.keeps = keeps_next(r, launch) ? 1 : 0;
+    const Ending early = report_early(r, launch, s, mine.keeps != 0);
     mine.reports = early.reports;
     mine.at = early.at;
   };
@@ -1324,7 +1343,8 @@ __device__ __forceinline__ StreamEnd run_solo_stream(CudaRank& r, const CudaLaun
   Ending ending{mine.reports, mine.at};
   if (done) {
     const bool serves = leave(r, launch, lane, true, ending, s);
-    if (!serves && call.hops.chain && s.close != 0 && threadIdx.x == 0) linger(launch);
+    const bool stays = call.hops.chain && (s.close != 0 || mine.keeps != 0);
+    if (!serves && stays && threadIdx.x == 0) linger(launch, mine.keeps != 0);
     return serves ? StreamEnd::kServes : StreamEnd::kLeaves;
   }
   wait_for_stream();  // it may not have been its turn, and what follows lets the next call come
