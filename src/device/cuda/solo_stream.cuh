@@ -1204,16 +1204,20 @@ __device__ __forceinline__ bool keeps_next(CudaRank& r, const CudaLaunch& launch
 // each should have whole TPCs, and a share of each GPC like the others'; so they do where all of
 // ours are there, or none (a probe), but not where some are. (Four H200s, `calls`: of 256 MiB,
 // whose lanes end 20 us apart, reductions 775 us instead of 805, broadcasts 783 instead of 798.
-// Lanes of mesh plans end together.) Or, if it keeps them, until all other blocks have left: they
-// come behind its end.
-__device__ __forceinline__ void linger(const CudaLaunch& launch, bool keeps) {
+// Lanes of mesh plans end together.) Or, if it keeps them, until all other blocks have left, which
+// is some time behind the end of the last one: they come behind our own.
+__device__ __forceinline__ void linger(CudaRank& r, const CudaLaunch& launch, bool keeps) {
   if (!comes_in_clusters()) return;
+  const auto is_over = [&] {
+    if (keeps) return load_relaxed_local(r.completed[launch.slot]) >= launch.serial;
+    // (Somebody's next use of the key may be over, too.)
+    return load_relaxed_local(launch.sqe.inv.key->done) != launch.sqe.inv.turn;
+  };
   const std::uint64_t begun = global_ns();
   std::uint64_t end = begun + kLongestLingerNs;
-  for (bool all = false; global_ns() < end; __nanosleep(200)) {
-    // (Somebody's next use of the key may be over, too.)
-    if (all || load_relaxed_local(launch.sqe.inv.key->done) == launch.sqe.inv.turn) continue;
-    all = true;
+  for (bool over = false; global_ns() < end; __nanosleep(200)) {
+    if (over || !is_over()) continue;
+    over = true;
     end = global_ns() + kLingerNs + (keeps ? kKeepNs : 0);
   }
 }
@@ -1344,7 +1348,7 @@ __device__ __forceinline__ StreamEnd run_solo_stream(CudaRank& r, const CudaLaun
   if (done) {
     const bool serves = leave(r, launch, lane, true, ending, s);
     const bool stays = call.hops.chain && (s.close != 0 || mine.keeps != 0);
-    if (!serves && stays && threadIdx.x == 0) linger(launch, mine.keeps != 0);
+    if (!serves && stays && threadIdx.x == 0) linger(r, launch, mine.keeps != 0);
     return serves ? StreamEnd::kServes : StreamEnd::kLeaves;
   }
   wait_for_stream();  // it may not have been its turn, and what follows lets the next call come
