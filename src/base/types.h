@@ -60,7 +60,7 @@ inline constexpr std::uint32_t kSlotGranularity = 64;
 static_assert(kSlotGranularity % kLineBytes == 0);
 
 // Of a slot as many bytes as a GPU's blocks of usual size move in whole turns, whatever they do
-// with them: see whole_turns() in leaf_slots.cuh.
+// with them (copies between two ranks: twice as many), see whole_turns() in leaf_slots.cuh.
 inline constexpr std::uint32_t kSlotTurnBytes = 71680;
 
 // Words of a message of so many bytes, whole lines.

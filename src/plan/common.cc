@@ -127,15 +127,17 @@ std::uint32_t slot_chunk(const PlanLimits& limits, const Geometry& geometry) {
     // (Chains of three ranks on two H200s, 64 and 256 MiB and 1 GiB: reductions 222, 821 and 3,216
     // us by 64 KiB, 214, 780 and 3,053 by 70, but broadcasts 219, 811 and 3,197, 222, 820 and
     // 3,221.)
-    const bool in_turns = slot >= kSlotTurnBytes && geometry.kind != Kind::kBroadcast;
-    bytes = in_turns ? slot / kSlotTurnBytes * kSlotTurnBytes : std::bit_floor(slot);
+    bytes = std::bit_floor(slot);
+    if (geometry.kind != Kind::kBroadcast) {
+      bytes = std::max(bytes, slot / kSlotTurnBytes * kSlotTurnBytes);
+    }
   }
   return chunk_elements(bytes, geometry);
 }
 
 void even_chunks(Geometry* geometry) {
-  // Less takes as long as what is done about it. Even parts begin on sectors' boundaries.
-  constexpr std::uint64_t kWorthwhileBytes = 32 * 1024, kEvenBytes = 512;
+  // Less takes as long as what is done about it. (A GPU's line of memory is 128 bytes.)
+  constexpr std::uint64_t kWorthwhileBytes = 32 * 1024, kEvenBytes = 128;
   const std::uint64_t element = dtype_bytes(geometry->dtype);
   const std::uint64_t stretch =
       geometry->lane_part(geometry->longest_part(), geometry->first_lane).length;

@@ -85,13 +85,14 @@ std::uint64_t chain_chunk_bytes(const PlanLimits& limits, const Geometry& geomet
 // A primitive without a single peer.
 Primitive primitive(unsigned flags, int part);
 
-// A chunk of one guaranteed slot; on a GPU, whose slots' size may be for lines, in whole turns, or,
-// of broadcasts, a power of two.
+// A chunk of one guaranteed slot; on a GPU, whose slots' size may be for lines, as many whole turns
+// or a power of two, whichever is more, of broadcasts the latter.
 std::uint32_t slot_chunk(const PlanLimits& limits, const Geometry& geometry);
 
-// Makes a lane's chunks alike: as many as it has anyhow, for a last one that is short takes as long
-// as what is done about it. Where its stretch is one chunk its hops would follow each other after
-// all: makes it two. (On all ranks alike: not all programs of a gather or scatter have a hop.)
+// Makes a lane's chunks nearly alike: as many as it has anyhow, for a last one that is short takes
+// as long as what is done about it. Where its stretch is one chunk its hops would follow each other
+// after all: makes it two. (On all ranks alike: not all programs of a gather or scatter have a
+// hop.)
 void even_chunks(Geometry* geometry);
 
 // Most elements of at most `bytes` bytes that fit geometry.chunk and the alignment.

@@ -2063,13 +2063,16 @@ def backend_surface():
 
 @check
 def a_callback_that_waits_ends_with_the_job():
-    """The last one, for it ends the default process group."""
+    """It ends the default process group, and so must be the last one."""
+    assert CHECKS[-1].__name__ == "a_callback_that_waits_ends_with_the_job"
+    if SIZE == 1:
+        return
     store = dist.distributed_c10d._get_default_store()
     found = []
 
     def callback(_):
         try:  # of the others nobody calls it
-            unjam.torch.all_reduce(torch.ones(3), key="forsaken")
+            unjam.torch.all_reduce(torch.ones(3, device=DEVICE), key="forsaken")
         except BaseException as error:
             found.append(error)
             raise
@@ -2077,20 +2080,25 @@ def a_callback_that_waits_ends_with_the_job():
     if RANK != 0:
         store.wait(["forsaken"])  # rank 0's callback is not called in the thread that adds it
     future = dist.all_reduce(torch.ones(1), async_op=True).get_future()
-    if RANK == 0 and SIZE != 1:
+    if RANK != 0:
+        future.wait()
+        # Those who left before would be what the call ends for.
+        store.wait(["forsaken no more"], timedelta(seconds=LONG_S))
+        dist.destroy_process_group()
+        return
+    try:
         future = future.then(callback)
         store.set("forsaken", "1")
         end = time.monotonic() + LONG_S
         while "key 'forsaken" not in unjam.explain():
             assert time.monotonic() < end, unjam.explain()
             time.sleep(0.01)
-    else:
-        future.wait()
-    dist.destroy_process_group()
-    if RANK == 0 and SIZE != 1:
-        with fails(RuntimeError, "unjam: all_reduce:"):
+        dist.destroy_process_group()
+        with fails(RuntimeError, "unjam: all_reduce:", "abort"):
             future.wait()
         assert isinstance(found[0], dist.DistBackendError), found
+    finally:
+        store.set("forsaken no more", "1")
 
 
 def main():

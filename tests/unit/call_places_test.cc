@@ -15,7 +15,7 @@ using namespace unjam;  // NOLINT: what is tested
 int keepers(CallPlaces& places, const std::vector<std::uint32_t>& sms, std::uint32_t call) {
   for (const std::uint32_t sm : sms) places.note(sm, call);
   int n = 0;
-  for (const std::uint32_t sm : sms) n += places.keeps_next(sm, call) ? 1 : 0;
+  for (const std::uint32_t sm : sms) n += places.keep(sm, call) ? 1 : 0;
   return n;
 }
 
@@ -37,19 +37,51 @@ TEST(CallPlaces, BlocksOnHalvesKeepTheNextCalls) {
   EXPECT_EQ(keepers(places, {16, 0, 1}, 100), 1);
 }
 
+// The calls up to `last`, from `first` on, that keep the next one's blocks, if all lie on halves.
+std::vector<std::uint32_t> calls_that_keep(CallPlaces& places, std::uint32_t first,
+                                           std::uint32_t last) {
+  std::vector<std::uint32_t> calls;
+  for (std::uint32_t call = first; call <= last; ++call) {
+    const int n = keepers(places, kHalves, call);
+    EXPECT_TRUE(n == 0 || n == 2) << call;
+    if (n != 0) calls.push_back(call);
+  }
+  return calls;
+}
+
 TEST(CallPlaces, NotAgainSoon) {
   CallPlaces places;
   EXPECT_EQ(keepers(places, kHalves, 5), 2);
-  for (std::uint32_t call = 6; call <= 13; ++call) {
-    EXPECT_EQ(keepers(places, kHalves, call), 0) << call;
-  }
-  EXPECT_EQ(keepers(places, kHalves, 14), 2);
-  EXPECT_EQ(keepers(places, kHalves, 15), 0);
+  EXPECT_EQ(keepers(places, kWhole, 6), 0);
+  EXPECT_EQ(calls_that_keep(places, 7, 14), (std::vector<std::uint32_t>{14}));
+}
+
+TEST(CallPlaces, LessOftenWhereItIsInVain) {
+  CallPlaces places;
+  EXPECT_EQ(calls_that_keep(places, 1, 600),
+            (std::vector<std::uint32_t>{1, 18, 51, 116, 245, 502}));
+  EXPECT_EQ(calls_that_keep(places, 601, 2100), (std::vector<std::uint32_t>{1015, 1528, 2041}));
+  // It helps for once: then after eight calls again.
+  EXPECT_EQ(calls_that_keep(places, 2101, 2553), std::vector<std::uint32_t>{});
+  EXPECT_EQ(keepers(places, kHalves, 2554), 2);
+  EXPECT_EQ(keepers(places, kWhole, 2555), 0);
+  EXPECT_EQ(calls_that_keep(places, 2556, 3067), (std::vector<std::uint32_t>{3067}));
+  EXPECT_EQ(keepers(places, kWhole, 3068), 0);
+  EXPECT_EQ(calls_that_keep(places, 3069, 3076), (std::vector<std::uint32_t>{3076}));
+}
+
+// Of two that overlap the later one has begun as the blocks of the former ask.
+TEST(CallPlaces, TheNextCallHasBegun) {
+  CallPlaces places;
+  for (const std::uint32_t sm : kWhole) places.note(sm, 7);
+  for (const std::uint32_t sm : kAlsoWhole) places.note(sm, 8);
+  for (const std::uint32_t sm : kWhole) EXPECT_FALSE(places.keep(sm, 7)) << sm;
 }
 
 TEST(CallPlaces, SerialsComeAround) {
   CallPlaces places;
   EXPECT_EQ(keepers(places, kHalves, 0xfffffffe), 2);
+  EXPECT_EQ(keepers(places, kWhole, 0xffffffff), 0);
   EXPECT_EQ(keepers(places, kHalves, 1), 0);
   EXPECT_EQ(keepers(places, kHalves, 7), 2);
 }

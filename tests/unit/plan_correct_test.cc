@@ -275,7 +275,7 @@ TEST(PlanChecked, ShortChainsOnCuda) {
         EXPECT_EQ(g.lanes, 32);
         EXPECT_EQ(g.parts, 1u);
         // Of 2 MiB a lane, see EvenChunksOnCuda.
-        EXPECT_EQ(g.chunk * sizeof(float), kind == Kind::kReduce ? 70144u : 65536u);
+        EXPECT_EQ(g.chunk * sizeof(float), kind == Kind::kReduce ? 70016u : 65536u);
         const CheckResult result = check(request, limits, Algorithm::kRing);
         ASSERT_TRUE(result.ok) << label(request, limits, Algorithm::kRing) << ": " << result.error;
         EXPECT_EQ(result.slots_needed, 1);
@@ -299,8 +299,9 @@ TEST(PlanChecked, ShortChainsOnCuda) {
 
 // As many as 71,680 bytes of a slot make, which blocks move in whole turns, and all alike.
 TEST(PlanChecked, EvenChunksOnCuda) {
-  const auto geometry = [](std::uint64_t bytes, std::uint32_t slot, int ranks = 4) {
-    const PlanRequest request = make_request(Kind::kAllReduce, ranks, bytes / 4, 0);
+  const auto geometry = [](std::uint64_t bytes, std::uint32_t slot, int ranks = 4,
+                           Kind kind = Kind::kAllReduce) {
+    const PlanRequest request = make_request(kind, ranks, bytes / 4, 0);
     PlanLimits limits = make_limits(4, slot, 32, Device::kCuda);
     limits.overlap = true;
     return plan_mesh(request, limits)->geometry;
@@ -310,14 +311,19 @@ TEST(PlanChecked, EvenChunksOnCuda) {
   };
   EXPECT_EQ(chunk(1 << 30, 74944), 71168u);  // 8 MiB a lane
   EXPECT_EQ(geometry(1 << 30, 74944).loops(0), 118u);
-  EXPECT_EQ(chunk(256 << 20, 74944), 70144u);
+  EXPECT_EQ(chunk(256 << 20, 74944), 70016u);
   EXPECT_EQ(chunk(64 << 20, 74944), 65536u);
   EXPECT_EQ(chunk(16 << 20, 74944), 65536u);
   EXPECT_EQ(geometry(16 << 20, 74944).loops(0), 2u);
   EXPECT_EQ(chunk(8 << 20, 74944), 32768u);
-  EXPECT_EQ(chunk(1 << 30, 149824, 2), 142336u);
+  EXPECT_EQ(chunk(1 << 30, 149824, 2), 142208u);
   EXPECT_EQ(chunk(1 << 30, 71680), 71168u);
-  // As before of what is smaller.
+  // A power of two where that is more, and of broadcasts.
+  EXPECT_EQ(chunk(1 << 30, 131072), 131072u);
+  EXPECT_EQ(chunk(1 << 30, 262144), 262144u);
+  EXPECT_EQ(chunk(1 << 30, 149760, 2), 142208u);
+  EXPECT_EQ(geometry(1 << 30, 74944, 4, Kind::kBroadcast).chunk, 16384u);
+  EXPECT_EQ(geometry(1 << 30, 74944, 4, Kind::kReduceScatter).chunk, 17888u);  // 32 MiB a lane
   EXPECT_EQ(chunk(1 << 30, 71616), 65536u);
   EXPECT_EQ(chunk(1 << 30, 65536), 65536u);
   EXPECT_EQ(chunk(3 << 20, 4096), 4096u);

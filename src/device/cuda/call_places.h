@@ -11,11 +11,13 @@
 // noted, a probe that is not in the tree.)
 //
 // So a block whose TPC has another SM that is none of its call's keeps the next call's blocks from
-// coming early: these find the GPU empty, if it is only ours. If it is not (a product's blocks are
-// everywhere) nothing is gained, and a call begins some 10 us later; so one in so many does.
+// coming before this call's have all left: these find the GPU empty, if it is only ours. If it is
+// not, nothing is gained, a call begins 10 to 20 us later, and somebody else's blocks may have our
+// SMs meanwhile (a product's for a millisecond). So some calls lie between two that keep the next
+// one's blocks, and where that did not help twice as many, up to hundreds.
 //
-// Relaxed: nothing else goes with these words. Blocks of a call have all begun long before any of
-// them asks; where one has not, or two calls are told apart wrongly, a call comes later than it
+// Relaxed: nothing else goes with these words. A call's blocks have all begun long before any of
+// them asks; where one has not, or another call has come meanwhile, a call comes later than it
 // could, or lies as it did.
 #pragma once
 
@@ -28,25 +30,49 @@ namespace unjam {
 
 struct CallPlaces {
   static constexpr std::uint32_t kSms = 256;  // more than any GPU has
-  static constexpr std::uint32_t kApart = 8;  // calls from one that kept the next to another
+  // Calls of the rank, of any kind, between two that keep the next one's blocks: at first, at most.
+  static constexpr std::uint32_t kFewBetween = 8, kMostBetween = 512;
 
   std::uint32_t latest[kSms] = {};  // by SM: the call whose block was there last, by serial
-  std::uint32_t kept = 0;           // the latest call that kept the next one's blocks
+  std::uint64_t kept_word = 0;      // Kept
 
   // By one thread of each block of a call, as it begins.
   UNJAM_HD void note(std::uint32_t sm, std::uint32_t call) {
     if (sm < kSms) store_relaxed_local(latest[sm], call);
   }
-  // Whether this block is to keep the next call's, by one thread, when it has moved all.
-  UNJAM_HD bool keeps_next(std::uint32_t sm, std::uint32_t call) {
+  // Whether this block is to keep the next call's, by one thread, towards the call's end.
+  UNJAM_HD bool keep(std::uint32_t sm, std::uint32_t call) {
     const std::uint32_t other = sm ^ 1;  // SMs of a TPC are numbered behind each other
     if (other >= kSms || load_relaxed_local(latest[other]) == call) return false;
-    const std::uint32_t before = load_relaxed_local(kept);
-    // (Another block of this call's may have said so.)
-    if (before != 0 && before != call && call - before <= kApart) return false;
-    store_relaxed_local(kept, call);
+    Kept last = Kept::from(load_relaxed_local(kept_word));
+    const bool none = last.between == 0;
+    if (!none && last.call == call) return true;  // another block of this call's has said so
+    if (!none && !last.in_vain && call - last.call == 1) {
+      // (Blocks that find it so at the same time all store the same.)
+      last.in_vain = true;
+      last.between = last.between < kMostBetween / 2 ? 2 * last.between : kMostBetween;
+      store_relaxed_local(kept_word, last.word());
+    }
+    if (!none && call - last.call <= last.between) return false;
+    const Kept now{call, last.in_vain ? last.between : kFewBetween, false};
+    store_relaxed_local(kept_word, now.word());
     return true;
   }
+
+ private:
+  // The latest call that kept the next one's blocks; how many calls from there on none does; and
+  // whether the one behind it lay on halves all the same.
+  struct Kept {
+    std::uint32_t call, between;
+    bool in_vain;
+    UNJAM_HD static Kept from(std::uint64_t word) {
+      const auto low = static_cast<std::uint32_t>(word);
+      return {static_cast<std::uint32_t>(word >> 32), low >> 1, (low & 1) != 0};
+    }
+    UNJAM_HD std::uint64_t word() const {
+      return std::uint64_t{call} << 32 | between << 1 | (in_vain ? 1u : 0u);
+    }
+  };
 };
 
 }  // namespace unjam

@@ -193,11 +193,11 @@ __device__ __forceinline__ void reduce_few(const Slice& slice, std::uint32_t at,
   move_ahead<Pieces>(at, end, threads * kPieces * kPieceBytes, load, store);
 }
 
-// Pieces of a thread that are copied at once. A slice of 64 KiB by a group of seven warps is two
-// turns with ten, three with eight, of which the third has work for two warps; and each turn takes
-// a read of memory. (Four ranks, one on a GPU, three on another, two H200s, 256 MiB: all-reduces
-// 1,415 us with eight, 1,379 with ten, all-gathers 802 and 789, reduce-scatters 766 and 756.
-// Between two, whose slices are 128 KiB, all-gathers, which spread, take as long either way,
+// Pieces of a thread that are copied at once. 64 KiB by a group of seven warps are two turns with
+// ten, three with eight, of which the third has work for two warps; and each turn takes a read of
+// memory. (Slices of 64 KiB, four ranks, one on a GPU, three on another, two H200s, 256 MiB:
+// all-reduces 1,415 us with eight, 1,379 with ten, all-gathers 802 and 789, reduce-scatters 766 and
+// 756. Between two, slices of 128 KiB, all-gathers, which spread, took as long either way,
 // reduce-scatters, which copy, 434 and 443.)
 inline constexpr int kPiecesOfPair = 8, kPiecesOfMany = 10;
 // And of each source that are reduced at once, if there are up to four; if there are two twice as

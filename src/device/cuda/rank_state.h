@@ -108,7 +108,7 @@ struct CudaRank {
   std::uint64_t early_calls = 0;   // that need not wait for what was in front to end
   // Of calls whose kernels have begun, by the low bits of their serials: Succession::word().
   std::uint64_t launches[kRecentLaunches] = {};
-  CallPlaces places;                     // of calls by chains
+  CallPlaces places;                     // SMs of the blocks of calls by chains
   Primitive* programs = nullptr;         // [slots][kMaxProgram]
   std::uint16_t* members = nullptr;      // [slots][kMaxRanks]
   std::uint32_t* pokes[kMaxRanks] = {};  // this rank's words at each peer, by lane

@@ -690,7 +690,7 @@ __device__ __forceinline__ void hand_over(CudaRank& r, const CudaLaunch& launch,
 struct ReportingCall {
   CudaRank& r;
   const CudaLaunch& launch;
-  const bool keeps_next = false;  // the next call's blocks do not come before this one's end
+  const bool keeps = false;  // the next call's blocks from coming before this block's end
   const std::uint32_t lanes = launch.solo.lanes, lane = blockIdx.x;
 
   __device__ __forceinline__ std::uint64_t add_report(std::uint64_t by) const {
@@ -719,7 +719,7 @@ struct ReportingCall {
   }
   __device__ __forceinline__ void free_key() const { solo::free_key(launch); }
   __device__ __forceinline__ void let_next_begin() const {
-    if (!keeps_next) unjam::let_next_begin();
+    if (!keeps) unjam::let_next_begin();
   }
   // Others may wait for this end in their queues: whoever drives a lane looks at `readied`, and
   // with it sees that the key is free (decide(), and the fences; its acquire). Who leaves one with
@@ -993,11 +993,12 @@ __device__ __forceinline__ Ending begin_end(CudaRank& r, const CudaLaunch& launc
 
 // The same, and what finish() decides, by one thread of a lane that waits for no peer any more,
 // while the block is still busy with its end. So the next call's blocks come meanwhile, unless it
-// keeps them.
+// keeps them. keeps(): is looked at while the report is under way; of a call of one lane it is not.
+template <class Keeps>
 __device__ __forceinline__ Ending report_early(CudaRank& r, const CudaLaunch& launch, Shared& s,
-                                               bool keeps_next) {
-  const ReportingCall reporting{r, launch, keeps_next};
-  Ending ending = ReportSteps::begin_end(reporting);
+                                               Keeps keeps) {
+  Ending ending = ReportSteps::begin_end(ReportingCall{r, launch});
+  const ReportingCall reporting{r, launch, keeps()};
   s.serves = ReportSteps::decide(reporting, ending) ? 1 : 0;
   return ending;
 }

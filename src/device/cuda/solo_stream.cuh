@@ -77,9 +77,10 @@ inline constexpr std::uint64_t kTurnNs = 500000;   // about an engine's quantum
 // a matrix product beside them took 4.0 ms instead of 1.6. Two H200s, a probe that is not in the
 // tree.)
 inline constexpr std::uint64_t kStillNs = 50000, kSeldomNs = 2000000;
-// See linger(): how long the next call's blocks take to come; how much longer who keeps them stays,
-// so that all others have left; and at most.
-inline constexpr std::uint64_t kLingerNs = 4000, kKeepNs = 4000, kLongestLingerNs = 50000;
+// See linger(): how long the next call's blocks take to come; and at most.
+inline constexpr std::uint64_t kLingerNs = 4000, kLongestLingerNs = 50000;
+// The same of who keeps them: until all others have left, who linger as well.
+inline constexpr std::uint64_t kKeepNs = 2 * kLingerNs, kLongestKeepNs = 200000;
 // Chunks of a chain from which on it matters where its blocks lie.
 inline constexpr std::uint32_t kLeastKeepingChunks = 16;
 inline constexpr std::uint32_t kIdleRounds = 64;  // of who publishes, before peers are poked
@@ -1191,11 +1192,16 @@ __device__ __forceinline__ bool comes_in_clusters() {
   asm("mov.u32 %0, %%cluster_nctaid.x;" : "=r"(blocks));
   return blocks != 1;
 }
-// By one thread, when all has been moved or will be: see CallPlaces.
+// By one thread, when all has been moved or will be: whether this block keeps the next call's. (Of
+// GPUs whose SMs are numbered as CallPlaces has it.)
 __device__ __forceinline__ bool keeps_next(CudaRank& r, const CudaLaunch& launch) {
+#if __CUDA_ARCH__ < 1000
   return launch.solo.hops.chain && launch.solo.chunks >= kLeastKeepingChunks &&
          comes_in_clusters() &&
-         r.places.keeps_next(sm_of_block(), static_cast<std::uint32_t>(launch.serial));
+         r.places.keep(sm_of_block(), static_cast<std::uint32_t>(launch.serial));
+#else
+  return false;
+#endif
 }
 
 // By one thread of a block that is through, and has given all back, of a chain that is close to the
@@ -1205,7 +1211,7 @@ __device__ __forceinline__ bool keeps_next(CudaRank& r, const CudaLaunch& launch
 // ours are there, or none (a probe), but not where some are. (Four H200s, `calls`: of 256 MiB,
 // whose lanes end 20 us apart, reductions 775 us instead of 805, broadcasts 783 instead of 798.
 // Lanes of mesh plans end together.) Or, if it keeps them, until all other blocks have left, which
-// is some time behind the end of the last one: they come behind our own.
+// is some time behind the call's end: they come behind our own.
 __device__ __forceinline__ void linger(CudaRank& r, const CudaLaunch& launch, bool keeps) {
   if (!comes_in_clusters()) return;
   const auto is_over = [&] {
@@ -1213,12 +1219,11 @@ __device__ __forceinline__ void linger(CudaRank& r, const CudaLaunch& launch, bo
     // (Somebody's next use of the key may be over, too.)
     return load_relaxed_local(launch.sqe.inv.key->done) != launch.sqe.inv.turn;
   };
-  const std::uint64_t begun = global_ns();
-  std::uint64_t end = begun + kLongestLingerNs;
+  std::uint64_t end = global_ns() + (keeps ? kLongestKeepNs : kLongestLingerNs);
   for (bool over = false; global_ns() < end; __nanosleep(200)) {
     if (over || !is_over()) continue;
     over = true;
-    end = global_ns() + kLingerNs + (keeps ? kKeepNs : 0);
+    end = global_ns() + (keeps ? kKeepNs : kLingerNs);
   }
 }
 
@@ -1289,8 +1294,11 @@ __device__ __forceinline__ StreamEnd run_solo_stream(CudaRank& r, const CudaLaun
     mine.done = 1;
     // (The next call's blocks come behind this: then all has ended that is in front of this call.)
     wait_for_stream();
-    mine.keeps = keeps_next(r, launch) ? 1 : 0;
-    const Ending early = report_early(r, launch, s, mine.keeps != 0);
+    const Ending early = report_early(r, launch, s, [&] {
+      const bool keeps = keeps_next(r, launch);
+      mine.keeps = keeps ? 1 : 0;
+      return keeps;
+    });
     mine.reports = early.reports;
     mine.at = early.at;
   };
