@@ -45,15 +45,17 @@ struct CallPlaces {
     const std::uint32_t other = sm ^ 1;  // SMs of a TPC are numbered behind each other
     if (other >= kSms || load_relaxed_local(latest[other]) == call) return false;
     Kept last = Kept::from(load_relaxed_local(kept_word));
-    const bool none = last.between == 0;
-    if (!none && last.call == call) return true;  // another block of this call's has said so
-    if (!none && !last.in_vain && call - last.call == 1) {
-      // (Blocks that find it so at the same time all store the same.)
-      last.in_vain = true;
-      last.between = last.between < kMostBetween / 2 ? 2 * last.between : kMostBetween;
-      store_relaxed_local(kept_word, last.word());
+    if (last.between != 0) {  // there is one
+      const std::uint32_t since = call - last.call;
+      if (since == 0) return true;  // another block of this call's has said so
+      if (since == 1 && !last.in_vain) {
+        // (Blocks that find it so at the same time all store the same.)
+        last.in_vain = true;
+        last.between = last.between < kMostBetween / 2 ? 2 * last.between : kMostBetween;
+        store_relaxed_local(kept_word, last.word());
+      }
+      if (since <= last.between) return false;
     }
-    if (!none && call - last.call <= last.between) return false;
     const Kept now{call, last.in_vain ? last.between : kFewBetween, false};
     store_relaxed_local(kept_word, now.word());
     return true;

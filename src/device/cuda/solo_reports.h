@@ -88,7 +88,8 @@ struct Ending {
 //   fence()                for the device: acquires and releases
 //   take_place()           in the CQ
 //   free_key()             its next use may begin
-//   let_next_begin()       the stream's next call may come: it waits for our end
+//   let_next_begin()       the stream's next call may come: it waits for our end. (A block that
+//                          keeps it, see CallPlaces, lets it come by its own end)
 //   end(at), end_lane(at)  tell of the end of a call of several lanes, or of one
 //   hand_over(word)        tells the engine how far the lanes are
 struct ReportSteps {
