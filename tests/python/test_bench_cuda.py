@@ -64,6 +64,7 @@ def test_data_is_that_of_the_host(collective):
         (["--device", "cuda", "--threads"], "argument --threads"),
         (["--gemm"], "argument --gemm: needs --device cuda"),
         (["--gemm", "--heap"], "argument --heap: --gemm has buffers of its own"),
+        (["--registered", "--heap"], "argument --registered: not with --heap"),
         (["--lanes", "0"], "argument --lanes"),
         (["--kinds", "all_reduce,scatter"], "'scatter' is not one of"),
         (["--dtype", "bf17"], "argument --dtype"),
@@ -261,7 +262,8 @@ def test_a_wrong_result_is_an_error(no_gpu, monkeypatch):
         run_sweep(sweep, lambda row: None)
 
 
-def test_a_product_beside_traffic(no_gpu, monkeypatch):
+@pytest.mark.parametrize("registered", [False, True], ids=["own", "registered"])
+def test_a_product_beside_traffic(no_gpu, monkeypatch, registered):
     monkeypatch.setattr(gemm.torch, "randn", lambda shape, device: torch.ones(shape))
     monkeypatch.setattr(gemm.torch, "zeros", lambda count, dtype, device: np.zeros(count, "f4"))
     stream = FakeStream()
@@ -277,14 +279,24 @@ def test_a_product_beside_traffic(no_gpu, monkeypatch):
         return request
 
     monkeypatch.setattr(unjam.Collective, "run", run_without)
+    register = unjam.Context.register_memory
+    of_the_call = []
+
+    def register_and_note(self, memory):
+        of_the_call.append(memory.nbytes)
+        return register(self, memory)
+
+    monkeypatch.setattr(unjam.Context, "register_memory", register_and_note)
     # (PyTorch's profiler wants its device.)
     monkeypatch.setattr(gemm, "_blocks", lambda traffic: 32)
     nccl = SimpleNamespace(all_reduce=lambda data, stream: None)
-    request = Gemm(unjam.unique_id(), 1, 8, 4096, 2)
+    request = Gemm(unjam.unique_id(), 1, 8, 4096, 2, registered)
     answer = gemm.measure(request, 0, 1, stream, nccl, lambda: None)
     names = ["alone", "unjam", "unjam, in stream", "nccl"]
     names += [f"{name}, waiting" for name in names[1:]]
     assert [(beside.name, len(beside.ms)) for beside in answer] == [(name, 2) for name in names]
+    assert len(answer) == GemmSweep((1,), 1).ways == GemmSweep((1,), 1, peer="none").ways + 2
+    assert of_the_call == ([2048 * 4] if registered else [])  # (of f4 here)
     assert in_streams.count(True) == in_streams.count(False) > 0
     assert [beside.blocks for beside in answer[:4]] == [0, 0, 32, 32]
     waiting = [beside for beside in answer if beside.name.endswith("waiting")]
@@ -387,7 +399,7 @@ def test_ranks_have_what_a_job_says_in_their_environment(monkeypatch):
 
 
 def test_nccl_has_as_many_channels_as_there_are_lanes(monkeypatch):
-    jobs = []
+    jobs, asked = [], []
 
     class NoJob:
         def __init__(self, ranks, peer, limit_s, device, environment):
@@ -401,8 +413,12 @@ def test_nccl_has_as_many_channels_as_there_are_lanes(monkeypatch):
 
         def ask(self, request):
             assert jobs[-1]["NCCL_MAX_CTAS"] == jobs[-1]["NCCL_MIN_CTAS"] == str(request.lanes)
+            asked.append(request.registered)
             return [[gemm.Beside("alone", [1.0], 0.0)]] * 2
 
     monkeypatch.setattr(gemm_sweep, "Job", NoJob)
     rows = gemm_sweep.run_gemm(GemmSweep((4, 16), 2), lambda row: None)
     assert [row["lanes"] for row in rows] == [4, 16] and len(jobs) == 2
+    assert {row["buffers"] for row in rows} == {"own"}
+    rows = gemm_sweep.run_gemm(GemmSweep((4,), 2, registered=True), lambda row: None)
+    assert [row["buffers"] for row in rows] == ["registered"] and asked == [False, False, True]

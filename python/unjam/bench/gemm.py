@@ -147,6 +147,8 @@ def measure(
         ranks, rank, request.unique_id, device="cuda", device_index=device.index,
         lanes=request.lanes,
     ) as context:  # fmt: skip
+        if request.registered:
+            context.register_memory(data)  # until the context is closed
         run = context.group(name="gemm").register_all_reduce("traffic", data.dtype).run
         ways: dict[str, _Traffic] = {
             "unjam": _BesideTraffic(partial(run, data, stream=traffic_stream)),

@@ -27,6 +27,8 @@ class GemmSweep:
         nbytes: of an all-reduce.
         times: measurements of each kind and setting.
         limit_s: the longest that a setting may take.
+        registered: what is reduced lies in memory that is registered with unjam (of NCCL's calls,
+            too, to which that is nothing).
     """
 
     lanes: tuple[int, ...]
@@ -36,6 +38,12 @@ class GemmSweep:
     nbytes: int = 1 << 30
     times: int = 7
     limit_s: float = 120.0
+    registered: bool = False
+
+    @property
+    def ways(self) -> int:
+        """Rows of a setting: alone, and beside calls that move data, and that wait."""
+        return 5 if self.peer == "none" else 7
 
 
 def run_gemm(sweep: GemmSweep, on_row: Callable[[Row], object]) -> list[Row]:
@@ -52,7 +60,14 @@ def run_gemm(sweep: GemmSweep, on_row: Callable[[Row], object]) -> list[Row]:
             sweep.ranks, sweep.peer, sweep.limit_s, device="cuda", environment=channels
         ) as job:
             answers: list[list[Any]] = job.ask(
-                messages.Gemm(unjam.unique_id(), lanes, sweep.size, sweep.nbytes, sweep.times)
+                messages.Gemm(
+                    unjam.unique_id(),
+                    lanes,
+                    sweep.size,
+                    sweep.nbytes,
+                    sweep.times,
+                    sweep.registered,
+                )
             )
         for row in make_rows(sweep, lanes, answers):
             rows.append(row)
@@ -77,6 +92,7 @@ def make_rows(sweep: GemmSweep, lanes: int, answers: list[list[Any]]) -> list[Ro
                 "bytes": sweep.nbytes,
                 "size": sweep.size,
                 "beside": ways[0].name,
+                "buffers": "registered" if sweep.registered else "own",
                 "ms": round(ms, 4),
                 "low_ms": round(1e-6 * quantile(nanoseconds, 0.1), 4),
                 "high_ms": round(1e-6 * quantile(nanoseconds, 0.9), 4),

@@ -92,6 +92,7 @@ class Gemm:
         size: rows and columns of the product.
         nbytes: of an all-reduce.
         times: measurements of each kind.
+        registered: what is reduced lies in memory that is registered with unjam.
     """
 
     unique_id: bytes
@@ -99,6 +100,7 @@ class Gemm:
     size: int
     nbytes: int
     times: int
+    registered: bool = False
 
 
 @dataclass(frozen=True)

@@ -141,7 +141,7 @@ def run(options: argparse.Namespace) -> int:
     try:
         if options.gemm:
             gemm = _gemm_sweep(options)
-            with _progress((3 if gemm.peer == "none" else 4) * len(gemm.lanes)) as advance:
+            with _progress(gemm.ways * len(gemm.lanes)) as advance:
                 rows = run_gemm(gemm, lambda _: advance(1))
             table = _gemm_table(rows, gemm)
         else:
@@ -169,8 +169,8 @@ def _sweep(options: argparse.Namespace) -> Sweep:
         options.parser.error(f"argument --peer: {lack}")
     if options.gemm and options.heap:
         options.parser.error("argument --heap: --gemm has buffers of its own")
-    if options.registered and (options.gemm or options.heap):
-        options.parser.error("argument --registered: not with --gemm or --heap")
+    if options.registered and options.heap:
+        options.parser.error("argument --registered: not with --heap")
     if options.registered and options.device == "host" and not options.threads:
         options.parser.error(
             "argument --registered: processes of the host device cannot map each other's memory: "
@@ -211,6 +211,7 @@ def _gemm_sweep(options: argparse.Namespace) -> GemmSweep:
         ranks=options.ranks,
         peer=options.peer,
         limit_s=options.timeout,
+        registered=options.registered,
     )
 
 
@@ -273,7 +274,8 @@ def _table(rows: list[dict[str, Any]], sweep: Sweep) -> Table:
 
 def _gemm_table(rows: list[dict[str, Any]], sweep: GemmSweep) -> Table:
     title = (
-        f"{sweep.size}³ bf16 matrix product beside all-reduces of {size_text(sweep.nbytes)}, "
+        f"{sweep.size}³ bf16 matrix product beside all-reduces of {size_text(sweep.nbytes)}"
+        f"{' in registered memory' if sweep.registered else ''}, "
         f"{sweep.ranks} ranks; medians, p10 to p90"
     )
     columns = ["lanes", "beside", "blocks", "ms", "p10", "p90", "slowdown", "all-reduce GB/s"]
