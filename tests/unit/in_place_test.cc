@@ -1,6 +1,6 @@
 // What a call in place has in its output already is read, and not written: the root's buffer of a
-// broadcast or a scatter, and the own part of an all-gather or a gather. Here they are in memory
-// that cannot be written, so a store there kills the test.
+// broadcast or a scatter, and the own part of an all-gather or a gather. Here, on the host device,
+// they are in memory that cannot be written, so a store there kills the test.
 #include <gtest/gtest.h>
 #include <sys/mman.h>
 #include <unistd.h>
