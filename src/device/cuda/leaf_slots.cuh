@@ -264,8 +264,8 @@ __device__ __forceinline__ void spread_slot(const SliceJob& job, unsigned thread
   constexpr int kPieces = kPiecesOfMany;
   Slice slice = make_slice(job);
   // In place it is there already. (A broadcast of 1 GiB took 14.5 % of the memory's bandwidth at
-  // the root, which wrote what it read; NCCL's 7.6. Four H200s, NVML's GPM metrics, a probe that is
-  // not in the tree.)
+  // the root, which wrote what it read; without that 7.2, NCCL's 7.6. Four H200s, NVML's GPM
+  // metrics, a probe that is not in the tree.)
   if (slice.dst_user == slice.src[0]) slice.dst_user = nullptr;
   for_pieces<kPieces>(
       slice, thread, threads,
