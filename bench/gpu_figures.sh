@@ -29,7 +29,7 @@ device|200|--modes device --kinds all --seconds 0.02 --sizes 1K,8K,64K,128K,256K
 large|150|--modes device --kinds all --seconds 0.3 --sizes 64M,256M,1G
 short|150|--modes device --kinds all --seconds 0.3 --sizes 1K,8K,16K,32K,64K,1M
 bf16|120|--modes device --kinds all_reduce --dtype bf16 --seconds 0.3 --sizes 1K,64K,1M,64M,1G
-async|240|--modes async --kinds all --seconds 0.4 --sizes 1K,64K,256K,1M,2M,4M,8M,25M,64M,256M
+async|300|--modes async --kinds all --seconds 0.4 --sizes 1K,64K,256K,1M,2M,4M,8M,25M,64M,256M,1G
 host|240|--modes host --kinds all --seconds 0.04 --sizes 1K,64K,1M,8M,64M,1G
 heap|120|--modes device --kinds all_reduce,all_gather,broadcast --seconds 0.02 --sizes 64M,1G --heap
 gemm|240|--gemm --lanes 8,16,24,32

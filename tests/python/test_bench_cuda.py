@@ -252,6 +252,9 @@ def test_ranks_measure_and_check(no_gpu, monkeypatch, collective, buffers):
     for row in rows:
         assert row["unjam_us"] > 0 and row["ratio"] > 0 and row["peer"] == "nccl"
         assert row["algorithm"] and (row["mode"] == "host" or row["calls"] >= 4)
+    # The larger ones of these kinds go through slots, and so straight where they may.
+    straight = buffers != "own" and collective in ("all_reduce", "broadcast")
+    assert ["direct" in row["protocol"] for row in rows] == [False] * 3 + [straight] * 3
     assert rows[1]["issue_us"] > 0 and rows[1]["peer_issue_us"] > 0
 
 

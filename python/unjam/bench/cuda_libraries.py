@@ -71,6 +71,7 @@ class CudaUnjam:
         self._group = self._context.group(name="bench")
         self._stream = stream.cuda_stream
         self._registered: dict[str, unjam.Collective] = {}  # by key
+        self._straight_before = 0  # slices, as the case was prepared
 
     def alloc(self, nbytes: int) -> unjam.Memory:
         """Memory of the heap."""
@@ -83,6 +84,7 @@ class CudaUnjam:
     def prepare(self, case: Case, buffers: Sequence[Buffers], key: str | None = None) -> Calls:
         """See :class:`CudaLibrary`. The i-th buffers of a burst have a key of their own."""
         run, key = library().unjamRunWithOptions, key or case.collective
+        self._straight_before = self._straight()
         in_stream, beside = (
             call_options(0, None, 0, self._stream, order)
             for order in (_abi.STREAM_SYNC, _abi.STREAM_ASYNC)
@@ -109,11 +111,20 @@ class CudaUnjam:
         return Calls(issue, run_burst, check)
 
     def plan(self, case: Case) -> tuple[str, str]:
-        """Algorithm and protocol of the case's in-stream calls; the protocol "" if not told."""
+        """Algorithm and protocol of the case's in-stream calls; the protocol "" if not told.
+
+        With "direct" behind it, if this rank has stored slices straight into others' outputs since
+        the case was prepared.
+        """
+        direct = self._straight() > self._straight_before
         for key in self._context.info()["keys"]:
             if (key["group"], key["key"]) == ("bench", case.collective):
-                return str(key["algorithm"]), str(key.get("protocol", ""))
+                protocol = str(key.get("protocol", ""))
+                return str(key["algorithm"]), f"{protocol}, direct" if direct else protocol
         return "", ""
+
+    def _straight(self) -> int:
+        return sum(int(lane["into_outputs"]) for lane in self._context.info()["lanes"])
 
     def close(self) -> None:
         """See :class:`CudaLibrary`."""

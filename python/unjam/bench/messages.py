@@ -77,7 +77,7 @@ class Burst:
 
 @dataclass(frozen=True)
 class Plan:
-    """CUDA: what unjam has used for the case. Answer: (algorithm, protocol)."""
+    """CUDA: what unjam has used for the case, see UnjamLibrary.plan(). Answer: that."""
 
 
 @dataclass(frozen=True)
