@@ -1,7 +1,6 @@
 """The programs on GPUs, as far as they go without one: data, orders, outcomes, arguments."""
 
 import itertools
-import sys
 
 import pytest
 
@@ -11,7 +10,7 @@ from unjam.programs import WrongResult
 
 torch = pytest.importorskip("torch")
 
-from unjam.cuda import nccl_program, program  # noqa: E402
+from unjam.cuda import program  # noqa: E402
 from unjam.cuda.program import CudaProgram, Data, outcome, start, turns  # noqa: E402
 
 
@@ -52,36 +51,6 @@ def test_a_rank_that_fails_is_told(monkeypatch):
     monkeypatch.setattr(program, "start", start_something)
     with pytest.raises(RuntimeError, match="ended with status 1; its words:(.|\n)*no_such_module"):
         program.run_processes(CudaProgram(2, 1))
-
-
-def fake_child(monkeypatch, text):
-    """`text` in place of the child that runs NCCL."""
-
-    def start_something(module, arguments, variables, log):
-        output = log.open("wb")
-        return program.subprocess.Popen([sys.executable, "-c", text], stdout=output, stderr=output)
-
-    monkeypatch.setattr(nccl_program, "start", start_something)
-
-
-@pytest.mark.parametrize(
-    ("text", "hung", "iterations"),
-    [
-        ("print('consistent\\nrandom\\n0\\n1')", False, 2),
-        ("print('consistent\\nrandom\\n0', flush=True); input_ = __import__('time').sleep(60)",
-         True, 1),
-    ],
-)  # fmt: skip
-def test_a_hang_is_told_from_completion(monkeypatch, text, hung, iterations):
-    fake_child(monkeypatch, text)
-    found = nccl_program.try_nccl(4, 0, False, iterations=2, limit_s=0.5)
-    assert (found.hung, found.iterations) == (hung, iterations)
-
-
-def test_a_child_that_fails_has_not_hung(monkeypatch):
-    fake_child(monkeypatch, "raise SystemExit('no NCCL here')")
-    with pytest.raises(RuntimeError, match="no NCCL here"):
-        nccl_program.try_nccl(4, 0, False)
 
 
 def test_demo_takes_gpus_where_there_are_some(monkeypatch):
