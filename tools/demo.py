@@ -1,8 +1,9 @@
 """make demo: builds unjam into .venv and runs `unjam demo` with the arguments given.
 
 Light on purpose: no torch, no CUDA compiler. The CUDA part is built only where a GPU is visible.
-Where no package index can be reached, it builds with the machine's own cmake and runs with the
-machine's own python3; .venv/bin/unjam is then a script that does so.
+Where no package index can be reached, or `python3 -m venv` does not work, it builds with the
+machine's own cmake and runs with the machine's own python3; .venv/bin/unjam is then a script that
+does so.
 """
 
 from __future__ import annotations
@@ -64,14 +65,35 @@ def install_package(build_dir: str, cuda: str) -> None:
     stamps[cuda].set()
 
 
+def check_offline(cause: setup_env.NoPackages) -> None:
+    """Raises Failure with everything that build_offline() lacks, and `cause`: to mend either does.
+
+    Args:
+        cause: why it is not done with .venv's packages.
+    """
+    modules = [name for name in ("numpy", "rich") if importlib.util.find_spec(name) is None]
+    lacks, packages = list(modules), [f"python3-{name}" for name in modules]
+    if setup_env.version(shutil.which("cmake")) < setup_env.MIN_CMAKE:
+        minimum = ".".join(map(str, setup_env.MIN_CMAKE))
+        lacks.append(f"cmake {minimum} or newer")
+        packages.append(f"cmake ({minimum} or newer)")
+    if setup_env.compiler() is None:
+        lacks.append("a C++ compiler")
+        packages.append("g++ (12 or newer)")
+    if not lacks:
+        return
+    text = (
+        f"{cause}\n"
+        f"Nor can it be done with the machine's own tools, which lack: {', '.join(lacks)}\n"
+        f"On Debian and Ubuntu: apt-get install {' '.join(packages)}"
+    )
+    if modules:
+        text += f"\n({sys.executable} is asked; make demo PYTHON=… takes another)"
+    raise Failure(text) from cause
+
+
 def build_offline(cuda: str) -> None:
     """The same without pip: cmake and python3 of the machine, and a script as .venv/bin/unjam."""
-    missing = [name for name in ("numpy", "rich") if importlib.util.find_spec(name) is None]
-    if missing or shutil.which("cmake") is None:
-        raise Failure(
-            "no package index can be reached, and this machine cannot do without: "
-            f"{'python3 lacks ' + ', '.join(missing) if missing else 'there is no cmake'}."
-        )
     build = ROOT / "build" / "offline"
     # PYTHONPATH and the like stay: this is the machine's own Python's build.
     command: list[str | Path] = ["cmake", "-S", ROOT, "-B", build, f"-DUNJAM_CUDA={cuda}"]
@@ -84,7 +106,7 @@ def build_offline(cuda: str) -> None:
     python = shlex.quote(sys.executable)
     PROGRAM.write_text(
         "#!/bin/sh\n"
-        "# Written by tools/demo.py, which could reach no package index.\n"
+        "# Written by tools/demo.py, which could install no packages into .venv.\n"
         f"export UNJAM_LIBRARY={shlex.quote(str(build / 'libunjam.so'))}\n"
         f"export PYTHONPATH={shlex.quote(str(ROOT / 'python'))}${{PYTHONPATH:+:$PYTHONPATH}}\n"
         f'exec {python} -c "import sys; from unjam.cli import main; sys.exit(main())" "$@"\n'
@@ -97,9 +119,10 @@ def main() -> int:
     try:
         setup_env.ensure("demo")
         install_package("build/wheel", cuda)
-    except setup_env.NoIndex as failure:
+    except setup_env.NoPackages as failure:
+        check_offline(failure)
         say(str(failure))
-        say("going on without it: the machine's own cmake and python3 do the work")
+        say("going on without .venv's packages: the machine's own cmake and python3 do the work")
         build_offline(cuda)
     command = [str(PROGRAM), "demo", *sys.argv[1:]]
     say("running: " + shlex.join([os.path.relpath(PROGRAM, ROOT), *command[1:]]))

@@ -34,7 +34,15 @@ MIN_NINJA = (1, 10)
 GTEST_PACKAGES = ["libgtest-dev", "libgmock-dev", "googletest"]
 
 
-class NoIndex(Failure):
+class NoPackages(Failure):
+    """.venv cannot be made or filled. Who can do without catches this."""
+
+
+class NoVenv(NoPackages):
+    """`python3 -m venv` failed: most often what makes pip (ensurepip) is not installed."""
+
+
+class NoIndex(NoPackages):
     """pip could not install: most often there is no package index to be reached."""
 
 
@@ -52,7 +60,7 @@ def ensure_venv() -> None:
     made = subprocess.run([sys.executable, "-m", "venv", str(VENV)], capture_output=True, text=True)
     if made.returncode != 0:
         shutil.rmtree(VENV, ignore_errors=True)
-        raise Failure(
+        raise NoVenv(
             f"`python3 -m venv` failed: {(made.stdout + made.stderr).strip()}\n"
             "On Debian and Ubuntu: apt-get install python3-venv"
         )
@@ -88,11 +96,14 @@ def pip_install(words: Sequence[str], stamp_name: str, why: str) -> None:
     result = subprocess.run(command, env=environment(), text=True, capture_output=True)
     if result.returncode != 0:
         tail = "\n".join((result.stdout + result.stderr).strip().splitlines()[-6:])
-        raise NoIndex(f"pip could not install {', '.join(words)}:\n{tail}")
+        raise NoIndex(
+            f"pip could not install {', '.join(words)}:\n{tail}\n"
+            "If no package index can be reached: PIP_INDEX_URL names another, https_proxy a proxy"
+        )
     stamp.set()
 
 
-def _version(program: str | None) -> tuple[int, ...]:
+def version(program: str | None) -> tuple[int, ...]:
     """What `program --version` says, as numbers; () if it does not run."""
     if program is None:
         return ()
@@ -104,17 +115,21 @@ def _version(program: str | None) -> tuple[int, ...]:
     return tuple(int(part) for part in match.group().split(".")) if match else ()
 
 
+def compiler() -> str | None:
+    """The C++ compiler's path: that of CXX or c++; None if it is not installed."""
+    return shutil.which(os.environ.get("CXX", "c++").split()[0])
+
+
 def ensure_build_tools() -> None:
     """A C++ compiler, cmake, ninja and scikit-build-core."""
-    compiler = os.environ.get("CXX", "c++")
-    if shutil.which(compiler.split()[0]) is None:
+    if compiler() is None:
         raise Failure(
-            f"no C++ compiler: `{compiler}` was not found. On Debian and Ubuntu: "
-            "apt-get install g++ (12 or newer)"
+            f"no C++ compiler: `{os.environ.get('CXX', 'c++')}` was not found. "
+            "On Debian and Ubuntu: apt-get install g++ (12 or newer)"
         )
     pip_install(requirements("build"), "build", "the build backend")
     for tool, minimum in (("cmake", MIN_CMAKE), ("ninja", MIN_NINJA)):
-        if _version(shutil.which(tool)) < minimum:
+        if version(shutil.which(tool)) < minimum:
             pip_install(requirements(tool), tool, f"{tool} (the machine has none new enough)")
 
 

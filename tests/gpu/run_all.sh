@@ -5,13 +5,54 @@
 #   run_all.sh [--quick] [NAME…]      names: see `runs` below; none: all
 #
 # The device library is looked for beside libunjam.so, one folder above. Into $OUT (default: ./gpu-results):
-# summary.txt, gpu_tests.log (all output), price.csv and matrix*.csv.
+# summary.txt, gpu_tests.log (all output), and NAME.csv of each run that prints such lines (price, matrix*).
+# Both begin with what was run, and where; UNJAM_COMMIT says what is tested where git cannot: in a copy
+# without .git.
 set -u
 bin=${GPU_TESTS:-$(cd "$(dirname "$0")" && pwd)}
 out=${OUT:-gpu-results}
 mkdir -p "$out"
 log=$out/gpu_tests.log
-: >"$log"
+summary=$out/summary.txt
+
+commit() {
+  [ -n "${UNJAM_COMMIT:-}" ] && echo "$UNJAM_COMMIT" && return
+  # As in `unjam bench --json`: "-dirty" if tracked files differ, and of no other repository.
+  local root
+  root=$(git -C "$bin" rev-parse --show-toplevel 2>/dev/null) && [ -f "$root/include/unjam/unjam.h" ] &&
+    git --no-optional-locks -C "$root" describe --always --dirty --abbrev=7 '--exclude=*' 2>/dev/null ||
+    echo unknown
+}
+
+# GPUs that are alike are one line.
+gpus() {
+  command -v nvidia-smi >/dev/null || { echo 'no nvidia-smi' && return; }
+  local told
+  told=$(timeout 60 nvidia-smi --query-gpu=name,driver_version --format=csv,noheader 2>&1) ||
+    told="nvidia-smi fails: $told"
+  echo "$told" | uniq -c | sed 's/^ *//; 2,$s/^/           /'
+}
+
+cpu() {
+  local model
+  model=$(sed -n 's/^model name[^:]*: *//p' /proc/cpuinfo 2>/dev/null | head -n 1)
+  echo "${model:-$(uname -m)}, $(env -u OMP_NUM_THREADS nproc) cores"
+}
+
+# What is set of what changes the runs.
+settings() {
+  env | grep -E '^(SEED|SOAK_SECONDS|GPU_TESTS|CUDA_VISIBLE_DEVICES|CUDA_DEVICE_MAX_CONNECTIONS|UNJAM_[A-Z0-9_]*)=' |
+    grep -v '^UNJAM_COMMIT=' | sort | tr '\n' ' '
+}
+
+{
+  echo "date       $(date -u '+%Y-%m-%d %H:%M:%S UTC')"
+  echo "command    $(settings)$0 $*"
+  echo "commit     $(commit)"
+  echo "GPUs       $(gpus)"
+  echo "CPU        $(cpu)"
+  echo
+} | tee "$log" >"$summary"
 
 quick=0
 if [ "${1:-}" = --quick ]; then
@@ -81,8 +122,8 @@ wanted() {
   return 1
 }
 
-rows=()
-worst=0
+printf '%-20s %-6s %4s %9s\n' run result code time >>"$summary"
+ran=0 worst=0
 while IFS='|' read -r name limit environment command; do
   wanted "$name" "$@" || continue
   echo "==== $name: ${environment:+env $environment }$command --seed $seed ====" | tee -a "$log"
@@ -93,7 +134,8 @@ while IFS='|' read -r name limit environment command; do
   seconds=$(echo "$(date +%s.%N) $begin" | awk '{printf "%.1f", $1 - $2}')
   cat "$out/.run" >>"$log"
   grep -v '^csv,' "$out/.run" | tail -n 60
-  case $name in price | matrix*) sed -n 's/^csv,//p' "$out/.run" >"$out/$name.csv" ;; esac
+  rm -f "$out/$name.csv"  # of an earlier call
+  grep -q '^csv,' "$out/.run" && sed -n 's/^csv,//p' "$out/.run" >"$out/$name.csv"
   rm -f "$out/.run"
   case $code in
     0) verdict=PASS ;;
@@ -101,11 +143,11 @@ while IFS='|' read -r name limit environment command; do
     *) verdict=FAIL ;;
   esac
   [ $code = 0 ] || worst=1
-  rows+=("$(printf '%-20s %-6s %4d %9s s' "$name" "$verdict" "$code" "$seconds")")
+  # At once: who ends this script early has what was done.
+  printf '%-20s %-6s %4d %9s s\n' "$name" "$verdict" "$code" "$seconds" >>"$summary"
+  ran=1
 done <<<"$runs"
 
-{
-  printf '%-20s %-6s %4s %9s\n' run result code time
-  printf '%s\n' "${rows[@]:-nothing was run}"
-} | tee "$out/summary.txt"
+[ $ran = 1 ] || echo 'nothing was run' >>"$summary"
+cat "$summary"
 exit $worst
