@@ -1,15 +1,20 @@
 // What preemption costs: the latency of an all-reduce of one number; a small urgent all-reduce
 // beside a progressing one of 1 GiB; context switches; the paper's Fig. 7, what an engine does
-// about a call besides moving its data; and its Fig. 11, several GPUs of which one is late, with
-// the fixed and the adaptive policy. Tables for people, CSV lines ("csv,…") of Fig. 11 for plots.
+// about a call besides moving its data; what the host's threads take meanwhile; and its Fig. 11,
+// several GPUs of which one is late, with the fixed and the adaptive policy. Tables for people, CSV
+// lines ("csv,…") of Fig. 11 for plots.
 #include <algorithm>
 #include <atomic>
+#include <barrier>
+#include <chrono>
 #include <cstdlib>
 #include <cstring>
+#include <ctime>
 #include <map>
 #include <memory>
 #include <numeric>
 #include <random>
+#include <thread>
 #include <vector>
 
 #include "tests/gpu/cuda_objects.h"
@@ -140,6 +145,50 @@ void measure_latency(int ranks, int repeats) {
   print_spread("call to callback", l.callback);
   print_spread("in-stream, each of 1,000 queued", in_stream);
   print_spread("each of 64 outstanding of one key", pipelined);
+}
+
+// ---- the host's threads ----
+
+// Of all threads of this process, which sleep meanwhile as far as they are the test's: cores.
+double cpu_in_a_second() {
+  const auto cpu_s = [] {
+    timespec t{};
+    clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &t);
+    return static_cast<double>(t.tv_sec) + static_cast<double>(t.tv_nsec) * 1e-9;
+  };
+  const double before = cpu_s();
+  const std::uint64_t begin = now_ns();
+  std::this_thread::sleep_for(std::chrono::seconds(1));
+  return (cpu_s() - before) / (us_since(begin) * 1e-6);
+}
+
+void measure_cpu(int ranks) {
+  Job job(ranks, cuda_config());
+  std::barrier barrier(ranks);  // (who waits there sleeps)
+  job.run([&](const Member& me) {
+    const bool last = me.rank == me.ranks - 1;
+    const DeviceMemory data = zeros(1);
+    const auto print = [&](const char* what) {
+      if (last) std::printf("%-52s %10.3f\n", what, cpu_in_a_second() / me.ranks);
+    };
+    me.doing("nothing");
+    me.wait(start(me, "all", data.as<float>(), 1), "one number");
+    barrier.arrive_and_wait();
+    if (last) std::printf("\n%-52s %10s\n", "threads of the host", "cores a rank");
+    print("nothing is pending");
+    barrier.arrive_and_wait();
+    me.doing("a call that the last rank is late for");
+    unjamRequest_t request = nullptr;
+    if (!last) request = start(me, "late", data.as<float>(), 1);
+    barrier.arrive_and_wait();
+    print("a call is, which the last rank has yet to make");
+    barrier.arrive_and_wait();
+    if (last) {
+      print("the others wait for it in unjamWait");
+      request = start(me, "late", data.as<float>(), 1);
+    }
+    me.wait(request, "the late one");
+  });
 }
 
 // ---- a small urgent one beside a large one ----
@@ -431,13 +480,15 @@ int main(int argc, char** argv) {
   const int large_repeats = options.integer("large-repeats", 50, "of those with a large one");
   const int rounds = options.integer("rounds", 20, "of those where one is late");
   const auto large = static_cast<std::size_t>(options.number("large", 1 << 30, "bytes"));
-  const std::string only = options.text("only", "", "latency, urgent, switches, steps or late");
+  const std::string only =
+      options.text("only", "", "latency, cpu, urgent, switches, steps or late");
   options.done(300, 60);
   load_eagerly();
   const int ranks = wanted > 0 ? wanted : std::min(4, device_count());
   std::printf("price: %d ranks, seed %llu\n", ranks, static_cast<unsigned long long>(seed));
   const auto runs = [&](const char* name) { return only.empty() || only == name; };
   if (runs("latency")) measure_latency(ranks, repeats);
+  if (runs("cpu")) measure_cpu(ranks);
   if (runs("urgent")) {
     measure_urgent(ranks, large_repeats, large, UNJAM_ORDER_PRIORITY);
     measure_urgent(ranks, large_repeats, large, UNJAM_ORDER_FIFO);

@@ -71,6 +71,8 @@ class Machine:
         self.lacks()
         pyproject = (TOOLS.parent / "pyproject.toml").read_text()
         (root / "pyproject.toml").write_text(pyproject)
+        # A package, so that it comes before one that is installed.
+        script(root / "python/unjam/__init__.py", "")
         script(root / "python/unjam/cli.py", CLI)
         self.cmake_calls = root / "calls"
         self.set_cmake("3.31.10")
