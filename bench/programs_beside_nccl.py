@@ -17,7 +17,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import shlex
 import signal
 import subprocess
 import sys
@@ -31,8 +30,8 @@ from typing import Any
 
 from rich.table import Table
 
-from unjam.cli import bench
-from unjam.cli._console import make_console, make_table, natural, positive, rank_count
+from unjam.bench.report import make_report
+from unjam.cli._console import duration, make_console, make_table, natural, positive, rank_count
 from unjam.cuda import gpus
 
 _MOST_RANKS = 4
@@ -279,8 +278,8 @@ def _report(
 ) -> dict[str, Any]:
     """The JSON file: as of ``unjam bench``, and the seeds."""
     given = sys.argv[1:] if arguments is None else arguments
-    return bench._report(rows, "cuda") | {
-        "command": shlex.join(["python3", "bench/programs_beside_nccl.py", *given]),
+    command = ["python3", "bench/programs_beside_nccl.py", *given]
+    return make_report(rows, "cuda", command) | {
         "seeds": seeds,
         "limit_s": options.limit_s,
     }
@@ -310,7 +309,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--limit-s",
-        type=bench._seconds,
+        type=duration,
         default=10.0,
         help="seconds for NCCL's iterations, after which they hang (default: 10)",
     )

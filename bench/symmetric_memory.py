@@ -38,7 +38,6 @@ import json
 import multiprocessing
 import os
 import random
-import shlex
 import sys
 import time
 import traceback
@@ -64,12 +63,20 @@ import unjam
 from unjam.bench import Case, cuda_data, parse_sizes
 from unjam.bench.cases import size_text
 from unjam.bench.cuda_data import Buffers
-from unjam.bench.cuda_worker import _clock, _no_collector
+from unjam.bench.cuda_worker import clock, no_collector
 from unjam.bench.figures import bandwidth, quantile, slowest
 from unjam.bench.libraries import register_for_all
+from unjam.bench.report import make_report
 from unjam.bench.rows import Row
-from unjam.cli._console import make_console, make_table, positive, rank_count
-from unjam.cli.bench import _number, _progress, _report, _seconds
+from unjam.cli._console import (
+    duration,
+    make_console,
+    make_table,
+    measuring,
+    microseconds,
+    positive,
+    rank_count,
+)
 from unjam.cuda import nccl
 from unjam.cuda.gpus import lacking
 
@@ -221,7 +228,7 @@ class Rank:
         self._add("nccl", self._make_nccl)
         self._add_symmetric()
         self._add_unjam()
-        self._cycles_a_second = _clock()
+        self._cycles_a_second = clock()
 
     def measure(self, case: Case) -> list[Row]:
         """A row for each way."""
@@ -237,7 +244,7 @@ class Rank:
                 turns[name] = Turn(call, buffers)
         for turn in turns.values():
             self._prepare(turn)
-        with _no_collector():
+        with no_collector():
             for repetition in range(self._settings.repetitions):
                 # (The same order on all ranks.)
                 order = random.Random(f"{case.dtype} {case.nbytes} {repetition}")
@@ -604,9 +611,9 @@ def table_of(rows: Sequence[Row], dtype: str, ranks: int) -> Table:
             late, of = row["issued_late"], row["repetitions"]
             way = ", ".join(names) + (f" ({late} of {of} issued late)" if late else "")
             figures = [
-                *(_number(row[name]) for name in ("us", "low_us", "high_us")),
+                *(microseconds(row[name]) for name in ("us", "low_us", "high_us")),
                 f"{row['busbw']:.3f}",
-                _number(row["issue_us"]),
+                microseconds(row["issue_us"]),
                 f"{row['calls']:,}",
             ]
         table.add_row(size_text(row["bytes"]), escape(way), *figures)
@@ -621,8 +628,7 @@ def report_of(rows: Sequence[Row], failed: str, device: str = "cuda") -> dict[st
         failed: why these are not all, or "".
         device: "host" leaves the GPUs out.
     """
-    report = _report(list(rows), device)
-    report["command"] = shlex.join(["python3", *sys.argv])
+    report = make_report(list(rows), device, ["python3", *sys.argv])
     with suppress(Exception):  # (torch without NCCL)
         report["versions"]["nccl"] = ".".join(str(part) for part in torch.cuda.nccl.version())
     report["environment"] = ENVIRONMENT
@@ -728,7 +734,7 @@ def make_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--seconds",
-        type=_seconds,
+        type=duration,
         default=0.1,
         help="for the repetitions of one way at one size (default: 0.1; a repetition has at least "
         f"{_FEWEST_CALLS} calls and at most {_MOST_CALLS})",
@@ -738,7 +744,7 @@ def make_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--limit-s",
-        type=_seconds,
+        type=duration,
         default=240.0,
         help="seconds after which the ranks are killed (default: 240)",
     )
@@ -765,7 +771,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         unique_id=unjam.unique_id(),
     )
     rows: list[Row] = []
-    with _progress(len(WAYS) * len(settings.cases())) as advance:
+    with measuring(len(WAYS) * len(settings.cases())) as advance:
 
         def on_row(row: Row) -> None:
             rows.append(row)

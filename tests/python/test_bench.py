@@ -15,13 +15,13 @@ import pytest
 import unjam
 from unjam.bench import COLLECTIVES, DTYPES, BenchError, Case, Sweep, parse_sizes, run_sweep, worker
 from unjam.bench import data as bench_data
+from unjam.bench import report as reports
 from unjam.bench.barrier import SharedBarrier
 from unjam.bench.block import Block
 from unjam.bench.cases import HEAP_PIECE, parse_size, size_text
 from unjam.bench.figures import bandwidth, figure, quantile, slowest
 from unjam.bench.job import Job
 from unjam.bench.messages import Check, Prepare, Repeat
-from unjam.cli import bench as command
 from unjam.cli import main
 
 HAS_TORCH = importlib.util.find_spec("torch") is not None
@@ -234,9 +234,9 @@ def test_the_commit_is_that_of_the_librarys_checkout(tmp_path, monkeypatch):
     for file in (header, library):
         file.parent.mkdir(parents=True)
         file.write_text("")
-    monkeypatch.setattr(command._lib, "library_path", lambda: library)
+    monkeypatch.setattr(reports._lib, "library_path", lambda: library)
     monkeypatch.delenv("UNJAM_COMMIT", raising=False)
-    assert command._commit() is None
+    assert reports.commit() is None
 
     def git(*words):
         who = ["-c", "user.name=n", "-c", "user.email=e"]
@@ -249,29 +249,29 @@ def test_the_commit_is_that_of_the_librarys_checkout(tmp_path, monkeypatch):
         return told.stdout.strip()
 
     git("init")
-    assert command._commit() is None  # without a commit
+    assert reports.commit() is None  # without a commit
     git("add", "include")
     git("commit", "-m", "first")
     git("tag", "-a", "v1", "-m", "a tag")
     commit = git("rev-parse", "--short=7", "HEAD")
-    assert command._commit() == commit  # the library is not tracked
+    assert reports.commit() == commit  # the library is not tracked
     header.write_text("changed")
-    assert command._commit() == f"{commit}-dirty"
+    assert reports.commit() == f"{commit}-dirty"
     with monkeypatch.context() as patched:
         patched.setenv("UNJAM_COMMIT", "abc1234")
-        assert command._commit() == "abc1234"
+        assert reports.commit() == "abc1234"
     header.unlink()  # a checkout of something else, in which unjam is installed
-    assert command._commit() is None
+    assert reports.commit() is None
     header.write_text("")
     with monkeypatch.context() as patched:
         patched.setenv("PATH", str(tmp_path))
-        assert command._commit() is None  # without git
+        assert reports.commit() is None  # without git
 
     def no_library():
         raise unjam.LibraryError("there is none")
 
-    monkeypatch.setattr(command._lib, "library_path", no_library)
-    assert command._commit() is None
+    monkeypatch.setattr(reports._lib, "library_path", no_library)
+    assert reports.commit() is None
 
 
 def test_cases_count_as_nccl_tests_do():

@@ -252,10 +252,35 @@ def test_ranks_measure_and_check(no_gpu, monkeypatch, collective, buffers):
     for row in rows:
         assert row["unjam_us"] > 0 and row["ratio"] > 0 and row["peer"] == "nccl"
         assert row["algorithm"] and (row["mode"] == "host" or row["calls"] >= 4)
-    # The larger ones of these kinds go through slots, and so straight where they may.
-    straight = buffers != "own" and collective in ("all_reduce", "broadcast")
-    assert ["direct" in row["protocol"] for row in rows] == [False] * 3 + [straight] * 3
+    # (Slices go straight where the peer has let them in time.)
+    direct = [row["protocol"] for row in rows if "direct" in row["protocol"]]
+    assert not direct or (buffers != "own" and set(direct) == {"slot, direct"})
     assert rows[1]["issue_us"] > 0 and rows[1]["peer_issue_us"] > 0
+
+
+def test_the_protocol_says_direct_if_slices_went_straight():
+    counts = [0, 0]  # of this case's lanes; a case before may have left some
+    keys = [{"group": "bench", "key": "broadcast", "algorithm": "chain", "protocol": "slot"}]
+    lanes = [{"into_outputs": 7}, {"into_outputs": 0}]
+    library = object.__new__(cuda_libraries.CudaUnjam)
+    library._context = SimpleNamespace(
+        info=lambda: {
+            "keys": keys,
+            "lanes": [
+                {"into_outputs": lane["into_outputs"] + more}
+                for lane, more in zip(lanes, counts, strict=True)
+            ],
+        }
+    )
+    library._straight_before = library._straight()
+    case = Case.of_size("broadcast", "float32", 2, 1 << 20)
+    before = library.plan(case)
+    assert before == ("chain", "slot")
+    counts[1] = 3
+    assert library.plan(case) == ("chain", "slot, direct")
+    # One rank that has stored some is enough.
+    assert cuda_sweep.plan_of_all([before, library.plan(case)]) == ("chain", "slot, direct")
+    assert cuda_sweep.plan_of_all([before, before]) == before
 
 
 def test_a_wrong_result_is_an_error(no_gpu, monkeypatch):

@@ -11,7 +11,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from unjam.cli import bench  # noqa: E402
+from unjam.bench import report  # noqa: E402
 from unjam.cuda import gpus, nccl_program, program  # noqa: E402
 from unjam.programs import SIZES, random_orders  # noqa: E402
 
@@ -173,7 +173,7 @@ def script(monkeypatch):
     spec.loader.exec_module(module)
     monkeypatch.setattr(gpus, "gpu_count", lambda: 2)
     monkeypatch.setattr(gpus, "cuda_part", lambda: True)
-    monkeypatch.setattr(bench, "describe", lambda: {"gpu": "a GPU"})
+    monkeypatch.setattr(report, "describe", lambda: {"gpu": "a GPU"})
     return module
 
 

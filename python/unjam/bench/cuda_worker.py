@@ -47,7 +47,7 @@ class CudaRank:
         torch.cuda.set_device(self._device)
         self._stream = torch.cuda.Stream(self._device)
         torch.cuda.set_stream(self._stream)
-        self._cycles_a_second = _clock()
+        self._cycles_a_second = clock()
         # The peer first: what it starts is there before unjam looks at the machine.
         self._nccl: CudaNccl | None = None
         if start.peer == "nccl":
@@ -168,7 +168,7 @@ class CudaRank:
             self._stream.synchronize,
             self._barrier.wait,
         )
-        with _no_collector():
+        with no_collector():
             for _ in range(times):
                 for name, calls in self._calls.items():
                     issue = calls.issue
@@ -189,7 +189,7 @@ class CudaRank:
         measured: dict[str, tuple[list[int], list[int]]] = {}
         begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
         delays = {name: self._issue_seconds(one, calls) for name, one in self._calls.items()}
-        with _no_collector():
+        with no_collector():
             for _ in range(times):
                 for name, one in self._calls.items():
                     self._meet()
@@ -218,7 +218,7 @@ class CudaRank:
         """Async mode: calls outstanding at once, until the last is complete."""
         self._prepare(outstanding)
         measured: dict[str, list[int]] = {name: [] for name in self._calls}
-        with _no_collector():
+        with no_collector():
             for _ in range(times):
                 for name, calls in self._calls.items():
                     self._meet()
@@ -240,7 +240,7 @@ def _issue(calls: Calls, count: int) -> int:
     return took
 
 
-def _clock() -> float:
+def clock() -> float:
     """Cycles of the device's clock in a second, as torch's delay counts them."""
     begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
     torch.cuda._sleep(_CYCLES)
@@ -252,7 +252,8 @@ def _clock() -> float:
 
 
 @contextmanager
-def _no_collector() -> Iterator[None]:
+def no_collector() -> Iterator[None]:
+    """Without Python's collector of garbage, which comes when it likes."""
     gc.collect()
     gc.disable()
     try:

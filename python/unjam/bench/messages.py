@@ -77,7 +77,7 @@ class Burst:
 
 @dataclass(frozen=True)
 class Plan:
-    """CUDA: what unjam has used for the case, see UnjamLibrary.plan(). Answer: that."""
+    """CUDA: what unjam has used for the case, see CudaUnjam.plan(). Answer: that."""
 
 
 @dataclass(frozen=True)

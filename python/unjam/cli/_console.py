@@ -110,6 +110,30 @@ def progress_bar(console: Console, what: str, total: int) -> Iterator[Callable[[
     yield advance
 
 
+@contextmanager
+def measuring(total: int) -> Iterator[Callable[[int], None]]:
+    """A bar on stderr if that is a terminal, otherwise nothing."""
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield lambda steps: None
+        return
+    with progress_bar(console, "measuring", total) as advance:
+        yield advance
+
+
+def microseconds(us: float) -> str:
+    """In a table."""
+    return f"{us:,.0f}" if us >= 100 else f"{us:.1f}"
+
+
+def duration(text: str) -> float:
+    """argparse type: seconds, above 0 and below a day."""
+    seconds = float(text)
+    if not 0 < seconds < 86400:
+        raise argparse.ArgumentTypeError(f"{text} is not a time between 0 and a day")
+    return seconds
+
+
 def positive(text: str) -> int:
     """argparse type: an integer of at least 1."""
     number = int(text)
@@ -135,3 +159,4 @@ def rank_count(text: str) -> int:
 
 
 positive.__name__ = natural.__name__ = rank_count.__name__ = "integer"  # for argparse's messages
+duration.__name__ = "number"

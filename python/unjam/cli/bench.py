@@ -3,24 +3,14 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
-import datetime
-import importlib.metadata
 import json
-import os
-import platform
-import shlex
-import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
 from rich.table import Table
 
-from .. import __version__, _lib
-from .._errors import LibraryError
 from ..bench import (
     COLLECTIVES,
     DTYPES,
@@ -35,8 +25,17 @@ from ..bench import (
 )
 from ..bench.cases import size_text
 from ..bench.libraries import missing
-from ..cuda.gpus import describe, lacking
-from ._console import make_console, make_table, positive, progress_bar, rank_count
+from ..bench.report import make_report
+from ..cuda.gpus import lacking
+from ._console import (
+    duration,
+    make_console,
+    make_table,
+    measuring,
+    microseconds,
+    positive,
+    rank_count,
+)
 
 _DEVICES = ("host", "cuda")
 _SHORT_DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32", "fp64": "float64"}
@@ -93,13 +92,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--seconds",
-        type=_seconds,
+        type=duration,
         default=1.0,
         help="repetitions of one collective, size and mode (default: 1; at least 7 repetitions)",
     )
     parser.add_argument(
         "--timeout",
-        type=_seconds,
+        type=duration,
         default=120.0,
         help="seconds after which a rank that does not answer is an error (default: 120)",
     )
@@ -141,11 +140,11 @@ def run(options: argparse.Namespace) -> int:
     try:
         if options.gemm:
             gemm = _gemm_sweep(options)
-            with _progress(gemm.ways * len(gemm.lanes)) as advance:
+            with measuring(gemm.ways * len(gemm.lanes)) as advance:
                 rows = run_gemm(gemm, lambda _: advance(1))
             table = _gemm_table(rows, gemm)
         else:
-            with _progress(len(list(sweep.cases())) * len(sweep.modes)) as advance:
+            with measuring(len(list(sweep.cases())) * len(sweep.modes)) as advance:
                 rows = run_sweep(sweep, lambda _: advance(1))
             table = _table(rows, sweep)
     except BenchError as error:
@@ -153,7 +152,8 @@ def run(options: argparse.Namespace) -> int:
         return 1
     console.print(table)
     if options.json is not None:
-        options.json.write_text(json.dumps(_report(rows, options.device), indent=1) + "\n")
+        report = make_report(rows, options.device, ["unjam", *sys.argv[1:]])
+        options.json.write_text(json.dumps(report, indent=1) + "\n")
     return 0
 
 
@@ -215,17 +215,6 @@ def _gemm_sweep(options: argparse.Namespace) -> GemmSweep:
     )
 
 
-@contextlib.contextmanager
-def _progress(total: int) -> Iterator[Callable[[int], None]]:
-    """A bar on stderr if that is a terminal, otherwise nothing."""
-    console = Console(stderr=True)
-    if not console.is_terminal:
-        yield lambda steps: None
-        return
-    with progress_bar(console, "measuring", total) as advance:
-        yield advance
-
-
 def _table(rows: list[dict[str, Any]], sweep: Sweep) -> Table:
     kind = "threads" if sweep.threads else "processes"
     title = f"{sweep.ranks} ranks ({kind}), {sweep.dtype}, medians of interleaved repetitions"
@@ -255,7 +244,7 @@ def _table(rows: list[dict[str, Any]], sweep: Sweep) -> Table:
                     ),
                 )
             ),
-            _number(row["unjam_us"]),
+            microseconds(row["unjam_us"]),
             f"{row['unjam_busbw']:.3f}",
         ]
         if sweep.device == "cuda":
@@ -264,7 +253,7 @@ def _table(rows: list[dict[str, Any]], sweep: Sweep) -> Table:
             cells += ["-"] * 3
             if row["peer"] is not None:
                 cells[-3:] = [
-                    _number(row["peer_us"]),
+                    microseconds(row["peer_us"]),
                     f"{row['peer_busbw']:.3f}",
                     f"{row['ratio']:.2f}",
                 ]
@@ -293,68 +282,6 @@ def _gemm_table(rows: list[dict[str, Any]], sweep: GemmSweep) -> Table:
     return table
 
 
-def _number(us: float) -> str:
-    return f"{us:,.0f}" if us >= 100 else f"{us:.1f}"
-
-
-def _report(rows: list[dict[str, Any]], device: str) -> dict[str, Any]:
-    """The JSON file: rows, and what they were measured with."""
-    versions = {"unjam": __version__, "python": platform.python_version()}
-    for name in ("torch", "numpy", "nvidia-nccl-cu13"):
-        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            versions[name] = importlib.metadata.version(name)
-    return {
-        "command": shlex.join(["unjam", *sys.argv[1:]]),
-        "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
-        "commit": _commit(),
-        "machine": {
-            "cpu": _cpu_name(),
-            "cores": len(os.sched_getaffinity(0)),
-            "system": platform.platform(),
-            "load": list(os.getloadavg()),
-            **(describe() if device == "cuda" else {}),
-        },
-        "versions": versions,
-        "rows": rows,
-    }
-
-
-def _commit() -> str | None:
-    """What UNJAM_COMMIT says, or else of the checkout that the library lies in: "1a2b3c4", and
-    "-dirty" if tracked files differ from it."""
-    if said := os.environ.get("UNJAM_COMMIT"):
-        return said
-    with contextlib.suppress(LibraryError):
-        for root in _lib.library_path().resolve().parents:
-            # Not one that only has an environment with unjam in it.
-            if (root / ".git").exists() and (root / "include/unjam/unjam.h").is_file():
-                with contextlib.suppress(OSError, subprocess.SubprocessError):
-                    return _described(root)
-    return None
-
-
-def _described(root: Path) -> str:
-    # (Without tags, and nothing is written there.)
-    words = ["describe", "--always", "--dirty", "--abbrev=7", "--exclude=*"]
-    told = subprocess.run(
-        ["git", "--no-optional-locks", "-C", str(root), *words],
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=20,
-        check=True,
-    )
-    return told.stdout.strip()
-
-
-def _cpu_name() -> str:
-    with contextlib.suppress(OSError):
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    return platform.machine()
-
-
 def _several(*names: str) -> Callable[[str], list[str]]:
     """argparse type: some of the names, with commas between."""
 
@@ -379,12 +306,4 @@ def _numbers(text: str) -> list[int]:
     return [positive(part) for part in text.split(",")]
 
 
-def _seconds(text: str) -> float:
-    seconds = float(text)
-    if not 0 < seconds < 86400:
-        raise argparse.ArgumentTypeError(f"{text} is not a time between 0 and a day")
-    return seconds
-
-
-_numbers.__name__ = "list"
-_seconds.__name__ = "number"  # for argparse's messages
+_numbers.__name__ = "list"  # for argparse's messages
