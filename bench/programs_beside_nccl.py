@@ -30,8 +30,16 @@ from typing import Any
 
 from rich.table import Table
 
-from unjam.bench.report import make_report
-from unjam.cli._console import duration, make_console, make_table, natural, positive, rank_count
+from unjam.bench.report import make_report, write_report
+from unjam.cli._console import (
+    add_json_file,
+    duration,
+    make_console,
+    make_table,
+    natural,
+    positive,
+    rank_count,
+)
 from unjam.cuda import gpus
 
 _MOST_RANKS = 4
@@ -62,8 +70,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.error("argument --ranks: 1 is not at least 2")
     if lack := gpus.lacking(ranks):
         parser.error(f"argument --ranks: {lack}")
-    if options.json is not None and not options.json.absolute().parent.is_dir():
-        parser.error(f"argument --json: {options.json.parent} is not a folder")
     options.ranks = ranks
     numbers = sorted(set(options.program or _PROGRAMS))
     seeds = list(range(options.seed, options.seed + options.tries))
@@ -79,8 +85,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             rows.append(_row(number, words, options, seeds))
             _say(f"{_line(rows[-1])} ({time.monotonic() - begin:.0f} s)")
             if options.json is not None:
-                report = json.dumps(_report(rows, options, seeds, arguments), indent=1)
-                options.json.write_text(report + "\n")
+                write_report(options.json, _report(rows, options, seeds, arguments))
     console = make_console()
     console.print(_table(rows, options))
     return int(any(row["unjam_failed"] or row["nccl_failed"] for row in rows))
@@ -314,7 +319,7 @@ def _parser() -> argparse.ArgumentParser:
         help="seconds for NCCL's iterations, after which they hang (default: 10)",
     )
     parser.add_argument("--seed", type=natural, default=1, help="of the first try (default: 1)")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the rows there too")
+    add_json_file(parser)
     parser.add_argument("--child", type=json.loads, help=argparse.SUPPRESS)
     return parser
 

@@ -34,7 +34,6 @@ sums are exact. A way that cannot run, or is wrong, has a row that says so.
 from __future__ import annotations
 
 import argparse
-import json
 import multiprocessing
 import os
 import random
@@ -63,12 +62,14 @@ import unjam
 from unjam.bench import Case, cuda_data, parse_sizes
 from unjam.bench.cases import size_text
 from unjam.bench.cuda_data import Buffers
+from unjam.bench.cuda_libraries import plan_of
 from unjam.bench.cuda_worker import clock, no_collector
 from unjam.bench.figures import bandwidth, quantile, slowest
 from unjam.bench.libraries import register_for_all
-from unjam.bench.report import make_report
+from unjam.bench.report import make_report, write_report
 from unjam.bench.rows import Row
 from unjam.cli._console import (
+    add_json_file,
     duration,
     make_console,
     make_table,
@@ -378,9 +379,7 @@ class Rank:
     def _plan(self, case: Case, name: str) -> tuple[str, str]:
         """Algorithm and protocol of unjam's calls; "" if not told."""
         if self._context is not None and name.startswith("unjam"):
-            for key in self._context.info()["keys"]:
-                if (key["group"], key["key"]) == ("bench", _key(case, name)):
-                    return str(key["algorithm"]), str(key.get("protocol", ""))
+            return plan_of(self._context.info(), _key(case, name))
         return "", ""
 
     def _look_for_errors(self) -> None:
@@ -748,7 +747,7 @@ def make_parser() -> argparse.ArgumentParser:
         default=240.0,
         help="seconds after which the ranks are killed (default: 240)",
     )
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the rows there too")
+    add_json_file(parser)
     return parser
 
 
@@ -759,8 +758,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     if lack := lacking(options.ranks):
         parser.error(f"argument --ranks: {lack}")
-    if options.json is not None and not options.json.absolute().parent.is_dir():
-        parser.error(f"argument --json: {options.json.parent} is not a folder")
     settings = Settings(
         ranks=options.ranks,
         dtypes=options.dtype,
@@ -790,7 +787,7 @@ def finish(settings: Settings, rows: Sequence[Row], failed: str, file: Path | No
     if failed:
         print(f"symmetric_memory.py: {failed}", file=sys.stderr)
     if file is not None:
-        file.write_text(json.dumps(report_of(rows, failed), indent=1) + "\n")
+        write_report(file, report_of(rows, failed))
     wrong = any((row["not_run"] or "").startswith(_WRONG) for row in rows)
     return 1 if failed or wrong else 0
 

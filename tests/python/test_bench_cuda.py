@@ -272,7 +272,7 @@ def test_the_protocol_says_direct_if_slices_went_straight():
             ],
         }
     )
-    library._straight_before = library._straight()
+    library._straight_before = cuda_libraries._straight(library._context.info())
     case = Case.of_size("broadcast", "float32", 2, 1 << 20)
     before = library.plan(case)
     assert before == ("chain", "slot")

@@ -6,7 +6,7 @@ Neither has a Python layer around it here: what is timed is the library, and cty
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -84,7 +84,7 @@ class CudaUnjam:
     def prepare(self, case: Case, buffers: Sequence[Buffers], key: str | None = None) -> Calls:
         """See :class:`CudaLibrary`. The i-th buffers of a burst have a key of their own."""
         run, key = library().unjamRunWithOptions, key or case.collective
-        self._straight_before = self._straight()
+        self._straight_before = _straight(self._context.info())
         in_stream, beside = (
             call_options(0, None, 0, self._stream, order)
             for order in (_abi.STREAM_SYNC, _abi.STREAM_ASYNC)
@@ -116,15 +116,11 @@ class CudaUnjam:
         With "direct" behind it, if this rank has stored slices straight into others' outputs since
         the case was prepared.
         """
-        direct = self._straight() > self._straight_before
-        for key in self._context.info()["keys"]:
-            if (key["group"], key["key"]) == ("bench", case.collective):
-                protocol = str(key.get("protocol", ""))
-                return str(key["algorithm"]), f"{protocol}, direct" if direct else protocol
-        return "", ""
-
-    def _straight(self) -> int:
-        return sum(int(lane["into_outputs"]) for lane in self._context.info()["lanes"])
+        info = self._context.info()
+        algorithm, protocol = plan_of(info, case.collective)
+        if _straight(info) > self._straight_before:
+            protocol += ", direct"
+        return algorithm, protocol
 
     def close(self) -> None:
         """See :class:`CudaLibrary`."""
@@ -153,6 +149,22 @@ class CudaUnjam:
         return partial(
             run, collective._handle, send, recv, case.count, ctypes.byref(options), request
         )
+
+
+def plan_of(info: Mapping[str, Any], key: str) -> tuple[str, str]:
+    """Algorithm and protocol of a key of the group "bench", from a context's info.
+
+    "" for what is not told.
+    """
+    for told in info["keys"]:
+        if (told["group"], told["key"]) == ("bench", key):
+            return str(told["algorithm"]), str(told.get("protocol", ""))
+    return "", ""
+
+
+def _straight(info: Mapping[str, Any]) -> int:
+    """Slices that this rank has stored straight into others' outputs."""
+    return sum(int(lane["into_outputs"]) for lane in info["lanes"])
 
 
 class CudaNccl:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import datetime
 import importlib.metadata
+import json
 import os
 import platform
 import shlex
@@ -45,6 +46,11 @@ def make_report(rows: list[Row], device: str, command: Sequence[str]) -> dict[st
         "versions": versions,
         "rows": rows,
     }
+
+
+def write_report(file: Path, report: dict[str, Any]) -> None:
+    """As the files in bench/results are."""
+    file.write_text(json.dumps(report, indent=1) + "\n")
 
 
 def commit() -> str | None:

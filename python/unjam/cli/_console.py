@@ -6,6 +6,7 @@ import argparse
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -124,6 +125,20 @@ def measuring(total: int) -> Iterator[Callable[[int], None]]:
 def microseconds(us: float) -> str:
     """In a table."""
     return f"{us:,.0f}" if us >= 100 else f"{us:.1f}"
+
+
+def add_json_file(parser: argparse.ArgumentParser) -> None:
+    """Declares --json of a benchmark: where the rows go too."""
+    parser.add_argument(
+        "--json", type=_file_to_write, metavar="FILE", help="write the rows there too"
+    )
+
+
+def _file_to_write(text: str) -> Path:
+    file = Path(text)
+    if not file.absolute().parent.is_dir():
+        raise argparse.ArgumentTypeError(f"{file.parent} is not a folder")
+    return file
 
 
 def duration(text: str) -> float:

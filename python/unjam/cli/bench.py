@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 from rich.table import Table
@@ -25,9 +23,10 @@ from ..bench import (
 )
 from ..bench.cases import size_text
 from ..bench.libraries import missing
-from ..bench.report import make_report
+from ..bench.report import make_report, write_report
 from ..cuda.gpus import lacking
 from ._console import (
+    add_json_file,
     duration,
     make_console,
     make_table,
@@ -129,7 +128,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N,…",
         help="settings of UNJAM_LANES, and of NCCL's channels, for --gemm (default: 1,2,4,8,16)",
     )
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the rows there too")
+    add_json_file(parser)
 
 
 def run(options: argparse.Namespace) -> int:
@@ -153,7 +152,7 @@ def run(options: argparse.Namespace) -> int:
     console.print(table)
     if options.json is not None:
         report = make_report(rows, options.device, ["unjam", *sys.argv[1:]])
-        options.json.write_text(json.dumps(report, indent=1) + "\n")
+        write_report(options.json, report)
     return 0
 
 
@@ -186,8 +185,6 @@ def _sweep(options: argparse.Namespace) -> Sweep:
         options.parser.error("argument --threads: on GPUs every rank is a process")
     elif lack := lacking(options.ranks):
         options.parser.error(f"argument --device: {lack}")
-    if options.json is not None and not options.json.absolute().parent.is_dir():
-        options.parser.error(f"argument --json: {options.json.parent} is not a folder")
     chosen = options.collective or ["all_reduce", "all_gather", "broadcast"]
     collectives = [name for name in COLLECTIVES if name in chosen or "all" in chosen]
     return Sweep(
