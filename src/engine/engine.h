@@ -257,6 +257,7 @@ class Engine {
   }();
   enum Command : std::uint32_t { kAgain, kFetch, kOrder, kRun, kQuit };
   static constexpr std::uint32_t kLatePasses = 6;
+  static constexpr std::uint32_t kPollsBesideLong = 64;  // of the first look for peers
   enum Status : std::uint32_t { kMove, kBlocked, kFinished, kCancelledNow, kQuantumOver };
   static constexpr std::uint16_t kCopies = kScatter | kCollect;
   static constexpr std::uint16_t kFromSeveral = kGather | kCollect;
@@ -288,6 +289,7 @@ class Engine {
       for (ActiveContext& a : s_.active) a.slot = kNoSlot;
       s_.slot = s_.cursor = kNoSlot;
       s_.idle = s_.late = 0;
+      s_.turn = s_.policy.shortest_turn();
       s_.sent_bytes = s_.sent_borrowed = s_.sent_into_outputs = 0;
       s_.moved = s_.heard = s_.wants_room = s_.pass_begun = s_.in_turn = s_.quits = false;
       s_.ran = s_.quantum_over = s_.shorts_only = s_.ended = s_.fetching = s_.fetched = false;
@@ -441,12 +443,17 @@ class Engine {
     // what does not move would never get a turn.
     if (s_.moved && too_late()) return kQuit;
     if (s_.cursor == kNoSlot || !s_.pass_begun) {
+      bool for_newcomers = false;
       if (s_.pass_begun) {
         if (wants_newcomers()) return kFetch;
         if (wants_one_order()) return kOrder;
+        // What is long gave way for them before it was known what they are.
+        for_newcomers = s_.quantum_over && s_.fetched && lane_.shorts != 0 && !holds() &&
+                        s_.policy.order == OrderPolicy::kFifo;
         if (!end_pass()) return kQuit;
       }
       begin_pass();
+      s_.shorts_only = for_newcomers;
     }
     // Those that cannot begin yet are passed over here: there may be many, each use of a key behind
     // the one before.
@@ -476,6 +483,12 @@ class Engine {
       if constexpr (kWholeCalls) {
         const Whole how = cached || holds() ? Whole::kNot : how_whole(inv);
         if (how != Whole::kNot) {
+          // What is long waits behind it: peers, if they have made the call, leave theirs for it at
+          // about the same time. But once: they may not have.
+          const bool behind_long = lane_.queue.size() != lane_.shorts;
+          if (how == Whole::kAll && behind_long && s_.threshold < kPollsBesideLong) {
+            s_.threshold = kPollsBesideLong;
+          }
           s_.wholes[0] = {slot, how, s_.threshold};
           s_.wholes[0].patient = is_patient(inv);
           note_hops(s_.wholes[0]);
@@ -691,7 +704,10 @@ class Engine {
       s_.long_waits = s_.long_waits || !t.is_short;
       count(lane_.stats.spins, t.polls);
       count(lane_.stats.preemptions);
-      if (t.end == WholeEnd::kInterrupted) give_way_to_shorts();
+      if (t.end == WholeEnd::kInterrupted) {
+        if (lane_index_ == 0) look_at_submissions();  // as may_go_on()
+        give_way_to_shorts();
+      }
     }
   }
 
@@ -1027,6 +1043,7 @@ class Engine {
     set_running(s_.slot);
     record(TraceType::kStart, &a.inv);
     s_.quantum = s_.policy.quantum_slices;
+    s_.next_look = is_short(a.inv) ? 0 : s_.quantum - s_.turn;
     s_.in_turn = true;
     s_.received = false;
     s_.ended = !seek(a);
@@ -1169,16 +1186,29 @@ class Engine {
     return status;
   }
 
+  // Others are looked for as EnginePolicy says, all else behind a quantum.
   UNJAM_HD std::uint32_t may_go_on() {
     if (s_.ended) return kFinished;
+    if (s_.quantum > s_.next_look) return kMove;
+    // A device may see what was submitted since the pass began only behind such a look; passes
+    // are long where gigabytes move.
+    if (lane_index_ == 0) look_at_submissions();
+    const bool others = others_wait();
+    s_.turn = others ? s_.policy.longer_turn(s_.turn) : s_.policy.shortest_turn();
+    if (others) return kQuantumOver;
     if (s_.quantum == 0) {
-      // A device may see what was submitted since the pass began only behind such a look; passes
-      // are long where gigabytes move.
-      if (lane_index_ == 0) dev_.epoch();
-      if (others_wait() || over_residency() || dev_.called_away()) return kQuantumOver;
+      if (over_residency() || dev_.called_away()) return kQuantumOver;
       s_.quantum = s_.policy.quantum_slices;
     }
+    s_.next_look = s_.quantum > s_.turn ? s_.quantum - s_.turn : 0;
     return kMove;
+  }
+  UNJAM_HD void look_at_submissions() {
+    if constexpr (requires { dev_.look_at_submissions(); }) {
+      dev_.look_at_submissions();
+    } else {
+      dev_.epoch();
+    }
   }
 
   // Whether who has had its quantum gives way, in FIFO order only to what is short; newcomers are
@@ -1191,7 +1221,9 @@ class Engine {
     if (s_.policy.order == OrderPolicy::kPriority) {
       return lane_.queue.size() > 1 || !mailbox_.empty();
     }
-    return call<&Engine::shorts_wait>();
+    if (lane_.shorts != 0) return true;
+    return load_relaxed_local(mailbox_.urgent) != lane_.urgent_taken &&
+           call<&Engine::shorts_wait>();
   }
   UNJAM_HD bool shorts_wait() {
     constexpr int kTakenIn = 4;

@@ -18,11 +18,21 @@ struct EnginePolicy {
   std::uint32_t spin_base = 4;        // polls granted at least; the fixed policy's threshold
   std::uint32_t spin_boost = 20;      // factor on success
   std::uint32_t spin_cap = 1024;      // polls granted at most
-  std::uint32_t quantum_slices = 64;  // slices in a row while others wait
+  std::uint32_t quantum_slices = 64;  // slices in a row at most while others wait
   std::uint32_t residency_us = 5000;  // longest stay when nobody waits
   std::uint32_t idle_passes = 2;      // passes without progress before quitting
   std::uint32_t most_streams = 8;     // of those that are tried whole, see Engine::add_wholes()
   std::uint32_t order_after_us = 50;  // nothing was heard for so long: see one_order.h
+
+  // Slices behind which what is long looks for others. Soon, for what is short takes less than a
+  // quantum of it. As long as somebody waits each turn is twice the one before: who is waited for
+  // may be late, and to change places has its price.
+  static constexpr std::uint32_t kShortestTurn = 4;
+  UNJAM_HD std::uint32_t shortest_turn() const { return longer_turn(kShortestTurn / 2); }
+  UNJAM_HD std::uint32_t longer_turn(std::uint32_t turn) const {
+    const std::uint32_t longer = 2 * turn;
+    return longer < quantum_slices ? longer : quantum_slices;
+  }
 
   // Threshold at the first primitive of a collective that stands at `position` of the queue.
   UNJAM_HD std::uint32_t initial_threshold(std::uint32_t position) const {

@@ -259,7 +259,9 @@ struct BlockShared {
   std::uint32_t idle = 0;           // passes without progress; saturates
   std::uint32_t late = 0;           // passes since it was called away
   std::uint64_t late_since_ns = 0;  // when it was seen to be; 0: it was not
-  std::uint32_t quantum = 0;        // slices left of this collective's turn
+  std::uint32_t quantum = 0;        // slices left of this collective's quantum
+  std::uint32_t next_look = 0;      // slices left when it looks for others
+  std::uint32_t turn = 0;           // slices from one such look to the next, see EnginePolicy
   bool moved = false;               // the pass has moved data, or ended an invocation
   bool heard = false;               // the pass has moved something that came from a peer
   bool long_waits = false;          // something long has had its turn in the pass, and waits

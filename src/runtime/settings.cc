@@ -71,9 +71,11 @@ const std::vector<Variable>& variables() {
       {"UNJAM_SPIN_CAP", &Settings::spin_cap, 0, 1 << 30, nullptr,
        "Polls granted at most. 0: see UNJAM_SPIN_HEAD.", false},
       {"UNJAM_QUANTUM_SLICES", &Settings::quantum_slices, 1, 1 << 30, nullptr,
-       "Slices that a collective may move in a row while others wait that take no more than so "
-       "many "
-       "(in priority order: any others).",
+       "Slices that a collective may move in a row at most while others wait that take no more "
+       "than "
+       "so many (in priority order: any others). The first turn has 4, and each is twice as long "
+       "as "
+       "the one before while somebody waits.",
        false},
       {"UNJAM_RESIDENCY_US", &Settings::residency_us, 1, 1 << 30, nullptr,
        "Longest stay of an engine that nobody waits for, in microseconds.", false},

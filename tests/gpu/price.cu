@@ -36,13 +36,10 @@ void print_head(const char* title) {
 }
 
 // In place, of floats that are all zero: what is sent does not matter here.
-unjamRequest_t start(const Member& me, const char* key, float* data, std::size_t floats,
-                     int priority = 0) {
-  unjamCallOptions_t options = UNJAM_CALL_OPTIONS_INITIALIZER;
-  options.priority = priority;
+unjamRequest_t start(const Member& me, const char* key, float* data, std::size_t floats) {
   unjamRequest_t request = nullptr;
-  check(unjamAllReduce(me.all, key, data, data, floats, UNJAM_FLOAT32, UNJAM_SUM, &options,
-                       &request));
+  check(
+      unjamAllReduce(me.all, key, data, data, floats, UNJAM_FLOAT32, UNJAM_SUM, nullptr, &request));
   return request;
 }
 
@@ -193,9 +190,47 @@ void measure_cpu(int ranks) {
 
 // ---- a small urgent one beside a large one ----
 
-void measure_urgent(int ranks, int repeats, std::size_t large_bytes, unjamOrder_t order) {
+enum class Way { kPriority, kFifo, kInStreams };
+constexpr const char* kWays[] = {"priority order", "FIFO order", "each in a stream of its own"};
+
+// In place, of floats that are all zero. The host waits for the request, or for the stream.
+class Started {
+ public:
+  Started(const Member& me, Way way, const char* key, const DeviceMemory& data, std::size_t floats,
+          int priority, const Stream& stream)
+      : me_(me), stream_(way == Way::kInStreams ? &stream : nullptr) {
+    unjamCallOptions_t options = UNJAM_CALL_OPTIONS_INITIALIZER;
+    options.priority = priority;
+    if (stream_ != nullptr) {
+      options.stream = stream_->get();
+      options.stream_order = UNJAM_STREAM_SYNC;
+    }
+    check(unjamAllReduce(me.all, key, data.get(), data.get(), floats, UNJAM_FLOAT32, UNJAM_SUM,
+                         &options, stream_ == nullptr ? &request_ : nullptr));
+  }
+  bool done() const {
+    if (stream_ != nullptr) {
+      const cudaError_t state = cudaStreamQuery(stream_->get());
+      if (state != cudaErrorNotReady) check(state);
+      return state == cudaSuccess;
+    }
+    int done = 0;
+    check(unjamTest(request_, &done));
+    return done != 0;
+  }
+  void wait(const char* what) const {
+    stream_ != nullptr ? stream_->synchronize() : me_.wait(request_, what);
+  }
+
+ private:
+  const Member& me_;
+  const Stream* stream_;
+  unjamRequest_t request_ = nullptr;
+};
+
+void measure_urgent(int ranks, int repeats, std::size_t large_bytes, Way way) {
   unjamConfig_t config = cuda_config();
-  config.order = order;
+  config.order = way == Way::kPriority ? UNJAM_ORDER_PRIORITY : UNJAM_ORDER_FIFO;
   Job job(ranks, config);
   constexpr std::size_t kSmall = 8192 / sizeof(float);
   const std::size_t large = large_bytes / sizeof(float);
@@ -205,40 +240,43 @@ void measure_urgent(int ranks, int repeats, std::size_t large_bytes, unjamOrder_
   job.run([&](const Member& me) {
     const bool first = me.rank == 0;
     const DeviceMemory big = zeros(large), small = zeros(kSmall);
+    const Stream large_stream, small_stream;
+    const auto start_large = [&] { return Started(me, way, "large", big, large, 0, large_stream); };
+    const auto start_small = [&] {
+      return Started(me, way, "small", small, kSmall, 10, small_stream);
+    };
     for (int i = -3; i < repeats; ++i) {
       me.doing("the small one alone, " + std::to_string(i));
       barrier.meet();
       std::uint64_t begin = now_ns();
-      me.wait(start(me, "small", small.as<float>(), kSmall, 10), "the small one");
+      start_small().wait("the small one");
       if (first && i >= 0) alone.push_back(us_since(begin));
       me.doing("the large one alone, " + std::to_string(i));
       barrier.meet();
       begin = now_ns();
-      me.wait(start(me, "large", big.as<float>(), large), "the large one");
+      start_large().wait("the large one");
       if (first && i >= 0) large_alone.push_back(us_since(begin));
 
       me.doing("the small one beside the large one, " + std::to_string(i));
       barrier.meet();
       begin = now_ns();
-      const unjamRequest_t slow = start(me, "large", big.as<float>(), large);
+      const Started slow = start_large();
       usleep(500 + static_cast<useconds_t>(i < 0 ? 0 : i) * 37 % 1000);
       barrier.meet();
       const std::uint64_t urgent = now_ns();
-      me.wait(start(me, "small", small.as<float>(), kSmall, 10), "the small one");
+      start_small().wait("the small one");
       const double us = us_since(urgent);
-      int done = 0;
-      check(unjamTest(slow, &done));
-      me.wait(slow, "the large one");
+      const bool done = slow.done();
+      slow.wait("the large one");
       if (!first || i < 0) continue;
       beside.push_back(us);
       large_beside.push_back(us_since(begin));
-      overtaken += done == 0;
+      overtaken += !done;
     }
   });
   char title[80];
-  std::snprintf(title, sizeof(title), "8 KiB beside %.0f MiB, %s order",
-                static_cast<double>(large_bytes) / (1 << 20),
-                order == UNJAM_ORDER_PRIORITY ? "priority" : "FIFO");
+  std::snprintf(title, sizeof(title), "8 KiB beside %.0f MiB, %s",
+                static_cast<double>(large_bytes) / (1 << 20), kWays[static_cast<int>(way)]);
   print_head(title);
   print_spread("8 KiB alone", alone);
   print_spread("8 KiB beside the large one", beside);
@@ -490,8 +528,9 @@ int main(int argc, char** argv) {
   if (runs("latency")) measure_latency(ranks, repeats);
   if (runs("cpu")) measure_cpu(ranks);
   if (runs("urgent")) {
-    measure_urgent(ranks, large_repeats, large, UNJAM_ORDER_PRIORITY);
-    measure_urgent(ranks, large_repeats, large, UNJAM_ORDER_FIFO);
+    for (const Way way : {Way::kPriority, Way::kFifo, Way::kInStreams}) {
+      measure_urgent(ranks, large_repeats, large, way);
+    }
   }
   if (runs("switches")) measure_switches(ranks, large_repeats, seed);
   if (runs("steps")) {

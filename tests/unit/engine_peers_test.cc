@@ -917,13 +917,15 @@ class Turns : public testing::Test {
 
   Turns() { ranks_.state(0).policy.quantum_slices = kQuantum; }
 
-  void submit(std::uint64_t slices) {
+  void submit(std::uint64_t slices) { submit(slices, uses_.size(), 0); }
+  void submit(std::uint64_t slices, std::size_t key, std::uint64_t n) {
     Use& u = uses_.emplace_back();
     u.what = What::kBroadcast;
-    u.key = uses_.size() - 1;
+    u.key = key;
+    u.n = n;
     u.count = slices * Ranks::kSlotBytes / sizeof(std::int32_t);
     fill(u, 1, random_);
-    ranks_.submit(u, 0, static_cast<std::uint16_t>(u.key));
+    ranks_.submit(u, 0, static_cast<std::uint16_t>(uses_.size() - 1));
   }
   // After how many slices each invocation had ended.
   std::vector<std::uint64_t> run(const std::function<void(std::uint64_t)>& after_slice) {
@@ -969,11 +971,42 @@ TEST_F(Turns, WhatIsShortComesInBetween) {
   const auto ends = run([this](std::uint64_t moved) {
     if (moved == 25) submit(3);
   });
-  // Seen when the quantum is over, and known one quantum later at most.
+  // Seen at the next look, and known at the one behind that at most.
   ASSERT_EQ(ends.size(), 3u);
-  EXPECT_LE(ends[0], 25 + 2 * kQuantum + 3);
+  EXPECT_LE(ends[0], 25 + 2 * EnginePolicy::kShortestTurn + 3);
   EXPECT_EQ(ends[1], 103u);  // with nothing of the other one
   EXPECT_EQ(ends[2], 203u);
+}
+
+TEST_F(Turns, LongBeforeALongQuantumIsOver) {
+  ranks_.state(0).policy.quantum_slices = 64;
+  submit(300);
+  const auto ends = run([this](std::uint64_t moved) {
+    if (moved == 100 || moved == 200) submit(3);
+  });
+  constexpr std::uint64_t kSoon = 2 * EnginePolicy::kShortestTurn + 3;
+  ASSERT_EQ(ends.size(), 3u);
+  EXPECT_LE(ends[0], 100 + kSoon);
+  EXPECT_LE(ends[1], 200 + kSoon);  // the one before has ended: looks are as often as they were
+}
+
+// The later use of a key cannot begin before the one in front of it has ended.
+TEST_F(Turns, AreLongerAsLongAsSomebodyWaitsInVain) {
+  ranks_.state(0).policy.quantum_slices = 64;
+  submit(500);
+  submit(3, 0, 1);
+  const auto ends = run([](std::uint64_t) {});
+  EXPECT_EQ(ends, (std::vector<std::uint64_t>{500, 503}));
+  // Behind 4, 8, 16 and 32 slices, and six times 64 ones: 4 to 60, 124 to 444.
+  EXPECT_EQ(switches(), 10u);
+}
+
+// What is short is not interrupted for itself, though others of its kind wait.
+TEST_F(Turns, OfShortOnesAreNotCutShort) {
+  ranks_.state(0).policy.quantum_slices = 64;
+  for (int i = 0; i < 3; ++i) submit(30);
+  EXPECT_EQ(run([](std::uint64_t) {}), (std::vector<std::uint64_t>{30, 60, 90}));
+  EXPECT_EQ(switches(), 0u);
 }
 
 TEST_F(Turns, ButNotUnderTheHoldPolicy) {

@@ -31,6 +31,7 @@ class WholeDev : public CudaDev {
   // is cancelled, say, which may be any: then the queue is looked through. By one thread, now and
   // then.
   struct Interrupts {
+    static constexpr std::uint32_t kLongestTurnNs = solo::kTurnNs;
     CudaDev dev;
     __device__ __forceinline__ bool others() { return dev.others_wait(); }
     // The fewer go together, the more often none can go on (docs/nccl-notes.md). Peers are as far
@@ -43,9 +44,13 @@ class WholeDev : public CudaDev {
     __device__ __forceinline__ bool operator()(std::uint64_t now, std::uint64_t begun,
                                                bool asks_host) {
       const std::uint64_t stay = now - begun;
-      bool ends =
-          (stay > solo::kTurnNs && (others() || newcomers_fit_in() || dev.has_had_its_stay(now))) ||
-          (stay > kLateNs && dev.called_away()) || dev.daemon_has_left();
+      const bool has_had_turn = stay > solo::kTurnNs;
+      // As Engine::may_go_on().
+      std::uint32_t& turn = dev.stream_turn_ns();
+      const bool looks = stay > turn, wanted = looks && others();
+      if (looks) turn = wanted ? min(2 * turn, kLongestTurnNs) : kShortestTurnNs;
+      bool ends = wanted || (has_had_turn && (newcomers_fit_in() || dev.has_had_its_stay(now))) ||
+                  (stay > kLateNs && dev.called_away()) || dev.daemon_has_left();
       if (asks_host && dev.lane_index() == 0) read_attention(*dev.rank());
       ends = dev.hears_news() || ends;
       if (ends) solo::whole_streams().interrupted = 1;
