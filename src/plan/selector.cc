@@ -66,8 +66,8 @@ constexpr std::uint64_t kCudaManySent = 6144 * kKiB;     // and to more than one
 // where parts are alike, sums of common formats (SoloCall::plain), and lines. (And aligned, as all
 // but few buffers are, which ranks need not have alike.) Four ranks on two H200s,
 // in a stream, by a direct plan, two shots of these, and a mesh plan: 128 KiB 9.1, 11.0 us; 256 KiB
-// 11.6, 11.0; 512 KiB 16.4, 11.7; 4 MiB -, 43, 66; 6 MiB -, 65, 78. The bounds for others are older
-// (4 H200s, before packets could be lines).
+// 11.6, 11.0; 512 KiB 16.4, 11.7; 4 MiB -, 43, 66; 6 MiB -, 65, 78. Four H200s: 192 KiB 10.2, 10.9;
+// 256 KiB 12.3, 10.6. The bounds for others are older (4 H200s, before packets could be lines).
 struct TwoShotBounds {
   std::uint64_t hop;   // what must be sent less: of 4 ranks from 256 KiB on, or 341
   std::uint64_t most;  // count × element size
@@ -110,7 +110,7 @@ bool two_shot_pays(const PlanRequest& request, const PlanLimits& limits, std::ui
   // more goes in one loop.
   if (n == 2) return bounds.pays_between_two && bytes > kPairTwoShotBytes;
   // (n-1) b - 2 (n-1)/n b
-  return (n - 1) * (n - 2) * bytes > bounds.hop * n;
+  return (n - 1) * (n - 2) * bytes >= bounds.hop * n;
 }
 
 Algorithm select_for_host(const PlanRequest& request, std::uint64_t bytes) {

@@ -13,6 +13,7 @@
 #include <map>
 #include <memory>
 #include <numeric>
+#include <optional>
 #include <random>
 #include <thread>
 #include <vector>
@@ -49,6 +50,22 @@ DeviceMemory zeros(std::size_t floats) {
   check(cudaDeviceSynchronize());
   return memory;
 }
+
+// Whether calls are tried whole, or go by slices only, of contexts that begin meanwhile.
+class Whole {
+ public:
+  explicit Whole(bool whole) {
+    if (const char* users = std::getenv(kName)) kept_ = users;
+    setenv(kName, whole ? "1" : "0", 1);
+  }
+  Whole(const Whole&) = delete;
+  Whole& operator=(const Whole&) = delete;
+  ~Whole() { kept_ ? setenv(kName, kept_->c_str(), 1) : unsetenv(kName); }
+
+ private:
+  static constexpr const char* kName = "UNJAM_SOLO";
+  std::optional<std::string> kept_;
+};
 
 unjamStats_t difference(const unjamStats_t& a, const unjamStats_t& b) {
   unjamStats_t d = b;
@@ -288,15 +305,17 @@ void measure_urgent(int ranks, int repeats, std::size_t large_bytes, Way way) {
 // ---- context switches ----
 
 struct Alternation {
-  double us = 0;         // of all eight
+  double us = 0;         // of all calls
   unjamStats_t stats{};  // of rank 0, all repetitions
 };
 
-Alternation alternate(int ranks, int repeats, std::uint32_t quantum, std::uint64_t seed) {
-  constexpr std::size_t kKeys = 8, kFloats = std::size_t{4} << 18;  // 4 MiB
-  unjamConfig_t config = cuda_config();
-  config.quantum_slices = quantum;
-  Job job(ranks, config);
+// More keys than a lane has contexts at hand.
+constexpr std::size_t kAlternating = 16;
+
+Alternation alternate(int ranks, int repeats, bool whole, std::uint64_t seed) {
+  constexpr std::size_t kKeys = kAlternating, kFloats = std::size_t{4} << 18;  // 4 MiB
+  const Whole set(whole);
+  Job job(ranks, cuda_config());
   Alternation a;
   std::vector<double> us;
   unjamStats_t before{};
@@ -305,7 +324,7 @@ Alternation alternate(int ranks, int repeats, std::uint32_t quantum, std::uint64
     const DeviceMemory data = zeros(kKeys * kFloats);
     std::mt19937_64 random(mix(seed, static_cast<std::uint64_t>(me.rank)));
     for (int i = -3; i < repeats; ++i) {
-      me.doing("eight that alternate, " + std::to_string(i));
+      me.doing("some that alternate, " + std::to_string(i));
       if (i == 0 && me.rank == 0) before = stats_of(me.context);
       std::vector<std::size_t> order(kKeys);
       std::iota(order.begin(), order.end(), std::size_t{0});
@@ -316,7 +335,7 @@ Alternation alternate(int ranks, int repeats, std::uint32_t quantum, std::uint64
       for (const std::size_t k : order) {
         requests.push_back(start(me, key_name(k).c_str(), data.as<float>() + k * kFloats, kFloats));
       }
-      for (const unjamRequest_t q : requests) me.wait(q, "one of eight");
+      for (const unjamRequest_t q : requests) me.wait(q, "one of them");
       if (me.rank == 0 && i >= 0) us.push_back(us_since(begin));
     }
     if (me.rank == 0) a.stats = difference(before, stats_of(me.context));
@@ -326,23 +345,15 @@ Alternation alternate(int ranks, int repeats, std::uint32_t quantum, std::uint64
 }
 
 void measure_switches(int ranks, int repeats, std::uint64_t seed) {
-  std::printf("\n%-28s %12s %14s %14s %12s %16s\n", "8 x 4 MiB in random orders", "us for all",
-              "loads/lane/rep", "saves/lane/rep", "preempt", "switches/s/lane");
-  double us[2] = {}, switches[2] = {};
-  const std::uint32_t quanta[2] = {0, 1};
-  for (int i = 0; i < 2; ++i) {
-    const Alternation a = alternate(ranks, repeats, quanta[i], seed);
+  std::printf("\n%zu x 4 MiB in random orders%4s %12s %14s %14s %12s %16s\n", kAlternating, "",
+              "us for all", "loads/lane/rep", "saves/lane/rep", "preempt", "switches/s/lane");
+  for (const bool whole : {true, false}) {
+    const Alternation a = alternate(ranks, repeats, whole, seed);
     const double per = static_cast<double>(a.stats.lanes) * repeats;
-    us[i] = a.us;
-    switches[i] = static_cast<double>(a.stats.context_loads) / per;
-    std::printf("%-28s %12.1f %14.1f %14.1f %12.1f %16.0f\n",
-                quanta[i] == 0 ? "the default quantum" : "a quantum of one slice", a.us,
-                switches[i], static_cast<double>(a.stats.context_saves) / per,
-                static_cast<double>(a.stats.preemptions) / per, switches[i] / (a.us * 1e-6));
-  }
-  if (switches[1] > switches[0]) {
-    std::printf("a context switch costs about %.2f us\n",
-                (us[1] - us[0]) / (switches[1] - switches[0]));
+    const double loads = static_cast<double>(a.stats.context_loads) / per;
+    std::printf("%-32s %12.1f %14.1f %14.1f %12.1f %16.0f\n", whole ? "whole" : "by slices", a.us,
+                loads, static_cast<double>(a.stats.context_saves) / per,
+                static_cast<double>(a.stats.preemptions) / per, loads / (a.us * 1e-6));
   }
 }
 
@@ -373,12 +384,8 @@ std::map<std::string, Steps> steps_of(const Member& me) {
 void measure_steps(int ranks, int repeats, std::size_t keys, std::size_t floats, bool whole) {
   unjamConfig_t config = cuda_config();
   config.trace_events = 64;  // steps are timed while traces are kept
-  const char* const users = std::getenv("UNJAM_SOLO");
-  const std::string kept = users == nullptr ? "" : users;
-  setenv("UNJAM_SOLO", whole ? "1" : "0", 1);
+  const Whole set(whole);
   Job job(ranks, config);
-  unsetenv("UNJAM_SOLO");
-  if (users != nullptr) setenv("UNJAM_SOLO", kept.c_str(), 1);
   std::map<std::string, Steps> before, after;
   Barrier barrier(ranks);
   job.run([&](const Member& me) {

@@ -777,8 +777,8 @@ TEST(PlanSelector, TableAndErrors) {
   }
   // Two hops of packets from where they save more than a hop is worth to 2 MiB, among three ranks
   // or more.
-  EXPECT_EQ(on_cuda(Kind::kAllReduce, 3, 192 * 1024), Algorithm::kDirect);
-  EXPECT_EQ(on_cuda(Kind::kAllReduce, 3, 192 * 1024 + 1), Algorithm::kTwoShot);
+  EXPECT_EQ(on_cuda(Kind::kAllReduce, 3, 192 * 1024 - 1), Algorithm::kDirect);
+  EXPECT_EQ(on_cuda(Kind::kAllReduce, 3, 192 * 1024), Algorithm::kTwoShot);
   EXPECT_EQ(on_cuda(Kind::kAllReduce, 3, 512 * 1024), Algorithm::kTwoShot);
   EXPECT_EQ(on_cuda(Kind::kAllReduce, 3, 512 * 1024 + 1), Algorithm::kMesh);
   EXPECT_EQ(on_cuda(Kind::kAllReduce, 4, 64 * 1024), Algorithm::kDirect);
@@ -798,11 +798,11 @@ TEST(PlanSelector, TableAndErrors) {
   };
   for (const DType dtype : {DType::kFloat32, DType::kBfloat16, DType::kFloat16}) {
     const std::uint64_t a_kib = 1024 / dtype_bytes(dtype), piece = 16 / dtype_bytes(dtype);
-    EXPECT_EQ(of_lines(3, 576 * a_kib, dtype), Algorithm::kDirect);
-    EXPECT_EQ(of_lines(3, 576 * a_kib + 3 * piece, dtype), Algorithm::kTwoShot);
+    EXPECT_EQ(of_lines(3, 576 * a_kib - 3 * piece, dtype), Algorithm::kDirect);
+    EXPECT_EQ(of_lines(3, 576 * a_kib, dtype), Algorithm::kTwoShot);
     EXPECT_EQ(of_lines(3, 576 * a_kib + 2 * piece, dtype), Algorithm::kDirect);
-    EXPECT_EQ(of_lines(4, 256 * a_kib, dtype), Algorithm::kDirect);
-    EXPECT_EQ(of_lines(4, 256 * a_kib + 4 * piece, dtype), Algorithm::kTwoShot);
+    EXPECT_EQ(of_lines(4, 256 * a_kib - 4 * piece, dtype), Algorithm::kDirect);
+    EXPECT_EQ(of_lines(4, 256 * a_kib, dtype), Algorithm::kTwoShot);
     EXPECT_EQ(of_lines(4, 256 * a_kib + 1, dtype), Algorithm::kDirect);
     for (const int ranks : {2, 4, 8}) {
       const auto pieces = static_cast<std::uint64_t>(ranks) * piece;
