@@ -158,7 +158,7 @@ typedef struct {
   uint32_t spin_base;      /* polls granted at least; the fixed policy's threshold */
   uint32_t spin_boost;     /* factor on success; default 20 */
   uint32_t spin_cap;       /* polls granted at most */
-  uint32_t quantum_slices; /* slices in a row while others are runnable */
+  uint32_t quantum_slices; /* slices in a row at most while others wait */
   uint32_t residency_us;   /* longest stay of an engine that nobody waits for; default 5000 */
   uint32_t trace_events;   /* events kept a lane for unjamGetTrace; default 0 = off */
   uint32_t stall_ms;       /* a pending invocation older than this is diagnosed; default 1000 */
@@ -464,7 +464,7 @@ typedef struct {
   uint64_t completed;        /* invocations, in error too */
   uint64_t pending;          /* invocations now */
   uint64_t preemptions;      /* a collective gave way because a wait passed its threshold */
-  uint64_t quantum_switches; /* a progressing collective gave way after its quantum */
+  uint64_t quantum_switches; /* a progressing collective gave way after its turn */
   uint64_t context_loads;
   uint64_t context_saves; /* lazy: only contexts that had changed */
   uint64_t spins;         /* failed polls */
@@ -515,7 +515,7 @@ UNJAM_API unjamResult_t unjamExplain(unjamContext_t context, char* buffer, size_
 typedef enum {
   UNJAM_TRACE_START = 0,   /* lane starts or goes on with the invocation */
   UNJAM_TRACE_PREEMPT = 1, /* lane leaves it: a wait passed its threshold */
-  UNJAM_TRACE_YIELD = 2,   /* lane leaves it: quantum over */
+  UNJAM_TRACE_YIELD = 2,   /* lane leaves it: its turn is over */
   UNJAM_TRACE_FINISH = 3,  /* lane has finished its part */
   UNJAM_TRACE_QUIT = 4,    /* engine of the lane quits (no invocation) */
   UNJAM_TRACE_RESTART = 5  /* engine of the lane starts (no invocation) */

@@ -17,7 +17,7 @@ class Stats:
         completed: invocations that ended, in error too.
         pending: invocations now.
         preemptions: times that a collective gave way because a wait passed its threshold.
-        quantum_switches: times that a progressing collective gave way after its quantum.
+        quantum_switches: times that a progressing collective gave way after its turn.
         context_loads: contexts loaded into an engine: the context switches.
         context_saves: contexts saved; lazily, only those that had changed.
         spins: failed polls.

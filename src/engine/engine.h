@@ -89,12 +89,13 @@
 //                                        often, votes, and if all are there is the leaf. False:
 //                                        something is missing, nothing was stored, nobody reads the
 //                                        job any more
-//   whole_calls(tries, n, end_early)     only if kWholeCalls: see above. Fills in WholeTry::end,
+//   whole_calls(tries, n, turn, end_early)  only if kWholeCalls: see above. Fills in WholeTry::end,
 //                                        receives, hops, and, of two-shot plans, sends and moved;
 //                                        adds to the lane's figures of slices and bytes, ends with
-//                                        a barrier. Of different keys. Of those that are done one
-//                                        of its threads at a time may call end_early(which), behind
-//                                        all that they have stored
+//                                        a barrier. Of different keys. Streams look for others
+//                                        behind about so many slices (EnginePolicy). Of those that
+//                                        are done one of its threads at a time may call
+//                                        end_early(which), behind all that they have stored
 // Constants: kInlinePacketFlags, kStreams, kWholeCalls (above); kLaneInShared: the lane's state
 // lies in BlockShared while its engine runs; kHostWatches: the host reads figures of keys and what
 // runs at any time. By all control threads, together:
@@ -123,8 +124,9 @@
 //                                        behind all that the invocation has stored
 //   now_ns()                             for residency and traces
 // By the lead:
-//   epoch()                              of this lane's doorbell, before a look (doorbell.h); also
-//                                        within long turns, for what submissions_wait() says then
+//   epoch()                              of this lane's doorbell, before a look (doorbell.h)
+//   look_at_submissions()                if there is one: within long turns, for what
+//                                        submissions_wait() says then; else epoch() is called
 //   try_quit(epoch, interest)            true: this engine is no longer resident, leave
 //   hold_sleep(epoch)                    hold policy: sleep without leaving
 //   attend()                             at the beginning of each pass, behind epoch(): slow looks
@@ -178,7 +180,7 @@ class Engine {
       if constexpr (kWholeCalls) {
         const std::uint32_t wholes = shared.num_wholes;
         if (wholes != 0) {
-          dev.whole_calls(shared.wholes, wholes, [&](std::uint32_t i) {
+          dev.whole_calls(shared.wholes, wholes, shared.turn, [&](std::uint32_t i) {
             phase<&Engine::end_early>(dev, rank, lane, shared, i);
           });
           if (control) phase<&Engine::end_wholes>(dev, rank, lane, shared);
@@ -257,7 +259,6 @@ class Engine {
   }();
   enum Command : std::uint32_t { kAgain, kFetch, kOrder, kRun, kQuit };
   static constexpr std::uint32_t kLatePasses = 6;
-  static constexpr std::uint32_t kPollsBesideLong = 64;  // of the first look for peers
   enum Status : std::uint32_t { kMove, kBlocked, kFinished, kCancelledNow, kQuantumOver };
   static constexpr std::uint16_t kCopies = kScatter | kCollect;
   static constexpr std::uint16_t kFromSeveral = kGather | kCollect;
@@ -483,11 +484,8 @@ class Engine {
       if constexpr (kWholeCalls) {
         const Whole how = cached || holds() ? Whole::kNot : how_whole(inv);
         if (how != Whole::kNot) {
-          // What is long waits behind it: peers, if they have made the call, leave theirs for it at
-          // about the same time. But once: they may not have.
-          const bool behind_long = lane_.queue.size() != lane_.shorts;
-          if (how == Whole::kAll && behind_long && s_.threshold < kPollsBesideLong) {
-            s_.threshold = kPollsBesideLong;
+          if (how == Whole::kAll && is_worth_a_wait(inv)) {
+            s_.threshold = dev_.threshold(s_.policy.beside_long(s_.threshold));
           }
           s_.wholes[0] = {slot, how, s_.threshold};
           s_.wholes[0].patient = is_patient(inv);
@@ -503,6 +501,13 @@ class Engine {
 
   UNJAM_HD static bool is_stream(const Invocation& inv) {
     return inv.whole == kWholeStream || inv.whole == kWholeCrowd;
+  }
+
+  // The first try of what is short while something long waits for it. Peers, if they have made the
+  // call, leave their long ones for it at about the same time. But once, for they may not have: not
+  // if there is nothing to send, by which later tries are told.
+  UNJAM_HD bool is_worth_a_wait(const Invocation& inv) const {
+    return lane_.queue.size() != lane_.shorts && inv.whole != 1;
   }
 
   // How an invocation is tried that may begin and is not among the contexts at hand.
@@ -621,7 +626,18 @@ class Engine {
     if (dev_.leads()) {
       // Among those that were tried together nobody overtakes.
       const bool overtook = lane_.queue.follows_its_like(s_.wholes[0].slot);
-      for (std::uint32_t i = 0; i < n; ++i) note_whole(s_.wholes[i], overtook);
+      bool interrupted = false;
+      for (std::uint32_t i = 0; i < n; ++i) {
+        interrupted = interrupted || s_.wholes[i].end == WholeEnd::kInterrupted;
+        note_whole(s_.wholes[i], overtook);
+      }
+      // As may_go_on().
+      if (interrupted) {
+        s_.turn = s_.policy.longer_turn(s_.turn);
+        if (lane_index_ == 0) look_at_submissions();
+      } else if (s_.wholes[0].how == Whole::kStream) {
+        s_.turn = s_.policy.shortest_turn();
+      }
       // Streams that move are gone on with before others are begun, so that ranks come to be at the
       // same ones. Where none has moved, those that were left out are next: else who is in front,
       // and has nothing to do after all, would keep them from it in each pass. (Not before what is
@@ -699,15 +715,12 @@ class Engine {
     if (done) {
       count(lane_.stats.wholes);
       leave_queue(t.slot, overtook);
-      if (t.is_short) --lane_.shorts;
+      if (t.is_short) note_short_end();
     } else if (t.end != WholeEnd::kUnable) {
       s_.long_waits = s_.long_waits || !t.is_short;
       count(lane_.stats.spins, t.polls);
       count(lane_.stats.preemptions);
-      if (t.end == WholeEnd::kInterrupted) {
-        if (lane_index_ == 0) look_at_submissions();  // as may_go_on()
-        give_way_to_shorts();
-      }
+      if (t.end == WholeEnd::kInterrupted) give_way_to_shorts();
     }
   }
 
@@ -744,7 +757,7 @@ class Engine {
   }
 
   // FIFO order aims to empty the queue: it fetches only when nothing has come for what is in it,
-  // or when what moves has had its quantum (a small newcomer does not sit behind a gigabyte).
+  // or when what moves has given way (a small newcomer does not sit behind a gigabyte).
   // Then as many as there is room for contexts at hand, for peers may be at any of them: with one
   // a pass, each pass with its waits, eight all-reduces in random orders took 2.7 times as long
   // as in one order on 4 GPUs. Where ranks are in disorder all are taken in, for an order that all
@@ -839,6 +852,8 @@ class Engine {
   // True: asleep. What peers do concerns a lane only if it has something pending.
   UNJAM_HD bool rest() {
     if (!mailbox_.empty()) return false;
+    // What is long has not been looked at.
+    if (s_.shorts_only && !lane_.queue.empty()) return false;
     std::uint32_t interest = 0;
     if (!lane_.queue.empty()) interest = kAsleepForData | (s_.wants_room ? kAsleepForRoom : 0u);
     if (!dev_.try_quit(s_.epoch, interest)) return false;
@@ -1073,6 +1088,7 @@ class Engine {
         break;
       case kQuantumOver:
         count(lane_.stats.quantum_switches);
+        s_.turn = s_.policy.longer_turn(s_.turn);
         record(TraceType::kYield, &a.inv);
         give_way_to_shorts();
         break;
@@ -1186,16 +1202,16 @@ class Engine {
     return status;
   }
 
-  // Others are looked for as EnginePolicy says, all else behind a quantum.
+  // Others are looked for behind each turn, all else behind a quantum. (It may be asked again when
+  // it has said that somebody waits.)
   UNJAM_HD std::uint32_t may_go_on() {
     if (s_.ended) return kFinished;
     if (s_.quantum > s_.next_look) return kMove;
     // A device may see what was submitted since the pass began only behind such a look; passes
     // are long where gigabytes move.
     if (lane_index_ == 0) look_at_submissions();
-    const bool others = others_wait();
-    s_.turn = others ? s_.policy.longer_turn(s_.turn) : s_.policy.shortest_turn();
-    if (others) return kQuantumOver;
+    if (others_wait()) return kQuantumOver;
+    s_.turn = s_.policy.shortest_turn();
     if (s_.quantum == 0) {
       if (over_residency() || dev_.called_away()) return kQuantumOver;
       s_.quantum = s_.policy.quantum_slices;
@@ -1211,19 +1227,20 @@ class Engine {
     }
   }
 
-  // Whether who has had its quantum gives way, in FIFO order only to what is short; newcomers are
-  // taken in to see what they are, some at a time. Others that are as long would only change places
-  // with it. The peers, which change places at moments of their own, would then rarely be at the
-  // same ones, and none would come to its flow: 32 all-reduces of 256 MiB beside streams took five
-  // times as long on 2 GPUs as one behind the other.
+  // Whether who has had its turn gives way, in FIFO order only to what is short; newcomers are
+  // taken in to see what they are, some at a time, behind a quantum in any case. Others that are as
+  // long would only change places with it. The peers, which change places at moments of their own,
+  // would then rarely be at the same ones, and none would come to its flow: 32 all-reduces of 256
+  // MiB beside streams took five times as long on 2 GPUs as one behind the other.
   UNJAM_HD bool others_wait() {
     if (lane_index_ == 0 && dev_.submissions_wait()) return true;
     if (s_.policy.order == OrderPolicy::kPriority) {
       return lane_.queue.size() > 1 || !mailbox_.empty();
     }
     if (lane_.shorts != 0) return true;
-    return load_relaxed_local(mailbox_.urgent) != lane_.urgent_taken &&
-           call<&Engine::shorts_wait>();
+    const bool takes_in =
+        s_.quantum == 0 || load_relaxed_local(mailbox_.urgent) != lane_.urgent_taken;
+    return takes_in && call<&Engine::shorts_wait>();
   }
   UNJAM_HD bool shorts_wait() {
     constexpr int kTakenIn = 4;
@@ -1969,12 +1986,16 @@ class Engine {
     }
     leave_queue(slot, lane_.queue.follows_its_like(slot));
     --key.in_queue;
-    if (is_short(inv)) --lane_.shorts;
+    if (is_short(inv)) note_short_end();
     if constexpr (Dev::kHostWatches) {
       bump<std::uint64_t>(key.time_ns, dev_.now_ns() - lane_.contexts[slot].started_ns);
     }
     s_.moved = true;
     end_part(inv, slot, fenced);
+  }
+  UNJAM_HD void note_short_end() {
+    --lane_.shorts;
+    s_.turn = s_.policy.shorter_turn(s_.turn);
   }
   // By the lead: of an invocation that ends. overtook: see one_order.h.
   UNJAM_HD void leave_queue(std::uint16_t slot, bool overtook) {

@@ -24,16 +24,26 @@ struct EnginePolicy {
   std::uint32_t most_streams = 8;     // of those that are tried whole, see Engine::add_wholes()
   std::uint32_t order_after_us = 50;  // nothing was heard for so long: see one_order.h
 
-  // Slices behind which what is long looks for others. Soon, for what is short takes less than a
-  // quantum of it. As long as somebody waits each turn is twice the one before: who is waited for
-  // may be late, and to change places has its price.
+  // Slices behind which what is long looks for others: its turn. A short one, for they take less
+  // than a quantum of it. Twice as long each time it has given way, for they may wait for peers in
+  // vain, and to change places has its price; half as long again when one of them has ended.
   static constexpr std::uint32_t kShortestTurn = 4;
-  UNJAM_HD std::uint32_t shortest_turn() const { return longer_turn(kShortestTurn / 2); }
+  UNJAM_HD std::uint32_t shortest_turn() const {
+    return kShortestTurn < quantum_slices ? kShortestTurn : quantum_slices;
+  }
   UNJAM_HD std::uint32_t longer_turn(std::uint32_t turn) const {
-    const std::uint32_t longer = 2 * turn;
-    return longer < quantum_slices ? longer : quantum_slices;
+    return 2 * turn < quantum_slices ? 2 * turn : quantum_slices;
+  }
+  UNJAM_HD std::uint32_t shorter_turn(std::uint32_t turn) const {
+    return turn / 2 > shortest_turn() ? turn / 2 : shortest_turn();
   }
 
+  // Polls of what is short while something long waits for it, see Engine::is_worth_a_wait().
+  UNJAM_HD std::uint32_t beside_long(std::uint32_t threshold) const {
+    constexpr std::uint32_t kPolls = 64;
+    if (stickiness == StickinessPolicy::kFixed || threshold >= kPolls) return threshold;
+    return kPolls < spin_cap ? kPolls : spin_cap;
+  }
   // Threshold at the first primitive of a collective that stands at `position` of the queue.
   UNJAM_HD std::uint32_t initial_threshold(std::uint32_t position) const {
     if (stickiness == StickinessPolicy::kFixed) return spin_base;

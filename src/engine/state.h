@@ -273,7 +273,7 @@ struct BlockShared {
   bool fetched = false;          // if there are any
   bool ran = false;              // the pass has given somebody a turn
   bool quantum_over = false;     // the pass has ended a turn that could have gone on
-  bool shorts_only = false;      // until the pass ends: such a turn's invocation goes on then
+  bool shorts_only = false;      // until the pass ends: what is long goes on in the next one
   bool ended = false;            // nothing is left of the invocation that has its turn
   bool loaded = false;           // its context was not there
   std::uint32_t primitives = 1;  // of the program, that the slice under way stands for

@@ -321,6 +321,8 @@ class ByHand : public Looking {
   std::function<void()> before_it_sleeps;
   // What comes to pass when a slice was moved.
   std::function<void()> after_slice;
+  // And when a pass begins.
+  std::function<void()> before_pass;
   bool is_called_away = false;
   bool called_away() const { return is_called_away; }
   // How long a turn takes that moves nothing.
@@ -377,6 +379,7 @@ class ByHand : public Looking {
     const LaneStats& stats = rank_.lanes[0].stats;
     EXPECT_GE(stats.completed, completed_) << "it fell";
     completed_ = stats.completed;
+    if (before_pass) before_pass();
   }
   bool stopped() { return stuck_; }
   std::set<std::uint16_t> cancelled_slots;
@@ -391,6 +394,7 @@ class ByHand : public Looking {
   void hold_sleep(std::uint32_t epoch) {
     if (sleep(epoch, kAsleep | kAsleepForData | kAsleepForRoom | kHeld)) stuck_ = true;
   }
+  bool asleep() { return (load_acquire(doorbell()) & kAsleep) != 0; }
   // It has slept in the middle of a stay.
   bool stuck() const { return stuck_; }
   void ring(std::uint32_t rank, std::uint32_t lane, RingFor what) {
@@ -908,7 +912,7 @@ TEST_P(Stay, IsNotBoundedWhereItDoesNotMatter) {
 
 INSTANTIATE_TEST_SUITE_P(Engine, Stay, testing::Values(OrderPolicy::kFifo, OrderPolicy::kPriority));
 
-// ---- who gives way when a quantum is over ----
+// ---- who gives way when its turn is over ----
 
 // A rank by itself: all that it has can be moved at any time, so nothing else ends a turn.
 class Turns : public testing::Test {
@@ -999,6 +1003,43 @@ TEST_F(Turns, AreLongerAsLongAsSomebodyWaitsInVain) {
   EXPECT_EQ(ends, (std::vector<std::uint64_t>{500, 503}));
   // Behind 4, 8, 16 and 32 slices, and six times 64 ones: 4 to 60, 124 to 444.
   EXPECT_EQ(switches(), 10u);
+}
+
+// Each is called when the one in front of it has ended.
+TEST_F(Turns, AreShortAgainWhenWhoWaitedHasEnded) {
+  constexpr std::uint64_t kShorts = 8, kSlices = 3;
+  ranks_.state(0).policy.quantum_slices = 64;
+  submit(600);
+  std::vector<std::uint64_t> called;
+  const auto ends = run([&](std::uint64_t moved) {
+    const bool next = called.empty() ? moved == 20 : ranks_.stats(0).completed == called.size();
+    if (!next || called.size() == kShorts) return;
+    submit(kSlices);
+    called.push_back(moved);
+  });
+  ASSERT_EQ(ends.size(), kShorts + 1);
+  for (std::size_t i = 0; i < kShorts; ++i) {
+    EXPECT_LE(ends[i] - called[i], 2 * EnginePolicy::kShortestTurn + kSlices) << i;
+  }
+}
+
+// It is called away as what is short has a pass of its own, and cannot begin.
+TEST_F(Turns, NobodyRestsBehindAPassOfWhatIsShort) {
+  submit(100);
+  ByHand engine(ranks_.state(0), /*residency_matters=*/false);
+  std::uint64_t moved = 0;
+  engine.after_slice = [&] {
+    if (++moved == 25) submit(3, 0, 1);
+  };
+  engine.before_pass = [&] { engine.is_called_away = ranks_.state(0).lanes[0].shorts != 0; };
+  engine.stay();
+  EXPECT_LT(moved, 100u);
+  EXPECT_FALSE(engine.asleep()) << "the long one can go on, and nobody knows";
+  engine.before_pass = nullptr;
+  engine.is_called_away = false;
+  engine.stay();
+  EXPECT_EQ(moved, 103u);
+  for (const Use& u : uses_) check(u);
 }
 
 // What is short is not interrupted for itself, though others of its kind wait.
@@ -1228,7 +1269,9 @@ class Wholes : public ByHand {
     Whole how;
     bool operator==(const Tried&) const = default;
   };
-  std::vector<std::vector<Tried>> tried;  // together
+  std::vector<std::vector<Tried>> tried;                      // together
+  std::map<std::uint16_t, std::vector<std::uint32_t>> polls;  // that each was granted, by its tries
+  std::vector<std::uint32_t> turns_granted;
   std::set<std::uint16_t> patient;
   std::function<WholeEnd(std::uint16_t slot, Whole how)> script;
   // Of a stream: chunks of its first hop that are moved by a try that does not end it.
@@ -1254,11 +1297,13 @@ class Wholes : public ByHand {
     return slots;
   }
   template <class EndEarly>
-  void whole_calls(WholeTry* tries, std::uint32_t n, EndEarly end_early) {
+  void whole_calls(WholeTry* tries, std::uint32_t n, std::uint32_t turn, EndEarly end_early) {
     tried.emplace_back();
+    turns_granted.push_back(turn);
     pass_time(try_ns);
     for (std::uint32_t i = 0; i < n; ++i) {
       tried.back().push_back({tries[i].slot, tries[i].how});
+      polls[tries[i].slot].push_back(tries[i].polls);
       tries[i].left_out = i >= most;
       tries[i].end = tries[i].left_out ? WholeEnd::kWaits : script(tries[i].slot, tries[i].how);
       const bool done = tries[i].end == WholeEnd::kDone;
@@ -1423,6 +1468,56 @@ TEST_F(WholeCalls, StreamsAreTriedTogetherWithTheirLike) {
   EXPECT_EQ(ranks_.stats(0).completed, 6u);
   EXPECT_EQ(ranks_.stats(0).wholes, 5u);
   check(uses_[2]);  // slice by slice
+}
+
+// Its peers leave long ones for it at about the same time. What sends nothing is tried like that
+// for the first time again and again.
+TEST_F(WholeCalls, ThatSomethingLongWaitsForPollLongerAtFirst) {
+  const auto polls_of = [&](What what, bool beside_long, EnginePolicy policy) {
+    Ranks ranks{Case{2, 0, 0, 1, 4, 0, false}, kCalls, 84};
+    ranks.state(0).policy = policy;
+    Wholes engine(ranks.state(0), /*residency_matters=*/false);
+    std::deque<Use> uses;
+    const auto submit = [&](What kind, std::uint8_t whole) {
+      Use& u = uses.emplace_back();
+      u.what = kind;
+      u.key = uses.size() - 1;
+      u.root = 1;
+      u.count = 10;
+      fill(u, 2, random_);
+      if (whole == 1) whole = static_cast<std::uint8_t>(u.programs[0].size());
+      ranks.submit(u, 0, static_cast<std::uint16_t>(u.key), whole);
+    };
+    submit(what, 1);
+    if (beside_long) submit(What::kAllGather, kWholeStream);
+    int tries = 0;
+    engine.script = [&](std::uint16_t slot, Whole) {
+      return slot == 0 && ++tries < 3 ? WholeEnd::kWaits : WholeEnd::kDone;
+    };
+    engine.stay();
+    return engine.polls[0];
+  };
+  EnginePolicy policy;
+  policy.spin_head = 4;
+  policy.spin_base = 1;
+  using Polls = std::vector<std::uint32_t>;
+  EXPECT_EQ(polls_of(What::kAllGather, false, policy), (Polls{4, 4, 4}));
+  EXPECT_EQ(polls_of(What::kAllGather, true, policy), (Polls{64, 4, 4}));
+  EXPECT_EQ(polls_of(What::kBroadcast, true, policy), (Polls{4, 4, 4}));
+  policy.spin_cap = 16;
+  EXPECT_EQ(polls_of(What::kAllGather, true, policy), (Polls{16, 4, 4}));
+  policy.stickiness = StickinessPolicy::kFixed;
+  EXPECT_EQ(polls_of(What::kAllGather, true, policy), (Polls{1, 1, 1}));
+}
+
+TEST_F(WholeCalls, StreamsHaveLongerTurnsEachTimeTheyAreInterrupted) {
+  for (const std::uint64_t use : {0u, 1u}) submit(What::kAllGather, 0, use, kWholeStream);
+  const WholeEnd ends[] = {WholeEnd::kInterrupted, WholeEnd::kInterrupted, WholeEnd::kInterrupted,
+                           WholeEnd::kDone, WholeEnd::kDone};
+  engine_.chunks_a_try = 1;
+  engine_.script = [&](std::uint16_t, Whole) { return ends[engine_.tried.size() - 1]; };
+  engine_.stay();
+  EXPECT_EQ(engine_.turns_granted, (std::vector<std::uint32_t>{4, 8, 16, 32, 4}));
 }
 
 TEST_F(WholeCalls, NoMoreStreamsAreTriedTogetherThanThePolicySays) {

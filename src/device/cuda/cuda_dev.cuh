@@ -97,8 +97,6 @@ __device__ __forceinline__ void push_cqe(CudaRank& r, std::uint16_t slot, Outcom
                (at + 1) << 24 | static_cast<std::uint64_t>(outcome) << 16 | slot);
 }
 
-inline constexpr std::uint32_t kShortestTurnNs = 50000;  // of streams, as EngineShared::turn
-
 // Shared by the threads of a block, beside the engine's BlockShared.
 struct DevShared {
   EngineKind kind;
@@ -127,12 +125,11 @@ struct DevShared {
   std::uint64_t progress;        // slices and completions at the latest look,
   std::uint64_t progress_begun;  // and when this block took the lane
   std::uint64_t still_since_ns;
-  std::uint64_t driven_ns;       // when this block took the lane
-  std::uint64_t heard;           // slices received, and completions, at the latest look
-  std::uint32_t call_over;       // the lane is through with the call that brought this kernel
-  std::uint32_t served;          // first lane: latest call taken from the inbox: slot + 1
-  std::uint32_t holding;         // the lane's bit in CudaRank::holding
-  std::uint32_t stream_turn_ns;  // see WholeDev::Interrupts
+  std::uint64_t driven_ns;  // when this block took the lane
+  std::uint64_t heard;      // slices received, and completions, at the latest look
+  std::uint32_t call_over;  // the lane is through with the call that brought this kernel
+  std::uint32_t served;     // first lane: latest call taken from the inbox: slot + 1
+  std::uint32_t holding;    // the lane's bit in CudaRank::holding
 };
 
 // The same, as what the compiler knows to lie in shared memory. Behind a generic address a load has
@@ -262,8 +259,8 @@ class CudaDev {
     SlotBatch slots;
     std::uint16_t slot = 0;
     while (!slots.full() && next_of_streams(slot)) slots.push_back(slot);
-    // Looked at by the lead alone, which looks anew in epoch() as soon as it is through here: the
-    // others could be behind that.
+    // Looked at by the lead alone, which looks anew as soon as it is through here (epoch(),
+    // look_at_submissions()): the others could be behind that.
     std::uint32_t more = 0;
     if (leads()) {
       const std::uint64_t there = s_.sq_written - s_.sq_read;
@@ -485,8 +482,11 @@ class CudaDev {
     }
     return posted;
   }
-  // Beside what moves, for which a fence, as epoch() has one, would wait. Acquire: the submissions.
-  __device__ void look_at_submissions() { s_.sq_written = load_acquire(r_.link->sq_written); }
+  // Beside what moves, for which epoch()'s fence would wait. Acquire: the submissions.
+  __device__ void look_at_submissions() {
+    const std::uint64_t& written = r_.link->sq_written;
+    if (load_relaxed(written) != s_.sq_written) s_.sq_written = load_acquire(written);
+  }
 
   __device__ bool called_away() {
     if (stopped()) return true;
@@ -701,7 +701,6 @@ class CudaDev {
   __device__ CudaRank* rank() { return &r_; }
   __device__ LaneState& lane() { return lane_; }
   __device__ std::uint32_t lane_index() const { return s_.lane; }
-  __device__ std::uint32_t& stream_turn_ns() { return s_.stream_turn_ns; }
   // Only of a daemon's interest.
   __device__ void set_moving(bool moving) { set_bit(r_.moving, s_.moving, moving); }
   // As news(); and this lane knows it then.

@@ -28,7 +28,6 @@ __device__ __forceinline__ void begin_instance(DevShared& s, EngineKind kind, st
   s.gone_on = 0;
   s.own_call = 0;
   s.serves_stream = s.owed_lanes = 0;
-  s.stream_turn_ns = kShortestTurnNs;
 }
 
 __device__ __forceinline__ bool take_lease(CudaRank& r, std::uint32_t lane) {

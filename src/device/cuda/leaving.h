@@ -38,10 +38,11 @@ struct LeavingSteps {
            load_relaxed_local(r.attention) != s.attention;
   }
 
-  // A daemon's first lane has looked at what the host posts before its last pass, or within it.
-  // (At rest, CudaDev::try_quit() has done that. Calls in the inbox serve themselves.) What the
-  // host wants, cancellations, comes before `posted`, but is not looked at with it: other lanes are
-  // at rest with what was cancelled, and have not heard of it.
+  // A daemon's first lane has looked at what the host posts before its last pass (within it, at
+  // what it has submitted alone: then it may ring in vain). (At rest, CudaDev::try_quit() has done
+  // that. Calls in the inbox serve themselves.) What the host wants, cancellations, comes before
+  // `posted`, but is not looked at with it: other lanes are at rest with what was cancelled, and
+  // have not heard of it.
   template <class Rank, class Seen>
   UNJAM_HD static bool host_has_said_more(Rank& r, const Seen& s) {
     return s.sq_written != s.sq_read || load_seq_cst(r.link->residency.posted) != s.posted ||

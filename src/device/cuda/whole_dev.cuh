@@ -14,16 +14,24 @@ class WholeDev : public CudaDev {
   static constexpr bool kWholeCalls = true;
   using CudaDev::CudaDev;
   template <class EndEarly>
-  __device__ __forceinline__ void whole_calls(WholeTry* tries, std::uint32_t n,
+  __device__ __forceinline__ void whole_calls(WholeTry* tries, std::uint32_t n, std::uint32_t turn,
                                               EndEarly end_early) {
     if (tries[0].how != Whole::kStream) {
       return with_all_registers(run_whole_calls)(rank(), &lane().stats, lane_index(), tries, n);
+    }
+    // By who uses them.
+    if (threadIdx.x == 0) {
+      solo::WholeStreams& x = solo::whole_streams();
+      x.turn_ns = min(std::uint64_t{turn} * kSliceNs, solo::kTurnNs);
+      x.looked_ns = 0;
     }
     with_all_registers(run_whole_streams<Interrupts, EndEarly>)(
         rank(), &lane().stats, lane_index(), tries, n, Interrupts{*this}, end_early);
   }
 
  private:
+  static constexpr std::uint64_t kSliceNs = 12500;  // about, and 500 us a quantum's
+
   // What ends streams beside peers that do not keep up: that they have had their turn, and
   // something short could go on (see others_wait()), or half of them are done and newcomers wait;
   // or this engine is to leave: a daemon's lanes all at once, for the next daemon can come when the
@@ -31,7 +39,6 @@ class WholeDev : public CudaDev {
   // is cancelled, say, which may be any: then the queue is looked through. By one thread, now and
   // then.
   struct Interrupts {
-    static constexpr std::uint32_t kLongestTurnNs = solo::kTurnNs;
     CudaDev dev;
     __device__ __forceinline__ bool others() { return dev.others_wait(); }
     // The fewer go together, the more often none can go on (docs/nccl-notes.md). Peers are as far
@@ -43,17 +50,16 @@ class WholeDev : public CudaDev {
     }
     __device__ __forceinline__ bool operator()(std::uint64_t now, std::uint64_t begun,
                                                bool asks_host) {
+      solo::WholeStreams& x = solo::whole_streams();
       const std::uint64_t stay = now - begun;
-      const bool has_had_turn = stay > solo::kTurnNs;
-      // As Engine::may_go_on().
-      std::uint32_t& turn = dev.stream_turn_ns();
-      const bool looks = stay > turn, wanted = looks && others();
-      if (looks) turn = wanted ? min(2 * turn, kLongestTurnNs) : kShortestTurnNs;
-      bool ends = wanted || (has_had_turn && (newcomers_fit_in() || dev.has_had_its_stay(now))) ||
+      const bool looks = now - max(begun, x.looked_ns) > x.turn_ns;
+      if (looks) x.looked_ns = now;
+      bool ends = (looks && others()) ||
+                  (stay > solo::kTurnNs && (newcomers_fit_in() || dev.has_had_its_stay(now))) ||
                   (stay > kLateNs && dev.called_away()) || dev.daemon_has_left();
       if (asks_host && dev.lane_index() == 0) read_attention(*dev.rank());
       ends = dev.hears_news() || ends;
-      if (ends) solo::whole_streams().interrupted = 1;
+      if (ends) x.interrupted = 1;
       return ends;
     }
   };

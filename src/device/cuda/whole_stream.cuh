@@ -59,7 +59,9 @@ struct WholeStreams {
   // Calls, as bits: those whose connectors are there, and of these such as can do something at
   // once.
   std::uint32_t there, ready;
-  std::uint32_t interrupted;  // see WholeDev::Interrupts
+  // See WholeDev::Interrupts.
+  std::uint32_t interrupted;
+  std::uint64_t turn_ns, looked_ns;
 };
 __shared__ alignas(16) unsigned char whole_streams_bytes[sizeof(WholeStreams)];
 __device__ __forceinline__ WholeStreams& whole_streams() {
