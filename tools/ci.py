@@ -131,6 +131,7 @@ def build_cuda(architectures: str, compiled_only: str, of_programs: str) -> None
 def stage_cuda() -> None:
     """For A100s, and of programs, PTX only, unoptimised: the rest takes minutes of two cores."""
     build_cuda("90a-real", "80-virtual", "90a-virtual")
+    run([VENV_PYTHON, ROOT / "tools" / "ptx_check.py", BUILD / "release"])
 
 
 def stage_soak_cuda() -> None:

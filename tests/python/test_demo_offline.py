@@ -128,6 +128,26 @@ def test_the_machines_own_tools_do(machine, way):
     assert machine.make_demo()[0] == 7
 
 
+@pytest.mark.parametrize(
+    ("capabilities", "compiled"),
+    [
+        ("9.0\n9.0", "-DCMAKE_CUDA_ARCHITECTURES=90a-real"),
+        ("8.6", "-DCMAKE_CUDA_ARCHITECTURES=80-real"),
+        ("8.0\n9.0", ""),
+        ("12.0", ""),
+        ("No devices were found", ""),
+    ],
+)
+def test_it_compiles_for_the_gpus_that_are_there(machine, monkeypatch, capabilities, compiled):
+    machine.without_venv()
+    monkeypatch.setattr(machine.demo, "cuda_setting", lambda: "ON")
+    script(machine.root / "tools/nvidia-smi", f"#!/bin/sh\necho '{capabilities}'\n")
+    assert machine.make_demo()[0] == 7
+    configured = machine.cmake_calls.read_text().splitlines()[0]
+    assert "-DUNJAM_CUDA=ON" in configured
+    assert [w for w in configured.split() if "ARCHITECTURES" in w] == compiled.split()
+
+
 def test_the_cause_is_said(machine):
     machine.without_venv()
     said = machine.make_demo()[1]

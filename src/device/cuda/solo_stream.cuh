@@ -1188,9 +1188,13 @@ __device__ __forceinline__ void count_stream(LaneStats& stats, const Stream& c,
 }
 
 __device__ __forceinline__ bool comes_in_clusters() {
+#if __CUDA_ARCH__ >= 900
   std::uint32_t blocks;
   asm("mov.u32 %0, %%cluster_nctaid.x;" : "=r"(blocks));
   return blocks != 1;
+#else
+  return false;
+#endif
 }
 // By one thread, when all has been moved or will be: whether this block keeps the next call's. (Of
 // GPUs whose SMs are numbered as CallPlaces has it.)
