@@ -76,7 +76,8 @@ def install_package(build_dir: str, cuda: str, definitions: Sequence[str] = ()) 
     if stamps["ON"].fresh() or (cuda == "OFF" and stamps["OFF"].fresh()):
         return
     stamps[cuda].clear()
-    say("building libunjam and installing the package into .venv (a minute the first time)")
+    took = "some minutes, with the kernels," if cuda == "ON" else "a minute"
+    say(f"building libunjam and installing the package into .venv ({took} the first time)")
     command: list[str | Path] = [VENV_PYTHON, "-m", "pip", "install", "--quiet", "--no-deps"]
     command += ["--no-build-isolation", "--disable-pip-version-check", "--no-input"]
     command += [f"--config-settings=build-dir={build_dir}"]
@@ -124,6 +125,8 @@ def build_offline(cuda: str, definitions: Sequence[str] = ()) -> None:
         command += ["-G", "Ninja"]
     own = dict(os.environ)
     run(command, env=own, stdout=subprocess.DEVNULL)
+    if cuda == "ON":
+        say("building libunjam: some minutes, with the kernels, the first time")
     run(["cmake", "--build", build, "--target", "unjam_package", "-j", str(jobs())], env=own)
     PROGRAM.parent.mkdir(parents=True, exist_ok=True)
     python = shlex.quote(sys.executable)

@@ -12,10 +12,6 @@ done
 
 "$@" >"$object.ptxas" 2>&1
 status=$?
-if [ $status -ne 0 ]; then
-  cat "$object.ptxas" >&2
-  rm -f "$object.ptxas"
-else
-  grep -v -e '^ptxas info' -e 'bytes stack frame' "$object.ptxas" >&2
-fi
+grep -v -e '^ptxas info' -e 'bytes stack frame' "$object.ptxas" >&2
+[ $status -eq 0 ] || rm -f "$object.ptxas"
 exit $status

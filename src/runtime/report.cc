@@ -93,7 +93,7 @@ std::unique_lock<std::mutex> Context::look() const {
   const std::uint64_t patience = begun - in_vain < kInVainNs ? kLittlePatienceNs : kPatienceNs;
   while (!lock && monotonic_ns() - begun < patience) {
     usleep(50);
-    lock.try_lock();
+    static_cast<void>(lock.try_lock());  // the loop asks
   }
   if (!lock && patience == kPatienceNs) {
     in_vain_ns_.store(monotonic_ns(), std::memory_order_relaxed);
