@@ -66,26 +66,27 @@ def install_package(build_dir: str, cuda: str, definitions: Sequence[str] = ()) 
 
     Args:
         build_dir: the CMake build folder to use, kept between calls so that little is rebuilt.
-        cuda: the value of the CMake option UNJAM_CUDA. A package with the CUDA part serves where
-            one without it is asked for, not the other way round.
+        cuda: the value of the CMake option UNJAM_CUDA. A package with all of the CUDA part serves
+            where less of it, or none, is asked for, not the other way round.
         definitions: of CMake, NAME=VALUE, where the CUDA part is built.
     """
     inputs = fingerprint(source_files(*INPUTS))
-    on = " ".join(["ON", *definitions])
-    stamps = {"ON": Stamp("package", f"{inputs} {on}"), "OFF": Stamp("package", f"{inputs} OFF")}
-    if stamps["ON"].fresh() or (cuda == "OFF" and stamps["OFF"].fresh()):
+    settings = [f"UNJAM_CUDA={cuda}", *(definitions if cuda == "ON" else [])]
+    whole, own = (
+        Stamp("package", f"{inputs} {' '.join(s)}") for s in (["UNJAM_CUDA=ON"], settings)
+    )
+    if whole.fresh() or own.fresh():
         return
-    stamps[cuda].clear()
+    own.clear()
     took = "some minutes, with the kernels," if cuda == "ON" else "a minute"
     say(f"building libunjam and installing the package into .venv ({took} the first time)")
     command: list[str | Path] = [VENV_PYTHON, "-m", "pip", "install", "--quiet", "--no-deps"]
     command += ["--no-build-isolation", "--disable-pip-version-check", "--no-input"]
     command += [f"--config-settings=build-dir={build_dir}"]
-    settings = [f"UNJAM_CUDA={cuda}", *(definitions if cuda == "ON" else [])]
     command += [f"--config-settings=cmake.define.{setting}" for setting in settings]
     command.append(".")
     run(command, env=environment(CMAKE_BUILD_PARALLEL_LEVEL=str(jobs())))
-    stamps[cuda].set()
+    own.set()
 
 
 def check_offline(cause: setup_env.NoPackages) -> None:

@@ -42,9 +42,12 @@ def errors_of(ptxas: Path, text: str) -> list[str]:
         file = Path(folder) / "checked.ptx"
         file.write_text(text + WRONG)
         command = [ptxas, f"-arch={target[1]}", "-O0", file, "-o", Path(folder) / "none"]
-        result = subprocess.run(
-            command, capture_output=True, text=True, errors="replace", timeout=LIMIT_S
-        )
+        try:
+            result = subprocess.run(
+                command, capture_output=True, text=True, errors="replace", timeout=LIMIT_S
+            )
+        except (OSError, subprocess.TimeoutExpired) as error:
+            raise Failure(f"ptxas could not be asked: {error}") from error
     said = result.stdout + result.stderr
     errors = [(int(line), words) for line, words in ERROR.findall(said)]
     if result.returncode == 0 or last not in (line for line, _ in errors):
