@@ -626,11 +626,8 @@ class Engine {
     if (dev_.leads()) {
       // Among those that were tried together nobody overtakes.
       const bool overtook = lane_.queue.follows_its_like(s_.wholes[0].slot);
-      bool interrupted = false;
-      for (std::uint32_t i = 0; i < n; ++i) {
-        interrupted = interrupted || s_.wholes[i].end == WholeEnd::kInterrupted;
-        note_whole(s_.wholes[i], overtook);
-      }
+      const bool interrupted = were_interrupted(s_.wholes, n);
+      for (std::uint32_t i = 0; i < n; ++i) note_whole(s_.wholes[i], overtook);
       // As may_go_on().
       if (interrupted) {
         s_.turn = s_.policy.longer_turn(s_.turn);
@@ -661,6 +658,20 @@ class Engine {
     t.ended = true;
     --inv.key->lanes[lane_index_].in_queue;
     end_part(inv, t.slot, false);
+  }
+  // Streams of which none has moved are not interrupted by others: they wait, and whoever stands
+  // behind them is next. Else, where each turn ends so, for something short whose peers are not
+  // there, those behind would never get one, and the lane would never rest (four GPUs hung).
+  UNJAM_HD static bool were_interrupted(WholeTry* tries, std::uint32_t n) {
+    bool interrupted = false, moved = false;
+    for (std::uint32_t i = 0; i < n; ++i) {
+      interrupted = interrupted || tries[i].end == WholeEnd::kInterrupted;
+      moved = moved || tries[i].moved || tries[i].end == WholeEnd::kDone;
+    }
+    for (std::uint32_t i = 0; interrupted && !moved && i < n; ++i) {
+      if (tries[i].end == WholeEnd::kInterrupted) tries[i].end = WholeEnd::kWaits;
+    }
+    return interrupted && moved;
   }
   UNJAM_HD static bool streams_moved(const WholeTry* tries, std::uint32_t n) {
     for (std::uint32_t i = 0; i < n; ++i) {
@@ -720,7 +731,7 @@ class Engine {
       s_.long_waits = s_.long_waits || !t.is_short;
       count(lane_.stats.spins, t.polls);
       count(lane_.stats.preemptions);
-      if (t.end == WholeEnd::kInterrupted) give_way_to_shorts();
+      if (t.end == WholeEnd::kInterrupted || t.end == WholeEnd::kNews) give_way_to_shorts();
     }
   }
 

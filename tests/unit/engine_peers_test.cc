@@ -1276,6 +1276,7 @@ class Wholes : public ByHand {
   std::function<WholeEnd(std::uint16_t slot, Whole how)> script;
   // Of a stream: chunks of its first hop that are moved by a try that does not end it.
   std::uint32_t chunks_a_try = 0;
+  std::set<std::uint16_t> still;                // but for these
   std::set<std::uint16_t> early;                // are ended while others are tried
   std::uint32_t most = kMostWholes;             // the others are left out
   bool hears_what_waits = true;                 // a try that does not end it has received something
@@ -1313,7 +1314,8 @@ class Wholes : public ByHand {
         tries[i].sends = its->second;
       }
       if (tries[i].patient) patient.insert(tries[i].slot);
-      if (tries[i].how == Whole::kStream && !done) tries[i].hops[0] += chunks_a_try;
+      const bool stays = done || tries[i].left_out || still.contains(tries[i].slot);
+      if (tries[i].how == Whole::kStream && !stays) tries[i].hops[0] += chunks_a_try;
       if (done && early.contains(tries[i].slot)) end_early(i);
     }
   }
@@ -1577,10 +1579,13 @@ TEST(Letters, AreTakenInUpToWhatIsUrgent) {
   }
   Wholes engine(ranks.state(0), /*residency_matters=*/false);
   // Long ones have their turns, and go on.
+  engine.chunks_a_try = 1;
   std::size_t turns = 0;
   engine.script = [&](std::uint16_t slot, Whole) {
     if (slot == kLong) return WholeEnd::kDone;
-    return ++turns < 500 ? WholeEnd::kInterrupted : WholeEnd::kWaits;
+    if (++turns < 500) return WholeEnd::kInterrupted;
+    engine.chunks_a_try = 0;  // they have nothing left to move
+    return WholeEnd::kWaits;
   };
   engine.stay();
   const auto is_the_short_one = [](const auto& lot) { return lot.front().slot == kLong; };
@@ -1599,11 +1604,11 @@ TEST_F(WholeCalls, WhoIsCancelledEndsBeforeThoseThatWereInterruptedGoOn) {
   std::vector<std::uint64_t> ended;  // before each try of slot 1
   engine_.script = [&](std::uint16_t slot, Whole) {
     if (slot == 0 || slot == 3) return WholeEnd::kWaits;
-    if (slot == 2) return ended.size() < 2 ? WholeEnd::kInterrupted : WholeEnd::kDone;
+    if (slot == 2) return ended.size() < 2 ? WholeEnd::kNews : WholeEnd::kDone;
     ended.push_back(ranks_.stats(0).completed);
     if (ended.size() != 1) return WholeEnd::kDone;
     engine_.cancelled_slots = {0, 3};
-    return WholeEnd::kInterrupted;
+    return WholeEnd::kNews;
   };
   engine_.hears_what_waits = false;
   engine_.stay();
@@ -1704,7 +1709,9 @@ TEST_P(StreamsAgain, InTheirPlace) {
   const Again cases[] = {
       // What is short comes in between; not the other stream, also if its slices are few.
       {WholeEnd::kInterrupted, 1, {0, 2, 0, 1}},
-      {WholeEnd::kInterrupted, 0, {0, 2, 0, 1}},
+      // If it has moved, or the host has said something.
+      {WholeEnd::kInterrupted, 0, {0, 1, 2, 0}},
+      {WholeEnd::kNews, 0, {0, 2, 0, 1}},
       // While it moves it goes on, so that ranks come to be at the same one.
       {WholeEnd::kWaits, 1, {0, 0, 1, 2}},
       // Who waits for its peers lets all others go on.
@@ -1732,7 +1739,7 @@ TEST_P(StreamsAgain, InTheirPlace) {
   EXPECT_EQ(ranks_.state(0).lanes[0].shorts, 0u);
 }
 INSTANTIATE_TEST_SUITE_P(All, StreamsAgain,
-                         testing::Combine(testing::Values(1u, 64u), testing::Range(0, 4)));
+                         testing::Combine(testing::Values(1u, 64u), testing::Range(0, 5)));
 
 // Who could have gone on, but not beside the others, is next, whatever becomes of these.
 TEST_F(WholeCalls, StreamsThatWereLeftOutAreNext) {
@@ -1762,6 +1769,7 @@ TEST_F(WholeCalls, StreamsThatWereLeftOutComeBehindShortCallsWhenOthersWereInter
     submit(What::kAllGather, key, 0, kWholeStream, false, 1000);
   }
   engine_.most = 1;
+  engine_.chunks_a_try = 1;
   int tries = 0;
   std::uint64_t interrupted_in = 0, again_in = 0;  // which pass
   engine_.script = [&](std::uint16_t slot, Whole) {
@@ -1802,6 +1810,40 @@ TEST_F(WholeCalls, AStreamWithoutPeersKeepsNobody) {
   EXPECT_LE(engine_.tried.size(), 2u + ranks_.state(0).policy.idle_passes);
   EXPECT_EQ(ranks_.stats(0).completed, 0u);
   EXPECT_EQ(ranks_.in_queue(0, 0), 1u);
+}
+
+// Also if it is interrupted each time, for something short whose peers are not there either.
+TEST_F(WholeCalls, AStreamThatIsInterruptedInVainKeepsNobody) {
+  submit(What::kAllGather, 0, 0, kWholeStream);
+  submit(What::kAllGather, 1, 0, true);
+  constexpr std::size_t kMany = 100;
+  engine_.script = [&](std::uint16_t slot, Whole) {
+    return slot == 0 && engine_.tried.size() < kMany ? WholeEnd::kInterrupted : WholeEnd::kWaits;
+  };
+  engine_.stay();
+  EXPECT_LE(engine_.tried.size(), 2 * (2u + ranks_.state(0).policy.idle_passes));
+  EXPECT_EQ(ranks_.stats(0).completed, 0u);
+}
+
+// Nor does it keep a lane from what stands behind it, where each stay begins at the head again, and
+// ends soon. Of those that are tried together it is enough that one has moved.
+TEST_F(WholeCalls, BehindStreamsThatAreInterruptedInVainOthersHaveTheirTurn) {
+  for (const std::size_t key : {0u, 1u}) submit(What::kAllGather, key, 0, kWholeStream);
+  submit(What::kBroadcast, 2, 0, kWholeStream);
+  submit(What::kAllGather, 3, 0, true);
+  engine_.script = [&](std::uint16_t slot, Whole) {
+    if (slot == 3) return WholeEnd::kWaits;
+    return slot == 2 ? WholeEnd::kDone : WholeEnd::kInterrupted;
+  };
+  engine_.is_called_away = true;
+  engine_.try_ns = ByHand::kLateNs / 2 + 1;
+  engine_.chunks_a_try = 1;
+  engine_.still = {1};
+  engine_.stay();
+  EXPECT_EQ(ranks_.stats(0).completed, 0u) << "who moves goes on, and what is short";
+  engine_.still = {0, 1};
+  for (int stay = 0; stay < 4; ++stay) engine_.stay();
+  EXPECT_EQ(ranks_.stats(0).completed, 1u);
 }
 
 TEST_F(WholeCalls, KeepTheirPlaceAmongOthers) {

@@ -20,13 +20,18 @@ namespace unjam {
 namespace {
 
 constexpr std::uint32_t kWindow = 16;  // rounds from a look at whether something moves to the next
-constexpr int kMostRounds = 100000;    // those that end take a tenth of it
+constexpr std::uint32_t kTurn = 2 * kWindow;
+constexpr int kMostRounds = 100000;  // those that end take a tenth of it
 
 // What may be left out, to see that it is missed.
 struct Rules {
   bool unlocks = true;
   bool waits_until_sent = true;
   bool goes_to_all_sets = true;  // since it last gave anything, before it leaves
+  // Not left out: something short, whose peers are not there, interrupts each run behind its turn.
+  bool interrupted = false;
+  // Then the same is true of who has moved nothing; and if it leaves, those behind it are next.
+  bool stays_until_sent = true, lets_others_on = true;
 };
 
 struct Job {
@@ -150,7 +155,15 @@ class Play {
     for (const std::uint32_t c : r.set) r.ahead += r.calls[c].sent - r.calls[c].gathered;
     r.moved = r.gave = r.still = false;
   }
-  void end_run(std::uint32_t who) {
+  // Whether it has moved something that is not forgotten.
+  bool went_on(const Rank& r) const {
+    return std::any_of(r.set.begin(), r.set.end(), [&](std::uint32_t c) {
+      const Call& was = r.before[c];
+      return posted(r, c) != order_.prefix(was.sent, was.gathered) ||
+             consumed(r, c) != order_.prefix(was.gathered, was.collected);
+    });
+  }
+  void end_run(std::uint32_t who, bool interrupted = false) {
     Rank& r = ranks_[who];
     // What was moved out of turn is forgotten.
     bool moved = false;
@@ -169,7 +182,7 @@ class Play {
     // Where something has moved it goes on at the first; else at what stands behind all that was
     // looked at.
     std::uint32_t next = kNone;
-    if (!moved) {
+    if (!moved && !(interrupted && !rules_.lets_others_on)) {
       const std::size_t behind = r.cursor + r.tries.size();
       if (behind < r.queue.size()) next = r.queue[behind];
     }
@@ -208,6 +221,10 @@ class Play {
                            (sending.may_leave(r.still) && !(rules_.goes_to_all_sets && r.gave));
     r.still = !r.moved && !gave;  // (what was given just now would be in movers' hands)
     r.moved = r.gave = false;
+    if (rules_.interrupted && r.rounds >= kTurn && !(r.still && may_leave)) {
+      if (!rules_.stays_until_sent || may_leave || went_on(r)) end_run(who, true);
+      return;
+    }
     if (!r.still || !may_leave) return;
     ++leaves;
     if (std::any_of(r.set.begin(), r.set.end(), [&](std::uint32_t c) {
@@ -308,6 +325,19 @@ TEST(SendingAhead, NobodyIsStuck) {
 // As it was: two GPUs hung.
 TEST(SendingAhead, WithoutItsRulesRanksAreStuck) {
   EXPECT_TRUE(anybody_stuck({.unlocks = false, .waits_until_sent = false}));
+}
+TEST(SendingAhead, NobodyIsStuckThoughTheyAreInterrupted) {
+  for (const Job& job : kJobs) {
+    EXPECT_EQ(stuck(job, {.interrupted = true}), 0u)
+        << job.ranks << " ranks, " << job.calls << " calls of " << job.chunks
+        << " chunks: the play's seed";
+  }
+}
+// As it was: four GPUs hung.
+TEST(SendingAhead, WhoIsInterruptedBeforeAllIsSentIsStuck) {
+  EXPECT_TRUE(anybody_stuck({.interrupted = true, .stays_until_sent = false}));
+  EXPECT_TRUE(
+      anybody_stuck({.interrupted = true, .stays_until_sent = false, .lets_others_on = false}));
 }
 // What share of those who leave do so though something has room to be sent, in percent. (Where it
 // has come just now, they have not seen it.)

@@ -48,19 +48,24 @@ class WholeDev : public CudaDev {
       const auto ended = static_cast<std::uint32_t>(__popc(CudaDev::load_block(x.ended)));
       return ended != 0 && 2 * ended >= x.num_calls && dev.mail_waits();
     }
+    // may_leave: for others.
     __device__ __forceinline__ bool operator()(std::uint64_t now, std::uint64_t begun,
-                                               bool asks_host) {
+                                               bool asks_host, bool may_leave = true) {
+      const bool ends = (may_leave && gives_way(now, begun)) || dev.daemon_has_left();
+      if (asks_host && dev.lane_index() == 0) read_attention(*dev.rank());
+      const bool news = dev.hears_news();
+      solo::WholeStreams& x = solo::whole_streams();
+      if (ends || news) x.interrupted = news ? WholeEnd::kNews : WholeEnd::kInterrupted;
+      return ends || news;
+    }
+    __device__ __forceinline__ bool gives_way(std::uint64_t now, std::uint64_t begun) {
       solo::WholeStreams& x = solo::whole_streams();
       const std::uint64_t stay = now - begun;
       const bool looks = now - max(begun, x.looked_ns) > x.turn_ns;
       if (looks) x.looked_ns = now;
-      bool ends = (looks && others()) ||
-                  (stay > solo::kTurnNs && (newcomers_fit_in() || dev.has_had_its_stay(now))) ||
-                  (stay > kLateNs && dev.called_away()) || dev.daemon_has_left();
-      if (asks_host && dev.lane_index() == 0) read_attention(*dev.rank());
-      ends = dev.hears_news() || ends;
-      if (ends) x.interrupted = 1;
-      return ends;
+      return (looks && others()) ||
+             (stay > solo::kTurnNs && (newcomers_fit_in() || dev.has_had_its_stay(now))) ||
+             (stay > kLateNs && dev.called_away());
     }
   };
 };

@@ -59,8 +59,9 @@ struct WholeStreams {
   // Calls, as bits: those whose connectors are there, and of these such as can do something at
   // once.
   std::uint32_t there, ready;
-  // See WholeDev::Interrupts.
-  std::uint32_t interrupted;
+  std::uint32_t went_on;  // something was moved that is not forgotten; the second warp's
+  // See WholeDev::Interrupts: how the calls end that are not done, or WholeEnd::kDone.
+  WholeEnd interrupted;
   std::uint64_t turn_ns, looked_ns;
 };
 __shared__ alignas(16) unsigned char whole_streams_bytes[sizeof(WholeStreams)];
@@ -193,7 +194,8 @@ __device__ __forceinline__ void set_up_together(const Stream& first) {
     }
     if (i < kGroups) x.stream.costs[i] = x.stream.given[i] = 0;
     if (i == 0) {
-      x.stream.closed = x.events = x.interrupted = x.ended = 0;
+      x.stream.closed = x.events = x.ended = x.went_on = 0;
+      x.interrupted = WholeEnd::kDone;
       x.borrows = borrows;
       x.descriptions = first.descriptions();
     }
@@ -500,7 +502,12 @@ __device__ __forceinline__ void steer_several(CudaRank& r, const LaneTransport& 
     }
     const bool asks_host =
         now - last > kStillNs || (t.lane == 0 && round % (8 * kRoundsApart) == kRoundsApart - 1);
-    if (thread == 0 && !gives_up) gives_up = interrupted(now, begun, asks_host);
+    if (thread == 0 && !gives_up) {
+      // Whoever has gone on may leave at any time, and come back. But if each try could end so
+      // before it has sent all that has room, none might ever get there.
+      const bool may_be_sent_away = may_leave || CudaDev::load_block(x.went_on) != 0;
+      gives_up = interrupted(now, begun, asks_host, may_be_sent_away);
+    }
     stops = __any_sync(kAll, gives_up) != 0;
   }
   if (i < calls && has_credits) x.calls[x.places[i]].credits[q] = found;
@@ -545,7 +552,7 @@ __device__ __forceinline__ void publish_several(CudaRank& r, const LaneTransport
     poke_at = &r.pokes[like.call.members[q]][t.lane];
   }
   std::uint32_t poke = s.poke, idle = 0, seen = 0;
-  bool told = true;
+  bool told = true, went_on = false;
   std::uint32_t ended = 0;  // calls, as bits
   for (std::uint32_t i = 0; i < calls; ++i) {
     if (x.calls[x.places[i]].begins()) invite_members(stream_of(t, x.places[i]));
@@ -565,6 +572,7 @@ __device__ __forceinline__ void publish_several(CudaRank& r, const LaneTransport
       }
       std::uint32_t& done = (out ? c.of.sent : c.of.taken)[q];
       std::uint32_t to = out ? c.prefix_to(q, moved) : c.prefix_from(q, moved);
+      went_on = went_on || to != done;
       // A credit is worth a fence where the peer has slices left that want room. (Others do not go
       // along, as they do in publish_stream().)
       if (!out && !last && c.order().slices() - done <= own_slots) to = done;
@@ -580,6 +588,7 @@ __device__ __forceinline__ void publish_several(CudaRank& r, const LaneTransport
     }
     const bool looks = events != seen;
     seen = events;
+    if (looks && __any_sync(kAll, went_on) != 0 && thread == 0) CudaDev::store_block(x.went_on, 1u);
     const bool news_told = __any_sync(kAll, news) != 0;
     if (news_told) {
       // As in publish_stream(): each thread's fence is behind what it has seen of all calls.
@@ -656,8 +665,8 @@ __device__ __forceinline__ void say_ends(const LaneTransport& t, LaneStats& stat
       its.end = WholeEnd::kDone;
     } else if (elsewhere) {
       its.end = WholeEnd::kElsewhere;
-    } else if (x.interrupted != 0) {
-      its.end = WholeEnd::kInterrupted;
+    } else if (x.interrupted != WholeEnd::kDone) {
+      its.end = x.interrupted;
     }
   }
 }
