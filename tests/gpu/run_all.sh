@@ -107,6 +107,7 @@ soak|$((soak + 260))||soak --seconds $soak
 soak-apart|$((soak + 260))|UNJAM_SOLO_OVERLAP=0|soak --seconds $soak
 soak-processes|$((soak + 260))||soak --processes --seconds $soak
 soak-mixed|$((soak + 260))||soak --ranks-per-process 2 --seconds $soak
+soak-disturbed|$((soak + 260))||soak --ranks-per-process 2 --disturb 8 --seconds $soak
 soak-keys|$((soak + 260))||soak --keys 100 --least 2e6 --registered --seconds $soak
 soak-keys-processes|$((soak + 260))||soak --processes --keys 100 --least 2e6 --registered --seconds $soak
 soak-small-slots|$((soak + 260))|UNJAM_ESCAPE_SLOT_BYTES=4096 UNJAM_SOLO_PATIENCE_US=20|soak --seconds $soak
