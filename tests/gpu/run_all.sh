@@ -95,6 +95,7 @@ kill-registered|580||kill --registered $kill
 kill-registered-slices|580|UNJAM_SOLO=0|kill --registered $kill
 cancelled|120||cancelled
 nearly-full|120||nearly_full
+sent-away|120||sent_away
 price|320||price $price
 calls|120||calls
 calls-late|120||calls --ranks 4 --late 2000 --calls 200 --rounds 4 --least 8192 --most 600000 --engine-share 0.05
