@@ -3,12 +3,11 @@
 // have room (sending_ahead.h), and not so that those behind it never have a turn (engine.h): the
 // rank that is missing waits for one of them.
 //
-// Per round all ranks but the last make four calls: a broadcast from the last one, of which they
-// can move nothing; an all-gather, of which they send some ahead; the short one; and another
-// all-gather, the one that the last rank waits for before it makes the other calls. Every other
-// round each rank makes them in an order of its own.
+// Per round all ranks but the last make four calls: the short one; a broadcast from the last rank,
+// of which they can move nothing; an all-gather, of which they send some ahead; and, together with
+// it, another one, the one that the last rank waits for before it makes the other calls. Every
+// other round each rank makes them in an order of its own.
 #include <algorithm>
-#include <iterator>
 #include <numeric>
 #include <random>
 #include <string>
@@ -30,9 +29,9 @@ std::vector<Spec> make_specs(const Member& me, std::uint64_t seed) {
   const auto between = [&](std::size_t least, std::size_t most) {
     return least + random() % (most - least);
   };
-  const std::size_t sizes[] = {between(8 * kMiB, 16 * kMiB), between(10 * kMiB, 16 * kMiB), 2048,
+  const std::size_t sizes[] = {2048, between(8 * kMiB, 16 * kMiB), between(10 * kMiB, 16 * kMiB),
                                between(4 * kMiB, 8 * kMiB)};
-  const unjamKind_t kinds[] = {UNJAM_BROADCAST, UNJAM_ALL_GATHER, UNJAM_ALL_REDUCE,
+  const unjamKind_t kinds[] = {UNJAM_ALL_REDUCE, UNJAM_BROADCAST, UNJAM_ALL_GATHER,
                                UNJAM_ALL_GATHER};
   std::vector<Spec> specs(kCalls);
   for (std::size_t i = 0; i < specs.size(); ++i) {
