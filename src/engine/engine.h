@@ -626,7 +626,7 @@ class Engine {
     if (dev_.leads()) {
       // Among those that were tried together nobody overtakes.
       const bool overtook = lane_.queue.follows_its_like(s_.wholes[0].slot);
-      const bool interrupted = were_interrupted(s_.wholes, n);
+      const bool interrupted = resolve_interruption(s_.wholes, n);
       for (std::uint32_t i = 0; i < n; ++i) note_whole(s_.wholes[i], overtook);
       // As may_go_on().
       if (interrupted) {
@@ -662,7 +662,8 @@ class Engine {
   // Streams of which none has moved are not interrupted by others: they wait, and whoever stands
   // behind them is next. Else, where each turn ends so, for something short whose peers are not
   // there, those behind would never get one, and the lane would never rest (four GPUs hung).
-  UNJAM_HD static bool were_interrupted(WholeTry* tries, std::uint32_t n) {
+  // Returns whether there is an interruption.
+  UNJAM_HD static bool resolve_interruption(WholeTry* tries, std::uint32_t n) {
     bool interrupted = false, moved = false;
     for (std::uint32_t i = 0; i < n; ++i) {
       interrupted = interrupted || tries[i].end == WholeEnd::kInterrupted;
