@@ -732,7 +732,7 @@ class Engine {
       s_.long_waits = s_.long_waits || !t.is_short;
       count(lane_.stats.spins, t.polls);
       count(lane_.stats.preemptions);
-      if (t.end == WholeEnd::kInterrupted || t.end == WholeEnd::kNews) give_way_to_shorts();
+      if (t.end == WholeEnd::kInterrupted || t.end == WholeEnd::kCutShort) give_way_to_shorts();
     }
   }
 

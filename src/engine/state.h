@@ -175,8 +175,9 @@ enum class WholeEnd : std::uint32_t {
   kWaits,        // what it sends was sent (of a stream: some, or none, as of the rest); what it
                  // receives has not come in time
   kElsewhere,    // the same, and it may come by another way than was looked at
-  kInterrupted,  // of a stream: others may want to go on, or this engine is to leave
-  kNews,         // of a stream: the host has said something, which may be about any invocation
+  kInterrupted,  // of a stream: others may want to go on, or this engine is to leave soon
+  kCutShort,     // of a stream: the host has said something, which may be about any invocation, or
+                 // this engine leaves; whether it could go on was not found out
   kUnable,       // nothing was done
 };
 struct WholeTry {

@@ -1,7 +1,7 @@
 // sent_away: large calls beside streams, while something short waits for a rank that is not there.
-// It sends what moves nothing away behind each turn; but not before all is sent for which peers
-// have room (sending_ahead.h), and not so that those behind it never have a turn (engine.h): the
-// rank that is missing waits for one of them.
+// For the short call a lane interrupts the large ones behind each turn: yet it is to send all for
+// which peers have room (sending_ahead.h), and to come to all of them (engine.h), for the rank that
+// is missing waits for one.
 //
 // Per round all ranks but the last make four calls: the short one; a broadcast from the last rank,
 // of which they can move nothing; an all-gather, of which they send some ahead; and, together with

@@ -1604,13 +1604,15 @@ TEST_F(WholeCalls, WhoIsCancelledEndsBeforeThoseThatWereInterruptedGoOn) {
   std::vector<std::uint64_t> ended;  // before each try of slot 1
   engine_.script = [&](std::uint16_t slot, Whole) {
     if (slot == 0 || slot == 3) return WholeEnd::kWaits;
-    if (slot == 2) return ended.size() < 2 ? WholeEnd::kNews : WholeEnd::kDone;
+    if (slot == 2) return ended.size() < 2 ? WholeEnd::kCutShort : WholeEnd::kDone;
     ended.push_back(ranks_.stats(0).completed);
     if (ended.size() != 1) return WholeEnd::kDone;
     engine_.cancelled_slots = {0, 3};
-    return WholeEnd::kNews;
+    return WholeEnd::kCutShort;
   };
   engine_.hears_what_waits = false;
+  engine_.chunks_a_try = 1;
+  engine_.still = {0, 3};
   engine_.stay();
   ASSERT_GE(ended.size(), 2u);
   EXPECT_EQ(ended[0], 0u);
@@ -1711,7 +1713,7 @@ TEST_P(StreamsAgain, InTheirPlace) {
       {WholeEnd::kInterrupted, 1, {0, 2, 0, 1}},
       // If it has moved, or the host has said something.
       {WholeEnd::kInterrupted, 0, {0, 1, 2, 0}},
-      {WholeEnd::kNews, 0, {0, 2, 0, 1}},
+      {WholeEnd::kCutShort, 0, {0, 2, 0, 1}},
       // While it moves it goes on, so that ranks come to be at the same one.
       {WholeEnd::kWaits, 1, {0, 0, 1, 2}},
       // Who waits for its peers lets all others go on.
@@ -1840,10 +1842,21 @@ TEST_F(WholeCalls, BehindStreamsThatAreInterruptedInVainOthersHaveTheirTurn) {
   engine_.chunks_a_try = 1;
   engine_.still = {1};
   engine_.stay();
-  EXPECT_EQ(ranks_.stats(0).completed, 0u) << "who moves goes on, and what is short";
+  EXPECT_EQ(ranks_.stats(0).completed, 0u) << "who moves goes on";
+  EXPECT_EQ(engine_.polls.count(3), 1u) << "behind what is short";
   engine_.still = {0, 1};
   for (int stay = 0; stay < 4; ++stay) engine_.stay();
   EXPECT_EQ(ranks_.stats(0).completed, 1u);
+}
+
+// Who leaves in the middle of a try does not know whether it could go on: so it is not at rest.
+TEST_F(WholeCalls, WhoIsCutShortDoesNotRest) {
+  submit(What::kAllGather, 0, 0, kWholeStream);
+  engine_.script = [](std::uint16_t, Whole) { return WholeEnd::kCutShort; };
+  engine_.is_called_away = true;
+  engine_.stay();
+  EXPECT_EQ(engine_.tried.size(), 1u);
+  EXPECT_FALSE(engine_.asleep());
 }
 
 TEST_F(WholeCalls, KeepTheirPlaceAmongOthers) {

@@ -30,8 +30,7 @@ struct Rules {
   bool goes_to_all_sets = true;  // since it last gave anything, before it leaves
   // Not left out: something short, whose peers are not there, interrupts each run behind its turn.
   bool interrupted = false;
-  // Then the same is true of who has moved nothing; and if it leaves, those behind it are next.
-  bool stays_until_sent = true, lets_others_on = true;
+  bool stays_until_sent = true;  // also then, if it has moved nothing
 };
 
 struct Job {
@@ -163,7 +162,7 @@ class Play {
              consumed(r, c) != order_.prefix(was.gathered, was.collected);
     });
   }
-  void end_run(std::uint32_t who, bool interrupted = false) {
+  void end_run(std::uint32_t who) {
     Rank& r = ranks_[who];
     // What was moved out of turn is forgotten.
     bool moved = false;
@@ -182,7 +181,7 @@ class Play {
     // Where something has moved it goes on at the first; else at what stands behind all that was
     // looked at.
     std::uint32_t next = kNone;
-    if (!moved && !(interrupted && !rules_.lets_others_on)) {
+    if (!moved) {
       const std::size_t behind = r.cursor + r.tries.size();
       if (behind < r.queue.size()) next = r.queue[behind];
     }
@@ -222,7 +221,7 @@ class Play {
     r.still = !r.moved && !gave;  // (what was given just now would be in movers' hands)
     r.moved = r.gave = false;
     if (rules_.interrupted && r.rounds >= kTurn && !(r.still && may_leave)) {
-      if (!rules_.stays_until_sent || may_leave || went_on(r)) end_run(who, true);
+      if (!rules_.stays_until_sent || may_leave || went_on(r)) end_run(who);
       return;
     }
     if (!r.still || !may_leave) return;
@@ -336,8 +335,6 @@ TEST(SendingAhead, NobodyIsStuckThoughTheyAreInterrupted) {
 // As it was: four GPUs hung.
 TEST(SendingAhead, WhoIsInterruptedBeforeAllIsSentIsStuck) {
   EXPECT_TRUE(anybody_stuck({.interrupted = true, .stays_until_sent = false}));
-  EXPECT_TRUE(
-      anybody_stuck({.interrupted = true, .stays_until_sent = false, .lets_others_on = false}));
 }
 // What share of those who leave do so though something has room to be sent, in percent. (Where it
 // has come just now, they have not seen it.)

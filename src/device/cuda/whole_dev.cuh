@@ -51,12 +51,14 @@ class WholeDev : public CudaDev {
     // may_leave: for others.
     __device__ __forceinline__ bool operator()(std::uint64_t now, std::uint64_t begun,
                                                bool asks_host, bool may_leave = true) {
-      const bool ends = (may_leave && gives_way(now, begun)) || dev.daemon_has_left();
       if (asks_host && dev.lane_index() == 0) read_attention(*dev.rank());
-      const bool news = dev.hears_news();
-      solo::WholeStreams& x = solo::whole_streams();
-      if (ends || news) x.interrupted = news ? WholeEnd::kNews : WholeEnd::kInterrupted;
-      return ends || news;
+      const bool news = dev.hears_news(), cut_short = news || dev.daemon_has_left();
+      const bool ends = cut_short || (may_leave && gives_way(now, begun));
+      if (ends) {
+        solo::whole_streams().interrupted =
+            cut_short ? WholeEnd::kCutShort : WholeEnd::kInterrupted;
+      }
+      return ends;
     }
     __device__ __forceinline__ bool gives_way(std::uint64_t now, std::uint64_t begun) {
       solo::WholeStreams& x = solo::whole_streams();
