@@ -11,6 +11,8 @@
 // says so to the second warp:
 //   done      of a call's hop, by the first warp; release: with what it has acquired of movers
 //   events    counts those, so that the second warp looks at calls only when there is news
+// And the second warp to the first, both hints: which calls have `ended`, and whether what was
+// moved lasts (`went_on`).
 //
 // Where a call was left. `behind` of each hop are chunks that nobody moves again, HopOrder says
 // which slices of a connector these are, and the connectors' counts are so much further. Slots:
