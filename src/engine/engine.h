@@ -63,7 +63,8 @@
 // What mesh plans and chains move through slots, chunk after chunk, goes so as well (kWholeStream;
 // kWholeCrowd only where another one of some length is in the queue), several of the same kind and
 // group together: until all are done, or peers do not keep up, or they have had their turn and
-// something short could go on, or half of them are done and others wait. One that is done meanwhile
+// something short could go on (if they have moved nothing, only when all is sent that has room, see
+// sending_ahead.h), or half of them are done and others wait. One that is done meanwhile
 // ends at once (end_early()). What is left of the others is the progress of each hop
 // (DynamicContext::behind), from which a later turn goes on; and those that have moved go on before
 // what stands behind them is begun, so that ranks come to be at the same ones. To slices it is left

@@ -4,9 +4,9 @@
 // is missing waits for one.
 //
 // Per round all ranks but the last make four calls: the short one; a broadcast from the last rank,
-// of which they can move nothing; an all-gather, of which they send some ahead; and, together with
-// it, another one, the one that the last rank waits for before it makes the other calls. Every
-// other round each rank makes them in an order of its own.
+// of which they can move nothing; an all-gather, of which they send some ahead; and behind it, so
+// that lanes try both together, the one that the last rank waits for before it makes the other
+// calls. Every other round each rank makes them in an order of its own, and lanes may not.
 #include <algorithm>
 #include <numeric>
 #include <random>
