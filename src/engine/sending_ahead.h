@@ -12,10 +12,9 @@
 //     other's streams goes on there.
 //   - Nobody leaves before it has sent all that has room, at all streams: where it watches some of
 //     them at a time, not before it has been to each since it last sent anything; nor for others
-//     that want to go on, if it has moved nothing since it came. A contribution
-//     that has come from one of several peers only unlocks nothing, but what has room is not held
-//     back by others' streams; so whatever is stuck is so by the protocol alone, which cannot be
-//     (connector.h).
+//     that want to go on, if it has moved nothing since it came. A contribution that has come from
+//     one of several peers only unlocks nothing, but what has room is not held back by others'
+//     streams; so whatever is stuck is so by the protocol alone, which cannot be (connector.h).
 // Without them two GPUs hung for good, with 32 all-reduces in an order of its own on each; four,
 // where something short, whose peers were not there, sent each away behind its turn.
 // tests/unit/sending_ahead_test.cc plays this, with each rule and without.

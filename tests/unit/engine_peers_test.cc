@@ -1842,8 +1842,8 @@ TEST_F(WholeCalls, BehindStreamsThatAreInterruptedInVainOthersHaveTheirTurn) {
   engine_.chunks_a_try = 1;
   engine_.still = {1};
   engine_.stay();
-  EXPECT_EQ(ranks_.stats(0).completed, 0u) << "who moves goes on";
-  EXPECT_EQ(engine_.polls.count(3), 1u) << "behind what is short";
+  EXPECT_EQ(ranks_.stats(0).completed, 0u) << "who has moved goes on before slot 2";
+  EXPECT_EQ(engine_.polls.count(3), 1u) << "and before that what is short";
   engine_.still = {0, 1};
   for (int stay = 0; stay < 4; ++stay) engine_.stay();
   EXPECT_EQ(ranks_.stats(0).completed, 1u);

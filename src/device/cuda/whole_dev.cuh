@@ -48,7 +48,7 @@ class WholeDev : public CudaDev {
       const auto ended = static_cast<std::uint32_t>(__popc(CudaDev::load_block(x.ended)));
       return ended != 0 && 2 * ended >= x.num_calls && dev.mail_waits();
     }
-    // may_leave: for others.
+    // may_leave: for others (see steer_several()); else only what cuts it short ends it.
     __device__ __forceinline__ bool operator()(std::uint64_t now, std::uint64_t begun,
                                                bool asks_host, bool may_leave = true) {
       if (asks_host && dev.lane_index() == 0) read_attention(*dev.rank());

@@ -228,11 +228,11 @@ __device__ __forceinline__ bool is_worth_it(const LaneTransport& t) {
   return __any_sync(0xffffffff, worth_it) != 0;
 }
 
-// interrupted: see steer(); interrupted.others(): whether anybody else could go on. The warp
-// watches some calls at once, a set, and leaves it for the next one when it finds nothing to do
-// there; what it then has to know of a call is in shared memory. It comes back to the first as soon
-// as it has found something: so where ranks have calls in the same order, they are at the same
-// ones.
+// interrupted: see steer(), and WholeDev::Interrupts, which is also told whether this may leave for
+// others; interrupted.others(): whether anybody else could go on. The warp watches some calls at
+// once, a set, and leaves it for the next one when it finds nothing to do there; what it then has
+// to know of a call is in shared memory. It comes back to the first as soon as it has found
+// something: so where ranks have calls in the same order, they are at the same ones.
 template <class Interrupted>
 __device__ __forceinline__ void steer_several(CudaRank& r, const LaneTransport& t,
                                               Interrupted interrupted) {
