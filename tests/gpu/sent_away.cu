@@ -84,10 +84,10 @@ int main(int argc, char** argv) {
   Options options(argc, argv);
   const std::uint64_t seed = options.seed();
   const int rounds = options.integer("rounds", 60, "of the four calls");
-  const int wanted = options.integer("ranks", 0, "at least two; 0: the GPUs");
+  const int wanted = options.integer("ranks", 0, "at least two; 0: the GPUs, or four that share");
   options.done(100, 20);
   load_eagerly();
-  const int ranks = wanted > 0 ? wanted : std::max(2, device_count());
+  const int ranks = wanted > 0 ? wanted : std::max(4, device_count());
   if (ranks < 2) fail("--ranks must be at least 2");
   std::printf("sent_away: %d ranks, seed %llu\n", ranks, static_cast<unsigned long long>(seed));
   const Job job(ranks, cuda_config());
