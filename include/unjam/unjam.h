@@ -535,7 +535,10 @@ UNJAM_API unjamResult_t unjamGetTrace(unjamContext_t context, unjamTraceEvent_t*
 /* The hash under which (group, key) appears in traces. */
 UNJAM_API unjamResult_t unjamKeyHash(unjamGroup_t group, const char* key, uint64_t* hash);
 
-/* JSON array of {"name", "type", "default", "doc", "value"} of every UNJAM_… variable. */
+/* JSON array of {"name", "read_by", "type", "default", "doc", "value"} of every UNJAM_… variable that
+ * the library reads ("read_by": "library"); of those that others read ("others": the Python package,
+ * the build) only the name, of those that are set and known to nobody ("nobody") the name, and as
+ * "doc" the nearest one. */
 UNJAM_API unjamResult_t unjamEnvironment(char* buffer, size_t bytes, size_t* needed);
 
 /* Plans the collective for all ranks of a group and executes the plans symbolically. algorithm: 0

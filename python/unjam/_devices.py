@@ -36,14 +36,17 @@ def current_index() -> int:
     return index
 
 
+def cuda_by_environment() -> bool:
+    """Whether UNJAM_DEVICE says CUDA."""
+    return os.environ.get("UNJAM_DEVICE", "") in ("cuda", str(_CUDA))
+
+
 def choose_index(settings: _abi.Config) -> None:
     """Fills in the calling thread's device where a CUDA configuration names none.
 
     The library would ask for it in the thread that joins, which is not the caller's.
     """
-    wanted = settings.device == _CUDA or (
-        settings.device < 0 and os.environ.get("UNJAM_DEVICE", "") in ("cuda", str(_CUDA))
-    )
+    wanted = settings.device == _CUDA or (settings.device < 0 and cuda_by_environment())
     if wanted and settings.device_index < 0 and not os.environ.get("UNJAM_DEVICE_INDEX"):
         settings.device_index = current_index()
 

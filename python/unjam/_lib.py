@@ -134,6 +134,10 @@ def read_json(call: Callable[[Any, int, Any], int]) -> Any:
 
 
 def environment() -> list[dict[str, Any]]:
-    """Every UNJAM_ variable: dicts with name, type, default, doc and value (as text)."""
+    """Every UNJAM_ variable, as ``unjamEnvironment`` gives them.
+
+    Dicts with name and read_by; type, default, doc and value (as text) of those that the library
+    reads.
+    """
     variables: list[dict[str, Any]] = read_json(library().unjamEnvironment)
     return variables

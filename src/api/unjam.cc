@@ -12,6 +12,7 @@
 #include "base/hash.h"
 #include "plan/describe.h"
 #include "runtime/context.h"
+#include "runtime/environment.h"
 #include "runtime/heap_owners.h"
 #include "runtime/job_id.h"
 #include "runtime/settings.h"
@@ -283,6 +284,7 @@ unjamResult_t unjamInit(unjamContext_t* context, int nranks, unjamUniqueId_t id,
     if (!unjam::resolve_settings(config, nranks, settings, error)) {
       return fail(UNJAM_ERROR_INVALID_ARGUMENT, error);
     }
+    unjam::warn_of_unknown_variables();
     World::decide_lines(settings);
     unjam::resolve_spins(settings, nranks * settings.lanes);
     unjamResult_t code = UNJAM_SUCCESS;
@@ -324,6 +326,7 @@ unjamResult_t unjamInitAll(unjamContext_t* contexts, int nranks, const unjamConf
     if (!unjam::resolve_settings(config, nranks, settings, error)) {
       return fail(UNJAM_ERROR_INVALID_ARGUMENT, error);
     }
+    unjam::warn_of_unknown_variables();
     World::share_devices(nranks, settings);
     World::decide_lines(settings);
     unjam::resolve_spins(settings, nranks * settings.lanes);
@@ -768,8 +771,10 @@ unjamResult_t unjamPlanCheck(unjamKind_t kind, unjamDataType_t dtype, unjamOp_t 
         nranks < 1 || nranks > unjam::kMaxGroupRanks || lanes < 1 ||
         lanes > static_cast<int>(unjam::kMaxLanes) || slots < 1 || slots > 1024) {
       return fail(UNJAM_ERROR_INVALID_ARGUMENT,
-                  "an argument of unjamPlanCheck is out of its range (ranks 1..1024, lanes 1..32, "
-                  "slots 1..1024, algorithm -1..3)");
+                  "an argument of unjamPlanCheck is out of its range (ranks 1.." +
+                      std::to_string(unjam::kMaxGroupRanks) + ", lanes 1.." +
+                      std::to_string(unjam::kMaxLanes) + ", slots 1..1024, algorithm -1.." +
+                      std::to_string(unjam::kNumAlgorithms - 1) + ")");
     }
     unjam::PlanRequest r;
     r.kind = static_cast<Kind>(kind);

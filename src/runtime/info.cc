@@ -107,7 +107,14 @@ std::string Context::info_json() const {
   w.field("rank", rank_);
   w.field("ranks", world_->ranks());
   w.key("settings").begin_object();
-  for (const Variable& v : variables()) w.field(v.name, settings_.*v.field);
+  for (const Variable& v : variables()) {
+    const std::int64_t value = settings_.*v.field;
+    if (v.choices != nullptr) {
+      w.field(v.name, value_text(v, value));
+    } else {
+      w.field(v.name, value);
+    }
+  }
   w.end_object();
 
   if (cuda()) w.key("kernel").json(kernel);

@@ -117,9 +117,10 @@ const std::vector<Variable>& variables() {
       {"UNJAM_STALL_MS", &Settings::stall_ms, 1, 1 << 30, nullptr,
        "A pending invocation older than this is compared with its peers' calls, in milliseconds.",
        false},
-      {"UNJAM_ALGORITHM", &Settings::algorithm, -1, kNumAlgorithms - 1, nullptr,
-       "-1: by the selector's table; 0: ring; 1: direct; 2: mesh; 3: pairwise; 4: two-shot. A kind "
-       "that it does not serve uses ring or pairwise.",
+      {"UNJAM_ALGORITHM", &Settings::algorithm, -1, kNumAlgorithms - 1,
+       "auto|ring|direct|mesh|pairwise|two_shot",
+       "How plans move the data. auto: by the selector's table. A kind that the algorithm does not "
+       "serve uses ring or pairwise.",
        true},
       {"UNJAM_OVERLAP", &Settings::overlap, 0, 2, nullptr,
        "Whether mesh plans work on several chunks at a time, where the guaranteed slots suffice (4 "
@@ -171,6 +172,16 @@ const std::vector<TextVariable>& text_variables() {
   return kVariables;
 }
 
+const std::vector<const char*>& names_of_others() {
+  static const std::vector<const char*> kNames = {
+      // The Python package (python/unjam/_lib.py, _torch_settings.py, bench/figures.py).
+      "UNJAM_LIBRARY", "UNJAM_COMMIT", "UNJAM_TORCH_DEFAULT", "UNJAM_TORCH_REPLACE",
+      "UNJAM_TORCH_CUDA", "UNJAM_TORCH_BUILD", "UNJAM_PYTHON_INCLUDE",
+      // The build and the tests (CONTRIBUTING.md).
+      "UNJAM_CUDA", "UNJAM_JOBS", "UNJAM_TEST_SEED", "UNJAM_FUZZ_SEEDS", "UNJAM_UPDATE_DOCS"};
+  return kNames;
+}
+
 namespace {
 
 std::string range_text(const Variable& v) {
@@ -179,21 +190,12 @@ std::string range_text(const Variable& v) {
          (v.is_size ? ", of bytes or with K, M, G or T behind it (1K is 1024)" : "");
 }
 
-// The value of a named choice, -1 if it is none.
-std::int64_t choice_index(const char* choices, std::string_view name) {
-  std::string_view rest = choices;
-  for (std::int64_t i = 0;; ++i) {
-    const auto bar = rest.find('|');
-    if (rest.substr(0, bar) == name) return i;
-    if (bar == std::string_view::npos) return -1;
-    rest.remove_prefix(bar + 1);
-  }
-}
-
 bool parse(const Variable& v, const char* text, std::int64_t& value) {
-  if (v.choices != nullptr) {
-    value = choice_index(v.choices, text);
-    return value >= 0;
+  // (Behind the names, a choice's number is taken as well.)
+  for (std::int64_t i = v.min; v.choices != nullptr && i <= v.max; ++i) {
+    if (value_text(v, i) != text) continue;
+    value = i;
+    return true;
   }
   char* end = nullptr;
   errno = 0;
@@ -411,59 +413,21 @@ void resolve_spins(Settings& s, std::int64_t threads) {
   if (s.spin_cap == 0) s.spin_cap = crowded ? 32 : 2048;
 }
 
+std::string value_text(const Variable& v, std::int64_t value) {
+  if (v.choices == nullptr || value < v.min || value > v.max) return std::to_string(value);
+  std::string_view rest = v.choices;
+  for (std::int64_t i = v.min; i < value; ++i) rest.remove_prefix(rest.find('|') + 1);
+  return std::string(rest.substr(0, rest.find('|')));
+}
+
 std::string agreed_settings_text(const Settings& s) {
   std::string text;
   for (const Variable& v : variables()) {
     if (!v.agreed) continue;
     if (!text.empty()) text += ", ";
-    text += std::string(v.name) + "=" + std::to_string(s.*v.field);
+    text += std::string(v.name) + "=" + value_text(v, s.*v.field);
   }
   return text;
-}
-
-std::string environment_json() {
-  const Settings defaults;
-  JsonWriter w;
-  w.begin_array();
-  for (const Variable& v : variables()) {
-    const char* text = std::getenv(v.name);
-    w.begin_object()
-        .field("name", v.name)
-        .field("type", v.choices != nullptr ? v.choices
-                       : v.is_size          ? "bytes"
-                                            : "integer")
-        .field("min", v.min)
-        .field("max", v.max);
-    w.key("default");
-    if (v.choices != nullptr) {
-      std::string_view rest = v.choices;
-      for (std::int64_t i = 0; i < defaults.*v.field; ++i) rest.remove_prefix(rest.find('|') + 1);
-      w.value(rest.substr(0, rest.find('|')));
-    } else {
-      w.value(defaults.*v.field);
-    }
-    w.field("doc", v.doc).field("agreed", v.agreed);
-    w.key("value");
-    if (text != nullptr) {
-      w.value(text);
-    } else {
-      w.null();
-    }
-    w.end_object();
-  }
-  for (const TextVariable& v : text_variables()) {
-    const char* text = std::getenv(v.name);
-    w.begin_object().field("name", v.name).field("type", v.type).field("default", "");
-    w.field("doc", v.doc).field("agreed", false).key("value");
-    if (text == nullptr) {
-      w.null();
-    } else {
-      w.value(v.secret && *text != '\0' ? "(set)" : text);
-    }
-    w.end_object();
-  }
-  w.end_array();
-  return w.text();
 }
 
 }  // namespace unjam

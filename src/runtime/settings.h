@@ -56,7 +56,7 @@ struct Variable {
   std::int64_t Settings::* field;
   std::int64_t min;
   std::int64_t max;
-  const char* choices;  // "a|b|c" for names of the values 0, 1, 2; nullptr: a number
+  const char* choices;  // "a|b|c" for names of min, min + 1, min + 2; nullptr: a number
   const char* doc;
   bool agreed;           // must be equal on all ranks
   bool is_size = false;  // in bytes: the variable takes K, M, G and T
@@ -72,6 +72,13 @@ struct TextVariable {
   bool secret;  // its value is not shown
 };
 const std::vector<TextVariable>& text_variables();
+
+// UNJAM_ variables that others read: the Python package, which has their docs, the build, the
+// tests.
+const std::vector<const char*>& names_of_others();
+
+// A value as the variable takes it: a choice by its name, else the number.
+std::string value_text(const Variable& variable, std::int64_t value);
 
 // Resolves `config` (may be null) against the environment and the defaults, for a job of `ranks`.
 // False: `error` names the field or variable, its value and what is accepted.
@@ -95,7 +102,5 @@ std::int64_t lanes_of_sharers(int sms, int ranks, std::int64_t lanes);
 
 // "lanes=2, escape_slots=5, …": the values that ranks must agree on.
 std::string agreed_settings_text(const Settings& settings);
-
-std::string environment_json();
 
 }  // namespace unjam

@@ -80,3 +80,22 @@ def test_environment_is_used(monkeypatch):
         assert context.stats().lanes == 3
     with unjam.init_all(1, lanes=1) as (context,):
         assert context.stats().lanes == 1
+
+
+def test_unknown_variables_are_named_once_a_process(python, monkeypatch):
+    monkeypatch.setenv("UNJAM_LANE", "3")
+    monkeypatch.setenv("UNJAM_TORCH_BUILD", "/tmp")  # others read it
+    monkeypatch.setenv("UNJAM_COMMIT", "0")
+    program = (
+        "import unjam, unjam._torch_settings as torch_settings, os\n"
+        "os.environ |= {variable.name: '' for variable in torch_settings.ALL}\n"
+        "for _ in range(2):\n"
+        "    with unjam.init_all(2): pass\n"
+    )
+    result = python("-c", program)
+    assert result.returncode == 0
+    lines = [line for line in result.stderr.splitlines() if line.startswith("unjam:")]
+    assert lines == [
+        "unjam: UNJAM_LANE is set, but unjam has no such variable: did you mean UNJAM_LANES? "
+        "(`unjam env` lists all)"
+    ]

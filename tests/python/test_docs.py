@@ -115,6 +115,8 @@ def test_environment_page_is_complete() -> None:
     assert lib.unjamEnvironment(buffer, ctypes.c_size_t(len(buffer)), None) == 0
     page = (ROOT / "docs" / "environment.md").read_text()
     for variable in json.loads(buffer.value):
+        if variable["read_by"] != "library":
+            continue
         (row,) = [r for r in page.splitlines() if r.startswith(f"| `{variable['name']}` ")]
         cells = [c.strip() for c in row.strip("|").split(" | ")]
         assert cells[2] == str(variable["default"]), row

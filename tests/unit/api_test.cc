@@ -17,6 +17,7 @@
 #include <utility>
 #include <vector>
 
+#include "runtime/environment.h"
 #include "runtime/settings.h"
 #include "tests/support/exchange.h"
 #include "tests/support/job.h"
@@ -165,9 +166,95 @@ TEST(Api, DeviceFromTheEnvironment) {
   const Json said = JsonReader::parse(info(c));
   EXPECT_EQ(said["device"].string, "host");
   EXPECT_EQ(said["settings"]["UNJAM_LANES"].number, 1);
-  EXPECT_EQ(said["settings"]["UNJAM_DEVICE"].number, UNJAM_DEVICE_HOST);
+  EXPECT_EQ(said["settings"]["UNJAM_DEVICE"].string, "host");
   EXPECT_OK(unjamDestroy(c));
   unsetenv("UNJAM_DEVICE");
+}
+
+// What a report says of a setting is what the variable takes.
+TEST(Api, SettingsReadBackAsTheyArePrinted) {
+  const auto again = [](const unjam::Variable& v, std::int64_t value) {
+    const std::string text = unjam::value_text(v, value);
+    EXPECT_EQ(setenv(v.name, text.c_str(), 1), 0);
+    unjam::Settings s;
+    std::string error;
+    EXPECT_TRUE(unjam::resolve_settings(nullptr, 2, s, error)) << text << ": " << error;
+    unsetenv(v.name);
+    return s.*v.field;
+  };
+  int choices = 0;
+  for (const unjam::Variable& v : unjam::variables()) {
+    if (v.choices == nullptr) continue;
+    ++choices;
+    std::set<std::string> texts;
+    for (std::int64_t value = v.min; value <= v.max; ++value) {
+      EXPECT_EQ(again(v, value), value) << v.name;
+      texts.insert(unjam::value_text(v, value));
+      // And by its number, as before there were names.
+      ASSERT_EQ(setenv(v.name, std::to_string(value).c_str(), 1), 0);
+      unjam::Settings s;
+      std::string error;
+      EXPECT_TRUE(unjam::resolve_settings(nullptr, 2, s, error)) << error;
+      EXPECT_EQ(s.*v.field, value) << v.name;
+      unsetenv(v.name);
+    }
+    EXPECT_EQ(std::ssize(texts), v.max - v.min + 1) << v.name << ": " << v.choices;
+    EXPECT_EQ(texts.count(std::to_string(v.min)), 0u) << v.name << ": a name lacks";
+  }
+  EXPECT_GE(choices, 4);
+  // In bytes and in plain numbers as well.
+  for (const unjam::Variable& v : unjam::variables()) {
+    if (v.field == &unjam::Settings::heap_bytes) {
+      EXPECT_EQ(again(v, 1 << 20), 1 << 20);
+    }
+    if (v.field == &unjam::Settings::lines) {
+      EXPECT_EQ(again(v, -1), -1);
+    }
+  }
+}
+
+TEST(Api, UnknownVariablesAreNamedWithTheNearest) {
+  const auto unknown = [](std::vector<const char*> entries) {
+    entries.push_back(nullptr);
+    return unjam::unknown_variables(entries.data());
+  };
+  // All that there are, whoever reads them, and what is not ours.
+  std::vector<std::string> known = {"PATH=/bin", "UNJAM=1", "XUNJAM_LANE=4", "unjam_lane=1", ""};
+  for (const unjam::Variable& v : unjam::variables()) known.push_back(std::string(v.name) + "=1");
+  for (const unjam::TextVariable& v : unjam::text_variables()) known.emplace_back(v.name);
+  for (const char* name : unjam::names_of_others()) known.push_back(std::string(name) + "=x=y");
+  std::vector<const char*> entries;
+  for (const std::string& entry : known) entries.push_back(entry.c_str());
+  EXPECT_TRUE(unknown(entries).empty());
+  EXPECT_TRUE(unjam::unknown_variables(nullptr).empty());
+  // One letter of any name too many, too few, another, or two in the wrong order.
+  for (const unjam::Variable& v : unjam::variables()) {
+    const std::string name = v.name;
+    std::string swapped = name;
+    std::swap(swapped[name.size() - 2], swapped[name.size() - 1]);
+    for (const std::string& typed : {name + "X", name.substr(0, name.size() - 1), swapped}) {
+      if (std::any_of(known.begin(), known.end(),
+                      [&](const std::string& k) { return k.substr(0, k.find('=')) == typed; })) {
+        continue;
+      }
+      const auto said = unknown({(typed + "=4").c_str()});
+      ASSERT_EQ(said.size(), 1u) << typed;
+      EXPECT_EQ(said[0].name, typed);
+      EXPECT_EQ(said[0].text.find(typed + " is set"), 0u) << said[0].text;
+      EXPECT_NE(said[0].text.find("did you mean UNJAM_"), std::string::npos) << said[0].text;
+    }
+  }
+  for (const auto& [entry, meant] : {std::pair{"UNJAM_LANE=4", "did you mean UNJAM_LANES?"},
+                                     {"UNJAM_TORCH_DEFALT=", "UNJAM_TORCH_DEFAULT?"}}) {
+    EXPECT_NE(unknown({entry})[0].text.find(meant), std::string::npos) << entry;
+  }
+  // What is near to nothing is named all the same; its value is not.
+  for (const char* entry : {"UNJAM_=1", "UNJAM_X=1", "UNJAM_NCCL_DEBUG_FILE=secret"}) {
+    const auto said = unknown({entry, "UNJAM_LANES=2"});
+    ASSERT_EQ(said.size(), 1u);
+    EXPECT_EQ(said[0].text.find("did you mean"), std::string::npos) << said[0].text;
+    EXPECT_EQ(said[0].text.find("secret"), std::string::npos) << said[0].text;
+  }
 }
 
 // Blocks that wait leave room for those that they wait for.
@@ -448,7 +535,7 @@ TEST(Init, WithoutTheCudaPart) {
   const auto [host, other] = join_two(2, 0, default_config(), 2, 1, cuda, said);
   EXPECT_EQ(other, UNJAM_ERROR_MISMATCH) << said;
   EXPECT_NE(host, UNJAM_SUCCESS) << said;
-  EXPECT_TRUE(contains(said, "UNJAM_DEVICE=0") && contains(said, "UNJAM_DEVICE=1")) << said;
+  EXPECT_TRUE(contains(said, "UNJAM_DEVICE=host") && contains(said, "UNJAM_DEVICE=cuda")) << said;
 }
 
 TEST(Init, ARankThatJoinsTwiceIsRefused) {
@@ -1632,10 +1719,11 @@ TEST(Texts, AreJson) {
   const Json v = JsonReader::parse(text);
   EXPECT_GT(v.size(), 10u);
   for (const Json& variable : v.array) {
-    for (const char* field : {"name", "type", "default", "doc", "value"}) {
-      EXPECT_TRUE(variable.has(field)) << field;
-    }
     EXPECT_EQ(variable["name"].string.rfind("UNJAM_", 0), 0u);
+    const bool ours = variable["read_by"].string == "library";
+    for (const char* field : {"type", "default", "doc", "value"}) {
+      EXPECT_EQ(variable.has(field), ours) << variable["name"].string << " " << field;
+    }
   }
   // Too small a buffer: cut, with a NUL, and said so; the size is told.
   char small[10];

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import sys
 
 from .. import _lib, _torch_settings
 from ._console import cell, make_console, make_table, print_json
@@ -16,10 +17,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Prints the table."""
-    variables = _lib.environment()
+    known = _lib.environment()
     if options.json:
-        print_json(variables)
+        print_json(known)
         return 0
+    variables = [variable for variable in known if variable["read_by"] == "library"]
     table = make_table(
         "Environment variables", ["variable", "values", "default", "set to", "meaning"]
     )
@@ -58,4 +60,7 @@ def run(options: argparse.Namespace) -> int:
             of_torch.doc,
         )
     make_console().print(table)
+    for variable in known:
+        if variable["read_by"] == "nobody":
+            print(f"unjam: {variable['doc']}", file=sys.stderr)
     return 0

@@ -1,0 +1,143 @@
+#include "runtime/environment.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdio>
+#include <cstdlib>
+#include <mutex>
+#include <numeric>
+#include <string_view>
+
+#include "base/fork_guard.h"
+#include "base/json_writer.h"
+#include "runtime/settings.h"
+
+namespace unjam {
+namespace {
+
+constexpr std::string_view kPrefix = "UNJAM_";
+
+// How many letters must be changed, inserted or left out to make one of the other (Levenshtein).
+std::size_t distance(std::string_view a, std::string_view b) {
+  std::vector<std::size_t> row(b.size() + 1);
+  std::iota(row.begin(), row.end(), std::size_t{0});
+  for (std::size_t i = 0; i < a.size(); ++i) {
+    std::size_t diagonal = row[0];
+    row[0] = i + 1;
+    for (std::size_t j = 0; j < b.size(); ++j) {
+      const std::size_t changed = diagonal + (a[i] == b[j] ? 0 : 1);
+      diagonal = row[j + 1];
+      row[j + 1] = std::min({changed, row[j] + 1, row[j + 1] + 1});
+    }
+  }
+  return row.back();
+}
+
+std::vector<std::string_view> known_names() {
+  std::vector<std::string_view> names;
+  for (const Variable& v : variables()) names.emplace_back(v.name);
+  for (const TextVariable& v : text_variables()) names.emplace_back(v.name);
+  for (const char* name : names_of_others()) names.emplace_back(name);
+  return names;
+}
+
+// The name that was meant, by all likelihood; empty if none is near.
+std::string_view nearest(std::string_view name, const std::vector<std::string_view>& names) {
+  const std::string_view own = name.substr(kPrefix.size());
+  std::size_t least = std::max<std::size_t>(2, own.size() / 3) + 1;
+  std::string_view found;
+  for (const std::string_view candidate : names) {
+    const std::size_t d = distance(own, candidate.substr(kPrefix.size()));
+    // A name of which nothing is left is no mistyped one.
+    if (d >= least || d >= own.size()) continue;
+    least = d;
+    found = candidate;
+  }
+  return found;
+}
+
+}  // namespace
+
+std::vector<UnknownVariable> unknown_variables(const char* const* environment) {
+  const std::vector<std::string_view> names = known_names();
+  std::vector<UnknownVariable> unknown;
+  for (; environment != nullptr && *environment != nullptr; ++environment) {
+    const std::string_view entry = *environment;
+    const std::string_view name = entry.substr(0, entry.find('='));
+    if (name.substr(0, kPrefix.size()) != kPrefix) continue;
+    if (std::find(names.begin(), names.end(), name) != names.end()) continue;
+    const std::string_view meant = nearest(name, names);
+    std::string text(name);
+    text += " is set, but unjam has no such variable";
+    if (!meant.empty()) text.append(": did you mean ").append(meant).append("?");
+    unknown.push_back({std::string(name), text + " (`unjam env` lists all)"});
+  }
+  return unknown;
+}
+
+std::string environment_json() {
+  const Settings defaults;
+  JsonWriter w;
+  w.begin_array();
+  for (const Variable& v : variables()) {
+    const char* text = std::getenv(v.name);
+    w.begin_object()
+        .field("name", v.name)
+        .field("read_by", "library")
+        .field("type", v.choices != nullptr ? v.choices
+                       : v.is_size          ? "bytes"
+                                            : "integer")
+        .field("min", v.min)
+        .field("max", v.max);
+    w.key("default");
+    if (v.choices != nullptr) {
+      w.value(value_text(v, defaults.*v.field));
+    } else {
+      w.value(defaults.*v.field);
+    }
+    w.field("doc", v.doc).field("agreed", v.agreed);
+    w.key("value");
+    if (text != nullptr) {
+      w.value(text);
+    } else {
+      w.null();
+    }
+    w.end_object();
+  }
+  for (const TextVariable& v : text_variables()) {
+    const char* text = std::getenv(v.name);
+    w.begin_object().field("name", v.name).field("read_by", "library").field("type", v.type);
+    w.field("default", "");
+    w.field("doc", v.doc).field("agreed", false).key("value");
+    if (text == nullptr) {
+      w.null();
+    } else {
+      w.value(v.secret && *text != '\0' ? "(set)" : text);
+    }
+    w.end_object();
+  }
+  for (const char* name : names_of_others()) {
+    w.begin_object().field("name", name).field("read_by", "others").end_object();
+  }
+  for (const UnknownVariable& v : unknown_variables(environ)) {
+    w.begin_object().field("name", v.name).field("read_by", "nobody").field("doc", v.text);
+    w.end_object();
+  }
+  w.end_array();
+  return w.text();
+}
+
+void warn_of_unknown_variables() {
+  struct Once {
+    std::once_flag flag;
+  };
+  std::call_once(per_process<Once>().flag, [] {
+    for (const UnknownVariable& variable : unknown_variables(environ)) {
+      std::fputs(("unjam: " + variable.text + "\n").c_str(), stderr);
+    }
+  });
+}
+
+}  // namespace unjam

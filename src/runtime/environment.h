@@ -1,0 +1,24 @@
+// The UNJAM_ variables of this process's environment: what each is set to, and which of them nobody
+// reads, most often because the name was mistyped.
+#pragma once
+
+#include <string>
+#include <vector>
+
+namespace unjam {
+
+struct UnknownVariable {
+  std::string name;
+  std::string text;  // that nobody reads it, and the nearest name that there is
+};
+
+// environment: "NAME=value" strings, ended by a null pointer, as ::environ.
+std::vector<UnknownVariable> unknown_variables(const char* const* environment);
+
+// What unjamEnvironment() gives.
+std::string environment_json();
+
+// Names the unknown ones on stderr, once in a process.
+void warn_of_unknown_variables();
+
+}  // namespace unjam
