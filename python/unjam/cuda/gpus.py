@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import subprocess
 from contextlib import suppress
 from typing import Any
@@ -26,6 +27,14 @@ def gpu_count() -> int:
     import torch
 
     return torch.cuda.device_count() if torch.cuda.is_available() else 0
+
+
+def visible_as_one(rank: int) -> str:
+    """CUDA_VISIBLE_DEVICES for a process that is to see one GPU: that of a rank, modulo n of n."""
+    named = [word for word in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if word]
+    if not named:
+        return str(rank % max(gpu_count(), 1))
+    return named[rank % len(named)]
 
 
 def lacking(ranks: int, shared: bool = False) -> str:

@@ -34,7 +34,7 @@ from ..programs import (
 )
 from ..request import Request
 from ..threads import run_ranks
-from . import nccl
+from . import gpus, nccl
 
 ORDERS = {"random": random_orders, "consistent": consistent_orders}
 _START_S = 120.0  # for processes to import torch and to join
@@ -200,11 +200,13 @@ def run_threads(program: CudaProgram, **config: Any) -> Outcome:
         return outcome(program, run_ranks(contexts, rank))
 
 
-def run_processes(program: CudaProgram, **environment: str) -> Outcome:
+def run_processes(program: CudaProgram, one_gpu_each: bool = False, **environment: str) -> Outcome:
     """Runs a program with a process for each rank.
 
     Args:
         program: what to run.
+        one_gpu_each: a process sees no GPU but its rank's, as Slurm, Ray and Kubernetes start
+            them; else all that this one sees.
         environment: of the processes, besides this one's; settings as UNJAM_… variables.
 
     Raises:
@@ -222,6 +224,8 @@ def run_processes(program: CudaProgram, **environment: str) -> Outcome:
                     "UNJAM_RANK": str(rank),
                     "UNJAM_RANKS": str(program.ranks),
                 }
+                if one_gpu_each:
+                    variables["CUDA_VISIBLE_DEVICES"] = gpus.visible_as_one(rank)
                 log = Path(folder) / f"rank{rank}.log"
                 words = [json.dumps(asdict(program))]
                 started.append((start("program_worker", words, variables, log), log))
