@@ -98,8 +98,13 @@ def test_info(monkeypatch, capsys):
     assert main(["info", "--ranks", "3"]) == 0
     out = capsys.readouterr().out
     assert "UNJAM_LANES" in out and "per_key" in out
+    # Counters are for those who ask; settings are as their variables take them.
+    assert re.search(r"UNJAM_POLICY *\S *adaptive", out) and "quits" not in out
+    assert len(out.splitlines()) < 90
+    assert main(["info", "--all"]) == 0
+    assert "quits" in capsys.readouterr().out
     monkeypatch.setenv("UNJAM_LANES", "32")  # as on GPUs
-    assert main(["info"]) == 0
+    assert main(["info", "--all"]) == 0
     lanes = capsys.readouterr().out.partition("Lanes (the first 7 of 32; --json shows all)")[2]
     assert "lane 6" in lanes and "lane 7" not in lanes and "starts" in lanes
 

@@ -1,15 +1,15 @@
-"""info: settings in force, what is held and why, and counters of a small run."""
+"""info: settings in force, memory per key and peer, and what is held and why."""
 
 from __future__ import annotations
 
 import argparse
-import os
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 from rich.table import Table
 
+from .._devices import cuda_by_environment
 from ..context import Context, init_all
 from ..cuda import gpus
 from ..threads import run_ranks
@@ -23,6 +23,8 @@ from ._console import (
     rows_table,
 )
 
+# Of the tables, those that are shown without --all.
+_SHORT = ("settings", "memory", "kernel", "held")
 _MOST_SHOWN = 7  # lanes, or peers: a column each
 
 
@@ -38,7 +40,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--ranks", type=rank_count, default=2, help="ranks of the small job (default: 2)"
     )
-    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument(
+        "--all", action="store_true", help="with the engine's counters, by lane, peer and key"
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON, with all of it")
 
 
 def held_table(info: dict[str, Any]) -> Table:
@@ -116,7 +121,11 @@ def run(options: argparse.Namespace) -> int:
     if plain:
         console.print(pairs_table("Context", plain))
     for name, value in info.items():
-        if name == "held":
+        if not options.all and name not in _SHORT:
+            continue
+        if name == "settings":  # as the variables take them
+            console.print(pairs_table("Settings", {k: str(v) for k, v in value.items()}))
+        elif name == "held":
             console.print(held_table(info))
         elif isinstance(value, dict):
             console.print(pairs_table(name.capitalize(), _flat(value)))
@@ -125,13 +134,14 @@ def run(options: argparse.Namespace) -> int:
             if len(value) > _MOST_SHOWN:
                 title += f" (the first {_MOST_SHOWN} of {len(value)}; --json shows all)"
             console.print(rows_table(title, [_flat(row) for row in value[:_MOST_SHOWN]]))
+    if not options.all:
+        console.print("`unjam info --all` shows the engine's counters as well.")
     return 0
 
 
 def _on_gpus(options: argparse.Namespace) -> bool:
     """Whether the job is to be on GPUs; ends with a usage error where it cannot be."""
-    said = options.device or os.environ.get("UNJAM_DEVICE")
-    if said != "cuda":
+    if options.device != "cuda" and (options.device or not cuda_by_environment()):
         return False
     if lack := gpus.lacking(options.ranks, shared=True):
         what = "argument --device" if options.device else "UNJAM_DEVICE=cuda"
