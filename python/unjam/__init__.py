@@ -39,6 +39,7 @@ from ._errors import (
 from ._lib import environment, library_path, library_version
 from ._types import DType, Kind, Op
 from ._version import __version__
+from .chrome_trace import write_chrome_trace
 from .collective import Collective
 from .context import Context, Contexts, explain, init, init_all, init_from_environment, unique_id
 from .group import Group
@@ -87,6 +88,7 @@ __all__ = [
     "run_ranks",
     "unique_id",
     "wait_all",
+    "write_chrome_trace",
 ]
 
 # Of unjam.torch, which imports torch: where they are used.

@@ -1,8 +1,13 @@
 """Traces as spans, and pictures of them."""
 
+import json
+
+import numpy as np
 import pytest
 
+import unjam
 from unjam import EventType, InvalidArgument, TraceEvent, programs
+from unjam.chrome_trace import chrome_trace
 from unjam.picture import draw
 from unjam.timeline import Gap, Span, make_timeline
 
@@ -106,3 +111,38 @@ def test_without_matplotlib_it_becomes_html(tmp_path, monkeypatch):
 def test_wrong_ending(tmp_path):
     with pytest.raises(InvalidArgument, match=r"\.png"):
         draw([example()], tmp_path / "picture.bmp")
+
+
+def test_chrome_trace():
+    trace = [
+        event(1000, EventType.START, "A"),
+        event(3500, EventType.PREEMPT, "A"),
+        event(4000, EventType.QUIT),
+        event(6000, EventType.RESTART),
+        event(500, EventType.START, "B", lane=1),
+        event(7000, EventType.FINISH, "B", lane=1),
+    ]
+    found = chrome_trace({3: trace, 0: []})["traceEvents"]
+    bars = {(e["pid"], e["tid"], e["name"]): e for e in found if e["ph"] == "X"}
+    assert set(bars) == {(3, 0, "A"), (3, 1, "B"), (3, 0, "(quit)")}
+    assert (bars[3, 0, "A"]["ts"], bars[3, 0, "A"]["dur"]) == (1.0, 2.5)
+    assert bars[3, 0, "A"]["args"] == {"end": "preempt"}
+    assert bars[3, 1, "B"]["args"] == {"end": "finish"}
+    assert (bars[3, 0, "(quit)"]["ts"], bars[3, 0, "(quit)"]["dur"]) == (4.0, 2.0)
+    names = {(e["pid"], e["tid"], e["args"]["name"]) for e in found if e["ph"] == "M"}
+    assert {(0, 0, "rank 0"), (3, 0, "rank 3"), (3, 1, "lane 1")} <= names
+
+
+def test_chrome_trace_of_a_job(tmp_path):
+    with unjam.init_all(2, trace_events=1000) as contexts:
+        key = 'layer "1" [weights]'
+        data = [np.ones(5000, np.float32) for _ in contexts]
+        unjam.wait_all(
+            [c.group().all_reduce(x, key=key) for c, x in zip(contexts, data, strict=True)]
+        )
+        file = unjam.write_chrome_trace(tmp_path / "trace.json", *contexts)
+    events = json.loads(file.read_text())["traceEvents"]
+    for rank in (0, 1):
+        bars = [e for e in events if e["ph"] == "X" and e["pid"] == rank and e["name"] == key]
+        assert bars and bars[-1]["args"]["end"] == "finish"
+        assert all(bar["dur"] >= 0 for bar in bars)
