@@ -1,0 +1,81 @@
+"""MkDocs' hooks for the site (mkdocs.yml): pages from the root, and links that leave docs/.
+
+Pages are written for readers of the repository, whose links go to any file of it. In the site, those
+to pages at the root go to these pages, and those to other files to a copy, as text.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+from mkdocs.structure.files import File, Files
+
+ROOT = Path(__file__).resolve().parent.parent
+DOCS = ROOT / "docs"
+
+# Pages that readers expect at the root of a repository, and where they are in the site.
+ROOT_PAGES = {
+    "ARCHITECTURE.md": "architecture.md",
+    "CONTRIBUTING.md": "contributing.md",
+    "CHANGELOG.md": "changelog.md",
+    "SECURITY.md": "security.md",
+    "README.md": "index.md",
+}
+LINK = re.compile(r"(\]\()([^)\s#]*)((?:#[^)\s]*)?\))")
+
+_copies: dict[str, Path] = {}
+
+
+def _source(uri: str) -> Path:
+    """The file of the repository that a page of the site is."""
+    for name, page in ROOT_PAGES.items():
+        if page == uri and name != "README.md":
+            return ROOT / name
+    return DOCS / uri
+
+
+def _relative(target: str, uri: str) -> str:
+    return "../" * uri.count("/") + target
+
+
+def in_site(markdown: str, uri: str) -> str:
+    """The page's text with links as the site needs them."""
+
+    def mend(match: re.Match[str]) -> str:
+        before, target, after = match.groups()
+        if not target or re.match(r"[a-z]+:", target):
+            return match.group()
+        there = (_source(uri).parent / target).resolve()
+        if not there.is_relative_to(ROOT):
+            return match.group()
+        name = there.relative_to(ROOT).as_posix()
+        if there.is_relative_to(DOCS):
+            return before + _relative(there.relative_to(DOCS).as_posix(), uri) + after
+        if name in ROOT_PAGES:
+            return before + _relative(ROOT_PAGES[name], uri) + after
+        if there.is_file():
+            # As text, so that a browser shows it and does not download it.
+            _copies[f"source/{name}.txt"] = there
+            return before + _relative(f"source/{name}.txt", uri) + ")"
+        return match.group()
+
+    # Not in fenced blocks.
+    parts = re.split(r"(^ *```.*?^ *```$)", markdown, flags=re.M | re.S)
+    return "".join(part if i % 2 else LINK.sub(mend, part) for i, part in enumerate(parts))
+
+
+def on_files(files: Files, config: Any) -> Files:
+    for name, page in ROOT_PAGES.items():
+        if name != "README.md":
+            files.append(File.generated(config, page, content=(ROOT / name).read_text()))
+    for file in list(files.documentation_pages()):
+        in_site(_source(file.src_uri).read_text(), file.src_uri)
+    for target, path in _copies.items():
+        files.append(File.generated(config, target, content=path.read_bytes()))
+    return files
+
+
+def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str:
+    return in_site(markdown, page.file.src_uri)
