@@ -498,6 +498,17 @@ def performance_summary() -> str:
     return table(heads, lines)
 
 
+def performance_slowest() -> str:
+    lines = []
+    for mode, title in MODES.items():
+        for ranks in (2, 4):
+            rows = measured().get((ranks, mode), {})
+            worst = sorted((row["ratio"], kind, size) for (kind, size), row in rows.items())[:3]
+            words = [f"{KINDS[kind]} of {size_name(size)} {ratio:.2f}" for ratio, kind, size in worst]
+            lines.append(f"- {title}, {ranks} GPUs: {', '.join(words)}.")
+    return "\n".join(lines)
+
+
 def performance_sources() -> str:
     results = measured()
     used: dict[str, dict[str, Any]] = {}
@@ -604,6 +615,7 @@ def pages() -> dict[Path, str]:
         result[path] = part_of(path.read_text(), "numbers", algorithm_numbers(name))
     path = DOCS / "performance.md"
     text = part_of(path.read_text(), "summary", performance_summary())
+    text = part_of(text, "slowest", performance_slowest())
     text = part_of(text, "tables", performance_tables())
     result[path] = part_of(text, "sources", performance_sources())
     return result
