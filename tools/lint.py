@@ -15,6 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import check_layers
+import cuda_toolchain
 import setup_env
 from common import (
     ROOT,
@@ -112,7 +113,8 @@ def lint(fix: bool = False, tidy: bool = True) -> None:
     ]
     if tidy and not fix:
         # For compile_commands.json; also finds sources that have come or gone.
-        run(["cmake", "--preset", "release"], stdout=subprocess.DEVNULL)
+        cuda = f"-DUNJAM_CUDA={cuda_toolchain.setting()}"
+        run(["cmake", "--preset", "release", cuda], stdout=subprocess.DEVNULL)
         steps.append(("clang-tidy", clang_tidy))
     failed: list[str] = []
     for name, step in steps:
