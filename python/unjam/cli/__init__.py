@@ -13,9 +13,9 @@ from collections.abc import Sequence
 from .._errors import UnjamError
 from .._version import __version__
 from ..programs import WrongResult
-from . import bench, config, demo, env, fig11, id, info, plan, simulate, stress, version
+from . import bench, config, demo, env, fig11, id, info, plan, simulate, stress, torch, version
 
-_COMMANDS = (demo, bench, simulate, info, env, plan, stress, fig11, config, id, version)
+_COMMANDS = (demo, bench, simulate, info, env, plan, stress, fig11, config, torch, id, version)
 
 
 def make_parser() -> argparse.ArgumentParser:
