@@ -1,7 +1,7 @@
 """Lint and format: lint.py [--fix] [--no-tidy].
 
-Layers of #include, one version everywhere, clang-format, ruff (check and format), clang-tidy.
-Versions of the tools are pinned in pyproject.toml. --fix formats instead of complaining
+Layers of #include, pages that are named and not there, one version everywhere, clang-format, ruff
+(check and format), clang-tidy. Versions of the tools are pinned in pyproject.toml. --fix formats instead of complaining
 (make format).
 """
 
@@ -15,6 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import check_layers
+import check_pages
 import cuda_toolchain
 import setup_env
 from common import (
@@ -107,6 +108,7 @@ def lint(fix: bool = False, tidy: bool = True) -> None:
     """Runs every check, and raises one Failure that names those which failed."""
     steps = [
         ("layers", check_layers.main),
+        ("pages", check_pages.main),
         ("versions", check_versions),
         ("clang-format", lambda: clang_format(fix)),
         ("ruff", lambda: ruff(fix)),
