@@ -1,66 +1,18 @@
 # libunjam_cuda.so: the daemon kernel and the CUDA device, opened by libunjam.so where there is a driver.
-#
-# nvcc is looked for in CUDACXX, CUDA_HOME, CUDA_PATH, PATH, /usr/local/cuda, and in the wheels that
-# tools/cuda_toolchain.py installs into .venv. UNJAM_CUDA_STATUS says in words what came of it.
+# Whether it is built, and for which GPUs, decides UnjamCudaChoice.cmake. UNJAM_CUDA_STATUS says it in words.
+include(UnjamCudaChoice)
 
-# Sets `out` to an nvcc 13 or to "", and `why` to what stood against it.
-function(unjam_find_nvcc out why)
-  set(found "")
-  if(CMAKE_CUDA_COMPILER)
-    set(found "${CMAKE_CUDA_COMPILER}")
-  elseif(DEFINED ENV{CUDACXX})
-    set(found "$ENV{CUDACXX}")
-  else()
-    find_program(UNJAM_NVCC nvcc HINTS ENV CUDA_HOME ENV CUDA_PATH PATH_SUFFIXES bin
-                 PATHS /usr/local/cuda NO_CACHE)
-    file(GLOB wheels "$ENV{VIRTUAL_ENV}/lib/python3*/site-packages/nvidia/cu13"
-                     "${PROJECT_SOURCE_DIR}/.venv/lib/python3*/site-packages/nvidia/cu13")
-    set(candidates ${UNJAM_NVCC})
-    foreach(root ${wheels})
-      if(EXISTS "${root}/bin/nvcc" AND EXISTS "${root}/lib64")
-        list(APPEND candidates "${root}/bin/nvcc")
-      endif()
-    endforeach()
-    foreach(candidate ${candidates})
-      execute_process(COMMAND "${candidate}" --version OUTPUT_VARIABLE text ERROR_QUIET)
-      if(text MATCHES "release 1[3-9]\\.")
-        set(found "${candidate}")
-        break()
-      endif()
-      set(${why} "${candidate} is older than CUDA 13" PARENT_SCOPE)
-    endforeach()
-    if(NOT candidates)
-      set(${why} "no nvcc in CUDACXX, CUDA_HOME, PATH, /usr/local/cuda or .venv" PARENT_SCOPE)
-    endif()
-  endif()
-  set(${out} "${found}" PARENT_SCOPE)
-endfunction()
+unjam_choose_cuda(nvcc cuda_architectures UNJAM_CUDA_STATUS)
+if(cuda_architectures)
+  set(CMAKE_CUDA_COMPILER "${nvcc}")
+  # No cache entry: where nobody has said for what to compile, it is looked up each time.
+  set(CMAKE_CUDA_ARCHITECTURES "${cuda_architectures}")
+  enable_language(CUDA)
+endif()
+unjam_tell_builder("${UNJAM_CUDA_STATUS}")
 
 file(GLOB cuda_sources CONFIGURE_DEPENDS "${PROJECT_SOURCE_DIR}/src/device/cuda/*.cu")
-set(UNJAM_CUDA_STATUS "no")
-string(TOUPPER "${UNJAM_CUDA}" wish)
-if(NOT wish MATCHES "^(AUTO|ON|OFF|TRUE|FALSE|YES|NO|1|0)$")
-  message(FATAL_ERROR "UNJAM_CUDA is '${UNJAM_CUDA}'; it takes AUTO, ON or OFF.")
-elseif(wish MATCHES "^(OFF|FALSE|NO|0)$")
-  set(UNJAM_CUDA_STATUS "host-only build, as asked by UNJAM_CUDA=OFF")
-elseif(NOT cuda_sources)
-  set(UNJAM_CUDA_STATUS "host-only build, there is no src/device/cuda/*.cu")
-else()
-  unjam_find_nvcc(nvcc reason)
-  if(nvcc)
-    set(CMAKE_CUDA_COMPILER "${nvcc}")
-    set(CMAKE_CUDA_ARCHITECTURES "80-real;90a-real" CACHE STRING "GPUs to build for: A100, H100/H200")
-    enable_language(CUDA)
-    set(UNJAM_CUDA_STATUS "libunjam_cuda.so for ${CMAKE_CUDA_ARCHITECTURES} with ${nvcc}")
-  elseif(wish STREQUAL "AUTO")
-    set(UNJAM_CUDA_STATUS "HOST-ONLY BUILD, ${reason} (tools/cuda_toolchain.py installs one into .venv)")
-  else()
-    message(FATAL_ERROR "UNJAM_CUDA=ON, but ${reason}. Set CUDACXX to an nvcc 13, or run "
-                        "`python3 tools/cuda_toolchain.py`, which installs one into .venv.")
-  endif()
-endif()
-
-if(CMAKE_CUDA_COMPILER AND UNJAM_CUDA_STATUS MATCHES "^libunjam_cuda")
+if(cuda_architectures)
   # A release configuration whatever the host's is: a debug build of a persistent kernel tells nothing.
   # The standard goes through the flags: CMake 3.25 does not know that nvcc has C++20.
   # (Without -O3, that of the host's part: targets say it, for not all want it.)

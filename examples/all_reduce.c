@@ -2,7 +2,7 @@
  * With a library whose collectives hold what they wait with, ranks 0 and 1 would wait for each
  * other for ever; here each pair of calls finds itself.
  *
- *   cc -std=c11 all_reduce.c -lunjam -lpthread && ./a.out
+ *   cc -std=c11 all_reduce.c $(unjam config --cflags --libs) -lpthread && ./a.out
  */
 #include <pthread.h>
 #include <stdio.h>

@@ -16,6 +16,7 @@ import xml.etree.ElementTree as ElementTree
 from collections.abc import Callable
 from pathlib import Path
 
+import cuda_toolchain
 import demo
 import lint
 import setup_env
@@ -50,6 +51,8 @@ class Tests:
 
 def build(preset: str, *targets: str, **defines: str) -> None:
     """Configures a preset and builds it, or only some targets of it."""
+    if preset == "release":
+        defines.setdefault("UNJAM_CUDA", cuda_toolchain.setting())
     words = [f"-D{name}={value}" for name, value in defines.items()]
     run(["cmake", "--preset", preset, *words], stdout=subprocess.DEVNULL)
     chosen = ["--target", *targets] if targets else []

@@ -63,6 +63,11 @@ def find() -> Path | None:
     return None
 
 
+def setting() -> str:
+    """Of the CMake option UNJAM_CUDA, for who wants what can be compiled here, GPUs or none."""
+    return "OFF" if find() is None else "ON"
+
+
 def link(root: Path) -> None:
     """lib64 -> lib, and libX.so -> libX.so.N."""
     lib = root / "lib"

@@ -1,6 +1,7 @@
 """make demo: builds unjam into .venv and runs `unjam demo` with the arguments given.
 
-Light on purpose: no torch, no CUDA compiler. The CUDA part is built only where a GPU is visible.
+Light on purpose: no torch, no CUDA compiler. Which GPUs' kernels are compiled, CMake decides
+(cmake/UnjamCudaChoice.cmake); UNJAM_CUDA=ON or OFF in the environment says otherwise.
 Where no package index can be reached, or `python3 -m venv` does not work, it builds with the
 machine's own cmake and runs with the machine's own python3; .venv/bin/unjam is then a script that
 does so.
@@ -14,10 +15,8 @@ import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 
-import cuda_toolchain
 import setup_env
 from common import (
     ROOT,
@@ -38,52 +37,47 @@ PROGRAM = VENV / "bin" / "unjam"
 INPUTS = ["include", "src", "python", "cmake", "CMakeLists.txt", "pyproject.toml", "README.md"]
 
 
-def cuda_setting() -> str:
-    """ON where a GPU can run it and a compiler is there, else OFF."""
-    visible = Path("/proc/driver/nvidia/gpus").is_dir() or Path("/dev/nvidia0").exists()
-    return "ON" if visible and cuda_toolchain.find() is not None else "OFF"
+def wish() -> str:
+    """What the user wants of the CUDA part: the value for the CMake option UNJAM_CUDA."""
+    return os.environ.get("UNJAM_CUDA") or "AUTO"
 
 
-def gpu_architectures() -> list[str]:
-    """CMake's definition of what to compile for the GPUs at hand alone; none where all is due.
+def gpu_architectures(env: dict[str, str]) -> str:
+    """For which GPUs a build will compile kernels, as CMake names them; empty for none.
 
-    For all that unjam supports it takes twice as long.
+    Args:
+        env: the environment of the build; its cmake is asked, which is where the rule stands.
     """
-    query = ["nvidia-smi", "--query-gpu=compute_cap", "--format=csv,noheader"]
-    try:
-        told = subprocess.run(query, capture_output=True, text=True, timeout=60).stdout
-    except (OSError, subprocess.TimeoutExpired):
-        return []
-    known = {"9": "90a-real", "8": "80-real"}
-    compiled = {known.get(line.strip().split(".")[0]) for line in told.splitlines()}
-    if len(compiled) != 1 or None in compiled:
-        return []
-    return [f"CMAKE_CUDA_ARCHITECTURES={compiled.pop()}"]
+    rule = ROOT / "cmake" / "UnjamCudaChoice.cmake"
+    return run(
+        ["cmake", f"-DUNJAM_CUDA={wish()}", "-P", rule], env=env, capture_output=True
+    ).stdout.strip()
 
 
-def install_package(build_dir: str, cuda: str, definitions: Sequence[str] = ()) -> None:
+def install_package(build_dir: str, cuda: str, architectures: str = "") -> None:
     """pip-installs the checkout into .venv, unless nothing has changed since the last time.
 
     Args:
         build_dir: the CMake build folder to use, kept between calls so that little is rebuilt.
         cuda: the value of the CMake option UNJAM_CUDA. A package with all of the CUDA part serves
             where less of it, or none, is asked for, not the other way round.
-        definitions: of CMake, NAME=VALUE, where the CUDA part is built.
+        architectures: for which GPUs kernels will be compiled, where `cuda` does not tell.
     """
     inputs = fingerprint(source_files(*INPUTS))
-    settings = [f"UNJAM_CUDA={cuda}", *(definitions if cuda == "ON" else [])]
+    settings = [f"UNJAM_CUDA={cuda}", *([architectures] if architectures else [])]
     whole, own = (
         Stamp("package", f"{inputs} {' '.join(s)}") for s in (["UNJAM_CUDA=ON"], settings)
     )
     if whole.fresh() or own.fresh():
         return
     own.clear()
-    took = "some minutes, with the kernels," if cuda == "ON" else "a minute"
+    kernels = cuda == "ON" or architectures
+    took = "some minutes, with the kernels," if kernels else "a minute"
     say(f"building libunjam and installing the package into .venv ({took} the first time)")
     command: list[str | Path] = [VENV_PYTHON, "-m", "pip", "install", "--quiet", "--no-deps"]
     command += ["--no-build-isolation", "--disable-pip-version-check", "--no-input"]
     command += [f"--config-settings=build-dir={build_dir}"]
-    command += [f"--config-settings=cmake.define.{setting}" for setting in settings]
+    command += [f"--config-settings=cmake.define.UNJAM_CUDA={cuda}"]
     command.append(".")
     run(command, env=environment(CMAKE_BUILD_PARALLEL_LEVEL=str(jobs())))
     own.set()
@@ -116,17 +110,16 @@ def check_offline(cause: setup_env.NoPackages) -> None:
     raise Failure(text) from cause
 
 
-def build_offline(cuda: str, definitions: Sequence[str] = ()) -> None:
+def build_offline() -> None:
     """The same without pip: cmake and python3 of the machine, and a script as .venv/bin/unjam."""
     build = ROOT / "build" / "offline"
     # PYTHONPATH and the like stay: this is the machine's own Python's build.
-    command: list[str | Path] = ["cmake", "-S", ROOT, "-B", build, f"-DUNJAM_CUDA={cuda}"]
-    command += [f"-D{definition}" for definition in definitions]
+    command: list[str | Path] = ["cmake", "-S", ROOT, "-B", build, f"-DUNJAM_CUDA={wish()}"]
     if not (build / "CMakeCache.txt").exists() and shutil.which("ninja"):
         command += ["-G", "Ninja"]
     own = dict(os.environ)
     run(command, env=own, stdout=subprocess.DEVNULL)
-    if cuda == "ON":
+    if gpu_architectures(own):
         say("building libunjam: some minutes, with the kernels, the first time")
     run(["cmake", "--build", build, "--target", "unjam_package", "-j", str(jobs())], env=own)
     PROGRAM.parent.mkdir(parents=True, exist_ok=True)
@@ -142,16 +135,14 @@ def build_offline(cuda: str, definitions: Sequence[str] = ()) -> None:
 
 
 def main() -> int:
-    cuda = cuda_setting()
-    definitions = gpu_architectures() if cuda == "ON" else []
     try:
         setup_env.ensure("demo")
-        install_package("build/wheel", cuda, definitions)
+        install_package("build/wheel", wish(), gpu_architectures(environment()))
     except setup_env.NoPackages as failure:
         check_offline(failure)
         say(str(failure))
         say("going on without .venv's packages: the machine's own cmake and python3 do the work")
-        build_offline(cuda, definitions)
+        build_offline()
     command = [str(PROGRAM), "demo", *sys.argv[1:]]
     say("running: " + shlex.join([os.path.relpath(PROGRAM, ROOT), *command[1:]]))
     return subprocess.run(command, cwd=ROOT).returncode

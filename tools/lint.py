@@ -1,8 +1,8 @@
 """Lint and format: lint.py [--fix] [--no-tidy].
 
-Layers of #include, one version everywhere, clang-format, ruff (check and format), clang-tidy.
-Versions of the tools are pinned in pyproject.toml. --fix formats instead of complaining
-(make format).
+Layers of #include, pages that are named and not there, one version everywhere, clang-format, ruff
+(check and format), clang-tidy. Versions of the tools are pinned in pyproject.toml. --fix formats
+instead of complaining (make format).
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import check_layers
+import check_pages
+import cuda_toolchain
 import setup_env
 from common import (
     ROOT,
@@ -106,13 +108,15 @@ def lint(fix: bool = False, tidy: bool = True) -> None:
     """Runs every check, and raises one Failure that names those which failed."""
     steps = [
         ("layers", check_layers.main),
+        ("pages", check_pages.main),
         ("versions", check_versions),
         ("clang-format", lambda: clang_format(fix)),
         ("ruff", lambda: ruff(fix)),
     ]
     if tidy and not fix:
         # For compile_commands.json; also finds sources that have come or gone.
-        run(["cmake", "--preset", "release"], stdout=subprocess.DEVNULL)
+        cuda = f"-DUNJAM_CUDA={cuda_toolchain.setting()}"
+        run(["cmake", "--preset", "release", cuda], stdout=subprocess.DEVNULL)
         steps.append(("clang-tidy", clang_tidy))
     failed: list[str] = []
     for name, step in steps:

@@ -184,7 +184,7 @@ def ensure(task: str) -> None:
     """Everything that one task needs.
 
     Args:
-        task: "build", "demo", "lint" or "test".
+        task: "build", "demo", "lint", "test" or "wheels".
     """
     ensure_venv()
     ensure_build_tools()
@@ -193,6 +193,8 @@ def ensure(task: str) -> None:
     if task in ("lint", "test"):
         pip_install(requirements("lint"), "lint", "the linters")
         ensure_gtest()  # for the compile commands of a build with tests
+    if task in ("test", "wheels"):
+        pip_install(requirements("wheels"), "wheels", "what makes wheels")
     if task == "test":
         words = requirements("runtime", "demo", "test")
         pip_install(words, "test", "what the tests use (torch is large: some minutes)")
@@ -200,7 +202,7 @@ def ensure(task: str) -> None:
 
 
 def main() -> int:
-    known = ["build", "demo", "lint", "test"]
+    known = ["build", "demo", "lint", "test", "wheels"]
     for task in sys.argv[1:] or ["build"]:
         if task not in known:
             raise Failure(f"unknown task {task!r}; there are: {', '.join(known)}")

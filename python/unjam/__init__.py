@@ -37,6 +37,7 @@ from ._errors import (
     UnjamError,
 )
 from ._lib import environment, library_path, library_version
+from ._paths import get_cmake_dir, get_include, get_library_dir, get_pkgconfig_dir
 from ._types import DType, Kind, Op
 from ._version import __version__
 from .chrome_trace import write_chrome_trace
@@ -79,6 +80,10 @@ __all__ = [
     "__version__",
     "environment",
     "explain",
+    "get_cmake_dir",
+    "get_include",
+    "get_library_dir",
+    "get_pkgconfig_dir",
     "init",
     "init_all",
     "init_from_environment",

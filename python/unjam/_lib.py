@@ -1,9 +1,9 @@
 """Finds, loads and checks libunjam.so, once; small helpers around calls into it.
 
-Search order: the path in the environment variable ``UNJAM_LIBRARY``; ``lib/libunjam.so`` beside
-this package; the same file in the installed distribution (editable installs keep Python files and
-library apart). Loading happens at the first call, so ``import unjam`` and ``unjam --help`` work
-without it.
+Search order: the path in the environment variable ``UNJAM_LIBRARY``; ``lib/libunjam.so.0`` in this
+package; the same file in the installed distribution (editable installs keep Python files and
+library apart). Where the library has its plain name, ``libunjam.so``, it is found as well. Loading
+happens at the first call, so ``import unjam`` and ``unjam --help`` work without it.
 """
 
 from __future__ import annotations
@@ -26,6 +26,9 @@ _HOW_TO_BUILD = (
     "that `cmake -S . -B build/dev && cmake --build build/dev` makes."
 )
 
+# As programs that were linked to it ask for it, and as it is called without a version.
+_NAMES = ("libunjam.so.0", "libunjam.so")
+
 
 def library_path() -> Path:
     """The file that :func:`library` loads.
@@ -41,18 +44,30 @@ def library_path() -> Path:
                 f"UNJAM_LIBRARY is set to {from_environment!r}, where there is no file. "
                 + _HOW_TO_BUILD
             )
-        return path
-    searched = [Path(__file__).resolve().parent / "lib" / "libunjam.so"]
+        return _itself(path)
+    folders = [Path(__file__).resolve().parent / "lib"]
     try:
         distribution = importlib.metadata.distribution("unjam")
-        searched.append(Path(str(distribution.locate_file("unjam/lib/libunjam.so"))))
+        folders.append(Path(str(distribution.locate_file("unjam/lib"))))
     except importlib.metadata.PackageNotFoundError:
         pass
-    for path in searched:
-        if path.is_file():
-            return path
-    places = " and ".join(str(path) for path in dict.fromkeys(searched))
-    raise LibraryError(f"libunjam.so was not found (searched {places}). " + _HOW_TO_BUILD)
+    for folder in folders:
+        for name in _NAMES:
+            if (folder / name).is_file():
+                return _itself(folder / name)
+    places = " and ".join(map(str, dict.fromkeys(folders)))
+    raise LibraryError(
+        f"{_NAMES[0]} was not found (searched {places}). {_HOW_TO_BUILD}",
+    )
+
+
+def _itself(path: Path) -> Path:
+    """The library that `path` leads to: the package's libunjam.so is text for the linker, which
+    names it, and no loader reads that."""
+    with path.open("rb") as file:
+        is_library = file.read(4) == b"\x7fELF"
+    library = path.with_name(_NAMES[0])
+    return library if not is_library and library.is_file() else path
 
 
 @functools.lru_cache(maxsize=1)

@@ -49,7 +49,7 @@ BUILD = Variable(
     "path",
     "",
     "torch: where the adapter that is compiled once against the installed torch is kept; empty: "
-    "~/.cache/unjam.",
+    "~/.cache/unjam, or a private folder in the temporary folder where that cannot be written.",
 )
 PYTHON_INCLUDE = Variable(
     "UNJAM_PYTHON_INCLUDE",

@@ -253,8 +253,8 @@ Settings device_defaults(unjamDevice_t device) {
   s.escape_slot_bytes = s.borrow_slot_bytes = kByLanes;
   s.borrow_slots = 16;
   // A poll takes about 0.7 us. An attempt at something that no peer has called must be over in 50
-  // us together with the quit after it (design.md 1.2), and to look for something that a peer has
-  // begun is better than to wait for one.
+  // us together with the quit after it, for so much later may a synchronisation of the device
+  // return; and to look for something that a peer has begun is better than to wait for one.
   s.spin_head = 4;
   s.spin_base = 1;
   s.spin_cap = 512;

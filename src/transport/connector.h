@@ -6,7 +6,7 @@
 // Who publishes what. A step is one slice. The sender publishes it through its slot header's flag,
 // the receiver publishes that it has consumed it through the credit cell. Both keep their own count
 // (posted, consumed) in the endpoint and derive the other's on each look: an attempt that finds
-// nothing has changed nothing, so it can be repeated at will (design.md Sec. 5, "redo safety").
+// nothing has changed nothing, so it can be repeated at will.
 // Both publish in two steps: post() and take() write all that is to be visible, then what they name
 // is published. Between the two a device may put one fence for all
 // that a block has to publish (see PublishedWord).

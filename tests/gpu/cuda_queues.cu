@@ -1,6 +1,5 @@
 // cuda_queues: what CUDA itself, without unjam, does to the threads and streams of one process.
-// Two probes that docs/api.md and the engine's rules rest on (design.md Sec. 6). No test: it prints
-// what it sees.
+// Two probes that docs/api.md and the engine's rules rest on. No test: it prints what it sees.
 //
 // Default: a thread waits for a stream in one of several ways. Which calls of other threads, to
 // other streams, wait with it? "waits" is said of a call that has not returned after 300 ms.

@@ -26,6 +26,7 @@ LONG_FILES = (
     "test_bench_cuda",
     "test_torch_backend",
     "test_torch_training",
+    "test_wheel",
     "test_torch_benches",
     "test_docs",
     "test_torch_gpus",

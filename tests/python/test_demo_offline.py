@@ -35,6 +35,7 @@ exec {python} "$@"
 
 CMAKE = """#!/bin/sh
 [ "$1" = --version ] && exec echo "cmake version {version}"
+case "$*" in *" -P "*) exec echo {architectures};; esac
 echo "$@" >>{calls}
 """
 
@@ -67,7 +68,6 @@ class Machine:
             patch.setattr(module, "VENV_PYTHON", root / ".venv/bin/python")
         patch.setattr(self.demo, "PROGRAM", root / ".venv/bin/unjam")
         patch.setattr(importlib.import_module("common"), "STAMPS", root / ".venv/stamps")
-        patch.setattr(self.demo, "cuda_setting", lambda: "OFF")
         self.lacks()
         pyproject = (TOOLS.parent / "pyproject.toml").read_text()
         (root / "pyproject.toml").write_text(pyproject)
@@ -78,10 +78,12 @@ class Machine:
         self.set_cmake("3.31.10")
         script(root / "tools/c++", "#!/bin/sh\n")
         patch.setenv("PATH", f"{root / 'tools'}:/usr/bin:/bin")
-        patch.delenv("CXX", raising=False)
+        for name in ("CXX", "UNJAM_CUDA"):
+            patch.delenv(name, raising=False)
 
-    def set_cmake(self, version):
-        script(self.root / "tools/cmake", CMAKE.format(version=version, calls=self.cmake_calls))
+    def set_cmake(self, version, architectures=""):
+        text = CMAKE.format(version=version, calls=self.cmake_calls, architectures=architectures)
+        script(self.root / "tools/cmake", text)
 
     def lacks(self, *modules):
         """Of the Python packages, the machine has all but these."""
@@ -123,29 +125,24 @@ def test_the_machines_own_tools_do(machine, way):
     assert code == 7 and f"ran demo --seed 3 {library}\n" in said
     assert "the machine's own cmake and python3 do the work" in said
     configured, built = machine.cmake_calls.read_text().splitlines()
-    assert "-DUNJAM_CUDA=OFF" in configured and "--target unjam_package" in built
+    assert "-DUNJAM_CUDA=AUTO" in configured and "--target unjam_package" in built
     # Again, where a .venv with the script in it stands already.
     assert machine.make_demo()[0] == 7
 
 
 @pytest.mark.parametrize(
-    ("capabilities", "compiled"),
-    [
-        ("9.0\n9.0", "-DCMAKE_CUDA_ARCHITECTURES=90a-real"),
-        ("8.6", "-DCMAKE_CUDA_ARCHITECTURES=80-real"),
-        ("8.0\n9.0", ""),
-        ("12.0", ""),
-        ("No devices were found", ""),
-    ],
+    ("wish", "architectures"), [("AUTO", ""), ("AUTO", "90a-real"), ("ON", "80-real"), ("OFF", "")]
 )
-def test_it_compiles_for_the_gpus_that_are_there(machine, monkeypatch, capabilities, compiled):
+def test_the_build_decides_about_the_cuda_part(machine, monkeypatch, wish, architectures):
+    """What the environment says goes on to it, and that kernels take long is said beforehand."""
     machine.without_venv()
-    monkeypatch.setattr(machine.demo, "cuda_setting", lambda: "ON")
-    script(machine.root / "tools/nvidia-smi", f"#!/bin/sh\necho '{capabilities}'\n")
-    assert machine.make_demo()[0] == 7
+    if wish != "AUTO":
+        monkeypatch.setenv("UNJAM_CUDA", wish)
+    machine.set_cmake("3.31.10", architectures)
+    code, said = machine.make_demo()
     configured = machine.cmake_calls.read_text().splitlines()[0]
-    assert "-DUNJAM_CUDA=ON" in configured
-    assert [w for w in configured.split() if "ARCHITECTURES" in w] == compiled.split()
+    assert code == 7 and f"-DUNJAM_CUDA={wish}" in configured
+    assert ("with the kernels" in said) is bool(architectures)
 
 
 def test_the_cause_is_said(machine):

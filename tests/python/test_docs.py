@@ -157,9 +157,7 @@ def test_environment_page_has_what_the_package_reads() -> None:
 
 
 def library_path() -> Path:
-    if "UNJAM_LIBRARY" in os.environ:
-        return Path(os.environ["UNJAM_LIBRARY"])
-    return Path(unjam.__file__).parent / "lib" / "libunjam.so"
+    return unjam.library_path()
 
 
 def anchors(page: Path) -> set[str]:

@@ -11,6 +11,7 @@ from unjam.cuda import driver, gpus
 
 H100 = driver.Gpu("NVIDIA H100", (9, 0))
 B200 = driver.Gpu("NVIDIA B200", (10, 0))
+V100 = driver.Gpu("Tesla V100", (7, 0))
 
 
 class FakeCuda:
@@ -76,7 +77,9 @@ def test_gpus(monkeypatch):
     line = doctor.gpus_finding(driver.Machine("", 13000, (H100, H100)))
     assert (line.state, line.text, line.cure) == (doctor.OK, "2 x NVIDIA H100", "")
     line = doctor.gpus_finding(driver.Machine("", 13000, (H100, B200)))
-    assert line.state == doctor.WRONG and "B200 has compute capability 10.0" in line.cure
+    assert line.state == doctor.OK and "untested" in line.text
+    line = doctor.gpus_finding(driver.Machine("", 13000, (B200, V100)))
+    assert line.state == doctor.WRONG and "V100 has compute capability 7.0" in line.cure
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     line = doctor.gpus_finding(driver.Machine("this process sees no GPU", 13000))
     assert line.state == doctor.ABSENT and "CUDA_VISIBLE_DEVICES is empty" in line.cure

@@ -43,7 +43,7 @@ def run(capsys, *arguments):
 
 # ---- results ----
 
-# Rounds and deadlocks of shared/simulator.md's table: (row, semantics, percent, rounds).
+# What the paper's configurations came to when first run: (row, semantics, percent, rounds).
 KNOWN = [
     ("01", "released", 1.03, 32_000),
     ("01", "exact", 1.07, 32_000),

@@ -13,9 +13,37 @@ from collections.abc import Sequence
 from .._errors import UnjamError
 from .._version import __version__
 from ..programs import WrongResult
-from . import bench, demo, doctor, env, fig11, id, info, plan, simulate, stress, version
+from . import (
+    bench,
+    config,
+    demo,
+    doctor,
+    env,
+    fig11,
+    id,
+    info,
+    plan,
+    simulate,
+    stress,
+    torch,
+    version,
+)
 
-_COMMANDS = (demo, bench, simulate, doctor, info, env, plan, stress, fig11, id, version)
+_COMMANDS = (
+    demo,
+    bench,
+    simulate,
+    doctor,
+    info,
+    env,
+    plan,
+    stress,
+    fig11,
+    config,
+    torch,
+    id,
+    version,
+)
 
 
 def make_parser() -> argparse.ArgumentParser:

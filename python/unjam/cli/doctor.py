@@ -177,15 +177,13 @@ def gpus_finding(machine: driver.Machine) -> Line:
         return Line("GPUs", ABSENT, machine.lacks or "none", cure)
     names = [gpu.name for gpu in machine.gpus]
     text = ", ".join(f"{names.count(name)} x {name}" for name in dict.fromkeys(names))
-    strange = [gpu for gpu in machine.gpus if not gpu.compiled_for]
-    if not strange:
-        return Line("GPUs", OK, text)
-    major, minor = strange[0].capability
-    cure = (
-        f"{strange[0].name} has compute capability {major}.{minor}; kernels are tested on 8.0 "
-        "(A100) and 9.0 (H100, H200)"
-    )
-    return Line("GPUs", WRONG, text, cure)
+    if old := [gpu for gpu in machine.gpus if gpu.too_old]:
+        capability = "{}.{}".format(*old[0].capability)
+        cure = f"{old[0].name} has compute capability {capability}, unjam needs 8.0 (A100) or newer"
+        return Line("GPUs", WRONG, text, cure)
+    if any(gpu.too_new for gpu in machine.gpus):
+        text += " (untested: the driver translates kernels made for H100s)"
+    return Line("GPUs", OK, text)
 
 
 def peers_line() -> Line:

@@ -11,7 +11,7 @@ from typing import Any
 
 LIBRARY = "libcuda.so.1"
 LEAST = 13000  # the CUDA version that libunjam_cuda.so is compiled with
-ARCHITECTURES = {(8, 0): "sm_80", (9, 0): "sm_90a"}  # of which kernels are compiled
+TESTED = (8, 9)  # major compute capabilities of GPUs that unjam has run on: A100; H100, H200
 
 _COMPUTE_MAJOR, _COMPUTE_MINOR = 75, 76  # CUdevice_attribute
 _NAME_BYTES = 256
@@ -30,9 +30,14 @@ class Gpu:
     capability: tuple[int, int]
 
     @property
-    def compiled_for(self) -> bool:
-        """Whether wheels and builds for all GPUs hold kernels for it."""
-        return self.capability in ARCHITECTURES
+    def too_old(self) -> bool:
+        """Whether no kernel can be compiled for it."""
+        return self.capability[0] < min(TESTED)
+
+    @property
+    def too_new(self) -> bool:
+        """Whether its driver has to translate kernels that were made for older ones."""
+        return self.capability[0] > max(TESTED)
 
 
 @dataclass(frozen=True)

@@ -1,9 +1,10 @@
 """Finds, or builds once, the part in C++ that fits the torch that is imported.
 
-torch's C++ interface differs between its versions, so the adapter comes as source (``csrc``) and is
-compiled against the installed torch at the first process group: half a minute, once for each pair
-of versions, into ``UNJAM_TORCH_BUILD`` or ``~/.cache/unjam``. It is linked to no CUDA library: one
-build serves machines with and without GPUs.
+torch's C++ interface differs between its versions. A wheel of unjam holds the adapter for some of
+them (``prebuilt``). For others it comes as source (``csrc``) and is compiled against the installed
+torch: by ``unjam torch build``, or at the first process group, once for each pair of versions, into
+``UNJAM_TORCH_BUILD`` or ``~/.cache/unjam``. It is linked to no CUDA library: one build serves
+machines with and without GPUs.
 """
 
 from __future__ import annotations
@@ -11,12 +12,10 @@ from __future__ import annotations
 import ctypes
 import fcntl
 import functools
-import hashlib
 import importlib.util
 import os
-import platform
 import shutil
-import subprocess
+import stat
 import sys
 import sysconfig
 import tempfile
@@ -28,15 +27,12 @@ import torch
 
 from .. import _lib
 from .. import _torch_settings as _settings
-from . import _futures
+from . import _adapter, _futures
+from ._adapter import NAME, BuildError
 
-_SOURCES = Path(__file__).resolve().parent / "csrc"
-_NAME = "_unjam_c10d"
-_FLAGS = ("-std=c++20", "-O2", "-fPIC", "-fvisibility=hidden", "-w")
+__all__ = ["BuildError", "build", "extension", "found", "library_file"]
 
-
-class BuildError(RuntimeError):
-    """The adapter could not be compiled; the message says why, and what to do."""
+_CURE = "Set UNJAM_TORCH_BUILD to a folder that can be written"
 
 
 def extension() -> ModuleType:
@@ -47,7 +43,7 @@ def extension() -> ModuleType:
         LibraryError: libunjam.so was not found.
     """
     # Without the lock, which a thread may hold that a fork() does not take along.
-    loaded = sys.modules.get(_NAME)
+    loaded = sys.modules.get(NAME)
     if loaded is not None:
         return loaded
     with _loading:
@@ -60,128 +56,182 @@ _loading = threading.Lock()
 @functools.lru_cache(maxsize=1)
 def _load() -> ModuleType:
     _lib.library()  # says what is wrong with it, if something is
-    path = library_file()
-    if not path.exists():
-        _build_once(path)
     # The adapter finds unjam's functions among those of the process: of the library that is loaded.
     ctypes.CDLL(str(_lib.library_path()), mode=ctypes.RTLD_GLOBAL)
-    spec = importlib.util.spec_from_file_location(_NAME, path)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    path = found()
+    module = None
+    if path is not None and path.is_relative_to(_adapter.PREBUILT):
+        try:
+            module = _loaded(path)
+        except ImportError as error:  # it takes a newer libstdc++ than this machine has, say
+            print(f"unjam: {path} does not load here ({error})", file=sys.stderr, flush=True)
+            path = None
+    if module is None:
+        path = build() if path is None else path
+        try:
+            module = _loaded(path)
+        except ImportError as error:
+            raise BuildError(
+                f"unjam's torch adapter does not load: {error}. {_CURE}, and from which programs "
+                f"can be run, or remove {path.parent}"
+            ) from error
     _futures.install(module)
-    sys.modules[_NAME] = module
+    sys.modules[NAME] = module
     return module
 
 
+def _loaded(path: Path) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(NAME, path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def target() -> _adapter.Target:
+    """The torch and the Python that run."""
+    return _adapter.Target(
+        version=torch.__version__,
+        soabi=sysconfig.get_config_var("SOABI"),
+        cxx11_abi=torch.compiled_with_cxx11_abi(),
+        torch=Path(torch.__file__).resolve().parent,
+        python_include=_settings.PYTHON_INCLUDE.get() or sysconfig.get_paths()["include"],
+    )
+
+
 def library_file() -> Path:
-    """Where the compiled adapter for this torch, Python and unjam is, or will be."""
-    digest = hashlib.sha256()
-    for source in [*sorted(_SOURCES.iterdir()), _header()]:
-        digest.update(source.read_bytes())
-    abi = (torch.__version__, torch.compiled_with_cxx11_abi(), sys.implementation.cache_tag)
-    for part in (*abi, platform.machine(), os.environ.get("CXX"), _FLAGS):
-        digest.update(str(part).encode())
-    root = _settings.BUILD.get()
-    if not root:
-        cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-        root = str(Path(cache) / "unjam")
-    version = torch.__version__.split("+")[0]
-    return Path(root) / f"torch-{version}-{digest.hexdigest()[:16]}" / f"{_NAME}.so"
+    """Where the adapter for this torch, Python and unjam is, or will be."""
+    return found() or _places()[0] / target().folder() / f"{NAME}.so"
 
 
-def _header() -> Path:
-    """``unjam/unjam.h``, of the package or of the checkout."""
-    for root in (Path(__file__).parents[1] / "include", Path(__file__).parents[3] / "include"):
-        header = root.resolve() / "unjam" / "unjam.h"
-        if header.exists():
-            return header
-    raise BuildError("unjam/unjam.h is missing from this installation: install unjam again")
+def found() -> Path | None:
+    """The adapter for this torch, Python and unjam; None if it has to be compiled.
 
-
-def _build_once(path: Path) -> None:
-    """By one process of those that start together; the others wait for it."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        lock = (path.parent / "lock").open("w")
-    except OSError as error:
-        raise BuildError(
-            f"unjam's torch adapter cannot be kept in {path.parent}: {error}. Set "
-            "UNJAM_TORCH_BUILD to a folder that can be written"
-        ) from error
-    with lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # goes with the process, however that ends
-        if not path.exists():
-            _build(path)
-
-
-def _build(path: Path) -> None:
-    """Compiles the sources, links, and puts the result in its place in one step.
-
-    In two parts side by side: torch's headers, most of the time and of the memory, are read once a
-    part, not once a source.
+    One that was compiled here comes first: who did that had a reason.
     """
-    from torch.utils import cpp_extension
+    wanted = target()
+    for place in _places():
+        # What another user may have put into the temporary folder is not even looked at. (Nobody
+        # else can replace a folder that is found to be ours there.)
+        if place != _temporary() or _is_private(place):
+            path = place / wanted.folder() / f"{NAME}.so"
+            if path.is_file():
+                return path
+    return _adapter.prebuilt(wanted)
 
-    compiler = os.environ.get("CXX") or shutil.which("g++") or shutil.which("c++")
-    if compiler is None:
-        raise BuildError(
-            "unjam's torch adapter has to be compiled for this torch, and there is no C++ "
-            "compiler: apt-get install g++ (12 or newer), or set CXX"
-        )
-    include = sysconfig.get_paths()["include"]
-    includes = [
-        _settings.PYTHON_INCLUDE.get() or include,
-        str(_header().parents[1]),
-        *cpp_extension.include_paths(),
-    ]
-    if not any((Path(i) / "Python.h").exists() for i in includes):
-        raise BuildError(
-            f"unjam's torch adapter has to be compiled for this torch, and Python.h is not in "
-            f"{include}: apt-get install python3-dev, or set UNJAM_PYTHON_INCLUDE to its folder"
-        )
+
+# ---- where it is kept ----
+
+
+def _places() -> list[Path]:
+    """Folders to look for it in, and to keep it in: the first that can be used. Never empty.
+
+    The last is in the temporary folder: a container's user may have no home, or none to write to.
+    """
+    asked = _settings.BUILD.get()
+    if asked:
+        return [Path(asked).absolute()]
+    places = []
+    # (A relative one is to be ignored, says the standard that it is of.)
+    cache = os.environ.get("XDG_CACHE_HOME", "")
+    if os.path.isabs(cache):
+        places.append(Path(cache) / "unjam")
+    try:
+        home = Path.home()
+    except RuntimeError:  # neither HOME nor a line in /etc/passwd
+        pass
+    else:
+        # ("/" is what those have whose HOME is empty, and containers' users without a home.)
+        if home.is_absolute() and home.is_dir() and home != Path("/"):
+            places.append(home / ".cache" / "unjam")
+    temporary = _temporary()
+    if temporary is not None:
+        places.append(temporary)
+    if not places:
+        raise BuildError(f"there is no home and no temporary folder for unjam's adapter. {_CURE}")
+    return places
+
+
+def _temporary() -> Path | None:
+    """A folder of this user's in the temporary folder; others can guess its name."""
+    try:
+        return Path(tempfile.gettempdir()).absolute() / f"unjam-{os.geteuid()}"
+    except OSError:  # there is none that can be written to
+        return None
+
+
+def _is_private(folder: Path) -> bool:
+    """Whether it is there, is this user's, and no other user can write to it or put links there."""
+    try:
+        told = os.lstat(folder)
+    except OSError:
+        return False
+    mine = told.st_uid == os.geteuid() and stat.S_IMODE(told.st_mode) & 0o077 == 0
+    return stat.S_ISDIR(told.st_mode) and mine
+
+
+# ---- compiling ----
+
+
+def build(into: Path | None = None, anew: bool = False) -> Path:
+    """Compiles the adapter, unless that was done; gives its place.
+
+    One process of those that start together does it; the others wait for it.
+
+    Args:
+        into: a folder for UNJAM_TORCH_BUILD, instead of the place where it is looked for anyway. An
+            adapter that is found elsewhere is copied there.
+        anew: also where there is one.
+
+    Raises:
+        BuildError: it cannot be compiled, or kept anywhere; the message says why.
+    """
+    wanted = target()
+    refused = []
+    for place in _places() if into is None else [into.absolute()]:
+        path = place / wanted.folder() / f"{NAME}.so"
+        try:
+            if place == _temporary():
+                place.mkdir(mode=0o700, exist_ok=True)
+                if not _is_private(place):
+                    raise PermissionError(f"others can write to {place}, or it is not yours")
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with (path.parent / "lock").open("w") as lock:
+                fcntl.flock(lock, fcntl.LOCK_EX)  # goes with the process, however that ends
+                _sweep(place, path.parent)
+                if anew or not path.exists():
+                    _make(wanted, path, None if into is None or anew else found())
+            return path
+        except OSError as error:
+            refused.append(f"{path.parent} ({error})")
+    raise BuildError(
+        f"unjam's torch adapter cannot be kept in {', nor in '.join(refused)}. {_CURE}"
+    )
+
+
+def _make(wanted: _adapter.Target, path: Path, source: Path | None) -> None:
+    """The adapter at `path`: a copy of `source`, or compiled."""
+    if source is not None:
+        with tempfile.TemporaryDirectory(dir=path.parent, prefix=_adapter.BUILDING) as folder:
+            os.replace(shutil.copy(source, folder), path)
+        return
     print(
-        f"unjam: compiling the adapter for torch {torch.__version__} into {path.parent} "
-        "(half a minute, once)",
+        f"unjam: compiling the adapter for torch {wanted.version} into {path.parent}: once, about "
+        "40 seconds of two idle cores (`unjam torch build` does it beforehand)",
         file=sys.stderr,
         flush=True,
     )
-    flags = [*_FLAGS, f"-DTORCH_EXTENSION_NAME={_NAME}"]
-    flags += [f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}"]
-    flags += [word for i in includes for word in ("-isystem", i)]
-    with tempfile.TemporaryDirectory(dir=path.parent) as folder:
-        sources = sorted(_SOURCES.glob("*.cc"))
-        half = len(sources) // 2
-        parts = [Path(folder) / "first.cc", Path(folder) / "second.cc"]
-        for part, of_it in zip(parts, (sources[:half], sources[half:]), strict=True):
-            part.write_text("".join(f'#include "{source}"\n' for source in of_it))
-        objects = [part.with_suffix(".o") for part in parts]
-        running = [
-            subprocess.Popen(
-                [compiler, *flags, "-c", str(source), "-o", str(target)],
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                text=True,
-            )
-            for source, target in zip(parts, objects, strict=True)
-        ]
-        outputs = [process.communicate()[0] for process in running]
-        for process, output in zip(running, outputs, strict=True):
-            _check(process.returncode, process.args, output)
-        result = Path(folder) / path.name
-        libraries = [f"-L{p}" for p in cpp_extension.library_paths()]
-        command = [compiler, "-shared", *map(str, objects), "-o", str(result), *libraries]
-        command += ["-lc10", "-ltorch_cpu", "-ltorch_python"]
-        linked = subprocess.run(command, capture_output=True, text=True)
-        _check(linked.returncode, command, linked.stdout + linked.stderr)
-        os.replace(result, path)
+    _adapter.compile_adapter(wanted, path)
 
 
-def _check(code: int, command: object, output: str) -> None:
-    if code != 0:
-        words = command if isinstance(command, list) else [str(command)]
-        raise BuildError(
-            f"unjam's torch adapter does not compile against torch {torch.__version__}:\n"
-            f"{' '.join(map(str, words))}\n{output[-4000:]}\n"
-            "It is tried with torch 2.11 to 2.15; please report others that do not work."
-        )
+def _sweep(place: Path, locked: Path) -> None:
+    """Removes what builds that were killed have left behind, here and for other versions."""
+    for leftover in place.glob(f"torch-*/{_adapter.BUILDING}*"):
+        folder = leftover.parent
+        try:
+            with (folder / "lock").open("w") as lock:
+                if folder != locked:
+                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(leftover, ignore_errors=True)
+        except OSError:  # being compiled just now
+            pass

@@ -16,7 +16,7 @@ class Driver : public CudaDriver {
  public:
   Driver() {
     // Only if CUDA has not started in this process: it reads this once. With the default of 8,
-    // eight waiting streams with work behind them stop all others (shared/measurements.md).
+    // eight waiting streams with work behind them stop all others (docs/environment.md).
     setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0);
   }
 

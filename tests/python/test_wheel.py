@@ -1,0 +1,118 @@
+"""The wheel with torch's adapter inside, in an environment of its own without a compiler."""
+
+import json
+import math
+import os
+import re
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+ROOT = Path(__file__).resolve().parents[2]
+BUILD = ROOT / "build" / "release"
+COMPILERS = ["c++", "cc", "clang", "clang++", "cmake", "g++", "gcc", "ld", "ninja", "nvcc"]
+
+
+@pytest.fixture(scope="module")
+def wheel(adapter, tmp_path_factory):
+    """Of what lies compiled in build/release, with the adapter that these tests use."""
+    if not (BUILD / "CMakeCache.txt").exists():
+        pytest.skip(f"there is no build in {BUILD}")
+    if "UNJAM_LIBRARY" in os.environ:
+        pytest.skip("UNJAM_LIBRARY names another library than the package's")
+    folder = tmp_path_factory.mktemp("wheel")
+    command = [sys.executable, ROOT / "tools" / "wheels.py", "--as-built", BUILD, "--into", folder]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=280)
+    assert done.returncode == 0, done.stdout + done.stderr
+    (made,) = folder.glob("*.whl")
+    assert f"adapter for torch {torch.__version__.partition('+')[0]}" in done.stdout
+    return made
+
+
+class Machine:
+    """One without a compiler, a home that was used, or unjam's sources."""
+
+    def __init__(self, root, wheel):
+        self.root = root
+        self.compiled = root / "compiled"
+        self.site = self._environment(wheel)
+        path = root / "bin"
+        path.mkdir()
+        for name in COMPILERS:
+            (path / name).write_text(f'#!/bin/sh\necho "$0 $*" >>{self.compiled}\nexit 1\n')
+            (path / name).chmod(0o755)
+        self.env = {"PATH": str(path), "OMP_NUM_THREADS": "1"}
+        for variable, name in (("HOME", "home"), ("TMPDIR", "tmp")):
+            (root / name).mkdir()
+            self.env[variable] = str(root / name)
+
+    def _environment(self, wheel):
+        venv = self.root / "venv"
+        subprocess.run([sys.executable, "-m", "venv", "--without-pip", venv], check=True)
+        pip = [sys.executable, "-m", "pip", "--python", venv / "bin" / "python", "install"]
+        words = ["--quiet", "--no-deps", "--no-index", "--disable-pip-version-check", wheel]
+        done = subprocess.run([*pip, *words], capture_output=True, text=True, timeout=200)
+        assert done.returncode == 0, done.stdout + done.stderr
+        (site,) = venv.glob("lib/python3*/site-packages")
+        # torch, NumPy and rich are these tests' own: behind what is installed here.
+        places = [Path(torch.__file__).resolve().parents[1]]
+        places += [Path(p) for p in sys.path if p.endswith("site-packages")]
+        (site / "others.pth").write_text("".join(f"{place}\n" for place in places))
+        return site
+
+    def python(self, *words):
+        done = subprocess.run(
+            [self.root / "venv" / "bin" / "python", *words],
+            cwd=self.root,
+            env=self.env,
+            capture_output=True,
+            text=True,
+            timeout=280,
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done
+
+
+@pytest.fixture(scope="module")
+def machine(wheel, tmp_path_factory):
+    return Machine(tmp_path_factory.mktemp("machine"), wheel)
+
+
+def test_it_trains_without_a_compiler(machine):
+    example = ROOT / "examples" / "torch" / "ddp_cnn.py"
+    done = machine.python(example, "--backend", "unjam", "--steps", "3", "--json")
+    said = json.loads(done.stdout.splitlines()[-1])
+    assert said["outcome"] == "right", done.stdout + done.stderr
+    assert len(said["losses"]) == 3 and all(map(math.isfinite, said["losses"]))
+    assert not machine.compiled.exists(), machine.compiled.read_text()
+    assert "compiling" not in done.stderr
+    kept = [p for name in ("home", "tmp") for p in (machine.root / name).rglob("*unjam_c10d*")]
+    assert kept == []
+
+
+def test_the_adapter_inside_is_the_one_that_is_used(machine):
+    told = machine.python("-m", "unjam", "torch", "build").stdout
+    assert "was there already" in told
+    place = re.search(r": (/.*\.so) ", told)
+    assert place is not None and Path(place[1]).is_relative_to(
+        machine.site / "unjam/torch/prebuilt"
+    )
+
+
+def test_what_the_wheel_says_of_itself(wheel):
+    assert re.fullmatch(r"unjam-[\d.]+-py3-none-(manylinux_\d+_\d+_\w+\.?)+\.whl", wheel.name)
+    with zipfile.ZipFile(wheel) as archive:
+        names = archive.namelist()
+        (metadata,) = [name for name in names if name.endswith(".dist-info/METADATA")]
+        text = archive.read(metadata).decode()
+    assert "unjam/lib/libunjam.so.0" in names and "unjam/lib/libunjam_cuda.so" not in names
+    # Shown by an index, where a link into the repository leads nowhere.
+    targets = re.findall(r"\]\(([^)]+)\)", text)
+    assert targets and all(target.startswith(("https://", "#")) for target in targets), targets
+    for field in ("Project-URL: Repository", "Author: ", "License-Expression: ", "Classifier: "):
+        assert f"\n{field}" in text, field
