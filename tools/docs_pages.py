@@ -407,6 +407,56 @@ def draw_steps(path: Path, drawn: dict[str, Any], ranks: int) -> None:
     _save(figure, path, digest_of(drawn))
 
 
+# ---- concepts ----
+
+# Calls of three ranks in their orders: the key, "" where there is none, and its use.
+CALLS = [
+    [["layer1", 1], ["layer2", 1], ["", 1], ["layer1", 2], ["", 2]],
+    [["layer2", 1], ["", 1], ["layer1", 1], ["", 2], ["layer1", 2]],
+    [["", 1], ["layer1", 1], ["", 2], ["layer1", 2], ["layer2", 1]],
+]
+
+
+def draw_concepts(path: Path, calls: list[list[list[Any]]]) -> None:
+    """A column a rank, its calls from above, and lines between calls that meet."""
+    figure, axes = _figure(1, 1, (8, 3.6))
+    ax = axes[0][0]
+    colours = {"layer1": "#d98324", "layer2": "#2a78b8", "": "#6c757d"}
+    for left, (mine, theirs) in enumerate(zip(calls, calls[1:])):  # noqa: B905
+        for row, call in enumerate(mine):
+            ax.plot(
+                [left + 0.29, left + 0.71],
+                [row, theirs.index(call)],
+                color=colours[call[0]],
+                lw=2,
+                zorder=1,
+            )
+    for column, mine in enumerate(calls):
+        ax.text(column, -0.85, f"rank {column}", ha="center", va="center", color=GREY, weight="bold")
+        for row, (key, use) in enumerate(mine):
+            ax.text(
+                column,
+                row,
+                f"{key or 'no key'}, use {use}",
+                ha="center",
+                va="center",
+                color="white",
+                bbox={"boxstyle": "round,pad=0.4", "fc": colours[key], "ec": "none"},
+                zorder=2,
+            )
+    ax.annotate(
+        "",
+        xy=(-0.45, len(calls[0]) - 0.6),
+        xytext=(-0.45, -0.5),
+        arrowprops={"arrowstyle": "-|>", "color": GREY, "lw": 1},
+    )
+    ax.text(-0.5, 2, "order of the calls", rotation=90, ha="right", va="center", color=GREY)
+    ax.set_xlim(-0.65, len(calls) - 0.6)
+    ax.set_ylim(len(calls[0]) - 0.5, -1.1)
+    ax.set_axis_off()
+    _save(figure, path, digest_of(calls))
+
+
 # ---- performance ----
 
 KINDS = {
@@ -631,6 +681,10 @@ def pictures() -> dict[Path, tuple[str, Callable[[Path], None]]]:
             digest_of(drawn),
             lambda path, drawn=drawn: draw_steps(path, drawn, ranks),
         )
+    result[DOCS / "images" / "concepts.svg"] = (
+        digest_of(CALLS),
+        lambda path: draw_concepts(path, CALLS),
+    )
     panels = plotted()
     result[DOCS / "images" / "performance.svg"] = (
         digest_of(panels),
