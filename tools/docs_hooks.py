@@ -7,6 +7,7 @@ to pages at the root go to these pages, and those to other files to a copy, as t
 from __future__ import annotations
 
 import re
+from html import unescape
 from pathlib import Path
 from typing import Any
 
@@ -55,7 +56,7 @@ def in_site(markdown: str, uri: str) -> str:
             return before + _relative(there.relative_to(DOCS).as_posix(), uri) + after
         if name in ROOT_PAGES:
             return before + _relative(ROOT_PAGES[name], uri) + after
-        if there.is_file():
+        if there.exists():
             # As text, so that a browser shows it and does not download it.
             _copies[f"source/{name}.txt"] = there
             return before + _relative(f"source/{name}.txt", uri) + ")"
@@ -66,6 +67,19 @@ def in_site(markdown: str, uri: str) -> str:
     return "".join(part if i % 2 else LINK.sub(mend, part) for i, part in enumerate(parts))
 
 
+def _text_of(path: Path) -> bytes:
+    """A file's content; a folder's list of files."""
+    if path.is_file():
+        return path.read_bytes()
+    files = [f for f in sorted(path.rglob("*")) if f.is_file() and "__pycache__" not in f.parts]
+    return "".join(f"{file.relative_to(ROOT)}\n" for file in files).encode()
+
+
+def on_config(config: Any) -> Any:
+    config.mdx_configs["toc"]["slugify"] = slug
+    return config
+
+
 def on_files(files: Files, config: Any) -> Files:
     for name, page in ROOT_PAGES.items():
         if name != "README.md":
@@ -73,9 +87,17 @@ def on_files(files: Files, config: Any) -> Files:
     for file in list(files.documentation_pages()):
         in_site(_source(file.src_uri).read_text(), file.src_uri)
     for target, path in _copies.items():
-        files.append(File.generated(config, target, content=path.read_bytes()))
+        files.append(File.generated(config, target, content=_text_of(path)))
     return files
 
 
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str:
+    # A second word behind a fence's language is for the tests (tests/python/test_docs.py).
+    markdown = re.sub(r"^( *```\w+) [\w-]+$", r"\1", markdown, flags=re.M)
     return in_site(markdown, page.file.src_uri)
+
+
+def slug(title: str, separator: str) -> str:
+    """A heading's anchor, as the repository's own pages have it."""
+    words = re.sub(r"<[^>]*>|[^\w\- ]", "", unescape(title).lower())
+    return words.strip().replace(" ", separator)

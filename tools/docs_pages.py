@@ -425,7 +425,7 @@ def draw_concepts(path: Path, calls: list[list[list[Any]]]) -> None:
     for left, (mine, theirs) in enumerate(zip(calls, calls[1:])):  # noqa: B905
         for row, call in enumerate(mine):
             ax.plot(
-                [left + 0.29, left + 0.71],
+                [left + 0.2, left + 0.8],
                 [row, theirs.index(call)],
                 color=colours[call[0]],
                 lw=2,
