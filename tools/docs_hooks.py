@@ -16,14 +16,9 @@ from mkdocs.structure.files import File, Files
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
 
-# Pages that readers expect at the root of a repository, and where they are in the site.
-ROOT_PAGES = {
-    "ARCHITECTURE.md": "architecture.md",
-    "CONTRIBUTING.md": "contributing.md",
-    "CHANGELOG.md": "changelog.md",
-    "SECURITY.md": "security.md",
-    "README.md": "index.md",
-}
+# Pages that readers expect at the root of a repository; in the site they have the same names.
+ROOT_PAGES = ["ARCHITECTURE.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md"]
+HOME = "index.md"  # where README.md leads
 LINK = re.compile(r"(\]\()([^)\s#]*)((?:#[^)\s]*)?\))")
 
 _copies: dict[str, Path] = {}
@@ -31,10 +26,7 @@ _copies: dict[str, Path] = {}
 
 def _source(uri: str) -> Path:
     """The file of the repository that a page of the site is."""
-    for name, page in ROOT_PAGES.items():
-        if page == uri and name != "README.md":
-            return ROOT / name
-    return DOCS / uri
+    return (ROOT if uri in ROOT_PAGES else DOCS) / uri
 
 
 def _relative(target: str, uri: str) -> str:
@@ -55,7 +47,9 @@ def in_site(markdown: str, uri: str) -> str:
         if there.is_relative_to(DOCS):
             return before + _relative(there.relative_to(DOCS).as_posix(), uri) + after
         if name in ROOT_PAGES:
-            return before + _relative(ROOT_PAGES[name], uri) + after
+            return before + _relative(name, uri) + after
+        if name == "README.md":
+            return before + _relative(HOME, uri) + ")"
         if there.exists():
             # As text, so that a browser shows it and does not download it.
             _copies[f"source/{name}.txt"] = there
@@ -81,9 +75,8 @@ def on_config(config: Any) -> Any:
 
 
 def on_files(files: Files, config: Any) -> Files:
-    for name, page in ROOT_PAGES.items():
-        if name != "README.md":
-            files.append(File.generated(config, page, content=(ROOT / name).read_text()))
+    for name in ROOT_PAGES:
+        files.append(File.generated(config, name, content=(ROOT / name).read_text()))
     for file in list(files.documentation_pages()):
         in_site(_source(file.src_uri).read_text(), file.src_uri)
     for target, path in _copies.items():

@@ -24,6 +24,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
+API_PAGE = "api.md"
 GREY = "#808080"  # is read on a light page and on a dark one
 
 
@@ -135,7 +136,7 @@ def c_reference() -> str:
         "# C reference",
         "Made from the comments of "
         "[include/unjam/unjam.h](../../include/unjam/unjam.h), for who writes C or C++. "
-        "[The API by task](../api.md) is the map.",
+        f"[The API by task](../{API_PAGE}) is the map.",
         _prose(head.text).partition("\n\n")[2],
         "## Results and types",
     ]
