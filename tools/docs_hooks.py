@@ -1,7 +1,7 @@
 """MkDocs' hooks for the site (mkdocs.yml): pages from the root, and links that leave docs/.
 
-Pages are written for readers of the repository, whose links go to any file of it. In the site, those
-to pages at the root go to these pages, and those to other files to a copy, as text.
+Pages are written for readers of the repository, whose links go to any file of it. In the site,
+those to pages at the root go to these pages, and those to other files to a copy, as text.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The pages, and parts of pages, that are made from sources: what `tools/docs.py --generate` writes.
+"""The pages, and parts of pages, that are made from sources: what docs.py --generate writes.
 
     docs/reference/c.md      include/unjam/unjam.h
     docs/reference/cli.md    the parsers of python/unjam/cli
@@ -7,7 +7,7 @@
     docs/performance.md      bench/results/*.json, with a plot
 
 A part of a page stands between two comments (see part_of). tests/python/test_docs.py compares.
-A picture carries a digest of what it was drawn from, for its bytes change with matplotlib's version.
+A picture carries a digest of what it was drawn from, for its bytes change with matplotlib.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ import argparse
 import hashlib
 import json
 import re
-import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -115,7 +114,9 @@ def _names(declaration: str) -> list[str]:
 
 def _linked(text: str) -> str:
     """Functions and types in the text lead to their headings; blocks of code stay."""
-    known = {name for line in re.findall(r"^### (.*)$", text, flags=re.M) for name in line.split(", ")}
+    known = {
+        name for line in re.findall(r"^### (.*)$", text, flags=re.M) for name in line.split(", ")
+    }
     out, fenced = [], False
     for line in text.split("\n"):
         fenced ^= line.startswith("```")
@@ -179,7 +180,9 @@ def _option(action: argparse.Action) -> list[str]:
         words = "{" + ",".join(str(choice) for choice in action.choices) + "}"
     takes_value = action.nargs != 0
     if action.option_strings:
-        name = ", ".join(f"`{s} {words}`" if takes_value else f"`{s}`" for s in action.option_strings)
+        name = ", ".join(
+            f"`{s} {words}`" if takes_value else f"`{s}`" for s in action.option_strings
+        )
     else:
         name = f"`{words}`"
     default = action.default
@@ -191,7 +194,6 @@ def _option(action: argparse.Action) -> list[str]:
 
 
 def cli_reference() -> str:
-    sys.path.insert(0, str(ROOT / "python"))
     from unjam.cli import make_parser  # noqa: PLC0415
 
     parser = make_parser()
@@ -240,7 +242,7 @@ def environment_page(text: str) -> str:
         return ", ".join(kind.split("|"))
 
     library = [
-        f"| `{v['name']}` | {values(v)} | {v['default']} | {'yes' if v['agreed'] else ''} | {v['doc']} |"
+        f"| `{v['name']}` | {values(v)} | {v['default']} | {'yes' * v['agreed']} | {v['doc']} |"
         for v in unjam._lib.environment()
         if v.get("read_by", "library") == "library"
     ]
@@ -324,7 +326,7 @@ def algorithm_numbers(page: str) -> str:
 
 
 def _steps(programs: list[dict[str, Any]]) -> dict[str, Any]:
-    """Boxes (rank, step, part, what) and arrows (rank, step, to rank, step) of a plan's first pass."""
+    """A plan's first pass: boxes (rank, step, part, what), arrows (rank, step, to rank, step)."""
     n = len(programs)
     sends: dict[tuple[int, int], list[int]] = {}
     receives: dict[tuple[int, int], list[int]] = {}
@@ -433,7 +435,9 @@ def draw_concepts(path: Path, calls: list[list[list[Any]]]) -> None:
                 zorder=1,
             )
     for column, mine in enumerate(calls):
-        ax.text(column, -0.85, f"rank {column}", ha="center", va="center", color=GREY, weight="bold")
+        ax.text(
+            column, -0.85, f"rank {column}", ha="center", va="center", color=GREY, weight="bold"
+        )
         for row, (key, use) in enumerate(mine):
             ax.text(
                 column,
@@ -523,7 +527,9 @@ def performance_tables() -> str:
                             size_name(size),
                             _time(row["unjam_us"]),
                             _time(row["peer_us"]),
-                            f"**{row['ratio']:.2f}**" if row["ratio"] >= 1 else f"{row['ratio']:.2f}",
+                            f"**{row['ratio']:.2f}**"
+                            if row["ratio"] >= 1
+                            else f"{row['ratio']:.2f}",
                             f"{max(row['spread'], row['peer_spread']):.0%}",
                             row["data"]["date"][:10],
                         ]
@@ -555,7 +561,9 @@ def performance_slowest() -> str:
         for ranks in (2, 4):
             rows = measured().get((ranks, mode), {})
             worst = sorted((row["ratio"], kind, size) for (kind, size), row in rows.items())[:3]
-            words = [f"{KINDS[kind]} of {size_name(size)} {ratio:.2f}" for ratio, kind, size in worst]
+            words = [
+                f"{KINDS[kind]} of {size_name(size)} {ratio:.2f}" for ratio, kind, size in worst
+            ]
             lines.append(f"- {title}, {ranks} GPUs: {', '.join(words)}.")
     return "\n".join(lines)
 
@@ -597,7 +605,9 @@ def draw_performance(path: Path, panels: list[dict[str, Any]]) -> None:
     figure, axes = _figure(1, len(shown), (9, 3.8))
     for ax, panel in zip(axes[0], shown, strict=True):
         for (name, points), colour in zip(
-            panel["curves"].items(), ["#2a78b8", "#2e9e6b", "#d98324", "#c0504d", "#8a63b8"], strict=True
+            panel["curves"].items(),
+            ["#2a78b8", "#2e9e6b", "#d98324", "#c0504d", "#8a63b8"],
+            strict=True,
         ):
             ax.plot(*zip(*points, strict=True), "o-", ms=3.5, lw=1.5, color=colour, label=name)
         ax.axhline(1, color=GREY, lw=1, ls="--")

@@ -1,8 +1,8 @@
 """Lint and format: lint.py [--fix] [--no-tidy].
 
 Layers of #include, pages that are named and not there, links and lengths of pages, one version
-everywhere, clang-format, ruff (check and format), clang-tidy. Versions of the tools are pinned in pyproject.toml. --fix formats
-instead of complaining (make format).
+everywhere, clang-format, ruff (check and format), clang-tidy. Versions of the tools are pinned in
+pyproject.toml. --fix formats instead of complaining (make format).
 """
 
 from __future__ import annotations
