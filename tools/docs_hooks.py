@@ -90,6 +90,11 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str
     return in_site(markdown, page.file.src_uri)
 
 
+def on_page_content(html: str, page: Any, config: Any, files: Files) -> str:
+    # Docstrings mark names as Sphinx does.
+    return re.sub(r":(?:func|class|meth|attr|mod|exc|data):(?=<code)", "", html)
+
+
 def slug(title: str, separator: str) -> str:
     """A heading's anchor, as the repository's own pages have it."""
     words = re.sub(r"<[^>]*>|[^\w\- ]", "", unescape(title).lower())

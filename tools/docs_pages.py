@@ -138,7 +138,9 @@ def c_reference() -> str:
         "Made from the comments of "
         "[include/unjam/unjam.h](../../include/unjam/unjam.h), for who writes C or C++. "
         f"[The API by task](../{API_PAGE}) is the map.",
-        _prose(head.text).partition("\n\n")[2],
+        _prose(head.text)
+        .partition("\n\n")[2]
+        .replace("ARCHITECTURE.md", "[ARCHITECTURE.md](../../ARCHITECTURE.md#words)"),
         "## Results and types",
     ]
     comment = ""
@@ -374,9 +376,9 @@ def draw_steps(path: Path, drawn: dict[str, Any], ranks: int) -> None:
     for rank, sent, to, taken in drawn["arrows"]:
         ax.annotate(
             "",
-            xy=(taken - 0.28, to),
-            xytext=(sent + 0.28, rank),
-            arrowprops={"arrowstyle": "-|>", "color": GREY, "lw": 1, "shrinkA": 0, "shrinkB": 0},
+            xy=(taken, to),
+            xytext=(sent, rank),
+            arrowprops={"arrowstyle": "-|>", "color": GREY, "lw": 1, "shrinkA": 16, "shrinkB": 16},
             zorder=1,
         )
     for rank, step, part, what in drawn["boxes"]:
