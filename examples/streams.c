@@ -2,7 +2,8 @@
  * first are waited for by the stream, not by the thread; in between, the program synchronises the
  * whole device while a collective is pending that the other rank has not called yet.
  *
- *   cc -std=c11 streams.c -I/usr/local/cuda/include -lunjam -L/usr/local/cuda/lib64 -lcudart
+ *   cc -std=c11 streams.c $(unjam config --cflags --libs) -I/usr/local/cuda/include \
+ *      -L/usr/local/cuda/lib64 -lcudart -lpthread
  *
  * Without a GPU it says so and ends well.
  */

@@ -4,6 +4,7 @@ By hand, with pkg-config and with CMake. No variable tells their loader where th
 """
 
 import os
+import re
 import shlex
 import shutil
 import subprocess
@@ -20,6 +21,7 @@ ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = ROOT / "examples"
 BUILD = ROOT / "build" / "release"
 COMPILER = os.environ.get("CC") or shutil.which("cc")
+TEXTS = {".cc", ".cmake", ".cu", ".h", ".md", ".py"}
 PROGRAMS = [p for p in sorted(EXAMPLES.glob("*.c")) if "cuda_runtime" not in p.read_text()]
 
 
@@ -208,3 +210,26 @@ def test_what_was_only_built_has_no_package_for_build_systems(tmp_path, monkeypa
         with pytest.raises(unjam.LibraryError, match="was built, and not installed"):
             ask()
     assert (Path(unjam.get_include()) / "unjam" / "unjam.h").is_file()
+
+
+# ---- what is said about installing ----
+
+
+def test_nothing_sends_people_to_an_index():
+    """unjam is on none: what somebody might put there under that name would be installed."""
+    package = r"(?<![./\w-])unjam(?![-/.\w])"
+    asks = re.compile(rf"pip3? (install|download) [^\n`,;]*?{package}|\bunjam\[[a-z]")
+    files = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "Makefile"]
+    for folder in ("docs", "python", "examples", "bench", "tools", "src", "cmake"):
+        files += [p for p in (ROOT / folder).rglob("*") if p.suffix in TEXTS]
+    said = [(p.name, m[0]) for p in files for m in asks.finditer(p.read_text())]
+    assert said == []
+    for wrong in ("pip install unjam", "pip install 'unjam[plots]'", "(``unjam[plots]``)"):
+        assert asks.search(wrong)
+    for right in (
+        "pip install .",
+        "pip install ./unjam",
+        "pip install dist/unjam-0.1.0-py3-none-any.whl",
+        "[/]unjam[/]",
+    ):
+        assert not asks.search(right)

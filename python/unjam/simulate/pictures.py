@@ -18,7 +18,7 @@ def _figure(width: float, height: float) -> tuple[Any, Any]:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
     except ModuleNotFoundError as error:
-        raise InputError("out", "pictures need matplotlib: pip install 'unjam[plots]'") from error
+        raise InputError("out", "pictures need matplotlib: pip install matplotlib") from error
     figure = Figure(figsize=(width, height), layout="constrained")
     FigureCanvasAgg(figure)
     return figure, figure.subplots()
