@@ -64,17 +64,18 @@ def test_torch_examples_run_under_torchrun(tmp_path: Path) -> None:
 
 
 def test_the_example_of_registered_memory_runs(python: Run) -> None:
-    _, example = blocks(ROOT / "docs" / "api.md", "python")
+    (example,) = blocks(DOCS / "guide" / "memory.md", "python")
     result = python("-c", example + "\nassert all((x == 1).all() for x in xs)")
     assert result.returncode == 0, result.stdout + result.stderr
 
 
 def test_processes_started_by_a_loop(tmp_path: Path) -> None:
-    """docs/api.md: the program and the loop that starts it, as they stand there."""
-    program, _ = blocks(ROOT / "docs" / "api.md", "python")
+    """docs/guide/processes.md: the program and the loop that starts it, as they stand there."""
+    page = DOCS / "guide" / "processes.md"
+    (program,) = blocks(page, "python")
     (tmp_path / "rank.py").write_text(program)
-    shown = [b for b in blocks(ROOT / "docs" / "api.md", "sh") if "for r in" in b]
-    loop = "\n".join(line for line in shown[0].splitlines() if "UNJAM" in line)
+    (block,) = blocks(page, "sh")
+    loop = "\n".join(line for line in block.splitlines() if "UNJAM" in line)
     for name, words in (("python", ""), ("unjam", "-m unjam")):
         path = tmp_path / name
         path.write_text(f'#!/bin/sh\nexec "{sys.executable}" {words} "$@"\n')
