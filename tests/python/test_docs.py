@@ -41,8 +41,11 @@ def test_readme_example_runs(python: Run) -> None:
 
 
 def test_torch_examples_run_under_torchrun(tmp_path: Path) -> None:
-    """README.md's, and what docs/torch.md shows of keys."""
+    """README.md's, what docs/torch.md shows of keys, and those with an output, in one start: torch
+    takes seconds to import."""
     pytest.importorskip("torch")
+    programs = shown("python torchrun")
+    assert programs
     readme, _ = blocks(ROOT / "README.md", "python")
     start, keys = blocks(ROOT / "docs" / "torch.md", "python")
     keys = "\n".join(line for line in keys.splitlines() if "isend" not in line)
@@ -50,6 +53,7 @@ def test_torch_examples_run_under_torchrun(tmp_path: Path) -> None:
         "import unjam.torch\n"  # where the package is not installed
         f"{readme}\n{start}\nimport torch\ngrad = torch.ones(3)\n{keys}\n"
         "assert grad[0] == 8, grad\ndist.destroy_process_group()\n"
+        + "\n".join(program for _, program, _ in programs)
     )
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
     result = subprocess.run(
@@ -61,6 +65,9 @@ def test_torch_examples_run_under_torchrun(tmp_path: Path) -> None:
         timeout=280,
     )
     assert result.returncode == 0, result.stdout + result.stderr
+    printed = set(result.stdout.splitlines())
+    for name, _, output in programs:
+        assert set(output.splitlines()) <= printed, name
 
 
 def test_the_example_of_registered_memory_runs(python: Run) -> None:
@@ -120,27 +127,6 @@ def test_shown_program_prints_what_is_shown(program: str, output: str, python: R
     result = python("-c", program)
     assert result.returncode == 0, result.stdout + result.stderr
     assert without_times(result.stdout) == without_times(output)
-
-
-def test_shown_programs_under_torchrun(tmp_path: Path) -> None:
-    """One after the other in one start: torch takes seconds to import."""
-    pytest.importorskip("torch")
-    programs = shown("python torchrun")
-    assert programs
-    text = "".join(f"import unjam.torch\n{program}\n" for _, program, _ in programs)
-    (tmp_path / "shown.py").write_text(text)
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    result = subprocess.run(
-        [*command, "shown.py"],
-        cwd=tmp_path,
-        env=environment(),
-        capture_output=True,
-        text=True,
-        timeout=280,
-    )
-    assert result.returncode == 0, result.stdout + result.stderr
-    lines = "".join(output for _, _, output in programs).splitlines()
-    assert sorted(result.stdout.splitlines()) == sorted(lines)
 
 
 def test_lines_of_c_stand_in_the_example() -> None:
