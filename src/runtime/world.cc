@@ -295,8 +295,8 @@ bool World::enter_device(int rank, std::string& error) {
     const std::string why = error;
     error = "rank " + std::to_string(rank) + " (device " + std::to_string(device_of(rank)) +
             ") cannot reach the memory of rank " + std::to_string(r) + ": " + why +
-            ". The CUDA device needs peer access between all ranks' GPUs, and each process to see "
-            "all of them (CUDA_VISIBLE_DEVICES)";
+            ". The CUDA device needs peer access between all ranks' GPUs (`unjam doctor`, in a "
+            "process that sees them all, tells which have it)";
     return false;
   }
   return true;

@@ -265,8 +265,8 @@ TEST_F(Streams, WithoutPeerAccessNobodyBegins) {
     EXPECT_EQ(unjamInitAll(contexts, 3, &config), UNJAM_ERROR_SYSTEM);
     EXPECT_EQ(std::string(unjamGetLastError()),
               "rank 1 (device 1) cannot reach the memory of rank 2: no way from device 1 to device "
-              "2. The CUDA device needs peer access between all ranks' GPUs, and each process to "
-              "see all of them (CUDA_VISIBLE_DEVICES)");
+              "2. The CUDA device needs peer access between all ranks' GPUs (`unjam doctor`, in a "
+              "process that sees them all, tells which have it)");
     for (const unjamContext_t context : contexts) EXPECT_EQ(context, nullptr);
   }
   // Those that reach each other are a job.
