@@ -9,9 +9,10 @@ from __future__ import annotations
 import re
 from html import unescape
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from mkdocs.structure.files import File, Files
+if TYPE_CHECKING:
+    from mkdocs.structure.files import Files
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
@@ -75,6 +76,8 @@ def on_config(config: Any) -> Any:
 
 
 def on_files(files: Files, config: Any) -> Files:
+    from mkdocs.structure.files import File  # noqa: PLC0415
+
     for name in ROOT_PAGES:
         files.append(File.generated(config, name, content=(ROOT / name).read_text()))
     for file in list(files.documentation_pages()):

@@ -23,7 +23,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
-API_PAGE = "api.md"
+API_PAGE, ROOT_PAGE = "api.md", "ARCHITECTURE.md"
 GREY = "#808080"  # is read on a light page and on a dark one
 
 
@@ -140,7 +140,7 @@ def c_reference() -> str:
         f"[The API by task](../{API_PAGE}) is the map.",
         _prose(head.text)
         .partition("\n\n")[2]
-        .replace("ARCHITECTURE.md", "[ARCHITECTURE.md](../../ARCHITECTURE.md#words)"),
+        .replace(ROOT_PAGE, f"[{ROOT_PAGE}](../../{ROOT_PAGE}#words)"),
         "## Results and types",
     ]
     comment = ""
