@@ -5,6 +5,7 @@
     docs/environment.md      its tables, from unjamEnvironment and unjam._torch_settings
     docs/algorithms/*.md     their numbers, and pictures beside them, from `unjam plan`
     docs/performance.md      bench/results/*.json, with a plot
+    README.md                five rows of these, if it has the place for them
 
 A part of a page stands between two comments (see part_of). tests/python/test_docs.py compares.
 A picture carries a digest of what it was drawn from, for its bytes change with matplotlib.
@@ -557,6 +558,24 @@ def performance_summary() -> str:
     return table(heads, lines)
 
 
+def performance_of_all_reduce() -> str:
+    """Five rows, for README.md."""
+    results = measured()
+    lines, dates = [], []
+    for size in (1 << 10, 64 << 10, 1 << 20, 64 << 20, 1 << 30):
+        cells = [size_name(size)]
+        for ranks in (2, 4):
+            row = results[ranks, "device"]["all_reduce", size]
+            cells.append(f"{row['unjam_us']:,.0f} µs, {row['ratio']:.2f}")
+            dates.append(row["data"]["date"][:10])
+        lines.append(cells)
+    heads = ["all-reduce in a stream", "2 H200s: time, speed", "4 H200s: time, speed"]
+    return (
+        f"{table(heads, lines)}\n\n*Speed* is NCCL's time over unjam's: above 1, unjam is faster. "
+        f"Measured {min(dates)} to {max(dates)}."
+    )
+
+
 def performance_slowest() -> str:
     lines = []
     for mode, title in MODES.items():
@@ -681,6 +700,10 @@ def pages() -> dict[Path, str]:
     text = part_of(text, "slowest", performance_slowest())
     text = part_of(text, "tables", performance_tables())
     result[path] = part_of(text, "sources", performance_sources())
+    path = ROOT / "README.md"
+    text = path.read_text()
+    if "<!-- generated: performance -->" in text:
+        result[path] = part_of(text, "performance", performance_of_all_reduce())
     return result
 
 
