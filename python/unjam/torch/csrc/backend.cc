@@ -115,6 +115,7 @@ void shutdown_all() {
   // With the lock none of them can end.
   for (UnjamBackend* backend : backends()) {
     groups.push_back(backend->take_groups());
+    if (groups.back() != nullptr && signal_handler_raised()) groups.back()->world().hurry();
     AnySource::get().cancel(backend, "the process ends", /*waits=*/false);
   }
 }

@@ -26,6 +26,8 @@ class NoGil {
 // Throws what they raise, which torch hands on to the caller (KeyboardInterrupt, say). Not with a
 // lock: a handler may call anything.
 void run_signal_handlers();
+// Whether one has raised something there: who leaves for that does not want to wait.
+bool signal_handler_raised();
 
 // Where in the user's program the calling thread is, in Python's words; "": nowhere in Python.
 std::string call_site();

@@ -4,6 +4,7 @@
 #include <torch/csrc/utils/pybind.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <torch/csrc/distributed/c10d/Types.hpp>
 #include <torch/csrc/distributed/c10d/reducer.hpp>
 
@@ -52,6 +53,8 @@ std::string new_id() {
 template <class T>
 using Ptr = c10::intrusive_ptr<T>;
 
+std::atomic<bool> handler_raised{false};
+
 // What says where the program is, while calls are recorded. Never freed: with the process goes
 // Python first.
 py::object& site_teller() {
@@ -66,8 +69,12 @@ void run_signal_handlers() {
   // it. In others the GIL is not to be had for nothing: who has it may wait for this very call.
   if (gettid() != getpid() || Py_IsInitialized() == 0) return;
   const py::gil_scoped_acquire gil;
-  if (PyErr_CheckSignals() != 0) throw py::error_already_set();
+  if (PyErr_CheckSignals() == 0) return;
+  handler_raised.store(true);
+  throw py::error_already_set();
 }
+
+bool signal_handler_raised() { return handler_raised.load(); }
 
 std::string call_site() {
   const py::gil_scoped_acquire gil;

@@ -183,6 +183,9 @@ class World {
     return nullptr;
   }
 
+  // What is pending gets no time at the end.
+  void hurry() { waited_.store(true); }
+
   // Leaves the job. What is merely under way gets the time to end; what does not move any more is
   // aborted, and told of.
   void close() {
