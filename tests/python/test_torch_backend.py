@@ -903,6 +903,21 @@ def test_nonsense_in_a_variable_is_told_and_stops_no_import(env, backend, words)
     assert words in warnings and (words or warnings == "[]"), warnings
 
 
+def test_torch_knows_what_the_backend_serves(recwarn):
+    """Without a warning, whichever way the backend is named."""
+    import torch.distributed as dist
+
+    config = dist.distributed_c10d.BackendConfig
+    for name in ("unjam", "UNJAM"):
+        assert config(dist.Backend(name)).get_device_backend_map() == {
+            "cpu": "unjam",
+            "cuda": "unjam",
+        }
+    mixed = config(dist.Backend("cpu:unjam,cuda:gloo")).get_device_backend_map()
+    assert mixed == {"cpu": "unjam", "cuda": "gloo"}
+    assert [str(w.message) for w in recwarn if "unknown" in str(w.message)] == []
+
+
 @pytest.mark.gpu
 def test_checks_on_gpus():
     """All of torch_checks.py on CUDA tensors, a process a GPU, or two on one."""
