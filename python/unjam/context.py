@@ -84,7 +84,7 @@ def init(nranks: int, rank: int, unique_id: bytes, **config: Any) -> Context:
     def join() -> None:
         check(lib.unjamInit(ctypes.byref(handle), nranks, unique, rank, ctypes.byref(settings)))
 
-    _interruptible(join, lambda: lib.unjamDestroy(handle))
+    interruptible(join, lambda: lib.unjamDestroy(handle))
     return Context(handle, rank, nranks, settings, unique_id=bytes(unique_id))
 
 
@@ -108,7 +108,7 @@ def init_from_environment(**config: Any) -> Context:
     def join() -> None:
         check(lib.unjamInitFromEnvironment(ctypes.byref(handle), ctypes.byref(settings)))
 
-    _interruptible(join, lambda: lib.unjamDestroy(handle))
+    interruptible(join, lambda: lib.unjamDestroy(handle))
     rank, size = ctypes.c_int(), ctypes.c_int()
     check(lib.unjamContextRank(handle, ctypes.byref(rank)))
     check(lib.unjamContextSize(handle, ctypes.byref(size)))
@@ -581,10 +581,11 @@ class Contexts(list[Context]):
             context.close()
 
 
-def _interruptible(work: Callable[[], None], undo: Callable[[], object]) -> None:
-    """Runs `work`, which blocks in C; in the main thread so that Ctrl-C gets through.
+def interruptible(work: Callable[[], None], undo: Callable[[], object]) -> None:
+    """Runs `work`, which blocks in C; in the main thread so that signals get through.
 
-    After a KeyboardInterrupt the work goes on in its own thread, and is undone if it succeeds.
+    After a KeyboardInterrupt, or what another handler raises, the work goes on in its own thread,
+    and is undone if it succeeds.
     """
     if threading.current_thread() is not threading.main_thread():
         work()

@@ -9,10 +9,15 @@ namespace unjam {
 
 void Context::complete(Submitted& s, const Result& result) {
   Key& key = *s.key;
-  --key.group->pending;
   ++key.completed;
-  ++completed_;
   if (!result.ok()) fail_key(key, s.n, result);
+  if (s.other != nullptr) end_call(*s.other, result);
+  end_call(s, result);
+}
+
+void Context::end_call(Submitted& s, const Result& result) {
+  --s.key->group->pending;
+  ++completed_;
   if (s.call.callback != nullptr) {
     --callbacks_;
     finished_.push_back({s.call.callback, s.call.user, result.code});
@@ -99,7 +104,7 @@ void Context::take_completions() {
       --waiting_;
       admit(std::move(next));
       daemon_->ring(0);
-    } else if (key.in_engine == 0) {
+    } else if (!key.busy()) {
       rest(key);
     }
   }

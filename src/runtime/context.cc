@@ -241,11 +241,6 @@ Result Context::open_channel(unjamGroup& group, int peer, bool sends, unjamGroup
         UNJAM_ERROR_INVALID_ARGUMENT,
         "peer " + std::to_string(peer) + ": the group has ranks 0 to " + std::to_string(size - 1)};
   }
-  if (peer == group.rank) {
-    return {UNJAM_ERROR_INVALID_ARGUMENT,
-            "peer " + std::to_string(peer) +
-                " is the calling rank itself: a rank sends to and receives from others only"};
-  }
   const int source = sends ? group.rank : peer, destination = sends ? peer : group.rank;
   {
     std::lock_guard lock(mutex_);
@@ -261,13 +256,14 @@ Result Context::open_channel(unjamGroup& group, int peer, bool sends, unjamGroup
     made->source = source;
     made->destination = destination;
     made->name = group.name;
-    made->rank = sends ? 0 : 1;
+    made->rank = sends || peer == group.rank ? 0 : 1;
     made->tag = hash_combine(group.tag, 0x6368616e6e656cull);
     for (const int end : {source, destination}) {
+      made->tag = hash_combine(made->tag, static_cast<std::uint64_t>(end));
       const int member = group.members[static_cast<std::size_t>(end)];
+      if (!made->members.empty() && made->members.front() == member) continue;  // to itself
       made->members.push_back(member);
       made->members16.push_back(static_cast<std::uint16_t>(member));
-      made->tag = hash_combine(made->tag, static_cast<std::uint64_t>(end));
     }
     channel = made.get();
     groups_.push_back(std::move(made));

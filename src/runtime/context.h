@@ -10,6 +10,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <thread>
@@ -59,10 +60,16 @@ struct CallRecord {
   Signature signature;
   std::vector<int> members;
   double age_ms = 0;
+  const char* lacks = nullptr;  // of a rank's message to itself: which of its two calls is missing
 };
+
+// Of a rank's message to itself: which of its two calls it is. kNone: of every other call, and of
+// the two together.
+enum class Half : std::uint8_t { kNone, kSend, kRecv };
 
 struct Call {
   Signature signature;
+  Half half = Half::kNone;
   const void* send = nullptr;
   void* recv = nullptr;
   std::int32_t priority = 0;
@@ -85,6 +92,14 @@ struct Submitted {
   std::uint16_t slot = 0;    // in the engine
   std::uint64_t serial = 0;  // of submissions to the engine; CUDA's wait kernels look for it
   Result cancel;             // why it was cancelled, if it was
+  // Of a rank's message to itself, see own_messages.cc.
+  std::shared_ptr<void> called;      // CUDA: where the stream of the call that came first was
+  std::unique_ptr<Submitted> other;  // the call that came first, which is complete with this one
+
+  // What it waits for: the other call of a message to itself; nullptr: not for that.
+  const char* lacks() const {
+    return call.half == Half::kSend ? "receive" : call.half == Half::kRecv ? "send" : nullptr;
+  }
 };
 
 }  // namespace unjam
@@ -110,6 +125,9 @@ struct unjamGroup {
   std::map<std::pair<int, int>, unjamGroup*> channels;  // by (sender, receiver), group ranks
   unjamGroup* parent = nullptr;                         // a channel's group
   int source = 0, destination = 0;                      // a channel's, in the parent's ranks
+
+  // The channel of a rank's messages to itself: of one member.
+  bool is_own() const { return parent != nullptr && source == destination; }
 };
 
 struct unjamCollective {
@@ -150,8 +168,10 @@ struct Key {
   std::uint32_t pins = 0;  // calls under way that hold a pointer: not to be forgotten
   bool launching = false;  // a thread queues its last use in a stream, see admit_in_stream()
   std::deque<std::unique_ptr<Submitted>> waiting;  // successors kept out of the engine
-  Result failed;                                   // an invocation failed, and with it all from
-  std::uint64_t failed_from = UINT64_MAX;          // this use on; earlier ones go on
+  // Of a channel to oneself: calls whose other one is still to come, all sends or all receives.
+  std::deque<std::unique_ptr<Submitted>> halves;
+  Result failed;                           // an invocation failed, and with it all from
+  std::uint64_t failed_from = UINT64_MAX;  // this use on; earlier ones go on
   bool voided = false;        // peers know that this rank will never read the key again
   std::uint64_t settled = 0;  // while not busy: group ranks known to have no slices to consume
   KeyPlace place = KeyPlace::kIdle;
@@ -175,6 +195,7 @@ struct Key {
   const Signature* recall(std::uint64_t n) const;
   // Every use from now on is refused.
   bool over() const { return submitted >= failed_from; }
+  bool busy() const { return in_engine != 0 || !waiting.empty() || !halves.empty(); }
   std::uint64_t bytes() const;
 };
 
@@ -289,11 +310,38 @@ class Context : public std::enable_shared_from_this<Context> {
   std::unique_lock<std::mutex> look() const;
   std::unique_lock<std::mutex> look_and_reap();
   Key* find_or_create_key(unjamGroup& group, const char* name, Result& result);
+  // A key that stays for as long as this does, also without the lock.
+  class Pin {
+   public:
+    explicit Pin(Key& key) : key_(key) { ++key_.pins; }
+    ~Pin() { --key_.pins; }  // with the lock; taking completions tidies up
+    Pin(const Pin&) = delete;
+    Pin& operator=(const Pin&) = delete;
+
+   private:
+    Key& key_;
+  };
   Result submit_locked(std::unique_lock<std::mutex>& lock, unjamGroup& group, Key& key,
                        const Call& call, unjamRequest** request);
+  // Whether one more key may have invocations under way.
+  Result room_for(const Key& key);
+  Result plan_call(const unjamGroup& group, Key& key, const Signature& signature);
+  unjamRequest* make_request(Submitted& s);
+  // The way into the engine of a call that is planned. Unpins the key when it is busy. Takes the
+  // call, or, where it throws or has no room for it, leaves it as it is.
+  Result enter(std::unique_lock<std::mutex>& lock, std::optional<Pin>& pin,
+               std::unique_ptr<Submitted>&& s, unjamRequest** request, const Result& disagreement);
+  // A rank's messages to itself, see own_messages.cc.
+  Result submit_half(unjamGroup& channel, const char* name, Call call, unjamRequest** request);
+  Result leave_half(std::unique_ptr<Submitted> s, unjamRequest** request);
+  Result join_halves(std::unique_lock<std::mutex>& lock, std::optional<Pin>& pin,
+                     std::unique_ptr<Submitted> s, unjamRequest** request);
   Result check_agreement(std::unique_lock<std::mutex>& lock, unjamGroup& group, Key& key,
                          const Signature& signature);
   Result validate(const unjamGroup& group, const Call& call) const;
+  static Result check_buffers(const unjamGroup& group, const Call& call);
+  static Result no_streams();
+  static Result lacks_half(const Submitted& s);
   void admit(std::unique_ptr<Submitted> s);
   Invocation make_invocation(const Submitted& s, std::uint16_t slot) const;
   Result admit_in_stream(std::unique_lock<std::mutex>& lock, std::unique_ptr<Submitted> s);
@@ -301,6 +349,7 @@ class Context : public std::enable_shared_from_this<Context> {
   Result take_back(std::uint16_t slot, bool fresh, const std::string& error);
   bool cuda() const { return streams_ != nullptr; }
   void complete(Submitted& s, const Result& result);
+  void end_call(Submitted& s, const Result& result);  // what its caller sees of that
   void reap_locked();
   void take_completions();
   void cancel_locked(std::size_t slot, const Result& why);

@@ -138,7 +138,11 @@ void Context::abort(unjamResult_t code, const std::string& why) {
 void Context::fail_key(Key& key, std::uint64_t from, const Result& why) {
   if (first_error_.ok()) first_error_ = why;
   if (from >= key.failed_from) return;
-  if (key.failed_from == UINT64_MAX) failing_.push_back(&key);
+  if (key.group->is_own()) {
+    key.voided = true;  // there is no peer to know it
+  } else if (key.failed_from == UINT64_MAX) {
+    failing_.push_back(&key);
+  }
   key.failed_from = from;
   key.failed = why;
 }
@@ -150,6 +154,11 @@ void Context::fail_waiting(Key& key, std::uint64_t from, const Result& why) {
     key.waiting.pop_back();
     --waiting_;
   }
+  while (!key.halves.empty() && key.halves.back()->n >= from) {
+    end_call(*key.halves.back(), why);
+    key.halves.pop_back();
+  }
+  if (!key.busy() && key.place == KeyPlace::kBusy) rest(key);
 }
 
 Result Context::async_error() {

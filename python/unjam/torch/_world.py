@@ -14,7 +14,9 @@ import torch
 import torch.distributed as dist
 
 from .. import _torch_settings as _settings
+from ..context import interruptible
 from ._extension import extension
+from ._store import wait_for
 
 _LONGEST_MS = 1 << 30
 
@@ -67,7 +69,12 @@ def _join(c10d: Any, store: Any, rank: int, size: int, timeout: timedelta) -> An
     store.add(f"{meeting}/chosen", int(chosen))
     if store.add(f"{meeting}/arrived", 1) == size:
         store.set(f"{meeting}/all", "1")
-    store.wait([f"{meeting}/all", f"{meeting}/ids"], timeout)
+    wait_for(
+        store,
+        [f"{meeting}/all", f"{meeting}/ids"],
+        timeout,
+        lambda: f": {store.add(f'{meeting}/arrived', 0)} of {size} have come",
+    )
     ids = bytes.fromhex(store.get(f"{meeting}/ids").decode())
     with_gpu = store.add(f"{meeting}/with_gpu", 0)
     if 0 < with_gpu < size:
@@ -79,7 +86,13 @@ def _join(c10d: Any, store: Any, rank: int, size: int, timeout: timedelta) -> An
         device = -1  # GPUs are there, and nobody has said anything of using them
     milliseconds = min(int(timeout.total_seconds() * 1000), _LONGEST_MS)
     half = len(ids) // 2
-    return c10d.World(rank, size, ids[:half], ids[half:], device, max(milliseconds, 1))
+    worlds: list[Any] = []
+
+    def join() -> None:
+        worlds.append(c10d.World(rank, size, ids[:half], ids[half:], device, max(milliseconds, 1)))
+
+    interruptible(join, worlds.clear)
+    return worlds[0]
 
 
 def _cuda_device() -> tuple[int, bool]:

@@ -32,6 +32,9 @@ class CallLog {
   struct Line {
     std::string group, key, what;
     int source = -1, destination = -1;  // of a send or receive: ranks in the group
+    std::string rest;                   // what else the ranks agree on
+    std::string tensor;                 // its type and shape
+    std::string site;                   // where it was called
   };
   void add(Line line);
   bool on() const { return on_.load(std::memory_order_relaxed); }
