@@ -12,7 +12,7 @@
 
 namespace unjam {
 
-inline constexpr std::uint32_t kProtocolVersion = 5;
+inline constexpr std::uint32_t kProtocolVersion = 6;
 inline constexpr std::size_t kLongestText = 1 << 16;
 // Before and after the other end has proved that it knows the secret.
 inline constexpr std::size_t kLongestStrangerFrame = 256;
@@ -107,9 +107,10 @@ struct PeerMessage {
   bool decode(std::string_view bytes);
 };
 
-// A rank was aborted.
+// A rank was aborted, or its process ends without having left.
 struct GoneMessage {
   std::uint32_t rank = 0;
+  bool ended = false;  // the latter: what it has completed counts, see transport/ledger.h
   std::string why;
   std::string encode() const;
   bool decode(std::string_view bytes);

@@ -24,6 +24,7 @@
 #include "plan/plan.h"
 #include "runtime/engine_memory.h"
 #include "runtime/heap.h"
+#include "runtime/ledger.h"
 #include "runtime/request.h"
 #include "runtime/result.h"
 #include "runtime/settings.h"
@@ -100,6 +101,13 @@ struct unjamGroup {
   std::size_t pending = 0;
   bool destroyed = false;
   unjam::Result failed;  // a member is gone
+  // Members that are gone, and of which something can still be had; see ending.h. Empty once
+  // `failed` says so.
+  struct Gone {
+    unjam::Result why;
+    std::shared_ptr<const unjam::Legacy> legacy;
+  };
+  std::vector<Gone> gone;
   bool voids = false;    // to be marked as never read again, once nothing is pending
   // What the engine may still look at: keys, and marks that are under way.
   std::size_t in_use = 0;
@@ -152,7 +160,8 @@ struct Key {
   std::deque<std::unique_ptr<Submitted>> waiting;  // successors kept out of the engine
   Result failed;                                   // an invocation failed, and with it all from
   std::uint64_t failed_from = UINT64_MAX;          // this use on; earlier ones go on
-  bool voided = false;        // peers know that this rank will never read the key again
+  LedgerEntry* ledger = nullptr;  // of this rank's; nullptr: it had no place
+  bool voided = false;            // peers know that this rank will never read the key again
   std::uint64_t settled = 0;  // while not busy: group ranks known to have no slices to consume
   KeyPlace place = KeyPlace::kIdle;
   std::list<Key*>::iterator at;  // in Context::places_
@@ -213,8 +222,11 @@ class Context : public std::enable_shared_from_this<Context> {
 
   // Builds the engine; all arenas must be there.
   void start();
-  Result shutdown();  // unjamDestroy
+  // unjamDestroy. frees: also what handles of groups, collectives and requests point to.
+  Result shutdown(bool frees = true);
   void abort(unjamResult_t code, const std::string& why);
+  // The end of the process, see ending.h. "": nothing was pending; else what was, and is aborted.
+  std::string end(const std::string& how);
 
   Result create_group(const int* ranks, int size, const char* name, unjamGroup** group);
   // Of the members that are still there.
@@ -257,8 +269,9 @@ class Context : public std::enable_shared_from_this<Context> {
   Result async_error();
   // Ranks that are gone or have left.
   std::vector<int> absent() const { return world_->absent(); }
-  // Ends pending invocations of groups with `peer`, and refuses further ones.
-  void peer_gone(int peer, const std::string& why);
+  // Ends pending invocations of groups with `peer`, and refuses further ones; but for those of which
+  // the peer had completed its part (legacy; null: none).
+  void peer_gone(int peer, const std::string& why, std::shared_ptr<const Legacy> legacy);
   // `peer` has left with all its calls complete: it takes no data any more.
   void peer_left(int peer);
   // Ends one invocation, if it is pending, and its key. `speakers`: the ranks of the process that
@@ -305,8 +318,15 @@ class Context : public std::enable_shared_from_this<Context> {
   void take_completions();
   void cancel_locked(std::size_t slot, const Result& why);
   Result open_channel(unjamGroup& group, int peer, bool sends, unjamGroup*& channel);
-  // With the lock: ends what is pending of a group that has lost a member, and refuses the rest.
-  void fail_group(unjamGroup& group, const Result& why);
+  // With the lock: a group has lost a member. Ends what is pending and cannot be completed any more.
+  void lose_member(unjamGroup& group, const Result& why, std::shared_ptr<const Legacy> legacy);
+  void lose_members(unjamGroup& group);  // those that went before the group was there
+  // Why use n of a key can never be complete: of a member that is gone and had not completed it.
+  static Result past_the_end(const unjamGroup& group, std::uint64_t tag, std::uint64_t n);
+  static bool differs(const unjamGroup& group, std::uint64_t tag, std::uint64_t n,
+                      const Signature& signature);
+  // Of a group that has lost members: whether this rank could still make some call.
+  void end_if_over(unjamGroup& group);
   void fail_key(Key& key, std::uint64_t from, const Result& why);
   void fail_waiting(Key& key, std::uint64_t from, const Result& why);
   // News of failures, told without the lock, see failures.cc.
@@ -315,6 +335,7 @@ class Context : public std::enable_shared_from_this<Context> {
     What what = kCall;
     std::uint64_t tag = 0, n = 0;  // kCall: from this use of a key on
     int peer = 0;                  // kPeer
+    std::shared_ptr<const Legacy> legacy;  // kPeer, see peer_gone()
     std::vector<int> speakers;     // kCall, see fail_call()
     Result why;
   };
@@ -367,6 +388,7 @@ class Context : public std::enable_shared_from_this<Context> {
   Result pending_error(const char* what, std::size_t pending) const;
   static Result pending_error(const char* what, std::size_t count,
                               const std::vector<const Submitted*>& pending, const char* cure);
+  static std::string calls_text(std::size_t count, const std::vector<const Submitted*>& pending);
   // A call's output has bytes in common with that memory.
   static bool writes_into(const Submitted& s, const void* memory, std::uint64_t bytes);
   std::vector<const Submitted*> pending_in_order() const;
@@ -378,6 +400,7 @@ class Context : public std::enable_shared_from_this<Context> {
   EventCount completions_;
   std::unique_ptr<EngineMemory> memory_;
   std::unique_ptr<Heap> heap_;
+  std::unique_ptr<Ledger> ledger_;
   Windows windows_;
   std::mutex registering_;          // one thread registers or deregisters; before mutex_
   std::uint64_t not_shared_ = 0;    // registrations that other processes were not told of,
@@ -440,6 +463,7 @@ class Context : public std::enable_shared_from_this<Context> {
   std::uint64_t completed_ = 0;
   std::uint64_t serials_ = 0;
   bool closed_ = false;            // aborted or destroyed
+  bool destroyed_ = false;         // the latter
   std::atomic<bool> ends_{false};  // it is closed, or about to be
   bool helping_ = false;           // see wait()
   Result first_error_;

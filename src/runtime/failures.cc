@@ -31,8 +31,10 @@ void Context::tell(News news) {
     }
     news_.push_back(std::move(news));
     has_news_.store(true, std::memory_order_release);
-    // (Behind it: whoever sees what the engine ends for it, finds why.)
-    if (news_.back().what == News::kPeer) daemon_->peer_gone(news_.back().peer);
+    // (Behind it: whoever sees what the engine ends for it, finds why. It would end all: where
+    // something can still be had of the peer, what cannot is cancelled one by one, above.)
+    const News& last = news_.back();
+    if (last.what == News::kPeer && last.legacy == nullptr) daemon_->peer_gone(last.peer);
   }
   daemon_->ring_all();
   completions_.notify();
@@ -52,7 +54,8 @@ bool Context::concerns(const News& news, const InEngine& call) {
       // Later uses of the key cannot start any more; earlier ones go on.
       return call.tag == news.tag && call.n >= news.n && heeds(news, *call.group);
     case News::kPeer:
-      return is_member(*call.group, news.peer);
+      return is_member(*call.group, news.peer) &&
+             (news.legacy == nullptr || !news.legacy->covers(call.tag, call.n));
     case News::kAbort:
       break;
   }
@@ -104,7 +107,7 @@ void Context::hear(const News& news) {
     case News::kPeer:
       gone_[static_cast<std::size_t>(news.peer)] = true;
       for (auto& group : groups_) {
-        if (is_member(*group, news.peer)) fail_group(*group, news.why);
+        if (is_member(*group, news.peer)) lose_member(*group, news.why, news.legacy);
       }
       break;
     case News::kAbort:
@@ -168,21 +171,77 @@ void Context::cancel_locked(std::size_t slot, const Result& why) {
 // Without the lock, see tell().
 void Context::peer_left(int peer) { gone_[static_cast<std::size_t>(peer)] = true; }
 
-void Context::peer_gone(int peer, const std::string& why) {
+void Context::peer_gone(int peer, const std::string& why, std::shared_ptr<const Legacy> legacy) {
   News news;
   news.what = News::kPeer;
   news.peer = peer;
   news.why = gone_result(peer, why);
+  news.legacy = std::move(legacy);
   tell(std::move(news));
 }
 
-void Context::fail_group(unjamGroup& group, const Result& why) {
-  if (group.failed.ok()) group.failed = why;
-  release_group(group);
-  for (auto& [name, key] : group.keys) fail_waiting(*key, 0, why);
-  for (std::size_t i = 0; i < slots_.size(); ++i) {
-    if (slots_[i] != nullptr && slots_[i]->key->group == &group) cancel_locked(i, group.failed);
+Result Context::past_the_end(const unjamGroup& group, std::uint64_t tag, std::uint64_t n) {
+  if (!group.failed.ok()) return group.failed;
+  for (const unjamGroup::Gone& gone : group.gone) {
+    if (gone.legacy == nullptr || !gone.legacy->covers(tag, n)) return gone.why;
   }
+  return {};
+}
+
+bool Context::differs(const unjamGroup& group, std::uint64_t tag, std::uint64_t n,
+                      const Signature& signature) {
+  return std::any_of(group.gone.begin(), group.gone.end(), [&](const unjamGroup::Gone& gone) {
+    return gone.legacy != nullptr && gone.legacy->differs(tag, n, signature.hash());
+  });
+}
+
+void Context::lose_member(unjamGroup& group, const Result& why,
+                          std::shared_ptr<const Legacy> legacy) {
+  if (!group.failed.ok()) return;
+  group.gone.push_back({why, std::move(legacy)});
+  for (auto& [name, key] : group.keys) {
+    if (key->waiting.empty()) continue;
+    // A key's uses keep their order: behind the first that cannot be complete none can.
+    std::uint64_t n = key->waiting.front()->n;
+    while (n <= key->waiting.back()->n && past_the_end(group, key->state.tag, n).ok()) ++n;
+    fail_waiting(*key, n, why);
+  }
+  for (std::size_t i = 0; i < slots_.size(); ++i) {
+    if (slots_[i] == nullptr || slots_[i]->key->group != &group) continue;
+    const Submitted& s = *slots_[i];
+    const Result over = past_the_end(group, s.key->state.tag, s.n);
+    if (!over.ok()) {
+      cancel_locked(i, over);
+    } else if (differs(group, s.key->state.tag, s.n, s.call.signature)) {
+      cancel_locked(i, differs_result(s.call.signature, s.key->name, group.name, s.n, why));
+    }
+  }
+  end_if_over(group);
+}
+
+void Context::lose_members(unjamGroup& group) {
+  for (auto& [rank, gone] : world_->gone(group.members)) {
+    const std::lock_guard lock(mutex_);
+    lose_member(group, gone_result(rank, gone.why), gone.legacy);
+    daemon_->ring_all();
+  }
+}
+
+// What peers have for this rank in the group's connectors is let go only then: it may be part of a
+// call that can still be made.
+void Context::end_if_over(unjamGroup& group) {
+  if (group.gone.empty()) return;
+  const auto callable = [&](std::uint64_t tag, std::uint64_t uses) {
+    const std::uint64_t n = uses_of(tag);
+    return n < uses && past_the_end(group, tag, n).ok();
+  };
+  const bool hopeless =
+      group.destroyed || std::any_of(group.gone.begin(), group.gone.end(),
+                                     [](const auto& gone) { return gone.legacy == nullptr; });
+  if (!hopeless && group.gone.front().legacy->any_of(group.tag, callable)) return;
+  group.failed = group.gone.front().why;
+  group.gone.clear();
+  release_group(group);
 }
 
 void Context::fail_call(std::uint64_t tag, std::uint64_t n, const Result& why,

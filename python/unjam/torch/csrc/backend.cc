@@ -104,13 +104,17 @@ void UnjamBackend::shutdown() {
   Call::sweep(true);
 }
 
-void shutdown_all() {
+void shutdown_all(std::int64_t patience_us) {
   std::vector<std::shared_ptr<Groups>> groups;  // end outside of the lock
   const std::lock_guard lock(backends_mutex());
   // With the lock none of them can end.
   for (UnjamBackend* backend : backends()) {
     groups.push_back(backend->take_groups());
     AnySource::get().cancel(backend, "the process ends", /*waits=*/false);
+  }
+  if (unjamFinalize(patience_us) != UNJAM_SUCCESS) {
+    TORCH_WARN("unjam: the process ends with operations pending, which are aborted: ",
+               unjamGetLastError());
   }
 }
 

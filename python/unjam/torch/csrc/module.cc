@@ -144,11 +144,11 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   // At the end of the process. Futures of what is pending fail now; their callbacks get a moment.
   m.def(
       "shutdown_all",
-      [] {
-        shutdown_all();
+      [](std::int64_t patience_us) {
+        shutdown_all(patience_us);
         Executor::get().close();
       },
-      GilRelease());
+      py::arg("patience_us"), GilRelease());
   m.def("log_calls", [](bool on) { CallLog::get().enable(on); });
   m.def("take_calls", [] {
     std::vector<std::tuple<std::string, std::string, std::string, int, int>> calls;
