@@ -232,6 +232,19 @@ bool GoneMessage::decode(std::string_view bytes) {
   return r.complete();
 }
 
+std::string GaveUpMessage::encode() const {
+  WireWriter w;
+  w.number(rank);
+  w.number(of);
+  return w.take();
+}
+bool GaveUpMessage::decode(std::string_view bytes) {
+  WireReader r(bytes);
+  rank = r.up_to(kLastRank);
+  of = r.number<std::uint64_t>();
+  return r.complete();
+}
+
 std::string DepartedMessage::encode() const {
   WireWriter w;
   w.number(rank);

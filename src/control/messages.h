@@ -41,6 +41,7 @@ enum class MessageType : std::uint16_t {
   kWindow,
   kWindowGone,
   kWindowLetGo,
+  kGaveUp,
 };
 
 struct HelloMessage {
@@ -112,6 +113,14 @@ struct GoneMessage {
   std::uint32_t rank = 0;
   bool ended = false;  // the latter: what it has completed counts, see transport/ledger.h
   std::string why;
+  std::string encode() const;
+  bool decode(std::string_view bytes);
+};
+
+// A rank has met the end of others: it may make no more calls in their groups.
+struct GaveUpMessage {
+  std::uint32_t rank = 0;
+  std::uint64_t of = 0;  // bit r: rank r, which is gone
   std::string encode() const;
   bool decode(std::string_view bytes);
 };

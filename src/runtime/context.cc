@@ -324,6 +324,7 @@ Result Context::open_channel(unjamGroup& group, int peer, bool sends, unjamGroup
 
 Result Context::shrink_group(const unjamGroup& group, const char* name, unjamGroup** survivors) {
   const std::vector<int> absent = world_->absent();
+  for (const int rank : absent) give_up(rank);  // who shrinks a group makes no more calls in it
   std::vector<int> members;
   for (const int m : group.members) {
     if (std::find(absent.begin(), absent.end(), m) == absent.end()) members.push_back(m);

@@ -93,7 +93,8 @@ std::string end_contexts(std::int64_t patience_us) {
   for (const auto& c : contexts) {
     const std::string what = c->end(how);
     if (!what.empty()) {
-      aborted += (aborted.empty() ? "" : "; ") + ("rank " + std::to_string(c->rank()) + ": ") + what;
+      aborted +=
+          (aborted.empty() ? "" : "; ") + ("rank " + std::to_string(c->rank()) + ": ") + what;
     }
   }
   return aborted;

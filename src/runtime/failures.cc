@@ -47,7 +47,7 @@ bool Context::heeds(const News& news, const unjamGroup& group) {
                                               [&](int rank) { return is_member(group, rank); });
 }
 
-bool Context::concerns(const News& news, const InEngine& call) {
+bool Context::concerns(const News& news, const InEngine& call) const {
   if (call.group == nullptr) return false;
   switch (news.what) {
     case News::kCall:
@@ -56,6 +56,9 @@ bool Context::concerns(const News& news, const InEngine& call) {
     case News::kPeer:
       return is_member(*call.group, news.peer) &&
              (news.legacy == nullptr || !news.legacy->covers(call.tag, call.n));
+    case News::kGaveUp:
+      return is_member(*call.group, news.peer) && is_member(*call.group, news.gone) &&
+             !has_completed(world_->ledger(news.peer), call.tag, call.n);
     case News::kAbort:
       break;
   }
@@ -107,7 +110,18 @@ void Context::hear(const News& news) {
     case News::kPeer:
       gone_[static_cast<std::size_t>(news.peer)] = true;
       for (auto& group : groups_) {
-        if (is_member(*group, news.peer)) lose_member(*group, news.why, news.legacy);
+        if (is_member(*group, news.peer)) {
+          lose_member(*group, {news.peer, news.why, news.legacy, {}});
+        }
+      }
+      break;
+    case News::kGaveUp:
+      for (auto& group : groups_) {
+        if (!is_member(*group, news.peer)) continue;
+        for (unjamGroup::Gone& gone : group->gone) {
+          if (gone.rank == news.gone) gone.given_up.push_back(news.peer);
+        }
+        lose_reach(*group);
       }
       break;
     case News::kAbort:
@@ -180,12 +194,38 @@ void Context::peer_gone(int peer, const std::string& why, std::shared_ptr<const 
   tell(std::move(news));
 }
 
-Result Context::past_the_end(const unjamGroup& group, std::uint64_t tag, std::uint64_t n) {
-  if (!group.failed.ok()) return group.failed;
+Result Context::unreachable(const unjamGroup& group, std::uint64_t tag, std::uint64_t n) const {
   for (const unjamGroup::Gone& gone : group.gone) {
     if (gone.legacy == nullptr || !gone.legacy->covers(tag, n)) return gone.why;
+    for (const int rank : gone.given_up) {
+      if (!has_completed(world_->ledger(rank), tag, n)) return gone.why;
+    }
   }
   return {};
+}
+
+Result Context::past_the_end(const unjamGroup& group, std::uint64_t tag, std::uint64_t n) {
+  Result why = group.failed.ok() ? unreachable(group, tag, n) : group.failed;
+  if (!why.ok()) give_up(group);
+  return why;
+}
+
+void Context::give_up(const unjamGroup& group) {
+  for (const unjamGroup::Gone& gone : group.gone) give_up(gone.rank);
+}
+
+void Context::give_up(int rank) {
+  const std::uint64_t bit = std::uint64_t{1} << rank;
+  if ((given_up_.fetch_or(bit, std::memory_order_acq_rel) & bit) == 0) world_->gave_up();
+}
+
+void Context::peer_gave_up(int peer, int gone, const std::string& why) {
+  News news;
+  news.what = News::kGaveUp;
+  news.peer = peer;
+  news.gone = gone;
+  news.why = gone_result(gone, why);
+  tell(std::move(news));
 }
 
 bool Context::differs(const unjamGroup& group, std::uint64_t tag, std::uint64_t n,
@@ -195,34 +235,46 @@ bool Context::differs(const unjamGroup& group, std::uint64_t tag, std::uint64_t 
   });
 }
 
-void Context::lose_member(unjamGroup& group, const Result& why,
-                          std::shared_ptr<const Legacy> legacy) {
-  if (!group.failed.ok()) return;
-  group.gone.push_back({why, std::move(legacy)});
+void Context::lose_member(unjamGroup& group, unjamGroup::Gone gone) {
+  group.gone.push_back(std::move(gone));
+  lose_reach(group);
+}
+
+void Context::lose_reach(unjamGroup& group) {
+  if (group.gone.empty()) return;
+  bool lost = false;
   for (auto& [name, key] : group.keys) {
     if (key->waiting.empty()) continue;
     // A key's uses keep their order: behind the first that cannot be complete none can.
+    Result why;
     std::uint64_t n = key->waiting.front()->n;
-    while (n <= key->waiting.back()->n && past_the_end(group, key->state.tag, n).ok()) ++n;
+    for (; n <= key->waiting.back()->n; ++n) {
+      why = unreachable(group, key->state.tag, n);
+      if (!why.ok()) break;
+    }
+    if (why.ok()) continue;
+    lost = true;
     fail_waiting(*key, n, why);
   }
   for (std::size_t i = 0; i < slots_.size(); ++i) {
     if (slots_[i] == nullptr || slots_[i]->key->group != &group) continue;
     const Submitted& s = *slots_[i];
-    const Result over = past_the_end(group, s.key->state.tag, s.n);
-    if (!over.ok()) {
-      cancel_locked(i, over);
-    } else if (differs(group, s.key->state.tag, s.n, s.call.signature)) {
-      cancel_locked(i, differs_result(s.call.signature, s.key->name, group.name, s.n, why));
+    Result why = unreachable(group, s.key->state.tag, s.n);
+    lost = lost || !why.ok();
+    if (why.ok() && differs(group, s.key->state.tag, s.n, s.call.signature)) {
+      why = differs_result(s.call.signature, s.key->name, group.name, s.n, group.gone.front().why);
     }
+    if (!why.ok()) cancel_locked(i, why);
   }
+  if (lost) give_up(group);
   end_if_over(group);
 }
 
 void Context::lose_members(unjamGroup& group) {
   for (auto& [rank, gone] : world_->gone(group.members)) {
     const std::lock_guard lock(mutex_);
-    lose_member(group, gone_result(rank, gone.why), gone.legacy);
+    std::erase_if(gone.given_up, [&](int r) { return r == rank_ || !is_member(group, r); });
+    lose_member(group, {rank, gone_result(rank, gone.why), gone.legacy, gone.given_up});
     daemon_->ring_all();
   }
 }
@@ -230,17 +282,16 @@ void Context::lose_members(unjamGroup& group) {
 // What peers have for this rank in the group's connectors is let go only then: it may be part of a
 // call that can still be made.
 void Context::end_if_over(unjamGroup& group) {
-  if (group.gone.empty()) return;
+  if (group.gone.empty() || !group.failed.ok()) return;
   const auto callable = [&](std::uint64_t tag, std::uint64_t uses) {
     const std::uint64_t n = uses_of(tag);
-    return n < uses && past_the_end(group, tag, n).ok();
+    return n < uses && unreachable(group, tag, n).ok();
   };
   const bool hopeless =
       group.destroyed || std::any_of(group.gone.begin(), group.gone.end(),
                                      [](const auto& gone) { return gone.legacy == nullptr; });
   if (!hopeless && group.gone.front().legacy->any_of(group.tag, callable)) return;
   group.failed = group.gone.front().why;
-  group.gone.clear();
   release_group(group);
 }
 

@@ -47,6 +47,17 @@ void Ledger::close(LedgerEntry* entry) {
   if (entry != nullptr) held_[static_cast<std::size_t>(entry - memory_->entries)] = false;
 }
 
+bool has_completed(LedgerMemory& ledger, std::uint64_t tag, std::uint64_t n) {
+  const std::uint64_t home = mix64(tag);
+  for (std::uint32_t i = 0; i < kLooks; ++i) {
+    LedgerEntry& e = ledger.entries[(home + i) % kLedgerPlaces];
+    if (load_acquire(e.tag) != tag) continue;
+    const std::uint64_t done = load_acquire(e.done);
+    return load_acquire(e.tag) == tag && done > n;
+  }
+  return false;
+}
+
 Legacy::Legacy(LedgerMemory& ledger, const std::map<std::uint64_t, std::uint64_t>* said) {
   for (LedgerEntry& e : ledger.entries) {
     const std::uint64_t tag = load_acquire(e.tag);

@@ -27,6 +27,9 @@ class Ledger {
   std::vector<bool> held_;
 };
 
+// Whether a rank, which may go on, has completed use n of a key.
+bool has_completed(LedgerMemory& ledger, std::uint64_t tag, std::uint64_t n);
+
 // What can still be had of a rank that is gone: its part of the calls that it had completed.
 class Legacy {
  public:

@@ -227,8 +227,7 @@ Result Context::check_agreement(std::unique_lock<std::mutex>& lock, unjamGroup& 
   const std::uint64_t n = key.submitted;
   if (group.members.size() == 1) return {};
   if (differs(group, key.state.tag, n, signature)) {
-    const Result why =
-        differs_result(signature, key.name, group.name, n, group.gone.front().why);
+    const Result why = differs_result(signature, key.name, group.name, n, group.gone.front().why);
     lock.unlock();
     world_->refuse(key.state.tag, n, group.members, why.message);
     lock.lock();
@@ -557,8 +556,7 @@ void Context::count(Submitted& s) {
   ++key.submitted;
   key.remember(s.n, s.call.signature);
   if (key.ledger != nullptr) {
-    store_release(key.ledger->calls[s.n % kLedgerCalls],
-                  ledger_call(s.n, s.call.signature.hash()));
+    store_release(key.ledger->calls[s.n % kLedgerCalls], ledger_call(s.n, s.call.signature.hash()));
   }
   ++key.group->pending;
   end_if_over(*key.group);

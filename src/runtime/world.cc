@@ -122,9 +122,8 @@ World::~World() {
 }
 
 std::uint64_t World::ledger_offset() const {
-  const std::uint64_t before = first_settings_.device == UNJAM_DEVICE_CUDA
-                                   ? kLinkOffset + kLinkBytes
-                                   : shape_.total_bytes();
+  const std::uint64_t before =
+      first_settings_.device == UNJAM_DEVICE_CUDA ? kLinkOffset + kLinkBytes : shape_.total_bytes();
   return (before + alignof(LedgerMemory) - 1) / alignof(LedgerMemory) * alignof(LedgerMemory);
 }
 
@@ -469,6 +468,7 @@ void World::control() {
     mesh_.poll(printing ? 5 : anybody ? watch_ms() : -1, events);
     lock.lock();
     if (stopping_) break;
+    tell_given_up();
     watch();
     if (const std::uint32_t now = explain_signals(); now != signals) {
       signals = now;
@@ -499,6 +499,13 @@ void World::on_message(int process, const Frame& frame) {
       if (m.decode(frame.payload) && is_rank_of(m.rank, process)) {
         const int rank = static_cast<int>(m.rank);
         mark_gone(rank, m.why, m.ended ? legacy_of(rank) : nullptr);
+      }
+      break;
+    }
+    case MessageType::kGaveUp: {
+      GaveUpMessage m;
+      if (m.decode(frame.payload) && is_rank_of(m.rank, process)) {
+        on_gave_up(static_cast<int>(m.rank), m.of);
       }
       break;
     }
@@ -579,7 +586,10 @@ void World::on_lost(int process, bool died, const std::string& why) {
   for (int r = 0; r < ranks_; ++r) {
     if (!is_rank_of(static_cast<std::uint32_t>(r), process) || departed_.count(r) != 0) continue;
     const bool exits = died && load_acquire(ledger(r).exits) != 0;
-    mark_gone(r, name + (exits ? kEndedText : died ? "died" : "closed its connection: " + why),
+    mark_gone(r,
+              name + (exits  ? kEndedText
+                      : died ? "died"
+                             : "closed its connection: " + why),
               legacy_of(r));
   }
   windows_let_go(process);
@@ -629,11 +639,41 @@ std::shared_ptr<const Legacy> World::legacy_of(int rank) const {
 }
 
 void World::mark_gone(int rank, const std::string& why, std::shared_ptr<const Legacy> legacy) {
-  if (!gone_.emplace(rank, Gone{why, legacy}).second) return;
+  if (!gone_.emplace(rank, Gone{why, legacy, {}}).second) return;
   // Some engine may be at it still: what is mapped stays so.
   windows_.forget(rank, true);
   for (Context* c : contexts_) {
     if (c != nullptr && c->rank() != rank) c->peer_gone(rank, why, legacy);
+  }
+  // Others may have met it before it was known here.
+  for (const auto& [r, of] : given_up_) on_gave_up(r, of);
+}
+
+void World::on_gave_up(int rank, std::uint64_t of) {
+  given_up_[rank] |= of;
+  for (auto& [peer, gone] : gone_) {
+    if ((of >> peer & 1) == 0) continue;
+    if (std::find(gone.given_up.begin(), gone.given_up.end(), rank) != gone.given_up.end()) {
+      continue;
+    }
+    gone.given_up.push_back(rank);
+    for (Context* c : contexts_) {
+      if (c != nullptr && c->rank() != rank) c->peer_gave_up(rank, peer, gone.why);
+    }
+  }
+}
+
+void World::tell_given_up() {
+  for (Context* c : contexts_) {
+    if (c == nullptr) continue;
+    const std::uint64_t of = c->given_up();
+    const auto known = given_up_.find(c->rank());
+    if ((of & ~(known == given_up_.end() ? 0 : known->second)) == 0) continue;
+    GaveUpMessage m;
+    m.rank = static_cast<std::uint32_t>(c->rank());
+    m.of = of;
+    mesh_.send_all(MessageType::kGaveUp, m.encode());
+    on_gave_up(c->rank(), of);
   }
 }
 

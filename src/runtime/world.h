@@ -106,9 +106,13 @@ class World {
   struct Gone {
     std::string why;
     std::shared_ptr<const Legacy> legacy;
+    std::vector<int> given_up;  // who has met that, see Context::give_up()
   };
   // Those of `members`, in their order.
   std::vector<std::pair<int, Gone>> gone(const std::vector<int>& members) const;
+  // A rank of this process has given up calls, see Context::given_up(): peers are told soon.
+  // Without a lock.
+  void gave_up() { mesh_.wake(); }
   // Where a rank writes down what it has completed.
   LedgerMemory& ledger(int rank) const;
   // The process ends by itself: its ranks' ledgers say so. Without a lock.
@@ -193,6 +197,8 @@ class World {
   void on_answer(int process, const AnswerMessage& answer);
   void mark_gone(int rank, const std::string& why, std::shared_ptr<const Legacy> legacy);
   std::shared_ptr<const Legacy> legacy_of(int rank) const;
+  void tell_given_up();
+  void on_gave_up(int rank, std::uint64_t of);
   bool alone() const { return !secret_; }
   bool is_rank_of(std::uint32_t rank, int process) const;
   std::set<int> processes_of(const std::vector<int>& members) const;
@@ -284,7 +290,8 @@ class World {
     std::vector<PendingCall> untaken;
   };
   std::map<int, Departed> departed_;
-  std::map<int, Gone> gone_;  // aborted, dead, or their process ends: by rank
+  std::map<int, std::uint64_t> given_up_;  // by rank: on whose account it has given up calls
+  std::map<int, Gone> gone_;               // aborted, dead, or their process ends: by rank
   // Disagreements found, by tag and by the process that says so. For ranks that call later.
   std::map<std::pair<std::uint64_t, int>, Disagreement> disagreements_;
   std::map<CallKey, Inquiry> inquiries_;

@@ -361,8 +361,8 @@ void HostDaemon::lane_main(Lane& lane, unsigned thread) {
   }
   std::uint64_t no_delay = 0, not_crowded = 0;  // of threads that do not control
   HostDev dev(rank_, lane.index, thread, options_.block_threads, &lane.barrier, completions_,
-              completes_.data(), lane.rested, thread == 0 ? lane.delay_state : no_delay, options_.delay_max_us,
-              thread == 0 ? lane.crowded_until_ns : not_crowded);
+              completes_.data(), lane.rested, thread == 0 ? lane.delay_state : no_delay,
+              options_.delay_max_us, thread == 0 ? lane.crowded_until_ns : not_crowded);
   bool drives = true;  // the word begins with no bits: the lane is ours
   for (;;) {
     if (thread == 0) {
@@ -384,8 +384,8 @@ void HostDaemon::ring_and_attempt() {
   const Guest guest(*this);
   Lane& lane = *lanes_.front();
   if (!guest.welcome() || !lease_take(*lane.doorbell)) return ring(0);
-  HostDev dev(rank_, 0, 0, 1, nullptr, completions_, completes_.data(), lane.rested, lane.delay_state,
-              options_.delay_max_us, lane.crowded_until_ns);
+  HostDev dev(rank_, 0, 0, 1, nullptr, completions_, completes_.data(), lane.rested,
+              lane.delay_state, options_.delay_max_us, lane.crowded_until_ns);
   dev.manner.hurries = true;
   stay(lane, dev);
   if (!dev.rests) hand_over(lane);
@@ -396,8 +396,8 @@ bool HostDaemon::help(const std::function<bool()>& look, std::uint64_t deadline_
   Lane& lane = *lanes_.front();
   std::uint32_t& doorbell = *lane.doorbell;
   if (!guest.welcome() || !lease_take(doorbell)) return false;
-  HostDev dev(rank_, 0, 0, 1, nullptr, completions_, completes_.data(), lane.rested, lane.delay_state,
-              options_.delay_max_us, lane.crowded_until_ns);
+  HostDev dev(rank_, 0, 0, 1, nullptr, completions_, completes_.data(), lane.rested,
+              lane.delay_state, options_.delay_max_us, lane.crowded_until_ns);
   dev.manner.holds = dev.manner.goes_on_cqe = true;
   const auto goes = [&] { return load_acquire(rank_.stop) != 0 || monotonic_ns() >= deadline_ns; };
   for (bool go = false;;) {

@@ -148,7 +148,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
         shutdown_all(patience_us);
         Executor::get().close();
       },
-      py::arg("patience_us"), GilRelease());
+      py::arg("patience_us") = -1, GilRelease());
   m.def("log_calls", [](bool on) { CallLog::get().enable(on); });
   m.def("take_calls", [] {
     std::vector<std::tuple<std::string, std::string, std::string, int, int>> calls;
