@@ -825,7 +825,7 @@ def ends_with_a_call_pending(how):
         request = group.all_reduce(np.ones(4), key="late")  # noqa: F841
         say("called")
         if how == "in a daemon thread":
-            threading.Thread(target=request.wait, daemon=True).start()
+            threading.Thread(target=request.wait, daemon=True).start()  # noqa: F821 (the prelude)
         if how == "an exception":
             raise ValueError("as is meant")
         return
