@@ -211,6 +211,15 @@ UNJAM_API unjamResult_t unjamDestroy(unjamContext_t context);
  * with this rank end with UNJAM_ERROR_PEER. (CUDA: a call of a group of one that is a copy in a
  * stream ends, with the error, when the stream comes to it; unjamDestroy waits for that.) */
 UNJAM_API unjamResult_t unjamAbort(unjamContext_t context);
+/* What a process does last that ends with contexts open (Python's packages do it by themselves):
+ * ends all of them, whoever made them. Waits while invocations are pending and something moves, and
+ * for patience_us after that (< 0: two seconds). A context with nothing pending leaves, as with
+ * unjamDestroy; the others' pending invocations are aborted: UNJAM_ERROR_INVALID_USAGE, which names
+ * them. Peers are told at once, and their calls that still need this process end with
+ * UNJAM_ERROR_PEER; what it had completed its part of goes on, now and later. Handles stay valid
+ * for unjamDestroy. Not in a callback: does nothing there. A process that just ends (killed, by
+ * _exit(), or without this call) is noticed by its peers, and the same holds for their calls. */
+UNJAM_API unjamResult_t unjamFinalize(int64_t patience_us);
 UNJAM_API unjamResult_t unjamContextRank(unjamContext_t context, int* rank);
 UNJAM_API unjamResult_t unjamContextSize(unjamContext_t context, int* nranks);
 /* Ranks of the job that are no longer there: their process died, they were aborted, or they have

@@ -24,6 +24,12 @@ class Daemon {
   // Puts an invocation, or a command (see KeyRelease), into the SQ; ring() follows. One thread at a
   // time. `fresh`: the first of its key's state, which the engine then sets up from it.
   virtual void submit(const Invocation& inv, const KeyState* fresh) = 0;
+  // Before a submission into that slot: when it is completed with success, at once and whoever has
+  // yet to hear of it, the word becomes `value` (release: behind all that it has posted). nullptr:
+  // no word. (Of a device whose lanes do not write to the host's memory: nothing, see
+  // Context::take_completions().)
+  virtual void completes(std::uint16_t /*slot*/, std::uint64_t* /*word*/, std::uint64_t /*value*/) {
+  }
   // Ends the invocation in that slot as cancelled; ring_all() follows.
   virtual void cancel(std::uint16_t slot) = 0;
   // A rank is gone: invocations with it end as cancelled. Unlike cancel() without the caller's

@@ -80,10 +80,15 @@ void Context::take_completions() {
     }
     Key& key = *s->key;
     --key.in_engine;
+    // (On the host the engine has said so.)
+    if (cuda() && e.outcome == Outcome::kDone && key.ledger != nullptr) {
+      store_release(key.ledger->done, s->n + 1);
+    }
     // (Whoever has the engine end something has said why, see Context::tell().)
     if (e.outcome != Outcome::kDone && s->cancel.ok()) {
       s->cancel = {UNJAM_ERROR_PEER, "a rank of the group is gone: shrink the group to those left"};
     }
+    if (e.outcome != Outcome::kDone) give_up(*key.group);
     // (Of a failed call: a peer that has not heard of it yet may still store into its output.)
     if (e.outcome != Outcome::kDone) {
       const std::uint64_t place = output_place(*key.group, s->call);

@@ -203,11 +203,20 @@ void World::fail_everywhere(const CallKey& call, const std::vector<int>& members
   fail_here(tag, n, code, text, me_);
 }
 
+void World::refuse(std::uint64_t tag, std::uint64_t n, const std::vector<int>& members,
+                   const std::string& text) {
+  std::lock_guard lock(mutex_);
+  fail_everywhere({tag, n}, members, UNJAM_ERROR_MISMATCH, text);
+}
+
 // ---- probes ----
 
 bool World::called(std::uint64_t tag, std::uint64_t n, int member) {
   const CallKey call{tag, n};
   std::lock_guard lock(mutex_);
+  if (const auto gone = gone_.find(member); gone != gone_.end()) {
+    return gone->second.legacy != nullptr && gone->second.legacy->covers(tag, n);
+  }
   if (departed_.count(member) != 0) return !left_without(member, call);
   if (is_local(member)) {
     const Context* c = contexts_[static_cast<std::size_t>(member)];
@@ -586,7 +595,7 @@ std::vector<AbsentRank> World::absentees(const Gathering& g) const {
                                   [&](const RankSnapshot& s) { return s.rank == r; });
     if (seen) continue;
     if (const auto gone = gone_.find(r); gone != gone_.end()) {
-      ranks.push_back({r, "gone: " + gone->second});
+      ranks.push_back({r, "gone: " + gone->second.why});
     } else if (departed_.count(r) != 0) {
       ranks.push_back({r, "has left the job"});
     } else if (g.busy.count(r) != 0) {

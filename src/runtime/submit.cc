@@ -212,9 +212,9 @@ Result Context::probe(unjamGroup& group, const char* name, int peer, bool& ready
   {
     std::lock_guard lock(mutex_);
     if (closed()) return closed_why_;
-    if (!channel->failed.ok()) return channel->failed;
     if (channel->destroyed) return {UNJAM_ERROR_INVALID_USAGE, "the group was destroyed"};
     n = uses_of(tag);
+    if (Result r = past_the_end(*channel, tag, n); !r.ok()) return r;
     const Result* failure = nullptr;
     if (const auto key = keys_.find(tag); key != keys_.end()) {
       if (key->second->over()) failure = &key->second->failed;
@@ -241,6 +241,13 @@ Result Context::check_agreement(std::unique_lock<std::mutex>& lock, unjamGroup& 
                                 const Signature& signature) {
   const std::uint64_t n = key.submitted;
   if (group.members.size() == 1) return {};
+  if (differs(group, key.state.tag, n, signature)) {
+    const Result why = differs_result(signature, key.name, group.name, n, group.gone.front().why);
+    lock.unlock();
+    world_->refuse(key.state.tag, n, group.members, why.message);
+    lock.lock();
+    return closed() ? closed_why_ : why;
+  }
   const Announced others = announce(world_->announcements(group.members, key.state.tag),
                                     key.state.tag, n, signature.hash());
   if (others == Announced::kAgreed) return {};
@@ -264,14 +271,14 @@ Result Context::submit_locked(std::unique_lock<std::mutex>& lock, unjamGroup& gr
     while (key.launching && !closed_) launched_.wait(lock);
     // Before peers hear of the call: one that is refused must end nothing on them.
     if (closed()) return closed_why_;
-    if (!group.failed.ok()) return group.failed;
-    if (group.destroyed) return {UNJAM_ERROR_INVALID_USAGE, "the group was destroyed"};
     const std::uint64_t n = key.submitted;
+    if (Result r = past_the_end(group, key.state.tag, n); !r.ok()) return r;
+    if (group.destroyed) return {UNJAM_ERROR_INVALID_USAGE, "the group was destroyed"};
     disagreement = check_agreement(lock, group, key, call.signature);
     if (closed()) return closed_why_;
     settled = n == key.submitted;  // no other thread has made this use meanwhile
   }
-  if (!group.failed.ok()) return group.failed;
+  if (Result r = past_the_end(group, key.state.tag, key.submitted); !r.ok()) return r;
   if (group.destroyed) return {UNJAM_ERROR_INVALID_USAGE, "the group was destroyed"};
   // It has failed on the others before it was called here: as if it failed after its call.
   if (key.submitted == key.failed_from && disagreement.ok()) disagreement = key.failed;
@@ -526,6 +533,7 @@ void Context::admit(std::unique_ptr<Submitted> s) {
   ++key.in_engine;
   enter_slot(slot, *s);
   slots_[slot] = std::move(s);
+  daemon_->completes(slot, key.ledger == nullptr ? nullptr : &key.ledger->done, inv.n + 1);
   daemon_->submit(inv, key.fresh ? &key.state : nullptr);  // the caller rings
   key.fresh = false;
 }
@@ -591,7 +599,11 @@ void Context::count(Submitted& s) {
   ++submitted_;
   ++key.submitted;
   key.remember(s.n, s.call.signature);
+  if (key.ledger != nullptr) {
+    store_release(key.ledger->calls[s.n % kLedgerCalls], ledger_call(s.n, s.call.signature.hash()));
+  }
   ++key.group->pending;
+  end_if_over(*key.group);
   if (s.call.callback != nullptr) ++callbacks_;
 }
 

@@ -32,4 +32,13 @@ inline std::string use_text(const Signature& s, const std::string& key, const st
   return "the send from rank " + std::to_string(s.root) + " to " + to + " under " + text;
 }
 
+// A call that is not what a rank that is gone (`why`) had called.
+inline Result differs_result(const Signature& s, const std::string& key, const std::string& group,
+                             std::uint64_t n, const Result& why) {
+  return {UNJAM_ERROR_MISMATCH, "ranks disagree on " + use_text(s, key, group, n) +
+                                    ": this rank called " + s.text() +
+                                    ", another one something else, and " + why.message +
+                                    ". Make the same call on all ranks of the group."};
+}
+
 }  // namespace unjam

@@ -1041,7 +1041,7 @@ def atexit_in_child() -> None:
     """What Python does at the end of a process that does not use os._exit."""
     from unjam import context
 
-    context._close_all()
+    context._end_all()
 
 
 # ---- the tests ----

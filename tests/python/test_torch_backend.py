@@ -485,6 +485,57 @@ def test_process_may_end_with_futures_pending():
         both[1].wait(LONG_S)
 
 
+CHILDREN = """
+import json, multiprocessing, os, sys
+import torch
+import torch.distributed as dist
+
+def rank(number, file, how, first_has_ended, results):
+    dist.init_process_group("unjam", init_method=f"file://{file}", rank=number, world_size=2)
+    x = torch.full((4,), 9.0 if number == 0 else 0.0)
+    if number == 1:
+        assert first_has_ended.wait(60)
+    dist.send(x, 1) if number == 0 else dist.recv(x, 0)
+    y = torch.full((4,), 9.0 if number == 0 else 0.0)
+    dist.broadcast(y, 0)
+    results.put(x.tolist() + y.tolist())
+    if how == "os._exit" and number == 0:
+        os._exit(0)
+
+if __name__ == "__main__":
+    folder, *methods = sys.argv[1:]
+    for method in methods:
+        for how in ("return", "os._exit"):
+            kind = multiprocessing.get_context(method)
+            first_has_ended, results = kind.Event(), kind.SimpleQueue()
+            arguments = (f"{folder}/{method} {how}", how, first_has_ended, results)
+            ranks = [kind.Process(target=rank, args=(r, *arguments)) for r in range(2)]
+            for process in ranks:
+                process.start()
+            ranks[0].join()
+            first_has_ended.set()
+            ranks[1].join()
+            codes = [process.exitcode for process in ranks]
+            if codes == [0, 0]:
+                results.get()
+                codes.append(results.get())
+            print(json.dumps([method, how, codes]), flush=True)
+"""
+
+
+def test_what_a_child_of_multiprocessing_has_sent_outlives_it(tmp_path):
+    """Nobody destroys the process group; forked children run no atexit functions, either."""
+    file = tmp_path / "children.py"
+    file.write_text(CHILDREN)
+    methods = ["fork", "spawn"]
+    with workers() as harness:
+        run = harness.run([sys.executable, str(file), str(tmp_path), *methods])
+        for method in methods:
+            for how in ("return", "os._exit"):
+                assert run.said(START_S) == [method, how, [0, 0, [9.0] * 8]]
+        run.ends()
+
+
 def test_abort_ends_what_is_pending():
     with workers() as harness:
         job = Members(harness, 2)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
 import functools
 import os
 import sys
@@ -13,6 +12,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from .. import _ending
 from .. import _torch_settings as _settings
 from ..context import interruptible
 from ._extension import extension
@@ -29,7 +29,7 @@ def create(options: Any, backend_options: Any) -> Any:
     of its own.)
     """
     c10d = extension()
-    _shut_down_at_exit()
+    _ending.at_exit(_shut_down)
     _warn_of_detail()
     rank, size = int(options.group_rank), int(options.group_size)
     timeout = options.timeout
@@ -122,10 +122,9 @@ def _bound_device() -> int | None:
     return device.index if isinstance(device, torch.device) and device.type == "cuda" else None
 
 
-@functools.lru_cache(maxsize=1)
-def _shut_down_at_exit() -> None:
+def _shut_down() -> None:
     """Peers of a process that ends without destroy_process_group() learn that it has left."""
-    atexit.register(extension().shutdown_all)
+    extension().shutdown_all(_ending.patience_us())
 
 
 @functools.lru_cache(maxsize=1)

@@ -109,7 +109,7 @@ void UnjamBackend::shutdown() {
   if (interrupted != nullptr) std::rethrow_exception(interrupted);
 }
 
-void shutdown_all() {
+void shutdown_all(std::int64_t patience_us) {
   std::vector<std::shared_ptr<Groups>> groups;  // end outside of the lock
   const std::lock_guard lock(backends_mutex());
   // With the lock none of them can end.
@@ -117,6 +117,10 @@ void shutdown_all() {
     groups.push_back(backend->take_groups());
     if (groups.back() != nullptr && signal_handler_raised()) groups.back()->world().hurry();
     AnySource::get().cancel(backend, "the process ends", /*waits=*/false);
+  }
+  if (unjamFinalize(patience_us) != UNJAM_SUCCESS) {
+    TORCH_WARN("unjam: the process ends with operations pending, which are aborted: ",
+               unjamGetLastError());
   }
 }
 

@@ -132,7 +132,7 @@ class UnjamBackend : public c10d::Backend {
 };
 
 // Backends that have not been shut down: what the end of the process shuts down.
-void shutdown_all();
+void shutdown_all(std::int64_t patience_us);
 // In the child of a fork(): locks may be held by threads that are not there.
 void forked();
 std::vector<std::shared_ptr<World>> worlds();

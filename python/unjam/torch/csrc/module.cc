@@ -174,11 +174,11 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   // At the end of the process. Futures of what is pending fail now; their callbacks get a moment.
   m.def(
       "shutdown_all",
-      [] {
-        shutdown_all();
+      [](std::int64_t patience_us) {
+        shutdown_all(patience_us);
         Executor::get().close();
       },
-      GilRelease());
+      py::arg("patience_us") = -1, GilRelease());
   // site: a function that says where in the program its caller is.
   m.def(
       "log_calls",
