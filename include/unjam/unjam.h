@@ -211,6 +211,15 @@ UNJAM_API unjamResult_t unjamDestroy(unjamContext_t context);
  * with this rank end with UNJAM_ERROR_PEER. (CUDA: a call of a group of one that is a copy in a
  * stream ends, with the error, when the stream comes to it; unjamDestroy waits for that.) */
 UNJAM_API unjamResult_t unjamAbort(unjamContext_t context);
+/* What a process does last that ends with contexts open (Python's packages do it by themselves):
+ * ends all of them, whoever made them. Waits while invocations are pending and something moves, and
+ * for patience_us after that (< 0: two seconds). A context with nothing pending leaves, as with
+ * unjamDestroy; the others' pending invocations are aborted: UNJAM_ERROR_INVALID_USAGE, which names
+ * them. Peers are told at once, and their calls that still need this process end with
+ * UNJAM_ERROR_PEER; what it had completed its part of goes on, now and later. Handles stay valid
+ * for unjamDestroy. Not in a callback: does nothing there. A process that just ends (killed, by
+ * _exit(), or without this call) is noticed by its peers, and the same holds for their calls. */
+UNJAM_API unjamResult_t unjamFinalize(int64_t patience_us);
 UNJAM_API unjamResult_t unjamContextRank(unjamContext_t context, int* rank);
 UNJAM_API unjamResult_t unjamContextSize(unjamContext_t context, int* nranks);
 /* Ranks of the job that are no longer there: their process died, they were aborted, or they have
@@ -384,10 +393,13 @@ UNJAM_API unjamResult_t unjamBarrier(unjamGroup_t group, const char* key,
 /* Matched by (group, the two ranks, direction, key, n): the n-th unjamSend from a to b under a key
  * meets b's n-th unjamRecv from a under it. Only these two ranks take part: sends and receives are
  * independent of the group's collectives under the same key, of other pairs, and of the other
- * direction, and go on when another member is gone. peer: rank in the group, not the caller
- * (UNJAM_ERROR_INVALID_ARGUMENT). Both give the same count and dtype; else UNJAM_ERROR_MISMATCH, as
+ * direction, and go on when another member is gone. peer: rank in the group. Both give the same count and dtype; else UNJAM_ERROR_MISMATCH, as
  * for any collective. A send may complete before the receive is called (what fits the connector
- * waits there), and must not be relied on to. Each (pair, direction, key) in use counts as a key
+ * waits there), and must not be relied on to. A rank may send to itself: whichever of the two calls
+ * comes first, they are complete together, when both have been made. (With streams: the copy is in
+ * that of the later call, behind what the earlier one's held. The earlier one cannot be made with
+ * UNJAM_STREAM_SYNC, and unjamStreamWait for it gives UNJAM_ERROR_INVALID_USAGE, which is transient,
+ * before the later one is made.) Each (pair, direction, key) in use counts as a key
  * (max_active_keys), at both ranks. */
 UNJAM_API unjamResult_t unjamSend(unjamGroup_t group, const char* key, const void* buffer,
                                   size_t count, unjamDataType_t dtype, int peer,

@@ -215,6 +215,7 @@ PROTOTYPES: dict[str, tuple[Any, list[Any]]] = {
     "unjamInitAll": (c_int, [POINTER(Handle), c_int, POINTER(Config)]),
     "unjamDestroy": (c_int, [Handle]),
     "unjamAbort": (c_int, [Handle]),
+    "unjamFinalize": (c_int, [c_int64]),
     "unjamContextRank": (c_int, [Handle, POINTER(c_int)]),
     "unjamContextSize": (c_int, [Handle, POINTER(c_int)]),
     "unjamContextAbsent": (c_int, [Handle, POINTER(c_int), c_int, POINTER(c_int)]),

@@ -90,21 +90,16 @@ def check_root(root: Any, size: int) -> int:
     return number
 
 
-def check_peer(peer: Any, rank: int, size: int) -> int:
-    """`peer` as another rank of a group of `size` than `rank`.
+def check_peer(peer: Any, size: int) -> int:
+    """`peer` as a rank of a group of `size`.
 
     Raises:
-        InvalidArgument: out of range, or the calling rank itself.
+        InvalidArgument: out of range.
     """
     number = integer(peer, "peer")
     if not 0 <= number < size:
         raise InvalidArgument(
             f"peer {number} is not a rank of the group: ranks in it go from 0 to {size - 1}"
-        )
-    if number == rank:
-        raise InvalidArgument(
-            f"peer {number} is the calling rank itself: a rank sends to and receives from others "
-            "only"
         )
     return number
 

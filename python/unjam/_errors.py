@@ -82,6 +82,9 @@ class LibraryError(UnjamError, ImportError):
     """libunjam.so was not found, could not be loaded, or has another version."""
 
 
+# How the library ends what it says of ranks that disagree. In Python a key is an argument.
+_KEYS_ARE_THE_CURE = " give each call a key of its own."
+
 _BY_CODE: dict[int, type[UnjamError]] = {
     cls.code: cls
     for cls in (
@@ -105,6 +108,8 @@ def make_error(code: int, message: str) -> UnjamError:
         code: an ``unjamResult_t`` other than success; unknown codes give :class:`Internal`.
         message: the text to show.
     """
+    if code == Mismatch.code and message.endswith(_KEYS_ARE_THE_CURE):
+        message = f"{message[:-1]} (key=)."
     error = _BY_CODE.get(code, Internal)(message or f"error {code}, without a message")
     error.code = code
     return error

@@ -5,6 +5,12 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 
+# The words of the library's own switches (src/runtime/settings.cc).
+_WORDS = {
+    **dict.fromkeys(("1", "on", "yes", "true"), True),
+    **dict.fromkeys(("0", "off", "no", "false"), False),
+}
+
 
 @dataclass(frozen=True)
 class Variable:
@@ -16,12 +22,34 @@ class Variable:
     doc: str
 
     def get(self) -> str:
-        """Its value; the default where it is not set."""
-        return os.environ.get(self.name, self.default)
+        """Its value; the default where it is not set, or empty."""
+        return os.environ.get(self.name, "").strip() or self.default
 
     def is_on(self) -> bool:
-        """Of one that is 0 or 1."""
-        return self.get() not in ("", "0")
+        """Of a switch.
+
+        Raises:
+            ValueError: the value is none of a switch's.
+        """
+        on = _WORDS.get(self.get().lower())
+        if on is None:
+            raise self._error(f"{self.values} (or on, off, yes, no, true, false)")
+        return on
+
+    def names(self, *known: str) -> list[str]:
+        """Of a list of names.
+
+        Raises:
+            ValueError: one of them is none of the known ones.
+        """
+        names = [n for n in (name.strip() for name in self.get().lower().split(",")) if n]
+        if any(n not in known for n in names):
+            raise self._error(self.values)
+        return names
+
+    def _error(self, cure: str) -> ValueError:
+        """In the library's words."""
+        return ValueError(f"{self.name}={self.get()} is not valid: give {cure}")
 
 
 DEFAULT = Variable(

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import atexit
 import ctypes
 import os
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -12,7 +12,7 @@ from contextlib import contextmanager, suppress
 from types import TracebackType
 from typing import Any
 
-from . import _abi, _arguments, _completion
+from . import _abi, _arguments, _completion, _ending
 from ._config import make_config
 from ._devices import HOST, choose_index
 from ._errors import InvalidArgument, InvalidType, InvalidUsage, Timeout, UnjamError, make_error
@@ -84,7 +84,7 @@ def init(nranks: int, rank: int, unique_id: bytes, **config: Any) -> Context:
     def join() -> None:
         check(lib.unjamInit(ctypes.byref(handle), nranks, unique, rank, ctypes.byref(settings)))
 
-    _interruptible(join, lambda: lib.unjamDestroy(handle))
+    interruptible(join, lambda: lib.unjamDestroy(handle))
     return Context(handle, rank, nranks, settings, unique_id=bytes(unique_id))
 
 
@@ -108,7 +108,7 @@ def init_from_environment(**config: Any) -> Context:
     def join() -> None:
         check(lib.unjamInitFromEnvironment(ctypes.byref(handle), ctypes.byref(settings)))
 
-    _interruptible(join, lambda: lib.unjamDestroy(handle))
+    interruptible(join, lambda: lib.unjamDestroy(handle))
     rank, size = ctypes.c_int(), ctypes.c_int()
     check(lib.unjamContextRank(handle, ctypes.byref(rank)))
     check(lib.unjamContextSize(handle, ctypes.byref(size)))
@@ -172,6 +172,7 @@ class Context:
         self.inherited = False
         with _open_lock:
             _open[self] = None
+        _ending.at_exit(_end_all)
 
     def __repr__(self) -> str:
         state = ", closed" if self._closed else ""
@@ -581,10 +582,11 @@ class Contexts(list[Context]):
             context.close()
 
 
-def _interruptible(work: Callable[[], None], undo: Callable[[], object]) -> None:
-    """Runs `work`, which blocks in C; in the main thread so that Ctrl-C gets through.
+def interruptible(work: Callable[[], None], undo: Callable[[], object]) -> None:
+    """Runs `work`, which blocks in C; in the main thread so that signals get through.
 
-    After a KeyboardInterrupt the work goes on in its own thread, and is undone if it succeeds.
+    After a KeyboardInterrupt, or what another handler raises, the work goes on in its own thread,
+    and is undone if it succeeds.
     """
     if threading.current_thread() is not threading.main_thread():
         work()
@@ -703,14 +705,20 @@ def _forked() -> None:
 os.register_at_fork(after_in_child=_forked)
 
 
-@atexit.register
-def _close_all() -> None:
-    """No callback may reach an interpreter that is gone: ends every context that was left open."""
+def _end_all() -> None:
+    """At the end of the process, see ``unjamFinalize`` in unjam.h: ends what was left open.
+
+    What is pending is waited for a while, unless the process fails. No callback may reach an
+    interpreter that is gone.
+    """
     with _open_lock:
         contexts = list(_open)
-    for context in contexts:  # all aborts first: an open peer may be what another one waits for
-        with suppress(UnjamError):
-            context.abort()
+    if not contexts:
+        return
+    lib = library()
+    if code := lib.unjamFinalize(_ending.patience_us()):
+        print(f"unjam: {last_error(code)}", file=sys.stderr)
     for context in contexts:
+        context._aborted = True  # what peers may store into is kept
         with suppress(UnjamError):
             context.close()

@@ -430,11 +430,11 @@ class Group:
         The n-th send to a rank under a key meets that rank's n-th receive from this one under it.
         Only these two ranks take part: sends and receives are independent of the group's
         collectives, of other pairs and of the other direction, whatever the keys. A send may
-        complete before it is received; do not rely on that.
+        complete before it is received; do not rely on that. One to this rank itself never does.
 
         Args:
             x: input; the receiver gives an output of the same size and type.
-            peer: rank in the group, another one than this.
+            peer: rank in the group; this one, too.
             key: see the class.
             dtype: see the class.
             priority: see the class.
@@ -442,7 +442,7 @@ class Group:
             stream: see the class.
             in_stream: see the class.
         """
-        peer = _arguments.check_peer(peer, self._rank, self.size)
+        peer = _arguments.check_peer(peer, self.size)
         what = _arguments.source_only(x, dtype)
         arguments = (what.send, what.elements, what.dtype, peer)
         return self._call(
@@ -481,7 +481,7 @@ class Group:
             stream: see the class.
             in_stream: see the class.
         """
-        peer = _arguments.check_peer(peer, self._rank, self.size)
+        peer = _arguments.check_peer(peer, self.size)
         what = _arguments.target_only(out, "out", dtype)
         arguments = (what.recv, what.elements, what.dtype, peer)
         return self._call(
@@ -506,7 +506,7 @@ class Group:
             Peer: the peer is gone.
             InvalidArgument: `peer` is no other rank of the group.
         """
-        peer = _arguments.check_peer(peer, self._rank, self.size)
+        peer = _arguments.check_peer(peer, self.size)
         if self._closed:
             raise InvalidUsage(f"{self!r} is closed: make it again, on all of its ranks")
         ready = ctypes.c_int(0)

@@ -12,6 +12,7 @@
 #include "base/hash.h"
 #include "plan/describe.h"
 #include "runtime/context.h"
+#include "runtime/ending.h"
 #include "runtime/environment.h"
 #include "runtime/heap_owners.h"
 #include "runtime/job_id.h"
@@ -366,6 +367,13 @@ unjamResult_t unjamAbort(unjamContext_t context) {
     if (unjamResult_t r = check_context(context); r != UNJAM_SUCCESS) return r;
     context->impl->abort(UNJAM_ERROR_ABORTED, "the context was aborted (unjamAbort)");
     return UNJAM_SUCCESS;
+  });
+}
+
+unjamResult_t unjamFinalize(int64_t patience_us) {
+  return guarded([&] {
+    const std::string aborted = unjam::end_contexts(patience_us);
+    return aborted.empty() ? UNJAM_SUCCESS : fail(UNJAM_ERROR_INVALID_USAGE, aborted);
   });
 }
 

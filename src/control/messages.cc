@@ -220,13 +220,28 @@ bool PeerMessage::decode(std::string_view bytes) {
 std::string GoneMessage::encode() const {
   WireWriter w;
   w.number(rank);
+  w.number<std::uint8_t>(ended);
   w.text(cut(why, kLongestText));
   return w.take();
 }
 bool GoneMessage::decode(std::string_view bytes) {
   WireReader r(bytes);
   rank = r.up_to(kLastRank);
+  ended = r.up_to<std::uint8_t>(1) != 0;
   why = r.text(kLongestText);
+  return r.complete();
+}
+
+std::string GaveUpMessage::encode() const {
+  WireWriter w;
+  w.number(rank);
+  w.number(of);
+  return w.take();
+}
+bool GaveUpMessage::decode(std::string_view bytes) {
+  WireReader r(bytes);
+  rank = r.up_to(kLastRank);
+  of = r.number<std::uint64_t>();
   return r.complete();
 }
 

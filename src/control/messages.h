@@ -12,7 +12,7 @@
 
 namespace unjam {
 
-inline constexpr std::uint32_t kProtocolVersion = 5;
+inline constexpr std::uint32_t kProtocolVersion = 6;
 inline constexpr std::size_t kLongestText = 1 << 16;
 // Before and after the other end has proved that it knows the secret.
 inline constexpr std::size_t kLongestStrangerFrame = 256;
@@ -41,6 +41,7 @@ enum class MessageType : std::uint16_t {
   kWindow,
   kWindowGone,
   kWindowLetGo,
+  kGaveUp,
 };
 
 struct HelloMessage {
@@ -107,10 +108,19 @@ struct PeerMessage {
   bool decode(std::string_view bytes);
 };
 
-// A rank was aborted.
+// A rank was aborted, or its process ends without having left.
 struct GoneMessage {
   std::uint32_t rank = 0;
+  bool ended = false;  // the latter: what it has completed counts, see transport/ledger.h
   std::string why;
+  std::string encode() const;
+  bool decode(std::string_view bytes);
+};
+
+// A rank has met the end of others: it may make no more calls in their groups.
+struct GaveUpMessage {
+  std::uint32_t rank = 0;
+  std::uint64_t of = 0;  // bit r: rank r, which is gone
   std::string encode() const;
   bool decode(std::string_view bytes);
 };

@@ -6,10 +6,13 @@
 #include <sys/socket.h>
 #include <sys/syscall.h>
 #include <sys/un.h>
+#include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
+#include <numeric>
 #include <stdexcept>
 #include <utility>
 
@@ -359,7 +362,13 @@ void RendezvousServer::start() {
     processes[to]->channel.post(type_of(type), bytes, std::move(fds));
     deaf[to] = !processes[to]->channel.flush_all(kHandOutMs, error);
   };
-  for (std::size_t p = 0; p < processes.size(); ++p) {
+  // This process comes last: with what it gets last it begins, and may end at once, and what others
+  // were not sent by then would be lost with it.
+  std::vector<std::size_t> order(processes.size());
+  std::iota(order.begin(), order.end(), std::size_t{0});
+  std::stable_partition(order.begin(), order.end(),
+                        [&](std::size_t p) { return processes[p]->pid != getpid(); });
+  for (const std::size_t p : order) {
     m.me = static_cast<std::uint32_t>(p);
     hand(p, MessageType::kStart, m.encode(), {});
     for (const auto& [rank, entry] : joined_) {
@@ -374,8 +383,9 @@ void RendezvousServer::start() {
       hand(p, MessageType::kArena, ArenaMessage{rank}.encode(), std::move(fds));
     }
   }
-  for (std::size_t p = 0; p < processes.size(); ++p) {
-    for (std::size_t q = p + 1; q < processes.size(); ++q) {
+  for (std::size_t j = 1; j < order.size(); ++j) {
+    for (std::size_t i = 0; i < j; ++i) {
+      const std::size_t p = order[i], q = order[j];
       int pair[2];
       if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, pair) != 0) {
         fail_all(std::string("cannot connect two processes: ") + std::strerror(errno), nullptr);

@@ -16,7 +16,7 @@ namespace unjam {
 
 // Grows with every change of what stands in this header or below it: the two libraries are made
 // together.
-inline constexpr int kCudaDriverVersion = 9;
+inline constexpr int kCudaDriverVersion = 10;
 
 // Device memory in which peers write to a rank. Mapped at one address for all devices of this
 // process.

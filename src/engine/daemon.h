@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <mutex>
 #include <string>
 
@@ -23,6 +24,12 @@ class Daemon {
   // Puts an invocation, or a command (see KeyRelease), into the SQ; ring() follows. One thread at a
   // time. `fresh`: the first of its key's state, which the engine then sets up from it.
   virtual void submit(const Invocation& inv, const KeyState* fresh) = 0;
+  // Before a submission into that slot: when it is completed with success, at once and whoever has
+  // yet to hear of it, the word becomes `value` (release: behind all that it has posted). nullptr:
+  // no word. (Of a device whose lanes do not write to the host's memory: nothing, see
+  // Context::take_completions().)
+  virtual void completes(std::uint16_t /*slot*/, std::uint64_t* /*word*/, std::uint64_t /*value*/) {
+  }
   // Ends the invocation in that slot as cancelled; ring_all() follows.
   virtual void cancel(std::uint16_t slot) = 0;
   // A rank is gone: invocations with it end as cancelled. Unlike cancel() without the caller's
@@ -74,9 +81,13 @@ class StreamDaemon : public Daemon {
   // Queues what a group of one makes of a call: a copy of so many bytes from its input to its
   // output, and its end. It waits for nobody, so it is in the stream whatever the call's order is;
   // without one (`in_stream` false) it is in a stream of this object's. (False may leave the copy
-  // queued without its end.)
+  // queued without its end.) after: what note() gave, which it comes behind, too; or nullptr.
   virtual bool queue_copy(std::unique_lock<std::mutex>& lock, void* stream, bool in_stream,
-                          const Invocation& inv, std::uint64_t bytes, std::string& error) = 0;
+                          const Invocation& inv, std::uint64_t bytes, void* after,
+                          std::string& error) = 0;
+  // How far the stream is now. nullptr: it was refused.
+  virtual std::shared_ptr<void> note(std::unique_lock<std::mutex>& lock, void* stream,
+                                     std::string& error) = 0;
   // Queues a wait for the invocation with this serial number in this slot.
   virtual bool queue_wait(std::unique_lock<std::mutex>& lock, void* stream, std::uint16_t slot,
                           std::uint64_t serial, std::string& error) = 0;

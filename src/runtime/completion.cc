@@ -9,10 +9,15 @@ namespace unjam {
 
 void Context::complete(Submitted& s, const Result& result) {
   Key& key = *s.key;
-  --key.group->pending;
   ++key.completed;
-  ++completed_;
   if (!result.ok()) fail_key(key, s.n, result);
+  if (s.other != nullptr) end_call(*s.other, result);
+  end_call(s, result);
+}
+
+void Context::end_call(Submitted& s, const Result& result) {
+  --s.key->group->pending;
+  ++completed_;
   if (s.call.callback != nullptr) {
     --callbacks_;
     finished_.push_back({s.call.callback, s.call.user, result.code});
@@ -75,10 +80,15 @@ void Context::take_completions() {
     }
     Key& key = *s->key;
     --key.in_engine;
+    // (On the host the engine has said so.)
+    if (cuda() && e.outcome == Outcome::kDone && key.ledger != nullptr) {
+      store_release(key.ledger->done, s->n + 1);
+    }
     // (Whoever has the engine end something has said why, see Context::tell().)
     if (e.outcome != Outcome::kDone && s->cancel.ok()) {
       s->cancel = {UNJAM_ERROR_PEER, "a rank of the group is gone: shrink the group to those left"};
     }
+    if (e.outcome != Outcome::kDone) give_up(*key.group);
     // (Of a failed call: a peer that has not heard of it yet may still store into its output.)
     if (e.outcome != Outcome::kDone) {
       const std::uint64_t place = output_place(*key.group, s->call);
@@ -99,7 +109,7 @@ void Context::take_completions() {
       --waiting_;
       admit(std::move(next));
       daemon_->ring(0);
-    } else if (key.in_engine == 0) {
+    } else if (!key.busy()) {
       rest(key);
     }
   }

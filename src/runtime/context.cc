@@ -8,6 +8,7 @@
 
 #include "base/hash.h"
 #include "device/host/host_daemon.h"
+#include "runtime/ending.h"
 #include "runtime/heap_owners.h"
 #include "runtime/texts.h"
 
@@ -32,6 +33,7 @@ void Context::start() {
       std::make_unique<EngineMemory>(settings_, world_->shape(), world_->bases(), rank_, windows);
   const ArenaShape& shape = world_->shape();
   heap_ = std::make_unique<Heap>(world_->bases()[rank_] + shape.heap(), shape.heap_bytes);
+  ledger_ = std::make_unique<Ledger>(&world_->ledger(rank_));
   const std::uint32_t slots = memory_->rank().num_slots;
   slots_.resize(slots);
   in_engine_.resize(slots);
@@ -47,6 +49,7 @@ void Context::start() {
     daemon_ = std::make_unique<HostDaemon>(memory_->rank(), completions_, options);
   }
   world_->attach(this);
+  end_with_process(shared_from_this());
   if (shape.heap_bytes != 0) own_heap(shared_from_this());
 }
 
@@ -81,6 +84,17 @@ void Context::start_cuda() {
   daemon_ = std::move(daemon);
 }
 
+std::string Context::calls_text(std::size_t count, const std::vector<const Submitted*>& pending) {
+  std::string text = std::to_string(count) + " invocation(s) pending, among them ";
+  std::size_t named = 0;
+  for (const Submitted* s : pending) {
+    if (named == 3) break;
+    text += (named == 0 ? "" : ", ") + name_text(*s->key);
+    ++named;
+  }
+  return text;
+}
+
 Result Context::pending_error(const char* what, std::size_t pending) const {
   return pending_error(what, pending, pending_in_order(),
                        "wait for them, or abort the context first");
@@ -88,18 +102,11 @@ Result Context::pending_error(const char* what, std::size_t pending) const {
 
 Result Context::pending_error(const char* what, std::size_t count,
                               const std::vector<const Submitted*>& pending, const char* cure) {
-  std::string text =
-      std::string(what) + " with " + std::to_string(count) + " invocation(s) pending, among them ";
-  std::size_t named = 0;
-  for (const Submitted* s : pending) {
-    if (named == 3) break;
-    text += (named == 0 ? "" : ", ") + name_text(*s->key);
-    ++named;
-  }
-  return {UNJAM_ERROR_INVALID_USAGE, text + ": " + cure};
+  return {UNJAM_ERROR_INVALID_USAGE,
+          std::string(what) + " with " + calls_text(count, pending) + ": " + cure};
 }
 
-Result Context::shutdown() {
+Result Context::shutdown(bool frees) {
   std::map<std::uint64_t, std::uint64_t> calls;
   std::vector<PendingCall> left;
   {
@@ -137,7 +144,7 @@ Result Context::shutdown() {
       return pending_error("the context was to be destroyed", pending);
     }
     ends_.store(true);
-    closed_ = true;
+    closed_ = destroyed_ = true;
     closed_why_ = {UNJAM_ERROR_INVALID_USAGE, "the context was destroyed"};
     calls = call_counts();
     left = untaken();
@@ -163,6 +170,7 @@ Result Context::shutdown() {
   background_changed_.notify_all();
   completions_.notify();
   if (background_.joinable()) background_.join();
+  if (!frees) return {};
   std::lock_guard lock(mutex_);
   collectives_.clear();
   keys_.clear();
@@ -171,6 +179,48 @@ Result Context::shutdown() {
   groups_.clear();
   if (heap_ != nullptr) keep_heap(shared_from_this());
   return {};
+}
+
+std::string Context::end(const std::string& how) {
+  {
+    const std::lock_guard lock(mutex_);
+    if (destroyed_) return "";
+  }
+  // (Other threads may be in calls: what they hold stays.)
+  if (shutdown(/*frees=*/false).ok()) {
+    world_->tell_peers_gone(rank_, how, /*ended=*/true);
+    return "";
+  }
+  // Something is pending. (Or was a moment ago: no harm is done.)
+  std::string what;
+  {
+    std::unique_lock lock(mutex_);
+    reap_locked();
+    const std::size_t pending = submitted_ - completed_;
+    what = " with " + calls_text(pending, pending_in_order());
+  }
+  if (!ends_.exchange(true)) {
+    News news;
+    news.what = News::kAbort;
+    news.why = {UNJAM_ERROR_ABORTED, how + what};
+    tell(std::move(news));
+  }
+  {
+    // The engine drops what is left, and waits for nobody. Then the ledger stays as it is.
+    std::unique_lock lock(mutex_);
+    while (submitted_ != completed_) {
+      const std::uint32_t epoch = completions_.epoch();
+      reap_locked();
+      if (submitted_ == completed_) break;
+      lock.unlock();
+      daemon_->wait(completions_, epoch, 100000);
+      lock.lock();
+    }
+  }
+  // Before the rank's farewell, which says that it has called them.
+  world_->tell_peers_gone(rank_, how + what, /*ended=*/true);
+  static_cast<void>(shutdown(/*frees=*/false));  // nothing is pending
+  return how + what;
 }
 
 // ---- groups and keys ----
@@ -223,12 +273,7 @@ Result Context::create_group(const int* ranks, int size, const char* name, unjam
     group->context = shared_from_this();
     groups_.push_back(std::move(group));
   }
-  // Members that went before the group was there; those that go later find it.
-  std::string why;
-  if (const int gone = world_->first_gone(made.members, why); gone >= 0) {
-    std::lock_guard lock(mutex_);
-    if (made.failed.ok()) made.failed = gone_result(gone, why);
-  }
+  lose_members(made);  // those that go later find it
   *out = &made;
   return {};
 }
@@ -240,11 +285,6 @@ Result Context::open_channel(unjamGroup& group, int peer, bool sends, unjamGroup
     return {
         UNJAM_ERROR_INVALID_ARGUMENT,
         "peer " + std::to_string(peer) + ": the group has ranks 0 to " + std::to_string(size - 1)};
-  }
-  if (peer == group.rank) {
-    return {UNJAM_ERROR_INVALID_ARGUMENT,
-            "peer " + std::to_string(peer) +
-                " is the calling rank itself: a rank sends to and receives from others only"};
   }
   const int source = sends ? group.rank : peer, destination = sends ? peer : group.rank;
   {
@@ -261,30 +301,26 @@ Result Context::open_channel(unjamGroup& group, int peer, bool sends, unjamGroup
     made->source = source;
     made->destination = destination;
     made->name = group.name;
-    made->rank = sends ? 0 : 1;
+    made->rank = sends || peer == group.rank ? 0 : 1;
     made->tag = hash_combine(group.tag, 0x6368616e6e656cull);
     for (const int end : {source, destination}) {
+      made->tag = hash_combine(made->tag, static_cast<std::uint64_t>(end));
       const int member = group.members[static_cast<std::size_t>(end)];
+      if (!made->members.empty() && made->members.front() == member) continue;  // to itself
       made->members.push_back(member);
       made->members16.push_back(static_cast<std::uint16_t>(member));
-      made->tag = hash_combine(made->tag, static_cast<std::uint64_t>(end));
     }
     channel = made.get();
     groups_.push_back(std::move(made));
     group.channels.emplace(std::pair{source, destination}, channel);
   }
-  // A peer that went before the channel was there; one that goes later finds it.
-  std::string why;
-  if (const int gone = world_->first_gone(channel->members, why); gone >= 0) {
-    std::lock_guard lock(mutex_);
-    fail_group(*channel, gone_result(gone, why));
-    daemon_->ring_all();
-  }
+  lose_members(*channel);  // one that goes later finds it
   return {};
 }
 
 Result Context::shrink_group(const unjamGroup& group, const char* name, unjamGroup** survivors) {
   const std::vector<int> absent = world_->absent();
+  for (const int rank : absent) give_up(rank);  // who shrinks a group makes no more calls in it
   std::vector<int> members;
   for (const int m : group.members) {
     if (std::find(absent.begin(), absent.end(), m) == absent.end()) members.push_back(m);

@@ -10,6 +10,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <thread>
@@ -24,6 +25,7 @@
 #include "plan/plan.h"
 #include "runtime/engine_memory.h"
 #include "runtime/heap.h"
+#include "runtime/ledger.h"
 #include "runtime/request.h"
 #include "runtime/result.h"
 #include "runtime/settings.h"
@@ -59,10 +61,16 @@ struct CallRecord {
   Signature signature;
   std::vector<int> members;
   double age_ms = 0;
+  const char* lacks = nullptr;  // of a rank's message to itself: which of its two calls is missing
 };
+
+// Of a rank's message to itself: which of its two calls it is. kNone: of every other call, and of
+// the two together.
+enum class Half : std::uint8_t { kNone, kSend, kRecv };
 
 struct Call {
   Signature signature;
+  Half half = Half::kNone;
   const void* send = nullptr;
   void* recv = nullptr;
   std::int32_t priority = 0;
@@ -85,6 +93,14 @@ struct Submitted {
   std::uint16_t slot = 0;    // in the engine
   std::uint64_t serial = 0;  // of submissions to the engine; CUDA's wait kernels look for it
   Result cancel;             // why it was cancelled, if it was
+  // Of a rank's message to itself, see own_messages.cc.
+  std::shared_ptr<void> called;      // CUDA: where the stream of the call that came first was
+  std::unique_ptr<Submitted> other;  // the call that came first, which is complete with this one
+
+  // What it waits for: the other call of a message to itself; nullptr: not for that.
+  const char* lacks() const {
+    return call.half == Half::kSend ? "receive" : call.half == Half::kRecv ? "send" : nullptr;
+  }
 };
 
 }  // namespace unjam
@@ -100,7 +116,15 @@ struct unjamGroup {
   std::size_t pending = 0;
   bool destroyed = false;
   unjam::Result failed;  // a member is gone
-  bool voids = false;    // to be marked as never read again, once nothing is pending
+  // Members that are gone, and what can still be had of them; see ending.h.
+  struct Gone {
+    int rank = 0;
+    unjam::Result why;
+    std::shared_ptr<const unjam::Legacy> legacy;
+    std::vector<int> given_up;  // members who have met that, see Context::give_up()
+  };
+  std::vector<Gone> gone;
+  bool voids = false;  // to be marked as never read again, once nothing is pending
   // What the engine may still look at: keys, and marks that are under way.
   std::size_t in_use = 0;
   // Sends and receives use channels: groups of two, the sender first, one for each direction
@@ -110,6 +134,9 @@ struct unjamGroup {
   std::map<std::pair<int, int>, unjamGroup*> channels;  // by (sender, receiver), group ranks
   unjamGroup* parent = nullptr;                         // a channel's group
   int source = 0, destination = 0;                      // a channel's, in the parent's ranks
+
+  // The channel of a rank's messages to itself: of one member.
+  bool is_own() const { return parent != nullptr && source == destination; }
 };
 
 struct unjamCollective {
@@ -150,8 +177,11 @@ struct Key {
   std::uint32_t pins = 0;  // calls under way that hold a pointer: not to be forgotten
   bool launching = false;  // a thread queues its last use in a stream, see admit_in_stream()
   std::deque<std::unique_ptr<Submitted>> waiting;  // successors kept out of the engine
-  Result failed;                                   // an invocation failed, and with it all from
-  std::uint64_t failed_from = UINT64_MAX;          // this use on; earlier ones go on
+  // Of a channel to oneself: calls whose other one is still to come, all sends or all receives.
+  std::deque<std::unique_ptr<Submitted>> halves;
+  Result failed;                           // an invocation failed, and with it all from
+  std::uint64_t failed_from = UINT64_MAX;  // this use on; earlier ones go on
+  LedgerEntry* ledger = nullptr;           // of this rank's; nullptr: it had no place
   bool voided = false;        // peers know that this rank will never read the key again
   std::uint64_t settled = 0;  // while not busy: group ranks known to have no slices to consume
   KeyPlace place = KeyPlace::kIdle;
@@ -175,6 +205,7 @@ struct Key {
   const Signature* recall(std::uint64_t n) const;
   // Every use from now on is refused.
   bool over() const { return submitted >= failed_from; }
+  bool busy() const { return in_engine != 0 || !waiting.empty() || !halves.empty(); }
   std::uint64_t bytes() const;
 };
 
@@ -213,8 +244,11 @@ class Context : public std::enable_shared_from_this<Context> {
 
   // Builds the engine; all arenas must be there.
   void start();
-  Result shutdown();  // unjamDestroy
+  // unjamDestroy. frees: also what handles of groups, collectives and requests point to.
+  Result shutdown(bool frees = true);
   void abort(unjamResult_t code, const std::string& why);
+  // The end of the process, see ending.h. "": nothing was pending; else what was, and is aborted.
+  std::string end(const std::string& how);
 
   Result create_group(const int* ranks, int size, const char* name, unjamGroup** group);
   // Of the members that are still there.
@@ -257,8 +291,13 @@ class Context : public std::enable_shared_from_this<Context> {
   Result async_error();
   // Ranks that are gone or have left.
   std::vector<int> absent() const { return world_->absent(); }
-  // Ends pending invocations of groups with `peer`, and refuses further ones.
-  void peer_gone(int peer, const std::string& why);
+  // Ends pending invocations of groups with `peer`, and refuses further ones; but for those of
+  // which the peer had completed its part (legacy; null: none).
+  void peer_gone(int peer, const std::string& why, std::shared_ptr<const Legacy> legacy);
+  // `peer` has met the end of `gone`, see give_up().
+  void peer_gave_up(int peer, int gone, const std::string& why);
+  // On whose account this rank has given up calls: ranks, as bits.
+  std::uint64_t given_up() const { return given_up_.load(std::memory_order_acquire); }
   // `peer` has left with all its calls complete: it takes no data any more.
   void peer_left(int peer);
   // Ends one invocation, if it is pending, and its key. `speakers`: the ranks of the process that
@@ -289,11 +328,38 @@ class Context : public std::enable_shared_from_this<Context> {
   std::unique_lock<std::mutex> look() const;
   std::unique_lock<std::mutex> look_and_reap();
   Key* find_or_create_key(unjamGroup& group, const char* name, Result& result);
+  // A key that stays for as long as this does, also without the lock.
+  class Pin {
+   public:
+    explicit Pin(Key& key) : key_(key) { ++key_.pins; }
+    ~Pin() { --key_.pins; }  // with the lock; taking completions tidies up
+    Pin(const Pin&) = delete;
+    Pin& operator=(const Pin&) = delete;
+
+   private:
+    Key& key_;
+  };
   Result submit_locked(std::unique_lock<std::mutex>& lock, unjamGroup& group, Key& key,
                        const Call& call, unjamRequest** request);
+  // Whether one more key may have invocations under way.
+  Result room_for(const Key& key);
+  Result plan_call(const unjamGroup& group, Key& key, const Signature& signature);
+  unjamRequest* make_request(Submitted& s);
+  // The way into the engine of a call that is planned. Unpins the key when it is busy. Takes the
+  // call, or, where it throws or has no room for it, leaves it as it is.
+  Result enter(std::unique_lock<std::mutex>& lock, std::optional<Pin>& pin,
+               std::unique_ptr<Submitted>&& s, unjamRequest** request, const Result& disagreement);
+  // A rank's messages to itself, see own_messages.cc.
+  Result submit_half(unjamGroup& channel, const char* name, Call call, unjamRequest** request);
+  Result leave_half(std::unique_ptr<Submitted> s, unjamRequest** request);
+  Result join_halves(std::unique_lock<std::mutex>& lock, std::optional<Pin>& pin,
+                     std::unique_ptr<Submitted> s, unjamRequest** request);
   Result check_agreement(std::unique_lock<std::mutex>& lock, unjamGroup& group, Key& key,
                          const Signature& signature);
   Result validate(const unjamGroup& group, const Call& call) const;
+  static Result check_buffers(const unjamGroup& group, const Call& call);
+  static Result no_streams();
+  static Result lacks_half(const Submitted& s);
   void admit(std::unique_ptr<Submitted> s);
   Invocation make_invocation(const Submitted& s, std::uint16_t slot) const;
   Result admit_in_stream(std::unique_lock<std::mutex>& lock, std::unique_ptr<Submitted> s);
@@ -301,21 +367,41 @@ class Context : public std::enable_shared_from_this<Context> {
   Result take_back(std::uint16_t slot, bool fresh, const std::string& error);
   bool cuda() const { return streams_ != nullptr; }
   void complete(Submitted& s, const Result& result);
+  void end_call(Submitted& s, const Result& result);  // what its caller sees of that
   void reap_locked();
   void take_completions();
   void cancel_locked(std::size_t slot, const Result& why);
   Result open_channel(unjamGroup& group, int peer, bool sends, unjamGroup*& channel);
-  // With the lock: ends what is pending of a group that has lost a member, and refuses the rest.
-  void fail_group(unjamGroup& group, const Result& why);
+  // With the lock: a group has lost a member. Ends what is pending and cannot be completed any
+  // more.
+  void lose_member(unjamGroup& group, unjamGroup::Gone gone);
+  void lose_reach(unjamGroup& group);    // of what unreachable() says now
+  void lose_members(unjamGroup& group);  // those that went before the group was there
+  // Why use n of a key can never be complete: of a member that is gone and had not completed it, or
+  // somebody has met that who has not.
+  Result unreachable(const unjamGroup& group, std::uint64_t tag, std::uint64_t n) const;
+  // Why it is not to be made, which the user is about to be told.
+  Result past_the_end(const unjamGroup& group, std::uint64_t tag, std::uint64_t n);
+  // The user of this rank is told that `rank` is gone. With that he may leave its groups alone, and
+  // go on with those that are left. Others of such a group may be in a call of which the one that
+  // is gone had completed its part, and this rank has not: they must not wait for it.
+  void give_up(int rank);
+  void give_up(const unjamGroup& group);  // all that are gone
+  static bool differs(const unjamGroup& group, std::uint64_t tag, std::uint64_t n,
+                      const Signature& signature);
+  // Of a group that has lost members: whether this rank could still make some call.
+  void end_if_over(unjamGroup& group);
   void fail_key(Key& key, std::uint64_t from, const Result& why);
   void fail_waiting(Key& key, std::uint64_t from, const Result& why);
   // News of failures, told without the lock, see failures.cc.
   struct News {
-    enum What : std::uint8_t { kCall, kPeer, kAbort };
+    enum What : std::uint8_t { kCall, kPeer, kGaveUp, kAbort };
     What what = kCall;
-    std::uint64_t tag = 0, n = 0;  // kCall: from this use of a key on
-    int peer = 0;                  // kPeer
-    std::vector<int> speakers;     // kCall, see fail_call()
+    std::uint64_t tag = 0, n = 0;          // kCall: from this use of a key on
+    int peer = 0;                          // kPeer, kGaveUp
+    int gone = 0;                          // kGaveUp: the rank whose end the peer has met
+    std::shared_ptr<const Legacy> legacy;  // kPeer, see peer_gone()
+    std::vector<int> speakers;             // kCall, see fail_call()
     Result why;
   };
   // What is in a slot of the engine, for who has not the lock.
@@ -324,7 +410,7 @@ class Context : public std::enable_shared_from_this<Context> {
     std::uint64_t tag = 0, n = 0;
   };
   static bool heeds(const News& news, const unjamGroup& group);
-  static bool concerns(const News& news, const InEngine& call);
+  bool concerns(const News& news, const InEngine& call) const;
   void tell(News news);
   // With the lock: what was told and not heard yet. Groups and keys may have failed then, and the
   // context may be closed.
@@ -367,6 +453,7 @@ class Context : public std::enable_shared_from_this<Context> {
   Result pending_error(const char* what, std::size_t pending) const;
   static Result pending_error(const char* what, std::size_t count,
                               const std::vector<const Submitted*>& pending, const char* cure);
+  static std::string calls_text(std::size_t count, const std::vector<const Submitted*>& pending);
   // A call's output has bytes in common with that memory.
   static bool writes_into(const Submitted& s, const void* memory, std::uint64_t bytes);
   std::vector<const Submitted*> pending_in_order() const;
@@ -378,6 +465,7 @@ class Context : public std::enable_shared_from_this<Context> {
   EventCount completions_;
   std::unique_ptr<EngineMemory> memory_;
   std::unique_ptr<Heap> heap_;
+  std::unique_ptr<Ledger> ledger_;
   Windows windows_;
   std::mutex registering_;          // one thread registers or deregisters; before mutex_
   std::uint64_t not_shared_ = 0;    // registrations that other processes were not told of,
@@ -439,9 +527,11 @@ class Context : public std::enable_shared_from_this<Context> {
   std::uint64_t submitted_ = 0;
   std::uint64_t completed_ = 0;
   std::uint64_t serials_ = 0;
-  bool closed_ = false;            // aborted or destroyed
-  std::atomic<bool> ends_{false};  // it is closed, or about to be
-  bool helping_ = false;           // see wait()
+  bool closed_ = false;                     // aborted or destroyed
+  bool destroyed_ = false;                  // the latter
+  std::atomic<std::uint64_t> given_up_{0};  // see given_up()
+  std::atomic<bool> ends_{false};           // it is closed, or about to be
+  bool helping_ = false;                    // see wait()
   Result first_error_;
   Result closed_why_;
 

@@ -38,7 +38,9 @@ std::string disagreement_text(const std::map<std::string, std::vector<int>>& sai
     text += (first ? "" : "; ") + rank_list(ranks) + " called " + signature;
     first = false;
   }
-  return text + ". Make the same call on all ranks of the group.";
+  return text +
+         ". Make the same call on all ranks of the group; if ranks make their calls in different "
+         "orders, give each call a key of its own.";
 }
 
 std::string seconds_text(double ms) {
@@ -201,11 +203,20 @@ void World::fail_everywhere(const CallKey& call, const std::vector<int>& members
   fail_here(tag, n, code, text, me_);
 }
 
+void World::refuse(std::uint64_t tag, std::uint64_t n, const std::vector<int>& members,
+                   const std::string& text) {
+  std::lock_guard lock(mutex_);
+  fail_everywhere({tag, n}, members, UNJAM_ERROR_MISMATCH, text);
+}
+
 // ---- probes ----
 
 bool World::called(std::uint64_t tag, std::uint64_t n, int member) {
   const CallKey call{tag, n};
   std::lock_guard lock(mutex_);
+  if (const auto gone = gone_.find(member); gone != gone_.end()) {
+    return gone->second.legacy != nullptr && gone->second.legacy->covers(tag, n);
+  }
   if (departed_.count(member) != 0) return !left_without(member, call);
   if (is_local(member)) {
     const Context* c = contexts_[static_cast<std::size_t>(member)];
@@ -386,8 +397,10 @@ void World::watch() {
   for (Context* c : contexts_) {
     if (c == nullptr) continue;
     for (CallRecord& call : c->pending_calls()) {
-      // A call of a group of one waits for no rank: at most for its stream.
-      if (call.age_ms < look_at_ms || call.members.size() == 1) continue;
+      // A call of a group of one waits for no rank: at most for its stream, or for the other call
+      // of a message to itself.
+      const bool waits = call.members.size() > 1 || call.lacks != nullptr;
+      if (call.age_ms < look_at_ms || !waits) continue;
       OldCall& o = old[{call.id.tag, call.id.n}];
       o.callers.push_back(c->rank());
       o.age_ms = std::max(o.age_ms, call.age_ms);
@@ -450,6 +463,9 @@ void World::look_at(const OldCall& old, std::map<int, QueryMessage>& questions) 
 
 // "rank 1 called it; ranks 2, 3 have not called it"; where nobody is missing, what else it can be.
 std::string World::who_called(const CallKey& key, const CallRecord& call) const {
+  if (call.lacks != nullptr) {
+    return rank_list(call.members) + " has not called the " + call.lacks + " that meets it";
+  }
   std::vector<int> unknown;
   const std::vector<int> missing = not_called(key, call.members, unknown);
   std::vector<int> called;
@@ -579,7 +595,7 @@ std::vector<AbsentRank> World::absentees(const Gathering& g) const {
                                   [&](const RankSnapshot& s) { return s.rank == r; });
     if (seen) continue;
     if (const auto gone = gone_.find(r); gone != gone_.end()) {
-      ranks.push_back({r, "gone: " + gone->second});
+      ranks.push_back({r, "gone: " + gone->second.why});
     } else if (departed_.count(r) != 0) {
       ranks.push_back({r, "has left the job"});
     } else if (g.busy.count(r) != 0) {

@@ -31,8 +31,10 @@ void Context::tell(News news) {
     }
     news_.push_back(std::move(news));
     has_news_.store(true, std::memory_order_release);
-    // (Behind it: whoever sees what the engine ends for it, finds why.)
-    if (news_.back().what == News::kPeer) daemon_->peer_gone(news_.back().peer);
+    // (Behind it: whoever sees what the engine ends for it, finds why. It would end all: where
+    // something can still be had of the peer, what cannot is cancelled one by one, above.)
+    const News& last = news_.back();
+    if (last.what == News::kPeer && last.legacy == nullptr) daemon_->peer_gone(last.peer);
   }
   daemon_->ring_all();
   completions_.notify();
@@ -45,14 +47,18 @@ bool Context::heeds(const News& news, const unjamGroup& group) {
                                               [&](int rank) { return is_member(group, rank); });
 }
 
-bool Context::concerns(const News& news, const InEngine& call) {
+bool Context::concerns(const News& news, const InEngine& call) const {
   if (call.group == nullptr) return false;
   switch (news.what) {
     case News::kCall:
       // Later uses of the key cannot start any more; earlier ones go on.
       return call.tag == news.tag && call.n >= news.n && heeds(news, *call.group);
     case News::kPeer:
-      return is_member(*call.group, news.peer);
+      return is_member(*call.group, news.peer) &&
+             (news.legacy == nullptr || !news.legacy->covers(call.tag, call.n));
+    case News::kGaveUp:
+      return is_member(*call.group, news.peer) && is_member(*call.group, news.gone) &&
+             !has_completed(world_->ledger(news.peer), call.tag, call.n);
     case News::kAbort:
       break;
   }
@@ -104,7 +110,18 @@ void Context::hear(const News& news) {
     case News::kPeer:
       gone_[static_cast<std::size_t>(news.peer)] = true;
       for (auto& group : groups_) {
-        if (is_member(*group, news.peer)) fail_group(*group, news.why);
+        if (is_member(*group, news.peer)) {
+          lose_member(*group, {news.peer, news.why, news.legacy, {}});
+        }
+      }
+      break;
+    case News::kGaveUp:
+      for (auto& group : groups_) {
+        if (!is_member(*group, news.peer)) continue;
+        for (unjamGroup::Gone& gone : group->gone) {
+          if (gone.rank == news.gone) gone.given_up.push_back(news.peer);
+        }
+        lose_reach(*group);
       }
       break;
     case News::kAbort:
@@ -138,7 +155,11 @@ void Context::abort(unjamResult_t code, const std::string& why) {
 void Context::fail_key(Key& key, std::uint64_t from, const Result& why) {
   if (first_error_.ok()) first_error_ = why;
   if (from >= key.failed_from) return;
-  if (key.failed_from == UINT64_MAX) failing_.push_back(&key);
+  if (key.group->is_own()) {
+    key.voided = true;  // there is no peer to know it
+  } else if (key.failed_from == UINT64_MAX) {
+    failing_.push_back(&key);
+  }
   key.failed_from = from;
   key.failed = why;
 }
@@ -150,6 +171,11 @@ void Context::fail_waiting(Key& key, std::uint64_t from, const Result& why) {
     key.waiting.pop_back();
     --waiting_;
   }
+  while (!key.halves.empty() && key.halves.back()->n >= from) {
+    end_call(*key.halves.back(), why);
+    key.halves.pop_back();
+  }
+  if (!key.busy() && key.place == KeyPlace::kBusy) rest(key);
 }
 
 Result Context::async_error() {
@@ -168,21 +194,114 @@ void Context::cancel_locked(std::size_t slot, const Result& why) {
 // Without the lock, see tell().
 void Context::peer_left(int peer) { gone_[static_cast<std::size_t>(peer)] = true; }
 
-void Context::peer_gone(int peer, const std::string& why) {
+void Context::peer_gone(int peer, const std::string& why, std::shared_ptr<const Legacy> legacy) {
   News news;
   news.what = News::kPeer;
   news.peer = peer;
   news.why = gone_result(peer, why);
+  news.legacy = std::move(legacy);
   tell(std::move(news));
 }
 
-void Context::fail_group(unjamGroup& group, const Result& why) {
-  if (group.failed.ok()) group.failed = why;
-  release_group(group);
-  for (auto& [name, key] : group.keys) fail_waiting(*key, 0, why);
-  for (std::size_t i = 0; i < slots_.size(); ++i) {
-    if (slots_[i] != nullptr && slots_[i]->key->group == &group) cancel_locked(i, group.failed);
+Result Context::unreachable(const unjamGroup& group, std::uint64_t tag, std::uint64_t n) const {
+  for (const unjamGroup::Gone& gone : group.gone) {
+    if (gone.legacy == nullptr || !gone.legacy->covers(tag, n)) return gone.why;
+    for (const int rank : gone.given_up) {
+      if (!has_completed(world_->ledger(rank), tag, n)) return gone.why;
+    }
   }
+  return {};
+}
+
+Result Context::past_the_end(const unjamGroup& group, std::uint64_t tag, std::uint64_t n) {
+  Result why = group.failed.ok() ? unreachable(group, tag, n) : group.failed;
+  if (!why.ok()) give_up(group);
+  return why;
+}
+
+void Context::give_up(const unjamGroup& group) {
+  for (const unjamGroup::Gone& gone : group.gone) give_up(gone.rank);
+}
+
+void Context::give_up(int rank) {
+  const std::uint64_t bit = std::uint64_t{1} << rank;
+  if ((given_up_.fetch_or(bit, std::memory_order_acq_rel) & bit) == 0) world_->gave_up();
+}
+
+void Context::peer_gave_up(int peer, int gone, const std::string& why) {
+  News news;
+  news.what = News::kGaveUp;
+  news.peer = peer;
+  news.gone = gone;
+  news.why = gone_result(gone, why);
+  tell(std::move(news));
+}
+
+bool Context::differs(const unjamGroup& group, std::uint64_t tag, std::uint64_t n,
+                      const Signature& signature) {
+  return std::any_of(group.gone.begin(), group.gone.end(), [&](const unjamGroup::Gone& gone) {
+    return gone.legacy != nullptr && gone.legacy->differs(tag, n, signature.hash());
+  });
+}
+
+void Context::lose_member(unjamGroup& group, unjamGroup::Gone gone) {
+  group.gone.push_back(std::move(gone));
+  lose_reach(group);
+}
+
+void Context::lose_reach(unjamGroup& group) {
+  if (group.gone.empty()) return;
+  bool lost = false;
+  for (auto& [name, key] : group.keys) {
+    if (key->waiting.empty()) continue;
+    // A key's uses keep their order: behind the first that cannot be complete none can.
+    Result why;
+    std::uint64_t n = key->waiting.front()->n;
+    for (; n <= key->waiting.back()->n; ++n) {
+      why = unreachable(group, key->state.tag, n);
+      if (!why.ok()) break;
+    }
+    if (why.ok()) continue;
+    lost = true;
+    fail_waiting(*key, n, why);
+  }
+  for (std::size_t i = 0; i < slots_.size(); ++i) {
+    if (slots_[i] == nullptr || slots_[i]->key->group != &group) continue;
+    const Submitted& s = *slots_[i];
+    Result why = unreachable(group, s.key->state.tag, s.n);
+    lost = lost || !why.ok();
+    if (why.ok() && differs(group, s.key->state.tag, s.n, s.call.signature)) {
+      why = differs_result(s.call.signature, s.key->name, group.name, s.n, group.gone.front().why);
+    }
+    if (!why.ok()) cancel_locked(i, why);
+  }
+  if (lost) give_up(group);
+  end_if_over(group);
+}
+
+void Context::lose_members(unjamGroup& group) {
+  for (auto& [rank, gone] : world_->gone(group.members)) {
+    const std::lock_guard lock(mutex_);
+    std::erase_if(gone.given_up, [&](int r) { return r == rank_ || !is_member(group, r); });
+    lose_member(group, {rank, gone_result(rank, gone.why), gone.legacy, gone.given_up});
+    daemon_->ring_all();
+  }
+}
+
+// What peers have for this rank in the group's connectors is let go only then: it may be part of a
+// call that can still be made.
+void Context::end_if_over(unjamGroup& group) {
+  if (group.gone.empty() || !group.failed.ok()) return;
+  const auto callable = [&](std::uint64_t tag, std::uint64_t uses) {
+    const std::uint64_t n = uses_of(tag);
+    return n < uses && unreachable(group, tag, n).ok();
+  };
+  const bool hopeless =
+      group.destroyed || std::any_of(group.gone.begin(), group.gone.end(),
+                                     [](const auto& gone) { return gone.legacy == nullptr; });
+  if (!hopeless && group.gone.front().legacy->any_of(group.tag, callable)) return;
+  group.failed = group.gone.front().why;
+  release_group(group);
 }
 
 void Context::fail_call(std::uint64_t tag, std::uint64_t n, const Result& why,

@@ -146,8 +146,15 @@ Key* Context::find_or_create_key(unjamGroup& group, const char* name, Result& re
     throw;
   }
   ++group.in_use;
-  if (record == records_.end()) return p;
+  const auto write_down = [&](std::uint64_t done) {
+    p->ledger = n == 1 ? nullptr : ledger_->open(tag, group.tag, done);
+  };
+  if (record == records_.end()) {
+    write_down(0);
+    return p;
+  }
   KeyRecord& r = record->second;
+  write_down(r.failure == nullptr ? r.uses : std::min(r.uses, r.failure->from));
   p->submitted = p->completed = p->first = p->state.done = r.uses;
   p->voided = r.voided;
   if (r.failure != nullptr) {
@@ -296,6 +303,7 @@ void Context::tidy() {
   // for must not be taken back.
   command.serial = ++serials_;
   store_release<std::uint32_t>(memory_->rank().cancelled[slot], 0);
+  daemon_->completes(slot, nullptr, 0);
   daemon_->submit(command, nullptr);
   daemon_->ring(0);
 }
@@ -381,6 +389,7 @@ bool Context::forget(KeyDrop& drop, Key& key) {
   r.group_size = static_cast<std::uint32_t>(group.members16.size());
   r.settled = key.settled;
   drop.releases.push_back(r);  // there is room, as in `keys`
+  ledger_->close(key.ledger);
   places_[static_cast<std::size_t>(key.place)].erase(key.at);
   keys_.erase(tag);
   const auto owned = group.keys.find(key.name);

@@ -29,6 +29,7 @@ constexpr std::uint64_t kInVainNs = 1'000'000'000;
 // old.
 std::vector<EngineWait> engine_waits(const Submitted& s, double age_ms) {
   std::vector<EngineWait> waits;
+  if (s.lacks() != nullptr) return waits;  // no engine knows of it
   const Key& key = *s.key;
   const Geometry& g = s.plan->geometry;
   const std::uint64_t done = load_acquire(key.state.done);
@@ -67,6 +68,7 @@ std::vector<const Submitted*> Context::pending_in_order() const {
   }
   for (const auto& [tag, key] : keys_) {
     for (const auto& s : key->waiting) all.push_back(s.get());
+    for (const auto& s : key->halves) all.push_back(s.get());
   }
   std::sort(all.begin(), all.end(),
             [](const Submitted* a, const Submitted* b) { return a->order < b->order; });
@@ -129,7 +131,9 @@ RankSnapshot Context::snapshot() {
     if (load_acquire(s.key->state.done) > s.n) continue;
     const std::size_t i = r.pending.size();
     const double age_ms = ms_since(s.since_ns);
-    r.pending.push_back({call_id(s), s.call.signature.text(), s.key->group->members, age_ms,
+    std::string text = s.call.signature.text();
+    if (s.lacks() != nullptr) text += std::string(" without its ") + s.lacks();
+    r.pending.push_back({call_id(s), std::move(text), s.key->group->members, age_ms,
                          !has_root(s.call.signature.kind),
                          // CUDA's engine keeps it in the device's memory.
                          cuda() ? std::vector<EngineWait>{} : engine_waits(s, age_ms)});
@@ -173,8 +177,8 @@ std::vector<CallRecord> Context::pending_calls() {
   for (const Submitted* s : pending_in_order()) {
     // As above: only nobody has asked for its completion yet.
     if (load_acquire(s->key->state.done) > s->n) continue;
-    calls.push_back(
-        {call_id(*s), s->call.signature, s->key->group->members, ms_since(s->since_ns)});
+    calls.push_back({call_id(*s), s->call.signature, s->key->group->members, ms_since(s->since_ns),
+                     s->lacks()});
   }
   return calls;
 }

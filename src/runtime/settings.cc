@@ -1,5 +1,7 @@
 #include "runtime/settings.h"
 
+#include <strings.h>
+
 #include <algorithm>
 #include <bit>
 #include <cerrno>
@@ -8,6 +10,7 @@
 #include <limits>
 #include <string_view>
 #include <thread>
+#include <utility>
 
 #include "base/json_writer.h"
 #include "base/types.h"
@@ -184,11 +187,20 @@ const std::vector<const char*>& names_of_others() {
 
 namespace {
 
+bool is_switch(const Variable& v) { return v.choices == nullptr && v.min >= -1 && v.max == 1; }
+
 std::string range_text(const Variable& v) {
+  if (is_switch(v)) {
+    return std::string(v.min < 0 ? "-1, " : "") + "0 or 1 (or on, off, yes, no, true, false)";
+  }
   if (v.choices != nullptr) return std::string("one of ") + v.choices;
   return "a number from " + std::to_string(v.min) + " to " + std::to_string(v.max) +
          (v.is_size ? ", of bytes or with K, M, G or T behind it (1K is 1024)" : "");
 }
+
+// The torch backend's switches take the same (python/unjam/_torch_settings.py).
+constexpr std::pair<const char*, std::int64_t> kSwitchWords[] = {
+    {"on", 1}, {"yes", 1}, {"true", 1}, {"off", 0}, {"no", 0}, {"false", 0}};
 
 bool parse(const Variable& v, const char* text, std::int64_t& value) {
   // (Behind the names, a choice's number is taken as well.)
@@ -196,6 +208,13 @@ bool parse(const Variable& v, const char* text, std::int64_t& value) {
     if (value_text(v, i) != text) continue;
     value = i;
     return true;
+  }
+  if (is_switch(v)) {
+    for (const auto& [word, meant] : kSwitchWords) {
+      if (strcasecmp(word, text) != 0) continue;
+      value = meant;
+      return true;
+    }
   }
   char* end = nullptr;
   errno = 0;

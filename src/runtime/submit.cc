@@ -91,8 +91,13 @@ namespace {
 struct BufferBytes {
   std::uint64_t send = 0, recv = 0;
 };
-BufferBytes buffer_bytes(const unjamGroup& group, const Signature& s) {
+BufferBytes buffer_bytes(const unjamGroup& group, const Call& call) {
+  const Signature& s = call.signature;
   if (s.kind == Kind::kBarrier) return {};  // its element is nobody's buffer
+  if (group.is_own()) {
+    const std::uint64_t message = s.count * dtype_bytes(s.dtype);
+    return {call.half == Half::kRecv ? 0 : message, call.half == Half::kSend ? 0 : message};
+  }
   const bool point_to_point = s.kind == Kind::kSendRecv;
   const int rank = group.parent == nullptr ? group.rank : group.parent->rank;
   const bool root = rank == s.root;
@@ -112,13 +117,15 @@ BufferBytes buffer_bytes(const unjamGroup& group, const Signature& s) {
 
 // What a call comes to in a group of one. Sums, averages and extrema of one are that one.
 std::uint64_t copied_alone(const unjamGroup& group, const Call& call) {
-  return call.send == call.recv ? 0 : buffer_bytes(group, call.signature).recv;
+  return call.send == call.recv ? 0 : buffer_bytes(group, call).recv;
 }
 
+}  // namespace
+
 // Buffers of one call: who needs which, and how they may overlap.
-Result check_buffers(const unjamGroup& group, const Call& call) {
+Result Context::check_buffers(const unjamGroup& group, const Call& call) {
   const Signature& s = call.signature;
-  const auto [send_bytes, recv_bytes] = buffer_bytes(group, s);
+  const auto [send_bytes, recv_bytes] = buffer_bytes(group, call);
   const auto bad = [](std::string text) {
     return Result{UNJAM_ERROR_INVALID_ARGUMENT, std::move(text)};
   };
@@ -159,8 +166,6 @@ Result check_buffers(const unjamGroup& group, const Call& call) {
   return {};
 }
 
-}  // namespace
-
 Result Context::submit(unjamGroup& group, const char* name, const Call& call,
                        unjamRequest** request) {
   if (Result r = validate(group, call); !r.ok()) return r;
@@ -192,6 +197,10 @@ Result Context::transfer(unjamGroup& group, const char* name, Call call, int pee
   if (Result r = open_channel(group, peer, sends, channel); !r.ok()) return r;
   call.signature.root = channel->source;
   call.signature.peer = channel->destination;
+  if (channel->is_own()) {
+    call.half = sends ? Half::kSend : Half::kRecv;
+    return submit_half(*channel, name, std::move(call), request);
+  }
   return submit(*channel, name, call, request);
 }
 
@@ -203,9 +212,9 @@ Result Context::probe(unjamGroup& group, const char* name, int peer, bool& ready
   {
     std::lock_guard lock(mutex_);
     if (closed()) return closed_why_;
-    if (!channel->failed.ok()) return channel->failed;
     if (channel->destroyed) return {UNJAM_ERROR_INVALID_USAGE, "the group was destroyed"};
     n = uses_of(tag);
+    if (Result r = past_the_end(*channel, tag, n); !r.ok()) return r;
     const Result* failure = nullptr;
     if (const auto key = keys_.find(tag); key != keys_.end()) {
       if (key->second->over()) failure = &key->second->failed;
@@ -214,6 +223,12 @@ Result Context::probe(unjamGroup& group, const char* name, int peer, bool& ready
       if (n >= record->second.failure->from) failure = &record->second.failure->why;
     }
     if (failure != nullptr) return *failure;
+    if (channel->is_own()) {
+      const auto key = keys_.find(tag);
+      ready = key != keys_.end() && !key->second->halves.empty() &&
+              key->second->halves.front()->call.half == Half::kSend;
+      return {};
+    }
   }
   ready = world_->called(tag, n, group.members[static_cast<std::size_t>(peer)]);
   return {};
@@ -226,6 +241,13 @@ Result Context::check_agreement(std::unique_lock<std::mutex>& lock, unjamGroup& 
                                 const Signature& signature) {
   const std::uint64_t n = key.submitted;
   if (group.members.size() == 1) return {};
+  if (differs(group, key.state.tag, n, signature)) {
+    const Result why = differs_result(signature, key.name, group.name, n, group.gone.front().why);
+    lock.unlock();
+    world_->refuse(key.state.tag, n, group.members, why.message);
+    lock.lock();
+    return closed() ? closed_why_ : why;
+  }
   const Announced others = announce(world_->announcements(group.members, key.state.tag),
                                     key.state.tag, n, signature.hash());
   if (others == Announced::kAgreed) return {};
@@ -240,12 +262,6 @@ Result Context::check_agreement(std::unique_lock<std::mutex>& lock, unjamGroup& 
 
 Result Context::submit_locked(std::unique_lock<std::mutex>& lock, unjamGroup& group, Key& key,
                               const Call& call, unjamRequest** request) {
-  // Taking completions, below, tidies up.
-  struct Pin {
-    explicit Pin(Key& k) : key(k) { ++key.pins; }
-    ~Pin() { --key.pins; }
-    Key& key;
-  };
   std::optional<Pin> pin(key);
   // First, since it may let go of the lock for a while; then nothing does until the call is made,
   // and counted.
@@ -255,14 +271,14 @@ Result Context::submit_locked(std::unique_lock<std::mutex>& lock, unjamGroup& gr
     while (key.launching && !closed_) launched_.wait(lock);
     // Before peers hear of the call: one that is refused must end nothing on them.
     if (closed()) return closed_why_;
-    if (!group.failed.ok()) return group.failed;
-    if (group.destroyed) return {UNJAM_ERROR_INVALID_USAGE, "the group was destroyed"};
     const std::uint64_t n = key.submitted;
+    if (Result r = past_the_end(group, key.state.tag, n); !r.ok()) return r;
+    if (group.destroyed) return {UNJAM_ERROR_INVALID_USAGE, "the group was destroyed"};
     disagreement = check_agreement(lock, group, key, call.signature);
     if (closed()) return closed_why_;
     settled = n == key.submitted;  // no other thread has made this use meanwhile
   }
-  if (!group.failed.ok()) return group.failed;
+  if (Result r = past_the_end(group, key.state.tag, key.submitted); !r.ok()) return r;
   if (group.destroyed) return {UNJAM_ERROR_INVALID_USAGE, "the group was destroyed"};
   // It has failed on the others before it was called here: as if it failed after its call.
   if (key.submitted == key.failed_from && disagreement.ok()) disagreement = key.failed;
@@ -271,10 +287,28 @@ Result Context::submit_locked(std::unique_lock<std::mutex>& lock, unjamGroup& gr
                                  " is out of use since an earlier invocation failed (" +
                                  key.failed.message + "): use another key"};
   }
-  const auto limit = static_cast<std::size_t>(settings_.max_active_keys);
   // (What fails at once needs no room.)
-  const bool busy = key.place == KeyPlace::kBusy || !disagreement.ok();
-  if (!busy && keys_at(KeyPlace::kBusy) >= limit) {
+  if (disagreement.ok()) {
+    if (Result r = room_for(key); !r.ok()) return r;
+  }
+  if (call.stream_order != UNJAM_STREAM_NONE && !cuda()) return no_streams();
+  if (Result r = plan_call(group, key, call.signature); !r.ok()) return r;
+  auto s = std::make_unique<Submitted>();
+  s->call = call;
+  s->key = &key;
+  s->since_ns = monotonic_ns();
+  return enter(lock, pin, std::move(s), request, disagreement);
+}
+
+Result Context::no_streams() {
+  return {UNJAM_ERROR_INVALID_USAGE,
+          "the host device has no streams: make the call with UNJAM_STREAM_NONE"};
+}
+
+Result Context::room_for(const Key& key) {
+  if (key.place == KeyPlace::kBusy) return {};
+  const auto limit = static_cast<std::size_t>(settings_.max_active_keys);
+  if (keys_at(KeyPlace::kBusy) >= limit) {
     take_completions();
     if (keys_at(KeyPlace::kBusy) >= limit) {
       return {UNJAM_ERROR_RESOURCES,
@@ -289,7 +323,7 @@ Result Context::submit_locked(std::unique_lock<std::mutex>& lock, unjamGroup& gr
     return keys_at(KeyPlace::kBusy) + keys_at(KeyPlace::kLingering) -
            (key.place == KeyPlace::kLingering ? 1 : 0);
   };
-  if (!busy && held() >= 2 * limit) {
+  if (held() >= 2 * limit) {
     take_completions();
     retire_lingering(keys_at(KeyPlace::kLingering));
     if (held() >= 2 * limit) {
@@ -301,16 +335,17 @@ Result Context::submit_locked(std::unique_lock<std::mutex>& lock, unjamGroup& gr
               /*transient=*/true};
     }
   }
-  if (call.stream_order != UNJAM_STREAM_NONE && !cuda()) {
-    return {UNJAM_ERROR_INVALID_USAGE,
-            "the host device has no streams: make the call with UNJAM_STREAM_NONE"};
-  }
-  const Signature& signature = call.signature;
+  return {};
+}
+
+// Of the call: the key's plan, made where it is for another one.
+Result Context::plan_call(const unjamGroup& group, Key& key, const Signature& signature) {
   Signature planned_for = signature;
   planned_for.alike = {};  // nothing to the plan
   if (key.plan == nullptr || !(key.planned_for == planned_for)) {
     PlanRequest r;
-    r.kind = signature.kind;
+    // A message to oneself is a copy, as a broadcast in a group of one.
+    r.kind = group.is_own() ? Kind::kBroadcast : signature.kind;
     r.dtype = signature.dtype;
     r.op = signature.op;
     r.count = signature.count;
@@ -337,14 +372,26 @@ Result Context::submit_locked(std::unique_lock<std::mutex>& lock, unjamGroup& gr
     key.plan = std::make_shared<const Plan>(std::move(*plan));
     key.planned_for = planned_for;
   }
+  return {};
+}
 
+unjamRequest* Context::make_request(Submitted& s) {
+  s.request = new unjamRequest;
+  s.request->context = shared_from_this();
+  s.request->submitted = &s;
+  s.request->retain();  // one for the caller, one for us
+  return s.request;
+}
+
+Result Context::enter(std::unique_lock<std::mutex>& lock, std::optional<Pin>& pin,
+                      std::unique_ptr<Submitted>&& s, unjamRequest** request,
+                      const Result& disagreement) {
+  const Call& call = s->call;  // (until it is complete)
+  Key& key = *s->key;
+  const unjamGroup& group = *key.group;
+  s->plan = key.plan;
   // What can fail for want of memory or threads comes before anything is counted, or is taken back.
   if (key.history.size() < Key::kPlaces) key.history.reserve(key.history.size() + 1);
-  auto s = std::make_unique<Submitted>();
-  s->call = call;
-  s->key = &key;
-  s->plan = key.plan;
-  s->since_ns = monotonic_ns();
   // A successor of a pending invocation cannot start before that ends, so it may wait here without
   // harm; a key's first must not wait for anything but its peers.
   const bool starts_key = key.in_engine == 0 && key.waiting.empty();
@@ -363,16 +410,12 @@ Result Context::submit_locked(std::unique_lock<std::mutex>& lock, unjamGroup& gr
   const bool waits =
       !cuda() && (!key.waiting.empty() || (!starts_key && in_engine >= slots_.size() / 2));
   if (call.callback != nullptr || waits) need_background();
-  if (request != nullptr) {
-    s->request = new unjamRequest;
-    s->request->context = shared_from_this();
-    s->request->submitted = s.get();
-    s->request->retain();  // one for the caller, one for us
-  }
+  if (request != nullptr) make_request(*s);
 
   s->n = key.submitted;
   // A group of one needs no engine on a GPU: its calls are copies in streams.
   const bool alone = cuda() && group.members.size() == 1;
+  const bool sync = call.stream_order == UNJAM_STREAM_SYNC;
   const bool in_stream = call.stream_order != UNJAM_STREAM_NONE || alone;
   unjamRequest* const handle = s->request;
   if (request != nullptr) *request = handle;  // before a callback may want it
@@ -383,7 +426,7 @@ Result Context::submit_locked(std::unique_lock<std::mutex>& lock, unjamGroup& gr
       if (request != nullptr) *request = nullptr;
       return result;
     }
-    if (call.stream_order == UNJAM_STREAM_SYNC || alone) return {};
+    if (sync || alone) return {};
     pin.reset();  // what is busy stays
     const std::shared_ptr<Context> keep = shared_from_this();
     lock.unlock();  // a launch may wait for the device
@@ -394,6 +437,7 @@ Result Context::submit_locked(std::unique_lock<std::mutex>& lock, unjamGroup& gr
   if (!disagreement.ok()) {
     // Ends as every invocation does that fails after its call, only at once.
     complete(*s, disagreement);
+    s = nullptr;
     completions_.notify();
     return {};
   }
@@ -407,7 +451,7 @@ Result Context::submit_locked(std::unique_lock<std::mutex>& lock, unjamGroup& gr
   // Small, and nothing else under way: the first attempt costs this thread less than waking another
   // one would, and often completes the call or leaves all that is missing to the peers.
   const bool attempts = in_engine == 0 && daemon_->can_help() &&
-                        signature.count * dtype_bytes(signature.dtype) <= kAttemptBytes;
+                        call.signature.count * dtype_bytes(call.signature.dtype) <= kAttemptBytes;
   admit(std::move(s));
   if (!attempts) {
     daemon_->ring(0);
@@ -420,7 +464,7 @@ Result Context::submit_locked(std::unique_lock<std::mutex>& lock, unjamGroup& gr
 }
 
 std::uint64_t Context::output_place(const unjamGroup& group, const Call& call) const {
-  const std::uint64_t bytes = buffer_bytes(group, call.signature).recv;
+  const std::uint64_t bytes = buffer_bytes(group, call).recv;
   if (bytes == 0) return 0;
   if (!heap_->holds(call.recv, bytes)) return windows_.place(call.recv, bytes);
   return static_cast<std::uint64_t>(static_cast<const unsigned char*>(call.recv) -
@@ -428,7 +472,7 @@ std::uint64_t Context::output_place(const unjamGroup& group, const Call& call) c
 }
 
 bool Context::writes_into(const Submitted& s, const void* memory, std::uint64_t bytes) {
-  const std::uint64_t written = buffer_bytes(*s.key->group, s.call.signature).recv;
+  const std::uint64_t written = buffer_bytes(*s.key->group, s.call).recv;
   const auto output = reinterpret_cast<std::uintptr_t>(s.call.recv);
   const auto begin = reinterpret_cast<std::uintptr_t>(memory);
   return written != 0 && output < begin + bytes && begin < output + written;
@@ -489,6 +533,7 @@ void Context::admit(std::unique_ptr<Submitted> s) {
   ++key.in_engine;
   enter_slot(slot, *s);
   slots_[slot] = std::move(s);
+  daemon_->completes(slot, key.ledger == nullptr ? nullptr : &key.ledger->done, inv.n + 1);
   daemon_->submit(inv, key.fresh ? &key.state : nullptr);  // the caller rings
   key.fresh = false;
 }
@@ -503,12 +548,18 @@ Result Context::admit_in_stream(std::unique_lock<std::mutex>& lock, std::unique_
   free_slots_.pop_back();
   Key& key = *s->key;
   void* const stream = s->call.stream;
+  const std::shared_ptr<void> called = s->called;
   const auto order = s->call.stream_order;
   const bool alone = key.group->members.size() == 1;
   const std::uint64_t copied = alone ? copied_alone(*key.group, s->call) : 0;
   s->slot = slot;
   s->serial = ++serials_;
   s->in_engine = true;
+  if (s->other != nullptr) {  // whoever waits for that one waits for this one
+    s->other->slot = slot;
+    s->other->serial = s->serial;
+    s->other->in_engine = true;
+  }
   Invocation inv = make_invocation(*s, slot);
   // First: what follows may wait until this call is cancelled, see tell().
   enter_slot(slot, *s);
@@ -525,7 +576,8 @@ Result Context::admit_in_stream(std::unique_lock<std::mutex>& lock, std::unique_
   try {
     const Launching launching(*this, &key);
     if (alone) {
-      queued = streams_->queue_copy(lock, stream, order != UNJAM_STREAM_NONE, inv, copied, error);
+      queued = streams_->queue_copy(lock, stream, order != UNJAM_STREAM_NONE, inv, copied,
+                                    called.get(), error);
     } else if (order == UNJAM_STREAM_SYNC) {
       queued = streams_->queue_call(lock, stream, inv, fresh, error);
     } else {
@@ -547,7 +599,11 @@ void Context::count(Submitted& s) {
   ++submitted_;
   ++key.submitted;
   key.remember(s.n, s.call.signature);
+  if (key.ledger != nullptr) {
+    store_release(key.ledger->calls[s.n % kLedgerCalls], ledger_call(s.n, s.call.signature.hash()));
+  }
   ++key.group->pending;
+  end_if_over(*key.group);
   if (s.call.callback != nullptr) ++callbacks_;
 }
 
@@ -568,7 +624,12 @@ Result Context::take_back(std::uint16_t slot, bool fresh, const std::string& err
   key.take_back(s->n);
   --key.submitted;
   key.fresh = fresh;
-  if (--key.in_engine == 0) rest(key);
+  --key.in_engine;
+  if (s->other != nullptr) {  // goes on waiting
+    s->other->in_engine = false;
+    key.halves.push_front(std::move(s->other));
+  }
+  if (!key.busy()) rest(key);
   tidy();
   completions_.notify();  // a thread that takes completions for the callback
   return {UNJAM_ERROR_SYSTEM, error};
@@ -583,6 +644,8 @@ Result Context::stream_wait(unjamRequest& request, void* stream) {
   reap_locked();
   const Submitted* s = request.submitted;
   if (s == nullptr) return {};  // it is complete: what is queued from now on comes after
+  // (Or the other one's stream has yet to take the copy.)
+  if (s->key->group->is_own() && (!s->in_engine || s->key->launching)) return lacks_half(*s);
   std::string error;
   const Launching launching(*this);
   const bool queued = streams_->queue_wait(lock, stream, s->slot, s->serial, error);

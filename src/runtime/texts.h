@@ -19,8 +19,8 @@ inline std::string name_text(const Key& key) {
   const unjamGroup& group = *key.group;
   const std::string text = name_text(key.name, group.name);
   if (group.parent == nullptr) return text;
-  return "sends from rank " + std::to_string(group.source) + " to rank " +
-         std::to_string(group.destination) + " under " + text;
+  const std::string to = group.is_own() ? "itself" : "rank " + std::to_string(group.destination);
+  return "sends from rank " + std::to_string(group.source) + " to " + to + " under " + text;
 }
 
 // The use of a key that a call is.
@@ -28,8 +28,17 @@ inline std::string use_text(const Signature& s, const std::string& key, const st
                             std::uint64_t n) {
   const std::string text = call_text(key, group, n);
   if (s.kind != Kind::kSendRecv) return text;
-  return "the send from rank " + std::to_string(s.root) + " to rank " + std::to_string(s.peer) +
-         " under " + text;
+  const std::string to = s.root == s.peer ? "itself" : "rank " + std::to_string(s.peer);
+  return "the send from rank " + std::to_string(s.root) + " to " + to + " under " + text;
+}
+
+// A call that is not what a rank that is gone (`why`) had called.
+inline Result differs_result(const Signature& s, const std::string& key, const std::string& group,
+                             std::uint64_t n, const Result& why) {
+  return {UNJAM_ERROR_MISMATCH, "ranks disagree on " + use_text(s, key, group, n) +
+                                    ": this rank called " + s.text() +
+                                    ", another one something else, and " + why.message +
+                                    ". Make the same call on all ranks of the group."};
 }
 
 }  // namespace unjam

@@ -16,6 +16,7 @@
 #include "control/join_text.h"
 #include "runtime/context.h"
 #include "runtime/cuda_library.h"
+#include "runtime/ending.h"
 #include "runtime/engine_memory.h"
 #include "runtime/explain_signal.h"
 #include "runtime/job_id.h"
@@ -99,10 +100,12 @@ World::World(int ranks, const Settings& first_settings, std::optional<JobSecret>
       process_of_(static_cast<std::size_t>(ranks), secret ? -1 : 0),
       contexts_(static_cast<std::size_t>(ranks), nullptr) {
   explain_on_signal(static_cast<int>(first_settings.explain_signal));
+  end_with_process(this);
   control_ = std::thread([this] { control(); });
 }
 
 World::~World() {
+  ended_before_process(this);
   {
     std::lock_guard lock(mutex_);
     stopping_ = true;
@@ -118,9 +121,17 @@ World::~World() {
   for (int r = 0; r < ranks_; ++r) cuda_->unregister_host(link(r));
 }
 
-std::uint64_t World::host_bytes() const {
-  return first_settings_.device == UNJAM_DEVICE_CUDA ? kLinkOffset + kLinkBytes
-                                                     : shape_.total_bytes();
+std::uint64_t World::ledger_offset() const {
+  const std::uint64_t before =
+      first_settings_.device == UNJAM_DEVICE_CUDA ? kLinkOffset + kLinkBytes : shape_.total_bytes();
+  return (before + alignof(LedgerMemory) - 1) / alignof(LedgerMemory) * alignof(LedgerMemory);
+}
+
+std::uint64_t World::host_bytes() const { return ledger_offset() + sizeof(LedgerMemory); }
+
+LedgerMemory& World::ledger(int rank) const {
+  return *reinterpret_cast<LedgerMemory*>(arenas_[static_cast<std::size_t>(rank)].data() +
+                                          ledger_offset());
 }
 
 unsigned char* World::link(int rank) const {
@@ -413,6 +424,7 @@ void World::begin() {
     mesh_.add(process, std::move(peer.socket), std::move(peer.pidfd));
   }
   started_ = true;
+  runs_.store(true, std::memory_order_release);
 }
 
 // ---- the control thread ----
@@ -456,6 +468,7 @@ void World::control() {
     mesh_.poll(printing ? 5 : anybody ? watch_ms() : -1, events);
     lock.lock();
     if (stopping_) break;
+    tell_given_up();
     watch();
     if (const std::uint32_t now = explain_signals(); now != signals) {
       signals = now;
@@ -484,7 +497,15 @@ void World::on_message(int process, const Frame& frame) {
     case MessageType::kGone: {
       GoneMessage m;
       if (m.decode(frame.payload) && is_rank_of(m.rank, process)) {
-        mark_gone(static_cast<int>(m.rank), m.why);
+        const int rank = static_cast<int>(m.rank);
+        mark_gone(rank, m.why, m.ended ? legacy_of(rank) : nullptr);
+      }
+      break;
+    }
+    case MessageType::kGaveUp: {
+      GaveUpMessage m;
+      if (m.decode(frame.payload) && is_rank_of(m.rank, process)) {
+        on_gave_up(static_cast<int>(m.rank), m.of);
       }
       break;
     }
@@ -560,13 +581,16 @@ bool World::misses(int process) const {
 }
 
 void World::on_lost(int process, bool died, const std::string& why) {
-  std::string text =
+  const std::string name =
       "its process (" + std::to_string(pids_[static_cast<std::size_t>(process)]) + ") ";
-  text += died ? "died" : "closed its connection: ";
-  if (!died) text += why;
   for (int r = 0; r < ranks_; ++r) {
     if (!is_rank_of(static_cast<std::uint32_t>(r), process) || departed_.count(r) != 0) continue;
-    mark_gone(r, text);
+    const bool exits = died && load_acquire(ledger(r).exits) != 0;
+    mark_gone(r,
+              name + (exits  ? kEndedText
+                      : died ? "died"
+                             : "closed its connection: " + why),
+              legacy_of(r));
   }
   windows_let_go(process);
   for (auto& [number, g] : gatherings_) g.waits_for.erase(process);
@@ -606,35 +630,81 @@ void World::detach(Context* context, std::map<std::uint64_t, std::uint64_t> call
   mesh_.send_all(MessageType::kDeparted, m.encode());
 }
 
-void World::mark_gone(int rank, const std::string& why) {
-  if (!gone_.emplace(rank, why).second) return;
+// Its process has ended, or all that the rank had under way has: the ledger stays as it is. (Of one
+// that has merely closed its connection it says what was complete by now, which stays true.)
+std::shared_ptr<const Legacy> World::legacy_of(int rank) const {
+  const auto left = departed_.find(rank);
+  return std::make_shared<Legacy>(ledger(rank),
+                                  left == departed_.end() ? nullptr : &left->second.calls);
+}
+
+void World::mark_gone(int rank, const std::string& why, std::shared_ptr<const Legacy> legacy) {
+  if (!gone_.emplace(rank, Gone{why, legacy, {}}).second) return;
   // Some engine may be at it still: what is mapped stays so.
   windows_.forget(rank, true);
   for (Context* c : contexts_) {
-    if (c != nullptr && c->rank() != rank) c->peer_gone(rank, why);
+    if (c != nullptr && c->rank() != rank) c->peer_gone(rank, why, legacy);
+  }
+  // Others may have met it before it was known here.
+  for (const auto& [r, of] : given_up_) on_gave_up(r, of);
+}
+
+void World::on_gave_up(int rank, std::uint64_t of) {
+  given_up_[rank] |= of;
+  for (auto& [peer, gone] : gone_) {
+    if ((of >> peer & 1) == 0) continue;
+    if (std::find(gone.given_up.begin(), gone.given_up.end(), rank) != gone.given_up.end()) {
+      continue;
+    }
+    gone.given_up.push_back(rank);
+    for (Context* c : contexts_) {
+      if (c != nullptr && c->rank() != rank) c->peer_gave_up(rank, peer, gone.why);
+    }
   }
 }
 
-void World::tell_peers_gone(int rank, const std::string& why) {
+void World::tell_given_up() {
+  for (Context* c : contexts_) {
+    if (c == nullptr) continue;
+    const std::uint64_t of = c->given_up();
+    const auto known = given_up_.find(c->rank());
+    if ((of & ~(known == given_up_.end() ? 0 : known->second)) == 0) continue;
+    GaveUpMessage m;
+    m.rank = static_cast<std::uint32_t>(c->rank());
+    m.of = of;
+    mesh_.send_all(MessageType::kGaveUp, m.encode());
+    on_gave_up(c->rank(), of);
+  }
+}
+
+void World::tell_peers_gone(int rank, const std::string& why, bool ended) {
   std::lock_guard lock(mutex_);
   GoneMessage m;
   m.rank = static_cast<std::uint32_t>(rank);
+  m.ended = ended;
   m.why = why;
   // First, as the ranks of this process may be busy with calls of their own, see peer_gone().
   mesh_.send_all(MessageType::kGone, m.encode());
-  mark_gone(rank, why);
+  mark_gone(rank, why, ended ? legacy_of(rank) : nullptr);
   changed_.notify_all();
 }
 
-int World::first_gone(const std::vector<int>& members, std::string& why) const {
+std::vector<std::pair<int, World::Gone>> World::gone(const std::vector<int>& members) const {
   std::lock_guard lock(mutex_);
+  std::vector<std::pair<int, Gone>> ranks;
   for (const int member : members) {
     const auto found = gone_.find(member);
-    if (found == gone_.end()) continue;
-    why = found->second;
-    return member;
+    if (found != gone_.end()) ranks.emplace_back(member, found->second);
   }
-  return -1;
+  return ranks;
+}
+
+void World::say_exit() {
+  // Acquire: who is of this process, and where its memory is.
+  if (!runs_.load(std::memory_order_acquire)) return;
+  for (int r = 0; r < ranks_; ++r) {
+    if (is_local(r)) store_release<std::uint64_t>(ledger(r).exits, 1);
+  }
 }
 
 std::vector<int> World::absent() const {

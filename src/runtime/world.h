@@ -2,6 +2,7 @@
 // others, their arenas, and what their processes tell each other (control/mesh.h).
 #pragma once
 
+#include <atomic>
 #include <condition_variable>
 #include <cstdint>
 #include <map>
@@ -19,6 +20,7 @@
 #include "control/waitfor.h"
 #include "device/host/host_memory.h"
 #include "engine/cuda_driver.h"
+#include "runtime/ledger.h"
 #include "runtime/settings.h"
 #include "runtime/window_maps.h"
 #include "transport/arena.h"
@@ -96,10 +98,28 @@ class World {
   // `calls`: how often the rank has called each key. untaken: see RankSnapshot.
   void detach(Context* context, std::map<std::uint64_t, std::uint64_t> calls,
               std::vector<PendingCall> untaken);
-  // Ends other ranks' invocations in groups with `rank`. Not while holding a context's lock.
-  void tell_peers_gone(int rank, const std::string& why);
-  // Of `members`, the first that is gone in that way, and why; -1: none.
-  int first_gone(const std::vector<int>& members, std::string& why) const;
+  // Ends other ranks' invocations in groups with `rank`. ended: but for those of which it has
+  // completed its part, and will complete no more (see ending.h). Not while holding a context's
+  // lock.
+  void tell_peers_gone(int rank, const std::string& why, bool ended = false);
+  // A rank that is gone in that way, and what can still be had of it; legacy: null if nothing.
+  struct Gone {
+    std::string why;
+    std::shared_ptr<const Legacy> legacy;
+    std::vector<int> given_up;  // who has met that, see Context::give_up()
+  };
+  // Those of `members`, in their order.
+  std::vector<std::pair<int, Gone>> gone(const std::vector<int>& members) const;
+  // A rank of this process has given up calls, see Context::given_up(): peers are told soon.
+  // Without a lock.
+  void gave_up() { mesh_.wake(); }
+  // Where a rank writes down what it has completed.
+  LedgerMemory& ledger(int rank) const;
+  // The process ends by itself: its ranks' ledgers say so. Without a lock.
+  void say_exit();
+  // Ends a call on all ranks, before the caller makes it.
+  void refuse(std::uint64_t tag, std::uint64_t n, const std::vector<int>& members,
+              const std::string& text);
   // Ranks that were aborted, whose process died, or that have left.
   std::vector<int> absent() const;
 
@@ -167,6 +187,7 @@ class World {
   void begin();
   bool make_memory(int rank, const Settings& settings, std::vector<Fd>& shared, std::string& error);
   std::uint64_t host_bytes() const;
+  std::uint64_t ledger_offset() const;
   void fail_meeting(const std::string& why);
   // Its reactions to messages; with the lock.
   void on_message(int process, const Frame& frame);
@@ -174,7 +195,10 @@ class World {
   void on_lost(int process, bool died, const std::string& why);
   void on_query(int process, const QueryMessage& query);
   void on_answer(int process, const AnswerMessage& answer);
-  void mark_gone(int rank, const std::string& why);
+  void mark_gone(int rank, const std::string& why, std::shared_ptr<const Legacy> legacy);
+  std::shared_ptr<const Legacy> legacy_of(int rank) const;
+  void tell_given_up();
+  void on_gave_up(int rank, std::uint64_t of);
   bool alone() const { return !secret_; }
   bool is_rank_of(std::uint32_t rank, int process) const;
   std::set<int> processes_of(const std::vector<int>& members) const;
@@ -266,7 +290,8 @@ class World {
     std::vector<PendingCall> untaken;
   };
   std::map<int, Departed> departed_;
-  std::map<int, std::string> gone_;  // aborted or dead: rank -> why
+  std::map<int, std::uint64_t> given_up_;  // by rank: on whose account it has given up calls
+  std::map<int, Gone> gone_;               // aborted, dead, or their process ends: by rank
   // Disagreements found, by tag and by the process that says so. For ranks that call later.
   std::map<std::pair<std::uint64_t, int>, Disagreement> disagreements_;
   std::map<CallKey, Inquiry> inquiries_;
@@ -280,6 +305,7 @@ class World {
   // who has yet to let go of them.
   std::set<std::pair<int, std::uint64_t>> open_;
   std::map<std::pair<int, std::uint64_t>, std::set<int>> leaving_;
+  std::atomic<bool> runs_{false};  // with other processes: their ledgers may be looked at
   bool stopping_ = false;
   std::thread control_;
 };

@@ -99,3 +99,18 @@ def test_unknown_variables_are_named_once_a_process(python, monkeypatch):
         "unjam: UNJAM_LANE is set, but unjam has no such variable: did you mean UNJAM_LANES? "
         "(`unjam env` lists all)"
     ]
+
+
+@pytest.mark.parametrize("name", ["UNJAM_HELP", "UNJAM_SOLO", "UNJAM_LINES"])
+def test_switches_are_words(name, monkeypatch):
+    for on, words in enumerate((("off", "No", "FALSE", "0"), ("on", "yes", "True", "1"))):
+        for word in words:
+            monkeypatch.setenv(name, word)
+            with unjam.init_all(1) as (context,):
+                assert context.info()["settings"][name] == on, word
+    for nonsense in ("maybe", "2", "yes!", "0x1", "-2"):
+        monkeypatch.setenv(name, nonsense)
+        with pytest.raises(InvalidArgument, match=f"{name}={nonsense} is not valid: give .*0 or 1"):
+            unjam.init_all(1)
+    monkeypatch.setenv(name, "")
+    unjam.init_all(1).close()

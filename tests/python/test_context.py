@@ -206,7 +206,9 @@ print("end of program")
     assert finished.returncode == 0, finished.stderr
     assert finished.stdout.splitlines()[0] == "end of program"
     assert "Aborted" in finished.stdout
-    assert finished.stderr == ""
+    told = finished.stderr.splitlines()
+    assert len(told) == 1, finished.stderr
+    assert "rank 0" in told[0] and "ended without close()" in told[0] and "pending" in told[0]
 
 
 def test_run_ranks_raises_the_cause():

@@ -697,16 +697,6 @@ def root_outside(job: Job) -> None:
     job.group.broadcast(job.x, root=2)
 
 
-@misuse(VALUES, "sent to, or received from, the calling rank itself", "a copy needs no message")
-def send_to_itself(job: Job) -> None:
-    job.group.send(job.x, 0)
-
-
-@misuse(VALUES, "C: the same", "ranks of the group other than the caller's")
-def send_to_itself_in_c(job: Job) -> None:
-    job.c("Send", job.group._handle, b"k", job.x.ctypes.data, 8, 8, 0, None, None)
-
-
 @misuse(VALUES, "`recv(x, 2)` in a group of two", "a rank in the group, not in the job")
 def peer_outside(job: Job) -> None:
     job.group.recv(job.x, 2)
@@ -813,6 +803,15 @@ def receive_of_another_size(job: Job) -> None:
     )
 
 
+@misuse(AGREE, "sent itself something else than it receives", "the same count and type")
+def message_to_itself_differs(job: Job) -> None:
+    requests = [job.group.send(np.ones(8), 0, key="k"), job.group.recv(np.ones(9), 0, key="k")]
+    errors = [request.exception(PATIENCE_S) for request in requests]
+    assert str(errors[0]) == str(errors[1])
+    assert errors[0] is not None
+    raise errors[0]
+
+
 @misuse(AGREE, "different orders under one key", "one order a key, or a key for each")
 def orders_differ(job: Job) -> None:
     def calls(first: int, second: int) -> Callable[[Any], Any]:
@@ -847,6 +846,15 @@ def group_orders_differ(job: Job) -> None:
     pending = job.contexts[0].explain()["ranks"][0]["pending"]
     assert [call["not_called_by"] for call in pending] == [[1]]
     requests[0].wait(0.1)
+
+
+@misuse(
+    WAIT,
+    "sent to itself, and waited, before it received",
+    "call both, in any order, and then wait; a copy needs no message",
+)
+def send_to_itself(job: Job) -> None:
+    job.group.send(job.x, 0, key="k").wait(0.1)
 
 
 @misuse(WAIT, "`wait(timeout=nan)`", "seconds, or None")
@@ -1033,7 +1041,7 @@ def atexit_in_child() -> None:
     """What Python does at the end of a process that does not use os._exit."""
     from unjam import context
 
-    context._close_all()
+    context._end_all()
 
 
 # ---- the tests ----

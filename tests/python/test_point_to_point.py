@@ -213,9 +213,6 @@ def test_what_is_refused(pair):
     read_only = np.zeros(8, np.float32)
     read_only.flags.writeable = False
     wrong = [
-        (lambda: group.send(x, 0), InvalidArgument, "calling rank itself"),
-        (lambda: group.recv(x, 0), InvalidArgument, "calling rank itself"),
-        (lambda: group.probe(0), InvalidArgument, "calling rank itself"),
         (lambda: group.send(x, 2), InvalidArgument, "from 0 to 1"),
         (lambda: group.recv(x, -1), InvalidArgument, "from 0 to 1"),
         (lambda: group.probe(2), InvalidArgument, "from 0 to 1"),
@@ -241,6 +238,51 @@ def test_what_is_refused(pair):
     for call in (lambda: group.send(x, 1), lambda: group.probe(1), lambda: group.barrier()):
         with pytest.raises(InvalidUsage, match="closed"):
             call()
+
+
+@pytest.mark.parametrize("ranks", [1, 3])
+def test_messages_to_oneself(launch, ranks):
+    def rank(context, group):
+        me = context.rank
+        out = [np.zeros(5, np.int32) for _ in range(4)]
+        requests = [
+            group.send(np.full(5, 1, np.int32), me, key="a"),
+            group.recv(out[1], me, key="b"),
+            group.send(np.full(5, 2, np.int32), me, key="a"),
+        ]
+        assert group.probe(me, key="a")
+        assert not group.probe(me, key="b")
+        requests += [
+            group.recv(out[0], me, key="a"),
+            group.recv(out[2], me, key="a"),
+            group.send(np.full(5, 3, np.int32), me, key="b"),
+        ]
+        unjam.wait_all(requests, 30)
+        assert not group.probe(me, key="a")
+        return [int(x[0]) for x in out[:3]]
+
+    assert launch(ranks, rank) == [[1, 3, 2]] * ranks
+
+
+def test_a_message_to_oneself_that_differs_ends_both_calls(pair):
+    _, (group, _) = pair
+    requests = [group.send(np.ones(3), 0, key="k"), group.recv(np.ones(4), 0, key="k")]
+    errors = [str(request.exception(30)) for request in requests]
+    assert errors[0] == errors[1]
+    assert "the send from rank 0 to itself under key 'k'" in errors[0]
+    with pytest.raises(Mismatch, match="out of use"):
+        group.send(np.ones(3), 0, key="k")
+
+
+def test_a_message_to_oneself_needs_both_calls(pair):
+    contexts, (group, _) = pair
+    request = group.send(np.ones(3), 0, key="k")
+    with pytest.raises(unjam.Timeout):
+        request.wait(0.05)
+    what = contexts[0].explain()["ranks"][0]["pending"][0]["what"]
+    assert what == "send_recv(count=3, float64, source=0, destination=0) without its receive"
+    group.recv(np.ones(3), 0, key="k").wait(30)
+    request.wait(30)
 
 
 def test_requests_say_what_they_are(pair):

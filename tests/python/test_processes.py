@@ -722,3 +722,141 @@ def test_rank_of_another_process_is_refused_once_the_job_runs(harness):
         assert two.said() == "called"
         assert two.said() == x.tolist() == [3.0] * 3
         two.kill()
+
+
+# ---- how they end ----
+
+ENDING = """
+import json, multiprocessing, os, signal, sys, time
+import numpy as np
+import unjam
+
+def end(how):
+    if how == "sys.exit":
+        sys.exit(0)
+    if how == "an exception":
+        raise ValueError("as is meant")
+    if how == "os._exit":
+        os._exit(0)
+    if how == "exec":
+        os.execv("/bin/true", ["true"])
+    if how.startswith("SIG"):
+        os.kill(os.getpid(), getattr(signal, how))
+
+def rank(number, unique, how, results):
+    context = unjam.init(2, number, unique)
+    group = context.group()
+    x = np.full(4, 9.0 if number == 0 else 0.0)
+    if number == 0:
+        group.send(x, 1, key="sent").wait(40)
+        group.broadcast(x, root=0, key="broadcast").wait(40)
+        # Not waited for: it needs nobody either.
+        request = group.send(x, 1, key="no wait")
+        while not request.test():
+            pass
+        end(how)
+        return
+    while context.absent() != [0]:
+        time.sleep(0.001)
+    found = []
+    for call in ("sent", "broadcast", "no wait"):
+        x[:] = 0
+        if call == "broadcast":
+            group.broadcast(x, root=0, key=call).wait(40)
+        else:
+            group.recv(x, 0, key=call).wait(40)
+        found.append(x.tolist())
+    try:
+        group.recv(x, 0, key="sent").wait(40)
+    except unjam.Peer as error:
+        found.append(str(error))
+    results.put([how, found])
+    context.close()
+
+if __name__ == "__main__":
+    method, *ways = sys.argv[1:]
+    kind = multiprocessing.get_context(method)
+    for how in ways:
+        results, unique = kind.SimpleQueue(), unjam.unique_id()
+        ranks = [kind.Process(target=rank, args=(r, unique, how, results)) for r in range(2)]
+        for process in ranks:
+            process.start()
+        for process in ranks:
+            process.join(60)
+            process.kill()
+        print(json.dumps(results.get() if not results.empty() else [how, None]), flush=True)
+"""
+BY_ITSELF, DIED = "ended without close()", "died"
+WAYS = {
+    "return": BY_ITSELF,
+    "sys.exit": BY_ITSELF,
+    "an exception": BY_ITSELF,
+    "os._exit": DIED,
+    "SIGTERM": DIED,
+    "SIGKILL": DIED,
+    "SIGSEGV": DIED,
+    "exec": "",  # what came in its place may have ended by then, or not
+}
+
+
+@pytest.mark.parametrize("method", ["fork", "forkserver", "spawn"])
+def test_what_a_process_has_sent_outlives_it(harness, tmp_path, method):
+    """Children of multiprocessing, however they end; of what they have not sent the error tells."""
+    file = tmp_path / "ending.py"
+    file.write_text(ENDING)
+    run = harness.run([sys.executable, str(file), method, *WAYS])
+    for how, told in WAYS.items():
+        name, found = run.said(60)
+        assert name == how
+        assert found is not None, how
+        assert found[:3] == [[9.0] * 4] * 3, how
+        assert "rank 0 is gone: its process (" in found[3] and told in found[3], how
+    run.ends()
+
+
+def ends_with_a_call_pending(how):
+    """Rank 0: ends the interpreter while its part of an all-reduce is pending."""
+    context = unjam.init_from_environment()
+    group = context.group()
+    given = unjam._ending.patience_us
+    unjam._ending.patience_us = lambda: 40_000_000 if given() < 0 else given()
+    if context.rank == 0:
+        group.send(np.full(4, 9.0), 1, key="sent").wait(40)
+        request = group.all_reduce(np.ones(4), key="late")  # noqa: F841
+        say("called")
+        if how == "in a daemon thread":
+            threading.Thread(target=request.wait, daemon=True).start()  # noqa: F821 (the prelude)
+        if how == "an exception":
+            raise ValueError("as is meant")
+        return
+    hear()
+    x = np.ones(4)
+    found = []
+    try:
+        group.all_reduce(x, key="late").wait(40)
+        found.append(x.tolist())
+    except unjam.Peer as error:
+        found.append(str(error))
+    group.recv(x, 0, key="sent").wait(40)
+    say([*found, x.tolist()])
+    context.close()
+
+
+@pytest.mark.parametrize("how", ["the end", "in a daemon thread", "an exception"])
+def test_process_that_ends_with_a_call_pending(harness, how):
+    """The peer may still come, if it comes soon; but who fails waits for nobody."""
+    ranks = harness.job(2, ends_with_a_call_pending, how)
+    assert ranks[0].said() == "called"
+    fails = how == "an exception"
+    if fails:
+        assert ranks[0].wait() == 1
+        assert "ended without close()" in ranks[0].stderr and "'late'" in ranks[0].stderr
+    ranks[1].tell("come")
+    all_reduced, received = ranks[1].said()
+    assert received == [9.0] * 4
+    if fails:
+        assert "rank 0 is gone" in all_reduced and "'late'" in all_reduced
+    else:
+        assert all_reduced == [2.0] * 4
+        assert ranks[0].wait() == 0
+    ranks[1].ends()

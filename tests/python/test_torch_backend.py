@@ -485,6 +485,57 @@ def test_process_may_end_with_futures_pending():
         both[1].wait(LONG_S)
 
 
+CHILDREN = """
+import json, multiprocessing, os, sys
+import torch
+import torch.distributed as dist
+
+def rank(number, file, how, first_has_ended, results):
+    dist.init_process_group("unjam", init_method=f"file://{file}", rank=number, world_size=2)
+    x = torch.full((4,), 9.0 if number == 0 else 0.0)
+    if number == 1:
+        assert first_has_ended.wait(60)
+    dist.send(x, 1) if number == 0 else dist.recv(x, 0)
+    y = torch.full((4,), 9.0 if number == 0 else 0.0)
+    dist.broadcast(y, 0)
+    results.put(x.tolist() + y.tolist())
+    if how == "os._exit" and number == 0:
+        os._exit(0)
+
+if __name__ == "__main__":
+    folder, *methods = sys.argv[1:]
+    for method in methods:
+        for how in ("return", "os._exit"):
+            kind = multiprocessing.get_context(method)
+            first_has_ended, results = kind.Event(), kind.SimpleQueue()
+            arguments = (f"{folder}/{method} {how}", how, first_has_ended, results)
+            ranks = [kind.Process(target=rank, args=(r, *arguments)) for r in range(2)]
+            for process in ranks:
+                process.start()
+            ranks[0].join()
+            first_has_ended.set()
+            ranks[1].join()
+            codes = [process.exitcode for process in ranks]
+            if codes == [0, 0]:
+                results.get()
+                codes.append(results.get())
+            print(json.dumps([method, how, codes]), flush=True)
+"""
+
+
+def test_what_a_child_of_multiprocessing_has_sent_outlives_it(tmp_path):
+    """Nobody destroys the process group; forked children run no atexit functions, either."""
+    file = tmp_path / "children.py"
+    file.write_text(CHILDREN)
+    methods = ["fork", "spawn"]
+    with workers() as harness:
+        run = harness.run([sys.executable, str(file), str(tmp_path), *methods])
+        for method in methods:
+            for how in ("return", "os._exit"):
+                assert run.said(START_S) == [method, how, [0, 0, [9.0] * 8]]
+        run.ends()
+
+
 def test_abort_ends_what_is_pending():
     with workers() as harness:
         job = Members(harness, 2)
@@ -824,6 +875,98 @@ def test_sends_and_receives_without_a_collective_between_are_one_batch():
     assert order.found_in([[there, back, total], [back, total, there]]) == [
         order.Crossing(0, 1, there, total)
     ]
+
+
+def test_places_that_two_ranks_come_to_in_different_orders():
+    def told(*places, key="", rest=""):
+        calls = [("g", key, i, "all_reduce") for i in range(len(places))]
+        return calls, [(rest + p[1:], "float32 of [2]", p[0]) for p in places]
+
+    def found(*ranks):
+        calls, marks = zip(*ranks, strict=True)
+        return order.mixed(list(calls), list(marks))
+
+    (one,) = found(told("a", "b", "c"), told("b", "a", "c"))
+    assert (one.rank, one.other, [use[0][2] for use in one.uses]) == (0, 1, [0, 1])
+    assert "in use 1 rank 0 calls at a" in str(one) and "rank 1 at b" in str(one)
+    # Around a circle of three; between each two of three ranks; one of each circle only.
+    (one,) = found(told("a", "b", "c"), told("b", "c", "a"))
+    assert len(one.uses) == 3
+    assert len(found(told("a", "b"), told("b", "a"), told("a", "b"))) == 2
+    assert len(found(told(*"ab" * 50), told(*"ba" * 50))) == 1
+    # Places of their own; what cannot be taken for each other (another root); another length.
+    assert found(told("a", "a"), told("b", "b")) == []
+    assert found(told("a0", "b1"), told("b0", "a1")) == []
+    assert found(told("a", "b"), told("b")) == []
+    assert found(told("a", "b", key="k"), told("b", "a")) == []
+
+
+SWITCH = """
+import warnings
+with warnings.catch_warnings(record=True) as caught:
+    warnings.simplefilter("always")
+    import torch
+    from unjam.torch import _autoload  # as torch does where the package is installed
+    _autoload()
+import torch.distributed as dist
+print(dist.Backend.default_device_backend_map["cpu"], "UNJAM" in dist.Backend._plugins)
+print([str(w.message) for w in caught if "unjam" in str(w.message)])
+"""
+
+
+@pytest.mark.parametrize(
+    ("value", "backend"),
+    [("false", "gloo"), ("Off", "gloo"), ("no", "gloo"), ("0", "gloo"), ("", "gloo")]
+    + [("true", "unjam"), ("ON", "unjam"), ("yes", "unjam"), ("1", "unjam"), ("maybe", "gloo")],
+)
+def test_switches_are_words(value, backend):
+    from unjam import _torch_settings
+
+    variable = _torch_settings.DEFAULT
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(variable.name, value)
+        if value == "maybe":
+            with pytest.raises(ValueError, match="UNJAM_TORCH_DEFAULT=maybe is not valid: give 0"):
+                variable.is_on()
+        else:
+            assert variable.is_on() == (backend == "unjam")
+
+
+@pytest.mark.parametrize(
+    ("env", "backend", "words"),
+    [
+        ({"UNJAM_TORCH_DEFAULT": "false"}, "gloo", ""),
+        ({"UNJAM_TORCH_DEFAULT": "maybe"}, "gloo", "UNJAM_TORCH_DEFAULT=maybe is not valid"),
+        ({"UNJAM_TORCH_REPLACE": "ncl"}, "gloo", "UNJAM_TORCH_REPLACE=ncl is not valid: give nccl"),
+    ],
+)
+def test_nonsense_in_a_variable_is_told_and_stops_no_import(env, backend, words):
+    done = subprocess.run(
+        [sys.executable, "-c", SWITCH],
+        env=environment(**env, TORCH_DEVICE_BACKEND_AUTOLOAD="0"),
+        capture_output=True,
+        text=True,
+        timeout=START_S,
+    )
+    assert done.returncode == 0, done.stderr
+    default, warnings = done.stdout.splitlines()
+    assert default == f"{backend} True"
+    assert words in warnings and (words or warnings == "[]"), warnings
+
+
+def test_torch_knows_what_the_backend_serves(recwarn):
+    """Without a warning, whichever way the backend is named."""
+    import torch.distributed as dist
+
+    config = dist.distributed_c10d.BackendConfig
+    for name in ("unjam", "UNJAM"):
+        assert config(dist.Backend(name)).get_device_backend_map() == {
+            "cpu": "unjam",
+            "cuda": "unjam",
+        }
+    mixed = config(dist.Backend("cpu:unjam,cuda:gloo")).get_device_backend_map()
+    assert mixed == {"cpu": "unjam", "cuda": "gloo"}
+    assert [str(w.message) for w in recwarn if "unknown" in str(w.message)] == []
 
 
 @pytest.mark.gpu

@@ -81,6 +81,7 @@ ALONE = {
         "beyond_gloo",
         "keys",
         "ddp_inner_pass_goes_on",
+        "pipeline_v",
         "recipe_two_threads",
         "recipe_local_wait",
         "recipe_local_wait_one_group",

@@ -1686,8 +1686,6 @@ def bad_tensors_and_arguments():
         dist.all_to_all_single(torch.empty(SIZE + 1), torch.ones(SIZE + 1))
     with fails(Exception):
         dist.broadcast(torch.ones(2), SIZE)
-    with fails(ValueError, "own partner"):
-        dist.distributed_c10d._get_default_group().send([torch.ones(1)], RANK, 0)
     with fails(ValueError, "not empty"), unjam.torch.key(""):
         pass
     with fails(TypeError, "str"), unjam.torch.key(3):
@@ -1848,6 +1846,173 @@ def explain_names_the_missing():
     if RANK != 0:
         work = unjam.torch.all_reduce(torch.ones(3), async_op=True, key="late")
     work.wait()
+
+
+@check
+def disagreement_names_keys():
+    """Calls of different sizes in different orders: an order for each key is the cure."""
+    group = dist.new_group()
+    sizes = [3, 4] if RANK == 0 else [4, 3]
+    works = [dist.all_reduce(torch.ones(n), group=group, async_op=True) for n in sizes]
+    with fails(dist.DistBackendError, 'with unjam.key("name")', "in different orders"):
+        finished(works[0])
+    tensors = [torch.ones(n) for n in sizes]
+    works = [
+        unjam.torch.all_reduce(x, group=group, key=str(len(x)), async_op=True) for x in tensors
+    ]
+    for work, x in zip(works, tensors, strict=True):
+        finished(work)
+        assert x[0] == SIZE
+
+
+@check
+def equal_counts_of_other_shapes_meet():
+    """Elements are counted, as torch does; of what shape they are is each rank's own affair."""
+    flat = torch.arange(6.0)
+    x = flat.clone().reshape({0: (3, 2), 1: (2, 3)}.get(RANK, (6,)))
+    for call in (lambda: dist.all_reduce(x), lambda: dist.broadcast(x, 0)):
+        call()
+        same(x.flatten(), SIZE * flat)
+    scalar = torch.tensor(1.0) if RANK == 0 else torch.ones(1)
+    dist.all_reduce(scalar)
+    assert float(scalar) == SIZE
+    if RANK == 0:
+        dist.send(torch.ones(2, 3), 1)
+    elif RANK == 1:
+        y = torch.zeros(6)
+        dist.recv(y, 0)
+        same(y, torch.ones(6))
+
+
+def to_itself(group, sends_first, tag=0, value=1.0, shape=(3,)):
+    """Both calls of a message to oneself in this group: what is received, and the works."""
+    me = dist.get_group_rank(group, RANK)
+    sent, got = torch.full(shape, value), torch.zeros(shape)
+    calls = [
+        lambda: dist.isend(sent, group=group, tag=tag, group_dst=me),
+        lambda: dist.irecv(got, group=group, tag=tag, group_src=me),
+    ]
+    works = [call() for call in (calls if sends_first else calls[::-1])]
+    return got, works
+
+
+@check
+def messages_to_oneself():
+    ranks = list(range(SIZE))
+    groups = [dist.group.WORLD, dist.new_group(ranks[::-1]), dist.new_group([SIZE - 1])]
+    for group in groups[: 3 if RANK == SIZE - 1 else 2]:
+        for sends_first in (True, False):
+            got, works = to_itself(group, sends_first, value=2.0 + RANK)
+            for work in works:
+                finished(work)
+            same(got, torch.full((3,), 2.0 + RANK))
+        # Several at a time, of several tags, and large ones.
+        both = [
+            to_itself(group, i % 3 == 0, tag=i % 2, value=float(i), shape=(1 << (4 * i), 2))
+            for i in range(5)
+        ]
+        for i, (got, works) in reversed(list(enumerate(both))):
+            for work in works:
+                finished(work)
+            same(got, torch.full((1 << (4 * i), 2), float(i)))
+    # A batch with the neighbours, as V-shaped pipeline schedules make it.
+    left, right = (RANK - 1) % SIZE, (RANK + 1) % SIZE
+    got = {peer: torch.zeros(2) for peer in (left, RANK, right)}
+    ops = [dist.P2POp(dist.irecv, x, peer) for peer, x in got.items()]
+    ops += [dist.P2POp(dist.isend, torch.full((2,), float(RANK)), peer) for peer in got]
+    for work in dist.batch_isend_irecv(ops):
+        finished(work)
+    assert all(float(x[0]) == peer for peer, x in got.items()), got
+    # From any source that may be oneself; under a key; in a keyed group; beside collectives.
+    x, y = torch.full((2,), 7.0), torch.zeros(2)
+    receive = dist.irecv(y, None, tag=21)
+    with unjam.torch.key("m"):
+        keyed = to_itself(dist.group.WORLD, True, tag=21)
+    works = [dist.isend(x, RANK, tag=21), *keyed[1], *to_itself(KEYED, False)[1]]
+    dist.all_reduce(torch.ones(1))
+    for work in works:
+        finished(work)
+    finished(receive)
+    same(y, x)
+    assert receive._source_rank() == RANK
+
+
+@check
+def messages_to_oneself_that_differ_fail():
+    for dtype, count, words in (
+        (torch.float32, 4, "receives count=4"),
+        (torch.int32, 3, "int32"),
+        (torch.bool, 12, "as 'bool'"),
+    ):
+        for sends_first in (True, False):
+            group = dist.new_group()
+            calls = [
+                lambda g=group: dist.isend(torch.ones(3), RANK, group=g),
+                lambda g=group, n=count, t=dtype: dist.irecv(
+                    torch.zeros(n, dtype=t), RANK, group=g
+                ),
+            ]
+            works = [call() for call in (calls if sends_first else calls[::-1])]
+            for work in works:
+                with fails(dist.DistBackendError, "itself", words, "[ranks disagree]"):
+                    finished(work)
+    x = torch.ones(2)
+    dist.all_reduce(x)
+    assert x[0] == SIZE
+
+
+@check
+def a_message_to_oneself_needs_both_calls():
+    group = dist.new_group(timeout=timedelta(seconds=1))
+    work = dist.isend(torch.ones(3), RANK, group=group)
+    with fails(dist.DistBackendError, "not complete within", "receive that meets it"):
+        work.wait()
+    assert not work.is_completed()
+    told = unjam.torch.explain()
+    assert "without its receive" in told, told
+    finished(dist.irecv(torch.zeros(3), RANK, group=group))
+    finished(work)
+    # What torch itself refuses stays refused.
+    with fails(ValueError, "same as the rank of the current process"):
+        dist.send(torch.ones(1), RANK)
+
+
+@check
+def calls_of_one_key_that_meet_the_wrong_ones_are_found():
+    def compared(*calls):
+        found = [str(f) for f in crossings_of(calls)]
+        return [f for f in found if "mixed up" in f]
+
+    def one():
+        return dist.all_reduce(torch.ones(2, 3), async_op=True)
+
+    def two():
+        return dist.all_reduce(torch.ones(2, 3), async_op=True)
+
+    def shaped(*shape):
+        return dist.all_reduce(torch.ones(shape), async_op=True)
+
+    crossed = compared(*((one, two) if RANK == 0 else (two, one)))
+    if RANK == 0:
+        assert len(crossed) == SIZE - 1, crossed
+        assert "torch_checks.py:" in crossed[0] and "unjam.key" in crossed[0], crossed
+        assert "of use" not in crossed[0] and "Float of [2, 3]" in crossed[0], crossed
+    # Of one line, but of other shapes.
+    shapes = [(2, 3), (3, 2)]
+    calls = [lambda s=s: shaped(*s) for s in (shapes if RANK == 0 else shapes[::-1])]
+    assert len(compared(*calls)) == (SIZE - 1 if RANK == 0 else 0)
+    # In one order; under keys; at places of a rank's own; of a root's own.
+    assert compared(one, two, one) == []
+    keyed = [
+        lambda: unjam.torch.all_reduce(torch.ones(2), async_op=True, key="1"),
+        lambda: unjam.torch.all_reduce(torch.ones(2), async_op=True, key="2"),
+    ]
+    assert compared(*(keyed if RANK == 0 else keyed[::-1])) == []
+    assert compared(*[one if RANK == 0 else two] * 4) == []
+    sends = lambda root: dist.broadcast(torch.ones(2), root, async_op=True)  # noqa: E731
+    gets = lambda root: dist.broadcast(torch.ones(2), root, async_op=True)  # noqa: E731
+    turns = [lambda r=r: (sends if r == RANK else gets)(r) for r in range(SIZE)]
+    assert compared(*turns) == []
 
 
 @check

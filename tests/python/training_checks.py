@@ -5,6 +5,7 @@ return. What can be known without another backend is asserted at once.
 """
 
 import argparse
+import copy
 import itertools
 
 import torch
@@ -710,6 +711,29 @@ def pipeline_interleaved(here):
             schedule.step()
     grads = [layers[i].weight.grad for i in mine]
     return [plain(losses), plain(grads)]
+
+
+def pipeline_v(here):
+    """A V-shaped schedule: at its foot a rank has two stages in a row, and sends to itself."""
+    from torch.distributed.pipelining import PipelineStage
+    from torch.distributed.pipelining.schedules import ScheduleZBVZeroBubble
+
+    count, parts = 2 * here.ranks, 2 * here.ranks
+    layers = [nn.Linear(6, 6) for _ in range(count)]  # the same on all ranks
+    alone = [copy.deepcopy(layer) for layer in layers]
+    x, y = torch.randn(2 * parts, 6), torch.randn(2 * parts, 6)
+    mine = [here.rank, count - 1 - here.rank]
+    cpu = torch.device("cpu")
+    stages = [PipelineStage(layers[i], i, count, cpu) for i in mine]
+    schedule = ScheduleZBVZeroBubble(stages, parts, loss_fn=nn.functional.mse_loss)
+    if here.rank == 0:  # has the first stage, and the last
+        schedule.step(x, target=y, losses=[])
+    else:
+        schedule.step()
+    for part, target in zip(x.chunk(parts), y.chunk(parts), strict=True):
+        (nn.functional.mse_loss(nn.Sequential(*alone)(part), target) / parts).backward()
+    for i in mine:
+        torch.testing.assert_close(layers[i].weight.grad, alone[i].weight.grad)
 
 
 # ---- compiled ----

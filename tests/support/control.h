@@ -72,6 +72,8 @@ inline bool decode_any(MessageType type, std::string_view bytes, std::string& ag
       return decode_as<unjam::PeerMessage>(bytes, again);
     case MessageType::kGone:
       return decode_as<unjam::GoneMessage>(bytes, again);
+    case MessageType::kGaveUp:
+      return decode_as<unjam::GaveUpMessage>(bytes, again);
     case MessageType::kDeparted:
       return decode_as<unjam::DepartedMessage>(bytes, again);
     case MessageType::kQuery:
@@ -135,6 +137,11 @@ inline std::vector<SampleMessage> sample_messages(std::uint32_t rank = 2, std::u
   GoneMessage gone;
   gone.rank = rank, gone.why = "it was aborted";
   add(MessageType::kGone, gone);
+  gone.ended = true;
+  add(MessageType::kGone, gone);
+  GaveUpMessage gave_up;
+  gave_up.rank = rank, gave_up.of = 5;
+  add(MessageType::kGaveUp, gave_up);
   DepartedMessage departed;
   departed.rank = rank;
   add(MessageType::kDeparted, departed);

@@ -19,7 +19,8 @@ Nothing of an operation blocks on a CUDA device before its ``wait()``.
 def _autoload() -> None:
     """What ``import torch`` calls, as its last step: makes the backend known, and nothing else.
 
-    It must not fail, for then torch could not be imported at all.
+    Neither that nor the import of this module may fail, for then torch could not be imported at
+    all.
     """
     import warnings
 
@@ -29,7 +30,8 @@ def _autoload() -> None:
         register()
     except Exception as error:
         warnings.warn(
-            f"unjam could not register its torch.distributed backend: {error!r}", stacklevel=2
+            f"unjam could not register its torch.distributed backend as asked for: {error}",
+            stacklevel=2,
         )
 
 
@@ -55,7 +57,7 @@ from .memory import Registration, empty, memory_pool, register_memory  # noqa: E
 from .order import check_order  # noqa: E402
 from .report import explain  # noqa: E402
 
-register()
+_autoload()
 
 __all__ = [
     "Registration",

@@ -7,11 +7,14 @@ Here torch's future is given out as one of a class whose callbacks run in theirs
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any, ClassVar, TypeVar
 
 import torch
+
+from ..request import SLICE_S
 
 T = TypeVar("T")
 S = TypeVar("S")
@@ -26,6 +29,15 @@ class Future(torch.futures.Future[T]):
         """`of`: torch's future. `callbacks`: of the compiled module: where theirs are."""
         Future._take_over(self, of)
         self._callbacks = callbacks
+
+    def wait(self) -> T:
+        # torch's own wait keeps Python's signal handlers waiting, too.
+        if threading.current_thread() is threading.main_thread() and not self.done():
+            over = threading.Event()
+            super().add_done_callback(lambda _: over.set())
+            while not over.wait(SLICE_S):  # a signal may be another thread's, which wakes nobody
+                pass
+        return super().wait()
 
     def then(self, callback: Callable[[torch.futures.Future[T]], S]) -> Future[S]:
         scope = self._callbacks.add()

@@ -26,19 +26,24 @@ NAME = "unjam"
 
 
 def register() -> None:
-    """Idempotent. Loads no library: the first process group does."""
+    """Idempotent. Loads no library: the first process group does.
+
+    Raises:
+        ValueError: a variable that takes others' places is not valid. The backend is known all the
+            same, and takes nobody's place.
+    """
     if not dist.is_available() or NAME.upper() in dist.Backend._plugins:
         return
     dist.Backend.register_backend(NAME, _create, extended_api=True, devices=["cpu", "cuda"])
-    if _settings.DEFAULT.is_on():
+    default = _settings.DEFAULT.is_on()
+    names = _settings.REPLACE.names("nccl", "gloo")
+    if default:
         for device in ("cpu", "cuda"):
             dist.Backend.default_device_backend_map[device] = NAME
         _name_the_default()
-    names = [n.strip().lower() for n in _settings.REPLACE.get().split(",")]
-    names = [n for n in names if n]
     if names:
         _replace(names)
-    if names or _settings.DEFAULT.is_on():
+    if names or default:
         os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
 
 
@@ -70,11 +75,6 @@ def _name_the_default() -> None:
 
 def _replace(names: list[str]) -> None:
     """Wraps the one function through which torch makes process groups."""
-    unknown = [n for n in names if n not in ("nccl", "gloo")]
-    if unknown:
-        raise ValueError(
-            f"UNJAM_TORCH_REPLACE names {unknown[0]!r}: it can replace nccl, gloo, or both"
-        )
     c10d = dist.distributed_c10d
     make = c10d._new_process_group_helper
     told = False

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
 import functools
 import os
 import sys
@@ -13,8 +12,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from .. import _ending
 from .. import _torch_settings as _settings
+from ..context import interruptible
 from ._extension import extension
+from ._store import wait_for
 
 _LONGEST_MS = 1 << 30
 
@@ -27,7 +29,7 @@ def create(options: Any, backend_options: Any) -> Any:
     of its own.)
     """
     c10d = extension()
-    _shut_down_at_exit()
+    _ending.at_exit(_shut_down)
     _warn_of_detail()
     rank, size = int(options.group_rank), int(options.group_size)
     timeout = options.timeout
@@ -67,7 +69,12 @@ def _join(c10d: Any, store: Any, rank: int, size: int, timeout: timedelta) -> An
     store.add(f"{meeting}/chosen", int(chosen))
     if store.add(f"{meeting}/arrived", 1) == size:
         store.set(f"{meeting}/all", "1")
-    store.wait([f"{meeting}/all", f"{meeting}/ids"], timeout)
+    wait_for(
+        store,
+        [f"{meeting}/all", f"{meeting}/ids"],
+        timeout,
+        lambda: f": {store.add(f'{meeting}/arrived', 0)} of {size} have come",
+    )
     ids = bytes.fromhex(store.get(f"{meeting}/ids").decode())
     with_gpu = store.add(f"{meeting}/with_gpu", 0)
     if 0 < with_gpu < size:
@@ -79,7 +86,13 @@ def _join(c10d: Any, store: Any, rank: int, size: int, timeout: timedelta) -> An
         device = -1  # GPUs are there, and nobody has said anything of using them
     milliseconds = min(int(timeout.total_seconds() * 1000), _LONGEST_MS)
     half = len(ids) // 2
-    return c10d.World(rank, size, ids[:half], ids[half:], device, max(milliseconds, 1))
+    worlds: list[Any] = []
+
+    def join() -> None:
+        worlds.append(c10d.World(rank, size, ids[:half], ids[half:], device, max(milliseconds, 1)))
+
+    interruptible(join, worlds.clear)
+    return worlds[0]
 
 
 def _cuda_device() -> tuple[int, bool]:
@@ -109,10 +122,9 @@ def _bound_device() -> int | None:
     return device.index if isinstance(device, torch.device) and device.type == "cuda" else None
 
 
-@functools.lru_cache(maxsize=1)
-def _shut_down_at_exit() -> None:
+def _shut_down() -> None:
     """Peers of a process that ends without destroy_process_group() learn that it has left."""
-    atexit.register(extension().shutdown_all)
+    extension().shutdown_all(_ending.patience_us())
 
 
 @functools.lru_cache(maxsize=1)

@@ -229,7 +229,8 @@ class CudaDaemon : public StreamDaemon {
   }
 
   bool queue_copy(std::unique_lock<std::mutex>& lock, void* stream, bool in_stream,
-                  const Invocation& inv, std::uint64_t bytes, std::string& error) override {
+                  const Invocation& inv, std::uint64_t bytes, void* after,
+                  std::string& error) override {
     cudaStream_t s = in_stream ? as_stream(stream) : copy_stream_;
     std::uint32_t slot = inv.slot;
     std::uint64_t serial = inv.serial;
@@ -241,8 +242,12 @@ class CudaDaemon : public StreamDaemon {
       if (check_stream(s, error) && note_stream(inv.slot, s, error)) {
         // Of both: a copy alone may not give the stream its queue.
         const std::unique_lock first = first_launch_.guard(s);
-        queued = (bytes == 0 || copy(inv.output, inv.input, bytes, s, error)) &&
-                 launch(end_kernel(), 1, 1, arguments, s, "queueing a call's end", error);
+        queued =
+            (after == nullptr ||
+             cuda_ok(cudaStreamWaitEvent(s, static_cast<cudaEvent_t>(after), 0),
+                     "queueing a wait for the other call of a rank's message to itself", error)) &&
+            (bytes == 0 || copy(inv.output, inv.input, bytes, s, error)) &&
+            launch(end_kernel(), 1, 1, arguments, s, "queueing a call's end", error);
       }
     }
     if (!queued) {
@@ -251,6 +256,24 @@ class CudaDaemon : public StreamDaemon {
     }
     ++pending_;  // the launcher may sleep on: nothing is to be launched
     return true;
+  }
+
+  std::shared_ptr<void> note(std::unique_lock<std::mutex>& lock, void* stream,
+                             std::string& error) override {
+    const Unlocked unlocked(lock);
+    const OnDevice on(o_.device);
+    cudaEvent_t event = nullptr;
+    if (!check_stream(stream, error) ||
+        !cuda_ok(cudaEventCreateWithFlags(&event, cudaEventDisableTiming), "making an event",
+                 error)) {
+      return nullptr;
+    }
+    std::shared_ptr<void> noted(event,
+                                [](void* e) { cudaEventDestroy(static_cast<cudaEvent_t>(e)); });
+    if (!cuda_ok(cudaEventRecord(event, as_stream(stream)), "recording an event", error)) {
+      return nullptr;
+    }
+    return noted;
   }
 
   bool queue_wait(std::unique_lock<std::mutex>& lock, void* stream, std::uint16_t slot,

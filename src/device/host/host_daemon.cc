@@ -65,7 +65,8 @@ class HostDev {
   };
 
   HostDev(RankState& rank, std::uint32_t lane, unsigned thread, unsigned threads,
-          pthread_barrier_t* barrier, EventCount& completions, std::atomic<std::uint32_t>& rested,
+          pthread_barrier_t* barrier, EventCount& completions,
+          const HostDaemon::Completes* completes, std::atomic<std::uint32_t>& rested,
           std::uint64_t& delay_state, std::uint32_t delay_max_us, std::uint64_t& crowded_until_ns)
       : rank_(rank),
         lane_(lane),
@@ -73,6 +74,7 @@ class HostDev {
         threads_(threads),
         barrier_(barrier),
         completions_(completions),
+        completes_(completes),
         rested_(rested),
         delay_state_(delay_state),
         delay_max_us_(delay_max_us),
@@ -162,6 +164,11 @@ class HostDev {
   static constexpr HeadStart head_start(std::uint16_t) { return {}; }
   void attend() {}
   void complete(std::uint16_t slot, Outcome outcome) {
+    // In front of the completion: with that the slot may be another's.
+    if (const HostDaemon::Completes& c = completes_[slot];
+        outcome == Outcome::kDone && c.word != nullptr) {
+      store_release(*c.word, c.value);
+    }
     rank_.cq.push({slot, outcome});
     wrote_cqe = true;
     completions_.notify();
@@ -226,6 +233,7 @@ class HostDev {
   const unsigned threads_;
   pthread_barrier_t* barrier_;
   EventCount& completions_;
+  const HostDaemon::Completes* const completes_;  // by slot
   std::atomic<std::uint32_t>& rested_;
   std::uint64_t& delay_state_;
   const std::uint32_t delay_max_us_;
@@ -255,7 +263,7 @@ class HostDaemon::Guest {
 };
 
 HostDaemon::HostDaemon(RankState& rank, EventCount& completions, const HostDaemonOptions& options)
-    : rank_(rank), completions_(completions), options_(options) {
+    : rank_(rank), completions_(completions), options_(options), completes_(rank.num_slots) {
   for (std::uint32_t l = 0; l < rank.num_lanes; ++l) {
     auto lane = std::make_unique<Lane>();
     const LaneTransport& t = rank.lanes[l].transport;
@@ -353,8 +361,8 @@ void HostDaemon::lane_main(Lane& lane, unsigned thread) {
   }
   std::uint64_t no_delay = 0, not_crowded = 0;  // of threads that do not control
   HostDev dev(rank_, lane.index, thread, options_.block_threads, &lane.barrier, completions_,
-              lane.rested, thread == 0 ? lane.delay_state : no_delay, options_.delay_max_us,
-              thread == 0 ? lane.crowded_until_ns : not_crowded);
+              completes_.data(), lane.rested, thread == 0 ? lane.delay_state : no_delay,
+              options_.delay_max_us, thread == 0 ? lane.crowded_until_ns : not_crowded);
   bool drives = true;  // the word begins with no bits: the lane is ours
   for (;;) {
     if (thread == 0) {
@@ -376,8 +384,8 @@ void HostDaemon::ring_and_attempt() {
   const Guest guest(*this);
   Lane& lane = *lanes_.front();
   if (!guest.welcome() || !lease_take(*lane.doorbell)) return ring(0);
-  HostDev dev(rank_, 0, 0, 1, nullptr, completions_, lane.rested, lane.delay_state,
-              options_.delay_max_us, lane.crowded_until_ns);
+  HostDev dev(rank_, 0, 0, 1, nullptr, completions_, completes_.data(), lane.rested,
+              lane.delay_state, options_.delay_max_us, lane.crowded_until_ns);
   dev.manner.hurries = true;
   stay(lane, dev);
   if (!dev.rests) hand_over(lane);
@@ -388,8 +396,8 @@ bool HostDaemon::help(const std::function<bool()>& look, std::uint64_t deadline_
   Lane& lane = *lanes_.front();
   std::uint32_t& doorbell = *lane.doorbell;
   if (!guest.welcome() || !lease_take(doorbell)) return false;
-  HostDev dev(rank_, 0, 0, 1, nullptr, completions_, lane.rested, lane.delay_state,
-              options_.delay_max_us, lane.crowded_until_ns);
+  HostDev dev(rank_, 0, 0, 1, nullptr, completions_, completes_.data(), lane.rested,
+              lane.delay_state, options_.delay_max_us, lane.crowded_until_ns);
   dev.manner.holds = dev.manner.goes_on_cqe = true;
   const auto goes = [&] { return load_acquire(rank_.stop) != 0 || monotonic_ns() >= deadline_ns; };
   for (bool go = false;;) {
@@ -433,6 +441,10 @@ bool HostDaemon::help(const std::function<bool()>& look, std::uint64_t deadline_
 
 void HostDaemon::submit(const Invocation& inv, const KeyState* /*fresh*/) {
   rank_.sq.push(Sqe{inv});
+}
+
+void HostDaemon::completes(std::uint16_t slot, std::uint64_t* word, std::uint64_t value) {
+  completes_[slot] = {word, value};
 }
 
 void HostDaemon::cancel(std::uint16_t slot) {

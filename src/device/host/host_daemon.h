@@ -44,6 +44,7 @@ class HostDaemon : public Daemon {
   void stop() override;
 
   void submit(const Invocation& inv, const KeyState* fresh) override;
+  void completes(std::uint16_t slot, std::uint64_t* word, std::uint64_t value) override;
   void cancel(std::uint16_t slot) override;
   void ring(std::uint32_t lane) override;
   void ring_all() override;
@@ -60,6 +61,12 @@ class HostDaemon : public Daemon {
   bool help(const std::function<bool()>& look, std::uint64_t deadline_ns) override;
 
   bool synchronize(std::int64_t timeout_us) override;
+
+  // See completes().
+  struct Completes {
+    std::uint64_t* word = nullptr;
+    std::uint64_t value = 0;
+  };
 
  private:
   struct Lane;
@@ -78,6 +85,8 @@ class HostDaemon : public Daemon {
   // Threads from outside that are here, and kStopped.
   static constexpr std::uint32_t kStopped = 1u << 31;
   std::atomic<std::uint32_t> guests_{0};
+  // By slot. Written before the submission, read behind it by the lane that completes it.
+  std::vector<Completes> completes_;
   std::vector<std::unique_ptr<Lane>> lanes_;
 };
 

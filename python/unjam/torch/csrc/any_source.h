@@ -32,7 +32,6 @@ class AnySource {
     std::size_t count;
     unjamDataType_t dtype;
     std::string alike;
-    int rank;
     int size;
     // CUDA: behind what the caller's stream held at the call. (That stream itself may hold more by
     // now, for example something that waits for the rank that sends.)
@@ -160,7 +159,6 @@ class AnySource {
   static bool try_to_match(Receive& r) {
     for (int i = 0; i < r.size; ++i) {
       const int from = (r.next + i) % r.size;
-      if (from == r.rank) continue;
       int ready = 0;
       unjamResult_t code = unjamProbe(r.group, r.key.c_str(), from, &ready);
       if (code == UNJAM_SUCCESS && ready == 0) continue;

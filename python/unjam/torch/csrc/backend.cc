@@ -89,6 +89,10 @@ std::shared_ptr<Groups> UnjamBackend::take_groups() {
 }
 
 void UnjamBackend::shutdown() {
+  std::exception_ptr interrupted;
+  if (owns_world_) {
+    if (const auto groups = groups_or_null()) interrupted = groups->world().let_end();
+  }
   {
     const std::shared_ptr<Groups> groups = take_groups();  // ends here
     // Behind that: keyed() looks whether there are groups as it adds another.
@@ -102,15 +106,21 @@ void UnjamBackend::shutdown() {
   }
   // Calls that are over keep their context, and its memory on the device.
   Call::sweep(true);
+  if (interrupted != nullptr) std::rethrow_exception(interrupted);
 }
 
-void shutdown_all() {
+void shutdown_all(std::int64_t patience_us) {
   std::vector<std::shared_ptr<Groups>> groups;  // end outside of the lock
   const std::lock_guard lock(backends_mutex());
   // With the lock none of them can end.
   for (UnjamBackend* backend : backends()) {
     groups.push_back(backend->take_groups());
+    if (groups.back() != nullptr && signal_handler_raised()) groups.back()->world().hurry();
     AnySource::get().cancel(backend, "the process ends", /*waits=*/false);
+  }
+  if (unjamFinalize(patience_us) != UNJAM_SUCCESS) {
+    TORCH_WARN("unjam: the process ends with operations pending, which are aborted: ",
+               unjamGetLastError());
   }
 }
 
@@ -224,8 +234,6 @@ int UnjamBackend::root(std::int64_t rank, const char* what) const {
 int UnjamBackend::peer(int rank, const char* what) const {
   TORCH_CHECK_VALUE(rank >= 0 && rank < getSize(), "unjam: ", what, ": rank ", rank,
                     " is not in a group of ", getSize(), " ranks");
-  TORCH_CHECK_VALUE(rank != getRank(), "unjam: ", what, ": rank ", rank,
-                    " cannot be its own partner: copy the tensor");
   return rank;
 }
 

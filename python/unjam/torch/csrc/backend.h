@@ -32,6 +32,9 @@ class CallLog {
   struct Line {
     std::string group, key, what;
     int source = -1, destination = -1;  // of a send or receive: ranks in the group
+    std::string rest;                   // what else the ranks agree on
+    std::string tensor;                 // its type and shape
+    std::string site;                   // where it was called
   };
   void add(Line line);
   bool on() const { return on_.load(std::memory_order_relaxed); }
@@ -129,7 +132,7 @@ class UnjamBackend : public c10d::Backend {
 };
 
 // Backends that have not been shut down: what the end of the process shuts down.
-void shutdown_all();
+void shutdown_all(std::int64_t patience_us);
 // In the child of a fork(): locks may be held by threads that are not there.
 void forked();
 std::vector<std::shared_ptr<World>> worlds();

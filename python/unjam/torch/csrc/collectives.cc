@@ -83,6 +83,7 @@ WorkPtr UnjamBackend::broadcast(Tensors& tensors, const c10d::BroadcastOptions& 
   Launch launch(*this, "broadcast", OpType::BROADCAST, t.device(), !options.asyncOp,
                 options.timeout);
   launch.call().hold(t);
+  launch.by(from);
   const Elements e = moved_as(t);
   launch.run([&](unjamRequest_t* request) {
     return unjamBroadcast(launch.group(), launch.key(), t.data_ptr(), t.data_ptr(),
@@ -123,6 +124,7 @@ WorkPtr UnjamBackend::allreduce_coalesced(Tensors& tensors,
   for (std::size_t i = 0; i < tensors.size(); ++i) {
     const at::Tensor& t = tensors[i];
     const auto [e, op] = reductions[i];
+    launch.by(op);
     const at::Tensor input = to_reduce(launch.call(), t, options.reduceOp);
     launch.run([&, e = e, op = op](unjamRequest_t* request) {
       return unjamAllReduce(launch.group(), launch.key(), input.data_ptr(), t.data_ptr(),
@@ -139,6 +141,8 @@ WorkPtr UnjamBackend::reduce(Tensors& tensors, const c10d::ReduceOptions& option
   const auto [e, op] = reduced_as(t, options.reduceOp, "reduce");
   Launch launch(*this, "reduce", OpType::REDUCE, t.device(), !options.asyncOp, options.timeout);
   launch.call().hold(t);
+  launch.by(to);
+  launch.by(op);
   const at::Tensor input = to_reduce(launch.call(), t, options.reduceOp);
   launch.run([&, e = e, op = op](unjamRequest_t* request) {
     return unjamReduce(launch.group(), launch.key(), input.data_ptr(), t.data_ptr(),
@@ -294,6 +298,7 @@ WorkPtr UnjamBackend::gather(std::vector<Tensors>& outputs, Tensors& inputs,
   Launch launch(*this, what, OpType::GATHER, input.device(), !options.asyncOp, options.timeout);
   launch.call().hold(input);
   launch.call().hold(into);
+  launch.by(to);
   at::Tensor buffer;
   void* target = into.empty() ? nullptr : adjacent(into);
   if (!into.empty() && target == nullptr) {
@@ -319,6 +324,7 @@ WorkPtr UnjamBackend::scatter(Tensors& outputs, std::vector<Tensors>& inputs,
   const auto ranks = static_cast<std::size_t>(getSize());
   Launch launch(*this, what, OpType::SCATTER, output.device(), !options.asyncOp, options.timeout);
   launch.call().hold(output);
+  launch.by(from);
   const void* source = nullptr;
   if (getRank() == from) {
     TORCH_CHECK_VALUE(inputs.size() == 1 && inputs.front().size() == ranks, "unjam: ", what,
@@ -376,6 +382,7 @@ WorkPtr UnjamBackend::reduce_scatter_tensor_coalesced(Tensors& outputs, Tensors&
   launch.call().hold(outputs);
   for (std::size_t i = 0; i < inputs.size(); ++i) {
     const auto [e, op] = reductions[i];
+    launch.by(op);
     const at::Tensor input = to_reduce(launch.call(), inputs[i], options.reduceOp);
     launch.run([&, e = e, op = op](unjamRequest_t* request) {
       return unjamReduceScatter(launch.group(), launch.key(), input.data_ptr(),
@@ -407,6 +414,7 @@ WorkPtr UnjamBackend::reduce_scatter(Tensors& outputs, std::vector<Tensors>& inp
                 options.timeout, !even);
   launch.call().hold(given);
   launch.call().hold(output);
+  launch.by(op);
   if (!even) {
     // Sizes that differ: a reduction to every rank, one operation of the key, in order.
     for (std::size_t r = 0; r < ranks; ++r) {
@@ -588,7 +596,6 @@ WorkPtr UnjamBackend::recv(Tensors& tensors, int from, int tag) {
 
 WorkPtr UnjamBackend::recvAnysource(Tensors& tensors, int tag) {
   const at::Tensor& t = only(tensors, "recv");
-  TORCH_CHECK_VALUE(getSize() > 1, "unjam: recv: there is no other rank in this group");
   Launch launch(*this, "recv from any source", OpType::RECVANYSOURCE, t.device(), false,
                 c10d::kUnsetTimeout, false, tag_key(tag));
   launch.call().hold(t);
@@ -604,8 +611,8 @@ WorkPtr UnjamBackend::recvAnysource(Tensors& tensors, int tag) {
   }
   WorkPtr work = launch.done({t});
   AnySource::get().add({this, launch.share(), launch.groups(), launch.group(), launch.key(), t,
-                        static_cast<std::size_t>(t.numel()) * e.each, e.dtype, e.alike, getRank(),
-                        getSize(), std::move(called)});
+                        static_cast<std::size_t>(t.numel()) * e.each, e.dtype, e.alike, getSize(),
+                        std::move(called)});
   return work;
 }
 

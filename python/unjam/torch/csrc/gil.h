@@ -3,6 +3,8 @@
 
 #include <Python.h>
 
+#include <string>
+
 namespace unjam_torch {
 
 // Without the GIL for as long as it lives, if the thread has it: what blocks must not keep other
@@ -19,6 +21,16 @@ class NoGil {
  private:
   PyThreadState* const state_;
 };
+
+// Runs the handlers of signals that have come, if this is the thread in which Python does that.
+// Throws what they raise, which torch hands on to the caller (KeyboardInterrupt, say). Not with a
+// lock: a handler may call anything.
+void run_signal_handlers();
+// Whether one has raised something there: who leaves for that does not want to wait.
+bool signal_handler_raised();
+
+// Where in the user's program the calling thread is, in Python's words; "": nowhere in Python.
+std::string call_site();
 
 // Whether the current stream is being captured into a CUDA graph: what torch tells to Python only.
 inline bool stream_is_captured() {

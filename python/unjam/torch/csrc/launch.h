@@ -61,6 +61,9 @@ class UnjamBackend::Launch {
     source_ = source;
     destination_ = destination;
   }
+  // What else of it, beside its tensor, the ranks agree on: for the log.
+  void by(int root) { root_ = root; }
+  void by(unjamOp_t op) { op_ = op; }
   const std::shared_ptr<Call>& share() const { return call_; }
   const std::shared_ptr<Groups>& groups() const { return groups_; }
   unjamGroup_t group() const { return group_; }
@@ -96,7 +99,9 @@ class UnjamBackend::Launch {
     call_->set_outputs(std::move(outputs));
     call_->set_finish(std::move(finish));
     if (CallLog::get().on()) {
-      CallLog::get().add({backend_.name_, key_, call_->what(), source_, destination_});
+      CallLog::get().add({backend_.name_, key_, call_->what(), source_, destination_,
+                          "root " + std::to_string(root_) + ", op " + std::to_string(op_),
+                          call_->first_tensor(), call_site()});
     }
     std::shared_ptr<Names> names;
     if (!is_point_to_point(type_)) {
@@ -126,13 +131,19 @@ class UnjamBackend::Launch {
   template <class F>
   unjamResult_t run_when_there_is_room(F f, unjamRequest_t* request) {
     constexpr std::chrono::microseconds kShortest{50}, kLongest{1000};
+    constexpr std::chrono::milliseconds kLook{50};
     constexpr std::chrono::seconds kTold{5};
     const NoGil no_gil;
     const Clock::time_point now = Clock::now();
+    Clock::time_point looked = now;
     if (!waits_since_) waits_since_ = now;
     bool told = false;
     for (auto pause = kShortest;; pause = std::min(2 * pause, kLongest)) {
       std::this_thread::sleep_for(pause);
+      if (const auto past = Clock::now(); past - looked >= kLook) {
+        run_signal_handlers();
+        looked = past;
+      }
       call_->throw_if_over();
       const unjamResult_t code = f(request);
       if (code == UNJAM_SUCCESS || unjamLastErrorIsTransient() == 0) return code;
@@ -199,6 +210,7 @@ class UnjamBackend::Launch {
   unjamCallOptions_t options_ = UNJAM_CALL_OPTIONS_INITIALIZER;
   std::string alike_;  // which that points to
   int source_ = -1, destination_ = -1;
+  int root_ = -1, op_ = -1;
   bool done_ = false;
 };
 

@@ -2,7 +2,9 @@
 #include <pthread.h>
 #include <pybind11/chrono.h>
 #include <torch/csrc/utils/pybind.h>
+#include <unistd.h>
 
+#include <atomic>
 #include <torch/csrc/distributed/c10d/Types.hpp>
 #include <torch/csrc/distributed/c10d/reducer.hpp>
 
@@ -51,7 +53,35 @@ std::string new_id() {
 template <class T>
 using Ptr = c10::intrusive_ptr<T>;
 
+std::atomic<bool> handler_raised{false};
+
+// What says where the program is, while calls are recorded. Never freed: with the process goes
+// Python first.
+py::object& site_teller() {
+  static auto* const teller = new py::object;
+  return *teller;
+}
+
 }  // namespace
+
+void run_signal_handlers() {
+  // Python runs handlers in its main thread only: that of the process, or the one that has forked
+  // it. In others the GIL is not to be had for nothing: who has it may wait for this very call.
+  if (gettid() != getpid() || Py_IsInitialized() == 0) return;
+  const py::gil_scoped_acquire gil;
+  if (PyErr_CheckSignals() == 0) return;
+  handler_raised.store(true);
+  throw py::error_already_set();
+}
+
+bool signal_handler_raised() { return handler_raised.load(); }
+
+std::string call_site() {
+  const py::gil_scoped_acquire gil;
+  const py::object teller = site_teller();
+  if (!teller || teller.is_none()) return "";
+  return teller().cast<std::string>();
+}
 
 PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   py::module_::import("torch._C._distributed_c10d");  // the base classes
@@ -144,17 +174,24 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   // At the end of the process. Futures of what is pending fail now; their callbacks get a moment.
   m.def(
       "shutdown_all",
-      [] {
-        shutdown_all();
+      [](std::int64_t patience_us) {
+        shutdown_all(patience_us);
         Executor::get().close();
       },
-      GilRelease());
-  m.def("log_calls", [](bool on) { CallLog::get().enable(on); });
+      py::arg("patience_us") = -1, GilRelease());
+  // site: a function that says where in the program its caller is.
+  m.def(
+      "log_calls",
+      [](bool on, const py::object& site) {
+        site_teller() = site;
+        CallLog::get().enable(on);
+      },
+      py::arg("on"), py::arg("site"));
   m.def("take_calls", [] {
-    std::vector<std::tuple<std::string, std::string, std::string, int, int>> calls;
-    for (CallLog::Line& c : CallLog::get().take()) {
-      calls.emplace_back(std::move(c.group), std::move(c.key), std::move(c.what), c.source,
-                         c.destination);
+    py::list calls;
+    for (const CallLog::Line& c : CallLog::get().take()) {
+      calls.append(py::make_tuple(c.group, c.key, c.what, c.source, c.destination, c.rest, c.tensor,
+                                  c.site));
     }
     return calls;
   });

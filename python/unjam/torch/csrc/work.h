@@ -45,7 +45,9 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <sstream>
 #include <string>
+#include <thread>
 #include <torch/csrc/distributed/c10d/Work.hpp>
 #include <utility>
 #include <vector>
@@ -180,6 +182,13 @@ class Call : public std::enable_shared_from_this<Call> {
     return device_.is_cuda() ? fate_->channel() + " on CUDA" : fate_->channel();
   }
   const at::Device& device() const { return device_; }
+  // "float32 of (2, 3)", of the first tensor that it uses; "" of a call without any.
+  std::string first_tensor() const {
+    if (held_.empty()) return "";
+    std::ostringstream text;
+    text << held_.front().scalar_type() << " of " << held_.front().sizes();
+    return text.str();
+  }
   const std::vector<at::Tensor>& outputs() const { return outputs_; }
   int source_rank() const { return source_rank_.load(); }
 
@@ -245,7 +254,7 @@ class Call : public std::enable_shared_from_this<Call> {
     complete_on_host(timeout);
     if (device_.is_cuda()) {
       order_stream();  // (What it has seen of the event stays.)
-      if (finished_event_) finished_event_->synchronize();
+      if (finished_event_) wait_for_event(*finished_event_);
     }
     if (const std::exception_ptr error = tell_error()) std::rethrow_exception(error);
     if (device_.is_cuda() && blocks_host_) {
@@ -287,7 +296,7 @@ class Call : public std::enable_shared_from_this<Call> {
       // and that may take callbacks, which run in one thread.
       if (!in_stream_ || *in_stream_ != stream) {
         for (unjamRequest_t request : requests_) {
-          check(unjamStreamWait(request, stream.native_handle()), what_);
+          stream_wait(request, stream);
         }
       }
       finish_in(stream, gone);
@@ -454,12 +463,13 @@ class Call : public std::enable_shared_from_this<Call> {
     return first_decides_ && request == requests_.front();
   }
 
-  // How long a blocked wait goes without a look around.
-  static constexpr std::chrono::microseconds kLook{100'000};
+  // How long a blocked wait goes without a look around: what is shorter does not take the GIL.
+  static constexpr std::chrono::microseconds kLook{50'000};
   // What may have come to the process group meanwhile: an abort, or that an earlier operation has
   // failed that nobody had waited for on the host. Then other ranks, which have heard of it at
   // their next call, do not come.
   void look_around() const {
+    run_signal_handlers();
     throw_if_aborted();
     if (!device_.is_cuda()) return;  // there wait() has told
     sweep(true);
@@ -494,12 +504,43 @@ class Call : public std::enable_shared_from_this<Call> {
         int done = 0;
         if (decides(request) && unjamTest(request, &done) != UNJAM_SUCCESS) break;
       }
-    } catch (...) {
+    } catch (const c10::Error&) {  // and not what a signal's handler has raised
       // How it ends afterwards, at the engine's limit say, is no news.
       if (own) error_told_.store(true);
       throw;
     }
     complete_.store(true, std::memory_order_release);
+  }
+  // What cudaEventSynchronize does, but that it looks around.
+  static void wait_for_event(const c10::Event& event) {
+    constexpr std::chrono::microseconds kSleep{20};
+    auto look = Clock::now() + kLook;
+    for (int polls = 0; !event.query(); ++polls) {
+      if (polls < 100) {
+        std::this_thread::yield();
+        continue;
+      }
+      std::this_thread::sleep_for(kSleep);
+      if (Clock::now() < look) continue;
+      run_signal_handlers();
+      look = Clock::now() + kLook;
+    }
+  }
+  // The stream waits. Of a rank's message to itself it can when both calls are made: the thread
+  // waits for that.
+  void stream_wait(unjamRequest_t request, const c10::Stream& stream) const {
+    std::optional<NoGil> no_gil;
+    for (auto look = Clock::now() + kLook;;) {
+      const unjamResult_t code = unjamStreamWait(request, stream.native_handle());
+      if (code == UNJAM_SUCCESS) return;
+      if (unjamLastErrorIsTransient() == 0) raise(what_, code, unjamGetLastError());
+      if (!no_gil) no_gil.emplace();
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+      if (Clock::now() < look) continue;
+      look_around();
+      if (Clock::now() >= begun_ + timeout_) timed_out(timeout_);
+      look = Clock::now() + kLook;
+    }
   }
   void wait_for_post(Clock::time_point deadline, std::chrono::milliseconds limit) {
     if (!open_.load(std::memory_order_acquire)) return;
@@ -642,7 +683,11 @@ class Call : public std::enable_shared_from_this<Call> {
     // On CUDA that takes as long as the other thread's stream has no room.
     while (finishing_) {
       finish_over_.wait_for(lock, kLook);
-      if (device_.is_cuda() && finishing_) throw_if_aborted();
+      if (!device_.is_cuda() || !finishing_) continue;
+      lock.unlock();
+      run_signal_handlers();
+      lock.lock();
+      throw_if_aborted();
     }
     if (finish_ == nullptr) return false;
     gone = std::exchange(finish_, nullptr);

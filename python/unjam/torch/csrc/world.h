@@ -5,9 +5,11 @@
 #include <c10/util/Exception.h>
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <cstdint>
 #include <cstring>
+#include <exception>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -20,14 +22,22 @@
 
 #include "context.h"
 #include "explanation.h"
+#include "gil.h"
 #include "heap.h"
 #include "unjam/unjam.h"
 
 namespace unjam_torch {
 
 [[noreturn]] inline void raise(std::string_view what, unjamResult_t code, const char* text) {
-  const std::string message = "unjam: " + std::string(what) + ": " + (text != nullptr ? text : "") +
-                              " [" + unjamGetErrorString(code) + "]";
+  std::string said = text != nullptr ? text : "";
+  // How the library ends what it says of ranks that disagree, and how keys are given here.
+  constexpr std::string_view kKey = " give each call a key of its own.";
+  if (code == UNJAM_ERROR_MISMATCH && said.ends_with(kKey)) {
+    said.back() = ':';
+    said += " with unjam.key(\"name\"), or key= of unjam's functions.";
+  }
+  const std::string message =
+      "unjam: " + std::string(what) + ": " + said + " [" + unjamGetErrorString(code) + "]";
   TORCH_CHECK_VALUE(code != UNJAM_ERROR_INVALID_ARGUMENT, message);
   TORCH_CHECK_WITH(DistBackendError, false, message);
   std::abort();  // not reached: the check throws
@@ -145,6 +155,37 @@ class World {
     each([](unjamContext_t context) { unjamAbort(context); });
   }
 
+  // Waits for what is merely under way: as long as something moves, and for two seconds after that.
+  // The result is what the handler of a signal has raised meanwhile: then nothing has any more
+  // time.
+  std::exception_ptr let_end() {
+    constexpr std::chrono::milliseconds kLook{50};
+    try {
+      for (const bool cuda : {true, false}) {
+        Progress progress;
+        for (auto look = std::chrono::steady_clock::now() + kLook;;) {
+          {
+            const std::shared_lock lock(mutex_);
+            unjamContext_t const context = cuda ? cuda_ : host_;
+            if (context == nullptr || !progress.goes_on(context)) break;
+          }
+          std::this_thread::sleep_for(std::chrono::milliseconds(1));
+          if (std::chrono::steady_clock::now() < look) continue;
+          run_signal_handlers();
+          look += kLook;
+        }
+      }
+    } catch (...) {
+      waited_.store(true);
+      return std::current_exception();
+    }
+    waited_.store(true);
+    return nullptr;
+  }
+
+  // What is pending gets no time at the end.
+  void hurry() { waited_.store(true); }
+
   // Leaves the job. What is merely under way gets the time to end; what does not move any more is
   // aborted, and told of.
   void close() {
@@ -153,7 +194,9 @@ class World {
     for (unjamContext_t* context : {&cuda_, &host_}) {
       if (*context == nullptr) continue;
       if (unjamDestroy(*context) == UNJAM_ERROR_INVALID_USAGE) {
-        let_end(*context);
+        for (Progress progress; !waited_.load() && progress.goes_on(*context);) {
+          std::this_thread::sleep_for(std::chrono::milliseconds(1));
+        }
         if (unjamDestroy(*context) == UNJAM_ERROR_INVALID_USAGE) {
           TORCH_WARN("unjam: a process group ends with operations pending, which are aborted: ",
                      unjamGetLastError());
@@ -166,23 +209,25 @@ class World {
   }
 
  private:
-  // As long as something moves, and for two seconds after that.
-  static void let_end(unjamContext_t context) {
-    constexpr std::chrono::seconds kPatience{2};
-    std::uint64_t seen = 0;
-    auto since = std::chrono::steady_clock::now();
-    for (;;) {
+  // Whether there is something pending that moves, or did within the last two seconds.
+  class Progress {
+   public:
+    bool goes_on(unjamContext_t context) {
+      constexpr std::chrono::seconds kPatience{2};
       unjamStats_t stats{};
       stats.size = sizeof(stats);
-      if (unjamGetStats(context, &stats) != UNJAM_SUCCESS || stats.pending == 0) return;
+      if (unjamGetStats(context, &stats) != UNJAM_SUCCESS || stats.pending == 0) return false;
       const std::uint64_t moved = stats.completed + stats.slices;
       const auto now = std::chrono::steady_clock::now();
-      if (moved != seen) since = now;
-      seen = moved;
-      if (now - since > kPatience) return;
-      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+      if (moved != seen_) since_ = now;
+      seen_ = moved;
+      return now - since_ <= kPatience;
     }
-  }
+
+   private:
+    std::uint64_t seen_ = 0;
+    std::chrono::steady_clock::time_point since_ = std::chrono::steady_clock::now();
+  };
 
   unjamContext_t join(const std::string& id, unjamDevice_t device, int index,
                       std::uint32_t timeout_ms) const {
@@ -204,6 +249,7 @@ class World {
   const int size_;
   const int cuda_device_;
   std::shared_mutex mutex_;
+  std::atomic<bool> waited_{false};  // let_end() has
   unjamContext_t host_ = nullptr;
   unjamContext_t cuda_ = nullptr;
 };
@@ -241,6 +287,10 @@ class Groups {
       return device.is_cuda() ? ": nobody is missing, so a stream may stand still in front of it "
                                 "(CUDA_DEVICE_MAX_CONNECTIONS, see unjam's docs/api.md)"
                               : "";
+    }
+    if (const auto lacks = call->what.find(" without its "); lacks != std::string::npos) {
+      return ": rank " + std::to_string(world_->rank()) + " has not called the " +
+             call->what.substr(lacks + std::strlen(" without its ")) + " that meets it";
     }
     std::string ranks;
     for (const int rank : call->not_called_by) {
