@@ -4,7 +4,7 @@
 
 Of each collective, by its place in its rank's order of calls: context switches of a lane, and how
 many are pending meanwhile; means over rounds and ranks, of those that are in time and of the late.
-Needs matplotlib (``unjam[plots]``).
+Needs matplotlib.
 """
 
 from __future__ import annotations
