@@ -212,16 +212,14 @@ def installed_adapter() -> list[Path]:
 # ---- wheels ----
 
 
-def build_plain(build_dir: Path, cuda: str, architectures: str = "") -> Path:
+def build_plain(build_dir: Path, **defines: str) -> Path:
     """The wheel as pip builds it: no adapters, and no tag but linux's."""
     raw = BUILD / "raw"
     shutil.rmtree(raw, ignore_errors=True)
     command = [VENV_PYTHON, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation"]
     command += ["--disable-pip-version-check", "--no-input", "-w", raw]
     command += [f"--config-settings=build-dir={build_dir}"]
-    command += [f"--config-settings=cmake.define.UNJAM_CUDA={cuda}"]
-    if architectures:
-        command += [f"--config-settings=cmake.define.CMAKE_CUDA_ARCHITECTURES={architectures}"]
+    command += [f"--config-settings=cmake.define.{name}={v}" for name, v in defines.items()]
     run([*command, ROOT], env=environment(CMAKE_BUILD_PARALLEL_LEVEL=str(jobs())))
     (wheel,) = raw.glob("unjam-*.whl")
     return wheel
@@ -293,8 +291,8 @@ def main() -> int:
     setup_env.ensure("wheels")
     if options.as_built:
         cache = (options.as_built / "CMakeCache.txt").read_text()
-        (cuda,) = re.findall(r"^UNJAM_CUDA:\w+=(.*)$", cache, re.M)
-        plain = build_plain(options.as_built, cuda)
+        defines = dict(re.findall(r"^(UNJAM_CUDA|UNJAM_UNITY):\w+=(.*)$", cache, re.M))
+        plain = build_plain(options.as_built, **defines)
         if options.torch or options.python:
             adapters = make_adapters(choose_torch(options.torch), find_pythons(options.python))
         else:
@@ -305,11 +303,13 @@ def main() -> int:
         pairs = len(releases) * len(pythons)
         say(f"{pairs} adapters, about {1.2 * pairs:.0f} minutes of a core where they are not there")
         if options.no_cuda:
-            plain = build_plain(BUILD / "host", "OFF")
+            plain = build_plain(BUILD / "host", UNJAM_CUDA="OFF")
         else:
             cuda_toolchain.ensure()
             say("kernels for three kinds of GPUs: about 15 minutes of a core the first time")
-            plain = build_plain(BUILD / "cmake", "ON", CUDA_ARCHITECTURES)
+            plain = build_plain(
+                BUILD / "cmake", UNJAM_CUDA="ON", CMAKE_CUDA_ARCHITECTURES=CUDA_ARCHITECTURES
+            )
         adapters = make_adapters(releases, pythons)
         kinds = [False] if options.no_cuda else [False, True]
         wheels = [assemble(plain, adapters, with_cuda, into) for with_cuda in kinds]

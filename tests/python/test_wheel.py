@@ -15,7 +15,10 @@ torch = pytest.importorskip("torch")
 
 ROOT = Path(__file__).resolve().parents[2]
 BUILD = ROOT / "build" / "release"
+LIMIT_S = 900  # what takes half a minute on an idle machine
 COMPILERS = ["c++", "cc", "clang", "clang++", "cmake", "g++", "gcc", "ld", "ninja", "nvcc"]
+
+pytestmark = pytest.mark.timeout(4 * LIMIT_S)
 
 
 @pytest.fixture(scope="module")
@@ -27,7 +30,7 @@ def wheel(adapter, tmp_path_factory):
         pytest.skip("UNJAM_LIBRARY names another library than the package's")
     folder = tmp_path_factory.mktemp("wheel")
     command = [sys.executable, ROOT / "tools" / "wheels.py", "--as-built", BUILD, "--into", folder]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=280)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S)
     assert done.returncode == 0, done.stdout + done.stderr
     (made,) = folder.glob("*.whl")
     assert f"adapter for torch {torch.__version__.partition('+')[0]}" in done.stdout
@@ -56,7 +59,7 @@ class Machine:
         subprocess.run([sys.executable, "-m", "venv", "--without-pip", venv], check=True)
         pip = [sys.executable, "-m", "pip", "--python", venv / "bin" / "python", "install"]
         words = ["--quiet", "--no-deps", "--no-index", "--disable-pip-version-check", wheel]
-        done = subprocess.run([*pip, *words], capture_output=True, text=True, timeout=200)
+        done = subprocess.run([*pip, *words], capture_output=True, text=True, timeout=LIMIT_S)
         assert done.returncode == 0, done.stdout + done.stderr
         (site,) = venv.glob("lib/python3*/site-packages")
         # torch, NumPy and rich are these tests' own: behind what is installed here.
@@ -72,7 +75,7 @@ class Machine:
             env=self.env,
             capture_output=True,
             text=True,
-            timeout=280,
+            timeout=LIMIT_S,
         )
         assert done.returncode == 0, done.stdout + done.stderr
         return done
