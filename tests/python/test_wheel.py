@@ -1,5 +1,6 @@
 """The wheel with torch's adapter inside, in an environment of its own without a compiler."""
 
+import importlib
 import json
 import math
 import os
@@ -119,3 +120,50 @@ def test_what_the_wheel_says_of_itself(wheel):
     assert targets and all(target.startswith(("https://", "#")) for target in targets), targets
     for field in ("Project-URL: Repository", "Author: ", "License-Expression: ", "Classifier: "):
         assert f"\n{field}" in text, field
+
+
+@pytest.fixture
+def tool(monkeypatch):
+    """tools/wheels.py."""
+    monkeypatch.syspath_prepend(ROOT / "tools")
+    yield importlib.import_module("wheels")
+    for name in ("wheels", "setup_env", "cuda_toolchain", "common"):  # as common as names can be
+        sys.modules.pop(name, None)
+
+
+def test_the_cuda_wheel_has_a_version_of_its_own(wheel, tool, tmp_path):
+    (plain,) = (tool.BUILD / "raw").glob("*.whl")
+    made = tool.assemble(plain, [], True, tmp_path)
+    version = wheel.name.split("-")[1]
+    assert made.name == wheel.name.replace(f"-{version}-", f"-{version}+cu13-")
+    with zipfile.ZipFile(plain) as before, zipfile.ZipFile(made) as after:
+        metadata = after.read(f"unjam-{version}+cu13.dist-info/METADATA").decode()
+        assert f"\nVersion: {version}+cu13\n" in metadata
+        cuda_part = "unjam/lib/libunjam_cuda.so"
+        assert (cuda_part in after.namelist()) is (cuda_part in before.namelist())
+        assert after.testzip() is None
+
+
+def test_releases_of_torch_are_chosen_by_their_beginnings(tool):
+    assert tool.choose_torch([]) == tool.TORCH
+    assert tool.choose_torch(["2.12"]) == ["2.12.0", "2.12.1"]
+    assert tool.choose_torch(["2.12.1", "2.11"]) == ["2.11.0", "2.12.1"]
+    with pytest.raises(tool.Failure, match=r"no torch 2\.1 here"):
+        tool.choose_torch(["2.1"])
+
+
+def test_pythons_are_those_at_hand_with_headers(tool):
+    found = tool.find_pythons([])
+    assert len({python.minor for python in found}) == len(found)
+    assert all((Path(python.include) / "Python.h").is_file() for python in found)
+    with pytest.raises(tool.Failure, match=r"Python 3\.99 with its headers is not at hand"):
+        tool.find_pythons(["3.99"])
+
+
+def test_a_release_that_is_not_for_a_python_is_left_out(tool, tmp_path):
+    (tmp_path / "torch").mkdir()
+    (tmp_path / "torch-9.9.9.dist-info").mkdir()
+    metadata = tmp_path / "torch-9.9.9.dist-info" / "METADATA"
+    for said, serves in {">=3.11": False, ">= 3.10": True, ">=3.9": True}.items():
+        metadata.write_text(f"Name: torch\nRequires-Python: {said}\n")
+        assert tool.serves(tmp_path / "torch", tool.Python(10, "cpython-310", "")) is serves
