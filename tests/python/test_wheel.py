@@ -99,6 +99,24 @@ def test_it_trains_without_a_compiler(machine):
     assert kept == []
 
 
+NONE_INSIDE = """
+from pathlib import Path
+from unjam.torch import _adapter, _extension
+_adapter.PREBUILT = Path("/nonexistent")
+try:
+    _extension.extension()
+except _extension.BuildError as error:
+    print(error)
+"""
+
+
+def test_without_it_a_compiler_is_run(machine):
+    """So the test above would notice."""
+    assert "does not compile" in machine.python("-c", NONE_INSIDE).stdout
+    assert "g++" in machine.compiled.read_text()
+    machine.compiled.unlink()
+
+
 def test_the_adapter_inside_is_the_one_that_is_used(machine):
     told = machine.python("-m", "unjam", "torch", "build").stdout
     assert "was there already" in told
@@ -167,3 +185,31 @@ def test_a_release_that_is_not_for_a_python_is_left_out(tool, tmp_path):
     for said, serves in {">=3.11": False, ">= 3.10": True, ">=3.9": True}.items():
         metadata.write_text(f"Name: torch\nRequires-Python: {said}\n")
         assert tool.serves(tmp_path / "torch", tool.Python(10, "cpython-310", "")) is serves
+
+
+@pytest.mark.parametrize("differs", [None, "c10/core/Device.h", "torch/headeronly/version.h"])
+def test_patch_releases_with_the_same_headers_share_an_adapter(
+    tool, tmp_path, monkeypatch, differs
+):
+    compiled = []
+
+    def compile_adapter(target, path):
+        compiled.append(target.version)
+        path.write_text(target.version)
+
+    monkeypatch.setattr(tool.adapter, "compile_adapter", compile_adapter)
+    monkeypatch.setattr(tool, "check_symbols", lambda file, torch: None)
+    made = []
+    for version in ("9.9.0", "9.9.1"):
+        torch = tmp_path / version / "torch"
+        for name in ("c10/core/Device.h", "torch/headeronly/version.h"):
+            (torch / "include" / name).parent.mkdir(parents=True)
+            (torch / "include" / name).write_text(version if name == differs else "same")
+        target = tool.adapter.Target(version, "cpython-311-x", True, torch, "")
+        folder = tmp_path / "adapters" / target.folder()
+        folder.mkdir(parents=True)
+        tool.make_adapter(folder, target)
+        made.append((folder / "_unjam_c10d.so").read_text())
+    alike = differs != "c10/core/Device.h"
+    assert made == (["9.9.0", "9.9.0"] if alike else ["9.9.0", "9.9.1"])
+    assert compiled == (["9.9.0"] if alike else ["9.9.0", "9.9.1"])
