@@ -302,7 +302,7 @@ def show(wheel: Path) -> None:
     pairs = [re.search(r"prebuilt/torch-(.*?)-(cp\w+-\d+\w*)-.*so$", name) for name in names]
     cuda = "unjam/lib/libunjam_cuda.so" in names
     print(f"{wheel} ({wheel.stat().st_size / 1e6:.1f} MB)")
-    print(f"  CUDA part: {'kernels as compiled' if cuda else 'none, host only'}")
+    print(f"  CUDA part: {f'kernels for {CUDA_ARCHITECTURES}' if cuda else 'none, host only'}")
     for match in filter(None, pairs):
         print(f"  adapter for torch {match[1]}, {match[2]}")
 
