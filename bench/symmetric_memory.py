@@ -55,7 +55,6 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 import torch.multiprocessing
-from rich.markup import escape
 from rich.table import Table
 
 import unjam
@@ -615,7 +614,7 @@ def table_of(rows: Sequence[Row], dtype: str, ranks: int) -> Table:
                 microseconds(row["issue_us"]),
                 f"{row['calls']:,}",
             ]
-        table.add_row(size_text(row["bytes"]), escape(way), *figures)
+        table.add_row(size_text(row["bytes"]), way, *figures)
     return table
 
 

@@ -12,10 +12,10 @@ target_include_directories(unjam_objects PUBLIC "${PROJECT_SOURCE_DIR}/include" 
 target_compile_options(unjam_objects PRIVATE -Wpedantic)  # tests may use __int128 and the like
 target_link_libraries(unjam_objects PUBLIC Threads::Threads PRIVATE unjam_warnings)
 
-# Under the sanitizers a layer's files are compiled as one: reading the headers again and again takes a third
-# of that time. The release build compiles every file alone, so that none forgets what it includes. Alone here
-# as well: the leaves, each for instructions of its own, and api, whose files have helpers of the same names.
-if(UNJAM_SANITIZE)
+# Under the sanitizers and for pip a layer's files are compiled as one: reading the headers again and again takes
+# a third of that time. The release build compiles every file alone, so that none forgets what it includes. Alone
+# here as well: the leaves, each for instructions of its own, and api, whose files have helpers of the same names.
+if(UNJAM_SANITIZE OR UNJAM_UNITY)
   foreach(source ${sources})
     cmake_path(RELATIVE_PATH source BASE_DIRECTORY "${PROJECT_SOURCE_DIR}/src" OUTPUT_VARIABLE file)
     cmake_path(GET file PARENT_PATH layer)

@@ -144,7 +144,7 @@ def stage_soak_cuda() -> None:
 
 def stage_package() -> None:
     """The wheel from what stages release and cuda have compiled, installed into .venv."""
-    demo.install_package("build/release", "ON")
+    demo.install_package("build/release", "ON", unity="OFF")
 
 
 def stage_pytest() -> None:

@@ -54,7 +54,7 @@ def gpu_architectures(env: dict[str, str]) -> str:
     ).stdout.strip()
 
 
-def install_package(build_dir: str, cuda: str, architectures: str = "") -> None:
+def install_package(build_dir: str, cuda: str, architectures: str = "", unity: str = "ON") -> None:
     """pip-installs the checkout into .venv, unless nothing has changed since the last time.
 
     Args:
@@ -62,6 +62,7 @@ def install_package(build_dir: str, cuda: str, architectures: str = "") -> None:
         cuda: the value of the CMake option UNJAM_CUDA. A package with all of the CUDA part serves
             where less of it, or none, is asked for, not the other way round.
         architectures: for which GPUs kernels will be compiled, where `cuda` does not tell.
+        unity: of the CMake option UNJAM_UNITY: OFF for a folder in which files were compiled alone.
     """
     inputs = fingerprint(source_files(*INPUTS))
     settings = [f"UNJAM_CUDA={cuda}", *([architectures] if architectures else [])]
@@ -78,6 +79,7 @@ def install_package(build_dir: str, cuda: str, architectures: str = "") -> None:
     command += ["--no-build-isolation", "--disable-pip-version-check", "--no-input"]
     command += [f"--config-settings=build-dir={build_dir}"]
     command += [f"--config-settings=cmake.define.UNJAM_CUDA={cuda}"]
+    command += [f"--config-settings=cmake.define.UNJAM_UNITY={unity}"]
     command.append(".")
     run(command, env=environment(CMAKE_BUILD_PARALLEL_LEVEL=str(jobs())))
     own.set()

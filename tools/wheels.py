@@ -4,13 +4,14 @@ wheels.py [--torch 2.11 ...] [--python 3.11 ...] [--no-cuda] [--into DIR]
 
 Two wheels, told apart by their versions: unjam-X.Y.Z for the host alone, unjam-X.Y.Z+cu13 with the
 CUDA part. Each holds the adapter for every pair of the releases of torch and the Pythons chosen
-(all that are at hand, unless said), and the tag that auditwheel finds it to deserve. A torch that
-is not in .venv is fetched, and deleted when its headers and libraries have served.
+(all that are at hand, unless said), and the tag that auditwheel finds it to deserve. Each
+torch is fetched, and deleted when its headers and libraries have served.
 """
 
 from __future__ import annotations
 
 import argparse
+import hashlib
 import importlib.util
 import json
 import platform
@@ -112,16 +113,16 @@ def choose_torch(wanted: list[str]) -> list[str]:
 # ---- adapters ----
 
 
-def fetch_torch(release: str) -> Path:
-    """The folder `torch` of a release, with its headers and the libraries to link.
+def fetch_torch(release: str, torch: Path) -> Path:
+    """A release's headers and libraries to link, at `torch`.
 
     Of its wheels for different Pythons those are the same, but for libtorch_python.so, of which
     the linker only takes the name.
     """
-    place = BUILD / f"torch-{release}"
-    if (place / "torch" / "include").is_dir():
-        return place / "torch"
+    if (torch / "include").is_dir():
+        return torch
     say(f"fetching torch {release} (500 MB or more)")
+    place = torch.parent
     shutil.rmtree(place, ignore_errors=True)
     command = [VENV_PYTHON, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary=:all:"]
     command += ["--disable-pip-version-check", "--no-input", "--python-version", "3.12"]
@@ -135,7 +136,7 @@ def fetch_torch(release: str) -> Path:
             if name.startswith("torch/include/") or name in wanted or name.endswith("/METADATA"):
                 archive.extract(name, place)
     wheel.unlink()
-    return place / "torch"
+    return torch
 
 
 def serves(torch: Path, python: Python) -> bool:
@@ -162,33 +163,65 @@ def check_symbols(file: Path, torch: Path) -> None:
         raise Failure(f"{file} needs what torch does not have: {', '.join(sorted(missing)[:5])}")
 
 
+def headers(torch: Path) -> str:
+    """A hash of a release's headers, but for those that say which release it is.
+
+    Patch releases often have the same, and then an adapter that was compiled against one of them is
+    that of the other, too.
+    """
+    apart = ["torch/headeronly/version.h", "caffe2/core/macros.h"]
+    root = torch / "include"
+    digest = hashlib.sha256()
+    for path in sorted(p for p in root.rglob("*") if p.is_file()):
+        name = path.relative_to(root).as_posix()
+        if name not in apart:
+            digest.update(name.encode() + b"\0" + path.read_bytes())
+    return digest.hexdigest()
+
+
+def make_adapter(folder: Path, target: adapter.Target) -> None:
+    """The adapter in its folder: compiled, or that of a release with the same headers."""
+    file, known = folder / f"{adapter.NAME}.so", folder / "headers"
+    known.write_text(headers(target.torch))
+    digest = folder.name.rpartition("-")[2]
+    for other in folder.parent.glob(f"torch-*-{target.soabi}-{digest}/headers"):
+        same = other.with_name(file.name)
+        if same.exists() and other.read_text() == known.read_text():
+            say(f"for torch {target.version}, {target.soabi}: {other.parent.name} has its headers")
+            partial = Path(shutil.copy(same, file.with_suffix(".new")))
+            break
+    else:
+        say(f"compiling the adapter for torch {target.version}, {target.soabi}")
+        partial = file.with_suffix(".new")
+        try:
+            adapter.compile_adapter(target, partial)
+        except adapter.BuildError as error:
+            raise Failure(str(error)) from error
+    check_symbols(partial, target.torch)
+    partial.replace(file)
+
+
 def make_adapters(releases: list[str], pythons: list[Python]) -> list[Path]:
-    """Compiles what was not compiled before; gives the folders, in the order of the versions."""
+    """Makes what was not made before; gives the folders, in the order of the versions."""
     made: list[Path] = []
     for release in releases:
-        # Official builds have had the newer of libstdc++'s two ABIs since torch 2.7.
-        def target(python: Python, torch: Path, release: str = release) -> object:
-            return adapter.Target(release, python.soabi, True, torch, python.include)
-
-        names = {p: target(p, BUILD).folder() for p in pythons}
-        place = BUILD / "adapters"
         torch = None
-        for python, name in names.items():
-            file = place / name / f"{adapter.NAME}.so"
-            unfit = file.parent / "unfit"  # remembers what the fetched release said
+        for python in pythons:
+            # (Official builds have had the newer of libstdc++'s two ABIs since torch 2.7.)
+            place = BUILD / f"torch-{release}" / "torch"
+            target = adapter.Target(release, python.soabi, True, place, python.include)
+            folder = BUILD / "adapters" / target.folder()
+            file = folder / f"{adapter.NAME}.so"
+            unfit = folder / "unfit"  # remembers what the fetched release said
             if not file.exists() and not unfit.exists():
-                file.parent.mkdir(parents=True, exist_ok=True)
-                torch = torch or fetch_torch(release)
+                folder.mkdir(parents=True, exist_ok=True)
+                torch = torch or fetch_torch(release, place)
                 if serves(torch, python):
-                    say(f"compiling the adapter for torch {release} and Python {python}")
-                    partial = file.with_suffix(".new")
-                    adapter.compile_adapter(target(python, torch), partial)
-                    check_symbols(partial, torch)
-                    partial.replace(file)
+                    make_adapter(folder, target)
                 else:
                     unfit.touch()
             if file.exists():
-                made.append(file.parent)
+                made.append(folder)
             else:
                 say(f"torch {release} is not for Python {python}")
         if torch is not None:
@@ -200,7 +233,8 @@ def installed_adapter() -> list[Path]:
     """That of .venv, for the torch in it, which the package there finds or compiles."""
     program = (
         "from unjam.torch import _adapter, _extension as e\n"
-        "print(e.build()); print(e.target().folder(_adapter.release(e.target().version)))"
+        "target = e.target()\n"
+        "print(e.found() or e.build()); print(target.folder(_adapter.release(target.version)))"
     )
     path, name = run([VENV_PYTHON, "-c", program], stdout=subprocess.PIPE).stdout.split("\n")[:2]
     target = BUILD / "adapters" / name
@@ -212,16 +246,14 @@ def installed_adapter() -> list[Path]:
 # ---- wheels ----
 
 
-def build_plain(build_dir: Path, cuda: str, architectures: str = "") -> Path:
+def build_plain(build_dir: Path, **defines: str) -> Path:
     """The wheel as pip builds it: no adapters, and no tag but linux's."""
     raw = BUILD / "raw"
     shutil.rmtree(raw, ignore_errors=True)
     command = [VENV_PYTHON, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation"]
     command += ["--disable-pip-version-check", "--no-input", "-w", raw]
     command += [f"--config-settings=build-dir={build_dir}"]
-    command += [f"--config-settings=cmake.define.UNJAM_CUDA={cuda}"]
-    if architectures:
-        command += [f"--config-settings=cmake.define.CMAKE_CUDA_ARCHITECTURES={architectures}"]
+    command += [f"--config-settings=cmake.define.{name}={v}" for name, v in defines.items()]
     run([*command, ROOT], env=environment(CMAKE_BUILD_PARALLEL_LEVEL=str(jobs())))
     (wheel,) = raw.glob("unjam-*.whl")
     return wheel
@@ -270,7 +302,7 @@ def show(wheel: Path) -> None:
     pairs = [re.search(r"prebuilt/torch-(.*?)-(cp\w+-\d+\w*)-.*so$", name) for name in names]
     cuda = "unjam/lib/libunjam_cuda.so" in names
     print(f"{wheel} ({wheel.stat().st_size / 1e6:.1f} MB)")
-    print(f"  CUDA part: {'kernels as compiled' if cuda else 'none, host only'}")
+    print(f"  CUDA part: {f'kernels for {CUDA_ARCHITECTURES}' if cuda else 'none, host only'}")
     for match in filter(None, pairs):
         print(f"  adapter for torch {match[1]}, {match[2]}")
 
@@ -293,8 +325,8 @@ def main() -> int:
     setup_env.ensure("wheels")
     if options.as_built:
         cache = (options.as_built / "CMakeCache.txt").read_text()
-        (cuda,) = re.findall(r"^UNJAM_CUDA:\w+=(.*)$", cache, re.M)
-        plain = build_plain(options.as_built, cuda)
+        defines = dict(re.findall(r"^(UNJAM_CUDA|UNJAM_UNITY):\w+=(.*)$", cache, re.M))
+        plain = build_plain(options.as_built, **defines)
         if options.torch or options.python:
             adapters = make_adapters(choose_torch(options.torch), find_pythons(options.python))
         else:
@@ -305,11 +337,13 @@ def main() -> int:
         pairs = len(releases) * len(pythons)
         say(f"{pairs} adapters, about {1.2 * pairs:.0f} minutes of a core where they are not there")
         if options.no_cuda:
-            plain = build_plain(BUILD / "host", "OFF")
+            plain = build_plain(BUILD / "host", UNJAM_CUDA="OFF")
         else:
             cuda_toolchain.ensure()
             say("kernels for three kinds of GPUs: about 15 minutes of a core the first time")
-            plain = build_plain(BUILD / "cmake", "ON", CUDA_ARCHITECTURES)
+            plain = build_plain(
+                BUILD / "cmake", UNJAM_CUDA="ON", CMAKE_CUDA_ARCHITECTURES=CUDA_ARCHITECTURES
+            )
         adapters = make_adapters(releases, pythons)
         kinds = [False] if options.no_cuda else [False, True]
         wheels = [assemble(plain, adapters, with_cuda, into) for with_cuda in kinds]

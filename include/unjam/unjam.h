@@ -555,9 +555,10 @@ UNJAM_API unjamResult_t unjamEnvironment(char* buffer, size_t bytes, size_t* nee
 
 /* Plans the collective for all ranks of a group and executes the plans symbolically. algorithm: 0
  * ring, 1 direct, 2 mesh, 3 pairwise, 4 two-shot, -1: the selector's. Of UNJAM_SEND_RECV nranks is
- * 2, and root the sender. slots: guaranteed slots of a connector. JSON: {"ok", "error",
- * "algorithm", "protocol", "bytes_sent_max", "bytes_sent_total", "steps", "slots_needed", …}. With
- * list != 0 the primitives of every rank are in it. */
+ * 2, and root the sender. slots: guaranteed slots of a connector. nranks and slots are 1 to 1024,
+ * lanes 1 to 32. JSON: {"ok", "error", "algorithm", "protocol", "bytes_sent_max",
+ * "bytes_sent_total", "steps", "slots_needed", …}. With list != 0 the primitives of every rank are
+ * in it. */
 UNJAM_API unjamResult_t unjamPlanCheck(unjamKind_t kind, unjamDataType_t dtype, unjamOp_t op,
                                        size_t count, int nranks, int root, int algorithm, int lanes,
                                        int slots, int list, char* buffer, size_t bytes,

@@ -37,20 +37,33 @@ class Arguments(NamedTuple):
     place: int
 
 
+_LONGEST = 10**18  # seconds; a float holds them, and longer still means no limit
+
+
 def integer(value: Any, what: str, bits: int = 32) -> int:
     """`value` as an int of so many bits, which is what the C API takes; a larger one would wrap.
 
     Raises:
-        InvalidArgument: not an integer, or it does not fit.
+        InvalidArgument: not an integer, or out of its range.
     """
-    if type(value) is not int:
-        if isinstance(value, bool) or not hasattr(value, "__index__"):
-            raise InvalidType(f"{what} must be an integer, not {type(value).__name__} {value!r}")
-        value = operator.index(value)
+    value = index(value, what)
     end = 1 << (bits - 1)
     if not -end <= value < end:
         raise InvalidArgument(f"{what} {value} is out of range: {-end} to {end - 1}")
     return value
+
+
+def index(value: Any, what: str) -> int:
+    """`value` as an int of any size: its range is for the caller to check, before C sees it.
+
+    Raises:
+        InvalidType: not an integer.
+    """
+    if type(value) is int:
+        return value
+    if isinstance(value, bool) or not hasattr(value, "__index__"):
+        raise InvalidType(f"{what} must be an integer, not {type(value).__name__} {value!r}")
+    return operator.index(value)
 
 
 def check_callback(callback: Any, optional: bool = True) -> None:
@@ -64,10 +77,14 @@ def check_callback(callback: Any, optional: bool = True) -> None:
 
 def check_timeout(timeout: Any) -> None:
     """Raises InvalidArgument unless `timeout` is None or a number of seconds."""
-    if timeout is None or type(timeout) is int:
+    if timeout is None or (type(timeout) is int and -_LONGEST < timeout < _LONGEST):
         return
     try:
         nan = math.isnan(timeout)
+    except OverflowError:
+        raise InvalidArgument(
+            f"timeout has more than {_LONGEST} seconds: give fewer, or None for no limit"
+        ) from None
     except TypeError:
         raise InvalidType(
             f"timeout must be a number of seconds or None, not {type(timeout).__name__} {timeout!r}"
@@ -82,7 +99,7 @@ def check_root(root: Any, size: int) -> int:
     Raises:
         InvalidArgument: out of range.
     """
-    number = integer(root, "root")
+    number = index(root, "root")
     if not 0 <= number < size:
         raise InvalidArgument(
             f"root {number} is not a rank of the group: ranks in it go from 0 to {size - 1}"
@@ -96,7 +113,7 @@ def check_peer(peer: Any, size: int) -> int:
     Raises:
         InvalidArgument: out of range.
     """
-    number = integer(peer, "peer")
+    number = index(peer, "peer")
     if not 0 <= number < size:
         raise InvalidArgument(
             f"peer {number} is not a rank of the group: ranks in it go from 0 to {size - 1}"

@@ -20,9 +20,11 @@ from ._devices import ANY_CUDA, HOST
 from ._errors import InvalidArgument, InvalidType
 from ._types import ARRAY_DTYPES, DType, dtype_of, supported_dtypes
 
-# Element types that say nothing about their meaning: bytes, and 16-bit integers, which unjam does
-# not reduce as such. An explicit dtype= may reinterpret them.
-_RAW = frozenset({"uint8", "int8", "uint16", "int16", "bool"})
+# Element types that may say nothing about their meaning: bytes, and 16-bit integers, which unjam
+# does not reduce as such. An explicit dtype= may reinterpret them.
+_RAW = frozenset({"uint8", "int8", "uint16", "int16"})
+# A bool is a byte of 0 or 1, and nothing else.
+_AS_BOOL = frozenset({DType.UINT8, DType.INT8})
 
 # The common case, without looking at names: native NumPy types that unjam knows.
 _SIMPLE: dict[Any, DType] = {
@@ -93,7 +95,7 @@ def buffer_of(obj: Any, name: str, dtype: Any = None) -> Buffer:
             f"{name} is a {type(obj).__name__}, not memory that unjam can reach ({error}): pass a "
             "NumPy array, a torch tensor, or an object with the buffer protocol"
         ) from None
-    return _from_numpy(view, (obj, view), name, dtype)
+    return _from_numpy(view, (obj, view), name, dtype, f"np.asarray({name})")
 
 
 def check_writable(buffer: Buffer, name: str) -> None:
@@ -110,7 +112,10 @@ def check_writable(buffer: Buffer, name: str) -> None:
         )
 
 
-def _from_numpy(array: np.ndarray[Any, Any], keep: Any, name: str, dtype: Any) -> Buffer:
+def _from_numpy(
+    array: np.ndarray[Any, Any], keep: Any, name: str, dtype: Any, expression: str = ""
+) -> Buffer:
+    """`expression`: the array in the user's terms, where that is not `name`."""
     flags = array.flags
     if not flags.c_contiguous:
         raise InvalidArgument(
@@ -130,8 +135,14 @@ def _from_numpy(array: np.ndarray[Any, Any], keep: Any, name: str, dtype: Any) -
             f"{name} has foreign byte order ({own.str}): pass "
             f"{name}.astype({name}.dtype.newbyteorder('='))"
         )
-    found = _element_type(own.name, own.kind == "V" and own.names is None, name, dtype)
+    source = _numpy_like(expression or name)
+    found = _element_type(own.name, _void_bytes(own), name, dtype, source)
     return _checked(name, address, array.nbytes, found, flags.writeable, keep)
+
+
+def _void_bytes(own: np.dtype[Any]) -> int:
+    """Bytes of an element of raw memory; 0: it is none. (ml_dtypes' types are of kind "V", too.)"""
+    return own.itemsize if own.type is np.void and own.names is None else 0
 
 
 def _from_torch(torch: Any, tensor: Any, name: str, dtype: Any) -> Buffer:
@@ -155,7 +166,10 @@ def _from_torch(torch: Any, tensor: Any, name: str, dtype: Any) -> Buffer:
             f"{name} is a lazy negation or conjugation: pass {name}.resolve_neg().resolve_conj()"
         )
     own = str(tensor.dtype).removeprefix("torch.")
-    found = _element_type(own, False, name, dtype)
+    source = _Source(
+        f"{name}.view(torch.{{}})", f"{name}.to(torch.{{}})", f"torch.view_as_real({name})"
+    )
+    found = _element_type(own, 0, name, dtype, source)
     nbytes = tensor.numel() * tensor.element_size()
     writable = not (tensor.requires_grad and torch.is_grad_enabled())
     return _checked(name, tensor.data_ptr(), nbytes, found, writable, tensor, device)
@@ -173,7 +187,8 @@ def _from_cuda(interface: Any, obj: Any, name: str, dtype: Any) -> Buffer:
             f"{name} is not C-contiguous (shape {shape}, strides {tuple(strides)}): pass a "
             "contiguous copy, or a slice of whole rows"
         )
-    found = _element_type(own.name, own.kind == "V" and own.names is None, name, dtype)
+    source = _numpy_like(name, prefix="xp.")
+    found = _element_type(own.name, _void_bytes(own), name, dtype, source)
     return _checked(name, address or 0, nbytes, found, not read_only, obj, _index_of(obj))
 
 
@@ -191,24 +206,103 @@ def _index_of(obj: Any) -> int:
     return ANY_CUDA if says is None else int(says()[1])
 
 
-def _element_type(own: str, void: bool, name: str, dtype: Any) -> DType:
+class _Source(NamedTuple):
+    """What holds the elements, as far as advice depends on it: how it is viewed and converted."""
+
+    view: str
+    convert: str
+    reals: str  # of complex numbers: their two parts
+
+
+def _numpy_like(name: str, prefix: str = "np.") -> _Source:
+    view, convert = f"{name}.view({prefix}{{}})", f"{name}.astype({prefix}{{}})"
+    return _Source(view, convert, view)
+
+
+def _element_type(own: str, void: int, name: str, dtype: Any, source: _Source) -> DType:
+    """The data type of elements.
+
+    Args:
+        own: the name that the object has for it.
+        void: bytes of an element that says nothing about its meaning; 0: it says something.
+        name: what messages call the object.
+        dtype: what the user says.
+        source: of the elements.
+
+    Raises:
+        InvalidArgument: it is none that unjam knows, or not the one that the user says.
+    """
     known = ARRAY_DTYPES.get(own)
     if dtype is None:
         if known is not None:
             return known
-        cure = (
-            "say what its bytes are, such as dtype='bfloat16'"
-            if void or own in _RAW
-            else f"use one of {supported_dtypes()}"
-        )
-        raise InvalidArgument(f"{name} has elements of type {own}, which is not supported: {cure}")
-    wanted = dtype_of(dtype)
-    if known is not wanted and not void and own not in _RAW:
         raise InvalidArgument(
-            f"{name} has elements of type {own}, but {wanted.label} is wanted: only raw memory "
-            "(bytes, 16-bit integers) can be reinterpreted"
+            f"{name} has elements of type {own}, which is not supported: {_cure(own, void, source)}"
         )
-    return wanted
+    wanted = dtype_of(dtype)
+    if known is wanted or void or own in _RAW or (own == "bool" and wanted in _AS_BOOL):
+        return wanted
+    cure = "only raw memory (bytes, 16-bit integers) can be reinterpreted"
+    if known is None:
+        cure += f"; {_cure(own, void, source)}"
+    raise InvalidArgument(
+        f"{name} has elements of type {own}, but {wanted.label} is wanted: {cure}"
+    )
+
+
+# Of a number that unjam does not know, the known one that holds its values.
+_WIDER = {
+    "int16": "int32",
+    "uint16": "int32",
+    "float96": "float64",
+    "float128": "float64",
+    "complex192": "complex128",
+    "complex256": "complex128",
+}
+
+
+def _cure(own: str, void: int, source: _Source) -> str:
+    """What to do about elements that unjam does not know, so that the results are right."""
+    if own == "bool":
+        return (
+            f"pass {source.view.format('uint8')}, with op='max' for \"or\" and op='min' for \"and\""
+        )
+    if own.startswith("void") and not void:
+        return f"pass its fields one by one, or, to move them only, {source.view.format('uint8')}"
+    if void:
+        fitting = [d.label for d in DType if d.itemsize == void]
+        if not fitting:
+            return f"to move them only, pass {source.view.format('uint8')}"
+        # What people keep in raw words, as NumPy has no such type of its own.
+        usual = {1: "uint8", 2: "bfloat16", 4: "float32", 8: "float64"}[void]
+        others = ", ".join(repr(label) for label in fitting if label != usual)
+        return f"say what its bytes are, such as dtype={usual!r} (or {others})"
+    if own in _WIDER:
+        cure = f"convert it, such as {source.convert.format(_WIDER[own])}"
+        if own.startswith("complex"):
+            cure += " and pass its real and imaginary parts"
+        elif own == "uint16":
+            cure += "; or, if its words are raw, say what they are, such as dtype='bfloat16'"
+        return cure
+    if own in _PARTS:
+        parts = source.reals.format(_PARTS[own])
+        return f"pass its real and imaginary parts, {parts}, which is right for op='sum' and 'avg'"
+    if own.startswith(("datetime64", "timedelta64")):
+        return (
+            f"pass {source.view.format('int64')}, with op='min' or 'max' (NaT is the smallest "
+            "number there)"
+        )
+    if own == "object" or own.startswith(("str", "bytes")):
+        return "its elements are no numbers; encode them to a buffer of bytes (uint8)"
+    if own.startswith(("int", "uint")):  # of few bits
+        return f"convert it, such as {source.convert.format('int8')}"
+    if own.startswith(("float", "bfloat")):
+        return f"convert it, such as {source.convert.format('float32')}"
+    return f"use one of {supported_dtypes()}"
+
+
+# Of complex numbers, the type of their two parts.
+_PARTS = {"complex32": "float16", "complex64": "float32", "complex128": "float64"}
 
 
 def _checked(
@@ -221,6 +315,10 @@ def _checked(
     device: int = HOST,
 ) -> Buffer:
     size = dtype.itemsize
+    if not (0 <= address and 0 <= nbytes and address + nbytes <= 1 << 64):
+        raise InvalidArgument(
+            f"{name} says that it has {nbytes} bytes at {address:#x}: no memory is there"
+        )
     count, rest = divmod(nbytes, size)
     if rest:
         raise InvalidArgument(

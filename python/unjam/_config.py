@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import ctypes
 import difflib
+import operator
+from contextlib import suppress
 from typing import Any
 
 from . import _abi
-from ._errors import InvalidArgument, InvalidType
+from . import _limits as limits
+from ._errors import InvalidArgument, InvalidType, UnjamError
+from ._lib import environment
 
 # unjamAlgorithm_t by name, and the selector's choice.
 ALGORITHMS = {"ring": 0, "direct": 1, "mesh": 2, "pairwise": 3, "two_shot": 4, "auto": -1}
@@ -72,13 +76,28 @@ def _value(name: str, value: Any) -> int:
         raise InvalidArgument(f"{name}={value!r}: use one of {', '.join(names)}")
     if isinstance(value, bool) or not hasattr(value, "__index__"):
         raise InvalidType(f"{name} must be an integer, not {type(value).__name__} {value!r}")
-    number = int(value)
+    number = operator.index(value)
     bits = 8 * ctypes.sizeof(_FIELDS[name])
     if name in _NONE_ALLOWED and number in (0, -1):
         return (1 << bits) - 1
-    if name in _SIGNED:
-        if not -1 <= number < 1 << bits - 1:
-            raise InvalidArgument(f"{name}={number} is out of range: -1 (default) or from 0")
-    elif not 0 <= number < 1 << bits:
-        raise InvalidArgument(f"{name}={number} is out of range: 0 to {(1 << bits) - 1}")
+    least, most = (-1, (1 << bits - 1) - 1) if name in _SIGNED else (0, (1 << bits) - 1)
+    if name in _NONE_ALLOWED:
+        most -= 1  # all ones mean "none"
+    if name == "delay_seed":
+        most = limits.DELAY_SEED
+    if not least <= number <= most:
+        # The field's own range, which is narrower than its type's, if the library can tell it.
+        with suppress(UnjamError):
+            least, most = _range(name, least, most)
+        raise InvalidArgument(
+            f"{name}={number} is out of range: give {least} to {most}, or None for the default"
+        )
     return number
+
+
+def _range(name: str, least: int, most: int) -> tuple[int, int]:
+    variable = "UNJAM_HEAP" if name == "heap_bytes" else f"UNJAM_{name.upper()}"
+    for known in environment():
+        if known["name"] == variable and "min" in known:
+            return known["min"], known["max"]
+    return least, most

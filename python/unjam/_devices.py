@@ -106,6 +106,8 @@ def stream_of(stream: Any, index: int) -> int:
             f"the stream is of cuda:{own}, but the context works on cuda:{index}: pass one of "
             f"that device, such as torch.cuda.current_stream({index})"
         )
+    if not 0 <= int(address) < 1 << 64:
+        raise InvalidArgument(f"stream {address} is not a cudaStream_t: it is an address")
     return int(address)
 
 

@@ -13,6 +13,7 @@ from types import TracebackType
 from typing import Any
 
 from . import _abi, _arguments, _completion, _ending
+from . import _limits as limits
 from ._config import make_config
 from ._devices import HOST, choose_index
 from ._errors import InvalidArgument, InvalidType, InvalidUsage, Timeout, UnjamError, make_error
@@ -28,6 +29,7 @@ from .trace import TraceEvent, read_trace
 # Strong: a context lives until it is closed, at the latest at exit. A dict, for its order.
 _open: dict[Context, None] = {}
 _open_lock = threading.Lock()
+_LONGEST_STEP_S = 1e9  # of a wait in C, whose microseconds are an int64
 _explained_too: list[Callable[[], list[tuple[int, dict[str, Any]]]]] = []
 
 
@@ -63,8 +65,12 @@ def init(nranks: int, rank: int, unique_id: bytes, **config: Any) -> Context:
             them.
         UnjamError: ranks that differ in a setting that must be equal, and the system's refusals.
     """
-    nranks = _arguments.integer(nranks, "nranks")
-    rank = _arguments.integer(rank, "rank")
+    nranks = _check_ranks(nranks)
+    rank = _arguments.index(rank, "rank")
+    if not 0 <= rank < nranks:
+        raise InvalidArgument(
+            f"rank {rank} of a job of {nranks} ranks: they go from 0 to {nranks - 1}"
+        )
     if not isinstance(unique_id, (bytes, bytearray, memoryview)):
         raise InvalidType(
             f"unique_id must be bytes, not {type(unique_id).__name__}: pass what "
@@ -128,9 +134,7 @@ def init_all(nranks: int, **config: Any) -> Contexts:
         contexts`` closes all at the end, and aborts all first if the block raises.
     """
     settings = make_config(config)
-    nranks = _arguments.integer(nranks, "nranks")
-    if not 1 <= nranks <= 64:
-        raise InvalidArgument(f"nranks is {nranks!r}: a job has 1 to 64 ranks")
+    nranks = _check_ranks(nranks)
     handles = (ctypes.c_void_p * nranks)()
     check(library().unjamInitAll(handles, nranks, ctypes.byref(settings)))
     unique = os.urandom(16)  # of this job among those of this process
@@ -138,6 +142,13 @@ def init_all(nranks: int, **config: Any) -> Contexts:
         Context(ctypes.c_void_p(handle), rank, nranks, settings, unique_id=unique)
         for rank, handle in enumerate(handles)
     )
+
+
+def _check_ranks(nranks: Any) -> int:
+    number = _arguments.index(nranks, "nranks")
+    if not 1 <= number <= limits.RANKS:
+        raise InvalidArgument(f"nranks is {number}: a job has 1 to {limits.RANKS} ranks")
+    return number
 
 
 class Context:
@@ -391,13 +402,14 @@ class Context:
             step = remaining
             if sliced and (step is None or step > slice_s):
                 step = slice_s
-            microseconds = -1 if step is None else int(step * 1e6)
+            # (Where C has no number for it, the next step takes the rest.)
+            microseconds = -1 if step is None else int(min(step, _LONGEST_STEP_S) * 1e6)
             with self._call() as lib:
                 code = lib.unjamDeviceSynchronize(self._handle, microseconds)
                 if code != _abi.ERROR_TIMEOUT:
                     check(code)
                     return
-            if step == remaining:
+            if step == remaining and step is not None and step <= _LONGEST_STEP_S:
                 raise Timeout(
                     f"an engine of rank {self._rank} is still running after {timeout:g} s "
                     "(Context.explain() tells what it runs)"

@@ -36,7 +36,9 @@ class Group:
       be read, until the request is complete. The request keeps both alive.
     * ``key``: the ordering channel. The n-th use of a key in this group is matched with the n-th
       use of it on every other rank; different keys may be used in a different order on every rank.
-    * ``dtype``: what raw memory holds, such as "bfloat16" in a bytearray or a uint16 array.
+    * ``dtype``: what raw memory holds, such as "bfloat16" in a bytearray or a uint16 array. Types
+      that unjam does not know (bool, int16, complex numbers, …) raise InvalidArgument, which says
+      what to pass in their place.
     * ``priority``: higher first, under ``order="priority"``.
     * ``callback``: ``callback(request)`` on completion, from the context's callback thread. It may
       submit, but must not wait for pending collectives of the same context.

@@ -7,9 +7,10 @@ turn and switch contexts without end; adaptive thresholds keep them together.
 
 from __future__ import annotations
 
+import statistics
 import time
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -105,6 +106,73 @@ def run(setup: LateRank) -> Outcome:
         queued_ms_max=max(queued, default=0.0),
         stats=stats,
     )
+
+
+def compare(
+    first: LateRank, second: LateRank, pairs: int, progress: Callable[[int], None] | None = None
+) -> list[tuple[Outcome, Outcome]]:
+    """Runs of both, one after the other, so that what else the machine does meets both.
+
+    Args:
+        first: one of them.
+        second: the other one.
+        pairs: runs of each. Which of the two comes first changes from pair to pair.
+        progress: called with 1 after each run.
+    """
+    found = []
+    for number in range(pairs):
+        outcomes: dict[bool, Outcome] = {}
+        for is_first in (True, False) if number % 2 == 0 else (False, True):
+            outcomes[is_first] = run(first if is_first else second)
+            if progress is not None:
+                progress(1)
+        found.append((outcomes[True], outcomes[False]))
+    return found
+
+
+ENOUGH = 6
+"""Runs of each kind, for a verdict that is wrong in one case of thirty."""
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Values of several runs.
+
+    Their median lies between the smallest and the largest of n with a probability of 1 - 2^(1-n):
+    97 % of six. That holds for values of any distribution, such as those of a busy machine.
+    """
+
+    median: float
+    least: float
+    most: float
+    count: int
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> Spread:
+        """Of at least one value."""
+        return cls(statistics.median(values), min(values), max(values), len(values))
+
+
+def ratios(pairs: Sequence[tuple[float, float]]) -> Spread:
+    """Second over first, pair by pair."""
+    return Spread.of(
+        [1.0 if one == other else other / one if one > 0 else float("inf") for one, other in pairs]
+    )
+
+
+def verdict(what: str, second_over_first: Spread, first: str, second: str) -> str:
+    """Which of two has the smaller value, if the runs tell, in a sentence."""
+    spread = f"{second_over_first.least:.2f} to {second_over_first.most:.2f}"
+    if second_over_first.count < ENOUGH:
+        return f"{what}: {second_over_first.count} runs of each are too few to tell ({spread})"
+    if second_over_first.most < 1 or second_over_first.least > 1:
+        has = "fewer" if what == "switches" else "less"
+        if second_over_first.least > 1:
+            has = "more"
+        return (
+            f"{what}: {second} has {has}, {second_over_first.median:.2f} times {first}'s ({spread})"
+        )
+    return f"{what}: no difference beyond the spread on this machine ({spread} times {first}'s)"
 
 
 def _by_use(trace: Sequence[TraceEvent]) -> dict[tuple[str, int], tuple[int, int, int]]:

@@ -1,6 +1,7 @@
 // The C API: checks handles, catches exceptions, keeps the thread's last message.
 #include "unjam/unjam.h"
 
+#include <cstdint>
 #include <cstring>
 #include <exception>
 #include <memory>
@@ -10,6 +11,7 @@
 
 #include "api/last_error.h"
 #include "base/hash.h"
+#include "plan/checker.h"
 #include "plan/describe.h"
 #include "runtime/context.h"
 #include "runtime/ending.h"
@@ -771,18 +773,24 @@ unjamResult_t unjamPlanCheck(unjamKind_t kind, unjamDataType_t dtype, unjamOp_t 
                              int nranks, int root, int algorithm, int lanes, int slots, int list,
                              char* buffer, size_t bytes, size_t* needed) {
   return guarded([&] {
-    const auto outside = [](auto v, int n) {
-      return static_cast<int>(v) < 0 || static_cast<int>(v) >= n;
-    };
-    if (outside(kind, unjam::kNumKinds) || outside(dtype, unjam::kNumDTypes) ||
-        outside(op, unjam::kNumOps) || algorithm < -1 || algorithm >= unjam::kNumAlgorithms ||
-        nranks < 1 || nranks > unjam::kMaxGroupRanks || lanes < 1 ||
-        lanes > static_cast<int>(unjam::kMaxLanes) || slots < 1 || slots > 1024) {
-      return fail(UNJAM_ERROR_INVALID_ARGUMENT,
-                  "an argument of unjamPlanCheck is out of its range (ranks 1.." +
-                      std::to_string(unjam::kMaxGroupRanks) + ", lanes 1.." +
-                      std::to_string(unjam::kMaxLanes) + ", slots 1..1024, algorithm -1.." +
-                      std::to_string(unjam::kNumAlgorithms - 1) + ")");
+    // In the caller's own types: what does not fit must not become another valid value below.
+    const struct {
+      const char* name;
+      std::int64_t value, least, most;
+    } arguments[] = {{"kind", kind, 0, unjam::kNumKinds - 1},
+                     {"dtype", dtype, 0, unjam::kNumDTypes - 1},
+                     {"op", op, 0, unjam::kNumOps - 1},
+                     {"nranks", nranks, 1, unjam::kMaxGroupRanks},
+                     {"algorithm", algorithm, -1, unjam::kNumAlgorithms - 1},
+                     {"lanes", lanes, 1, unjam::kMaxLanes},
+                     {"slots", slots, 1, unjam::kMaxCheckedSlots}};
+    for (const auto& a : arguments) {
+      if (a.value < a.least || a.value > a.most) {
+        return fail(UNJAM_ERROR_INVALID_ARGUMENT,
+                    std::string(a.name) + " " + std::to_string(a.value) +
+                        " is out of range: give " + std::to_string(a.least) + " to " +
+                        std::to_string(a.most));
+      }
     }
     unjam::PlanRequest r;
     r.kind = static_cast<Kind>(kind);

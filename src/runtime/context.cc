@@ -188,7 +188,8 @@ std::string Context::end(const std::string& how) {
   }
   // (Other threads may be in calls: what they hold stays.)
   if (shutdown(/*frees=*/false).ok()) {
-    world_->tell_peers_gone(rank_, how, /*ended=*/true);
+    // (On GPUs that would end what it has completed: peers hear of its farewell alone.)
+    if (!cuda()) world_->tell_peers_gone(rank_, how, /*ended=*/true);
     return "";
   }
   // Something is pending. (Or was a moment ago: no harm is done.)

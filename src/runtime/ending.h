@@ -13,7 +13,8 @@
 // find it, so such a call goes on, and can be made later too. Every other call of its groups, and
 // every later one, ends with an error that names the rank, and how it ended. What was completed
 // stands in the rank's ledger (transport/ledger.h), which outlives it. unjamAbort() is not an end
-// of a process: it ends all.
+// of a process: it ends all. On GPUs a process that is just gone ends all, too, and one that leaves
+// in good order is missed when a call is found to wait for it (World::watch()).
 #pragma once
 
 #include <cstdint>

@@ -632,7 +632,10 @@ void World::detach(Context* context, std::map<std::uint64_t, std::uint64_t> call
 
 // Its process has ended, or all that the rank had under way has: the ledger stays as it is. (Of one
 // that has merely closed its connection it says what was complete by now, which stays true.)
+// Of GPUs nothing: the host hears late of what is complete there, and what the device is told of a
+// rank that is gone ends all calls with it.
 std::shared_ptr<const Legacy> World::legacy_of(int rank) const {
+  if (cuda_ != nullptr) return nullptr;
   const auto left = departed_.find(rank);
   return std::make_shared<Legacy>(ledger(rank),
                                   left == departed_.end() ? nullptr : &left->second.calls);

@@ -1,4 +1,4 @@
-"""What counts as memory, and what the errors say. Needs no library."""
+"""What counts as memory, and what the errors say."""
 
 import array
 import ctypes
@@ -7,6 +7,7 @@ import mmap
 import numpy as np
 import pytest
 
+import unjam
 from unjam import DType, InvalidArgument, InvalidType
 from unjam._arguments import all_gather, all_reduce, broadcast, reduce, reduce_scatter
 from unjam._buffers import buffer_of
@@ -228,3 +229,110 @@ def test_reduce_and_broadcast_arguments():
         broadcast(bytes(8), None, False, None)
     assert broadcast(None, X, False, None).recv == X.ctypes.data
     assert broadcast(X, np.zeros(8, np.float32), True, None).send == X.ctypes.data
+
+
+# ---- advice for elements that unjam does not know ----
+
+
+def numpy_array(own):
+    return np.zeros(4, own)
+
+
+ADVICE = [
+    (np.bool_, "pass x.view(np.uint8), with op='max' for \"or\" and op='min' for \"and\""),
+    (np.int16, "convert it, such as x.astype(np.int32)"),
+    (np.uint16, "convert it, such as x.astype(np.int32); or, if its words are raw, say what they "
+                "are, such as dtype='bfloat16'"),
+    ("V2", "say what its bytes are, such as dtype='bfloat16' (or 'float16')"),
+    ("V1", "say what its bytes are, such as dtype='uint8'"),
+    ("V4", "say what its bytes are, such as dtype='float32'"),
+    ("V8", "say what its bytes are, such as dtype='float64'"),
+    ("V3", "to move them only, pass x.view(np.uint8)"),
+    ([("a", "f4"), ("b", "i4")], "pass its fields one by one, or, to move them only, x.view(np."),
+    (np.complex64, "x.view(np.float32), which is right for op='sum' and 'avg'"),
+    (np.complex128, "x.view(np.float64), which is right for op='sum' and 'avg'"),
+    (np.clongdouble, "x.astype(np.complex128) and pass its real and imaginary parts"),
+    (np.longdouble, "convert it, such as x.astype(np.float64)"),
+    ("M8[s]", "pass x.view(np.int64), with op='min' or 'max'"),
+    ("m8[ns]", "pass x.view(np.int64), with op='min' or 'max'"),
+    ("U3", "its elements are no numbers"),
+    ("S3", "its elements are no numbers"),
+    (object, "its elements are no numbers"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("own", "cure"), ADVICE)
+def test_advice_for_types_that_are_not_known(own, cure):
+    with pytest.raises(InvalidArgument) as raised:
+        buffer_of(numpy_array(own), "x")
+    assert "which is not supported: " in str(raised.value) and cure in str(raised.value)
+    if own not in (np.uint16, "V2"):
+        assert "bfloat16'" not in str(raised.value)
+
+
+def test_advice_for_ml_dtypes_that_are_not_known():
+    ml_dtypes = pytest.importorskip("ml_dtypes")
+    for own, cure in (
+        (ml_dtypes.int4, "x.astype(np.int8)"),
+        (ml_dtypes.float8_e4m3, "x.astype(np.float32)"),
+    ):
+        with pytest.raises(InvalidArgument) as raised:
+            buffer_of(numpy_array(own), "x")
+        assert cure in str(raised.value) and "dtype=" not in str(raised.value)
+
+
+def test_advice_is_in_the_words_of_what_holds_the_elements():
+    class Cuda:
+        __cuda_array_interface__ = {
+            "shape": (4,), "typestr": "<i2", "data": (4096, False), "version": 3,
+        }  # fmt: skip
+
+    for what, cure in (
+        (array.array("h", [1, 2]), "np.asarray(x).astype(np.int32)"),
+        (memoryview(bytearray(4)).cast("?"), "np.asarray(x).view(np.uint8), with op='max'"),
+        ((ctypes.c_bool * 4)(), "np.asarray(x).view(np.uint8), with op='max'"),
+        (Cuda(), "x.astype(xp.int32)"),
+    ):
+        with pytest.raises(InvalidArgument) as raised:
+            buffer_of(what, "x")
+        assert cure in str(raised.value)
+
+
+def test_advice_for_tensors():
+    torch = pytest.importorskip("torch")
+    for own, cure in (
+        (torch.bool, "pass x.view(torch.uint8), with op='max'"),
+        (torch.int16, "x.to(torch.int32)"),
+        (torch.complex64, "torch.view_as_real(x)"),
+    ):
+        with pytest.raises(InvalidArgument) as raised:
+            buffer_of(torch.zeros(4, dtype=own), "x")
+        assert cure in str(raised.value)
+
+
+def test_what_is_advised_gives_right_results(pair):
+    _, groups = pair
+
+    def all_reduce(first, second, **settings):
+        arrays = [first.copy(), second.copy()]
+        unjam.wait_all(
+            [group.all_reduce(a, **settings) for group, a in zip(groups, arrays, strict=True)]
+        )
+        return arrays[0]
+
+    a, b = np.array([0, 0, 1, 1], bool), np.array([0, 1, 0, 1], bool)
+    as_bytes = [x.view(np.uint8) for x in (a, b)]
+    assert np.array_equal(all_reduce(*as_bytes, op="max").view(bool), a | b)
+    assert np.array_equal(all_reduce(*as_bytes, op="min").view(bool), a & b)
+    small = np.full(4, 200, np.int16)
+    assert np.array_equal(all_reduce(*[small.astype(np.int32)] * 2), [400] * 4)
+    z = np.array([1 + 2j, 3 - 1j], np.complex64)
+    assert np.array_equal(all_reduce(z.view(np.float32), z.view(np.float32)).view(z.dtype), 2 * z)
+
+
+def test_a_bool_is_no_raw_memory():
+    x = np.ones(4, bool)
+    assert buffer_of(x, "x", "uint8").dtype is DType.UINT8
+    for wanted in ("bfloat16", "int32", "float8_e4m3"):
+        with pytest.raises(InvalidArgument, match="can be reinterpreted; pass x.view"):
+            buffer_of(x, "x", wanted)

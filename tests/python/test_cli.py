@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 import unjam
+from unjam import late_rank
 from unjam.cli import demo, info, main, make_parser
 from unjam.cuda import gpus
 
@@ -64,6 +65,9 @@ def test_demo_tells_that_gpus_were_left_out(there, tmp_path, monkeypatch, capsys
         ["plan"],
         ["plan", "--check", "all_at_once"],
         ["plan", "--check", "broadcast", "--root", "9"],
+        ["plan", "--check", "broadcast", "--ranks", "1025"],
+        ["fig11", "--ranks", "1"],
+        ["fig11", "--runs", "1"],
         ["plan", "--check", "all-reduce", "--dtype", "int16"],
         ["info", "--ranks", "0"],
         ["info", "--device", "gpu"],
@@ -259,9 +263,76 @@ def test_stress(capsys):
 
 
 def test_fig11(capsys):
-    assert main(["fig11", "--collectives", "5", "--iterations", "1"]) == 0
+    assert main(["fig11", "--collectives", "5", "--iterations", "1", "--runs", "3"]) == 0
+    before, _, after = capsys.readouterr().out.partition("┏")
+    assert re.search(r"3 runs of each kind, in turn: about \d+ s or less", before)
+    spread = r"\d[\d.]* \([\d.]+ to [\d.]+\)"
+    for row in ("fixed", "adaptive", "adaptive / fixed"):
+        assert re.search(rf"│ {row} +│ +{spread} │ +{spread} │ +{spread} │", after), after
+    for name in ("switches", "ms in queue", "ms a burst"):
+        line = re.search(rf"^{name}: (.*)\.$", after, re.M)[1]
+        assert line.startswith("3 runs of each are too few to tell (")
+
+
+def figures(monkeypatch, fixed, adaptive):
+    """fig11 with these figures of the runs; gives the policies in the order of their runs."""
+    left = {"fixed": list(fixed), "adaptive": list(adaptive)}
+    policies = []
+
+    def run(setup):
+        policy = setup.config["policy"]
+        policies.append(policy)
+        # The first of each only warm up.
+        value = left[policy].pop(0) if policies.count(policy) > 1 else 1e6
+        return late_rank.Outcome(value, value, 9, value, value, unjam.Stats())
+
+    monkeypatch.setattr(late_rank, "run", run)
+    assert main(["fig11", "--runs", str(len(fixed))]) == 0
+    return policies
+
+
+@pytest.mark.parametrize(
+    ("fixed", "adaptive", "words"),
+    [
+        (
+            [40, 50, 90, 60, 9, 9],
+            [30, 20, 50, 40, 6, 6],
+            "adaptive has less, 0.67 times fixed's (0",
+        ),
+        (
+            [30, 20, 50, 40, 6, 6],
+            [40, 50, 90, 60, 9, 9],
+            "adaptive has more, 1.50 times fixed's (1",
+        ),
+        (
+            [30, 20, 50, 40, 6, 6],
+            [20, 10, 40, 41, 3, 3],
+            "no difference beyond the spread on this ",
+        ),
+        (
+            [0] * 6,
+            [0] * 6,
+            "no difference beyond the spread on this machine (1.00 to 1.00 times fix",
+        ),
+        ([0, 10, 10, 10, 10, 10], [9, 11, 12, 20, 11, 11], "adaptive has more, 1.15 times fixed's"),
+        ([40, 50], [30, 20], "2 runs of each are too few to tell (0.40 to 0.75)"),
+    ],
+)
+def test_fig11_says_what_the_runs_tell(monkeypatch, capsys, fixed, adaptive, words):
+    policies = figures(monkeypatch, fixed, adaptive)
     out = capsys.readouterr().out
-    assert "fixed" in out and "adaptive" in out
+    assert f"ms a burst: {words}" in out
+    # In turn, and each kind first as often as the other.
+    turns = ["fixed", "adaptive", "adaptive", "fixed"] * 3
+    assert policies == ["fixed", "adaptive", *turns[: 2 * len(fixed)]]
+
+
+def test_fig11_says_that_others_share_the_cores(monkeypatch, capsys):
+    monkeypatch.setattr("os.getloadavg", lambda: (77.0, 1, 1))
+    figures(monkeypatch, [1, 2], [1, 2])
+    assert "load average 77.0: what shares the cores is in these figures, too" in (
+        capsys.readouterr().out
+    )
 
 
 def test_no_library(python, tmp_path, monkeypatch):

@@ -154,7 +154,7 @@ def test_the_whole_on_this_machine(capsys):
         assert line.state in (doctor.OK, doctor.WRONG, doctor.ABSENT) and line.text
 
 
-@pytest.mark.parametrize(("encoding", "mark"), [("utf-8", "✓  version"), ("ascii", "ok version")])
+@pytest.mark.parametrize(("encoding", "mark"), [("utf-8", "✓  version"), ("ascii", "ok  version")])
 def test_marks_fit_the_terminal(encoding, mark, python, monkeypatch):
     monkeypatch.setenv("PYTHONIOENCODING", encoding)
     program = (

@@ -90,6 +90,7 @@ def torch_rank(rank, size, file):
     """A group of CUDA tensors, made as a script under Slurm makes it."""
     import torch
     import torch.distributed as dist
+
     import unjam.torch  # noqa: F401  where the package is not installed
 
     torch.cuda.init()  # it means to use its GPU

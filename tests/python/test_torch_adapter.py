@@ -78,6 +78,25 @@ def test_without_a_home_the_temporary_folder_serves(
     assert compiler() == 3  # two parts, and the linker
 
 
+def test_a_home_that_may_not_be_read_is_no_hindrance(
+    prebuilt, compiler, no_places, tmp_path, monkeypatch
+):
+    """Another user's, as HOME is after su or in some containers."""
+    real = os.stat
+
+    def stat(path, *args, **kwargs):
+        if str(path).startswith(str(tmp_path / "home" / ".cache")):
+            raise PermissionError(13, "Permission denied", str(path))
+        return real(path, *args, **kwargs)
+
+    (tmp_path / "home").mkdir()
+    (tmp_path / "home" / ".cache").touch()
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.setattr(os, "stat", stat)
+    assert _extension.found() is None
+    assert _extension.build().parents[1] == no_places
+
+
 def test_a_folder_that_others_could_write_to_is_not_trusted(compiler, no_places):
     no_places.mkdir(mode=0o700)
     planted = no_places / _extension.target().folder() / f"{_adapter.NAME}.so"
@@ -115,6 +134,16 @@ def test_the_folder_that_was_asked_for_is_the_only_one(compiler, no_places, tmp_
     with pytest.raises(_extension.BuildError, match="file/adapter.*UNJAM_TORCH_BUILD"):
         _extension.build()
     assert compiler() == 0 and not no_places.exists()
+
+
+def test_without_any_folder_one_in_the_package_still_serves(prebuilt, compiler, monkeypatch):
+    monkeypatch.setattr(_extension, "_temporary", lambda: None)
+    with pytest.raises(_extension.BuildError, match="there is none. Set UNJAM_TORCH_BUILD"):
+        _extension.build()
+    version = _adapter.release(_extension.target().version)
+    assert version is not None and compiler() == 0
+    path = prebuilt(version)
+    assert _extension.found() == path
 
 
 def test_what_a_killed_build_has_left_is_removed(compiler, no_places, tmp_path, monkeypatch):

@@ -17,6 +17,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/types.h"
 #include "runtime/environment.h"
 #include "runtime/settings.h"
 #include "tests/support/exchange.h"
@@ -1981,12 +1982,45 @@ TEST(Texts, PlanCheck) {
             "a send_recv is between 2 ranks, not 3");
   EXPECT_GT(plan(UNJAM_ALL_REDUCE, 1000, 4, 0, 0, 1).size(),
             plan(UNJAM_ALL_REDUCE, 1000, 4, 0, 0, 0).size());
-  EXPECT_EQ(unjamPlanCheck(UNJAM_ALL_REDUCE, UNJAM_FLOAT32, UNJAM_SUM, 1, 0, 0, -1, 1, 5, 0,
-                           nullptr, 0, nullptr),
-            UNJAM_ERROR_INVALID_ARGUMENT);
-  EXPECT_EQ(unjamPlanCheck(static_cast<unjamKind_t>(10), UNJAM_FLOAT32, UNJAM_SUM, 1, 2, 0, -1, 1,
-                           5, 0, nullptr, 0, nullptr),
-            UNJAM_ERROR_INVALID_ARGUMENT);
+}
+
+TEST(Texts, PlanCheckNamesTheArgumentAndItsRange) {
+  struct Values {
+    int kind = UNJAM_ALL_REDUCE, dtype = UNJAM_FLOAT32, op = UNJAM_SUM;
+    int nranks = 2, algorithm = -1, lanes = 1, slots = 5;
+  };
+  const auto check = [](const Values& v) {
+    return unjamPlanCheck(static_cast<unjamKind_t>(v.kind), static_cast<unjamDataType_t>(v.dtype),
+                          static_cast<unjamOp_t>(v.op), 1, v.nranks, 0, v.algorithm, v.lanes,
+                          v.slots, 0, nullptr, 0, nullptr);
+  };
+  constexpr struct {
+    const char* name;
+    int Values::* field;
+    int least, most;
+  } kRanges[] = {{"kind", &Values::kind, 0, unjam::kNumKinds - 1},
+                 {"dtype", &Values::dtype, 0, unjam::kNumDTypes - 1},
+                 {"op", &Values::op, 0, unjam::kNumOps - 1},
+                 {"nranks", &Values::nranks, 1, 1024},
+                 {"algorithm", &Values::algorithm, -1, unjam::kNumAlgorithms - 1},
+                 {"lanes", &Values::lanes, 1, 32},
+                 {"slots", &Values::slots, 1, 1024}};
+  for (const auto& range : kRanges) {
+    for (const int value : {range.least, range.most}) {
+      Values v;
+      v.*range.field = value;
+      EXPECT_OK(check(v)) << range.name << " " << value;
+    }
+    for (const int value : {range.least - 1, range.most + 1, INT_MAX}) {
+      Values v;
+      v.*range.field = value;
+      if (value < 0 && range.least == 0) continue;  // not a value that these enumerations can have
+      EXPECT_EQ(check(v), UNJAM_ERROR_INVALID_ARGUMENT) << range.name << " " << value;
+      EXPECT_EQ(std::string(unjamGetLastError()),
+                std::string(range.name) + " " + std::to_string(value) + " is out of range: give " +
+                    std::to_string(range.least) + " to " + std::to_string(range.most));
+    }
+  }
 }
 
 }  // namespace

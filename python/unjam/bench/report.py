@@ -50,7 +50,7 @@ def make_report(rows: list[Row], device: str, command: Sequence[str]) -> dict[st
 
 def write_report(file: Path, report: dict[str, Any]) -> None:
     """As the files in bench/results are."""
-    file.write_text(json.dumps(report, indent=1) + "\n")
+    file.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
 
 
 def commit() -> str | None:

@@ -7,7 +7,6 @@ Exit status: 0 if all is well, 1 if a check failed or unjam reported an error, 2
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Sequence
 
 from .._errors import UnjamError
@@ -28,6 +27,7 @@ from . import (
     torch,
     version,
 )
+from ._streams import any_encoding, complain, flushed, is_of_stdout
 
 _COMMANDS = (
     demo,
@@ -69,16 +69,35 @@ def main(argv: Sequence[str] | None = None) -> int:
     Args:
         argv: arguments without the program's name; None: those of the process.
     """
-    options = make_parser().parse_args(argv)
+    with any_encoding():
+        try:
+            status = _run(make_parser().parse_args(argv))
+        except SystemExit as end:  # argparse's, after help and usage errors; or rich's
+            if isinstance(end.code, str):
+                raise
+            raise SystemExit(flushed(end.code or 0)) from None
+        return flushed(status)
+
+
+def _run(options: argparse.Namespace) -> int:
     try:
         status: int = options.run(options)
     except (UnjamError, TimeoutError, WrongResult) as error:
-        print(f"unjam: {error}", file=sys.stderr)
+        complain(str(error))
         return 1
     except KeyboardInterrupt:
-        print("unjam: interrupted", file=sys.stderr)
+        complain("interrupted")
         return 130
+    except MemoryError as error:
+        complain(f"out of memory{': ' if str(error) else ''}{error}")
+        return 1
     except BrokenPipeError:
-        sys.stderr.close()
+        flushed(0)
+        return 1
+    except OSError as error:
+        if not is_of_stdout(error):
+            complain(str(error))
+        elif flushed(0) == 0:  # it is not buffered, so that nothing is left to be told
+            complain(f"standard output cannot be written: {error.strerror}")
         return 1
     return status

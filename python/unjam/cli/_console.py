@@ -6,23 +6,46 @@ import argparse
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    ProgressColumn,
+    TextColumn,
+    TimeElapsedColumn,
+)
 from rich.table import Table
+from rich.text import Text
+
+from .. import _limits as limits
+from .._texts import printable
+from ._outputs import file_to_write
 
 _PLAIN_WIDTH = 110  # of tables where there is no terminal that says
 
 _MOST_COLUMNS = 7  # of a table that has one row for each thing
 
 
-def make_console() -> Console:
-    """A console on stdout; wide enough for the tables if that is no terminal."""
-    console = Console(highlight=False, soft_wrap=False)
+class _Console(Console):
+    """Prints texts as they are: [words] in names are no markup, :words: no pictures."""
+
+    def render_str(self, text: str, **options: Any) -> Text:
+        """Also of the cells and titles of tables."""
+        return super().render_str(printable(text), **options)
+
+
+def make_console(stderr: bool = False, plain_width: int = _PLAIN_WIDTH) -> Console:
+    """A console on stdout, or on stderr; wide enough for the tables if that is no terminal.
+
+    It shows strings as they are. Our own words may have markup, where ``print`` is told so.
+    """
+    settings: dict[str, Any] = {"highlight": False, "markup": False, "emoji": False}
+    console = _Console(stderr=stderr, **settings)
     if not console.is_terminal:
-        console = Console(highlight=False, width=_PLAIN_WIDTH)
+        console = _Console(stderr=stderr, width=plain_width, **settings)
     return console
 
 
@@ -37,8 +60,15 @@ def make_table(title: str, columns: Sequence[str], numbers: Sequence[str] = ()) 
         title=title or None, title_justify="left", title_style="bold", header_style="bold"
     )
     for column in columns:
-        table.add_column(column, justify="right" if column in numbers else "left")
+        # What is too long for a line goes on in the next: nothing is cut off.
+        justify: Any = "right" if column in numbers else "left"
+        table.add_column(column, justify=justify, overflow="fold")
     return table
+
+
+def print_title(console: Console, title: str) -> None:
+    """Above a table, and as long as it is: a table's own is broken at the table's width."""
+    console.print(title, style="bold", soft_wrap=True)
 
 
 def pairs_table(title: str, values: Mapping[str, Any]) -> Table:
@@ -90,12 +120,7 @@ def progress_bar(console: Console, what: str, total: int) -> Iterator[Callable[[
     Gives a function to call with the steps just done, from any thread.
     """
     if console.is_terminal:
-        columns = (
-            TextColumn("  {task.description}"),
-            BarColumn(bar_width=40),
-            MofNCompleteColumn(),
-            TimeElapsedColumn(),
-        )
+        columns = (*description_and_bar(), MofNCompleteColumn(), TimeElapsedColumn())
         with Progress(*columns, console=console, transient=True) as bar:
             task = bar.add_task(what, total=total)
             yield lambda steps: bar.advance(task, steps)
@@ -111,10 +136,15 @@ def progress_bar(console: Console, what: str, total: int) -> Iterator[Callable[[
     yield advance
 
 
+def description_and_bar() -> tuple[ProgressColumn, ...]:
+    """The first columns of a progress bar; a description may be a user's text."""
+    return TextColumn("  {task.description}", markup=False), BarColumn(bar_width=40)
+
+
 @contextmanager
 def measuring(total: int) -> Iterator[Callable[[int], None]]:
     """A bar on stderr if that is a terminal, otherwise nothing."""
-    console = Console(stderr=True)
+    console = make_console(stderr=True)
     if not console.is_terminal:
         yield lambda steps: None
         return
@@ -130,15 +160,8 @@ def microseconds(us: float) -> str:
 def add_json_file(parser: argparse.ArgumentParser) -> None:
     """Declares --json of a benchmark: where the rows go too."""
     parser.add_argument(
-        "--json", type=_file_to_write, metavar="FILE", help="write the rows there too"
+        "--json", type=file_to_write, metavar="FILE", help="write the rows there too"
     )
-
-
-def _file_to_write(text: str) -> Path:
-    file = Path(text)
-    if not file.absolute().parent.is_dir():
-        raise argparse.ArgumentTypeError(f"{file.parent} is not a folder")
-    return file
 
 
 def duration(text: str) -> float:
@@ -149,29 +172,28 @@ def duration(text: str) -> float:
     return seconds
 
 
-def positive(text: str) -> int:
-    """argparse type: an integer of at least 1."""
-    number = int(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"{text} is not at least 1")
-    return number
+def whole(least: int, most: int, of: str = "number") -> Callable[[str], int]:
+    """argparse type: a whole number in a range.
+
+    Everything that goes on to the library has one: in C a number beyond its type's range would be
+    cut to another valid number.
+    """
+
+    def parse(text: str) -> int:
+        number = int(text)
+        if not least <= number <= most:
+            raise argparse.ArgumentTypeError(f"{text} is not a {of} from {least} to {most}")
+        return number
+
+    parse.__name__ = "integer"  # for argparse's messages
+    return parse
 
 
-def natural(text: str) -> int:
-    """argparse type: an integer of at least 0."""
-    number = int(text)
-    if number < 0:
-        raise argparse.ArgumentTypeError(f"{text} is negative")
-    return number
+_MOST = 2**31 - 1  # of what is only counted; larger numbers than anybody waits for
 
-
-def rank_count(text: str) -> int:
-    """argparse type: 1 to 64 ranks."""
-    number = int(text)
-    if not 1 <= number <= 64:
-        raise argparse.ArgumentTypeError(f"{text} is not a number of ranks from 1 to 64")
-    return number
-
-
-positive.__name__ = natural.__name__ = rank_count.__name__ = "integer"  # for argparse's messages
-duration.__name__ = "number"
+positive = whole(1, _MOST)
+natural = whole(0, _MOST)
+seed_number = whole(0, 2**62, "seed")  # what is added to it still fits C's types
+lane_count = whole(1, limits.LANES, "number of lanes")
+rank_count = whole(1, limits.RANKS, "number of ranks")
+duration.__name__ = "number"  # for argparse's messages

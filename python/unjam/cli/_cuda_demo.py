@@ -35,12 +35,15 @@ def run(options: argparse.Namespace) -> int:
     console = make_console()
     where = f"one GPU that {ranks} ranks share" if shared else f"{ranks} GPUs"
     console.print(
-        f"\n[bold]unjam demo[/], a short version on {where} ({gpus.describe()['gpu']}), seed "
-        f"{seed}; on the host: unjam demo --device host\n\n"
+        f"\nunjam demo, a short version on {where} ({gpus.describe()['gpu']}), seed {seed}; on the "
+        "host: unjam demo --device host\n"
+    )
+    console.print(
         "Every rank calls the same eight all-reduces, 256 B to 1 MiB, but each in its own random "
         "order:\n"
         "  [bold]program 1[/]  all calls at once, then wait;\n"
-        "  [bold]program 2[/]  with cudaDeviceSynchronize between the calls.\n"
+        "  [bold]program 2[/]  with cudaDeviceSynchronize between the calls.\n",
+        markup=True,
     )
     table = make_table("", ["program", "processes", *_NUMBERS], _NUMBERS)
     for number, device_sync in ((1, False), (2, True)):
@@ -59,7 +62,9 @@ def run(options: argparse.Namespace) -> int:
                 f"{found.cost_of_disorder:.2f}",
             )
     console.print(table)
-    console.print("   [bold green]All complete, and every result right to the last bit.[/]\n")
+    console.print(
+        "   [bold green]All complete, and every result right to the last bit.[/]\n", markup=True
+    )
     if shared:
         console.print("NCCL takes no two ranks on one GPU: to see it hang takes two GPUs.\n")
     else:
@@ -75,7 +80,8 @@ def _show_nccl(console: Console, ranks: int, seed: int, tries: int) -> None:
 
     console.print(
         "[bold]The same with NCCL[/], a communicator for each all-reduce and one stream a GPU, in "
-        f"a\n   child process that is ended after {_NCCL_LIMIT_S:.0f} s:"
+        f"a\n   child process that is ended after {_NCCL_LIMIT_S:.0f} s:",
+        markup=True,
     )
     for number, device_sync in ((1, False), (2, True)):
         try:
@@ -84,7 +90,7 @@ def _show_nccl(console: Console, ranks: int, seed: int, tries: int) -> None:
                 for place in range(tries)
             ]
         except (OSError, RuntimeError) as error:
-            console.print(f"   program {number}: could not be run: {error}", markup=False)
+            console.print(f"   program {number}: could not be run: {error}")
             continue
         hung = [one for one in found if one.hung]
         after = f", the first after {hung[0].iterations} iterations" if hung else ""

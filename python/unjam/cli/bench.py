@@ -28,16 +28,20 @@ from ..cuda.gpus import lacking
 from ._console import (
     add_json_file,
     duration,
+    lane_count,
     make_console,
     make_table,
     measuring,
     microseconds,
-    positive,
     rank_count,
+    whole,
 )
+from ._outputs import write
+from ._streams import complain
 
 _DEVICES = ("host", "cuda")
 _SHORT_DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32", "fp64": "float64"}
+_LARGEST = 1 << 40  # bytes of a vector
 _GEMM_LANES = (1, 2, 4, 8, 16)
 
 
@@ -66,7 +70,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "commas, such as 1K,64K (default: 1K:64M)",
     )
     parser.add_argument(
-        "--step", type=positive, default=2, help="factor between sizes of a range (default: 2)"
+        "--step",
+        type=whole(2, 1 << 30),
+        default=2,
+        help="factor between sizes of a range (default: 2)",
     )
     parser.add_argument(
         "--collective",
@@ -123,7 +130,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--lanes",
-        type=_numbers,
+        type=_lanes,
         default=list(_GEMM_LANES),
         metavar="N,…",
         help="settings of UNJAM_LANES, and of NCCL's channels, for --gemm (default: 1,2,4,8,16)",
@@ -147,23 +154,24 @@ def run(options: argparse.Namespace) -> int:
                 rows = run_sweep(sweep, lambda _: advance(1))
             table = _table(rows, sweep)
     except BenchError as error:
-        print(f"unjam: {error}", file=sys.stderr)
+        complain(str(error))
         return 1
     console.print(table)
-    if options.json is not None:
-        report = make_report(rows, options.device, ["unjam", *sys.argv[1:]])
-        write_report(options.json, report)
-    return 0
+    if options.json is None:
+        return 0
+    report = make_report(rows, options.device, ["unjam", *sys.argv[1:]])
+    written = write("--json", options.json, lambda: write_report(options.json, report))
+    return 0 if written else 1
 
 
 def _sweep(options: argparse.Namespace) -> Sweep:
     """The arguments' meaning; ends with a usage error that names the option."""
-    if options.step < 2:
-        options.parser.error(f"argument --step: {options.step} is not at least 2")
     try:
         sizes = parse_sizes(options.sizes, options.step)
     except ValueError as error:
         options.parser.error(f"argument --sizes: {error}")
+    if sizes[-1] > _LARGEST:
+        options.parser.error(f"argument --sizes: {options.sizes} is more than {_LARGEST >> 40} TiB")
     if lack := missing(options.peer, options.device):
         options.parser.error(f"argument --peer: {lack}")
     if options.gemm and options.heap:
@@ -299,8 +307,8 @@ def _dtype(text: str) -> str:
     return name
 
 
-def _numbers(text: str) -> list[int]:
-    return [positive(part) for part in text.split(",")]
+def _lanes(text: str) -> list[int]:
+    return [lane_count(part) for part in text.split(",")]
 
 
-_numbers.__name__ = "list"  # for argparse's messages
+_lanes.__name__ = "list"  # for argparse's messages

@@ -14,11 +14,12 @@ from rich.table import Table
 
 from .. import programs
 from ..cuda import gpus
-from ..picture import draw
+from ..picture import draw, file_for
 from ..programs import HoldTry, Part, Program
 from ..timeline import Timeline, make_timeline
 from . import _cuda_demo
-from ._console import make_console, make_table, positive, progress_bar, rank_count
+from ._console import make_console, make_table, positive, progress_bar, rank_count, seed_number
+from ._outputs import lacking, write
 
 _TRACE_EVENTS = 65536
 _DRIVER = Path("/proc/driver/nvidia")  # where there is one
@@ -51,7 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--iterations", type=positive, default=None, help="of each program and order (default: 200)"
     )
-    parser.add_argument("--seed", type=int, default=None, help="of call orders and data")
+    parser.add_argument("--seed", type=seed_number, default=None, help="of call orders and data")
     parser.add_argument(
         "--tries", type=positive, default=None, help="to deadlock each program (default: 10)"
     )
@@ -83,11 +84,11 @@ def run(options: argparse.Namespace) -> int:
     if options.ranks is not None and options.ranks < 2:
         options.parser.error("--ranks: one rank alone cannot deadlock; take at least 2")
     if not options.out.lower().endswith((".png", ".svg", ".pdf", ".html")):
-        options.parser.error("--out: a picture must end in .png, .svg, .pdf or .html")
-    if options.seed is not None and options.seed < 0:
-        options.parser.error("--seed: must not be negative")
+        options.parser.error("argument --out: a picture must end in .png, .svg, .pdf or .html")
     if options.device == "cuda" or (options.device == "auto" and not gpus.lacking(2)):
         return _cuda_demo.run(options)
+    if problem := _lacking_picture(file_for(options.out)):
+        options.parser.error(f"argument --out: {problem}")
     demo = _Demo(
         console=make_console(),
         ranks=options.ranks or 8,
@@ -107,13 +108,14 @@ def run(options: argparse.Namespace) -> int:
         "  [bold]program 1[/]  all calls at once, then wait;\n"
         "  [bold]program 2[/]  with a device synchronisation between the calls.\n"
         "These are the test programs of the DFCCL paper (Sec. 6.1), where NCCL deadlocked every "
-        "time.\n"
+        "time.\n",
+        markup=True,
     )
     hold_ok = _show_hold(demo)
     _show_unjam(demo)
-    _show_picture(demo)
+    drawn = _show_picture(demo)
     say(f"Done in {time.perf_counter() - started:.0f} s. Again: unjam demo --seed {demo.seed}\n")
-    status = 0 if hold_ok else 1
+    status = 0 if hold_ok and drawn else 1
     if options.device == "auto":
         lack = gpus.lacking(2, shared=True)
         if not lack:
@@ -124,10 +126,18 @@ def run(options: argparse.Namespace) -> int:
             say(
                 f"Left out, though there is an NVIDIA driver: the part on GPUs. {lack}; then: "
                 "unjam demo --device cuda",
-                markup=False,
                 soft_wrap=True,
             )
     return status
+
+
+def _lacking_picture(path: Path) -> str:
+    """Why the picture cannot be written; makes its folder."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except (OSError, ValueError) as error:
+        return f"the folder {path.parent} cannot be made: {error}"
+    return lacking(path)
 
 
 # ---- 1: hold and wait ----
@@ -138,7 +148,8 @@ def _show_hold(demo: _Demo) -> bool:
     say(
         '[bold]1. One collective at a time, in call order[/] (policy "hold": as NCCL does in one '
         "stream)\n"
-        "   A rank that has started a collective holds its engine until all others have joined in."
+        "   A rank that has started a collective holds its engine until all others have joined in.",
+        markup=True,
     )
     good = True
     for number, device_sync in ((1, False), (2, True)):
@@ -149,14 +160,15 @@ def _show_hold(demo: _Demo) -> bool:
         deadlocks = [one for one in tries if one.deadlocked]
         say(
             f"   program {number}: [bold red]deadlocked in {len(deadlocks)} of {len(tries)} "
-            "tries[/]"
+            "tries[/]",
+            markup=True,
         )
         problems = [one.problem for one in deadlocks if one.problem]
         good = good and bool(deadlocks) and not problems
         if deadlocks:
             _say_cycle(demo, deadlocks[0])
         for problem in problems:
-            say(f"     [red]but a cycle that was named is not a true one: {problem}[/]")
+            say(f"     but a cycle that was named is not a true one: {problem}", style="red")
     say(
         "   Every cycle named was checked against the order in which the ranks made their calls.\n"
         if good
@@ -179,7 +191,8 @@ def _show_unjam(demo: _Demo) -> None:
         "   An engine that waits too long for a peer sets the collective aside and takes up "
         "another one;\n   one that has nothing to do quits, so that a device synchronisation "
         "returns. The same work in\n   one order on all ranks, run in turn with it, tells what the "
-        "disorder costs."
+        "disorder costs.",
+        markup=True,
     )
     table = make_table(
         "",
@@ -197,7 +210,8 @@ def _show_unjam(demo: _Demo) -> None:
     demo.console.print(table)
     demo.console.print(
         "   [bold green]All complete, and every result right to the last bit on every rank.[/]\n"
-        f"   Cost of disorder, time in random order over time in one order: {', '.join(costs)}.\n"
+        f"   Cost of disorder, time in random order over time in one order: {', '.join(costs)}.\n",
+        markup=True,
     )
 
 
@@ -230,13 +244,17 @@ def _add_row(table: Table, number: int, words: str, part: Part, ranks: int) -> N
 # ---- 3: the picture ----
 
 
-def _show_picture(demo: _Demo) -> None:
-    path = draw([_hold_timeline(demo), _unjam_timeline(demo)], demo.out)
+def _show_picture(demo: _Demo) -> bool:
+    """Whether it could be written."""
+    timelines = [_hold_timeline(demo), _unjam_timeline(demo)]
+    path = file_for(demo.out)
+    if not write("--out", path, lambda: draw(timelines, path), "demo"):
+        return False
     demo.console.print(
-        "[bold]3. Who ran what when[/], in one iteration of program 1 of each kind\n"
-        f"   {path.resolve()}\n",
-        soft_wrap=True,
+        "[bold]3. Who ran what when[/], in one iteration of program 1 of each kind", markup=True
     )
+    demo.console.print(f"   {path.resolve()}\n", soft_wrap=True)
+    return True
 
 
 def _keys() -> list[tuple[str, str]]:

@@ -11,7 +11,6 @@ import importlib.util
 import os
 import resource
 import shutil
-import sys
 import sysconfig
 import time
 from collections.abc import Callable
@@ -32,7 +31,6 @@ from ._console import print_json
 
 OK, WRONG, ABSENT = "ok", "wrong", "absent"
 _MARKS = {OK: "✓", WRONG: "✗", ABSENT: "·"}
-_PLAIN_MARKS = {OK: "ok", WRONG: "NO", ABSENT: "--"}
 _WAIT_S = 30.0
 _TORCH = ((2, 11), (2, 15))  # the oldest and the newest that unjam is tried with
 _LEAST_SHM = 64 << 20  # what Docker gives by default, in which torch's data loaders fail
@@ -65,30 +63,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Prints the findings, each as soon as it is there."""
-    marks = _MARKS if _can_print("".join(_MARKS.values())) else _PLAIN_MARKS
     found: list[Line] = []
     for look in CHECKS:
         line = look()
         found.append(line)
         if not options.json:
-            print(text_of(line, marks), flush=True)
+            print(text_of(line), flush=True)
     if options.json:
         print_json([asdict(line) for line in found])
     return int(any(line.state == WRONG for line in found))
 
 
-def text_of(line: Line, marks: dict[str, str]) -> str:
+def text_of(line: Line) -> str:
     """A finding as it is printed; the cure on a line of its own."""
-    text = f"{marks[line.state]:<2} {line.what:<11} {line.text}"
+    text = f"{_MARKS[line.state]:<2} {line.what:<11} {line.text}"
     return f"{text}\n{'':<15}{line.cure}" if line.cure else text
-
-
-def _can_print(characters: str) -> bool:
-    try:
-        characters.encode(sys.stdout.encoding or "ascii")
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 # ---- unjam itself ----

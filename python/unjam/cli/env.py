@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import argparse
 import os
-import sys
 
 from .. import _lib, _torch_settings
 from ._console import cell, make_console, make_table, print_json
+from ._streams import complain
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -62,5 +62,5 @@ def run(options: argparse.Namespace) -> int:
     make_console().print(table)
     for variable in known:
         if variable["read_by"] == "nobody":
-            print(f"unjam: {variable['doc']}", file=sys.stderr)
+            complain(variable["doc"])
     return 0

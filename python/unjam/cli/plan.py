@@ -5,10 +5,11 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
+from .. import _limits as limits
 from .._config import ALGORITHMS
 from .._lib import library, read_json
 from .._types import DType, Kind, Op, dtype_of, kind_of, op_of
-from ._console import cell, make_console, make_table, natural, positive, print_json, rank_count
+from ._console import cell, lane_count, make_console, make_table, print_json, print_title, whole
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -23,23 +24,31 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help=f"collective to plan and check: {', '.join(kinds)}",
     )
     parser.add_argument(
-        "--ranks", type=rank_count, help="group size (default: 8; of send_recv always 2)"
+        "--ranks",
+        type=whole(1, limits.PLANNED_RANKS, "number of ranks"),
+        help=f"group size, 1 to {limits.PLANNED_RANKS:,} (default: 8; of send_recv always 2)",
     )
     parser.add_argument(
         "--count",
-        type=natural,
+        type=whole(0, limits.COUNT),
         default=1 << 18,
         help="elements (default: 262144, 1 MiB of float32)",
     )
     parser.add_argument("--dtype", choices=[d.label for d in DType], default="float32")
     parser.add_argument("--op", choices=[op.label for op in Op], default="sum")
     parser.add_argument(
-        "--root", type=natural, default=0, help="root's rank in the group; of send_recv the sender"
+        "--root",
+        type=whole(0, limits.PLANNED_RANKS - 1),
+        default=0,
+        help="root's rank in the group; of send_recv the sender",
     )
     parser.add_argument("--algorithm", choices=list(ALGORITHMS), default="auto")
-    parser.add_argument("--lanes", type=positive, default=1, help="blocks a rank (default: 1)")
+    parser.add_argument("--lanes", type=lane_count, default=1, help="blocks a rank (default: 1)")
     parser.add_argument(
-        "--slots", type=positive, default=5, help="guaranteed slots of a connector (default: 5)"
+        "--slots",
+        type=whole(1, limits.CHECKED_SLOTS),
+        default=5,
+        help="guaranteed slots of a connector (default: 5)",
     )
     parser.add_argument("--list", action="store_true", help="list every rank's primitives too")
     parser.add_argument("--json", action="store_true", help="print JSON")
@@ -79,11 +88,11 @@ def run(options: argparse.Namespace) -> int:
         print_json(report)
         return 0 if report["ok"] else 1
     console = make_console()
-    table = make_table(
-        f"{options.check} of {options.count:,} {options.dtype} over {options.ranks} ranks",
-        ["property", "value"],
-        ["value"],
+    print_title(
+        console,
+        f"{options.check} of {options.count:,} {options.dtype} over {options.ranks:,} ranks",
     )
+    table = make_table("", ["property", "value"], ["value"])
     for name, value in report.items():
         if not isinstance(value, list):
             table.add_row(name.replace("_", " "), cell(value))
@@ -91,12 +100,12 @@ def run(options: argparse.Namespace) -> int:
     for program in report.get("programs", ()):
         console.print(f"rank {program['rank']}", style="bold")
         for primitive in program["primitives"]:
-            console.print(f"  {primitive['text']}")
+            console.print(f"  {primitive['text']}", soft_wrap=True)
     if report["ok"]:
         console.print(
             "The result is right on every rank, and no rank's plan can block itself within the "
             "guaranteed slots."
         )
         return 0
-    console.print(f"[bold red]The check failed:[/] {report.get('error', '')}")
+    console.print(f"The check failed: {report.get('error', '')}", style="bold red")
     return 1

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import sys
+import importlib.util
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import MofNCompleteColumn, Progress, TimeRemainingColumn
 
-from ._console import make_console, make_table, print_json
+from .. import _limits as limits
+from ._console import description_and_bar, make_console, make_table, print_json, print_title
+from ._outputs import lacking, write
+from ._streams import complain
 
 if TYPE_CHECKING:
     from ..simulate import Job, Result, Simulator
@@ -98,25 +100,26 @@ def run(options: argparse.Namespace) -> int:
     try:
         return _run(options)
     except InputError as error:
-        print(f"unjam simulate: {error}", file=sys.stderr)
+        complain(str(error), "simulate")
         return 2
 
 
 def _run(options: argparse.Namespace) -> int:
     from ..simulate import InputError, Precision, Simulator, engine
-    from ..simulate.job import SEMANTICS
+    from ..simulate.job import MOST_ROUNDS, SEMANTICS, whole
 
     precision = Precision.parse(options.precision) if options.precision else None
-    if options.threads is not None and not 1 <= options.threads <= 1024:
-        raise InputError("threads", f"{options.threads} is not in 1 to 1024")
-    if options.rounds is not None and not 1 <= options.rounds <= 2**62:
-        raise InputError("rounds", f"{options.rounds} is not at least 1")
-    for name in ("cycle", "out"):
-        path = getattr(options, name)
-        if path is not None and path.suffix not in (".png", ".svg"):
-            raise InputError(name, f"{path}: the ending must be .png or .svg")
-        if path is not None and not path.parent.is_dir():
-            raise InputError(name, f"{path}: there is no folder {path.parent}")
+    if options.threads is not None:
+        whole("--threads", options.threads, 1, limits.SIMULATOR_THREADS)
+    if options.rounds is not None:
+        whole("--rounds", options.rounds, 1, MOST_ROUNDS)
+    if options.out is not None and not options.plot and not options.table1:
+        raise InputError("--out", "is where --plot draws, which is not given")
+    if options.plot and options.out is None:
+        options.out = Path(f"unjam-simulate-{options.plot}.png")
+    for option, path in (("--cycle", options.cycle), ("--out", options.out)):
+        if path is not None:
+            _check_picture(option, path)
     if options.semantics is not None and options.semantics not in SEMANTICS:
         raise InputError("semantics", f"{options.semantics!r} is none of {', '.join(SEMANTICS)}")
     for mode, unused in _UNUSED.items():
@@ -142,8 +145,6 @@ def _run(options: argparse.Namespace) -> int:
             progress=begin(job.name or job.model),
         )
         witness = _witness(simulator, result, options.plain)
-    if options.cycle:
-        _draw_cycle(options.cycle, job, result, witness)
     if options.json:
         found = result.as_dict()
         if witness:
@@ -153,7 +154,23 @@ def _run(options: argparse.Namespace) -> int:
         print_json(found)
     else:
         _show(result, witness, bound=trace is not None and trace.bounds(job))
-    return 130 if result.stopped == "interrupted" else 0
+    # Last: the figures are there whatever becomes of the picture.
+    drawn = not options.cycle or _draw_cycle(options.cycle, job, result, witness)
+    if result.stopped == "interrupted":
+        return 130
+    return 0 if drawn else 1
+
+
+def _check_picture(option: str, path: Path) -> None:
+    from ..simulate import InputError
+    from ..simulate.pictures import NEEDS_MATPLOTLIB
+
+    if path.suffix.lower() not in (".png", ".svg"):
+        raise InputError(option, f"{path}: the ending must be .png or .svg")
+    if problem := lacking(path):
+        raise InputError(option, problem)
+    if importlib.util.find_spec("matplotlib") is None:
+        raise InputError(option, NEEDS_MATPLOTLIB)
 
 
 def _job(options: argparse.Namespace) -> tuple[Job, int | None, str | None, Trace | None]:
@@ -226,7 +243,8 @@ def _show(result: Result, witness: dict[str, Any] | None, bound: bool = False) -
         f"{job.invocations:,} invocations a round"
     )
     numbers = ["deadlocks", "rounds", "percent", "95 % interval"]
-    table = make_table(title, ["semantics", *numbers], numbers)
+    print_title(console, title)
+    table = make_table("", ["semantics", *numbers], numbers)
     for kind in result.kinds:
         table.add_row(
             kind,
@@ -246,7 +264,7 @@ def _show(result: Result, witness: dict[str, Any] | None, bound: bool = False) -
     if witness:
         console.print()
         for line in describe_witness(witness, result.kinds, job):
-            console.print(line)
+            console.print(line, soft_wrap=True)
 
 
 def describe_witness(
@@ -269,30 +287,32 @@ def describe_witness(
             )
 
 
-def _draw_cycle(path: Path, job: Job, result: Result, witness: dict[str, Any] | None) -> None:
+def _draw_cycle(path: Path, job: Job, result: Result, witness: dict[str, Any] | None) -> bool:
+    """False if it cannot be written."""
     from ..simulate.pictures import draw_cycle
 
     kind = next((k for k in result.kinds if witness and witness[k]["deadlock"]), None)
     if witness is None or kind is None:
-        print("unjam simulate: no round deadlocked, so there is no cycle to draw", file=sys.stderr)
-        return
-    draw_cycle(witness, kind, job, path)
-    print(f"drawn: {path}", file=sys.stderr)
+        complain("no round deadlocked, so there is no cycle to draw", "simulate")
+        return True
+    return _draw("--cycle", path, lambda: draw_cycle(witness, kind, job, path))
+
+
+def _draw(option: str, path: Path, drawing: Callable[[], None]) -> bool:
+    if not write(option, path, drawing, "simulate"):
+        return False
+    complain(f"drawn: {path}", "simulate")
+    return True
 
 
 @contextmanager
 def _progress(total: int) -> Iterator[Callable[[str], Callable[[int], None] | None]]:
     """A bar on stderr, if that is a terminal; gives a function that starts it for a name."""
-    console = Console(stderr=True)
+    console = make_console(stderr=True)
     if not console.is_terminal:
         yield lambda name: None
         return
-    columns = (
-        TextColumn("  {task.description}"),
-        BarColumn(bar_width=40),
-        MofNCompleteColumn(),
-        TimeRemainingColumn(),
-    )
+    columns = (*description_and_bar(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console, transient=True) as bar:
         tasks: list[Any] = []
 
@@ -319,9 +339,7 @@ def _table1(options: argparse.Namespace) -> int:
             {"rows": [row.as_dict() for row in rows], "seconds": seconds, "cpu_seconds": cpu}
         )
         return 130 if interrupted else 0
-    console = make_console()
-    if not console.is_terminal:
-        console = Console(highlight=False, width=140)
+    console = make_console(plain_width=140)
     columns = ["disorder", "sync", "paper", "released", "95 %", "exact", "95 % ", "rounds", "s"]
     table = make_table(
         "Table 1: deadlock ratios in percent", ["model", "GPUs", *columns, ""], columns
@@ -345,12 +363,12 @@ def _table1(options: argparse.Namespace) -> int:
             *cells,
             f"{result.rounds:,}",
             f"{result.seconds:.1f}",
-            marks.replace("[", "\\["),
+            marks,
         )
     console.print(table)
     console.print("* not the paper's figure: further off than the joint 99.9 % interval")
     for why, mark in notes.items():
-        console.print(f"\\{mark} {why}", soft_wrap=True)
+        console.print(f"{mark} {why}", soft_wrap=True)
     console.print(
         f"{sum(row.result.rounds for row in rows):,} rounds in {seconds:.1f} s "
         f"({cpu:.1f} s of CPU)" + ("; interrupted" if interrupted else "")
@@ -362,17 +380,16 @@ def _plot(options: argparse.Namespace, job: Job, rounds: int, semantics: str) ->
     from ..simulate import sweeps
     from ..simulate.pictures import draw_series
 
-    out = options.out or Path(f"unjam-simulate-{options.plot}.png")
     kind = "released" if semantics == "released" else "exact"
     with _progress(rounds) as begin:
         sweep = sweeps.sweep(options.plot, job, rounds, kind, options.threads, begin)
-    draw_series(sweep, out)
     if options.json:
         print_json(dataclasses.asdict(sweep))
     else:
         console = make_console()
         numbers = [sweep.x_name, sweep.y_name, "low", "high"]
-        table = make_table(sweep.title, ["series", *numbers], numbers)
+        print_title(console, sweep.title)
+        table = make_table("", ["series", *numbers], numbers)
         for line in sweep.lines:
             for point in line.points:
                 table.add_row(
@@ -381,12 +398,14 @@ def _plot(options: argparse.Namespace, job: Job, rounds: int, semantics: str) ->
                     *(f"{v:.4g}" for v in (point.y, point.low, point.high)),
                 )
         console.print(table)
-    print(f"drawn: {out}", file=sys.stderr)
-    return 130 if sweep.interrupted else 0
+    drawn = _draw("--out", options.out, lambda: draw_series(sweep, options.out))
+    if sweep.interrupted:
+        return 130
+    return 0 if drawn else 1
 
 
 def _show_trace(trace: Trace, job: Job) -> None:
     console = make_console()
     for line in trace.summary(job):
-        console.print(line, soft_wrap=True, markup=False)
+        console.print(line, soft_wrap=True)
     console.print()

@@ -8,7 +8,7 @@ import time
 from .. import programs
 from ..cuda import gpus
 from ..programs import Program
-from ._console import make_console, make_table, natural, positive, rank_count
+from ._console import lane_count, make_console, make_table, positive, rank_count, seed_number
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -19,13 +19,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--iterations", type=positive, default=1000, help="a run (default: 1000)")
     parser.add_argument("--seeds", type=positive, default=20, help="how many (default: 20)")
-    parser.add_argument("--first-seed", type=natural, default=0)
+    parser.add_argument("--first-seed", type=seed_number, default=0)
     parser.add_argument(
         "--repeat", type=positive, default=2, help="runs with each seed, same bits (default: 2)"
     )
     parser.add_argument("--data", choices=["integers", "floats", "mixed"], default="mixed")
     parser.add_argument("--policy", choices=["adaptive", "fixed"], default="adaptive")
-    parser.add_argument("--lanes", type=positive, default=None, help="blocks a rank")
+    parser.add_argument("--lanes", type=lane_count, default=None, help="blocks a rank")
     parser.add_argument(
         "--delays", action="store_true", help="inject random delays at every wait (delay_seed)"
     )

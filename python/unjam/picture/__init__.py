@@ -27,6 +27,18 @@ def color_of(place: int) -> str:
     return PALETTE[place % len(PALETTE)]
 
 
+def file_for(path: str | Path) -> Path:
+    """The file that :func:`draw` writes for `path`: without matplotlib an ``.html`` beside it."""
+    path = Path(path)
+    if path.suffix.lower() == ".html":
+        return path
+    try:
+        import matplotlib.figure  # noqa: F401
+    except ImportError:
+        return path.with_suffix(".html")
+    return path
+
+
 def draw(timelines: Sequence[Timeline], path: str | Path) -> Path:
     """Draws timelines below each other; the file's ending says how.
 
@@ -46,7 +58,8 @@ def draw(timelines: Sequence[Timeline], path: str | Path) -> Path:
     if kind not in (".png", ".svg", ".pdf", ".html"):
         raise InvalidArgument(f"{path}: a picture must end in .png, .svg, .pdf or .html")
     path.parent.mkdir(parents=True, exist_ok=True)
-    if kind != ".html":
+    path = file_for(path)
+    if path.suffix.lower() != ".html":
         try:
             from .plot import draw_plot
         except ImportError:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from html import escape
+from html import escape as escape_markup
 from pathlib import Path
 
+from .._texts import printable
 from ..timeline import RankRow, Timeline
 from . import color_of
 
@@ -17,6 +18,7 @@ _PAGE = """<!doctype html>
 body {{ font: 14px/1.4 system-ui, sans-serif; margin: 2em; color: #222; }}
 svg {{ display: block; margin: .3em 0 1.6em; }}
 text {{ font: 12px system-ui, sans-serif; fill: #333; }}
+text, h3, .key span {{ white-space: pre-wrap; }}
 .key i {{ display: inline-block; width: 12px; height: 12px; margin: 0 5px 0 14px; }}
 </style>
 {body}
@@ -29,11 +31,16 @@ point at a bar for its times</p>
 def draw_html(timelines: Sequence[Timeline], path: Path) -> None:
     """One drawing a timeline, with the times of a bar as its tooltip."""
     legend = "".join(
-        f'<i style="background:{color_of(place)}"></i>{escape(label)}'
+        f'<i style="background:{color_of(place)}"></i><span>{escape(label)}</span>'
         for place, (_, label) in enumerate(timelines[-1].keys)
     )
     body = "\n".join(_svg(timeline) for timeline in timelines)
     path.write_text(_PAGE.format(body=body, legend=legend), encoding="utf-8")
+
+
+def escape(text: str) -> str:
+    """A user's text, shown as it is."""
+    return escape_markup(printable(text))
 
 
 def _note_ns(row: RankRow) -> int:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from matplotlib import rc_context
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
@@ -13,11 +14,13 @@ from matplotlib.patches import Patch
 
 from ..timeline import RankRow, Timeline
 from . import color_of
+from .text import literal
 
 _ROW = 0.78  # height of a rank's row, of 1
 _LETTER = 0.015  # spans wider than this part of the panel show their key
 
 
+@rc_context({"text.usetex": False})
 def draw_plot(timelines: Sequence[Timeline], path: Path) -> None:
     """One panel a timeline, one row a rank; the file's ending chooses the format."""
     heights = [_row_inches(timeline) * len(timeline.rows) + 0.9 for timeline in timelines]
@@ -38,7 +41,7 @@ def _row_inches(timeline: Timeline) -> float:
 
 def _panel(axes: Any, timeline: Timeline) -> None:
     colors = {key: color_of(place) for place, (key, _) in enumerate(timeline.keys)}
-    axes.set_title(timeline.title, loc="left", fontsize=11)
+    axes.set_title(literal(timeline.title), loc="left", fontsize=11, wrap=True)
     axes.set_xlim(0, timeline.milliseconds)
     axes.set_ylim(len(timeline.rows) - 0.5, -0.5)
     axes.set_yticks(range(len(timeline.rows)), [f"rank {row.rank}" for row in timeline.rows])
@@ -90,7 +93,7 @@ def _row(axes: Any, timeline: Timeline, row: RankRow, place: int, colors: dict[s
                 axes.text(
                     middle,
                     bottom(lane) + height / 2,
-                    span.key,
+                    literal(span.key),
                     ha="center",
                     va="center",
                     fontsize=7.5 if len(timeline.rows) <= 16 else 5,
@@ -103,7 +106,7 @@ def _row(axes: Any, timeline: Timeline, row: RankRow, place: int, colors: dict[s
         text = axes.text(
             start * 1e-6 + (-space if late else space),
             place,
-            row.note,
+            literal(row.note),
             ha="right" if late else "left",
             va="center",
             fontsize=8.5 if len(timeline.rows) <= 16 else 6,
@@ -114,12 +117,16 @@ def _row(axes: Any, timeline: Timeline, row: RankRow, place: int, colors: dict[s
 
 def _legend(figure: Figure, timeline: Timeline) -> None:
     entries: list[Any] = [
-        Patch(facecolor=color_of(place), label=label)
-        for place, (_, label) in enumerate(timeline.keys)
+        Patch(facecolor=color_of(place), label=str(place)) for place in range(len(timeline.keys))
     ]
     entries += [
         Line2D([], [], color="#111111", linewidth=0.9, label="preempted", marker="|", ls=""),
         Line2D([], [], color="#cccccc", linewidth=3, label="engine has quit"),
         Patch(facecolor="#999999", hatch="////", edgecolor="white", label="stuck"),
     ]
-    figure.legend(handles=entries, loc="outside lower center", ncols=6, fontsize=8.5, frameon=False)
+    legend = figure.legend(
+        handles=entries, loc="outside lower center", ncols=6, fontsize=8.5, frameon=False
+    )
+    # Afterwards: labels that begin with "_" would be left out.
+    for text, (_, label) in zip(legend.get_texts(), timeline.keys, strict=False):
+        text.set_text(literal(label))

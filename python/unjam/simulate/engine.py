@@ -12,8 +12,9 @@ from types import TracebackType
 from typing import Any
 
 from .. import _abi, _lib
+from .. import _limits as limits
 from .errors import InputError
-from .job import MODELS, ORDERS, SEMANTICS, Job
+from .job import MODELS, MOST_ROUNDS, ORDERS, SEMANTICS, Job, whole
 
 _NONE = 2**64 - 1
 Z95 = 1.959963984540054
@@ -136,7 +137,7 @@ class Simulator:
     def __init__(self, job: Job, memory: int | None = None) -> None:
         self.job = job
         arrays = job.arrays()
-        limit = memory_limit() if memory is None else memory
+        limit = memory_limit() if memory is None else whole("memory", memory, 1, 2**64 - 1)
         native = _abi.Simulation(
             size=ctypes.sizeof(_abi.Simulation),
             model=MODELS.index(job.model),
@@ -198,8 +199,9 @@ class Simulator:
             precision: stop as soon as all wanted ratios are as precise as this.
             progress: called with the rounds just done.
         """
-        if rounds < 1:
-            raise InputError("rounds", f"{rounds} is not at least 1")
+        whole("rounds", rounds, 1, MOST_ROUNDS)
+        if threads is not None:
+            whole("threads", threads, 1, limits.SIMULATOR_THREADS)
         if semantics not in SEMANTICS:
             raise InputError("semantics", f"{semantics!r} is none of {', '.join(SEMANTICS)}")
         bits = {"exact": _abi.SIM_EXACT, "released": _abi.SIM_RELEASED, "both": 3}[semantics]
@@ -218,7 +220,7 @@ class Simulator:
                         self._handle,
                         done,
                         n,
-                        threads or default_threads(),
+                        default_threads() if threads is None else threads,
                         bits,
                         int(plain),
                         ctypes.byref(counts),
@@ -259,6 +261,7 @@ class Simulator:
 
     def round(self, number: int, plain: bool = False) -> dict[str, Any]:
         """One round: what happened, and who waited for whom."""
+        whole("round", number, 0, 2**64 - 1)
         found: dict[str, Any] = _lib.read_json(
             lambda *text: self._lib.unjamSimulatorRound(self._handle, number, int(plain), *text)
         )

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from .errors import InputError
-from .job import SEMANTICS, Group, Job, Parallel, check_group, whole
+from .job import MOST_ROUNDS, SEMANTICS, Group, Job, Parallel, check_group, whole
 
 _BIGGEST_FILE = 256 << 20
 
@@ -52,12 +52,12 @@ def read_job(path: Path, **overrides: Any) -> JobFile:
     try:
         if path.stat().st_size > _BIGGEST_FILE:
             raise InputError("", f"is larger than {_BIGGEST_FILE >> 20} MiB", file=str(path))
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8-sig")  # some editors begin files with a mark
     except (OSError, UnicodeDecodeError) as error:
         raise InputError("", f"cannot be read: {error}", file=str(path)) from error
     lines: dict[str, int] = {}
     try:
-        if path.suffix == ".json":
+        if path.suffix.lower() == ".json":
             data = _parse_json(text, lines)
         else:
             data = _parse_toml(text, lines)
@@ -87,7 +87,7 @@ def make_job(data: Any, **overrides: Any) -> JobFile:
     if "sequence" in data:
         settings.setdefault("order", "explicit")
     if "rounds" in data:
-        whole("rounds", data["rounds"], 1, 2**62)
+        whole("rounds", data["rounds"], 1, MOST_ROUNDS)
     if "semantics" in data and data["semantics"] not in SEMANTICS:
         raise InputError("semantics", f"{data['semantics']!r} is none of {', '.join(SEMANTICS)}")
     if "parallel" in data and "groups" in data:
@@ -126,8 +126,6 @@ def _free(data: dict[str, Any], settings: dict[str, Any]) -> Job:
     whole("gpus", gpus, 1, 1 << 24)
     for place, group in enumerate(groups):
         check_group(f"groups[{place}]", group, gpus)
-    for place, group_number in enumerate(settings.get("sequence", ())):
-        whole(f"sequence[{place}]", group_number, 0, len(groups) - 1)
     return Job(gpus=gpus, groups=groups, **settings)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import operator
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,6 +18,7 @@ ORDERS = ("interleaved", "concatenated", "explicit")
 SEMANTICS = ("exact", "released", "both")
 
 MOST_GPUS = 1 << 24
+MOST_ROUNDS = 2**62
 MOST_MEMBERSHIPS = 1 << 27
 
 
@@ -58,6 +60,10 @@ class Job:
             raise InputError("groups", "there are none")
         for place, group in enumerate(self.groups):
             check_group(f"groups[{place}]", group, self.gpus)
+        last = len(self.groups) - 1
+        for place, number in enumerate(self.sequence):
+            if type(number) is not int or not 0 <= number <= last:
+                whole(f"sequence[{place}]", number, 0, last)
 
     @property
     def invocations(self) -> int:
@@ -105,23 +111,21 @@ def probability(name: str, value: Any) -> float:
 
 def whole(name: str, value: Any, least: int, most: int) -> int:
     """Checks a whole number."""
-    if isinstance(value, bool) or not isinstance(value, int):
+    if isinstance(value, bool) or not hasattr(value, "__index__"):
         raise InputError(name, f"{value!r} is not a whole number")
+    value = operator.index(value)
     if not least <= value <= most:
         raise InputError(name, f"{value} is not in {least} to {most}")
-    return value
+    return int(value)
 
 
 def check_group(name: str, group: Group, gpus: int) -> None:
     """Checks members and count."""
-    if isinstance(group.gpus, range):  # our own
-        members: Sequence[int] = ()
-        if len(group.gpus) == 0:
-            raise InputError(f"{name}.gpus", "the group is empty")
-    else:
-        members = group.gpus
-        if len(members) == 0:
-            raise InputError(f"{name}.gpus", "the group is empty")
+    members = group.gpus
+    if len(members) == 0:
+        raise InputError(f"{name}.gpus", "the group is empty")
+    if isinstance(members, range):  # as our own are, with very many members: its ends tell
+        members = [members[0], members[-1]][: len(members)]
     whole(f"{name}.collectives", group.collectives, 1, 2**30)
     seen: set[int] = set()
     for gpu in members:

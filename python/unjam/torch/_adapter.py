@@ -83,7 +83,7 @@ def release(version: str) -> str | None:
     """``2.12.1`` of ``2.12.1+cu130``: a release has one C++ interface, for whichever GPUs it is.
 
     None for what is no release (nightly builds, builds from a checkout): no two need be alike.
-    Patch releases differ, too: nobody promises that 2.12.1 has the headers of 2.12.0.
+    Patch releases are told apart: nobody promises that 2.12.1 has the headers of 2.12.0 (it has).
     """
     match = re.fullmatch(r"(\d+\.\d+\.\d+)(\+(cpu|cu\d+|rocm[\d.]+|xpu))?", version)
     return match[1] if match else None

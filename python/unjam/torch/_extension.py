@@ -115,7 +115,7 @@ def found() -> Path | None:
         # else can replace a folder that is found to be ours there.)
         if place != _temporary() or _is_private(place):
             path = place / wanted.folder() / f"{NAME}.so"
-            if path.is_file():
+            if os.path.isfile(path):  # Path.is_file() raises where a folder may not be read
                 return path
     return _adapter.prebuilt(wanted)
 
@@ -124,7 +124,7 @@ def found() -> Path | None:
 
 
 def _places() -> list[Path]:
-    """Folders to look for it in, and to keep it in: the first that can be used. Never empty.
+    """Folders to look for it in, and to keep it in: the first that can be used.
 
     The last is in the temporary folder: a container's user may have no home, or none to write to.
     """
@@ -142,13 +142,11 @@ def _places() -> list[Path]:
         pass
     else:
         # ("/" is what those have whose HOME is empty, and containers' users without a home.)
-        if home.is_absolute() and home.is_dir() and home != Path("/"):
+        if home.is_absolute() and os.path.isdir(home) and home != Path("/"):
             places.append(home / ".cache" / "unjam")
     temporary = _temporary()
     if temporary is not None:
         places.append(temporary)
-    if not places:
-        raise BuildError(f"there is no home and no temporary folder for unjam's adapter. {_CURE}")
     return places
 
 
@@ -187,7 +185,7 @@ def build(into: Path | None = None, anew: bool = False) -> Path:
         BuildError: it cannot be compiled, or kept anywhere; the message says why.
     """
     wanted = target()
-    refused = []
+    refused: list[str] = []
     for place in _places() if into is None else [into.absolute()]:
         path = place / wanted.folder() / f"{NAME}.so"
         try:
@@ -199,14 +197,13 @@ def build(into: Path | None = None, anew: bool = False) -> Path:
             with (path.parent / "lock").open("w") as lock:
                 fcntl.flock(lock, fcntl.LOCK_EX)  # goes with the process, however that ends
                 _sweep(place, path.parent)
-                if anew or not path.exists():
+                if anew or not os.path.isfile(path):
                     _make(wanted, path, None if into is None or anew else found())
             return path
         except OSError as error:
             refused.append(f"{path.parent} ({error})")
-    raise BuildError(
-        f"unjam's torch adapter cannot be kept in {', nor in '.join(refused)}. {_CURE}"
-    )
+    where = ", nor in ".join(refused) or "a temporary folder: there is none"
+    raise BuildError(f"unjam's torch adapter cannot be kept in {where}. {_CURE}")
 
 
 def _make(wanted: _adapter.Target, path: Path, source: Path | None) -> None:
