@@ -121,7 +121,9 @@ void Context::take_completions() {
 
 void Context::reap() {
   std::lock_guard lock(mutex_);
-  reap_locked();
+  // A request that is kept keeps the context, and end_contexts() finds it. What the engine has
+  // still to say is of keys that were let go, and their groups are freed: see dropped().
+  if (!destroyed_) reap_locked();
 }
 
 // Whoever waits, helps: runs the engine where no other thread does, else sleeps on the completions.

@@ -323,3 +323,34 @@ def test_version_and_environment():
     assert unjam.library_version().split(".")[:2] == unjam.__version__.split(".")[:2]
     names = [variable["name"] for variable in unjam.environment()]
     assert "UNJAM_POLICY" in names and all(name.startswith("UNJAM_") for name in names)
+
+
+def test_the_end_of_a_process_leaves_closed_contexts_alone(python):
+    """Kept requests keep their contexts, whose engines may have something to say of closed groups."""
+    result = python(
+        "-c",
+        """
+import ctypes
+import numpy as np
+import unjam
+
+finalize = ctypes.CDLL(str(unjam.library_path())).unjamFinalize
+kept = []
+for _ in range(30):
+    contexts = unjam.init_all(2)
+    groups = [[c.group(name=str(k)) for k in range(8)] for c in contexts]
+    requests = [
+        group.all_reduce(np.ones(4, np.float32), key="k")
+        for pair in zip(*groups, strict=True)
+        for group in pair
+    ]
+    unjam.wait_all(requests)
+    kept.append(requests)
+    for group in sum(groups, []):
+        group.close()
+    for context in contexts:
+        context.close()
+    assert finalize(ctypes.c_int64(0)) == 0
+""",
+    )
+    assert result.returncode == 0, (result.returncode, result.stderr)
