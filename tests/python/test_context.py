@@ -326,7 +326,7 @@ def test_version_and_environment():
 
 
 def test_the_end_of_a_process_leaves_closed_contexts_alone(python):
-    """Kept requests keep their contexts, whose engines may have something to say of closed groups."""
+    """Kept requests keep their contexts, whose engines may still speak of closed groups."""
     result = python(
         "-c",
         """
