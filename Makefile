@@ -3,13 +3,14 @@
 PYTHON ?= python3
 ARGS ?=
 
-.PHONY: help demo test wheels lint format soak fuzz bench clean distclean
+.PHONY: help demo test wheels lint format docs soak fuzz bench clean distclean
 
 help:
 	@echo "make demo     set up .venv, build, run 'unjam demo' (ARGS=\"--seed 3\" passes options on)"
 	@echo "make test     everything CI runs: lint, unit tests, sanitizers, CUDA build, Python tests"
 	@echo "make wheels   wheels with torch's adapters inside, in dist/ (ARGS=\"--torch 2.11 --no-cuda\")"
 	@echo "make lint     the checks that read the code only; make format mends its layout"
+	@echo "make docs     the site, in build/site"
 	@echo "make soak     the long tests"
 	@echo "make fuzz     coverage-guided fuzzing of the control layer; needs clang++"
 	@echo "make bench    the benchmarks in bench/"
@@ -29,6 +30,9 @@ lint:
 
 format:
 	@$(PYTHON) tools/lint.py --fix
+
+docs:
+	@$(PYTHON) tools/docs.py $(ARGS)
 
 soak:
 	@$(PYTHON) tools/ci.py soak

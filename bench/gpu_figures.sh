@@ -1,5 +1,5 @@
 #!/bin/bash
-# The figures of docs/benchmarks.md, "Beside NCCL", on the GPUs that are there: some minutes for all,
+# The figures of lab/benchmarks.md, "Beside NCCL", on the GPUs that are there: some minutes for all,
 # each part with a time limit. Builds nothing: `python3 -m unjam` and NCCL must be at hand.
 #
 #   bench/gpu_figures.sh FOLDER [RANKS] [PART…]      parts, none: all

@@ -1,8 +1,8 @@
 """Lint and format: lint.py [--fix] [--no-tidy].
 
-Layers of #include, pages that are named and not there, one version everywhere, clang-format, ruff
-(check and format), clang-tidy. Versions of the tools are pinned in pyproject.toml. --fix formats
-instead of complaining (make format).
+Layers of #include, pages that are named and not there, links and lengths of pages, one version
+everywhere, clang-format, ruff (check and format), clang-tidy. Versions of the tools are pinned in
+pyproject.toml. --fix formats instead of complaining (make format).
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import check_docs
 import check_layers
 import check_pages
 import cuda_toolchain
@@ -109,6 +110,7 @@ def lint(fix: bool = False, tidy: bool = True) -> None:
     steps = [
         ("layers", check_layers.main),
         ("pages", check_pages.main),
+        ("docs", check_docs.main),
         ("versions", check_versions),
         ("clang-format", lambda: clang_format(fix)),
         ("ruff", lambda: ruff(fix)),

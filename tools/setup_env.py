@@ -66,7 +66,7 @@ def ensure_venv() -> None:
         )
 
 
-def requirements(*names: str) -> list[str]:
+def requirements(*names: str, python: Path = VENV_PYTHON) -> list[str]:
     """The requirements of pyproject.toml's lists of these names: groups, extras or "runtime"."""
     program = (
         "import sys, json\n"
@@ -78,7 +78,7 @@ def requirements(*names: str) -> list[str]:
         "print('\\n'.join(word for name in sys.argv[2:] for word in lists[name]))\n"
     )
     output = run(
-        [VENV_PYTHON, "-c", program, ROOT / "pyproject.toml", *names], capture_output=True
+        [python, "-c", program, ROOT / "pyproject.toml", *names], capture_output=True
     ).stdout
     return output.split("\n")[:-1]
 

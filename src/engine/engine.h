@@ -1116,7 +1116,7 @@ class Engine {
   // By the lead: whether what is long waits for the next pass, behind one that has waited for peers
   // in vain. If something had come for it, they have been here, and are elsewhere. Where calls are
   // long each rank then found what others had sent ahead, one call after the other, and all went
-  // around the queue behind each other (docs/nccl-notes.md, "By slices"). The head of the queue is
+  // around the queue behind each other (lab/nccl-notes.md, "By slices"). The head of the queue is
   // what they have in common, mostly; so there they wait for each other. (If it is among others, it
   // is not, and may be slow. And if it has not had its turn it cannot go on; whose key it has may
   // not be said yet, either.)

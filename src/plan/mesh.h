@@ -38,7 +38,7 @@
 // where it wants room itself.) For the kinds of one hop d+1 are enough. The checker finds the same.
 // They are put two passes apart where the slots are enough: a slice on its way is followed by two
 // more before somebody waits for it (2 H200s, 128 KiB slots, reduce-scatter of 1 GiB: 1.88 ms one
-// pass apart, 1.70 two; docs/nccl-notes.md says how that was measured).
+// pass apart, 1.70 two; lab/nccl-notes.md says how that was measured).
 //
 // Together (PlanLimits::together). A scatter and a collect in one slice (Primitive's kWithNext) are
 // looked for, described and published at once: two slices a chunk instead of three (which is meant

@@ -29,7 +29,7 @@ struct Row {
 // us directly, in 35 us pairwise. Two ranks gain no hop by going direct (but for all-reduce one of
 // two), so only the packets' lower latency counts there, and rooted kinds are the same either way,
 // but for the ring's larger slices. In larger groups, and most where ranks share cores, a hop saved
-// is worth many bytes. Measured with 2 and 4 ranks on 2 cores (docs/benchmarks.md).
+// is worth many bytes. Measured with 2 and 4 ranks on 2 cores (lab/benchmarks.md).
 constexpr std::uint64_t kKiB = 1024;
 constexpr Row kHostTable[] = {
     {Kind::kAllReduce, 2, 16 * kKiB, Algorithm::kDirect},
@@ -51,7 +51,7 @@ constexpr Row kHostTable[] = {
 // loop, so that a call in a stream needs no engine (solo.cuh), and a rank sends no more than so
 // much, as packets, which are twice as much in links, or as lines. Measured with 2 H200s, where an
 // all-reduce of 2 MiB took 28 us as packets in a stream, 35 by a mesh plan, and with 4
-// (docs/nccl-notes.md). To more than one, as lines, more, unless kernels ask for each unit, see
+// (lab/nccl-notes.md). To more than one, as lines, more, unless kernels ask for each unit, see
 // is_common_sum(): 4 H200s, by a mesh plan, and so, broadcasts of 2 MiB 35.0 and 26.5 us,
 // reductions 46.3 and 19.9, all-gathers and reduce-scatters of 8 MiB, blocks of 2, 50.9
 // and 37.9, 48.6 and 37.6.

@@ -246,7 +246,7 @@ constexpr std::int64_t kByLanes = -1;    // until it is known how many lanes the
 // Bytes of a guaranteed slot on CUDA. What is done about a slice takes longer than 64 KiB of it,
 // which is no matter while the links bind; few lanes do not fill these, so each has larger ones: of
 // 16 and 8 lanes as many bytes in all as of 32. (2 H100s, 16 and 8 lanes, all-reduces of 256 MiB:
-// 1,322 and 2,539 us with slots as of 32 lanes, 1,112 and 1,817 so, see docs/benchmarks.md.)
+// 1,322 and 2,539 us with slots as of 32 lanes, 1,112 and 1,817 so, see lab/benchmarks.md.)
 std::int64_t cuda_slot_bytes(int ranks, std::int64_t lanes) {
   constexpr std::int64_t kWidest = 4;
   const auto share = static_cast<std::uint64_t>(
@@ -423,7 +423,7 @@ bool resolve_settings(const unjamConfig_t* config, int ranks, Settings& s, std::
 
 void resolve_spins(Settings& s, std::int64_t threads) {
   // Every eighth poll yields the core. Where ranks share cores, a rank that spins takes the time in
-  // which its peer would have made the data: short thresholds are best, by far (docs/benchmarks.md:
+  // which its peer would have made the data: short thresholds are best, by far (lab/benchmarks.md:
   // 8 ranks on 2 cores, random order is 6.5 times slower than one order under a cap of 2048 polls,
   // as fast under a cap of 32).
   const bool crowded = threads > static_cast<std::int64_t>(std::thread::hardware_concurrency());

@@ -9,7 +9,7 @@
 // through slots.
 //
 // A table is the host's memory, which a GPU's lanes read one after the other: a call took 60 to 80
-// us longer by it (docs/nccl-notes.md). So what a GPU's lanes find they note in a table in its own
+// us longer by it (lab/nccl-notes.md). So what a GPU's lanes find they note in a table in its own
 // memory, where they look first. That is never stale: a window's mapping stays as it is until its
 // owner takes the window back, and then nobody invites into it.
 #pragma once

@@ -1,10 +1,10 @@
-// long_packets: whether lines (packets of 32 or 64 KiB and more, see "Packets and lines" in
-// ARCHITECTURE.md) come whole. Collectives of random lengths, most of them lines, follow each other
-// in a stream, behind a kernel that fills the input and in front of one that checks every element
-// of the output, with other numbers in every call: so whatever a slot held before is not what is
-// expected. Lengths are any, so that lines lie where shorter packets and slices have ended before.
+// long_packets: whether lines (packets of 32 or 64 KiB and more, see docs/internals/packets.md)
+// come whole. Collectives of random lengths, most of them lines, follow each other in a stream,
+// behind a kernel that fills the input and in front of one that checks every element of the output,
+// with other numbers in every call: so whatever a slot held before is not what is expected. Lengths
+// are any, so that lines lie where shorter packets and slices have ended before.
 //
-// Lines of 128 bytes were torn so within seconds on H100s (see ARCHITECTURE.md); those of 64
+// Lines of 128 bytes were torn so within seconds on H100s (see the same page); those of 64
 // bytes, which are what there is, must never be.
 //
 //   --lengths: of the longest, in bytes; on two GPUs all up to 4 MiB go in one piece

@@ -7,7 +7,7 @@
 // Once with nothing but lines, and then with tails: behind each round of lines the first bytes of
 // all of them are overwritten, as the last packets of a shorter message, or the end of a slice, are
 // stored in a slot that lines use later. (Lines of 128 bytes were torn where such a tail had been;
-// see "Packets and lines" in ARCHITECTURE.md.) And with tails while another kernel goes through
+// see docs/internals/packets.md.) And with tails while another kernel goes through
 // more of the reader's memory than its cache holds. Each time it is counted, too, how often the two
 // halves of 128 bytes, a writer's neighbouring lines stored in one instruction, had different
 // numbers: that is no mistake, but says why lines are no longer.

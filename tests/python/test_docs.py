@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import importlib
 import importlib.util
 import json
 import os
@@ -22,31 +23,37 @@ from processes import environment
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGES = [ROOT / "README.md", ROOT / "ARCHITECTURE.md", *sorted((ROOT / "docs").glob("*.md"))]
+DOCS = ROOT / "docs"
+PAGES = [*sorted(ROOT.glob("*.md")), *sorted(DOCS.rglob("*.md"))]
 
 
 def blocks(page: Path, language: str) -> list[str]:
-    """The page's fenced blocks of one language, also those inside lists."""
+    """The page's fenced blocks of one language (all of what stands behind the fence), also those
+    inside lists."""
     text = re.sub(r"^ +```", "```", page.read_text(), flags=re.M)
     return re.findall(rf"```{language}\n(.*?)```", text, flags=re.S)
 
 
 def test_readme_example_runs(python: Run) -> None:
-    example, _ = blocks(ROOT / "README.md", "python")
+    _, example = blocks(ROOT / "README.md", "python")
     result = python("-c", example)
     assert result.returncode == 0, result.stdout + result.stderr
 
 
 def test_torch_examples_run_under_torchrun(tmp_path: Path) -> None:
-    """README.md's, and what docs/torch.md shows of keys."""
+    """README.md's, what docs/torch.md shows of keys, and those with an output, in one start: torch
+    takes seconds to import."""
     pytest.importorskip("torch")
-    _, readme = blocks(ROOT / "README.md", "python")
+    programs = shown("python torchrun")
+    assert programs
+    readme, _ = blocks(ROOT / "README.md", "python")
     start, keys = blocks(ROOT / "docs" / "torch.md", "python")
     keys = "\n".join(line for line in keys.splitlines() if "isend" not in line)
     (tmp_path / "shown.py").write_text(
         "import unjam.torch\n"  # where the package is not installed
         f"{readme}\n{start}\nimport torch\ngrad = torch.ones(3)\n{keys}\n"
         "assert grad[0] == 8, grad\ndist.destroy_process_group()\n"
+        + "\n".join(program for _, program, _ in programs)
     )
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
     result = subprocess.run(
@@ -58,20 +65,24 @@ def test_torch_examples_run_under_torchrun(tmp_path: Path) -> None:
         timeout=280,
     )
     assert result.returncode == 0, result.stdout + result.stderr
+    printed = set(result.stdout.splitlines())
+    for name, _, output in programs:
+        assert set(output.splitlines()) <= printed, name
 
 
 def test_the_example_of_registered_memory_runs(python: Run) -> None:
-    _, example = blocks(ROOT / "docs" / "api.md", "python")
+    (example,) = blocks(DOCS / "guide" / "memory.md", "python")
     result = python("-c", example + "\nassert all((x == 1).all() for x in xs)")
     assert result.returncode == 0, result.stdout + result.stderr
 
 
 def test_processes_started_by_a_loop(tmp_path: Path) -> None:
-    """docs/api.md: the program and the loop that starts it, as they stand there."""
-    program, _ = blocks(ROOT / "docs" / "api.md", "python")
+    """docs/guide/processes.md: the program and the loop that starts it, as they stand there."""
+    page = DOCS / "guide" / "processes.md"
+    (program,) = blocks(page, "python")
     (tmp_path / "rank.py").write_text(program)
-    shown = [b for b in blocks(ROOT / "docs" / "api.md", "sh") if "for r in" in b]
-    loop = "\n".join(line for line in shown[0].splitlines() if "UNJAM" in line)
+    (block,) = blocks(page, "sh")
+    loop = "\n".join(line for line in block.splitlines() if "UNJAM" in line)
     for name, words in (("python", ""), ("unjam", "-m unjam")):
         path = tmp_path / name
         path.write_text(f'#!/bin/sh\nexec "{sys.executable}" {words} "$@"\n')
@@ -89,23 +100,68 @@ def test_processes_started_by_a_loop(tmp_path: Path) -> None:
     )
 
 
+def shown(language: str) -> list[tuple[str, str, str]]:
+    """(page and number, program, output) of blocks that have an output behind them."""
+    pattern = rf"^```{language}\n(.*?)^```$(?:(?!^```).)*?^```text output\n(.*?)^```$"
+    return [
+        (f"{page.relative_to(ROOT)}:{k}", program, output)
+        for page in PAGES
+        for k, (program, output) in enumerate(
+            re.findall(
+                pattern,
+                re.sub(r"^```(text|sh)\n.*?^```$", "", page.read_text(), flags=re.M | re.S),
+                flags=re.M | re.S,
+            )
+        )
+    ]
+
+
+def without_times(text: str) -> str:
+    return re.sub(r"\d+\.\d+ s\b", "# s", text)
+
+
+@pytest.mark.parametrize(
+    ("program", "output"), [pytest.param(p, o, id=name) for name, p, o in shown("python")]
+)
+def test_shown_program_prints_what_is_shown(program: str, output: str, python: Run) -> None:
+    result = python("-c", program)
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert without_times(result.stdout) == without_times(output)
+
+
+def test_lines_of_c_stand_in_the_example() -> None:
+    """docs/tutorials/c.md shows parts of a program that is compiled and run."""
+    example = (ROOT / "examples" / "all_reduce.c").read_text()
+    lines = {line.strip() for line in example.splitlines()}
+    for block in blocks(DOCS / "tutorials" / "c.md", "c"):
+        for line in block.splitlines():
+            code = re.sub(r"\s*/\*.*\*/$", "", line).strip()
+            assert not code or {line.strip(), code} & lines, line
+
+
+def test_generated_pages_are_what_their_sources_say(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("matplotlib")  # of the same extra as what draws
+    monkeypatch.syspath_prepend(ROOT / "tools")
+    stale = importlib.import_module("docs_pages").stale()
+    assert stale == [], "python3 tools/docs.py --generate brings them up to date"
+
+
 def commands() -> list[str]:
-    found = []
+    found = set()
     for page in PAGES:
         for block in blocks(page, "sh"):
             for line in block.splitlines():
                 command = line.split("#")[0].strip()
-                if command.startswith("unjam "):
-                    found.append(command)
-    return sorted(set(found))
+                if command.startswith("unjam demo"):
+                    found.add("unjam demo --quick")
+                elif command.startswith("unjam "):
+                    found.add(command)
+    return sorted(found)
 
 
 @pytest.mark.parametrize("command", commands())
 def test_shown_command_runs(command: str, python: Run, tmp_path: Path) -> None:
-    words = shlex.split(command)
-    if words[1] == "demo":
-        words.append("--quick")
-    result = python("-m", *words, cwd=tmp_path)
+    result = python("-m", *shlex.split(command), cwd=tmp_path)
     assert result.returncode == 0, result.stdout + result.stderr
 
 
@@ -160,14 +216,6 @@ def library_path() -> Path:
     return unjam.library_path()
 
 
-def anchors(page: Path) -> set[str]:
-    """Where links into a page can lead: its headings, named as on GitHub, and what has an id."""
-    text = page.read_text()
-    titles = [title.lower() for title in re.findall(r"^#+ (.+)$", text, flags=re.M)]
-    named = {re.sub(r"[^\w\- ]", "", title).replace(" ", "-") for title in titles}
-    return named | set(re.findall(r'id="([^"]+)"', text))
-
-
 def test_the_late_ranks_picture(tmp_path: Path) -> None:
     """What draws docs/images/late-rank-gpus.png."""
     pytest.importorskip("matplotlib")
@@ -193,12 +241,3 @@ def test_the_late_ranks_picture(tmp_path: Path) -> None:
     measured = ROOT / "bench" / "results" / "late-rank-h200-4-gpus.csv"
     picture.draw(measured, tmp_path / "late.png")
     assert (tmp_path / "late.png").read_bytes()[:4] == b"\x89PNG"
-
-
-def test_links_between_pages_lead_somewhere() -> None:
-    for page in [*PAGES, ROOT / "CHANGELOG.md", ROOT / "CONTRIBUTING.md"]:
-        for target, anchor in re.findall(r"\]\(([^)#:]*)(?:#([^)]*))?\)", page.read_text()):
-            there = page.parent / target if target else page
-            assert there.exists(), f"{page.name} links to {target}"
-            if anchor:
-                assert anchor in anchors(there), f"{page.name} links to {target}#{anchor}"

@@ -35,7 +35,7 @@ namespace {
 constexpr std::uint32_t kMostReleases = 256;  // of one command
 
 // Blocks of a call in a stream that the device begins together, in one GPC: large calls are up to
-// 17 % faster so, less with 8 (2 H100s, docs/nccl-notes.md). SMs of those that have ended are free,
+// 17 % faster so, less with 8 (2 H100s, lab/nccl-notes.md). SMs of those that have ended are free,
 // whoever of the cluster goes on: what waits in a stream still holds one. Not a daemon's, which may
 // find few SMs free, and those anywhere, and must begin all the same: lane_choice.h.
 constexpr unsigned kCluster = 4;
@@ -68,7 +68,7 @@ class Layout {
 // Waits a little longer each time: polls, lets others run, sleeps up to 100 us. (With the timers'
 // slack, which is 50 us. Without it, the next daemon is there so soon that who makes the device
 // synchronize waits for that one, too: paper's program 2 took 2,100 us, not 900,
-// docs/benchmarks.md.)
+// lab/benchmarks.md.)
 class BackOff {
  public:
   void reset() { since_ns_ = monotonic_ns(); }

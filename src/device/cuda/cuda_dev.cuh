@@ -711,7 +711,7 @@ class CudaDev {
   }
   // Whether calls that have had their turn keep somebody from going on: what is short, and
   // newcomers that may be, or come before them. (Newcomers that are as long wait: they would only
-  // change places with those, on each rank at a moment of its own, docs/nccl-notes.md. But what the
+  // change places with those, on each rank at a moment of its own, lab/nccl-notes.md. But what the
   // first lane has yet to hand on may be anything.)
   __device__ bool others_wait() const {
     if (lane_.shorts != 0) return true;

@@ -181,7 +181,7 @@ __device__ __forceinline__ Raw<2> data_of(const PacketUnit& unit) {
 // load of all of them has their data, too. That is how Hopper GPUs with NVLink work, not what the
 // memory model of PTX promises; so it is relied on only where it was tested (nvlink.h), by
 // tests/gpu/long_packets.cu, which finds lines of 128 bytes with one flag torn some 16 times a
-// second: always just 64 bytes of them were old (ARCHITECTURE.md, "Packets and lines").
+// second: always just 64 bytes of them were old (docs/internals/packets.md).
 //
 // Where links are others the flags are stored behind a fence (LineFlags::kBehind). The engine looks
 // at the flags first, of all lines, and at the data behind a barrier.

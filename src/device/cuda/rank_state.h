@@ -130,7 +130,7 @@ struct CudaRank {
   // How long a daemon stays when nothing moves and nobody waits: at first, and after something has
   // come from a peer. (A new start takes a rank 50 to 100 us from its peer's poke on. But who makes
   // the device synchronize waits for this, too: with 200 us program 2 took a third longer,
-  // docs/benchmarks.md.)
+  // lab/benchmarks.md.)
   std::uint32_t idle_ns = 20000;
   std::uint32_t idle_among_peers_ns = 50000;
 };

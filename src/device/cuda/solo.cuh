@@ -46,7 +46,7 @@ using cuda_leaves::Raw;
 
 // How long a block waits for its lane's lease where its holder has nothing to do. (A daemon that is
 // in the way takes 20 us and more to leave. A call that does not wait for that long goes to the
-// engine, which asks for the daemon that the next call finds: docs/nccl-notes.md, "Four GPUs".)
+// engine, which asks for the daemon that the next call finds: lab/nccl-notes.md, "Four GPUs".)
 inline constexpr std::uint64_t kLeaseNs = 60000;
 // CudaRank::holding is a hint, and late: a driver clears its bit a pass or two behind the last
 // invocation's end, which is when the next call comes. For so long it is not believed.

@@ -212,7 +212,7 @@ struct Stream {
     if (two_hops()) return order().prefix(moved[kGathers], moved[kCollects]);
     return moved[has_member(call.hops.gathers_from, q) ? kGathers : kCollects];
   }
-  // How movers share the work, by what was fastest between two GPUs (docs/nccl-notes.md). An
+  // How movers share the work, by what was fastest between two GPUs (lab/nccl-notes.md). An
   // all-gather, and by many lanes a reduce-scatter, has a group for each direction, whose warps
   // begin each slice together; else each of two groups takes the next slice of any hop.
   __device__ __forceinline__ bool in_step() const {

@@ -41,7 +41,7 @@ class WholeDev : public CudaDev {
   struct Interrupts {
     CudaDev dev;
     __device__ __forceinline__ bool others() { return dev.others_wait(); }
-    // The fewer go together, the more often none can go on (docs/nccl-notes.md). Peers are as far
+    // The fewer go together, the more often none can go on (lab/nccl-notes.md). Peers are as far
     // at about the same time, other than with their turns.
     __device__ __forceinline__ bool newcomers_fit_in() {
       const solo::WholeStreams& x = solo::whole_streams();

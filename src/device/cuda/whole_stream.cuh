@@ -722,7 +722,7 @@ inline __device__ __noinline__ void run_whole_streams(CudaRank* rank, LaneStats*
     set_up_together(first);
     if (threadIdx.x == 0) interrupted.dev.set_moving(true);
     sync_block();
-    // (What is alone, and begins, is steered with fewer questions: docs/nccl-notes.md.)
+    // (What is alone, and begins, is steered with fewer questions: lab/nccl-notes.md.)
     if (warp == 0 && x.borrows) {
       steer(r, first, interrupted, [] {}, {}, /*rehearses=*/false, /*may_be_sure=*/true);
     } else if (warp == 0) {
