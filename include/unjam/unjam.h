@@ -393,14 +393,14 @@ UNJAM_API unjamResult_t unjamBarrier(unjamGroup_t group, const char* key,
 /* Matched by (group, the two ranks, direction, key, n): the n-th unjamSend from a to b under a key
  * meets b's n-th unjamRecv from a under it. Only these two ranks take part: sends and receives are
  * independent of the group's collectives under the same key, of other pairs, and of the other
- * direction, and go on when another member is gone. peer: rank in the group. Both give the same count and dtype; else UNJAM_ERROR_MISMATCH, as
- * for any collective. A send may complete before the receive is called (what fits the connector
- * waits there), and must not be relied on to. A rank may send to itself: whichever of the two calls
- * comes first, they are complete together, when both have been made. (With streams: the copy is in
- * that of the later call, behind what the earlier one's held. The earlier one cannot be made with
- * UNJAM_STREAM_SYNC, and unjamStreamWait for it gives UNJAM_ERROR_INVALID_USAGE, which is transient,
- * before the later one is made.) Each (pair, direction, key) in use counts as a key
- * (max_active_keys), at both ranks. */
+ * direction, and go on when another member is gone. peer: rank in the group. Both give the same
+ * count and dtype; else UNJAM_ERROR_MISMATCH, as for any collective. A send may complete before the
+ * receive is called (what fits the connector waits there), and must not be relied on to. A rank may
+ * send to itself: whichever of the two calls comes first, they are complete together, when both
+ * have been made. (With streams: the copy is in that of the later call, behind what the earlier
+ * one's held. The earlier one cannot be made with UNJAM_STREAM_SYNC, and unjamStreamWait for it
+ * gives UNJAM_ERROR_INVALID_USAGE, which is transient, before the later one is made.) Each (pair,
+ * direction, key) in use counts as a key (max_active_keys), at both ranks. */
 UNJAM_API unjamResult_t unjamSend(unjamGroup_t group, const char* key, const void* buffer,
                                   size_t count, unjamDataType_t dtype, int peer,
                                   const unjamCallOptions_t* options, unjamRequest_t* request);
@@ -547,10 +547,10 @@ UNJAM_API unjamResult_t unjamGetTrace(unjamContext_t context, unjamTraceEvent_t*
 /* The hash under which (group, key) appears in traces. */
 UNJAM_API unjamResult_t unjamKeyHash(unjamGroup_t group, const char* key, uint64_t* hash);
 
-/* JSON array of {"name", "read_by", "type", "default", "doc", "value"} of every UNJAM_… variable that
- * the library reads ("read_by": "library"); of those that others read ("others": the Python package,
- * the build) only the name, of those that are set and known to nobody ("nobody") the name, and as
- * "doc" the nearest one. */
+/* JSON array of {"name", "read_by", "type", "default", "doc", "value"} of every UNJAM_… variable
+ * that the library reads ("read_by": "library"); of those that others read ("others": the Python
+ * package, the build) only the name, of those that are set and known to nobody ("nobody") the name,
+ * and as "doc" the nearest one. */
 UNJAM_API unjamResult_t unjamEnvironment(char* buffer, size_t bytes, size_t* needed);
 
 /* Plans the collective for all ranks of a group and executes the plans symbolically. algorithm: 0

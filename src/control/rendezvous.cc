@@ -366,8 +366,10 @@ void RendezvousServer::start() {
   // were not sent by then would be lost with it.
   std::vector<std::size_t> order(processes.size());
   std::iota(order.begin(), order.end(), std::size_t{0});
-  std::stable_partition(order.begin(), order.end(),
-                        [&](std::size_t p) { return processes[p]->pid != getpid(); });
+  std::sort(order.begin(), order.end(), [&](std::size_t a, std::size_t b) {
+    const bool own_a = processes[a]->pid == getpid(), own_b = processes[b]->pid == getpid();
+    return own_a == own_b ? a < b : own_b;
+  });
   for (const std::size_t p : order) {
     m.me = static_cast<std::uint32_t>(p);
     hand(p, MessageType::kStart, m.encode(), {});

@@ -348,9 +348,10 @@ class Context : public std::enable_shared_from_this<Context> {
   // The way into the engine of a call that is planned. Unpins the key when it is busy. Takes the
   // call, or, where it throws or has no room for it, leaves it as it is.
   Result enter(std::unique_lock<std::mutex>& lock, std::optional<Pin>& pin,
-               std::unique_ptr<Submitted>&& s, unjamRequest** request, const Result& disagreement);
+               std::unique_ptr<Submitted>& s, unjamRequest** request, const Result& disagreement);
   // A rank's messages to itself, see own_messages.cc.
-  Result submit_half(unjamGroup& channel, const char* name, Call call, unjamRequest** request);
+  Result submit_half(unjamGroup& channel, const char* name, const Call& call,
+                     unjamRequest** request);
   Result leave_half(std::unique_ptr<Submitted> s, unjamRequest** request);
   Result join_halves(std::unique_lock<std::mutex>& lock, std::optional<Pin>& pin,
                      std::unique_ptr<Submitted> s, unjamRequest** request);

@@ -34,7 +34,7 @@ Result Context::lacks_half(const Submitted& s) {
           /*transient=*/true};
 }
 
-Result Context::submit_half(unjamGroup& channel, const char* name, Call call,
+Result Context::submit_half(unjamGroup& channel, const char* name, const Call& call,
                             unjamRequest** request) {
   if (Result r = validate(channel, call); !r.ok()) return r;
   if (Result r = check_buffers(channel, call); !r.ok()) return r;
@@ -48,7 +48,7 @@ Result Context::submit_half(unjamGroup& channel, const char* name, Call call,
   if (key == nullptr) return result;
   std::optional<Pin> pin(*key);
   s->key = key;
-  s->call = std::move(call);
+  s->call = call;
   const auto meets = [&] {
     return !key->halves.empty() && key->halves.front()->call.half != s->call.half;
   };
@@ -128,7 +128,7 @@ Result Context::join_halves(std::unique_lock<std::mutex>& lock, std::optional<Pi
   key.halves.pop_front();
   Result result;
   try {
-    result = enter(lock, pin, std::move(s), request, disagreement);
+    result = enter(lock, pin, s, request, disagreement);
   } catch (...) {
     key.halves.push_front(std::move(s->other));
     throw;

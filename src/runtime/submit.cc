@@ -199,7 +199,7 @@ Result Context::transfer(unjamGroup& group, const char* name, Call call, int pee
   call.signature.peer = channel->destination;
   if (channel->is_own()) {
     call.half = sends ? Half::kSend : Half::kRecv;
-    return submit_half(*channel, name, std::move(call), request);
+    return submit_half(*channel, name, call, request);
   }
   return submit(*channel, name, call, request);
 }
@@ -297,7 +297,7 @@ Result Context::submit_locked(std::unique_lock<std::mutex>& lock, unjamGroup& gr
   s->call = call;
   s->key = &key;
   s->since_ns = monotonic_ns();
-  return enter(lock, pin, std::move(s), request, disagreement);
+  return enter(lock, pin, s, request, disagreement);
 }
 
 Result Context::no_streams() {
@@ -384,7 +384,7 @@ unjamRequest* Context::make_request(Submitted& s) {
 }
 
 Result Context::enter(std::unique_lock<std::mutex>& lock, std::optional<Pin>& pin,
-                      std::unique_ptr<Submitted>&& s, unjamRequest** request,
+                      std::unique_ptr<Submitted>& s, unjamRequest** request,
                       const Result& disagreement) {
   const Call& call = s->call;  // (until it is complete)
   Key& key = *s->key;

@@ -581,16 +581,14 @@ bool World::misses(int process) const {
 }
 
 void World::on_lost(int process, bool died, const std::string& why) {
-  const std::string name =
-      "its process (" + std::to_string(pids_[static_cast<std::size_t>(process)]) + ") ";
+  const std::string pid = std::to_string(pids_[static_cast<std::size_t>(process)]);
   for (int r = 0; r < ranks_; ++r) {
     if (!is_rank_of(static_cast<std::uint32_t>(r), process) || departed_.count(r) != 0) continue;
     const bool exits = died && load_acquire(ledger(r).exits) != 0;
-    mark_gone(r,
-              name + (exits  ? kEndedText
-                      : died ? "died"
-                             : "closed its connection: " + why),
-              legacy_of(r));
+    std::string text = "its process (" + pid + ") ";
+    text += exits ? kEndedText : died ? "died" : "closed its connection: ";
+    if (!died) text += why;
+    mark_gone(r, text, legacy_of(r));
   }
   windows_let_go(process);
   for (auto& [number, g] : gatherings_) g.waits_for.erase(process);
@@ -641,7 +639,8 @@ std::shared_ptr<const Legacy> World::legacy_of(int rank) const {
                                   left == departed_.end() ? nullptr : &left->second.calls);
 }
 
-void World::mark_gone(int rank, const std::string& why, std::shared_ptr<const Legacy> legacy) {
+void World::mark_gone(int rank, const std::string& why,
+                      const std::shared_ptr<const Legacy>& legacy) {
   if (!gone_.emplace(rank, Gone{why, legacy, {}}).second) return;
   // Some engine may be at it still: what is mapped stays so.
   windows_.forget(rank, true);

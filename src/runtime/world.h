@@ -195,7 +195,7 @@ class World {
   void on_lost(int process, bool died, const std::string& why);
   void on_query(int process, const QueryMessage& query);
   void on_answer(int process, const AnswerMessage& answer);
-  void mark_gone(int rank, const std::string& why, std::shared_ptr<const Legacy> legacy);
+  void mark_gone(int rank, const std::string& why, const std::shared_ptr<const Legacy>& legacy);
   std::shared_ptr<const Legacy> legacy_of(int rank) const;
   void tell_given_up();
   void on_gave_up(int rank, std::uint64_t of);

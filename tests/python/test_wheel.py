@@ -89,7 +89,9 @@ def machine(wheel, tmp_path_factory):
 
 def test_it_trains_without_a_compiler(machine):
     example = ROOT / "examples" / "torch" / "ddp_cnn.py"
-    done = machine.python(example, "--backend", "unjam", "--steps", "3", "--json")
+    done = machine.python(
+        example, "--backend", "unjam", "--steps", "3", "--limit", str(LIMIT_S), "--json"
+    )
     said = json.loads(done.stdout.splitlines()[-1])
     assert said["outcome"] == "right", done.stdout + done.stderr
     assert len(said["losses"]) == 3 and all(map(math.isfinite, said["losses"]))

@@ -146,13 +146,14 @@ class ScriptedDevice : public unjam::CudaDriver {
     const void* from = nullptr;
     void* to = nullptr;
     std::uint64_t bytes = 0;
+    std::shared_ptr<bool> after;  // is to be true before
   };
 
   struct Stream {
     struct Item {
-      enum What : std::uint8_t { kCall, kCopy, kMark, kWait } what = kCall;
+      enum What : std::uint8_t { kCall, kCopy, kMark, kWait, kEvent } what = kCall;
       Engine* engine = nullptr;
-      Call call;  // of others than calls: slot, and ticket or serial
+      Call call;  // of others than calls: slot, and ticket or serial; of an event what becomes true
     };
     std::deque<Item> items;
     int held_up = 0;
@@ -288,12 +289,13 @@ class ScriptedDevice : public unjam::CudaDriver {
       return device_.queue(*static_cast<Stream*>(stream), {Stream::Item::kCall, this, call}, error);
     }
     bool queue_copy(std::unique_lock<std::mutex>& lock, void* stream, bool in_stream,
-                    const unjam::Invocation& inv, std::uint64_t bytes,
+                    const unjam::Invocation& inv, std::uint64_t bytes, void* after,
                     std::string& error) override {
       Call call = call_of(inv, nullptr);
       call.from = inv.input;
       call.to = inv.output;
       call.bytes = bytes;
+      if (after != nullptr) call.after = *static_cast<std::shared_ptr<bool>*>(after);
       const unjam::Unlocked unlocked(lock);
       if (!in_stream) {
         const std::lock_guard device(device_.mutex_);
@@ -302,6 +304,18 @@ class ScriptedDevice : public unjam::CudaDriver {
         return true;
       }
       return device_.queue(*static_cast<Stream*>(stream), {Stream::Item::kCopy, this, call}, error);
+    }
+    std::shared_ptr<void> note(std::unique_lock<std::mutex>& lock, void* stream,
+                               std::string& error) override {
+      const unjam::Unlocked unlocked(lock);
+      auto reached = std::make_shared<bool>(false);
+      Call call;
+      call.after = reached;
+      if (!device_.queue(*static_cast<Stream*>(stream), {Stream::Item::kEvent, this, call},
+                         error)) {
+        return nullptr;
+      }
+      return std::make_shared<std::shared_ptr<bool>>(std::move(reached));
     }
     bool queue_wait(std::unique_lock<std::mutex>& lock, void* stream, std::uint16_t slot,
                     std::uint64_t serial, std::string& error) override {
@@ -319,6 +333,7 @@ class ScriptedDevice : public unjam::CudaDriver {
       if (item.what == Stream::Item::kCall) return ends(item.call);
       if (item.what == Stream::Item::kCopy) return copies(item.call);
       if (item.what == Stream::Item::kWait) return completed_[item.call.slot] >= item.call.serial;
+      if (item.what == Stream::Item::kEvent) return *item.call.after = true;
       std::uint64_t& mark = marks_[item.call.slot];
       mark = std::max(mark, item.call.ticket);
       return true;
@@ -340,8 +355,7 @@ class ScriptedDevice : public unjam::CudaDriver {
       ++key->second.queued;
     }
     bool ends_beside() {
-      if (!copies_.empty()) {
-        copies(copies_.front());
+      if (!copies_.empty() && copies(copies_.front())) {
         copies_.pop_front();
         return true;
       }
@@ -389,6 +403,7 @@ class ScriptedDevice : public unjam::CudaDriver {
       return begun.size() == call.members.size() && finish(call, unjam::Outcome::kDone);
     }
     bool copies(const Call& call) {
+      if (call.after != nullptr && !*call.after) return false;
       if (call.members.size() != 1) device_.say("a call of several ranks was made a copy");
       if (call.bytes != 0) std::memcpy(call.to, call.from, call.bytes);
       completed_[call.slot] = call.serial;

@@ -4,10 +4,13 @@
 
 #include <algorithm>
 #include <atomic>
+#include <chrono>
+#include <cstdint>
 #include <cstdlib>
 #include <functional>
 #include <memory>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -407,6 +410,52 @@ TEST_F(Streams, AGroupOfOneStandsInItsStream) {
     me.wait(behind, "behind it");
     me.wait(must_call(alone, "key", UNJAM_STREAM_SYNC, other), "behind the wait");
     UNJAM_CHECK(unjamGroupDestroy(alone));
+  });
+}
+
+// A rank's message to itself is copied behind what the streams of both its calls held, whichever
+// call comes first, and in whatever stream, or none, the other one is.
+TEST_F(Streams, AMessageToOneselfIsBehindBothStreams) {
+  begin(2, 8);
+  void* const streams[] = {device_->create_stream(), device_->create_stream()};
+  std::atomic<int> seen{0};
+  const int rounds = 4;
+  job_->run([&](Rank& me) {
+    void* const stream = streams[me.rank];
+    for (int round = 0; round < rounds; ++round) {
+      if (me.rank == 1) {
+        if (!eventually([&] { return seen.load() > round; })) fail("rank 0 does not see");
+        me.wait(must_call(me.all, "late", UNJAM_STREAM_SYNC, stream), "late");
+        continue;
+      }
+      void* const other = round % 2 == 0 ? device_->create_stream() : nullptr;
+      const unjamRequest_t late = must_call(me.all, "late", UNJAM_STREAM_SYNC, stream);
+      std::int32_t x = 100 + round, y = 0;
+      const auto half = [&](bool sends, void* in) {
+        unjamCallOptions_t options = UNJAM_CALL_OPTIONS_INITIALIZER;
+        options.stream = in;
+        options.stream_order = in == nullptr ? UNJAM_STREAM_NONE : UNJAM_STREAM_ASYNC;
+        unjamRequest_t request = nullptr;
+        UNJAM_CHECK(sends ? unjamSend(me.all, "own", &x, 1, UNJAM_INT32, 0, &options, &request)
+                          : unjamRecv(me.all, "own", &y, 1, UNJAM_INT32, 0, &options, &request));
+        return request;
+      };
+      const bool receives_first = round < 2;
+      const unjamRequest_t first = half(!receives_first, stream);
+      const unjamRequest_t second = half(receives_first, other);
+      std::this_thread::sleep_for(std::chrono::milliseconds(5));
+      for (const unjamRequest_t request : {first, second}) {
+        int done = 0;
+        UNJAM_CHECK(unjamTest(request, &done));
+        EXPECT_EQ(done, 0) << "in front of what stands in the first call's stream";
+      }
+      EXPECT_EQ(y, 0);
+      ++seen;
+      me.wait(late, "late");
+      me.wait(first, "the first call");
+      me.wait(second, "the second call");
+      EXPECT_EQ(y, 100 + round);
+    }
   });
 }
 
