@@ -121,17 +121,16 @@ World::~World() {
   for (int r = 0; r < ranks_; ++r) cuda_->unregister_host(link(r));
 }
 
-std::uint64_t World::ledger_offset() const {
-  const std::uint64_t before =
-      first_settings_.device == UNJAM_DEVICE_CUDA ? kLinkOffset + kLinkBytes : shape_.total_bytes();
-  return (before + alignof(LedgerMemory) - 1) / alignof(LedgerMemory) * alignof(LedgerMemory);
+std::uint64_t World::bytes_before_ledger() const {
+  return first_settings_.device == UNJAM_DEVICE_CUDA ? kLinkOffset + kLinkBytes
+                                                     : shape_.total_bytes();
 }
 
-std::uint64_t World::host_bytes() const { return ledger_offset() + sizeof(LedgerMemory); }
+std::uint64_t World::host_bytes() const { return bytes_with_ledger(bytes_before_ledger()); }
 
 LedgerMemory& World::ledger(int rank) const {
   return *reinterpret_cast<LedgerMemory*>(arenas_[static_cast<std::size_t>(rank)].data() +
-                                          ledger_offset());
+                                          ledger_offset(bytes_before_ledger()));
 }
 
 unsigned char* World::link(int rank) const {

@@ -187,7 +187,7 @@ class World {
   void begin();
   bool make_memory(int rank, const Settings& settings, std::vector<Fd>& shared, std::string& error);
   std::uint64_t host_bytes() const;
-  std::uint64_t ledger_offset() const;
+  std::uint64_t bytes_before_ledger() const;
   void fail_meeting(const std::string& why);
   // Its reactions to messages; with the lock.
   void on_message(int process, const Frame& frame);

@@ -35,6 +35,15 @@ struct alignas(64) LedgerMemory {
   alignas(64) LedgerEntry entries[kLedgerPlaces];
 };
 
+// Where the ledger is in a rank's shared memory, behind so many bytes of other things; and how many
+// bytes there are with it.
+constexpr std::uint64_t ledger_offset(std::uint64_t before) {
+  return (before + alignof(LedgerMemory) - 1) / alignof(LedgerMemory) * alignof(LedgerMemory);
+}
+constexpr std::uint64_t bytes_with_ledger(std::uint64_t before) {
+  return ledger_offset(before) + sizeof(LedgerMemory);
+}
+
 // Of use n: its signature's hash, and n, by which a reader knows whether it stands there still.
 inline std::uint64_t ledger_call(std::uint64_t n, std::uint64_t signature) {
   return (signature & ~std::uint64_t{0xffff}) | (n & 0xffff);

@@ -23,6 +23,7 @@
 #include "tests/support/control.h"
 #include "tests/support/control_targets.h"
 #include "tests/support/job.h"
+#include "transport/ledger.h"
 
 // As in api/unjam.cc: two worlds of one job in one process are two processes to each other.
 struct unjamContext {
@@ -321,7 +322,7 @@ class RunningJob {
       m.rank = 2, m.ranks = 3;
       m.arena_bytes = shape.total_bytes();
       m.settings = unjam::agreed_settings_text(settings_);
-      client_.join(m, memories(1, shape.total_bytes()));
+      client_.join(m, memories(1, unjam::bytes_with_ledger(shape.total_bytes())));
       bool live = true;
       while (live && !client_.started && client_.failed.empty()) {
         client_.flush();
