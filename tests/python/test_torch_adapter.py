@@ -6,6 +6,8 @@ Nothing is compiled here: a compiler that only pretends writes down that it was 
 import os
 import pwd
 import re
+import shutil
+import subprocess
 import sys
 import tempfile
 
@@ -263,3 +265,34 @@ def test_the_command_says_what_lacks(no_places, monkeypatch, capsys):
     assert main(["torch", "build"]) == 1
     error = capsys.readouterr().err
     assert "there is no C++ compiler" in error and "unjam torch build --into" in error
+
+
+def test_a_compiler_with_a_cxx_library_of_its_own_links_the_processs(tmp_path):
+    """As some compilers beside the machine's are set up, by their specs or a wrapper."""
+    real = shutil.which("g++")
+    if real is None or shutil.which("readelf") is None:
+        pytest.skip("needs g++ and readelf")
+    own = tmp_path / "g++"
+    own.write_text(f'#!/bin/sh\nexec {real} -static-libstdc++ "$@"\n')
+    own.chmod(0o755)
+    source, made = tmp_path / "text.cc", tmp_path / "text.o"
+    source.write_text(
+        "#include <sstream>\n"
+        "std::string text(long x) { std::ostringstream s; s << x; return s.str(); }\n"
+    )
+    subprocess.run([real, "-fPIC", "-c", source, "-o", made], check=True)
+
+    def needed(library):
+        told = subprocess.run(["readelf", "-d", library], capture_output=True, text=True).stdout
+        return "libstdc++.so.6" in told
+
+    subprocess.run([own, "-shared", made, "-o", tmp_path / "own.so"], check=True)
+    assert not needed(tmp_path / "own.so")  # so the next can fail
+    linked = _adapter.link(str(own), [str(made)], tmp_path / "linked.so")
+    assert linked.returncode == 0 and needed(tmp_path / "linked.so"), linked.stderr
+    # Where there is none to be found, the compiler's serves.
+    other = tmp_path / "c++"
+    other.write_text(f'#!/bin/sh\ncase "$*" in *-l:*) exit 1;; esac\nexec {own} "$@"\n')
+    other.chmod(0o755)
+    linked = _adapter.link(str(other), [str(made)], tmp_path / "other.so")
+    assert linked.returncode == 0 and not needed(tmp_path / "other.so")

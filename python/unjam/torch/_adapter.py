@@ -12,6 +12,7 @@ import re
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -163,11 +164,30 @@ def compile_adapter(target: Target, path: Path) -> None:
         for process, output in zip(running, outputs, strict=True):
             _check(target, process.returncode, process.args, output)
         result = folder / path.name
-        command = [program, "-shared", "-s", *map(str, objects), "-o", str(result)]
-        command += [f"-L{target.torch / 'lib'}", "-lc10", "-ltorch_cpu", "-ltorch_python"]
-        linked = subprocess.run(command, capture_output=True, text=True)
-        _check(target, linked.returncode, command, linked.stdout + linked.stderr)
+        libraries = [f"-L{target.torch / 'lib'}", "-lc10", "-ltorch_cpu", "-ltorch_python"]
+        linked = link(program, [*map(str, objects), *libraries], result)
+        _check(target, linked.returncode, linked.args, linked.stdout + linked.stderr)
         os.replace(result, path)
+
+
+def link(program: str, inputs: Sequence[str], result: Path) -> subprocess.CompletedProcess[str]:
+    """Links a shared library, which takes the C++ library from the process that loads it.
+
+    A compiler may be set up to link its own copy instead. Beside torch's that crashes at the first
+    stream that is written to: half of a stream's parts are then one copy's, half the other's.
+
+    Args:
+        program: the compiler.
+        inputs: objects and libraries.
+        result: the file.
+    """
+    command = [program, "-shared", "-s", *inputs, "-o", str(result)]
+    # In front of what the compiler adds at the end: who is found first is taken.
+    shared = subprocess.run([*command, "-l:libstdc++.so.6"], capture_output=True, text=True)
+    if shared.returncode == 0:
+        return shared
+    # It is not where this compiler looks (a cross compiler's, another C++ library).
+    return subprocess.run(command, capture_output=True, text=True)
 
 
 def _check(target: Target, code: int, command: object, output: str) -> None:
