@@ -20,6 +20,8 @@ NAME = "_unjam_c10d"
 SOURCES = Path(__file__).resolve().parent / "csrc"
 PREBUILT = Path(__file__).resolve().parent / "prebuilt"  # of a wheel; a checkout has none
 BUILDING = "build-"  # what folders are called in which an adapter is being compiled
+# In front of what the compiler adds at the end: who is found first is taken.
+_SHARED_CXX = "-l:libstdc++.so.6"
 _FLAGS = (
     "-std=c++20",
     "-O2",
@@ -75,7 +77,7 @@ class Target:
         digest = hashlib.sha256()
         for source in [*sorted(SOURCES.iterdir()), header()]:
             digest.update(source.read_bytes())
-        for flag in self.flags:
+        for flag in (*self.flags, _SHARED_CXX):
             digest.update(flag.encode())
         return f"torch-{version or self.version}-{self.soabi}-{digest.hexdigest()[:16]}"
 
@@ -182,8 +184,7 @@ def link(program: str, inputs: Sequence[str], result: Path) -> subprocess.Comple
         result: the file.
     """
     command = [program, "-shared", "-s", *inputs, "-o", str(result)]
-    # In front of what the compiler adds at the end: who is found first is taken.
-    shared = subprocess.run([*command, "-l:libstdc++.so.6"], capture_output=True, text=True)
+    shared = subprocess.run([*command, _SHARED_CXX], capture_output=True, text=True)
     if shared.returncode == 0:
         return shared
     # It is not where this compiler looks (a cross compiler's, another C++ library).
