@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import os
 from dataclasses import dataclass
 
@@ -86,3 +87,20 @@ PYTHON_INCLUDE = Variable(
     "torch: the folder of Python.h, where it is not where Python says.",
 )
 ALL = (DEFAULT, REPLACE, CUDA, BUILD, PYTHON_INCLUDE)
+
+
+def unknown() -> list[str]:
+    """Variables that are named like these and that nobody reads, each as a sentence.
+
+    The library names those, too, but only in programs that come to use it: with a mistyped
+    UNJAM_TORCH_DEFAULT they do not.
+    """
+    known = [variable.name for variable in ALL]
+    found = []
+    for name in sorted(os.environ):
+        if not name.startswith("UNJAM_TORCH_") or name in known:
+            continue
+        near = difflib.get_close_matches(name, known, 1)
+        meant = f": did you mean {near[0]}?" if near else ""
+        found.append(f"{name} is set, but unjam has no such variable{meant}")
+    return found

@@ -5,6 +5,7 @@ import ctypes
 import pytest
 
 import unjam
+import unjam._torch_settings
 from unjam import InvalidArgument, InvalidType, _abi
 from unjam._config import field_names, make_config
 
@@ -114,3 +115,17 @@ def test_switches_are_words(name, monkeypatch):
             unjam.init_all(1)
     monkeypatch.setenv(name, "")
     unjam.init_all(1).close()
+
+
+def test_a_mistyped_variable_of_torch_is_named_where_unjam_is_not_used(monkeypatch, python):
+    assert unjam._torch_settings.unknown() == []
+    monkeypatch.setenv("UNJAM_TORCH_DEFALT", "1")
+    monkeypatch.setenv("UNJAM_TORCH_CUDA", "0")
+    (text,) = unjam._torch_settings.unknown()
+    assert text.endswith("no such variable: did you mean UNJAM_TORCH_DEFAULT?")
+    pytest.importorskip("torch")
+    result = python(
+        "-c", "import torch, unjam.torch, torch.distributed as d; print(d.Backend.UNJAM)"
+    )
+    assert result.returncode == 0 and "unjam" in result.stdout
+    assert "did you mean UNJAM_TORCH_DEFAULT?" in result.stderr
