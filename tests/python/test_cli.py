@@ -200,9 +200,10 @@ def test_env(capsys):
     assert main(["env"]) == 0
     out = re.sub(r"\s", "", capsys.readouterr().out)
     assert "UNJAM_LIBRARY" in out and "UNJAM_COMMIT" in out
-    assert all(
-        {"name", "type", "default", "doc", "value"} <= set(variable) for variable in variables
-    )
+    read_here = [variable for variable in variables if variable["read_by"] == "library"]
+    assert len(read_here) > 30
+    for variable in read_here:
+        assert {"name", "type", "default", "doc", "value"} <= set(variable)
 
 
 @pytest.mark.parametrize(
@@ -252,7 +253,7 @@ def test_version(capsys):
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == f"unjam {unjam.__version__}"
     assert lines[1].startswith("libunjam ")
-    assert lines[2].endswith(".so")
+    assert re.search(r"/libunjam\.so(\.0)?$", lines[2])
 
 
 def test_stress(capsys):
