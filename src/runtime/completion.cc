@@ -63,6 +63,9 @@ void Context::reap_locked() {
 void Context::take_completions() {
   // (Of a rank that could not start, the device's memory is gone again.)
   if (memory_ == nullptr || daemon_ == nullptr) return;
+  // A request that is kept keeps a destroyed context, and others may look at it. What its engine
+  // has still to say is of keys that were let go, and their groups are freed: see dropped().
+  if (destroyed_) return;
   Cqe e;
   bool any = false;
   while (memory_->rank().cq.pop(e)) {
@@ -121,9 +124,7 @@ void Context::take_completions() {
 
 void Context::reap() {
   std::lock_guard lock(mutex_);
-  // A request that is kept keeps the context, and end_contexts() finds it. What the engine has
-  // still to say is of keys that were let go, and their groups are freed: see dropped().
-  if (!destroyed_) reap_locked();
+  reap_locked();
 }
 
 // Whoever waits, helps: runs the engine where no other thread does, else sleeps on the completions.

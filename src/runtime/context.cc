@@ -110,17 +110,17 @@ Result Context::shutdown(bool frees) {
   std::map<std::uint64_t, std::uint64_t> calls;
   std::vector<PendingCall> left;
   {
-    std::unique_lock lock(mutex_);
+    const std::lock_guard lock(mutex_);
     if (background_.get_id() == std::this_thread::get_id()) {
       return {UNJAM_ERROR_INVALID_USAGE,
               "a callback cannot destroy its own context: do it in another thread"};
     }
-    // Calls of other threads that have let go of the lock to look at other ranks, or to queue
-    // something in a stream: soon back, or as soon as what fills the stream has ended.
-    const auto called = [this] {
-      return launching_ != 0 || std::any_of(keys_.begin(), keys_.end(),
-                                            [](const auto& k) { return k.second->pins != 0; });
-    };
+  }
+  // The end of a process may come upon a thread that closes the context: both join its threads.
+  const std::lock_guard alone(shutting_down_);
+  {
+    std::unique_lock lock(mutex_);
+    if (destroyed_ && !frees) return closed_why_;  // by that thread
     while (called()) {
       lock.unlock();
       usleep(200);
@@ -181,24 +181,35 @@ Result Context::shutdown(bool frees) {
   return {};
 }
 
-std::string Context::end(const std::string& how) {
+// Calls of other threads that have let go of the lock to look at other ranks, or to queue something
+// in a stream: soon back, or as soon as what fills the stream has ended.
+bool Context::called() const {
+  return launching_ != 0 ||
+         std::any_of(keys_.begin(), keys_.end(), [](const auto& k) { return k.second->pins != 0; });
+}
+
+Context::Motion Context::motion() {
+  const std::lock_guard lock(mutex_);
+  reap_locked();
+  Motion m;
+  m.pending = submitted_ - completed_ + (called() ? 1 : 0);
+  m.moved = completed_;
+  // (Of a device only it knows, and it may wait for a peer before it says so.)
+  for (std::uint32_t l = 0; !cuda() && memory_ != nullptr && l < memory_->rank().num_lanes; ++l) {
+    m.moved += load_relaxed(memory_->lane(l).stats.slices);
+  }
+  return m;
+}
+
+std::string Context::abort_at_end(const std::string& how) {
+  std::string what;
   {
     const std::lock_guard lock(mutex_);
     if (destroyed_) return "";
-  }
-  // (Other threads may be in calls: what they hold stays.)
-  if (shutdown(/*frees=*/false).ok()) {
-    // (On GPUs that would end what it has completed: peers hear of its farewell alone.)
-    if (!cuda()) world_->tell_peers_gone(rank_, how, /*ended=*/true);
-    return "";
-  }
-  // Something is pending. (Or was a moment ago: no harm is done.)
-  std::string what;
-  {
-    std::unique_lock lock(mutex_);
     reap_locked();
     const std::size_t pending = submitted_ - completed_;
-    what = " with " + calls_text(pending, pending_in_order());
+    if (pending == 0 && !called()) return "";
+    what = pending == 0 ? " in a call" : " with " + calls_text(pending, pending_in_order());
   }
   if (!ends_.exchange(true)) {
     News news;
@@ -206,10 +217,27 @@ std::string Context::end(const std::string& how) {
     news.why = {UNJAM_ERROR_ABORTED, how + what};
     tell(std::move(news));
   }
+  return how + what;
+}
+
+std::string Context::leave_at_end(const std::string& how, std::string what) {
+  // (Other threads may be in calls: what they hold stays.)
+  while (what.empty()) {
+    {
+      const std::lock_guard lock(mutex_);
+      if (destroyed_) return "";
+    }
+    if (shutdown(/*frees=*/false).ok()) {
+      // (On GPUs that would end what it has completed: peers hear of its farewell alone.)
+      if (!cuda()) world_->tell_peers_gone(rank_, how, /*ended=*/true);
+      return "";
+    }
+    what = abort_at_end(how);  // a call has come, or was complete a moment later
+  }
   {
     // The engine drops what is left, and waits for nobody. Then the ledger stays as it is.
     std::unique_lock lock(mutex_);
-    while (submitted_ != completed_) {
+    while (submitted_ != completed_ && !destroyed_) {
       const std::uint32_t epoch = completions_.epoch();
       reap_locked();
       if (submitted_ == completed_) break;
@@ -219,9 +247,9 @@ std::string Context::end(const std::string& how) {
     }
   }
   // Before the rank's farewell, which says that it has called them.
-  world_->tell_peers_gone(rank_, how + what, /*ended=*/true);
+  world_->tell_peers_gone(rank_, what, /*ended=*/true);
   static_cast<void>(shutdown(/*frees=*/false));  // nothing is pending
-  return how + what;
+  return what;
 }
 
 // ---- groups and keys ----

@@ -248,7 +248,17 @@ class Context : public std::enable_shared_from_this<Context> {
   Result shutdown(bool frees = true);
   void abort(unjamResult_t code, const std::string& why);
   // The end of the process, see ending.h. "": nothing was pending; else what was, and is aborted.
-  std::string end(const std::string& how);
+  std::string abort_at_end(const std::string& how);
+  // Behind that: the rank leaves. what: what abort_at_end() gave; what is returned likewise, as
+  // calls may have come in between.
+  std::string leave_at_end(const std::string& how, std::string what);
+  // How many invocations are pending, or being made by other threads; and a number that grows while
+  // something moves. Waits for no device.
+  struct Motion {
+    std::uint64_t pending = 0;
+    std::uint64_t moved = 0;
+  };
+  Motion motion();
 
   Result create_group(const int* ranks, int size, const char* name, unjamGroup** group);
   // Of the members that are still there.
@@ -455,6 +465,7 @@ class Context : public std::enable_shared_from_this<Context> {
   static Result pending_error(const char* what, std::size_t count,
                               const std::vector<const Submitted*>& pending, const char* cure);
   static std::string calls_text(std::size_t count, const std::vector<const Submitted*>& pending);
+  bool called() const;  // with the lock: other threads are in the middle of calls
   // A call's output has bytes in common with that memory.
   static bool writes_into(const Submitted& s, const void* memory, std::uint64_t bytes);
   std::vector<const Submitted*> pending_in_order() const;
@@ -474,6 +485,7 @@ class Context : public std::enable_shared_from_this<Context> {
   std::unique_ptr<Daemon> daemon_;
   StreamDaemon* streams_ = nullptr;  // the daemon, if it is one; for good
 
+  std::mutex shutting_down_;       // one thread at a time does; before mutex_
   mutable std::mutex refreshing_;  // see refreshed()
   mutable std::mutex mutex_;
   mutable std::atomic<std::uint64_t> in_vain_ns_{0};  // when look() last gave up

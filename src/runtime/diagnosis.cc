@@ -117,7 +117,12 @@ void World::wait_for_reasons(std::unique_lock<std::mutex>& lock, const CallKey& 
   changed_.wait_for(lock, std::chrono::nanoseconds(kReasonsNs), [&] {
     const bool forgotten = disagreements_.size() >= kMostDisagreements;
     return stopping_ || forgotten || disagreement(call, members) != nullptr ||
-           std::any_of(members.begin(), members.end(), [&](int m) { return gone_.count(m) != 0; });
+           std::any_of(members.begin(), members.end(), [&](int m) {
+             // (One that had completed the call does not end it: there are reasons of others.)
+             const auto gone = gone_.find(m);
+             return gone != gone_.end() && (gone->second.legacy == nullptr ||
+                                            !gone->second.legacy->covers(call.first, call.second));
+           });
   });
 }
 

@@ -75,11 +75,9 @@ std::string end_contexts(std::int64_t patience_us) {
   for (;;) {
     std::uint64_t moved = 0, pending = 0;
     for (const auto& c : contexts) {
-      unjamStats_t stats{};
-      c->reap();
-      c->stats(stats);
-      moved += stats.completed + stats.slices;
-      pending += stats.pending;
+      const Context::Motion m = c->motion();
+      moved += m.moved;
+      pending += m.pending;
     }
     if (pending == 0) break;
     const std::uint64_t now = monotonic_ns();
@@ -89,9 +87,14 @@ std::string end_contexts(std::int64_t patience_us) {
     usleep(kLookUs);
   }
   const std::string how = "its process (" + std::to_string(getpid()) + ") " + kEndedText;
+  // All that is pending first, and nobody is waited for meanwhile: what one context waits for may
+  // be behind another one's, in a stream.
+  std::vector<std::string> whats;
+  for (const auto& c : contexts) whats.push_back(c->abort_at_end(how));
   std::string aborted;
-  for (const auto& c : contexts) {
-    const std::string what = c->end(how);
+  for (std::size_t i = 0; i < contexts.size(); ++i) {
+    const auto& c = contexts[i];
+    const std::string what = c->leave_at_end(how, std::move(whats[i]));
     if (!what.empty()) {
       aborted +=
           (aborted.empty() ? "" : "; ") + ("rank " + std::to_string(c->rank()) + ": ") + what;

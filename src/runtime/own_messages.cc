@@ -135,7 +135,7 @@ Result Context::join_halves(std::unique_lock<std::mutex>& lock, std::optional<Pi
   }
   // Where the second has not got in (else it is gone from here), the first waits on.
   if (s != nullptr) key.halves.push_front(std::move(s->other));
-  if (!disagreement.ok()) fail_waiting(key, 0, key.failed);
+  if (!disagreement.ok()) fail_waiting(key, key.failed_from, key.failed);
   return result;
 }
 

@@ -101,7 +101,12 @@ World::World(int ranks, const Settings& first_settings, std::optional<JobSecret>
       contexts_(static_cast<std::size_t>(ranks), nullptr) {
   explain_on_signal(static_cast<int>(first_settings.explain_signal));
   end_with_process(this);
-  control_ = std::thread([this] { control(); });
+  try {
+    control_ = std::thread([this] { control(); });
+  } catch (...) {
+    ended_before_process(this);  // there will be no destructor to do it
+    throw;
+  }
 }
 
 World::~World() {
@@ -614,6 +619,7 @@ void World::detach(Context* context, std::map<std::uint64_t, std::uint64_t> call
   std::lock_guard lock(mutex_);
   Context*& place = contexts_[static_cast<std::size_t>(context->rank())];
   if (place != context) return;
+  tell_given_up();  // who still waits for this rank is to hear why it does not come
   place = nullptr;
   DepartedMessage m;
   m.rank = static_cast<std::uint32_t>(context->rank());

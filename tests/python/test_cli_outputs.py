@@ -194,7 +194,7 @@ def test_an_output_that_cannot_be_written_is_told_before_the_run(
     path = forbidden(where, tmp_path, ending)
     status, out, err = outcome(capsys, [*arguments, str(path)])
     assert (status, out) == (2, ""), err
-    assert option in err and str(path.name) in err or str(path.parent) in err
+    assert option in err and (str(path.name) in err or str(path.parent) in err)
 
 
 def test_an_output_by_default_is_looked_at_too(tmp_path, capsys, monkeypatch):
@@ -325,9 +325,12 @@ ENCODED = {
     "fig11": ["fig11", "--ranks", "2", "--iterations", "1", "--collectives", "2", "--runs", "2"],
     "stress": ["stress", "--ranks", "2", "--iterations", "1", "--seeds", "1", "--no-hold"],
     "demo": DEMO,
+    "config": ["config", "--version"],
     "version": ["version"],
     "id": ["id"],
 }
+# What is printed depends on the machine: test_doctor.py. And what compiles: test_torch_adapter.py.
+ELSEWHERE = {"doctor", "torch"}
 COMMANDS = make_parser()._subparsers._group_actions[0].choices
 
 
@@ -362,7 +365,7 @@ def test_any_encoding(tmp_path, monkeypatch, command, encoding):
 
 
 def test_every_command_is_tried_in_every_encoding():
-    assert {arguments[0] for arguments in ENCODED.values()} == set(COMMANDS)
+    assert {arguments[0] for arguments in ENCODED.values()} == set(COMMANDS) - ELSEWHERE
 
 
 @pytest.mark.parametrize("encoding", ["ascii", "latin-1", "utf-8"])

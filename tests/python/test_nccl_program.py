@@ -288,7 +288,7 @@ def test_a_try_without_so_many_gpus_fails_in_its_child(script):
     [
         (["--ranks", "1"], "--ranks: 1 is not at least 2"),
         (["--ranks", "3"], "3 ranks need a GPU each"),
-        (["--json", "no/such/folder/x.json"], "is not a folder"),
+        (["--json", "no/such/folder/x.json"], "there is no folder"),
     ],
 )
 def test_arguments(script, arguments, words, capsys):

@@ -157,7 +157,7 @@ def test_ctrl_c_ends_every_wait():
         ]
         for _ in range(16):
             name, seconds = both[0].said(START_S)
-            assert seconds < 5, (name, seconds)  # of one that is allowed
+            assert seconds < 30, (name, seconds)  # of one that is allowed; the waits have 60
         for process in both:
             process.ends(LONG_S)
 
@@ -166,7 +166,7 @@ def test_ctrl_c_ends_the_meeting():
     store = make_store()
     with workers() as harness:
         both = [harness.start_with_torch(ranks, r, store.port, "meeting") for r in range(2)]
-        assert both[0].said(START_S) < 5
+        assert both[0].said(START_S) < 30
         for process in both:
             process.ends(LONG_S)
 

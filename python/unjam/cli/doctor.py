@@ -11,7 +11,6 @@ import importlib.util
 import os
 import resource
 import shutil
-import sysconfig
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -113,7 +112,7 @@ def host_line() -> Line:
 
 
 def environment_line() -> Line:
-    """Variables that nobody reads, or that say what is not valid."""
+    """Variables that nobody reads. (What they say is looked at by the trials of the devices.)"""
     unknown = [variable for variable in _lib.environment() if variable["read_by"] == "nobody"]
     if unknown:
         return Line("environment", WRONG, "; ".join(variable["doc"] for variable in unknown))
@@ -130,10 +129,10 @@ def cuda_part_line() -> Line:
     """libunjam_cuda.so."""
     if gpus.cuda_part():
         return Line("CUDA part", OK, str(_lib.library_path().with_name("libunjam_cuda.so")))
-    machine = driver.look()
+    serves = any(not gpu.too_old for gpu in driver.look().gpus)
     text = "libunjam_cuda.so is not installed: unjam works on CPU tensors only"
     cure = "install the +cu13 wheel, or a checkout by UNJAM_CUDA=ON pip install ."
-    return Line("CUDA part", WRONG if machine.gpus else ABSENT, text, cure if machine.gpus else "")
+    return Line("CUDA part", WRONG if serves else ABSENT, text, cure if serves else "")
 
 
 def driver_line() -> Line:
@@ -252,8 +251,8 @@ def adapter_finding(extension: ModuleType | Any) -> Line:
     path = extension.library_file()
     if Path(path).exists():
         return Line("adapter", OK, f"ready: {path}")
-    compiler = os.environ.get("CXX") or shutil.which("g++") or shutil.which("c++")
-    header = Path(sysconfig.get_paths()["include"]) / "Python.h"
+    compiler = shutil.which(os.environ.get("CXX") or "g++") or shutil.which("c++")
+    header = Path(extension.target().python_include) / "Python.h"
     lacks = [
         package
         for package, there in (("g++", compiler), ("python3-dev", header.exists()))
@@ -288,9 +287,9 @@ def limits_finding(shm_free: int, files: int) -> Line:
     if files != resource.RLIM_INFINITY and files < _LEAST_FILES:
         ranks = files // _FILES_A_RANK
         return Line("limits", WRONG, text, f"ulimit -n 65536 (now enough for some {ranks} ranks)")
-    if shm_free <= _LEAST_SHM:
-        cure = "docker run --shm-size=8g (for torch's data loaders; unjam does not use it)"
-        return Line("limits", WRONG, text, cure)
+    if shm_free <= _LEAST_SHM:  # no fault of unjam's, and no hindrance
+        cure = "torch's data loaders want more: docker run --shm-size=8g"
+        return Line("limits", ABSENT, text, cure)
     return Line("limits", OK, text)
 
 

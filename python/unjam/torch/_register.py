@@ -16,6 +16,7 @@ from __future__ import annotations
 import functools
 import os
 import sys
+import warnings
 from typing import Any
 
 import torch.distributed as dist
@@ -29,8 +30,8 @@ def register() -> None:
     """Idempotent. Loads no library: the first process group does.
 
     Raises:
-        ValueError: a variable that takes others' places is not valid, or there is none of that
-            name. The backend is known all the same, and takes nobody's place by it.
+        ValueError: a variable that takes others' places is not valid. The backend is known all the
+            same, and takes nobody's place.
     """
     if not dist.is_available() or NAME.upper() in dist.Backend._plugins:
         return
@@ -45,8 +46,8 @@ def register() -> None:
         _replace(names)
     if names or default:
         os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
-    if unknown := _settings.unknown():
-        raise ValueError("; ".join(unknown))
+    for sentence in _settings.unknown():
+        warnings.warn(f"unjam: {sentence}", stacklevel=2)
 
 
 def _create(options: Any, backend_options: Any) -> Any:
