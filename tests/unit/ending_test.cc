@@ -346,6 +346,53 @@ TEST_F(Ends, FinalizeWaitsForWhatMoves) {
   });
 }
 
+// The end of a process may come upon threads that close their contexts, and upon a second one that
+// ends all: each context is shut down once, whoever comes first.
+TEST(EndsOfThreads, FinalizeWhileOthersClose) {
+  constexpr int kRanks = 3, kRounds = 40;
+  for (int round = 0; round < kRounds; ++round) {
+    unjamConfig_t config = default_config();
+    config.lanes = 2;
+    unjamContext_t contexts[kRanks] = {};
+    UNJAM_CHECK(unjamInitAll(contexts, kRanks, &config));
+    std::vector<std::int32_t> data(kRanks, 1);
+    std::vector<unjamRequest_t> requests(kRanks);
+    const bool leaves_one = round % 2 == 0;  // pending: a rank does not call
+    for (int r = leaves_one ? 1 : 0; r < kRanks; ++r) {
+      unjamGroup_t all = nullptr;
+      UNJAM_CHECK(unjamGroupCreate(contexts[r], nullptr, 0, "all", &all));
+      UNJAM_CHECK(unjamAllReduce(all, "k", &data[r], &data[r], 1, UNJAM_INT32, UNJAM_SUM, nullptr,
+                                 &requests[r]));
+    }
+    std::atomic<int> ready{0};
+    const auto together = [&] {
+      ++ready;
+      while (ready < kRanks + 2) std::this_thread::yield();
+    };
+    std::vector<std::thread> threads;
+    for (int i = 0; i < 2; ++i) {
+      threads.emplace_back([&] {
+        together();
+        const unjamResult_t code = unjamFinalize(0);
+        if (code != UNJAM_SUCCESS && code != UNJAM_ERROR_INVALID_USAGE) fail(code_text(code));
+      });
+    }
+    for (int r = 0; r < kRanks; ++r) {
+      threads.emplace_back([&, r] {
+        together();
+        // Refused while something is pending; then unjamFinalize has ended that, too.
+        if (!eventually([&] { return unjamDestroy(contexts[r]) == UNJAM_SUCCESS; })) {
+          fail("a context cannot be closed");
+        }
+      });
+    }
+    for (std::thread& thread : threads) thread.join();
+    for (const unjamRequest_t request : requests) {
+      if (request != nullptr) unjamRequestFree(request);
+    }
+  }
+}
+
 TEST_F(Ends, FinalizeAbortsWhatDoesNotAndLosesNothingElse) {
   run(2, "", [&](int rank) {
     One me(id_, 2, rank);
