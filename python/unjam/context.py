@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import os
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -18,6 +17,7 @@ from ._config import make_config
 from ._devices import HOST, choose_index
 from ._errors import InvalidArgument, InvalidType, InvalidUsage, Timeout, UnjamError, make_error
 from ._lib import check, last_error, library, read_json
+from ._log import logger
 from .group import Group
 from .memory import Memory
 from .registration import Registration
@@ -729,7 +729,7 @@ def _end_all() -> None:
         return
     lib = library()
     if code := lib.unjamFinalize(_ending.patience_us()):
-        print(f"unjam: {last_error(code)}", file=sys.stderr)
+        logger.warning("%s", last_error(code))
     for context in contexts:
         context._aborted = True  # what peers may store into is kept
         with suppress(UnjamError):
