@@ -1,14 +1,18 @@
 """Two builds of the library side by side on one machine: is one slower than the other?
 
-    python3 bench/ab.py BASE HEAD [ROW …] [--rounds N] [--json FILE]
+    python3 bench/ab.py BASE HEAD [ROW …] [--draws N] [--json FILE]
 
 BASE and HEAD are folders with libunjam.so.0 and libunjam_cuda.so. The program `gate` of
 bench/gate.cu measures a row at a time. It runs three times at once: with BASE, with BASE again, and
-with HEAD. Each round measures a row in all three, in the order base, again, head, and the next
-round the other way round, so that what drifts falls on all alike.
+with HEAD. Each round measures a row in all three, in an order that turns from round to round, so
+that what drifts falls on all alike.
+
+Processes with the same library differ too, by some percent for as long as they live: by where their
+memory lies. So the three are started anew some times, in another order each time; such a draw gives
+the median of its rounds.
 
 A row passes if the median ratio of head to base is at most 1 + max(2 %, spread). The spread is the
-90th percentile of how far base and its second process lie apart in a round. Bits must be equal, and
+90th percentile of how far base and its second process lie apart in a draw. Bits must be equal, and
 the shares of calls without the engine, and of calls begun early, no lower. Status 1 if not.
 """
 
@@ -16,6 +20,7 @@ from __future__ import annotations
 
 import argparse
 import fnmatch
+import itertools
 import json
 import os
 import selectors
@@ -31,7 +36,8 @@ from unjam.bench.report import make_report, write_report
 from unjam.cli._console import make_console, make_table
 
 ROOT = Path(__file__).resolve().parent.parent
-LEAST_ROUNDS = 5
+LEAST_DRAWS = 5
+ROUNDS = 4  # of a draw
 TOLERANCE = 0.02
 ANSWER_S = 120  # of a worker, before it counts as hung
 
@@ -108,18 +114,14 @@ class Worker:
 
 @dataclass
 class Row:
-    """A row's measurements, by worker: microseconds and bits."""
+    """A row's measurements, by worker: microseconds, draw by draw, and bits."""
 
     name: str
     us: dict[str, list[float]] = field(default_factory=dict)
     bits: dict[str, set[str]] = field(default_factory=dict)
 
-    def add(self, worker: str, answer: dict[str, Any]) -> None:
-        self.us.setdefault(worker, []).append(float(answer["us"]))
-        self.bits.setdefault(worker, set()).add(str(answer["bits"]))
-
     def ratios(self, worker: str) -> list[float]:
-        """Of a worker to base, round by round."""
+        """Of a worker to base, draw by draw."""
         return [x / base for x, base in zip(self.us[worker], self.us["base"], strict=True)]
 
     def ratio(self) -> float:
@@ -152,25 +154,59 @@ class Row:
         }
 
 
-def measure(workers: dict[str, Worker], names: Sequence[str], rounds: int) -> list[Row]:
+def draw(workers: dict[str, Worker], rows: Sequence[Row]) -> None:
     """All rows, round by round."""
-    rows = [Row(name) for name in names]
-    for number in range(rounds):
+    us: dict[tuple[str, str], list[float]] = {}
+    for number in range(ROUNDS):
         for row in rows:
             order = list(workers) if number % 2 == 0 else list(reversed(workers))
             for name in order:
-                row.add(name, workers[name].ask(row.name))
-        print(f"round {number + 1} of {rounds}", file=sys.stderr, flush=True)
-    return rows
+                answer = workers[name].ask(row.name)
+                us.setdefault((row.name, name), []).append(float(answer["us"]))
+                row.bits.setdefault(name, set()).add(str(answer["bits"]))
+    for row in rows:
+        for name in workers:
+            row.us.setdefault(name, []).append(median(us[row.name, name]))
 
 
-def shares(workers: dict[str, Worker]) -> tuple[dict[str, dict[str, float]], list[str]]:
+def measure(
+    gate: Path, folders: dict[str, Path], wanted: Sequence[str], draws: int, words: Sequence[str]
+) -> tuple[list[Row], dict[str, dict[str, int]]]:
+    """All draws; the rows, and how many calls each worker has done in which way.
+
+    Raises:
+        WorkerError: a worker failed; none is left.
+    """
+    rows: list[Row] = []
+    counts: dict[str, dict[str, int]] = {name: {} for name in folders}
+    orders = itertools.cycle(itertools.permutations(folders))
+    for number in range(draws):
+        workers: dict[str, Worker] = {}
+        try:
+            for name in next(orders):
+                workers[name] = Worker(name, gate, folders[name], words)
+            if not rows:
+                rows = [Row(r) for r in choose(workers["base"].ask("rows")["rows"], wanted)]
+            draw(workers, rows)
+            for name, worker in workers.items():
+                for what, n in worker.ask("counts").items():
+                    counts[name][what] = counts[name].get(what, 0) + int(n)
+            for worker in workers.values():
+                worker.end()
+        except BaseException:
+            for worker in workers.values():
+                worker.kill()
+            raise
+        print(f"draw {number + 1} of {draws}", file=sys.stderr, flush=True)
+    return rows, counts
+
+
+def shares(counts: dict[str, dict[str, int]]) -> tuple[dict[str, dict[str, float]], list[str]]:
     """Shares of calls, by worker, and which of them are lower with head."""
-    found: dict[str, dict[str, float]] = {}
-    for name, worker in workers.items():
-        counts = worker.ask("counts")
-        calls = max(counts.pop("calls"), 1)
-        found[name] = {what: n / calls for what, n in counts.items()}
+    found = {
+        name: {what: n / max(own["calls"], 1) for what, n in own.items() if what != "calls"}
+        for name, own in counts.items()
+    }
     lower = []
     for what, share in found["head"].items():
         pair = found["base"][what], found["again"][what]
@@ -215,13 +251,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("base", type=Path, help="folder of the library to compare with")
     parser.add_argument("head", type=Path, help="folder of the library to judge")
     parser.add_argument("rows", nargs="*", help="such as 'stream/*' (default: all)")
-    parser.add_argument("--rounds", type=int, default=6, help="at least 5 (default: 6)")
+    parser.add_argument("--draws", type=int, default=24, help="at least 5 (default: 24)")
     parser.add_argument("--gate", type=Path, default=ROOT / "build/cuda/gpu/gate")
     parser.add_argument("--ranks", type=int, help="default: all GPUs")
     parser.add_argument("--json", type=Path, metavar="FILE")
     options = parser.parse_args(arguments)
-    if options.rounds < LEAST_ROUNDS:
-        parser.error(f"argument --rounds: at least {LEAST_ROUNDS}: fewer say nothing")
+    if options.draws < LEAST_DRAWS:
+        parser.error(f"argument --draws: at least {LEAST_DRAWS}: fewer say nothing")
     for folder in (options.base, options.head):
         if not (folder / "libunjam.so.0").is_file():
             parser.error(f"{folder} has no libunjam.so.0: give a build's folder")
@@ -229,20 +265,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.error(f"{options.gate} is not built: cmake --build build/cuda --target gpu_gate")
     ranks = [] if options.ranks is None else ["--ranks", str(options.ranks)]
     folders = {"base": options.base, "again": options.base, "head": options.head}
-    workers: dict[str, Worker] = {}
     try:
-        for name, folder in folders.items():
-            workers[name] = Worker(name, options.gate, folder, ranks)
-        names = choose(workers["base"].ask("rows")["rows"], options.rows)
-        rows = measure(workers, names, options.rounds)
-        found, lower = shares(workers)
+        rows, counts = measure(options.gate, folders, options.rows, options.draws, ranks)
     except WorkerError as error:
-        for worker in workers.values():
-            worker.kill()
         print(f"ab: {error}", file=sys.stderr)
         return 1
-    for worker in workers.values():
-        worker.end()
+    found, lower = shares(counts)
     show(rows, found, lower)
     if options.json:
         command = ["python3", "bench/ab.py", *(arguments or sys.argv[1:])]

@@ -1,7 +1,7 @@
 #!/bin/bash
-# Two builds of the library side by side, measured in turns on the GPUs that are there: some 8 minutes.
+# Two builds of the library side by side, measured in turns on the GPUs that are there: some minutes.
 #
-#   bench/ab.sh BASE HEAD [ROW…] [--rounds N] [--json FILE]      rows: such as 'stream/*'; none: all
+#   bench/ab.sh BASE HEAD [ROW…] [--draws N] [--json FILE]      rows: such as 'stream/*'; none: all
 #
 # BASE and HEAD are folders with a built library (build/cuda), or commits: those are built first, in
 # build/ab/COMMIT, once. The same twice is an A/A. What a row and a verdict are: bench/ab.py.

@@ -1,4 +1,4 @@
-"""bench/ab.py: its rounds, its verdicts, and what it says of workers that fail.
+"""bench/ab.py: its draws, its verdicts, and what it says of workers that fail.
 
 The worker is a stand-in that answers as bench/gate.cu does, so that no GPU is needed.
 """
@@ -23,6 +23,10 @@ from pathlib import Path
 
 folder = Path(os.environ["LD_LIBRARY_PATH"])
 figures = json.loads((folder / "figures").read_text())
+with open(folder / "started", "a+") as file:  # of a build, which may have two in a draw
+    file.write("once\\n")
+    file.seek(0)
+    number = len(file.readlines())
 print("a word on stdout that is no answer", flush=True)
 print(json.dumps({{"library": figures.get("library", str(folder / "libunjam.so.0"))}}), flush=True)
 for line in sys.stdin:
@@ -41,10 +45,7 @@ for line in sys.stdin:
         answer = {{"error": "no GPU"}}
     else:
         us = figures["us"].get(line, 10)
-        # The second process of a build, to give it a spread.
-        if figures.get("spread") and len({{x.split()[0] for x in open(folder / "asked")}}) > 1:
-            first = open(folder / "asked").readline().split()[0] == str(os.getpid())
-            us *= 1 if first else 1 + figures["spread"]
+        us *= 1 + figures.get("spread", 0) * (number % 2)
         answer = {{"row": line, "us": us, "bits": figures.get("bits", {{}}).get(line, "0")}}
     print(json.dumps(answer), flush=True)
 """
@@ -82,7 +83,9 @@ class Builds:
 
     def run(self, *options: str) -> int:
         words = [str(self.place / "base"), str(self.place / "head"), *options]
-        return ab.main([*words, "--gate", str(self.gate), "--json", str(self.report)])
+        return ab.main(
+            [*words, "--draws", "5", "--gate", str(self.gate), "--json", str(self.report)]
+        )
 
     def verdicts(self) -> dict[str, str]:
         rows = json.loads(self.report.read_text())["rows"]
@@ -104,12 +107,15 @@ def test_equal_builds_pass(builds: Builds, capsys: pytest.CaptureFixture[str]) -
     assert "a word on stdout that is no answer" in told.err
 
 
-def test_rounds_alternate(builds: Builds) -> None:
+def test_draws_are_processes_and_rounds_alternate(builds: Builds) -> None:
     assert builds.run("a/1") == 0
     asked = [line.split() for line in (builds.place / "base/asked").read_text().splitlines()]
-    first = asked[0][0]
-    turns = [pid == first for pid, row in asked if row == "a/1"]
-    assert turns == [True, False, False, True] * 3
+    pids = [pid for pid, row in asked if row == "a/1"]
+    assert len(set(pids)) == 2 * 5
+    for draw in range(5):
+        first, second, *more = pids[8 * draw : 8 * draw + 8]
+        assert first != second
+        assert more == [second, first, first, second, second, first]
 
 
 def test_a_slower_row_fails(builds: Builds) -> None:
@@ -158,7 +164,7 @@ def test_a_worker_that_fails_is_named(
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (["--rounds", "4"], "at least 5"),
+        (["--draws", "4"], "at least 5"),
         (["--gate", "/nowhere/gate"], "/nowhere/gate is not built"),
     ],
 )
