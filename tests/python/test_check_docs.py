@@ -91,6 +91,8 @@ def test_what_is_too_long(check, text, words):
         "- one\n- two\n" * 50,
         "```text\n" + LONG + "\n```\n",
         "`" + LONG + "`\n",
+        "`` a `b` " + LONG[:-1] + " ``\n",
+        "<!-- generated: x -->\n" + LONG + "<!-- end of what is generated -->\n",
     ],
 )
 def test_what_is_not(check, text):

@@ -41,13 +41,14 @@ def test_readme_example_runs(python: Run) -> None:
 
 
 def test_torch_examples_run_under_torchrun(tmp_path: Path) -> None:
-    """README.md's, what docs/torch.md shows of keys, and those with an output, in one start: torch
+    """What README.md and the pages of PyTorch show, and those with an output, in one start: torch
     takes seconds to import."""
     pytest.importorskip("torch")
     programs = shown("python torchrun")
     assert programs
     readme, _ = blocks(ROOT / "README.md", "python")
-    start, keys = blocks(ROOT / "docs" / "torch.md", "python")
+    (start,) = blocks(DOCS / "torch.md", "python")
+    (keys,) = blocks(DOCS / "guide" / "torch" / "keys.md", "python")
     keys = "\n".join(line for line in keys.splitlines() if "isend" not in line)
     (tmp_path / "shown.py").write_text(
         "import unjam.torch\n"  # where the package is not installed
