@@ -8,7 +8,6 @@ import importlib.util
 import json
 import os
 import re
-import shlex
 import subprocess
 import sys
 from collections.abc import Callable
@@ -145,25 +144,6 @@ def test_generated_pages_are_what_their_sources_say(monkeypatch: pytest.MonkeyPa
     monkeypatch.syspath_prepend(ROOT / "tools")
     stale = importlib.import_module("docs_pages").stale()
     assert stale == [], "python3 tools/docs.py --generate brings them up to date"
-
-
-def commands() -> list[str]:
-    found = set()
-    for page in PAGES:
-        for block in blocks(page, "sh"):
-            for line in block.splitlines():
-                command = line.split("#")[0].strip()
-                if command.startswith("unjam demo"):
-                    found.add("unjam demo --quick")
-                elif command.startswith("unjam "):
-                    found.add(command)
-    return sorted(found)
-
-
-@pytest.mark.parametrize("command", commands())
-def test_shown_command_runs(command: str, python: Run, tmp_path: Path) -> None:
-    result = python("-m", *shlex.split(command), cwd=tmp_path)
-    assert result.returncode == 0, result.stdout + result.stderr
 
 
 def test_environment_page_is_complete() -> None:
