@@ -109,7 +109,7 @@ def shown(language: str) -> list[tuple[str, str, str]]:
         for k, (program, output) in enumerate(
             re.findall(
                 pattern,
-                re.sub(r"^```(text|sh)\n.*?^```$", "", page.read_text(), flags=re.M | re.S),
+                re.sub(r"^```(text|sh|console)\n.*?^```$", "", page.read_text(), flags=re.M | re.S),
                 flags=re.M | re.S,
             )
         )
