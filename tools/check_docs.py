@@ -1,9 +1,10 @@
 """Checks of the pages: links, hashes of commits, long sentences and table cells.
 
 Every link inside the repository must lead to a file, and its anchor to a heading. Hashes of commits
-stand in lab/ only. Cells have at most 12 words, sentences 25, paragraphs 80; tools/long_pages.txt
-names the pages that do not keep to that yet, and must not name one that does. Pages, and parts of
-pages, that are made from sources (tools/docs_pages.py) have their words from there.
+stand in lab/ only. Cells have at most 12 words, sentences 25, paragraphs 80, pages of internals
+900; tools/long_pages.txt names the pages that do not keep to that yet, and must not name one that
+does. Pages, and parts of pages, that are made from sources (tools/docs_pages.py) have their words
+from there.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from pathlib import Path
 from common import ROOT, Failure, main_wrapper
 
 CELL, SENTENCE, PARAGRAPH = 12, 25, 80
+INTERNALS, TOPIC = "docs/internals/", 900  # a page there is one topic
 KNOWN = Path("tools") / "long_pages.txt"
 FOLDERS = ["docs", "lab", "examples", "bench", "tests"]
 LAB = "lab"
@@ -132,6 +134,9 @@ def check(root: Path) -> list[str]:
         if not name.startswith(f"{LAB}/"):
             found += hash_faults(text)
             long = [] if name in GENERATED else list(length_faults(text))
+            words = _words(without_code(text))
+            if name.startswith(INTERNALS) and words > TOPIC:
+                long.append(f"1: a page of {words} words; {TOPIC} at most for one topic")
             if name not in known:
                 found += long
             elif not long:

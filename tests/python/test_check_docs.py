@@ -99,6 +99,12 @@ def test_what_is_not(check, text):
     assert check({"docs/page~": text}) == []
 
 
+def test_a_page_of_internals_is_one_topic(check):
+    text = "Four words stand here.\n\n" * 226
+    (fault,) = check({"docs/internals/page~": text, "docs/page~": text})
+    assert fault.startswith("docs/internals/page~:1: a page of 904 words")
+
+
 def test_the_list_of_long_pages_shrinks(check):
     (fault,) = check({"docs/page~": "Short.", "tools/long_pages.txt": "docs/page~\n"})
     assert "take it out of tools/long_pages.txt" in fault
