@@ -72,9 +72,11 @@ ELSEWHERE = {
     "--prefix /opt/unjam": f"{_INSTALL}prefix",
     "cmake --preset release && cmake --build --preset release && ctest --preset release": _UNIT,
     "cmake --build --preset release --target leaves_test collectives_test": _UNIT,
-    "build/release/tests/leaves_test && build/release/tests/collectives_test --gtest_filter='-*Soak*'": _UNIT,
+    "build/release/tests/leaves_test && build/release/tests/collectives_test "
+    "--gtest_filter='-*Soak*'": _UNIT,
     "cmake --build --preset release --target plan_correct_test collectives_test": _UNIT,
-    "build/release/tests/plan_correct_test && build/release/tests/collectives_test --gtest_filter='-*Soak*'": _UNIT,
+    "build/release/tests/plan_correct_test && build/release/tests/collectives_test "
+    "--gtest_filter='-*Soak*'": _UNIT,
     "build/release/tests/plan_correct_test --gtest_filter='*Broadcast*'": _UNIT,
     "PYTHONPATH=python UNJAM_LIBRARY=build/release/libunjam.so python3 -m pytest "
     "tests/python/test_requests.py": "tools/ci.py::stage_pytest",
