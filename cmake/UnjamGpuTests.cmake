@@ -1,5 +1,5 @@
-# tests/gpu/X.cu becomes build/<preset>/gpu/X: programs for machines with GPUs, which use nothing but the C API
-# of libunjam.so and the CUDA runtime; but for those that look inside. tests/gpu/run_all.sh runs them.
+# tests/gpu/X.cu and bench/X.cu become build/<preset>/gpu/X: programs for machines with GPUs, which use nothing
+# but the C API of libunjam.so and the CUDA runtime; but for those that look inside. tests/gpu/run_all.sh runs them.
 if(NOT CMAKE_CUDA_COMPILER)
   unjam_find_nvcc(nvcc reason)
   if(NOT nvcc)
@@ -12,7 +12,8 @@ endif()
 set(CMAKE_CUDA_FLAGS_RELEASE -DNDEBUG)  # as UnjamCuda.cmake
 set(UNJAM_GPU_TEST_ARCHITECTURES "90a-real" CACHE STRING "GPUs to build the GPU tests for")
 
-file(GLOB gpu_tests CONFIGURE_DEPENDS "${PROJECT_SOURCE_DIR}/tests/gpu/*.cu")
+file(GLOB gpu_tests CONFIGURE_DEPENDS "${PROJECT_SOURCE_DIR}/tests/gpu/*.cu"
+                                    "${PROJECT_SOURCE_DIR}/bench/*.cu")
 set(gpu_tests_inside leaf_check torn_lines)
 set(gpu_test_targets)
 foreach(source ${gpu_tests})

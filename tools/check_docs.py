@@ -1,9 +1,10 @@
 """Checks of the pages: links, hashes of commits, long sentences and table cells.
 
 Every link inside the repository must lead to a file, and its anchor to a heading. Hashes of commits
-stand in lab/ only. Cells have at most 12 words, sentences 25, paragraphs 80; tools/long_pages.txt
-names the pages that do not keep to that yet, and must not name one that does. Pages that are made
-from sources (tools/docs_pages.py) have their words from there.
+stand in lab/ only. Cells have at most 12 words, sentences 25, paragraphs 80, pages of internals
+900; tools/long_pages.txt names the pages that do not keep to that yet, and must not name one that
+does. Pages, and parts of pages, that are made from sources (tools/docs_pages.py) have their words
+from there.
 """
 
 from __future__ import annotations
@@ -15,9 +16,11 @@ from pathlib import Path
 from common import ROOT, Failure, main_wrapper
 
 CELL, SENTENCE, PARAGRAPH = 12, 25, 80
+INTERNALS, TOPIC = "docs/internals/", 900  # a page there is one topic
 KNOWN = Path("tools") / "long_pages.txt"
 FOLDERS = ["docs", "lab", "examples", "bench", "tests"]
 LAB = "lab"
+CODE = re.compile(r"(`+)(?!`).*?(?<!`)\1(?!`)")  # behind as many backticks as before it
 GENERATED = ["docs/reference/c.md", "docs/reference/cli.md"]
 # Of an abbreviation's full stop no sentence ends.
 ABBREVIATIONS = re.compile(r"\b(e\.g|i\.e|etc|vs|Sec|Fig|No)\.")
@@ -40,6 +43,16 @@ def without_code(text: str) -> str:
     text = re.sub(r"\A---\n.*?\n---\n", blank, text, flags=re.S)
     text = re.sub(r"^ *```.*?^ *```", blank, text, flags=re.M | re.S)
     return re.sub(r"<!--.*?-->", blank, text, flags=re.S)
+
+
+def without_generated(text: str) -> str:
+    """The page without what tools/docs_pages.py has put there; lines keep their numbers."""
+    return re.sub(
+        r"<!-- generated: .*?<!-- end of what is generated -->",
+        lambda match: "\n" * match.group().count("\n"),
+        text,
+        flags=re.S,
+    )
 
 
 def slug(title: str) -> str:
@@ -75,7 +88,7 @@ def hash_faults(text: str) -> Iterator[str]:
 
 def _words(text: str) -> int:
     text = re.sub(r"!?\[([^\]]*)\]\([^)]*\)", r"\1", text)
-    text = re.sub(r"`[^`]*`", "code", text)
+    text = CODE.sub("code", text)
     return len([word for word in text.split() if re.search(r"\w", word)])
 
 
@@ -84,7 +97,7 @@ def length_faults(text: str) -> Iterator[str]:
     begin = 0
 
     def check() -> Iterator[str]:
-        whole = re.sub(r"`[^`]*`", "code", ABBREVIATIONS.sub("x", " ".join(paragraph)))
+        whole = CODE.sub("code", ABBREVIATIONS.sub("x", " ".join(paragraph)))
         if _words(whole) > PARAGRAPH:
             yield f"{begin}: a paragraph of {_words(whole)} words; {PARAGRAPH} at most"
         for sentence in re.split(r"(?<=[.?!:])[*_)\"]*\s+", whole):
@@ -92,7 +105,7 @@ def length_faults(text: str) -> Iterator[str]:
                 yield f"{begin}: a sentence of {_words(sentence)} words; {SENTENCE} at most"
         paragraph.clear()
 
-    for number, line in enumerate([*without_code(text).splitlines(), ""], 1):
+    for number, line in enumerate([*without_code(without_generated(text)).splitlines(), ""], 1):
         stripped = line.strip()
         if stripped.startswith("|"):
             yield from check()
@@ -121,6 +134,9 @@ def check(root: Path) -> list[str]:
         if not name.startswith(f"{LAB}/"):
             found += hash_faults(text)
             long = [] if name in GENERATED else list(length_faults(text))
+            words = _words(without_code(text))
+            if name.startswith(INTERNALS) and words > TOPIC:
+                long.append(f"1: a page of {words} words; {TOPIC} at most for one topic")
             if name not in known:
                 found += long
             elif not long:

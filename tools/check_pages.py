@@ -2,6 +2,7 @@
 
 A page is what ends in ``.md``. Named with folders, it lies there as seen from the file, from the
 root, or from docs/; a name alone may be of a page in any folder. Addresses of sites do not count.
+Where a heading follows a page's name, a comma and a quote, the page has that heading.
 """
 
 from __future__ import annotations
@@ -13,6 +14,10 @@ from common import ROOT, Failure, main_wrapper
 
 FOLDERS = ["bench", "cmake", "docs", "examples", "include", "python", "src", "tests", "tools"]
 NOT_TEXT = {".png", ".gif", ".jpg", ".so", ".pyc", ".pickle"}
+# Also where a string of Python goes on in the next line.
+HEADING = re.compile(
+    r"(docs/[\w./-]*\w\.md), *(?:['\"]\s*['\"])? *(?:\n\s*//)? *\"([A-Z][^\"\n]+)\""
+)
 MENTION = re.compile(r"(?P<address>\w+://\S*?)?(?P<page>[\w./-]*\w\.md)\b")
 
 
@@ -35,6 +40,15 @@ def check(root: Path) -> list[str]:
             text = path.read_text(encoding="utf-8")
         except UnicodeDecodeError:  # a recorded input of some test
             continue
+        for mention in HEADING.finditer(text):
+            page, heading = root / mention[1], mention[2]
+            titles = (
+                re.findall(r"^#+ (.+)$", page.read_text(), re.M) if page.is_file() else [heading]
+            )
+            if heading not in titles:
+                number = text.count("\n", 0, mention.start()) + 1
+                where = path.relative_to(root)
+                faults.append(f'{where}:{number}: {mention[1]} has no heading "{heading}"')
         for number, line in enumerate(text.splitlines(), 1):
             for mention in MENTION.finditer(line):
                 page = mention["page"]

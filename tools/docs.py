@@ -21,6 +21,22 @@ DOCS_VENV = ROOT / "build" / "docs-venv"
 SITE = ROOT / "build" / "site"
 
 
+def installed() -> bool:
+    """Whether build/docs-venv has what the site is built with, so that nothing is fetched."""
+    python, stamp = DOCS_VENV / "bin" / "python", DOCS_VENV / "requirements"
+    if not python.exists() or not stamp.is_file():
+        return False
+    return stamp.read_text() == "\n".join(setup_env.requirements("docs", python=python))
+
+
+def check() -> None:
+    """The site is built, with warnings as errors, if that needs no package index."""
+    if installed():
+        build()
+    else:
+        say("the site is not built: `make docs` has not made build/docs-venv; links are checked")
+
+
 def ensure_environment() -> Path:
     """build/docs-venv with what the site is built with; gives its Python."""
     python = DOCS_VENV / "bin" / "python"
@@ -36,7 +52,7 @@ def ensure_environment() -> Path:
             )
     words = setup_env.requirements("docs", python=python)
     stamp = DOCS_VENV / "requirements"
-    if stamp.is_file() and stamp.read_text() == "\n".join(words):
+    if installed():
         return python
     say(f"installing into {DOCS_VENV.relative_to(ROOT)}: {', '.join(words)}")
     install = [python, "-m", "pip", "install", "--quiet", "--retries", "2"]

@@ -1,7 +1,8 @@
 """Lint and format: lint.py [--fix] [--no-tidy].
 
 Layers of #include, pages that are named and not there, links and lengths of pages, one version
-everywhere, clang-format, ruff (check and format), clang-tidy. Versions of the tools are pinned in
+everywhere, clang-format, ruff (check and format), the site where `make docs` has been run,
+clang-tidy. Versions of the tools are pinned in
 pyproject.toml. --fix formats instead of complaining (make format).
 """
 
@@ -18,6 +19,7 @@ import check_docs
 import check_layers
 import check_pages
 import cuda_toolchain
+import docs
 import setup_env
 from common import (
     ROOT,
@@ -115,6 +117,8 @@ def lint(fix: bool = False, tidy: bool = True) -> None:
         ("clang-format", lambda: clang_format(fix)),
         ("ruff", lambda: ruff(fix)),
     ]
+    if not fix:
+        steps.append(("site", docs.check))
     if tidy and not fix:
         # For compile_commands.json; also finds sources that have come or gone.
         cuda = f"-DUNJAM_CUDA={cuda_toolchain.setting()}"

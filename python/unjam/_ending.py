@@ -3,7 +3,7 @@
 The end of the interpreter is ``atexit``'s. A child of multiprocessing ends by ``os._exit``, behind
 multiprocessing's own finalisers (newer Pythons run ``atexit``'s as well). Of any other end (a
 signal, ``os._exit``, a crash) peers learn from the system, and lose nothing that was complete: see
-"When ranks go" in docs/api.md.
+docs/guide/ends.md.
 """
 
 from __future__ import annotations

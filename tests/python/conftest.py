@@ -28,6 +28,7 @@ LONG_FILES = (
     "test_torch_training",
     "test_wheel",
     "test_torch_benches",
+    "test_docs_commands",
     "test_docs",
     "test_torch_gpus",
     "test_memory",

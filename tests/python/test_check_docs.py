@@ -91,10 +91,18 @@ def test_what_is_too_long(check, text, words):
         "- one\n- two\n" * 50,
         "```text\n" + LONG + "\n```\n",
         "`" + LONG + "`\n",
+        "`` a `b` " + LONG[:-1] + " ``\n",
+        "<!-- generated: x -->\n" + LONG + "<!-- end of what is generated -->\n",
     ],
 )
 def test_what_is_not(check, text):
     assert check({"docs/page~": text}) == []
+
+
+def test_a_page_of_internals_is_one_topic(check):
+    text = "Four words stand here.\n\n" * 226
+    (fault,) = check({"docs/internals/page~": text, "docs/page~": text})
+    assert fault.startswith("docs/internals/page~:1: a page of 904 words")
 
 
 def test_the_list_of_long_pages_shrinks(check):

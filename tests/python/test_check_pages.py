@@ -64,5 +64,13 @@ def test_pages_that_are_there_are_not_refused(check):
     assert check(files) == []
 
 
+@pytest.mark.parametrize("apart", [", ", ", '\n    '", ", \n  // "])
+def test_a_heading_that_is_named_is_there(check, apart):
+    text = "// x\n(docs/api.md" + apart + '"Streams")\n'
+    assert check({"docs/api.md": "## Streams\n", "src/x.h": text}) == []
+    (fault,) = check({"docs/api.md": "## Keys\n", "src/x.h": text})
+    assert fault == 'src/x.h:2: docs/api.md has no heading "Streams"'
+
+
 def test_this_repository_names_no_page_that_it_lacks(check):
     assert sys.modules["check_pages"].check(TOOLS.parent) == []

@@ -387,7 +387,7 @@ def too_many_active_keys(job: Job) -> None:
 
 @misuse(
     KEYS,
-    "ranks far apart: data of too many keys not taken yet (here 6)",
+    "data of too many keys not taken yet (here 6)",
     "let the peers call, or a larger limit on all ranks",
     max_active_keys=3,
 )
@@ -645,7 +645,7 @@ def deregistered_in_the_middle(job: Job) -> None:
 @misuse(
     REGISTERED,
     "`close()` of a registration after a call into it has failed",
-    "the memory is kept; free it when all ranks have ended the call",
+    "free it when all ranks have ended the call",
 )
 def deregistered_after_a_failure(job: Job) -> None:
     x = large()
@@ -837,7 +837,7 @@ def peer_never_calls_c(job: Job) -> None:
 
 @misuse(
     WAIT,
-    "groups of equal members in different orders: two groups, that never meet",
+    "equal members in different orders: two groups that never meet",
     "the same list on all ranks; `explain()` shows who has not called",
 )
 def group_orders_differ(job: Job) -> None:
@@ -851,7 +851,7 @@ def group_orders_differ(job: Job) -> None:
 @misuse(
     WAIT,
     "sent to itself, and waited, before it received",
-    "call both, in any order, and then wait; a copy needs no message",
+    "call both, then wait; a copy needs no message",
 )
 def send_to_itself(job: Job) -> None:
     job.group.send(job.x, 0, key="k").wait(0.1)

@@ -33,7 +33,7 @@ def ddp_resnet50(backend: str, device: torch.device, small: bool, batch: int) ->
 
 
 def ddp_keyed(backend: str, device: torch.device, small: bool, batch: int) -> Training:
-    """The same with unjam.torch.ddp.keyed on unjam, as docs/torch.md advises."""
+    """The same with unjam.torch.ddp.keyed on unjam, as docs/guide/torch/keys.md says."""
     return _ddp(backend, device, small, batch, keyed=backend == "unjam")
 
 
