@@ -133,7 +133,7 @@ def test_usage_errors(arguments, option, capsys):
     with pytest.raises(SystemExit) as error:
         main(["bench", *arguments])
     assert error.value.code == 2
-    assert option in capsys.readouterr().err.splitlines()[-1]
+    assert option in capsys.readouterr().err.splitlines()[0]
 
 
 def test_gloo_without_torch(monkeypatch, capsys):

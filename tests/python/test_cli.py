@@ -8,7 +8,7 @@ import pytest
 
 import unjam
 from unjam import late_rank
-from unjam.cli import demo, info, main, make_parser
+from unjam.cli import demo, env, info, main, make_parser
 from unjam.cuda import gpus
 
 
@@ -54,7 +54,6 @@ def test_demo_tells_that_gpus_were_left_out(there, tmp_path, monkeypatch, capsys
 @pytest.mark.parametrize(
     "arguments",
     [
-        [],
         ["dance"],
         ["demo", "--ranks", "1"],
         ["demo", "--ranks", "65"],
@@ -77,7 +76,49 @@ def test_usage_errors(arguments, capsys):
     with pytest.raises(SystemExit) as error:
         main(arguments)
     assert error.value.code == 2
-    assert "usage: unjam" in capsys.readouterr().err
+    out, err = capsys.readouterr()
+    # What is wrong, then where the help is; no usage between.
+    command = f"unjam {arguments[0]}" if arguments[0] != "dance" else "unjam"
+    wrong, help_is = err.splitlines()
+    assert wrong.startswith(f"{command}: ") and help_is == f"See: {command} --help"
+    assert out == ""
+
+
+@pytest.mark.parametrize(
+    ("words", "command", "meant"),
+    [
+        ("dmeo", "unjam", "did you mean demo?"),
+        (
+            "bench --pear gloo",
+            "unjam bench",
+            "unrecognized arguments: --pear gloo; did you mean --peer",
+        ),
+        ("bench --peer golo", "unjam bench", "did you mean gloo?"),
+        ("torch biuld", "unjam torch", "did you mean build?"),
+        ("torch build --form", "unjam torch build", "unrecognized arguments: --form"),
+        ("--bogus", "unjam", "unrecognized arguments: --bogus"),
+        ("plan --check all_reduce extra", "unjam plan", "unrecognized arguments: extra"),
+        ("env UNJAM_LANS", "unjam env", "no variable UNJAM_LANS; did you mean UNJAM_LANES?"),
+        ("env jobs", "unjam env", "UNJAM_JOBS is of the build or the tests"),
+        ("env xyzzy", "unjam env", "there is no variable xyzzy"),
+    ],
+)
+def test_a_mistyped_word(words, command, meant, capsys):
+    with pytest.raises(SystemExit) as error:
+        main(words.split())
+    assert error.value.code == 2
+    err = capsys.readouterr().err
+    assert err.startswith(f"{command}: ") and meant in err
+    assert err.endswith(f"See: {command} --help\n")
+
+
+@pytest.mark.parametrize("arguments", [[], ["torch"]])
+def test_help_where_no_command_is_given(arguments, capsys):
+    """As pip, cargo and docker do; an error would name a word that newcomers do not know yet."""
+    assert main(arguments) == 0
+    out, err = capsys.readouterr()
+    assert out.startswith("usage: unjam") and err == ""
+    assert re.search(r"^\s+(demo|build)\s+\S", out, re.M)
 
 
 def test_help(capsys):
@@ -194,16 +235,43 @@ def test_info_on_gpus(monkeypatch, capsys):
     assert "on cuda:0" in out and "global_bytes_of_1000_keys" in out and "ranks share" not in out
 
 
-def test_env(capsys):
+def test_env(monkeypatch, capsys):
+    monkeypatch.setenv("UNJAM_LANES", "3")
+    monkeypatch.setenv("UNJAM_LIBRARY", unjam._lib.library_path().as_posix())
     assert main(["env", "--json"]) == 0
     variables = json.loads(capsys.readouterr().out)
-    assert main(["env"]) == 0
-    out = re.sub(r"\s", "", capsys.readouterr().out)
-    assert "UNJAM_LIBRARY" in out and "UNJAM_COMMIT" in out
     read_here = [variable for variable in variables if variable["read_by"] == "library"]
     assert len(read_here) > 30
     for variable in read_here:
         assert {"name", "type", "default", "doc", "value"} <= set(variable)
+    assert main(["env"]) == 0
+    out = capsys.readouterr().out
+    # A line each: name, value, a few words.
+    for name in [v["name"] for v in read_here] + ["UNJAM_LIBRARY", "UNJAM_COMMIT"]:
+        assert re.search(rf"^{name}( \*)? +\S+ +{re.escape(env.SHORT[name])} *$", out, re.M), name
+    assert re.search(r"^UNJAM_LANES \* +3 ", out, re.M)
+    assert re.search(r"^UNJAM_POLICY +adaptive ", out, re.M)
+    assert "  UNJAM_LANES=3\n" in out
+    assert f"  UNJAM_LIBRARY={unjam._lib.library_path()}\n" in out
+
+
+def test_env_of_one_variable(monkeypatch, capsys):
+    monkeypatch.setenv("UNJAM_TIMEOUT_MS", "77")
+    assert main(["env", "--json"]) == 0
+    variables = {v["name"]: v for v in json.loads(capsys.readouterr().out)}
+    for given in ("UNJAM_TIMEOUT_MS", "unjam_timeout_ms", "TIMEOUT_MS", "UNJAM_TIMEOUT_MS=5"):
+        assert main(["env", given]) == 0
+        out = capsys.readouterr().out
+        doc = variables["UNJAM_TIMEOUT_MS"]["doc"]
+        assert doc in re.sub(r"\s+", " ", out)
+        assert "takes:   0 to 1073741824\n" in out and "set to:  77\n" in out
+    assert main(["env", "UNJAM_LANES"]) == 0
+    out = capsys.readouterr().out
+    assert "Must be equal on all ranks." in re.sub(r"\s+", " ", out) and "(not set)" in out
+    assert main(["env", "lanes", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == [variables["UNJAM_LANES"]]
+    assert main(["env", "torch_replace"]) == 0
+    assert "takes:   nccl, gloo, or both" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+from rich.box import HEAVY_HEAD, Box
 from rich.console import Console
 from rich.progress import (
     BarColumn,
@@ -24,7 +25,7 @@ from .. import _limits as limits
 from .._texts import printable
 from ._outputs import file_to_write
 
-_PLAIN_WIDTH = 110  # of tables where there is no terminal that says
+_PLAIN_WIDTH = 80  # where there is no terminal that says
 
 _MOST_COLUMNS = 7  # of a table that has one row for each thing
 
@@ -54,10 +55,17 @@ def print_json(value: Any) -> None:
     print(json.dumps(value, indent=2))
 
 
-def make_table(title: str, columns: Sequence[str], numbers: Sequence[str] = ()) -> Table:
-    """An empty table; the columns named in `numbers` are flush right."""
+def make_table(
+    title: str, columns: Sequence[str], numbers: Sequence[str] = (), box: Box | None = HEAVY_HEAD
+) -> Table:
+    """An empty table; the columns named in `numbers` are flush right, `box` is its lines."""
     table = Table(
-        title=title or None, title_justify="left", title_style="bold", header_style="bold"
+        title=title or None,
+        title_justify="left",
+        title_style="bold",
+        header_style="bold",
+        box=box,
+        pad_edge=box is not None,
     )
     for column in columns:
         # What is too long for a line goes on in the next: nothing is cut off.
