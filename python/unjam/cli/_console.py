@@ -66,6 +66,7 @@ def make_table(
         header_style="bold",
         box=box,
         pad_edge=box is not None,
+        collapse_padding=box is None,
     )
     for column in columns:
         # What is too long for a line goes on in the next: nothing is cut off.
