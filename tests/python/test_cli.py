@@ -1,5 +1,6 @@
 """The command ``unjam``, in subprocesses."""
 
+import importlib.util
 import json
 import re
 
@@ -7,8 +8,8 @@ import numpy as np
 import pytest
 
 import unjam
-from unjam import late_rank
-from unjam.cli import demo, env, info, main, make_parser
+from unjam import gloo_program, late_rank, programs
+from unjam.cli import _console, demo, env, info, main, make_parser
 from unjam.cuda import gpus
 
 
@@ -17,14 +18,72 @@ def test_demo(python, tmp_path):
     finished = python(*arguments, cwd=tmp_path)
     assert finished.returncode == 0, finished.stdout + finished.stderr
     out = finished.stdout
+    text = " ".join(out.split())
     assert "seed 4" in out
     assert out.count("deadlocked in 2 of 2 tries") == 2
-    assert re.search(r"rank \d runs all-reduce [A-H] \(\d+ \w+\) and waits for rank \d", out)
+    assert re.search(r"rank \d runs all-reduce [A-H] \(\d+ \w+\) and waits for rank \d", text)
     assert "every result right" in out
     assert "Cost of disorder" in out
-    assert "preemptions" in out and "context loads" in out
+    # What a table says is explained, and nothing of the progress is left.
+    assert "Preempted: how often an engine set a call aside" in text
+    assert not re.search(r"program \d: \d+ of \d+", out)
+    assert max(map(len, out.replace(str(tmp_path), "").splitlines())) <= 80
+    if importlib.util.find_spec("torch") is None:
+        assert "PyTorch, which has gloo, is not installed here: pip install torch" in text
+    else:
+        assert re.search(
+            r"gloo, one order on all ranks: [\d.]+ ms .* unjam, any order: [\d.]+ ms", text
+        )
+        assert "gloo, each rank in its own order: " in text
     assert (tmp_path / "unjam-demo-timeline.png").stat().st_size > 10_000
     assert str(tmp_path / "unjam-demo-timeline.png") in out
+
+
+def gloo_shown(monkeypatch, capsys, **found):
+    """What the demo prints of gloo."""
+
+    def try_gloo(*_):
+        if "error" in found:
+            raise RuntimeError(found["error"])
+        return gloo_program.GlooTry(**({"iterations": 20, "results": 1280, "seconds": 2.0} | found))
+
+    monkeypatch.setattr(gloo_program, "lacking", lambda: found.pop("lack", ""))
+    monkeypatch.setattr(gloo_program, "try_gloo", try_gloo)
+    settings = demo._Demo(_console.make_console(), 8, 200, 4, 10, "")
+    demo._show_gloo(settings, {"random": programs.Part("random", 200, 5.0)})
+    return " ".join(capsys.readouterr().out.split())
+
+
+def test_demo_shows_what_becomes_of_gloo(monkeypatch, capsys):
+    shown = gloo_shown(monkeypatch, capsys, end="broke", words="mismatch [a]?")
+    assert "gloo, one order on all ranks: 100.0 ms an iteration" in shown
+    assert "unjam, any order: 25.0 ms" in shown and "That is 4.0 times gloo's speed" in shown
+    assert "in its own order: it ended the process. its words: mismatch [a]?" in shown
+    assert "it hung and was ended after 10 s" in gloo_shown(monkeypatch, capsys, end="hung")
+    assert "wrong results, without" in gloo_shown(monkeypatch, capsys, end="wrong")
+    assert "this time it went well" in gloo_shown(monkeypatch, capsys, end="completed")
+    assert "Left out: silence" in gloo_shown(monkeypatch, capsys, error="silence")
+    lack = "PyTorch is not there: pip install torch"
+    assert f"Left out: {lack}; then unjam demo" in gloo_shown(monkeypatch, capsys, lack=lack)
+
+
+def test_demo_without_torch_says_how_to_get_it(monkeypatch):
+    monkeypatch.setattr(gloo_program.importlib.util, "find_spec", lambda name: None)
+    assert gloo_program.lacking().endswith("pip install torch")
+
+
+def test_gloo_in_one_order_and_in_disorder():
+    pytest.importorskip("torch")
+    found = gloo_program.try_gloo(3, 1, 4)
+    assert (found.iterations, found.results, found.end) == (4, 4 * 3 * 8, "broke")
+    assert found.seconds > 0 and found.ms_per_iteration == pytest.approx(250 * found.seconds)
+    assert "Received data size doesn't match" in found.words
+
+
+def test_gloo_that_cannot_be_run_is_told(monkeypatch):
+    monkeypatch.setattr(gloo_program.sys, "executable", "/bin/false")
+    with pytest.raises(RuntimeError, match="gloo could not be run in one order: silence"):
+        gloo_program.try_gloo(2, 1, 1)
 
 
 def test_demo_as_html_with_two_ranks(python, tmp_path):
@@ -38,8 +97,8 @@ def test_demo_as_html_with_two_ranks(python, tmp_path):
 def test_demo_tells_that_gpus_were_left_out(there, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(demo, "_DRIVER", tmp_path if there else tmp_path / "none")
     monkeypatch.setattr(gpus.importlib.util, "find_spec", lambda name: None)  # without torch
-    for part in ("_show_hold", "_show_unjam", "_show_picture"):
-        monkeypatch.setattr(demo, part, lambda it: True)
+    for part in ("_show_hold", "_show_unjam", "_show_gloo", "_show_picture"):
+        monkeypatch.setattr(demo, part, lambda *_: True)
     assert main(["demo"]) == 0
     last = capsys.readouterr().out.rstrip().splitlines()[-1]
     if not there:

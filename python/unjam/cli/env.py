@@ -8,10 +8,8 @@ import os
 from dataclasses import dataclass
 from typing import Any
 
-from rich.padding import Padding
-
 from .. import _lib, _torch_settings
-from ._console import make_console, make_table, print_json
+from ._console import make_console, make_table, print_block, print_json
 from ._streams import complain
 
 _LONGEST_VALUE = 9  # in the list
@@ -199,7 +197,7 @@ def _show(variable: _Variable) -> None:
     console = make_console()
     console.print(variable.name, style="bold")
     doc = variable.doc + " Must be equal on all ranks." * variable.agreed
-    console.print(Padding(doc, (0, 0, 0, 2)))
+    print_block(console, doc, indent=2)
     facts = {
         "takes": variable.values,
         "default": variable.default or "none",
