@@ -204,13 +204,13 @@ def test_info(monkeypatch, capsys):
     assert "UNJAM_LANES" in out and "per_key" in out
     # Counters are for those who ask; settings are as their variables take them.
     assert re.search(r"UNJAM_POLICY *\S *adaptive", out) and "quits" not in out
-    assert len(out.splitlines()) < 90
+    assert len(out.splitlines()) < 100
     assert main(["info", "--all"]) == 0
     assert "quits" in capsys.readouterr().out
     monkeypatch.setenv("UNJAM_LANES", "32")  # as on GPUs
     assert main(["info", "--all"]) == 0
-    lanes = capsys.readouterr().out.partition("Lanes (the first 7 of 32; --json shows all)")[2]
-    assert "lane 6" in lanes and "lane 7" not in lanes and "starts" in lanes
+    lanes = capsys.readouterr().out.partition("Lanes (the first 4 of 32; --json shows all)")[2]
+    assert "lane 3" in lanes and "lane 4" not in lanes and "starts" in lanes
 
 
 @pytest.mark.parametrize(
@@ -392,14 +392,13 @@ def test_stress(capsys):
 
 def test_fig11(capsys):
     assert main(["fig11", "--collectives", "5", "--iterations", "1", "--runs", "3"]) == 0
-    before, _, after = capsys.readouterr().out.partition("┏")
+    before, _, after = capsys.readouterr().out.partition("\npolicy ")
     assert re.search(r"3 runs of each kind, in turn: about \d+ s or less", before)
     spread = r"\d[\d.]* \([\d.]+ to [\d.]+\)"
     for row in ("fixed", "adaptive", "adaptive / fixed"):
-        assert re.search(rf"│ {row} +│ +{spread} │ +{spread} │ +{spread} │", after), after
+        assert re.search(rf"^{row} +{spread} +{spread} +{spread}", after, re.M), after
     for name in ("switches", "ms in queue", "ms a burst"):
-        line = re.search(rf"^{name}: (.*)\.$", after, re.M)[1]
-        assert line.startswith("3 runs of each are too few to tell (")
+        assert f" {name}: 3 runs of each are too few to tell (" in " ".join(after.split())
 
 
 def figures(monkeypatch, fixed, adaptive):
@@ -448,7 +447,7 @@ def figures(monkeypatch, fixed, adaptive):
 )
 def test_fig11_says_what_the_runs_tell(monkeypatch, capsys, fixed, adaptive, words):
     policies = figures(monkeypatch, fixed, adaptive)
-    out = capsys.readouterr().out
+    out = " ".join(capsys.readouterr().out.split())
     assert f"ms a burst: {words}" in out
     # In turn, and each kind first as often as the other.
     turns = ["fixed", "adaptive", "adaptive", "fixed"] * 3
@@ -458,9 +457,8 @@ def test_fig11_says_what_the_runs_tell(monkeypatch, capsys, fixed, adaptive, wor
 def test_fig11_says_that_others_share_the_cores(monkeypatch, capsys):
     monkeypatch.setattr("os.getloadavg", lambda: (77.0, 1, 1))
     figures(monkeypatch, [1, 2], [1, 2])
-    assert "load average 77.0: what shares the cores is in these figures, too" in (
-        capsys.readouterr().out
-    )
+    out = " ".join(capsys.readouterr().out.split())
+    assert "load average 77.0: what shares the cores is in these figures, too" in out
 
 
 def test_no_library(python, tmp_path, monkeypatch):

@@ -44,7 +44,8 @@ def run(options: argparse.Namespace) -> int:
     )
     console.print()
     block(
-        "Every rank calls the same eight all-reduces, 256 B to 1 MiB, each in its own random order:",
+        "Every rank calls the same eight all-reduces, 256 B to 1 MiB, each in its own random "
+        "order:",
         0,
     )
     block("program 1: all calls at once, then wait;", 2)

@@ -223,8 +223,8 @@ def _show_unjam(demo: _Demo) -> dict[str, Part]:
     block(f"Cost of disorder, time in own order over time in one order: {', '.join(costs)}.")
     block(
         "Preempted: how often an engine set a call aside to look at another one. That is how it "
-        "waits, in one order as well: a look often takes less than a microsecond where nothing has come, "
-        "and with more ranks than cores a peer that it waits for seldom runs just then."
+        "waits, in one order as well: a look often takes less than a microsecond where nothing has "
+        "come, and with more ranks than cores a peer that it waits for seldom runs just then."
     )
     demo.console.print()
     return of_program[1]
