@@ -394,7 +394,7 @@ def test_fig11(capsys):
     assert main(["fig11", "--collectives", "5", "--iterations", "1", "--runs", "3"]) == 0
     before, _, after = capsys.readouterr().out.partition("\npolicy ")
     assert re.search(r"3 runs of each kind, in turn: about \d+ s or less", before)
-    spread = r"\d[\d.]* \([\d.]+ to [\d.]+\)"
+    spread = r"\d[\d.]* \([\d.]+–[\d.]+\)"
     for row in ("fixed", "adaptive", "adaptive / fixed"):
         assert re.search(rf"^{row} +{spread} +{spread} +{spread}", after, re.M), after
     for name in ("switches", "ms in queue", "ms a burst"):

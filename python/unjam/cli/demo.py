@@ -40,6 +40,7 @@ _NUMBERS = [
     "preempted\na call",
     "engine left,\na rank",
 ]
+_TRACED = 4  # of each half of the picture; the quickest is drawn: others may use the machine
 _GLOO_ITERATIONS = 20  # at most, in one order
 _GLOO_LIMIT_S = 10.0  # for those in disorder
 
@@ -308,8 +309,11 @@ def _show_picture(demo: _Demo) -> bool:
     path = file_for(demo.out)
     if not write("--out", path, lambda: draw(timelines, path), "demo"):
         return False
-    demo.console.print(
-        "[bold]4. Who had what in hand, when[/]: an iteration of program 1 of each kind",
+    print_block(
+        demo.console,
+        "[bold]4. Who had what in hand, when[/]: program 1, the quickest of "
+        f"{_TRACED} iterations of each kind",
+        indent=0,
         markup=True,
     )
     demo.console.print(f"   {path.resolve()}\n", soft_wrap=True)
@@ -325,7 +329,10 @@ def _keys() -> list[tuple[str, str]]:
 
 
 def _hold_timeline(demo: _Demo) -> Timeline:
-    one = programs.try_hold(demo.ranks, demo.seed, trace_events=_TRACE_EVENTS)
+    tries = [
+        programs.try_hold(demo.ranks, demo.seed, trace_events=_TRACE_EVENTS) for _ in range(_TRACED)
+    ]
+    one = min(tries, key=lambda one: (not one.deadlocked, _shown_until(one) - _begin(one)))
     title = "One collective at a time, in call order: "
     title += "deadlock" if one.deadlocked else "this time it went well"
     timeline = make_timeline(title, _keys(), one.traces, end_ns=_shown_until(one))
@@ -348,17 +355,23 @@ def _hold_timeline(demo: _Demo) -> Timeline:
     return timeline
 
 
+def _begin(one: HoldTry) -> int:
+    return min((event.time_ns for trace in one.traces for event in trace), default=one.ended_ns)
+
+
 def _shown_until(one: HoldTry) -> int:
     """So that what stands for ever takes the larger part of the picture, and the start is seen."""
-    starts = [event.time_ns for trace in one.traces for event in trace]
-    if not one.deadlocked or not starts:
+    last = max((event.time_ns for trace in one.traces for event in trace), default=one.ended_ns)
+    if not one.deadlocked:
         return one.ended_ns
-    return min(one.ended_ns, max(starts) + 2 * (max(starts) - min(starts)))
+    return min(one.ended_ns, last + 2 * (last - _begin(one)))
 
 
 def _unjam_timeline(demo: _Demo) -> Timeline:
-    traces = programs.trace_iteration(demo.ranks, demo.seed, _TRACE_EVENTS)
-    timeline = condensed(make_timeline("", _keys(), traces, use=programs.TRACED_USE))
+    first, last = programs.TRACED_USE, programs.TRACED_USE + _TRACED
+    traces = programs.trace_iteration(demo.ranks, demo.seed, _TRACE_EVENTS, iterations=last)
+    found = [make_timeline("", _keys(), traces, use=use) for use in range(first, last)]
+    timeline = condensed(min(found, key=lambda one: one.end_ns - one.start_ns))
     timeline.title = (
         "unjam, the same calls, each rank in its own order: all done after "
         f"{timeline.milliseconds:.1f} ms"

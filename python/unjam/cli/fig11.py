@@ -127,4 +127,4 @@ def _text(spread: Spread) -> str:
     def number(value: float) -> str:
         return f"{value:.0f}" if value >= 100 else f"{value:.2f}"
 
-    return f"{number(spread.median)} ({number(spread.least)} to {number(spread.most)})"
+    return f"{number(spread.median)} ({number(spread.least)}–{number(spread.most)})"

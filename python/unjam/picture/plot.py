@@ -30,6 +30,8 @@ def draw_plot(timelines: Sequence[Timeline], path: Path) -> None:
     ]
     figure = Figure(figsize=(11, sum(heights) + 0.5), layout="constrained")
     FigureCanvasAgg(figure)
+    layout: Any = figure.get_layout_engine()
+    layout.set(h_pad=0.12)  # captions are not part of it
     panels: Any = figure.subplots(
         len(timelines), 1, squeeze=False, gridspec_kw={"height_ratios": heights}
     )
@@ -45,7 +47,7 @@ def _row_inches(timeline: Timeline) -> float:
 
 def _panel(axes: Any, timeline: Timeline) -> None:
     colors = {key: color_of(place) for place, (key, _) in enumerate(timeline.keys)}
-    axes.set_title(literal(timeline.title), loc="left", fontsize=11, wrap=True)
+    axes.set_title(literal(timeline.title), loc="left", fontsize=11, pad=10, wrap=True)
     axes.set_xlim(0, timeline.milliseconds)
     axes.set_ylim(len(timeline.rows) - 0.5, -0.5)
     axes.set_yticks(range(len(timeline.rows)), [f"rank {row.rank}" for row in timeline.rows])
@@ -56,7 +58,7 @@ def _panel(axes: Any, timeline: Timeline) -> None:
     for place, row in enumerate(timeline.rows):
         _row(axes, timeline, row, place, colors)
     if timeline.caption:
-        axes.set_xlabel("ms\n", loc="right", labelpad=-6)
+        axes.set_xlabel("ms", loc="right", labelpad=0)
         caption = axes.annotate(
             literal(timeline.caption),
             (0, 0),
@@ -78,15 +80,15 @@ def _circle(axes: Any, timeline: Timeline) -> None:
     for rank, other in timeline.waits:
         arrow = axes.annotate(
             "",
-            (0.985 * x, places[other]),
-            (0.985 * x, places[rank]),
+            (0.96 * x, places[other]),
+            (0.96 * x, places[rank]),
             arrowprops={
                 "arrowstyle": "-|>",
                 "color": _CIRCLE,
                 "linewidth": 2.2,
                 "mutation_scale": 16,
                 # Downwards on one side, upwards on the other, so that two make a circle.
-                "connectionstyle": "arc3,rad=-0.35",
+                "connectionstyle": "arc3,rad=-0.25",
             },
         )
         arrow.set_in_layout(False)
