@@ -13,12 +13,20 @@ from pathlib import Path
 import pytest
 
 import unjam.simulate.pictures
+from unjam import gloo_program
 from unjam._texts import printable
 from unjam.cli import _console, _outputs, bench, demo, main, make_parser, simulate
 from unjam.picture import draw
 from unjam.simulate import Group, Job, sweeps
 from unjam.simulate import simulate as run_job
 from unjam.timeline import RankRow, Span, Timeline
+
+
+@pytest.fixture(autouse=True)
+def without_gloo(monkeypatch):
+    """It takes seconds to begin, and test_cli.py has it."""
+    monkeypatch.setattr(gloo_program, "lacking", lambda: "PyTorch, which has gloo, is not there")
+
 
 # ---- names are users' texts ----
 

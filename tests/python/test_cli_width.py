@@ -101,3 +101,46 @@ def test_a_block_is_indented_in_all_its_lines(width):
     assert all(len(line) <= width and line[:3] == "   " and line[3] != " " for line in lines)
     assert " ".join(" ".join(lines).split()) == " ".join(["word"] * 30)
     assert last == "[bold] a\\x1b"
+
+
+def test_the_demo_on_gpus_fits(monkeypatch, capsys):
+    """With figures of GPUs that are not there."""
+    pytest.importorskip("torch")
+    from unjam.cuda import gpus, nccl_program, program
+
+    outcome = program.Outcome({"random": 0.75, "consistent": 0.5}, 1600)
+    monkeypatch.setattr(gpus, "gpu_count", lambda: 4)
+    monkeypatch.setattr(gpus, "lacking", lambda *_, **__: "")
+    monkeypatch.setattr(gpus, "describe", lambda: {"gpu": "NVIDIA H100 80GB HBM3, 700 W"})
+    for name in ("run_threads", "run_processes"):
+        monkeypatch.setattr(program, name, lambda program: outcome)
+    hung = nccl_program.NcclTry(True, 3, 10.0)
+    monkeypatch.setattr(nccl_program, "try_nccl", lambda *_, **__: hung)
+    assert main(["demo", "--device", "cuda", "--seed", "1"]) == 0
+    out = capsys.readouterr().out
+    assert too_wide(out) == []
+    assert "program 2: hung in 2 of 2 tries, the first after 3 iterations" in out
+    assert re.search(r"1 +one for all GPUs +200 +1,600 +3\.75 +1\.50", out)
+
+
+def test_a_matrix_product_beside_calls_fits(monkeypatch, capsys):
+    from unjam.cli import bench
+
+    def run_gemm(sweep, on_row):
+        rows = [
+            {"lanes": lanes, "beside": name, "blocks": lanes, "ms": 1.5, "low_ms": 1.25,
+             "high_ms": 1.75, "slowdown": 1.125, "busbw": 312.0, "covered": name == "alone"}
+            for lanes in (4, 16) for name in ("alone", "unjam, waiting", "nccl")
+        ]  # fmt: skip
+        for row in rows:
+            on_row(row)
+        return rows
+
+    monkeypatch.setattr(bench, "run_gemm", run_gemm)
+    sweep = bench.GemmSweep((4, 16), 2, registered=True)
+    assert len(bench._measure_gemm(sweep, _console.make_console())) == 6
+    out = capsys.readouterr().out
+    assert too_wide(out) == []
+    assert "This takes about 1 s in all." in out and out.startswith("14 rows; ")
+    assert re.search(r"16 unjam, waiting \* +16 1\.500 1\.250 1\.750 +1\.125 +312", out)
+    assert "*: the all-reduces ended before the products." in out

@@ -149,7 +149,8 @@ def draw_cycle(round_found: dict[str, Any], kind: str, job: Job, path: Path) -> 
                 },
             )
         stops = "stands in" if job.model == "single-queue" else "has called, then synchronises"
-        for x, head in ((0.0, stops), (middle, "has not called yet, as it stands")):
+        lacking = "has not called yet" + (", as it stands" if kind == "exact" else "")
+        for x, head in ((0.0, stops), (middle, lacking)):
             axes.text(x, -0.62, head, va="center", fontsize=10, color="#5b6670")
         axes.set_title(_cycle_title(round_found["round"], kind, len(gpus)), loc="left", fontsize=11)
         axes.text(-1.15, len(gpus) - 0.25, _story(waits, kind), va="center", fontsize=9)
