@@ -246,7 +246,7 @@ def recorded(rank, ranks, port, folder, limit_s):
 @pytest.fixture(scope="module")
 def dumps(tmp_path_factory):
     folder = tmp_path_factory.mktemp("dumps")
-    run(recorded, 4, str(folder), 0)
+    run(recorded, 4, str(folder), 0, UNJAM_TORCH_STACKS=1)
     return folder
 
 
@@ -336,6 +336,8 @@ def test_dumps_are_written_when_a_time_limit_is_over(tmp_path):
     assert all("was not complete within" in said[rank] for rank in (0, 1, 3)), said
     assert sorted(path.name for path in tmp_path.iterdir()) == [f"fr_rank_{r}" for r in range(4)]
     assert "missing ranks: {2}" in analysed(tmp_path)
+    entries = pickle.loads((tmp_path / "fr_rank_0").read_bytes())["entries"]
+    assert all(entry["frames"] == [] for entry in entries)  # no stacks, unless asked for
 
 
 def ring(rank, ranks, port):

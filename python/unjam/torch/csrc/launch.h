@@ -48,6 +48,7 @@ class UnjamBackend::Launch {
     if (in_stream) call_->set_in_stream(stream);
   }
   ~Launch() {
+    comms_.reset();
     if (range_ != nullptr) range_->end_call();
     if (done_ || !call_->has_requests()) return;
     // It failed on the way: what was begun still uses its tensors, and the other ranks will wait
@@ -140,7 +141,6 @@ class UnjamBackend::Launch {
                                                   backend_.sequence_.fetch_add(1),
                                                   std::move(thread_key_), std::move(names));
     done_ = true;  // the Work sees to its tensors from here
-    comms_.reset();
     if (to_be_told) call_->call_when_complete();
     if (sync_) {
       // It may wait on the host: who destroys the process group meanwhile leaves the job with it.
@@ -189,6 +189,7 @@ class UnjamBackend::Launch {
   // Hands on to the call what goes on behind its making. True: it is to be told of its end at once,
   // whether or not anybody waits. (Where torch waits as the next thing that is not worth a thread.)
   bool set_observed() {
+    comms_.reset();  // begun behind the range
     if (range_ == nullptr && record_ == nullptr) return false;
     bool to_be_told = false;
     if (range_ != nullptr) {

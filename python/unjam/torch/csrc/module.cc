@@ -205,6 +205,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
       py::arg("name"));
   m.attr("has_nvtx") = nvtx_built_in();
   m.def("flight_record", flight_record);
+  m.def("record_stacks", [](bool on) { Recorder::get().keep_stacks(on); });
   m.def("flight_recorder_size", [] { return Recorder::get().most(); });
   m.def("worlds", worlds);
   m.def("default_world", default_world);

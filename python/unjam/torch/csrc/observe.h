@@ -95,7 +95,9 @@ class Range {
   // the thread's local ones. It is stopped by the thread that has started it, which takes the state
   // away, and frees what the range is written into; so here the state is found by a weak reference:
   // one that has gone is no longer looked for, and nothing is written. (torch's own backends keep
-  // it, and write.) Of the thread's own states none is to be found, which may be a later profile's.
+  // it, and write.) What is left is a profile that stops between the look and the write, or that
+  // somebody else keeps. Of the thread's own states none is to be found: that may be a later
+  // profile's.
   //
   // Not torch's whole local state: that holds Python objects, and this may be unjam's callback
   // thread, which must not take the GIL to free them.

@@ -72,7 +72,9 @@ Recorder::RecordPtr Recorder::begin(const char* name, const std::vector<at::Tens
   record->timeout_ms = timeout.count();
   record->thread_name = thread_name;
   record->thread_id = static_cast<std::uint64_t>(pthread_self());
-  record->traceback = torch::CapturedTraceback::gather(/*python=*/true, false, false);
+  if (stacks_.load(std::memory_order_relaxed)) {
+    record->traceback = torch::CapturedTraceback::gather(/*python=*/true, false, false);
+  }
   return record;
 }
 
@@ -116,6 +118,16 @@ std::vector<Recorder::RecordPtr> Recorder::records() const {
   return all;
 }
 
+std::vector<Recorder::Standing> Recorder::standings(const std::vector<RecordPtr>& records) const {
+  std::vector<Standing> all;
+  all.reserve(records.size());
+  const std::lock_guard lock(mutex_);
+  for (const RecordPtr& r : records) {
+    all.push_back({r->id, r->channel, r->channel->calls, r->number, r->source, r->destination});
+  }
+  return all;
+}
+
 // ---- dumps ----
 
 namespace {
@@ -139,22 +151,30 @@ py::list names(const Recorder::Sizes& sizes) {
   for (const at::ScalarType type : sizes.types) all.append(c10::toString(type));
   return all;
 }
+// The system cuts names of threads, in the middle of a letter, too.
+py::object text(const std::string& name) {
+  return py::reinterpret_steal<py::object>(PyUnicode_DecodeUTF8(
+      name.data(), static_cast<Py_ssize_t>(name.size()), /*errors=*/"replace"));
+}
 py::object or_none(std::int64_t value) {
   return value == 0 ? py::object(py::none()) : py::object(py::int_(value));
 }
 
 // "send 0->1": torch's texts. (Its analyser takes no other library's name than "nccl" in front.)
-std::string profiling_name(const Recorder::Record& record) {
+std::string profiling_name(const Recorder::Record& record, const Recorder::Standing& standing) {
   std::string text = std::string("nccl:") + record.name;
   if (!record.p2p) return text;
-  const std::string from = std::to_string(record.source), to = std::to_string(record.destination);
+  const std::string from = std::to_string(standing.source),
+                    to = std::to_string(standing.destination);
   return text +
          (std::strcmp(record.name, "send") == 0 ? " " + from + "->" + to : " " + to + "<-" + from);
 }
 
-py::list frames(const torch::SymbolizedTracebacks& symbols, std::size_t which) {
+// which: -1 for none.
+py::list frames(const torch::SymbolizedTracebacks& symbols, std::ptrdiff_t which) {
   py::list all;
-  for (const std::uint64_t i : symbols.tracebacks.at(which)) {
+  if (which < 0) return all;
+  for (const std::uint64_t i : symbols.tracebacks.at(static_cast<std::size_t>(which))) {
     const torch::unwind::Frame& frame = symbols.all_frames.at(i);
     py::dict one;
     one["name"] = frame.funcname;
@@ -171,7 +191,9 @@ py::dict flight_record() {
   const Recorder& recorder = Recorder::get();
   std::vector<Recorder::RecordPtr> records;
   std::vector<bool> retired;
+  std::vector<std::ptrdiff_t> places;  // in the symbols
   torch::SymbolizedTracebacks symbols;
+  std::vector<Recorder::Standing> standings;  // (What makes Python's objects may run anything.)
   {
     const NoGil no_gil;
     records = recorder.records();
@@ -179,62 +201,64 @@ py::dict flight_record() {
     for (const Recorder::RecordPtr& record : records) {
       const std::shared_ptr<Call> call = record->call.lock();
       retired.push_back(call == nullptr || call->complete());
-      tracebacks.push_back(record->traceback.get());
+      const bool has_one = record->traceback != nullptr;
+      places.push_back(has_one ? static_cast<std::ptrdiff_t>(tracebacks.size()) : -1);
+      if (has_one) tracebacks.push_back(record->traceback.get());
     }
     symbols = torch::symbolize(tracebacks);  // takes the GIL itself
+    standings = recorder.standings(records);
   }
 
   py::list entries;
   py::dict configuration, status;
   std::map<std::size_t, std::int64_t> completed;  // the last of a channel
-  recorder.with_lock([&] {
-    for (std::size_t i = 0; i < records.size(); ++i) {
-      const Recorder::Record& record = *records[i];
-      const Recorder::Channel& channel = *record.channel;
-      const bool over = record.completed_ns.load() != 0 && !record.failed.load();
-      if (over) completed[channel.index] = static_cast<std::int64_t>(record.number);
-      py::dict entry;
-      entry["frames"] = frames(symbols, i);
-      entry["record_id"] = record.id;
-      entry["pg_id"] = channel.index;
-      entry["process_group"] = py::make_tuple(channel.name, channel.description);
-      entry["thread_name"] = record.thread_name;
-      entry["thread_id"] = std::to_string(record.thread_id);
-      entry["collective_seq_id"] = record.number;
-      entry["p2p_seq_id"] = record.p2p ? record.number : 0;
-      entry["op_id"] = record.number;
-      entry["profiling_name"] = profiling_name(record);
-      entry["time_created_ns"] = record.created_ns;
-      entry["input_sizes"] = lists(record.inputs);
-      entry["input_dtypes"] = names(record.inputs);
-      entry["output_sizes"] = lists(record.outputs);
-      entry["output_dtypes"] = names(record.outputs);
-      // A call in a stream's order begins unseen by the host.
-      entry["state"] = over ? "completed" : record.on_device ? "scheduled" : "started";
-      entry["time_discovered_started_ns"] = or_none(record.on_device ? 0 : record.created_ns);
-      entry["time_discovered_completed_ns"] = or_none(over ? record.completed_ns.load() : 0);
-      entry["retired"] = static_cast<bool>(retired[i]);
-      entry["timeout_ms"] = record.timeout_ms;
-      entry["is_p2p"] = record.p2p;
-      entries.append(entry);
+  for (std::size_t i = 0; i < records.size(); ++i) {
+    const Recorder::Record& record = *records[i];
+    const Recorder::Standing& standing = standings[i];
+    const Recorder::Channel& channel = *standing.channel;
+    const bool over = record.completed_ns.load() != 0 && !record.failed.load();
+    if (over) completed[channel.index] = static_cast<std::int64_t>(standing.number);
+    py::dict entry;
+    entry["frames"] = frames(symbols, places[i]);
+    entry["record_id"] = standing.id;
+    entry["pg_id"] = channel.index;
+    entry["process_group"] = py::make_tuple(channel.name, channel.description);
+    entry["thread_name"] = text(record.thread_name);
+    entry["thread_id"] = std::to_string(record.thread_id);
+    entry["collective_seq_id"] = standing.number;
+    entry["p2p_seq_id"] = record.p2p ? standing.number : 0;
+    entry["op_id"] = standing.number;
+    entry["profiling_name"] = profiling_name(record, standing);
+    entry["time_created_ns"] = record.created_ns;
+    entry["input_sizes"] = lists(record.inputs);
+    entry["input_dtypes"] = names(record.inputs);
+    entry["output_sizes"] = lists(record.outputs);
+    entry["output_dtypes"] = names(record.outputs);
+    // A call in a stream's order begins unseen by the host.
+    entry["state"] = over ? "completed" : record.on_device ? "scheduled" : "started";
+    entry["time_discovered_started_ns"] = or_none(record.on_device ? 0 : record.created_ns);
+    entry["time_discovered_completed_ns"] = or_none(over ? record.completed_ns.load() : 0);
+    entry["retired"] = static_cast<bool>(retired[i]);
+    entry["timeout_ms"] = record.timeout_ms;
+    entry["is_p2p"] = record.p2p;
+    entries.append(entry);
 
-      py::dict group;
-      group["name"] = channel.name;
-      group["desc"] = channel.description;
-      std::string ranks;
-      for (const int rank : channel.ranks) {
-        ranks += (ranks.empty() ? "" : ", ") + std::to_string(rank);
-      }
-      group["ranks"] = "[" + ranks + "]";
-      configuration[py::str(channel.name)] = group;
-      py::dict stand;
-      const auto last = completed.find(channel.index);
-      stand["last_enqueued_collective"] = channel.calls;
-      stand["last_started_collective"] = -1;  // as torch says what it does not know
-      stand["last_completed_collective"] = last == completed.end() ? -1 : last->second;
-      status[py::str(std::to_string(channel.index))] = stand;
+    py::dict group;
+    group["name"] = channel.name;
+    group["desc"] = channel.description;
+    std::string ranks;
+    for (const int rank : channel.ranks) {
+      ranks += (ranks.empty() ? "" : ", ") + std::to_string(rank);
     }
-  });
+    group["ranks"] = "[" + ranks + "]";
+    configuration[py::str(channel.name)] = group;
+    py::dict stand;
+    const auto last = completed.find(channel.index);
+    stand["last_enqueued_collective"] = standing.calls;
+    stand["last_started_collective"] = -1;  // as torch says what it does not know
+    stand["last_completed_collective"] = last == completed.end() ? -1 : last->second;
+    status[py::str(std::to_string(channel.index))] = stand;
+  }
 
   py::dict dump;
   dump["version"] = kVersion;

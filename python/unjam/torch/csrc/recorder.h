@@ -56,7 +56,7 @@ class Recorder {
     std::int64_t timeout_ms = 0;
     std::string thread_name;
     std::uint64_t thread_id = 0;
-    std::shared_ptr<torch::CapturedTraceback> traceback;
+    std::shared_ptr<torch::CapturedTraceback> traceback;  // may be null
     std::weak_ptr<Call> call;
 
     std::atomic<std::int64_t> completed_ns{0};
@@ -85,6 +85,8 @@ class Recorder {
 
   bool on() const { return most_ != 0; }
   std::size_t most() const { return most_; }
+  // Whether records have the place in the program. That takes the GIL, and longer than the rest.
+  void keep_stacks(bool on) { stacks_.store(on); }
 
   // Of a call that is being made, on the calling thread.
   RecordPtr begin(const char* name, const std::vector<at::Tensor>& inputs,
@@ -104,12 +106,15 @@ class Recorder {
 
   // What is there, the oldest first.
   std::vector<RecordPtr> records() const;
-  // f() with what the recorder guards.
-  template <class F>
-  auto with_lock(F f) const {
-    const std::lock_guard lock(mutex_);
-    return f();
-  }
+  // What the recorder guards of a record, as it is now.
+  struct Standing {
+    std::uint64_t id = 0;
+    std::shared_ptr<const Channel> channel;
+    std::uint64_t calls = 0;  // of the channel
+    std::uint64_t number = 0;
+    int source = -1, destination = -1;
+  };
+  std::vector<Standing> standings(const std::vector<RecordPtr>& records) const;
 
   void forked() {
     new (&mutex_) std::mutex;
@@ -130,6 +135,7 @@ class Recorder {
   void put(Record& record, const Place& place);  // with the lock
 
   std::size_t most_ = 0;  // as torch's variables say
+  std::atomic<bool> stacks_{false};
   mutable std::mutex mutex_;
   std::vector<RecordPtr> records_;  // a ring
   std::size_t next_ = 0;
