@@ -637,6 +637,12 @@ def interruptible(work: Callable[[], None], undo: Callable[[], object]) -> None:
         raise errors[0]
 
 
+def open_contexts() -> list[Context]:
+    """Those of this process, in the order of their making."""
+    with _open_lock:
+        return list(_open)
+
+
 def explained_too(jobs: Callable[[], list[tuple[int, dict[str, Any]]]]) -> None:
     """:func:`explain` tells of these jobs as well: each is (ranks, what ``explain()`` gives)."""
     _explained_too.append(jobs)
@@ -648,10 +654,8 @@ def explain() -> str:
     The ranks of other processes are asked; a second at most is waited for each job's. For
     machines: :meth:`Context.explain`.
     """
-    with _open_lock:
-        contexts = list(_open)
     told: dict[object, list[str]] = {}
-    for context in contexts:
+    for context in open_contexts():
         if context._job in told:
             continue  # another rank of the job has told it all
         with suppress(UnjamError):

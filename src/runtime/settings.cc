@@ -189,7 +189,7 @@ const std::vector<const char*>& names_of_others() {
   static const std::vector<const char*> kNames = {
       // The Python package (python/unjam/_lib.py, _torch_settings.py, bench/figures.py).
       "UNJAM_LIBRARY", "UNJAM_COMMIT", "UNJAM_TORCH_DEFAULT", "UNJAM_TORCH_REPLACE",
-      "UNJAM_TORCH_CUDA", "UNJAM_TORCH_BUILD", "UNJAM_PYTHON_INCLUDE",
+      "UNJAM_TORCH_CUDA", "UNJAM_TORCH_BUILD", "UNJAM_PYTHON_INCLUDE", "UNJAM_TORCH_STACKS",
       // The build and the tests (CONTRIBUTING.md).
       "UNJAM_CUDA", "UNJAM_JOBS", "UNJAM_TEST_SEED", "UNJAM_FUZZ_SEEDS", "UNJAM_UPDATE_DOCS"};
   return kNames;

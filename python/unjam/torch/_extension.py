@@ -75,6 +75,7 @@ def _load() -> ModuleType:
                 f"unjam's torch adapter does not load: {error}. {_CURE}, and from which programs "
                 f"can be run, or remove {path.parent}"
             ) from error
+    module.record_stacks(_settings.STACKS.is_on())
     _futures.install(module)
     sys.modules[NAME] = module
     return module
