@@ -63,6 +63,7 @@ SHORT = {
     "UNJAM_TORCH_REPLACE": "torch: backends to stand in for",
     "UNJAM_TORCH_CUDA": "torch: groups join with their GPU",
     "UNJAM_TORCH_BUILD": "torch: folder of the adapter",
+    "UNJAM_TORCH_STACKS": "torch: dumps have call stacks",
     "UNJAM_PYTHON_INCLUDE": "torch: folder of Python.h",
 }
 _PYTHON = (
