@@ -81,7 +81,7 @@ int Log::descriptor(int rank) {
   const auto [place, is_new] = files_.try_emplace(name);
   if (is_new) {
     // Appended to, since several processes may have one file.
-    place->second = Fd(open(name.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0644));
+    place->second = Fd(::open(name.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0644));
     if (!place->second) {
       const std::string why = std::strerror(errno);
       write_all(STDERR_FILENO, "unjam: UNJAM_LOG_FILE: cannot open '" + name + "' (" + why +
