@@ -50,8 +50,11 @@ ELSEWHERE = {
     "make test": "tools/ci.py::main",
     "pip install ./unjam": _PACKAGE,
     "python -m pip install ./unjam": _PACKAGE,
+    "unjam simulate --trace /tmp/dumps": "tests/python/test_simulate_traces.py",
     "pip install unjam/dist/unjam-0.1.0-py3-none-manylinux_2_35_x86_64.whl": _WHEEL,
-    "python -m pip install unjam-*.whl": _WHEEL,
+    # Its kernels take minutes to compile; the other wheel is installed in the same way.
+    "pip install unjam/dist/unjam-0.1.0+cu13-py3-none-manylinux_2_35_x86_64.whl": _WHEEL,
+    "python -m pip install unjam/dist/unjam-0.1.0+cu13-py3-none-manylinux_2_35_x86_64.whl": _WHEEL,
     # Compiles kernels for minutes; the choice of GPUs is tested.
     "pip install -C cmake.define.CMAKE_CUDA_ARCHITECTURES=90a-real -C cmake.define.UNJAM_CUDA=ON "
     "./unjam": "tests/python/test_cuda_choice.py",
