@@ -50,6 +50,9 @@ ELSEWHERE = {
     "make test": "tools/ci.py::main",
     "pip install ./unjam": _PACKAGE,
     "python -m pip install ./unjam": _PACKAGE,
+    "UNJAM_LOG=debug UNJAM_LOG_FILE=/tmp/unjam-%r.log torchrun --nproc-per-node 4 train.py": (
+        "tests/python/test_log.py::test_a_file_for_each_rank"
+    ),
     "unjam simulate --trace /tmp/dumps": "tests/python/test_simulate_traces.py",
     "pip install unjam/dist/unjam-0.1.0-py3-none-manylinux_2_35_x86_64.whl": _WHEEL,
     # Its kernels take minutes to compile; the other wheel is installed in the same way.
