@@ -26,7 +26,7 @@ from types import ModuleType
 
 import cuda_toolchain
 import setup_env
-from common import ROOT, VENV_PYTHON, Failure, environment, jobs, main_wrapper, run, say
+from common import ROOT, VENV, VENV_PYTHON, Failure, environment, jobs, main_wrapper, run, say
 
 BUILD = ROOT / "build" / "wheels"
 # Releases of torch that the adapter is tried with.
@@ -192,6 +192,10 @@ def make_adapter(folder: Path, target: adapter.Target) -> None:
             break
     else:
         say(f"compiling the adapter for torch {target.version}, {target.soabi}")
+        # NVTX's headers are a package of .venv, in which this program need not run.
+        sys.path += [str(place) for place in VENV.glob("lib/python3*/site-packages")]
+        if not adapter.nvtx_include(target.torch):
+            raise Failure("the package nvidia-nvtx has no NVTX headers: adapters would lack ranges")
         partial = file.with_suffix(".new")
         try:
             adapter.compile_adapter(target, partial)

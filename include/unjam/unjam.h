@@ -165,11 +165,11 @@ typedef struct {
   int32_t algorithm;       /* (*) 0 ring, 1 direct, 2 mesh, 3 pairwise, 4 two-shot, -1: by table */
   uint64_t delay_seed;     /* fault injection, host device: delays at every wait, 0 = off */
   uint32_t delay_max_us;   /* fault injection: longest such delay; default 50 */
-  uint32_t report_ms;  /* invocations pending for longer are reported on stderr, with the ranks that
-                          have not called them; -1 = never; default 30000 */
-  uint32_t timeout_ms; /* invocations pending for longer end with UNJAM_ERROR_TIMEOUT on all ranks;
-                          -1 = never, the default */
-  int32_t device;      /* (*) unjamDevice_t, -1: default (host) */
+  uint32_t report_ms;   /* invocations pending for longer are reported (UNJAM_LOG), with the ranks
+                           that have not called them; -1 = never; default 30000 */
+  uint32_t timeout_ms;  /* invocations pending for longer end with UNJAM_ERROR_TIMEOUT on all ranks;
+                           -1 = never, the default */
+  int32_t device;       /* (*) unjamDevice_t, -1: default (host) */
   int32_t device_index; /* CUDA: which device; -1: unjamInit: the calling thread's current device;
                            unjamInitAll: rank r uses device r, of d devices r modulo d */
   uint64_t heap_bytes;  /* (*) what unjamMemAlloc has, bytes a rank; -1 = none; default 0 = none */

@@ -45,6 +45,7 @@ from .collective import Collective
 from .context import Context, Contexts, explain, init, init_all, init_from_environment, unique_id
 from .group import Group
 from .memory import Memory
+from .prometheus import write_prometheus
 from .registration import Registration
 from .request import Request, wait_all
 from .stats import Stats
@@ -94,6 +95,7 @@ __all__ = [
     "unique_id",
     "wait_all",
     "write_chrome_trace",
+    "write_prometheus",
 ]
 
 # Of unjam.torch, which imports torch: where they are used.

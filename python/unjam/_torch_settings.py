@@ -86,7 +86,14 @@ PYTHON_INCLUDE = Variable(
     "",
     "torch: the folder of Python.h, where it is not where Python says.",
 )
-ALL = (DEFAULT, REPLACE, CUDA, BUILD, PYTHON_INCLUDE)
+STACKS = Variable(
+    "UNJAM_TORCH_STACKS",
+    "0 or 1",
+    "0",
+    "torch: whether the flight recorder also keeps where in the program a call was made, which "
+    "takes some microseconds a call.",
+)
+ALL = (DEFAULT, REPLACE, CUDA, BUILD, PYTHON_INCLUDE, STACKS)
 
 
 def unknown() -> list[str]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import os
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -18,6 +17,7 @@ from ._config import make_config
 from ._devices import HOST, choose_index
 from ._errors import InvalidArgument, InvalidType, InvalidUsage, Timeout, UnjamError, make_error
 from ._lib import check, last_error, library, read_json
+from ._log import logger
 from .group import Group
 from .memory import Memory
 from .registration import Registration
@@ -637,6 +637,12 @@ def interruptible(work: Callable[[], None], undo: Callable[[], object]) -> None:
         raise errors[0]
 
 
+def open_contexts() -> list[Context]:
+    """Those of this process, in the order of their making."""
+    with _open_lock:
+        return list(_open)
+
+
 def explained_too(jobs: Callable[[], list[tuple[int, dict[str, Any]]]]) -> None:
     """:func:`explain` tells of these jobs as well: each is (ranks, what ``explain()`` gives)."""
     _explained_too.append(jobs)
@@ -648,10 +654,8 @@ def explain() -> str:
     The ranks of other processes are asked; a second at most is waited for each job's. For
     machines: :meth:`Context.explain`.
     """
-    with _open_lock:
-        contexts = list(_open)
     told: dict[object, list[str]] = {}
-    for context in contexts:
+    for context in open_contexts():
         if context._job in told:
             continue  # another rank of the job has told it all
         with suppress(UnjamError):
@@ -729,7 +733,7 @@ def _end_all() -> None:
         return
     lib = library()
     if code := lib.unjamFinalize(_ending.patience_us()):
-        print(f"unjam: {last_error(code)}", file=sys.stderr)
+        logger.warning("%s", last_error(code))
     for context in contexts:
         context._aborted = True  # what peers may store into is kept
         with suppress(UnjamError):

@@ -366,15 +366,19 @@ def call_all(
 
 
 TRACED_USE = 3
-"""Which use of the keys :func:`trace_iteration` is about: the first ones set up connections."""
+"""The first use of the keys to show of :func:`trace_iteration`: those before set up connections."""
 
 
 def trace_iteration(
-    ranks: int, seed: int, trace_events: int, sizes: Sequence[int] = SIZES
+    ranks: int,
+    seed: int,
+    trace_events: int,
+    sizes: Sequence[int] = SIZES,
+    iterations: int = TRACED_USE + 1,
 ) -> list[list[TraceEvent]]:
-    """Each rank's events of some iterations of program 1; the one to show is use TRACED_USE."""
+    """Each rank's events of some iterations of program 1; show uses from TRACED_USE on."""
     keys = key_names(len(sizes))
-    orders = random_orders(seed, TRACED_USE + 1, ranks, len(sizes))
+    orders = random_orders(seed, iterations, ranks, len(sizes))
     barrier = threading.Barrier(ranks)
 
     def rank(context: Context) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from .trace import EventType, TraceEvent
 
@@ -45,13 +45,23 @@ class Gap:
 
 @dataclass
 class RankRow:
-    """What one rank did."""
+    """What one rank did.
+
+    Attributes:
+        rank: which.
+        lanes: blocks.
+        spans: what ran when.
+        gaps: when its engine had quit.
+        note: what is to be said of it.
+        done: (time, key) of each collective's end; only where spans do not tell.
+    """
 
     rank: int
     lanes: int = 1
     spans: list[Span] = field(default_factory=list)
     gaps: list[Gap] = field(default_factory=list)
     note: str = ""
+    done: list[tuple[int, str]] = field(default_factory=list)
 
 
 @dataclass
@@ -64,6 +74,8 @@ class Timeline:
         start_ns: the left edge.
         end_ns: the right edge.
         rows: by rank.
+        caption: what is to be seen, in a sentence or two.
+        waits: (rank, the rank that it waits for) of a deadlock's circle.
     """
 
     title: str
@@ -71,6 +83,8 @@ class Timeline:
     start_ns: int
     end_ns: int
     rows: list[RankRow]
+    caption: str = ""
+    waits: list[tuple[int, int]] = field(default_factory=list)
 
     @property
     def milliseconds(self) -> float:
@@ -117,6 +131,48 @@ def make_timeline(
             if gap.end_ns > start_ns and gap.start_ns < end_ns
         ]
     return Timeline(title, list(keys), start_ns, end_ns, rows)
+
+
+def condensed(timeline: Timeline, columns: int = 80) -> Timeline:
+    """The same in so few columns that a picture shows who had what in hand, and not every poll.
+
+    A column of a lane has the key that ran longest in it, and columns that have the same are one
+    span. Ends of collectives are in `done` of the rows.
+    """
+    width = (timeline.end_ns - timeline.start_ns) / columns
+    edges = [timeline.start_ns + round(width * column) for column in range(columns + 1)]
+    rows = []
+    for row in timeline.rows:
+        spans = []
+        for lane in range(row.lanes):
+            held: list[dict[str, int]] = [{} for _ in range(columns)]
+            for span in row.spans:
+                if span.lane == lane:
+                    _spread(span, held, timeline.start_ns, width)
+            longest = [max(keys, key=keys.__getitem__) if keys else "" for keys in held]
+            start = 0
+            for place in range(1, columns + 1):
+                if place == columns or longest[place] != longest[start]:
+                    if longest[start]:
+                        spans.append(
+                            Span(lane, edges[start], edges[place], longest[start], "yield")
+                        )
+                    start = place
+        done = {span.key: span.end_ns for span in row.spans if span.end == "finish"}
+        ends = sorted((end_ns, key) for key, end_ns in done.items())
+        rows.append(RankRow(row.rank, row.lanes, spans, [], row.note, ends))
+    return replace(timeline, rows=rows)
+
+
+def _spread(span: Span, held: list[dict[str, int]], start_ns: int, width: float) -> None:
+    """Adds a span's time to the columns that it lies in."""
+    first = max(0, int((span.start_ns - start_ns) / width))
+    last = min(len(held) - 1, int((span.end_ns - start_ns) / width))
+    for column in range(first, last + 1):
+        left, right = start_ns + width * column, start_ns + width * (column + 1)
+        time = min(span.end_ns, right) - max(span.start_ns, left)
+        if time > 0:
+            held[column][span.key] = held[column].get(span.key, 0) + round(time)
 
 
 def _wanted(event: TraceEvent, shown: dict[str, str], use: int | None) -> bool:

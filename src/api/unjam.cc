@@ -287,7 +287,7 @@ unjamResult_t unjamInit(unjamContext_t* context, int nranks, unjamUniqueId_t id,
     if (!unjam::resolve_settings(config, nranks, settings, error)) {
       return fail(UNJAM_ERROR_INVALID_ARGUMENT, error);
     }
-    unjam::warn_of_unknown_variables();
+    unjam::warn_of_unknown_variables(rank);
     World::decide_lines(settings);
     unjam::resolve_spins(settings, nranks * settings.lanes);
     unjamResult_t code = UNJAM_SUCCESS;
@@ -329,7 +329,7 @@ unjamResult_t unjamInitAll(unjamContext_t* contexts, int nranks, const unjamConf
     if (!unjam::resolve_settings(config, nranks, settings, error)) {
       return fail(UNJAM_ERROR_INVALID_ARGUMENT, error);
     }
-    unjam::warn_of_unknown_variables();
+    unjam::warn_of_unknown_variables(0);
     World::share_devices(nranks, settings);
     World::decide_lines(settings);
     unjam::resolve_spins(settings, nranks * settings.lanes);

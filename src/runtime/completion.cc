@@ -18,6 +18,7 @@ void Context::complete(Submitted& s, const Result& result) {
 void Context::end_call(Submitted& s, const Result& result) {
   --s.key->group->pending;
   ++completed_;
+  log_ended(s, result);
   if (s.call.callback != nullptr) {
     --callbacks_;
     finished_.push_back({s.call.callback, s.call.user, result.code});

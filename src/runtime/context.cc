@@ -10,6 +10,7 @@
 #include "device/host/host_daemon.h"
 #include "runtime/ending.h"
 #include "runtime/heap_owners.h"
+#include "runtime/log.h"
 #include "runtime/texts.h"
 
 namespace unjam {
@@ -50,6 +51,7 @@ void Context::start() {
   }
   world_->attach(this);
   end_with_process(shared_from_this());
+  log_start();
   if (shape.heap_bytes != 0) own_heap(shared_from_this());
 }
 
@@ -160,6 +162,10 @@ Result Context::shutdown(bool frees) {
     if (!closed.empty()) world_->close_windows(rank_, closed);
   }
   world_->detach(this, std::move(calls), std::move(left));
+  Log::process().say(LogLevel::kInfo, rank_, [this] {
+    return "rank " + std::to_string(rank_) + " leaves the job after " + std::to_string(completed_) +
+           " call(s)";
+  });
   // Joins the engine's threads: nobody touches the arenas on our behalf any more. (One that could
   // not start has none.)
   if (daemon_ != nullptr) daemon_->stop();
@@ -301,6 +307,7 @@ Result Context::create_group(const int* ranks, int size, const char* name, unjam
     group->name = name == nullptr ? "" : name;
     group->context = shared_from_this();
     groups_.push_back(std::move(group));
+    log_group(made);
   }
   lose_members(made);  // those that go later find it
   *out = &made;

@@ -379,6 +379,12 @@ class Context : public std::enable_shared_from_this<Context> {
   bool cuda() const { return streams_ != nullptr; }
   void complete(Submitted& s, const Result& result);
   void end_call(Submitted& s, const Result& result);  // what its caller sees of that
+  // What UNJAM_LOG shows, see log_texts.cc. Of calls and groups with the lock.
+  void log_start() const;
+  void log_group(const unjamGroup& group) const;
+  void log_called(const Submitted& s) const;
+  void log_ended(const Submitted& s, const Result& result) const;
+  std::string log_text(const Submitted& s) const;
   void reap_locked();
   void take_completions();
   void cancel_locked(std::size_t slot, const Result& why);

@@ -10,6 +10,7 @@
 
 #include "base/clock.h"
 #include "runtime/context.h"
+#include "runtime/log.h"
 #include "runtime/texts.h"
 #include "runtime/world.h"
 #include "transport/announcement.h"
@@ -498,7 +499,7 @@ std::string World::who_called(const CallKey& key, const CallRecord& call) const 
   return text;
 }
 
-// Says on stderr, now and then, what has been pending for too long.
+// Says now and then what has been pending for too long.
 void World::report(const std::map<CallKey, OldCall>& old, std::uint64_t now,
                    std::map<int, QueryMessage>& questions) {
   const std::int64_t every_ms = first_settings_.report_ms;
@@ -524,15 +525,15 @@ void World::report(const std::map<CallKey, OldCall>& old, std::uint64_t now,
   std::string text;
   for (std::size_t i = 0; i < late.size() && i < kMostNamed; ++i) {
     const OldCall& o = late[i]->second;
-    text += "unjam: " + rank_list(o.callers) + ": " + o.call.signature.text() + ", " +
-            call_text(o.call.id.key, o.call.id.group, o.call.id.n) + ", pending for " +
-            seconds_text(o.age_ms) + ": " + who_called(late[i]->first, o.call) + instead(o) + "\n";
+    text += (text.empty() ? "" : "\n") + rank_list(o.callers) + ": " + o.call.signature.text() +
+            ", " + call_text(o.call.id.key, o.call.id.group, o.call.id.n) + ", pending for " +
+            seconds_text(o.age_ms) + ": " + who_called(late[i]->first, o.call) + instead(o);
   }
   if (late.size() > kMostNamed) {
-    text += "unjam: and " + std::to_string(late.size() - kMostNamed) +
-            " more invocations that are pending for long\n";
+    text += "\nand " + std::to_string(late.size() - kMostNamed) +
+            " more invocations that are pending for long";
   }
-  std::fputs(text.c_str(), stderr);
+  Log::process().say(LogLevel::kWarn, log_rank(), [&] { return text; });
 }
 
 // ---- explain ----

@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <cstddef>
-#include <cstdio>
 #include <cstdlib>
 #include <mutex>
 #include <numeric>
@@ -12,6 +11,7 @@
 
 #include "base/fork_guard.h"
 #include "base/json_writer.h"
+#include "runtime/log.h"
 #include "runtime/settings.h"
 
 namespace unjam {
@@ -129,13 +129,13 @@ std::string environment_json() {
   return w.text();
 }
 
-void warn_of_unknown_variables() {
+void warn_of_unknown_variables(int rank) {
   struct Once {
     std::once_flag flag;
   };
-  std::call_once(per_process<Once>().flag, [] {
+  std::call_once(per_process<Once>().flag, [rank] {
     for (const UnknownVariable& variable : unknown_variables(environ)) {
-      std::fputs(("unjam: " + variable.text + "\n").c_str(), stderr);
+      Log::process().say(LogLevel::kWarn, rank, [&] { return variable.text; });
     }
   });
 }

@@ -18,7 +18,7 @@ std::vector<UnknownVariable> unknown_variables(const char* const* environment);
 // What unjamEnvironment() gives.
 std::string environment_json();
 
-// Names the unknown ones on stderr, once in a process.
-void warn_of_unknown_variables();
+// Names the unknown ones in the log of `rank`, once in a process.
+void warn_of_unknown_variables(int rank);
 
 }  // namespace unjam

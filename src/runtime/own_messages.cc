@@ -92,6 +92,7 @@ Result Context::leave_half(std::unique_ptr<Submitted> s, unjamRequest** request)
   half.n = key.submitted + key.halves.size() - 1;
   half.order = orders_++;
   ++submitted_;
+  log_called(half);
   ++key.group->pending;
   if (half.call.callback != nullptr) ++callbacks_;
   move_key(key, KeyPlace::kBusy);

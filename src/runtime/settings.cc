@@ -139,7 +139,8 @@ const std::vector<Variable>& variables() {
       {"UNJAM_INIT_TIMEOUT_MS", &Settings::init_timeout_ms, 1, 1 << 30, nullptr,
        "How long unjamInit waits for the other ranks, in milliseconds.", false},
       {"UNJAM_REPORT_MS", &Settings::report_ms, 0, 1 << 30, nullptr,
-       "Invocations pending for longer are reported on stderr, with the ranks that have not called "
+       "Invocations pending for longer are reported (UNJAM_LOG), with the ranks that have not "
+       "called "
        "them, and again after as long; in milliseconds, 0: never.",
        false},
       {"UNJAM_TIMEOUT_MS", &Settings::timeout_ms, 0, 1 << 30, nullptr,
@@ -156,6 +157,11 @@ const std::vector<Variable>& variables() {
        "Bytes of each rank's memory that unjamMemAlloc has, for buffers that peers may store into "
        "themselves; 0: none.",
        true, true},
+      {"UNJAM_LOG", &Settings::log, 0, 2, "warn|info|debug",
+       "What the process says on stderr, or in UNJAM_LOG_FILE. warn: calls that are pending for "
+       "long, and mistyped variables. info: also one line about the job, ranks that come and go, "
+       "and calls that fail. debug: also groups, and every call with its duration.",
+       false},
   };
   return kVariables;
 }
@@ -171,6 +177,10 @@ const std::vector<TextVariable>& text_variables() {
        "Name of the job, the same on all ranks and secret: what `unjam id` prints. Unset: made of "
        "what the launcher calls the job, or of MASTER_ADDR and MASTER_PORT.",
        true},
+      {"UNJAM_LOG_FILE", "path",
+       "File to which UNJAM_LOG's lines are appended, instead of stderr. In its name %r stands for "
+       "the rank, %p for the process's number, %h for the host's name, %% for %.",
+       false},
   };
   return kVariables;
 }
@@ -179,7 +189,7 @@ const std::vector<const char*>& names_of_others() {
   static const std::vector<const char*> kNames = {
       // The Python package (python/unjam/_lib.py, _torch_settings.py, bench/figures.py).
       "UNJAM_LIBRARY", "UNJAM_COMMIT", "UNJAM_TORCH_DEFAULT", "UNJAM_TORCH_REPLACE",
-      "UNJAM_TORCH_CUDA", "UNJAM_TORCH_BUILD", "UNJAM_PYTHON_INCLUDE",
+      "UNJAM_TORCH_CUDA", "UNJAM_TORCH_BUILD", "UNJAM_PYTHON_INCLUDE", "UNJAM_TORCH_STACKS",
       // The build and the tests (CONTRIBUTING.md).
       "UNJAM_CUDA", "UNJAM_JOBS", "UNJAM_TEST_SEED", "UNJAM_FUZZ_SEEDS", "UNJAM_UPDATE_DOCS"};
   return kNames;

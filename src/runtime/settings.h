@@ -48,6 +48,7 @@ struct Settings {
   std::int64_t timeout_ms = 0;
   std::int64_t explain_signal = 12;  // SIGUSR2
   std::int64_t heap_bytes = 0;
+  std::int64_t log = 0;  // as LogLevel
 };
 
 // One variable: what `unjam env` lists.

@@ -597,6 +597,7 @@ void Context::count(Submitted& s) {
   Key& key = *s.key;
   s.order = orders_++;
   ++submitted_;
+  log_called(s);
   ++key.submitted;
   key.remember(s.n, s.call.signature);
   if (key.ledger != nullptr) {

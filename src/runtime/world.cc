@@ -20,6 +20,7 @@
 #include "runtime/engine_memory.h"
 #include "runtime/explain_signal.h"
 #include "runtime/job_id.h"
+#include "runtime/log.h"
 #include "transport/announcement.h"
 
 namespace unjam {
@@ -99,6 +100,7 @@ World::World(int ranks, const Settings& first_settings, std::optional<JobSecret>
       // Alone: all are of this process. Else not known before the start.
       process_of_(static_cast<std::size_t>(ranks), secret ? -1 : 0),
       contexts_(static_cast<std::size_t>(ranks), nullptr) {
+  Log::process().set_level(static_cast<LogLevel>(first_settings.log));
   explain_on_signal(static_cast<int>(first_settings.explain_signal));
   end_with_process(this);
   try {
@@ -644,9 +646,16 @@ std::shared_ptr<const Legacy> World::legacy_of(int rank) const {
                                   left == departed_.end() ? nullptr : &left->second.calls);
 }
 
+int World::log_rank() const {
+  const auto own = std::find(process_of_.begin(), process_of_.end(), me_);
+  return own == process_of_.end() ? 0 : static_cast<int>(own - process_of_.begin());
+}
+
 void World::mark_gone(int rank, const std::string& why,
                       const std::shared_ptr<const Legacy>& legacy) {
   if (!gone_.emplace(rank, Gone{why, legacy, {}}).second) return;
+  Log::process().say(LogLevel::kInfo, log_rank(),
+                     [&] { return "rank " + std::to_string(rank) + " is gone: " + why; });
   // Some engine may be at it still: what is mapped stays so.
   windows_.forget(rank, true);
   for (Context* c : contexts_) {

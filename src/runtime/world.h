@@ -56,6 +56,11 @@ class World {
                                       std::string& error);
 
   int ranks() const { return ranks_; }
+  // Once all have joined: processes of the job, and what a job says of itself when it starts.
+  int processes() const { return alone() ? 1 : static_cast<int>(pids_.size()); }
+  std::string banner(const Settings& settings) const;
+  // In whose log lines belong that are about the process.
+  int log_rank() const;
   const ArenaShape& shape() const { return shape_; }
   // Where the ranks' arenas are: on the host, or on CUDA devices (then null until enter_device()).
   unsigned char* const* bases() const { return bases_.data(); }

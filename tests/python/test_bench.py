@@ -4,6 +4,7 @@ import importlib.util
 import json
 import multiprocessing
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -19,10 +20,14 @@ from unjam.bench import report as reports
 from unjam.bench.barrier import SharedBarrier
 from unjam.bench.block import Block
 from unjam.bench.cases import HEAP_PIECE, parse_size, size_text
+from unjam.bench.estimate import Trial, seconds_of
 from unjam.bench.figures import bandwidth, figure, quantile, slowest
 from unjam.bench.job import Job
 from unjam.bench.messages import Check, Prepare, Repeat
+from unjam.bench.rows import is_unsure, verdict
 from unjam.cli import main
+from unjam.cli._console import make_console
+from unjam.cli.bench import show_rows
 
 HAS_TORCH = importlib.util.find_spec("torch") is not None
 
@@ -87,8 +92,11 @@ def test_command_without_a_peer(python, tmp_path, extra):
         assert row["ratio"] is None and row["bytes"] <= 64 * 1024
         assert row["buffers"] == (extra[0][2:] if extra[:1] not in ([], ["--threads"]) else "own")
     assert "all_gather" in finished.stdout and "gloo" not in finished.stdout
-    for name in ("heap", "registered"):
-        assert (f", {name}" in finished.stdout) == (f"--{name}" in extra)
+    told = {"--heap": "in unjam's heap", "--registered": "registered with unjam"}
+    for option, words in told.items():
+        assert (f"buffers: {words}\n" in finished.stdout) == (option in extra)
+    assert re.search(r"^This takes about \d+ (s|min)\.$", finished.stdout, re.M)
+    assert "ratio" not in finished.stdout and "busbw: bus bandwidth" in finished.stdout
     assert not finished.stderr  # no progress where that is no terminal
 
 
@@ -104,7 +112,11 @@ def test_command_beside_gloo(python, tmp_path, extra):
         python, "--peer", "gloo", "--sizes", "1K,64K", *arguments, *extra, "--json", str(path)
     )
     check_rows(json.loads(path.read_text()), collectives, (1024, 65536), "gloo")
-    assert "gloo" in finished.stdout and "ratio" in finished.stdout
+    out = finished.stdout
+    assert re.search(r"^ +unjam +busbw +gloo +busbw *$", out, re.M)
+    assert "ratio: gloo's time over unjam's. Above 1 unjam is faster." in out
+    assert "bus bandwidth as nccl-tests counts it" in out and "spread (unjam's/gloo's)" in out
+    assert max(map(len, out.splitlines())) <= 80
 
 
 @pytest.mark.parametrize(
@@ -133,7 +145,7 @@ def test_usage_errors(arguments, option, capsys):
     with pytest.raises(SystemExit) as error:
         main(["bench", *arguments])
     assert error.value.code == 2
-    assert option in capsys.readouterr().err.splitlines()[-1]
+    assert option in capsys.readouterr().err.splitlines()[0]
 
 
 def test_gloo_without_torch(monkeypatch, capsys):
@@ -204,6 +216,82 @@ def test_a_rank_leaves_a_parent_that_has_not_read_its_answer(monkeypatch):
     ours.close()
     thread.join(60)
     assert not thread.is_alive() and rank.closed
+
+
+# ---- what the tables say ----
+
+
+def row(ours, spread, theirs=None, their_spread=None):
+    return {
+        "collective": "all_reduce", "bytes": 1024, "mode": "host", "algorithm": "ring",
+        "protocol": "slot", "unjam_us": ours, "unjam_busbw": 1.0, "spread": spread,
+        "peer": theirs and "gloo", "peer_us": theirs, "peer_busbw": theirs and 0.5,
+        "peer_spread": their_spread, "ratio": theirs and theirs / ours,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("one", "word", "unsure"),
+    [
+        (row(100, 0.1), "", False),
+        (row(100, 0.31), "", True),
+        (row(100, 0.1, 120, 0.1), "wins", False),
+        (row(100, 0.1, 110, 0.1), "", False),
+        (row(120, 0.1, 100, 0.1), "loses", False),
+        (row(100, 0.6, 120, 0.1), "", True),
+        (row(100, 0.1, 300, 0.9), "wins", True),
+        (row(100, 0.0, 100, 0.0), "", False),
+    ],
+)
+def test_rows_that_win_or_lose_beyond_the_spread(one, word, unsure):
+    assert (verdict(one), is_unsure(one)) == (word, unsure)
+
+
+def test_tables_mark_rows_and_explain_their_words(capsys):
+    rows = [row(100, 0.1, 130, 0.1), row(130, 0.2, 100, 0.1), row(100, 0.84, 120, 0.1)]
+    rows.append(row(100, 0.1) | {"collective": "reduce_scatter"})  # gloo has none
+    show_rows(make_console(), rows, Sweep(("all_reduce",), (1024,), 2, peer="gloo"))
+    out = capsys.readouterr().out
+    assert re.search(r" 1\.30 wins +10/10% +ring, slot", out)
+    assert re.search(r" 0\.77 loses +20/10% +ring, slot", out)
+    assert re.search(r" 1\.20 +84/10%! ring, slot", out)
+    assert re.search(r"^reduce_scatter$", out, re.M) and re.search(r" - +- +- +10% +ring", out)
+    text = " ".join(out.split())
+    assert "unjam wins 1, loses 1 of 3 rows." in text and "!: over 30%" in text
+
+
+def test_wide_rows_of_gpus_fit(capsys):
+    wide = row(123456.0, 1.25, 234567.0, 1.25) | {"mode": "device", "unjam_busbw": 1234.5}
+    wide |= {"bytes": 1000, "algorithm": "pairwise", "protocol": "packet, direct"}
+    rows = [wide, wide | {"mode": "async"}]
+    show_rows(make_console(), rows, Sweep(("all_reduce",), (1024,), 2, peer="gloo", device="cuda"))
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= 80 and not any("…" in line for line in lines)
+    for word in ("123,456", "234,567", "1234.5", "125/125%!", "device"):
+        assert any(word in line for line in lines), word
+
+
+def test_the_estimate_is_the_sum_over_cases():
+    sweep = Sweep(("all_reduce",), (1 << 10, 1 << 20, 2 << 20), 2, seconds=1.0)
+    cases = list(sweep.cases())
+    small = Trial(1 << 10, call_s=1e-3, turn_s=2e-3, around_s=0.5)
+    large = Trial(2 << 20, call_s=1.0, turn_s=2.0, around_s=0.5)
+    # 1,000 turns of the small; of the others 7, the fewest; three to warm up; 0.5 s around each.
+    middle_s = 2e-3 + ((1 << 20) - (1 << 10)) / ((2 << 20) - (1 << 10)) * (2 - 2e-3)
+    expected = 1003 * 2e-3 + 10 * middle_s + 10 * 2.0 + 1.5
+    assert seconds_of(sweep, cases, small, large) == pytest.approx(expected, rel=0.01)
+
+
+def test_the_estimate_is_told_before_the_first_row():
+    told = []
+    sweep = Sweep(("all_reduce", "reduce"), (1024, 65536), 2, seconds=0.02, threads=True)
+    rows = run_sweep(sweep, lambda row: told.append("row"), lambda s: told.append(s))
+    assert len(rows) == 4 and told[1:] == ["row"] * 4
+    assert 0 < told[0] < 60
+    told.clear()
+    few = Sweep(("all_reduce",), (1024, 65536), 2, seconds=0.02, threads=True)
+    run_sweep(few, lambda row: None, lambda s: told.append(s))
+    assert told == []
 
 
 # ---- the pieces ----

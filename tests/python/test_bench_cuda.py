@@ -81,7 +81,7 @@ def test_usage_errors(arguments, words, capsys):
 def test_the_issues_command_line(monkeypatch):
     monkeypatch.setattr(command, "lacking", lambda ranks: "")
     seen = []
-    monkeypatch.setattr(command, "run_sweep", lambda sweep, on_row: seen.append(sweep) or [])
+    monkeypatch.setattr(command, "run_sweep", lambda sweep, *_: seen.append(sweep) or [])
     line = (
         "bench --device cuda --peer nccl --kinds all --ranks 4 --sizes 1K:1G --step 4 "
         "--modes host,device,async --dtype bf16"

@@ -13,12 +13,20 @@ from pathlib import Path
 import pytest
 
 import unjam.simulate.pictures
+from unjam import gloo_program
 from unjam._texts import printable
 from unjam.cli import _console, _outputs, bench, demo, main, make_parser, simulate
 from unjam.picture import draw
 from unjam.simulate import Group, Job, sweeps
 from unjam.simulate import simulate as run_job
 from unjam.timeline import RankRow, Span, Timeline
+
+
+@pytest.fixture(autouse=True)
+def without_gloo(monkeypatch):
+    """It takes seconds to begin, and test_cli.py has it."""
+    monkeypatch.setattr(gloo_program, "lacking", lambda: "PyTorch, which has gloo, is not there")
+
 
 # ---- names are users' texts ----
 
@@ -51,10 +59,10 @@ def test_names_are_printed_as_they_are(tmp_path, capsys, name):
     file.write_text(json.dumps({"name": name, "disorder": 0.5, "rounds": 50, "groups": groups}))
     assert main(["simulate", "--file", str(file)]) == 0
     out = capsys.readouterr().out
-    assert out.startswith(f"{name}: 2 GPUs") and f"({name})" in out
+    assert f"\n{name}: 2 GPUs" in out and f"({name})" in out
     assert main(["simulate", "--file", str(file), "--plot", "probabilities", "--rounds", "20",
                  "--out", str(tmp_path / "p.svg")]) == 0  # fmt: skip
-    assert capsys.readouterr().out.startswith(f"{name}: deadlock ratio")
+    assert capsys.readouterr().out.startswith(f"{name}: how often it hangs")
 
 
 @pytest.mark.parametrize("name", NAMES[:-1])  # cells are broken into lines
@@ -109,7 +117,7 @@ def test_names_are_drawn_as_they_are(tmp_path, name):
     job = Job(2, [Group([0, 1], 5, name)] * 2, disorder=0.5, name=name)
     series = sweeps.sweep("probabilities", job, 20)
     unjam.simulate.pictures.draw_series(series, tmp_path / "s.svg")
-    assert f"{escaped}: deadlock ratio (exact)" in texts_of(tmp_path / "s.svg")
+    assert f"{escaped}: how often it hangs (exact)" in texts_of(tmp_path / "s.svg")
     with unjam.simulate.Simulator(job) as simulator:
         first = run_job(job, 50).first_exact
         found = simulator.round(first)

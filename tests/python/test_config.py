@@ -96,8 +96,8 @@ def test_unknown_variables_are_named_once_a_process(python, monkeypatch):
     result = python("-c", program)
     assert result.returncode == 0
     lines = [line for line in result.stderr.splitlines() if line.startswith("unjam:")]
-    assert lines == [
-        "unjam: UNJAM_LANE is set, but unjam has no such variable: did you mean UNJAM_LANES? "
+    assert [line.split(" warn: ")[1] for line in lines] == [
+        "UNJAM_LANE is set, but unjam has no such variable: did you mean UNJAM_LANES? "
         "(`unjam env` lists all)"
     ]
 

@@ -5,6 +5,7 @@ import json
 import math
 import os
 import pickle
+import re
 import signal
 import subprocess
 import sys
@@ -26,7 +27,10 @@ from unjam.simulate import (
     table1,
     wilson,
 )
+from unjam.simulate.engine import Result
+from unjam.simulate.pictures import draw_cycle
 from unjam.simulate.trace import read_traces
+from unjam.simulate.words import PAPER_DISORDER, ROUND, short, verdict
 
 ROOT = Path(__file__).resolve().parents[2]
 GLOO = ROOT / "tests" / "fixtures" / "traces" / "gloo"  # real: see tools/record_trace.py
@@ -100,7 +104,9 @@ def test_table1_has_every_row():
 def test_table1_command(capsys):
     status, out, err = run(capsys, "--table1", "--rounds", "40")
     assert status == 0 and err == ""
-    assert out.count("single-queue") == 8
+    assert re.match(r"Of 18 ratios in the paper's Table 1, \d+ are not", out)
+    assert len(re.findall(r"^\(.*\) +\d(?:e-\d)? ", out, re.M)) == 8  # one probability
+    assert len(re.findall(r"^\(.*\)[ \d/]* +\de-\d/\de-\d ", out, re.M)) == 10
     status, out, _ = run(capsys, "--table1", "--rounds", "40", "--json")
     rows = json.loads(out)["rows"]
     assert len(rows) == 18 and all(row["rounds"] == 40 for row in rows)
@@ -580,10 +586,12 @@ def test_what_too_few_looks_and_dropped_calls_mean(tmp_path, capsys):
     assert "rank 0 has not called all_reduce number 1" in out
     hang = json.loads(run(capsys, "--trace", tmp_path, "--rounds", "10", "--json")[1])
     assert len(hang["trace"]["hang"]) == 2
+    assert out.startswith("This run hangs in one queue a GPU")
+    assert "\nThe trace is too short to tell" in out and "\nIf disorder were " in out
     assert "too few looks" in out
     assert "upper limit" not in out
-    assert "at most" not in out
-    assert "at most" in run(capsys, "--trace", GLOO, "--rounds", "10")[1]
+    assert "at most" not in out.partition("2 ranks, 1 groups")[2]
+    assert run(capsys, "--trace", GLOO, "--rounds", "10")[1].startswith("At most about ")
     status, out, _ = run(capsys, "--trace", GLOO, "--rounds", "10", "--json")
     assert json.loads(out)["trace"]["upper_limit"] is True
 
@@ -608,7 +616,143 @@ def test_profiler_traces(tmp_path):
     assert trace.job(model="synchronization").sync == pytest.approx(1 / 3)
 
 
+# ---- sentences ----
+
+
+def found(hits, rounds, disorder=1e-5, **more):
+    job = Job(2, [Group([0, 1], 5)], disorder=disorder, **more)
+    return Result(job, "exact", rounds, hits, hits, 0, 0, None, None, 0, 0, 0.1, 0.1)
+
+
+@pytest.mark.parametrize(
+    ("hits", "rounds", "words"),
+    [
+        (292, 32_000, "About one hang in 110 iterations (95 %: one in 98 to one in 120)."),
+        (1, 32_000, "About one hang in 32,000 iterations (95 %: one in 5,600 to one in 180,000)."),
+        (0, 32_000, "No hang in 32,000 iterations: at most about one in 8,300 (95 %)."),
+        (0, 1, "No hang in 1 iteration: at most about 79 in 100 (95 %)."),
+        (1, 1, "Every iteration hangs: 1 of 1."),
+        (50, 50, "Every iteration hangs: 50 of 50."),
+        (31_999, 32_000, "Nearly every iteration hangs: 31,999 of 32,000."),
+        (96, 300, "About 32 hangs in 100 iterations (95 %: 27 to 37)."),
+        (1, 8, "About 12 hangs in 100 iterations (95 %: 2.2 to 47)."),
+        (0, 0, "Nothing is known: it was ended before the first iteration was simulated."),
+    ],
+)
+def test_a_verdict_is_a_sentence(hits, rounds, words):
+    assert verdict(found(hits, rounds), "exact") == words
+
+
+def test_verdicts_of_limits_of_rounds_and_without_disorder():
+    assert verdict(found(9, 900), "exact", ROUND, bound=True) == (
+        "At most about one hang in 100 rounds (95 %: one in 53 to one in 190)."
+    )
+    sure = "No hang is possible: without disorder all GPUs call in one order."
+    assert verdict(found(0, 9, disorder=0.0), "exact") == sure
+    # The released code counts waits that are no cycles, so it is not sure.
+    assert verdict(found(0, 9, disorder=0.0), "released").startswith("No hang in 9 iterations")
+
+
+def test_the_papers_disorders_are_those_of_table_1():
+    for model, (low, high) in PAPER_DISORDER.items():
+        jobs = [
+            job for job in (read_job(path).job for path in table1.files()) if job.model == model
+        ]
+        assert (min(job.disorder for job in jobs), max(job.disorder for job in jobs)) == (low, high)
+    assert [short(v) for v in (1e-5, 0.0, 0.25, 4.5e-3, 1e-12, 1.0)] == [
+        "1e-5", "0", "0.25", "4.5e-3", "1e-12", "1",
+    ]  # fmt: skip
+
+
+def test_the_answer_comes_first_and_says_what_it_assumes(tmp_path, capsys):
+    arguments = [*OPTIONS, "--disorder", "1e-3", "--rounds", "500", "--semantics", "both"]
+    status, out, _ = run(capsys, *arguments)
+    assert status == 0
+    answer, rest = out.split("\n", 1)
+    assert re.match(r"(About|No) .* iterations.*\.$", answer)
+    assert "By the rule of the paper's released code: " in rest
+    text = " ".join(rest.split())
+    assert "Disorder 1e-3 is an assumption" in text and "Table 1 assumes 1e-9 to 1e-5" in text
+    words = json.loads(run(capsys, *arguments, "--json")[1])["in_words"]
+    assert words[0] == answer and len(words) == 3
+    (tmp_path / "job.toml").write_text(GOOD)
+    out = run(capsys, "--file", tmp_path / "job.toml")[1]
+    assert "A round is every collective of every group once." in out and "iteration" not in out
+    assert "assumes 4e-6 to 4e-3" in " ".join(out.split())
+    measured = run(capsys, "--trace", GLOO, "--rounds", "10")[1]
+    assert "assumption" not in measured
+    assert "assumption" in run(capsys, "--trace", GLOO, "--rounds", "10", "--disorder", "0.1")[1]
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("world = 16\n", "world: is unknown here: it belongs under [parallel]"),
+        ("ddp-buckets = 4\n", "ddp-buckets: is unknown here: it belongs under [parallel]"),
+        ("collectives = 4\n", "collectives: is unknown here: it belongs under [[groups]]"),
+        ("disordr = 4\n", "disordr: is unknown; did you mean disorder? known are"),
+        ("[parallel]\ndisorder = 1\n", "parallel.disorder: is unknown here: it belongs at the top"),
+        (
+            "[parallel]\nmicro-batches = 1\n",
+            "parallel.micro-batches: is unknown; did you mean micro_b",
+        ),
+        (
+            "[[groups]]\ngpus = [0]\ncollectives = 1\ntp = 2\n",
+            "tp: is unknown here: it belongs under",
+        ),
+    ],
+)
+def test_names_that_stand_elsewhere(tmp_path, capsys, text, words):
+    path = tmp_path / "job.toml"
+    path.write_text(text)
+    status, _, err = run(capsys, "--file", path)
+    assert status == 2 and words in err
+    line = len(text.splitlines())
+    assert err.startswith(f"unjam simulate: {path}:{line}: ")
+
+
 # ---- pictures, interruption ----
+
+
+def words_of(path):
+    """What matplotlib draws in an SVG, a comment for each text."""
+    return re.findall(r"<!-- (.*?) -->", path.read_text(encoding="utf-8"), re.S)
+
+
+def test_plots_show_counts_and_say_what_they_show(tmp_path, capsys):
+    pytest.importorskip("matplotlib")
+    out = tmp_path / "p.svg"
+    job = ["--tp", "4", "--dp", "4", "--layers", "24", "--ddp-buckets", "40", "--disorder", "1e-4"]
+    assert run(capsys, *job, "--rounds", "200", "--plot", "gpus", "--out", out)[0] == 0
+    drawn = words_of(out)
+    assert [w for w in drawn if w.isdecimal()] == ["16", "32", "64", "128", "256"]
+    assert "chance of a hang per iteration" in drawn
+    assert any(re.fullmatch(r"[\d.]+ %", w) for w in drawn)
+    joined = "copies, joined: the same, and one more group, of the first GPU of each copy"
+    assert joined in drawn
+    assert run(capsys, *job, "--rounds", "200", "--plot", "overlap", "--out", out)[0] == 0
+    assert [w for w in words_of(out) if w.isdecimal()] == ["1", "2", "3"]
+
+
+@pytest.mark.parametrize("semantics", ["exact", "released"])
+def test_a_cycle_is_drawn_as_who_stands_where(tmp_path, semantics):
+    pytest.importorskip("matplotlib")
+    job = Parallel(tp=4, dp=4, tp_collectives=20, dp_collectives=60).job(disorder=1e-3, seed=3)
+    with Simulator(job) as simulator:
+        result = simulator.run(3000, "both")
+        number = result.first_exact if semantics == "exact" else result.first_released
+        witness = simulator.round(number)
+    draw_cycle(witness, semantics, job, tmp_path / "c.svg")
+    drawn = "\n".join(words_of(tmp_path / "c.svg"))
+    waits = witness[semantics]["waits"]
+    assert waits
+    for wait in waits:
+        label = f"group {wait['group']}\ncollective {wait['index']}"
+        # In the row of who stands in it, and in that of who has not called it.
+        assert drawn.count(label) >= 2
+        assert f"GPU {wait['gpu']}\n" in drawn
+    assert f"waits until GPU {waits[0]['on']} calls" in drawn
+    assert ("wait for each other in a circle" in drawn) == (semantics == "exact")
 
 
 @pytest.mark.parametrize("ending", ["png", "svg"])

@@ -1,6 +1,7 @@
 """Traces as spans, and pictures of them."""
 
 import json
+import re
 
 import numpy as np
 import pytest
@@ -9,7 +10,7 @@ import unjam
 from unjam import EventType, InvalidArgument, TraceEvent, programs
 from unjam.chrome_trace import chrome_trace
 from unjam.picture import draw
-from unjam.timeline import Gap, Span, make_timeline
+from unjam.timeline import Gap, RankRow, Span, Timeline, condensed, make_timeline
 
 
 def event(time_ns, kind, key="", n=0, lane=0):
@@ -146,3 +147,47 @@ def test_chrome_trace_of_a_job(tmp_path):
         bars = [e for e in events if e["ph"] == "X" and e["pid"] == rank and e["name"] == key]
         assert bars and bars[-1]["args"]["end"] == "finish"
         assert all(bar["dur"] >= 0 for bar in bars)
+
+
+def test_condensed_shows_what_ran_longest():
+    """Columns of 10 ns: polls are gone, ends are kept, and what stands side by side is one span."""
+    spans = [
+        Span(0, 0, 14, "A", "preempt"),
+        Span(0, 14, 15, "B", "preempt"),
+        Span(0, 15, 20, "A", "preempt"),
+        Span(0, 20, 24, "B", "preempt"),
+        Span(0, 24, 30, "C", "finish"),
+        Span(0, 50, 58, "A", "finish"),
+        Span(0, 58, 60, "B", "finish"),
+    ]
+    rows = [RankRow(3, 1, spans, [Gap(0, 30, 50)], "a note")]
+    timeline = Timeline("t", [(k, k) for k in "ABC"], 0, 60, rows, "a caption", [(3, 4)])
+    (row,) = condensed(timeline, 6).rows
+    assert [(s.start_ns, s.end_ns, s.key) for s in row.spans] == [
+        (0, 20, "A"), (20, 30, "C"), (50, 60, "A"),
+    ]  # fmt: skip
+    assert row.done == [(30, "C"), (58, "A"), (60, "B")]
+    assert (row.rank, row.note, row.gaps) == (3, "a note", [])
+    assert len(timeline.rows[0].spans) == 7  # as it was
+    short = condensed(timeline, 6)
+    assert (short.title, short.caption, short.waits) == ("t", "a caption", [(3, 4)])
+
+
+@pytest.mark.parametrize("ending", ["svg", "html"])
+def test_captions_circles_and_ends_are_drawn(tmp_path, ending):
+    if ending == "svg":
+        pytest.importorskip("matplotlib")
+    stuck = [
+        RankRow(rank, spans=[Span(0, 0, 1000, "A", "open")], note="holds A") for rank in (0, 1)
+    ]
+    above = Timeline("deadlock", [("A", "A: 1 KiB")], 0, 1000, stuck, "for ever", [(0, 1), (1, 0)])
+    done = [RankRow(rank, spans=[Span(0, 0, 900, "A", "finish")]) for rank in (0, 1)]
+    below = condensed(Timeline("unjam", [("A", "A: 1 KiB")], 0, 1000, done, "all done"))
+    text = draw([above, below], tmp_path / f"t.{ending}").read_text(encoding="utf-8")
+    assert "for ever" in text and "all done" in text
+    if ending == "html":
+        assert text.count("<polygon") == 2 and "A: 1 KiB: done" in text
+    else:
+        drawn = re.findall(r"<!-- (.*?) -->", text, re.S)
+        assert {"done", "stuck", "waits for"} <= set(drawn)
+        assert "preempted" not in drawn and "engine has quit" not in drawn  # there are none

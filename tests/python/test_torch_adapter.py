@@ -222,14 +222,14 @@ def test_one_of_other_sources_or_for_another_python_is_not_taken(prebuilt, monke
     assert _extension.found() != path
 
 
-def test_one_that_does_not_load_is_compiled_anew(prebuilt, compiler, monkeypatch, capfd):
+def test_one_that_does_not_load_is_compiled_anew(prebuilt, compiler, monkeypatch, caplog):
     version = _adapter.release(_extension.target().version)
     prebuilt(version)
     monkeypatch.setattr(_extension._futures, "install", lambda module: None)
     monkeypatch.delitem(sys.modules, _adapter.NAME, raising=False)
     with pytest.raises(_extension.BuildError, match="does not load"):  # for this one pretends, too
         _extension._load.__wrapped__()
-    said = capfd.readouterr().err
+    said = caplog.text
     assert re.search(r"prebuilt.* does not load here", said) and "compiling the adapter" in said
     assert compiler() == 3
     assert _adapter.NAME not in sys.modules

@@ -65,6 +65,28 @@ def make_row(
     return row
 
 
+UNSURE = 0.3  # a spread from which on a row tells little
+
+
+def verdict(row: Row) -> str:
+    """Whether unjam "wins" or "loses" beyond the spread; "" if neither, or if it ran alone.
+
+    Beyond: the medians are further apart than half of both spreads together, which is where the
+    middle halves of both libraries' repetitions would begin to overlap.
+    """
+    if row["peer"] is None:
+        return ""
+    ours, theirs = row["unjam_us"], row["peer_us"]
+    if abs(ours - theirs) <= (row["spread"] * ours + row["peer_spread"] * theirs) / 2:
+        return ""
+    return "wins" if ours < theirs else "loses"
+
+
+def is_unsure(row: Row) -> bool:
+    """Whether either library's spread is large."""
+    return max(row["spread"], row["peer_spread"] or 0.0) > UNSURE
+
+
 def host_times(job: Job, names: list[str], repetitions: int) -> dict[str, list[int]]:
     """Nanoseconds of each repetition, by library: the slowest rank's."""
     answers: list[dict[str, list[int]]] = job.ask(messages.Repeat(repetitions))

@@ -10,6 +10,7 @@ from .._lib import library, read_json
 from .._types import Op, kind_of
 from . import cuda_sweep, messages
 from .cases import Case
+from .estimate import estimate
 from .job import Job
 from .rows import WARM_UP, Row, host_times, make_row, repetitions_in
 
@@ -66,8 +67,14 @@ class Sweep:
         )
 
 
-def run_sweep(sweep: Sweep, on_row: Callable[[Row], object]) -> list[Row]:
+def run_sweep(
+    sweep: Sweep,
+    on_row: Callable[[Row], object],
+    on_estimate: Callable[[float], object] | None = None,
+) -> list[Row]:
     """Runs all cases; gives their rows, and each to `on_row` as soon as it is there.
+
+    `on_estimate` is told beforehand, where there are some cases, about how many seconds they take.
 
     Raises:
         BenchError: a rank died, hung or failed, or a result was wrong.
@@ -84,6 +91,8 @@ def run_sweep(sweep: Sweep, on_row: Callable[[Row], object]) -> list[Row]:
         sweep.buffers == "registered",
     )
     with ranks as job:
+        if on_estimate is not None and (seconds := estimate(sweep, job)) is not None:
+            on_estimate(seconds)
         for case in sweep.cases():
             for row in measure(sweep, job, case):
                 row["buffers"] = sweep.buffers

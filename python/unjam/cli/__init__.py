@@ -1,7 +1,7 @@
 """The command ``unjam``: one file a subcommand.
 
-Exit status: 0 if all is well, 1 if a check failed or unjam reported an error, 2 for usage errors,
-130 after Ctrl-C.
+Without a command it prints the help. Exit status: 0 if all is well, 1 if a check failed or unjam
+reported an error, 2 for usage errors, 130 after Ctrl-C.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from . import (
     torch,
     version,
 )
+from ._parser import Parser, print_help
 from ._streams import any_encoding, complain, flushed, is_of_stdout
 
 _COMMANDS = (
@@ -46,14 +47,15 @@ _COMMANDS = (
 )
 
 
-def make_parser() -> argparse.ArgumentParser:
+def make_parser() -> Parser:
     """The parser of the whole command line."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="unjam",
         description="Collectives that cannot deadlock each other. Start with: unjam demo",
     )
     parser.add_argument("--version", action="version", version=f"unjam {__version__}")
-    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND")
+    parser.set_defaults(run=print_help, parser=parser)
     for command in _COMMANDS:
         name = command.__name__.rpartition(".")[2]
         summary = (command.__doc__ or "").splitlines()[0].partition(": ")[2].rstrip(".")
@@ -71,7 +73,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     with any_encoding():
         try:
-            status = _run(make_parser().parse_args(argv))
+            options, unknown = make_parser().parse_known_args(argv)
+            if unknown:
+                options.parser.refuse(unknown)
+            status = _run(options)
         except SystemExit as end:  # argparse's, after help and usage errors; or rich's
             if isinstance(end.code, str):
                 raise

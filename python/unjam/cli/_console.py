@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+from rich.box import HEAVY_HEAD, Box
 from rich.console import Console
 from rich.progress import (
     BarColumn,
@@ -24,7 +25,7 @@ from .. import _limits as limits
 from .._texts import printable
 from ._outputs import file_to_write
 
-_PLAIN_WIDTH = 110  # of tables where there is no terminal that says
+_PLAIN_WIDTH = 80  # where there is no terminal that says
 
 _MOST_COLUMNS = 7  # of a table that has one row for each thing
 
@@ -54,16 +55,34 @@ def print_json(value: Any) -> None:
     print(json.dumps(value, indent=2))
 
 
-def make_table(title: str, columns: Sequence[str], numbers: Sequence[str] = ()) -> Table:
-    """An empty table; the columns named in `numbers` are flush right."""
+def make_table(
+    title: str, columns: Sequence[str], numbers: Sequence[str] = (), box: Box | None = HEAVY_HEAD
+) -> Table:
+    """An empty table; the columns named in `numbers` are flush right, `box` is its lines."""
     table = Table(
-        title=title or None, title_justify="left", title_style="bold", header_style="bold"
+        title=title or None,
+        title_justify="left",
+        title_style="bold",
+        header_style="bold",
+        box=box,
+        pad_edge=box is not None,
+        collapse_padding=box is None,
     )
     for column in columns:
         # What is too long for a line goes on in the next: nothing is cut off.
         justify: Any = "right" if column in numbers else "left"
         table.add_column(column, justify=justify, overflow="fold")
     return table
+
+
+def print_block(
+    console: Console, text: str, indent: int = 3, markup: bool = False, style: str = ""
+) -> None:
+    """A paragraph, broken where the console ends; all its lines are indented alike."""
+    shown = Text.from_markup(printable(text)) if markup else Text(printable(text))
+    shown.stylize(style)
+    for line in shown.wrap(console, max(20, console.width - indent)):
+        console.print(Text(" " * indent) + line)
 
 
 def print_title(console: Console, title: str) -> None:
@@ -115,40 +134,28 @@ def cell(value: Any) -> str:
 
 @contextmanager
 def progress_bar(console: Console, what: str, total: int) -> Iterator[Callable[[int], None]]:
-    """Shows progress: a bar on a terminal, otherwise one line a quarter.
+    """Shows progress: a bar on a terminal, which is gone at the end; elsewhere nothing.
 
     Gives a function to call with the steps just done, from any thread.
     """
-    if console.is_terminal:
-        columns = (*description_and_bar(), MofNCompleteColumn(), TimeElapsedColumn())
-        with Progress(*columns, console=console, transient=True) as bar:
-            task = bar.add_task(what, total=total)
-            yield lambda steps: bar.advance(task, steps)
+    if not console.is_terminal:
+        yield lambda steps: None
         return
-    done = 0
-
-    def advance(steps: int) -> None:
-        nonlocal done
-        before, done = 4 * done // total, done + steps
-        if 4 * done // total > before:
-            console.print(f"  {what}: {done} of {total}")
-
-    yield advance
+    columns = (*description_and_bar(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console, transient=True) as bar:
+        task = bar.add_task(what, total=total)
+        yield lambda steps: bar.advance(task, steps)
 
 
 def description_and_bar() -> tuple[ProgressColumn, ...]:
     """The first columns of a progress bar; a description may be a user's text."""
-    return TextColumn("  {task.description}", markup=False), BarColumn(bar_width=40)
+    return TextColumn("   {task.description}", markup=False), BarColumn(bar_width=40)
 
 
 @contextmanager
 def measuring(total: int) -> Iterator[Callable[[int], None]]:
     """A bar on stderr if that is a terminal, otherwise nothing."""
-    console = make_console(stderr=True)
-    if not console.is_terminal:
-        yield lambda steps: None
-        return
-    with progress_bar(console, "measuring", total) as advance:
+    with progress_bar(make_console(stderr=True), "measuring", total) as advance:
         yield advance
 
 

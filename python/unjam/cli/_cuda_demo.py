@@ -9,11 +9,12 @@ from __future__ import annotations
 import argparse
 import random
 import time
+from functools import partial
 
 from rich.console import Console
 
 from ..cuda import gpus
-from ._console import make_console, make_table
+from ._console import make_console, make_table, print_block
 
 _MOST_RANKS = 4
 _NUMBERS = ["iterations", "results\nright", "ms per\niteration", "cost of\ndisorder"]
@@ -34,18 +35,23 @@ def run(options: argparse.Namespace) -> int:
     iterations = options.iterations or (20 if options.quick else 200)
     console = make_console()
     where = f"one GPU that {ranks} ranks share" if shared else f"{ranks} GPUs"
-    console.print(
-        f"\nunjam demo, a short version on {where} ({gpus.describe()['gpu']}), seed {seed}; on the "
-        "host: unjam demo --device host\n"
+    block = partial(print_block, console)
+    console.print()
+    block(
+        f"unjam demo, a short version on {where} ({gpus.describe()['gpu']}), seed {seed}; on the "
+        "host: unjam demo --device host",
+        0,
     )
-    console.print(
-        "Every rank calls the same eight all-reduces, 256 B to 1 MiB, but each in its own random "
-        "order:\n"
-        "  [bold]program 1[/]  all calls at once, then wait;\n"
-        "  [bold]program 2[/]  with cudaDeviceSynchronize between the calls.\n",
-        markup=True,
+    console.print()
+    block(
+        "Every rank calls the same eight all-reduces, 256 B to 1 MiB, each in its own random "
+        "order:",
+        0,
     )
-    table = make_table("", ["program", "processes", *_NUMBERS], _NUMBERS)
+    block("program 1: all calls at once, then wait;", 2)
+    block("program 2: with cudaDeviceSynchronize between the calls.", 2)
+    console.print()
+    table = make_table("", ["program", "processes", *_NUMBERS], _NUMBERS, box=None)
     for number, device_sync in ((1, False), (2, True)):
         program = CudaProgram(ranks, iterations, seed, device_sync)
         ways = [("one a rank", run_processes)]
@@ -62,11 +68,13 @@ def run(options: argparse.Namespace) -> int:
                 f"{found.cost_of_disorder:.2f}",
             )
     console.print(table)
-    console.print(
-        "   [bold green]All complete, and every result right to the last bit.[/]\n", markup=True
-    )
+    console.print()
+    block("[bold green]All complete, and every result right to the last bit.[/]", markup=True)
+    block("Cost of disorder: the time in random order over the time in one order.")
+    console.print()
     if shared:
-        console.print("NCCL takes no two ranks on one GPU: to see it hang takes two GPUs.\n")
+        block("NCCL takes no two ranks on one GPU: to see it hang takes two GPUs.", 0)
+        console.print()
     else:
         _show_nccl(console, ranks, seed, 1 if options.quick else options.tries or 2)
     console.print(
@@ -78,9 +86,11 @@ def run(options: argparse.Namespace) -> int:
 def _show_nccl(console: Console, ranks: int, seed: int, tries: int) -> None:
     from ..cuda.nccl_program import try_nccl
 
-    console.print(
+    block = partial(print_block, console)
+    block(
         "[bold]The same with NCCL[/], a communicator for each all-reduce and one stream a GPU, in "
-        f"a\n   child process that is ended after {_NCCL_LIMIT_S:.0f} s:",
+        f"a child process that is ended after {_NCCL_LIMIT_S:.0f} s:",
+        0,
         markup=True,
     )
     for number, device_sync in ((1, False), (2, True)):
@@ -90,9 +100,9 @@ def _show_nccl(console: Console, ranks: int, seed: int, tries: int) -> None:
                 for place in range(tries)
             ]
         except (OSError, RuntimeError) as error:
-            console.print(f"   program {number}: could not be run: {error}")
+            block(f"program {number}: could not be run: {error}")
             continue
         hung = [one for one in found if one.hung]
         after = f", the first after {hung[0].iterations} iterations" if hung else ""
-        console.print(f"   program {number}: hung in {len(hung)} of {tries} tries{after}")
+        block(f"program {number}: hung in {len(hung)} of {tries} tries{after}")
     console.print()

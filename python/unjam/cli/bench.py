@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable
-from typing import Any
+import time
+from collections.abc import Callable, Iterator
 
-from rich.table import Table
+from rich.console import Console
 
 from ..bench import (
     COLLECTIVES,
@@ -24,6 +24,7 @@ from ..bench import (
 from ..bench.cases import size_text
 from ..bench.libraries import missing
 from ..bench.report import make_report, write_report
+from ..bench.rows import FEWEST, UNSURE, Row, is_unsure, verdict
 from ..cuda.gpus import lacking
 from ._console import (
     add_json_file,
@@ -43,6 +44,9 @@ _DEVICES = ("host", "cuda")
 _SHORT_DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32", "fp64": "float64"}
 _LARGEST = 1 << 40  # bytes of a vector
 _GEMM_LANES = (1, 2, 4, 8, 16)
+_BUFFERS = {"own": "each its own", "heap": "in unjam's heap", "registered": "registered with unjam"}
+_STYLES = {"wins": "green", "loses": "red", "": ""}
+_WIDTHS = {"ratio": 5, "": 5, "mode": 6, "plan": 6}  # of columns, alike in all tables
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -139,29 +143,72 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Measures, prints the table, writes the file; status 1 if a rank failed or a result was "
-    "wrong."""
+    """Measures, prints tables, writes the file; status 1 if a rank failed or a result was wrong."""
     sweep = _sweep(options)
     console = make_console()
     try:
         if options.gemm:
-            gemm = _gemm_sweep(options)
-            with measuring(gemm.ways * len(gemm.lanes)) as advance:
-                rows = run_gemm(gemm, lambda _: advance(1))
-            table = _gemm_table(rows, gemm)
+            rows = _measure_gemm(_gemm_sweep(options), console)
         else:
-            with measuring(len(list(sweep.cases())) * len(sweep.modes)) as advance:
-                rows = run_sweep(sweep, lambda _: advance(1))
-            table = _table(rows, sweep)
+            rows = _measure(sweep, console)
     except BenchError as error:
         complain(str(error))
         return 1
-    console.print(table)
     if options.json is None:
         return 0
     report = make_report(rows, options.device, ["unjam", *sys.argv[1:]])
     written = write("--json", options.json, lambda: write_report(options.json, report))
     return 0 if written else 1
+
+
+def _measure(sweep: Sweep, console: Console) -> list[Row]:
+    kind = "threads" if sweep.threads else "processes"
+    count = len(list(sweep.cases())) * len(sweep.modes)
+    console.print(
+        f"{sweep.ranks} ranks ({kind}), {sweep.dtype}, buffers: {_BUFFERS[sweep.buffers]}\n"
+        f"{_counted(count, 'row')}; {sweep.seconds:g} s of repetitions each, or at least "
+        f"{FEWEST} of them."
+    )
+
+    def tell(seconds: float) -> None:
+        console.print(f"This takes about {_span(seconds)}.")
+
+    with measuring(count) as advance:
+        rows = run_sweep(sweep, lambda _: advance(1), tell)
+    show_rows(console, rows, sweep)
+    return rows
+
+
+def _measure_gemm(sweep: GemmSweep, console: Console) -> list[Row]:
+    count = sweep.ways * len(sweep.lanes)
+    console.print(f"{_counted(count, 'row')}; the first setting of {len(sweep.lanes)} tells more.")
+    started = time.perf_counter()
+    told = False
+
+    with measuring(count) as advance:
+
+        def on_row(row: Row) -> None:
+            nonlocal told
+            if not told:
+                seconds = (time.perf_counter() - started) * len(sweep.lanes)
+                console.print(f"This takes about {_span(seconds)} in all.")
+                told = True
+            advance(1)
+
+        rows = run_gemm(sweep, on_row)
+    _show_gemm(console, rows, sweep)
+    return rows
+
+
+def _counted(number: int, what: str) -> str:
+    return f"{number:,} {what}{'s' * (number != 1)}"
+
+
+def _span(seconds: float) -> str:
+    """A time that is known roughly."""
+    if seconds < 90:
+        return f"{max(1, round(seconds))} s"
+    return f"{round(seconds / 60)} min"
 
 
 def _sweep(options: argparse.Namespace) -> Sweep:
@@ -220,71 +267,100 @@ def _gemm_sweep(options: argparse.Namespace) -> GemmSweep:
     )
 
 
-def _table(rows: list[dict[str, Any]], sweep: Sweep) -> Table:
-    kind = "threads" if sweep.threads else "processes"
-    title = f"{sweep.ranks} ranks ({kind}), {sweep.dtype}, medians of interleaved repetitions"
-    columns = ["collective", "size", "plan", "unjam µs", "GB/s"]
+def show_rows(console: Console, rows: list[Row], sweep: Sweep) -> None:
+    """A table a collective, and what its words mean."""
+    peer = sweep.peer if sweep.peer != "none" else ""
+    columns = ["size", "unjam\nµs", "busbw\nGB/s"]
     if sweep.device == "cuda":
-        columns[2:2] = ["mode"]
-    if sweep.peer != "none":
-        columns += [f"{sweep.peer} µs", f"{sweep.peer} GB/s", "ratio"]
-    columns += ["spread"]
-    numbers = [name for name in columns if name not in ("collective", "mode", "plan")]
-    table = make_table(title, columns, numbers)
-    before = None
-    for row in rows:
-        if before not in (None, row["collective"]):
-            table.add_section()
-        before = row["collective"]
-        cells = [
-            row["collective"],
-            size_text(row["bytes"]),
-            ", ".join(
-                filter(
-                    None,
-                    (
-                        row["algorithm"],
-                        row["protocol"],
-                        sweep.buffers if sweep.buffers != "own" else "",
-                    ),
-                )
-            ),
-            microseconds(row["unjam_us"]),
-            f"{row['unjam_busbw']:.3f}",
-        ]
-        if sweep.device == "cuda":
-            cells[2:2] = [row["mode"]]
-        if sweep.peer != "none":
-            cells += ["-"] * 3
-            if row["peer"] is not None:
-                cells[-3:] = [
-                    microseconds(row["peer_us"]),
-                    f"{row['peer_busbw']:.3f}",
-                    f"{row['ratio']:.2f}",
-                ]
-        table.add_row(*cells, f"{100 * row['spread']:.0f}%")
-    return table
+        columns[1:1] = ["mode"]
+    if peer:
+        columns += [f"{peer}\nµs", "busbw\nGB/s ", "ratio", ""]
+    columns += ["spread", "plan"]
+    numbers = [name for name in columns if name not in ("mode", "", "plan")]
+    for collective in dict.fromkeys(row["collective"] for row in rows):
+        console.print(f"\n{collective}", style="bold")
+        table = make_table("", columns, numbers, box=None)
+        for column in table.columns:
+            column.min_width = _WIDTHS.get(str(column.header).partition("\n")[0], 7)
+        for row in rows:
+            if row["collective"] == collective:
+                table.add_row(*_cells(row, peer, sweep), style=_STYLES[verdict(row)])
+        console.print(table)
+    console.print()
+    for line in legend(peer, rows):
+        console.print(line)
 
 
-def _gemm_table(rows: list[dict[str, Any]], sweep: GemmSweep) -> Table:
-    title = (
-        f"{sweep.size}³ bf16 matrix product beside all-reduces of {size_text(sweep.nbytes)}"
-        f"{' in registered memory' if sweep.registered else ''}, "
-        f"{sweep.ranks} ranks; medians, p10 to p90"
+def _cells(row: Row, peer: str, sweep: Sweep) -> list[str]:
+    cells = [size_text(row["bytes"]), microseconds(row["unjam_us"]), _rate(row["unjam_busbw"])]
+    if sweep.device == "cuda":
+        cells[1:1] = [row["mode"]]
+    spread = f"{100 * row['spread']:.0f}%"
+    if peer and row["peer"] is None:
+        cells += ["-", "-", "-", ""]
+    elif peer:
+        cells += [microseconds(row["peer_us"]), _rate(row["peer_busbw"])]
+        cells += [f"{row['ratio']:.2f}", verdict(row)]
+        spread = f"{100 * row['spread']:.0f}/{100 * row['peer_spread']:.0f}%"
+    plan = ", ".join(filter(None, (row["algorithm"], row["protocol"])))
+    return [*cells, spread + ("!" if is_unsure(row) else " "), plan]
+
+
+def _rate(gigabytes: float) -> str:
+    return f"{gigabytes:.1f}" if gigabytes >= 100 else f"{gigabytes:.3f}"
+
+
+def legend(peer: str, rows: list[Row]) -> Iterator[str]:
+    """What the tables' words mean."""
+    yield "µs: the median of the repetitions, of the slowest rank."
+    yield (
+        "busbw: bus bandwidth as nccl-tests counts it, bytes over time, times 2(n-1)/n of an "
+        "all-reduce of n ranks, (n-1)/n of all-gather and reduce-scatter, 1 of the others."
     )
-    columns = ["lanes", "beside", "blocks", "ms", "p10", "p90", "slowdown", "all-reduce GB/s"]
-    table = make_table(title, columns, [name for name in columns if name != "beside"])
+    if peer:
+        yield f"ratio: {peer}'s time over unjam's. Above 1 unjam is faster."
+        verdicts = [verdict(row) for row in rows if row["peer"] is not None]
+        yield (
+            "wins, loses: by more than half of both spreads. unjam wins "
+            f"{verdicts.count('wins')}, loses {verdicts.count('loses')} of "
+            f"{_counted(len(verdicts), 'row')}."
+        )
+    whose = f" (unjam's/{peer}'s)" if peer else ""
+    yield (
+        f"spread{whose}: width of the repetitions' middle half, of the median. "
+        f"!: over {100 * UNSURE:.0f}%, the row tells little."
+    )
+    if not all(row["mode"] == "host" for row in rows):
+        yield "host: one call and its wait; device: queued in a stream; async: many outstanding."
+
+
+def _show_gemm(console: Console, rows: list[Row], sweep: GemmSweep) -> None:
+    console.print(
+        f"\n{sweep.size}³ bf16 matrix product beside all-reduces of {size_text(sweep.nbytes)}"
+        f"{' in registered memory' if sweep.registered else ''}, {sweep.ranks} ranks",
+        style="bold",
+    )
+    columns = ["lanes", "beside", "blocks", "ms", "p10", "p90", "slowdown", "busbw"]
+    numbers = [name for name in columns if name != "beside"]
+    table = make_table("", columns, numbers, box=None)
     for row in rows:
         if row["beside"] == "alone" and row is not rows[0]:
             table.add_section()
         table.add_row(
             str(row["lanes"]),
-            row["beside"] + ("" if row["covered"] else " (ended first)"),
+            row["beside"] + ("" if row["covered"] else " *"),
             str(row["blocks"] or "-"),
             *(f"{row[name]:.3f}" for name in ("ms", "low_ms", "high_ms", "slowdown")),
             f"{row['busbw']:.0f}",
         )
-    return table
+    console.print(table)
+    console.print(
+        "\nms: of a product, the median; p10 and p90: a tenth of the measurements is below, above. "
+        "slowdown: over the product alone. blocks: that the all-reduce holds. busbw: the "
+        "all-reduce's bus bandwidth, GB/s."
+    )
+    if not all(row["covered"] for row in rows):
+        console.print("*: the all-reduces ended before the products.")
 
 
 def _several(*names: str) -> Callable[[str], list[str]]:

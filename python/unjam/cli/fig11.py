@@ -78,7 +78,7 @@ def run(options: argparse.Namespace) -> int:
     console = make_console()
     console.print(
         f"\n{options.ranks} ranks call {options.collectives} all-reduces of {options.size:,} bytes "
-        f"in one order; rank {late} is\n{options.delay_us} µs late to each. A run is "
+        f"in one order; rank {late} is {options.delay_us} µs late to each. A run is "
         f"{options.iterations} such bursts."
     )
     # Once to warm up, which also tells how long it will take.
@@ -95,7 +95,7 @@ def run(options: argparse.Namespace) -> int:
             options.runs,
             advance,
         )
-    table = make_table("", ["policy", *_FIGURES], list(_FIGURES))
+    table = make_table("", ["policy", *_FIGURES], list(_FIGURES), box=None)
     for place, policy in enumerate((_FIXED, _ADAPTIVE)):
         spreads = [Spread.of([of(pair[place]) for pair in pairs]) for of in _FIGURES.values()]
         table.add_row(policy, *map(_text, spreads))
@@ -107,10 +107,10 @@ def run(options: argparse.Namespace) -> int:
     table.add_row("adaptive / fixed", *map(_text, found.values()))
     console.print(table)
     console.print(
-        "Medians of the runs (ratios: of the pairs of runs), and in brackets the smallest and the "
-        "largest. Of the ranks\nthat are in time, for one collective: switches, times that it was "
-        "set aside before it was complete; ms in queue,\nfrom its call to its end, when it was not "
-        "running.\n"
+        "\nMedians of the runs (ratios: of the pairs of runs), and in brackets the smallest and "
+        "the largest. Of the ranks that are in time, for one collective: switches, times that it "
+        "was set aside before it was complete; ms in queue, from its call to its end, when it was "
+        "not running.\n"
     )
     for name, ratio in found.items():
         console.print(verdict(name, ratio, _FIXED, _ADAPTIVE) + ".")
@@ -127,4 +127,4 @@ def _text(spread: Spread) -> str:
     def number(value: float) -> str:
         return f"{value:.0f}" if value >= 100 else f"{value:.2f}"
 
-    return f"{number(spread.median)} ({number(spread.least)} to {number(spread.most)})"
+    return f"{number(spread.median)} ({number(spread.least)}–{number(spread.most)})"

@@ -25,7 +25,7 @@ from ._console import (
 
 # Of the tables, those that are shown without --all.
 _SHORT = ("settings", "memory", "kernel", "held")
-_MOST_SHOWN = 7  # lanes, or peers: a column each
+_MOST_SHOWN = 4  # lanes, or peers: a column each
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -107,7 +107,7 @@ def run(options: argparse.Namespace) -> int:
         print_json(info)
         return 0
     console = make_console()
-    early = "" if on_gpus else ", and a broadcast that the others\nhave not called"
+    early = "" if on_gpus else ", and a broadcast that the others have not called"
     where = f", on {device}" if on_gpus else ""
     console.print(
         f"Rank 0 of a job of {options.ranks}{where}, after one all-reduce of 4,000 bytes{early}.\n"

@@ -34,7 +34,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=1 << 18,
         help="elements (default: 262144, 1 MiB of float32)",
     )
-    parser.add_argument("--dtype", choices=[d.label for d in DType], default="float32")
+    dtypes = [d.label for d in DType]
+    parser.add_argument(
+        "--dtype",
+        metavar="TYPE",
+        choices=dtypes,
+        default="float32",
+        help=f"{', '.join(dtypes)} (default: float32)",
+    )
     parser.add_argument("--op", choices=[op.label for op in Op], default="sum")
     parser.add_argument(
         "--root",

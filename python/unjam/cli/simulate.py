@@ -21,6 +21,7 @@ from ._streams import complain
 if TYPE_CHECKING:
     from ..simulate import Job, Result, Simulator
     from ..simulate.trace import Trace
+    from ..simulate.words import Unit
 
 _PARALLEL = {
     "world": "GPUs in all; checked against the product of the sizes",
@@ -70,8 +71,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     model.add_argument("--model", help="single-queue (default) or synchronization")
     model.add_argument("--order", help="interleaved (default) or concatenated")
     model.add_argument("--semantics", help="exact (default), released or both")
-    model.add_argument("--disorder", type=float, metavar="P", help="probability (default: 0)")
-    model.add_argument("--sync", type=float, metavar="P", help="probability (default: 0)")
+    model.add_argument(
+        "--disorder",
+        type=float,
+        metavar="P",
+        help="how often a GPU makes a later call before the one that is next: a probability "
+        "(default: 0; the paper's Table 1 assumes 1e-9 to 1e-5 without synchronisations)",
+    )
+    model.add_argument(
+        "--sync",
+        type=float,
+        metavar="P",
+        help="how often a GPU synchronises in place of a call: a probability (default: 0)",
+    )
     run = parser.add_argument_group("run")
     run.add_argument("--rounds", type=int, metavar="N", help=f"at most (default: {_ROUNDS})")
     run.add_argument("--seed", type=int, metavar="N", help="default: 0, or the file's")
@@ -128,13 +140,11 @@ def _run(options: argparse.Namespace) -> int:
             raise InputError("--" + given[0].replace("_", "-"), f"means nothing with --{mode}")
     if options.table1:
         return _table1(options)
-    job, file_rounds, file_semantics, trace = _job(options)
+    job, file_rounds, file_semantics, trace, unit = _job(options)
     rounds = options.rounds or file_rounds or _ROUNDS
     semantics = options.semantics or file_semantics or "exact"
     if options.plot:
-        return _plot(options, job, rounds, semantics)
-    if trace is not None and not options.json:
-        _show_trace(trace, job)
+        return _plot(options, job, rounds, semantics, unit)
     with Simulator(job) as simulator, _progress(rounds) as begin:
         result = simulator.run(
             rounds,
@@ -145,15 +155,17 @@ def _run(options: argparse.Namespace) -> int:
             progress=begin(job.name or job.model),
         )
         witness = _witness(simulator, result, options.plain)
+    bound = trace is not None and trace.bounds(job)
+    sentences = _sentences(result, unit, trace, measured=options.disorder is None)
     if options.json:
-        found = result.as_dict()
+        found = result.as_dict() | {"in_words": sentences}
         if witness:
             found["round"] = witness
         if trace is not None:
             found["trace"] = trace.as_dict() | {"upper_limit": trace.bounds(job)}
         print_json(found)
     else:
-        _show(result, witness, bound=trace is not None and trace.bounds(job))
+        _show(result, witness, sentences, trace, bound)
     # Last: the figures are there whatever becomes of the picture.
     drawn = not options.cycle or _draw_cycle(options.cycle, job, result, witness)
     if result.stopped == "interrupted":
@@ -173,10 +185,13 @@ def _check_picture(option: str, path: Path) -> None:
         raise InputError(option, NEEDS_MATPLOTLIB)
 
 
-def _job(options: argparse.Namespace) -> tuple[Job, int | None, str | None, Trace | None]:
-    """The job, what its file says on rounds and semantics, and the trace it comes from."""
+def _job(
+    options: argparse.Namespace,
+) -> tuple[Job, int | None, str | None, Trace | None, Unit]:
+    """The job, its file's rounds and semantics, the trace it comes from, and what a round is."""
     from ..simulate import InputError, Parallel, read_job
     from ..simulate.trace import read_traces
+    from ..simulate.words import ITERATION, ROUND, TRACED
 
     overrides = {
         name: getattr(options, name)
@@ -198,12 +213,13 @@ def _job(options: argparse.Namespace) -> tuple[Job, int | None, str | None, Trac
         overrides["model"] = "synchronization"
     if options.file:
         file = read_job(options.file, **overrides)
-        return file.job, file.rounds, file.semantics, None
+        unit = ITERATION if file.is_training else ROUND
+        return file.job, file.rounds, file.semantics, None, unit
     if options.trace:
         trace = read_traces(options.trace)
-        return trace.job(**overrides), None, None, trace
+        return trace.job(**overrides), None, None, trace, TRACED
     try:
-        return Parallel(**sizes).job(**overrides), None, None, None
+        return Parallel(**sizes).job(**overrides), None, None, None, ITERATION
     except InputError as error:
         # Options have no tables.
         prefix, _, name = error.field.partition("parallel.")
@@ -236,9 +252,53 @@ def _ratio(result: Result, kind: str) -> str:
     return _percent(result.hits(kind) / result.rounds) if result.rounds else "?"
 
 
-def _show(result: Result, witness: dict[str, Any] | None, bound: bool = False) -> None:
+def _sentences(result: Result, unit: Unit, trace: Trace | None, measured: bool) -> list[str]:
+    """What comes out, for people; `measured`: the disorder is the trace's, if there is one."""
+    from ..simulate import words
+
+    found = []
+    bound = trace is not None and trace.bounds(result.job)
+    condition = ""
+    if trace is not None and trace.cycle:
+        found.append("This very run deadlocks in one queue a GPU: its orders hold a cycle (below).")
+    elif trace is not None and trace.hang:
+        found.append("This run hangs in one queue a GPU: its ranks stand in a cycle (below).")
+    if trace is not None and measured and trace.skips == 0 and not bound:
+        found.append("The trace is too short to tell how often such a run hangs.")
+        condition = f"if disorder were {words.short(result.job.disorder)}: "
+    for kind in result.kinds:
+        text = words.verdict(result, kind, unit, bound)
+        if kind == "released" or condition:
+            text = text[0].lower() + text[1:]
+        if kind == "released":
+            text = f"by the rule of the paper's released code: {text}"
+        text = condition + text
+        found.append(text[0].upper() + text[1:])
+    if unit.note:
+        found.append(unit.note)
+    if trace is None or not measured:
+        found.append(words.assumption(result))
+    return found
+
+
+def _show(
+    result: Result,
+    witness: dict[str, Any] | None,
+    sentences: list[str],
+    trace: Trace | None,
+    bound: bool,
+) -> None:
+    from ..simulate.words import short
+
     console = make_console()
     job = result.job
+    for place, sentence in enumerate(sentences):
+        console.print(sentence, style="bold" if place == 0 else None)
+    console.print()
+    if trace is not None:
+        for line in trace.summary(job):
+            console.print(line, soft_wrap=True)
+        console.print()
     title = f"{job.name or 'job'}: {job.gpus:,} GPUs, {len(job.groups):,} groups, " + (
         f"{job.invocations:,} invocations a round"
     )
@@ -255,9 +315,12 @@ def _show(result: Result, witness: dict[str, Any] | None, bound: bool = False) -
         )
     console.print(table)
     console.print(
-        f"{job.model}, {job.order} order, disorder {job.disorder:g}"
-        + (f", synchronisation {job.sync:g}" if job.model == "synchronization" else "")
-        + f", seed {job.seed}; {result.seconds:.2f} s"
+        f"{job.model}, {job.order} order, disorder {short(job.disorder)}"
+        + (f", synchronisation {short(job.sync)}" if job.model == "synchronization" else "")
+        + f", seed {job.seed}"
+    )
+    console.print(
+        f"{result.seconds:.2f} s"
         + (f", {result.rounds / result.seconds:,.0f} rounds/s" if result.seconds else "")
         + (f"; stopped: {result.stopped}" if result.stopped else "")
     )
@@ -327,6 +390,7 @@ def _progress(total: int) -> Iterator[Callable[[str], Callable[[int], None] | No
 
 def _table1(options: argparse.Namespace) -> int:
     from ..simulate import table1
+    from ..simulate.words import short
 
     rounds = options.rounds or table1.PAPER_ROUNDS
     start, cpu = time.perf_counter(), time.process_time()
@@ -339,11 +403,20 @@ def _table1(options: argparse.Namespace) -> int:
             {"rows": [row.as_dict() for row in rows], "seconds": seconds, "cpu_seconds": cpu}
         )
         return 130 if interrupted else 0
-    console = make_console(plain_width=140)
-    columns = ["disorder", "sync", "paper", "released", "95 %", "exact", "95 % ", "rounds", "s"]
-    table = make_table(
-        "Table 1: deadlock ratios in percent", ["model", "GPUs", *columns, ""], columns
+    console = make_console()
+    off = {kind: sum(row.differs(kind) for row in rows) for kind in ("released", "exact")}
+    console.print(
+        f"Of {len(rows)} ratios in the paper's Table 1, {off['released']} are not what its "
+        f"released code's rule gives here, and {off['exact']} not what its definition gives.",
+        style="bold",
     )
+    console.print(
+        "Percent of rounds that hang, with 95 % intervals. Rows with one probability are of the "
+        "single-queue model, those with two of the synchronisation model.\n"
+    )
+    numbers = ["paper", "released", "95 %", "exact", "95 % "]
+    columns = ["GPUs", "disorder/sync", *numbers, ""]
+    table = make_table("", columns, numbers, box=None)
     notes: dict[str, str] = {}
     for row in rows:
         job, result = row.file.job, row.result
@@ -353,41 +426,33 @@ def _table1(options: argparse.Namespace) -> int:
         cells = []
         for kind in ("released", "exact"):
             star = "*" if row.differs(kind) else " "
-            cells += [_ratio(result, kind) + star, _interval(result, kind)]
-        table.add_row(
-            job.model,
-            job.name,
-            f"{job.disorder:g}",
-            f"{job.sync:g}" if job.sync else "-",
-            _percent(row.paper),
-            *cells,
-            f"{result.rounds:,}",
-            f"{result.seconds:.1f}",
-            marks,
-        )
+            interval = _interval(result, kind).replace(" to ", "–")
+            cells += [_ratio(result, kind) + star, interval]
+        probabilities = short(job.disorder) + (f"/{short(job.sync)}" if job.sync else "")
+        table.add_row(job.name, probabilities, _percent(row.paper), *cells, marks)
     console.print(table)
-    console.print("* not the paper's figure: further off than the joint 99.9 % interval")
+    console.print("* further from the paper's figure than the joint 99.9 % interval")
     for why, mark in notes.items():
-        console.print(f"{mark} {why}", soft_wrap=True)
+        console.print(f"{mark} {why}")
     console.print(
-        f"{sum(row.result.rounds for row in rows):,} rounds in {seconds:.1f} s "
-        f"({cpu:.1f} s of CPU)" + ("; interrupted" if interrupted else "")
+        f"{rounds:,} rounds a row, {sum(row.result.rounds for row in rows):,} in all: "
+        f"{seconds:.1f} s ({cpu:.1f} s of CPU)" + ("; interrupted" if interrupted else "")
     )
     return 130 if interrupted else 0
 
 
-def _plot(options: argparse.Namespace, job: Job, rounds: int, semantics: str) -> int:
+def _plot(options: argparse.Namespace, job: Job, rounds: int, semantics: str, unit: Unit) -> int:
     from ..simulate import sweeps
     from ..simulate.pictures import draw_series
 
     kind = "released" if semantics == "released" else "exact"
     with _progress(rounds) as begin:
-        sweep = sweeps.sweep(options.plot, job, rounds, kind, options.threads, begin)
+        sweep = sweeps.sweep(options.plot, job, rounds, kind, options.threads, begin, unit.one)
     if options.json:
         print_json(dataclasses.asdict(sweep))
     else:
         console = make_console()
-        numbers = [sweep.x_name, sweep.y_name, "low", "high"]
+        numbers = [sweep.x_name, sweep.y_short, "low", "high"]
         print_title(console, sweep.title)
         table = make_table("", ["series", *numbers], numbers)
         for line in sweep.lines:
@@ -398,14 +463,10 @@ def _plot(options: argparse.Namespace, job: Job, rounds: int, semantics: str) ->
                     *(f"{v:.4g}" for v in (point.y, point.low, point.high)),
                 )
         console.print(table)
+        for line in sweep.lines:
+            if line.note:
+                console.print(f"{line.name}: {line.note}")
     drawn = _draw("--out", options.out, lambda: draw_series(sweep, options.out))
     if sweep.interrupted:
         return 130
     return 0 if drawn else 1
-
-
-def _show_trace(trace: Trace, job: Job) -> None:
-    console = make_console()
-    for line in trace.summary(job):
-        console.print(line, soft_wrap=True)
-    console.print()

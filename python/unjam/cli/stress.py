@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import textwrap
 import time
 
 from .. import programs
@@ -51,7 +52,9 @@ def run(options: argparse.Namespace) -> int:
             row, problem = one(options, seed, device_sync)
             failures += bool(problem)
             rows.append(row)
-            print("  ".join(row) + (f"  FAILED: {problem}" if problem else ""), flush=True)
+            text = "  ".join(part.replace(" ", "\0") for part in row)  # parts stay whole
+            text = textwrap.fill(text, 80, subsequent_indent=10 * " ").replace("\0", " ")
+            print(text + (f"\n{'':10}FAILED: {problem}" if problem else ""), flush=True)
     table = make_table("", ["runs", "failures", "seconds"], ["runs", "failures", "seconds"])
     table.add_row(str(len(rows)), str(failures), f"{time.perf_counter() - started:.0f}")
     console.print(table)

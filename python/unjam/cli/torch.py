@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
-import sys
 import time
 from pathlib import Path
+
+from ._parser import print_help
+from ._streams import complain
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the command's arguments."""
-    actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
+    actions = parser.add_subparsers(dest="action", metavar="ACTION")
     summary = "compile the adapter for the torch that is installed here, if there is none that fits"
     build = actions.add_parser("build", help=summary, description=summary)
     build.add_argument(
@@ -21,12 +23,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="put it into this folder, of an image say; UNJAM_TORCH_BUILD=DIR then finds it",
     )
     build.add_argument("--force", action="store_true", help="compile also where one fits")
+    build.set_defaults(parser=build)
 
 
 def run(options: argparse.Namespace) -> int:
     """Says where the adapter is."""
+    if options.action is None:
+        return print_help(options)
     if importlib.util.find_spec("torch") is None:
-        print("unjam: PyTorch is not installed here: pip install torch", file=sys.stderr)
+        complain("PyTorch is not installed here: pip install torch")
         return 1
     from ..torch import _extension
 
@@ -38,7 +43,7 @@ def run(options: argparse.Namespace) -> int:
         else:
             path = there
     except _extension.BuildError as error:
-        print(f"unjam: {error}", file=sys.stderr)
+        complain(str(error))
         return 1
     wanted = _extension.target()
     what = f"adapter for torch {wanted.version} and {wanted.soabi}"

@@ -22,8 +22,8 @@ text, h3, .key span {{ white-space: pre-wrap; }}
 .key i {{ display: inline-block; width: 12px; height: 12px; margin: 0 5px 0 14px; }}
 </style>
 {body}
-<p class="key">{legend}<br>black line: preempted · grey: the engine has quit · hatched: stuck ·
-point at a bar for its times</p>
+<p class="key">{legend}<br>black line: preempted · triangle: done · grey: the engine has quit ·
+hatched: stuck · point at a bar for its times</p>
 </html>
 """
 
@@ -97,9 +97,16 @@ def _svg(timeline: Timeline) -> str:
                 'stroke-width="4" '
                 f'paint-order="stroke">{escape(row.note)}</text>'
             )
+        for time_ns, key in row.done:
+            left = x(time_ns)
+            points = f"{left - 3:.1f},{top + 27} {left + 3:.1f},{top + 27} {left:.1f},{top + 20}"
+            tip = escape(f"{labels[key]}: done")
+            parts.append(f'<polygon points="{points}" fill="#111"><title>{tip}</title></polygon>')
     parts.append(f'<text x="{_LEFT}" y="{height + 14}">0</text>')
     parts.append(
         f'<text x="{_LEFT + _WIDTH}" y="{height + 14}" text-anchor="end">'
         f"{timeline.milliseconds:.2f} ms</text></svg>"
     )
+    if timeline.caption:
+        parts.append(f"<p>{escape(timeline.caption)}</p>")
     return "\n".join(parts)

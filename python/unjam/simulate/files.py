@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import json
 import re
 from dataclasses import dataclass
@@ -35,12 +36,13 @@ _PAPER = {"ratio", "why"}
 
 @dataclass(frozen=True)
 class JobFile:
-    """What a file says."""
+    """What a file says; `is_training`: by [parallel], so that a round is an iteration."""
 
     job: Job
     rounds: int | None = None
     semantics: str | None = None
     paper: dict[str, Any] = dataclasses.field(default_factory=dict)
+    is_training: bool = False
 
 
 def read_job(path: Path, **overrides: Any) -> JobFile:
@@ -106,7 +108,7 @@ def make_job(data: Any, **overrides: Any) -> JobFile:
     paper = data.get("paper", {})
     _check_type("paper", paper, dict)
     _check_names("paper.", paper, _PAPER)
-    return JobFile(job, data.get("rounds"), data.get("semantics"), paper)
+    return JobFile(job, data.get("rounds"), data.get("semantics"), paper, "parallel" in data)
 
 
 def _free(data: dict[str, Any], settings: dict[str, Any]) -> Job:
@@ -132,7 +134,22 @@ def _free(data: dict[str, Any], settings: dict[str, Any]) -> Job:
 def _check_names(prefix: str, table: dict[str, Any], known: set[str]) -> None:
     for name in table:
         if name not in known:
-            raise InputError(prefix + name, f"is unknown; known are {', '.join(sorted(known))}")
+            raise InputError(prefix + name, _unknown(prefix, name, known))
+
+
+def _unknown(prefix: str, name: str, known: set[str]) -> str:
+    """That a name is unknown in a table, and what is perhaps meant."""
+    plain = name.replace("-", "_")
+    if plain not in known:
+        if plain in _PARALLEL and prefix != "parallel.":
+            return "is unknown here: it belongs under [parallel]"
+        if plain in _SETTINGS and prefix:
+            return "is unknown here: it belongs at the top, above the first [table]"
+        if plain in _GROUP and not prefix.startswith("groups"):
+            return "is unknown here: it belongs under [[groups]]"
+    near = difflib.get_close_matches(plain, known, 1)
+    meant = f"did you mean {near[0]}? " if near else ""
+    return f"is unknown; {meant}known are {', '.join(sorted(known))}"
 
 
 def _check_type(name: str, value: Any, kinds: type | tuple[type, ...]) -> None:

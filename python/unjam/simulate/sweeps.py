@@ -10,12 +10,21 @@ from typing import Any
 from .engine import Simulator, wilson
 from .errors import InputError
 from .job import Group, Job, Parallel
+from .words import short
 
 Begin = Callable[[str], Callable[[int], None] | None]
 
 _FACTORS = (0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
 # Up to 100,032 GPUs: more and more stages of 48, or one stage with larger and larger DP groups.
 _COUNTS: dict[str, Any] = {"tp_collectives": 400, "dp_collectives": 1200}
+_NOTES = {
+    "disorder": "this probability changes, the other stays",
+    "synchronisation": "this probability changes, the other stays",
+    "copies": "the job several times, side by side, with nothing in common",
+    "copies, joined": "the same, and one more group, of the first GPU of each copy",
+    "interleaved": "a GPU's groups take turns",
+    "concatenated": "a GPU's groups come one after another",
+}
 _COST_SECONDS = 0.5  # measured for each point
 
 
@@ -31,20 +40,35 @@ class Point:
 
 @dataclass
 class Line:
-    """Points that belong together."""
+    """Points that belong together; the note says what the name means."""
 
     name: str
     points: list[Point] = field(default_factory=list)
+    note: str = ""
 
 
 @dataclass
 class Sweep:
-    """What a picture shows."""
+    """What a picture shows.
+
+    Attributes:
+        title: one line.
+        x_name: what the points differ in.
+        y_name: what was measured.
+        lines: of points.
+        y_short: for the head of a column.
+        counts: x are whole numbers, to be shown as they are.
+        percent: y are probabilities.
+        interrupted: by Ctrl-C, so that points are missing.
+    """
 
     title: str
     x_name: str
     y_name: str
     lines: list[Line]
+    y_short: str = "chance"
+    counts: bool = True
+    percent: bool = True
     interrupted: bool = False
 
 
@@ -55,6 +79,7 @@ def sweep(
     semantics: str = "exact",
     threads: int | None = None,
     begin: Begin | None = None,
+    unit: str = "iteration",
 ) -> Sweep:
     """Runs what a picture needs.
 
@@ -67,6 +92,7 @@ def sweep(
         semantics: exact or released.
         threads: as for :meth:`Simulator.run`.
         begin: called with each point's name.
+        unit: what a round is.
     """
     if kind == "cost":
         return _cost(job, threads, begin)
@@ -76,16 +102,20 @@ def sweep(
     if not job.disorder:
         raise InputError("disorder", "must be over 0: without disorder nothing deadlocks")
     x_names = {
-        "probabilities": "probability",
+        "probabilities": "probability of a disorder or synchronisation",
         "gpus": "GPUs",
         "overlap": "groups a GPU is in",
     }
     result = Sweep(
-        f"{job.name or job.model}: deadlock ratio ({semantics})", x_names[kind], "ratio", []
+        f"{job.name or job.model}: how often it hangs ({semantics})",
+        x_names[kind],
+        f"chance of a hang per {unit}",
+        [],
+        counts=kind != "probabilities",
     )
     for name, x, variant in makers[kind](job):
         if not result.lines or result.lines[-1].name != name:
-            result.lines.append(Line(name))
+            result.lines.append(Line(name, note=_NOTES.get(name, "")))
         with Simulator(variant) as simulator:
             progress = begin(f"{name} {x:g}") if begin else None
             found = simulator.run(rounds, semantics, threads, progress=progress)
@@ -155,7 +185,9 @@ def _plain_order(job: Job) -> str:
 
 def _cost(job: Job, threads: int | None, begin: Begin | None) -> Sweep:
     """Microseconds of CPU a round, at the job's probabilities and at a tenth of them."""
-    result = Sweep("cost of a round", "GPUs", "µs of CPU a round", [])
+    result = Sweep(
+        "What simulating a round costs", "GPUs", "µs of CPU a round", [], "µs", percent=False
+    )
     disorder, sync = job.disorder or 1e-6, job.sync or 1e-6
     stages = [Parallel(tp=8, dp=6, pp=n, **_COUNTS) for n in (1, 8, 64, 512, 2084)]
     one_stage = [Parallel(tp=8, dp=n, **_COUNTS) for n in (6, 48, 384, 3072, 12504)]
@@ -166,7 +198,7 @@ def _cost(job: Job, threads: int | None, begin: Begin | None) -> Sweep:
             (0.1, one_stage, ", 1 stage"),
         ):
             p, q = disorder * factor, sync * factor if model == "synchronization" else 0.0
-            line = Line(f"{model}, p = {p:g}" + (f", q = {q:g}" if q else "") + note)
+            line = Line(f"{model}, disorder {short(p)}" + f", sync {short(q)}" * bool(q) + note)
             result.lines.append(line)
             for shape in shapes:
                 variant = shape.job(model=model, order=order, disorder=p, sync=q, seed=job.seed)

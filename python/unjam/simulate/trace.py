@@ -107,11 +107,11 @@ class Trace:
         )
         if self.skips == 0 and job.disorder == high:
             if self.bounds(job):
-                yield f"  none was seen, so the risk below is an upper limit, for {high:.3g}"
+                yield f"  none was seen, so the risk is an upper limit, for {high:.3g}"
             else:
                 yield (
-                    f"  none was seen, but in too few looks to bound the risk: below it is that of "
-                    f"{high:.3g}, no limit"
+                    f"  none was seen, but in too few looks to bound the risk: it is given for "
+                    f"{high:.3g}, which is no limit"
                 )
         if self.sync is None:
             yield "synchronisations: these traces do not tell; --sync gives a probability"

@@ -55,6 +55,7 @@ from .collectives import (  # noqa: E402
 from .keys import current_key, key, keyed_group  # noqa: E402
 from .memory import Registration, empty, memory_pool, register_memory  # noqa: E402
 from .order import check_order  # noqa: E402
+from .recorder import dump_flight_recorder, flight_record  # noqa: E402
 from .report import explain  # noqa: E402
 
 _autoload()
@@ -71,8 +72,10 @@ __all__ = [
     "check_order",
     "current_key",
     "ddp",
+    "dump_flight_recorder",
     "empty",
     "explain",
+    "flight_record",
     "fsdp",
     "gather",
     "key",

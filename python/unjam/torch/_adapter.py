@@ -11,6 +11,7 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -66,6 +67,7 @@ class Target:
             header().parents[1],
             self.torch / "include",
             self.torch / "include" / "torch" / "csrc" / "api" / "include",
+            *nvtx_include(self.torch),
         ]
 
     def folder(self, version: str | None = None) -> str:
@@ -99,6 +101,17 @@ def prebuilt(target: Target) -> Path | None:
         return None
     path = PREBUILT / target.folder(version) / f"{NAME}.so"
     return path if path.is_file() else None
+
+
+def nvtx_include(torch: Path) -> list[Path]:
+    """The folder with NVTX's headers, where there is one; an adapter without them has no ranges.
+
+    They come with torch for CUDA (the package nvidia-nvtx), and with the CUDA toolkit.
+    """
+    packages = [torch.parent, *(Path(folder) for folder in sys.path if folder)]
+    places = [place for folder in packages for place in sorted(folder.glob("nvidia/*/include"))]
+    places += [Path(os.environ.get("CUDA_HOME", "/usr/local/cuda")) / "include"]
+    return [place for place in places if (place / "nvtx3" / "nvToolsExt.h").is_file()][:1]
 
 
 def header() -> Path:

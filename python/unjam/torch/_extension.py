@@ -27,6 +27,7 @@ import torch
 
 from .. import _lib
 from .. import _torch_settings as _settings
+from .._log import logger
 from . import _adapter, _futures
 from ._adapter import NAME, BuildError
 
@@ -64,7 +65,7 @@ def _load() -> ModuleType:
         try:
             module = _loaded(path)
         except ImportError as error:  # it takes a newer libstdc++ than this machine has, say
-            print(f"unjam: {path} does not load here ({error})", file=sys.stderr, flush=True)
+            logger.warning("%s does not load here (%s)", path, error)
             path = None
     if module is None:
         path = build() if path is None else path
@@ -75,6 +76,7 @@ def _load() -> ModuleType:
                 f"unjam's torch adapter does not load: {error}. {_CURE}, and from which programs "
                 f"can be run, or remove {path.parent}"
             ) from error
+    module.record_stacks(_settings.STACKS.is_on())
     _futures.install(module)
     sys.modules[NAME] = module
     return module
@@ -212,11 +214,11 @@ def _make(wanted: _adapter.Target, path: Path, source: Path | None) -> None:
         with tempfile.TemporaryDirectory(dir=path.parent, prefix=_adapter.BUILDING) as folder:
             os.replace(shutil.copy(source, folder), path)
         return
-    print(
-        f"unjam: compiling the adapter for torch {wanted.version} into {path.parent}: once, about "
-        "40 seconds of two idle cores (`unjam torch build` does it beforehand)",
-        file=sys.stderr,
-        flush=True,
+    logger.warning(
+        "compiling the adapter for torch %s into %s: once, about 40 seconds of two idle cores "
+        "(`unjam torch build` does it beforehand)",
+        wanted.version,
+        path.parent,
     )
     _adapter.compile_adapter(wanted, path)
 

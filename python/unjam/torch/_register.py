@@ -15,13 +15,13 @@ from __future__ import annotations
 
 import functools
 import os
-import sys
 import warnings
 from typing import Any
 
 import torch.distributed as dist
 
 from .. import _torch_settings as _settings
+from .._log import logger
 
 NAME = "unjam"
 
@@ -93,11 +93,10 @@ def _replace(names: list[str]) -> None:
             return make(size, rank, members, backend, store, *args, **words)
         if not told:
             told = True
-            print(
-                f"unjam: process groups that ask for {asked!r} get unjam "
-                f"(UNJAM_TORCH_REPLACE={','.join(names)})",
-                file=sys.stderr,
-                flush=True,
+            logger.warning(
+                "process groups that ask for %r get unjam (UNJAM_TORCH_REPLACE=%s)",
+                asked,
+                ",".join(names),
             )
         # Options of the backend that was asked for mean nothing to this one.
         if "backend_options" in words:

@@ -130,6 +130,7 @@ void forked() {
   forked_heaps();
   Executor::get().forked();
   AnySource::get().forked();
+  Recorder::get().forked();
   Call::forked();
 }
 

@@ -82,6 +82,7 @@ WorkPtr UnjamBackend::broadcast(Tensors& tensors, const c10d::BroadcastOptions& 
   const int from = root(options.rootRank, "broadcast");
   Launch launch(*this, "broadcast", OpType::BROADCAST, t.device(), !options.asyncOp,
                 options.timeout);
+  launch.observe({"unjam:broadcast", "broadcast", "broadcast"}, tensors, tensors);
   launch.call().hold(t);
   launch.by(from);
   const Elements e = moved_as(t);
@@ -120,6 +121,9 @@ WorkPtr UnjamBackend::allreduce_coalesced(Tensors& tensors,
   const bool several = tensors.size() > 1;
   Launch launch(*this, "all_reduce", several ? OpType::ALLREDUCE_COALESCED : OpType::ALLREDUCE,
                 tensors.front().device(), !options.asyncOp, options.timeout, several);
+  launch.observe({"unjam:all_reduce", several ? "allreduce_coalesced" : "allreduce",
+                  several ? "allreduce_coalesced" : "all_reduce"},
+                 tensors, tensors);
   launch.call().hold(tensors);
   for (std::size_t i = 0; i < tensors.size(); ++i) {
     const at::Tensor& t = tensors[i];
@@ -140,6 +144,7 @@ WorkPtr UnjamBackend::reduce(Tensors& tensors, const c10d::ReduceOptions& option
   const int to = root(options.rootRank, "reduce");
   const auto [e, op] = reduced_as(t, options.reduceOp, "reduce");
   Launch launch(*this, "reduce", OpType::REDUCE, t.device(), !options.asyncOp, options.timeout);
+  launch.observe({"unjam:reduce", "reduce", "reduce"}, tensors, tensors);
   launch.call().hold(t);
   launch.by(to);
   launch.by(op);
@@ -172,6 +177,10 @@ WorkPtr UnjamBackend::allgather_into_tensor_coalesced(Tensors& outputs, Tensors&
   const bool several = inputs.size() > 1;
   Launch launch(*this, what, several ? OpType::COALESCED : OpType::_ALLGATHER_BASE,
                 inputs.front().device(), !options.asyncOp, options.timeout, several);
+  launch.observe({"unjam:all_gather_into_tensor",
+                  several ? "allgather_into_tensor_coalesced" : "_allgather_base",
+                  several ? "all_gather_into_tensor_coalesced" : "_all_gather_base"},
+                 inputs, outputs);
   launch.call().hold(inputs);
   launch.call().hold(outputs);
   for (std::size_t i = 0; i < inputs.size(); ++i) {
@@ -201,6 +210,9 @@ WorkPtr UnjamBackend::allgather(std::vector<Tensors>& outputs, Tensors& inputs,
   const bool even = same_sizes(into);
   Launch launch(*this, what, OpType::ALLGATHER, input.device(), !options.asyncOp, options.timeout,
                 !even);
+  // (Those who read flight recorders expect pieces of one size, but for "coalesced".)
+  launch.observe({"unjam:all_gather", "all_gather", even ? "all_gather" : "coalesced"}, inputs,
+                 into, false, true);
   launch.call().hold(input);
   launch.call().hold(into);
   if (!even) {
@@ -255,6 +267,8 @@ WorkPtr UnjamBackend::allgather_coalesced(std::vector<Tensors>& outputs, Tensors
   Launch launch(*this, what, OpType::COALESCED, inputs.front().device(), !options.asyncOp,
                 options.timeout, true);
   Tensors all;
+  for (const Tensors& list : lists) all.insert(all.end(), list.begin(), list.end());
+  launch.observe({"unjam:all_gather_coalesced", "all_gather_coalesced", "coalesced"}, inputs, all);
   std::vector<std::pair<at::Tensor, Tensors>> copies;
   launch.call().hold(inputs);
   for (std::size_t i = 0; i < inputs.size(); ++i) {
@@ -267,7 +281,6 @@ WorkPtr UnjamBackend::allgather_coalesced(std::vector<Tensors>& outputs, Tensors
                             static_cast<std::size_t>(inputs[i].numel()) * e.each, e.dtype,
                             launch.options(e), request);
     });
-    all.insert(all.end(), lists[i].begin(), lists[i].end());
     copies.emplace_back(buffer, std::move(lists[i]));
   }
   return launch.done(all, [copies] {
@@ -296,6 +309,7 @@ WorkPtr UnjamBackend::gather(std::vector<Tensors>& outputs, Tensors& inputs,
                       ": only the root gives outputs");
   }
   Launch launch(*this, what, OpType::GATHER, input.device(), !options.asyncOp, options.timeout);
+  launch.observe({"unjam:gather", "gather", "gather"}, inputs, into, false, true);
   launch.call().hold(input);
   launch.call().hold(into);
   launch.by(to);
@@ -323,6 +337,8 @@ WorkPtr UnjamBackend::scatter(Tensors& outputs, std::vector<Tensors>& inputs,
   const int from = root(options.rootRank, what);
   const auto ranks = static_cast<std::size_t>(getSize());
   Launch launch(*this, what, OpType::SCATTER, output.device(), !options.asyncOp, options.timeout);
+  launch.observe({"unjam:scatter", "scatter", "scatter"},
+                 getRank() == from && !inputs.empty() ? inputs.front() : Tensors{}, outputs, true);
   launch.call().hold(output);
   launch.by(from);
   const void* source = nullptr;
@@ -378,6 +394,10 @@ WorkPtr UnjamBackend::reduce_scatter_tensor_coalesced(Tensors& outputs, Tensors&
   const bool several = inputs.size() > 1;
   Launch launch(*this, what, several ? OpType::COALESCED : OpType::_REDUCE_SCATTER_BASE,
                 inputs.front().device(), !options.asyncOp, options.timeout, several);
+  launch.observe({"unjam:reduce_scatter_tensor",
+                  several ? "reduce_scatter_tensor_coalesced" : "_reduce_scatter_base",
+                  several ? "reduce_scatter_tensor_coalesced" : "_reduce_scatter_base"},
+                 inputs, outputs);
   launch.call().hold(inputs);
   launch.call().hold(outputs);
   for (std::size_t i = 0; i < inputs.size(); ++i) {
@@ -412,6 +432,8 @@ WorkPtr UnjamBackend::reduce_scatter(Tensors& outputs, std::vector<Tensors>& inp
   const bool even = same_sizes(given);
   Launch launch(*this, what, OpType::REDUCE_SCATTER, output.device(), !options.asyncOp,
                 options.timeout, !even);
+  launch.observe({"unjam:reduce_scatter", "reduce_scatter", even ? "reduce_scatter" : "coalesced"},
+                 given, outputs, true);
   launch.call().hold(given);
   launch.call().hold(output);
   launch.by(op);
@@ -497,6 +519,8 @@ WorkPtr UnjamBackend::alltoall_base(at::Tensor& output, at::Tensor& input,
   const bool even = received.empty() && sent.empty();
   Launch launch(*this, what, OpType::ALLTOALL_BASE, input.device(), !options.asyncOp,
                 options.timeout, !even, even ? "" : kPairs);
+  launch.observe({"unjam:all_to_all_single", even ? "all_to_all" : "all_to_allv", "all_to_all"},
+                 {input}, {output}, false, false, sent, received);
   launch.call().hold(input);
   launch.call().hold(output);
   if (even) {
@@ -554,6 +578,7 @@ WorkPtr UnjamBackend::alltoall(Tensors& outputs, Tensors& inputs,
   }
   Launch launch(*this, what, OpType::ALLTOALL, inputs.front().device(), !options.asyncOp,
                 options.timeout, true, kPairs);
+  launch.observe({"unjam:all_to_all", "all_to_all", "all_to_all"}, inputs, outputs, true, true);
   launch.call().hold(inputs);
   launch.call().hold(outputs);
   return exchange(launch, received, sent);
@@ -567,6 +592,7 @@ WorkPtr UnjamBackend::send(Tensors& tensors, int to, int tag) {
   Launch launch(*this, "send", OpType::SEND, t.device(), false, c10d::kUnsetTimeout, false,
                 tag_key(tag));
   launch.between(getRank(), to);
+  launch.observe({"unjam:send", "send", "send"}, tensors, {});
   launch.call().hold(t);
   const Elements e = moved_as(t);
   launch.run([&](unjamRequest_t* request) {
@@ -585,6 +611,7 @@ WorkPtr UnjamBackend::recv(Tensors& tensors, int from, int tag) {
   launch.call().hold(t);
   launch.call().set_source_rank(from);
   launch.between(from, getRank());
+  launch.observe({"unjam:recv", "recv", "recv"}, {}, tensors);
   const Elements e = moved_as(t);
   launch.run([&](unjamRequest_t* request) {
     return unjamRecv(launch.group(), launch.key(), t.data_ptr(),
@@ -599,6 +626,7 @@ WorkPtr UnjamBackend::recvAnysource(Tensors& tensors, int tag) {
   Launch launch(*this, "recv from any source", OpType::RECVANYSOURCE, t.device(), false,
                 c10d::kUnsetTimeout, false, tag_key(tag));
   launch.call().hold(t);
+  launch.observe({"unjam:recv", "recvAnySource", "recv"}, {}, tensors);
   launch.call().set_open();
   const Elements e = moved_as(t);
   std::shared_ptr<c10::Event> called;
@@ -623,6 +651,7 @@ WorkPtr UnjamBackend::barrier(const c10d::BarrierOptions& options) {
   const at::Device device =
       gpu >= 0 ? at::Device(at::kCUDA, static_cast<c10::DeviceIndex>(gpu)) : at::Device(at::kCPU);
   Launch launch(*this, "barrier", OpType::BARRIER, device, false, options.timeout);
+  launch.observe({"unjam:barrier", "barrier", "all_reduce_barrier"}, {}, {});
   launch.call().set_blocks_host();
   launch.run([&](unjamRequest_t* request) {
     return unjamBarrier(launch.group(), launch.key(), launch.options(), request);

@@ -13,6 +13,8 @@
 
 #include "backend.h"
 #include "gil.h"
+#include "observe.h"
+#include "recorder.h"
 
 namespace unjam_torch {
 
@@ -34,6 +36,7 @@ class UnjamBackend::Launch {
         timeout_(timeout == c10d::kUnsetTimeout ? backend.options_->timeout : timeout),
         thread_key_(key_of(backend, what, type)),
         common_key_(join(backend.prefix_, join(thread_key_.own, thread_key_.context))),
+        more_(more),
         key_(join(common_key_, more)),
         call_(std::make_shared<Call>(what, device, timeout_, backend.fate_, groups_, key_)) {
     if (!device.is_cuda()) return;
@@ -45,6 +48,8 @@ class UnjamBackend::Launch {
     if (in_stream) call_->set_in_stream(stream);
   }
   ~Launch() {
+    comms_.reset();
+    if (range_ != nullptr) range_->end_call();
     if (done_ || !call_->has_requests()) return;
     // It failed on the way: what was begun still uses its tensors, and the other ranks will wait
     // for what was not.
@@ -56,6 +61,29 @@ class UnjamBackend::Launch {
   Launch& operator=(const Launch&) = delete;
 
   Call& call() { return *call_; }
+
+  // From here on the operation is seen by profilers. flat_…: tensors that are pieces of one.
+  void observe(const OpNames& names, const Tensors& inputs, const Tensors& outputs,
+               bool flat_inputs = false, bool flat_outputs = false,
+               const std::vector<std::int64_t>& in_splits = {},
+               const std::vector<std::int64_t>& out_splits = {}) {
+    // On CUDA the profiler has what the GPU does from elsewhere; there its range tells what the
+    // call costs the host, as NCCL's.
+    range_ = Range::begin(names.range, join(backend_.prefix_, thread_key_.own), inputs,
+                          /*to_end=*/!call_->device().is_cuda());
+    comms_ = ParamComms::begin(names.comms, backend_.sequence_.load() + 1, is_point_to_point(type_),
+                               !sync_, inputs, outputs, in_splits, out_splits, [this] {
+                                 return ParamComms::Group{group_name(), backend_.getGroupDesc(),
+                                                          backend_.getRank(), groups_->ranks()};
+                               });
+    if (Recorder::get().on()) {
+      record_ = Recorder::get().begin(names.recorded, inputs, outputs, flat_inputs, flat_outputs,
+                                      timeout_);
+      record_->p2p = is_point_to_point(type_);
+      record_->on_device = call_->device().is_cuda();
+    }
+  }
+
   // It is a send or a receive between these two.
   void between(int source, int destination) {
     source_ = source;
@@ -103,6 +131,7 @@ class UnjamBackend::Launch {
                           "root " + std::to_string(root_) + ", op " + std::to_string(op_),
                           call_->first_tensor(), call_site()});
     }
+    const bool to_be_told = set_observed();
     std::shared_ptr<Names> names;
     if (!is_point_to_point(type_)) {
       const std::string key = call_->channel() + "\n" + common_key_;
@@ -112,6 +141,7 @@ class UnjamBackend::Launch {
                                                   backend_.sequence_.fetch_add(1),
                                                   std::move(thread_key_), std::move(names));
     done_ = true;  // the Work sees to its tensors from here
+    if (to_be_told) call_->call_when_complete();
     if (sync_) {
       // It may wait on the host: who destroys the process group meanwhile leaves the job with it.
       groups_.reset();
@@ -154,6 +184,66 @@ class UnjamBackend::Launch {
       TORCH_WARN("unjam: ", call_->what(), " under key '", key_, "' of process group ",
                  backend_.fate_->name(), " waits for room, for 5 s by now: ", unjamGetLastError());
     }
+  }
+
+  // Hands on to the call what goes on behind its making. True: it is to be told of its end at once,
+  // whether or not anybody waits. (Where torch waits as the next thing that is not worth a thread.)
+  bool set_observed() {
+    comms_.reset();  // begun behind the range
+    if (range_ == nullptr && record_ == nullptr) return false;
+    bool to_be_told = false;
+    if (range_ != nullptr) {
+      range_->end_call();
+      to_be_told = range_->goes_on() && (!sync_ || call_->device().is_cuda());
+    }
+    std::function<Recorder::Place(int)> place;
+    if (record_ != nullptr && type_ == c10d::OpType::RECVANYSOURCE) {
+      place = [channel = channel(), description = backend_.getGroupDesc(), ranks = groups_->ranks(),
+               me = backend_.getRank()](int source) {
+        return between(channel, description, ranks, source, me);
+      };
+    }
+    call_->set_observed(std::move(range_), record_, std::move(place));
+    if (record_ != nullptr) Recorder::get().add(std::move(record_), this->place());
+    return to_be_told;
+  }
+
+  // As torch calls the group.
+  const std::string& group_name() const {
+    const std::string& uid = backend_.getGroupUid();
+    return uid.empty() ? backend_.name_ : uid;
+  }
+  // What counts this call's like, in the recorder: see there.
+  std::string channel() const {
+    const std::string key = join(thread_key_.own, thread_key_.context);
+    std::string text = group_name();
+    if (!key.empty()) text += " key " + key;
+    // Calls with CPU tensors and calls with CUDA tensors do not meet.
+    if (groups_->world().cuda_device() >= 0 && !call_->device().is_cuda()) text += " cpu";
+    if (is_point_to_point(type_) && !more_.empty()) text += " " + more_.substr(1);  // the tag
+    return text;
+  }
+  Recorder::Place place() const {
+    const std::string& description = backend_.getGroupDesc();
+    if (!is_point_to_point(type_)) return {channel(), description, groups_->ranks()};
+    if (type_ == c10d::OpType::RECVANYSOURCE) {
+      const int me = groups_->ranks().at(static_cast<std::size_t>(backend_.getRank()));
+      return {channel() + " to " + std::to_string(me), description, {me}, 0, 0};
+    }
+    return between(channel(), description, groups_->ranks(), source_, destination_);
+  }
+  // Of a message between two ranks of the group: only these are to call it.
+  static Recorder::Place between(const std::string& channel, const std::string& description,
+                                 const std::vector<int>& ranks, int source, int destination) {
+    const int from = ranks.at(static_cast<std::size_t>(source));
+    const int to = ranks.at(static_cast<std::size_t>(destination));
+    Recorder::Place place{channel + " " + std::to_string(from) + "->" + std::to_string(to),
+                          description,
+                          {std::min(from, to)},
+                          from > to,
+                          to > from};
+    if (from != to) place.ranks.push_back(std::max(from, to));
+    return place;
   }
 
   // First what earlier calls have come to, which may be that the group is out of use.
@@ -205,12 +295,16 @@ class UnjamBackend::Launch {
   std::optional<Clock::time_point> waits_since_;  // for room
   ThreadKey thread_key_;
   const std::string common_key_;
+  const std::string more_;
   const std::string key_;
   std::shared_ptr<Call> call_;
   unjamCallOptions_t options_ = UNJAM_CALL_OPTIONS_INITIALIZER;
   std::string alike_;  // which that points to
   int source_ = -1, destination_ = -1;
   int root_ = -1, op_ = -1;
+  std::unique_ptr<Range> range_;       // until the call has it
+  std::unique_ptr<ParamComms> comms_;  // on this thread, so it goes before the range
+  Recorder::RecordPtr record_;
   bool done_ = false;
 };
 

@@ -13,6 +13,8 @@
 #include "ddp.h"
 #include "future.h"
 #include "heap.h"
+#include "nvtx.h"
+#include "recorder.h"
 
 namespace py = pybind11;
 
@@ -29,6 +31,28 @@ std::vector<std::string> texts(World& world, F f) {
     std::string text;
     check(ask_text(f, context, text), "asking a context");
     found.push_back(std::move(text));
+  });
+  return found;
+}
+
+std::vector<unjamStats_t> stats(World& world) {
+  const NoGil no_gil;
+  std::vector<unjamStats_t> found;
+  world.each([&](unjamContext_t context) {
+    unjamStats_t stats{};
+    stats.size = sizeof(stats);
+    check(unjamGetStats(context, &stats), "asking a context");
+    found.push_back(stats);
+  });
+  return found;
+}
+
+std::vector<bool> failed(World& world) {
+  std::vector<bool> found;
+  world.each([&](unjamContext_t context) {
+    unjamResult_t error = UNJAM_SUCCESS;
+    check(unjamGetAsyncError(context, &error, nullptr, 0), "asking a context");
+    found.push_back(error != UNJAM_SUCCESS);
   });
   return found;
 }
@@ -105,6 +129,16 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
           "explain", [](World& w) { return texts(w, unjamExplain); }, GilRelease())
       .def(
           "info", [](World& w) { return texts(w, unjamInfo); }, GilRelease())
+      // unjamStats_t, as it lies in memory; and whether there was an error. Of each context.
+      .def("stats",
+           [](World& w) {
+             std::vector<py::bytes> found;
+             for (const unjamStats_t& s : stats(w)) {
+               found.emplace_back(reinterpret_cast<const char*>(&s), sizeof(s));
+             }
+             return found;
+           })
+      .def("failed", failed, GilRelease())
       .def("absent", absent, GilRelease())
       .def("empty", empty_in_heap, py::arg("sizes"), py::arg("dtype"), GilRelease())
       .def("register_memory", &World::register_memory, py::arg("memory"), py::arg("bytes"),
@@ -169,6 +203,10 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
         return outer;
       },
       py::arg("name"));
+  m.attr("has_nvtx") = nvtx_built_in();
+  m.def("flight_record", flight_record);
+  m.def("record_stacks", [](bool on) { Recorder::get().keep_stacks(on); });
+  m.def("flight_recorder_size", [] { return Recorder::get().most(); });
   m.def("worlds", worlds);
   m.def("default_world", default_world);
   // At the end of the process. Futures of what is pending fail now; their callbacks get a moment.

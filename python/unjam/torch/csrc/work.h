@@ -55,6 +55,8 @@
 #include "context.h"
 #include "executor.h"
 #include "gil.h"
+#include "observe.h"
+#include "recorder.h"
 #include "unjam/unjam.h"
 #include "world.h"
 
@@ -158,12 +160,22 @@ class Call : public std::enable_shared_from_this<Call> {
   void set_source_rank(int rank) { source_rank_.store(rank); }
   // Its request is still to come: post() or fail() will be called.
   void set_open() { open_.store(true); }
+  // What tools see of it; either may be null. place(source): in the record, of a receive from any
+  // source.
+  void set_observed(std::unique_ptr<Range> range, Recorder::RecordPtr record,
+                    std::function<Recorder::Place(int)> place) {
+    range_ = std::move(range);
+    record_ = std::move(record);
+    place_ = std::move(place);
+    if (record_ != nullptr) record_->call = weak_from_this();
+  }
 
   // ---- a request that comes later, from another thread ----
 
   void post(unjamRequest_t request, int source) {
     requests_.push_back(request);
     source_rank_.store(source);
+    if (place_) Recorder::get().move(record_, place_(source));
     close();
   }
   void fail(unjamResult_t code, const char* text) {
@@ -202,7 +214,7 @@ class Call : public std::enable_shared_from_this<Call> {
       if (done == 0) return false;
       if (code != UNJAM_SUCCESS && decides(request)) break;
     }
-    complete_.store(true, std::memory_order_release);
+    set_complete();
     return true;
   }
   // Of a complete operation: whether nothing uses its tensors any more. Not so where the first
@@ -458,6 +470,15 @@ class Call : public std::enable_shared_from_this<Call> {
     return *left;
   }
 
+  // By whoever has seen that it is, and by several threads at once. The range is over in front of
+  // the store: who finds the operation complete may stop the profile. Range and record are this
+  // call's until its end, and whoever comes here holds the call.
+  void set_complete() {
+    if (range_ != nullptr) range_->end();
+    if (record_ != nullptr) record_->complete();
+    complete_.store(true, std::memory_order_release);
+  }
+
   // Whether the operation is over where this request fails.
   bool decides(unjamRequest_t request) const {
     return first_decides_ && request == requests_.front();
@@ -509,7 +530,7 @@ class Call : public std::enable_shared_from_this<Call> {
       if (own) error_told_.store(true);
       throw;
     }
-    complete_.store(true, std::memory_order_release);
+    set_complete();
   }
   // What cudaEventSynchronize does, but that it looks around.
   static void wait_for_event(const c10::Event& event) {
@@ -591,6 +612,7 @@ class Call : public std::enable_shared_from_this<Call> {
                      ": its process group was aborted on this rank");
   }
   [[noreturn]] void timed_out(std::chrono::milliseconds limit) const {
+    dump_on_timeout();
     const std::shared_ptr<Groups> groups = groups_.lock();
     TORCH_CHECK_WITH(DistBackendError, false, "unjam: ", what_, " was not complete within ",
                      limit.count(), " ms",
@@ -649,6 +671,7 @@ class Call : public std::enable_shared_from_this<Call> {
       const std::lock_guard lock(mutex_);
       late.swap(late_);
     }
+    if (!late.empty()) dump_on_timeout();
     const std::shared_ptr<Groups> groups = late.empty() ? nullptr : groups_.lock();
     if (groups == nullptr) return error;
     late += groups->called_with_other_tensors(device_, key_);
@@ -661,6 +684,7 @@ class Call : public std::enable_shared_from_this<Call> {
   // With mutex_.
   void set_error(unjamResult_t code, const char* text) {
     if (code == UNJAM_ERROR_TIMEOUT) late_ = text;
+    if (record_ != nullptr) record_->failed.store(true);
     try {
       raise(what_, code, text);
     } catch (...) {
@@ -731,7 +755,7 @@ class Call : public std::enable_shared_from_this<Call> {
   // All requests are complete, or one has failed that decides. On unjam's callback thread, or the
   // caller's.
   void tell() noexcept {
-    complete_.store(true, std::memory_order_release);
+    set_complete();
     if (!device_.is_cuda()) settle();
     // C++'s first: callbacks of Python's may take their time.
     std::vector<FuturePtr> futures;
@@ -824,13 +848,16 @@ class Call : public std::enable_shared_from_this<Call> {
   const std::shared_ptr<Fate> fate_;
   const std::weak_ptr<Groups> groups_;
   const std::string key_;
-  const std::optional<c10::Stream> issued_;  // CUDA: the stream that was current
-  const bool inference_;                     // whether torch.inference_mode was on
-  std::vector<unjamRequest_t> requests_;     // constant once it is put together
-  std::vector<at::Tensor> outputs_;          // likewise, until let_go()
-  bool blocks_host_ = false;                 // likewise
-  bool first_decides_ = false;               // likewise
-  std::optional<c10::Stream> in_stream_;     // likewise
+  const std::optional<c10::Stream> issued_;    // CUDA: the stream that was current
+  const bool inference_;                       // whether torch.inference_mode was on
+  std::vector<unjamRequest_t> requests_;       // constant once it is put together
+  std::vector<at::Tensor> outputs_;            // likewise, until let_go()
+  bool blocks_host_ = false;                   // likewise
+  bool first_decides_ = false;                 // likewise
+  std::optional<c10::Stream> in_stream_;       // likewise
+  std::unique_ptr<Range> range_;               // likewise
+  Recorder::RecordPtr record_;                 // likewise
+  std::function<Recorder::Place(int)> place_;  // likewise
 
   // Not yet put together: see post(). What post() stores is read behind an acquire of this.
   std::atomic<bool> open_{false};

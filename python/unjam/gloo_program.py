@@ -1,0 +1,223 @@
+"""Program 1 with PyTorch's gloo on the host: how long in one order, and what becomes of disorder.
+
+Run in a child process, ``python -m unjam.gloo_program RANKS SEED ITERATIONS``, because gloo ends
+the process that it finds a mismatch in. Ranks are threads with one process group, as unjam's have
+one group. It prints "consistent", how many results were right and the seconds of the iterations in
+one order on all ranks; then "random" after each iteration in which every rank has an order of its
+own, or "wrong" if a result is.
+"""
+
+from __future__ import annotations
+
+import datetime
+import importlib.util
+import os
+import re
+import resource
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from .programs import SIZES, Orders, consistent_orders, random_orders
+
+_WARM_UP = 3  # iterations in one order that are not timed
+_BATCH = 5  # iterations between two meetings of the ranks, as of programs.Program
+_RANDOM = 3  # iterations at most
+START_S = 120.0
+"""The longest to wait for the child to import torch and to run the iterations in one order."""
+
+
+@dataclass(frozen=True)
+class GlooTry:
+    """What gloo did.
+
+    Attributes:
+        iterations: in one order; all results were right.
+        results: that were checked.
+        seconds: of these iterations.
+        end: of disorder: "broke" (gloo ended its process), "hung", "wrong" or "completed".
+        words: gloo's own, if it broke.
+    """
+
+    iterations: int
+    results: int
+    seconds: float
+    end: str
+    words: str = ""
+
+    @property
+    def ms_per_iteration(self) -> float:
+        """Milliseconds of an iteration in one order."""
+        return 1e3 * self.seconds / self.iterations
+
+
+def lacking() -> str:
+    """Why gloo cannot be shown, and the cure; "" if it can."""
+    if importlib.util.find_spec("torch") is None:
+        return "PyTorch, which has gloo, is not installed here: pip install torch"
+    return ""
+
+
+def try_gloo(ranks: int, seed: int, iterations: int, limit_s: float = 10.0) -> GlooTry:
+    """Runs the program in a child process.
+
+    Args:
+        ranks: threads of the child.
+        seed: of the call orders.
+        iterations: in one order.
+        limit_s: for those in disorder.
+
+    Raises:
+        RuntimeError: the child failed before it came to disorder.
+    """
+    words = [str(ranks), str(seed), str(iterations)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    package = str(Path(__file__).resolve().parents[1])
+    environment["PYTHONPATH"] = os.pathsep.join(
+        path for path in (package, environment.get("PYTHONPATH", "")) if path
+    )
+    with tempfile.TemporaryFile("w+") as log:
+        child = subprocess.Popen(
+            [sys.executable, "-m", "unjam.gloo_program", *words],
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=log,
+            text=True,
+        )
+        lines: list[str] = []
+        came = threading.Condition()
+
+        def read() -> None:
+            assert child.stdout is not None
+            for line in child.stdout:
+                with came:
+                    lines.append(line)
+                    came.notify()
+            with came:
+                lines.append("")
+                came.notify()
+
+        reader = threading.Thread(target=read, name="unjam-gloo")
+        reader.start()
+        try:
+            with came:
+                came.wait_for(lambda: lines, START_S)
+                sound = lines[0].split() if lines else []
+                if sound[:1] == ["consistent"]:
+                    came.wait_for(lambda: lines[-1] in ("", "wrong\n"), limit_s)
+                is_over = bool(lines) and lines[-1] in ("", "wrong\n")
+        finally:
+            child.kill()
+            reader.join()
+            child.wait()
+            if child.stdout is not None:
+                child.stdout.close()
+        log.seek(0)
+        said = log.read()
+    if sound[:1] != ["consistent"]:
+        raise RuntimeError(
+            f"gloo could not be run in one order: {said.strip()[-400:] or 'silence'}"
+        )
+    end = "hung"
+    if "wrong\n" in lines:
+        end = "wrong"
+    elif is_over:
+        end = "completed" if len(lines) - 2 == _RANDOM else "broke"
+    return GlooTry(iterations, int(sound[1]), float(sound[2]), end, gloo_words(said))
+
+
+def gloo_words(log: str) -> str:
+    """Of what gloo writes as it ends its process, the sentence."""
+    found = re.search(r"\[enforce fail at [^\]]*\] *(.*)", log)
+    return found[1].strip() if found else ""
+
+
+# ---- the child ----
+
+
+def main(words: Sequence[str]) -> None:
+    """Is the child."""
+    import torch
+    import torch.distributed as dist
+
+    ranks, seed, iterations = (int(word) for word in words)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # its end is no crash to be looked into
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory(prefix="unjam-gloo-") as folder:
+        store = str(Path(folder) / "store")
+        orders = consistent_orders(seed, _WARM_UP + iterations, ranks, len(SIZES))
+        mixed = random_orders(seed, _RANDOM, ranks, len(SIZES))
+        meet = threading.Barrier(ranks)
+        wrong = [0] * ranks
+
+        def rank(number: int) -> None:
+            limit = datetime.timedelta(seconds=START_S)
+            group = dist.ProcessGroupGloo(  # type: ignore[attr-defined]
+                dist.FileStore(store, ranks), number, ranks, limit
+            )
+            buffers = [[torch.ones(size // 4) for size in SIZES] for _ in range(_BATCH)]
+            _stretch(group, buffers, orders[:_WARM_UP, number], meet)
+            seconds = 0.0
+            for first in range(_WARM_UP, _WARM_UP + iterations, _BATCH):
+                batch = orders[first : first + _BATCH, number]
+                for of_iteration in buffers[: len(batch)]:
+                    for tensor in of_iteration:
+                        tensor.fill_(number + 1)
+                seconds += _stretch(group, buffers, batch, meet)
+                wrong[number] += _wrong(buffers[: len(batch)], ranks)
+            meet.wait(START_S)
+            if number == 0:
+                if any(wrong):
+                    raise RuntimeError("wrong results in one order")
+                print("consistent", iterations * ranks * len(SIZES), seconds, flush=True)
+            for place in range(_RANDOM):
+                for tensor in buffers[0]:
+                    tensor.fill_(number + 1)
+                _stretch(group, buffers, mixed[place : place + 1, number], meet)
+                wrong[number] = _wrong(buffers[:1], ranks)
+                meet.wait(START_S)
+                if number == 0:
+                    print("wrong" if any(wrong) else "random", flush=True)
+
+        def watched(number: int) -> None:
+            try:
+                rank(number)
+            except BaseException:
+                meet.abort()
+                raise
+
+        threads = [threading.Thread(target=watched, args=(number,)) for number in range(ranks)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+
+
+def _stretch(
+    group: Any, buffers: list[list[Any]], orders: Orders, meet: threading.Barrier
+) -> float:
+    """Iterations of one rank; the seconds until all ranks have done them."""
+    meet.wait(START_S)
+    start = time.perf_counter()
+    for tensors, order in zip(buffers, orders, strict=False):
+        works = [group.allreduce(tensors[key]) for key in order]
+        for work in works:
+            work.wait()
+    meet.wait(START_S)
+    return time.perf_counter() - start
+
+
+def _wrong(buffers: list[list[Any]], ranks: int) -> int:
+    total = ranks * (ranks + 1) // 2
+    return sum(not bool((tensor == total).all()) for tensors in buffers for tensor in tensors)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
