@@ -545,17 +545,37 @@ def performance_tables() -> str:
 def performance_summary() -> str:
     """Speed by range of sizes: the answer in one table."""
     results = measured()
+    ranges = ((0, 1 << 20), (1 << 20, 64 << 20), (64 << 20, 1 << 40))
     lines = []
     for mode, title in MODES.items():
         for ranks in (2, 4):
             rows = results.get((ranks, mode), {})
             cells = [f"{title[0].lower()}{title[1:]}", str(ranks)]
-            for low, high in ((0, 1 << 20), (1 << 20, 64 << 20), (64 << 20, 1 << 40)):
+            for low, high in ranges:
                 ratios = [row["ratio"] for (_, size), row in rows.items() if low <= size < high]
                 cells.append(f"{min(ratios):.2f} to {max(ratios):.2f}" if ratios else "")
             lines.append(cells)
-    heads = ["calls", "GPUs", "below 1 MiB", "1 to 64 MiB", "64 MiB and more"]
-    return table(heads, lines)
+    sizes = sorted({size for rows in results.values() for (_, size) in rows})
+    spans = [[size for size in sizes if low <= size < high] for low, high in ranges]
+    names = [f"{size_name(span[0])} to {size_name(span[-1])}" for span in spans]
+    return table(["calls", "GPUs", *names], lines)
+
+
+def performance_setting() -> str:
+    """On what the rows of the page were measured."""
+    found: dict[str, set[str]] = {}
+    dates = set()
+    for rows in measured().values():
+        for row in rows.values():
+            data = row["data"]
+            versions = {**data["versions"], "driver": data["machine"]["driver"]}
+            for part in ("unjam", "torch", "nvidia-nccl-cu13", "driver"):
+                if part in versions:
+                    found.setdefault(part, set()).add(versions[part])
+            dates.add(data["date"][:10])
+    names = {"nvidia-nccl-cu13": "NCCL", "torch": "PyTorch"}
+    parts = [f"{names.get(part, part)} {', '.join(sorted(of))}" for part, of in found.items()]
+    return f"Measured on H200s with {', '.join(parts)}, from {min(dates)} to {max(dates)}."
 
 
 def performance_of_all_reduce() -> str:
@@ -566,10 +586,12 @@ def performance_of_all_reduce() -> str:
         cells = [size_name(size)]
         for ranks in (2, 4):
             row = results[ranks, "device"]["all_reduce", size]
-            cells.append(f"{row['unjam_us']:,.0f} µs, {row['ratio']:.2f}")
+            cells += [_time(row["unjam_us"]), _time(row["peer_us"]), f"{row['ratio']:.2f}"]
             dates.append(row["data"]["date"][:10])
         lines.append(cells)
-    heads = ["all-reduce in a stream", "2 H200s: time, speed", "4 H200s: time, speed"]
+    heads = ["all-reduce in a stream"]
+    for ranks in (2, 4):
+        heads += [f"{ranks} H200s: unjam µs", "NCCL µs", "speed"]
     return (
         f"{table(heads, lines)}\n\n*Speed* is NCCL's time over unjam's: above 1, unjam is faster. "
         f"Measured {min(dates)} to {max(dates)}."
@@ -696,7 +718,8 @@ def pages() -> dict[Path, str]:
         path = DOCS / "algorithms" / f"{name}.md"
         result[path] = part_of(path.read_text(), "numbers", algorithm_numbers(name))
     path = DOCS / "performance.md"
-    text = part_of(path.read_text(), "summary", performance_summary())
+    text = part_of(path.read_text(), "setting", performance_setting())
+    text = part_of(text, "summary", performance_summary())
     text = part_of(text, "all-reduce", performance_of_all_reduce())
     text = part_of(text, "slowest", performance_slowest())
     text = part_of(text, "tables", performance_tables())

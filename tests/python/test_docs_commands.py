@@ -50,8 +50,19 @@ ELSEWHERE = {
     "make test": "tools/ci.py::main",
     "pip install ./unjam": _PACKAGE,
     "python -m pip install ./unjam": _PACKAGE,
+    "UNJAM_LOG=debug UNJAM_LOG_FILE=/tmp/unjam-%r.log torchrun --nproc-per-node 4 train.py": (
+        "tests/python/test_log.py::test_a_file_for_each_rank"
+    ),
+    "unjam simulate --trace /tmp/dumps": (
+        "tests/python/test_torch_profiling.py::test_simulate_command_reads_the_dumps"
+    ),
+    "torchfrtrace /tmp/dumps": (
+        "tests/python/test_torch_profiling.py::test_analyser_names_the_rank_that_is_missing"
+    ),
     "pip install unjam/dist/unjam-0.1.0-py3-none-manylinux_2_35_x86_64.whl": _WHEEL,
-    "python -m pip install unjam-*.whl": _WHEEL,
+    # Its kernels take minutes to compile; the other wheel is installed in the same way.
+    "pip install unjam/dist/unjam-0.1.0+cu13-py3-none-manylinux_2_35_x86_64.whl": _WHEEL,
+    "python -m pip install unjam/dist/unjam-0.1.0+cu13-py3-none-manylinux_2_35_x86_64.whl": _WHEEL,
     # Compiles kernels for minutes; the choice of GPUs is tested.
     "pip install -C cmake.define.CMAKE_CUDA_ARCHITECTURES=90a-real -C cmake.define.UNJAM_CUDA=ON "
     "./unjam": "tests/python/test_cuda_choice.py",
