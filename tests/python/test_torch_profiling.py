@@ -21,7 +21,11 @@ pytestmark = [pytest.mark.timeout(900, func_only=True), pytest.mark.usefixtures(
 
 
 def run(member, ranks, *arguments, **env):
-    """A job of `member(rank, ranks, port, *arguments)`: what each rank said."""
+    """A job of `member(rank, ranks, port, *arguments)`: what each rank said.
+
+    Its groups are of CPU tensors, also where there are GPUs: names say so where there are both.
+    """
+    env = {"UNJAM_TORCH_CUDA": 0} | env
     store = make_store()
     with workers() as harness:
         processes = [
@@ -32,6 +36,44 @@ def run(member, ranks, *arguments, **env):
         for process in processes:
             process.ends(LONG_S)
     return said
+
+
+# ---- on GPUs ----
+
+
+def seen_on_gpu(rank, ranks, port, folder):
+    """A call in a stream, profiled and recorded; says what it gave and what the record has."""
+    import torch
+    import torch.distributed as dist
+    from torch.profiler import ProfilerActivity, profile
+
+    import unjam.torch
+    from rank_tools import say
+    from torch_tools import join_store
+
+    torch.cuda.set_device(rank)
+    store = join_store(port, ranks)
+    dist.init_process_group("unjam", store=store, rank=rank, world_size=ranks)
+    x = torch.full((256,), rank + 1.0, device="cuda")
+    with profile(activities=[ProfilerActivity.CPU]) as seen, unjam.torch.key("layer3"):
+        dist.all_reduce(x)
+    torch.cuda.synchronize()
+    seen.export_chrome_trace(f"{folder}/rank{rank}.json")
+    record = unjam.torch.flight_record()
+    say([x[0].item(), [[e["profiling_name"], e["state"]] for e in record["entries"]]])
+    dist.destroy_process_group()
+
+
+@pytest.mark.gpu
+def test_calls_in_streams_are_seen(tmp_path):
+    said = run(seen_on_gpu, 2, str(tmp_path), UNJAM_TORCH_CUDA=1)
+    assert said == [[3.0, [["nccl:all_reduce", "completed"]]]] * 2
+    for rank in range(2):
+        events = json.loads((tmp_path / f"rank{rank}.json").read_text())["traceEvents"]
+        names = [event.get("name") for event in events]
+        assert "unjam:all_reduce" in names
+        (entry,) = [e for e in events if e.get("name") == "record_param_comms"]
+        assert entry["args"]["In msg nelems"] == 256
 
 
 # ---- torch.profiler ----
