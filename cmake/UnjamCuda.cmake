@@ -11,14 +11,14 @@ if(cuda_architectures)
 endif()
 unjam_tell_builder("${UNJAM_CUDA_STATUS}")
 
-file(GLOB cuda_sources CONFIGURE_DEPENDS "${PROJECT_SOURCE_DIR}/src/device/cuda/*.cu")
+file(GLOB cuda_sources CONFIGURE_DEPENDS "${PROJECT_SOURCE_DIR}/src/device/cuda/kernels/*.cu")
 if(cuda_architectures)
   # A release configuration whatever the host's is: a debug build of a persistent kernel tells nothing.
   # The standard goes through the flags: CMake 3.25 does not know that nvcc has C++20.
   # (Without -O3, that of the host's part: targets say it, for not all want it.)
   set(CMAKE_CUDA_FLAGS_RELEASE -DNDEBUG)
   add_library(unjam_cuda SHARED ${cuda_sources})
-  file(GLOB cuda_host_sources CONFIGURE_DEPENDS "${PROJECT_SOURCE_DIR}/src/device/cuda/*.cc")
+  file(GLOB cuda_host_sources CONFIGURE_DEPENDS "${PROJECT_SOURCE_DIR}/src/device/cuda/host/*.cc")
   target_sources(unjam_cuda PRIVATE ${cuda_host_sources})
   target_include_directories(unjam_cuda PRIVATE "${PROJECT_SOURCE_DIR}/include" "${PROJECT_SOURCE_DIR}/src"
                                                 ${CMAKE_CUDA_TOOLKIT_INCLUDE_DIRECTORIES})

@@ -2,7 +2,8 @@
 find_package(Threads REQUIRED)
 
 set(globs)
-foreach(layer base engine plan transport device device/host runtime control sim api)
+foreach(layer base program transport plan plan/algorithms plan/check engine device device/host control runtime sim
+              api)
   list(APPEND globs "${PROJECT_SOURCE_DIR}/src/${layer}/*.cc")
 endforeach()
 file(GLOB sources CONFIGURE_DEPENDS ${globs})

@@ -12,7 +12,17 @@ from pathlib import Path
 from common import ROOT, Failure, main_wrapper
 
 # From the ground up.
-LAYERS = ["base", "device", "transport", "engine", "plan", "control", "runtime", "api"]
+LAYERS = [
+    "base",
+    "program",
+    "device",
+    "transport",
+    "plan",
+    "engine",
+    "control",
+    "runtime",
+    "api",
+]
 # Stand alone: may use base only, and nothing but the C API may use them.
 ISLANDS = {"sim"}
 # The devices have two floors. Interfaces (src/device/*.h) stand below transport; what runs the

@@ -11,7 +11,7 @@
 
 #include "api/last_error.h"
 #include "base/hash.h"
-#include "plan/checker.h"
+#include "plan/check/checker.h"
 #include "plan/describe.h"
 #include "runtime/context.h"
 #include "runtime/ending.h"

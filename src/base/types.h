@@ -109,14 +109,14 @@ UNJAM_HD constexpr bool reduces(Kind k) {
          k == Kind::kBarrier;
 }
 
-// What GPUs have fast code to add up for (device/cuda/solo_plain.cuh), and plans count on.
+// What GPUs have fast code to add up for (device/cuda/kernels/solo_plain.cuh), and plans count on.
 UNJAM_HD constexpr bool is_common_sum(DType t, Op op) {
   const bool common = t == DType::kFloat32 || t == DType::kBfloat16 || t == DType::kFloat16;
   return common && (op == Op::kSum || op == Op::kAvg);
 }
 
 // All data go from the root to every rank, or from every rank to it: a chain of ranks does
-// (plan/ring.h).
+// (plan/algorithms/ring.h).
 UNJAM_HD constexpr bool has_chain(Kind k) { return k == Kind::kBroadcast || k == Kind::kReduce; }
 
 UNJAM_HD constexpr bool has_root(Kind k) {

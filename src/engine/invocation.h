@@ -6,9 +6,9 @@
 
 #include "base/portability.h"
 #include "base/types.h"
-#include "engine/geometry.h"
-#include "engine/hop_order.h"
-#include "engine/program.h"
+#include "program/geometry.h"
+#include "program/hop_order.h"
+#include "program/primitive.h"
 #include "transport/connector.h"
 
 namespace unjam {
@@ -113,7 +113,8 @@ struct alignas(16) DynamicContext {
 };
 static_assert(sizeof(DynamicContext) % kVectorBytes == 0);
 
-// What of an invocation a lane has behind it as its engine first sees it (device/cuda/solo.cuh).
+// What of an invocation a lane has behind it as its engine first sees it
+// (device/cuda/kernels/solo.cuh).
 struct HeadStart {
   bool all = false;                // all of it: the lane has counted it as completed
   std::uint32_t primitive = 0;     // of the only loop, so many primitives; or

@@ -1,8 +1,9 @@
-// What keeps the lanes of a chain together (plan/ring.h; device/cuda/solo_stream.cuh). A lane's
-// slices go from rank to rank, and wait for no other lane's. So a lane that begins late, because
-// its last slices were the last ones of the call before, stays late: links serve all lanes alike,
-// and once the others are through it goes on alone, call after call. Hence: no lane begins a slice
-// that is kApart or more in front of what the slowest lane of its rank has moved.
+// What keeps the lanes of a chain together (plan/algorithms/ring.h;
+// device/cuda/kernels/solo_stream.cuh). A lane's slices go from rank to rank, and wait for no other
+// lane's. So a lane that begins late, because its last slices were the last ones of the call
+// before, stays late: links serve all lanes alike, and once the others are through it goes on
+// alone, call after call. Hence: no lane begins a slice that is kApart or more in front of what the
+// slowest lane of its rank has moved.
 //
 // Nobody waits for ever. Of all lanes of all ranks take those that have moved least, and of these
 // the one whose rank is first in its chain. No lane of its rank is slower, so it does not wait for

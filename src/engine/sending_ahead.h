@@ -1,5 +1,5 @@
-// How far streams that go through a lane together (device/cuda/whole_stream.cuh) are sent ahead of
-// what comes in, and when that may be left.
+// How far streams that go through a lane together (device/cuda/kernels/whole_stream.cuh) are sent
+// ahead of what comes in, and when that may be left.
 //
 // What peers have stored is read while it is in the cache, so little is sent ahead: of all streams
 // together so many chunks a hop, beside those that one hop is behind the other in any case. (Four
@@ -23,7 +23,7 @@
 #include <cstdint>
 
 #include "base/portability.h"
-#include "engine/hop_order.h"
+#include "program/hop_order.h"
 
 namespace unjam {
 

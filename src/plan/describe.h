@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "plan/checker.h"
+#include "plan/check/checker.h"
 #include "plan/plan.h"
 
 namespace unjam {

@@ -6,8 +6,8 @@
 #include <vector>
 
 #include "base/types.h"
-#include "engine/geometry.h"
-#include "engine/program.h"
+#include "program/geometry.h"
+#include "program/primitive.h"
 
 namespace unjam {
 

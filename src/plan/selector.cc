@@ -3,12 +3,12 @@
 #include <algorithm>
 #include <cstdint>
 
+#include "plan/algorithms/direct.h"
+#include "plan/algorithms/mesh.h"
+#include "plan/algorithms/pairwise.h"
+#include "plan/algorithms/ring.h"
+#include "plan/algorithms/two_shot.h"
 #include "plan/common.h"
-#include "plan/direct.h"
-#include "plan/mesh.h"
-#include "plan/pairwise.h"
-#include "plan/ring.h"
-#include "plan/two_shot.h"
 
 namespace unjam {
 namespace {

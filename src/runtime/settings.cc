@@ -418,7 +418,7 @@ bool resolve_settings(const unjamConfig_t* config, int ranks, Settings& s, std::
     return false;
   }
   // Plans around a ring do not deadlock if slices are cut at multiples of a guaranteed slot
-  // (plan/ring.h), so larger ones hold whole multiples.
+  // (plan/algorithms/ring.h), so larger ones hold whole multiples.
   s.borrow_slot_bytes -= s.borrow_slot_bytes % s.escape_slot_bytes;
   const bool host = s.device == UNJAM_DEVICE_HOST;
   if (host ? s.block_threads > 16

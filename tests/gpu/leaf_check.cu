@@ -7,7 +7,7 @@
 #include <random>
 #include <vector>
 
-#include "device/cuda/leaves.cuh"
+#include "device/cuda/leaves/leaves.cuh"
 #include "device/host/leaves.h"
 
 namespace {

@@ -887,7 +887,7 @@ void check_full_stream(int ranks) {
 
 // Ranks whose threads all begin with a fresh stream at the same moment. Where they share a GPU,
 // CUDA may give two such streams one queue (`cuda_queues --circle`); with
-// src/device/cuda/first_launch.h it does not.
+// src/device/cuda/host/first_launch.h it does not.
 void check_fresh_streams(int ranks) {
   constexpr int kRounds = 1000, kCalls = 5;
   constexpr std::size_t kCount = 1000;

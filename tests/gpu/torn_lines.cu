@@ -23,8 +23,8 @@
 #include <memory>
 #include <string>
 
-#include "device/cuda/cuda_arena.h"
-#include "device/cuda/leaf_access.cuh"
+#include "device/cuda/host/cuda_arena.h"
+#include "device/cuda/leaves/leaf_access.cuh"
 
 namespace {
 

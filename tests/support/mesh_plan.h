@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <optional>
 
-#include "plan/mesh.h"
+#include "plan/algorithms/mesh.h"
 
 namespace unjam {
 

@@ -1,5 +1,6 @@
-// Which calls may begin before the one in front of them has ended (device/cuda/call_in_front.h).
-#include "device/cuda/call_in_front.h"
+// Which calls may begin before the one in front of them has ended
+// (device/cuda/placement/call_in_front.h).
+#include "device/cuda/placement/call_in_front.h"
 
 #include <gtest/gtest.h>
 

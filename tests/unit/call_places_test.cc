@@ -1,5 +1,6 @@
-// When a call's blocks keep the next call's from coming early (device/cuda/call_places.h).
-#include "device/cuda/call_places.h"
+// When a call's blocks keep the next call's from coming early
+// (device/cuda/placement/call_places.h).
+#include "device/cuda/placement/call_places.h"
 
 #include <gtest/gtest.h>
 

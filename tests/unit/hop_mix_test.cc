@@ -1,8 +1,9 @@
-// Ranks that move the hops of a mesh plan independently (a stream, device/cuda/solo_stream.cuh),
-// ranks that run its program pass by pass (an engine), and ranks that begin as the former and are
-// interrupted anywhere, all in one group: a model under a random schedule, over the real HopOrder
-// and the planner's real programs. It checks that all ends, that both ends of a connector mean the
-// same slice, and that nothing is read after it was overwritten, in place.
+// Ranks that move the hops of a mesh plan independently (a stream,
+// device/cuda/kernels/solo_stream.cuh), ranks that run its program pass by pass (an engine), and
+// ranks that begin as the former and are interrupted anywhere, all in one group: a model under a
+// random schedule, over the real HopOrder and the planner's real programs. It checks that all ends,
+// that both ends of a connector mean the same slice, and that nothing is read after it was
+// overwritten, in place.
 #include <gtest/gtest.h>
 
 #include <cstdint>
@@ -10,7 +11,7 @@
 #include <string>
 #include <vector>
 
-#include "engine/hop_order.h"
+#include "program/hop_order.h"
 #include "tests/support/mesh_plan.h"
 
 namespace unjam {

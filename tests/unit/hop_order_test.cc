@@ -1,6 +1,6 @@
 // HopOrder against the programs that the mesh planner writes: the closed forms say what an engine
 // that runs them pass by pass does.
-#include "engine/hop_order.h"
+#include "program/hop_order.h"
 
 #include <gtest/gtest.h>
 

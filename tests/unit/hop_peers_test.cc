@@ -1,6 +1,6 @@
 // HopPeers against the programs that the mesh planner writes: both ends of every connector must
 // agree on whether it is used, and on whose part its slices are.
-#include "engine/hop_peers.h"
+#include "program/hop_peers.h"
 
 #include <gtest/gtest.h>
 
@@ -9,8 +9,8 @@
 #include <string>
 #include <vector>
 
-#include "plan/mesh.h"
-#include "plan/ring.h"
+#include "plan/algorithms/mesh.h"
+#include "plan/algorithms/ring.h"
 
 namespace unjam {
 namespace {

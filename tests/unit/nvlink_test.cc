@@ -1,5 +1,5 @@
 // Where packets are lines: by what NVML tells of the machine's GPUs.
-#include "device/cuda/nvlink.h"
+#include "device/cuda/host/nvlink.h"
 
 #include <gtest/gtest.h>
 

@@ -10,15 +10,15 @@
 #include <string>
 #include <vector>
 
-#include "plan/checker.h"
+#include "plan/algorithms/direct.h"
+#include "plan/algorithms/mesh.h"
+#include "plan/algorithms/pairwise.h"
+#include "plan/algorithms/ring.h"
+#include "plan/algorithms/two_shot.h"
+#include "plan/check/checker.h"
 #include "plan/common.h"
 #include "plan/describe.h"
-#include "plan/direct.h"
-#include "plan/mesh.h"
-#include "plan/pairwise.h"
-#include "plan/ring.h"
 #include "plan/selector.h"
-#include "plan/two_shot.h"
 
 namespace unjam {
 namespace {

@@ -7,9 +7,9 @@
 #include <utility>
 #include <vector>
 
-#include "plan/checker.h"
+#include "plan/check/checker.h"
+#include "plan/check/symbolic.h"
 #include "plan/selector.h"
-#include "plan/symbolic.h"
 
 namespace unjam {
 namespace {

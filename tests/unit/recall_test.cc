@@ -1,4 +1,4 @@
-#include "device/cuda/recall.h"
+#include "device/cuda/host/recall.h"
 
 #include <gtest/gtest.h>
 

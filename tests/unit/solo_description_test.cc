@@ -1,7 +1,8 @@
-// What calls without the engine are told (device/cuda/solo_description.h), against the planners'
-// programs: carried out here with plain copies and sums, for every kind, group and root, it must
-// give what the collective is to give. And what it must not take on, and how lanes share it.
-#include "device/cuda/solo_description.h"
+// What calls without the engine are told (device/cuda/host/solo_description.h), against the
+// planners' programs: carried out here with plain copies and sums, for every kind, group and root,
+// it must give what the collective is to give. And what it must not take on, and how lanes share
+// it.
+#include "device/cuda/host/solo_description.h"
 
 #include <gtest/gtest.h>
 

@@ -1,8 +1,9 @@
-// How the blocks of a call without the engine agree on its end (device/cuda/solo_reports.h), under
-// the schedule explorer: whatever each lane comes to, the call ends once, or is brought to the
-// engine once, behind all that its lanes have stored, and leaves both words zero for the slot's
-// next call. The steps are the real ones; a block is a fiber of one thread.
-#include "device/cuda/solo_reports.h"
+// How the blocks of a call without the engine agree on its end
+// (device/cuda/kernels/solo_reports.h), under the schedule explorer: whatever each lane comes to,
+// the call ends once, or is brought to the engine once, behind all that its lanes have stored, and
+// leaves both words zero for the slot's next call. The steps are the real ones; a block is a fiber
+// of one thread.
+#include "device/cuda/kernels/solo_reports.h"
 
 #include <gtest/gtest.h>
 

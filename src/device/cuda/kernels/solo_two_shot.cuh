@@ -1,0 +1,403 @@
+// As solo.cuh, for an all-reduce in two hops (plan/algorithms/two_shot.cc) whose lanes make one
+// loop each:
+//   scatter  every peer's part of the own input, to its slot of the connector's next step n
+//   gather   the own part: each thread awaits its units from all peers, reduces them, sends the
+//            result to the peers' slots of step n + 1 and keeps it
+//   collect  the other parts' results, step n + 1 of the peers' connectors, into the output
+// A block of its own function, so that calls of one hop pay nothing for it. No lane has an empty
+// stretch of any part (cuda_daemon.cc sees to that), so each peer gets two packets, and sends two.
+//
+// How far a lane has come is said in primitives: by CudaRank::head_starts, which each lane that
+// gives up stores before it reports kBegun. It has gathered if all threads have (a vote).
+//   If not: the scatter is posted, nothing is consumed. Some threads have sent their results, and
+//     the engine sends the same bytes once more; or to another place, for peers may have consumed
+//     all that was posted, and then the connector may be taken over. That harms nobody: a step that
+//     is not posted is the sender's to write, what is written there now comes before what a later
+//     owner of the lease stores, and no reader takes a part of a packet for all of it. So no peer
+//     has more than the scatter (a credit for step n + 1 would be beyond what is posted, by the
+//     engine too, as it begins): a thread that fails has sent no result of the units that it lacks.
+//     The results are not stored: in place they would overwrite what the engine reads again.
+//   If so: both steps are posted, since peers may have all of both, and one is consumed. The own
+//     part's results are stored before the report: the engine collects, and nothing else.
+// What the others' results overwrite, in place, is input that has been scattered: all threads'
+// loads are in front of a barrier, and nobody reads it again.
+//
+// Nobody gathers before it is known that the incoming connectors are the key's: a lane that has
+// gathered has to say what it has consumed, so it must know where they began.
+#pragma once
+
+#include "device/cuda/kernels/solo.cuh"
+#include "device/cuda/kernels/solo_one_shot.cuh"
+
+namespace unjam {
+namespace solo {
+
+// Units of one thread that are under way at once: of what is only copied, and of what is reduced
+// (with two no registers are left for the code of some types).
+inline constexpr int kManyUnits = 4, kGatherUnits = 1;
+
+// As kSoloPolls, for what has made two hops and is not plain. (To see lanes give up when they have
+// gathered, test with a few.)
+inline constexpr std::uint32_t kLaterPolls = kSoloPolls;
+
+// This block's stretch of a part, from the beginning of the vector. As Geometry::lane_part(), in
+// bytes.
+struct PartStretch {
+  std::uint32_t offset;
+  std::uint32_t bytes;
+};
+__device__ __forceinline__ PartStretch part_stretch(const SoloCall& call, std::uint32_t q) {
+  const std::uint32_t lane = blockIdx.x;
+  const bool longer = q < call.longer_parts;
+  const std::uint32_t part = q * call.part_pieces + (longer ? q : call.longer_parts);
+  const std::uint32_t longer_lanes = call.longer_lanes + (longer ? 1 : 0);
+  const std::uint32_t first =
+      part + lane * call.lane_pieces + (lane < longer_lanes ? lane : longer_lanes);
+  const std::uint32_t last = first + call.lane_pieces + (lane < longer_lanes ? 1 : 0);
+  const std::uint32_t begin = first * 16 < call.block_bytes ? first * 16 : call.block_bytes;
+  const std::uint32_t end = last * 16 < call.block_bytes ? last * 16 : call.block_bytes;
+  return {begin, end - begin};
+}
+
+// All peers' parts, a row at a time: a unit for each mover. (Rows are the same for
+// all threads, so what is computed of them costs little.)
+struct PartWalk {
+  std::uint32_t rows;  // of a part: of the longest one
+  std::uint32_t message = 0, row = 0;
+  __device__ __forceinline__ bool done(const SoloCall& call) const {
+    return message >= call.num_sent;
+  }
+  __device__ __forceinline__ void advance() {
+    if (++row == rows) row = 0, ++message;
+  }
+};
+
+// This thread's place of a row.
+struct PartItem {
+  std::uint32_t q;      // member
+  std::uint32_t place;  // in the part's stretch
+  std::uint32_t from;   // its data begin there in the vector
+  std::uint32_t bytes;  // so many
+  bool there;
+};
+__device__ __forceinline__ PartItem next_item(const SoloCall& call, PartWalk& walk) {
+  PartItem item{};
+  if (walk.done(call)) return item;
+  item.q = around(call, call.first_sent + walk.message);
+  item.place = walk.row * hands() + hand();
+  const PartStretch part = part_stretch(call, item.q);
+  const Unit unit = unit_of(call, part.bytes, item.place);
+  item.from = part.offset + unit.at;
+  item.bytes = unit.bytes;
+  item.there = item.place < places_of(call, part.bytes);
+  walk.advance();
+  return item;
+}
+
+// By value: both go over the same rows.
+__device__ __forceinline__ void load_parts(const SoloCall& call, const Invocation& inv,
+                                           PartWalk walk, Raw<2> (&x)[kManyUnits]) {
+#pragma unroll
+  for (int h = 0; h < kManyUnits; ++h) {
+    const PartItem item = next_item(call, walk);
+    if (item.bytes == 0) continue;
+    x[h] = load_user(static_cast<const char*>(inv.input) + item.from, item.bytes);
+  }
+}
+__device__ __forceinline__ PartWalk send_parts(const SoloCall& call, const Shared& s, PartWalk walk,
+                                               const Raw<2> (&x)[kManyUnits]) {
+#pragma unroll
+  for (int h = 0; h < kManyUnits; ++h) {
+    const PartItem item = next_item(call, walk);
+    if (item.there) store_place(call, s.to[item.q], item.place, x[h], call.flag);
+  }
+  return walk;
+}
+
+// The own part.
+__device__ __forceinline__ Stretch own_stretch(const SoloCall& call, const Invocation& inv) {
+  const PartStretch own = part_stretch(call, call.group_rank);
+  return {static_cast<const char*>(inv.input) + own.offset,
+          static_cast<char*>(inv.output) + own.offset, own.bytes, places_of(call, own.bytes)};
+}
+// From the first one on; part 0 is a longest one.
+__device__ __forceinline__ PartWalk all_parts(const SoloCall& call) {
+  const std::uint32_t places = places_of(call, part_stretch(call, 0).bytes);
+  return {(places + hands() - 1) / hands()};
+}
+// looked(): as in solo_plain.cuh. Loads the first units of the own part, too.
+template <class Looked>
+__device__ __forceinline__ void scatter_parts(const SoloCall& call, const Invocation& inv,
+                                              const Stretch& w, const Shared& s, PartWalk walk,
+                                              Raw<2> (&own)[kGatherUnits], Looked looked) {
+  Raw<2> ahead[kManyUnits] = {};
+  load_parts(call, inv, walk, ahead);
+  load_own(call, w, 0, own);
+  if (!looked()) return;
+  for (;;) {
+    walk = send_parts(call, s, walk, ahead);
+    if (walk.done(call)) break;
+    load_parts(call, inv, walk, ahead);
+  }
+}
+
+// Results of a row of the own part, to all peers.
+__device__ __forceinline__ void send_results(const SoloCall& call, const Stretch& w,
+                                             const Shared& s, std::uint32_t begin,
+                                             const Raw<2> (&x)[kGatherUnits]) {
+#pragma unroll
+  for (int h = 0; h < kGatherUnits; ++h) {
+    const std::uint32_t place = begin + hand() + h * hands();
+    if (place >= w.places) break;
+#pragma unroll 1
+    for (std::uint32_t i = 0; i < call.num_sent; ++i) {
+      const std::uint32_t q = around(call, call.first_sent + i);
+      store_place(call, s.later_to[q], place, x[h], call.later_flag);
+    }
+  }
+}
+
+// As receive_reduction(), but that each result is sent, too. False: this thread lacks units, whose
+// results it has sent nobody; and nobody need go on.
+__device__ __forceinline__ bool gather_part(CudaRank& r, const SoloCall& call,
+                                            const Invocation& inv, const Stretch& w,
+                                            std::uint32_t lane, const Shared& s,
+                                            Raw<2> (&own)[kGatherUnits], Held& held) {
+  return receive_reduction(r, call, inv, w, lane, s, own, held,
+                           [&](std::uint32_t begin, const Raw<2>(&result)[kGatherUnits]) {
+                             send_results(call, w, s, begin, result);
+                           });
+}
+
+// Of whom a result does not come for a while: it may be asleep since before it could see all that
+// we have scattered, whatever came of it meanwhile. So peers are told once more.
+__device__ __forceinline__ bool collect_parts(CudaRank& r, const SoloCall& call,
+                                              const Invocation& inv, std::uint32_t lane,
+                                              PartWalk walk, const Shared& s) {
+  std::uint32_t most = kPokePolls;
+#pragma unroll 1
+  while (!walk.done(call)) {
+    PartWalk ahead = walk;
+    const char* from[kManyUnits];
+    char* to[kManyUnits];
+    std::uint32_t place[kManyUnits], bytes[kManyUnits];
+    Raw<2> x[kManyUnits];
+#pragma unroll
+    for (int h = 0; h < kManyUnits; ++h) {
+      const PartItem item = next_item(call, ahead);
+      from[h] = item.there ? s.later_from[item.q] : nullptr;
+      place[h] = item.place;
+      bytes[h] = item.bytes;
+      to[h] = static_cast<char*>(inv.output) + item.from;
+    }
+    bool all = false;
+    for (std::uint32_t polls = 0; !all && polls < most; ++polls) {
+      if (any_of(call, is_hopeless(s))) return false;
+      cuda_leaves::PacketUnit found[kManyUnits];
+      load_together(call);
+#pragma unroll
+      for (int h = 0; h < kManyUnits; ++h) {
+        if (from[h] == nullptr) continue;
+        found[h] = load_place(call, from[h], place[h]);
+      }
+      all = true;
+#pragma unroll
+      for (int h = 0; h < kManyUnits; ++h) {
+        if (from[h] == nullptr) continue;
+        all &= has_come(call, found[h], place[h], call.later_flag, x[h]);
+      }
+      all = all_of(call, all);
+    }
+    if (!all) {
+      if (most == kLaterPolls) return false;
+      poke_early(r, call, lane, s.later_poke);
+      most = kLaterPolls;
+      continue;  // from the beginning: nothing need be kept across that
+    }
+#pragma unroll
+    for (int h = 0; h < kManyUnits; ++h) {
+      if (bytes[h] != 0) store_user(to[h], x[h], bytes[h]);
+    }
+    walk = ahead;
+  }
+  return true;
+}
+
+// ---- calls whose parts are alike: plain ----
+
+// What is scattered is a plain call's of one hop (move_plain_any()). Then by the movers, as
+// gather_part(); all peers' contributions to a row at once. (The own data of a row are under way
+// with its packets: to have the next one's as well takes registers, of which more units do more.)
+template <int kMembers, int kUnits, bool kLines, bool kOneRow>
+__device__ __forceinline__ bool gather_rows(CudaRank& r, const SoloCall& call,
+                                            const Invocation& inv, const Stretch& w,
+                                            std::uint32_t lane, const Shared& s, Held& held) {
+  static_assert(kOneRow || kSoloUnits % kUnits == 0);
+  const cuda_leaves::Slice slice = slice_of(call, inv);
+  const Senders<kMembers> senders = senders_of<kMembers>(call, s);
+  PlainRow<kUnits, kLines> row(w);
+#pragma unroll 1
+  for (std::uint32_t k = 0; row.any(); k += kUnits, row.advance()) {
+    Raw<2> own[kUnits], sums[kUnits];
+    load_plain<kUnits, kLines>(w.input + call.own_from, row, own);
+    Raw<2> x[kMembers][kUnits];
+    if (!await_row<kMembers, kUnits, kLines>(r, call, lane, s, senders, row, own, x)) return false;
+    sum_row_any<kMembers, kUnits>(call, inv.geometry.dtype, slice, x, sums);
+#pragma unroll
+    for (int h = 0; h < kUnits; ++h) held.unit[k + h] = sums[h];
+#pragma unroll
+    for (int i = 0; i < kMembers - 1; ++i) {
+      if (i >= call.group_size - 1) break;
+      char* const to = s.later_to[around(call, call.first_sent + i)];
+      send_plain<kUnits, kLines>(to, row, sums, call.later_flag);
+    }
+    if constexpr (kOneRow) break;
+  }
+  return true;
+}
+// And as collect_parts().
+template <int kMembers, int kUnits, bool kLines, bool kOneRow>
+__device__ __forceinline__ bool collect_rows(CudaRank& r, const SoloCall& call, const Stretch& w,
+                                             std::uint32_t lane, const Shared& s) {
+  const auto senders = senders_of<kMembers>(call, s.later_from, call.later_flag, s.later_poke);
+  return receive_messages<kMembers, kUnits, kLines, kOneRow>(r, call, lane, s, senders, w.output,
+                                                             PlainRow<kUnits, kLines>(w));
+}
+
+enum class LaterHop { kGathers, kCollects };
+template <LaterHop kHop, int kMembers, int kUnits, bool kLines, bool kOneRow>
+__device__ __forceinline__ bool move_later_rows(CudaRank& r, const SoloCall& call,
+                                                const Invocation& inv, const Stretch& w,
+                                                std::uint32_t lane, const Shared& s, Held& held) {
+  if constexpr (kHop == LaterHop::kGathers) {
+    return gather_rows<kMembers, kUnits, kLines, kOneRow>(r, call, inv, w, lane, s, held);
+  } else {
+    return collect_rows<kMembers, kUnits, kLines, kOneRow>(r, call, w, lane, s);
+  }
+}
+// For at most kMembers members: 2, 4 or 8. With many units under way at once, for each look takes a
+// microsecond.
+template <LaterHop kHop, int kMembers>
+__device__ __forceinline__ bool move_later(CudaRank& r, const SoloCall& call, const Invocation& inv,
+                                           const Stretch& w, std::uint32_t lane, const Shared& s,
+                                           Held& held) {
+  if (!call.lines) {
+    return move_later_rows<kHop, kMembers, 1, false, false>(r, call, inv, w, lane, s, held);
+  }
+  if constexpr (kMembers > 4) {
+    return move_later_rows<kHop, kMembers, 1, true, false>(r, call, inv, w, lane, s, held);
+  } else {
+    if (w.places <= 2 * hands()) {
+      return move_later_rows<kHop, kMembers, 2, true, true>(r, call, inv, w, lane, s, held);
+    }
+    constexpr int kMany = kMembers == 2 ? 8 : 4;
+    return w.places <= 3 * hands()
+               ? move_later_rows<kHop, kMembers, 3, true, true>(r, call, inv, w, lane, s, held)
+               : move_later_rows<kHop, kMembers, kMany, true, false>(r, call, inv, w, lane, s,
+                                                                     held);
+  }
+}
+template <LaterHop kHop>
+__device__ __forceinline__ bool move_later_any(CudaRank& r, const SoloCall& call,
+                                               const Invocation& inv, const Stretch& w,
+                                               std::uint32_t lane, const Shared& s, Held& held) {
+  if (call.group_size == 2) return move_later<kHop, 2>(r, call, inv, w, lane, s, held);
+  return call.group_size <= 4 ? move_later<kHop, 4>(r, call, inv, w, lane, s, held)
+                              : move_later<kHop, kSoloRanks>(r, call, inv, w, lane, s, held);
+}
+
+}  // namespace solo
+
+// As run_solo_one_shot().
+__device__ __forceinline__ bool run_solo_two_shot(CudaRank& r, const CudaLaunch& launch) {
+  using namespace solo;
+  const SoloCall& call = launch.solo;
+  const Invocation& inv = launch.sqe.inv;
+  __shared__ Shared s;
+  const std::uint32_t lane = call.first_lane + blockIdx.x;
+
+  const Stretch w = call.plain ? stretch_of(call, inv, blockIdx.x) : own_stretch(call, inv);
+  const LaneTransport t = transport_of(call, lane);
+
+  const std::uint32_t attention = approach(r, launch, w, lane, s);
+
+  const PartWalk all = all_parts(call);
+  Raw<2> own[kGatherUnits] = {};
+  Known known{};
+  Held held;
+  bool leased = false;
+  if (is_mover()) {
+    wait_and_say_so(s);
+    // The barrier behind which the first warp has looked: all movers take one way.
+    const auto looked = [&] {
+      sync_block_apart();
+      return s.ok != 0;
+    };
+    if (!call.plain) {
+      scatter_parts(call, inv, w, s, all, own, looked);
+    } else if (call.group_size == 2) {
+      move_plain_any<Half::kSends, 2>(r, call, inv, w, lane, s, held, looked);
+    } else if (call.group_size <= 4) {
+      move_plain_any<Half::kSends, 4>(r, call, inv, w, lane, s, held, looked);
+    } else {
+      move_plain_any<Half::kSends, kSoloRanks>(r, call, inv, w, lane, s, held, looked);
+    }
+  } else {
+    const auto looks = [&](bool patient) { return look<2>(r, call, t, w, patient, known, s); };
+    const bool ok =
+        look_in_time(r, launch, lane, leased, s, /*close=*/false, looks) != Looked::kInVain;
+    if (threadIdx.x == 0) s.ok = ok ? 1 : 0;
+    sync_block_apart();
+    if (ok) look_again(r, call, t, w, known, s);  // says it in `hopeless`
+  }
+  if (s.ok == 0) return leave_untried(r, launch, lane, leased, s);
+  // All have scattered, and know whether to go on, see above. (Peers' packets take as long to
+  // come.)
+  sync_block();
+  bool has_gathered = true, come = true;
+  if (is_mover()) {
+    if (!call.plain) {
+      has_gathered = gather_part(r, call, inv, w, lane, s, own, held);
+    } else {
+      // (Of a warp alike: others may say meanwhile that they go on no more.)
+      has_gathered = __any_sync(0xffffffff, is_hopeless(s)) == 0 &&
+                     move_later_any<LaterHop::kGathers>(r, call, inv, w, lane, s, held);
+    }
+    if (!has_gathered) *static_cast<volatile std::uint32_t*>(&s.hopeless) = 1;
+    if (!call.plain) {
+      come = has_gathered && collect_parts(r, call, inv, lane, all, s);
+    } else {
+      come = has_gathered && move_later_any<LaterHop::kCollects>(r, call, inv, w, lane, s, held);
+    }
+    if (threadIdx.x == kListener && attention != 0 && is_cancelled(r, launch, attention)) {
+      come = false;
+    }
+  }
+  __syncwarp();
+  const bool done = __syncthreads_and(come) != 0;
+  const bool gathered = done || __syncthreads_and(has_gathered) != 0;
+
+  Ending ending = begin_end(r, launch, done);
+  const std::uint32_t primitives = done ? 3 : gathered ? 2 : 1;
+  // The report behind it releases it, for whoever hands the call to the engine.
+  if (threadIdx.x == kCaller && !done) {
+    r.head_starts[launch.slot * r.rank.num_lanes + lane] = static_cast<std::uint8_t>(primitives);
+  }
+  if (!is_mover()) {
+    tell_peers<2>(r, call, t, w, primitives - 1, gathered ? 2 : 1, known, s);
+  } else if (gathered) {
+    store_held(call, w, held);
+  }
+  return finish(r, launch, lane, done, ending, s, [&](LaneStats& stats) {
+    std::uint64_t sent = gathered ? std::uint64_t{w.bytes} * call.num_sent : 0;
+    for (std::uint32_t i = 0; i < call.num_sent; ++i) {
+      sent += call.plain ? w.bytes : part_stretch(call, around(call, call.first_sent + i)).bytes;
+    }
+    add_relaxed(stats.slices, primitives);
+    add_relaxed(stats.received, primitives - 1);
+    add_relaxed(stats.bytes_sent, sent);
+    if (done) add_relaxed(stats.completed, 1);
+  });
+}
+
+}  // namespace unjam

@@ -1,0 +1,369 @@
+// What a lane does for short invocations, by its engine, in one go (engine.h: "Whole calls"): as
+// solo_one_shot.cuh and, of plain calls, solo_two_shot.cuh, which do it without an engine, of calls
+// whose lanes make one loop each. What differs: the lane's lease is held, the keys' former uses
+// have ended, the inputs are there, ends and progress are the engine's, and there are several
+// calls. The block sends of all of them, then it receives of all, and of those of two hops once
+// more.
+//
+// The first warp sees to members, half a warp to a call's, ahead of the movers. Words that order
+// them:
+//   looked    by the first warp; release: of so many calls it is known where what is sent and what
+//             comes in lies, and whether all is as it should be (Shared::ok).
+//   looked_again  the same: of so many, whether the connectors on which something comes in are the
+//             key's (Shared::hopeless), without which nobody gathers (solo_two_shot.cuh).
+//   received  by the first mover; release: of so many calls movers are through with what comes in,
+//             all of it or nothing (`come`, their vote). The first warp, which acquires it, gives
+//             credits behind the movers' loads.
+// No call waits for another one's peers: each has its polls (SoloCall::most_polls).
+//
+// Redo: as in solo.cuh. Nothing of a reduction is stored before the vote, and of other kinds the
+// same bytes that a later turn stores again. Of two hops: as in solo_two_shot.cuh, with a vote on
+// each, so a later turn begins with the one that has not come.
+//
+// Blocks have as many threads as the host reckons with (SoloCall: kSoloUnits): those of calls in
+// streams may have fewer, so a call that serves as an engine does without this.
+#pragma once
+
+#include "device/cuda/kernels/solo_one_shot.cuh"
+#include "device/cuda/kernels/solo_two_shot.cuh"
+
+namespace unjam {
+
+inline constexpr std::uint32_t kCallWatchers = 16;  // threads of the first warp, see solo::Member
+static_assert(kCallWatchers == 2 * kSoloRanks);
+
+// What the engine has as a kernel's arguments for calls without it, in shared memory, of a block.
+struct WholeCalls {
+  SoloCall call[kMostWholes];
+  Invocation inv[kMostWholes];
+  solo::Shared shared[kMostWholes];
+  solo::Known known[kMostWholes][kCallWatchers];
+  Whole how[kMostWholes];
+  std::uint32_t come[kMostWholes];
+  std::uint32_t gathered[kMostWholes];  // of two hops: the first has come, now
+  std::uint32_t looked;
+  std::uint32_t looked_again;
+  std::uint32_t received;
+  std::uint32_t to_poke;  // ranks, as bits
+
+  // What call i sends, and receives: packets that each peer is still sent, and so many from it.
+  __device__ __forceinline__ std::uint32_t to_send(std::uint32_t i) const {
+    if (!call[i].two_shot) return 1;
+    return how[i] == Whole::kAll ? 2 : how[i] == Whole::kReceiving ? 1 : 0;
+  }
+  __device__ __forceinline__ std::uint32_t to_take(std::uint32_t i) const {
+    return call[i].two_shot && how[i] != Whole::kCollecting ? 2 : 1;
+  }
+  // And what it has.
+  __device__ __forceinline__ std::uint32_t sent(std::uint32_t i) const {
+    if (!call[i].two_shot) return 1;
+    return (how[i] == Whole::kAll ? 1 : 0) + gathered[i];
+  }
+  __device__ __forceinline__ std::uint32_t taken(std::uint32_t i) const {
+    return come[i] != 0 ? to_take(i) : gathered[i];
+  }
+};
+// (Raw: shared variables have no constructors. At one known address: in registers of functions that
+// move data there is no room for pointers to it.)
+__shared__ alignas(16) unsigned char whole_calls_bytes[sizeof(WholeCalls)];
+__device__ __forceinline__ WholeCalls& whole_calls() {
+  return *reinterpret_cast<WholeCalls*>(whole_calls_bytes);
+}
+
+// By the movers. True: all of them said so.
+__device__ __forceinline__ bool movers_agree(bool x) {
+  constexpr unsigned kBarrier = 14;  // see sync_block_apart()
+  std::uint32_t all;
+  __syncwarp();
+  asm volatile(
+      "{ .reg .pred p, q; setp.ne.u32 p, %1, 0; barrier.red.and.pred q, %2, %3, p;"
+      " selp.u32 %0, 1, 0, q; }"
+      : "=r"(all)
+      : "r"(x ? 1u : 0u), "n"(kBarrier), "r"(solo::hands())
+      : "memory");
+  return all != 0;
+}
+
+// Of call i, by the movers. Functions of their own, each with all registers. kMembers: 0: any, of
+// what is not plain, and copied. Received is what all have voted for.
+template <solo::Half kHalf, int kMembers>
+__device__ __noinline__ bool move_whole(CudaRank* rank, std::uint32_t lane, std::uint32_t i) {
+  using namespace solo;
+  WholeCalls& x = whole_calls();
+  const SoloCall& call = x.call[i];
+  const Invocation& inv = x.inv[i];
+  const Shared& s = x.shared[i];
+  const Stretch w = stretch_of(call, inv, lane - call.first_lane);
+  const auto looked = [&] {
+    while (CudaDev::load_block(x.looked) <= i) {
+    }
+    return s.ok != 0;
+  };
+  Held held;
+  bool come = true;
+  if constexpr (kMembers == 0) {
+    come = move_all<kHalf, /*kReduces=*/false>(*rank, call, inv, w, lane, s, held, looked);
+  } else {
+    come = move_plain_any<kHalf, kMembers>(*rank, call, inv, w, lane, s, held, looked);
+  }
+  if constexpr (kHalf == Half::kReceives) {
+    come = movers_agree(come);
+    if constexpr (kMembers != 0) {
+      if (come && call.reduces) store_sums_held(call, w, held);
+    }
+  }
+  return come;
+}
+template <solo::Half kHalf>
+__device__ __forceinline__ bool move_whole_any(CudaRank* rank, std::uint32_t lane,
+                                               std::uint32_t i) {
+  const SoloCall& call = whole_calls().call[i];
+  auto* move = move_whole<kHalf, static_cast<int>(kSoloRanks)>;
+  if (!call.plain) {
+    move = move_whole<kHalf, 0>;
+  } else if (call.group_size <= 4) {
+    move = call.group_size == 2 ? move_whole<kHalf, 2> : move_whole<kHalf, 4>;
+  }
+  return with_all_registers(move)(rank, lane, i);
+}
+
+// Of call i, of two hops, one behind what it scatters. Where nothing can come the vote says so.
+template <solo::LaterHop kHop, int kMembers>
+__device__ __noinline__ bool move_whole_later(CudaRank* rank, std::uint32_t lane, std::uint32_t i) {
+  using namespace solo;
+  WholeCalls& x = whole_calls();
+  const SoloCall& call = x.call[i];
+  const Shared& s = x.shared[i];
+  const Stretch w = stretch_of(call, x.inv[i], lane - call.first_lane);
+  while (CudaDev::load_block(x.looked_again) <= i) {
+  }
+  Held held;
+  bool come = s.ok != 0 && !is_hopeless(s);
+  come = come && move_later<kHop, kMembers>(*rank, call, x.inv[i], w, lane, s, held);
+  come = movers_agree(come);
+  if constexpr (kHop == LaterHop::kGathers) {
+    if (come) store_sums_held(call, w, held);
+  }
+  return come;
+}
+template <solo::LaterHop kHop>
+__device__ __forceinline__ bool move_whole_later_any(CudaRank* rank, std::uint32_t lane,
+                                                     std::uint32_t i) {
+  auto* move = move_whole_later<kHop, static_cast<int>(kSoloRanks)>;
+  const std::uint32_t members = whole_calls().call[i].group_size;
+  if (members <= 4) move = members == 2 ? move_whole_later<kHop, 2> : move_whole_later<kHop, 4>;
+  return with_all_registers(move)(rank, lane, i);
+}
+
+// By the movers: what has come of call i, and of all in front of it.
+__device__ __forceinline__ void say_received(std::uint32_t i, bool come) {
+  WholeCalls& x = whole_calls();
+  if (solo::hand() != 0) return;
+  x.come[i] = come ? 1 : 0;
+  CudaDev::store_block(x.received, i + 1);
+}
+
+// By the movers.
+__device__ __forceinline__ void move_wholes(CudaRank& r, std::uint32_t lane, std::uint32_t n) {
+  using solo::LaterHop;
+  WholeCalls& x = whole_calls();
+  bool two_hops = false;
+  std::uint32_t gathered = 0;  // calls, as bits: what all have voted for
+#pragma unroll 1
+  for (std::uint32_t i = 0; i < n; ++i) {
+    const SoloCall& call = x.call[i];
+    two_hops = two_hops || call.two_shot;
+    const bool sends = call.two_shot ? x.how[i] == Whole::kAll : call.num_sent != 0 || call.copies;
+    if (sends) move_whole_any<solo::Half::kSends>(&r, lane, i);
+  }
+  // Of all calls, before any is behind its second hop.
+#pragma unroll 1
+  for (std::uint32_t i = 0; i < n; ++i) {
+    if (x.call[i].two_shot) {
+      if (x.how[i] == Whole::kCollecting) continue;
+      const bool come = move_whole_later_any<LaterHop::kGathers>(&r, lane, i);
+      if (come) gathered |= 1u << i;
+      if (solo::hand() == 0) x.gathered[i] = come ? 1 : 0;
+    } else {
+      const bool come = move_whole_any<solo::Half::kReceives>(&r, lane, i);
+      if (!two_hops) {
+        say_received(i, come);
+      } else if (solo::hand() == 0) {
+        x.come[i] = come ? 1 : 0;
+      }
+    }
+  }
+  if (!two_hops) return;
+#pragma unroll 1
+  for (std::uint32_t i = 0; i < n; ++i) {
+    bool come = false;
+    if (!x.call[i].two_shot) {
+      come = x.come[i] != 0;
+    } else if (x.how[i] == Whole::kCollecting || (gathered >> i & 1) != 0) {
+      come = move_whole_later_any<LaterHop::kCollects>(&r, lane, i);
+    }
+    say_received(i, come);
+  }
+}
+
+// By the first warp: each(i, call, transport, member, ok) for all calls; `ok`: is there one for
+// this thread.
+template <class Each>
+__device__ __forceinline__ void for_members(std::uint32_t lane, std::uint32_t n, Each each) {
+  using namespace solo;
+  constexpr std::uint32_t kAtOnce = 32 / kCallWatchers;
+  WholeCalls& x = whole_calls();
+#pragma unroll 1
+  for (std::uint32_t first = 0; first < n; first += kAtOnce) {
+    const std::uint32_t mine = first + threadIdx.x / kCallWatchers;
+    const std::uint32_t i = mine < n ? mine : first;
+    const SoloCall& call = x.call[i];
+    const Stretch w = stretch_of(call, x.inv[i], lane - call.first_lane);
+    Member m = member_of(call, w, threadIdx.x % kCallWatchers);
+    if (mine >= n) m.to = m.from = false;
+    each(i, mine < n, call, transport_of(call, lane), m);
+    __syncwarp();
+  }
+}
+
+// By the first warp.
+__device__ __forceinline__ void see_to_members(CudaRank& r, std::uint32_t lane, std::uint32_t n) {
+  using namespace solo;
+  constexpr std::uint32_t kWarp = 0xffffffff;
+  WholeCalls& x = whole_calls();
+  const std::uint32_t watcher = threadIdx.x % kCallWatchers;
+  // One for each call and hop, for poke_early(); and one for all.
+  const std::uint32_t poke = load_relaxed_local(r.poke_counts[lane]) + 1;
+  for_members(lane, n,
+              [&](std::uint32_t i, bool mine, const SoloCall& call, const LaneTransport& t,
+                  const Member& m) {
+                Known known{};
+                const bool ok = look_at_member<2>(call, t, m, false, known, x.shared[i],
+                                                  x.to_send(i), x.to_take(i));
+                const std::uint32_t all = __ballot_sync(kWarp, ok);
+                if (mine) x.known[i][watcher] = known;
+                if (mine && watcher == 0) {
+                  constexpr std::uint32_t kHalfWarp = (1u << kCallWatchers) - 1;
+                  x.shared[i].ok =
+                      (all >> (threadIdx.x - watcher) & kHalfWarp) == kHalfWarp ? 1 : 0;
+                  // (In the order in which they may be used: the words only count up.)
+                  x.shared[i].poke = poke + i;
+                  x.shared[i].later_poke = poke + n + i;
+                }
+                __syncwarp();
+                if (threadIdx.x == 0) CudaDev::store_block(x.looked, i + 32 / kCallWatchers);
+              });
+  for_members(lane, n,
+              [&](std::uint32_t i, bool mine, const SoloCall& call, const LaneTransport& t,
+                  const Member& m) {
+                if (mine && x.shared[i].ok != 0) {
+                  look_at_member_again(call, t, m, x.known[i][watcher], x.shared[i]);
+                }
+                __syncwarp();
+                if (threadIdx.x == 0) {
+                  CudaDev::store_block(x.looked_again, i + 32 / kCallWatchers);
+                }
+              });
+  for_members(lane, n,
+              [&](std::uint32_t i, bool mine, const SoloCall& call, const LaneTransport& t,
+                  const Member& m) {
+                while (CudaDev::load_block(x.received) <= i) {
+                }
+                __syncwarp();
+                if (!mine || x.shared[i].ok == 0) return;
+                if (tell_member(call, t, m, x.taken(i), x.sent(i), x.known[i][watcher])) {
+                  atomicOr(&x.to_poke, 1u << m.peer);
+                }
+              });
+  // Of all calls together, see solo.cuh about what may come before what.
+  if ((x.to_poke >> threadIdx.x & 1) != 0) store_system(r.pokes[threadIdx.x][lane], poke + 2 * n);
+  __syncwarp();
+  if (threadIdx.x == 0) r.poke_counts[lane] = poke + 2 * n;
+}
+
+// By all threads: what the calls' descriptions are. A barrier follows.
+__device__ __forceinline__ void fetch_calls(CudaRank& r, const WholeTry* tries, std::uint32_t n) {
+  WholeCalls& x = whole_calls();
+  constexpr std::uint32_t kCall = sizeof(SoloCall) / sizeof(uint4);
+  constexpr std::uint32_t kAll = kCall + sizeof(Invocation) / sizeof(uint4);
+  for (std::uint32_t k = threadIdx.x; k < n * kAll; k += blockDim.x) {
+    const std::uint32_t i = k / kAll, v = k % kAll, slot = tries[i].slot;
+    const bool of_call = v < kCall;
+    const auto* from = of_call
+                           ? reinterpret_cast<const uint4*>(&r.calls[slot]) + v
+                           : reinterpret_cast<const uint4*>(&r.rank.invocations[slot]) + v - kCall;
+    auto* to = of_call ? reinterpret_cast<uint4*>(&x.call[i]) + v
+                       : reinterpret_cast<uint4*>(&x.inv[i]) + v - kCall;
+    *to = *from;
+  }
+}
+
+// By all threads of the block. Ends with a barrier: all that has been stored is behind it.
+inline __device__ __noinline__ void run_whole_calls(CudaRank* rank, LaneStats* stats,
+                                                    std::uint32_t lane, WholeTry* shared_tries,
+                                                    std::uint32_t n) {
+  using namespace solo;
+  CudaRank& r = *rank;
+  WholeCalls& x = whole_calls();
+  WholeTry* const tries = &in_shared(*shared_tries);
+
+  fetch_calls(r, tries, n);
+  if (threadIdx.x == 0) x.looked = x.looked_again = x.received = x.to_poke = 0;
+  sync_block();
+  if (threadIdx.x < n) {
+    SoloCall& call = x.call[threadIdx.x];
+    call.most_polls = tries[threadIdx.x].polls;
+    x.how[threadIdx.x] = tries[threadIdx.x].how;
+    x.gathered[threadIdx.x] = 0;
+    if (tries[threadIdx.x].how == Whole::kReceiving && !call.two_shot) {
+      call.num_sent = 0;
+      call.copies = false;
+    }
+    x.shared[threadIdx.x].hopeless = 0;
+  }
+  sync_block();
+
+  if (is_mover()) {
+    move_wholes(r, lane, n);
+  } else {
+    see_to_members(r, lane, n);
+  }
+  sync_block();
+
+  if (threadIdx.x < n) {
+    const std::uint32_t i = threadIdx.x;
+    WholeTry& t = tries[i];
+    t.receives = x.call[i].num_received != 0 &&
+                 stretch_of(x.call[i], x.inv[i], lane - x.call[i].first_lane).bytes != 0;
+    t.end = x.shared[i].ok == 0         ? WholeEnd::kUnable
+            : x.come[i] != 0            ? WholeEnd::kDone
+            : x.shared[i].hopeless != 0 ? WholeEnd::kElsewhere
+                                        : WholeEnd::kWaits;
+    if (x.call[i].two_shot) {
+      t.moved = x.gathered[i] != 0;
+      t.sends = t.moved || t.how == Whole::kCollecting ? 2 : 1;
+    }
+  }
+  __syncwarp();
+  if (threadIdx.x == 0) {
+#pragma unroll 1
+    for (std::uint32_t i = 0; i < n; ++i) {
+      const SoloCall& call = x.call[i];
+      const std::uint32_t bytes = stretch_of(call, x.inv[i], lane - call.first_lane).bytes;
+      if (x.shared[i].ok == 0 || bytes == 0) continue;
+      const bool done = x.come[i] != 0, two_hops = call.two_shot;
+      // Primitives behind it when it waits, and before it was tried.
+      const std::uint32_t waits = two_hops ? tries[i].sends : call.before;
+      const std::uint32_t before = tries[i].how == Whole::kAll         ? 0u
+                                   : !two_hops                         ? call.before
+                                   : tries[i].how == Whole::kReceiving ? 1u
+                                                                       : 2u;
+      stats->slices += (done ? x.inv[i].num_primitives : waits) - before;
+      if (call.num_received != 0) stats->received += x.taken(i);
+      stats->bytes_sent += std::uint64_t{bytes} * call.num_sent * x.sent(i);
+    }
+  }
+  __syncwarp();
+}
+
+}  // namespace unjam

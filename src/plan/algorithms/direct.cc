@@ -1,0 +1,178 @@
+#include "plan/algorithms/direct.h"
+
+#include "plan/common.h"
+
+namespace unjam {
+namespace {
+
+// What one lane of a GPU carries of a rank's largest message: two units for each thread, so that
+// all are under way at once. And what a lane alone carries: to bring several together takes longer.
+constexpr std::uint64_t kDirectUnits = 2, kSingleUnits = 4;
+// Where each rank has a message of every other one a thread has as many units of each, which come
+// after another: of short messages among more than two ranks it gets one of each. (Four ranks on
+// two H200s, two units, then one: in a stream all-reduces of 4 and 16 KiB 8.2, 8.7 and 7.5, 8.1 us,
+// all-gathers of 64 KiB 8.4 and 7.7. But lanes cost more beside streams: of 64 outstanding
+// all-reduces of 8, 16, 32 and 64 KiB 4.2, 5.0, 6.3, 11.0 and 4.9, 5.8, 8.6, 18.0 us each. Among
+// more than four this is unmeasured.)
+constexpr std::uint64_t kShortMessage = 16 * 1024;
+std::uint64_t units_of(const PlanRequest& request, const Geometry& geometry, std::uint64_t usual) {
+  const bool is_short = message_bytes(geometry) <= kShortMessage;
+  return request.ranks > 2 && !has_root(request.kind) && is_short ? 1 : usual;
+}
+
+class DirectProgram {
+ public:
+  DirectProgram(const PlanRequest& request, std::vector<Primitive>* program)
+      : ranks_(request.ranks), rank_(request.rank), root_(request.root), program_(program) {}
+
+  void all_reduce() {
+    if (ranks_ > 1) add(kLocal | kSendAll, 0);
+    gather(0);
+  }
+
+  void all_gather() {
+    share(rank_);
+    if (ranks_ > 1) add(kCollect | kCopy, 0);
+  }
+
+  void reduce_scatter() {
+    if (ranks_ > 1) add(kLocal | kScatter, 0);
+    gather(rank_);
+  }
+
+  void reduce() {
+    if (rank_ == root_) {
+      gather(0);
+    } else {
+      add(kLocal | kSend, 0, kNoPeer, root_);
+    }
+  }
+
+  void broadcast() {
+    if (rank_ == root_) {
+      share(0);
+    } else {
+      add(kRecv | kCopy, 0, root_, kNoPeer);
+    }
+  }
+
+  void all_to_all() {
+    if (ranks_ > 1) add(kLocal | kScatter, 0);
+    add(kLocal | kCopy, rank_);
+    if (ranks_ > 1) add(kCollect | kCopy, 0);
+  }
+
+  void gather_blocks() {
+    if (rank_ != root_) return add(kLocal | kSend, rank_, kNoPeer, root_);
+    add(kLocal | kCopy, rank_);
+    if (ranks_ > 1) add(kCollect | kCopy, 0);
+  }
+
+  void scatter_blocks() {
+    if (rank_ != root_) return add(kRecv | kCopy, rank_, root_, kNoPeer);
+    if (ranks_ > 1) add(kLocal | kScatter, 0);
+    add(kLocal | kCopy, rank_);
+  }
+
+  void send_recv() {
+    if (rank_ == root_) {
+      add(kLocal | kSend, 0, kNoPeer, 1 - root_);
+    } else {
+      add(kRecv | kCopy, 0, root_, kNoPeer);
+    }
+  }
+
+ private:
+  // The own data, to all and into the output.
+  void share(int part) { add(kLocal | kCopy | (ranks_ > 1 ? kSendAll : 0), part); }
+  // What was sent is raw: a contribution is scaled where it is gathered.
+  void gather(int part) {
+    const unsigned whole = kLocal | kCopy | kContribute | kFinish;
+    add(ranks_ == 1 ? whole : whole | kGather | kReduce, part);
+  }
+
+  void add(unsigned flags, int part, int from = kNoPeer, int to = kNoPeer) {
+    Primitive p;
+    p.flags = static_cast<std::uint16_t>(flags);
+    p.recv_peer = static_cast<std::uint16_t>(from);
+    p.send_peer = static_cast<std::uint16_t>(to);
+    p.part = static_cast<std::uint16_t>(part);
+    program_->push_back(p);
+  }
+
+  int ranks_, rank_, root_;
+  std::vector<Primitive>* program_;
+};
+
+// Units of a message that a thread may have for half of the lanes to carry it, see leave_room().
+// All-reduces of 128 and 256 KiB between two H100s, by 16 lanes and by 20 and 32: in a stream 7.7
+// and 8.8 us instead of 7.8 and 8.2, of 64 outstanding beside streams 9.3 and 10.0 each instead of
+// 13.2 and 15.4; of 1 MiB in a stream 15.0 instead of 11.8. Among four H200s 9.8 and 12.6 instead
+// of 8.6 and 10.8, outstanding 15.4 instead of 23.2 for 256 KiB; all-gathers of 1 MiB 12.4 instead
+// of 10.7, and 17.3 instead of 21.2; broadcasts of 256 KiB 8.2 instead of 7.5, and 10.8 instead of
+// 14.5. (By 28 lanes 256 KiB would be six.)
+constexpr std::uint64_t kDirectHalfUnits = 5;
+
+}  // namespace
+
+std::optional<Plan> plan_direct(const PlanRequest& request, const PlanLimits& limits,
+                                std::string* error) {
+  const std::string problem = several_peers_error(request, limits, "direct", true, 1);
+  if (!problem.empty()) {
+    if (error != nullptr) *error = problem;
+    return std::nullopt;
+  }
+  Plan plan;
+  plan.algorithm = Algorithm::kDirect;
+  // Block-structured kinds have one part, the block, per rank whatever the algorithm.
+  plan.geometry =
+      make_geometry(request, blocked(request.kind) ? static_cast<std::uint32_t>(request.ranks) : 1);
+  plan.protocol = packet_protocol(limits, message_bytes(plan.geometry),
+                                  has_root(request.kind) ? kLeastLineBytes : kLeastLineToAllBytes);
+  plan.geometry.chunk =
+      chunk_elements(payload_bytes(plan.protocol, limits.escape_slot_bytes), plan.geometry);
+  if (limits.device == Device::kCuda) {
+    plan.geometry.lanes =
+        packet_lanes(limits, plan, units_of(request, plan.geometry, kSingleUnits));
+    if (plan.geometry.lanes != 1) {
+      plan.geometry.lanes =
+          packet_lanes(limits, plan, units_of(request, plan.geometry, kDirectUnits));
+      plan.geometry.lanes = leave_room(request, limits, plan, kDirectHalfUnits);
+    }
+  }
+
+  DirectProgram program(request, &plan.primitives);
+  switch (request.kind) {
+    case Kind::kAllReduce:
+    case Kind::kBarrier:
+      program.all_reduce();
+      break;
+    case Kind::kAllGather:
+      program.all_gather();
+      break;
+    case Kind::kReduceScatter:
+      program.reduce_scatter();
+      break;
+    case Kind::kReduce:
+      program.reduce();
+      break;
+    case Kind::kBroadcast:
+      program.broadcast();
+      break;
+    case Kind::kAllToAll:
+      program.all_to_all();
+      break;
+    case Kind::kGather:
+      program.gather_blocks();
+      break;
+    case Kind::kScatter:
+      program.scatter_blocks();
+      break;
+    case Kind::kSendRecv:
+      program.send_recv();
+      break;
+  }
+  return plan;
+}
+
+}  // namespace unjam

@@ -1,0 +1,107 @@
+#include "plan/algorithms/pairwise.h"
+
+#include "plan/common.h"
+
+namespace unjam {
+namespace {
+
+class PairwiseProgram {
+ public:
+  PairwiseProgram(const PlanRequest& request, std::vector<Primitive>* program)
+      : ranks_(request.ranks), rank_(request.rank), root_(request.root), program_(program) {}
+
+  void all_to_all() {
+    own();
+    for (int k = 1; k < ranks_; ++k) {
+      const int to = (rank_ + k) % ranks_, from = (rank_ - k + ranks_) % ranks_;
+      send(to, to);
+      receive(from, from);
+    }
+  }
+
+  void gather() {
+    if (rank_ != root_) return send(rank_, root_);
+    own();
+    each_other([this](int q) { receive(q, q); });
+  }
+
+  void scatter() {
+    if (rank_ != root_) return receive(rank_, root_);
+    each_other([this](int q) { send(q, q); });
+    own();
+  }
+
+  void send_recv() {
+    if (rank_ == root_) {
+      send(0, 1 - root_);
+    } else {
+      receive(0, root_);
+    }
+  }
+
+ private:
+  // Beginning with the one after the own rank, so that several roots do not crowd rank 0.
+  template <class F>
+  void each_other(F f) {
+    for (int k = 1; k < ranks_; ++k) f((rank_ + k) % ranks_);
+  }
+  void own() { add(kLocal | kCopy, rank_, kNoPeer, kNoPeer); }
+  void send(int part, int to) { add(kLocal | kSend, part, kNoPeer, to); }
+  void receive(int part, int from) { add(kRecv | kCopy, part, from, kNoPeer); }
+
+  void add(unsigned flags, int part, int from, int to) {
+    Primitive p;
+    p.flags = static_cast<std::uint16_t>(flags);
+    p.recv_peer = static_cast<std::uint16_t>(from);
+    p.send_peer = static_cast<std::uint16_t>(to);
+    p.part = static_cast<std::uint16_t>(part);
+    program_->push_back(p);
+  }
+
+  int ranks_, rank_, root_;
+  std::vector<Primitive>* program_;
+};
+
+}  // namespace
+
+std::optional<Plan> plan_pairwise(const PlanRequest& request, const PlanLimits& limits,
+                                  std::string* error) {
+  std::string problem = request_error(request, limits);
+  if (problem.empty() && algorithm_for_many(request.kind) != Algorithm::kPairwise) {
+    problem = std::string("pairwise plans do not serve ") + to_string(request.kind) + ": use ring";
+  }
+  if (!problem.empty()) {
+    if (error != nullptr) *error = problem;
+    return std::nullopt;
+  }
+  Plan plan;
+  plan.algorithm = Algorithm::kPairwise;
+  plan.protocol = Protocol::kSlot;
+  plan.geometry =
+      make_geometry(request, blocked(request.kind) ? static_cast<std::uint32_t>(request.ranks) : 1);
+  plan.geometry.chunk =
+      chunk_elements(std::uint64_t{limits.escape_slots} * limits.escape_slot_bytes, plan.geometry);
+  assign_bulk_lanes(request, limits, limits.device == Device::kCuda ? 0 : 1, &plan.geometry);
+  if (limits.device == Device::kCuda && request.kind != Kind::kAllToAll) {
+    plan.geometry.chunk = chunk_elements(chain_chunk_bytes(limits, plan.geometry), plan.geometry);
+  }
+
+  PairwiseProgram program(request, &plan.primitives);
+  switch (request.kind) {
+    case Kind::kAllToAll:
+      program.all_to_all();
+      break;
+    case Kind::kGather:
+      program.gather();
+      break;
+    case Kind::kScatter:
+      program.scatter();
+      break;
+    default:
+      program.send_recv();
+      break;
+  }
+  return plan;
+}
+
+}  // namespace unjam
