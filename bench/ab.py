@@ -238,7 +238,7 @@ def show(rows: Sequence[Row], found: dict[str, dict[str, float]], lower: Sequenc
             f"{1 + row.allowed():.3f}",
             row.verdict(),
         )
-    console = make_console()
+    console = make_console(plain_width=100)
     console.print(table)
     for what, share in found["head"].items():
         verdict = "LOWER" if what in lower else "not lower"
