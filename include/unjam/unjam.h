@@ -162,11 +162,11 @@ typedef struct {
   uint32_t residency_us;   /* longest stay of an engine that nobody waits for; default 5000 */
   uint32_t trace_events;   /* events kept a lane for unjamGetTrace; default 0 = off */
   uint32_t stall_ms;       /* a pending invocation older than this is diagnosed; default 1000 */
-  int32_t algorithm;       /* (*) 0 ring, 1 direct, 2 mesh, 3 pairwise, 4 two-shot, -1: by table */
-  uint64_t delay_seed;     /* fault injection, host device: delays at every wait, 0 = off */
-  uint32_t delay_max_us;   /* fault injection: longest such delay; default 50 */
-  uint32_t report_ms;   /* invocations pending for longer are reported (UNJAM_LOG), with the ranks
-                           that have not called them; -1 = never; default 30000 */
+  int32_t algorithm;     /* (*) its place among the names of UNJAM_ALGORITHM: auto is -1, ring 0 */
+  uint64_t delay_seed;   /* fault injection, host device: delays at every wait, 0 = off */
+  uint32_t delay_max_us; /* fault injection: longest such delay; default 50 */
+  uint32_t report_ms;    /* invocations pending for longer are reported (UNJAM_LOG), with the ranks
+                            that have not called them; -1 = never; default 30000 */
   uint32_t timeout_ms;  /* invocations pending for longer end with UNJAM_ERROR_TIMEOUT on all ranks;
                            -1 = never, the default */
   int32_t device;       /* (*) unjamDevice_t, -1: default (host) */
@@ -553,8 +553,8 @@ UNJAM_API unjamResult_t unjamKeyHash(unjamGroup_t group, const char* key, uint64
  * and as "doc" the nearest one. */
 UNJAM_API unjamResult_t unjamEnvironment(char* buffer, size_t bytes, size_t* needed);
 
-/* Plans the collective for all ranks of a group and executes the plans symbolically. algorithm: 0
- * ring, 1 direct, 2 mesh, 3 pairwise, 4 two-shot, -1: the selector's. Of UNJAM_SEND_RECV nranks is
+/* Plans the collective for all ranks of a group and executes the plans symbolically. algorithm: as
+ * in unjamConfig_t. Of UNJAM_SEND_RECV nranks is
  * 2, and root the sender. slots: guaranteed slots of a connector. nranks and slots are 1 to 1024,
  * lanes 1 to 32. JSON: {"ok", "error", "algorithm", "protocol", "bytes_sent_max",
  * "bytes_sent_total", "steps", "slots_needed", …}. With list != 0 the primitives of every rank are

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import difflib
+import functools
 import operator
 from contextlib import suppress
 from typing import Any
@@ -13,14 +14,22 @@ from . import _limits as limits
 from ._errors import InvalidArgument, InvalidType, UnjamError
 from ._lib import environment
 
-# unjamAlgorithm_t by name, and the selector's choice.
-ALGORITHMS = {"ring": 0, "direct": 1, "mesh": 2, "pairwise": 3, "two_shot": 4, "auto": -1}
+
+@functools.cache
+def algorithms() -> dict[str, int]:
+    """Numbers of the library's algorithms by name; -1 is the selector's choice.
+
+    Raises:
+        LibraryError: there is no library to ask.
+    """
+    (variable,) = (v for v in environment() if v["name"] == "UNJAM_ALGORITHM")
+    return {name: number for number, name in enumerate(variable["type"].split("|"), -1)}
+
 
 # Fields whose values have names. -1 leaves the field to the environment, then to the default.
 _NAMED: dict[str, dict[str, int]] = {
     "policy": {"adaptive": 0, "fixed": 1, "hold": 2},
     "order": {"fifo": 0, "priority": 1},
-    "algorithm": ALGORITHMS,
     "device": {"host": 0, "cuda": 1},
 }
 _HEADER = ("size", "version")
@@ -65,7 +74,7 @@ def make_config(settings: dict[str, Any]) -> _abi.Config:
 
 
 def _value(name: str, value: Any) -> int:
-    names = _NAMED.get(name)
+    names = algorithms() if name == "algorithm" else _NAMED.get(name)
     if names is not None:
         if isinstance(value, str):
             if value not in names:

@@ -53,8 +53,8 @@ def init(nranks: int, rank: int, unique_id: bytes, **config: Any) -> Context:
         rank: this one, 0 to nranks - 1.
         unique_id: from :func:`unique_id`, the same on all ranks.
         config: fields of ``unjamConfig_t``: policy ("adaptive", "fixed", "hold"), order ("fifo",
-            "priority"), algorithm ("ring", "direct", "mesh", "pairwise",
-            "two_shot", "auto"), device ("host", "cuda"),
+            "priority"), algorithm (a name that
+            UNJAM_ALGORITHM takes), device ("host", "cuda"),
             device_index (CUDA; None: the calling thread's current device as torch has it, or 0),
             lanes, trace_events, stall_ms, …; what is not given comes from the environment (``unjam
             env``), then from the defaults.

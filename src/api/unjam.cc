@@ -13,6 +13,7 @@
 #include "base/hash.h"
 #include "plan/check/checker.h"
 #include "plan/describe.h"
+#include "plan/registry.h"
 #include "runtime/context.h"
 #include "runtime/ending.h"
 #include "runtime/environment.h"

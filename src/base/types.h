@@ -75,8 +75,8 @@ UNJAM_HD constexpr std::uint32_t payload_bytes(Protocol p, std::uint32_t slot_by
   return p == Protocol::kLine ? slot_bytes / kLineBytes * kLineDataBytes : slot_bytes;
 }
 
+// A row of plan/registry.h: what has a name here is what code asks for by name.
 enum class Algorithm : std::uint8_t { kRing, kDirect, kMesh, kPairwise, kTwoShot };
-inline constexpr int kNumAlgorithms = 5;
 
 // What runs the engine.
 enum class Device : std::uint8_t { kHost, kCuda };
@@ -149,10 +149,6 @@ constexpr const char* to_string(Kind k) {
 constexpr const char* to_string(Protocol p) {
   constexpr const char* kNames[kNumProtocols] = {"packet", "slot", "line"};
   return kNames[static_cast<int>(p)];
-}
-constexpr const char* to_string(Algorithm a) {
-  constexpr const char* kNames[kNumAlgorithms] = {"ring", "direct", "mesh", "pairwise", "two_shot"};
-  return kNames[static_cast<int>(a)];
 }
 
 }  // namespace unjam

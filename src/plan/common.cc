@@ -4,6 +4,8 @@
 #include <bit>
 #include <limits>
 
+#include "plan/registry.h"
+
 namespace unjam {
 
 std::string request_error(const PlanRequest& request, const PlanLimits& limits) {
@@ -56,7 +58,7 @@ std::string several_peers_error(const PlanRequest& request, const PlanLimits& li
   const std::string problem = request_error(request, limits);
   if (!problem.empty()) return problem;
   const std::string plans = std::string(name) + " plans ";
-  const std::string cure = std::string(": use ") + to_string(algorithm_for_many(request.kind));
+  const std::string cure = std::string(": use ") + row_of(algorithm_for_many(request.kind)).name;
   if (request.ranks > kMaxDirectRanks) {
     return plans + "serve at most " + std::to_string(kMaxDirectRanks) + " ranks, this group has " +
            std::to_string(request.ranks) + cure;

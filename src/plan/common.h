@@ -14,9 +14,6 @@ namespace unjam {
 // most this much and of which every part fits in one slot, so that nothing on this lane takes long.
 inline constexpr std::uint64_t kLatencyLaneBytes = 64 * 1024;
 
-// Fewest guaranteed slots that ring plans work with (see ring.h).
-inline constexpr std::uint32_t kMinRingSlots = 2;
-
 // "" if a plan can be made for the request within the limits, else what is wrong with them.
 std::string request_error(const PlanRequest& request, const PlanLimits& limits);
 

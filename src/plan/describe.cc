@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "plan/registry.h"
 #include "plan/selector.h"
 
 namespace unjam {

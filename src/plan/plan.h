@@ -38,7 +38,7 @@ struct PlanLimits {
 };
 
 struct Plan {
-  Algorithm algorithm = Algorithm::kRing;
+  Algorithm algorithm = Algorithm::kRing;  // whose planner made it: make_plan() says it
   Protocol protocol = Protocol::kSlot;
   Geometry geometry;
   // One pass; the engine repeats it geometry.loops(lane) times, and as often more as the last one

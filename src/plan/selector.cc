@@ -3,12 +3,8 @@
 #include <algorithm>
 #include <cstdint>
 
-#include "plan/algorithms/direct.h"
-#include "plan/algorithms/mesh.h"
-#include "plan/algorithms/pairwise.h"
-#include "plan/algorithms/ring.h"
-#include "plan/algorithms/two_shot.h"
 #include "plan/common.h"
+#include "plan/registry.h"
 
 namespace unjam {
 namespace {
@@ -166,27 +162,16 @@ std::optional<Plan> make_plan(const PlanRequest& request, const PlanLimits& limi
     if (error != nullptr) *error = problem;
     return std::nullopt;
   }
+  if (algorithm.has_value() && static_cast<int>(*algorithm) >= kNumAlgorithms) {
+    if (error != nullptr) *error = "unknown algorithm";
+    return std::nullopt;
+  }
   Algorithm chosen = algorithm.value_or(select_algorithm(request, limits));
   // Who asks for an algorithm asks for it wherever it can serve.
-  const Algorithm usual = algorithm_for_many(request.kind);
-  const bool serves = chosen == Algorithm::kDirect || chosen == usual ||
-                      (chosen == Algorithm::kMesh && mesh_serves(request.kind)) ||
-                      (chosen == Algorithm::kTwoShot && two_shot_serves(request.kind));
-  if (!serves) chosen = usual;
-  switch (chosen) {
-    case Algorithm::kRing:
-      return plan_ring(request, limits, error);
-    case Algorithm::kDirect:
-      return plan_direct(request, limits, error);
-    case Algorithm::kMesh:
-      return plan_mesh(request, limits, error);
-    case Algorithm::kPairwise:
-      return plan_pairwise(request, limits, error);
-    case Algorithm::kTwoShot:
-      return plan_two_shot(request, limits, error);
-  }
-  if (error != nullptr) *error = "unknown algorithm";
-  return std::nullopt;
+  if (!row_of(chosen).serves(request.kind)) chosen = algorithm_for_many(request.kind);
+  std::optional<Plan> plan = row_of(chosen).plan(request, limits, error);
+  if (plan.has_value()) plan->algorithm = chosen;
+  return plan;
 }
 
 }  // namespace unjam

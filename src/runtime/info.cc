@@ -2,6 +2,7 @@
 #include <algorithm>
 
 #include "base/json_writer.h"
+#include "plan/registry.h"
 #include "runtime/context.h"
 
 namespace unjam {

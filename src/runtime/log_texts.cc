@@ -6,6 +6,7 @@
 #include <string>
 
 #include "base/clock.h"
+#include "plan/registry.h"
 #include "runtime/context.h"
 #include "runtime/log.h"
 #include "runtime/texts.h"

@@ -14,6 +14,7 @@
 
 #include "base/json_writer.h"
 #include "base/types.h"
+#include "plan/registry.h"
 #include "transport/arena.h"
 
 namespace unjam {
@@ -120,8 +121,7 @@ const std::vector<Variable>& variables() {
       {"UNJAM_STALL_MS", &Settings::stall_ms, 1, 1 << 30, nullptr,
        "A pending invocation older than this is compared with its peers' calls, in milliseconds.",
        false},
-      {"UNJAM_ALGORITHM", &Settings::algorithm, -1, kNumAlgorithms - 1,
-       "auto|ring|direct|mesh|pairwise|two_shot",
+      {"UNJAM_ALGORITHM", &Settings::algorithm, -1, kNumAlgorithms - 1, algorithm_choices(),
        "How plans move the data. auto: by the selector's table. A kind that the algorithm does not "
        "serve uses ring or pairwise.",
        true},

@@ -18,6 +18,7 @@
 #include <vector>
 
 #include "base/types.h"
+#include "plan/registry.h"
 #include "runtime/environment.h"
 #include "runtime/settings.h"
 #include "tests/support/exchange.h"

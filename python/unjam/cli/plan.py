@@ -6,7 +6,8 @@ import argparse
 from typing import Any
 
 from .. import _limits as limits
-from .._config import ALGORITHMS
+from .._config import algorithms
+from .._errors import InvalidArgument
 from .._lib import library, read_json
 from .._types import DType, Kind, Op, dtype_of, kind_of, op_of
 from ._console import cell, lane_count, make_console, make_table, print_json, print_title, whole
@@ -49,7 +50,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=0,
         help="root's rank in the group; of send_recv the sender",
     )
-    parser.add_argument("--algorithm", choices=list(ALGORITHMS), default="auto")
+    parser.add_argument(
+        "--algorithm",
+        metavar="NAME",
+        help="one of UNJAM_ALGORITHM's, see `unjam env UNJAM_ALGORITHM` (default: auto)",
+    )
     parser.add_argument("--lanes", type=lane_count, default=1, help="blocks a rank (default: 1)")
     parser.add_argument(
         "--slots",
@@ -64,6 +69,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def check_plan(options: argparse.Namespace) -> dict[str, Any]:
     """What the plan checker says, as the C API's JSON."""
     lib = library()
+    names = algorithms()
+    number = names.get(options.algorithm or "auto")
+    if number is None:
+        raise InvalidArgument(f"--algorithm {options.algorithm}: choose one of {', '.join(names)}")
     report: dict[str, Any] = read_json(
         lambda buffer, size, needed: lib.unjamPlanCheck(
             kind_of(options.check),
@@ -72,7 +81,7 @@ def check_plan(options: argparse.Namespace) -> dict[str, Any]:
             options.count,
             options.ranks,
             options.root,
-            ALGORITHMS[options.algorithm],
+            number,
             options.lanes,
             options.slots,
             int(options.list),

@@ -115,15 +115,17 @@ constexpr std::uint64_t kDirectHalfUnits = 5;
 
 }  // namespace
 
+bool direct_serves(Kind /*kind*/) { return true; }
+
 std::optional<Plan> plan_direct(const PlanRequest& request, const PlanLimits& limits,
                                 std::string* error) {
-  const std::string problem = several_peers_error(request, limits, "direct", true, 1);
+  const std::string problem =
+      several_peers_error(request, limits, "direct", direct_serves(request.kind), kMinDirectSlots);
   if (!problem.empty()) {
     if (error != nullptr) *error = problem;
     return std::nullopt;
   }
   Plan plan;
-  plan.algorithm = Algorithm::kDirect;
   // Block-structured kinds have one part, the block, per rank whatever the algorithm.
   plan.geometry =
       make_geometry(request, blocked(request.kind) ? static_cast<std::uint32_t>(request.ranks) : 1);

@@ -23,6 +23,10 @@
 
 namespace unjam {
 
+inline constexpr std::uint32_t kMinDirectSlots = 1;  // guaranteed slots, see above
+
+bool direct_serves(Kind kind);
+
 // Nothing if the request or the limits are unsuitable; then *error (may be null) says why.
 std::optional<Plan> plan_direct(const PlanRequest& request, const PlanLimits& limits,
                                 std::string* error = nullptr);

@@ -106,7 +106,6 @@ std::optional<Plan> plan_mesh(const PlanRequest& request, const PlanLimits& limi
     return std::nullopt;
   }
   Plan plan;
-  plan.algorithm = Algorithm::kMesh;
   plan.protocol = Protocol::kSlot;
   plan.geometry = make_geometry(request, static_cast<std::uint32_t>(request.ranks));
   plan.geometry.empty_part = empty_part(request);

@@ -64,10 +64,12 @@ class PairwiseProgram {
 
 }  // namespace
 
+bool pairwise_serves(Kind kind) { return algorithm_for_many(kind) == Algorithm::kPairwise; }
+
 std::optional<Plan> plan_pairwise(const PlanRequest& request, const PlanLimits& limits,
                                   std::string* error) {
   std::string problem = request_error(request, limits);
-  if (problem.empty() && algorithm_for_many(request.kind) != Algorithm::kPairwise) {
+  if (problem.empty() && !pairwise_serves(request.kind)) {
     problem = std::string("pairwise plans do not serve ") + to_string(request.kind) + ": use ring";
   }
   if (!problem.empty()) {
@@ -75,7 +77,6 @@ std::optional<Plan> plan_pairwise(const PlanRequest& request, const PlanLimits& 
     return std::nullopt;
   }
   Plan plan;
-  plan.algorithm = Algorithm::kPairwise;
   plan.protocol = Protocol::kSlot;
   plan.geometry =
       make_geometry(request, blocked(request.kind) ? static_cast<std::uint32_t>(request.ranks) : 1);

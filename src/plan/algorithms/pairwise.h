@@ -25,6 +25,10 @@
 
 namespace unjam {
 
+inline constexpr std::uint32_t kMinPairwiseSlots = 1;  // guaranteed slots, see above
+
+bool pairwise_serves(Kind kind);
+
 // Nothing if the request or the limits are unsuitable; then *error (may be null) says why.
 std::optional<Plan> plan_pairwise(const PlanRequest& request, const PlanLimits& limits,
                                   std::string* error = nullptr);

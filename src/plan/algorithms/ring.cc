@@ -85,6 +85,8 @@ class RingProgram {
 
 }  // namespace
 
+bool ring_serves(Kind kind) { return algorithm_for_many(kind) == Algorithm::kRing; }
+
 std::optional<Plan> plan_ring(const PlanRequest& request, const PlanLimits& limits,
                               std::string* error) {
   std::string problem = request_error(request, limits);
@@ -92,7 +94,7 @@ std::optional<Plan> plan_ring(const PlanRequest& request, const PlanLimits& limi
     problem = "ring plans need at least " + std::to_string(kMinRingSlots) +
               " guaranteed slots, not " + std::to_string(limits.escape_slots);
   }
-  if (problem.empty() && algorithm_for_many(request.kind) != Algorithm::kRing) {
+  if (problem.empty() && !ring_serves(request.kind)) {
     problem = std::string("ring plans do not serve ") + to_string(request.kind) + ": use pairwise";
   }
   if (!problem.empty()) {
@@ -100,7 +102,6 @@ std::optional<Plan> plan_ring(const PlanRequest& request, const PlanLimits& limi
     return std::nullopt;
   }
   Plan plan;
-  plan.algorithm = Algorithm::kRing;
   plan.protocol = Protocol::kSlot;
   const auto ranks = static_cast<std::uint32_t>(request.ranks);
   plan.geometry = make_geometry(request, has_root(request.kind) ? 1 : ranks);

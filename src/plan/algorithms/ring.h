@@ -34,6 +34,10 @@
 
 namespace unjam {
 
+inline constexpr std::uint32_t kMinRingSlots = 2;  // guaranteed slots, see above
+
+bool ring_serves(Kind kind);
+
 // Among so many ranks at most, on GPUs, a chain's last rank waits no longer than a mesh plan's:
 // each GPU sends to one other, and receives from one, which links are faster at.
 inline constexpr int kShortChainRanks = 4;

@@ -28,7 +28,6 @@ std::optional<Plan> plan_two_shot(const PlanRequest& request, const PlanLimits& 
     return std::nullopt;
   }
   Plan plan;
-  plan.algorithm = Algorithm::kTwoShot;
   plan.geometry = make_geometry(request, static_cast<std::uint32_t>(request.ranks));
   plan.protocol = packet_protocol(limits, message_bytes(plan.geometry));
   plan.geometry.chunk =

@@ -1,0 +1,49 @@
+// The algorithms, a row each. Whoever needs to know which there are, and what they are called and
+// serve, reads it here: the selector, the settings, the C API's ranges, the tests' sweeps; Python
+// and its command line by way of UNJAM_ALGORITHM's description.
+#pragma once
+
+#include <cstdint>
+#include <iterator>
+#include <optional>
+#include <string>
+
+#include "plan/algorithms/direct.h"
+#include "plan/algorithms/mesh.h"
+#include "plan/algorithms/pairwise.h"
+#include "plan/algorithms/ring.h"
+#include "plan/algorithms/two_shot.h"
+#include "plan/common.h"
+#include "plan/plan.h"
+
+namespace unjam {
+
+struct AlgorithmRow {
+  const char* name;  // as UNJAM_ALGORITHM takes it
+  bool (*serves)(Kind kind);
+  std::uint32_t fewest_slots;  // guaranteed ones of a connector
+  // Nothing if the request or the limits are unsuitable; then *error (may be null) says why.
+  std::optional<Plan> (*plan)(const PlanRequest& request, const PlanLimits& limits,
+                              std::string* error);
+};
+
+// A row's place is its Algorithm, and its number in the C API: a new one comes last.
+inline constexpr AlgorithmRow kAlgorithms[] = {
+    {"ring", ring_serves, kMinRingSlots, plan_ring},
+    {"direct", direct_serves, kMinDirectSlots, plan_direct},
+    {"mesh", mesh_serves, kMinMeshSlots, plan_mesh},
+    {"pairwise", pairwise_serves, kMinPairwiseSlots, plan_pairwise},
+    {"two_shot", two_shot_serves, kMinTwoShotSlots, plan_two_shot},
+};
+inline constexpr int kNumAlgorithms = static_cast<int>(std::size(kAlgorithms));
+
+// algorithm: one that there is.
+constexpr const AlgorithmRow& row_of(Algorithm algorithm) {
+  return kAlgorithms[static_cast<std::uint8_t>(algorithm)];
+}
+constexpr const char* to_string(Algorithm algorithm) { return row_of(algorithm).name; }
+
+// "auto|ring|direct|…": auto, and the rows' names in their order.
+const char* algorithm_choices();
+
+}  // namespace unjam
