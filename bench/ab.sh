@@ -6,6 +6,7 @@
 # BASE and HEAD are folders with a built library (build/cuda), or commits: those are built first, in
 # build/ab/COMMIT, once. The same twice is an A/A. What a row and a verdict are: bench/ab.py.
 set -eu
+shopt -s inherit_errexit
 if [ $# -lt 2 ]; then
   sed -n '2,8s/^# \{0,1\}//p' "$0"
   exit 2
@@ -24,7 +25,7 @@ folder() {
     return 1
   }
   place=$root/build/ab/$commit
-  if [ ! -f "$place/build/libunjam_cuda.so" ]; then
+  if [ ! -f "$place/build/complete" ]; then
     echo "ab.sh: building $1 in $place" >&2
     rm -rf "$place"
     git -C "$root" worktree prune
@@ -32,6 +33,7 @@ folder() {
     cmake -S "$place" -B "$place/build" -G Ninja -DCMAKE_BUILD_TYPE=Release -DUNJAM_CUDA=ON \
       -DUNJAM_TESTS=OFF >&2
     cmake --build "$place/build" >&2
+    touch "$place/build/complete"
   fi
   echo "$place/build"
 }

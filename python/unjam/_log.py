@@ -12,7 +12,16 @@ import re
 import socket
 import sys
 
-_LEVELS = {"warn": logging.WARNING, "info": logging.INFO, "debug": logging.DEBUG}
+# By name and, as the library takes it too, by number.
+_LEVELS = {
+    word: level
+    for level, words in {
+        logging.WARNING: ("warn", "0"),
+        logging.INFO: ("info", "1"),
+        logging.DEBUG: ("debug", "2"),
+    }.items()
+    for word in words
+}
 # As the library looks for a process's rank (src/runtime/job_id.cc).
 _RANKS = ("UNJAM_RANK", "RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID")
 
@@ -30,12 +39,15 @@ class _Lines(logging.Handler):
         super().__init__()
         self._pattern = pattern
         self.setFormatter(
-            logging.Formatter("unjam: %(asctime)s.%(msecs)03d %(unjam_level)s: %(message)s", "%X")
+            logging.Formatter(
+                "unjam: %(asctime)s.%(msecs)03d %(unjam_level)s: %(message)s", "%H:%M:%S"
+            )
         )
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Whether nobody else writes it."""
-        return bool(self._pattern) or not logging.getLogger().handlers
+        others = [h for h in logger.handlers if h is not self] + logging.getLogger().handlers
+        return bool(self._pattern) or not others
 
     def format(self, record: logging.LogRecord) -> str:
         names = ((logging.WARNING, "warn"), (logging.INFO, "info"))
@@ -44,7 +56,7 @@ class _Lines(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         try:
-            line = self.format(record) + "\n"
+            line = self.format(record).replace("\n", "\\n") + "\n"
             if not (self._pattern and self._append(line)) and sys.stderr is not None:
                 sys.stderr.write(line)
                 sys.stderr.flush()
@@ -54,8 +66,13 @@ class _Lines(logging.Handler):
     def _append(self, line: str) -> bool:
         """Whether there is such a file. (If not, the library says so.)"""
         try:
-            with open(self._path(), "a", encoding="utf-8", errors="replace") as file:
-                file.write(line)
+            # Without a wait for a FIFO's reader.
+            flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NONBLOCK
+            file = os.open(self._path(), flags, 0o644)
+            try:
+                os.write(file, line.encode(errors="replace"))
+            finally:
+                os.close(file)
         except OSError:
             return False
         return True

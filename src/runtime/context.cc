@@ -10,7 +10,6 @@
 #include "device/host/host_daemon.h"
 #include "runtime/ending.h"
 #include "runtime/heap_owners.h"
-#include "runtime/log.h"
 #include "runtime/texts.h"
 
 namespace unjam {
@@ -146,6 +145,7 @@ Result Context::shutdown(bool frees) {
       return pending_error("the context was to be destroyed", pending);
     }
     ends_.store(true);
+    if (!destroyed_) log_end();
     closed_ = destroyed_ = true;
     closed_why_ = {UNJAM_ERROR_INVALID_USAGE, "the context was destroyed"};
     calls = call_counts();
@@ -162,10 +162,6 @@ Result Context::shutdown(bool frees) {
     if (!closed.empty()) world_->close_windows(rank_, closed);
   }
   world_->detach(this, std::move(calls), std::move(left));
-  Log::process().say(LogLevel::kInfo, rank_, [this] {
-    return "rank " + std::to_string(rank_) + " leaves the job after " + std::to_string(completed_) +
-           " call(s)";
-  });
   // Joins the engine's threads: nobody touches the arenas on our behalf any more. (One that could
   // not start has none.)
   if (daemon_ != nullptr) daemon_->stop();
@@ -307,8 +303,8 @@ Result Context::create_group(const int* ranks, int size, const char* name, unjam
     group->name = name == nullptr ? "" : name;
     group->context = shared_from_this();
     groups_.push_back(std::move(group));
-    log_group(made);
   }
+  log_group(made);
   lose_members(made);  // those that go later find it
   *out = &made;
   return {};

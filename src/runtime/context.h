@@ -381,6 +381,7 @@ class Context : public std::enable_shared_from_this<Context> {
   void end_call(Submitted& s, const Result& result);  // what its caller sees of that
   // What UNJAM_LOG shows, see log_texts.cc. Of calls and groups with the lock.
   void log_start() const;
+  void log_end() const;
   void log_group(const unjamGroup& group) const;
   void log_called(const Submitted& s) const;
   void log_ended(const Submitted& s, const Result& result) const;

@@ -522,18 +522,21 @@ void World::report(const std::map<CallKey, OldCall>& old, std::uint64_t now,
   known = looked_around() && known;
   if (!known) return;  // the next time
   last_report_ns_ = now;
-  std::string text;
+  Log& log = Log::process();
+  const int rank = log_rank();
   for (std::size_t i = 0; i < late.size() && i < kMostNamed; ++i) {
     const OldCall& o = late[i]->second;
-    text += (text.empty() ? "" : "\n") + rank_list(o.callers) + ": " + o.call.signature.text() +
-            ", " + call_text(o.call.id.key, o.call.id.group, o.call.id.n) + ", pending for " +
-            seconds_text(o.age_ms) + ": " + who_called(late[i]->first, o.call) + instead(o);
+    log.say(LogLevel::kWarn, rank, [&] {
+      return rank_list(o.callers) + ": " + o.call.signature.text() + ", " +
+             call_text(o.call.id.key, o.call.id.group, o.call.id.n) + ", pending for " +
+             seconds_text(o.age_ms) + ": " + who_called(late[i]->first, o.call) + instead(o);
+    });
   }
-  if (late.size() > kMostNamed) {
-    text += "\nand " + std::to_string(late.size() - kMostNamed) +
-            " more invocations that are pending for long";
-  }
-  Log::process().say(LogLevel::kWarn, log_rank(), [&] { return text; });
+  if (late.size() <= kMostNamed) return;
+  log.say(LogLevel::kWarn, rank, [&] {
+    return "and " + std::to_string(late.size() - kMostNamed) +
+           " more invocations that are pending for long";
+  });
 }
 
 // ---- explain ----

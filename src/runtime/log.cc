@@ -1,6 +1,8 @@
 #include "runtime/log.h"
 
 #include <fcntl.h>
+#include <poll.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <array>
@@ -53,12 +55,16 @@ std::string time_text() {
   return std::string(text.data(), n) + "." + milliseconds.substr(1);
 }
 
-void write_all(int fd, std::string_view text) {
-  while (!text.empty()) {
-    const ssize_t n = ::write(fd, text.data(), text.size());
-    if (n < 0 && errno == EINTR) continue;
-    if (n <= 0) return;  // a log that cannot be written is no reason to end
-    text.remove_prefix(static_cast<std::size_t>(n));
+// Nothing of a user's name may look like a line of ours, or reach a terminal as a command.
+void append_printable(std::string_view text, std::string& line) {
+  constexpr std::string_view kDigits = "0123456789abcdef";
+  for (const char c : text) {
+    const auto byte = static_cast<unsigned char>(c);
+    if (byte >= 0x20 && byte != 0x7f) {
+      line += c;
+    } else {
+      line.append("\\x").append(1, kDigits[byte >> 4]).append(1, kDigits[byte & 15]);
+    }
   }
 }
 
@@ -75,35 +81,73 @@ Log& Log::process() {
   return per_process<OfProcess>().log;
 }
 
-int Log::descriptor(int rank) {
-  if (pattern_.empty()) return STDERR_FILENO;
+int Log::file(int rank) {
+  if (pattern_.empty()) return -1;
   const std::string name = file_name(pattern_, rank);
   const auto [place, is_new] = files_.try_emplace(name);
   if (is_new) {
-    // Appended to, since several processes may have one file.
-    place->second = Fd(::open(name.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0644));
+    // Appended to, since several processes may have one file. Without a wait: for a reader of a
+    // FIFO, and, later, for room in it.
+    constexpr int kFlags = O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC | O_NONBLOCK | O_NOCTTY;
+    place->second = Fd(::open(name.c_str(), kFlags, 0644));
     if (!place->second) {
       const std::string why = std::strerror(errno);
-      write_all(STDERR_FILENO, "unjam: UNJAM_LOG_FILE: cannot open '" + name + "' (" + why +
-                                   "): its lines go to stderr\n");
+      std::string line = "unjam: UNJAM_LOG_FILE: cannot open '";
+      append_printable(name, line);
+      line += "' (" + why + "): its lines go to stderr\n";
+      if (!put(standard_error(), line)) lost_.fetch_add(1, std::memory_order_relaxed);
     }
   }
-  return place->second ? place->second.get() : STDERR_FILENO;
+  return place->second ? place->second.get() : -1;
 }
 
-void Log::write(LogLevel level, int rank, const std::string& text) {
+// A pipe or a terminal is opened a second time: only so are its writes without a wait, and those of
+// the program as before. Regular files do not wait; the program's own descriptor knows the place.
+int Log::standard_error() {
+  struct stat now{};
+  if (fstat(STDERR_FILENO, &now) != 0) return -1;
+  if (!S_ISFIFO(now.st_mode) && !S_ISCHR(now.st_mode)) return STDERR_FILENO;
+  // (Programs replace their stderr.)
+  if (!own_stderr_ || now.st_dev != of_stderr_.st_dev || now.st_ino != of_stderr_.st_ino) {
+    own_stderr_ = Fd(::open("/proc/self/fd/2", O_WRONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY));
+    of_stderr_ = now;
+  }
+  return own_stderr_ ? own_stderr_.get() : STDERR_FILENO;
+}
+
+bool Log::put(int fd, std::string_view line) {
+  if (fd < 0) return false;
+  // Where it could not be opened a second time, and for sockets: there is room, as far as is known.
+  pollfd polled{fd, POLLOUT, 0};
+  if (poll(&polled, 1, 0) != 1 || (polled.revents & POLLOUT) == 0) return false;
+  ssize_t n = 0;
+  do {
+    n = ::write(fd, line.data(), line.size());
+  } while (n < 0 && errno == EINTR);
+  if (n > 0) torn_ = static_cast<std::size_t>(n) < line.size();
+  return n == static_cast<ssize_t>(line.size());
+}
+
+void Log::write(LogLevel level, int rank, std::string_view text) {
   const std::string head =
       "unjam: " + time_text() + " " + std::string(kNames[static_cast<std::size_t>(level)]) + ": ";
-  std::string lines;
-  std::string_view rest = text;
-  for (bool more = true; more;) {
-    const std::size_t end = rest.find('\n');
-    more = end != std::string_view::npos;
-    lines.append(head).append(rest.substr(0, end)).append("\n");
-    if (more) rest.remove_prefix(end + 1);
-  }
+  std::string line = head;
+  append_printable(text, line);
+  line += "\n";
   const std::lock_guard lock(mutex_);
-  write_all(descriptor(rank), lines);
+  int fd = file(rank);
+  if (fd < 0) fd = standard_error();
+  if (torn_) line.insert(0, "\n");
+  if (const std::uint64_t lost = lost_.load(std::memory_order_relaxed); lost != 0) {
+    line += head + std::to_string(lost) + " line(s) before this one are lost: there was no room\n";
+    if (put(fd, line)) {
+      lost_.fetch_sub(lost, std::memory_order_relaxed);
+      return;
+    }
+  } else if (put(fd, line)) {
+    return;
+  }
+  lost_.fetch_add(1, std::memory_order_relaxed);
 }
 
 }  // namespace unjam

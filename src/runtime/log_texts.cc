@@ -78,6 +78,13 @@ void Context::log_start() const {
   });
 }
 
+void Context::log_end() const {
+  Log::process().say(LogLevel::kInfo, rank_, [this] {
+    return "rank " + std::to_string(rank_) + " leaves the job after " + std::to_string(completed_) +
+           " call(s)";
+  });
+}
+
 void Context::log_group(const unjamGroup& group) const {
   Log::process().say(LogLevel::kDebug, rank_, [&] {
     return "rank " + std::to_string(rank_) + ": group '" + group.name + "' of " +

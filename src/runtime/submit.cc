@@ -597,7 +597,6 @@ void Context::count(Submitted& s) {
   Key& key = *s.key;
   s.order = orders_++;
   ++submitted_;
-  log_called(s);
   ++key.submitted;
   key.remember(s.n, s.call.signature);
   if (key.ledger != nullptr) {
@@ -606,12 +605,14 @@ void Context::count(Submitted& s) {
   ++key.group->pending;
   end_if_over(*key.group);
   if (s.call.callback != nullptr) ++callbacks_;
+  log_called(s);
 }
 
 // What count() and admit_in_stream() counted of an invocation that the stream has refused. Nobody
 // else has used its key since (Key::launching), and the engine does not know it.
 Result Context::take_back(std::uint16_t slot, bool fresh, const std::string& error) {
   const std::unique_ptr<Submitted> s = std::move(slots_[slot]);
+  log_ended(*s, {UNJAM_ERROR_SYSTEM, "its stream has refused it: " + error});
   Key& key = *s->key;
   leave_slot(slot);
   free_slots_.push_back(slot);

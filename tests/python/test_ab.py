@@ -32,7 +32,7 @@ print(json.dumps({{"library": figures.get("library", str(folder / "libunjam.so.0
 for line in sys.stdin:
     line = line.strip()
     if line == "end":
-        break
+        sys.exit(figures.get("ends", 0))
     with open(folder / "asked", "a") as file:
         file.write(f"{{os.getpid()}} {{line}}\\n")
     if line == "rows":
@@ -150,6 +150,7 @@ def test_fewer_calls_without_the_engine_fail(
     [
         ({"dies": "a/2"}, "head ended with status 7 in a/2"),
         ({"fails": "a/2"}, "head: no GPU"),
+        ({"ends": 6}, "head ended with status 6 when it closed its job"),
         ({"library": "/usr/lib/libunjam.so.0"}, "head: /usr/lib/libunjam.so.0 is measured, not"),
     ],
 )

@@ -2,6 +2,8 @@
 #include "runtime/log.h"
 
 #include <gtest/gtest.h>
+#include <poll.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -9,6 +11,7 @@
 #include <fstream>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 namespace unjam {
@@ -67,13 +70,95 @@ TEST_F(LogTest, FilesAreAppendedTo) {
   EXPECT_EQ(lines(folder_ + "/log").size(), 2u);
 }
 
-TEST_F(LogTest, EachLineOfATextIsALine) {
+TEST_F(LogTest, NamesCannotForgeLines) {
   Log log(folder_ + "/log");
-  log.say(LogLevel::kWarn, 0, [] { return "one\ntwo"; });
+  log.say(LogLevel::kWarn, 0, [] { return "group 'g\nunjam: forged\x1b[2J\x7f'"; });
   const auto all = lines(folder_ + "/log");
-  ASSERT_EQ(all.size(), 2u);
-  EXPECT_TRUE(all[0].ends_with(" warn: one")) << all[0];
-  EXPECT_TRUE(all[1].ends_with(" warn: two")) << all[1];
+  ASSERT_EQ(all.size(), 1u);
+  EXPECT_TRUE(all[0].ends_with(R"( warn: group 'g\x0aunjam: forged\x1b[2J\x7f')")) << all[0];
+}
+
+// A pipe that nobody reads takes so much and no more; then lines are lost, and nobody waits.
+class Pipe {
+ public:
+  Pipe() {
+    EXPECT_EQ(pipe(ends_), 0);
+    saved_ = dup(STDERR_FILENO);
+    dup2(ends_[1], STDERR_FILENO);
+    close(ends_[1]);
+  }
+  ~Pipe() {
+    restore();
+    close(ends_[0]);
+  }
+  void restore() {
+    if (saved_ < 0) return;
+    dup2(saved_, STDERR_FILENO);
+    close(std::exchange(saved_, -1));
+  }
+  std::string read_all() {
+    std::string all;
+    char buffer[4096];
+    pollfd polled{ends_[0], POLLIN, 0};
+    while (poll(&polled, 1, 0) == 1 && (polled.revents & POLLIN) != 0) {
+      const ssize_t n = read(ends_[0], buffer, sizeof(buffer));
+      if (n <= 0) break;
+      all.append(buffer, static_cast<std::size_t>(n));
+    }
+    return all;
+  }
+
+ private:
+  int ends_[2] = {-1, -1};
+  int saved_ = -1;
+};
+
+TEST_F(LogTest, AFullPipeLosesLinesAndSaysSo) {
+  Pipe pipe;
+  Log log("");
+  constexpr int kLines = 2000;
+  for (int i = 0; i < kLines; ++i) {
+    log.say(LogLevel::kWarn, 0,
+            [&] { return "line " + std::to_string(i) + std::string(100, '.'); });
+  }
+  const std::string before = pipe.read_all();
+  log.say(LogLevel::kWarn, 0, [] { return "once there is room"; });
+  const std::string after = pipe.read_all();
+  pipe.restore();
+  const auto taken = std::count(before.begin(), before.end(), '\n');
+  EXPECT_GT(taken, 0);
+  EXPECT_LT(taken, kLines);
+  EXPECT_NE(after.find("warn: once there is room\n"), std::string::npos) << after;
+  EXPECT_NE(after.find(std::to_string(kLines - taken) + " line(s) before this one are lost"),
+            std::string::npos)
+      << after;
+}
+
+TEST_F(LogTest, AStderrThatIsClosedOrReplacedIsNoReasonToEnd) {
+  Log log("");
+  {
+    Pipe first;
+    log.say(LogLevel::kWarn, 0, [] { return "to the first"; });
+    const std::string said = first.read_all();
+    first.restore();
+    EXPECT_NE(said.find("to the first"), std::string::npos);
+  }
+  Pipe second;
+  log.say(LogLevel::kWarn, 0, [] { return "to the second"; });
+  std::string said = second.read_all();
+  second.restore();
+  EXPECT_NE(said.find("to the second"), std::string::npos);
+}
+
+TEST_F(LogTest, AFifoWithoutAReaderIsNotWaitedFor) {
+  const std::string path = folder_ + "/fifo";
+  ASSERT_EQ(mkfifo(path.c_str(), 0600), 0);
+  Log log(path);
+  testing::internal::CaptureStderr();
+  log.say(LogLevel::kWarn, 0, [] { return "to whoever reads"; });
+  const std::string said = testing::internal::GetCapturedStderr();
+  EXPECT_NE(said.find("cannot open '" + path + "'"), std::string::npos) << said;
+  EXPECT_NE(said.find("to whoever reads"), std::string::npos) << said;
 }
 
 TEST_F(LogTest, AFileThatCannotBeOpenedIsNamedOnceAndLosesNothing) {
