@@ -14,7 +14,7 @@
 #include <cstdint>
 #include <functional>
 #include <iostream>
-#include <map>
+#include <memory>
 #include <random>
 #include <string>
 #include <utility>

@@ -113,6 +113,9 @@ ELSEWHERE = {
     "cmake --preset cuda -DUNJAM_GPU_TESTS=ON && cmake --build --preset cuda && "
     "build/cuda/gpu/run_all.sh": _GPUS,
     "python3 -m pytest -m gpu tests/python": _GPUS,
+    "bench/ab.sh main HEAD --json ab.json": (
+        "tests/python/test_ab.py::test_the_script_explains_itself_and_names_what_it_cannot_build"
+    ),
     "compute-sanitizer --tool memcheck --target-processes all build/cuda/gpu/soak --processes "
     "--ranks 4 --seconds 5 --slices 1 --batches 3 --most 1e6": "tests/gpu/soak.cu",
     "unjam bench --device cuda --ranks 2 --peer nccl --modes device,async --kinds all "
