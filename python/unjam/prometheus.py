@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -21,8 +22,11 @@ from .context import open_contexts
 from .stats import Stats
 
 _ADAPTER = "_unjam_c10d"  # as unjam.torch calls it, which is not to be imported for this
-# world: which of the process's jobs, from 0, in the order of their beginnings.
-_LABELS = ("rank", "device", "world")
+# world: which of the process's jobs, from 0, in the order in which they were first seen; "torch" is
+# torch's. pid: of this process, for a machine may have several jobs.
+_LABELS = ("rank", "device", "world", "pid")
+_lock = threading.Lock()
+_numbers: dict[object, int] = {}  # by what contexts of one job share
 # Metric -> (of Stats, what it is).
 _COUNTERS = {
     "calls_submitted": ("submitted", "Calls that were made, sends and receives among them"),
@@ -46,14 +50,14 @@ _COUNTERS = {
 class _Rank:
     """A context of this process."""
 
-    world: int
+    world: str
     info: dict[str, Any]
     stats: Stats
     failed: bool
 
     @property
     def labels(self) -> list[str]:
-        return [str(self.info["rank"]), str(self.info["device"]), str(self.world)]
+        return [str(self.info["rank"]), str(self.info["device"]), self.world, str(os.getpid())]
 
 
 class Collector:
@@ -127,18 +131,24 @@ def _client() -> Any:
     return prometheus_client
 
 
+def _number_of(job: object) -> str:
+    """Of a job, for as long as the process lives: counters of another one never go on under it."""
+    with _lock:
+        return str(_numbers.setdefault(job, len(_numbers)))
+
+
 def _ranks() -> list[_Rank]:
     """The open contexts of this process, and those of torch's process groups."""
     ranks = []
-    jobs: dict[object, int] = {}
     for one in open_contexts():
-        world = jobs.setdefault(one._job, len(jobs))
+        world = _number_of(one._job)
         try:
             ranks.append(_Rank(world, one.info(), one.stats(), one.async_error() is not None))
         except InvalidUsage:  # closed meanwhile
             continue
     adapter = sys.modules.get(_ADAPTER)
-    for number, job in enumerate(adapter.worlds() if adapter is not None else (), len(jobs)):
+    for place, job in enumerate(adapter.worlds() if adapter is not None else ()):
+        number = f"torch{place or ''}"
         # (A world that is closed meanwhile tells less with each question.)
         for text, struct, failed in zip(job.info(), job.stats(), job.failed(), strict=False):
             stats = Stats.from_struct(_abi.Stats.from_buffer_copy(struct))

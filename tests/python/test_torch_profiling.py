@@ -563,3 +563,129 @@ def test_nvtx_ranges_go_from_the_call_to_its_end_and_name_the_key(nvtx_tool, tmp
 
 def test_without_an_nvtx_tool_calls_go_as_ever():
     assert run(ranged, 2, NVTX_INJECTION64_PATH="/nowhere/libtool.so") == ["called", "called"]
+
+
+# ---- what ends early, fails, or begins anew ----
+
+
+def stopped_early(rank, ranks, port, folder, what):
+    """Observers of all threads that stop while calls are pending, and others behind them."""
+    import torch
+    import torch.distributed as dist
+    from torch.profiler import ExecutionTraceObserver, ProfilerActivity, profile
+
+    from rank_tools import say
+    from torch_tools import join_store, meet
+
+    def observer(name):
+        if what == "trace":
+            return ExecutionTraceObserver().register_callback(f"{folder}/{name}{rank}.json")
+        config = torch._C._profiler._ExperimentalConfig(profile_all_threads=True)
+        return profile(activities=[ProfilerActivity.CPU], experimental_config=config)
+
+    store = join_store(port, ranks)
+    dist.init_process_group("unjam", store=store, rank=rank, world_size=ranks)
+    first = observer("first")
+    first.start()
+    works = []
+    if rank == 0:
+        works = [dist.all_reduce(torch.ones(4), async_op=True) for _ in range(100)]
+    first.stop()
+    second = observer("second")
+    second.start()
+    meet(store, "stopped", ranks)
+    if rank == 1:
+        works = [dist.all_reduce(torch.ones(4), async_op=True) for _ in range(100)]
+    for work in works:
+        work.wait()
+    second.stop()
+    say("over")
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("what", ["profile", "trace"])
+def test_observers_of_all_threads_may_stop_before_calls_end(what, tmp_path):
+    assert run(stopped_early, 2, str(tmp_path), what) == ["over"] * 2
+
+
+def disagreeing(rank, ranks, port):
+    """A call that fails; says what the record has before and behind the wait for it."""
+    import time
+
+    import torch
+    import torch.distributed as dist
+
+    import unjam.torch
+    from rank_tools import say
+    from torch_tools import join_store
+
+    store = join_store(port, ranks)
+    dist.init_process_group("unjam", store=store, rank=rank, world_size=ranks)
+    work = dist.all_reduce(torch.ones(4 + rank), async_op=True)
+    states = []
+    for _ in range(200):  # until it is over, by what the record's reader sees
+        (entry,) = unjam.torch.flight_record()["entries"]
+        if entry["retired"]:
+            break
+        time.sleep(0.05)
+    states.append(entry["state"])
+    try:
+        work.wait()
+    except RuntimeError:
+        (entry,) = unjam.torch.flight_record()["entries"]
+        states.append(entry["state"])
+    say(states)
+
+
+def test_failed_calls_are_never_called_completed():
+    assert run(disagreeing, 2) == [["started", "started"]] * 2
+
+
+def begun_anew(rank, ranks, port):
+    """Two jobs in a row whose second groups differ; says the groups of the record, and its calls."""
+    import torch
+    import torch.distributed as dist
+
+    import unjam.torch
+    from rank_tools import say
+    from torch_tools import join_store
+
+    store = join_store(port, ranks)
+    for job, members in (("a", [0, 1]), ("b", [1, 2])):
+        part = dist.PrefixStore(job, store)
+        dist.init_process_group("unjam", store=part, rank=rank, world_size=ranks)
+        group = dist.new_group(members)
+        if rank in members:
+            dist.all_reduce(torch.ones(1), group=group)
+        if job == "b":
+            record = unjam.torch.flight_record()
+            calls = [[e["process_group"][0], e["collective_seq_id"]] for e in record["entries"]]
+            say([record["pg_config"].get("1", {}).get("ranks"), calls])
+        dist.destroy_process_group()
+
+
+def test_a_new_job_begins_a_new_record():
+    said = run(begun_anew, 3)
+    assert said == [[None, []], ["[1, 2]", [["1", 1]]], ["[1, 2]", [["1", 1]]]]
+
+
+def many_keys(rank, ranks, port):
+    """More keys than records, the first once more; says its number."""
+    import torch
+    import torch.distributed as dist
+
+    import unjam.torch
+    from rank_tools import say
+    from torch_tools import join_store
+
+    store = join_store(port, ranks)
+    dist.init_process_group("unjam", store=store, rank=rank, world_size=ranks)
+    for number in [*range(300), 0]:
+        with unjam.torch.key(f"key {number}"):
+            dist.all_reduce(torch.ones(1))
+    say(unjam.torch.flight_record()["entries"][-1]["collective_seq_id"])
+    dist.destroy_process_group()
+
+
+def test_keys_without_records_keep_their_numbers():
+    assert run(many_keys, 1, TORCH_FR_BUFFER_SIZE=4) == [2]

@@ -1,6 +1,6 @@
 """What this process has called, in the format of torch's flight recorder.
 
-The last calls are kept, with where they were made, unless ``TORCH_FR_BUFFER_SIZE`` (or
+The last calls are kept, unless ``TORCH_FR_BUFFER_SIZE`` (or
 ``TORCH_NCCL_TRACE_BUFFER_SIZE``) is 0. Dumps are read by torch's analyser (``torchfrtrace``, or
 ``python -m torch.distributed.flight_recorder.fr_trace``) and by ``unjam simulate --trace``.
 
@@ -14,7 +14,6 @@ from __future__ import annotations
 import os
 import pickle
 import sys
-import tempfile
 import threading
 from pathlib import Path
 from typing import Any
@@ -70,16 +69,14 @@ def dump_flight_recorder(prefix: str | os.PathLike[str] | None = None) -> Path:
     path = Path(f"{wanted}{_rank()}")
     data = pickle.dumps(flight_record(), protocol=2)  # as torch's own
     # In one step: who waits for the file finds all of it.
-    with tempfile.NamedTemporaryFile(
-        dir=path.parent, prefix=f".{path.name}.", delete=False
-    ) as partial:
-        try:
-            partial.write(data)
-            partial.close()
-            os.replace(partial.name, path)
-        except BaseException:
-            os.unlink(partial.name)
-            raise
+    # (With the mode that the umask gives: others collect it.)
+    partial = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}")
+    try:
+        partial.write_bytes(data)
+        partial.replace(path)
+    except BaseException:
+        partial.unlink(missing_ok=True)
+        raise
     return path
 
 
@@ -109,11 +106,11 @@ def _dump_on_timeout() -> None:
     switch = os.environ.get(_ON_TIMEOUT, "").strip().lower()
     if not prefix or switch in ("0", "n", "no", "false", "off"):
         return
-    with _dumping:
+    with _dumping:  # who comes meanwhile may end the process behind this: it waits for the file
         if _dumped:
             return
+        path = dump_flight_recorder(prefix)
         _dumped = True
-    path = dump_flight_recorder(prefix)
     print(
         f"unjam: a call was not complete in time: what rank {_rank()} has called is in {path}",
         file=sys.stderr,

@@ -78,7 +78,12 @@ class Range {
     namespace profiler = torch::profiler::impl;
     // These push a range at its beginning and pop one at its end, in the thread that comes to it.
     const profiler::ActiveProfilerType type = profiler::profilerType();
-    to_end_ = to_end && type != profiler::ActiveProfilerType::NVTX &&
+    // What observes all threads (profile_all_threads, ExecutionTraceObserver) keeps its state where
+    // it is found by whoever looks: a range that ends behind it would be written into the next one.
+    const bool of_this_thread =
+        !at::hasGlobalCallbacks() &&
+        c10::ThreadLocalDebugInfo::get(c10::DebugInfoKind::PROFILER_STATE) != nullptr;
+    to_end_ = to_end && of_this_thread && type != profiler::ActiveProfilerType::NVTX &&
               type != profiler::ActiveProfilerType::ITT;
     profiler_ = c10::ThreadLocalDebugInfo::current();
     function_.emplace(std::move(observers));
@@ -109,8 +114,8 @@ class Range {
       function_->end();
       c10::ThreadLocalDebugInfo::_forceCurrentDebugInfo(std::move(own));
     }
-    // Stopped meanwhile: what the state holds may be Python's.
-    if (info.use_count() == 1) Executor::get().run([kept = std::move(info)] {});
+    // It may be stopped meanwhile, and this the last to hold it: what it holds may be Python's.
+    if (info != nullptr) Executor::get().run([kept = std::move(info)] {});
   }
 
   std::mutex mutex_;

@@ -82,7 +82,9 @@ void Recorder::put(Record& record, const Place& place) {
   std::shared_ptr<Channel>& channel = channels_[place.name];
   if (channel == nullptr) {
     channel = std::make_shared<Channel>();
-    channel->index = channels_.size() - 1;
+    channel->index = indices_++;
+    const auto former = former_.find(std::hash<std::string>()(place.name));
+    if (former != former_.end()) channel->calls = former->second;
     channel->name = place.name;
     channel->description = place.description;
     channel->ranks = place.ranks;
@@ -93,10 +95,33 @@ void Recorder::put(Record& record, const Place& place) {
   record.destination = place.destination;
 }
 
+// Those that no record is of any more. (In front of put(), whose channel has none yet.)
+void Recorder::drop_channels() {
+  if (channels_.size() < 2 * most_ + 64) return;
+  for (auto it = channels_.begin(); it != channels_.end();) {
+    if (it->second.use_count() != 1) {
+      ++it;
+      continue;
+    }
+    former_[std::hash<std::string>()(it->first)] = it->second->calls;
+    it = channels_.erase(it);
+  }
+}
+
+void Recorder::forget() {
+  std::vector<RecordPtr> records;  // their tracebacks are let go of without the lock
+  const std::lock_guard lock(mutex_);
+  records.swap(records_);
+  channels_.clear();
+  former_.clear();
+  next_ = 0;
+}
+
 void Recorder::add(RecordPtr record, const Place& place) {
   RecordPtr oldest;  // its traceback is let go of without the lock
   const std::lock_guard lock(mutex_);
   record->id = ids_++;
+  drop_channels();
   put(*record, place);
   if (records_.size() < most_) {
     records_.push_back(std::move(record));

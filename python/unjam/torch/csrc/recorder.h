@@ -116,7 +116,11 @@ class Recorder {
   };
   std::vector<Standing> standings(const std::vector<RecordPtr>& records) const;
 
+  // A new job begins: its groups have the names of the last one's, and other ranks and numbers.
+  void forget();
+
   void forked() {
+    new (&former_) std::unordered_map<std::size_t, std::uint64_t>;
     new (&mutex_) std::mutex;
     new (&records_) std::vector<RecordPtr>;
     new (&channels_) std::unordered_map<std::string, std::shared_ptr<Channel>>;
@@ -132,7 +136,8 @@ class Recorder {
 
  private:
   Recorder();
-  void put(Record& record, const Place& place);  // with the lock
+  void put(Record& record, const Place& place);  // with the lock, as the next
+  void drop_channels();
 
   std::size_t most_ = 0;  // as torch's variables say
   std::atomic<bool> stacks_{false};
@@ -141,6 +146,10 @@ class Recorder {
   std::size_t next_ = 0;
   std::uint64_t ids_ = 0;
   std::unordered_map<std::string, std::shared_ptr<Channel>> channels_;
+  std::size_t indices_ = 0;  // of channels that there were
+  // How many calls those had that have no record left, by their names' hashes: keys that are used
+  // once would fill the memory, and numbers go on where one comes back, as on the other ranks.
+  std::unordered_map<std::size_t, std::uint64_t> former_;
 };
 
 // The dump of a rank, as torch's is when it has been unpickled: dicts, lists, numbers and texts.

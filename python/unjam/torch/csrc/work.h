@@ -475,8 +475,18 @@ class Call : public std::enable_shared_from_this<Call> {
   // call's until its end, and whoever comes here holds the call.
   void set_complete() {
     if (range_ != nullptr) range_->end();
-    if (record_ != nullptr) record_->complete();
+    if (record_ != nullptr) {
+      // Before it counts as over: what has failed never is.
+      if (any_failed()) record_->failed.store(true);
+      record_->complete();
+    }
     complete_.store(true, std::memory_order_release);
+  }
+  bool any_failed() const {
+    return std::any_of(requests_.begin(), requests_.end(), [](unjamRequest_t request) {
+      int done = 0;
+      return unjamTest(request, &done) != UNJAM_SUCCESS;
+    });
   }
 
   // Whether the operation is over where this request fails.
@@ -612,7 +622,8 @@ class Call : public std::enable_shared_from_this<Call> {
                      ": its process group was aborted on this rank");
   }
   [[noreturn]] void timed_out(std::chrono::milliseconds limit) const {
-    dump_on_timeout();
+    // (Not of a wait that only looks, shorter than the call's own limit.)
+    if (Clock::now() >= begun_ + timeout_) dump_on_timeout();
     const std::shared_ptr<Groups> groups = groups_.lock();
     TORCH_CHECK_WITH(DistBackendError, false, "unjam: ", what_, " was not complete within ",
                      limit.count(), " ms",

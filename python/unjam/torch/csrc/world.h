@@ -24,6 +24,7 @@
 #include "explanation.h"
 #include "gil.h"
 #include "heap.h"
+#include "recorder.h"
 #include "unjam/unjam.h"
 
 namespace unjam_torch {
@@ -75,6 +76,7 @@ class World {
   World(int rank, int size, const std::string& host_id, const std::string& cuda_id, int cuda_device,
         std::uint32_t timeout_ms, bool on_host = false)
       : rank_(rank), size_(size), cuda_device_(cuda_device) {
+    Recorder::get().forget();
     // On the CPU whoever waits looks at the clock itself, by its process group's limit.
     host_ = join(host_id, UNJAM_DEVICE_HOST, -1, static_cast<std::uint32_t>(-1));
     if (cuda_device < 0) return;
