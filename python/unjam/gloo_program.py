@@ -1,7 +1,7 @@
 """Program 1 with PyTorch's gloo on the host: how long in one order, and what becomes of disorder.
 
-Run in a child process, ``python -m unjam.gloo_program RANKS SEED ITERATIONS``, because gloo ends
-the process that it finds a mismatch in. Ranks are threads with one process group, as unjam's have
+Run in a child process, ``python -m unjam.gloo_program RANKS SEED ITERATIONS FOLDER``, because gloo
+ends the process that it finds a mismatch in. Ranks are threads with one process group, as unjam's have
 one group. It prints "consistent", how many results were right and the seconds of the iterations in
 one order on all ranks; then "random" after each iteration in which every rank has an order of its
 own, or "wrong" if a result is.
@@ -14,6 +14,8 @@ import importlib.util
 import os
 import re
 import resource
+import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -41,7 +43,8 @@ class GlooTry:
         iterations: in one order; all results were right.
         results: that were checked.
         seconds: of these iterations.
-        end: of disorder: "broke" (gloo ended its process), "hung", "wrong" or "completed".
+        end: of disorder: "broke" (gloo ended its process), "hung", "wrong", "completed" or "failed"
+            (its process ended for another reason).
         words: gloo's own, if it broke.
     """
 
@@ -82,11 +85,15 @@ def try_gloo(ranks: int, seed: int, iterations: int, limit_s: float = 10.0) -> G
     environment["PYTHONPATH"] = os.pathsep.join(
         path for path in (package, environment.get("PYTHONPATH", "")) if path
     )
-    with tempfile.TemporaryFile("w+") as log:
+    # The folder is this process's: gloo ends the child's without a chance to tidy up.
+    with (
+        tempfile.TemporaryDirectory(prefix="unjam-gloo-", ignore_cleanup_errors=True) as folder,
+        tempfile.TemporaryFile("w+") as log,
+    ):
         child = subprocess.Popen(
-            [sys.executable, "-m", "unjam.gloo_program", *words],
+            [sys.executable, "-m", "unjam.gloo_program", *words, folder],
             env=environment,
-            stdin=subprocess.DEVNULL,
+            stdin=subprocess.PIPE,  # whose end tells the child that nobody waits for it any more
             stdout=subprocess.PIPE,
             stderr=log,
             text=True,
@@ -116,9 +123,10 @@ def try_gloo(ranks: int, seed: int, iterations: int, limit_s: float = 10.0) -> G
         finally:
             child.kill()
             reader.join()
-            child.wait()
-            if child.stdout is not None:
-                child.stdout.close()
+            status = child.wait()
+            for pipe in (child.stdin, child.stdout):
+                if pipe is not None:
+                    pipe.close()
         log.seek(0)
         said = log.read()
     if sound[:1] != ["consistent"]:
@@ -129,7 +137,13 @@ def try_gloo(ranks: int, seed: int, iterations: int, limit_s: float = 10.0) -> G
     if "wrong\n" in lines:
         end = "wrong"
     elif is_over:
-        end = "completed" if len(lines) - 2 == _RANDOM else "broke"
+        # (A process that is over before it is killed has its own status.)
+        broke = status == -signal.SIGABRT and gloo_words(said)
+        end = "completed" if len(lines) - 2 == _RANDOM else "broke" if broke else "failed"
+        if end == "failed":
+            return GlooTry(
+                iterations, int(sound[1]), float(sound[2]), end, f"status {status}: {said[-200:]}"
+            )
     return GlooTry(iterations, int(sound[1]), float(sound[2]), end, gloo_words(said))
 
 
@@ -147,57 +161,64 @@ def main(words: Sequence[str]) -> None:
     import torch
     import torch.distributed as dist
 
-    ranks, seed, iterations = (int(word) for word in words)
+    ranks, seed, iterations = (int(word) for word in words[:3])
+    threading.Thread(target=_end_with_parent, args=(words[3],), daemon=True).start()
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # its end is no crash to be looked into
     torch.set_num_threads(1)
-    with tempfile.TemporaryDirectory(prefix="unjam-gloo-") as folder:
-        store = str(Path(folder) / "store")
-        orders = consistent_orders(seed, _WARM_UP + iterations, ranks, len(SIZES))
-        mixed = random_orders(seed, _RANDOM, ranks, len(SIZES))
-        meet = threading.Barrier(ranks)
-        wrong = [0] * ranks
+    store = str(Path(words[3]) / "store")
+    orders = consistent_orders(seed, _WARM_UP + iterations, ranks, len(SIZES))
+    mixed = random_orders(seed, _RANDOM, ranks, len(SIZES))
+    meet = threading.Barrier(ranks)
+    wrong = [0] * ranks
 
-        def rank(number: int) -> None:
-            limit = datetime.timedelta(seconds=START_S)
-            group = dist.ProcessGroupGloo(  # type: ignore[attr-defined]
-                dist.FileStore(store, ranks), number, ranks, limit
-            )
-            buffers = [[torch.ones(size // 4) for size in SIZES] for _ in range(_BATCH)]
-            _stretch(group, buffers, orders[:_WARM_UP, number], meet)
-            seconds = 0.0
-            for first in range(_WARM_UP, _WARM_UP + iterations, _BATCH):
-                batch = orders[first : first + _BATCH, number]
-                for of_iteration in buffers[: len(batch)]:
-                    for tensor in of_iteration:
-                        tensor.fill_(number + 1)
-                seconds += _stretch(group, buffers, batch, meet)
-                wrong[number] += _wrong(buffers[: len(batch)], ranks)
+    def rank(number: int) -> None:
+        limit = datetime.timedelta(seconds=START_S)
+        group = dist.ProcessGroupGloo(  # type: ignore[attr-defined]
+            dist.FileStore(store, ranks), number, ranks, limit
+        )
+        buffers = [[torch.ones(size // 4) for size in SIZES] for _ in range(_BATCH)]
+        _stretch(group, buffers, orders[:_WARM_UP, number], meet)
+        seconds = 0.0
+        for first in range(_WARM_UP, _WARM_UP + iterations, _BATCH):
+            batch = orders[first : first + _BATCH, number]
+            for of_iteration in buffers[: len(batch)]:
+                for tensor in of_iteration:
+                    tensor.fill_(number + 1)
+            seconds += _stretch(group, buffers, batch, meet)
+            wrong[number] += _wrong(buffers[: len(batch)], ranks)
+        meet.wait(START_S)
+        if number == 0:
+            if any(wrong):
+                raise RuntimeError("wrong results in one order")
+            print("consistent", iterations * ranks * len(SIZES), seconds, flush=True)
+        for place in range(_RANDOM):
+            for tensor in buffers[0]:
+                tensor.fill_(number + 1)
+            _stretch(group, buffers, mixed[place : place + 1, number], meet)
+            wrong[number] = _wrong(buffers[:1], ranks)
             meet.wait(START_S)
             if number == 0:
-                if any(wrong):
-                    raise RuntimeError("wrong results in one order")
-                print("consistent", iterations * ranks * len(SIZES), seconds, flush=True)
-            for place in range(_RANDOM):
-                for tensor in buffers[0]:
-                    tensor.fill_(number + 1)
-                _stretch(group, buffers, mixed[place : place + 1, number], meet)
-                wrong[number] = _wrong(buffers[:1], ranks)
-                meet.wait(START_S)
-                if number == 0:
-                    print("wrong" if any(wrong) else "random", flush=True)
+                print("wrong" if any(wrong) else "random", flush=True)
 
-        def watched(number: int) -> None:
-            try:
-                rank(number)
-            except BaseException:
-                meet.abort()
-                raise
+    def watched(number: int) -> None:
+        try:
+            rank(number)
+        except BaseException:
+            meet.abort()
+            raise
 
-        threads = [threading.Thread(target=watched, args=(number,)) for number in range(ranks)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+    threads = [threading.Thread(target=watched, args=(number,)) for number in range(ranks)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+
+def _end_with_parent(folder: str) -> None:
+    """The parent holds the other end of stdin, and says nothing; the folder was its to remove."""
+    sys.stdin.read()
+    shutil.rmtree(folder, ignore_errors=True)
+    os._exit(1)
 
 
 def _stretch(

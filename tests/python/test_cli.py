@@ -80,6 +80,34 @@ def test_gloo_in_one_order_and_in_disorder():
     assert "Received data size doesn't match" in found.words
 
 
+def test_gloo_leaves_nothing_behind(monkeypatch, tmp_path):
+    pytest.importorskip("torch")
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr(gloo_program.tempfile, "tempdir", None)
+    gloo_program.try_gloo(2, 1, 2)
+    assert list(tmp_path.iterdir()) == []
+
+
+CHILDREN = {
+    "broke": "echo '[enforce fail at pair.cc:1] it does not match' >&2; kill -ABRT $$",
+    "failed": "kill -KILL $$",
+    "hung": "exec sleep 60",
+    "wrong": "echo wrong; exec sleep 60",
+    "completed": "echo random; echo random; echo random",
+}
+
+
+@pytest.mark.parametrize("end", CHILDREN)
+def test_ends_of_gloos_process_are_told_apart(end, monkeypatch, tmp_path):
+    child = tmp_path / "child"
+    child.write_text(f"#!/bin/sh\necho consistent 16 0.5\n{CHILDREN[end]}\n")
+    child.chmod(0o755)
+    monkeypatch.setattr(gloo_program.sys, "executable", str(child))
+    found = gloo_program.try_gloo(2, 1, 1, limit_s=2.0)
+    assert (found.end, found.results, found.seconds) == (end, 16, 0.5)
+    assert ("it does not match" in found.words) == (end == "broke")
+
+
 def test_gloo_that_cannot_be_run_is_told(monkeypatch):
     monkeypatch.setattr(gloo_program.sys, "executable", "/bin/false")
     with pytest.raises(RuntimeError, match="gloo could not be run in one order: silence"):

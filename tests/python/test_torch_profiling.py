@@ -642,7 +642,7 @@ def test_failed_calls_are_never_called_completed():
 
 
 def begun_anew(rank, ranks, port):
-    """Two jobs in a row whose second groups differ; says the groups of the record, and its calls."""
+    """Two jobs in a row, with other second groups; says what the record has of the second."""
     import torch
     import torch.distributed as dist
 

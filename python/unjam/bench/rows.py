@@ -71,10 +71,11 @@ UNSURE = 0.3  # a spread from which on a row tells little
 def verdict(row: Row) -> str:
     """Whether unjam "wins" or "loses" beyond the spread; "" if neither, or if it ran alone.
 
-    Beyond: the medians are further apart than half of both spreads together, which is where the
-    middle halves of both libraries' repetitions would begin to overlap.
+    Beyond: the medians are further apart than half of both spreads together, which is about where
+    the middle halves of both libraries' repetitions begin to overlap. A row that tells little
+    (:func:`is_unsure`) has no verdict.
     """
-    if row["peer"] is None:
+    if row["peer"] is None or is_unsure(row):
         return ""
     ours, theirs = row["unjam_us"], row["peer_us"]
     if abs(ours - theirs) <= (row["spread"] * ours + row["peer_spread"] * theirs) / 2:

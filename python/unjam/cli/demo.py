@@ -297,6 +297,7 @@ _GLOO_ENDS = {
     "hung": f"[bold red]it hung[/] and was ended after {_GLOO_LIMIT_S:.0f} s.",
     "wrong": "[bold red]wrong results[/], without an error.",
     "completed": "this time it went well.",
+    "failed": "its process ended for another reason.",
 }
 
 

@@ -266,6 +266,8 @@ def _sentences(result: Result, unit: Unit, trace: Trace | None, measured: bool) 
     if trace is not None and measured and trace.skips == 0 and not bound:
         found.append("The trace is too short to tell how often such a run hangs.")
         condition = f"if disorder were {words.short(result.job.disorder)}: "
+    if trace is not None and not measured and not result.job.disorder:
+        condition = "in the reference order, without disorder: "
     for kind in result.kinds:
         text = words.verdict(result, kind, unit, bound)
         if kind == "released" or condition:
@@ -276,7 +278,7 @@ def _sentences(result: Result, unit: Unit, trace: Trace | None, measured: bool) 
         found.append(text[0].upper() + text[1:])
     if unit.note:
         found.append(unit.note)
-    if trace is None or not measured:
+    if trace is None or (not measured and result.job.disorder):
         found.append(words.assumption(result))
     return found
 

@@ -100,7 +100,9 @@ def sweep(
     if kind not in makers:
         raise InputError("plot", f"{kind!r} is none of {', '.join(makers)}, cost")
     if not job.disorder:
-        raise InputError("disorder", "must be over 0: without disorder nothing deadlocks")
+        raise InputError(
+            "disorder", "must be over 0: without disorder nothing deadlocks by the exact rule"
+        )
     x_names = {
         "probabilities": "probability of a disorder or synchronisation",
         "gpus": "GPUs",
