@@ -1,9 +1,9 @@
 """Program 1 with PyTorch's gloo on the host: how long in one order, and what becomes of disorder.
 
 Run in a child process, ``python -m unjam.gloo_program RANKS SEED ITERATIONS FOLDER``, because gloo
-ends the process that it finds a mismatch in. Ranks are threads with one process group, as unjam's have
-one group. It prints "consistent", how many results were right and the seconds of the iterations in
-one order on all ranks; then "random" after each iteration in which every rank has an order of its
+ends the process that it finds a mismatch in. Ranks are threads with one process group, as unjam's
+have one group. It prints "consistent", how many results were right and the seconds of the
+iterations in one order on all ranks; then "random" after each iteration in which every rank has an order of its
 own, or "wrong" if a result is.
 """
 
