@@ -3,8 +3,8 @@
 Run in a child process, ``python -m unjam.gloo_program RANKS SEED ITERATIONS FOLDER``, because gloo
 ends the process that it finds a mismatch in. Ranks are threads with one process group, as unjam's
 have one group. It prints "consistent", how many results were right and the seconds of the
-iterations in one order on all ranks; then "random" after each iteration in which every rank has an order of its
-own, or "wrong" if a result is.
+iterations in one order on all ranks. Then, after each iteration in which every rank has an order of
+its own, it prints "random", or "wrong" if a result is.
 """
 
 from __future__ import annotations
