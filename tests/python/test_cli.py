@@ -185,9 +185,9 @@ def test_usage_errors(arguments, capsys):
         ("torch build --form", "unjam torch build", "unrecognized arguments: --form"),
         ("--bogus", "unjam", "unrecognized arguments: --bogus"),
         ("plan --check all_reduce extra", "unjam plan", "unrecognized arguments: extra"),
-        ("env UNJAM_LANS", "unjam env", "no variable UNJAM_LANS; did you mean UNJAM_LANES?"),
+        ("env UNJAM_LANS", "unjam env", "no variable 'UNJAM_LANS'; did you mean UNJAM_LANES?"),
         ("env jobs", "unjam env", "UNJAM_JOBS is of the build or the tests"),
-        ("env xyzzy", "unjam env", "there is no variable xyzzy"),
+        ("env xyzzy", "unjam env", "there is no variable 'xyzzy'"),
     ],
 )
 def test_a_mistyped_word(words, command, meant, capsys):

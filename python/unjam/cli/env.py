@@ -119,9 +119,11 @@ def run(options: argparse.Namespace) -> int:
         ):
             options.parser.error(f"{name} is of the build or the tests: docs/develop/build.md")
         if name not in variables:
-            near = difflib.get_close_matches(name, variables, 1)
-            meant = f"; did you mean {near[0]}?" if near else ""
-            options.parser.error(f"there is no variable {options.name}{meant}")
+            # What all names begin with makes none of them near.
+            own = {other.removeprefix("UNJAM_"): other for other in variables}
+            near = difflib.get_close_matches(name.removeprefix("UNJAM_"), own, 1)
+            meant = f"; did you mean {own[near[0]]}?" if near else ""
+            options.parser.error(f"there is no variable {options.name!r}{meant}")
         known = [variable for variable in known if variable["name"] == name]
     if options.json:
         print_json(known)

@@ -112,7 +112,7 @@ def run(options: argparse.Namespace) -> int:
     try:
         return _run(options)
     except InputError as error:
-        complain(str(error), "simulate")
+        complain(f"{error}\nSee: unjam simulate --help", "simulate")
         return 2
 
 
