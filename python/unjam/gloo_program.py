@@ -22,6 +22,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -33,6 +34,10 @@ _BATCH = 5  # iterations between two meetings of the ranks, as of programs.Progr
 _RANDOM = 3  # iterations at most
 START_S = 120.0
 """The longest to wait for the child to import torch and to run the iterations in one order."""
+_START_RANKS = 16  # up to which that is enough: each rank connects to all others
+_SLOW = 10.0  # how much longer than in one order disorder may take before it counts as a hang
+_EXIT_S = 10.0  # from the end of the child's output to its own
+_TAIL = 400  # characters of what a child that failed wrote
 
 
 @dataclass(frozen=True)
@@ -45,7 +50,8 @@ class GlooTry:
         seconds: of these iterations.
         end: of disorder: "broke" (gloo ended its process), "hung", "wrong", "completed" or "failed"
             (its process ended for another reason).
-        words: gloo's own, if it broke.
+        words: gloo's own, if it broke; how the process ended, if it failed.
+        limit_s: after which it counts as hung.
     """
 
     iterations: int
@@ -53,6 +59,7 @@ class GlooTry:
     seconds: float
     end: str
     words: str = ""
+    limit_s: float = 10.0
 
     @property
     def ms_per_iteration(self) -> float:
@@ -74,12 +81,12 @@ def try_gloo(ranks: int, seed: int, iterations: int, limit_s: float = 10.0) -> G
         ranks: threads of the child.
         seed: of the call orders.
         iterations: in one order.
-        limit_s: for those in disorder.
+        limit_s: for those in disorder; more if those in one order are slow.
 
     Raises:
         RuntimeError: the child failed before it came to disorder.
     """
-    words = [str(ranks), str(seed), str(iterations)]
+    start_s = START_S * max(1.0, ranks / _START_RANKS)
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     package = str(Path(__file__).resolve().parents[1])
     environment["PYTHONPATH"] = os.pathsep.join(
@@ -90,8 +97,9 @@ def try_gloo(ranks: int, seed: int, iterations: int, limit_s: float = 10.0) -> G
         tempfile.TemporaryDirectory(prefix="unjam-gloo-", ignore_cleanup_errors=True) as folder,
         tempfile.TemporaryFile("w+") as log,
     ):
+        words = [str(word) for word in (ranks, seed, iterations, start_s, folder)]
         child = subprocess.Popen(
-            [sys.executable, "-m", "unjam.gloo_program", *words, folder],
+            [sys.executable, "-m", "unjam.gloo_program", *words],
             env=environment,
             stdin=subprocess.PIPE,  # whose end tells the child that nobody waits for it any more
             stdout=subprocess.PIPE,
@@ -111,15 +119,21 @@ def try_gloo(ranks: int, seed: int, iterations: int, limit_s: float = 10.0) -> G
                 lines.append("")
                 came.notify()
 
+        def is_over() -> bool:
+            return bool(lines) and lines[-1] in ("", "wrong\n")
+
         reader = threading.Thread(target=read, name="unjam-gloo")
         reader.start()
         try:
             with came:
-                came.wait_for(lambda: lines, START_S)
-                sound = lines[0].split() if lines else []
-                if sound[:1] == ["consistent"]:
-                    came.wait_for(lambda: lines[-1] in ("", "wrong\n"), limit_s)
-                is_over = bool(lines) and lines[-1] in ("", "wrong\n")
+                came.wait_for(lambda: _sound(lines) or is_over(), start_s)
+                if sound := _sound(lines):
+                    limit_s = max(limit_s, _SLOW * _RANDOM * sound[1] / iterations)
+                    came.wait_for(is_over, limit_s)
+                hung = not is_over()
+            if lines[-1:] == [""]:
+                with suppress(subprocess.TimeoutExpired):  # it is killed then
+                    child.wait(_EXIT_S)
         finally:
             child.kill()
             reader.join()
@@ -129,27 +143,37 @@ def try_gloo(ranks: int, seed: int, iterations: int, limit_s: float = 10.0) -> G
                     pipe.close()
         log.seek(0)
         said = log.read()
-    if sound[:1] != ["consistent"]:
-        raise RuntimeError(
-            f"gloo could not be run in one order: {said.strip()[-400:] or 'silence'}"
-        )
-    end = "hung"
+    if not sound:
+        wrote = ("".join(lines) + said).strip()[-_TAIL:] or "silence"
+        limit = f" in {start_s:g} s" if hung else ""
+        raise RuntimeError(f"gloo could not be run in one order{limit}: {wrote}")
+    of_gloo = gloo_words(said)
     if "wrong\n" in lines:
         end = "wrong"
-    elif is_over:
-        # (A process that is over before it is killed has its own status.)
-        broke = status == -signal.SIGABRT and gloo_words(said)
-        end = "completed" if len(lines) - 2 == _RANDOM else "broke" if broke else "failed"
-        if end == "failed":
-            return GlooTry(
-                iterations, int(sound[1]), float(sound[2]), end, f"status {status}: {said[-200:]}"
-            )
-    return GlooTry(iterations, int(sound[1]), float(sound[2]), end, gloo_words(said))
+    elif lines.count("random\n") == _RANDOM:
+        end = "completed"
+    elif hung:
+        end = "hung"
+    elif of_gloo or status == -signal.SIGABRT:
+        end = "broke"
+    else:
+        end = "failed"
+        of_gloo = f"status {status}; {said.strip()[-_TAIL:] or 'silence'}"
+    return GlooTry(iterations, sound[0], sound[1], end, of_gloo, limit_s)
+
+
+def _sound(lines: list[str]) -> tuple[int, float] | None:
+    """How many results were right in one order, and the seconds, once the child has told."""
+    for line in lines:
+        name, *numbers = line.split() or [""]
+        if name == "consistent" and len(numbers) == 2:
+            return int(numbers[0]), float(numbers[1])
+    return None
 
 
 def gloo_words(log: str) -> str:
-    """Of what gloo writes as it ends its process, the sentence."""
-    found = re.search(r"\[enforce fail at [^\]]*\] *(.*)", log)
+    """Of what gloo writes as it ends its process, or as an error, the sentence."""
+    found = re.search(r"\[(?:enforce fail at [^\]]*|\S*/gloo/\S+:\d+)\] *(.*)", log)
     return found[1].strip() if found else ""
 
 
@@ -158,35 +182,37 @@ def gloo_words(log: str) -> str:
 
 def main(words: Sequence[str]) -> None:
     """Is the child."""
+    ranks, seed, iterations = (int(word) for word in words[:3])
+    start_s, folder = float(words[3]), words[4]
+    # Before torch, whose import takes seconds.
+    threading.Thread(target=_end_with_parent, args=(folder,), daemon=True).start()
     import torch
     import torch.distributed as dist
 
-    ranks, seed, iterations = (int(word) for word in words[:3])
-    threading.Thread(target=_end_with_parent, args=(words[3],), daemon=True).start()
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # its end is no crash to be looked into
     torch.set_num_threads(1)
-    store = str(Path(words[3]) / "store")
+    store = str(Path(folder) / "store")
     orders = consistent_orders(seed, _WARM_UP + iterations, ranks, len(SIZES))
     mixed = random_orders(seed, _RANDOM, ranks, len(SIZES))
     meet = threading.Barrier(ranks)
     wrong = [0] * ranks
 
     def rank(number: int) -> None:
-        limit = datetime.timedelta(seconds=START_S)
+        limit = datetime.timedelta(seconds=start_s)
         group = dist.ProcessGroupGloo(  # type: ignore[attr-defined]
             dist.FileStore(store, ranks), number, ranks, limit
         )
         buffers = [[torch.ones(size // 4) for size in SIZES] for _ in range(_BATCH)]
-        _stretch(group, buffers, orders[:_WARM_UP, number], meet)
+        _stretch(group, buffers, orders[:_WARM_UP, number], meet, start_s)
         seconds = 0.0
         for first in range(_WARM_UP, _WARM_UP + iterations, _BATCH):
             batch = orders[first : first + _BATCH, number]
             for of_iteration in buffers[: len(batch)]:
                 for tensor in of_iteration:
                     tensor.fill_(number + 1)
-            seconds += _stretch(group, buffers, batch, meet)
+            seconds += _stretch(group, buffers, batch, meet, start_s)
             wrong[number] += _wrong(buffers[: len(batch)], ranks)
-        meet.wait(START_S)
+        meet.wait(start_s)
         if number == 0:
             if any(wrong):
                 raise RuntimeError("wrong results in one order")
@@ -194,9 +220,9 @@ def main(words: Sequence[str]) -> None:
         for place in range(_RANDOM):
             for tensor in buffers[0]:
                 tensor.fill_(number + 1)
-            _stretch(group, buffers, mixed[place : place + 1, number], meet)
+            _stretch(group, buffers, mixed[place : place + 1, number], meet, start_s)
             wrong[number] = _wrong(buffers[:1], ranks)
-            meet.wait(START_S)
+            meet.wait(start_s)
             if number == 0:
                 print("wrong" if any(wrong) else "random", flush=True)
 
@@ -216,22 +242,23 @@ def main(words: Sequence[str]) -> None:
 
 def _end_with_parent(folder: str) -> None:
     """The parent holds the other end of stdin, and says nothing; the folder was its to remove."""
-    sys.stdin.read()
+    while os.read(0, 1):  # sys.stdin has a lock, which the interpreter's end would not get
+        pass
     shutil.rmtree(folder, ignore_errors=True)
     os._exit(1)
 
 
 def _stretch(
-    group: Any, buffers: list[list[Any]], orders: Orders, meet: threading.Barrier
+    group: Any, buffers: list[list[Any]], orders: Orders, meet: threading.Barrier, start_s: float
 ) -> float:
     """Iterations of one rank; the seconds until all ranks have done them."""
-    meet.wait(START_S)
+    meet.wait(start_s)
     start = time.perf_counter()
     for tensors, order in zip(buffers, orders, strict=False):
         works = [group.allreduce(tensors[key]) for key in order]
         for work in works:
             work.wait()
-    meet.wait(START_S)
+    meet.wait(start_s)
     return time.perf_counter() - start
 
 

@@ -2,12 +2,20 @@
 
 import importlib.util
 import json
+import os
 import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 import unjam
+from processes import SOON_S, environment
 from unjam import gloo_program, late_rank, programs
 from unjam.cli import _console, demo, env, info, main, make_parser
 from unjam.cuda import gpus
@@ -59,7 +67,10 @@ def test_demo_shows_what_becomes_of_gloo(monkeypatch, capsys):
     assert "gloo, one order on all ranks: 100.0 ms an iteration" in shown
     assert "unjam, any order: 25.0 ms" in shown and "That is 4.0 times gloo's speed" in shown
     assert "in its own order: it ended the process. its words: mismatch [a]?" in shown
-    assert "it hung and was ended after 10 s" in gloo_shown(monkeypatch, capsys, end="hung")
+    hung = gloo_shown(monkeypatch, capsys, end="hung", limit_s=24.0)
+    assert "it hung. It was ended after 24 s." in hung and "Trying PyTorch's gloo" in hung
+    failed = gloo_shown(monkeypatch, capsys, end="failed", words="status -9; silence")
+    assert "its end: status -9; silence" in failed
     assert "wrong results, without" in gloo_shown(monkeypatch, capsys, end="wrong")
     assert "this time it went well" in gloo_shown(monkeypatch, capsys, end="completed")
     assert "Left out: silence" in gloo_shown(monkeypatch, capsys, error="silence")
@@ -88,24 +99,105 @@ def test_gloo_leaves_nothing_behind(monkeypatch, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-CHILDREN = {
-    "broke": "echo '[enforce fail at pair.cc:1] it does not match' >&2; kill -ABRT $$",
-    "failed": "kill -KILL $$",
-    "hung": "exec sleep 60",
-    "wrong": "echo wrong; exec sleep 60",
-    "completed": "echo random; echo random; echo random",
-}
+def instead_of_gloo(monkeypatch, tmp_path, script):
+    """A shell script is the child; returns the folder for temporary files."""
+    program = tmp_path / "child"
+    program.write_text(f'#!/bin/sh\ntouch "$7/store"\n{script}\n')
+    program.chmod(0o755)
+    folder = tmp_path / "temporary"
+    folder.mkdir()
+    monkeypatch.setattr(gloo_program.tempfile, "tempdir", str(folder))
+    monkeypatch.setattr(gloo_program.sys, "executable", str(program))
+    return folder
 
 
-@pytest.mark.parametrize("end", CHILDREN)
-def test_ends_of_gloos_process_are_told_apart(end, monkeypatch, tmp_path):
-    child = tmp_path / "child"
-    child.write_text(f"#!/bin/sh\necho consistent 16 0.5\n{CHILDREN[end]}\n")
-    child.chmod(0o755)
-    monkeypatch.setattr(gloo_program.sys, "executable", str(child))
-    found = gloo_program.try_gloo(2, 1, 1, limit_s=2.0)
-    assert (found.end, found.results, found.seconds) == (end, 16, 0.5)
-    assert ("it does not match" in found.words) == (end == "broke")
+SOUND = "echo a warning; echo consistent 16 0.5; "
+ENFORCED = "echo '[enforce fail at pair.cc:5] a is b. Sizes differ' >&2; "
+
+
+@pytest.mark.parametrize(
+    ("script", "end", "words"),
+    [
+        ("echo random; echo random; echo random", "completed", ""),
+        ("echo random; echo wrong; exec sleep 60", "wrong", ""),
+        (ENFORCED + "kill -ABRT $$", "broke", "a is b. Sizes differ"),
+        ("echo '[/x/gloo/pair.cc:53] Closed' >&2; exit 1", "broke", "Closed"),
+        ("kill -ABRT $$", "broke", ""),
+        ("exec >&-; sleep 0.3; kill -ABRT $$", "broke", ""),
+        ("echo No memory >&2; kill -KILL $$", "failed", "status -9; No memory"),
+        ("exit 3", "failed", "status 3; silence"),
+        ("exec sleep 60", "hung", ""),
+    ],
+)
+def test_ends_of_gloos_process_are_told_apart(script, end, words, monkeypatch, tmp_path):
+    folder = instead_of_gloo(monkeypatch, tmp_path, SOUND + script)
+    found = gloo_program.try_gloo(2, 1, 50, 0.3)
+    assert (found.results, found.seconds, found.end, found.words) == (16, 0.5, end, words)
+    assert found.limit_s == pytest.approx(0.3)
+    assert list(folder.iterdir()) == []
+
+
+def test_a_slow_gloo_has_longer_before_it_counts_as_hung(monkeypatch, tmp_path):
+    instead_of_gloo(monkeypatch, tmp_path, SOUND + "echo random; echo random; echo random")
+    assert gloo_program.try_gloo(2, 1, 1).limit_s == pytest.approx(15.0)
+
+
+def test_what_gloos_process_wrote_before_it_failed_is_told(monkeypatch, tmp_path):
+    instead_of_gloo(monkeypatch, tmp_path, "echo on output; echo on error >&2; exit 1")
+    with pytest.raises(RuntimeError, match=r"in one order: on output\non error"):
+        gloo_program.try_gloo(2, 1, 1)
+
+
+def test_a_limit_that_gloo_does_not_keep_grows_with_ranks_and_is_named(monkeypatch, tmp_path):
+    instead_of_gloo(monkeypatch, tmp_path, "exec sleep 60")
+    monkeypatch.setattr(gloo_program, "START_S", 0.1)
+    for ranks, limit in ((16, "0.1"), (64, "0.4")):
+        with pytest.raises(RuntimeError, match=f"in one order in {limit} s: silence"):
+            gloo_program.try_gloo(ranks, 1, 1)
+
+
+def test_ctrl_c_leaves_nothing_of_gloo(monkeypatch, tmp_path):
+    folder = instead_of_gloo(monkeypatch, tmp_path, SOUND + "exec sleep 60")
+    interrupt = threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT))
+    interrupt.start()
+    with pytest.raises(KeyboardInterrupt):
+        gloo_program.try_gloo(2, 1, 1)
+    assert list(folder.iterdir()) == []
+
+
+def wait_until(true):
+    end = time.monotonic() + SOON_S
+    while not true():
+        assert time.monotonic() < end
+        time.sleep(0.05)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_gloos_process_ends_with_its_parent(number, tmp_path):
+    """A torch whose import takes a minute stands for one that runs."""
+    pid, folder = tmp_path / "pid", tmp_path / "temporary"
+    (tmp_path / "torch.py").write_text(
+        "import os, time\n"
+        f"with open({str(tmp_path / 'part')!r}, 'w') as file:\n"
+        "    file.write(str(os.getpid()))\n"
+        f"os.rename({str(tmp_path / 'part')!r}, {str(pid)!r})\n"
+        "time.sleep(60)\n"
+    )
+    folder.mkdir()
+    settings = environment(TMPDIR=folder)
+    settings["PYTHONPATH"] += os.pathsep + str(tmp_path)
+    program = "from unjam import gloo_program; gloo_program.try_gloo(2, 1, 1)"
+    parent = subprocess.Popen([sys.executable, "-c", program], env=settings)
+    try:
+        wait_until(pid.exists)
+        child = Path("/proc", pid.read_text())
+        parent.send_signal(number)
+        assert parent.wait(SOON_S) == -number
+        wait_until(lambda: not child.exists() or "State:\tZ" in (child / "status").read_text())
+        wait_until(lambda: list(folder.iterdir()) == [])
+    finally:
+        parent.kill()
+        parent.wait()
 
 
 def test_gloo_that_cannot_be_run_is_told(monkeypatch):

@@ -42,6 +42,8 @@ _NUMBERS = [
 ]
 _TRACED = 4  # of each half of the picture; the quickest is drawn: others may use the machine
 _GLOO_ITERATIONS = 20  # at most, in one order
+_GLOO_RANKS = 8  # with more, fewer iterations
+_GLOO_FEWEST = 2
 _GLOO_LIMIT_S = 10.0  # for those in disorder
 
 
@@ -268,9 +270,12 @@ def _show_gloo(demo: _Demo, parts: dict[str, Part]) -> None:
         block(f"Left out: {lack}; then unjam demo again.")
         demo.console.print()
         return
-    iterations = min(demo.iterations, _GLOO_ITERATIONS)
+    most = max(_GLOO_FEWEST, _GLOO_ITERATIONS * _GLOO_RANKS // max(demo.ranks, _GLOO_RANKS))
+    block("Trying PyTorch's gloo (some seconds).")
     try:
-        found = gloo_program.try_gloo(demo.ranks, demo.seed, iterations, _GLOO_LIMIT_S)
+        found = gloo_program.try_gloo(
+            demo.ranks, demo.seed, min(demo.iterations, most), _GLOO_LIMIT_S
+        )
     except (OSError, RuntimeError) as error:
         block(f"Left out: {error}")
         demo.console.print()
@@ -283,8 +288,10 @@ def _show_gloo(demo: _Demo, parts: dict[str, Part]) -> None:
         f"{parts['random'].iterations} iterations, one library after the other."
     )
     block("gloo, each rank in its own order: " + _GLOO_ENDS[found.end], markup=True)
-    if found.words:
-        block(f"its words: {found.words}", 5)
+    if found.end == "hung":
+        block(f"It was ended after {found.limit_s:.0f} s.", 5)
+    elif found.words:
+        block(f"{'its end' if found.end == 'failed' else 'its words'}: {found.words}", 5)
     block(
         "One process group, as unjam has one group. gloo matches calls by their order in it; a "
         "process group for each all-reduce, with threads of its own, lets gloo complete them."
@@ -294,7 +301,7 @@ def _show_gloo(demo: _Demo, parts: dict[str, Part]) -> None:
 
 _GLOO_ENDS = {
     "broke": "[bold red]it ended the process[/].",
-    "hung": f"[bold red]it hung[/] and was ended after {_GLOO_LIMIT_S:.0f} s.",
+    "hung": "[bold red]it hung[/].",
     "wrong": "[bold red]wrong results[/], without an error.",
     "completed": "this time it went well.",
     "failed": "its process ended for another reason.",
