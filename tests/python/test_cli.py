@@ -279,6 +279,7 @@ def test_usage_errors(arguments, capsys):
         ("plan --check all_reduce extra", "unjam plan", "unrecognized arguments: extra"),
         ("env UNJAM_LANS", "unjam env", "no variable 'UNJAM_LANS'; did you mean UNJAM_LANES?"),
         ("env jobs", "unjam env", "UNJAM_JOBS is of the build or the tests"),
+        ("env nonsense", "unjam env", "there is no variable 'nonsense'\n"),
         ("env xyzzy", "unjam env", "there is no variable 'xyzzy'"),
     ],
 )
@@ -432,6 +433,26 @@ def test_env(monkeypatch, capsys):
     assert re.search(r"^UNJAM_POLICY +adaptive ", out, re.M)
     assert "  UNJAM_LANES=3\n" in out
     assert f"  UNJAM_LIBRARY={unjam._lib.library_path()}\n" in out
+
+
+def test_env_of_a_variable_whose_value_is_refused(monkeypatch, capsys):
+    monkeypatch.setenv("UNJAM_BORROW_SLOTS", "nonsense")  # another one's error is not this one's
+    monkeypatch.setenv("UNJAM_LANES", "999")
+    assert main(["env", "lanes"]) == 0
+    assert (
+        "refused: UNJAM_LANES=999 is not valid: give a number from 1 to 32"
+        in capsys.readouterr().out
+    )
+    monkeypatch.setenv("UNJAM_LANES", "3")
+    assert main(["env", "lanes"]) == 0
+    assert "refused" not in capsys.readouterr().out
+    assert os.environ["UNJAM_BORROW_SLOTS"] == "nonsense"
+
+
+def test_env_of_an_empty_name(capsys):
+    with pytest.raises(SystemExit) as end:
+        main(["env", ""])
+    assert end.value.code == 2 and "there is no variable ''\n" in capsys.readouterr().err
 
 
 def test_env_of_one_variable(monkeypatch, capsys):

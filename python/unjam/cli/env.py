@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from .. import _lib, _torch_settings
+from .._errors import UnjamError
+from ..context import init_all
 from ._console import make_console, make_table, print_block, print_json
 from ._streams import complain
 
@@ -208,5 +210,27 @@ def _show(variable: _Variable) -> None:
         "default": variable.default or "none",
         "set to": "(not set)" if variable.value is None else variable.value,
     }
+    if variable.value and (refusal := _refusal(variable)):
+        facts["refused"] = refusal
     for what, text in facts.items():
         console.print(f"  {what + ':':<9}{text}", soft_wrap=True)
+
+
+def _refusal(variable: _Variable) -> str:
+    """What the library says of the value as a context begins; "" if it takes it, or does not look.
+
+    As in `unjam doctor`, but without the other variables, whose errors would come first.
+    """
+    if variable.values in ("text", "path"):
+        return ""  # which have no wrong values, and may be of a file
+    before = dict(os.environ)
+    for name in before:
+        if name.startswith("UNJAM_") and name not in (variable.name, "UNJAM_LIBRARY"):
+            del os.environ[name]
+    try:
+        init_all(1, device="host")[0].close()
+    except UnjamError as error:
+        return str(error) if f"{variable.name}=" in str(error) else ""
+    finally:
+        os.environ.update(before)
+    return ""
