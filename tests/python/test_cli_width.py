@@ -6,6 +6,7 @@ import re
 import pytest
 from rich.console import Console
 
+from test_simulate import write_dumps
 from unjam.cli import _console, main, make_parser
 
 JOB = ["simulate", "--tp", "2", "--dp", "2", "--layers", "4", "--ddp-buckets", "10"]
@@ -22,6 +23,7 @@ COMMANDS = {
     "simulate plot": [*JOB, "--disorder", "0.01", "--rounds", "50", "--plot", "gpus"],
     "simulate table1": ["simulate", "--table1", "--rounds", "40"],
     "simulate trace": ["simulate", "--trace", "GLOO", "--rounds", "50"],
+    "simulate cycle": ["simulate", "--trace", "CYCLE", "--rounds", "50"],
     "bench": ["bench", "--threads", "--sizes", "1K,1000,1M", "--seconds", "0.01"],
     "fig11": ["fig11", "--ranks", "2", "--iterations", "1", "--collectives", "2", "--runs", "2"],
     "stress": ["stress", "--ranks", "2", "--iterations", "1", "--seeds", "1"],
@@ -48,8 +50,10 @@ def arguments(name, request, monkeypatch, tmp_path):
 
     monkeypatch.setattr(gloo_program, "lacking", lambda: "PyTorch, which has gloo, is not there")
     monkeypatch.chdir(tmp_path)
-    gloo = str(request.config.rootpath / GLOO)
-    return [gloo if word == "GLOO" else word for word in COMMANDS[name]]
+    a, b, c = ("tensor_parallel", 7), ("data_parallel", 3), ("pipeline", 9)
+    write_dumps(tmp_path / "cycle", [[a, b], [b, c], [c, a]])
+    places = {"GLOO": str(request.config.rootpath / GLOO), "CYCLE": str(tmp_path / "cycle")}
+    return [places.get(word, word) for word in COMMANDS[name]]
 
 
 @pytest.mark.parametrize("name", COMMANDS)

@@ -296,6 +296,22 @@ BAD_OPTIONS = [
 ]
 
 
+@pytest.mark.parametrize(
+    ("arguments", "first"),
+    [
+        ([*OPTIONS, "--disorder", "2"], "--disorder: 2.0 is no probability"),
+        ([*OPTIONS, "--precision", "0"], "--precision: '0': write 0.001 or 10%"),
+        ([*OPTIONS, "--semantics", "fuzzy"], "--semantics: 'fuzzy' is none of"),
+        ([*OPTIONS, "--plot", "gpus"], "--disorder: must be over 0"),
+        ([*OPTIONS, "--rounds", "0"], "--rounds: 0 is not in"),
+    ],
+)
+def test_options_are_named_as_they_are_typed(capsys, arguments, first):
+    status, _, err = run(capsys, *arguments)
+    assert status == 2 and err.startswith(f"unjam simulate: {first}")
+    assert err.endswith("\nSee: unjam simulate --help\n")
+
+
 @pytest.mark.parametrize(("arguments", "named"), BAD_OPTIONS)
 def test_bad_options(capsys, arguments, named):
     status, out, err = run(capsys, *arguments)
@@ -478,7 +494,7 @@ def test_a_cycle_in_a_trace_is_named(tmp_path, capsys):
     assert trace.skips > 0
     status, out, _ = run(capsys, "--trace", tmp_path / "t", "--rounds", "100")
     assert status == 0
-    assert "this very run deadlocks" in out
+    assert "in one queue a GPU, this very run deadlocks." in " ".join(out.split())
     assert "rank 0 called all_reduce 0 of made by hand a before" in out
 
 

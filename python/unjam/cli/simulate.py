@@ -14,7 +14,14 @@ from typing import TYPE_CHECKING, Any
 from rich.progress import MofNCompleteColumn, Progress, TimeRemainingColumn
 
 from .. import _limits as limits
-from ._console import description_and_bar, make_console, make_table, print_json, print_title
+from ._console import (
+    description_and_bar,
+    make_console,
+    make_table,
+    print_block,
+    print_json,
+    print_title,
+)
 from ._outputs import lacking, write
 from ._streams import complain
 
@@ -112,8 +119,20 @@ def run(options: argparse.Namespace) -> int:
     try:
         return _run(options)
     except InputError as error:
-        complain(f"{error}\nSee: unjam simulate --help", "simulate")
+        complain(f"{_of_options(error, options)}\nSee: unjam simulate --help", "simulate")
         return 2
+
+
+def _of_options(error: Exception, options: argparse.Namespace) -> str:
+    """The error; what is not a file's has dashes, as on the command line."""
+    from ..simulate import InputError
+
+    text = str(error)
+    if isinstance(error, InputError) and not error.file and error.line is None:
+        name = error.field
+        if name.isidentifier() and hasattr(options, name):
+            return text.replace(name, "--" + name.replace("_", "-"), 1)
+    return text
 
 
 def _run(options: argparse.Namespace) -> int:
@@ -299,7 +318,8 @@ def _show(
     console.print()
     if trace is not None:
         for line in trace.summary(job):
-            console.print(line, soft_wrap=True)
+            text = line.lstrip()
+            print_block(console, text, indent=len(line) - len(text))
         console.print()
     title = f"{job.name or 'job'}: {job.gpus:,} GPUs, {len(job.groups):,} groups, " + (
         f"{job.invocations:,} invocations a round"
@@ -329,7 +349,8 @@ def _show(
     if witness:
         console.print()
         for line in describe_witness(witness, result.kinds, job):
-            console.print(line, soft_wrap=True)
+            text = line.lstrip()
+            print_block(console, text, indent=len(line) - len(text))
 
 
 def describe_witness(
