@@ -1,6 +1,7 @@
 """Every command that a page shows is run by a test, as it stands there or in a shorter form.
 
-What cannot run here is in ELSEWHERE with what runs it: a test, or a script for machines with GPUs.
+What cannot run here is in ELSEWHERE with what runs it: a test, or a script for machines with GPUs;
+what nothing runs is in NOT_RUN.
 So a command that is new on a page, and that nobody runs, makes a test fail.
 """
 
@@ -112,7 +113,7 @@ ELSEWHERE = {
     # On GPUs.
     "cmake --preset cuda -DUNJAM_GPU_TESTS=ON && cmake --build --preset cuda && "
     "build/cuda/gpu/run_all.sh": _GPUS,
-    "python3 -m pytest -m gpu tests/python": _GPUS,
+    "python3 -m pytest -m gpu tests/python": "tests/python/test_cuda.py",
     "bench/ab.sh main HEAD --json ab.json": (
         "tests/python/test_ab.py::test_the_script_explains_itself_and_names_what_it_cannot_build"
     ),
@@ -124,10 +125,48 @@ ELSEWHERE = {
     "python3 tests/python/gpu_recipes.py --only pipeline,d1 --peer none --seconds 180": _ON_GPUS,
     f"torchrun --nproc-per-node 4 {_EXAMPLES}two_threads.py --backend nccl --device cuda": _ON_GPUS,
     f"torchrun --nproc-per-node 4 {_EXAMPLES}local_wait.py --backend nccl --device cuda": _ON_GPUS,
-    "cc -std=c11 examples/streams.c $(unjam config --cflags --libs) -I/usr/local/cuda/include "
-    "-L/usr/local/cuda/lib64 -lcudart -o streams": _GPUS,
-    "./streams": _GPUS,
 }
+
+
+# Nothing here runs these: who changes them has to, on a machine with GPUs and CUDA's headers.
+NOT_RUN = {
+    "cc -std=c11 examples/streams.c $(unjam config --cflags --libs) -I/usr/local/cuda/include "
+    "-L/usr/local/cuda/lib64 -lcudart -o streams",
+    "./streams",
+}
+
+# Words that stand in a test for a command's main words: it runs the same by other means.
+BY_OTHER_MEANS = {
+    "torchfrtrace": "torch.distributed.flight_recorder.fr_trace",  # is that module's command
+    "collectives_test": "ctest",
+    "plan_correct_test": "ctest",
+    "pip": "install_package",  # of tools/demo.py
+    "UNJAM_ID": 'blocks(page, "sh")',  # is read from the page
+    "UNJAM_RANK": 'blocks(page, "sh")',
+    "compute-sanitizer": "soak",  # the program that it looks at
+}
+_LAUNCHERS = ("torchrun", "mpirun", "srun")
+
+
+def main_words(command: str) -> set[str]:
+    """What a command is about: one of these is in whatever runs it.
+
+    The variables that it sets, but for those of a checkout; without them the last program, unjam's
+    command, Python's module or script, or the launcher and what it launches.
+    """
+    variables = set(re.findall(r"\b(UNJAM_\w+)=", command)) - {"UNJAM_LIBRARY"}
+    if variables:
+        return variables
+    last = command.split(" && ")[-1]
+    words = [word for word in last.split() if not re.match(r"\w+=", word)]
+    name = words[0].split("/")[-1]
+    if name in ("unjam", "make"):
+        return {words[1]}
+    if name in _LAUNCHERS:
+        return {name, *(Path(word).stem for word in words if word.endswith(".py"))}
+    if re.fullmatch(r"python3?", name):
+        return {words[2] if words[1] == "-m" else Path(words[1]).stem}
+    return {name}
 
 
 def fenced(page: Path) -> Iterator[tuple[str, str]]:
@@ -213,7 +252,7 @@ def test_shown_example_trains(command: str, request: pytest.FixtureRequest) -> N
 
 
 def test_every_command_is_run_somewhere() -> None:
-    run = {*of_unjam(), *of_examples(), *ELSEWHERE}
+    run = {*of_unjam(), *of_examples(), *ELSEWHERE, *NOT_RUN}
     missing = [
         f"{page}: {command}" for command, page in shown().items() if bare(command) not in run
     ]
@@ -223,13 +262,35 @@ def test_every_command_is_run_somewhere() -> None:
 def test_what_is_said_of_commands_is_true() -> None:
     assert ELSEWHERE.keys() - shown().keys() == set(), "no page shows these"
     assert SHORTER.keys() - shown().keys() == set(), "no page shows these"
+    assert NOT_RUN - shown().keys() == set(), "no page shows these"
     for command, who in ELSEWHERE.items():
         name, _, function = who.partition("::")
         file = ROOT / name
         assert file.is_file(), f"{command}: {who}"
+        text = file.read_text()
         if function:
-            text = file.read_text()
             assert re.search(rf"^def {function}\(", text, flags=re.M), f"{command}: {who}"
+        words = main_words(command)
+        means = words | {BY_OTHER_MEANS[word] for word in words & BY_OTHER_MEANS.keys()}
+        found = [
+            word for word in means if re.search(rf"(?<![A-Za-z]){re.escape(word)}(?!\w)", text)
+        ]
+        assert found, f"{command}: {who} has none of {', '.join(sorted(means))}"
+
+
+@pytest.mark.parametrize(
+    ("command", "words"),
+    [
+        ("unjam simulate --trace /tmp/dumps", {"simulate"}),
+        ("UNJAM_LOG=debug torchrun train.py", {"UNJAM_LOG"}),
+        ("torchrun --nproc-per-node 2 a/first.py", {"torchrun", "first"}),
+        ("PYTHONPATH=python UNJAM_LIBRARY=x python3 tools/docs.py --generate", {"docs"}),
+        ("python -m pip install x", {"pip"}),
+        ("build/a_test && build/release/tests/leaves_test", {"leaves_test"}),
+    ],
+)
+def test_what_a_command_is_about(command: str, words: set[str]) -> None:
+    assert main_words(command) == words
 
 
 def test_no_command_hides_in_another_block() -> None:
