@@ -50,7 +50,7 @@ def arguments(name, request, monkeypatch, tmp_path):
 
     monkeypatch.setattr(gloo_program, "lacking", lambda: "PyTorch, which has gloo, is not there")
     monkeypatch.chdir(tmp_path)
-    a, b, c = ("tensor_parallel", 7), ("data_parallel", 3), ("pipeline", 9)
+    a, b, c = ("a", 7), ("b", 3), ("c", 9)
     write_dumps(tmp_path / "cycle", [[a, b], [b, c], [c, a]])
     places = {"GLOO": str(request.config.rootpath / GLOO), "CYCLE": str(tmp_path / "cycle")}
     return [places.get(word, word) for word in COMMANDS[name]]

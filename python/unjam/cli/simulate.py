@@ -349,8 +349,7 @@ def _show(
     if witness:
         console.print()
         for line in describe_witness(witness, result.kinds, job):
-            text = line.lstrip()
-            print_block(console, text, indent=len(line) - len(text))
+            console.print(line, soft_wrap=True)
 
 
 def describe_witness(
