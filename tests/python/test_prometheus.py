@@ -7,6 +7,7 @@ import pytest
 
 import unjam
 from processes import workers
+from rank_tools import say
 from unjam import prometheus
 
 LONG_S = 200
@@ -30,11 +31,25 @@ def labelled(found, name, **labels):
     return value
 
 
-def test_file_has_the_counters_of_each_rank(launch, tmp_path):
+@pytest.fixture
+def alone():
+    """``alone(worker, *arguments)``: what it says, from a process of its own: counters are of all
+    contexts that a process has open, and other tests leave some."""
     pytest.importorskip("prometheus_client", reason="prometheus-client is not installed")
-    path = tmp_path / "unjam.prom"
 
-    def rank_main(context, group):
+    def run(worker, *arguments):
+        with workers() as harness:
+            process = harness.start(worker, *arguments)
+            said = process.said()
+            process.ends()
+            return said
+
+    return run
+
+
+def of_two_ranks(path):
+    def rank_main(context):
+        group = context.group()
         x = np.ones(1000, dtype=np.float32)
         for _ in range(3):
             group.all_reduce(x, key="a").wait()
@@ -43,7 +58,13 @@ def test_file_has_the_counters_of_each_rank(launch, tmp_path):
             unjam.write_prometheus(path, keys=True)
         group.barrier().wait()
 
-    launch(2, rank_main)
+    unjam.launch(2, rank_main)
+    say("written")
+
+
+def test_file_has_the_counters_of_each_rank(alone, tmp_path):
+    path = tmp_path / "unjam.prom"
+    assert alone(of_two_ranks, str(path)) == "written"
     found = parsed(path.read_text())
     for rank in "01":
         assert labelled(found, "unjam_ranks", rank=rank) == 2
@@ -56,20 +77,30 @@ def test_file_has_the_counters_of_each_rank(launch, tmp_path):
     assert not list(tmp_path.glob("*.tmp*"))
 
 
-def test_registry_asks_when_it_is_asked():
-    client = pytest.importorskip("prometheus_client", reason="prometheus-client is not installed")
+def of_a_registry():
+    import prometheus_client as client
+
+    from unjam import prometheus
+
     registry = client.CollectorRegistry()
     registry.register(prometheus.Collector())
-    assert "unjam_ranks{" not in client.generate_latest(registry).decode()
+    texts = [client.generate_latest(registry).decode()]
     with unjam.init_all(1) as first, unjam.init_all(1):
         first[0].group().all_reduce(np.ones(4, dtype=np.float32)).wait()
-        found = parsed(client.generate_latest(registry).decode())
-        completed = found["unjam_calls_completed_total"]
-        assert sorted(completed.values()) == [0, 1]  # two jobs, told apart
+        texts.append(client.generate_latest(registry).decode())
         first[0].abort()
-        found = parsed(client.generate_latest(registry).decode())
-        assert sorted(found["unjam_failed"].values()) == [0, 1]
-    assert "unjam_key_seconds" not in found
+        texts.append(client.generate_latest(registry).decode())
+    texts.append(client.generate_latest(registry).decode())
+    say(texts)
+
+
+def test_registry_asks_when_it_is_asked(alone):
+    before, called, aborted, after = alone(of_a_registry)
+    assert "unjam_ranks{" not in before
+    assert sorted(parsed(called)["unjam_calls_completed_total"].values()) == [0, 1]  # two jobs
+    assert sorted(parsed(aborted)["unjam_failed"].values()) == [0, 1]
+    assert "unjam_key_seconds" not in parsed(aborted)
+    assert "unjam_ranks{" not in after
 
 
 def of_torch(rank, port, path):
