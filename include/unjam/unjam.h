@@ -117,6 +117,33 @@ UNJAM_API const char* unjamGetLastError(void);
  * than there is room for, in orders too far apart, wait for each other then. */
 UNJAM_API int unjamLastErrorIsTransient(void);
 
+/* ---- kinds of collectives ---- */
+/* Which ranks have data of a part, before or after a collective. The parts are the ranks' blocks,
+ * where a kind has them; else the whole vector is one part. */
+typedef enum {
+  UNJAM_HOLDERS_ALL = 0,   /* every rank, of every part */
+  UNJAM_HOLDERS_OWNER = 1, /* of part p, rank p */
+  UNJAM_HOLDERS_ROOT = 2,  /* the root, of every part */
+  UNJAM_HOLDERS_OTHERS = 3 /* all but the root, of every part */
+} unjamHolders_t;
+
+/* What a binding needs to know of a kind to check a call's buffers. Size-versioned. */
+typedef struct {
+  size_t size;
+  const char* name; /* "all_reduce"; lives as long as the library */
+  int32_t reduces;  /* it has an operator */
+  int32_t has_root; /* it names a rank; of a send/recv that is the sender */
+  int32_t blocks;   /* its count is of a block, and there is one for each rank: an input that all
+                       parts' ranks or the root hold has count elements times the group's size,
+                       one of an owner has count. The same of outputs. */
+  int32_t reads;    /* unjamHolders_t: who has an input */
+  int32_t writes;   /* unjamHolders_t: who has an output */
+  int32_t in_place; /* input and output may be the same memory; of blocks, at the owner's place */
+  int32_t has_buffers; /* 0: it moves nothing of the caller's, as a barrier */
+} unjamKindInfo_t;
+/* UNJAM_ERROR_INVALID_ARGUMENT: no such kind, or a size that is not this struct's. */
+UNJAM_API unjamResult_t unjamGetKindInfo(unjamKind_t kind, unjamKindInfo_t* info);
+
 /* ---- configuration ---- */
 typedef enum {
   UNJAM_POLICY_ADAPTIVE = 0, /* the paper's: largest threshold at the head, x20 on success */

@@ -44,6 +44,12 @@ ERROR_RESOURCES = 7
 ERROR_SYSTEM = 8
 ERROR_INTERNAL = 9
 
+# unjamHolders_t
+HOLDERS_ALL = 0
+HOLDERS_OWNER = 1
+HOLDERS_ROOT = 2
+HOLDERS_OTHERS = 3
+
 # unjamTraceType_t
 TRACE_START = 0
 TRACE_PREEMPT = 1
@@ -74,6 +80,22 @@ class UniqueId(Structure):
     """unjamUniqueId_t."""
 
     _fields_ = [("internal", c_char * UNIQUE_ID_BYTES)]
+
+
+class KindInfo(Structure):
+    """unjamKindInfo_t."""
+
+    _fields_ = [
+        ("size", c_size_t),
+        ("name", c_char_p),
+        ("reduces", c_int32),
+        ("has_root", c_int32),
+        ("blocks", c_int32),
+        ("reads", c_int32),
+        ("writes", c_int32),
+        ("in_place", c_int32),
+        ("has_buffers", c_int32),
+    ]
 
 
 class Config(Structure):
@@ -302,6 +324,7 @@ PROTOTYPES: dict[str, tuple[Any, list[Any]]] = {
     "unjamOnDone": (c_int, [Handle, c_void_p, c_void_p]),
     "unjamRequestError": (c_char_p, [Handle]),
     "unjamRequestFree": (c_int, [Handle]),
+    "unjamGetKindInfo": (c_int, [c_int, POINTER(KindInfo)]),
     "unjamGetStats": (c_int, [Handle, POINTER(Stats)]),
     "unjamInfo": (c_int, [Handle, *_Text]),
     "unjamExplain": (c_int, [Handle, *_Text]),

@@ -1,6 +1,6 @@
 """Checks of one call's buffers: sizes, types, overlap. Nothing is submitted before they pass.
 
-One function a kind of collective; each gives the addresses and the count as the C API wants them.
+They give the addresses and the count as the C API wants them.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 from ._buffers import Buffer, buffer_of, check_writable
 from ._devices import ANY_CUDA, HOST, place_text
 from ._errors import InvalidArgument, InvalidType
+from ._kinds import Facts, facts_of
 from ._types import DType, Kind
 
 
@@ -121,100 +122,6 @@ def check_peer(peer: Any, size: int) -> int:
     return number
 
 
-def all_reduce(x: Any, out: Any, dtype: Any) -> Arguments:
-    """Input and output of the same size; `out` None: in place."""
-    source = buffer_of(x, "x", dtype)
-    if out is None or out is x:
-        check_writable(source, "x")
-        return _in_place(source, x)
-    target = _output(out, source, dtype)
-    _same_size(source, target)
-    _no_overlap(source, target, 0, "the same buffer (out=None)")
-    return _two(source, target, source.elements, out)
-
-
-def all_gather(
-    x: Any, out: Any, rank: int, size: int, dtype: Any, what: str = "an all-gather"
-) -> Arguments:
-    """Output of `size` times the input; in place: x is the `rank`-th part of out."""
-    source = buffer_of(x, "x", dtype)
-    target = _output(out, source, dtype)
-    if target.elements != size * source.elements:
-        raise InvalidArgument(
-            f"out has {target.elements} elements; {what} of {source.elements} elements from "
-            f"each of {size} ranks needs {size * source.elements}"
-        )
-    _no_overlap(
-        target, source, rank * source.nbytes, f"part {rank} of out, of {source.elements} elements"
-    )
-    return _two(source, target, source.elements, out)
-
-
-def reduce_scatter(
-    x: Any, out: Any, rank: int, size: int, dtype: Any, what: str = "a reduce-scatter"
-) -> Arguments:
-    """Input of `size` times the output; in place: out is the `rank`-th part of x."""
-    source = buffer_of(x, "x", dtype)
-    target = _output(out, source, dtype)
-    if source.elements != size * target.elements:
-        raise InvalidArgument(
-            f"x has {source.elements} elements; {what} into {target.elements} elements "
-            f"on each of {size} ranks needs {size * target.elements}"
-        )
-    _no_overlap(
-        source, target, rank * target.nbytes, f"part {rank} of x, of {target.elements} elements"
-    )
-    return _two(source, target, target.elements, out)
-
-
-def reduce(x: Any, out: Any, is_root: bool, dtype: Any) -> Arguments:
-    """On root as an all-reduce; elsewhere x is an input only and out is not looked at."""
-    if is_root:
-        return all_reduce(x, out, dtype)
-    return source_only(x, dtype)
-
-
-def broadcast(x: Any, out: Any, is_root: bool, dtype: Any) -> Arguments:
-    """Root sends x (to its own out as well, if given); others receive in out, or else in x."""
-    if not is_root:
-        return target_only(x, "x", dtype) if out is None else target_only(out, "out", dtype)
-    source = buffer_of(x, "x", dtype)
-    if out is None or out is x:
-        return _in_place(source, x)
-    target = _output(out, source, dtype)
-    _same_size(source, target)
-    _no_overlap(source, target, 0, "the same buffer (out=None)")
-    return _two(source, target, source.elements, out)
-
-
-def all_to_all(x: Any, out: Any, size: int, dtype: Any) -> Arguments:
-    """Input and output of `size` equal parts each; never in place."""
-    source = buffer_of(x, "x", dtype)
-    target = _output(out, source, dtype)
-    _same_size(source, target)
-    if source.elements % size:
-        raise InvalidArgument(
-            f"x has {source.elements} elements; an all-to-all between {size} ranks needs a "
-            f"multiple of {size}, the same number for each"
-        )
-    _no_overlap(source, target, None, "")
-    return _two(source, target, source.elements // size, out)
-
-
-def gather(x: Any, out: Any, root: int, rank: int, size: int, dtype: Any) -> Arguments:
-    """On root as an all-gather; elsewhere x is an input only and out is not looked at."""
-    if rank == root:
-        return all_gather(x, out, rank, size, dtype, "a gather")
-    return source_only(x, dtype)
-
-
-def scatter(x: Any, out: Any, root: int, rank: int, size: int, dtype: Any) -> Arguments:
-    """On root as a reduce-scatter; elsewhere out is an output only and x is not looked at."""
-    if rank == root:
-        return reduce_scatter(x, out, rank, size, dtype, "a scatter")
-    return target_only(out, "out", dtype)
-
-
 def source_only(x: Any, dtype: Any) -> Arguments:
     """An input, and no output."""
     source = buffer_of(x, "x", dtype)
@@ -242,22 +149,68 @@ def nothing(place: int) -> Arguments:
 def for_kind(
     kind: Kind, x: Any, out: Any, rank: int, size: int, root: int, dtype: Any
 ) -> Arguments:
-    """The check of the kind; `rank`, `size` and `root` are the group's."""
-    if kind is Kind.ALL_REDUCE:
-        return all_reduce(x, out, dtype)
-    if kind is Kind.ALL_GATHER:
-        return all_gather(x, out, rank, size, dtype)
-    if kind is Kind.REDUCE_SCATTER:
-        return reduce_scatter(x, out, rank, size, dtype)
-    if kind is Kind.REDUCE:
-        return reduce(x, out, rank == root, dtype)
-    if kind is Kind.ALL_TO_ALL:
-        return all_to_all(x, out, size, dtype)
-    if kind is Kind.GATHER:
-        return gather(x, out, root, rank, size, dtype)
-    if kind is Kind.SCATTER:
-        return scatter(x, out, root, rank, size, dtype)
-    return broadcast(x, out, rank == root, dtype)
+    """The buffers of a call of `kind`; `rank`, `size` and `root` are the group's.
+
+    What a rank's part of the call does not use is not looked at. Where input and output have the
+    same shape, `out` None means in place.
+    """
+    facts = facts_of(kind)
+    if facts.root_writes and rank != root:
+        return source_only(x, dtype)
+    same_shape = facts.input_blocks == facts.output_blocks
+    may_be_one = same_shape and facts.in_place
+    if facts.root_reads and rank != root:
+        if out is None and may_be_one:
+            return target_only(x, "x", dtype)
+        return target_only(out, "out", dtype)
+    source = buffer_of(x, "x", dtype)
+    if may_be_one and (out is None or out is x):
+        if not facts.root_reads:  # a root that alone has the input already has its output
+            check_writable(source, "x")
+        return _in_place(source, x)
+    target = _output(out, source, dtype)
+    if same_shape:
+        return _of_one_shape(facts, source, target, size, out)
+    if facts.output_blocks:
+        _check_parts(facts, target, "out", source, "from each of", size)
+        place = f"part {rank} of out, of {source.elements} elements"
+        _no_overlap(target, source, rank * source.nbytes, place)
+        return _two(source, target, source.elements, out)
+    _check_parts(facts, source, "x", target, "on each of", size)
+    place = f"part {rank} of x, of {target.elements} elements"
+    _no_overlap(source, target, rank * target.nbytes, place)
+    return _two(source, target, target.elements, out)
+
+
+def _of_one_shape(
+    facts: Facts, source: Buffer, target: Buffer, size: int, output: Any
+) -> Arguments:
+    """Both hold one vector, or both the blocks of all ranks."""
+    _same_size(source, target)
+    blocks = size if facts.input_blocks else 1
+    if source.elements % blocks:
+        raise InvalidArgument(
+            f"x has {source.elements} elements; {facts.name} between {size} ranks needs a "
+            f"multiple of {size}, the same number for each"
+        )
+    if facts.in_place:
+        _no_overlap(source, target, 0, "the same buffer (out=None)")
+    else:
+        _no_overlap(source, target, None, "")
+    return _two(source, target, source.elements // blocks, output)
+
+
+def _check_parts(
+    facts: Facts, whole: Buffer, name: str, part: Buffer, ranks: str, size: int
+) -> None:
+    """`whole` has as many elements as `size` times `part`."""
+    if whole.elements == size * part.elements:
+        return
+    way = "into" if name == "x" else "of"
+    raise InvalidArgument(
+        f"{name} has {whole.elements} elements; {facts.name} {way} {part.elements} elements "
+        f"{ranks} {size} ranks needs {size * part.elements}"
+    )
 
 
 def _in_place(buffer: Buffer, output: Any) -> Arguments:

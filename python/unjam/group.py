@@ -10,6 +10,7 @@ from . import _arguments, _completion
 from ._arguments import Arguments
 from ._devices import call_options, call_stream, check_place
 from ._errors import InvalidArgument, InvalidType, InvalidUsage
+from ._kinds import facts_of
 from ._lib import check, library
 from ._types import Kind, dtype_of, kind_of, op_of
 from .collective import Collective
@@ -157,10 +158,8 @@ class Group:
             stream: see the class.
             in_stream: see the class.
         """
-        what = _arguments.all_reduce(x, out, dtype)
-        extra = (what.dtype, op_of(op))
-        return self._submit(
-            Kind.ALL_REDUCE, key, what, extra, priority, callback, stream, in_stream
+        return self._collective(
+            Kind.ALL_REDUCE, x, out, op, 0, dtype, key, priority, callback, stream, in_stream
         )
 
     def all_gather(
@@ -188,10 +187,8 @@ class Group:
             stream: see the class.
             in_stream: see the class.
         """
-        what = _arguments.all_gather(x, out, self._rank, self.size, dtype)
-        extra = (what.dtype,)
-        return self._submit(
-            Kind.ALL_GATHER, key, what, extra, priority, callback, stream, in_stream
+        return self._collective(
+            Kind.ALL_GATHER, x, out, None, 0, dtype, key, priority, callback, stream, in_stream
         )
 
     def reduce_scatter(
@@ -221,10 +218,8 @@ class Group:
             stream: see the class.
             in_stream: see the class.
         """
-        what = _arguments.reduce_scatter(x, out, self._rank, self.size, dtype)
-        extra = (what.dtype, op_of(op))
-        return self._submit(
-            Kind.REDUCE_SCATTER, key, what, extra, priority, callback, stream, in_stream
+        return self._collective(
+            Kind.REDUCE_SCATTER, x, out, op, 0, dtype, key, priority, callback, stream, in_stream
         )
 
     def reduce(
@@ -255,10 +250,9 @@ class Group:
             stream: see the class.
             in_stream: see the class.
         """
-        root = _arguments.check_root(root, self.size)
-        what = _arguments.reduce(x, out, root == self._rank, dtype)
-        extra = (what.dtype, op_of(op), root)
-        return self._submit(Kind.REDUCE, key, what, extra, priority, callback, stream, in_stream)
+        return self._collective(
+            Kind.REDUCE, x, out, op, root, dtype, key, priority, callback, stream, in_stream
+        )
 
     def broadcast(
         self,
@@ -287,10 +281,9 @@ class Group:
             stream: see the class.
             in_stream: see the class.
         """
-        root = _arguments.check_root(root, self.size)
-        what = _arguments.broadcast(x, out, root == self._rank, dtype)
-        extra = (what.dtype, root)
-        return self._submit(Kind.BROADCAST, key, what, extra, priority, callback, stream, in_stream)
+        return self._collective(
+            Kind.BROADCAST, x, out, None, root, dtype, key, priority, callback, stream, in_stream
+        )
 
     def all_to_all(
         self,
@@ -316,10 +309,8 @@ class Group:
             stream: see the class.
             in_stream: see the class.
         """
-        what = _arguments.all_to_all(x, out, self.size, dtype)
-        extra = (what.dtype,)
-        return self._submit(
-            Kind.ALL_TO_ALL, key, what, extra, priority, callback, stream, in_stream
+        return self._collective(
+            Kind.ALL_TO_ALL, x, out, None, 0, dtype, key, priority, callback, stream, in_stream
         )
 
     def gather(
@@ -349,10 +340,9 @@ class Group:
             stream: see the class.
             in_stream: see the class.
         """
-        root = _arguments.check_root(root, self.size)
-        what = _arguments.gather(x, out, root, self._rank, self.size, dtype)
-        extra = (what.dtype, root)
-        return self._submit(Kind.GATHER, key, what, extra, priority, callback, stream, in_stream)
+        return self._collective(
+            Kind.GATHER, x, out, None, root, dtype, key, priority, callback, stream, in_stream
+        )
 
     def scatter(
         self,
@@ -382,10 +372,9 @@ class Group:
             stream: see the class.
             in_stream: see the class.
         """
-        root = _arguments.check_root(root, self.size)
-        what = _arguments.scatter(x, out, root, self._rank, self.size, dtype)
-        extra = (what.dtype, root)
-        return self._submit(Kind.SCATTER, key, what, extra, priority, callback, stream, in_stream)
+        return self._collective(
+            Kind.SCATTER, x, out, None, root, dtype, key, priority, callback, stream, in_stream
+        )
 
     def barrier(
         self,
@@ -583,21 +572,32 @@ class Group:
 
     # ---- inside ----
 
-    def _submit(
+    def _collective(
         self,
         kind: Kind,
+        x: Any,
+        out: Any,
+        op: Any,
+        root: int,
+        dtype: Any,
         key: str,
-        what: Arguments,
-        extra: tuple[int, ...],
         priority: int,
         callback: OnDone | None,
         stream: Any,
         in_stream: bool,
     ) -> Request:
-        """A collective's C call; `extra` is what stands between count and options."""
-        arguments = (what.send, what.recv, what.elements, *extra)
+        """A call of `kind`; `op` and `root` are looked at where it has such."""
+        facts = facts_of(kind)
+        if facts.has_root:
+            root = _arguments.check_root(root, self.size)
+        what = _arguments.for_kind(kind, x, out, self._rank, self.size, root, dtype)
+        arguments: tuple[Any, ...] = (what.send, what.recv, what.elements, what.dtype)
+        if facts.reduces:
+            arguments += (op_of(op),)
+        if facts.has_root:
+            arguments += (root,)
         return self._call(
-            _FUNCTIONS[kind],
+            facts.function,
             _LABELS[kind],
             key,
             what,
@@ -667,17 +667,6 @@ class Group:
         check(library().unjamKeyHash(self._handle, encoded, ctypes.byref(value)))
         self._context._names[value.value] = (self._name, key)
 
-
-_FUNCTIONS = {
-    Kind.ALL_REDUCE: "unjamAllReduce",
-    Kind.ALL_GATHER: "unjamAllGather",
-    Kind.REDUCE_SCATTER: "unjamReduceScatter",
-    Kind.REDUCE: "unjamReduce",
-    Kind.BROADCAST: "unjamBroadcast",
-    Kind.ALL_TO_ALL: "unjamAllToAll",
-    Kind.GATHER: "unjamGather",
-    Kind.SCATTER: "unjamScatter",
-}
 
 _LABELS = {kind: kind.label for kind in Kind}
 

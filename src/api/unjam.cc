@@ -39,6 +39,7 @@ static_assert(static_cast<int>(unjam::DType::kFloat8E5M2) == UNJAM_FLOAT8_E5M2);
 static_assert(static_cast<int>(unjam::Op::kAvg) == UNJAM_AVG);
 static_assert(static_cast<int>(unjam::Kind::kBroadcast) == UNJAM_BROADCAST);
 static_assert(static_cast<int>(unjam::Kind::kSendRecv) == UNJAM_SEND_RECV);
+static_assert(static_cast<int>(unjam::Holders::kOthers) == UNJAM_HOLDERS_OTHERS);
 static_assert(static_cast<int>(unjam::TraceType::kRestart) == UNJAM_TRACE_RESTART);
 static_assert(static_cast<int>(unjam::StickinessPolicy::kHold) == UNJAM_POLICY_HOLD);
 
@@ -712,6 +713,31 @@ unjamResult_t unjamRequestFree(unjamRequest_t request) {
   if (unjamResult_t r = check_request(request); r != UNJAM_SUCCESS) return r;
   request->release();
   return UNJAM_SUCCESS;
+}
+
+unjamResult_t unjamGetKindInfo(unjamKind_t kind, unjamKindInfo_t* info) {
+  return guarded([&] {
+    if (info == nullptr) return null_argument("info");
+    if (info->size != sizeof(unjamKindInfo_t)) {
+      return fail(UNJAM_ERROR_INVALID_ARGUMENT,
+                  "unjamKindInfo_t has an unknown size: set .size = sizeof(unjamKindInfo_t)");
+    }
+    const int number = static_cast<int>(kind);
+    if (number < 0 || number >= unjam::kNumKinds) {
+      return fail(UNJAM_ERROR_INVALID_ARGUMENT, "unknown kind: give a value of unjamKind_t");
+    }
+    const unjam::KindRow& row = unjam::kKinds[number];
+    *info = {sizeof(*info),
+             row.name,
+             row.reduces,
+             row.has_root,
+             row.blocks,
+             static_cast<std::int32_t>(row.reads),
+             static_cast<std::int32_t>(row.writes),
+             row.in_place,
+             row.buffers};
+    return UNJAM_SUCCESS;
+  });
 }
 
 unjamResult_t unjamGetStats(unjamContext_t context, unjamStats_t* stats) {

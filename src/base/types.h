@@ -1,4 +1,4 @@
-// Data types, reduction operators, collective kinds and protocols, as every layer names them.
+// Data types, reduction operators and protocols, as every layer names them. (Kinds: base/kinds.h.)
 #pragma once
 
 #include <cstddef>
@@ -26,20 +26,6 @@ inline constexpr int kNumDTypes = 12;
 
 enum class Op : std::uint8_t { kSum, kProd, kMin, kMax, kAvg };
 inline constexpr int kNumOps = 5;
-
-enum class Kind : std::uint8_t {
-  kAllReduce,
-  kAllGather,
-  kReduceScatter,
-  kReduce,
-  kBroadcast,
-  kAllToAll,
-  kGather,
-  kScatter,
-  kBarrier,   // planned as an all-reduce of one element, which no rank has before all have called
-  kSendRecv,  // between two ranks: from root to the other one
-};
-inline constexpr int kNumKinds = 10;
 
 // How one slice travels. kPacket: payload and flag together, lowest latency. kSlot: bulk copy
 // through a connector slot, then a header flag. kLine: as kPacket, but with one flag for each line
@@ -104,30 +90,10 @@ UNJAM_HD constexpr bool is_integer(DType t) {
   return static_cast<std::uint8_t>(t) <= static_cast<std::uint8_t>(DType::kUint64);
 }
 
-UNJAM_HD constexpr bool reduces(Kind k) {
-  return k == Kind::kAllReduce || k == Kind::kReduceScatter || k == Kind::kReduce ||
-         k == Kind::kBarrier;
-}
-
 // What GPUs have fast code to add up for (device/cuda/kernels/solo_plain.cuh), and plans count on.
 UNJAM_HD constexpr bool is_common_sum(DType t, Op op) {
   const bool common = t == DType::kFloat32 || t == DType::kBfloat16 || t == DType::kFloat16;
   return common && (op == Op::kSum || op == Op::kAvg);
-}
-
-// All data go from the root to every rank, or from every rank to it: a chain of ranks does
-// (plan/algorithms/ring.h).
-UNJAM_HD constexpr bool has_chain(Kind k) { return k == Kind::kBroadcast || k == Kind::kReduce; }
-
-UNJAM_HD constexpr bool has_root(Kind k) {
-  return k == Kind::kReduce || k == Kind::kBroadcast || k == Kind::kGather || k == Kind::kScatter ||
-         k == Kind::kSendRecv;
-}
-
-// The data are a block of `count` elements for each rank, in the input or the output or both.
-UNJAM_HD constexpr bool blocked(Kind k) {
-  return k == Kind::kAllGather || k == Kind::kReduceScatter || k == Kind::kAllToAll ||
-         k == Kind::kGather || k == Kind::kScatter;
 }
 
 constexpr const char* to_string(DType t) {
@@ -139,12 +105,6 @@ constexpr const char* to_string(DType t) {
 constexpr const char* to_string(Op o) {
   constexpr const char* kNames[kNumOps] = {"sum", "prod", "min", "max", "avg"};
   return kNames[static_cast<int>(o)];
-}
-constexpr const char* to_string(Kind k) {
-  constexpr const char* kNames[kNumKinds] = {
-      "all_reduce", "all_gather", "reduce_scatter", "reduce",  "broadcast",
-      "all_to_all", "gather",     "scatter",        "barrier", "send_recv"};
-  return kNames[static_cast<int>(k)];
 }
 constexpr const char* to_string(Protocol p) {
   constexpr const char* kNames[kNumProtocols] = {"packet", "slot", "line"};

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "base/kinds.h"
 #include "base/types.h"
 #include "program/geometry.h"
 #include "program/primitive.h"

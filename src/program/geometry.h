@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "base/portability.h"
+#include "base/kinds.h"
 #include "base/types.h"
 
 namespace unjam {
@@ -91,13 +92,13 @@ struct Geometry {
   UNJAM_HD constexpr std::uint64_t loops_of(Range longest) const {
     return longest.length / chunk + (longest.length % chunk != 0);
   }
-  // The user's input of an all-gather or gather and output of a reduce-scatter or scatter hold one
-  // block only: an offset into the whole vector falls back by this much there (rank = group rank).
+  // Where the user's input or output is one block only, as of an all-gather or a scatter, an offset
+  // into the whole vector falls back by this much there (rank = group rank).
   UNJAM_HD constexpr std::uint64_t input_shift(std::uint32_t rank) const {
-    return kind == Kind::kAllGather || kind == Kind::kGather ? rank * count : 0;
+    return input_is_block(kind) ? rank * count : 0;
   }
   UNJAM_HD constexpr std::uint64_t output_shift(std::uint32_t rank) const {
-    return kind == Kind::kReduceScatter || kind == Kind::kScatter ? rank * count : 0;
+    return output_is_block(kind) ? rank * count : 0;
   }
 };
 

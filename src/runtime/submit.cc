@@ -93,25 +93,18 @@ struct BufferBytes {
 };
 BufferBytes buffer_bytes(const unjamGroup& group, const Call& call) {
   const Signature& s = call.signature;
-  if (s.kind == Kind::kBarrier) return {};  // its element is nobody's buffer
+  const KindRow& kind = row_of(s.kind);
+  if (!kind.buffers) return {};
   if (group.is_own()) {
     const std::uint64_t message = s.count * dtype_bytes(s.dtype);
     return {call.half == Half::kRecv ? 0 : message, call.half == Half::kSend ? 0 : message};
   }
-  const bool point_to_point = s.kind == Kind::kSendRecv;
   const int rank = group.parent == nullptr ? group.rank : group.parent->rank;
-  const bool root = rank == s.root;
-  const bool from_root = s.kind == Kind::kBroadcast || s.kind == Kind::kScatter || point_to_point;
-  const bool to_root = s.kind == Kind::kReduce || s.kind == Kind::kGather;
-  const bool sends_all = s.kind == Kind::kReduceScatter || s.kind == Kind::kScatter;
-  const bool receives_all = s.kind == Kind::kAllGather || s.kind == Kind::kGather;
-  const bool exchanges = s.kind == Kind::kAllToAll;
-  const std::uint64_t block = s.count * dtype_bytes(s.dtype), n = group.members.size();
+  const std::uint64_t block = s.count * dtype_bytes(s.dtype);
+  const std::uint64_t all = kind.blocks ? group.members.size() * block : block;
   BufferBytes bytes;
-  if (!from_root || root) bytes.send = sends_all || exchanges ? n * block : block;
-  if (point_to_point ? !root : !to_root || root) {
-    bytes.recv = receives_all || exchanges ? n * block : block;
-  }
+  if (holds_some(kind.reads, rank, s.root)) bytes.send = input_is_block(s.kind) ? block : all;
+  if (holds_some(kind.writes, rank, s.root)) bytes.recv = output_is_block(s.kind) ? block : all;
   return bytes;
 }
 
@@ -147,21 +140,21 @@ Result Context::check_buffers(const unjamGroup& group, const Call& call) {
   }
   if (!needs_send || !needs_recv) return {};
   const std::uint64_t own = static_cast<std::uint64_t>(group.rank) * s.count * size;
-  const bool exchanges = s.kind == Kind::kAllToAll;
   const bool in_place = send_bytes < recv_bytes   ? send == recv + own
                         : send_bytes > recv_bytes ? recv == send + own
-                                                  : send == recv && !exchanges;
+                                                  : send == recv;
   const bool apart = send + send_bytes <= recv || recv + recv_bytes <= send;
-  if (!apart && exchanges) {
-    return bad(
-        "the send and recv buffers overlap, and an all-to-all cannot be done in place: separate "
-        "them");
+  if (!apart && !row_of(s.kind).in_place) {
+    return bad(std::string("the send and recv buffers overlap, and ") + to_string(s.kind) +
+               " cannot be done in place: separate them");
   }
   if (!apart && !in_place) {
     return bad(
-        "the send and recv buffers overlap: separate them, or call in place (all-gather and "
-        "gather: send == recv + rank*count; reduce-scatter and scatter: recv == send + rank*count; "
-        "otherwise send == recv)");
+        std::string("the send and recv buffers overlap: separate them, or call in place, where ") +
+        to_string(s.kind) + " has " +
+        (send_bytes < recv_bytes   ? "send == recv + rank*count"
+         : send_bytes > recv_bytes ? "recv == send + rank*count"
+                                   : "send == recv"));
   }
   return {};
 }
@@ -492,14 +485,14 @@ Invocation Context::make_invocation(const Submitted& s, std::uint16_t slot) cons
   inv.input = s.call.send;
   inv.output = s.call.recv;
   inv.output_place = output_place(group, s.call);
-  if (signature.kind == Kind::kBarrier) {
+  if (!row_of(signature.kind).buffers) {
     // Any element will do: what counts is that nobody has the sum before all have given theirs.
     inv.input = inv.output = world_->bases()[rank_] + world_->shape().scratch();
   }
   inv.n = inv.turn = s.n;
   inv.geometry = plan.geometry;
-  // (A barrier's element is in memory that the first lane alone touches.)
-  if (cuda() && has_inline_flags(plan.protocol) && signature.kind != Kind::kBarrier) {
+  // (The library's own element is in memory that the first lane alone touches.)
+  if (cuda() && has_inline_flags(plan.protocol) && row_of(signature.kind).buffers) {
     inv.geometry.first_lane =
         spread_lanes(key.state.tag, plan.geometry.lanes, world_->shape().lanes);
   }

@@ -12,6 +12,7 @@ from unjam._types import DType, Kind, Op
 from unjam.stats import Stats
 
 STRUCTS = {
+    "unjamKindInfo_t": _abi.KindInfo,
     "unjamConfig_t": _abi.Config,
     "unjamCallOptions_t": _abi.CallOptions,
     "unjamStats_t": _abi.Stats,

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 import unjam
+from argument_tools import all_gather, all_reduce, broadcast, reduce, reduce_scatter
 from unjam import DType, InvalidArgument, InvalidType
-from unjam._arguments import all_gather, all_reduce, broadcast, reduce, reduce_scatter
 from unjam._buffers import buffer_of
 from unjam._types import ARRAY_DTYPES, dtype_of
 

@@ -6,9 +6,9 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from argument_tools import all_gather, all_reduce, broadcast, reduce, reduce_scatter
 from unjam import DType, InvalidArgument, InvalidType, _abi, _devices
 from unjam import request as request_module
-from unjam._arguments import all_gather, all_reduce, broadcast, reduce, reduce_scatter
 from unjam._buffers import buffer_of
 from unjam._config import make_config
 from unjam._devices import ANY_CUDA, HOST, call_options, call_stream, check_place, choose_index

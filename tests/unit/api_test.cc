@@ -2024,5 +2024,45 @@ TEST(Texts, PlanCheckNamesTheArgumentAndItsRange) {
   }
 }
 
+TEST(KindInfo, SaysWhatTheCallsDo) {
+  for (int number = 0; number < kNumKinds; ++number) {
+    const auto kind = static_cast<unjamKind_t>(number);
+    unjamKindInfo_t info{};
+    info.size = sizeof info;
+    ASSERT_EQ(unjamGetKindInfo(kind, &info), UNJAM_SUCCESS);
+    EXPECT_STREQ(info.name, name_of(kind));
+    const bool barrier = kind == UNJAM_BARRIER;
+    EXPECT_EQ(info.has_buffers, barrier ? 0 : 1) << info.name;
+    EXPECT_EQ(info.reduces, reduces(kind) || barrier ? 1 : 0) << info.name;
+    EXPECT_EQ(info.has_root, has_root(kind) ? 1 : 0) << info.name;
+    EXPECT_EQ(info.reads == UNJAM_HOLDERS_ROOT, from_root(kind)) << info.name;
+    EXPECT_EQ(info.writes == UNJAM_HOLDERS_ROOT, to_root(kind)) << info.name;
+    EXPECT_EQ(info.blocks, sends_blocks(kind) || receives_blocks(kind) ? 1 : 0) << info.name;
+    EXPECT_EQ(info.blocks != 0 && info.reads != UNJAM_HOLDERS_OWNER, sends_blocks(kind))
+        << info.name;
+    EXPECT_EQ(info.blocks != 0 && info.writes != UNJAM_HOLDERS_OWNER, receives_blocks(kind))
+        << info.name;
+    EXPECT_EQ(info.in_place, kind == UNJAM_ALL_TO_ALL ? 0 : 1) << info.name;
+  }
+}
+
+TEST(KindInfo, RefusesOtherSizesAndKinds) {
+  EXPECT_EQ(unjamGetKindInfo(UNJAM_REDUCE, nullptr), UNJAM_ERROR_INVALID_ARGUMENT);
+  for (const std::size_t size :
+       {std::size_t{0}, sizeof(unjamKindInfo_t) - 4, sizeof(unjamKindInfo_t) + 8}) {
+    unjamKindInfo_t info{};
+    info.size = size;
+    EXPECT_EQ(unjamGetKindInfo(UNJAM_REDUCE, &info), UNJAM_ERROR_INVALID_ARGUMENT);
+    EXPECT_EQ(info.name, nullptr);
+  }
+  for (const int kind : {-1, UNJAM_SEND_RECV + 1, INT_MAX, INT_MIN}) {
+    unjamKindInfo_t info{};
+    info.size = sizeof info;
+    EXPECT_EQ(unjamGetKindInfo(static_cast<unjamKind_t>(kind), &info),
+              UNJAM_ERROR_INVALID_ARGUMENT);
+    EXPECT_STREQ(unjamGetLastError(), "unknown kind: give a value of unjamKind_t");
+  }
+}
+
 }  // namespace
 }  // namespace unjam_test

@@ -303,7 +303,7 @@ void LaneRun::note_alike(int rank, const Primitive& p, const Connector& c) {
 bool LaneRun::fits(int rank, const Primitive& p, const Message& m, int from, std::uint64_t length) {
   const Rank& self = ranks_[index(rank)];
   std::uint32_t part = part_from(p, from);
-  if (request_.kind == Kind::kAllToAll) {
+  if (exchanges(request_.kind)) {
     // What comes from `from` belongs into its part here, and is this rank's part there.
     if (part != static_cast<std::uint32_t>(from)) {
       fail(where(rank) + " puts a slice from rank " + std::to_string(from) + " into part " +
@@ -391,7 +391,7 @@ ValueId LaneRun::load_local(int rank, const Primitive& p, std::size_t cell) {
   }
   // In place, this is what the input holds by now.
   const ValueId input = values_->raw(rank);
-  const bool may_be_in_place = request_.kind != Kind::kAllToAll;
+  const bool may_be_in_place = row_of(request_.kind).in_place;
   if (may_be_in_place && written != kNoValue && written != input) {
     return fail(where(rank) + " reads input that, in place, is overwritten by then: it holds " +
                 values_->describe(written));
@@ -418,10 +418,9 @@ ValueId LaneRun::gather(int rank, const Primitive& p, ValueId local) {
 
 // Whether a value may be stored in the output while slices of earlier primitives are still under
 // way here ("Streams of slices" in engine.h). In place, what they read is lost with it; unless what
-// was received has this rank's part in it, so that they are through. (Packets do not stream, and an
-// all-to-all is never in place.)
+// was received has this rank's part in it, so that they are through. (Packets do not stream.)
 bool LaneRun::may_store(int rank, std::size_t cell, ValueId value, ValueId received) {
-  if (has_inline_flags(plans_[0].protocol) || request_.kind == Kind::kAllToAll ||
+  if (has_inline_flags(plans_[0].protocol) || !row_of(request_.kind).in_place ||
       !read_[index(rank)][cell] || value == values_->raw(rank) || values_->has(received, rank)) {
     return true;
   }
@@ -479,8 +478,7 @@ bool LaneRun::finish_loop(int rank) {
 std::string LaneRun::result_defect(int rank, std::uint32_t part, std::uint32_t slice, ValueId v) {
   if (v == kNoValue) return "is never written";
   if (!reduces(request_.kind)) {
-    const bool of_root = request_.kind == Kind::kBroadcast || request_.kind == Kind::kScatter ||
-                         request_.kind == Kind::kSendRecv;
+    const bool of_root = row_of(request_.kind).reads == Holders::kRoot;
     const ValueId expected = values_->raw(of_root ? request_.root : static_cast<int>(part));
     if (v == expected) return "";
     return "holds " + values_->describe(v) + " instead of " + values_->describe(expected);
@@ -488,7 +486,7 @@ std::string LaneRun::result_defect(int rank, std::uint32_t part, std::uint32_t s
   if (values_->state(v) == ValueState::kRaw) return "holds " + values_->describe(v);
   if (!values_->complete(v)) return values_->defect(v);
   if (values_->state(v) != ValueState::kFinished) return "is not finished: no kFinish";
-  if (request_.kind == Kind::kAllReduce || request_.kind == Kind::kBarrier) {
+  if (row_of(request_.kind).writes == Holders::kAll) {
     ValueId& first = result_[cell(rank, part, slice)];
     if (first == kNoValue) first = v;
     if (first != v) return "is reduced in another order than on other ranks: the bits can differ";

@@ -87,7 +87,7 @@ std::string flags_error(const PlanRequest& request, int rank, const Plan& plan, 
   if ((p.flags & kIntoOutput) != 0) {
     if (has_inline_flags(plan.protocol)) return "packets do not go straight into an output";
     if (!has(kSend | kSendAll | kScatter)) return "it sends nothing that could go into an output";
-    if (request.kind == Kind::kAllToAll) return "its data have another place in the output";
+    if (exchanges(request.kind)) return "its data have another place in the output";
   }
   if (p.part >= plan.geometry.parts) return "there is no such part";
   if (has(kScatter) && (f & ~kCopy) != (kLocal | kScatter)) {
@@ -95,7 +95,7 @@ std::string flags_error(const PlanRequest& request, int rank, const Plan& plan, 
   }
   if (has(kScatter) && has(kCopy)) {
     if (has_inline_flags(plan.protocol)) return "packets that are scattered are not copied";
-    if (request.kind == Kind::kAllToAll) return "its data have another place in the output";
+    if (exchanges(request.kind)) return "its data have another place in the output";
   }
   if (has(kCollect) && f != (kCollect | kCopy)) {
     return "a collect copies received slices into the output, nothing else";
@@ -108,8 +108,7 @@ std::string flags_error(const PlanRequest& request, int rank, const Plan& plan, 
     return "a gather reduces the received slices with the local input, nothing else";
   }
   // Here alone data change their place in the vector: the checker can follow one hop of that.
-  if (request.kind == Kind::kAllToAll &&
-      (has(kFromOutput | kSendAll) || (has(kRecv) && has(kSend)))) {
+  if (exchanges(request.kind) && (has(kFromOutput | kSendAll) || (has(kRecv) && has(kSend)))) {
     return "a slice of an all-to-all goes straight from one rank's input to one other's output";
   }
   if (has(kGather | kSendAll | kScatter | kCollect)) {
@@ -191,32 +190,11 @@ std::uint64_t slice_elements(const Plan& plan, std::uint32_t slot_bytes) {
 }
 
 bool has_input(const PlanRequest& request, int rank, int part) {
-  switch (request.kind) {
-    case Kind::kBroadcast:
-    case Kind::kScatter:
-    case Kind::kSendRecv:
-      return rank == request.root;
-    case Kind::kAllGather:
-    case Kind::kGather:
-      return rank == part;
-    default:
-      return true;
-  }
+  return holds(row_of(request.kind).reads, rank, request.root, part);
 }
 
 bool has_output(const PlanRequest& request, int rank, int part) {
-  switch (request.kind) {
-    case Kind::kReduce:
-    case Kind::kGather:
-      return rank == request.root;
-    case Kind::kReduceScatter:
-    case Kind::kScatter:
-      return rank == part;
-    case Kind::kSendRecv:
-      return rank != request.root;
-    default:
-      return true;
-  }
+  return holds(row_of(request.kind).writes, rank, request.root, part);
 }
 
 std::string primitive_text(int rank, std::size_t index, const Primitive& primitive) {

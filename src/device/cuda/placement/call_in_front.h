@@ -64,8 +64,6 @@ class CallInFront {
     const Geometry& g = inv.geometry;
     const std::uint64_t block = g.count * dtype_bytes(g.dtype);
     const std::uint64_t all = g.blocked() ? block * inv.group_size : block;
-    const bool one_in = g.kind == Kind::kAllGather || g.kind == Kind::kGather;
-    const bool one_out = g.kind == Kind::kReduceScatter || g.kind == Kind::kScatter;
     const auto bytes = [](const void* at, std::uint64_t length) {
       const auto begin = reinterpret_cast<std::uintptr_t>(at);
       return Bytes{begin, begin + length};
@@ -73,8 +71,8 @@ class CallInFront {
     Seen seen;
     seen.stream = stream;
     seen.serial = static_cast<std::uint32_t>(inv.serial);
-    seen.input = bytes(inv.input, one_in ? block : all);
-    seen.output = bytes(inv.output, one_out ? block : all);
+    seen.input = bytes(inv.input, input_is_block(g.kind) ? block : all);
+    seen.output = bytes(inv.output, output_is_block(g.kind) ? block : all);
     seen.geometry = g;
     seen.streams = call.streams;
     seen.chain = call.hops.chain;
