@@ -358,9 +358,13 @@ typedef struct {
    * that give different texts get UNJAM_ERROR_MISMATCH, whose message has both. Copied. For callers
    * whose data mean more than unjam knows: bool that travels as uint8, say. */
   const char* alike;
+  /* The call's algorithm by its name, as UNJAM_ALGORITHM takes it; NULL and "auto": as the
+   * configuration says. A part of the call, as `alike` is: give the same on all ranks. One that
+   * does not serve the kind is refused with the names of those that do. */
+  const char* algorithm;
 } unjamCallOptions_t;
 #define UNJAM_CALL_OPTIONS_INITIALIZER \
-  {sizeof(unjamCallOptions_t), UNJAM_VERSION, 0, NULL, NULL, NULL, UNJAM_STREAM_NONE, NULL}
+  {sizeof(unjamCallOptions_t), UNJAM_VERSION, 0, NULL, NULL, NULL, UNJAM_STREAM_NONE, NULL, NULL}
 
 /* key: NUL-terminated, may be NULL or "" (the group's common channel). options: may be NULL.
  * request: may be NULL (then only the callback or the key's order tells of completion); otherwise

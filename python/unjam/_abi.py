@@ -143,6 +143,7 @@ class CallOptions(Structure):
         ("stream", c_void_p),
         ("stream_order", c_int32),
         ("alike", c_char_p),
+        ("algorithm", c_char_p),
     ]
 
 

@@ -133,11 +133,24 @@ def call_stream(stream: Any, in_stream: bool, place: int) -> tuple[int | None, i
 
 
 def call_options(
-    priority: int, callback: int | None, user: int, stream: int | None, order: int
+    priority: int,
+    callback: int | None,
+    user: int,
+    stream: int | None,
+    order: int,
+    algorithm: bytes | None = None,
 ) -> _abi.CallOptions:
     """The C API's options of a call, in its own terms."""
     return _abi.CallOptions(
-        _OPTIONS_SIZE, _abi.VERSION, priority, callback, user, stream or None, order, None
+        _OPTIONS_SIZE,
+        _abi.VERSION,
+        priority,
+        callback,
+        user,
+        stream or None,
+        order,
+        None,
+        algorithm,
     )
 
 

@@ -33,6 +33,7 @@ class Collective:
         op: Op,
         root: int,
         priority: int,
+        algorithm: bytes | None,
     ) -> None:
         """Made by ``Group.register…``, not by users."""
         from .group import encode
@@ -43,6 +44,7 @@ class Collective:
         self._dtype = dtype
         self._op = op
         self._root = root
+        self._algorithm = algorithm
         self._what = (kind.label, key, group.name)
         self._handle = ctypes.c_void_p()
         self._closed = False
@@ -127,8 +129,8 @@ class Collective:
         number, address, options = 0, None, None
         if callback is not None:
             number, address = _completion.register(request), _completion.ADDRESS
-        if number or order:
-            options = ctypes.byref(call_options(0, address, number, queue, order))
+        if number or order or self._algorithm is not None:
+            options = ctypes.byref(call_options(0, address, number, queue, order, self._algorithm))
         if not context._enter():
             _completion.forget(number)
             raise context._closed_error()

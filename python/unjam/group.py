@@ -51,6 +51,8 @@ class Group:
       queued in it afterwards sees the results, without a ``wait()``. Buffers are then kept alive by
       the request only, as torch's allocator expects it of a kernel: memory of another stream needs
       ``tensor.record_stream``.
+    * ``algorithm``: the plan's algorithm for this call, by a name that ``UNJAM_ALGORITHM`` takes;
+      None leaves it to the configuration. Ranks must agree on it.
 
     They raise InvalidArgument (wrong size, type, overlap, read-only output, not contiguous) or its
     subclass InvalidType (not memory), InvalidUsage (closed context) and Resources; then nothing was
@@ -144,6 +146,7 @@ class Group:
         callback: OnDone | None = None,
         stream: Any = None,
         in_stream: bool = False,
+        algorithm: str | None = None,
     ) -> Request:
         """``out[i]`` = op over all ranks of their ``x[i]``; in place if `out` is None.
 
@@ -157,9 +160,21 @@ class Group:
             callback: see the class.
             stream: see the class.
             in_stream: see the class.
+            algorithm: see the class.
         """
         return self._collective(
-            Kind.ALL_REDUCE, x, out, op, 0, dtype, key, priority, callback, stream, in_stream
+            Kind.ALL_REDUCE,
+            x,
+            out,
+            op,
+            0,
+            dtype,
+            key,
+            priority,
+            callback,
+            stream,
+            in_stream,
+            algorithm,
         )
 
     def all_gather(
@@ -173,6 +188,7 @@ class Group:
         callback: OnDone | None = None,
         stream: Any = None,
         in_stream: bool = False,
+        algorithm: str | None = None,
     ) -> Request:
         """Part r of `out` = rank r's `x`.
 
@@ -186,9 +202,21 @@ class Group:
             callback: see the class.
             stream: see the class.
             in_stream: see the class.
+            algorithm: see the class.
         """
         return self._collective(
-            Kind.ALL_GATHER, x, out, None, 0, dtype, key, priority, callback, stream, in_stream
+            Kind.ALL_GATHER,
+            x,
+            out,
+            None,
+            0,
+            dtype,
+            key,
+            priority,
+            callback,
+            stream,
+            in_stream,
+            algorithm,
         )
 
     def reduce_scatter(
@@ -203,6 +231,7 @@ class Group:
         callback: OnDone | None = None,
         stream: Any = None,
         in_stream: bool = False,
+        algorithm: str | None = None,
     ) -> Request:
         """``out[i]`` = op over all ranks of the `rank`-th part of their `x`.
 
@@ -217,9 +246,21 @@ class Group:
             callback: see the class.
             stream: see the class.
             in_stream: see the class.
+            algorithm: see the class.
         """
         return self._collective(
-            Kind.REDUCE_SCATTER, x, out, op, 0, dtype, key, priority, callback, stream, in_stream
+            Kind.REDUCE_SCATTER,
+            x,
+            out,
+            op,
+            0,
+            dtype,
+            key,
+            priority,
+            callback,
+            stream,
+            in_stream,
+            algorithm,
         )
 
     def reduce(
@@ -235,6 +276,7 @@ class Group:
         callback: OnDone | None = None,
         stream: Any = None,
         in_stream: bool = False,
+        algorithm: str | None = None,
     ) -> Request:
         """On root: ``out[i]`` = op over all ranks of their ``x[i]``, in place if `out` is None.
 
@@ -249,9 +291,21 @@ class Group:
             callback: see the class.
             stream: see the class.
             in_stream: see the class.
+            algorithm: see the class.
         """
         return self._collective(
-            Kind.REDUCE, x, out, op, root, dtype, key, priority, callback, stream, in_stream
+            Kind.REDUCE,
+            x,
+            out,
+            op,
+            root,
+            dtype,
+            key,
+            priority,
+            callback,
+            stream,
+            in_stream,
+            algorithm,
         )
 
     def broadcast(
@@ -266,6 +320,7 @@ class Group:
         callback: OnDone | None = None,
         stream: Any = None,
         in_stream: bool = False,
+        algorithm: str | None = None,
     ) -> Request:
         """Every rank gets root's `x`: in its own x, or in `out` if given.
 
@@ -280,9 +335,21 @@ class Group:
             callback: see the class.
             stream: see the class.
             in_stream: see the class.
+            algorithm: see the class.
         """
         return self._collective(
-            Kind.BROADCAST, x, out, None, root, dtype, key, priority, callback, stream, in_stream
+            Kind.BROADCAST,
+            x,
+            out,
+            None,
+            root,
+            dtype,
+            key,
+            priority,
+            callback,
+            stream,
+            in_stream,
+            algorithm,
         )
 
     def all_to_all(
@@ -296,6 +363,7 @@ class Group:
         callback: OnDone | None = None,
         stream: Any = None,
         in_stream: bool = False,
+        algorithm: str | None = None,
     ) -> Request:
         """Part r of `out` = rank r's part of `x` for this rank.
 
@@ -308,9 +376,21 @@ class Group:
             callback: see the class.
             stream: see the class.
             in_stream: see the class.
+            algorithm: see the class.
         """
         return self._collective(
-            Kind.ALL_TO_ALL, x, out, None, 0, dtype, key, priority, callback, stream, in_stream
+            Kind.ALL_TO_ALL,
+            x,
+            out,
+            None,
+            0,
+            dtype,
+            key,
+            priority,
+            callback,
+            stream,
+            in_stream,
+            algorithm,
         )
 
     def gather(
@@ -325,6 +405,7 @@ class Group:
         callback: OnDone | None = None,
         stream: Any = None,
         in_stream: bool = False,
+        algorithm: str | None = None,
     ) -> Request:
         """On root: part r of `out` = rank r's `x`.
 
@@ -339,9 +420,21 @@ class Group:
             callback: see the class.
             stream: see the class.
             in_stream: see the class.
+            algorithm: see the class.
         """
         return self._collective(
-            Kind.GATHER, x, out, None, root, dtype, key, priority, callback, stream, in_stream
+            Kind.GATHER,
+            x,
+            out,
+            None,
+            root,
+            dtype,
+            key,
+            priority,
+            callback,
+            stream,
+            in_stream,
+            algorithm,
         )
 
     def scatter(
@@ -356,6 +449,7 @@ class Group:
         callback: OnDone | None = None,
         stream: Any = None,
         in_stream: bool = False,
+        algorithm: str | None = None,
     ) -> Request:
         """`out` = the `rank`-th part of root's `x`.
 
@@ -371,9 +465,21 @@ class Group:
             callback: see the class.
             stream: see the class.
             in_stream: see the class.
+            algorithm: see the class.
         """
         return self._collective(
-            Kind.SCATTER, x, out, None, root, dtype, key, priority, callback, stream, in_stream
+            Kind.SCATTER,
+            x,
+            out,
+            None,
+            root,
+            dtype,
+            key,
+            priority,
+            callback,
+            stream,
+            in_stream,
+            algorithm,
         )
 
     def barrier(
@@ -545,6 +651,7 @@ class Group:
         op: str = "sum",
         root: int = 0,
         priority: int = 0,
+        algorithm: str | None = None,
     ) -> Collective:
         """A collective of fixed kind, type, operator and root, whose plan and key are looked up
         once.
@@ -559,6 +666,9 @@ class Group:
             op: operator; used by all_reduce, reduce_scatter and reduce only.
             root: rank in the group; used by reduce, broadcast, gather and scatter only.
             priority: higher first, under ``order="priority"``.
+            algorithm: of all its runs, by a name that ``UNJAM_ALGORITHM`` takes; None leaves it to
+                the configuration. One that is unknown or does not serve the kind is refused at the
+                first run.
 
         Raises:
             InvalidArgument: an unknown kind, type or operator, or a bad root or key; a kind that is
@@ -568,7 +678,16 @@ class Group:
         priority = _arguments.integer(priority, "priority")
         if self._closed:
             raise InvalidUsage(f"{self!r} is closed: make it again, on all of its ranks")
-        return Collective(self, kind_of(kind), key, dtype_of(dtype), op_of(op), root, priority)
+        return Collective(
+            self,
+            kind_of(kind),
+            key,
+            dtype_of(dtype),
+            op_of(op),
+            root,
+            priority,
+            algorithm_name(algorithm),
+        )
 
     # ---- inside ----
 
@@ -585,6 +704,7 @@ class Group:
         callback: OnDone | None,
         stream: Any,
         in_stream: bool,
+        algorithm: str | None,
     ) -> Request:
         """A call of `kind`; `op` and `root` are looked at where it has such."""
         facts = facts_of(kind)
@@ -606,6 +726,7 @@ class Group:
             callback,
             stream,
             in_stream,
+            algorithm,
         )
 
     def _call(
@@ -619,6 +740,7 @@ class Group:
         callback: OnDone | None,
         stream: Any,
         in_stream: bool,
+        algorithm: str | None = None,
     ) -> Request:
         """One C call; `arguments` are what stands between key and options in its signature."""
         encoded = encode(key, "key")
@@ -636,8 +758,9 @@ class Group:
             _arguments.check_callback(callback)
             number, address = _completion.register(request), _completion.ADDRESS
         options = None
-        if priority or number or order:
-            options = ctypes.byref(call_options(priority, address, number, queue, order))
+        chosen = algorithm_name(algorithm)
+        if priority or number or order or chosen is not None:
+            options = ctypes.byref(call_options(priority, address, number, queue, order, chosen))
         if not context._enter():
             _completion.forget(number)
             raise context._closed_error()
@@ -690,3 +813,16 @@ def encode(text: str, what: str) -> bytes:
             f"{what} {text!r} contains a NUL character, which ends a string in C: leave it out"
         )
     return encoded
+
+
+def algorithm_name(algorithm: str | None) -> bytes | None:
+    """`algorithm` for the C API, which knows the names.
+
+    Raises:
+        InvalidType: not a name.
+    """
+    if algorithm is None:
+        return None
+    if not isinstance(algorithm, str):
+        raise InvalidType(f"algorithm must be a name, not {type(algorithm).__name__} {algorithm!r}")
+    return encode(algorithm, "algorithm")

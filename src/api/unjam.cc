@@ -6,6 +6,7 @@
 #include <exception>
 #include <memory>
 #include <new>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -124,8 +125,9 @@ unjamResult_t copy_text(const std::string& text, char* buffer, size_t bytes, siz
 
 unjamResult_t apply_options(const unjamCallOptions_t* options, Call& call) {
   if (options == nullptr) return UNJAM_SUCCESS;
-  // Version 0.1.0's ended before `stream`, later ones before `alike`.
+  // Version 0.1.0's ended before `stream`, later ones before `alike` and `algorithm`.
   if (options->size != sizeof(unjamCallOptions_t) &&
+      options->size != offsetof(unjamCallOptions_t, algorithm) &&
       options->size != offsetof(unjamCallOptions_t, alike) &&
       options->size != offsetof(unjamCallOptions_t, stream)) {
     return fail(UNJAM_ERROR_INVALID_ARGUMENT,
@@ -142,6 +144,14 @@ unjamResult_t apply_options(const unjamCallOptions_t* options, Call& call) {
     return fail(UNJAM_ERROR_INVALID_ARGUMENT, "alike has more than " +
                                                   std::to_string(UNJAM_ALIKE_BYTES - 1) +
                                                   " bytes: give a shorter text, or a hash of it");
+  }
+  if (o.algorithm != nullptr) {
+    const std::optional<int> number = unjam::algorithm_named(o.algorithm);
+    if (!number.has_value()) {
+      return fail(UNJAM_ERROR_INVALID_ARGUMENT, std::string("unknown algorithm '") + o.algorithm +
+                                                    "': use one of " + unjam::algorithm_choices());
+    }
+    call.signature.algorithm = static_cast<std::int8_t>(*number);
   }
   call.priority = o.priority;
   call.callback = o.callback;
@@ -642,9 +652,9 @@ unjamResult_t unjamRunWithOptions(unjamCollective_t collective, const void* send
   return guarded([&] {
     if (unjamResult_t r = check_collective(collective); r != UNJAM_SUCCESS) return r;
     Call call;
-    if (unjamResult_t r = apply_options(options, call); r != UNJAM_SUCCESS) return r;
     call.signature = collective->signature;
     call.signature.count = count;
+    if (unjamResult_t r = apply_options(options, call); r != UNJAM_SUCCESS) return r;
     call.send = send;
     call.recv = recv;
     call.priority = collective->priority;

@@ -7,6 +7,7 @@
 #include <iterator>
 #include <optional>
 #include <string>
+#include <string_view>
 
 #include "plan/algorithms/direct.h"
 #include "plan/algorithms/mesh.h"
@@ -45,5 +46,9 @@ constexpr const char* to_string(Algorithm algorithm) { return row_of(algorithm).
 
 // "auto|ring|direct|…": auto, and the rows' names in their order.
 const char* algorithm_choices();
+// The number that one of these names stands for, auto's being -1; nothing: it is none of them.
+std::optional<int> algorithm_named(std::string_view name);
+// "ring|direct": the names of those that serve the kind.
+std::string algorithms_for(Kind kind);
 
 }  // namespace unjam

@@ -49,6 +49,10 @@ struct Signature {
   // What else the callers agree on (unjamCallOptions_t.alike), NUL-terminated and filled with NULs.
   std::array<char, UNJAM_ALIKE_BYTES> alike{};
 
+  std::int8_t algorithm = -1;  // its number (plan/registry.h); -1: the settings decide
+
+  // `before` and "algorithm=…"; "" where the settings decide.
+  std::string algorithm_text(const char* before = "") const;
   bool set_alike(const char* text);  // false: it is too long
   std::uint64_t hash() const;
   std::string text(bool with_count = true) const;

@@ -7,6 +7,7 @@
 #include "base/clock.h"
 #include "base/hash.h"
 #include "plan/common.h"
+#include "plan/registry.h"
 #include "plan/selector.h"
 #include "runtime/context.h"
 #include "runtime/texts.h"
@@ -25,6 +26,7 @@ std::uint64_t Signature::hash() const {
   h = hash_combine(h, static_cast<std::uint64_t>(root));
   h = hash_combine(h, static_cast<std::uint64_t>(peer));
   h = hash_combine(h, count);
+  h = hash_combine(h, static_cast<std::uint64_t>(algorithm));
   for (std::size_t i = 0; i < alike.size() && alike[i] != 0; i += 8) {
     std::uint64_t word = 0;
     std::memcpy(&word, alike.data() + i, sizeof(word));
@@ -40,9 +42,15 @@ bool Signature::set_alike(const char* text) {
   return true;
 }
 
+std::string Signature::algorithm_text(const char* before) const {
+  if (algorithm < 0) return "";
+  return std::string(before) + "algorithm=" + to_string(static_cast<Algorithm>(algorithm));
+}
+
 std::string Signature::text(bool with_count) const {
   const std::string as = alike[0] == 0 ? "" : " as '" + std::string(alike.data()) + "'";
-  if (kind == Kind::kBarrier) return "barrier()" + as;  // count and type are not its caller's
+  // A barrier's count and type are not its caller's.
+  if (kind == Kind::kBarrier) return "barrier(" + algorithm_text() + ")" + as;
   std::string t = std::string(to_string(kind)) + "(";
   if (with_count) t += "count=" + std::to_string(count) + ", ";
   t += to_string(dtype);
@@ -52,7 +60,7 @@ std::string Signature::text(bool with_count) const {
   } else if (has_root(kind)) {
     t += ", root=" + std::to_string(root);
   }
-  return t + ")" + as;
+  return t + algorithm_text(", ") + ")" + as;
 }
 
 Result Context::validate(const unjamGroup& group, const Call& call) const {
@@ -74,6 +82,10 @@ Result Context::validate(const unjamGroup& group, const Call& call) const {
       (s.root < 0 || static_cast<std::uint64_t>(s.root) >= n)) {
     return bad("root " + std::to_string(s.root) + ": the group has ranks 0 to " +
                std::to_string(n - 1));
+  }
+  if (s.algorithm >= 0 && !row_of(static_cast<Algorithm>(s.algorithm)).serves(s.kind)) {
+    return bad(std::string("algorithm ") + to_string(static_cast<Algorithm>(s.algorithm)) +
+               " does not serve " + to_string(s.kind) + ": use one of " + algorithms_for(s.kind));
   }
   const std::uint64_t size = dtype_bytes(s.dtype);
   const std::uint64_t most = std::numeric_limits<std::int64_t>::max();
@@ -357,6 +369,7 @@ Result Context::plan_call(const unjamGroup& group, Key& key, const Signature& si
     limits.together = settings_.overlap == 2;
     std::optional<Algorithm> algorithm;
     if (settings_.algorithm >= 0) algorithm = static_cast<Algorithm>(settings_.algorithm);
+    if (signature.algorithm >= 0) algorithm = static_cast<Algorithm>(signature.algorithm);
     std::string error;
     std::optional<Plan> plan = make_plan(r, limits, algorithm, &error);
     if (!plan) {

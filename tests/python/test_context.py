@@ -8,7 +8,7 @@ import pytest
 
 import unjam
 from explanations import settled, waits
-from unjam import Aborted, EventType, InvalidArgument, InvalidUsage, Peer, Timeout
+from unjam import Aborted, EventType, InvalidArgument, InvalidType, InvalidUsage, Peer, Timeout
 
 
 def test_init_by_threads():
@@ -354,3 +354,37 @@ for _ in range(30):
 """,
     )
     assert result.returncode == 0, (result.returncode, result.stderr)
+
+
+def test_algorithm_of_one_call(pair):
+    contexts, groups = pair
+    registered = [g.register("broadcast", "r", "float32", algorithm="ring") for g in groups]
+
+    def used(context, key):
+        (found,) = [k["algorithm"] for k in context.info()["keys"] if k["key"] == key]
+        return found
+
+    for name in ("ring", "direct", "two_shot"):
+        x = [np.ones(8, np.float32) for _ in groups]
+        calls = zip(groups, x, strict=True)
+        for request in [g.all_reduce(a, key="k", algorithm=name) for g, a in calls]:
+            request.wait()
+        assert all((a == 2).all() for a in x)
+        assert {used(context, "k") for context in contexts} == {name}
+    x = [np.full(8, r, np.float32) for r in range(2)]
+    for request in [c.run(a) for c, a in zip(registered, x, strict=True)]:
+        request.wait()
+    assert (x[1] == 0).all() and {used(context, "r") for context in contexts} == {"ring"}
+
+
+def test_algorithms_that_are_not_there(pair):
+    _, groups = pair
+    x = np.ones(8, np.float32)
+    with pytest.raises(InvalidArgument, match="unknown algorithm 'rings': use one of auto"):
+        groups[0].all_reduce(x, algorithm="rings")
+    with pytest.raises(InvalidArgument, match="unknown algorithm ''"):
+        groups[0].all_reduce(x, algorithm="")
+    with pytest.raises(InvalidArgument, match="pairwise does not serve all_reduce: use one of"):
+        groups[0].all_reduce(x, algorithm="pairwise")
+    with pytest.raises(InvalidType, match="algorithm must be a name, not int 1"):
+        groups[0].all_reduce(x, algorithm=1)

@@ -1315,6 +1315,7 @@ struct OneCall {
   unjamOp_t op = UNJAM_SUM;
   int root = 0;
   const char* alike = nullptr;
+  const char* algorithm = nullptr;
 };
 
 // Ranks 0 and 1 call `a`, rank 2 calls `b`: MISMATCH, naming both and who called what. Where a
@@ -1335,6 +1336,7 @@ void disagreement(const OneCall& a, const OneCall& b, const std::string& in_a,
     auto* to = out.data();
     unjamCallOptions_t options = UNJAM_CALL_OPTIONS_INITIALIZER;
     options.alike = mine.alike;
+    options.algorithm = mine.algorithm;
     unjamResult_t code = UNJAM_ERROR_INTERNAL;
     switch (mine.kind) {
       case UNJAM_ALL_REDUCE:
@@ -1414,6 +1416,10 @@ TEST(Mismatch, EverythingThatRanksMustAgreeOn) {
   b.alike = "the same, 2, the same";
   disagreement(a, b, "as 'the same, 1, the same'", "as 'the same, 2, the same'");
   a.alike = b.alike = nullptr;
+  b = a;
+  b.algorithm = "ring";
+  disagreement(a, b, "all_reduce(count=10, int32, sum)",
+               "all_reduce(count=10, int32, sum, algorithm=ring)");
   b = a;
   b.kind = UNJAM_BROADCAST;
   disagreement(a, b, "all_reduce", "broadcast", true);
@@ -2021,6 +2027,111 @@ TEST(Texts, PlanCheckNamesTheArgumentAndItsRange) {
                 std::string(range.name) + " " + std::to_string(value) + " is out of range: give " +
                     std::to_string(range.least) + " to " + std::to_string(range.most));
     }
+  }
+}
+
+std::string algorithm_of(unjamContext_t context, const std::string& key) {
+  const Json all = JsonReader::parse(info(context));
+  for (const Json& k : all["keys"].array) {
+    if (k["key"].string == key) return k["algorithm"].string;
+  }
+  return "no such key";
+}
+
+TEST(CallAlgorithm, IsTakenByName) {
+  Job job(3);
+  std::vector<unjamCollective_t> registered(3);
+  std::vector<std::string> names = {"auto"};
+  for (const unjam::AlgorithmRow& row : unjam::kAlgorithms) {
+    if (row.serves(unjam::Kind::kAllReduce)) names.push_back(row.name);
+  }
+  ASSERT_GT(names.size(), 2u);
+  const auto usual = [&] {
+    unjamRequest_t q[3] = {};
+    std::int32_t x[3] = {1, 2, 3};
+    for (int r = 0; r < 3; ++r) {
+      EXPECT_OK(unjamAllReduce(job.all(r), "usual", &x[r], &x[r], 1, UNJAM_INT32, UNJAM_SUM,
+                               nullptr, &q[r]));
+    }
+    for (int r = 0; r < 3; ++r) wait_ok(job.context(r), q[r], "usual");
+    return algorithm_of(job.context(0), "usual");
+  }();
+  for (int r = 0; r < 3; ++r) {
+    ASSERT_OK(unjamRegisterAllReduce(job.all(r), "registered", UNJAM_INT32, UNJAM_SUM, 0,
+                                     &registered[r]));
+  }
+  for (const std::string& name : names) {
+    unjamCallOptions_t o = UNJAM_CALL_OPTIONS_INITIALIZER;
+    o.algorithm = name.c_str();
+    unjamRequest_t q[2][3] = {};
+    std::int32_t x[2][3] = {{1, 2, 3}, {4, 5, 6}};
+    for (int r = 0; r < 3; ++r) {
+      ASSERT_OK(unjamAllReduce(job.all(r), "called", &x[0][r], &x[0][r], 1, UNJAM_INT32, UNJAM_SUM,
+                               &o, &q[0][r]));
+      ASSERT_OK(unjamRunWithOptions(registered[r], &x[1][r], &x[1][r], 1, &o, &q[1][r]));
+    }
+    for (int r = 0; r < 3; ++r) {
+      wait_ok(job.context(r), q[0][r], "called");
+      wait_ok(job.context(r), q[1][r], "registered");
+      EXPECT_EQ(x[0][r], 6);
+      EXPECT_EQ(x[1][r], 15);
+      const std::string expected = name == "auto" ? usual : name;
+      EXPECT_EQ(algorithm_of(job.context(r), "called"), expected);
+      EXPECT_EQ(algorithm_of(job.context(r), "registered"), expected);
+    }
+  }
+  for (unjamCollective_t c : registered) ASSERT_OK(unjamDeregister(c));
+}
+
+TEST(CallAlgorithm, RefusesWhatItDoesNotKnowOrThatDoesNotServe) {
+  Job job(2);
+  std::int32_t x = 1;
+  unjamRequest_t q = nullptr;
+  unjamCallOptions_t o = UNJAM_CALL_OPTIONS_INITIALIZER;
+  for (const char* name : {"", "rings", "RING", "0", "ring|direct"}) {
+    o.algorithm = name;
+    EXPECT_REFUSED(unjamAllReduce(job.all(0), "k", &x, &x, 1, UNJAM_INT32, UNJAM_SUM, &o, &q),
+                   UNJAM_ERROR_INVALID_ARGUMENT, "use one of auto|ring|");
+  }
+  o.algorithm = "pairwise";
+  EXPECT_REFUSED(unjamAllReduce(job.all(0), "k", &x, &x, 1, UNJAM_INT32, UNJAM_SUM, &o, &q),
+                 UNJAM_ERROR_INVALID_ARGUMENT,
+                 "algorithm pairwise does not serve all_reduce: use one of ring|direct|");
+  EXPECT_EQ(q, nullptr);
+  // Options before `algorithm` had none: what lies behind them is not read.
+  o.size = offsetof(unjamCallOptions_t, algorithm);
+  unjamRequest_t qs[2] = {};
+  std::int32_t y[2] = {1, 2};
+  for (int r = 0; r < 2; ++r) {
+    ASSERT_OK(unjamAllReduce(job.all(r), "k", &y[r], &y[r], 1, UNJAM_INT32, UNJAM_SUM,
+                             r == 0 ? &o : nullptr, &qs[r]));
+  }
+  for (int r = 0; r < 2; ++r) {
+    wait_ok(job.context(r), qs[r], "k");
+    EXPECT_EQ(y[r], 3);
+  }
+}
+
+// The options of a registered collective's run are a part of the call, as those of other calls.
+TEST(Registered, RunsAgreeOnTheirOptions) {
+  Job job(2, quick_diagnosis());
+  unjamCollective_t registered[2] = {};
+  unjamRequest_t q[2] = {};
+  std::int32_t x[2] = {1, 2};
+  for (int r = 0; r < 2; ++r) {
+    ASSERT_OK(unjamRegisterAllReduce(job.all(r), "k", UNJAM_INT32, UNJAM_SUM, 0, &registered[r]));
+  }
+  const char* const texts[2] = {"bool", nullptr};
+  unjamResult_t codes[2] = {};
+  for (int r = 0; r < 2; ++r) {
+    unjamCallOptions_t o = UNJAM_CALL_OPTIONS_INITIALIZER;
+    o.alike = texts[r];
+    codes[r] = unjamRunWithOptions(registered[r], &x[r], &x[r], 1, &o, &q[r]);
+  }
+  for (int r = 0; r < 2; ++r) {
+    if (codes[r] == UNJAM_SUCCESS) codes[r] = unjamWait(q[r], kPatienceUs);
+    EXPECT_EQ(codes[r], UNJAM_ERROR_MISMATCH);
+    EXPECT_OK(unjamRequestFree(q[r]));
   }
 }
 
