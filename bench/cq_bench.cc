@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "engine/cq.h"
+#include "tests/support/scan_cq.h"
 
 namespace {
 

@@ -23,6 +23,36 @@ void check(cudaError_t e) {
   std::exit(1);
 }
 
+// A leaf whose data are there, of any protocol. Packets: packets_ready_cuda() was true in every
+// thread; and of lines, which only whole warps move, all threads have been at a barrier since.
+__device__ __forceinline__ void run_leaf_cuda(const SliceJob& the_job, unsigned thread,
+                                              unsigned threads) {
+  const SliceJob& job = cuda_leaves::forget(the_job, thread, threads);
+  if (job.num_src == 0) return;
+  cuda_leaves::Held nothing;
+  auto inside = cuda_leaves::LineFlags::kInside;
+  if (job.protocol == Protocol::kSlot) {
+    cuda_leaves::dispatch<Protocol::kSlot>(job, thread, threads, nothing);
+  } else if (job.protocol == Protocol::kPacket) {
+    cuda_leaves::dispatch<Protocol::kPacket>(job, thread, threads, nothing);
+  } else {
+    cuda_leaves::dispatch<Protocol::kLine>(job, thread, threads, inside);
+  }
+}
+
+// Whether the units that run_leaf_cuda() will read in this thread from packet connectors all have
+// the flag. Reads once, from all sources together; the caller polls.
+__device__ __forceinline__ bool packets_ready_cuda(const SliceJob& the_job, unsigned thread,
+                                                   unsigned threads) {
+  const SliceJob& job = cuda_leaves::forget(the_job, thread, threads);
+  if (job.num_src == 0) return true;
+  if (job.protocol == Protocol::kLine) {
+    return cuda_leaves::lines_ready(job, thread, threads, cuda_leaves::LineFlags::kInside);
+  }
+  if (job.copies) return cuda_leaves::copies_ready<false>(job, thread, threads, nullptr);
+  return cuda_leaves::combine_ready<false>(job, thread, threads, nullptr);
+}
+
 // fused: polls and executes in one; else one look, then the leaf. behind: lines' flags are stored
 // last.
 __global__ void __launch_bounds__(512)

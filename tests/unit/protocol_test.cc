@@ -1,14 +1,14 @@
-// The protocol of engine instances (engine/residency.h with leases, doorbells, marks, SQ and CQ)
-// under a deterministic schedule explorer, against a fake device: streams that share hardware
-// queues, few SMs, a driver lock. The protocol's functions are the real ones; the explorer switches
-// at every atomic operation in them. Planted mistakes show that it would find some.
+// The protocol of engine instances (engine/residency.h with leases, doorbells, SQ and CQ, and the
+// model of the lanes' part in tests/support/residency_model.h) under a deterministic schedule
+// explorer, against a fake device: streams that share hardware queues, few SMs, a driver lock. The
+// explorer switches at every atomic operation. Planted mistakes show that it would find some.
 #define UNJAM_EXPLORER        // scheduling points in base/atomics.h, here only
 #define unjam unjam_explored  // apart from the library's copies of the same functions
 #include "engine/cq.h"
 #include "engine/lease.h"
-#include "engine/mark.h"
 #include "engine/queues.h"
 #include "engine/residency.h"
+#include "tests/support/residency_model.h"
 #undef unjam
 
 #include <gtest/gtest.h>
@@ -155,7 +155,7 @@ bool reap(Rank& r) {
 
 // ---- the steps, and the same with mistakes ----
 
-struct Right : ResidencySteps {
+struct Right : ModelSteps {
   static constexpr bool kMarkFirst = true, kResultFirst = true, kWaitersPoll = true;
 };
 struct LooksBeforeItClears : Right {

@@ -14,6 +14,7 @@
 #include "engine/slot_batch.h"
 #include "engine/task_queue.h"
 #include "tests/support/queue_with_links.h"
+#include "tests/support/scan_cq.h"
 
 namespace unjam {
 namespace {

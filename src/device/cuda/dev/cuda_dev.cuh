@@ -5,35 +5,14 @@
 // the connectors themselves, and a rank without one is poked through its host.
 #pragma once
 
-#include <cuda/atomic>
-
+#include "device/cuda/dev/atomics.cuh"
 #include "device/cuda/dev/rank_state.h"
 #include "device/cuda/kernels/leaving.h"
 #include "device/cuda/leaves/leaves.cuh"
 #include "engine/engine.h"
-#include "engine/mark.h"
 
 namespace unjam {
 
-// Relaxed accesses at system scope, and the fence that orders them.
-template <class T>
-__device__ __forceinline__ void store_system(T& x, T v) {
-  cuda::atomic_ref<T, cuda::thread_scope_system>(x).store(v, cuda::memory_order_relaxed);
-}
-__device__ __forceinline__ void fence_system() {
-  cuda::atomic_thread_fence(cuda::memory_order_acq_rel, cuda::thread_scope_system);
-}
-// Of this device.
-__device__ __forceinline__ void fence_local() {
-  cuda::atomic_thread_fence(cuda::memory_order_acq_rel, cuda::thread_scope_device);
-}
-__device__ __forceinline__ void fence_total_local() {
-  cuda::atomic_thread_fence(cuda::memory_order_seq_cst, cuda::thread_scope_device);
-}
-__device__ __forceinline__ void clear_local(std::uint32_t& word, std::uint32_t bits) {
-  cuda::atomic_ref<std::uint32_t, cuda::thread_scope_device>(word).fetch_and(
-      ~bits, cuda::memory_order_release);
-}
 // Calls without the engine are launched so that the next one's blocks may already be there before
 // the kernel in front of them has ended ("programmatic dependent launch"). wait_for_stream(): until
 // all in front has ended, and is visible; at once where nothing is under way. Each kernel that may
@@ -198,23 +177,13 @@ class CudaDev {
     if (threadIdx.x % kWarp == 0) add_release(count);
   }
   // Words of BlockShared.
-  static __device__ void add(std::uint32_t& x, std::uint32_t by) {
-    asm volatile("red.relaxed.cta.shared.add.u32 [%0], %1;" ::"r"(shared_address(x)), "r"(by)
-                 : "memory");
-  }
-  static __device__ void add_release(std::uint32_t& x) {
-    asm volatile("red.release.cta.shared.add.u32 [%0], 1;" ::"r"(shared_address(x)) : "memory");
-  }
+  static __device__ void add(std::uint32_t& x, std::uint32_t by) { add_relaxed_shared(x, by); }
+  static __device__ void add_release(std::uint32_t& x) { increment_release_shared(x); }
   static __device__ std::uint32_t load_block(const std::uint32_t& x) {
-    std::uint32_t v;
-    asm volatile("ld.acquire.cta.shared.u32 %0, [%1];"
-                 : "=r"(v)
-                 : "r"(shared_address(x))
-                 : "memory");
-    return v;
+    return load_acquire_shared(x);
   }
   static __device__ void store_block(std::uint32_t& x, std::uint32_t v) {
-    asm volatile("st.release.cta.shared.u32 [%0], %1;" ::"r"(shared_address(x)), "r"(v) : "memory");
+    store_release_shared(x, v);
   }
 
   // Two phases for packets: every thread polls its own words; the block goes on only if all have
@@ -601,10 +570,6 @@ class CudaDev {
   }
 
  private:
-  template <class T>
-  static __device__ std::uint32_t shared_address(T& x) {
-    return static_cast<std::uint32_t>(__cvta_generic_to_shared(&x));
-  }
   __device__ static unsigned group_threads() { return (blockDim.x - kApart) / groups(); }
   // The host has said something since the latest look: a cancellation concerns calls that the pass
   // has passed.

@@ -86,62 +86,6 @@ __device__ __forceinline__ bool is_mover() { return threadIdx.x >= kSoloControl;
 __device__ __forceinline__ std::uint32_t hand() { return threadIdx.x - kSoloControl; }
 __device__ __forceinline__ std::uint32_t hands() { return blockDim.x - kSoloControl; }
 
-// Read-modify-writes of words that are known to be in global memory. (Of an address that could be
-// anything the instruction says first whether it was shared memory, and the thread waits for that,
-// a microsecond, also where nobody wants the result.) All at the device's scope.
-template <class T>
-__device__ __forceinline__ std::uint64_t global_address(T& x) {
-  return static_cast<std::uint64_t>(__cvta_generic_to_global(&x));
-}
-__device__ __forceinline__ void add_relaxed(std::uint64_t& x, std::uint64_t by) {
-  asm volatile("red.relaxed.gpu.global.add.u64 [%0], %1;" ::"l"(global_address(x)), "l"(by)
-               : "memory");
-}
-__device__ __forceinline__ void add_relaxed(std::uint32_t& x, std::uint32_t by) {
-  asm volatile("red.relaxed.gpu.global.add.u32 [%0], %1;" ::"l"(global_address(x)), "r"(by)
-               : "memory");
-}
-__device__ __forceinline__ void max_relaxed(std::uint64_t& x, std::uint64_t with) {
-  asm volatile("red.relaxed.gpu.global.max.u64 [%0], %1;" ::"l"(global_address(x)), "l"(with)
-               : "memory");
-}
-__device__ __forceinline__ std::uint64_t fetch_add_relaxed(std::uint64_t& x, std::uint64_t by) {
-  std::uint64_t before;
-  asm volatile("atom.relaxed.gpu.global.add.u64 %0, [%1], %2;"
-               : "=l"(before)
-               : "l"(global_address(x)), "l"(by)
-               : "memory");
-  return before;
-}
-__device__ __forceinline__ std::uint64_t fetch_and_acquire(std::uint64_t& x, std::uint64_t with) {
-  std::uint64_t before;
-  asm volatile("atom.acquire.gpu.global.and.b64 %0, [%1], %2;"
-               : "=l"(before)
-               : "l"(global_address(x)), "l"(with)
-               : "memory");
-  return before;
-}
-__device__ __forceinline__ std::uint64_t fetch_or_acquire(std::uint64_t& x, std::uint64_t with) {
-  std::uint64_t before;
-  asm volatile("atom.acquire.gpu.global.or.b64 %0, [%1], %2;"
-               : "=l"(before)
-               : "l"(global_address(x)), "l"(with)
-               : "memory");
-  return before;
-}
-__device__ __forceinline__ std::uint64_t fetch_add_acq_rel(std::uint64_t& x, std::uint64_t by) {
-  std::uint64_t before;
-  asm volatile("atom.acq_rel.gpu.global.add.u64 %0, [%1], %2;"
-               : "=l"(before)
-               : "l"(global_address(x)), "l"(by)
-               : "memory");
-  return before;
-}
-// A hint: changes nothing, reads nothing, but finds the way there.
-__device__ __forceinline__ void find_way(const void* p) {
-  asm volatile("prefetch.global.L2 [%0];" ::"l"(__cvta_generic_to_global(p)));
-}
-
 // Packets are looked for in rounds; true: not again.
 __device__ __forceinline__ bool is_hopeless(const Shared& s) {
   return *static_cast<const volatile std::uint32_t*>(&s.hopeless) != 0;
@@ -539,32 +483,9 @@ __device__ __forceinline__ void reduce_row(const cuda_leaves::Slice& slice, Row<
 template <int kUnits>
 __device__ __forceinline__ void reduce_row_any(DType dtype, const cuda_leaves::Slice& slice,
                                                Row<kUnits>& row, Raw<2> (&result)[kUnits]) {
-  switch (dtype) {
-    case DType::kInt8:
-      return reduce_row<DType::kInt8>(slice, row, result);
-    case DType::kUint8:
-      return reduce_row<DType::kUint8>(slice, row, result);
-    case DType::kInt32:
-      return reduce_row<DType::kInt32>(slice, row, result);
-    case DType::kUint32:
-      return reduce_row<DType::kUint32>(slice, row, result);
-    case DType::kInt64:
-      return reduce_row<DType::kInt64>(slice, row, result);
-    case DType::kUint64:
-      return reduce_row<DType::kUint64>(slice, row, result);
-    case DType::kFloat16:
-      return reduce_row<DType::kFloat16>(slice, row, result);
-    case DType::kBfloat16:
-      return reduce_row<DType::kBfloat16>(slice, row, result);
-    case DType::kFloat32:
-      return reduce_row<DType::kFloat32>(slice, row, result);
-    case DType::kFloat64:
-      return reduce_row<DType::kFloat64>(slice, row, result);
-    case DType::kFloat8E4M3:
-      return reduce_row<DType::kFloat8E4M3>(slice, row, result);
-    case DType::kFloat8E5M2:
-      return reduce_row<DType::kFloat8E5M2>(slice, row, result);
-  }
+  cuda_leaves::with_dtype(dtype, [&](auto type) __attribute__((always_inline)) {
+    reduce_row<decltype(type)::value>(slice, row, result);
+  });
 }
 
 // As Engine::build_job() says it of a gather.

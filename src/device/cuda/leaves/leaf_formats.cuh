@@ -314,4 +314,42 @@ struct Format<DType::kFloat8E4M3> : NarrowFormat<Float8E4M3> {};
 template <>
 struct Format<DType::kFloat8E5M2> : NarrowFormat<Float8E5M2> {};
 
+// A dtype as a type, so that code can be made for it.
+template <DType dtype>
+struct DTypeConstant {
+  static constexpr DType value = dtype;
+};
+
+// visit(DTypeConstant<dtype>{}): the one place that turns a dtype into code of its own. The branch
+// is uniform: all threads of a block have the same.
+template <class Visit>
+__device__ __forceinline__ void with_dtype(DType dtype, const Visit& visit) {
+  switch (dtype) {
+    case DType::kInt8:
+      return visit(DTypeConstant<DType::kInt8>{});
+    case DType::kUint8:
+      return visit(DTypeConstant<DType::kUint8>{});
+    case DType::kInt32:
+      return visit(DTypeConstant<DType::kInt32>{});
+    case DType::kUint32:
+      return visit(DTypeConstant<DType::kUint32>{});
+    case DType::kInt64:
+      return visit(DTypeConstant<DType::kInt64>{});
+    case DType::kUint64:
+      return visit(DTypeConstant<DType::kUint64>{});
+    case DType::kFloat16:
+      return visit(DTypeConstant<DType::kFloat16>{});
+    case DType::kBfloat16:
+      return visit(DTypeConstant<DType::kBfloat16>{});
+    case DType::kFloat32:
+      return visit(DTypeConstant<DType::kFloat32>{});
+    case DType::kFloat64:
+      return visit(DTypeConstant<DType::kFloat64>{});
+    case DType::kFloat8E4M3:
+      return visit(DTypeConstant<DType::kFloat8E4M3>{});
+    case DType::kFloat8E5M2:
+      return visit(DTypeConstant<DType::kFloat8E5M2>{});
+  }
+}
+
 }  // namespace unjam::cuda_leaves

@@ -76,32 +76,9 @@ __device__ __forceinline__ void dispatch(const SliceJob& job, unsigned thread, u
         return copy<protocol, 8>(job, thread, threads, how);
     }
   }
-  switch (job.dtype) {
-    case DType::kInt8:
-      return reduce<protocol, DType::kInt8>(job, thread, threads, how);
-    case DType::kUint8:
-      return reduce<protocol, DType::kUint8>(job, thread, threads, how);
-    case DType::kInt32:
-      return reduce<protocol, DType::kInt32>(job, thread, threads, how);
-    case DType::kUint32:
-      return reduce<protocol, DType::kUint32>(job, thread, threads, how);
-    case DType::kInt64:
-      return reduce<protocol, DType::kInt64>(job, thread, threads, how);
-    case DType::kUint64:
-      return reduce<protocol, DType::kUint64>(job, thread, threads, how);
-    case DType::kFloat16:
-      return reduce<protocol, DType::kFloat16>(job, thread, threads, how);
-    case DType::kBfloat16:
-      return reduce<protocol, DType::kBfloat16>(job, thread, threads, how);
-    case DType::kFloat32:
-      return reduce<protocol, DType::kFloat32>(job, thread, threads, how);
-    case DType::kFloat64:
-      return reduce<protocol, DType::kFloat64>(job, thread, threads, how);
-    case DType::kFloat8E4M3:
-      return reduce<protocol, DType::kFloat8E4M3>(job, thread, threads, how);
-    case DType::kFloat8E5M2:
-      return reduce<protocol, DType::kFloat8E5M2>(job, thread, threads, how);
-  }
+  with_dtype(job.dtype, [&](auto type) __attribute__((always_inline)) {
+    reduce<protocol, decltype(type)::value>(job, thread, threads, how);
+  });
 }
 
 // The engine runs leaves in a loop in which these never change: what follows from them must not be
@@ -129,36 +106,6 @@ inline __device__ __noinline__ void run_slot_leaf_cuda(const SliceJob& the_job, 
   if (job.num_src == 0) return;
   cuda_leaves::Held nothing;
   cuda_leaves::dispatch<Protocol::kSlot>(job, thread, threads, nothing);
-}
-
-// The same of any protocol. Packets: packets_ready_cuda() was true in every thread; and of lines,
-// which only whole warps move, all threads have been at a barrier since.
-__device__ __forceinline__ void run_leaf_cuda(const SliceJob& the_job, unsigned thread,
-                                              unsigned threads) {
-  const SliceJob& job = cuda_leaves::forget(the_job, thread, threads);
-  if (job.num_src == 0) return;
-  cuda_leaves::Held nothing;
-  auto inside = cuda_leaves::LineFlags::kInside;
-  if (job.protocol == Protocol::kSlot) {
-    cuda_leaves::dispatch<Protocol::kSlot>(job, thread, threads, nothing);
-  } else if (job.protocol == Protocol::kPacket) {
-    cuda_leaves::dispatch<Protocol::kPacket>(job, thread, threads, nothing);
-  } else {
-    cuda_leaves::dispatch<Protocol::kLine>(job, thread, threads, inside);
-  }
-}
-
-// Whether the units that run_leaf_cuda() will read in this thread from packet connectors all have
-// the flag. Reads once, from all sources together; the caller polls.
-__device__ __forceinline__ bool packets_ready_cuda(const SliceJob& the_job, unsigned thread,
-                                                   unsigned threads) {
-  const SliceJob& job = cuda_leaves::forget(the_job, thread, threads);
-  if (job.num_src == 0) return true;
-  if (job.protocol == Protocol::kLine) {
-    return cuda_leaves::lines_ready(job, thread, threads, cuda_leaves::LineFlags::kInside);
-  }
-  if (job.copies) return cuda_leaves::copies_ready<false>(job, thread, threads, nullptr);
-  return cuda_leaves::combine_ready<false>(job, thread, threads, nullptr);
 }
 
 // Both in one, for the packet protocol: polls up to `polls` times, then executes the slice; little
