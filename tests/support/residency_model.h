@@ -1,7 +1,7 @@
 // A model of engine instances on a GPU that the schedule explorer can walk through: the host's
-// steps are the library's (engine/residency.h), the lanes' are built on its leases and doorbells
-// (engine/lease.h, engine/doorbell.h), which the host device ships. What a GPU ships for the lanes'
-// part instead, and which test runs that, is a table in docs/internals/instances.md.
+// steps are the library's (device/cuda/dev/residency.h), the lanes' are built on its leases and
+// doorbells (engine/lease.h, engine/doorbell.h), which the host device ships. What a GPU ships for
+// the lanes' part instead, and which test runs that, is a table in docs/internals/instances.md.
 //
 // Quit between GPUs and on one GPU: the lane's word does with read-modify-writes what `resident`
 // and `posted` do between host and device.
@@ -15,9 +15,9 @@
 
 #include "base/atomics.h"
 #include "base/portability.h"
+#include "device/cuda/dev/residency.h"
 #include "engine/doorbell.h"
 #include "engine/lease.h"
-#include "engine/residency.h"
 
 namespace unjam {
 

@@ -7,7 +7,7 @@
 #define unjam unjam_explored  // apart from the library's copies of the same functions
 #include "device/cuda/kernels/leaving.h"
 
-#include "engine/residency.h"
+#include "device/cuda/dev/residency.h"
 #undef unjam
 
 #include <gtest/gtest.h>

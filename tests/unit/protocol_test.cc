@@ -1,13 +1,14 @@
-// The protocol of engine instances (engine/residency.h with leases, doorbells, SQ and CQ, and the
-// model of the lanes' part in tests/support/residency_model.h) under a deterministic schedule
-// explorer, against a fake device: streams that share hardware queues, few SMs, a driver lock. The
-// explorer switches at every atomic operation. Planted mistakes show that it would find some.
+// The protocol of engine instances (device/cuda/dev/residency.h with leases, doorbells, SQ and CQ,
+// and the model of the lanes' part in tests/support/residency_model.h) under a deterministic
+// schedule explorer, against a fake device: streams that share hardware queues, few SMs, a driver
+// lock. The explorer switches at every atomic operation. Planted mistakes show that it would find
+// some.
 #define UNJAM_EXPLORER        // scheduling points in base/atomics.h, here only
 #define unjam unjam_explored  // apart from the library's copies of the same functions
+#include "device/cuda/dev/residency.h"
 #include "engine/cq.h"
 #include "engine/lease.h"
 #include "engine/queues.h"
-#include "engine/residency.h"
 #include "tests/support/residency_model.h"
 #undef unjam
 

@@ -2,7 +2,7 @@
 // of their own, a lane each, with the connectors, hops, looks, and sets of calls watched in turn
 // that device/cuda/kernels/whole_stream.cuh has. Data move at once, and a round of one rank is a
 // step of the schedule, which is random.
-#include "engine/sending_ahead.h"
+#include "device/cuda/kernels/sending_ahead.h"
 
 #include <gtest/gtest.h>
 

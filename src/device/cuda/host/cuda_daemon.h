@@ -1,5 +1,5 @@
 // A rank on a CUDA device: its device memory, and the thread that launches its daemon kernel when
-// there is work and nobody is there (engine/residency.h, engine.cu).
+// there is work and nobody is there (device/cuda/dev/residency.h, engine.cu).
 #pragma once
 
 #include <memory>

@@ -51,9 +51,9 @@
 // connectors that its key has had before, or where it finds them.
 #pragma once
 
+#include "device/cuda/kernels/lane_pace.h"
 #include "device/cuda/kernels/solo.cuh"
 #include "device/cuda/kernels/succession.cuh"
-#include "engine/lane_pace.h"
 #include "program/hop_order.h"
 
 namespace unjam {

@@ -20,9 +20,9 @@
 // publish_stream()), and borrows others, whose round a later run would not know.
 #pragma once
 
+#include "device/cuda/kernels/sending_ahead.h"
 #include "device/cuda/kernels/solo_stream.cuh"
 #include "device/cuda/kernels/whole_call.cuh"
-#include "engine/sending_ahead.h"
 
 namespace unjam {
 
