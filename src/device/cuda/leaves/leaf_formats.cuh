@@ -258,7 +258,6 @@ struct NarrowFormat {
   using Acc = float;
   static constexpr bool kIsFloat = true;
   static constexpr int kBytes = sizeof(T);
-  static constexpr int kPairBits = 16 * kBytes;
   template <int kWords>
   static constexpr int kCount = kWords * 4 / kBytes;
 
