@@ -276,7 +276,7 @@ ALGORITHM_PAGES: dict[str, tuple[str, str, list[str]]] = {
     "two-shot": ("two_shot", "all_reduce", ["all_reduce"]),
     "mesh": ("mesh", "all_reduce", ["all_reduce", "all_gather", "reduce_scatter", "broadcast"]),
     "ring": ("ring", "all_reduce", ["all_reduce", "all_gather", "reduce_scatter"]),
-    "chain": ("ring", "broadcast", ["broadcast", "reduce"]),
+    "chain": ("chain", "broadcast", ["broadcast", "reduce"]),
     "pairwise": ("pairwise", "all_to_all", ["all_to_all", "gather", "scatter"]),
 }
 COUNT = 1 << 18  # float32: 1 MiB

@@ -100,9 +100,8 @@ UNJAM_HD constexpr bool output_is_block(Kind kind) {
       kinds_where([](const KindRow& row) { return row.writes == Holders::kOwner; });
   return is_among(kind, kBits);
 }
-// All data go from the root to every rank, or from every rank to it: a chain of ranks does
-// (plan/algorithms/ring.h).
-UNJAM_HD constexpr bool has_chain(Kind kind) {
+// The whole vector is at the root and goes to every rank, or is every rank's and goes to the root.
+UNJAM_HD constexpr bool whole_at_root(Kind kind) {
   constexpr std::uint32_t kBits = kinds_where([](const KindRow& row) {
     return !row.blocks && (row.reads == Holders::kRoot || row.writes == Holders::kRoot) &&
            (row.reads == Holders::kAll || row.writes == Holders::kAll);

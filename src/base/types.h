@@ -62,7 +62,7 @@ UNJAM_HD constexpr std::uint32_t payload_bytes(Protocol p, std::uint32_t slot_by
 }
 
 // A row of plan/registry.h: what has a name here is what code asks for by name.
-enum class Algorithm : std::uint8_t { kRing, kDirect, kMesh, kPairwise, kTwoShot };
+enum class Algorithm : std::uint8_t { kRing, kDirect, kMesh, kPairwise, kTwoShot, kChain };
 
 // What runs the engine.
 enum class Device : std::uint8_t { kHost, kCuda };

@@ -48,26 +48,44 @@ Algorithm algorithm_for_many(Kind kind) {
     case Kind::kScatter:
     case Kind::kSendRecv:
       return Algorithm::kPairwise;
+    case Kind::kReduce:
+    case Kind::kBroadcast:
+      return Algorithm::kChain;
     default:
       return Algorithm::kRing;
   }
+}
+
+namespace {
+
+// Behind what an algorithm cannot do.
+std::string cure(Kind kind) {
+  return std::string(": use ") + row_of(algorithm_for_many(kind)).name;
+}
+
+}  // namespace
+
+std::string planner_error(const PlanRequest& request, const PlanLimits& limits, const char* name,
+                          bool serves, std::uint32_t slots) {
+  const std::string problem = request_error(request, limits);
+  if (!problem.empty()) return problem;
+  const std::string plans = std::string(name) + " plans ";
+  if (limits.escape_slots < slots) {
+    return plans + "need at least " + std::to_string(slots) + " guaranteed slots, not " +
+           std::to_string(limits.escape_slots);
+  }
+  return serves ? "" : plans + "do not serve " + to_string(request.kind) + cure(request.kind);
 }
 
 std::string several_peers_error(const PlanRequest& request, const PlanLimits& limits,
                                 const char* name, bool serves, std::uint32_t slots) {
   const std::string problem = request_error(request, limits);
   if (!problem.empty()) return problem;
-  const std::string plans = std::string(name) + " plans ";
-  const std::string cure = std::string(": use ") + row_of(algorithm_for_many(request.kind)).name;
   if (request.ranks > kMaxDirectRanks) {
-    return plans + "serve at most " + std::to_string(kMaxDirectRanks) + " ranks, this group has " +
-           std::to_string(request.ranks) + cure;
+    return std::string(name) + " plans serve at most " + std::to_string(kMaxDirectRanks) +
+           " ranks, this group has " + std::to_string(request.ranks) + cure(request.kind);
   }
-  if (limits.escape_slots < slots) {
-    return plans + "need at least " + std::to_string(slots) + " guaranteed slots, not " +
-           std::to_string(limits.escape_slots);
-  }
-  return serves ? "" : plans + "do not serve " + to_string(request.kind) + cure;
+  return planner_error(request, limits, name, serves, slots);
 }
 
 std::uint64_t vector_elements(const PlanRequest& request) {

@@ -17,12 +17,15 @@ inline constexpr std::uint64_t kLatencyLaneBytes = 64 * 1024;
 // "" if a plan can be made for the request within the limits, else what is wrong with them.
 std::string request_error(const PlanRequest& request, const PlanLimits& limits);
 
-// The algorithm that serves the kind in a group of any size: ring, or pairwise where each piece of
-// data goes from one rank to one other.
+// The algorithm that serves the kind in a group of any size: ring; chain, where the whole vector is
+// at a root; or pairwise, where each piece of data goes from one rank to one other.
 Algorithm algorithm_for_many(Kind kind);
 
-// The same for plans whose primitives have several peers: what `name` calls itself, whether it
-// serves the kind, and how many guaranteed slots it needs.
+// The same for a planner: what it calls itself, whether it serves the kind, and how many guaranteed
+// slots it needs.
+std::string planner_error(const PlanRequest& request, const PlanLimits& limits, const char* name,
+                          bool serves, std::uint32_t slots);
+// And for one whose primitives have several peers, which do not serve groups of any size.
 std::string several_peers_error(const PlanRequest& request, const PlanLimits& limits,
                                 const char* name, bool serves, std::uint32_t slots);
 

@@ -9,6 +9,7 @@
 #include <string>
 #include <string_view>
 
+#include "plan/algorithms/chain.h"
 #include "plan/algorithms/direct.h"
 #include "plan/algorithms/mesh.h"
 #include "plan/algorithms/pairwise.h"
@@ -35,6 +36,7 @@ inline constexpr AlgorithmRow kAlgorithms[] = {
     {"mesh", mesh_serves, kMinMeshSlots, plan_mesh},
     {"pairwise", pairwise_serves, kMinPairwiseSlots, plan_pairwise},
     {"two_shot", two_shot_serves, kMinTwoShotSlots, plan_two_shot},
+    {"chain", chain_serves, kMinChainSlots, plan_chain},
 };
 inline constexpr int kNumAlgorithms = static_cast<int>(std::size(kAlgorithms));
 

@@ -17,14 +17,14 @@ struct Row {
 };
 
 // The first row of the kind that has room for the group decides; if there is none, or if the bytes
-// are more, ring, or pairwise for kinds that a ring does not serve. They are (ranks-1) × count ×
+// are more, ring, chain or pairwise (algorithm_for_many()). They are (ranks-1) × count ×
 // element size for every kind: what a rank of a direct all-reduce, all-gather, reduce-scatter or
 // all-to-all sends, what the root of a reduce receives, what the root of a broadcast sends. Gather,
 // scatter and send/recv take one hop either way; where a root waits for all its peers at once it is
 // woken more often than where it takes them in turn: 16 ranks on 2 cores gather 4 KiB each in 790
 // us directly, in 35 us pairwise. Two ranks gain no hop by going direct (but for all-reduce one of
 // two), so only the packets' lower latency counts there, and rooted kinds are the same either way,
-// but for the ring's larger slices. In larger groups, and most where ranks share cores, a hop saved
+// but for a chain's larger slices. In larger groups, and most where ranks share cores, a hop saved
 // is worth many bytes. Measured with 2 and 4 ranks on 2 cores (lab/benchmarks.md).
 constexpr std::uint64_t kKiB = 1024;
 constexpr Row kHostTable[] = {
@@ -125,7 +125,7 @@ Algorithm select_for_host(const PlanRequest& request, std::uint64_t bytes) {
 // broadcasts 37 and 32, 234 and 225, 3,161 and 3,063. 64 outstanding of 4 and 64 MiB: reductions 72
 // to 92 and 34, 255 to 314 and 247, broadcasts 32 and 28, 255 and 249.)
 bool chain_pays(const PlanRequest& request) {
-  return has_chain(request.kind) && request.ranks > 2 && request.ranks <= kShortChainRanks;
+  return chain_serves(request.kind) && request.ranks > 2 && request.ranks <= kShortChainRanks;
 }
 
 Algorithm select_for_cuda(const PlanRequest& request, const PlanLimits& limits,
@@ -140,7 +140,7 @@ Algorithm select_for_cuda(const PlanRequest& request, const PlanLimits& limits,
       one_loop(limits, bytes)) {
     return Algorithm::kDirect;
   }
-  if (chain_pays(request)) return Algorithm::kRing;
+  if (chain_pays(request)) return Algorithm::kChain;
   const bool mesh = mesh_serves(request.kind) && request.ranks <= kMaxDirectRanks;
   return mesh ? Algorithm::kMesh : algorithm_for_many(request.kind);
 }

@@ -12,8 +12,8 @@ namespace unjam {
 // The table's answer. The request must be valid.
 Algorithm select_algorithm(const PlanRequest& request, const PlanLimits& limits);
 
-// The plan by the given algorithm (by ring or pairwise, where it does not serve the kind), or by
-// the table's. Nothing if there is none; then *error (may be null) names the cause.
+// The plan by the given algorithm (by algorithm_for_many(), where it does not serve the kind), or
+// by the table's. Nothing if there is none; then *error (may be null) names the cause.
 std::optional<Plan> make_plan(const PlanRequest& request, const PlanLimits& limits,
                               std::optional<Algorithm> algorithm, std::string* error = nullptr);
 

@@ -6,7 +6,7 @@
 // l + lag (the second hop), behind the pass's contribution. Both ends of a connector number its
 // slices alike, from 0 on. All parts of all lanes (but an empty one) have the same number of
 // chunks. Only an all-reduce's connectors carry both hops; where others' carry results, these are
-// all. (So it is with a chain, plan/algorithms/ring.cc.)
+// all. (So it is with a chain, plan/algorithms/chain.cc.)
 #pragma once
 
 #include <cstdint>

@@ -1,6 +1,6 @@
 // Whom the slices of a mesh plan's hops (plan/algorithms/mesh.cc, program/hop_order.h) go to and
 // come from, read off a rank's program: for who moves the hops of such a plan independently of each
-// other. And those of a chain (plan/algorithms/ring.cc, with a root), of which each rank makes one.
+// other. And those of a chain (plan/algorithms/chain.cc), of which each rank makes one.
 // Groups of at most kMostHopRanks ranks; a bit a group rank.
 #pragma once
 
@@ -66,7 +66,7 @@ inline std::optional<HopPeers> hop_peers(const Geometry& g, const Primitive* pro
   constexpr unsigned kShared = kSendAll | kIntoOutput;
   if (group_size < 2 || group_size > kMostHopRanks) return {};
   if (g.parts == 1) {
-    return has_chain(g.kind) && primitives == 1 ? chain_peers(program[0]) : std::nullopt;
+    return whole_at_root(g.kind) && primitives == 1 ? chain_peers(program[0]) : std::nullopt;
   }
   if (g.parts != group_size) return {};
   // (Of an all-to-all input and output differ.)

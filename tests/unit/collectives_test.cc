@@ -177,6 +177,7 @@ const std::vector<Setting> kSettings = {
     {"MeshTogether", [](unjamConfig_t& c) { c.algorithm = 2, set_overlap("2"); }},
     {"Pairwise", [](unjamConfig_t& c) { c.algorithm = 3; }},
     {"TwoShot", [](unjamConfig_t& c) { c.algorithm = 4; }},
+    {"Chain", [](unjamConfig_t& c) { c.algorithm = 5; }},
     {"ThreeLanes", [](unjamConfig_t& c) { c.lanes = 3; }},
     {"ThreeLanesDirect", [](unjamConfig_t& c) { c.lanes = 3, c.algorithm = 1; }},
     {"ThreeLanesMesh", [](unjamConfig_t& c) { c.lanes = 3, c.algorithm = 2; }},

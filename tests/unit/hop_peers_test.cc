@@ -9,8 +9,8 @@
 #include <string>
 #include <vector>
 
+#include "plan/algorithms/chain.h"
 #include "plan/algorithms/mesh.h"
-#include "plan/algorithms/ring.h"
 
 namespace unjam {
 namespace {
@@ -141,7 +141,7 @@ TEST(HopPeers, AChainGoesFromEachToTheNext) {
           request.root = root;
           PlanLimits limits;
           limits.device = Device::kCuda;
-          const Plan plan = plan_ring(request, limits).value();
+          const Plan plan = plan_chain(request, limits).value();
           const auto hops = hop_peers(plan.geometry, plan.primitives.data(), 1,
                                       static_cast<std::uint32_t>(n), static_cast<std::uint32_t>(r));
           ASSERT_TRUE(hops.has_value());

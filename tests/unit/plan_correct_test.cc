@@ -41,7 +41,9 @@ bool serves(Algorithm algorithm, Kind kind) {
     case Algorithm::kPairwise:
       return block_to_block;
     case Algorithm::kRing:
-      return !block_to_block;
+      return !block_to_block && !whole_at_root(kind);
+    case Algorithm::kChain:
+      return whole_at_root(kind);
     case Algorithm::kTwoShot:
       return kind == Kind::kAllReduce;
     case Algorithm::kMesh:
@@ -54,7 +56,10 @@ bool exists(Kind kind, int ranks) { return kind != Kind::kSendRecv || ranks == 2
 
 // The algorithm for bulk data of groups of any size.
 Algorithm for_bulk(Kind kind) {
-  return serves(Algorithm::kRing, kind) ? Algorithm::kRing : Algorithm::kPairwise;
+  for (const Algorithm a : {Algorithm::kRing, Algorithm::kChain}) {
+    if (serves(a, kind)) return a;
+  }
+  return Algorithm::kPairwise;
 }
 
 PlanRequest make_request(Kind kind, int ranks, std::uint64_t count, int root = 0,
@@ -272,25 +277,26 @@ TEST(PlanChecked, ShortChainsOnCuda) {
       for (int root = 0; root < ranks; ++root) {
         const PlanRequest request = make_request(kind, ranks, 16 << 20, root);
         const PlanLimits limits = make_limits(4, 74944, 32, Device::kCuda);
-        const Geometry g = plan_ring(request, limits)->geometry;
+        const Geometry g = plan_chain(request, limits)->geometry;
         EXPECT_EQ(g.first_lane, 0);
         EXPECT_EQ(g.lanes, 32);
         EXPECT_EQ(g.parts, 1u);
         // Of 2 MiB a lane, see EvenChunksOnCuda.
         EXPECT_EQ(g.chunk * sizeof(float), kind == Kind::kReduce ? 70016u : 65536u);
-        const CheckResult result = check(request, limits, Algorithm::kRing);
-        ASSERT_TRUE(result.ok) << label(request, limits, Algorithm::kRing) << ": " << result.error;
+        const CheckResult result = check(request, limits, Algorithm::kChain);
+        ASSERT_TRUE(result.ok) << label(request, limits, Algorithm::kChain) << ": " << result.error;
         EXPECT_EQ(result.slots_needed, 1);
         const PlanRequest little = make_request(kind, ranks, 786432, root);  // 3 MiB
-        const Geometry h = plan_ring(little, limits)->geometry;
+        const Geometry h = plan_chain(little, limits)->geometry;
         EXPECT_EQ(h.chunk * sizeof(float), 49152u);
         EXPECT_EQ(h.loops(0), 2u);
         // And with small slots, few lanes, and lanes whose stretches differ.
         for (const PlanRequest& odd : {little, make_request(kind, ranks, 100003, root)}) {
           for (const PlanLimits& small : {limits, make_limits(2, 64, 3, Device::kCuda),
                                           make_limits(4, 64, 1, Device::kCuda)}) {
-            const CheckResult checked = check(odd, small, Algorithm::kRing);
-            ASSERT_TRUE(checked.ok) << label(odd, small, Algorithm::kRing) << ": " << checked.error;
+            const CheckResult checked = check(odd, small, Algorithm::kChain);
+            ASSERT_TRUE(checked.ok)
+                << label(odd, small, Algorithm::kChain) << ": " << checked.error;
             EXPECT_EQ(checked.slots_needed, 1);
           }
         }
@@ -336,14 +342,14 @@ TEST(PlanChecked, ChainsOfLargeChunksOnCuda) {
     for (int ranks = 5; ranks <= 33; ++ranks) {
       const PlanRequest request = make_request(kind, ranks, 100003, ranks / 3);
       const PlanLimits limits = make_limits(2, 64, 3, Device::kCuda);
-      const Geometry g = plan_ring(request, limits)->geometry;
+      const Geometry g = plan_chain(request, limits)->geometry;
       EXPECT_EQ(g.chunk * 4, 8 * limits.borrow_slot_bytes);
-      const CheckResult result = check(request, limits, Algorithm::kRing);
-      ASSERT_TRUE(result.ok) << label(request, limits, Algorithm::kRing) << ": " << result.error;
+      const CheckResult result = check(request, limits, Algorithm::kChain);
+      ASSERT_TRUE(result.ok) << label(request, limits, Algorithm::kChain) << ": " << result.error;
       EXPECT_EQ(result.slots_needed, 1);
       // Little data: chunks enough for the pipeline, of a slot at least.
       const std::uint64_t little = 16 * 16 * 3;
-      const Geometry h = plan_ring(make_request(kind, ranks, little), limits)->geometry;
+      const Geometry h = plan_chain(make_request(kind, ranks, little), limits)->geometry;
       EXPECT_EQ(h.chunk, 16u);
     }
   }
@@ -376,7 +382,7 @@ TEST(PlanChecked, SlotsNeededIsTheBubble) {
       EXPECT_EQ(result.slots_needed, static_cast<int>(slots)) << to_string(kind);
     }
     for (const Kind kind : {Kind::kReduce, Kind::kBroadcast}) {
-      const CheckResult result = check(make_request(kind, 6, 6000), limits, Algorithm::kRing);
+      const CheckResult result = check(make_request(kind, 6, 6000), limits, Algorithm::kChain);
       ASSERT_TRUE(result.ok) << result.error;
       EXPECT_EQ(result.slots_needed, 1) << to_string(kind);
     }
@@ -471,8 +477,8 @@ TEST(PlanCost, StepsOfOneSlice) {
   EXPECT_EQ(steps(Kind::kAllReduce, 16 * 8, Algorithm::kRing), 2u * 7 + 1);
   EXPECT_EQ(steps(Kind::kAllGather, 16, Algorithm::kRing), 8u);
   EXPECT_EQ(steps(Kind::kReduceScatter, 16, Algorithm::kRing), 8u);
-  EXPECT_EQ(steps(Kind::kReduce, 16, Algorithm::kRing), 8u);
-  EXPECT_EQ(steps(Kind::kBroadcast, 16, Algorithm::kRing), 8u);
+  EXPECT_EQ(steps(Kind::kReduce, 16, Algorithm::kChain), 8u);
+  EXPECT_EQ(steps(Kind::kBroadcast, 16, Algorithm::kChain), 8u);
   EXPECT_EQ(steps(Kind::kAllReduce, 8, Algorithm::kDirect), 2u);  // sent, gathered
   EXPECT_EQ(steps(Kind::kAllReduce, 16 * 8, Algorithm::kMesh), 3u);
   EXPECT_EQ(steps(Kind::kAllReduce, 8 * 8, Algorithm::kTwoShot), 3u);
@@ -483,7 +489,7 @@ TEST(PlanCost, StepsOfOneSlice) {
   EXPECT_EQ(steps(Kind::kAllToAll, 8, Algorithm::kDirect), 3u);  // sent, own part, collected
   EXPECT_EQ(steps(Kind::kAllToAll, 16, Algorithm::kPairwise), 1u + 2 * 7);
   // A chain is a pipeline: 8 hops of the first slice, then a slice a step.
-  EXPECT_EQ(steps(Kind::kBroadcast, 16 * 400, Algorithm::kRing), 8u + 399);
+  EXPECT_EQ(steps(Kind::kBroadcast, 16 * 400, Algorithm::kChain), 8u + 399);
 }
 
 TEST(PlanLanes, LatencyLaneAndBulkLanes) {
@@ -529,7 +535,7 @@ TEST(PlanLanes, OnCuda) {
     EXPECT_EQ(lanes(geometry(kind, 1 << 20, Algorithm::kDirect)), std::pair(0, 8));
     EXPECT_EQ(lanes(geometry(kind, 0, Algorithm::kDirect)), std::pair(0, 1));
     EXPECT_EQ(lanes(geometry(kind, 1 << 24, for_bulk(kind))),
-              for_bulk(kind) == Algorithm::kRing ? std::pair(1, 7) : std::pair(0, 8));
+              for_bulk(kind) == Algorithm::kPairwise ? std::pair(0, 8) : std::pair(1, 7));
     if (serves(Algorithm::kTwoShot, kind)) {
       // A lane for every 3,840 B of a part.
       EXPECT_EQ(lanes(geometry(kind, 8 * 960, Algorithm::kTwoShot)), std::pair(0, 1));
@@ -659,9 +665,9 @@ TEST(PlanChunks, FitTheSlotsAndTheAlignment) {
       const PlanRequest request =
           make_request(kind, kind == Kind::kSendRecv ? 2 : 8, 1 << 20, 0, dtype);
       const PlanLimits limits = make_limits(5, 8192);
-      const bool ring = for_bulk(kind) == Algorithm::kRing;
+      const bool all_but_one = for_bulk(kind) != Algorithm::kPairwise;
       const Geometry large = make_plan(request, limits, for_bulk(kind))->geometry;
-      EXPECT_EQ(large.chunk * dtype_bytes(dtype), (ring ? 4u : 5u) * 8192);
+      EXPECT_EQ(large.chunk * dtype_bytes(dtype), (all_but_one ? 4u : 5u) * 8192);
       EXPECT_EQ(large.chunk % large.align(), 0u);
       const Geometry direct = plan_direct(request, limits)->geometry;
       EXPECT_EQ(direct.chunk * dtype_bytes(dtype), 4096u);
@@ -757,7 +763,7 @@ TEST(PlanSelector, TableAndErrors) {
     EXPECT_EQ(of_kind(kind, 4, 2048 * 1024), Algorithm::kDirect) << to_string(kind);
     // (With a root down a chain, among few ranks.)
     const bool chain = kind == Kind::kBroadcast || kind == Kind::kReduce;
-    const Algorithm bulk = chain ? Algorithm::kRing : Algorithm::kMesh;
+    const Algorithm bulk = chain ? Algorithm::kChain : Algorithm::kMesh;
     EXPECT_EQ(of_kind(kind, 4, 2048 * 1024 + 1024), bulk) << to_string(kind);
     EXPECT_EQ(of_kind(kind, 3, 16 << 20), bulk) << to_string(kind);
     EXPECT_EQ(of_kind(kind, 2, 16 << 20), Algorithm::kMesh) << to_string(kind);
@@ -775,7 +781,7 @@ TEST(PlanSelector, TableAndErrors) {
                               limits);
     };
     EXPECT_EQ(reduced(1365 * 1024), Algorithm::kDirect);
-    EXPECT_EQ(reduced(1366 * 1024), Algorithm::kRing);
+    EXPECT_EQ(reduced(1366 * 1024), Algorithm::kChain);
   }
   // Two hops of packets from where they save more than a hop is worth to 2 MiB, among three ranks
   // or more.
@@ -847,7 +853,7 @@ TEST(PlanSelector, TableAndErrors) {
   EXPECT_EQ(on_cuda(Kind::kBroadcast, 8, 4 * 1024), Algorithm::kDirect);
   EXPECT_EQ(on_cuda(Kind::kReduce, 8, 150 * 1024), Algorithm::kMesh);
   EXPECT_EQ(on_cuda(Kind::kBroadcast, 2, 256 * 1024 + 1), Algorithm::kMesh);
-  EXPECT_EQ(on_cuda(Kind::kReduce, 65, 1), Algorithm::kRing);
+  EXPECT_EQ(on_cuda(Kind::kReduce, 65, 1), Algorithm::kChain);
   EXPECT_EQ(on_cuda(Kind::kAllToAll, 8, 8 * 1024), Algorithm::kDirect);
   EXPECT_EQ(on_cuda(Kind::kAllToAll, 8, 149 * 1024), Algorithm::kMesh);
   EXPECT_EQ(on_cuda(Kind::kGather, 65, 1), Algorithm::kPairwise);
@@ -867,6 +873,12 @@ TEST(PlanSelector, TableAndErrors) {
       const std::string use = std::string(": use ") + to_string(for_bulk(kind));
       EXPECT_EQ(refusal.find(use) != std::string::npos, !made) << refusal;
     }
+  }
+  // A chain needs one slot, whatever a ring does.
+  for (const Device device : {Device::kHost, Device::kCuda}) {
+    const CheckResult result = check(make_request(Kind::kBroadcast, 5, 100),
+                                     make_limits(1, 64, 1, device), Algorithm::kChain);
+    EXPECT_TRUE(result.ok) << result.error;
   }
   // A mesh where there is none.
   EXPECT_EQ(make_plan(make_request(Kind::kSendRecv, 2, 100), {}, Algorithm::kMesh)->algorithm,
@@ -905,7 +917,9 @@ TEST(PlanSelector, TableAndErrors) {
   EXPECT_NE(error(make_request(Kind::kReduce, 0, 1), {}, {}).find("ranks"), std::string::npos);
   EXPECT_NE(error(make_request(Kind::kReduce, 4, 1, 4), {}, {}).find("root 4"), std::string::npos);
   EXPECT_NE(error(make_request(Kind::kReduce, 4, ~0ull), {}, {}).find("count"), std::string::npos);
-  EXPECT_NE(error(fine, make_limits(1, 8192), {}).find("at least 2"), std::string::npos);
+  EXPECT_NE(error(make_request(Kind::kAllReduce, 65, 1), make_limits(1, 8192), {})
+                .find("ring plans need at least 2"),
+            std::string::npos);
   EXPECT_NE(error(fine, make_limits(5, 100), {}).find("multiple of 64"), std::string::npos);
   EXPECT_NE(error(fine, make_limits(5, 64, 0), {}).find("lane"), std::string::npos);
 }

@@ -170,7 +170,7 @@ std::string text_of(const Sequences& s) { return unjam_test::text_of(s.slices, s
 // Written out, too, so that a reader sees what is summed up in the other lines.
 const std::set<std::string> kWrittenOut = {
     "all_reduce ring host 3 ranks 37",     "all_reduce mesh host-lanes 2 ranks 80K",
-    "all_reduce two_shot cuda 3 ranks 37", "reduce ring cuda 3 ranks 37",
+    "all_reduce two_shot cuda 3 ranks 37", "reduce chain cuda 3 ranks 37",
     "broadcast mesh host-few 3 ranks 37",  "all_to_all direct host 2 ranks 37",
     "send_recv pairwise host 2 ranks 80K",
 };

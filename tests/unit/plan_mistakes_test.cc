@@ -109,7 +109,7 @@ TEST(PlanMistakes, WrongSendPeer) {
 }
 
 TEST(PlanMistakes, WrongReceivePeer) {
-  Planted p = make(Kind::kReduce, Algorithm::kRing);
+  Planted p = make(Kind::kReduce, Algorithm::kChain);
   p.program(1)[0].recv_peer = 4;  // instead of 0
   expect_error(p, {"rank 1 primitive 0", "waits for rank 4 to send"});
 }
@@ -150,7 +150,7 @@ TEST(PlanMistakes, MissingContribute) {
   p.program(1)[0].flags &= static_cast<std::uint16_t>(~kContribute);
   expect_error(
       p, {"rank 2 primitive 1", "the raw input of rank 1 (the received slice)", "kContribute"});
-  Planted q = make(Kind::kReduce, Algorithm::kRing);
+  Planted q = make(Kind::kReduce, Algorithm::kChain);
   q.program(2)[0].flags &= static_cast<std::uint16_t>(~kContribute);
   expect_error(q, {"rank 2 primitive 0", "raw input of rank 2 (the local slice)"});
   Planted r = make(Kind::kAllReduce, Algorithm::kDirect, 8);
@@ -167,14 +167,14 @@ TEST(PlanMistakes, DoubleContribute) {
 
 TEST(PlanMistakes, ContributionMissing) {
   // Rank 0 of a chain passes on without adding its own.
-  Planted p = make(Kind::kReduce, Algorithm::kRing);
+  Planted p = make(Kind::kReduce, Algorithm::kChain);
   p.program(0)[0].flags = kRecv | kSend;
   expect_error(p, {"rank 2 primitive 0", "incomplete", "lacks ranks 0"});
 }
 
 TEST(PlanMistakes, ContributionTwice) {
   // The chain goes round an extra time through one rank: 4 -> 3 -> 4.
-  Planted p = make(Kind::kReduce, Algorithm::kRing);
+  Planted p = make(Kind::kReduce, Algorithm::kChain);
   // Order of the chain is 3, 4, 0, 1, 2. Rank 3 sends to 4, 4 back to 3, 3 again to 4.
   Primitive back = p.program(4)[0];
   back.send_peer = 3;
@@ -199,7 +199,7 @@ TEST(PlanMistakes, ChunkTooLargeForTheSlots) {
     EXPECT_EQ(p.check().slots_needed, kSlots + 2);
   }
   // A chain has no cycle, whatever the chunk.
-  Planted chain = make(Kind::kBroadcast, Algorithm::kRing);
+  Planted chain = make(Kind::kBroadcast, Algorithm::kChain);
   for (Plan& plan : chain.plans) plan.geometry.chunk = 512;
   EXPECT_TRUE(chain.check().ok) << chain.check().error;
   // A packet is one slice.
@@ -240,7 +240,7 @@ TEST(PlanMistakes, APrimitiveTooFew) {
   r.program(2)[0].flags = kLocal | kCopy;
   expect_error(r, {"rank 0 primitive 0", "waits for rank 2 to send", "finished its program"});
   // A reduction that nobody's output depends on.
-  Planted s = make(Kind::kReduce, Algorithm::kRing, 8);
+  Planted s = make(Kind::kReduce, Algorithm::kChain, 8);
   s.program(3).insert(s.program(3).begin(), s.program(3)[0]);
   expect_error(s, {"rank 3 primitive 1 (send part 0 to 4)", "left over"});
   // A whole program.
@@ -467,7 +467,7 @@ TEST(PlanMistakes, APartThatCannotBeEmpty) {
     expect_error(p, {"part " + std::to_string(part) + " cannot be empty"});
   }
   // The only one.
-  Planted q = make(Kind::kBroadcast, Algorithm::kRing);
+  Planted q = make(Kind::kBroadcast, Algorithm::kChain);
   for (Plan& plan : q.plans) plan.geometry.empty_part = 0;
   expect_error(q, {"part 0 cannot be empty"});
   // A block.
@@ -796,10 +796,10 @@ TEST(PlanMistakes, MeaninglessPrimitives) {
     plant(&p.program(1)[2]);
     expect_error(p, {"rank 1 primitive 2", word});
   }
-  Planted p = make(Kind::kBroadcast, Algorithm::kRing);
+  Planted p = make(Kind::kBroadcast, Algorithm::kChain);
   p.program(1)[0].flags |= kFinish;
   expect_error(p, {"broadcast reduces nothing"});
-  Planted q = make(Kind::kReduce, Algorithm::kRing);
+  Planted q = make(Kind::kReduce, Algorithm::kChain);
   q.program(1)[0].flags |= kCopy;
   expect_error(q, {"rank 1 primitive 0", "no output there"});
 }
@@ -807,7 +807,7 @@ TEST(PlanMistakes, MeaninglessPrimitives) {
 // What a sender may store straight into the receiver's output.
 TEST(PlanMistakes, IntoOutputsThatAreNotJustCopiedTo) {
   // A contribution, which the receiver reduces; and what it passes on without keeping it.
-  Planted p = make(Kind::kReduce, Algorithm::kRing);
+  Planted p = make(Kind::kReduce, Algorithm::kChain);
   p.program(1)[0].flags |= kIntoOutput;
   expect_error(p, {"rank 1 primitive 0", "into the output of rank 2"});
   Planted q = make(Kind::kReduceScatter, Algorithm::kMesh);
@@ -820,7 +820,7 @@ TEST(PlanMistakes, IntoOutputsThatAreNotJustCopiedTo) {
   w.program(4)[0].flags &= static_cast<std::uint16_t>(~kCopy);
   expect_error(w, {"rank 4 primitive 0", "does not just copy into its output", "rank 2"});
   // A receiver that passes on what it does not keep.
-  Planted r = make(Kind::kBroadcast, Algorithm::kRing);
+  Planted r = make(Kind::kBroadcast, Algorithm::kChain);
   r.program(4)[0].flags &= static_cast<std::uint16_t>(~kCopy);
   expect_error(r, {"rank 4 primitive 0", "does not just copy into its output", "rank 3"});
   // A receiver that finishes what has come, and one that stores something itself, first.

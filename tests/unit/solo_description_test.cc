@@ -413,7 +413,7 @@ TEST(SoloDescription, ChainsAreStreams) {
   const SoloLimits limits{512, kSoloRanks, true, 20, 74944};
   for (const Kind kind : {Kind::kReduce, Kind::kBroadcast}) {
     for (const int ranks : {3, 4}) {
-      Group g(kind, Algorithm::kRing, ranks, 1, 8 << 20, limits);
+      Group g(kind, Algorithm::kChain, ranks, 1, 8 << 20, limits);
       SCOPED_TRACE(title(g));
       for (std::size_t r = 0; r < g.calls.size(); ++r) {
         ASSERT_EQ(g.threads[r], limits.block_threads);
@@ -427,13 +427,13 @@ TEST(SoloDescription, ChainsAreStreams) {
     }
   }
   // A chunk that needs more than a slot, as longer chains' may, and slots that are too small.
-  Group g(Kind::kReduce, Algorithm::kRing, 4, 1, 8 << 20, limits);
+  Group g(Kind::kReduce, Algorithm::kChain, 4, 1, 8 << 20, limits);
   g.invocations[0].geometry.chunk *= 2;
   SoloCall call;
   EXPECT_EQ(SoloDescription(g.invocations[0], limits, call).in_stream(), 0u);
-  EXPECT_EQ(Group(Kind::kReduce, Algorithm::kRing, 5, 1, 8 << 20, limits).threads[0], 0u);
+  EXPECT_EQ(Group(Kind::kReduce, Algorithm::kChain, 5, 1, 8 << 20, limits).threads[0], 0u);
   const SoloLimits small{512, kSoloRanks, true, 20, 32768};
-  EXPECT_FALSE(Group(Kind::kReduce, Algorithm::kRing, 4, 1, 8 << 20, small).calls[0].streams);
+  EXPECT_FALSE(Group(Kind::kReduce, Algorithm::kChain, 4, 1, 8 << 20, small).calls[0].streams);
 }
 
 TEST(SoloDescription, WhatLanesCannotDoNeedsTheEngine) {
@@ -487,7 +487,7 @@ TEST(SoloDescription, LongChainsAreForCrowds) {
   const SoloLimits limits{512, kSoloRanks, true, 20, 74944};
   const auto whole = [&](int ranks, std::uint64_t chunks) {
     const std::uint64_t count = chunks * 32 * 65536 / sizeof(Element);
-    Group g(Kind::kBroadcast, Algorithm::kRing, ranks, 1, count, limits);
+    Group g(Kind::kBroadcast, Algorithm::kChain, ranks, 1, count, limits);
     SoloCall& call = g.calls[0];
     EXPECT_EQ(call.chunks, chunks);
     call.lanes = g.invocations[0].geometry.lanes;

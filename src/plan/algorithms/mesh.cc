@@ -40,7 +40,7 @@ void overlap(Kind kind, const PlanLimits& limits, std::vector<Primitive>* progra
 
 // Whose part is empty, see mesh.h.
 std::uint16_t empty_part(const PlanRequest& request) {
-  if (request.ranks == 1 || !has_chain(request.kind)) return kNoPart;
+  if (request.ranks == 1 || !whole_at_root(request.kind)) return kNoPart;
   const bool reduces = request.kind == Kind::kReduce;
   return static_cast<std::uint16_t>(reduces && request.ranks == 2 ? 1 - request.root
                                                                   : request.root);

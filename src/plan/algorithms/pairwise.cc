@@ -68,10 +68,8 @@ bool pairwise_serves(Kind kind) { return algorithm_for_many(kind) == Algorithm::
 
 std::optional<Plan> plan_pairwise(const PlanRequest& request, const PlanLimits& limits,
                                   std::string* error) {
-  std::string problem = request_error(request, limits);
-  if (problem.empty() && !pairwise_serves(request.kind)) {
-    problem = std::string("pairwise plans do not serve ") + to_string(request.kind) + ": use ring";
-  }
+  const std::string problem =
+      planner_error(request, limits, "pairwise", pairwise_serves(request.kind), kMinPairwiseSlots);
   if (!problem.empty()) {
     if (error != nullptr) *error = problem;
     return std::nullopt;

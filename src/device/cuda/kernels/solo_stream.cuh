@@ -1,6 +1,6 @@
 // As solo.cuh, for what is too large for packets: collectives by mesh plans
 // (plan/algorithms/mesh.cc; but all-to-alls, gathers and scatters), and by chains
-// (plan/algorithms/ring.cc, with a root), of which each rank makes one hop, through slots, chunk
+// (plan/algorithms/chain.cc), of which each rank makes one hop, through slots, chunk
 // after chunk. What costs an engine 10 us a slice (it decides what is next) and 50 a call (it is
 // handed the call, and hands it back) is all known here beforehand: where each slice of each hop
 // lies, and in which order a connector carries them (program/hop_order.h). So the hops run by
