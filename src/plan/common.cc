@@ -42,18 +42,10 @@ std::string request_error(const PlanRequest& request, const PlanLimits& limits) 
 }
 
 Algorithm algorithm_for_many(Kind kind) {
-  switch (kind) {
-    case Kind::kAllToAll:
-    case Kind::kGather:
-    case Kind::kScatter:
-    case Kind::kSendRecv:
-      return Algorithm::kPairwise;
-    case Kind::kReduce:
-    case Kind::kBroadcast:
-      return Algorithm::kChain;
-    default:
-      return Algorithm::kRing;
+  for (const Algorithm algorithm : {Algorithm::kRing, Algorithm::kChain}) {
+    if (row_of(algorithm).serves(kind)) return algorithm;
   }
+  return Algorithm::kPairwise;
 }
 
 namespace {

@@ -358,7 +358,7 @@ for _ in range(30):
 
 def test_algorithm_of_one_call(pair):
     contexts, groups = pair
-    registered = [g.register("broadcast", "r", "float32", algorithm="ring") for g in groups]
+    registered = [g.register("broadcast", "r", "float32", algorithm="chain") for g in groups]
 
     def used(context, key):
         (found,) = [k["algorithm"] for k in context.info()["keys"] if k["key"] == key]
@@ -374,7 +374,7 @@ def test_algorithm_of_one_call(pair):
     x = [np.full(8, r, np.float32) for r in range(2)]
     for request in [c.run(a) for c, a in zip(registered, x, strict=True)]:
         request.wait()
-    assert (x[1] == 0).all() and {used(context, "r") for context in contexts} == {"ring"}
+    assert (x[1] == 0).all() and {used(context, "r") for context in contexts} == {"chain"}
 
 
 def test_algorithms_that_are_not_there(pair):

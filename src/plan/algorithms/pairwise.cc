@@ -64,7 +64,10 @@ class PairwiseProgram {
 
 }  // namespace
 
-bool pairwise_serves(Kind kind) { return algorithm_for_many(kind) == Algorithm::kPairwise; }
+bool pairwise_serves(Kind kind) {
+  return kind == Kind::kAllToAll || kind == Kind::kGather || kind == Kind::kScatter ||
+         kind == Kind::kSendRecv;
+}
 
 std::optional<Plan> plan_pairwise(const PlanRequest& request, const PlanLimits& limits,
                                   std::string* error) {

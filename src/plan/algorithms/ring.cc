@@ -63,7 +63,10 @@ class RingProgram {
 
 }  // namespace
 
-bool ring_serves(Kind kind) { return algorithm_for_many(kind) == Algorithm::kRing; }
+bool ring_serves(Kind kind) {
+  return kind == Kind::kAllReduce || kind == Kind::kAllGather || kind == Kind::kReduceScatter ||
+         kind == Kind::kBarrier;
+}
 
 std::optional<Plan> plan_ring(const PlanRequest& request, const PlanLimits& limits,
                               std::string* error) {

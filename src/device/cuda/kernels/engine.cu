@@ -148,8 +148,8 @@ __global__ void unjam_end_kernel(CudaRank* rank, std::uint32_t slot, std::uint64
   // waits for no stream.
   fence_system();
   // As CudaDev::complete().
-  solo::max_relaxed(r.completed[slot], serial);
-  solo::add_relaxed(r.solo_calls, 1);
+  max_relaxed(r.completed[slot], serial);
+  add_relaxed(r.solo_calls, 1);
   push_cqe(r, static_cast<std::uint16_t>(slot), cancelled ? Outcome::kCancelled : Outcome::kDone);
 }
 
