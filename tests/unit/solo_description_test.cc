@@ -11,11 +11,13 @@
 #include <cstring>
 #include <map>
 #include <optional>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "plan/common.h"
+#include "plan/registry.h"
 #include "plan/selector.h"
 
 namespace unjam {
@@ -524,6 +526,70 @@ TEST(SoloDescription, WhatTheEngineTriesWhole) {
             kWholeCrowd);
   EXPECT_EQ(whole(Kind::kAllGather, Algorithm::kMesh, 49 << 20, DType::kInt32, Op::kSum),
             kWholeCrowd);
+}
+
+// Which of the plans that the selector chooses need the engine, and why. What is fast and appears
+// here has become slow.
+TEST(NeedsEngine, IsSaidOfTodaysPlans) {
+  std::map<std::string, std::set<std::string>> found;
+  for (int k = 0; k < kNumKinds; ++k) {
+    const auto kind = static_cast<Kind>(k);
+    for (const int ranks : {2, 3, 4, 8, 9, 16}) {
+      if (kind == Kind::kSendRecv && ranks != 2) continue;
+      for (const DType dtype : {DType::kInt8, DType::kBfloat16, DType::kFloat32}) {
+        for (std::uint64_t bytes = 64; bytes <= std::uint64_t{1} << 30; bytes *= 4) {
+          PlanRequest r;
+          r.kind = kind;
+          r.dtype = dtype;
+          r.count = kind == Kind::kBarrier ? 1 : bytes / dtype_bytes(dtype);
+          r.ranks = ranks;
+          PlanLimits limits;
+          limits.device = Device::kCuda;
+          limits.lanes = 32;
+          limits.escape_slots = 4;
+          limits.escape_slot_bytes = ranks <= 2 ? 149824 : 74944;
+          limits.lines = true;
+          limits.overlap = true;
+          for (int rank = 0; rank < ranks; ++rank) {
+            r.rank = rank;
+            const std::optional<Plan> plan = make_plan(r, limits, std::nullopt);
+            ASSERT_TRUE(plan.has_value());
+            Invocation inv{};
+            inv.program = plan->primitives.data();
+            inv.num_primitives = static_cast<std::uint32_t>(plan->primitives.size());
+            inv.input = reinterpret_cast<Element*>(0x10000);
+            inv.output = reinterpret_cast<Element*>(0x20000);
+            inv.geometry = plan->geometry;
+            inv.group_size = static_cast<std::uint16_t>(ranks);
+            inv.group_rank = static_cast<std::uint16_t>(rank);
+            inv.protocol = plan->protocol;
+            SoloLimits solo = kLimits;
+            solo.ranks = static_cast<std::uint32_t>(ranks);
+            solo.slot_bytes = limits.escape_slot_bytes;
+            SoloCall call;
+            SoloDescription description(inv, solo, call);
+            const bool runs = description.in_stream() != 0;
+            ASSERT_EQ(runs, description.why() == NeedsEngine::kNo);
+            if (runs) continue;
+            found[to_string(description.why())].insert(std::string(to_string(plan->algorithm)) +
+                                                       " " + to_string(kind));
+          }
+        }
+      }
+    }
+  }
+  std::string text;
+  for (const auto& [why, plans] : found) {
+    text += why + ":";
+    for (const std::string& plan : plans) text += " " + plan + ";";
+    text += "\n";
+  }
+  EXPECT_EQ(
+      text,
+      "a program that no kernel knows: mesh all_to_all; mesh gather; mesh scatter; pairwise "
+      "send_recv;\n"
+      "more than 8 ranks: mesh all_gather; mesh all_reduce; mesh all_to_all; mesh barrier; mesh "
+      "broadcast; mesh gather; mesh reduce; mesh reduce_scatter; mesh scatter;\n");
 }
 
 }  // namespace

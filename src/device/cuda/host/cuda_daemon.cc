@@ -22,6 +22,7 @@
 #include "device/cuda/dev/rank_state.h"
 #include "device/cuda/host/cuda_error.h"
 #include "device/cuda/host/first_launch.h"
+#include "device/cuda/host/needs_engine.h"
 #include "device/cuda/host/nvlink.h"
 #include "device/cuda/host/recall.h"
 #include "device/cuda/host/solo_description.h"
@@ -405,6 +406,7 @@ class CudaDaemon : public StreamDaemon {
     if (const std::unique_ptr<const CudaRank> now = state()) {
       w.field("calls_without_engine", now->solo_calls);
       w.field("calls_begun_early", now->early_calls);
+      put_reasons(w);
       describe(*now, w);
     }
     w.end_object();
@@ -417,6 +419,15 @@ class CudaDaemon : public StreamDaemon {
     cudaFuncAttributes attributes{};
     int blocks_per_sm = 0;
   };
+  // How many calls were handed to the engine, by why; those of no reason are the others.
+  void put_reasons(JsonWriter& w) const {
+    w.key("calls_for_the_engine").begin_object();
+    for (int i = 1; i < kNumNeedsEngine; ++i) {
+      const std::uint64_t calls = needs_engine_[i].load(std::memory_order_relaxed);
+      if (calls != 0) w.field(to_string(static_cast<NeedsEngine>(i)), calls);
+    }
+    w.end_object();
+  }
   static void put_resources(const Resources& kernel, JsonWriter& w) {
     w.field("registers_per_thread", kernel.attributes.numRegs);
     w.field("shared_bytes_per_block", kernel.attributes.sharedSizeBytes + kEngineSharedBytes);
@@ -804,7 +815,9 @@ class CudaDaemon : public StreamDaemon {
 
   // Fills in what a call needs to run without the engine, if it can. Returns a block's threads.
   unsigned prepare_solo(const Invocation& inv, bool fresh, SoloCall& solo) const {
-    const unsigned threads = SoloDescription(inv, solo_limits(), solo).in_stream();
+    SoloDescription description(inv, solo_limits(), solo);
+    const unsigned threads = description.in_stream();
+    count_reason(description.why(), fresh);
     if (threads == 0 || fresh || !o_.solo) {
       solo.lanes = 0;
       return o_.block_threads;
@@ -814,11 +827,20 @@ class CudaDaemon : public StreamDaemon {
   }
   // The same of what the engine may try whole.
   void prepare_whole(const Invocation& inv, bool fresh, SoloCall& call) const {
+    SoloDescription description(inv, solo_limits(), call);
+    const bool serves = description.beside_streams();
+    count_reason(description.why(), fresh);
     if (fresh || !o_.solo) {
       call = SoloCall{};
-    } else if (SoloDescription(inv, solo_limits(), call).beside_streams()) {
+    } else if (serves) {
       address(inv, call);
     }
+  }
+  // What a plan is never fit for comes before what this call alone is not.
+  void count_reason(NeedsEngine why, bool fresh) const {
+    if (why == NeedsEngine::kNo && !o_.solo) why = NeedsEngine::kSwitchedOff;
+    if (why == NeedsEngine::kNo && fresh) why = NeedsEngine::kNewKey;
+    needs_engine_[static_cast<std::size_t>(why)].fetch_add(1, std::memory_order_relaxed);
   }
   SoloLimits solo_limits() const {
     return {o_.block_threads, o_.shape.ranks, o_.whole_lines, o_.solo_patience_us,
@@ -1076,6 +1098,7 @@ class CudaDaemon : public StreamDaemon {
   std::vector<HeldKey> held_keys_;  // by place
   std::uint64_t keys_begun_ = 0;
   std::atomic<std::uint64_t> launches_{0}, launches_for_pokes_{0}, launches_for_recalls_{0};
+  mutable std::array<std::atomic<std::uint64_t>, kNumNeedsEngine> needs_engine_{};  // calls, by why
   std::atomic<std::uint64_t> leaves_ns_{0};  // when the daemon does, unless somebody waits
 
   std::mutex attention_mutex_, post_mutex_;

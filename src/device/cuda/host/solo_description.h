@@ -9,6 +9,7 @@
 #include <optional>
 
 #include "base/types.h"
+#include "device/cuda/host/needs_engine.h"
 #include "device/cuda/kernels/solo_call.h"
 #include "engine/invocation.h"
 #include "program/hop_peers.h"
@@ -36,16 +37,18 @@ class SoloDescription {
   // a mesh plan, or a chain. Returns a block's threads; 0: it needs the engine.
   unsigned in_stream() {
     call_ = SoloCall{};  // of the call before
-    call_.streams = streams();
-    if (call_.streams) return limits_.block_threads;
-    return two_shot() ? two_shot_threads() : one_shot();
+    if (inv_.protocol == Protocol::kSlot) {
+      call_.streams = streams();
+      return call_.streams ? limits_.block_threads : 0;
+    }
+    if (is_two_shot()) return two_shot() ? two_shot_threads() : 0;
+    return one_shot();
   }
   // For the engine, which may try it whole (whole_call.cuh, whole_stream.cuh). False: it cannot.
-  bool beside_streams() {
-    call_ = SoloCall{};
-    call_.streams = streams();
-    return call_.streams || two_shot() || one_shot() != 0;
-  }
+  bool beside_streams() { return in_stream() != 0; }
+
+  // After either of them: why it needs the engine.
+  NeedsEngine why() const { return why_; }
 
   // Invocation::whole, of one that has lanes. (Reductions of rare types want more memory of a
   // thread than kernels have, see tools/ptxas_report.py.)
@@ -71,9 +74,17 @@ class SoloDescription {
            (call.hops.two_hops() && g.count * dtype_bytes(g.dtype) > kMostReduced);
   }
 
+  bool cannot(NeedsEngine why) {
+    why_ = why;
+    return false;
+  }
+
   // Whether solo.cuh has room for the group.
   bool few_ranks() const {
     return inv_.group_size >= 2 && inv_.group_size <= kSoloRanks && limits_.ranks <= kSoloRanks;
+  }
+  NeedsEngine ranks_reason() const {
+    return inv_.group_size < 2 ? NeedsEngine::kOneRank : NeedsEngine::kManyRanks;
   }
   std::uint8_t next() const {
     const unsigned next = inv_.group_rank + 1u;
@@ -90,12 +101,15 @@ class SoloDescription {
   // 0: it is not for solo.cuh.
   unsigned one_shot() {
     const std::uint32_t size = inv_.group_size;
-    if (!packets_serve() || !few_ranks() || g_.count == 0 || (!g_.blocked() && g_.parts != 1)) {
-      return 0;
-    }
+    if (!packets_serve()) return cannot(NeedsEngine::kSplitLines);
+    if (!few_ranks()) return cannot(ranks_reason());
+    if (g_.count == 0) return cannot(NeedsEngine::kNoData);
+    if (!g_.blocked() && g_.parts != 1) return cannot(NeedsEngine::kOtherProgram);
     const Range longest = g_.lane_part(0, g_.first_lane);  // of the lanes' stretches of a message
     const std::uint64_t block_bytes = g_.part(0).length * element();
-    if (longest.length > g_.chunk || block_bytes * size > UINT32_MAX) return 0;
+    if (longest.length > g_.chunk || block_bytes * size > UINT32_MAX) {
+      return cannot(NeedsEngine::kManyLoops);
+    }
     call_.block_bytes = static_cast<std::uint32_t>(block_bytes);
     const std::uint32_t pieces = (call_.block_bytes + 15) / 16;
     call_.lane_pieces = pieces / g_.lanes;
@@ -113,14 +127,15 @@ class SoloDescription {
     };
     call_.before = static_cast<std::uint8_t>(inv_.num_primitives);
     for (std::uint32_t i = 0; i < inv_.num_primitives; ++i) {
-      if (call_.num_received != 0) return 0;  // receives last, once
+      // Receives last, once.
+      if (call_.num_received != 0) return cannot(NeedsEngine::kOtherProgram);
       const Primitive& p = inv_.program[i];
       switch (p.flags) {
         case kLocal | kSendAll:
         case kLocal | kSendAll | kCopy:
         case kLocal | kScatter:
         case kLocal | kSend:
-          if (i != 0) return 0;  // sends first, once
+          if (i != 0) return cannot(NeedsEngine::kOtherProgram);  // sends first, once
           call_.scatters = (p.flags & kScatter) != 0;
           call_.num_sent = p.flags & kSend ? std::uint8_t{1} : others;
           call_.first_sent = p.flags & kSend ? static_cast<std::uint8_t>(p.send_peer) : next();
@@ -145,10 +160,10 @@ class SoloDescription {
           call_.before = static_cast<std::uint8_t>(i);
           break;
         default:
-          return 0;
+          return cannot(NeedsEngine::kOtherProgram);
       }
       if ((p.flags & (kLocal | kCopy | kGather)) == (kLocal | kCopy)) {
-        if (call_.copies) return 0;
+        if (call_.copies) return cannot(NeedsEngine::kOtherProgram);
         call_.copies = true;
         call_.own_from = in_input(p.part);
         call_.own_to = in_output(p.part);
@@ -157,7 +172,7 @@ class SoloDescription {
     // A place a thread, of each message that is another; what is reduced is kept until all of it
     // has come.
     const std::uint64_t places = places_of(longest.length * element());
-    if (call_.reduces && places > most_reduced_places()) return 0;
+    if (call_.reduces && places > most_reduced_places()) return cannot(NeedsEngine::kManyReduced);
     call_.plain = is_plain();
     return threads_for(std::max(call_.scatters ? places * call_.num_sent : places,
                                 call_.collects ? places * call_.num_received : places));
@@ -193,22 +208,23 @@ class SoloDescription {
   // The same of a plan of plan/algorithms/mesh.cc, or a chain's, see solo_stream.cuh.
   bool streams() {
     const std::uint32_t size = inv_.group_size;
-    if (inv_.protocol != Protocol::kSlot || !few_ranks() || g_.first_lane != 0 || g_.lanes < 2 ||
-        limits_.block_threads < kLeastStreamThreads) {
-      return false;
-    }
+    if (!few_ranks()) return cannot(ranks_reason());
+    if (g_.first_lane != 0 || g_.lanes < 2) return cannot(NeedsEngine::kOtherLanes);
+    if (limits_.block_threads < kLeastStreamThreads) return cannot(NeedsEngine::kFewThreads);
     const std::optional<HopPeers> hops =
         hop_peers(g_, inv_.program, inv_.num_primitives, size, inv_.group_rank);
-    if (!hops) return false;
+    if (!hops) return cannot(NeedsEngine::kOtherProgram);
     // (Mesh plans see to it.)
-    if (hops->chain && g_.chunk * element() > limits_.slot_bytes) return false;
+    if (hops->chain && g_.chunk * element() > limits_.slot_bytes) {
+      return cannot(NeedsEngine::kLongChunks);
+    }
     // The first lane's stretch of the first part is a longest one, the last lane's of the last part
     // a shortest one: all have as many chunks.
     const std::uint32_t last = g_.empty_part == g_.parts - 1 ? g_.parts - 2 : g_.parts - 1;
     const std::uint64_t chunks = g_.loops_of(g_.lane_part(g_.longest_part(), 0));
-    if (chunks == 0 || chunks > INT32_MAX / 2 ||
-        chunks != g_.loops_of(g_.lane_part(last, g_.lanes - 1u))) {
-      return false;
+    if (chunks == 0) return cannot(NeedsEngine::kNoData);
+    if (chunks > INT32_MAX / 2 || chunks != g_.loops_of(g_.lane_part(last, g_.lanes - 1u))) {
+      return cannot(NeedsEngine::kUnevenLanes);
     }
     call_.hops = *hops;
     // In place there is nothing to copy.
@@ -230,26 +246,32 @@ class SoloDescription {
   }
 
   // The same of a plan of plan/algorithms/two_shot.cc, see solo_two_shot.cuh.
-  bool two_shot() {
+  bool is_two_shot() const {
     constexpr unsigned kProgram[] = {
         kLocal | kScatter, kLocal | kCopy | kContribute | kFinish | kGather | kReduce | kSendAll,
         kCollect | kCopy | kSecondHop};
-    const std::uint32_t size = inv_.group_size;
-    if (!packets_serve() || !few_ranks() || g_.blocked() || g_.parts != size ||
-        inv_.num_primitives != std::size(kProgram)) {
+    if (g_.blocked() || g_.parts != inv_.group_size || inv_.num_primitives != std::size(kProgram)) {
       return false;
     }
     for (std::size_t i = 0; i < std::size(kProgram); ++i) {
       if (inv_.program[i].flags != kProgram[i]) return false;
     }
-    if (inv_.program[1].part != inv_.group_rank) return false;
+    return inv_.program[1].part == inv_.group_rank;
+  }
+  bool two_shot() {
+    if (!packets_serve()) return cannot(NeedsEngine::kSplitLines);
+    if (!few_ranks()) return cannot(ranks_reason());
+    const std::uint32_t size = inv_.group_size;
     // The first lane's stretch of the first part is a longest one, the last lane's of the last part
     // a shortest one: all lanes have something of every part. A thread keeps what it reduces.
     const std::uint64_t longest = g_.lane_part(0, g_.first_lane).length;
     const std::uint64_t shortest = g_.lane_part(size - 1, g_.first_lane + g_.lanes - 1u).length;
-    if (longest > g_.chunk || shortest == 0 || g_.count * element() > UINT32_MAX / 2 ||
-        places_of(longest * element()) > most_reduced_places()) {
-      return false;
+    if (longest > g_.chunk || g_.count * element() > UINT32_MAX / 2) {
+      return cannot(NeedsEngine::kManyLoops);
+    }
+    if (shortest == 0) return cannot(NeedsEngine::kUnevenLanes);
+    if (places_of(longest * element()) > most_reduced_places()) {
+      return cannot(NeedsEngine::kManyReduced);
     }
     call_.two_shot = true;
     call_.block_bytes = static_cast<std::uint32_t>(g_.count * element());
@@ -278,6 +300,7 @@ class SoloDescription {
   const Geometry& g_;
   const SoloLimits limits_;
   SoloCall& call_;
+  NeedsEngine why_ = NeedsEngine::kNo;
 };
 
 }  // namespace unjam

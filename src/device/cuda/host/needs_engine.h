@@ -1,0 +1,45 @@
+// Why a call of a CUDA device runs by the engine's slices, and not by a kernel that does it
+// without: counted by reason in `unjam info`, for it is a slower way (about 10 us a slice).
+#pragma once
+
+#include <cstdint>
+
+namespace unjam {
+
+enum class NeedsEngine : std::uint8_t {
+  kNo,
+  kNewKey,
+  kSwitchedOff,
+  kNoData,
+  kOneRank,
+  kManyRanks,
+  kOtherProgram,
+  kManyLoops,
+  kManyReduced,
+  kSplitLines,
+  kFewThreads,
+  kOtherLanes,
+  kUnevenLanes,
+  kLongChunks,
+};
+inline constexpr int kNumNeedsEngine = 14;
+
+constexpr const char* to_string(NeedsEngine why) {
+  constexpr const char* kTexts[kNumNeedsEngine] = {"none",
+                                                   "the key's first call",
+                                                   "UNJAM_SOLO is off",
+                                                   "no data",
+                                                   "a group of one",
+                                                   "more than 8 ranks",
+                                                   "a program that no kernel knows",
+                                                   "packets in more than one loop",
+                                                   "more to reduce than threads keep",
+                                                   "lines that may come in halves",
+                                                   "blocks of few threads",
+                                                   "one lane, or not the first ones",
+                                                   "lanes with unequal chunks",
+                                                   "chunks longer than a slot"};
+  return kTexts[static_cast<int>(why)];
+}
+
+}  // namespace unjam
