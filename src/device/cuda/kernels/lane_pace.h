@@ -1,4 +1,4 @@
-// What keeps the lanes of a chain together (plan/algorithms/ring.h;
+// What keeps the lanes of a chain together (plan/algorithms/chain.h;
 // device/cuda/kernels/solo_stream.cuh). A lane's slices go from rank to rank, and wait for no other
 // lane's. So a lane that begins late, because its last slices were the last ones of the call
 // before, stays late: links serve all lanes alike, and once the others are through it goes on
