@@ -1125,6 +1125,52 @@ TEST(PlanExecuted, GivesTheRightNumbers) {
   }
 }
 
+// Loops that are not run are counted as many steps as they would take.
+TEST(Steps, AreThoseOfAllLoops) {
+  std::uint64_t cases = 0;
+  for (int number = 0; number < kNumAlgorithms; ++number) {
+    const auto algorithm = static_cast<Algorithm>(number);
+    for (const Kind kind : kKinds) {
+      if (!serves(algorithm, kind)) continue;
+      for (const Device device : {Device::kHost, Device::kCuda}) {
+        for (const int ranks : {2, 3, 4, 7, 8}) {
+          if (kind == Kind::kSendRecv && ranks != 2) continue;
+          for (const int slots : {2, 3, 5}) {
+            for (const std::uint64_t loops : {9, 20, 31, 64}) {
+              PlanLimits limits;
+              limits.device = device;
+              limits.lanes = 1;
+              limits.overlap = true;
+              limits.escape_slots = static_cast<std::uint32_t>(slots);
+              limits.escape_slot_bytes = 64;
+              // Bytes: of a slot's chunks that many, and something more.
+              const std::uint64_t slices = 64 * loops + 8;
+              const std::uint64_t parts = blocked(kind) || !has_root(kind) ? 1 : ranks;
+              const PlanRequest request = make_request(kind, ranks, slices * parts / 4, ranks / 2);
+              const std::vector<Plan> plans = make_plans(request, limits, algorithm);
+              if (plans.empty()) continue;
+              CheckOptions options;
+              options.slots = slots;
+              options.slot_bytes = 64;
+              options.find_slots_needed = false;
+              const CheckResult counted = check_plans(request, plans, options);
+              options.run_all_loops = true;
+              const CheckResult all = check_plans(request, plans, options);
+              ASSERT_TRUE(counted.ok && all.ok) << counted.error << all.error;
+              ++cases;
+              EXPECT_EQ(counted.steps, all.steps)
+                  << kAlgorithms[number].name << " " << to_string(kind) << " " << ranks
+                  << " ranks, " << slots << " slots, " << all.loops << " loops, device "
+                  << static_cast<int>(device);
+            }
+          }
+        }
+      }
+    }
+  }
+  EXPECT_GT(cases, 1000u);
+}
+
 TEST(PlanText, DescribesAndSerialises) {
   Primitive p;
   p.flags = kRecv | kLocal | kReduce | kContribute | kSend;

@@ -11,8 +11,8 @@
 namespace unjam {
 namespace {
 
-// Full loops that are run (see the header: one would do).
-constexpr std::uint64_t kFullLoopsRun = 3;
+// What full loops do between the pipeline's filling and its draining repeats; a period has so many.
+constexpr std::uint64_t kPeriodLoops = 2;
 
 // Lanes whose parts have the same lengths, and what they have in common.
 struct LaneClass {
@@ -47,24 +47,38 @@ std::vector<LaneRun::Loop> loops_to_run(const LaneClass& c, std::uint64_t full) 
   return loops;
 }
 
-// `full`: of the loops that were run.
-std::uint64_t count_steps(const LaneRun& run, const LaneClass& c, std::uint64_t full,
-                          std::size_t loops_run) {
-  std::uint64_t steps = 0;
-  for (std::size_t i = 0; i < loops_run; ++i) steps = std::max(steps, run.loop_end(i));
-  if (c.full_loops > full) {
-    const std::uint64_t period = run.loop_end(full - 1) - run.loop_end(full - 2);
-    steps += (c.full_loops - full) * period;
-  }
-  return steps;
-}
-
 std::uint32_t longest_lag(const std::vector<Plan>& plans) {
   std::uint32_t lag = 0;
   for (const Plan& plan : plans) {
     for (const Primitive& p : plan.primitives) lag = std::max<std::uint32_t>(lag, p.lag);
   }
   return lag;
+}
+
+// How many of a lane's full loops are run: all, or those that fill the pipeline, a period, those
+// that drain it, and what is left beside whole periods.
+struct FullLoops {
+  std::uint64_t filling = 0;  // in front of the period
+  std::uint64_t run = 0;
+  std::uint64_t more_periods = 0;  // that are counted only
+};
+FullLoops full_loops(const LaneClass& c, std::uint64_t lag, const CheckOptions& options) {
+  FullLoops loops;
+  loops.filling = 1 + lag;  // a loop ends `lag` passes after it began
+  const std::uint64_t least = loops.filling + kPeriodLoops + 1 + lag;
+  if (options.run_all_loops || c.full_loops <= least) return {0, c.full_loops, 0};
+  loops.run = least + (c.full_loops - least) % kPeriodLoops;
+  loops.more_periods = (c.full_loops - loops.run) / kPeriodLoops;
+  return loops;
+}
+
+std::uint64_t count_steps(const LaneRun& run, const FullLoops& full, std::size_t loops_run) {
+  std::uint64_t steps = 0;
+  for (std::size_t i = 0; i < loops_run; ++i) steps = std::max(steps, run.loop_end(i));
+  if (full.more_periods == 0) return steps;
+  const std::uint64_t period =
+      run.loop_end(full.filling + kPeriodLoops) - run.loop_end(full.filling);
+  return steps + full.more_periods * period;
 }
 
 int search_slots(const PlanRequest& request, const std::vector<Plan>& plans, const LaneClass& c,
@@ -99,8 +113,8 @@ CheckResult check_plans(const PlanRequest& request, const std::vector<Plan>& pla
   ValuePool values(request.ranks);
   std::vector<std::uint64_t> bytes(static_cast<std::size_t>(request.ranks), 0);
   for (const LaneClass& c : lane_classes(plans[0].geometry)) {
-    const std::uint64_t full = kFullLoopsRun + 2 * longest_lag(plans);
-    const std::vector<LaneRun::Loop> loops = loops_to_run(c, full);
+    const FullLoops full = full_loops(c, longest_lag(plans), options);
+    const std::vector<LaneRun::Loop> loops = loops_to_run(c, full.run);
     LaneRun run(request, plans, c.lane, options.slots, options.slot_bytes, loops, &values);
     if (!run.run()) {
       result.error = run.error();
@@ -112,7 +126,7 @@ CheckResult check_plans(const PlanRequest& request, const std::vector<Plan>& pla
       bytes[static_cast<std::size_t>(r)] += c.lanes * run.bytes_sent(r);
     }
     result.loops = std::max(result.loops, c.loops);
-    result.steps = std::max(result.steps, count_steps(run, c, full, loops.size()));
+    result.steps = std::max(result.steps, count_steps(run, full, loops.size()));
     if (options.find_slots_needed && run.sends_anything()) {
       result.slots_needed = std::max(result.slots_needed, search_slots(request, plans, c, options));
     }

@@ -18,13 +18,13 @@
 // other data, disjoint from all other loops'. Consider the schedule in which all ranks finish a
 // loop before any begins the next. If each loop alone, begun with empty FIFOs, completes and leaves
 // them empty, this schedule completes, and so, as above, does every other, with the same values. So
-// loop 0 and the loops that are cut short decide for all. Three full loops are run all the same,
-// without a barrier between them, which exercises the pipelining from loop to loop; the rest are
-// counted only. (With lags, ranks are never all between two loops with empty FIFOs. There what lies
-// two lags behind the beginning repeats: a circle of ranks that wait for one another has a copy a
-// pass earlier, down to the first pass in which all primitives have a chunk. So as many more loops
-// are run; mesh.h argues for any number.) Lanes share nothing; of lanes with equal lengths one is
-// run.
+// loop 0 and the loops that are cut short decide for all. Some more full loops are run all the
+// same, without a barrier between them: those that fill the pipeline and the connectors, a period,
+// and those that drain it; the rest are counted only, by the steps of that period. (With lags,
+// ranks are never all between two loops with empty FIFOs. There what lies two lags behind the
+// beginning repeats: a circle of ranks that wait for one another has a copy a pass earlier, down to
+// the first pass in which all primitives have a chunk. So as many more loops are run; mesh.h argues
+// for any number.) Lanes share nothing; of lanes with equal lengths one is run.
 //
 // Memory. Out of place, input and output are different memory; in place, a slice of the input is
 // lost once the output slice at its position has been written. A plan whose reads of the input all
@@ -53,6 +53,7 @@ struct CheckOptions {
   int slots = 5;  // E
   std::uint32_t slot_bytes = 8192;
   bool find_slots_needed = true;
+  bool run_all_loops = false;  // those too that would only be counted: for tests of the counting
 };
 
 struct CheckResult {
@@ -62,7 +63,7 @@ struct CheckResult {
   std::uint64_t bytes_sent_max = 0;
   std::uint64_t bytes_sent_total = 0;
   // The longest chain of slices, each waiting for the one before it: program order, data, or room.
-  // Loops beyond the ones run add the period of the last one run.
+  // Loops that are counted only add what a loop takes between filling and draining.
   std::uint64_t steps = 0;
   // Fewest slots with which the plans do not deadlock (0: they send nothing); 0 if not searched.
   int slots_needed = 0;
