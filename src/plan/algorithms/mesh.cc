@@ -95,7 +95,7 @@ std::vector<Primitive> make_program(const PlanRequest& request) {
 
 }  // namespace
 
-bool mesh_serves(Kind kind) { return kind != Kind::kSendRecv; }
+bool mesh_serves(Kind kind) { return reduces(kind) || blocked(kind) || whole_at_root(kind); }
 
 std::optional<Plan> plan_mesh(const PlanRequest& request, const PlanLimits& limits,
                               std::string* error) {
