@@ -659,7 +659,7 @@ TEST(PlanLanes, SpreadByTheKey) {
     ++nines.at(spread_lanes(tag, 9, 32));
   }
   for (const int keys : begins) EXPECT_NEAR(keys, 100, 60);
-  for (const int first : {5, 14, 23}) EXPECT_NEAR(nines.at(first), 3200 / 3, 150) << first;
+  for (const int first : {5, 14, 23}) EXPECT_NEAR(nines.at(first), 3200.0 / 3, 150) << first;
 }
 
 TEST(PlanChunks, FitTheSlotsAndTheAlignment) {
