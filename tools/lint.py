@@ -1,9 +1,9 @@
 """Lint and format: lint.py [--fix] [--no-tidy].
 
 Layers of #include, pages that are named and not there, links and lengths of pages, one version
-everywhere, clang-format, ruff (check and format), the site where `make docs` has been run,
-clang-tidy. Versions of the tools are pinned in
-pyproject.toml. --fix formats instead of complaining (make format).
+everywhere, subjects of commits, clang-format, ruff (check and format), the site where `make docs`
+has been run, clang-tidy. Versions of the tools are pinned in pyproject.toml. --fix formats instead
+of complaining (make format).
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import check_commits
 import check_docs
 import check_layers
 import check_pages
@@ -114,6 +115,7 @@ def lint(fix: bool = False, tidy: bool = True) -> None:
         ("pages", check_pages.main),
         ("docs", check_docs.main),
         ("versions", check_versions),
+        ("commits", check_commits.main),
         ("clang-format", lambda: clang_format(fix)),
         ("ruff", lambda: ruff(fix)),
     ]
