@@ -44,7 +44,7 @@ bench:
 	@$(PYTHON) tools/bench.py $(ARGS)
 
 clean:
-	rm -rf build dist .cache .pytest_cache .ruff_cache
+	rm -rf build dist .pytest_cache .ruff_cache
 
 distclean: clean
 	rm -rf .venv

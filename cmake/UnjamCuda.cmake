@@ -38,7 +38,7 @@ if(cuda_architectures)
     CUDA_RUNTIME_LIBRARY Static
     CUDA_VISIBILITY_PRESET hidden
     # Keeps ptxas' words on registers and spills beside each object, for tools/ptxas_report.py.
-    CUDA_COMPILER_LAUNCHER "${PROJECT_SOURCE_DIR}/tools/nvcc_log.sh")
+    CUDA_COMPILER_LAUNCHER "${PROJECT_SOURCE_DIR}/tools/nvcc_log.sh;${CMAKE_CUDA_COMPILER_LAUNCHER}")
 
   # For more GPUs, only to see that it compiles: into PTX that nothing uses, so cicc, which takes most of the
   # time, optimises nothing.

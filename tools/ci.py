@@ -1,14 +1,18 @@
-"""make test and make soak: the stages in order, each timed; fails if any stage failed.
+"""make test, make check and make soak: the stages in order, each timed; fails if any stage failed.
 
-ci.py test | soak | STAGE...   (stages: see STAGES below)
+ci.py test | check | soak | STAGE...   (stages: see STAGES below)
 A failed stage does not keep those that do not need it from running, so that one run tells all.
+Minutes are announced before and measured after. They decide nothing.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import platform
+import resource
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -49,12 +53,34 @@ class Tests:
                     cls.passed += 1
 
 
-def build(preset: str, *targets: str, **defines: str) -> None:
-    """Configures a preset and builds it, or only some targets of it."""
-    if preset == "release":
-        defines.setdefault("UNJAM_CUDA", cuda_toolchain.setting())
-    words = [f"-D{name}={value}" for name, value in defines.items()]
+def use_compiler_cache() -> dict[str, str]:
+    """Where there is a ccache, all compilers run behind it: what CMake is to be told for that.
+
+    What another checkout has compiled counts, too: ccache hashes paths as seen from this one, and
+    leaves out the folder. (CCACHE_DISABLE=1 in the environment turns it off.)
+    """
+    ccache = shutil.which("ccache")
+    if ccache is None:
+        return {}
+    os.environ.setdefault("CCACHE_BASEDIR", str(ROOT))
+    os.environ.setdefault("CCACHE_NOHASHDIR", "1")
+    # A fresh .venv has another date on the same nvcc.
+    os.environ.setdefault("CCACHE_COMPILERCHECK", "content")
+    # Precompiled headers are cached only so.
+    os.environ.setdefault("CCACHE_SLOPPINESS", "pch_defines,time_macros")
+    # It asks the compiler for the files that were read. Reading them beforehand it would see the
+    # text for hosts alone, where nvcc compiles for GPUs, too.
+    os.environ.setdefault("CCACHE_DEPEND", "1")
+    return {f"CMAKE_{language}_COMPILER_LAUNCHER": ccache for language in ("C", "CXX", "CUDA")}
+
+
+def configure(preset: str, **defines: str) -> None:
+    words = [f"-D{name}={value}" for name, value in (use_compiler_cache() | defines).items()]
     run(["cmake", "--preset", preset, *words], stdout=subprocess.DEVNULL)
+
+
+def compile_targets(preset: str, *targets: str) -> None:
+    """Builds what a configured preset has, or only some targets of it."""
     chosen = ["--target", *targets] if targets else []
     run(["cmake", "--build", BUILD / preset, "-j", str(jobs()), *chosen])
 
@@ -96,9 +122,80 @@ def stage_lint() -> None:
     lint.lint()
 
 
+def configure_release(cuda: str, architectures: str, only: str, of_programs: str) -> None:
+    """The release build.
+
+    Args:
+        cuda: whether with the CUDA part: ON or OFF.
+        architectures: of libunjam_cuda.so.
+        only: a GPU for which its kernels are compiled, and no more.
+        of_programs: of the programs that need GPUs.
+    """
+    configure(
+        "release",
+        UNJAM_CUDA=cuda,
+        UNJAM_GPU_TESTS=cuda,
+        CMAKE_CUDA_ARCHITECTURES=architectures,
+        UNJAM_CUDA_COMPILED_ONLY=only,
+        UNJAM_GPU_TEST_ARCHITECTURES=of_programs,
+    )
+
+
+# For A100s, and of programs, PTX only, unoptimised: the rest takes minutes of two cores.
+OF_TEST = ("90a-real", "80-virtual", "90a-virtual")
+# All that is released.
+OF_SOAK = ("80-real;90a-real", "", "90a-real")
+
+
+class Kernels:
+    """The CUDA part's build, one file of which takes one core for most of it.
+
+    So it begins when the host's part is there, and other stages run meanwhile. It is politer than
+    they are, and takes the time that they leave.
+    """
+
+    _process: subprocess.Popen[bytes] | None = None
+    _log = BUILD / "cuda.log"
+
+    @classmethod
+    def begin(cls) -> None:
+        configure_release("ON", *OF_TEST)
+        targets = ["unjam_cuda", "gpu_compiled_only", "gpu_tests"]
+        command = ["cmake", "--build", BUILD / "release", "-j", str(jobs()), "--target", *targets]
+        with cls._log.open("w") as log:
+            cls._process = subprocess.Popen(
+                ["nice", "-n", "10", *command],
+                cwd=ROOT,
+                env=environment(),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                preexec_fn=os.setpgrp,  # to be ended with all that it has started
+            )
+
+    @classmethod
+    def wait(cls) -> None:
+        """Until it has ended; begins it first if nobody has."""
+        if cls._process is None:
+            cls.begin()
+        assert cls._process is not None
+        code = cls._process.wait()
+        print(cls._log.read_text(), end="", flush=True)
+        if code != 0:
+            raise Failure(f"exit code {code} from the build of the CUDA part")
+
+    @classmethod
+    def stop(cls) -> None:
+        """Ends it, if it still runs."""
+        if cls._process is not None and cls._process.poll() is None:
+            os.killpg(cls._process.pid, signal.SIGTERM)
+            cls._process.wait()
+
+
 def stage_release() -> None:
     """Everything for the host; the CUDA part of the same build folder is the stage cuda."""
-    build("release", "all_host")
+    configure_release(cuda_toolchain.setting(), *OF_TEST)
+    compile_targets("release", "all_host")
 
 
 def stage_unit() -> None:
@@ -106,40 +203,27 @@ def stage_unit() -> None:
 
 
 def stage_asan() -> None:
-    build("asan")
+    configure("asan")
+    compile_targets("asan")
     ctest("asan", "asan")
 
 
 def stage_tsan() -> None:
-    build("tsan")
+    configure("tsan")
+    compile_targets("tsan")
     ctest("tsan", "tsan")
 
 
-def build_cuda(architectures: str, compiled_only: str, of_programs: str) -> None:
-    """libunjam_cuda.so and, only compiled, the programs that need GPUs."""
-    build(
-        "release",
-        "unjam_cuda",
-        *(["gpu_compiled_only"] if compiled_only else []),
-        "gpu_tests",
-        UNJAM_CUDA="ON",
-        UNJAM_GPU_TESTS="ON",
-        CMAKE_CUDA_ARCHITECTURES=architectures,
-        UNJAM_CUDA_COMPILED_ONLY=compiled_only,
-        UNJAM_GPU_TEST_ARCHITECTURES=of_programs,
-    )
-    run([VENV_PYTHON, ROOT / "tools" / "ptxas_report.py", BUILD / "release"])
-
-
 def stage_cuda() -> None:
-    """For A100s, and of programs, PTX only, unoptimised: the rest takes minutes of two cores."""
-    build_cuda("90a-real", "80-virtual", "90a-virtual")
+    Kernels.wait()
+    run([VENV_PYTHON, ROOT / "tools" / "ptxas_report.py", BUILD / "release"])
     run([VENV_PYTHON, ROOT / "tools" / "ptx_check.py", BUILD / "release"])
 
 
 def stage_soak_cuda() -> None:
-    """All that is released."""
-    build_cuda("80-real;90a-real", "", "90a-real")
+    configure_release("ON", *OF_SOAK)
+    compile_targets("release", "unjam_cuda", "gpu_tests")
+    run([VENV_PYTHON, ROOT / "tools" / "ptxas_report.py", BUILD / "release"])
 
 
 def stage_package() -> None:
@@ -166,7 +250,8 @@ def stage_pytest() -> None:
 
 
 def stage_soak_unit() -> None:
-    build("release")
+    configure("release")
+    compile_targets("release", "all_host")
     ctest("soak", "release")
 
 
@@ -193,10 +278,41 @@ TEST = ["setup", "lint", "release", "unit", "asan", "tsan", "cuda", "package", "
 SOAK = ["setup", "release", "soak-cuda", "package", "soak-unit", "soak-pytest"]
 
 
+# name -> minutes of two idle cores: where ccache and .venv have all, and where they have nothing.
+MINUTES: dict[str, tuple[float, float]] = {
+    "setup": (0.1, 1.5),
+    "lint": (0.2, 1.5),
+    "release": (0.3, 5.0),
+    "unit": (2.0, 2.0),
+    "asan": (2.0, 6.0),
+    "tsan": (2.0, 5.0),
+    "cuda": (0.3, 4.0),
+    "package": (0.1, 0.1),
+    "pytest": (7.0, 8.0),
+}
+
+
+def about(names: list[str]) -> str:
+    """The minutes that these stages take, in words; "" where that is not known."""
+    known = [MINUTES[name] for name in names if name in MINUTES]
+    if len(known) < len(names):
+        return ""
+    warm, cold = (sum(minutes) for minutes in zip(*known, strict=True))
+    if cold < warm + 0.5:
+        return f"about {warm:.1g} minutes of two idle cores" if warm >= 1 else "some seconds"
+    return f"about {warm:.1f} minutes of two idle cores, {cold:.1f} if nothing was compiled before"
+
+
+def used_cpu() -> float:
+    """Seconds of a core that this process and those that it has waited for have used."""
+    uses = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    return sum(use.ru_utime + use.ru_stime for use in uses)
+
+
 def run_stages(names: list[str]) -> bool:
     """Runs stages in order, prints the table, and says whether all passed."""
     outcome: dict[str, str] = {}
-    seconds: dict[str, float] = {}
+    took: dict[str, tuple[float, float]] = {}  # seconds, and seconds of a core
     for name in names:
         action, needs = STAGES[name]
         # A stage asked for alone trusts that what it needs was done before.
@@ -204,19 +320,28 @@ def run_stages(names: list[str]) -> bool:
         if lacking:
             outcome[name] = f"not run: {lacking[0]} failed"
             continue
-        print(f"\n=== {name} ===", flush=True)
-        start = time.monotonic()
+        minutes = about([name])
+        print(f"\n=== {name}{f': {minutes}' if minutes else ''} ===", flush=True)
+        start, cpu = time.monotonic(), used_cpu()
         try:
             action()
             outcome[name] = "ok"
         except Failure as failure:
             print(f"[unjam] error: {failure}", flush=True)
             outcome[name] = "FAILED"
-        seconds[name] = time.monotonic() - start
-    print(f"\n{'stage':<14}{'minutes':>8}  outcome", flush=True)
+        if name == "release" and outcome[name] == "ok" and "cuda" in names:
+            with contextlib.suppress(Failure):  # which the stage will have again, and tell
+                Kernels.begin()
+        took[name] = (time.monotonic() - start, used_cpu() - cpu)
+    print(f"\n{'stage':<14}{'minutes':>8}{'expected':>10}{'of a core':>11}  outcome", flush=True)
     for name in names:
-        print(f"{name:<14}{seconds.get(name, 0) / 60:>8.1f}  {outcome[name]}")
-    print(f"{'all':<14}{sum(seconds.values()) / 60:>8.1f}", flush=True)
+        wall, cpu = took.get(name, (0.0, 0.0))
+        expected = "-".join(f"{m:.1f}" for m in MINUTES[name]) if name in MINUTES else ""
+        print(f"{name:<14}{wall / 60:>8.1f}{expected:>10}{cpu / 60:>11.1f}  {outcome[name]}")
+    wall, cpu = (sum(each) / 60 for each in zip(*took.values(), strict=True))
+    known = [MINUTES[name] for name in names if name in MINUTES]
+    expected = "-".join(f"{sum(m):.0f}" for m in zip(*known, strict=True))
+    print(f"{'all':<14}{wall:>8.1f}{expected:>10}{cpu:>11.1f}", flush=True)
     return all(result == "ok" for result in outcome.values())
 
 
@@ -227,9 +352,15 @@ def main() -> int:
     unknown = [name for name in names if name not in STAGES]
     if unknown:
         raise Failure(f"unknown stage {unknown[0]!r}; there are: test, soak, {', '.join(STAGES)}")
-    passed = run_stages(names)
+    minutes = about(names)
+    if minutes:
+        print(f"[unjam] {' '.join(words)}: {minutes}", flush=True)
+    try:
+        passed = run_stages(names)
+    finally:
+        Kernels.stop()
     if not passed:
-        print("make test FAILED: see the table above", flush=True)
+        print(f"make {' '.join(words)} FAILED: see the table above", flush=True)
         return 1
     if Tests.passed:
         skipped = f", {Tests.skipped} skipped" if Tests.skipped else ""

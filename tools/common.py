@@ -37,6 +37,9 @@ def environment(**extra: str) -> dict[str, str]:
     result["VIRTUAL_ENV"] = str(VENV)
     result.pop("PYTHONHOME", None)
     result.pop("PYTHONPATH", None)
+    # Every rank of a test is a Python of its own, and would compile what it imports again: half of
+    # the time that numpy or torch takes.
+    result.pop("PYTHONDONTWRITEBYTECODE", None)
     result.update(extra)
     return result
 
@@ -75,12 +78,13 @@ def source_files(*folders: str) -> list[Path]:
 
 
 def fingerprint(files: Iterable[Path], *words: str) -> str:
-    """A hash of the words, and of the files' names and contents."""
+    """A hash of the words, and of the files' names, as seen from the repository, and contents."""
     digest = hashlib.sha256()
     for word in words:
         digest.update(word.encode() + b"\0")
     for path in files:
-        digest.update(str(path).encode() + b"\0" + path.read_bytes() + b"\0")
+        name = os.path.relpath(path, ROOT)
+        digest.update(name.encode() + b"\0" + path.read_bytes() + b"\0")
     return digest.hexdigest()
 
 

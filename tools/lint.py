@@ -9,9 +9,11 @@ of complaining (make format).
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import sys
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -38,7 +40,10 @@ from common import (
 CXX_FOLDERS = ["src", "include", "tests", "bench", "examples", "python"]
 CXX_SUFFIXES = {".h", ".cc", ".cu", ".cuh", ".c"}
 PYTHON_FOLDERS = ["python", "tests", "tools", "examples", "bench", "docs"]
-TIDY_CACHE = ROOT / ".cache" / "clang-tidy"
+# What was found good, named by all that clang-tidy looks at. The user's, not the checkout's: a
+# fresh clone finds what another one has checked.
+TIDY_CACHE = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "unjam-clang-tidy"
+TIDY_DAYS = 30
 TIDY_ARGUMENTS = ["--quiet", "--extra-arg=-Wno-unknown-warning-option"]
 
 
@@ -84,11 +89,16 @@ def clang_tidy() -> None:
     headers = [p for p in source_files("src", "include") if p.suffix == ".h"]
     shared = fingerprint([*headers, ROOT / ".clang-tidy"], *setup_env.requirements("lint"))
     TIDY_CACHE.mkdir(parents=True, exist_ok=True)
+    for stamp in TIDY_CACHE.iterdir():
+        if stamp.stat().st_mtime < time.time() - TIDY_DAYS * 86400:
+            stamp.unlink(missing_ok=True)
     program = VENV / "bin" / "clang-tidy"
 
     def check(source: Path) -> str:
-        stamp = TIDY_CACHE / fingerprint([source], shared, commands[str(source)])
+        flags = commands[str(source)].replace(str(ROOT), ".")
+        stamp = TIDY_CACHE / fingerprint([source], shared, flags)
         if stamp.exists():
+            stamp.touch()
             return ""
         result = subprocess.run(
             [program, "-p", ROOT / "build/release", *TIDY_ARGUMENTS, source],
