@@ -1,5 +1,6 @@
 """What the tests share: a job per test whose ranks run as threads, and commands in subprocesses."""
 
+import gc
 import os
 import signal
 import subprocess
@@ -40,6 +41,13 @@ LONG_FILES = (
 def pytest_collection_modifyitems(items):
     place = {name: i for i, name in enumerate(LONG_FILES)}
     items.sort(key=lambda item: place.get(item.path.stem, len(place)))
+
+
+def pytest_collection_finish():
+    # What is imported stays. With torch that is so much that each gc.collect() of a rank that is a
+    # thread here takes longer than what it measures.
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture
