@@ -3,10 +3,11 @@
 PYTHON ?= python3
 ARGS ?=
 
-.PHONY: help demo test wheels lint format docs soak fuzz bench clean distclean
+.PHONY: help demo check test wheels lint format docs soak fuzz bench clean distclean
 
 help:
 	@echo "make demo     set up .venv, build, run 'unjam demo' (ARGS=\"--seed 3\" passes options on)"
+	@echo "make check    the quick part of make test, without torch and CUDA: about five minutes"
 	@echo "make test     everything CI runs: lint, unit tests, sanitizers, CUDA build, Python tests"
 	@echo "make wheels   wheels with torch's adapters inside, in dist/ (ARGS=\"--torch 2.11 --no-cuda\")"
 	@echo "make lint     the checks that read the code only; make format mends its layout"
@@ -18,6 +19,9 @@ help:
 
 demo:
 	@$(PYTHON) tools/demo.py $(ARGS)
+
+check:
+	@$(PYTHON) tools/ci.py check
 
 test:
 	@$(PYTHON) tools/ci.py test

@@ -38,13 +38,14 @@ function(unjam_add_gtest name source)
     target_compile_options(${name} PRIVATE -fno-sanitize=null,alignment,vptr)
   endif()
   set(kind usual)
-  if(name IN_LIST quickly_compiled)
+  if(name IN_LIST quickly_compiled OR UNJAM_QUICK_TESTS)
     target_compile_options(${name} PRIVATE ${quick_to_compile})
     set(kind quick)
   endif()
-  # Under the sanitizers, what all tests include is read once for those with equal flags: half of a small
-  # test's time. The release build reads it in every test, so that none forgets what it includes.
-  if(UNJAM_SANITIZE)
+  # Under the sanitizers and for a quick check, what all tests include is read once for those with equal
+  # flags: half of a small test's time. The release build reads it in every test, so that none forgets what it
+  # includes.
+  if(UNJAM_SANITIZE OR UNJAM_QUICK_TESTS)
     get_property(first GLOBAL PROPERTY unjam_precompiled_${kind})
     if(first)
       target_precompile_headers(${name} REUSE_FROM ${first})
@@ -63,6 +64,10 @@ function(unjam_add_gtest name source)
     else()
       math(EXPR cost "1000 - ${place}")
     endif()
+    set(labels unit)
+    if(name IN_LIST long)
+      list(APPEND labels long)
+    endif()
     set(shards 1)
     if(name IN_LIST sharded)
       set(shards 4)
@@ -75,7 +80,8 @@ function(unjam_add_gtest name source)
       endif()
       add_test(NAME ${test} COMMAND ${name} --gtest_filter=-*Soak* --gtest_brief=1
                                             --gtest_output=xml:${results}/${test}.xml)
-      set_tests_properties(${test} PROPERTIES LABELS unit TIMEOUT ${UNJAM_TEST_TIMEOUT} COST ${cost})
+      set_tests_properties(${test} PROPERTIES LABELS "${labels}" TIMEOUT ${UNJAM_TEST_TIMEOUT}
+                                           COST ${cost})
       if(shards GREATER 1)
         set_tests_properties(${test} PROPERTIES
           ENVIRONMENT "GTEST_TOTAL_SHARDS=${shards};GTEST_SHARD_INDEX=${shard}")
@@ -102,7 +108,8 @@ if(UNJAM_SANITIZE)
 endif()
 if(UNJAM_SANITIZE MATCHES "thread")
   list(APPEND left_out plan_mistakes_test float_types_test leaves_test waitfor_test sending_ahead_test
-              lane_pace_test solo_description_test call_in_front_test call_places_test hop_mix_test)
+              lane_pace_test solo_description_test call_in_front_test call_places_test hop_mix_test
+              hop_order_test hop_peers_test one_order_test recall_test nvlink_test doorbell_test)
 endif()
 
 # Of some tests, compiling takes many times longer than running. They speak to the library from outside and
@@ -121,9 +128,18 @@ endif()
 set(expensive collectives_test engine_holes_test leaves_test plan_correct_test processes_test late_call_test control_test
               kill_test point_to_point_test programs_test sim_test)
 set(sharded collectives_test engine_holes_test)
+# Tests that take more than some seconds: `make check` leaves them to `make test`.
+set(long collectives_test engine_holes_test plan_correct_test processes_test leaves_test leaving_test protocol_test)
 
 set(precompiled <algorithm> <array> <atomic> <chrono> <cmath> <cstring> <fstream> <functional> <map> <memory> <mutex>
                 <random> <set> <sstream> <string> <thread> <vector> <gtest/gtest.h>)
+
+# A test that has another name now would lose what these lists say of it.
+foreach(name ${left_out} ${quickly_compiled} ${expensive} ${sharded} ${long})
+  if(NOT EXISTS "${PROJECT_SOURCE_DIR}/tests/unit/${name}.cc")
+    message(FATAL_ERROR "cmake/UnjamTests.cmake lists ${name}, which is not in tests/unit.")
+  endif()
+endforeach()
 
 foreach(source ${test_sources})
   get_filename_component(name "${source}" NAME_WE)

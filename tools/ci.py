@@ -29,6 +29,13 @@ from common import ROOT, VENV, VENV_PYTHON, Failure, environment, jobs, main_wra
 BUILD = ROOT / "build"
 
 
+# Of tests/python, what `make check` runs: calls and what becomes of them, without torch.
+QUICK_FILES = (
+    "abi buffers check_commits check_docs check_pages collectives config context dtypes limits "
+    "memory misuse point_to_point registration requests sequences timeline"
+).split()
+
+
 class Tests:
     """Counts of all test runs of this call, from the runners' JUnit files."""
 
@@ -103,12 +110,13 @@ def ctest(preset: str, build_dir: str) -> None:
         Tests.add(sorted(results.glob("*.xml")))
 
 
-def pytest(*words: str) -> None:
-    """Runs pytest on the installed package."""
+def pytest(*words: str, env: dict[str, str] | None = None) -> None:
+    """Runs pytest: on the installed package, unless the environment names another."""
     report = BUILD / "pytest.xml"
     report.unlink(missing_ok=True)
     try:
-        run([VENV / "bin" / "pytest", "-q", f"--junitxml={report}", *words])
+        command = [VENV / "bin" / "pytest", "-q", f"--junitxml={report}", *words]
+        run(command, env=environment() if env is None else env)
     finally:
         if report.exists():
             Tests.add([report])
@@ -259,6 +267,29 @@ def stage_soak_pytest() -> None:
     pytest("-m", "soak", "--timeout=3600")
 
 
+def stage_check_setup() -> None:
+    setup_env.ensure("check")
+
+
+def stage_check_lint() -> None:
+    """But for clang-tidy, which takes minutes."""
+    lint.lint(tidy=False)
+
+
+def stage_check_unit() -> None:
+    configure("check")
+    compile_targets("check")
+    ctest("check", "check")
+
+
+def stage_check_pytest() -> None:
+    """Some files, on the checkout: nothing is installed."""
+    library = os.fspath(BUILD / "check" / "libunjam.so")
+    env = environment(PYTHONPATH=os.fspath(ROOT / "python"), UNJAM_LIBRARY=library)
+    files = [f"tests/python/test_{name}.py" for name in QUICK_FILES]
+    pytest("-n", str(min(jobs(), 4)), "--dist", "loadfile", *files, env=env)
+
+
 # name -> (what to do, stages that must have passed)
 STAGES: dict[str, tuple[Callable[[], None], list[str]]] = {
     "setup": (stage_setup, []),
@@ -270,11 +301,16 @@ STAGES: dict[str, tuple[Callable[[], None], list[str]]] = {
     "cuda": (stage_cuda, ["release"]),
     "package": (stage_package, ["cuda"]),
     "pytest": (stage_pytest, ["package"]),
+    "check-setup": (stage_check_setup, []),
+    "check-lint": (stage_check_lint, ["check-setup"]),
+    "check-unit": (stage_check_unit, ["check-setup"]),
+    "check-pytest": (stage_check_pytest, ["check-unit"]),
     "soak-cuda": (stage_soak_cuda, ["release"]),
     "soak-unit": (stage_soak_unit, ["setup"]),
     "soak-pytest": (stage_soak_pytest, ["package"]),
 }
 TEST = ["setup", "lint", "release", "unit", "asan", "tsan", "cuda", "package", "pytest"]
+CHECK = ["check-setup", "check-lint", "check-unit", "check-pytest"]
 SOAK = ["setup", "release", "soak-cuda", "package", "soak-unit", "soak-pytest"]
 
 
@@ -289,6 +325,10 @@ MINUTES: dict[str, tuple[float, float]] = {
     "cuda": (0.3, 4.0),
     "package": (0.1, 0.1),
     "pytest": (7.0, 8.0),
+    "check-setup": (0.1, 0.6),
+    "check-lint": (0.2, 0.2),
+    "check-unit": (0.7, 3.0),
+    "check-pytest": (1.0, 1.0),
 }
 
 
@@ -348,10 +388,12 @@ def run_stages(names: list[str]) -> bool:
 def main() -> int:
     os.chdir(ROOT)
     words = sys.argv[1:] or ["test"]
-    names = {"test": TEST, "soak": SOAK}.get(words[0], words)
+    names = {"test": TEST, "check": CHECK, "soak": SOAK}.get(words[0], words)
     unknown = [name for name in names if name not in STAGES]
     if unknown:
-        raise Failure(f"unknown stage {unknown[0]!r}; there are: test, soak, {', '.join(STAGES)}")
+        raise Failure(
+            f"unknown stage {unknown[0]!r}; there are: test, check, soak, {', '.join(STAGES)}"
+        )
     minutes = about(names)
     if minutes:
         print(f"[unjam] {' '.join(words)}: {minutes}", flush=True)

@@ -1,4 +1,4 @@
-"""Makes .venv and puts into it what a task needs: setup_env.py [demo] [lint] [test].
+"""Makes .venv and puts into it what a task needs: setup_env.py [demo] [lint] [check] [test].
 
 Everything comes from PyPI and, for GoogleTest where the machine has none, from the distribution's
 packages (unpacked into .venv/opt, without root). Each step says what it does, is skipped when it
@@ -184,17 +184,21 @@ def ensure(task: str) -> None:
     """Everything that one task needs.
 
     Args:
-        task: "build", "demo", "lint", "test" or "wheels".
+        task: "build", "check", "demo", "lint", "test" or "wheels".
     """
     ensure_venv()
     ensure_build_tools()
     if task == "demo":
         pip_install(requirements("runtime", "demo"), "demo", "what the demo uses")
-    if task in ("lint", "test"):
+    if task in ("lint", "check", "test"):
         pip_install(requirements("lint"), "lint", "the linters")
         ensure_gtest()  # for the compile commands of a build with tests
     if task in ("test", "wheels"):
         pip_install(requirements("wheels"), "wheels", "what makes wheels")
+    if task == "check":
+        words = requirements("runtime", "demo", "test")
+        words = [word for word in words if not word.startswith("torch")]
+        pip_install(words, "check", "what the tests without torch use")
     if task == "test":
         words = requirements("runtime", "demo", "test")
         pip_install(words, "test", "what the tests use (torch is large: some minutes)")
@@ -202,7 +206,7 @@ def ensure(task: str) -> None:
 
 
 def main() -> int:
-    known = ["build", "demo", "lint", "test", "wheels"]
+    known = ["build", "check", "demo", "lint", "test", "wheels"]
     for task in sys.argv[1:] or ["build"]:
         if task not in known:
             raise Failure(f"unknown task {task!r}; there are: {', '.join(known)}")
