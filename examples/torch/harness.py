@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import faulthandler
 import json
+import multiprocessing
 import os
 import signal
 import sys
@@ -67,8 +68,14 @@ def main(run: Run, ranks: int = 2, steps: int = 10, more: Sequence[tuple[str, di
 
 def started(run: Run, args: argparse.Namespace) -> str:
     """Runs the ranks as processes: "" if all was well, otherwise what happened."""
-    joined = mp.get_context("spawn").Event()
-    ranks = mp.spawn(rank_main, (run, args, joined), nprocs=args.ranks, join=False)
+    # On CPUs the ranks are forked from one process that has imported what takes them seconds each:
+    # torch, and what its optimizers import at first use. What was forked could not use CUDA.
+    method = "spawn" if args.device == "cuda" else "forkserver"
+    multiprocessing.set_forkserver_preload(["torch", "torch._dynamo", "torch.distributed"])
+    joined = mp.get_context(method).Event()
+    ranks = mp.start_processes(
+        rank_main, (run, args, joined), args.ranks, join=False, start_method=method
+    )
     end = time.monotonic() + START_S
     where = f"the ranks had not joined after {START_S} s"
     try:
