@@ -338,9 +338,8 @@ def about(names: list[str]) -> str:
     if len(known) < len(names):
         return ""
     warm, cold = (sum(minutes) for minutes in zip(*known, strict=True))
-    if cold < warm + 0.5:
-        return f"about {warm:.1g} minutes of two idle cores" if warm >= 1 else "some seconds"
-    return f"about {warm:.1f} minutes of two idle cores, {cold:.1f} if nothing was compiled before"
+    words = f"about {warm:.1f} minutes of two idle cores"
+    return words if cold < warm + 0.5 else f"{words}, {cold:.1f} if nothing was compiled before"
 
 
 def used_cpu() -> float:
