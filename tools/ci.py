@@ -320,15 +320,15 @@ MINUTES: dict[str, tuple[float, float]] = {
     "lint": (0.2, 1.5),
     "release": (0.3, 5.0),
     "unit": (2.0, 2.0),
-    "asan": (2.0, 6.0),
-    "tsan": (2.0, 5.0),
-    "cuda": (0.3, 4.0),
+    "asan": (2.0, 7.0),
+    "tsan": (1.7, 4.8),
+    "cuda": (0.5, 5.0),
     "package": (0.1, 0.1),
-    "pytest": (7.0, 8.0),
+    "pytest": (6.5, 7.0),
     "check-setup": (0.1, 0.6),
     "check-lint": (0.2, 0.2),
-    "check-unit": (0.7, 3.0),
-    "check-pytest": (1.0, 1.0),
+    "check-unit": (0.5, 3.0),
+    "check-pytest": (0.5, 0.5),
 }
 
 
