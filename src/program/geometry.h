@@ -4,8 +4,8 @@
 
 #include <cstdint>
 
-#include "base/portability.h"
 #include "base/kinds.h"
+#include "base/portability.h"
 #include "base/types.h"
 
 namespace unjam {
