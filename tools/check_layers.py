@@ -28,6 +28,9 @@ ISLANDS = {"sim"}
 # The devices have two floors. Interfaces (src/device/*.h) stand below transport; what runs the
 # engine on a device (a kernel, a pool of threads) must see the engine, so it stands on it.
 DEVICE_IMPLEMENTATIONS = {"device/host", "device/cuda"}
+# The rooms of the CUDA device, from the ground up: loops that move data; who runs where; a rank's
+# state and the engine's device; kernels; the host's side, which launches them.
+CUDA_ROOMS = ["leaves", "placement", "dev", "kernels", "host"]
 # May name the public header: it is the contract of the top layers.
 SEES_PUBLIC_HEADER = {"runtime", "api"}
 
@@ -47,6 +50,16 @@ def _rank(name: str) -> int:
     return LAYERS.index("engine" if name in DEVICE_IMPLEMENTATIONS else name)
 
 
+def _room_fault(user: str, used: str) -> str | None:
+    """The same of two files of the CUDA device."""
+    rooms = [path.split("/")[2] for path in (user, used)]
+    unknown = [room for room in rooms if room not in CUDA_ROOMS]
+    if unknown:
+        return f"{unknown[0]} is no room that tools/check_layers.py knows"
+    upper, lower = (CUDA_ROOMS.index(room) for room in rooms)
+    return f"{rooms[0]} stands below {rooms[1]}" if lower > upper else None
+
+
 def _fault(user: str, used: str) -> str | None:
     """Why `user` may not include `used` (both relative to src/), or None."""
     if used.startswith("../") or "/../" in used:
@@ -58,7 +71,7 @@ def _fault(user: str, used: str) -> str | None:
         return "there is no such file below src/"
     upper, lower = layer(user), layer(used)
     if upper == lower:
-        return None
+        return _room_fault(user, used) if upper == "device/cuda" else None
     if lower in ISLANDS:
         return None if upper == "api" else f"{lower} stands alone"
     if upper in ISLANDS:

@@ -1,5 +1,5 @@
 // back_to_back: calls that follow each other in a stream, some of which may begin while the one in
-// front ends (src/device/cuda/placement/call_in_front.h).
+// front ends (src/device/cuda/host/call_in_front.h).
 //
 // First, what that relies on: CUDA counts launches one by one, and whatever is no kernel (a copy,
 // an event, a host function, a graph) is between two kernels a fence, even where the first has let

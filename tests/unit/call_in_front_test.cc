@@ -1,6 +1,6 @@
 // Which calls may begin before the one in front of them has ended
-// (device/cuda/placement/call_in_front.h).
-#include "device/cuda/placement/call_in_front.h"
+// (device/cuda/host/call_in_front.h).
+#include "device/cuda/host/call_in_front.h"
 
 #include <gtest/gtest.h>
 

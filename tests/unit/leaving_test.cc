@@ -1,11 +1,11 @@
-// What kernels of the CUDA device ring for as they leave lanes (device/cuda/kernels/leaving.h),
+// What kernels of the CUDA device ring for as they leave lanes (device/cuda/dev/leaving.h),
 // under the schedule explorer: nothing that the host says may be lost, cancellations least of all,
 // for which no peer pokes. The looks are the real ones; who does them is a model of engine.cu and
 // cuda_dev.cuh: a daemon of two blocks, calls of one block, the launcher, and a host that submits
 // and cancels. Nothing ever comes from a peer, so what is submitted ends by being cancelled.
 #define UNJAM_EXPLORER        // scheduling points in base/atomics.h, here only
 #define unjam unjam_explored  // apart from the library's copies of the same functions
-#include "device/cuda/kernels/leaving.h"
+#include "device/cuda/dev/leaving.h"
 
 #include "device/cuda/dev/residency.h"
 #undef unjam

@@ -6,8 +6,8 @@
 #pragma once
 
 #include "device/cuda/dev/atomics.cuh"
+#include "device/cuda/dev/leaving.h"
 #include "device/cuda/dev/rank_state.h"
-#include "device/cuda/kernels/leaving.h"
 #include "device/cuda/leaves/leaves.cuh"
 #include "engine/engine.h"
 

@@ -5,7 +5,7 @@
 #include <cstdint>
 
 #include "device/cuda/dev/residency.h"
-#include "device/cuda/kernels/solo_call.h"
+#include "device/cuda/dev/solo_call.h"
 #include "device/cuda/placement/call_places.h"
 #include "device/cuda/placement/lane_choice.h"
 #include "engine/cuda_driver.h"

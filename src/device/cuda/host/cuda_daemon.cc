@@ -20,6 +20,7 @@
 #include "base/pause.h"
 #include "base/unlocked.h"
 #include "device/cuda/dev/rank_state.h"
+#include "device/cuda/host/call_in_front.h"
 #include "device/cuda/host/cuda_error.h"
 #include "device/cuda/host/first_launch.h"
 #include "device/cuda/host/needs_engine.h"
@@ -27,7 +28,6 @@
 #include "device/cuda/host/recall.h"
 #include "device/cuda/host/solo_description.h"
 #include "device/cuda/kernels/kernels.h"
-#include "device/cuda/placement/call_in_front.h"
 #include "device/cuda/placement/lane_choice.h"
 
 namespace unjam {

@@ -9,8 +9,8 @@
 #include <optional>
 
 #include "base/types.h"
+#include "device/cuda/dev/solo_call.h"
 #include "device/cuda/host/needs_engine.h"
-#include "device/cuda/kernels/solo_call.h"
 #include "engine/invocation.h"
 #include "program/hop_peers.h"
 

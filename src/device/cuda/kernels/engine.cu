@@ -21,9 +21,9 @@
 // While a stream waits, its first block serves every lane that nobody drives, one after the other:
 // all pending collectives of the rank go on, even if nothing can be launched (a thread in
 // cudaFree).
-#include "device/cuda/dev/whole_dev.cuh"
 #include "device/cuda/kernels/instance.cuh"
 #include "device/cuda/kernels/kernels.h"
+#include "device/cuda/kernels/whole_dev.cuh"
 #include "device/cuda/placement/lane_choice.h"
 
 namespace unjam {

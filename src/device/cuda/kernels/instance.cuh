@@ -3,7 +3,7 @@
 #pragma once
 
 #include "device/cuda/dev/cuda_dev.cuh"
-#include "device/cuda/kernels/leaving.h"
+#include "device/cuda/dev/leaving.h"
 
 namespace unjam {
 

@@ -27,7 +27,7 @@
 #include <cstdint>
 
 #include "base/types.h"
-#include "device/cuda/kernels/solo_call.h"
+#include "device/cuda/dev/solo_call.h"
 #include "engine/invocation.h"
 
 namespace unjam {
