@@ -170,16 +170,19 @@ class Kernels:
         configure_release("ON", *OF_TEST)
         targets = ["unjam_cuda", "gpu_compiled_only", "gpu_tests"]
         command = ["cmake", "--build", BUILD / "release", "-j", str(jobs()), "--target", *targets]
-        with cls._log.open("w") as log:
-            cls._process = subprocess.Popen(
-                ["nice", "-n", "10", *command],
-                cwd=ROOT,
-                env=environment(),
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                preexec_fn=os.setpgrp,  # to be ended with all that it has started
-            )
+        try:
+            with cls._log.open("w") as log:
+                cls._process = subprocess.Popen(
+                    ["nice", "-n", "10", *command],
+                    cwd=ROOT,
+                    env=environment(),
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                    preexec_fn=os.setpgrp,  # to be ended with all that it has started
+                )
+        except OSError as error:
+            raise Failure(f"the build of the CUDA part does not start: {error}") from error
 
     @classmethod
     def wait(cls) -> None:
@@ -393,6 +396,8 @@ def main() -> int:
         raise Failure(
             f"unknown stage {unknown[0]!r}; there are: test, check, soak, {', '.join(STAGES)}"
         )
+    # As ctrl-C does: what was started in a group of its own is ended, too.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     minutes = about(names)
     if minutes:
         print(f"[unjam] {' '.join(words)}: {minutes}", flush=True)

@@ -118,8 +118,8 @@ UNJAM_API const char* unjamGetLastError(void);
 UNJAM_API int unjamLastErrorIsTransient(void);
 
 /* ---- kinds of collectives ---- */
-/* Which ranks have data of a part, before or after a collective. The parts are the ranks' blocks,
- * where a kind has them; else the whole vector is one part. */
+/* Who has data before or after a collective. A part is a rank's block, where a kind has blocks;
+ * else the whole vector is one part. An all-gather reads OWNER and writes ALL. */
 typedef enum {
   UNJAM_HOLDERS_ALL = 0,   /* every rank, of every part */
   UNJAM_HOLDERS_OWNER = 1, /* of part p, rank p */
@@ -133,9 +133,8 @@ typedef struct {
   const char* name; /* "all_reduce"; lives as long as the library */
   int32_t reduces;  /* it has an operator */
   int32_t has_root; /* it names a rank; of a send/recv that is the sender */
-  int32_t blocks;   /* its count is of a block, and there is one for each rank: an input that all
-                       parts' ranks or the root hold has count elements times the group's size,
-                       one of an owner has count. The same of outputs. */
+  int32_t blocks;   /* a buffer of UNJAM_HOLDERS_OWNER has count elements, any other count times
+                       the group's size; 0: every buffer has count */
   int32_t reads;    /* unjamHolders_t: who has an input */
   int32_t writes;   /* unjamHolders_t: who has an output */
   int32_t in_place; /* input and output may be the same memory; of blocks, at the owner's place */

@@ -16,10 +16,9 @@ class Facts(NamedTuple):
 
     Attributes:
         name: as messages call it, with its article: "an all-reduce".
-        function: of the C API.
+        function: of the C API; "" of a send/recv, which has two.
         reduces: whether it has an operator.
         has_root: whether it names a rank.
-        blocks: whether a rank's count is of one block, of as many as there are ranks.
         input_blocks: whether an input holds the blocks of all ranks; else one block, or no blocks.
         output_blocks: the same of an output.
         root_reads: whether only the root has an input.
@@ -31,7 +30,6 @@ class Facts(NamedTuple):
     function: str
     reduces: bool
     has_root: bool
-    blocks: bool
     input_blocks: bool
     output_blocks: bool
     root_reads: bool
@@ -49,10 +47,9 @@ def facts_of(kind: Kind) -> Facts:
     blocks = bool(row.blocks)
     return Facts(
         name=f"{article} {label.replace('_', '-')}",
-        function="unjam" + label.title().replace("_", ""),
+        function="" if kind is Kind.SEND_RECV else "unjam" + label.title().replace("_", ""),
         reduces=bool(row.reduces),
         has_root=bool(row.has_root),
-        blocks=blocks,
         input_blocks=blocks and row.reads != _abi.HOLDERS_OWNER,
         output_blocks=blocks and row.writes != _abi.HOLDERS_OWNER,
         root_reads=row.reads == _abi.HOLDERS_ROOT,

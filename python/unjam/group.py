@@ -51,8 +51,9 @@ class Group:
       queued in it afterwards sees the results, without a ``wait()``. Buffers are then kept alive by
       the request only, as torch's allocator expects it of a kernel: memory of another stream needs
       ``tensor.record_stream``.
-    * ``algorithm``: the plan's algorithm for this call, by a name that ``UNJAM_ALGORITHM`` takes;
-      None leaves it to the configuration. Ranks must agree on it.
+    * ``algorithm`` (of those that move a collective's data): the plan's algorithm for this call,
+      by a name that ``UNJAM_ALGORITHM`` takes; None leaves it to the configuration. Ranks must
+      agree on it.
 
     They raise InvalidArgument (wrong size, type, overlap, read-only output, not contiguous) or its
     subclass InvalidType (not memory), InvalidUsage (closed context) and Resources; then nothing was
@@ -744,6 +745,7 @@ class Group:
     ) -> Request:
         """One C call; `arguments` are what stands between key and options in its signature."""
         encoded = encode(key, "key")
+        chosen = algorithm_name(algorithm)
         context = self._context
         if self._closed:
             raise InvalidUsage(f"{self!r} is closed: make it again, on all of its ranks")
@@ -758,7 +760,6 @@ class Group:
             _arguments.check_callback(callback)
             number, address = _completion.register(request), _completion.ADDRESS
         options = None
-        chosen = algorithm_name(algorithm)
         if priority or number or order or chosen is not None:
             options = ctypes.byref(call_options(priority, address, number, queue, order, chosen))
         if not context._enter():

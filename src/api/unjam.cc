@@ -187,8 +187,10 @@ Call make_call(Kind kind, const void* send, void* recv, size_t count, unjamDataT
   c.signature.root = root;
   c.signature.count = count;
   // What the kind does not use is not part of the call: ranks need not agree on it.
-  if (!unjam::reduces(kind)) c.signature.op = unjam::Op::kSum;
-  if (!unjam::has_root(kind)) c.signature.root = 0;
+  // (Of a kind that there is not, Context says so.)
+  const bool known = static_cast<int>(kind) < unjam::kNumKinds;
+  if (known && !unjam::reduces(kind)) c.signature.op = unjam::Op::kSum;
+  if (known && !unjam::has_root(kind)) c.signature.root = 0;
   c.send = send;
   c.recv = recv;
   return c;

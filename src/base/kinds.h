@@ -73,6 +73,7 @@ constexpr std::uint32_t kinds_where(Fits fits) {
   for (int k = 0; k < kNumKinds; ++k) bits |= fits(kKinds[k]) ? 1u << k : 0u;
   return bits;
 }
+// kind: one that there is.
 UNJAM_HD constexpr bool is_among(Kind kind, std::uint32_t bits) {
   return (bits >> static_cast<std::uint8_t>(kind) & 1u) != 0;
 }
@@ -112,7 +113,7 @@ UNJAM_HD constexpr bool whole_at_root(Kind kind) {
 // in the input: all ranks have all parts of both, and nothing is reduced.
 UNJAM_HD constexpr bool exchanges(Kind kind) {
   constexpr std::uint32_t kBits = kinds_where([](const KindRow& row) {
-    return row.blocks && row.reads == Holders::kAll && row.writes == Holders::kAll;
+    return row.blocks && !row.reduces && row.reads == Holders::kAll && row.writes == Holders::kAll;
   });
   return is_among(kind, kBits);
 }

@@ -24,8 +24,9 @@ struct SliceTerm {
   std::uint32_t lag = 0;     // in passes
 };
 
-// kMost: the most terms that an order can have; 1 and 2 are the cases that must be fast. Sums of
-// chunks and lags fit 31 bits.
+// kMost: the most terms that an order can have, and are added; 1 and 2 are the cases that must be
+// fast. Sums of chunks and lags fit 31 bits. (Executors still use program/hop_order.h, which is
+// this for two terms.)
 template <std::uint32_t kMost>
 class SliceOrder {
  public:

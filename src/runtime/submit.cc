@@ -161,12 +161,11 @@ Result Context::check_buffers(const unjamGroup& group, const Call& call) {
                " cannot be done in place: separate them");
   }
   if (!apart && !in_place) {
-    return bad(
-        std::string("the send and recv buffers overlap: separate them, or call in place, where ") +
-        to_string(s.kind) + " has " +
-        (send_bytes < recv_bytes   ? "send == recv + rank*count"
-         : send_bytes > recv_bytes ? "recv == send + rank*count"
-                                   : "send == recv"));
+    return bad(std::string("the send and recv buffers overlap: separate them, or call ") +
+               to_string(s.kind) + " in place: " +
+               (send_bytes < recv_bytes   ? "send == recv + rank*count"
+                : send_bytes > recv_bytes ? "recv == send + rank*count"
+                                          : "send == recv"));
   }
   return {};
 }

@@ -386,5 +386,12 @@ def test_algorithms_that_are_not_there(pair):
         groups[0].all_reduce(x, algorithm="")
     with pytest.raises(InvalidArgument, match="pairwise does not serve all_reduce: use one of"):
         groups[0].all_reduce(x, algorithm="pairwise")
+    called = []
+    for wrong in (1, "ring\0"):
+        with pytest.raises(InvalidArgument, match="algorithm"):
+            groups[0].all_reduce(x, algorithm=wrong, callback=called.append)
     with pytest.raises(InvalidType, match="algorithm must be a name, not int 1"):
         groups[0].all_reduce(x, algorithm=1)
+    for context in groups[0].context, groups[1].context:
+        context.close()
+    assert called == []

@@ -60,6 +60,7 @@ UNJAM_UNWATCHED inline bool reduces(unjamKind_t k) {
 inline bool from_root(unjamKind_t k) { return k == UNJAM_BROADCAST || k == UNJAM_SCATTER; }
 inline bool to_root(unjamKind_t k) { return k == UNJAM_REDUCE || k == UNJAM_GATHER; }
 inline bool has_root(unjamKind_t k) { return from_root(k) || to_root(k); }
+inline bool may_be_in_place(unjamKind_t k) { return k != UNJAM_ALL_TO_ALL; }
 // The input, or the output, of a rank has a block for every member.
 inline bool sends_blocks(unjamKind_t k) {
   return k == UNJAM_REDUCE_SCATTER || k == UNJAM_ALL_TO_ALL || k == UNJAM_SCATTER;
@@ -263,7 +264,7 @@ class Exchange {
         whole_(std::find(present.begin(), present.end(), false) == present.end()),
         ranks_(static_cast<std::size_t>(ranks)) {
     if (!has_root(spec.kind)) spec_.root = 0;
-    if (spec.kind == UNJAM_ALL_TO_ALL) spec_.in_place = false;
+    if (!may_be_in_place(spec.kind)) spec_.in_place = false;
     if (spec.kind == UNJAM_BARRIER) spec_.count = 0;
     for (int r = 0; r < n_; ++r) {
       if (!present_[static_cast<std::size_t>(r)]) continue;

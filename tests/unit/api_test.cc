@@ -2135,26 +2135,42 @@ TEST(Registered, RunsAgreeOnTheirOptions) {
   }
 }
 
+unjamKindInfo_t kind_info(int kind) {
+  unjamKindInfo_t info{};
+  info.size = sizeof info;
+  EXPECT_OK(unjamGetKindInfo(static_cast<unjamKind_t>(kind), &info));
+  return info;
+}
+
 TEST(KindInfo, SaysWhatTheCallsDo) {
   for (int number = 0; number < kNumKinds; ++number) {
     const auto kind = static_cast<unjamKind_t>(number);
-    unjamKindInfo_t info{};
-    info.size = sizeof info;
-    ASSERT_EQ(unjamGetKindInfo(kind, &info), UNJAM_SUCCESS);
+    const unjamKindInfo_t info = kind_info(kind);
     EXPECT_STREQ(info.name, name_of(kind));
     const bool barrier = kind == UNJAM_BARRIER;
     EXPECT_EQ(info.has_buffers, barrier ? 0 : 1) << info.name;
     EXPECT_EQ(info.reduces, reduces(kind) || barrier ? 1 : 0) << info.name;
     EXPECT_EQ(info.has_root, has_root(kind) ? 1 : 0) << info.name;
-    EXPECT_EQ(info.reads == UNJAM_HOLDERS_ROOT, from_root(kind)) << info.name;
-    EXPECT_EQ(info.writes == UNJAM_HOLDERS_ROOT, to_root(kind)) << info.name;
-    EXPECT_EQ(info.blocks, sends_blocks(kind) || receives_blocks(kind) ? 1 : 0) << info.name;
-    EXPECT_EQ(info.blocks != 0 && info.reads != UNJAM_HOLDERS_OWNER, sends_blocks(kind))
+    const bool blocks = sends_blocks(kind) || receives_blocks(kind);
+    EXPECT_EQ(info.blocks, blocks ? 1 : 0) << info.name;
+    EXPECT_EQ(info.reads, from_root(kind)                 ? UNJAM_HOLDERS_ROOT
+                          : blocks && !sends_blocks(kind) ? UNJAM_HOLDERS_OWNER
+                                                          : UNJAM_HOLDERS_ALL)
         << info.name;
-    EXPECT_EQ(info.blocks != 0 && info.writes != UNJAM_HOLDERS_OWNER, receives_blocks(kind))
+    EXPECT_EQ(info.writes, to_root(kind)                      ? UNJAM_HOLDERS_ROOT
+                           : blocks && !receives_blocks(kind) ? UNJAM_HOLDERS_OWNER
+                                                              : UNJAM_HOLDERS_ALL)
         << info.name;
-    EXPECT_EQ(info.in_place, kind == UNJAM_ALL_TO_ALL ? 0 : 1) << info.name;
+    EXPECT_EQ(info.in_place, may_be_in_place(kind) ? 1 : 0) << info.name;
   }
+  // Of which tests have no exchange of all ranks.
+  ASSERT_EQ(unjam::kNumKinds, kNumKinds + 1);
+  const unjamKindInfo_t info = kind_info(UNJAM_SEND_RECV);
+  EXPECT_STREQ(info.name, "send_recv");
+  EXPECT_EQ(info.reads, UNJAM_HOLDERS_ROOT);
+  EXPECT_EQ(info.writes, UNJAM_HOLDERS_OTHERS);
+  EXPECT_EQ(info.reduces | info.blocks, 0);
+  EXPECT_EQ(info.has_root & info.in_place & info.has_buffers, 1);
 }
 
 TEST(KindInfo, RefusesOtherSizesAndKinds) {

@@ -11,6 +11,7 @@
 #include <thread>
 #include <vector>
 
+#include "plan/registry.h"
 #include "tests/support/batch.h"
 #include "tests/support/exchange.h"
 #include "tests/support/job.h"
@@ -424,7 +425,7 @@ TEST(Holes, Hole6CallbackBeforeTheCallReturns) {
 
 TEST(Holes, Hole7UnknownPlansAreRefused) {
   unjamConfig_t config = default_config();
-  for (const int algorithm : {-2, 5, 1000}) {
+  for (const int algorithm : {-2, unjam::kNumAlgorithms, 1000}) {
     config.algorithm = algorithm;
     unjamContext_t contexts[2] = {};
     EXPECT_EQ(unjamInitAll(contexts, 2, &config), UNJAM_ERROR_INVALID_ARGUMENT) << algorithm;

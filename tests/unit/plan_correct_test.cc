@@ -1135,7 +1135,7 @@ TEST(Steps, AreThoseOfAllLoops) {
       for (const Device device : {Device::kHost, Device::kCuda}) {
         for (const int ranks : {2, 3, 4, 7, 8}) {
           if (kind == Kind::kSendRecv && ranks != 2) continue;
-          for (const int slots : {2, 3, 5}) {
+          for (const int slots : {2, 3, 4, 5, 7, 16}) {
             for (const std::uint64_t loops : {9, 20, 31, 64}) {
               PlanLimits limits;
               limits.device = device;

@@ -275,9 +275,13 @@ TEST(PlanGolden, EveryConnectorCarriesWhatItCarried) {
     ASSERT_TRUE(file.good()) << golden_file() << " cannot be written";
     return;
   }
+  bool known = what.empty();
   for (const Case& c : cases) {
-    if (c.name == what) std::printf("%s:\n%s", what.c_str(), text_of(sequences_of(c)).c_str());
+    if (c.name != what) continue;
+    known = true;
+    std::printf("%s:\n%s", what.c_str(), text_of(sequences_of(c)).c_str());
   }
+  ASSERT_TRUE(known) << "UNJAM_TEST_GOLDEN is no case: " << what;
   std::map<std::string, std::string> golden = read_golden();
   std::vector<std::string> differ;
   const Entry* shortest = nullptr;  // of those, the easiest to look at

@@ -11,7 +11,6 @@
 #include <cstring>
 #include <map>
 #include <optional>
-#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -529,9 +528,9 @@ TEST(SoloDescription, WhatTheEngineTriesWhole) {
 }
 
 // Which of the plans that the selector chooses need the engine, and why. What is fast and appears
-// here has become slow.
+// here, or from fewer bytes on, has become slow.
 TEST(NeedsEngine, IsSaidOfTodaysPlans) {
-  std::map<std::string, std::set<std::string>> found;
+  std::map<std::string, std::map<std::string, std::uint64_t>> found;  // and the least bytes
   for (int k = 0; k < kNumKinds; ++k) {
     const auto kind = static_cast<Kind>(k);
     for (const int ranks : {2, 3, 4, 8, 9, 16}) {
@@ -571,8 +570,11 @@ TEST(NeedsEngine, IsSaidOfTodaysPlans) {
             const bool runs = description.in_stream() != 0;
             ASSERT_EQ(runs, description.why() == NeedsEngine::kNo);
             if (runs) continue;
-            found[to_string(description.why())].insert(std::string(to_string(plan->algorithm)) +
-                                                       " " + to_string(kind));
+            const std::string which =
+                std::string(to_string(plan->algorithm)) + " " + to_string(kind);
+            std::uint64_t& least =
+                found[to_string(description.why())].try_emplace(which, bytes).first->second;
+            least = std::min(least, bytes);
           }
         }
       }
@@ -581,15 +583,49 @@ TEST(NeedsEngine, IsSaidOfTodaysPlans) {
   std::string text;
   for (const auto& [why, plans] : found) {
     text += why + ":";
-    for (const std::string& plan : plans) text += " " + plan + ";";
+    for (const auto& [plan, least] : plans) text += " " + plan + " " + std::to_string(least) + ";";
     text += "\n";
   }
-  EXPECT_EQ(
-      text,
-      "a program that no kernel knows: mesh all_to_all; mesh gather; mesh scatter; pairwise "
-      "send_recv;\n"
-      "more than 8 ranks: mesh all_gather; mesh all_reduce; mesh all_to_all; mesh barrier; mesh "
-      "broadcast; mesh gather; mesh reduce; mesh reduce_scatter; mesh scatter;\n");
+  EXPECT_EQ(text,
+            "a program that no kernel knows: mesh all_to_all 1048576; mesh gather 1048576; "
+            "mesh scatter 1048576; pairwise send_recv 16777216;\n"
+            "more than 8 ranks: mesh all_gather 64; mesh all_reduce 64; mesh all_to_all 64; "
+            "mesh barrier 64; mesh broadcast 64; mesh gather 64; mesh reduce 64; "
+            "mesh reduce_scatter 64; mesh scatter 64;\n");
+}
+
+// What a call itself, or the device, is in the way of.
+TEST(NeedsEngine, NamesWhatIsInTheWay) {
+  const auto why = [](Kind kind, Algorithm algorithm, int ranks, std::uint64_t count,
+                      const SoloLimits& solo, bool lines = false) {
+    const Group group(kind, algorithm, ranks, 0, count, solo, lines);
+    SoloCall call;
+    SoloDescription description(group.invocations[0], solo, call);
+    const bool runs = description.in_stream() != 0;
+    EXPECT_EQ(runs, description.why() == NeedsEngine::kNo);
+    return description.why();
+  };
+  constexpr std::uint64_t kLarge = 16 << 20;
+  SoloLimits solo = kLimits;
+  solo.slot_bytes = 149824;
+  EXPECT_EQ(why(Kind::kAllReduce, Algorithm::kDirect, 2, 1000, solo), NeedsEngine::kNo);
+  EXPECT_EQ(why(Kind::kAllReduce, Algorithm::kDirect, 2, 0, solo), NeedsEngine::kNoData);
+  EXPECT_EQ(why(Kind::kAllReduce, Algorithm::kDirect, 1, 1000, solo), NeedsEngine::kOneRank);
+  EXPECT_EQ(why(Kind::kAllReduce, Algorithm::kDirect, 9, 1000, solo), NeedsEngine::kManyRanks);
+  EXPECT_EQ(why(Kind::kAllReduce, Algorithm::kDirect, 2, kLarge, solo), NeedsEngine::kManyLoops);
+  EXPECT_EQ(why(Kind::kAllReduce, Algorithm::kRing, 2, kLarge, solo), NeedsEngine::kOtherProgram);
+  EXPECT_EQ(why(Kind::kAllReduce, Algorithm::kMesh, 2, kLarge, solo), NeedsEngine::kNo);
+  EXPECT_EQ(why(Kind::kAllReduce, Algorithm::kMesh, 2, 1000, solo), NeedsEngine::kOtherLanes);
+  SoloLimits other = solo;
+  other.block_threads = 64;
+  EXPECT_EQ(why(Kind::kAllReduce, Algorithm::kMesh, 2, kLarge, other), NeedsEngine::kFewThreads);
+  other = solo;
+  other.whole_lines = false;
+  EXPECT_EQ(why(Kind::kAllReduce, Algorithm::kDirect, 2, 100000, other, true),
+            NeedsEngine::kSplitLines);
+  other = solo;
+  other.slot_bytes = 64;
+  EXPECT_EQ(why(Kind::kBroadcast, Algorithm::kChain, 2, kLarge, other), NeedsEngine::kLongChunks);
 }
 
 }  // namespace

@@ -11,7 +11,9 @@
 namespace unjam {
 namespace {
 
-// What full loops do between the pipeline's filling and its draining repeats; a period has so many.
+// What full loops do between the pipeline's filling and its draining repeats, in all plans that
+// there are every second loop or more often: the test Steps.AreThoseOfAllLoops runs all loops
+// beside it. (Only the count of steps depends on it, no proof.)
 constexpr std::uint64_t kPeriodLoops = 2;
 
 // Lanes whose parts have the same lengths, and what they have in common.

@@ -18,9 +18,9 @@
 // other data, disjoint from all other loops'. Consider the schedule in which all ranks finish a
 // loop before any begins the next. If each loop alone, begun with empty FIFOs, completes and leaves
 // them empty, this schedule completes, and so, as above, does every other, with the same values. So
-// loop 0 and the loops that are cut short decide for all. Some more full loops are run all the
-// same, without a barrier between them: those that fill the pipeline and the connectors, a period,
-// and those that drain it; the rest are counted only, by the steps of that period. (With lags,
+// loop 0 and the loops that are cut short decide for all. Some more full loops are run
+// all the same, without a barrier between them: those that fill the pipeline, a period, and those
+// that drain it; the rest are counted only, by the steps of that period. (With lags,
 // ranks are never all between two loops with empty FIFOs. There what lies two lags behind the
 // beginning repeats: a circle of ranks that wait for one another has a copy a pass earlier, down to
 // the first pass in which all primitives have a chunk. So as many more loops are run; mesh.h argues

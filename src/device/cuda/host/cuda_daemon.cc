@@ -421,7 +421,7 @@ class CudaDaemon : public StreamDaemon {
   };
   // How many calls were handed to the engine, by why; those of no reason are the others.
   void put_reasons(JsonWriter& w) const {
-    w.key("calls_for_the_engine").begin_object();
+    w.key("calls_by_engine").begin_object();
     for (int i = 1; i < kNumNeedsEngine; ++i) {
       const std::uint64_t calls = needs_engine_[i].load(std::memory_order_relaxed);
       if (calls != 0) w.field(to_string(static_cast<NeedsEngine>(i)), calls);

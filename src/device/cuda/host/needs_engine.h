@@ -22,7 +22,7 @@ enum class NeedsEngine : std::uint8_t {
   kUnevenLanes,
   kLongChunks,
 };
-inline constexpr int kNumNeedsEngine = 14;
+inline constexpr int kNumNeedsEngine = static_cast<int>(NeedsEngine::kLongChunks) + 1;
 
 constexpr const char* to_string(NeedsEngine why) {
   constexpr const char* kTexts[kNumNeedsEngine] = {"none",
@@ -32,7 +32,7 @@ constexpr const char* to_string(NeedsEngine why) {
                                                    "a group of one",
                                                    "more than 8 ranks",
                                                    "a program that no kernel knows",
-                                                   "packets in more than one loop",
+                                                   "packets of more than one loop, or 4 GiB",
                                                    "more to reduce than threads keep",
                                                    "lines that may come in halves",
                                                    "blocks of few threads",

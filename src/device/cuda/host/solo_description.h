@@ -209,11 +209,11 @@ class SoloDescription {
   bool streams() {
     const std::uint32_t size = inv_.group_size;
     if (!few_ranks()) return cannot(ranks_reason());
-    if (g_.first_lane != 0 || g_.lanes < 2) return cannot(NeedsEngine::kOtherLanes);
-    if (limits_.block_threads < kLeastStreamThreads) return cannot(NeedsEngine::kFewThreads);
     const std::optional<HopPeers> hops =
         hop_peers(g_, inv_.program, inv_.num_primitives, size, inv_.group_rank);
     if (!hops) return cannot(NeedsEngine::kOtherProgram);
+    if (g_.first_lane != 0 || g_.lanes < 2) return cannot(NeedsEngine::kOtherLanes);
+    if (limits_.block_threads < kLeastStreamThreads) return cannot(NeedsEngine::kFewThreads);
     // (Mesh plans see to it.)
     if (hops->chain && g_.chunk * element() > limits_.slot_bytes) {
       return cannot(NeedsEngine::kLongChunks);
