@@ -323,7 +323,7 @@ MINUTES: dict[str, tuple[float, float]] = {
     "lint": (0.2, 1.5),
     "release": (0.3, 5.0),
     "unit": (2.0, 2.0),
-    "asan": (2.0, 7.0),
+    "asan": (2.3, 7.5),
     "tsan": (1.7, 4.8),
     "cuda": (0.5, 5.0),
     "package": (0.1, 0.1),
