@@ -18,6 +18,7 @@ import pytest
 import unjam
 import unjam._torch_settings
 from processes import environment
+from unjam._config import algorithms
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 
@@ -144,6 +145,16 @@ def test_generated_pages_are_what_their_sources_say(monkeypatch: pytest.MonkeyPa
     monkeypatch.syspath_prepend(ROOT / "tools")
     stale = importlib.import_module("docs_pages").stale()
     assert stale == [], "python3 tools/docs.py --generate brings them up to date"
+
+
+def test_each_algorithm_has_its_page_and_its_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("matplotlib")
+    monkeypatch.syspath_prepend(ROOT / "tools")
+    pages = importlib.import_module("docs_pages").ALGORITHM_PAGES
+    there = {name.replace("_", "-") for name in algorithms()} - {"auto"}
+    assert {page[0].replace("_", "-") for page in pages.values()} == there
+    index = (DOCS / "algorithms" / "index.md").read_text()
+    assert set(re.findall(r"^\| \[([\w-]+)\]\(\1\.md\)", index, re.MULTILINE)) == there
 
 
 def test_environment_page_is_complete() -> None:
