@@ -90,7 +90,7 @@ def try_gloo(ranks: int, seed: int, iterations: int, limit_s: float = 10.0) -> G
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     package = str(Path(__file__).resolve().parents[1])
     environment["PYTHONPATH"] = os.pathsep.join(
-        path for path in (package, environment.get("PYTHONPATH", "")) if path
+        path for path in (environment.get("PYTHONPATH", ""), package) if path
     )
     # The folder is this process's: gloo ends the child's without a chance to tidy up.
     with (

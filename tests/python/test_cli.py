@@ -186,7 +186,8 @@ def test_gloos_process_ends_with_its_parent(number, tmp_path):
     )
     folder.mkdir()
     settings = environment(TMPDIR=folder)
-    settings["PYTHONPATH"] += os.pathsep + str(tmp_path)
+    # In front of the torch that lies beside unjam, where both are installed.
+    settings["PYTHONPATH"] = str(tmp_path) + os.pathsep + settings["PYTHONPATH"]
     program = "from unjam import gloo_program; gloo_program.try_gloo(2, 1, 1)"
     parent = subprocess.Popen([sys.executable, "-c", program], env=settings)
     try:
