@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 
 OnDone = Callable[[Request], object]
 
+# What calls take beside their data: key, priority, callback, stream, in_stream, algorithm.
+_How = tuple[str, int, OnDone | None, Any, bool, str | None]
+
 
 class Group:
     """An ordered set of ranks. Made by :meth:`unjam.Context.group`.
@@ -163,20 +166,8 @@ class Group:
             in_stream: see the class.
             algorithm: see the class.
         """
-        return self._collective(
-            Kind.ALL_REDUCE,
-            x,
-            out,
-            op,
-            0,
-            dtype,
-            key,
-            priority,
-            callback,
-            stream,
-            in_stream,
-            algorithm,
-        )
+        how = (key, priority, callback, stream, in_stream, algorithm)
+        return self._collective(Kind.ALL_REDUCE, x, out, dtype, how, op=op)
 
     def all_gather(
         self,
@@ -205,20 +196,8 @@ class Group:
             in_stream: see the class.
             algorithm: see the class.
         """
-        return self._collective(
-            Kind.ALL_GATHER,
-            x,
-            out,
-            None,
-            0,
-            dtype,
-            key,
-            priority,
-            callback,
-            stream,
-            in_stream,
-            algorithm,
-        )
+        how = (key, priority, callback, stream, in_stream, algorithm)
+        return self._collective(Kind.ALL_GATHER, x, out, dtype, how)
 
     def reduce_scatter(
         self,
@@ -249,20 +228,8 @@ class Group:
             in_stream: see the class.
             algorithm: see the class.
         """
-        return self._collective(
-            Kind.REDUCE_SCATTER,
-            x,
-            out,
-            op,
-            0,
-            dtype,
-            key,
-            priority,
-            callback,
-            stream,
-            in_stream,
-            algorithm,
-        )
+        how = (key, priority, callback, stream, in_stream, algorithm)
+        return self._collective(Kind.REDUCE_SCATTER, x, out, dtype, how, op=op)
 
     def reduce(
         self,
@@ -294,20 +261,8 @@ class Group:
             in_stream: see the class.
             algorithm: see the class.
         """
-        return self._collective(
-            Kind.REDUCE,
-            x,
-            out,
-            op,
-            root,
-            dtype,
-            key,
-            priority,
-            callback,
-            stream,
-            in_stream,
-            algorithm,
-        )
+        how = (key, priority, callback, stream, in_stream, algorithm)
+        return self._collective(Kind.REDUCE, x, out, dtype, how, op=op, root=root)
 
     def broadcast(
         self,
@@ -338,20 +293,8 @@ class Group:
             in_stream: see the class.
             algorithm: see the class.
         """
-        return self._collective(
-            Kind.BROADCAST,
-            x,
-            out,
-            None,
-            root,
-            dtype,
-            key,
-            priority,
-            callback,
-            stream,
-            in_stream,
-            algorithm,
-        )
+        how = (key, priority, callback, stream, in_stream, algorithm)
+        return self._collective(Kind.BROADCAST, x, out, dtype, how, root=root)
 
     def all_to_all(
         self,
@@ -379,20 +322,8 @@ class Group:
             in_stream: see the class.
             algorithm: see the class.
         """
-        return self._collective(
-            Kind.ALL_TO_ALL,
-            x,
-            out,
-            None,
-            0,
-            dtype,
-            key,
-            priority,
-            callback,
-            stream,
-            in_stream,
-            algorithm,
-        )
+        how = (key, priority, callback, stream, in_stream, algorithm)
+        return self._collective(Kind.ALL_TO_ALL, x, out, dtype, how)
 
     def gather(
         self,
@@ -423,20 +354,8 @@ class Group:
             in_stream: see the class.
             algorithm: see the class.
         """
-        return self._collective(
-            Kind.GATHER,
-            x,
-            out,
-            None,
-            root,
-            dtype,
-            key,
-            priority,
-            callback,
-            stream,
-            in_stream,
-            algorithm,
-        )
+        how = (key, priority, callback, stream, in_stream, algorithm)
+        return self._collective(Kind.GATHER, x, out, dtype, how, root=root)
 
     def scatter(
         self,
@@ -468,20 +387,8 @@ class Group:
             in_stream: see the class.
             algorithm: see the class.
         """
-        return self._collective(
-            Kind.SCATTER,
-            x,
-            out,
-            None,
-            root,
-            dtype,
-            key,
-            priority,
-            callback,
-            stream,
-            in_stream,
-            algorithm,
-        )
+        how = (key, priority, callback, stream, in_stream, algorithm)
+        return self._collective(Kind.SCATTER, x, out, dtype, how, root=root)
 
     def barrier(
         self,
@@ -505,9 +412,8 @@ class Group:
             in_stream: see the class.
         """
         what = _arguments.nothing(self._context._place)
-        return self._call(
-            "unjamBarrier", "barrier", key, what, (), priority, callback, stream, in_stream
-        )
+        how = (key, priority, callback, stream, in_stream, None)
+        return self._call("unjamBarrier", "barrier", what, (), how)
 
     # ---- point to point ----
 
@@ -543,17 +449,8 @@ class Group:
         peer = _arguments.check_peer(peer, self.size)
         what = _arguments.source_only(x, dtype)
         arguments = (what.send, what.elements, what.dtype, peer)
-        return self._call(
-            "unjamSend",
-            f"send to rank {peer}",
-            key,
-            what,
-            arguments,
-            priority,
-            callback,
-            stream,
-            in_stream,
-        )
+        how = (key, priority, callback, stream, in_stream, None)
+        return self._call("unjamSend", f"send to rank {peer}", what, arguments, how)
 
     def recv(
         self,
@@ -582,17 +479,8 @@ class Group:
         peer = _arguments.check_peer(peer, self.size)
         what = _arguments.target_only(out, "out", dtype)
         arguments = (what.recv, what.elements, what.dtype, peer)
-        return self._call(
-            "unjamRecv",
-            f"recv from rank {peer}",
-            key,
-            what,
-            arguments,
-            priority,
-            callback,
-            stream,
-            in_stream,
-        )
+        how = (key, priority, callback, stream, in_stream, None)
+        return self._call("unjamRecv", f"recv from rank {peer}", what, arguments, how)
 
     def probe(self, peer: int, *, key: str = "") -> bool:
         """Whether `peer` has sent what this rank's next :meth:`recv` from it under `key` would get.
@@ -697,15 +585,11 @@ class Group:
         kind: Kind,
         x: Any,
         out: Any,
-        op: Any,
-        root: int,
         dtype: Any,
-        key: str,
-        priority: int,
-        callback: OnDone | None,
-        stream: Any,
-        in_stream: bool,
-        algorithm: str | None,
+        how: _How,
+        *,
+        op: Any = None,
+        root: int = 0,
     ) -> Request:
         """A call of `kind`; `op` and `root` are looked at where it has such."""
         facts = facts_of(kind)
@@ -717,33 +601,13 @@ class Group:
             arguments += (op_of(op),)
         if facts.has_root:
             arguments += (root,)
-        return self._call(
-            facts.function,
-            _LABELS[kind],
-            key,
-            what,
-            arguments,
-            priority,
-            callback,
-            stream,
-            in_stream,
-            algorithm,
-        )
+        return self._call(facts.function, _LABELS[kind], what, arguments, how)
 
     def _call(
-        self,
-        function: str,
-        label: str,
-        key: str,
-        what: Arguments,
-        arguments: tuple[Any, ...],
-        priority: int,
-        callback: OnDone | None,
-        stream: Any,
-        in_stream: bool,
-        algorithm: str | None = None,
+        self, function: str, label: str, what: Arguments, arguments: tuple[Any, ...], how: _How
     ) -> Request:
         """One C call; `arguments` are what stands between key and options in its signature."""
+        key, priority, callback, stream, in_stream, algorithm = how
         encoded = encode(key, "key")
         chosen = algorithm_name(algorithm)
         context = self._context
