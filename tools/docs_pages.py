@@ -280,8 +280,6 @@ ALGORITHM_PAGES: dict[str, tuple[str, str, list[str]]] = {
     "pairwise": ("pairwise", "all_to_all", ["all_to_all", "gather", "scatter"]),
 }
 COUNT = 1 << 18  # float32: 1 MiB
-# Kinds whose count is of one block, of which there is one for each rank.
-BLOCKED = {"all_gather", "reduce_scatter", "all_to_all", "gather", "scatter"}
 
 
 def _checked(kind: str, ranks: int, algorithm: str, count: int) -> dict[str, Any]:
@@ -296,12 +294,17 @@ def _checked(kind: str, ranks: int, algorithm: str, count: int) -> dict[str, Any
 
 
 def algorithm_numbers(page: str) -> str:
+    from unjam._kinds import facts_of  # noqa: PLC0415
+    from unjam._types import kind_of  # noqa: PLC0415
+
     algorithm, _, kinds = ALGORITHM_PAGES[page]
     rows = []
     for kind in kinds:
+        facts = facts_of(kind_of(kind))
         for ranks in (2, 4, 8):
             # The whole vector has 1 MiB whatever the kind.
-            report = _checked(kind, ranks, algorithm, COUNT // (ranks if kind in BLOCKED else 1))
+            blocks = ranks if facts.input_blocks or facts.output_blocks else 1
+            report = _checked(kind, ranks, algorithm, COUNT // blocks)
             vector = COUNT * 4
             rows.append(
                 [
