@@ -4,8 +4,7 @@
 //
 // A program makes passes; primitive i moves its chunk l in pass l + lag(i), and within a pass
 // primitives come in the program's order (program/primitive.h). So in front of that chunk come
-// those chunks m of primitive j for which m + lag(j) < l + lag(i), or <= if j comes first: as many
-// as
+// those chunks m of primitive j for which m + lag(j) < l + lag(i), or <= if j comes first. They are
 //   clamp(l + lag(i) - lag(j) + [j first], 0, chunks(j)).
 // The primitives that use the connector are its *terms*, numbered in the program's order. Both ends
 // of a connector number its slices alike, from 0 on, if each chunk is one slice and both have the

@@ -7,7 +7,6 @@
 #include <algorithm>
 #include <cstdint>
 #include <cstdio>
-#include <optional>
 #include <random>
 #include <string>
 #include <vector>
@@ -15,6 +14,7 @@
 #include "plan/registry.h"
 #include "plan/selector.h"
 #include "program/hop_order.h"
+#include "tests/support/slice_walk.h"
 
 namespace unjam {
 namespace {
@@ -170,40 +170,29 @@ TEST(SliceOrder, HasTheClosedFormsOfTwoHops) {
 
 // ---- plans ----
 
-// The part of which `from` sends a chunk to `to` by this primitive; nothing: it does not.
-std::optional<std::uint32_t> part_sent(const PlanRequest& request, const Primitive& p, int from,
-                                       int to) {
-  if ((p.flags & kSend) != 0 && p.send_peer == to) return p.part;
-  if ((p.flags & kSendAll) != 0 && to != from && ((p.flags & kRecv) == 0 || p.recv_peer != to)) {
-    return p.part;
-  }
-  if ((p.flags & kScatter) != 0 && to != from && to < request.ranks) {
-    return static_cast<std::uint32_t>(to);
-  }
-  return std::nullopt;
-}
+using unjam_test::End;
 
-std::uint32_t chunks_of(const Geometry& g, std::uint32_t part, std::uint32_t lane) {
-  return static_cast<std::uint32_t>(g.loops_of(g.lane_part(part, lane)));
-}
+// Larger than any chunk, so that each is one slice.
+constexpr std::uint32_t kWholeChunks = 0xffffffc0;
 
-// By the definition: the engine's passes, in which what has no chunk is skipped.
-std::vector<Moved> engine_order(const PlanRequest& request, const Plan& plan, std::uint32_t lane,
-                                int to) {
+// The steps that send something to `to` in this lane, as terms.
+struct Terms {
+  std::vector<SliceTerm> terms;
+  std::vector<std::uint32_t> steps;
+};
+Terms terms_of(const Plan& plan, int rank, int ranks, std::uint32_t lane, int to) {
   const Geometry& g = plan.geometry;
-  const std::uint64_t passes = g.loops(lane) + plan.primitives.back().lag;
-  std::vector<Moved> all;
-  for (std::uint64_t pass = 0; pass < passes; ++pass) {
-    std::uint32_t term = 0;
-    for (const Primitive& p : plan.primitives) {
-      const auto part = part_sent(request, p, request.rank, to);
-      if (!part.has_value()) continue;
-      const std::uint32_t mine = term++;
-      if (pass < p.lag || g.chunk_of(g.lane_part(*part, lane), pass - p.lag).length == 0) continue;
-      all.push_back({mine, static_cast<std::uint32_t>(pass - p.lag)});
+  Terms found;
+  for (std::uint32_t step = 0; step < plan.primitives.size(); ++step) {
+    const Primitive& p = plan.primitives[step];
+    for (const auto& m : unjam_test::slice_walk::messages(p, rank, ranks)) {
+      if (m.end != End::kSends || m.peer != to) continue;
+      const std::uint64_t chunks = g.loops_of(g.lane_part(m.part, lane));
+      found.terms.push_back({static_cast<std::uint32_t>(chunks), p.lag});
+      found.steps.push_back(step);
     }
   }
-  return all;
+  return found;
 }
 
 TEST(SliceOrder, IsThatOfAllPlans) {
@@ -232,17 +221,13 @@ TEST(SliceOrder, IsThatOfAllPlans) {
               limits.overlap = true;
               const auto plan = make_plan(r, limits, static_cast<Algorithm>(number));
               ASSERT_TRUE(plan.has_value());
+              unjam_test::SliceSequences sequences;
+              unjam_test::add_slices(*plan, rank, ranks, kWholeChunks, &sequences);
               for (int to = 0; to < ranks; ++to) {
                 if (to == rank) continue;
                 for (std::uint32_t i = 0; i < plan->geometry.lanes; ++i) {
                   const std::uint32_t lane = plan->geometry.first_lane + i;
-                  std::vector<SliceTerm> terms;
-                  for (const Primitive& p : plan->primitives) {
-                    const auto part = part_sent(r, p, rank, to);
-                    if (part.has_value()) {
-                      terms.push_back({chunks_of(plan->geometry, *part, lane), p.lag});
-                    }
-                  }
+                  const auto [terms, steps] = terms_of(*plan, rank, ranks, lane, to);
                   if (terms.empty()) continue;
                   SCOPED_TRACE(std::string(kAlgorithms[number].name) + " " + to_string(kind) + " " +
                                std::to_string(ranks) + " ranks, count " + std::to_string(count) +
@@ -252,10 +237,13 @@ TEST(SliceOrder, IsThatOfAllPlans) {
                   most_terms = std::max(most_terms, size);
                   ASSERT_LE(size, 2 * kMany);
                   const auto order = order_of<2 * kMany>(terms);
-                  const std::vector<Moved> all = engine_order(r, *plan, lane, to);
+                  const std::vector<unjam_test::Slice>& all =
+                      sequences[{lane, rank, End::kSends, to}];
                   ASSERT_EQ(order.slices(), all.size());
                   for (std::uint32_t n = 0; n < all.size(); ++n) {
-                    ASSERT_EQ(order.number(all[n].term, all[n].chunk), n);
+                    const auto term = static_cast<std::uint32_t>(
+                        std::find(steps.begin(), steps.end(), all[n].step) - steps.begin());
+                    ASSERT_EQ(order.number(term, static_cast<std::uint32_t>(all[n].chunk)), n);
                   }
                 }
               }

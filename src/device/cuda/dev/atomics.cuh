@@ -28,6 +28,7 @@ __device__ __forceinline__ void clear_local(std::uint32_t& word, std::uint32_t b
   cuda::atomic_ref<std::uint32_t, cuda::thread_scope_device>(word).fetch_and(
       ~bits, cuda::memory_order_release);
 }
+
 // ---- words that are known to be in global memory, at the device's scope ----
 
 // Of an address that could be anything the instruction says first whether it was shared memory, and
