@@ -140,8 +140,7 @@ def test_any_order_among_collectives(launch):
 
 
 def test_torch_and_raw_memory(pair):
-    import torch
-
+    torch = pytest.importorskip("torch")
     _, (first, second) = pair
     x = torch.arange(5, dtype=torch.bfloat16)
     sent = first.send(x, 1)
