@@ -7,7 +7,7 @@ ARGS ?=
 
 help:
 	@echo "make demo     set up .venv, build, run 'unjam demo' (ARGS=\"--seed 3\" passes options on)"
-	@echo "make check    the quick part of make test, without torch and CUDA: about five minutes"
+	@echo "make check    the quick part of make test, without torch and CUDA: about six minutes at first"
 	@echo "make test     everything CI runs: lint, unit tests, sanitizers, CUDA build, Python tests"
 	@echo "make wheels   wheels with torch's adapters inside, in dist/ (ARGS=\"--torch 2.11 --no-cuda\")"
 	@echo "make lint     the checks that read the code only; make format mends its layout"

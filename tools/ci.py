@@ -330,8 +330,8 @@ MINUTES: dict[str, tuple[float, float]] = {
     "pytest": (9.6, 9.6),
     "check-setup": (0.1, 0.6),
     "check-lint": (0.2, 0.2),
-    "check-unit": (0.5, 3.0),
-    "check-pytest": (0.5, 0.5),
+    "check-unit": (0.5, 5.3),
+    "check-pytest": (0.3, 0.3),
 }
 
 
