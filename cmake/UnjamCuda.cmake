@@ -33,12 +33,14 @@ if(cuda_architectures)
   target_link_libraries(unjam_cuda PRIVATE unjam_warnings Threads::Threads ${CMAKE_DL_LIBS})
   target_link_options(unjam_cuda PRIVATE "-Wl,--version-script=${PROJECT_SOURCE_DIR}/cmake/unjam.map"
                                          -Wl,--exclude-libs,ALL)
+  # Behind it the user's launcher, if there is one: an empty word in the list would be what is run.
+  set(nvcc_launcher "${PROJECT_SOURCE_DIR}/tools/nvcc_log.sh" ${CMAKE_CUDA_COMPILER_LAUNCHER})
   set_target_properties(unjam_cuda PROPERTIES
     CUDA_STANDARD_REQUIRED OFF
     CUDA_RUNTIME_LIBRARY Static
     CUDA_VISIBILITY_PRESET hidden
     # Keeps ptxas' words on registers and spills beside each object, for tools/ptxas_report.py.
-    CUDA_COMPILER_LAUNCHER "${PROJECT_SOURCE_DIR}/tools/nvcc_log.sh;${CMAKE_CUDA_COMPILER_LAUNCHER}")
+    CUDA_COMPILER_LAUNCHER "${nvcc_launcher}")
 
   # For more GPUs, only to see that it compiles: into PTX that nothing uses, so cicc, which takes most of the
   # time, optimises nothing.

@@ -11,6 +11,7 @@ import pytest
 
 RULE = Path(__file__).resolve().parents[2] / "cmake" / "UnjamCudaChoice.cmake"
 CMAKE = shutil.which("cmake")
+NVCC = Path("/usr/local/cuda/bin/nvcc")
 
 pytestmark = pytest.mark.skipif(CMAKE is None, reason="there is no cmake")
 
@@ -110,7 +111,7 @@ def test_what_keeps_kernels_from_being_compiled_is_said(machine, release):
     machine.has_gpus("9.0")
     if release is not None:
         machine.has_nvcc(release)
-    elif Path("/usr/local/cuda/bin/nvcc").exists():
+    elif NVCC.exists():
         pytest.skip("an nvcc that a test cannot hide")
     architectures, words = machine.chooses("AUTO")
     cause = "no nvcc in" if release is None else "nvcc is older than CUDA 13"
@@ -122,3 +123,27 @@ def test_what_keeps_kernels_from_being_compiled_is_said(machine, release):
 def test_a_word_that_is_no_choice_is_refused(machine):
     architectures, words = machine.chooses("maybe")
     assert architectures is None and "it takes AUTO, ON or OFF" in words
+
+
+@pytest.mark.skipif(
+    not (NVCC.exists() and shutil.which("ninja")), reason="there is no nvcc, or no ninja"
+)
+@pytest.mark.parametrize("launcher", ["", "a-launcher", "a-launcher;--its-option"])
+def test_kernels_are_compiled_by_the_log_the_users_launcher_and_nvcc(tmp_path, launcher):
+    """Without a launcher, too: an empty word in the command is taken for the program to run."""
+    told = subprocess.run(
+        [CMAKE, "-G", "Ninja", "-S", str(RULE.parents[1]), "-B", str(tmp_path), "-Wno-dev"]
+        + ["-DUNJAM_CUDA=ON", "-DCMAKE_CUDA_ARCHITECTURES=90a-real", "-DUNJAM_TESTS=OFF"]
+        + [f"-DCMAKE_CUDA_COMPILER={NVCC}", f"-DCMAKE_CUDA_COMPILER_LAUNCHER={launcher}"]
+        + ["-DUNJAM_EXAMPLES=OFF", "-DCMAKE_CUDA_COMPILER_WORKS=1"],
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert told.returncode == 0, told.stderr
+    commands = {
+        line.split(" -forward-unknown")[0].split("nvcc_log.sh ")[1]
+        for line in (tmp_path / "CMakeFiles/rules.ninja").read_text().splitlines()
+        if "nvcc_log.sh " in line
+    }
+    assert commands == {" ".join([*filter(None, launcher.split(";")), str(NVCC)])}
