@@ -30,6 +30,7 @@
 
 #include "plan/registry.h"
 #include "plan/selector.h"
+#include "tests/support/golden_cases.h"
 #include "tests/support/slice_walk.h"
 
 namespace unjam {
@@ -38,103 +39,8 @@ namespace {
 using unjam_test::Slice;
 using unjam_test::SliceSequences;
 
-constexpr int kMostRanks = 8;
-
-// Sizes: one element; fewer than a piece of 16 bytes a rank; packets and lines; slots of several
-// chunks, with parts of several lengths.
-struct Data {
-  const char* name;
-  std::uint64_t count;
-  DType dtype;
-};
-constexpr Data kData[] = {
-    {"1", 1, DType::kFloat64},         {"37", 37, DType::kInt8},
-    {"80K", 40'960, DType::kBfloat16}, {"400K", 100'003, DType::kFloat32},
-    {"12M", 3'000'001, DType::kInt32},
-};
-
-struct NamedLimits {
-  const char* name;
-  PlanLimits limits;
-};
-// The first of each device are its settings where nobody says otherwise.
-std::vector<NamedLimits> limits_of(int ranks) {
-  const std::uint32_t line_slot = ranks <= 2 ? 149'824 : 74'944;
-  PlanLimits host;
-  host.borrow_slot_bytes = 4 * host.escape_slot_bytes;
-  PlanLimits lanes = host;
-  lanes.lanes = 4;
-  lanes.escape_slots = 4;
-  lanes.overlap = true;
-  PlanLimits few = host;
-  few.lanes = 2;
-  few.escape_slots = 2;
-  few.escape_slot_bytes = 4096;
-  PlanLimits cuda;
-  cuda.device = Device::kCuda;
-  cuda.lanes = 32;
-  cuda.escape_slots = 4;
-  cuda.escape_slot_bytes = cuda.packet_slot_bytes = line_slot;
-  cuda.borrow_slot_bytes = ranks <= 2 ? 2 * line_slot : 4 * line_slot;
-  cuda.overlap = cuda.lines = true;
-  PlanLimits packets = cuda;
-  packets.lanes = 8;
-  packets.escape_slot_bytes *= 4;
-  packets.borrow_slot_bytes *= 4;
-  packets.lines = false;
-  PlanLimits together = cuda;
-  together.escape_slots = 6;
-  together.escape_slot_bytes = together.packet_slot_bytes = 65'536;
-  together.borrow_slot_bytes = 262'144;
-  together.together = true;
-  return {{"host", host}, {"host-lanes", lanes},     {"host-few", few},
-          {"cuda", cuda}, {"cuda-packets", packets}, {"cuda-together", together}};
-}
-
-struct Case {
-  PlanRequest request;
-  PlanLimits limits;
-  Algorithm algorithm = Algorithm::kRing;
-  std::string name;  // "all_reduce ring host 4 ranks 80K"
-};
-
-bool is_case(Kind kind, const PlanLimits& limits, const Data& data, int ranks) {
-  if (kind == Kind::kBarrier) return data.count == 1;
-  // Of the host's short slots the size before is many chunks.
-  if (limits.device == Device::kHost && data.count > 1'000'000) return false;
-  return kind != Kind::kSendRecv || ranks == 2;
-}
-
-// What select_algorithm() takes, in place of an algorithm's name, in `table`: a row of names for 2,
-// 3, … ranks.
-void add_cases(std::vector<Case>* cases, std::map<std::string, std::string>* table) {
-  for (int k = 0; k < kNumKinds; ++k) {
-    for (int ranks = 2; ranks <= kMostRanks; ++ranks) {
-      for (const auto& [limits_name, limits] : limits_of(ranks)) {
-        for (const Data& data : kData) {
-          Case c;
-          c.request.kind = static_cast<Kind>(k);
-          if (!is_case(c.request.kind, limits, data, ranks)) continue;
-          c.request.dtype = data.dtype;
-          c.request.count = data.count;
-          c.request.ranks = ranks;
-          c.request.root = ranks / 2;
-          c.limits = limits;
-          const std::string kind = to_string(c.request.kind);
-          (*table)[kind + " auto " + limits_name + " " + data.name] +=
-              std::string(" ") + to_string(select_algorithm(c.request, limits));
-          for (int a = 0; a < kNumAlgorithms; ++a) {
-            c.algorithm = static_cast<Algorithm>(a);
-            if (!row_of(c.algorithm).serves(c.request.kind)) continue;
-            c.name = kind + " " + to_string(c.algorithm) + " " + limits_name + " " +
-                     std::to_string(ranks) + " ranks " + data.name;
-            cases->push_back(c);
-          }
-        }
-      }
-    }
-  }
-}
+using unjam_test::add_golden_cases;
+using Case = unjam_test::GoldenCase;
 
 struct Sequences {
   SliceSequences slices;
@@ -184,21 +90,11 @@ constexpr const char* kHead =
     "# where the step lags step/part/chunk@pass:bytes. A step is a primitive's index.\n"
     "# LIMITS and DATA are in the test, tests/unit/plan_golden_test.cc.\n";
 
-// Of the repository that the working folder is in: a build folder, or above.
-std::filesystem::path golden_file() {
-  const std::filesystem::path file = "tests/fixtures/golden_plans.txt";
-  std::filesystem::path folder = std::filesystem::current_path();
-  while (!exists(folder / file.parent_path()) && folder.has_relative_path()) {
-    folder = folder.parent_path();
-  }
-  return folder / file;
-}
-
 // By name, what the file says behind the colon; of cases that are written out, and the lines below.
 std::map<std::string, std::string> read_golden() {
   std::map<std::string, std::string> golden;
-  std::ifstream file(golden_file());
-  EXPECT_TRUE(file.good()) << golden_file() << " cannot be read";
+  std::ifstream file(unjam_test::fixture("golden_plans.txt"));
+  EXPECT_TRUE(file.good()) << unjam_test::fixture("golden_plans.txt") << " cannot be read";
   std::string line, name;
   while (std::getline(file, line)) {
     if (line.empty() || line[0] == '#') continue;
@@ -266,13 +162,13 @@ TEST(PlanGolden, EveryConnectorCarriesWhatItCarried) {
   const std::string what = asked != nullptr ? asked : "";
   std::vector<Case> cases;
   std::map<std::string, std::string> table;
-  add_cases(&cases, &table);
+  add_golden_cases(&cases, &table);
   const std::vector<Entry> entries = make_entries(cases, table);
   if (what == "update") {
-    std::ofstream file(golden_file());
+    std::ofstream file(unjam_test::fixture("golden_plans.txt"));
     file << kHead;
     for (const Entry& e : entries) file << e.name << ": " << e.text << "\n";
-    ASSERT_TRUE(file.good()) << golden_file() << " cannot be written";
+    ASSERT_TRUE(file.good()) << unjam_test::fixture("golden_plans.txt") << " cannot be written";
     return;
   }
   bool known = what.empty();
@@ -304,7 +200,7 @@ TEST(PlanGolden, EveryConnectorCarriesWhatItCarried) {
               indented(text_of(sequences_of(*shortest->of)));
   }
   ADD_FAILURE() << differ.size() << " of " << entries.size() << " cases differ from "
-                << golden_file() << ":" << report
+                << unjam_test::fixture("golden_plans.txt") << ":" << report
                 << "\n\nThe head of this test says how to compare, and how to write the file anew.";
 }
 
@@ -312,7 +208,7 @@ TEST(PlanGolden, EveryConnectorCarriesWhatItCarried) {
 TEST(PlanGolden, NothingOfNothing) {
   std::vector<Case> cases;
   std::map<std::string, std::string> table;
-  add_cases(&cases, &table);
+  add_golden_cases(&cases, &table);
   for (Case& c : cases) {
     if (c.request.kind == Kind::kBarrier) continue;
     c.request.count = 0;

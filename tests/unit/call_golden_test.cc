@@ -1,0 +1,219 @@
+// What GPUs' kernels are told of calls is what it was: for the grid of tests/support/golden_cases.h
+// compared with a committed file, tests/fixtures/golden_calls.txt. As plan_golden_test.cc, whose
+// head says more:
+//
+//     UNJAM_TEST_GOLDEN=update build/release/tests/call_golden_test
+//     UNJAM_TEST_GOLDEN='broadcast mesh cuda' build/release/tests/call_golden_test
+//
+// the latter of which prints all that a line of the file sums up.
+#include <gtest/gtest.h>
+
+#include <bit>
+#include <cstdio>
+#include <cstdlib>
+#include <fstream>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "base/kinds.h"
+#include "device/cuda/host/solo_description.h"
+#include "plan/common.h"
+#include "tests/support/golden_cases.h"
+
+namespace unjam {
+namespace {
+
+using unjam_test::GoldenCase;
+
+// Of the user's buffers.
+struct Buffers {
+  const char* name;
+  std::uintptr_t input, output;
+};
+constexpr Buffers kBuffers[] = {
+    {"apart", 0x10000, 0x90000000}, {"in place", 0x10000, 0x10000}, {"odd", 0x10001, 0x90000004}};
+
+class Facts {
+ public:
+  template <class T>
+  void add(const char* name, T value) {
+    text_ += std::string(" ") + name + "=" + std::to_string(+value);
+  }
+  // Of group ranks.
+  void add_ranks(const char* name, unsigned ranks) {
+    text_ += std::string(" ") + name + "={";
+    for (int q = 0; q < 32; ++q) {
+      if ((ranks >> q & 1) != 0) text_ += " " + std::to_string(q);
+    }
+    text_ += " }";
+  }
+  const std::string& text() const { return text_; }
+
+ private:
+  std::string text_;
+};
+
+// What kernels make of a call that goes chunk after chunk, of a job whose ranks have so many lanes.
+void add_stream(const SoloCall& call, const Geometry& g, std::uint32_t lanes, Facts* facts) {
+  const HopPeers& h = call.hops;
+  const bool chain = h.chain, two = h.two_hops();
+  const bool receives = (h.gathers_from | h.collects_from) != 0;
+  const bool many_lanes = lanes > 16;
+  facts->add("chunks", call.chunks);
+  facts->add("lag", two ? h.lag : 0);
+  facts->add("patience", call.patience_ns);
+  facts->add_ranks("sends_to", h.sends_to);
+  facts->add_ranks("gathers_from", h.gathers_from);
+  facts->add_ranks("results_to", h.results_to);
+  facts->add_ranks("collects_from", h.collects_from);
+  facts->add("scatters", h.scatters);
+  facts->add("copies", h.copies);
+  facts->add("reduces", h.reduces);
+  facts->add("stores", h.stores);
+  // Part of the own data; the own contribution's place among what is reduced.
+  facts->add("part", chain ? 0 : call.group_rank);
+  facts->add("own_source", !h.reduces ? 0 : chain ? 1 : call.group_rank);
+  facts->add("sources", !h.reduces ? 0 : chain ? 2 : call.group_size);
+  facts->add("finishes", h.reduces && !(chain && h.results_to != 0));
+  facts->add("contributes", chain && g.kind == Kind::kReduce);
+  const bool chain_places = chain && g.kind != Kind::kReduce;
+  facts->add("sends_into_outputs", chain ? chain_places : !h.scatters || h.places);
+  facts->add("results_into_outputs", chain ? chain_places : true);
+  facts->add_ranks("invites", h.collects_from | (h.reduces ? 0u : h.gathers_from));
+  // Policies.
+  facts->add("slots", chain ? 3 : two || has_root(g.kind) ? 2 : 1);
+  const bool in_step = !h.scatters ? h.sends_to != 0 && h.collects_from != 0
+                                   : many_lanes && h.gathers_from != 0 && h.results_to == 0;
+  facts->add("in_step", in_step);
+  const bool one_sent = receives && (h.scatters || call.group_size > 2);
+  facts->add("sent_in_hand", many_lanes && (two || one_sent) ? 1 : 2);
+  facts->add("others_in_hand", many_lanes && two ? 1 : 2);
+  facts->add("paced", chain);
+  facts->add("keeps_places", chain && call.chunks >= 16);
+  const bool comes_back = h.scatters && h.gathers_from == 0 && h.collects_from != 0;
+  facts->add("sent_ahead", h.lag + (comes_back ? 2 : 1) * 4);
+}
+
+std::string facts_of(const GoldenCase& c, int rank, const Buffers& buffers) {
+  PlanRequest request = c.request;
+  request.rank = rank;
+  std::string error;
+  const std::optional<Plan> plan = make_plan(request, c.limits, c.algorithm, &error);
+  EXPECT_TRUE(plan.has_value()) << c.name << ": " << error;
+  if (!plan) return {};
+  Invocation inv;
+  inv.program = plan->primitives.data();
+  inv.num_primitives = static_cast<std::uint32_t>(plan->primitives.size());
+  inv.input = reinterpret_cast<const void*>(buffers.input);
+  inv.output = reinterpret_cast<void*>(buffers.output);
+  inv.geometry = plan->geometry;
+  if (plan->protocol != Protocol::kSlot) {  // as the runtime, by a key's tag
+    inv.geometry.first_lane = spread_lanes(request.count, plan->geometry.lanes, c.limits.lanes);
+  }
+  inv.group_size = static_cast<std::uint16_t>(request.ranks);
+  inv.group_rank = static_cast<std::uint16_t>(rank);
+  inv.protocol = plan->protocol;
+  const SoloLimits limits{512, 8, true, 20, c.limits.escape_slot_bytes};
+  SoloCall call;
+  SoloDescription description(inv, limits, call);
+  const unsigned threads = description.in_stream();
+  call.lanes = threads == 0 ? 0 : inv.geometry.lanes;
+  call.group_size = inv.group_size;
+  call.group_rank = inv.group_rank;
+  Facts facts;
+  facts.add("why", static_cast<int>(description.why()));
+  facts.add("threads", threads);
+  if (threads == 0) return facts.text();
+  facts.add("whole", SoloDescription::whole_of(call, inv.geometry));
+  if (call.streams) {
+    add_stream(call, inv.geometry, c.limits.lanes, &facts);
+    return facts.text();
+  }
+  facts.add("block_bytes", call.block_bytes);
+  facts.add("lane_pieces", call.lane_pieces);
+  facts.add("longer_lanes", call.longer_lanes);
+  facts.add("sent_from", call.sent_from);
+  facts.add("own_from", call.own_from);
+  facts.add("own_to", call.own_to);
+  facts.add("received_to", call.received_to);
+  facts.add("num_sent", call.num_sent);
+  facts.add("first_sent", call.first_sent);
+  facts.add("num_received", call.num_received);
+  facts.add("first_received", call.first_received);
+  facts.add("scatters", call.scatters);
+  facts.add("collects", call.collects);
+  facts.add("reduces", call.reduces);
+  facts.add("copies", call.copies);
+  facts.add("plain", call.plain);
+  facts.add("before", call.before);
+  facts.add("two_shot", call.two_shot);
+  facts.add("part_pieces", call.part_pieces);
+  facts.add("longer_parts", call.longer_parts);
+  return facts.text();
+}
+
+std::string text_of(const GoldenCase& c) {
+  std::string text;
+  for (int rank = 0; rank < c.request.ranks; ++rank) {
+    for (const Buffers& buffers : kBuffers) {
+      text += c.name + ", rank " + std::to_string(rank) + ", " + buffers.name + ":" +
+              facts_of(c, rank, buffers) + "\n";
+    }
+  }
+  return text;
+}
+
+// FNV-1a: what is written down in files is not to change with base/hash.h.
+std::string hash_of(const std::string& text) {
+  std::uint64_t hash = 0xcbf29ce484222325ull;
+  for (const char c : text) hash = (hash ^ static_cast<unsigned char>(c)) * 0x100000001b3ull;
+  char digits[17];
+  std::snprintf(digits, sizeof digits, "%016llx", static_cast<unsigned long long>(hash));
+  return digits;
+}
+
+TEST(CallGolden, KernelsAreToldWhatTheyWereTold) {
+  std::vector<GoldenCase> cases;
+  std::map<std::string, std::string> unused, texts;
+  unjam_test::add_golden_cases(&cases, &unused);
+  for (const GoldenCase& c : cases) {
+    if (c.limits.device != Device::kCuda) continue;
+    // "all_reduce mesh cuda 4 ranks 80K": without the ranks and the data.
+    std::size_t end = 0;
+    for (int word = 0; word < 3; ++word) end = c.name.find(' ', end + 1);
+    texts[c.name.substr(0, end)] += text_of(c);
+  }
+  const char* asked = std::getenv("UNJAM_TEST_GOLDEN");
+  const std::string what = asked != nullptr ? asked : "";
+  const auto path = unjam_test::fixture("golden_calls.txt");
+  if (what == "update") {
+    std::ofstream file(path);
+    file << "# What GPUs' kernels are told of calls: written by UNJAM_TEST_GOLDEN=update\n"
+            "# call_golden_test. KIND ALGORITHM LIMITS: a hash of what is said of all sizes of\n"
+            "# groups and data.\n";
+    for (const auto& [name, text] : texts) file << name << ": " << hash_of(text) << "\n";
+    ASSERT_TRUE(file.good()) << path << " cannot be written";
+    return;
+  }
+  if (!what.empty()) {
+    ASSERT_TRUE(texts.contains(what)) << "UNJAM_TEST_GOLDEN is no case: " << what;
+    std::fputs(texts[what].c_str(), stdout);
+    return;
+  }
+  std::map<std::string, std::string> golden;
+  std::ifstream file(path);
+  for (std::string line; std::getline(file, line);) {
+    const std::size_t colon = line.find(": ");
+    if (line.empty() || line[0] == '#' || colon == std::string::npos) continue;
+    golden[line.substr(0, colon)] = line.substr(colon + 2);
+  }
+  for (const auto& [name, text] : texts) {
+    EXPECT_EQ(hash_of(text), golden[name])
+        << name << " differs from " << path << ". The head of this test says how to compare.";
+  }
+  EXPECT_EQ(golden.size(), texts.size());
+}
+
+}  // namespace
+}  // namespace unjam
