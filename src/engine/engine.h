@@ -153,6 +153,7 @@
 #include <cstdint>
 
 #include "base/atomics.h"
+#include "base/bits.h"
 #include "base/portability.h"
 #include "engine/doorbell.h"
 #include "engine/slot_batch.h"
@@ -262,8 +263,6 @@ class Engine {
   static constexpr std::uint32_t kLatePasses = 6;
   enum Status : std::uint32_t { kMove, kBlocked, kFinished, kCancelledNow, kQuantumOver };
   static constexpr std::uint16_t kCopies = kScatter | kCollect;
-  static constexpr std::uint16_t kFromSeveral = kGather | kCollect;
-  static constexpr std::uint16_t kToSeveral = kSendAll | kScatter;
 
   // What the lead says, to all.
   UNJAM_HD std::uint32_t tell(std::uint32_t value) {
@@ -1009,13 +1008,20 @@ class Engine {
         if (i < a.inv.num_primitives) a.program[i] = a.inv.program[i];
       }
       const LaneKey& key_of_lane = a.inv.key->lanes[lane_index_];
-      for (std::uint32_t q = dev_.first(); q < a.inv.group_size; q += dev_.stride()) {
-        a.members[q] = a.inv.members[q];
-        a.outs[q] = s_.transport.wire(key_of_lane.out[q]);
-        a.ins[q] = s_.transport.wire(key_of_lane.in[q]);
-        a.invited[q] = nullptr;
-        // (There are as many parts as members, or one.)
-        if (q < a.inv.geometry.parts) a.parts[q] = a.inv.geometry.lane_part(q, lane_index_);
+      for (std::uint32_t k = dev_.first(); k < a.inv.num_neighbours; k += dev_.stride()) {
+        const std::uint16_t q = a.inv.neighbours[k];
+        a.neighbours[k] = q;
+        a.members[k] = a.inv.members[q];
+        a.outs[k] = s_.transport.wire(key_of_lane.out[q]);
+        a.ins[k] = s_.transport.wire(key_of_lane.in[q]);
+        a.invited[k] = nullptr;
+      }
+      for (std::uint32_t i = dev_.first(); i < a.inv.num_sets; i += dev_.stride()) {
+        a.sets[i] = a.inv.sets[i];
+      }
+      // (There are no more parts than members.)
+      for (std::uint32_t p = dev_.first(); p < a.inv.geometry.parts; p += dev_.stride()) {
+        a.parts[p] = a.inv.geometry.lane_part(p, lane_index_);
       }
       if (dev_.leads()) {
         const KeyState& key = *a.inv.key;
@@ -1144,17 +1150,23 @@ class Engine {
       const Primitive p = primitive_at(a, a.dyn.primitive);
       s_.primitive = p;
       s_.chunk = chunk_of(a, p);
+      s_.from = peers_of(a, p.from, a.dyn.primitive, true);
+      s_.to = peers_of(a, p.to, a.dyn.primitive, false);
       s_.pair = false;
       s_.primitives = 1;
       if ((p.flags & kWithNext) != 0) {
         s_.primitives = 2;
         s_.second = primitive_at(a, a.dyn.primitive + 1);
         s_.second_chunk = chunk_of(a, s_.second);
+        // (What the first one does not, the second does: see Primitive.)
+        s_.from = peers_of(a, s_.second.from, a.dyn.primitive + 1, true);
         if (s_.chunk.length == 0) {
+          s_.to = {};
           s_.primitive = s_.second;
           s_.chunk = s_.second_chunk;
         } else {
           s_.pair = s_.second_chunk.length != 0;
+          if (!s_.pair) s_.from = {};
         }
       }
       if (s_.chunk.length != 0) return true;
@@ -1165,12 +1177,21 @@ class Engine {
     return i < kCachedPrimitives ? a.program[i] : a.inv.program[i];
   }
 
+  // Whom the i-th primitive receives from, or sends to.
+  UNJAM_HD static SlicePeers peers_of(const ActiveContext& a, Peers peers, std::uint32_t i,
+                                      bool receives) {
+    if (peers == kNobody) return {};
+    if (is_set(peers)) return {a.sets[set_of(peers)].neighbours, kNoPeer};
+    if (peers != kWidePeer) return {0, peers};
+    const WidePeers wide = a.inv.wide_peers[i];
+    return {0, receives ? wide.from : wide.to};
+  }
+
   // A primitive's chunk in this pass: of copies a longest one.
   UNJAM_HD static Range chunk_of(const ActiveContext& a, Primitive p) {
     if ((p.flags & kCopies) == 0) return chunk(a, p, p.part);
-    if (a.inv.group_size == 1) return {};
-    // Of the other members' chunks a longest: all are empty if it is.
-    return chunk(a, p, a.inv.geometry.longest_part(a.inv.group_rank));
+    const Peers peers = (p.flags & kScatter) != 0 ? p.to : p.from;
+    return chunk(a, p, a.sets[set_of(peers)].longest_part);
   }
   // The same of a part.
   UNJAM_HD static Range chunk(const ActiveContext& a, Primitive p, std::uint32_t part) {
@@ -1188,6 +1209,7 @@ class Engine {
   UNJAM_HD std::uint16_t slice_flags() const {
     return static_cast<std::uint16_t>(s_.primitive.flags | (s_.pair ? s_.second.flags : 0));
   }
+  UNJAM_HD bool has_sets() const { return (s_.from.set | s_.to.set) != 0; }
 
   UNJAM_HD void advance(ActiveContext& a) {
     if ((a.dyn.primitive += s_.primitives) == a.inv.num_primitives) {
@@ -1290,7 +1312,7 @@ class Engine {
   // The two phases: poll up to the threshold, then give way.
   UNJAM_HD std::uint32_t wait_ready(ActiveContext& a) {
     dev_.delay();
-    if (slice_flags() & (kFromSeveral | kToSeveral)) begin_peers(a);
+    if (has_sets()) begin_peers(a);
     std::uint32_t polls = 0;
     for (;;) {
       const std::uint32_t epoch = holds() && dev_.leads() ? dev_.epoch() : 0;
@@ -1348,14 +1370,15 @@ class Engine {
   // moved.
   UNJAM_HD void note_lack(ActiveContext& a, Lack lack) {
     const bool room = lack == Lack::kRoom;
-    const Primitive p = side(!room);
-    std::uint32_t peer = room ? p.send_peer : p.recv_peer;
-    if (p.flags & (room ? kToSeveral : kFromSeveral)) {
+    const SlicePeers& peers = room ? s_.to : s_.from;
+    std::uint32_t k = peers.one;
+    if (peers.set != 0) {
       const bool* has = room ? s_.has_room : s_.has_come;
-      for (peer = 0; peer < a.inv.group_size && has[peer]; ++peer) {
+      for (k = 0; k < a.inv.num_neighbours && has[k]; ++k) {
       }
-      if (peer == a.inv.group_size) peer = kSomePeer;  // the block's vote does not tell
     }
+    // (The block's vote does not tell.)
+    const std::uint32_t peer = k < a.inv.num_neighbours ? a.neighbours[k] : kSomePeer;
     const std::uint32_t word = lack_word(lack, peer, a.inv.n);
     if constexpr (!Dev::kHostWatches) return;
     std::uint64_t& place = a.key->lack;
@@ -1396,7 +1419,7 @@ class Engine {
     // (Here the block waits for itself alone.)
     while (!dev_.all(!dev_.leads() || dev_.load_block(posted) >= before)) dev_.relax(1);
     dev_.sync_control();  // what the lead has acquired, for all
-    if (slice_flags() & (kFromSeveral | kToSeveral)) begin_peers(a);
+    if (has_sets()) begin_peers(a);
     if (dev_.leads()) s_.waited = false;
     while (look(a) != Lack::kNothing) {
       if (dev_.leads()) s_.waited = true;
@@ -1438,8 +1461,8 @@ class Engine {
       const std::uint32_t stores = (flags & kCopy) != 0 ? 1 : 0;
       const Invocation& inv = s_.active[s_.slot % kActiveContexts].inv;
       const std::uint16_t empty = inv.geometry.empty_part;
-      const std::uint32_t copies =
-          job.num_src - (empty == kNoPart || empty == inv.group_rank ? 1u : 2u);
+      const std::uint32_t copies = count_bits(in ? s_.from.set : s_.to.set) -
+                                   (empty == kNoPart || empty == inv.group_rank ? 0u : 1u);
       return chunk(in).length * copies * (1 + stores + ((flags & kScatter) != 0 ? kLinkCost : 0));
     }
     return job.elems * (job.num_src + kLinkCost * job.num_dst + (job.dst_user != nullptr ? 1 : 0));
@@ -1492,16 +1515,15 @@ class Engine {
 
   // What the slice lacks. Changes nothing that outlives the wait.
   UNJAM_HD Lack look(ActiveContext& a) {
-    const std::uint16_t flags = slice_flags();
     if (dev_.leads()) s_.elems = static_cast<std::uint32_t>(s_.chunk.length - a.dyn.done);
-    if (flags & kRecv) {
+    if (s_.from.one != kNoPeer) {
       if (!dev_.all(!dev_.leads() || slice_there(a))) return Lack::kData;
     }
-    if (flags & (kFromSeveral | kToSeveral)) {
+    if (has_sets()) {
       const Lack lack = look_at_peers(a);
       if (lack != Lack::kNothing) return lack;
     }
-    if (flags & kSend) {
+    if (s_.to.one != kNoPeer) {
       if (!dev_.all(!dev_.leads() || room_there(a))) return Lack::kRoom;
     }
     return Lack::kNothing;
@@ -1514,27 +1536,28 @@ class Engine {
     return false;
   }
 
-  // See LaneTransport::open() and resolve(). The endpoints are the key's.
-  UNJAM_HD bool open(ActiveContext& a, std::uint32_t q) {
-    if (!s_.transport.open(member(a, q), a.tag, a.group, a.out[q], &a.key->in_queue)) {
+  // See LaneTransport::open() and resolve(), of neighbour k. The endpoints are the key's.
+  UNJAM_HD bool open(ActiveContext& a, std::uint32_t k) {
+    OutEndpoint& out = a.out[a.neighbours[k]];
+    if (!s_.transport.open(member(a, k), a.tag, a.group, out, &a.key->in_queue)) {
       // Several threads may count here.
       fetch_add<std::uint64_t>(lane_.stats.no_connector, 1);
       return false;
     }
-    a.outs[q] = s_.transport.wire(a.out[q]);
+    a.outs[k] = s_.transport.wire(out);
     return true;
   }
-  UNJAM_HD bool resolve(std::uint32_t q) {
+  UNJAM_HD bool resolve(std::uint32_t k) {
     ActiveContext& a = active();
-    InEndpoint& in = a.in[q];
-    const bool found = s_.transport.resolve(member(a, q), a.tag, in);
-    const Wire was = a.ins[q];
+    InEndpoint& in = a.in[a.neighbours[k]];
+    const bool found = s_.transport.resolve(member(a, k), a.tag, in);
+    const Wire was = a.ins[k];
     if (in.connector != was.connector || in.consumed != was.count || in.steps != was.steps) {
       if (was.connector != kNoConnector && in.connector != was.connector && invites(a.inv)) {
         LaneTransport::withdraw(*was.cell, a.inv.seed, a.inv.output_place);
       }
-      a.ins[q] = s_.transport.wire(in);
-      if (found && invites(a.inv)) invite(a, q);
+      a.ins[k] = s_.transport.wire(in);
+      if (found && invites(a.inv)) invite(a, k);
     }
     return found;
   }
@@ -1545,41 +1568,43 @@ class Engine {
   UNJAM_HD static bool invites(const Invocation& inv) {
     return inv.output_place != 0 && inv.protocol == Protocol::kSlot;
   }
-  UNJAM_HD void invite(ActiveContext& a, std::uint32_t q) {
-    LaneTransport::invite(a.ins[q], a.inv.seed, a.inv.output_place);
+  UNJAM_HD void invite(ActiveContext& a, std::uint32_t k) {
+    LaneTransport::invite(a.ins[k], a.inv.seed, a.inv.output_place);
   }
   // On connectors that are known as the invocation begins; on others as they are found.
   UNJAM_HD void invite_known() {
     ActiveContext& a = active();
-    for (std::uint32_t q = dev_.first(); q < a.inv.group_size; q += dev_.stride()) {
-      if (q == a.inv.group_rank || a.ins[q].connector == kNoConnector) continue;
-      if (resolve(q)) invite(a, q);
+    for (std::uint32_t k = dev_.first(); k < a.inv.num_neighbours; k += dev_.stride()) {
+      if (a.ins[k].connector == kNoConnector) continue;
+      if (resolve(k)) invite(a, k);
     }
   }
   // Of an invocation that has failed here.
   UNJAM_HD void withdraw(std::uint16_t slot) {
     const Invocation& inv = rank_.invocations[slot];
     const LaneKey& key = inv.key->lanes[lane_index_];
-    for (std::uint32_t q = 0; q < inv.group_size; ++q) {
-      if (q == inv.group_rank || key.in[q].connector == kNoConnector) continue;
-      LaneTransport::withdraw(*key.in[q].cell, inv.seed, inv.output_place);
+    for (std::uint32_t k = 0; k < inv.num_neighbours; ++k) {
+      const InEndpoint& in = key.in[inv.neighbours[k]];
+      if (in.connector == kNoConnector) continue;
+      LaneTransport::withdraw(*in.cell, inv.seed, inv.output_place);
     }
   }
-  // Whether the slice may go straight to where member q's output has it. Looked for until it is
+  // Whether the slice may go straight to where neighbour k's output has it. Looked for until it is
   // found, from its first slice on that could use it; whatever this rank knows of heaps and
   // windows, for the words are in the line of the credits, which every slice looks at.
-  UNJAM_HD bool asks(const ActiveContext& a, std::uint32_t q) const {
-    return (s_.primitive.flags & kIntoOutput) != 0 && a.invited[q] == nullptr;
+  UNJAM_HD bool asks(const ActiveContext& a, std::uint32_t k) const {
+    return (s_.primitive.flags & kIntoOutput) != 0 && a.invited[k] == nullptr;
   }
-  UNJAM_HD void note_invitation(ActiveContext& a, std::uint32_t q, const Invitation& seen) {
-    a.invited[q] = s_.transport.invited_output(member(a, q), a.outs[q], a.inv.seed, seen);
+  UNJAM_HD void note_invitation(ActiveContext& a, std::uint32_t k, const Invitation& seen) {
+    a.invited[k] = s_.transport.invited_output(member(a, k), a.outs[k], a.inv.seed, seen);
   }
-  // Where member q has the slice in its output; nullptr: it goes through a slot.
-  UNJAM_HD unsigned char* place_in_output(const ActiveContext& a, std::uint32_t q) const {
+  // Where neighbour k has the slice in its output; nullptr: it goes through a slot.
+  UNJAM_HD unsigned char* place_in_output(const ActiveContext& a, std::uint32_t k) const {
     if ((s_.primitive.flags & kIntoOutput) == 0) return nullptr;
-    unsigned char* output = a.invited[q];
+    unsigned char* output = a.invited[k];
     if (output == nullptr || output == LaneTransport::unreachable()) return nullptr;
     const Geometry& g = a.inv.geometry;
+    const std::uint32_t q = a.neighbours[k];
     const bool scatters = (s_.primitive.flags & kScatter) != 0;
     const std::uint64_t offset =
         scatters ? chunk(a, s_.primitive, q).offset : s_.chunk.offset + a.dyn.done;
@@ -1589,15 +1614,15 @@ class Engine {
     return aligned ? output : nullptr;
   }
 
-  UNJAM_HD bool arrived(ActiveContext& a, std::uint32_t q, std::uint32_t elems, RecvView& view) {
+  UNJAM_HD bool arrived(ActiveContext& a, std::uint32_t k, std::uint32_t elems, RecvView& view) {
     LaneTransport& t = s_.transport;
-    const std::uint32_t peer = member(a, q);
-    const Wire& in = a.ins[q];
+    const std::uint32_t peer = member(a, k);
+    const Wire& in = a.ins[k];
     const bool packets = inline_flags(a);
     // Where the slice was last expected, first: a flag is one step's of one invocation, so what
     // carries it is the slice, whoever has the connector now. That spares looking the key up.
     if (!packets && in.connector != kNoConnector && t.poll(peer, in, a.inv.seed, view)) return true;
-    if (!call<&Engine::resolve>(q)) return false;
+    if (!call<&Engine::resolve>(k)) return false;
     if (packets) {
       view = t.packet_view(in, elems * dtype_bytes(a.inv.geometry.dtype));
       return true;
@@ -1606,40 +1631,40 @@ class Engine {
   }
 
   // Capacity 0: there is none.
-  UNJAM_HD SendGrant room(ActiveContext& a, std::uint32_t q, std::uint32_t elems) {
-    const Wire& out = a.outs[q];
-    if (out.connector == kNoConnector && !open(a, q)) return {};
-    const bool asking = asks(a, q);
+  UNJAM_HD SendGrant room(ActiveContext& a, std::uint32_t k, std::uint32_t elems) {
+    const Wire& out = a.outs[k];
+    if (out.connector == kNoConnector && !open(a, k)) return {};
+    const bool asking = asks(a, k);
     Invitation seen;
     if (asking) seen = LaneTransport::glimpse(out);
     const std::uint64_t credit = load_acquire(out.cell->consumed);
-    if (asking) note_invitation(a, q, seen);
-    return room(a, q, elems, credit);
+    if (asking) note_invitation(a, k, seen);
+    return room(a, k, elems, credit);
   }
-  UNJAM_HD SendGrant room(ActiveContext& a, std::uint32_t q, std::uint32_t elems,
+  UNJAM_HD SendGrant room(ActiveContext& a, std::uint32_t k, std::uint32_t elems,
                           std::uint64_t credit) {
     LaneTransport& t = s_.transport;
-    const std::uint32_t peer = member(a, q);
-    const Wire& out = a.outs[q];
+    const std::uint32_t peer = member(a, k);
+    const Wire& out = a.outs[k];
     if (inline_flags(a)) return t.packet_grant(out, credit);
-    if (unsigned char* place = place_in_output(a, q)) return t.output_grant(place, out, credit);
+    if (unsigned char* place = place_in_output(a, k)) return t.output_grant(place, out, credit);
     return t.grant(peer, out, elems * dtype_bytes(a.inv.geometry.dtype), credit);
   }
 
   // One peer, by the lead.
   UNJAM_HD bool slice_there(ActiveContext& a) {
-    if (!arrived(a, s_.primitive.recv_peer, s_.elems, s_.view)) return false;
+    if (!arrived(a, s_.from.one, s_.elems, s_.view)) return false;
     if (inline_flags(a)) return true;
     const std::uint32_t come = (s_.view.bytes - a.dyn.taken) / dtype_bytes(a.inv.geometry.dtype);
     if (come < s_.elems) s_.elems = come;
     return true;
   }
   UNJAM_HD bool room_there(ActiveContext& a) {
-    const SendGrant g = room(a, s_.primitive.send_peer, s_.elems);
+    const SendGrant g = room(a, s_.to.one, s_.elems);
     if (g.capacity == 0) return false;
     const std::uint32_t elems = g.capacity / dtype_bytes(a.inv.geometry.dtype);
     if (elems < s_.elems && !inline_flags(a)) {
-      if ((s_.primitive.flags & kFromSeveral) != 0) return false;  // what it receives is one slice
+      if (s_.from.set != 0) return false;  // what it receives is one slice
       s_.elems = elems;
     }
     job(false).dst_slot[0] = g.data;
@@ -1650,74 +1675,89 @@ class Engine {
   // Several peers, this thread's share. What a slice with several peers has found once stays so:
   // slices do not go, and room only grows, until this lane itself takes or fills them.
   //
-  // There are two parts a peer: of a group of n, number i is what comes from member i, number n + i
-  // is room at member i. All parts are looked at together, each by one thread, so that a slice
+  // There are two parts a neighbour: of n neighbours, number i is what comes from the i-th, number
+  // n + i is room at it. All parts are looked at together, each by one thread, so that a slice
   // takes one round trip to memory, not two. (Copies have one of the two: who sees to that
   // describes the copy.)
   struct Part {
-    std::uint32_t q;
+    std::uint32_t k;
     bool in;
   };
   UNJAM_HD static Part part_of(const ActiveContext& a, std::uint32_t i) {
-    const std::uint32_t n = a.inv.group_size;
+    const std::uint32_t n = a.inv.num_neighbours;
     return i < n ? Part{i, true} : Part{i - n, false};
   }
-  UNJAM_HD bool& has(Part part) { return part.in ? s_.has_come[part.q] : s_.has_room[part.q]; }
+  UNJAM_HD bool& has(Part part) { return part.in ? s_.has_come[part.k] : s_.has_room[part.k]; }
 
-  UNJAM_HD static std::uint32_t member(const ActiveContext& a, std::uint32_t q) {
-    return a.members[q];
+  // The rank in the job of neighbour k.
+  UNJAM_HD static std::uint32_t member(const ActiveContext& a, std::uint32_t k) {
+    return a.members[k];
   }
 
-  UNJAM_HD bool takes_part(const ActiveContext& a, Part part) const {
-    const Primitive p = side(part.in);
-    if (p.flags & kCopies) return job(part.in).copy_elems[part.q] != 0;
-    return part.q != a.inv.group_rank && (part.in || part.q != p.recv_peer);
+  UNJAM_HD std::uint64_t set(bool in) const { return in ? s_.from.set : s_.to.set; }
+  UNJAM_HD bool copies(bool in) const { return (side(in).flags & kCopies) != 0; }
+  UNJAM_HD bool takes_part(Part part) const {
+    if ((set(part.in) >> part.k & 1) == 0) return false;
+    return !copies(part.in) || job(part.in).copy_elems[part.k] != 0;
   }
-  // Elements of the slice from or to a member.
+  // Elements of the slice from or to a neighbour.
   UNJAM_HD std::uint32_t elems_of(Part part) const {
-    if (side(part.in).flags & kCopies) return job(part.in).copy_elems[part.q];
+    if (copies(part.in)) return job(part.in).copy_elems[part.k];
     return static_cast<std::uint32_t>(chunk(part.in).length);
   }
-  // Member q's place in dst_slot, of what is sent. A combine's result goes to all of num_dst
-  // places, without a gap at this rank's own, or at whom it came from; copies are at their members'
-  // places.
-  UNJAM_HD std::uint32_t place_of(const ActiveContext& a, std::uint32_t q) const {
-    const Primitive p = s_.primitive;
-    if (p.flags & kCopies) return q;
-    return q - (q > a.inv.group_rank ? 1 : 0) - (q > p.recv_peer ? 1 : 0);
+  UNJAM_HD static std::uint32_t place_in(std::uint64_t set, std::uint32_t k) {
+    return count_bits(set & ((std::uint64_t{1} << k) - 1));
+  }
+  // Neighbour k's place in dst_slot, of what is sent. A combine's result goes to num_dst places,
+  // without a gap; copies are at their neighbours' places.
+  UNJAM_HD std::uint32_t place_of(std::uint32_t k) const {
+    return copies(false) ? k : place_in(s_.to.set, k);
+  }
+  // And in src, of what is received. What is combined has this rank's own among them: of
+  // contributions where its rank comes, of sums behind them.
+  UNJAM_HD std::uint32_t source_of(const ActiveContext& a, std::uint32_t k) const {
+    const Primitive p = side(true);
+    if ((p.flags & kCopies) != 0) return k;
+    const bool behind_own = (p.flags & kPartials) == 0 && k >= a.inv.neighbours_below;
+    return place_in(s_.from.set, k) + (behind_own ? 1 : 0);
+  }
+  UNJAM_HD std::uint32_t own_source(const ActiveContext& a) const {
+    const bool last = (s_.primitive.flags & kPartials) != 0;
+    return last ? count_bits(s_.from.set) : place_in(s_.from.set, a.inv.neighbours_below);
   }
 
   UNJAM_HD void begin_peers(const ActiveContext& a) {
-    for (std::uint32_t i = dev_.first(); i < 2 * a.inv.group_size; i += dev_.stride()) {
+    for (std::uint32_t i = dev_.first(); i < 2 * std::uint32_t{a.inv.num_neighbours};
+         i += dev_.stride()) {
       const Part part = part_of(a, i);
-      const std::uint16_t flags = side(part.in).flags;
-      const bool wanted = (flags & (part.in ? kFromSeveral : kToSeveral)) != 0;
-      if (wanted && (flags & kCopies) != 0) place_copy(a, part);
-      has(part) = !wanted || !takes_part(a, part);
+      // (A set of the other direction is the other primitive's, of two that go together.)
+      if (set(part.in) != 0 && copies(part.in)) place_copy(a, part);
+      has(part) = !takes_part(part);
     }
   }
 
-  // The user's side of the copy for a member.
+  // The user's side of the copy for a neighbour.
   UNJAM_HD void place_copy(const ActiveContext& a, Part part) {
-    const std::uint32_t q = part.q;
+    const std::uint32_t k = part.k;
     const Primitive p = side(part.in);
     SliceJob& job = this->job(part.in);
-    const Range c = chunk(a, p, q);
-    job.copy_elems[q] =
-        q == a.inv.group_rank ? std::uint32_t{0} : static_cast<std::uint32_t>(c.length);
+    const bool is_in_set = (set(part.in) >> k & 1) != 0;
+    const Range c = chunk(a, p, a.neighbours[k]);
+    job.copy_elems[k] = is_in_set ? static_cast<std::uint32_t>(c.length) : std::uint32_t{0};
     if (p.flags & kScatter) {
-      job.src[q] = local_at(a.inv, p, c.offset);
+      job.src[k] = local_at(a.inv, p, c.offset);
       const bool copies = (p.flags & kCopy) != 0 && a.inv.input != a.inv.output;
-      job.dst_copy[q] = copies ? a.inv.output_at(c.offset) : nullptr;
+      job.dst_copy[k] = copies ? a.inv.output_at(c.offset) : nullptr;
     } else {
-      job.dst_slot[q] = nullptr;
-      job.dst_copy[q] = a.inv.output_at(c.offset);
+      job.dst_slot[k] = nullptr;
+      job.dst_copy[k] = a.inv.output_at(c.offset);
     }
   }
 
   UNJAM_HD Lack look_at_peers(ActiveContext& a) {
     bool come = true, room = true;
-    for (std::uint32_t i = dev_.first(); i < 2 * a.inv.group_size; i += dev_.stride()) {
+    for (std::uint32_t i = dev_.first(); i < 2 * std::uint32_t{a.inv.num_neighbours};
+         i += dev_.stride()) {
       const Part part = part_of(a, i);
       if (has(part) || look_at_peer(a, part)) continue;
       (part.in ? come : room) = false;
@@ -1726,55 +1766,55 @@ class Engine {
     return dev_.all(room) ? Lack::kNothing : Lack::kRoom;
   }
   UNJAM_HD bool look_at_peer(ActiveContext& a, Part part) {
-    const std::uint32_t q = part.q, peer = member(a, q);
+    const std::uint32_t k = part.k, peer = member(a, k);
     LaneTransport& t = s_.transport;
     if (inline_flags(a) && part.in) {
       RecvView view;
-      if (!arrived(a, q, elems_of(part), view)) return false;
-      return note_slice(q, view.data);
+      if (!arrived(a, k, elems_of(part), view)) return false;
+      return note_slice(k, view.data);
     }
-    const Wire& wire = part.in ? a.ins[q] : a.outs[q];
-    if (wire.connector == kNoConnector && !(part.in ? call<&Engine::resolve>(q) : open(a, q))) {
+    const Wire& wire = part.in ? a.ins[k] : a.outs[k];
+    if (wire.connector == kNoConnector && !(part.in ? call<&Engine::resolve>(k) : open(a, k))) {
       return false;
     }
     // Before the acquire, so that all are under way together.
-    const bool asking = !part.in && asks(a, q);
+    const bool asking = !part.in && asks(a, k);
     Invitation seen;
     if (asking) seen = LaneTransport::glimpse(wire);
     // One look for both kinds of parts: branches would wait for memory one after the other.
     std::uint64_t& word = part.in ? LaneTransport::flag_word(wire) : wire.cell->consumed;
     const std::uint64_t found = load_acquire(word);
-    if (asking) note_invitation(a, q, seen);
+    if (asking) note_invitation(a, k, seen);
     if (part.in) {
       if (LaneTransport::is_next(found, wire, a.inv.seed)) {
-        return note_slice(q, t.slice_at(peer, wire, found));
+        return note_slice(k, t.slice_at(peer, wire, found));
       }
-      return call<&Engine::comes_elsewhere>(q);
+      return call<&Engine::comes_elsewhere>(k);
     }
-    const SendGrant g = room(a, q, elems_of(part), found);
+    const SendGrant g = room(a, k, elems_of(part), found);
     if (g.capacity == 0) return false;
     if (!inline_flags(a) && g.capacity < elems_of(part) * dtype_bytes(a.inv.geometry.dtype)) {
       return false;
     }
-    const std::uint32_t at = place_of(a, q);
+    const std::uint32_t at = place_of(k);
     job(false).dst_slot[at] = g.data;
     s_.location[at] = g.location;
-    return s_.has_room[q] = true;
+    return s_.has_room[k] = true;
   }
   // The sender may have opened another connector, and all of a look must be in one look: who sleeps
   // behind it has not been rung for what came before its epoch (doorbell.h).
-  UNJAM_HD bool comes_elsewhere(std::uint32_t q) {
+  UNJAM_HD bool comes_elsewhere(std::uint32_t k) {
     ActiveContext& a = active();
-    const Wire was = a.ins[q];
-    if (!resolve(q)) return false;
-    const Wire& in = a.ins[q];
+    const Wire was = a.ins[k];
+    if (!resolve(k)) return false;
+    const Wire& in = a.ins[k];
     if (in.steps == was.steps && in.count == was.count) return false;
     RecvView view;
-    return s_.transport.poll(member(a, q), in, a.inv.seed, view) && note_slice(q, view.data);
+    return s_.transport.poll(member(a, k), in, a.inv.seed, view) && note_slice(k, view.data);
   }
-  UNJAM_HD bool note_slice(std::uint32_t q, const unsigned char* data) {
-    job(true).src[q] = data;
-    return s_.has_come[q] = true;
+  UNJAM_HD bool note_slice(std::uint32_t k, const unsigned char* data) {
+    job(true).src[source_of(active(), k)] = data;
+    return s_.has_come[k] = true;
   }
 
   // ---- the slice ----
@@ -1803,13 +1843,16 @@ class Engine {
         // nothing received is looked at.)
         const std::uint32_t hop = hop_received(p);
         job.flag = job.sent_flag = packet_flag(inv.seed, a.dyn.loop, hop);
-        if (hop_sent(p) != hop && (flags & (kSend | kToSeveral)) != 0) {
+        if (hop_sent(p) != hop && (flags & kSend) != 0) {
           job.sent_flag = packet_flag(inv.seed, a.dyn.loop, hop_sent(p));
         }
       }
     }
     if (job.copies) {
-      job.num_src = inv.group_size;
+      // (And one more, without data: movers share copies out by how many there are, of a group's
+      // size.)
+      job.copy_elems[inv.num_neighbours] = 0;
+      job.num_src = static_cast<std::uint16_t>(inv.num_neighbours + 1);
       job.num_dst = 0;
       job.local_src = -1;
       job.elems = 0;
@@ -1820,22 +1863,28 @@ class Engine {
     const void* local = local_at(inv, p, offset);
     job.elems = s_.pair ? static_cast<std::uint32_t>(chunk(in).length) : s_.elems;
     job.dst_user = flags & kCopy ? inv.output_at(offset) : nullptr;
-    const std::uint32_t others = inv.group_size - ((flags & kRecv) != 0 ? 2 : 1);
-    job.num_dst =
-        static_cast<std::uint16_t>((flags & kSendAll) != 0 ? others : (flags & kSend) != 0);
+    job.num_dst = 0;
+    if ((flags & kSend) != 0) {
+      job.num_dst = static_cast<std::uint16_t>(to_set(p) ? count_bits(s_.to.set) : 1);
+    }
+    const bool gathers = from_set(p);
     const bool average = inv.op == Op::kAvg && inv.group_size > 1;
     const bool scales = average && !is_integer(g.dtype) && (flags & kContribute);
-    if ((flags & kRecv) != 0 && s_.view.data == nullptr) {
+    if ((flags & kRecv) != 0 && !gathers && s_.view.data == nullptr) {
       // It is in the output already. From there it goes on, if it does.
       job.dst_user = nullptr;
       if (job.num_dst == 0) job.elems = 0;
       s_.view.data = inv.output_at(offset) - a.dyn.taken;
     }
-    if (flags & kGather) {
-      job.src[inv.group_rank] = local;
-      job.num_src = inv.group_size;
-      job.local_src = static_cast<std::int16_t>(inv.group_rank);
-      job.scale_sources = scales ? ScaleSources::kAll : ScaleSources::kNone;
+    if (gathers) {
+      const std::uint32_t own = own_source(a);
+      job.src[own] = local;
+      job.num_src = static_cast<std::uint16_t>(count_bits(s_.from.set) + 1);
+      job.local_src = static_cast<std::int16_t>(own);
+      const bool sums = (flags & kPartials) != 0;
+      job.scale_sources = !scales ? ScaleSources::kNone
+                          : sums  ? ScaleSources::kLocal
+                                  : ScaleSources::kAll;
     } else {
       std::uint16_t n = 0;
       if (flags & kRecv) job.src[n++] = s_.view.data + a.dyn.taken;
@@ -1856,21 +1905,19 @@ class Engine {
   // Counts the slice that is described at its connectors, writes what peers are to read about
   // it, and down what publishing it takes. In front of move_on().
   UNJAM_HD void count_slice(ActiveContext& a) {
-    const Primitive p = s_.primitive;
     Posting* postings = s_.postings[s_.which];
     std::uint32_t several = 0;
-    if (slice_flags() & (kToSeveral | kFromSeveral)) {
-      several = 2 * a.inv.group_size;
+    if (has_sets()) {
+      several = 2 * std::uint32_t{a.inv.num_neighbours};
       for (std::uint32_t i = dev_.first(); i < several; i += dev_.stride()) {
         const Part part = part_of(a, i);
         Posting& w = postings[i];
         w.what = Posting::kNothing;
-        const bool wanted = (side(part.in).flags & (part.in ? kFromSeveral : kToSeveral)) != 0;
-        if (!wanted || !takes_part(a, part)) continue;
+        if (!takes_part(part)) continue;
         if (part.in) {
-          count_in(a, part.q, w);
+          count_in(a, part.k, w);
         } else {
-          count_out(a, part.q, place_of(a, part.q), elems_of(part), w);
+          count_out(a, part.k, place_of(part.k), elems_of(part), w);
         }
       }
     }
@@ -1880,15 +1927,15 @@ class Engine {
     Posting& out = postings[several];
     Posting& in = postings[several + 1];
     out.what = in.what = Posting::kNothing;
-    if (p.flags & kSend) count_out(a, p.send_peer, 0, s_.elems, out);
-    if ((p.flags & kRecv) && a.dyn.taken + slice_bytes(a) == s_.view.bytes) {
-      count_in(a, p.recv_peer, in);
+    if (s_.to.one != kNoPeer) count_out(a, s_.to.one, 0, s_.elems, out);
+    if (s_.from.one != kNoPeer && a.dyn.taken + slice_bytes(a) == s_.view.bytes) {
+      count_in(a, s_.from.one, in);
     }
   }
-  UNJAM_HD void count_out(ActiveContext& a, std::uint32_t q, std::uint32_t at, std::uint32_t elems,
+  UNJAM_HD void count_out(ActiveContext& a, std::uint32_t k, std::uint32_t at, std::uint32_t elems,
                           Posting& w) {
-    Wire& out = a.outs[q];
-    w.peer = member(a, q);
+    Wire& out = a.outs[k];
+    w.peer = member(a, k);
     w.what = Posting::kSlice;
     const std::uint32_t bytes = elems * dtype_bytes(a.inv.geometry.dtype);
     const std::uint32_t location = s_.location[at];
@@ -1898,7 +1945,7 @@ class Engine {
     } else {
       w.word = s_.transport.post(w.peer, out, a.inv.seed, location, bytes);
     }
-    a.out[q].posted = out.count;
+    a.out[a.neighbours[k]].posted = out.count;
     count_shared(s_.sent_bytes, bytes);
     if (location == kInOutput) {
       count_shared(s_.sent_into_outputs, 1);
@@ -1906,11 +1953,11 @@ class Engine {
       count_shared(s_.sent_borrowed, 1);
     }
   }
-  UNJAM_HD void count_in(ActiveContext& a, std::uint32_t q, Posting& w) {
-    w.peer = member(a, q);
+  UNJAM_HD void count_in(ActiveContext& a, std::uint32_t k, Posting& w) {
+    w.peer = member(a, k);
     w.what = Posting::kCredit;
-    w.word = s_.transport.take(a.ins[q]);
-    a.in[q].consumed = a.ins[q].count;
+    w.word = s_.transport.take(a.ins[k]);
+    a.in[a.neighbours[k]].consumed = a.ins[k].count;
   }
 
   // Makes the slice visible to the peers. First all that is to be visible is written, then one
@@ -1961,7 +2008,7 @@ class Engine {
     s_.moved = true;
     --s_.quantum;
     const std::uint16_t flags = slice_flags();
-    if (flags & (kRecv | kFromSeveral)) {
+    if (flags & kRecv) {
       count(lane_.stats.received);
       s_.heard = true;
       s_.received = true;
@@ -1973,7 +2020,9 @@ class Engine {
         s_.threshold = dev_.threshold(s_.policy.after_success(s_.threshold));
       }
     }
-    if ((flags & kRecv) && (a.dyn.taken += slice_bytes(a)) == s_.view.bytes) a.dyn.taken = 0;
+    if (s_.from.one != kNoPeer && (a.dyn.taken += slice_bytes(a)) == s_.view.bytes) {
+      a.dyn.taken = 0;
+    }
     if ((flags & kCopies) == 0 && !s_.pair) {  // the others' slices are their chunks
       a.dyn.done += s_.elems;
       if (a.dyn.done != s_.chunk.length) return;

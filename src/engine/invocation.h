@@ -60,6 +60,10 @@ inline constexpr std::uint8_t kWholeStream = 0xff, kWholeCrowd = 0xfe, kWholeTwo
 struct alignas(16) Invocation {
   const Primitive* program = nullptr;
   const std::uint16_t* members = nullptr;  // group rank -> world rank
+  // As in the plan (plan/plan.h). wide_peers: nullptr, unless primitives name those.
+  const std::uint16_t* neighbours = nullptr;
+  const PeerSet* sets = nullptr;
+  const WidePeers* wide_peers = nullptr;
   KeyState* key = nullptr;
   const void* input = nullptr;
   void* output = nullptr;
@@ -76,6 +80,9 @@ struct alignas(16) Invocation {
   std::uint64_t output_place = 0;
   Geometry geometry;
   std::uint32_t num_primitives = 0;
+  std::uint16_t num_neighbours = 0;
+  std::uint16_t neighbours_below = 0;  // of them, those in front of this rank
+  std::uint8_t num_sets = 0;
   std::uint16_t group_size = 1;
   std::uint16_t group_rank = 0;
   std::int32_t priority = 0;

@@ -33,13 +33,16 @@ struct alignas(16) ActiveContext {
   std::uint64_t group = 0;
   std::uint64_t passes = 0;  // of the program: how many chunks this lane makes, and the lag
   Primitive program[kCachedPrimitives];  // the first of them
+  // By neighbour, as the program names them: group ranks, and ranks in the job.
+  std::uint16_t neighbours[kMaxRanks] = {};
   std::uint16_t members[kMaxRanks] = {};
+  PeerSet sets[kMostSets];
   Range parts[kMaxRanks] = {};  // what this lane carries of each part
-  // The key's endpoints, which every slice looks at. Nobody else changes them while the lane has
-  // the invocation in its queue; what changes here is stored there, too.
+  // The key's endpoints at neighbours, which every slice looks at. Nobody else changes them while
+  // the lane has the invocation in its queue; what changes here is stored there, too.
   Wire outs[kMaxRanks];
   Wire ins[kMaxRanks];
-  // The outputs of members that have invited to store into them, as
+  // The outputs of neighbours that have invited to store into them, as
   // LaneTransport::invited_output() found them.
   unsigned char* invited[kMaxRanks] = {};
   std::uint16_t slot = kNoSlot;  // which invocation is cached here
@@ -208,6 +211,12 @@ struct Newcomer {
   std::int32_t priority = 0;
 };
 
+// Whom a slice comes from, or goes to: a set of neighbours, or one, or (0, kNoPeer) nobody.
+struct SlicePeers {
+  std::uint64_t set = 0;
+  std::uint16_t one = kNoPeer;  // its place among the neighbours
+};
+
 // Shared by the threads of a block while its engine runs: fast memory, lost with the block. Who may
 // touch what, and when: see "The block" in engine.h.
 struct BlockShared {
@@ -226,7 +235,7 @@ struct BlockShared {
   std::uint32_t told = 0;                                   // see Engine::tell
   bool quits = false;                                       // the block leaves
   std::uint32_t which = 0;                                  // the place of the slice being made
-  Posting postings[kStreamDepth][2 * kMaxDirectRanks + 2];  // by place
+  Posting postings[kStreamDepth][2 * kMostNeighbours + 2];  // by place
   std::uint32_t num_postings[kStreamDepth] = {};
   bool packets = false;  // jobs[0] is of packets with flags inside
   Newcomer newcomers[kActiveContexts];
@@ -241,14 +250,15 @@ struct BlockShared {
   bool pair = false;    // another primitive is in the slice, which does its receiving
   Primitive second;     // that one
   Range second_chunk;
+  SlicePeers from, to;      // of the slice: a pair's are its second's, and its first's
   std::uint32_t elems = 0;  // its length; of slices with several peers: of each
-  // By group rank: whose slice, or room, the slice with several peers does not wait for (any more).
-  bool has_come[kMaxDirectRanks] = {};
-  bool has_room[kMaxDirectRanks] = {};
+  // By neighbour: whose slice, or room, the slice with several peers does not wait for (any more).
+  bool has_come[kMostNeighbours] = {};
+  bool has_room[kMostNeighbours] = {};
   // Of slices that were counted since the lead last added these to the lane's figures.
   std::uint32_t sent_bytes = 0, sent_borrowed = 0, sent_into_outputs = 0;
   // Where each slice goes, by place in job.dst_slot: see SendGrant.
-  std::uint32_t location[kMaxDirectRanks] = {};
+  std::uint32_t location[kMostNeighbours] = {};
 
   // ---- the lead's own ----
   // The pass over the task queue.

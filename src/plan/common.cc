@@ -195,11 +195,4 @@ std::uint16_t leave_room(const PlanRequest& request, const PlanLimits& limits, c
   return fits ? half : g.lanes;
 }
 
-Primitive primitive(unsigned flags, int part) {
-  Primitive p;
-  p.flags = static_cast<std::uint16_t>(flags);
-  p.part = static_cast<std::uint16_t>(part);
-  return p;
-}
-
 }  // namespace unjam

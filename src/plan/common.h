@@ -82,9 +82,6 @@ std::uint16_t leave_room(const PlanRequest& request, const PlanLimits& limits, c
 // enough that all ranks of a chain have something to do. The geometry's lanes must be set.
 std::uint64_t chain_chunk_bytes(const PlanLimits& limits, const Geometry& geometry);
 
-// A primitive without a single peer.
-Primitive primitive(unsigned flags, int part);
-
 // A chunk of one guaranteed slot; on a GPU, whose slots' size may be for lines, as many whole turns
 // or a power of two, whichever is more, of broadcasts the latter.
 std::uint32_t slot_chunk(const PlanLimits& limits, const Geometry& geometry);

@@ -51,48 +51,82 @@ std::string head(const PlanRequest& request, bool ok, const std::string& error) 
   return json;
 }
 
-std::string primitive_json(const Primitive& p) {
-  std::string json = "{\"text\": " + quoted(describe(p));
-  json += field("op", quoted(primitive_name(p)));
+std::string list_json(const std::vector<int>& ranks) {
+  std::string json = "[";
+  for (const int q : ranks) json += (json.size() > 1 ? ", " : "") + std::to_string(q);
+  return json + "]";
+}
+
+std::string primitive_json(const Plan& plan, std::size_t i, int ranks) {
+  const Primitive& p = plan.primitives[i];
+  const auto flag = [&](unsigned f) { return (p.flags & f) != 0 ? "true" : "false"; };
+  std::string json = "{\"text\": " + quoted(describe(plan, i, ranks));
+  json += field("op", quoted(primitive_name(plan, i, ranks)));
   json += field("part", p.part);
   json += field("lag", p.lag);
-  json += field("with_next", (p.flags & kWithNext) != 0 ? "true" : "false");
-  json += field("recv_peer", (p.flags & kRecv) != 0 ? std::to_string(p.recv_peer) : "null");
-  json += field("send_peer", (p.flags & kSend) != 0 ? std::to_string(p.send_peer) : "null");
-  json += field("contribute", (p.flags & kContribute) != 0 ? "true" : "false");
-  json += field("finish", (p.flags & kFinish) != 0 ? "true" : "false");
+  json += field("with_next", flag(kWithNext));
+  json += field("recv_peers", list_json(ranks_received_from(plan, i)));
+  json += field("send_peers", list_json(ranks_sent_to(plan, i)));
+  json += field("contribute", flag(kContribute));
+  json += field("partials", flag(kPartials));
+  json += field("finish", flag(kFinish));
   return json + "}";
+}
+
+// Whether a set is all that it can be: all others, or all but the one that a slice came from.
+bool is_all(const Plan& plan, std::size_t i, int ranks) {
+  const Primitive& p = plan.primitives[i];
+  const std::size_t others = static_cast<std::size_t>(ranks) - 1;
+  const bool from_one = (p.flags & kRecv) != 0 && !from_set(p);
+  return ranks_sent_to(plan, i).size() == others - (from_one ? 1 : 0);
+}
+
+// "all", "3" or "2, 5".
+std::string text_of(const std::vector<int>& peers, bool set, std::size_t all) {
+  if (set && peers.size() == all) return "all";
+  std::string text;
+  for (const int q : peers) text += (text.empty() ? "" : ", ") + std::to_string(q);
+  return text;
 }
 
 }  // namespace
 
-std::string primitive_name(const Primitive& primitive) {
-  constexpr struct {
-    unsigned flag;
-    const char* word;
-  } kWords[] = {{kRecv, "recv"},        {kGather, "gather"},  {kCollect, "collect"},
-                {kReduce, "reduce"},    {kCopy, "copy"},      {kSend, "send"},
-                {kSendAll, "send_all"}, {kScatter, "scatter"}};
+std::string primitive_name(const Plan& plan, std::size_t i, int ranks) {
+  const Primitive& p = plan.primitives[i];
+  const auto has = [&](unsigned flag) { return (p.flags & flag) != 0; };
   std::string name;
-  for (const auto& [flag, word] : kWords) {
-    if ((primitive.flags & flag) == 0) continue;
+  const auto add = [&](bool is_so, const char* word) {
+    if (!is_so) return;
     if (!name.empty()) name += '_';
     name += word;
-  }
+  };
+  add(has(kRecv), has(kCollect) ? "collect" : from_set(p) ? "gather" : "recv");
+  add(has(kReduce), "reduce");
+  add(has(kCopy), "copy");
+  add(has(kSend), has(kScatter)            ? "scatter"
+                  : !to_set(p)             ? "send"
+                  : is_all(plan, i, ranks) ? "send_all"
+                                           : "send_several");
   return name.empty() ? "nothing" : name;
 }
 
-std::string describe(const Primitive& primitive) {
-  std::string text = primitive_name(primitive);
-  if ((primitive.flags & kScatter) != 0) return text + " every part to its rank";
-  if ((primitive.flags & kCollect) != 0) return text + " every part from its rank";
-  text += " part " + std::to_string(primitive.part);
-  if ((primitive.flags & kGather) != 0) text += " from all";
-  if ((primitive.flags & kRecv) != 0) text += " from " + std::to_string(primitive.recv_peer);
-  if ((primitive.flags & kSend) != 0) text += " to " + std::to_string(primitive.send_peer);
-  if ((primitive.flags & kSendAll) != 0) text += " to all";
-  if ((primitive.flags & kSendAll) != 0 && (primitive.flags & kRecv) != 0) text += " others";
-  return text;
+std::string describe(const Plan& plan, std::size_t i, int ranks) {
+  const Primitive& p = plan.primitives[i];
+  const auto others = static_cast<std::size_t>(ranks) - 1;
+  const std::vector<int> from = ranks_received_from(plan, i), to = ranks_sent_to(plan, i);
+  std::string text = primitive_name(plan, i, ranks);
+  if ((p.flags & (kScatter | kCollect)) != 0) {
+    const bool scatters = (p.flags & kScatter) != 0;
+    text += scatters ? " every part to its rank" : " every part from its rank";
+    const std::vector<int>& peers = scatters ? to : from;
+    return peers.size() == others ? text : text + ", of " + text_of(peers, true, others);
+  }
+  text += " part " + std::to_string(p.part);
+  if ((p.flags & kRecv) != 0) text += " from " + text_of(from, from_set(p), others);
+  if ((p.flags & kSend) == 0) return text;
+  const bool from_one = (p.flags & kRecv) != 0 && !from_set(p);
+  if (to_set(p) && from_one && is_all(plan, i, ranks)) return text + " to all others";
+  return text + " to " + text_of(to, to_set(p), others);
 }
 
 std::string check_json(const PlanRequest& request, const std::vector<Plan>& plans,
@@ -124,10 +158,9 @@ std::string check_json(const PlanRequest& request, const std::vector<Plan>& plan
     for (std::size_t r = 0; r < plans.size(); ++r) {
       json += std::string(r > 0 ? ", " : "") + "{\"rank\": " + std::to_string(r) +
               ", \"primitives\": [";
-      const std::vector<Primitive>& program = plans[r].primitives;
-      for (std::size_t i = 0; i < program.size(); ++i) {
+      for (std::size_t i = 0; i < plans[r].primitives.size(); ++i) {
         if (i > 0) json += ", ";
-        json += primitive_json(program[i]);
+        json += primitive_json(plans[r], i, request.ranks);
       }
       json += "]}";
     }

@@ -10,11 +10,12 @@
 
 namespace unjam {
 
-// "recv_reduce_copy_send", "gather_reduce_copy", "copy_send", "send", …
-std::string primitive_name(const Primitive& primitive);
+// Of a plan's i-th primitive, in a group of so many ranks: "recv_reduce_copy_send",
+// "gather_reduce_copy", "copy_send_all", "send", …
+std::string primitive_name(const Plan& plan, std::size_t i, int ranks);
 
 // "recv_reduce_send part 3 from 1 to 3"
-std::string describe(const Primitive& primitive);
+std::string describe(const Plan& plan, std::size_t i, int ranks);
 
 // One JSON object. plans: of all ranks; with list the primitives of each are in it.
 std::string check_json(const PlanRequest& request, const std::vector<Plan>& plans,

@@ -45,6 +45,17 @@ struct Plan {
   // One pass; the engine repeats it geometry.loops(lane) times, and as often more as the last one
   // lags.
   std::vector<Primitive> primitives;
+  // The members that the program has to do with: group ranks, ascending, the rank itself not among
+  // them. Primitives name them by their places here; and sets of them, at most kMostSets.
+  std::vector<std::uint16_t> neighbours;
+  std::vector<PeerSet> sets;
+  // Of each primitive, where there are more neighbours than codes for one (kWidePeer); else empty.
+  std::vector<WidePeers> wide_peers;
 };
+
+// The group ranks that the plan's i-th primitive receives from, or sends to, ascending. Of a code
+// that says nobody, or what the plan has not, nobody.
+std::vector<int> ranks_received_from(const Plan& plan, std::size_t i);
+std::vector<int> ranks_sent_to(const Plan& plan, std::size_t i);
 
 }  // namespace unjam

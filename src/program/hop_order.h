@@ -21,8 +21,8 @@ namespace unjam {
 inline constexpr std::uint32_t kHops = 3;
 enum Hop : std::uint32_t { kSends, kGathers, kCollects };
 UNJAM_HD inline Hop hop_of(const Primitive& p) {
-  if ((p.flags & (kGather | kRecv)) != 0) return kGathers;
-  return (p.flags & kCollect) != 0 ? kCollects : kSends;
+  if ((p.flags & kRecv) == 0) return kSends;
+  return (p.flags & kCollect) != 0 ? kCollects : kGathers;
 }
 
 struct HopOrder {

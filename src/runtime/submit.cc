@@ -6,6 +6,7 @@
 
 #include "base/clock.h"
 #include "base/hash.h"
+#include "engine/set_plan.h"
 #include "plan/common.h"
 #include "plan/registry.h"
 #include "plan/selector.h"
@@ -489,8 +490,7 @@ Invocation Context::make_invocation(const Submitted& s, std::uint16_t slot) cons
   const Plan& plan = *s.plan;
   const Signature& signature = s.call.signature;
   Invocation inv;
-  inv.program = plan.primitives.data();
-  inv.num_primitives = static_cast<std::uint32_t>(plan.primitives.size());
+  set_plan(plan, static_cast<std::uint16_t>(group.rank), &inv);
   inv.members = group.members16.data();
   inv.key = key.engine_state;
   // Where a rank's plan does not use a buffer the pointer may be null; it is not touched.
@@ -502,17 +502,14 @@ Invocation Context::make_invocation(const Submitted& s, std::uint16_t slot) cons
     inv.input = inv.output = world_->bases()[rank_] + world_->shape().scratch();
   }
   inv.n = inv.turn = s.n;
-  inv.geometry = plan.geometry;
   // (The library's own element is in memory that the first lane alone touches.)
   if (cuda() && has_inline_flags(plan.protocol) && row_of(signature.kind).buffers) {
     inv.geometry.first_lane =
         spread_lanes(key.state.tag, plan.geometry.lanes, world_->shape().lanes);
   }
   inv.group_size = static_cast<std::uint16_t>(group.members.size());
-  inv.group_rank = static_cast<std::uint16_t>(group.rank);
   inv.priority = s.call.priority;
   inv.op = signature.op;
-  inv.protocol = plan.protocol;
   inv.slot = slot;
   inv.serial = s.serial;
   std::uint64_t seed = hash_combine(key.state.tag, s.n);

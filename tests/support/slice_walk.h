@@ -48,19 +48,17 @@ struct Message {
   std::uint32_t part;
 };
 
-// All that a primitive moves of one chunk: to whom, from whom, and of which part.
-inline std::vector<Message> messages(const unjam::Primitive& p, int rank, int ranks) {
+// All that the i-th primitive moves of one chunk: to whom, from whom, and of which part.
+inline std::vector<Message> messages(const unjam::Plan& plan, std::size_t i, int rank) {
+  const unjam::Primitive& p = plan.primitives[i];
   std::vector<Message> all;
-  for (int q = 0; q < ranks; ++q) {
-    if (q == rank) continue;
-    const auto of_peer = static_cast<std::uint32_t>(q);
-    const bool from_one = (p.flags & unjam::kRecv) != 0 && q == p.recv_peer;
-    if (from_one || (p.flags & unjam::kGather) != 0) all.push_back({End::kReceives, q, p.part});
-    if ((p.flags & unjam::kCollect) != 0) all.push_back({End::kReceives, q, of_peer});
-    const bool to_one = (p.flags & unjam::kSend) != 0 && q == p.send_peer;
-    const bool to_all = (p.flags & unjam::kSendAll) != 0 && !from_one;
-    if (to_one || to_all) all.push_back({End::kSends, q, p.part});
-    if ((p.flags & unjam::kScatter) != 0) all.push_back({End::kSends, q, of_peer});
+  for (const int q : unjam::ranks_received_from(plan, i)) {
+    const bool of_peer = (p.flags & unjam::kCollect) != 0;
+    all.push_back({End::kReceives, q, of_peer ? static_cast<std::uint32_t>(q) : p.part});
+  }
+  for (const int q : unjam::ranks_sent_to(plan, i)) {
+    const bool of_peer = (p.flags & unjam::kScatter) != 0;
+    all.push_back({End::kSends, q, of_peer ? static_cast<std::uint32_t>(q) : p.part});
   }
   if (all.empty()) all.push_back({End::kAlone, rank, p.part});
   return all;
@@ -69,7 +67,7 @@ inline std::vector<Message> messages(const unjam::Primitive& p, int rank, int ra
 }  // namespace slice_walk
 
 // One rank's plan. slot_bytes: of a guaranteed slot.
-inline void add_slices(const unjam::Plan& plan, int rank, int ranks, std::uint32_t slot_bytes,
+inline void add_slices(const unjam::Plan& plan, int rank, std::uint32_t slot_bytes,
                        SliceSequences* sequences) {
   const unjam::Geometry& g = plan.geometry;
   if (plan.primitives.empty()) return;
@@ -77,8 +75,8 @@ inline void add_slices(const unjam::Plan& plan, int rank, int ranks, std::uint32
   const std::uint64_t slice_bytes =
       unjam::payload_bytes(plan.protocol, slot_bytes) / element * element;
   std::vector<std::vector<slice_walk::Message>> messages;
-  for (const unjam::Primitive& p : plan.primitives) {
-    messages.push_back(slice_walk::messages(p, rank, ranks));
+  for (std::size_t i = 0; i < plan.primitives.size(); ++i) {
+    messages.push_back(slice_walk::messages(plan, i, rank));
   }
   for (std::uint32_t i = 0; i < g.lanes; ++i) {
     const std::uint32_t lane = g.first_lane + i;
@@ -107,8 +105,7 @@ inline void add_slices(const unjam::Plan& plan, int rank, int ranks, std::uint32
 inline SliceSequences slices_of(const std::vector<unjam::Plan>& plans, std::uint32_t slot_bytes) {
   SliceSequences sequences;
   for (std::size_t r = 0; r < plans.size(); ++r) {
-    add_slices(plans[r], static_cast<int>(r), static_cast<int>(plans.size()), slot_bytes,
-               &sequences);
+    add_slices(plans[r], static_cast<int>(r), slot_bytes, &sequences);
   }
   return sequences;
 }

@@ -3,31 +3,34 @@
 #include <algorithm>
 
 #include "plan/common.h"
+#include "plan/program_builder.h"
 
 namespace unjam {
 namespace {
 
 // What a rank does: the whole of its program. (In a group of one it is first and last.)
-Primitive link_of(const PlanRequest& request) {
+void write_link(const PlanRequest& request, Plan* plan) {
   const int ranks = request.ranks, rank = request.rank;
   const bool reducing = request.kind == Kind::kReduce;
   const int last = reducing ? request.root : (request.root + ranks - 1) % ranks;
   const int first = (last + 1) % ranks;
   unsigned flags = reducing ? kLocal | kContribute : kCopy;
+  PeerRanks from = PeerRanks::nobody(), to = PeerRanks::nobody();
   if (rank == first) {
     flags |= kLocal;
   } else {
-    flags |= reducing ? kRecv | kReduce : kRecv;
+    if (reducing) flags |= kReduce;
+    from = PeerRanks::one((rank + ranks - 1) % ranks);
   }
   if (rank != last) {
-    flags |= reducing ? kSend : kSend | kIntoOutput;
+    if (!reducing) flags |= kIntoOutput;
+    to = PeerRanks::one((rank + 1) % ranks);
   } else if (reducing) {
     flags |= kFinish | kCopy;
   }
-  Primitive link = primitive(flags, 0);
-  if (rank != first) link.recv_peer = static_cast<std::uint16_t>((rank + ranks - 1) % ranks);
-  if (rank != last) link.send_peer = static_cast<std::uint16_t>((rank + 1) % ranks);
-  return link;
+  ProgramBuilder program(ranks, rank);
+  program.add(flags, 0, from, to);
+  program.write(plan);
 }
 
 // As a ring's, but for the slot that a ring keeps free where there is one only.
@@ -62,7 +65,7 @@ std::optional<Plan> plan_chain(const PlanRequest& request, const PlanLimits& lim
         cuda ? chain_chunk_bytes(limits, plan.geometry) : host_chunk_bytes(limits);
     plan.geometry.chunk = chunk_elements(bytes, plan.geometry);
   }
-  plan.primitives = {link_of(request)};
+  write_link(request, &plan);
   return plan;
 }
 

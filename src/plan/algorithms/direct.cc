@@ -1,6 +1,7 @@
 #include "plan/algorithms/direct.h"
 
 #include "plan/common.h"
+#include "plan/program_builder.h"
 
 namespace unjam {
 namespace {
@@ -22,21 +23,26 @@ std::uint64_t units_of(const PlanRequest& request, const Geometry& geometry, std
 
 class DirectProgram {
  public:
-  DirectProgram(const PlanRequest& request, std::vector<Primitive>* program)
-      : ranks_(request.ranks), rank_(request.rank), root_(request.root), program_(program) {}
+  explicit DirectProgram(const PlanRequest& request)
+      : ranks_(request.ranks),
+        rank_(request.rank),
+        root_(request.root),
+        program_(request.ranks, request.rank) {}
+
+  void write(Plan* plan) const { program_.write(plan); }
 
   void all_reduce() {
-    if (ranks_ > 1) add(kLocal | kSendAll, 0);
+    if (ranks_ > 1) program_.add(kLocal, 0, PeerRanks::nobody(), others());
     gather(0);
   }
 
   void all_gather() {
     share(rank_);
-    if (ranks_ > 1) add(kCollect | kCopy, 0);
+    if (ranks_ > 1) collect();
   }
 
   void reduce_scatter() {
-    if (ranks_ > 1) add(kLocal | kScatter, 0);
+    if (ranks_ > 1) scatter();
     gather(rank_);
   }
 
@@ -44,7 +50,7 @@ class DirectProgram {
     if (rank_ == root_) {
       gather(0);
     } else {
-      add(kLocal | kSend, 0, kNoPeer, root_);
+      send(0, root_);
     }
   }
 
@@ -52,56 +58,54 @@ class DirectProgram {
     if (rank_ == root_) {
       share(0);
     } else {
-      add(kRecv | kCopy, 0, root_, kNoPeer);
+      receive(0, root_);
     }
   }
 
   void all_to_all() {
-    if (ranks_ > 1) add(kLocal | kScatter, 0);
-    add(kLocal | kCopy, rank_);
-    if (ranks_ > 1) add(kCollect | kCopy, 0);
+    if (ranks_ > 1) scatter();
+    program_.add(kLocal | kCopy, rank_);
+    if (ranks_ > 1) collect();
   }
 
   void gather_blocks() {
-    if (rank_ != root_) return add(kLocal | kSend, rank_, kNoPeer, root_);
-    add(kLocal | kCopy, rank_);
-    if (ranks_ > 1) add(kCollect | kCopy, 0);
+    if (rank_ != root_) return send(rank_, root_);
+    program_.add(kLocal | kCopy, rank_);
+    if (ranks_ > 1) collect();
   }
 
   void scatter_blocks() {
-    if (rank_ != root_) return add(kRecv | kCopy, rank_, root_, kNoPeer);
-    if (ranks_ > 1) add(kLocal | kScatter, 0);
-    add(kLocal | kCopy, rank_);
+    if (rank_ != root_) return receive(rank_, root_);
+    if (ranks_ > 1) scatter();
+    program_.add(kLocal | kCopy, rank_);
   }
 
   void send_recv() {
     if (rank_ == root_) {
-      add(kLocal | kSend, 0, kNoPeer, 1 - root_);
+      send(0, 1 - root_);
     } else {
-      add(kRecv | kCopy, 0, root_, kNoPeer);
+      receive(0, root_);
     }
   }
 
  private:
+  PeerRanks others() const { return program_.all_others(); }
+  void send(int part, int to) {
+    program_.add(kLocal, part, PeerRanks::nobody(), PeerRanks::one(to));
+  }
+  void receive(int part, int from) { program_.add(kCopy, part, PeerRanks::one(from)); }
+  void scatter() { program_.add(kLocal | kScatter, 0, PeerRanks::nobody(), others()); }
+  void collect() { program_.add(kCollect | kCopy, 0, others()); }
   // The own data, to all and into the output.
-  void share(int part) { add(kLocal | kCopy | (ranks_ > 1 ? kSendAll : 0), part); }
+  void share(int part) { program_.add(kLocal | kCopy, part, PeerRanks::nobody(), others()); }
   // What was sent is raw: a contribution is scaled where it is gathered.
   void gather(int part) {
     const unsigned whole = kLocal | kCopy | kContribute | kFinish;
-    add(ranks_ == 1 ? whole : whole | kGather | kReduce, part);
-  }
-
-  void add(unsigned flags, int part, int from = kNoPeer, int to = kNoPeer) {
-    Primitive p;
-    p.flags = static_cast<std::uint16_t>(flags);
-    p.recv_peer = static_cast<std::uint16_t>(from);
-    p.send_peer = static_cast<std::uint16_t>(to);
-    p.part = static_cast<std::uint16_t>(part);
-    program_->push_back(p);
+    program_.add(ranks_ == 1 ? whole : whole | kReduce, part, others());
   }
 
   int ranks_, rank_, root_;
-  std::vector<Primitive>* program_;
+  ProgramBuilder program_;
 };
 
 // Units of a message that a thread may have for half of the lanes to carry it, see leave_room().
@@ -143,7 +147,7 @@ std::optional<Plan> plan_direct(const PlanRequest& request, const PlanLimits& li
     }
   }
 
-  DirectProgram program(request, &plan.primitives);
+  DirectProgram program(request);
   switch (request.kind) {
     case Kind::kAllReduce:
     case Kind::kBarrier:
@@ -174,6 +178,7 @@ std::optional<Plan> plan_direct(const PlanRequest& request, const PlanLimits& li
       program.send_recv();
       break;
   }
+  program.write(&plan);
   return plan;
 }
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "plan/common.h"
+#include "plan/program_builder.h"
 
 namespace unjam {
 namespace {
@@ -11,30 +12,27 @@ namespace {
 // slices later, at most.
 constexpr std::uint32_t kPassesApart = 3;
 
-bool receives(const Primitive& p) { return (p.flags & (kGather | kCollect)) != 0; }
-bool sends(const Primitive& p) { return (p.flags & (kSendAll | kScatter)) != 0; }
-
 // Each primitive that receives works on what was sent passes ago. Together: and what only sends,
 // which is first, goes with what only receives, which is last. (Not with a root: its two hops go
 // over different connectors, and what is last may send.)
 void overlap(Kind kind, const PlanLimits& limits, std::vector<Primitive>* program) {
   std::vector<Primitive>& p = *program;
-  const auto hops = static_cast<std::uint32_t>(std::count_if(p.begin(), p.end(), receives));
+  const auto hops = static_cast<std::uint32_t>(std::count_if(p.begin(), p.end(), from_set));
   if (!limits.overlap || hops == 0 || p.size() == 1) return;
   const std::uint32_t distance = overlap_distance(hops, limits.escape_slots);
   const bool together = limits.together && !has_root(kind);
-  if (!together || distance == 0 || !sends(p.front())) {
+  if (!together || distance == 0 || !to_set(p.front())) {
     std::uint32_t lag = 0;
     for (Primitive& q : p) {
-      if (receives(q)) lag += distance;
-      q.lag = static_cast<std::uint16_t>(lag);
+      if (from_set(q)) lag += distance;
+      q.lag = lag & kMostLag;
     }
     return;
   }
   std::rotate(p.begin(), p.begin() + 1, p.end() - 1);
-  if (hops == 2) p.front().lag = static_cast<std::uint16_t>(distance + 1);
-  p.back().lag = static_cast<std::uint16_t>(
-      hops == 2 ? 2 * distance + 1 : std::min(limits.escape_slots - 1, kPassesApart));
+  if (hops == 2) p.front().lag = (distance + 1) & kMostLag;
+  p.back().lag =
+      (hops == 2 ? 2 * distance + 1 : std::min(limits.escape_slots - 1, kPassesApart)) & kMostLag;
   p[p.size() - 2].flags |= kWithNext;
 }
 
@@ -46,52 +44,77 @@ std::uint16_t empty_part(const PlanRequest& request) {
                                                                   : request.root);
 }
 
-std::vector<Primitive> make_program(const PlanRequest& request) {
-  const unsigned result = kLocal | kCopy | kContribute | kFinish;
-  if (request.ranks == 1) {
-    return {primitive(reduces(request.kind) ? result : kLocal | kCopy, 0)};
+class MeshProgram {
+ public:
+  explicit MeshProgram(const PlanRequest& request)
+      : kind_(request.kind),
+        ranks_(request.ranks),
+        rank_(request.rank),
+        root_(request.root),
+        program_(request.ranks, request.rank) {}
+
+  void write(Plan* plan) {
+    make();
+    program_.write(plan);
   }
-  const bool is_root = request.rank == request.root;
-  const auto straight = [&](unsigned flags) {
-    Primitive p = primitive(flags, request.rank);
-    ((flags & kSend) != 0 ? p.send_peer : p.recv_peer) = static_cast<std::uint16_t>(request.root);
-    return p;
-  };
-  const bool pair = request.ranks == 2;
-  const Primitive own = primitive(kLocal | kCopy, request.rank);
-  const Primitive scatter = primitive(kLocal | kScatter, 0);
-  const Primitive collect = primitive(kCollect | kCopy, 0);
-  const auto gather = [&](unsigned more) {
-    return primitive(result | kGather | kReduce | more, request.rank);
-  };
-  const Primitive reduced_for_root =
-      straight((result & ~kCopy) | kGather | kReduce | kSend | kIntoOutput);
-  switch (request.kind) {
-    case Kind::kAllReduce:
-    case Kind::kBarrier:
-      return {scatter, gather(kSendAll | kIntoOutput), collect};
-    case Kind::kReduceScatter:
-      return {scatter, gather(0)};
-    case Kind::kAllToAll:
-      return {scatter, own, collect};
-    case Kind::kGather:
-      if (!is_root) return {straight(kLocal | kSend | kIntoOutput)};
-      return {own, collect};
-    case Kind::kScatter:
-      if (!is_root) return {straight(kRecv | kCopy)};
-      return {scatter, own};
-    case Kind::kBroadcast:
-      if (is_root) return {primitive(kLocal | kScatter | kCopy | kIntoOutput, 0)};
-      if (pair) return {straight(kRecv | kCopy)};
-      return {straight(kRecv | kCopy | kSendAll | kIntoOutput), collect};
-    case Kind::kReduce:
-      if (pair) return {is_root ? gather(0) : scatter};
-      if (is_root) return {scatter, collect};
-      return {scatter, reduced_for_root};
-    default:
-      return {primitive(kLocal | kCopy | kSendAll | kIntoOutput, request.rank), collect};
+
+ private:
+  static constexpr unsigned kResult = kLocal | kCopy | kContribute | kFinish;
+
+  void make() {
+    if (ranks_ == 1) return program_.add(reduces(kind_) ? kResult : kLocal | kCopy, 0);
+    const bool is_root = rank_ == root_, pair = ranks_ == 2;
+    switch (kind_) {
+      case Kind::kAllReduce:
+      case Kind::kBarrier:
+        scatter();
+        gather(kResult | kIntoOutput, others());
+        return collect();
+      case Kind::kReduceScatter:
+        scatter();
+        return gather(kResult);
+      case Kind::kAllToAll:
+        scatter();
+        own();
+        return collect();
+      case Kind::kGather:
+        if (!is_root) return program_.add(kLocal | kIntoOutput, rank_, nobody(), root());
+        own();
+        return collect();
+      case Kind::kScatter:
+        if (!is_root) return program_.add(kCopy, rank_, root());
+        scatter();
+        return own();
+      case Kind::kBroadcast:
+        if (is_root) return scatter(kCopy | kIntoOutput);
+        if (pair) return program_.add(kCopy, rank_, root());
+        program_.add(kCopy | kIntoOutput, rank_, root(), program_.all_others(root_));
+        return collect();
+      case Kind::kReduce:
+        if (pair) return is_root ? gather(kResult) : scatter();
+        scatter();
+        if (is_root) return collect();
+        return gather((kResult & ~kCopy) | kIntoOutput, root());
+      default:
+        program_.add(kLocal | kCopy | kIntoOutput, rank_, nobody(), others());
+        return collect();
+    }
   }
-}
+
+  static PeerRanks nobody() { return PeerRanks::nobody(); }
+  PeerRanks root() const { return PeerRanks::one(root_); }
+  PeerRanks others() const { return program_.all_others(); }
+  void own() { program_.add(kLocal | kCopy, rank_); }
+  void scatter(unsigned more = 0) { program_.add(kLocal | kScatter | more, 0, nobody(), others()); }
+  void collect() { program_.add(kCollect | kCopy, 0, others()); }
+  void gather(unsigned flags, PeerRanks to = PeerRanks::nobody()) {
+    program_.add(flags | kReduce, rank_, others(), std::move(to));
+  }
+
+  const Kind kind_;
+  const int ranks_, rank_, root_;
+  ProgramBuilder program_;
+};
 
 }  // namespace
 
@@ -112,7 +135,7 @@ std::optional<Plan> plan_mesh(const PlanRequest& request, const PlanLimits& limi
   plan.geometry.chunk = slot_chunk(limits, plan.geometry);
   // On a GPU a bulk plan takes every block: links and memory are what it shares with small calls.
   assign_bulk_lanes(request, limits, limits.device == Device::kCuda ? 0 : 1, &plan.geometry);
-  plan.primitives = make_program(request);
+  MeshProgram(request).write(&plan);
   overlap(request.kind, limits, &plan.primitives);
   if (limits.overlap && request.ranks > 1) even_chunks(&plan.geometry);
   return plan;

@@ -1,14 +1,20 @@
 #include "plan/algorithms/pairwise.h"
 
 #include "plan/common.h"
+#include "plan/program_builder.h"
 
 namespace unjam {
 namespace {
 
 class PairwiseProgram {
  public:
-  PairwiseProgram(const PlanRequest& request, std::vector<Primitive>* program)
-      : ranks_(request.ranks), rank_(request.rank), root_(request.root), program_(program) {}
+  explicit PairwiseProgram(const PlanRequest& request)
+      : ranks_(request.ranks),
+        rank_(request.rank),
+        root_(request.root),
+        program_(request.ranks, request.rank) {}
+
+  void write(Plan* plan) const { program_.write(plan); }
 
   void all_to_all() {
     own();
@@ -45,21 +51,14 @@ class PairwiseProgram {
   void each_other(F f) {
     for (int k = 1; k < ranks_; ++k) f((rank_ + k) % ranks_);
   }
-  void own() { add(kLocal | kCopy, rank_, kNoPeer, kNoPeer); }
-  void send(int part, int to) { add(kLocal | kSend, part, kNoPeer, to); }
-  void receive(int part, int from) { add(kRecv | kCopy, part, from, kNoPeer); }
-
-  void add(unsigned flags, int part, int from, int to) {
-    Primitive p;
-    p.flags = static_cast<std::uint16_t>(flags);
-    p.recv_peer = static_cast<std::uint16_t>(from);
-    p.send_peer = static_cast<std::uint16_t>(to);
-    p.part = static_cast<std::uint16_t>(part);
-    program_->push_back(p);
+  void own() { program_.add(kLocal | kCopy, rank_); }
+  void send(int part, int to) {
+    program_.add(kLocal, part, PeerRanks::nobody(), PeerRanks::one(to));
   }
+  void receive(int part, int from) { program_.add(kCopy, part, PeerRanks::one(from)); }
 
   int ranks_, rank_, root_;
-  std::vector<Primitive>* program_;
+  ProgramBuilder program_;
 };
 
 }  // namespace
@@ -88,7 +87,7 @@ std::optional<Plan> plan_pairwise(const PlanRequest& request, const PlanLimits& 
     plan.geometry.chunk = chunk_elements(chain_chunk_bytes(limits, plan.geometry), plan.geometry);
   }
 
-  PairwiseProgram program(request, &plan.primitives);
+  PairwiseProgram program(request);
   switch (request.kind) {
     case Kind::kAllToAll:
       program.all_to_all();
@@ -103,6 +102,7 @@ std::optional<Plan> plan_pairwise(const PlanRequest& request, const PlanLimits& 
       program.send_recv();
       break;
   }
+  program.write(&plan);
   return plan;
 }
 

@@ -1,6 +1,7 @@
 #include "plan/algorithms/ring.h"
 
 #include "plan/common.h"
+#include "plan/program_builder.h"
 
 namespace unjam {
 namespace {
@@ -8,8 +9,10 @@ namespace {
 // The ring as rank `rank` sees it, and the program it writes.
 class RingProgram {
  public:
-  RingProgram(const PlanRequest& request, std::vector<Primitive>* program)
-      : ranks_(request.ranks), rank_(request.rank), program_(program) {}
+  explicit RingProgram(const PlanRequest& request)
+      : ranks_(request.ranks), rank_(request.rank), program_(request.ranks, request.rank) {}
+
+  void write(Plan* plan) const { program_.write(plan); }
 
   // The one primitive of a group of one. `reducing`: the own contribution is the whole result.
   void alone(bool reducing) { add(reducing ? kLocal | kCopy | kOwn | kFinish : kLocal | kCopy, 0); }
@@ -49,16 +52,15 @@ class RingProgram {
   int wrap(int i) const { return (i % ranks_ + ranks_) % ranks_; }
 
   void add(unsigned flags, int part) {
-    Primitive p;
-    p.flags = static_cast<std::uint16_t>(flags);
-    if (flags & kRecv) p.recv_peer = static_cast<std::uint16_t>(wrap(rank_ - 1));
-    if (flags & kSend) p.send_peer = static_cast<std::uint16_t>(wrap(rank_ + 1));
-    p.part = static_cast<std::uint16_t>(wrap(part));
-    program_->push_back(p);
+    const auto peer = [](bool is_there, int rank) {
+      return is_there ? PeerRanks::one(rank) : PeerRanks::nobody();
+    };
+    program_.add(flags, wrap(part), peer((flags & kRecv) != 0, wrap(rank_ - 1)),
+                 peer((flags & kSend) != 0, wrap(rank_ + 1)));
   }
 
   int ranks_, rank_;
-  std::vector<Primitive>* program_;
+  ProgramBuilder program_;
 };
 
 }  // namespace
@@ -83,9 +85,10 @@ std::optional<Plan> plan_ring(const PlanRequest& request, const PlanLimits& limi
   plan.geometry.chunk = chunk_elements(
       std::uint64_t{limits.escape_slots - 1} * limits.escape_slot_bytes, plan.geometry);
 
-  RingProgram program(request, &plan.primitives);
+  RingProgram program(request);
   if (request.ranks == 1) {
     program.alone(reduces(request.kind));
+    program.write(&plan);
     return plan;
   }
   switch (request.kind) {
@@ -102,6 +105,7 @@ std::optional<Plan> plan_ring(const PlanRequest& request, const PlanLimits& limi
     default:  // refused above
       break;
   }
+  program.write(&plan);
   return plan;
 }
 

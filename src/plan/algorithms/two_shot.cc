@@ -1,6 +1,7 @@
 #include "plan/algorithms/two_shot.h"
 
 #include "plan/common.h"
+#include "plan/program_builder.h"
 
 namespace unjam {
 namespace {
@@ -37,13 +38,16 @@ std::optional<Plan> plan_two_shot(const PlanRequest& request, const PlanLimits& 
     plan.geometry.lanes = leave_room(request, limits, plan, kTwoShotHalfUnits);
   }
   const unsigned result = kLocal | kCopy | kContribute | kFinish;
+  ProgramBuilder program(request.ranks, request.rank);
   if (request.ranks == 1) {
-    plan.primitives = {primitive(result, 0)};
+    program.add(result, 0);
   } else {
-    plan.primitives = {primitive(kLocal | kScatter, 0),
-                       primitive(result | kGather | kReduce | kSendAll, request.rank),
-                       primitive(kCollect | kCopy | kSecondHop, 0)};
+    const PeerRanks others = program.all_others();
+    program.add(kLocal | kScatter, 0, PeerRanks::nobody(), others);
+    program.add(result | kReduce, request.rank, others, others);
+    program.add(kCollect | kCopy | kSecondHop, 0, others);
   }
+  program.write(&plan);
   return plan;
 }
 

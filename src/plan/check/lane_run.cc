@@ -26,7 +26,8 @@ LaneRun::LaneRun(const PlanRequest& request, const std::vector<Plan>& plans, std
       slice_elements_(unjam::slice_elements(plans[0], slot_bytes)),
       slices_(static_cast<std::uint32_t>((chunk_ + slice_elements_ - 1) / slice_elements_)),
       ranks_(index(request.ranks)),
-      connector_of_(index(request.ranks) * index(request.ranks), -1),
+      sets_(index(request.ranks)),
+      connectors_into_(index(request.ranks)),
       loop_end_(loops_.size(), 0) {
   const Geometry& g = plans[0].geometry;
   for (std::uint32_t p = 0; p < g.parts; ++p) part_length_.push_back(g.lane_part(p, lane).length);
@@ -39,6 +40,14 @@ LaneRun::LaneRun(const PlanRequest& request, const std::vector<Plan>& plans, std
   for (int r = 0; r < request.ranks; ++r) {
     const std::vector<Primitive>& program = plans[index(r)].primitives;
     if (!program.empty()) ranks_[index(r)].lag = program.back().lag;
+    const Plan& plan = plans[index(r)];
+    connectors_into_[index(r)].assign(plan.neighbours.size(), -1);
+    for (const PeerSet& set : plan.sets) {
+      std::vector<std::uint16_t>& members = sets_[index(r)].emplace_back();
+      for (std::size_t k = 0; k < plan.neighbours.size(); ++k) {
+        if ((set.neighbours >> k & 1) != 0) members.push_back(plan.neighbours[k]);
+      }
+    }
   }
 }
 
@@ -61,36 +70,45 @@ std::uint64_t LaneRun::chunk_length(std::uint32_t part, std::uint64_t loop) cons
   return begin >= length ? 0 : std::min(chunk_, length - begin);
 }
 
-std::uint64_t LaneRun::work_length(int rank, const Primitive& p, std::uint64_t loop) const {
+std::uint64_t LaneRun::work_length(int rank, std::uint32_t primitive, std::uint64_t loop) const {
+  const Primitive& p = plans_[index(rank)].primitives[primitive];
   if ((p.flags & (kScatter | kCollect)) == 0) return chunk_length(p.part, loop);
   std::uint64_t longest = 0;
-  for (int q = 0; q < request_.ranks; ++q) {
-    if (q != rank) longest = std::max(longest, chunk_length(static_cast<std::uint32_t>(q), loop));
+  const bool collects = (p.flags & kCollect) != 0;
+  for (const int q : collects ? sources(rank, primitive) : targets(rank, primitive)) {
+    longest = std::max(longest, chunk_length(static_cast<std::uint32_t>(q), loop));
   }
   return longest;
 }
 
-LaneRun::Peers LaneRun::sources(const Primitive& p) const {
-  if ((p.flags & (kGather | kCollect)) != 0) return {0, request_.ranks - 1};
-  if ((p.flags & kRecv) != 0) return {p.recv_peer, p.recv_peer};
-  return {};
+LaneRun::Ranks LaneRun::ranks_of(int rank, Peers peers, std::uint16_t wide) const {
+  if (peers == kNobody) return {};
+  if (is_set(peers)) return sets_[index(rank)][set_of(peers)];
+  const std::uint16_t k = peers == kWidePeer ? wide : peers;
+  return Ranks(plans_[index(rank)].neighbours).subspan(k, 1);
 }
 
-LaneRun::Peers LaneRun::targets(const Primitive& p) const {
-  if ((p.flags & (kSendAll | kScatter)) != 0) return {0, request_.ranks - 1};
-  if ((p.flags & kSend) != 0) return {p.send_peer, p.send_peer};
-  return {};
+LaneRun::Ranks LaneRun::sources(int rank, std::uint32_t primitive) const {
+  const Plan& plan = plans_[index(rank)];
+  const bool wide = plan.primitives[primitive].from == kWidePeer;
+  return ranks_of(rank, plan.primitives[primitive].from,
+                  wide ? plan.wide_peers[primitive].from : kNoPeer);
+}
+
+LaneRun::Ranks LaneRun::targets(int rank, std::uint32_t primitive) const {
+  const Plan& plan = plans_[index(rank)];
+  const bool wide = plan.primitives[primitive].to == kWidePeer;
+  return ranks_of(rank, plan.primitives[primitive].to,
+                  wide ? plan.wide_peers[primitive].to : kNoPeer);
 }
 
 std::uint64_t LaneRun::length_from(int rank, const Primitive& p, int from,
                                    std::uint64_t length) const {
-  if (from == rank) return 0;
   if ((p.flags & kCollect) == 0) return length;
   return chunk_length(part_from(p, from), loops_[ranks_[index(rank)].loop].number);
 }
 
 std::uint64_t LaneRun::length_to(int rank, const Primitive& p, int to, std::uint64_t length) const {
-  if (to == rank || ((p.flags & kSendAll) != 0 && to == p.recv_peer)) return 0;
   if ((p.flags & kScatter) == 0) return length;
   return chunk_length(part_to(p, to), loops_[ranks_[index(rank)].loop].number);
 }
@@ -104,7 +122,15 @@ std::uint32_t LaneRun::part_to(const Primitive& p, int to) {
 }
 
 LaneRun::Connector& LaneRun::connector(int from, int to) {
-  int& id = connector_of_[index(from) * ranks_.size() + index(to)];
+  const std::vector<std::uint16_t>& neighbours = plans_[index(to)].neighbours;
+  const auto at = std::lower_bound(neighbours.begin(), neighbours.end(), from);
+  const bool known = at != neighbours.end() && *at == from;
+  int& id = known ? connectors_into_[index(to)][static_cast<std::size_t>(at - neighbours.begin())]
+                  : strange_
+                        .try_emplace(std::uint64_t{static_cast<std::uint32_t>(from)} << 32 |
+                                         static_cast<std::uint32_t>(to),
+                                     -1)
+                        .first->second;
   if (id < 0) {
     id = static_cast<int>(connectors_.size());
     connectors_.emplace_back();
@@ -146,8 +172,8 @@ bool LaneRun::advance(int rank) {
     const Primitive& p = program[self.primitive];
     // (What goes together moves one slice a peer, and here one after the other, once both can.)
     const bool together = (p.flags & kWithNext) != 0;
-    const std::uint64_t length = slice_length(rank, p);
-    const std::uint64_t next = together ? slice_length(rank, program[self.primitive + 1]) : 0;
+    const std::uint64_t length = slice_length(rank, self.primitive);
+    const std::uint64_t next = together ? slice_length(rank, self.primitive + 1) : 0;
     if (length == 0 && next == 0) {  // all slices are done, or the chunk is empty
       self.primitive += together ? 2 : 1;
       self.slice = 0;
@@ -168,10 +194,11 @@ bool LaneRun::advance(int rank) {
 }
 
 // Of the primitive's chunk in this pass, how much its next slice has: 0 if there is none.
-std::uint64_t LaneRun::slice_length(int rank, const Primitive& p) const {
+std::uint64_t LaneRun::slice_length(int rank, std::uint32_t primitive) const {
   const Rank& self = ranks_[index(rank)];
+  const Primitive& p = plans_[index(rank)].primitives[primitive];
   if (self.pass < p.lag || self.pass - p.lag >= loops_.size()) return 0;  // there is no such chunk
-  const std::uint64_t length = work_length(rank, p, loops_[self.pass - p.lag].number);
+  const std::uint64_t length = work_length(rank, primitive, loops_[self.pass - p.lag].number);
   const std::uint64_t begin = self.slice * slice_elements_;
   return begin >= length ? 0 : std::min(slice_elements_, length - begin);
 }
@@ -191,8 +218,7 @@ LaneRun::Step LaneRun::ready(int rank, std::uint32_t primitive, std::uint64_t le
   const Primitive& p = enter(rank, primitive);
   Rank& self = ranks_[index(rank)];
   self.waiting_on = -1;
-  const Peers from_peers = sources(p), to_peers = targets(p);
-  for (int from = from_peers.first; from <= from_peers.last; ++from) {
+  for (const int from : sources(rank, primitive)) {
     const std::uint64_t expected = length_from(rank, p, from, length);
     if (expected == 0) continue;
     const Message* m = front(from, rank);
@@ -200,7 +226,7 @@ LaneRun::Step LaneRun::ready(int rank, std::uint32_t primitive, std::uint64_t le
     if (!fits(rank, p, *m, from, expected)) return Step::kFailed;
     self.time = std::max(self.time, m->time);
   }
-  for (int to = to_peers.first; to <= to_peers.last; ++to) {
+  for (const int to : targets(rank, primitive)) {
     if (length_to(rank, p, to, length) == 0) continue;
     const Connector& c = connector(rank, to);
     if (c.posted - c.consumed == capacity_) {
@@ -216,17 +242,17 @@ LaneRun::Step LaneRun::ready(int rank, std::uint32_t primitive, std::uint64_t le
 LaneRun::Step LaneRun::move(int rank, std::uint32_t primitive, std::uint64_t length) {
   const Primitive& p = enter(rank, primitive);
   Rank& self = ranks_[index(rank)];
-  const Peers from_peers = sources(p), to_peers = targets(p);
+  const Ranks from_ranks = sources(rank, primitive), to_ranks = targets(rank, primitive);
   const std::uint64_t time = self.time;
 
   ValueId value = kNoValue;
   if (values_ != nullptr) {
     if ((p.flags & (kScatter | kCollect)) == 0) {
-      value = evaluate(rank, p, cell(rank, p.part, self.slice));
+      value = evaluate(rank, primitive, cell(rank, p.part, self.slice));
       if (value == kNoValue) return Step::kFailed;
     }
     if ((p.flags & kCollect) != 0) {
-      for (int from = 0; from < request_.ranks; ++from) {
+      for (const int from : from_ranks) {
         if (length_from(rank, p, from, length) == 0) continue;
         const std::size_t at = cell(rank, part_from(p, from), self.slice);
         const ValueId received = front(from, rank)->value;
@@ -237,15 +263,17 @@ LaneRun::Step LaneRun::move(int rank, std::uint32_t primitive, std::uint64_t len
       }
     } else if ((p.flags & kCopy) != 0 && (p.flags & kScatter) == 0) {
       const std::size_t at = cell(rank, p.part, self.slice);
-      const bool receives = (p.flags & kRecv) != 0;
-      const ValueId received = receives ? front(p.recv_peer, rank)->value : kNoValue;
-      if (!may_store(rank, at, value, received)) return Step::kFailed;
-      if (receives && !is_first(rank, at, *front(p.recv_peer, rank))) return Step::kFailed;
+      // (A reduction of several is no one's that came.)
+      const Message* const came =
+          (p.flags & kRecv) != 0 && !from_set(p) ? front(from_ranks.front(), rank) : nullptr;
+      if (!may_store(rank, at, value, came != nullptr ? came->value : kNoValue)) {
+        return Step::kFailed;
+      }
+      if (came != nullptr && !is_first(rank, at, *came)) return Step::kFailed;
       output_[index(rank)][at] = value;
     }
     if ((p.flags & kScatter) != 0) {
-      for (int to = 0; to < request_.ranks; ++to) {
-        if (to == rank) continue;
+      for (const int to : to_ranks) {
         const std::size_t at = cell(rank, part_to(p, to), self.slice);
         read_[index(rank)][at] = true;
         if ((p.flags & kCopy) == 0 || length_to(rank, p, to, length) == 0) continue;
@@ -256,14 +284,14 @@ LaneRun::Step LaneRun::move(int rank, std::uint32_t primitive, std::uint64_t len
       read_[index(rank)][cell(rank, p.part, self.slice)] = true;
     }
   }
-  for (int from = from_peers.first; from <= from_peers.last; ++from) {
+  for (const int from : from_ranks) {
     if (length_from(rank, p, from, length) == 0) continue;
     Connector& c = connector(from, rank);
     c.slots[c.consumed++ % capacity_].time = time;
     const Rank& sender = ranks_[index(from)];
     if (sender.waiting_to_send && sender.waiting_on == &c - connectors_.data()) wake(from);
   }
-  for (int to = to_peers.first; to <= to_peers.last; ++to) {
+  for (const int to : to_ranks) {
     const std::uint64_t sent = length_to(rank, p, to, length);
     if (sent == 0) continue;
     if (values_ != nullptr && (p.flags & kScatter) != 0) {
@@ -276,11 +304,9 @@ LaneRun::Step LaneRun::move(int rank, std::uint32_t primitive, std::uint64_t len
     }
     Connector& c = connector(rank, to);
     note_alike(rank, p, c);
-    c.slots[c.posted++ % capacity_] = {value,          static_cast<std::uint16_t>(part_to(p, to)),
-                                       self.slice,     self.loop,
-                                       self.primitive, hop_sent(p),
-                                       sent,           time,
-                                       into_output};
+    c.slots[c.posted++ % capacity_] = {value,     part_to(p, to), self.slice,
+                                       self.loop, self.primitive, hop_sent(p),
+                                       sent,      time,           into_output};
     const Rank& receiver = ranks_[index(to)];
     if (!receiver.waiting_to_send && receiver.waiting_on == &c - connectors_.data()) wake(to);
     sends_anything_ = true;
@@ -338,14 +364,16 @@ bool LaneRun::fits(int rank, const Primitive& p, const Message& m, int from, std
 }
 
 // The value of this slice, or kNoValue with the error set.
-ValueId LaneRun::evaluate(int rank, const Primitive& p, std::size_t cell) {
+ValueId LaneRun::evaluate(int rank, std::uint32_t primitive, std::size_t cell) {
+  const Primitive& p = plans_[index(rank)].primitives[primitive];
+  const bool gathers = from_set(p);
   ValueId value = kNoValue;
   if ((p.flags & kLocal) != 0) {
     value = load_local(rank, p, cell);
     if (value == kNoValue) return kNoValue;
   }
-  if ((p.flags & kGather) != 0) {
-    value = gather(rank, p, value);
+  if (gathers) {
+    value = gather(rank, primitive, value);
     if (value == kNoValue) return kNoValue;
   } else if ((p.flags & kContribute) != 0) {
     if (values_->state(value) != ValueState::kRaw) {
@@ -353,8 +381,8 @@ ValueId LaneRun::evaluate(int rank, const Primitive& p, std::size_t cell) {
     }
     value = values_->contribute(value);
   }
-  if ((p.flags & kRecv) != 0) {
-    const ValueId received = front(p.recv_peer, rank)->value;
+  if ((p.flags & kRecv) != 0 && !gathers) {
+    const ValueId received = front(sources(rank, primitive).front(), rank)->value;
     if ((p.flags & kReduce) != 0) {
       const std::pair<ValueId, const char*> operands[] = {{received, "received"}, {value, "local"}};
       for (const auto& [operand, which] : operands) {
@@ -399,20 +427,34 @@ ValueId LaneRun::load_local(int rank, const Primitive& p, std::size_t cell) {
   return input;
 }
 
-ValueId LaneRun::gather(int rank, const Primitive& p, ValueId local) {
+ValueId LaneRun::gather(int rank, std::uint32_t primitive, ValueId local) {
+  const Primitive& p = plans_[index(rank)].primitives[primitive];
+  const bool partials = (p.flags & kPartials) != 0;
   if ((p.flags & kContribute) == 0) {
     return fail(where(rank) + " gathers contributions without kContribute");
   }
-  ValueId sum = kNoValue;
-  for (int from = 0; from < request_.ranks; ++from) {
-    const ValueId v = from == rank ? local : front(from, rank)->value;
-    if (values_->state(v) != ValueState::kRaw) {
-      return fail(where(rank) + " gathers " + values_->describe(v) + " from " + name(from) +
-                  ", not a raw contribution: contributed twice");
-    }
-    const ValueId contribution = values_->contribute(v);
-    sum = sum == kNoValue ? contribution : values_->combine(sum, contribution);
+  if (values_->state(local) != ValueState::kRaw) {
+    return fail(where(rank) + " gathers " + values_->describe(local) + " from " + name(rank) +
+                ", not a raw contribution: contributed twice");
   }
+  ValueId sum = kNoValue;
+  const auto add = [&](ValueId v) { sum = sum == kNoValue ? v : values_->combine(sum, v); };
+  const ValueId own = values_->contribute(local);
+  bool own_is_in = false;
+  for (const int from : sources(rank, primitive)) {
+    if (!partials && !own_is_in && from > rank) {
+      add(own);
+      own_is_in = true;
+    }
+    const ValueId v = front(from, rank)->value;
+    if (values_->state(v) != (partials ? ValueState::kPartial : ValueState::kRaw)) {
+      return fail(where(rank) + " gathers " + values_->describe(v) + " from " + name(from) +
+                  (partials ? ", not a sum that others go into"
+                            : ", not a raw contribution: contributed twice"));
+    }
+    add(partials ? v : values_->contribute(v));
+  }
+  if (!own_is_in) add(own);
   return sum;
 }
 
@@ -496,9 +538,8 @@ std::string LaneRun::result_defect(int rank, std::uint32_t part, std::uint32_t s
 
 std::string LaneRun::where(int rank) const {
   const Rank& self = ranks_[index(rank)];
-  return primitive_text(rank, self.primitive, plans_[index(rank)].primitives[self.primitive]) +
-         " loop " + std::to_string(loops_[self.loop].number) + " slice " +
-         std::to_string(self.slice);
+  return primitive_text(rank, self.primitive, plans_[index(rank)], request_.ranks) + " loop " +
+         std::to_string(loops_[self.loop].number) + " slice " + std::to_string(self.slice);
 }
 
 std::string LaneRun::wait_text(int rank) const {
@@ -550,9 +591,9 @@ std::string LaneRun::leftover_text() const {
   for (const Connector& c : connectors_) {
     if (c.posted == c.consumed) continue;
     const Message& m = c.slots[c.consumed % capacity_];
-    return primitive_text(c.from, m.primitive, plans_[index(c.from)].primitives[m.primitive]) +
-           " loop " + std::to_string(loops_[m.loop].number) + ": " +
-           std::to_string(c.posted - c.consumed) + " slices sent to rank " + std::to_string(c.to) +
+    return primitive_text(c.from, m.primitive, plans_[index(c.from)], request_.ranks) + " loop " +
+           std::to_string(loops_[m.loop].number) + ": " + std::to_string(c.posted - c.consumed) +
+           " slices sent to rank " + std::to_string(c.to) +
            " are left over, it never receives them";
   }
   return "";

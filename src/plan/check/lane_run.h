@@ -3,7 +3,9 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 #include <string>
+#include <unordered_map>
 #include <vector>
 
 #include "plan/check/symbolic.h"
@@ -37,7 +39,7 @@ class LaneRun {
 
   struct Message {
     ValueId value = kNoValue;
-    std::uint16_t part = 0;
+    std::uint32_t part = 0;
     std::uint32_t slice = 0;
     std::uint32_t loop = 0;  // index into loops_
     std::uint32_t primitive = 0;
@@ -61,17 +63,16 @@ class LaneRun {
   };
 
   bool done(const Rank& rank) const { return rank.pass == loops_.size() + rank.lag; }
-  // The ranks that a primitive moves a slice from, or to, may be among.
-  struct Peers {
-    int first = 0, last = -1;
-  };
+  // The ranks that a primitive moves a slice from, or to, ascending.
+  using Ranks = std::span<const std::uint16_t>;
 
   std::uint64_t chunk_length(std::uint32_t part, std::uint64_t loop) const;
   // Elements that the primitive works on in this loop, in as many slices as they need. Of a scatter
   // or collect the longest slice: all its slices are moved at once.
-  std::uint64_t work_length(int rank, const Primitive& p, std::uint64_t loop) const;
-  Peers sources(const Primitive& p) const;
-  Peers targets(const Primitive& p) const;
+  std::uint64_t work_length(int rank, std::uint32_t primitive, std::uint64_t loop) const;
+  Ranks sources(int rank, std::uint32_t primitive) const;
+  Ranks targets(int rank, std::uint32_t primitive) const;
+  Ranks ranks_of(int rank, Peers peers, std::uint16_t wide) const;
   // Elements, of the primitive's slice of `length`, from or to a peer among them; 0: none.
   std::uint64_t length_from(int rank, const Primitive& p, int from, std::uint64_t length) const;
   std::uint64_t length_to(int rank, const Primitive& p, int to, std::uint64_t length) const;
@@ -87,16 +88,16 @@ class LaneRun {
   const Message* front(int from, int to);
   void wake(int rank);
   bool advance(int rank);
-  std::uint64_t slice_length(int rank, const Primitive& p) const;
+  std::uint64_t slice_length(int rank, std::uint32_t primitive) const;
   const Primitive& enter(int rank, std::uint32_t primitive);
   Step ready(int rank, std::uint32_t primitive, std::uint64_t length);
   // A slice that is ready.
   Step move(int rank, std::uint32_t primitive, std::uint64_t length);
   void note_alike(int rank, const Primitive& p, const Connector& c);
   bool fits(int rank, const Primitive& p, const Message& m, int from, std::uint64_t length);
-  ValueId evaluate(int rank, const Primitive& p, std::size_t cell);
+  ValueId evaluate(int rank, std::uint32_t primitive, std::size_t cell);
   ValueId load_local(int rank, const Primitive& p, std::size_t cell);
-  ValueId gather(int rank, const Primitive& p, ValueId local);
+  ValueId gather(int rank, std::uint32_t primitive, ValueId local);
   bool may_store(int rank, std::size_t cell, ValueId value, ValueId received);
   bool is_first(int rank, std::size_t cell, const Message& m);
   bool may_store_there(int rank, const Primitive& p, int to, ValueId value);
@@ -118,7 +119,11 @@ class LaneRun {
   const std::uint32_t slices_;  // most of a chunk
   std::vector<std::uint64_t> part_length_;
   std::vector<Rank> ranks_;
-  std::vector<int> connector_of_;  // [from * ranks + to], -1: not used yet
+  // Of each rank, its sets' members; and the connectors that come in, by neighbour. -1: not used
+  // yet. From who is no neighbour, in `strange_` (a plan that sends to who does not know).
+  std::vector<std::vector<std::vector<std::uint16_t>>> sets_;
+  std::vector<std::vector<int>> connectors_into_;
+  std::unordered_map<std::uint64_t, int> strange_;
   std::vector<Connector> connectors_;
   std::vector<int> runnable_;
   // What each rank has written to its output: by cell().

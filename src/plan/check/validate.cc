@@ -1,6 +1,8 @@
 #include "plan/check/validate.h"
 
-#include <tuple>
+#include <algorithm>
+#include <functional>
+#include <vector>
 
 #include "plan/common.h"
 #include "plan/describe.h"
@@ -73,70 +75,109 @@ std::string geometry_error(const PlanRequest& request, const Plan& plan, std::ui
   return "";
 }
 
-std::string flags_error(const PlanRequest& request, int rank, const Plan& plan, const Primitive& p,
-                        std::uint32_t slot_bytes) {
-  const unsigned f = p.flags & (kWithNext - 1u);
-  const bool second = (p.flags & kSecondHop) != 0;
-  const auto has = [f](unsigned flag) { return (f & flag) != 0; };
-  if (second && !has_inline_flags(plan.protocol)) return "only packets have hops";
-  if (second && !has(kRecv | kGather | kCollect)) return "it has a second hop without a receive";
-  if (has_inline_flags(plan.protocol) && has(kSend | kSendAll | kScatter) && hop_sent(p) > 1) {
-    return "packets make two hops at most";
+// Whom the primitive receives from, or sends to: that the plan has them, and what a set may have.
+std::string peers_error(const PlanRequest& request, int rank, const Plan& plan, std::size_t i,
+                        bool receives) {
+  const Primitive& p = plan.primitives[i];
+  const Peers peers = receives ? p.from : p.to;
+  const std::string does = receives ? "receive" : "send";
+  if ((p.flags & (receives ? kRecv : kSend)) == 0) {
+    return peers == kNobody ? "" : "it has a " + does + " peer without a " + does;
   }
-  if (p.lag != 0 && has_inline_flags(plan.protocol)) return "packets do not lag";
+  const std::vector<int> ranks = receives ? ranks_received_from(plan, i) : ranks_sent_to(plan, i);
+  if (ranks.empty()) {
+    if (peers == kNobody) return "it has a " + does + " without a peer";
+    return is_set(peers) ? "the set that it has to " + does + " with is empty"
+                         : "its " + does + " peer is no neighbour of the plan";
+  }
+  for (const int q : ranks) {
+    if (q >= request.ranks) return "its " + does + " peer is not in the group";
+    if (q == rank) return "its " + does + " peer is the rank itself";
+  }
+  if (is_set(peers) && plan.sets[set_of(peers)].neighbours >> (plan.neighbours.size() - 1) > 1) {
+    return "the set that it has to " + does + " with has more than the plan's neighbours";
+  }
+  return "";
+}
+
+// Of a scatter, or a collect: its peers' parts.
+std::string parts_error(const PlanRequest& request, int rank, const Plan& plan, std::size_t i) {
+  const Primitive& p = plan.primitives[i];
+  const Geometry& g = plan.geometry;
+  const bool scatters = (p.flags & kScatter) != 0;
+  if (!(scatters ? to_set(p) : from_set(p))) return "a scatter or collect needs a set";
+  if (g.parts != static_cast<std::uint32_t>(request.ranks)) {
+    return "a scatter or collect needs one part per rank, the plan has " + std::to_string(g.parts);
+  }
+  const std::uint32_t longest = plan.sets[set_of(scatters ? p.to : p.from)].longest_part;
+  std::uint64_t most = 0;
+  for (const int q : scatters ? ranks_sent_to(plan, i) : ranks_received_from(plan, i)) {
+    most = std::max(most, g.part(static_cast<std::uint32_t>(q)).length);
+    if (q == g.empty_part) continue;
+    if (scatters && !has_input(request, rank, q)) {
+      return "this rank has no input in part " + std::to_string(q);
+    }
+    if ((p.flags & kCopy) != 0 && !has_output(request, rank, q)) {
+      return "this rank has no output in part " + std::to_string(q);
+    }
+  }
+  if (longest >= g.parts || g.part(longest).length != most) {
+    return "part " + std::to_string(longest) + " is not as long as the longest of its set";
+  }
+  return "";
+}
+
+std::string flags_error(const PlanRequest& request, int rank, const Plan& plan, std::size_t i,
+                        std::uint32_t slot_bytes) {
+  const Primitive& p = plan.primitives[i];
+  constexpr unsigned kTravel = kWithNext | kSecondHop | kIntoOutput | kCarrierBits;
+  const unsigned f = p.flags & ~kTravel;
+  const auto has = [f](unsigned flag) { return (f & flag) != 0; };
+  const bool packets = has_inline_flags(plan.protocol);
+  const bool gathers = from_set(p) && !has(kCollect);
+  if (carrier_of(p) != Carrier::kBlocks) return "only blocks carry slices";
+  if ((p.flags & kSecondHop) != 0) {
+    if (!packets) return "only packets have hops";
+    if (!has(kRecv)) return "it has a second hop without a receive";
+  }
+  if (packets && has(kSend) && hop_sent(p) > 1) return "packets make two hops at most";
+  if (p.lag != 0 && packets) return "packets do not lag";
   if ((p.flags & kIntoOutput) != 0) {
-    if (has_inline_flags(plan.protocol)) return "packets do not go straight into an output";
-    if (!has(kSend | kSendAll | kScatter)) return "it sends nothing that could go into an output";
+    if (packets) return "packets do not go straight into an output";
+    if (!has(kSend)) return "it sends nothing that could go into an output";
     if (exchanges(request.kind)) return "its data have another place in the output";
   }
   if (p.part >= plan.geometry.parts) return "there is no such part";
-  if (has(kScatter) && (f & ~kCopy) != (kLocal | kScatter)) {
+  if (!has(kRecv | kLocal)) return "it has no source";
+  if (!has(kSend | kCopy)) return "it has no destination";
+  for (const bool receives : {true, false}) {
+    const std::string text = peers_error(request, rank, plan, i, receives);
+    if (!text.empty()) return text;
+  }
+  if (has(kScatter) && (f & ~kCopy) != (kLocal | kScatter | kSend)) {
     return "a scatter sends local slices, nothing else";
   }
   if (has(kScatter) && has(kCopy)) {
-    if (has_inline_flags(plan.protocol)) return "packets that are scattered are not copied";
+    if (packets) return "packets that are scattered are not copied";
     if (exchanges(request.kind)) return "its data have another place in the output";
   }
-  if (has(kCollect) && f != (kCollect | kCopy)) {
+  if (has(kCollect) && f != (kRecv | kCollect | kCopy)) {
     return "a collect copies received slices into the output, nothing else";
   }
-  if (!has(kRecv | kLocal | kGather | kCollect)) return "it has no source";
-  if (!has(kSend | kCopy | kSendAll | kScatter)) return "it has no destination";
-  if (has(kSend) && has(kSendAll)) return "it sends to one and to all";
-  if (has(kRecv) && has(kSendAll) && request.ranks == 2) return "there are no others to send to";
-  if (has(kGather) && (has(kRecv) || !has(kLocal) || !has(kReduce) || has(kFromOutput))) {
+  if (gathers && (!has(kLocal) || !has(kReduce) || has(kFromOutput))) {
     return "a gather reduces the received slices with the local input, nothing else";
   }
+  if (has(kPartials) && !gathers) return "only what a set sends can be its sums";
   // Here alone data change their place in the vector: the checker can follow one hop of that.
-  if (exchanges(request.kind) && (has(kFromOutput | kSendAll) || (has(kRecv) && has(kSend)))) {
+  if (exchanges(request.kind) &&
+      (has(kFromOutput) || (to_set(p) && !has(kScatter)) || (has(kRecv) && has(kSend)))) {
     return "a slice of an all-to-all goes straight from one rank's input to one other's output";
   }
-  if (has(kGather | kSendAll | kScatter | kCollect)) {
-    if (request.ranks > kMaxDirectRanks) {
-      return "a primitive with several peers serves at most " + std::to_string(kMaxDirectRanks) +
-             " ranks";
-    }
-    if (plan.geometry.chunk > slice_elements(plan, slot_bytes)) {
-      return "it moves one slice a peer, and a chunk needs more";
-    }
+  if ((from_set(p) || to_set(p)) && plan.geometry.chunk > slice_elements(plan, slot_bytes)) {
+    return "it moves one slice a peer, and a chunk needs more";
   }
-  if (has(kScatter | kCollect)) {
-    if (plan.geometry.parts != static_cast<std::uint32_t>(request.ranks)) {
-      return "a scatter or collect needs one part per rank, the plan has " +
-             std::to_string(plan.geometry.parts);
-    }
-    for (int q = 0; q < request.ranks; ++q) {
-      if (q == rank || q == plan.geometry.empty_part) continue;
-      if (has(kScatter) && !has_input(request, rank, q)) {
-        return "this rank has no input in part " + std::to_string(q);
-      }
-      if (has(kCopy) && !has_output(request, rank, q)) {
-        return "this rank has no output in part " + std::to_string(q);
-      }
-    }
-    return p.recv_peer == kNoPeer && p.send_peer == kNoPeer ? "" : "it has a peer of its own";
-  }
-  if (!has(kGather) && has(kReduce) != (has(kRecv) && has(kLocal))) {
+  if (has(kScatter | kCollect)) return parts_error(request, rank, plan, i);
+  if (has(kReduce) != (has(kRecv) && has(kLocal))) {
     return "a received and a local slice need kReduce, and kReduce needs both";
   }
   if (has(kFromOutput | kContribute) && !has(kLocal)) {
@@ -145,20 +186,10 @@ std::string flags_error(const PlanRequest& request, int rank, const Plan& plan, 
   if (has(kReduce | kContribute | kFinish) && !reduces(request.kind)) {
     return std::string(to_string(request.kind)) + " reduces nothing";
   }
-  for (const auto& [flag, peer, name] :
-       {std::tuple{kRecv, p.recv_peer, "receive"}, std::tuple{kSend, p.send_peer, "send"}}) {
-    if (!has(flag)) {
-      if (peer != kNoPeer) return std::string("it has a ") + name + " peer without a " + name;
-    } else if (peer >= request.ranks) {
-      return std::string("its ") + name + " peer is not in the group";
-    } else if (peer == rank) {
-      return std::string("its ") + name + " peer is the rank itself";
-    }
-  }
-  if (has(kLocal) && !has(kFromOutput) && !has_input(request, rank, p.part)) {
+  if (has(kLocal) && !has(kFromOutput) && !has_input(request, rank, static_cast<int>(p.part))) {
     return "this rank has no input there";
   }
-  if (has(kCopy | kFromOutput) && !has_output(request, rank, p.part)) {
+  if (has(kCopy | kFromOutput) && !has_output(request, rank, static_cast<int>(p.part))) {
     return "this rank has no output there";
   }
   return "";
@@ -166,20 +197,45 @@ std::string flags_error(const PlanRequest& request, int rank, const Plan& plan, 
 
 // Of a primitive that goes together with the next one.
 std::string pair_error(const Plan& plan, std::size_t i) {
-  constexpr unsigned kReceives = kRecv | kGather | kCollect, kSends = kSend | kSendAll | kScatter;
   const Primitive& p = plan.primitives[i];
   if ((p.flags & kWithNext) == 0) return "";
   if (has_inline_flags(plan.protocol)) return "packets go alone";
   if (i + 1 == plan.primitives.size()) return "there is none after it that it could go with";
   const Primitive& next = plan.primitives[i + 1];
-  if ((p.flags & (kSendAll | kScatter)) == 0 || (p.flags & (kReceives | kFromOutput)) != 0) {
+  if (!to_set(p) || (p.flags & (kRecv | kFromOutput)) != 0) {
     return "it goes with the next one, so it is to send the input to several, and nothing else";
   }
-  if ((next.flags & (kGather | kCollect)) == 0 || (next.flags & kSends) != 0 ||
-      (next.flags & kWithNext) != 0) {
+  if (!from_set(next) || (next.flags & (kSend | kWithNext)) != 0) {
     return "the next one, which it goes with, is to receive from several, and nothing else";
   }
   if (next.lag <= p.lag) return "the next one, which it goes with, is to lag behind it";
+  return "";
+}
+
+// Of the plan's own tables.
+std::string neighbours_error(const Plan& plan) {
+  const std::vector<std::uint16_t>& n = plan.neighbours;
+  if (std::adjacent_find(n.begin(), n.end(), std::greater_equal<>()) != n.end()) {
+    return "its neighbours are not in ascending order";
+  }
+  const bool wide = n.size() > kMostNeighbours;
+  if (plan.wide_peers.size() != (wide ? plan.primitives.size() : 0)) {
+    return wide ? "more than " + std::to_string(kMostNeighbours) +
+                      " neighbours need wide peers of each primitive"
+                : "it has wide peers for few neighbours";
+  }
+  if (plan.sets.size() > (wide ? 0 : kMostSets)) {
+    return wide ? "a plan with wide peers has no sets"
+                : "it has more than " + std::to_string(kMostSets) + " sets";
+  }
+  for (const Primitive& p : plan.primitives) {
+    const auto fits = [&](Peers peers) {
+      return peers == kNobody || (wide            ? peers == kWidePeer
+                                  : is_set(peers) ? set_of(peers) < plan.sets.size()
+                                                  : peers < n.size());
+    };
+    if (!fits(p.from) || !fits(p.to)) return "a primitive's peer is not in its tables";
+  }
   return "";
 }
 
@@ -197,9 +253,9 @@ bool has_output(const PlanRequest& request, int rank, int part) {
   return holds(row_of(request.kind).writes, rank, request.root, part);
 }
 
-std::string primitive_text(int rank, std::size_t index, const Primitive& primitive) {
+std::string primitive_text(int rank, std::size_t index, const Plan& plan, int ranks) {
   return "rank " + std::to_string(rank) + " primitive " + std::to_string(index) + " (" +
-         describe(primitive) + ")";
+         describe(plan, index, ranks) + ")";
 }
 
 std::string validate_plans(const PlanRequest& request, const std::vector<Plan>& plans,
@@ -220,14 +276,16 @@ std::string validate_plans(const PlanRequest& request, const std::vector<Plan>& 
     const Plan& plan = plans[static_cast<std::size_t>(r)];
     // The engine runs the first primitive without a look at how many there are.
     if (plan.primitives.empty()) return "rank " + std::to_string(r) + "'s program is empty";
+    const std::string tables = neighbours_error(plan);
+    if (!tables.empty()) return "rank " + std::to_string(r) + "'s plan: " + tables;
     for (std::size_t i = 0; i < plan.primitives.size(); ++i) {
-      const std::string text = flags_error(request, r, plan, plan.primitives[i], slot_bytes);
-      if (!text.empty()) return primitive_text(r, i, plan.primitives[i]) + ": " + text;
+      const std::string text = flags_error(request, r, plan, i, slot_bytes);
+      if (!text.empty()) return primitive_text(r, i, plan, request.ranks) + ": " + text;
       if (plan.primitives[i].lag > plan.primitives.back().lag) {
-        return primitive_text(r, i, plan.primitives[i]) + ": it lags more than the last one";
+        return primitive_text(r, i, plan, request.ranks) + ": it lags more than the last one";
       }
       const std::string together = pair_error(plan, i);
-      if (!together.empty()) return primitive_text(r, i, plan.primitives[i]) + ": " + together;
+      if (!together.empty()) return primitive_text(r, i, plan, request.ranks) + ": " + together;
     }
   }
   return "";

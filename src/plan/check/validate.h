@@ -21,6 +21,6 @@ bool has_input(const PlanRequest& request, int rank, int part);
 bool has_output(const PlanRequest& request, int rank, int part);
 
 // "rank 3 primitive 5 (recv_reduce_send part 2 from 2 to 4)"
-std::string primitive_text(int rank, std::size_t index, const Primitive& primitive);
+std::string primitive_text(int rank, std::size_t index, const Plan& plan, int ranks);
 
 }  // namespace unjam
