@@ -13,6 +13,8 @@
 
 namespace unjam {
 
+struct Plan;
+
 class Daemon {
  public:
   virtual ~Daemon() = default;
@@ -75,6 +77,9 @@ class StreamDaemon : public Daemon {
   // invocation with this ticket are there.
   virtual bool queue_mark(std::unique_lock<std::mutex>& lock, void* stream, std::uint16_t slot,
                           std::uint64_t ticket, bool& queued, std::string& error) = 0;
+  // What a plan's calls are without the engine, for Invocation::lowered: once a plan.
+  virtual std::shared_ptr<const Lowered> lower_plan(const Plan& plan, int group_size,
+                                                    int group_rank) const = 0;
   // Queues the invocation itself: runs as a kernel in the stream.
   virtual bool queue_call(std::unique_lock<std::mutex>& lock, void* stream, const Invocation& inv,
                           const KeyState* fresh, std::string& error) = 0;

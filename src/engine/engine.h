@@ -518,7 +518,7 @@ class Engine {
     if (dyn.loop != 0 || dyn.sliced != 0) return Whole::kNot;
     if (is_stream(inv)) return dyn.primitive == 0 ? Whole::kStream : Whole::kNot;
     if (dyn.primitive == 0) return Whole::kAll;
-    if (inv.whole == kWholeTwoShot) {
+    if (inv.whole == kWholeTwoHops) {
       return dyn.primitive == 1 ? Whole::kReceiving : Whole::kCollecting;
     }
     return dyn.primitive + 1 == inv.whole ? Whole::kReceiving : Whole::kNot;
@@ -692,7 +692,7 @@ class Engine {
     if (t.ended) return;
     const Invocation& inv = rank_.invocations[t.slot];
     const bool streams = t.how == Whole::kStream;
-    if (inv.whole != kWholeTwoShot) {
+    if (inv.whole != kWholeTwoHops) {
       t.sends = streams ? std::uint16_t{0} : static_cast<std::uint16_t>(inv.whole - 1u);
     }
     t.is_short = is_short(inv);

@@ -54,7 +54,9 @@ struct KeyState {
   LaneKey* lanes = nullptr;  // [lanes]
 };
 
-inline constexpr std::uint8_t kWholeStream = 0xff, kWholeCrowd = 0xfe, kWholeTwoShot = 0xfd;
+inline constexpr std::uint8_t kWholeStream = 0xff, kWholeCrowd = 0xfe, kWholeTwoHops = 0xfd;
+
+struct Lowered;  // plan/lower.h
 
 // Static context. 16-byte multiples: saved and loaded in 16-byte vectors.
 struct alignas(16) Invocation {
@@ -73,6 +75,8 @@ struct alignas(16) Invocation {
   // this has counted: the first use of a key, which sets its state up, may lie in a stream that has
   // not come there yet when the second one is looked at, by way of another.
   std::uint64_t turn = 0;
+  // The host's: what the plan was lowered to, nullptr where the device has no use for it.
+  const Lowered* lowered = nullptr;
   // When the input is there: a number that the device's marks have to reach; 0: it is.
   std::uint64_t ticket = 0;
   std::uint64_t serial = 0;  // unique at its rank: what a device's waiters look for
@@ -89,10 +93,10 @@ struct alignas(16) Invocation {
   Op op = Op::kSum;
   Protocol protocol = Protocol::kSlot;
   std::uint16_t slot = 0;  // index of the invocation's slot at this rank
-  // The device may try a lane's part whole (Engine: "Whole calls"). 0: no; kWholeStream: a mesh
-  // plan's, chunk after chunk; kWholeCrowd: such a one where others of some length are in the queue
-  // as well; kWholeTwoShot: a two-shot plan's, of three primitives; else the primitives in front of
-  // the one that receives, which is the last, and 1.
+  // The device may try a lane's part whole (Engine: "Whole calls"). 0: no; kWholeStream: chunk
+  // after chunk; kWholeCrowd: such a one where others of some length are in the queue as well;
+  // kWholeTwoHops: of packets that make two hops, by three primitives; else the primitives in front
+  // of the one that receives, which is the last, and 1.
   std::uint8_t whole = 0;
 
   // offset: elements from the beginning of the whole vector.

@@ -90,6 +90,7 @@ struct Submitted {
   Key* key = nullptr;
   std::uint64_t n = 0;
   std::shared_ptr<const Plan> plan;
+  std::shared_ptr<const Lowered> lowered;  // what the plan is without the engine, of GPUs
   unjamRequest* request = nullptr;  // owns a reference; may be null
   std::uint64_t order = 0;          // of submission at this rank
   std::uint64_t since_ns = 0;
@@ -194,6 +195,7 @@ struct Key {
   // The last plan: most keys repeat one call.
   Signature planned_for;
   std::shared_ptr<const Plan> plan;
+  std::shared_ptr<const Lowered> lowered;  // what the plan is without the engine, of GPUs
   // Signatures of the latest kHistory uses since `first`, for ranks that disagree: use n stands at
   // (n - first) % kPlaces. One more than that, so that the last one can be taken back.
   static constexpr std::size_t kHistory = 32, kPlaces = kHistory + 1;

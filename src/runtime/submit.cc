@@ -377,6 +377,7 @@ Result Context::plan_call(const unjamGroup& group, Key& key, const Signature& si
     }
     key.plan = std::make_shared<const Plan>(std::move(*plan));
     key.planned_for = planned_for;
+    if (streams_ != nullptr) key.lowered = streams_->lower_plan(*key.plan, r.ranks, r.rank);
   }
   return {};
 }
@@ -396,6 +397,7 @@ Result Context::enter(std::unique_lock<std::mutex>& lock, std::optional<Pin>& pi
   Key& key = *s->key;
   const unjamGroup& group = *key.group;
   s->plan = key.plan;
+  s->lowered = key.lowered;
   // What can fail for want of memory or threads comes before anything is counted, or is taken back.
   if (key.history.size() < Key::kPlaces) key.history.reserve(key.history.size() + 1);
   // A successor of a pending invocation cannot start before that ends, so it may wait here without
@@ -491,6 +493,7 @@ Invocation Context::make_invocation(const Submitted& s, std::uint16_t slot) cons
   const Signature& signature = s.call.signature;
   Invocation inv;
   set_plan(plan, static_cast<std::uint16_t>(group.rank), &inv);
+  inv.lowered = s.lowered.get();
   inv.members = group.members16.data();
   inv.key = key.engine_state;
   // Where a rank's plan does not use a buffer the pointer may be null; it is not touched.

@@ -8,17 +8,17 @@
 // the latter of which prints all that a line of the file sums up.
 #include <gtest/gtest.h>
 
-#include <bit>
 #include <cstdio>
 #include <cstdlib>
 #include <fstream>
 #include <map>
+#include <optional>
 #include <string>
 #include <vector>
 
-#include "base/kinds.h"
-#include "device/cuda/host/solo_description.h"
-#include "plan/common.h"
+#include "device/cuda/host/bind.h"
+#include "engine/set_plan.h"
+#include "plan/lower.h"
 #include "tests/support/golden_cases.h"
 
 namespace unjam {
@@ -54,45 +54,53 @@ class Facts {
   std::string text_;
 };
 
-// What kernels make of a call that goes chunk after chunk, of a job whose ranks have so many lanes.
-void add_stream(const SoloCall& call, const Geometry& g, std::uint32_t lanes, Facts* facts) {
-  const HopPeers& h = call.hops;
-  const bool chain = h.chain, two = h.two_hops();
-  const bool receives = (h.gathers_from | h.collects_from) != 0;
-  const bool many_lanes = lanes > 16;
+// Places, as group ranks.
+unsigned ranks_of(const SoloCall& call, unsigned places) {
+  unsigned ranks = 0;
+  for (std::uint32_t p = 0; p < call.places; ++p) {
+    if ((places >> p & 1) != 0) ranks |= 1u << call.ranks[p];
+  }
+  return ranks;
+}
+
+// What kernels make of a call that goes chunk after chunk.
+void add_slots(const SoloCall& call, Facts* facts) {
+  const SlotSteps& s = call.steps;
+  const bool sends = s.sends_to != 0, gathers = s.gathers_from != 0;
   facts->add("chunks", call.chunks);
-  facts->add("lag", two ? h.lag : 0);
+  facts->add("lag", s.two_hops() ? s.lag : 0);
   facts->add("patience", call.patience_ns);
-  facts->add_ranks("sends_to", h.sends_to);
-  facts->add_ranks("gathers_from", h.gathers_from);
-  facts->add_ranks("results_to", h.results_to);
-  facts->add_ranks("collects_from", h.collects_from);
-  facts->add("scatters", h.scatters);
-  facts->add("copies", h.copies);
-  facts->add("reduces", h.reduces);
-  facts->add("stores", h.stores);
-  // Part of the own data; the own contribution's place among what is reduced.
-  facts->add("part", chain ? 0 : call.group_rank);
-  facts->add("own_source", !h.reduces ? 0 : chain ? 1 : call.group_rank);
-  facts->add("sources", !h.reduces ? 0 : chain ? 2 : call.group_size);
-  facts->add("finishes", h.reduces && !(chain && h.results_to != 0));
-  facts->add("contributes", chain && g.kind == Kind::kReduce);
-  const bool chain_places = chain && g.kind != Kind::kReduce;
-  facts->add("sends_into_outputs", chain ? chain_places : !h.scatters || h.places);
-  facts->add("results_into_outputs", chain ? chain_places : true);
-  facts->add_ranks("invites", h.collects_from | (h.reduces ? 0u : h.gathers_from));
-  // Policies.
-  facts->add("slots", chain ? 3 : two || has_root(g.kind) ? 2 : 1);
-  const bool in_step = !h.scatters ? h.sends_to != 0 && h.collects_from != 0
-                                   : many_lanes && h.gathers_from != 0 && h.results_to == 0;
-  facts->add("in_step", in_step);
-  const bool one_sent = receives && (h.scatters || call.group_size > 2);
-  facts->add("sent_in_hand", many_lanes && (two || one_sent) ? 1 : 2);
-  facts->add("others_in_hand", many_lanes && two ? 1 : 2);
-  facts->add("paced", chain);
-  facts->add("keeps_places", chain && call.chunks >= 16);
-  const bool comes_back = h.scatters && h.gathers_from == 0 && h.collects_from != 0;
-  facts->add("sent_ahead", h.lag + (comes_back ? 2 : 1) * 4);
+  facts->add_ranks("sends_to", ranks_of(call, s.sends_to));
+  facts->add_ranks("gathers_from", ranks_of(call, s.gathers_from));
+  facts->add_ranks("results_to", ranks_of(call, s.results_to));
+  facts->add_ranks("collects_from", ranks_of(call, s.collects_from));
+  facts->add("scatters", s.scatters);
+  facts->add("part", s.parts[call.place]);
+  if (sends) {
+    facts->add("copies", s.copies);
+    facts->add("sent_is_stored", s.stores_sent);
+    facts->add("sent_is_contribution", s.contributes);
+    facts->add("sends_into_outputs", s.sent_into_outputs);
+  }
+  if (gathers) {
+    facts->add("result_is_stored", s.stores_result);
+    facts->add("reduces", s.reduces);
+    facts->add("own_source", s.own_source);
+    facts->add("sources", s.num_sources);
+    facts->add("sums", s.sums);
+    facts->add("finishes", s.finishes);
+  }
+  if (s.results_to != 0) facts->add("results_into_outputs", s.results_into_outputs);
+  const unsigned invites = s.collects_from | (s.reduces ? 0u : s.gathers_from);
+  facts->add_ranks("invites", ranks_of(call, invites));
+  const SlotTuning& t = s.tuning;
+  facts->add("slots", t.slots);
+  facts->add("in_step", t.in_step);
+  if (sends) facts->add("sent_in_hand", t.sent_in_hand);
+  facts->add("others_in_hand", t.others_in_hand);
+  facts->add("paced", t.paced);
+  facts->add("keeps_places", t.keeps_places && call.chunks >= 16);
+  facts->add("sent_ahead", s.lag + t.hops_back * 4);
 }
 
 std::string facts_of(const GoldenCase& c, int rank, const Buffers& buffers) {
@@ -103,31 +111,22 @@ std::string facts_of(const GoldenCase& c, int rank, const Buffers& buffers) {
   EXPECT_TRUE(plan.has_value()) << c.name << ": " << error;
   if (!plan) return {};
   Invocation inv;
-  inv.program = plan->primitives.data();
-  inv.num_primitives = static_cast<std::uint32_t>(plan->primitives.size());
+  set_plan(*plan, static_cast<std::uint16_t>(rank), &inv);
   inv.input = reinterpret_cast<const void*>(buffers.input);
   inv.output = reinterpret_cast<void*>(buffers.output);
-  inv.geometry = plan->geometry;
-  if (plan->protocol != Protocol::kSlot) {  // as the runtime, by a key's tag
-    inv.geometry.first_lane = spread_lanes(request.count, plan->geometry.lanes, c.limits.lanes);
-  }
   inv.group_size = static_cast<std::uint16_t>(request.ranks);
-  inv.group_rank = static_cast<std::uint16_t>(rank);
-  inv.protocol = plan->protocol;
-  const SoloLimits limits{512, 8, true, 20, c.limits.escape_slot_bytes};
-  SoloCall call;
-  SoloDescription description(inv, limits, call);
-  const unsigned threads = description.in_stream();
-  call.lanes = threads == 0 ? 0 : inv.geometry.lanes;
-  call.group_size = inv.group_size;
-  call.group_rank = inv.group_rank;
+  const LowerLimits limits{512, c.limits.lanes, true, 20, c.limits.escape_slot_bytes};
+  const Lowered lowered = lower(*plan, request.ranks, rank, limits);
   Facts facts;
-  facts.add("why", static_cast<int>(description.why()));
-  facts.add("threads", threads);
-  if (threads == 0) return facts.text();
-  facts.add("whole", SoloDescription::whole_of(call, inv.geometry));
-  if (call.streams) {
-    add_stream(call, inv.geometry, c.limits.lanes, &facts);
+  facts.add("why", static_cast<int>(lowered.why));
+  facts.add("threads", lowered.threads);
+  if (lowered.why != NeedsEngine::kNo) return facts.text();
+  SoloCall call;
+  bind(lowered, inv, call);
+  call.lanes = inv.geometry.lanes;
+  facts.add("whole", whole_of(lowered, call));
+  if (call.by_slots) {
+    add_slots(call, &facts);
     return facts.text();
   }
   facts.add("block_bytes", call.block_bytes);
@@ -147,7 +146,7 @@ std::string facts_of(const GoldenCase& c, int rank, const Buffers& buffers) {
   facts.add("copies", call.copies);
   facts.add("plain", call.plain);
   facts.add("before", call.before);
-  facts.add("two_shot", call.two_shot);
+  facts.add("two_shot", call.two_hops);
   facts.add("part_pieces", call.part_pieces);
   facts.add("longer_parts", call.longer_parts);
   return facts.text();

@@ -305,16 +305,24 @@ class CudaDev {
                                  : reinterpret_cast<const uint4*>(&call)[i - kInvocation];
     }
     Primitive* program = r.programs + slot * kMaxProgram;
-    std::uint16_t* members = r.members + slot * kMaxRanks;
+    CudaTables& tables = r.tables[slot];
+    const std::uint32_t neighbours_number = sqe.inv.num_neighbours, sets = sqe.inv.num_sets;
     const Primitive first_primitive = sqe.program[thread < kMaxProgram ? thread : 0];
     const std::uint16_t first_member = sqe.members[thread < kMaxRanks ? thread : 0];
+    const std::uint16_t first_neighbour = sqe.neighbours[thread < kMaxRanks ? thread : 0];
+    const PeerSet first_set = sqe.sets[thread < kMostSets ? thread : 0];
     if (thread < primitives) program[thread] = first_primitive;
-    if (thread < members_number) members[thread] = first_member;
+    if (thread < members_number) tables.members[thread] = first_member;
+    if (thread < neighbours_number) tables.neighbours[thread] = first_neighbour;
+    if (thread < sets) tables.sets[thread] = first_set;
     for (std::uint32_t i = thread + threads; i < primitives; i += threads) {
       program[i] = sqe.program[i];
     }
     for (std::uint32_t i = thread + threads; i < members_number; i += threads) {
-      members[i] = sqe.members[i];
+      tables.members[i] = sqe.members[i];
+    }
+    for (std::uint32_t i = thread + threads; i < neighbours_number; i += threads) {
+      tables.neighbours[i] = sqe.neighbours[i];
     }
 #pragma unroll
     for (std::uint32_t k = 0; k < kEach; ++k) {
@@ -322,13 +330,17 @@ class CudaDev {
       if (i >= kAll) break;
       constexpr std::uint32_t kPointers = offsetof(Invocation, program) / sizeof(uint4);
       static_assert(offsetof(Invocation, program) % sizeof(uint4) == 0 &&
-                    offsetof(Invocation, members) == offsetof(Invocation, program) + 8);
-      if (i == kPointers && !command) {
-        const auto p = reinterpret_cast<std::uint64_t>(program);
-        const auto m = reinterpret_cast<std::uint64_t>(members);
-        words[k] = make_uint4(static_cast<unsigned>(p), static_cast<unsigned>(p >> 32),
-                              static_cast<unsigned>(m), static_cast<unsigned>(m >> 32));
-      }
+                    offsetof(Invocation, members) == offsetof(Invocation, program) + 8 &&
+                    offsetof(Invocation, neighbours) == offsetof(Invocation, program) + 16 &&
+                    offsetof(Invocation, sets) == offsetof(Invocation, program) + 24);
+      const auto both = [](const void* first, const void* second) {
+        const auto a = reinterpret_cast<std::uint64_t>(first);
+        const auto b = reinterpret_cast<std::uint64_t>(second);
+        return make_uint4(static_cast<unsigned>(a), static_cast<unsigned>(a >> 32),
+                          static_cast<unsigned>(b), static_cast<unsigned>(b >> 32));
+      };
+      if (i == kPointers && !command) words[k] = both(program, tables.members);
+      if (i == kPointers + 1 && !command) words[k] = both(tables.neighbours, tables.sets);
       (i < kInvocation ? reinterpret_cast<uint4*>(&r.rank.invocations[slot])[i]
                        : reinterpret_cast<uint4*>(&r.calls[slot])[i - kInvocation]) = words[k];
     }

@@ -26,8 +26,16 @@ struct alignas(16) CudaSqe {
   std::uint64_t key_done = 0;
   std::uint32_t fresh = 0;
   std::uint32_t pad = 0;
+  PeerSet sets[kMostSets];
   Primitive program[kMaxProgram];
   std::uint16_t members[kMaxRanks];
+  std::uint16_t neighbours[kMaxRanks];
+};
+// The same in device memory, by slot.
+struct alignas(16) CudaTables {
+  PeerSet sets[kMostSets];
+  std::uint16_t members[kMaxRanks];
+  std::uint16_t neighbours[kMaxRanks];
 };
 
 // In the rank's link (cuda_driver.h), which its peers' devices reach too. One writer a word.
@@ -110,7 +118,7 @@ struct CudaRank {
   std::uint64_t launches[kRecentLaunches] = {};
   CallPlaces places;                     // SMs of the blocks of calls by chains
   Primitive* programs = nullptr;         // [slots][kMaxProgram]
-  std::uint16_t* members = nullptr;      // [slots][kMaxRanks]
+  CudaTables* tables = nullptr;          // [slots]
   std::uint32_t* pokes[kMaxRanks] = {};  // this rank's words at each peer, by lane
   std::uint32_t poke_counts[kMaxLanes] = {};
   // Two bits a lane, in one word so that leaving and saying what is left is one step. Low half: an

@@ -24,7 +24,9 @@
 // A close call ends behind the one in front: it waits for its stream before it lets others come.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
+#include <iterator>
 
 #include "base/types.h"
 #include "device/cuda/dev/solo_call.h"
@@ -38,7 +40,7 @@ class CallInFront {
   // unlike any other's; 0: it may overlap with none.
   std::uint32_t next(const Invocation& inv, const SoloCall& call, std::uint64_t stream) {
     const Seen seen = look(inv, call, stream);
-    const bool follows = stream != 0 && stream == last_.stream && call.streams && last_.streams &&
+    const bool follows = stream != 0 && stream == last_.stream && call.by_slots && last_.by_slots &&
                          seen.geometry.lanes >= last_.geometry.lanes &&
                          (are_same(seen, last_) || are_apart(seen, last_));
     const std::uint32_t serial = last_.serial;
@@ -57,7 +59,8 @@ class CallInFront {
     std::uint32_t serial = 0;
     Bytes input, output;  // (more than are used, where a rank has none of a root's)
     Geometry geometry;
-    bool streams = false, chain = false;
+    bool by_slots = false;
+    std::uint16_t parts[kMostPlaces] = {};
   };
 
   static Seen look(const Invocation& inv, const SoloCall& call, std::uint64_t stream) {
@@ -74,14 +77,14 @@ class CallInFront {
     seen.input = bytes(inv.input, input_is_block(g.kind) ? block : all);
     seen.output = bytes(inv.output, output_is_block(g.kind) ? block : all);
     seen.geometry = g;
-    seen.streams = call.streams;
-    seen.chain = call.hops.chain;
+    seen.by_slots = call.by_slots;
+    std::copy(std::begin(call.steps.parts), std::end(call.steps.parts), seen.parts);
     return seen;
   }
   // What lanes read and write depends on nothing else (Stream::stretch_of()).
   static bool are_same(const Seen& a, const Seen& b) {
     return a.input == b.input && a.output == b.output && a.geometry == b.geometry &&
-           a.chain == b.chain;
+           std::equal(std::begin(a.parts), std::end(a.parts), b.parts);
   }
   static bool are_apart(const Seen& a, const Seen& b) {
     return !a.output.meets(b.output) && !a.output.meets(b.input) && !a.input.meets(b.output);

@@ -20,13 +20,13 @@
 #include "base/pause.h"
 #include "base/unlocked.h"
 #include "device/cuda/dev/rank_state.h"
+#include "device/cuda/host/bind.h"
 #include "device/cuda/host/call_in_front.h"
 #include "device/cuda/host/cuda_error.h"
 #include "device/cuda/host/first_launch.h"
 #include "device/cuda/host/needs_engine.h"
 #include "device/cuda/host/nvlink.h"
 #include "device/cuda/host/recall.h"
-#include "device/cuda/host/solo_description.h"
 #include "device/cuda/kernels/kernels.h"
 #include "device/cuda/placement/lane_choice.h"
 
@@ -135,8 +135,8 @@ class CudaDaemon : public StreamDaemon {
       put_command(inv, place.sqe);
     } else {
       put(inv, fresh, place.sqe);
-      prepare_whole(inv, fresh != nullptr, place.call);
-      place.sqe.inv.whole = SoloDescription::whole_of(place.call, inv.geometry);
+      prepare(inv, fresh != nullptr, place.call);
+      place.sqe.inv.whole = whole_of(*inv.lowered, place.call);
     }
     ++pending_;
     ++beside_;
@@ -196,6 +196,13 @@ class CudaDaemon : public StreamDaemon {
     return launch(mark_kernel(), 1, 1, arguments, as_stream(stream), "queueing a mark", error);
   }
 
+  std::shared_ptr<const Lowered> lower_plan(const Plan& plan, int group_size,
+                                            int group_rank) const override {
+    const LowerLimits limits{o_.block_threads, o_.shape.lanes, o_.whole_lines, o_.solo_patience_us,
+                             o_.shape.escape_slot_bytes};
+    return std::make_shared<const Lowered>(lower(plan, group_size, group_rank, limits));
+  }
+
   bool queue_call(std::unique_lock<std::mutex>& lock, void* stream, const Invocation& inv,
                   const KeyState* fresh, std::string& error) override {
     std::unique_ptr<CudaLaunch> taken = take_spare();
@@ -204,12 +211,13 @@ class CudaDaemon : public StreamDaemon {
     l.serial = inv.serial;
     put(inv, fresh, l.sqe);
     const Geometry& g = inv.geometry;
-    const unsigned threads = prepare_solo(inv, fresh != nullptr, l.solo);
-    l.sqe.inv.whole = SoloDescription::whole_of(l.solo, g);
+    prepare(inv, fresh != nullptr, l.solo);
+    l.sqe.inv.whole = whole_of(*inv.lowered, l.solo);
+    const unsigned threads = l.solo.lanes != 0 ? inv.lowered->threads : o_.block_threads;
     // With the engine, one more for the first lane, see unjam_call_kernel.
     const unsigned blocks = l.solo.lanes == 0 && g.first_lane != 0 ? g.lanes + 1u : g.lanes;
     // (Nobody asks for the stream of other calls, which would pay for that.)
-    const bool overlaps = o_.solo_overlap && l.solo.streams;
+    const bool overlaps = o_.solo_overlap && l.solo.by_slots;
     l.solo.follows = call_in_front_.next(inv, l.solo, overlaps ? number_of(stream) : 0);
     void* arguments[] = {&rank_, &l};
     // The blocks of such a call may come while what is in front of it ends: they wait for that.
@@ -516,7 +524,7 @@ class CudaDaemon : public StreamDaemon {
     reports_ = at.take<std::uint64_t>(o_.slots);
     stored_ = at.take<std::uint64_t>(o_.slots);
     rank.programs = at.take<Primitive>(std::size_t{o_.slots} * kMaxProgram);
-    rank.members = at.take<std::uint16_t>(std::size_t{o_.slots} * kMaxRanks);
+    rank.tables = at.take<CudaTables>(o_.slots);
     peer_states_.resize(shape.lanes);
     traces_.resize(shape.lanes);
     for (std::uint32_t l = 0; l < shape.lanes; ++l) {
@@ -806,6 +814,8 @@ class CudaDaemon : public StreamDaemon {
     place.inv.turn = key.first_turn + inv.n;
     std::copy_n(inv.program, inv.num_primitives, place.program);
     std::copy_n(inv.members, inv.group_size, place.members);
+    std::copy_n(inv.neighbours, inv.num_neighbours, place.neighbours);
+    std::copy_n(inv.sets, inv.num_sets, place.sets);
     place.fresh = fresh != nullptr ? 1 : 0;
     if (fresh == nullptr) return;
     place.key_tag = fresh->tag;
@@ -813,38 +823,22 @@ class CudaDaemon : public StreamDaemon {
     place.key_done = key.first_turn + fresh->done;
   }
 
-  // Fills in what a call needs to run without the engine, if it can. Returns a block's threads.
-  unsigned prepare_solo(const Invocation& inv, bool fresh, SoloCall& solo) const {
-    SoloDescription description(inv, solo_limits(), solo);
-    const unsigned threads = description.in_stream();
-    count_reason(description.why(), fresh);
-    if (threads == 0 || fresh || !o_.solo) {
-      solo.lanes = 0;
-      return o_.block_threads;
+  // Fills in what a call needs to run without the engine, if it can; else it has no lanes.
+  void prepare(const Invocation& inv, bool fresh, SoloCall& solo) const {
+    const Lowered& lowered = *inv.lowered;
+    count_reason(lowered.why, fresh);
+    if (lowered.why != NeedsEngine::kNo || fresh || !o_.solo) {
+      solo = SoloCall{};
+      return;
     }
+    bind(lowered, inv, solo);
     address(inv, solo);
-    return threads;
-  }
-  // The same of what the engine may try whole.
-  void prepare_whole(const Invocation& inv, bool fresh, SoloCall& call) const {
-    SoloDescription description(inv, solo_limits(), call);
-    const bool serves = description.beside_streams();
-    count_reason(description.why(), fresh);
-    if (fresh || !o_.solo) {
-      call = SoloCall{};
-    } else if (serves) {
-      address(inv, call);
-    }
   }
   // What a plan is never fit for comes before what this call alone is not.
   void count_reason(NeedsEngine why, bool fresh) const {
     if (why == NeedsEngine::kNo && !o_.solo) why = NeedsEngine::kSwitchedOff;
     if (why == NeedsEngine::kNo && fresh) why = NeedsEngine::kNewKey;
     needs_engine_[static_cast<std::size_t>(why)].fetch_add(1, std::memory_order_relaxed);
-  }
-  SoloLimits solo_limits() const {
-    return {o_.block_threads, o_.shape.ranks, o_.whole_lines, o_.solo_patience_us,
-            o_.shape.escape_slot_bytes};
   }
   // Fills in where everything is.
   void address(const Invocation& inv, SoloCall& solo) const {
@@ -855,12 +849,14 @@ class CudaDaemon : public StreamDaemon {
     solo.flag = packet_flag(inv.seed, 0, 0);
     solo.later_flag = packet_flag(inv.seed, 0, 1);
     solo.rank = o_.rank;
-    solo.group_size = inv.group_size;
-    solo.group_rank = inv.group_rank;
-    std::copy_n(inv.members, inv.group_size, solo.members);
+    for (std::uint32_t p = 0; p < solo.places; ++p) solo.members[p] = inv.members[solo.ranks[p]];
     solo.scale = 1.0 / inv.group_size;
     solo.shape = o_.shape;
-    std::copy(o_.bases.begin(), o_.bases.end(), solo.bases);
+    if (o_.bases.size() <= kSoloRanks) {
+      std::copy(o_.bases.begin(), o_.bases.end(), solo.bases);
+    } else {
+      solo.all_bases = bases_;
+    }
     solo.windows = o_.windows;
     solo.noted_windows = noted_windows_;
     solo.attention = &link_->attention;

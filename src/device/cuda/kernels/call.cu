@@ -18,13 +18,13 @@ __global__ void __launch_bounds__(512, 1)
   CudaRank& r = *rank;
   const bool solo = launch.solo.lanes != 0;
   bool serves = solo;
-  if (solo && launch.solo.streams) {
+  if (solo && launch.solo.by_slots) {
     const StreamEnd end = run_solo_stream(r, launch, engine_shared);
     if (end == StreamEnd::kLeaves) return;
     wait_for_stream();  // a close call may not have had its turn, see call_in_front.h
     serves = end == StreamEnd::kServes;
   } else if (solo) {
-    if (!(launch.solo.two_shot ? run_solo_two_shot(r, launch) : run_solo_one_shot(r, launch)))
+    if (!(launch.solo.two_hops ? run_solo_two_shot(r, launch) : run_solo_one_shot(r, launch)))
       return;
   } else {
     wait_for_stream();

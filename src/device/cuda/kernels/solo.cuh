@@ -130,12 +130,12 @@ __device__ __forceinline__ Unit unit_of(const SoloCall& call, std::uint32_t byte
   return {at, at >= bytes ? 0 : bytes - at < kUnitBytes ? bytes - at : kUnitBytes};
 }
 __device__ __forceinline__ std::uint32_t around(const SoloCall& call, std::uint32_t q) {
-  return q >= call.group_size ? q - call.group_size : q;
+  return q >= call.places ? q - call.places : q;
 }
 __device__ __forceinline__ bool among(const SoloCall& call, std::uint32_t q, std::uint32_t first,
                                       std::uint32_t members) {
-  if (q >= call.group_size) return false;
-  return (q >= first ? q - first : q + call.group_size - first) < members;
+  if (q >= call.places) return false;
+  return (q >= first ? q - first : q + call.places - first) < members;
 }
 
 // User memory. What is short of a unit, or not aligned to it, is rare: out of the way, for a call's
@@ -336,12 +336,12 @@ static_assert(offsetof(OutEndpoint, posted) == offsetof(InEndpoint, consumed) &&
               offsetof(OutEndpoint, cell) == offsetof(InEndpoint, cell));
 __device__ __forceinline__ OutEndpoint* out_endpoint(const SoloCall& call, const Member& m,
                                                      std::uint32_t lane) {
-  return call.out + lane * call.shape.ranks + m.q;
+  return call.out + lane * call.shape.ranks + call.ranks[m.q];
 }
 __device__ __forceinline__ InEndpoint* endpoint_of(const SoloCall& call, const Member& m,
                                                    std::uint32_t lane) {
   if (m.part == kOutgoing) return reinterpret_cast<InEndpoint*>(out_endpoint(call, m, lane));
-  return call.in + lane * call.shape.ranks + m.q;
+  return call.in + lane * call.shape.ranks + call.ranks[m.q];
 }
 
 // Of a peer whose packet has not come for a while: it may have been called beside its streams, and
@@ -435,13 +435,13 @@ __device__ __forceinline__ bool collect_row(CudaRank& r, const SoloCall& call, c
       load_together(call);
 #pragma unroll
       for (int q = 0; q < static_cast<int>(kSoloRanks); ++q) {
-        if (q >= call.group_size || q == call.group_rank || !there) continue;
+        if (q >= call.places || q == call.place || !there) continue;
         found[q] = load_place(call, s.from[q], place);
       }
 #pragma unroll
       for (int q = 0; q < static_cast<int>(kSoloRanks); ++q) {
         row.raw[q][h] = own[h];
-        if (q >= call.group_size || q == call.group_rank || !there) continue;
+        if (q >= call.places || q == call.place || !there) continue;
         all &= has_come(call, found[q], place, call.flag, row.raw[q][h]);
       }
     }
@@ -494,9 +494,9 @@ __device__ __forceinline__ cuda_leaves::Slice slice_of(const SoloCall& call,
   const bool average = inv.op == Op::kAvg;
   const bool integer = is_integer(inv.geometry.dtype);
   cuda_leaves::Slice slice{};
-  slice.num_src = call.group_size;
-  slice.local_src = call.group_rank;
-  slice.divisor = average && integer ? call.group_size : 1u;
+  slice.num_src = call.places;
+  slice.local_src = call.place;
+  slice.divisor = average && integer ? inv.group_size : 1u;
   slice.scale_all = average && !integer;
   slice.scaled_src = -1;
   slice.op = inv.op;
@@ -801,7 +801,7 @@ inline __device__ __noinline__ bool is_cancelled(CudaRank& r, const CudaLaunch& 
   LeavingSteps::tell_lanes(r, attention);
   if (load_relaxed(r.rank.cancelled[launch.slot]) != 0) return true;
   const std::uint64_t gone = load_relaxed(r.link->gone);
-  for (std::uint32_t q = 0; q < launch.solo.group_size; ++q) {
+  for (std::uint32_t q = 0; q < launch.solo.places; ++q) {
     if ((gone >> launch.solo.members[q] & 1) != 0) return true;
   }
   return false;
@@ -972,7 +972,7 @@ __device__ __forceinline__ bool finish(CudaRank& r, const CudaLaunch& launch, st
 __device__ __forceinline__ LaneTransport transport_of(const SoloCall& call, std::uint32_t lane) {
   LaneTransport t;
   t.shape = call.shape;
-  t.bases = call.bases;
+  t.bases = call.all_bases != nullptr ? call.all_bases : call.bases;
   t.windows = call.windows;
   t.noted_windows = call.noted_windows;
   t.rank = call.rank;
@@ -1044,7 +1044,7 @@ __device__ __forceinline__ std::uint32_t approach(CudaRank& r, const CudaLaunch&
   if (threadIdx.x == 0) s.hopeless = s.serves = s.waited = 0;
   if (threadIdx.x < 2 * kSoloRanks) {
     const Member m = member_of(call, w);
-    if (m.q < call.group_size) find_way(endpoint_of(call, m, lane));
+    if (m.q < call.places) find_way(endpoint_of(call, m, lane));
   }
   if (threadIdx.x == kListener && blockIdx.x == 0) attention = load_relaxed(*call.attention);
   if (threadIdx.x == kLeaser) find_way(&r.lanes);

@@ -108,9 +108,9 @@ __device__ __forceinline__ bool run_solo_one_shot(CudaRank& r, const CudaLaunch&
     };
     if (!call.plain) {
       come = move_all<Half::kBoth>(r, call, inv, w, lane, s, held, looked);
-    } else if (call.group_size == 2) {
+    } else if (call.places == 2) {
       come = move_plain_any<Half::kBoth, 2>(r, call, inv, w, lane, s, held, looked);
-    } else if (call.group_size <= 4) {
+    } else if (call.places <= 4) {
       come = move_plain_any<Half::kBoth, 4>(r, call, inv, w, lane, s, held, looked);
     } else {
       come = move_plain_any<Half::kBoth, kSoloRanks>(r, call, inv, w, lane, s, held, looked);

@@ -219,7 +219,7 @@ __device__ __forceinline__ void sum_row(const SoloCall& call, const cuda_leaves:
     cuda_leaves::decode_piece<F, 2>(slice, 0, x[0][h], acc);
 #pragma unroll
     for (int q = 1; q < kMembers; ++q) {
-      if (kMembers != 2 && q >= call.group_size) break;
+      if (kMembers != 2 && q >= call.places) break;
       typename F::Acc next[kCount];
       cuda_leaves::decode_piece<F, 2>(slice, q, x[q][h], next);
 #pragma unroll

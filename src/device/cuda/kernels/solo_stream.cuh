@@ -178,12 +178,12 @@ struct Stream {
   StreamedCall& of;
 
   __device__ __forceinline__ HopOrder order() const {
-    return {call.chunks, call.hops.lag, two_hops()};
+    return {call.chunks, call.steps.lag, two_hops()};
   }
-  __device__ __forceinline__ bool two_hops() const { return call.hops.two_hops(); }
+  __device__ __forceinline__ bool two_hops() const { return call.steps.two_hops(); }
   __device__ __forceinline__ bool has(std::uint32_t hop) const {
-    if (hop == kSends) return call.hops.sends_to != 0;
-    return hop == kGathers ? call.hops.gathers_from != 0 : call.hops.collects_from != 0;
+    if (hop == kSends) return call.steps.sends_to != 0;
+    return hop == kGathers ? call.steps.gathers_from != 0 : call.steps.collects_from != 0;
   }
   __device__ __forceinline__ bool has_one_hop() const {
     return (has(kSends) ? 1 : 0) + (has(kGathers) ? 1 : 0) + (has(kCollects) ? 1 : 0) == 1;
@@ -197,57 +197,32 @@ struct Stream {
   __device__ __forceinline__ bool receives() const { return has(kGathers) || has(kCollects); }
   // Members of whom there are slices, or to whom.
   __device__ __forceinline__ bool sends_to(std::uint32_t q) const {
-    return has_member(call.hops.sends_to | call.hops.results_to, q);
+    return has_member(call.steps.sends_to | call.steps.results_to, q);
   }
   __device__ __forceinline__ bool receives_from(std::uint32_t q) const {
-    return has_member(call.hops.gathers_from | call.hops.collects_from, q);
+    return has_member(call.steps.gathers_from | call.steps.collects_from, q);
   }
   // Of a connector that carries both hops, where hops are so far; of one that carries one, that.
   __device__ __forceinline__ std::uint32_t prefix_to(std::uint32_t q,
                                                      const std::uint32_t (&moved)[kHops]) const {
     if (two_hops()) return order().prefix(moved[kSends], moved[kGathers]);
-    return moved[has_member(call.hops.sends_to, q) ? kSends : kGathers];
+    return moved[has_member(call.steps.sends_to, q) ? kSends : kGathers];
   }
   __device__ __forceinline__ std::uint32_t prefix_from(std::uint32_t q,
                                                        const std::uint32_t (&moved)[kHops]) const {
     if (two_hops()) return order().prefix(moved[kGathers], moved[kCollects]);
-    return moved[has_member(call.hops.gathers_from, q) ? kGathers : kCollects];
+    return moved[has_member(call.steps.gathers_from, q) ? kGathers : kCollects];
   }
-  // How movers share the work, by what was fastest between two GPUs (lab/nccl-notes.md). An
-  // all-gather, and by many lanes a reduce-scatter, has a group for each direction, whose warps
-  // begin each slice together; else each of two groups takes the next slice of any hop.
-  __device__ __forceinline__ bool in_step() const {
-    if (!call.hops.scatters) return has(kSends) && has(kCollects);
-    return many_lanes() && has(kGathers) && call.hops.results_to == 0;
-  }
-  __device__ __forceinline__ bool many_lanes() const {
-    constexpr std::uint32_t kFewLanes = 16;
-    return call.shape.lanes > kFewLanes;
-  }
-  // Slices of a hop in movers' hands: two, so that they never wait for the first warp. By many
-  // lanes one of an all-reduce, for what peers store had better be read while it is in the cache;
-  // and, so that what has come goes first, one of what is sent by who receives as well, if slices
-  // go to several peers or are reduced there. (32 lanes, reduce-scatters of 64 and 256 MiB between
-  // two H200s: 152 and 453 us by groups that take any slice, two in hand, 148 and 463 in step, 144
-  // and 435 in step with one in hand; by 16 and 8 lanes the last is slower. Among four, all-gathers
-  // with two and one in hand 208 and 705, 199 and 647; between two 135 and 422, 146 and 466.
-  // All-reduces of 1 GiB between two H100s, two and one in hand: 3,460 and 3,207 us.)
+  // See SlotTuning.
+  __device__ __forceinline__ bool in_step() const { return call.steps.tuning.in_step; }
   __device__ __forceinline__ std::uint32_t in_hand(std::uint32_t hop) const {
-    const bool one_sent =
-        hop == kSends && receives() && (call.hops.scatters || call.group_size > 2);
-    return many_lanes() && (two_hops() || one_sent) ? 1 : kInHand;
+    const SlotTuning& tuning = call.steps.tuning;
+    return hop == kSends ? tuning.sent_in_hand : tuning.others_in_hand;
   }
-  // An all-reduce's hops wait for each other, and with a root data go one way only, as fast as the
-  // link can. All-gathers and reduce-scatters fill it with the connector's own slots.
   __device__ __forceinline__ std::uint32_t slots_wanted() const {
     const std::uint32_t own = call.shape.escape_slots, most = kSlotHeaders / own * own;
-    // (Four H200s, chains of 256 MiB and 1 GiB with two, three and four times as many: reductions
-    // 814 and 3,138 us, 798 and 3,075, 803 and 3,089, broadcasts 822 and 3,150, 801 and 3,058, 801
-    // and 3,079.)
-    const std::uint32_t times = call.hops.chain                             ? 3
-                                : two_hops() || has_root(inv.geometry.kind) ? 2
-                                                                            : 1;
-    return times * own < most ? times * own : most;
+    const std::uint32_t wanted = call.steps.tuning.slots * own;
+    return wanted < most ? wanted : most;
   }
   __device__ __forceinline__ std::uint32_t chunk_bytes() const {
     return inv.geometry.chunk * dtype_bytes(inv.geometry.dtype);
@@ -269,11 +244,11 @@ struct Stream {
 
   // Whose part the hop's slice for a member is.
   __device__ __forceinline__ std::uint32_t part_for(std::uint32_t hop, std::uint32_t q) const {
-    return hop == kSends && call.hops.scatters ? q : call.group_rank;
+    return hop == kSends && call.steps.scatters ? q : call.place;
   }
-  // This lane's stretch of the part: of a chain everybody's is all there is.
+  // This lane's stretch of the place's part.
   __device__ __forceinline__ Range stretch_of(std::uint32_t q) const {
-    return inv.geometry.lane_part(call.hops.chain ? 0 : q, transport.lane);
+    return inv.geometry.lane_part(call.steps.parts[q], transport.lane);
   }
   __device__ __forceinline__ Range chunk(std::uint32_t part, std::uint32_t k) const {
     return inv.geometry.chunk_of(of.parts[part], k);
@@ -287,19 +262,18 @@ struct Stream {
   // In the end: chunks of a hop that nobody moves again.
   __device__ __forceinline__ std::uint32_t hops_behind(std::uint32_t hop) const {
     if (!two_hops() || hop == kGathers) return of.moved[hop];
-    const std::uint32_t peer = call.group_rank == 0 ? 1 : 0;
+    const std::uint32_t peer = static_cast<std::uint32_t>(__ffs(call.steps.sends_to)) - 1;
     if (hop == kSends) return order().firsts_in(of.sent[peer]);
     return of.taken[peer] - order().firsts_in(of.taken[peer]);
   }
   // Straight into outputs, see above. Whether members store what the hop sends them as it comes:
   __device__ __forceinline__ bool into_output(std::uint32_t hop) const {
-    if (call.hops.chain) return inv.geometry.kind != Kind::kReduce;  // whose receiver adds to it
-    return hop == kGathers || !call.hops.scatters || call.hops.places;
+    return hop == kSends ? call.steps.sent_into_outputs : call.steps.results_into_outputs;
   }
   // and whether this rank lets the member do so.
   __device__ __forceinline__ bool invites(std::uint32_t q) const {
     const std::uint32_t from =
-        call.hops.collects_from | (call.hops.reduces ? 0u : call.hops.gathers_from);
+        call.steps.collects_from | (call.steps.reduces ? 0u : call.steps.gathers_from);
     return inv.output_place != 0 && has_member(from, q);
   }
   // By one thread, for all slices that it describes.
@@ -366,11 +340,11 @@ struct Watched {
 };
 // The members at whom it is looked for.
 __device__ __forceinline__ std::uint32_t members_watched(const Stream& c, std::uint32_t watch) {
-  const HopPeers& hops = c.call.hops;
-  return watch == kRoomToSend      ? hops.sends_to
-         : watch == kToGather      ? hops.gathers_from
-         : watch == kRoomForResult ? hops.results_to
-                                   : hops.collects_from;
+  const SlotSteps& steps = c.call.steps;
+  return watch == kRoomToSend      ? steps.sends_to
+         : watch == kToGather      ? steps.gathers_from
+         : watch == kRoomForResult ? steps.results_to
+                                   : steps.collects_from;
 }
 // The n-th of some members. There are more than n.
 __device__ __forceinline__ std::uint32_t member_number(std::uint32_t members, std::uint32_t n) {
@@ -480,12 +454,12 @@ __device__ __forceinline__ void store_headers(const Stream& c, std::uint32_t q, 
   const Wire& wire = c.of.outs[q];
   const std::uint32_t element = dtype_bytes(c.inv.geometry.dtype);
   // Which chunk of which hop a slice is, from the one before on.
-  const bool scatters = c.call.hops.scatters && has_member(c.call.hops.sends_to, q);
+  const bool scatters = c.call.steps.scatters && has_member(c.call.steps.sends_to, q);
   const std::uint32_t straight = c.straight_from(q);
   std::uint32_t first = order.firsts_in(from), second = from - first;
   for (std::uint32_t i = from; i < to; ++i) {
     const bool is_first = first < order.chunks && (!order.two_hops || order.first(first) == i);
-    const std::uint32_t part = is_first && scatters ? q : c.call.group_rank;
+    const std::uint32_t part = is_first && scatters ? q : c.call.place;
     const Range chunk = c.chunk(part, is_first ? first++ : second++);
     SlotHeader& h = LaneTransport::header_of(wire.steps, wire.count + i);
     store_relaxed(h.bytes, static_cast<std::uint32_t>(chunk.length * element));
@@ -528,7 +502,8 @@ __device__ __forceinline__ bool accept_invitation(const Stream& c, std::uint32_t
   unsigned char* output = c.transport.invited_output(c.call.members[q], out, c.inv.seed, seen);
   if (output == nullptr || output == LaneTransport::unreachable()) return false;
   const Geometry& g = c.inv.geometry;
-  output += (c.of.parts[c.part_for(hop, q)].offset - g.output_shift(q)) * dtype_bytes(g.dtype);
+  const std::uint64_t shift = g.output_shift(c.call.ranks[q]);
+  output += (c.of.parts[c.part_for(hop, q)].offset - shift) * dtype_bytes(g.dtype);
   // What is not aligned is not moved in wide accesses, which slots are worth.
   if (((reinterpret_cast<std::uintptr_t>(output) | c.chunk_bytes()) & 15) != 0) return false;
   c.of.invited[q] = output;
@@ -633,44 +608,41 @@ __device__ __forceinline__ void publish_stream(CudaRank& r, const Stream& c) {
 
 // Whether a hop's slices are copies, one a member: else a combine, of one source or several.
 __device__ __forceinline__ bool copies_only(const Stream& c, std::uint32_t hop) {
-  return hop == kCollects || (hop == kSends && c.call.hops.scatters);
+  return hop == kCollects || (hop == kSends && c.call.steps.scatters);
 }
 // The member's place among those that a combine's result goes to.
 __device__ __forceinline__ std::uint32_t place_among(std::uint32_t members, std::uint32_t q) {
   return static_cast<std::uint32_t>(__popc(members & ((1u << q) - 1)));
 }
 
-// The places of what is received and of the own contribution among what is reduced: members', or of
-// a chain, as the engine has them.
-__device__ __forceinline__ std::uint32_t own_source(const Stream& c) {
-  return c.call.hops.chain ? 1u : c.call.group_rank;
-}
+// Where among what is reduced the slice of place q is, as the engine has it: of sums the own
+// contribution is the last, else where its rank comes.
 __device__ __forceinline__ std::uint32_t source_of(const Stream& c, std::uint32_t q) {
-  return c.call.hops.chain ? 0u : q;
+  const SlotSteps& steps = c.call.steps;
+  return place_among(steps.gathers_from, q) + (!steps.sums && q > c.call.place ? 1 : 0);
 }
 
 // What a slice's description says of all slices of its hop.
 __device__ __forceinline__ void describe_hop(const Stream& c, std::uint32_t hop, SliceJob& job) {
   const Geometry& g = c.inv.geometry;
-  const std::uint32_t n = c.call.group_size, me = c.call.group_rank;
+  const SlotSteps& steps = c.call.steps;
+  const std::uint32_t n = c.call.places;
   const bool copies = copies_only(c, hop);
-  const bool reduces = hop == kGathers && c.call.hops.reduces, chain = c.call.hops.chain;
-  // Of a chain the root has all contributions, and each adds its own.
-  const bool finishes = reduces && !(chain && c.call.hops.results_to != 0);
-  const bool contributes = chain && g.kind == Kind::kReduce;
+  const bool reduces = hop == kGathers && steps.reduces;
+  const bool contributes = hop == kSends ? steps.contributes : reduces && steps.sums;
   const cuda_leaves::Slice reduction = slice_of(c.call, c.inv);
   job.copies = copies;
   job.dtype = g.dtype;
   job.op = c.inv.op;
   job.protocol = Protocol::kSlot;
-  job.num_src = static_cast<std::uint16_t>(copies || (reduces && !chain) ? n : reduces ? 2 : 1);
+  job.num_src = static_cast<std::uint16_t>(copies ? n : reduces ? steps.num_sources : 1);
   job.num_dst = 0;
   if (!copies) {
-    job.num_dst = static_cast<std::uint16_t>(
-        __popc(hop == kSends ? c.call.hops.sends_to : c.call.hops.results_to));
+    job.num_dst =
+        static_cast<std::uint16_t>(__popc(hop == kSends ? steps.sends_to : steps.results_to));
   }
   job.local_src = -1;
-  if (reduces) job.local_src = static_cast<std::int16_t>(own_source(c));
+  if (reduces) job.local_src = steps.own_source;
   if (hop == kSends && !copies) job.local_src = 0;
   job.elems = 0;
   job.dst_user = nullptr;
@@ -680,7 +652,7 @@ __device__ __forceinline__ void describe_hop(const Stream& c, std::uint32_t hop,
   } else if (reduction.scale_all && reduces) {
     job.scale_sources = ScaleSources::kAll;
   }
-  job.divisor = finishes ? reduction.divisor : 1u;
+  job.divisor = reduces && steps.finishes ? reduction.divisor : 1u;
   job.scale = reduction.scale;
   for (std::uint32_t q = 0; q < n; ++q) {
     job.src[q] = nullptr;
@@ -694,11 +666,12 @@ __device__ __forceinline__ void describe_hop(const Stream& c, std::uint32_t hop,
 __device__ __forceinline__ bool describe_slice(const Stream& c, std::uint32_t hop, std::uint32_t k,
                                                std::uint32_t q, SliceJob& job) {
   const StreamedCall& of = c.of;
-  const std::uint32_t me = c.call.group_rank;
-  if (q >= c.call.group_size) return false;
+  const std::uint32_t me = c.call.place;
+  if (q >= c.call.places) return false;
   if (copies_only(c, hop)) {
     // (Of an empty part nothing, nor of what is in the output already.)
-    if (q == me) return false;
+    const SlotSteps& steps = c.call.steps;
+    if (!has_member(hop == kCollects ? steps.collects_from : steps.sends_to, q)) return false;
     const Range chunk = c.chunk(q, k);
     const void* const from = hop == kCollects
                                  ? static_cast<const void*>(of.come[kCollects][k % kCome][q])
@@ -708,45 +681,48 @@ __device__ __forceinline__ bool describe_slice(const Stream& c, std::uint32_t ho
     if (!moves) return false;
     job.src[q] = from;
     if (hop == kSends) job.dst_slot[q] = c.place_at(q, hop, k);
-    if (hop == kCollects || c.call.hops.copies) job.dst_copy[q] = c.inv.output_at(chunk.offset);
+    if (hop == kCollects || c.call.steps.copies) job.dst_copy[q] = c.inv.output_at(chunk.offset);
     return true;
   }
-  const bool reduces = hop == kGathers && c.call.hops.reduces;
+  const bool reduces = hop == kGathers && c.call.steps.reduces;
   if (q == me) {
     const Range chunk = c.chunk(me, k);
     job.elems = chunk.length;
     if (reduces || hop == kSends)
-      job.src[reduces ? own_source(c) : 0] = c.inv.input_at(chunk.offset);
-    if (c.call.hops.stores) job.dst_user = c.inv.output_at(chunk.offset);
+      job.src[reduces ? c.call.steps.own_source : 0] = c.inv.input_at(chunk.offset);
+    if (hop == kSends ? c.call.steps.stores_sent : c.call.steps.stores_result) {
+      job.dst_user = c.inv.output_at(chunk.offset);
+    }
     if (reduces || hop == kSends) return true;
     // (It is received from one.)
     const auto from =
-        static_cast<std::uint32_t>(__ffs(static_cast<int>(c.call.hops.gathers_from)) - 1);
+        static_cast<std::uint32_t>(__ffs(static_cast<int>(c.call.steps.gathers_from)) - 1);
     if (of.come[kGathers][k % kCome][from] != nullptr) return true;
     // From the output it goes on, if it does.
     job.src[0] = job.dst_user;
     job.dst_user = nullptr;
-    return c.call.hops.results_to != 0;
+    return c.call.steps.results_to != 0;
   }
-  if (hop == kGathers && has_member(c.call.hops.gathers_from, q)) {
+  if (hop == kGathers && has_member(c.call.steps.gathers_from, q)) {
     const unsigned char* const from = of.come[kGathers][k % kCome][q];
     if (from != nullptr) job.src[reduces ? source_of(c, q) : 0] = from;
   }
-  const std::uint32_t to = hop == kSends ? c.call.hops.sends_to : c.call.hops.results_to;
+  const std::uint32_t to = hop == kSends ? c.call.steps.sends_to : c.call.steps.results_to;
   if (has_member(to, q)) job.dst_slot[place_among(to, q)] = c.place_at(q, hop, k);
   return false;  // (the own part's thread says it)
 }
 
 // As Engine::cost_of().
 __device__ __forceinline__ std::uint32_t cost_of(const Stream& c, std::uint32_t hop) {
-  const std::uint32_t sources = c.call.hops.chain ? 2 : c.call.group_size,
-                      stores = c.call.hops.stores ? 1 : 0;
-  const std::uint32_t sends = __popc(c.call.hops.sends_to),
-                      results = __popc(c.call.hops.results_to);
-  if (hop == kCollects) return 2 * __popc(c.call.hops.collects_from);
-  if (hop == kGathers) return kLinkCost * results + (c.call.hops.reduces ? sources : 1) + stores;
-  if (!c.call.hops.scatters) return kLinkCost * sends + 1 + stores;
-  return (kLinkCost + 1 + (c.call.hops.copies ? 1 : 0)) * sends;
+  const SlotSteps& steps = c.call.steps;
+  const std::uint32_t sends = __popc(steps.sends_to), results = __popc(steps.results_to);
+  if (hop == kCollects) return 2 * __popc(steps.collects_from);
+  if (hop == kGathers) {
+    const std::uint32_t sources = steps.reduces ? steps.num_sources : 1;
+    return kLinkCost * results + sources + (steps.stores_result ? 1 : 0);
+  }
+  if (!steps.scatters) return kLinkCost * sends + 1 + (steps.stores_sent ? 1 : 0);
+  return (kLinkCost + 1 + (steps.copies ? 1 : 0)) * sends;
 }
 
 // By one thread.
@@ -772,7 +748,7 @@ __device__ __forceinline__ void skip(const Stream& c, std::uint32_t at, std::uin
 // steer().
 __device__ __forceinline__ void find_connector(const Stream& c, std::uint32_t q,
                                                bool ahead = false) {
-  InEndpoint in = c.call.in[c.transport.lane * c.call.shape.ranks + q];
+  InEndpoint in = c.call.in[c.transport.lane * c.call.shape.ranks + c.call.ranks[q]];
   const InEndpoint was = in;
   const bool found = c.transport.resolve(c.call.members[q], c.call.tag, in);
   const bool stays = in.connector == was.connector;
@@ -794,7 +770,7 @@ __device__ __forceinline__ bool find_incoming(const Stream& c, const Watched& x,
   StreamedCall& of = c.of;
   const bool watches = x.of_peer && x.comes;
   if (watches && of.found[x.q] == kNotLooked &&
-      (x.watch == kToGather || !has_member(c.call.hops.gathers_from, x.q))) {
+      (x.watch == kToGather || !has_member(c.call.steps.gathers_from, x.q))) {
     find_connector(c, x.q);
   }
   __syncwarp();
@@ -984,7 +960,7 @@ __device__ __forceinline__ bool steer(CudaRank& r, const Stream& c, Interrupted 
     }
     stops = __any_sync(kAll, gives_up) != 0;
   }
-  const bool only_results = !has_member(c.call.hops.sends_to, x.q);
+  const bool only_results = !has_member(c.call.steps.sends_to, x.q);
   if (x.of_peer && x.watch == (only_results ? kRoomForResult : kRoomToSend)) {
     c.of.credits[x.q] = found;
   }
@@ -1048,7 +1024,7 @@ __device__ __forceinline__ void set_up(const Stream& c) {
   StreamShared& s = c.s;
   if (threadIdx.x < 64) {
     const std::uint32_t i = threadIdx.x - 32;
-    if (i < c.call.group_size) c.of.parts[i] = c.stretch_of(i);
+    if (i < c.call.places) c.of.parts[i] = c.stretch_of(i);
     if (i < kSoloRanks) {
       s.borrowed[i] = kNotYet;
       c.of.found[i] = kNotLooked;
@@ -1155,19 +1131,19 @@ template <class Add>
 __device__ __forceinline__ void count_stream(LaneStats& stats, const Stream& c,
                                              const std::uint32_t (&behind)[kHops], bool done,
                                              Add add) {
-  const std::uint32_t me = c.call.group_rank, own = c.call.shape.escape_slots;
+  const std::uint32_t me = c.call.place, own = c.call.shape.escape_slots;
   const auto moved = [&](std::uint32_t hop) {
     const std::uint32_t all = c.has(hop) ? c.call.chunks : 0;
     return (done ? all : c.hops_behind(hop)) - behind[hop];
   };
   const auto elems_in = [&](std::uint32_t q, std::uint32_t sent) {
     const std::uint32_t firsts =
-        has_member(c.call.hops.sends_to, q) ? c.order().firsts_in(sent) : 0;
-    return c.elems_of(c.call.hops.scatters ? q : me, firsts) + c.elems_of(me, sent - firsts);
+        has_member(c.call.steps.sends_to, q) ? c.order().firsts_in(sent) : 0;
+    return c.elems_of(c.call.steps.scatters ? q : me, firsts) + c.elems_of(me, sent - firsts);
   };
   const std::uint32_t received = moved(kGathers) + moved(kCollects);
   std::uint64_t elems = 0, borrowed = 0, straight = 0;
-  for (std::uint32_t q = 0; q < c.call.group_size; ++q) {
+  for (std::uint32_t q = 0; q < c.call.places; ++q) {
     if (!c.sends_to(q)) continue;
     const std::uint32_t sent = done ? c.order().slices() : c.of.sent[q];
     elems += elems_in(q, sent) - elems_in(q, c.prefix_to(q, behind));
@@ -1201,7 +1177,7 @@ __device__ __forceinline__ bool comes_in_clusters() {
 // GPUs whose SMs are numbered as CallPlaces has it.)
 __device__ __forceinline__ bool keeps_next(CudaRank& r, const CudaLaunch& launch) {
 #if __CUDA_ARCH__ < 1000
-  return launch.solo.hops.chain && launch.solo.chunks >= kLeastKeepingChunks &&
+  return launch.solo.steps.tuning.keeps_places && launch.solo.chunks >= kLeastKeepingChunks &&
          comes_in_clusters() &&
          r.places.keep(sm_of_block(), static_cast<std::uint32_t>(launch.serial));
 #else
@@ -1261,7 +1237,7 @@ __device__ __forceinline__ StreamEnd run_solo_stream(CudaRank& r, const CudaLaun
 
   if (threadIdx.x == 0) {
     mine.looked = mine.keeps = mine.done = 0, mine.reports = mine.at = 0;
-    if (call.hops.chain) {
+    if (call.steps.tuning.keeps_places) {
       r.places.note(sm_of_block(), static_cast<std::uint32_t>(launch.serial));
     }
     s.close = Succession::is_close(r, launch) ? 1 : 0;
@@ -1314,7 +1290,7 @@ __device__ __forceinline__ StreamEnd run_solo_stream(CudaRank& r, const CudaLaun
       return is_interrupted(r, launch, now, begun, heard, asks_host);
     };
     Pace pace;
-    if (call.hops.chain && steers) {
+    if (call.steps.tuning.paced && steers) {
       pace = {r.paces + std::size_t{launch.slot} * r.rank.num_lanes,
               static_cast<std::uint32_t>(launch.serial), call.lanes, lane};
     }
@@ -1360,7 +1336,7 @@ __device__ __forceinline__ StreamEnd run_solo_stream(CudaRank& r, const CudaLaun
   Ending ending{mine.reports, mine.at};
   if (done) {
     const bool serves = leave(r, launch, lane, true, ending, s);
-    const bool stays = call.hops.chain && (s.close != 0 || mine.keeps != 0);
+    const bool stays = call.steps.tuning.keeps_places && (s.close != 0 || mine.keeps != 0);
     if (!serves && stays && threadIdx.x == 0) linger(r, launch, mine.keeps != 0);
     return serves ? StreamEnd::kServes : StreamEnd::kLeaves;
   }

@@ -116,7 +116,7 @@ __device__ __forceinline__ PartWalk send_parts(const SoloCall& call, const Share
 
 // The own part.
 __device__ __forceinline__ Stretch own_stretch(const SoloCall& call, const Invocation& inv) {
-  const PartStretch own = part_stretch(call, call.group_rank);
+  const PartStretch own = part_stretch(call, call.place);
   return {static_cast<const char*>(inv.input) + own.offset,
           static_cast<char*>(inv.output) + own.offset, own.bytes, places_of(call, own.bytes)};
 }
@@ -247,7 +247,7 @@ __device__ __forceinline__ bool gather_rows(CudaRank& r, const SoloCall& call,
     for (int h = 0; h < kUnits; ++h) held.unit[k + h] = sums[h];
 #pragma unroll
     for (int i = 0; i < kMembers - 1; ++i) {
-      if (i >= call.group_size - 1) break;
+      if (i >= call.places - 1) break;
       char* const to = s.later_to[around(call, call.first_sent + i)];
       send_plain<kUnits, kLines>(to, row, sums, call.later_flag);
     }
@@ -301,9 +301,9 @@ template <LaterHop kHop>
 __device__ __forceinline__ bool move_later_any(CudaRank& r, const SoloCall& call,
                                                const Invocation& inv, const Stretch& w,
                                                std::uint32_t lane, const Shared& s, Held& held) {
-  if (call.group_size == 2) return move_later<kHop, 2>(r, call, inv, w, lane, s, held);
-  return call.group_size <= 4 ? move_later<kHop, 4>(r, call, inv, w, lane, s, held)
-                              : move_later<kHop, kSoloRanks>(r, call, inv, w, lane, s, held);
+  if (call.places == 2) return move_later<kHop, 2>(r, call, inv, w, lane, s, held);
+  return call.places <= 4 ? move_later<kHop, 4>(r, call, inv, w, lane, s, held)
+                          : move_later<kHop, kSoloRanks>(r, call, inv, w, lane, s, held);
 }
 
 }  // namespace solo
@@ -335,9 +335,9 @@ __device__ __forceinline__ bool run_solo_two_shot(CudaRank& r, const CudaLaunch&
     };
     if (!call.plain) {
       scatter_parts(call, inv, w, s, all, own, looked);
-    } else if (call.group_size == 2) {
+    } else if (call.places == 2) {
       move_plain_any<Half::kSends, 2>(r, call, inv, w, lane, s, held, looked);
-    } else if (call.group_size <= 4) {
+    } else if (call.places <= 4) {
       move_plain_any<Half::kSends, 4>(r, call, inv, w, lane, s, held, looked);
     } else {
       move_plain_any<Half::kSends, kSoloRanks>(r, call, inv, w, lane, s, held, looked);

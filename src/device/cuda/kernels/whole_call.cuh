@@ -121,8 +121,8 @@ __device__ __forceinline__ bool move_whole_any(CudaRank* rank, std::uint32_t lan
   auto* move = move_whole<kHalf, static_cast<int>(kSoloRanks)>;
   if (!call.plain) {
     move = move_whole<kHalf, 0>;
-  } else if (call.group_size <= 4) {
-    move = call.group_size == 2 ? move_whole<kHalf, 2> : move_whole<kHalf, 4>;
+  } else if (call.places <= 4) {
+    move = call.places == 2 ? move_whole<kHalf, 2> : move_whole<kHalf, 4>;
   }
   return with_all_registers(move)(rank, lane, i);
 }
@@ -150,7 +150,7 @@ template <solo::LaterHop kHop>
 __device__ __forceinline__ bool move_whole_later_any(CudaRank* rank, std::uint32_t lane,
                                                      std::uint32_t i) {
   auto* move = move_whole_later<kHop, static_cast<int>(kSoloRanks)>;
-  const std::uint32_t members = whole_calls().call[i].group_size;
+  const std::uint32_t members = whole_calls().call[i].places;
   if (members <= 4) move = members == 2 ? move_whole_later<kHop, 2> : move_whole_later<kHop, 4>;
   return with_all_registers(move)(rank, lane, i);
 }
@@ -172,8 +172,8 @@ __device__ __forceinline__ void move_wholes(CudaRank& r, std::uint32_t lane, std
 #pragma unroll 1
   for (std::uint32_t i = 0; i < n; ++i) {
     const SoloCall& call = x.call[i];
-    two_hops = two_hops || call.two_shot;
-    const bool sends = call.two_shot ? x.how[i] == Whole::kAll : call.num_sent != 0 || call.copies;
+    two_hops = two_hops || call.two_hops;
+    const bool sends = call.two_hops ? x.how[i] == Whole::kAll : call.num_sent != 0 || call.copies;
     if (sends) move_whole_any<solo::Half::kSends>(&r, lane, i);
   }
   // Of all calls, before any is behind its second hop.
@@ -315,7 +315,7 @@ inline __device__ __noinline__ void run_whole_calls(CudaRank* rank, LaneStats* s
     call.most_polls = tries[threadIdx.x].polls;
     x.how[threadIdx.x] = tries[threadIdx.x].how;
     x.gathered[threadIdx.x] = 0;
-    if (tries[threadIdx.x].how == Whole::kReceiving && !call.two_shot) {
+    if (tries[threadIdx.x].how == Whole::kReceiving && !call.two_hops) {
       call.num_sent = 0;
       call.copies = false;
     }
@@ -351,7 +351,7 @@ inline __device__ __noinline__ void run_whole_calls(CudaRank* rank, LaneStats* s
       const SoloCall& call = x.call[i];
       const std::uint32_t bytes = stretch_of(call, x.inv[i], lane - call.first_lane).bytes;
       if (x.shared[i].ok == 0 || bytes == 0) continue;
-      const bool done = x.come[i] != 0, two_hops = call.two_shot;
+      const bool done = x.come[i] != 0, two_hops = call.two_hops;
       // Primitives behind it when it waits, and before it was tried.
       const std::uint32_t waits = two_hops ? tries[i].sends : call.before;
       const std::uint32_t before = tries[i].how == Whole::kAll         ? 0u

@@ -78,20 +78,22 @@ __device__ __forceinline__ Stream stream_of(const LaneTransport& t, std::uint32_
 
 // Threads of the first warp that watch for one thing of a call: one a peer that it is watched for
 // at.
-__device__ __forceinline__ std::uint32_t peers_watched(const HopPeers& hops) {
-  const int peers = max(max(__popc(hops.sends_to), __popc(hops.gathers_from)),
-                        max(__popc(hops.results_to), __popc(hops.collects_from)));
+__device__ __forceinline__ std::uint32_t peers_watched(const SlotSteps& steps) {
+  const int peers = max(max(__popc(steps.sends_to), __popc(steps.gathers_from)),
+                        max(__popc(steps.results_to), __popc(steps.collects_from)));
   return peers <= 1 ? 1 : peers <= 2 ? 2 : peers <= 4 ? 4 : 8;
 }
 
 // Whether hops have the same peers, and are as far apart.
 __device__ __forceinline__ bool go_together(const SoloCall& a, const SoloCall& b) {
-  const HopPeers &x = a.hops, &y = b.hops;
-  bool same = a.group_size == b.group_size && a.group_rank == b.group_rank;
+  const SlotSteps &x = a.steps, &y = b.steps;
+  bool same = a.places == b.places && a.place == b.place;
   for (std::uint32_t q = 0; q < kSoloRanks; ++q) same = same && a.members[q] == b.members[q];
   return same && x.sends_to == y.sends_to && x.gathers_from == y.gathers_from &&
          x.results_to == y.results_to && x.collects_from == y.collects_from &&
-         x.scatters == y.scatters && x.reduces == y.reduces && x.lag == y.lag && x.chain == y.chain;
+         x.scatters == y.scatters && x.reduces == y.reduces && x.sums == y.sums &&
+         x.stores_sent == y.stores_sent && x.stores_result == y.stores_result && x.lag == y.lag &&
+         x.tuning == y.tuning;
 }
 
 // ---- before ----
@@ -101,7 +103,7 @@ __device__ __forceinline__ void look_at_stream(const Stream& c, WholeStreamed& o
                                                const WholeTry& t, std::uint32_t place) {
   constexpr std::uint32_t kWarp = 0xffffffff;
   WholeStreams& x = whole_streams();
-  const HopPeers& hops = c.call.hops;
+  const SlotSteps& steps = c.call.steps;
   const std::uint32_t thread = threadIdx.x % 32, chunks = c.call.chunks;
   if (thread < kHops) of.behind[thread] = of.next[thread] = of.done[thread] = t.hops[thread];
   __syncwarp();
@@ -118,8 +120,8 @@ __device__ __forceinline__ void look_at_stream(const Stream& c, WholeStreamed& o
     wire.count -= sent;
     of.outs[m.q] = wire;
     of.sent[m.q] = sent;
-    const bool sends = has_member(hops.sends_to, m.q) && of.behind[kSends] != chunks;
-    const bool results = has_member(hops.results_to, m.q) && of.behind[kGathers] != chunks;
+    const bool sends = has_member(steps.sends_to, m.q) && of.behind[kSends] != chunks;
+    const bool results = has_member(steps.results_to, m.q) && of.behind[kGathers] != chunks;
     const std::uint64_t first = wire.count + order.first(of.behind[kSends]),
                         second = wire.count + order.second(of.behind[kGathers]);
     std::uint64_t credit = out.credit;
@@ -151,10 +153,10 @@ __device__ __forceinline__ void look_at_stream(const Stream& c, WholeStreamed& o
                        load_relaxed(c.transport.tag_word(m.peer, in.connector)) == c.call.tag &&
                        load_relaxed(c.transport.base_word(m.peer, in.connector)) <= in.consumed;
     if (known) {
-      lacks[kGathers] = has_member(hops.gathers_from, m.q) && of.behind[kGathers] != chunks &&
+      lacks[kGathers] = has_member(steps.gathers_from, m.q) && of.behind[kGathers] != chunks &&
                         !has_come(order.first(of.behind[kGathers]));
       const std::uint32_t collected = order.second(of.behind[kCollects]);
-      lacks[kCollects] = has_member(hops.collects_from, m.q) && of.behind[kCollects] != chunks &&
+      lacks[kCollects] = has_member(steps.collects_from, m.q) && of.behind[kCollects] != chunks &&
                          (collected != taken || !has_come(collected));
     }
   }
@@ -241,7 +243,7 @@ __device__ __forceinline__ void steer_several(CudaRank& r, const LaneTransport& 
   StreamShared& s = x.stream;
   const std::uint32_t calls = x.num_calls, thread = threadIdx.x;
   const Stream like = stream_of(t, x.places[0]);  // in all that follows from who is who
-  const std::uint32_t peers = peers_watched(like.call.hops), per_call = kWatches * peers,
+  const std::uint32_t peers = peers_watched(like.call.steps), per_call = kWatches * peers,
                       at_once = 32 / per_call, sets = (calls + at_once - 1) / at_once;
 
   // What this thread watches, of each call.
@@ -253,7 +255,7 @@ __device__ __forceinline__ void steer_several(CudaRank& r, const LaneTransport& 
   const bool comes = what.comes;
   const std::uint32_t hop = what.hop;
   const bool has_credits =
-      of_peer && watch == (has_member(like.call.hops.sends_to, q) ? kRoomToSend : kRoomForResult);
+      of_peer && watch == (has_member(like.call.steps.sends_to, q) ? kRoomToSend : kRoomForResult);
 
   // Of all calls.
   const std::uint32_t receives = like.has(kGathers) ? kGathers : kCollects;
@@ -268,9 +270,8 @@ __device__ __forceinline__ void steer_several(CudaRank& r, const LaneTransport& 
     ahead -= like.receives() ? of.behind[receives] : 0;
   }
   __syncwarp();
-  // (Of a reduction, the root.)
-  const bool comes_back = like.call.hops.scatters && !like.has(kGathers) && like.has(kCollects);
-  const SendingAhead sending(calls, like.receives(), like.call.hops.lag, comes_back ? 2 : 1);
+  const SendingAhead sending(calls, like.receives(), like.call.steps.lag,
+                             like.call.steps.tuning.hops_back);
   const std::uint64_t begun = global_ns();
   std::uint64_t last = begun, looked = begun;
   bool stops = false, moved = false, still = false, gave_some = false;
@@ -660,7 +661,7 @@ __device__ __forceinline__ void say_ends(const LaneTransport& t, LaneStats& stat
       its.hops[hop] = behind;
     }
     bool elsewhere = false;
-    for (std::uint32_t q = 0; q < c.call.group_size; ++q) {
+    for (std::uint32_t q = 0; q < c.call.places; ++q) {
       elsewhere = elsewhere || (c.receives_from(q) && c.of.found[q] == kIsNot);
     }
     if (all_moved(c)) {
@@ -707,7 +708,7 @@ inline __device__ __noinline__ void run_whole_streams(CudaRank* rank, LaneStats*
     x.calls[place].found[q] = kNotLooked;
     x.calls[place].invited[q] = nullptr;
     x.calls[place].straight[q] = kNoSlice;
-    if (q >= calls.call[place].group_size) continue;
+    if (q >= calls.call[place].places) continue;
     x.calls[place].parts[q] = stream_of(t, place).stretch_of(q);
   }
   __syncwarp();

@@ -30,7 +30,7 @@ constexpr const char* to_string(NeedsEngine why) {
                                                    "UNJAM_SOLO is off",
                                                    "no data",
                                                    "a group of one",
-                                                   "more than 8 ranks",
+                                                   "more than 7 peers",
                                                    "a program that no kernel knows",
                                                    "packets of more than one loop, or 4 GiB",
                                                    "more to reduce than threads keep",

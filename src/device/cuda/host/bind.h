@@ -1,0 +1,50 @@
+// From a plan's schedule to one call of it: what the call's buffers, operator and lanes say. Where
+// the ranks' memory is, CudaDaemon fills in. Allocates nothing.
+#pragma once
+
+#include <cstdint>
+
+#include "base/types.h"
+#include "device/cuda/dev/solo_call.h"
+#include "engine/invocation.h"
+#include "plan/lower.h"
+
+namespace unjam {
+
+// Whether every address in the call is a whole unit's, and its sums are common ones. (Lanes'
+// stretches begin on pieces of 16 bytes.)
+inline bool is_plain(const Lowered& lowered, const Invocation& inv) {
+  const auto bits =
+      reinterpret_cast<std::uintptr_t>(inv.input) | reinterpret_cast<std::uintptr_t>(inv.output);
+  return lowered.is_even && bits % kSoloUnitBytes == 0 &&
+         (!lowered.schedule.reduces || is_common_sum(inv.geometry.dtype, inv.op));
+}
+
+// `lowered` must be. Leaves `call.lanes` to who knows whether the call may go without the engine.
+inline void bind(const Lowered& lowered, const Invocation& inv, SoloCall& call) {
+  call = SoloCall{};  // of the call before
+  static_cast<Schedule&>(call) = lowered.schedule;
+  if (call.by_slots) {
+    // In place there is nothing to copy.
+    call.steps.copies = call.steps.copies && inv.input != inv.output;
+    return;
+  }
+  call.plain = is_plain(lowered, inv);
+  if (!call.two_hops || !call.plain) return;
+  // Parts that are alike are blocks.
+  call.block_bytes /= call.places;
+  call.own_from = call.received_to = call.place * call.block_bytes;
+  call.scatters = call.collects = true;
+}
+
+// Invocation::whole, of a call that has lanes. (Reductions of rare types want more memory of a
+// thread than kernels have, see tools/ptxas_report.py.)
+inline std::uint8_t whole_of(const Lowered& lowered, const SoloCall& call) {
+  if (call.lanes == 0) return 0;
+  if (call.two_hops) return call.plain ? kWholeTwoHops : std::uint8_t{0};
+  if (call.by_slots) return lowered.for_crowds ? kWholeCrowd : kWholeStream;
+  const bool common = call.plain || !call.reduces;
+  return common ? static_cast<std::uint8_t>(call.before + 1) : std::uint8_t{0};
+}
+
+}  // namespace unjam
