@@ -29,7 +29,7 @@ struct Call {
     inv.geometry.lanes = 32;
     inv.geometry.chunk = 16384;
     solo.lanes = 32;
-    solo.streams = true;
+    solo.by_slots = true;
   }
 };
 constexpr std::uintptr_t kA = 1 << 30, kB = std::uintptr_t{2} << 30, kC = std::uintptr_t{3} << 30;
@@ -91,15 +91,15 @@ TEST(CallInFront, AnotherOneOnTheSameBuffers) {
   EXPECT_EQ(other([](Call& c) { c.inv.geometry.empty_part = 2; }), 0u);
   EXPECT_EQ(other([](Call& c) { c.inv.geometry.count /= 2; }), 0u);
   EXPECT_EQ(other([](Call& c) { c.inv.geometry.dtype = DType::kInt32; }), 0u);
-  EXPECT_EQ(other([](Call& c) { c.solo.hops.chain = true; }), 0u);
+  EXPECT_EQ(other([](Call& c) { c.solo.steps.parts[1] = 1; }), 0u);
 }
 
 TEST(CallInFront, OnlyThroughSlots) {
   Call second{6, kC, kC};
-  second.solo.streams = false;
+  second.solo.by_slots = false;
   EXPECT_EQ(follows({5, kA, kB}, second), 0u);
   Call first{5, kA, kB};
-  first.solo.streams = false;
+  first.solo.by_slots = false;
   EXPECT_EQ(follows(first, {6, kC, kC}), 0u);
 }
 

@@ -48,15 +48,15 @@ struct WholeCalls {
 
   // What call i sends, and receives: packets that each peer is still sent, and so many from it.
   __device__ __forceinline__ std::uint32_t to_send(std::uint32_t i) const {
-    if (!call[i].two_shot) return 1;
+    if (!call[i].two_hops) return 1;
     return how[i] == Whole::kAll ? 2 : how[i] == Whole::kReceiving ? 1 : 0;
   }
   __device__ __forceinline__ std::uint32_t to_take(std::uint32_t i) const {
-    return call[i].two_shot && how[i] != Whole::kCollecting ? 2 : 1;
+    return call[i].two_hops && how[i] != Whole::kCollecting ? 2 : 1;
   }
   // And what it has.
   __device__ __forceinline__ std::uint32_t sent(std::uint32_t i) const {
-    if (!call[i].two_shot) return 1;
+    if (!call[i].two_hops) return 1;
     return (how[i] == Whole::kAll ? 1 : 0) + gathered[i];
   }
   __device__ __forceinline__ std::uint32_t taken(std::uint32_t i) const {
@@ -179,7 +179,7 @@ __device__ __forceinline__ void move_wholes(CudaRank& r, std::uint32_t lane, std
   // Of all calls, before any is behind its second hop.
 #pragma unroll 1
   for (std::uint32_t i = 0; i < n; ++i) {
-    if (x.call[i].two_shot) {
+    if (x.call[i].two_hops) {
       if (x.how[i] == Whole::kCollecting) continue;
       const bool come = move_whole_later_any<LaterHop::kGathers>(&r, lane, i);
       if (come) gathered |= 1u << i;
@@ -197,7 +197,7 @@ __device__ __forceinline__ void move_wholes(CudaRank& r, std::uint32_t lane, std
 #pragma unroll 1
   for (std::uint32_t i = 0; i < n; ++i) {
     bool come = false;
-    if (!x.call[i].two_shot) {
+    if (!x.call[i].two_hops) {
       come = x.come[i] != 0;
     } else if (x.how[i] == Whole::kCollecting || (gathered >> i & 1) != 0) {
       come = move_whole_later_any<LaterHop::kCollects>(&r, lane, i);
@@ -339,7 +339,7 @@ inline __device__ __noinline__ void run_whole_calls(CudaRank* rank, LaneStats* s
             : x.come[i] != 0            ? WholeEnd::kDone
             : x.shared[i].hopeless != 0 ? WholeEnd::kElsewhere
                                         : WholeEnd::kWaits;
-    if (x.call[i].two_shot) {
+    if (x.call[i].two_hops) {
       t.moved = x.gathered[i] != 0;
       t.sends = t.moved || t.how == Whole::kCollecting ? 2 : 1;
     }

@@ -1,12 +1,13 @@
-// What calls without the engine are told (device/cuda/host/solo_description.h), against the
-// planners' programs: carried out here with plain copies and sums, for every kind, group and root,
-// it must give what the collective is to give. And what it must not take on, and how lanes share
-// it.
-#include "device/cuda/host/solo_description.h"
+// What plans are lowered to (plan/lower.h), and calls without the engine are told of it
+// (device/cuda/host/bind.h), against the planners' programs: carried out here with plain copies and
+// sums, for every kind, group and root, it must give what the collective is to give. And what it
+// must not take on, and how lanes share it. (That it is what it was: call_golden_test.cc.)
+#include "plan/lower.h"
 
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <bit>
 #include <cstdint>
 #include <cstring>
 #include <map>
@@ -15,6 +16,10 @@
 #include <utility>
 #include <vector>
 
+#include "device/cuda/host/bind.h"
+#include "engine/set_plan.h"
+#include "plan/algorithms/chain.h"
+#include "plan/algorithms/mesh.h"
 #include "plan/common.h"
 #include "plan/registry.h"
 #include "plan/selector.h"
@@ -23,19 +28,22 @@ namespace unjam {
 namespace {
 
 using Element = std::int32_t;
-constexpr SoloLimits kLimits{512, kSoloRanks, true, 20};
+// (Without a slot's bytes: those of the plan's limits.)
+constexpr LowerLimits kLimits{512, 32, true, 20};
 
 // A call of a group: what each rank's plan and description are.
 struct Group {
   PlanRequest request;
   std::vector<Plan> plans;
   std::vector<Invocation> invocations;
+  std::vector<Lowered> lowered;
   std::vector<SoloCall> calls;
   std::vector<unsigned> threads;
   std::vector<std::vector<Element>> inputs, outputs;
+  LowerLimits limits_;
 
   Group(Kind kind, Algorithm algorithm, int ranks, int root, std::uint64_t count,
-        const SoloLimits& solo = kLimits, bool lines = false, bool in_place = false,
+        const LowerLimits& solo = kLimits, bool lines = false, bool in_place = false,
         bool has_data = false, DType dtype = DType::kInt32) {
     request.kind = kind;
     request.dtype = dtype;
@@ -49,7 +57,7 @@ struct Group {
     limits.escape_slot_bytes = ranks <= 2 ? 149824 : 74944;
     limits.lines = lines;
     const auto n = static_cast<std::size_t>(ranks);
-    plans.resize(n), invocations.resize(n), calls.resize(n), threads.resize(n);
+    plans.resize(n), invocations.resize(n), lowered.resize(n), calls.resize(n), threads.resize(n);
     inputs.resize(n), outputs.resize(n);
     for (int r = 0; r < ranks; ++r) {
       const auto at = static_cast<std::size_t>(r);
@@ -65,21 +73,34 @@ struct Group {
         for (std::size_t i = 0; i < inputs[at].size(); ++i) inputs[at][i] = value(r, i);
       }
       Invocation& inv = invocations[at];
-      inv.program = plans[at].primitives.data();
-      inv.num_primitives = static_cast<std::uint32_t>(plans[at].primitives.size());
+      set_plan(plans[at], static_cast<std::uint16_t>(r), &inv);
       // (Nobody looks there but carry_out(): an address says how it is aligned.)
       inv.input = has_data ? inputs[at].data() : reinterpret_cast<Element*>(0x10000);
       inv.output = has_data ? outputs[at].data() : reinterpret_cast<Element*>(0x20000);
       if (in_place) inv.output = const_cast<void*>(inv.input);
-      inv.geometry = plans[at].geometry;
       if (plans[at].protocol != Protocol::kSlot) {  // as the runtime, by a key's tag
         inv.geometry.first_lane = spread_lanes(count, inv.geometry.lanes, limits.lanes);
       }
       inv.group_size = static_cast<std::uint16_t>(ranks);
-      inv.group_rank = static_cast<std::uint16_t>(r);
-      inv.protocol = plans[at].protocol;
-      threads[at] = SoloDescription(inv, solo, calls[at]).in_stream();
+      limits_ = solo;
+      if (limits_.slot_bytes == 0) limits_.slot_bytes = limits.escape_slot_bytes;
+      lower_again(at);
     }
+  }
+
+  // Rank at's plan, or invocation, is another.
+  void lower_again(std::size_t at) {
+    lowered[at] = lower(plans[at], request.ranks, static_cast<int>(at), limits_);
+    threads[at] = lowered[at].threads;
+    calls[at] = SoloCall{};
+    if (lowered[at].why != NeedsEngine::kNo) return;
+    bind(lowered[at], invocations[at], calls[at]);
+    calls[at].lanes = invocations[at].geometry.lanes;  // as the daemon
+  }
+  std::uint8_t whole(std::size_t at) const { return whole_of(lowered[at], calls[at]); }
+  void set_dtype(std::size_t at, DType dtype) {
+    plans[at].geometry.dtype = invocations[at].geometry.dtype = dtype;
+    lower_again(at);
   }
 
   static Element value(int rank, std::size_t i) {
@@ -246,12 +267,12 @@ void check_stretches(const Group& g) {
   for (std::size_t r = 0; r < g.calls.size(); ++r) {
     const SoloCall& c = g.calls[r];
     const Geometry& geometry = g.invocations[r].geometry;
-    const std::uint32_t parts = c.two_shot ? geometry.parts : 1;
+    const std::uint32_t parts = c.two_hops ? geometry.parts : 1;
     for (std::uint32_t p = 0; p < parts; ++p) {
       std::uint64_t at = geometry.part(p).offset * sizeof(Element);
       const std::uint64_t end = at + geometry.part(p).length * sizeof(Element);
       for (std::uint32_t l = 0; l < geometry.lanes; ++l) {
-        const bool longer = l < c.longer_lanes + (c.two_shot && p < c.longer_parts ? 1 : 0);
+        const bool longer = l < c.longer_lanes + (c.two_hops && p < c.longer_parts ? 1 : 0);
         const std::uint64_t bytes =
             std::min<std::uint64_t>(16 * (c.lane_pieces + (longer ? 1u : 0u)), end - at);
         const Range lane = geometry.lane_part(p, geometry.first_lane + l);
@@ -270,7 +291,7 @@ constexpr Kind kKinds[] = {Kind::kAllReduce, Kind::kAllGather, Kind::kReduceScat
                            Kind::kReduce,    Kind::kBroadcast, Kind::kAllToAll,
                            Kind::kGather,    Kind::kScatter};
 
-TEST(SoloDescription, OneShotGivesWhatTheCollectiveGives) {
+TEST(Lower, OneShotGivesWhatTheCollectiveGives) {
   for (const Kind kind : kKinds) {
     for (int ranks = 2; ranks <= 8; ++ranks) {
       for (int root = 0; root < (has_root(kind) ? ranks : 1); ++root) {
@@ -293,7 +314,7 @@ TEST(SoloDescription, OneShotGivesWhatTheCollectiveGives) {
   }
 }
 
-TEST(SoloDescription, LanesOfAOneShotPlanHaveTheGeometrysStretches) {
+TEST(Lower, LanesOfAOneShotPlanHaveTheGeometrysStretches) {
   for (const Kind kind : kKinds) {
     for (std::uint64_t count = 20000; count < 120000; count += 1237) {
       const Group g(kind, Algorithm::kDirect, 3, 1, count);
@@ -309,17 +330,17 @@ TEST(SoloDescription, LanesOfAOneShotPlanHaveTheGeometrysStretches) {
   }
 }
 
-TEST(SoloDescription, LanesOfATwoShotPlanHaveTheGeometrysStretches) {
+TEST(Lower, LanesOfATwoShotPlanHaveTheGeometrysStretches) {
   for (int ranks = 2; ranks <= 8; ++ranks) {
     for (const std::uint64_t count : {4096u, 40001u, 262144u, 300000u}) {
       const Group g(Kind::kAllReduce, Algorithm::kTwoShot, ranks, 0, count);
       SCOPED_TRACE(title(g));
       for (std::size_t r = 0; r < g.calls.size(); ++r) {
         ASSERT_NE(g.threads[r], 0u);
-        ASSERT_TRUE(g.calls[r].two_shot);
+        ASSERT_TRUE(g.calls[r].two_hops);
         ASSERT_EQ(g.calls[r].num_sent, ranks - 1);
         ASSERT_EQ(g.calls[r].num_received, ranks - 1);
-        ASSERT_EQ(SoloDescription::whole_of(g.calls[r], g.invocations[r].geometry), 0);
+        ASSERT_EQ(g.whole(r), 0);
       }
       check_stretches(g);
     }
@@ -327,7 +348,7 @@ TEST(SoloDescription, LanesOfATwoShotPlanHaveTheGeometrysStretches) {
 }
 
 // (The data are numbers of four bytes either way.)
-TEST(SoloDescription, TwoShotGivesWhatTheCollectiveGives) {
+TEST(Lower, TwoShotGivesWhatTheCollectiveGives) {
   for (int ranks = 2; ranks <= 8; ++ranks) {
     for (const std::uint64_t pieces : {40u, 4099u}) {
       const std::uint64_t count = 4 * pieces * static_cast<unsigned>(ranks);
@@ -335,10 +356,9 @@ TEST(SoloDescription, TwoShotGivesWhatTheCollectiveGives) {
               DType::kFloat32);
       SCOPED_TRACE(title(g));
       for (std::size_t r = 0; r < g.calls.size(); ++r) {
-        ASSERT_TRUE(g.calls[r].two_shot);
+        ASSERT_TRUE(g.calls[r].two_hops);
         ASSERT_TRUE(g.calls[r].plain);
-        g.calls[r].lanes = g.invocations[r].geometry.lanes;  // as the daemon
-        ASSERT_EQ(SoloDescription::whole_of(g.calls[r], g.invocations[r].geometry), kWholeTwoShot);
+        ASSERT_EQ(g.whole(r), kWholeTwoHops);
       }
       check_stretches(g);
       carry_out_two_shot(g);
@@ -347,12 +367,12 @@ TEST(SoloDescription, TwoShotGivesWhatTheCollectiveGives) {
       SoloCall other_call;
       Invocation inv = g.invocations[0];
       inv.op = Op::kMax;
-      ASSERT_NE(SoloDescription(inv, kLimits, other_call).in_stream(), 0u);
-      ASSERT_TRUE(other_call.two_shot && !other_call.plain);
+      bind(g.lowered[0], inv, other_call);
+      ASSERT_TRUE(other_call.two_hops && !other_call.plain);
       inv = g.invocations[0];
       inv.output = static_cast<char*>(inv.output) + sizeof(Element);
-      ASSERT_NE(SoloDescription(inv, kLimits, other_call).in_stream(), 0u);
-      ASSERT_TRUE(other_call.two_shot && !other_call.plain);
+      bind(g.lowered[0], inv, other_call);
+      ASSERT_TRUE(other_call.two_hops && !other_call.plain);
       // Parts that are not alike, and other formats.
       for (const auto& [n, type] :
            {std::pair{count + 4, DType::kFloat32}, std::pair{count + 1, DType::kFloat32},
@@ -360,16 +380,15 @@ TEST(SoloDescription, TwoShotGivesWhatTheCollectiveGives) {
         Group other(Kind::kAllReduce, Algorithm::kTwoShot, ranks, 0, n, kLimits, false, false,
                     false, type);
         SCOPED_TRACE(title(other));
-        other.calls[0].lanes = other.invocations[0].geometry.lanes;
-        ASSERT_TRUE(other.calls[0].two_shot);
+        ASSERT_TRUE(other.calls[0].two_hops);
         ASSERT_FALSE(other.calls[0].plain);
-        ASSERT_EQ(SoloDescription::whole_of(other.calls[0], other.invocations[0].geometry), 0);
+        ASSERT_EQ(other.whole(0), 0);
       }
     }
   }
 }
 
-TEST(SoloDescription, StreamsHaveTheGeometrysChunks) {
+TEST(Lower, StreamsHaveTheGeometrysChunks) {
   for (const Kind kind : {Kind::kAllReduce, Kind::kAllGather, Kind::kReduceScatter, Kind::kReduce,
                           Kind::kBroadcast}) {
     for (const bool in_place : {false, true}) {
@@ -377,26 +396,26 @@ TEST(SoloDescription, StreamsHaveTheGeometrysChunks) {
       SCOPED_TRACE(title(g));
       for (std::size_t r = 0; r < g.calls.size(); ++r) {
         ASSERT_EQ(g.threads[r], kLimits.block_threads);
-        ASSERT_TRUE(g.calls[r].streams);
+        ASSERT_TRUE(g.calls[r].by_slots);
         const Geometry& geometry = g.invocations[r].geometry;
         for (std::uint32_t lane = 0; lane < geometry.lanes; ++lane) {
           ASSERT_EQ(g.calls[r].chunks, geometry.loops(lane)) << "lane " << lane;
         }
         ASSERT_EQ(g.calls[r].patience_ns, kLimits.patience_us * 1000);
         // What a broadcast's root scatters it has itself in place.
-        ASSERT_EQ(g.calls[r].hops.copies, kind == Kind::kBroadcast && r == 0 && !in_place);
+        ASSERT_EQ(g.calls[r].steps.copies, kind == Kind::kBroadcast && r == 0 && !in_place);
       }
     }
   }
 }
 
-TEST(SoloDescription, LargeCallsArePatientForLonger) {
+TEST(Lower, LargeCallsArePatientForLonger) {
   const auto patience_ns = [](std::uint64_t count, std::uint32_t patience_us,
                               Kind kind = Kind::kAllReduce) {
-    SoloLimits limits = kLimits;
+    LowerLimits limits = kLimits;
     limits.patience_us = patience_us;
     const Group g(kind, Algorithm::kMesh, 4, 0, count, limits);
-    EXPECT_TRUE(g.calls[0].streams);
+    EXPECT_TRUE(g.calls[0].by_slots);
     return g.calls[0].patience_ns;
   };
   EXPECT_EQ(patience_ns((25 << 20) - 64, 200), 200'000);  // of four bytes
@@ -410,16 +429,16 @@ TEST(SoloDescription, LargeCallsArePatientForLonger) {
   EXPECT_EQ(patience_ns(4ull << 30, 1'000'000), UINT32_MAX);
 }
 
-TEST(SoloDescription, ChainsAreStreams) {
-  const SoloLimits limits{512, kSoloRanks, true, 20, 74944};
+TEST(Lower, ChainsAreStreams) {
+  const LowerLimits limits{512, 32, true, 20, 74944};
   for (const Kind kind : {Kind::kReduce, Kind::kBroadcast}) {
     for (const int ranks : {3, 4}) {
       Group g(kind, Algorithm::kChain, ranks, 1, 8 << 20, limits);
       SCOPED_TRACE(title(g));
       for (std::size_t r = 0; r < g.calls.size(); ++r) {
         ASSERT_EQ(g.threads[r], limits.block_threads);
-        ASSERT_TRUE(g.calls[r].streams);
-        ASSERT_TRUE(g.calls[r].hops.chain);
+        ASSERT_TRUE(g.calls[r].by_slots);
+        ASSERT_TRUE(g.calls[r].steps.tuning.paced);
         const Geometry& geometry = g.invocations[r].geometry;
         for (std::uint32_t lane = 0; lane < geometry.lanes; ++lane) {
           ASSERT_EQ(g.calls[r].chunks, geometry.loops(lane)) << "lane " << lane;
@@ -429,48 +448,45 @@ TEST(SoloDescription, ChainsAreStreams) {
   }
   // A chunk that needs more than a slot, as longer chains' may, and slots that are too small.
   Group g(Kind::kReduce, Algorithm::kChain, 4, 1, 8 << 20, limits);
-  g.invocations[0].geometry.chunk *= 2;
-  SoloCall call;
-  EXPECT_EQ(SoloDescription(g.invocations[0], limits, call).in_stream(), 0u);
+  g.plans[0].geometry.chunk *= 2;
+  g.lower_again(0);
+  EXPECT_EQ(g.lowered[0].why, NeedsEngine::kLongChunks);
   EXPECT_EQ(Group(Kind::kReduce, Algorithm::kChain, 5, 1, 8 << 20, limits).threads[0], 0u);
-  const SoloLimits small{512, kSoloRanks, true, 20, 32768};
-  EXPECT_FALSE(Group(Kind::kReduce, Algorithm::kChain, 4, 1, 8 << 20, small).calls[0].streams);
+  const LowerLimits small{512, 32, true, 20, 32768};
+  EXPECT_FALSE(Group(Kind::kReduce, Algorithm::kChain, 4, 1, 8 << 20, small).calls[0].by_slots);
 }
 
-TEST(SoloDescription, WhatLanesCannotDoNeedsTheEngine) {
-  // As many ranks as a job may have without the engine, and one more.
-  const SoloLimits crowded{512, kSoloRanks + 1, true, 20};
-  EXPECT_EQ(Group(Kind::kAllReduce, Algorithm::kDirect, 2, 0, 100, crowded).threads[0], 0u);
-  EXPECT_EQ(Group(Kind::kAllReduce, Algorithm::kMesh, 2, 0, 8 << 20, crowded).threads[0], 0u);
+TEST(Lower, WhatLanesCannotDoNeedsTheEngine) {
   // More than a thread can keep of a reduction, where blocks have few: 40 units of each.
-  const SoloLimits few{128, kSoloRanks, true, 20};
+  const LowerLimits few{128, 32, true, 20};
   constexpr std::uint64_t kCount = 320000;  // 40 KB a lane
   EXPECT_EQ(Group(Kind::kAllReduce, Algorithm::kDirect, 2, 0, kCount, few).threads[0], 0u);
   EXPECT_NE(Group(Kind::kAllGather, Algorithm::kDirect, 2, 0, kCount, few).threads[0], 0u);
   EXPECT_NE(Group(Kind::kAllReduce, Algorithm::kDirect, 2, 0, kCount).threads[0], 0u);
   EXPECT_FALSE(
-      Group(Kind::kAllReduce, Algorithm::kTwoShot, 2, 0, 2 * kCount, few).calls[0].two_shot);
-  EXPECT_TRUE(Group(Kind::kAllReduce, Algorithm::kTwoShot, 2, 0, 2 * kCount).calls[0].two_shot);
+      Group(Kind::kAllReduce, Algorithm::kTwoShot, 2, 0, 2 * kCount, few).calls[0].two_hops);
+  EXPECT_TRUE(Group(Kind::kAllReduce, Algorithm::kTwoShot, 2, 0, 2 * kCount).calls[0].two_hops);
   // More than a loop carries.
   EXPECT_EQ(Group(Kind::kAllGather, Algorithm::kDirect, 2, 0, 6 << 20).threads[0], 0u);
   // Lines, where these may come in pieces.
-  const SoloLimits in_pieces{512, kSoloRanks, false, 20};
+  const LowerLimits in_pieces{512, 32, false, 20};
   EXPECT_EQ(Group(Kind::kAllGather, Algorithm::kDirect, 2, 0, 100000, in_pieces, true).threads[0],
             0u);
   EXPECT_NE(Group(Kind::kAllGather, Algorithm::kDirect, 2, 0, 100000, kLimits, true).threads[0],
             0u);
   // Blocks of too few threads for a stream's warps.
-  const SoloLimits small{128, kSoloRanks, true, 20};
-  EXPECT_FALSE(Group(Kind::kAllGather, Algorithm::kMesh, 2, 0, 8 << 20, small).calls[0].streams);
+  const LowerLimits small{128, 32, true, 20};
+  EXPECT_FALSE(Group(Kind::kAllGather, Algorithm::kMesh, 2, 0, 8 << 20, small).calls[0].by_slots);
 }
 
-TEST(SoloDescription, WhatIsPlainIsAligned) {
+TEST(Lower, WhatIsPlainIsAligned) {
   Group g(Kind::kAllReduce, Algorithm::kDirect, 2, 0, 1000);
   Invocation& inv = g.invocations[0];
-  inv.geometry.dtype = DType::kFloat32;
+  g.set_dtype(0, DType::kFloat32);
   SoloCall call;
   const auto plain = [&] {
-    EXPECT_NE(SoloDescription(inv, kLimits, call).in_stream(), 0u);
+    EXPECT_EQ(g.lowered[0].why, NeedsEngine::kNo);
+    bind(g.lowered[0], inv, call);
     return call.plain;
   };
   EXPECT_TRUE(plain());
@@ -478,22 +494,19 @@ TEST(SoloDescription, WhatIsPlainIsAligned) {
   EXPECT_FALSE(plain());
   inv.output = reinterpret_cast<Element*>(0x20008);
   EXPECT_TRUE(plain());
-  inv.geometry.dtype = DType::kInt32;
+  g.set_dtype(0, DType::kInt32);
   EXPECT_FALSE(plain());
 }
 
 // Those that would take turns are for crowds, beside streams: of a chain as many bytes as of a
 // mesh.
-TEST(SoloDescription, LongChainsAreForCrowds) {
-  const SoloLimits limits{512, kSoloRanks, true, 20, 74944};
+TEST(Lower, LongChainsAreForCrowds) {
+  const LowerLimits limits{512, 32, true, 20, 74944};
   const auto whole = [&](int ranks, std::uint64_t chunks) {
     const std::uint64_t count = chunks * 32 * 65536 / sizeof(Element);
-    Group g(Kind::kBroadcast, Algorithm::kChain, ranks, 1, count, limits);
-    SoloCall& call = g.calls[0];
-    EXPECT_EQ(call.chunks, chunks);
-    call.lanes = g.invocations[0].geometry.lanes;
-    call.group_size = static_cast<std::uint16_t>(ranks);
-    return SoloDescription::whole_of(call, g.invocations[0].geometry);
+    const Group g(Kind::kBroadcast, Algorithm::kChain, ranks, 1, count, limits);
+    EXPECT_EQ(g.calls[0].chunks, chunks);
+    return g.whole(0);
   };
   EXPECT_EQ(whole(3, 64), kWholeStream);
   EXPECT_EQ(whole(3, 65), kWholeCrowd);
@@ -502,15 +515,13 @@ TEST(SoloDescription, LongChainsAreForCrowds) {
 }
 
 // Invocation::whole, as the engine reads it.
-TEST(SoloDescription, WhatTheEngineTriesWhole) {
+TEST(Lower, WhatTheEngineTriesWhole) {
   const auto whole = [](Kind kind, Algorithm algorithm, std::uint64_t count, DType dtype, Op op) {
     Group g(kind, algorithm, 2, 0, count);
-    g.invocations[0].geometry.dtype = dtype;
     g.invocations[0].op = op;
-    SoloCall call;
-    EXPECT_TRUE(SoloDescription(g.invocations[0], kLimits, call).beside_streams());
-    call.lanes = g.invocations[0].geometry.lanes;
-    return SoloDescription::whole_of(call, g.invocations[0].geometry);
+    g.set_dtype(0, dtype);
+    EXPECT_EQ(g.lowered[0].why, NeedsEngine::kNo);
+    return g.whole(0);
   };
   // It sends, then it receives.
   EXPECT_EQ(whole(Kind::kAllReduce, Algorithm::kDirect, 1000, DType::kFloat32, Op::kSum), 2);
@@ -525,6 +536,206 @@ TEST(SoloDescription, WhatTheEngineTriesWhole) {
             kWholeCrowd);
   EXPECT_EQ(whole(Kind::kAllGather, Algorithm::kMesh, 49 << 20, DType::kInt32, Op::kSum),
             kWholeCrowd);
+}
+
+constexpr Kind kSlotKinds[] = {Kind::kAllReduce, Kind::kAllGather, Kind::kReduceScatter,
+                               Kind::kBroadcast, Kind::kReduce};
+
+// What a group's ranks do through slots.
+struct SlotGroup {
+  PlanRequest request;
+  PlanLimits limits;
+  std::vector<Plan> plans;
+  std::vector<SlotSteps> ranks;
+
+  SlotGroup(Kind kind, int size, int root, std::uint32_t slots, bool overlap) {
+    request.kind = kind;
+    request.count = 100003;
+    request.ranks = size;
+    request.root = root;
+    limits.device = Device::kCuda;
+    limits.escape_slots = slots;
+    limits.escape_slot_bytes = 4096;
+    limits.lanes = 3;
+    limits.overlap = overlap;
+    for (request.rank = 0; request.rank < size; ++request.rank) {
+      plans.push_back(plan_mesh(request, limits).value());
+      const Lowered lowered = of(plans.back(), request.rank);
+      EXPECT_EQ(lowered.why, NeedsEngine::kNo);
+      ranks.push_back(lowered.schedule.steps);
+    }
+  }
+  Lowered of(const Plan& plan, int rank) const {
+    return lower(plan, request.ranks, rank,
+                 {512, limits.lanes, true, 20, limits.escape_slot_bytes});
+  }
+};
+
+bool has(unsigned members, int q) { return (members >> q & 1) != 0; }
+
+template <class Body>
+void each_group(Body body) {
+  for (const Kind kind : kSlotKinds) {
+    for (int size = 2; size <= 8; ++size) {
+      for (int root = 0; root < (has_root(kind) ? size : 1); ++root) {
+        for (const std::uint32_t slots : {2u, 4u, 5u}) {
+          for (const bool overlap : {false, true}) {
+            SCOPED_TRACE(std::string(to_string(kind)) + ", " + std::to_string(size) +
+                         " ranks, root " + std::to_string(root) + ", " + std::to_string(slots) +
+                         " slots");
+            body(SlotGroup(kind, size, root, slots, overlap));
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST(LowerToSlots, BothEndsOfAConnectorAgree) {
+  each_group([](const SlotGroup& g) {
+    const int n = g.request.ranks;
+    const std::uint16_t empty = g.plans[0].geometry.empty_part;
+    for (int from = 0; from < n; ++from) {
+      const SlotSteps& s = g.ranks[static_cast<std::size_t>(from)];
+      for (int to = 0; to < n; ++to) {
+        const SlotSteps& r = g.ranks[static_cast<std::size_t>(to)];
+        const bool sends = has(s.sends_to, to), passes_on = has(s.results_to, to);
+        const bool gathers = has(r.gathers_from, from), collects = has(r.collects_from, from);
+        ASSERT_EQ(sends || passes_on, gathers || collects) << from << " to " << to;
+        ASSERT_FALSE(from == to && (sends || passes_on));
+        if (!sends && !passes_on) continue;
+        // Two hops, or one at both ends.
+        ASSERT_EQ(sends && passes_on, gathers && collects);
+        ASSERT_EQ(sends && passes_on, g.request.kind == Kind::kAllReduce);
+        if (sends && passes_on) continue;
+        const int sent_part = sends && s.scatters ? to : from;
+        const int received_part = gathers ? to : from;
+        ASSERT_EQ(sent_part, received_part);
+        ASSERT_NE(sent_part, empty);
+      }
+    }
+  });
+}
+
+TEST(LowerToSlots, EveryRankKnowsWhatBecomesOfItsPart) {
+  each_group([](const SlotGroup& g) {
+    const auto n = static_cast<int>(g.ranks.size());
+    for (int r = 0; r < n; ++r) {
+      const SlotSteps& hops = g.ranks[static_cast<std::size_t>(r)];
+      ASSERT_EQ(hops.two_hops(), g.request.kind == Kind::kAllReduce);
+      ASSERT_EQ(hops.lag,
+                hops.reduces
+                    ? g.plans[static_cast<std::size_t>(r)].primitives[hops.scatters ? 1 : 0].lag
+                    : 0);
+      // A sum is everybody's; what is passed on comes from the root.
+      const int sources = std::popcount(hops.gathers_from);
+      if (hops.reduces) {
+        ASSERT_EQ(sources, n - 1);
+      } else if (sources != 0) {
+        ASSERT_EQ(hops.gathers_from, 1u << g.request.root);
+      }
+      const bool is_root = r == g.request.root;
+      if (g.request.kind == Kind::kBroadcast) {
+        ASSERT_EQ(hops.copies, is_root);
+        ASSERT_EQ(hops.stores_result, !is_root);
+      }
+      if (g.request.kind == Kind::kReduce) {
+        ASSERT_EQ(hops.stores_result, is_root && n == 2);
+      }
+    }
+  });
+}
+
+// A rank of a chain knows its neighbours alone, however large the group is.
+TEST(LowerToSlots, AChainGoesFromEachToTheNext) {
+  for (const Kind kind : {Kind::kBroadcast, Kind::kReduce}) {
+    for (const int n : {2, 3, 4, 8, 40}) {
+      for (int root = 0; root < n; ++root) {
+        SCOPED_TRACE(std::string(to_string(kind)) + ", " + std::to_string(n) + " ranks, root " +
+                     std::to_string(root));
+        const bool reduces = kind == Kind::kReduce;
+        // Who is last, or first, in the group's order from the root on.
+        const int first = reduces ? (root + 1) % n : root, last = (first + n - 1) % n;
+        for (int r = 0; r < n; ++r) {
+          PlanRequest request;
+          request.kind = kind;
+          request.count = 100003;
+          request.ranks = n;
+          request.rank = r;
+          request.root = root;
+          PlanLimits limits;
+          limits.device = Device::kCuda;
+          limits.lanes = 3;
+          limits.escape_slot_bytes = 4096;
+          const LowerLimits executors{512, 3, true, 20, 4096};
+          Plan plan = plan_chain(request, limits).value();
+          if (n > 4) {  // (Long chains have longer chunks, and leave the first lane alone.)
+            plan.geometry.first_lane = 0;
+            plan.geometry.chunk = 1024;
+          }
+          const Lowered lowered = lower(plan, n, r, executors);
+          ASSERT_EQ(lowered.why, NeedsEngine::kNo);
+          const Schedule& schedule = lowered.schedule;
+          const SlotSteps& steps = schedule.steps;
+          const auto bit = [&](int q) {
+            unsigned bits = 0;
+            for (std::uint32_t p = 0; p < schedule.places; ++p) {
+              if (schedule.ranks[p] == q) bits |= 1u << p;
+            }
+            return static_cast<std::uint8_t>(bits);
+          };
+          ASSERT_LE(schedule.places, 3);
+          ASSERT_EQ(schedule.ranks[schedule.place], r);
+          const std::uint8_t next = r == last ? std::uint8_t{0} : bit((r + 1) % n);
+          ASSERT_EQ(steps.sends_to, r == first ? next : 0);
+          ASSERT_EQ(steps.results_to, r == first ? 0 : next);
+          ASSERT_EQ(steps.gathers_from, r == first ? 0 : bit((r + n - 1) % n));
+          ASSERT_EQ(steps.collects_from, 0);
+          ASSERT_EQ(steps.reduces, reduces && r != first);
+          ASSERT_EQ(r == first ? steps.stores_sent : steps.stores_result, !reduces || r == last);
+          ASSERT_FALSE(steps.two_hops());
+          // With the same once more in it the program is another.
+          plan.primitives.push_back(plan.primitives.front());
+          ASSERT_EQ(lower(plan, n, r, executors).why, NeedsEngine::kOtherProgram);
+          plan.primitives.pop_back();
+          for (const unsigned flags :
+               {+kWithNext, +kFromOutput, +kSecondHop, static_cast<int>(Carrier::kCopyEngine)}) {
+            Plan other = plan;
+            other.primitives[0].flags ^= static_cast<std::uint16_t>(flags);
+            ASSERT_EQ(lower(other, n, r, executors).why, NeedsEngine::kOtherProgram) << flags;
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST(LowerToSlots, OtherProgramsAreTheEngines) {
+  const SlotGroup g(Kind::kAllReduce, 3, 0, 4, true);
+  Plan plan = g.plans[1];
+  EXPECT_EQ(g.of(plan, 1).why, NeedsEngine::kNo);
+  // A lag in which the connectors' order is not the known one; slices that go together.
+  ++plan.primitives[2].lag;
+  EXPECT_EQ(g.of(plan, 1).why, NeedsEngine::kOtherProgram);
+  plan = g.plans[1];
+  plan.primitives[0].flags |= kWithNext;
+  EXPECT_EQ(g.of(plan, 1).why, NeedsEngine::kOtherProgram);
+  // Results to some alone: then connectors carry now one step's slices, now two.
+  plan = g.plans[1];
+  plan.sets.push_back({1, 0, 0});
+  plan.primitives[1].to = static_cast<Peers>(kFirstSet + plan.sets.size() - 1);
+  EXPECT_EQ(g.of(plan, 1).why, NeedsEngine::kOtherProgram);
+  // Data that change their place.
+  SlotGroup other = g;
+  other.request.kind = Kind::kAllToAll;
+  other.request.rank = 1;
+  EXPECT_EQ(other.of(plan_mesh(other.request, other.limits).value(), 1).why,
+            NeedsEngine::kOtherProgram);
+  // More neighbours than there are places.
+  other.request.kind = Kind::kAllReduce;
+  other.request.ranks = 9;
+  EXPECT_EQ(other.of(plan_mesh(other.request, other.limits).value(), 1).why,
+            NeedsEngine::kManyRanks);
 }
 
 // Which of the plans that the selector chooses need the engine, and why. What is fast and appears
@@ -553,27 +764,13 @@ TEST(NeedsEngine, IsSaidOfTodaysPlans) {
             r.rank = rank;
             const std::optional<Plan> plan = make_plan(r, limits, std::nullopt);
             ASSERT_TRUE(plan.has_value());
-            Invocation inv{};
-            inv.program = plan->primitives.data();
-            inv.num_primitives = static_cast<std::uint32_t>(plan->primitives.size());
-            inv.input = reinterpret_cast<Element*>(0x10000);
-            inv.output = reinterpret_cast<Element*>(0x20000);
-            inv.geometry = plan->geometry;
-            inv.group_size = static_cast<std::uint16_t>(ranks);
-            inv.group_rank = static_cast<std::uint16_t>(rank);
-            inv.protocol = plan->protocol;
-            SoloLimits solo = kLimits;
-            solo.ranks = static_cast<std::uint32_t>(ranks);
-            solo.slot_bytes = limits.escape_slot_bytes;
-            SoloCall call;
-            SoloDescription description(inv, solo, call);
-            const bool runs = description.in_stream() != 0;
-            ASSERT_EQ(runs, description.why() == NeedsEngine::kNo);
-            if (runs) continue;
+            const Lowered lowered =
+                lower(*plan, ranks, rank, {512, 32, true, 20, limits.escape_slot_bytes});
+            if (lowered.why == NeedsEngine::kNo) continue;
             const std::string which =
                 std::string(to_string(plan->algorithm)) + " " + to_string(kind);
             std::uint64_t& least =
-                found[to_string(description.why())].try_emplace(which, bytes).first->second;
+                found[to_string(lowered.why)].try_emplace(which, bytes).first->second;
             least = std::min(least, bytes);
           }
         }
@@ -587,9 +784,9 @@ TEST(NeedsEngine, IsSaidOfTodaysPlans) {
     text += "\n";
   }
   EXPECT_EQ(text,
-            "a program that no kernel knows: mesh all_to_all 1048576; mesh gather 1048576; "
-            "mesh scatter 1048576; pairwise send_recv 16777216;\n"
-            "more than 8 ranks: mesh all_gather 64; mesh all_reduce 64; mesh all_to_all 64; "
+            "a program that no kernel knows: mesh all_to_all 1048576; mesh gather 64; "
+            "mesh scatter 64;\n"
+            "more than 7 peers: mesh all_gather 64; mesh all_reduce 64; mesh all_to_all 64; "
             "mesh barrier 64; mesh broadcast 64; mesh gather 64; mesh reduce 64; "
             "mesh reduce_scatter 64; mesh scatter 64;\n");
 }
@@ -597,16 +794,11 @@ TEST(NeedsEngine, IsSaidOfTodaysPlans) {
 // What a call itself, or the device, is in the way of.
 TEST(NeedsEngine, NamesWhatIsInTheWay) {
   const auto why = [](Kind kind, Algorithm algorithm, int ranks, std::uint64_t count,
-                      const SoloLimits& solo, bool lines = false) {
-    const Group group(kind, algorithm, ranks, 0, count, solo, lines);
-    SoloCall call;
-    SoloDescription description(group.invocations[0], solo, call);
-    const bool runs = description.in_stream() != 0;
-    EXPECT_EQ(runs, description.why() == NeedsEngine::kNo);
-    return description.why();
+                      const LowerLimits& solo, bool lines = false) {
+    return Group(kind, algorithm, ranks, 0, count, solo, lines).lowered[0].why;
   };
   constexpr std::uint64_t kLarge = 16 << 20;
-  SoloLimits solo = kLimits;
+  LowerLimits solo = kLimits;
   solo.slot_bytes = 149824;
   EXPECT_EQ(why(Kind::kAllReduce, Algorithm::kDirect, 2, 1000, solo), NeedsEngine::kNo);
   EXPECT_EQ(why(Kind::kAllReduce, Algorithm::kDirect, 2, 0, solo), NeedsEngine::kNoData);
@@ -616,7 +808,7 @@ TEST(NeedsEngine, NamesWhatIsInTheWay) {
   EXPECT_EQ(why(Kind::kAllReduce, Algorithm::kRing, 2, kLarge, solo), NeedsEngine::kOtherProgram);
   EXPECT_EQ(why(Kind::kAllReduce, Algorithm::kMesh, 2, kLarge, solo), NeedsEngine::kNo);
   EXPECT_EQ(why(Kind::kAllReduce, Algorithm::kMesh, 2, 1000, solo), NeedsEngine::kOtherLanes);
-  SoloLimits other = solo;
+  LowerLimits other = solo;
   other.block_threads = 64;
   EXPECT_EQ(why(Kind::kAllReduce, Algorithm::kMesh, 2, kLarge, other), NeedsEngine::kFewThreads);
   other = solo;
