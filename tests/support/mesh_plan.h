@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <optional>
 
@@ -27,17 +28,25 @@ inline Plan mesh_plan(Kind kind, std::uint32_t slots, int ranks, int rank, int r
   return plan.value_or(Plan{});
 }
 
+// Whether a primitive's peers include group rank q.
+inline bool is_among(const Plan& plan, Peers peers, int q) {
+  const auto& all = plan.neighbours;
+  const auto at = std::lower_bound(all.begin(), all.end(), q);
+  if (at == all.end() || *at != q) return false;
+  const auto k = static_cast<std::uint64_t>(at - all.begin());
+  return is_set(peers) ? (plan.sets[set_of(peers)].neighbours >> k & 1) != 0 : peers == k;
+}
+
 // Whether a primitive of rank `me` sends something to another rank, or receives something from it.
 inline bool sends_to(const Plan& plan, const Primitive& p, int me, int q) {
   if (q == me) return false;
-  if ((p.flags & kScatter) != 0) return q != plan.geometry.empty_part;
-  if ((p.flags & kSendAll) != 0) return (p.flags & kRecv) == 0 || q != p.recv_peer;
-  return (p.flags & kSend) != 0 && q == p.send_peer;
+  if ((p.flags & kScatter) != 0 && q == plan.geometry.empty_part) return false;
+  return (p.flags & kSend) != 0 && is_among(plan, p.to, q);
 }
 inline bool receives_from(const Plan& plan, const Primitive& p, int me, int q) {
   if (q == me) return false;
-  if ((p.flags & kCollect) != 0) return q != plan.geometry.empty_part;
-  return (p.flags & kGather) != 0 || ((p.flags & kRecv) != 0 && q == p.recv_peer);
+  if ((p.flags & kCollect) != 0 && q == plan.geometry.empty_part) return false;
+  return (p.flags & kRecv) != 0 && is_among(plan, p.from, q);
 }
 
 }  // namespace unjam

@@ -9,6 +9,7 @@
 
 #include "plan/check/checker.h"
 #include "plan/check/symbolic.h"
+#include "plan/program_builder.h"
 #include "plan/registry.h"
 #include "plan/selector.h"
 
@@ -19,12 +20,83 @@ constexpr int kRanks = 5;
 constexpr int kSlots = 5;
 constexpr std::uint32_t kSlotBytes = 64;  // 16 floats
 
+PeerRanks nobody() { return PeerRanks::nobody(); }
+PeerRanks one(int rank) { return PeerRanks::one(rank); }
+PeerRanks all_but(int rank, int other = -1) {
+  return ProgramBuilder(kRanks, rank).all_others(other);
+}
+
+// Adds a rank to a plan's neighbours. What the codes and sets say stays.
+void add_neighbour(Plan* plan, int rank) {
+  const auto q = static_cast<std::uint16_t>(rank);
+  std::vector<std::uint16_t>& all = plan->neighbours;
+  const auto at = std::lower_bound(all.begin(), all.end(), q);
+  if (at != all.end() && *at == q) return;
+  const auto k = static_cast<std::uint32_t>(at - all.begin());
+  all.insert(at, q);
+  for (Primitive& p : plan->primitives) {
+    if (p.from < kFirstSet && p.from >= k) ++p.from;
+    if (p.to < kFirstSet && p.to >= k) ++p.to;
+  }
+  for (PeerSet& set : plan->sets) {
+    const std::uint64_t below = set.neighbours & ((std::uint64_t{1} << k) - 1);
+    set.neighbours = below | (set.neighbours - below) << 1;
+  }
+}
+
+// The code of these peers in a plan, which gets what it lacks of them.
+Peers code_of(Plan* plan, const PeerRanks& peers) {
+  if (peers.ranks().empty()) return kNobody;
+  for (const int q : peers.ranks()) add_neighbour(plan, q);
+  const auto place = [plan](int q) {
+    const auto at = std::lower_bound(plan->neighbours.begin(), plan->neighbours.end(), q);
+    return static_cast<std::uint32_t>(at - plan->neighbours.begin());
+  };
+  if (!peers.is_set()) return static_cast<Peers>(place(peers.ranks().front()));
+  PeerSet set;
+  std::uint64_t most = 0;
+  for (const int q : peers.ranks()) {
+    set.neighbours |= std::uint64_t{1} << place(q);
+    const auto part = static_cast<std::uint32_t>(q);
+    if (part >= plan->geometry.parts || plan->geometry.part(part).length <= most) continue;
+    most = plan->geometry.part(part).length;
+    set.longest_part = part;
+  }
+  plan->sets.push_back(set);
+  return static_cast<Peers>(kFirstSet + plan->sets.size() - 1);
+}
+
 struct Planted {
   PlanRequest request;
   std::vector<Plan> plans;
   int slots = kSlots;
 
   std::vector<Primitive>& program(std::size_t rank) { return plans[rank].primitives; }
+  // The peers' code at that rank; and a primitive of its. flags: without kRecv and kSend, which are
+  // set where there are peers.
+  Peers code(std::size_t rank, const PeerRanks& peers) { return code_of(&plans[rank], peers); }
+  Primitive primitive(std::size_t rank, unsigned flags, std::uint32_t part,
+                      const PeerRanks& from = nobody(), const PeerRanks& to = nobody()) {
+    Primitive p;
+    // (A neighbour that is new moves the codes of others.)
+    for (const int q : to.ranks()) add_neighbour(&plans[rank], q);
+    p.from = code(rank, from);
+    p.to = code(rank, to);
+    if (p.from != kNobody) flags |= kRecv;
+    if (p.to != kNobody) flags |= kSend;
+    p.flags = static_cast<std::uint16_t>(flags);
+    p.part = part & (kMostParts - 1);
+    return p;
+  }
+  // The i-th primitive of a rank receives from others, or sends to others.
+  void set_from(std::size_t rank, std::size_t i, const PeerRanks& from) {
+    const Peers code = this->code(rank, from);
+    program(rank)[i].from = code;
+  }
+  void set_to(std::size_t rank, std::size_t i, const PeerRanks& to) {
+    const Peers code = this->code(rank, to);
+    program(rank)[i].to = code;
+  }
   CheckResult check() const {
     CheckOptions options;
     options.slots = slots;
@@ -59,8 +131,13 @@ void expect_error(const Planted& p, const std::vector<std::string>& words) {
   }
 }
 
+void send_nothing(Primitive& p) {
+  p.flags &= static_cast<std::uint16_t>(~(kSend | kIntoOutput));
+  p.to = kNobody;
+}
+
 void swap_parts(std::vector<Primitive>& program, std::size_t i, std::size_t j) {
-  const std::uint16_t part = program[i].part;
+  const std::uint32_t part = program[i].part;
   program[i].part = program[j].part;
   program[j].part = part;
 }
@@ -100,17 +177,16 @@ TEST(PlanMistakes, BlocksSwappedOnAllRanksAlike) {
 
 TEST(PlanMistakes, WrongSendPeer) {
   Planted p = make(Kind::kAllReduce, Algorithm::kRing);
-  p.program(1)[3].send_peer = 4;  // instead of 2
+  p.set_to(1, 3, one(4));  // instead of 2
   expect_error(p, {"rank 2", "of part 2", "rank 1 primitive 4 has sent", "of part 1"});
   Planted q = make(Kind::kAllGather, Algorithm::kDirect, 8);
-  q.program(1)[0].flags = kLocal | kCopy | kSend;  // to 2 only
-  q.program(1)[0].send_peer = 2;
+  q.set_to(1, 0, one(2));  // only
   expect_error(q, {"rank 0 primitive 1", "waits for rank 1 to send", "finished its program"});
 }
 
 TEST(PlanMistakes, WrongReceivePeer) {
   Planted p = make(Kind::kReduce, Algorithm::kChain);
-  p.program(1)[0].recv_peer = 4;  // instead of 0
+  p.set_from(1, 0, one(4));  // instead of 0
   expect_error(p, {"rank 1 primitive 0", "waits for rank 4 to send"});
 }
 
@@ -176,11 +252,9 @@ TEST(PlanMistakes, ContributionTwice) {
   // The chain goes round an extra time through one rank: 4 -> 3 -> 4.
   Planted p = make(Kind::kReduce, Algorithm::kChain);
   // Order of the chain is 3, 4, 0, 1, 2. Rank 3 sends to 4, 4 back to 3, 3 again to 4.
-  Primitive back = p.program(4)[0];
-  back.send_peer = 3;
-  Primitive again = p.program(4)[0];
-  again.recv_peer = 4;
-  again.send_peer = 4;
+  const unsigned flags = p.program(4)[0].flags;
+  const Primitive back = p.primitive(4, flags, 0, one(3), one(3));
+  const Primitive again = p.primitive(3, flags, 0, one(4), one(4));
   p.program(3).push_back(again);
   p.program(4).insert(p.program(4).begin(), back);
   expect_error(p, {"rank 2", "has ranks 3-4 (2 times)"});
@@ -223,21 +297,21 @@ TEST(PlanMistakes, ReceivesInACycle) {
 
 TEST(PlanMistakes, APrimitiveTooMany) {
   Planted p = make(Kind::kBroadcast, Algorithm::kDirect, 8);
-  p.program(2).push_back({kLocal | kSend, kNoPeer, 4, 0});  // to rank 4 twice
+  p.program(2).push_back(p.primitive(2, kLocal, 0, nobody(), one(4)));  // to rank 4 twice
   expect_error(p, {"rank 2 primitive 1", "1 slices sent to rank 4 are left over"});
 }
 
 TEST(PlanMistakes, APrimitiveTooFew) {
   // The reader's end is missing.
   Planted p = make(Kind::kReduce, Algorithm::kDirect, 8);
-  p.program(2)[0].flags = kLocal | kCopy | kContribute;
+  p.program(2)[0] = p.primitive(2, kLocal | kCopy | kContribute, 0);
   expect_error(p, {"lacks ranks 0-1,3-4"});
   Planted q = make(Kind::kAllReduce, Algorithm::kRing);
   q.program(3).pop_back();
   expect_error(q, {"rank 3's output part 4 loop 0", "never written"});
   // The writer's end is missing.
   Planted r = make(Kind::kBroadcast, Algorithm::kDirect, 8);
-  r.program(2)[0].flags = kLocal | kCopy;
+  r.program(2)[0] = r.primitive(2, kLocal | kCopy, 0);
   expect_error(r, {"rank 0 primitive 0", "waits for rank 2 to send", "finished its program"});
   // A reduction that nobody's output depends on.
   Planted s = make(Kind::kReduce, Algorithm::kChain, 8);
@@ -259,7 +333,7 @@ TEST(PlanMistakes, InPlaceOverwrittenBeforeSend) {
   store.flags = kRecv | kCopy;
   Primitive add = last;
   add.flags = kLocal | kContribute | kFinish | kCopy;
-  add.recv_peer = kNoPeer;
+  add.from = kNobody;
   program.back() = store;
   program.push_back(add);
   expect_error(p, {"rank 1 primitive 5 (copy part 1)", "in place, is overwritten",
@@ -272,7 +346,9 @@ TEST(PlanMistakes, InPlaceGatherBeforeSend) {
   std::vector<Primitive>& program = p.program(0);
   const Primitive gather = program[1];
   program.clear();
-  for (std::uint16_t to = 1; to < kRanks; ++to) program.push_back({kLocal | kSend, kNoPeer, to, 0});
+  for (int to = 1; to < kRanks; ++to) {
+    program.push_back(p.primitive(0, kLocal, 0, nobody(), one(to)));
+  }
   program.insert(program.begin() + 3, gather);
   expect_error(p, {"rank 0 primitive 4 (send part 0 to 4)", "in place, is overwritten",
                    "the finished result of ranks 0-4"});
@@ -289,14 +365,12 @@ TEST(PlanMistakes, OverwritesWhatASliceUnderWayMayRead) {
   for (p.request.rank = 0; p.request.rank < 2; ++p.request.rank) {
     p.plans.push_back(*make_plan(p.request, limits, Algorithm::kMesh));
     Plan& plan = p.plans.back();
-    const auto peer = static_cast<std::uint16_t>(1 - p.request.rank);
+    const PeerRanks peer = one(1 - p.request.rank);
     plan.geometry.parts = 1;
-    Primitive send, add;
-    send.flags = kLocal | kSend | kContribute;
-    send.send_peer = peer;
-    add.flags = kRecv | kLocal | kReduce | kCopy | kContribute | kFinish;
-    add.recv_peer = peer;
-    plan.primitives = {send, add};
+    ProgramBuilder program(2, p.request.rank);
+    program.add(kLocal | kContribute, 0, nobody(), peer);
+    program.add(kLocal | kReduce | kCopy | kContribute | kFinish, 0, peer);
+    program.write(&plan);
   }
   expect_error(p, {"primitive 1", "an earlier primitive may still be reading"});
 }
@@ -329,11 +403,11 @@ TEST(PlanMistakes, AChunkOfSeveralSlicesForSeveralPeers) {
 
 TEST(PlanMistakes, MissingSendAll) {
   Planted p = make(Kind::kAllReduce, Algorithm::kMesh);
-  p.program(3)[1].flags &= static_cast<std::uint16_t>(~(kSendAll | kIntoOutput));
+  send_nothing(p.program(3)[1]);
   expect_error(p, {"of part 3", "rank 3 primitive 0 has sent"});
   // With one loop nothing else comes from there.
   Planted q = make(Kind::kAllReduce, Algorithm::kMesh, 40);
-  q.program(3)[1].flags &= static_cast<std::uint16_t>(~(kSendAll | kIntoOutput));
+  send_nothing(q.program(3)[1]);
   expect_error(q, {"collect_copy", "waits for rank 3 to send"});
 }
 
@@ -348,7 +422,8 @@ TEST(PlanMistakes, SendAllOfWhatIsNotFinished) {
 
 TEST(PlanMistakes, SendAllWithoutAReader) {
   Planted p = make(Kind::kReduceScatter, Algorithm::kMesh, 8);
-  p.program(3)[1].flags |= kSendAll;
+  p.program(3)[1].flags |= kSend;
+  p.set_to(3, 1, all_but(3));
   expect_error(p, {"rank 3 primitive 1", "left over"});
 }
 
@@ -367,7 +442,7 @@ TEST(PlanMistakes, ScatterMissingOrTwice) {
   expect_error(q, {"rank 3 primitive 1 (scatter", "left over"});
   // Somebody whose chunk is empty is not waited for, and gets nothing.
   Planted r = make(Kind::kAllReduce, Algorithm::kMesh, 9);  // parts of 4, 4, 1, 0, 0
-  r.program(0)[0] = {kLocal | kSend, kNoPeer, 4, 1};
+  r.program(0)[0] = r.primitive(0, kLocal, 1, nobody(), one(4));
   expect_error(r, {"of part 0", "rank 0 primitive 0 has sent", "of part 1"});
 }
 
@@ -383,45 +458,59 @@ TEST(PlanMistakes, CollectMissingOrTwice) {
 TEST(PlanMistakes, ScatterAfterTheInputIsOverwritten) {
   // Ranks 0 and 1 first exchange part 0 as it is: rank 1 stores it, which in place is its input.
   Planted p = make(Kind::kAllReduce, Algorithm::kMesh, 40);
-  p.program(0).insert(p.program(0).begin(), {kLocal | kSend, kNoPeer, 1, 0});
-  p.program(1).insert(p.program(1).begin(), {kRecv | kCopy, 0, kNoPeer, 0});
+  p.program(0).insert(p.program(0).begin(), p.primitive(0, kLocal, 0, nobody(), one(1)));
+  p.program(1).insert(p.program(1).begin(), p.primitive(1, kCopy, 0, one(0)));
   expect_error(
       p, {"rank 1 primitive 1 (scatter", "in place, is overwritten", "the raw input of rank 0"});
 }
 
 TEST(PlanMistakes, MeaninglessPrimitivesWithSeveralPeers) {
-  using Plant = std::function<void(Primitive*)>;
-  const auto flags = [](unsigned f) -> Plant {
-    return [f](Primitive* p) { p->flags = static_cast<std::uint16_t>(f); };
+  // Flags of rank 1's first primitive, with whom it receives from and sends to.
+  const auto all = all_but(1);
+  const struct {
+    std::string word;
+    unsigned flags;  // and kRecv, kSend
+    PeerRanks from = nobody(), to = nobody();
+  } mistakes[] = {
+      {"no source", kScatter, nobody(), all},
+      {"a scatter sends local slices", kLocal | kScatter | kFromOutput, nobody(), all},
+      {"a scatter sends local slices", kLocal | kScatter | kContribute, nobody(), all},
+      {"a scatter sends local slices", kLocal | kScatter | kCopy},
+      {"a scatter sends local slices", kScatter | kCopy, all, all},
+      {"a scatter sends local slices", kLocal | kScatter | kReduce | kContribute, all, all},
+      {"a scatter sends local slices", kLocal | kScatter | kCollect | kCopy, all, all},
+      {"no destination", kLocal | kScatter},
+      {"no destination", kCollect, all},
+      {"a collect copies", kCollect, all, all},
+      {"a collect copies", kCollect | kCopy, all, all},
+      {"a collect copies", kCollect | kCopy | kLocal | kReduce, all},
+      {"a collect copies", kCollect | kCopy | kFinish, all},
+      {"a collect copies", kCollect | kCopy | kLocal},
+      {"no source", 0, nobody(), all},
+      {"a gather reduces", kCopy, all},
+      {"a gather reduces", kLocal | kReduce | kFromOutput | kCopy, all},
+      {"a scatter or collect needs a set", kLocal | kScatter, nobody(), one(2)},
+      {"a scatter or collect needs a set", kCollect | kCopy, one(2)},
+      {"only what a set sends can be its sums", kLocal | kPartials, nobody(), all},
+      {"only what a set sends can be its sums", kLocal | kReduce | kPartials | kCopy, one(2)},
+      {"a collect copies", kCollect | kCopy | kPartials, all},
   };
-  const std::vector<std::pair<std::string, Plant>> mistakes = {
-      {"a scatter sends local slices", flags(kScatter)},
-      {"a scatter sends local slices", flags(kScatter | kCopy)},
-      {"a scatter sends local slices", flags(kLocal | kScatter | kFromOutput)},
-      {"a scatter sends local slices", flags(kLocal | kScatter | kSendAll)},
-      {"a collect copies", flags(kCollect)},
-      {"a collect copies", flags(kCollect | kCopy | kSendAll)},
-      {"a collect copies", flags(kCollect | kCopy | kLocal | kReduce)},
-      {"no source", flags(kSendAll)},
-      {"to one and to all", flags(kLocal | kSend | kSendAll)},
-      {"a peer of its own", [](Primitive* p) { *p = {kLocal | kScatter, kNoPeer, 2, 0}; }},
-  };
-  for (const auto& [word, plant] : mistakes) {
+  for (const auto& m : mistakes) {
     Planted p = make(Kind::kAllReduce, Algorithm::kMesh);
-    plant(&p.program(1)[0]);
-    expect_error(p, {"rank 1 primitive 0", word});
+    p.program(1)[0] = p.primitive(1, m.flags, 1, m.from, m.to);
+    expect_error(p, {"rank 1 primitive 0", m.word});
   }
   // One part per rank, and input or output in all of them.
   Planted p = make(Kind::kAllReduce, Algorithm::kDirect, 8);
-  p.program(1)[0].flags = kLocal | kScatter;
+  p.program(1)[0].flags = kLocal | kScatter | kSend;
   expect_error(p, {"rank 1 primitive 0", "one part per rank, the plan has 1"});
   Planted q = make(Kind::kAllGather, Algorithm::kMesh);
-  q.program(1)[0].flags = kLocal | kScatter;
+  q.program(1)[0].flags = kLocal | kScatter | kSend;
   expect_error(q, {"rank 1 primitive 0", "no input in part 0"});
   Planted r = make(Kind::kReduceScatter, Algorithm::kMesh);
-  r.program(1)[0].flags = kCollect | kCopy;
+  r.program(1)[0] = r.primitive(1, kCollect | kCopy, 0, all_but(1));
   expect_error(r, {"rank 1 primitive 0", "no output in part 0"});
-  r.program(1)[0].flags = kLocal | kScatter | kCopy;
+  r.program(1)[0] = r.primitive(1, kLocal | kScatter | kCopy, 0, nobody(), all_but(1));
   expect_error(r, {"rank 1 primitive 0", "no output in part 0"});
   // A scatter that copies what results will take the place of, or should be elsewhere.
   Planted s = make(Kind::kAllReduce, Algorithm::kMesh);
@@ -481,19 +570,18 @@ TEST(PlanMistakes, APartThatCannotBeEmpty) {
 
 TEST(PlanMistakes, ABroadcastWhoseOwnerPassesNothingOn) {
   Planted p = make(Kind::kBroadcast, Algorithm::kMesh);
-  p.program(3)[0].flags = kRecv | kCopy;
+  send_nothing(p.program(3)[0]);
   expect_error(p, {"primitive 1 (collect_copy", "waits for rank 3 to send", "a cycle of 2 ranks"});
   p = make(Kind::kBroadcast, Algorithm::kMesh, 40);  // one loop
-  p.program(3)[0].flags = kRecv | kCopy;
+  send_nothing(p.program(3)[0]);
   expect_error(p, {"primitive 1 (collect_copy", "waits for rank 3 to send", "finished"});
   // To one only.
   Planted q = make(Kind::kBroadcast, Algorithm::kMesh);
-  q.program(3)[0].flags = kRecv | kCopy | kSend | kIntoOutput;
-  q.program(3)[0].send_peer = 4;
+  q.set_to(3, 0, one(4));
   expect_error(q, {"primitive 1 (collect_copy", "waits for rank 3 to send"});
   // Instead of what it got, what is in its input: it has none.
   Planted r = make(Kind::kBroadcast, Algorithm::kMesh);
-  r.program(3)[0] = {kLocal | kCopy | kSendAll | kIntoOutput, kNoPeer, kNoPeer, 3};
+  r.program(3)[0] = r.primitive(3, kLocal | kCopy | kIntoOutput, 3, nobody(), all_but(3));
   expect_error(r, {"rank 3 primitive 0", "no input there"});
   // Only after it has collected, as all others do.
   Planted s = make(Kind::kBroadcast, Algorithm::kMesh);
@@ -509,7 +597,8 @@ TEST(PlanMistakes, ABroadcastWhoseOwnerPassesNothingOn) {
 TEST(PlanMistakes, ABroadcastThatMixesUpItsRoot) {
   // An owner takes its part from another one.
   Planted p = make(Kind::kBroadcast, Algorithm::kMesh);
-  p.program(3)[0].recv_peer = 1;
+  p.set_from(3, 0, one(1));
+  p.set_to(3, 0, all_but(3, 1));
   expect_error(p, {"rank 3 primitive 0", "of part 3", "rank 1 primitive 0 has sent", "of part 1"});
   // The root keeps nothing.
   Planted q = make(Kind::kBroadcast, Algorithm::kMesh);
@@ -517,20 +606,19 @@ TEST(PlanMistakes, ABroadcastThatMixesUpItsRoot) {
   expect_error(q, {"rank 2's output part 0 loop 0", "never written"});
   // It collects, although nobody sends it anything.
   Planted r = make(Kind::kBroadcast, Algorithm::kMesh, 40);
-  r.program(2).push_back({kCollect | kCopy, kNoPeer, kNoPeer, 0});
+  r.program(2).push_back(r.primitive(2, kCollect | kCopy, 0, all_but(2)));
   expect_error(r, {"rank 2 primitive 1 (collect_copy", "waits for rank 0 to send"});
 }
 
 TEST(PlanMistakes, AReduceWhoseOwnerSendsToAnother) {
   for (const std::uint64_t count : {40, 1000}) {
     Planted p = make(Kind::kReduce, Algorithm::kMesh, count);
-    p.program(3)[1].send_peer = 4;  // instead of the root
+    p.set_to(3, 1, one(4));  // instead of the root
     expect_error(p, {"rank 2 primitive 1 (collect_copy", "waits for rank 3 to send"});
   }
   // To all.
   Planted q = make(Kind::kReduce, Algorithm::kMesh, 40);
-  q.program(3)[1].flags ^= kSend | kSendAll;
-  q.program(3)[1].send_peer = kNoPeer;
+  q.set_to(3, 1, all_but(3));
   expect_error(q, {"rank 3 primitive 1", "left over"});
   // To nobody.
   Planted r = make(Kind::kReduce, Algorithm::kMesh);
@@ -543,7 +631,7 @@ TEST(PlanMistakes, AReduceThatStoresWhereThereIsNoOutput) {
   p.program(3)[1].flags |= kCopy;
   expect_error(p, {"rank 3 primitive 1", "no output there"});
   Planted q = make(Kind::kReduce, Algorithm::kMesh);
-  q.program(3).push_back({kCollect | kCopy, kNoPeer, kNoPeer, 0});
+  q.program(3).push_back(q.primitive(3, kCollect | kCopy, 0, all_but(3)));
   expect_error(q, {"rank 3 primitive 2", "no output in part 0"});
   // A contribution does not go straight into an output.
   Planted r = make(Kind::kReduce, Algorithm::kMesh);
@@ -554,7 +642,7 @@ TEST(PlanMistakes, AReduceThatStoresWhereThereIsNoOutput) {
 TEST(PlanMistakes, AReduceWhoseRootOverwritesItsInput) {
   // Part 0's result is stored before the root's contribution to it is read a second time.
   Planted p = make(Kind::kReduce, Algorithm::kMesh, 40);
-  p.program(2).push_back({kLocal | kSend, kNoPeer, 1, 0});
+  p.program(2).push_back(p.primitive(2, kLocal, 0, nobody(), one(1)));
   expect_error(
       p, {"rank 2 primitive 2", "in place, is overwritten", "the finished result of ranks 0-4"});
   // The root collects before it scatters.
@@ -581,7 +669,7 @@ TEST(PlanMistakes, AnAllToAllThatMixesUpBlocks) {
   r.program(3)[1].part = 2;
   expect_error(r, {"rank 3's output part 3 loop 0", "never written"});
   r.program(3)[1].part = 3;
-  r.program(3).push_back({kLocal | kCopy, kNoPeer, kNoPeer, 2});
+  r.program(3).push_back(r.primitive(3, kLocal | kCopy, 2));
   expect_error(r, {"rank 3's output part 2", "the raw input of rank 3 instead of",
                    "the raw input of rank 2"});
   Planted s = make(Kind::kAllToAll, Algorithm::kDirect, 8);
@@ -590,7 +678,7 @@ TEST(PlanMistakes, AnAllToAllThatMixesUpBlocks) {
   // Two blocks to one rank, in each other's place.
   Planted t = make(Kind::kAllToAll, Algorithm::kPairwise, 8);
   swap_parts(t.program(1), 1, 3);
-  std::swap(t.program(1)[1].send_peer, t.program(1)[3].send_peer);
+  std::swap(t.program(1)[1].to, t.program(1)[3].to);
   EXPECT_TRUE(t.check().ok) << "another order is not a mistake: " << t.check().error;
   swap_parts(t.program(1), 1, 3);
   expect_error(t, {"rank 1 primitive", "has sent", "of part"});
@@ -598,21 +686,24 @@ TEST(PlanMistakes, AnAllToAllThatMixesUpBlocks) {
   Planted u = make(Kind::kAllToAll, Algorithm::kPairwise, 8);
   for (std::size_t rank = 0; rank < kRanks; ++rank) {
     for (Primitive& receive : u.program(rank)) {
-      if ((receive.flags & kRecv) != 0) receive.part = static_cast<std::uint16_t>(rank);
+      if ((receive.flags & kRecv) != 0) receive.part = static_cast<std::uint32_t>(rank) % kRanks;
     }
   }
   expect_error(u, {"puts a slice from rank"});
 }
 
 TEST(PlanMistakes, AnAllToAllThatForwards) {
-  for (const unsigned flags :
-       {kRecv | kCopy | kSend, kLocal | kFromOutput | kSend, kLocal | kSendAll}) {
+  const struct {
+    unsigned flags;
+    PeerRanks from, to;
+  } mistakes[] = {{kCopy, one(0), one(2)},
+                  {kCopy, one(0), all_but(1, 0)},
+                  {kLocal | kFromOutput, nobody(), one(2)},
+                  {kLocal, nobody(), all_but(1)},
+                  {kLocal, nobody(), PeerRanks::set({2, 3})}};
+  for (const auto& m : mistakes) {
     Planted p = make(Kind::kAllToAll, Algorithm::kMesh, 8);
-    Primitive forward;
-    forward.flags = static_cast<std::uint16_t>(flags);
-    if ((flags & kRecv) != 0) forward.recv_peer = 0;
-    if ((flags & kSend) != 0) forward.send_peer = 2;
-    p.program(1).push_back(forward);
+    p.program(1).push_back(p.primitive(1, m.flags, 0, m.from, m.to));
     expect_error(p, {"rank 1 primitive 3", "goes straight from one rank's input"});
   }
 }
@@ -650,7 +741,7 @@ TEST(PlanMistakes, GatherAndScatter) {
     u.program(2).pop_back();
     expect_error(u, {"rank 2's output part 2 loop 0", "never written"});
     Planted v = make(Kind::kScatter, a, 8);
-    v.program(2).push_back({kLocal | kSend, kNoPeer, 1, 1});
+    v.program(2).push_back(v.primitive(2, kLocal, 1, nobody(), one(1)));
     expect_error(v, {"slices sent to rank 1 are left over"});
   }
   // Blocks of two ranks change places, alike at both ends.
@@ -717,7 +808,7 @@ TEST(PlanMistakes, OutputAsASourceIsUnderstood) {
   std::vector<Primitive>& program = p.program(0);
   Primitive copy = program[0];
   copy.flags = kLocal | kCopy;
-  copy.send_peer = kNoPeer;
+  copy.to = kNobody;
   program[0].flags = kLocal | kFromOutput | kSend;
   program.insert(program.begin(), copy);
   EXPECT_TRUE(p.check().ok) << p.check().error;
@@ -737,11 +828,12 @@ TEST(PlanMistakes, AnotherOrderOnOneRank) {
   plan.geometry.count = 8;
   plan.geometry.chunk = 8;
   Planted p{request, {plan, plan}};
-  for (std::uint16_t r = 0; r < 2; ++r) {
-    const std::uint16_t peer = 1 - r;
-    p.program(r).push_back({kLocal | kSend | kContribute, kNoPeer, peer, 0});
-    p.program(r).push_back(
-        {kRecv | kLocal | kReduce | kCopy | kContribute | kFinish, peer, kNoPeer, 0});
+  for (int r = 0; r < 2; ++r) {
+    const PeerRanks peer = one(1 - r);
+    ProgramBuilder program(2, r);
+    program.add(kLocal | kContribute, 0, nobody(), peer);
+    program.add(kLocal | kReduce | kCopy | kContribute | kFinish, 0, peer);
+    program.write(&p.plans[static_cast<std::size_t>(r)]);
   }
   expect_error(p, {"reduced in another order", "bits can differ"});
 }
@@ -784,13 +876,18 @@ TEST(PlanMistakes, MeaninglessPrimitives) {
       {"nothing that could go into an output", flags(kRecv | kCopy | kIntoOutput)},
       {"need kReduce", flags(kRecv | kLocal | kSend)},
       {"need kReduce", flags(kRecv | kReduce | kSend)},
-      {"a gather reduces", flags(kGather | kLocal | kCopy)},
       {"need a local slice", flags(kRecv | kContribute | kSend)},
-      {"receive peer without", flags(kLocal | kContribute | kSend)},
-      {"receive peer is the rank itself", [](Primitive* p) { p->recv_peer = 1; }},
-      {"send peer is not in the group", [](Primitive* p) { p->send_peer = 5; }},
+      {"a receive peer without a receive", flags(kLocal | kContribute | kSend)},
+      {"a send peer without a send", flags(kRecv | kCopy)},
+      {"a receive without a peer", [](Primitive* p) { p->from = kNobody; }},
+      {"a send without a peer", [](Primitive* p) { p->to = kNobody; }},
       {"no such part", [](Primitive* p) { p->part = 5; }},
+      {"only blocks carry", [](Primitive* p) { p->flags |= 1 << 14; }},
+      {"only blocks carry", [](Primitive* p) { p->flags |= 2 << 14; }},
+      {"only blocks carry", [](Primitive* p) { p->flags |= 3 << 14; }},
   };
+  static_assert(static_cast<unsigned>(Carrier::kCopyEngine) == 1 << 14);
+  static_assert(static_cast<unsigned>(Carrier::kNetwork) == 2 << 14);
   for (const auto& [word, plant] : mistakes) {
     Planted p = make(Kind::kAllReduce, Algorithm::kRing);
     plant(&p.program(1)[2]);
@@ -802,6 +899,181 @@ TEST(PlanMistakes, MeaninglessPrimitives) {
   Planted q = make(Kind::kReduce, Algorithm::kChain);
   q.program(1)[0].flags |= kCopy;
   expect_error(q, {"rank 1 primitive 0", "no output there"});
+}
+
+// A plan's own tables: its neighbours, and its sets of them.
+
+TEST(PlanMistakes, NeighboursThatAreNone) {
+  using Plant = std::function<void(Plan*)>;
+  const std::vector<std::pair<std::string, Plant>> mistakes = {
+      {"not in ascending order", [](Plan* p) { std::swap(p->neighbours[1], p->neighbours[2]); }},
+      {"not in ascending order", [](Plan* p) { p->neighbours[1] = p->neighbours[2]; }},
+      {"is not in the group", [](Plan* p) { p->neighbours[3] = 5; }},
+      {"is the rank itself", [](Plan* p) { p->neighbours[2] = 3; }},
+      {"is empty", [](Plan* p) { p->neighbours.clear(); }},
+      {"wide peers for few neighbours",
+       [](Plan* p) { p->wide_peers.resize(p->primitives.size()); }},
+      {"wide peers for few neighbours", [](Plan* p) { p->wide_peers.resize(1); }},
+  };
+  for (const auto& [word, plant] : mistakes) {
+    Planted p = make(Kind::kAllReduce, Algorithm::kMesh);
+    plant(&p.plans[3]);
+    expect_error(p, {"rank 3", word});
+  }
+  Planted p = make(Kind::kAllReduce, Algorithm::kRing);
+  p.plans[3].neighbours.pop_back();
+  expect_error(p, {"rank 3's plan", "not in its tables"});
+}
+
+TEST(PlanMistakes, CodesBeyondTheTables) {
+  // Four neighbours and one set.
+  for (const int code : {4, 63, kFirstSet + 1, kFirstSet + kMostSets - 1, kFirstSet + kMostSets,
+                         0x80, 0xfd, int{kWidePeer}}) {
+    for (const std::size_t i : {0, 1, 2}) {
+      Planted p = make(Kind::kAllReduce, Algorithm::kMesh);
+      ASSERT_EQ(p.plans[3].neighbours.size(), 4u);
+      ASSERT_EQ(p.plans[3].sets.size(), 1u);
+      Primitive& q = p.program(3)[i];
+      (q.from == kNobody ? q.to : q.from) = static_cast<Peers>(code);
+      expect_error(p, {"rank 3's plan", "a primitive's peer is not in its tables"});
+    }
+  }
+}
+
+TEST(PlanMistakes, SetsThatAreNone) {
+  using Plant = std::function<void(Plan*)>;
+  const std::vector<std::pair<std::string, Plant>> mistakes = {
+      {"the set that it has to send with is empty", [](Plan* p) { p->sets[0].neighbours = 0; }},
+      {"has more than the plan's neighbours", [](Plan* p) { p->sets[0].neighbours |= 1 << 4; }},
+      {"has more than the plan's neighbours",
+       [](Plan* p) { p->sets[0].neighbours |= std::uint64_t{1} << 63; }},
+      {"the set that it has to send with is empty",
+       [](Plan* p) { p->sets[0].neighbours = 1 << 4; }},
+      // Parts of 4, 4, 1, 0 and 0 elements.
+      {"part 2 is not as long as the longest", [](Plan* p) { p->sets[0].longest_part = 2; }},
+      {"part 4 is not as long as the longest", [](Plan* p) { p->sets[0].longest_part = 4; }},
+      {"part 5 is not as long as the longest", [](Plan* p) { p->sets[0].longest_part = 5; }},
+      {"part 4294967295 is not as long", [](Plan* p) { p->sets[0].longest_part = ~0u; }},
+  };
+  for (const auto& [word, plant] : mistakes) {
+    Planted p = make(Kind::kAllReduce, Algorithm::kMesh, 9);
+    plant(&p.plans[3]);
+    expect_error(p, {"rank 3 primitive 0 (", word});
+  }
+  // One as long as the longest is as good.
+  Planted right = make(Kind::kAllReduce, Algorithm::kMesh, 9);
+  right.plans[3].sets[0].longest_part = 1;
+  EXPECT_TRUE(right.check().ok) << right.check().error;
+  // A set that is received from.
+  Planted p = make(Kind::kAllGather, Algorithm::kMesh, 8);
+  p.plans[3].sets.push_back({});
+  p.program(3)[1].from = kFirstSet + 1;
+  expect_error(p, {"rank 3 primitive 1", "the set that it has to receive with is empty"});
+  p.plans[3].sets.back() = {0x1f, 0};
+  expect_error(p, {"rank 3 primitive 1", "has more than the plan's neighbours"});
+  p.plans[3].sets.resize(kMostSets + 1);
+  expect_error(p, {"rank 3's plan", "it has more than 8 sets"});
+}
+
+// Whichever member is taken out of a set.
+TEST(PlanMistakes, EveryMemberOfASetMatters) {
+  int sets = 0;
+  for (int a = 0; a < kNumAlgorithms; ++a) {
+    const auto algorithm = static_cast<Algorithm>(a);
+    for (int k = 0; k < kNumKinds; ++k) {
+      const auto kind = static_cast<Kind>(k);
+      if (kind == Kind::kSendRecv || !row_of(algorithm).serves(kind)) continue;
+      const Planted right = make(kind, algorithm, 200);
+      for (std::size_t r = 0; r < kRanks; ++r) {
+        for (std::size_t s = 0; s < right.plans[r].sets.size(); ++s, ++sets) {
+          for (std::size_t q = 0; q < kRanks; ++q) {
+            Planted p = right;
+            const std::vector<std::uint16_t>& neighbours = p.plans[r].neighbours;
+            // (Of what is empty nobody waits for anything.)
+            if (q < neighbours.size() && neighbours[q] == p.plans[r].geometry.empty_part) continue;
+            p.plans[r].sets[s].neighbours ^= std::uint64_t{1} << q;
+            EXPECT_FALSE(p.check().ok) << to_string(kind) << " " << to_string(algorithm)
+                                       << " neighbour " << q << " of rank " << r;
+          }
+        }
+      }
+    }
+  }
+  EXPECT_GT(sets, 50);
+}
+
+TEST(PlanMistakes, SumsAndContributions) {
+  // What comes is raw.
+  Planted p = make(Kind::kAllReduce, Algorithm::kMesh);
+  p.program(1)[1].flags |= kPartials;
+  expect_error(p, {"rank 1 primitive 1", "the raw input of rank 0 from rank 0",
+                   "not a sum that others go into"});
+  // What comes is contributed already.
+  Planted q = make(Kind::kAllReduce, Algorithm::kDirect, 8);
+  for (std::size_t r = 0; r < kRanks; ++r) q.program(r)[0].flags |= kContribute;
+  expect_error(q, {"the contributions of ranks", "contributed twice"});
+  // All look at sums, so each has its own contribution behind the others'.
+  for (std::size_t r = 0; r < kRanks; ++r) q.program(r)[1].flags |= kPartials;
+  expect_error(q, {"reduced in another order than on other ranks"});
+  // Of a reduce only the root adds up.
+  Planted s = make(Kind::kReduce, Algorithm::kDirect, 8);
+  for (std::size_t r = 0; r < kRanks; ++r) s.program(r)[0].flags |= kContribute;
+  expect_error(s, {"rank 2 primitive 0", "contributed twice"});
+  s.program(2)[0].flags |= kPartials;
+  EXPECT_TRUE(s.check().ok) << s.check().error;
+  s.program(2)[0].flags &= static_cast<std::uint16_t>(~kContribute);
+  expect_error(s, {"rank 2 primitive 0", "without kContribute"});
+}
+
+// More neighbours than there are codes.
+TEST(PlanMistakes, WidePeers) {
+  constexpr int kMany = 67;
+  const auto plan_many = [] {
+    Planted p;
+    p.request.kind = Kind::kAllToAll;
+    p.request.count = 8;
+    p.request.ranks = kMany;
+    PlanLimits limits;
+    limits.escape_slots = kSlots;
+    limits.escape_slot_bytes = kSlotBytes;
+    for (p.request.rank = 0; p.request.rank < kMany; ++p.request.rank) {
+      p.plans.push_back(*make_plan(p.request, limits, Algorithm::kPairwise));
+    }
+    return p;
+  };
+  const Planted right = plan_many();
+  ASSERT_TRUE(right.check().ok) << right.check().error;
+  // Rank 3: 0 own part, 1 to 4, 2 from 2, 3 to 5, …
+  ASSERT_EQ(ranks_sent_to(right.plans[3], 1), std::vector<int>{4});
+  using Plant = std::function<void(Plan*)>;
+  const std::vector<std::pair<std::vector<std::string>, Plant>> mistakes = {
+      {{"rank 3's plan", "more than 64 neighbours need wide peers of each primitive"},
+       [](Plan* p) { p->wide_peers.clear(); }},
+      {{"rank 3's plan", "need wide peers of each primitive"},
+       [](Plan* p) { p->wide_peers.pop_back(); }},
+      {{"rank 3's plan", "a plan with wide peers has no sets"},
+       [](Plan* p) { p->sets.push_back({1, 0}); }},
+      {{"rank 3's plan", "not in its tables"}, [](Plan* p) { p->primitives[1].to = 3; }},
+      {{"rank 3's plan", "not in its tables"}, [](Plan* p) { p->primitives[1].to = kFirstSet; }},
+      {{"rank 3 primitive 1", "its send peer is no neighbour of the plan"},
+       [](Plan* p) { p->wide_peers[1].to = kMany - 1; }},
+      {{"rank 3 primitive 2", "its receive peer is no neighbour of the plan"},
+       [](Plan* p) { p->wide_peers[2].from = kNoPeer; }},
+      {{"rank 3 primitive 1", "a send without a peer"},
+       [](Plan* p) { p->primitives[1].to = kNobody; }},
+      {{"rank 3 primitive 2", "a send peer without a send"},
+       [](Plan* p) { p->primitives[2].to = kWidePeer; }},
+      // The place of 4 is 3.
+      {{"rank 5", "of part 5", "rank 3 primitive 1 has sent", "of part 4"},
+       [](Plan* p) { p->wide_peers[1].to = 4; }},
+      {{"rank 3 primitive 2", "puts a slice from rank 1 into part 2"},
+       [](Plan* p) { p->wide_peers[2].from = 1; }},
+  };
+  for (const auto& [words, plant] : mistakes) {
+    Planted p = right;
+    plant(&p.plans[3]);
+    expect_error(p, words);
+  }
 }
 
 // What a sender may store straight into the receiver's output.
@@ -917,7 +1189,8 @@ TEST(PlanMistakes, EverySingleFlagMatters) {
       const Planted right = make(kind, algorithm, 200);
       for (std::size_t r = 0; r < kRanks; ++r) {
         for (std::size_t i = 0; i < right.plans[r].primitives.size(); ++i) {
-          for (const unsigned bit : {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 14}) {
+          for (const unsigned bit : {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 14, 15}) {
+            static_assert(kIntoOutput == 1 << 13);  // which may be left out
             Planted p = right;
             p.program(r)[i].flags ^= static_cast<std::uint16_t>(1u << bit);
             // Harmless: storing a preliminary value that the right one overwrites later, and
@@ -963,7 +1236,7 @@ TEST(PlanMistakes, LastDoesNotLagAsMuchAsAny) {
 TEST(PlanMistakes, GoesTogetherWithWhatItCannot) {
   // 0 gather and send to all, 1 scatter, together with 2 collect.
   const Planted right = make_overlapping(Kind::kAllReduce, true);
-  ASSERT_EQ(right.plans[0].primitives[1].flags, kLocal | kScatter | kWithNext);
+  ASSERT_EQ(right.plans[0].primitives[1].flags, kLocal | kScatter | kSend | kWithNext);
   Planted p = right;
   p.program(3)[2].flags |= kWithNext;
   expect_error(p, {"rank 3 primitive 1", "is to receive from several, and nothing else"});

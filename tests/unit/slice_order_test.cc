@@ -180,15 +180,15 @@ struct Terms {
   std::vector<SliceTerm> terms;
   std::vector<std::uint32_t> steps;
 };
-Terms terms_of(const Plan& plan, int rank, int ranks, std::uint32_t lane, int to) {
+Terms terms_of(const Plan& plan, int rank, std::uint32_t lane, int to) {
   const Geometry& g = plan.geometry;
   Terms found;
   for (std::uint32_t step = 0; step < plan.primitives.size(); ++step) {
-    const Primitive& p = plan.primitives[step];
-    for (const auto& m : unjam_test::slice_walk::messages(p, rank, ranks)) {
+    const std::uint32_t lag = plan.primitives[step].lag;
+    for (const auto& m : unjam_test::slice_walk::messages(plan, step, rank)) {
       if (m.end != End::kSends || m.peer != to) continue;
       const std::uint64_t chunks = g.loops_of(g.lane_part(m.part, lane));
-      found.terms.push_back({static_cast<std::uint32_t>(chunks), p.lag});
+      found.terms.push_back({static_cast<std::uint32_t>(chunks), lag});
       found.steps.push_back(step);
     }
   }
@@ -222,12 +222,12 @@ TEST(SliceOrder, IsThatOfAllPlans) {
               const auto plan = make_plan(r, limits, static_cast<Algorithm>(number));
               ASSERT_TRUE(plan.has_value());
               unjam_test::SliceSequences sequences;
-              unjam_test::add_slices(*plan, rank, ranks, kWholeChunks, &sequences);
+              unjam_test::add_slices(*plan, rank, kWholeChunks, &sequences);
               for (int to = 0; to < ranks; ++to) {
                 if (to == rank) continue;
                 for (std::uint32_t i = 0; i < plan->geometry.lanes; ++i) {
                   const std::uint32_t lane = plan->geometry.first_lane + i;
-                  const auto [terms, steps] = terms_of(*plan, rank, ranks, lane, to);
+                  const auto [terms, steps] = terms_of(*plan, rank, lane, to);
                   if (terms.empty()) continue;
                   SCOPED_TRACE(std::string(kAlgorithms[number].name) + " " + to_string(kind) + " " +
                                std::to_string(ranks) + " ranks, count " + std::to_string(count) +
