@@ -76,8 +76,7 @@ std::string geometry_error(const PlanRequest& request, const Plan& plan, std::ui
 }
 
 // Whom the primitive receives from, or sends to: that the plan has them, and what a set may have.
-std::string peers_error(const PlanRequest& request, int rank, const Plan& plan, std::size_t i,
-                        bool receives) {
+std::string peers_error(const Plan& plan, std::size_t i, bool receives) {
   const Primitive& p = plan.primitives[i];
   const Peers peers = receives ? p.from : p.to;
   const std::string does = receives ? "receive" : "send";
@@ -89,10 +88,6 @@ std::string peers_error(const PlanRequest& request, int rank, const Plan& plan, 
     if (peers == kNobody) return "it has a " + does + " without a peer";
     return is_set(peers) ? "the set that it has to " + does + " with is empty"
                          : "its " + does + " peer is no neighbour of the plan";
-  }
-  for (const int q : ranks) {
-    if (q >= request.ranks) return "its " + does + " peer is not in the group";
-    if (q == rank) return "its " + does + " peer is the rank itself";
   }
   if (is_set(peers) && plan.sets[set_of(peers)].neighbours >> (plan.neighbours.size() - 1) > 1) {
     return "the set that it has to " + does + " with has more than the plan's neighbours";
@@ -151,7 +146,7 @@ std::string flags_error(const PlanRequest& request, int rank, const Plan& plan, 
   if (!has(kRecv | kLocal)) return "it has no source";
   if (!has(kSend | kCopy)) return "it has no destination";
   for (const bool receives : {true, false}) {
-    const std::string text = peers_error(request, rank, plan, i, receives);
+    const std::string text = peers_error(plan, i, receives);
     if (!text.empty()) return text;
   }
   if (has(kScatter) && (f & ~kCopy) != (kLocal | kScatter | kSend)) {
@@ -212,9 +207,14 @@ std::string pair_error(const Plan& plan, std::size_t i) {
   return "";
 }
 
-// Of the plan's own tables.
-std::string neighbours_error(const Plan& plan) {
+// Of the plan's own tables. (The engine looks at all neighbours, those too that no primitive
+// names.)
+std::string neighbours_error(const PlanRequest& request, int rank, const Plan& plan) {
   const std::vector<std::uint16_t>& n = plan.neighbours;
+  for (const int q : n) {
+    if (q >= request.ranks) return "neighbour " + std::to_string(q) + " is not in the group";
+    if (q == rank) return "neighbour " + std::to_string(q) + " is the rank itself";
+  }
   if (std::adjacent_find(n.begin(), n.end(), std::greater_equal<>()) != n.end()) {
     return "its neighbours are not in ascending order";
   }
@@ -276,7 +276,7 @@ std::string validate_plans(const PlanRequest& request, const std::vector<Plan>& 
     const Plan& plan = plans[static_cast<std::size_t>(r)];
     // The engine runs the first primitive without a look at how many there are.
     if (plan.primitives.empty()) return "rank " + std::to_string(r) + "'s program is empty";
-    const std::string tables = neighbours_error(plan);
+    const std::string tables = neighbours_error(request, r, plan);
     if (!tables.empty()) return "rank " + std::to_string(r) + "'s plan: " + tables;
     for (std::size_t i = 0; i < plan.primitives.size(); ++i) {
       const std::string text = flags_error(request, r, plan, i, slot_bytes);
