@@ -1,5 +1,5 @@
-// Slices with several peers, straight through the engine: programs of kSendAll, kScatter, kCollect
-// and kGather that no planner had a part in, on hand-made keys. Many keys at once, each rank in its
+// Slices with several peers, straight through the engine: programs of sets, kScatter and kCollect
+// that no planner had a part in, on hand-made keys. Many keys at once, each rank in its
 // own order, with tiny slots, blocks of several threads and injected delays.
 //
 // Also with blocks of several control threads, which the host device does not have: there the
@@ -32,6 +32,8 @@
 #include "device/host/host_daemon.h"
 #include "device/host/leaves.h"
 #include "engine/engine.h"
+#include "engine/set_plan.h"
+#include "plan/program_builder.h"
 #include "runtime/engine_memory.h"
 #include "runtime/settings.h"
 #include "tests/support/job.h"
@@ -80,70 +82,14 @@ struct Use {
   std::uint64_t n = 0;
   std::uint64_t count = 0;
   std::uint32_t root = 0;
+  Op op = Op::kSum;
   std::vector<std::vector<std::int32_t>> inputs, outputs;  // [rank]
-  std::vector<std::vector<Primitive>> programs;            // [rank]
+  std::vector<Plan> plans;                                 // [rank]
 };
 
 // Of two ranks the root of a reduce owns all.
 std::uint32_t empty_part(const Use& u) {
   return u.what == What::kMeshReduce && u.inputs.size() == 2 ? 1 - u.root : u.root;
-}
-
-Primitive primitive(unsigned flags, std::uint32_t part, std::uint32_t from = kNoPeer,
-                    std::uint32_t to = kNoPeer) {
-  Primitive p;
-  p.flags = static_cast<std::uint16_t>(flags);
-  p.recv_peer = static_cast<std::uint16_t>(from);
-  p.send_peer = static_cast<std::uint16_t>(to);
-  p.part = static_cast<std::uint16_t>(part);
-  return p;
-}
-
-std::vector<Primitive> program(const Use& u, std::uint32_t me) {
-  constexpr unsigned kReduceAll = kGather | kLocal | kReduce | kContribute | kFinish | kCopy;
-  switch (u.what) {
-    case What::kTwoStepAllReduce:
-      return {primitive(kScatter | kLocal, 0), primitive(kReduceAll | kSendAll | kIntoOutput, me),
-              primitive(kCollect | kCopy, 0)};
-    case What::kOneStepAllReduce:
-      return {primitive(kLocal | kSendAll, 0), primitive(kReduceAll, 0)};
-    case What::kAllGather:
-      return {primitive(kLocal | kCopy | kSendAll | kIntoOutput, me),
-              primitive(kCollect | kCopy, 0)};
-    case What::kReduceScatter:
-      return {primitive(kScatter | kLocal, 0), primitive(kReduceAll, me)};
-    case What::kBroadcast:
-      if (me == u.root) return {primitive(kLocal | kCopy | kSendAll | kIntoOutput, 0)};
-      return {primitive(kRecv | kCopy, 0, u.root)};
-    case What::kMeshBroadcast:
-      if (me == u.root) return {primitive(kScatter | kLocal | kCopy | kIntoOutput, 0)};
-      if (u.inputs.size() == 2) return {primitive(kRecv | kCopy, me, u.root)};
-      return {primitive(kRecv | kCopy | kSendAll | kIntoOutput, me, u.root),
-              primitive(kCollect | kCopy, 0)};
-    case What::kMeshReduce: {
-      const Primitive scatter = primitive(kScatter | kLocal, 0);
-      if (u.inputs.size() == 2) return {me == u.root ? primitive(kReduceAll, me) : scatter};
-      if (me == u.root) return {scatter, primitive(kCollect | kCopy, 0)};
-      constexpr unsigned kReduceForRoot = (kReduceAll & ~kCopy) | kSend | kIntoOutput;
-      return {scatter, primitive(kReduceForRoot, me, kNoPeer, u.root)};
-    }
-    case What::kChainBroadcast: {
-      const auto n = static_cast<std::uint32_t>(u.inputs.size());
-      const std::uint32_t before = (me + n - 1) % n, next = (me + 1) % n;
-      if (me == u.root) return {primitive(kLocal | kCopy | kSend | kIntoOutput, 0, kNoPeer, next)};
-      if (next == u.root) return {primitive(kRecv | kCopy, 0, before)};
-      return {primitive(kRecv | kCopy | kSend | kIntoOutput, 0, before, next)};
-    }
-    case What::kChainReduce: {
-      const auto n = static_cast<std::uint32_t>(u.inputs.size());
-      const std::uint32_t before = (me + n - 1) % n, next = (me + 1) % n;
-      constexpr unsigned kAdd = kRecv | kLocal | kReduce | kContribute;
-      if (me == u.root) return {primitive(kAdd | kFinish | kCopy, 0, before)};
-      if (before == u.root) return {primitive(kLocal | kContribute | kSend, 0, kNoPeer, next)};
-      return {primitive(kAdd | kSend, 0, before, next)};
-    }
-  }
-  return {};
 }
 
 Kind kind_of(What what) {
@@ -162,6 +108,94 @@ Kind kind_of(What what) {
     default:
       return Kind::kAllReduce;
   }
+}
+
+// The geometry is the use's.
+void write_program(const Use& u, int me, Plan* plan) {
+  constexpr unsigned kResult = kLocal | kContribute | kFinish | kCopy;
+  constexpr unsigned kAdd = kLocal | kReduce | kContribute;
+  const int n = static_cast<int>(u.inputs.size()), root = static_cast<int>(u.root);
+  const int before = (me + n - 1) % n, next = (me + 1) % n;
+  ProgramBuilder program(n, me);
+  const PeerRanks nobody = PeerRanks::nobody(), others = program.all_others();
+  const auto one = [](int rank) { return PeerRanks::one(rank); };
+  const auto scatter = [&](unsigned more = 0) {
+    if (n > 1) program.add(kScatter | kLocal | more, 0, nobody, others);
+  };
+  const auto gather = [&](unsigned flags, int part, const PeerRanks& to = PeerRanks::nobody()) {
+    program.add(n > 1 ? flags | kReduce : flags & ~kIntoOutput, part, others, to);
+  };
+  const auto collect = [&] {
+    if (n > 1) program.add(kCollect | kCopy, 0, others);
+  };
+  const unsigned into_outputs = n > 1 ? kIntoOutput : 0;
+  switch (u.what) {
+    case What::kTwoStepAllReduce:
+      scatter();
+      gather(kResult | kIntoOutput, me, others);
+      collect();
+      break;
+    case What::kOneStepAllReduce:
+      if (n > 1) program.add(kLocal, 0, nobody, others);
+      gather(kResult, 0);
+      break;
+    case What::kAllGather:
+      program.add(kLocal | kCopy | into_outputs, me, nobody, others);
+      collect();
+      break;
+    case What::kReduceScatter:
+      scatter();
+      gather(kResult, me);
+      break;
+    case What::kBroadcast:
+      if (me == root) {
+        program.add(kLocal | kCopy | into_outputs, 0, nobody, others);
+      } else {
+        program.add(kCopy, 0, one(root));
+      }
+      break;
+    case What::kMeshBroadcast:
+      if (me == root) {
+        scatter(kCopy | kIntoOutput);
+      } else if (n == 2) {
+        program.add(kCopy, me, one(root));
+      } else {
+        program.add(kCopy | kIntoOutput, me, one(root), program.all_others(root));
+        collect();
+      }
+      break;
+    case What::kMeshReduce:
+      if (n == 2) {
+        me == root ? gather(kResult, me) : scatter();
+        break;
+      }
+      scatter();
+      if (me == root) {
+        collect();
+      } else {
+        gather((kResult & ~kCopy) | kIntoOutput, me, one(root));
+      }
+      break;
+    case What::kChainBroadcast:
+      if (me == root) {
+        program.add(kLocal | kCopy | kIntoOutput, 0, nobody, one(next));
+      } else if (next == root) {
+        program.add(kCopy, 0, one(before));
+      } else {
+        program.add(kCopy | kIntoOutput, 0, one(before), one(next));
+      }
+      break;
+    case What::kChainReduce:
+      if (me == root) {
+        program.add(kAdd | kFinish | kCopy, 0, one(before));
+      } else if (before == root) {
+        program.add(kLocal | kContribute, 0, nobody, one(next));
+      } else {
+        program.add(kAdd, 0, one(before), one(next));
+      }
+      break;
+  }
+  program.write(plan);
 }
 
 // What the devices here have in common.
@@ -505,8 +539,7 @@ class Ranks {
     Rank& rank = *ranks_[r];
     Sqe sqe;
     Invocation& inv = sqe.inv;
-    inv.program = u.programs[r].data();
-    inv.num_primitives = static_cast<std::uint32_t>(u.programs[r].size());
+    set_plan(u.plans[r], static_cast<std::uint16_t>(r), &inv);
     inv.members = members_.data();
     inv.key = &rank.keys[u.key]->state;
     inv.input = u.inputs[r].data();
@@ -514,17 +547,8 @@ class Ranks {
     if (case_.heap && ++submitted_ % 4 != 0) place_in_heap(u, r, inv);
     inv.n = inv.turn = u.n;
     inv.seed = hash_combine(inv.key->tag, u.n);
-    Geometry& g = inv.geometry;
-    g.count = u.count;
-    const bool one_part = u.what == What::kOneStepAllReduce || u.what == What::kBroadcast;
-    g.parts = one_part || is_chain(u.what) ? 1 : n_;
-    g.chunk = kSlotBytes / sizeof(std::int32_t);
-    g.lanes = static_cast<std::uint16_t>(case_.lanes);
-    g.kind = kind_of(u.what);
-    if (has_empty_part(u.what)) g.empty_part = static_cast<std::uint16_t>(empty_part(u));
-    g.dtype = DType::kInt32;
     inv.group_size = static_cast<std::uint16_t>(n_);
-    inv.group_rank = static_cast<std::uint16_t>(r);
+    inv.op = u.op;
     inv.slot = slot;
     inv.whole = whole;
     rank.memory->rank().sq.push(sqe);
@@ -659,8 +683,8 @@ class Ranks {
 void overlap(std::vector<Primitive>& program, unsigned passes = 1) {
   unsigned lag = 0;
   for (Primitive& p : program) {
-    if (p.flags & (kGather | kCollect)) lag += passes;
-    p.lag = static_cast<std::uint16_t>(lag);
+    if (from_set(p)) lag += passes;
+    p.lag = lag & kMostLag;
   }
 }
 
@@ -675,7 +699,22 @@ void go_together(std::vector<Primitive>& program) {
 
 enum class Laid { kOneByOne, kOverlapping, kTogether };
 
-void fill(Use& u, std::uint32_t ranks, std::mt19937_64& random, Laid laid = Laid::kOneByOne) {
+Geometry geometry_of(const Use& u, int lanes) {
+  const auto ranks = static_cast<std::uint32_t>(u.inputs.size());
+  const bool one_part = u.what == What::kOneStepAllReduce || u.what == What::kBroadcast;
+  Geometry g;
+  g.count = u.count;
+  g.parts = one_part || is_chain(u.what) ? 1 : ranks;
+  g.chunk = Ranks::kSlotBytes / sizeof(std::int32_t);
+  g.lanes = static_cast<std::uint16_t>(lanes);
+  g.kind = kind_of(u.what);
+  if (has_empty_part(u.what)) g.empty_part = static_cast<std::uint16_t>(empty_part(u));
+  g.dtype = DType::kInt32;
+  return g;
+}
+
+void fill(Use& u, std::uint32_t ranks, std::mt19937_64& random, Laid laid = Laid::kOneByOne,
+          int lanes = 1) {
   const bool gathers = u.what == What::kAllGather, scatters = u.what == What::kReduceScatter;
   u.inputs.resize(ranks);
   u.outputs.resize(ranks);
@@ -684,12 +723,14 @@ void fill(Use& u, std::uint32_t ranks, std::mt19937_64& random, Laid laid = Laid
     for (std::int32_t& x : u.inputs[r]) x = static_cast<std::int32_t>(random() % 100000);
     // One more, which nobody may touch.
     u.outputs[r].assign(u.count * (gathers ? ranks : 1) + 1, -1);
-    u.programs.push_back(program(u, r));
+    Plan& plan = u.plans.emplace_back();
+    plan.geometry = geometry_of(u, lanes);
+    write_program(u, static_cast<int>(r), &plan);
     if (laid == Laid::kOneByOne) continue;
     if (laid == Laid::kOverlapping || has_empty_part(u.what)) {
-      overlap(u.programs.back());
+      overlap(plan.primitives);
     } else {
-      go_together(u.programs.back());
+      go_together(plan.primitives);
     }
   }
 }
@@ -752,7 +793,8 @@ TEST_P(SeveralPeers, ManyKeysInAnyOrder) {
       fill(u, n, random,
            c.together            ? Laid::kTogether
            : c.escape_slots >= 4 ? Laid::kOverlapping
-                                 : Laid::kOneByOne);
+                                 : Laid::kOneByOne,
+           c.lanes);
     }
     Ranks ranks(c, keys, seed);
     for (std::uint32_t r = 0; r < n; ++r) {
@@ -1337,7 +1379,7 @@ class WholeCalls : public testing::Test {
     fill(u, 2, random_);
     const auto slot = static_cast<std::uint16_t>(uses_.size() - 1);
     // (What receives comes last.)
-    if (whole == 1) whole = static_cast<std::uint8_t>(u.programs[0].size());
+    if (whole == 1) whole = static_cast<std::uint8_t>(u.plans[0].primitives.size());
     ranks_.submit(u, 0, slot, whole);
     if (peer_calls) ranks_.submit(u, 1, slot);
   }
@@ -1487,7 +1529,7 @@ TEST_F(WholeCalls, ThatSomethingLongWaitsForPollLongerAtFirst) {
       u.root = 1;
       u.count = 10;
       fill(u, 2, random_);
-      if (whole == 1) whole = static_cast<std::uint8_t>(u.programs[0].size());
+      if (whole == 1) whole = static_cast<std::uint8_t>(u.plans[0].primitives.size());
       ranks.submit(u, 0, static_cast<std::uint16_t>(u.key), whole);
     };
     submit(what, 1);
@@ -1541,7 +1583,7 @@ TEST(Letters, ThatAreUrgentAreCountedAtBothEnds) {
     uses[key].what = What::kBroadcast;
     uses[key].key = key;
     uses[key].count = 10;
-    fill(uses[key], 1, random);
+    fill(uses[key], 1, random, Laid::kOneByOne, /*lanes=*/2);
     // The first is long.
     ranks.submit(uses[key], 0, static_cast<std::uint16_t>(key), key == 0 ? kWholeStream : 0);
   }
@@ -2066,7 +2108,7 @@ TEST(HeadStart, WhatHopsHaveBehindThemIsNotMovedAgain) {
       if (what == What::kTwoStepAllReduce) u.count *= kRanks;
       if (has_empty_part(what)) u.count *= kRanks - 1;
       fill(u, kRanks, random);
-      for (std::vector<Primitive>& program : u.programs) overlap(program, lag);
+      for (Plan& plan : u.plans) overlap(plan.primitives, lag);
       Ranks ranks(Case{kRanks, 0, 0, 1, static_cast<int>(2 * lag + 2), 0, false}, 1, 83);
       std::vector<std::unique_ptr<ByHand>> engines;
       for (std::uint32_t r = 0; r < kRanks; ++r) {
@@ -2083,7 +2125,7 @@ TEST(HeadStart, WhatHopsHaveBehindThemIsNotMovedAgain) {
         moved[r] += engines[r]->stay();
         if (completed(r)) continue;
         DynamicContext& dyn = ranks.state(r).lanes[0].contexts[0];
-        const std::vector<Primitive>& program = u.programs[r];
+        const std::vector<Primitive>& program = u.plans[r].primitives;
         std::uint32_t behind[kHops] = {};
         for (std::uint32_t i = 0; i < program.size(); ++i) {
           const Hop hop = hop_of(program[i]);
@@ -2099,7 +2141,7 @@ TEST(HeadStart, WhatHopsHaveBehindThemIsNotMovedAgain) {
       }
       for (std::uint32_t r = 0; r < kRanks; ++r) {
         ASSERT_TRUE(completed(r)) << "rank " << r;
-        EXPECT_EQ(moved[r], kChunks * u.programs[r].size()) << "rank " << r;
+        EXPECT_EQ(moved[r], kChunks * u.plans[r].primitives.size()) << "rank " << r;
       }
       check(u);
     }
