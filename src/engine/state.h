@@ -216,6 +216,7 @@ struct SlicePeers {
   std::uint64_t set = 0;
   std::uint16_t one = kNoPeer;  // its place among the neighbours
 };
+static_assert(kMostNeighbours < kMaxLeafSources, "a slice has one more: the rank's own");
 
 // Shared by the threads of a block while its engine runs: fast memory, lost with the block. Who may
 // touch what, and when: see "The block" in engine.h.

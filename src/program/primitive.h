@@ -24,8 +24,8 @@ namespace unjam {
 inline constexpr std::uint16_t kNoPeer = 0xffff;
 inline constexpr int kMaxGroupRanks = 1024;  // for ring plans
 inline constexpr int kMaxDirectRanks = 64;   // for plans with sets of all others
-// Of a rank, in a plan with sets; and sets of a plan.
-inline constexpr int kMostNeighbours = 64, kMostSets = 8;
+// Of a rank, in a plan with sets: with the rank itself, sources of one slice. And sets of a plan.
+inline constexpr int kMostNeighbours = 63, kMostSets = 8;
 
 // Primitive::from and to: which neighbour, or which set.
 using Peers = std::uint8_t;

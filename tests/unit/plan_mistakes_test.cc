@@ -1052,7 +1052,7 @@ TEST(PlanMistakes, WidePeers) {
   ASSERT_EQ(ranks_sent_to(right.plans[3], 1), std::vector<int>{4});
   using Plant = std::function<void(Plan*)>;
   const std::vector<std::pair<std::vector<std::string>, Plant>> mistakes = {
-      {{"rank 3's plan", "more than 64 neighbours need wide peers of each primitive"},
+      {{"rank 3's plan", "more than 63 neighbours need wide peers of each primitive"},
        [](Plan* p) { p->wide_peers.clear(); }},
       {{"rank 3's plan", "need wide peers of each primitive"},
        [](Plan* p) { p->wide_peers.pop_back(); }},
@@ -1080,6 +1080,40 @@ TEST(PlanMistakes, WidePeers) {
     Planted p = right;
     plant(&p.plans[3]);
     expect_error(p, words);
+  }
+}
+
+// So many that, with the rank itself, they are more than a slice has sources.
+TEST(PlanMistakes, ASetOfTooMany) {
+  for (const int ranks : {kMostNeighbours + 1, kMostNeighbours + 2}) {
+    Planted p;
+    p.request.kind = Kind::kReduce;
+    p.request.count = 8;
+    p.request.ranks = ranks;
+    for (int r = 0; r < ranks; ++r) {
+      Plan plan;
+      plan.geometry.kind = Kind::kReduce;
+      plan.geometry.dtype = DType::kFloat32;
+      plan.geometry.count = 8;
+      plan.geometry.chunk = 8;
+      Primitive& only = plan.primitives.emplace_back();
+      if (r != 0) {
+        plan.neighbours = {0};
+        only.flags = kLocal | kSend;
+        only.to = 0;
+      } else {
+        for (int q = 1; q < ranks; ++q) plan.neighbours.push_back(static_cast<std::uint16_t>(q));
+        plan.sets = {{~std::uint64_t{0} >> (65 - ranks), 1}};
+        only.flags = kRecv | kLocal | kReduce | kCopy | kContribute | kFinish;
+        only.from = kFirstSet;
+      }
+      p.plans.push_back(plan);
+    }
+    if (ranks == kMostNeighbours + 1) {
+      EXPECT_TRUE(p.check().ok) << p.check().error;
+    } else {
+      expect_error(p, {"rank 0's plan", "more than 63 neighbours need wide peers"});
+    }
   }
 }
 
