@@ -13,8 +13,10 @@
 #include "plan/check/checker.h"
 #include "plan/common.h"
 #include "plan/describe.h"
+#include "plan/program_builder.h"
 #include "plan/registry.h"
 #include "plan/selector.h"
+#include "tests/support/written_programs.h"
 
 namespace unjam {
 namespace {
@@ -928,6 +930,134 @@ TEST(PlanSelector, TableAndErrors) {
   EXPECT_NE(error(fine, make_limits(5, 64, 0), {}).find("lane"), std::string::npos);
 }
 
+// More neighbours than there are codes, from 65 ranks on.
+TEST(PlanChecked, PairwiseInTheWideForm) {
+  for (const Kind kind : {Kind::kAllToAll, Kind::kGather, Kind::kScatter}) {
+    for (int ranks = 63; ranks <= 80; ++ranks) {
+      // Of one slice, and of two chunks.
+      for (const std::uint64_t count : {7, 90}) {
+        const PlanRequest request = make_request(kind, ranks, count, ranks / 3);
+        const PlanLimits limits = make_limits(5, 64);
+        const std::vector<Plan> plans = make_plans(request, limits, Algorithm::kPairwise);
+        for (const Plan& plan : plans) {
+          const bool wide = plan.neighbours.size() > kMostNeighbours;
+          EXPECT_EQ(wide, plan.neighbours.size() > 1 && ranks > 64);
+          EXPECT_EQ(plan.wide_peers.size(), wide ? plan.primitives.size() : 0);
+          EXPECT_TRUE(plan.sets.empty());
+        }
+        CheckOptions options;
+        options.slot_bytes = 64;
+        options.find_slots_needed = false;
+        const CheckResult result = check_plans(request, plans, options);
+        ASSERT_TRUE(result.ok) << label(request, limits, Algorithm::kPairwise) << ": "
+                               << result.error;
+      }
+    }
+  }
+}
+
+// ---- Programs that no planner makes ----
+
+using unjam_test::broadcast_in_halves;
+using unjam_test::tree_broadcast;
+using unjam_test::tree_reduce;
+using unjam_test::two_level_all_reduce;
+
+CheckResult check_written(const PlanRequest& request, const std::vector<Plan>& plans,
+                          const PlanLimits& limits) {
+  CheckOptions options;
+  options.slots = static_cast<int>(limits.escape_slots);
+  options.slot_bytes = limits.escape_slot_bytes;
+  return check_plans(request, plans, options);
+}
+
+// None, less than there are ranks, cut unevenly, and of many loops.
+constexpr std::uint64_t kWrittenCounts[] = {0, 1, 7, 61, 997, 5003};
+
+TEST(PlanWritten, Trees) {
+  for (const int below : {1, 2, 3, 5}) {
+    for (int ranks = 1; ranks <= 17; ++ranks) {
+      for (int root = 0; root < ranks; root += 1 + ranks / 4) {
+        for (const std::uint64_t count : kWrittenCounts) {
+          const PlanLimits limits = make_limits(3, 64, 2);
+          for (const std::uint32_t lag : {0u, 1u, 2u}) {
+            const PlanRequest request = make_request(Kind::kBroadcast, ranks, count, root);
+            const CheckResult result =
+                check_written(request, tree_broadcast(request, limits, below, lag), limits);
+            ASSERT_TRUE(result.ok) << ranks << " ranks, " << below << " below: " << result.error;
+            EXPECT_LE(result.slots_needed, 1);
+          }
+          const PlanRequest request = make_request(Kind::kReduce, ranks, count, root);
+          const CheckResult result =
+              check_written(request, tree_reduce(request, limits, below), limits);
+          ASSERT_TRUE(result.ok) << ranks << " ranks, " << below << " below: " << result.error;
+          EXPECT_LE(result.slots_needed, 1);
+        }
+      }
+    }
+  }
+}
+
+TEST(PlanWritten, TwoLevelAllReduce) {
+  for (const auto& [ranks, node_ranks] :
+       {std::pair{4, 2}, {8, 2}, {8, 4}, {6, 3}, {6, 2}, {12, 4}, {64, 8}}) {
+    const auto nodes = static_cast<std::uint32_t>(ranks / node_ranks);
+    for (const std::uint32_t distance : {0u, 1u, 2u}) {
+      for (const std::uint64_t count : kWrittenCounts) {
+        if (ranks > 12 && count > 997) continue;
+        const PlanRequest request = make_request(Kind::kAllReduce, ranks, count);
+        // Between two ranks of a node a pass moves twice as many slices as there are nodes.
+        const PlanLimits limits = make_limits(2 * nodes * (distance + 1), 64, 2);
+        const std::vector<Plan> plans = two_level_all_reduce(request, limits, node_ranks, distance);
+        const auto peers = static_cast<std::size_t>(node_ranks) - 1 + nodes - 1;
+        for (const Plan& plan : plans) EXPECT_EQ(plan.neighbours.size(), peers);
+        const CheckResult result = check_written(request, plans, limits);
+        ASSERT_TRUE(result.ok) << ranks << " ranks in nodes of " << node_ranks << ", count "
+                               << count << ", distance " << distance << ": " << result.error;
+      }
+    }
+  }
+}
+
+TEST(PlanWritten, BroadcastInHalves) {
+  for (int ranks = 3; ranks <= 13; ++ranks) {
+    for (int root = 0; root < ranks; ++root) {
+      for (const std::uint64_t count : kWrittenCounts) {
+        const PlanRequest request = make_request(Kind::kBroadcast, ranks, count, root);
+        const PlanLimits limits = make_limits(2, 64, 2);
+        const CheckResult result =
+            check_written(request, broadcast_in_halves(request, limits), limits);
+        ASSERT_TRUE(result.ok) << ranks << " ranks, root " << root << ", count " << count << ": "
+                               << result.error;
+        EXPECT_LE(result.slots_needed, 1);
+      }
+    }
+  }
+}
+
+// What a rank of a node takes for a sum, or for a contribution, is found out.
+TEST(PlanWritten, SumsAreNotMixedUpWithContributions) {
+  const PlanRequest request = make_request(Kind::kAllReduce, 8, 997);
+  const PlanLimits limits = make_limits(8, 64);
+  const std::vector<Plan> right = two_level_all_reduce(request, limits, 4, 1);
+  ASSERT_TRUE(check_written(request, right, limits).ok);
+  int gathers = 0;
+  for (std::size_t i = 0; i < right[5].primitives.size(); ++i) {
+    const Primitive& p = right[5].primitives[i];
+    if (!from_set(p) || (p.flags & kReduce) == 0) continue;
+    ++gathers;
+    std::vector<Plan> plans = right;
+    plans[5].primitives[i].flags ^= kPartials;
+    const std::string error = check_written(request, plans, limits).error;
+    const bool sums = (p.flags & kPartials) != 0;
+    EXPECT_NE(error.find("rank 5 primitive " + std::to_string(i)), std::string::npos) << error;
+    EXPECT_NE(error.find(sums ? "contributed twice" : "not a sum that others go into"),
+              std::string::npos)
+        << error;
+  }
+  EXPECT_EQ(gathers, 2);
+}
+
 // ---- Execution on numbers, knowing nothing of the checker ----
 
 // A contribution is 3x, a finished result has 7 added: both marks show in the numbers if they are
@@ -953,24 +1083,29 @@ class Machine {
   bool run(int unfair) {
     const Geometry& g = plans_[0].geometry;
     for (std::uint32_t lane = g.first_lane; lane < std::uint32_t{g.first_lane} + g.lanes; ++lane) {
-      std::vector<std::pair<std::uint64_t, std::size_t>> at(plans_.size());  // loop, primitive
+      std::vector<std::pair<std::uint64_t, std::size_t>> at(plans_.size());  // pass, primitive
+      const auto passes = [&](std::size_t r) {
+        return g.loops(lane) + plans_[r].primitives.back().lag;
+      };
       for (bool moved = true; moved;) {
         moved = false;
         for (std::size_t r = 0; r < plans_.size(); ++r) {
           for (int k = 0; k < unfair; ++k) {
-            auto& [loop, i] = at[r];
-            if (loop == g.loops(lane)) break;
-            const auto ranges = [&g, lane = lane, loop = loop](int part) {
-              return g.chunk_range(static_cast<std::uint32_t>(part), lane, loop);
+            auto& [pass, i] = at[r];
+            if (pass == passes(r)) break;
+            const std::uint32_t lag = plans_[r].primitives[i].lag;
+            const auto ranges = [&g, lane = lane, pass = pass, lag](int part) {
+              const auto p = static_cast<std::uint32_t>(part);
+              return pass < lag ? Range{} : g.chunk_range(p, lane, pass - lag);
             };
-            if (!execute(static_cast<int>(r), plans_[r].primitives[i], ranges)) break;
+            if (!execute(static_cast<int>(r), i, ranges)) break;
             moved = true;
-            if (++i == plans_[r].primitives.size()) i = 0, ++loop;
+            if (++i == plans_[r].primitives.size()) i = 0, ++pass;
           }
         }
       }
-      for (const auto& [loop, i] : at) {
-        if (loop != g.loops(lane)) return false;
+      for (std::size_t r = 0; r < plans_.size(); ++r) {
+        if (at[r].first != passes(r)) return false;
       }
     }
     for (const auto& [edge, fifo] : fifos_) {
@@ -1020,9 +1155,12 @@ class Machine {
  private:
   using Slice = std::vector<std::int64_t>;
 
-  // ranges(part): the chunk of a part in this loop.
+  // ranges(part): the chunk of a part in this pass.
   template <typename Ranges>
-  bool execute(int rank, const Primitive& p, const Ranges& ranges) {
+  bool execute(int rank, std::size_t i, const Ranges& ranges) {
+    const Plan& plan = plans_[static_cast<std::size_t>(rank)];
+    const Primitive& p = plan.primitives[i];
+    const std::vector<int> sources = ranks_received_from(plan, i), targets = ranks_sent_to(plan, i);
     const auto pop = [&](int from) {
       auto& fifo = fifos_[{from, rank}];
       const Slice s = fifo.front();
@@ -1031,61 +1169,58 @@ class Machine {
     };
     std::vector<std::int64_t>& in = input_[static_cast<std::size_t>(rank)];
     std::vector<std::int64_t>& out = in_place_ ? in : output_[static_cast<std::size_t>(rank)];
-    if (p.flags & (kScatter | kCollect)) {
-      for (int q = 0; (p.flags & kCollect) && q < request_.ranks; ++q) {
-        if (q != rank && ranges(q).length != 0 && fifos_[{q, rank}].empty()) return false;
-      }
-      for (int q = 0; q < request_.ranks; ++q) {
+    if (p.flags & kScatter) {
+      for (const int q : targets) {
         const Range range = ranges(q);
-        if (q == rank || range.length == 0) continue;
+        if (range.length == 0) continue;
         const auto offset = static_cast<std::ptrdiff_t>(range.offset);
-        if (p.flags & kScatter) {
-          const auto begin = in.begin() + offset;
-          const auto end = begin + static_cast<std::ptrdiff_t>(range.length);
-          fifos_[{rank, q}].emplace_back(begin, end);
-          if ((p.flags & kCopy) && !in_place_) std::copy(begin, end, out.begin() + offset);
-        } else {
-          const Slice s = pop(q);
-          if (s.size() != range.length) return false;
-          std::copy(s.begin(), s.end(), out.begin() + offset);
-        }
+        const auto begin = in.begin() + offset;
+        const auto end = begin + static_cast<std::ptrdiff_t>(range.length);
+        fifos_[{rank, q}].emplace_back(begin, end);
+        if ((p.flags & kCopy) && !in_place_) std::copy(begin, end, out.begin() + offset);
       }
       return true;
     }
-    const Range range = ranges(p.part);
-    if (range.length == 0) return true;
-    const bool gathers = (p.flags & kGather) != 0;
-    for (int from = 0; from < request_.ranks; ++from) {
-      const bool needed = gathers ? from != rank : (p.flags & kRecv) && from == p.recv_peer;
-      if (needed && fifos_[{from, rank}].empty()) return false;
+    if (p.flags & kCollect) {
+      for (const int q : sources) {
+        if (ranges(q).length != 0 && fifos_[{q, rank}].empty()) return false;
+      }
+      for (const int q : sources) {
+        const Range range = ranges(q);
+        if (range.length == 0) continue;
+        const Slice s = pop(q);
+        if (s.size() != range.length) return false;
+        std::copy(s.begin(), s.end(), out.begin() + static_cast<std::ptrdiff_t>(range.offset));
+      }
+      return true;
     }
+    const Range range = ranges(static_cast<int>(p.part));
+    if (range.length == 0) return true;
+    for (const int from : sources) {
+      if (fifos_[{from, rank}].empty()) return false;
+    }
+    // (Of a set sources are contributions, too, unless they are sums.)
     const bool contributes = (p.flags & kContribute) != 0;
+    const bool are_contributions = contributes && from_set(p) && (p.flags & kPartials) == 0;
     Slice value(range.length);
     if (p.flags & kLocal) {
       const auto& from = (p.flags & kFromOutput) ? out : in;
-      for (std::uint64_t i = 0; i < range.length; ++i) {
-        value[i] = from[range.offset + i] * (contributes ? 3 : 1);
+      for (std::uint64_t k = 0; k < range.length; ++k) {
+        value[k] = from[range.offset + k] * (contributes ? 3 : 1);
       }
     }
-    for (int from = 0; from < request_.ranks; ++from) {
-      const bool needed = gathers ? from != rank : (p.flags & kRecv) && from == p.recv_peer;
-      if (!needed) continue;
+    for (const int from : sources) {
       const Slice s = pop(from);
       if (s.size() != range.length) return false;
-      for (std::uint64_t i = 0; i < range.length; ++i) {
-        value[i] += s[i] * (gathers && contributes ? 3 : 1);
+      for (std::uint64_t k = 0; k < range.length; ++k) {
+        value[k] += s[k] * (are_contributions ? 3 : 1);
       }
     }
-    for (std::uint64_t i = 0; i < range.length; ++i) {
-      if (p.flags & kFinish) value[i] += 7;
-      if (p.flags & kCopy) out[range.offset + i] = value[i];
+    for (std::uint64_t k = 0; k < range.length; ++k) {
+      if (p.flags & kFinish) value[k] += 7;
+      if (p.flags & kCopy) out[range.offset + k] = value[k];
     }
-    for (int to = 0; to < request_.ranks; ++to) {
-      // (Who it was received from, if from one, has it.)
-      const bool sends = (p.flags & kSendAll) ? to != rank && to != p.recv_peer
-                                              : (p.flags & kSend) && to == p.send_peer;
-      if (sends) fifos_[{rank, to}].push_back(value);
-    }
+    for (const int to : targets) fifos_[{rank, to}].push_back(value);
     return true;
   }
 
@@ -1119,6 +1254,34 @@ TEST(PlanExecuted, GivesTheRightNumbers) {
               }
             }
           }
+        }
+      }
+    }
+  }
+}
+
+TEST(PlanExecuted, WrittenProgramsGiveTheRightNumbers) {
+  const PlanLimits limits = make_limits(16, 64, 2);
+  for (const std::uint64_t count : kWrittenCounts) {
+    std::vector<std::pair<PlanRequest, std::vector<Plan>>> all;
+    for (const int ranks : {4, 5, 8}) {
+      const PlanRequest broadcast = make_request(Kind::kBroadcast, ranks, count, 2);
+      const PlanRequest reduce = make_request(Kind::kReduce, ranks, count, 1);
+      all.emplace_back(broadcast, tree_broadcast(broadcast, limits, 2, 1));
+      all.emplace_back(broadcast, broadcast_in_halves(broadcast, limits));
+      all.emplace_back(reduce, tree_reduce(reduce, limits, 3));
+      if (ranks % 2 != 0) continue;
+      const PlanRequest request = make_request(Kind::kAllReduce, ranks, count);
+      for (const std::uint32_t distance : {0u, 2u}) {
+        all.emplace_back(request, two_level_all_reduce(request, limits, ranks / 2, distance));
+      }
+    }
+    for (const auto& [request, plans] : all) {
+      for (const bool in_place : {false, true}) {
+        for (const int unfair : {1, 1000}) {
+          Machine machine(request, plans, in_place);
+          ASSERT_TRUE(machine.run(unfair)) << to_string(request.kind) << " count " << count;
+          ASSERT_TRUE(machine.correct()) << to_string(request.kind) << " count " << count;
         }
       }
     }
@@ -1172,26 +1335,35 @@ TEST(Steps, AreThoseOfAllLoops) {
 }
 
 TEST(PlanText, DescribesAndSerialises) {
-  Primitive p;
-  p.flags = kRecv | kLocal | kReduce | kContribute | kSend;
-  p.recv_peer = 1;
-  p.send_peer = 3;
-  p.part = 3;
-  EXPECT_EQ(describe(p), "recv_reduce_send part 3 from 1 to 3");
-  p.flags = kGather | kLocal | kReduce | kCopy | kContribute | kFinish;
-  EXPECT_EQ(describe(p), "gather_reduce_copy part 3 from all");
-  p.flags = kLocal | kCopy | kSend;
-  EXPECT_EQ(describe(p), "copy_send part 3 to 3");
-  p.flags = kLocal | kCopy | kSendAll;
-  EXPECT_EQ(describe(p), "copy_send_all part 3 to all");
-  p.flags = kRecv | kCopy | kSendAll;
-  EXPECT_EQ(describe(p), "recv_copy_send_all part 3 from 1 to all others");
-  p.flags = kLocal | kScatter;
-  EXPECT_EQ(describe(p), "scatter every part to its rank");
-  p.flags = kLocal | kScatter | kCopy;
-  EXPECT_EQ(describe(p), "copy_scatter every part to its rank");
-  p.flags = kCollect | kCopy;
-  EXPECT_EQ(describe(p), "collect_copy every part from its rank");
+  // Of rank 2, among five.
+  const auto text = [](unsigned flags, const PeerRanks& from, const PeerRanks& to) {
+    Plan plan;
+    plan.geometry.parts = 5;
+    ProgramBuilder program(5, 2);
+    program.add(flags, 3, from, to);
+    program.write(&plan);
+    return describe(plan, 0, 5);
+  };
+  const PeerRanks nobody = PeerRanks::nobody(), all = PeerRanks::set({0, 1, 3, 4});
+  const auto one = [](int rank) { return PeerRanks::one(rank); };
+  constexpr unsigned kAdd = kLocal | kReduce | kContribute;
+  EXPECT_EQ(text(kAdd, one(1), one(3)), "recv_reduce_send part 3 from 1 to 3");
+  EXPECT_EQ(text(kAdd | kCopy | kFinish, all, nobody), "gather_reduce_copy part 3 from all");
+  EXPECT_EQ(text(kLocal | kCopy, nobody, one(3)), "copy_send part 3 to 3");
+  EXPECT_EQ(text(kLocal | kCopy, nobody, all), "copy_send_all part 3 to all");
+  EXPECT_EQ(text(kCopy, one(1), PeerRanks::set({0, 3, 4})),
+            "recv_copy_send_all part 3 from 1 to all others");
+  EXPECT_EQ(text(kLocal | kScatter, nobody, all), "scatter every part to its rank");
+  EXPECT_EQ(text(kLocal | kScatter | kCopy, nobody, all), "copy_scatter every part to its rank");
+  EXPECT_EQ(text(kCollect | kCopy, all, nobody), "collect_copy every part from its rank");
+  // Sets that are not all.
+  const PeerRanks some = PeerRanks::set({4, 0});
+  EXPECT_EQ(text(kAdd, some, one(3)), "gather_reduce_send part 3 from 0, 4 to 3");
+  EXPECT_EQ(text(kCopy, one(1), some), "recv_copy_send_several part 3 from 1 to 0, 4");
+  EXPECT_EQ(text(kAdd, some, some), "gather_reduce_send_several part 3 from 0, 4 to 0, 4");
+  EXPECT_EQ(text(kLocal, nobody, PeerRanks::set({3})), "send_several part 3 to 3");
+  EXPECT_EQ(text(kLocal | kScatter, nobody, some), "scatter every part to its rank, of 0, 4");
+  EXPECT_EQ(text(kCollect | kCopy, some, nobody), "collect_copy every part from its rank, of 0, 4");
 
   bool ok = false;
   const PlanRequest request = make_request(Kind::kAllReduce, 4, 1000);
@@ -1201,7 +1373,9 @@ TEST(PlanText, DescribesAndSerialises) {
   for (const char* part :
        {"{\"ok\": true", "\"error\": \"\"", "\"algorithm\": \"ring\"", "\"protocol\": \"slot\"",
         "\"bytes_sent_max\": 6016", "\"bytes_sent_total\": 24000", "\"steps\": 7",
-        "\"slots_needed\": 2", "\"programs\": [{\"rank\": 0", "recv_reduce_copy_send part 0"}) {
+        "\"slots_needed\": 2", "\"programs\": [{\"rank\": 0", "recv_reduce_copy_send part 0",
+        "\"recv_peers\": [], \"send_peers\": [1]", "\"recv_peers\": [3], \"send_peers\": []",
+        "\"partials\": false"}) {
     EXPECT_NE(json.find(part), std::string::npos) << part << " in " << json;
   }
   EXPECT_EQ(plan_check_json(request, {}, {}, 0, false, nullptr).find("programs"),
