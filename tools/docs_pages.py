@@ -333,7 +333,6 @@ def algorithm_numbers(page: str) -> str:
 
 def _steps(programs: list[dict[str, Any]]) -> dict[str, Any]:
     """A plan's first pass: boxes (rank, step, part, what), arrows (rank, step, to rank, step)."""
-    n = len(programs)
     sends: dict[tuple[int, int], list[int]] = {}
     receives: dict[tuple[int, int], list[int]] = {}
     boxes = []
@@ -341,12 +340,8 @@ def _steps(programs: list[dict[str, Any]]) -> dict[str, Any]:
         rank = program["rank"]
         for step, primitive in enumerate(program["primitives"]):
             words = primitive["op"].split("_")
-            others = [r for r in range(n) if r != rank]
-            to_all = "scatter" in words or "all" in words
-            from_all = "gather" in words or "collect" in words
-            targets = others if to_all else [primitive["send_peer"]] if "send" in words else []
-            origins = others if from_all else [primitive["recv_peer"]] if "recv" in words else []
-            for peer in targets:
+            origins = primitive["recv_peers"]
+            for peer in primitive["send_peers"]:
                 sends.setdefault((rank, peer), []).append(step)
             for peer in origins:
                 receives.setdefault((peer, rank), []).append(step)

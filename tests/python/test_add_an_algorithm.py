@@ -182,11 +182,13 @@ def check_it_works(checkout: Checkout) -> None:
     assert checkout.algorithms()[-1] == "tree"
     plan = json.loads(checkout.python(*PLAN, "--list", "--json"))
     assert (plan["ok"], plan["algorithm"], plan["slots_needed"]) == (True, "tree", 1)
-    assert [step["text"] for step in plan["programs"][1]["primitives"]] == [
-        "recv_copy part 0 from 0",
-        "send part 0 to 3",
-        "send part 0 to 4",
+    steps = [program["primitives"] for program in plan["programs"]]
+    assert [step["text"] for step in steps[0]] == ["copy_send_several part 0 to 1, 2"]
+    assert [step["text"] for step in steps[1]] == [
+        "recv_copy_send_several part 0 from 0 to 3, 4",
     ]
+    assert [step["text"] for step in steps[6]] == ["recv_copy part 0 from 2"]
+    assert (steps[1][0]["recv_peers"], steps[1][0]["send_peers"]) == ([0], [3, 4])
     assert checkout.python("-c", DATA).strip() == str([{"tree"}] * 6)
 
     # The checker proves it, and finds mistakes planted in it.

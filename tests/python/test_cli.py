@@ -497,6 +497,10 @@ def test_plan(kind, algorithm, capsys):
     report = json.loads(capsys.readouterr().out)
     assert report["ok"] is True
     assert len(report["programs"]) == 5
+    for program in report["programs"]:
+        for primitive in program["primitives"]:
+            peers = primitive["recv_peers"] + primitive["send_peers"]
+            assert set(peers) <= set(range(5)) - {program["rank"]}
     assert main([*arguments, "--list"]) == 0
     assert "The result is right" in capsys.readouterr().out
 
@@ -508,6 +512,9 @@ def test_plan_of_a_pair(capsys):
         ["recv_copy"],
         ["send"],
     ]
+    (receive,), (send,) = (program["primitives"] for program in report["programs"])
+    assert (receive["recv_peers"], receive["send_peers"]) == ([1], [])
+    assert (send["recv_peers"], send["send_peers"], send["partials"]) == ([], [0], False)
     assert main(["plan", "--check", "send-recv", "--ranks", "3", "--json"]) == 1
     assert "between 2 ranks, not 3" in json.loads(capsys.readouterr().out)["error"]
 
