@@ -11,7 +11,9 @@
 
 #include <algorithm>
 #include <atomic>
+#include <bit>
 #include <chrono>
+#include <cmath>
 #include <cstdint>
 #include <cstring>
 #include <deque>
@@ -33,10 +35,12 @@
 #include "device/host/leaves.h"
 #include "engine/engine.h"
 #include "engine/set_plan.h"
+#include "plan/check/checker.h"
 #include "plan/program_builder.h"
 #include "runtime/engine_memory.h"
 #include "runtime/settings.h"
 #include "tests/support/job.h"
+#include "tests/support/written_programs.h"
 
 namespace unjam {
 namespace {
@@ -844,6 +848,198 @@ INSTANTIATE_TEST_SUITE_P(
         Case{2, 2, 2, 1, 4, 0, false, false, true}, Case{3, 6, 2, 1, 4, 2, false, false, true},
         Case{2, 3, 1, 1, 5, 0, false, true, true}, Case{3, 8, 2, 1, 4, 0, false, true, true},
         Case{4, 6, 2, 1, 2, 0, false}, Case{4, 5, 2, 1, 4, 2, false, true}));
+
+// ---- programs with sets that are neither one rank nor all others ----
+
+// A use of a key whose plans come from tests/support/written_programs.h. Its numbers are of either
+// type, each in the place of an integer.
+struct WrittenUse {
+  PlanRequest request;
+  const char* name = "";
+  Use use;
+
+  bool is_float() const { return request.dtype == DType::kFloat32; }
+  std::int32_t bits(double x) const {
+    if (is_float()) return std::bit_cast<std::int32_t>(static_cast<float>(x));
+    return static_cast<std::int32_t>(x);
+  }
+  double value(std::int32_t x) const {
+    return is_float() ? double{std::bit_cast<float>(x)} : double{static_cast<double>(x)};
+  }
+
+  using MakePlans = std::function<std::vector<Plan>(const PlanRequest&)>;
+  void fill(std::mt19937_64& random, const MakePlans& make_plans) {
+    use.op = request.op;
+    use.count = request.count;
+    use.plans = make_plans(request);
+    for (int r = 0; r < request.ranks; ++r) {
+      std::vector<std::int32_t>& input = use.inputs.emplace_back(request.count);
+      for (std::int32_t& x : input) x = bits(static_cast<double>(random() % 10000));
+      use.outputs.emplace_back(request.count + 1, -1);  // one more, which nobody may touch
+    }
+  }
+  void check() const {
+    for (int r = 0; r < request.ranks; ++r) {
+      const auto& out = use.outputs[static_cast<std::size_t>(r)];
+      ASSERT_EQ(out.back(), -1) << "written past the end";
+      for (std::size_t i = 0; i < request.count; ++i) {
+        if (request.kind == Kind::kReduce && r != request.root) {
+          ASSERT_EQ(out[i], -1) << "nobody may touch it";
+          continue;
+        }
+        double expected = value(use.inputs[static_cast<std::size_t>(request.root)][i]);
+        if (request.kind != Kind::kBroadcast) {
+          expected = 0;
+          for (const auto& input : use.inputs) expected += value(input[i]);
+          if (request.op == Op::kAvg) expected /= request.ranks;
+          if (!is_float()) expected = std::floor(expected);
+        }
+        ASSERT_NEAR(value(out[i]), expected, is_float() ? expected * 1e-6 : 0)
+            << name << ", rank " << r << ", element " << i << " of " << request.count;
+      }
+    }
+  }
+};
+
+class Written : public testing::TestWithParam<Case> {};
+
+TEST_P(Written, GivesTheRightResultsOnManyKeys) {
+  const Case c = GetParam();
+  PlanLimits limits;
+  limits.escape_slots = static_cast<std::uint32_t>(c.escape_slots);
+  limits.escape_slot_bytes = Ranks::kSlotBytes;
+  limits.lanes = static_cast<std::uint16_t>(c.lanes);
+  struct Program {
+    const char* name;
+    Kind kind;
+    WrittenUse::MakePlans make;
+  };
+  using namespace unjam_test;
+  std::vector<Program> programs = {
+      {"tree of two", Kind::kBroadcast,
+       [&](const PlanRequest& q) { return tree_broadcast(q, limits, 2, 0); }},
+      {"tree of three, lagging", Kind::kBroadcast,
+       [&](const PlanRequest& q) { return tree_broadcast(q, limits, 3, 1); }},
+      {"halves", Kind::kBroadcast,
+       [&](const PlanRequest& q) { return broadcast_in_halves(q, limits); }},
+      {"tree of two", Kind::kReduce, [&](const PlanRequest& q) { return tree_reduce(q, limits); }},
+      {"star", Kind::kReduce,
+       [&](const PlanRequest& q) { return tree_reduce(q, limits, q.ranks); }},
+  };
+  for (int node_ranks = 2; node_ranks <= c.ranks / 2; node_ranks *= 2) {
+    if (c.ranks % node_ranks != 0) continue;
+    const int nodes = c.ranks / node_ranks;
+    for (const std::uint32_t distance : {0u, 1u}) {
+      if (c.escape_slots < 2 * nodes * static_cast<int>(distance + 1)) continue;
+      programs.push_back({"two levels", Kind::kAllReduce, [=](const PlanRequest& q) {
+                            return two_level_all_reduce(q, limits, node_ranks, distance);
+                          }});
+    }
+  }
+  std::mt19937_64 random(base_seed());
+  std::deque<WrittenUse> uses;
+  for (const Program& program : programs) {
+    const bool reduces = program.kind != Kind::kBroadcast;
+    for (const DType dtype : {DType::kInt32, DType::kFloat32}) {
+      for (const Op op : {Op::kSum, Op::kAvg}) {
+        if (!reduces && op != Op::kSum) continue;
+        // None of some ranks, and some loops.
+        for (const std::uint64_t count : {3, c.control != 0 ? 700 : 2501}) {
+          WrittenUse& u = uses.emplace_back();
+          u.name = program.name;
+          u.request.kind = program.kind;
+          u.request.dtype = dtype;
+          u.request.op = op;
+          u.request.count = count;
+          u.request.ranks = c.ranks;
+          if (has_root(program.kind)) u.request.root = static_cast<int>(random()) & 1;
+          u.use.key = uses.size() - 1;
+          u.fill(random, program.make);
+          CheckOptions options;
+          options.slots = c.escape_slots;
+          options.slot_bytes = Ranks::kSlotBytes;
+          const CheckResult result = check_plans(u.request, u.use.plans, options);
+          ASSERT_TRUE(result.ok) << u.name << ": " << result.error;
+        }
+      }
+    }
+  }
+  Ranks ranks(c, uses.size(), base_seed());
+  for (int r = 0; r < c.ranks; ++r) {
+    std::vector<std::size_t> order(uses.size());
+    for (std::size_t i = 0; i < order.size(); ++i) order[i] = i;
+    std::shuffle(order.begin(), order.end(), random);
+    for (const std::size_t i : order) {
+      ranks.submit(uses[i].use, static_cast<std::uint32_t>(r), static_cast<std::uint16_t>(i));
+    }
+  }
+  for (int r = 0; r < c.ranks; ++r) {
+    ASSERT_TRUE(ranks.wait(static_cast<std::uint32_t>(r), uses.size())) << "rank " << r;
+  }
+  ranks.fetch();
+  for (const WrittenUse& u : uses) u.check();
+  ranks.stop();
+  if (!c.heap) {
+    EXPECT_EQ(ranks.into_outputs(), 0u);
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Engine, Written,
+    testing::Values(Case{4, 1, 0, 1, 4, 0, false}, Case{4, 1, 0, 2, 8, 2, true},
+                    Case{8, 1, 0, 1, 4, 0, false}, Case{8, 1, 0, 1, 8, 0, true},
+                    Case{8, 1, 0, 2, 16, 2, false}, Case{5, 1, 0, 1, 2, 0, true},
+                    Case{6, 1, 0, 1, 12, 0, false}, Case{4, 4, 0, 1, 8, 0, false},
+                    Case{4, 2, 2, 1, 8, 0, false}, Case{4, 6, 2, 1, 8, 0, false},
+                    Case{4, 6, 2, 1, 4, 2, false, true}, Case{4, 1, 0, 1, 8, 0, false, true},
+                    Case{8, 1, 0, 1, 8, 3, true, true}, Case{5, 3, 1, 1, 2, 0, false, true}));
+
+// Of sums the own contribution comes behind what others have sent, in the order of their ranks; of
+// contributions it has its rank's place.
+TEST(Peers, SumsAreAddedInTheirOrder) {
+  constexpr int kRanks = 4, kRoot = 1;
+  for (const bool sums : {true, false}) {
+    PlanLimits limits;
+    limits.escape_slot_bytes = Ranks::kSlotBytes;
+    WrittenUse u;
+    u.request.kind = Kind::kReduce;
+    u.request.dtype = DType::kFloat32;
+    u.request.count = 300;
+    u.request.ranks = kRanks;
+    u.request.root = kRoot;
+    std::mt19937_64 random(base_seed());
+    u.fill(random, [&](const PlanRequest& q) {
+      std::vector<Plan> plans = unjam_test::tree_reduce(q, limits, kRanks - 1);
+      for (int r = 0; r < kRanks && !sums; ++r) {
+        const unsigned without = r == kRoot ? kPartials : kContribute;
+        plans[static_cast<std::size_t>(r)].primitives[0].flags &=
+            static_cast<std::uint16_t>(~without);
+      }
+      EXPECT_TRUE(check_plans(q, plans, {}).ok);
+      return plans;
+    });
+    // Numbers of which most sums are rounded.
+    for (auto& input : u.use.inputs) {
+      for (std::int32_t& x : input) {
+        const auto spread = static_cast<float>(1u << random() % 24);
+        x = std::bit_cast<std::int32_t>(static_cast<float>(random() % 1000003) / spread);
+      }
+    }
+    Ranks ranks(Case{kRanks, 1, 0, 1, 2, 0, false}, 1, 91);
+    for (std::uint32_t r = 0; r < kRanks; ++r) ranks.submit(u.use, r, 0);
+    for (std::uint32_t r = 0; r < kRanks; ++r) ASSERT_TRUE(ranks.wait(r, 1));
+    std::uint64_t differ = 0;
+    for (std::size_t i = 0; i < u.request.count; ++i) {
+      const auto x = [&](std::size_t r) { return std::bit_cast<float>(u.use.inputs[r][i]); };
+      const float own_last = ((x(0) + x(2)) + x(3)) + x(1);
+      const float by_rank = ((x(0) + x(1)) + x(2)) + x(3);
+      const auto got = std::bit_cast<float>(u.use.outputs[kRoot][i]);
+      ASSERT_EQ(got, sums ? own_last : by_rank) << "element " << i;
+      differ += own_last != by_rank ? 1 : 0;
+    }
+    EXPECT_GT(differ, 20u) << "these numbers show nothing";
+  }
+}
 
 // A lane that waits for one of several peers says for which.
 TEST(Peers, TheMissingPeerIsNamed) {
