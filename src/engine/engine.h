@@ -119,7 +119,7 @@
 //   ring_own_lanes()                     tells this rank's other lanes that something may be ready
 //   cancelled(slot)                      whether the host wants that
 //   cancelled_by_any(slot)               the same, behind what any lane has seen of it
-//   head_start(slot)                     what of a new invocation is done; once for each
+//   handed_over(slot)                    what of a new invocation is done (HandOver); once for each
 //   ready(invocation)                    whether its input is there (Invocation::ticket)
 //   complete(slot, outcome)              writes the CQE, tells the host. A fence() of the thread is
 //                                        behind all that the invocation has stored
@@ -489,7 +489,7 @@ class Engine {
           }
           s_.wholes[0] = {slot, how, s_.threshold};
           s_.wholes[0].patient = is_patient(inv);
-          note_hops(s_.wholes[0]);
+          note_done(s_.wholes[0]);
           s_.num_wholes = 1;
         }
       }
@@ -515,13 +515,12 @@ class Engine {
     if (inv.whole == 0) return Whole::kNot;
     const DynamicContext& dyn = lane_.contexts[inv.slot];
     // Done before the engine saw it, or begun in another way.
-    if (dyn.loop != 0 || dyn.sliced != 0) return Whole::kNot;
-    if (is_stream(inv)) return dyn.primitive == 0 ? Whole::kStream : Whole::kNot;
-    if (dyn.primitive == 0) return Whole::kAll;
-    if (inv.whole == kWholeTwoHops) {
-      return dyn.primitive == 1 ? Whole::kReceiving : Whole::kCollecting;
-    }
-    return dyn.primitive + 1 == inv.whole ? Whole::kReceiving : Whole::kNot;
+    if (dyn.handed.stage >= Stage::kSlices) return Whole::kNot;
+    if (is_stream(inv)) return Whole::kStream;
+    const std::uint32_t done = dyn.handed.primitives_done();
+    if (done == 0) return Whole::kAll;
+    if (inv.whole == kWholeTwoHops) return done == 1 ? Whole::kReceiving : Whole::kCollecting;
+    return done + 1 == inv.whole ? Whole::kReceiving : Whole::kNot;
   }
 
   // By the control threads: what stands behind the first one in the queue, up to what is not tried
@@ -561,7 +560,7 @@ class Engine {
     dev_.sync_control();  // with what the threads have acquired
     if (dev_.leads() && first.whole == kWholeCrowd && streams && !has_rivals(n)) {
       // For good: what slices have begun is theirs.
-      lane_.contexts[s_.slot].sliced = 1;
+      lane_.contexts[s_.slot].handed.stage = Stage::kSlices;
       s_.num_wholes = 0;
     } else if (dev_.leads()) {
       record(TraceType::kStart, &first);
@@ -576,7 +575,7 @@ class Engine {
         const std::uint32_t polls = dev_.threshold(s_.policy.initial_threshold(s_.position++));
         s_.wholes[taken] = {t.slot, t.how, polls};
         s_.wholes[taken].patient = t.patient;
-        if (streams) note_hops(s_.wholes[taken]);
+        if (streams) note_done(s_.wholes[taken]);
         ++taken;
       }
       s_.num_wholes = taken;
@@ -604,8 +603,9 @@ class Engine {
     return a.geometry.kind == b.geometry.kind && a.geometry.empty_part == b.geometry.empty_part &&
            a.key->group == b.key->group;
   }
-  UNJAM_HD void note_hops(WholeTry& t) const {
-    for (std::uint32_t h = 0; h < kHops; ++h) t.hops[h] = lane_.contexts[t.slot].behind[h];
+  UNJAM_HD void note_done(WholeTry& t) const {
+    const HandOver& handed = lane_.contexts[t.slot].handed;
+    for (std::uint32_t i = 0; i < kMostSteps; ++i) t.done[i] = handed.done[i];
   }
 
   // By the control threads, behind whole_calls()' barrier. What concerns an invocation, a thread
@@ -703,17 +703,16 @@ class Engine {
     }
     DynamicContext& dyn = lane_.contexts[t.slot];
     if (streams) {
-      for (std::uint32_t h = 0; h < kHops; ++h) {
-        t.moved = t.moved || dyn.behind[h] != t.hops[h];
-        dyn.behind[h] = t.hops[h];
+      for (std::uint32_t i = 0; i < kMostSteps; ++i) {
+        t.moved = t.moved || dyn.handed.done[i] != t.done[i];
+        dyn.handed.done[i] = t.done[i];
       }
-      if (t.end == WholeEnd::kUnable || t.end == WholeEnd::kElsewhere) dyn.sliced = 1;
+      const bool slices = t.end == WholeEnd::kUnable || t.end == WholeEnd::kElsewhere;
+      dyn.handed.stage = slices ? Stage::kSlices : Stage::kLeft;
       return;
     }
-    if (t.end != WholeEnd::kUnable) {
-      dyn.primitive = t.sends;
-    }
-    if (t.end != WholeEnd::kWaits) dyn.sliced = 1;
+    if (t.end != WholeEnd::kUnable) dyn.handed.set_primitives_done(t.sends);
+    dyn.handed.stage = t.end == WholeEnd::kWaits ? Stage::kLeft : Stage::kSlices;
   }
   // By the lead, which reads nothing of the invocation.
   UNJAM_HD void note_whole(const WholeTry& t, bool overtook) {
@@ -921,18 +920,17 @@ class Engine {
     Newcomer found{slot};
     found.command = inv.key == nullptr;
     if (found.command) return found;
-    const HeadStart start = dev_.head_start(slot);
     DynamicContext dyn;
-    dyn.primitive = start.primitive;
-    for (std::uint32_t h = 0; h < kHops; ++h) dyn.behind[h] = start.hops[h];
-    if (start.all) dyn.loop = ~std::uint64_t{0};
+    dyn.handed = dev_.handed_over(slot);
+    const bool is_done = dyn.handed.stage == Stage::kDone;
+    if (is_done) dyn.loop = ~std::uint64_t{0};
     dyn.started_ns = dev_.now_ns();
     lane_.contexts[slot] = dyn;
     ActiveContext& a = s_.active[slot % kActiveContexts];
     if (a.slot == slot) a.slot = kNoSlot;  // of the slot's former user
     // Others of these may be of the same key. (Relaxed: barriers order it.)
     LocalAtomicRef<std::uint32_t>(inv.key->lanes[lane_index_].in_queue).fetch_add(1, kRelaxed);
-    found.counted = start.all;
+    found.counted = is_done;
     found.is_short = is_short(inv);
     found.alike = likeness(inv, found.is_short);
     found.priority = inv.priority;
@@ -1149,7 +1147,7 @@ class Engine {
     for (; a.dyn.loop < a.passes; advance(a)) {
       const Primitive p = primitive_at(a, a.dyn.primitive);
       s_.primitive = p;
-      s_.chunk = chunk_of(a, p);
+      s_.chunk = chunk_of(a, p, a.dyn.primitive);
       s_.from = peers_of(a, p.from, a.dyn.primitive, true);
       s_.to = peers_of(a, p.to, a.dyn.primitive, false);
       s_.pair = false;
@@ -1157,7 +1155,7 @@ class Engine {
       if ((p.flags & kWithNext) != 0) {
         s_.primitives = 2;
         s_.second = primitive_at(a, a.dyn.primitive + 1);
-        s_.second_chunk = chunk_of(a, s_.second);
+        s_.second_chunk = chunk_of(a, s_.second, a.dyn.primitive + 1);
         // (What the first one does not, the second does: see Primitive.)
         s_.from = peers_of(a, s_.second.from, a.dyn.primitive + 1, true);
         if (s_.chunk.length == 0) {
@@ -1187,8 +1185,9 @@ class Engine {
     return {0, receives ? wide.from : wide.to};
   }
 
-  // A primitive's chunk in this pass: of copies a longest one.
-  UNJAM_HD static Range chunk_of(const ActiveContext& a, Primitive p) {
+  // The i-th primitive's chunk in this pass, empty if it was done by others: of copies a longest.
+  UNJAM_HD static Range chunk_of(const ActiveContext& a, Primitive p, std::uint32_t i) {
+    if (a.dyn.loop < p.lag || a.dyn.loop - p.lag < a.dyn.handed.done_of(i)) return {};
     if ((p.flags & kCopies) == 0) return chunk(a, p, p.part);
     const Peers peers = (p.flags & kScatter) != 0 ? p.to : p.from;
     return chunk(a, p, a.sets[set_of(peers)].longest_part);
@@ -1197,7 +1196,7 @@ class Engine {
   UNJAM_HD static Range chunk(const ActiveContext& a, Primitive p, std::uint32_t part) {
     const Geometry& g = a.inv.geometry;
     const Range all = a.parts[part];
-    if (a.dyn.loop < p.lag || a.dyn.loop - p.lag < a.dyn.behind[hop_of(p)]) return {all.offset, 0};
+    if (a.dyn.loop < p.lag) return {all.offset, 0};
     return g.chunk_of(all, a.dyn.loop - p.lag);
   }
 
@@ -1515,7 +1514,7 @@ class Engine {
 
   // What the slice lacks. Changes nothing that outlives the wait.
   UNJAM_HD Lack look(ActiveContext& a) {
-    if (dev_.leads()) s_.elems = static_cast<std::uint32_t>(s_.chunk.length - a.dyn.done);
+    if (dev_.leads()) s_.elems = static_cast<std::uint32_t>(s_.chunk.length - a.dyn.through);
     if (s_.from.one != kNoPeer) {
       if (!dev_.all(!dev_.leads() || slice_there(a))) return Lack::kData;
     }
@@ -1607,7 +1606,7 @@ class Engine {
     const std::uint32_t q = a.neighbours[k];
     const bool scatters = (s_.primitive.flags & kScatter) != 0;
     const std::uint64_t offset =
-        scatters ? chunk(a, s_.primitive, q).offset : s_.chunk.offset + a.dyn.done;
+        scatters ? chunk(a, s_.primitive, q).offset : s_.chunk.offset + a.dyn.through;
     output += (offset - g.output_shift(q)) * dtype_bytes(g.dtype);
     // What is not aligned is not moved in wide accesses, which slots are worth.
     const bool aligned = (reinterpret_cast<std::uintptr_t>(output) & 15) == 0;
@@ -1859,7 +1858,7 @@ class Engine {
       job.dst_user = nullptr;
       return;
     }
-    const std::uint64_t offset = chunk(in).offset + a.dyn.done;
+    const std::uint64_t offset = chunk(in).offset + a.dyn.through;
     const void* local = local_at(inv, p, offset);
     job.elems = s_.pair ? static_cast<std::uint32_t>(chunk(in).length) : s_.elems;
     job.dst_user = flags & kCopy ? inv.output_at(offset) : nullptr;
@@ -2005,6 +2004,7 @@ class Engine {
       store_relaxed<std::uint64_t>(a.key->lack, lack_word(Lack::kNothing, 0, a.inv.n));
     }
     a.dirty = 1;
+    a.dyn.handed.stage = Stage::kSlices;  // what slices have begun is theirs
     s_.moved = true;
     --s_.quantum;
     const std::uint16_t flags = slice_flags();
@@ -2024,9 +2024,9 @@ class Engine {
       a.dyn.taken = 0;
     }
     if ((flags & kCopies) == 0 && !s_.pair) {  // the others' slices are their chunks
-      a.dyn.done += s_.elems;
-      if (a.dyn.done != s_.chunk.length) return;
-      a.dyn.done = 0;
+      a.dyn.through += s_.elems;
+      if (a.dyn.through != s_.chunk.length) return;
+      a.dyn.through = 0;
     }
     advance(a);
     s_.ended = !seek(a);

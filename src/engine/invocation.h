@@ -6,8 +6,8 @@
 
 #include "base/portability.h"
 #include "base/types.h"
+#include "engine/hand_over.h"
 #include "program/geometry.h"
-#include "program/hop_order.h"
 #include "program/primitive.h"
 #include "transport/connector.h"
 
@@ -115,22 +115,13 @@ static_assert(sizeof(Invocation) % kVectorBytes == 0);
 struct alignas(16) DynamicContext {
   std::uint64_t loop = 0;       // which pass of the program: which chunk, but for the lag
   std::uint32_t primitive = 0;  // which primitive of the program
-  std::uint32_t done = 0;       // elements of its chunk that are through
+  std::uint32_t through = 0;    // elements of its chunk that are through
   std::uint32_t taken = 0;      // bytes of the incoming slice that are through
   std::uint32_t attempts = 0;   // entries so far; saturates
   std::uint64_t started_ns = 0;
-  std::uint32_t behind[kHops] = {};  // of a stream: so many chunks of each hop are done already
-  std::uint32_t sliced = 0;          // 1: not whole (any more), see Invocation::whole
+  HandOver handed;  // what executors have done of it, and whether they may go on
 };
 static_assert(sizeof(DynamicContext) % kVectorBytes == 0);
-
-// What of an invocation a lane has behind it as its engine first sees it
-// (device/cuda/kernels/solo.cuh).
-struct HeadStart {
-  bool all = false;                // all of it: the lane has counted it as completed
-  std::uint32_t primitive = 0;     // of the only loop, so many primitives; or
-  std::uint32_t hops[kHops] = {};  // of a stream, so many chunks of each hop
-};
 
 // What each lane is to do about a key that has no invocation under way, or about a whole group.
 // Comes by the way of invocations: an Invocation without a key, `input` its first KeyRelease and

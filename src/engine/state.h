@@ -194,11 +194,11 @@ struct WholeTry {
   bool moved =
       false;  // of a stream, or two hops, that is not done: it has come further than it was
   // Of a stream:
-  bool ended = false;              // Engine::end_early() was called
-  bool patient = false;            // worth more of a wait than others, see Engine::is_patient()
-  bool is_rival = false;           // it may begin, or has begun, and is long
-  bool left_out = false;           // it may go on, but not beside the others: not looked at
-  std::uint32_t hops[kHops] = {};  // so many chunks of each hop are done, before and behind the try
+  bool ended = false;     // Engine::end_early() was called
+  bool patient = false;   // worth more of a wait than others, see Engine::is_patient()
+  bool is_rival = false;  // it may begin, or has begun, and is long
+  bool left_out = false;  // it may go on, but not beside the others: not looked at
+  std::uint32_t done[kMostSteps] = {};  // as HandOver::done, before and behind the try
 };
 
 // Out of a lane's mailbox, on its way into the task queue.

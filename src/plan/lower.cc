@@ -285,6 +285,10 @@ class Lowering {
     if (sends && !take_sends(*sends)) return false;
     if (gathers && !take_gathers(*gathers)) return false;
     if (collects) steps.collects_from = with_data(received_from(*collects));
+    const auto index = [](std::optional<std::size_t> i) { return static_cast<std::uint8_t>(*i); };
+    if (sends) steps.primitives[kSends] = index(sends);
+    if (gathers) steps.primitives[kGathers] = index(gathers);
+    if (collects) steps.primitives[kCollects] = index(collects);
     take_parts(sends, gathers);
     return are_in_order(sends, gathers, collects);
   }

@@ -1,12 +1,9 @@
-// In which order the slices of a mesh plan (plan/algorithms/mesh.cc, not "together") go through a
-// connector, in closed form: for who moves the hops of such a plan independently of each other, and
-// must say at any time how much of it anybody else could take for a program that was interrupted.
+// program/slice_order.h of a connector that carries one step's slices, or two steps' with as many
+// chunks: what executors of slots use (program/schedule.h).
 //
-// Chunk l is sent in pass l (the first hop: a contribution, or all there is), its result in pass
-// l + lag (the second hop), behind the pass's contribution. Both ends of a connector number its
-// slices alike, from 0 on. All parts of all lanes (but an empty one) have the same number of
-// chunks. Only an all-reduce's connectors carry both hops; where others' carry results, these are
-// all. (So it is with a chain, plan/algorithms/chain.cc.)
+// Chunk l of the first step (hop) goes in pass l, of the second in pass l + lag, behind the pass's
+// first. Both ends of a connector number its slices alike, from 0 on. All parts of all lanes (but
+// an empty one) have the same number of chunks.
 #pragma once
 
 #include <cstdint>
@@ -15,15 +12,6 @@
 #include "program/primitive.h"
 
 namespace unjam {
-
-// What a program of a mesh plan does, by hops: sends (scatters, or sends all the own part), gathers
-// (receives the own part, from one or from all, and may send it on), collects.
-inline constexpr std::uint32_t kHops = 3;
-enum Hop : std::uint32_t { kSends, kGathers, kCollects };
-UNJAM_HD inline Hop hop_of(const Primitive& p) {
-  if ((p.flags & kRecv) == 0) return kSends;
-  return (p.flags & kCollect) != 0 ? kCollects : kGathers;
-}
 
 struct HopOrder {
   std::uint32_t chunks = 0;

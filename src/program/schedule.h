@@ -50,6 +50,11 @@ struct SlotTuning {
   bool operator==(const SlotTuning&) const = default;
 };
 
+// What executors of slots move: what only sends; what receives the own part, and may send it on;
+// what receives other parts.
+inline constexpr std::uint32_t kSlotSteps = 3;
+enum SlotStep : std::uint32_t { kSends, kGathers, kCollects };
+
 // Sets are of places, a bit each.
 struct SlotSteps {
   std::uint8_t sends_to = 0;
@@ -68,6 +73,8 @@ struct SlotSteps {
   std::uint8_t own_source = 0;   // the own contribution's place among what is reduced
   std::uint8_t num_sources = 0;  // so many it is
   std::uint16_t lag = 0;         // passes from a step to the next, if a connector carries two
+  // Which primitives the three steps are: what only sends, what gathers, what collects.
+  std::uint8_t primitives[kSlotSteps] = {};
   // Of each place, the part that is sent there, or comes from there; of this rank the own part.
   std::uint16_t parts[kMostPlaces] = {};
   SlotTuning tuning;

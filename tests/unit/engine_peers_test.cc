@@ -264,7 +264,7 @@ class Warp {
     void hold_sleep(std::uint32_t) {}
     void ring(std::uint32_t, std::uint32_t, RingFor) {}
     void ring_own_lanes() {}
-    HeadStart head_start(std::uint16_t) const { return {}; }
+    HandOver handed_over(std::uint16_t) const { return {}; }
     bool controls() const { return thread < w.control_; }
     bool leads() const { return thread == 0; }
     std::uint32_t first() const { return thread % w.control_; }
@@ -353,7 +353,7 @@ class ByHand : public Looking {
       : rank_(rank), residency_matters_(residency_matters) {}
 
   // What of the next invocation its lane has done by itself.
-  HeadStart done_before;
+  HandOver done_before;
   // What comes to pass between the look after which it would sleep for the first time and that
   // sleep.
   std::function<void()> before_it_sleeps;
@@ -412,7 +412,7 @@ class ByHand : public Looking {
     return true;
   }
   bool submissions_wait() { return !rank_.sq.empty(); }
-  HeadStart head_start(std::uint16_t) { return std::exchange(done_before, {}); }
+  HandOver handed_over(std::uint16_t) { return std::exchange(done_before, {}); }
   void attend() {
     const LaneStats& stats = rank_.lanes[0].stats;
     EXPECT_GE(stats.completed, completed_) << "it fell";
@@ -1553,7 +1553,7 @@ class Wholes : public ByHand {
       }
       if (tries[i].patient) patient.insert(tries[i].slot);
       const bool stays = done || tries[i].left_out || still.contains(tries[i].slot);
-      if (tries[i].how == Whole::kStream && !stays) tries[i].hops[0] += chunks_a_try;
+      if (tries[i].how == Whole::kStream && !stays) tries[i].done[0] += chunks_a_try;
       if (done && early.contains(tries[i].slot)) end_early(i);
     }
   }
@@ -1620,7 +1620,7 @@ TEST_F(WholeCalls, ThatCannotBeTriedGoOnSliceBySlice) {
 // Of two hops a later turn begins with the one that has not come.
 TEST_F(WholeCalls, OfTwoHopsWhatHasNotComeIsTriedLater) {
   for (std::size_t key = 0; key < 3; ++key) {
-    submit(What::kTwoStepAllReduce, key, 0, kWholeTwoShot, key == 1);
+    submit(What::kTwoStepAllReduce, key, 0, kWholeTwoHops, key == 1);
   }
   int tries = 0;
   engine_.script = [&](std::uint16_t slot, Whole how) {
@@ -1644,7 +1644,7 @@ TEST_F(WholeCalls, OfTwoHopsWhatHasNotComeIsTriedLater) {
 // What has moved a hop is gone on with at once.
 TEST_F(WholeCalls, OfTwoHopsOneThatHasComeIsMovement) {
   ranks_.state(0).policy.idle_passes = 1;
-  submit(What::kTwoStepAllReduce, 0, 0, kWholeTwoShot);
+  submit(What::kTwoStepAllReduce, 0, 0, kWholeTwoHops);
   int tries = 0;
   engine_.script = [&](std::uint16_t, Whole how) {
     engine_.hops[0] = ++tries == 1 ? 1 : 2;
@@ -1657,7 +1657,7 @@ TEST_F(WholeCalls, OfTwoHopsOneThatHasComeIsMovement) {
 // And slices go on with it.
 TEST_F(WholeCalls, OfTwoHopsWhatCannotBeTriedAnyMoreGoesOnWhereItWas) {
   for (const std::size_t key : {0u, 1u, 2u}) {
-    submit(What::kTwoStepAllReduce, key, 0, kWholeTwoShot);
+    submit(What::kTwoStepAllReduce, key, 0, kWholeTwoHops);
   }
   const WholeEnd ends[] = {WholeEnd::kElsewhere, WholeEnd::kUnable, WholeEnd::kElsewhere};
   const std::uint16_t hops[] = {1, 2, 2};
@@ -1670,8 +1670,8 @@ TEST_F(WholeCalls, OfTwoHopsWhatCannotBeTriedAnyMoreGoesOnWhereItWas) {
   for (const std::uint16_t slot : {0, 1, 2}) {
     const DynamicContext& dyn = ranks_.state(0).lanes[0].contexts[slot];
     EXPECT_EQ(tries[slot], 2) << slot;
-    EXPECT_EQ(dyn.primitive, hops[slot]) << slot;
-    EXPECT_NE(dyn.sliced, 0) << slot;
+    EXPECT_EQ(dyn.handed.primitives_done(), hops[slot]) << slot;
+    EXPECT_EQ(dyn.handed.stage, Stage::kSlices) << slot;
   }
 }
 
@@ -2116,7 +2116,8 @@ TEST_F(WholeCalls, KeepTheirPlaceAmongOthers) {
 
 // Of what a lane has sent by itself before the engine saw it, only what comes in is tried.
 TEST_F(WholeCalls, BehindAHeadStartOnlyWhatIsLeft) {
-  engine_.done_before.primitive = 1;
+  engine_.done_before.set_primitives_done(1);
+  engine_.done_before.stage = Stage::kLeft;
   submit(What::kAllGather, 0, 0, true);
   engine_.script = [](std::uint16_t, Whole) { return WholeEnd::kDone; };
   engine_.stay();
@@ -2283,12 +2284,12 @@ TEST_F(OneOrderOfMany, TheFirstArePutInOrderAndTheEngineLeaves) {
   EXPECT_EQ(ranks.stats(0).completed, kKeys);
 }
 
-// ---- what hops have behind them ----
+// ---- what executors have done ----
 
-// On CUDA a lane may have moved some chunks of each hop before its engine sees the call
+// On CUDA a lane may have moved some chunks of each primitive before its engine sees the call
 // (solo_stream.cuh). Here: after each slice all that was done is said that way, and the program
 // begins anew.
-TEST(HeadStart, WhatHopsHaveBehindThemIsNotMovedAgain) {
+TEST(HandedOver, WhatIsDoneIsNotMovedAgain) {
   constexpr std::uint32_t kRanks = 3, kChunks = 6;
   for (const What what :
        {What::kTwoStepAllReduce, What::kAllGather, What::kReduceScatter, What::kMeshBroadcast,
@@ -2322,18 +2323,16 @@ TEST(HeadStart, WhatHopsHaveBehindThemIsNotMovedAgain) {
         if (completed(r)) continue;
         DynamicContext& dyn = ranks.state(r).lanes[0].contexts[0];
         const std::vector<Primitive>& program = u.plans[r].primitives;
-        std::uint32_t behind[kHops] = {};
+        std::uint32_t done[kMostSteps] = {};
         for (std::uint32_t i = 0; i < program.size(); ++i) {
-          const Hop hop = hop_of(program[i]);
           const std::uint64_t passes = dyn.loop + (i < dyn.primitive ? 1 : 0);
           const std::uint64_t chunks = passes < program[i].lag ? 0 : passes - program[i].lag;
-          behind[hop] =
-              std::max(dyn.behind[hop],
-                       static_cast<std::uint32_t>(std::min<std::uint64_t>(chunks, kChunks)));
+          done[i] = std::max(dyn.handed.done[i],
+                             static_cast<std::uint32_t>(std::min<std::uint64_t>(chunks, kChunks)));
         }
         dyn.loop = 0;
         dyn.primitive = 0;
-        std::copy_n(behind, kHops, dyn.behind);
+        std::copy_n(done, kMostSteps, dyn.handed.done);
       }
       for (std::uint32_t r = 0; r < kRanks; ++r) {
         ASSERT_TRUE(completed(r)) << "rank " << r;
@@ -2360,7 +2359,7 @@ TEST(Statistics, WhatWasCountedBeforeIsCountedOnceAndCountsNeverFall) {
     ranks.submit(uses[i], 0, static_cast<std::uint16_t>(i));
   }
   LaneStats& stats = ranks.stats(0);
-  engine.done_before.all = true;
+  engine.done_before.stage = Stage::kDone;
   bump(stats.completed);
   // The peer is not there: the first one ends, the others wait.
   engine.stay();

@@ -161,7 +161,7 @@ class HostDev {
   bool cancelled_by_any(std::uint16_t slot) { return cancelled(slot); }
   // The host's calls come with their input.
   static constexpr bool ready(const Invocation&) { return true; }
-  static constexpr HeadStart head_start(std::uint16_t) { return {}; }
+  static constexpr HandOver handed_over(std::uint16_t) { return {}; }
   void attend() {}
   void complete(std::uint16_t slot, Outcome outcome) {
     // In front of the completion: with that the slot may be another's.

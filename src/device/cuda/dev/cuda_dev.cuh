@@ -401,20 +401,12 @@ class CudaDev {
   }
   __device__ bool stopped() const { return (s_.attention & kAttentionStop) != 0; }
   // Of a call that this lane has begun, or done, by itself (solo.cuh). Read once.
-  __device__ HeadStart head_start(std::uint16_t slot) {
-    const std::uint32_t at = slot * r_.rank.num_lanes + s_.lane;
-    const std::uint8_t word = r_.head_starts[at];
-    HeadStart start;
-    if (word == 0) return start;
-    r_.head_starts[at] = 0;
-    if (word == kLaneDone) {
-      start.all = true;
-    } else if (word == kLaneHops) {
-      for (std::uint32_t h = 0; h < kHops; ++h) start.hops[h] = r_.hops[at * kHops + h];
-    } else {
-      start.primitive = word;
-    }
-    return start;
+  __device__ HandOver handed_over(std::uint16_t slot) {
+    HandOver& place = r_.handed[slot * r_.rank.num_lanes + s_.lane];
+    if (place.stage == Stage::kUntried) return {};
+    const HandOver handed = place;
+    place.stage = Stage::kUntried;
+    return handed;
   }
   __device__ bool ready(const Invocation& inv) {
     return inv.ticket == 0 || load_acquire_local(r_.marks[inv.slot]) == inv.ticket;

@@ -86,9 +86,6 @@ inline constexpr std::uint32_t kGenerations = 64;
 // CudaRank::launches.
 inline constexpr std::uint32_t kRecentLaunches = 64;
 
-// CudaRank::head_starts.
-inline constexpr std::uint8_t kLaneHops = 0xfe, kLaneDone = 0xff;
-
 // In device memory.
 struct CudaRank {
   RankState rank;  // as the engine knows it; cq.words, cancelled are pinned; sq is not used
@@ -106,10 +103,9 @@ struct CudaRank {
   std::uint32_t readied = 0;
   std::uint32_t daemon = 0;            // 1: one is resident, as CudaLink::residency.resident says
   std::uint64_t* completed = nullptr;  // [slots]: serial of the latest invocation that has ended
-  // [slots][lanes]: what a lane has behind it as the engine first sees an invocation: so many
-  // primitives; kLaneDone; or kLaneHops: see `hops`.
-  std::uint8_t* head_starts = nullptr;
-  std::uint32_t* hops = nullptr;   // [slots][lanes][kHops]: HeadStart::hops
+  // [slots][lanes]: what lanes have behind them as the engine first sees an invocation. The lane
+  // that has, or a call's last, writes it; the engine's sets it back when it has read it.
+  HandOver* handed = nullptr;
   std::uint64_t* paces = nullptr;  // [slots][lanes]: LanePace
   SoloCall* calls = nullptr;       // [slots]: of those that may be tried whole
   std::uint64_t solo_calls = 0;    // that have ended without the engine

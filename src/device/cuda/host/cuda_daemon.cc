@@ -518,8 +518,7 @@ class CudaDaemon : public StreamDaemon {
     rank.marks = at.take<std::uint64_t>(o_.slots);
     rank.completed = at.take<std::uint64_t>(o_.slots);
     rank.calls = at.take<SoloCall>(o_.slots);
-    rank.head_starts = at.take<std::uint8_t>(std::size_t{o_.slots} * shape.lanes);
-    rank.hops = at.take<std::uint32_t>(std::size_t{o_.slots} * shape.lanes * kHops);
+    rank.handed = at.take<HandOver>(std::size_t{o_.slots} * shape.lanes);
     rank.paces = at.take<std::uint64_t>(std::size_t{o_.slots} * shape.lanes);
     reports_ = at.take<std::uint64_t>(o_.slots);
     stored_ = at.take<std::uint64_t>(o_.slots);

@@ -15,7 +15,7 @@
 // connector is not open, a former use of the key is not complete, a packet does not come.
 //
 // Reports: solo_reports.h. What is not done is handed to the engine, each lane with the primitives
-// that it has behind it (CudaRank::head_starts); one block serves until the call has ended, the
+// that it has behind it (CudaRank::handed); one block serves until the call has ended, the
 // others have left, and their lanes are driven as all that nobody drives.
 //
 // Redo (of one hop; two shots: solo_two_shot.cuh). A lane that gives up has done nothing, or all in
@@ -597,12 +597,15 @@ __device__ __forceinline__ void end_call(CudaRank& r, const CudaLaunch& launch, 
 __device__ __forceinline__ void hand_over(CudaRank& r, const CudaLaunch& launch,
                                           std::uint64_t word) {
   const SoloCall& call = launch.solo;
-  std::uint8_t* start = r.head_starts + launch.slot * r.rank.num_lanes + call.first_lane;
+  HandOver* handed = r.handed + launch.slot * r.rank.num_lanes + call.first_lane;
   for (std::uint32_t l = 0; l < call.lanes; ++l) {
     const auto report = static_cast<Report>(word >> (kReportBits * l) & 3);
     // (None, or, of calls of several stages, what each lane has said itself.)
-    if (report == kBegun && call.before != 0) start[l] = call.before;
-    if (report == kDone) start[l] = kLaneDone;
+    if (report == kBegun && call.before != 0) {
+      handed[l].set_primitives_done(call.before);
+      handed[l].stage = Stage::kLeft;
+    }
+    if (report == kDone) handed[l].stage = Stage::kDone;
   }
 }
 

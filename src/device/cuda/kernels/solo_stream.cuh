@@ -38,7 +38,7 @@
 // Giving up. Only the first warp waits for peers; all others wait for it, and it ends. A lane waits
 // but a while for peers (SoloCall::patience_ns since anything came). It stops for others that want
 // lanes, when it has had its turn (kTurnNs); if another lane of the call has given up; or if the
-// host says something. Then the engine goes on, with what hops have behind them (CudaRank::hops),
+// host says something. Then the engine goes on, with what hops have behind them (CudaRank::handed),
 // and the block drives its lane again, as those of calls for the engine do. Before the engine has
 // accepted the call its connectors may be taken over (see solo.cuh): those whose slices peers have
 // taken. What is left goes through the next ones.
@@ -90,13 +90,13 @@ inline constexpr std::uint32_t kNoSlice = 0xffffffff;
 // Slices of a hop that are given before the stream is waited for ahead of the end: by then the call
 // in front, with which this one may overlap, has ended as a rule.
 inline constexpr std::uint32_t kGivenBeforeWait = 4;
-static_assert(kTurns >= kHops * kInHand);
+static_assert(kTurns >= kSlotSteps * kInHand);
 // But of a rank that has one hop, where several calls go together; and how many of them it gives in
 // a round, in which it looks at all calls. (Four H200s, 64 broadcasts of 64 MiB outstanding, by
 // chains: two in hand 298 us each, and 305 with two in a round; four in hand 315, and 249. Of a
 // call that is alone two are enough: 64 MiB 225 us, with four 230.)
 inline constexpr std::uint32_t kInHandOfOne = 4, kInRoundOfOne = 2;
-static_assert(kInHandOfOne <= kHops * kInHand && kInHandOfOne <= kCome);
+static_assert(kInHandOfOne <= kSlotSteps * kInHand && kInHandOfOne <= kCome);
 static_assert(kLeastStreamThreads >= 32 * (kApartWarps + kGroups));
 // Of the first warp, a thread that sees to no member: counts what a call that is done has moved.
 inline constexpr std::uint32_t kStreamCounter = 24;
@@ -111,22 +111,22 @@ struct StreamedCall {
   Wire outs[kSoloRanks], ins[kSoloRanks];
   std::uint64_t credits[kSoloRanks];  // of members: seen before, and in the end
   // Where slices of a hop lie; nullptr: in the output.
-  const unsigned char* come[kHops][kCome][kSoloRanks];
+  const unsigned char* come[kSlotSteps][kCome][kSoloRanks];
   std::uint32_t found[kSoloRanks];  // see Found
   // Of members that have invited: where their output has the first chunk of what they are sent, and
   // the first slice that went there (in the connector's order), with which all of its hop do.
   unsigned char* invited[kSoloRanks];
   std::uint32_t straight[kSoloRanks];
   // In the end: chunks that hops have moved, and slices of members' connectors, in order.
-  std::uint32_t moved[kHops];
+  std::uint32_t moved[kSlotSteps];
   std::uint32_t sent[kSoloRanks], taken[kSoloRanks];
 };
 struct StreamShared {
-  SliceJob jobs[kHops * kInHand];
+  SliceJob jobs[kSlotSteps * kInHand];
   // Slots of each peer's pool that are the call's, if it is one, see room_for().
   std::uint32_t borrowed[kSoloRanks];  // how many, or kNotYet
   std::uint16_t pool[kSoloRanks][kSlotHeaders];
-  std::uint32_t stored[kHops * kInHand];
+  std::uint32_t stored[kSlotSteps * kInHand];
   // By group: how many slices it was given, which of the descriptions, and what they cost.
   std::uint32_t given[kGroups], turns[kGroups][kTurns];
   std::uint64_t costs[kGroups];
@@ -203,13 +203,13 @@ struct Stream {
     return has_member(call.steps.gathers_from | call.steps.collects_from, q);
   }
   // Of a connector that carries both hops, where hops are so far; of one that carries one, that.
-  __device__ __forceinline__ std::uint32_t prefix_to(std::uint32_t q,
-                                                     const std::uint32_t (&moved)[kHops]) const {
+  __device__ __forceinline__ std::uint32_t prefix_to(
+      std::uint32_t q, const std::uint32_t (&moved)[kSlotSteps]) const {
     if (two_hops()) return order().prefix(moved[kSends], moved[kGathers]);
     return moved[has_member(call.steps.sends_to, q) ? kSends : kGathers];
   }
-  __device__ __forceinline__ std::uint32_t prefix_from(std::uint32_t q,
-                                                       const std::uint32_t (&moved)[kHops]) const {
+  __device__ __forceinline__ std::uint32_t prefix_from(
+      std::uint32_t q, const std::uint32_t (&moved)[kSlotSteps]) const {
     if (two_hops()) return order().prefix(moved[kGathers], moved[kCollects]);
     return moved[has_member(call.steps.gathers_from, q) ? kGathers : kCollects];
   }
@@ -543,7 +543,7 @@ __device__ __forceinline__ void publish_stream(CudaRank& r, const Stream& c) {
     poke_at = &r.pokes[c.call.members[q]][c.transport.lane];
   }
   std::uint32_t poke = s.poke;
-  std::uint32_t done = 0, idle = 0, moved[kHops] = {};
+  std::uint32_t done = 0, idle = 0, moved[kSlotSteps] = {};
   invite_members(c);
   bool borrows = !borrow(r, c);
   bool told = true;
@@ -551,7 +551,7 @@ __device__ __forceinline__ void publish_stream(CudaRank& r, const Stream& c) {
     // (Before what was moved.)
     const bool last = __shfl_sync(kAll, CudaDev::load_block(s.closed), 0) != 0;
 #pragma unroll
-    for (std::uint32_t hop = 0; hop < kHops; ++hop) {
+    for (std::uint32_t hop = 0; hop < kSlotSteps; ++hop) {
       if (!c.has(hop)) continue;
       std::uint32_t n = moved[hop];
       if (thread == 0) n = c.count_moved(hop, n);
@@ -598,7 +598,7 @@ __device__ __forceinline__ void publish_stream(CudaRank& r, const Stream& c) {
   if (thread == 0) {
     s.poke = poke;
 #pragma unroll
-    for (std::uint32_t hop = 0; hop < kHops; ++hop) c.of.moved[hop] = moved[hop];
+    for (std::uint32_t hop = 0; hop < kSlotSteps; ++hop) c.of.moved[hop] = moved[hop];
   }
   __syncwarp();
   note_borrowed(r, c);
@@ -826,12 +826,12 @@ __device__ __forceinline__ bool steer(CudaRank& r, const Stream& c, Interrupted 
   std::uint64_t step = wire.count + slice_watched(c, x.watch, 0);
   std::uint64_t* word = nullptr;
   if (x.of_peer && !x.comes) word = &wire.cell->consumed;
-  std::uint32_t needs[kHops];  // threads that watch for a hop
+  std::uint32_t needs[kSlotSteps];  // threads that watch for a hop
 #pragma unroll
-  for (std::uint32_t hop = 0; hop < kHops; ++hop) {
+  for (std::uint32_t hop = 0; hop < kSlotSteps; ++hop) {
     needs[hop] = __ballot_sync(kAll, x.of_peer && x.hop == hop);
   }
-  std::uint32_t next[kHops] = {}, done[kHops] = {};
+  std::uint32_t next[kSlotSteps] = {}, done[kSlotSteps] = {};
   const std::uint64_t begun = global_ns();
   std::uint64_t last = begun, asked = begun;
   std::uint32_t slowest_before = 0;
@@ -887,7 +887,7 @@ __device__ __forceinline__ bool steer(CudaRank& r, const Stream& c, Interrupted 
       // all_there() waits for the stream: not while that would keep slices from movers.
       bool may_wait = true;
 #pragma unroll
-      for (std::uint32_t hop = 0; hop < kHops; ++hop) {
+      for (std::uint32_t hop = 0; hop < kSlotSteps; ++hop) {
         may_wait =
             may_wait && (!c.has(hop) || next[hop] == chunks || next[hop] >= kGivenBeforeWait);
       }
@@ -901,7 +901,7 @@ __device__ __forceinline__ bool steer(CudaRank& r, const Stream& c, Interrupted 
     over = true;
     bool holds = false;
 #pragma unroll
-    for (std::uint32_t hop = 0; hop < kHops; ++hop) {
+    for (std::uint32_t hop = 0; hop < kSlotSteps; ++hop) {
       if (!c.has(hop)) continue;
       std::uint32_t d = done[hop];
       if (d != next[hop]) {
@@ -1031,10 +1031,10 @@ __device__ __forceinline__ void set_up(const Stream& c) {
       c.of.invited[i] = nullptr;
       c.of.straight[i] = kNoSlice;
     }
-    if (i < kHops * kInHand) s.stored[i] = 0;
+    if (i < kSlotSteps * kInHand) s.stored[i] = 0;
     if (i < kGroups) s.costs[i] = s.given[i] = 0;
     if (i == 0) s.closed = 0;
-  } else if (threadIdx.x < 64 + kHops * kInHand) {
+  } else if (threadIdx.x < 64 + kSlotSteps * kInHand) {
     const std::uint32_t i = threadIdx.x - 64;
     describe_hop(c, c.hop_of_description(i), s.jobs[i]);
   }
@@ -1059,7 +1059,7 @@ __device__ __forceinline__ void set_up_rehearsal(const Stream& c) {
 __device__ __forceinline__ bool all_moved(const Stream& c) {
   bool done = true;
 #pragma unroll
-  for (std::uint32_t hop = 0; hop < kHops; ++hop) {
+  for (std::uint32_t hop = 0; hop < kSlotSteps; ++hop) {
     done = done && (!c.has(hop) || c.of.moved[hop] == c.call.chunks);
   }
   return done;
@@ -1118,18 +1118,21 @@ __device__ __forceinline__ void tell_ends(CudaRank& r, const Stream& c, const St
 }
 
 // For the engine: what this lane has behind it.
-__device__ __forceinline__ void say_hops(CudaRank& r, const CudaLaunch& launch, const Stream& c) {
+__device__ __forceinline__ void say_done(CudaRank& r, const CudaLaunch& launch, const Stream& c) {
   const std::uint32_t at = launch.slot * r.rank.num_lanes + c.transport.lane;
-  std::uint32_t* hops = r.hops + at * kHops;
-  for (std::uint32_t hop = 0; hop < kHops; ++hop) hops[hop] = c.hops_behind(hop);
-  r.head_starts[at] = kLaneHops;
+  HandOver& handed = r.handed[at];
+  handed.set_primitives_done(0);
+  for (std::uint32_t hop = 0; hop < kSlotSteps; ++hop) {
+    if (c.has(hop)) handed.done[c.call.steps.primitives[hop]] = c.hops_behind(hop);
+  }
+  handed.stage = Stage::kLeft;
 }
 
 // What published slices say in the lane's figures: add(figure, by) for each. By one thread.
 // `behind`: what hops had moved before. `done`: as in tell_end().
 template <class Add>
 __device__ __forceinline__ void count_stream(LaneStats& stats, const Stream& c,
-                                             const std::uint32_t (&behind)[kHops], bool done,
+                                             const std::uint32_t (&behind)[kSlotSteps], bool done,
                                              Add add) {
   const std::uint32_t me = c.call.place, own = c.call.shape.escape_slots;
   const auto moved = [&](std::uint32_t hop) {
@@ -1345,7 +1348,7 @@ __device__ __forceinline__ StreamEnd run_solo_stream(CudaRank& r, const CudaLaun
     tell_ends(r, c, w);
   } else if (threadIdx.x == kCaller) {
     // As in solo_two_shot.cuh.
-    say_hops(r, launch, c);
+    say_done(r, launch, c);
   }
   const auto count = [&](LaneStats& stats) { count_stream(stats, c, {}, false, add); };
   const bool serves = finish(r, launch, lane, false, ending, s, count);

@@ -7,7 +7,7 @@
 // A block of its own function, so that calls of one hop pay nothing for it. No lane has an empty
 // stretch of any part (cuda_daemon.cc sees to that), so each peer gets two packets, and sends two.
 //
-// How far a lane has come is said in primitives: by CudaRank::head_starts, which each lane that
+// How far a lane has come is said in primitives: by CudaRank::handed, which each lane that
 // gives up stores before it reports kBegun. It has gathered if all threads have (a vote).
 //   If not: the scatter is posted, nothing is consumed. Some threads have sent their results, and
 //     the engine sends the same bytes once more; or to another place, for peers may have consumed
@@ -381,7 +381,9 @@ __device__ __forceinline__ bool run_solo_two_shot(CudaRank& r, const CudaLaunch&
   const std::uint32_t primitives = done ? 3 : gathered ? 2 : 1;
   // The report behind it releases it, for whoever hands the call to the engine.
   if (threadIdx.x == kCaller && !done) {
-    r.head_starts[launch.slot * r.rank.num_lanes + lane] = static_cast<std::uint8_t>(primitives);
+    HandOver& handed = r.handed[launch.slot * r.rank.num_lanes + lane];
+    handed.set_primitives_done(primitives);
+    handed.stage = Stage::kLeft;
   }
   if (!is_mover()) {
     tell_peers<2>(r, call, t, w, primitives - 1, gathered ? 2 : 1, known, s);

@@ -35,12 +35,12 @@ inline constexpr std::uint32_t kAlonePatienceNs = 50000;  // where a call is alo
 namespace solo {
 
 struct WholeStreamed : StreamedCall {
-  std::uint32_t behind[kHops];  // as it was left
-  std::uint32_t next[kHops];    // chunks that were given
-  std::uint32_t done[kHops];    // and moved
+  std::uint32_t behind[kSlotSteps];  // as it was left
+  std::uint32_t next[kSlotSteps];    // chunks that were given
+  std::uint32_t done[kSlotSteps];    // and moved
   // What the first warp's threads know that have left the call for others: see steer_several().
   std::uint32_t watched[kWatches][kSoloRanks];
-  std::uint64_t heard[kHops][kSoloRanks];
+  std::uint64_t heard[kSlotSteps][kSoloRanks];
   __device__ __forceinline__ bool begins() const {
     return (behind[kSends] | behind[kGathers] | behind[kCollects]) == 0;
   }
@@ -50,14 +50,14 @@ struct WholeStreams {
   WholeStreamed calls[kMostWholes];  // by their places in WholeCalls
   std::uint32_t num_calls;
   std::uint32_t places[kMostWholes];              // of those that go together
-  std::uint32_t given_of[kHops * kInHand];        // whose slice a description is
+  std::uint32_t given_of[kSlotSteps * kInHand];   // whose slice a description is
   std::uint32_t to[kMostWholes][2 * kSoloRanks];  // of who publishes
   std::uint32_t events;
-  std::uint32_t total[kHops];  // chunks of all that go together, see steer_several()
-  bool borrows;                // it is one call, from the beginning: as without an engine
-  Descriptions descriptions;   // as all of them have them
-  std::uint32_t patient;       // calls, as bits: worth a longer wait
-  std::uint32_t ended;         // calls, as bits, of which all is told; the second warp's
+  std::uint32_t total[kSlotSteps];  // chunks of all that go together, see steer_several()
+  bool borrows;                     // it is one call, from the beginning: as without an engine
+  Descriptions descriptions;        // as all of them have them
+  std::uint32_t patient;            // calls, as bits: worth a longer wait
+  std::uint32_t ended;              // calls, as bits, of which all is told; the second warp's
   // Calls, as bits: those whose connectors are there, and of these such as can do something at
   // once.
   std::uint32_t there, ready;
@@ -105,13 +105,16 @@ __device__ __forceinline__ void look_at_stream(const Stream& c, WholeStreamed& o
   WholeStreams& x = whole_streams();
   const SlotSteps& steps = c.call.steps;
   const std::uint32_t thread = threadIdx.x % 32, chunks = c.call.chunks;
-  if (thread < kHops) of.behind[thread] = of.next[thread] = of.done[thread] = t.hops[thread];
+  if (thread < kSlotSteps) {
+    const std::uint32_t done = c.has(thread) ? t.done[steps.primitives[thread]] : 0;
+    of.behind[thread] = of.next[thread] = of.done[thread] = done;
+  }
   __syncwarp();
   const Member m = member_of(c.call, {nullptr, nullptr, 1, 1}, thread);
   const HopOrder order = c.order();
   bool ok = true;
   // Hints: what is found is looked at again, with acquire.
-  bool lacks[kHops] = {};
+  bool lacks[kSlotSteps] = {};
   if (m.part == kOutgoing && c.sends_to(m.q)) {
     const OutEndpoint& out = *out_endpoint(c.call, m, c.transport.lane);
     ok = out.connector != kNoConnector;
@@ -163,7 +166,7 @@ __device__ __forceinline__ void look_at_stream(const Stream& c, WholeStreamed& o
   ok = __all_sync(kWarp, ok) != 0;
   bool can = false;
 #pragma unroll
-  for (std::uint32_t hop = 0; hop < kHops; ++hop) {
+  for (std::uint32_t hop = 0; hop < kSlotSteps; ++hop) {
     const bool missing = __any_sync(kWarp, lacks[hop]) != 0;
     can = can || (c.has(hop) && of.behind[hop] != chunks && !missing);
   }
@@ -192,7 +195,7 @@ __device__ __forceinline__ void set_up_together(const Stream& first) {
   const std::uint32_t i = threadIdx.x % 32;
   if (threadIdx.x / 32 == 1) {
     if (i < kSoloRanks) x.stream.borrowed[i] = borrows ? kNotYet : 0;
-    if (i < kHops * kInHand) {
+    if (i < kSlotSteps * kInHand) {
       x.stream.stored[i] = 0;
       x.given_of[i] = x.places[0];
     }
@@ -203,7 +206,7 @@ __device__ __forceinline__ void set_up_together(const Stream& first) {
       x.borrows = borrows;
       x.descriptions = first.descriptions();
     }
-  } else if (threadIdx.x / 32 == 2 && i < kHops * kInHand) {
+  } else if (threadIdx.x / 32 == 2 && i < kSlotSteps * kInHand) {
     describe_hop(first, first.hop_of_description(i), x.stream.jobs[i]);
   }
 }
@@ -222,7 +225,7 @@ __device__ __forceinline__ bool is_worth_it(const LaneTransport& t) {
                                         : of.done[kSends] > c.call.shape.escape_slots;
     bool waits = false;
 #pragma unroll
-    for (std::uint32_t hop = 0; hop < kHops; ++hop) {
+    for (std::uint32_t hop = 0; hop < kSlotSteps; ++hop) {
       waits = waits || (c.has(hop) && of.next[hop] != c.call.chunks);
     }
     worth_it = waits && has_begun && (x.patient >> place & 1) != 0;
@@ -259,11 +262,11 @@ __device__ __forceinline__ void steer_several(CudaRank& r, const LaneTransport& 
 
   // Of all calls.
   const std::uint32_t receives = like.has(kGathers) ? kGathers : kCollects;
-  std::uint32_t given[kHops] = {}, done[kHops] = {}, ahead = 0;
-  if (thread < kHops) x.total[thread] = 0;
+  std::uint32_t given[kSlotSteps] = {}, done[kSlotSteps] = {}, ahead = 0;
+  if (thread < kSlotSteps) x.total[thread] = 0;
   for (std::uint32_t n = 0; n < calls; ++n) {
     const WholeStreamed& of = x.calls[x.places[n]];
-    if (thread < kHops && like.has(thread)) {
+    if (thread < kSlotSteps && like.has(thread)) {
       x.total[thread] += whole_calls().call[x.places[n]].chunks - of.behind[thread];
     }
     ahead += like.has(kSends) ? of.behind[kSends] : 0;
@@ -307,7 +310,7 @@ __device__ __forceinline__ void steer_several(CudaRank& r, const LaneTransport& 
       const std::uint32_t of_call =
           per_call == 32 ? kAll : ((1u << per_call) - 1) << (thread / per_call * per_call);
 #pragma unroll
-      for (std::uint32_t h = 0; h < kHops; ++h) {
+      for (std::uint32_t h = 0; h < kSlotSteps; ++h) {
         const std::uint32_t some = __ballot_sync(kAll, watches && hop == h);
         if (hop == h) group = some & of_call;
       }
@@ -385,7 +388,7 @@ __device__ __forceinline__ void steer_several(CudaRank& r, const LaneTransport& 
     // What was moved.
     bool over = true, holds = false;
 #pragma unroll
-    for (std::uint32_t h = 0; h < kHops; ++h) {
+    for (std::uint32_t h = 0; h < kSlotSteps; ++h) {
       if (!like.has(h)) continue;
       if (done[h] != given[h]) {
         std::uint32_t n = done[h];
@@ -411,7 +414,7 @@ __device__ __forceinline__ void steer_several(CudaRank& r, const LaneTransport& 
 #pragma unroll 1
     for (std::uint32_t g = 0; g != x.descriptions.in_round(); ++g) {
 #pragma unroll
-      for (std::uint32_t h = 0; h < kHops; ++h) {
+      for (std::uint32_t h = 0; h < kSlotSteps; ++h) {
         if (!like.has(h)) continue;
         holds = holds || done[h] != given[h];
         if (stops || given[h] == x.total[h] || given[h] == done[h] + x.descriptions.of_a_hop()) {
@@ -525,7 +528,7 @@ __device__ __forceinline__ bool tell_if_done(const Stream& c, WholeStreamed& of)
   const std::uint32_t thread = threadIdx.x % 32, q = thread % kSoloRanks;
   bool done = true;
 #pragma unroll
-  for (std::uint32_t hop = 0; hop < kHops; ++hop) {
+  for (std::uint32_t hop = 0; hop < kSlotSteps; ++hop) {
     // Acquire, by each thread: what it tells, and what ends behind it, comes after what was moved.
     done = done && (!c.has(hop) || CudaDev::load_block(of.done[hop]) == c.call.chunks);
   }
@@ -568,9 +571,9 @@ __device__ __forceinline__ void publish_several(CudaRank& r, const LaneTransport
     for (std::uint32_t i = 0; i < calls && of_peer && (last || events != seen); ++i) {
       const std::uint32_t place = x.places[i];
       const Stream c = stream_of(t, place);
-      std::uint32_t moved[kHops];
+      std::uint32_t moved[kSlotSteps];
 #pragma unroll
-      for (std::uint32_t hop = 0; hop < kHops; ++hop) {
+      for (std::uint32_t hop = 0; hop < kSlotSteps; ++hop) {
         moved[hop] = CudaDev::load_block(x.calls[place].done[hop]);
       }
       std::uint32_t& done = (out ? c.of.sent : c.of.taken)[q];
@@ -634,7 +637,7 @@ __device__ __forceinline__ void publish_several(CudaRank& r, const LaneTransport
   if (thread < calls) {
     WholeStreamed& of = x.calls[x.places[thread]];
 #pragma unroll
-    for (std::uint32_t hop = 0; hop < kHops; ++hop) of.moved[hop] = of.done[hop];
+    for (std::uint32_t hop = 0; hop < kSlotSteps; ++hop) of.moved[hop] = of.done[hop];
   }
 }
 
@@ -655,10 +658,12 @@ __device__ __forceinline__ void say_ends(const LaneTransport& t, LaneStats& stat
     WholeTry& its = tries[place];
     count_stream(stats, c, x.calls[place].behind, false,
                  [](std::uint64_t& figure, std::uint64_t by) { figure += by; });
-    for (std::uint32_t hop = 0; hop < kHops; ++hop) {
+    for (std::uint32_t hop = 0; hop < kSlotSteps; ++hop) {
+      if (!c.has(hop)) continue;
       const std::uint32_t behind = c.hops_behind(hop);
-      if (hop != kSends && behind != its.hops[hop]) its.receives = true;
-      its.hops[hop] = behind;
+      std::uint32_t& done = its.done[c.call.steps.primitives[hop]];
+      if (hop != kSends && behind != done) its.receives = true;
+      done = behind;
     }
     bool elsewhere = false;
     for (std::uint32_t q = 0; q < c.call.places; ++q) {
