@@ -24,7 +24,6 @@
 #include "device/cuda/host/call_in_front.h"
 #include "device/cuda/host/cuda_error.h"
 #include "device/cuda/host/first_launch.h"
-#include "device/cuda/host/needs_engine.h"
 #include "device/cuda/host/nvlink.h"
 #include "device/cuda/host/recall.h"
 #include "device/cuda/kernels/kernels.h"
