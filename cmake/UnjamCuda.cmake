@@ -32,7 +32,7 @@ if(cuda_architectures)
   endif()
   target_link_libraries(unjam_cuda PRIVATE unjam_warnings Threads::Threads ${CMAKE_DL_LIBS})
   target_link_options(unjam_cuda PRIVATE "-Wl,--version-script=${PROJECT_SOURCE_DIR}/cmake/unjam.map"
-                                         -Wl,--exclude-libs,ALL)
+                                         -Wl,--exclude-libs,ALL -Wl,--no-undefined)
   # Behind it the user's launcher, if there is one: an empty word in the list would be what is run.
   set(nvcc_launcher "${PROJECT_SOURCE_DIR}/tools/nvcc_log.sh" ${CMAKE_CUDA_COMPILER_LAUNCHER})
   set_target_properties(unjam_cuda PROPERTIES

@@ -10,10 +10,9 @@
 #include "base/futex.h"
 #include "engine/invocation.h"
 #include "engine/state.h"
+#include "plan/lower.h"
 
 namespace unjam {
-
-struct Plan;
 
 class Daemon {
  public:
@@ -77,9 +76,8 @@ class StreamDaemon : public Daemon {
   // invocation with this ticket are there.
   virtual bool queue_mark(std::unique_lock<std::mutex>& lock, void* stream, std::uint16_t slot,
                           std::uint64_t ticket, bool& queued, std::string& error) = 0;
-  // What a plan's calls are without the engine, for Invocation::lowered: once a plan.
-  virtual std::shared_ptr<const Lowered> lower_plan(const Plan& plan, int group_size,
-                                                    int group_rank) const = 0;
+  // What plans are lowered by, for Invocation::lowered.
+  virtual LowerLimits lower_limits() const = 0;
   // Queues the invocation itself: runs as a kernel in the stream.
   virtual bool queue_call(std::unique_lock<std::mutex>& lock, void* stream, const Invocation& inv,
                           const KeyState* fresh, std::string& error) = 0;

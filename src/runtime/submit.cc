@@ -377,7 +377,10 @@ Result Context::plan_call(const unjamGroup& group, Key& key, const Signature& si
     }
     key.plan = std::make_shared<const Plan>(std::move(*plan));
     key.planned_for = planned_for;
-    if (streams_ != nullptr) key.lowered = streams_->lower_plan(*key.plan, r.ranks, r.rank);
+    if (streams_ != nullptr) {
+      key.lowered = std::make_shared<const Lowered>(
+          lower(*key.plan, r.ranks, r.rank, streams_->lower_limits()));
+    }
   }
   return {};
 }

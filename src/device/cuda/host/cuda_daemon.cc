@@ -195,11 +195,9 @@ class CudaDaemon : public StreamDaemon {
     return launch(mark_kernel(), 1, 1, arguments, as_stream(stream), "queueing a mark", error);
   }
 
-  std::shared_ptr<const Lowered> lower_plan(const Plan& plan, int group_size,
-                                            int group_rank) const override {
-    const LowerLimits limits{o_.block_threads, o_.shape.lanes, o_.whole_lines, o_.solo_patience_us,
-                             o_.shape.escape_slot_bytes};
-    return std::make_shared<const Lowered>(lower(plan, group_size, group_rank, limits));
+  LowerLimits lower_limits() const override {
+    return {o_.block_threads, o_.shape.lanes, o_.whole_lines, o_.solo_patience_us,
+            o_.shape.escape_slot_bytes};
   }
 
   bool queue_call(std::unique_lock<std::mutex>& lock, void* stream, const Invocation& inv,
