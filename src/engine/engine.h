@@ -1069,7 +1069,7 @@ class Engine {
     if (!dev_.leads()) return;
     if (s_.loaded) {
       const std::uint32_t last = a.inv.num_primitives - 1;
-      a.passes = a.inv.geometry.loops_of(a.parts[a.inv.geometry.longest_part()]);
+      a.passes = a.inv.geometry.loops_of(a.parts[a.inv.geometry.longest_part_of(lane_index_)]);
       a.passes += (last < kCachedPrimitives ? a.program[last] : a.inv.program[last]).lag;
     }
     set_running(s_.slot);

@@ -272,7 +272,7 @@ class Lowering {
     if (g_.blocked() && g_.kind != Kind::kAllGather && g_.kind != Kind::kReduceScatter) {
       return false;
     }
-    if (!plan_.wide_peers.empty()) return false;
+    if (!plan_.wide_peers.empty() || g_.by_lane) return false;
     std::optional<std::size_t> sends, gathers, collects;
     for (std::size_t i = 0; i < num_primitives(); ++i) {
       const Primitive& p = primitive(i);

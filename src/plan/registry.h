@@ -11,6 +11,7 @@
 
 #include "plan/algorithms/chain.h"
 #include "plan/algorithms/direct.h"
+#include "plan/algorithms/double_binary_tree.h"
 #include "plan/algorithms/mesh.h"
 #include "plan/algorithms/pairwise.h"
 #include "plan/algorithms/ring.h"
@@ -37,6 +38,7 @@ inline constexpr AlgorithmRow kAlgorithms[] = {
     {"pairwise", pairwise_serves, kMinPairwiseSlots, plan_pairwise},
     {"two_shot", two_shot_serves, kMinTwoShotSlots, plan_two_shot},
     {"chain", chain_serves, kMinChainSlots, plan_chain},
+    {"double_binary_tree", double_binary_tree_serves, kMinTreeSlots, plan_double_binary_tree},
 };
 inline constexpr int kNumAlgorithms = static_cast<int>(std::size(kAlgorithms));
 

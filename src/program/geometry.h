@@ -47,6 +47,9 @@ struct Geometry {
   // A part without data, so that the others share them all: a rank's that has none to see to.
   // kNoPart: there is none. (Not of block-structured kinds.)
   std::uint16_t empty_part = kNoPart;
+  // Part p lies on every parts-th lane alone, from the p-th on, and is empty in the others: lanes
+  // do then the primitives of their part alone. There are as many lanes as parts, or more.
+  bool by_lane = false;
 
   bool operator==(const Geometry&) const = default;
 
@@ -71,7 +74,13 @@ struct Geometry {
   // What lane `lane` carries of part p, relative to the whole vector.
   UNJAM_HD constexpr Range lane_part(std::uint32_t p, std::uint32_t lane) const {
     const Range whole = part(p);
-    const Range mine = split(whole.length, lanes, lane - first_lane, align());
+    std::uint32_t pieces = lanes, piece = lane - first_lane;
+    if (by_lane) {
+      if (piece % parts != p) return {whole.offset, 0};
+      pieces = (lanes - p + parts - 1) / parts;
+      piece /= parts;
+    }
+    const Range mine = split(whole.length, pieces, piece, align());
     return {whole.offset + mine.offset, mine.length};
   }
   // Chunk `loop` of that; length 0 past the end.
@@ -85,9 +94,13 @@ struct Geometry {
     if (lo >= r.length) return {r.offset, 0};
     return {r.offset + lo, r.length - lo < chunk ? r.length - lo : chunk};
   }
+  // A part of which this lane carries as much as of any.
+  UNJAM_HD constexpr std::uint32_t longest_part_of(std::uint32_t lane) const {
+    return by_lane ? (lane - first_lane) % parts : longest_part();
+  }
   // How many loops this lane makes.
   UNJAM_HD constexpr std::uint64_t loops(std::uint32_t lane) const {
-    return loops_of(lane_part(longest_part(), lane));
+    return loops_of(lane_part(longest_part_of(lane), lane));
   }
   UNJAM_HD constexpr std::uint64_t loops_of(Range longest) const {
     return longest.length / chunk + (longest.length % chunk != 0);

@@ -33,7 +33,9 @@ std::vector<LaneClass> lane_classes(const Geometry& g) {
     if (c.lanes++ > 0) continue;
     c.lane = lane;
     c.loops = g.loops(lane);
-    c.full_loops = *std::min_element(lengths.begin(), lengths.end()) / g.chunk;
+    // (Of parts by lanes the others are empty here.)
+    c.full_loops = g.by_lane ? lengths[g.longest_part_of(lane)] / g.chunk
+                             : *std::min_element(lengths.begin(), lengths.end()) / g.chunk;
   }
   std::vector<LaneClass> result;
   for (const auto& [lengths, c] : classes) result.push_back(c);

@@ -26,7 +26,8 @@ std::string disagreement(const Plan& plan, const Plan& reference) {
         differs("kind", static_cast<int>(g.kind), static_cast<int>(h.kind)),
         differs("data type", static_cast<int>(g.dtype), static_cast<int>(h.dtype)),
         differs("count", g.count, h.count), differs("parts", g.parts, h.parts),
-        differs("empty part", +g.empty_part, +h.empty_part), differs("chunk", g.chunk, h.chunk),
+        differs("empty part", +g.empty_part, +h.empty_part),
+        differs("parts by lanes", +g.by_lane, +h.by_lane), differs("chunk", g.chunk, h.chunk),
         differs("first lane", +g.first_lane, +h.first_lane),
         differs("lanes", +g.lanes, +h.lanes)}) {
     if (!text.empty()) return text;
@@ -48,6 +49,9 @@ std::string geometry_error(const PlanRequest& request, const Plan& plan, std::ui
   }
   if (g.empty_part != kNoPart && (g.blocked() || g.parts < 2 || g.empty_part >= g.parts)) {
     return "part " + std::to_string(g.empty_part) + " cannot be empty";
+  }
+  if (g.by_lane && (g.blocked() || g.empty_part != kNoPart || g.lanes < g.parts)) {
+    return "parts by lanes need as many lanes, no block for each rank, and no empty part";
   }
   if (g.chunk % g.align() != 0) {
     return "chunk " + std::to_string(g.chunk) + " is not a multiple of the alignment " +
@@ -101,6 +105,7 @@ std::string parts_error(const PlanRequest& request, int rank, const Plan& plan, 
   const Geometry& g = plan.geometry;
   const bool scatters = (p.flags & kScatter) != 0;
   if (!(scatters ? to_set(p) : from_set(p))) return "a scatter or collect needs a set";
+  if (g.by_lane) return "a scatter or collect needs each rank's part on each lane";
   if (g.parts != static_cast<std::uint32_t>(request.ranks)) {
     return "a scatter or collect needs one part per rank, the plan has " + std::to_string(g.parts);
   }

@@ -1,0 +1,123 @@
+#include "plan/algorithms/double_binary_tree.h"
+
+#include <algorithm>
+#include <array>
+#include <utility>
+#include <vector>
+
+#include "plan/algorithms/trees.h"
+#include "plan/common.h"
+#include "plan/program_builder.h"
+
+namespace unjam {
+namespace {
+
+class TreeProgram {
+ public:
+  TreeProgram(const PlanRequest& request, int trees)
+      : kind_(request.kind),
+        ranks_(request.ranks),
+        rank_(request.rank),
+        root_(request.root),
+        trees_(trees),
+        program_(request.ranks, request.rank) {}
+
+  void write(Plan* plan) {
+    if (ranks_ == 1) {
+      program_.add(reduces(kind_) ? kLocal | kCopy | kContribute | kFinish : kLocal | kCopy, 0);
+    } else if (kind_ == Kind::kBroadcast) {
+      down();
+    } else if (kind_ == Kind::kReduce) {
+      for (int t = 0; t < trees_; ++t) up(t, kCopy);
+    } else {
+      for (int t = 0; t < trees_; ++t) up(t, kCopy | kIntoOutput);
+      down();
+    }
+    program_.write(plan);
+  }
+
+ private:
+  bool is_rooted() const { return kind_ == Kind::kBroadcast || kind_ == Kind::kReduce; }
+  TreeNode node(int tree) const {
+    return is_rooted() ? rooted_tree_node(tree, rank_, root_, ranks_)
+                       : double_tree_node(tree, rank_, ranks_);
+  }
+  static PeerRanks children(const TreeNode& node) {
+    std::vector<int> ranks;
+    for (const int child : node.children) {
+      if (child != kNoNode) ranks.push_back(child);
+    }
+    return PeerRanks::set(std::move(ranks));
+  }
+
+  // at_top: what who has the result does with it. (Of an all-reduce it sends it down, too, and the
+  // others lag behind it.)
+  void up(int tree, unsigned at_top) {
+    const TreeNode here = node(tree);
+    const bool top = here.parent == kNoNode;
+    unsigned flags = kLocal | kContribute;
+    if (here.num_children() != 0) flags |= kReduce | kPartials;
+    if (top)
+      flags |= kFinish | (at_top & (here.num_children() != 0 ? ~0u : ~unsigned{kIntoOutput}));
+    PeerRanks to = PeerRanks::nobody();
+    if (!top) {
+      to = PeerRanks::one(here.parent);
+    } else if (!is_rooted()) {
+      to = children(here);
+    }
+    program_.add(flags, tree, children(here), to);
+  }
+
+  // What lags most comes last.
+  void down() {
+    std::array<std::pair<int, int>, kTwoTrees> order;  // depth, tree
+    for (int t = 0; t < trees_; ++t) order[static_cast<std::size_t>(t)] = {node(t).depth, t};
+    std::sort(order.begin(), order.begin() + trees_);
+    for (int i = 0; i < trees_; ++i) down(order[static_cast<std::size_t>(i)].second);
+  }
+  void down(int tree) {
+    const TreeNode here = node(tree);
+    const unsigned into = here.num_children() != 0 ? unsigned{kIntoOutput} : 0u;
+    if (here.parent != kNoNode) {
+      program_.add(kCopy | into, tree, PeerRanks::one(here.parent), children(here),
+                   static_cast<std::uint32_t>(here.depth));
+    } else if (is_rooted()) {
+      program_.add(kLocal | kCopy | into, tree, PeerRanks::nobody(), children(here));
+    }
+  }
+
+  const Kind kind_;
+  const int ranks_, rank_, root_, trees_;
+  ProgramBuilder program_;
+};
+
+}  // namespace
+
+bool double_binary_tree_serves(Kind kind) {
+  return kind == Kind::kAllReduce || kind == Kind::kBarrier || whole_at_root(kind);
+}
+
+std::optional<Plan> plan_double_binary_tree(const PlanRequest& request, const PlanLimits& limits,
+                                            std::string* error) {
+  const std::string problem = planner_error(request, limits, "double_binary_tree",
+                                            double_binary_tree_serves(request.kind), kMinTreeSlots);
+  if (!problem.empty()) {
+    if (error != nullptr) *error = problem;
+    return std::nullopt;
+  }
+  Plan plan;
+  plan.protocol = Protocol::kSlot;
+  plan.geometry = make_geometry(request, 1);
+  plan.geometry.chunk = slot_chunk(limits, plan.geometry);
+  assign_bulk_lanes(request, limits, 1, &plan.geometry);
+  int trees = 1;
+  if (plan.geometry.lanes >= kTwoTrees && request.ranks > 1) {
+    trees = kTwoTrees;
+    plan.geometry.parts = kTwoTrees;
+    plan.geometry.by_lane = true;
+  }
+  TreeProgram(request, trees).write(&plan);
+  return plan;
+}
+
+}  // namespace unjam

@@ -1,0 +1,36 @@
+// The double binary tree planner: all-reduce, barrier, broadcast and reduce, in 2 log2 n hops. (P.
+// Sanders, J. Speck, J. L. Traff, "Two-tree algorithms for full bandwidth broadcast, reduction and
+// scan", 2009; the trees: trees.h.)
+//
+// One half of the vector goes through one tree, the other half through the other, in which the
+// first one's leaves are inside: so each rank sends and receives two vectors at most, in an
+// all-reduce, and one with a root, who stands outside of both trees. The trees have lanes of their
+// own (Geometry::by_lane). With one lane there is one tree.
+//
+// Up, a rank adds its own contribution to its children's sums, which come as a set, and sends the
+// sum to its parent; down, it copies the result, straight from its parent, and sends it on to its
+// children, a set. On the way down a rank lags by its depth: it works on the chunk that its parent
+// has sent a pass before, so all chunks are under way at once. Nobody waits in a circle, with one
+// slot: of all ranks take the one that is least far (pass; up before down; deeper first). What it
+// waits for upwards is a child, who is deeper and so no less far; downwards its parent, who sent it
+// a pass before; and who has no room has not come to a pass that is not later.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+
+#include "plan/plan.h"
+
+namespace unjam {
+
+// One is enough, see above; two hide a hop.
+inline constexpr std::uint32_t kMinTreeSlots = 1;
+
+bool double_binary_tree_serves(Kind kind);
+
+// Nothing if the request or the limits are unsuitable; then *error (may be null) says why.
+std::optional<Plan> plan_double_binary_tree(const PlanRequest& request, const PlanLimits& limits,
+                                            std::string* error = nullptr);
+
+}  // namespace unjam
