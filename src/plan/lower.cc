@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "base/kinds.h"
+#include "plan/order_rule.h"
 
 namespace unjam {
 namespace {
@@ -290,7 +291,20 @@ class Lowering {
     if (gathers) steps.primitives[kGathers] = index(gathers);
     if (collects) steps.primitives[kCollects] = index(collects);
     take_parts(sends, gathers);
-    return are_in_order(sends, gathers, collects);
+    return are_in_order(sends, gathers, collects) && take_waits();
+  }
+  // Which steps wait for which (plan/order_rule.h). False: another than the one that gathers has
+  // to.
+  bool take_waits() {
+    SlotSteps& s = lowered_.schedule.steps;
+    OrderedStep steps[kSlotSteps];
+    steps[kSends] = {0, s.sends_to, false, s.copies || s.stores_sent};
+    steps[kGathers] = {s.gathers_from, s.results_to, s.reduces, s.stores_result};
+    steps[kCollects] = {s.collects_from, 0, false, true};
+    const OrderWaits waits = order_waits(steps, kGathers);
+    s.gather_waits_for_sent = (waits.at_outs >> kSends & 1) != 0;
+    s.gather_waits_for_collected = (waits.at_ins >> kCollects & 1) != 0;
+    return order_waits(steps, kSends).all() == 0 && order_waits(steps, kCollects).all() == 0;
   }
   // Of a scatter or collect, those whose part is not the empty one.
   std::uint8_t with_data(std::uint8_t places) const {

@@ -73,6 +73,10 @@ struct SlotSteps {
   std::uint8_t own_source = 0;   // the own contribution's place among what is reduced
   std::uint8_t num_sources = 0;  // so many it is
   std::uint16_t lag = 0;         // passes from a step to the next, if a connector carries two
+  // Before the step that gathers moves a chunk, all that the step that only sends, or the one that
+  // collects, has in front of it on a connector that they share is moved: else what it has made of
+  // the chunk, or has taken for it, could be lost (plan/order_rule.h). Other steps do not wait.
+  bool gather_waits_for_sent = false, gather_waits_for_collected = false;
   // Which primitives the three steps are: what only sends, what gathers, what collects.
   std::uint8_t primitives[kSlotSteps] = {};
   // Of each place, the part that is sent there, or comes from there; of this rank the own part.

@@ -646,6 +646,17 @@ TEST(LowerToSlots, EveryRankKnowsWhatBecomesOfItsPart) {
   });
 }
 
+// What is gathered waits for other steps (plan/order_rule.h) where results go behind contributions,
+// and nothing else does.
+TEST(LowerToSlots, WhatIsGatheredWaitsWhereConnectorsCarryTwoSteps) {
+  each_group([](const SlotGroup& g) {
+    for (const SlotSteps& steps : g.ranks) {
+      ASSERT_EQ(steps.gather_waits_for_sent, steps.two_hops());
+      ASSERT_EQ(steps.gather_waits_for_collected, steps.two_hops());
+    }
+  });
+}
+
 // A rank of a chain knows its neighbours alone, however large the group is.
 TEST(LowerToSlots, AChainGoesFromEachToTheNext) {
   for (const Kind kind : {Kind::kBroadcast, Kind::kReduce}) {
@@ -694,6 +705,7 @@ TEST(LowerToSlots, AChainGoesFromEachToTheNext) {
           ASSERT_EQ(steps.reduces, reduces && r != first);
           ASSERT_EQ(r == first ? steps.stores_sent : steps.stores_result, !reduces || r == last);
           ASSERT_FALSE(steps.two_hops());
+          ASSERT_FALSE(steps.gather_waits_for_sent || steps.gather_waits_for_collected);
           // With the same once more in it the program is another.
           plan.primitives.push_back(plan.primitives.front());
           ASSERT_EQ(lower(plan, n, r, executors).why, NeedsEngine::kOtherProgram);

@@ -29,11 +29,12 @@
 // What may be interrupted. Slices are published, and taken, in the connectors' order only; what was
 // moved and is not part of a prefix is forgotten, and the engine moves it again. Contributions and
 // copies may be moved twice: what they read is not overwritten before peers have it (see
-// engine.h). A reduction may not, in place. So where its result shares a connector with
-// contributions (an all-reduce) a chunk is gathered only when all that its pass has in front of it
-// was moved, see HopOrder: then its result, and what it took, are in a prefix. (Any other connector
-// carries one hop's slices: all that were moved are a prefix in the end, for no lane stops before
-// movers are through with what they have in hand.)
+// engine.h). A reduction may not, in place; nor may what is received be given back while what
+// becomes of it is forgotten. So where what is gathered shares connectors with other steps
+// (SlotSteps::gather_waits_for_sent, by plan/order_rule.h) a chunk is gathered only when all that
+// its pass has in front of it was moved, see HopOrder: then its result, and what it took, are in a
+// prefix. (Any other connector carries one hop's slices: all that were moved are a prefix in the
+// end, for no lane stops before movers are through with what they have in hand.)
 //
 // Giving up. Only the first warp waits for peers; all others wait for it, and it ends. A lane waits
 // but a while for peers (SoloCall::patience_ns since anything came). It stops for others that want
@@ -922,9 +923,10 @@ __device__ __forceinline__ bool steer(CudaRank& r, const Stream& c, Interrupted 
         // 836 us, 240 and 812; by 16 305 and 1,048, 276 and 959; by 8 463 and 1,734, 436 and
         // 1,638.)
         if (hop == kSends && !order.is_wanted_soon(n, done[kGathers])) continue;
-        if (hop == kGathers && c.two_hops() &&
-            (done[kSends] < order.sent_before_gather(n) ||
-             done[kCollects] < order.collected_before_gather(n))) {
+        if (hop == kGathers &&
+            ((c.call.steps.gather_waits_for_sent && done[kSends] < order.sent_before_gather(n)) ||
+             (c.call.steps.gather_waits_for_collected &&
+              done[kCollects] < order.collected_before_gather(n)))) {
           continue;
         }
       }

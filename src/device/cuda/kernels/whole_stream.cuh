@@ -423,9 +423,11 @@ __device__ __forceinline__ void steer_several(CudaRank& r, const LaneTransport& 
         const std::uint32_t next = of.next[hop];
         const std::uint32_t there = __ballot_sync(kAll, watches && hop == h && k > next);
         bool can = leads && hop == h && (there & group) == group && next != chunks;
-        if (h == kGathers && like.two_hops()) {
-          can = can && of.done[kSends] >= order.sent_before_gather(next) &&
-                of.done[kCollects] >= order.collected_before_gather(next);
+        if (h == kGathers && like.call.steps.gather_waits_for_sent) {
+          can = can && of.done[kSends] >= order.sent_before_gather(next);
+        }
+        if (h == kGathers && like.call.steps.gather_waits_for_collected) {
+          can = can && of.done[kCollects] >= order.collected_before_gather(next);
         }
         if (h == kSends) {
           const bool has_come = (come & gatherers) == gatherers;
