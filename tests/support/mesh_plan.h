@@ -1,4 +1,5 @@
-// Mesh plans whose hops lie passes apart, and who sends what to whom by them.
+// Mesh plans whose hops lie passes apart, what they are lowered to, and who sends what to whom by
+// them.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -8,6 +9,8 @@
 #include <optional>
 
 #include "plan/algorithms/mesh.h"
+#include "plan/lower.h"
+#include "program/schedule.h"
 
 namespace unjam {
 
@@ -20,12 +23,21 @@ inline Plan mesh_plan(Kind kind, std::uint32_t slots, int ranks, int rank, int r
   request.rank = rank;
   request.root = root;
   PlanLimits limits;
+  limits.device = Device::kCuda;  // whose executors take it
   limits.escape_slots = slots;
   limits.lanes = 4;
   limits.overlap = true;
   const std::optional<Plan> plan = plan_mesh(request, limits);
   EXPECT_TRUE(plan.has_value());
   return plan.value_or(Plan{});
+}
+
+// The same as executors run it.
+inline Schedule mesh_schedule(const Plan& plan, int ranks, int rank) {
+  const PlanLimits limits;
+  const Lowered lowered = lower(plan, ranks, rank, {512, 4, true, 20, limits.escape_slot_bytes});
+  EXPECT_EQ(lowered.why, NeedsEngine::kNo);
+  return lowered.schedule;
 }
 
 // Whether a primitive's peers include group rank q.

@@ -1,9 +1,9 @@
-// Ranks that move the hops of a mesh plan independently (a stream,
+// Ranks that move the steps ("hops") of a mesh plan independently (a stream,
 // device/cuda/kernels/solo_stream.cuh), ranks that run its program pass by pass (an engine), and
 // ranks that begin as the former and are interrupted anywhere, all in one group: a model under a
-// random schedule, over the real HopOrder and the planner's real programs. It checks that all ends,
-// that both ends of a connector mean the same slice, and that nothing is read after it was
-// overwritten, in place.
+// random schedule, over the real HopOrder, the planner's real programs, and what they are lowered
+// to. It checks that all ends, that both ends of a connector mean the same slice, and that nothing
+// is read after it was overwritten, in place.
 #include <gtest/gtest.h>
 
 #include <cstdint>
@@ -19,7 +19,7 @@ namespace {
 
 enum class Mistake {
   kNone,
-  kGathersOutOfTurn,  // a stream of an all-reduce, see HopOrder::sent_before_gather()
+  kGathersOutOfTurn,  // a stream, see SlotSteps::gather_waits_for_sent
   kForgetsAChunk,     // of what it has moved, who is interrupted
 };
 
@@ -58,7 +58,7 @@ class Model {
       plan(r, rank);
       ranks_.push_back(rank);
     }
-    order_ = {s.chunks, two_hops() ? ranks_[0].program[1].p.lag : 0u, two_hops()};
+    order_ = {s.chunks, ranks_[0].steps.lag, two_hops()};
   }
 
   // What went wrong; "": nothing.
@@ -82,52 +82,74 @@ class Model {
   }
 
  private:
-  using Peers = std::uint32_t;  // a bit a rank
+  using Ranks = std::uint32_t;  // a bit each
   // A primitive that has something to do.
   struct Step {
     Primitive p;
-    Hop hop = kSends;
-    Peers to = 0, from = 0;
+    SlotStep hop = kSends;
+    Ranks to = 0, from = 0;
   };
   struct Rank {
     std::vector<Step> program;
-    std::uint32_t lag = 0;                   // the last primitive's
-    Peers to[kHops] = {}, from[kHops] = {};  // of hops, for a stream
-    bool has[kHops] = {};
+    std::uint32_t lag = 0;  // the last primitive's
+    // For a stream: what the program is lowered to, and of its sets the ranks.
+    SlotSteps steps;
+    Ranks to[kSlotSteps] = {}, from[kSlotSteps] = {};
+    bool has[kSlotSteps] = {};
     bool streams = false, done = false;
     std::uint64_t patience = 0;  // steps until a stream is interrupted
     std::uint32_t slots = 0;     // that it uses of each connector
     // A stream's: chunks of each hop that were moved. An engine's: that are behind it.
-    std::uint32_t moved[kHops] = {};
+    std::uint32_t moved[kSlotSteps] = {};
     std::uint32_t pass = 0, primitive = 0;
     std::vector<std::vector<bool>> is_result;  // [part][chunk] of the buffer, in place
   };
 
   bool two_hops() const { return s_.kind == Kind::kAllReduce; }
   bool scatters() const { return s_.kind != Kind::kAllGather; }
-  static bool has(Peers peers, std::size_t q) { return (peers >> q & 1) != 0; }
+  static bool has(Ranks ranks, std::size_t q) { return (ranks >> q & 1) != 0; }
 
   void plan(std::size_t r, Rank& rank) {
     const int me = static_cast<int>(r);
     const Plan plan = mesh_plan(s_.kind, s_.slots, s_.ranks, me, s_.root);
     empty_part_ = plan.geometry.empty_part;
     rank.lag = plan.primitives.back().lag;
-    for (const Primitive& p : plan.primitives) {
-      Step step{p, hop_of(p)};
+    const Schedule schedule = mesh_schedule(plan, s_.ranks, me);
+    rank.steps = schedule.steps;
+    const auto ranks_at = [&](unsigned places) {
+      Ranks ranks = 0;
+      for (std::uint32_t place = 0; place < schedule.places; ++place) {
+        if ((places >> place & 1) != 0) ranks |= 1u << schedule.ranks[place];
+      }
+      return ranks;
+    };
+    rank.to[kSends] = ranks_at(rank.steps.sends_to);
+    rank.from[kGathers] = ranks_at(rank.steps.gathers_from);
+    rank.to[kGathers] = ranks_at(rank.steps.results_to);
+    rank.from[kCollects] = ranks_at(rank.steps.collects_from);
+    for (std::uint32_t hop = 0; hop < kSlotSteps; ++hop) {
+      rank.has[hop] = (rank.to[hop] | rank.from[hop]) != 0;
+    }
+    for (std::size_t i = 0; i < plan.primitives.size(); ++i) {
+      Step step{plan.primitives[i]};
       for (int q = 0; q < s_.ranks; ++q) {
-        if (sends_to(plan, p, me, q)) step.to |= 1u << q;
-        if (receives_from(plan, p, me, q)) step.from |= 1u << q;
+        if (sends_to(plan, step.p, me, q)) step.to |= 1u << q;
+        if (receives_from(plan, step.p, me, q)) step.from |= 1u << q;
+      }
+      while (!rank.has[step.hop] || rank.steps.primitives[step.hop] != i) {
+        if (step.hop == kCollects) return fail(r, "a primitive is no step");
+        step.hop = static_cast<SlotStep>(step.hop + 1);
+      }
+      if (step.to != rank.to[step.hop] || step.from != rank.from[step.hop]) {
+        fail(r, "a step is with others than the primitive that it is");
       }
       rank.program.push_back(step);
-      rank.to[step.hop] |= step.to;
-      rank.from[step.hop] |= step.from;
-      rank.has[step.hop] = true;
     }
-    // What a stream of hops, and HopOrder, take for granted.
-    if (rank.from[kSends] != 0 || rank.to[kCollects] != 0) fail(r, "a hop goes the wrong way");
-    const Peers both =
+    // What HopOrder takes for granted.
+    const Ranks both =
         (rank.to[kSends] & rank.to[kGathers]) | (rank.from[kGathers] & rank.from[kCollects]);
     if (!two_hops() && both != 0) fail(r, "a connector carries two hops");
+    if (two_hops() != rank.steps.two_hops()) fail(r, "its steps are of another kind");
   }
 
   void fail(std::size_t r, const std::string& what) {
@@ -137,15 +159,15 @@ class Model {
   // ---- connectors ----
 
   template <class Body>
-  bool all_of(Peers peers, Body body) const {
+  bool all_of(Ranks ranks, Body body) const {
     for (std::size_t q = 0; q < connectors_.size(); ++q) {
-      if (has(peers, q) && !body(q)) return false;
+      if (has(ranks, q) && !body(q)) return false;
     }
     return true;
   }
   template <class Body>
-  void each_of(Peers peers, Body body) const {
-    all_of(peers, [&](std::size_t q) {
+  void each_of(Ranks ranks, Body body) const {
+    all_of(ranks, [&](std::size_t q) {
       body(q);
       return true;
     });
@@ -188,7 +210,7 @@ class Model {
         if (is_result[q][chunk]) fail(r, "a contribution is sent that was overwritten");
       });
     }
-    if ((flags & kGather) != 0 && is_result[r][chunk]) fail(r, "a chunk is reduced twice");
+    if ((flags & kReduce) != 0 && is_result[r][chunk]) fail(r, "a chunk is reduced twice");
     if ((flags & kCopy) == 0) return;
     if ((flags & (kScatter | kCollect)) != 0) {
       each_of(step.to | step.from, [&](std::size_t q) { is_result[q][chunk] = true; });
@@ -235,9 +257,10 @@ class Model {
         !all_of(rank.from[hop], [&](std::size_t q) { return has_come(r, q, in); })) {
       return false;
     }
-    if (hop == kGathers && two_hops() && s_.mistake != Mistake::kGathersOutOfTurn &&
-        (rank.moved[kSends] < order_.sent_before_gather(n) ||
-         rank.moved[kCollects] < order_.collected_before_gather(n))) {
+    if (hop == kGathers && s_.mistake != Mistake::kGathersOutOfTurn &&
+        ((rank.steps.gather_waits_for_sent && rank.moved[kSends] < order_.sent_before_gather(n)) ||
+         (rank.steps.gather_waits_for_collected &&
+          rank.moved[kCollects] < order_.collected_before_gather(n)))) {
       return false;
     }
     each_of(rank.from[hop], [&](std::size_t q) { expect(r, q, in, hop, n); });
@@ -269,10 +292,10 @@ class Model {
     const std::uint32_t first = random_() % 4;
     for (std::uint32_t i = 0; i < 4; ++i) {
       const std::uint32_t what = (first + i) % 4;
-      if (what < kHops ? move(r, what) : tell(r, false)) return true;
+      if (what < kSlotSteps ? move(r, what) : tell(r, false)) return true;
     }
     rank.done = true;
-    for (std::uint32_t hop = 0; hop < kHops; ++hop) {
+    for (std::uint32_t hop = 0; hop < kSlotSteps; ++hop) {
       rank.done = rank.done && (!rank.has[hop] || rank.moved[hop] == s_.chunks);
     }
     return rank.done;
@@ -288,8 +311,8 @@ class Model {
       rank.moved[kCollects] = taken(r, q) - order_.firsts_in(taken(r, q));
     }
     if (s_.mistake == Mistake::kForgetsAChunk) {
-      std::uint32_t hop = random_() % kHops;
-      while (!rank.has[hop]) hop = (hop + 1) % kHops;
+      auto hop = static_cast<std::uint32_t>(random_() % kSlotSteps);
+      while (!rank.has[hop]) hop = (hop + 1) % kSlotSteps;
       if (rank.moved[hop] != 0) --rank.moved[hop];
     }
     rank.streams = false;
@@ -388,7 +411,7 @@ TEST(HopMix, StreamsEnginesAndWhoIsInterruptedEndTogether) {
   }
 }
 
-// Why a result that is sent waits for its turn (HopOrder::sent_before_gather()): else who is
+// Why a result that is sent waits for its turn (plan/order_rule.h): else who is
 // interrupted has reduced what is in no prefix, and the engine would reduce it again.
 TEST(HopMix, GathersOutOfTurnAreFound) {
   int found = 0;

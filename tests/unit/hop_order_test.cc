@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "program/schedule.h"
 #include "tests/support/mesh_plan.h"
 
 namespace unjam {
@@ -18,6 +19,12 @@ struct Slice {
   std::uint32_t chunk;
   std::uint32_t sent_before, gathered_before, collected_before;  // chunks, by the same rank
 };
+
+// Which of the steps of an executor it is (of a mesh plan).
+SlotStep step_of(const Primitive& p) {
+  if ((p.flags & kRecv) == 0) return kSends;
+  return (p.flags & kCollect) != 0 ? kCollects : kGathers;
+}
 
 // Calls body(p, chunk) for all that a program does, in order.
 template <class Body>
@@ -35,7 +42,7 @@ std::vector<Slice> walk(const Plan& plan, std::uint32_t chunks) {
   std::vector<Slice> slices;
   std::uint32_t sent = 0, gathered = 0, collected = 0;
   run(plan, chunks, [&](const Primitive& p, std::uint32_t chunk) {
-    const Hop hop = hop_of(p);
+    const SlotStep hop = step_of(p);
     if (sends_to(plan, p, 1, 0)) {
       slices.push_back({hop == kGathers ? 1u : 0u, chunk, sent, gathered, collected});
     }
@@ -75,14 +82,14 @@ TEST(HopOrder, IsThatOfTheProgram) {
 // it receives from there.
 struct End {
   std::vector<std::uint32_t> chunks;
-  std::vector<bool> hops = std::vector<bool>(kHops);  // which of its hops they are of
+  std::vector<bool> hops = std::vector<bool>(kSlotSteps);  // which of its hops they are of
 };
 End end_of(const Plan& plan, std::uint32_t chunks, int me, int q, bool sends) {
   End end;
   run(plan, chunks, [&](const Primitive& p, std::uint32_t chunk) {
     if (!(sends ? sends_to(plan, p, me, q) : receives_from(plan, p, me, q))) return;
     end.chunks.push_back(chunk);
-    end.hops[hop_of(p)] = true;
+    end.hops[step_of(p)] = true;
   });
   return end;
 }

@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "base/hash.h"
+#include "program/schedule.h"
 #include "tests/support/job.h"
 
 namespace unjam {
@@ -117,7 +118,7 @@ class Play {
   bool goes(std::uint32_t c, std::uint32_t from, std::uint32_t to) const {
     return from != to && (kind(c) != Kind::kBroadcast || from == root(c));
   }
-  bool has(std::uint32_t who, std::uint32_t c, Hop hop) const {
+  bool has(std::uint32_t who, std::uint32_t c, SlotStep hop) const {
     const bool sends = goes(c, who, (who + 1) % job_.ranks);
     switch (hop) {
       case kSends:
@@ -246,7 +247,7 @@ class Play {
       r.seen[i] = seen;
     }
     bool gave = false;
-    for (const Hop hop : {kSends, kGathers, kCollects}) {
+    for (const SlotStep hop : {kSends, kGathers, kCollects}) {
       for (std::size_t i = begin; i < end; ++i) {
         if (!moves(who, r.set[i], hop, sending)) continue;
         gave = true;
@@ -293,7 +294,7 @@ class Play {
   }
   Seen look(std::uint32_t who, std::uint32_t c) const {
     const HopOrder order = this->order(c);
-    const auto count = [&](Hop hop, auto is_there) {
+    const auto count = [&](SlotStep hop, auto is_there) {
       std::uint32_t chunks = 0;
       if (!has(who, c, hop)) return chunks;
       while (chunks != job_.chunks && is_there(chunks)) ++chunks;
@@ -304,7 +305,7 @@ class Play {
             count(kCollects, [&](std::uint32_t k) { return has_room(who, c, order.second(k)); }),
             count(kCollects, [&](std::uint32_t k) { return has_come(who, c, order.second(k)); })};
   }
-  bool moves(std::uint32_t who, std::uint32_t c, Hop hop, const SendingAhead& sending) {
+  bool moves(std::uint32_t who, std::uint32_t c, SlotStep hop, const SendingAhead& sending) {
     Rank& r = ranks_[who];
     Call& call = r.calls[c];
     const HopOrder order = this->order(c);
