@@ -2,6 +2,9 @@
 
 Every file below src/ belongs to the layer that its folder names and may include its own layer and
 those below it. Also: no cycles, no "../", and the public header only where the C API is made.
+
+And names of algorithms stand only where plans are made: what runs a plan knows its program, or what
+that was lowered to, never which algorithm it is of.
 """
 
 from __future__ import annotations
@@ -33,6 +36,12 @@ DEVICE_IMPLEMENTATIONS = {"device/host", "device/cuda"}
 CUDA_ROOMS = ["leaves", "placement", "dev", "kernels", "host"]
 # May name the public header: it is the contract of the top layers.
 SEES_PUBLIC_HEADER = {"runtime", "api"}
+
+# What runs plans, and what lowering emits.
+KNOW_NO_ALGORITHM = ("engine/", "program/", "plan/lower", "plan/needs_engine", "plan/order_rule")
+ALGORITHM_ROW = re.compile(r'^\s*\{"(\w+)", \w+_serves,', re.MULTILINE)
+# English words, too: these are an algorithm's name in front of such a word.
+ENGLISH = {"ring", "direct"}
 
 INCLUDE = re.compile(r'^\s*#\s*include\s+"([^"]+)"', re.MULTILINE)
 SOURCES = {".h", ".cc", ".cu", ".cuh", ".c"}
@@ -115,6 +124,32 @@ def _cycle(graph: dict[str, list[str]]) -> list[str] | None:
     return None
 
 
+def _algorithm_names(src: Path) -> re.Pattern[str]:
+    """What a file that knows no algorithm must not say: "two_shot", "two-shot", "TwoShot", …"""
+    names = ALGORITHM_ROW.findall((src / "plan" / "registry.h").read_text())
+    if not names:
+        raise Failure("tools/check_layers.py finds no rows in src/plan/registry.h")
+    patterns = []
+    for name in names:
+        pattern = name.replace("_", "[-_ ]?")
+        patterns.append(rf"{pattern}e?s? plans?" if name in ENGLISH else rf"{pattern}e?s?")
+    return re.compile(rf"(?<![a-z])(?:k?)({'|'.join(patterns)})(?![a-z])", re.IGNORECASE)
+
+
+def _named_algorithms(src: Path) -> list[str]:
+    names = _algorithm_names(src)
+    faults = []
+    for path in sorted(p for p in src.rglob("*") if p.suffix in SOURCES):
+        file = path.relative_to(src).as_posix()
+        if not file.startswith(KNOW_NO_ALGORITHM):
+            continue
+        for number, line in enumerate(path.read_text().splitlines(), 1):
+            found = names.search(line)
+            if found:
+                faults.append(f"src/{file}:{number}: names an algorithm: {found[1]}")
+    return faults
+
+
 def check(root: Path) -> list[str]:
     """One line for each fault below root/src."""
     faults: list[str] = []
@@ -132,13 +167,15 @@ def check(root: Path) -> list[str]:
     cycle = _cycle(graph)
     if cycle:
         faults.append("include cycle: " + " -> ".join(cycle))
+    if (src / "plan" / "registry.h").is_file():
+        faults += _named_algorithms(src)
     return faults
 
 
 def main() -> int:
     faults = check(ROOT)
     if faults:
-        raise Failure("includes must point downwards:\n" + "\n".join(faults))
+        raise Failure("the layers are not kept:\n" + "\n".join(faults))
     return 0
 
 

@@ -52,7 +52,7 @@
 // Whole calls. Looking, describing and publishing slice by slice costs more than moving what is
 // short, and to choose what is next costs as much again. So a device may have a way to do all that
 // a lane does for short invocations at once (Invocation::whole: they send, then receive, in one
-// loop; of two-shot plans twice), with the same flags and credits, so that peers cannot tell; of
+// loop; of packets that make two hops twice), with the same flags and credits, so that peers cannot tell; of
 // several that stand in the queue together it sends all, then receives all, whatever their order at
 // peers is. For each it polls as often as its turn's threshold says. What has not come by then is
 // received by a later turn, whole again; whatever is not as expected (a connector that is not open,
@@ -60,13 +60,13 @@
 // (ActiveContext): that is there for slices alone, and the progress of what is whole is one of two
 // states, nothing done or all sent (of two hops one of three, by the hops that were sent).
 //
-// What mesh plans and chains move through slots, chunk after chunk, goes so as well (kWholeStream;
+// What is lowered to slots (plan/lower.h), chunk after chunk, goes so as well (kWholeStream;
 // kWholeCrowd only where another one of some length is in the queue), several of the same kind and
 // group together: until all are done, or peers do not keep up, or they have had their turn and
 // something short could go on (if they have moved nothing, only when all is sent that has room, see
 // sending_ahead.h), or half of them are done and others wait. One that is done meanwhile
-// ends at once (end_early()). What is left of the others is the progress of each hop
-// (DynamicContext::behind), from which a later turn goes on; and those that have moved go on before
+// ends at once (end_early()). What is left of the others is how much of each primitive is done
+// (hand_over.h), from which a later turn goes on; and those that have moved go on before
 // what stands behind them is begun, so that ranks come to be at the same ones. To slices it is left
 // only if its data may come by another way than was looked at.
 //
@@ -91,7 +91,7 @@
 //                                        something is missing, nothing was stored, nobody reads the
 //                                        job any more
 //   whole_calls(tries, n, turn, end_early)  only if kWholeCalls: see above. Fills in WholeTry::end,
-//                                        receives, hops, and, of two-shot plans, sends and moved;
+//                                        receives, done, and, of two hops, sends and moved;
 //                                        adds to the lane's figures of slices and bytes, ends with
 //                                        a barrier. Of different keys. Streams look for others
 //                                        behind about so many slices (EnginePolicy). Of those that
@@ -597,8 +597,8 @@ class Engine {
   // long for peers only at the first of the pass, or at one with a smaller seed, which is the same
   // on all ranks: of two that are at each other's first one stays, and the other comes back.
   UNJAM_HD bool is_patient(const Invocation& inv) const { return inv.seed <= s_.front; }
-  // Streams: the same hops, among the same ranks. (Or chains, whose roots may be others: those
-  // whose neighbours differ are left out when they are looked at, whole_stream.cuh.)
+  // Streams: the same steps, among the same ranks. (Those whose neighbours differ, as with other
+  // roots they may, are left out when they are looked at, whole_stream.cuh.)
   UNJAM_HD static bool stream_together(const Invocation& a, const Invocation& b) {
     return a.geometry.kind == b.geometry.kind && a.geometry.empty_part == b.geometry.empty_part &&
            a.key->group == b.key->group;

@@ -38,7 +38,7 @@ UNJAM_HD constexpr Range split(std::uint64_t count, std::uint32_t pieces, std::u
 struct Geometry {
   std::uint64_t count = 0;
   std::uint32_t parts = 1;  // parts of the data: the group's size where plans treat ranks' shares
-                            // apart (ring all-reduce, mesh, block-structured kinds), else 1
+                            // apart, as of block-structured kinds; else fewer, mostly 1
   std::uint32_t chunk = 1;  // elements a chunk; at most what the guaranteed slots carry
   std::uint16_t first_lane = 0;  // lanes [first_lane, first_lane + lanes) take part
   std::uint16_t lanes = 1;

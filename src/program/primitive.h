@@ -22,7 +22,7 @@
 namespace unjam {
 
 inline constexpr std::uint16_t kNoPeer = 0xffff;
-inline constexpr int kMaxGroupRanks = 1024;  // for ring plans
+inline constexpr int kMaxGroupRanks = 1024;
 inline constexpr int kMaxDirectRanks = 64;   // for plans with sets of all others
 // Of a rank, in a plan with sets: with the rank itself, sources of one slice. And sets of a plan.
 inline constexpr int kMostNeighbours = 63, kMostSets = 8;
