@@ -1,7 +1,5 @@
 #include "plan/algorithms/double_binary_tree.h"
 
-#include <algorithm>
-#include <array>
 #include <utility>
 #include <vector>
 
@@ -70,10 +68,8 @@ class TreeProgram {
 
   // What lags most comes last.
   void down() {
-    std::array<std::pair<int, int>, kTwoTrees> order;  // depth, tree
-    for (int t = 0; t < trees_; ++t) order[static_cast<std::size_t>(t)] = {node(t).depth, t};
-    std::sort(order.begin(), order.begin() + trees_);
-    for (int i = 0; i < trees_; ++i) down(order[static_cast<std::size_t>(i)].second);
+    const bool first_is_deeper = trees_ == kTwoTrees && node(0).depth > node(1).depth;
+    for (int i = 0; i < trees_; ++i) down(first_is_deeper ? 1 - i : i);
   }
   void down(int tree) {
     const TreeNode here = node(tree);
