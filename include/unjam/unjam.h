@@ -584,11 +584,11 @@ UNJAM_API unjamResult_t unjamKeyHash(unjamGroup_t group, const char* key, uint64
 UNJAM_API unjamResult_t unjamEnvironment(char* buffer, size_t bytes, size_t* needed);
 
 /* Plans the collective for all ranks of a group and executes the plans symbolically. algorithm: as
- * in unjamConfig_t. Of UNJAM_SEND_RECV nranks is
- * 2, and root the sender. slots: guaranteed slots of a connector. nranks and slots are 1 to 1024,
- * lanes 1 to 32. JSON: {"ok", "error", "algorithm", "protocol", "bytes_sent_max",
- * "bytes_sent_total", "steps", "slots_needed", …}. With list != 0 the primitives of every rank are
- * in it. */
+ * in unjamConfig_t. Of UNJAM_SEND_RECV nranks is 2, and root the sender. nranks is 1 to 65000: more
+ * than 1024 for what a double binary tree serves (all-reduce, barrier, broadcast, reduce). slots:
+ * guaranteed slots of a connector, 1 to 1024; lanes 1 to 32. JSON: {"ok", "error", "algorithm",
+ * "protocol", "bytes_sent_max", "bytes_sent_total", "steps", "slots_needed", …}. With list != 0 the
+ * primitives of every rank are in it, each with "recv_peers" and "send_peers", lists of ranks. */
 UNJAM_API unjamResult_t unjamPlanCheck(unjamKind_t kind, unjamDataType_t dtype, unjamOp_t op,
                                        size_t count, int nranks, int root, int algorithm, int lanes,
                                        int slots, int list, char* buffer, size_t bytes,

@@ -8,7 +8,7 @@ from __future__ import annotations
 RANKS = 64
 """Of a job (kMaxRanks)."""
 
-PLANNED_RANKS = 1024
+PLANNED_RANKS = 65_000
 """Of a group whose plans are checked (kMaxGroupRanks)."""
 
 LANES = 32

@@ -58,10 +58,15 @@ std::string cure(Kind kind) {
 }  // namespace
 
 std::string planner_error(const PlanRequest& request, const PlanLimits& limits, const char* name,
-                          bool serves, std::uint32_t slots) {
+                          bool serves, std::uint32_t slots, int most_ranks) {
   const std::string problem = request_error(request, limits);
   if (!problem.empty()) return problem;
   const std::string plans = std::string(name) + " plans ";
+  if (request.ranks > most_ranks) {
+    const std::string other = row_of(algorithm_for_many(request.kind)).name;
+    return plans + "serve at most " + std::to_string(most_ranks) + " ranks, this group has " +
+           std::to_string(request.ranks) + (other == name ? "" : cure(request.kind));
+  }
   if (limits.escape_slots < slots) {
     return plans + "need at least " + std::to_string(slots) + " guaranteed slots, not " +
            std::to_string(limits.escape_slots);
@@ -71,13 +76,7 @@ std::string planner_error(const PlanRequest& request, const PlanLimits& limits, 
 
 std::string several_peers_error(const PlanRequest& request, const PlanLimits& limits,
                                 const char* name, bool serves, std::uint32_t slots) {
-  const std::string problem = request_error(request, limits);
-  if (!problem.empty()) return problem;
-  if (request.ranks > kMaxDirectRanks) {
-    return std::string(name) + " plans serve at most " + std::to_string(kMaxDirectRanks) +
-           " ranks, this group has " + std::to_string(request.ranks) + cure(request.kind);
-  }
-  return planner_error(request, limits, name, serves, slots);
+  return planner_error(request, limits, name, serves, slots, kMaxDirectRanks);
 }
 
 std::uint64_t vector_elements(const PlanRequest& request) {

@@ -21,10 +21,10 @@ std::string request_error(const PlanRequest& request, const PlanLimits& limits);
 // at a root; or pairwise, where each piece of data goes from one rank to one other.
 Algorithm algorithm_for_many(Kind kind);
 
-// The same for a planner: what it calls itself, whether it serves the kind, and how many guaranteed
-// slots it needs.
+// The same for a planner: what it calls itself, whether it serves the kind, how many guaranteed
+// slots it needs, and for how many ranks it plans at most.
 std::string planner_error(const PlanRequest& request, const PlanLimits& limits, const char* name,
-                          bool serves, std::uint32_t slots);
+                          bool serves, std::uint32_t slots, int most_ranks = kMaxGroupRanks);
 // And for one whose primitives have several peers, which do not serve groups of any size.
 std::string several_peers_error(const PlanRequest& request, const PlanLimits& limits,
                                 const char* name, bool serves, std::uint32_t slots);

@@ -141,6 +141,7 @@ std::string check_json(const PlanRequest& request, const std::vector<Plan>& plan
     json += field("parts", plan.geometry.parts);
     const std::uint16_t empty = plan.geometry.empty_part;
     json += field("empty_part", empty == kNoPart ? "null" : std::to_string(empty));
+    json += field("by_lane", plan.geometry.by_lane ? "true" : "false");
     json += field("chunk", plan.geometry.chunk);
     json += field("first_lane", plan.geometry.first_lane);
     json += field("lanes", plan.geometry.lanes);

@@ -150,6 +150,9 @@ Algorithm select_for_cuda(const PlanRequest& request, const PlanLimits& limits,
 Algorithm select_algorithm(const PlanRequest& request, const PlanLimits& limits) {
   // A group of one only copies: these plans spread that over the bulk lanes.
   if (request.ranks == 1) return algorithm_for_many(request.kind);
+  if (request.ranks > kMaxLinearRanks && double_binary_tree_serves(request.kind)) {
+    return Algorithm::kDoubleBinaryTree;
+  }
   const std::uint64_t bytes = request.count * dtype_bytes(request.dtype);
   return limits.device == Device::kHost ? select_for_host(request, bytes)
                                         : select_for_cuda(request, limits, bytes);

@@ -44,8 +44,8 @@ bool chain_serves(Kind kind) { return whole_at_root(kind); }
 
 std::optional<Plan> plan_chain(const PlanRequest& request, const PlanLimits& limits,
                                std::string* error) {
-  const std::string problem =
-      planner_error(request, limits, "chain", chain_serves(request.kind), kMinChainSlots);
+  const std::string problem = planner_error(request, limits, "chain", chain_serves(request.kind),
+                                            kMinChainSlots, kMaxLinearRanks);
   if (!problem.empty()) {
     if (error != nullptr) *error = problem;
     return std::nullopt;

@@ -71,7 +71,8 @@ bool pairwise_serves(Kind kind) {
 std::optional<Plan> plan_pairwise(const PlanRequest& request, const PlanLimits& limits,
                                   std::string* error) {
   const std::string problem =
-      planner_error(request, limits, "pairwise", pairwise_serves(request.kind), kMinPairwiseSlots);
+      planner_error(request, limits, "pairwise", pairwise_serves(request.kind), kMinPairwiseSlots,
+                    kMaxLinearRanks);
   if (!problem.empty()) {
     if (error != nullptr) *error = problem;
     return std::nullopt;

@@ -72,8 +72,8 @@ bool ring_serves(Kind kind) {
 
 std::optional<Plan> plan_ring(const PlanRequest& request, const PlanLimits& limits,
                               std::string* error) {
-  const std::string problem =
-      planner_error(request, limits, "ring", ring_serves(request.kind), kMinRingSlots);
+  const std::string problem = planner_error(request, limits, "ring", ring_serves(request.kind),
+                                            kMinRingSlots, kMaxLinearRanks);
   if (!problem.empty()) {
     if (error != nullptr) *error = problem;
     return std::nullopt;
