@@ -38,7 +38,7 @@ inline constexpr AlgorithmRow kAlgorithms[] = {
     {"pairwise", pairwise_serves, kMinPairwiseSlots, plan_pairwise},
     {"two_shot", two_shot_serves, kMinTwoShotSlots, plan_two_shot},
     {"chain", chain_serves, kMinChainSlots, plan_chain},
-    {"double_binary_tree", double_binary_tree_serves, kMinTreeSlots, plan_double_binary_tree},
+    {"double_binary_tree", double_binary_tree_serves, kMinDoubleTreeSlots, plan_double_binary_tree},
 };
 inline constexpr int kNumAlgorithms = static_cast<int>(std::size(kAlgorithms));
 

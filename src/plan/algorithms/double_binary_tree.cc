@@ -95,8 +95,9 @@ bool double_binary_tree_serves(Kind kind) {
 
 std::optional<Plan> plan_double_binary_tree(const PlanRequest& request, const PlanLimits& limits,
                                             std::string* error) {
-  const std::string problem = planner_error(request, limits, "double_binary_tree",
-                                            double_binary_tree_serves(request.kind), kMinTreeSlots);
+  const std::string problem =
+      planner_error(request, limits, "double_binary_tree", double_binary_tree_serves(request.kind),
+                    kMinDoubleTreeSlots);
   if (!problem.empty()) {
     if (error != nullptr) *error = problem;
     return std::nullopt;

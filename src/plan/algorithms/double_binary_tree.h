@@ -25,7 +25,7 @@
 namespace unjam {
 
 // One is enough, see above; two hide a hop.
-inline constexpr std::uint32_t kMinTreeSlots = 1;
+inline constexpr std::uint32_t kMinDoubleTreeSlots = 1;
 
 bool double_binary_tree_serves(Kind kind);
 
