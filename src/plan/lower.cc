@@ -387,8 +387,8 @@ class Lowering {
         std::min<std::uint64_t>(limits_.patience_us * times * 1000, UINT32_MAX));
   }
 
-  // How movers share the work, by what was fastest between two GPUs, and among four (lab/
-  // nccl-notes.md).
+  // How movers share the work, by what was fastest between two GPUs, and among four
+  // (lab/nccl-notes.md).
   void tune() {
     SlotSteps& s = lowered_.schedule.steps;
     SlotTuning& t = s.tuning;
