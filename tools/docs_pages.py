@@ -278,15 +278,25 @@ ALGORITHM_PAGES: dict[str, tuple[str, str, list[str]]] = {
     "ring": ("ring", "all_reduce", ["all_reduce", "all_gather", "reduce_scatter"]),
     "chain": ("chain", "broadcast", ["broadcast", "reduce"]),
     "pairwise": ("pairwise", "all_to_all", ["all_to_all", "gather", "scatter"]),
+    "double-binary-tree": (
+        "double_binary_tree",
+        "all_reduce",
+        ["all_reduce", "broadcast", "reduce"],
+    ),
 }
+LANES = {"double_binary_tree": 3}  # of those that have other plans with several: one is for little
 COUNT = 1 << 18  # float32: 1 MiB
+
+
+def _plan_words(kind: str, ranks: int, algorithm: str) -> list[str]:
+    words = ["plan", "--check", kind, "--ranks", str(ranks), "--algorithm", algorithm]
+    return words + (["--lanes", str(LANES[algorithm])] if algorithm in LANES else [])
 
 
 def _checked(kind: str, ranks: int, algorithm: str, count: int) -> dict[str, Any]:
     from unjam.cli import make_parser, plan  # noqa: PLC0415
 
-    words = ["plan", "--check", kind, "--ranks", str(ranks), "--algorithm", algorithm]
-    words += ["--count", str(count), "--list"]
+    words = [*_plan_words(kind, ranks, algorithm), "--count", str(count), "--list"]
     report = plan.check_plan(make_parser().parse_args(words))
     if not report["ok"] or report["algorithm"] != algorithm:
         raise ValueError(f"unjam {' '.join(words)}: {report}")
@@ -325,7 +335,7 @@ def algorithm_numbers(page: str) -> str:
         "slots needed",
     ]
     return (
-        f"`unjam plan --check {kinds[0]} --ranks 4 --algorithm {algorithm}` prints one row of this "
+        f"`unjam {' '.join(_plan_words(kinds[0], 4, algorithm))}` prints one row of this "
         "table. A vector has 1 MiB; what is sent is given in vectors, flags not counted.\n\n"
         + table(heads, rows)
     )
