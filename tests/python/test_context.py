@@ -377,6 +377,36 @@ def test_algorithm_of_one_call(pair):
     assert (x[1] == 0).all() and {used(context, "r") for context in contexts} == {"chain"}
 
 
+def test_double_binary_trees():
+    def rank(context):
+        group, me, n = context.group(), context.rank, context.size
+        total = n * (n + 1) // 2
+        for count in (1, 50_001):
+            x = np.full(count, me + 1.0, np.float32)
+            options = {"key": "k", "algorithm": "double_binary_tree"}
+            assert (group.all_reduce(x, **options).result(60) == total).all()
+            for root in range(n):
+                x = np.full(count, me + 1, np.int64)
+                group.reduce(x, op="avg", root=root, **options).result(60)
+                assert me != root or (x == total // n).all()
+                x = np.full(count, me, np.int32)
+                assert (group.broadcast(x, root=root, **options).result(60) == root).all()
+        words = "double_binary_tree does not serve all_gather: use one of ring.direct.mesh$"
+        with pytest.raises(InvalidArgument, match=words):
+            group.all_gather(x, np.empty(n * x.size, x.dtype), **options)
+        return {key["algorithm"] for key in context.info()["keys"]}
+
+    def barrier(context):
+        context.group().barrier(key="b").wait(60)
+        return {key["algorithm"] for key in context.info()["keys"]}
+
+    for ranks in (2, 5):
+        used = [{"double_binary_tree"}] * ranks
+        for lanes in (1, 3):
+            assert unjam.launch(ranks, rank, lanes=lanes) == used
+        assert unjam.launch(ranks, barrier, algorithm="double_binary_tree") == used
+
+
 def test_algorithms_that_are_not_there(pair):
     _, groups = pair
     x = np.ones(8, np.float32)

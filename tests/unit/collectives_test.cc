@@ -24,6 +24,7 @@ const std::vector<unjamKind_t> kKinds = {UNJAM_ALL_REDUCE, UNJAM_ALL_GATHER, UNJ
 const std::vector<std::size_t> kLadder = {0, 1, 2, 3, 7, 16, 33, 255, 1000, 4097, 20011};
 
 struct Sweep {
+  std::vector<unjamKind_t> kinds = kKinds;
   std::vector<std::size_t> counts = kLadder;
   bool all_roots = true;                 // for every count, not only small ones
   bool both_places = true;               // in and out of place, else in turn
@@ -38,7 +39,7 @@ std::size_t run_sweep(Job& job, const Sweep& sweep, std::uint64_t seed) {
   Batches batches(job, seed, sweep.twice);
   const int n = job.ranks();
   std::uint64_t turn = 0;
-  for (const unjamKind_t kind : kKinds) {
+  for (const unjamKind_t kind : sweep.kinds) {
     for (int t = 0; t < (kind == UNJAM_BARRIER ? 1 : kNumDTypes); ++t) {
       for (int o = 0; o < (reduces(kind) ? kNumOps : 1); ++o) {
         if (kind != UNJAM_BARRIER && static_cast<std::size_t>(t + o) % sweep.types_apart != 0) {
@@ -159,6 +160,8 @@ TEST(Collectives, LargerThanAllSlots) {
 
 // ---- other settings, the same answers ----
 
+constexpr std::int32_t kDoubleBinaryTree = 6;  // among the names of UNJAM_ALGORITHM
+
 struct Setting {
   const char* name;
   void (*apply)(unjamConfig_t&);
@@ -178,6 +181,7 @@ const std::vector<Setting> kSettings = {
     {"Pairwise", [](unjamConfig_t& c) { c.algorithm = 3; }},
     {"TwoShot", [](unjamConfig_t& c) { c.algorithm = 4; }},
     {"Chain", [](unjamConfig_t& c) { c.algorithm = 5; }},
+    {"DoubleBinaryTree", [](unjamConfig_t& c) { c.algorithm = kDoubleBinaryTree; }},
     {"ThreeLanes", [](unjamConfig_t& c) { c.lanes = 3; }},
     {"ThreeLanesDirect", [](unjamConfig_t& c) { c.lanes = 3, c.algorithm = 1; }},
     {"ThreeLanesMesh", [](unjamConfig_t& c) { c.lanes = 3, c.algorithm = 2; }},
@@ -224,6 +228,49 @@ TEST_P(EverySetting, AllKindsTypesOps) {
 
 INSTANTIATE_TEST_SUITE_P(Collectives, EverySetting, testing::ValuesIn(kSettings),
                          [](const auto& info) { return std::string(info.param.name); });
+
+// ---- trees: one, or one a lane ----
+
+class DoubleBinaryTrees : public testing::TestWithParam<std::tuple<int, int>> {};
+
+TEST_P(DoubleBinaryTrees, AllTypesOpsCounts) {
+  const auto [ranks, lanes] = GetParam();
+  if (kSanitized && ranks > 5) GTEST_SKIP() << "too many threads for a sanitizer";
+  unjamConfig_t config = default_config();
+  config.algorithm = kDoubleBinaryTree;
+  config.lanes = static_cast<std::uint32_t>(lanes);
+  config.escape_slot_bytes = 1024;  // so that there are loops
+  Job job(ranks, config);
+  Sweep sweep = default_sweep();
+  sweep.kinds = {UNJAM_ALL_REDUCE, UNJAM_REDUCE, UNJAM_BROADCAST, UNJAM_BARRIER};
+  sweep.counts = {0, 1, 33, 1000, 4097, 20011};
+  if (kSanitized) sweep.counts = {7, 4097}, sweep.types_apart = 3;
+  sweep.all_ops_up_to = 33;
+  sweep.twice = ranks <= 5 && !kSanitized;
+  report("trees", job, run_sweep(job, sweep, mix(job.seed(), 4)));
+  if (job.failed() || HasFailure()) return;
+  // Every rank is the root.
+  Batches batches(job, job.seed());
+  for (const unjamKind_t kind : {UNJAM_REDUCE, UNJAM_BROADCAST}) {
+    for (int root = 0; root < ranks; ++root) {
+      Spec s;
+      s.kind = kind;
+      s.dtype = root % 2 == 0 ? UNJAM_FLOAT32 : UNJAM_INT64;
+      s.op = UNJAM_AVG;
+      s.count = 3001;
+      s.root = root;
+      s.in_place = root % 3 == 0;
+      s.seed = mix(job.seed(), static_cast<std::uint64_t>(root));
+      if (!batches.add(s)) return;
+    }
+  }
+  batches.flush();
+}
+
+// (Of two lanes one is for what is short.)
+INSTANTIATE_TEST_SUITE_P(Collectives, DoubleBinaryTrees,
+                         testing::Combine(testing::Values(2, 3, 5, 8, 13),
+                                          testing::Values(1, 3, 6)));
 
 // ---- large groups ----
 

@@ -35,6 +35,7 @@
 #include "device/host/leaves.h"
 #include "engine/engine.h"
 #include "engine/set_plan.h"
+#include "plan/algorithms/double_binary_tree.h"
 #include "plan/check/checker.h"
 #include "plan/program_builder.h"
 #include "runtime/engine_memory.h"
@@ -926,6 +927,16 @@ TEST_P(Written, GivesTheRightResultsOnManyKeys) {
       {"star", Kind::kReduce,
        [&](const PlanRequest& q) { return tree_reduce(q, limits, q.ranks); }},
   };
+  // (A planner's: with three lanes or more, two trees.)
+  for (const Kind kind : {Kind::kAllReduce, Kind::kBroadcast, Kind::kReduce}) {
+    programs.push_back({"double binary tree", kind, [&](PlanRequest q) {
+                          std::vector<Plan> plans;
+                          for (q.rank = 0; q.rank < q.ranks; ++q.rank) {
+                            plans.push_back(plan_double_binary_tree(q, limits).value());
+                          }
+                          return plans;
+                        }});
+  }
   for (int node_ranks = 2; node_ranks <= c.ranks / 2; node_ranks *= 2) {
     if (c.ranks % node_ranks != 0) continue;
     const int nodes = c.ranks / node_ranks;
@@ -992,7 +1003,9 @@ INSTANTIATE_TEST_SUITE_P(
                     Case{6, 1, 0, 1, 12, 0, false}, Case{4, 4, 0, 1, 8, 0, false},
                     Case{4, 2, 2, 1, 8, 0, false}, Case{4, 6, 2, 1, 8, 0, false},
                     Case{4, 6, 2, 1, 4, 2, false, true}, Case{4, 1, 0, 1, 8, 0, false, true},
-                    Case{8, 1, 0, 1, 8, 3, true, true}, Case{5, 3, 1, 1, 2, 0, false, true}));
+                    Case{8, 1, 0, 1, 8, 3, true, true}, Case{5, 3, 1, 1, 2, 0, false, true},
+                    Case{3, 1, 0, 3, 2, 0, true}, Case{8, 1, 0, 4, 4, 2, false, true},
+                    Case{13, 1, 0, 6, 2, 0, false}, Case{3, 3, 1, 3, 2, 0, false, true}));
 
 // Of sums the own contribution comes behind what others have sent, in the order of their ranks; of
 // contributions it has its rank's place.

@@ -59,16 +59,19 @@ struct Point {
   int victim = 0;  // a process
   std::uint64_t delay_us = 0;
   int submit = 0;  // kAfterSubmit: after so many calls of the victim
+  bool by_trees = false;
   std::vector<std::vector<int>> groups;
 
-  explicit Point(std::uint64_t s, How h) : seed(s), how(h) {
+  // of_tree: which one dies of five ranks whose collectives go along trees, those that can.
+  explicit Point(std::uint64_t s, How h, int of_tree = -1)
+      : seed(s), how(h), by_trees(of_tree >= 0) {
     std::mt19937_64 random(seed);
     std::vector<int> sizes;
-    const std::size_t n = 4 + random() % 3;
-    for (std::size_t i = 0; i < n; ++i) sizes.push_back(random() % 3 == 0 ? 2 : 1);
+    const std::size_t n = by_trees ? 5 : 4 + random() % 3;
+    for (std::size_t i = 0; i < n; ++i) sizes.push_back(!by_trees && random() % 3 == 0 ? 2 : 1);
     processes = layout(sizes);
     for (const int size : sizes) ranks += size;
-    victim = static_cast<int>(random() % n);
+    victim = by_trees ? of_tree : static_cast<int>(random() % n);
     delay_us = random() % (how == How::kInit ? 12000 : 30000);
     submit = 1 + static_cast<int>(random() % 60);
     // All; two with a victim among others; two without.
@@ -103,8 +106,8 @@ struct Point {
   }
   std::string text() const {
     std::string t = std::string("kill ") + kHowNames[static_cast<std::size_t>(how)] + ", " +
-                    text_of(processes) + ", victim: process " + std::to_string(victim) +
-                    ", after " +
+                    (by_trees ? "by trees, " : "") + text_of(processes) + ", victim: process " +
+                    std::to_string(victim) + ", after " +
                     (how == How::kAfterSubmit ? std::to_string(submit) + " calls"
                                               : std::to_string(delay_us) + " us") +
                     ", groups";
@@ -545,6 +548,10 @@ void run_point(const Point& point, Figures& figures) {
     if (point.how == How::kInit) {
       setenv("UNJAM_INIT_TIMEOUT_MS", std::to_string(kInitTimeoutMs).c_str(), 1);
     }
+    if (point.by_trees) {
+      setenv("UNJAM_ALGORITHM", "double_binary_tree", 1);
+      setenv("UNJAM_LANES", "3", 1);  // two trees
+    }
     std::vector<std::thread> threads;
     std::mutex mutex;
     for (const int rank : point.processes[static_cast<std::size_t>(child.index())]) {
@@ -671,7 +678,7 @@ double most(const std::vector<double>& v) {
   return v.empty() ? 0 : *std::max_element(v.begin(), v.end());
 }
 
-void run_points(const std::vector<How>& hows, std::size_t points, std::uint64_t seed) {
+void run_points(const std::vector<Point>& points) {
   // An empty folder to work in; children of children that are left alone become ours.
   std::string folder = "/tmp/unjam-kill-XXXXXX";
   ASSERT_NE(mkdtemp(folder.data()), nullptr);
@@ -683,8 +690,8 @@ void run_points(const std::vector<How>& hows, std::size_t points, std::uint64_t 
   const auto shm = names_in("/dev/shm", "unjam");
 
   Figures figures;
-  for (std::size_t i = 0; i < points && !testing::Test::HasFailure(); ++i) {
-    const Point point(mix(seed, i), hows[i % hows.size()]);
+  for (const Point& point : points) {
+    if (testing::Test::HasFailure()) break;
     run_point(point, figures);
     // The victim's child has become ours, and was told to end.
     bool none = false;
@@ -721,11 +728,28 @@ void run_points(const std::vector<How>& hows, std::size_t points, std::uint64_t 
   }
 }
 
+void run_points(const std::vector<How>& hows, std::size_t points, std::uint64_t seed) {
+  std::vector<Point> all;
+  for (std::size_t i = 0; i < points; ++i) all.emplace_back(mix(seed, i), hows[i % hows.size()]);
+  run_points(all);
+}
+
 const std::vector<How> kAfterInit = {How::kRunning, How::kLarge,  How::kAfterSubmit,
                                      How::kStopped, How::kForked, How::kCloned};
 
 TEST(Kill, ARankDies) { run_points(kAfterInit, kSanitized ? 6 : 12, base_seed()); }
 TEST(Kill, ARankDiesInInit) { run_points({How::kInit}, kSanitized ? 3 : 6, mix(base_seed(), 1)); }
+
+// Among five ranks 0 is a leaf of both trees, 1 stands between others, and 3 is on top.
+TEST(Kill, ARankOfATreeDies) {
+  std::vector<Point> points;
+  for (const int victim : {0, 1, 3}) {
+    for (const How how : {How::kRunning, How::kLarge}) {
+      points.emplace_back(mix(base_seed(), 10 + points.size()), how, victim);
+    }
+  }
+  run_points(points);
+}
 
 TEST(KillSoak, TwoHundredPoints) { run_points(kAfterInit, 200, mix(base_seed(), 2)); }
 TEST(KillSoak, HundredPointsInInit) { run_points({How::kInit}, 100, mix(base_seed(), 3)); }

@@ -33,7 +33,7 @@ std::vector<Algorithm> algorithms() {
 }
 
 // Whether code may ask for it by name, so that tests know what it does. Others are rows only.
-bool has_name(Algorithm algorithm) { return algorithm <= Algorithm::kChain; }
+bool has_name(Algorithm algorithm) { return algorithm <= Algorithm::kDoubleBinaryTree; }
 
 // Said again for those that code asks for by name, so that a row cannot lose a kind unnoticed.
 bool serves(Algorithm algorithm, Kind kind) {
@@ -53,6 +53,8 @@ bool serves(Algorithm algorithm, Kind kind) {
       return kind == Kind::kAllReduce;
     case Algorithm::kMesh:
       return kind != Kind::kSendRecv;
+    case Algorithm::kDoubleBinaryTree:
+      return kind == Kind::kAllReduce || kind == Kind::kBarrier || whole_at_root(kind);
   }
   return as_its_row_says;
 }
@@ -133,6 +135,7 @@ std::vector<int> roots_to_try(Kind kind, int ranks) {
 // Guaranteed slots that a plan may need: one where ranks send before they receive, or in a chain.
 int slots_allowed(Algorithm algorithm, Kind kind) {
   if (algorithm == Algorithm::kDirect || has_root(kind)) return 1;
+  if (algorithm == Algorithm::kDoubleBinaryTree) return 1;
   if (algorithm == Algorithm::kMesh || algorithm == Algorithm::kTwoShot) {
     return kind == Kind::kAllReduce || kind == Kind::kBarrier ? 2 : 1;
   }
@@ -360,6 +363,100 @@ TEST(PlanChecked, ChainsOfLargeChunksOnCuda) {
   }
 }
 
+int log2_below(int n) {
+  int log = 0;
+  while ((2 << log) <= n) ++log;
+  return log;
+}
+
+constexpr Kind kTreeKinds[] = {Kind::kAllReduce, Kind::kBarrier, Kind::kBroadcast, Kind::kReduce};
+
+// Hops from the top, or the root, to who is farthest.
+int tree_depth_of(Kind kind, int ranks) {
+  return has_root(kind) ? 1 + log2_below(ranks - 1) : log2_below(ranks);
+}
+
+// Of how many trees a rank passes something on to, or from, ranks below it.
+int interior_in(const Plan& plan) {
+  std::vector<int> parts;
+  for (const Primitive& p : plan.primitives) {
+    if (!from_set(p) && !to_set(p)) continue;
+    const int part = static_cast<int>(p.part);
+    if (std::find(parts.begin(), parts.end(), part) == parts.end()) parts.push_back(part);
+  }
+  return static_cast<int>(parts.size());
+}
+
+// Proves these trees, in one slot, and that no rank sends more than it should.
+void expect_trees(const PlanRequest& request, const PlanLimits& limits) {
+  SCOPED_TRACE(label(request, limits, Algorithm::kDoubleBinaryTree));
+  const std::vector<Plan> plans = make_plans(request, limits, Algorithm::kDoubleBinaryTree);
+  ASSERT_EQ(plans.size(), static_cast<std::size_t>(request.ranks));
+  CheckOptions options;
+  options.slots = static_cast<int>(limits.escape_slots);
+  options.slot_bytes = limits.escape_slot_bytes;
+  const CheckResult result = check_plans(request, plans, options);
+  ASSERT_TRUE(result.ok) << result.error;
+  const bool alone = request.ranks == 1 || request.count == 0;
+  ASSERT_EQ(result.slots_needed, alone ? 0 : 1);
+  const Geometry& g = plans[0].geometry;
+  ASSERT_EQ(g.by_lane, g.lanes > 1 && request.ranks > 1);
+  // In vectors. Of one tree, who has two children sends twice more than of two.
+  const bool up = request.kind != Kind::kBroadcast, down = request.kind != Kind::kReduce;
+  const std::uint64_t most = g.by_lane ? up + down : up + 2 * down;
+  // (The first half may be longer by less than two units.)
+  const std::uint64_t bytes = request.count * dtype_bytes(request.dtype);
+  ASSERT_LT(result.bytes_sent_max, most * bytes + 2 * 16);
+  const auto senders = static_cast<std::uint64_t>(request.ranks - 1);
+  ASSERT_EQ(result.bytes_sent_total, senders * (has_root(request.kind) ? 1 : 2) * bytes);
+  for (int r = 0; r < request.ranks; ++r) {
+    const Plan& plan = plans[static_cast<std::size_t>(r)];
+    // (A root stands above both.)
+    if (has_root(request.kind) && r == request.root) continue;
+    ASSERT_LE(interior_in(plan), 1) << "rank " << r << " is interior twice";
+    ASSERT_LE(plan.neighbours.size(), g.by_lane ? 4u : 3u);
+  }
+}
+
+TEST(PlanChecked, DoubleBinaryTrees) {
+  for (const Kind kind : kTreeKinds) {
+    for (int ranks = 1; ranks <= 130 && !HasFailure(); ++ranks) {
+      std::vector<int> roots = roots_to_try(kind, ranks);
+      if (has_root(kind) && ranks > 8 && ranks <= 20) {
+        roots.clear();
+        for (int r = 0; r < ranks; ++r) roots.push_back(r);
+      }
+      for (const int root : roots) {
+        // (One lane of several is for what is short.)
+        for (std::uint16_t lanes = 1; lanes <= 6; ++lanes) {
+          for (std::uint32_t slots = 1; slots <= 5; ++slots) {
+            // All of them together among few ranks; else each number of slots with some lanes.
+            const auto turn = static_cast<std::uint32_t>(ranks + root) + lanes;
+            if (ranks > 20 && turn % 5 + 1 != slots) continue;
+            const std::uint64_t bulk = std::uint64_t{16} * lanes * 3 + 5;  // three loops a lane
+            for (const std::uint64_t count : {std::uint64_t{1}, bulk}) {
+              if (kind == Kind::kBarrier && count != 1) continue;
+              expect_trees(make_request(kind, ranks, count, root), make_limits(slots, 64, lanes));
+              if (HasFailure()) return;
+            }
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST(PlanChecked, DoubleBinaryTreesOfManyRanks) {
+  for (const Kind kind : kTreeKinds) {
+    for (const int ranks : {255, 256, 257, 1000, 1023, 1024}) {
+      for (const std::uint16_t lanes : {1, 3}) {
+        const std::uint64_t count = kind == Kind::kBarrier ? 1 : 107;
+        expect_trees(make_request(kind, ranks, count, ranks / 3), make_limits(2, 64, lanes));
+      }
+    }
+  }
+}
+
 TEST(PlanChecked, RingAndPairwiseUpTo1024Ranks) {
   for (const Kind kind : kKinds) {
     if (kind == Kind::kSendRecv) continue;
@@ -449,7 +546,8 @@ TEST(PlanCost, BytesSent) {
         const bool mesh = algorithm == Algorithm::kMesh;
         const std::uint64_t senders = mesh && kind == Kind::kReduce && n > 2 ? n : n - 1;
         EXPECT_EQ(result.bytes_sent_total, senders * 1001 * 4);
-        if (!has_name(algorithm)) continue;  // a rank of a tree sends it twice
+        // With two children a rank of a tree sends its half twice. (DoubleBinaryTrees has bounds.)
+        if (!has_name(algorithm) || algorithm == Algorithm::kDoubleBinaryTree) continue;
         const bool fan_out = algorithm == Algorithm::kDirect && kind == Kind::kBroadcast;
         const std::uint64_t most = (fan_out ? n - 1 : 1) * 1001 * 4;
         EXPECT_GE(result.bytes_sent_max, most);
@@ -496,6 +594,37 @@ TEST(PlanCost, StepsOfOneSlice) {
   EXPECT_EQ(steps(Kind::kAllToAll, 16, Algorithm::kPairwise), 1u + 2 * 7);
   // A chain is a pipeline: 8 hops of the first slice, then a slice a step.
   EXPECT_EQ(steps(Kind::kBroadcast, 16 * 400, Algorithm::kChain), 8u + 399);
+}
+
+// Up and down, or one of them, and one step more for the last one who receives. With two slots a
+// chunk more takes two steps, or where it is received and sent on at once, one; however deep.
+TEST(PlanCost, StepsOfDoubleBinaryTrees) {
+  for (const Kind kind : kTreeKinds) {
+    for (int ranks = 2; ranks <= 130; ++ranks) {
+      const auto steps = [&, kind = kind](std::uint64_t count, std::uint16_t lanes,
+                                          std::uint32_t slots) {
+        const CheckResult result =
+            check(make_request(kind, ranks, count, ranks / 2), make_limits(slots, 64, lanes),
+                  Algorithm::kDoubleBinaryTree);
+        EXPECT_TRUE(result.ok) << result.error;
+        return result.steps;
+      };
+      const auto depth = static_cast<std::uint64_t>(tree_depth_of(kind, ranks));
+      const std::uint64_t ways = has_root(kind) ? 1 : 2;
+      const std::uint64_t first = ways * depth + 1;
+      EXPECT_EQ(steps(kind == Kind::kBarrier ? 1 : 16, 1, 1), first) << ranks;
+      if (kind == Kind::kBarrier) continue;
+      for (const std::uint16_t lanes : {1, 5}) {
+        // Of each tree and lane so many chunks.
+        const auto of_chunks = [&](std::uint64_t chunks) {
+          return steps(16 * chunks * (lanes == 1 ? 1 : lanes - 1u), lanes, 2);
+        };
+        EXPECT_LE(of_chunks(1), first) << ranks;
+        EXPECT_EQ(of_chunks(200) - of_chunks(100), 100 * ways)
+            << to_string(kind) << " " << ranks << " ranks, " << lanes << " lanes";
+      }
+    }
+  }
 }
 
 TEST(PlanLanes, LatencyLaneAndBulkLanes) {

@@ -105,7 +105,7 @@ struct Planted {
   }
 };
 
-Planted make(Kind kind, Algorithm algorithm, std::uint64_t count = 1000) {
+Planted make(Kind kind, Algorithm algorithm, std::uint64_t count = 1000, std::uint16_t lanes = 1) {
   Planted p;
   p.request.kind = kind;
   p.request.count = count;
@@ -114,10 +114,18 @@ Planted make(Kind kind, Algorithm algorithm, std::uint64_t count = 1000) {
   PlanLimits limits;
   limits.escape_slots = kSlots;
   limits.escape_slot_bytes = kSlotBytes;
+  limits.lanes = lanes;
   for (p.request.rank = 0; p.request.rank < kRanks; ++p.request.rank) {
     p.plans.push_back(*make_plan(p.request, limits, algorithm));
   }
   EXPECT_TRUE(p.check().ok) << p.check().error;
+  return p;
+}
+
+// Two trees, of two lanes.
+Planted make_trees(Kind kind, std::uint64_t count = 1000) {
+  Planted p = make(kind, Algorithm::kDoubleBinaryTree, count, 3);
+  EXPECT_TRUE(p.plans[0].geometry.by_lane);
   return p;
 }
 
@@ -980,6 +988,12 @@ TEST(PlanMistakes, SetsThatAreNone) {
   expect_error(p, {"rank 3's plan", "it has more than 8 sets"});
 }
 
+// Of two trees each has lanes of its own.
+std::vector<std::uint16_t> lanes_to_try(Algorithm algorithm) {
+  if (algorithm == Algorithm::kDoubleBinaryTree) return {1, 3};
+  return {1};
+}
+
 // Whichever member is taken out of a set.
 TEST(PlanMistakes, EveryMemberOfASetMatters) {
   int sets = 0;
@@ -988,17 +1002,21 @@ TEST(PlanMistakes, EveryMemberOfASetMatters) {
     for (int k = 0; k < kNumKinds; ++k) {
       const auto kind = static_cast<Kind>(k);
       if (kind == Kind::kSendRecv || !row_of(algorithm).serves(kind)) continue;
-      const Planted right = make(kind, algorithm, 200);
-      for (std::size_t r = 0; r < kRanks; ++r) {
-        for (std::size_t s = 0; s < right.plans[r].sets.size(); ++s, ++sets) {
-          for (std::size_t q = 0; q < kRanks; ++q) {
-            Planted p = right;
-            const std::vector<std::uint16_t>& neighbours = p.plans[r].neighbours;
-            // (Of what is empty nobody waits for anything.)
-            if (q < neighbours.size() && neighbours[q] == p.plans[r].geometry.empty_part) continue;
-            p.plans[r].sets[s].neighbours ^= std::uint64_t{1} << q;
-            EXPECT_FALSE(p.check().ok) << to_string(kind) << " " << to_string(algorithm)
-                                       << " neighbour " << q << " of rank " << r;
+      for (const std::uint16_t lanes : lanes_to_try(algorithm)) {
+        const Planted right = make(kind, algorithm, 200, lanes);
+        for (std::size_t r = 0; r < kRanks; ++r) {
+          for (std::size_t s = 0; s < right.plans[r].sets.size(); ++s, ++sets) {
+            for (std::size_t q = 0; q < kRanks; ++q) {
+              Planted p = right;
+              const std::vector<std::uint16_t>& neighbours = p.plans[r].neighbours;
+              // (Of what is empty nobody waits for anything.)
+              if (q < neighbours.size() && neighbours[q] == p.plans[r].geometry.empty_part) {
+                continue;
+              }
+              p.plans[r].sets[s].neighbours ^= std::uint64_t{1} << q;
+              EXPECT_FALSE(p.check().ok) << to_string(kind) << " " << to_string(algorithm)
+                                         << " neighbour " << q << " of rank " << r;
+            }
           }
         }
       }
@@ -1200,20 +1218,22 @@ TEST(PlanMistakes, EverySinglePrimitiveMatters) {
     for (const Kind kind : {Kind::kAllReduce, Kind::kAllGather, Kind::kReduceScatter, Kind::kReduce,
                             Kind::kBroadcast}) {
       if (!row_of(algorithm).serves(kind)) continue;
-      const Planted right = make(kind, algorithm, 40);
-      for (std::size_t r = 0; r < kRanks; ++r) {
-        for (std::size_t i = 0; i < right.plans[r].primitives.size(); ++i) {
-          Planted p = right;
-          std::vector<Primitive>& program = p.program(r);
-          const auto at = program.begin() + static_cast<std::ptrdiff_t>(i);
-          const bool local = (at->flags & ~(kLocal | kCopy | kContribute | kFinish)) == 0;
-          program.erase(at);
-          EXPECT_FALSE(p.check().ok) << "dropped " << i << " of rank " << r;
-          if (local) continue;  // doing a local copy twice is harmless
-          p = right;
-          p.program(r).insert(p.program(r).begin() + static_cast<std::ptrdiff_t>(i),
-                              right.plans[r].primitives[i]);
-          EXPECT_FALSE(p.check().ok) << "doubled " << i << " of rank " << r;
+      for (const std::uint16_t lanes : lanes_to_try(algorithm)) {
+        const Planted right = make(kind, algorithm, 40, lanes);
+        for (std::size_t r = 0; r < kRanks; ++r) {
+          for (std::size_t i = 0; i < right.plans[r].primitives.size(); ++i) {
+            Planted p = right;
+            std::vector<Primitive>& program = p.program(r);
+            const auto at = program.begin() + static_cast<std::ptrdiff_t>(i);
+            const bool local = (at->flags & ~(kLocal | kCopy | kContribute | kFinish)) == 0;
+            program.erase(at);
+            EXPECT_FALSE(p.check().ok) << "dropped " << i << " of rank " << r;
+            if (local) continue;  // doing a local copy twice is harmless
+            p = right;
+            p.program(r).insert(p.program(r).begin() + static_cast<std::ptrdiff_t>(i),
+                                right.plans[r].primitives[i]);
+            EXPECT_FALSE(p.check().ok) << "doubled " << i << " of rank " << r;
+          }
         }
       }
     }
@@ -1227,26 +1247,169 @@ TEST(PlanMistakes, EverySingleFlagMatters) {
     for (const Kind kind : {Kind::kAllReduce, Kind::kAllGather, Kind::kReduceScatter, Kind::kReduce,
                             Kind::kBroadcast}) {
       if (!row_of(algorithm).serves(kind)) continue;
-      const Planted right = make(kind, algorithm, 200);
-      for (std::size_t r = 0; r < kRanks; ++r) {
-        for (std::size_t i = 0; i < right.plans[r].primitives.size(); ++i) {
-          for (const unsigned bit : {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 14, 15}) {
-            static_assert(kIntoOutput == 1 << 13);  // which may be left out
-            Planted p = right;
-            p.program(r)[i].flags ^= static_cast<std::uint16_t>(1u << bit);
-            // Harmless: storing a preliminary value that the right one overwrites later, and
-            // reading the own data from the output where they have been copied to.
-            const unsigned flag = 1u << bit;
-            if (flag == kCopy && (right.plans[r].primitives[i].flags & kCopy) == 0) continue;
-            const bool root = static_cast<int>(r) == right.request.root;
-            const bool own = kind == Kind::kAllGather || (kind == Kind::kBroadcast && root);
-            if (flag == kFromOutput && own && i > 0) continue;
-            EXPECT_FALSE(p.check().ok) << to_string(kind) << " " << to_string(algorithm) << " flag "
-                                       << bit << " of rank " << r << " primitive " << i;
+      for (const std::uint16_t lanes : lanes_to_try(algorithm)) {
+        const Planted right = make(kind, algorithm, 200, lanes);
+        for (std::size_t r = 0; r < kRanks; ++r) {
+          for (std::size_t i = 0; i < right.plans[r].primitives.size(); ++i) {
+            for (const unsigned bit : {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 14, 15}) {
+              static_assert(kIntoOutput == 1 << 13);  // which may be left out
+              Planted p = right;
+              p.program(r)[i].flags ^= static_cast<std::uint16_t>(1u << bit);
+              // Harmless: storing a preliminary value that the right one overwrites later, and
+              // reading the own data from the output where they have been copied to.
+              const unsigned flag = 1u << bit;
+              if (flag == kCopy && (right.plans[r].primitives[i].flags & kCopy) == 0) continue;
+              const bool root = static_cast<int>(r) == right.request.root;
+              const bool own = kind == Kind::kAllGather || (kind == Kind::kBroadcast && root);
+              if (flag == kFromOutput && own && i > 0) continue;
+              EXPECT_FALSE(p.check().ok)
+                  << to_string(kind) << " " << to_string(algorithm) << " flag " << bit
+                  << " of rank " << r << " primitive " << i;
+            }
           }
         }
       }
     }
+  }
+}
+
+// Double binary trees. All-reduce of 5 ranks: on top of tree 0 is rank 3, with 1 and 4 below it,
+// and 0 and 2 below 1; on top of tree 1 is rank 4, with 0 and 2, and 1 and 3 below 2. Rank 1: 0
+// gather_reduce_send part 0 to 3; 1 send part 1 to 2; 2 recv_copy_send_several part 0 from 3, lag
+// 1; 3 recv_copy part 1 from 2, lag 2. A reduce and a broadcast have the root, rank 2, outside.
+
+TEST(PlanMistakes, ATreeThatForgetsAChild) {
+  Planted p = make_trees(Kind::kAllReduce);
+  p.set_from(1, 0, PeerRanks::set({0}));  // and not 2
+  expect_error(p, {"rank 3 primitive 0", "incomplete", "lacks ranks 2"});
+  Planted q = make_trees(Kind::kAllReduce);
+  q.set_to(1, 2, PeerRanks::set({2}));  // and not 0
+  expect_error(q, {"rank 0 primitive 3", "waits for rank 1 to send"});
+  Planted r = make_trees(Kind::kReduce);
+  const std::vector<int> fed = ranks_received_from(r.plans[2], 0);
+  ASSERT_EQ(fed.size(), 1u);
+  r.program(2)[0] = r.primitive(2, kLocal | kCopy | kContribute | kFinish, 0);
+  expect_error(r, {"rank 2 primitive 0", "lacks ranks 0-1,3-4"});
+}
+
+TEST(PlanMistakes, ATreeWithAChildOfAnother) {
+  // Rank 2 is below rank 1 in tree 0; rank 4 thinks so, too.
+  Planted p = make_trees(Kind::kAllReduce);
+  p.set_to(2, 0, one(4));
+  expect_error(p, {"rank 1 primitive 0", "waits for rank 2 to send"});
+  // A leaf's parent is that of the other tree.
+  Planted q = make_trees(Kind::kAllReduce);
+  ASSERT_EQ(ranks_received_from(q.plans[0], 3), std::vector<int>{1});
+  q.set_from(0, 3, one(4));
+  expect_error(q, {"rank 0 primitive 3", "waits for rank 4 to send"});
+  Planted r = make_trees(Kind::kBroadcast);
+  for (std::size_t i = 0; i < 2; ++i) {
+    const std::vector<int> parent = ranks_received_from(r.plans[3], 1 - i);
+    Planted s = r;
+    s.set_from(3, i, one(parent[0]));
+    EXPECT_FALSE(s.check().ok);
+  }
+}
+
+TEST(PlanMistakes, ATreeWhoseWayDownComesFirst) {
+  // Without lags it is right as well, only slower.
+  Planted p = make_trees(Kind::kAllReduce);
+  for (Plan& plan : p.plans) {
+    for (Primitive& q : plan.primitives) q.lag = 0;
+  }
+  EXPECT_TRUE(p.check().ok) << p.check().error;
+  for (const std::size_t rank : {0, 1, 2}) {
+    Planted q = p;
+    std::vector<Primitive>& program = q.program(rank);
+    std::rotate(program.begin(), program.begin() + 2, program.end());
+    expect_error(q, {"to send", "a cycle of"});
+  }
+  // With lags the last one is to lag most.
+  Planted r = make_trees(Kind::kAllReduce);
+  std::rotate(r.program(1).begin(), r.program(1).begin() + 2, r.program(1).end());
+  expect_error(r, {"rank 1 primitive", "lags more than the last one"});
+}
+
+TEST(PlanMistakes, ATreeWithOtherLags) {
+  Planted p = make_trees(Kind::kAllReduce);
+  std::vector<Primitive>& program = p.program(1);
+  ASSERT_EQ(program[2].lag, 1u);
+  ASSERT_EQ(program[3].lag, 2u);
+  program[2].lag = 2, program[3].lag = 1;
+  expect_error(p, {"rank 1 primitive 2", "lags more than the last one"});
+  // Later is only slower, up to what both ways have slots for.
+  for (const std::uint32_t more : {1u, 2u * kSlots - 1, 2u * kSlots}) {
+    Planted q = make_trees(Kind::kAllReduce);
+    q.program(1)[3].lag += more;
+    if (more < 2 * kSlots) {
+      EXPECT_TRUE(q.check().ok) << q.check().error;
+    } else {
+      expect_error(q, {"with 5 slots", "to make room", "a cycle of 2 ranks"});
+    }
+  }
+}
+
+// Between two ranks one tree's way up and the other's way down meet, by other lags at either end.
+TEST(PlanMistakes, BothTreesOnEachLane) {
+  Planted p = make_trees(Kind::kAllReduce);
+  for (Plan& plan : p.plans) plan.geometry.by_lane = false;
+  expect_error(p, {"rank 2 primitive 1", "expects 16 elements of part 1", "has sent", "of part 0"});
+  // Of one rank alone.
+  Planted q = make_trees(Kind::kReduce);
+  q.plans[3].geometry.by_lane = false;
+  expect_error(q, {"rank 3's plan disagrees", "parts by lanes"});
+}
+
+TEST(PlanMistakes, PartsByTooFewLanes) {
+  const std::vector<std::function<void(Geometry*)>> mistakes = {
+      [](Geometry* g) { g->lanes = 1; },
+      [](Geometry* g) { g->parts = 3; },
+      [](Geometry* g) { g->empty_part = 1; },
+  };
+  for (const auto& plant : mistakes) {
+    Planted p = make_trees(Kind::kBroadcast);
+    for (Plan& plan : p.plans) plant(&plan.geometry);
+    expect_error(p, {"parts by lanes need as many lanes"});
+  }
+  Planted p = make(Kind::kAllGather, Algorithm::kMesh);
+  for (Plan& plan : p.plans) plan.geometry.lanes = kRanks, plan.geometry.by_lane = true;
+  expect_error(p, {"parts by lanes need", "no block for each rank"});
+  Planted q = make(Kind::kAllReduce, Algorithm::kMesh);
+  for (Plan& plan : q.plans) plan.geometry.lanes = kRanks, plan.geometry.by_lane = true;
+  expect_error(q, {"rank 0 primitive 0", "each rank's part on each lane"});
+}
+
+TEST(PlanMistakes, ATreeThatFinishesBelowItsTop) {
+  Planted p = make_trees(Kind::kAllReduce);
+  p.program(1)[0].flags |= kFinish;
+  expect_error(p, {"rank 1 primitive 0", "incomplete", "lacks ranks 3-4"});
+  Planted q = make_trees(Kind::kAllReduce);
+  q.program(3)[0].flags &= static_cast<std::uint16_t>(~kFinish);
+  expect_error(q, {"output part 0 loop 0", "not finished"});
+  // Both on top and on the way down.
+  Planted r = make_trees(Kind::kAllReduce);
+  r.program(3)[0].flags &= static_cast<std::uint16_t>(~kIntoOutput);
+  r.program(1)[2].flags &= static_cast<std::uint16_t>(~kIntoOutput);
+  r.program(1)[2].flags |= kFinish;
+  expect_error(r, {"rank 1 primitive 2", "finished twice"});
+}
+
+TEST(PlanMistakes, ATreeThatTakesSumsForContributions) {
+  for (const Kind kind : {Kind::kAllReduce, Kind::kReduce, Kind::kBarrier}) {
+    Planted right =
+        kind == Kind::kBarrier ? make(kind, Algorithm::kDoubleBinaryTree, 1) : make_trees(kind);
+    int sums = 0;
+    for (std::size_t r = 0; r < kRanks; ++r) {
+      for (std::size_t i = 0; i < right.plans[r].primitives.size(); ++i) {
+        if ((right.program(r)[i].flags & kPartials) == 0) continue;
+        Planted p = right;
+        p.program(r)[i].flags &= static_cast<std::uint16_t>(~kPartials);
+        expect_error(p, {"rank " + std::to_string(r) + " primitive " + std::to_string(i),
+                         "contributed twice"});
+        ++sums;
+      }
+    }
+    EXPECT_GT(sums, 1);
   }
 }
 
