@@ -457,6 +457,16 @@ TEST(PlanChecked, DoubleBinaryTreesOfManyRanks) {
   }
 }
 
+TEST(PlanChecked, DoubleBinaryTreesOfTensOfThousands) {
+  for (const int ranks : {24'576, 65'000}) {
+    const CheckResult result = check(make_request(Kind::kAllReduce, ranks, 16), make_limits(1, 64),
+                                     Algorithm::kDoubleBinaryTree);
+    ASSERT_TRUE(result.ok) << result.error;
+    EXPECT_EQ(result.slots_needed, 1);
+    EXPECT_EQ(result.steps, 2u * static_cast<unsigned>(log2_below(ranks)) + 1);
+  }
+}
+
 TEST(PlanChecked, RingAndPairwiseUpTo1024Ranks) {
   for (const Kind kind : kKinds) {
     if (kind == Kind::kSendRecv) continue;
@@ -1047,8 +1057,20 @@ TEST(PlanSelector, TableAndErrors) {
   EXPECT_FALSE(plan_mesh(fine, {}, &refusal).has_value());
   EXPECT_FALSE(plan_mesh(make_request(Kind::kSendRecv, 2, 1), {}, &refusal).has_value());
   EXPECT_NE(refusal.find("do not serve send_recv"), std::string::npos);
-  EXPECT_NE(error(make_request(Kind::kReduce, 1025, 1), {}, {}).find("1 to 1024 ranks, not 1025"),
+  EXPECT_NE(
+      error(make_request(Kind::kReduce, 65'001, 1), {}, {}).find("1 to 65000 ranks, not 65001"),
+      std::string::npos);
+  // Most programs grow with the group; of trees they do not.
+  EXPECT_NE(error(make_request(Kind::kAllGather, 1025, 1), {}, {})
+                .find("ring plans serve at most 1024 ranks, this group has 1025"),
             std::string::npos);
+  EXPECT_NE(error(make_request(Kind::kReduce, 1025, 1), {}, Algorithm::kChain)
+                .find("chain plans serve at most 1024 ranks"),
+            std::string::npos);
+  for (const Kind kind : kTreeKinds) {
+    EXPECT_NE(select_algorithm(make_request(kind, 1024, 1), {}), Algorithm::kDoubleBinaryTree);
+    EXPECT_EQ(select_algorithm(make_request(kind, 1025, 1), {}), Algorithm::kDoubleBinaryTree);
+  }
   EXPECT_NE(error(make_request(Kind::kReduce, 0, 1), {}, {}).find("ranks"), std::string::npos);
   EXPECT_NE(error(make_request(Kind::kReduce, 4, 1, 4), {}, {}).find("root 4"), std::string::npos);
   EXPECT_NE(error(make_request(Kind::kReduce, 4, ~0ull), {}, {}).find("count"), std::string::npos);
