@@ -282,6 +282,7 @@ class ScriptedDevice : public unjam::CudaDriver {
       if (!queued) return !device_.refuses(s, error);
       return device_.queue(s, {Stream::Item::kMark, this, call}, error);
     }
+    unjam::LowerLimits lower_limits() const override { return {512, 32, true, 20, 1 << 16}; }
     bool queue_call(std::unique_lock<std::mutex>& lock, void* stream, const unjam::Invocation& inv,
                     const unjam::KeyState* fresh, std::string& error) override {
       const Call call = call_of(inv, fresh);
