@@ -2008,7 +2008,7 @@ TEST(Texts, PlanCheckNamesTheArgumentAndItsRange) {
   } kRanges[] = {{"kind", &Values::kind, 0, unjam::kNumKinds - 1},
                  {"dtype", &Values::dtype, 0, unjam::kNumDTypes - 1},
                  {"op", &Values::op, 0, unjam::kNumOps - 1},
-                 {"nranks", &Values::nranks, 1, 1024},
+                 {"nranks", &Values::nranks, 1, 65000},
                  {"algorithm", &Values::algorithm, -1, unjam::kNumAlgorithms - 1},
                  {"lanes", &Values::lanes, 1, 32},
                  {"slots", &Values::slots, 1, 1024}};
