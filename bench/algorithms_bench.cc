@@ -1,7 +1,8 @@
 // What the selector's choice costs beside every other algorithm: on the host device, each rank a
 // thread, a call at a time and its wait, all algorithms by turns in one run, so that other work on
 // the machine moves all of them.
-//   algorithms_bench [ranks=8] [kind=all_reduce|broadcast|reduce] [sizes=1K,16K,256K] [rounds=9]
+//   algorithms_bench [ranks=8] [kind=all_reduce|broadcast|reduce|barrier] [sizes=1K,16K,256K]
+//   [rounds=9]
 // Prints a line a size: the median over the rounds of microseconds a call, by algorithm; "auto" is
 // the selector's, behind it over the best of the others.
 #include <algorithm>
@@ -49,6 +50,8 @@ void call(unjamGroup_t group, unjam::Kind kind, const std::string& algorithm,
   if (kind == unjam::Kind::kBroadcast) {
     check(unjamBroadcast(group, key.c_str(), in.data(), out.data(), count, UNJAM_FLOAT32, 0,
                          &options, &request));
+  } else if (kind == unjam::Kind::kBarrier) {
+    check(unjamBarrier(group, key.c_str(), &options, &request));
   } else if (kind == unjam::Kind::kReduce) {
     check(unjamReduce(group, key.c_str(), in.data(), out.data(), count, UNJAM_FLOAT32, UNJAM_SUM, 0,
                       &options, &request));

@@ -109,7 +109,20 @@ bool two_shot_pays(const PlanRequest& request, const PlanLimits& limits, std::ui
   return (n - 1) * (n - 2) * bytes >= bounds.hop * n;
 }
 
+// Whether two trees pay: of an all-reduce of many ranks, whose hops are then log n, while slices
+// are few. (Broadcasts and reductions wait for nobody, and chains of them are pipelines across
+// calls.) By bench/algorithms_bench on two cores, of 8, 16 and 32 ranks; what 64 take at 256 KiB is
+// the same either way.
+constexpr int kLeastTreeRanks = 8;
+constexpr std::uint64_t kTreeBytesARank = 4 * kKiB;
+bool tree_pays(const PlanRequest& request, std::uint64_t bytes) {
+  const bool all = request.kind == Kind::kAllReduce || request.kind == Kind::kBarrier;
+  return all && request.ranks >= kLeastTreeRanks &&
+         bytes <= kTreeBytesARank * static_cast<std::uint64_t>(request.ranks);
+}
+
 Algorithm select_for_host(const PlanRequest& request, std::uint64_t bytes) {
+  if (tree_pays(request, bytes)) return Algorithm::kDoubleBinaryTree;
   const std::uint64_t sent = static_cast<std::uint64_t>(request.ranks - 1) * bytes;
   for (const Row& row : kHostTable) {
     if (row.kind == request.kind && request.ranks <= row.max_ranks) {

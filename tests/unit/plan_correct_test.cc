@@ -828,9 +828,17 @@ TEST(PlanChunks, FitTheSlotsAndTheAlignment) {
 }
 
 TEST(PlanSelector, TableAndErrors) {
-  EXPECT_EQ(select_algorithm(make_request(Kind::kAllReduce, 8, 16), {}), Algorithm::kDirect);
+  EXPECT_EQ(select_algorithm(make_request(Kind::kAllReduce, 7, 16), {}), Algorithm::kDirect);
+  // Trees of 8 ranks and more, to 4 KiB a rank.
+  const auto of_floats = [](int ranks, std::uint64_t count) {
+    return select_algorithm(make_request(Kind::kAllReduce, ranks, count), {});
+  };
+  EXPECT_EQ(of_floats(8, 8 * 1024), Algorithm::kDoubleBinaryTree);
+  EXPECT_NE(of_floats(8, 8 * 1024 + 1), Algorithm::kDoubleBinaryTree);
+  EXPECT_EQ(of_floats(64, 64 * 1024), Algorithm::kDoubleBinaryTree);
+  EXPECT_NE(of_floats(64, 64 * 1024 + 1), Algorithm::kDoubleBinaryTree);
   EXPECT_EQ(select_algorithm(make_request(Kind::kAllReduce, 8, 1 << 20), {}), Algorithm::kRing);
-  EXPECT_EQ(select_algorithm(make_request(Kind::kAllReduce, 65, 1), {}), Algorithm::kRing);
+  EXPECT_EQ(of_floats(65, 1 << 20), Algorithm::kRing);
   EXPECT_EQ(select_algorithm(make_request(Kind::kAllReduce, 1, 1), {}), Algorithm::kRing);
   for (const Kind kind : kKinds) {
     // All ranks choose alike, and a plan that the table chose exists.
@@ -1004,7 +1012,9 @@ TEST(PlanSelector, TableAndErrors) {
   EXPECT_EQ(on_cuda(Kind::kGather, 65, 1), Algorithm::kPairwise);
   EXPECT_EQ(on_cuda(Kind::kSendRecv, 2, 4 * 1024), Algorithm::kDirect);
   EXPECT_EQ(on_cuda(Kind::kSendRecv, 2, 256 * 1024 + 1), Algorithm::kPairwise);
-  EXPECT_EQ(select_algorithm(make_request(Kind::kBarrier, 64, 1), {}), Algorithm::kDirect);
+  EXPECT_EQ(select_algorithm(make_request(Kind::kBarrier, 7, 1), {}), Algorithm::kDirect);
+  EXPECT_EQ(select_algorithm(make_request(Kind::kBarrier, 64, 1), {}),
+            Algorithm::kDoubleBinaryTree);
   // What is asked for serves where it can, whatever the kind.
   for (const Kind kind : kKinds) {
     for (const Algorithm algorithm : algorithms()) {
@@ -1068,13 +1078,15 @@ TEST(PlanSelector, TableAndErrors) {
                 .find("chain plans serve at most 1024 ranks"),
             std::string::npos);
   for (const Kind kind : kTreeKinds) {
-    EXPECT_NE(select_algorithm(make_request(kind, 1024, 1), {}), Algorithm::kDoubleBinaryTree);
     EXPECT_EQ(select_algorithm(make_request(kind, 1025, 1), {}), Algorithm::kDoubleBinaryTree);
+    const bool short_ones = kind == Kind::kAllReduce || kind == Kind::kBarrier;
+    EXPECT_EQ(select_algorithm(make_request(kind, 1024, 1), {}) == Algorithm::kDoubleBinaryTree,
+              short_ones);
   }
   EXPECT_NE(error(make_request(Kind::kReduce, 0, 1), {}, {}).find("ranks"), std::string::npos);
   EXPECT_NE(error(make_request(Kind::kReduce, 4, 1, 4), {}, {}).find("root 4"), std::string::npos);
   EXPECT_NE(error(make_request(Kind::kReduce, 4, ~0ull), {}, {}).find("count"), std::string::npos);
-  EXPECT_NE(error(make_request(Kind::kAllReduce, 65, 1), make_limits(1, 8192), {})
+  EXPECT_NE(error(make_request(Kind::kAllReduce, 65, 1 << 20), make_limits(1, 8192), {})
                 .find("ring plans need at least 2"),
             std::string::npos);
   EXPECT_NE(error(fine, make_limits(5, 100), {}).find("multiple of 64"), std::string::npos);
