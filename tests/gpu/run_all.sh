@@ -78,6 +78,7 @@ long-packets|120||long_packets
 smoke-behind|200|UNJAM_LINES=1 UNJAM_WHOLE_LINES=0|smoke
 solo|420||solo
 written|240||written
+pairs|240||pairs
 matrix|260|-u CUDA_DEVICE_MAX_CONNECTIONS|sync_matrix $matrix
 matrix-1|260|CUDA_DEVICE_MAX_CONNECTIONS=1|sync_matrix $matrix
 matrix-32|260|CUDA_DEVICE_MAX_CONNECTIONS=32|sync_matrix $matrix
