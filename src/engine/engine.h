@@ -52,13 +52,14 @@
 // Whole calls. Looking, describing and publishing slice by slice costs more than moving what is
 // short, and to choose what is next costs as much again. So a device may have a way to do all that
 // a lane does for short invocations at once (Invocation::whole: they send, then receive, in one
-// loop; of packets that make two hops twice), with the same flags and credits, so that peers cannot tell; of
-// several that stand in the queue together it sends all, then receives all, whatever their order at
-// peers is. For each it polls as often as its turn's threshold says. What has not come by then is
-// received by a later turn, whole again; whatever is not as expected (a connector that is not open,
-// or was given up; no room) is left to slices. Nothing of it is ever in a context at hand
-// (ActiveContext): that is there for slices alone, and the progress of what is whole is one of two
-// states, nothing done or all sent (of two hops one of three, by the hops that were sent).
+// loop; of packets that make two hops, twice), with the same flags and credits, so that peers
+// cannot tell; of several that stand in the queue together it sends all, then receives all,
+// whatever their order at peers is. For each it polls as often as its turn's threshold says. What
+// has not come by then is received by a later turn, whole again; whatever is not as expected (a
+// connector that is not open, or was given up; no room) is left to slices. Nothing of it is ever in
+// a context at hand (ActiveContext): that is there for slices alone, and the progress of what is
+// whole is one of two states, nothing done or all sent (of two hops one of three, by the hops that
+// were sent).
 //
 // What is lowered to slots (plan/lower.h), chunk after chunk, goes so as well (kWholeStream;
 // kWholeCrowd only where another one of some length is in the queue), several of the same kind and
@@ -1721,7 +1722,7 @@ class Engine {
     return place_in(s_.from.set, k) + (behind_own ? 1 : 0);
   }
   UNJAM_HD std::uint32_t own_source(const ActiveContext& a) const {
-    const bool last = (s_.primitive.flags & kPartials) != 0;
+    const bool last = (side(true).flags & kPartials) != 0;
     return last ? count_bits(s_.from.set) : place_in(s_.from.set, a.inv.neighbours_below);
   }
 

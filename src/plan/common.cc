@@ -50,9 +50,11 @@ Algorithm algorithm_for_many(Kind kind) {
 
 namespace {
 
-// Behind what an algorithm cannot do.
-std::string cure(Kind kind) {
-  return std::string(": use ") + row_of(algorithm_for_many(kind)).name;
+// Behind what an algorithm cannot do for so many ranks: one that can, if there is any.
+std::string cure(Kind kind, int ranks) {
+  const Algorithm other =
+      ranks <= kMaxLinearRanks ? algorithm_for_many(kind) : Algorithm::kDoubleBinaryTree;
+  return row_of(other).serves(kind) ? std::string(": use ") + row_of(other).name : "";
 }
 
 }  // namespace
@@ -63,15 +65,16 @@ std::string planner_error(const PlanRequest& request, const PlanLimits& limits, 
   if (!problem.empty()) return problem;
   const std::string plans = std::string(name) + " plans ";
   if (request.ranks > most_ranks) {
-    const std::string other = row_of(algorithm_for_many(request.kind)).name;
     return plans + "serve at most " + std::to_string(most_ranks) + " ranks, this group has " +
-           std::to_string(request.ranks) + (other == name ? "" : cure(request.kind));
+           std::to_string(request.ranks) + cure(request.kind, request.ranks);
   }
   if (limits.escape_slots < slots) {
     return plans + "need at least " + std::to_string(slots) + " guaranteed slots, not " +
            std::to_string(limits.escape_slots);
   }
-  return serves ? "" : plans + "do not serve " + to_string(request.kind) + cure(request.kind);
+  return serves ? ""
+                : plans + "do not serve " + to_string(request.kind) +
+                      cure(request.kind, request.ranks);
 }
 
 std::string several_peers_error(const PlanRequest& request, const PlanLimits& limits,

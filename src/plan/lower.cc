@@ -243,6 +243,7 @@ class Lowering {
 
   NeedsEngine slots() {
     Schedule& s = lowered_.schedule;
+    if (group_size_ > 1 && plan_.neighbours.empty()) return NeedsEngine::kOtherProgram;
     if (!find_places(plan_.neighbours)) return ranks_reason();
     if (!take_steps()) return NeedsEngine::kOtherProgram;
     if (g_.first_lane != 0 || g_.lanes < 2) return NeedsEngine::kOtherLanes;
@@ -282,6 +283,9 @@ class Lowering {
       auto& role = (p.flags & kRecv) == 0 ? sends : (p.flags & kCollect) != 0 ? collects : gathers;
       if (role) return false;
       role = i;
+      // (Connectors would carry less than they are numbered by.)
+      const bool own_part = (p.flags & (kScatter | kCollect)) == 0;
+      if (own_part && g_.empty_part != kNoPart && p.part == g_.empty_part) return false;
     }
     if (sends && !take_sends(*sends)) return false;
     if (gathers && !take_gathers(*gathers)) return false;
@@ -337,7 +341,7 @@ class Lowering {
     steps.stores_result = (p.flags & kCopy) != 0;
     steps.finishes = (p.flags & kFinish) != 0;
     steps.results_into_outputs = (p.flags & kIntoOutput) != 0;
-    if (!steps.reduces) return steps.stores_result && (p.flags & kLocal) == 0;
+    if (!steps.reduces) return steps.stores_result && (p.flags & (kLocal | kFinish)) == 0;
     if ((p.flags & kContribute) == 0) return false;
     steps.sums = !from_set(p) || (p.flags & kPartials) != 0;
     const std::uint32_t come = count(steps.gathers_from);

@@ -27,9 +27,10 @@ struct Row {
 // but for a chain's larger slices. In larger groups, and most where ranks share cores, a hop saved
 // is worth many bytes. Measured with 2 and 4 ranks on 2 cores (lab/benchmarks.md).
 constexpr std::uint64_t kKiB = 1024;
+constexpr int kLeastTreeRanks = 8;  // see tree_pays()
 constexpr Row kHostTable[] = {
     {Kind::kAllReduce, 2, 16 * kKiB, Algorithm::kDirect},
-    {Kind::kAllReduce, kMaxDirectRanks, 192 * kKiB, Algorithm::kDirect},
+    {Kind::kAllReduce, kLeastTreeRanks - 1, 192 * kKiB, Algorithm::kDirect},
     {Kind::kAllGather, 2, 32 * kKiB, Algorithm::kDirect},
     {Kind::kAllGather, kMaxDirectRanks, 96 * kKiB, Algorithm::kDirect},
     {Kind::kReduceScatter, 2, 32 * kKiB, Algorithm::kDirect},
@@ -40,7 +41,7 @@ constexpr Row kHostTable[] = {
     {Kind::kBroadcast, kMaxDirectRanks, 192 * kKiB, Algorithm::kDirect},
     {Kind::kAllToAll, 2, 32 * kKiB, Algorithm::kDirect},
     {Kind::kAllToAll, kMaxDirectRanks, 96 * kKiB, Algorithm::kDirect},
-    {Kind::kBarrier, kMaxDirectRanks, kKiB, Algorithm::kDirect},
+    {Kind::kBarrier, kLeastTreeRanks - 1, kKiB, Algorithm::kDirect},
 };
 
 // GPUs whose links are fully connected: everything goes in one hop while a lane's stretch is one
@@ -113,7 +114,6 @@ bool two_shot_pays(const PlanRequest& request, const PlanLimits& limits, std::ui
 // are few. (Broadcasts and reductions wait for nobody, and chains of them are pipelines across
 // calls.) By bench/algorithms_bench on two cores, of 8, 16 and 32 ranks; what 64 take at 256 KiB is
 // the same either way.
-constexpr int kLeastTreeRanks = 8;
 constexpr std::uint64_t kTreeBytesARank = 4 * kKiB;
 bool tree_pays(const PlanRequest& request, std::uint64_t bytes) {
   const bool all = request.kind == Kind::kAllReduce || request.kind == Kind::kBarrier;

@@ -91,8 +91,8 @@ struct Submitted {
   std::uint64_t n = 0;
   std::shared_ptr<const Plan> plan;
   std::shared_ptr<const Lowered> lowered;  // what the plan is without the engine, of GPUs
-  unjamRequest* request = nullptr;  // owns a reference; may be null
-  std::uint64_t order = 0;          // of submission at this rank
+  unjamRequest* request = nullptr;         // owns a reference; may be null
+  std::uint64_t order = 0;                 // of submission at this rank
   std::uint64_t since_ns = 0;
   bool in_engine = false;
   std::uint16_t slot = 0;    // in the engine

@@ -375,12 +375,16 @@ Result Context::plan_call(const unjamGroup& group, Key& key, const Signature& si
     if (!plan) {
       return {UNJAM_ERROR_INVALID_ARGUMENT, "no plan for " + signature.text() + ": " + error};
     }
-    key.plan = std::make_shared<const Plan>(std::move(*plan));
-    key.planned_for = planned_for;
+    // Both are made before either is the key's: what fails for want of memory changes nothing.
+    auto made = std::make_shared<const Plan>(std::move(*plan));
+    std::shared_ptr<const Lowered> lowered;
     if (streams_ != nullptr) {
-      key.lowered = std::make_shared<const Lowered>(
-          lower(*key.plan, r.ranks, r.rank, streams_->lower_limits()));
+      lowered =
+          std::make_shared<const Lowered>(lower(*made, r.ranks, r.rank, streams_->lower_limits()));
     }
+    key.plan = std::move(made);
+    key.lowered = std::move(lowered);
+    key.planned_for = planned_for;
   }
   return {};
 }

@@ -1054,6 +1054,45 @@ TEST(Peers, SumsAreAddedInTheirOrder) {
   }
 }
 
+// Two primitives that go together, of which the second adds its own contribution to sums.
+TEST(Peers, SumsOfAPairHaveTheOwnContributionBehindThem) {
+  PlanLimits limits;
+  limits.escape_slot_bytes = Ranks::kSlotBytes;
+  WrittenUse u;
+  u.request.kind = Kind::kReduceScatter;
+  u.request.dtype = DType::kInt32;
+  u.request.count = 5 * Ranks::kSlotBytes / sizeof(std::int32_t) - 3;
+  u.request.ranks = 2;
+  std::mt19937_64 random(base_seed());
+  u.fill(random, [&](const PlanRequest& q) {
+    const Plan empty = unjam_test::written::empty_plan(q, limits, 2);
+    auto plans = unjam_test::written::plans_of_all(2, empty, [](int r, ProgramBuilder& program) {
+      program.add(kLocal | kContribute | kWithNext, 1 - r, PeerRanks::nobody(),
+                  program.all_others());
+      program.add(kLocal | kContribute | kReduce | kPartials | kFinish | kCopy, r,
+                  program.all_others(), PeerRanks::nobody(), 1);
+    });
+    const CheckResult result = check_plans(q, plans, {});
+    EXPECT_TRUE(result.ok) << result.error;
+    return plans;
+  });
+  for (auto& input : u.use.inputs) {  // a block a rank
+    input.resize(2 * u.request.count);
+    for (std::int32_t& x : input) x = static_cast<std::int32_t>(random() % 10007);
+  }
+  Ranks ranks(Case{2, 1, 0, 1, 4, 0, false}, 1, 97);
+  for (std::uint32_t r = 0; r < 2; ++r) ranks.submit(u.use, r, 0);
+  for (std::uint32_t r = 0; r < 2; ++r) ASSERT_TRUE(ranks.wait(r, 1));
+  for (std::size_t r = 0; r < 2; ++r) {
+    for (std::size_t i = 0; i < u.request.count; ++i) {
+      const std::size_t at = r * u.request.count + i;
+      const auto sum = static_cast<std::uint32_t>(u.use.inputs[0][at]) +
+                       static_cast<std::uint32_t>(u.use.inputs[1][at]);
+      ASSERT_EQ(u.use.outputs[r][i], static_cast<std::int32_t>(sum)) << r << ", element " << i;
+    }
+  }
+}
+
 // A lane that waits for one of several peers says for which.
 TEST(Peers, TheMissingPeerIsNamed) {
   for (const What what : {What::kTwoStepAllReduce, What::kOneStepAllReduce, What::kAllGather,

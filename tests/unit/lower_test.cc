@@ -12,6 +12,7 @@
 #include <cstring>
 #include <map>
 #include <optional>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -23,6 +24,7 @@
 #include "plan/common.h"
 #include "plan/registry.h"
 #include "plan/selector.h"
+#include "tests/support/written_programs.h"
 
 namespace unjam {
 namespace {
@@ -722,6 +724,43 @@ TEST(LowerToSlots, AChainGoesFromEachToTheNext) {
   }
 }
 
+// Programs that no planner makes: by what executors can do.
+TEST(LowerToSlots, WrittenProgramsAreLoweredWhereExecutorsCan) {
+  PlanLimits limits;
+  limits.lanes = 4;
+  limits.escape_slot_bytes = 8192;
+  PlanRequest request;
+  request.ranks = 6;
+  request.count = 4 * 2048 * 10;  // ten chunks a lane
+  const LowerLimits executors{512, 4, true, 20, 8192};
+  const auto reasons = [&](const std::vector<Plan>& plans) {
+    std::set<NeedsEngine> found;
+    for (std::size_t r = 0; r < plans.size(); ++r) {
+      found.insert(lower(plans[r], request.ranks, static_cast<int>(r), executors).why);
+    }
+    return found;
+  };
+  const std::set<NeedsEngine> none{NeedsEngine::kNo}, other{NeedsEngine::kOtherProgram};
+  request.kind = Kind::kBroadcast;
+  EXPECT_EQ(reasons(unjam_test::tree_broadcast(request, limits)), none);
+  EXPECT_EQ(reasons(unjam_test::tree_broadcast(request, limits, 2, 1)), none);
+  request.kind = Kind::kReduce;
+  EXPECT_EQ(reasons(unjam_test::tree_reduce(request, limits)), none);
+  // A result that is divided, but not where it is reduced.
+  std::vector<Plan> plans = unjam_test::tree_reduce(request, limits, 1);
+  plans[0].primitives[0].flags = kRecv | kCopy | kFinish;
+  EXPECT_EQ(lower(plans[0], 6, 0, executors).why, NeedsEngine::kOtherProgram);
+  request.kind = Kind::kAllReduce;
+  EXPECT_EQ(reasons(unjam_test::two_level_all_reduce(request, limits)), other);
+  // A step without data, on the rank whose part is empty.
+  const SlotGroup g(Kind::kAllReduce, 3, 0, 4, true);
+  for (int r = 0; r < 3; ++r) {
+    Plan plan = g.plans[static_cast<std::size_t>(r)];
+    plan.geometry.empty_part = 2;
+    EXPECT_EQ(g.of(plan, r).why, NeedsEngine::kOtherProgram) << r;
+  }
+}
+
 TEST(LowerToSlots, OtherProgramsAreTheEngines) {
   const SlotGroup g(Kind::kAllReduce, 3, 0, 4, true);
   Plan plan = g.plans[1];
@@ -770,6 +809,7 @@ TEST(NeedsEngine, IsSaidOfTodaysPlans) {
           limits.lanes = 32;
           limits.escape_slots = 4;
           limits.escape_slot_bytes = ranks <= 2 ? 149824 : 74944;
+          limits.borrow_slot_bytes = (ranks <= 2 ? 2 : 4) * limits.escape_slot_bytes;
           limits.lines = true;
           limits.overlap = true;
           for (int rank = 0; rank < ranks; ++rank) {
@@ -798,6 +838,7 @@ TEST(NeedsEngine, IsSaidOfTodaysPlans) {
   EXPECT_EQ(text,
             "a program that no kernel knows: mesh all_to_all 1048576; mesh gather 64; "
             "mesh scatter 64;\n"
+            "chunks longer than a slot: pairwise send_recv 268435456;\n"
             "more than 7 peers: mesh all_gather 64; mesh all_reduce 64; mesh all_to_all 64; "
             "mesh barrier 64; mesh broadcast 64; mesh gather 64; mesh reduce 64; "
             "mesh reduce_scatter 64; mesh scatter 64;\n");

@@ -43,6 +43,9 @@ std::string geometry_error(const PlanRequest& request, const Plan& plan, std::ui
   if (g.parts < 1 || g.parts > kMaxGroupRanks || g.lanes < 1 || g.chunk < 1) {
     return "the geometry has no parts, lanes or chunk";
   }
+  if (g.parts > static_cast<std::uint32_t>(request.ranks)) {
+    return "more parts than ranks: " + std::to_string(g.parts);
+  }
   if (g.blocked() && g.parts != static_cast<std::uint32_t>(request.ranks)) {
     return "a block-structured kind needs one part per rank, the plan has " +
            std::to_string(g.parts);

@@ -81,7 +81,8 @@ class CallInFront {
     std::copy(std::begin(call.steps.parts), std::end(call.steps.parts), seen.parts);
     return seen;
   }
-  // What lanes read and write depends on nothing else (Stream::stretch_of()).
+  // What lanes read and write depends on nothing else (Stream::stretch_of()): on the geometry, and
+  // on whose part is where.
   static bool are_same(const Seen& a, const Seen& b) {
     return a.input == b.input && a.output == b.output && a.geometry == b.geometry &&
            std::equal(std::begin(a.parts), std::end(a.parts), b.parts);

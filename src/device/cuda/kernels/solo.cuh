@@ -6,9 +6,9 @@
 // Block b does what the call's lane b, from SoloCall::first_lane on, has to do. "lane" is one of
 // the rank's below; reports are by the call's.
 //
-// Plan: one of plan/algorithms/direct.cc whose lanes make one loop each (solo_one_shot.cuh), or of
-// plan/algorithms/two_shot.cc (solo_two_shot.cuh), or of plan/algorithms/mesh.cc (solo_stream.cuh),
-// all built of what is here. Each block does what its lane has to do:
+// Plan: one that plan/lower.cc gives to packets of one hop (solo_one_shot.cuh) or two
+// (solo_two_shot.cuh), or to slots (solo_stream.cuh), all built of what is here. Each block does
+// what its lane has to do:
 //   takes the lane's lease, looks whether all that it needs is there, sends, copies the own data,
 //   receives, tells peers (credits, pokes), reports, and gives the lease back.
 // What a block cannot do soon it leaves to the engine: the lane is driven by another instance, a
@@ -804,8 +804,10 @@ inline __device__ __noinline__ bool is_cancelled(CudaRank& r, const CudaLaunch& 
   LeavingSteps::tell_lanes(r, attention);
   if (load_relaxed(r.rank.cancelled[launch.slot]) != 0) return true;
   const std::uint64_t gone = load_relaxed(r.link->gone);
-  for (std::uint32_t q = 0; q < launch.solo.places; ++q) {
-    if ((gone >> launch.solo.members[q] & 1) != 0) return true;
+  if (gone == 0) return false;
+  // (Of all members, neighbours or not.)
+  for (std::uint32_t q = 0; q < launch.sqe.inv.group_size; ++q) {
+    if ((gone >> launch.sqe.members[q] & 1) != 0) return true;
   }
   return false;
 }

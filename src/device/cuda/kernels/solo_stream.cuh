@@ -1,10 +1,8 @@
-// As solo.cuh, for what is too large for packets: collectives by mesh plans
-// (plan/algorithms/mesh.cc; but all-to-alls, gathers and scatters), and by chains
-// (plan/algorithms/chain.cc), of which each rank makes one hop, through slots, chunk
-// after chunk. What costs an engine 10 us a slice (it decides what is next) and 50 a call (it is
-// handed the call, and hands it back) is all known here beforehand: where each slice of each hop
-// lies, and in which order a connector carries them (program/hop_order.h). So the hops run by
-// themselves, each as fast as it finds data and room:
+// As solo.cuh, for what is too large for packets: what plan/lower.cc gives to slots, at most three
+// steps (program/schedule.h), chunk after chunk. What costs an engine 10 us a slice (it decides
+// what is next) and 50 a call (it is handed the call, and hands it back) is all known here
+// beforehand: where each slice of each hop lies, and in which order a connector carries them
+// (program/hop_order.h). So the hops run by themselves, each as fast as it finds data and room:
 //   first warp      steers: a thread for each peer, and for each of the four things that hops wait
 //                   for there (Watch), polls for the next slice that has come, or that has room;
 //                   what is ready it describes, and hands to a group of movers

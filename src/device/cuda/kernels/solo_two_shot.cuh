@@ -5,7 +5,7 @@
 //            result to the peers' slots of step n + 1 and keeps it
 //   collect  the other parts' results, step n + 1 of the peers' connectors, into the output
 // A block of its own function, so that calls of one hop pay nothing for it. No lane has an empty
-// stretch of any part (cuda_daemon.cc sees to that), so each peer gets two packets, and sends two.
+// stretch of any part (plan/lower.cc sees to that), so each peer gets two packets, and sends two.
 //
 // How far a lane has come is said in primitives: by CudaRank::handed, which each lane that
 // gives up stores before it reports kBegun. It has gathered if all threads have (a vote).

@@ -1,4 +1,4 @@
-// What a lane does for calls by mesh plans and chains, by its engine: as solo_stream.cuh, which
+// What a lane does for calls that go through slots, by its engine: as solo_stream.cuh, which
 // does it without an engine, of several calls with the same members and hops. Each hop takes the
 // first of them that has what its next chunk needs: so while one's results are on their way, others
 // go on, and if ranks have them in different orders they do not wait for each other. What differs
