@@ -36,7 +36,7 @@ MOST_REGISTERS = 128  # of a kernel: 65536 for 512 threads
 # Of a function, in either direction. All leaves are in one: some tens of bytes each. Of a call in a
 # stream 600 are the eight units that two ranks' movers have under way of two-shot calls, and worth
 # it: with four, and less spilled, 8 MiB took 53 us instead of 43 (lab/nccl-notes.md). What a call
-# hands over takes 150 of them, beside which bench/ab.sh finds no row slower.
+# hands over is among them: no row of bench/ab.sh is slower for it.
 MOST_SPILL_BYTES = 3840
 # Of a thread of a kernel, with all that it calls: what CUDA has for each at first
 # (cudaLimitStackSize). A launch that wants more lets the driver resize the memory of all threads,

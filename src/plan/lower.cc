@@ -4,6 +4,7 @@
 #include <optional>
 #include <vector>
 
+#include "base/bits.h"
 #include "base/kinds.h"
 #include "plan/order_rule.h"
 
@@ -77,9 +78,6 @@ class Lowering {
     const Schedule& s = lowered_.schedule;
     return static_cast<std::uint8_t>((1u << s.places) - 1 - (1u << s.place));
   }
-  static std::uint32_t count(unsigned places) {
-    return static_cast<std::uint32_t>(__builtin_popcount(places));
-  }
   std::uint8_t next_place() const {
     const Schedule& s = lowered_.schedule;
     return static_cast<std::uint8_t>(s.place + 1u == s.places ? 0 : s.place + 1u);
@@ -116,7 +114,7 @@ class Lowering {
   // Of all others, or one.
   Messages messages(std::uint8_t places, bool set) const {
     if (!set) return {1, static_cast<std::uint8_t>(__builtin_ctz(places))};
-    return {static_cast<std::uint8_t>(count(places)), next_place()};
+    return {static_cast<std::uint8_t>(count_bits(places)), next_place()};
   }
 
   // A part as it lies in the input, or in the output.
@@ -201,16 +199,12 @@ class Lowering {
     const auto has = [](const Primitive& p, unsigned flags) { return (p.flags & flags) == flags; };
     const auto is_all = [&](Peers peers) {
       return is_set(peers) && plan_.neighbours.size() == group_size_ - 1 &&
-             count_set(plan_.sets[set_of(peers)].neighbours) == group_size_ - 1;
+             count_bits(plan_.sets[set_of(peers)].neighbours) == group_size_ - 1;
     };
     return has(first, kScatter) && is_all(first.to) && has(second, kReduce | kFinish | kCopy) &&
            is_all(second.from) && is_all(second.to) && second.part == rank_ &&
            has(third, kCollect | kSecondHop) && is_all(third.from);
   }
-  static std::uint32_t count_set(std::uint64_t set) {
-    return static_cast<std::uint32_t>(__builtin_popcountll(set));
-  }
-
   NeedsEngine two_hop_packets() {
     Schedule& s = lowered_.schedule;
     // The first lane's stretch of the first part is a longest one, the last lane's of the last part
@@ -344,11 +338,11 @@ class Lowering {
     if (!steps.reduces) return steps.stores_result && (p.flags & (kLocal | kFinish)) == 0;
     if ((p.flags & kContribute) == 0) return false;
     steps.sums = !from_set(p) || (p.flags & kPartials) != 0;
-    const std::uint32_t come = count(steps.gathers_from);
+    const std::uint32_t come = count_bits(steps.gathers_from);
     const unsigned below = (1u << lowered_.schedule.place) - 1;
     steps.num_sources = static_cast<std::uint8_t>(come + 1);
     steps.own_source =
-        static_cast<std::uint8_t>(steps.sums ? come : count(steps.gathers_from & below));
+        static_cast<std::uint8_t>(steps.sums ? come : count_bits(steps.gathers_from & below));
     return true;
   }
   void take_parts(std::optional<std::size_t> sends, std::optional<std::size_t> gathers) {

@@ -1,16 +1,22 @@
 #include "plan/plan.h"
 
 namespace unjam {
+
+std::vector<std::uint16_t> ranks_in(const Plan& plan, const PeerSet& set) {
+  std::vector<std::uint16_t> ranks;
+  for (std::size_t k = 0; k < plan.neighbours.size(); ++k) {
+    if ((set.neighbours >> k & 1) != 0) ranks.push_back(plan.neighbours[k]);
+  }
+  return ranks;
+}
+
 namespace {
 
 std::vector<int> ranks_of(const Plan& plan, Peers peers, std::size_t wide) {
   if (is_set(peers)) {
-    std::vector<int> ranks;
-    const std::size_t set = set_of(peers);
-    for (std::size_t k = 0; set < plan.sets.size() && k < plan.neighbours.size(); ++k) {
-      if ((plan.sets[set].neighbours >> k & 1) != 0) ranks.push_back(plan.neighbours[k]);
-    }
-    return ranks;
+    if (set_of(peers) >= plan.sets.size()) return {};
+    const std::vector<std::uint16_t> ranks = ranks_in(plan, plan.sets[set_of(peers)]);
+    return {ranks.begin(), ranks.end()};
   }
   if (peers >= kFirstSet && peers != kWidePeer) return {};
   const std::size_t k = peers == kWidePeer ? wide : peers;

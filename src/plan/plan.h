@@ -53,6 +53,9 @@ struct Plan {
   std::vector<WidePeers> wide_peers;
 };
 
+// The group ranks in one of the plan's sets, ascending.
+std::vector<std::uint16_t> ranks_in(const Plan& plan, const PeerSet& set);
+
 // The group ranks that the plan's i-th primitive receives from, or sends to, ascending. Of a code
 // that says nobody, or what the plan has not, nobody.
 std::vector<int> ranks_received_from(const Plan& plan, std::size_t i);

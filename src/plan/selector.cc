@@ -112,8 +112,7 @@ bool two_shot_pays(const PlanRequest& request, const PlanLimits& limits, std::ui
 
 // Whether two trees pay: of an all-reduce of many ranks, whose hops are then log n, while slices
 // are few. (Broadcasts and reductions wait for nobody, and chains of them are pipelines across
-// calls.) By bench/algorithms_bench on two cores, of 8, 16 and 32 ranks; what 64 take at 256 KiB is
-// the same either way.
+// calls.) The bounds are from bench/algorithms_bench.
 constexpr std::uint64_t kTreeBytesARank = 4 * kKiB;
 bool tree_pays(const PlanRequest& request, std::uint64_t bytes) {
   const bool all = request.kind == Kind::kAllReduce || request.kind == Kind::kBarrier;

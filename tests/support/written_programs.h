@@ -57,6 +57,22 @@ inline std::vector<int> half(int ranks, bool upper, int but, int and_but) {
   return members;
 }
 
+// Who is where in a tree over all ranks, the root on top, in which each has so many below it.
+struct Heap {
+  int ranks, root, below;
+
+  int place_of(int rank) const { return (rank - root + ranks) % ranks; }
+  int rank_at(int place) const { return (root + place) % ranks; }
+  int parent_of(int place) const { return rank_at((place - 1) / below); }
+  std::vector<int> children_of(int place) const {
+    std::vector<int> found;
+    for (int k = 1; k <= below && below * place + k < ranks; ++k) {
+      found.push_back(rank_at(below * place + k));
+    }
+    return found;
+  }
+};
+
 }  // namespace written
 
 // A broadcast down a tree in which each rank sends to so many below it, a set, at once, as it
@@ -67,20 +83,16 @@ inline std::vector<unjam::Plan> tree_broadcast(const unjam::PlanRequest& request
                                                std::uint32_t lag = 0) {
   using namespace unjam;  // NOLINT(google-build-using-namespace): its flags
   const int ranks = request.ranks;
-  const auto rank_at = [&](int place) { return (request.root + place) % ranks; };
+  const written::Heap tree{ranks, request.root, below};
   const Plan empty = written::empty_plan(request, limits, 1);
   return written::plans_of_all(ranks, empty, [&](int rank, ProgramBuilder& program) {
-    const int place = (rank - request.root + ranks) % ranks;
-    std::vector<int> to;
-    for (int k = 1; k <= below && below * place + k < ranks; ++k) {
-      to.push_back(rank_at(below * place + k));
-    }
+    const int place = tree.place_of(rank);
+    const std::vector<int> to = tree.children_of(place);
     const unsigned into = to.empty() ? 0 : kIntoOutput;
     if (place == 0) {
       program.add(kLocal | kCopy | into, 0, PeerRanks::nobody(), PeerRanks::set(to));
     } else {
-      program.add(kCopy | into, 0, PeerRanks::one(rank_at((place - 1) / below)), PeerRanks::set(to),
-                  lag);
+      program.add(kCopy | into, 0, PeerRanks::one(tree.parent_of(place)), PeerRanks::set(to), lag);
     }
   });
 }
@@ -90,17 +102,14 @@ inline std::vector<unjam::Plan> tree_reduce(const unjam::PlanRequest& request,
                                             const unjam::PlanLimits& limits, int below = 2) {
   using namespace unjam;  // NOLINT(google-build-using-namespace): its flags
   const int ranks = request.ranks;
-  const auto rank_at = [&](int place) { return (request.root + place) % ranks; };
+  const written::Heap tree{ranks, request.root, below};
   const Plan empty = written::empty_plan(request, limits, 1);
   return written::plans_of_all(ranks, empty, [&](int rank, ProgramBuilder& program) {
-    const int place = (rank - request.root + ranks) % ranks;
-    std::vector<int> from;
-    for (int k = 1; k <= below && below * place + k < ranks; ++k) {
-      from.push_back(rank_at(below * place + k));
-    }
+    const int place = tree.place_of(rank);
+    std::vector<int> from = tree.children_of(place);
     const unsigned sums = from.empty() ? 0 : kReduce | kPartials;
     const PeerRanks above =
-        place == 0 ? PeerRanks::nobody() : PeerRanks::one(rank_at((place - 1) / below));
+        place == 0 ? PeerRanks::nobody() : PeerRanks::one(tree.parent_of(place));
     program.add(kLocal | kContribute | sums | (place == 0 ? kFinish | kCopy : 0), 0,
                 PeerRanks::set(std::move(from)), above);
   });

@@ -23,19 +23,15 @@ class TreeProgram {
   void write(Plan* plan) {
     if (ranks_ == 1) {
       program_.add(reduces(kind_) ? kLocal | kCopy | kContribute | kFinish : kLocal | kCopy, 0);
-    } else if (kind_ == Kind::kBroadcast) {
-      down();
-    } else if (kind_ == Kind::kReduce) {
-      for (int t = 0; t < trees_; ++t) up(t, kCopy);
     } else {
-      for (int t = 0; t < trees_; ++t) up(t, kCopy | kIntoOutput);
-      down();
+      for (int t = 0; t < trees_ && reduces(kind_); ++t) up(t);
+      if (kind_ != Kind::kReduce) down();
     }
     program_.write(plan);
   }
 
  private:
-  bool is_rooted() const { return kind_ == Kind::kBroadcast || kind_ == Kind::kReduce; }
+  bool is_rooted() const { return whole_at_root(kind_); }
   TreeNode node(int tree) const {
     return is_rooted() ? rooted_tree_node(tree, rank_, root_, ranks_)
                        : double_tree_node(tree, rank_, ranks_);
@@ -48,22 +44,18 @@ class TreeProgram {
     return PeerRanks::set(std::move(ranks));
   }
 
-  // at_top: what who has the result does with it. (Of an all-reduce it sends it down, too, and the
-  // others lag behind it.)
-  void up(int tree, unsigned at_top) {
+  // Who is on top has the result. (Of an all-reduce it sends it down at once, and the others lag
+  // behind it.)
+  void up(int tree) {
     const TreeNode here = node(tree);
     const bool top = here.parent == kNoNode;
     unsigned flags = kLocal | kContribute;
     if (here.num_children() != 0) flags |= kReduce | kPartials;
-    if (top)
-      flags |= kFinish | (at_top & (here.num_children() != 0 ? ~0u : ~unsigned{kIntoOutput}));
-    PeerRanks to = PeerRanks::nobody();
-    if (!top) {
-      to = PeerRanks::one(here.parent);
-    } else if (!is_rooted()) {
-      to = children(here);
-    }
-    program_.add(flags, tree, children(here), to);
+    if (top) flags |= kFinish | kCopy;
+    if (top && !is_rooted()) flags |= kIntoOutput;
+    const PeerRanks below = children(here);
+    const PeerRanks result_to = is_rooted() ? PeerRanks::nobody() : below;
+    program_.add(flags, tree, below, top ? result_to : PeerRanks::one(here.parent));
   }
 
   // What lags most comes last.

@@ -42,12 +42,7 @@ LaneRun::LaneRun(const PlanRequest& request, const std::vector<Plan>& plans, std
     if (!program.empty()) ranks_[index(r)].lag = program.back().lag;
     const Plan& plan = plans[index(r)];
     connectors_into_[index(r)].assign(plan.neighbours.size(), -1);
-    for (const PeerSet& set : plan.sets) {
-      std::vector<std::uint16_t>& members = sets_[index(r)].emplace_back();
-      for (std::size_t k = 0; k < plan.neighbours.size(); ++k) {
-        if ((set.neighbours >> k & 1) != 0) members.push_back(plan.neighbours[k]);
-      }
-    }
+    for (const PeerSet& set : plan.sets) sets_[index(r)].push_back(ranks_in(plan, set));
   }
 }
 
