@@ -71,6 +71,24 @@
 // what stands behind them is begun, so that ranks come to be at the same ones. To slices it is left
 // only if its data may come by another way than was looked at.
 //
+// Gates. What remote peers send may come into memory that is slow to look at. Then whoever puts it
+// there counts, behind it (release), a word up that is fast to look at: the gate of that peer and
+// lane. A wait looks at its peers' flags and credits once, and again only when a gate of theirs has
+// changed since before the last look (acquire). So nothing is missed: what came behind that look
+// has yet to be counted. A wait for a peer without a gate looks each time, and so does a stream of
+// slices, which waits no longer than for itself.
+//
+// Carried slices. A primitive may be marked for a carrier (Carrier), which is worth it where blocks
+// have better to do than to copy. Only a sender's device knows whether it has one; receivers cannot
+// tell. A slice goes that way if it lies in a borrowed slot, which its carrier then holds: a
+// guaranteed one must not wait for a carrier, nor may a carrier write into a peer's output when
+// the peer's call is over. So a marked primitive looks for borrowed slots first (SlotClass), and
+// where there are none blocks move the slice as any other. The program goes on at once. Its end
+// does not: the invocation ends here, done or cancelled, when its slices are drained, for the
+// carrier reads the user's input until then. (In place a part is overwritten only with what peers
+// send who have got this rank's slice of it.) That wait gives way like any other; the device rings
+// this lane when it is over.
+//
 // `Dev` is what differs between devices (see device/host/). By any thread of the block:
 //   controls()                           whether this is a control thread
 //   sync()                               barrier of the block, orders memory
@@ -98,9 +116,15 @@
 //                                        behind about so many slices (EnginePolicy). Of those that
 //                                        are done one of its threads at a time may call
 //                                        end_early(which), behind all that they have stored
-// Constants: kInlinePacketFlags, kStreams, kWholeCalls (above); kLaneInShared: the lane's state
-// lies in BlockShared while its engine runs; kHostWatches: the host reads figures of keys and what
-// runs at any time. By all control threads, together:
+//   carry(slot, job, word)               only if kCarries: a carrier of the device's copies the
+//                                        slice of the invocation in that slot, at its own pace, and
+//                                        then publishes the word. By the lead
+//   drained(slot)                        only if kCarries: whether all that this lane gave to
+//                                        carriers for that invocation is copied and published.
+//                                        Acquire. By the lead
+// Constants: kInlinePacketFlags, kStreams, kWholeCalls, kCarries (above); kLaneInShared: the lane's
+// state lies in BlockShared while its engine runs; kHostWatches: the host reads figures of keys and
+// what runs at any time. By all control threads, together:
 //   leads()                              one thread's answer is yes
 //   first(), stride()                    this one's part of a loop over peers (also by those that
 //                                        post, among themselves)
@@ -117,6 +141,9 @@
 //   fence_lanes()                        if there is one: as fence(), for this rank's lanes alone
 //   ring(rank, lane, RingFor)            tells a lane that there is something for it; for each cell
 //                                        by one thread at a time, after what it tells of
+//   posted(rank, lane, word)             if there is one: this thread has published the word, which
+//                                        is for that rank. True: the device takes it there, and
+//                                        rings then; nobody rings now
 //   ring_own_lanes()                     tells this rank's other lanes that something may be ready
 //   cancelled(slot)                      whether the host wants that
 //   cancelled_by_any(slot)               the same, behind what any lane has seen of it
@@ -141,6 +168,7 @@
 //                                        the queue is empty
 //   threshold(polls)                     polls to grant where the policy grants so many
 //   residency_matters()                  whether to leave after EnginePolicy::residency_us
+//   gate(rank)                           if there is one: see "Gates". A word, or nullptr
 // A device whose ready(), cancelled(), stopped() or submissions change without a ring must not let
 // try_quit() succeed before it has looked at them itself.
 //
@@ -198,6 +226,12 @@ class Engine {
           }
           dev.sync();  // as below
           if (control) phase<&Engine::publish>(dev, rank, lane, shared);
+          continue;
+        }
+      }
+      if constexpr (kCarries) {
+        if (shared.carried) {
+          if (control) phase<&Engine::carry>(dev, rank, lane, shared);
           continue;
         }
       }
@@ -260,6 +294,12 @@ class Engine {
     if constexpr (requires { Dev::kWholeCalls; }) return Dev::kWholeCalls;
     return false;
   }();
+  static constexpr bool kCarries = [] {
+    if constexpr (requires { Dev::kCarries; }) return Dev::kCarries;
+    return false;
+  }();
+  static_assert(!(kCarries && Dev::kStreams), "posters would have to hand slices to carriers");
+  static constexpr bool kGates = requires(Dev& dev) { dev.gate(0u); };
   enum Command : std::uint32_t { kAgain, kFetch, kOrder, kRun, kQuit };
   static constexpr std::uint32_t kLatePasses = 6;
   enum Status : std::uint32_t { kMove, kBlocked, kFinished, kCancelledNow, kQuantumOver };
@@ -463,6 +503,7 @@ class Engine {
       const std::uint16_t slot = s_.cursor;
       s_.cursor = lane_.queue.next(slot);
       if (dev_.cancelled(slot)) {
+        if (!drained(slot)) continue;
         finish(slot, Outcome::kCancelled, false);
         return kAgain;
       }
@@ -1097,6 +1138,8 @@ class Engine {
     ActiveContext& a = active();
     s_.in_turn = false;
     set_running(kNoSlot);
+    const bool ends = status == kFinished || status == kCancelledNow;
+    if (ends && !drained(a.slot)) status = give_way(a, 1);
     switch (status) {
       case kFinished:
         finish(a.slot, Outcome::kDone, fenced);
@@ -1233,6 +1276,7 @@ class Engine {
       build_jobs(a);
       give_to_movers(0);
       s_.packets = inline_flags(a);
+      if constexpr (kCarries) s_.carried = is_carried();
     }
     return status;
   }
@@ -1314,9 +1358,21 @@ class Engine {
     dev_.delay();
     if (has_sets()) begin_peers(a);
     std::uint32_t polls = 0;
+    [[maybe_unused]] Gates gates;
+    [[maybe_unused]] Lack last = Lack::kNothing;
     for (;;) {
       const std::uint32_t epoch = holds() && dev_.leads() ? dev_.epoch() : 0;
-      const Lack lack = look(a);
+      Lack lack;
+      if constexpr (kGates) {
+        // (Before the look. Nobody has a gate: it is looked again.)
+        const Gates now = look_at_gates(a);
+        const bool again = polls == 0 || !now.all || now.count != gates.count;
+        gates = now;
+        lack = dev_.all(!dev_.leads() || !again) ? last : look(a);
+        last = lack;
+      } else {
+        lack = look(a);
+      }
       if (lack == Lack::kNothing) break;
       ++polls;
       if (holds()) {
@@ -1513,6 +1569,31 @@ class Engine {
 
   // ---- readiness ----
 
+  // By the lead: the gates of all whom the slice waits for, see "Gates".
+  struct Gates {
+    std::uint64_t count = 0;  // of all together: each only grows
+    bool all = true;          // everyone has one
+  };
+  UNJAM_HD Gates look_at_gates(const ActiveContext& a) {
+    Gates gates;
+    if constexpr (kGates) {
+      if (!dev_.leads()) return gates;
+      const auto add = [&](std::uint32_t k) {
+        const std::uint64_t* gate = dev_.gate(member(a, k));
+        if (gate == nullptr) {
+          gates.all = false;
+        } else {
+          gates.count += load_acquire(*gate);
+        }
+      };
+      const std::uint64_t sets = s_.from.set | s_.to.set;
+      for (std::uint32_t k = 0; k < a.inv.num_neighbours; ++k) {
+        if ((sets >> k & 1) != 0 || k == s_.from.one || k == s_.to.one) add(k);
+      }
+    }
+    return gates;
+  }
+
   // What the slice lacks. Changes nothing that outlives the wait.
   UNJAM_HD Lack look(ActiveContext& a) {
     if (dev_.leads()) s_.elems = static_cast<std::uint32_t>(s_.chunk.length - a.dyn.through);
@@ -1648,7 +1729,43 @@ class Engine {
     const Wire& out = a.outs[k];
     if (inline_flags(a)) return t.packet_grant(out, credit);
     if (unsigned char* place = place_in_output(a, k)) return t.output_grant(place, out, credit);
-    return t.grant(peer, out, elems * dtype_bytes(a.inv.geometry.dtype), credit);
+    return t.grant(peer, out, elems * dtype_bytes(a.inv.geometry.dtype), credit, slot_class());
+  }
+
+  // ---- carried slices, see above ----
+
+  UNJAM_HD SlotClass slot_class() const {
+    const bool marked = kCarries && carrier_of(s_.primitive) != Carrier::kBlocks;
+    return marked ? SlotClass::kBorrowedFirst : SlotClass::kGuaranteedFirst;
+  }
+  // By the lead: of the slice that is described.
+  UNJAM_HD bool is_carried() const {
+    if (carrier_of(s_.primitive) == Carrier::kBlocks) return false;
+    const SliceJob& job = this->job(false);
+    const bool is_copy = !s_.pair && !job.copies && job.num_src == 1 && job.num_dst == 1 &&
+                         job.dst_user == nullptr && s_.to.one != kNoPeer &&
+                         s_.from.one == kNoPeer && job.scale_sources == ScaleSources::kNone &&
+                         job.divisor == 1;
+    return is_copy && s_.location[0] != 0 && s_.location[0] != kInOutput;
+  }
+  // Instead of the leaf and publish().
+  UNJAM_HD void carry() {
+    if constexpr (kCarries) {
+      ActiveContext& a = active();
+      dev_.delay();
+      count_slice(a);
+      if (dev_.leads()) {
+        const Posting& out = s_.postings[s_.which][s_.num_postings[s_.which] - 2];
+        dev_.carry(a.slot, job(false), out.word);
+        move_on(a);
+        if (s_.ended) call<&Engine::end_turn>(std::uint32_t{kFinished}, false);
+      }
+      dev_.sync_control();
+    }
+  }
+  UNJAM_HD bool drained([[maybe_unused]] std::uint16_t slot) {
+    if constexpr (kCarries) return dev_.drained(slot);
+    return true;
   }
 
   // One peer, by the lead.
@@ -1974,6 +2091,9 @@ class Engine {
         if (!fenced) dev.fence();
         fenced = true;
         Dev::publish(*w.word.place, w.word.value);
+        if constexpr (requires { dev.posted(w.peer, lane, w.word); }) {
+          if (dev.posted(w.peer, lane, w.word)) continue;
+        }
       }
       dev.ring(w.peer, lane, w.what == Posting::kSlice ? RingFor::kData : RingFor::kRoom);
     }

@@ -239,6 +239,7 @@ struct BlockShared {
   Posting postings[kStreamDepth][2 * kMostNeighbours + 2];  // by place
   std::uint32_t num_postings[kStreamDepth] = {};
   bool packets = false;  // jobs[0] is of packets with flags inside
+  bool carried = false;  // it is a carrier's, see Engine
   Newcomer newcomers[kActiveContexts];
   std::uint32_t num_wholes = 0;
   WholeTry wholes[kMostWholes];

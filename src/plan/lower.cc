@@ -239,6 +239,7 @@ class Lowering {
     Schedule& s = lowered_.schedule;
     if (group_size_ > 1 && plan_.neighbours.empty()) return NeedsEngine::kOtherProgram;
     if (!find_places(plan_.neighbours)) return ranks_reason();
+    if (g_.by_lane) return NeedsEngine::kUnevenSteps;
     if (!take_steps()) return NeedsEngine::kOtherProgram;
     if (g_.first_lane != 0 || g_.lanes < 2) return NeedsEngine::kOtherLanes;
     if (limits_.block_threads < kLeastStreamThreads) return NeedsEngine::kFewThreads;
@@ -252,7 +253,7 @@ class Lowering {
       return NeedsEngine::kUnevenLanes;
     }
     s.by_slots = true;
-    s.chunks = static_cast<std::uint32_t>(chunks);
+    for (std::uint32_t& n : s.chunks) n = static_cast<std::uint32_t>(chunks);
     s.patience_ns = patience_ns();
     tune();
     lowered_.threads = limits_.block_threads;
@@ -268,7 +269,7 @@ class Lowering {
     if (g_.blocked() && g_.kind != Kind::kAllGather && g_.kind != Kind::kReduceScatter) {
       return false;
     }
-    if (!plan_.wide_peers.empty() || g_.by_lane) return false;
+    if (!plan_.wide_peers.empty()) return false;
     std::optional<std::size_t> sends, gathers, collects;
     for (std::size_t i = 0; i < num_primitives(); ++i) {
       const Primitive& p = primitive(i);
@@ -416,7 +417,7 @@ class Lowering {
     const Schedule& s = lowered_.schedule;
     // (Where the whole vector is each chunk's way, that goes to one peer, not to all.)
     const std::uint32_t most = g_.parts == 1 ? kMostChunks * (group_size_ - 1) : kMostChunks;
-    return s.chunks > most || (s.steps.two_hops() && g_.count * element() > kMostReduced);
+    return s.chunks_of_all() > most || (s.steps.two_hops() && g_.count * element() > kMostReduced);
   }
 
   const Plan& plan_;

@@ -21,8 +21,9 @@ enum class NeedsEngine : std::uint8_t {
   kOtherLanes,
   kUnevenLanes,
   kLongChunks,
+  kUnevenSteps,
 };
-inline constexpr int kNumNeedsEngine = static_cast<int>(NeedsEngine::kLongChunks) + 1;
+inline constexpr int kNumNeedsEngine = static_cast<int>(NeedsEngine::kUnevenSteps) + 1;
 
 constexpr const char* to_string(NeedsEngine why) {
   constexpr const char* kTexts[kNumNeedsEngine] = {"none",
@@ -38,7 +39,8 @@ constexpr const char* to_string(NeedsEngine why) {
                                                    "blocks of few threads",
                                                    "one lane, or not the first ones",
                                                    "lanes with unequal chunks",
-                                                   "chunks longer than a slot"};
+                                                   "chunks longer than a slot",
+                                                   "steps that not all lanes have"};
   return kTexts[static_cast<int>(why)];
 }
 

@@ -91,7 +91,9 @@ enum PrimitiveFlags : std::uint16_t {
   // By what the result is carried, see Carrier.
   kCarrierBits = 3 << 14,
 };
-// Only blocks' own loads and stores are built; the checker refuses the others.
+// Others than blocks may carry a slice that is a mere copy of local data, by slots: the mark says
+// that it is worth that, and the sender's device decides (Engine: "Carried slices"). Neither device
+// of this library has another carrier; so there marks change nothing. The checker refuses kNetwork.
 enum class Carrier : std::uint16_t {
   kBlocks = 0 << 14,  // loads and stores of the rank's own threads
   kCopyEngine = 1 << 14,

@@ -120,12 +120,16 @@ struct Schedule {
   std::uint32_t part_pieces = 0;
   std::uint32_t longer_parts = 0;
 
-  // Slots, with so many chunks in each lane, of each part. (What is said of packets is not looked
-  // at.)
+  // Slots. (What is said of packets is not looked at.)
   bool by_slots = false;
   SlotSteps steps;
-  std::uint32_t chunks = 0;
+  // Of each step, in each lane. Executors run only what has as many of all steps, also of those
+  // that it has not; so a step of which a lane has fewer, as where parts lie on lanes in turn, needs
+  // the engine (NeedsEngine::kUnevenSteps). Whoever runs others too may not use chunks_of_all().
+  std::uint32_t chunks[kSlotSteps] = {};
   std::uint32_t patience_ns = 0;
+
+  UNJAM_HD constexpr std::uint32_t chunks_of_all() const { return chunks[0]; }
 };
 
 }  // namespace unjam

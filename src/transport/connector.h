@@ -138,6 +138,12 @@ UNJAM_HD inline std::uint64_t invitation_word(std::uint64_t seed, std::uint64_t 
   return mix64(mix64(seed) + output) | 1;
 }
 
+// Which of a connector's slots a sender would rather have.
+enum class SlotClass : std::uint8_t {
+  kGuaranteedFirst,  // a borrowed one for what is too long for it, or where all are taken
+  kBorrowedFirst,    // a guaranteed one where no other is free
+};
+
 // What a sender may write into next.
 struct SendGrant {
   unsigned char* data = nullptr;
@@ -290,12 +296,14 @@ class LaneTransport {
 
   // Room for up to `want` bytes of the wire's next step. `credit`: what its cell says (acquired).
   UNJAM_HD SendGrant grant(std::uint32_t peer, const Wire& out, std::uint32_t want,
-                           std::uint64_t credit) const {
+                           std::uint64_t credit,
+                           SlotClass slots = SlotClass::kGuaranteedFirst) const {
     const std::uint64_t outstanding = out.count - credit;
     SendGrant g;
     if (outstanding >= kSlotHeaders) return g;
     const bool escape_free = outstanding < shape.escape_slots;
-    if (want > shape.escape_slot_bytes || !escape_free) {
+    const bool fits = want <= shape.escape_slot_bytes && slots == SlotClass::kGuaranteedFirst;
+    if (!fits || !escape_free) {
       g = borrow(peer);
       if (g.capacity != 0) return g;
     }

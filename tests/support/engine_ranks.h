@@ -68,6 +68,9 @@ struct Case {
   bool delays = false;
   bool heap = false;      // most outputs lie in arenas' heaps, so that peers store into them
   bool together = false;  // what only sends and what only receives are one slice
+  // Each rank has mirrors of the others' arenas: what it stores there somebody has to take to where
+  // it belongs, see Ranks::deliver().
+  bool mirrors = false;
 };
 
 // One use of a key on all ranks.
@@ -469,13 +472,14 @@ class Ranks {
     const ArenaShape shape = arena_shape(settings, c.ranks);
     heap_ = shape.heap();
     for (std::uint32_t r = 0; r < n_; ++r) {
-      arenas_.push_back(
-          std::make_unique<ZeroedArray<unsigned char>>(shape.total_bytes() + kPageBytes));
-      void* base = arenas_.back()->get();
-      std::size_t room = shape.total_bytes() + kPageBytes;
-      bases_.push_back(
-          static_cast<unsigned char*>(std::align(kPageBytes, shape.total_bytes(), base, room)));
+      bases_.push_back(make_arena(shape));
       members_.push_back(static_cast<std::uint16_t>(r));
+    }
+    for (std::uint32_t r = 0; r < n_; ++r) {
+      auto& view = views_.emplace_back(bases_);
+      for (std::uint32_t q = 0; c.mirrors && q < n_; ++q) {
+        if (q != r) view[q] = make_arena(shape);
+      }
     }
     for (std::uint32_t r = 0; r < n_; ++r) {
       auto rank = std::make_unique<Rank>();
@@ -484,7 +488,7 @@ class Ranks {
       for (std::uint32_t p = 0; p < n_; ++p) {
         table[p * kWindows + kWindow % kWindows].set(kWindow, bases_[p] + heap_);
       }
-      rank->memory = std::make_unique<EngineMemory>(settings, shape, bases_.data(),
+      rank->memory = std::make_unique<EngineMemory>(settings, shape, views_[r].data(),
                                                     static_cast<int>(r), table.data());
       for (std::size_t k = 0; k < keys; ++k) {
         auto key = std::make_unique<Key>();
@@ -617,6 +621,19 @@ class Ranks {
   std::uint32_t connector(std::uint32_t r, std::size_t key, std::uint32_t to) {
     return ranks_[r]->keys[key]->out[0][to].connector;
   }
+  // Takes all that rank `from` has stored for rank `to` there: slots, and credits for what it was
+  // sent. Neither engine may run meanwhile.
+  void deliver(std::uint32_t from, std::uint32_t to) {
+    const ArenaShape& shape = ranks_[0]->memory->lane(0).transport.shape;
+    const auto take = [&](std::uint64_t offset, std::uint64_t bytes) {
+      std::memcpy(bases_[to] + offset, views_[from][to] + offset, bytes);
+    };
+    for (std::uint32_t l = 0; l < shape.lanes; ++l) {
+      take(shape.partition(to, from, l), shape.partition_bytes());
+      take(shape.credits(from, l), shape.credit_bytes());
+    }
+  }
+
   RankState& state(std::uint32_t r) { return ranks_[r]->memory->rank(); }
   LaneStats& stats(std::uint32_t r) { return ranks_[r]->memory->lane(0).stats; }
 
@@ -626,6 +643,13 @@ class Ranks {
   static constexpr std::uint64_t kWindow = 3 * kWindows + 5;  // its number
 
   static constexpr std::size_t kPageBytes = 4096;
+
+  unsigned char* make_arena(const ArenaShape& shape) {
+    std::size_t room = shape.total_bytes() + kPageBytes;
+    arenas_.push_back(std::make_unique<ZeroedArray<unsigned char>>(room));
+    void* base = arenas_.back()->get();
+    return static_cast<unsigned char*>(std::align(kPageBytes, shape.total_bytes(), base, room));
+  }
 
   void place_in_heap(Use& u, std::uint32_t r, Invocation& inv) {
     std::vector<std::int32_t>& output = u.outputs[r];
@@ -664,6 +688,7 @@ class Ranks {
   const std::uint32_t n_;
   std::vector<std::unique_ptr<ZeroedArray<unsigned char>>> arenas_;
   std::vector<unsigned char*> bases_;
+  std::vector<std::vector<unsigned char*>> views_;  // each rank's bases
   std::vector<std::uint16_t> members_;
   std::vector<std::vector<WindowEntry>> tables_;
   std::vector<std::unique_ptr<Rank>> ranks_;

@@ -67,7 +67,7 @@ unsigned ranks_of(const SoloCall& call, unsigned places) {
 void add_slots(const SoloCall& call, Facts* facts) {
   const SlotSteps& s = call.steps;
   const bool sends = s.sends_to != 0, gathers = s.gathers_from != 0;
-  facts->add("chunks", call.chunks);
+  facts->add("chunks", call.chunks_of_all());
   facts->add("lag", s.two_hops() ? s.lag : 0);
   facts->add("patience", call.patience_ns);
   facts->add_ranks("sends_to", ranks_of(call, s.sends_to));
@@ -99,7 +99,7 @@ void add_slots(const SoloCall& call, Facts* facts) {
   if (sends) facts->add("sent_in_hand", t.sent_in_hand);
   facts->add("others_in_hand", t.others_in_hand);
   facts->add("paced", t.paced);
-  facts->add("keeps_places", t.keeps_places && call.chunks >= 16);
+  facts->add("keeps_places", t.keeps_places && call.chunks_of_all() >= 16);
   facts->add("sent_ahead", s.lag + t.hops_back * 4);
 }
 

@@ -401,7 +401,7 @@ TEST(Lower, StreamsHaveTheGeometrysChunks) {
         ASSERT_TRUE(g.calls[r].by_slots);
         const Geometry& geometry = g.invocations[r].geometry;
         for (std::uint32_t lane = 0; lane < geometry.lanes; ++lane) {
-          ASSERT_EQ(g.calls[r].chunks, geometry.loops(lane)) << "lane " << lane;
+          ASSERT_EQ(g.calls[r].chunks_of_all(), geometry.loops(lane)) << "lane " << lane;
         }
         ASSERT_EQ(g.calls[r].patience_ns, kLimits.patience_us * 1000);
         // What a broadcast's root scatters it has itself in place.
@@ -443,7 +443,7 @@ TEST(Lower, ChainsAreStreams) {
         ASSERT_TRUE(g.calls[r].steps.tuning.paced);
         const Geometry& geometry = g.invocations[r].geometry;
         for (std::uint32_t lane = 0; lane < geometry.lanes; ++lane) {
-          ASSERT_EQ(g.calls[r].chunks, geometry.loops(lane)) << "lane " << lane;
+          ASSERT_EQ(g.calls[r].chunks_of_all(), geometry.loops(lane)) << "lane " << lane;
         }
       }
     }
@@ -507,7 +507,7 @@ TEST(Lower, LongChainsAreForCrowds) {
   const auto whole = [&](int ranks, std::uint64_t chunks) {
     const std::uint64_t count = chunks * 32 * 65536 / sizeof(Element);
     const Group g(Kind::kBroadcast, Algorithm::kChain, ranks, 1, count, limits);
-    EXPECT_EQ(g.calls[0].chunks, chunks);
+    EXPECT_EQ(g.calls[0].chunks_of_all(), chunks);
     return g.whole(0);
   };
   EXPECT_EQ(whole(3, 64), kWholeStream);

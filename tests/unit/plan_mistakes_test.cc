@@ -890,9 +890,9 @@ TEST(PlanMistakes, MeaninglessPrimitives) {
       {"a receive without a peer", [](Primitive* p) { p->from = kNobody; }},
       {"a send without a peer", [](Primitive* p) { p->to = kNobody; }},
       {"no such part", [](Primitive* p) { p->part = 5; }},
-      {"only blocks carry", [](Primitive* p) { p->flags |= 1 << 14; }},
-      {"only blocks carry", [](Primitive* p) { p->flags |= 2 << 14; }},
-      {"only blocks carry", [](Primitive* p) { p->flags |= 3 << 14; }},
+      {"only sent", [](Primitive* p) { p->flags |= 1 << 14; }},
+      {"no such carrier", [](Primitive* p) { p->flags |= 2 << 14; }},
+      {"no such carrier", [](Primitive* p) { p->flags |= 3 << 14; }},
   };
   static_assert(static_cast<unsigned>(Carrier::kCopyEngine) == 1 << 14);
   static_assert(static_cast<unsigned>(Carrier::kNetwork) == 2 << 14);
@@ -1255,9 +1255,12 @@ TEST(PlanMistakes, EverySingleFlagMatters) {
               static_assert(kIntoOutput == 1 << 13);  // which may be left out
               Planted p = right;
               p.program(r)[i].flags ^= static_cast<std::uint16_t>(1u << bit);
-              // Harmless: storing a preliminary value that the right one overwrites later, and
-              // reading the own data from the output where they have been copied to.
+              // Harmless: storing a preliminary value that the right one overwrites later,
+              // reading the own data from the output where they have been copied to, and marking
+              // what is only sent for a carrier.
               const unsigned flag = 1u << bit;
+              const bool only_sends = (right.plans[r].primitives[i].flags & (kRecv | kCopy)) == 0;
+              if (flag == static_cast<unsigned>(Carrier::kCopyEngine) && only_sends) continue;
               if (flag == kCopy && (right.plans[r].primitives[i].flags & kCopy) == 0) continue;
               const bool root = static_cast<int>(r) == right.request.root;
               const bool own = kind == Kind::kAllGather || (kind == Kind::kBroadcast && root);

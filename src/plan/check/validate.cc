@@ -138,7 +138,12 @@ std::string flags_error(const PlanRequest& request, int rank, const Plan& plan, 
   const auto has = [f](unsigned flag) { return (f & flag) != 0; };
   const bool packets = has_inline_flags(plan.protocol);
   const bool gathers = from_set(p) && !has(kCollect);
-  if (carrier_of(p) != Carrier::kBlocks) return "only blocks carry slices";
+  if (carrier_of(p) != Carrier::kBlocks) {
+    if (carrier_of(p) != Carrier::kCopyEngine) return "there is no such carrier";
+    // (Others than blocks neither reduce nor scale, and whoever waits for packets polls the data.)
+    constexpr unsigned kRead = kLocal | kFromOutput | kContribute | kScatter;
+    if (packets || (f & ~kRead) != kSend) return "a copy engine carries slices that are only sent";
+  }
   if ((p.flags & kSecondHop) != 0) {
     if (!packets) return "only packets have hops";
     if (!has(kRecv)) return "it has a second hop without a receive";

@@ -177,7 +177,7 @@ struct Stream {
   StreamedCall& of;
 
   __device__ __forceinline__ HopOrder order() const {
-    return {call.chunks, call.steps.lag, two_hops()};
+    return {call.chunks_of_all(), call.steps.lag, two_hops()};
   }
   __device__ __forceinline__ bool two_hops() const { return call.steps.two_hops(); }
   __device__ __forceinline__ bool has(std::uint32_t hop) const {
@@ -234,7 +234,7 @@ struct Stream {
   // By one thread: how many slices of a hop were moved, from the first on; `n` were (acquire).
   __device__ __forceinline__ std::uint32_t count_moved(std::uint32_t hop, std::uint32_t n) const {
     const Descriptions d = descriptions();
-    while (n != call.chunks) {
+    while (n != call.chunks_of_all()) {
       if (CudaDev::load_block(s.stored[d.at(hop, n)]) < d.count(warps(), n)) break;
       ++n;
     }
@@ -813,7 +813,7 @@ __device__ __forceinline__ bool steer(CudaRank& r, const Stream& c, Interrupted 
   constexpr std::uint32_t kAll = 0xffffffff;
   StreamShared& s = c.s;
   const std::uint32_t thread = threadIdx.x % 32;
-  const std::uint32_t chunks = c.call.chunks;
+  const std::uint32_t chunks = c.call.chunks_of_all();
   const HopOrder order = c.order();
   const Watched x = watched(c, thread % kSoloRanks, thread / kSoloRanks);
   // What peers have consumed is known to some extent: the first slices wait for nothing, not even
@@ -1060,7 +1060,7 @@ __device__ __forceinline__ bool all_moved(const Stream& c) {
   bool done = true;
 #pragma unroll
   for (std::uint32_t hop = 0; hop < kSlotSteps; ++hop) {
-    done = done && (!c.has(hop) || c.of.moved[hop] == c.call.chunks);
+    done = done && (!c.has(hop) || c.of.moved[hop] == c.call.chunks_of_all());
   }
   return done;
 }
@@ -1136,7 +1136,7 @@ __device__ __forceinline__ void count_stream(LaneStats& stats, const Stream& c,
                                              Add add) {
   const std::uint32_t me = c.call.place, own = c.call.shape.escape_slots;
   const auto moved = [&](std::uint32_t hop) {
-    const std::uint32_t all = c.has(hop) ? c.call.chunks : 0;
+    const std::uint32_t all = c.has(hop) ? c.call.chunks_of_all() : 0;
     return (done ? all : c.hops_behind(hop)) - behind[hop];
   };
   const auto elems_in = [&](std::uint32_t q, std::uint32_t sent) {
@@ -1180,7 +1180,7 @@ __device__ __forceinline__ bool comes_in_clusters() {
 // GPUs whose SMs are numbered as CallPlaces has it.)
 __device__ __forceinline__ bool keeps_next(CudaRank& r, const CudaLaunch& launch) {
 #if __CUDA_ARCH__ < 1000
-  return launch.solo.steps.tuning.keeps_places && launch.solo.chunks >= kLeastKeepingChunks &&
+  return launch.solo.steps.tuning.keeps_places && launch.solo.chunks_of_all() >= kLeastKeepingChunks &&
          comes_in_clusters() &&
          r.places.keep(sm_of_block(), static_cast<std::uint32_t>(launch.serial));
 #else

@@ -104,7 +104,7 @@ __device__ __forceinline__ void look_at_stream(const Stream& c, WholeStreamed& o
   constexpr std::uint32_t kWarp = 0xffffffff;
   WholeStreams& x = whole_streams();
   const SlotSteps& steps = c.call.steps;
-  const std::uint32_t thread = threadIdx.x % 32, chunks = c.call.chunks;
+  const std::uint32_t thread = threadIdx.x % 32, chunks = c.call.chunks_of_all();
   if (thread < kSlotSteps) {
     const std::uint32_t done = c.has(thread) ? t.done[steps.primitives[thread]] : 0;
     of.behind[thread] = of.next[thread] = of.done[thread] = done;
@@ -226,7 +226,7 @@ __device__ __forceinline__ bool is_worth_it(const LaneTransport& t) {
     bool waits = false;
 #pragma unroll
     for (std::uint32_t hop = 0; hop < kSlotSteps; ++hop) {
-      waits = waits || (c.has(hop) && of.next[hop] != c.call.chunks);
+      waits = waits || (c.has(hop) && of.next[hop] != c.call.chunks_of_all());
     }
     worth_it = waits && has_begun && (x.patient >> place & 1) != 0;
   }
@@ -267,7 +267,7 @@ __device__ __forceinline__ void steer_several(CudaRank& r, const LaneTransport& 
   for (std::uint32_t n = 0; n < calls; ++n) {
     const WholeStreamed& of = x.calls[x.places[n]];
     if (thread < kSlotSteps && like.has(thread)) {
-      x.total[thread] += whole_calls().call[x.places[n]].chunks - of.behind[thread];
+      x.total[thread] += whole_calls().call[x.places[n]].chunks_of_all() - of.behind[thread];
     }
     ahead += like.has(kSends) ? of.behind[kSends] : 0;
     ahead -= like.receives() ? of.behind[receives] : 0;
@@ -299,7 +299,7 @@ __device__ __forceinline__ void steer_several(CudaRank& r, const LaneTransport& 
     WholeStreamed& of = x.calls[place];
     const Wire& wire = comes ? of.ins[q] : of.outs[q];
     const HopOrder order = c.order();
-    const std::uint32_t chunks = c.call.chunks;
+    const std::uint32_t chunks = c.call.chunks_of_all();
     const auto slice = [&](std::uint32_t n) {
       return watch == kRoomForResult || watch == kToCollect ? order.second(n) : order.first(n);
     };
@@ -532,7 +532,7 @@ __device__ __forceinline__ bool tell_if_done(const Stream& c, WholeStreamed& of)
 #pragma unroll
   for (std::uint32_t hop = 0; hop < kSlotSteps; ++hop) {
     // Acquire, by each thread: what it tells, and what ends behind it, comes after what was moved.
-    done = done && (!c.has(hop) || CudaDev::load_block(of.done[hop]) == c.call.chunks);
+    done = done && (!c.has(hop) || CudaDev::load_block(of.done[hop]) == c.call.chunks_of_all());
   }
   if (thread < kSoloRanks && c.sends_to(q)) done = done && of.sent[q] == c.order().slices();
   if (__all_sync(kAll, done) == 0) return false;
