@@ -76,6 +76,10 @@ smoke|200||smoke
 smoke-alone|100||smoke --ranks 1
 long-packets|120||long_packets
 smoke-behind|200|UNJAM_LINES=1 UNJAM_WHOLE_LINES=0|smoke
+trees|200|UNJAM_ALGORITHM=double_binary_tree|smoke --ranks 4
+trees-two|200|UNJAM_ALGORITHM=double_binary_tree|smoke --ranks 2
+trees-programs|580|UNJAM_ALGORITHM=double_binary_tree|programs --ranks 4 $programs
+trees-kill|580|UNJAM_ALGORITHM=double_binary_tree|kill --ranks 4 $kill
 solo|420||solo
 written|240||written
 pairs|240||pairs

@@ -3,7 +3,10 @@
 // order, and every batch runs twice: the bits must be the same.
 #include <gtest/gtest.h>
 
+#include <bit>
+#include <cmath>
 #include <cstdint>
+#include <random>
 #include <string>
 #include <tuple>
 #include <vector>
@@ -307,6 +310,56 @@ TEST_P(ManyRanks, AFewOfEach) {
 
 INSTANTIATE_TEST_SUITE_P(Collectives, ManyRanks,
                          testing::Combine(testing::Values(16, 33, 64), testing::Values(-1, 0)));
+
+// Sums of 16 bits are rounded at each hop: along a ring n - 1 times, in a tree log n times. The
+// figure is an error's mean over what the sums should be. (None can be less than what rounding the
+// right sum costs.)
+TEST(Collectives, SixteenBitSumsOfManyAreCloserThanARings) {
+  if (kSanitized) GTEST_SKIP() << "too many threads for a sanitizer";
+  constexpr int kRanks = 64;
+  constexpr double kTimesCloser = 2, kTimesBest = 2;
+  const auto bits_of = [](double x) {  // the nearest; ties to even
+    const auto bits = std::bit_cast<std::uint32_t>(static_cast<float>(x));
+    return static_cast<std::uint16_t>((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
+  };
+  const auto value_of = [](std::uint16_t x) {
+    return double{std::bit_cast<float>(std::uint32_t{x} << 16)};
+  };
+  Job job(kRanks);
+  for (const std::size_t count : {std::size_t{512}, std::size_t{4096}, std::size_t{32768}}) {
+    std::vector<std::vector<std::uint16_t>> inputs(kRanks, std::vector<std::uint16_t>(count));
+    std::vector<double> sums(count);
+    std::mt19937_64 random(mix(job.seed(), count));
+    std::normal_distribution<double> normal(1, 1);
+    for (auto& input : inputs) {
+      for (std::size_t i = 0; i < count; ++i)
+        sums[i] += value_of(input[i] = bits_of(normal(random)));
+    }
+    const auto error_of = [&](const char* algorithm) {
+      std::vector<std::vector<std::uint16_t>> outputs(kRanks, std::vector<std::uint16_t>(count));
+      job.run([&](Rank& me) {
+        const auto r = static_cast<std::size_t>(me.rank);
+        unjamCallOptions_t options = UNJAM_CALL_OPTIONS_INITIALIZER;
+        options.algorithm = algorithm;
+        unjamRequest_t request = nullptr;
+        UNJAM_CHECK(unjamAllReduce(me.all, algorithm, inputs[r].data(), outputs[r].data(), count,
+                                   UNJAM_BFLOAT16, UNJAM_SUM, &options, &request));
+        me.wait(request, algorithm);
+      });
+      double error = 0;
+      for (std::size_t i = 0; i < count; ++i) error += std::abs(value_of(outputs[0][i]) - sums[i]);
+      for (const auto& output : outputs) EXPECT_EQ(output, outputs[0]) << algorithm;
+      return error;
+    };
+    const double ring = error_of("ring"), chosen = error_of("auto");
+    double best = 0;
+    for (const double sum : sums) best += std::abs(value_of(bits_of(sum)) - sum);
+    EXPECT_LT(chosen, kTimesBest * best) << count << " elements" << job.where();
+    RecordProperty("times_closer_" + std::to_string(2 * count) + "_bytes",
+                   std::to_string(ring / chosen));
+    EXPECT_LT(kTimesCloser * chosen, ring) << count << " elements" << job.where();
+  }
+}
 
 // ---- groups ----
 
