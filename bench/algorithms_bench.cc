@@ -1,15 +1,23 @@
 // What the selector's choice costs beside every other algorithm: on the host device, each rank a
 // thread, a call at a time and its wait, all algorithms by turns in one run, so that other work on
-// the machine moves all of them.
-//   algorithms_bench [ranks=8] [kind=all_reduce|broadcast|reduce|barrier] [sizes=1K,16K,256K]
-//   [rounds=9]
-// Prints a line a size: the median over the rounds of microseconds a call, by algorithm; "auto" is
-// the selector's, behind it over the best of the others.
+// the machine moves all of them. Their order changes from round to round, for one that follows its
+// like finds its data in caches.
+//   algorithms_bench [--ranks 8] [--kind all_reduce] [--sizes 1K,16K,256K] [--rounds 9] [--apart]
+//                    [--json FILE]
+// A size is a rank's count in bytes, as in the C API. Any kind but send_recv. With --apart all
+// ranks meet between calls, so that none is ahead: what a call takes until its last rank has it
+// (and the meeting). Without, ranks that wait for nobody, as a broadcast's root, go ahead. Prints a
+// line a size: the median over the rounds of microseconds a call, by algorithm; "auto" is the
+// selector's, behind it over the best of the others. One that takes more than kTooSlow times what
+// the selector's takes at first is not measured. --json adds a line a size to the file.
 #include <algorithm>
-#include <barrier>
+#include <atomic>
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
+#include <fstream>
+#include <numeric>
+#include <random>
 #include <sstream>
 #include <string>
 #include <thread>
@@ -47,86 +55,223 @@ void call(unjamGroup_t group, unjam::Kind kind, const std::string& algorithm,
   options.algorithm = algorithm.c_str();
   const std::string key = algorithm + std::to_string(count);
   unjamRequest_t request = nullptr;
-  if (kind == unjam::Kind::kBroadcast) {
-    check(unjamBroadcast(group, key.c_str(), in.data(), out.data(), count, UNJAM_FLOAT32, 0,
-                         &options, &request));
-  } else if (kind == unjam::Kind::kBarrier) {
-    check(unjamBarrier(group, key.c_str(), &options, &request));
-  } else if (kind == unjam::Kind::kReduce) {
-    check(unjamReduce(group, key.c_str(), in.data(), out.data(), count, UNJAM_FLOAT32, UNJAM_SUM, 0,
-                      &options, &request));
-  } else {
-    check(unjamAllReduce(group, key.c_str(), in.data(), out.data(), count, UNJAM_FLOAT32, UNJAM_SUM,
-                         &options, &request));
+  const float* from = in.data();
+  float* to = out.data();
+  const char* k = key.c_str();
+  using unjam::Kind;
+  switch (kind) {
+    case Kind::kAllReduce:
+      check(
+          unjamAllReduce(group, k, from, to, count, UNJAM_FLOAT32, UNJAM_SUM, &options, &request));
+      break;
+    case Kind::kReduceScatter:
+      check(unjamReduceScatter(group, k, from, to, count, UNJAM_FLOAT32, UNJAM_SUM, &options,
+                               &request));
+      break;
+    case Kind::kReduce:
+      check(
+          unjamReduce(group, k, from, to, count, UNJAM_FLOAT32, UNJAM_SUM, 0, &options, &request));
+      break;
+    case Kind::kAllGather:
+      check(unjamAllGather(group, k, from, to, count, UNJAM_FLOAT32, &options, &request));
+      break;
+    case Kind::kAllToAll:
+      check(unjamAllToAll(group, k, from, to, count, UNJAM_FLOAT32, &options, &request));
+      break;
+    case Kind::kBroadcast:
+      check(unjamBroadcast(group, k, from, to, count, UNJAM_FLOAT32, 0, &options, &request));
+      break;
+    case Kind::kGather:
+      check(unjamGather(group, k, from, to, count, UNJAM_FLOAT32, 0, &options, &request));
+      break;
+    case Kind::kScatter:
+      check(unjamScatter(group, k, from, to, count, UNJAM_FLOAT32, 0, &options, &request));
+      break;
+    default:
+      check(unjamBarrier(group, k, &options, &request));
   }
   check(unjamWait(request, 60000000));
   check(unjamRequestFree(request));
 }
 
+constexpr double kTooSlow = 4, kRoundUs = 4000;
+
+struct Options {
+  int ranks = 8;
+  unjam::Kind kind = unjam::Kind::kAllReduce;
+  std::vector<std::size_t> sizes = {1 << 10, 16 << 10, 256 << 10};
+  int rounds = 9;
+  bool apart = false;
+  std::string json;
+};
+
+Options options_of(int argc, char** argv) {
+  Options options;
+  for (int i = 1; i < argc; ++i) {
+    const std::string name = argv[i];
+    if (name == "--apart") {
+      options.apart = true;
+      continue;
+    }
+    if (i + 1 == argc) {
+      std::fprintf(stderr, "%s: see the head of bench/algorithms_bench.cc\n", argv[i]);
+      std::exit(2);
+    }
+    const char* value = argv[++i];
+    if (name == "--ranks") {
+      options.ranks = std::atoi(value);
+    } else if (name == "--kind") {
+      options.kind = kind_named(value);
+    } else if (name == "--rounds") {
+      options.rounds = std::atoi(value);
+    } else if (name == "--json") {
+      options.json = value;
+    } else if (name == "--sizes") {
+      options.sizes.clear();
+      std::stringstream list(value);
+      for (std::string size; std::getline(list, size, ',');) {
+        options.sizes.push_back(bytes_of(size));
+      }
+    } else {
+      std::fprintf(stderr, "%s: see the head of bench/algorithms_bench.cc\n", name.c_str());
+      std::exit(2);
+    }
+  }
+  return options;
+}
+
+// Threads that meet without sleeping: how long they take to wake up would be measured too.
+class Meeting {
+ public:
+  explicit Meeting(int threads) : threads_(threads) {}
+  void arrive_and_wait() {
+    const int round = round_.load(std::memory_order_acquire);
+    if (arrived_.fetch_add(1, std::memory_order_acq_rel) + 1 == threads_) {
+      arrived_.store(0, std::memory_order_relaxed);
+      round_.store(round + 1, std::memory_order_release);
+      return;
+    }
+    for (int spins = 0; round_.load(std::memory_order_acquire) == round;) {
+      if (++spins > 100) std::this_thread::yield();  // there may be more threads than cores
+    }
+  }
+
+ private:
+  const int threads_;
+  std::atomic<int> arrived_{0}, round_{0};
+};
+
+class Bench {
+ public:
+  explicit Bench(const Options& options) : options_(options), together_(options.ranks) {
+    for (const unjam::AlgorithmRow& row : unjam::kAlgorithms) {
+      if (row.serves(options.kind)) algorithms_.emplace_back(row.name);
+    }
+    took_.assign(options.sizes.size(), std::vector<std::vector<double>>(algorithms_.size()));
+  }
+
+  void run() {
+    std::vector<unjamContext_t> contexts(static_cast<std::size_t>(options_.ranks));
+    unjamConfig_t config = UNJAM_CONFIG_INITIALIZER;
+    config.device = UNJAM_DEVICE_HOST;
+    check(unjamInitAll(contexts.data(), options_.ranks, &config));
+    std::vector<std::thread> threads;
+    for (int r = 0; r < options_.ranks; ++r) {
+      threads.emplace_back([&, r] {
+        unjamGroup_t world = nullptr;
+        check(unjamGroupCreate(contexts[static_cast<std::size_t>(r)], nullptr, 0, "", &world));
+        for (std::size_t s = 0; s < options_.sizes.size(); ++s) measure(r, world, s);
+        check(unjamGroupDestroy(world));
+      });
+    }
+    for (std::thread& thread : threads) thread.join();
+    for (unjamContext_t context : contexts) check(unjamDestroy(context));
+  }
+
+  void print() {
+    std::ofstream json;
+    if (!options_.json.empty()) json.open(options_.json, std::ios::app);
+    std::printf("%-10s", "bytes");
+    for (const std::string& name : algorithms_) std::printf(" %19.19s", name.c_str());
+    std::printf(" %10s\n", "auto/best");
+    for (std::size_t s = 0; s < options_.sizes.size(); ++s) {
+      std::printf("%-10zu", options_.sizes[s]);
+      json << "{\"kind\": \"" << unjam::to_string(options_.kind)
+           << "\", \"ranks\": " << options_.ranks << ", \"apart\": " << options_.apart
+           << ", \"bytes\": " << options_.sizes[s];
+      double automatic = 0, best = 1e30;
+      for (std::size_t a = 0; a < algorithms_.size(); ++a) {
+        std::vector<double>& times = took_[s][a];
+        if (times.empty()) {
+          std::printf(" %19s", "-");
+          continue;
+        }
+        std::sort(times.begin(), times.end());
+        const double median = times[times.size() / 2];
+        std::printf(" %12.1f [%4.0f]", median, times.front());
+        json << ", \"" << algorithms_[a] << "_us\": " << median;
+        if (a == 0) automatic = median;
+        if (a != 0) best = std::min(best, median);
+      }
+      std::printf(" %10.2f\n", automatic / best);
+      json << "}\n";
+    }
+  }
+
+ private:
+  // One rank's part. What is shared is the first rank's, between meetings.
+  void measure(int rank, unjamGroup_t world, std::size_t s) {
+    const std::size_t count = std::max<std::size_t>(options_.sizes[s] / sizeof(float), 1);
+    const std::size_t all = count * static_cast<std::size_t>(options_.ranks);
+    const std::vector<float> in(all, 1.0f);
+    std::vector<float> out(all);
+    if (rank == 0) {
+      measured_.resize(algorithms_.size());
+      std::iota(measured_.begin(), measured_.end(), 0);
+      calls_ = 2;
+    }
+    // The first round makes the keys, the second says who is too slow.
+    for (int round = -2; round < options_.rounds; ++round) {
+      std::vector<double> us(algorithms_.size());
+      together_.arrive_and_wait();
+      for (const std::size_t a : measured_) {
+        together_.arrive_and_wait();
+        const auto begin = std::chrono::steady_clock::now();
+        for (int i = 0; i < calls_; ++i) {
+          call(world, options_.kind, algorithms_[a], in, out, count);
+          if (options_.apart) together_.arrive_and_wait();
+        }
+        if (!options_.apart) together_.arrive_and_wait();
+        const std::chrono::duration<double, std::micro> t =
+            std::chrono::steady_clock::now() - begin;
+        us[a] = t.count() / calls_;
+        if (rank == 0 && round >= 0) took_[s][a].push_back(us[a]);
+      }
+      together_.arrive_and_wait();
+      if (rank != 0) continue;
+      if (round == -1) {
+        std::erase_if(measured_, [&](std::size_t a) { return us[a] > kTooSlow * us[0]; });
+        calls_ = static_cast<int>(std::clamp(kRoundUs / us[0], 3.0, 300.0));
+      }
+      std::shuffle(measured_.begin(), measured_.end(), random_);
+    }
+    together_.arrive_and_wait();
+  }
+
+  const Options options_;
+  Meeting together_;
+  std::vector<std::string> algorithms_ = {"auto"};
+  std::vector<std::size_t> measured_;  // algorithms, in this round's order
+  int calls_ = 0;
+  std::mt19937 random_{1};
+  std::vector<std::vector<std::vector<double>>> took_;  // [size][algorithm][round]
+};
+
 }  // namespace
 
 int main(int argc, char** argv) {
-  const int ranks = argc > 1 ? std::atoi(argv[1]) : 8;
-  const unjam::Kind kind = kind_named(argc > 2 ? argv[2] : "all_reduce");
-  std::vector<std::size_t> sizes;
-  std::stringstream list(argc > 3 ? argv[3] : "1K,16K,256K");
-  for (std::string size; std::getline(list, size, ',');) sizes.push_back(bytes_of(size));
-  const int rounds = argc > 4 ? std::atoi(argv[4]) : 9;
-  std::vector<std::string> algorithms = {"auto"};
-  for (const unjam::AlgorithmRow& row : unjam::kAlgorithms) {
-    if (row.serves(kind)) algorithms.push_back(row.name);
-  }
-  std::vector<unjamContext_t> contexts(static_cast<std::size_t>(ranks));
-  unjamConfig_t config = UNJAM_CONFIG_INITIALIZER;
-  config.device = UNJAM_DEVICE_HOST;
-  check(unjamInitAll(contexts.data(), ranks, &config));
-  // [size][algorithm][round]
-  std::vector<std::vector<std::vector<double>>> took(
-      sizes.size(), std::vector<std::vector<double>>(algorithms.size()));
-  std::barrier together(ranks);
-  std::vector<std::thread> threads;
-  for (int r = 0; r < ranks; ++r) {
-    threads.emplace_back([&, r] {
-      unjamGroup_t world = nullptr;
-      check(unjamGroupCreate(contexts[static_cast<std::size_t>(r)], nullptr, 0, "", &world));
-      for (std::size_t s = 0; s < sizes.size(); ++s) {
-        const std::size_t count = std::max<std::size_t>(sizes[s] / sizeof(float), 1);
-        const std::vector<float> in(count, 1.0f);
-        std::vector<float> out(count);
-        const int calls = sizes[s] <= 64 << 10 ? 20 : 5;
-        for (int round = -1; round < rounds; ++round) {
-          for (std::size_t a = 0; a < algorithms.size(); ++a) {
-            together.arrive_and_wait();
-            const auto begin = std::chrono::steady_clock::now();
-            for (int i = 0; i < calls; ++i) call(world, kind, algorithms[a], in, out, count);
-            together.arrive_and_wait();
-            const std::chrono::duration<double, std::micro> t =
-                std::chrono::steady_clock::now() - begin;
-            if (r == 0 && round >= 0) took[s][a].push_back(t.count() / calls);
-          }
-        }
-      }
-      check(unjamGroupDestroy(world));
-    });
-  }
-  for (std::thread& thread : threads) thread.join();
-  std::printf("%-10s", "bytes");
-  for (const std::string& name : algorithms) std::printf(" %19.19s", name.c_str());
-  std::printf(" %10s\n", "auto/best");
-  for (std::size_t s = 0; s < sizes.size(); ++s) {
-    std::printf("%-10zu", sizes[s]);
-    double automatic = 0, best = 1e30;
-    for (std::size_t a = 0; a < algorithms.size(); ++a) {
-      std::vector<double>& times = took[s][a];
-      std::sort(times.begin(), times.end());
-      const double median = times[times.size() / 2];
-      std::printf(" %12.1f", median);
-      std::printf(" [%4.0f]", times.front());
-      if (a == 0) automatic = median;
-      if (a != 0) best = std::min(best, median);
-    }
-    std::printf(" %10.2f\n", automatic / best);
-  }
-  for (unjamContext_t context : contexts) check(unjamDestroy(context));
+  Bench bench(options_of(argc, argv));
+  bench.run();
+  bench.print();
   return 0;
 }

@@ -36,6 +36,8 @@ struct PlanLimits {
   // What plans of one loop of packets have of a slot: escape_slot_bytes, unless few lanes have
   // larger ones for their slices (runtime/settings.h). 0: all.
   std::uint32_t packet_slot_bytes = 0;
+  // Ranks of the job for each core that they may run on, rounded up; on hosts the selector asks.
+  std::uint16_t ranks_a_core = 1;
 };
 
 struct Plan {

@@ -9,40 +9,67 @@
 namespace unjam {
 namespace {
 
-struct Row {
+// On hosts the first row decides that is about the kind, the group's size and how many ranks share
+// a core, and whose bound is not exceeded; if there is none, ring, chain or pairwise
+// (algorithm_for_many()). The bound is of count x element size: so many bytes, and so many more for
+// each rank of the group.
+//
+// Each bound is where two algorithms cross in bench/algorithms_bench, between two powers of two:
+// unrooted kinds back to back, rooted ones with --apart, for a root that waits for nobody runs
+// ahead of a call's end. What is behind them: a message of at most a guaranteed slot goes to all
+// others at once (mesh); a direct plan's packets of some KiB are one hop, but each rank reads all;
+// where ranks share cores every slice wakes a thread, so that the fewest slices win: trees, and
+// rings of all-gathers. Gather, scatter and send_recv take one hop either way, and a root that
+// waits for all its peers at once is woken more often than one that takes them in turn.
+struct HostRow {
   Kind kind;
-  int max_ranks;
-  std::uint64_t max_bytes;  // that the busiest rank of the direct plan sends or receives
+  int least_ranks, most_ranks;
+  int least_a_core, most_a_core;  // PlanLimits::ranks_a_core
+  std::uint64_t bytes, bytes_a_rank;
   Algorithm algorithm;
 };
-
-// The first row of the kind that has room for the group decides; if there is none, or if the bytes
-// are more, ring, chain or pairwise (algorithm_for_many()). They are (ranks-1) × count ×
-// element size for every kind: what a rank of a direct all-reduce, all-gather, reduce-scatter or
-// all-to-all sends, what the root of a reduce receives, what the root of a broadcast sends. Gather,
-// scatter and send/recv take one hop either way; where a root waits for all its peers at once it is
-// woken more often than where it takes them in turn: 16 ranks on 2 cores gather 4 KiB each in 790
-// us directly, in 35 us pairwise. Two ranks gain no hop by going direct (but for all-reduce one of
-// two), so only the packets' lower latency counts there, and rooted kinds are the same either way,
-// but for a chain's larger slices. In larger groups, and most where ranks share cores, a hop saved
-// is worth many bytes. Measured with 2 and 4 ranks on 2 cores (lab/benchmarks.md).
-constexpr std::uint64_t kKiB = 1024;
-constexpr int kLeastTreeRanks = 8;  // see tree_pays()
-constexpr Row kHostTable[] = {
-    {Kind::kAllReduce, 2, 16 * kKiB, Algorithm::kDirect},
-    {Kind::kAllReduce, kLeastTreeRanks - 1, 192 * kKiB, Algorithm::kDirect},
-    {Kind::kAllGather, 2, 32 * kKiB, Algorithm::kDirect},
-    {Kind::kAllGather, kMaxDirectRanks, 96 * kKiB, Algorithm::kDirect},
-    {Kind::kReduceScatter, 2, 32 * kKiB, Algorithm::kDirect},
-    {Kind::kReduceScatter, kMaxDirectRanks, 96 * kKiB, Algorithm::kDirect},
-    {Kind::kReduce, 2, 0, Algorithm::kDirect},
-    {Kind::kReduce, kMaxDirectRanks, 16 * kKiB, Algorithm::kDirect},
-    {Kind::kBroadcast, 2, 0, Algorithm::kDirect},
-    {Kind::kBroadcast, kMaxDirectRanks, 192 * kKiB, Algorithm::kDirect},
-    {Kind::kAllToAll, 2, 32 * kKiB, Algorithm::kDirect},
-    {Kind::kAllToAll, kMaxDirectRanks, 96 * kKiB, Algorithm::kDirect},
-    {Kind::kBarrier, kLeastTreeRanks - 1, kKiB, Algorithm::kDirect},
+constexpr int kAll = kMaxGroupRanks, kInSets = kMaxDirectRanks;
+constexpr std::uint64_t kKiB = 1024, kAny = std::uint64_t{1} << 62;
+constexpr HostRow kHostTable[] = {
+    {Kind::kAllReduce, 2, 2, 1, kAll, 8 * kKiB, 0, Algorithm::kDirect},
+    {Kind::kAllReduce, 8, kAll, 2, kAll, 0, 6 * kKiB, Algorithm::kDoubleBinaryTree},
+    {Kind::kAllReduce, 12, kAll, 1, 1, 0, 3 * kKiB / 2, Algorithm::kDoubleBinaryTree},
+    {Kind::kAllReduce, 3, kInSets, 1, kAll, 4 * kKiB, 0, Algorithm::kDirect},
+    {Kind::kAllReduce, 3, 7, 1, kAll, 0, 8 * kKiB, Algorithm::kMesh},
+    {Kind::kAllReduce, 8, kInSets, 1, 1, 0, 8 * kKiB, Algorithm::kMesh},
+    {Kind::kAllGather, 8, kMaxLinearRanks, 4, kAll, kAny, 0, Algorithm::kRing},
+    {Kind::kAllGather, 2, kInSets, 1, kAll, 4 * kKiB, 0, Algorithm::kDirect},
+    {Kind::kAllGather, 3, kInSets, 1, kAll, 8 * kKiB, 0, Algorithm::kMesh},
+    {Kind::kReduceScatter, 8, kMaxLinearRanks, 4, kAll, kAny, 0, Algorithm::kRing},
+    {Kind::kReduceScatter, 2, kInSets, 1, kAll, 4 * kKiB, 0, Algorithm::kDirect},
+    {Kind::kReduceScatter, 3, kInSets, 1, kAll, 8 * kKiB, 0, Algorithm::kMesh},
+    {Kind::kAllToAll, 2, kInSets, 1, kAll, 4 * kKiB, 0, Algorithm::kDirect},
+    {Kind::kAllToAll, 3, kInSets, 1, kAll, 16 * kKiB, 0, Algorithm::kMesh},
+    {Kind::kAllToAll, 24, kInSets, 1, kAll, 32 * kKiB, 0, Algorithm::kMesh},
+    {Kind::kBroadcast, 3, 7, 1, kAll, 8 * kKiB, 0, Algorithm::kDirect},
+    {Kind::kBroadcast, 8, 15, 1, kAll, 4 * kKiB, 0, Algorithm::kDirect},
+    {Kind::kBroadcast, 8, kAll, 1, kAll, 0, 4 * kKiB, Algorithm::kDoubleBinaryTree},
+    {Kind::kReduce, 3, 15, 1, kAll, 8 * kKiB, 0, Algorithm::kDirect},
+    {Kind::kReduce, 16, kInSets, 1, 7, 4 * kKiB, 0, Algorithm::kDirect},
+    {Kind::kReduce, 4, kAll, 1, kAll, 0, 8 * kKiB, Algorithm::kDoubleBinaryTree},
+    {Kind::kBarrier, 2, 7, 1, kAll, kAny, 0, Algorithm::kDirect},
+    {Kind::kBarrier, 8, kAll, 1, kAll, kAny, 0, Algorithm::kDoubleBinaryTree},
 };
+
+Algorithm select_for_host(const PlanRequest& request, const PlanLimits& limits,
+                          std::uint64_t bytes) {
+  const auto n = static_cast<std::uint64_t>(request.ranks);
+  for (const HostRow& row : kHostTable) {
+    if (row.kind != request.kind || limits.escape_slots < row_of(row.algorithm).fewest_slots) {
+      continue;
+    }
+    const bool size = row.least_ranks <= request.ranks && request.ranks <= row.most_ranks;
+    const bool crowd =
+        row.least_a_core <= limits.ranks_a_core && limits.ranks_a_core <= row.most_a_core;
+    if (size && crowd && bytes <= row.bytes + row.bytes_a_rank * n) return row.algorithm;
+  }
+  return algorithm_for_many(request.kind);
+}
 
 // GPUs whose links are fully connected: everything goes in one hop while a lane's stretch is one
 // loop, so that a call in a stream needs no engine (solo.cuh), and a rank sends no more than so
@@ -110,27 +137,6 @@ bool two_shot_pays(const PlanRequest& request, const PlanLimits& limits, std::ui
   return (n - 1) * (n - 2) * bytes >= bounds.hop * n;
 }
 
-// Whether two trees pay: of an all-reduce of many ranks, whose hops are then log n, while slices
-// are few. (Broadcasts and reductions wait for nobody, and chains of them are pipelines across
-// calls.) The bounds are from bench/algorithms_bench.
-constexpr std::uint64_t kTreeBytesARank = 4 * kKiB;
-bool tree_pays(const PlanRequest& request, std::uint64_t bytes) {
-  const bool all = request.kind == Kind::kAllReduce || request.kind == Kind::kBarrier;
-  return all && request.ranks >= kLeastTreeRanks &&
-         bytes <= kTreeBytesARank * static_cast<std::uint64_t>(request.ranks);
-}
-
-Algorithm select_for_host(const PlanRequest& request, std::uint64_t bytes) {
-  if (tree_pays(request, bytes)) return Algorithm::kDoubleBinaryTree;
-  const std::uint64_t sent = static_cast<std::uint64_t>(request.ranks - 1) * bytes;
-  for (const Row& row : kHostTable) {
-    if (row.kind == request.kind && request.ranks <= row.max_ranks) {
-      return sent <= row.max_bytes ? row.algorithm : algorithm_for_many(request.kind);
-    }
-  }
-  return algorithm_for_many(request.kind);
-}
-
 // Whether a broadcast or a reduction goes down a chain, of which each GPU sends to one and receives
 // from one. (Four H200s, in a stream, by a mesh plan, in which contributions run ahead of results,
 // and by a chain: reductions of 4 MiB 54 and 33 us, 64 MiB 281 and 228, 1 GiB 3,266 and 3,075,
@@ -166,7 +172,7 @@ Algorithm select_algorithm(const PlanRequest& request, const PlanLimits& limits)
     return Algorithm::kDoubleBinaryTree;
   }
   const std::uint64_t bytes = request.count * dtype_bytes(request.dtype);
-  return limits.device == Device::kHost ? select_for_host(request, bytes)
+  return limits.device == Device::kHost ? select_for_host(request, limits, bytes)
                                         : select_for_cuda(request, limits, bytes);
 }
 

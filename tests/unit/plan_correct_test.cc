@@ -828,17 +828,51 @@ TEST(PlanChunks, FitTheSlotsAndTheAlignment) {
 }
 
 TEST(PlanSelector, TableAndErrors) {
-  EXPECT_EQ(select_algorithm(make_request(Kind::kAllReduce, 7, 16), {}), Algorithm::kDirect);
-  // Trees of 8 ranks and more, to 4 KiB a rank.
-  const auto of_floats = [](int ranks, std::uint64_t count) {
-    return select_algorithm(make_request(Kind::kAllReduce, ranks, count), {});
+  // Hosts: bounds in KiB, by kind and ranks, where each rank has a core, and where some share one.
+  struct HostCase {
+    Kind kind;
+    int ranks, ranks_a_core;
+    std::uint64_t kib;  // at which `to` is chosen, and above which `beyond` is
+    Algorithm to, beyond;
   };
-  EXPECT_EQ(of_floats(8, 8 * 1024), Algorithm::kDoubleBinaryTree);
-  EXPECT_NE(of_floats(8, 8 * 1024 + 1), Algorithm::kDoubleBinaryTree);
-  EXPECT_EQ(of_floats(64, 64 * 1024), Algorithm::kDoubleBinaryTree);
-  EXPECT_NE(of_floats(64, 64 * 1024 + 1), Algorithm::kDoubleBinaryTree);
-  EXPECT_EQ(select_algorithm(make_request(Kind::kAllReduce, 8, 1 << 20), {}), Algorithm::kRing);
-  EXPECT_EQ(of_floats(65, 1 << 20), Algorithm::kRing);
+  constexpr Algorithm kTree = Algorithm::kDoubleBinaryTree, kOneHop = Algorithm::kDirect;
+  for (const HostCase& c : {
+           HostCase{Kind::kAllReduce, 2, 1, 8, kOneHop, Algorithm::kRing},
+           HostCase{Kind::kAllReduce, 4, 1, 4, kOneHop, Algorithm::kMesh},
+           HostCase{Kind::kAllReduce, 4, 2, 32, Algorithm::kMesh, Algorithm::kRing},
+           HostCase{Kind::kAllReduce, 8, 1, 64, Algorithm::kMesh, Algorithm::kRing},
+           HostCase{Kind::kAllReduce, 8, 2, 48, kTree, Algorithm::kRing},
+           HostCase{Kind::kAllReduce, 16, 1, 24, kTree, Algorithm::kMesh},
+           HostCase{Kind::kAllReduce, 64, 32, 384, kTree, Algorithm::kRing},
+           HostCase{Kind::kAllGather, 2, 1, 4, kOneHop, Algorithm::kRing},
+           HostCase{Kind::kReduceScatter, 16, 3, 8, Algorithm::kMesh, Algorithm::kRing},
+           HostCase{Kind::kAllToAll, 8, 1, 16, Algorithm::kMesh, Algorithm::kPairwise},
+           HostCase{Kind::kAllToAll, 32, 1, 32, Algorithm::kMesh, Algorithm::kPairwise},
+           HostCase{Kind::kBroadcast, 4, 1, 8, kOneHop, Algorithm::kChain},
+           HostCase{Kind::kBroadcast, 8, 1, 4, kOneHop, kTree},
+           HostCase{Kind::kBroadcast, 64, 4, 256, kTree, Algorithm::kChain},
+           HostCase{Kind::kReduce, 3, 1, 8, kOneHop, Algorithm::kChain},
+           HostCase{Kind::kReduce, 16, 1, 4, kOneHop, kTree},
+           HostCase{Kind::kReduce, 8, 1, 64, kTree, Algorithm::kChain},
+       }) {
+    PlanLimits limits;
+    limits.ranks_a_core = static_cast<std::uint16_t>(c.ranks_a_core);
+    const std::uint64_t floats = c.kib * 1024 / sizeof(float);
+    const auto chosen = [&](std::uint64_t count) {
+      return select_algorithm(make_request(c.kind, c.ranks, count), limits);
+    };
+    EXPECT_EQ(chosen(floats), c.to) << to_string(c.kind) << " " << c.ranks;
+    EXPECT_EQ(chosen(floats + 1), c.beyond) << to_string(c.kind) << " " << c.ranks;
+  }
+  // Rings of many ranks a core whatever the size; few slots.
+  PlanLimits crowded;
+  crowded.ranks_a_core = 4;
+  EXPECT_EQ(select_algorithm(make_request(Kind::kAllGather, 8, 1), crowded), Algorithm::kRing);
+  crowded.ranks_a_core = 8;
+  EXPECT_EQ(select_algorithm(make_request(Kind::kReduce, 16, 1), crowded), kTree);
+  EXPECT_EQ(select_algorithm(make_request(Kind::kAllToAll, 4, 2048), make_limits(1, 8192)),
+            Algorithm::kPairwise);
+  EXPECT_EQ(select_algorithm(make_request(Kind::kAllReduce, 65, 1 << 20), {}), Algorithm::kRing);
   EXPECT_EQ(select_algorithm(make_request(Kind::kAllReduce, 1, 1), {}), Algorithm::kRing);
   for (const Kind kind : kKinds) {
     // All ranks choose alike, and a plan that the table chose exists.
@@ -1079,9 +1113,7 @@ TEST(PlanSelector, TableAndErrors) {
             std::string::npos);
   for (const Kind kind : kTreeKinds) {
     EXPECT_EQ(select_algorithm(make_request(kind, 1025, 1), {}), Algorithm::kDoubleBinaryTree);
-    const bool short_ones = kind == Kind::kAllReduce || kind == Kind::kBarrier;
-    EXPECT_EQ(select_algorithm(make_request(kind, 1024, 1), {}) == Algorithm::kDoubleBinaryTree,
-              short_ones);
+    EXPECT_EQ(select_algorithm(make_request(kind, 1024, 1), {}), Algorithm::kDoubleBinaryTree);
   }
   EXPECT_NE(error(make_request(Kind::kReduce, 0, 1), {}, {}).find("ranks"), std::string::npos);
   EXPECT_NE(error(make_request(Kind::kReduce, 4, 1, 4), {}, {}).find("root 4"), std::string::npos);
