@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include "plan/common.h"
+#include "plan/host_table.h"
 #include "plan/registry.h"
 
 namespace unjam {
@@ -168,6 +169,10 @@ Algorithm select_algorithm(const PlanRequest& request, const PlanLimits& limits)
   const std::uint64_t bytes = request.count * dtype_bytes(request.dtype);
   return limits.device == Device::kHost ? select_for_host(request, bytes)
                                         : select_for_cuda(request, limits, bytes);
+}
+
+bool suits_hosts(Algorithm algorithm, const PlanRequest& request) {
+  return !row_of(algorithm).on_rails || request.hosts == nullptr || request.hosts->is_regular();
 }
 
 std::optional<Plan> make_plan(const PlanRequest& request, const PlanLimits& limits,

@@ -177,6 +177,10 @@ const std::vector<TextVariable>& text_variables() {
        "Name of the job, the same on all ranks and secret: what `unjam id` prints. Unset: made of "
        "what the launcher calls the job, or of MASTER_ADDR and MASTER_PORT.",
        true},
+      {"UNJAM_HOST_ID", "1 to 64 letters, digits, and any of -_.:",
+       "As which host this process counts, for plans that do in a host otherwise than between "
+       "hosts; equal where ranks are on one. Set on all ranks or on none. Unset: all are on one.",
+       false},
       {"UNJAM_LOG_FILE", "path",
        "File to which UNJAM_LOG's lines are appended, instead of stderr. In its name %r stands for "
        "the rank, %p for the process's number, %h for the host's name, %% for %.",
