@@ -1,12 +1,18 @@
 // What the selector's choice costs beside every other algorithm: on the host device, each rank a
 // thread, a call at a time and its wait, all algorithms by turns in one run, so that other work on
 // the machine moves all of them.
-//   algorithms_bench [ranks=8] [kind=all_reduce|broadcast|reduce|barrier] [sizes=1K,16K,256K]
-//   [rounds=9]
-// Prints a line a size: the median over the rounds of microseconds a call, by algorithm; "auto" is
-// the selector's, behind it over the best of the others.
+//   algorithms_bench [ranks=8] [kind=all_reduce] [sizes=1K,16K,256K] [rounds=9] [hosts=1]
+// kind: all_reduce, all_gather, reduce_scatter, broadcast, reduce or barrier; of all_gather and
+// reduce_scatter a size is that of a rank's block. hosts: as many processes, each with as many of
+// the ranks, and each counts as a host of its own (UNJAM_HOST_ID). Prints a line a size: the median
+// over the rounds of microseconds a call, by algorithm; "auto" is the selector's, behind it over
+// the best of the others.
+#include <pthread.h>
+#include <sys/mman.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
 #include <algorithm>
-#include <barrier>
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
@@ -50,6 +56,12 @@ void call(unjamGroup_t group, unjam::Kind kind, const std::string& algorithm,
   if (kind == unjam::Kind::kBroadcast) {
     check(unjamBroadcast(group, key.c_str(), in.data(), out.data(), count, UNJAM_FLOAT32, 0,
                          &options, &request));
+  } else if (kind == unjam::Kind::kAllGather) {
+    check(unjamAllGather(group, key.c_str(), in.data(), out.data(), count, UNJAM_FLOAT32, &options,
+                         &request));
+  } else if (kind == unjam::Kind::kReduceScatter) {
+    check(unjamReduceScatter(group, key.c_str(), in.data(), out.data(), count, UNJAM_FLOAT32,
+                             UNJAM_SUM, &options, &request));
   } else if (kind == unjam::Kind::kBarrier) {
     check(unjamBarrier(group, key.c_str(), &options, &request));
   } else if (kind == unjam::Kind::kReduce) {
@@ -61,6 +73,19 @@ void call(unjamGroup_t group, unjam::Kind kind, const std::string& algorithm,
   }
   check(unjamWait(request, 60000000));
   check(unjamRequestFree(request));
+}
+
+// A barrier of threads of several processes.
+pthread_barrier_t* make_barrier(int threads) {
+  void* memory = mmap(nullptr, sizeof(pthread_barrier_t), PROT_READ | PROT_WRITE,
+                      MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+  if (memory == MAP_FAILED) std::exit(1);
+  auto* barrier = static_cast<pthread_barrier_t*>(memory);
+  pthread_barrierattr_t shared;
+  pthread_barrierattr_init(&shared);
+  pthread_barrierattr_setpshared(&shared, PTHREAD_PROCESS_SHARED);
+  pthread_barrier_init(barrier, &shared, static_cast<unsigned>(threads));
+  return barrier;
 }
 
 }  // namespace
@@ -76,33 +101,49 @@ int main(int argc, char** argv) {
   for (const unjam::AlgorithmRow& row : unjam::kAlgorithms) {
     if (row.serves(kind)) algorithms.push_back(row.name);
   }
+  const int hosts = argc > 5 ? std::atoi(argv[5]) : 1;
+  if (hosts < 1 || ranks % hosts != 0) {
+    std::fprintf(stderr, "%d ranks do not divide into %d hosts\n", ranks, hosts);
+    return 2;
+  }
+  unjamUniqueId_t id;
+  check(unjamGetUniqueId(&id));
+  pthread_barrier_t* const together = make_barrier(ranks);
+  int host = 0;
+  for (; host < hosts - 1; ++host) {
+    if (fork() == 0) break;  // the parent is the last one
+  }
+  setenv("UNJAM_HOST_ID", std::to_string(host).c_str(), 1);
+  const bool prints = host == hosts - 1;
+  const int first = host * (ranks / hosts), last = first + ranks / hosts;
   std::vector<unjamContext_t> contexts(static_cast<std::size_t>(ranks));
   unjamConfig_t config = UNJAM_CONFIG_INITIALIZER;
   config.device = UNJAM_DEVICE_HOST;
-  check(unjamInitAll(contexts.data(), ranks, &config));
   // [size][algorithm][round]
   std::vector<std::vector<std::vector<double>>> took(
       sizes.size(), std::vector<std::vector<double>>(algorithms.size()));
-  std::barrier together(ranks);
   std::vector<std::thread> threads;
-  for (int r = 0; r < ranks; ++r) {
+  for (int r = first; r < last; ++r) {
     threads.emplace_back([&, r] {
       unjamGroup_t world = nullptr;
+      check(unjamInit(&contexts[static_cast<std::size_t>(r)], ranks, id, r, &config));
       check(unjamGroupCreate(contexts[static_cast<std::size_t>(r)], nullptr, 0, "", &world));
       for (std::size_t s = 0; s < sizes.size(); ++s) {
         const std::size_t count = std::max<std::size_t>(sizes[s] / sizeof(float), 1);
-        const std::vector<float> in(count, 1.0f);
-        std::vector<float> out(count);
+        const auto blocks = static_cast<std::size_t>(ranks);
+        const bool scatters = kind == unjam::Kind::kReduceScatter;
+        const std::vector<float> in(scatters ? blocks * count : count, 1.0f);
+        std::vector<float> out(kind == unjam::Kind::kAllGather ? blocks * count : count);
         const int calls = sizes[s] <= 64 << 10 ? 20 : 5;
         for (int round = -1; round < rounds; ++round) {
           for (std::size_t a = 0; a < algorithms.size(); ++a) {
-            together.arrive_and_wait();
+            pthread_barrier_wait(together);
             const auto begin = std::chrono::steady_clock::now();
             for (int i = 0; i < calls; ++i) call(world, kind, algorithms[a], in, out, count);
-            together.arrive_and_wait();
+            pthread_barrier_wait(together);
             const std::chrono::duration<double, std::micro> t =
                 std::chrono::steady_clock::now() - begin;
-            if (r == 0 && round >= 0) took[s][a].push_back(t.count() / calls);
+            if (r == first && round >= 0) took[s][a].push_back(t.count() / calls);
           }
         }
       }
@@ -110,6 +151,12 @@ int main(int argc, char** argv) {
     });
   }
   for (std::thread& thread : threads) thread.join();
+  for (unjamContext_t context : contexts) {
+    if (context != nullptr) check(unjamDestroy(context));
+  }
+  if (!prints) return 0;
+  while (wait(nullptr) > 0) {
+  }
   std::printf("%-10s", "bytes");
   for (const std::string& name : algorithms) std::printf(" %19.19s", name.c_str());
   std::printf(" %10s\n", "auto/best");
@@ -127,6 +174,5 @@ int main(int argc, char** argv) {
     }
     std::printf(" %10.2f\n", automatic / best);
   }
-  for (unjamContext_t context : contexts) check(unjamDestroy(context));
   return 0;
 }

@@ -121,6 +121,8 @@ bool tree_pays(const PlanRequest& request, std::uint64_t bytes) {
          bytes <= kTreeBytesARank * static_cast<std::uint64_t>(request.ranks);
 }
 
+// (Of groups that span hosts as on one: where hosts are one machine, hierarchical and PAT plans
+// take as long as the best or longer, by bench/algorithms_bench. They are asked for by name.)
 Algorithm select_for_host(const PlanRequest& request, std::uint64_t bytes) {
   if (tree_pays(request, bytes)) return Algorithm::kDoubleBinaryTree;
   const std::uint64_t sent = static_cast<std::uint64_t>(request.ranks - 1) * bytes;

@@ -123,7 +123,8 @@ const std::vector<Variable>& variables() {
        false},
       {"UNJAM_ALGORITHM", &Settings::algorithm, -1, kNumAlgorithms - 1, algorithm_choices(),
        "How plans move the data. auto: by the selector's table. A kind that the algorithm does not "
-       "serve uses ring, chain or pairwise.",
+       "serve uses ring, chain or pairwise; a group whose hosts (UNJAM_HOST_ID) do not suit it, "
+       "auto.",
        true},
       {"UNJAM_OVERLAP", &Settings::overlap, 0, 2, nullptr,
        "Whether mesh plans work on several chunks at a time, where the guaranteed slots suffice (4 "

@@ -361,6 +361,175 @@ TEST(PlanLevels, RailsTakeTurnsWithTheTrees) {
   }
 }
 
+// ---- planted mistakes: the checker finds each ----
+
+struct Planted {
+  HostTable hosts;
+  PlanRequest request;
+  PlanLimits limits;
+  std::vector<Plan> plans;
+
+  Planted(Kind kind, Algorithm algorithm, int num_hosts, int per_host, std::uint64_t count)
+      : hosts(make_table(num_hosts, per_host, false)),
+        request(make_request(kind, hosts, count)),
+        limits(make_limits(4)),
+        plans(make_plans(request, limits, algorithm)) {}
+  Planted(const Planted&) = delete;
+  Planted& operator=(const Planted&) = delete;
+
+  Plan& plan(int rank) { return plans[static_cast<std::size_t>(rank)]; }
+  // The rank's first primitive of which this is true.
+  template <class Is>
+  Primitive& find(int rank, const Is& is) {
+    std::vector<Primitive>& program = plan(rank).primitives;
+    const auto at = std::find_if(program.begin(), program.end(), is);
+    EXPECT_NE(at, program.end());
+    return *at;
+  }
+  std::string error(int slots = 4) const {
+    CheckOptions options;
+    options.slots = slots;
+    options.slot_bytes = limits.escape_slot_bytes;
+    const CheckResult result = check_plans(request, plans, options);
+    EXPECT_EQ(result.ok, result.error.empty());
+    return result.error;
+  }
+};
+
+void expect_error(const std::string& error, const std::string& part) {
+  EXPECT_NE(error.find(part), error.npos) << error;
+}
+
+bool is_send(const Primitive& p) { return (p.flags & (kRecv | kSend)) == kSend; }
+bool is_gather(const Primitive& p) { return (p.flags & kReduce) != 0; }
+bool is_passed_on(const Primitive& p) {
+  return (p.flags & (kRecv | kSend | kReduce)) == (kRecv | kSend);
+}
+
+TEST(LevelMistakes, NothingIsPlanted) {
+  EXPECT_EQ(Planted(Kind::kAllReduce, Algorithm::kHierarchical, 4, 3, 1000).error(), "");
+  EXPECT_EQ(Planted(Kind::kAllReduce, Algorithm::kPat, 4, 3, 1000).error(), "");
+}
+
+TEST(LevelMistakes, AMateSendsAContributionThatIsNone) {
+  Planted p(Kind::kAllReduce, Algorithm::kHierarchical, 4, 3, 1000);
+  p.find(1, is_send).flags &= static_cast<std::uint16_t>(~kContribute);
+  expect_error(p.error(), "gathers the raw input of rank 1 from rank 1, not a sum");
+}
+
+TEST(LevelMistakes, SumsAreTakenForContributions) {
+  for (const Algorithm algorithm : kOnRails) {
+    Planted p(Kind::kAllReduce, algorithm, 4, 3, 1000);
+    p.find(0, is_gather).flags &= static_cast<std::uint16_t>(~kPartials);
+    expect_error(p.error(), "not a raw contribution: contributed twice");
+  }
+}
+
+TEST(LevelMistakes, AMatesPartIsSentToAnother) {
+  for (const Algorithm algorithm : kOnRails) {
+    Planted p(Kind::kAllReduce, algorithm, 4, 3, 1000);
+    Primitive& send = p.find(2, is_send);
+    send.part = (send.part + 1) % p.plan(2).geometry.parts;
+    expect_error(p.error(), "expects ");
+  }
+}
+
+TEST(LevelMistakes, AResultIsNotPassedOn) {
+  for (const Algorithm algorithm : kOnRails) {
+    Planted p(Kind::kAllReduce, algorithm, 5, 2, 1000);
+    for (int r = 0; r < 10; ++r) {
+      std::vector<Primitive>& program = p.plan(r).primitives;
+      const auto at = std::find_if(program.begin(), program.end(), is_passed_on);
+      if (at == program.end()) continue;
+      at->flags &= static_cast<std::uint16_t>(~(kSend | kIntoOutput));
+      at->to = kNobody;
+      expect_error(p.error(), " expects ");
+      break;
+    }
+  }
+}
+
+// Who lags less than its depth wants what has not been sent; in a chain of passes that is another
+// chunk.
+TEST(LevelMistakes, AHostLagsByOneLess) {
+  Planted p(Kind::kAllReduce, Algorithm::kHierarchical, 8, 2, 1000);
+  int changed = 0;
+  for (int r = 0; r < 16; ++r) {
+    for (Primitive& q : p.plan(r).primitives) {
+      if (!is_passed_on(q) || q.lag < 2 || changed != 0) continue;
+      --q.lag;
+      ++changed;
+    }
+  }
+  ASSERT_EQ(changed, 1);
+  EXPECT_NE(p.error(1), "");
+}
+
+TEST(LevelMistakes, OneSlotIsTooFewForTwoWays) {
+  for (const Algorithm algorithm : kOnRails) {
+    const Planted p(Kind::kAllReduce, algorithm, 2, 2, 1000);
+    expect_error(p.error(1), "with 1 slots ");
+    expect_error(p.error(1), "a cycle of ");
+  }
+}
+
+// Ranks that have other tables make plans that do not fit: no table goes unnoticed.
+TEST(LevelMistakes, RanksHaveOtherTables) {
+  const HostTable other({0, 1, 0, 1, 0, 1, 0, 1});
+  const HostTable three({0, 0, 1, 1, 2, 2, 3, 3});
+  for (const Algorithm algorithm : kOnRails) {
+    for (const Kind kind : kKinds) {
+      if (!row_of(algorithm).serves(kind)) continue;
+      // Of one element only one part is not empty, and that one's ways may be the same.
+      if (kind == Kind::kBarrier) continue;
+      for (const HostTable* table : {&other, &three}) {
+        for (int odd = 0; odd < 8; ++odd) {
+          // Two hosts of four.
+          Planted p(kind, algorithm, 2, 4, 1000);
+          PlanRequest request = p.request;
+          request.hosts = table;
+          request.rank = odd;
+          p.plan(odd) = *make_plan(request, p.limits, algorithm);
+          EXPECT_NE(p.error(), "") << to_string(algorithm) << " " << to_string(kind) << " " << odd;
+        }
+      }
+    }
+  }
+}
+
+// ---- the selector ----
+
+// On one machine hops between hosts cost what others cost: the choice is that of one host.
+TEST(PlanLevels, AreChosenByNameAlone) {
+  const HostTable table = make_table(4, 4, false);
+  for (const Device device : {Device::kHost, Device::kCuda}) {
+    for (const Kind kind : kKinds) {
+      for (const std::uint64_t count : {1, 1000, 100'000, 10'000'000}) {
+        PlanRequest request = make_request(kind, table, kind == Kind::kBarrier ? 1 : count);
+        PlanLimits limits;
+        limits.device = device;
+        const Algorithm there = select_algorithm(request, limits);
+        EXPECT_FALSE(row_of(there).on_rails);
+        request.hosts = nullptr;
+        EXPECT_EQ(select_algorithm(request, limits), there);
+      }
+    }
+  }
+}
+
+TEST(PlanLevels, SuitRegularHosts) {
+  const HostTable even = make_table(2, 2, false), odd({0, 0, 1});
+  for (int a = 0; a < kNumAlgorithms; ++a) {
+    const auto algorithm = static_cast<Algorithm>(a);
+    EXPECT_TRUE(suits_hosts(algorithm, make_request(Kind::kAllReduce, even, 1)));
+    EXPECT_EQ(suits_hosts(algorithm, make_request(Kind::kAllReduce, odd, 1)),
+              !row_of(algorithm).on_rails);
+    PlanRequest request = make_request(Kind::kAllReduce, odd, 1);
+    request.hosts = nullptr;
+    EXPECT_TRUE(suits_hosts(algorithm, request));
+  }
+}
+
 // ---- errors ----
 
 std::string error_of(const PlanRequest& request, const PlanLimits& limits, Algorithm algorithm) {
