@@ -3,13 +3,17 @@
 // the machine moves all of them. Their order changes from round to round, for one that follows its
 // like finds its data in caches.
 //   algorithms_bench [--ranks 8] [--kind all_reduce] [--sizes 1K,16K,256K] [--rounds 9] [--apart]
-//                    [--json FILE]
+//                    [--hosts 1] [--json FILE]
 // A size is a rank's count in bytes, as in the C API. Any kind but send_recv. With --apart all
 // ranks meet between calls, so that none is ahead: what a call takes until its last rank has it
 // (and the meeting). Without, ranks that wait for nobody, as a broadcast's root, go ahead. Prints a
 // line a size: the median over the rounds of microseconds a call, by algorithm; "auto" is the
 // selector's, behind it over the best of the others. One that takes more than kTooSlow times what
 // the selector's takes at first is not measured. --json adds a line a size to the file.
+#include <sys/mman.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
 #include <algorithm>
 #include <atomic>
 #include <chrono>
@@ -102,6 +106,7 @@ struct Options {
   std::vector<std::size_t> sizes = {1 << 10, 16 << 10, 256 << 10};
   int rounds = 9;
   bool apart = false;
+  int hosts = 1;
   std::string json;
 };
 
@@ -124,6 +129,8 @@ Options options_of(int argc, char** argv) {
       options.kind = kind_named(value);
     } else if (name == "--rounds") {
       options.rounds = std::atoi(value);
+    } else if (name == "--hosts") {
+      options.hosts = std::atoi(value);
     } else if (name == "--json") {
       options.json = value;
     } else if (name == "--sizes") {
@@ -136,6 +143,10 @@ Options options_of(int argc, char** argv) {
       std::fprintf(stderr, "%s: see the head of bench/algorithms_bench.cc\n", name.c_str());
       std::exit(2);
     }
+  }
+  if (options.hosts < 1 || options.ranks % options.hosts != 0) {
+    std::fprintf(stderr, "%d ranks do not divide into %d hosts\n", options.ranks, options.hosts);
+    std::exit(2);
   }
   return options;
 }
@@ -161,31 +172,57 @@ class Meeting {
   std::atomic<int> arrived_{0}, round_{0};
 };
 
+// What all ranks share, in memory of all processes. Between meetings it is the first rank's.
+struct Shared {
+  explicit Shared(int ranks) : together(ranks) {}
+  Meeting together;
+  int calls = 0;
+  std::size_t num = 0;  // algorithms that are measured, in this round's order
+  std::size_t order[unjam::kNumAlgorithms + 1] = {};
+};
+
+Shared& make_shared(int ranks) {
+  void* memory =
+      mmap(nullptr, sizeof(Shared), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+  if (memory == MAP_FAILED) std::exit(1);
+  return *new (memory) Shared(ranks);
+}
+
 class Bench {
  public:
-  explicit Bench(const Options& options) : options_(options), together_(options.ranks) {
+  explicit Bench(const Options& options) : options_(options), shared_(make_shared(options.ranks)) {
     for (const unjam::AlgorithmRow& row : unjam::kAlgorithms) {
       if (row.serves(options.kind)) algorithms_.emplace_back(row.name);
     }
     took_.assign(options.sizes.size(), std::vector<std::vector<double>>(algorithms_.size()));
   }
 
-  void run() {
-    std::vector<unjamContext_t> contexts(static_cast<std::size_t>(options_.ranks));
-    unjamConfig_t config = UNJAM_CONFIG_INITIALIZER;
-    config.device = UNJAM_DEVICE_HOST;
-    check(unjamInitAll(contexts.data(), options_.ranks, &config));
+  // Whether this is the process of the first rank, which has the times.
+  bool run() {
+    unjamUniqueId_t id;
+    check(unjamGetUniqueId(&id));
+    int host = options_.hosts - 1;
+    while (host > 0 && fork() != 0) --host;  // the parent is the first one
+    setenv("UNJAM_HOST_ID", std::to_string(host).c_str(), 1);
+    const int here = options_.ranks / options_.hosts;
     std::vector<std::thread> threads;
-    for (int r = 0; r < options_.ranks; ++r) {
+    for (int r = host * here; r < (host + 1) * here; ++r) {
       threads.emplace_back([&, r] {
+        unjamContext_t context = nullptr;
+        unjamConfig_t config = UNJAM_CONFIG_INITIALIZER;
+        config.device = UNJAM_DEVICE_HOST;
+        check(unjamInit(&context, options_.ranks, id, r, &config));
         unjamGroup_t world = nullptr;
-        check(unjamGroupCreate(contexts[static_cast<std::size_t>(r)], nullptr, 0, "", &world));
+        check(unjamGroupCreate(context, nullptr, 0, "", &world));
         for (std::size_t s = 0; s < options_.sizes.size(); ++s) measure(r, world, s);
         check(unjamGroupDestroy(world));
+        check(unjamDestroy(context));
       });
     }
     for (std::thread& thread : threads) thread.join();
-    for (unjamContext_t context : contexts) check(unjamDestroy(context));
+    while (wait(nullptr) > 0) {
+    }
+    return host == 0;
   }
 
   void print() {
@@ -219,51 +256,52 @@ class Bench {
   }
 
  private:
-  // One rank's part. What is shared is the first rank's, between meetings.
+  // One rank's part.
   void measure(int rank, unjamGroup_t world, std::size_t s) {
     const std::size_t count = std::max<std::size_t>(options_.sizes[s] / sizeof(float), 1);
     const std::size_t all = count * static_cast<std::size_t>(options_.ranks);
     const std::vector<float> in(all, 1.0f);
     std::vector<float> out(all);
-    if (rank == 0) {
-      measured_.resize(algorithms_.size());
-      std::iota(measured_.begin(), measured_.end(), 0);
-      calls_ = 2;
-    }
+    Meeting& together = shared_.together;
+    std::vector<std::size_t> measured(algorithms_.size());
+    std::iota(measured.begin(), measured.end(), 0);
+    int calls = 2;
     // The first round makes the keys, the second says who is too slow.
     for (int round = -2; round < options_.rounds; ++round) {
+      if (rank == 0) {
+        std::shuffle(measured.begin(), measured.end(), random_);
+        shared_.calls = calls;
+        shared_.num = measured.size();
+        std::copy(measured.begin(), measured.end(), shared_.order);
+      }
       std::vector<double> us(algorithms_.size());
-      together_.arrive_and_wait();
-      for (const std::size_t a : measured_) {
-        together_.arrive_and_wait();
+      together.arrive_and_wait();
+      for (std::size_t i = 0; i < shared_.num; ++i) {
+        const std::size_t a = shared_.order[i];
+        together.arrive_and_wait();
         const auto begin = std::chrono::steady_clock::now();
-        for (int i = 0; i < calls_; ++i) {
+        for (int k = 0; k < shared_.calls; ++k) {
           call(world, options_.kind, algorithms_[a], in, out, count);
-          if (options_.apart) together_.arrive_and_wait();
+          if (options_.apart) together.arrive_and_wait();
         }
-        if (!options_.apart) together_.arrive_and_wait();
+        if (!options_.apart) together.arrive_and_wait();
         const std::chrono::duration<double, std::micro> t =
             std::chrono::steady_clock::now() - begin;
-        us[a] = t.count() / calls_;
+        us[a] = t.count() / shared_.calls;
         if (rank == 0 && round >= 0) took_[s][a].push_back(us[a]);
       }
-      together_.arrive_and_wait();
-      if (rank != 0) continue;
-      if (round == -1) {
-        std::erase_if(measured_, [&](std::size_t a) { return us[a] > kTooSlow * us[0]; });
-        calls_ = static_cast<int>(std::clamp(kRoundUs / us[0], 3.0, 300.0));
-      }
-      std::shuffle(measured_.begin(), measured_.end(), random_);
+      together.arrive_and_wait();
+      if (round != -1) continue;
+      std::erase_if(measured, [&](std::size_t a) { return us[a] > kTooSlow * us[0]; });
+      calls = static_cast<int>(std::clamp(kRoundUs / us[0], 3.0, 300.0));
     }
-    together_.arrive_and_wait();
+    together.arrive_and_wait();
   }
 
   const Options options_;
-  Meeting together_;
+  Shared& shared_;
   std::vector<std::string> algorithms_ = {"auto"};
-  std::vector<std::size_t> measured_;  // algorithms, in this round's order
-  int calls_ = 0;
-  std::mt19937 random_{1};
+  std::mt19937 random_{1};                              // the first rank's
   std::vector<std::vector<std::vector<double>>> took_;  // [size][algorithm][round]
 };
 
@@ -271,7 +309,6 @@ class Bench {
 
 int main(int argc, char** argv) {
   Bench bench(options_of(argc, argv));
-  bench.run();
-  bench.print();
+  if (bench.run()) bench.print();
   return 0;
 }

@@ -283,14 +283,20 @@ ALGORITHM_PAGES: dict[str, tuple[str, str, list[str]]] = {
         "all_reduce",
         ["all_reduce", "broadcast", "reduce"],
     ),
+    "hierarchical": ("hierarchical", "all_reduce", ["all_reduce"]),
+    "pat": ("pat", "all_gather", ["all_reduce", "all_gather", "reduce_scatter"]),
 }
+HOSTS = {"hierarchical": 2}  # of those that have other plans on several
 LANES = {"double_binary_tree": 3}  # of those that have other plans with several: one is for little
 COUNT = 1 << 18  # float32: 1 MiB
 
 
 def _plan_words(kind: str, ranks: int, algorithm: str) -> list[str]:
     words = ["plan", "--check", kind, "--ranks", str(ranks), "--algorithm", algorithm]
-    return words + (["--lanes", str(LANES[algorithm])] if algorithm in LANES else [])
+    for option, values in (("--lanes", LANES), ("--hosts", HOSTS)):
+        if algorithm in values:
+            words += [option, str(values[algorithm])]
+    return words
 
 
 def _checked(kind: str, ranks: int, algorithm: str, count: int) -> dict[str, Any]:

@@ -336,6 +336,13 @@ PROTOTYPES: dict[str, tuple[Any, list[Any]]] = {
         c_int,
         [c_int, c_int, c_int, c_size_t, c_int, c_int, c_int, c_int, c_int, c_int, *_Text],
     ),
+    "unjamPlanCheckOnHosts": (
+        c_int,
+        [
+            *(c_int, c_int, c_int, c_size_t, c_int, POINTER(c_int)),
+            *(c_int, c_int, c_int, c_int, c_int, *_Text),
+        ],
+    ),
     "unjamSimulatorCreate": (c_int, [POINTER(Simulation), POINTER(Handle)]),
     "unjamSimulatorDestroy": (c_int, [Handle]),
     "unjamSimulatorRun": (

@@ -14,6 +14,7 @@
 #include "base/hash.h"
 #include "plan/check/checker.h"
 #include "plan/describe.h"
+#include "plan/host_table.h"
 #include "plan/registry.h"
 #include "runtime/context.h"
 #include "runtime/ending.h"
@@ -811,6 +812,14 @@ unjamResult_t unjamEnvironment(char* buffer, size_t bytes, size_t* needed) {
 unjamResult_t unjamPlanCheck(unjamKind_t kind, unjamDataType_t dtype, unjamOp_t op, size_t count,
                              int nranks, int root, int algorithm, int lanes, int slots, int list,
                              char* buffer, size_t bytes, size_t* needed) {
+  return unjamPlanCheckOnHosts(kind, dtype, op, count, nranks, nullptr, root, algorithm, lanes,
+                               slots, list, buffer, bytes, needed);
+}
+
+unjamResult_t unjamPlanCheckOnHosts(unjamKind_t kind, unjamDataType_t dtype, unjamOp_t op,
+                                    size_t count, int nranks, const int* host_of, int root,
+                                    int algorithm, int lanes, int slots, int list, char* buffer,
+                                    size_t bytes, size_t* needed) {
   return guarded([&] {
     // In the caller's own types: what does not fit must not become another valid value below.
     const struct {
@@ -838,6 +847,9 @@ unjamResult_t unjamPlanCheck(unjamKind_t kind, unjamDataType_t dtype, unjamOp_t 
     r.count = count;
     r.ranks = nranks;
     r.root = root;
+    std::optional<unjam::HostTable> hosts;
+    if (host_of != nullptr) hosts.emplace(std::vector<int>(host_of, host_of + nranks));
+    r.hosts = hosts ? &*hosts : nullptr;
     unjam::PlanLimits limits;
     limits.lanes = static_cast<std::uint16_t>(lanes);
     limits.escape_slots = static_cast<std::uint32_t>(slots);

@@ -69,7 +69,9 @@ enum class Algorithm : std::uint8_t {
   kPairwise,
   kTwoShot,
   kChain,
-  kDoubleBinaryTree
+  kDoubleBinaryTree,
+  kHierarchical,
+  kPat
 };
 
 // What runs the engine.

@@ -29,6 +29,12 @@ inline std::string settings_differ_text(int rank_a, std::string_view a, int rank
          "; give the same on all ranks";
 }
 
+// Of a rank that says as which host it counts, and one that does not.
+inline std::string host_missing_text(int rank, std::string_view host, int without) {
+  return "rank " + std::to_string(rank) + " has UNJAM_HOST_ID=" + std::string(host) + ", rank " +
+         std::to_string(without) + " has none: set it on all ranks, or on none";
+}
+
 // Told to the rank that comes second.
 inline std::string ranks_differ_text(std::uint64_t its, std::uint64_t earlier) {
   return "this rank says that the job has " + std::to_string(its) + " ranks, an earlier one " +

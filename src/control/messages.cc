@@ -139,6 +139,7 @@ std::string JoinMessage::encode() const {
   w.number(ranks);
   w.number(arena_bytes);
   w.text(settings);
+  w.text(host);
   return w.take();
 }
 bool JoinMessage::decode(std::string_view bytes) {
@@ -147,6 +148,7 @@ bool JoinMessage::decode(std::string_view bytes) {
   ranks = r.up_to(kMaxRanks);
   arena_bytes = r.number<std::uint64_t>();
   settings = r.text(4096);
+  host = r.text(kLongestHostId);
   return r.complete() && rank < ranks;
 }
 
@@ -179,6 +181,10 @@ std::string StartMessage::encode() const {
   for (const auto p : process_of) w.number(p);
   w.list(pids.size());
   for (const auto p : pids) w.number(p);
+  w.list(hosts.size());
+  for (const std::string& host : hosts) w.text(host);
+  w.list(host_of.size());
+  for (const auto host : host_of) w.number(host);
   return w.take();
 }
 bool StartMessage::decode(std::string_view bytes) {
@@ -188,7 +194,15 @@ bool StartMessage::decode(std::string_view bytes) {
   for (auto& p : process_of) p = r.up_to(kLastRank);
   pids.resize(r.list(kMaxRanks, 8));
   for (auto& p : pids) p = r.number<std::int64_t>();
+  hosts.resize(r.list(kMaxRanks, 4));
+  for (auto& host : hosts) host = r.text(kLongestHostId);
+  host_of.resize(r.list(kMaxRanks, 4));
+  for (auto& host : host_of) host = r.up_to(kLastRank);
   if (!r.complete() || me >= pids.size()) return false;
+  if (host_of.size() != (hosts.empty() ? 0 : process_of.size())) return false;
+  for (const auto host : host_of) {
+    if (host >= hosts.size()) return false;
+  }
   for (const auto p : process_of) {
     if (p >= pids.size()) return false;
   }

@@ -12,8 +12,9 @@
 
 namespace unjam {
 
-inline constexpr std::uint32_t kProtocolVersion = 6;
+inline constexpr std::uint32_t kProtocolVersion = 7;
 inline constexpr std::size_t kLongestText = 1 << 16;
+inline constexpr std::size_t kLongestHostId = 64;
 // Before and after the other end has proved that it knows the secret.
 inline constexpr std::size_t kLongestStrangerFrame = 256;
 inline constexpr std::size_t kLongestFrame = 64 << 20;
@@ -72,6 +73,7 @@ struct JoinMessage {
   std::uint32_t ranks = 0;
   std::uint64_t arena_bytes = 0;
   std::string settings;  // that must be equal on all ranks
+  std::string host;      // as which it counts (UNJAM_HOST_ID); "": it says nothing
   std::string encode() const;
   bool decode(std::string_view bytes);
 };
@@ -92,6 +94,9 @@ struct StartMessage {
   std::uint32_t me = 0;                   // the receiver's index among the processes
   std::vector<std::uint32_t> process_of;  // by rank
   std::vector<std::int64_t> pids;         // by process
+  // As which hosts ranks count, in the order of their first ranks. None: no rank has said it.
+  std::vector<std::string> hosts;
+  std::vector<std::uint32_t> host_of;  // by rank; as long as process_of, or empty
   std::string encode() const;
   bool decode(std::string_view bytes);
 };

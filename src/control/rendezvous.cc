@@ -283,7 +283,15 @@ void RendezvousServer::join(Connection& c, Frame& frame) {
     ranks_ = m.ranks;
     first_rank_ = m.rank;
     settings_ = m.settings;
+    first_host_ = m.host;
     arena_bytes_ = m.arena_bytes;
+  } else if (m.host.empty() != first_host_.empty()) {
+    const std::string text =
+        m.host.empty() ? host_missing_text(static_cast<int>(first_rank_), first_host_, rank)
+                       : host_missing_text(rank, m.host, static_cast<int>(first_rank_));
+    refuse(c, rank, kMismatch, text);
+    fail_all(text, &c);
+    return;
   } else if (m.settings != settings_ || m.arena_bytes != arena_bytes_) {
     const std::string text =
         m.settings != settings_
@@ -295,7 +303,7 @@ void RendezvousServer::join(Connection& c, Frame& frame) {
     return;
   }
   c.ranks.push_back(m.rank);
-  joined_[m.rank] = {&c, std::move(frame.fds)};
+  joined_[m.rank] = {&c, std::move(frame.fds), m.host};
   JoinedMessage who;
   for (const auto& [r, entry] : joined_) who.mask |= 1ull << r;
   const std::string text = who.encode();
@@ -351,6 +359,12 @@ void RendezvousServer::start() {
     for (const auto r : c->ranks) m.process_of[r] = static_cast<std::uint32_t>(processes.size());
     m.pids.push_back(c->pid);
     processes.push_back(c.get());
+  }
+  for (const auto& [rank, entry] : joined_) {
+    if (entry.host.empty()) break;  // as of all
+    const auto at = std::find(m.hosts.begin(), m.hosts.end(), entry.host);
+    m.host_of.push_back(static_cast<std::uint32_t>(at - m.hosts.begin()));
+    if (at == m.hosts.end()) m.hosts.push_back(entry.host);
   }
   // Each frame with descriptors is handed over before the next is made, so that few are open. Who
   // does not take them is left alone: the others find the other end of their socket closed.

@@ -63,6 +63,7 @@ class RendezvousServer {
   struct Joined {
     Connection* connection = nullptr;
     std::vector<Fd> memory;
+    std::string host;
   };
 
   void serve();
@@ -84,7 +85,7 @@ class RendezvousServer {
   std::uint32_t ranks_ = 0;  // of the job; 0: nobody has joined
   std::uint32_t first_rank_ = 0;
   std::uint64_t arena_bytes_ = 0;
-  std::string settings_;
+  std::string settings_, first_host_;
   bool over_ = false;
   std::thread thread_;
 };

@@ -4,6 +4,7 @@
 #include <bit>
 #include <limits>
 
+#include "plan/host_table.h"
 #include "plan/registry.h"
 
 namespace unjam {
@@ -25,6 +26,10 @@ std::string request_error(const PlanRequest& request, const PlanLimits& limits) 
   }
   if (has_root(request.kind) && (request.root < 0 || request.root >= request.ranks)) {
     return "root " + std::to_string(request.root) + in_group;
+  }
+  if (request.hosts != nullptr && request.hosts->ranks() != request.ranks) {
+    return "the host table has " + std::to_string(request.hosts->ranks()) +
+           " ranks, the group has " + std::to_string(request.ranks);
   }
   if (limits.lanes < 1) return "at least one lane is needed";
   if (limits.escape_slots < 1) return "at least one guaranteed slot is needed";
@@ -80,6 +85,14 @@ std::string planner_error(const PlanRequest& request, const PlanLimits& limits, 
 std::string several_peers_error(const PlanRequest& request, const PlanLimits& limits,
                                 const char* name, bool serves, std::uint32_t slots) {
   return planner_error(request, limits, name, serves, slots, kMaxDirectRanks);
+}
+
+std::string rails_error(const PlanRequest& request, const char* name) {
+  if (request.hosts == nullptr) return "";
+  const std::string irregularity = request.hosts->irregularity();
+  if (irregularity.empty()) return "";
+  return std::string(name) + " plans need as many ranks on each host: " + irregularity +
+         cure(request.kind, request.ranks);
 }
 
 std::uint64_t vector_elements(const PlanRequest& request) {

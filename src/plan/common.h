@@ -29,6 +29,10 @@ std::string planner_error(const PlanRequest& request, const PlanLimits& limits, 
 std::string several_peers_error(const PlanRequest& request, const PlanLimits& limits,
                                 const char* name, bool serves, std::uint32_t slots);
 
+// And for one that goes along rails (host_table.h): "" if the group's hosts have as many ranks
+// each.
+std::string rails_error(const PlanRequest& request, const char* name);
+
 // Elements of the whole vector: blocks of all ranks together for block-structured kinds.
 std::uint64_t vector_elements(const PlanRequest& request);
 

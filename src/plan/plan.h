@@ -12,6 +12,8 @@
 
 namespace unjam {
 
+class HostTable;
+
 // What a planner may look at: values on which all ranks of the group agree, and the own rank.
 struct PlanRequest {
   Kind kind = Kind::kAllReduce;
@@ -21,6 +23,8 @@ struct PlanRequest {
   int ranks = 1;            // group size
   int rank = 0;             // group rank
   int root = 0;             // group rank, for kinds with a root; of a send_recv the sender
+  // Which host each rank of the group is on; null: all are on one. Not owned.
+  const HostTable* hosts = nullptr;
 };
 
 // Agreed limits of the transport.

@@ -12,8 +12,10 @@
 #include "plan/algorithms/chain.h"
 #include "plan/algorithms/direct.h"
 #include "plan/algorithms/double_binary_tree.h"
+#include "plan/algorithms/hierarchical.h"
 #include "plan/algorithms/mesh.h"
 #include "plan/algorithms/pairwise.h"
+#include "plan/algorithms/pat.h"
 #include "plan/algorithms/ring.h"
 #include "plan/algorithms/two_shot.h"
 #include "plan/common.h"
@@ -28,6 +30,7 @@ struct AlgorithmRow {
   // Nothing if the request or the limits are unsuitable; then *error (may be null) says why.
   std::optional<Plan> (*plan)(const PlanRequest& request, const PlanLimits& limits,
                               std::string* error);
+  bool on_rails = false;  // the group's hosts must have as many ranks each (host_table.h)
 };
 
 // A row's place is its Algorithm, and its number in the C API: a new one comes last.
@@ -39,6 +42,8 @@ inline constexpr AlgorithmRow kAlgorithms[] = {
     {"two_shot", two_shot_serves, kMinTwoShotSlots, plan_two_shot},
     {"chain", chain_serves, kMinChainSlots, plan_chain},
     {"double_binary_tree", double_binary_tree_serves, kMinDoubleTreeSlots, plan_double_binary_tree},
+    {"hierarchical", hierarchical_serves, kMinHierarchicalSlots, plan_hierarchical, true},
+    {"pat", pat_serves, kMinPatSlots, plan_pat, true},
 };
 inline constexpr int kNumAlgorithms = static_cast<int>(std::size(kAlgorithms));
 

@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include "plan/common.h"
+#include "plan/host_table.h"
 #include "plan/registry.h"
 
 namespace unjam {
@@ -20,7 +21,9 @@ namespace {
 // others at once (mesh); a direct plan's packets of some KiB are one hop, but each rank reads all;
 // where ranks share cores every slice wakes a thread, so that the fewest slices win: trees, and
 // rings of all-gathers. Gather, scatter and send_recv take one hop either way, and a root that
-// waits for all its peers at once is woken more often than one that takes them in turn.
+// waits for all its peers at once is woken more often than one that takes them in turn. Groups that
+// span hosts are as those of one: where hosts are one machine, hierarchical and PAT plans take as
+// long as the best or longer. They are asked for by name.
 struct HostRow {
   Kind kind;
   int least_ranks, most_ranks;
@@ -174,6 +177,10 @@ Algorithm select_algorithm(const PlanRequest& request, const PlanLimits& limits)
   const std::uint64_t bytes = request.count * dtype_bytes(request.dtype);
   return limits.device == Device::kHost ? select_for_host(request, limits, bytes)
                                         : select_for_cuda(request, limits, bytes);
+}
+
+bool suits_hosts(Algorithm algorithm, const PlanRequest& request) {
+  return !row_of(algorithm).on_rails || request.hosts == nullptr || request.hosts->is_regular();
 }
 
 std::optional<Plan> make_plan(const PlanRequest& request, const PlanLimits& limits,

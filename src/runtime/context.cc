@@ -294,6 +294,7 @@ Result Context::create_group(const int* ranks, int size, const char* name, unjam
             "rank " + std::to_string(rank_) +
                 " creates a group that it is not in: only members create a group"};
   }
+  group->hosts = world_->host_table(group->members);
   unjamGroup& made = *group;
   {
     std::lock_guard lock(mutex_);

@@ -117,6 +117,8 @@ struct unjamGroup {
   int rank = 0;
   std::vector<int> members;              // world ranks
   std::vector<std::uint16_t> members16;  // the same, for the engine
+  // Which host each member is on; nothing: all are on one, or it is a channel.
+  std::optional<unjam::HostTable> hosts;
   std::unordered_map<std::string, std::unique_ptr<unjam::Key>> keys;
   std::size_t pending = 0;
   bool destroyed = false;

@@ -123,7 +123,8 @@ const std::vector<Variable>& variables() {
        false},
       {"UNJAM_ALGORITHM", &Settings::algorithm, -1, kNumAlgorithms - 1, algorithm_choices(),
        "How plans move the data. auto: by the selector's table. A kind that the algorithm does not "
-       "serve uses ring, chain or pairwise.",
+       "serve uses ring, chain or pairwise; a group whose hosts (UNJAM_HOST_ID) do not suit it, "
+       "auto.",
        true},
       {"UNJAM_OVERLAP", &Settings::overlap, 0, 2, nullptr,
        "Whether mesh plans work on several chunks at a time, where the guaranteed slots suffice (4 "
@@ -177,6 +178,10 @@ const std::vector<TextVariable>& text_variables() {
        "Name of the job, the same on all ranks and secret: what `unjam id` prints. Unset: made of "
        "what the launcher calls the job, or of MASTER_ADDR and MASTER_PORT.",
        true},
+      {"UNJAM_HOST_ID", "1 to 64 letters, digits, and any of -_.:",
+       "As which host this process counts, for plans that do in a host otherwise than between "
+       "hosts; equal where ranks are on one. Set on all ranks or on none. Unset: all are on one.",
+       false},
       {"UNJAM_LOG_FILE", "path",
        "File to which UNJAM_LOG's lines are appended, instead of stderr. In its name %r stands for "
        "the rank, %p for the process's number, %h for the host's name, %% for %.",

@@ -357,6 +357,7 @@ Result Context::plan_call(const unjamGroup& group, Key& key, const Signature& si
     r.ranks = static_cast<int>(group.members.size());
     r.rank = group.rank;
     r.root = signature.kind == Kind::kSendRecv ? 0 : signature.root;  // as in the channel
+    r.hosts = group.hosts ? &*group.hosts : nullptr;
     PlanLimits limits;
     limits.escape_slots = world_->shape().escape_slots;
     limits.escape_slot_bytes = world_->shape().escape_slot_bytes;
@@ -369,6 +370,8 @@ Result Context::plan_call(const unjamGroup& group, Key& key, const Signature& si
     limits.together = settings_.overlap == 2;
     std::optional<Algorithm> algorithm;
     if (settings_.algorithm >= 0) algorithm = static_cast<Algorithm>(settings_.algorithm);
+    // What is asked for in all calls serves where it can, and others choose themselves.
+    if (algorithm && !suits_hosts(*algorithm, r)) algorithm.reset();
     if (signature.algorithm >= 0) algorithm = static_cast<Algorithm>(signature.algorithm);
     std::string error;
     std::optional<Plan> plan = make_plan(r, limits, algorithm, &error);

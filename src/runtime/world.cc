@@ -19,6 +19,7 @@
 #include "runtime/ending.h"
 #include "runtime/engine_memory.h"
 #include "runtime/explain_signal.h"
+#include "runtime/host_id.h"
 #include "runtime/job_id.h"
 #include "runtime/log.h"
 #include "transport/announcement.h"
@@ -154,11 +155,22 @@ std::uint64_t* World::announcements(const std::vector<int>& members, std::uint64
   return reinterpret_cast<std::uint64_t*>(arenas_[home].data() + shape_.announcements());
 }
 
+std::optional<HostTable> World::host_table(const std::vector<int>& members) const {
+  if (hosts_.size() < 2) return std::nullopt;
+  std::vector<int> names;
+  for (const int rank : members) names.push_back(host_of_[static_cast<std::size_t>(rank)]);
+  HostTable table(names);
+  if (table.hosts() == 1) return std::nullopt;
+  return table;
+}
+
 // ---- the meeting ----
 
 unjamResult_t World::join(int rank, const Settings& settings, std::string& error) {
   const auto r = static_cast<std::size_t>(rank);
   const std::string agreed = agreed_settings_text(settings);
+  std::string host;
+  const bool host_is_valid = host_id(host, error);
   std::unique_lock lock(mutex_);
   if (!alone() && !connected_) {
     if (!connecting_) {
@@ -195,6 +207,10 @@ unjamResult_t World::join(int rank, const Settings& settings, std::string& error
             "its own";
     return UNJAM_ERROR_INVALID_USAGE;
   }
+  if (!host_is_valid) {
+    fail_meeting("rank " + std::to_string(rank) + ": " + error);
+    return UNJAM_ERROR_INVALID_ARGUMENT;
+  }
   if (first_rank_ < 0) {
     first_rank_ = rank;
     first_agreed_ = agreed;
@@ -218,6 +234,7 @@ unjamResult_t World::join(int rank, const Settings& settings, std::string& error
     m.ranks = static_cast<std::uint32_t>(ranks_);
     m.arena_bytes = shape_.total_bytes();
     m.settings = agreed;
+    m.host = host;
     client_.join(m, std::move(shared));
   }
   changed_.notify_all();
@@ -397,6 +414,8 @@ void World::begin() {
   }
   me_ = static_cast<int>(start.me);
   pids_ = start.pids;
+  hosts_ = start.hosts;
+  host_of_.assign(start.host_of.begin(), start.host_of.end());
   for (int r = 0; r < ranks_; ++r) {
     const auto i = static_cast<std::size_t>(r);
     process_of_[i] = static_cast<int>(start.process_of[i]);

@@ -20,6 +20,7 @@
 #include "control/waitfor.h"
 #include "device/host/host_memory.h"
 #include "engine/cuda_driver.h"
+#include "plan/host_table.h"
 #include "runtime/ledger.h"
 #include "runtime/settings.h"
 #include "runtime/window_maps.h"
@@ -59,6 +60,11 @@ class World {
   // Once all have joined: processes of the job, and what a job says of itself when it starts.
   int processes() const { return alone() ? 1 : static_cast<int>(pids_.size()); }
   std::string banner(const Settings& settings) const;
+  // As which hosts ranks count (UNJAM_HOST_ID), and which rank as which; empty: all as one.
+  const std::vector<std::string>& hosts() const { return hosts_; }
+  const std::vector<int>& host_of() const { return host_of_; }
+  // Of the members of a group; nothing: all are on one host.
+  std::optional<HostTable> host_table(const std::vector<int>& members) const;
   // In whose log lines belong that are about the process.
   int log_rank() const;
   const ArenaShape& shape() const { return shape_; }
@@ -289,6 +295,8 @@ class World {
   int me_ = 0;                      // this process
   std::vector<int> process_of_;     // by rank
   std::vector<std::int64_t> pids_;  // by process
+  std::vector<std::string> hosts_;
+  std::vector<int> host_of_;        // by rank
   std::vector<Context*> contexts_;  // by rank; null: not attached, or of another process
   struct Departed {
     std::map<std::uint64_t, std::uint64_t> calls;

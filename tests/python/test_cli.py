@@ -246,6 +246,8 @@ def test_demo_tells_that_gpus_were_left_out(there, tmp_path, monkeypatch, capsys
         ["plan", "--check", "all_at_once"],
         ["plan", "--check", "broadcast", "--root", "9"],
         ["plan", "--check", "broadcast", "--ranks", "65001"],
+        ["plan", "--check", "broadcast", "--ranks", "4", "--hosts", "5"],
+        ["plan", "--check", "broadcast", "--hosts", "0"],
         ["fig11", "--ranks", "1"],
         ["fig11", "--runs", "1"],
         ["plan", "--check", "all-reduce", "--dtype", "int16"],
@@ -517,6 +519,36 @@ def test_plan_of_a_pair(capsys):
     assert (send["recv_peers"], send["send_peers"], send["partials"]) == ([], [0], False)
     assert main(["plan", "--check", "send-recv", "--ranks", "3", "--json"]) == 1
     assert "between 2 ranks, not 3" in json.loads(capsys.readouterr().out)["error"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "algorithm"),
+    [("all_reduce", "hierarchical"), ("all_reduce", "pat"), ("all_gather", "pat")],
+)
+def test_plan_on_hosts(kind, algorithm, capsys):
+    arguments = ["plan", "--check", kind, "--ranks", "6", "--hosts", "3", "--algorithm", algorithm]
+    assert main([*arguments, "--json", "--list", "--count", "1000"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert (report["ok"], report["algorithm"]) == (True, algorithm)
+    for program in report["programs"]:
+        rank = program["rank"]
+        for primitive in program["primitives"]:
+            for peer in primitive["recv_peers"] + primitive["send_peers"]:
+                # Of the same host, or at the same place of another one.
+                assert peer // 2 == rank // 2 or peer % 2 == rank % 2
+    assert main(arguments) == 0
+    assert "over 6 ranks on 3 hosts" in capsys.readouterr().out
+
+
+def test_plan_on_hosts_that_differ(capsys):
+    arguments = ["plan", "--check", "all_reduce", "--ranks", "5", "--hosts", "2", "--json"]
+    assert main([*arguments, "--algorithm", "hierarchical"]) == 1
+    error = json.loads(capsys.readouterr().out)["error"]
+    assert error == (
+        "hierarchical plans need as many ranks on each host: rank 0's host has 3 of them, "
+        "rank 3's has 2: use ring"
+    )
+    assert main(arguments) == 0
 
 
 def test_plan_check_fails_with_status_1(capsys):

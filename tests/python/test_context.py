@@ -391,7 +391,7 @@ def test_double_binary_trees():
                 assert me != root or (x == total // n).all()
                 x = np.full(count, me, np.int32)
                 assert (group.broadcast(x, root=root, **options).result(60) == root).all()
-        words = "double_binary_tree does not serve all_gather: use one of ring.direct.mesh$"
+        words = "double_binary_tree does not serve all_gather: use one of ring.direct.mesh.pat$"
         with pytest.raises(InvalidArgument, match=words):
             group.all_gather(x, np.empty(n * x.size, x.dtype), **options)
         return {key["algorithm"] for key in context.info()["keys"]}

@@ -132,6 +132,8 @@ inline std::vector<SampleMessage> sample_messages(std::uint32_t rank = 2, std::u
   StartMessage start;
   start.me = 1, start.process_of = {0, 1, 0}, start.pids = {100, 200};
   add(MessageType::kStart, start);
+  start.hosts = {"a", "b"}, start.host_of = {0, 1, 0};
+  add(MessageType::kStart, start);
   add(MessageType::kArena, ArenaMessage{rank});
   add(MessageType::kPeer, PeerMessage{1});
   GoneMessage gone;

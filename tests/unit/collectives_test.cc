@@ -163,7 +163,8 @@ TEST(Collectives, LargerThanAllSlots) {
 
 // ---- other settings, the same answers ----
 
-constexpr std::int32_t kDoubleBinaryTree = 6;  // among the names of UNJAM_ALGORITHM
+// Among the names of UNJAM_ALGORITHM.
+constexpr std::int32_t kDoubleBinaryTree = 6, kHierarchical = 7, kPat = 8;
 
 struct Setting {
   const char* name;
@@ -185,6 +186,10 @@ const std::vector<Setting> kSettings = {
     {"TwoShot", [](unjamConfig_t& c) { c.algorithm = 4; }},
     {"Chain", [](unjamConfig_t& c) { c.algorithm = 5; }},
     {"DoubleBinaryTree", [](unjamConfig_t& c) { c.algorithm = kDoubleBinaryTree; }},
+    // (On one host. levels_run_test has several.)
+    {"Hierarchical", [](unjamConfig_t& c) { c.algorithm = kHierarchical; }},
+    {"Pat", [](unjamConfig_t& c) { c.algorithm = kPat; }},
+    {"ThreeLanesPat", [](unjamConfig_t& c) { c.lanes = 3, c.algorithm = kPat; }},
     {"ThreeLanes", [](unjamConfig_t& c) { c.lanes = 3; }},
     {"ThreeLanesDirect", [](unjamConfig_t& c) { c.lanes = 3, c.algorithm = 1; }},
     {"ThreeLanesMesh", [](unjamConfig_t& c) { c.lanes = 3, c.algorithm = 2; }},

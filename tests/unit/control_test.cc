@@ -141,6 +141,17 @@ TEST(Messages, RefuseRanksThatCannotBe) {
   start.process_of = {0, 0};
   start.me = 1;
   EXPECT_FALSE(decode_any(MessageType::kStart, start.encode(), again));
+  start.me = 0;
+  start.hosts = {"a"};
+  start.host_of = {0, 0};
+  EXPECT_TRUE(decode_any(MessageType::kStart, start.encode(), again));
+  start.host_of = {0, 1};
+  EXPECT_FALSE(decode_any(MessageType::kStart, start.encode(), again)) << "host 1 of 1";
+  start.host_of = {0};
+  EXPECT_FALSE(decode_any(MessageType::kStart, start.encode(), again)) << "a rank without a host";
+  start.hosts.clear();
+  start.host_of = {0, 0};
+  EXPECT_FALSE(decode_any(MessageType::kStart, start.encode(), again)) << "hosts that are not said";
   unjam::SnapshotMessage snapshot;
   snapshot.ranks.resize(1);
   snapshot.ranks[0].running = {0};

@@ -33,7 +33,7 @@ std::vector<Algorithm> algorithms() {
 }
 
 // Whether code may ask for it by name, so that tests know what it does. Others are rows only.
-bool has_name(Algorithm algorithm) { return algorithm <= Algorithm::kDoubleBinaryTree; }
+bool has_name(Algorithm algorithm) { return algorithm <= Algorithm::kPat; }
 
 // Said again for those that code asks for by name, so that a row cannot lose a kind unnoticed.
 bool serves(Algorithm algorithm, Kind kind) {
@@ -55,6 +55,10 @@ bool serves(Algorithm algorithm, Kind kind) {
       return kind != Kind::kSendRecv;
     case Algorithm::kDoubleBinaryTree:
       return kind == Kind::kAllReduce || kind == Kind::kBarrier || whole_at_root(kind);
+    case Algorithm::kHierarchical:
+      return kind == Kind::kAllReduce || kind == Kind::kBarrier;
+    case Algorithm::kPat:
+      return !block_to_block && !whole_at_root(kind);
   }
   return as_its_row_says;
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from ctypes import c_int
 from typing import Any
 
 from .. import _limits as limits
@@ -28,6 +29,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--ranks",
         type=whole(1, limits.PLANNED_RANKS, "number of ranks"),
         help=f"group size, 1 to {limits.PLANNED_RANKS:,} (default: 8; of send_recv always 2)",
+    )
+    parser.add_argument(
+        "--hosts",
+        type=whole(1, limits.PLANNED_RANKS, "number of hosts"),
+        default=1,
+        help="hosts that the ranks are on, one after the other (default: 1)",
     )
     parser.add_argument(
         "--count",
@@ -66,6 +73,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 
+def hosts_of(ranks: int, hosts: int) -> list[int]:
+    """Of each rank its host, for consecutive ranks, the same number on each, or one more."""
+    return [rank * hosts // ranks for rank in range(ranks)]
+
+
 def check_plan(options: argparse.Namespace) -> dict[str, Any]:
     """What the plan checker says, as the C API's JSON."""
     lib = library()
@@ -73,13 +85,15 @@ def check_plan(options: argparse.Namespace) -> dict[str, Any]:
     number = names.get(options.algorithm or "auto")
     if number is None:
         raise InvalidArgument(f"--algorithm {options.algorithm}: choose one of {', '.join(names)}")
+    host_of = (c_int * options.ranks)(*hosts_of(options.ranks, options.hosts))
     report: dict[str, Any] = read_json(
-        lambda buffer, size, needed: lib.unjamPlanCheck(
+        lambda buffer, size, needed: lib.unjamPlanCheckOnHosts(
             kind_of(options.check),
             dtype_of(options.dtype),
             op_of(options.op),
             options.count,
             options.ranks,
+            host_of,
             options.root,
             number,
             options.lanes,
@@ -99,6 +113,8 @@ def run(options: argparse.Namespace) -> int:
         options.ranks = 2 if options.check == "send_recv" else 8
     if options.root >= options.ranks:
         options.parser.error(f"--root {options.root} is not a rank of {options.ranks}")
+    if options.hosts > options.ranks:
+        options.parser.error(f"--hosts {options.hosts}: there are {options.ranks} ranks")
     report = check_plan(options)
     if options.json:
         print_json(report)
@@ -106,7 +122,8 @@ def run(options: argparse.Namespace) -> int:
     console = make_console()
     print_title(
         console,
-        f"{options.check} of {options.count:,} {options.dtype} over {options.ranks:,} ranks",
+        f"{options.check} of {options.count:,} {options.dtype} over {options.ranks:,} ranks"
+        + (f" on {options.hosts:,} hosts" if options.hosts > 1 else ""),
     )
     table = make_table("", ["property", "value"], ["value"])
     for name, value in report.items():
