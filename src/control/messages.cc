@@ -140,6 +140,8 @@ std::string JoinMessage::encode() const {
   w.number(arena_bytes);
   w.text(settings);
   w.text(host);
+  w.list(cpus.size());
+  for (const auto word : cpus) w.number(word);
   return w.take();
 }
 bool JoinMessage::decode(std::string_view bytes) {
@@ -149,6 +151,8 @@ bool JoinMessage::decode(std::string_view bytes) {
   arena_bytes = r.number<std::uint64_t>();
   settings = r.text(4096);
   host = r.text(kLongestHostId);
+  cpus.resize(r.list(kMostCpuWords, 8));
+  for (auto& word : cpus) word = r.number<std::uint64_t>();
   return r.complete() && rank < ranks;
 }
 
@@ -185,6 +189,8 @@ std::string StartMessage::encode() const {
   for (const std::string& host : hosts) w.text(host);
   w.list(host_of.size());
   for (const auto host : host_of) w.number(host);
+  w.list(cpus.size());
+  for (const auto word : cpus) w.number(word);
   return w.take();
 }
 bool StartMessage::decode(std::string_view bytes) {
@@ -198,6 +204,8 @@ bool StartMessage::decode(std::string_view bytes) {
   for (auto& host : hosts) host = r.text(kLongestHostId);
   host_of.resize(r.list(kMaxRanks, 4));
   for (auto& host : host_of) host = r.up_to(kLastRank);
+  cpus.resize(r.list(kMostCpuWords, 8));
+  for (auto& word : cpus) word = r.number<std::uint64_t>();
   if (!r.complete() || me >= pids.size()) return false;
   if (host_of.size() != (hosts.empty() ? 0 : process_of.size())) return false;
   for (const auto host : host_of) {

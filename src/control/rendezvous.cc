@@ -303,6 +303,8 @@ void RendezvousServer::join(Connection& c, Frame& frame) {
     return;
   }
   c.ranks.push_back(m.rank);
+  cpus_.resize(std::max(cpus_.size(), m.cpus.size()));
+  for (std::size_t i = 0; i < m.cpus.size(); ++i) cpus_[i] |= m.cpus[i];
   joined_[m.rank] = {&c, std::move(frame.fds), m.host};
   JoinedMessage who;
   for (const auto& [r, entry] : joined_) who.mask |= 1ull << r;
@@ -354,6 +356,7 @@ void RendezvousServer::start() {
   std::vector<Connection*> processes;
   StartMessage m;
   m.process_of.resize(ranks_);
+  m.cpus = cpus_;
   for (auto& c : connections_) {
     if (c->ranks.empty()) continue;
     for (const auto r : c->ranks) m.process_of[r] = static_cast<std::uint32_t>(processes.size());

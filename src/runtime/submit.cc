@@ -368,6 +368,7 @@ Result Context::plan_call(const unjamGroup& group, Key& key, const Signature& si
     limits.borrow_slot_bytes = world_->shape().borrow_slot_bytes;
     limits.overlap = settings_.overlap != 0;
     limits.together = settings_.overlap == 2;
+    limits.ranks_a_core = static_cast<std::uint16_t>(world_->ranks_a_core());
     std::optional<Algorithm> algorithm;
     if (settings_.algorithm >= 0) algorithm = static_cast<Algorithm>(settings_.algorithm);
     // What is asked for in all calls serves where it can, and others choose themselves.

@@ -11,9 +11,11 @@
 #include <thread>
 #include <utility>
 
+#include "base/bits.h"
 #include "base/clock.h"
 #include "base/fork_guard.h"
 #include "control/join_text.h"
+#include "runtime/allowed_cpus.h"
 #include "runtime/context.h"
 #include "runtime/cuda_library.h"
 #include "runtime/ending.h"
@@ -155,6 +157,12 @@ std::uint64_t* World::announcements(const std::vector<int>& members, std::uint64
   return reinterpret_cast<std::uint64_t*>(arenas_[home].data() + shape_.announcements());
 }
 
+int World::ranks_a_core() const {
+  int cores = 0;
+  for (const std::uint64_t word : cpus_) cores += static_cast<int>(count_bits(word));
+  return cores == 0 ? 1 : (ranks_ + cores - 1) / cores;
+}
+
 std::optional<HostTable> World::host_table(const std::vector<int>& members) const {
   if (hosts_.size() < 2) return std::nullopt;
   std::vector<int> names;
@@ -171,6 +179,7 @@ unjamResult_t World::join(int rank, const Settings& settings, std::string& error
   const std::string agreed = agreed_settings_text(settings);
   std::string host;
   const bool host_is_valid = host_id(host, error);
+  const std::vector<std::uint64_t> cpus = allowed_cpus();
   std::unique_lock lock(mutex_);
   if (!alone() && !connected_) {
     if (!connecting_) {
@@ -227,6 +236,8 @@ unjamResult_t World::join(int rank, const Settings& settings, std::string& error
   joined_[r] = true;
   ++num_joined_;
   if (alone()) {
+    cpus_.resize(std::max(cpus_.size(), cpus.size()));
+    for (std::size_t i = 0; i < cpus.size(); ++i) cpus_[i] |= cpus[i];
     started_ = num_joined_ == ranks_;
   } else {
     JoinMessage m;
@@ -235,6 +246,7 @@ unjamResult_t World::join(int rank, const Settings& settings, std::string& error
     m.arena_bytes = shape_.total_bytes();
     m.settings = agreed;
     m.host = host;
+    m.cpus = cpus;
     client_.join(m, std::move(shared));
   }
   changed_.notify_all();
@@ -415,6 +427,7 @@ void World::begin() {
   me_ = static_cast<int>(start.me);
   pids_ = start.pids;
   hosts_ = start.hosts;
+  cpus_ = start.cpus;
   host_of_.assign(start.host_of.begin(), start.host_of.end());
   for (int r = 0; r < ranks_; ++r) {
     const auto i = static_cast<std::size_t>(r);

@@ -63,6 +63,9 @@ class World {
   // As which hosts ranks count (UNJAM_HOST_ID), and which rank as which; empty: all as one.
   const std::vector<std::string>& hosts() const { return hosts_; }
   const std::vector<int>& host_of() const { return host_of_; }
+  // Ranks of the job for each CPU that any of them may run on, rounded up; once all have joined.
+  // (Ranks that are bound to CPUs of their own are as many as those.) All ranks have the same.
+  int ranks_a_core() const;
   // Of the members of a group; nothing: all are on one host.
   std::optional<HostTable> host_table(const std::vector<int>& members) const;
   // In whose log lines belong that are about the process.
@@ -296,8 +299,9 @@ class World {
   std::vector<int> process_of_;     // by rank
   std::vector<std::int64_t> pids_;  // by process
   std::vector<std::string> hosts_;
-  std::vector<int> host_of_;        // by rank
-  std::vector<Context*> contexts_;  // by rank; null: not attached, or of another process
+  std::vector<int> host_of_;         // by rank
+  std::vector<std::uint64_t> cpus_;  // on which any rank may run, see allowed_cpus()
+  std::vector<Context*> contexts_;   // by rank; null: not attached, or of another process
   struct Departed {
     std::map<std::uint64_t, std::uint64_t> calls;
     std::vector<PendingCall> untaken;

@@ -120,7 +120,7 @@ inline std::vector<SampleMessage> sample_messages(std::uint32_t rank = 2, std::u
   JoinMessage join;
   join.rank = rank, join.ranks = ranks, join.arena_bytes = 1 << 20;
   add(MessageType::kJoin, join);
-  join.settings = "lanes=2, escape_slots=5";
+  join.settings = "lanes=2, escape_slots=5", join.cpus = {3, ~0ull};
   add(MessageType::kJoin, join);
   JoinedMessage joined;
   joined.mask = 5;
@@ -132,7 +132,7 @@ inline std::vector<SampleMessage> sample_messages(std::uint32_t rank = 2, std::u
   StartMessage start;
   start.me = 1, start.process_of = {0, 1, 0}, start.pids = {100, 200};
   add(MessageType::kStart, start);
-  start.hosts = {"a", "b"}, start.host_of = {0, 1, 0};
+  start.hosts = {"a", "b"}, start.host_of = {0, 1, 0}, start.cpus = {7};
   add(MessageType::kStart, start);
   add(MessageType::kArena, ArenaMessage{rank});
   add(MessageType::kPeer, PeerMessage{1});

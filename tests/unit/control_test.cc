@@ -362,6 +362,7 @@ struct Member {
   RendezvousClient client;
   std::string error;
   bool connected = false, live = true;
+  std::vector<std::uint64_t> cpus;
   std::vector<std::size_t> memory_bytes = {4096};  // of each rank: one of them, or a device's too
 
   bool connect(const JobSecret& secret) {
@@ -374,6 +375,7 @@ struct Member {
     m.ranks = ranks;
     m.arena_bytes = 4096;
     m.settings = settings;
+    m.cpus = cpus;
     std::vector<Fd> memory;
     for (const std::size_t bytes : memory_bytes) memory.push_back(memory_fd(bytes));
     client.join(m, std::move(memory));
