@@ -218,7 +218,8 @@ TEST(PlanLevels, StepsOfTreesBetweenHosts) {
   for (int hosts = 2; hosts <= 33; ++hosts) {
     for (const int per_host : {1, 2, 4, 8}) {
       const HostTable table = make_table(hosts, per_host, false);
-      const auto count = static_cast<std::uint64_t>(16 * per_host);  // a slice of each part
+      const auto count =
+          std::uint64_t{16} * static_cast<unsigned>(per_host);  // a slice of each part
       const CheckResult result = check(make_request(Kind::kAllReduce, table, count), make_limits(5),
                                        Algorithm::kHierarchical);
       ASSERT_TRUE(result.ok) << result.error;
