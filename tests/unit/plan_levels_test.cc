@@ -189,6 +189,29 @@ TEST(PlanLevels, AllTypes) {
   }
 }
 
+TEST(PlanLevels, OnCuda) {
+  for (const auto& [hosts, per_host] : {std::pair{2, 4}, {4, 8}, {8, 8}, {8, 1}}) {
+    const HostTable table = make_table(hosts, per_host, false);
+    for (const Algorithm algorithm : kOnRails) {
+      for (const Kind kind : kKinds) {
+        if (!row_of(algorithm).serves(kind)) continue;
+        for (const std::uint64_t count : {1, 100'000, 10'000'000}) {
+          if (kind == Kind::kBarrier && count != 1) continue;
+          const PlanRequest request = make_request(kind, table, count);
+          PlanLimits limits;
+          limits.device = Device::kCuda;
+          limits.escape_slots = 4;
+          limits.escape_slot_bytes = 74'944;
+          limits.lanes = 32;
+          limits.overlap = limits.lines = true;
+          const CheckResult result = check(request, limits, algorithm);
+          ASSERT_TRUE(result.ok) << label(request, limits, algorithm) << ": " << result.error;
+        }
+      }
+    }
+  }
+}
+
 TEST(PlanLevels, ManyHosts) {
   for (const auto& [hosts, per_host] : {std::pair{128, 8}, {100, 3}, {127, 1}}) {
     const HostTable table = make_table(hosts, per_host, false);
