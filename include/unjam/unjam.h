@@ -594,7 +594,7 @@ UNJAM_API unjamResult_t unjamPlanCheck(unjamKind_t kind, unjamDataType_t dtype, 
                                        int slots, int list, char* buffer, size_t bytes,
                                        size_t* needed);
 /* The same of a group that spans hosts. host_of: array of nranks numbers, equal where ranks are on
- * one host; NULL: all are. (In a job UNJAM_HOST_ID says it.) */
+ * one host; NULL: all are. (In a job UNJAM_HOST_ID says it.) The JSON has their number, "hosts". */
 UNJAM_API unjamResult_t unjamPlanCheckOnHosts(unjamKind_t kind, unjamDataType_t dtype, unjamOp_t op,
                                               size_t count, int nranks, const int* host_of,
                                               int root, int algorithm, int lanes, int slots,
