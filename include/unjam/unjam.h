@@ -531,7 +531,7 @@ UNJAM_API unjamResult_t unjamGetStats(unjamContext_t context, unjamStats_t* stat
  * free, allocations), what is held by which keys, statistics per key and lane. Of a lane while
  * traces are kept (trace_events) also what its engine's steps have taken, in ns: to read
  * submissions, to prepare invocations, to load and to save contexts, to write completions (the
- * paper's Fig. 7). */
+ * paper's Fig. 7). Where UNJAM_HOST_ID says as which hosts ranks count, these, by rank. */
 UNJAM_API unjamResult_t unjamInfo(unjamContext_t context, char* buffer, size_t bytes,
                                   size_t* needed);
 /* {"ranks": [{"rank", "running": {group, key, n} | null, "waits_for": [...],
@@ -594,7 +594,7 @@ UNJAM_API unjamResult_t unjamPlanCheck(unjamKind_t kind, unjamDataType_t dtype, 
                                        int slots, int list, char* buffer, size_t bytes,
                                        size_t* needed);
 /* The same of a group that spans hosts. host_of: array of nranks numbers, equal where ranks are on
- * one host; NULL: all are. (In a job UNJAM_HOST_ID says it.) */
+ * one host; NULL: all are. (In a job UNJAM_HOST_ID says it.) The JSON has their number, "hosts". */
 UNJAM_API unjamResult_t unjamPlanCheckOnHosts(unjamKind_t kind, unjamDataType_t dtype, unjamOp_t op,
                                               size_t count, int nranks, const int* host_of,
                                               int root, int algorithm, int lanes, int slots,

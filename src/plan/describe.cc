@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "plan/host_table.h"
 #include "plan/registry.h"
 #include "plan/selector.h"
 
@@ -47,6 +48,7 @@ std::string head(const PlanRequest& request, bool ok, const std::string& error) 
   json += field("op", name_of(request.op, kNumOps));
   json += field("count", request.count);
   json += field("ranks", std::to_string(request.ranks));
+  if (request.hosts != nullptr) json += field("hosts", std::to_string(request.hosts->hosts()));
   json += field("root", std::to_string(request.root));
   return json;
 }

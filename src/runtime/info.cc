@@ -107,6 +107,13 @@ std::string Context::info_json() const {
   w.field("version", UNJAM_VERSION).field("device", cuda() ? "cuda" : "host");
   w.field("rank", rank_);
   w.field("ranks", world_->ranks());
+  if (!world_->hosts().empty()) {  // as which hosts ranks count, by rank
+    w.key("hosts").begin_array();
+    for (const int host : world_->host_of()) {
+      w.value(world_->hosts()[static_cast<std::size_t>(host)]);
+    }
+    w.end_array();
+  }
   w.key("settings").begin_object();
   for (const Variable& v : variables()) {
     const std::int64_t value = settings_.*v.field;

@@ -529,7 +529,7 @@ def test_plan_on_hosts(kind, algorithm, capsys):
     arguments = ["plan", "--check", kind, "--ranks", "6", "--hosts", "3", "--algorithm", algorithm]
     assert main([*arguments, "--json", "--list", "--count", "1000"]) == 0
     report = json.loads(capsys.readouterr().out)
-    assert (report["ok"], report["algorithm"]) == (True, algorithm)
+    assert (report["ok"], report["algorithm"], report["hosts"]) == (True, algorithm, 3)
     for program in report["programs"]:
         rank = program["rank"]
         for primitive in program["primitives"]:

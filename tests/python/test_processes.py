@@ -260,6 +260,7 @@ def first_to_say(*processes):
         ({"UNJAM_RANK": 0}, "InvalidUsage", "rank 0 has joined this job already"),
         ({"UNJAM_RANKS": 3}, "Mismatch", "says that the job has .* ranks"),
         ({"UNJAM_LANES": 2}, "Mismatch", "settings differ: rank .*UNJAM_LANES=.*UNJAM_LANES="),
+        ({"UNJAM_HOST_ID": "b"}, "Mismatch", "rank 1 has UNJAM_HOST_ID=b, rank 0 has none: set it"),
     ],
 )
 def test_ranks_that_do_not_fit_together(harness, second, kind, message):
@@ -277,6 +278,32 @@ def test_ranks_that_do_not_fit_together(harness, second, kind, message):
         error = (b if first is a else a).said()
     assert error[0] == kind
     assert re.search(message, error[1]), error
+
+
+def on_hosts():
+    with unjam.init_from_environment() as context:
+        group = context.group()
+        x = np.full(1000, context.rank + 1, dtype=np.int64)
+        group.all_reduce(x, key="h", algorithm="hierarchical").wait(30)
+        own = np.array([context.rank], dtype=np.int32)
+        blocks = np.empty(context.size, dtype=np.int32)
+        group.all_gather(own, blocks, key="p", algorithm="pat").wait(30)
+        say([int(x[0]), int(x[-1]), blocks.tolist(), context.info()["hosts"]])
+
+
+def test_hosts(harness):
+    """Two hosts of two ranks, which are not one after the other."""
+    unique = unjam.unique_id().rstrip(b"\0").hex()
+    hosts = ["a", "b", "b", "a"]
+    ranks = [
+        harness.start(
+            on_hosts, UNJAM_ID=unique, UNJAM_RANK=rank, UNJAM_RANKS=4, UNJAM_HOST_ID=hosts[rank]
+        )
+        for rank in range(4)
+    ]
+    for rank in ranks:
+        assert rank.said() == [10, 10, [0, 1, 2, 3], hosts]
+        rank.ends()
 
 
 # ---- what they compute ----

@@ -189,6 +189,29 @@ TEST(PlanLevels, AllTypes) {
   }
 }
 
+TEST(PlanLevels, OnCuda) {
+  for (const auto& [hosts, per_host] : {std::pair{2, 4}, {4, 8}, {8, 8}, {8, 1}}) {
+    const HostTable table = make_table(hosts, per_host, false);
+    for (const Algorithm algorithm : kOnRails) {
+      for (const Kind kind : kKinds) {
+        if (!row_of(algorithm).serves(kind)) continue;
+        for (const std::uint64_t count : {1, 100'000, 10'000'000}) {
+          if (kind == Kind::kBarrier && count != 1) continue;
+          const PlanRequest request = make_request(kind, table, count);
+          PlanLimits limits;
+          limits.device = Device::kCuda;
+          limits.escape_slots = 4;
+          limits.escape_slot_bytes = 74'944;
+          limits.lanes = 32;
+          limits.overlap = limits.lines = true;
+          const CheckResult result = check(request, limits, algorithm);
+          ASSERT_TRUE(result.ok) << label(request, limits, algorithm) << ": " << result.error;
+        }
+      }
+    }
+  }
+}
+
 TEST(PlanLevels, ManyHosts) {
   for (const auto& [hosts, per_host] : {std::pair{128, 8}, {100, 3}, {127, 1}}) {
     const HostTable table = make_table(hosts, per_host, false);
@@ -218,7 +241,8 @@ TEST(PlanLevels, StepsOfTreesBetweenHosts) {
   for (int hosts = 2; hosts <= 33; ++hosts) {
     for (const int per_host : {1, 2, 4, 8}) {
       const HostTable table = make_table(hosts, per_host, false);
-      const auto count = static_cast<std::uint64_t>(16 * per_host);  // a slice of each part
+      const auto count =
+          std::uint64_t{16} * static_cast<unsigned>(per_host);  // a slice of each part
       const CheckResult result = check(make_request(Kind::kAllReduce, table, count), make_limits(5),
                                        Algorithm::kHierarchical);
       ASSERT_TRUE(result.ok) << result.error;

@@ -85,7 +85,8 @@ def check_plan(options: argparse.Namespace) -> dict[str, Any]:
     number = names.get(options.algorithm or "auto")
     if number is None:
         raise InvalidArgument(f"--algorithm {options.algorithm}: choose one of {', '.join(names)}")
-    host_of = (c_int * options.ranks)(*hosts_of(options.ranks, options.hosts))
+    ranks, hosts = options.ranks, options.hosts
+    host_of = None if hosts == 1 else (c_int * ranks)(*hosts_of(ranks, hosts))
     report: dict[str, Any] = read_json(
         lambda buffer, size, needed: lib.unjamPlanCheckOnHosts(
             kind_of(options.check),

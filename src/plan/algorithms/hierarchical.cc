@@ -37,8 +37,9 @@ class HierarchicalProgram {
   std::vector<int> order_of_results() const {
     std::vector<int> order;
     for (int part = 0; part < parts_; ++part) order.push_back(part);
-    std::stable_sort(order.begin(), order.end(),
-                     [&](int a, int b) { return node(a).depth < node(b).depth; });
+    std::sort(order.begin(), order.end(), [&](int a, int b) {
+      return std::pair(node(a).depth, a) < std::pair(node(b).depth, b);
+    });
     const int deepest = node(order.back()).depth;
     const auto own = std::find_if(order.begin(), order.end(), [&](int p) { return is_own(p); });
     const bool others_as_deep = std::any_of(

@@ -2,32 +2,32 @@
 // all-reduce and barrier in log2(hosts) hops between hosts. (J. Bruck et al. 1997, "Efficient
 // algorithms for all-to-all communications in multiport message-passing systems", with distances
 // from far to near; S. Jeaugey 2025, "PAT: a new algorithm for all-gather and reduce-scatter
-// operations at scale".) All ranks' blocks travel at once, each down a tree of its own. Unlike
-// NCCL's, it works with several ranks a host, and does not put several blocks into one message.
+// operations at scale".) All ranks' blocks travel at once, each down a tree of its own. Other than
+// there, hosts may have several ranks, and each block is a message of its own.
 //
 // An all-gather on a rail (host_table.h). Host h's block comes to host h+x (modulo the hosts) from
-// host h+x-d, where d is the lowest bit of x; so after as many hops as x has bits. Who has it sends
-// it to all hosts that are to have it from there, at distances d/2, d/4, …, 1, in the step in which
-// it receives it, and to its mates in the host. So each block is one primitive of its rail, and one
-// for each other rail, in which it comes from the mate there. A reduce-scatter is the same
-// backwards: a rank adds up what its mates and the hosts below it have of a block, and sends the
-// sum on. An all-reduce is a reduce-scatter of the ranks' parts and then an all-gather: the ranks'
-// number of hosts need not be a power of two.
+// host h+x-d, where d is the lowest bit of x; so after as many hops as x has ones. In the step in
+// which a rank receives it, it sends it on: to the hosts at distances d/2, d/4, …, 1, and to its
+// mates. So each block is one primitive of its rail, and one for each other rail, in which it comes
+// from the mate there.
+//
+// A reduce-scatter is the same backwards. A rank adds up what its mates and the hosts below it have
+// of a block, and sends the sum on. An all-reduce is a reduce-scatter of the ranks' parts, then an
+// all-gather. The number of hosts need not be a power of two.
 //
 // Where all are on one host, each rank counts as a host of its own.
 //
 // In which order blocks come. Let W be the largest power of two of at most all guaranteed slots.
-// Windows of 2 W values of x follow each other; within a window far distances come first, so that
-// it takes log2(2 W) hops, and a connector has W blocks at most. A distance of less than W could
-// have more to carry, and its connector not the room: hence windows. So up to 2 W hosts are
-// log2(hosts) hops, and more are (hosts / 2 W) log2(2 W) or so. Blocks of mates are taken as many
-// blocks later as slots allow.
+// Windows of 2 W values of x follow each other. In a window far distances come first, so that it
+// takes log2(2 W) hops, and a connector has W blocks at most. Without windows a connector of a near
+// distance would have half as many blocks as there are hosts. So up to 2 W hosts take log2(hosts)
+// hops, and more take about log2(2 W) for each window. Blocks of mates are taken as many blocks
+// later as slots allow.
 //
 // Nobody waits in a circle. All ranks' programs have the same steps, and what a step waits for was
 // sent in an earlier one. For room it waits until the peer has taken what was sent W blocks before,
-// which is an earlier step, too. In an all-reduce a rank has results to send in the step in which
-// peers take contributions of the same connector, so two slots are needed there; one is enough for
-// the others.
+// which is an earlier step, too. So one slot is enough, but for an all-reduce: there a rank sends
+// results in the step in which peers take contributions of the same connector, and two are.
 #pragma once
 
 #include <cstdint>
