@@ -531,7 +531,8 @@ UNJAM_API unjamResult_t unjamGetStats(unjamContext_t context, unjamStats_t* stat
  * free, allocations), what is held by which keys, statistics per key and lane. Of a lane while
  * traces are kept (trace_events) also what its engine's steps have taken, in ns: to read
  * submissions, to prepare invocations, to load and to save contexts, to write completions (the
- * paper's Fig. 7). Where UNJAM_HOST_ID says as which hosts ranks count, these, by rank. */
+ * paper's Fig. 7). "ranks_a_core": the job's ranks for each CPU that any may run on, rounded up.
+ * Where UNJAM_HOST_ID says as which hosts ranks count, these, by rank. */
 UNJAM_API unjamResult_t unjamInfo(unjamContext_t context, char* buffer, size_t bytes,
                                   size_t* needed);
 /* {"ranks": [{"rank", "running": {group, key, n} | null, "waits_for": [...],

@@ -107,6 +107,7 @@ std::string Context::info_json() const {
   w.field("version", UNJAM_VERSION).field("device", cuda() ? "cuda" : "host");
   w.field("rank", rank_);
   w.field("ranks", world_->ranks());
+  w.field("ranks_a_core", world_->ranks_a_core());
   if (!world_->hosts().empty()) {  // as which hosts ranks count, by rank
     w.key("hosts").begin_array();
     for (const int host : world_->host_of()) {

@@ -437,6 +437,8 @@ TEST(Rendezvous, OneToManyProcessesMeet) {
     std::vector<std::thread> threads;
     for (std::uint32_t p = 0; p < processes; ++p) {
       members[p] = std::make_unique<Member>();
+      // Of all all hear: some share CPUs, some have more than 64, and one says nothing.
+      if (p != 1) members[p]->cpus = {std::uint64_t{3} << p, p % 2};
       threads.emplace_back([&, p] {
         Member& m = *members[p];
         if (!m.connect(secret)) return;
@@ -450,6 +452,9 @@ TEST(Rendezvous, OneToManyProcessesMeet) {
     for (std::uint32_t p = 0; p < processes; ++p) {
       SCOPED_TRACE(std::to_string(processes) + " processes, the " + std::to_string(p));
       expect_whole(*members[p], own[p], ranks, processes);
+      std::uint64_t low = 0;
+      for (std::uint32_t q = 0; q < processes; ++q) low |= q == 1 ? 0 : std::uint64_t{3} << q;
+      EXPECT_EQ(members[p]->client.start.cpus, (std::vector<std::uint64_t>{low, processes > 3}));
     }
     // Each socket leads to whom it says.
     for (auto& m : members) {
