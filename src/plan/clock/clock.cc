@@ -5,6 +5,7 @@
 #include <limits>
 #include <utility>
 
+#include "plan/clock/event_queue.h"
 #include "plan/clock/network.h"
 
 namespace unjam {
@@ -15,23 +16,6 @@ constexpr std::uint32_t kNone = 0xffffffff;
 Picoseconds picoseconds(double us) { return static_cast<Picoseconds>(std::llround(us * 1e6)); }
 
 std::size_t at(std::int64_t i) { return static_cast<std::size_t>(i); }
-
-// What is to happen. Of what happens at one time, what concerns a lower rank comes first, so that
-// the order is the same in folded runs and others.
-struct Event {
-  enum Type : std::uint32_t { kSliceDone, kPort, kArrival, kRoom };
-  Picoseconds time = 0;
-  std::uint32_t who = 0;  // a lane, by its number
-  std::uint32_t type = 0;
-  std::uint64_t order = 0;
-  std::uint32_t what = 0;  // a message, or a channel
-};
-
-bool later(const Event& a, const Event& b) {
-  if (a.time != b.time) return a.time > b.time;
-  if (a.who != b.who) return a.who > b.who;
-  return a.order > b.order;
-}
 
 // One direction between two lanes.
 struct Channel {
@@ -113,12 +97,10 @@ class ClockRun {
     for (const LateRank& late : options_.late) starts[at(late.rank)] = picoseconds(late.us);
     // (A lane's first event: as if a slice were done, of which nothing comes.)
     for (std::uint32_t e = 0; e < lanes_.size(); ++e) {
-      push(starts[at(rank_of(e))], e, Event::kSliceDone, kNone);
+      events_.push(starts[at(rank_of(e))], e, Event::kSliceDone, kNone);
     }
     while (!events_.empty()) {
-      std::pop_heap(events_.begin(), events_.end(), later);
-      const Event event = events_.back();
-      events_.pop_back();
+      const Event event = events_.pop();
       now_ = event.time;
       happen(event);
     }
@@ -132,11 +114,6 @@ class ClockRun {
   }
   int rank_of(std::uint32_t e) const { return static_cast<int>(e / p_.lanes); }
   std::uint32_t lane_number(std::uint32_t e) const { return e % p_.lanes; }
-
-  void push(Picoseconds time, std::uint32_t who, Event::Type type, std::uint32_t what) {
-    events_.push_back({time, who, type, order_++, what});
-    std::push_heap(events_.begin(), events_.end(), later);
-  }
 
   void count_lane_loops() {
     for (std::uint32_t l = 0; l < p_.lanes; ++l) {
@@ -215,8 +192,6 @@ class ClockRun {
         wake(c.from, Cause::kRoom, event.what);
         break;
       }
-      default:
-        break;
     }
   }
 
@@ -315,7 +290,7 @@ class ClockRun {
     lane.busy = true;
     if (options_.keep_path) record(e, start, start + takes);
     lane.waited = false;
-    push(start + takes, e, Event::kSliceDone, kNone);
+    events_.push(start + takes, e, Event::kSliceDone, kNone);
   }
 
   static double most_moved(const ClockStep& s) { return std::max(s.reads, s.writes); }
@@ -370,7 +345,7 @@ class ClockRun {
       releases_of_[std::size_t{channel} * m_.slots + c.taken % m_.slots] = lanes_[e].last_record;
     }
     ++c.taken;
-    push(now_ + network_.ways()[c.way].latency, c.from, Event::kRoom, channel);
+    events_.push(now_ + network_.ways()[c.way].latency, c.from, Event::kRoom, channel);
   }
 
   void send(std::uint32_t e, std::uint32_t channel, std::uint64_t bytes) {
@@ -407,7 +382,7 @@ class ClockRun {
       if (start > now_) {
         m.queue += start - now_;
         if (m.port < way.num_ports) {
-          push(start, c.from, Event::kPort, id);
+          events_.push(start, c.from, Event::kPort, id);
           return;
         }
       }
@@ -418,7 +393,7 @@ class ClockRun {
           messages_of_[std::size_t{m.channel} * m_.slots + counted.sent++ % m_.slots];
       r = {m.record, m.queue, m.left - posted(m) - m.queue};
     }
-    push(m.left + way.latency, c.to, Event::kArrival, m.channel);
+    events_.push(m.left + way.latency, c.to, Event::kArrival, m.channel);
     unused_.push_back(id);
   }
 
@@ -496,7 +471,7 @@ class ClockRun {
   std::vector<Channel> channels_;
   std::vector<Message> messages_;
   std::vector<std::uint32_t> unused_;
-  std::vector<Event> events_;
+  EventQueue events_;
   std::vector<std::uint64_t> loops_, first_skipped_, skipped_;  // of each lane number
   std::vector<Picoseconds> free_ports_, busy_ports_, cores_;
   std::vector<SliceRecord> records_;
@@ -504,7 +479,6 @@ class ClockRun {
   std::vector<std::uint32_t> releases_of_;
   Picoseconds now_ = 0, slice_ = 0, wait_ = 0;
   double engine_ps_ = 0;
-  std::uint64_t order_ = 0;
   std::uint32_t last_record_ = kNone;
   RunResult result_;
 };

@@ -21,8 +21,10 @@ inline constexpr std::int64_t kMostClockRanks = 1 << 20;
 struct Machine {
   // Shape. Ranks are GPUs, node after node; nodes are numbered leaf after leaf.
   int gpus_per_node = 1;
-  int nics_per_node = 1;      // GPUs have them in turns: the first ones have the first
-  bool nics_by_lane = false;  // lanes begin with their GPU's NIC and take the node's in turns
+  int nics_per_node = 1;  // GPUs have them in turns: the first ones have the first
+  // Lanes take the node's NICs in turns, from their GPU's on; the even lanes have all, and so have
+  // the odd ones, for trees have these.
+  bool nics_by_lane = false;
   int nodes_per_leaf = 1;
   // Processors that all ranks of a node share, each of which moves one slice at a time; 0: every
   // lane of every rank has its own.

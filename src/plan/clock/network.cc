@@ -92,7 +92,7 @@ Way Network::make_way(int from, int to) const {
 std::uint32_t Network::nic(int rank, std::uint32_t lane) const {
   const int nics = machine_.nics_per_node, gpus = machine_.gpus_per_node;
   const int own = static_cast<int>(std::int64_t{rank % gpus} * nics / gpus);
-  const int turn = machine_.nics_by_lane ? static_cast<int>(lane) : 0;
+  const int turn = machine_.nics_by_lane ? static_cast<int>(lane ^ lane >> 1) : 0;
   return static_cast<std::uint32_t>(rank / gpus * nics + (own + turn) % nics);
 }
 

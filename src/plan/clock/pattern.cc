@@ -1,6 +1,7 @@
 #include "plan/clock/pattern.h"
 
 #include <algorithm>
+#include <string_view>
 
 #include "plan/algorithms/double_binary_tree.h"
 #include "plan/check/validate.h"
@@ -11,9 +12,11 @@
 namespace unjam {
 namespace {
 
-constexpr const char* kRing2d = "ring_2d";
+// That the clock alone has, for comparison: all-reduces of whole nodes.
+constexpr std::string_view kRing2d = "ring_2d", kNodeTrees = "node_trees";
 
-bool serves_2d(Kind kind) { return kind == Kind::kAllReduce || kind == Kind::kBarrier; }
+bool is_of_nodes(std::string_view name) { return name == kRing2d || name == kNodeTrees; }
+bool serves_nodes(Kind kind) { return kind == Kind::kAllReduce || kind == Kind::kBarrier; }
 
 ClockStep step_of(const Primitive& p, std::size_t num_from, std::size_t num_to) {
   ClockStep s;
@@ -33,21 +36,6 @@ void add_primitive(const Primitive& p, std::span<const int> from, std::span<cons
   pattern->add_step(step_of(p, from.size(), to.size()), from, to);
 }
 
-void add_data(const Geometry& g, std::uint32_t slot_bytes, Protocol protocol, Pattern* pattern) {
-  const std::uint64_t element = dtype_bytes(g.dtype);
-  pattern->protocol = protocol;
-  pattern->parts = g.parts;
-  pattern->lanes = g.lanes;
-  pattern->chunk_bytes = g.chunk * element;
-  pattern->slice_bytes = payload_bytes(protocol, slot_bytes) / element * element;
-  pattern->lane_bytes.reserve(std::size_t{g.parts} * g.lanes);
-  for (std::uint32_t p = 0; p < g.parts; ++p) {
-    for (std::uint32_t l = 0; l < g.lanes; ++l) {
-      pattern->lane_bytes.push_back(g.lane_part(p, g.first_lane + l).length * element);
-    }
-  }
-}
-
 std::optional<Pattern> pattern_of_plans(PlanRequest request, const PlanLimits& limits,
                                         Algorithm algorithm, std::string* error) {
   Pattern pattern;
@@ -58,7 +46,7 @@ std::optional<Pattern> pattern_of_plans(PlanRequest request, const PlanLimits& l
     const std::optional<Plan> plan = make_plan(request, limits, algorithm, error);
     if (!plan) return std::nullopt;
     if (request.rank == 0) {
-      add_data(plan->geometry, limits.escape_slot_bytes, plan->protocol, &pattern);
+      add_geometry(plan->geometry, limits.escape_slot_bytes, plan->protocol, &pattern);
     }
     for (std::size_t i = 0; i < plan->primitives.size(); ++i) {
       add_primitive(plan->primitives[i], ranks_received_from(*plan, i), ranks_sent_to(*plan, i),
@@ -81,7 +69,7 @@ std::optional<Pattern> pattern_of_trees(PlanRequest request, const PlanLimits& l
   pattern.ranks = request.ranks;
   pattern.all_ranks = request.ranks;
   pattern.first_step.push_back(0);
-  add_data(plan->geometry, limits.escape_slot_bytes, plan->protocol, &pattern);
+  add_geometry(plan->geometry, limits.escape_slot_bytes, plan->protocol, &pattern);
   const int trees = static_cast<int>(plan->geometry.parts);
   for (request.rank = 0; request.rank < request.ranks; ++request.rank) {
     const ProgramBuilder program = double_binary_tree_program(request, trees);
@@ -113,6 +101,22 @@ void Pattern::add_step(ClockStep step, std::span<const int> from, std::span<cons
   steps.push_back(step);
 }
 
+void add_geometry(const Geometry& g, std::uint32_t slot_bytes, Protocol protocol,
+                  Pattern* pattern) {
+  const std::uint64_t element = dtype_bytes(g.dtype);
+  pattern->protocol = protocol;
+  pattern->parts = g.parts;
+  pattern->lanes = g.lanes;
+  pattern->chunk_bytes = g.chunk * element;
+  pattern->slice_bytes = payload_bytes(protocol, slot_bytes) / element * element;
+  pattern->lane_bytes.reserve(std::size_t{g.parts} * g.lanes);
+  for (std::uint32_t p = 0; p < g.parts; ++p) {
+    for (std::uint32_t l = 0; l < g.lanes; ++l) {
+      pattern->lane_bytes.push_back(g.lane_part(p, g.first_lane + l).length * element);
+    }
+  }
+}
+
 PlanLimits limits_of(const Machine& machine) {
   PlanLimits limits;
   const bool cuda = machine.device == Device::kCuda;
@@ -126,16 +130,18 @@ PlanLimits limits_of(const Machine& machine) {
 }
 
 std::string clock_algorithms(Kind kind) {
-  return algorithms_for(kind) + (serves_2d(kind) ? std::string("|") + kRing2d : "");
+  std::string names = algorithms_for(kind);
+  if (serves_nodes(kind)) names.append("|").append(kRing2d).append("|").append(kNodeTrees);
+  return names;
 }
 
 std::optional<std::string> clock_algorithm(const ClockRequest& request, const Machine& machine,
                                            std::string* error) {
   const PlanRequest& r = request.request;
   const std::string cure = ": give auto|" + clock_algorithms(r.kind);
-  if (request.algorithm == kRing2d) {
-    if (serves_2d(r.kind)) return request.algorithm;
-    say(error, std::string(kRing2d) + " does not serve " + to_string(r.kind) + cure);
+  if (is_of_nodes(request.algorithm)) {
+    if (serves_nodes(r.kind)) return request.algorithm;
+    say(error, request.algorithm + " does not serve " + to_string(r.kind) + cure);
     return std::nullopt;
   }
   const std::optional<int> number = algorithm_named(request.algorithm);
@@ -156,14 +162,14 @@ std::optional<Pattern> make_pattern(const ClockRequest& request, const Machine& 
   const PlanRequest& r = request.request;
   const PlanLimits limits = limits_of(machine);
   std::optional<Pattern> pattern;
-  if (*name == kRing2d) {
+  if (is_of_nodes(*name)) {
     if (r.ranks % machine.gpus_per_node != 0) {
-      say(error, std::string(kRing2d) + " needs whole nodes of " +
-                     std::to_string(machine.gpus_per_node) + " ranks, not " +
-                     std::to_string(r.ranks) + " ranks");
+      say(error, *name + " needs whole nodes of " + std::to_string(machine.gpus_per_node) +
+                     " ranks, not " + std::to_string(r.ranks) + " ranks");
       return std::nullopt;
     }
-    pattern = ring_2d_pattern(r, machine, request.unfolded);
+    pattern = *name == kRing2d ? ring_2d_pattern(r, machine, request.unfolded)
+                               : node_trees_pattern(r, machine, error);
   } else {
     const Algorithm algorithm = static_cast<Algorithm>(*algorithm_named(*name));
     if (algorithm == Algorithm::kRing && !request.unfolded && r.ranks > machine.gpus_per_node) {

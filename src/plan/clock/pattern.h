@@ -79,8 +79,9 @@ struct Pattern {
 // What is timed: the request's `rank` is not looked at, and `ranks` may be more than a group has.
 struct ClockRequest {
   PlanRequest request;
-  std::string algorithm = "auto";  // a row of plan/registry.h, or "ring_2d"
-  bool unfolded = false;           // every rank is run
+  // "auto", a row of plan/registry.h, or one that the clock alone has.
+  std::string algorithm = "auto";
+  bool unfolded = false;  // every rank is run
 };
 
 // "a|b": what may be asked for, of the kind.
@@ -102,6 +103,15 @@ Pattern ring_pattern(const PlanRequest& request, const Machine& machine, bool un
 // A ring in each node, and one across all nodes for each GPU's share: reduced in the node, across,
 // and gathered in the node. All-reduces of whole nodes.
 Pattern ring_2d_pattern(const PlanRequest& request, const Machine& machine, bool unfolded);
+
+// Two trees between nodes, and a chain in each node. All-reduces of whole nodes. Nothing, and an
+// error, where the machine has too few slots for plans of trees.
+std::optional<Pattern> node_trees_pattern(const PlanRequest& request, const Machine& machine,
+                                          std::string* error);
+
+// The data of a plan with this geometry.
+void add_geometry(const Geometry& geometry, std::uint32_t slot_bytes, Protocol protocol,
+                  Pattern* pattern);
 
 // What plans are made for.
 PlanLimits limits_of(const Machine& machine);
