@@ -180,7 +180,7 @@ CASES = {
 
 
 def run(name: str) -> float:
-    """When the last rank of a case is done, in us. One engine a process is all that there can be."""
+    """When the last rank of a case is done, in us. A process can have one engine only."""
     engine = Engine(
         [
             "witness",

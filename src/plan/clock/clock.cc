@@ -407,7 +407,9 @@ class ClockRun {
     r.slice.rank = rank_of(e);
     r.slice.lane = static_cast<int>(lane_number(e));
     r.slice.step = lane.step;
-    r.slice.loop = lane.pass;
+    const ClockStep& step = p_.program(rank_of(e))[lane.step];
+    r.slice.flags = step.flags;
+    r.slice.loop = lane.pass < step.lag ? 0 : lane.pass - step.lag;
     r.slice.cause = lane.cause;
     r.slice.core = start - now_;
     r.slice.start = start;

@@ -50,6 +50,7 @@ enum class Cause : std::uint8_t { kStart, kOwn, kData, kRoom };
 struct PathSlice {
   int rank = 0, lane = 0;
   std::uint32_t step = 0;
+  std::uint16_t flags = 0;  // the step's PrimitiveFlags
   std::uint64_t loop = 0;
   Cause cause = Cause::kStart;
   int peer = -1;

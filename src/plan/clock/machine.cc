@@ -8,7 +8,6 @@ namespace {
 constexpr double kMostMicroseconds = 1e6;
 constexpr int kMostOfAKind = 1 << 20;
 constexpr int kMostCores = 1024;
-constexpr int kMostMachineLanes = 32;
 constexpr std::uint32_t kMostMachineSlots = 1024, kMostSlotBytes = 1u << 26, kSlotUnit = 64;
 
 std::string whole_error(const char* name, std::int64_t value, std::int64_t least,

@@ -17,6 +17,7 @@ namespace unjam {
 
 // More ranks than this are not timed: what is kept of each fits memory up to here.
 inline constexpr std::int64_t kMostClockRanks = 1 << 20;
+inline constexpr int kMostMachineLanes = 32;
 
 struct Machine {
   // Shape. Ranks are GPUs, node after node; nodes are numbered leaf after leaf.
