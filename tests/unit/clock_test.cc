@@ -458,6 +458,21 @@ TEST(Refused, LateRanks) {
   EXPECT_NE(error_of(r, m, o).find("rings of more than 1024 ranks"), std::string::npos);
 }
 
+TEST(Refused, WhatTakesTooLong) {
+  Machine m = full_machine(4);
+  m.nic_gb_per_s = 0.001;
+  m.slot_bytes = 1 << 26;
+  m.oversubscription = 1000;
+  ClockRequest r;
+  r.request.ranks = 768;
+  r.request.count = std::uint64_t{1} << 38;
+  r.algorithm = "double_binary_tree";
+  EXPECT_EQ(error_of(r, m), "it takes more than 1000000 s");
+  r.request.ranks = 1 << 20;
+  m.lanes = 32;
+  EXPECT_NE(error_of(r, m).find("more than 4194304 lanes"), std::string::npos);
+}
+
 TEST(Refused, Machines) {
   ClockRequest r;
   r.request.count = 100;

@@ -126,8 +126,7 @@ def show_machines(options: argparse.Namespace) -> int:
     from ..clock.machine import FOLDER
 
     console.print(
-        f"Each of the {len(FIELDS)} constants stands in its file with its source: {FOLDER}",
-        soft_wrap=True,
+        f"Each of the {len(FIELDS)} constants stands in its file with its source: {FOLDER}"
     )
     return 0
 
@@ -140,7 +139,7 @@ def run_calibrate(options: argparse.Namespace) -> int:
     console = make_console(stderr=True)
     machine, fit = calibrate()
     for line in fit:
-        console.print(line, soft_wrap=True)
+        console.print(line)
     print(write_machine(machine), end="")
     return 0
 
@@ -292,7 +291,7 @@ def _show(
 ) -> None:
     console = make_console()
     print_title(console, f"{options.time} on {machine.name}")
-    console.print(machine.about, soft_wrap=True)
+    console.print(machine.about)
     table = make_table("", ["ranks", "size", *names], ["ranks", "size", *names])
     cases = {(row["ranks"], row["size"]): {} for row in rows}
     for row in rows:
@@ -314,12 +313,11 @@ def _show(
         console.print("*: the least of these.")
     if any(not row["exact"] for row in rows):
         console.print(
-            "Rings: as if all leaves were full, and all parts as long as the longest one.",
-            soft_wrap=True,
+            "Rings: as if all leaves were full, and all parts as long as the longest one."
         )
     if options.path:
         _show_path(console, rows[0])
-    console.print(_NOT_KNOWN, soft_wrap=True)
+    console.print(_NOT_KNOWN)
 
 
 def _show_path(console: Any, row: dict[str, Any]) -> None:

@@ -193,8 +193,8 @@ def _fault(name: str, value: object) -> str:
     if name in _TIMES:
         return "" if 0 <= value <= 1e6 else "microseconds, 0 to 1000000"
     if name in _RATES:
-        return "" if value >= 1e-6 else "10^9 bytes a second, above 0, or inf"
-    return "" if 0 < value < math.inf else "a number above 0"  # oversubscription
+        return "" if value >= 0.001 else "10^9 bytes a second, 0.001 or more, or inf"
+    return "" if 0.001 <= value <= 1000 else "a ratio from 0.001 to 1000"  # oversubscription
 
 
 def device_number(name: str) -> int:

@@ -13,7 +13,9 @@ namespace {
 
 constexpr std::uint32_t kNone = 0xffffffff;
 
-Picoseconds picoseconds(double us) { return static_cast<Picoseconds>(std::llround(us * 1e6)); }
+Picoseconds picoseconds(double us) {
+  return static_cast<Picoseconds>(std::llround(us * kPicosecondsAUs));
+}
 
 std::size_t at(std::int64_t i) { return static_cast<std::size_t>(i); }
 
@@ -99,12 +101,12 @@ class ClockRun {
     for (std::uint32_t e = 0; e < lanes_.size(); ++e) {
       events_.push(starts[at(rank_of(e))], e, Event::kSliceDone, kNone);
     }
-    while (!events_.empty()) {
+    while (!events_.empty() && result_.error.empty()) {
       const Event event = events_.pop();
       now_ = event.time;
       happen(event);
     }
-    finish();
+    if (result_.error.empty()) finish();
     return std::move(result_);
   }
 
@@ -285,7 +287,10 @@ class ClockRun {
       start = std::max(start, *core);
       *core = start + takes;
     }
-    ++result_.slices;
+    if (++result_.slices > kMostSlices) {
+      result_.error = "it takes more than " + std::to_string(kMostSlices) +
+                      " slices: give a smaller size, fewer ranks or larger slots";
+    }
     if (lane.waited && lane.cause == Cause::kRoom) ++result_.waits_for_room;
     lane.busy = true;
     if (options_.keep_path) record(e, start, start + takes);
@@ -375,6 +380,7 @@ class ClockRun {
           std::llround(static_cast<double>(m.bytes) * network_.ps_of(port)));
       // It cannot be through before the port in front is.
       const Picoseconds end = std::max(start + takes, m.left);
+      if (end > kLongestRun) result_.error = "it takes more than 1000000 s";
       busy_ports_[port] += takes;
       free = end;
       m.left = end;

@@ -21,6 +21,11 @@
 namespace unjam {
 
 using Picoseconds = std::int64_t;
+inline constexpr double kPicosecondsAUs = 1e6;
+
+// What would take longer, or more slices than some minutes are enough for, is not run to its end.
+inline constexpr Picoseconds kLongestRun = 1'000'000'000'000'000'000;  // 10^6 s
+inline constexpr std::uint64_t kMostSlices = 400'000'000;
 
 enum class PortClass : std::uint8_t { kLinkOut, kLinkIn, kNicOut, kNicIn, kTrunkUp, kTrunkDown };
 inline constexpr int kNumPortClasses = 6;

@@ -1,7 +1,5 @@
 #include "plan/clock/machine.h"
 
-#include <cmath>
-
 namespace unjam {
 namespace {
 
@@ -23,9 +21,9 @@ std::string time_error(const char* name, double us) {
 }
 
 std::string rate_error(const char* name, double rate) {
-  if (rate >= 1e-6) return "";  // (not so of NaN)
+  if (rate >= 0.001) return "";  // (not so of NaN)
   return std::string(name) + " " + std::to_string(rate) +
-         " is no rate: give GB/s, from 0.000001 on, or infinity";
+         " is no rate: give GB/s, from 0.001 on, or infinity";
 }
 
 }  // namespace
@@ -48,9 +46,9 @@ std::string machine_error(const Machine& m) {
   if (m.slot_bytes % kSlotUnit != 0) {
     return "slot_bytes " + std::to_string(m.slot_bytes) + " is no multiple of 64";
   }
-  if (!(m.oversubscription > 0) || std::isinf(m.oversubscription)) {
+  if (!(m.oversubscription >= 0.001 && m.oversubscription <= 1000)) {
     return "oversubscription " + std::to_string(m.oversubscription) +
-           " is no ratio: give a number above 0, 1 for none";
+           " is no ratio: give 0.001 to 1000, 1 for none";
   }
   return "";
 }

@@ -11,7 +11,6 @@
 namespace unjam {
 namespace {
 
-constexpr double kPicosecondsInUs = 1e6;
 constexpr std::size_t kMostPathSlices = 1000;  // shown of a path; the first ones and the last ones
 
 // With more digits than the writer's own: a ring of many ranks takes a second.
@@ -21,7 +20,7 @@ void number(JsonWriter* json, const char* name, double value) {
   json->key(name).json(text.data());
 }
 void time(JsonWriter* json, const char* name, Picoseconds value) {
-  number(json, name, static_cast<double>(value) / kPicosecondsInUs);
+  number(json, name, static_cast<double>(value) / kPicosecondsAUs);
 }
 
 std::string step_name(std::uint16_t flags) {

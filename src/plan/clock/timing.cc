@@ -8,9 +8,7 @@
 namespace unjam {
 namespace {
 
-constexpr double kPicosecondsInUs = 1e6;
-
-double us(double picoseconds) { return picoseconds / kPicosecondsInUs; }
+double us(double picoseconds) { return picoseconds / kPicosecondsAUs; }
 
 std::uint32_t longest_lag(const Pattern& pattern) {
   std::uint32_t lag = 0;
@@ -170,6 +168,16 @@ std::optional<Timing> time_plan(const ClockRequest& request, const Machine& mach
   // Who is late, or shares a processor, does not do what others do at the same time.
   asked.unfolded = options.unfolded || !options.late.empty() || machine.cores > 0;
   const std::optional<Pattern> pattern = make_pattern(asked, machine, &problem);
+  // (Of each lane, and of its four channels, something is kept: 2 GiB at most.)
+  constexpr std::int64_t kMostLanes = 1 << 22;
+  if (pattern && std::int64_t{pattern->ranks} * pattern->lanes > kMostLanes) {
+    if (error != nullptr) {
+      *error = std::to_string(pattern->ranks) + " ranks with " + std::to_string(pattern->lanes) +
+               " lanes for so much data are more than " + std::to_string(kMostLanes) +
+               " lanes: give fewer ranks or lanes";
+    }
+    return std::nullopt;
+  }
   Timing timing;
   if (!pattern || !Timer(*pattern, machine, options).time(&timing, &problem)) {
     if (error != nullptr) *error = problem;
