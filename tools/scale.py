@@ -67,16 +67,19 @@ def ratio(constants: str, nodes: int, algorithm: str = TREES, nbytes: int = SHOR
     return us(ring, nodes, nbytes, RING) / us(machine, nodes, nbytes, algorithm)
 
 
+LARGEST = 34  # 16 GiB
+
+
 def crossing(machine: str, nodes: int) -> int:
-    """The first power of two from which on a ring is as fast as trees, in bytes."""
-    low, high = 10, 36  # 2^low: trees are faster; 2^high: the ring
+    """From which power of two bytes on a ring is as fast as trees; 0: there is none."""
+    low, high = 10, LARGEST + 1  # 2^low: trees are faster; 2^high: the ring
     while high - low > 1:
         middle = (low + high) // 2
         if us(machine, nodes, 1 << middle, TREES) < us(machine, nodes, 1 << middle, RING):
             low = middle
         else:
             high = middle
-    return 1 << high
+    return 1 << high if high <= LARGEST else 0
 
 
 def bus_gb_per_s(machine: str, nodes: int, nbytes: int, algorithm: str) -> float:
@@ -129,9 +132,12 @@ def ratios_table() -> str:
 def crossings_table() -> str:
     from unjam.bench.cases import size_text
 
+    def text(machine: str, nodes: int) -> str:
+        nbytes = crossing(machine, nodes)
+        return size_text(nbytes) if nbytes else "none"
+
     rows = [
-        [f"{6 * nodes:,}", size_text(crossing(RULE, nodes)), size_text(crossing(SIMPLE, nodes))]
-        for nodes in (2, 8, 32, 128, 512)
+        [f"{6 * nodes:,}", text(RULE, nodes), text(SIMPLE, nodes)] for nodes in (2, 8, 32, 128, 512)
     ]
     return table(["GPUs", "2.4's rule", "2.30, Simple"], rows)
 
@@ -256,8 +262,7 @@ def draw_training(path: Path) -> None:
             ):
                 y = [step.ms(machine, n, RING) / step.ms(machine, n, name) for n in nodes]
                 _curve(axes, counts, y, f"{WORDS[name]}, {words}", place, linestyle=style)
-        axes.set_yscale("log")
-        _over_gpus(axes, "Model: a training step with rings over one with …", counts, "times")
+        _over_gpus(axes, "Model: how many times a step takes with rings", counts, "times")
 
 
 def draw_trees(path: Path) -> None:

@@ -617,6 +617,7 @@ typedef struct {
   double oversubscription; /* what a leaf's NICs carry, for each that its trunk carries */
   double slice_us;         /* what a lane does about a slice, */
   double wait_us;          /* more if it had to wait for it, */
+  double peer_us;          /* more for each further peer that it has to do with, */
   double engine_gb_per_s;  /* and its rate of bytes read or written, whichever are more */
   double base_us;          /* what a call takes beside its slices */
 } unjamMachine_t;

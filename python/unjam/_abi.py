@@ -206,6 +206,7 @@ class Machine(Structure):
         ("oversubscription", c_double),
         ("slice_us", c_double),
         ("wait_us", c_double),
+        ("peer_us", c_double),
         ("engine_gb_per_s", c_double),
         ("base_us", c_double),
     ]

@@ -39,6 +39,7 @@ unjam::Machine machine_of(const unjamMachine_t& m) {
   machine.oversubscription = m.oversubscription;
   machine.slice_us = m.slice_us;
   machine.wait_us = m.wait_us;
+  machine.peer_us = m.peer_us;
   machine.engine_gb_per_s = m.engine_gb_per_s;
   machine.base_us = m.base_us;
   machine.device = static_cast<unjam::Device>(m.device);

@@ -226,6 +226,7 @@ def test_calibration_finds_the_constants_that_made_the_times():
     true = {
         "slice_us": 1.5,
         "wait_us": 6.0,
+        "peer_us": 1.0,
         "engine_gb_per_s": 4.0,
         "link_gb_per_s": 9.0,
         "base_us": 8.0,

@@ -131,6 +131,15 @@ TEST(ByHand, BytesThatTheLaneMoves) {
   EXPECT_DOUBLE_EQ(end_of(p, m), 54);
 }
 
+TEST(ByHand, FurtherPeers) {
+  // Half a microsecond for each: rank 0 sends at 2, through its link at 12, 22, 32, and the last
+  // one is taken at 35.
+  Machine m = hand_machine();
+  m.peer_us = 0.5;
+  const Pattern p = written({{{{}, {1, 2, 3}}}, {{{0}, {}}}, {{{0}, {}}}, {{{0}, {}}}});
+  EXPECT_DOUBLE_EQ(end_of(p, m), 35);
+}
+
 TEST(ByHand, OneProcessorForAll) {
   // Ranks 0 and 1 each take it for 1 us; the messages are there at 1 + 12 and 2 + 12, and ranks 2
   // and 3 take it from 13 and 14 on.
@@ -238,6 +247,7 @@ Machine full_machine(int nodes_per_leaf) {
   m.oversubscription = 2;
   m.slice_us = 0.4;
   m.wait_us = 0.3;
+  m.peer_us = 0.1;
   m.engine_gb_per_s = 20;
   m.lanes = 5;
   m.slots = 4;

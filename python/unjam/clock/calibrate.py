@@ -19,10 +19,11 @@ _RANKS = (2, 4)
 _SIZES = (64, 4096, 65536, 1 << 20)
 _ALGORITHMS = ("ring", "double_binary_tree", "direct")
 _LEAST_CALLS, _MOST_CALLS, _SECONDS = 7, 200, 0.25
-_FITTED = ("slice_us", "wait_us", "engine_gb_per_s", "link_gb_per_s", "base_us")
+_FITTED = ("slice_us", "wait_us", "peer_us", "engine_gb_per_s", "link_gb_per_s", "base_us")
 _BOUNDS = {
     "slice_us": (0.01, 1e3),
     "wait_us": (0.01, 1e3),
+    "peer_us": (0.01, 1e3),
     "engine_gb_per_s": (0.01, 1e3),
     "link_gb_per_s": (0.01, 1e3),
     "base_us": (0.01, 1e3),
@@ -143,7 +144,14 @@ def fit(measured: list[Measured]) -> tuple[dict[str, float], float]:
         ]
         return math.sqrt(sum(squares) / len(squares))
 
-    values = {"slice_us": 2, "wait_us": 5, "engine_gb_per_s": 5, "link_gb_per_s": 10, "base_us": 5}
+    values = {
+        "slice_us": 2,
+        "wait_us": 5,
+        "peer_us": 2,
+        "engine_gb_per_s": 5,
+        "link_gb_per_s": 10,
+        "base_us": 5,
+    }
     values = {name: float(value) for name, value in values.items()}
     best = error(values)
     factor = 4.0

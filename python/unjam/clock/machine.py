@@ -25,7 +25,7 @@ _WHOLE = {
     "slots": (1, 1024),
     "slot_bytes": (64, 1 << 26),
 }
-_TIMES = ("link_us", "network_us", "leaf_us", "slice_us", "wait_us", "base_us")
+_TIMES = ("link_us", "network_us", "leaf_us", "slice_us", "wait_us", "peer_us", "base_us")
 _RATES = ("link_gb_per_s", "nic_gb_per_s", "engine_gb_per_s")
 _DEVICES = {"host": 0, "cuda": 1}
 
@@ -47,6 +47,7 @@ FIELDS = (
     "oversubscription",
     "slice_us",
     "wait_us",
+    "peer_us",
     "engine_gb_per_s",
     "base_us",
 )

@@ -86,6 +86,7 @@ class ClockRun {
     cores_.assign(at(network_.nodes()) * at(m_.cores), 0);
     slice_ = picoseconds(m_.slice_us);
     wait_ = picoseconds(m_.wait_us);
+    peer_ = picoseconds(m_.peer_us);
     engine_ps_ = ps_per_byte(m_.engine_gb_per_s);
     if (options_.keep_path) {
       messages_of_.resize(channels_.size() * m_.slots);
@@ -274,11 +275,13 @@ class ClockRun {
     const std::span<const ClockStep> program = p_.program(rank_of(e));
     take(e, program[lane.step], bytes);
     double moved = static_cast<double>(bytes) * most_moved(program[lane.step]);
+    Picoseconds more_peers = peer_ * further_peers(program[lane.step]);
     if (next != 0) {
       take(e, program[lane.step + 1], next);
       moved += static_cast<double>(next) * most_moved(program[lane.step + 1]);
+      more_peers += peer_ * further_peers(program[lane.step + 1]);
     }
-    const Picoseconds takes = slice_ + (lane.waited ? wait_ : 0) +
+    const Picoseconds takes = slice_ + (lane.waited ? wait_ : 0) + more_peers +
                               static_cast<Picoseconds>(std::llround(moved * engine_ps_));
     Picoseconds start = now_;
     if (m_.cores > 0) {
@@ -298,6 +301,10 @@ class ClockRun {
     events_.push(start + takes, e, Event::kSliceDone, kNone);
   }
 
+  static Picoseconds further_peers(const ClockStep& s) {
+    const Picoseconds peers = std::max(s.num_from, s.num_to);
+    return peers > 0 ? peers - 1 : 0;
+  }
   static double most_moved(const ClockStep& s) { return std::max(s.reads, s.writes); }
 
   // Takes what the slice needs, so that it can happen.
@@ -485,7 +492,7 @@ class ClockRun {
   std::vector<SliceRecord> records_;
   std::vector<MessageRecord> messages_of_;
   std::vector<std::uint32_t> releases_of_;
-  Picoseconds now_ = 0, slice_ = 0, wait_ = 0;
+  Picoseconds now_ = 0, slice_ = 0, wait_ = 0, peer_ = 0;
   double engine_ps_ = 0;
   std::uint32_t last_record_ = kNone;
   RunResult result_;

@@ -37,8 +37,8 @@ std::string machine_error(const Machine& m) {
         rate_error("link_gb_per_s", m.link_gb_per_s), time_error("network_us", m.network_us),
         rate_error("nic_gb_per_s", m.nic_gb_per_s), time_error("leaf_us", m.leaf_us),
         time_error("slice_us", m.slice_us), time_error("wait_us", m.wait_us),
-        rate_error("engine_gb_per_s", m.engine_gb_per_s), time_error("base_us", m.base_us),
-        whole_error("lanes", m.lanes, 1, kMostMachineLanes),
+        time_error("peer_us", m.peer_us), rate_error("engine_gb_per_s", m.engine_gb_per_s),
+        time_error("base_us", m.base_us), whole_error("lanes", m.lanes, 1, kMostMachineLanes),
         whole_error("slots", m.slots, 1, kMostMachineSlots),
         whole_error("slot_bytes", m.slot_bytes, kSlotUnit, kMostSlotBytes)}) {
     if (!text.empty()) return text;

@@ -38,9 +38,10 @@ struct Machine {
   // What a leaf's NICs carry together, for each that its trunk carries.
   double oversubscription = 1;
 
-  // What a lane does about a slice: a fixed time, as much more if it had to wait for it, and the
-  // slice's bytes, as often as it reads them or writes them, whichever is more.
-  double slice_us = 0, wait_us = 0, engine_gb_per_s = 1;
+  // What a lane does about a slice: a fixed time; more if it had to wait for it, and for each
+  // further peer that it receives from, or sends to, whichever are more; and the slice's bytes, as
+  // often as it reads them or writes them, whichever is more.
+  double slice_us = 0, wait_us = 0, peer_us = 0, engine_gb_per_s = 1;
   // What a call takes beside its slices.
   double base_us = 0;
 
