@@ -72,14 +72,20 @@ LARGEST = 34  # 16 GiB
 
 def crossing(machine: str, nodes: int) -> int:
     """From which power of two bytes on a ring is as fast as trees; 0: there is none."""
-    low, high = 10, LARGEST + 1  # 2^low: trees are faster; 2^high: the ring
+
+    def trees_win(power: int) -> bool:
+        return us(machine, nodes, 1 << power, TREES) < us(machine, nodes, 1 << power, RING)
+
+    low, high = 10, LARGEST  # 2^low: trees are faster; 2^high: the ring
+    if trees_win(high):
+        return 0
     while high - low > 1:
         middle = (low + high) // 2
-        if us(machine, nodes, 1 << middle, TREES) < us(machine, nodes, 1 << middle, RING):
+        if trees_win(middle):
             low = middle
         else:
             high = middle
-    return 1 << high if high <= LARGEST else 0
+    return 1 << high
 
 
 def bus_gb_per_s(machine: str, nodes: int, nbytes: int, algorithm: str) -> float:

@@ -4,12 +4,14 @@
 
 #include <gtest/gtest.h>
 
+#include <array>
 #include <cmath>
 #include <limits>
 #include <string>
 #include <vector>
 
 #include "plan/clock/timing.h"
+#include "unjam/unjam.h"
 
 namespace unjam {
 namespace {
@@ -504,6 +506,88 @@ TEST(Refused, Machines) {
   EXPECT_NE(with([](Machine& m) { m.slots = 0; }).find("slots 0"), std::string::npos);
   EXPECT_NE(with([](Machine& m) { m.slot_bytes = 100; }).find("slot_bytes 100"), std::string::npos);
   EXPECT_NE(with([](Machine& m) { m.cores = -1; }).find("cores -1"), std::string::npos);
+}
+
+// ---- the C API ----
+
+class Api : public testing::Test {
+ protected:
+  Api() {
+    machine_.size = sizeof(machine_);
+    machine_.gpus_per_node = 8;
+    machine_.nics_per_node = machine_.nodes_per_leaf = 1;
+    machine_.device = UNJAM_DEVICE_CUDA;
+    machine_.lanes = 3;
+    machine_.slots = 4;
+    machine_.slot_bytes = 65536;
+    machine_.link_us = 2;
+    machine_.link_gb_per_s = machine_.nic_gb_per_s = machine_.engine_gb_per_s = kInfinity;
+    machine_.oversubscription = 1;
+    timing_.size = sizeof(timing_);
+    timing_.kind = UNJAM_ALL_REDUCE;
+    timing_.dtype = UNJAM_FLOAT32;
+    timing_.op = UNJAM_SUM;
+    timing_.count = 2;
+    timing_.nranks = 8;
+    timing_.algorithm = "double_binary_tree";
+    timing_.machine = &machine_;
+  }
+  unjamResult_t run() {
+    std::array<char, 65536> buffer = {};
+    const unjamResult_t r = unjamPlanTime(&timing_, buffer.data(), buffer.size(), nullptr);
+    text_ = r == UNJAM_SUCCESS ? buffer.data() : unjamGetLastError();
+    return r;
+  }
+  // That it is refused, with this in the message.
+  void expect_refused(const std::string& part) {
+    EXPECT_EQ(run(), UNJAM_ERROR_INVALID_ARGUMENT);
+    EXPECT_NE(text_.find(part), std::string::npos) << text_;
+  }
+
+  unjamMachine_t machine_ = {};
+  unjamPlanTiming_t timing_ = {};
+  std::string text_;
+};
+
+TEST_F(Api, SaysTheTime) {
+  ASSERT_EQ(run(), UNJAM_SUCCESS) << text_;
+  EXPECT_NE(text_.find("\"us\":12,"), std::string::npos) << text_;
+  EXPECT_EQ(text_.find("\"path\""), std::string::npos);
+  timing_.path = 1;
+  ASSERT_EQ(run(), UNJAM_SUCCESS) << text_;
+  EXPECT_NE(text_.find("\"path\":{\"us\":12,"), std::string::npos) << text_;
+  const std::int32_t rank = 0;
+  const double us = 100;
+  timing_.late_count = 1;
+  timing_.late_ranks = &rank;
+  timing_.late_us = &us;
+  ASSERT_EQ(run(), UNJAM_SUCCESS) << text_;
+  EXPECT_NE(text_.find("\"us\":112,"), std::string::npos) << text_;
+}
+
+TEST_F(Api, RefusesStructsThatItDoesNotKnow) {
+  EXPECT_EQ(unjamPlanTime(nullptr, nullptr, 0, nullptr), UNJAM_ERROR_INVALID_ARGUMENT);
+  timing_.machine = nullptr;
+  expect_refused("machine is NULL");
+  timing_.machine = &machine_;
+  machine_.size = 8;
+  expect_refused("unjamMachine_t has an unknown size");
+  timing_.size = 8;
+  expect_refused("unjamPlanTiming_t has an unknown size");
+}
+
+TEST_F(Api, RefusesWhatNoEnumHas) {
+  timing_.kind = 99;
+  expect_refused("kind 99 is out of range");
+  timing_.kind = UNJAM_ALL_REDUCE;
+  timing_.nranks = std::int64_t{1} << 40;
+  expect_refused("nranks 1099511627776 is out of range");
+  timing_.nranks = 8;
+  machine_.lanes = 65536 + 1;
+  expect_refused("lanes 65537 is out of range");
+  machine_.lanes = 1;
+  timing_.late_count = 1;
+  expect_refused("late_ranks or late_us is NULL");
 }
 
 }  // namespace
