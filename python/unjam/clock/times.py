@@ -13,6 +13,7 @@ from .._errors import InvalidArgument
 from .._kinds import facts_of
 from .._lib import library, read_json
 from .._types import DType, Kind, Op, dtype_of, kind_of
+from ..context import interruptible
 from .machine import Machine, device_number
 
 CLOCK_ONLY = ("ring_2d", "node_trees")
@@ -111,10 +112,21 @@ def _time(
     what.late_count = len(late)
     what.late_ranks, what.late_us = ctypes.addressof(late_ranks), ctypes.addressof(late_us)
     lib = library()
-    report: dict[str, Any] = read_json(
-        lambda buffer, size, needed: lib.unjamPlanTime(ctypes.byref(what), buffer, size, needed)
-    )
-    return report
+    reports: list[dict[str, Any]] = []
+
+    def run() -> None:
+        kept = (described, late_ranks, late_us)  # as long as C reads them
+        reports.append(
+            read_json(
+                lambda buffer, size, needed: lib.unjamPlanTime(
+                    ctypes.byref(what), buffer, size, needed
+                )
+            )
+        )
+        del kept
+
+    interruptible(run, lambda: None)
+    return reports[0]
 
 
 def _count(kind: Kind, ranks: int, nbytes: int, element: int) -> int:
