@@ -2,7 +2,7 @@
 find_package(Threads REQUIRED)
 
 set(globs)
-foreach(layer base program transport plan plan/algorithms plan/check engine device device/host control runtime sim
+foreach(layer base program transport plan plan/algorithms plan/check plan/clock engine device device/host control runtime sim
               api)
   list(APPEND globs "${PROJECT_SOURCE_DIR}/src/${layer}/*.cc")
 endforeach()

@@ -601,6 +601,59 @@ UNJAM_API unjamResult_t unjamPlanCheckOnHosts(unjamKind_t kind, unjamDataType_t 
                                               int root, int algorithm, int lanes, int slots,
                                               int list, char* buffer, size_t bytes, size_t* needed);
 
+/* ---- the clock: docs/guide/clock.md ---- */
+/* A machine of nodes with GPUs (ranks, node after node), links between these, NICs, and leaf
+ * switches, whose trunks lead to all other leaves. Times are in us, rates in 10^9 bytes/s, which
+ * may be infinite. */
+typedef struct {
+  size_t size; /* sizeof(unjamMachine_t) */
+  int32_t gpus_per_node;
+  int32_t nics_per_node;
+  int32_t nics_by_lane; /* lanes take the node's NICs in turns; 0: a GPU has its own */
+  int32_t nodes_per_leaf;
+  int32_t cores;       /* processors that the ranks of a node share; 0: each lane has its own */
+  int32_t device;      /* unjamDevice_t: for which plans are made */
+  uint32_t lanes;      /* blocks a rank */
+  uint32_t slots;      /* guaranteed slots of a connector */
+  uint32_t slot_bytes; /* payload of one */
+  double link_us;      /* latency between GPUs of a node */
+  double link_gb_per_s;
+  double network_us; /* latency between nodes of a leaf */
+  double nic_gb_per_s;
+  double leaf_us;          /* more latency between leaves */
+  double oversubscription; /* what a leaf's NICs carry, for each that its trunk carries */
+  double slice_us;         /* what a lane does about a slice, */
+  double wait_us;          /* more if it had to wait for it, */
+  double peer_us;          /* more for each further peer that it has to do with, */
+  double engine_gb_per_s;  /* and its rate of bytes read or written, whichever are more */
+  double base_us;          /* what a call takes beside its slices */
+} unjamMachine_t;
+
+typedef struct {
+  size_t size; /* sizeof(unjamPlanTiming_t) */
+  int32_t kind;
+  int32_t dtype;
+  int32_t op;
+  int32_t root;
+  uint64_t count;
+  int64_t nranks;        /* 1 to 1048576 */
+  const char* algorithm; /* a name, also "ring_2d" or "node_trees"; NULL: the selector's choice */
+  const unjamMachine_t* machine;
+  int32_t path;              /* whether the critical path is wanted */
+  int32_t late_count;        /* ranks that begin late */
+  const int32_t* late_ranks; /* which */
+  const double* late_us;     /* and by how much each */
+} unjamPlanTiming_t;
+
+/* How long a collective takes on a machine, by running all ranks' plans as events in order of time;
+ * every link is first come, first served. Congestion control, adaptive routing, jitter and other
+ * jobs are not known. Rings of more than a node are run by the ranks of one leaf. JSON: {"us",
+ * "algorithm", "ranks_run", "exact", "busiest": [{"class", "share", …}], "path": {"shares",
+ * "slices"}, …}. What cannot be timed is UNJAM_ERROR_INVALID_ARGUMENT, and unjamGetLastError names
+ * the field or the cause. */
+UNJAM_API unjamResult_t unjamPlanTime(const unjamPlanTiming_t* timing, char* buffer, size_t bytes,
+                                      size_t* needed);
+
 /* ---- the deadlock simulator: docs/simulator.md ---- */
 typedef enum { UNJAM_SIM_SINGLE_QUEUE = 0, UNJAM_SIM_SYNCHRONIZATION = 1 } unjamSimModel_t;
 

@@ -184,6 +184,54 @@ class TraceEvent(Structure):
     ]
 
 
+class Machine(Structure):
+    """unjamMachine_t."""
+
+    _fields_ = [
+        ("size", c_size_t),
+        ("gpus_per_node", c_int32),
+        ("nics_per_node", c_int32),
+        ("nics_by_lane", c_int32),
+        ("nodes_per_leaf", c_int32),
+        ("cores", c_int32),
+        ("device", c_int32),
+        ("lanes", c_uint32),
+        ("slots", c_uint32),
+        ("slot_bytes", c_uint32),
+        ("link_us", c_double),
+        ("link_gb_per_s", c_double),
+        ("network_us", c_double),
+        ("nic_gb_per_s", c_double),
+        ("leaf_us", c_double),
+        ("oversubscription", c_double),
+        ("slice_us", c_double),
+        ("wait_us", c_double),
+        ("peer_us", c_double),
+        ("engine_gb_per_s", c_double),
+        ("base_us", c_double),
+    ]
+
+
+class PlanTiming(Structure):
+    """unjamPlanTiming_t."""
+
+    _fields_ = [
+        ("size", c_size_t),
+        ("kind", c_int32),
+        ("dtype", c_int32),
+        ("op", c_int32),
+        ("root", c_int32),
+        ("count", c_uint64),
+        ("nranks", c_int64),
+        ("algorithm", c_char_p),
+        ("machine", c_void_p),
+        ("path", c_int32),
+        ("late_count", c_int32),
+        ("late_ranks", c_void_p),
+        ("late_us", c_void_p),
+    ]
+
+
 class Simulation(Structure):
     """unjamSimulation_t."""
 
@@ -343,6 +391,7 @@ PROTOTYPES: dict[str, tuple[Any, list[Any]]] = {
             *(c_int, c_int, c_int, c_int, c_int, *_Text),
         ],
     ),
+    "unjamPlanTime": (c_int, [POINTER(PlanTiming), *_Text]),
     "unjamSimulatorCreate": (c_int, [POINTER(Simulation), POINTER(Handle)]),
     "unjamSimulatorDestroy": (c_int, [Handle]),
     "unjamSimulatorRun": (

@@ -11,6 +11,9 @@ RANKS = 64
 PLANNED_RANKS = 65_000
 """Of a group whose plans are checked (kMaxGroupRanks)."""
 
+TIMED_RANKS = 1 << 20
+"""Of a group that the clock times (kMostClockRanks)."""
+
 LANES = 32
 """Of a rank (kMaxLanes)."""
 

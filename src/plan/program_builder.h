@@ -42,11 +42,15 @@ class ProgramBuilder {
   // The program, with its neighbours and sets, into the plan, whose geometry must be set.
   void write(Plan* plan) const;
 
- private:
+  // The primitives as they were added, with their peers by rank: also of more ranks than a plan's
+  // codes can name (plan/clock).
   struct Step {
     Primitive primitive;
     PeerRanks from, to;
   };
+  const std::vector<Step>& steps() const { return steps_; }
+
+ private:
   int ranks_, rank_;
   std::vector<Step> steps_;
 };

@@ -18,6 +18,8 @@ STRUCTS = {
     "unjamStats_t": _abi.Stats,
     "unjamTraceEvent_t": _abi.TraceEvent,
     "unjamUniqueId_t": _abi.UniqueId,
+    "unjamMachine_t": _abi.Machine,
+    "unjamPlanTiming_t": _abi.PlanTiming,
     "unjamSimulation_t": _abi.Simulation,
     "unjamSimulationCounts_t": _abi.SimulationCounts,
 }

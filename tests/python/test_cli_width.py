@@ -10,6 +10,7 @@ from test_simulate import write_dumps
 from unjam.cli import _console, main, make_parser
 
 JOB = ["simulate", "--tp", "2", "--dp", "2", "--layers", "4", "--ddp-buckets", "10"]
+TIMED = ["plan", "--time", "all_reduce", "--machine", "hgx-h100", "--sizes", "1M"]
 GLOO = "tests/fixtures/traces/gloo"
 COMMANDS = {
     "env": ["env"],
@@ -18,6 +19,14 @@ COMMANDS = {
     "info --all": ["info", "--ranks", "8", "--all"],
     "plan": ["plan", "--check", "all_reduce", "--list"],
     "plan pairwise": ["plan", "--check", "all_to_all", "--ranks", "16", "--lanes", "32"],
+    "plan time": [
+        *TIMED,
+        "--nodes",
+        "4",
+        "--algorithms",
+        "auto,ring,double_binary_tree,node_trees",
+    ],
+    "plan path": [*TIMED, "--nodes", "4", "--path"],
     "simulate": [*JOB, "--disorder", "1e-3", "--semantics", "both", "--rounds", "3000"],
     "simulate sync": [*JOB, "--disorder", "1e-3", "--sync", "1e-3", "--rounds", "300"],
     "simulate plot": [*JOB, "--disorder", "0.01", "--rounds", "50", "--plot", "gpus"],

@@ -57,6 +57,10 @@ ELSEWHERE = {
     "unjam simulate --trace /tmp/dumps": (
         "tests/python/test_torch_profiling.py::test_simulate_command_reads_the_dumps"
     ),
+    # Minutes; parts of it run there.
+    "PYTHONPATH=python UNJAM_LIBRARY=build/release/libunjam.so python3 tools/scale.py": (
+        "tests/python/test_clock.py::test_the_pages_ratios_are_the_clocks"
+    ),
     "torchfrtrace /tmp/dumps": (
         "tests/python/test_torch_profiling.py::test_analyser_names_the_rank_that_is_missing"
     ),

@@ -5,7 +5,6 @@
 
 #include "plan/algorithms/trees.h"
 #include "plan/common.h"
-#include "plan/program_builder.h"
 
 namespace unjam {
 namespace {
@@ -20,14 +19,14 @@ class TreeProgram {
         trees_(trees),
         program_(request.ranks, request.rank) {}
 
-  void write(Plan* plan) {
+  ProgramBuilder build() && {
     if (ranks_ == 1) {
       program_.add(reduces(kind_) ? kLocal | kCopy | kContribute | kFinish : kLocal | kCopy, 0);
     } else {
       for (int t = 0; t < trees_ && reduces(kind_); ++t) up(t);
       if (kind_ != Kind::kReduce) down();
     }
-    program_.write(plan);
+    return std::move(program_);
   }
 
  private:
@@ -85,6 +84,10 @@ bool double_binary_tree_serves(Kind kind) {
   return kind == Kind::kAllReduce || kind == Kind::kBarrier || whole_at_root(kind);
 }
 
+ProgramBuilder double_binary_tree_program(const PlanRequest& request, int trees) {
+  return TreeProgram(request, trees).build();
+}
+
 std::optional<Plan> plan_double_binary_tree(const PlanRequest& request, const PlanLimits& limits,
                                             std::string* error) {
   const std::string problem =
@@ -105,7 +108,7 @@ std::optional<Plan> plan_double_binary_tree(const PlanRequest& request, const Pl
     plan.geometry.parts = kTwoTrees;
     plan.geometry.by_lane = true;
   }
-  TreeProgram(request, trees).write(&plan);
+  double_binary_tree_program(request, trees).write(&plan);
   return plan;
 }
 

@@ -21,6 +21,7 @@
 #include <string>
 
 #include "plan/plan.h"
+#include "plan/program_builder.h"
 
 namespace unjam {
 
@@ -32,5 +33,9 @@ bool double_binary_tree_serves(Kind kind);
 // Nothing if the request or the limits are unsuitable; then *error (may be null) says why.
 std::optional<Plan> plan_double_binary_tree(const PlanRequest& request, const PlanLimits& limits,
                                             std::string* error = nullptr);
+
+// The same rank's program by itself, along one tree or two: of any number of ranks, for those that
+// no plan can name (plan/clock). The request must be valid but for that.
+ProgramBuilder double_binary_tree_program(const PlanRequest& request, int trees);
 
 }  // namespace unjam
