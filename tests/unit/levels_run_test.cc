@@ -166,6 +166,9 @@ std::vector<Called> calls_of_levels(int ranks, Data data) {
   std::vector<Called> calls;
   for (const char* algorithm : {"hierarchical", "pat"}) {
     add_calls(&calls, UNJAM_ALL_REDUCE, algorithm, ranks, data);
+    Spec barrier;
+    barrier.kind = UNJAM_BARRIER;
+    calls.push_back({barrier, algorithm});
   }
   add_calls(&calls, UNJAM_ALL_GATHER, "pat", ranks, data);
   add_calls(&calls, UNJAM_REDUCE_SCATTER, "pat", ranks, data);
