@@ -1991,6 +1991,26 @@ TEST(Texts, PlanCheck) {
             plan(UNJAM_ALL_REDUCE, 1000, 4, 0, 0, 0).size());
 }
 
+TEST(Texts, PlanCheckOnHosts) {
+  const auto plan = [](const std::vector<int>& host_of, int algorithm) {
+    std::string text(1 << 16, '\0');
+    EXPECT_OK(unjamPlanCheckOnHosts(UNJAM_ALL_REDUCE, UNJAM_FLOAT32, UNJAM_SUM, 1000,
+                                    static_cast<int>(host_of.size()), host_of.data(), 0, algorithm,
+                                    1, 5, 0, text.data(), text.size(), nullptr));
+    return JsonReader::parse(text.c_str());
+  };
+  const int hierarchical = *unjam::algorithm_named("hierarchical");
+  // Hosts are told apart by any numbers.
+  const Json p = plan({-7, 9, 9, -7, 2, 2}, hierarchical);
+  EXPECT_TRUE(p["ok"].boolean) << p["error"].string;
+  EXPECT_EQ(p["hosts"].number, 3);
+  EXPECT_EQ(p["parts"].number, 2);
+  EXPECT_EQ(plan({0, 0, 1}, hierarchical)["error"].string,
+            "hierarchical plans need as many ranks on each host: rank 0's host has 2 of them, rank "
+            "2's has 1: use ring");
+  EXPECT_TRUE(plan({0, 0, 1}, -1)["ok"].boolean);
+}
+
 TEST(Texts, PlanCheckNamesTheArgumentAndItsRange) {
   struct Values {
     int kind = UNJAM_ALL_REDUCE, dtype = UNJAM_FLOAT32, op = UNJAM_SUM;

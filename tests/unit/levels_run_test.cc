@@ -166,6 +166,9 @@ std::vector<Called> calls_of_levels(int ranks, Data data) {
   std::vector<Called> calls;
   for (const char* algorithm : {"hierarchical", "pat"}) {
     add_calls(&calls, UNJAM_ALL_REDUCE, algorithm, ranks, data);
+    Spec barrier;
+    barrier.kind = UNJAM_BARRIER;
+    calls.push_back({barrier, algorithm});
   }
   add_calls(&calls, UNJAM_ALL_GATHER, "pat", ranks, data);
   add_calls(&calls, UNJAM_REDUCE_SCATTER, "pat", ranks, data);
@@ -306,6 +309,36 @@ TEST(Levels, InfoSaysAsWhichHostsRanksCount) {
 }
 
 // ---- what goes wrong ----
+
+// Nobody has the result without the contribution of all, so the call ends on all, also on hosts
+// that have nothing to do with the rank that is gone.
+TEST(Levels, ARankThatAbortsEndsTheCallOnAllHosts) {
+  const Hosts hosts{layout({2, 2, 2, 2}), {"a", "b", "c", "d"}};
+  for (const char* algorithm : {"hierarchical", "pat"}) {
+    for (const int gone : {0, 3}) {
+      const auto said = run_on(hosts, default_config(), [&](Job& job) {
+        job.run([&](Rank& me) {
+          if (me.rank == gone) {
+            sleep_ms(50);
+            UNJAM_CHECK(unjamAbort(me.context));
+            return;
+          }
+          std::vector<float> x(100'000, 1.0f);
+          unjamCallOptions_t options = UNJAM_CALL_OPTIONS_INITIALIZER;
+          options.algorithm = algorithm;
+          unjamRequest_t request = nullptr;
+          const unjamResult_t code = unjamAllReduce(me.all, "k", x.data(), x.data(), x.size(),
+                                                    UNJAM_FLOAT32, UNJAM_SUM, &options, &request);
+          if (code == UNJAM_ERROR_PEER) return;  // it has heard of it already
+          UNJAM_CHECK(code);
+          wait_error(me.context, request, UNJAM_ERROR_PEER, "an all-reduce without a rank");
+        });
+        return std::string("over");
+      });
+      EXPECT_EQ(said, std::vector<std::string>(4, "over")) << algorithm << ", rank " << gone;
+    }
+  }
+}
 
 // What unjamInit says in each process, of one rank each.
 std::vector<std::string> joined(const std::vector<std::string>& ids) {
