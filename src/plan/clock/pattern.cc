@@ -6,6 +6,7 @@
 #include "plan/algorithms/double_binary_tree.h"
 #include "plan/check/validate.h"
 #include "plan/common.h"
+#include "plan/host_table.h"
 #include "plan/registry.h"
 #include "plan/selector.h"
 
@@ -36,8 +37,20 @@ void add_primitive(const Primitive& p, std::span<const int> from, std::span<cons
   pattern->add_step(step_of(p, from.size(), to.size()), from, to);
 }
 
-std::optional<Pattern> pattern_of_plans(PlanRequest request, const PlanLimits& limits,
+// Each node is a host to plans.
+HostTable nodes_of(int ranks, int ranks_per_node) {
+  std::vector<int> nodes(static_cast<std::size_t>(ranks));
+  for (int rank = 0; rank < ranks; ++rank) {
+    nodes[static_cast<std::size_t>(rank)] = rank / ranks_per_node;
+  }
+  return HostTable(nodes);
+}
+
+std::optional<Pattern> pattern_of_plans(PlanRequest request, const Machine& machine,
                                         Algorithm algorithm, std::string* error) {
+  const PlanLimits limits = limits_of(machine);
+  const HostTable nodes = nodes_of(request.ranks, machine.gpus_per_node);
+  if (nodes.hosts() > 1) request.hosts = &nodes;
   Pattern pattern;
   pattern.ranks = request.ranks;
   pattern.all_ranks = request.ranks;
@@ -187,7 +200,7 @@ std::optional<Pattern> make_pattern(const ClockRequest& request, const Machine& 
     } else if (algorithm == Algorithm::kDoubleBinaryTree && r.ranks > kMaxGroupRanks) {
       pattern = pattern_of_trees(r, limits, error);
     } else {
-      pattern = pattern_of_plans(r, limits, algorithm, error);
+      pattern = pattern_of_plans(r, machine, algorithm, error);
     }
   }
   if (pattern) pattern->algorithm = *name;
