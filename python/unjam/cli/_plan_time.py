@@ -228,22 +228,25 @@ def _run(options: argparse.Namespace) -> int:
     rows = []
     for count in ranks:
         for size in sizes:
-            for name in names:
-                rows.append(
-                    time_plan(
-                        options.time,
-                        machine,
-                        count,
-                        size,
-                        name,
-                        dtype=options.dtype,
-                        root=options.root,
-                        lanes=options.lanes,
-                        path=options.path or drawn == "path",
-                        late=late,
-                    )
-                    | {"asked": name, "size": size}
+            found: dict[str, dict[str, Any]] = {}
+            for name in sorted(names, key=lambda name: name != "auto"):
+                if name in found:  # it is the selector's choice
+                    continue
+                row = time_plan(
+                    options.time,
+                    machine,
+                    count,
+                    size,
+                    name,
+                    dtype=options.dtype,
+                    root=options.root,
+                    lanes=options.lanes,
+                    path=options.path,
+                    late=late,
                 )
+                found[name] = row
+                found.setdefault(row["algorithm"], row)
+            rows += [found[name] | {"asked": name, "size": size} for name in names]
     if options.json:
         print_json({"machine": machine.name, "not_known": _NOT_KNOWN, "times": rows})
     else:

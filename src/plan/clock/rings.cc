@@ -17,7 +17,6 @@ struct Fold {
 };
 
 Fold fold_of(int ranks, const Machine& m, bool unfolded) {
-  Fold fold;
   const int nodes = (ranks + m.gpus_per_node - 1) / m.gpus_per_node;
   const bool whole = ranks % m.gpus_per_node == 0;
   if (unfolded || nodes == 1) return {nodes, false, true};

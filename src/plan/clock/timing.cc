@@ -130,7 +130,8 @@ class Timer {
       const double one = runs[1].end - runs[0].end, two = runs[2].end - runs[1].end;
       constexpr double kAlike = 1e-6;
       found = std::abs(two - one) <= kAlike * two;
-      end = runs[2].end + two * ((all - ran) / period);
+      const std::uint32_t left_out = (all - ran) / period;  // a whole number of periods
+      end = runs[2].end + two * left_out;
       last = std::move(runs[2]);
     }
     if (!found) {
