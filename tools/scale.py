@@ -23,6 +23,8 @@ IMAGES = ROOT / "docs" / "images"
 
 RULE, LL, SIMPLE = "summit-nccl-2.4", "summit-nccl-2.30-ll", "summit-nccl-2.30"
 RING, RING_2D, TREES, FLAT = "ring", "ring_2d", "node_trees", "double_binary_tree"
+LEVELS = "hierarchical"
+MOST_PLANNED = 65_000  # ranks that a plan can name
 SHORT, LONG = 8, 1 << 30
 SUMMIT_NODES = 4096  # 24,576 GPUs
 PUBLISHED = 180  # "up to", at 24,576 GPUs
@@ -154,10 +156,11 @@ def bandwidth_table() -> str:
             f"{6 * nodes:,}",
             *(f"{bus_gb_per_s(SIMPLE, nodes, LONG, name):.1f}" for name in (RING, RING_2D, TREES)),
             f"{bus_gb_per_s(SIMPLE, nodes, LONG, FLAT):.1f}" if nodes <= 128 else "",
+            f"{bus_gb_per_s(SIMPLE, nodes, LONG, LEVELS):.1f}" if nodes <= 512 else "",
         ]
         for nodes in (2, 8, 32, 128, 512, 2048)
     ]
-    return table(["GPUs", "ring", "2D ring", "trees of nodes", "trees of ranks"], rows)
+    return table(["GPUs", *(WORDS[name] for name in (RING, RING_2D, TREES, FLAT, LEVELS))], rows)
 
 
 TABLES: dict[str, Callable[[], str]] = {
@@ -168,7 +171,13 @@ TABLES: dict[str, Callable[[], str]] = {
 
 # ---- pictures ----
 
-WORDS = {RING: "ring", RING_2D: "2D ring", TREES: "trees of nodes", FLAT: "trees of ranks"}
+WORDS = {
+    RING: "ring",
+    RING_2D: "2D ring",
+    TREES: "trees of nodes",
+    FLAT: "trees of ranks",
+    LEVELS: "two levels",
+}
 
 
 def _curve(axes: Any, x: Sequence[int], y: Sequence[float], name: str, place: int, **style: Any):  # noqa: ANN202
@@ -202,6 +211,8 @@ def draw_latency(path: Path) -> None:
             for machine, words, style in ((RULE, "2.4's rule", "-"), (LL, "2.30, LL", "--")):
                 y = [us(machine, n, SHORT, name) for n in nodes]
                 _curve(times, counts, y, f"{WORDS[name]}, {words}", place, linestyle=style)
+        y = [us(LL, n, SHORT, LEVELS) for n in nodes]
+        _curve(times, counts, y, f"{WORDS[LEVELS]}, 2.30, LL", 4, linestyle="--")
         times.set_yscale("log")
         _over_gpus(times, "Model: all-reduce of 8 bytes on Summit", counts, "us")
         for place, constants in enumerate(SETS):
@@ -222,6 +233,9 @@ def draw_many(path: Path) -> None:
     with drawing(path, 8, 4.6) as (axes,):
         for place, name in enumerate((RING, RING_2D, TREES, FLAT)):
             _curve(axes, counts, [us(machine, n, SHORT, name) for n in nodes], WORDS[name], place)
+        fewer = [n for n in nodes if 8 * n <= MOST_PLANNED]
+        y = [us(machine, n, SHORT, LEVELS) for n in fewer]
+        _curve(axes, [8 * n for n in fewer], y, WORDS[LEVELS], 4)
         axes.set_yscale("log")
         _over_gpus(axes, "Model: all-reduce of 8 bytes on HGX H100, NCCL 2.30, LL", counts, "us")
 
@@ -235,7 +249,7 @@ def draw_bandwidth(path: Path) -> None:
 
     with drawing(path, 11, 4.6, panels=2) as (sizes_axes, gpus_axes):
         sizes, nodes = [1 << k for k in range(16, 31, 2)], 128
-        for place, name in enumerate((RING, RING_2D, TREES, FLAT)):
+        for place, name in enumerate((RING, RING_2D, TREES, FLAT, LEVELS)):
             y = [bus_gb_per_s(SIMPLE, nodes, size, name) for size in sizes]
             _curve(sizes_axes, sizes, y, WORDS[name], place)
         sizes_axes.set_xscale("log", base=2)
@@ -248,6 +262,9 @@ def draw_bandwidth(path: Path) -> None:
         for place, name in enumerate((RING, RING_2D, TREES)):
             y = [bus_gb_per_s(SIMPLE, n, LONG, name) for n in counts]
             _curve(gpus_axes, [6 * n for n in counts], y, WORDS[name], place)
+        fewer = counts[:-1]
+        y = [bus_gb_per_s(SIMPLE, n, LONG, LEVELS) for n in fewer]
+        _curve(gpus_axes, [6 * n for n in fewer], y, WORDS[LEVELS], 4)
         gpus_axes.axhline(25, color="#999999", linestyle=":", label="a node's port")
         gpus_axes.set_ylim(0, 27)
         _over_gpus(gpus_axes, "Model: all-reduce of 1 GiB", [6 * n for n in counts], "GB/s")

@@ -186,6 +186,7 @@ def test_machines_are_listed(capsys):
         (["--picture-of", "trees"], "--picture-of needs a --picture"),
         (["--count", "5"], "--count means nothing without --check"),
         (["--slots", "5"], "--slots means nothing without --check"),
+        (["--hosts", "2"], "--hosts means nothing without --check"),
     ],
 )
 def test_bad_arguments_end_with_status_2(words, message, capsys):
@@ -308,3 +309,14 @@ def test_a_step_of_training_gains_as_the_page_says(scale):
 
 def test_the_pages_ratios_are_the_clocks(scale):
     assert scale.ratios_table() in scale.PAGE.read_text()
+
+
+def test_two_levels_take_fewer_hops_and_keep_the_ports_bandwidth():
+    for nodes in (32, 512, scale.SUMMIT_NODES):
+        levels, trees = (
+            scale.us(scale.LL, nodes, scale.SHORT, name) for name in (scale.LEVELS, scale.TREES)
+        )
+        assert levels < trees, nodes
+    for nodes in (8, 32):
+        rate = scale.bus_gb_per_s(scale.SIMPLE, nodes, scale.LONG, scale.LEVELS)
+        assert rate >= 0.88 * 25, nodes

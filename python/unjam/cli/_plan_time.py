@@ -41,6 +41,7 @@ _ONLY_CHECKED = (
     ("op", "--op"),
     ("algorithm", "--algorithm"),
     ("slots", "--slots"),
+    ("hosts", "--hosts"),
     ("list", "--list"),
 )
 

@@ -49,6 +49,7 @@ SHORT = {
     "UNJAM_OVERLAP": "chunks of mesh plans at a time",
     "UNJAM_DELAY_SEED": "tests: random delays; 0: none",
     "UNJAM_DELAY_MAX_US": "tests: the longest delay",
+    "UNJAM_HOST_ID": "as which host it counts",
     "UNJAM_INIT_TIMEOUT_MS": "how long ranks wait to meet",
     "UNJAM_REPORT_MS": "age from which calls are reported",
     "UNJAM_TIMEOUT_MS": "age at which calls end; 0: never",

@@ -43,7 +43,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--hosts",
         type=whole(1, limits.PLANNED_RANKS, "number of hosts"),
-        default=1,
         help="hosts that the ranks are on, one after the other (default: 1)",
     )
     parser.add_argument(
@@ -97,7 +96,7 @@ def check_plan(options: argparse.Namespace) -> dict[str, Any]:
     number = names.get(options.algorithm or "auto")
     if number is None:
         raise InvalidArgument(f"--algorithm {options.algorithm}: choose one of {', '.join(names)}")
-    ranks, hosts = options.ranks, options.hosts
+    ranks, hosts = options.ranks, options.hosts or 1
     host_of = None if hosts == 1 else (c_int * ranks)(*hosts_of(ranks, hosts))
     report: dict[str, Any] = read_json(
         lambda buffer, size, needed: lib.unjamPlanCheckOnHosts(
@@ -138,7 +137,7 @@ def run(options: argparse.Namespace) -> int:
         options.ranks = 2 if options.check == "send_recv" else 8
     if options.root >= options.ranks:
         options.parser.error(f"--root {options.root} is not a rank of {options.ranks}")
-    if options.hosts > options.ranks:
+    if (options.hosts or 1) > options.ranks:
         options.parser.error(f"--hosts {options.hosts}: there are {options.ranks} ranks")
     report = check_plan(options)
     if options.json:
@@ -148,7 +147,7 @@ def run(options: argparse.Namespace) -> int:
     print_title(
         console,
         f"{options.check} of {report['count']:,} {options.dtype} over {options.ranks:,} ranks"
-        + (f" on {options.hosts:,} hosts" if options.hosts > 1 else ""),
+        + (f" on {options.hosts:,} hosts" if (options.hosts or 1) > 1 else ""),
     )
     table = make_table("", ["property", "value"], ["value"])
     for name, value in report.items():
