@@ -124,8 +124,9 @@ struct Schedule {
   bool by_slots = false;
   SlotSteps steps;
   // Of each step, in each lane. Executors run only what has as many of all steps, also of those
-  // that it has not; so a step of which a lane has fewer, as where parts lie on lanes in turn, needs
-  // the engine (NeedsEngine::kUnevenSteps). Whoever runs others too may not use chunks_of_all().
+  // that it has not; so a step of which a lane has fewer, as where parts lie on lanes in turn,
+  // needs the engine (NeedsEngine::kUnevenSteps). Whoever runs others too may not use
+  // chunks_of_all().
   std::uint32_t chunks[kSlotSteps] = {};
   std::uint32_t patience_ns = 0;
 

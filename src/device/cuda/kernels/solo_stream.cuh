@@ -1180,8 +1180,8 @@ __device__ __forceinline__ bool comes_in_clusters() {
 // GPUs whose SMs are numbered as CallPlaces has it.)
 __device__ __forceinline__ bool keeps_next(CudaRank& r, const CudaLaunch& launch) {
 #if __CUDA_ARCH__ < 1000
-  return launch.solo.steps.tuning.keeps_places && launch.solo.chunks_of_all() >= kLeastKeepingChunks &&
-         comes_in_clusters() &&
+  return launch.solo.steps.tuning.keeps_places &&
+         launch.solo.chunks_of_all() >= kLeastKeepingChunks && comes_in_clusters() &&
          r.places.keep(sm_of_block(), static_cast<std::uint32_t>(launch.serial));
 #else
   return false;
