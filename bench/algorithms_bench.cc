@@ -3,12 +3,16 @@
 // the machine moves all of them. Their order changes from round to round, for one that follows its
 // like finds its data in caches.
 //   algorithms_bench [--ranks 8] [--kind all_reduce] [--sizes 1K,16K,256K] [--rounds 9] [--apart]
-//                    [--hosts 1] [--json FILE]
-// A size is a rank's count in bytes, as in the C API. Any kind but send_recv. With --apart all
-// ranks meet between calls, so that none is ahead: what a call takes until its last rank has it
-// (and the meeting). Without, ranks that wait for nobody, as a broadcast's root, go ahead. Prints a
-// line a size: the median over the rounds of microseconds a call, by algorithm; "auto" is the
-// selector's, behind it over the best of the others. One that takes more than kTooSlow times what
+//                    [--hosts 1] [--slow 4] [--json FILE]
+// A size is a rank's count in bytes, as in the C API. Any kind but send_recv.
+//
+// With --apart all ranks meet between calls, so that none is ahead: what a call takes until its
+// last rank has it (and the meeting). Without, ranks that wait for nobody, as a broadcast's root,
+// go ahead. --hosts makes as many processes, each with as many of the ranks, and each counts as a
+// host of its own (UNJAM_HOST_ID).
+//
+// Prints a line a size: the median over the rounds of microseconds a call, by algorithm; "auto" is
+// the selector's, behind it over the best of the others. One that takes more than --slow times what
 // the selector's takes at first is not measured. --json adds a line a size to the file.
 #include <sys/mman.h>
 #include <sys/wait.h>
@@ -98,7 +102,7 @@ void call(unjamGroup_t group, unjam::Kind kind, const std::string& algorithm,
   check(unjamRequestFree(request));
 }
 
-constexpr double kTooSlow = 4, kRoundUs = 4000;
+constexpr double kRoundUs = 4000;
 
 struct Options {
   int ranks = 8;
@@ -107,6 +111,7 @@ struct Options {
   int rounds = 9;
   bool apart = false;
   int hosts = 1;
+  double slow = 4;
   std::string json;
 };
 
@@ -129,6 +134,8 @@ Options options_of(int argc, char** argv) {
       options.kind = kind_named(value);
     } else if (name == "--rounds") {
       options.rounds = std::atoi(value);
+    } else if (name == "--slow") {
+      options.slow = std::atof(value);
     } else if (name == "--hosts") {
       options.hosts = std::atoi(value);
     } else if (name == "--json") {
@@ -292,7 +299,7 @@ class Bench {
       }
       together.arrive_and_wait();
       if (round != -1) continue;
-      std::erase_if(measured, [&](std::size_t a) { return us[a] > kTooSlow * us[0]; });
+      std::erase_if(measured, [&](std::size_t a) { return us[a] > options_.slow * us[0]; });
       calls = static_cast<int>(std::clamp(kRoundUs / us[0], 3.0, 300.0));
     }
     together.arrive_and_wait();
