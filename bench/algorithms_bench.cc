@@ -14,6 +14,7 @@
 // Prints a line a size: the median over the rounds of microseconds a call, by algorithm; "auto" is
 // the selector's, behind it over the best of the others. One that takes more than --slow times what
 // the selector's takes at first is not measured. --json adds a line a size to the file.
+#include <signal.h>
 #include <sys/mman.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -44,7 +45,8 @@ void check(unjamResult_t r) {
 
 unjam::Kind kind_named(const std::string& name) {
   for (int k = 0; k < unjam::kNumKinds; ++k) {
-    if (name == unjam::to_string(static_cast<unjam::Kind>(k))) return static_cast<unjam::Kind>(k);
+    const auto kind = static_cast<unjam::Kind>(k);
+    if (kind != unjam::Kind::kSendRecv && name == unjam::to_string(kind)) return kind;
   }
   std::fprintf(stderr, "no kind is named %s\n", name.c_str());
   std::exit(2);
@@ -209,7 +211,13 @@ class Bench {
     unjamUniqueId_t id;
     check(unjamGetUniqueId(&id));
     int host = options_.hosts - 1;
-    while (host > 0 && fork() != 0) --host;  // the parent is the first one
+    for (; host > 0; --host) {  // the parent is the first one
+      const pid_t child = fork();
+      if (child == 0) break;
+      if (child > 0) continue;
+      std::perror("fork");
+      kill(0, SIGTERM);  // those that are there would wait for the others
+    }
     setenv("UNJAM_HOST_ID", std::to_string(host).c_str(), 1);
     const int here = options_.ranks / options_.hosts;
     std::vector<std::thread> threads;
@@ -242,7 +250,7 @@ class Bench {
       std::printf("%-10zu", options_.sizes[s]);
       json << "{\"kind\": \"" << unjam::to_string(options_.kind)
            << "\", \"ranks\": " << options_.ranks << ", \"apart\": " << options_.apart
-           << ", \"bytes\": " << options_.sizes[s];
+           << ", \"hosts\": " << options_.hosts << ", \"bytes\": " << options_.sizes[s];
       double automatic = 0, best = 1e30;
       for (std::size_t a = 0; a < algorithms_.size(); ++a) {
         std::vector<double>& times = took_[s][a];

@@ -18,8 +18,8 @@
 // behind another: tell() is a barrier in front of the reading and one behind it. What several add
 // to at once (`sent_…`, by atomics, and some of the lane's figures) the lead reads behind such a
 // barrier. Threads that are not in control read `quits`, `num_wholes`, `wholes`, `packets`,
-// `threshold` and, where there is no stream, `pair` and the first two jobs between two barriers of
-// the block, during which no control thread writes.
+// `carried`, `threshold` and, where there is no stream, `pair` and the first two jobs between two
+// barriers of the block, during which no control thread writes.
 //
 // Streams of slices. Where a device has threads enough, those of a block have three parts, so that
 // moving data and all that is done about it overlap: control threads look for the slices of a turn
@@ -80,14 +80,15 @@
 //
 // Carried slices. A primitive may be marked for a carrier (Carrier), which is worth it where blocks
 // have better to do than to copy. Only a sender's device knows whether it has one; receivers cannot
-// tell. A slice goes that way if it lies in a borrowed slot, which its carrier then holds: a
-// guaranteed one must not wait for a carrier, nor may a carrier write into a peer's output when
-// the peer's call is over. So a marked primitive looks for borrowed slots first (SlotClass), and
-// where there are none blocks move the slice as any other. The program goes on at once. Its end
-// does not: the invocation ends here, done or cancelled, when its slices are drained, for the
-// carrier reads the user's input until then. (In place a part is overwritten only with what peers
-// send who have got this rank's slice of it.) That wait gives way like any other; the device rings
-// this lane when it is over.
+// tell. (A device with streams of slices cannot have any: its posters would have to hand them on.)
+// A slice goes that way if it lies in a borrowed slot, which its carrier then holds; it may not
+// write into a peer's output, for the peer's call may be over. So a marked primitive looks for
+// borrowed slots first (SlotClass), and where there are none blocks move the slice as any other.
+// Slices behind it in the connector wait for it at the receiver; so a carrier waits for nobody. The
+// program goes on at once. Its end does not: the invocation ends here, done or cancelled, when its
+// slices are drained, for the carrier reads the user's input until then. (In place a part that a
+// carrier reads is overwritten only with what has come by way of that slice: the plan checker sees
+// to that.) That wait gives way like any other.
 //
 // `Dev` is what differs between devices (see device/host/). By any thread of the block:
 //   controls()                           whether this is a control thread
@@ -116,12 +117,15 @@
 //                                        behind about so many slices (EnginePolicy). Of those that
 //                                        are done one of its threads at a time may call
 //                                        end_early(which), behind all that they have stored
-//   carry(slot, job, word)               only if kCarries: a carrier of the device's copies the
-//                                        slice of the invocation in that slot, at its own pace, and
-//                                        then publishes the word. By the lead
+//   carry(slot, job, word, rank)         only if kCarries: a carrier of the device's copies the
+//                                        slice of the invocation in that slot, at its own pace,
+//                                        then publishes the word, which is for that rank, and tells
+//                                        it as the engine would: posted(), or ring() for data. By
+//                                        the lead
 //   drained(slot)                        only if kCarries: whether all that this lane gave to
 //                                        carriers for that invocation is copied and published.
-//                                        Acquire. By the lead
+//                                        Acquire. When it comes to be, this lane is rung, for work.
+//                                        By the lead
 // Constants: kInlinePacketFlags, kStreams, kWholeCalls, kCarries (above); kLaneInShared: the lane's
 // state lies in BlockShared while its engine runs; kHostWatches: the host reads figures of keys and
 // what runs at any time. By all control threads, together:
@@ -231,6 +235,7 @@ class Engine {
       }
       if constexpr (kCarries) {
         if (shared.carried) {
+          dev.sync();  // all have seen it, before the next slice is looked for
           if (control) phase<&Engine::carry>(dev, rank, lane, shared);
           continue;
         }
@@ -503,7 +508,11 @@ class Engine {
       const std::uint16_t slot = s_.cursor;
       s_.cursor = lane_.queue.next(slot);
       if (dev_.cancelled(slot)) {
-        if (!drained(slot)) continue;
+        if (!drained(slot)) {
+          if (!holds()) continue;
+          s_.cursor = kNoSlot;  // nobody else's turn, who might hold it for long
+          return kAgain;
+        }
         finish(slot, Outcome::kCancelled, false);
         return kAgain;
       }
@@ -1139,7 +1148,10 @@ class Engine {
     s_.in_turn = false;
     set_running(kNoSlot);
     const bool ends = status == kFinished || status == kCancelledNow;
-    if (ends && !drained(a.slot)) status = give_way(a, 1);
+    if (ends && !drained(a.slot)) {
+      status = give_way(a, 1);
+      if (holds()) dev_.hold_sleep(s_.epoch);  // from before drained() was asked
+    }
     switch (status) {
       case kFinished:
         finish(a.slot, Outcome::kDone, fenced);
@@ -1368,7 +1380,8 @@ class Engine {
         const Gates now = look_at_gates(a);
         const bool again = polls == 0 || !now.all || now.count != gates.count;
         gates = now;
-        lack = dev_.all(!dev_.leads() || !again) ? last : look(a);
+        // (With the lead's acquire, behind which all look.)
+        lack = tell(again ? 1 : 0) != 0 ? look(a) : last;
         last = lack;
       } else {
         lack = look(a);
@@ -1734,18 +1747,20 @@ class Engine {
 
   // ---- carried slices, see above ----
 
+  // Whether it is a mark that counts: what is several peers', or more than a copy, is the blocks'.
+  UNJAM_HD bool is_marked() const {
+    if (!kCarries || carrier_of(s_.primitive) == Carrier::kBlocks) return false;
+    const bool only_sends = (s_.primitive.flags & (kRecv | kCopy | kCopies)) == 0;
+    return only_sends && !s_.pair && s_.to.one != kNoPeer;
+  }
   UNJAM_HD SlotClass slot_class() const {
-    const bool marked = kCarries && carrier_of(s_.primitive) != Carrier::kBlocks;
-    return marked ? SlotClass::kBorrowedFirst : SlotClass::kGuaranteedFirst;
+    return is_marked() ? SlotClass::kBorrowedFirst : SlotClass::kGuaranteedFirst;
   }
   // By the lead: of the slice that is described.
   UNJAM_HD bool is_carried() const {
-    if (carrier_of(s_.primitive) == Carrier::kBlocks) return false;
+    if (!is_marked()) return false;
     const SliceJob& job = this->job(false);
-    const bool is_copy = !s_.pair && !job.copies && job.num_src == 1 && job.num_dst == 1 &&
-                         job.dst_user == nullptr && s_.to.one != kNoPeer &&
-                         s_.from.one == kNoPeer && job.scale_sources == ScaleSources::kNone &&
-                         job.divisor == 1;
+    const bool is_copy = job.scale_sources == ScaleSources::kNone && job.divisor == 1;
     return is_copy && s_.location[0] != 0 && s_.location[0] != kInOutput;
   }
   // Instead of the leaf and publish().
@@ -1754,9 +1769,11 @@ class Engine {
       ActiveContext& a = active();
       dev_.delay();
       count_slice(a);
+      dev_.sync_control();
       if (dev_.leads()) {
         const Posting& out = s_.postings[s_.which][s_.num_postings[s_.which] - 2];
-        dev_.carry(a.slot, job(false), out.word);
+        dev_.fence();  // what the slice's header says, before whoever publishes the word
+        dev_.carry(a.slot, job(false), out.word, out.peer);
         move_on(a);
         if (s_.ended) call<&Engine::end_turn>(std::uint32_t{kFinished}, false);
       }

@@ -37,7 +37,7 @@ constexpr HostRow kHostTable[] = {
     {Kind::kAllReduce, 2, 2, 1, kAll, 8 * kKiB, 0, Algorithm::kDirect},
     {Kind::kAllReduce, 8, kAll, 2, kAll, 0, 6 * kKiB, Algorithm::kDoubleBinaryTree},
     {Kind::kAllReduce, 12, kAll, 1, 1, 0, 3 * kKiB / 2, Algorithm::kDoubleBinaryTree},
-    {Kind::kAllReduce, 3, kInSets, 1, kAll, 4 * kKiB, 0, Algorithm::kDirect},
+    {Kind::kAllReduce, 3, 11, 1, kAll, 4 * kKiB, 0, Algorithm::kDirect},
     {Kind::kAllReduce, 3, 7, 1, kAll, 0, 8 * kKiB, Algorithm::kMesh},
     {Kind::kAllReduce, 8, kInSets, 1, 1, 0, 8 * kKiB, Algorithm::kMesh},
     {Kind::kAllGather, 8, kMaxLinearRanks, 4, kAll, kAny, 0, Algorithm::kRing},

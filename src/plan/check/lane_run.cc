@@ -34,7 +34,7 @@ LaneRun::LaneRun(const PlanRequest& request, const std::vector<Plan>& plans, std
   if (values_ != nullptr) {
     const std::size_t cells = loops_.size() * g.parts * slices_;
     output_.assign(index(request.ranks), std::vector<ValueId>(cells, kNoValue));
-    read_.assign(index(request.ranks), std::vector<bool>(cells, false));
+    read_.assign(index(request.ranks), std::vector<std::uint8_t>(cells, 0));
     result_.assign(cells, kNoValue);
   }
   for (int r = 0; r < request.ranks; ++r) {
@@ -270,13 +270,14 @@ LaneRun::Step LaneRun::move(int rank, std::uint32_t primitive, std::uint64_t len
     if ((p.flags & kScatter) != 0) {
       for (const int to : to_ranks) {
         const std::size_t at = cell(rank, part_to(p, to), self.slice);
-        read_[index(rank)][at] = true;
+        note_read(rank, at, p, 1);
         if ((p.flags & kCopy) == 0 || length_to(rank, p, to, length) == 0) continue;
         output_[index(rank)][at] = load_local(rank, p, at);
         if (output_[index(rank)][at] == kNoValue) return Step::kFailed;
       }
     } else if ((p.flags & kLocal) != 0 && (p.flags & kFromOutput) == 0) {
-      read_[index(rank)][cell(rank, p.part, self.slice)] = true;
+      const bool sends_to_many = to_ranks.size() > 1;
+      note_read(rank, cell(rank, p.part, self.slice), p, sends_to_many ? 2 : 1);
     }
   }
   for (const int from : from_ranks) {
@@ -453,16 +454,29 @@ ValueId LaneRun::gather(int rank, std::uint32_t primitive, ValueId local) {
   return sum;
 }
 
+// By a primitive that reads it for one peer, or for itself; 2: for several.
+void LaneRun::note_read(int rank, std::size_t cell, const Primitive& p, int times) {
+  std::uint8_t& read = read_[index(rank)][cell];
+  const int all = std::min<int>(2, (read & kReads) + times);
+  const int carried = carrier_of(p) != Carrier::kBlocks ? int{kCarried} : read & kCarried;
+  read = static_cast<std::uint8_t>(all | carried);
+}
+
 // Whether a value may be stored in the output while slices of earlier primitives are still under
 // way here ("Streams of slices" in engine.h). In place, what they read is lost with it; unless what
-// was received has this rank's part in it, so that they are through. (Packets do not stream.)
+// was received has this rank's part in it, so that they are through. A carrier is through only if
+// that part can have come by no other way than its slice: nothing else reads the cell. (Packets do
+// not stream.)
 bool LaneRun::may_store(int rank, std::size_t cell, ValueId value, ValueId received) {
   if (has_inline_flags(plans_[0].protocol) || !row_of(request_.kind).in_place ||
-      !read_[index(rank)][cell] || value == values_->raw(rank) || values_->has(received, rank)) {
+      read_[index(rank)][cell] == 0 || value == values_->raw(rank)) {
     return true;
   }
+  const bool may_be_carried = read_[index(rank)][cell] == (2 | kCarried);
+  if (values_->has(received, rank) && !may_be_carried) return true;
   fail(where(rank) + " stores " + values_->describe(value) +
-       ", in place, over input that an earlier primitive may still be reading");
+       ", in place, over input that an earlier primitive" + (may_be_carried ? "'s carrier" : "") +
+       " may still be reading");
   return false;
 }
 

@@ -98,6 +98,7 @@ class LaneRun {
   ValueId evaluate(int rank, std::uint32_t primitive, std::size_t cell);
   ValueId load_local(int rank, const Primitive& p, std::size_t cell);
   ValueId gather(int rank, std::uint32_t primitive, ValueId local);
+  void note_read(int rank, std::size_t cell, const Primitive& p, int times);
   bool may_store(int rank, std::size_t cell, ValueId value, ValueId received);
   bool is_first(int rank, std::size_t cell, const Message& m);
   bool may_store_there(int rank, const Primitive& p, int to, ValueId value);
@@ -128,8 +129,10 @@ class LaneRun {
   std::vector<int> runnable_;
   // What each rank has written to its output: by cell().
   std::vector<std::vector<ValueId>> output_;
-  // Whether an earlier primitive of the rank reads that of its input: by cell().
-  std::vector<std::vector<bool>> read_;
+  // How often earlier primitives of the rank read that of its input, to 2, and whether a carrier
+  // does: by cell().
+  static constexpr std::uint8_t kReads = 3, kCarried = 4;
+  std::vector<std::vector<std::uint8_t>> read_;
   // The result as the first rank to finish it has it: [(loop * parts + part) * slices_ + slice].
   std::vector<ValueId> result_;
   std::vector<std::uint64_t> loop_end_;

@@ -141,7 +141,7 @@ std::string flags_error(const PlanRequest& request, int rank, const Plan& plan, 
   if (carrier_of(p) != Carrier::kBlocks) {
     if (carrier_of(p) != Carrier::kCopyEngine) return "there is no such carrier";
     // (Others than blocks neither reduce nor scale, and whoever waits for packets polls the data.)
-    constexpr unsigned kRead = kLocal | kFromOutput | kContribute | kScatter;
+    constexpr unsigned kRead = kLocal | kContribute | kScatter;
     if (packets || (f & ~kRead) != kSend) return "a copy engine carries slices that are only sent";
   }
   if ((p.flags & kSecondHop) != 0) {
