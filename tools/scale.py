@@ -65,7 +65,7 @@ def doublings(first: int, last: int) -> list[int]:
 def ratio(constants: str, nodes: int, algorithm: str = TREES, nbytes: int = SHORT) -> float:
     """How many times a ring's time is that of another algorithm."""
     ring, other = SETS[constants]
-    machine = other if algorithm in (TREES, FLAT) else ring
+    machine = other if algorithm in (TREES, FLAT, LEVELS) else ring
     return us(ring, nodes, nbytes, RING) / us(machine, nodes, nbytes, algorithm)
 
 
@@ -266,7 +266,7 @@ def draw_bandwidth(path: Path) -> None:
         y = [bus_gb_per_s(SIMPLE, n, LONG, LEVELS) for n in fewer]
         _curve(gpus_axes, [6 * n for n in fewer], y, WORDS[LEVELS], 4)
         gpus_axes.axhline(25, color="#999999", linestyle=":", label="a node's port")
-        gpus_axes.set_ylim(0, 27)
+        gpus_axes.set_ylim(0, 50)
         _over_gpus(gpus_axes, "Model: all-reduce of 1 GiB", [6 * n for n in counts], "GB/s")
 
 

@@ -16,6 +16,7 @@ HostTable::HostTable(const std::vector<int>& names) {
     place_of_.push_back(static_cast<int>(members.size()));
     members.push_back(static_cast<int>(r));
   }
+  irregularity_ = find_irregularity();
 }
 
 HostTable HostTable::consecutive(int ranks, int hosts) {
@@ -28,7 +29,7 @@ HostTable HostTable::consecutive(int ranks, int hosts) {
   return HostTable(names);
 }
 
-std::string HostTable::irregularity() const {
+std::string HostTable::find_irregularity() const {
   const std::vector<int>& first = members_.front();
   for (const std::vector<int>& other : members_) {
     if (other.size() == first.size()) continue;

@@ -30,11 +30,14 @@ class HostTable {
   bool is_regular() const { return irregularity().empty(); }
   // "" if each host has as many ranks as any other, so that rails cross them all; else which hosts
   // differ, by their ranks.
-  std::string irregularity() const;
+  const std::string& irregularity() const { return irregularity_; }
 
  private:
+  std::string find_irregularity() const;
+
   std::vector<int> host_of_, place_of_;    // by rank
   std::vector<std::vector<int>> members_;  // by host
+  std::string irregularity_;
 };
 
 // A regular table as one rank sees it. Without a table all ranks are on one host.

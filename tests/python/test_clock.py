@@ -2,6 +2,7 @@
 
 import importlib
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -66,6 +67,51 @@ def test_a_source_must_say_something():
     text = HGX.replace('source = "ConnectX-7: 400 Gb/s"', 'source = " "')
     with pytest.raises(InvalidArgument, match="nic_gb_per_s.source is empty"):
         parse_machine(text)
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "message"),
+    [
+        ("device", "[1]", 'give "host" or "cuda"'),
+        ("device", "{ a = 1 }", 'give "host" or "cuda"'),
+        ("link_us", "1" + 400 * "0", "give a number of moderate size"),
+        ("link_us", "nan", "give a number of moderate size"),
+    ],
+)
+def test_values_that_are_none(field, value, message):
+    text = re.sub(
+        rf"^{field} = .*$", f'{field} = {{ value = {value}, source = "x" }}', HGX, flags=re.M
+    )
+    with pytest.raises(InvalidArgument, match=message):
+        parse_machine(text)
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "message"),
+    [
+        ("slots", 1, "ring needs at least 2 slots, not 1"),
+        ("nics_per_node", 1 << 20, "1024 nodes with 1048576 NICs each"),
+    ],
+)
+def test_machines_that_the_clock_cannot_keep(field, value, message):
+    text = re.sub(
+        rf"^{field} = .*$", f'{field} = {{ value = {value}, source = "x" }}', HGX, flags=re.M
+    )
+    with pytest.raises(InvalidArgument, match=message):
+        clock.time_plan("all_reduce", parse_machine(text), 8192, 1 << 20, "ring")
+
+
+def test_auto_knows_how_many_ranks_share_a_core():
+    text = re.sub(r"^(device = .*value = )\"cuda\"", r'\1"host"', HGX, flags=re.M)
+    text = re.sub(
+        r"^gpus_per_node = .*$", 'gpus_per_node = { value = 16, source = "x" }', text, flags=re.M
+    )
+    crowded = re.sub(r"^cores = .*$", 'cores = { value = 2, source = "x" }', text, flags=re.M)
+    chosen = [
+        clock.time_plan("all_reduce", parse_machine(one), 16, 64 << 10)["algorithm"]
+        for one in (text, crowded)
+    ]
+    assert chosen == ["mesh", "double_binary_tree"]
 
 
 def test_an_algorithms_own_constants(tmp_path):
@@ -304,14 +350,15 @@ def test_a_step_of_training_gains_as_the_page_says(scale):
         ]
         for name in (scale.RING_2D, scale.TREES)
     }
-    assert gains[scale.TREES] == sorted(gains[scale.TREES])
+    for name in (scale.RING_2D, scale.TREES):
+        assert gains[name] == sorted(gains[name]), name
 
 
 def test_the_pages_ratios_are_the_clocks(scale):
     assert scale.ratios_table() in scale.PAGE.read_text()
 
 
-def test_two_levels_take_fewer_hops_and_keep_the_ports_bandwidth():
+def test_two_levels_take_fewer_hops_and_keep_the_ports_bandwidth(scale):
     for nodes in (32, 512, scale.SUMMIT_NODES):
         levels, trees = (
             scale.us(scale.LL, nodes, scale.SHORT, name) for name in (scale.LEVELS, scale.TREES)

@@ -300,7 +300,7 @@ def _show(
     cases = {(row["ranks"], row["size"]): {} for row in rows}
     for row in rows:
         cases[row["ranks"], row["size"]][row["asked"]] = row
-    for (ranks, size), found in cases.items():
+    for (ranks, _), found in cases.items():
         best = min(row["us"] for row in found.values())
         cells = []
         for name in names:
@@ -311,7 +311,9 @@ def _show(
             elif len(names) > 1 and row["us"] == best:
                 text += " *"
             cells.append(text)
-        table.add_row(f"{ranks:,}", size_text(size), *cells)
+        # Of kinds with a block for each rank, what so many whole elements are.
+        timed = next(iter(found.values()))["bytes"]
+        table.add_row(f"{ranks:,}", size_text(timed), *cells)
     console.print(table)
     if len(names) > 1:
         console.print("*: the least of these.")

@@ -179,14 +179,20 @@ def _constant(name: str, place: str, given: object) -> Constant:
     return Constant(value, source)
 
 
+_MOST_OF_ANYTHING = 1 << 40
+
+
 def _fault(name: str, value: object) -> str:
     """What the field must be, if `value` is not."""
     if name == "nics_by_lane":
         return "" if isinstance(value, bool) else "true or false"
     if name == "device":
-        return "" if value in _DEVICES else '"host" or "cuda"'
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or math.isnan(value):
+        known = isinstance(value, str) and value in _DEVICES
+        return "" if known else '"host" or "cuda"'
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
         return "a number"
+    if value != value or abs(value) > _MOST_OF_ANYTHING and value != math.inf:
+        return "a number of moderate size"
     if name in _WHOLE:
         least, most = _WHOLE[name]
         fits = isinstance(value, int) and least <= value <= most

@@ -1,9 +1,10 @@
 // The PAT planner (parallel trees, as NCCL's algorithm of that name): all-gather, reduce-scatter,
-// all-reduce and barrier in log2(hosts) hops between hosts. (J. Bruck et al. 1997, "Efficient
-// algorithms for all-to-all communications in multiport message-passing systems", with distances
-// from far to near; S. Jeaugey 2025, "PAT: a new algorithm for all-gather and reduce-scatter
-// operations at scale".) All ranks' blocks travel at once, each down a tree of its own. Other than
-// there, hosts may have several ranks, and each block is a message of its own.
+// and one behind the other, all-reduce and barrier; each takes log2(hosts) hops between hosts.
+// (J. Bruck et al. 1997, "Efficient algorithms for all-to-all communications in multiport
+// message-passing systems", with distances from far to near; S. Jeaugey 2025, "PAT: a new algorithm
+// for all-gather and reduce-scatter operations at scale".) All ranks' blocks travel at once, each
+// down a tree of its own. Other than there, hosts may have several ranks, and each block is a
+// message of its own.
 //
 // An all-gather on a rail (host_table.h). Host h's block comes to host h+x (modulo the hosts) from
 // host h+x-d, where d is the lowest bit of x; so after as many hops as x has ones. In the step in

@@ -389,7 +389,8 @@ class ClockRun {
       const Picoseconds end = std::max(start + takes, m.left);
       if (end > kLongestRun) result_.error = "it takes more than 1000000 s";
       busy_ports_[port] += takes;
-      free = end;
+      // (What trickles in from a slower port leaves room between.)
+      free = start + takes;
       m.left = end;
       ++m.port;
       if (start > now_) {

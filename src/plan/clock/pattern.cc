@@ -139,6 +139,10 @@ PlanLimits limits_of(const Machine& machine) {
   limits.device = machine.device;
   limits.overlap = cuda;
   limits.lines = cuda;
+  if (machine.cores > 0) {
+    limits.ranks_a_core =
+        static_cast<std::uint16_t>((machine.gpus_per_node + machine.cores - 1) / machine.cores);
+  }
   return limits;
 }
 
@@ -175,6 +179,12 @@ std::optional<Pattern> make_pattern(const ClockRequest& request, const Machine& 
   const PlanRequest& r = request.request;
   const PlanLimits limits = limits_of(machine);
   std::optional<Pattern> pattern;
+  if ((*name == kRing2d || *name == to_string(Algorithm::kRing)) &&
+      limits.escape_slots < kMinRingSlots) {
+    say(error, *name + " needs at least " + std::to_string(kMinRingSlots) + " slots, not " +
+                   std::to_string(limits.escape_slots));
+    return std::nullopt;
+  }
   if (is_of_nodes(*name)) {
     if (r.ranks % machine.gpus_per_node != 0) {
       say(error, *name + " needs whole nodes of " + std::to_string(machine.gpus_per_node) +

@@ -98,7 +98,6 @@ std::optional<Pattern> make_pattern(const ClockRequest& request, const Machine& 
 
 // Rings whose programs do not grow with the ranks, of any number of these: every part is taken to
 // be as long as the longest one.
-bool has_clock_ring(Kind kind);
 Pattern ring_pattern(const PlanRequest& request, const Machine& machine, bool unfolded);
 // A ring in each node, and one across all nodes for each GPU's share: reduced in the node, across,
 // and gathered in the node. All-reduces of whole nodes.

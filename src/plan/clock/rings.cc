@@ -97,8 +97,6 @@ constexpr unsigned kAdd = kLocal | kReduce;
 
 }  // namespace
 
-bool has_clock_ring(Kind kind) { return ring_serves(kind); }
-
 Pattern ring_pattern(const PlanRequest& request, const Machine& machine, bool unfolded) {
   const int n = request.ranks;
   const Fold fold = fold_of(n, machine, unfolded);

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <utility>
 
 #include "plan/common.h"
 
@@ -33,6 +34,21 @@ std::string request_fault(const ClockRequest& request) {
     r.root = 0;
   }
   return request_error(r, PlanLimits{});
+}
+
+// Of each NIC and core of all nodes something is kept.
+std::string parts_fault(const ClockRequest& request, const Machine& machine) {
+  constexpr std::int64_t kMost = 1 << 23;
+  const std::int64_t nodes =
+      (request.request.ranks + std::int64_t{machine.gpus_per_node} - 1) / machine.gpus_per_node;
+  for (const auto& [name, each] :
+       {std::pair{"NICs", machine.nics_per_node}, std::pair{"cores", machine.cores}}) {
+    if (nodes * each > kMost) {
+      return std::to_string(nodes) + " nodes with " + std::to_string(each) + " " + name +
+             " each are more than the clock keeps, " + std::to_string(kMost) + ": give fewer";
+    }
+  }
+  return "";
 }
 
 std::string late_fault(const ClockRequest& request, const std::vector<LateRank>& late) {
@@ -160,6 +176,7 @@ std::optional<Timing> time_plan(const ClockRequest& request, const Machine& mach
                                 const TimeOptions& options, std::string* error) {
   std::string problem = machine_error(machine);
   if (problem.empty()) problem = request_fault(request);
+  if (problem.empty()) problem = parts_fault(request, machine);
   if (problem.empty()) problem = late_fault(request, options.late);
   if (!problem.empty()) {
     if (error != nullptr) *error = problem;

@@ -28,7 +28,7 @@ struct Timing {
   double us = 0;
   std::int64_t ranks = 0;
   int ranks_run = 0;
-  bool exact = true;  // the ranks run stand for all (Pattern::exact), and periods are periods
+  bool exact = true;  // the ranks run stand for all, see Pattern::exact
   std::uint32_t lanes = 0;
   std::uint64_t chunk_bytes = 0;
   std::uint64_t loops = 0, loops_run = 0;
