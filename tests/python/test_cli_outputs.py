@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+import unjam.clock.pictures
 import unjam.simulate.pictures
 from unjam import gloo_program
 from unjam._texts import printable
@@ -153,6 +154,7 @@ JOB = ["simulate", "--tp", "2", "--dp", "2", "--layers", "4", "--ddp-buckets", "
 JOB += ["--disorder", "0.01", "--rounds", "100"]
 BENCH = ["bench", "--threads", "--seconds", "0.01", "--sizes", "1K:1K"]
 BENCH += ["--collective", "all_reduce"]
+TIMED = ["plan", "--time", "all_reduce", "--machine", "hgx-h100", "--sizes", "8:4K"]
 DEMO = ["demo", "--device", "host", "--ranks", "2", "--iterations", "2", "--tries", "1"]
 WRITING = {
     "simulate --cycle": ([*JOB, "--cycle"], "--cycle", ".png"),
@@ -160,6 +162,7 @@ WRITING = {
     "bench --json": ([*BENCH, "--json"], "--json", ".json"),
     "demo --out": ([*DEMO, "--out"], "--out", ".png"),
     "demo --out page": ([*DEMO, "--out"], "--out", ".html"),
+    "plan --picture": ([*TIMED, "--picture"], "--picture", ".svg"),
 }
 
 
@@ -234,7 +237,8 @@ def test_figures_are_printed_where_the_file_fails_in_the_end(tmp_path, capsys, m
 
     for module, name in ((bench, "write_report"), (demo, "draw"),
                          (unjam.simulate.pictures, "draw_cycle"),
-                         (unjam.simulate.pictures, "draw_series")):  # fmt: skip
+                         (unjam.simulate.pictures, "draw_series"),
+                         (unjam.clock.pictures, "draw_sizes")):  # fmt: skip
         monkeypatch.setattr(module, name, full)
     path = tmp_path / f"x{ending}"
     status, out, err = outcome(capsys, [*arguments, str(path)])
