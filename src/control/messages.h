@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/cpu_set.h"
 #include "control/waitfor.h"
 
 namespace unjam {
@@ -15,7 +16,6 @@ namespace unjam {
 inline constexpr std::uint32_t kProtocolVersion = 7;
 inline constexpr std::size_t kLongestText = 1 << 16;
 inline constexpr std::size_t kLongestHostId = 64;
-inline constexpr std::size_t kMostCpuWords = 64;  // of 64 CPUs each
 // Before and after the other end has proved that it knows the secret.
 inline constexpr std::size_t kLongestStrangerFrame = 256;
 inline constexpr std::size_t kLongestFrame = 64 << 20;
@@ -73,9 +73,9 @@ struct JoinMessage {
   std::uint32_t rank = 0;
   std::uint32_t ranks = 0;
   std::uint64_t arena_bytes = 0;
-  std::string settings;             // that must be equal on all ranks
-  std::string host;                 // as which it counts (UNJAM_HOST_ID); "": it says nothing
-  std::vector<std::uint64_t> cpus;  // on which it may run, a bit each; none: it does not know
+  std::string settings;  // that must be equal on all ranks
+  std::string host;      // as which it counts (UNJAM_HOST_ID); "": it says nothing
+  CpuSet cpus;           // on which it may run; none: it does not know
   std::string encode() const;
   bool decode(std::string_view bytes);
 };
@@ -99,7 +99,7 @@ struct StartMessage {
   // As which hosts ranks count, in the order of their first ranks. None: no rank has said it.
   std::vector<std::string> hosts;
   std::vector<std::uint32_t> host_of;  // by rank; as long as process_of, or empty
-  std::vector<std::uint64_t> cpus;     // on which any rank may run
+  CpuSet cpus;                         // on which any rank may run
   std::string encode() const;
   bool decode(std::string_view bytes);
 };

@@ -303,8 +303,7 @@ void RendezvousServer::join(Connection& c, Frame& frame) {
     return;
   }
   c.ranks.push_back(m.rank);
-  cpus_.resize(std::max(cpus_.size(), m.cpus.size()));
-  for (std::size_t i = 0; i < m.cpus.size(); ++i) cpus_[i] |= m.cpus[i];
+  add_cpus(m.cpus, &cpus_);
   joined_[m.rank] = {&c, std::move(frame.fds), m.host};
   JoinedMessage who;
   for (const auto& [r, entry] : joined_) who.mask |= 1ull << r;

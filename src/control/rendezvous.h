@@ -86,7 +86,7 @@ class RendezvousServer {
   std::uint32_t first_rank_ = 0;
   std::uint64_t arena_bytes_ = 0;
   std::string settings_, first_host_;
-  std::vector<std::uint64_t> cpus_;  // of all that have joined
+  CpuSet cpus_;  // of all that have joined
   bool over_ = false;
   std::thread thread_;
 };

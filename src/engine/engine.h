@@ -1376,7 +1376,7 @@ class Engine {
       const std::uint32_t epoch = holds() && dev_.leads() ? dev_.epoch() : 0;
       Lack lack;
       if constexpr (kGates) {
-        // (Before the look. Nobody has a gate: it is looked again.)
+        // (Before the look. Where somebody has no gate it is looked again.)
         const Gates now = look_at_gates(a);
         const bool again = polls == 0 || !now.all || now.count != gates.count;
         gates = now;
@@ -1591,17 +1591,12 @@ class Engine {
     Gates gates;
     if constexpr (kGates) {
       if (!dev_.leads()) return gates;
-      const auto add = [&](std::uint32_t k) {
-        const std::uint64_t* gate = dev_.gate(member(a, k));
-        if (gate == nullptr) {
-          gates.all = false;
-        } else {
-          gates.count += load_acquire(*gate);
-        }
-      };
       const std::uint64_t sets = s_.from.set | s_.to.set;
       for (std::uint32_t k = 0; k < a.inv.num_neighbours; ++k) {
-        if ((sets >> k & 1) != 0 || k == s_.from.one || k == s_.to.one) add(k);
+        if ((sets >> k & 1) == 0 && k != s_.from.one && k != s_.to.one) continue;
+        const std::uint64_t* const gate = dev_.gate(member(a, k));
+        if (gate == nullptr) return {0, false};
+        gates.count += load_acquire(*gate);
       }
     }
     return gates;

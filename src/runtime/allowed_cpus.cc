@@ -3,14 +3,13 @@
 #include <sched.h>
 
 #include <cstddef>
-
-#include "control/messages.h"
+#include <cstdint>
 
 namespace unjam {
 
-std::vector<std::uint64_t> allowed_cpus() {
+CpuSet allowed_cpus() {
   constexpr std::size_t kBits = 64;
-  std::vector<std::uint64_t> words(kMostCpuWords);
+  CpuSet words(kMostCpuWords);
   cpu_set_t* const set = CPU_ALLOC(kMostCpuWords * kBits);
   if (set == nullptr) return {};
   const std::size_t bytes = CPU_ALLOC_SIZE(kMostCpuWords * kBits);

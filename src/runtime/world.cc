@@ -11,7 +11,6 @@
 #include <thread>
 #include <utility>
 
-#include "base/bits.h"
 #include "base/clock.h"
 #include "base/fork_guard.h"
 #include "control/join_text.h"
@@ -158,8 +157,7 @@ std::uint64_t* World::announcements(const std::vector<int>& members, std::uint64
 }
 
 int World::ranks_a_core() const {
-  int cores = 0;
-  for (const std::uint64_t word : cpus_) cores += static_cast<int>(count_bits(word));
+  const int cores = count_cpus(cpus_);
   return cores == 0 ? 1 : (ranks_ + cores - 1) / cores;
 }
 
@@ -179,7 +177,7 @@ unjamResult_t World::join(int rank, const Settings& settings, std::string& error
   const std::string agreed = agreed_settings_text(settings);
   std::string host;
   const bool host_is_valid = host_id(host, error);
-  const std::vector<std::uint64_t> cpus = allowed_cpus();
+  const CpuSet cpus = allowed_cpus();
   std::unique_lock lock(mutex_);
   if (!alone() && !connected_) {
     if (!connecting_) {
@@ -236,8 +234,7 @@ unjamResult_t World::join(int rank, const Settings& settings, std::string& error
   joined_[r] = true;
   ++num_joined_;
   if (alone()) {
-    cpus_.resize(std::max(cpus_.size(), cpus.size()));
-    for (std::size_t i = 0; i < cpus.size(); ++i) cpus_[i] |= cpus[i];
+    add_cpus(cpus, &cpus_);
     started_ = num_joined_ == ranks_;
   } else {
     JoinMessage m;

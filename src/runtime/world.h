@@ -299,9 +299,9 @@ class World {
   std::vector<int> process_of_;     // by rank
   std::vector<std::int64_t> pids_;  // by process
   std::vector<std::string> hosts_;
-  std::vector<int> host_of_;         // by rank
-  std::vector<std::uint64_t> cpus_;  // on which any rank may run, see allowed_cpus()
-  std::vector<Context*> contexts_;   // by rank; null: not attached, or of another process
+  std::vector<int> host_of_;        // by rank
+  CpuSet cpus_;                     // on which any rank may run, see allowed_cpus()
+  std::vector<Context*> contexts_;  // by rank; null: not attached, or of another process
   struct Departed {
     std::map<std::uint64_t, std::uint64_t> calls;
     std::vector<PendingCall> untaken;

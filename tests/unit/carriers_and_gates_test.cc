@@ -331,6 +331,41 @@ TEST(CarriersAtOnce, MarksAreProved) {
   EXPECT_TRUE(report.ok) << report.error;
 }
 
+// But not what may overwrite, in place, what a carrier still reads: the rank reads its input twice,
+// and what comes back has that from either.
+TEST(CarriersAtOnce, WhatACarrierReadsIsNotOverwritten) {
+  PlanRequest request;
+  request.kind = Kind::kAllReduce;
+  request.dtype = DType::kInt32;
+  request.ranks = 2;
+  request.count = 4 * kSliceElements;
+  Use u = marked_broadcast(2, 4);
+  for (const bool marked : {false, true}) {
+    const unsigned mark = static_cast<unsigned>(marked ? Carrier::kCopyEngine : Carrier::kBlocks);
+    for (int r = 0; r < 2; ++r) {
+      Plan& plan = u.plans[static_cast<std::size_t>(r)];
+      plan.geometry.kind = request.kind;
+      ProgramBuilder program(2, r);
+      const PeerRanks nobody = PeerRanks::nobody(), other = PeerRanks::one(1 - r);
+      if (r == 0) {
+        program.add(kLocal | kContribute | mark, 0, nobody, other);
+        program.add(kLocal | kCopy, 0);
+        program.add(kCopy, 0, other);
+      } else {
+        program.add(kLocal | kReduce | kContribute | kFinish | kCopy, 0, other, other);
+      }
+      program.write(&plan);
+    }
+    CheckOptions options;
+    options.slots = 2;
+    options.slot_bytes = Ranks::kSlotBytes;
+    const CheckResult report = check_plans(request, u.plans, options);
+    EXPECT_EQ(report.ok, !marked) << report.error;
+    EXPECT_EQ(report.error.find("carrier may still be reading") != std::string::npos, marked)
+        << report.error;
+  }
+}
+
 // ---- gates ----
 
 // A device whose peers are remote: what it stores for them is taken there by deliver(), as the test

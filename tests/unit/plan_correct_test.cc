@@ -16,10 +16,13 @@
 #include "plan/program_builder.h"
 #include "plan/registry.h"
 #include "plan/selector.h"
+#include "tests/support/all_plans.h"
 #include "tests/support/written_programs.h"
 
 namespace unjam {
 namespace {
+
+using unjam_test::make_plans;
 
 constexpr Kind kKinds[] = {Kind::kAllReduce, Kind::kAllGather, Kind::kReduceScatter, Kind::kReduce,
                            Kind::kBroadcast, Kind::kAllToAll,  Kind::kGather,        Kind::kScatter,
@@ -93,19 +96,6 @@ PlanLimits make_limits(std::uint32_t slots, std::uint32_t slot_bytes, std::uint1
   limits.escape_slot_bytes = slot_bytes;
   limits.lanes = lanes;
   return limits;
-}
-
-std::vector<Plan> make_plans(PlanRequest request, const PlanLimits& limits,
-                             std::optional<Algorithm> algorithm) {
-  std::vector<Plan> plans;
-  for (request.rank = 0; request.rank < request.ranks; ++request.rank) {
-    std::string error;
-    std::optional<Plan> plan = make_plan(request, limits, algorithm, &error);
-    EXPECT_TRUE(plan.has_value()) << error;
-    if (!plan) return {};
-    plans.push_back(*std::move(plan));
-  }
-  return plans;
 }
 
 CheckResult check(const PlanRequest& request, const PlanLimits& limits,

@@ -30,6 +30,7 @@
 
 #include "plan/registry.h"
 #include "plan/selector.h"
+#include "tests/support/all_plans.h"
 #include "tests/support/golden_cases.h"
 #include "tests/support/slice_walk.h"
 
@@ -46,15 +47,10 @@ struct Sequences {
   SliceSequences slices;
   Protocol protocol = Protocol::kSlot;
 };
-Sequences sequences_of(Case c) {
-  std::vector<Plan> plans;
-  for (c.request.rank = 0; c.request.rank < c.request.ranks; ++c.request.rank) {
-    std::string error;
-    std::optional<Plan> plan = make_plan(c.request, c.limits, c.algorithm, &error);
-    EXPECT_TRUE(plan.has_value()) << c.name << ": " << error;
-    if (!plan) return {};
-    plans.push_back(*std::move(plan));
-  }
+Sequences sequences_of(const Case& c) {
+  SCOPED_TRACE(c.name);
+  const std::vector<Plan> plans = unjam_test::make_plans(c.request, c.limits, c.algorithm);
+  if (plans.empty()) return {};
   return {unjam_test::slices_of(plans, c.limits.escape_slot_bytes), plans[0].protocol};
 }
 

@@ -16,9 +16,12 @@
 #include "plan/host_table.h"
 #include "plan/registry.h"
 #include "plan/selector.h"
+#include "tests/support/all_plans.h"
 
 namespace unjam {
 namespace {
+
+using unjam_test::make_plans;
 
 // ---- host tables ----
 
@@ -105,18 +108,6 @@ PlanLimits make_limits(std::uint32_t slots, std::uint16_t lanes = 1) {
   limits.escape_slot_bytes = 64;  // 16 floats
   limits.lanes = lanes;
   return limits;
-}
-
-std::vector<Plan> make_plans(PlanRequest request, const PlanLimits& limits, Algorithm algorithm) {
-  std::vector<Plan> plans;
-  for (request.rank = 0; request.rank < request.ranks; ++request.rank) {
-    std::string error;
-    std::optional<Plan> plan = make_plan(request, limits, algorithm, &error);
-    EXPECT_TRUE(plan.has_value()) << error;
-    if (!plan) return {};
-    plans.push_back(*std::move(plan));
-  }
-  return plans;
 }
 
 CheckResult check(const PlanRequest& request, const PlanLimits& limits, Algorithm algorithm,
