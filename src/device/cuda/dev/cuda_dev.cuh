@@ -308,8 +308,8 @@ class CudaDev {
     CudaTables& tables = r.tables[slot];
     const std::uint32_t neighbours_number = sqe.inv.num_neighbours, sets = sqe.inv.num_sets;
     const Primitive first_primitive = sqe.program[thread < kMaxProgram ? thread : 0];
-    const std::uint16_t first_member = sqe.members[thread < kMaxRanks ? thread : 0];
-    const std::uint16_t first_neighbour = sqe.neighbours[thread < kMaxRanks ? thread : 0];
+    const std::uint16_t first_member = sqe.members[thread < kMaxCudaRanks ? thread : 0];
+    const std::uint16_t first_neighbour = sqe.neighbours[thread < kMaxCudaRanks ? thread : 0];
     const PeerSet first_set = sqe.sets[thread < kMostSets ? thread : 0];
     if (thread < primitives) program[thread] = first_primitive;
     if (thread < members_number) tables.members[thread] = first_member;

@@ -14,7 +14,7 @@
 namespace unjam {
 
 // Longest program and largest group that a submission carries: a ring of all ranks that a job has.
-inline constexpr std::uint32_t kMaxProgram = 2 * kMaxRanks;
+inline constexpr std::uint32_t kMaxProgram = 2 * kMaxCudaRanks;
 
 // A submission: what on the host are pointers into plans and groups goes along with it. In pinned
 // memory (the SQ), or in a kernel's arguments.
@@ -28,14 +28,14 @@ struct alignas(16) CudaSqe {
   std::uint32_t pad = 0;
   PeerSet sets[kMostSets];
   Primitive program[kMaxProgram];
-  std::uint16_t members[kMaxRanks];
-  std::uint16_t neighbours[kMaxRanks];
+  std::uint16_t members[kMaxCudaRanks];
+  std::uint16_t neighbours[kMaxCudaRanks];
 };
 // The same in device memory, by slot.
 struct alignas(16) CudaTables {
   PeerSet sets[kMostSets];
-  std::uint16_t members[kMaxRanks];
-  std::uint16_t neighbours[kMaxRanks];
+  std::uint16_t members[kMaxCudaRanks];
+  std::uint16_t neighbours[kMaxCudaRanks];
 };
 
 // In the rank's link (cuda_driver.h), which its peers' devices reach too. One writer a word.
@@ -48,7 +48,7 @@ struct CudaLink {
   // By peers' lanes, about when they have written something for this rank (it may come a little
   // later, see solo.cuh's tell_peers()): another value each time. What
   // a rank's launcher looks at while no engine of it is resident.
-  alignas(kFalseSharingBytes) std::uint32_t pokes[kMaxRanks][kMaxLanes];
+  alignas(kFalseSharingBytes) std::uint32_t pokes[kMaxCudaRanks][kMaxLanes];
 };
 static_assert(sizeof(CudaLink) <= kLinkBytes);
 inline constexpr std::uint32_t kAttentionStop = 1;
@@ -112,10 +112,10 @@ struct CudaRank {
   std::uint64_t early_calls = 0;   // that need not wait for what was in front to end
   // Of calls whose kernels have begun, by the low bits of their serials: Succession::word().
   std::uint64_t launches[kRecentLaunches] = {};
-  CallPlaces places;                     // SMs of the blocks of calls by chains
-  Primitive* programs = nullptr;         // [slots][kMaxProgram]
-  CudaTables* tables = nullptr;          // [slots]
-  std::uint32_t* pokes[kMaxRanks] = {};  // this rank's words at each peer, by lane
+  CallPlaces places;                         // SMs of the blocks of calls by chains
+  Primitive* programs = nullptr;             // [slots][kMaxProgram]
+  CudaTables* tables = nullptr;              // [slots]
+  std::uint32_t* pokes[kMaxCudaRanks] = {};  // this rank's words at each peer, by lane
   std::uint32_t poke_counts[kMaxLanes] = {};
   // Two bits a lane, in one word so that leaving and saying what is left is one step. Low half: an
   // instance drives it (its lease). High half: it was left with something in its queue.

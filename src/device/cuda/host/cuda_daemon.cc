@@ -563,7 +563,7 @@ class CudaDaemon : public StreamDaemon {
     cq_words_ = at.take<std::uint64_t>(o_.slots);
     cancelled_ = at.take<std::uint32_t>(o_.slots);
     releases_ = at.take<KeyRelease>(kMostReleases);
-    release_members_ = at.take<std::uint16_t>(std::size_t{kMostReleases} * kMaxRanks);
+    release_members_ = at.take<std::uint16_t>(std::size_t{kMostReleases} * kMaxCudaRanks);
   }
 
   bool allocate(std::string& error) {
@@ -870,7 +870,7 @@ class CudaDaemon : public StreamDaemon {
     const auto* releases = static_cast<const KeyRelease*>(inv.input);
     for (std::uint64_t i = 0; i < inv.n; ++i) {
       releases_[i] = releases[i];
-      std::uint16_t* members = release_members_ + i * kMaxRanks;
+      std::uint16_t* members = release_members_ + i * kMaxCudaRanks;
       std::copy_n(releases[i].members, releases[i].group_size, members);
       releases_[i].members = members;
     }
