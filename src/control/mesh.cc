@@ -33,7 +33,7 @@ void Mesh::add(int process, Fd socket, Fd pidfd) {
   p.pidfd = std::move(pidfd);
 }
 
-void Mesh::post(Peer& peer, MessageType type, std::string_view payload) {
+void Mesh::post(Peer& peer, MessageType type, std::string_view payload, std::vector<Fd> fds) {
   if (peer.lost || peer.deaf || payload.size() > kLongestFrame) return;
   // Judged here, not when poll() comes to it: until then any amount could be asked for.
   if (peer.channel.pending_bytes() != 0 &&
@@ -41,19 +41,19 @@ void Mesh::post(Peer& peer, MessageType type, std::string_view payload) {
     peer.deaf = true;
     return;
   }
-  peer.channel.post(static_cast<std::uint16_t>(type), payload);
+  peer.channel.post(static_cast<std::uint16_t>(type), payload, std::move(fds));
   // At once: this may be the last that the process says before it ends. poll() sees what goes
   // wrong.
   std::string unused;
   peer.channel.flush(unused);
 }
 
-void Mesh::send(int process, MessageType type, std::string_view payload) {
+void Mesh::send(int process, MessageType type, std::string_view payload, std::vector<Fd> fds) {
   {
     std::lock_guard lock(mutex_);
     const auto found = peers_.find(process);
     if (found == peers_.end()) return;
-    post(found->second, type, payload);
+    post(found->second, type, payload, std::move(fds));
   }
   wake();
 }
@@ -130,7 +130,7 @@ void Mesh::handle(Peer& peer, bool readable, bool died, const Events& events) {
       error = "it takes no messages any more";
     }
   }
-  for (const Frame& f : frames) events.message(peer.process, f);
+  for (Frame& f : frames) events.message(peer.process, f);
   if (live && !died) return;
   {
     std::lock_guard lock(mutex_);

@@ -21,7 +21,7 @@ class Mesh {
  public:
   // Called by poll(), in its thread, without a lock of the mesh.
   struct Events {
-    std::function<void(int process, const Frame& frame)> message;
+    std::function<void(int process, Frame& frame)> message;
     // Once a process; no message from it comes later. died: the process is gone, not only its end
     // of the connection.
     std::function<void(int process, bool died, const std::string& why)> lost;
@@ -31,8 +31,8 @@ class Mesh {
   void add(int process, Fd socket, Fd pidfd);
 
   // Any thread; never blocks. To a process that is lost: nothing happens. What is longer than a
-  // frame may be is not sent: it would end the connection.
-  void send(int process, MessageType type, std::string_view payload);
+  // frame may be is not sent: it would end the connection. At most kMaxFrameFds descriptors.
+  void send(int process, MessageType type, std::string_view payload, std::vector<Fd> fds = {});
   void send_all(MessageType type, std::string_view payload);
   // Makes poll() return.
   void wake();
@@ -59,7 +59,7 @@ class Mesh {
     bool deaf = false;  // more was to be sent than it takes: about to be lost
   };
   // With the lock.
-  void post(Peer& peer, MessageType type, std::string_view payload);
+  void post(Peer& peer, MessageType type, std::string_view payload, std::vector<Fd> fds = {});
   void handle(Peer& peer, bool readable, bool died, const Events& events);
 
   mutable std::mutex mutex_;  // peers_' channels' outgoing side, and `lost`

@@ -457,4 +457,21 @@ bool WindowLetGoMessage::decode(std::string_view bytes) {
   return r.complete();
 }
 
+std::string RoomMessage::encode() const {
+  WireWriter w;
+  w.number(owner);
+  w.number(peer);
+  w.number(connectors);
+  w.number<std::uint8_t>(offers);
+  return w.take();
+}
+bool RoomMessage::decode(std::string_view bytes) {
+  WireReader r(bytes);
+  owner = r.up_to(kLastRank);
+  peer = r.up_to(kLastRank);
+  connectors = r.number<std::uint32_t>();
+  offers = r.up_to<std::uint8_t>(1) != 0;
+  return r.complete() && owner != peer && connectors != 0;
+}
+
 }  // namespace unjam

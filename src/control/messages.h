@@ -44,6 +44,7 @@ enum class MessageType : std::uint16_t {
   kWindowGone,
   kWindowLetGo,
   kGaveUp,
+  kRoom,  // with the memory's descriptor, where one is offered that has one
 };
 
 struct HelloMessage {
@@ -219,6 +220,17 @@ struct WindowGoneMessage {
 struct WindowLetGoMessage {
   std::uint32_t rank = 0;  // whose it was
   std::uint64_t serial = 0;
+  std::string encode() const;
+  bool decode(std::string_view bytes);
+};
+
+// About the block of rank `owner`'s arena that is for rank `peer` (transport/rooms.h), by either
+// one's process: that it has memory for so many connectors; or, by the peer's, that it wants that.
+struct RoomMessage {
+  std::uint32_t owner = 0;
+  std::uint32_t peer = 0;
+  std::uint32_t connectors = 0;
+  bool offers = false;
   std::string encode() const;
   bool decode(std::string_view bytes);
 };

@@ -4,6 +4,7 @@
 
 #include <array>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -16,18 +17,25 @@ namespace unjam {
 
 // Grows with every change of what stands in this header or below it: the two libraries are made
 // together.
-inline constexpr int kCudaDriverVersion = 10;
+inline constexpr int kCudaDriverVersion = 11;
 
-// Device memory in which peers write to a rank. Mapped at one address for all devices of this
-// process.
+// Addresses of a rank's arena, the same for all devices of this process, and the device memory that
+// stands behind parts of it. Any thread. What adds to it waits for nothing that a device does.
 class DeviceArena {
  public:
   virtual ~DeviceArena() = default;
   virtual unsigned char* data() const = 0;
-  // A descriptor for other processes; -1: `error`.
-  virtual int share(std::string& error) = 0;
+  // Of its device's memory, for that device alone. Not cleared.
+  virtual bool add(std::uint64_t offset, std::uint64_t bytes, std::string& error) = 0;
+  // What another process has added there and shared, for no device yet. Takes the descriptor in any
+  // case.
+  virtual bool adopt(std::uint64_t offset, std::uint64_t bytes, int fd, std::string& error) = 0;
+  // Of the part that begins there: a descriptor for other processes; -1: `error`.
+  virtual int share(std::uint64_t offset, std::string& error) = 0;
   // Lets a device of this process read and write it.
-  virtual bool map_for(int device, std::string& error) = 0;
+  virtual bool map_for(int device, std::uint64_t offset, std::string& error) = 0;
+  // Bytes of all parts.
+  virtual std::uint64_t bytes() const = 0;
 };
 
 // Memory of cudaMalloc(), as other processes find it.
@@ -54,6 +62,10 @@ struct CudaRankOptions {
   std::vector<unsigned char*> bases;     // of all ranks' arenas
   std::vector<void*> links;        // of all ranks: where host memory for HostLink is, see below
   WindowEntry* windows = nullptr;  // the rank's table, in host memory that the device reaches
+  Room* rooms = nullptr;           // likewise
+  // To be called, without a lock, every now and then while the engine has work: lanes may want
+  // more of rooms.
+  std::function<void()> look_at_rooms;
 };
 
 // Host memory of each rank that its peers' devices reach: in its shared host memory, behind the
@@ -76,12 +88,13 @@ class CudaDriver {
   // same GPUs through NVML, whatever CUDA shows them. (Why, or why not: StreamDaemon::footprint().)
   virtual bool lines_come_whole() = 0;
 
-  // Zeroed.
+  // Its first part, of `base` bytes, is there at once, and zeroed.
   virtual std::unique_ptr<DeviceArena> create_arena(int device, std::uint64_t bytes,
-                                                    std::string& error) = 0;
-  // Of another process, by way of a device of this one. Takes the descriptor in any case.
+                                                    std::uint64_t base, std::string& error) = 0;
+  // Of another process, by way of a device of this one. Takes the descriptor, of the first part, in
+  // any case.
   virtual std::unique_ptr<DeviceArena> adopt_arena(int device, int fd, std::uint64_t bytes,
-                                                   std::string& error) = 0;
+                                                   std::uint64_t base, std::string& error) = 0;
   // Lets all devices of this process reach host memory (page-aligned). Once for each memory.
   virtual bool register_host(void* memory, std::uint64_t bytes, std::string& error) = 0;
   virtual void unregister_host(void* memory) = 0;

@@ -939,6 +939,10 @@ class Engine {
         s_.newcomers[i] = receive(mailbox_.at(i));
       }
       dev_.sync_control();
+      for (std::uint32_t i = 0; i < n; ++i) {
+        if (s_.newcomers[i].clears) clear_room(s_.newcomers[i].slot, dev_.first(), dev_.stride());
+      }
+      dev_.sync_control();
       if (dev_.leads() && n != 0) {
         for (std::uint32_t i = 0; i < n; ++i) take_letter(s_.newcomers[i]);
         mailbox_.take(n);
@@ -954,7 +958,9 @@ class Engine {
     std::uint16_t slot = kNoSlot;
     const std::uint64_t begun_ns = begin_step();
     if (!mailbox_.pop(slot)) return false;
-    take_letter(receive(slot));
+    const Newcomer found = receive(slot);
+    if (found.clears) clear_room(slot, 0, 1);
+    take_letter(found);
     end_step(Step::kPrepare, begun_ns);
     return true;
   }
@@ -970,6 +976,7 @@ class Engine {
     const Invocation& inv = rank_.invocations[slot];
     Newcomer found{slot};
     found.command = inv.key == nullptr;
+    found.clears = found.command && inv.input == nullptr;
     if (found.command) return found;
     DynamicContext dyn;
     dyn.handed = dev_.handed_over(slot);
@@ -999,7 +1006,7 @@ class Engine {
   UNJAM_HD void line_up(const Newcomer& found) {
     const std::uint16_t slot = found.slot;
     if (found.command) {
-      release_keys(s_.transport, rank_.invocations[slot]);
+      if (!found.clears) release_keys(s_.transport, rank_.invocations[slot]);
       if (fetch_add<std::uint32_t>(rank_.remaining[slot], 0xffffffffu) == 1) {
         dev_.fence();
         dev_.complete(slot, Outcome::kDone);
@@ -1034,6 +1041,12 @@ class Engine {
         }
       }
     }
+  }
+
+  // What a command to clear a room says, by each of so many threads.
+  UNJAM_HD void clear_room(std::uint16_t slot, std::uint32_t first, std::uint32_t stride) {
+    const ClearRoom room = room_of(rank_.invocations[slot]);
+    s_.transport.clear_room(room.peer, room.from, room.to, first, stride);
   }
 
   // ---- contexts (all control threads) ----

@@ -134,6 +134,25 @@ struct KeyRelease {
   std::uint32_t group_size = 0;
 };
 
+// Another command, without releases (`input` nullptr), of the first lane alone: memory has come
+// behind this rank's block for a peer, for connectors from one number up to another, and is to be
+// cleared. By an engine, for it is there, or soon, whenever calls wait; a copy or a kernel of its
+// own that is to clear it would wait behind whatever else the device is asked for (a cudaFree(),
+// say, that waits for a stream which waits for this very memory).
+struct ClearRoom {
+  std::uint32_t peer = 0;
+  std::uint32_t from = 0;
+  std::uint32_t to = 0;
+};
+UNJAM_HD constexpr ClearRoom room_of(const Invocation& command) {
+  return {static_cast<std::uint32_t>(command.n), static_cast<std::uint32_t>(command.seed),
+          static_cast<std::uint32_t>(command.seed >> 32)};
+}
+UNJAM_HD constexpr void set_room(const ClearRoom& room, Invocation* command) {
+  command->n = room.peer;
+  command->seed = std::uint64_t{room.to} << 32 | room.from;
+}
+
 // How an invocation ended, in its CQE.
 enum class Outcome : std::uint8_t { kDone = 0, kCancelled = 1 };
 

@@ -205,6 +205,7 @@ struct WholeTry {
 struct Newcomer {
   std::uint16_t slot = kNoSlot;
   bool command = false;  // without a key
+  bool clears = false;   // of those, one to clear a room
   bool counted = false;  // the lane has done it before, and counted it
   bool is_short = false;
   std::uint32_t alike = 0;  // see TaskQueue

@@ -72,6 +72,7 @@ void Context::take_completions() {
   while (memory_->rank().cq.pop(e)) {
     any = true;
     daemon_->ended(e.slot);
+    if (room_is_cleared(e.slot)) continue;
     std::unique_ptr<Submitted> s = std::move(slots_[e.slot]);
     if (s != nullptr) {
       const Result why = leave_slot(e.slot);

@@ -29,14 +29,22 @@ void Context::start() {
   std::string error;
   WindowEntry* const windows = world_->windows_of(rank_, error);
   if (windows == nullptr) throw std::runtime_error(error);
-  memory_ =
-      std::make_unique<EngineMemory>(settings_, world_->shape(), world_->bases(), rank_, windows);
+  Room* rooms = nullptr;
+  if (world_->rooms() != nullptr && (rooms = world_->rooms()->table(rank_, error)) == nullptr) {
+    throw std::runtime_error(error);
+  }
+  memory_ = std::make_unique<EngineMemory>(settings_, world_->shape(), world_->bases(), rank_,
+                                           windows, rooms);
   const ArenaShape& shape = world_->shape();
   heap_ = std::make_unique<Heap>(world_->bases()[rank_] + shape.heap(), shape.heap_bytes);
   ledger_ = std::make_unique<Ledger>(&world_->ledger(rank_));
-  const std::uint32_t slots = memory_->rank().num_slots;
+  const std::uint32_t slots = invocation_slots(settings_);
   slots_.resize(slots);
   in_engine_.resize(slots);
+  met_.resize(static_cast<std::size_t>(world_->ranks()));
+  for (std::uint32_t i = 0; i < kRoomSlots; ++i) {
+    free_room_slots_.push_back(static_cast<std::uint16_t>(slots + i));
+  }
   for (std::uint32_t i = slots; i-- > 0;) free_slots_.push_back(static_cast<std::uint16_t>(i));
   if (world_->cuda() != nullptr) {
     start_cuda();
@@ -46,6 +54,7 @@ void Context::start() {
     options.delay_seed = static_cast<std::uint64_t>(settings_.delay_seed);
     options.delay_max_us = static_cast<std::uint32_t>(settings_.delay_max_us);
     options.help = settings_.help != 0;
+    if (rooms != nullptr) options.look_at_rooms = [this] { world_->rooms()->look(rank_); };
     daemon_ = std::make_unique<HostDaemon>(memory_->rank(), completions_, options);
   }
   world_->attach(this);
@@ -72,6 +81,8 @@ void Context::start_cuda() {
   options.solo_overlap = settings_.solo_overlap != 0;
   options.trace_events = static_cast<std::uint64_t>(settings_.trace_events);
   options.windows = world_->windows_of(rank_, error);
+  options.rooms = world_->rooms()->table(rank_, error);
+  options.look_at_rooms = [this] { world_->rooms()->look(rank_); };
   for (int r = 0; r < world_->ranks(); ++r) {
     options.bases.push_back(world_->bases()[r]);
     options.links.push_back(world_->link(r));

@@ -198,6 +198,7 @@ struct Key {
   Signature planned_for;
   std::shared_ptr<const Plan> plan;
   std::shared_ptr<const Lowered> lowered;  // what the plan is without the engine, of GPUs
+  bool met = false;                        // its neighbours, see Context::meet_neighbours()
   // Signatures of the latest kHistory uses since `first`, for ranks that disagree: use n stands at
   // (n - first) % kPlaces. One more than that, so that the last one can be taken back.
   static constexpr std::size_t kHistory = 32, kPlaces = kHistory + 1;
@@ -240,10 +241,10 @@ struct KeyDrop {
 // What peers and traces know a key by.
 std::uint64_t key_tag(const unjamGroup& group, std::string_view key);
 
-class Context : public std::enable_shared_from_this<Context> {
+class Context : public std::enable_shared_from_this<Context>, private Rooms::User {
  public:
   Context(std::shared_ptr<World> world, int rank, const Settings& settings);
-  ~Context();
+  ~Context() override;
 
   int rank() const { return rank_; }
   int size() const { return world_->ranks(); }
@@ -379,6 +380,13 @@ class Context : public std::enable_shared_from_this<Context> {
   static Result check_buffers(const unjamGroup& group, const Call& call);
   static Result no_streams();
   static Result lacks_half(const Submitted& s);
+  // ---- rooms (runtime/rooms.h), meetings.cc ----
+  Result meet_neighbours(Key& key);
+  void clear_rooms();
+  bool room_is_cleared(std::uint16_t slot);  // with that completion; false: it is no such slot
+  void clear_room(const ClearRoom& room) override;
+  void look_at_rooms() override;
+  void room_came() override;
   void admit(std::unique_ptr<Submitted> s);
   Invocation make_invocation(const Submitted& s, std::uint16_t slot) const;
   Result admit_in_stream(std::unique_lock<std::mutex>& lock, std::unique_ptr<Submitted> s);
@@ -510,6 +518,11 @@ class Context : public std::enable_shared_from_this<Context> {
   std::unordered_map<std::uint64_t, Key*> keys_;   // by tag
   std::vector<std::unique_ptr<Submitted>> slots_;  // in the engine, by slot
   std::vector<std::uint16_t> free_slots_;
+  // Of the engine's slots the last ones, which no call takes: calls may wait for what they do.
+  std::vector<std::uint16_t> free_room_slots_;
+  std::map<std::uint16_t, ClearRoom> clearing_;  // by slot
+  std::deque<ClearRoom> to_clear_;
+  std::vector<bool> met_;               // by rank
   std::list<Key*> places_[kKeyPlaces];  // every key is in one, the longest there first
   std::unordered_map<std::uint64_t, KeyRecord> records_;  // of forgotten keys, by tag
   // Of destroyed groups' keys, the latest: how often they were called, for ranks that still wait.

@@ -1,5 +1,8 @@
 #include "runtime/engine_memory.h"
 
+#include <algorithm>
+#include <bit>
+
 namespace unjam {
 
 std::uint32_t invocation_slots(const Settings& settings) {
@@ -17,6 +20,11 @@ ArenaShape arena_shape(const Settings& settings, int ranks) {
   // Twice the keys that may be active: a key that is complete here may have slices that a peer has
   // yet to consume. The context counts both, so open() always finds one.
   shape.connectors = static_cast<std::uint32_t>(2 * settings.max_active_keys);
+  // The host's come with their pages: nothing is gained by asking for fewer at first.
+  const auto first = static_cast<std::uint32_t>(settings.first_connectors);
+  shape.first_connectors_log2 = static_cast<std::uint32_t>(std::countr_zero(
+      std::bit_ceil(first == 0 ? shape.connectors : std::min(first, shape.connectors))));
+  if (settings.device == UNJAM_DEVICE_CUDA) shape.page_bytes = 2 << 20;
   shape.escape_slots = static_cast<std::uint32_t>(settings.escape_slots);
   shape.escape_slot_bytes = static_cast<std::uint32_t>(settings.escape_slot_bytes);
   shape.borrow_slots = static_cast<std::uint32_t>(settings.borrow_slots);
@@ -39,8 +47,9 @@ T* EngineMemory::take(std::size_t n) {
 }
 
 EngineMemory::EngineMemory(const Settings& settings, const ArenaShape& shape,
-                           unsigned char* const* bases, int rank, WindowEntry* windows) {
-  const std::uint32_t slots = invocation_slots(settings);
+                           unsigned char* const* bases, int rank, WindowEntry* windows,
+                           Room* rooms) {
+  const std::uint32_t slots = invocation_slots(settings) + kRoomSlots;
   rank_.num_slots = slots;
   rank_.num_lanes = shape.lanes;
   rank_.sq.places = take<Sqe>(slots);
@@ -81,14 +90,20 @@ EngineMemory::EngineMemory(const Settings& settings, const ArenaShape& shape,
     t.shape = shape;
     t.bases = bases;
     t.windows = windows;
+    t.rooms = rooms;
     t.rank = u32(rank);
     t.lane = l;
     t.peers = take<PeerSendState>(shape.ranks);
+    // In one piece, of which only what belongs to neighbours is ever touched.
+    ConnectorOwner* const owners =
+        take<ConnectorOwner>(std::size_t{shape.ranks} * shape.connectors);
+    BorrowUse* const borrows = take<BorrowUse>(std::size_t{shape.ranks} * shape.borrow_slots);
+    std::uint16_t* const places = take<std::uint16_t>(std::size_t{shape.ranks} * shape.places());
     for (std::uint32_t p = 0; p < shape.ranks; ++p) {
       if (p == t.rank) continue;
-      t.peers[p].owners = take<ConnectorOwner>(shape.connectors);
-      t.peers[p].borrows = take<BorrowUse>(shape.borrow_slots);
-      t.peers[p].places = take<std::uint16_t>(shape.places());
+      t.peers[p].owners = owners + std::size_t{p} * shape.connectors;
+      t.peers[p].borrows = borrows + std::size_t{p} * shape.borrow_slots;
+      t.peers[p].places = places + std::size_t{p} * shape.places();
       t.peers[p].given_back = kNoConnector;
       t.peers[p].pool = shape.connectors < kFirstPool ? shape.connectors : kFirstPool;
     }

@@ -35,14 +35,16 @@ class ZeroedArray {
 };
 
 ArenaShape arena_shape(const Settings& settings, int ranks);
-std::uint32_t invocation_slots(const Settings& settings);
+std::uint32_t invocation_slots(const Settings& settings);  // that calls may have
+inline constexpr std::uint32_t kRoomSlots = 2;             // besides, for commands about rooms
 
 class EngineMemory {
  public:
   // `bases`: where every rank's arena is mapped, by world rank; `windows`: the rank's table of its
-  // peers' windows, if there is one. Both must outlive this.
+  // peers' windows, if there is one; `rooms`: that of their rooms, unless all memory is there. All
+  // must outlive this.
   EngineMemory(const Settings& settings, const ArenaShape& shape, unsigned char* const* bases,
-               int rank, WindowEntry* windows = nullptr);
+               int rank, WindowEntry* windows = nullptr, Room* rooms = nullptr);
 
   RankState& rank() { return rank_; }
   LaneState& lane(std::uint32_t l) { return lanes_[l]; }

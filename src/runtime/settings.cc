@@ -49,6 +49,11 @@ const std::vector<Variable>& variables() {
        "Keys without an invocation under way that a rank keeps in full; beyond, those unused for "
        "longest shrink to a record of how often they were called.",
        false},
+      {"UNJAM_FIRST_CONNECTORS", &Settings::first_connectors, 0, 1 << 14, nullptr,
+       "Connectors of a lane that have memory when two ranks meet, rounded up to a power of two; "
+       "more get it when keys have use for them. 0: all, for which the host's pages come as they "
+       "are touched. On CUDA 8 unless said (under the hold policy all).",
+       true},
       {"UNJAM_ESCAPE_SLOTS", &Settings::escape_slots, 2, 16, nullptr,
        "Guaranteed slots of each connector; on CUDA 4 unless said.", true},
       {"UNJAM_ESCAPE_SLOT_BYTES", &Settings::escape_slot_bytes, 256, 1 << 20, nullptr,
@@ -256,7 +261,8 @@ const Variable& variable(std::int64_t Settings::* field) {
 }
 
 constexpr std::int64_t kCudaLanes = 32;  // unless said
-constexpr std::int64_t kByLanes = -1;    // until it is known how many lanes there are
+constexpr std::int64_t kByPolicy = -1, kCudaFirstConnectors = 8;
+constexpr std::int64_t kByLanes = -1;  // until it is known how many lanes there are
 
 // Bytes of a guaranteed slot on CUDA. What is done about a slice takes longer than 64 KiB of it,
 // which is no matter while the links bind; few lanes do not fill these, so each has larger ones: of
@@ -281,6 +287,7 @@ Settings device_defaults(unjamDevice_t device) {
   s.block_threads = 512;
   s.max_active_keys = 64;
   s.idle_keys = 4096;
+  s.first_connectors = kByPolicy;
   // Four, so that mesh plans overlap.
   s.escape_slots = 4;
   s.overlap = 1;
@@ -387,6 +394,10 @@ bool resolve_settings(const unjamConfig_t* config, int ranks, Settings& s, std::
                                           c.heap_bytes, std::numeric_limits<std::int64_t>::max())),
          c.heap_bytes == UINT64_MAX ? -1 : 0);
     if (!ok) return false;
+  }
+  // An engine that holds its lane clears no rooms meanwhile.
+  if (s.first_connectors == kByPolicy) {
+    s.first_connectors = s.policy == UNJAM_POLICY_HOLD ? 0 : kCudaFirstConnectors;
   }
   const std::int64_t slot = cuda_slot_bytes(ranks, s.lanes);
   if (s.escape_slot_bytes == kByLanes) {

@@ -20,6 +20,7 @@ struct Settings {
   std::int64_t block_threads = 1;
   std::int64_t max_active_keys = 512;
   std::int64_t idle_keys = 1024;
+  std::int64_t first_connectors = 0;  // 0: all
   std::int64_t escape_slots = 5;
   std::int64_t escape_slot_bytes = 8192;
   std::int64_t borrow_slots = 64;

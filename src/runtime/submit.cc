@@ -298,6 +298,7 @@ Result Context::submit_locked(std::unique_lock<std::mutex>& lock, unjamGroup& gr
   }
   if (call.stream_order != UNJAM_STREAM_NONE && !cuda()) return no_streams();
   if (Result r = plan_call(group, key, call.signature); !r.ok()) return r;
+  if (Result r = meet_neighbours(key); !r.ok()) return r;
   auto s = std::make_unique<Submitted>();
   s->call = call;
   s->key = &key;
@@ -387,6 +388,7 @@ Result Context::plan_call(const unjamGroup& group, Key& key, const Signature& si
           std::make_shared<const Lowered>(lower(*made, r.ranks, r.rank, streams_->lower_limits()));
     }
     key.plan = std::move(made);
+    key.met = false;
     key.lowered = std::move(lowered);
     key.planned_for = planned_for;
   }

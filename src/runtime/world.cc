@@ -98,6 +98,11 @@ World::World(int ranks, const Settings& first_settings, std::optional<JobSecret>
       devices_(static_cast<std::size_t>(ranks), -1),
       bases_(static_cast<std::size_t>(ranks), nullptr),
       windows_(ranks, [this](int owner, std::uint64_t serial) { say_let_go(owner, serial); }),
+      // (A single one has no peers; and where all connectors come with the first, all come at
+      // once.)
+      rooms_(first_settings.device == UNJAM_DEVICE_CUDA || first_settings.first_connectors != 0
+                 ? std::make_unique<Rooms>(ranks, shape_, static_cast<Rooms::Memory&>(*this))
+                 : nullptr),
       joined_(static_cast<std::size_t>(ranks), false),
       // Alone: all are of this process. Else not known before the start.
       process_of_(static_cast<std::size_t>(ranks), secret ? -1 : 0),
@@ -123,9 +128,11 @@ World::~World() {
   mesh_.wake();
   control_.join();
   windows_.stop();
+  if (rooms_ != nullptr) rooms_->stop();
   mesh_.drain(kFarewellMs);
   std::string unused;
   for (const int r : tables_registered_) cuda_->unregister_host(windows_.table(r, unused));
+  for (const int r : rooms_registered_) cuda_->unregister_host(rooms_->table(r, unused));
   if (!links_registered_) return;
   for (int r = 0; r < ranks_; ++r) cuda_->unregister_host(link(r));
 }
@@ -147,7 +154,7 @@ unsigned char* World::link(int rank) const {
 }
 
 std::uint64_t World::arena_committed(int rank) const {
-  if (cuda_ != nullptr) return shape_.total_bytes();
+  if (cuda_ != nullptr) return device_arenas_[static_cast<std::size_t>(rank)]->bytes();
   return arenas_[static_cast<std::size_t>(rank)].committed();
 }
 
@@ -300,7 +307,7 @@ bool World::make_memory(int rank, const Settings& settings, std::vector<Fd>& sha
   if (arenas_[r].data() == nullptr) return no_memory();
   if (!alone() && !share(arenas_[r].share())) return false;
   bases_[r] = arenas_[r].data();
-  if (settings.device == UNJAM_DEVICE_HOST) return true;
+  if (settings.device == UNJAM_DEVICE_HOST) return close_blocks(rank, error);
   if (cuda_ == nullptr && (cuda_ = cuda_driver(error)) == nullptr) return false;
   // Alone means made by one call: then every rank has a device of its own, if there are as many.
   std::string unused;
@@ -313,10 +320,10 @@ bool World::make_memory(int rank, const Settings& settings, std::vector<Fd>& sha
     return false;
   }
   devices_[r] = device;
-  device_arenas_[r] = cuda_->create_arena(device, shape_.total_bytes(), error);
+  device_arenas_[r] = cuda_->create_arena(device, shape_.total_bytes(), shape_.base_bytes(), error);
   if (device_arenas_[r] == nullptr) return no_memory();
   bases_[r] = device_arenas_[r]->data();
-  return alone() || share(Fd(device_arenas_[r]->share(error)));
+  return alone() || share(Fd(device_arenas_[r]->share(0, error)));
 }
 
 bool World::enter_device(int rank, std::string& error) {
@@ -333,8 +340,12 @@ bool World::enter_device(int rank, std::string& error) {
   WindowEntry* const table = windows_.table(rank, error);
   if (table == nullptr || !cuda_->register_host(table, windows_.table_bytes(), error)) return false;
   tables_registered_.insert(rank);
+  Room* const rooms = rooms_->table(rank, error);
+  if (rooms == nullptr || !cuda_->register_host(rooms, rooms_->table_bytes(), error)) return false;
+  rooms_registered_.insert(rank);
   for (int r = 0; r < ranks_; ++r) {
-    if (device_arenas_[static_cast<std::size_t>(r)]->map_for(device_of(rank), error)) continue;
+    // (The rest as ranks meet.)
+    if (device_arenas_[static_cast<std::size_t>(r)]->map_for(device_of(rank), 0, error)) continue;
     const std::string why = error;
     error = "rank " + std::to_string(rank) + " (device " + std::to_string(device_of(rank)) +
             ") cannot reach the memory of rank " + std::to_string(r) + ": " + why +
@@ -445,9 +456,14 @@ void World::begin() {
       return;
     }
     bases_[i] = arenas_[i].data();
+    if (cuda_ == nullptr && !close_blocks(rank, error)) {
+      fail_meeting(error);
+      return;
+    }
     if (cuda_ == nullptr) continue;
     if (fds.size() == 2) {
-      device_arenas_[i] = cuda_->adopt_arena(own, fds[1].release(), shape_.total_bytes(), error);
+      device_arenas_[i] = cuda_->adopt_arena(own, fds[1].release(), shape_.total_bytes(),
+                                             shape_.base_bytes(), error);
     }
     if (device_arenas_[i] == nullptr) {
       fail_meeting("cannot use the device memory of rank " + std::to_string(rank) + ": " + error);
@@ -478,7 +494,7 @@ void World::control() {
   pthread_setname_np(pthread_self(), "unjam control");
   std::unique_lock lock(mutex_);
   if (!alone()) meet(lock);
-  const Mesh::Events events{[this](int process, const Frame& frame) {
+  const Mesh::Events events{[this](int process, Frame& frame) {
                               std::lock_guard inner(mutex_);
                               on_message(process, frame);
                               changed_.notify_all();
@@ -527,7 +543,7 @@ std::set<int> World::processes_of(const std::vector<int>& members) const {
 
 // What makes no sense is passed over: its sender proved that it is of our job, so it is a fault of
 // ours, and must not make things worse here.
-void World::on_message(int process, const Frame& frame) {
+void World::on_message(int process, Frame& frame) {
   switch (static_cast<MessageType>(frame.type)) {
     case MessageType::kGone: {
       GoneMessage m;
@@ -599,6 +615,9 @@ void World::on_message(int process, const Frame& frame) {
     case MessageType::kWindowLetGo:
       on_window(process, frame);
       break;
+    case MessageType::kRoom:
+      on_room(process, frame);
+      break;
     default:
       break;
   }
@@ -641,12 +660,14 @@ void World::attach(Context* context) {
     std::lock_guard lock(mutex_);
     contexts_[static_cast<std::size_t>(context->rank())] = context;
   }
+  if (rooms_ != nullptr) rooms_->attach(context->rank(), context);
   changed_.notify_all();
   mesh_.wake();
 }
 
 void World::detach(Context* context, std::map<std::uint64_t, std::uint64_t> calls,
                    std::vector<PendingCall> untaken) {
+  if (rooms_ != nullptr) rooms_->detach(context->rank(), context);
   std::lock_guard lock(mutex_);
   Context*& place = contexts_[static_cast<std::size_t>(context->rank())];
   if (place != context) return;

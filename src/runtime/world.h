@@ -22,6 +22,7 @@
 #include "engine/cuda_driver.h"
 #include "plan/host_table.h"
 #include "runtime/ledger.h"
+#include "runtime/rooms.h"
 #include "runtime/settings.h"
 #include "runtime/window_maps.h"
 #include "transport/arena.h"
@@ -38,11 +39,11 @@ std::string call_text(const std::string& key, const std::string& group, std::uin
 // "ranks 1, 2": in ascending order, however their group is ordered, so that all ranks say the same.
 std::string rank_list(std::vector<int> ranks);
 
-class World {
+class World : private Rooms::Memory {
  public:
   // Ranks meet others by the secret; without one all are in this process, joined by one thread.
   World(int ranks, const Settings& first_settings, std::optional<JobSecret> secret = {});
-  ~World();
+  ~World() override;
 
   // Of a job without a secret (unjamInitAll): settings with which its ranks can share the CUDA
   // devices there are.
@@ -74,7 +75,9 @@ class World {
   // Where the ranks' arenas are: on the host, or on CUDA devices (then null until enter_device()).
   unsigned char* const* bases() const { return bases_.data(); }
   // Whether a rank is of this process.
-  bool is_local(int rank) const { return process_of_[static_cast<std::size_t>(rank)] == me_; }
+  bool is_local(int rank) const override {
+    return process_of_[static_cast<std::size_t>(rank)] == me_;
+  }
   CudaDriver* cuda() const { return cuda_; }
   // CUDA: the device of a rank of this process, and the host memory that its device and its peers'
   // share (kLinkBytes).
@@ -90,6 +93,9 @@ class World {
   unjamResult_t join(int rank, const Settings& settings, std::string& error);
   // Waits until all ranks have joined.
   unjamResult_t wait_joined(int rank, std::int64_t timeout_ms, std::string& error);
+
+  // Of this process's ranks; null: all memory of all arenas is there.
+  Rooms* rooms() const { return rooms_.get(); }
 
   // ---- windows (unjamMemRegister()), world_windows.cc ----
   // A rank's table of its peers' windows. Null: `error`.
@@ -199,12 +205,14 @@ class World {
   void control();
   void meet(std::unique_lock<std::mutex>& lock);
   void begin();
+  // On the host: what has yet to come is not to be touched.
+  bool close_blocks(int rank, std::string& error);
   bool make_memory(int rank, const Settings& settings, std::vector<Fd>& shared, std::string& error);
   std::uint64_t host_bytes() const;
   std::uint64_t bytes_before_ledger() const;
   void fail_meeting(const std::string& why);
   // Its reactions to messages; with the lock.
-  void on_message(int process, const Frame& frame);
+  void on_message(int process, Frame& frame);
   bool misses(int process) const;
   void on_lost(int process, bool died, const std::string& why);
   void on_query(int process, const QueryMessage& query);
@@ -216,6 +224,16 @@ class World {
   bool alone() const { return !secret_; }
   bool is_rank_of(std::uint32_t rank, int process) const;
   std::set<int> processes_of(const std::vector<int>& members) const;
+
+  // ---- world_rooms.cc: Rooms::Memory ----
+  bool add(int owner, std::uint64_t offset, std::uint64_t bytes, std::string& error) override;
+  bool share(int owner, std::uint64_t offset, Fd& fd, std::string& error) override;
+  bool reach(int owner, std::uint64_t offset, int viewer, std::string& error) override;
+  bool adopt(int owner, std::uint64_t offset, std::uint64_t bytes, Fd fd, int viewer,
+             std::string& error) override;
+  void tell(int rank, const RoomMessage& message, Fd fd) override;
+  void warn(const std::string& text) override;
+  void on_room(int process, Frame& frame);
 
   // ---- world_windows.cc ----
   std::vector<WindowMaps::Viewer> viewers_of(int owner) const;
@@ -280,7 +298,8 @@ class World {
   std::vector<unsigned char*> bases_;
   Mesh mesh_;
   WindowMaps windows_;
-  std::set<int> tables_registered_;  // ranks'
+  std::unique_ptr<Rooms> rooms_;
+  std::set<int> tables_registered_, rooms_registered_;  // ranks'
 
   // Order of locks: a world's, then a context's.
   mutable std::mutex mutex_;

@@ -1,17 +1,21 @@
 // The layout of a rank's arena: the shared memory in which its peers write to it.
 //
-// The arena of rank R holds, for every other rank S and lane L, one partition that S alone writes
-// (and R reads), and, for every receiver D and lane L, credit cells that D alone writes (and R
-// reads).
-//   partition: a directory (which key owns which connector), the connectors (slot headers and
-//              guaranteed "escape" slots), and a pool of larger slots that S borrows.
+// The arena of rank R begins with what all ranks may look at:
+//   lane cells:    how others wake R's engines.
 //   announcements: what members called, see announcement.h.
-//   credits:   one counter a connector R -> D: how many of its steps D has consumed, and where D's
-//              output is if R may store into it itself; and which keys and groups D will
-//              never read again.
-//   heap:      R's user's buffers, where R's user has asked for such (unjamMemAlloc()): outputs
-//              there are what peers may store into.
-// The sender picks the connector in its own partition and announces it under the key's tag; the
+//   heap:          R's user's buffers, where R's user has asked for such (unjamMemAlloc()): outputs
+//                  there are what peers may store into.
+// Behind that is a block for every other rank P, which P alone writes, and R reads. It has, by
+// lane,
+//   credits:    one counter a connector R -> P: how many of its steps P has consumed, and where P's
+//               output is if R may store into it itself; and which keys and groups P will never
+//               read again;
+//   directory:  which key owns which connector P -> R;
+//   a pool of larger slots that P borrows; and
+//   connectors: slot headers and guaranteed ("escape") slots.
+// Memory stands behind a block when R and P have met (rooms.h): at first behind its head and a few
+// connectors, and behind more of them when P has use for those.
+// The sender picks the connector in its own block and announces it under the key's tag; the
 // receiver looks the tag up. Neither waits for the other, and a new key needs no system call.
 // Connectors are taken from the lowest on (connector.h says when one is used again), whatever the
 // keys' tags: pages that no key touches are never committed on the host.
@@ -80,79 +84,112 @@ struct ArenaShape {
   std::uint32_t ranks = 1;
   std::uint32_t lanes = 1;
   std::uint32_t connectors = 1024;  // a (peer, lane)
+  // Memory comes for so many connectors of each lane, and twice, four, … times as many: 2 to the
+  // power of this.
+  std::uint32_t first_connectors_log2 = 10;
   std::uint32_t escape_slots = 5;
   std::uint32_t escape_slot_bytes = 8192;
   std::uint32_t borrow_slots = 64;  // a (peer, lane)
   std::uint32_t borrow_slot_bytes = 32768;
-  std::uint64_t heap_bytes = 0;  // of each rank
+  std::uint32_t page_bytes = 4096;  // a power of two: what memory comes in
+  std::uint64_t heap_bytes = 0;     // of each rank
 
   UNJAM_HD constexpr std::uint64_t connector_bytes() const {
     return std::uint64_t{kSlotHeaders} * sizeof(SlotHeader) +
            std::uint64_t{escape_slots} * escape_slot_bytes;
   }
+  UNJAM_HD constexpr std::uint32_t first_connectors() const { return 1u << first_connectors_log2; }
   // Half empty when every connector is held: probes stay short.
   UNJAM_HD constexpr std::uint32_t places() const { return 2 * connectors; }
-  UNJAM_HD constexpr std::uint64_t entries_offset() const {
-    return sizeof(DirectoryHead) + std::uint64_t{places()} * sizeof(std::uint64_t);
+
+  // ---- within a (peer, lane)'s part of the head ----
+  UNJAM_HD constexpr std::uint64_t void_offset() const {
+    return std::uint64_t{connectors} * sizeof(CreditCell);
   }
-  UNJAM_HD constexpr std::uint64_t directory_bytes() const {
-    // Slots begin with a line.
-    static_assert(kSlotHeaders * sizeof(SlotHeader) % kLineBytes == 0);
-    return (entries_offset() + std::uint64_t{connectors} * sizeof(DirectoryEntry) + kLineBytes -
-            1) /
-           kLineBytes * kLineBytes;
+  UNJAM_HD constexpr std::uint64_t directory_offset() const {
+    return void_offset() + kVoidMarks * sizeof(std::uint64_t);
+  }
+  UNJAM_HD constexpr std::uint64_t places_offset() const {
+    return directory_offset() + sizeof(DirectoryHead);
+  }
+  UNJAM_HD constexpr std::uint64_t entries_offset() const {
+    return places_offset() + std::uint64_t{places()} * sizeof(std::uint64_t);
+  }
+  UNJAM_HD constexpr std::uint64_t head_bytes() const {
+    return round_up(entries_offset() + std::uint64_t{connectors} * sizeof(DirectoryEntry),
+                    kSmallPage);
   }
   UNJAM_HD constexpr std::uint64_t borrow_bytes() const {
     return std::uint64_t{borrow_slots} * borrow_slot_bytes;
   }
-  UNJAM_HD constexpr std::uint64_t partition_bytes() const {
-    return round_up(directory_bytes() + connectors * connector_bytes() + borrow_bytes());
-  }
-  UNJAM_HD constexpr std::uint64_t void_offset() const {
-    return std::uint64_t{connectors} * sizeof(CreditCell);
-  }
-  UNJAM_HD constexpr std::uint64_t credit_bytes() const {
-    return round_up(void_offset() + kVoidMarks * sizeof(std::uint64_t));
-  }
-  // Offsets into the arena.
+
+  // ---- offsets into the arena ----
   UNJAM_HD constexpr std::uint64_t lane_cell(std::uint32_t lane) const {
     return std::uint64_t{lane} * sizeof(LaneCell);
   }
   // Memory of the rank's device that its lane 0 alone touches: where a barrier's element lies.
   UNJAM_HD constexpr std::uint64_t scratch() const { return announcements() - kScratchBytes; }
   UNJAM_HD constexpr std::uint64_t announcements() const { return kHeaderBytes / 2; }
-  UNJAM_HD constexpr std::uint64_t credits(std::uint32_t receiver, std::uint32_t lane) const {
-    return kHeaderBytes + (std::uint64_t{receiver} * lanes + lane) * credit_bytes();
-  }
-  UNJAM_HD constexpr std::uint64_t partition(std::uint32_t receiver, std::uint32_t sender,
-                                             std::uint32_t lane) const {
-    // The receiver itself has none.
-    const std::uint32_t place = sender > receiver ? sender - 1 : sender;
-    return partitions() + (std::uint64_t{place} * lanes + lane) * partition_bytes();
-  }
   // On a boundary that any device's pages have.
-  UNJAM_HD constexpr std::uint64_t heap() const {
-    constexpr std::uint64_t kBoundary = std::uint64_t{2} << 20;
-    return (partitions_end() + kBoundary - 1) / kBoundary * kBoundary;
+  UNJAM_HD constexpr std::uint64_t heap() const { return std::uint64_t{2} << 20; }
+  // What is there from the beginning.
+  UNJAM_HD constexpr std::uint64_t base_bytes() const {
+    return heap_bytes == 0 ? round_up(kHeaderBytes, page_bytes)
+                           : heap() + round_up(heap_bytes, page_bytes);
+  }
+  // The block of rank `owner`'s arena that is for `peer`.
+  UNJAM_HD constexpr std::uint64_t block(std::uint32_t owner, std::uint32_t peer) const {
+    // The owner itself has none.
+    const std::uint32_t place = peer > owner ? peer - 1 : peer;
+    return base_bytes() + place * block_bytes();
+  }
+  UNJAM_HD constexpr std::uint64_t block_bytes() const { return room_bytes(connectors); }
+  // How many connectors a room has next: twice as many as now, or a good deal more.
+  UNJAM_HD constexpr std::uint32_t next_connectors(std::uint32_t now) const {
+    constexpr std::uint32_t kMostStages = 4;  // at once: memory is cleared by one block
+    const std::uint32_t most = kMostStages << first_connectors_log2;
+    const std::uint32_t more = now == 0 ? first_connectors() : now < most ? now : most;
+    return now + more < connectors ? now + more : connectors;
   }
   UNJAM_HD constexpr std::uint64_t total_bytes() const {
-    return heap_bytes == 0 ? partitions_end() : heap() + heap_bytes;
+    return base_bytes() + std::uint64_t{ranks - 1} * block_bytes();
+  }
+
+  // ---- offsets into a block ----
+  UNJAM_HD constexpr std::uint64_t head(std::uint32_t lane) const { return lane * head_bytes(); }
+  UNJAM_HD constexpr std::uint64_t heads_bytes() const { return lanes * head_bytes(); }
+  UNJAM_HD constexpr std::uint64_t borrowed(std::uint32_t lane) const {
+    return heads_bytes() + lane * borrow_bytes();
+  }
+  UNJAM_HD constexpr std::uint64_t stages_offset() const {
+    return round_up(heads_bytes() + lanes * borrow_bytes(), page_bytes);
+  }
+  // (As many of each lane as come at first lie together, so that what comes is in one piece.)
+  UNJAM_HD constexpr std::uint64_t connector(std::uint32_t lane, std::uint32_t i) const {
+    const std::uint32_t stage = i >> first_connectors_log2;
+    const std::uint32_t place = lane << first_connectors_log2 | (i & (first_connectors() - 1));
+    return stages_offset() + stage * stage_bytes() + place * connector_bytes();
+  }
+  // Of a block, with so many connectors of each lane.
+  UNJAM_HD constexpr std::uint64_t room_bytes(std::uint32_t count) const {
+    const std::uint32_t stages = (count + first_connectors() - 1) >> first_connectors_log2;
+    return stages_offset() + stages * stage_bytes();
   }
 
  private:
-  static constexpr std::uint64_t kHeaderBytes = 16384;
-  UNJAM_HD constexpr std::uint64_t partitions() const {
-    return kHeaderBytes + std::uint64_t{ranks} * lanes * credit_bytes();
+  static constexpr std::uint64_t kHeaderBytes = 16384, kSmallPage = 4096;
+  UNJAM_HD constexpr std::uint64_t stage_bytes() const {
+    return round_up((std::uint64_t{lanes} << first_connectors_log2) * connector_bytes(),
+                    page_bytes);
   }
-  UNJAM_HD constexpr std::uint64_t partitions_end() const {
-    return partitions() + std::uint64_t{ranks - 1} * lanes * partition_bytes();
-  }
-  UNJAM_HD static constexpr std::uint64_t round_up(std::uint64_t n) {
-    return (n + 4095) / 4096 * 4096;
+  UNJAM_HD static constexpr std::uint64_t round_up(std::uint64_t n, std::uint64_t unit) {
+    return (n + unit - 1) & ~(unit - 1);
   }
   static constexpr std::uint64_t kScratchBytes = kFalseSharingBytes;
   static_assert(kMaxLanes * sizeof(LaneCell) + kScratchBytes <= kHeaderBytes / 2);
   static_assert(kAnnouncements * sizeof(std::uint64_t) <= kHeaderBytes / 2);
+  // Slots begin with a line.
+  static_assert(kSlotHeaders * sizeof(SlotHeader) % kLineBytes == 0);
 };
 
 }  // namespace unjam

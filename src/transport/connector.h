@@ -55,6 +55,7 @@
 #include "base/hash.h"
 #include "base/portability.h"
 #include "transport/arena.h"
+#include "transport/rooms.h"
 #include "transport/windows.h"
 
 namespace unjam {
@@ -185,6 +186,9 @@ struct PeerSendState {
   std::uint32_t longest_probe = 0;
   std::uint32_t opens = 0;
   std::uint32_t returns = 0;  // see learn()
+  std::uint32_t usable = 0;   // Room::usable, as of the latest look
+  // Written by who receives from the peer, not by who sends to it: whether the two have met.
+  std::uint32_t met = 0;
   // Readable at any time.
   std::uint32_t touched = 0;    // connectors that were ever used: the lowest ones
   std::uint32_t opened = 0;     // connectors held now
@@ -202,7 +206,8 @@ class LaneTransport {
   unsigned char* const* bases = nullptr;
   WindowEntry* windows = nullptr;  // [ranks][kWindows], see windows.h; nullptr: there are none
   WindowEntry* noted_windows = nullptr;  // the same in a GPU's memory
-  PeerSendState* peers = nullptr;        // [ranks]
+  PeerSendState* peers = nullptr;        // [ranks]; nullptr: this one only receives
+  Room* rooms = nullptr;                 // [ranks]; nullptr: all memory is there
   std::uint32_t rank = 0;                // world rank
   std::uint32_t lane = 0;
 
@@ -456,6 +461,7 @@ class LaneTransport {
   // Says that this lane will never again read anything that `peer` sends under a key's tag, or
   // under any key of a group's. Release: the lane's reads and credits come before.
   UNJAM_HD void mark_void(std::uint32_t peer, std::uint64_t tag) {
+    if (!has_met(peer)) return;  // it has sent nothing
     store_release(void_mark(peer, rank, tag), tag);
   }
 
@@ -488,6 +494,28 @@ class LaneTransport {
     return *reinterpret_cast<LaneCell*>(bases[of_rank] + shape.lane_cell(of_lane));
   }
 
+  // ---- rooms ----
+
+  // Whether what the peer sends may be looked at. (Looks at who has met everybody are spared: a
+  // GPU's at the host's memory takes a microsecond. Relaxed, for the lane has seen it before.)
+  UNJAM_HD bool has_met(std::uint32_t peer) const {
+    if (rooms == nullptr) return true;
+    if (peers != nullptr && load_relaxed(peers[peer].met) != 0) return true;
+    // Acquire: pairs with the runtime's release. The memory is there.
+    if (load_acquire(rooms[peer].usable) == 0) return false;
+    if (peers != nullptr) store_relaxed(peers[peer].met, 1u);
+    return true;
+  }
+  // Of this rank's block for the peer: all but the borrowed slots, of which nothing is read that
+  // was not written. By thread `first` of `stride`.
+  UNJAM_HD void clear_room(std::uint32_t peer, std::uint32_t from, std::uint32_t to,
+                           std::uint32_t first, std::uint32_t stride) {
+    unsigned char* const begin = block(rank, peer);
+    if (from == 0) clear(begin, shape.heads_bytes(), first, stride);
+    const std::uint64_t behind = from == 0 ? shape.stages_offset() : shape.room_bytes(from);
+    clear(begin + behind, shape.room_bytes(to) - behind, first, stride);
+  }
+
  private:
   // Steps that `peer` has consumed of our connector i. Acquire: its reads of the slots came before,
   // so that we may overwrite them.
@@ -495,28 +523,33 @@ class LaneTransport {
     return load_acquire(cell(rank, peer, i).consumed);
   }
   UNJAM_HD CreditCell& cell(std::uint32_t sender, std::uint32_t receiver, std::uint32_t i) const {
-    return reinterpret_cast<CreditCell*>(bases[sender] + shape.credits(receiver, lane))[i];
+    return reinterpret_cast<CreditCell*>(head(sender, receiver))[i];
   }
   UNJAM_HD std::uint64_t& void_mark(std::uint32_t sender, std::uint32_t receiver,
                                     std::uint64_t tag) const {
-    unsigned char* marks = bases[sender] + shape.credits(receiver, lane) + shape.void_offset();
+    unsigned char* marks = head(sender, receiver) + shape.void_offset();
     return reinterpret_cast<std::uint64_t*>(marks)[(tag >> 8) % kVoidMarks];
   }
-  UNJAM_HD unsigned char* partition(std::uint32_t receiver, std::uint32_t sender) const {
-    return bases[receiver] + shape.partition(receiver, sender, lane);
+  // The block of a rank's arena that is for `peer`; of the two one is this rank.
+  UNJAM_HD unsigned char* block(std::uint32_t owner, std::uint32_t peer) const {
+    return bases[owner] + shape.block(owner, peer);
+  }
+  UNJAM_HD unsigned char* head(std::uint32_t owner, std::uint32_t peer) const {
+    return block(owner, peer) + shape.head(lane);
   }
   UNJAM_HD std::uint32_t& longest_probe(std::uint32_t receiver, std::uint32_t sender) const {
-    return reinterpret_cast<DirectoryHead*>(partition(receiver, sender))->longest_probe;
+    return reinterpret_cast<DirectoryHead*>(head(receiver, sender) + shape.directory_offset())
+        ->longest_probe;
   }
   UNJAM_HD std::uint64_t* places(std::uint32_t receiver, std::uint32_t sender) const {
-    return reinterpret_cast<std::uint64_t*>(partition(receiver, sender) + sizeof(DirectoryHead));
+    return reinterpret_cast<std::uint64_t*>(head(receiver, sender) + shape.places_offset());
   }
   UNJAM_HD DirectoryEntry* entries(std::uint32_t receiver, std::uint32_t sender) const {
-    return reinterpret_cast<DirectoryEntry*>(partition(receiver, sender) + shape.entries_offset());
+    return reinterpret_cast<DirectoryEntry*>(head(receiver, sender) + shape.entries_offset());
   }
   UNJAM_HD unsigned char* connector(std::uint32_t receiver, std::uint32_t sender,
                                     std::uint32_t i) const {
-    return partition(receiver, sender) + shape.directory_bytes() + i * shape.connector_bytes();
+    return block(receiver, sender) + shape.connector(lane, i);
   }
   UNJAM_HD static SlotHeader& header(const Wire& w) { return header_of(w.steps, w.count); }
   static constexpr std::uint32_t kHeaderBytes = kSlotHeaders * sizeof(SlotHeader);
@@ -531,8 +564,7 @@ class LaneTransport {
   }
   UNJAM_HD unsigned char* borrow_slot(std::uint32_t receiver, std::uint32_t sender,
                                       std::uint32_t i) const {
-    return partition(receiver, sender) + shape.directory_bytes() +
-           shape.connectors * shape.connector_bytes() +
+    return block(receiver, sender) + shape.borrowed(lane) +
            static_cast<std::uint64_t>(i) * shape.borrow_slot_bytes;
   }
   UNJAM_HD std::uint32_t first_probe(std::uint64_t tag) const {
@@ -573,6 +605,7 @@ class LaneTransport {
   // and the lane reads the doorbell (acquire) before the pass that it would sleep after.
   UNJAM_HD_NOINLINE bool find(std::uint32_t peer, std::uint64_t tag, InEndpoint& in) const {
     in.connector = kNoConnector;
+    if (!has_met(peer)) return false;
     const std::uint32_t probes = load_acquire(longest_probe(rank, peer));
     std::uint64_t* words = places(rank, peer);
     std::uint32_t at = first_probe(tag);
@@ -617,6 +650,32 @@ class LaneTransport {
     return g;
   }
 
+  // ---- how much of rooms is there ----
+
+  UNJAM_HD static void clear(unsigned char* begin, std::uint64_t bytes, std::uint32_t first,
+                             std::uint32_t stride) {
+    struct alignas(kVectorBytes) Vector {
+      std::uint64_t words[2];
+    };
+    static_assert(sizeof(Vector) == kVectorBytes);
+    Vector* const vectors = reinterpret_cast<Vector*>(begin);
+    for (std::uint64_t i = first; i < bytes / kVectorBytes; i += stride) vectors[i] = {};
+  }
+  // Connectors to the peer that memory stands behind.
+  UNJAM_HD std::uint32_t usable(std::uint32_t peer) {
+    PeerSendState& state = peers[peer];
+    if (state.usable < shape.connectors && state.touched >= state.usable) {
+      state.usable = rooms == nullptr ? shape.connectors : load_acquire(rooms[peer].usable);
+    }
+    return state.usable;
+  }
+  // (Who has not met the peer is about to.)
+  UNJAM_HD void want_more(std::uint32_t peer) const {
+    const std::uint32_t now = peers[peer].usable;
+    if (now == 0 || now == shape.connectors || load_relaxed(rooms[peer].wanted) > now) return;
+    store_relaxed(rooms[peer].wanted, shape.next_connectors(now));
+  }
+
   // ---- which connector a key gets ----
 
   // A connector that no key in use has, and whose slices were all consumed; if it has an owner,
@@ -629,7 +688,11 @@ class LaneTransport {
       state.given_back = state.owners[i].next;
       return i;
     }
-    if (state.touched < state.pool) return touch(state);
+    const std::uint32_t there = usable(peer);
+    if (state.touched < state.pool) {
+      if (state.touched < there) return touch(state);
+      want_more(peer);
+    }
     std::uint32_t used_lately = kNoConnector;  // an idle key's all the same
     for (std::uint32_t k = 0; k < kLooks && k < state.touched; ++k) {
       const std::uint32_t i = pass(state);
@@ -647,7 +710,8 @@ class LaneTransport {
     }
     if (used_lately != kNoConnector) return used_lately;
     // Hardly a key is idle: the pool is what those are to share.
-    if (state.touched < shape.connectors) return touch(state);
+    if (state.touched < there) return touch(state);
+    want_more(peer);
     for (std::uint32_t k = 0; k < state.touched; ++k) {
       const std::uint32_t i = pass(state);
       const ConnectorOwner& owner = state.owners[i];

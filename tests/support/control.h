@@ -36,7 +36,7 @@ inline constexpr MessageType kAllMessageTypes[] = {
     MessageType::kGone,        MessageType::kDeparted, MessageType::kQuery,
     MessageType::kAnswer,      MessageType::kFail,     MessageType::kSnapshotRequest,
     MessageType::kSnapshot,    MessageType::kWindow,   MessageType::kWindowGone,
-    MessageType::kWindowLetGo,
+    MessageType::kWindowLetGo, MessageType::kGaveUp,   MessageType::kRoom,
 };
 
 inline std::uint16_t number_of(MessageType t) { return static_cast<std::uint16_t>(t); }
@@ -92,6 +92,8 @@ inline bool decode_any(MessageType type, std::string_view bytes, std::string& ag
       return decode_as<unjam::WindowGoneMessage>(bytes, again);
     case MessageType::kWindowLetGo:
       return decode_as<unjam::WindowLetGoMessage>(bytes, again);
+    case MessageType::kRoom:
+      return decode_as<unjam::RoomMessage>(bytes, again);
   }
   return false;
 }
@@ -196,6 +198,11 @@ inline std::vector<SampleMessage> sample_messages(std::uint32_t rank = 2, std::u
   WindowLetGoMessage let_go;
   let_go.rank = rank, let_go.serial = 65;
   add(MessageType::kWindowLetGo, let_go);
+  RoomMessage room;
+  room.owner = rank, room.peer = 0, room.connectors = 8;
+  add(MessageType::kRoom, room);
+  room.owner = 0, room.peer = rank, room.offers = true;
+  add(MessageType::kRoom, room);
   return all;
 }
 

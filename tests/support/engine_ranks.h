@@ -628,10 +628,7 @@ class Ranks {
     const auto take = [&](std::uint64_t offset, std::uint64_t bytes) {
       std::memcpy(bases_[to] + offset, views_[from][to] + offset, bytes);
     };
-    for (std::uint32_t l = 0; l < shape.lanes; ++l) {
-      take(shape.partition(to, from, l), shape.partition_bytes());
-      take(shape.credits(from, l), shape.credit_bytes());
-    }
+    take(shape.block(to, from), shape.block_bytes());
   }
 
   RankState& state(std::uint32_t r) { return ranks_[r]->memory->rank(); }

@@ -94,11 +94,11 @@ class ScriptedDevice : public unjam::CudaDriver {
   std::string name(int) override { return "scripted"; }
   int sms(int) override { return 0; }
   bool lines_come_whole() override { return whole_lines_; }
-  std::unique_ptr<unjam::DeviceArena> create_arena(int device, std::uint64_t bytes,
+  std::unique_ptr<unjam::DeviceArena> create_arena(int device, std::uint64_t bytes, std::uint64_t,
                                                    std::string&) override {
     return std::make_unique<Memory>(*this, device, bytes);
   }
-  std::unique_ptr<unjam::DeviceArena> adopt_arena(int, int fd, std::uint64_t,
+  std::unique_ptr<unjam::DeviceArena> adopt_arena(int, int fd, std::uint64_t, std::uint64_t,
                                                   std::string& error) override {
     close(fd);
     error = "a scripted device is one process's";
@@ -175,11 +175,18 @@ class ScriptedDevice : public unjam::CudaDriver {
     Memory(const Memory&) = delete;
     Memory& operator=(const Memory&) = delete;
     unsigned char* data() const override { return static_cast<unsigned char*>(data_); }
-    int share(std::string& error) override {
+    bool add(std::uint64_t, std::uint64_t, std::string&) override { return true; }
+    bool adopt(std::uint64_t, std::uint64_t, int fd, std::string& error) override {
+      close(fd);
+      error = "a scripted device is one process's";
+      return false;
+    }
+    std::uint64_t bytes() const override { return bytes_; }
+    int share(std::uint64_t, std::string& error) override {
       error = "a scripted device is one process's";
       return -1;
     }
-    bool map_for(int device, std::string& error) override {
+    bool map_for(int device, std::uint64_t, std::string& error) override {
       const auto [one, other] = machine_.apart_;
       if (std::minmax(device, device_) != std::minmax(one, other)) return true;
       error =

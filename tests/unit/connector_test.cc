@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cstdlib>
 #include <cstring>
+#include <map>
 #include <memory>
 #include <random>
 #include <thread>
@@ -102,21 +103,153 @@ ArenaShape small_shape() {
 constexpr std::uint64_t kTag = 0xabcdef0123456789ull;
 constexpr std::uint64_t kGroup = 0x1234567890abcdefull;
 
-TEST(Arena, PartitionsLieSideBySideAndNoRankHasOneForItself) {
+TEST(Arena, BlocksLieSideBySideAndNoRankHasOneForItself) {
   for (const std::uint32_t ranks : {1u, 2u, 3u, 8u}) {
-    ArenaShape shape;
-    shape.ranks = ranks;
-    shape.lanes = 3;
-    shape.connectors = 4;
-    for (std::uint32_t receiver = 0; receiver < ranks; ++receiver) {
-      std::uint64_t at = shape.credits(ranks, 0);  // behind all of them
-      for (std::uint32_t sender = 0; sender < ranks; ++sender) {
-        for (std::uint32_t lane = 0; sender != receiver && lane < shape.lanes; ++lane) {
-          EXPECT_EQ(shape.partition(receiver, sender, lane), at) << ranks << " ranks";
-          at += shape.partition_bytes();
+    for (const std::uint64_t heap : {0u, 12288u}) {
+      ArenaShape shape;
+      shape.ranks = ranks;
+      shape.lanes = 3;
+      shape.connectors = 4;
+      shape.first_connectors_log2 = 1;
+      shape.heap_bytes = heap;
+      for (std::uint32_t owner = 0; owner < ranks; ++owner) {
+        std::uint64_t at = shape.base_bytes();
+        for (std::uint32_t peer = 0; peer < ranks; ++peer) {
+          if (peer == owner) continue;
+          EXPECT_EQ(shape.block(owner, peer), at) << ranks << " ranks";
+          at += shape.block_bytes();
+        }
+        EXPECT_EQ(at, shape.total_bytes()) << ranks << " ranks";
+      }
+    }
+  }
+}
+
+// Every part of a block has a place of its own, in the portion that it comes with.
+TEST(Arena, PartsOfABlockDoNotOverlapAndComeInPortions) {
+  for (const std::uint32_t page : {4096u, 1u << 21}) {
+    for (const std::uint32_t connectors : {5u, 16u, 24u}) {
+      ArenaShape shape;
+      shape.ranks = 2;
+      shape.lanes = 3;
+      shape.connectors = connectors;
+      shape.first_connectors_log2 = 1;
+      shape.escape_slots = 3;
+      shape.escape_slot_bytes = 320;
+      shape.borrow_slots = 2;
+      shape.page_bytes = page;
+      std::map<std::uint64_t, std::uint64_t> parts;
+      const auto part = [&](std::uint64_t at, std::uint64_t bytes) {
+        EXPECT_TRUE(parts.emplace(at, bytes).second);
+      };
+      for (std::uint32_t lane = 0; lane < shape.lanes; ++lane) {
+        part(shape.head(lane), shape.head_bytes());
+        part(shape.borrowed(lane), shape.borrow_bytes());
+      }
+      std::uint32_t portions = 0;
+      for (std::uint32_t from = 0; from < connectors; from = shape.next_connectors(from)) {
+        ++portions;
+        const std::uint32_t to = shape.next_connectors(from);
+        ASSERT_GT(to, from);
+        EXPECT_EQ(shape.room_bytes(to) % page, 0u);
+        for (std::uint32_t i = from; i < to; ++i) {
+          for (std::uint32_t lane = 0; lane < shape.lanes; ++lane) {
+            const std::uint64_t at = shape.connector(lane, i);
+            EXPECT_EQ(at % kLineBytes, 0u);
+            EXPECT_GE(at, from == 0 ? shape.stages_offset() : shape.room_bytes(from));
+            EXPECT_LE(at + shape.connector_bytes(), shape.room_bytes(to));
+            part(at, shape.connector_bytes());
+          }
         }
       }
-      EXPECT_EQ(at, shape.total_bytes()) << ranks << " ranks";
+      EXPECT_GE(portions, 2u);
+      std::uint64_t end = 0;
+      for (const auto& [at, bytes] : parts) {
+        EXPECT_GE(at, end);
+        end = at + bytes;
+      }
+      EXPECT_LE(end, shape.block_bytes());
+    }
+  }
+}
+
+// A room of a few connectors: what lies behind is not touched, and more is asked for.
+TEST(Rooms, ASenderStaysWithinWhatIsUsableAndAsksForMore) {
+  ArenaShape shape = small_shape();
+  shape.connectors = 8;
+  shape.first_connectors_log2 = 1;
+  Fabric f(shape);
+  std::vector<Room> sender(2), receiver(2);
+  f.at(0).rooms = sender.data();
+  f.at(1).rooms = receiver.data();
+  std::vector<OutEndpoint> out(8);
+  InEndpoint in;
+  const std::uint32_t in_use = 1;
+  const auto open = [&](std::size_t k) {
+    return f.at(0).open(1, kTag + (k << 20), kGroup, out[k], &in_use);
+  };
+  EXPECT_FALSE(open(0)) << "they have not met";
+  EXPECT_EQ(sender[1].wanted, 0u) << "they are about to";
+  sender[1].usable = 2;
+  ASSERT_TRUE(open(0));
+  EXPECT_FALSE(f.at(1).resolve(0, kTag, in)) << "the reader has not met the sender";
+  receiver[0].usable = 2;
+  EXPECT_TRUE(f.at(1).resolve(0, kTag, in));
+  ASSERT_TRUE(open(1));
+  EXPECT_EQ(sender[1].wanted, 0u);
+  EXPECT_FALSE(open(2));
+  EXPECT_EQ(sender[1].wanted, 4u);
+  sender[1].usable = 4;
+  ASSERT_TRUE(open(2));
+  ASSERT_TRUE(open(3));
+  EXPECT_EQ(out[3].connector, 3u);
+  EXPECT_FALSE(open(4));
+  EXPECT_EQ(sender[1].wanted, 8u);
+  sender[1].usable = 8;
+  for (std::size_t k = 4; k < 8; ++k) ASSERT_TRUE(open(k));
+}
+
+// Where a connector of an idle key will do, nobody waits for more.
+TEST(Rooms, WhileMoreIsAwaitedIdleKeysLendTheirConnectors) {
+  ArenaShape shape = small_shape();
+  shape.first_connectors_log2 = 1;
+  Fabric f(shape);
+  std::vector<Room> rooms(2);
+  rooms[1].usable = 2;
+  f.at(0).rooms = rooms.data();
+  std::vector<OutEndpoint> out(4);
+  const std::uint32_t idle = 0;
+  for (std::size_t k = 0; k < 4; ++k) {
+    ASSERT_TRUE(f.at(0).open(1, kTag + (k << 20), kGroup, out[k], &idle)) << k;
+    EXPECT_LT(out[k].connector, 2u);
+  }
+  EXPECT_EQ(rooms[1].wanted, 4u) << "a pool of more would spare them that";
+}
+
+TEST(Rooms, ClearingARoomClearsItsPortionAndNothingElse) {
+  ArenaShape shape = small_shape();
+  shape.ranks = 3;
+  shape.lanes = 2;
+  shape.connectors = 8;
+  shape.first_connectors_log2 = 1;
+  for (std::uint32_t from = 0; from < 8; from = shape.next_connectors(from)) {
+    std::vector<unsigned char> arena(shape.total_bytes() + 64, 0x5a);
+    unsigned char* const base =
+        arena.data() + (64 - reinterpret_cast<std::uintptr_t>(arena.data()) % 64) % 64;
+    unsigned char* bases[3] = {nullptr, base, nullptr};
+    LaneTransport t;
+    t.shape = shape;
+    t.bases = bases;
+    t.rank = 1;
+    const std::uint32_t to = shape.next_connectors(from);
+    for (std::uint32_t thread = 0; thread < 5; ++thread) t.clear_room(2, from, to, thread, 5);
+    const std::uint64_t begin = shape.block(1, 2);
+    for (std::uint64_t i = 0; i < shape.total_bytes(); ++i) {
+      const std::uint64_t at = i - begin;
+      const bool head = i >= begin && from == 0 && at < shape.heads_bytes();
+      const bool slots = i >= begin && at < shape.room_bytes(to) &&
+                         at >= (from == 0 ? shape.stages_offset() : shape.room_bytes(from));
+      ASSERT_EQ(base[i], head || slots ? 0 : 0x5a) << i << " from " << from;
     }
   }
 }

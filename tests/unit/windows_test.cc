@@ -470,11 +470,11 @@ TEST_F(Maps, APlaceIsTheLatestWindows) {
 // As MappingDevice, with arenas that processes can share. Names count up.
 class SharingDevice : public MappingDevice {
  public:
-  std::unique_ptr<unjam::DeviceArena> create_arena(int, std::uint64_t bytes,
+  std::unique_ptr<unjam::DeviceArena> create_arena(int, std::uint64_t bytes, std::uint64_t,
                                                    std::string& error) override {
     return std::make_unique<Arena>(unjam::SharedMemory::create(bytes, error));
   }
-  std::unique_ptr<unjam::DeviceArena> adopt_arena(int, int fd, std::uint64_t bytes,
+  std::unique_ptr<unjam::DeviceArena> adopt_arena(int, int fd, std::uint64_t bytes, std::uint64_t,
                                                   std::string& error) override {
     return std::make_unique<Arena>(unjam::SharedMemory::adopt(unjam::Fd(fd), bytes, error));
   }
@@ -489,8 +489,15 @@ class SharingDevice : public MappingDevice {
   struct Arena : unjam::DeviceArena {
     explicit Arena(unjam::SharedMemory m) : memory(std::move(m)) {}
     unsigned char* data() const override { return memory.data(); }
-    int share(std::string&) override { return memory.share().release(); }
-    bool map_for(int, std::string&) override { return true; }
+    // (All of it is there from the beginning.)
+    bool add(std::uint64_t, std::uint64_t, std::string&) override { return true; }
+    bool adopt(std::uint64_t, std::uint64_t, int fd, std::string&) override {
+      const unjam::Fd closed(fd);
+      return true;
+    }
+    int share(std::uint64_t, std::string&) override { return memory.share().release(); }
+    bool map_for(int, std::uint64_t, std::string&) override { return true; }
+    std::uint64_t bytes() const override { return memory.size(); }
     unjam::SharedMemory memory;
   };
   unsigned char names_ = 0;

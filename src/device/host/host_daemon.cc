@@ -67,7 +67,8 @@ class HostDev {
   HostDev(RankState& rank, std::uint32_t lane, unsigned thread, unsigned threads,
           pthread_barrier_t* barrier, EventCount& completions,
           const HostDaemon::Completes* completes, std::atomic<std::uint32_t>& rested,
-          std::uint64_t& delay_state, std::uint32_t delay_max_us, std::uint64_t& crowded_until_ns)
+          std::uint64_t& delay_state, const HostDaemonOptions& options,
+          std::uint64_t& crowded_until_ns)
       : rank_(rank),
         lane_(lane),
         thread_(thread),
@@ -77,7 +78,7 @@ class HostDev {
         completes_(completes),
         rested_(rested),
         delay_state_(delay_state),
-        delay_max_us_(delay_max_us),
+        options_(options),
         crowded_until_ns_(crowded_until_ns) {}
 
   unsigned thread() const { return thread_; }
@@ -111,7 +112,7 @@ class HostDev {
     delay_state_ = mix64(delay_state_) | 1;
     const std::uint64_t r = delay_state_ >> 8;
     if (r % 16 == 0) {
-      usleep(static_cast<useconds_t>((r >> 8) % (delay_max_us_ + 1)));
+      usleep(static_cast<useconds_t>((r >> 8) % (options_.delay_max_us + 1)));
     } else if (r % 16 < 4) {
       sched_yield();
     }
@@ -205,10 +206,16 @@ class HostDev {
   // Under the hold policy the engine sleeps where it is, its lane taken, as a spinning kernel keeps
   // its SM.
   void hold_sleep(std::uint32_t epoch) {
+    look_at_rooms();
     const std::uint32_t bits = kAsleep | kAsleepForData | kAsleepForRoom | kHeld;
     if (!doorbell_try_sleep(my_doorbell(), epoch, bits)) return;
     futex_wait(my_doorbell(), epoch | bits, -1, kHolderSleeps);
     doorbell_awake(my_doorbell());
+  }
+
+  // What the lane has lacked may be a connector.
+  void look_at_rooms() const {
+    if (options_.look_at_rooms) options_.look_at_rooms();
   }
 
   static constexpr std::uint32_t kPollsAYield = 8;
@@ -236,7 +243,7 @@ class HostDev {
   const HostDaemon::Completes* const completes_;  // by slot
   std::atomic<std::uint32_t>& rested_;
   std::uint64_t& delay_state_;
-  const std::uint32_t delay_max_us_;
+  const HostDaemonOptions& options_;
   std::uint64_t& crowded_until_ns_;
   bool sleeps_ = false;
   std::uint32_t epoch_ = 0;
@@ -344,6 +351,7 @@ void HostDaemon::stay(Lane& lane, HostDev& dev) {
     lane.transitions.fetch_add(1, std::memory_order_seq_cst);
     dev.sleep();
     lane.changed.notify();
+    dev.look_at_rooms();
   }
 }
 
@@ -361,8 +369,8 @@ void HostDaemon::lane_main(Lane& lane, unsigned thread) {
   }
   std::uint64_t no_delay = 0, not_crowded = 0;  // of threads that do not control
   HostDev dev(rank_, lane.index, thread, options_.block_threads, &lane.barrier, completions_,
-              completes_.data(), lane.rested, thread == 0 ? lane.delay_state : no_delay,
-              options_.delay_max_us, thread == 0 ? lane.crowded_until_ns : not_crowded);
+              completes_.data(), lane.rested, thread == 0 ? lane.delay_state : no_delay, options_,
+              thread == 0 ? lane.crowded_until_ns : not_crowded);
   bool drives = true;  // the word begins with no bits: the lane is ours
   for (;;) {
     if (thread == 0) {
@@ -385,7 +393,7 @@ void HostDaemon::ring_and_attempt() {
   Lane& lane = *lanes_.front();
   if (!guest.welcome() || !lease_take(*lane.doorbell)) return ring(0);
   HostDev dev(rank_, 0, 0, 1, nullptr, completions_, completes_.data(), lane.rested,
-              lane.delay_state, options_.delay_max_us, lane.crowded_until_ns);
+              lane.delay_state, options_, lane.crowded_until_ns);
   dev.manner.hurries = true;
   stay(lane, dev);
   if (!dev.rests) hand_over(lane);
@@ -397,7 +405,7 @@ bool HostDaemon::help(const std::function<bool()>& look, std::uint64_t deadline_
   std::uint32_t& doorbell = *lane.doorbell;
   if (!guest.welcome() || !lease_take(doorbell)) return false;
   HostDev dev(rank_, 0, 0, 1, nullptr, completions_, completes_.data(), lane.rested,
-              lane.delay_state, options_.delay_max_us, lane.crowded_until_ns);
+              lane.delay_state, options_, lane.crowded_until_ns);
   dev.manner.holds = dev.manner.goes_on_cqe = true;
   const auto goes = [&] { return load_acquire(rank_.stop) != 0 || monotonic_ns() >= deadline_ns; };
   for (bool go = false;;) {

@@ -53,6 +53,15 @@ bool SharedMemory::map(std::size_t bytes, std::string& error) {
   return true;
 }
 
+bool SharedMemory::set_access(std::size_t offset, std::size_t bytes, bool access,
+                              std::string& error) {
+  if (mprotect(data_ + offset, bytes, access ? PROT_READ | PROT_WRITE : PROT_NONE) == 0)
+    return true;
+  error = std::string("cannot change the access to ") + std::to_string(bytes) +
+          " bytes of shared memory: " + std::strerror(errno);
+  return false;
+}
+
 Fd SharedMemory::share() const { return Fd(fd_ ? fcntl(fd_.get(), F_DUPFD_CLOEXEC, 3) : -1); }
 
 SharedMemory::~SharedMemory() {

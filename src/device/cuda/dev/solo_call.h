@@ -31,6 +31,7 @@ struct alignas(16) SoloCall : Schedule {
   unsigned char* const* all_bases = nullptr;  // in device memory; else nullptr
   WindowEntry* windows = nullptr;             // as in LaneTransport
   WindowEntry* noted_windows = nullptr;
+  Room* rooms = nullptr;
   OutEndpoint* out = nullptr;  // the key's, at the first lane, by group rank; others' are behind
   InEndpoint* in = nullptr;
   std::uint32_t* attention = nullptr;  // CudaLink::attention

@@ -3,7 +3,8 @@
 #include <cuda.h>
 #include <unistd.h>
 
-#include <vector>
+#include <map>
+#include <mutex>
 
 #include "device/cuda/host/cuda_error.h"
 
@@ -55,59 +56,99 @@ struct Driver {
 class CudaArena : public DeviceArena {
  public:
   ~CudaArena() override {
-    if (mapped_) driver_.unmap(address_, bytes_);
+    for (const auto& [offset, part] : parts_) {
+      driver_.unmap(address_ + offset, part.bytes);
+      driver_.release(part.handle);
+    }
     if (address_ != 0) driver_.free_address(address_, bytes_);
-    if (handle_known_) driver_.release(handle_);
   }
 
-  bool create(int device, std::uint64_t bytes, std::string& error) {
-    if (!prepare(bytes, device, error)) return false;
-    if (!driver_.ok(driver_.create(&handle_, bytes_, &properties_, 0), "cuMemCreate", error)) {
-      error = "cannot allocate " + std::to_string(bytes_) + " bytes on device " +
-              std::to_string(device) + ": " + error;
-      return false;
-    }
-    handle_known_ = true;
-    if (!map(error) || !map_for(device, error)) return false;
+  bool create(int device, std::uint64_t bytes, std::uint64_t base, std::string& error) {
+    if (!prepare(device, bytes, error) || !add(0, base, error)) return false;
     const OnDevice on(device);
-    return cuda_ok(cudaMemset(data(), 0, bytes), "cudaMemset", error) &&
+    return cuda_ok(cudaMemset(data(), 0, base), "cudaMemset", error) &&
            cuda_ok(cudaDeviceSynchronize(), "cudaDeviceSynchronize", error);
   }
-
-  bool adopt(int device, int fd, std::uint64_t bytes, std::string& error) {
-    const bool good =
-        prepare(bytes, device, error) &&
-        // The driver takes the descriptor itself in the place of a pointer.
-        // NOLINTNEXTLINE(performance-no-int-to-ptr)
-        driver_.ok(driver_.import(&handle_, reinterpret_cast<void*>(static_cast<std::intptr_t>(fd)),
-                                  CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR),
-                   "cuMemImportFromShareableHandle", error);
+  bool adopt(int device, int fd, std::uint64_t bytes, std::uint64_t base, std::string& error) {
+    if (prepare(device, bytes, error)) return adopt(0, base, fd, error);
     close(fd);
-    handle_known_ = good;
-    return good && map(error);
+    return false;
   }
 
   unsigned char* data() const override {
     return reinterpret_cast<unsigned char*>(address_);  // NOLINT(performance-no-int-to-ptr)
   }
 
-  int share(std::string& error) override {
+  bool add(std::uint64_t offset, std::uint64_t bytes, std::string& error) override {
+    const OnDevice on(properties_.location.id);
+    const BesideCapture beside;
+    Part part{0, round_up(bytes)};
+    if (!driver_.ok(driver_.create(&part.handle, part.bytes, &properties_, 0), "cuMemCreate",
+                    error)) {
+      error = "cannot allocate " + std::to_string(part.bytes) + " bytes on device " +
+              std::to_string(properties_.location.id) + ": " + error;
+      return false;
+    }
+    return map(offset, part, error) && map_for(properties_.location.id, offset, error);
+  }
+
+  bool adopt(std::uint64_t offset, std::uint64_t bytes, int fd, std::string& error) override {
+    const OnDevice on(properties_.location.id);
+    const BesideCapture beside;
+    Part part{0, round_up(bytes)};
+    // The driver takes the descriptor itself in the place of a pointer.
+    // NOLINTNEXTLINE(performance-no-int-to-ptr)
+    void* const shared = reinterpret_cast<void*>(static_cast<std::intptr_t>(fd));
+    const bool good =
+        driver_.ok(driver_.import(&part.handle, shared, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR),
+                   "cuMemImportFromShareableHandle", error);
+    close(fd);
+    return good && map(offset, part, error);
+  }
+
+  int share(std::uint64_t offset, std::string& error) override {
+    const std::lock_guard lock(mutex_);
     int fd = -1;
-    driver_.ok(driver_.share(&fd, handle_, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0),
+    const auto part = parts_.find(offset);
+    if (part == parts_.end()) {
+      error = "nothing was added there";
+      return -1;
+    }
+    driver_.ok(driver_.share(&fd, part->second.handle, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0),
                "cuMemExportToShareableHandle", error);
     return fd;
   }
 
-  bool map_for(int device, std::string& error) override {
+  bool map_for(int device, std::uint64_t offset, std::string& error) override {
+    const BesideCapture beside;
+    const std::lock_guard lock(mutex_);
+    const auto part = parts_.find(offset);
+    if (part == parts_.end()) {
+      error = "nothing was added there";
+      return false;
+    }
     CUmemAccessDesc access{};
     access.location.type = CU_MEM_LOCATION_TYPE_DEVICE;
     access.location.id = device;
     access.flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
-    return driver_.ok(driver_.set_access(address_, bytes_, &access, 1), "cuMemSetAccess", error);
+    return driver_.ok(driver_.set_access(address_ + offset, part->second.bytes, &access, 1),
+                      "cuMemSetAccess", error);
+  }
+
+  std::uint64_t bytes() const override {
+    const std::lock_guard lock(mutex_);
+    std::uint64_t all = 0;
+    for (const auto& [offset, part] : parts_) all += part.bytes;
+    return all;
   }
 
  private:
-  bool prepare(std::uint64_t bytes, int device, std::string& error) {
+  struct Part {
+    CUmemGenericAllocationHandle handle = 0;
+    std::uint64_t bytes = 0;
+  };
+
+  bool prepare(int device, std::uint64_t bytes, std::string& error) {
     const OnDevice on(device);
     // Makes the device's context: the driver's functions want one.
     if (!cuda_ok(cudaFree(nullptr), "starting CUDA", error) || !driver_.load(error)) return false;
@@ -115,45 +156,55 @@ class CudaArena : public DeviceArena {
     properties_.location.type = CU_MEM_LOCATION_TYPE_DEVICE;
     properties_.location.id = device;
     properties_.requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
-    std::size_t unit = 0;
-    if (!driver_.ok(driver_.granularity(&unit, &properties_, CU_MEM_ALLOC_GRANULARITY_RECOMMENDED),
+    if (!driver_.ok(driver_.granularity(&unit_, &properties_, CU_MEM_ALLOC_GRANULARITY_RECOMMENDED),
                     "cuMemGetAllocationGranularity", error)) {
       return false;
     }
-    bytes_ = (bytes + unit - 1) / unit * unit;
-    return true;
-  }
-  bool map(std::string& error) {
-    if (!driver_.ok(driver_.reserve(&address_, bytes_, 0, 0, 0), "cuMemAddressReserve", error)) {
-      address_ = 0;
-      return false;
+    bytes_ = round_up(bytes);
+    if (driver_.ok(driver_.reserve(&address_, bytes_, 0, 0, 0), "cuMemAddressReserve", error)) {
+      return true;
     }
-    mapped_ = driver_.ok(driver_.map(address_, bytes_, 0, handle_, 0), "cuMemMap", error);
-    return mapped_;
+    address_ = 0;
+    error = "cannot reserve " + std::to_string(bytes_) + " bytes of addresses: " + error;
+    return false;
+  }
+  std::uint64_t round_up(std::uint64_t bytes) const { return (bytes + unit_ - 1) / unit_ * unit_; }
+  // Takes the handle in any case.
+  bool map(std::uint64_t offset, const Part& part, std::string& error) {
+    const std::lock_guard lock(mutex_);
+    const bool fits = offset % unit_ == 0 && offset + part.bytes <= bytes_;
+    if (!fits) error = "a part of " + std::to_string(part.bytes) + " bytes does not fit there";
+    if (fits && driver_.ok(driver_.map(address_ + offset, part.bytes, 0, part.handle, 0),
+                           "cuMemMap", error)) {
+      parts_[offset] = part;
+      return true;
+    }
+    driver_.release(part.handle);
+    return false;
   }
 
   Driver driver_;
   CUmemAllocationProp properties_{};
-  CUmemGenericAllocationHandle handle_ = 0;
-  bool handle_known_ = false;
+  std::size_t unit_ = 1;
   CUdeviceptr address_ = 0;
   std::uint64_t bytes_ = 0;
-  bool mapped_ = false;
+  mutable std::mutex mutex_;
+  std::map<std::uint64_t, Part> parts_;  // by offset
 };
 
 }  // namespace
 
-std::unique_ptr<DeviceArena> create_cuda_arena(int device, std::uint64_t bytes,
+std::unique_ptr<DeviceArena> create_cuda_arena(int device, std::uint64_t bytes, std::uint64_t base,
                                                std::string& error) {
   auto arena = std::make_unique<CudaArena>();
-  if (!arena->create(device, bytes, error)) return nullptr;
+  if (!arena->create(device, bytes, base, error)) return nullptr;
   return arena;
 }
 
 std::unique_ptr<DeviceArena> adopt_cuda_arena(int device, int fd, std::uint64_t bytes,
-                                              std::string& error) {
+                                              std::uint64_t base, std::string& error) {
   auto arena = std::make_unique<CudaArena>();
-  if (!arena->adopt(device, fd, bytes, error)) return nullptr;
+  if (!arena->adopt(device, fd, bytes, base, error)) return nullptr;
   return arena;
 }
 

@@ -1,5 +1,7 @@
-// Arenas in device memory that other devices and processes can map: CUDA's virtual memory
-// management, handles as file descriptors. Other processes' memory stays as long as it is mapped
+// Arenas in device memory that other devices and processes can map, part by part: CUDA's virtual
+// memory management, handles as file descriptors. Making and mapping memory waits for nothing that
+// devices do, nor for what other threads wait for in CUDA (a cudaFree(), say); clearing it would.
+// Other processes' memory stays as long as it is mapped
 // here, also after its owner's death.
 #pragma once
 
@@ -10,8 +12,9 @@
 
 namespace unjam {
 
-std::unique_ptr<DeviceArena> create_cuda_arena(int device, std::uint64_t bytes, std::string& error);
+std::unique_ptr<DeviceArena> create_cuda_arena(int device, std::uint64_t bytes, std::uint64_t base,
+                                               std::string& error);
 std::unique_ptr<DeviceArena> adopt_cuda_arena(int device, int fd, std::uint64_t bytes,
-                                              std::string& error);
+                                              std::uint64_t base, std::string& error);
 
 }  // namespace unjam

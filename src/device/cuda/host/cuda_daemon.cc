@@ -534,6 +534,7 @@ class CudaDaemon : public StreamDaemon {
       t.shape = shape;
       t.bases = bases_;
       t.windows = o_.windows;
+      t.rooms = o_.rooms;
       t.noted_windows = noted_windows_;
       t.rank = o_.rank;
       t.lane = l;
@@ -854,6 +855,7 @@ class CudaDaemon : public StreamDaemon {
       solo.all_bases = bases_;
     }
     solo.windows = o_.windows;
+    solo.rooms = o_.rooms;
     solo.noted_windows = noted_windows_;
     solo.attention = &link_->attention;
     solo.reports = reports_ + inv.slot;
@@ -867,6 +869,9 @@ class CudaDaemon : public StreamDaemon {
 
   // What the device reads of a command must be in memory that it reaches. One is under way at most.
   void put_command(const Invocation& inv, CudaSqe& place) {
+    place.inv = inv;
+    place.fresh = 0;
+    if (inv.input == nullptr) return;  // it is all in the invocation, see ClearRoom
     const auto* releases = static_cast<const KeyRelease*>(inv.input);
     for (std::uint64_t i = 0; i < inv.n; ++i) {
       releases_[i] = releases[i];
@@ -874,9 +879,7 @@ class CudaDaemon : public StreamDaemon {
       std::copy_n(releases[i].members, releases[i].group_size, members);
       releases_[i].members = members;
     }
-    place.inv = inv;
     place.inv.input = releases_;
-    place.fresh = 0;
   }
 
   void attend(std::uint32_t what) {
@@ -953,6 +956,7 @@ class CudaDaemon : public StreamDaemon {
       HostLink& h = link_->residency;
       const bool resident = load_acquire(h.resident) != 0 || load_acquire(h.queued) != 0;
       const bool has_work = engine_has_work();
+      if (has_work && o_.look_at_rooms) o_.look_at_rooms();
       bool asked = false, is_poked = false, recalls = false;
       std::uint64_t now_poked = poked;
       if (!resident && has_work) {

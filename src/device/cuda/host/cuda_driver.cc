@@ -44,13 +44,13 @@ class Driver : public CudaDriver {
 
   bool lines_come_whole() override { return nvlink_answer().whole_lines; }
 
-  std::unique_ptr<DeviceArena> create_arena(int device, std::uint64_t bytes,
+  std::unique_ptr<DeviceArena> create_arena(int device, std::uint64_t bytes, std::uint64_t base,
                                             std::string& error) override {
-    return create_cuda_arena(device, bytes, error);
+    return create_cuda_arena(device, bytes, base, error);
   }
   std::unique_ptr<DeviceArena> adopt_arena(int device, int fd, std::uint64_t bytes,
-                                           std::string& error) override {
-    return adopt_cuda_arena(device, fd, bytes, error);
+                                           std::uint64_t base, std::string& error) override {
+    return adopt_cuda_arena(device, fd, bytes, base, error);
   }
   bool register_host(void* memory, std::uint64_t bytes, std::string& error) override {
     return cuda_ok(

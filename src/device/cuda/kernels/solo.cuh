@@ -980,6 +980,7 @@ __device__ __forceinline__ LaneTransport transport_of(const SoloCall& call, std:
   t.bases = call.all_bases != nullptr ? call.all_bases : call.bases;
   t.windows = call.windows;
   t.noted_windows = call.noted_windows;
+  t.rooms = call.rooms;
   t.rank = call.rank;
   t.lane = lane;
   return t;

@@ -1,0 +1,347 @@
+#include "runtime/rooms.h"
+
+#include <pthread.h>
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <chrono>
+#include <cstring>
+
+#include "base/atomics.h"
+
+namespace unjam {
+namespace {
+
+// An engine that is there clears a room within a millisecond, and it is that which somebody waits
+// for; one that has to be launched takes longer.
+constexpr std::chrono::microseconds kLookAgain{50}, kLookLater{500};
+constexpr int kSoon = 100;
+constexpr std::chrono::milliseconds kTryAgain{200};
+
+}  // namespace
+
+Rooms::Rooms(int ranks, const ArenaShape& shape, Memory& memory)
+    : ranks_(ranks), shape_(shape), memory_(memory) {}
+
+Rooms::~Rooms() { stop(); }
+
+std::uint64_t Rooms::table_bytes() const {
+  constexpr std::uint64_t kPage = 4096;
+  const std::uint64_t bytes = static_cast<std::uint64_t>(ranks_) * sizeof(Room);
+  return (bytes + kPage - 1) / kPage * kPage;
+}
+
+Room* Rooms::table(int rank, std::string& error) {
+  const std::lock_guard lock(mutex_);
+  if (const auto found = tables_.find(rank); found != tables_.end()) return found->second.get();
+  // Shared with children for the same reason as tables of windows (window_maps.cc).
+  void* const memory =
+      mmap(nullptr, table_bytes(), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+  if (memory == MAP_FAILED) {
+    error = "cannot allocate " + std::to_string(table_bytes()) + " bytes: " + std::strerror(errno);
+    return nullptr;
+  }
+  auto* const table = static_cast<Room*>(memory);
+  tables_.emplace(rank, std::unique_ptr<Room, Unmap>(table, Unmap{table_bytes()}));
+  return table;
+}
+
+void Rooms::Unmap::operator()(Room* table) const { munmap(table, bytes); }
+
+void Rooms::attach(int rank, User* user) {
+  const std::lock_guard lock(mutex_);
+  users_[rank] = user;
+  // What came before its engine did.
+  for (Job& job : postponed_) queue(std::move(job));
+  postponed_.clear();
+}
+
+void Rooms::detach(int rank, const User* user) {
+  const std::lock_guard none(using_);
+  const std::lock_guard lock(mutex_);
+  const auto found = users_.find(rank);
+  if (found == users_.end() || found->second != user) return;
+  users_.erase(found);
+  clearing_.erase(rank);
+}
+
+void Rooms::with_user(int rank, const std::function<void(User&)>& call) {
+  const std::lock_guard stays(using_);
+  User* user = nullptr;
+  {
+    const std::lock_guard lock(mutex_);
+    if (const auto found = users_.find(rank); found != users_.end()) user = found->second;
+  }
+  if (user != nullptr) call(*user);
+}
+
+std::uint64_t Rooms::offset_of(int owner, int peer, std::uint32_t from) const {
+  return shape_.block(static_cast<std::uint32_t>(owner), static_cast<std::uint32_t>(peer)) +
+         (from == 0 ? 0 : shape_.room_bytes(from));
+}
+std::uint64_t Rooms::bytes_of(std::uint32_t from, std::uint32_t to) const {
+  return shape_.room_bytes(to) - (from == 0 ? 0 : shape_.room_bytes(from));
+}
+
+void Rooms::queue(Job job) {
+  if (stopping_) return;
+  jobs_.push_back(std::move(job));
+  if (!thread_.joinable()) thread_ = std::thread([this] { work(); });
+  changed_.notify_one();
+}
+
+void Rooms::publish(const Pair& who) {
+  const State& s = states_[who];
+  const auto table = tables_.find(who.first);
+  if (s.clear == 0 || s.theirs == 0 || table == tables_.end()) return;
+  // Release: the memory is mapped, and clear.
+  store_release(table->second.get()[who.second].usable, s.theirs);
+  came_.push_back(who.first);
+  changed_.notify_one();
+}
+
+bool Rooms::add_next(const Pair& who, ClearRoom& room, std::string& error) {
+  std::uint32_t from = 0;
+  {
+    const std::lock_guard lock(mutex_);
+    from = states_[who].added;
+  }
+  const std::uint32_t to = shape_.next_connectors(from);
+  const std::uint64_t bytes = bytes_of(from, to);
+  std::string why;
+  const bool added = memory_.add(who.first, offset_of(who.first, who.second, from), bytes, why);
+  const std::lock_guard lock(mutex_);
+  State& s = states_[who];
+  if (!added) {
+    error = "there is no memory for what rank " + std::to_string(who.second) + " sends to rank " +
+            std::to_string(who.first) + " (" + std::to_string(bytes >> 20) + " MiB): " + why +
+            ". Leave more of it free, or lower UNJAM_BORROW_SLOTS or UNJAM_ESCAPE_SLOT_BYTES on "
+            "all ranks";
+    s.lacks = error;
+    return false;
+  }
+  s.lacks.clear();
+  s.added = to;
+  ++clearing_[who.first];
+  room = {static_cast<std::uint32_t>(who.second), from, to};
+  if (!thread_.joinable() && !stopping_) thread_ = std::thread([this] { work(); });
+  changed_.notify_one();
+  return true;
+}
+
+bool Rooms::meet(int rank, int peer, ClearRoom& room, std::string& error) {
+  room = {};
+  const Pair who{rank, peer};
+  const std::lock_guard adding(adding_);
+  {
+    const std::lock_guard lock(mutex_);
+    if (states_[who].added != 0) return true;
+  }
+  return add_next(who, room, error);
+}
+
+void Rooms::cleared(int rank, const ClearRoom& room) {
+  const Pair who{rank, static_cast<int>(room.peer)};
+  const std::lock_guard lock(mutex_);
+  if (const auto left = clearing_.find(rank); left != clearing_.end() && --left->second == 0) {
+    clearing_.erase(left);
+  }
+  states_[who].clear = room.to;
+  publish(who);
+  queue({Job::kOffer, who, room.to, nullptr});
+}
+
+void Rooms::look(int rank) {
+  const std::lock_guard lock(mutex_);
+  const auto table = tables_.find(rank);
+  if (table == tables_.end()) return;
+  for (int peer = 0; peer < ranks_; ++peer) {
+    const std::uint32_t wanted = load_relaxed(table->second.get()[peer].wanted);
+    if (wanted == 0) continue;
+    State& s = states_[{rank, peer}];
+    if (wanted <= s.asked || wanted <= s.theirs) continue;
+    s.asked = wanted;
+    if (memory_.is_local(peer)) {
+      queue({Job::kAdd, {peer, rank}, wanted, nullptr});
+    } else {
+      RoomMessage m;
+      m.owner = static_cast<std::uint32_t>(peer);
+      m.peer = static_cast<std::uint32_t>(rank);
+      m.connectors = wanted;
+      memory_.tell(peer, m, {});
+    }
+  }
+}
+
+void Rooms::hear(const RoomMessage& m, Fd fd) {
+  const int owner = static_cast<int>(m.owner), peer = static_cast<int>(m.peer);
+  if (m.connectors == 0 || m.connectors > shape_.connectors || owner == peer) return;
+  const std::lock_guard lock(mutex_);
+  if (m.offers) {
+    if (!memory_.is_local(peer)) return;
+    queue({Job::kAdopt, {peer, owner}, m.connectors, std::make_shared<Fd>(std::move(fd))});
+  } else if (memory_.is_local(owner)) {
+    queue({Job::kAdd, {owner, peer}, m.connectors, nullptr});
+  }
+}
+
+void Rooms::work() {
+  pthread_setname_np(pthread_self(), "unjam rooms");
+  std::unique_lock lock(mutex_);
+  auto tried = std::chrono::steady_clock::now();
+  for (int looks = 0;;) {
+    const auto news = [this] { return stopping_ || !jobs_.empty() || !came_.empty(); };
+    if (!clearing_.empty()) {
+      changed_.wait_for(lock, looks < kSoon ? kLookAgain : kLookLater, news);
+    } else if (!postponed_.empty()) {
+      changed_.wait_for(lock, kTryAgain, news);
+    } else {
+      changed_.wait(lock, [&] { return news() || !clearing_.empty() || !postponed_.empty(); });
+    }
+    if (stopping_) return;
+    if (const auto now = std::chrono::steady_clock::now(); now - tried >= kTryAgain) {
+      tried = now;
+      for (Job& job : postponed_) jobs_.push_back(std::move(job));
+      postponed_.clear();
+    }
+    looks = clearing_.empty() || !jobs_.empty() ? 0 : looks + 1;
+    std::deque<Job> jobs = std::move(jobs_);
+    jobs_.clear();
+    std::vector<int> came = std::move(came_), clearing;
+    came_.clear();
+    for (const auto& [rank, count] : clearing_) clearing.push_back(rank);
+    lock.unlock();
+    std::sort(came.begin(), came.end());
+    came.erase(std::unique(came.begin(), came.end()), came.end());
+    for (const int rank : came) with_user(rank, [](User& user) { user.room_came(); });
+    for (const Job& job : jobs) {
+      if (job.what == Job::kAdd) {
+        add(job);
+      } else if (job.what == Job::kOffer) {
+        offer(job);
+      } else {
+        adopt(job);
+      }
+    }
+    for (const int rank : clearing) with_user(rank, [](User& user) { user.look_at_rooms(); });
+    lock.lock();
+  }
+}
+
+// Of the job's rank's block for its peer, as many portions as that takes.
+void Rooms::add(const Job& job) {
+  for (;;) {
+    ClearRoom room;
+    std::string error;
+    {
+      const std::lock_guard adding(adding_);
+      {
+        const std::lock_guard lock(mutex_);
+        if (states_[job.pair].added >= job.to) return;
+        if (users_.count(job.pair.first) == 0) {  // nobody would clear it
+          postponed_.push_back(job);
+          return;
+        }
+      }
+      if (!add_next(job.pair, room, error)) {
+        const std::lock_guard lock(mutex_);
+        postponed_.push_back(job);
+      }
+    }
+    if (!error.empty()) {
+      memory_.warn(error + ". Calls that have use for it wait until there is some");
+      return;
+    }
+    with_user(job.pair.first, [&](User& user) { user.clear_room(room); });
+  }
+}
+
+void Rooms::offer(const Job& job) {
+  const auto [owner, peer] = job.pair;
+  // The portion that ends there.
+  std::uint32_t from = 0;
+  while (shape_.next_connectors(from) < job.to) from = shape_.next_connectors(from);
+  const std::uint64_t offset = offset_of(owner, peer, from);
+  std::string error;
+  if (memory_.is_local(peer)) {
+    if (memory_.reach(owner, offset, peer, error)) {
+      const std::lock_guard lock(mutex_);
+      State& s = states_[{peer, owner}];
+      s.theirs = job.to;
+      publish({peer, owner});
+      if (s.added == 0) queue({Job::kAdd, {peer, owner}, 1, nullptr});
+      return;
+    }
+  } else {
+    RoomMessage m;
+    m.owner = static_cast<std::uint32_t>(owner);
+    m.peer = static_cast<std::uint32_t>(peer);
+    m.connectors = job.to;
+    m.offers = true;
+    Fd fd;
+    if (memory_.share(owner, offset, fd, error)) {
+      memory_.tell(peer, m, std::move(fd));
+      return;
+    }
+  }
+  memory_.warn("rank " + std::to_string(peer) + " cannot reach the memory that rank " +
+               std::to_string(owner) + " has for it: " + error);
+}
+
+void Rooms::adopt(const Job& job) {
+  const auto [rank, owner] = job.pair;
+  std::uint32_t from = 0;
+  {
+    const std::lock_guard lock(mutex_);
+    from = states_[job.pair].theirs;
+  }
+  if (job.to != shape_.next_connectors(from)) return;
+  std::string error;
+  if (!memory_.adopt(owner, offset_of(owner, rank, from), bytes_of(from, job.to),
+                     std::move(*job.fd), rank, error)) {
+    memory_.warn("rank " + std::to_string(rank) + " cannot reach the memory that rank " +
+                 std::to_string(owner) + " has for it: " + error);
+    return;
+  }
+  const std::lock_guard lock(mutex_);
+  State& s = states_[job.pair];
+  s.theirs = job.to;
+  publish(job.pair);
+  if (s.added == 0) queue({Job::kAdd, job.pair, 1, nullptr});
+}
+
+void Rooms::stop() {
+  {
+    const std::lock_guard lock(mutex_);
+    stopping_ = true;
+  }
+  changed_.notify_one();
+  if (thread_.joinable()) thread_.join();
+}
+
+Rooms::Usage Rooms::usage(int rank) const {
+  const std::lock_guard lock(mutex_);
+  Usage u;
+  for (auto at = states_.lower_bound({rank, 0}); at != states_.end() && at->first.first == rank;
+       ++at) {
+    const State& s = at->second;
+    if (s.added != 0) u.bytes += shape_.room_bytes(s.added);
+    if (s.clear == 0 || s.theirs == 0) continue;
+    ++u.met;
+    u.connectors += s.theirs;
+  }
+  for (const auto& [who, s] : states_) {
+    if (who.first == rank && !s.lacks.empty()) u.lacks = s.lacks;
+  }
+  return u;
+}
+
+std::uint32_t Rooms::connectors(int rank, int peer) const {
+  const std::lock_guard lock(mutex_);
+  const auto found = states_.find({rank, peer});
+  if (found == states_.end() || found->second.clear == 0) return 0;
+  return found->second.theirs;
+}
+
+}  // namespace unjam
