@@ -153,25 +153,29 @@ void Rooms::cleared(int rank, const ClearRoom& room) {
 }
 
 void Rooms::look(int rank) {
-  const std::lock_guard lock(mutex_);
-  const auto table = tables_.find(rank);
-  if (table == tables_.end()) return;
-  for (int peer = 0; peer < ranks_; ++peer) {
-    const std::uint32_t wanted = load_relaxed(table->second.get()[peer].wanted);
-    if (wanted == 0) continue;
-    State& s = states_[{rank, peer}];
-    if (wanted <= s.asked || wanted <= s.theirs) continue;
-    s.asked = wanted;
-    if (memory_.is_local(peer)) {
-      queue({Job::kAdd, {peer, rank}, wanted, nullptr});
-    } else {
+  std::vector<RoomMessage> wishes;
+  {
+    const std::lock_guard lock(mutex_);
+    const auto table = tables_.find(rank);
+    if (table == tables_.end()) return;
+    for (int peer = 0; peer < ranks_; ++peer) {
+      const std::uint32_t wanted = load_relaxed(table->second.get()[peer].wanted);
+      if (wanted == 0) continue;
+      State& s = states_[{rank, peer}];
+      if (wanted <= s.asked || wanted <= s.theirs) continue;
+      s.asked = wanted;
+      if (memory_.is_local(peer)) {
+        queue({Job::kAdd, {peer, rank}, wanted, nullptr});
+        continue;
+      }
       RoomMessage m;
       m.owner = static_cast<std::uint32_t>(peer);
       m.peer = static_cast<std::uint32_t>(rank);
       m.connectors = wanted;
-      memory_.tell(peer, m, {});
+      wishes.push_back(m);
     }
   }
+  for (const RoomMessage& m : wishes) memory_.tell(static_cast<int>(m.owner), m, {});
 }
 
 void Rooms::hear(const RoomMessage& m, Fd fd) {

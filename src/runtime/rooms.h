@@ -40,14 +40,15 @@ class Rooms {
   class User {
    public:
     virtual ~User() = default;
-    // Has the engine do it, and calls cleared() when it has.
+    // Has the engine do it, in the order of these calls, and calls cleared() when it has.
     virtual void clear_room(const ClearRoom& room) = 0;
     // Takes in what the engine has done.
     virtual void look_at_rooms() = 0;
     // Lanes that lacked room may find it.
     virtual void room_came() = 0;
   };
-  // What stands behind arenas. Offsets and sizes are of whole pages of the arena's shape.
+  // What stands behind arenas. Offsets and sizes are of whole pages of the arena's shape. Called
+  // without a lock of this object, but for is_local().
   class Memory {
    public:
     virtual ~Memory() = default;
@@ -80,7 +81,8 @@ class Rooms {
   void detach(int rank, const User* user);
 
   // `rank` makes a call with `peer`. If memory was added, `room` is what the rank's engine is to
-  // clear. False: there was none, `error`.
+  // clear, in front of what clear_room() brings: so the caller holds the lock that this takes.
+  // False: there was none, `error`.
   bool meet(int rank, int peer, ClearRoom& room, std::string& error);
   void cleared(int rank, const ClearRoom& room);
   // Looks at what the rank's lanes want.
