@@ -532,9 +532,23 @@ UNJAM_API unjamResult_t unjamGetStats(unjamContext_t context, unjamStats_t* stat
  * traces are kept (trace_events) also what its engine's steps have taken, in ns: to read
  * submissions, to prepare invocations, to load and to save contexts, to write completions (the
  * paper's Fig. 7). "ranks_a_core": the job's ranks for each CPU that any may run on, rounded up.
- * Where UNJAM_HOST_ID says as which hosts ranks count, these, by rank. */
+ * Where UNJAM_HOST_ID says as which hosts ranks count, these, by rank. Where memory comes as ranks
+ * meet (UNJAM_FIRST_CONNECTORS), how many neighbours this one has met, the bytes behind what they
+ * write to, and "neighbours_lack": why memory that they want has not come ("": it has). */
 UNJAM_API unjamResult_t unjamInfo(unjamContext_t context, char* buffer, size_t bytes,
                                   size_t* needed);
+/* What each rank of such a job would hold, computed: no job is started, and no GPU is needed.
+ *   {"ranks", "device", "lanes", "connectors", "first_connectors",
+ *    "base_bytes":             of its arena, from the beginning (with heap_bytes),
+ *    "neighbour_first_bytes":  more for each rank that a plan of its names as a neighbour,
+ *    "neighbour_most_bytes":   the same when keys have use for all connectors,
+ *    "engine_bytes":           queues, contexts, keys and what is kept of peers,
+ *    "address_bytes":          of the arena's addresses, in each process that maps it}
+ * On the host all but "engine_bytes" is committed page by page, as it is touched. On CUDA
+ * "engine_bytes" is null where the CUDA library cannot be loaded. Ranks that share a device have
+ * fewer lanes than this says. */
+UNJAM_API unjamResult_t unjamJobMemory(int nranks, const unjamConfig_t* config, char* buffer,
+                                       size_t bytes, size_t* needed);
 /* {"ranks": [{"rank", "running": {group, key, n} | null, "waits_for": [...],
  *             "pending": [{"group", "key", "n", "what", "age_ms", "called_by", "not_called_by",
  *                          "instead",

@@ -376,6 +376,7 @@ PROTOTYPES: dict[str, tuple[Any, list[Any]]] = {
     "unjamGetKindInfo": (c_int, [c_int, POINTER(KindInfo)]),
     "unjamGetStats": (c_int, [Handle, POINTER(Stats)]),
     "unjamInfo": (c_int, [Handle, *_Text]),
+    "unjamJobMemory": (c_int, [c_int, POINTER(Config), *_Text]),
     "unjamExplain": (c_int, [Handle, *_Text]),
     "unjamGetTrace": (c_int, [Handle, POINTER(TraceEvent), c_size_t, POINTER(c_size_t)]),
     "unjamKeyHash": (c_int, [Handle, c_char_p, POINTER(c_uint64)]),

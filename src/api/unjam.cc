@@ -21,6 +21,7 @@
 #include "runtime/environment.h"
 #include "runtime/heap_owners.h"
 #include "runtime/job_id.h"
+#include "runtime/job_memory.h"
 #include "runtime/settings.h"
 #include "runtime/world.h"
 
@@ -775,6 +776,19 @@ unjamResult_t unjamInfo(unjamContext_t context, char* buffer, size_t bytes, size
   return guarded([&] {
     if (unjamResult_t r = check_context(context); r != UNJAM_SUCCESS) return r;
     return copy_text(context->impl->info_json(), buffer, bytes, needed);
+  });
+}
+
+unjamResult_t unjamJobMemory(int nranks, const unjamConfig_t* config, char* buffer, size_t bytes,
+                             size_t* needed) {
+  return guarded([&] {
+    if (unjamResult_t r = check_ranks(nranks); r != UNJAM_SUCCESS) return r;
+    unjam::Settings settings;
+    std::string error;
+    if (!unjam::resolve_settings(config, nranks, settings, error)) {
+      return fail(UNJAM_ERROR_INVALID_ARGUMENT, error);
+    }
+    return copy_text(unjam::job_memory_json(nranks, settings), buffer, bytes, needed);
   });
 }
 

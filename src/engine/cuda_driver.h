@@ -116,6 +116,8 @@ class CudaDriver {
   virtual unsigned char* open_window(int device, const WindowName& name, std::string& error) = 0;
   virtual void close_window(int device, const WindowName& name) = 0;
 
+  // Device memory that a rank's engine would take.
+  virtual std::uint64_t engine_bytes(const CudaRankOptions& options) = 0;
   // Starts a rank's engine. `copy`: the host's side of its state: cq.words, cq.capacity, cancelled
   // and the lanes' numbers are set. Null: `error`.
   virtual std::unique_ptr<StreamDaemon> start(const CudaRankOptions& options, RankState& copy,

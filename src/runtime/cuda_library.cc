@@ -12,6 +12,7 @@ namespace {
 struct Library {
   std::mutex mutex;
   CudaDriver* driver = nullptr;
+  bool has_devices = false;
 };
 
 // The directory of the library (or program) that this function is in, with the last "/".
@@ -25,11 +26,8 @@ std::string own_directory() {
   return slash == std::string::npos ? "" : path.substr(0, slash + 1);
 }
 
-}  // namespace
-
-CudaDriver* cuda_driver(std::string& error) {
-  Library& library = per_process<Library>();  // CUDA does not survive a fork()
-  std::lock_guard lock(library.mutex);
+// With the lock.
+CudaDriver* load(Library& library, std::string& error) {
   if (library.driver != nullptr) return library.driver;
   const std::string path = own_directory() + "libunjam_cuda.so";
   void* handle = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
@@ -46,6 +44,22 @@ CudaDriver* cuda_driver(std::string& error) {
     error = path + " belongs to another version of unjam: install both libraries together";
     return nullptr;
   }
+  return library.driver = driver;
+}
+
+}  // namespace
+
+CudaDriver* cuda_driver_alone(std::string& error) {
+  Library& library = per_process<Library>();  // CUDA does not survive a fork()
+  std::lock_guard lock(library.mutex);
+  return load(library, error);
+}
+
+CudaDriver* cuda_driver(std::string& error) {
+  Library& library = per_process<Library>();
+  std::lock_guard lock(library.mutex);
+  CudaDriver* const driver = load(library, error);
+  if (driver == nullptr || library.has_devices) return driver;
   if (driver->devices(error) == 0) {
     error =
         "there is no CUDA device: " + error +
@@ -53,7 +67,7 @@ CudaDriver* cuda_driver(std::string& error) {
         "CUDA 13; without, use the host device (UNJAM_DEVICE=host)";
     return nullptr;
   }
-  library.driver = driver;
+  library.has_devices = true;
   return driver;
 }
 
@@ -61,6 +75,7 @@ void replace_cuda_driver(CudaDriver* driver) {
   Library& library = per_process<Library>();
   std::lock_guard lock(library.mutex);
   library.driver = driver;
+  library.has_devices = false;
 }
 
 }  // namespace unjam

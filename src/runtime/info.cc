@@ -151,6 +151,14 @@ std::string Context::info_json() const {
   w.field("engine_bytes_reserved", memory_ == nullptr ? 0 : memory_->bytes());
   w.field("arena_bytes_reserved", shape.total_bytes());
   w.field("arena_bytes_committed", world_->arena_committed(rank_));
+  if (world_->rooms() != nullptr) {
+    const Rooms::Usage rooms = world_->rooms()->usage(rank_);
+    w.field("neighbours_met", rooms.met);
+    w.field("neighbours_bytes", rooms.bytes);
+    w.field("neighbours_lack", rooms.lacks);
+  }
+  w.field("neighbour_first_bytes", shape.room_bytes(shape.next_connectors(0)));
+  w.field("neighbour_most_bytes", shape.block_bytes());
   w.field("keys_bytes", held.key_bytes);
   w.field("key_records_bytes", held.record_bytes);
   w.end_object();
@@ -206,6 +214,9 @@ std::string Context::info_json() const {
     }
     const Held::Peer& of_keys = held.peers[p];
     w.begin_object().field("rank", p);
+    w.field("connectors_there", world_->rooms() == nullptr
+                                    ? shape.connectors
+                                    : world_->rooms()->connectors(rank_, static_cast<int>(p)));
     w.field("connectors_touched", touched);
     w.field("connectors_pool", pool);
     w.field("connectors_held", opened);

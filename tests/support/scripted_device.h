@@ -106,6 +106,9 @@ class ScriptedDevice : public unjam::CudaDriver {
   }
   bool register_host(void*, std::uint64_t, std::string&) override { return true; }
   void unregister_host(void*) override {}
+  std::uint64_t engine_bytes(const unjam::CudaRankOptions& options) override {
+    return options.shape.ranks;
+  }
   bool check_window(int, const void*, std::uint64_t, std::string&) override { return true; }
   bool name_window(int, const void*, unjam::WindowName&, std::string& error) override {
     error = "a scripted device is one process's";

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import argparse
+import ctypes
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 from rich.table import Table
 
+from .._config import make_config
 from .._devices import cuda_by_environment
+from .._lib import library, read_json
 from ..context import Context, init_all
 from ..cuda import gpus
 from ..threads import run_ranks
@@ -43,7 +46,56 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--all", action="store_true", help="with the engine's counters, by lane, peer and key"
     )
+    parser.add_argument(
+        "--computed",
+        action="store_true",
+        help="start no job: what each rank of one of --ranks ranks would hold",
+    )
     parser.add_argument("--json", action="store_true", help="print JSON, with all of it")
+
+
+def computed(ranks: int, device: str | None) -> dict[str, Any]:
+    """What a rank of such a job would hold, as the C API's JSON."""
+    config = make_config({"device": device})
+    result: dict[str, Any] = read_json(
+        lambda buffer, size, needed: library().unjamJobMemory(
+            ranks, ctypes.byref(config), buffer, size, needed
+        )
+    )
+    return result
+
+
+def computed_table(needs: dict[str, Any]) -> Table:
+    """A row for each number of neighbours that plans may have; from computed()."""
+    fixed = needs["base_bytes"] + (needs["engine_bytes"] or 0)
+    table = make_table(
+        f"A rank of {needs['ranks']:,} by number of neighbours",
+        ["neighbours", "at first MiB", "at most MiB"],
+        ["neighbours", "at first MiB", "at most MiB"],
+    )
+    for neighbours in sorted(
+        {n for n in (0, 1, 2, 8, 16) if n < needs["ranks"]} | {needs["ranks"] - 1}
+    ):
+        first = fixed + neighbours * needs["neighbour_first_bytes"]
+        most = fixed + neighbours * needs["neighbour_most_bytes"]
+        table.add_row(cell(neighbours), f"{first / 2**20:,.1f}", f"{most / 2**20:,.1f}")
+    return table
+
+
+def _print_computed(options: argparse.Namespace) -> None:
+    needs = computed(options.ranks, options.device)
+    if options.json:
+        print_json(needs)
+        return
+    console = make_console()
+    console.print(pairs_table("Computed, for each rank", needs))
+    console.print(computed_table(needs))
+    if needs["engine_bytes"] is None:
+        console.print("Without the engine: the CUDA library cannot be loaded here.")
+    if needs["device"] == "host":
+        console.print("On the host memory is taken page by page, as it is touched.")
+    else:
+        console.print("At most: when keys have use for all connectors of every neighbour.")
 
 
 def held_table(info: dict[str, Any]) -> Table:
@@ -86,6 +138,9 @@ def held_table(info: dict[str, Any]) -> Table:
 
 def run(options: argparse.Namespace) -> int:
     """Makes a small job, runs a few collectives, and prints what rank 0 knows about itself."""
+    if options.computed:
+        _print_computed(options)
+        return 0
     on_gpus = _on_gpus(options)
 
     def rank(context: Context) -> dict[str, Any]:

@@ -100,12 +100,24 @@ class CudaDaemon : public StreamDaemon {
 
   ~CudaDaemon() override {
     stop();
+    if (stream_ == nullptr && memory_ == nullptr) return;  // there may be no device
     const OnDevice on(o_.device);
     if (stream_ != nullptr) cudaStreamDestroy(stream_);
     if (control_stream_ != nullptr) cudaStreamDestroy(control_stream_);
     if (copy_stream_ != nullptr) cudaStreamDestroy(copy_stream_);
     cudaFree(memory_);
     cudaFreeHost(pinned_);
+  }
+
+  // Of memory that it allocates.
+  std::uint64_t device_bytes() {
+    std::vector<LaneState> lanes(o_.shape.lanes);
+    std::vector<std::vector<PeerSendState>> peers(o_.shape.lanes,
+                                                  std::vector<PeerSendState>(o_.shape.ranks));
+    CudaRank rank;
+    Layout size(nullptr);
+    lay_out(size, lanes, peers, rank);
+    return size.used();
   }
 
   bool start(std::string& error) {
@@ -568,13 +580,7 @@ class CudaDaemon : public StreamDaemon {
   }
 
   bool allocate(std::string& error) {
-    std::vector<LaneState> lanes(o_.shape.lanes);
-    std::vector<std::vector<PeerSendState>> peers(o_.shape.lanes,
-                                                  std::vector<PeerSendState>(o_.shape.ranks));
-    CudaRank rank;
-    Layout size(nullptr);
-    lay_out(size, lanes, peers, rank);
-    memory_bytes_ = size.used();
+    memory_bytes_ = device_bytes();
     Layout pinned_size(nullptr);
     lay_out_pinned(pinned_size);
     pinned_bytes_ = pinned_size.used();
@@ -1110,6 +1116,11 @@ class CudaDaemon : public StreamDaemon {
 };
 
 }  // namespace
+
+std::uint64_t cuda_engine_bytes(const CudaRankOptions& options) {
+  RankState unused;
+  return CudaDaemon(options, unused).device_bytes();
+}
 
 std::unique_ptr<StreamDaemon> start_cuda_rank(const CudaRankOptions& options, RankState& copy,
                                               std::string& error) {

@@ -58,6 +58,9 @@ class Driver : public CudaDriver {
         "cudaHostRegister", error);
   }
   void unregister_host(void* memory) override { cudaHostUnregister(memory); }
+  std::uint64_t engine_bytes(const CudaRankOptions& options) override {
+    return cuda_engine_bytes(options);
+  }
 
   bool check_window(int device, const void* memory, std::uint64_t bytes,
                     std::string& error) override {
