@@ -319,7 +319,7 @@ void Agent::on_ready(std::uint64_t token, bool readable, bool writable) {
     Frame frame;
     while (!link->closing && link->channel.pop(frame)) {
       link->heard_ns = monotonic_ns();
-      if (link->suspect && !std::exchange(link->suspect, false) && events_.suspect) {
+      if (std::exchange(link->suspect, false) && events_.suspect) {
         events_.suspect(link->agent, false);
       }
       std::string why;
