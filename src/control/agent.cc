@@ -20,12 +20,12 @@ constexpr std::uint64_t kCrowdedNs = 1'000 * kMs;   // if others wait
 constexpr std::uint64_t kPauseNs = 20 * kMs;        // before a full door looks again
 constexpr std::uint64_t kFirstRetryNs = 5 * kMs, kLastRetryNs = 200 * kMs;
 constexpr std::uint64_t kVerdictNs = 2'000 * kMs;  // for the root to tell why the meeting fails
-constexpr std::size_t kMostStrangers = 128;
+constexpr std::size_t kMostAtDoor = 128;
 constexpr int kAcceptsAtOnce = 64;
 // A peer that takes less is given up; questions and answers are dropped much earlier.
 constexpr std::size_t kMostUnsent = 4 * kLongestAgentFrame;
 constexpr std::size_t kMostUnsentQuestions = 4 << 20;
-constexpr std::size_t kMostQuestions = 1024;
+constexpr std::size_t kMostOpenQuestions = 1024;
 constexpr std::uint32_t kStandIns = 3;  // agents that are called beside one's ancestors
 
 std::string between(const std::string& host, const NumberList& ranks) {
@@ -174,7 +174,7 @@ void Agent::make_room() {
     ++count;
     if (oldest == nullptr || link->since_ns < oldest->since_ns) oldest = link.get();
   }
-  if (count < kMostStrangers) return;
+  if (count < kMostAtDoor) return;
   const std::uint64_t now = monotonic_ns();
   if (now - oldest->since_ns >= kCrowdedNs) {
     ++counts_.refused;
@@ -645,7 +645,8 @@ bool Agent::take_attach(Link& link, const Frame& frame, std::string& error) {
     close_soon(link);
     return true;
   }
-  if (number_ == kNoAgent || agent_parent(m.agent) != number_ || children_.count(m.agent) != 0) {
+  if (number_ == kNoAgent || agent_parent(m.agent) != number_ || children_.count(m.agent) != 0 ||
+      !may_be(m.agent)) {
     error = "agent " + std::to_string(m.agent) + " has no place here";
     return false;
   }
@@ -665,6 +666,9 @@ bool Agent::take_attach(Link& link, const Frame& frame, std::string& error) {
   }
   return true;
 }
+
+// The root knows which seats it has given.
+bool Agent::may_be(std::uint32_t agent) const { return !config_.root || agent < doors_.size(); }
 
 bool Agent::fits(const NumberList& agents, const NumberList& ranks) const {
   return (agents.empty() || agents.back() < table_.agents()) &&
@@ -731,7 +735,9 @@ bool Agent::take_joins(Link& link, const Frame& frame, std::string& error) {
     return false;
   }
   for (AgentJoin& join : m.joins) {
-    if (join.agent != link.agent && agent_child_towards(link.agent, join.agent) == kNoAgent) {
+    const bool below =
+        join.agent == link.agent || agent_child_towards(link.agent, join.agent) != kNoAgent;
+    if (!below || !may_be(join.agent)) {
       error = "a join of agent " + std::to_string(join.agent) + ", which is elsewhere";
       return false;
     }
@@ -1109,7 +1115,7 @@ Agent::Link* Agent::way_to(std::uint32_t agent, const Link* from) {
 
 std::uint64_t Agent::ask(const NumberList& agents, const std::string& payload,
                          std::int64_t timeout_ms) {
-  if (state_ != State::kRunning || questions_.size() >= kMostQuestions ||
+  if (state_ != State::kRunning || questions_.size() >= kMostOpenQuestions ||
       payload.size() > kLongestAgentPayload) {
     return 0;
   }

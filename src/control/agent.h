@@ -182,6 +182,7 @@ class Agent : private Watcher {
   std::string name_of(std::uint32_t agent) const;
 
   // After it.
+  bool may_be(std::uint32_t agent) const;
   bool fits(const NumberList& agents, const NumberList& ranks) const;
   void mark_gone(const AgentGoneMessage& m, const Link* from);
   void merge(const NumberList& agents, const NumberList& ranks, const Link* from);

@@ -11,7 +11,7 @@ namespace {
 constexpr std::uint32_t kLastAgent = kMostAgents - 1;
 constexpr std::uint32_t kLastAgentRank = kMostAgentRanks - 1;
 
-std::string cut(const std::string& text, std::size_t longest) {
+std::string shortened(const std::string& text, std::size_t longest) {
   return text.size() <= longest ? text : text.substr(0, longest - 4) + " ...";
 }
 
@@ -112,8 +112,8 @@ std::string AttachMessage::encode() const {
   w.number(agent);
   w.number(job_ranks);
   w.number(first_rank);
-  w.text(cut(settings, kLongestAgentSettings));
-  w.text(cut(host, kLongestAgentHost));
+  w.text(shortened(settings, kLongestAgentSettings));
+  w.text(shortened(host, kLongestAgentHost));
   w.number<std::uint8_t>(again);
   put(w, gone_agents);
   put(w, gone_ranks);
@@ -148,7 +148,7 @@ std::string JoinsMessage::encode() const {
   w.list(joins.size());
   for (const AgentJoin& j : joins) {
     w.number(j.agent);
-    w.text(cut(j.host, kLongestAgentHost));
+    w.text(shortened(j.host, kLongestAgentHost));
     put(w, j.ranks);
   }
   return w.take();
@@ -167,7 +167,7 @@ bool JoinsMessage::decode(std::string_view bytes) {
 
 std::string AgentFailedMessage::encode() const {
   WireWriter w;
-  w.text(cut(text, kLongestAgentReason));
+  w.text(shortened(text, kLongestAgentReason));
   return w.take();
 }
 bool AgentFailedMessage::decode(std::string_view bytes) {
@@ -272,7 +272,7 @@ std::string AgentGoneMessage::encode() const {
   WireWriter w;
   w.number(agent);
   put(w, ranks);
-  w.text(cut(why, kLongestAgentReason));
+  w.text(shortened(why, kLongestAgentReason));
   return w.take();
 }
 bool AgentGoneMessage::decode(std::string_view bytes) {
@@ -321,7 +321,7 @@ bool AgentAnswerMessage::decode(std::string_view bytes) {
 std::string TurnedAwayMessage::encode() const {
   WireWriter w;
   w.number<std::uint8_t>(gone);
-  w.text(cut(text, kLongestAgentReason));
+  w.text(shortened(text, kLongestAgentReason));
   return w.take();
 }
 bool TurnedAwayMessage::decode(std::string_view bytes) {

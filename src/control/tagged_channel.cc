@@ -10,13 +10,13 @@
 namespace unjam {
 namespace {
 
-constexpr std::int32_t kInvalidUsage = 2, kMismatch = 3;  // as the C API's results
+constexpr std::int32_t kRefusedAsMisuse = 2, kRefusedAsMismatch = 3;  // as the C API's results
 // Letters of proofs and of keys; those of the rendezvous of one host are others.
 constexpr char kCallerProof = 'a', kDoorProof = 'd', kCallerKey = 'A', kDoorKey = 'D';
 constexpr std::size_t kLongestRefusal = 4096;
 constexpr std::size_t kScratchKept = 1 << 16;
 
-constexpr std::uint16_t type_of(MessageType t) { return static_cast<std::uint16_t>(t); }
+constexpr std::uint16_t wire_type(MessageType t) { return static_cast<std::uint16_t>(t); }
 
 std::string version_text(std::uint32_t theirs, std::uint32_t ours) {
   return "version " + std::to_string(theirs) + " of the agents' protocol, this end speaks " +
@@ -38,7 +38,7 @@ TaggedChannel::TaggedChannel(Fd socket, Role role, const JobSecret& secret, std:
   HelloMessage hello;
   hello.version = version_;
   std::memcpy(hello.nonce, door_nonce_, sizeof(hello.nonce));
-  channel_.post(type_of(MessageType::kHello), hello.encode());
+  channel_.post(wire_type(MessageType::kHello), hello.encode());
 }
 
 bool TaggedChannel::receive(std::string& error) {
@@ -57,7 +57,7 @@ void TaggedChannel::take(const Frame& frame) {
   } else if (role_ == Role::kDoor) {
     take_proof_of_caller(frame);
   } else if (RefusedMessage refusal;
-             frame.type == type_of(MessageType::kRefused) && refusal.decode(frame.payload)) {
+             frame.type == wire_type(MessageType::kRefused) && refusal.decode(frame.payload)) {
     fault_ = "refused: " + refusal.text;
   } else if (!greeted_) {
     take_hello(frame);
@@ -68,7 +68,7 @@ void TaggedChannel::take(const Frame& frame) {
 
 void TaggedChannel::take_hello(const Frame& frame) {
   HelloMessage hello;
-  if (frame.type != type_of(MessageType::kHello) || !hello.decode(frame.payload)) {
+  if (frame.type != wire_type(MessageType::kHello) || !hello.decode(frame.payload)) {
     fault_ = "what answers there is not unjam";
     return;
   }
@@ -83,12 +83,12 @@ void TaggedChannel::take_hello(const Frame& frame) {
   proof.version = version_;
   std::memcpy(proof.nonce, caller_nonce_, sizeof(proof.nonce));
   proof_tag(secret_, kCallerProof, door_nonce_, caller_nonce_, proof.tag);
-  channel_.post(type_of(MessageType::kProof), proof.encode());
+  channel_.post(wire_type(MessageType::kProof), proof.encode());
 }
 
 void TaggedChannel::take_proof_of_caller(const Frame& frame) {
   ProofMessage proof;
-  if (frame.type != type_of(MessageType::kProof) || !proof.decode(frame.payload)) {
+  if (frame.type != wire_type(MessageType::kProof) || !proof.decode(frame.payload)) {
     fault_ = "a stranger: the first message was no proof of the secret";
     return;
   }
@@ -105,7 +105,7 @@ void TaggedChannel::take_proof_of_caller(const Frame& frame) {
   ProofMessage mine;
   mine.version = version_;
   proof_tag(secret_, kDoorProof, door_nonce_, proof.nonce, mine.tag);
-  channel_.post(type_of(MessageType::kProof), mine.encode());
+  channel_.post(wire_type(MessageType::kProof), mine.encode());
   begin(door_nonce_, proof.nonce);
 }
 
@@ -113,7 +113,7 @@ void TaggedChannel::take_proof_of_door(const Frame& frame) {
   ProofMessage proof;
   std::uint64_t expected[2];
   proof_tag(secret_, kDoorProof, door_nonce_, caller_nonce_, expected);
-  if (frame.type != type_of(MessageType::kProof) || !proof.decode(frame.payload) ||
+  if (frame.type != wire_type(MessageType::kProof) || !proof.decode(frame.payload) ||
       !same_tag(expected, proof.tag)) {
     fault_ = "the other end does not know this job's secret";
     return;
@@ -133,9 +133,9 @@ void TaggedChannel::begin(const std::uint64_t door_nonce[2], const std::uint64_t
 // The other end learns why; the owner closes after a flush().
 void TaggedChannel::refuse(const std::string& why) {
   RefusedMessage m;
-  m.code = why[0] == 'v' ? kMismatch : kInvalidUsage;
+  m.code = why[0] == 'v' ? kRefusedAsMismatch : kRefusedAsMisuse;
   m.text = why;
-  channel_.post(type_of(MessageType::kRefused), m.encode());
+  channel_.post(wire_type(MessageType::kRefused), m.encode());
   fault_ = "refused: " + why;
   std::string unused;
   channel_.flush(unused);

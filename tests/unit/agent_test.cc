@@ -235,7 +235,7 @@ TEST(AgentStart, StrangersKeepNobodyOut) {
 
 // One that knows the secret, and then breaks the rules, ends itself, or the meeting, with a reason.
 TEST(AgentStart, AMemberThatBreaksTheRules) {
-  for (int kind = 0; kind < 6; ++kind) {
+  for (int kind = 0; kind < 7; ++kind) {
     SCOPED_TRACE(kind);
     TestAgents job(3);
     job.add_many(2);
@@ -259,7 +259,7 @@ TEST(AgentStart, AMemberThatBreaksTheRules) {
     const auto post = [&](AgentMessageType type, const std::string& bytes) {
       c.post(number_of(type), bytes);
     };
-    bool fatal = kind >= 3;
+    const bool fatal = kind >= 3 && kind < 6;  // 6: it has no seat
     switch (kind) {
       case 0:
         post(AgentMessageType::kTable, "not yours to say");
@@ -271,12 +271,16 @@ TEST(AgentStart, AMemberThatBreaksTheRules) {
       case 2:
         post(AgentMessageType::kEnter, "x");
         break;
-      default:
+      default: {
+        unjam::EnterMessage enter;
+        enter.id = 7, enter.door.port = 1;
+        if (kind != 6) post(AgentMessageType::kEnter, enter.encode());
         post(AgentMessageType::kAttach, attach.encode());
         unjam::JoinsMessage joins;
         joins.joins = {{kind == 3 ? 40u : 2u, "rogue", {{kind == 4 ? 7u : 2u, 0}}}};
         if (kind == 5) joins.joins.push_back(joins.joins[0]);
         post(AgentMessageType::kJoins, joins.encode());
+      }
     }
     ASSERT_TRUE(job.until([&] {
       turn();
