@@ -304,11 +304,9 @@ void Agent::on_ready(std::uint64_t token, bool readable, bool writable) {
       if (!readable) settle(*link);
       return;
     }
-    char unheard[4096];
-    ssize_t n = 0;
-    do n = recv(link->channel.fd(), unheard, sizeof(unheard), MSG_DONTWAIT);
-    while (n > 0);
-    if (n == 0 || (errno != EAGAIN && errno != EINTR)) drop(token);
+    char unheard[16384];
+    const ssize_t n = recv(link->channel.fd(), unheard, sizeof(unheard), MSG_DONTWAIT);
+    if (n == 0 || (n < 0 && errno != EAGAIN && errno != EINTR)) drop(token);
     return;
   }
   if (readable) {
@@ -1302,11 +1300,11 @@ void Agent::on_time() {
             "): all ranks elsewhere count as gone; look at this host's "
             "network");
   }
-  for (auto at = questions_.begin(); at != questions_.end();) {
-    const auto [number, late] = std::pair(at->first, now >= at->second.deadline_ns);
-    ++at;  // what settled() does may add questions; those come behind
-    if (late) settle_question(number, true);
+  std::vector<std::uint64_t> late;  // what settled() does may end all of them
+  for (const auto& [number, q] : questions_) {
+    if (now >= q.deadline_ns) late.push_back(number);
   }
+  for (const auto number : late) settle_question(number, true);
   if (next_tick_ns_ != 0 && now >= next_tick_ns_) tick(now);
   schedule();
 }
@@ -1340,6 +1338,7 @@ void Agent::tick(std::uint64_t now) {
   next_tick_ns_ = now + period;
   std::vector<std::pair<std::uint64_t, std::uint64_t>> silent;  // token, ms
   std::vector<std::uint64_t> late_strangers;
+  NumberList suspects;
   for (const auto& [token, link] : links_) {
     if (link->purpose == Purpose::kStranger) {
       if (now - link->since_ns >= kStrangerNs) late_strangers.push_back(token);
@@ -1352,7 +1351,7 @@ void Agent::tick(std::uint64_t now) {
       silent.emplace_back(token, quiet / kMs);
     } else if (quiet >= ns_of(config_.suspect_ms) && !link->suspect) {
       link->suspect = true;
-      if (events_.suspect) events_.suspect(link->agent, true);
+      suspects.push_back(link->agent);
     }
     if (now - link->sent_ns + period / 2 >= ns_of(config_.beat_ms)) {
       post(*link, AgentMessageType::kBeat, {});
@@ -1361,6 +1360,9 @@ void Agent::tick(std::uint64_t now) {
   for (const auto token : late_strangers) {
     ++counts_.refused;
     drop(token);
+  }
+  for (const auto a : suspects) {
+    if (events_.suspect) events_.suspect(a, true);
   }
   for (const auto& [token, ms] : silent) {
     Link* link = find(token);

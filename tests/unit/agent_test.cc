@@ -704,6 +704,43 @@ TEST(AgentQuestions, HaveLimits) {
 
 // ---- the end ----
 
+// Whatever an event's function does in the middle of things.
+TEST(AgentEnd, EventsMayEndIt) {
+  for (int kind = 0; kind < 3; ++kind) {
+    SCOPED_TRACE(kind);
+    Poller poller;
+    AgentConfig c;
+    c.root = true;
+    c.root_address = loopback_address();
+    c.ranks = {{0, 0}, {1, 0}};
+    c.job_ranks = 2;
+    bool finished = false;
+    int settled = 0;
+    std::unique_ptr<Agent> agent;
+    unjam::AgentEvents e;
+    e.finished = [&] { finished = true; };
+    e.started = [&] {
+      if (kind == 0) agent->finish();
+      for (int i = 0; i < 3; ++i) agent->ask({0, 5}, "?", 20);
+      if (kind == 1) agent->report_gone({1}, "it ended");
+    };
+    e.gone = [&](const unjam::AgentNews&) { agent->finish(); };
+    e.settled = [&](std::uint64_t, const NumberList& missing) {
+      EXPECT_EQ(missing, (NumberList{0, 5}));
+      ++settled;
+      agent->finish();
+    };
+    agent = std::make_unique<Agent>(poller, c, e);
+    std::string error;
+    ASSERT_TRUE(agent->start(error)) << error;
+    const std::uint64_t deadline = unjam::monotonic_ns() + std::uint64_t{kLongMs} * 1000000;
+    while (!finished && unjam::monotonic_ns() < deadline) poller.run_once(5);
+    EXPECT_TRUE(finished);
+    EXPECT_EQ(settled, kind == 2 ? 1 : 0);
+    EXPECT_EQ(agent->state(), State::kFinished);
+  }
+}
+
 TEST(AgentEnd, AllPartTogether) {
   TestAgents job(36);
   job.add_many(36);
