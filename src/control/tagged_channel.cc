@@ -156,9 +156,9 @@ void TaggedChannel::post(std::uint16_t type, std::string_view payload) {
   if (!proven_) throw std::logic_error("a frame to an end that is not proven");
   if (payload.size() > longest_) throw std::logic_error("a frame that is too long");
   const std::uint64_t tag = tag_of(out_key_, sent_++, type, payload);
-  std::string bytes(payload.size() + kTagBytes, '\0');
-  std::memcpy(bytes.data(), payload.data(), payload.size());
-  std::memcpy(bytes.data() + payload.size(), &tag, kTagBytes);
+  std::string bytes;
+  bytes.reserve(payload.size() + kTagBytes);
+  bytes.append(payload).append(reinterpret_cast<const char*>(&tag), kTagBytes);
   sent_bytes_ += bytes.size();
   channel_.post(type, bytes);
 }
