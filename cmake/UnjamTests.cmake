@@ -129,10 +129,11 @@ endif()
 # Tests that take long, the longest first, so that no core is left alone with one at the end; and of these
 # the ones whose work one program does in parts, as ctest tests of their own, so that all cores share it.
 set(expensive collectives_test engine_holes_test leaves_test plan_correct_test processes_test late_call_test control_test
-              kill_test point_to_point_test programs_test sim_test)
+              kill_test point_to_point_test programs_test sim_test agent_test agent_hosts_test)
 set(sharded collectives_test engine_holes_test)
 # Tests that take more than some seconds: `make check` leaves them to `make test`.
-set(long collectives_test engine_holes_test plan_correct_test processes_test leaves_test leaving_test protocol_test)
+set(long agent_hosts_test agent_test collectives_test engine_holes_test plan_correct_test processes_test leaves_test
+         leaving_test protocol_test)
 
 set(precompiled <algorithm> <array> <atomic> <chrono> <cmath> <cstring> <fstream> <functional> <map> <memory> <mutex>
                 <random> <set> <sstream> <string> <thread> <vector> <gtest/gtest.h>)

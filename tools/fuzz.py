@@ -1,6 +1,6 @@
 """make fuzz: coverage-guided fuzzing of the control layer, by clang's libFuzzer.
 
-fuzz.py [--seconds N] [--keep] [TARGET...]   (targets: messages, channel, rendezvous)
+fuzz.py [--seconds N] [--keep] [TARGET...]   (targets: TARGETS below)
 Each target runs N seconds (default 60) on one core at low priority, from the inputs in
 tests/fuzz/corpus/TARGET/ on. --keep then puts a minimal set of inputs of the same coverage there.
 The unit test control_fuzz_test replays these inputs with any compiler.
@@ -17,10 +17,16 @@ from pathlib import Path
 
 from common import ROOT, Failure, main_wrapper, run, say
 
-TARGETS = ["messages", "channel", "rendezvous"]
+TARGETS = ["messages", "channel", "rendezvous", "agent_messages", "agent"]
 BUILD = ROOT / "build" / "fuzz"
 CORPUS = ROOT / "tests" / "fuzz" / "corpus"
-LONGEST = {"messages": 2048, "channel": 4096, "rendezvous": 1024}  # bytes of an input
+LONGEST = {  # bytes of an input
+    "messages": 2048,
+    "channel": 4096,
+    "rendezvous": 1024,
+    "agent_messages": 2048,
+    "agent": 1024,
+}
 FLAGS = ["-std=c++20", "-O1", "-g", "-fno-omit-frame-pointer", "-pthread"]
 SANITIZERS = "fuzzer,address,undefined"
 

@@ -115,6 +115,7 @@ bool Channel::pop(Frame& frame) {
     // What was popped goes at the end only: else many small frames would be moved again and again.
     in_.erase(0, popped_);
     popped_ = 0;
+    if (in_.empty() && in_.capacity() > kReadBytes) in_.shrink_to_fit();  // of something long
     if (in_.empty() && !in_fds_.empty()) fault("file descriptors without a frame");
     return false;
   }

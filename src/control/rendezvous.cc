@@ -18,8 +18,8 @@
 
 #include "base/clock.h"
 #include "base/random_bytes.h"
-#include "base/siphash.h"
 #include "control/join_text.h"
+#include "control/proof.h"
 #include "transport/arena.h"
 
 namespace unjam {
@@ -39,22 +39,6 @@ constexpr std::int64_t kHandOutMs = 10000;  // for a client to take what it is s
 // More than all that an honest client is sent before the start: whoever asks for more answers than
 // it takes is dropped.
 constexpr std::size_t kMostUnsentToClient = 1 << 20;
-
-struct Keys {
-  SipKey key[2];
-};
-
-Keys keys_of(const JobSecret& secret) {
-  Keys k;
-  std::memcpy(&k, secret.data(), sizeof(k));
-  return k;
-}
-static_assert(sizeof(Keys) == sizeof(JobSecret));
-
-// In constant time.
-bool same(const std::uint64_t a[2], const std::uint64_t b[2]) {
-  return ((a[0] ^ b[0]) | (a[1] ^ b[1])) == 0;
-}
 
 Fd unix_socket() { return Fd(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0)); }
 
@@ -90,16 +74,6 @@ std::string ranks_text(const std::vector<std::uint32_t>& ranks) {
 }
 
 }  // namespace
-
-void proof_tag(const JobSecret& secret, char who, const std::uint64_t server_nonce[2],
-               const std::uint64_t client_nonce[2], std::uint64_t tag[2]) {
-  char text[40];
-  std::memset(text, who, 8);
-  std::memcpy(text + 8, server_nonce, 16);
-  std::memcpy(text + 24, client_nonce, 16);
-  const Keys k = keys_of(secret);
-  for (int i = 0; i < 2; ++i) tag[i] = siphash(k.key[i], std::string_view(text, sizeof(text)));
-}
 
 socklen_t rendezvous_address(const JobSecret& secret, sockaddr_un& address) {
   std::uint64_t tag[2];
@@ -245,7 +219,7 @@ void RendezvousServer::prove(Connection& c, const Frame& frame) {
   }
   std::uint64_t expected[2];
   proof_tag(secret_, 'c', c.nonce, proof.nonce, expected);
-  if (!same(expected, proof.tag)) {
+  if (!same_tag(expected, proof.tag)) {
     refuse(c, -1, kInvalidUsage, "the wrong secret: use the unique id of this job on all ranks");
     return;
   }
@@ -513,7 +487,7 @@ bool RendezvousClient::connect(const JobSecret& secret, std::int64_t timeout_ms,
     std::uint64_t expected[2];
     proof_tag(secret, 's', hello.nonce, proof.nonce, expected);
     if (frame.type != type_of(MessageType::kProof) || !theirs.decode(frame.payload) ||
-        !same(expected, theirs.tag)) {
+        !same_tag(expected, theirs.tag)) {
       error = "the process at the rendezvous (pid " + std::to_string(pid) +
               ") does not know this job's secret";
       return false;

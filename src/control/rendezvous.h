@@ -18,7 +18,6 @@
 #include <sys/socket.h>
 #include <sys/un.h>
 
-#include <array>
 #include <cstdint>
 #include <map>
 #include <memory>
@@ -29,17 +28,12 @@
 #include "base/fd.h"
 #include "control/channel.h"
 #include "control/messages.h"
+#include "control/proof.h"
 
 namespace unjam {
 
-using JobSecret = std::array<unsigned char, 32>;
-
 // The socket's address.
 socklen_t rendezvous_address(const JobSecret& secret, sockaddr_un& address);
-// What proves that its sender, 'c'lient or 's'erver, knows the secret. Domain-separated: what one
-// end sends is no proof for the other.
-void proof_tag(const JobSecret& secret, char who, const std::uint64_t server_nonce[2],
-               const std::uint64_t client_nonce[2], std::uint64_t tag[2]);
 
 class RendezvousServer {
  public:

@@ -29,6 +29,27 @@ void write_seeds(const std::string& folder) {
       write(std::string(1, static_cast<char>(frame.size())) + '\1' + frame);
     }
   }
+  for (const SampleAgentMessage& m : sample_agent_messages()) {
+    std::size_t index = 0;
+    while (kAllAgentMessageTypes[index] != m.type) ++index;
+    if (name == "agent_messages") write(std::string(1, static_cast<char>(index)) + m.bytes);
+    // To a job that runs.
+    const std::string frame =
+        std::string("\x02") +
+        static_cast<char>(number_of(m.type) - number_of(AgentMessageType::kEnter)) +
+        static_cast<char>(std::min<std::size_t>(m.bytes.size(), 255));
+    const std::string two_join("\x00\x01\x00\x00\x09\x01", 6);
+    if (name == "agent") write(two_join + frame + m.bytes.substr(0, 255));
+  }
+  if (name == "agent") {
+    const std::string two_join("\x00\x01\x00\x00\x09\x01", 6);
+    write(two_join + "\x06" + std::string("\x00\x01\x08", 3));  // a child dies, one comes again
+    write(two_join + std::string("\x07\x00\x02\x0b\x00", 5));   // all are done
+    write(two_join + "\x0f\x01");                               // a rank ends
+    write(std::string("\x00\x01\x04", 3));                      // settings differ
+    write(std::string("\x00\x01\x02", 3));                      // so do numbers of ranks
+    write(std::string("\x00\x01\x40\x00\x05\x04garb\x18\x0d\x02zz", 14));
+  }
   if (name == "rendezvous") {
     const std::string join0("\x02\x20", 2), join1("\x0a\x21", 2);  // ranks 0 and 1 of 2
     write("\x01" + join0 + "\x01" + join1 + "\x07\x0f");
