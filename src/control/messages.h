@@ -13,7 +13,7 @@
 
 namespace unjam {
 
-inline constexpr std::uint32_t kProtocolVersion = 7;
+inline constexpr std::uint32_t kProtocolVersion = 8;
 inline constexpr std::size_t kLongestText = 1 << 16;
 inline constexpr std::size_t kLongestHostId = 64;
 // Before and after the other end has proved that it knows the secret.
@@ -27,7 +27,8 @@ enum class MessageType : std::uint16_t {
   kProof,      // by both, first the client
   kRefused,    // S: of one rank, or of the connection
   kJoin,       // with the arena's descriptor
-  kJoined,     // S: who is there by now
+  kWho,        // who is there by now?
+  kPresent,    // S: the answer
   kFailed,     // by both: the job will not come to be
   kStart,      // S: all are there; followed by kArena and kPeer
   kArena,      // S, with the descriptor
@@ -80,8 +81,13 @@ struct JoinMessage {
   bool decode(std::string_view bytes);
 };
 
-struct JoinedMessage {
-  std::uint64_t mask = 0;  // bit r: rank r has joined
+// Of one that knows how many ranks there are: who has joined by now.
+struct PresentMessage {
+  std::vector<std::uint64_t> joined;  // bit r % 64 of word r / 64: rank r
+  bool has(int rank) const {
+    const auto r = static_cast<std::size_t>(rank);
+    return r / 64 < joined.size() && (joined[r / 64] >> r % 64 & 1) != 0;
+  }
   std::string encode() const;
   bool decode(std::string_view bytes);
 };
@@ -128,7 +134,7 @@ struct GoneMessage {
 // A rank has met the end of others: it may make no more calls in their groups.
 struct GaveUpMessage {
   std::uint32_t rank = 0;
-  std::uint64_t of = 0;  // bit r: rank r, which is gone
+  std::vector<std::uint32_t> of;  // ranks that are gone
   std::string encode() const;
   bool decode(std::string_view bytes);
 };

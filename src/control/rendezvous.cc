@@ -32,7 +32,7 @@ constexpr std::uint64_t kProofNs = 5'000'000'000;       // for a client to prove
 constexpr std::uint64_t kOwnServerNs = 20'000'000'000;  // for who keeps the rendezvous to find it
 constexpr std::size_t kMostStrangers = 128;             // connections that have not (yet)
 // Connections that have proven themselves and have no rank (yet).
-constexpr std::size_t kMostIdle = 2 * kMaxRanks;
+constexpr std::size_t kMostIdle = 4096;
 constexpr std::int64_t kFarewellMs = 200;  // for the others to take why the job failed
 constexpr std::size_t kLongestReason = 4096;
 constexpr std::int64_t kHandOutMs = 10000;  // for a client to take what it is sent at the start
@@ -223,6 +223,8 @@ void RendezvousServer::take(Connection& c, Frame& frame) {
     prove(c, frame);
   } else if (frame.type == type_of(MessageType::kJoin)) {
     join(c, frame);
+  } else if (frame.type == type_of(MessageType::kWho) && frame.payload.empty()) {
+    tell_who(c);
   } else if (FailedMessage m;
              frame.type == type_of(MessageType::kFailed) && m.decode(frame.payload)) {
     fail_all(m.text, &c);
@@ -305,16 +307,14 @@ void RendezvousServer::join(Connection& c, Frame& frame) {
   c.ranks.push_back(m.rank);
   add_cpus(m.cpus, &cpus_);
   joined_[m.rank] = {&c, std::move(frame.fds), m.host};
-  JoinedMessage who;
-  for (const auto& [r, entry] : joined_) who.mask |= 1ull << r;
-  const std::string text = who.encode();
-  for (auto& other : connections_) {
-    if (other->proven && !other->closing) {
-      other->channel.post(type_of(MessageType::kJoined), text);
-      std::string error;
-      other->channel.flush(error);
-    }
-  }
+}
+
+// Only who asks is told: n joins told to n processes would be n² messages.
+void RendezvousServer::tell_who(Connection& c) {
+  PresentMessage m;
+  m.joined.resize((ranks_ + 63) / 64);
+  for (const auto& [r, entry] : joined_) m.joined[r / 64] |= std::uint64_t{1} << r % 64;
+  c.channel.post(type_of(MessageType::kPresent), m.encode());
 }
 
 void RendezvousServer::refuse(Connection& c, std::int32_t rank, std::int32_t code,
@@ -546,10 +546,10 @@ bool RendezvousClient::receive(std::string& error) {
 bool RendezvousClient::take(Frame& frame, std::string& error) {
   bool good = false;
   switch (static_cast<MessageType>(frame.type)) {
-    case MessageType::kJoined: {
-      JoinedMessage m;
+    case MessageType::kPresent: {
+      PresentMessage m;
       good = m.decode(frame.payload);
-      joined_mask = m.mask;
+      if (good) present = std::move(m);
       break;
     }
     case MessageType::kRefused: {
@@ -612,6 +612,11 @@ bool RendezvousClient::complete() const {
     if (p != start.me && peers.count(static_cast<int>(p)) == 0) return false;
   }
   return memory.size() == foreign && peers.size() + 1 == start.pids.size();
+}
+
+void RendezvousClient::ask_who() {
+  present.reset();
+  channel_.post(type_of(MessageType::kWho), "");
 }
 
 void RendezvousClient::fail(const std::string& why) {

@@ -9,7 +9,8 @@
 //   server: Hello{nonce}        client: Proof{nonce, tag}      server: Proof{tag}
 //   client: Join{rank, …} + arena, for each of its ranks, at any time
 //   client: Failed{why}, if it gives up: the others learn the reason, not only that it left
-//   server: Joined{who}, to all, after each; Refused{rank, why}; Failed{why}
+//   server: Refused{rank, why}; Failed{why}
+//   client: Who{}, if it waits for others in vain; server: Present{who}
 //   server, when all are there: Start{who is where}, Arena + descriptor for each rank of another
 //   process, Peer + {connected socket, pidfd} for each other process.
 // Then the listening socket is gone: there is no door left at which a stranger could knock.
@@ -22,6 +23,7 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <thread>
 #include <vector>
@@ -72,6 +74,7 @@ class RendezvousServer {
   void take(Connection& c, Frame& frame);
   void prove(Connection& c, const Frame& frame);
   void join(Connection& c, Frame& frame);
+  void tell_who(Connection& c);
   void refuse(Connection& c, std::int32_t rank, std::int32_t code, const std::string& text);
   void fail_all(const std::string& text, const Connection* but);
   void drop(std::size_t index);
@@ -110,13 +113,15 @@ class RendezvousClient {
   void flush();
   bool pending() const { return channel_.pending(); }
   int fd() const { return channel_.fd(); }
+  // Asks who has joined by now; receive() takes the answer.
+  void ask_who();
   // Tells the others why this process gives up; before leave().
   void fail(const std::string& why);
   // Leaves: the server, if it is here, ends as well.
   void leave();
 
   // What is known by now.
-  std::uint64_t joined_mask = 0;
+  std::optional<PresentMessage> present;  // the answer to the latest ask_who()
   std::string failed;
   std::map<int, RefusedMessage> refused;  // by rank
   bool started = false;                   // all of the following is there

@@ -195,6 +195,7 @@ class World {
   };
 
   std::vector<int> missing() const;
+  bool know_who(std::unique_lock<std::mutex>& lock);
   // The control thread.
   void control();
   void meet(std::unique_lock<std::mutex>& lock);
@@ -212,7 +213,8 @@ class World {
   void mark_gone(int rank, const std::string& why, const std::shared_ptr<const Legacy>& legacy);
   std::shared_ptr<const Legacy> legacy_of(int rank) const;
   void tell_given_up();
-  void on_gave_up(int rank, std::uint64_t of);
+  void on_gave_up(int rank, const std::vector<int>& of);
+  void meet_end(int rank, int peer);
   bool alone() const { return !secret_; }
   bool is_rank_of(std::uint32_t rank, int process) const;
   std::set<int> processes_of(const std::vector<int>& members) const;
@@ -307,7 +309,7 @@ class World {
     std::vector<PendingCall> untaken;
   };
   std::map<int, Departed> departed_;
-  std::map<int, std::uint64_t> given_up_;  // by rank: on whose account it has given up calls
+  std::map<int, std::set<int>> given_up_;  // by rank: on whose account it has given up calls
   std::map<int, Gone> gone_;               // aborted, dead, or their process ends: by rank
   // Disagreements found, by tag and by the process that says so. For ranks that call later.
   std::map<std::pair<std::uint64_t, int>, Disagreement> disagreements_;

@@ -27,7 +27,7 @@
 namespace unjam {
 
 inline constexpr std::uint32_t kSlotHeaders = 16;   // steps under way in one connector
-inline constexpr std::uint32_t kMaxRanks = 64;      // ranks of one job
+inline constexpr std::uint32_t kMaxRanks = 65'535;  // ranks of one job: 16 bits name each
 inline constexpr std::uint32_t kMaxCudaRanks = 64;  // of one on CUDA devices
 inline constexpr std::uint32_t kMaxLanes = 32;
 inline constexpr std::uint32_t kAnnouncements = 1024;  // places a rank, see announcement.h

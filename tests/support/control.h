@@ -31,12 +31,12 @@ using unjam::MessageType;
 
 inline constexpr MessageType kAllMessageTypes[] = {
     MessageType::kHello,       MessageType::kProof,    MessageType::kRefused,
-    MessageType::kJoin,        MessageType::kJoined,   MessageType::kFailed,
+    MessageType::kJoin,        MessageType::kPresent,  MessageType::kFailed,
     MessageType::kStart,       MessageType::kArena,    MessageType::kPeer,
     MessageType::kGone,        MessageType::kDeparted, MessageType::kQuery,
     MessageType::kAnswer,      MessageType::kFail,     MessageType::kSnapshotRequest,
     MessageType::kSnapshot,    MessageType::kWindow,   MessageType::kWindowGone,
-    MessageType::kWindowLetGo,
+    MessageType::kWindowLetGo, MessageType::kGaveUp,
 };
 
 inline std::uint16_t number_of(MessageType t) { return static_cast<std::uint16_t>(t); }
@@ -60,8 +60,11 @@ inline bool decode_any(MessageType type, std::string_view bytes, std::string& ag
       return decode_as<unjam::RefusedMessage>(bytes, again);
     case MessageType::kJoin:
       return decode_as<unjam::JoinMessage>(bytes, again);
-    case MessageType::kJoined:
-      return decode_as<unjam::JoinedMessage>(bytes, again);
+    case MessageType::kWho:
+      again = bytes;
+      return bytes.empty();
+    case MessageType::kPresent:
+      return decode_as<unjam::PresentMessage>(bytes, again);
     case MessageType::kFailed:
       return decode_as<unjam::FailedMessage>(bytes, again);
     case MessageType::kStart:
@@ -122,9 +125,10 @@ inline std::vector<SampleMessage> sample_messages(std::uint32_t rank = 2, std::u
   add(MessageType::kJoin, join);
   join.settings = "lanes=2, escape_slots=5", join.cpus = {3, ~0ull};
   add(MessageType::kJoin, join);
-  JoinedMessage joined;
-  joined.mask = 5;
-  add(MessageType::kJoined, joined);
+  PresentMessage present;
+  add(MessageType::kPresent, present);
+  present.joined = {5, ~0ull};
+  add(MessageType::kPresent, present);
   FailedMessage failed;
   add(MessageType::kFailed, failed);
   failed.text = "rank 1 left";
@@ -142,7 +146,7 @@ inline std::vector<SampleMessage> sample_messages(std::uint32_t rank = 2, std::u
   gone.ended = true;
   add(MessageType::kGone, gone);
   GaveUpMessage gave_up;
-  gave_up.rank = rank, gave_up.of = 5;
+  gave_up.rank = rank, gave_up.of = {5, rank};
   add(MessageType::kGaveUp, gave_up);
   DepartedMessage departed;
   departed.rank = rank;

@@ -361,7 +361,7 @@ TEST(ControlChannel, TimeLimits) {
 struct Member {
   RendezvousClient client;
   std::string error;
-  bool connected = false, live = true;
+  bool connected = false, live = true, asked = false;
   std::vector<std::uint64_t> cpus;
   std::vector<std::size_t> memory_bytes = {4096};  // of each rank: one of them, or a device's too
 
@@ -402,7 +402,13 @@ struct Member {
     return run([&] { return client.refused.count(rank) != 0; });
   }
   bool sees(std::uint64_t mask) {
-    return run([&] { return client.joined_mask == mask; });
+    // (A join that is on its way is there by the answer to a later question.)
+    return run([&] {
+      if (client.present && client.present->joined == std::vector<std::uint64_t>{mask}) return true;
+      if (client.present || !asked) client.ask_who();
+      asked = true;
+      return false;
+    });
   }
 };
 
@@ -891,7 +897,7 @@ TEST(Rendezvous, AServerWithoutTheSecretIsRefused) {
       if (!c.await(f, kLongMs, ignored)) return;
       unjam::ProofMessage proof;
       if (how == 1) proof.decode(f.payload);
-      c.post(number_of(how == 2 ? MessageType::kJoined : MessageType::kProof), proof.encode());
+      c.post(number_of(how == 2 ? MessageType::kPresent : MessageType::kProof), proof.encode());
       c.flush_all(1000, ignored);
       c.await(f, kLongMs, ignored);  // until the client has gone
     });
