@@ -142,6 +142,7 @@ std::string JoinMessage::encode() const {
   w.text(host);
   w.list(cpus.size());
   for (const auto word : cpus) w.number(word);
+  w.number(files);
   return w.take();
 }
 bool JoinMessage::decode(std::string_view bytes) {
@@ -153,6 +154,7 @@ bool JoinMessage::decode(std::string_view bytes) {
   host = r.text(kLongestHostId);
   cpus.resize(r.list(kMostCpuWords, 8));
   for (auto& word : cpus) word = r.number<std::uint64_t>();
+  files = r.number<std::uint64_t>();
   return r.complete() && rank < ranks;
 }
 
@@ -219,25 +221,23 @@ bool StartMessage::decode(std::string_view bytes) {
   return true;
 }
 
-std::string ArenaMessage::encode() const {
+std::string HandedMessage::encode() const {
   WireWriter w;
-  w.number(rank);
+  w.list(items.size());
+  for (const Item& i : items) {
+    w.number(i.of);
+    w.number(i.fds);
+  }
   return w.take();
 }
-bool ArenaMessage::decode(std::string_view bytes) {
+bool HandedMessage::decode(std::string_view bytes) {
   WireReader r(bytes);
-  rank = r.up_to(kLastRank);
-  return r.complete();
-}
-
-std::string PeerMessage::encode() const {
-  WireWriter w;
-  w.number(process);
-  return w.take();
-}
-bool PeerMessage::decode(std::string_view bytes) {
-  WireReader r(bytes);
-  process = r.up_to(kLastRank);
+  items.resize(r.list(kMostHanded, 5));
+  for (Item& i : items) {
+    i.of = r.up_to(kLastRank);
+    i.fds = r.up_to<std::uint8_t>(kMostFdsOfOne);
+    if (i.fds == 0) return false;
+  }
   return r.complete();
 }
 

@@ -30,9 +30,9 @@ enum class MessageType : std::uint16_t {
   kWho,        // who is there by now?
   kPresent,    // S: the answer
   kFailed,     // by both: the job will not come to be
-  kStart,      // S: all are there; followed by kArena and kPeer
-  kArena,      // S, with the descriptor
-  kPeer,       // S, with a connected socket and a pidfd
+  kStart,      // S: all are there; with a socket by which the rest comes (hand_out.h)
+  kMemory,     // S: of ranks of other processes, with its descriptors
+  kPeers,      // S: for each other process a connected socket and, mostly, its pidfd
   // Between the processes of a running job.
   kGone = 32,
   kDeparted,
@@ -77,6 +77,7 @@ struct JoinMessage {
   std::string settings;  // that must be equal on all ranks
   std::string host;      // as which it counts (UNJAM_HOST_ID); "": it says nothing
   CpuSet cpus;           // on which it may run; none: it does not know
+  std::uint64_t files = 0;  // that its process may open besides those it has open
   std::string encode() const;
   bool decode(std::string_view bytes);
 };
@@ -110,14 +111,14 @@ struct StartMessage {
   bool decode(std::string_view bytes);
 };
 
-struct ArenaMessage {
-  std::uint32_t rank = 0;
-  std::string encode() const;
-  bool decode(std::string_view bytes);
-};
-
-struct PeerMessage {
-  std::uint32_t process = 0;
+// kMemory: of which ranks, kPeers: of which processes the message's descriptors are, in order.
+inline constexpr std::size_t kMostHanded = 64, kMostFdsOfOne = 2;
+struct HandedMessage {
+  struct Item {
+    std::uint32_t of = 0;
+    std::uint8_t fds = 1;  // so many are its
+  };
+  std::vector<Item> items;
   std::string encode() const;
   bool decode(std::string_view bytes);
 };

@@ -13,6 +13,7 @@
 
 #include "base/clock.h"
 #include "base/fork_guard.h"
+#include "base/limits.h"
 #include "control/join_text.h"
 #include "runtime/allowed_cpus.h"
 #include "runtime/context.h"
@@ -246,6 +247,7 @@ unjamResult_t World::join(int rank, const Settings& settings, std::string& error
     m.settings = agreed;
     m.host = host;
     m.cpus = cpus;
+    m.files = files_left();
     client_.join(m, std::move(shared));
   }
   changed_.notify_all();

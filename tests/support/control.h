@@ -32,7 +32,7 @@ using unjam::MessageType;
 inline constexpr MessageType kAllMessageTypes[] = {
     MessageType::kHello,       MessageType::kProof,    MessageType::kRefused,
     MessageType::kJoin,        MessageType::kPresent,  MessageType::kFailed,
-    MessageType::kStart,       MessageType::kArena,    MessageType::kPeer,
+    MessageType::kStart,       MessageType::kMemory,   MessageType::kPeers,
     MessageType::kGone,        MessageType::kDeparted, MessageType::kQuery,
     MessageType::kAnswer,      MessageType::kFail,     MessageType::kSnapshotRequest,
     MessageType::kSnapshot,    MessageType::kWindow,   MessageType::kWindowGone,
@@ -69,10 +69,9 @@ inline bool decode_any(MessageType type, std::string_view bytes, std::string& ag
       return decode_as<unjam::FailedMessage>(bytes, again);
     case MessageType::kStart:
       return decode_as<unjam::StartMessage>(bytes, again);
-    case MessageType::kArena:
-      return decode_as<unjam::ArenaMessage>(bytes, again);
-    case MessageType::kPeer:
-      return decode_as<unjam::PeerMessage>(bytes, again);
+    case MessageType::kMemory:
+    case MessageType::kPeers:
+      return decode_as<unjam::HandedMessage>(bytes, again);
     case MessageType::kGone:
       return decode_as<unjam::GoneMessage>(bytes, again);
     case MessageType::kGaveUp:
@@ -138,8 +137,9 @@ inline std::vector<SampleMessage> sample_messages(std::uint32_t rank = 2, std::u
   add(MessageType::kStart, start);
   start.hosts = {"a", "b"}, start.host_of = {0, 1, 0}, start.cpus = {7};
   add(MessageType::kStart, start);
-  add(MessageType::kArena, ArenaMessage{rank});
-  add(MessageType::kPeer, PeerMessage{1});
+  add(MessageType::kMemory, HandedMessage{});
+  add(MessageType::kMemory, HandedMessage{{{rank, 1}, {0, 2}}});
+  add(MessageType::kPeers, HandedMessage{{{1, 2}}});
   GoneMessage gone;
   gone.rank = rank, gone.why = "it was aborted";
   add(MessageType::kGone, gone);

@@ -128,7 +128,7 @@ TEST(Messages, RoundTripAndNothingElse) {
 TEST(Messages, RefuseRanksThatCannotBe) {
   std::string again;
   EXPECT_FALSE(
-      decode_any(MessageType::kArena, unjam::ArenaMessage{unjam::kMaxRanks}.encode(), again));
+      decode_any(MessageType::kMemory, HandedMessage{{{unjam::kMaxRanks, 1}}}.encode(), again));
   JoinMessage join;
   join.rank = join.ranks = 4;
   EXPECT_FALSE(decode_any(MessageType::kJoin, join.encode(), again));
@@ -917,7 +917,7 @@ TEST(Rendezvous, AServerWithoutTheSecretIsRefused) {
 // A server that knows the secret and tells nonsense about the job is not believed.
 TEST(Rendezvous, AStartThatMakesNoSenseIsRefused) {
   NoLeak leak;
-  for (int how = 0; how < 6; ++how) {
+  for (int how = 0; how < 9; ++how) {
     SCOPED_TRACE(how);
     const JobSecret secret = secret_from(static_cast<std::uint64_t>(20 + how));
     const Fd listener = listen_as(secret);
@@ -932,26 +932,32 @@ TEST(Rendezvous, AStartThatMakesNoSenseIsRefused) {
       theirs.decode(f.payload);
       unjam::proof_tag(secret, 's', hello.nonce, theirs.nonce, mine.tag);
       c.post(number_of(MessageType::kProof), mine.encode());
-      const auto with_fd = [&](MessageType type, const std::string& bytes) {
-        std::vector<Fd> fds;
-        fds.push_back(memory_fd());
-        c.post(number_of(type), bytes, std::move(fds));
+      Fd by, theirs;
+      if (!unjam::hand_out_pair(by, theirs)) return;
+      const auto hand = [&](MessageType type, std::uint32_t of, std::uint8_t fds = 1) {
+        const Fd memory = memory_fd();
+        const std::string bytes = HandedMessage{{{of, fds}}}.encode();
+        unjam::hand_out(by, type, bytes, {memory.get()}, 1000, ignored);
       };
       unjam::RefusedMessage refused;
       unjam::StartMessage start;
       start.process_of = {0, 1};
       start.pids = {1, 2};
-      c.post(number_of(MessageType::kStart), start.encode());
+      std::vector<Fd> with;
+      if (how != 3) with.push_back(std::move(theirs));
+      c.post(number_of(MessageType::kStart), start.encode(), std::move(with));
       // All that belongs to the start is there, and something besides, first.
-      if (how == 0) with_fd(MessageType::kArena, unjam::ArenaMessage{63}.encode());
-      if (how == 1) with_fd(MessageType::kPeer, unjam::PeerMessage{63}.encode());
-      if (how == 2) with_fd(MessageType::kPeer, unjam::PeerMessage{0}.encode());  // itself
-      if (how == 3) c.post(number_of(MessageType::kPeer), unjam::PeerMessage{1}.encode());
+      if (how == 0) hand(MessageType::kMemory, 63);
+      if (how == 1) hand(MessageType::kPeers, 63);
+      if (how == 2) hand(MessageType::kPeers, 0);  // itself
+      if (how == 6) hand(MessageType::kPeers, 1, 2);  // with one descriptor only
+      if (how == 7) hand(MessageType::kMemory, 1);    // twice
+      if (how == 8) hand(MessageType::kGone, 1);
       if (how == 4) c.post(number_of(MessageType::kStart), start.encode());
       if (how == 5) c.post(number_of(MessageType::kRefused), refused.encode());  // with success
-      with_fd(MessageType::kArena, unjam::ArenaMessage{1}.encode());
-      with_fd(MessageType::kPeer, unjam::PeerMessage{1}.encode());
       c.flush_all(1000, ignored);
+      hand(MessageType::kMemory, 1);
+      hand(MessageType::kPeers, 1);
     });
     Member m;
     EXPECT_TRUE(m.connect(secret)) << m.error;
