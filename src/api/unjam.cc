@@ -8,10 +8,12 @@
 #include <new>
 #include <optional>
 #include <string>
+#include <system_error>
 #include <vector>
 
 #include "api/last_error.h"
 #include "base/hash.h"
+#include "base/limits.h"
 #include "plan/check/checker.h"
 #include "plan/describe.h"
 #include "plan/host_table.h"
@@ -72,6 +74,8 @@ unjamResult_t guarded(F&& f) {
     return f();
   } catch (const std::bad_alloc&) {
     return fail(UNJAM_ERROR_SYSTEM, "out of memory");
+  } catch (const std::system_error& e) {  // no thread, mostly
+    return fail(UNJAM_ERROR_SYSTEM, e.what() + unjam::limit_text(e.code().value()));
   } catch (const std::exception& e) {
     return fail(UNJAM_ERROR_SYSTEM, e.what());
   }

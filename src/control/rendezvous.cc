@@ -14,6 +14,7 @@
 #include <cstdio>
 #include <cstring>
 #include <stdexcept>
+#include <system_error>
 #include <utility>
 
 #include "base/clock.h"
@@ -143,7 +144,9 @@ std::string too_few_files_text(std::size_t ranks) {
 
 RendezvousServer::RendezvousServer(Fd listener, const JobSecret& secret)
     : listener_(std::move(listener)), secret_(secret), stop_(eventfd(0, EFD_CLOEXEC)) {
-  if (!stop_) throw std::runtime_error(std::string("eventfd: ") + std::strerror(errno));
+  if (!stop_) {
+    throw std::runtime_error(std::string("eventfd: ") + std::strerror(errno) + limit_text(errno));
+  }
   thread_ = std::thread([this] { serve(); });
 }
 
@@ -578,7 +581,7 @@ bool RendezvousClient::connect(const JobSecret& secret, std::int64_t timeout_ms,
     }
     Fd socket = unix_socket();
     if (!socket) {
-      error = std::string("cannot open a socket: ") + std::strerror(errno);
+      error = std::string("cannot open a socket: ") + std::strerror(errno) + limit_text(errno);
       return false;
     }
     if (::connect(socket.get(), target, size) != 0) {
@@ -596,6 +599,10 @@ bool RendezvousClient::connect(const JobSecret& secret, std::int64_t timeout_ms,
       if (listener && bind(listener.get(), target, size) == 0 && listen(listener.get(), 256) == 0) {
         try {
           server_ = std::make_unique<RendezvousServer>(std::move(listener), secret);
+        } catch (const std::system_error& e) {
+          error = std::string("cannot keep the rendezvous: ") + e.what() +
+                  limit_text(e.code().value());
+          return false;
         } catch (const std::exception& e) {
           error = std::string("cannot keep the rendezvous: ") + e.what();
           return false;

@@ -289,7 +289,7 @@ bool World::make_memory(int rank, const Settings& settings, std::vector<Fd>& sha
       shared.push_back(std::move(fd));
       return true;
     }
-    if (error.empty()) error = std::strerror(errno);
+    if (error.empty()) error = std::strerror(errno) + limit_text(errno);
     error = "cannot share memory with the other ranks: " + error;
     return false;
   };
@@ -369,6 +369,10 @@ unjamResult_t World::wait_joined(int rank, std::int64_t timeout_ms, std::string&
   if (const auto refused = client_.refused.find(rank); refused != client_.refused.end()) {
     error = refused->second.text;
     return static_cast<unjamResult_t>(refused->second.code);
+  }
+  if (start_failed_) {
+    error = failure_;
+    return UNJAM_ERROR_SYSTEM;
   }
   if (!failure_.empty()) {
     error = "another rank could not join: " + failure_;
@@ -465,7 +469,7 @@ void World::begin() {
     std::string error;
     arenas_[i] = SharedMemory::adopt(std::move(fds[0]), host_bytes(), error);
     if (arenas_[i].data() == nullptr) {
-      fail_meeting(error);
+      fail_start(error);
       return;
     }
     bases_[i] = arenas_[i].data();
@@ -474,7 +478,7 @@ void World::begin() {
       device_arenas_[i] = cuda_->adopt_arena(own, fds[1].release(), shape_.total_bytes(), error);
     }
     if (device_arenas_[i] == nullptr) {
-      fail_meeting("cannot use the device memory of rank " + std::to_string(rank) + ": " + error);
+      fail_start("cannot use the device memory of rank " + std::to_string(rank) + ": " + error);
       return;
     }
     bases_[i] = device_arenas_[i]->data();
@@ -484,6 +488,22 @@ void World::begin() {
   }
   started_ = true;
   runs_.store(true, std::memory_order_release);
+}
+
+// The others have begun: their calls with ranks of this process fail, and say why.
+void World::fail_start(const std::string& why) {
+  for (auto& [process, peer] : client_.peers) {
+    mesh_.add(process, std::move(peer.socket), std::move(peer.pidfd));
+  }
+  for (int r = 0; r < ranks_; ++r) {
+    if (!is_local(r)) continue;
+    GoneMessage m;
+    m.rank = static_cast<std::uint32_t>(r);
+    m.why = "it could not start: " + why;
+    mesh_.send_all(MessageType::kGone, m.encode());
+  }
+  start_failed_ = true;
+  fail_meeting(why);
 }
 
 // ---- the control thread ----
@@ -552,6 +572,7 @@ std::set<int> World::processes_of(const std::vector<int>& members) const {
 // What makes no sense is passed over: its sender proved that it is of our job, so it is a fault of
 // ours, and must not make things worse here.
 void World::on_message(int process, const Frame& frame) {
+  if (start_failed_) return;  // not all memory is there
   switch (static_cast<MessageType>(frame.type)) {
     case MessageType::kGone: {
       GoneMessage m;
@@ -640,6 +661,7 @@ bool World::misses(int process) const {
 }
 
 void World::on_lost(int process, bool died, const std::string& why) {
+  if (start_failed_) return;
   const std::string pid = std::to_string(pids_[static_cast<std::size_t>(process)]);
   for (int r = 0; r < ranks_; ++r) {
     if (!is_rank_of(static_cast<std::uint32_t>(r), process) || departed_.count(r) != 0) continue;

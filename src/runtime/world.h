@@ -204,6 +204,7 @@ class World {
   std::uint64_t host_bytes() const;
   std::uint64_t bytes_before_ledger() const;
   void fail_meeting(const std::string& why);
+  void fail_start(const std::string& why);
   // Its reactions to messages; with the lock.
   void on_message(int process, const Frame& frame);
   bool misses(int process) const;
@@ -296,6 +297,7 @@ class World {
   int num_joined_ = 0;
   bool started_ = false;
   std::string failure_;
+  bool start_failed_ = false;  // here, when all had joined
   // The job.
   int me_ = 0;                      // this process
   std::vector<int> process_of_;     // by rank

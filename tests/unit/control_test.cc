@@ -17,6 +17,7 @@
 #include <thread>
 
 #include "base/clock.h"
+#include "control/hand_out.h"
 #include "control/join_text.h"
 #include "control/mesh.h"
 #include "control/wire.h"
@@ -26,6 +27,7 @@
 namespace unjam_test {
 namespace {
 
+using unjam::HandedMessage;
 using unjam::JoinMessage;
 using unjam::Mesh;
 using unjam::RendezvousClient;
@@ -932,8 +934,8 @@ TEST(Rendezvous, AStartThatMakesNoSenseIsRefused) {
       theirs.decode(f.payload);
       unjam::proof_tag(secret, 's', hello.nonce, theirs.nonce, mine.tag);
       c.post(number_of(MessageType::kProof), mine.encode());
-      Fd by, theirs;
-      if (!unjam::hand_out_pair(by, theirs)) return;
+      Fd by, their_end;
+      if (!unjam::hand_out_pair(by, their_end)) return;
       const auto hand = [&](MessageType type, std::uint32_t of, std::uint8_t fds = 1) {
         const Fd memory = memory_fd();
         const std::string bytes = HandedMessage{{{of, fds}}}.encode();
@@ -944,7 +946,7 @@ TEST(Rendezvous, AStartThatMakesNoSenseIsRefused) {
       start.process_of = {0, 1};
       start.pids = {1, 2};
       std::vector<Fd> with;
-      if (how != 3) with.push_back(std::move(theirs));
+      if (how != 3) with.push_back(std::move(their_end));
       c.post(number_of(MessageType::kStart), start.encode(), std::move(with));
       // All that belongs to the start is there, and something besides, first.
       if (how == 0) hand(MessageType::kMemory, 63);

@@ -27,9 +27,9 @@ class SharedMemory {
 
   unsigned char* data() const { return data_; }
   std::size_t size() const { return size_; }
-  // A new descriptor of the memory, to be sent; none on failure.
+  // Of what was created: a new descriptor of the memory, to be sent; none on failure.
   Fd share() const;
-  // Bytes that are committed now.
+  // Bytes that are committed now; of what was adopted, 0.
   std::size_t committed() const;
 
  private:
