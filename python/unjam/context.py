@@ -669,12 +669,18 @@ def explain() -> str:
     return "\n".join(line for lines in told.values() for line in lines)
 
 
+def _ranks_text(call: dict[str, Any], name: str) -> str:
+    text = ", ".join(map(str, call[name])) or "none"
+    more = call.get(f"{name}_more")
+    return f"{text}, … ({more} more)" if more else text
+
+
 def _explanation_lines(explanation: dict[str, Any]) -> Iterator[str]:
     for rank in explanation["ranks"]:
         yield f"rank {rank['rank']}: {len(rank['pending'])} pending"
         for call in rank["pending"]:
-            missing = ", ".join(map(str, call["not_called_by"])) or "none"
-            calling = ", ".join(map(str, call["called_by"])) or "none"
+            missing = _ranks_text(call, "not_called_by")
+            calling = _ranks_text(call, "called_by")
             instead = f"; {call['instead']}" if call["instead"] else ""
             several = len(call["engines"]) > 1
             engines = ""
@@ -686,8 +692,12 @@ def _explanation_lines(explanation: dict[str, Any]) -> Iterator[str]:
                 f"{call['n'] + 1}, since {call['age_ms'] / 1e3:.3f} s; called by: {calling}; "
                 f"not called by: {missing}{instead}{engines}"
             )
+    if "ranks_more" in explanation:
+        yield f"… ({explanation['ranks_more']} more ranks)"
     for absent in explanation["absent"]:
         yield f"rank {absent['rank']}: {absent['why']}"
+    if "absent_more" in explanation:
+        yield f"… ({explanation['absent_more']} more that are absent)"
     for cycle in explanation["cycles"]:
         yield f"DEADLOCK: {cycle['text']}"
 

@@ -35,8 +35,7 @@ bool hand_out(const Fd& socket, MessageType type, std::string_view payload,
     throw std::logic_error("too much for one message");
   }
   std::uint16_t number = static_cast<std::uint16_t>(type);
-  iovec parts[2] = {{&number, sizeof(number)},
-                    {const_cast<char*>(payload.data()), payload.size()}};
+  iovec parts[2] = {{&number, sizeof(number)}, {const_cast<char*>(payload.data()), payload.size()}};
   alignas(cmsghdr) char control[CMSG_SPACE(kMostHandedFds * sizeof(int))] = {};
   msghdr message{};
   message.msg_iov = parts;

@@ -74,9 +74,9 @@ struct JoinMessage {
   std::uint32_t rank = 0;
   std::uint32_t ranks = 0;
   std::uint64_t arena_bytes = 0;
-  std::string settings;  // that must be equal on all ranks
-  std::string host;      // as which it counts (UNJAM_HOST_ID); "": it says nothing
-  CpuSet cpus;           // on which it may run; none: it does not know
+  std::string settings;     // that must be equal on all ranks
+  std::string host;         // as which it counts (UNJAM_HOST_ID); "": it says nothing
+  CpuSet cpus;              // on which it may run; none: it does not know
   std::uint64_t files = 0;  // that its process may open besides those it has open
   std::string encode() const;
   bool decode(std::string_view bytes);

@@ -134,10 +134,11 @@ namespace {
 std::string too_few_files_text(std::size_t ranks) {
   rlimit limit{};
   getrlimit(RLIMIT_NOFILE, &limit);
-  return "the process that keeps the rendezvous (pid " + std::to_string(getpid()) +
-         ") may have " + std::to_string(limit.rlim_cur) +
-         " files open (RLIMIT_NOFILE), too few for a job of " + std::to_string(ranks) +
-         " ranks: raise it on all ranks, for as many processes with " + files_cure(ranks);
+  return "the process that keeps the rendezvous (pid " + std::to_string(getpid()) + ") may have " +
+         std::to_string(limit.rlim_cur) + " files open (RLIMIT_NOFILE), too few for a job of " +
+         (ranks == 0 ? std::string("so many") : std::to_string(ranks)) +
+         " ranks: raise it on all ranks" +
+         (ranks == 0 ? std::string() : ", for as many processes with " + files_cure(ranks));
 }
 
 }  // namespace
@@ -382,8 +383,8 @@ void RendezvousServer::fail_all(const std::string& text, const Connection* but) 
   over_ = true;
 }
 
-// Whether there will be descriptors for what it sends, and what the others who are there have yet to
-// send. (They are numbered from the lowest on.)
+// Whether there will be descriptors for what it sends, and what the others who are there have yet
+// to send. (They are numbered from the lowest on.)
 bool RendezvousServer::has_files_for_newcomer(int newest) const {
   rlimit limit{};
   if (getrlimit(RLIMIT_NOFILE, &limit) != 0) return true;
@@ -600,8 +601,8 @@ bool RendezvousClient::connect(const JobSecret& secret, std::int64_t timeout_ms,
         try {
           server_ = std::make_unique<RendezvousServer>(std::move(listener), secret);
         } catch (const std::system_error& e) {
-          error = std::string("cannot keep the rendezvous: ") + e.what() +
-                  limit_text(e.code().value());
+          error =
+              std::string("cannot keep the rendezvous: ") + e.what() + limit_text(e.code().value());
           return false;
         } catch (const std::exception& e) {
           error = std::string("cannot keep the rendezvous: ") + e.what();

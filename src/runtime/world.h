@@ -178,9 +178,9 @@ class World {
   // Snapshots of all ranks, on their way.
   struct Gathering {
     std::vector<RankSnapshot> ranks;
-    std::set<int> busy;       // ranks that could not look
-    std::set<int> waits_for;  // processes
-    bool print = false;       // nobody waits for it: to be printed
+    std::set<int> busy;              // ranks that could not look
+    std::set<int> asked, waits_for;  // processes
+    bool print = false;              // nobody waits for it: to be printed
     void add(RankSnapshot snapshot);
     // Of a second look, what the first one saw, which is what is printed.
     std::vector<RankSnapshot> before;
@@ -263,6 +263,7 @@ class World {
   std::string who_called(const CallKey& key, const CallRecord& call) const;
   std::vector<RankSnapshot> local_snapshots() const;
   std::uint64_t gather(bool print);
+  std::set<int> worth_asking(const std::vector<RankSnapshot>& here) const;
   // Whether it is known what all ranks are doing, as of just now; if not, they are asked.
   bool looked_around();
   // "; rank 0 has called …, which rank 1 has not", by what looked_around() has found.

@@ -951,7 +951,7 @@ TEST(Rendezvous, AStartThatMakesNoSenseIsRefused) {
       // All that belongs to the start is there, and something besides, first.
       if (how == 0) hand(MessageType::kMemory, 63);
       if (how == 1) hand(MessageType::kPeers, 63);
-      if (how == 2) hand(MessageType::kPeers, 0);  // itself
+      if (how == 2) hand(MessageType::kPeers, 0);     // itself
       if (how == 6) hand(MessageType::kPeers, 1, 2);  // with one descriptor only
       if (how == 7) hand(MessageType::kMemory, 1);    // twice
       if (how == 8) hand(MessageType::kGone, 1);
