@@ -49,7 +49,7 @@ def init(nranks: int, rank: int, unique_id: bytes, **config: Any) -> Context:
     """Joins a job as one of its ranks; returns when all ranks have joined.
 
     Args:
-        nranks: ranks of the job, 1 to 64.
+        nranks: ranks of the job, 1 to 65,535 (on CUDA devices 1 to 64).
         rank: this one, 0 to nranks - 1.
         unique_id: from :func:`unique_id`, the same on all ranks.
         config: fields of ``unjamConfig_t``: policy ("adaptive", "fixed", "hold"), order ("fifo",
@@ -125,7 +125,7 @@ def init_all(nranks: int, **config: Any) -> Contexts:
     """All contexts of a job at once, by one thread.
 
     Args:
-        nranks: ranks of the job, 1 to 64.
+        nranks: ranks of the job, 1 to 65,535 (on CUDA devices 1 to 64).
         config: as for :func:`init`; the same for all ranks. Without a device_index, rank r of a
             CUDA job uses device r, of d devices r modulo d; ranks that share one have fewer lanes.
 
@@ -442,6 +442,9 @@ class Context:
             "age_ms", "called_by", "not_called_by", "instead", "engines": [{"lane", "waits_for", …},
             …]}, …]}, …], "cycles": [{"text", "edges": [{"rank", "runs": {"group", "key", "n"},
             "waits_for"}, …]}, …], "absent": [{"rank", "why"}, …]}``.
+
+            At most 64 ranks are in a list, those that others wait for first. "ranks_more",
+            "called_by_more" and so on say how many others there are, if any.
 
             ``instead`` says what those that have not called it have called of the same group that
             this rank has not, as a send under another key; "" if nothing. ``engines`` has an entry

@@ -12,8 +12,9 @@ import sys
 import time
 from contextlib import suppress
 
-import kinds_of_all
 import numpy as np
+
+import kinds_of_all
 import unjam
 
 PATIENCE_S = 60

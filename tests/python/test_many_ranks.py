@@ -9,13 +9,13 @@ import sys
 import threading
 from pathlib import Path
 
-import kinds_of_all
 import numpy as np
 import pytest
+
+import kinds_of_all
+import unjam
 from explanations import settled
 from processes import environment
-
-import unjam
 from unjam import programs
 from unjam.programs import Program
 
