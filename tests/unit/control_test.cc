@@ -5,6 +5,7 @@
 #include <poll.h>
 #include <signal.h>
 #include <sys/prctl.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
@@ -14,6 +15,7 @@
 #include <cstdio>
 #include <functional>
 #include <memory>
+#include <stdexcept>
 #include <thread>
 
 #include "base/clock.h"
@@ -966,6 +968,72 @@ TEST(Rendezvous, AStartThatMakesNoSenseIsRefused) {
     EXPECT_FALSE(m.start());
     EXPECT_FALSE(m.client.started);
   }
+}
+
+// ---- descriptors in bulk ----
+
+TEST(HandOut, ManyDescriptorsInOneMessage) {
+  NoLeak leak;
+  Fd mine, theirs;
+  ASSERT_TRUE(unjam::hand_out_pair(mine, theirs));
+  std::string error;
+  Frame f;
+  EXPECT_EQ(unjam::take_handed(theirs, f, error), unjam::Handed::kNothing);
+  const Fd first = memory_fd(4096), second = memory_fd(8192);
+  std::vector<int> fds;
+  for (std::size_t i = 0; i < unjam::kMostHandedFds / 2; ++i) {
+    fds.push_back(first.get());
+    fds.push_back(second.get());
+  }
+  ASSERT_TRUE(unjam::hand_out(mine, MessageType::kMemory, "text", fds, 1000, error)) << error;
+  fds.push_back(first.get());
+  EXPECT_THROW(unjam::hand_out(mine, MessageType::kMemory, "", fds, 1000, error),
+               std::logic_error);
+  ASSERT_EQ(unjam::take_handed(theirs, f, error), unjam::Handed::kFrame) << error;
+  EXPECT_EQ(f.type, number_of(MessageType::kMemory));
+  EXPECT_EQ(f.payload, "text");
+  ASSERT_EQ(f.fds.size(), unjam::kMostHandedFds);
+  struct stat st{};
+  ASSERT_EQ(fstat(f.fds.back().get(), &st), 0);
+  EXPECT_EQ(st.st_size, 8192);
+  f.fds.clear();
+  mine.reset();
+  EXPECT_EQ(unjam::take_handed(theirs, f, error), unjam::Handed::kOver);
+  EXPECT_EQ(error, "closed by the other end");
+}
+
+TEST(HandOut, WhoTakesNothingDoesNotKeepTheSender) {
+  Fd mine, theirs;
+  ASSERT_TRUE(unjam::hand_out_pair(mine, theirs));
+  std::string error;
+  const std::string bytes(4096, 'x');
+  int sent = 0;
+  while (sent < 10000 && unjam::hand_out(mine, MessageType::kPeers, bytes, {}, 20, error)) ++sent;
+  EXPECT_LT(sent, 10000);
+  EXPECT_EQ(error, "not taken within 20 ms");
+  // Nobody is there any more.
+  theirs.reset();
+  EXPECT_FALSE(unjam::hand_out(mine, MessageType::kPeers, bytes, {}, 20, error));
+}
+
+// What a receiver has no descriptors for is lost: it says so, and which limit it is.
+TEST(HandOut, TooFewDescriptorsAreSaid) {
+  Fd mine, theirs;
+  ASSERT_TRUE(unjam::hand_out_pair(mine, theirs));
+  std::string error;
+  const Fd memory = memory_fd(4096);
+  ASSERT_TRUE(unjam::hand_out(mine, MessageType::kMemory, "", {memory.get(), memory.get()}, 1000,
+                              error));
+  rlimit before{};
+  ASSERT_EQ(getrlimit(RLIMIT_NOFILE, &before), 0);
+  rlimit few = before;
+  few.rlim_cur = static_cast<rlim_t>(memory.get()) + 2;  // descriptors below that
+  ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &few), 0);
+  Frame f;
+  const unjam::Handed how = unjam::take_handed(theirs, f, error);
+  ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &before), 0);
+  EXPECT_EQ(how, unjam::Handed::kOver);
+  EXPECT_NE(error.find("RLIMIT_NOFILE: raise it with `ulimit -n`"), std::string::npos) << error;
 }
 
 // ---- mesh ----
