@@ -547,14 +547,15 @@ UNJAM_API unjamResult_t unjamInfo(unjamContext_t context, char* buffer, size_t b
  *  "absent": [{"rank", "why"}]}
  * over all ranks of the job; of more than 64 over the members of what is pending in this process,
  * if there is something. Of ranks at most 64 are in a list, those that others wait for first;
- * "ranks_more", "called_by_more" and so on say how many others there are, if any. instead: what those that have not called it have called of the same
- * group that this rank has not (a send under another key, say), in words; "" if nothing. An
- * engine's lane waits for data from or room towards a rank, for use n of the key to be complete, to
- * be begun, or for nothing: it moves, or is done with its part. The call waits for other processes
- * to answer, a second at most; those that do not are among the absent. The signal
- * UNJAM_EXPLAIN_SIGNAL (SIGUSR2) prints the same for people. A cycle is reported only if it is
- * certain: under UNJAM_POLICY_HOLD with one lane, through collectives that no rank completes before
- * all have begun it (not those with a root, nor sends and receives): no rank in it can go on. */
+ * "ranks_more", "called_by_more" and so on say how many others there are, if any. instead: what
+ * those that have not called it have called of the same group that this rank has not (a send under
+ * another key, say), in words; "" if nothing. An engine's lane waits for data from or room towards
+ * a rank, for use n of the key to be complete, to be begun, or for nothing: it moves, or is done
+ * with its part. The call waits for other processes to answer, a second at most; those that do not
+ * are among the absent. The signal UNJAM_EXPLAIN_SIGNAL (SIGUSR2) prints the same for people. A
+ * cycle is reported only if it is certain: under UNJAM_POLICY_HOLD with one lane, through
+ * collectives that no rank completes before all have begun it (not those with a root, nor sends and
+ * receives): no rank in it can go on. */
 UNJAM_API unjamResult_t unjamExplain(unjamContext_t context, char* buffer, size_t bytes,
                                      size_t* needed);
 

@@ -1,10 +1,15 @@
 #include "base/limits.h"
 
 #include <dirent.h>
+#include <fcntl.h>
+#include <sys/eventfd.h>
 #include <sys/resource.h>
 
 #include <cerrno>
+#include <climits>
 #include <memory>
+
+#include "base/fd.h"
 
 namespace unjam {
 namespace {
@@ -22,16 +27,31 @@ std::string number_of(rlim_t limit) {
   return limit == RLIM_INFINITY ? "any number of" : std::to_string(limit);
 }
 
+// How many are open; 0: it cannot be told.
+std::size_t files_open() {
+  std::size_t open = 0;
+  const std::unique_ptr<DIR, CloseFolder> folder(opendir("/proc/self/fd"));
+  if (folder == nullptr) return 0;
+  while (readdir(folder.get()) != nullptr) ++open;
+  return open - 3;  // ".", ".." and the folder itself
+}
+
 }  // namespace
 
 std::size_t files_left() {
   const rlim_t limit = soft_limit(RLIMIT_NOFILE);
-  std::size_t open = 0;
-  const std::unique_ptr<DIR, CloseFolder> folder(opendir("/proc/self/fd"));
-  if (folder == nullptr) return errno == EMFILE ? 0 : limit;
-  while (readdir(folder.get()) != nullptr) ++open;
-  open -= 3;  // ".", ".." and the folder itself
+  errno = 0;
+  const std::size_t open = files_open();
+  if (open == 0 && errno == EMFILE) return 0;
   return limit > open ? limit - open : 0;
+}
+
+void make_room_for_files(std::size_t more) {
+  const Fd any(eventfd(0, EFD_CLOEXEC));
+  const std::size_t last = files_open() + more;
+  if (!any || last > INT_MAX) return;
+  // (Not where it is too much: what is short is told as it is needed.)
+  const Fd far(fcntl(any.get(), F_DUPFD_CLOEXEC, static_cast<int>(last)));
 }
 
 std::string limit_text(int error) {

@@ -46,7 +46,8 @@ constexpr std::size_t kMostUnsentToClient = 1 << 20;
 // Processes that are connected with as many others at a time; descriptors that stay free; for how
 // long after the last newcomer, and how long at most, newcomers are told that the job has failed
 // for want of them.
-constexpr std::size_t kBlock = 8, kSpareFiles = 16;
+constexpr std::size_t kBlock = 8, kSmallBlock = 2, kSpareFiles = 16;
+constexpr std::size_t kFewProcesses = 16;  // their blocks are small
 constexpr std::uint64_t kDoomedNs = 1'000'000'000, kLongestDoomNs = 10'000'000'000;
 
 // With what each of so many processes has enough: the one that keeps the rendezvous needs most.
@@ -465,8 +466,9 @@ void RendezvousServer::start() {
   // In blocks: of the sockets between two blocks all are made, then each process gets its part of
   // them at once, and few are open at a time.
   std::vector<std::vector<std::size_t>> blocks;
+  const std::size_t block = processes.size() <= kFewProcesses ? kSmallBlock : kBlock;
   for (std::size_t p = 0; p < processes.size(); ++p) {
-    if (p % kBlock == 0) blocks.emplace_back();
+    if (p % block == 0) blocks.emplace_back();
     blocks.back().push_back(p);
   }
   for (std::size_t j = 0; j < blocks.size(); ++j) {

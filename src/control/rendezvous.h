@@ -126,6 +126,7 @@ class RendezvousClient {
   // last words.
   void flush();
   bool pending() const { return channel_.pending(); }
+  bool keeps_rendezvous() const { return server_ != nullptr; }
   int fd() const { return handed_ ? handed_.get() : channel_.fd(); }
   // Asks who has joined by now; receive() takes the answer.
   void ask_who();

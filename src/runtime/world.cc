@@ -252,6 +252,12 @@ unjamResult_t World::join(int rank, const Settings& settings, std::string& error
   }
   changed_.notify_all();
   mesh_.wake();
+  if (alone()) return UNJAM_SUCCESS;
+  // While the others come: this thread only waits for them.
+  const auto others = static_cast<std::size_t>(ranks_ - 1);
+  const std::size_t files = (client_.keeps_rendezvous() ? 6 : 3) * others;
+  lock.unlock();
+  make_room_for_files(files);
   return UNJAM_SUCCESS;
 }
 

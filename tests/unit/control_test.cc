@@ -987,8 +987,7 @@ TEST(HandOut, ManyDescriptorsInOneMessage) {
   }
   ASSERT_TRUE(unjam::hand_out(mine, MessageType::kMemory, "text", fds, 1000, error)) << error;
   fds.push_back(first.get());
-  EXPECT_THROW(unjam::hand_out(mine, MessageType::kMemory, "", fds, 1000, error),
-               std::logic_error);
+  EXPECT_THROW(unjam::hand_out(mine, MessageType::kMemory, "", fds, 1000, error), std::logic_error);
   ASSERT_EQ(unjam::take_handed(theirs, f, error), unjam::Handed::kFrame) << error;
   EXPECT_EQ(f.type, number_of(MessageType::kMemory));
   EXPECT_EQ(f.payload, "text");
@@ -1022,8 +1021,8 @@ TEST(HandOut, TooFewDescriptorsAreSaid) {
   ASSERT_TRUE(unjam::hand_out_pair(mine, theirs));
   std::string error;
   const Fd memory = memory_fd(4096);
-  ASSERT_TRUE(unjam::hand_out(mine, MessageType::kMemory, "", {memory.get(), memory.get()}, 1000,
-                              error));
+  ASSERT_TRUE(
+      unjam::hand_out(mine, MessageType::kMemory, "", {memory.get(), memory.get()}, 1000, error));
   rlimit before{};
   ASSERT_EQ(getrlimit(RLIMIT_NOFILE, &before), 0);
   rlimit few = before;

@@ -1,5 +1,5 @@
-// Plans with more neighbours, or parts, than an engine has at hand (kAtHand): by hand, every rank in
-// turn, so that what a rank finds and what it waits for is the same each time.
+// Plans with more neighbours, or parts, than an engine has at hand (kAtHand): by hand, every rank
+// in turn, so that what a rank finds and what it waits for is the same each time.
 #include <gtest/gtest.h>
 
 #include <cstdint>
@@ -13,7 +13,6 @@
 
 namespace unjam {
 namespace {
-
 
 struct Wide {
   Kind kind;
