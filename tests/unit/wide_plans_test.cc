@@ -145,7 +145,10 @@ void run(int ranks, bool heap) {
 
 // 64 neighbours are one too many for codes of their own.
 TEST(WidePlans, OfOneNeighbourTooMany) { run(65, false); }
-TEST(WidePlans, OfTwiceAsMany) { run(130, false); }
+TEST(WidePlans, OfTwiceAsMany) {
+  if (unjam_test::kSanitized) GTEST_SKIP() << "it has one thread, and takes a minute";
+  run(130, false);
+}
 TEST(WidePlans, IntoOutputs) { run(67, true); }
 
 // A rank that waits says for whom, whatever its number.
