@@ -213,7 +213,8 @@ typedef struct {
  * UNJAM_ID in hexadecimal digits). The first rank to join opens the rendezvous, a socket without a
  * name in any file system; ranks prove to each other that they know the secret. */
 UNJAM_API unjamResult_t unjamGetUniqueId(unjamUniqueId_t* id);
-/* Joins a job of `nranks` (1..64) as `rank`; returns when all ranks have joined, or with
+/* Joins a job of `nranks` (1..65535, on CUDA devices 1..64) as `rank`; what the machine has ends
+ * jobs on the host sooner, with an error. Returns when all ranks have joined, or with
  * UNJAM_ERROR_TIMEOUT (UNJAM_INIT_TIMEOUT_MS, default 30 s) that names the ranks missing.
  * `config` may be NULL. */
 UNJAM_API unjamResult_t unjamInit(unjamContext_t* context, int nranks, unjamUniqueId_t id, int rank,
@@ -558,14 +559,17 @@ UNJAM_API unjamResult_t unjamJobMemory(int nranks, const unjamConfig_t* config, 
  *  "cycles": [{"text": "rank 0 runs A and waits for rank 1, which …",
  *              "edges": [{"rank", "runs": {"group","key","n"}, "waits_for"}]}],
  *  "absent": [{"rank", "why"}]}
- * over all ranks of the job. instead: what those that have not called it have called of the same
- * group that this rank has not (a send under another key, say), in words; "" if nothing. An
- * engine's lane waits for data from or room towards a rank, for use n of the key to be complete, to
- * be begun, or for nothing: it moves, or is done with its part. The call waits for other processes
- * to answer, a second at most; those that do not are among the absent. The signal
- * UNJAM_EXPLAIN_SIGNAL (SIGUSR2) prints the same for people. A cycle is reported only if it is
- * certain: under UNJAM_POLICY_HOLD with one lane, through collectives that no rank completes before
- * all have begun it (not those with a root, nor sends and receives): no rank in it can go on. */
+ * over all ranks of the job; of more than 64 over the members of what is pending in this process,
+ * if there is something. Of ranks at most 64 are in a list, those that others wait for first;
+ * "ranks_more", "called_by_more" and so on say how many others there are, if any. instead: what
+ * those that have not called it have called of the same group that this rank has not (a send under
+ * another key, say), in words; "" if nothing. An engine's lane waits for data from or room towards
+ * a rank, for use n of the key to be complete, to be begun, or for nothing: it moves, or is done
+ * with its part. The call waits for other processes to answer, a second at most; those that do not
+ * are among the absent. The signal UNJAM_EXPLAIN_SIGNAL (SIGUSR2) prints the same for people. A
+ * cycle is reported only if it is certain: under UNJAM_POLICY_HOLD with one lane, through
+ * collectives that no rank completes before all have begun it (not those with a root, nor sends and
+ * receives): no rank in it can go on. */
 UNJAM_API unjamResult_t unjamExplain(unjamContext_t context, char* buffer, size_t bytes,
                                      size_t* needed);
 

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-RANKS = 64
+RANKS = 65_535
 """Of a job (kMaxRanks)."""
 
 PLANNED_RANKS = 65_000

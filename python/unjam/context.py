@@ -49,7 +49,7 @@ def init(nranks: int, rank: int, unique_id: bytes, **config: Any) -> Context:
     """Joins a job as one of its ranks; returns when all ranks have joined.
 
     Args:
-        nranks: ranks of the job, 1 to 64.
+        nranks: ranks of the job, 1 to 65,535 (on CUDA devices 1 to 64).
         rank: this one, 0 to nranks - 1.
         unique_id: from :func:`unique_id`, the same on all ranks.
         config: fields of ``unjamConfig_t``: policy ("adaptive", "fixed", "hold"), order ("fifo",
@@ -125,7 +125,7 @@ def init_all(nranks: int, **config: Any) -> Contexts:
     """All contexts of a job at once, by one thread.
 
     Args:
-        nranks: ranks of the job, 1 to 64.
+        nranks: ranks of the job, 1 to 65,535 (on CUDA devices 1 to 64).
         config: as for :func:`init`; the same for all ranks. Without a device_index, rank r of a
             CUDA job uses device r, of d devices r modulo d; ranks that share one have fewer lanes.
 
@@ -443,6 +443,9 @@ class Context:
             …]}, …]}, …], "cycles": [{"text", "edges": [{"rank", "runs": {"group", "key", "n"},
             "waits_for"}, …]}, …], "absent": [{"rank", "why"}, …]}``.
 
+            At most 64 ranks are in a list, those that others wait for first. "ranks_more",
+            "called_by_more" and so on say how many others there are, if any.
+
             ``instead`` says what those that have not called it have called of the same group that
             this rank has not, as a send under another key; "" if nothing. ``engines`` has an entry
             for each lane that works on the call: it waits for "data" (from "rank", since
@@ -669,12 +672,18 @@ def explain() -> str:
     return "\n".join(line for lines in told.values() for line in lines)
 
 
+def _ranks_text(call: dict[str, Any], name: str) -> str:
+    text = ", ".join(map(str, call[name])) or "none"
+    more = call.get(f"{name}_more")
+    return f"{text}, … ({more} more)" if more else text
+
+
 def _explanation_lines(explanation: dict[str, Any]) -> Iterator[str]:
     for rank in explanation["ranks"]:
         yield f"rank {rank['rank']}: {len(rank['pending'])} pending"
         for call in rank["pending"]:
-            missing = ", ".join(map(str, call["not_called_by"])) or "none"
-            calling = ", ".join(map(str, call["called_by"])) or "none"
+            missing = _ranks_text(call, "not_called_by")
+            calling = _ranks_text(call, "called_by")
             instead = f"; {call['instead']}" if call["instead"] else ""
             several = len(call["engines"]) > 1
             engines = ""
@@ -686,8 +695,12 @@ def _explanation_lines(explanation: dict[str, Any]) -> Iterator[str]:
                 f"{call['n'] + 1}, since {call['age_ms'] / 1e3:.3f} s; called by: {calling}; "
                 f"not called by: {missing}{instead}{engines}"
             )
+    if "ranks_more" in explanation:
+        yield f"… ({explanation['ranks_more']} more ranks)"
     for absent in explanation["absent"]:
         yield f"rank {absent['rank']}: {absent['why']}"
+    if "absent_more" in explanation:
+        yield f"… ({explanation['absent_more']} more that are absent)"
     for cycle in explanation["cycles"]:
         yield f"DEADLOCK: {cycle['text']}"
 

@@ -62,7 +62,7 @@ def launch(nranks: int, function: Callable[[Context], T], **config: Any) -> list
     """Makes a job of `nranks` contexts, runs ``function(context)`` in a thread each, closes all.
 
     Args:
-        nranks: 1 to 64.
+        nranks: 1 to 65,535 (on CUDA devices 1 to 64).
         function: what a rank does; it waits for what it submits.
         config: as for :func:`unjam.init`.
 

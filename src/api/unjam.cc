@@ -8,10 +8,12 @@
 #include <new>
 #include <optional>
 #include <string>
+#include <system_error>
 #include <vector>
 
 #include "api/last_error.h"
 #include "base/hash.h"
+#include "base/limits.h"
 #include "plan/check/checker.h"
 #include "plan/describe.h"
 #include "plan/host_table.h"
@@ -73,6 +75,8 @@ unjamResult_t guarded(F&& f) {
     return f();
   } catch (const std::bad_alloc&) {
     return fail(UNJAM_ERROR_SYSTEM, "out of memory");
+  } catch (const std::system_error& e) {  // no thread, mostly
+    return fail(UNJAM_ERROR_SYSTEM, e.what() + unjam::limit_text(e.code().value()));
   } catch (const std::exception& e) {
     return fail(UNJAM_ERROR_SYSTEM, e.what());
   }
@@ -229,6 +233,16 @@ unjamResult_t check_ranks(int nranks) {
   return UNJAM_SUCCESS;
 }
 
+unjamResult_t check_device(int nranks, const Settings& settings) {
+  if (settings.device != UNJAM_DEVICE_CUDA || nranks <= static_cast<int>(unjam::kMaxCudaRanks)) {
+    return UNJAM_SUCCESS;
+  }
+  return fail(UNJAM_ERROR_INVALID_ARGUMENT,
+              "a job of " + std::to_string(nranks) + " ranks on CUDA devices, which serve up to " +
+                  std::to_string(unjam::kMaxCudaRanks) +
+                  ": use fewer ranks, or the host device (UNJAM_DEVICE=host)");
+}
+
 }  // namespace
 
 namespace unjam::api {
@@ -303,6 +317,7 @@ unjamResult_t unjamInit(unjamContext_t* context, int nranks, unjamUniqueId_t id,
     if (!unjam::resolve_settings(config, nranks, settings, error)) {
       return fail(UNJAM_ERROR_INVALID_ARGUMENT, error);
     }
+    if (unjamResult_t r = check_device(nranks, settings); r != UNJAM_SUCCESS) return r;
     unjam::warn_of_unknown_variables(rank);
     World::decide_lines(settings);
     unjam::resolve_spins(settings, nranks * settings.lanes);
@@ -345,6 +360,7 @@ unjamResult_t unjamInitAll(unjamContext_t* contexts, int nranks, const unjamConf
     if (!unjam::resolve_settings(config, nranks, settings, error)) {
       return fail(UNJAM_ERROR_INVALID_ARGUMENT, error);
     }
+    if (unjamResult_t r = check_device(nranks, settings); r != UNJAM_SUCCESS) return r;
     unjam::warn_of_unknown_variables(0);
     World::share_devices(nranks, settings);
     World::decide_lines(settings);

@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "base/clock.h"
+#include "base/limits.h"
 
 namespace unjam {
 namespace {
@@ -22,7 +23,9 @@ constexpr int kMostLastReads = 256;
 }  // namespace
 
 Mesh::Mesh() : wake_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
-  if (!wake_) throw std::runtime_error(std::string("eventfd: ") + std::strerror(errno));
+  if (!wake_) {
+    throw std::runtime_error(std::string("eventfd: ") + std::strerror(errno) + limit_text(errno));
+  }
 }
 
 void Mesh::add(int process, Fd socket, Fd pidfd) {

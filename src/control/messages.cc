@@ -51,7 +51,7 @@ void put(WireWriter& w, const PendingCall& c) {
   for (const EngineWait& e : c.engines) {
     w.number(static_cast<std::uint8_t>(e.lane));
     w.number(static_cast<std::uint8_t>(e.what));
-    w.number(static_cast<std::int8_t>(e.rank));
+    w.number(static_cast<std::int32_t>(e.rank));
     w.number(e.n);
     w.number(static_cast<std::uint64_t>(e.since_ms * 1e3));
   }
@@ -67,11 +67,11 @@ void get(WireReader& r, PendingCall& c) {
   c.mutual = r.up_to<std::uint8_t>(1) != 0;
   c.members.resize(r.list(kMaxRanks, 2));
   for (int& m : c.members) m = r.up_to<std::uint16_t>(kLastRank);
-  c.engines.resize(r.list(kMaxLanes, 19));
+  c.engines.resize(r.list(kMaxLanes, 22));
   for (EngineWait& e : c.engines) {
     e.lane = r.up_to<std::uint8_t>(kMaxLanes - 1);
     e.what = static_cast<EngineWait::What>(r.up_to<std::uint8_t>(EngineWait::kTurn));
-    e.rank = std::clamp<int>(r.number<std::int8_t>(), -1, static_cast<int>(kLastRank));
+    e.rank = std::clamp<std::int32_t>(r.number<std::int32_t>(), -1, kLastRank);
     e.n = r.number<std::uint64_t>();
     e.since_ms = static_cast<double>(r.number<std::uint64_t>()) / 1e3;
   }
@@ -142,6 +142,7 @@ std::string JoinMessage::encode() const {
   w.text(host);
   w.list(cpus.size());
   for (const auto word : cpus) w.number(word);
+  w.number(files);
   return w.take();
 }
 bool JoinMessage::decode(std::string_view bytes) {
@@ -153,17 +154,20 @@ bool JoinMessage::decode(std::string_view bytes) {
   host = r.text(kLongestHostId);
   cpus.resize(r.list(kMostCpuWords, 8));
   for (auto& word : cpus) word = r.number<std::uint64_t>();
+  files = r.number<std::uint64_t>();
   return r.complete() && rank < ranks;
 }
 
-std::string JoinedMessage::encode() const {
+std::string PresentMessage::encode() const {
   WireWriter w;
-  w.number(mask);
+  w.list(joined.size());
+  for (const auto word : joined) w.number(word);
   return w.take();
 }
-bool JoinedMessage::decode(std::string_view bytes) {
+bool PresentMessage::decode(std::string_view bytes) {
   WireReader r(bytes);
-  mask = r.number<std::uint64_t>();
+  joined.resize(r.list((kMaxRanks + 63) / 64, 8));
+  for (auto& word : joined) word = r.number<std::uint64_t>();
   return r.complete();
 }
 
@@ -217,25 +221,23 @@ bool StartMessage::decode(std::string_view bytes) {
   return true;
 }
 
-std::string ArenaMessage::encode() const {
+std::string HandedMessage::encode() const {
   WireWriter w;
-  w.number(rank);
+  w.list(items.size());
+  for (const Item& i : items) {
+    w.number(i.of);
+    w.number(i.fds);
+  }
   return w.take();
 }
-bool ArenaMessage::decode(std::string_view bytes) {
+bool HandedMessage::decode(std::string_view bytes) {
   WireReader r(bytes);
-  rank = r.up_to(kLastRank);
-  return r.complete();
-}
-
-std::string PeerMessage::encode() const {
-  WireWriter w;
-  w.number(process);
-  return w.take();
-}
-bool PeerMessage::decode(std::string_view bytes) {
-  WireReader r(bytes);
-  process = r.up_to(kLastRank);
+  items.resize(r.list(kMostHanded, 5));
+  for (Item& i : items) {
+    i.of = r.up_to(kLastRank);
+    i.fds = r.up_to<std::uint8_t>(kMostFdsOfOne);
+    if (i.fds == 0) return false;
+  }
   return r.complete();
 }
 
@@ -257,13 +259,15 @@ bool GoneMessage::decode(std::string_view bytes) {
 std::string GaveUpMessage::encode() const {
   WireWriter w;
   w.number(rank);
-  w.number(of);
+  w.list(of.size());
+  for (const auto r : of) w.number(r);
   return w.take();
 }
 bool GaveUpMessage::decode(std::string_view bytes) {
   WireReader r(bytes);
   rank = r.up_to(kLastRank);
-  of = r.number<std::uint64_t>();
+  of.resize(r.list(kMaxRanks, 4));
+  for (auto& gone : of) gone = r.up_to(kLastRank);
   return r.complete();
 }
 

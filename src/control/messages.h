@@ -13,7 +13,7 @@
 
 namespace unjam {
 
-inline constexpr std::uint32_t kProtocolVersion = 7;
+inline constexpr std::uint32_t kProtocolVersion = 8;
 inline constexpr std::size_t kLongestText = 1 << 16;
 inline constexpr std::size_t kLongestHostId = 64;
 // Before and after the other end has proved that it knows the secret.
@@ -27,11 +27,12 @@ enum class MessageType : std::uint16_t {
   kProof,      // by both, first the client
   kRefused,    // S: of one rank, or of the connection
   kJoin,       // with the arena's descriptor
-  kJoined,     // S: who is there by now
+  kWho,        // who is there by now?
+  kPresent,    // S: the answer
   kFailed,     // by both: the job will not come to be
-  kStart,      // S: all are there; followed by kArena and kPeer
-  kArena,      // S, with the descriptor
-  kPeer,       // S, with a connected socket and a pidfd
+  kStart,      // S: all are there; with a socket by which the rest comes (hand_out.h)
+  kMemory,     // S: of ranks of other processes, with its descriptors
+  kPeers,      // S: for each other process a connected socket and, mostly, its pidfd
   // Between the processes of a running job.
   kGone = 32,
   kDeparted,
@@ -74,15 +75,21 @@ struct JoinMessage {
   std::uint32_t rank = 0;
   std::uint32_t ranks = 0;
   std::uint64_t arena_bytes = 0;
-  std::string settings;  // that must be equal on all ranks
-  std::string host;      // as which it counts (UNJAM_HOST_ID); "": it says nothing
-  CpuSet cpus;           // on which it may run; none: it does not know
+  std::string settings;     // that must be equal on all ranks
+  std::string host;         // as which it counts (UNJAM_HOST_ID); "": it says nothing
+  CpuSet cpus;              // on which it may run; none: it does not know
+  std::uint64_t files = 0;  // that its process may open besides those it has open
   std::string encode() const;
   bool decode(std::string_view bytes);
 };
 
-struct JoinedMessage {
-  std::uint64_t mask = 0;  // bit r: rank r has joined
+// Of one that knows how many ranks there are: who has joined by now.
+struct PresentMessage {
+  std::vector<std::uint64_t> joined;  // bit r % 64 of word r / 64: rank r
+  bool has(int rank) const {
+    const auto r = static_cast<std::size_t>(rank);
+    return r / 64 < joined.size() && (joined[r / 64] >> r % 64 & 1) != 0;
+  }
   std::string encode() const;
   bool decode(std::string_view bytes);
 };
@@ -105,14 +112,14 @@ struct StartMessage {
   bool decode(std::string_view bytes);
 };
 
-struct ArenaMessage {
-  std::uint32_t rank = 0;
-  std::string encode() const;
-  bool decode(std::string_view bytes);
-};
-
-struct PeerMessage {
-  std::uint32_t process = 0;
+// kMemory: of which ranks, kPeers: of which processes the message's descriptors are, in order.
+inline constexpr std::size_t kMostHanded = 64, kMostFdsOfOne = 2;
+struct HandedMessage {
+  struct Item {
+    std::uint32_t of = 0;
+    std::uint8_t fds = 1;  // so many are its
+  };
+  std::vector<Item> items;
   std::string encode() const;
   bool decode(std::string_view bytes);
 };
@@ -129,7 +136,7 @@ struct GoneMessage {
 // A rank has met the end of others: it may make no more calls in their groups.
 struct GaveUpMessage {
   std::uint32_t rank = 0;
-  std::uint64_t of = 0;  // bit r: rank r, which is gone
+  std::vector<std::uint32_t> of;  // ranks that are gone
   std::string encode() const;
   bool decode(std::string_view bytes);
 };

@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <poll.h>
 #include <sys/eventfd.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
 #include <sys/un.h>
@@ -12,12 +13,14 @@
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
-#include <numeric>
 #include <stdexcept>
+#include <system_error>
 #include <utility>
 
 #include "base/clock.h"
+#include "base/limits.h"
 #include "base/random_bytes.h"
+#include "control/hand_out.h"
 #include "control/join_text.h"
 #include "control/proof.h"
 #include "transport/arena.h"
@@ -32,13 +35,26 @@ constexpr std::uint64_t kProofNs = 5'000'000'000;       // for a client to prove
 constexpr std::uint64_t kOwnServerNs = 20'000'000'000;  // for who keeps the rendezvous to find it
 constexpr std::size_t kMostStrangers = 128;             // connections that have not (yet)
 // Connections that have proven themselves and have no rank (yet).
-constexpr std::size_t kMostIdle = 2 * kMaxRanks;
+constexpr std::size_t kMostIdle = 4096;
 constexpr std::int64_t kFarewellMs = 200;  // for the others to take why the job failed
 constexpr std::size_t kLongestReason = 4096;
 constexpr std::int64_t kHandOutMs = 10000;  // for a client to take what it is sent at the start
 // More than all that an honest client is sent before the start: whoever asks for more answers than
 // it takes is dropped.
 constexpr std::size_t kMostUnsentToClient = 1 << 20;
+
+// Processes that are connected with as many others at a time; descriptors that stay free; for how
+// long after the last newcomer, and how long at most, newcomers are told that the job has failed
+// for want of them.
+constexpr std::size_t kBlock = 8, kSmallBlock = 2, kSpareFiles = 16;
+constexpr std::size_t kFewProcesses = 16;  // their blocks are small
+constexpr std::uint64_t kDoomedNs = 1'000'000'000, kLongestDoomNs = 10'000'000'000;
+
+// With what each of so many processes has enough: the one that keeps the rendezvous needs most.
+std::string files_cure(std::size_t processes) {
+  return "`ulimit -n " + std::to_string((6 * processes + 2 * kBlock * kBlock + 255) / 256 * 256) +
+         "`";
+}
 
 Fd unix_socket() { return Fd(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0)); }
 
@@ -60,8 +76,6 @@ bool same_user(int fd, std::int64_t& pid, std::string& error) {
 Fd open_pidfd(std::int64_t pid) {
   return Fd(static_cast<int>(syscall(SYS_pidfd_open, static_cast<pid_t>(pid), 0)));
 }
-
-Fd duplicate(const Fd& fd) { return Fd(fd ? fcntl(fd.get(), F_DUPFD_CLOEXEC, 3) : -1); }
 
 constexpr std::uint16_t type_of(MessageType t) { return static_cast<std::uint16_t>(t); }
 
@@ -90,9 +104,25 @@ socklen_t rendezvous_address(const JobSecret& secret, sockaddr_un& address) {
 
 // ---- server ----
 
+namespace {
+
+std::string too_few_files_text(std::size_t ranks) {
+  rlimit limit{};
+  getrlimit(RLIMIT_NOFILE, &limit);
+  return "the process that keeps the rendezvous (pid " + std::to_string(getpid()) + ") may have " +
+         std::to_string(limit.rlim_cur) + " files open (RLIMIT_NOFILE), too few for a job of " +
+         (ranks == 0 ? std::string("so many") : std::to_string(ranks)) +
+         " ranks: raise it on all ranks" +
+         (ranks == 0 ? std::string() : ", for as many processes with " + files_cure(ranks));
+}
+
+}  // namespace
+
 RendezvousServer::RendezvousServer(Fd listener, const JobSecret& secret)
     : listener_(std::move(listener)), secret_(secret), stop_(eventfd(0, EFD_CLOEXEC)) {
-  if (!stop_) throw std::runtime_error(std::string("eventfd: ") + std::strerror(errno));
+  if (!stop_) {
+    throw std::runtime_error(std::string("eventfd: ") + std::strerror(errno) + limit_text(errno));
+  }
   thread_ = std::thread([this] { serve(); });
 }
 
@@ -105,8 +135,10 @@ RendezvousServer::~RendezvousServer() {
 void RendezvousServer::serve() {
   pthread_setname_np(pthread_self(), "unjam meet");
   while (!over_) {
-    std::vector<pollfd> polled = {{stop_.get(), POLLIN, 0}, {listener_.get(), POLLIN, 0}};
-    std::uint64_t next = UINT64_MAX;
+    const bool doomed = !doom_.empty();
+    std::vector<pollfd> polled = {{doomed ? -1 : stop_.get(), POLLIN, 0},
+                                  {listener_.get(), POLLIN, 0}};
+    std::uint64_t next = doomed ? std::min(doomed_until_ns_, doomed_at_last_ns_) : UINT64_MAX;
     for (const auto& c : connections_) {
       // Of one that was refused nothing is read any more.
       const short in = c->closing ? 0 : POLLIN;
@@ -145,7 +177,8 @@ void RendezvousServer::serve() {
                nullptr);
     }
     if (!over_ && polled[1].revents != 0) accept_one();
-    if (!over_ && ranks_ != 0 && joined_.size() == ranks_) start();
+    if (!over_ && !doomed && ranks_ != 0 && joined_.size() == ranks_) start();
+    over_ = over_ || (doomed && monotonic_ns() >= next);
   }
   // What was said last must arrive.
   for (auto& c : connections_) {
@@ -159,10 +192,13 @@ void RendezvousServer::serve() {
 void RendezvousServer::accept_one() {
   Fd socket(accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
   if (!socket) {
-    // Out of descriptors: the newcomer waits, and must not keep this thread busy meanwhile.
-    if (errno == EMFILE || errno == ENFILE) usleep(10000);
+    if (errno != EMFILE && errno != ENFILE) return;
+    // The newcomer waits, and must not keep this thread busy meanwhile.
+    if (doom_.empty()) doom(too_few_files_text(ranks_));
+    usleep(10000);
     return;
   }
+  if (doom_.empty() && !has_files_for_newcomer(socket.get())) doom(too_few_files_text(ranks_));
   std::string error;
   std::int64_t pid = 0;
   if (!same_user(socket.get(), pid, error)) return;
@@ -197,6 +233,8 @@ void RendezvousServer::take(Connection& c, Frame& frame) {
     prove(c, frame);
   } else if (frame.type == type_of(MessageType::kJoin)) {
     join(c, frame);
+  } else if (frame.type == type_of(MessageType::kWho) && frame.payload.empty()) {
+    tell_who(c);
   } else if (FailedMessage m;
              frame.type == type_of(MessageType::kFailed) && m.decode(frame.payload)) {
     fail_all(m.text, &c);
@@ -228,6 +266,13 @@ void RendezvousServer::prove(Connection& c, const Frame& frame) {
   ProofMessage mine;
   proof_tag(secret_, 's', c.nonce, proof.nonce, mine.tag);
   c.channel.post(type_of(MessageType::kProof), mine.encode());
+  if (doom_.empty()) return;
+  FailedMessage m;
+  m.text = doom_;
+  c.channel.post(type_of(MessageType::kFailed), m.encode());
+  c.closing = true;
+  c.deadline_ns = monotonic_ns() + kProofNs;
+  doomed_until_ns_ = monotonic_ns() + kDoomedNs;
 }
 
 void RendezvousServer::join(Connection& c, Frame& frame) {
@@ -277,18 +322,17 @@ void RendezvousServer::join(Connection& c, Frame& frame) {
     return;
   }
   c.ranks.push_back(m.rank);
+  c.files = m.files;
   add_cpus(m.cpus, &cpus_);
   joined_[m.rank] = {&c, std::move(frame.fds), m.host};
-  JoinedMessage who;
-  for (const auto& [r, entry] : joined_) who.mask |= 1ull << r;
-  const std::string text = who.encode();
-  for (auto& other : connections_) {
-    if (other->proven && !other->closing) {
-      other->channel.post(type_of(MessageType::kJoined), text);
-      std::string error;
-      other->channel.flush(error);
-    }
-  }
+}
+
+// Only who asks is told: n joins told to n processes would be n² messages.
+void RendezvousServer::tell_who(Connection& c) {
+  PresentMessage m;
+  m.joined.resize((ranks_ + 63) / 64);
+  for (const auto& [r, entry] : joined_) m.joined[r / 64] |= std::uint64_t{1} << r % 64;
+  c.channel.post(type_of(MessageType::kPresent), m.encode());
 }
 
 void RendezvousServer::refuse(Connection& c, std::int32_t rank, std::int32_t code,
@@ -314,6 +358,32 @@ void RendezvousServer::fail_all(const std::string& text, const Connection* but) 
   over_ = true;
 }
 
+// Whether there will be descriptors for what it sends, and what the others who are there have yet
+// to send. (They are numbered from the lowest on.)
+bool RendezvousServer::has_files_for_newcomer(int newest) const {
+  rlimit limit{};
+  if (getrlimit(RLIMIT_NOFILE, &limit) != 0) return true;
+  std::size_t silent = 1;
+  for (const auto& c : connections_) silent += c->ranks.empty() ? 1 : 0;
+  return static_cast<std::size_t>(newest) + kMaxFrameFds * silent + kSpareFiles < limit.rlim_cur;
+}
+
+// As fail_all(), and tells those that come later: they would wait for each other in vain.
+void RendezvousServer::doom(const std::string& text) {
+  fail_all(text, nullptr);
+  over_ = false;
+  doom_ = text;
+  doomed_until_ns_ = monotonic_ns() + kDoomedNs;
+  doomed_at_last_ns_ = monotonic_ns() + kLongestDoomNs;
+  joined_.clear();
+  for (auto& c : connections_) {
+    c->ranks.clear();
+    if (!c->proven) continue;
+    c->closing = true;
+    c->deadline_ns = monotonic_ns() + kProofNs;
+  }
+}
+
 void RendezvousServer::drop(std::size_t index) {
   std::unique_ptr<Connection> gone = std::move(connections_[index]);
   connections_.erase(connections_.begin() + static_cast<std::ptrdiff_t>(index));
@@ -331,10 +401,7 @@ void RendezvousServer::start() {
   m.process_of.resize(ranks_);
   m.cpus = cpus_;
   for (auto& c : connections_) {
-    if (c->ranks.empty()) continue;
-    for (const auto r : c->ranks) m.process_of[r] = static_cast<std::uint32_t>(processes.size());
-    m.pids.push_back(c->pid);
-    processes.push_back(c.get());
+    if (!c->ranks.empty()) processes.push_back(c.get());
   }
   for (const auto& [rank, entry] : joined_) {
     if (entry.host.empty()) break;  // as of all
@@ -342,61 +409,136 @@ void RendezvousServer::start() {
     m.host_of.push_back(static_cast<std::uint32_t>(at - m.hosts.begin()));
     if (at == m.hosts.end()) m.hosts.push_back(entry.host);
   }
-  // Each frame with descriptors is handed over before the next is made, so that few are open. Who
-  // does not take them is left alone: the others find the other end of their socket closed.
-  std::vector<bool> deaf(processes.size(), false);
-  const auto hand = [&](std::size_t to, MessageType type, const std::string& bytes,
-                        std::vector<Fd> fds) {
-    if (deaf[to]) return;
-    std::string error;
-    processes[to]->channel.post(type_of(type), bytes, std::move(fds));
-    deaf[to] = !processes[to]->channel.flush_all(kHandOutMs, error);
-  };
   // This process comes last: with what it gets last it begins, and may end at once, and what others
   // were not sent by then would be lost with it.
-  std::vector<std::size_t> order(processes.size());
-  std::iota(order.begin(), order.end(), std::size_t{0});
-  std::sort(order.begin(), order.end(), [&](std::size_t a, std::size_t b) {
-    const bool own_a = processes[a]->pid == getpid(), own_b = processes[b]->pid == getpid();
-    return own_a == own_b ? a < b : own_b;
-  });
-  for (const std::size_t p : order) {
+  std::stable_partition(processes.begin(), processes.end(),
+                        [](const Connection* c) { return c->pid != getpid(); });
+  for (std::size_t p = 0; p < processes.size(); ++p) {
+    for (const auto r : processes[p]->ranks) m.process_of[r] = static_cast<std::uint32_t>(p);
+    m.pids.push_back(processes[p]->pid);
+  }
+  if (!enough_files(processes)) return;
+  const bool alone = processes.size() == 1;
+  for (std::size_t p = 0; p < processes.size(); ++p) {
+    Connection& c = *processes[p];
+    std::vector<Fd> theirs(alone ? 0 : 1);
+    if (!alone && !hand_out_pair(c.handed, theirs[0])) {
+      fail_all(std::string("cannot hand out what ranks share: ") + std::strerror(errno) +
+                   limit_text(errno),
+               nullptr);
+      return;
+    }
     m.me = static_cast<std::uint32_t>(p);
-    hand(p, MessageType::kStart, m.encode(), {});
-    for (const auto& [rank, entry] : joined_) {
-      if (m.process_of[rank] == p) continue;
-      std::vector<Fd> fds;
-      for (const Fd& memory : entry.memory) {
-        fds.push_back(duplicate(memory));
-        if (fds.back()) continue;
-        fail_all(std::string("cannot hand out a rank's memory: ") + std::strerror(errno), nullptr);
-        return;
-      }
-      hand(p, MessageType::kArena, ArenaMessage{rank}.encode(), std::move(fds));
+    c.channel.post(type_of(MessageType::kStart), m.encode(), std::move(theirs));
+    std::string error;
+    if (!c.channel.flush_all(kHandOutMs, error)) c.handed.reset();
+    hand_memory(processes, p);
+  }
+  joined_.clear();
+  std::vector<Fd> pidfds;
+  for (const Connection* c : processes) pidfds.push_back(alone ? Fd() : open_pidfd(c->pid));
+  // In blocks: of the sockets between two blocks all are made, then each process gets its part of
+  // them at once, and few are open at a time.
+  std::vector<std::vector<std::size_t>> blocks;
+  const std::size_t block = processes.size() <= kFewProcesses ? kSmallBlock : kBlock;
+  for (std::size_t p = 0; p < processes.size(); ++p) {
+    if (p % block == 0) blocks.emplace_back();
+    blocks.back().push_back(p);
+  }
+  for (std::size_t j = 0; j < blocks.size(); ++j) {
+    for (std::size_t i = 0; i <= j; ++i) {
+      if (!hand_peers(processes, blocks[i], blocks[j], pidfds)) return;
     }
   }
-  for (std::size_t j = 1; j < order.size(); ++j) {
-    for (std::size_t i = 0; i < j; ++i) {
-      const std::size_t p = order[i], q = order[j];
+}
+
+// Whether every process may open what it gets; if not, the job fails.
+bool RendezvousServer::enough_files(const std::vector<Connection*>& processes) {
+  const std::size_t others = processes.size() - 1;
+  std::size_t memory = 0;
+  for (const auto& [rank, entry] : joined_) memory += entry.memory.size();
+  for (const Connection* c : processes) {
+    std::size_t need = kSpareFiles + memory + 2 * others;
+    std::uint64_t has = c->files;
+    if (c->pid == getpid()) {  // it keeps the rendezvous besides
+      need += 2 * processes.size() + 2 * kBlock * kBlock;
+      has = files_left();
+    }
+    if (others == 0 || has >= need) continue;
+    fail_all(ranks_text(c->ranks) + " (process " + std::to_string(c->pid) + ") may have " +
+                 std::to_string(has) + " more files open (RLIMIT_NOFILE), and needs " +
+                 std::to_string(need) + " in a job of " + std::to_string(processes.size()) +
+                 " processes: raise it on all ranks with " + files_cure(processes.size()),
+             nullptr);
+    return false;
+  }
+  return true;
+}
+
+// Who does not take it is left alone: the others find the other end of their socket closed.
+bool RendezvousServer::hand(Connection& c, MessageType type, const std::vector<std::uint32_t>& of,
+                            const std::vector<std::vector<int>>& fds) {
+  for (std::size_t begin = 0; begin < of.size() && c.handed; begin += kMostHanded) {
+    HandedMessage m;
+    std::vector<int> all;
+    for (std::size_t i = begin; i < of.size() && i < begin + kMostHanded; ++i) {
+      m.items.push_back({of[i], static_cast<std::uint8_t>(fds[i].size())});
+      all.insert(all.end(), fds[i].begin(), fds[i].end());
+    }
+    std::string error;
+    if (!hand_out(c.handed, type, m.encode(), all, kHandOutMs, error)) c.handed.reset();
+  }
+  return static_cast<bool>(c.handed);
+}
+
+void RendezvousServer::hand_memory(const std::vector<Connection*>& processes, std::size_t to) {
+  std::vector<std::uint32_t> of;
+  std::vector<std::vector<int>> fds;
+  for (const auto& [rank, entry] : joined_) {
+    if (entry.connection == processes[to]) continue;
+    of.push_back(rank);
+    fds.emplace_back();
+    for (const Fd& memory : entry.memory) fds.back().push_back(memory.get());
+  }
+  hand(*processes[to], MessageType::kMemory, of, fds);
+}
+
+// Connects the processes of two blocks, or, if they are the same, of one.
+bool RendezvousServer::hand_peers(const std::vector<Connection*>& processes,
+                                  const std::vector<std::size_t>& some,
+                                  const std::vector<std::size_t>& others,
+                                  const std::vector<Fd>& pidfds) {
+  std::vector<Fd> sockets;
+  struct Part {
+    std::vector<std::uint32_t> of;
+    std::vector<std::vector<int>> fds;
+  };
+  std::map<std::size_t, Part> parts;  // by process: the last one is this
+  const auto add = [&](std::size_t to, std::size_t of, int socket) {
+    Part& part = parts[to];
+    part.of.push_back(static_cast<std::uint32_t>(of));
+    part.fds.push_back({socket});
+    // Without a pidfd (an old kernel) the socket alone tells of a death.
+    if (pidfds[of]) part.fds.back().push_back(pidfds[of].get());
+  };
+  for (const std::size_t p : some) {
+    for (const std::size_t q : others) {
+      if (p >= q) continue;
       int pair[2];
       if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, pair) != 0) {
-        fail_all(std::string("cannot connect two processes: ") + std::strerror(errno), nullptr);
-        return;
+        fail_all(std::string("cannot connect two processes: ") + std::strerror(errno) +
+                     limit_text(errno),
+                 nullptr);
+        return false;
       }
-      std::vector<Fd> to_p, to_q;
-      to_p.emplace_back(pair[0]);
-      to_q.emplace_back(pair[1]);
-      to_p.push_back(open_pidfd(processes[q]->pid));
-      to_q.push_back(open_pidfd(processes[p]->pid));
-      // Without a pidfd (an old kernel) the socket alone tells of a death.
-      if (!to_p.back()) to_p.pop_back();
-      if (!to_q.back()) to_q.pop_back();
-      hand(p, MessageType::kPeer, PeerMessage{static_cast<std::uint32_t>(q)}.encode(),
-           std::move(to_p));
-      hand(q, MessageType::kPeer, PeerMessage{static_cast<std::uint32_t>(p)}.encode(),
-           std::move(to_q));
+      sockets.emplace_back(pair[0]);
+      sockets.emplace_back(pair[1]);
+      add(p, q, pair[0]);
+      add(q, p, pair[1]);
     }
   }
+  for (const auto& [to, part] : parts) hand(*processes[to], MessageType::kPeers, part.of, part.fds);
+  return true;
 }
 
 // ---- client ----
@@ -416,7 +558,7 @@ bool RendezvousClient::connect(const JobSecret& secret, std::int64_t timeout_ms,
     }
     Fd socket = unix_socket();
     if (!socket) {
-      error = std::string("cannot open a socket: ") + std::strerror(errno);
+      error = std::string("cannot open a socket: ") + std::strerror(errno) + limit_text(errno);
       return false;
     }
     if (::connect(socket.get(), target, size) != 0) {
@@ -434,6 +576,10 @@ bool RendezvousClient::connect(const JobSecret& secret, std::int64_t timeout_ms,
       if (listener && bind(listener.get(), target, size) == 0 && listen(listener.get(), 256) == 0) {
         try {
           server_ = std::make_unique<RendezvousServer>(std::move(listener), secret);
+        } catch (const std::system_error& e) {
+          error =
+              std::string("cannot keep the rendezvous: ") + e.what() + limit_text(e.code().value());
+          return false;
         } catch (const std::exception& e) {
           error = std::string("cannot keep the rendezvous: ") + e.what();
           return false;
@@ -508,22 +654,41 @@ void RendezvousClient::flush() {
 }
 
 bool RendezvousClient::receive(std::string& error) {
-  bool live = channel_.receive(error);
+  bool live = true;
   Frame frame;
-  while (channel_.pop(frame)) {
-    if (!take(frame, error)) return false;
+  const auto hear = [&](std::string& why) {
+    live = channel_.receive(why);
+    while (channel_.pop(frame)) {
+      if (!take(frame, why)) return false;
+    }
+    if (live && channel_.broken()) live = channel_.receive(why);
+    return true;
+  };
+  if (!hear(error)) return false;
+  while (handed_ && !started) {
+    const Handed how = take_handed(handed_, frame, error);
+    if (how == Handed::kNothing) break;
+    if (how == Handed::kOver) {
+      std::string unused;
+      hear(unused);  // the server's last words, which were said before
+      return false;
+    }
+    if (!take_handed_over(frame)) {
+      error = "a message that has no place in a rendezvous";
+      return false;
+    }
+    started = failed.empty() && complete();
   }
-  if (live && channel_.broken()) live = channel_.receive(error);
-  return live || started;
+  return live || started || handed_;
 }
 
 bool RendezvousClient::take(Frame& frame, std::string& error) {
   bool good = false;
   switch (static_cast<MessageType>(frame.type)) {
-    case MessageType::kJoined: {
-      JoinedMessage m;
+    case MessageType::kPresent: {
+      PresentMessage m;
       good = m.decode(frame.payload);
-      joined_mask = m.mask;
+      if (good) present = std::move(m);
       break;
     }
     case MessageType::kRefused: {
@@ -545,24 +710,11 @@ bool RendezvousClient::take(Frame& frame, std::string& error) {
       break;
     }
     case MessageType::kStart:
-      good = !start_known_ && start.decode(frame.payload);
+      good = !start_known_ && start.decode(frame.payload) &&
+             frame.fds.size() == (start.pids.size() == 1 ? 0 : 1);
       start_known_ = good;
+      if (good && !frame.fds.empty()) handed_ = std::move(frame.fds[0]);
       break;
-    case MessageType::kArena: {
-      ArenaMessage m;
-      good = m.decode(frame.payload) && !frame.fds.empty();
-      if (good) memory[static_cast<int>(m.rank)] = std::move(frame.fds);
-      break;
-    }
-    case MessageType::kPeer: {
-      PeerMessage m;
-      good = m.decode(frame.payload) && !frame.fds.empty();
-      if (!good) break;
-      Peer& p = peers[static_cast<int>(m.process)];
-      p.socket = std::move(frame.fds[0]);
-      if (frame.fds.size() == 2) p.pidfd = std::move(frame.fds[1]);
-      break;
-    }
     default:
       break;
   }
@@ -572,6 +724,38 @@ bool RendezvousClient::take(Frame& frame, std::string& error) {
   }
   started = start_known_ && failed.empty() && complete();
   return true;
+}
+
+// Each item's descriptors, in order; empty: they are not what the message says.
+static std::vector<std::pair<int, std::vector<Fd>>> deal(Frame& frame) {
+  HandedMessage m;
+  std::vector<std::pair<int, std::vector<Fd>>> dealt;
+  if (!m.decode(frame.payload)) return dealt;
+  std::size_t at = 0;
+  for (const HandedMessage::Item& item : m.items) {
+    if (frame.fds.size() - at < item.fds) return {};
+    auto& [of, fds] = dealt.emplace_back(static_cast<int>(item.of), std::vector<Fd>{});
+    for (std::size_t i = 0; i < item.fds; ++i) fds.push_back(std::move(frame.fds[at++]));
+  }
+  if (at != frame.fds.size()) dealt.clear();
+  return dealt;
+}
+
+bool RendezvousClient::take_handed_over(Frame& frame) {
+  auto dealt = deal(frame);
+  for (auto& [of, fds] : dealt) {
+    if (frame.type == type_of(MessageType::kMemory)) {
+      if (!memory.try_emplace(of, std::move(fds)).second) return false;
+    } else if (frame.type == type_of(MessageType::kPeers)) {
+      const auto [place, fresh] = peers.try_emplace(of);
+      if (!fresh) return false;
+      place->second.socket = std::move(fds[0]);
+      if (fds.size() == 2) place->second.pidfd = std::move(fds[1]);
+    } else {
+      return false;
+    }
+  }
+  return !dealt.empty();
 }
 
 // Exactly what the start speaks of, so that nobody has to doubt ranks and processes later.
@@ -588,6 +772,11 @@ bool RendezvousClient::complete() const {
   return memory.size() == foreign && peers.size() + 1 == start.pids.size();
 }
 
+void RendezvousClient::ask_who() {
+  present.reset();
+  channel_.post(type_of(MessageType::kWho), "");
+}
+
 void RendezvousClient::fail(const std::string& why) {
   FailedMessage m;
   m.text = why.substr(0, kLongestReason);
@@ -598,6 +787,7 @@ void RendezvousClient::fail(const std::string& why) {
 
 void RendezvousClient::leave() {
   channel_.close();
+  handed_.reset();
   server_.reset();
   memory.clear();
   peers.clear();

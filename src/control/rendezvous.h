@@ -9,9 +9,11 @@
 //   server: Hello{nonce}        client: Proof{nonce, tag}      server: Proof{tag}
 //   client: Join{rank, …} + arena, for each of its ranks, at any time
 //   client: Failed{why}, if it gives up: the others learn the reason, not only that it left
-//   server: Joined{who}, to all, after each; Refused{rank, why}; Failed{why}
-//   server, when all are there: Start{who is where}, Arena + descriptor for each rank of another
-//   process, Peer + {connected socket, pidfd} for each other process.
+//   server: Refused{rank, why}; Failed{why}
+//   client: Who{}, if it waits for others in vain; server: Present{who}
+//   server, when all are there: Start{who is where} + a socket; by that, in bulk: Memory +
+//   descriptors, of the ranks of other processes; Peers + {connected socket, pidfd} each, of the
+//   other processes.
 // Then the listening socket is gone: there is no door left at which a stranger could knock.
 #pragma once
 
@@ -21,6 +23,7 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <thread>
 #include <vector>
@@ -52,6 +55,8 @@ class RendezvousServer {
     std::uint64_t deadline_ns = 0;
     std::uint64_t nonce[2] = {};
     std::int64_t pid = 0;
+    std::uint64_t files = 0;  // JoinMessage::files
+    Fd handed;                // by which it gets its descriptors at the start
     std::vector<std::uint32_t> ranks;
   };
   struct Joined {
@@ -66,10 +71,19 @@ class RendezvousServer {
   void take(Connection& c, Frame& frame);
   void prove(Connection& c, const Frame& frame);
   void join(Connection& c, Frame& frame);
+  void tell_who(Connection& c);
   void refuse(Connection& c, std::int32_t rank, std::int32_t code, const std::string& text);
   void fail_all(const std::string& text, const Connection* but);
   void drop(std::size_t index);
+  bool has_files_for_newcomer(int newest) const;
+  void doom(const std::string& text);
   void start();
+  bool enough_files(const std::vector<Connection*>& processes);
+  bool hand(Connection& c, MessageType type, const std::vector<std::uint32_t>& of,
+            const std::vector<std::vector<int>>& fds);
+  void hand_memory(const std::vector<Connection*>& processes, std::size_t to);
+  bool hand_peers(const std::vector<Connection*>& processes, const std::vector<std::size_t>& some,
+                  const std::vector<std::size_t>& others, const std::vector<Fd>& pidfds);
 
   Fd listener_;
   const JobSecret secret_;
@@ -82,6 +96,9 @@ class RendezvousServer {
   std::string settings_, first_host_;
   CpuSet cpus_;  // of all that have joined
   bool over_ = false;
+  // Why the job cannot come to be, told to newcomers as well until that time.
+  std::string doom_;
+  std::uint64_t doomed_until_ns_ = 0, doomed_at_last_ns_ = 0;
   std::thread thread_;
 };
 
@@ -103,14 +120,17 @@ class RendezvousClient {
   // last words.
   void flush();
   bool pending() const { return channel_.pending(); }
-  int fd() const { return channel_.fd(); }
+  bool keeps_rendezvous() const { return server_ != nullptr; }
+  int fd() const { return handed_ ? handed_.get() : channel_.fd(); }
+  // Asks who has joined by now; receive() takes the answer.
+  void ask_who();
   // Tells the others why this process gives up; before leave().
   void fail(const std::string& why);
   // Leaves: the server, if it is here, ends as well.
   void leave();
 
   // What is known by now.
-  std::uint64_t joined_mask = 0;
+  std::optional<PresentMessage> present;  // the answer to the latest ask_who()
   std::string failed;
   std::map<int, RefusedMessage> refused;  // by rank
   bool started = false;                   // all of the following is there
@@ -120,10 +140,12 @@ class RendezvousClient {
 
  private:
   bool take(Frame& frame, std::string& error);
+  bool take_handed_over(Frame& frame);
   bool complete() const;
 
   std::unique_ptr<RendezvousServer> server_;
   Channel channel_;
+  Fd handed_;  // from kStart on, until it is complete
   bool start_known_ = false;
 };
 

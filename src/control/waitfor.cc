@@ -18,8 +18,13 @@ std::string call_text(const CallId& c) {
 }
 
 const RankSnapshot* find_rank(const std::vector<RankSnapshot>& ranks, int rank) {
-  for (const RankSnapshot& r : ranks) {
-    if (r.rank == rank) return &r;
+  // They are in order, mostly, and few are left out: rarely is it far from there.
+  const std::size_t near = std::min(static_cast<std::size_t>(rank), ranks.size());
+  for (std::size_t i = near + 1; i-- > 0;) {
+    if (i < ranks.size() && ranks[i].rank == rank) return &ranks[i];
+  }
+  for (std::size_t i = near + 1; i < ranks.size(); ++i) {
+    if (ranks[i].rank == rank) return &ranks[i];
   }
   return nullptr;
 }
@@ -52,6 +57,52 @@ std::vector<const RankSnapshot*> present(const std::vector<RankSnapshot>& ranks,
   std::sort(sorted.begin(), sorted.end(),
             [](const RankSnapshot* a, const RankSnapshot* b) { return a->rank < b->rank; });
   return sorted;
+}
+
+// Those of which is told: all, or, if they are many, members of cycles first, then who is waited
+// for, then who waits. In order.
+std::vector<const RankSnapshot*> told_of(std::vector<const RankSnapshot*> all,
+                                         const std::vector<RankSnapshot>& ranks,
+                                         const std::vector<WaitCycle>& cycles) {
+  if (all.size() <= kMostExplained) return all;
+  std::set<int> in_cycles, missing;
+  for (const WaitCycle& c : cycles) {
+    for (const WaitEdge& e : c.edges) in_cycles.insert(e.rank);
+  }
+  std::set<std::pair<std::uint64_t, std::uint64_t>> seen;
+  for (const RankSnapshot& r : ranks) {
+    for (const PendingCall& p : r.pending) {
+      if (!seen.emplace(p.call.tag, p.call.n).second) continue;
+      for (const int m : missing_ranks(p, ranks)) missing.insert(m);
+    }
+  }
+  const auto weight = [&](const RankSnapshot* r) {
+    if (in_cycles.count(r->rank) != 0) return 0;
+    if (missing.count(r->rank) != 0) return 1;
+    return r->pending.empty() ? 3 : 2;
+  };
+  std::stable_sort(all.begin(), all.end(), [&](const RankSnapshot* a, const RankSnapshot* b) {
+    return weight(a) < weight(b);
+  });
+  all.resize(kMostExplained);
+  std::sort(all.begin(), all.end(),
+            [](const RankSnapshot* a, const RankSnapshot* b) { return a->rank < b->rank; });
+  return all;
+}
+
+// A list of ranks, and, if there are more than are told, how many more, under a name of its own.
+template <class Ranks>
+void write_ranks(JsonWriter& w, const char* name, const Ranks& ranks) {
+  w.key(name).begin_array();
+  std::size_t told = 0;
+  for (const int r : ranks) {
+    if (told++ == kMostExplained) break;
+    w.value(r);
+  }
+  w.end_array();
+  if (ranks.size() > kMostExplained) {
+    w.field((std::string(name) + "_more").c_str(), std::uint64_t{ranks.size() - kMostExplained});
+  }
 }
 
 std::string seconds(double ms) {
@@ -227,8 +278,9 @@ std::string explain_json(const std::vector<RankSnapshot>& ranks, const std::vect
                          const std::vector<WaitCycle>& cycles,
                          const std::vector<AbsentRank>& absent) {
   JsonWriter w;
+  const std::vector<const RankSnapshot*> all = present(ranks, absent);
   w.begin_object().key("ranks").begin_array();
-  for (const RankSnapshot* rank : present(ranks, absent)) {
+  for (const RankSnapshot* rank : told_of(all, ranks, cycles)) {
     const RankSnapshot& r = *rank;
     w.begin_object().field("rank", r.rank).field("holds", r.holds);
     w.key("running");
@@ -247,11 +299,9 @@ std::string explain_json(const std::vector<RankSnapshot>& ranks, const std::vect
           .field("n", p.call.n)
           .field("what", p.signature)
           .field("age_ms", p.age_ms);
-      w.key("not_called_by").begin_array();
-      for (const int m : missing_ranks(p, ranks)) w.value(m);
-      w.end_array().key("called_by").begin_array();
-      for (const int m : calling_ranks(p, ranks)) w.value(m);
-      w.end_array().field("instead", called_instead(r.rank, p, ranks)).key("engines").begin_array();
+      write_ranks(w, "not_called_by", missing_ranks(p, ranks));
+      write_ranks(w, "called_by", calling_ranks(p, ranks));
+      w.field("instead", called_instead(r.rank, p, ranks)).key("engines").begin_array();
       for (const EngineWait& e : p.engines) {
         w.begin_object().field("lane", e.lane).field("waits_for", name_of(e.what));
         if (e.what == EngineWait::kTurn) w.field("n", e.n);
@@ -276,11 +326,14 @@ std::string explain_json(const std::vector<RankSnapshot>& ranks, const std::vect
     for (const WaitEdge& e : edges) {
       if (e.rank == r.rank) waits.insert(e.waits_for);
     }
-    w.key("waits_for").begin_array();
-    for (const int m : waits) w.value(m);
-    w.end_array().end_object();
+    write_ranks(w, "waits_for", waits);
+    w.end_object();
   }
-  w.end_array().key("cycles").begin_array();
+  w.end_array();
+  if (all.size() > kMostExplained) {
+    w.field("ranks_more", std::uint64_t{all.size() - kMostExplained});
+  }
+  w.key("cycles").begin_array();
   for (const WaitCycle& c : cycles) {
     w.begin_object().field("text", c.text()).key("edges").begin_array();
     for (const WaitEdge& e : c.edges) {
@@ -291,10 +344,13 @@ std::string explain_json(const std::vector<RankSnapshot>& ranks, const std::vect
     w.end_array().end_object();
   }
   w.end_array().key("absent").begin_array();
-  for (const AbsentRank& a : absent) {
-    w.begin_object().field("rank", a.rank).field("why", a.why).end_object();
+  const std::size_t named = std::min(absent.size(), kMostExplained);
+  for (std::size_t i = 0; i < named; ++i) {
+    w.begin_object().field("rank", absent[i].rank).field("why", absent[i].why).end_object();
   }
-  w.end_array().end_object();
+  w.end_array();
+  if (absent.size() > named) w.field("absent_more", std::uint64_t{absent.size() - named});
+  w.end_object();
   return w.text();
 }
 
@@ -304,11 +360,17 @@ std::string explain_text(const std::vector<RankSnapshot>& ranks,
   constexpr std::size_t kMostCalls = 32;  // a rank
   const auto list = [](const std::vector<int>& of) {
     std::string t;
-    for (const int r : of) t += (t.empty() ? "" : ", ") + std::to_string(r);
+    for (std::size_t i = 0; i < of.size() && i < kMostExplained; ++i) {
+      t += (t.empty() ? "" : ", ") + std::to_string(of[i]);
+    }
+    if (of.size() > kMostExplained) {
+      t += ", … (" + std::to_string(of.size() - kMostExplained) + " more)";
+    }
     return t.empty() ? std::string("none") : t;
   };
   std::string text;
-  for (const RankSnapshot* r : present(ranks, absent)) {
+  const std::vector<const RankSnapshot*> all = present(ranks, absent);
+  for (const RankSnapshot* r : told_of(all, ranks, cycles)) {
     text += "unjam: rank " + std::to_string(r->rank) + ": " + std::to_string(r->pending.size()) +
             " pending\n";
     for (std::size_t i = 0; i < r->pending.size() && i < kMostCalls; ++i) {
@@ -329,9 +391,17 @@ std::string explain_text(const std::vector<RankSnapshot>& ranks,
       text += "unjam:   and " + std::to_string(r->pending.size() - kMostCalls) + " more\n";
     }
   }
-  for (const AbsentRank& a : absent) {
-    text += "unjam: rank " + std::to_string(a.rank) + ": " + a.why + "\n";
+  const auto more = [&](std::size_t ranks_left, const char* which) {
+    if (ranks_left != 0) {
+      text += "unjam: … (" + std::to_string(ranks_left) + " more " + which + ")\n";
+    }
+  };
+  more(all.size() - std::min(all.size(), kMostExplained), "ranks");
+  const std::size_t named = std::min(absent.size(), kMostExplained);
+  for (std::size_t i = 0; i < named; ++i) {
+    text += "unjam: rank " + std::to_string(absent[i].rank) + ": " + absent[i].why + "\n";
   }
+  more(absent.size() - named, "that are absent");
   for (const WaitCycle& c : cycles) text += "unjam: DEADLOCK: " + c.text() + "\n";
   return text;
 }

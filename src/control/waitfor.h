@@ -93,6 +93,9 @@ std::vector<int> calling_ranks(const PendingCall& call, const std::vector<RankSn
 std::string called_instead(int rank, const PendingCall& call,
                            const std::vector<RankSnapshot>& ranks);
 
+// Of so many ranks at most explanations speak; of others they say how many there are.
+inline constexpr std::size_t kMostExplained = 64;
+
 // A rank that has nothing to say, and why.
 struct AbsentRank {
   int rank = 0;

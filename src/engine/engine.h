@@ -128,7 +128,8 @@
 //                                        By the lead
 // Constants: kInlinePacketFlags, kStreams, kWholeCalls, kCarries (above); kLaneInShared: the lane's
 // state lies in BlockShared while its engine runs; kHostWatches: the host reads figures of keys and
-// what runs at any time. By all control threads, together:
+// what runs at any time; kWide, if there is one: one control thread, and any number of neighbours
+// and parts, else kAtHand at most. By all control threads, together:
 //   leads()                              one thread's answer is yes
 //   first(), stride()                    this one's part of a loop over peers (also by those that
 //                                        post, among themselves)
@@ -305,6 +306,10 @@ class Engine {
   }();
   static_assert(!(kCarries && Dev::kStreams), "posters would have to hand slices to carriers");
   static constexpr bool kGates = requires(Dev& dev) { dev.gate(0u); };
+  static constexpr bool kWide = [] {
+    if constexpr (requires { Dev::kWide; }) return Dev::kWide;
+    return false;
+  }();
   enum Command : std::uint32_t { kAgain, kFetch, kOrder, kRun, kQuit };
   static constexpr std::uint32_t kLatePasses = 6;
   enum Status : std::uint32_t { kMove, kBlocked, kFinished, kCancelledNow, kQuantumOver };
@@ -325,12 +330,13 @@ class Engine {
       dev_.sync_control();
     }
     const std::uint32_t ranks = lane_.transport.shape.ranks;
-    for (std::uint32_t r = dev_.first(); r < ranks; r += dev_.stride()) {
+    const bool copied = !kWide || ranks <= kAtHand;
+    for (std::uint32_t r = dev_.first(); copied && r < ranks; r += dev_.stride()) {
       s_.bases[r] = lane_.transport.bases[r];
     }
     if (dev_.leads()) {
       s_.transport = lane_.transport;
-      s_.transport.bases = s_.bases;
+      if (copied) s_.transport.bases = s_.bases;
       s_.policy = rank_.policy;
       s_.traces = lane_.trace.places != 0;
       for (ActiveContext& a : s_.active) a.slot = kNoSlot;
@@ -995,11 +1001,12 @@ class Engine {
     return found;
   }
   // What invocations whose order may say something have in common, see one_order.h; else 0. (Not
-  // the group: the key's state may be another's yet.)
+  // the group: the key's state may be another's yet. Among more than 4,095 ranks others may look
+  // alike, which costs a moment of order.)
   UNJAM_HD static std::uint32_t likeness(const Invocation& inv, bool is_short) {
     const Kind kind = inv.geometry.kind;
     if (has_root(kind)) return 0;
-    return std::uint32_t{inv.group_size} << 20 | std::uint32_t{inv.group_rank} << 8 |
+    return (std::uint32_t{inv.group_size} << 20 ^ std::uint32_t{inv.group_rank} << 8) |
            static_cast<std::uint32_t>(kind) << 1 | static_cast<std::uint32_t>(is_short);
   }
   // By the lead: into the task queue.
@@ -1037,7 +1044,8 @@ class Engine {
         if (peer == t.rank) continue;
         if (r.void_tag != 0) t.mark_void(peer, r.void_tag);
         if (r.lanes != nullptr) {
-          t.release(peer, r.lanes[t.lane].out[q], (r.settled >> q & 1) != 0);
+          const bool settled = r.settled != nullptr && (r.settled[q / 64] >> q % 64 & 1) != 0;
+          t.release(peer, r.lanes[t.lane].out[q], settled);
         }
       }
     }
@@ -1070,19 +1078,20 @@ class Engine {
         if (i < a.inv.num_primitives) a.program[i] = a.inv.program[i];
       }
       const LaneKey& key_of_lane = a.inv.key->lanes[lane_index_];
-      for (std::uint32_t k = dev_.first(); k < a.inv.num_neighbours; k += dev_.stride()) {
-        const std::uint16_t q = a.inv.neighbours[k];
-        a.neighbours[k] = q;
-        a.members[k] = a.inv.members[q];
-        a.outs[k] = s_.transport.wire(key_of_lane.out[q]);
-        a.ins[k] = s_.transport.wire(key_of_lane.in[q]);
-        a.invited[k] = nullptr;
+      if (is_wide(a.inv)) {
+        if (dev_.leads()) a.neighbours[kFromPlace] = a.neighbours[kToPlace] = kNoPeer;
+      } else {
+        for (std::uint32_t k = dev_.first(); k < a.inv.num_neighbours; k += dev_.stride()) {
+          bring(a, k, a.inv.neighbours[k], key_of_lane);
+        }
       }
       for (std::uint32_t i = dev_.first(); i < a.inv.num_sets; i += dev_.stride()) {
         a.sets[i] = a.inv.sets[i];
       }
       // (There are no more parts than members.)
-      for (std::uint32_t p = dev_.first(); p < a.inv.geometry.parts; p += dev_.stride()) {
+      const std::uint32_t parts = a.inv.geometry.parts;
+      const std::uint32_t here = kWide && parts > kAtHand ? kAtHand : parts;
+      for (std::uint32_t p = dev_.first(); p < here; p += dev_.stride()) {
         a.parts[p] = a.inv.geometry.lane_part(p, lane_index_);
       }
       if (dev_.leads()) {
@@ -1100,6 +1109,30 @@ class Engine {
     }
     if (dev_.leads() && a.dyn.attempts != 0xffffffffu) ++a.dyn.attempts;
     return a;
+  }
+
+  // ---- wide plans: more neighbours than are at hand (plan/plan.h) ----
+
+  // Whom a primitive receives from, and whom it sends to, are at one place each.
+  static constexpr std::uint16_t kFromPlace = 0, kToPlace = 1;
+  UNJAM_HD static bool is_wide(const Invocation& inv) { return kWide && inv.wide_peers != nullptr; }
+  // Group rank q to place k among the neighbours. Its endpoints are the key's, with all that has
+  // changed while it was there before.
+  UNJAM_HD void bring(ActiveContext& a, std::uint32_t k, std::uint16_t q,
+                      const LaneKey& key) const {
+    a.neighbours[k] = q;
+    a.members[k] = a.inv.members[q];
+    a.outs[k] = s_.transport.wire(key.out[q]);
+    a.ins[k] = s_.transport.wire(key.in[q]);
+    a.invited[k] = nullptr;
+  }
+  // By the lead: the plan's neighbour `which`, kNoPeer: nobody.
+  UNJAM_HD std::uint16_t bring_wide(ActiveContext& a, std::uint16_t place,
+                                    std::uint16_t which) const {
+    if (which == kNoPeer) return kNoPeer;
+    const std::uint16_t q = a.inv.neighbours[which];
+    if (a.neighbours[place] != q) bring(a, place, q, a.inv.key->lanes[lane_index_]);
+    return place;
   }
 
   // Lazy: only what has progressed. Each thread copies the vectors that it also loads.
@@ -1133,7 +1166,7 @@ class Engine {
     if (!dev_.leads()) return;
     if (s_.loaded) {
       const std::uint32_t last = a.inv.num_primitives - 1;
-      a.passes = a.inv.geometry.loops_of(a.parts[a.inv.geometry.longest_part_of(lane_index_)]);
+      a.passes = a.inv.geometry.loops_of(part_at(a, a.inv.geometry.longest_part_of(lane_index_)));
       a.passes += (last < kCachedPrimitives ? a.program[last] : a.inv.program[last]).lag;
     }
     set_running(s_.slot);
@@ -1245,28 +1278,34 @@ class Engine {
   }
 
   // Whom the i-th primitive receives from, or sends to.
-  UNJAM_HD static SlicePeers peers_of(const ActiveContext& a, Peers peers, std::uint32_t i,
-                                      bool receives) {
+  UNJAM_HD SlicePeers peers_of(ActiveContext& a, Peers peers, std::uint32_t i,
+                               bool receives) const {
     if (peers == kNobody) return {};
     if (is_set(peers)) return {a.sets[set_of(peers)].neighbours, kNoPeer};
-    if (peers != kWidePeer) return {0, peers};
+    if (!is_wide(a.inv)) return {0, peers};
     const WidePeers wide = a.inv.wide_peers[i];
-    return {0, receives ? wide.from : wide.to};
+    return {0, receives ? bring_wide(a, kFromPlace, wide.from) : bring_wide(a, kToPlace, wide.to)};
   }
 
   // The i-th primitive's chunk in this pass, empty if it was done by others: of copies a longest.
-  UNJAM_HD static Range chunk_of(const ActiveContext& a, Primitive p, std::uint32_t i) {
+  UNJAM_HD Range chunk_of(const ActiveContext& a, Primitive p, std::uint32_t i) const {
     if (a.dyn.loop < p.lag || a.dyn.loop - p.lag < a.dyn.handed.done_of(i)) return {};
     if ((p.flags & kCopies) == 0) return chunk(a, p, p.part);
     const Peers peers = (p.flags & kScatter) != 0 ? p.to : p.from;
     return chunk(a, p, a.sets[set_of(peers)].longest_part);
   }
   // The same of a part.
-  UNJAM_HD static Range chunk(const ActiveContext& a, Primitive p, std::uint32_t part) {
+  UNJAM_HD Range chunk(const ActiveContext& a, Primitive p, std::uint32_t part) const {
     const Geometry& g = a.inv.geometry;
-    const Range all = a.parts[part];
+    const Range all = part_at(a, part);
     if (a.dyn.loop < p.lag) return {all.offset, 0};
     return g.chunk_of(all, a.dyn.loop - p.lag);
+  }
+
+  // What this lane carries of a part.
+  UNJAM_HD Range part_at(const ActiveContext& a, std::uint32_t part) const {
+    if (!kWide || part < kAtHand) return a.parts[part];
+    return a.inv.geometry.lane_part(part, lane_index_);
   }
 
   // The slice under way, by direction: a pair's first primitive sends and its second receives,
@@ -1605,7 +1644,8 @@ class Engine {
     if constexpr (kGates) {
       if (!dev_.leads()) return gates;
       const std::uint64_t sets = s_.from.set | s_.to.set;
-      for (std::uint32_t k = 0; k < a.inv.num_neighbours; ++k) {
+      const std::uint32_t n = is_wide(a.inv) ? kAtHand : std::uint32_t{a.inv.num_neighbours};
+      for (std::uint32_t k = 0; k < n; ++k) {
         if ((sets >> k & 1) == 0 && k != s_.from.one && k != s_.to.one) continue;
         const std::uint64_t* const gate = dev_.gate(member(a, k));
         if (gate == nullptr) return {0, false};
@@ -1676,7 +1716,10 @@ class Engine {
   // On connectors that are known as the invocation begins; on others as they are found.
   UNJAM_HD void invite_known() {
     ActiveContext& a = active();
-    for (std::uint32_t k = dev_.first(); k < a.inv.num_neighbours; k += dev_.stride()) {
+    const bool wide = is_wide(a.inv);
+    for (std::uint32_t i = dev_.first(); i < a.inv.num_neighbours; i += dev_.stride()) {
+      const std::uint32_t k = wide ? kFromPlace : i;
+      if (wide) bring(a, k, a.inv.neighbours[i], *a.key);
       if (a.ins[k].connector == kNoConnector) continue;
       if (resolve(k)) invite(a, k);
     }

@@ -14,16 +14,17 @@
 namespace unjam {
 
 // What a lane lacked when it last left an invocation without having moved anything: one word, for
-// diagnosis. Time (2^20 ns) << 32 | low bits of n << 16 | group rank << 2 | what.
+// diagnosis. Time (2^20 ns) << 32 | low bits of n << 18 | group rank << 2 | what.
 enum class Lack : std::uint32_t {
   kUnknown = 0,  // it has not begun
   kNothing = 1,  // it has moved data since it last waited
   kData = 2,     // of that rank
   kRoom = 3,     // towards that rank
 };
-inline constexpr std::uint32_t kSomePeer = 0x3fff;
+inline constexpr std::uint32_t kSomePeer = 0xffff;
+inline constexpr std::uint32_t kLackUses = 0x3fff;  // bits of n
 UNJAM_HD constexpr std::uint32_t lack_word(Lack what, std::uint32_t peer, std::uint64_t n) {
-  return static_cast<std::uint32_t>(n & 0xffff) << 16 | peer << 2 |
+  return static_cast<std::uint32_t>(n & kLackUses) << 18 | peer << 2 |
          static_cast<std::uint32_t>(what);
 }
 
@@ -129,7 +130,9 @@ static_assert(sizeof(DynamicContext) % kVectorBytes == 0);
 struct KeyRelease {
   LaneKey* lanes = nullptr;  // [lanes]: give their connectors back; nullptr: keep them
   const std::uint16_t* members = nullptr;  // group rank -> world rank
-  std::uint64_t settled = 0;   // group ranks that have consumed all, or will never read the rest
+  // By group rank, 64 in a word: who has consumed all, or will never read the rest. nullptr:
+  // nobody.
+  const std::uint64_t* settled = nullptr;
   std::uint64_t void_tag = 0;  // a key's or group's that this rank will never read again; 0: none
   std::uint32_t group_size = 0;
 };

@@ -22,6 +22,12 @@ inline constexpr std::uint32_t kActiveContexts = 8;
 
 inline constexpr std::uint32_t kCachedPrimitives = 8;
 
+// What an active context, or a block, has at hand of as many ranks or parts. A plan whose
+// primitives name more neighbours (kWidePeer) has two of them there at a time, see Engine::bring();
+// parts beyond are computed.
+inline constexpr std::uint32_t kAtHand = 64;
+static_assert(kMostNeighbours < kAtHand && kFirstSet <= kAtHand && kMaxCudaRanks <= kAtHand);
+
 struct alignas(16) ActiveContext {
   Invocation inv;
   DynamicContext dyn;
@@ -34,17 +40,17 @@ struct alignas(16) ActiveContext {
   std::uint64_t passes = 0;  // of the program: how many chunks this lane makes, and the lag
   Primitive program[kCachedPrimitives];  // the first of them
   // By neighbour, as the program names them: group ranks, and ranks in the job.
-  std::uint16_t neighbours[kMaxRanks] = {};
-  std::uint16_t members[kMaxRanks] = {};
+  std::uint16_t neighbours[kAtHand] = {};
+  std::uint16_t members[kAtHand] = {};
   PeerSet sets[kMostSets];
-  Range parts[kMaxRanks] = {};  // what this lane carries of each part
+  Range parts[kAtHand] = {};  // what this lane carries of each part
   // The key's endpoints at neighbours, which every slice looks at. Nobody else changes them while
   // the lane has the invocation in its queue; what changes here is stored there, too.
-  Wire outs[kMaxRanks];
-  Wire ins[kMaxRanks];
+  Wire outs[kAtHand];
+  Wire ins[kAtHand];
   // The outputs of neighbours that have invited to store into them, as
   // LaneTransport::invited_output() found them.
-  unsigned char* invited[kMaxRanks] = {};
+  unsigned char* invited[kAtHand] = {};
   std::uint16_t slot = kNoSlot;  // which invocation is cached here
   std::uint16_t dirty = 0;       // dyn has changed since it was loaded: save before eviction
 };
@@ -227,8 +233,8 @@ struct BlockShared {
   StreamOfSlices stream;
   ActiveContext active[kActiveContexts];
   // Copies of what is constant, so that no look at a peer begins in slow memory.
-  LaneTransport transport;  // with `bases`
-  unsigned char* bases[kMaxRanks] = {};
+  LaneTransport transport;  // with `bases`, if they are all there
+  unsigned char* bases[kAtHand] = {};
   EnginePolicy policy;
   bool traces = false;
   LaneState lane;  // where Dev::kLaneInShared

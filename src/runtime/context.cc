@@ -18,7 +18,8 @@ Context::Context(std::shared_ptr<World> world, int rank, const Settings& setting
     : world_(std::move(world)),
       rank_(rank),
       settings_(settings),
-      gone_(static_cast<std::size_t>(world_->ranks())) {}
+      gone_(static_cast<std::size_t>(world_->ranks())),
+      is_given_up_(static_cast<std::size_t>(world_->ranks())) {}
 
 Context::~Context() {
   // After shutdown() this finds nothing; a context that failed to start must not stay attached.

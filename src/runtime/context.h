@@ -189,8 +189,9 @@ struct Key {
   Result failed;                           // an invocation failed, and with it all from
   std::uint64_t failed_from = UINT64_MAX;  // this use on; earlier ones go on
   LedgerEntry* ledger = nullptr;           // of this rank's; nullptr: it had no place
-  bool voided = false;        // peers know that this rank will never read the key again
-  std::uint64_t settled = 0;  // while not busy: group ranks known to have no slices to consume
+  bool voided = false;  // peers know that this rank will never read the key again
+  // While not busy: group ranks known to have no slices to consume, 64 in a word; none: nobody.
+  std::vector<std::uint64_t> settled;
   KeyPlace place = KeyPlace::kIdle;
   std::list<Key*>::iterator at;  // in Context::places_
   unjamCollective* registered = nullptr;
@@ -315,8 +316,8 @@ class Context : public std::enable_shared_from_this<Context>, private Rooms::Use
   void peer_gone(int peer, const std::string& why, std::shared_ptr<const Legacy> legacy);
   // `peer` has met the end of `gone`, see give_up().
   void peer_gave_up(int peer, int gone, const std::string& why);
-  // On whose account this rank has given up calls: ranks, as bits.
-  std::uint64_t given_up() const { return given_up_.load(std::memory_order_acquire); }
+  // On whose account this rank has given up calls, behind the first `known` of them.
+  std::vector<int> given_up(std::size_t known) const;
   // `peer` has left with all its calls complete: it takes no data any more.
   void peer_left(int peer);
   // Ends one invocation, if it is pending, and its key. `speakers`: the ranks of the process that
@@ -568,11 +569,16 @@ class Context : public std::enable_shared_from_this<Context>, private Rooms::Use
   std::uint64_t submitted_ = 0;
   std::uint64_t completed_ = 0;
   std::uint64_t serials_ = 0;
-  bool closed_ = false;                     // aborted or destroyed
-  bool destroyed_ = false;                  // the latter
-  std::atomic<std::uint64_t> given_up_{0};  // see given_up()
-  std::atomic<bool> ends_{false};           // it is closed, or about to be
-  bool helping_ = false;                    // see wait()
+  bool closed_ = false;     // aborted or destroyed
+  bool destroyed_ = false;  // the latter
+  // See given_up(): each once, in the order in which it was met. Held for a moment only, also with
+  // the lock, and with no other taken behind it.
+  mutable std::mutex giving_up_;
+  std::vector<int> given_up_;
+  std::vector<bool> is_given_up_;  // by rank
+  std::atomic<std::size_t> num_given_up_{0};
+  std::atomic<bool> ends_{false};  // it is closed, or about to be
+  bool helping_ = false;           // see wait()
   Result first_error_;
   Result closed_why_;
 

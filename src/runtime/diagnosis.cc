@@ -557,16 +557,33 @@ void World::Gathering::add(RankSnapshot snapshot) {
   }
 }
 
-// Asks all processes for what their ranks are doing.
+// Whose ranks an explanation is about: in large jobs the members of what is pending here, if there
+// is something.
+std::set<int> World::worth_asking(const std::vector<RankSnapshot>& here) const {
+  const std::vector<int> live = mesh_.live();
+  std::set<int> processes;
+  if (static_cast<std::size_t>(ranks_) > kMostExplained) {
+    for (const RankSnapshot& r : here) {
+      for (const PendingCall& p : r.pending) processes.merge(processes_of(p.members));
+    }
+    std::erase_if(processes, [&](int p) { return !contains(live, p); });
+  }
+  if (processes.empty()) processes.insert(live.begin(), live.end());
+  return processes;
+}
+
+// Asks other processes for what their ranks are doing.
 std::uint64_t World::gather(bool print) {
   const std::uint64_t number = ++last_gathering_;
   Gathering& g = gatherings_[number];
   g.print = print;
   g.deadline_ns = monotonic_ns() + kGatherNs;
-  for (RankSnapshot& s : local_snapshots()) g.add(std::move(s));
+  std::vector<RankSnapshot> here = local_snapshots();
+  g.asked = worth_asking(here);
+  for (RankSnapshot& s : here) g.add(std::move(s));
   SnapshotRequestMessage m;
   m.number = number;
-  for (const int process : mesh_.live()) {
+  for (const int process : g.asked) {
     g.waits_for.insert(process);
     mesh_.send(process, MessageType::kSnapshotRequest, m.encode());
   }
@@ -611,7 +628,7 @@ std::vector<AbsentRank> World::absentees(const Gathering& g) const {
       ranks.push_back({r,
                        "a call of it has been inside of CUDA for 0.2 s and more: what is pending "
                        "there is not known"});
-    } else if (!is_local(r)) {
+    } else if (g.asked.count(process_of_[static_cast<std::size_t>(r)]) != 0) {
       ranks.push_back(
           {r, "does not answer (process " +
                   std::to_string(
@@ -636,6 +653,8 @@ void World::add_departed(std::vector<RankSnapshot>& ranks) const {
     gone.untaken = left.untaken;
     ranks.push_back(std::move(gone));
   }
+  std::sort(ranks.begin(), ranks.end(),
+            [](const RankSnapshot& a, const RankSnapshot& b) { return a.rank < b.rank; });
 }
 
 std::string World::explain() {

@@ -34,6 +34,7 @@ ArenaShape arena_shape(const Settings& settings, int ranks) {
                                       : (settings.escape_slots - 1) * settings.escape_slot_bytes);
   // Whole pages, as all of an arena.
   shape.heap_bytes = (static_cast<std::uint64_t>(settings.heap_bytes) + 4095) / 4096 * 4096;
+  shape.derive();
   return shape;
 }
 

@@ -224,8 +224,20 @@ void Context::give_up(const unjamGroup& group) {
 }
 
 void Context::give_up(int rank) {
-  const std::uint64_t bit = std::uint64_t{1} << rank;
-  if ((given_up_.fetch_or(bit, std::memory_order_acq_rel) & bit) == 0) world_->gave_up();
+  {
+    const std::lock_guard lock(giving_up_);
+    if (is_given_up_[static_cast<std::size_t>(rank)]) return;
+    is_given_up_[static_cast<std::size_t>(rank)] = true;
+    given_up_.push_back(rank);
+    num_given_up_.store(given_up_.size(), std::memory_order_release);
+  }
+  world_->gave_up();
+}
+
+std::vector<int> Context::given_up(std::size_t known) const {
+  if (num_given_up_.load(std::memory_order_acquire) <= known) return {};
+  const std::lock_guard lock(giving_up_);
+  return {given_up_.begin() + static_cast<std::ptrdiff_t>(known), given_up_.end()};
 }
 
 void Context::peer_gave_up(int peer, int gone, const std::string& why) {

@@ -62,7 +62,7 @@ std::uint64_t Key::bytes() const {
   constexpr std::uint64_t kNodes = 128;
   return sizeof(Key) + kNodes + 2 * name.capacity() + lanes.capacity() * sizeof(LaneKey) +
          out.capacity() * sizeof(OutEndpoint) + in.capacity() * sizeof(InEndpoint) +
-         history.capacity() * sizeof(Signature) +
+         settled.capacity() * sizeof(std::uint64_t) + history.capacity() * sizeof(Signature) +
          (plan == nullptr ? 0 : sizeof(Plan) + plan->primitives.capacity() * sizeof(Primitive));
 }
 
@@ -219,7 +219,7 @@ void Context::move_key(Key& key, KeyPlace place, bool front) {
   std::list<Key*>& to = places_[static_cast<std::size_t>(place)];
   to.splice(front ? to.begin() : to.end(), places_[static_cast<std::size_t>(key.place)], key.at);
   key.place = place;
-  if (place == KeyPlace::kBusy) key.settled = 0;
+  if (place == KeyPlace::kBusy) key.settled.clear();
 }
 
 void Context::rest(Key& key) { move_key(key, KeyPlace::kLingering); }
@@ -234,16 +234,17 @@ KeyPlace Context::resting_place(const Key& key) const {
 // of a peer stays true as long: credits grow, and a mark that says "void" is never taken back
 // (though another may replace it, so it is remembered here).
 bool Context::settled(Key& key) const {
-  static_assert(kMaxRanks <= 64, "Key::settled has a bit for each");
   // The device's endpoints are not seen from here: the lanes look, as they let go of them.
   if (cuda()) return true;
   const unjamGroup& group = *key.group;
+  key.settled.resize((group.members.size() + 63) / 64);
   for (std::size_t q = 0; q < group.members.size(); ++q) {
-    const std::uint64_t bit = std::uint64_t{1} << q;
+    std::uint64_t& word = key.settled[q / 64];
+    const std::uint64_t bit = std::uint64_t{1} << q % 64;
     const auto peer = static_cast<std::uint32_t>(group.members[q]);
     // Who is gone takes nothing any more. It may still be reading, though, so its connectors stay
     // as they are (LaneTransport::release).
-    if (group.members[q] == rank_ || (key.settled & bit) != 0 || gone_[peer]) continue;
+    if (group.members[q] == rank_ || (word & bit) != 0 || gone_[peer]) continue;
     for (std::size_t l = 0; l < key.lanes.size(); ++l) {
       const LaneTransport& t = memory_->lane(static_cast<std::uint32_t>(l)).transport;
       if (!t.drained(peer, key.lanes[l].out[q]) && !t.voided(peer, key.state.tag) &&
@@ -251,7 +252,7 @@ bool Context::settled(Key& key) const {
         return false;
       }
     }
-    key.settled |= bit;
+    word |= bit;
   }
   return true;
 }
@@ -387,7 +388,7 @@ bool Context::forget(KeyDrop& drop, Key& key) {
   r.lanes = key.engine_lanes;
   r.members = group.members16.data();
   r.group_size = static_cast<std::uint32_t>(group.members16.size());
-  r.settled = key.settled;
+  r.settled = key.settled.empty() ? nullptr : key.settled.data();
   drop.releases.push_back(r);  // there is room, as in `keys`
   ledger_->close(key.ledger);
   places_[static_cast<std::size_t>(key.place)].erase(key.at);

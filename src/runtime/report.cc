@@ -44,7 +44,9 @@ std::vector<EngineWait> engine_waits(const Submitted& s, double age_ms) {
     const std::uint64_t word = load_relaxed(key.lanes[l].lack);
     const auto what = static_cast<Lack>(word & 3);
     const auto peer = static_cast<std::uint32_t>(word >> 2) & kSomePeer;
-    if (what == Lack::kUnknown || (word >> 16 & 0xffff) != (s.n & 0xffff)) continue;  // not begun
+    if (what == Lack::kUnknown || (word >> 18 & kLackUses) != (s.n & kLackUses)) {
+      continue;  // not begun
+    }
     if (what == Lack::kNothing) {
       w.what = EngineWait::kNothing;
       continue;

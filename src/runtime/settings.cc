@@ -178,7 +178,8 @@ const std::vector<TextVariable>& text_variables() {
        "This process's rank, for unjamInitFromEnvironment. Unset: what torchrun (RANK), mpirun "
        "(OMPI_COMM_WORLD_RANK, PMI_RANK) or srun (SLURM_PROCID) say.",
        false},
-      {"UNJAM_RANKS", "1 to 64", "Ranks of the job; set together with UNJAM_RANK.", false},
+      {"UNJAM_RANKS", "1 to 65535",
+       "Ranks of the job (on CUDA 64 at most); set together with UNJAM_RANK.", false},
       {"UNJAM_ID", "hexadecimal digits",
        "Name of the job, the same on all ranks and secret: what `unjam id` prints. Unset: made of "
        "what the launcher calls the job, or of MASTER_ADDR and MASTER_PORT.",

@@ -13,6 +13,7 @@
 
 #include "base/clock.h"
 #include "base/fork_guard.h"
+#include "base/limits.h"
 #include "control/join_text.h"
 #include "runtime/allowed_cpus.h"
 #include "runtime/context.h"
@@ -30,6 +31,8 @@ namespace {
 
 // What was said last must reach the others before the connections close.
 constexpr std::int64_t kFarewellMs = 1000;
+// For who keeps the rendezvous to say who has joined.
+constexpr std::int64_t kAnswerMs = 1000;
 // From the closing of a dying process's sockets to its end, which a busy machine puts off. Its
 // death is to be known within a second, also where a GPU is in use, whose driver takes its time.
 constexpr int kLastBreathMs = 400;
@@ -251,10 +254,17 @@ unjamResult_t World::join(int rank, const Settings& settings, std::string& error
     m.settings = agreed;
     m.host = host;
     m.cpus = cpus;
+    m.files = files_left();
     client_.join(m, std::move(shared));
   }
   changed_.notify_all();
   mesh_.wake();
+  if (alone()) return UNJAM_SUCCESS;
+  // While the others come: this thread only waits for them.
+  const auto others = static_cast<std::size_t>(ranks_ - 1);
+  const std::size_t files = (client_.keeps_rendezvous() ? 6 : 3) * others;
+  lock.unlock();
+  make_room_for_files(files);
   return UNJAM_SUCCESS;
 }
 
@@ -292,7 +302,7 @@ bool World::make_memory(int rank, const Settings& settings, std::vector<Fd>& sha
       shared.push_back(std::move(fd));
       return true;
     }
-    if (error.empty()) error = std::strerror(errno);
+    if (error.empty()) error = std::strerror(errno) + limit_text(errno);
     error = "cannot share memory with the other ranks: " + error;
     return false;
   };
@@ -360,32 +370,56 @@ std::vector<int> World::missing() const {
   std::vector<int> ranks;
   for (int r = 0; r < ranks_; ++r) {
     const bool here = joined_[static_cast<std::size_t>(r)];
-    if (!here && (client_.joined_mask >> r & 1) == 0) ranks.push_back(r);
+    if (!here && !(client_.present && client_.present->has(r))) ranks.push_back(r);
   }
   return ranks;
 }
 
 unjamResult_t World::wait_joined(int rank, std::int64_t timeout_ms, std::string& error) {
   std::unique_lock lock(mutex_);
-  const bool in_time = changed_.wait_for(lock, std::chrono::milliseconds(timeout_ms), [&] {
+  const auto decided = [&] {
     return started_ || !failure_.empty() || client_.refused.count(rank) != 0;
-  });
+  };
+  bool in_time = changed_.wait_for(lock, std::chrono::milliseconds(timeout_ms), decided);
+  const bool known = in_time || know_who(lock);
+  in_time = decided();
   if (const auto refused = client_.refused.find(rank); refused != client_.refused.end()) {
     error = refused->second.text;
     return static_cast<unjamResult_t>(refused->second.code);
+  }
+  if (start_failed_) {
+    error = failure_;
+    return UNJAM_ERROR_SYSTEM;
   }
   if (!failure_.empty()) {
     error = "another rank could not join: " + failure_;
     return UNJAM_ERROR_PEER;
   }
   if (!in_time) {
-    error = rank_list(missing()) + " did not join within " + std::to_string(timeout_ms) +
-            " ms (UNJAM_INIT_TIMEOUT_MS)";
+    const std::string too_late =
+        " did not join within " + std::to_string(timeout_ms) + " ms (UNJAM_INIT_TIMEOUT_MS)";
+    if (!known) {
+      error = std::to_string(ranks_ - num_joined_) +
+              " ranks, or some of them (who keeps the rendezvous does not say which),";
+    } else {
+      error = rank_list(missing());
+    }
+    error += too_late;
     if (!alone()) error += "; all ranks must run on this machine, as the same user";
     fail_meeting(error);
     return UNJAM_ERROR_TIMEOUT;
   }
   return UNJAM_SUCCESS;
+}
+
+// Asks who has joined. False: nobody answers.
+bool World::know_who(std::unique_lock<std::mutex>& lock) {
+  if (alone()) return true;
+  client_.ask_who();
+  mesh_.wake();
+  const auto ends = [this] { return client_.present.has_value() || !failure_.empty(); };
+  changed_.wait_for(lock, std::chrono::milliseconds(kAnswerMs), ends);
+  return client_.present.has_value();
 }
 
 void World::fail_meeting(const std::string& why) {
@@ -452,12 +486,12 @@ void World::begin() {
     std::string error;
     arenas_[i] = SharedMemory::adopt(std::move(fds[0]), host_bytes(), error);
     if (arenas_[i].data() == nullptr) {
-      fail_meeting(error);
+      fail_start(error);
       return;
     }
     bases_[i] = arenas_[i].data();
     if (cuda_ == nullptr && !close_blocks(rank, error)) {
-      fail_meeting(error);
+      fail_start(error);
       return;
     }
     if (cuda_ == nullptr) continue;
@@ -466,7 +500,7 @@ void World::begin() {
                                              shape_.base_bytes(), error);
     }
     if (device_arenas_[i] == nullptr) {
-      fail_meeting("cannot use the device memory of rank " + std::to_string(rank) + ": " + error);
+      fail_start("cannot use the device memory of rank " + std::to_string(rank) + ": " + error);
       return;
     }
     bases_[i] = device_arenas_[i]->data();
@@ -476,6 +510,22 @@ void World::begin() {
   }
   started_ = true;
   runs_.store(true, std::memory_order_release);
+}
+
+// The others have begun: their calls with ranks of this process fail, and say why.
+void World::fail_start(const std::string& why) {
+  for (auto& [process, peer] : client_.peers) {
+    mesh_.add(process, std::move(peer.socket), std::move(peer.pidfd));
+  }
+  for (int r = 0; r < ranks_; ++r) {
+    if (!is_local(r)) continue;
+    GoneMessage m;
+    m.rank = static_cast<std::uint32_t>(r);
+    m.why = "it could not start: " + why;
+    mesh_.send_all(MessageType::kGone, m.encode());
+  }
+  start_failed_ = true;
+  fail_meeting(why);
 }
 
 // ---- the control thread ----
@@ -544,6 +594,7 @@ std::set<int> World::processes_of(const std::vector<int>& members) const {
 // What makes no sense is passed over: its sender proved that it is of our job, so it is a fault of
 // ours, and must not make things worse here.
 void World::on_message(int process, Frame& frame) {
+  if (start_failed_) return;  // not all memory is there
   switch (static_cast<MessageType>(frame.type)) {
     case MessageType::kGone: {
       GoneMessage m;
@@ -556,7 +607,7 @@ void World::on_message(int process, Frame& frame) {
     case MessageType::kGaveUp: {
       GaveUpMessage m;
       if (m.decode(frame.payload) && is_rank_of(m.rank, process)) {
-        on_gave_up(static_cast<int>(m.rank), m.of);
+        on_gave_up(static_cast<int>(m.rank), {m.of.begin(), m.of.end()});
       }
       break;
     }
@@ -635,6 +686,7 @@ bool World::misses(int process) const {
 }
 
 void World::on_lost(int process, bool died, const std::string& why) {
+  if (start_failed_) return;
   const std::string pid = std::to_string(pids_[static_cast<std::size_t>(process)]);
   for (int r = 0; r < ranks_; ++r) {
     if (!is_rank_of(static_cast<std::uint32_t>(r), process) || departed_.count(r) != 0) continue;
@@ -712,32 +764,36 @@ void World::mark_gone(int rank, const std::string& why,
     if (c != nullptr && c->rank() != rank) c->peer_gone(rank, why, legacy);
   }
   // Others may have met it before it was known here.
-  for (const auto& [r, of] : given_up_) on_gave_up(r, of);
+  for (const auto& [r, of] : given_up_) {
+    if (of.count(rank) != 0) meet_end(r, rank);
+  }
 }
 
-void World::on_gave_up(int rank, std::uint64_t of) {
-  given_up_[rank] |= of;
-  for (auto& [peer, gone] : gone_) {
-    if ((of >> peer & 1) == 0) continue;
-    if (std::find(gone.given_up.begin(), gone.given_up.end(), rank) != gone.given_up.end()) {
-      continue;
-    }
-    gone.given_up.push_back(rank);
-    for (Context* c : contexts_) {
-      if (c != nullptr && c->rank() != rank) c->peer_gave_up(rank, peer, gone.why);
-    }
+void World::on_gave_up(int rank, const std::vector<int>& of) {
+  for (const int peer : of) {
+    if (given_up_[rank].insert(peer).second) meet_end(rank, peer);
+  }
+}
+
+// Whoever knows that `peer` is gone hears that `rank` has met that.
+void World::meet_end(int rank, int peer) {
+  const auto gone = gone_.find(peer);
+  if (gone == gone_.end()) return;
+  gone->second.given_up.push_back(rank);
+  for (Context* c : contexts_) {
+    if (c != nullptr && c->rank() != rank) c->peer_gave_up(rank, peer, gone->second.why);
   }
 }
 
 void World::tell_given_up() {
   for (Context* c : contexts_) {
     if (c == nullptr) continue;
-    const std::uint64_t of = c->given_up();
     const auto known = given_up_.find(c->rank());
-    if ((of & ~(known == given_up_.end() ? 0 : known->second)) == 0) continue;
+    const std::vector<int> of = c->given_up(known == given_up_.end() ? 0 : known->second.size());
+    if (of.empty()) continue;
     GaveUpMessage m;
     m.rank = static_cast<std::uint32_t>(c->rank());
-    m.of = of;
+    m.of.assign(of.begin(), of.end());
     mesh_.send_all(MessageType::kGaveUp, m.encode());
     on_gave_up(c->rank(), of);
   }

@@ -184,9 +184,9 @@ class World : private Rooms::Memory {
   // Snapshots of all ranks, on their way.
   struct Gathering {
     std::vector<RankSnapshot> ranks;
-    std::set<int> busy;       // ranks that could not look
-    std::set<int> waits_for;  // processes
-    bool print = false;       // nobody waits for it: to be printed
+    std::set<int> busy;              // ranks that could not look
+    std::set<int> asked, waits_for;  // processes
+    bool print = false;              // nobody waits for it: to be printed
     void add(RankSnapshot snapshot);
     // Of a second look, what the first one saw, which is what is printed.
     std::vector<RankSnapshot> before;
@@ -201,6 +201,7 @@ class World : private Rooms::Memory {
   };
 
   std::vector<int> missing() const;
+  bool know_who(std::unique_lock<std::mutex>& lock);
   // The control thread.
   void control();
   void meet(std::unique_lock<std::mutex>& lock);
@@ -211,6 +212,7 @@ class World : private Rooms::Memory {
   std::uint64_t host_bytes() const;
   std::uint64_t bytes_before_ledger() const;
   void fail_meeting(const std::string& why);
+  void fail_start(const std::string& why);
   // Its reactions to messages; with the lock.
   void on_message(int process, Frame& frame);
   bool misses(int process) const;
@@ -220,7 +222,8 @@ class World : private Rooms::Memory {
   void mark_gone(int rank, const std::string& why, const std::shared_ptr<const Legacy>& legacy);
   std::shared_ptr<const Legacy> legacy_of(int rank) const;
   void tell_given_up();
-  void on_gave_up(int rank, std::uint64_t of);
+  void on_gave_up(int rank, const std::vector<int>& of);
+  void meet_end(int rank, int peer);
   bool alone() const { return !secret_; }
   bool is_rank_of(std::uint32_t rank, int process) const;
   std::set<int> processes_of(const std::vector<int>& members) const;
@@ -278,6 +281,7 @@ class World : private Rooms::Memory {
   std::string who_called(const CallKey& key, const CallRecord& call) const;
   std::vector<RankSnapshot> local_snapshots() const;
   std::uint64_t gather(bool print);
+  std::set<int> worth_asking(const std::vector<RankSnapshot>& here) const;
   // Whether it is known what all ranks are doing, as of just now; if not, they are asked.
   bool looked_around();
   // "; rank 0 has called …, which rank 1 has not", by what looked_around() has found.
@@ -313,6 +317,7 @@ class World : private Rooms::Memory {
   int num_joined_ = 0;
   bool started_ = false;
   std::string failure_;
+  bool start_failed_ = false;  // here, when all had joined
   // The job.
   int me_ = 0;                      // this process
   std::vector<int> process_of_;     // by rank
@@ -326,7 +331,7 @@ class World : private Rooms::Memory {
     std::vector<PendingCall> untaken;
   };
   std::map<int, Departed> departed_;
-  std::map<int, std::uint64_t> given_up_;  // by rank: on whose account it has given up calls
+  std::map<int, std::set<int>> given_up_;  // by rank: on whose account it has given up calls
   std::map<int, Gone> gone_;               // aborted, dead, or their process ends: by rank
   // Disagreements found, by tag and by the process that says so. For ranks that call later.
   std::map<std::pair<std::uint64_t, int>, Disagreement> disagreements_;

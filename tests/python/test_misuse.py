@@ -179,7 +179,7 @@ def misuse(section: str, did: str, cure: str, ends: bool = False, **config: Any)
 JOIN = "Joining a job"
 
 
-@misuse(JOIN, "`init_all(0)`, or more ranks than 64", "1 to 64 ranks a job")
+@misuse(JOIN, "`init_all(0)`, or more ranks than 65,535", "1 to 65,535 ranks a job, on GPUs 64")
 def no_ranks(job: Job) -> None:
     unjam.init_all(0)
 

@@ -31,8 +31,8 @@ using unjam::MessageType;
 
 inline constexpr MessageType kAllMessageTypes[] = {
     MessageType::kHello,       MessageType::kProof,    MessageType::kRefused,
-    MessageType::kJoin,        MessageType::kJoined,   MessageType::kFailed,
-    MessageType::kStart,       MessageType::kArena,    MessageType::kPeer,
+    MessageType::kJoin,        MessageType::kPresent,  MessageType::kFailed,
+    MessageType::kStart,       MessageType::kMemory,   MessageType::kPeers,
     MessageType::kGone,        MessageType::kDeparted, MessageType::kQuery,
     MessageType::kAnswer,      MessageType::kFail,     MessageType::kSnapshotRequest,
     MessageType::kSnapshot,    MessageType::kWindow,   MessageType::kWindowGone,
@@ -60,16 +60,18 @@ inline bool decode_any(MessageType type, std::string_view bytes, std::string& ag
       return decode_as<unjam::RefusedMessage>(bytes, again);
     case MessageType::kJoin:
       return decode_as<unjam::JoinMessage>(bytes, again);
-    case MessageType::kJoined:
-      return decode_as<unjam::JoinedMessage>(bytes, again);
+    case MessageType::kWho:
+      again = bytes;
+      return bytes.empty();
+    case MessageType::kPresent:
+      return decode_as<unjam::PresentMessage>(bytes, again);
     case MessageType::kFailed:
       return decode_as<unjam::FailedMessage>(bytes, again);
     case MessageType::kStart:
       return decode_as<unjam::StartMessage>(bytes, again);
-    case MessageType::kArena:
-      return decode_as<unjam::ArenaMessage>(bytes, again);
-    case MessageType::kPeer:
-      return decode_as<unjam::PeerMessage>(bytes, again);
+    case MessageType::kMemory:
+    case MessageType::kPeers:
+      return decode_as<unjam::HandedMessage>(bytes, again);
     case MessageType::kGone:
       return decode_as<unjam::GoneMessage>(bytes, again);
     case MessageType::kGaveUp:
@@ -124,9 +126,10 @@ inline std::vector<SampleMessage> sample_messages(std::uint32_t rank = 2, std::u
   add(MessageType::kJoin, join);
   join.settings = "lanes=2, escape_slots=5", join.cpus = {3, ~0ull};
   add(MessageType::kJoin, join);
-  JoinedMessage joined;
-  joined.mask = 5;
-  add(MessageType::kJoined, joined);
+  PresentMessage present;
+  add(MessageType::kPresent, present);
+  present.joined = {5, ~0ull};
+  add(MessageType::kPresent, present);
   FailedMessage failed;
   add(MessageType::kFailed, failed);
   failed.text = "rank 1 left";
@@ -136,15 +139,16 @@ inline std::vector<SampleMessage> sample_messages(std::uint32_t rank = 2, std::u
   add(MessageType::kStart, start);
   start.hosts = {"a", "b"}, start.host_of = {0, 1, 0}, start.cpus = {7};
   add(MessageType::kStart, start);
-  add(MessageType::kArena, ArenaMessage{rank});
-  add(MessageType::kPeer, PeerMessage{1});
+  add(MessageType::kMemory, HandedMessage{});
+  add(MessageType::kMemory, HandedMessage{{{rank, 1}, {0, 2}}});
+  add(MessageType::kPeers, HandedMessage{{{1, 2}}});
   GoneMessage gone;
   gone.rank = rank, gone.why = "it was aborted";
   add(MessageType::kGone, gone);
   gone.ended = true;
   add(MessageType::kGone, gone);
   GaveUpMessage gave_up;
-  gave_up.rank = rank, gave_up.of = 5;
+  gave_up.rank = rank, gave_up.of = {5, rank};
   add(MessageType::kGaveUp, gave_up);
   DepartedMessage departed;
   departed.rank = rank;

@@ -340,6 +340,7 @@ class ByHand : public Looking {
   static constexpr bool kLaneInShared = false;
   static constexpr bool kHostWatches = false;
   static constexpr bool kStreams = false;
+  static constexpr bool kWide = true;
   static constexpr std::uint64_t kSliceUs = 100;
   static constexpr std::uint64_t kLateSlices = 3, kLateNs = kLateSlices * kSliceUs * 1000;
 
@@ -690,7 +691,7 @@ class Ranks {
   std::vector<std::vector<WindowEntry>> tables_;
   std::vector<std::unique_ptr<Rank>> ranks_;
   std::uint64_t heap_ = 0;  // offset in arenas
-  std::vector<std::uint64_t> used_ = std::vector<std::uint64_t>(kMaxRanks);
+  std::vector<std::uint64_t> used_ = std::vector<std::uint64_t>(n_);
   std::uint64_t submitted_ = 0;
   std::vector<std::pair<std::vector<std::int32_t>*, unsigned char*>> in_heap_;
 };

@@ -19,7 +19,9 @@ namespace {
 // Arenas and send states of `ranks` ranks with one lane.
 class Fabric {
  public:
-  explicit Fabric(ArenaShape shape) : shape_(shape) {
+  explicit Fabric(ArenaShape shape) {
+    shape.derive();
+    shape_ = shape;
     for (std::uint32_t r = 0; r < shape.ranks; ++r) {
       arenas_.emplace_back(
           static_cast<unsigned char*>(std::aligned_alloc(4096, shape.total_bytes())), &std::free);
@@ -112,6 +114,7 @@ TEST(Arena, BlocksLieSideBySideAndNoRankHasOneForItself) {
       shape.connectors = 4;
       shape.first_connectors_log2 = 1;
       shape.heap_bytes = heap;
+      shape.derive();
       for (std::uint32_t owner = 0; owner < ranks; ++owner) {
         std::uint64_t at = shape.base_bytes();
         for (std::uint32_t peer = 0; peer < ranks; ++peer) {
@@ -138,6 +141,7 @@ TEST(Arena, PartsOfABlockDoNotOverlapAndComeInPortions) {
       shape.escape_slot_bytes = 320;
       shape.borrow_slots = 2;
       shape.page_bytes = page;
+      shape.derive();
       std::map<std::uint64_t, std::uint64_t> parts;
       const auto part = [&](std::uint64_t at, std::uint64_t bytes) {
         EXPECT_TRUE(parts.emplace(at, bytes).second);
@@ -232,6 +236,7 @@ TEST(Rooms, ClearingARoomClearsItsPortionAndNothingElse) {
   shape.lanes = 2;
   shape.connectors = 8;
   shape.first_connectors_log2 = 1;
+  shape.derive();
   for (std::uint32_t from = 0; from < 8; from = shape.next_connectors(from)) {
     std::vector<unsigned char> arena(shape.total_bytes() + 64, 0x5a);
     unsigned char* const base =

@@ -5,6 +5,7 @@
 #include <poll.h>
 #include <signal.h>
 #include <sys/prctl.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
@@ -14,9 +15,11 @@
 #include <cstdio>
 #include <functional>
 #include <memory>
+#include <stdexcept>
 #include <thread>
 
 #include "base/clock.h"
+#include "control/hand_out.h"
 #include "control/join_text.h"
 #include "control/mesh.h"
 #include "control/wire.h"
@@ -26,6 +29,7 @@
 namespace unjam_test {
 namespace {
 
+using unjam::HandedMessage;
 using unjam::JoinMessage;
 using unjam::Mesh;
 using unjam::RendezvousClient;
@@ -128,7 +132,7 @@ TEST(Messages, RoundTripAndNothingElse) {
 TEST(Messages, RefuseRanksThatCannotBe) {
   std::string again;
   EXPECT_FALSE(
-      decode_any(MessageType::kArena, unjam::ArenaMessage{unjam::kMaxRanks}.encode(), again));
+      decode_any(MessageType::kMemory, HandedMessage{{{unjam::kMaxRanks, 1}}}.encode(), again));
   JoinMessage join;
   join.rank = join.ranks = 4;
   EXPECT_FALSE(decode_any(MessageType::kJoin, join.encode(), again));
@@ -361,7 +365,7 @@ TEST(ControlChannel, TimeLimits) {
 struct Member {
   RendezvousClient client;
   std::string error;
-  bool connected = false, live = true;
+  bool connected = false, live = true, asked = false;
   std::vector<std::uint64_t> cpus;
   std::vector<std::size_t> memory_bytes = {4096};  // of each rank: one of them, or a device's too
 
@@ -402,7 +406,13 @@ struct Member {
     return run([&] { return client.refused.count(rank) != 0; });
   }
   bool sees(std::uint64_t mask) {
-    return run([&] { return client.joined_mask == mask; });
+    // (A join that is on its way is there by the answer to a later question.)
+    return run([&] {
+      if (client.present && client.present->joined == std::vector<std::uint64_t>{mask}) return true;
+      if (client.present || !asked) client.ask_who();
+      asked = true;
+      return false;
+    });
   }
 };
 
@@ -891,7 +901,7 @@ TEST(Rendezvous, AServerWithoutTheSecretIsRefused) {
       if (!c.await(f, kLongMs, ignored)) return;
       unjam::ProofMessage proof;
       if (how == 1) proof.decode(f.payload);
-      c.post(number_of(how == 2 ? MessageType::kJoined : MessageType::kProof), proof.encode());
+      c.post(number_of(how == 2 ? MessageType::kPresent : MessageType::kProof), proof.encode());
       c.flush_all(1000, ignored);
       c.await(f, kLongMs, ignored);  // until the client has gone
     });
@@ -911,7 +921,7 @@ TEST(Rendezvous, AServerWithoutTheSecretIsRefused) {
 // A server that knows the secret and tells nonsense about the job is not believed.
 TEST(Rendezvous, AStartThatMakesNoSenseIsRefused) {
   NoLeak leak;
-  for (int how = 0; how < 6; ++how) {
+  for (int how = 0; how < 9; ++how) {
     SCOPED_TRACE(how);
     const JobSecret secret = secret_from(static_cast<std::uint64_t>(20 + how));
     const Fd listener = listen_as(secret);
@@ -926,32 +936,103 @@ TEST(Rendezvous, AStartThatMakesNoSenseIsRefused) {
       theirs.decode(f.payload);
       unjam::proof_tag(secret, 's', hello.nonce, theirs.nonce, mine.tag);
       c.post(number_of(MessageType::kProof), mine.encode());
-      const auto with_fd = [&](MessageType type, const std::string& bytes) {
-        std::vector<Fd> fds;
-        fds.push_back(memory_fd());
-        c.post(number_of(type), bytes, std::move(fds));
+      Fd by, their_end;
+      if (!unjam::hand_out_pair(by, their_end)) return;
+      const auto hand = [&](MessageType type, std::uint32_t of, std::uint8_t fds = 1) {
+        const Fd memory = memory_fd();
+        const std::string bytes = HandedMessage{{{of, fds}}}.encode();
+        unjam::hand_out(by, type, bytes, {memory.get()}, 1000, ignored);
       };
       unjam::RefusedMessage refused;
       unjam::StartMessage start;
       start.process_of = {0, 1};
       start.pids = {1, 2};
-      c.post(number_of(MessageType::kStart), start.encode());
+      std::vector<Fd> with;
+      if (how != 3) with.push_back(std::move(their_end));
+      c.post(number_of(MessageType::kStart), start.encode(), std::move(with));
       // All that belongs to the start is there, and something besides, first.
-      if (how == 0) with_fd(MessageType::kArena, unjam::ArenaMessage{63}.encode());
-      if (how == 1) with_fd(MessageType::kPeer, unjam::PeerMessage{63}.encode());
-      if (how == 2) with_fd(MessageType::kPeer, unjam::PeerMessage{0}.encode());  // itself
-      if (how == 3) c.post(number_of(MessageType::kPeer), unjam::PeerMessage{1}.encode());
+      if (how == 0) hand(MessageType::kMemory, 63);
+      if (how == 1) hand(MessageType::kPeers, 63);
+      if (how == 2) hand(MessageType::kPeers, 0);     // itself
+      if (how == 6) hand(MessageType::kPeers, 1, 2);  // with one descriptor only
+      if (how == 7) hand(MessageType::kMemory, 1);    // twice
+      if (how == 8) hand(MessageType::kGone, 1);
       if (how == 4) c.post(number_of(MessageType::kStart), start.encode());
       if (how == 5) c.post(number_of(MessageType::kRefused), refused.encode());  // with success
-      with_fd(MessageType::kArena, unjam::ArenaMessage{1}.encode());
-      with_fd(MessageType::kPeer, unjam::PeerMessage{1}.encode());
       c.flush_all(1000, ignored);
+      hand(MessageType::kMemory, 1);
+      hand(MessageType::kPeers, 1);
     });
     Member m;
     EXPECT_TRUE(m.connect(secret)) << m.error;
     EXPECT_FALSE(m.start());
     EXPECT_FALSE(m.client.started);
   }
+}
+
+// ---- descriptors in bulk ----
+
+TEST(HandOut, ManyDescriptorsInOneMessage) {
+  NoLeak leak;
+  Fd mine, theirs;
+  ASSERT_TRUE(unjam::hand_out_pair(mine, theirs));
+  std::string error;
+  Frame f;
+  EXPECT_EQ(unjam::take_handed(theirs, f, error), unjam::Handed::kNothing);
+  const Fd first = memory_fd(4096), second = memory_fd(8192);
+  std::vector<int> fds;
+  for (std::size_t i = 0; i < unjam::kMostHandedFds / 2; ++i) {
+    fds.push_back(first.get());
+    fds.push_back(second.get());
+  }
+  ASSERT_TRUE(unjam::hand_out(mine, MessageType::kMemory, "text", fds, 1000, error)) << error;
+  fds.push_back(first.get());
+  EXPECT_THROW(unjam::hand_out(mine, MessageType::kMemory, "", fds, 1000, error), std::logic_error);
+  ASSERT_EQ(unjam::take_handed(theirs, f, error), unjam::Handed::kFrame) << error;
+  EXPECT_EQ(f.type, number_of(MessageType::kMemory));
+  EXPECT_EQ(f.payload, "text");
+  ASSERT_EQ(f.fds.size(), unjam::kMostHandedFds);
+  struct stat st{};
+  ASSERT_EQ(fstat(f.fds.back().get(), &st), 0);
+  EXPECT_EQ(st.st_size, 8192);
+  f.fds.clear();
+  mine.reset();
+  EXPECT_EQ(unjam::take_handed(theirs, f, error), unjam::Handed::kOver);
+  EXPECT_EQ(error, "closed by the other end");
+}
+
+TEST(HandOut, WhoTakesNothingDoesNotKeepTheSender) {
+  Fd mine, theirs;
+  ASSERT_TRUE(unjam::hand_out_pair(mine, theirs));
+  std::string error;
+  const std::string bytes(4096, 'x');
+  int sent = 0;
+  while (sent < 10000 && unjam::hand_out(mine, MessageType::kPeers, bytes, {}, 20, error)) ++sent;
+  EXPECT_LT(sent, 10000);
+  EXPECT_EQ(error, "not taken within 20 ms");
+  // Nobody is there any more.
+  theirs.reset();
+  EXPECT_FALSE(unjam::hand_out(mine, MessageType::kPeers, bytes, {}, 20, error));
+}
+
+// What a receiver has no descriptors for is lost: it says so, and which limit it is.
+TEST(HandOut, TooFewDescriptorsAreSaid) {
+  Fd mine, theirs;
+  ASSERT_TRUE(unjam::hand_out_pair(mine, theirs));
+  std::string error;
+  const Fd memory = memory_fd(4096);
+  ASSERT_TRUE(
+      unjam::hand_out(mine, MessageType::kMemory, "", {memory.get(), memory.get()}, 1000, error));
+  rlimit before{};
+  ASSERT_EQ(getrlimit(RLIMIT_NOFILE, &before), 0);
+  rlimit few = before;
+  few.rlim_cur = static_cast<rlim_t>(memory.get()) + 2;  // descriptors below that
+  ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &few), 0);
+  Frame f;
+  const unjam::Handed how = unjam::take_handed(theirs, f, error);
+  ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &before), 0);
+  EXPECT_EQ(how, unjam::Handed::kOver);
+  EXPECT_NE(error.find("RLIMIT_NOFILE: raise it with `ulimit -n`"), std::string::npos) << error;
 }
 
 // ---- mesh ----

@@ -34,6 +34,7 @@ ArenaShape shape_of(std::uint32_t ranks) {
   s.first_connectors_log2 = 1;
   s.escape_slots = 3;
   s.escape_slot_bytes = 256;
+  s.derive();
   return s;
 }
 

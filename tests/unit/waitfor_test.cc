@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <string>
 #include <vector>
 
@@ -158,6 +159,34 @@ TEST(WaitFor, ThoseWhoHaveLeftAreAbsentOnly) {
   const std::string json = explain_json({left, holder(0, {a})}, {}, {}, {{1, "has left"}});
   EXPECT_NE(json.find("\"called_by\":[0,1]"), std::string::npos) << json;
   EXPECT_EQ(json.find("{\"rank\":1,\"holds\""), std::string::npos) << json;
+}
+
+// Of many ranks 64 are named, those that others wait for among them, and the others counted.
+TEST(WaitFor, OfManyRanksSomeAreNamed) {
+  constexpr int kRanks = 257;
+  std::vector<int> members;
+  for (int r = 0; r < kRanks; ++r) members.push_back(r);
+  const auto a = call(10, "A", members);
+  std::vector<RankSnapshot> ranks;
+  for (int r = 0; r < kRanks - 1; ++r) ranks.push_back(holder(r, {a}));
+  RankSnapshot last;
+  last.rank = kRanks - 1;
+  ranks.push_back(last);
+  std::reverse(ranks.begin(), ranks.end());  // in whatever order they have answered
+  EXPECT_EQ(missing_ranks(a, ranks), (std::vector<int>{kRanks - 1}));
+  const std::vector<AbsentRank> absent(70, {300, "gone: test"});
+  const std::string json = explain_json(ranks, {}, {}, absent);
+  EXPECT_NE(json.find("\"ranks_more\":193"), std::string::npos);
+  EXPECT_NE(json.find("\"called_by_more\":192"), std::string::npos);
+  EXPECT_NE(json.find("\"absent_more\":6"), std::string::npos);
+  EXPECT_EQ(json.find("\"not_called_by_more\""), std::string::npos);
+  EXPECT_NE(json.find("{\"rank\":256,\"holds\""), std::string::npos);
+  EXPECT_NE(json.find("{\"rank\":62,\"holds\""), std::string::npos);
+  EXPECT_EQ(json.find("{\"rank\":63,\"holds\""), std::string::npos);
+  const std::string text = explain_text(ranks, {}, absent);
+  EXPECT_NE(text.find("62, 63, … (192 more); not called by: 256"), std::string::npos) << text;
+  EXPECT_NE(text.find("unjam: … (193 more ranks)\n"), std::string::npos) << text;
+  EXPECT_NE(text.find("unjam: … (6 more that are absent)\n"), std::string::npos) << text;
 }
 
 }  // namespace

@@ -9,6 +9,8 @@
 #include <cstring>
 #include <utility>
 
+#include "base/limits.h"
+
 namespace unjam {
 
 SharedMemory SharedMemory::create(std::size_t bytes, std::string& error) {
@@ -17,7 +19,7 @@ SharedMemory SharedMemory::create(std::size_t bytes, std::string& error) {
   if (!m.fd_ || ftruncate(m.fd_.get(), static_cast<off_t>(bytes)) != 0 ||
       fcntl(m.fd_.get(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) != 0) {
     error = std::string("cannot create ") + std::to_string(bytes) +
-            " bytes of shared memory: " + std::strerror(errno);
+            " bytes of shared memory: " + std::strerror(errno) + limit_text(errno);
     return {};
   }
   if (!m.map(bytes, error)) return {};
@@ -36,6 +38,7 @@ SharedMemory SharedMemory::adopt(Fd fd, std::size_t bytes, std::string& error) {
     return {};
   }
   if (!m.map(bytes, error)) return {};
+  m.fd_.reset();  // the mapping stays, and a job has many
   return m;
 }
 
@@ -43,7 +46,7 @@ bool SharedMemory::map(std::size_t bytes, std::string& error) {
   void* p = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, fd_.get(), 0);
   if (p == MAP_FAILED) {
     error = std::string("cannot map ") + std::to_string(bytes) +
-            " bytes of shared memory: " + std::strerror(errno);
+            " bytes of shared memory: " + std::strerror(errno) + limit_text(errno);
     return false;
   }
   // A child of fork() must neither write into its parent's job nor keep its memory.

@@ -29,9 +29,9 @@ class SharedMemory {
   std::size_t size() const { return size_; }
   // Whether a part of it, of whole pages, may be touched here; at first all may.
   bool set_access(std::size_t offset, std::size_t bytes, bool access, std::string& error);
-  // A new descriptor of the memory, to be sent; none on failure.
+  // Of what was created: a new descriptor of the memory, to be sent; none on failure.
   Fd share() const;
-  // Bytes that are committed now.
+  // Bytes that are committed now; of what was adopted, 0.
   std::size_t committed() const;
 
  private:
