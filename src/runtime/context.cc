@@ -55,7 +55,7 @@ void Context::start() {
     options.delay_seed = static_cast<std::uint64_t>(settings_.delay_seed);
     options.delay_max_us = static_cast<std::uint32_t>(settings_.delay_max_us);
     options.help = settings_.help != 0;
-    if (rooms != nullptr) options.look_at_rooms = [this] { world_->rooms()->look(rank_); };
+    if (rooms != nullptr) options.look_at_rooms = [this, rooms] { look_at_wishes(rooms); };
     daemon_ = std::make_unique<HostDaemon>(memory_->rank(), completions_, options);
   }
   world_->attach(this);
@@ -82,8 +82,8 @@ void Context::start_cuda() {
   options.solo_overlap = settings_.solo_overlap != 0;
   options.trace_events = static_cast<std::uint64_t>(settings_.trace_events);
   options.windows = world_->windows_of(rank_, error);
-  options.rooms = world_->rooms()->table(rank_, error);
-  options.look_at_rooms = [this] { world_->rooms()->look(rank_); };
+  Room* const rooms = options.rooms = world_->rooms()->table(rank_, error);
+  options.look_at_rooms = [this, rooms] { look_at_wishes(rooms); };
   for (int r = 0; r < world_->ranks(); ++r) {
     options.bases.push_back(world_->bases()[r]);
     options.links.push_back(world_->link(r));

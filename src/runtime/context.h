@@ -384,8 +384,10 @@ class Context : public std::enable_shared_from_this<Context>, private Rooms::Use
   // ---- rooms (runtime/rooms.h), meetings.cc ----
   Result meet_neighbours(Key& key);
   void clear_rooms();
+  void look_at_wishes(const Room* rooms);
+  bool hears_marks(const unjamGroup& group) const;
   bool room_is_cleared(std::uint16_t slot);  // with that completion; false: it is no such slot
-  void clear_room(const ClearRoom& room) override;
+  bool clear_room(const ClearRoom& room) override;
   void look_at_rooms() override;
   void room_came() override;
   void admit(std::unique_ptr<Submitted> s);
@@ -521,7 +523,7 @@ class Context : public std::enable_shared_from_this<Context>, private Rooms::Use
   std::vector<std::uint16_t> free_slots_;
   // Of the engine's slots the last ones, which no call takes: calls may wait for what they do.
   std::vector<std::uint16_t> free_room_slots_;
-  std::map<std::uint16_t, ClearRoom> clearing_;  // by slot
+  std::map<std::uint16_t, ClearRoom> being_cleared_;  // by slot
   std::deque<ClearRoom> to_clear_;
   std::vector<bool> met_;               // by rank
   std::list<Key*> places_[kKeyPlaces];  // every key is in one, the longest there first

@@ -324,7 +324,7 @@ void Context::collect_marks(KeyDrop& drop) {
   for (std::size_t looks = std::min(failing_.size(), kBatch); looks != 0; --looks) {
     Key& key = *failing_.front();
     failing_.pop_front();
-    if (key.place == KeyPlace::kBusy || !key.over()) {
+    if (key.place == KeyPlace::kBusy || !key.over() || !hears_marks(*key.group)) {
       failing_.push_back(&key);  // it has uses before the one that failed
       continue;
     }
@@ -334,8 +334,10 @@ void Context::collect_marks(KeyDrop& drop) {
   }
   for (std::size_t i = 0; i < kBatch && !failing_records_.empty(); ++i) {
     const auto record = records_.find(failing_records_.back());
+    const bool is_due = record != records_.end() && !record->second.voided;
+    if (is_due && !hears_marks(*record->second.group)) break;
     failing_records_.pop_back();
-    if (record == records_.end() || record->second.voided) continue;
+    if (!is_due) continue;
     unjamGroup& group = *record->second.group;
     mark(group, record->first);
     record->second.voided = true;
@@ -344,6 +346,7 @@ void Context::collect_marks(KeyDrop& drop) {
   }
   std::erase_if(voiding_, [&](unjamGroup* group) {
     if (group->pending != 0 || drop.groups.size() == drop.groups.capacity()) return false;
+    if (!hears_marks(*group)) return false;
     mark(*group, group->tag);
     drop.groups.push_back(group);  // counted since release_group()
     return true;

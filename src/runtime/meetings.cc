@@ -1,5 +1,7 @@
 // What a rank does for its rooms (runtime/rooms.h): it meets the neighbours that its plans name,
 // and has its engine clear the memory that comes.
+#include <algorithm>
+
 #include "base/atomics.h"
 #include "runtime/context.h"
 
@@ -13,11 +15,15 @@ Result Context::meet_neighbours(Key& key) {
   for (const std::uint16_t neighbour : key.plan->neighbours) {
     const int peer = group.members[neighbour];
     if (met_[static_cast<std::size_t>(peer)]) continue;
-    ClearRoom room;
     std::string error;
-    if (!rooms->meet(rank_, peer, room, error)) return {UNJAM_ERROR_RESOURCES, error};
+    to_clear_.emplace_back();  // what fails for want of memory comes first
+    const bool there = rooms->meet(rank_, peer, to_clear_.back(), error);
+    if (to_clear_.back().to == 0) to_clear_.pop_back();
+    if (!there) {
+      clear_rooms();  // of those in front
+      return {UNJAM_ERROR_RESOURCES, error, /*transient=*/true};
+    }
     met_[static_cast<std::size_t>(peer)] = true;
-    if (room.to != 0) to_clear_.push_back(room);
   }
   key.met = true;
   clear_rooms();
@@ -38,7 +44,7 @@ void Context::clear_rooms() {
       world_->rooms()->cleared(rank_, room);
       continue;
     }
-    clearing_[slot] = room;
+    being_cleared_[slot] = room;
     Invocation command;
     set_room(room, &command);
     command.geometry.first_lane = 0;
@@ -54,21 +60,37 @@ void Context::clear_rooms() {
 }
 
 bool Context::room_is_cleared(std::uint16_t slot) {
-  const auto found = clearing_.find(slot);
-  if (found == clearing_.end()) return false;
+  const auto found = being_cleared_.find(slot);
+  if (found == being_cleared_.end()) return false;
   const ClearRoom room = found->second;
-  clearing_.erase(found);
+  being_cleared_.erase(found);
   free_room_slots_.push_back(slot);
   world_->rooms()->cleared(rank_, room);
   clear_rooms();
   return true;
 }
 
-void Context::clear_room(const ClearRoom& room) {
+bool Context::clear_room(const ClearRoom& room) {
   const std::lock_guard lock(mutex_);
-  if (closed_ || daemon_ == nullptr) return;
+  if (closed_ || daemon_ == nullptr) return false;
   to_clear_.push_back(room);
   clear_rooms();
+  return true;
+}
+
+// Marks for peers in the midst of meeting this rank would be lost (LaneTransport::mark_void()), and
+// what these have sent meanwhile would never be let go of.
+bool Context::hears_marks(const unjamGroup& group) const {
+  const Rooms* const rooms = world_->rooms();
+  return rooms == nullptr ||
+         std::all_of(group.members.begin(), group.members.end(), [&](int member) {
+           const auto i = static_cast<std::size_t>(member);
+           return member == rank_ || !met_[i] || gone_[i] || rooms->connectors(rank_, member) != 0;
+         });
+}
+
+void Context::look_at_wishes(const Room* rooms) {
+  if (Rooms::any_wanted(rooms, world_->shape().ranks)) world_->rooms()->look(rank_);
 }
 
 void Context::look_at_rooms() {

@@ -1,5 +1,6 @@
 #include "runtime/rooms.h"
 
+#include <fcntl.h>
 #include <pthread.h>
 #include <sys/mman.h>
 
@@ -7,14 +8,16 @@
 #include <cerrno>
 #include <chrono>
 #include <cstring>
+#include <iterator>
+#include <system_error>
 
 #include "base/atomics.h"
 
 namespace unjam {
 namespace {
 
-// An engine that is there clears a room within a millisecond, and it is that which somebody waits
-// for; one that has to be launched takes longer.
+// An engine that is there clears a portion within milliseconds, and somebody waits for it; one that
+// has to be launched takes longer.
 constexpr std::chrono::microseconds kLookAgain{50}, kLookLater{500};
 constexpr int kSoon = 100;
 constexpr std::chrono::milliseconds kTryAgain{200};
@@ -42,9 +45,16 @@ Room* Rooms::table(int rank, std::string& error) {
     error = "cannot allocate " + std::to_string(table_bytes()) + " bytes: " + std::strerror(errno);
     return nullptr;
   }
-  auto* const table = static_cast<Room*>(memory);
-  tables_.emplace(rank, std::unique_ptr<Room, Unmap>(table, Unmap{table_bytes()}));
-  return table;
+  std::unique_ptr<Room, Unmap> table(static_cast<Room*>(memory), Unmap{table_bytes()});
+  if (!thread_.joinable() && !stopping_) {
+    try {
+      thread_ = std::thread([this] { work(); });
+    } catch (const std::system_error& e) {
+      error = std::string("cannot start a thread: ") + e.what();
+      return nullptr;
+    }
+  }
+  return tables_.emplace(rank, std::move(table)).first->second.get();
 }
 
 void Rooms::Unmap::operator()(Room* table) const { munmap(table, bytes); }
@@ -53,8 +63,7 @@ void Rooms::attach(int rank, User* user) {
   const std::lock_guard lock(mutex_);
   users_[rank] = user;
   // What came before its engine did.
-  for (Job& job : postponed_) queue(std::move(job));
-  postponed_.clear();
+  try_again();
 }
 
 void Rooms::detach(int rank, const User* user) {
@@ -63,10 +72,11 @@ void Rooms::detach(int rank, const User* user) {
   const auto found = users_.find(rank);
   if (found == users_.end() || found->second != user) return;
   users_.erase(found);
-  clearing_.erase(rank);
+  uncleared_.erase(rank);
+  left_.insert(rank);
 }
 
-void Rooms::with_user(int rank, const std::function<void(User&)>& call) {
+bool Rooms::with_user(int rank, const std::function<void(User&)>& call) {
   const std::lock_guard stays(using_);
   User* user = nullptr;
   {
@@ -74,6 +84,13 @@ void Rooms::with_user(int rank, const std::function<void(User&)>& call) {
     if (const auto found = users_.find(rank); found != users_.end()) user = found->second;
   }
   if (user != nullptr) call(*user);
+  return user != nullptr;
+}
+
+void Rooms::uncount(int rank) {
+  if (const auto left = uncleared_.find(rank); left != uncleared_.end() && --left->second == 0) {
+    uncleared_.erase(left);
+  }
 }
 
 std::uint64_t Rooms::offset_of(int owner, int peer, std::uint32_t from) const {
@@ -84,18 +101,25 @@ std::uint64_t Rooms::bytes_of(std::uint32_t from, std::uint32_t to) const {
   return shape_.room_bytes(to) - (from == 0 ? 0 : shape_.room_bytes(from));
 }
 
+// In front of what has come since: a portion is passed over where those before it are nowhere.
+void Rooms::try_again() {
+  jobs_.insert(jobs_.begin(), std::make_move_iterator(postponed_.begin()),
+               std::make_move_iterator(postponed_.end()));
+  postponed_.clear();
+  changed_.notify_one();
+}
+
 void Rooms::queue(Job job) {
   if (stopping_) return;
   jobs_.push_back(std::move(job));
-  if (!thread_.joinable()) thread_ = std::thread([this] { work(); });
   changed_.notify_one();
 }
 
 void Rooms::publish(const Pair& who) {
   const State& s = states_[who];
   const auto table = tables_.find(who.first);
-  if (s.clear == 0 || s.theirs == 0 || table == tables_.end()) return;
-  // Release: the memory is mapped, and clear.
+  if (s.offered == 0 || s.theirs == 0 || table == tables_.end()) return;
+  // Release: the memory is mapped at both ends, or the peer was told to, and it is clear.
   store_release(table->second.get()[who.second].usable, s.theirs);
   came_.push_back(who.first);
   changed_.notify_one();
@@ -116,16 +140,13 @@ bool Rooms::add_next(const Pair& who, ClearRoom& room, std::string& error) {
   if (!added) {
     error = "there is no memory for what rank " + std::to_string(who.second) + " sends to rank " +
             std::to_string(who.first) + " (" + std::to_string(bytes >> 20) + " MiB): " + why +
-            ". Leave more of it free, or lower UNJAM_BORROW_SLOTS or UNJAM_ESCAPE_SLOT_BYTES on "
-            "all ranks";
-    s.lacks = error;
+            ". Leave more of it free and call again, or lower UNJAM_FIRST_CONNECTORS, "
+            "UNJAM_BORROW_SLOTS or UNJAM_ESCAPE_SLOT_BYTES on all ranks";
     return false;
   }
-  s.lacks.clear();
   s.added = to;
-  ++clearing_[who.first];
+  if (left_.count(who.first) == 0) ++uncleared_[who.first];
   room = {static_cast<std::uint32_t>(who.second), from, to};
-  if (!thread_.joinable() && !stopping_) thread_ = std::thread([this] { work(); });
   changed_.notify_one();
   return true;
 }
@@ -144,12 +165,15 @@ bool Rooms::meet(int rank, int peer, ClearRoom& room, std::string& error) {
 void Rooms::cleared(int rank, const ClearRoom& room) {
   const Pair who{rank, static_cast<int>(room.peer)};
   const std::lock_guard lock(mutex_);
-  if (const auto left = clearing_.find(rank); left != clearing_.end() && --left->second == 0) {
-    clearing_.erase(left);
-  }
-  states_[who].clear = room.to;
-  publish(who);
+  uncount(rank);
   queue({Job::kOffer, who, room.to, nullptr});
+}
+
+bool Rooms::any_wanted(const Room* table, std::uint32_t ranks) {
+  for (std::uint32_t peer = 0; peer < ranks; ++peer) {
+    if (load_relaxed(table[peer].wanted) > load_relaxed(table[peer].usable)) return true;
+  }
+  return false;
 }
 
 void Rooms::look(int rank) {
@@ -196,25 +220,24 @@ void Rooms::work() {
   auto tried = std::chrono::steady_clock::now();
   for (int looks = 0;;) {
     const auto news = [this] { return stopping_ || !jobs_.empty() || !came_.empty(); };
-    if (!clearing_.empty()) {
+    if (!uncleared_.empty()) {
       changed_.wait_for(lock, looks < kSoon ? kLookAgain : kLookLater, news);
     } else if (!postponed_.empty()) {
       changed_.wait_for(lock, kTryAgain, news);
     } else {
-      changed_.wait(lock, [&] { return news() || !clearing_.empty() || !postponed_.empty(); });
+      changed_.wait(lock, [&] { return news() || !uncleared_.empty() || !postponed_.empty(); });
     }
     if (stopping_) return;
     if (const auto now = std::chrono::steady_clock::now(); now - tried >= kTryAgain) {
       tried = now;
-      for (Job& job : postponed_) jobs_.push_back(std::move(job));
-      postponed_.clear();
+      try_again();
     }
-    looks = clearing_.empty() || !jobs_.empty() ? 0 : looks + 1;
+    looks = uncleared_.empty() || !jobs_.empty() ? 0 : looks + 1;
     std::deque<Job> jobs = std::move(jobs_);
     jobs_.clear();
     std::vector<int> came = std::move(came_), clearing;
     came_.clear();
-    for (const auto& [rank, count] : clearing_) clearing.push_back(rank);
+    for (const auto& [rank, count] : uncleared_) clearing.push_back(rank);
     lock.unlock();
     std::sort(came.begin(), came.end());
     came.erase(std::unique(came.begin(), came.end()), came.end());
@@ -233,6 +256,32 @@ void Rooms::work() {
   }
 }
 
+// Said when it is new, not at each try.
+void Rooms::tried(const Job& job, const std::string& error) {
+  bool is_new = false;
+  {
+    const std::lock_guard lock(mutex_);
+    State& s = states_[job.pair];
+    is_new = !error.empty() && error != s.lacks;
+    s.lacks = error;
+    if (!error.empty()) postponed_.push_back(job);
+  }
+  if (is_new) memory_.warn(error + ". Calls that have use for it wait until it works");
+}
+
+bool Rooms::is_next(const Job& job, std::uint32_t now) {
+  if (job.to == shape_.next_connectors(now)) return true;
+  const auto is_before = [&](const Job& other) {
+    return other.what == job.what && other.pair == job.pair && other.to < job.to;
+  };
+  // (Others may have moved it from the one to the other while this was under way.)
+  if (job.to > now && (std::any_of(postponed_.begin(), postponed_.end(), is_before) ||
+                       std::any_of(jobs_.begin(), jobs_.end(), is_before))) {
+    postponed_.push_back(job);
+  }
+  return false;
+}
+
 // Of the job's rank's block for its peer, as many portions as that takes.
 void Rooms::add(const Job& job) {
   for (;;) {
@@ -242,41 +291,39 @@ void Rooms::add(const Job& job) {
       const std::lock_guard adding(adding_);
       {
         const std::lock_guard lock(mutex_);
-        if (states_[job.pair].added >= job.to) return;
+        if (states_[job.pair].added >= job.to || left_.count(job.pair.first) != 0) return;
         if (users_.count(job.pair.first) == 0) {  // nobody would clear it
           postponed_.push_back(job);
           return;
         }
       }
-      if (!add_next(job.pair, room, error)) {
-        const std::lock_guard lock(mutex_);
-        postponed_.push_back(job);
-      }
+      add_next(job.pair, room, error);
     }
-    if (!error.empty()) {
-      memory_.warn(error + ". Calls that have use for it wait until there is some");
-      return;
-    }
-    with_user(job.pair.first, [&](User& user) { user.clear_room(room); });
+    tried(job, error);
+    if (!error.empty()) return;
+    bool is_taken = false;
+    with_user(job.pair.first, [&](User& user) { is_taken = user.clear_room(room); });
+    if (is_taken) continue;
+    const std::lock_guard lock(mutex_);
+    uncount(job.pair.first);
+    return;
   }
 }
 
 void Rooms::offer(const Job& job) {
   const auto [owner, peer] = job.pair;
-  // The portion that ends there.
   std::uint32_t from = 0;
-  while (shape_.next_connectors(from) < job.to) from = shape_.next_connectors(from);
+  {
+    const std::lock_guard lock(mutex_);
+    from = states_[job.pair].offered;
+    if (!is_next(job, from)) return;
+  }
   const std::uint64_t offset = offset_of(owner, peer, from);
   std::string error;
-  if (memory_.is_local(peer)) {
-    if (memory_.reach(owner, offset, peer, error)) {
-      const std::lock_guard lock(mutex_);
-      State& s = states_[{peer, owner}];
-      s.theirs = job.to;
-      publish({peer, owner});
-      if (s.added == 0) queue({Job::kAdd, {peer, owner}, 1, nullptr});
-      return;
-    }
+  const bool is_local = memory_.is_local(peer);
+  bool done = false;
+  if (is_local) {
+    done = memory_.reach(owner, offset, peer, error);
   } else {
     RoomMessage m;
     m.owner = static_cast<std::uint32_t>(owner);
@@ -284,13 +331,23 @@ void Rooms::offer(const Job& job) {
     m.connectors = job.to;
     m.offers = true;
     Fd fd;
-    if (memory_.share(owner, offset, fd, error)) {
-      memory_.tell(peer, m, std::move(fd));
-      return;
-    }
+    done = memory_.share(owner, offset, fd, error);
+    if (done) memory_.tell(peer, m, std::move(fd));
   }
-  memory_.warn("rank " + std::to_string(peer) + " cannot reach the memory that rank " +
-               std::to_string(owner) + " has for it: " + error);
+  if (!done) {
+    return tried(job, "rank " + std::to_string(peer) + " cannot reach the memory that rank " +
+                          std::to_string(owner) + " has for it: " + error);
+  }
+  tried(job, "");
+  const std::lock_guard lock(mutex_);
+  states_[job.pair].offered = job.to;
+  if (is_local) {
+    State& s = states_[{peer, owner}];
+    s.theirs = job.to;
+    publish({peer, owner});
+    if (s.added == 0) queue({Job::kAdd, {peer, owner}, 1, nullptr});
+  }
+  publish(job.pair);
 }
 
 void Rooms::adopt(const Job& job) {
@@ -299,15 +356,19 @@ void Rooms::adopt(const Job& job) {
   {
     const std::lock_guard lock(mutex_);
     from = states_[job.pair].theirs;
+    if (!is_next(job, from)) return;
   }
-  if (job.to != shape_.next_connectors(from)) return;
   std::string error;
-  if (!memory_.adopt(owner, offset_of(owner, rank, from), bytes_of(from, job.to),
-                     std::move(*job.fd), rank, error)) {
-    memory_.warn("rank " + std::to_string(rank) + " cannot reach the memory that rank " +
-                 std::to_string(owner) + " has for it: " + error);
-    return;
-  }
+  // A copy, for another try.
+  Fd fd(*job.fd ? fcntl(job.fd->get(), F_DUPFD_CLOEXEC, 3) : -1);
+  bool done = static_cast<bool>(fd) == static_cast<bool>(*job.fd);
+  if (!done) error = std::strerror(errno);
+  done = done && memory_.adopt(owner, offset_of(owner, rank, from), bytes_of(from, job.to),
+                               std::move(fd), rank, error);
+  tried(job, done ? ""
+                  : "rank " + std::to_string(rank) + " cannot reach the memory that rank " +
+                        std::to_string(owner) + " has for it: " + error);
+  if (!done) return;
   const std::lock_guard lock(mutex_);
   State& s = states_[job.pair];
   s.theirs = job.to;
@@ -331,7 +392,7 @@ Rooms::Usage Rooms::usage(int rank) const {
        ++at) {
     const State& s = at->second;
     if (s.added != 0) u.bytes += shape_.room_bytes(s.added);
-    if (s.clear == 0 || s.theirs == 0) continue;
+    if (s.offered == 0 || s.theirs == 0) continue;
     ++u.met;
     u.connectors += s.theirs;
   }
@@ -344,7 +405,7 @@ Rooms::Usage Rooms::usage(int rank) const {
 std::uint32_t Rooms::connectors(int rank, int peer) const {
   const std::lock_guard lock(mutex_);
   const auto found = states_.find({rank, peer});
-  if (found == states_.end() || found->second.clear == 0) return 0;
+  if (found == states_.end() || found->second.offered == 0) return 0;
   return found->second.theirs;
 }
 

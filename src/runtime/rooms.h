@@ -8,10 +8,11 @@
 //   cleared: the owner's engine has cleared it (ClearRoom).
 //   offered: the peer has been told, and has mapped it. What is offered to a rank makes it add and
 //            offer the first portion of its own block: the other way there are credits to write.
-// A rank may use a peer's block as far as that was offered, once the first portion of its own is
-// clear. Nothing in here waits for a device: engines go on meanwhile, and are rung when there is
-// more. Where memory is short, who makes the first call with a neighbour gets an error; what peers
-// ask for is tried again until there is some.
+// A rank may use a peer's block as far as that was offered, once it has offered the first portion
+// of its own: whoever has sent something has told the receiver before of all that this needs,
+// whatever becomes of the sender. Nothing in here waits for a device: engines go on meanwhile, and
+// are rung when there is more. Where memory is short, who makes the first call with a neighbour
+// gets an error; all else that fails is tried again until it works.
 #pragma once
 
 #include <condition_variable>
@@ -21,6 +22,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <set>
 #include <string>
 #include <thread>
 #include <utility>
@@ -40,8 +42,9 @@ class Rooms {
   class User {
    public:
     virtual ~User() = default;
-    // Has the engine do it, in the order of these calls, and calls cleared() when it has.
-    virtual void clear_room(const ClearRoom& room) = 0;
+    // Has the engine do it, in the order of these calls, and calls cleared() when it has. False: it
+    // never will.
+    virtual bool clear_room(const ClearRoom& room) = 0;
     // Takes in what the engine has done.
     virtual void look_at_rooms() = 0;
     // Lanes that lacked room may find it.
@@ -72,7 +75,8 @@ class Rooms {
   Rooms(const Rooms&) = delete;
   Rooms& operator=(const Rooms&) = delete;
 
-  // The table of a rank of this process: whole pages of zeroes at first. Null: `error`.
+  // The table of a rank of this process: whole pages of zeroes at first. Null: `error`. The first
+  // one also starts this object's thread.
   Room* table(int rank, std::string& error);
   std::uint64_t table_bytes() const;
 
@@ -85,7 +89,8 @@ class Rooms {
   // False: there was none, `error`.
   bool meet(int rank, int peer, ClearRoom& room, std::string& error);
   void cleared(int rank, const ClearRoom& room);
-  // Looks at what the rank's lanes want.
+  // Whether lanes may want something, by their table; without a lock. Then look() sees to it.
+  static bool any_wanted(const Room* table, std::uint32_t ranks);
   void look(int rank);
   // What another process says to a rank of this one. Any nonsense is passed over.
   void hear(const RoomMessage& message, Fd fd);
@@ -105,10 +110,11 @@ class Rooms {
  private:
   using Pair = std::pair<int, int>;  // a rank of this process, and a peer
   struct State {
-    std::uint32_t added = 0, clear = 0;  // of the rank's block for the peer
-    std::uint32_t theirs = 0;            // of the peer's block for the rank
-    std::uint32_t asked = 0;             // of the peer
-    std::string lacks;
+    // Connectors of the rank's block for the peer: with memory, and of those that was offered.
+    std::uint32_t added = 0, offered = 0;
+    std::uint32_t theirs = 0;  // of the peer's block for the rank: those that this may use
+    std::uint32_t asked = 0;   // of the peer, at most
+    std::string lacks;         // why the last try of something has failed
   };
   struct Job {
     enum What { kAdd, kOffer, kAdopt } what = kAdd;
@@ -124,13 +130,20 @@ class Rooms {
   std::uint64_t offset_of(int owner, int peer, std::uint32_t from) const;
   std::uint64_t bytes_of(std::uint32_t from, std::uint32_t to) const;
   void queue(Job job);            // with the lock
+  void try_again();               // likewise: what was postponed
   void publish(const Pair& who);  // with the lock
   bool add_next(const Pair& who, ClearRoom& room, std::string& error);
   void work();
   void add(const Job& job);
   void offer(const Job& job);
   void adopt(const Job& job);
-  void with_user(int rank, const std::function<void(User&)>& call);
+  // False: there is none.
+  bool with_user(int rank, const std::function<void(User&)>& call);
+  void tried(const Job& job, const std::string& error);  // again, if there is an error
+  // With the lock. Whether the portion is the next one; if one in front of it is to be tried again,
+  // so is this.
+  bool is_next(const Job& job, std::uint32_t now);
+  void uncount(int rank);  // with the lock
 
   const int ranks_;
   const ArenaShape shape_;
@@ -141,7 +154,8 @@ class Rooms {
   std::map<int, std::unique_ptr<Room, Unmap>> tables_;
   std::map<int, User*> users_;
   std::map<Pair, State> states_;
-  std::map<int, int> clearing_;  // by rank: what its engine has yet to clear
+  std::map<int, int> uncleared_;  // by rank: how much its engine has yet to clear
+  std::set<int> left_;            // ranks whose engine was there, and has gone
   std::deque<Job> jobs_;
   std::vector<Job> postponed_;  // no memory, or no engine yet
   std::vector<int> came_;       // ranks to be rung

@@ -52,14 +52,15 @@ const std::vector<Variable>& variables() {
       {"UNJAM_FIRST_CONNECTORS", &Settings::first_connectors, 0, 1 << 14, nullptr,
        "Connectors of a lane that have memory when two ranks meet, rounded up to a power of two; "
        "more get it when keys have use for them. 0: all, for which the host's pages come as they "
-       "are touched. On CUDA 8 unless said (under the hold policy all).",
+       "are touched. On CUDA 8 unless said, and under the hold policy always all.",
        true},
       {"UNJAM_ESCAPE_SLOTS", &Settings::escape_slots, 2, 16, nullptr,
        "Guaranteed slots of each connector; on CUDA 4 unless said.", true},
       {"UNJAM_ESCAPE_SLOT_BYTES", &Settings::escape_slot_bytes, 256, 1 << 20, nullptr,
        "Bytes of a guaranteed slot; a multiple of 64. On CUDA 74944 (two ranks: 149824) unless "
-       "said, with 16 lanes and fewer about twice as many, with 8 and fewer four times. A lane has "
-       "128 connectors of so many from each other rank: among four ranks by 32 lanes 3.4 GiB.",
+       "said, with 16 lanes and fewer about twice as many, with 8 and fewer four times. `unjam "
+       "info "
+       "--computed` says what that comes to for each neighbour.",
        true, true},
       {"UNJAM_BORROW_SLOTS", &Settings::borrow_slots, 0, 65536, nullptr,
        "Larger slots a (peer, lane) that all keys share; on CUDA 16 unless said.", true},
@@ -397,9 +398,8 @@ bool resolve_settings(const unjamConfig_t* config, int ranks, Settings& s, std::
     if (!ok) return false;
   }
   // An engine that holds its lane clears no rooms meanwhile.
-  if (s.first_connectors == kByPolicy) {
-    s.first_connectors = s.policy == UNJAM_POLICY_HOLD ? 0 : kCudaFirstConnectors;
-  }
+  if (s.device == UNJAM_DEVICE_CUDA && s.policy == UNJAM_POLICY_HOLD) s.first_connectors = 0;
+  if (s.first_connectors == kByPolicy) s.first_connectors = kCudaFirstConnectors;
   const std::int64_t slot = cuda_slot_bytes(ranks, s.lanes);
   if (s.escape_slot_bytes == kByLanes) {
     // Who says how large the larger ones are need not know of this.

@@ -141,7 +141,7 @@ struct ArenaShape {
   UNJAM_HD constexpr std::uint64_t block_bytes() const { return block_bytes_; }
   // How many connectors a room has next: twice as many as now, or a good deal more.
   UNJAM_HD constexpr std::uint32_t next_connectors(std::uint32_t now) const {
-    constexpr std::uint32_t kMostStages = 4;  // at once: memory is cleared by one block
+    constexpr std::uint32_t kMostStages = 4;  // at once: memory is cleared by one lane
     const std::uint32_t most = kMostStages << first_connectors_log2;
     const std::uint32_t more = now == 0 ? first_connectors() : now < most ? now : most;
     return now + more < connectors ? now + more : connectors;

@@ -461,7 +461,7 @@ class LaneTransport {
   // Says that this lane will never again read anything that `peer` sends under a key's tag, or
   // under any key of a group's. Release: the lane's reads and credits come before.
   UNJAM_HD void mark_void(std::uint32_t peer, std::uint64_t tag) {
-    if (!has_met(peer)) return;  // it has sent nothing
+    if (!has_met(peer)) return;  // (Nor has it sent anything, or the runtime waits with the mark.)
     store_release(void_mark(peer, rank, tag), tag);
   }
 
@@ -672,8 +672,18 @@ class LaneTransport {
   // (Who has not met the peer is about to.)
   UNJAM_HD void want_more(std::uint32_t peer) const {
     const std::uint32_t now = peers[peer].usable;
-    if (now == 0 || now == shape.connectors || load_relaxed(rooms[peer].wanted) > now) return;
-    store_relaxed(rooms[peer].wanted, shape.next_connectors(now));
+    if (now == 0 || now == shape.connectors) return;
+    const std::uint32_t more = shape.next_connectors(now);
+    std::uint32_t& wanted = rooms[peer].wanted;
+    // It never shrinks: else what one lane wants would be lost by what another has wanted before.
+#ifdef __CUDA_ARCH__
+    // The host's memory may know no atomics of a GPU's. Its lanes stop, if at all, together.
+    if (load_relaxed(wanted) < more) store_relaxed(wanted, more);
+#else
+    for (std::uint32_t seen = load_relaxed(wanted); seen < more; seen = load_relaxed(wanted)) {
+      if (compare_exchange(wanted, seen, more)) break;
+    }
+#endif
   }
 
   // ---- which connector a key gets ----

@@ -6,9 +6,10 @@
 // that double.
 //
 // A table lies at each rank, of the peers, in memory that its lanes and the runtime reach. The
-// runtime writes what may be used: only when the memory is mapped at both ends, and clear. It does
-// that beside the engines: nobody waits for memory. A lane that finds no room has changed nothing,
-// as with everything else that it lacks, and its doorbell is rung when there is more.
+// runtime writes what may be used: only when the memory is there, clear, and offered to the other
+// end. It does that beside the engines: nobody waits for memory. A lane that finds no room has
+// changed nothing, as with everything else that it lacks, and its doorbell is rung when there is
+// more.
 #pragma once
 
 #include <cstdint>
@@ -20,9 +21,8 @@ struct Room {
   // nothing of either one's block for the other may be touched. It only grows. Written by the
   // runtime (release: all that it stands for is there), read by lanes (acquire).
   std::uint32_t usable = 0;
-  // Connectors that some lane of this rank has use for. Written by lanes, read by the runtime, both
-  // relaxed: it is a number and no more. Of lanes that write at once one is not heard; it will say
-  // so again.
+  // Connectors that some lane of this rank has use for. It only grows. Written by lanes, read by
+  // the runtime, both relaxed: it is a number and no more.
   std::uint32_t wanted = 0;
 };
 

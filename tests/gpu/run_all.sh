@@ -83,6 +83,8 @@ trees-kill|580|UNJAM_ALGORITHM=double_binary_tree|kill --ranks 4 $kill
 solo|420||solo
 written|240||written
 pairs|240||pairs
+meet|200||meet
+meet-sixteen|200||meet --ranks 16 --rounds 4
 matrix|260|-u CUDA_DEVICE_MAX_CONNECTIONS|sync_matrix $matrix
 matrix-1|260|CUDA_DEVICE_MAX_CONNECTIONS=1|sync_matrix $matrix
 matrix-32|260|CUDA_DEVICE_MAX_CONNECTIONS=32|sync_matrix $matrix

@@ -82,6 +82,8 @@ class CudaArena : public DeviceArena {
   bool add(std::uint64_t offset, std::uint64_t bytes, std::string& error) override {
     const OnDevice on(properties_.location.id);
     const BesideCapture beside;
+    // (Another try, of what could not be made accessible.)
+    if (is_there(offset)) return map_for(properties_.location.id, offset, error);
     Part part{0, round_up(bytes)};
     if (!driver_.ok(driver_.create(&part.handle, part.bytes, &properties_, 0), "cuMemCreate",
                     error)) {
@@ -95,6 +97,10 @@ class CudaArena : public DeviceArena {
   bool adopt(std::uint64_t offset, std::uint64_t bytes, int fd, std::string& error) override {
     const OnDevice on(properties_.location.id);
     const BesideCapture beside;
+    if (is_there(offset)) {
+      close(fd);
+      return true;
+    }
     Part part{0, round_up(bytes)};
     // The driver takes the descriptor itself in the place of a pointer.
     // NOLINTNEXTLINE(performance-no-int-to-ptr)
@@ -160,13 +166,22 @@ class CudaArena : public DeviceArena {
                     "cuMemGetAllocationGranularity", error)) {
       return false;
     }
-    bytes_ = round_up(bytes);
+    bytes_ = bytes;
+    if (bytes % unit_ != 0) {
+      error = "the driver hands out memory in units of " + std::to_string(unit_) +
+              " bytes, which arenas are not made of";
+      return false;
+    }
     if (driver_.ok(driver_.reserve(&address_, bytes_, 0, 0, 0), "cuMemAddressReserve", error)) {
       return true;
     }
     address_ = 0;
     error = "cannot reserve " + std::to_string(bytes_) + " bytes of addresses: " + error;
     return false;
+  }
+  bool is_there(std::uint64_t offset) const {
+    const std::lock_guard lock(mutex_);
+    return parts_.count(offset) != 0;
   }
   std::uint64_t round_up(std::uint64_t bytes) const { return (bytes + unit_ - 1) / unit_ * unit_; }
   // Takes the handle in any case.

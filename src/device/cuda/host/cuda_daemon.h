@@ -10,7 +10,7 @@
 namespace unjam {
 
 // As CudaDriver::start.
-// See CudaDriver::engine_bytes().
+// As CudaDriver::engine_bytes().
 std::uint64_t cuda_engine_bytes(const CudaRankOptions& options);
 std::unique_ptr<StreamDaemon> start_cuda_rank(const CudaRankOptions& options, RankState& copy,
                                               std::string& error);
