@@ -101,9 +101,8 @@ std::uint64_t Rooms::bytes_of(std::uint32_t from, std::uint32_t to) const {
   return shape_.room_bytes(to) - (from == 0 ? 0 : shape_.room_bytes(from));
 }
 
-// In front of what has come since: a portion is passed over where those before it are nowhere.
 void Rooms::try_again() {
-  jobs_.insert(jobs_.begin(), std::make_move_iterator(postponed_.begin()),
+  jobs_.insert(jobs_.end(), std::make_move_iterator(postponed_.begin()),
                std::make_move_iterator(postponed_.end()));
   postponed_.clear();
   changed_.notify_one();
@@ -235,6 +234,9 @@ void Rooms::work() {
     looks = uncleared_.empty() || !jobs_.empty() ? 0 : looks + 1;
     std::deque<Job> jobs = std::move(jobs_);
     jobs_.clear();
+    // A pair's portions in their order, whichever of them had to wait.
+    std::stable_sort(jobs.begin(), jobs.end(),
+                     [](const Job& a, const Job& b) { return a.to < b.to; });
     std::vector<int> came = std::move(came_), clearing;
     came_.clear();
     for (const auto& [rank, count] : uncleared_) clearing.push_back(rank);

@@ -398,7 +398,8 @@ TEST(Rooms, RanksMeetInAnyOrder) {
     for (int r = 0; r < kRanks; ++r) {
       for (int p = 0; p < kRanks; ++p) {
         if (p == r) continue;
-        EXPECT_TRUE(machine.comes_to(r, p, 13)) << r << " " << p;
+        EXPECT_TRUE(machine.comes_to(r, p, 13)) << r << " " << p << ": " << machine.usable(r, p)
+                                                << "; " << machine.rooms(p).usage(p).lacks;
       }
     }
     over = true;
