@@ -82,6 +82,7 @@ struct alignas(kFalseSharingBytes) LaneCell {
 // All sizes that ranks must agree on. Who has set them calls derive(): what addresses are made of
 // is worked out once, not by each lane for each slice.
 struct ArenaShape {
+  std::uint64_t heap_bytes = 0;  // of each rank
   std::uint32_t ranks = 1;
   std::uint32_t lanes = 1;
   std::uint32_t connectors = 1024;  // a (peer, lane)
@@ -93,7 +94,6 @@ struct ArenaShape {
   std::uint32_t borrow_slots = 64;  // a (peer, lane)
   std::uint32_t borrow_slot_bytes = 32768;
   std::uint32_t page_bytes = 4096;  // a power of two: what memory comes in
-  std::uint64_t heap_bytes = 0;     // of each rank
 
   UNJAM_HD constexpr std::uint64_t connector_bytes() const {
     return std::uint64_t{kSlotHeaders} * sizeof(SlotHeader) +
@@ -116,7 +116,7 @@ struct ArenaShape {
   UNJAM_HD constexpr std::uint64_t entries_offset() const {
     return places_offset() + std::uint64_t{places()} * sizeof(std::uint64_t);
   }
-  UNJAM_HD constexpr std::uint64_t head_bytes() const { return head_bytes_; }
+  UNJAM_HD constexpr std::uint64_t head_bytes() const { return bytes_of(head_); }
   UNJAM_HD constexpr std::uint64_t borrow_bytes() const {
     return std::uint64_t{borrow_slots} * borrow_slot_bytes;
   }
@@ -131,14 +131,14 @@ struct ArenaShape {
   // On a boundary that any device's pages have.
   UNJAM_HD constexpr std::uint64_t heap() const { return std::uint64_t{2} << 20; }
   // What is there from the beginning.
-  UNJAM_HD constexpr std::uint64_t base_bytes() const { return base_bytes_; }
+  UNJAM_HD constexpr std::uint64_t base_bytes() const { return bytes_of(base_); }
   // The block of rank `owner`'s arena that is for `peer`.
   UNJAM_HD constexpr std::uint64_t block(std::uint32_t owner, std::uint32_t peer) const {
     // The owner itself has none.
     const std::uint32_t place = peer > owner ? peer - 1 : peer;
     return base_bytes() + place * block_bytes();
   }
-  UNJAM_HD constexpr std::uint64_t block_bytes() const { return block_bytes_; }
+  UNJAM_HD constexpr std::uint64_t block_bytes() const { return bytes_of(block_); }
   // How many connectors a room has next: twice as many as now, or a good deal more.
   UNJAM_HD constexpr std::uint32_t next_connectors(std::uint32_t now) const {
     constexpr std::uint32_t kMostStages = 4;  // at once: memory is cleared by one lane
@@ -156,38 +156,42 @@ struct ArenaShape {
   UNJAM_HD constexpr std::uint64_t borrowed(std::uint32_t lane) const {
     return heads_bytes() + lane * borrow_bytes();
   }
-  UNJAM_HD constexpr std::uint64_t stages_offset() const { return stages_offset_; }
+  UNJAM_HD constexpr std::uint64_t stages_offset() const { return bytes_of(stages_offset_); }
   // (As many of each lane as come at first lie together, so that what comes is in one piece.)
   UNJAM_HD constexpr std::uint64_t connector(std::uint32_t lane, std::uint32_t i) const {
     const std::uint32_t stage = i >> first_connectors_log2;
     const std::uint32_t place = lane << first_connectors_log2 | (i & (first_connectors() - 1));
-    return stages_offset_ + stage * stage_bytes_ + place * connector_bytes();
+    return bytes_of(stages_offset_ + stage * stage_) + place * connector_bytes();
   }
   // Of a block, with so many connectors of each lane.
   UNJAM_HD constexpr std::uint64_t room_bytes(std::uint32_t count) const {
     const std::uint32_t stages = (count + first_connectors() - 1) >> first_connectors_log2;
-    return stages_offset_ + stages * stage_bytes_;
+    return bytes_of(stages_offset_ + stages * stage_);
   }
 
   constexpr void derive() {
-    head_bytes_ =
-        round_up(entries_offset() + std::uint64_t{connectors} * sizeof(DirectoryEntry), kSmallPage);
-    base_bytes_ = heap_bytes == 0 ? round_up(kHeaderBytes, page_bytes)
-                                  : heap() + round_up(heap_bytes, page_bytes);
-    stages_offset_ = round_up(heads_bytes() + lanes * borrow_bytes(), page_bytes);
-    stage_bytes_ =
-        round_up((std::uint64_t{lanes} << first_connectors_log2) * connector_bytes(), page_bytes);
-    block_bytes_ = room_bytes(connectors);
+    head_ = pages_of(entries_offset() + std::uint64_t{connectors} * sizeof(DirectoryEntry), 1);
+    const std::uint32_t unit = page_bytes / kSmallPage;
+    base_ = heap_bytes == 0 ? pages_of(kHeaderBytes, unit) : pages_of(heap() + heap_bytes, unit);
+    stages_offset_ = pages_of(heads_bytes() + lanes * borrow_bytes(), unit);
+    stage_ = pages_of((std::uint64_t{lanes} << first_connectors_log2) * connector_bytes(), unit);
+    const std::uint32_t stages = (connectors + first_connectors() - 1) >> first_connectors_log2;
+    block_ = stages_offset_ + stages * stage_;
   }
 
  private:
   static constexpr std::uint64_t kHeaderBytes = 16384, kSmallPage = 4096;
-  UNJAM_HD static constexpr std::uint64_t round_up(std::uint64_t n, std::uint64_t unit) {
-    return (n + unit - 1) & ~(unit - 1);
+  // In pages, of which 32 bits count 16 TiB: kernels keep shapes in memory of each thread.
+  UNJAM_HD static constexpr std::uint64_t bytes_of(std::uint32_t pages) {
+    return std::uint64_t{pages} * kSmallPage;
+  }
+  // A multiple of so many.
+  static constexpr std::uint32_t pages_of(std::uint64_t bytes, std::uint32_t unit) {
+    const std::uint64_t pages = (bytes + kSmallPage - 1) / kSmallPage;
+    return static_cast<std::uint32_t>((pages + unit - 1) / unit * unit);
   }
   static constexpr std::uint64_t kScratchBytes = kFalseSharingBytes;
-  std::uint64_t head_bytes_ = 0, base_bytes_ = 0, stages_offset_ = 0, stage_bytes_ = 0,
-                block_bytes_ = 0;
+  std::uint32_t head_ = 0, base_ = 0, stages_offset_ = 0, stage_ = 0, block_ = 0;
   static_assert(kMaxLanes * sizeof(LaneCell) + kScratchBytes <= kHeaderBytes / 2);
   static_assert(kAnnouncements * sizeof(std::uint64_t) <= kHeaderBytes / 2);
   // Slots begin with a line.
