@@ -113,7 +113,8 @@ std::string too_few_files_text(std::size_t ranks) {
          std::to_string(limit.rlim_cur) + " files open (RLIMIT_NOFILE), too few for a job of " +
          (ranks == 0 ? std::string("so many") : std::to_string(ranks)) +
          " ranks: raise it on all ranks" +
-         (ranks == 0 ? std::string() : ", for as many processes with " + files_cure(ranks));
+         (ranks == 0 ? std::string(" (`ulimit -n`)")
+                     : ", for as many processes with " + files_cure(ranks));
 }
 
 }  // namespace
