@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "base/clock.h"
+#include "control/fd_message.h"
 
 namespace unjam {
 namespace {
@@ -50,12 +51,12 @@ bool Channel::receive(std::string& error) {
   while (!broken_ && socket_) {
     char buffer[kReadBytes];
     iovec part{buffer, sizeof(buffer)};
-    alignas(cmsghdr) char control[CMSG_SPACE(64 * sizeof(int))];
+    FdSpace<64> space;
     msghdr message{};
     message.msg_iov = &part;
     message.msg_iovlen = 1;
-    message.msg_control = control;
-    message.msg_controllen = sizeof(control);
+    message.msg_control = space.bytes;
+    message.msg_controllen = sizeof(space.bytes);
     const ssize_t n = recvmsg(socket_.get(), &message, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
     if (n < 0) {
       if (errno == EINTR) continue;
@@ -64,15 +65,7 @@ bool Channel::receive(std::string& error) {
       break;
     }
     const std::size_t held = in_fds_.size();
-    for (cmsghdr* c = CMSG_FIRSTHDR(&message); c != nullptr; c = CMSG_NXTHDR(&message, c)) {
-      if (c->cmsg_level != SOL_SOCKET || c->cmsg_type != SCM_RIGHTS) continue;
-      const std::size_t count = (c->cmsg_len - CMSG_LEN(0)) / sizeof(int);
-      for (std::size_t i = 0; i < count; ++i) {
-        int fd = -1;
-        std::memcpy(&fd, CMSG_DATA(c) + i * sizeof(int), sizeof(int));
-        in_fds_.emplace_back(fd);
-      }
-    }
+    take_fds(message, [this](Fd fd) { in_fds_.push_back(std::move(fd)); });
     if (n == 0) {
       fault("closed by the other end");
       break;
@@ -154,22 +147,13 @@ bool Channel::flush(std::string& error) {
   while (!out_.empty()) {
     Outgoing& o = out_.front();
     iovec part{o.bytes.data() + o.sent, o.bytes.size() - o.sent};
-    alignas(cmsghdr) char control[CMSG_SPACE(kMaxFrameFds * sizeof(int))] = {};
+    FdSpace<kMaxFrameFds> space;
     msghdr message{};
     message.msg_iov = &part;
     message.msg_iovlen = 1;
-    if (!o.fds.empty()) {
-      message.msg_control = control;
-      message.msg_controllen = CMSG_SPACE(o.fds.size() * sizeof(int));
-      cmsghdr* c = CMSG_FIRSTHDR(&message);
-      c->cmsg_level = SOL_SOCKET;
-      c->cmsg_type = SCM_RIGHTS;
-      c->cmsg_len = CMSG_LEN(o.fds.size() * sizeof(int));
-      for (std::size_t i = 0; i < o.fds.size(); ++i) {
-        const int fd = o.fds[i].get();
-        std::memcpy(CMSG_DATA(c) + i * sizeof(int), &fd, sizeof(int));
-      }
-    }
+    std::vector<int> fds;
+    for (const Fd& fd : o.fds) fds.push_back(fd.get());
+    attach_fds(fds, space, message);
     const ssize_t n = socket_ ? sendmsg(socket_.get(), &message, MSG_DONTWAIT | MSG_NOSIGNAL)
                               : (errno = EPIPE, -1);
     if (n < 0) {

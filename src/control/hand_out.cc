@@ -11,6 +11,7 @@
 
 #include "base/clock.h"
 #include "base/limits.h"
+#include "control/fd_message.h"
 
 namespace unjam {
 namespace {
@@ -36,19 +37,11 @@ bool hand_out(const Fd& socket, MessageType type, std::string_view payload,
   }
   std::uint16_t number = static_cast<std::uint16_t>(type);
   iovec parts[2] = {{&number, sizeof(number)}, {const_cast<char*>(payload.data()), payload.size()}};
-  alignas(cmsghdr) char control[CMSG_SPACE(kMostHandedFds * sizeof(int))] = {};
+  FdSpace<kMostHandedFds> space;
   msghdr message{};
   message.msg_iov = parts;
   message.msg_iovlen = 2;
-  if (!fds.empty()) {
-    message.msg_control = control;
-    message.msg_controllen = CMSG_SPACE(fds.size() * sizeof(int));
-    cmsghdr* c = CMSG_FIRSTHDR(&message);
-    c->cmsg_level = SOL_SOCKET;
-    c->cmsg_type = SCM_RIGHTS;
-    c->cmsg_len = CMSG_LEN(fds.size() * sizeof(int));
-    std::memcpy(CMSG_DATA(c), fds.data(), fds.size() * sizeof(int));
-  }
+  attach_fds(fds, space, message);
   const std::uint64_t deadline = monotonic_ns() + static_cast<std::uint64_t>(timeout_ms) * 1000000;
   while (sendmsg(socket.get(), &message, MSG_DONTWAIT | MSG_NOSIGNAL) < 0) {
     const int why = errno;
@@ -77,32 +70,23 @@ bool hand_out(const Fd& socket, MessageType type, std::string_view payload,
 Handed take_handed(const Fd& socket, Frame& frame, std::string& error) {
   char buffer[kLongestHanded + sizeof(std::uint16_t)];
   iovec part{buffer, sizeof(buffer)};
-  alignas(cmsghdr) char control[CMSG_SPACE(kMostHandedFds * sizeof(int))];
+  FdSpace<kMostHandedFds> space;
   msghdr message{};
   message.msg_iov = &part;
   message.msg_iovlen = 1;
-  message.msg_control = control;
-  message.msg_controllen = sizeof(control);
+  message.msg_control = space.bytes;
+  message.msg_controllen = sizeof(space.bytes);
   ssize_t n = 0;
   do {
     n = recvmsg(socket.get(), &message, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
   } while (n < 0 && errno == EINTR);
   if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) return Handed::kNothing;
   frame.fds.clear();
-  for (cmsghdr* c = n < 0 ? nullptr : CMSG_FIRSTHDR(&message); c != nullptr;
-       c = CMSG_NXTHDR(&message, c)) {
-    if (c->cmsg_level != SOL_SOCKET || c->cmsg_type != SCM_RIGHTS) continue;
-    const std::size_t count = (c->cmsg_len - CMSG_LEN(0)) / sizeof(int);
-    for (std::size_t i = 0; i < count; ++i) {
-      int fd = -1;
-      std::memcpy(&fd, CMSG_DATA(c) + i * sizeof(int), sizeof(int));
-      frame.fds.emplace_back(fd);
-    }
-  }
   if (n < 0) {
     error = std::strerror(errno);
     return Handed::kOver;
   }
+  take_fds(message, [&](Fd fd) { frame.fds.push_back(std::move(fd)); });
   if (n == 0) {
     error = "closed by the other end";
     return Handed::kOver;

@@ -18,6 +18,7 @@
 
 #include "base/fd.h"
 #include "control/channel.h"
+#include "control/fd_message.h"
 #include "control/messages.h"
 #include "control/rendezvous.h"
 
@@ -237,19 +238,11 @@ inline int open_descriptors() {
 inline bool send_raw(int socket, std::string_view bytes, const std::vector<int>& fds = {}) {
   while (!bytes.empty()) {
     iovec part{const_cast<char*>(bytes.data()), bytes.size()};
-    alignas(cmsghdr) char control[CMSG_SPACE(64 * sizeof(int))] = {};
+    unjam::FdSpace<64> space;
     msghdr message{};
     message.msg_iov = &part;
     message.msg_iovlen = 1;
-    if (!fds.empty()) {
-      message.msg_control = control;
-      message.msg_controllen = CMSG_SPACE(fds.size() * sizeof(int));
-      cmsghdr* c = CMSG_FIRSTHDR(&message);
-      c->cmsg_level = SOL_SOCKET;
-      c->cmsg_type = SCM_RIGHTS;
-      c->cmsg_len = CMSG_LEN(fds.size() * sizeof(int));
-      std::memcpy(CMSG_DATA(c), fds.data(), fds.size() * sizeof(int));
-    }
+    unjam::attach_fds(fds, space, message);
     const ssize_t n = sendmsg(socket, &message, MSG_NOSIGNAL | MSG_DONTWAIT);
     if (n < 0) return false;
     return static_cast<std::size_t>(n) == bytes.size();
