@@ -65,7 +65,7 @@ struct CudaRankOptions {
   Room* rooms = nullptr;           // likewise
   // To be called, without a lock, every now and then while the engine has work: lanes may want
   // more of rooms.
-  std::function<void()> look_at_rooms;
+  std::function<void()> look_at_wishes;
 };
 
 // Host memory of each rank that its peers' devices reach: in its shared host memory, behind the

@@ -966,10 +966,7 @@ class Engine {
     if (mailbox_.count(1) == 0) return false;
     slot = mailbox_.at(0);
     // It takes one thread too long: left to fetch_several().
-    if (const Invocation& inv = rank_.invocations[slot];
-        inv.key == nullptr && inv.input == nullptr) {
-      return false;
-    }
+    if (clears_room(rank_.invocations[slot])) return false;
     mailbox_.take(1);
     take_letter(receive(slot));
     end_step(Step::kPrepare, begun_ns);
@@ -987,7 +984,7 @@ class Engine {
     const Invocation& inv = rank_.invocations[slot];
     Newcomer found{slot};
     found.command = inv.key == nullptr;
-    found.clears = found.command && inv.input == nullptr;
+    found.clears = clears_room(inv);
     if (found.command) return found;
     DynamicContext dyn;
     dyn.handed = dev_.handed_over(slot);

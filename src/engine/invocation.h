@@ -147,6 +147,9 @@ struct ClearRoom {
   std::uint32_t from = 0;
   std::uint32_t to = 0;
 };
+UNJAM_HD constexpr bool clears_room(const Invocation& inv) {
+  return inv.key == nullptr && inv.input == nullptr;
+}
 UNJAM_HD constexpr ClearRoom room_of(const Invocation& command) {
   return {static_cast<std::uint32_t>(command.n), static_cast<std::uint32_t>(command.seed),
           static_cast<std::uint32_t>(command.seed >> 32)};

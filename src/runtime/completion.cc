@@ -72,7 +72,10 @@ void Context::take_completions() {
   while (memory_->rank().cq.pop(e)) {
     any = true;
     daemon_->ended(e.slot);
-    if (room_is_cleared(e.slot)) continue;
+    if (e.slot >= slots_.size()) {
+      room_is_cleared(e.slot);
+      continue;
+    }
     std::unique_ptr<Submitted> s = std::move(slots_[e.slot]);
     if (s != nullptr) {
       const Result why = leave_slot(e.slot);

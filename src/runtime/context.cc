@@ -48,14 +48,14 @@ void Context::start() {
   }
   for (std::uint32_t i = slots; i-- > 0;) free_slots_.push_back(static_cast<std::uint16_t>(i));
   if (world_->cuda() != nullptr) {
-    start_cuda();
+    start_cuda(rooms);
   } else {
     HostDaemonOptions options;
     options.block_threads = static_cast<unsigned>(settings_.block_threads);
     options.delay_seed = static_cast<std::uint64_t>(settings_.delay_seed);
     options.delay_max_us = static_cast<std::uint32_t>(settings_.delay_max_us);
     options.help = settings_.help != 0;
-    if (rooms != nullptr) options.look_at_rooms = [this, rooms] { look_at_wishes(rooms); };
+    if (rooms != nullptr) options.look_at_wishes = [this, rooms] { look_at_wishes(rooms); };
     daemon_ = std::make_unique<HostDaemon>(memory_->rank(), completions_, options);
   }
   world_->attach(this);
@@ -64,7 +64,7 @@ void Context::start() {
   if (shape.heap_bytes != 0) own_heap(shared_from_this());
 }
 
-void Context::start_cuda() {
+void Context::start_cuda(Room* rooms) {
   std::string error;
   if (!world_->enter_device(rank_, error)) throw std::runtime_error(error);
   CudaRankOptions options;
@@ -73,7 +73,7 @@ void Context::start_cuda() {
   options.shape = world_->shape();
   options.policy = memory_->rank().policy;
   options.slots = memory_->rank().num_slots;
-  options.keys = static_cast<std::uint32_t>(settings_.idle_keys + settings_.max_active_keys);
+  options.keys = device_keys(settings_);
   options.block_threads = static_cast<std::uint32_t>(settings_.block_threads);
   options.solo = settings_.solo != 0;
   options.lines = settings_.lines > 0;
@@ -82,8 +82,8 @@ void Context::start_cuda() {
   options.solo_overlap = settings_.solo_overlap != 0;
   options.trace_events = static_cast<std::uint64_t>(settings_.trace_events);
   options.windows = world_->windows_of(rank_, error);
-  Room* const rooms = options.rooms = world_->rooms()->table(rank_, error);
-  options.look_at_rooms = [this, rooms] { look_at_wishes(rooms); };
+  options.rooms = rooms;
+  options.look_at_wishes = [this, rooms] { look_at_wishes(rooms); };
   for (int r = 0; r < world_->ranks(); ++r) {
     options.bases.push_back(world_->bases()[r]);
     options.links.push_back(world_->link(r));

@@ -342,7 +342,7 @@ class Context : public std::enable_shared_from_this<Context>, private Rooms::Use
  private:
   friend class World;
   friend class StuckCall;  // tests/unit/news_test.cc
-  void start_cuda();
+  void start_cuda(Room* rooms);
   // What is read of lanes is up to date, and stays as it is while the lock is held (before mutex_).
   std::unique_lock<std::mutex> refreshed() const;
   std::unique_lock<std::mutex> look() const;
@@ -386,9 +386,9 @@ class Context : public std::enable_shared_from_this<Context>, private Rooms::Use
   void clear_rooms();
   void look_at_wishes(const Room* rooms);
   bool hears_marks(const unjamGroup& group) const;
-  bool room_is_cleared(std::uint16_t slot);  // with that completion; false: it is no such slot
+  void room_is_cleared(std::uint16_t slot);  // the completion of a command
   bool clear_room(const ClearRoom& room) override;
-  void look_at_rooms() override;
+  void take_in_cleared() override;
   void room_came() override;
   void admit(std::unique_ptr<Submitted> s);
   Invocation make_invocation(const Submitted& s, std::uint16_t slot) const;
@@ -523,7 +523,7 @@ class Context : public std::enable_shared_from_this<Context>, private Rooms::Use
   std::vector<std::uint16_t> free_slots_;
   // Of the engine's slots the last ones, which no call takes: calls may wait for what they do.
   std::vector<std::uint16_t> free_room_slots_;
-  std::map<std::uint16_t, ClearRoom> being_cleared_;  // by slot
+  std::array<ClearRoom, kRoomSlots> being_cleared_{};  // by slot, from the first of them
   std::deque<ClearRoom> to_clear_;
   std::vector<bool> met_;               // by rank
   std::list<Key*> places_[kKeyPlaces];  // every key is in one, the longest there first

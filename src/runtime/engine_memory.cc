@@ -13,6 +13,14 @@ std::uint32_t invocation_slots(const Settings& settings) {
   return static_cast<std::uint32_t>(2 * settings.max_active_keys);
 }
 
+std::uint32_t engine_slots(const Settings& settings) {
+  return invocation_slots(settings) + kRoomSlots;
+}
+
+std::uint32_t device_keys(const Settings& settings) {
+  return static_cast<std::uint32_t>(settings.idle_keys + settings.max_active_keys);
+}
+
 ArenaShape arena_shape(const Settings& settings, int ranks) {
   ArenaShape shape;
   shape.ranks = static_cast<std::uint32_t>(ranks);
@@ -50,7 +58,7 @@ T* EngineMemory::take(std::size_t n) {
 EngineMemory::EngineMemory(const Settings& settings, const ArenaShape& shape,
                            unsigned char* const* bases, int rank, WindowEntry* windows,
                            Room* rooms) {
-  const std::uint32_t slots = invocation_slots(settings) + kRoomSlots;
+  const std::uint32_t slots = engine_slots(settings);
   rank_.num_slots = slots;
   rank_.num_lanes = shape.lanes;
   rank_.sq.places = take<Sqe>(slots);

@@ -36,7 +36,9 @@ class ZeroedArray {
 
 ArenaShape arena_shape(const Settings& settings, int ranks);
 std::uint32_t invocation_slots(const Settings& settings);  // that calls may have
-inline constexpr std::uint32_t kRoomSlots = 2;             // besides, for commands about rooms
+inline constexpr std::uint32_t kRoomSlots = 2;             // behind those, for commands about rooms
+std::uint32_t engine_slots(const Settings& settings);      // all of these
+std::uint32_t device_keys(const Settings& settings);       // that a GPU keeps the state of
 
 class EngineMemory {
  public:

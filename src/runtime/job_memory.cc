@@ -30,8 +30,8 @@ std::string job_memory_json(int ranks, const Settings& settings) {
   } else if (CudaDriver* const cuda = cuda_driver_alone(unused)) {
     CudaRankOptions options;
     options.shape = shape;
-    options.slots = invocation_slots(settings) + kRoomSlots;
-    options.keys = static_cast<std::uint32_t>(settings.idle_keys + settings.max_active_keys);
+    options.slots = engine_slots(settings);
+    options.keys = device_keys(settings);
     options.trace_events = static_cast<std::uint64_t>(settings.trace_events);
     w.field("engine_bytes", cuda->engine_bytes(options));
   } else {

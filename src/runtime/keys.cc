@@ -86,8 +86,7 @@ Key* Context::find_or_create_key(unjamGroup& group, const char* name, Result& re
     if (state == nullptr) {
       const bool soon = dropping_ != nullptr || keys_at(KeyPlace::kDoomed) != 0;
       result = {UNJAM_ERROR_RESOURCES,
-                "there is device memory for " +
-                    std::to_string(settings_.idle_keys + settings_.max_active_keys) +
+                "there is device memory for " + std::to_string(device_keys(settings_)) +
                     " keys of this rank, and " +
                     (soon ? "the engine has yet to let go of some that are out of use: call again "
                             "soon, or raise UNJAM_IDLE_KEYS"

@@ -44,7 +44,7 @@ void Context::clear_rooms() {
       world_->rooms()->cleared(rank_, room);
       continue;
     }
-    being_cleared_[slot] = room;
+    being_cleared_[slot - slots_.size()] = room;
     Invocation command;
     set_room(room, &command);
     command.geometry.first_lane = 0;
@@ -59,15 +59,10 @@ void Context::clear_rooms() {
   if (any) daemon_->ring(0);
 }
 
-bool Context::room_is_cleared(std::uint16_t slot) {
-  const auto found = being_cleared_.find(slot);
-  if (found == being_cleared_.end()) return false;
-  const ClearRoom room = found->second;
-  being_cleared_.erase(found);
+void Context::room_is_cleared(std::uint16_t slot) {
   free_room_slots_.push_back(slot);
-  world_->rooms()->cleared(rank_, room);
+  world_->rooms()->cleared(rank_, being_cleared_[slot - slots_.size()]);
   clear_rooms();
-  return true;
 }
 
 bool Context::clear_room(const ClearRoom& room) {
@@ -93,7 +88,7 @@ void Context::look_at_wishes(const Room* rooms) {
   if (Rooms::any_wanted(rooms, world_->shape().ranks)) world_->rooms()->look(rank_);
 }
 
-void Context::look_at_rooms() {
+void Context::take_in_cleared() {
   const std::lock_guard lock(mutex_);
   take_completions();
 }

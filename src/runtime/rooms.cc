@@ -2,7 +2,6 @@
 
 #include <fcntl.h>
 #include <pthread.h>
-#include <sys/mman.h>
 
 #include <algorithm>
 #include <cerrno>
@@ -30,22 +29,14 @@ Rooms::Rooms(int ranks, const ArenaShape& shape, Memory& memory)
 Rooms::~Rooms() { stop(); }
 
 std::uint64_t Rooms::table_bytes() const {
-  constexpr std::uint64_t kPage = 4096;
-  const std::uint64_t bytes = static_cast<std::uint64_t>(ranks_) * sizeof(Room);
-  return (bytes + kPage - 1) / kPage * kPage;
+  return whole_pages(static_cast<std::uint64_t>(ranks_) * sizeof(Room));
 }
 
 Room* Rooms::table(int rank, std::string& error) {
   const std::lock_guard lock(mutex_);
   if (const auto found = tables_.find(rank); found != tables_.end()) return found->second.get();
-  // Shared with children for the same reason as tables of windows (window_maps.cc).
-  void* const memory =
-      mmap(nullptr, table_bytes(), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-  if (memory == MAP_FAILED) {
-    error = "cannot allocate " + std::to_string(table_bytes()) + " bytes: " + std::strerror(errno);
-    return nullptr;
-  }
-  std::unique_ptr<Room, Unmap> table(static_cast<Room*>(memory), Unmap{table_bytes()});
+  SharedPages<Room> table = make_shared_pages<Room>(static_cast<std::uint64_t>(ranks_), error);
+  if (table == nullptr) return nullptr;
   if (!thread_.joinable() && !stopping_) {
     try {
       thread_ = std::thread([this] { work(); });
@@ -56,8 +47,6 @@ Room* Rooms::table(int rank, std::string& error) {
   }
   return tables_.emplace(rank, std::move(table)).first->second.get();
 }
-
-void Rooms::Unmap::operator()(Room* table) const { munmap(table, bytes); }
 
 void Rooms::attach(int rank, User* user) {
   const std::lock_guard lock(mutex_);
@@ -133,7 +122,8 @@ bool Rooms::add_next(const Pair& who, ClearRoom& room, std::string& error) {
   const std::uint32_t to = shape_.next_connectors(from);
   const std::uint64_t bytes = bytes_of(from, to);
   std::string why;
-  const bool added = memory_.add(who.first, offset_of(who.first, who.second, from), bytes, why);
+  const bool added =
+      memory_.add_memory(who.first, offset_of(who.first, who.second, from), bytes, why);
   const std::lock_guard lock(mutex_);
   State& s = states_[who];
   if (!added) {
@@ -198,11 +188,12 @@ void Rooms::look(int rank) {
       wishes.push_back(m);
     }
   }
-  for (const RoomMessage& m : wishes) memory_.tell(static_cast<int>(m.owner), m, {});
+  for (const RoomMessage& m : wishes) memory_.tell_of_room(static_cast<int>(m.owner), m, {});
 }
 
 void Rooms::hear(const RoomMessage& m, Fd fd) {
   const int owner = static_cast<int>(m.owner), peer = static_cast<int>(m.peer);
+  if (m.owner >= shape_.ranks || m.peer >= shape_.ranks) return;
   if (m.connectors == 0 || m.connectors > shape_.connectors || owner == peer) return;
   const std::lock_guard lock(mutex_);
   if (m.offers) {
@@ -253,7 +244,7 @@ void Rooms::work() {
         adopt(job);
       }
     }
-    for (const int rank : clearing) with_user(rank, [](User& user) { user.look_at_rooms(); });
+    for (const int rank : clearing) with_user(rank, [](User& user) { user.take_in_cleared(); });
     lock.lock();
   }
 }
@@ -325,7 +316,7 @@ void Rooms::offer(const Job& job) {
   const bool is_local = memory_.is_local(peer);
   bool done = false;
   if (is_local) {
-    done = memory_.reach(owner, offset, peer, error);
+    done = memory_.let_reach(owner, offset, peer, error);
   } else {
     RoomMessage m;
     m.owner = static_cast<std::uint32_t>(owner);
@@ -333,8 +324,8 @@ void Rooms::offer(const Job& job) {
     m.connectors = job.to;
     m.offers = true;
     Fd fd;
-    done = memory_.share(owner, offset, fd, error);
-    if (done) memory_.tell(peer, m, std::move(fd));
+    done = memory_.share_memory(owner, offset, fd, error);
+    if (done) memory_.tell_of_room(peer, m, std::move(fd));
   }
   if (!done) {
     return tried(job, "rank " + std::to_string(peer) + " cannot reach the memory that rank " +
@@ -365,8 +356,8 @@ void Rooms::adopt(const Job& job) {
   Fd fd(*job.fd ? fcntl(job.fd->get(), F_DUPFD_CLOEXEC, 3) : -1);
   bool done = static_cast<bool>(fd) == static_cast<bool>(*job.fd);
   if (!done) error = std::strerror(errno);
-  done = done && memory_.adopt(owner, offset_of(owner, rank, from), bytes_of(from, job.to),
-                               std::move(fd), rank, error);
+  done = done && memory_.adopt_memory(owner, offset_of(owner, rank, from), bytes_of(from, job.to),
+                                      std::move(fd), rank, error);
   tried(job, done ? ""
                   : "rank " + std::to_string(rank) + " cannot reach the memory that rank " +
                         std::to_string(owner) + " has for it: " + error);
@@ -394,12 +385,10 @@ Rooms::Usage Rooms::usage(int rank) const {
        ++at) {
     const State& s = at->second;
     if (s.added != 0) u.bytes += shape_.room_bytes(s.added);
+    if (!s.lacks.empty()) u.lacks = s.lacks;
     if (s.offered == 0 || s.theirs == 0) continue;
     ++u.met;
     u.connectors += s.theirs;
-  }
-  for (const auto& [who, s] : states_) {
-    if (who.first == rank && !s.lacks.empty()) u.lacks = s.lacks;
   }
   return u;
 }

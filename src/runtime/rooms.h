@@ -31,6 +31,7 @@
 #include "base/fd.h"
 #include "control/messages.h"
 #include "engine/invocation.h"
+#include "runtime/shared_pages.h"
 #include "transport/arena.h"
 #include "transport/rooms.h"
 
@@ -46,7 +47,7 @@ class Rooms {
     // never will.
     virtual bool clear_room(const ClearRoom& room) = 0;
     // Takes in what the engine has done.
-    virtual void look_at_rooms() = 0;
+    virtual void take_in_cleared() = 0;
     // Lanes that lacked room may find it.
     virtual void room_came() = 0;
   };
@@ -57,16 +58,17 @@ class Rooms {
     virtual ~Memory() = default;
     virtual bool is_local(int rank) const = 0;
     // Of a rank of this process. (Not cleared.)
-    virtual bool add(int owner, std::uint64_t offset, std::uint64_t bytes, std::string& error) = 0;
+    virtual bool add_memory(int owner, std::uint64_t offset, std::uint64_t bytes,
+                            std::string& error) = 0;
     // For another process; none is needed where `fd` stays empty.
-    virtual bool share(int owner, std::uint64_t offset, Fd& fd, std::string& error) = 0;
+    virtual bool share_memory(int owner, std::uint64_t offset, Fd& fd, std::string& error) = 0;
     // Lets another rank of this process reach what was added there.
-    virtual bool reach(int owner, std::uint64_t offset, int viewer, std::string& error) = 0;
+    virtual bool let_reach(int owner, std::uint64_t offset, int viewer, std::string& error) = 0;
     // Maps what another process has shared.
-    virtual bool adopt(int owner, std::uint64_t offset, std::uint64_t bytes, Fd fd, int viewer,
-                       std::string& error) = 0;
+    virtual bool adopt_memory(int owner, std::uint64_t offset, std::uint64_t bytes, Fd fd,
+                              int viewer, std::string& error) = 0;
     // To the process of a rank.
-    virtual void tell(int rank, const RoomMessage& message, Fd fd) = 0;
+    virtual void tell_of_room(int rank, const RoomMessage& message, Fd fd) = 0;
     virtual void warn(const std::string& text) = 0;
   };
 
@@ -122,10 +124,6 @@ class Rooms {
     std::uint32_t to = 0;
     std::shared_ptr<Fd> fd;
   };
-  struct Unmap {
-    std::uint64_t bytes = 0;
-    void operator()(Room* table) const;
-  };
 
   std::uint64_t offset_of(int owner, int peer, std::uint32_t from) const;
   std::uint64_t bytes_of(std::uint32_t from, std::uint32_t to) const;
@@ -151,7 +149,7 @@ class Rooms {
   std::mutex adding_;  // in front of mutex_: one thread adds at a time
   std::mutex using_;   // in front of all others: a user is called, or goes
   mutable std::mutex mutex_;
-  std::map<int, std::unique_ptr<Room, Unmap>> tables_;
+  std::map<int, SharedPages<Room>> tables_;
   std::map<int, User*> users_;
   std::map<Pair, State> states_;
   std::map<int, int> uncleared_;  // by rank: how much its engine has yet to clear

@@ -263,8 +263,7 @@ const Variable& variable(std::int64_t Settings::* field) {
 }
 
 constexpr std::int64_t kCudaLanes = 32;  // unless said
-constexpr std::int64_t kByPolicy = -1, kCudaFirstConnectors = 8;
-constexpr std::int64_t kByLanes = -1;  // until it is known how many lanes there are
+constexpr std::int64_t kByLanes = -1;    // until it is known how many lanes there are
 
 // Bytes of a guaranteed slot on CUDA. What is done about a slice takes longer than 64 KiB of it,
 // which is no matter while the links bind; few lanes do not fill these, so each has larger ones: of
@@ -289,7 +288,7 @@ Settings device_defaults(unjamDevice_t device) {
   s.block_threads = 512;
   s.max_active_keys = 64;
   s.idle_keys = 4096;
-  s.first_connectors = kByPolicy;
+  s.first_connectors = 8;
   // Four, so that mesh plans overlap.
   s.escape_slots = 4;
   s.overlap = 1;
@@ -399,7 +398,6 @@ bool resolve_settings(const unjamConfig_t* config, int ranks, Settings& s, std::
   }
   // An engine that holds its lane clears no rooms meanwhile.
   if (s.device == UNJAM_DEVICE_CUDA && s.policy == UNJAM_POLICY_HOLD) s.first_connectors = 0;
-  if (s.first_connectors == kByPolicy) s.first_connectors = kCudaFirstConnectors;
   const std::int64_t slot = cuda_slot_bytes(ranks, s.lanes);
   if (s.escape_slot_bytes == kByLanes) {
     // Who says how large the larger ones are need not know of this.

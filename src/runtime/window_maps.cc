@@ -1,11 +1,8 @@
 #include "runtime/window_maps.h"
 
 #include <pthread.h>
-#include <sys/mman.h>
 
 #include <algorithm>
-#include <cerrno>
-#include <cstring>
 
 namespace unjam {
 
@@ -14,9 +11,7 @@ WindowMaps::WindowMaps(int ranks, LetGo let_go) : ranks_(ranks), let_go_(std::mo
 WindowMaps::~WindowMaps() { stop(); }
 
 std::uint64_t WindowMaps::table_bytes() const {
-  constexpr std::uint64_t kPage = 4096;
-  const std::uint64_t bytes = static_cast<std::uint64_t>(ranks_) * kWindows * sizeof(WindowEntry);
-  return (bytes + kPage - 1) / kPage * kPage;
+  return whole_pages(table_entries() * sizeof(WindowEntry));
 }
 
 WindowEntry* WindowMaps::table(int rank, std::string& error) {
@@ -27,20 +22,10 @@ WindowEntry* WindowMaps::table(int rank, std::string& error) {
 WindowEntry* WindowMaps::make_table(int rank, std::string& error) {
   const auto found = tables_.find(rank);
   if (found != tables_.end()) return found->second.get();
-  // Shared with children, which have no business with it: so that when the process forks it stays
-  // where devices have it, and is not copied away from there.
-  void* const memory =
-      mmap(nullptr, table_bytes(), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-  if (memory == MAP_FAILED) {
-    error = "cannot allocate " + std::to_string(table_bytes()) + " bytes: " + std::strerror(errno);
-    return nullptr;
-  }
-  auto* const table = static_cast<WindowEntry*>(memory);
-  tables_.emplace(rank, std::unique_ptr<WindowEntry, Unmap>(table, Unmap{table_bytes()}));
-  return table;
+  SharedPages<WindowEntry> table = make_shared_pages<WindowEntry>(table_entries(), error);
+  if (table == nullptr) return nullptr;
+  return tables_.emplace(rank, std::move(table)).first->second.get();
 }
-
-void WindowMaps::Unmap::operator()(WindowEntry* table) const { munmap(table, bytes); }
 
 WindowEntry& WindowMaps::entry(const Viewer& viewer, const Id& id) {
   return tables_.at(viewer.rank)

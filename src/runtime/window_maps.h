@@ -24,6 +24,7 @@
 #include <vector>
 
 #include "engine/cuda_driver.h"
+#include "runtime/shared_pages.h"
 #include "transport/windows.h"
 
 namespace unjam {
@@ -95,10 +96,7 @@ class WindowMaps {
   using Id = std::pair<int, std::uint64_t>;  // owner, serial
 
   WindowEntry* make_table(int rank, std::string& error);  // with the lock
-  struct Unmap {
-    std::uint64_t bytes = 0;
-    void operator()(WindowEntry* table) const;
-  };
+  std::uint64_t table_entries() const { return static_cast<std::uint64_t>(ranks_) * kWindows; }
   WindowEntry& entry(const Viewer& viewer, const Id& id);
   void drop(const Id& id, bool stored_into);  // with the lock
   void queue(Job job);                        // with the lock
@@ -109,7 +107,7 @@ class WindowMaps {
   const int ranks_;
   const LetGo let_go_;
   mutable std::mutex mutex_;
-  std::map<int, std::unique_ptr<WindowEntry, Unmap>> tables_;  // by rank
+  std::map<int, SharedPages<WindowEntry>> tables_;  // by rank
   std::map<Id, Record> records_;
   std::map<int, std::string> why_;  // by rank, see Usage
   std::vector<Mapping> kept_;

@@ -133,9 +133,7 @@ World::~World() {
   windows_.stop();
   if (rooms_ != nullptr) rooms_->stop();
   mesh_.drain(kFarewellMs);
-  std::string unused;
-  for (const int r : tables_registered_) cuda_->unregister_host(windows_.table(r, unused));
-  for (const int r : rooms_registered_) cuda_->unregister_host(rooms_->table(r, unused));
+  for (void* const table : registered_) cuda_->unregister_host(table);
   if (!links_registered_) return;
   for (int r = 0; r < ranks_; ++r) cuda_->unregister_host(link(r));
 }
@@ -347,12 +345,15 @@ bool World::enter_device(int rank, std::string& error) {
     }
     links_registered_ = true;
   }
-  WindowEntry* const table = windows_.table(rank, error);
-  if (table == nullptr || !cuda_->register_host(table, windows_.table_bytes(), error)) return false;
-  tables_registered_.insert(rank);
-  Room* const rooms = rooms_->table(rank, error);
-  if (rooms == nullptr || !cuda_->register_host(rooms, rooms_->table_bytes(), error)) return false;
-  rooms_registered_.insert(rank);
+  const auto is_registered = [&](void* table, std::uint64_t bytes) {
+    if (table == nullptr || !cuda_->register_host(table, bytes, error)) return false;
+    registered_.push_back(table);
+    return true;
+  };
+  if (!is_registered(windows_.table(rank, error), windows_.table_bytes()) ||
+      !is_registered(rooms_->table(rank, error), rooms_->table_bytes())) {
+    return false;
+  }
   for (int r = 0; r < ranks_; ++r) {
     // (The rest as ranks meet.)
     if (device_arenas_[static_cast<std::size_t>(r)]->map_for(device_of(rank), 0, error)) continue;

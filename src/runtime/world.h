@@ -229,12 +229,13 @@ class World : private Rooms::Memory {
   std::set<int> processes_of(const std::vector<int>& members) const;
 
   // ---- world_rooms.cc: Rooms::Memory ----
-  bool add(int owner, std::uint64_t offset, std::uint64_t bytes, std::string& error) override;
-  bool share(int owner, std::uint64_t offset, Fd& fd, std::string& error) override;
-  bool reach(int owner, std::uint64_t offset, int viewer, std::string& error) override;
-  bool adopt(int owner, std::uint64_t offset, std::uint64_t bytes, Fd fd, int viewer,
-             std::string& error) override;
-  void tell(int rank, const RoomMessage& message, Fd fd) override;
+  bool add_memory(int owner, std::uint64_t offset, std::uint64_t bytes,
+                  std::string& error) override;
+  bool share_memory(int owner, std::uint64_t offset, Fd& fd, std::string& error) override;
+  bool let_reach(int owner, std::uint64_t offset, int viewer, std::string& error) override;
+  bool adopt_memory(int owner, std::uint64_t offset, std::uint64_t bytes, Fd fd, int viewer,
+                    std::string& error) override;
+  void tell_of_room(int rank, const RoomMessage& message, Fd fd) override;
   void warn(const std::string& text) override;
   void on_room(int process, Frame& frame);
 
@@ -303,7 +304,7 @@ class World : private Rooms::Memory {
   Mesh mesh_;
   WindowMaps windows_;
   std::unique_ptr<Rooms> rooms_;
-  std::set<int> tables_registered_, rooms_registered_;  // ranks'
+  std::vector<void*> registered_;  // of ranks' tables
 
   // Order of locks: a world's, then a context's.
   mutable std::mutex mutex_;

@@ -13,25 +13,25 @@ bool World::close_blocks(int rank, std::string& error) {
                                                             false, error);
 }
 
-bool World::add(int owner, std::uint64_t offset, std::uint64_t bytes, std::string& error) {
+bool World::add_memory(int owner, std::uint64_t offset, std::uint64_t bytes, std::string& error) {
   const auto i = static_cast<std::size_t>(owner);
   if (cuda_ != nullptr) return device_arenas_[i]->add(offset, bytes, error);
   return arenas_[i].set_access(offset, bytes, true, error);
 }
 
-bool World::share(int owner, std::uint64_t offset, Fd& fd, std::string& error) {
+bool World::share_memory(int owner, std::uint64_t offset, Fd& fd, std::string& error) {
   if (cuda_ == nullptr) return true;  // the whole arena was shared
   fd = Fd(device_arenas_[static_cast<std::size_t>(owner)]->share(offset, error));
   return static_cast<bool>(fd);
 }
 
-bool World::reach(int owner, std::uint64_t offset, int viewer, std::string& error) {
+bool World::let_reach(int owner, std::uint64_t offset, int viewer, std::string& error) {
   if (cuda_ == nullptr) return true;
   return device_arenas_[static_cast<std::size_t>(owner)]->map_for(device_of(viewer), offset, error);
 }
 
-bool World::adopt(int owner, std::uint64_t offset, std::uint64_t bytes, Fd fd, int viewer,
-                  std::string& error) {
+bool World::adopt_memory(int owner, std::uint64_t offset, std::uint64_t bytes, Fd fd, int viewer,
+                         std::string& error) {
   const auto i = static_cast<std::size_t>(owner);
   if (cuda_ == nullptr) return arenas_[i].set_access(offset, bytes, true, error);
   if (!fd) {
@@ -42,7 +42,7 @@ bool World::adopt(int owner, std::uint64_t offset, std::uint64_t bytes, Fd fd, i
          device_arenas_[i]->map_for(device_of(viewer), offset, error);
 }
 
-void World::tell(int rank, const RoomMessage& message, Fd fd) {
+void World::tell_of_room(int rank, const RoomMessage& message, Fd fd) {
   std::vector<Fd> fds;
   if (fd) fds.push_back(std::move(fd));
   mesh_.send(process_of_[static_cast<std::size_t>(rank)], MessageType::kRoom, message.encode(),
@@ -57,7 +57,6 @@ void World::on_room(int process, Frame& frame) {
   RoomMessage m;
   if (rooms_ == nullptr || !m.decode(frame.payload)) return;
   if (!is_rank_of(m.offers ? m.owner : m.peer, process)) return;
-  if (!is_rank_of(m.offers ? m.peer : m.owner, me_)) return;
   rooms_->hear(m, frame.fds.empty() ? Fd() : std::move(frame.fds.front()));
 }
 

@@ -496,8 +496,8 @@ class LaneTransport {
 
   // ---- rooms ----
 
-  // Whether what the peer sends may be looked at. (Looks at who has met everybody are spared: a
-  // GPU's at the host's memory takes a microsecond. Relaxed, for the lane has seen it before.)
+  // Whether what the peer sends may be looked at. (Who has met the peer is spared the look,
+  // which a GPU has into the host's memory. Relaxed, for the lane has seen it before.)
   UNJAM_HD bool has_met(std::uint32_t peer) const {
     if (rooms == nullptr) return true;
     if (peers != nullptr && load_relaxed(peers[peer].met) != 0) return true;

@@ -216,6 +216,18 @@ class AgentHosts : public ::testing::Test {
       EXPECT_EQ(count, numbers.size());
     }
   }
+  // Each is known to all that are left in time, and no other is held to be gone.
+  void kill_one_by_one(const std::vector<std::uint32_t>& numbers) {
+    for (const std::uint32_t number : numbers) {
+      SCOPED_TRACE(number);
+      const std::uint64_t at = unjam::monotonic_ns();
+      by_number_[number]->kill(SIGKILL);
+      const double ms = expect_gone(number, at, "");
+      std::printf("agent %u killed: known to all after %.1f ms\n", number, ms);
+      EXPECT_LT(ms, kDeathMs);
+    }
+    expect_no_others(numbers);
+  }
 
   std::unique_ptr<Host> switch_;
   std::vector<std::unique_ptr<Host>> hosts_;
@@ -225,34 +237,13 @@ class AgentHosts : public ::testing::Test {
 TEST_F(AgentHosts, AKilledOneIsKnownToAll) {
   connect(16);
   if (IsSkipped() || HasFatalFailure()) return;
-  std::vector<std::uint32_t> dead;
-  // A leaf, then the root, then who stood in for it.
-  for (const std::uint32_t number : {9u, 0u, 1u}) {
-    SCOPED_TRACE(number);
-    const std::uint64_t at = unjam::monotonic_ns();
-    by_number_[number]->kill(SIGKILL);
-    const double ms = expect_gone(number, at, "");
-    std::printf("agent %u killed: known to all after %.1f ms\n", number, ms);
-    EXPECT_LT(ms, kDeathMs);
-    dead.push_back(number);
-  }
-  expect_no_others(dead);
+  kill_one_by_one({9, 0, 1});  // a leaf, then the root, then who stood in for it
 }
 
 TEST_F(AgentHosts, AKilledOneWithOthersBelowIt) {
   connect(36);
   if (IsSkipped() || HasFatalFailure()) return;
-  std::vector<std::uint32_t> dead;
-  for (const std::uint32_t number : {1u, 34u}) {  // 33, 34 and 35 are its children
-    SCOPED_TRACE(number);
-    const std::uint64_t at = unjam::monotonic_ns();
-    by_number_[number]->kill(SIGKILL);
-    const double ms = expect_gone(number, at, "");
-    std::printf("agent %u killed: known to all after %.1f ms\n", number, ms);
-    EXPECT_LT(ms, kDeathMs);
-    dead.push_back(number);
-  }
-  expect_no_others(dead);
+  kill_one_by_one({1, 34});  // 33, 34 and 35 are children of 1
 }
 
 // No packet tells of it: the heartbeat is missed, at both ends.

@@ -77,19 +77,25 @@ class Machine {
   bool comes_to(int rank, int peer, std::uint32_t connectors) {
     return eventually([&] { return usable(rank, peer) == connectors; });
   }
-  // What a rank may use is there, and clear, and so is the first portion of its own block.
+  // What a rank may use is there, and clear, and so is the first portion of its own block, of which
+  // the peer has been told.
   void check(int rank, int peer) {
     const std::uint32_t now = usable(rank, peer);
     if (now == 0) return;
     const std::lock_guard lock(mutex_);
     EXPECT_GE((cleared_[{peer, rank}]), now);
     EXPECT_GE((cleared_[{rank, peer}]), shape_.next_connectors(0));
+    EXPECT_EQ(offered_.count({rank, peer}), 1u);
     EXPECT_TRUE((reached_.count({rank, peer, now}))) << "rank " << rank << " peer " << peer;
   }
   void fail_adds(int times) { failing_ = times; }
   bool failing() const { return failing_ > 0; }
   void fail_maps(int times) { unmapped_ = times; }
   int warnings() const { return warnings_; }
+  bool is_reached(int rank, int peer, std::uint32_t connectors) {
+    const std::lock_guard lock(mutex_);
+    return reached_.count({rank, peer, connectors}) != 0;
+  }
   std::size_t rings(int rank) {
     const std::lock_guard lock(mutex_);
     return rings_[rank];
@@ -104,7 +110,7 @@ class Machine {
       to_clear.push_back(room);
       return true;
     }
-    void look_at_rooms() override {
+    void take_in_cleared() override {
       std::vector<ClearRoom> now;
       {
         const std::lock_guard lock(mutex);
@@ -142,7 +148,8 @@ class Machine {
       }
     }
     bool is_local(int rank) const override { return machine.process_of(rank) == me; }
-    bool add(int owner, std::uint64_t offset, std::uint64_t bytes, std::string& error) override {
+    bool add_memory(int owner, std::uint64_t offset, std::uint64_t bytes,
+                    std::string& error) override {
       EXPECT_TRUE(is_local(owner));
       if (machine.failing_ > 0 && machine.failing_.fetch_sub(1) > 0) {
         error = "none is left";
@@ -152,26 +159,28 @@ class Machine {
       EXPECT_TRUE(machine.added_[owner].emplace(offset, bytes).second) << "added twice";
       return true;
     }
-    bool share(int owner, std::uint64_t offset, Fd&, std::string& error) override {
+    bool share_memory(int owner, std::uint64_t offset, Fd&, std::string& error) override {
       machine.expect_added(owner, offset, 0);
       return machine.maps(error);
     }
-    bool reach(int owner, std::uint64_t offset, int viewer, std::string& error) override {
+    bool let_reach(int owner, std::uint64_t offset, int viewer, std::string& error) override {
       machine.expect_added(owner, offset, 0);
       if (!machine.maps(error)) return false;
       machine.reach(owner, offset, viewer);
+      machine.is_offered(owner, viewer);
       return true;
     }
-    bool adopt(int owner, std::uint64_t offset, std::uint64_t bytes, Fd, int viewer,
-               std::string& error) override {
+    bool adopt_memory(int owner, std::uint64_t offset, std::uint64_t bytes, Fd, int viewer,
+                      std::string& error) override {
       machine.expect_added(owner, offset, bytes);
       if (!machine.maps(error)) return false;
       machine.reach(owner, offset, viewer);
       return true;
     }
-    void tell(int rank, const RoomMessage& m, Fd) override {
+    void tell_of_room(int rank, const RoomMessage& m, Fd) override {
       RoomMessage copy;
       EXPECT_TRUE(copy.decode(m.encode()));
+      if (m.offers) machine.is_offered(static_cast<int>(m.owner), rank);
       machine.rooms(rank).hear(copy, {});
     }
     void warn(const std::string& text) override {
@@ -185,6 +194,10 @@ class Machine {
   };
 
   Process& process(int rank) { return *processes_[static_cast<std::size_t>(process_of(rank))]; }
+  void is_offered(int owner, int viewer) {
+    const std::lock_guard lock(mutex_);
+    offered_.insert({owner, viewer});
+  }
   bool maps(std::string& error) {
     if (unmapped_ <= 0 || unmapped_.fetch_sub(1) <= 0) return true;
     error = "none is left for maps";
@@ -218,6 +231,7 @@ class Machine {
   std::map<int, std::map<std::uint64_t, std::uint64_t>> added_;  // by owner: offset, bytes
   std::map<std::pair<int, int>, std::uint32_t> cleared_;         // of (owner, peer)
   std::set<std::tuple<int, int, std::uint32_t>> reached_;        // viewer, owner, connectors
+  std::set<std::pair<int, int>> offered_;  // the first portion of (owner, viewer)
   std::map<int, std::size_t> rings_;
   std::atomic<int> failing_{0}, unmapped_{0}, warnings_{0};
   std::string why_;
@@ -320,13 +334,16 @@ TEST_P(TwoRanks, WhatCannotBeMappedIsTriedAgain) {
   EXPECT_EQ(machine_.rooms(1).usage(1).lacks, "");
 }
 
-// Who ends at once has been offered nothing that it could have used in silence.
+// Else one that sends and ends at once would leave its peer without what reading takes.
 TEST_P(TwoRanks, NobodyMaySendBeforeTheOtherWasOfferedRoom) {
-  machine_.attach(0);
   machine_.attach(1);
   ASSERT_TRUE(machine_.meet(1, 0));
-  machine_.fail_maps(1);  // of rank 0's offer, or of rank 1's
-  ASSERT_TRUE(machine_.meet(0, 1));
+  ASSERT_TRUE(eventually([&] { return machine_.is_reached(0, 1, 2); }));
+  machine_.fail_maps(1 << 20);  // rank 0's memory is there, and clear, and rank 1 cannot have it
+  machine_.attach(0);
+  ASSERT_TRUE(eventually([&] { return machine_.warnings() != 0; }));
+  EXPECT_EQ(machine_.usable(0, 1), 0u);
+  machine_.fail_maps(0);
   EXPECT_TRUE(machine_.comes_to(0, 1, 2));
   machine_.check(0, 1);
 }
@@ -342,6 +359,10 @@ TEST_P(TwoRanks, NonsenseIsPassedOver) {
   m.connectors = 2, m.owner = 0;  // of itself
   machine_.rooms(0).hear(m, {});
   m.offers = false, m.connectors = 15, m.peer = 1;
+  machine_.rooms(0).hear(m, {});
+  m.connectors = 2, m.peer = 2;  // a rank that there is not
+  machine_.rooms(0).hear(m, {});
+  m.offers = true, m.owner = 7, m.peer = 0;
   machine_.rooms(0).hear(m, {});
   ASSERT_TRUE(machine_.meet(0, 1));
   EXPECT_TRUE(machine_.comes_to(0, 1, 2));

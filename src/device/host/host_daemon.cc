@@ -207,7 +207,7 @@ class HostDev {
   // Under the hold policy the engine sleeps where it is, its lane taken, as a spinning kernel keeps
   // its SM.
   void hold_sleep(std::uint32_t epoch) {
-    look_at_rooms();
+    look_at_wishes();
     const std::uint32_t bits = kAsleep | kAsleepForData | kAsleepForRoom | kHeld;
     if (!doorbell_try_sleep(my_doorbell(), epoch, bits)) return;
     futex_wait(my_doorbell(), epoch | bits, -1, kHolderSleeps);
@@ -215,8 +215,8 @@ class HostDev {
   }
 
   // What the lane has lacked may be a connector.
-  void look_at_rooms() const {
-    if (options_.look_at_rooms) options_.look_at_rooms();
+  void look_at_wishes() const {
+    if (options_.look_at_wishes) options_.look_at_wishes();
   }
 
   static constexpr std::uint32_t kPollsAYield = 8;
@@ -352,7 +352,7 @@ void HostDaemon::stay(Lane& lane, HostDev& dev) {
     lane.transitions.fetch_add(1, std::memory_order_seq_cst);
     dev.sleep();
     lane.changed.notify();
-    dev.look_at_rooms();
+    dev.look_at_wishes();
   }
 }
 

@@ -28,7 +28,7 @@ struct HostDaemonOptions {
   std::uint32_t delay_max_us = 50;
   bool help = true;  // threads from outside may run engines
   // To be called, without a lock, when an engine has run: its lane may want more of rooms.
-  std::function<void()> look_at_rooms;
+  std::function<void()> look_at_wishes;
 };
 
 class HostDev;

@@ -115,29 +115,23 @@ class CudaArena : public DeviceArena {
   int share(std::uint64_t offset, std::string& error) override {
     const std::lock_guard lock(mutex_);
     int fd = -1;
-    const auto part = parts_.find(offset);
-    if (part == parts_.end()) {
-      error = "nothing was added there";
-      return -1;
+    if (const Part* const part = find(offset, error)) {
+      driver_.ok(driver_.share(&fd, part->handle, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0),
+                 "cuMemExportToShareableHandle", error);
     }
-    driver_.ok(driver_.share(&fd, part->second.handle, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0),
-               "cuMemExportToShareableHandle", error);
     return fd;
   }
 
   bool map_for(int device, std::uint64_t offset, std::string& error) override {
     const BesideCapture beside;
     const std::lock_guard lock(mutex_);
-    const auto part = parts_.find(offset);
-    if (part == parts_.end()) {
-      error = "nothing was added there";
-      return false;
-    }
+    const Part* const part = find(offset, error);
+    if (part == nullptr) return false;
     CUmemAccessDesc access{};
     access.location.type = CU_MEM_LOCATION_TYPE_DEVICE;
     access.location.id = device;
     access.flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
-    return driver_.ok(driver_.set_access(address_ + offset, part->second.bytes, &access, 1),
+    return driver_.ok(driver_.set_access(address_ + offset, part->bytes, &access, 1),
                       "cuMemSetAccess", error);
   }
 
@@ -178,6 +172,13 @@ class CudaArena : public DeviceArena {
     address_ = 0;
     error = "cannot reserve " + std::to_string(bytes_) + " bytes of addresses: " + error;
     return false;
+  }
+  // With the lock. Null: `error`.
+  const Part* find(std::uint64_t offset, std::string& error) const {
+    const auto part = parts_.find(offset);
+    if (part != parts_.end()) return &part->second;
+    error = "nothing was added there";
+    return nullptr;
   }
   bool is_there(std::uint64_t offset) const {
     const std::lock_guard lock(mutex_);

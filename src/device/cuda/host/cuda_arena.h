@@ -1,8 +1,7 @@
 // Arenas in device memory that other devices and processes can map, part by part: CUDA's virtual
 // memory management, handles as file descriptors. Making and mapping memory waits for nothing that
 // devices do, nor for what other threads wait for in CUDA (a cudaFree(), say); clearing it would.
-// Other processes' memory stays as long as it is mapped
-// here, also after its owner's death.
+// Other processes' memory stays as long as it is mapped here, also after its owner's death.
 #pragma once
 
 #include <memory>

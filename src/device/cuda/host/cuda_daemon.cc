@@ -877,7 +877,7 @@ class CudaDaemon : public StreamDaemon {
   void put_command(const Invocation& inv, CudaSqe& place) {
     place.inv = inv;
     place.fresh = 0;
-    if (inv.input == nullptr) return;  // it is all in the invocation, see ClearRoom
+    if (clears_room(inv)) return;  // it is all in the invocation
     const auto* releases = static_cast<const KeyRelease*>(inv.input);
     for (std::uint64_t i = 0; i < inv.n; ++i) {
       releases_[i] = releases[i];
@@ -962,7 +962,7 @@ class CudaDaemon : public StreamDaemon {
       HostLink& h = link_->residency;
       const bool resident = load_acquire(h.resident) != 0 || load_acquire(h.queued) != 0;
       const bool has_work = engine_has_work();
-      if (has_work && o_.look_at_rooms) o_.look_at_rooms();
+      if (has_work && o_.look_at_wishes) o_.look_at_wishes();
       bool asked = false, is_poked = false, recalls = false;
       std::uint64_t now_poked = poked;
       if (!resident && has_work) {
