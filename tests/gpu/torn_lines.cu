@@ -149,7 +149,8 @@ Counts run(int from, int to, double seconds, Way way) {
   std::string error;
   const auto tail_words = static_cast<std::uint32_t>(way.tail_bytes / kWordBytes);
   // As the library's: mapped on both GPUs, and zero.
-  const auto arena = create_cuda_arena(to, kBlocks * std::uint64_t{kPlaces} * kWordBytes, error);
+  constexpr std::uint64_t kBytes = kBlocks * std::uint64_t{kPlaces} * kWordBytes;
+  const auto arena = create_cuda_arena(to, kBytes, kBytes, error);
   must(arena != nullptr && arena->map_for(from, error), error);
   char* const lines = reinterpret_cast<char*>(arena->data());
   check(cudaSetDevice(to));

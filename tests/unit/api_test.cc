@@ -105,7 +105,7 @@ TEST(Api, ConfigurationIsChecked) {
   refused([](unjamConfig_t& x) { x.max_active_keys = 1u << 30; }, "MAX_ACTIVE_KEYS");
   EXPECT_EQ(unjamInitAll(nullptr, 1, nullptr), UNJAM_ERROR_INVALID_ARGUMENT);
   EXPECT_EQ(unjamInitAll(&c, 0, nullptr), UNJAM_ERROR_INVALID_ARGUMENT);
-  EXPECT_EQ(unjamInitAll(&c, 65, nullptr), UNJAM_ERROR_INVALID_ARGUMENT);
+  EXPECT_EQ(unjamInitAll(&c, 65'536, nullptr), UNJAM_ERROR_INVALID_ARGUMENT);
   EXPECT_EQ(unjamInitAll(&c, -1, nullptr), UNJAM_ERROR_INVALID_ARGUMENT);
   // An older, shorter configuration is taken: the fields it has not are the defaults.
   unjamConfig_t shorter = default_config();
