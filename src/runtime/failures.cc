@@ -231,7 +231,7 @@ void Context::give_up(int rank) {
     given_up_.push_back(rank);
     num_given_up_.store(given_up_.size(), std::memory_order_release);
   }
-  world_->gave_up();
+  world_->gave_up(rank_, rank);
 }
 
 std::vector<int> Context::given_up(std::size_t known) const {
@@ -263,7 +263,7 @@ void Context::lose_member(unjamGroup& group, unjamGroup::Gone gone) {
 
 void Context::lose_reach(unjamGroup& group) {
   if (group.gone.empty()) return;
-  bool lost = false;
+  // Peers are told first: with what its user is told next the process may end.
   for (auto& [name, key] : group.keys) {
     if (key->waiting.empty()) continue;
     // A key's uses keep their order: behind the first that cannot be complete none can.
@@ -274,20 +274,19 @@ void Context::lose_reach(unjamGroup& group) {
       if (!why.ok()) break;
     }
     if (why.ok()) continue;
-    lost = true;
+    give_up(group);
     fail_waiting(*key, n, why);
   }
   for (std::size_t i = 0; i < slots_.size(); ++i) {
     if (slots_[i] == nullptr || slots_[i]->key->group != &group) continue;
     const Submitted& s = *slots_[i];
     Result why = unreachable(group, s.key->state.tag, s.n);
-    lost = lost || !why.ok();
+    if (!why.ok()) give_up(group);
     if (why.ok() && differs(group, s.key->state.tag, s.n, s.call.signature)) {
       why = differs_result(s.call.signature, s.key->name, group.name, s.n, group.gone.front().why);
     }
     if (!why.ok()) cancel_locked(i, why);
   }
-  if (lost) give_up(group);
   end_if_over(group);
 }
 

@@ -556,7 +556,7 @@ void World::control() {
                                 died = mesh_.ended(process, kLastBreathMs);
                               }
                               std::lock_guard inner(mutex_);
-                              on_lost(process, died, why);
+                              on_lost({process, died, why});
                               changed_.notify_all();
                             }};
   std::uint32_t signals = explain_signals();
@@ -567,9 +567,10 @@ void World::control() {
     const bool printing = std::any_of(gatherings_.begin(), gatherings_.end(),
                                       [](const auto& g) { return g.second.print; });
     lock.unlock();
-    mesh_.poll(printing ? 5 : anybody ? watch_ms() : -1, events);
+    mesh_.poll(printing || !losses_.empty() ? 5 : anybody ? watch_ms() : -1, events);
     lock.lock();
     if (stopping_) break;
+    take_losses();
     tell_given_up();
     watch();
     if (const std::uint32_t now = explain_signals(); now != signals) {
@@ -686,8 +687,43 @@ bool World::misses(int process) const {
   return false;
 }
 
-void World::on_lost(int process, bool died, const std::string& why) {
+void World::on_lost(Loss loss) {
   if (start_failed_) return;
+  loss.until_ns = monotonic_ns() + kLastBreathMs * std::uint64_t{1000000};
+  losses_.push_back(std::move(loss));
+  take_losses();
+}
+
+// Connections have no order among each other: that a rank has ended because of another one may be
+// seen before that one's end, and calls would be told the wrong name.
+bool World::follows_another(int process) const {
+  return std::any_of(given_up_.begin(), given_up_.end(), [&](const auto& entry) {
+    return is_rank_of(static_cast<std::uint32_t>(entry.first), process) &&
+           std::any_of(entry.second.begin(), entry.second.end(), [&](int of) {
+             return gone_.count(of) == 0 && departed_.count(of) == 0 &&
+                    !is_rank_of(static_cast<std::uint32_t>(of), process);
+           });
+  });
+}
+
+void World::take_losses() {
+  // Each that is taken may be what others wait for.
+  for (bool again = true; again;) {
+    again = false;
+    for (auto loss = losses_.begin(); loss != losses_.end(); ++loss) {
+      if (monotonic_ns() < loss->until_ns && follows_another(loss->process)) continue;
+      const Loss taken = std::move(*loss);
+      losses_.erase(loss);
+      lose(taken);
+      changed_.notify_all();
+      again = true;
+      break;
+    }
+  }
+}
+
+void World::lose(const Loss& loss) {
+  const auto& [process, died, why, until] = loss;
   const std::string pid = std::to_string(pids_[static_cast<std::size_t>(process)]);
   for (int r = 0; r < ranks_; ++r) {
     if (!is_rank_of(static_cast<std::uint32_t>(r), process) || departed_.count(r) != 0) continue;
@@ -786,17 +822,18 @@ void World::meet_end(int rank, int peer) {
   }
 }
 
+void World::gave_up(int rank, int of) {
+  GaveUpMessage m;
+  m.rank = static_cast<std::uint32_t>(rank);
+  m.of = {static_cast<std::uint32_t>(of)};
+  mesh_.send_all(MessageType::kGaveUp, m.encode());  // and wakes this process's thread
+}
+
 void World::tell_given_up() {
   for (Context* c : contexts_) {
     if (c == nullptr) continue;
     const auto known = given_up_.find(c->rank());
-    const std::vector<int> of = c->given_up(known == given_up_.end() ? 0 : known->second.size());
-    if (of.empty()) continue;
-    GaveUpMessage m;
-    m.rank = static_cast<std::uint32_t>(c->rank());
-    m.of.assign(of.begin(), of.end());
-    mesh_.send_all(MessageType::kGaveUp, m.encode());
-    on_gave_up(c->rank(), of);
+    on_gave_up(c->rank(), c->given_up(known == given_up_.end() ? 0 : known->second.size()));
   }
 }
 

@@ -130,9 +130,9 @@ class World : private Rooms::Memory {
   };
   // Those of `members`, in their order.
   std::vector<std::pair<int, Gone>> gone(const std::vector<int>& members) const;
-  // A rank of this process has given up calls, see Context::given_up(): peers are told soon.
-  // Without a lock.
-  void gave_up() { mesh_.wake(); }
+  // A rank of this process has given up calls on account of `of`: other processes are told at once,
+  // ranks of this one soon (see Context::given_up()). Without the lock.
+  void gave_up(int rank, int of);
   // Where a rank writes down what it has completed.
   LedgerMemory& ledger(int rank) const;
   // The process ends by itself: its ranks' ledgers say so. Without a lock.
@@ -216,7 +216,18 @@ class World : private Rooms::Memory {
   // Its reactions to messages; with the lock.
   void on_message(int process, Frame& frame);
   bool misses(int process) const;
-  void on_lost(int process, bool died, const std::string& why);
+  // A process is heard no more. What its ranks have given up on another's account (see given_up_)
+  // must be told with that one's name: while its end is not known here, theirs waits a moment.
+  struct Loss {
+    int process = 0;
+    bool died = false;
+    std::string why;
+    std::uint64_t until_ns = 0;  // for so long
+  };
+  void on_lost(Loss loss);
+  bool follows_another(int process) const;
+  void take_losses();  // those that wait no longer
+  void lose(const Loss& loss);
   void on_query(int process, const QueryMessage& query);
   void on_answer(int process, const AnswerMessage& answer);
   void mark_gone(int rank, const std::string& why, const std::shared_ptr<const Legacy>& legacy);
@@ -332,6 +343,7 @@ class World : private Rooms::Memory {
     std::vector<PendingCall> untaken;
   };
   std::map<int, Departed> departed_;
+  std::vector<Loss> losses_;               // that wait
   std::map<int, std::set<int>> given_up_;  // by rank: on whose account it has given up calls
   std::map<int, Gone> gone_;               // aborted, dead, or their process ends: by rank
   // Disagreements found, by tag and by the process that says so. For ranks that call later.
