@@ -58,6 +58,7 @@ const Ending kEndings[] = {
 // What the processes of a test say to each other.
 struct Board {
   std::atomic<int> step{0};
+  std::atomic<pid_t> pid{0};
 };
 
 // A process with one rank.
@@ -255,6 +256,39 @@ TEST_F(Ends, WhatWasCompletedArrivesAndTheRestEndsAtOnce) {
           UNJAM_CHECK(unjamDestroy(me.context));
         },
         ending.way == Way::kKilled);
+  }
+}
+
+// One ends, another one because of it, and a third sees both ends at once: it is told of the first.
+TEST_F(Ends, WhoEndedFirstIsNamed) {
+  for (const int first : {0, 1, 2}) {
+    const int second = (first + 1) % 3, third = (first + 2) % 3;
+    UNJAM_CHECK(unjamGetUniqueId(&id_));
+    board_->step = 0;
+    run(3, "rank " + std::to_string(first), [&](int rank) {
+      if (rank == second && fork() == 0) {  // wakes the third when the second has ended
+        const pid_t parent = getppid();
+        while (getppid() == parent) usleep(1000);
+        kill(board_->pid, SIGCONT);
+        _exit(0);
+      }
+      if (rank == third) board_->pid = getpid();
+      const One me(id_, 3, rank);
+      std::vector<std::int32_t> in(kCount, 1), out(kCount);
+      unjamRequest_t q = nullptr;
+      if (rank != first) {
+        UNJAM_CHECK(unjamAllReduce(me.all, "never", in.data(), out.data(), kCount, UNJAM_INT32,
+                                   UNJAM_SUM, nullptr, &q));
+        board_->step++;
+      }
+      await(2);
+      if (rank == first) {
+        kill(board_->pid, SIGSTOP);
+        end_by(Way::kUnderscoreExit);
+      }
+      const std::string text = me.peer_error(UNJAM_SUCCESS, q, "a call");
+      if (!has(text, "rank " + std::to_string(first) + " is gone")) fail(text);
+    });
   }
 }
 
