@@ -237,9 +237,9 @@ inline void fuzz_agent(std::string_view data) {
       return b;
     };
     const auto piece = [&] {
-      const auto said = std::min(static_cast<std::size_t>(byte()), data.size());
+      const auto said = static_cast<std::size_t>(byte());
       const std::string_view p = data.substr(0, said);
-      data.remove_prefix(said);
+      data.remove_prefix(p.size());
       return p;
     };
     for (int steps = 0; !data.empty() && steps < 32; ++steps) {

@@ -656,7 +656,7 @@ class Ranks {
     unsigned char* place = bases_[r] + heap_ + used_[r] + shift;
     used_[r] += (output.size() * sizeof(std::int32_t) + shift + 15) / 16 * 16;
     ASSERT_LE(used_[r], std::uint64_t{16} << 20);
-    std::memcpy(place, output.data(), output.size() * sizeof(std::int32_t));
+    std::copy(output.begin(), output.end(), reinterpret_cast<std::int32_t*>(place));
     in_heap_.emplace_back(&output, place);
     inv.output = place;
     inv.output_place = static_cast<std::uint64_t>(place - bases_[r]);
