@@ -573,7 +573,7 @@ class Ranks {
   // What has come to outputs in heaps, behind wait().
   void fetch() {
     for (const auto& [output, place] : in_heap_) {
-      std::memcpy(output->data(), place, output->size() * sizeof(std::int32_t));
+      std::copy_n(reinterpret_cast<const std::int32_t*>(place), output->size(), output->begin());
     }
   }
   // Slices that went straight into outputs, of all ranks, behind stop(): a device may keep figures
