@@ -25,7 +25,7 @@ inline constexpr std::uint32_t kCachedPrimitives = 8;
 // What an active context, or a block, has at hand of as many ranks or parts. A plan whose
 // primitives name more neighbours (kWidePeer) has two of them there at a time, see Engine::bring();
 // parts beyond are computed.
-inline constexpr std::uint32_t kAtHand = 64;
+inline constexpr std::uint32_t kAtHand = 72;
 static_assert(kMostNeighbours < kAtHand && kFirstSet <= kAtHand && kMaxCudaRanks <= kAtHand);
 
 struct alignas(16) ActiveContext {

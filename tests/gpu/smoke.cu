@@ -19,6 +19,11 @@ struct Case {
   int repeat = 0;
 };
 
+// A plan on a GPU names up to 63 others, and these kinds' plans name all.
+bool is_refused(unjamKind_t kind, int ranks) {
+  return ranks > 64 && (kind == UNJAM_ALL_TO_ALL || kind == UNJAM_GATHER || kind == UNJAM_SCATTER);
+}
+
 std::vector<Case> make_cases(int ranks, std::uint64_t seed, std::size_t most, int only_kind,
                              int only_order, int repeats) {
   std::vector<Case> cases;
@@ -28,6 +33,7 @@ std::vector<Case> make_cases(int ranks, std::uint64_t seed, std::size_t most, in
       for (int kind = 0; kind < kNumKinds; ++kind) {
         for (const unjamDataType_t dtype : kDTypes) {
           for (int i = 0; i < repeats; ++i) {
+            if (is_refused(static_cast<unjamKind_t>(kind), ranks)) continue;
             if (count > most || (only_kind >= 0 && kind != only_kind) ||
                 (only_order >= 0 && order != only_order)) {
               continue;
@@ -180,6 +186,22 @@ int main(int argc, char** argv) {
     for (std::size_t i = 0; i < cases.size(); ++i) {
       const double t = run_case(me, cases[i], device.get(), reports, stream);
       if (me.rank == 0) us[i] = t;
+    }
+    for (int k = 0; k < kNumKinds; ++k) {
+      const auto refused = static_cast<unjamKind_t>(k);
+      if (!is_refused(refused, ranks)) continue;
+      Spec s;
+      s.kind = refused;
+      s.count = 1;
+      s.size = ranks;
+      s.at = me.rank;
+      unjamRequest_t request = nullptr;
+      const unjamResult_t code =
+          call(me.all, kKindNames[k], s, place_in(device.get(), s), nullptr, &request);
+      if (code != UNJAM_ERROR_INVALID_ARGUMENT ||
+          std::string(unjamGetLastError()).find("groups of up to 64 ranks") == std::string::npos) {
+        fail(std::string(kKindNames[k]) + " of more ranks than there can be is not refused");
+      }
     }
     // A ring of messages beside the stream (in it, a send would be in front of the receive that its
     // peer's send waits for), and a barrier in the stream.

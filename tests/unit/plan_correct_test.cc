@@ -18,6 +18,7 @@
 #include "plan/selector.h"
 #include "tests/support/all_plans.h"
 #include "tests/support/written_programs.h"
+#include "transport/arena.h"
 
 namespace unjam {
 namespace {
@@ -227,6 +228,31 @@ TEST(PlanChecked, TwoShotNeedsTwoSlots) {
                                        Algorithm::kTwoShot);
       ASSERT_TRUE(result.ok) << result.error;
       EXPECT_EQ(result.slots_needed, 2);
+    }
+  }
+}
+
+// Kernels carry a program, and lists of neighbours and members, in arrays.
+TEST(PlanChecked, PlansForGpusFitTheirTables) {
+  constexpr std::size_t kLongest = std::size_t{2} * kMaxCudaRanks;  // kMaxProgram
+  for (const Algorithm algorithm : algorithms()) {
+    for (const Kind kind : kKinds) {
+      for (const int ranks : {2, 8, 33, 64, 65, static_cast<int>(kMaxCudaRanks)}) {
+        if (!serves(algorithm, kind) || !exists(kind, ranks)) continue;
+        for (const std::uint64_t count : {1, 200'003}) {
+          const PlanRequest request = make_request(kind, ranks, count, ranks - 1);
+          const PlanLimits limits = make_limits(4, 65536, 2, Device::kCuda);
+          if (!make_plan(request, limits, algorithm)) continue;
+          for (const Plan& plan : make_plans(request, limits, algorithm)) {
+            ASSERT_LE(plan.primitives.size(), kLongest) << label(request, limits, algorithm);
+            ASSERT_LE(plan.neighbours.size(), static_cast<std::size_t>(kMostNeighbours));
+            ASSERT_TRUE(plan.wide_peers.empty());
+          }
+          if (ranks < 64) continue;
+          const CheckResult result = check(request, limits, algorithm);
+          ASSERT_TRUE(result.ok) << label(request, limits, algorithm) << ": " << result.error;
+        }
+      }
     }
   }
 }
@@ -881,6 +907,11 @@ TEST(PlanSelector, TableAndErrors) {
           request.rank = ranks - 1;
           ASSERT_EQ(select_algorithm(request, limits), first);
           const auto plan = make_plan(request, limits, std::nullopt);
+          if (device == Device::kCuda && first == Algorithm::kPairwise &&
+              ranks > kMostNeighbours + 1) {
+            ASSERT_FALSE(plan.has_value());
+            continue;
+          }
           ASSERT_TRUE(plan.has_value());
           ASSERT_EQ(plan->algorithm, first);
         }
@@ -1028,13 +1059,14 @@ TEST(PlanSelector, TableAndErrors) {
               Algorithm::kTwoShot);
   }
   EXPECT_EQ(on_cuda(Kind::kAllReduce, 9, 1), Algorithm::kMesh);
-  EXPECT_EQ(on_cuda(Kind::kAllReduce, 65, 1), Algorithm::kRing);
+  EXPECT_EQ(on_cuda(Kind::kAllReduce, 65, 1), Algorithm::kDoubleBinaryTree);
+  EXPECT_EQ(on_cuda(Kind::kAllReduce, 72, 16 << 20), Algorithm::kRing);
   EXPECT_EQ(on_cuda(Kind::kAllGather, 2, 8 * 1024), Algorithm::kDirect);
   EXPECT_EQ(on_cuda(Kind::kReduceScatter, 2, 256 * 1024 + 1), Algorithm::kMesh);
   EXPECT_EQ(on_cuda(Kind::kBroadcast, 8, 4 * 1024), Algorithm::kDirect);
   EXPECT_EQ(on_cuda(Kind::kReduce, 8, 150 * 1024), Algorithm::kMesh);
   EXPECT_EQ(on_cuda(Kind::kBroadcast, 2, 256 * 1024 + 1), Algorithm::kMesh);
-  EXPECT_EQ(on_cuda(Kind::kReduce, 65, 1), Algorithm::kChain);
+  EXPECT_EQ(on_cuda(Kind::kReduce, 65, 1), Algorithm::kDoubleBinaryTree);
   EXPECT_EQ(on_cuda(Kind::kAllToAll, 8, 8 * 1024), Algorithm::kDirect);
   EXPECT_EQ(on_cuda(Kind::kAllToAll, 8, 149 * 1024), Algorithm::kMesh);
   EXPECT_EQ(on_cuda(Kind::kGather, 65, 1), Algorithm::kPairwise);
@@ -1091,6 +1123,15 @@ TEST(PlanSelector, TableAndErrors) {
   EXPECT_NE(error(make_request(Kind::kAllReduce, 4, 1), make_limits(1, 64), Algorithm::kTwoShot)
                 .find("two-shot plans need at least 2"),
             std::string::npos);
+  // No GPU runs a plan that names more than 63.
+  for (const Kind kind : {Kind::kAllToAll, Kind::kGather, Kind::kScatter}) {
+    for (const int rank : {0, 1, 71}) {
+      PlanRequest all = make_request(kind, 72, 1);
+      all.rank = rank;
+      EXPECT_NE(error(all, make_limits(4, 65536, 32, Device::kCuda), {}).find("up to 64 ranks"),
+                std::string::npos);
+    }
+  }
   std::string refusal;
   EXPECT_FALSE(plan_mesh(fine, {}, &refusal).has_value());
   EXPECT_FALSE(plan_mesh(make_request(Kind::kSendRecv, 2, 1), {}, &refusal).has_value());

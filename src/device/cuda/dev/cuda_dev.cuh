@@ -41,6 +41,19 @@ __device__ __forceinline__ std::uint32_t sm_of_block() {
   return sm;
 }
 
+// Whether the host has said of one of these ranks that it is gone.
+__device__ __forceinline__ bool is_any_gone(const CudaLink& link, const std::uint16_t* members,
+                                            std::uint32_t count) {
+  static_assert(kGoneWords == 2);
+  const std::uint64_t low = load_relaxed(link.gone[0]), high = load_relaxed(link.gone[1]);
+  if ((low | high) == 0) return false;
+  for (std::uint32_t q = 0; q < count; ++q) {
+    const std::uint32_t rank = members[q];
+    if (((rank < 64 ? low : high) >> rank % 64 & 1) != 0) return true;
+  }
+  return false;
+}
+
 // The barrier of the block wants whole warps, and where one thread decides the compiler does not
 // always bring its warp together again.
 __device__ __forceinline__ void sync_block() {
@@ -83,7 +96,6 @@ struct DevShared {
   std::uint32_t slot;
   std::uint64_t serial;
   std::uint64_t generation;
-  std::uint64_t peers_to_poke;  // bits
   std::uint32_t lanes_to_kick;  // bits: own lanes that were given something
   std::uint32_t serves_stream;  // it is in serve()
   std::uint32_t owed_lanes;     // bits: were given something, and nobody was rung for
@@ -109,6 +121,7 @@ struct DevShared {
   std::uint32_t call_over;  // the lane is through with the call that brought this kernel
   std::uint32_t served;     // first lane: latest call taken from the inbox: slot + 1
   std::uint32_t holding;    // the lane's bit in CudaRank::holding
+  std::uint32_t peers_to_poke[kRankWords];  // bits
 };
 
 // The same, as what the compiler knows to lie in shared memory. Behind a generic address a load has
@@ -309,7 +322,7 @@ class CudaDev {
     const std::uint32_t neighbours_number = sqe.inv.num_neighbours, sets = sqe.inv.num_sets;
     const Primitive first_primitive = sqe.program[thread < kMaxProgram ? thread : 0];
     const std::uint16_t first_member = sqe.members[thread < kMaxCudaRanks ? thread : 0];
-    const std::uint16_t first_neighbour = sqe.neighbours[thread < kMaxCudaRanks ? thread : 0];
+    const std::uint16_t first_neighbour = sqe.neighbours[thread < kMostNeighbours ? thread : 0];
     const PeerSet first_set = sqe.sets[thread < kMostSets ? thread : 0];
     if (thread < primitives) program[thread] = first_primitive;
     if (thread < members_number) tables.members[thread] = first_member;
@@ -392,12 +405,7 @@ class CudaDev {
     if (load_relaxed(r_.rank.cancelled[slot]) != 0) return true;
     const Invocation& inv = r_.rank.invocations[slot];
     if (inv.key == nullptr) return false;
-    const std::uint64_t gone = load_relaxed(r_.link->gone);
-    if (gone == 0) return false;
-    for (std::uint32_t q = 0; q < inv.group_size; ++q) {
-      if ((gone >> inv.members[q] & 1) != 0) return true;
-    }
-    return false;
+    return is_any_gone(*r_.link, inv.members, inv.group_size);
   }
   __device__ bool stopped() const { return (s_.attention & kAttentionStop) != 0; }
   // Of a call that this lane has begun, or done, by itself (solo.cuh). Read once.
@@ -526,7 +534,7 @@ class CudaDev {
   // Something was made for a lane. Told to whom it concerns between passes, see settle().
   __device__ void ring(std::uint32_t rank, std::uint32_t lane, RingFor what) {
     if (rank != lane_.transport.rank) {
-      atomicOr(reinterpret_cast<unsigned long long*>(&s_.peers_to_poke), 1ull << rank);
+      atomicOr(&s_.peers_to_poke[rank / 32], 1u << rank % 32);
     } else if (what == RingFor::kWork) {
       atomicOr(&s_.lanes_to_kick, 1u << lane);
     } else {
@@ -562,14 +570,17 @@ class CudaDev {
       s_.lanes_to_kick = 0;
       s_.kicks_pending = 0;
     }
-    if (s_.peers_to_poke != 0) {
-      fence_system();  // what was written for them comes before
-      const std::uint32_t count = ++r_.poke_counts[s_.lane];
-      for (std::uint64_t peers = s_.peers_to_poke; peers != 0; peers &= peers - 1) {
-        const int peer = __ffsll(static_cast<long long>(peers)) - 1;
+    std::uint32_t any = 0;
+    for (std::uint32_t w = 0; w < kRankWords; ++w) any |= s_.peers_to_poke[w];
+    if (any == 0) return;
+    fence_system();  // what was written for them comes before
+    const std::uint32_t count = ++r_.poke_counts[s_.lane];
+    for (std::uint32_t w = 0; w < kRankWords; ++w) {
+      for (std::uint32_t peers = s_.peers_to_poke[w]; peers != 0; peers &= peers - 1) {
+        const std::uint32_t peer = 32 * w + __ffs(static_cast<int>(peers)) - 1;
         store_system(r_.pokes[peer][s_.lane], count);
       }
-      s_.peers_to_poke = 0;
+      s_.peers_to_poke[w] = 0;
     }
   }
 

@@ -29,22 +29,26 @@ struct alignas(16) CudaSqe {
   PeerSet sets[kMostSets];
   Primitive program[kMaxProgram];
   std::uint16_t members[kMaxCudaRanks];
-  std::uint16_t neighbours[kMaxCudaRanks];
+  std::uint16_t neighbours[kMostNeighbours + 1];
 };
 // The same in device memory, by slot.
 struct alignas(16) CudaTables {
   PeerSet sets[kMostSets];
   std::uint16_t members[kMaxCudaRanks];
-  std::uint16_t neighbours[kMaxCudaRanks];
+  std::uint16_t neighbours[kMostNeighbours + 1];
 };
+
+inline constexpr std::uint32_t kGoneWords = (kMaxCudaRanks + 63) / 64;
+// Of 32 bits, of a set of ranks of the job.
+inline constexpr std::uint32_t kRankWords = (kMaxCudaRanks + 31) / 32;
 
 // In the rank's link (cuda_driver.h), which its peers' devices reach too. One writer a word.
 struct CudaLink {
   HostLink residency;
   // Stored by the host. Bit 0: all engines leave for good. The rest counts cancellations.
   alignas(kFalseSharingBytes) std::uint32_t attention;
-  std::uint64_t gone;        // ranks that are gone, as bits
-  std::uint64_t sq_written;  // submissions so far
+  std::uint64_t gone[kGoneWords];  // ranks that are gone, as bits
+  std::uint64_t sq_written;        // submissions so far
   // By peers' lanes, about when they have written something for this rank (it may come a little
   // later, see solo.cuh's tell_peers()): another value each time. What
   // a rank's launcher looks at while no engine of it is resident.

@@ -162,7 +162,7 @@ class CudaDaemon : public StreamDaemon {
   }
 
   void peer_gone(int rank) override {
-    fetch_or_gone(std::uint64_t{1} << rank);
+    mark_gone(static_cast<std::uint32_t>(rank));
     attend(2);
     post();
   }
@@ -894,9 +894,10 @@ class CudaDaemon : public StreamDaemon {
     const std::uint32_t now = load_relaxed(link_->attention);
     store_release(link_->attention, what == kAttentionStop ? now | kAttentionStop : now + what);
   }
-  void fetch_or_gone(std::uint64_t bits) {
+  void mark_gone(std::uint32_t rank) {
     std::lock_guard lock(attention_mutex_);
-    store_release(link_->gone, load_relaxed(link_->gone) | bits);
+    std::uint64_t& word = link_->gone[rank / 64];
+    store_release(word, load_relaxed(word) | std::uint64_t{1} << rank % 64);
   }
 
   void post() {

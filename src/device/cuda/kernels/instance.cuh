@@ -52,7 +52,7 @@ __device__ __noinline__ void drive(CudaRank& r, std::uint32_t lane, Block block)
   if (threadIdx.x == 0) {
     s.lane = lane;
     s.rested = 0;
-    s.peers_to_poke = 0;
+    for (std::uint32_t w = 0; w < kRankWords; ++w) s.peers_to_poke[w] = 0;
     s.lanes_to_kick = 0;
     s.kicks_pending = 0;
     s.passes = 0;

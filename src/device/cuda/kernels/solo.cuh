@@ -803,13 +803,7 @@ inline __device__ __noinline__ bool is_cancelled(CudaRank& r, const CudaLaunch& 
                                                  std::uint32_t attention) {
   LeavingSteps::tell_lanes(r, attention);
   if (load_relaxed(r.rank.cancelled[launch.slot]) != 0) return true;
-  const std::uint64_t gone = load_relaxed(r.link->gone);
-  if (gone == 0) return false;
-  // (Of all members, neighbours or not.)
-  for (std::uint32_t q = 0; q < launch.sqe.inv.group_size; ++q) {
-    if ((gone >> launch.sqe.members[q] & 1) != 0) return true;
-  }
-  return false;
+  return is_any_gone(*r.link, launch.sqe.members, launch.sqe.inv.group_size);
 }
 
 // What a lane of a call does last. When all its threads have what they waited for:

@@ -44,7 +44,7 @@ struct WholeCalls {
   std::uint32_t looked;
   std::uint32_t looked_again;
   std::uint32_t received;
-  std::uint32_t to_poke;  // ranks, as bits
+  std::uint32_t to_poke[kRankWords];  // ranks, as bits
 
   // What call i sends, and receives: packets that each peer is still sent, and so many from it.
   __device__ __forceinline__ std::uint32_t to_send(std::uint32_t i) const {
@@ -272,11 +272,14 @@ __device__ __forceinline__ void see_to_members(CudaRank& r, std::uint32_t lane, 
                 __syncwarp();
                 if (!mine || x.shared[i].ok == 0) return;
                 if (tell_member(call, t, m, x.taken(i), x.sent(i), x.known[i][watcher])) {
-                  atomicOr(&x.to_poke, 1u << m.peer);
+                  atomicOr(&x.to_poke[m.peer / 32], 1u << m.peer % 32);
                 }
               });
   // Of all calls together, see solo.cuh about what may come before what.
-  if ((x.to_poke >> threadIdx.x & 1) != 0) store_system(r.pokes[threadIdx.x][lane], poke + 2 * n);
+  for (std::uint32_t w = 0; w < kRankWords; ++w) {
+    if ((x.to_poke[w] >> threadIdx.x & 1) == 0) continue;
+    store_system(r.pokes[32 * w + threadIdx.x][lane], poke + 2 * n);
+  }
   __syncwarp();
   if (threadIdx.x == 0) r.poke_counts[lane] = poke + 2 * n;
 }
@@ -308,7 +311,8 @@ inline __device__ __noinline__ void run_whole_calls(CudaRank* rank, LaneStats* s
   WholeTry* const tries = &in_shared(*shared_tries);
 
   fetch_calls(r, tries, n);
-  if (threadIdx.x == 0) x.looked = x.looked_again = x.received = x.to_poke = 0;
+  if (threadIdx.x == 0) x.looked = x.looked_again = x.received = 0;
+  if (threadIdx.x < kRankWords) x.to_poke[threadIdx.x] = 0;
   sync_block();
   if (threadIdx.x < n) {
     SoloCall& call = x.call[threadIdx.x];
