@@ -74,6 +74,7 @@ leaves|120||leaf_check
 lines|240||torn_lines --seconds 0.2
 smoke|200||smoke
 smoke-alone|100||smoke --ranks 1
+smoke-72|200|UNJAM_ESCAPE_SLOT_BYTES=8192 UNJAM_BORROW_SLOTS=0 UNJAM_MAX_ACTIVE_KEYS=16|smoke --ranks 72 --order 0 --most 5000 --repeats 1
 long-packets|120||long_packets
 smoke-behind|200|UNJAM_LINES=1 UNJAM_WHOLE_LINES=0|smoke
 trees|200|UNJAM_ALGORITHM=double_binary_tree|smoke --ranks 4
