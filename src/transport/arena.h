@@ -32,7 +32,8 @@ namespace unjam {
 
 inline constexpr std::uint32_t kSlotHeaders = 16;   // steps under way in one connector
 inline constexpr std::uint32_t kMaxRanks = 65'535;  // ranks of one job: 16 bits name each
-// Of one on CUDA devices: as many GPUs as one NVLink domain has. Kernels carry lists of that length.
+// Of one on CUDA devices: as many GPUs as one NVLink domain has. Kernels carry lists of that
+// length.
 inline constexpr std::uint32_t kMaxCudaRanks = 72;
 inline constexpr std::uint32_t kMaxLanes = 32;
 inline constexpr std::uint32_t kAnnouncements = 1024;  // places a rank, see announcement.h
