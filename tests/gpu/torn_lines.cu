@@ -151,7 +151,7 @@ Counts run(int from, int to, double seconds, Way way) {
   // As the library's: mapped on both GPUs, and zero.
   constexpr std::uint64_t kBytes = kBlocks * std::uint64_t{kPlaces} * kWordBytes;
   const auto arena = create_cuda_arena(to, kBytes, kBytes, error);
-  must(arena != nullptr && arena->map_for(from, error), error);
+  must(arena != nullptr && arena->map_for(from, 0, error), error);
   char* const lines = reinterpret_cast<char*>(arena->data());
   check(cudaSetDevice(to));
   check(cudaMalloc(&counts, sizeof(Counts)));
