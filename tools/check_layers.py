@@ -31,9 +31,9 @@ ISLANDS = {"sim"}
 # The devices have two floors. Interfaces (src/device/*.h) stand below transport; what runs the
 # engine on a device (a kernel, a pool of threads) must see the engine, so it stands on it.
 DEVICE_IMPLEMENTATIONS = {"device/host", "device/cuda"}
-# The rooms of the CUDA device, from the ground up: loops that move data; who runs where; a rank's
-# state and the engine's device; kernels; the host's side, which launches them.
-CUDA_ROOMS = ["leaves", "placement", "dev", "kernels", "host"]
+# The rooms of the CUDA device, from the ground up: what only GPUs have; loops that move data; who
+# runs where; a rank's state and the engine's device; kernels; the host's side, which launches them.
+CUDA_ROOMS = ["hardware", "leaves", "placement", "dev", "kernels", "host"]
 # May name the public header: it is the contract of the top layers.
 SEES_PUBLIC_HEADER = {"runtime", "api"}
 

@@ -5,41 +5,14 @@
 // the connectors themselves, and a rank without one is poked through its host.
 #pragma once
 
-#include "device/cuda/dev/atomics.cuh"
 #include "device/cuda/dev/leaving.h"
 #include "device/cuda/dev/rank_state.h"
+#include "device/cuda/hardware/atomics.cuh"
+#include "device/cuda/hardware/block.cuh"
 #include "device/cuda/leaves/leaves.cuh"
 #include "engine/engine.h"
 
 namespace unjam {
-
-// Calls without the engine are launched so that the next one's blocks may already be there before
-// the kernel in front of them has ended ("programmatic dependent launch"). wait_for_stream(): until
-// all in front has ended, and is visible; at once where nothing is under way. Each kernel that may
-// be launched so calls it, every thread, before it touches memory that kernels in front may still
-// use: anything but unjam's own words (solo.cuh, look_in_time()). let_next_begin(): as far as this
-// block is concerned (as its end would say) the next one's may come. They hold SMs then, and wait
-// for our end, so nothing that follows may wait for a peer.
-__device__ __forceinline__ void wait_for_stream() {
-#if __CUDA_ARCH__ >= 900
-  asm volatile("griddepcontrol.wait;" ::: "memory");
-#endif
-}
-__device__ __forceinline__ void let_next_begin() {
-#if __CUDA_ARCH__ >= 900
-  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
-#endif
-}
-__device__ __forceinline__ std::uint64_t global_ns() {
-  std::uint64_t t;
-  asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(t));
-  return t;
-}
-__device__ __forceinline__ std::uint32_t sm_of_block() {
-  std::uint32_t sm;
-  asm volatile("mov.u32 %0, %%smid;" : "=r"(sm));
-  return sm;
-}
 
 // Whether the host has said of one of these ranks that it is gone.
 __device__ __forceinline__ bool is_any_gone(const CudaLink& link, const std::uint16_t* members,
@@ -52,25 +25,6 @@ __device__ __forceinline__ bool is_any_gone(const CudaLink& link, const std::uin
     if (((rank < 64 ? low : high) >> rank % 64 & 1) != 0) return true;
   }
   return false;
-}
-
-// The barrier of the block wants whole warps, and where one thread decides the compiler does not
-// always bring its warp together again.
-__device__ __forceinline__ void sync_block() {
-  __syncwarp();
-  __syncthreads();
-}
-// The same where warps come to it at different places of the code, which neither __syncthreads()
-// nor an aligned barrier allows (synccheck of compute-sanitizer tells both). arrive_apart(): to be
-// counted there, by a warp that does not wait for the others.
-inline constexpr unsigned kApartBarrier = 15;  // solo_stream.cuh has the first ones
-__device__ __forceinline__ void sync_block_apart() {
-  __syncwarp();
-  asm volatile("barrier.sync %0, %1;" ::"n"(kApartBarrier), "r"(blockDim.x) : "memory");
-}
-__device__ __forceinline__ void arrive_apart() {
-  __syncwarp();
-  asm volatile("barrier.arrive %0, %1;" ::"n"(kApartBarrier), "r"(blockDim.x) : "memory");
 }
 
 // CudaRank::lanes. Both return what was there before, and acquire and release.
@@ -129,16 +83,7 @@ struct DevShared {
 // that were issued before.
 template <class T>
 __device__ __forceinline__ T& in_shared(T& x) {
-  return *static_cast<T*>(cuda_leaves::shared_pointer(&x));
-}
-
-// A function whose caller is not to know which one it calls. Where it knows, ptxas deals the
-// registers of a kernel out along its calls, and leaves got 70 of 128, with kilobytes of spills; so
-// they have all, and save what their caller needs: 200 bytes a call, little beside a slice.
-template <class F>
-__device__ __forceinline__ F* with_all_registers(F* function) {
-  asm volatile("" : "+l"(function));
-  return function;
+  return *static_cast<T*>(shared_pointer(&x));
 }
 
 class CudaDev {
@@ -388,7 +333,7 @@ class CudaDev {
     // The slot may be another invocation's as soon as the CQE is there.
     const std::uint64_t serial = r_.rank.invocations[slot].serial;
     // It only grows, as in solo.cuh: the entry may be seen, and the slot used again, before this.
-    LocalAtomicRef<std::uint64_t>(r_.completed[slot]).fetch_max(serial, kRelaxed);
+    max_relaxed(r_.completed[slot], serial);
     push_cqe(r_, slot, outcome);
   }
 

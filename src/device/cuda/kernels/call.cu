@@ -13,8 +13,8 @@ namespace unjam {
 // not done at once.
 __global__ void __launch_bounds__(512, 1)
     unjam_call_kernel(CudaRank* rank, const __grid_constant__ CudaLaunch launch) {
-  extern __shared__ __align__(16) unsigned char engine_shared[];
-  __shared__ alignas(16) unsigned char dev_shared[sizeof(DevShared)];
+  UNJAM_DYNAMIC_SHARED(engine_shared);
+  alignas(16) __shared__ unsigned char dev_shared[sizeof(DevShared)];
   CudaRank& r = *rank;
   const bool solo = launch.solo.lanes != 0;
   bool serves = solo;

@@ -85,8 +85,8 @@ __device__ bool take_over(CudaRank& r, DevShared& s, std::uint32_t lane) {
 // registers.
 __global__ void __launch_bounds__(512, 1)
     unjam_engine_kernel(CudaRank* rank, const __grid_constant__ EngineLaunch launch) {
-  extern __shared__ __align__(16) unsigned char engine_shared[];
-  __shared__ alignas(16) unsigned char dev_shared[sizeof(DevShared)];
+  UNJAM_DYNAMIC_SHARED(engine_shared);
+  alignas(16) __shared__ unsigned char dev_shared[sizeof(DevShared)];
   __shared__ bool mine;
   __shared__ std::uint32_t own_lane;  // of a daemon's block
   CudaRank& r = *rank;
@@ -131,7 +131,7 @@ __global__ void unjam_mark_kernel(CudaRank* rank, std::uint32_t slot, std::uint6
   CudaRank& r = *rank;
   // The larger one stays: a cancelled call has completed without its mark, which comes late, when
   // the slot is another's.
-  LocalAtomicRef<std::uint64_t>(r.marks[slot]).fetch_max(ticket, kRelease);
+  max_release(r.marks[slot], ticket);
   fetch_add_local(r.readied, 1u);
   // A daemon says that it leaves, then looks once more, see close_daemon(): one of us sees the
   // other.

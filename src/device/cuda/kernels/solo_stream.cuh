@@ -984,7 +984,7 @@ __device__ __forceinline__ void move(const Stream& c) {
     const std::uint32_t at = s.turns[group][k % kTurns];
     __syncwarp();
     if (c.in_step()) {
-      asm volatile("bar.sync %0, %1;" ::"r"(1 + group), "r"(threads) : "memory");
+      sync_group(1 + group, threads);
     }
     with_all_registers(run_slot_leaf_cuda)(s.jobs[at], 32 * (warp - first) + thread, threads);
     __syncwarp();
@@ -1167,15 +1167,7 @@ __device__ __forceinline__ void count_stream(LaneStats& stats, const Stream& c,
   add(stats.into_outputs, straight);
 }
 
-__device__ __forceinline__ bool comes_in_clusters() {
-#if __CUDA_ARCH__ >= 900
-  std::uint32_t blocks;
-  asm("mov.u32 %0, %%cluster_nctaid.x;" : "=r"(blocks));
-  return blocks != 1;
-#else
-  return false;
-#endif
-}
+__device__ __forceinline__ bool comes_in_clusters() { return blocks_in_cluster() != 1; }
 // By one thread, when all has been moved or will be: whether this block keeps the next call's. (Of
 // GPUs whose SMs are numbered as CallPlaces has it.)
 __device__ __forceinline__ bool keeps_next(CudaRank& r, const CudaLaunch& launch) {

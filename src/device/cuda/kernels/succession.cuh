@@ -10,15 +10,12 @@
 namespace unjam {
 namespace solo {
 
-// What kernels of calls know of each other, for CallInFront. CUDA counts a context's launches, and
-// %gridid is that number (PTX: "temporal grid launch number"): of any two that follow each other,
-// in whatever streams, it is the next one. (But those in a graph have numbers from when it was
-// made.)
+// What kernels of calls know of each other, for CallInFront: of any two launches that follow each
+// other, in whatever streams, the second has the next number. (But those in a graph have numbers
+// from when it was made.)
 struct Succession {
   __device__ __forceinline__ static std::uint32_t number() {
-    std::uint64_t x;
-    asm volatile("mov.u64 %0, %%gridid;" : "=l"(x));
-    return static_cast<std::uint32_t>(x);
+    return static_cast<std::uint32_t>(launch_number());
   }
   __device__ __forceinline__ static std::uint64_t word(std::uint32_t serial, std::uint32_t number) {
     return std::uint64_t{serial} << 32 | number;

@@ -65,7 +65,7 @@ struct WholeCalls {
 };
 // (Raw: shared variables have no constructors. At one known address: in registers of functions that
 // move data there is no room for pointers to it.)
-__shared__ alignas(16) unsigned char whole_calls_bytes[sizeof(WholeCalls)];
+alignas(16) __shared__ unsigned char whole_calls_bytes[sizeof(WholeCalls)];
 __device__ __forceinline__ WholeCalls& whole_calls() {
   return *reinterpret_cast<WholeCalls*>(whole_calls_bytes);
 }
@@ -73,15 +73,8 @@ __device__ __forceinline__ WholeCalls& whole_calls() {
 // By the movers. True: all of them said so.
 __device__ __forceinline__ bool movers_agree(bool x) {
   constexpr unsigned kBarrier = 14;  // see sync_block_apart()
-  std::uint32_t all;
   __syncwarp();
-  asm volatile(
-      "{ .reg .pred p, q; setp.ne.u32 p, %1, 0; barrier.red.and.pred q, %2, %3, p;"
-      " selp.u32 %0, 1, 0, q; }"
-      : "=r"(all)
-      : "r"(x ? 1u : 0u), "n"(kBarrier), "r"(solo::hands())
-      : "memory");
-  return all != 0;
+  return all_of_group<kBarrier>(x, solo::hands());
 }
 
 // Of call i, by the movers. Functions of their own, each with all registers. kMembers: 0: any, of

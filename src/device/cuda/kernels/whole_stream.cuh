@@ -66,7 +66,7 @@ struct WholeStreams {
   WholeEnd interrupted;
   std::uint64_t turn_ns, looked_ns;
 };
-__shared__ alignas(16) unsigned char whole_streams_bytes[sizeof(WholeStreams)];
+alignas(16) __shared__ unsigned char whole_streams_bytes[sizeof(WholeStreams)];
 __device__ __forceinline__ WholeStreams& whole_streams() {
   return *reinterpret_cast<WholeStreams*>(whole_streams_bytes);
 }

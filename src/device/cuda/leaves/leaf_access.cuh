@@ -12,25 +12,14 @@
 
 #include <cstdint>
 
+#include "device/cuda/hardware/atomics.cuh"
+#include "device/cuda/hardware/block.cuh"
 #include "device/cuda/leaves/leaf_formats.cuh"
 
 namespace unjam::cuda_leaves {
 
 __device__ __forceinline__ bool is_aligned(const void* p, unsigned bytes) {
   return (reinterpret_cast<std::uintptr_t>(p) & (bytes - 1)) == 0;
-}
-
-// All memory here is global (peers' memory and mapped host memory too); knowing that spares the
-// generic instructions.
-__device__ __forceinline__ void assume_global(const void* p) { __builtin_assume(__isGlobal(p)); }
-
-// The same pointer, of which the compiler knows that it points to shared memory, and goes on
-// knowing (an assumption is lost where addresses are merged; and a cast there and back is no cast
-// to it).
-__device__ __forceinline__ void* shared_pointer(const void* p) {
-  std::uint32_t address;
-  asm("{ .reg .u64 s; cvta.to.shared.u64 s, %1; cvt.u32.u64 %0, s; }" : "=r"(address) : "l"(p));
-  return __cvta_shared_to_generic(address);
 }
 
 __device__ __forceinline__ Raw<4> load_aligned(const void* p, Raw<4>*) {
@@ -139,33 +128,21 @@ __device__ __forceinline__ std::uint64_t pack(std::uint32_t data, std::uint32_t 
 }
 
 __device__ __forceinline__ PacketWord load_packet_word(const void* p) {
-  std::uint64_t word;
-  asm volatile("ld.relaxed.sys.global.u64 %0, [%1];"
-               : "=l"(word)
-               : "l"(__cvta_generic_to_global(p))
-               : "memory");
-  return unpack(word);
+  return unpack(load_word_system(p));
 }
 __device__ __forceinline__ void store_packet_word(void* p, std::uint32_t data, std::uint32_t flag) {
-  asm volatile("st.relaxed.sys.global.u64 [%0], %1;" ::"l"(__cvta_generic_to_global(p)),
-               "l"(pack(data, flag))
-               : "memory");
+  store_word_system(p, pack(data, flag));
 }
 
 // Slots begin, and end, on boundaries of units.
 __device__ __forceinline__ PacketUnit load_packet_unit(const void* p) {
   std::uint64_t first, second;
-  asm volatile("ld.relaxed.sys.global.v2.u64 {%0, %1}, [%2];"
-               : "=l"(first), "=l"(second)
-               : "l"(__cvta_generic_to_global(p))
-               : "memory");
+  load_words_system(p, first, second);
   return {{unpack(first), unpack(second)}};
 }
 __device__ __forceinline__ void store_packet_unit(void* p, const Raw<2>& raw, std::uint64_t flag) {
-  asm volatile("st.relaxed.sys.global.v2.u64 [%0], {%1, %2};" ::"l"(__cvta_generic_to_global(p)),
-               "l"(pack(raw.w[0], static_cast<std::uint32_t>(flag))),
-               "l"(pack(raw.w[1], static_cast<std::uint32_t>(flag >> 32)))
-               : "memory");
+  store_words_system(p, pack(raw.w[0], static_cast<std::uint32_t>(flag)),
+                     pack(raw.w[1], static_cast<std::uint32_t>(flag >> 32)));
 }
 __device__ __forceinline__ bool has_flag(const PacketUnit& unit, std::uint64_t flag) {
   return unit.word[0].flag == static_cast<std::uint32_t>(flag) &&

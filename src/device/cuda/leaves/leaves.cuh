@@ -86,7 +86,7 @@ __device__ __forceinline__ void dispatch(const SliceJob& job, unsigned thread, u
 __device__ __forceinline__ const SliceJob& forget(const SliceJob& job, unsigned& thread,
                                                   unsigned& threads) {
   const SliceJob* same = &job;
-  asm volatile("" : "+l"(same), "+r"(thread), "+r"(threads));
+  unjam::forget(same, thread, threads);
   return *same;
 }
 // The same of a job in shared memory, of which the compiler then knows that.

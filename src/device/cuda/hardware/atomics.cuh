@@ -82,6 +82,38 @@ __device__ __forceinline__ std::uint64_t fetch_add_acq_rel(std::uint64_t& x, std
                : "memory");
   return before;
 }
+__device__ __forceinline__ void max_release(std::uint64_t& x, std::uint64_t with) {
+  cuda::atomic_ref<std::uint64_t, cuda::thread_scope_device>(x).fetch_max(
+      with, cuda::memory_order_release);
+}
+
+// Words of packets, at system scope: relaxed. Two at once are two such accesses to the memory
+// model.
+__device__ __forceinline__ std::uint64_t load_word_system(const void* p) {
+  std::uint64_t word;
+  asm volatile("ld.relaxed.sys.global.u64 %0, [%1];"
+               : "=l"(word)
+               : "l"(__cvta_generic_to_global(p))
+               : "memory");
+  return word;
+}
+__device__ __forceinline__ void store_word_system(void* p, std::uint64_t word) {
+  asm volatile("st.relaxed.sys.global.u64 [%0], %1;" ::"l"(__cvta_generic_to_global(p)), "l"(word)
+               : "memory");
+}
+__device__ __forceinline__ void load_words_system(const void* p, std::uint64_t& first,
+                                                  std::uint64_t& second) {
+  asm volatile("ld.relaxed.sys.global.v2.u64 {%0, %1}, [%2];"
+               : "=l"(first), "=l"(second)
+               : "l"(__cvta_generic_to_global(p))
+               : "memory");
+}
+__device__ __forceinline__ void store_words_system(void* p, std::uint64_t first,
+                                                   std::uint64_t second) {
+  asm volatile("st.relaxed.sys.global.v2.u64 [%0], {%1, %2};" ::"l"(__cvta_generic_to_global(p)),
+               "l"(first), "l"(second)
+               : "memory");
+}
 // A hint: changes nothing, reads nothing, but finds the way there.
 __device__ __forceinline__ void find_way(const void* p) {
   asm volatile("prefetch.global.L2 [%0];" ::"l"(__cvta_generic_to_global(p)));
