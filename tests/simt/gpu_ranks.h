@@ -1,0 +1,374 @@
+// Ranks whose GPUs are tests/simt's machine: their memory, laid out as CudaDaemon does it, and
+// calls as it launches them. Of one group, in which group ranks are ranks. For a translation unit
+// that has included kernels.
+#pragma once
+
+#include <algorithm>
+#include <cstdlib>
+#include <cstring>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "base/hash.h"
+#include "device/cuda/host/bind.h"
+#include "device/cuda/kernels/call.cu"
+#include "engine/set_plan.h"
+#include "plan/lower.h"
+#include "plan/registry.h"
+#include "plan/selector.h"
+#include "tests/simt/machine.h"
+
+namespace unjam {
+
+// Zeroed, and freed with the object.
+class Memory {
+ public:
+  template <class T>
+  T* take(std::size_t count) {
+    constexpr std::size_t kAlign = 4096;
+    const std::size_t bytes =
+        (std::max<std::size_t>(count, 1) * sizeof(T) + kAlign - 1) / kAlign * kAlign;
+    void* const p = std::aligned_alloc(kAlign, bytes);
+    std::memset(p, 0, bytes);
+    blocks_.emplace_back(p, &std::free);
+    return static_cast<T*>(p);
+  }
+
+ private:
+  std::vector<std::unique_ptr<void, decltype(&std::free)>> blocks_;
+};
+
+struct GpuShape {
+  std::uint32_t ranks = 2, lanes = 1;
+  std::uint32_t slots = 8, keys = 8;
+  std::uint32_t connectors = 8, escape_slots = 4, escape_slot_bytes = 1024;
+  std::uint32_t borrow_slots = 16;
+  std::uint32_t patience_us = 1000;
+  unsigned threads = 256;  // as UNJAM_BLOCK_THREADS: a multiple of 64
+};
+
+// A collective, and what all ranks are about to find.
+struct GpuCall {
+  std::uint32_t key = 0;
+  std::uint64_t n = 0;  // use of the key
+  Kind kind = Kind::kAllReduce;
+  std::uint64_t count = 0;
+  int root = 0;
+  std::optional<Algorithm> algorithm;
+  bool in_place = false;
+  std::vector<Plan> plans;
+  std::vector<std::shared_ptr<const Lowered>> lowered;
+  std::vector<std::vector<std::int32_t>> inputs, outputs;
+};
+
+class GpuRanks {
+ public:
+  explicit GpuRanks(const GpuShape& shape) : shape_(shape) {
+    ArenaShape arena;
+    arena.ranks = shape.ranks;
+    arena.lanes = shape.lanes;
+    arena.connectors = shape.connectors;
+    arena.escape_slots = shape.escape_slots;
+    arena.escape_slot_bytes = shape.escape_slot_bytes;
+    arena.borrow_slots = shape.borrow_slots;
+    arena.borrow_slot_bytes = shape.escape_slot_bytes;
+    arena.derive();
+    arena_ = arena;
+    bases_ = memory_.take<unsigned char*>(shape.ranks);
+    for (std::uint32_t r = 0; r < shape.ranks; ++r) {
+      bases_[r] = memory_.take<unsigned char>(arena.total_bytes());
+      links_.push_back(new (memory_.take<CudaLink>(1)) CudaLink);
+      members_.push_back(static_cast<std::uint16_t>(r));
+    }
+    for (std::uint32_t r = 0; r < shape.ranks; ++r) make(r);
+  }
+
+  CudaRank& rank(std::uint32_t r) { return *ranks_[r].rank; }
+  const GpuShape& shape() const { return shape_; }
+  KeyState& key(std::uint32_t r, std::uint32_t k) { return ranks_[r].keys[k]; }
+  const LaneStats& stats(std::uint32_t r, std::uint32_t lane) {
+    return ranks_[r].rank->rank.lanes[lane].stats;
+  }
+
+  // Plans and data. "" or what is wrong.
+  std::string prepare(GpuCall& call) const {
+    PlanRequest request;
+    request.kind = call.kind;
+    request.dtype = DType::kInt32;
+    request.count = call.count;
+    request.ranks = static_cast<int>(shape_.ranks);
+    request.root = call.root;
+    PlanLimits limits;
+    limits.device = Device::kCuda;
+    limits.lanes = static_cast<std::uint16_t>(shape_.lanes);
+    limits.escape_slots = shape_.escape_slots;
+    limits.escape_slot_bytes = shape_.escape_slot_bytes;
+    limits.borrow_slot_bytes = shape_.escape_slot_bytes;
+    limits.lines = true;
+    for (std::uint32_t r = 0; r < shape_.ranks; ++r) {
+      request.rank = static_cast<int>(r);
+      std::string error;
+      std::optional<Plan> plan = make_plan(request, limits, call.algorithm, &error);
+      if (!plan) return error;
+      call.plans.push_back(*std::move(plan));
+      const LowerLimits lower_limits{shape_.threads, shape_.lanes, true, shape_.patience_us,
+                                     shape_.escape_slot_bytes};
+      call.lowered.push_back(std::make_shared<const Lowered>(
+          lower(call.plans[r], request.ranks, request.rank, lower_limits)));
+      const std::size_t blocks = shape_.ranks;
+      const bool wide_input = call.kind == Kind::kReduceScatter || call.kind == Kind::kAllToAll;
+      const bool wide_output = call.kind == Kind::kAllGather || call.kind == Kind::kAllToAll;
+      std::vector<std::int32_t>& input =
+          call.inputs.emplace_back((wide_input ? blocks : 1) * call.count);
+      for (std::size_t i = 0; i < input.size(); ++i) {
+        input[i] = static_cast<std::int32_t>(mix64(hash_combine(call.key * 7919 + r, i)) % 100'000);
+      }
+      call.outputs.emplace_back((wide_output ? blocks : 1) * call.count, -1);
+      if (call.in_place && call.kind == Kind::kAllReduce) call.outputs.back() = input;
+    }
+    return "";
+  }
+
+  // The rank's kernel of the call, behind another one. `solo`: it tries it without the engine.
+  const unjam_simt::Launch* launch(unjam_simt::Machine& machine, const GpuCall& call,
+                                   const std::vector<unjam_simt::Launch const*>& behind,
+                                   std::uint32_t r, bool solo) {
+    Rank& of = ranks_[r];
+    auto launched = std::make_unique<CudaLaunch>();
+    CudaLaunch& l = *launched;
+    Invocation inv = invocation(call, r);
+    put(inv, call.n == 0, l.sqe);
+    l.slot = inv.slot;
+    l.serial = inv.serial;
+    if (solo) {
+      bind(*call.lowered[r], inv, l.solo);
+      address(inv, of, l.solo);
+      l.sqe.inv.whole = whole_of(*call.lowered[r], l.solo);
+    }
+    const Geometry& g = inv.geometry;
+    const unsigned threads = l.solo.lanes != 0 ? call.lowered[r]->threads : shape_.threads;
+    const unsigned blocks = l.solo.lanes == 0 && g.first_lane != 0 ? g.lanes + 1u : g.lanes;
+    const CudaLaunch* const arguments = launched.get();
+    launches_.push_back(std::move(launched));
+    return machine.launch(
+        blocks, threads, [rank = of.rank, arguments] { unjam_call_kernel(rank, *arguments); },
+        behind.empty() ? nullptr : behind[r]);
+  }
+
+  // The host takes what has ended. How many.
+  std::uint32_t take_ended(std::uint32_t r) {
+    Rank& of = ranks_[r];
+    std::uint32_t ended = 0;
+    for (;; ++ended) {
+      const std::uint64_t word = of.rank->rank.cq.words[of.cq_read % shape_.slots];
+      if (word >> 24 != of.cq_read + 1) return ended;
+      outcomes_.push_back(static_cast<Outcome>(word >> 16 & 0xff));
+      of.free_slots.push_back(static_cast<std::uint16_t>(word));
+      ++of.cq_read;
+    }
+  }
+  const std::vector<Outcome>& outcomes() const { return outcomes_; }
+
+  // What rank r must find; "": that.
+  std::string check(const GpuCall& call, std::uint32_t r) const {
+    const auto sum = [&](std::size_t i) {
+      std::int32_t x = 0;
+      for (const auto& input : call.inputs) x += input[i];
+      return x;
+    };
+    const std::vector<std::int32_t>& out = call.outputs[r];
+    const std::size_t n = call.count;
+    for (std::size_t i = 0; i < out.size(); ++i) {
+      std::int32_t expected = out[i];
+      switch (call.kind) {
+        case Kind::kAllReduce:
+          expected = sum(i);
+          break;
+        case Kind::kReduce:
+          if (static_cast<int>(r) == call.root) expected = sum(i);
+          break;
+        case Kind::kBroadcast:
+          expected = call.inputs[static_cast<std::size_t>(call.root)][i];
+          break;
+        case Kind::kAllGather:
+          expected = call.inputs[i / n][i % n];
+          break;
+        case Kind::kReduceScatter:
+          expected = sum(r * n + i);
+          break;
+        case Kind::kAllToAll:
+          expected = call.inputs[i / n][r * n + i % n];
+          break;
+        default:
+          return "no such kind here";
+      }
+      if (out[i] != expected) {
+        return "rank " + std::to_string(r) + ", element " + std::to_string(i) + ": " +
+               std::to_string(out[i]) + " instead of " + std::to_string(expected);
+      }
+    }
+    return "";
+  }
+
+ private:
+  struct Rank {
+    CudaRank* rank = nullptr;
+    KeyState* keys = nullptr;
+    OutEndpoint* out = nullptr;
+    InEndpoint* in = nullptr;
+    WindowEntry* windows = nullptr;
+    std::uint64_t *reports = nullptr, *stored = nullptr;
+    Mailbox* mailboxes = nullptr;
+    std::vector<std::uint16_t> free_slots;
+    std::uint64_t serials = 0, cq_read = 0;
+  };
+
+  void make(std::uint32_t r) {
+    Rank& of = ranks_.emplace_back();
+    auto* rank = new (memory_.take<CudaRank>(1)) CudaRank;
+    of.rank = rank;
+    RankState& state = rank->rank;
+    const std::uint32_t slots = shape_.slots, lanes = shape_.lanes;
+    state.num_lanes = lanes;
+    state.num_slots = slots;
+    state.lanes = memory_.take<LaneState>(lanes);
+    state.mailboxes = of.mailboxes = memory_.take<Mailbox>(lanes);
+    state.invocations = memory_.take<Invocation>(slots);
+    state.remaining = memory_.take<std::uint32_t>(slots);
+    state.cq.words = memory_.take<std::uint64_t>(slots);
+    state.cq.capacity = slots;
+    state.cancelled = memory_.take<std::uint32_t>(slots);
+    rank->inbox = memory_.take<std::uint64_t>(slots);
+    rank->marks = memory_.take<std::uint64_t>(slots);
+    rank->completed = memory_.take<std::uint64_t>(slots);
+    rank->calls = memory_.take<SoloCall>(slots);
+    rank->handed = memory_.take<HandOver>(std::size_t{slots} * lanes);
+    rank->paces = memory_.take<std::uint64_t>(std::size_t{slots} * lanes);
+    of.reports = memory_.take<std::uint64_t>(slots);
+    of.stored = memory_.take<std::uint64_t>(slots);
+    rank->programs = memory_.take<Primitive>(std::size_t{slots} * kMaxProgram);
+    rank->tables = memory_.take<CudaTables>(slots);
+    rank->sq = memory_.take<CudaSubmission>(slots);
+    rank->link = links_[r];
+    of.windows = memory_.take<WindowEntry>(std::size_t{shape_.ranks} * kWindows);
+    for (std::uint32_t p = 0; p < shape_.ranks; ++p) rank->pokes[p] = links_[p]->pokes[r];
+    for (std::uint32_t l = 0; l < lanes; ++l) {
+      auto& lane = *new (&state.lanes[l]) LaneState;
+      lane.queue.attach(memory_.take<QueueLink>(slots));
+      lane.contexts = memory_.take<DynamicContext>(slots);
+      auto& mailbox = *new (&of.mailboxes[l]) Mailbox;
+      mailbox.places = memory_.take<std::uint16_t>(slots);
+      mailbox.capacity = slots;
+      lane.trace.places = 0;
+      LaneTransport& t = lane.transport;
+      t.shape = arena_;
+      t.bases = bases_;
+      t.windows = t.noted_windows = of.windows;
+      t.rank = r;
+      t.lane = l;
+      t.peers = memory_.take<PeerSendState>(shape_.ranks);
+      for (std::uint32_t p = 0; p < shape_.ranks; ++p) {
+        auto& peer = *new (&t.peers[p]) PeerSendState;
+        if (p == r) continue;
+        peer.owners = memory_.take<ConnectorOwner>(arena_.connectors);
+        for (std::uint32_t c = 0; c < arena_.connectors; ++c) new (&peer.owners[c]) ConnectorOwner;
+        peer.borrows = memory_.take<BorrowUse>(arena_.borrow_slots);
+        peer.places = memory_.take<std::uint16_t>(arena_.places());
+        peer.given_back = kNoConnector;
+        peer.pool = std::min(arena_.connectors, kFirstPool);
+      }
+    }
+    const std::size_t lane_keys = std::size_t{shape_.keys} * lanes;
+    of.keys = memory_.take<KeyState>(shape_.keys);
+    of.out = memory_.take<OutEndpoint>(lane_keys * shape_.ranks);
+    of.in = memory_.take<InEndpoint>(lane_keys * shape_.ranks);
+    auto* const per_lane = memory_.take<LaneKey>(lane_keys);
+    for (std::size_t i = 0; i < lane_keys; ++i) {
+      new (&per_lane[i]) LaneKey;
+      per_lane[i].out = of.out + i * shape_.ranks;
+      per_lane[i].in = of.in + i * shape_.ranks;
+      for (std::uint32_t q = 0; q < shape_.ranks; ++q) {
+        new (&per_lane[i].out[q]) OutEndpoint;
+        new (&per_lane[i].in[q]) InEndpoint;
+      }
+    }
+    for (std::uint32_t k = 0; k < shape_.keys; ++k) {
+      new (&of.keys[k]) KeyState;
+      of.keys[k].done = ~std::uint64_t{0};
+      of.keys[k].lanes = per_lane + std::size_t{k} * lanes;
+    }
+    for (std::uint32_t s = slots; s-- > 0;) of.free_slots.push_back(static_cast<std::uint16_t>(s));
+  }
+
+  std::uint64_t tag(std::uint32_t key) const { return mix64(key + 17) | 1; }
+
+  Invocation invocation(const GpuCall& call, std::uint32_t r) {
+    Rank& of = ranks_[r];
+    Invocation inv;
+    set_plan(call.plans[r], static_cast<std::uint16_t>(r), &inv);
+    inv.members = members_.data();
+    inv.key = &of.keys[call.key];
+    inv.lowered = call.lowered[r].get();
+    auto& output = const_cast<std::vector<std::int32_t>&>(call.outputs[r]);
+    inv.output = output.data();
+    inv.input = call.in_place ? output.data() : call.inputs[r].data();
+    inv.n = inv.turn = call.n;
+    inv.seed = hash_combine(tag(call.key), call.n);
+    inv.serial = ++of.serials;
+    inv.group_size = static_cast<std::uint16_t>(shape_.ranks);
+    inv.op = Op::kSum;
+    inv.slot = of.free_slots.back();
+    of.free_slots.pop_back();
+    return inv;
+  }
+  // As CudaDaemon::put().
+  void put(const Invocation& inv, bool fresh, CudaSqe& place) const {
+    place.inv = inv;
+    std::copy_n(inv.program, inv.num_primitives, place.program);
+    std::copy_n(inv.members, inv.group_size, place.members);
+    std::copy_n(inv.neighbours, inv.num_neighbours, place.neighbours);
+    std::copy_n(inv.sets, inv.num_sets, place.sets);
+    place.fresh = fresh ? 1 : 0;
+    if (!fresh) return;
+    const auto k = static_cast<std::uint32_t>(inv.key - ranks_[inv.group_rank].keys);
+    place.key_tag = tag(k);
+    place.key_group = mix64(1) | 1;
+    place.key_done = 0;
+  }
+  // As CudaDaemon::address().
+  void address(const Invocation& inv, const Rank& of, SoloCall& solo) const {
+    solo.lines = inv.protocol == Protocol::kLine;
+    solo.lanes = inv.geometry.lanes;
+    solo.first_lane = inv.geometry.first_lane;
+    solo.flag = packet_flag(inv.seed, 0, 0);
+    solo.later_flag = packet_flag(inv.seed, 0, 1);
+    solo.rank = inv.group_rank;
+    for (std::uint32_t p = 0; p < solo.places; ++p) solo.members[p] = inv.members[solo.ranks[p]];
+    solo.scale = 1.0 / inv.group_size;
+    solo.shape = arena_;
+    std::copy_n(bases_, shape_.ranks, solo.bases);
+    solo.windows = solo.noted_windows = of.windows;
+    solo.attention = &of.rank->link->attention;
+    solo.reports = of.reports + inv.slot;
+    solo.stored = of.stored + inv.slot;
+    solo.mailboxes = of.mailboxes;
+    const auto key = static_cast<std::size_t>(inv.key - of.keys);
+    solo.tag = tag(static_cast<std::uint32_t>(key));
+    solo.out = of.out + key * shape_.lanes * shape_.ranks;
+    solo.in = of.in + key * shape_.lanes * shape_.ranks;
+  }
+
+  GpuShape shape_;
+  ArenaShape arena_;
+  Memory memory_;
+  unsigned char** bases_ = nullptr;
+  std::vector<CudaLink*> links_;
+  std::vector<std::uint16_t> members_;
+  std::vector<Rank> ranks_;
+  std::vector<Outcome> outcomes_;
+  std::vector<std::unique_ptr<CudaLaunch>> launches_;
+};
+
+}  // namespace unjam
