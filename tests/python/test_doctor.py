@@ -165,3 +165,12 @@ def test_marks_fit_the_terminal(encoding, mark, python, monkeypatch):
     )
     result = python("-c", program)
     assert result.stdout.startswith(mark), result.stdout + result.stderr
+
+
+def test_what_a_neighbour_takes_of_a_gpu():
+    memory = {"neighbour_first_bytes": 222 << 20, "neighbour_most_bytes": 1332 << 20}
+    line = doctor.gpu_trial_finding(8, 0.84, memory)
+    assert line.state == doctor.OK
+    assert line.text == "8 met in 0.8 s; 222 to 1,332 MiB of each for a neighbour"
+    assert len(doctor.text_of(line)) <= 80
+    assert "neighbour" not in doctor.gpu_trial_finding(1, 0.2, memory).text

@@ -200,8 +200,11 @@ def gpu_trial_line() -> Line:
         return Line("GPU trial", ABSENT, "not run: it needs a GPU and the CUDA part")
     ranks = min(len(machine.gpus), _GPU_RANKS)
 
+    memory: list[dict[str, Any]] = []
+
     def rank(context: Context) -> None:
         context.group(name="doctor").barrier(key="doctor").synchronize(_WAIT_S)
+        memory.append(context.info()["memory"])
 
     start = time.perf_counter()
     try:
@@ -209,8 +212,23 @@ def gpu_trial_line() -> Line:
             run_ranks(contexts, rank)
     except (UnjamError, TimeoutError) as error:
         return Line("GPU trial", WRONG, "the GPUs do not meet", str(error))
-    seconds = time.perf_counter() - start
-    return Line("GPU trial", OK, f"a barrier of {ranks} GPUs, {seconds:.1f} s with start and end")
+    return gpu_trial_finding(ranks, time.perf_counter() - start, memory[0])
+
+
+def gpu_trial_finding(ranks: int, seconds: float, memory: dict[str, Any]) -> Line:
+    """What there is to say of GPUs that have met.
+
+    Args:
+        ranks: so many, one each.
+        seconds: from the start to the end.
+        memory: a rank's, as Context.info() has it.
+    """
+    if ranks == 1:
+        return Line("GPU trial", OK, f"a barrier of one, {seconds:.1f} s with start and end")
+    first = memory["neighbour_first_bytes"] >> 20
+    most = memory["neighbour_most_bytes"] >> 20
+    text = f"{ranks} met in {seconds:.1f} s; {first:,} to {most:,} MiB of each for a neighbour"
+    return Line("GPU trial", OK, text)
 
 
 # ---- torch ----
