@@ -19,6 +19,7 @@
 #define unjam unjam_on_cpu
 #include "tests/simt/cuda_words.h"
 //
+#include "device/cuda/kernels/call.cu"
 #include "tests/simt/gpu_ranks.h"
 
 namespace unjam {
@@ -80,7 +81,8 @@ std::string run(const Case& x, std::uint64_t seed, std::uint32_t uses, Figures& 
     for (std::uint32_t r = 0; r < x.ranks; ++r) {
       const NeedsEngine why = call.lowered[r]->why;
       if (why != NeedsEngine::kNo) return std::string("it needs the engine: ") + to_string(why);
-      now.push_back(ranks.launch(machine, call, last, r, n != 0));
+      const Launch* const behind = last.empty() ? nullptr : last[r];
+      now.push_back(ranks.launch(machine, unjam_call_kernel, call, behind, r, n != 0));
       if (r == x.ranks - 1 && n != 0) machine.delay(now.back(), x.late);
     }
     last = now;

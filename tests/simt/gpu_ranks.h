@@ -12,8 +12,8 @@
 #include <vector>
 
 #include "base/hash.h"
+#include "device/cuda/dev/rank_state.h"
 #include "device/cuda/host/bind.h"
-#include "device/cuda/kernels/call.cu"
 #include "engine/set_plan.h"
 #include "plan/lower.h"
 #include "plan/registry.h"
@@ -131,14 +131,17 @@ class GpuRanks {
     return "";
   }
 
+  using CallKernel = void (*)(CudaRank*, CudaLaunch);
+  using EngineKernel = void (*)(CudaRank*, EngineLaunch);
+
   // The rank's kernel of the call, behind another one. `solo`: it tries it without the engine.
-  const unjam_simt::Launch* launch(unjam_simt::Machine& machine, const GpuCall& call,
-                                   const std::vector<unjam_simt::Launch const*>& behind,
+  const unjam_simt::Launch* launch(unjam_simt::Machine& machine, CallKernel kernel,
+                                   const GpuCall& call, const unjam_simt::Launch* behind,
                                    std::uint32_t r, bool solo) {
     Rank& of = ranks_[r];
     auto launched = std::make_unique<CudaLaunch>();
     CudaLaunch& l = *launched;
-    Invocation inv = invocation(call, r);
+    const Invocation inv = invocation(call, r);
     put(inv, call.n == 0, l.sqe);
     l.slot = inv.slot;
     l.serial = inv.serial;
@@ -153,8 +156,45 @@ class GpuRanks {
     const CudaLaunch* const arguments = launched.get();
     launches_.push_back(std::move(launched));
     return machine.launch(
-        blocks, threads, [rank = of.rank, arguments] { unjam_call_kernel(rank, *arguments); },
-        behind.empty() ? nullptr : behind[r]);
+        blocks, threads, [=, rank = of.rank] { kernel(rank, *arguments); }, behind);
+  }
+
+  // ---- beside streams, as CudaDaemon has it ----
+
+  bool has_room(std::uint32_t r) const { return !ranks_[r].free_slots.empty(); }
+  void submit(const GpuCall& call, std::uint32_t r) {
+    Rank& of = ranks_[r];
+    const Invocation inv = invocation(call, r);
+    CudaSubmission& place = of.submissions[of.sq_written % shape_.slots];
+    place = CudaSubmission{};
+    put(inv, call.n == 0, place.sqe);
+    if (call.n != 0 && call.lowered[r]->why == NeedsEngine::kNo) {
+      bind(*call.lowered[r], inv, place.call);
+      address(inv, of, place.call);
+    }
+    place.sqe.inv.whole = whole_of(*call.lowered[r], place.call);
+    CudaLink& link = *of.rank->link;
+    link.sq_written = ++of.sq_written;
+    if (ResidencySteps::post(link.residency)) of.posted = true;
+  }
+  // What its launcher does in one round.
+  void launcher(unjam_simt::Machine& machine, EngineKernel kernel, std::uint32_t r) {
+    Rank& of = ranks_[r];
+    HostLink& h = of.rank->link->residency;
+    if (h.resident != 0 || h.queued != 0) return;
+    std::uint64_t pokes = 0;
+    for (std::uint32_t p = 0; p < shape_.ranks; ++p) {
+      for (std::uint32_t l = 0; l < shape_.lanes; ++l) pokes += of.rank->link->pokes[p][l];
+    }
+    const bool waits = of.sq_written != of.cq_read;
+    const bool asked = of.posted || h.rung != 0 || (waits && pokes != of.poked);
+    if (!asked || !ResidencySteps::should_launch(h)) return;
+    of.posted = false;
+    of.poked = pokes;
+    const EngineLaunch launch{EngineKind::kDaemon, 0, ++of.daemons,
+                              static_cast<std::uint32_t>(of.daemons % 2)};
+    of.daemon = machine.launch(
+        shape_.lanes, shape_.threads, [=, rank = of.rank] { kernel(rank, launch); }, of.daemon);
   }
 
   // The host takes what has ended. How many.
@@ -169,6 +209,7 @@ class GpuRanks {
       ++of.cq_read;
     }
   }
+  std::uint64_t daemons(std::uint32_t r) const { return ranks_[r].daemons; }
   const std::vector<Outcome>& outcomes() const { return outcomes_; }
 
   // What rank r must find; "": that.
@@ -223,6 +264,10 @@ class GpuRanks {
     Mailbox* mailboxes = nullptr;
     std::vector<std::uint16_t> free_slots;
     std::uint64_t serials = 0, cq_read = 0;
+    CudaSubmission* submissions = nullptr;
+    std::uint64_t sq_written = 0, poked = 0, daemons = 0;
+    bool posted = false;
+    const unjam_simt::Launch* daemon = nullptr;
   };
 
   void make(std::uint32_t r) {
@@ -250,7 +295,7 @@ class GpuRanks {
     of.stored = memory_.take<std::uint64_t>(slots);
     rank->programs = memory_.take<Primitive>(std::size_t{slots} * kMaxProgram);
     rank->tables = memory_.take<CudaTables>(slots);
-    rank->sq = memory_.take<CudaSubmission>(slots);
+    rank->sq = of.submissions = memory_.take<CudaSubmission>(slots);
     rank->link = links_[r];
     of.windows = memory_.take<WindowEntry>(std::size_t{shape_.ranks} * kWindows);
     for (std::uint32_t p = 0; p < shape_.ranks; ++p) rank->pokes[p] = links_[p]->pokes[r];
