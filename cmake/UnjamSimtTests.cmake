@@ -28,6 +28,7 @@ foreach(name call_kernel_test daemon_kernel_test)
   target_sources(${name} PRIVATE "${PROJECT_SOURCE_DIR}/tests/simt/machine.cc" $<TARGET_OBJECTS:unjam_simt_plans>)
   target_include_directories(${name} BEFORE PRIVATE "${PROJECT_SOURCE_DIR}/tests/simt" "${PROJECT_SOURCE_DIR}/src")
   target_include_directories(${name} SYSTEM PRIVATE "${UNJAM_CUDA_HEADERS}")
+  set_target_properties(${name} PROPERTIES DISABLE_PRECOMPILE_HEADERS ON)  # of other flags
   target_compile_options(${name} PRIVATE ${simt_optimised} -Wno-unknown-pragmas -Wno-unused-parameter
                          -Wno-maybe-uninitialized -Wno-parentheses)
 endforeach()
