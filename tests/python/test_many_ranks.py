@@ -77,9 +77,9 @@ def test_what_ends_at_64_ranks_says_so(algorithm):
     unjam.launch(MANY, rank_main, lanes=1, algorithm=algorithm)
 
 
-def test_cuda_jobs_end_at_64_ranks():
-    with pytest.raises(unjam.InvalidArgument, match="serve up to 64: use fewer ranks, or the host"):
-        unjam.init_all(65, device="cuda")
+def test_cuda_jobs_end_at_72_ranks():
+    with pytest.raises(unjam.InvalidArgument, match="serve up to 72: use fewer ranks, or the host"):
+        unjam.init_all(73, device="cuda")
 
 
 @pytest.mark.parametrize("device_sync", [False, True])

@@ -32,6 +32,7 @@ from ._console import (
 from ._outputs import lacking, write
 
 _TRACE_EVENTS = 65536
+_MOST_RANKS = 64  # threads, each of which waits for all others
 _DRIVER = Path("/proc/driver/nvidia")  # where there is one
 _NUMBERS = [
     "iterations",
@@ -97,6 +98,10 @@ def run(options: argparse.Namespace) -> int:
     started = time.perf_counter()
     if options.ranks is not None and options.ranks < 2:
         options.parser.error("--ranks: one rank alone cannot deadlock; take at least 2")
+    if options.ranks is not None and options.ranks > _MOST_RANKS:
+        options.parser.error(
+            f"--ranks: a demo of more than {_MOST_RANKS} takes too long; take fewer"
+        )
     if not options.out.lower().endswith((".png", ".svg", ".pdf", ".html")):
         options.parser.error("argument --out: a picture must end in .png, .svg, .pdf or .html")
     if options.device == "cuda" or (options.device == "auto" and not gpus.lacking(2)):
