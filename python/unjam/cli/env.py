@@ -26,6 +26,7 @@ SHORT = {
     "UNJAM_BLOCK_THREADS": "threads a block; on CUDA 512",
     "UNJAM_MAX_ACTIVE_KEYS": "keys under way at a time",
     "UNJAM_IDLE_KEYS": "idle keys that are kept in full",
+    "UNJAM_FIRST_CONNECTORS": "a neighbour's at first; 0: all",
     "UNJAM_ESCAPE_SLOTS": "guaranteed slots of a connector",
     "UNJAM_ESCAPE_SLOT_BYTES": "bytes of a guaranteed slot",
     "UNJAM_BORROW_SLOTS": "larger slots that keys share",
