@@ -151,8 +151,7 @@ bool chain_pays(const PlanRequest& request) {
 
 // Beyond the ranks that plans with sets serve, rings and chains have as many steps as there are
 // ranks, trees about as many as that number has bits; rings of all-reduces keep links busier. Not
-// measured: by the clock for 72 GPUs of one domain, where rings win from 32 MiB on, chains not up
-// to 128.
+// measured: by the clock, for 72 GPUs of one domain.
 constexpr std::uint64_t kCudaTreeBytesARank = 256 * kKiB;  // count × element size
 bool trees_pay(const PlanRequest& request, std::uint64_t bytes) {
   if (request.ranks <= kMaxDirectRanks || !double_binary_tree_serves(request.kind)) return false;
@@ -209,17 +208,6 @@ std::optional<Plan> make_plan(const PlanRequest& request, const PlanLimits& limi
   Algorithm chosen = algorithm.value_or(select_algorithm(request, limits));
   // Who asks for an algorithm asks for it wherever it can serve.
   if (!row_of(chosen).serves(request.kind)) chosen = algorithm_for_many(request.kind);
-  // For all ranks alike, also those whose own part names few.
-  if (limits.device == Device::kCuda && chosen == Algorithm::kPairwise &&
-      request.kind != Kind::kSendRecv && request.ranks > kMostNeighbours + 1) {
-    if (error != nullptr) {
-      *error = std::string(to_string(chosen)) + " plans name all " +
-               std::to_string(request.ranks - 1) + " others, and on a GPU a plan names up to " +
-               std::to_string(kMostNeighbours) + ": call it in groups of up to " +
-               std::to_string(kMostNeighbours + 1) + " ranks";
-    }
-    return std::nullopt;
-  }
   std::optional<Plan> plan = row_of(chosen).plan(request, limits, error);
   if (plan.has_value()) plan->algorithm = chosen;
   return plan;

@@ -70,9 +70,14 @@ bool pairwise_serves(Kind kind) {
 
 std::optional<Plan> plan_pairwise(const PlanRequest& request, const PlanLimits& limits,
                                   std::string* error) {
-  const std::string problem =
-      planner_error(request, limits, "pairwise", pairwise_serves(request.kind), kMinPairwiseSlots,
-                    kMaxLinearRanks);
+  std::string problem = planner_error(request, limits, "pairwise", pairwise_serves(request.kind),
+                                      kMinPairwiseSlots, kMaxLinearRanks);
+  // For all ranks alike, also those whose own part names few.
+  if (problem.empty() && limits.device == Device::kCuda && request.ranks > kMostNeighbours + 1) {
+    problem = "pairwise plans name all " + std::to_string(request.ranks - 1) +
+              " others, and on a GPU a plan names up to " + std::to_string(kMostNeighbours) +
+              ": call it in groups of up to " + std::to_string(kMostNeighbours + 1) + " ranks";
+  }
   if (!problem.empty()) {
     if (error != nullptr) *error = problem;
     return std::nullopt;
