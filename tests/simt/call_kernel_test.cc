@@ -40,12 +40,6 @@ struct Case {
   // Of the last rank's kernels: so many steps behind the others'.
   std::uint64_t late = 0;
 };
-// As the other tests' seeds.
-std::uint64_t base_seed() {
-  const char* const text = std::getenv("UNJAM_TEST_SEED");
-  return text != nullptr ? std::strtoull(text, nullptr, 10) : 1;
-}
-
 struct Figures {
   std::uint64_t calls = 0, solo = 0, steps = 0;
 };

@@ -149,31 +149,26 @@ inline std::uint32_t __vmaxu4(std::uint32_t a, std::uint32_t b) {
 }
 
 // (The machine runs one thread at a time.)
-template <class T, class V>
-T atomicOr(T* x, V v) {
+template <class T, class F>
+T change(T* x, F changed) {
   ::unjam_simt::step();
   const T before = *x;
-  *x |= static_cast<T>(v);
+  *x = static_cast<T>(changed(before));
   return before;
 }
-template <class T, class V>
-T atomicAnd(T* x, V v) {
-  ::unjam_simt::step();
-  const T before = *x;
-  *x &= static_cast<T>(v);
-  return before;
+template <class T>
+T atomicOr(T* x, T v) {
+  return change(x, [v](T before) { return before | v; });
 }
-template <class T, class V>
-T atomicAdd(T* x, V v) {
-  ::unjam_simt::step();
-  const T before = *x;
-  *x += static_cast<T>(v);
-  return before;
+template <class T>
+T atomicAnd(T* x, T v) {
+  return change(x, [v](T before) { return before & v; });
 }
-template <class T, class V>
-T atomicSub(T* x, V v) {
-  ::unjam_simt::step();
-  const T before = *x;
-  *x -= static_cast<T>(v);
-  return before;
+template <class T>
+T atomicAdd(T* x, T v) {
+  return change(x, [v](T before) { return before + v; });
+}
+template <class T>
+T atomicSub(T* x, T v) {
+  return change(x, [v](T before) { return before - v; });
 }

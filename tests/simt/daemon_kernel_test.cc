@@ -30,11 +30,6 @@ namespace {
 
 using unjam_simt::Machine;
 
-std::uint64_t base_seed() {
-  const char* const text = std::getenv("UNJAM_TEST_SEED");
-  return text != nullptr ? std::strtoull(text, nullptr, 10) : 1;
-}
-
 struct Figures {
   std::uint64_t calls = 0, solo = 0, daemons = 0, preemptions = 0, steps = 0;
 };

@@ -22,6 +22,12 @@
 
 namespace unjam {
 
+// As the other tests' seeds.
+inline std::uint64_t base_seed() {
+  const char* const text = std::getenv("UNJAM_TEST_SEED");
+  return text != nullptr ? std::strtoull(text, nullptr, 10) : 1;
+}
+
 // Zeroed, and freed with the object.
 class Memory {
  public:

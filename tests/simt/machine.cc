@@ -7,38 +7,14 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
-#include <exception>
 #include <map>
 #include <utility>
+
+#include "tests/support/fiber_switch.h"
 
 #if defined(__SANITIZE_ADDRESS__)
 #include <sanitizer/common_interface_defs.h>
 #endif
-
-// As in tests/support/explorer.h.
-extern "C" void unjam_simt_switch(void** from, void* to);
-asm(R"(
-.text
-.local unjam_simt_switch
-.type unjam_simt_switch, @function
-unjam_simt_switch:
-  pushq %rbp
-  pushq %rbx
-  pushq %r12
-  pushq %r13
-  pushq %r14
-  pushq %r15
-  movq %rsp, (%rdi)
-  movq %rsi, %rsp
-  popq %r15
-  popq %r14
-  popq %r13
-  popq %r12
-  popq %rbx
-  popq %rbp
-  ret
-.size unjam_simt_switch, .-unjam_simt_switch
-)");
 
 namespace unjam_simt {
 namespace {
@@ -182,7 +158,7 @@ class Block {
 #if defined(__SANITIZE_ADDRESS__)
     __sanitizer_start_switch_fiber(f.ended ? nullptr : &f.sanitizer, loop_stack, loop_bytes);
 #endif
-    unjam_simt_switch(&f.sp, loop_sp);
+    unjam_fiber_switch(&f.sp, loop_sp);
 #if defined(__SANITIZE_ADDRESS__)
     __sanitizer_finish_switch_fiber(f.sanitizer, &loop_stack, &loop_bytes);
 #endif
@@ -247,7 +223,7 @@ class Block {
     void* fake = nullptr;
     __sanitizer_start_switch_fiber(&fake, f.stack, kStackBytes);
 #endif
-    unjam_simt_switch(&loop_sp, f.sp);
+    unjam_fiber_switch(&loop_sp, f.sp);
 #if defined(__SANITIZE_ADDRESS__)
     __sanitizer_finish_switch_fiber(fake, nullptr, nullptr);
 #endif

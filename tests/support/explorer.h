@@ -24,34 +24,11 @@
 #include <utility>
 #include <vector>
 
+#include "tests/support/fiber_switch.h"
+
 // Stacks that are copied behind their backs do not agree with sanitizers.
 #if defined(__x86_64__) && !defined(__SANITIZE_THREAD__) && !defined(__SANITIZE_ADDRESS__)
 #define UNJAM_HAS_EXPLORER 1
-
-// Saves the callee-saved registers on the stack, the stack pointer in *from, and goes on at `to`.
-extern "C" void unjam_fiber_switch(void** from, void* to);
-asm(R"(
-.text
-.local unjam_fiber_switch
-.type unjam_fiber_switch, @function
-unjam_fiber_switch:
-  pushq %rbp
-  pushq %rbx
-  pushq %r12
-  pushq %r13
-  pushq %r14
-  pushq %r15
-  movq %rsp, (%rdi)
-  movq %rsi, %rsp
-  popq %r15
-  popq %r14
-  popq %r13
-  popq %r12
-  popq %rbx
-  popq %rbp
-  ret
-.size unjam_fiber_switch, .-unjam_fiber_switch
-)");
 
 namespace unjam_test {
 
