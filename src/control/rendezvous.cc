@@ -678,7 +678,14 @@ bool RendezvousClient::receive(std::string& error) {
       error = "a message that has no place in a rendezvous";
       return false;
     }
-    started = failed.empty() && complete();
+    if (!complete()) continue;
+    // What the server said on the channel before it handed the last of them counts as well: a
+    // failure, or a second start, which a start without this look would never hear of.
+    if (live && !hear(error)) {
+      started = false;
+      return false;
+    }
+    started = failed.empty();
   }
   return live || started || handed_;
 }
