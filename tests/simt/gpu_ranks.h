@@ -1,6 +1,6 @@
-// Ranks whose GPUs are tests/simt's machine: their memory, laid out as CudaDaemon does it, and
-// calls as it launches them. Of one group, in which group ranks are ranks. For a translation unit
-// that has included kernels.
+// Ranks whose GPUs are tests/simt's machine: their memory is CudaDaemon's RankMemory, and calls are
+// launched as there. Of one group, in which group ranks are ranks. For a translation unit that has
+// included kernels.
 #pragma once
 
 #include <algorithm>
@@ -14,6 +14,7 @@
 #include "base/hash.h"
 #include "device/cuda/dev/rank_state.h"
 #include "device/cuda/host/bind.h"
+#include "device/cuda/host/rank_memory.h"
 #include "engine/set_plan.h"
 #include "plan/lower.h"
 #include "plan/registry.h"
@@ -81,21 +82,27 @@ class GpuRanks {
     arena.borrow_slots = shape.borrow_slots;
     arena.borrow_slot_bytes = shape.escape_slot_bytes;
     arena.derive();
-    arena_ = arena;
-    bases_ = memory_.take<unsigned char*>(shape.ranks);
+    CudaRankOptions options;
+    options.shape = arena;
+    options.slots = shape.slots;
+    options.keys = shape.keys;
+    options.trace_events = 0;
     for (std::uint32_t r = 0; r < shape.ranks; ++r) {
-      bases_[r] = memory_.take<unsigned char>(arena.total_bytes());
-      links_.push_back(new (memory_.take<CudaLink>(1)) CudaLink);
+      options.bases.push_back(memory_.take<unsigned char>(arena.total_bytes()));
+      options.links.push_back(new (memory_.take<CudaLink>(1)) CudaLink);
       members_.push_back(static_cast<std::uint16_t>(r));
     }
-    for (std::uint32_t r = 0; r < shape.ranks; ++r) make(r);
+    for (std::uint32_t r = 0; r < shape.ranks; ++r) {
+      options.rank = r;
+      options.windows = memory_.take<WindowEntry>(std::size_t{shape.ranks} * kWindows);
+      make(options);
+    }
   }
 
-  CudaRank& rank(std::uint32_t r) { return *ranks_[r].rank; }
+  CudaRank& rank(std::uint32_t r) { return *ranks_[r]->rank; }
   const GpuShape& shape() const { return shape_; }
-  KeyState& key(std::uint32_t r, std::uint32_t k) { return ranks_[r].keys[k]; }
   const LaneStats& stats(std::uint32_t r, std::uint32_t lane) {
-    return ranks_[r].rank->rank.lanes[lane].stats;
+    return rank(r).rank.lanes[lane].stats;
   }
 
   // Plans and data. "" or what is wrong.
@@ -144,16 +151,16 @@ class GpuRanks {
   const unjam_simt::Launch* launch(unjam_simt::Machine& machine, CallKernel kernel,
                                    const GpuCall& call, const unjam_simt::Launch* behind,
                                    std::uint32_t r, bool solo) {
-    Rank& of = ranks_[r];
+    Rank& of = *ranks_[r];
     auto launched = std::make_unique<CudaLaunch>();
     CudaLaunch& l = *launched;
     const Invocation inv = invocation(call, r);
-    put(inv, call.n == 0, l.sqe);
+    put(inv, of, call.n == 0, l.sqe);
     l.slot = inv.slot;
     l.serial = inv.serial;
     if (solo) {
       bind(*call.lowered[r], inv, l.solo);
-      address(inv, of, l.solo);
+      of.memory.address(inv, l.solo);
       l.sqe.inv.whole = whole_of(*call.lowered[r], l.solo);
     }
     const Geometry& g = inv.geometry;
@@ -167,16 +174,16 @@ class GpuRanks {
 
   // ---- beside streams, as CudaDaemon has it ----
 
-  bool has_room(std::uint32_t r) const { return !ranks_[r].free_slots.empty(); }
+  bool has_room(std::uint32_t r) const { return !ranks_[r]->free_slots.empty(); }
   void submit(const GpuCall& call, std::uint32_t r) {
-    Rank& of = ranks_[r];
+    Rank& of = *ranks_[r];
     const Invocation inv = invocation(call, r);
     CudaSubmission& place = of.submissions[of.sq_written % shape_.slots];
     place = CudaSubmission{};
-    put(inv, call.n == 0, place.sqe);
+    put(inv, of, call.n == 0, place.sqe);
     if (call.n != 0 && call.lowered[r]->why == NeedsEngine::kNo) {
       bind(*call.lowered[r], inv, place.call);
-      address(inv, of, place.call);
+      of.memory.address(inv, place.call);
     }
     place.sqe.inv.whole = whole_of(*call.lowered[r], place.call);
     CudaLink& link = *of.rank->link;
@@ -185,7 +192,7 @@ class GpuRanks {
   }
   // What its launcher does in one round.
   void launcher(unjam_simt::Machine& machine, EngineKernel kernel, std::uint32_t r) {
-    Rank& of = ranks_[r];
+    Rank& of = *ranks_[r];
     HostLink& h = of.rank->link->residency;
     if (h.resident != 0 || h.queued != 0) return;
     std::uint64_t pokes = 0;
@@ -205,7 +212,7 @@ class GpuRanks {
 
   // The host takes what has ended. How many.
   std::uint32_t take_ended(std::uint32_t r) {
-    Rank& of = ranks_[r];
+    Rank& of = *ranks_[r];
     std::uint32_t ended = 0;
     for (;; ++ended) {
       const std::uint64_t word = of.rank->rank.cq.words[of.cq_read % shape_.slots];
@@ -215,7 +222,7 @@ class GpuRanks {
       ++of.cq_read;
     }
   }
-  std::uint64_t daemons(std::uint32_t r) const { return ranks_[r].daemons; }
+  std::uint64_t daemons(std::uint32_t r) const { return ranks_[r]->daemons; }
   const std::vector<Outcome>& outcomes() const { return outcomes_; }
 
   // What rank r must find; "": that.
@@ -261,13 +268,10 @@ class GpuRanks {
 
  private:
   struct Rank {
+    explicit Rank(const CudaRankOptions& o) : options(o), memory(options) {}
+    const CudaRankOptions options;
+    RankMemory memory;
     CudaRank* rank = nullptr;
-    KeyState* keys = nullptr;
-    OutEndpoint* out = nullptr;
-    InEndpoint* in = nullptr;
-    WindowEntry* windows = nullptr;
-    std::uint64_t *reports = nullptr, *stored = nullptr;
-    Mailbox* mailboxes = nullptr;
     std::vector<std::uint16_t> free_slots;
     std::uint64_t serials = 0, cq_read = 0;
     CudaSubmission* submissions = nullptr;
@@ -276,96 +280,38 @@ class GpuRanks {
     const unjam_simt::Launch* daemon = nullptr;
   };
 
-  void make(std::uint32_t r) {
-    Rank& of = ranks_.emplace_back();
-    auto* rank = new (memory_.take<CudaRank>(1)) CudaRank;
-    of.rank = rank;
-    RankState& state = rank->rank;
-    const std::uint32_t slots = shape_.slots, lanes = shape_.lanes;
-    state.num_lanes = lanes;
-    state.num_slots = slots;
-    state.lanes = memory_.take<LaneState>(lanes);
-    state.mailboxes = of.mailboxes = memory_.take<Mailbox>(lanes);
-    state.invocations = memory_.take<Invocation>(slots);
-    state.remaining = memory_.take<std::uint32_t>(slots);
-    state.cq.words = memory_.take<std::uint64_t>(slots);
-    state.cq.capacity = slots;
-    state.cancelled = memory_.take<std::uint32_t>(slots);
-    rank->inbox = memory_.take<std::uint64_t>(slots);
-    rank->marks = memory_.take<std::uint64_t>(slots);
-    rank->completed = memory_.take<std::uint64_t>(slots);
-    rank->calls = memory_.take<SoloCall>(slots);
-    rank->handed = memory_.take<HandOver>(std::size_t{slots} * lanes);
-    rank->paces = memory_.take<std::uint64_t>(std::size_t{slots} * lanes);
-    of.reports = memory_.take<std::uint64_t>(slots);
-    of.stored = memory_.take<std::uint64_t>(slots);
-    rank->programs = memory_.take<Primitive>(std::size_t{slots} * kMaxProgram);
-    rank->tables = memory_.take<CudaTables>(slots);
-    rank->sq = of.submissions = memory_.take<CudaSubmission>(slots);
-    rank->link = links_[r];
-    of.windows = memory_.take<WindowEntry>(std::size_t{shape_.ranks} * kWindows);
-    for (std::uint32_t p = 0; p < shape_.ranks; ++p) rank->pokes[p] = links_[p]->pokes[r];
-    for (std::uint32_t l = 0; l < lanes; ++l) {
-      auto& lane = *new (&state.lanes[l]) LaneState;
-      lane.queue.attach(memory_.take<QueueLink>(slots));
-      lane.contexts = memory_.take<DynamicContext>(slots);
-      auto& mailbox = *new (&of.mailboxes[l]) Mailbox;
-      mailbox.places = memory_.take<std::uint16_t>(slots);
-      mailbox.capacity = slots;
-      lane.trace.places = 0;
-      LaneTransport& t = lane.transport;
-      t.shape = arena_;
-      t.bases = bases_;
-      t.windows = t.noted_windows = of.windows;
-      t.rank = r;
-      t.lane = l;
-      t.peers = memory_.take<PeerSendState>(shape_.ranks);
-      for (std::uint32_t p = 0; p < shape_.ranks; ++p) {
-        auto& peer = *new (&t.peers[p]) PeerSendState;
-        if (p == r) continue;
-        peer.owners = memory_.take<ConnectorOwner>(arena_.connectors);
-        for (std::uint32_t c = 0; c < arena_.connectors; ++c) new (&peer.owners[c]) ConnectorOwner;
-        peer.borrows = memory_.take<BorrowUse>(arena_.borrow_slots);
-        peer.places = memory_.take<std::uint16_t>(arena_.places());
-        peer.given_back = kNoConnector;
-        peer.pool = std::min(arena_.connectors, kFirstPool);
-      }
+  void make(const CudaRankOptions& options) {
+    Rank& of = *ranks_.emplace_back(std::make_unique<Rank>(options));
+    of.submissions = memory_.take<CudaSubmission>(shape_.slots);
+    void* const bytes = memory_.take<unsigned char>(of.memory.bytes());
+    of.memory.place(bytes, {static_cast<CudaLink*>(options.links[options.rank]), of.submissions,
+                            memory_.take<std::uint64_t>(shape_.slots),
+                            memory_.take<std::uint32_t>(shape_.slots)});
+    of.memory.fill([](void* to, const void* from, std::size_t n) {
+      std::memcpy(to, from, n);
+      return true;
+    });
+    const CudaKeys& keys = of.memory.keys();
+    for (std::uint64_t i = 0; i < std::uint64_t{keys.count} * keys.lanes; ++i) set_up_key(keys, i);
+    of.rank = of.memory.rank();
+    for (std::uint32_t s = shape_.slots; s-- > 0;) {
+      of.free_slots.push_back(static_cast<std::uint16_t>(s));
     }
-    const std::size_t lane_keys = std::size_t{shape_.keys} * lanes;
-    of.keys = memory_.take<KeyState>(shape_.keys);
-    of.out = memory_.take<OutEndpoint>(lane_keys * shape_.ranks);
-    of.in = memory_.take<InEndpoint>(lane_keys * shape_.ranks);
-    auto* const per_lane = memory_.take<LaneKey>(lane_keys);
-    for (std::size_t i = 0; i < lane_keys; ++i) {
-      new (&per_lane[i]) LaneKey;
-      per_lane[i].out = of.out + i * shape_.ranks;
-      per_lane[i].in = of.in + i * shape_.ranks;
-      for (std::uint32_t q = 0; q < shape_.ranks; ++q) {
-        new (&per_lane[i].out[q]) OutEndpoint;
-        new (&per_lane[i].in[q]) InEndpoint;
-      }
-    }
-    for (std::uint32_t k = 0; k < shape_.keys; ++k) {
-      new (&of.keys[k]) KeyState;
-      of.keys[k].done = ~std::uint64_t{0};
-      of.keys[k].lanes = per_lane + std::size_t{k} * lanes;
-    }
-    for (std::uint32_t s = slots; s-- > 0;) of.free_slots.push_back(static_cast<std::uint16_t>(s));
   }
 
   std::uint64_t tag(std::uint32_t key) const { return mix64(key + 17) | 1; }
 
   Invocation invocation(const GpuCall& call, std::uint32_t r) {
-    Rank& of = ranks_[r];
+    Rank& of = *ranks_[r];
     Invocation inv;
     set_plan(call.plans[r], static_cast<std::uint16_t>(r), &inv);
     inv.members = members_.data();
-    inv.key = &of.keys[call.key];
+    inv.key = &of.memory.keys().states[call.key];
     inv.lowered = call.lowered[r].get();
     auto& output = const_cast<std::vector<std::int32_t>&>(call.outputs[r]);
     inv.output = output.data();
     inv.input = call.in_place ? output.data() : call.inputs[r].data();
-    inv.n = inv.turn = call.n;
+    inv.n = call.n;
     inv.seed = hash_combine(tag(call.key), call.n);
     inv.serial = ++of.serials;
     inv.group_size = static_cast<std::uint16_t>(shape_.ranks);
@@ -374,50 +320,17 @@ class GpuRanks {
     of.free_slots.pop_back();
     return inv;
   }
-  // As CudaDaemon::put().
-  void put(const Invocation& inv, bool fresh, CudaSqe& place) const {
-    place.inv = inv;
-    std::copy_n(inv.program, inv.num_primitives, place.program);
-    std::copy_n(inv.members, inv.group_size, place.members);
-    std::copy_n(inv.neighbours, inv.num_neighbours, place.neighbours);
-    std::copy_n(inv.sets, inv.num_sets, place.sets);
-    place.fresh = fresh ? 1 : 0;
-    if (!fresh) return;
-    const auto k = static_cast<std::uint32_t>(inv.key - ranks_[inv.group_rank].keys);
-    place.key_tag = tag(k);
-    place.key_group = mix64(1) | 1;
-    place.key_done = 0;
-  }
-  // As CudaDaemon::address().
-  void address(const Invocation& inv, const Rank& of, SoloCall& solo) const {
-    solo.lines = inv.protocol == Protocol::kLine;
-    solo.lanes = inv.geometry.lanes;
-    solo.first_lane = inv.geometry.first_lane;
-    solo.flag = packet_flag(inv.seed, 0, 0);
-    solo.later_flag = packet_flag(inv.seed, 0, 1);
-    solo.rank = inv.group_rank;
-    for (std::uint32_t p = 0; p < solo.places; ++p) solo.members[p] = inv.members[solo.ranks[p]];
-    solo.scale = 1.0 / inv.group_size;
-    solo.shape = arena_;
-    std::copy_n(bases_, shape_.ranks, solo.bases);
-    solo.windows = solo.noted_windows = of.windows;
-    solo.attention = &of.rank->link->attention;
-    solo.reports = of.reports + inv.slot;
-    solo.stored = of.stored + inv.slot;
-    solo.mailboxes = of.mailboxes;
-    const auto key = static_cast<std::size_t>(inv.key - of.keys);
-    solo.tag = tag(static_cast<std::uint32_t>(key));
-    solo.out = of.out + key * shape_.lanes * shape_.ranks;
-    solo.in = of.in + key * shape_.lanes * shape_.ranks;
+  void put(const Invocation& inv, Rank& of, bool fresh, CudaSqe& place) const {
+    KeyState state;
+    state.tag = tag(static_cast<std::uint32_t>(of.memory.place_of(inv.key)));
+    state.group = mix64(1) | 1;
+    of.memory.put(inv, fresh ? &state : nullptr, place);
   }
 
   GpuShape shape_;
-  ArenaShape arena_;
   Memory memory_;
-  unsigned char** bases_ = nullptr;
-  std::vector<CudaLink*> links_;
   std::vector<std::uint16_t> members_;
-  std::vector<Rank> ranks_;
+  std::vector<std::unique_ptr<Rank>> ranks_;
   std::vector<Outcome> outcomes_;
   std::vector<std::unique_ptr<CudaLaunch>> launches_;
 };

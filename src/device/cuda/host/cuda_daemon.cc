@@ -25,6 +25,7 @@
 #include "device/cuda/host/cuda_error.h"
 #include "device/cuda/host/first_launch.h"
 #include "device/cuda/host/nvlink.h"
+#include "device/cuda/host/rank_memory.h"
 #include "device/cuda/host/recall.h"
 #include "device/cuda/kernels/kernels.h"
 #include "device/cuda/placement/lane_choice.h"
@@ -46,24 +47,6 @@ cudaLaunchAttribute clusters_of(unsigned blocks) {
   attribute.val.clusterDim = {blocks, 1, 1};
   return attribute;
 }
-
-// Hands out places of one allocation; first without it, to learn its size.
-class Layout {
- public:
-  explicit Layout(unsigned char* base) : base_(base) {}
-  template <class T>
-  T* take(std::size_t n) {
-    used_ = (used_ + 127) / 128 * 128;
-    T* p = reinterpret_cast<T*>(base_ + used_);
-    used_ += n * sizeof(T);
-    return p;
-  }
-  std::size_t used() const { return used_; }
-
- private:
-  unsigned char* base_;
-  std::size_t used_ = 0;
-};
 
 // Waits a little longer each time: polls, lets others run, sleeps up to 100 us. (With the timers'
 // slack, which is 50 us. Without it, the next daemon is there so soon that who makes the device
@@ -92,11 +75,7 @@ class BackOff {
 class CudaDaemon : public StreamDaemon {
  public:
   CudaDaemon(const CudaRankOptions& options, RankState& copy)
-      : o_(options),
-        copy_(copy),
-        besides_(options.slots),
-        copied_in_(options.slots),
-        held_keys_(options.keys) {}
+      : o_(options), copy_(copy), layout_(o_), besides_(options.slots), copied_in_(options.slots) {}
 
   ~CudaDaemon() override {
     stop();
@@ -107,17 +86,6 @@ class CudaDaemon : public StreamDaemon {
     if (copy_stream_ != nullptr) cudaStreamDestroy(copy_stream_);
     cudaFree(memory_);
     cudaFreeHost(pinned_);
-  }
-
-  // Of memory that it allocates.
-  std::uint64_t device_bytes() {
-    std::vector<LaneState> lanes(o_.shape.lanes);
-    std::vector<std::vector<PeerSendState>> peers(o_.shape.lanes,
-                                                  std::vector<PeerSendState>(o_.shape.ranks));
-    CudaRank rank;
-    Layout size(nullptr);
-    lay_out(size, lanes, peers, rank);
-    return size.used();
   }
 
   bool start(std::string& error) {
@@ -145,7 +113,7 @@ class CudaDaemon : public StreamDaemon {
     if (inv.key == nullptr) {
       put_command(inv, place.sqe);
     } else {
-      put(inv, fresh, place.sqe);
+      layout_.put(inv, fresh, place.sqe);
       prepare(inv, fresh != nullptr, place.call);
       place.sqe.inv.whole = whole_of(*inv.lowered, place.call);
     }
@@ -185,11 +153,11 @@ class CudaDaemon : public StreamDaemon {
     if (free_keys_.empty()) return nullptr;
     const std::uint32_t i = free_keys_.back();
     free_keys_.pop_back();
-    lanes = keys_.lane_keys + std::size_t{i} * o_.shape.lanes;
-    return keys_.states + i;
+    lanes = layout_.keys().lane_keys + std::size_t{i} * o_.shape.lanes;
+    return layout_.keys().states + i;
   }
   void return_key(KeyState* key) override {
-    free_keys_.push_back(static_cast<std::uint32_t>(key - keys_.states));
+    free_keys_.push_back(static_cast<std::uint32_t>(layout_.place_of(key)));
   }
 
   // ---- streams ----
@@ -218,7 +186,7 @@ class CudaDaemon : public StreamDaemon {
     CudaLaunch& l = *taken;
     l.slot = inv.slot;
     l.serial = inv.serial;
-    put(inv, fresh, l.sqe);
+    layout_.put(inv, fresh, l.sqe);
     const Geometry& g = inv.geometry;
     prepare(inv, fresh != nullptr, l.solo);
     l.sqe.inv.whole = whole_of(*inv.lowered, l.solo);
@@ -363,13 +331,13 @@ class CudaDaemon : public StreamDaemon {
              cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, control_stream_) == cudaSuccess;
     };
     fetch(&driven, &rank_->lanes, sizeof(driven));
-    fetch(lanes.data(), lanes_, lanes.size() * sizeof(LaneState));
+    fetch(lanes.data(), layout_.lanes(), lanes.size() * sizeof(LaneState));
     for (std::uint32_t l = 0; l < o_.shape.lanes && places != 0; ++l) {
-      fetch(&events[l * places], traces_[l], places * sizeof(TraceEvent));
+      fetch(&events[l * places], layout_.trace(l), places * sizeof(TraceEvent));
     }
     if (places != 0) {
       fetch(&driven_later, &rank_->lanes, sizeof(driven_later));
-      fetch(later.data(), lanes_, later.size() * sizeof(LaneState));
+      fetch(later.data(), layout_.lanes(), later.size() * sizeof(LaneState));
     }
     if (cudaStreamSynchronize(control_stream_) != cudaSuccess || !read) return;
     timespec real{};
@@ -506,71 +474,6 @@ class CudaDaemon : public StreamDaemon {
                (sizeof(LaneKey) + o_.shape.ranks * (sizeof(OutEndpoint) + sizeof(InEndpoint)));
   }
 
-  void lay_out(Layout& at, std::vector<LaneState>& lanes,
-               std::vector<std::vector<PeerSendState>>& peers, CudaRank& rank) {
-    const ArenaShape& shape = o_.shape;
-    rank_ = at.take<CudaRank>(1);
-    lanes_ = at.take<LaneState>(shape.lanes);
-    mailboxes_ = at.take<Mailbox>(shape.lanes);
-    mailbox_places_.resize(shape.lanes);
-    bases_ = at.take<unsigned char*>(shape.ranks);
-    noted_windows_ = at.take<WindowEntry>(std::size_t{shape.ranks} * kWindows);
-    RankState& r = rank.rank;
-    r.policy = o_.policy;
-    r.num_lanes = shape.lanes;
-    r.num_slots = o_.slots;
-    r.lanes = lanes_;
-    r.mailboxes = mailboxes_;
-    r.invocations = at.take<Invocation>(o_.slots);
-    r.remaining = at.take<std::uint32_t>(o_.slots);
-    rank.inbox = at.take<std::uint64_t>(o_.slots);
-    rank.marks = at.take<std::uint64_t>(o_.slots);
-    rank.completed = at.take<std::uint64_t>(o_.slots);
-    rank.calls = at.take<SoloCall>(o_.slots);
-    rank.handed = at.take<HandOver>(std::size_t{o_.slots} * shape.lanes);
-    rank.paces = at.take<std::uint64_t>(std::size_t{o_.slots} * shape.lanes);
-    reports_ = at.take<std::uint64_t>(o_.slots);
-    stored_ = at.take<std::uint64_t>(o_.slots);
-    rank.programs = at.take<Primitive>(std::size_t{o_.slots} * kMaxProgram);
-    rank.tables = at.take<CudaTables>(o_.slots);
-    peer_states_.resize(shape.lanes);
-    traces_.resize(shape.lanes);
-    for (std::uint32_t l = 0; l < shape.lanes; ++l) {
-      LaneState& lane = lanes[l];
-      lane.queue.attach(at.take<QueueLink>(o_.slots));
-      lane.contexts = at.take<DynamicContext>(o_.slots);
-      mailbox_places_[l] = at.take<std::uint16_t>(o_.slots);
-      lane.trace.places = TraceRing::places_for(o_.trace_events);
-      lane.trace.events = traces_[l] = at.take<TraceEvent>(lane.trace.places);
-      LaneTransport& t = lane.transport;
-      t.shape = shape;
-      t.bases = bases_;
-      t.windows = o_.windows;
-      t.rooms = o_.rooms;
-      t.noted_windows = noted_windows_;
-      t.rank = o_.rank;
-      t.lane = l;
-      t.peers = peer_states_[l] = at.take<PeerSendState>(shape.ranks);
-      for (std::uint32_t p = 0; p < shape.ranks; ++p) {
-        if (p == o_.rank) continue;
-        PeerSendState& peer = peers[l][p];
-        peer.owners = at.take<ConnectorOwner>(shape.connectors);
-        peer.borrows = at.take<BorrowUse>(shape.borrow_slots);
-        peer.places = at.take<std::uint16_t>(shape.places());
-        peer.given_back = kNoConnector;
-        peer.pool = std::min(shape.connectors, kFirstPool);
-      }
-    }
-    keys_.count = o_.keys;
-    keys_.lanes = shape.lanes;
-    keys_.ranks = shape.ranks;
-    const std::size_t lane_keys = std::size_t{o_.keys} * shape.lanes;
-    keys_.states = at.take<KeyState>(o_.keys);
-    keys_.lane_keys = at.take<LaneKey>(lane_keys);
-    keys_.out = at.take<OutEndpoint>(lane_keys * shape.ranks);
-    keys_.in = at.take<InEndpoint>(lane_keys * shape.ranks);
-  }
-
   void lay_out_pinned(Layout& at) {
     sq_ = at.take<CudaSubmission>(o_.slots);
     cq_words_ = at.take<std::uint64_t>(o_.slots);
@@ -580,7 +483,7 @@ class CudaDaemon : public StreamDaemon {
   }
 
   bool allocate(std::string& error) {
-    memory_bytes_ = device_bytes();
+    memory_bytes_ = layout_.bytes();
     Layout pinned_size(nullptr);
     lay_out_pinned(pinned_size);
     pinned_bytes_ = pinned_size.used();
@@ -602,40 +505,13 @@ class CudaDaemon : public StreamDaemon {
   }
 
   bool fill(std::string& error) {
-    std::vector<LaneState> lanes(o_.shape.lanes);
-    std::vector<std::vector<PeerSendState>> peers(o_.shape.lanes,
-                                                  std::vector<PeerSendState>(o_.shape.ranks));
-    CudaRank rank;
-    Layout at(static_cast<unsigned char*>(memory_));
-    lay_out(at, lanes, peers, rank);
     link_ = static_cast<CudaLink*>(o_.links[o_.rank]);
-    rank.link = link_;
-    rank.sq = sq_;
-    rank.rank.cq.words = cq_words_;
-    rank.rank.cq.capacity = o_.slots;
-    rank.rank.cancelled = cancelled_;
-    rank.whole_lines = o_.whole_lines ? 1 : 0;
-    for (std::uint32_t p = 0; p < o_.shape.ranks; ++p) {
-      rank.pokes[p] = static_cast<CudaLink*>(o_.links[p])->pokes[o_.rank];
-    }
-    const auto upload = [&](void* to, const void* from, std::size_t bytes) {
+    layout_.place(memory_, {link_, sq_, cq_words_, cancelled_});
+    rank_ = layout_.rank();
+    return layout_.fill([&](void* to, const void* from, std::size_t bytes) {
       return cuda_ok(cudaMemcpy(to, from, bytes, cudaMemcpyHostToDevice),
                      "filling the engine's memory", error);
-    };
-    for (std::uint32_t l = 0; l < o_.shape.lanes; ++l) {
-      if (!upload(peer_states_[l], peers[l].data(), peers[l].size() * sizeof(PeerSendState))) {
-        return false;
-      }
-    }
-    std::vector<Mailbox> mailboxes(o_.shape.lanes);
-    for (std::uint32_t l = 0; l < o_.shape.lanes; ++l) {
-      mailboxes[l].places = mailbox_places_[l];
-      mailboxes[l].capacity = o_.slots;
-    }
-    return upload(lanes_, lanes.data(), lanes.size() * sizeof(LaneState)) &&
-           upload(mailboxes_, mailboxes.data(), mailboxes.size() * sizeof(Mailbox)) &&
-           upload(bases_, o_.bases.data(), o_.bases.size() * sizeof(unsigned char*)) &&
-           upload(rank_, &rank, sizeof(rank));
+    });
   }
 
   // Of memory that a kernel's threads have for themselves, before it is launched: a launch that
@@ -686,7 +562,8 @@ class CudaDaemon : public StreamDaemon {
     if (by_place) cluster_ = kCluster;
     const bool chooses = by_place && properties.major == 9 && lanes_have_sms(o_.shape.lanes);
     daemon_blocks_ = chooses ? kChoosingBlocks : o_.shape.lanes;
-    void* arguments[] = {&keys_};
+    CudaKeys keys = layout_.keys();
+    void* arguments[] = {&keys};
     return cuda_ok(cudaStreamSynchronize(nullptr), "filling the engine's memory", error) &&
            // In the daemon's stream, which has its queue from here on, see first_launch.h.
            launch(keys_kernel(), 64, 256, arguments, stream_, "setting up keys", error) &&
@@ -806,26 +683,6 @@ class CudaDaemon : public StreamDaemon {
 
   // ---- submission ----
 
-  void put(const Invocation& inv, const KeyState* fresh, CudaSqe& place) {
-    HeldKey& key = held_keys_[static_cast<std::size_t>(inv.key - keys_.states)];
-    if (fresh != nullptr) {
-      // Turns of its own, see Invocation::turn.
-      constexpr int kUseBits = 36;
-      key = {fresh->tag, ++keys_begun_ << kUseBits};
-    }
-    place.inv = inv;
-    place.inv.turn = key.first_turn + inv.n;
-    std::copy_n(inv.program, inv.num_primitives, place.program);
-    std::copy_n(inv.members, inv.group_size, place.members);
-    std::copy_n(inv.neighbours, inv.num_neighbours, place.neighbours);
-    std::copy_n(inv.sets, inv.num_sets, place.sets);
-    place.fresh = fresh != nullptr ? 1 : 0;
-    if (fresh == nullptr) return;
-    place.key_tag = fresh->tag;
-    place.key_group = fresh->group;
-    place.key_done = key.first_turn + fresh->done;
-  }
-
   // Fills in what a call needs to run without the engine, if it can; else it has no lanes.
   void prepare(const Invocation& inv, bool fresh, SoloCall& solo) const {
     const Lowered& lowered = *inv.lowered;
@@ -835,7 +692,7 @@ class CudaDaemon : public StreamDaemon {
       return;
     }
     bind(lowered, inv, solo);
-    address(inv, solo);
+    layout_.address(inv, solo);
   }
   // What a plan is never fit for comes before what this call alone is not.
   void count_reason(NeedsEngine why, bool fresh) const {
@@ -843,36 +700,6 @@ class CudaDaemon : public StreamDaemon {
     if (why == NeedsEngine::kNo && fresh) why = NeedsEngine::kNewKey;
     needs_engine_[static_cast<std::size_t>(why)].fetch_add(1, std::memory_order_relaxed);
   }
-  // Fills in where everything is.
-  void address(const Invocation& inv, SoloCall& solo) const {
-    solo.lines = inv.protocol == Protocol::kLine;
-    solo.lanes = inv.geometry.lanes;
-    solo.first_lane = inv.geometry.first_lane;
-    // Chunk 0 is a lane's only one.
-    solo.flag = packet_flag(inv.seed, 0, 0);
-    solo.later_flag = packet_flag(inv.seed, 0, 1);
-    solo.rank = o_.rank;
-    for (std::uint32_t p = 0; p < solo.places; ++p) solo.members[p] = inv.members[solo.ranks[p]];
-    solo.scale = 1.0 / inv.group_size;
-    solo.shape = o_.shape;
-    if (o_.bases.size() <= kSoloRanks) {
-      std::copy(o_.bases.begin(), o_.bases.end(), solo.bases);
-    } else {
-      solo.all_bases = bases_;
-    }
-    solo.windows = o_.windows;
-    solo.rooms = o_.rooms;
-    solo.noted_windows = noted_windows_;
-    solo.attention = &link_->attention;
-    solo.reports = reports_ + inv.slot;
-    solo.stored = stored_ + inv.slot;
-    solo.mailboxes = mailboxes_;
-    const auto key = static_cast<std::size_t>(inv.key - keys_.states);
-    solo.tag = held_keys_[key].tag;
-    solo.out = keys_.out + key * o_.shape.lanes * o_.shape.ranks;
-    solo.in = keys_.in + key * o_.shape.lanes * o_.shape.ranks;
-  }
-
   // What the device reads of a command must be in memory that it reaches. One is under way at most.
   void put_command(const Invocation& inv, CudaSqe& place) {
     place.inv = inv;
@@ -1051,16 +878,8 @@ class CudaDaemon : public StreamDaemon {
   // Device memory.
   void* memory_ = nullptr;
   std::size_t memory_bytes_ = 0;
+  RankMemory layout_;
   CudaRank* rank_ = nullptr;
-  LaneState* lanes_ = nullptr;
-  Mailbox* mailboxes_ = nullptr;
-  std::vector<std::uint16_t*> mailbox_places_;
-  std::uint64_t *reports_ = nullptr, *stored_ = nullptr;  // [slots], see SoloCall
-  unsigned char** bases_ = nullptr;
-  WindowEntry* noted_windows_ = nullptr;
-  std::vector<PeerSendState*> peer_states_;
-  std::vector<TraceEvent*> traces_;
-  CudaKeys keys_;
   std::vector<std::uint32_t> free_keys_;
   // Pinned memory.
   void* pinned_ = nullptr;
@@ -1095,11 +914,6 @@ class CudaDaemon : public StreamDaemon {
   std::vector<bool> besides_;  // by slot
   // By slot: the stream, as CUDA numbers them, that queue_copy() has put the call into; 0: none.
   std::vector<unsigned long long> copied_in_;
-  struct HeldKey {
-    std::uint64_t tag = 0, first_turn = 0;
-  };
-  std::vector<HeldKey> held_keys_;  // by place
-  std::uint64_t keys_begun_ = 0;
   std::atomic<std::uint64_t> launches_{0}, launches_for_pokes_{0}, launches_for_recalls_{0};
   mutable std::array<std::atomic<std::uint64_t>, kNumNeedsEngine> needs_engine_{};  // calls, by why
   std::atomic<std::uint64_t> leaves_ns_{0};  // when the daemon does, unless somebody waits
@@ -1119,8 +933,7 @@ class CudaDaemon : public StreamDaemon {
 }  // namespace
 
 std::uint64_t cuda_engine_bytes(const CudaRankOptions& options) {
-  RankState unused;
-  return CudaDaemon(options, unused).device_bytes();
+  return RankMemory(options).bytes();
 }
 
 std::unique_ptr<StreamDaemon> start_cuda_rank(const CudaRankOptions& options, RankState& copy,

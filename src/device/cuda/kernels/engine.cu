@@ -155,22 +155,9 @@ __global__ void unjam_end_kernel(CudaRank* rank, std::uint32_t slot, std::uint64
 
 // The state of keys that nobody uses yet.
 __global__ void unjam_keys_kernel(CudaKeys keys) {
-  const std::uint32_t lanes = keys.lanes, ranks = keys.ranks;
   for (std::uint64_t i = blockIdx.x * std::uint64_t{blockDim.x} + threadIdx.x;
-       i < std::uint64_t{keys.count} * lanes; i += std::uint64_t{gridDim.x} * blockDim.x) {
-    LaneKey& lane = keys.lane_keys[i];
-    lane = LaneKey{};
-    lane.out = keys.out + i * ranks;
-    lane.in = keys.in + i * ranks;
-    for (std::uint32_t q = 0; q < ranks; ++q) {
-      lane.out[q] = OutEndpoint{};
-      lane.in[q] = InEndpoint{};
-    }
-    if (i % lanes != 0) continue;
-    KeyState& key = keys.states[i / lanes];
-    key = KeyState{};
-    key.done = ~std::uint64_t{0};  // nothing of it runs before it is set up
-    key.lanes = &lane;
+       i < std::uint64_t{keys.count} * keys.lanes; i += std::uint64_t{gridDim.x} * blockDim.x) {
+    set_up_key(keys, i);
   }
 }
 

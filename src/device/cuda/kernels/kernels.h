@@ -26,5 +26,22 @@ struct CudaKeys {
   std::uint32_t lanes = 0;
   std::uint32_t ranks = 0;
 };
+// What is there of a lane's key before anybody uses it; of its first lane, the key's as well. Of
+// all i in count * lanes.
+UNJAM_HD inline void set_up_key(const CudaKeys& keys, std::uint64_t i) {
+  LaneKey& lane = keys.lane_keys[i];
+  lane = LaneKey{};
+  lane.out = keys.out + i * keys.ranks;
+  lane.in = keys.in + i * keys.ranks;
+  for (std::uint32_t q = 0; q < keys.ranks; ++q) {
+    lane.out[q] = OutEndpoint{};
+    lane.in[q] = InEndpoint{};
+  }
+  if (i % keys.lanes != 0) return;
+  KeyState& key = keys.states[i / keys.lanes];
+  key = KeyState{};
+  key.done = ~std::uint64_t{0};  // nothing of it runs before it is set up
+  key.lanes = &lane;
+}
 
 }  // namespace unjam
