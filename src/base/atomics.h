@@ -36,21 +36,27 @@ inline constexpr auto kSeqCst = std::memory_order_seq_cst;
 #endif
 
 // The schedule explorer (tests/support/explorer.h) interleaves protocols at every operation that
-// other threads can notice. Nowhere else is this defined.
+// other threads can notice, and is told of every word that is looked at. Nowhere else is this
+// defined.
 #if defined(UNJAM_EXPLORER)
 void explorer_point(bool writes);
+void explorer_look(const void* at);
 #define UNJAM_EXPLORER_POINT(writes) explorer_point(writes)
+#define UNJAM_EXPLORER_LOOK(x) explorer_look(&(x))
 #else
 #define UNJAM_EXPLORER_POINT(writes) static_cast<void>(0)
+#define UNJAM_EXPLORER_LOOK(x) static_cast<void>(0)
 #endif
 
 template <class T>
 UNJAM_HD inline T load_relaxed(T& x) {
+  UNJAM_EXPLORER_LOOK(x);
   return AtomicRef<T>(x).load(kRelaxed);
 }
 template <class T>
 UNJAM_HD inline T load_acquire(T& x) {
   UNJAM_EXPLORER_POINT(false);
+  UNJAM_EXPLORER_LOOK(x);
   return AtomicRef<T>(x).load(kAcquire);
 }
 template <class T>
@@ -68,6 +74,7 @@ UNJAM_HD inline void store_release(T& x, T v) {
 template <class T>
 UNJAM_HD inline T load_seq_cst(T& x) {
   UNJAM_EXPLORER_POINT(false);
+  UNJAM_EXPLORER_LOOK(x);
   return AtomicRef<T>(x).load(kSeqCst);
 }
 template <class T>
@@ -93,11 +100,13 @@ UNJAM_HD inline bool compare_exchange(T& x, T expected, T desired) {
 // The same for words that only one device looks at (see LocalAtomicRef).
 template <class T>
 UNJAM_HD inline T load_relaxed_local(T& x) {
+  UNJAM_EXPLORER_LOOK(x);
   return LocalAtomicRef<T>(x).load(kRelaxed);
 }
 template <class T>
 UNJAM_HD inline T load_acquire_local(T& x) {
   UNJAM_EXPLORER_POINT(false);
+  UNJAM_EXPLORER_LOOK(x);
   return LocalAtomicRef<T>(x).load(kAcquire);
 }
 template <class T>

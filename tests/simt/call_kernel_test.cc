@@ -24,6 +24,7 @@
 
 namespace unjam {
 void explorer_point(bool) { unjam_simt::step(); }
+void explorer_look(const void* at) { host_memory.look(at); }
 
 namespace {
 
@@ -37,66 +38,196 @@ struct Case {
   std::uint64_t count;
   bool in_place = false;
   std::uint32_t patience_us = 1000;
-  // Of the last rank's kernels: so many steps behind the others'.
-  std::uint64_t late = 0;
+  // Of the last rank's kernels: so many steps behind the others'; and, somewhere in each, so many
+  // in which one of their blocks stands still.
+  std::uint64_t late = 0, held = 0;
 };
+// About what a block of a call does.
+constexpr std::uint64_t kStepsABlock = 30'000;
 struct Figures {
   std::uint64_t calls = 0, solo = 0, steps = 0;
+  std::uint64_t left = 0;  // by a lane, to the engine, with some of it done
 };
 
 std::string text(const Case& x, std::uint64_t seed) {
   return std::string(to_string(x.algorithm)) + " " + to_string(x.kind) + " of " +
          std::to_string(x.count) + ", " + std::to_string(x.ranks) + " ranks, " +
          std::to_string(x.lanes) + " lanes" + (x.in_place ? ", in place" : "") +
-         (x.late != 0 ? ", the last rank late" : "") + ", seed " + std::to_string(seed);
+         (x.late != 0 ? ", the last rank late" : "") +
+         (x.held != 0 ? ", a block stands still" : "") + ", seed " + std::to_string(seed);
 }
 
-// The same key over and over, each rank's calls in a stream of its own: the first use is the
-// engine's, which opens connectors. "" or what is wrong.
-std::string run(const Case& x, std::uint64_t seed, std::uint32_t uses, Figures& figures) {
+// Somewhere in a call the last rank's block of one lane stands still, so that this lane gives up
+// elsewhere, and other lanes hear of it in the middle of what they do; and in each block some warp
+// is late with its part meanwhile.
+void hold(Machine& machine, const std::vector<const Launch*>& launches, const Case& x,
+          std::uint64_t draw) {
+  const auto at = [&] { return (draw = mix64(draw)) % kStepsABlock; };
+  const auto lane = static_cast<std::uint32_t>(draw >> 32) % x.lanes;
+  machine.hold(launches.back(), {lane, unjam_simt::kAllWarps, at(), x.held});
+  for (const Launch* launch : launches) {
+    for (std::uint32_t block = 0; block < x.lanes; ++block) {
+      const std::uint64_t from = at();
+      machine.hold(launch, {block, static_cast<std::uint32_t>(draw >> 32), from, x.held / 4});
+    }
+  }
+}
+
+bool has_large_slots(const Case& x, std::uint64_t seed) {
+  const bool packets = x.algorithm == Algorithm::kDirect || x.algorithm == Algorithm::kTwoShot;
+  return seed % 2 == 0 && !packets;
+}
+GpuShape shape_of(const Case& x, std::uint64_t seed) {
   GpuShape shape;
   shape.ranks = x.ranks;
   shape.lanes = x.lanes;
   shape.patience_us = x.patience_us;
-  GpuRanks ranks(shape);
-  Machine machine(seed);
-  std::vector<GpuCall> calls(uses);
-  std::vector<const Launch*> last;
-  for (std::uint32_t n = 0; n < uses; ++n) {
-    GpuCall& call = calls[n];
-    call.n = n;
-    call.kind = x.kind;
-    call.count = x.count;
-    call.algorithm = x.algorithm;
-    call.in_place = x.in_place;
-    call.root = static_cast<int>(x.ranks) - 1;
-    if (std::string error = ranks.prepare(call); !error.empty()) return error;
-    std::vector<const Launch*> now;
-    for (std::uint32_t r = 0; r < x.ranks; ++r) {
-      const NeedsEngine why = call.lowered[r]->why;
-      if (why != NeedsEngine::kNo) return std::string("it needs the engine: ") + to_string(why);
-      const Launch* const behind = last.empty() ? nullptr : last[r];
-      now.push_back(ranks.launch(machine, unjam_call_kernel, call, behind, r, n != 0));
-      if (r == x.ranks - 1 && n != 0) machine.delay(now.back(), x.late);
+  // Small ones, of which a call needs many; or such that each warp of a group has a part to move.
+  if (has_large_slots(x, seed)) shape.escape_slot_bytes = 4096;
+  // Where there are few, hops wait for room, each at another time.
+  shape.escape_slots = 2u << seed / 2 % 3;
+  shape.borrow_slots = seed / 6 % 2 == 0 ? 16 : 0;
+  if (seed / 12 % 3 == 2) shape.overlap = seed / 36 % 2 == 0 ? 0 : 2;
+  return shape;
+}
+
+// The same key over and over, each rank's calls in a stream of its own: the first use is the
+// engine's, which opens connectors.
+class Job {
+ public:
+  Job(const Case& x, std::uint64_t seed, std::uint32_t uses)
+      : x_(x), ranks_(shape_of(x, seed)), machine_(seed), calls_(uses), launches_(x.ranks) {
+    for (std::uint32_t n = 0; n < uses && error_.empty(); ++n) {
+      GpuCall& call = calls_[n];
+      call.n = n;
+      call.kind = x.kind;
+      call.count = has_large_slots(x, seed) ? 4 * x.count : x.count;
+      call.algorithm = x.algorithm;
+      call.in_place = x.in_place;
+      call.root = static_cast<int>(x.ranks) - 1;
+      error_ = ranks_.prepare(call);
+      if (error_.empty()) launch(call, mix64(seed * uses + n));
     }
-    last = now;
   }
-  if (std::string error = machine.run(); !error.empty()) return error;
-  figures.steps += machine.steps();
+
+  // Until all has ended. "" or what is wrong.
+  std::string run() { return error_.empty() ? machine_.run() : error_; }
+
+  Machine& machine() { return machine_; }
+  GpuRanks& ranks() { return ranks_; }
+  std::vector<GpuCall>& calls() { return calls_; }
+  std::vector<const Launch*>& launches_of(std::uint32_t r) { return launches_[r]; }
+
+  // Lanes that have been left with some of a call done, since this was asked last: to be asked
+  // often.
+  std::uint64_t lanes_left() {
+    std::uint64_t found = 0;
+    const std::uint32_t places = ranks_.shape().slots * x_.lanes;
+    was_left_.resize(std::size_t{x_.ranks} * places);
+    for (std::uint32_t i = 0; i < x_.ranks * places; ++i) {
+      const HandOver& handed = ranks_.rank(i / places).handed[i % places];
+      const bool is_left = handed.stage == Stage::kLeft &&
+                           std::any_of(std::begin(handed.done), std::end(handed.done),
+                                       [](std::uint32_t n) { return n != 0; });
+      found += is_left && !was_left_[i] ? 1 : 0;
+      was_left_[i] = is_left;
+    }
+    return found;
+  }
+
+ private:
+  void launch(GpuCall& call, std::uint64_t draw) {
+    std::vector<const Launch*> now;
+    for (std::uint32_t r = 0; r < x_.ranks; ++r) {
+      const NeedsEngine why = call.lowered[r]->why;
+      if (why != NeedsEngine::kNo) {
+        error_ = std::string("it needs the engine: ") + to_string(why);
+        return;
+      }
+      const Launch* const behind = launches_[r].empty() ? nullptr : launches_[r].back();
+      now.push_back(
+          ranks_.launch(machine_, unjam_call_kernel, call, behind, r, /*solo=*/call.n != 0));
+      launches_[r].push_back(now.back());
+    }
+    if (call.n == 0) return;
+    machine_.delay(now.back(), x_.late);
+    if (x_.held != 0) hold(machine_, now, x_, draw);
+  }
+
+  const Case x_;
+  GpuRanks ranks_;
+  Machine machine_;
+  std::vector<GpuCall> calls_;
+  std::vector<std::vector<const Launch*>> launches_;  // by rank
+  std::vector<bool> was_left_;
+  std::string error_;
+};
+
+// "" or what is wrong.
+std::string run(const Case& x, std::uint64_t seed, std::uint32_t uses, Figures& figures) {
+  Job job(x, seed, uses);
+  job.machine().each_step(100, [&] { figures.left += job.lanes_left(); });
+  if (std::string error = job.run(); !error.empty()) return error;
+  GpuRanks& ranks = job.ranks();
+  figures.steps += job.machine().steps();
   for (std::uint32_t r = 0; r < x.ranks; ++r) {
     if (const std::uint32_t ended = ranks.take_ended(r); ended != uses) {
       return std::to_string(ended) + " calls of rank " + std::to_string(r) + " have ended";
     }
     figures.calls += uses - 1;
     figures.solo += ranks.rank(r).solo_calls;
-    for (const GpuCall& call : calls) {
+    for (const GpuCall& call : job.calls()) {
+      const std::string use = "use " + std::to_string(call.n) + ": ";
+      if (ranks.outcome(call, r) != Outcome::kDone) return use + "it was cancelled";
+      if (std::string error = ranks.check(call, r); !error.empty()) return use + error;
+    }
+  }
+  return "";
+}
+
+enum class End { kDeath, kCancelled };
+// Somewhere the first rank dies, and the others' hosts hear of it, each at some time; or all hosts
+// cancel what is left, each at some time. All calls end on all that are left, and those that are
+// said to be done are.
+std::string run_to_an_end(const Case& x, std::uint64_t seed, std::uint32_t uses, End end,
+                          Figures& figures) {
+  Job job(x, seed, uses);
+  GpuRanks& ranks = job.ranks();
+  std::uint64_t draw = seed;
+  const auto some = [&](std::uint64_t most) { return (draw = mix64(draw)) % most; };
+  const std::uint64_t when = 1 + some(kStepsABlock * x.ranks * x.lanes * uses);
+  std::vector<std::uint64_t> told;
+  for (std::uint32_t r = 0; r < x.ranks; ++r) told.push_back(when + some(2 * kStepsABlock));
+  bool dead = false;
+  job.machine().each_step(50, [&] {
+    const std::uint64_t now = job.machine().steps();
+    if (end == End::kDeath && !dead && now >= when) {
+      dead = true;
+      for (const Launch* launch : job.launches_of(0)) job.machine().drop(launch);
+    }
+    for (std::uint32_t r = 0; r < x.ranks; ++r) {
+      if (now < told[r]) continue;
+      told[r] = ~std::uint64_t{0};
+      if (end == End::kDeath) ranks.say_gone(r, 0);
+      if (end == End::kCancelled) {
+        for (const GpuCall& call : job.calls()) ranks.cancel(call, r);
+      }
+    }
+  });
+  if (std::string error = job.run(); !error.empty()) return error;
+  figures.steps += job.machine().steps();
+  for (std::uint32_t r = dead ? 1 : 0; r < x.ranks; ++r) {
+    if (const std::uint32_t ended = ranks.take_ended(r); ended != uses) {
+      return std::to_string(ended) + " calls of rank " + std::to_string(r) + " have ended";
+    }
+    for (const GpuCall& call : job.calls()) {
+      ++figures.calls;
+      if (ranks.outcome(call, r) != Outcome::kDone) continue;
+      ++figures.solo;
       if (std::string error = ranks.check(call, r); !error.empty()) {
         return "use " + std::to_string(call.n) + ": " + error;
       }
     }
-  }
-  for (const Outcome outcome : ranks.outcomes()) {
-    if (outcome != Outcome::kDone) return "a call was cancelled";
   }
   return "";
 }
@@ -122,20 +253,26 @@ std::vector<Case> cases() {
   return all;
 }
 
+// Kernels of calls look at the host's memory this often at most; where all is well, a tenth of it.
+constexpr std::uint64_t kStepsALook = 20'000;
+
 struct Trial {
   std::uint64_t late = 0;
   std::uint32_t patience_us = 1000;
   bool in_place = false;
+  std::uint64_t held = 0;
 };
 // All ends, with the right numbers; and where nobody is late, most calls without the engine. Of the
 // cases each `share`-th.
 void run_all(const Trial& trial, std::uint64_t seeds, std::size_t share) {
   Figures figures;
+  host_memory.looks = 0;
   std::uint64_t runs = 0, skipped = 0;
   const std::vector<Case> all = cases();
   for (std::size_t i = base_seed() % share; i < all.size(); i += share) {
     Case x = all[i];
     x.late = trial.late;
+    x.held = trial.held;
     x.patience_us = trial.patience_us;
     x.in_place = trial.in_place && x.kind == Kind::kAllReduce;
     if (trial.in_place && !x.in_place) continue;
@@ -151,28 +288,60 @@ void run_all(const Trial& trial, std::uint64_t seeds, std::size_t share) {
     }
   }
   std::printf(
-      "%llu runs, %llu not lowered; of %llu calls %llu without the engine; %.1f million steps\n",
+      "%llu runs, %llu not lowered; of %llu calls %llu without the engine, lanes left %llu in "
+      "the middle; %.1f million steps, "
+      "%llu looks at the host's memory\n",
       static_cast<unsigned long long>(runs), static_cast<unsigned long long>(skipped),
       static_cast<unsigned long long>(figures.calls), static_cast<unsigned long long>(figures.solo),
-      static_cast<double>(figures.steps) / 1e6);
+      static_cast<unsigned long long>(figures.left), static_cast<double>(figures.steps) / 1e6,
+      static_cast<unsigned long long>(host_memory.looks));
   EXPECT_GT(runs, skipped);
-  if (trial.late == 0) {
-    EXPECT_GE(2 * figures.solo, figures.calls);
+  // (And one as it begins.)
+  EXPECT_LE(kStepsALook * (host_memory.looks - figures.calls), figures.steps);
+  if (trial.late == 0 && trial.held == 0) {
+    EXPECT_GE(4 * figures.solo, figures.calls);
   }
 }
 
 constexpr Trial kPlain{}, kInPlace{0, 1000, true};
 // Lanes give up, each somewhere, and the engine goes on.
 constexpr Trial kLate{40'000, 5}, kLateInPlace{40'000, 5, true};
+constexpr Trial kHeld{0, 20, false, 400'000}, kHeldInPlace{0, 20, true, 400'000};
 
 TEST(CallKernel, EndsWithTheRightNumbers) { run_all(kPlain, 1, 4); }
 TEST(CallKernel, InPlace) { run_all(kInPlace, 1, 2); }
-TEST(CallKernel, GivesUpAnywhere) {
-  run_all(kLate, 1, 4);
-  run_all(kLateInPlace, 1, 2);
+TEST(CallKernel, GivesUpAtFirst) { run_all(kLate, 1, 4); }
+TEST(CallKernel, GivesUpAtFirstInPlace) { run_all(kLateInPlace, 1, 2); }
+TEST(CallKernel, GivesUpAnywhere) { run_all(kHeld, 1, 4); }
+TEST(CallKernel, GivesUpAnywhereInPlace) { run_all(kHeldInPlace, 1, 2); }
+void end_all(End end, std::uint64_t seeds, std::size_t share) {
+  Figures figures;
+  const std::vector<Case> all = cases();
+  for (std::size_t i = base_seed() % share; i < all.size(); i += share) {
+    Case x = all[i];
+    x.patience_us = i % 2 == 0 ? 20 : 1000;
+    for (std::uint64_t s = 0; s < seeds; ++s) {
+      const std::uint64_t seed = base_seed() + i + 1000 * s;
+      const std::string error = run_to_an_end(x, seed, 4, end, figures);
+      if (error.rfind("it needs the engine", 0) == 0) continue;
+      ASSERT_EQ(error, "") << text(x, seed);
+    }
+  }
+  std::printf("of %llu calls %llu were done; %.1f million steps\n",
+              static_cast<unsigned long long>(figures.calls),
+              static_cast<unsigned long long>(figures.solo),
+              static_cast<double>(figures.steps) / 1e6);
+  EXPECT_LT(figures.solo, figures.calls);
+}
+TEST(CallKernel, AllEndsWhenARankDies) { end_all(End::kDeath, 1, 4); }
+TEST(CallKernel, AllEndsWhenItIsCancelled) { end_all(End::kCancelled, 1, 4); }
+TEST(CallKernelSoak, ManyEnds) {
+  end_all(End::kDeath, 10, 1);
+  end_all(End::kCancelled, 10, 1);
 }
 TEST(CallKernelSoak, ManySeeds) {
-  for (const Trial& trial : {kPlain, kInPlace, kLate, kLateInPlace}) run_all(trial, 10, 1);
+  for (const Trial& trial : {kPlain, kInPlace, kLate, kLateInPlace, kHeld, kHeldInPlace})
+    run_all(trial, 10, 1);
 }
 
 }  // namespace

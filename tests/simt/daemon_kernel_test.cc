@@ -25,6 +25,7 @@
 
 namespace unjam {
 void explorer_point(bool) { unjam_simt::step(); }
+void explorer_look(const void* at) { host_memory.look(at); }
 
 namespace {
 
@@ -59,6 +60,7 @@ std::string run(std::uint32_t number_of_ranks, std::uint32_t keys, std::uint32_t
   shape.lanes = 2;
   shape.keys = keys;
   shape.slots = 16;
+  shape.escape_slots = 2u << seed % 3;
   GpuRanks ranks(shape);
   Machine::Limits limits;
   limits.most_steps = 60'000'000;

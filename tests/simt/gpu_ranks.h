@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cstdlib>
 #include <cstring>
+#include <map>
 #include <memory>
 #include <string>
 #include <utility>
@@ -29,23 +30,39 @@ inline std::uint64_t base_seed() {
   return text != nullptr ? std::strtoull(text, nullptr, 10) : 1;
 }
 
-// Zeroed, and freed with the object.
+// Zeroed, and freed with the object. What nobody touches costs nothing, which arenas need: they are
+// large.
 class Memory {
  public:
   template <class T>
   T* take(std::size_t count) {
     constexpr std::size_t kAlign = 4096;
-    const std::size_t bytes =
-        (std::max<std::size_t>(count, 1) * sizeof(T) + kAlign - 1) / kAlign * kAlign;
-    void* const p = std::aligned_alloc(kAlign, bytes);
-    std::memset(p, 0, bytes);
-    blocks_.emplace_back(p, &std::free);
-    return static_cast<T*>(p);
+    const std::size_t bytes = std::max<std::size_t>(count, 1) * sizeof(T);
+    auto* const block = static_cast<unsigned char*>(std::calloc(bytes + kAlign, 1));
+    if (block == nullptr) std::abort();
+    blocks_.emplace_back(block, &std::free);
+    const std::size_t over = reinterpret_cast<std::uintptr_t>(block) % kAlign;
+    return reinterpret_cast<T*>(block + (over == 0 ? 0 : kAlign - over));
   }
 
  private:
   std::vector<std::unique_ptr<void, decltype(&std::free)>> blocks_;
 };
+
+// What in truth is memory of the host, which a GPU reads over PCIe: kernels may look at it now and
+// then, no more (with some that did so all the time everything else on the GPU waited).
+struct HostMemory {
+  struct Stretch {
+    const unsigned char *begin, *end;
+  };
+  std::vector<Stretch> stretches;
+  std::uint64_t looks = 0;
+  void look(const void* at) {
+    const auto* const p = static_cast<const unsigned char*>(at);
+    for (const Stretch& x : stretches) looks += p >= x.begin && p < x.end ? 1 : 0;
+  }
+};
+inline HostMemory host_memory;
 
 struct GpuShape {
   std::uint32_t ranks = 2, lanes = 1;
@@ -53,7 +70,8 @@ struct GpuShape {
   std::uint32_t connectors = 8, escape_slots = 4, escape_slot_bytes = 1024;
   std::uint32_t borrow_slots = 16;
   std::uint32_t patience_us = 1000;
-  unsigned threads = 256;  // as UNJAM_BLOCK_THREADS: a multiple of 64
+  std::uint32_t overlap = 1;  // as UNJAM_OVERLAP
+  unsigned threads = 256;     // as UNJAM_BLOCK_THREADS: a multiple of 64
 };
 
 // A collective, and what all ranks are about to find.
@@ -73,6 +91,7 @@ struct GpuCall {
 class GpuRanks {
  public:
   explicit GpuRanks(const GpuShape& shape) : shape_(shape) {
+    host_memory.stretches.clear();
     ArenaShape arena;
     arena.ranks = shape.ranks;
     arena.lanes = shape.lanes;
@@ -89,7 +108,10 @@ class GpuRanks {
     options.trace_events = 0;
     for (std::uint32_t r = 0; r < shape.ranks; ++r) {
       options.bases.push_back(memory_.take<unsigned char>(arena.total_bytes()));
-      options.links.push_back(new (memory_.take<CudaLink>(1)) CudaLink);
+      auto* const link = new (memory_.take<CudaLink>(1)) CudaLink;
+      options.links.push_back(link);
+      const auto* const bytes = reinterpret_cast<const unsigned char*>(link);
+      host_memory.stretches.push_back({bytes, bytes + sizeof(CudaLink)});
       members_.push_back(static_cast<std::uint16_t>(r));
     }
     for (std::uint32_t r = 0; r < shape.ranks; ++r) {
@@ -120,6 +142,8 @@ class GpuRanks {
     limits.escape_slot_bytes = shape_.escape_slot_bytes;
     limits.borrow_slot_bytes = shape_.escape_slot_bytes;
     limits.lines = true;
+    limits.overlap = shape_.overlap != 0;
+    limits.together = shape_.overlap == 2;
     for (std::uint32_t r = 0; r < shape_.ranks; ++r) {
       request.rank = static_cast<int>(r);
       std::string error;
@@ -217,13 +241,31 @@ class GpuRanks {
     for (;; ++ended) {
       const std::uint64_t word = of.rank->rank.cq.words[of.cq_read % shape_.slots];
       if (word >> 24 != of.cq_read + 1) return ended;
-      outcomes_.push_back(static_cast<Outcome>(word >> 16 & 0xff));
-      of.free_slots.push_back(static_cast<std::uint16_t>(word));
+      const auto slot = static_cast<std::uint16_t>(word);
+      of.outcomes[of.calls[slot]] = static_cast<Outcome>(word >> 16 & 0xff);
+      of.free_slots.push_back(slot);
       ++of.cq_read;
     }
   }
   std::uint64_t daemons(std::uint32_t r) const { return ranks_[r]->daemons; }
-  const std::vector<Outcome>& outcomes() const { return outcomes_; }
+  // Of a call that was taken.
+  Outcome outcome(const GpuCall& call, std::uint32_t r) const {
+    return ranks_[r]->outcomes.at(&call);
+  }
+
+  // ---- what a host says, as CudaDaemon has it ----
+
+  void say_gone(std::uint32_t r, std::uint32_t gone) {
+    CudaLink& link = *rank(r).link;
+    link.gone[gone / 64] |= std::uint64_t{1} << gone % 64;
+    link.attention += 2;
+  }
+  void cancel(const GpuCall& call, std::uint32_t r) {
+    const std::vector<const GpuCall*>& calls = ranks_[r]->calls;
+    const auto at = std::find(calls.begin(), calls.end(), &call);
+    rank(r).rank.cancelled[at - calls.begin()] = 1;
+    rank(r).link->attention += 2;
+  }
 
   // What rank r must find; "": that.
   std::string check(const GpuCall& call, std::uint32_t r) const {
@@ -273,6 +315,8 @@ class GpuRanks {
     RankMemory memory;
     CudaRank* rank = nullptr;
     std::vector<std::uint16_t> free_slots;
+    std::vector<const GpuCall*> calls;  // by slot
+    std::map<const GpuCall*, Outcome> outcomes;
     std::uint64_t serials = 0, cq_read = 0;
     CudaSubmission* submissions = nullptr;
     std::uint64_t sq_written = 0, poked = 0, daemons = 0;
@@ -294,6 +338,7 @@ class GpuRanks {
     const CudaKeys& keys = of.memory.keys();
     for (std::uint64_t i = 0; i < std::uint64_t{keys.count} * keys.lanes; ++i) set_up_key(keys, i);
     of.rank = of.memory.rank();
+    of.calls.resize(shape_.slots);
     for (std::uint32_t s = shape_.slots; s-- > 0;) {
       of.free_slots.push_back(static_cast<std::uint16_t>(s));
     }
@@ -318,6 +363,7 @@ class GpuRanks {
     inv.op = Op::kSum;
     inv.slot = of.free_slots.back();
     of.free_slots.pop_back();
+    of.calls[inv.slot] = &call;
     return inv;
   }
   void put(const Invocation& inv, Rank& of, bool fresh, CudaSqe& place) const {
@@ -331,7 +377,6 @@ class GpuRanks {
   Memory memory_;
   std::vector<std::uint16_t> members_;
   std::vector<std::unique_ptr<Rank>> ranks_;
-  std::vector<Outcome> outcomes_;
   std::vector<std::unique_ptr<CudaLaunch>> launches_;
 };
 

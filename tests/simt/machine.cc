@@ -22,9 +22,33 @@ namespace {
 constexpr std::size_t kStackBytes = std::size_t{256} << 10;
 // Of the steps at which others could go on, one in so many is taken.
 constexpr std::uint64_t kStays = 6;
-constexpr std::uint32_t kFastest = 16;
+constexpr std::uint32_t kFastest = 64;
 // Turns of a block's fibers before another block goes on, at most.
 constexpr std::uint64_t kTurns = 64;
+
+// Stacks, used again: to map them takes longer than what most fibers do.
+class Stacks {
+ public:
+  ~Stacks() {
+    for (void* const stack : free_) munmap(stack, kStackBytes);
+  }
+  unsigned char* take() {
+    if (!free_.empty()) {
+      void* const stack = free_.back();
+      free_.pop_back();
+      return static_cast<unsigned char*>(stack);
+    }
+    void* const stack = mmap(nullptr, kStackBytes, PROT_READ | PROT_WRITE,
+                             MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (stack == MAP_FAILED) std::abort();
+    return static_cast<unsigned char*>(stack);
+  }
+  void give_back(unsigned char* stack) { free_.push_back(stack); }
+
+ private:
+  std::vector<void*> free_;
+};
+Stacks stacks;
 
 struct Fiber {
   void* sp = nullptr;
@@ -90,10 +114,7 @@ class Block {
     for (std::uint32_t t = 0; t < launch.threads; ++t) {
       Fiber& f = fibers[t];
       f.thread = t;
-      void* stack = mmap(nullptr, kStackBytes, PROT_READ | PROT_WRITE,
-                         MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-      if (stack == MAP_FAILED) std::abort();
-      f.stack = static_cast<unsigned char*>(stack);
+      f.stack = stacks.take();
       auto* top = reinterpret_cast<void**>(f.stack + kStackBytes);
       *--top = nullptr;
       *--top = reinterpret_cast<void*>(&enter);
@@ -102,12 +123,16 @@ class Block {
     }
   }
   ~Block() {
-    for (const Fiber& f : fibers) munmap(f.stack, kStackBytes);
+    for (const Fiber& f : fibers) stacks.give_back(f.stack);
     std::free(memory);
   }
 
   // Whether some fiber could go on.
-  bool can_go_on() const { return !over && (began || launch.may_begin(machine.steps_)); }
+  bool can_go_on() const {
+    return !over && !launch.dropped && !is_held() && (began || launch.may_begin(machine.steps_));
+  }
+  bool is_held() const { return machine.steps_ < held_until; }
+  bool is_held(std::uint32_t warp) const { return machine.steps_ < warp_held_until[warp]; }
 
   // Some of its fibers go on. False: none can.
   bool work(std::uint64_t turns) {
@@ -116,7 +141,7 @@ class Block {
     block_here = this;
     began = true;
     bool any = false;
-    while (turns-- > 0 && live != 0) {
+    while (turns-- > 0 && live != 0 && !is_held() && !launch.dropped) {
       Fiber* const next = choose();
       if (next == nullptr) break;
       go(*next);
@@ -164,11 +189,11 @@ class Block {
 #endif
   }
   void step() {
-    machine.count_step();
-    if (machine.random_() % kStays == 0) leave();
+    count_step();
+    if (machine.random_() % kStays == 0 || is_held()) leave();
   }
   void let_others() {
-    machine.count_step();
+    count_step();
     leave();
   }
   void wait_while(const std::uint64_t& word, std::uint64_t was) {
@@ -232,8 +257,8 @@ class Block {
   static bool ready(const Fiber& f) { return !f.ended && (f.word == nullptr || *f.word != f.was); }
   // A warp by its speed, and of it the first lane that can go on, or now and then any.
   Fiber* choose() {
-    if (machine.steps_ >= speeds_until) {
-      speeds_until = machine.steps_ + machine.limits_.steps_per_speed;
+    if (own_steps >= speeds_until) {
+      speeds_until = own_steps + 1 + machine.random_() % machine.limits_.steps_per_speed;
       for (std::uint32_t& s : speeds) {
         s = machine.random_() % 4 == 0 ? 1 : 1 + machine.random_() % kFastest;
       }
@@ -242,6 +267,7 @@ class Block {
     std::vector<std::uint32_t>& first = scratch;
     first.assign(speeds.size(), ~0u);
     for (std::uint32_t w = 0; w < speeds.size(); ++w) {
+      if (is_held(w)) continue;
       const std::uint32_t begin = 32 * w;
       const auto end =
           std::min<std::uint32_t>(begin + 32, static_cast<std::uint32_t>(fibers.size()));
@@ -264,7 +290,23 @@ class Block {
     return nullptr;
   }
 
+  void count_step() {
+    machine.count_step();
+    ++own_steps;
+    for (const Hold& hold : launch.holds) {
+      if (hold.block != index || hold.at != own_steps) continue;
+      const std::uint64_t until = machine.steps_ + hold.steps;
+      if (hold.warp == kAllWarps) {
+        held_until = until;
+      } else {
+        warp_held_until[hold.warp % warp_held_until.size()] = until;
+      }
+    }
+  }
+
   std::vector<std::uint32_t> speeds, scratch;
+  std::uint64_t own_steps = 0, held_until = 0;
+  std::vector<std::uint64_t> warp_held_until = std::vector<std::uint64_t>(speeds.size());
   std::uint64_t speeds_until = 0;
   std::vector<Fiber> fibers;
   std::size_t live = fibers.size();
@@ -291,18 +333,19 @@ const Launch* Machine::launch(std::uint32_t blocks, std::uint32_t threads,
   return launches_.back().get();
 }
 
-void Machine::delay(const Launch* launch, std::uint64_t steps) {
-  for (const auto& l : launches_) {
-    if (l.get() == launch) l->late = steps;
-  }
+Launch& Machine::of(const Launch* launch) {
+  return **std::find_if(launches_.begin(), launches_.end(),
+                        [&](const auto& l) { return l.get() == launch; });
 }
+void Machine::delay(const Launch* launch, std::uint64_t steps) { of(launch).late = steps; }
+void Machine::hold(const Launch* launch, const Hold& hold) { of(launch).holds.push_back(hold); }
 
 std::string Machine::run() {
   while (error_.empty()) {
     Block* const next = choose();
     if (next == nullptr) {
-      const bool any =
-          std::any_of(blocks_.begin(), blocks_.end(), [](const auto& b) { return !b->over; });
+      const bool any = std::any_of(blocks_.begin(), blocks_.end(),
+                                   [](const auto& b) { return !b->over && !b->launch.dropped; });
       if (!any) break;
       count_step();  // all that are left begin late
       continue;

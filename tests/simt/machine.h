@@ -22,6 +22,14 @@ namespace unjam_simt {
 
 class Block;
 
+// A block, or one warp of it, stands still when the block has made so many steps, while others make
+// so many.
+inline constexpr std::uint32_t kAllWarps = ~0u;
+struct Hold {
+  std::uint32_t block = 0, warp = kAllWarps;
+  std::uint64_t at = 0, steps = 0;
+};
+
 // A kernel's grid.
 struct Launch {
   std::uint64_t number = 0;  // of the machine's launches
@@ -33,6 +41,8 @@ struct Launch {
 
   std::uint64_t late = 0;   // it begins so many steps
   std::uint64_t since = 0;  // behind this one, 0: not yet known
+  std::vector<Hold> holds;
+  bool dropped = false;
 
   bool is_over() const { return ended == blocks; }
   bool may_begin(std::uint64_t steps) {
@@ -47,7 +57,7 @@ class Machine {
   struct Limits {
     std::uint64_t most_steps = 20'000'000;
     std::uint32_t ns_per_step = 1;
-    std::uint32_t steps_per_speed = 4000;  // then warps get other speeds
+    std::uint32_t steps_per_speed = 4000;  // of a block, at most: then its warps get other speeds
   };
   explicit Machine(std::uint64_t seed) : Machine(seed, Limits{}) {}
   Machine(std::uint64_t seed, Limits limits);
@@ -60,6 +70,9 @@ class Machine {
                        const Launch* behind = nullptr);
   // It begins no sooner than so many steps behind when it could.
   void delay(const Launch* launch, std::uint64_t steps);
+  void hold(const Launch* launch, const Hold& hold);
+  // Its blocks do nothing more, wherever they are: as if their process had been killed.
+  void drop(const Launch* launch) { of(launch).dropped = true; }
   // Until all have ended. An error: they do not.
   std::string run();
   // Between two steps of any fibers, by whom the machine is set up: all may be looked at.
@@ -73,6 +86,7 @@ class Machine {
 
  private:
   friend class Block;
+  Launch& of(const Launch* launch);
   void count_step();
   Block* choose();
 
