@@ -32,13 +32,21 @@ ISLANDS = {"sim"}
 # engine on a device (a kernel, a pool of threads) must see the engine, so it stands on it.
 DEVICE_IMPLEMENTATIONS = {"device/host", "device/cuda"}
 # The rooms of the CUDA device, from the ground up: what only GPUs have; loops that move data; who
-# runs where; a rank's state and the engine's device; kernels; the host's side, which launches them.
-CUDA_ROOMS = ["hardware", "leaves", "placement", "dev", "kernels", "host"]
+# runs where; a rank's state and the engine's device; what executes lowered plans; kernels; the
+# host's side, which launches them.
+CUDA_ROOMS = ["hardware", "leaves", "placement", "dev", "exec", "kernels", "host"]
 # May name the public header: it is the contract of the top layers.
 SEES_PUBLIC_HEADER = {"runtime", "api"}
 
 # What runs plans, and what lowering emits.
-KNOW_NO_ALGORITHM = ("engine/", "program/", "plan/lower", "plan/needs_engine", "plan/order_rule")
+KNOW_NO_ALGORITHM = (
+    "engine/",
+    "program/",
+    "plan/lower",
+    "plan/needs_engine",
+    "plan/order_rule",
+    "device/cuda/exec/",
+)
 ALGORITHM_ROW = re.compile(r'^\s*\{"(\w+)", \w+_serves,', re.MULTILINE)
 # English words, too: these are an algorithm's name in front of such a word.
 ENGLISH = {"ring", "direct"}

@@ -100,7 +100,7 @@ UNJAM_HD constexpr bool is_integer(DType t) {
   return static_cast<std::uint8_t>(t) <= static_cast<std::uint8_t>(DType::kUint64);
 }
 
-// What GPUs have fast code to add up for (device/cuda/kernels/solo_plain.cuh), and plans count on.
+// What GPUs have fast code to add up for (device/cuda/exec/packets/plain.cuh), and plans count on.
 UNJAM_HD constexpr bool is_common_sum(DType t, Op op) {
   const bool common = t == DType::kFloat32 || t == DType::kBfloat16 || t == DType::kFloat16;
   return common && (op == Op::kSum || op == Op::kAvg);

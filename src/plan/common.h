@@ -44,7 +44,7 @@ Geometry make_geometry(const PlanRequest& request, std::uint32_t parts);
 void assign_bulk_lanes(const PlanRequest& request, const PlanLimits& limits,
                        std::uint16_t first_bulk, Geometry* geometry);
 
-// Threads of a GPU's block that move packets where it runs without the engine (solo.cuh), by
+// Threads of a GPU's block that move packets where it runs without the engine (exec/packets), by
 // default, and what one of them moves at once.
 inline constexpr std::uint64_t kPacketMovers = 480, kPacketUnitBytes = 8;
 // Messages from this size on go as lines, if any do; and those that each rank has for all others in

@@ -75,11 +75,11 @@ Algorithm select_for_host(const PlanRequest& request, const PlanLimits& limits,
 }
 
 // GPUs whose links are fully connected: everything goes in one hop while a lane's stretch is one
-// loop, so that a call in a stream needs no engine (solo.cuh), and a rank sends no more than so
-// much, as packets, which are twice as much in links, or as lines. Measured with 2 H200s, where an
-// all-reduce of 2 MiB took 28 us as packets in a stream, 35 by a mesh plan, and with 4
-// (lab/nccl-notes.md). To more than one, as lines, more, unless kernels ask for each unit, see
-// is_common_sum(): 4 H200s, by a mesh plan, and so, broadcasts of 2 MiB 35.0 and 26.5 us,
+// loop, so that a call in a stream needs no engine (kernels/call_by_packets.cuh), and a rank sends
+// no more than so much, as packets, which are twice as much in links, or as lines. Measured with 2
+// H200s, where an all-reduce of 2 MiB took 28 us as packets in a stream, 35 by a mesh plan, and
+// with 4 (lab/nccl-notes.md). To more than one, as lines, more, unless kernels ask for each unit,
+// see is_common_sum(): 4 H200s, by a mesh plan, and so, broadcasts of 2 MiB 35.0 and 26.5 us,
 // reductions 46.3 and 19.9, all-gathers and reduce-scatters of 8 MiB, blocks of 2, 50.9
 // and 37.9, 48.6 and 37.6.
 constexpr int kCudaDirectRanks = 8;

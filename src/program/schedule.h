@@ -40,7 +40,7 @@ struct SlotTuning {
   // Movers have a group for each direction, whose warps begin each slice together; else each of two
   // groups takes the next slice of any step.
   bool in_step = false;
-  // Lanes keep together, see device/cuda/kernels/lane_pace.h.
+  // Lanes keep together, see device/cuda/exec/slots/lane_pace.h.
   bool paced = false;
   // Blocks keep their SMs for those of the next call, if there are chunks enough.
   bool keeps_places = false;

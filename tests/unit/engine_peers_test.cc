@@ -1609,7 +1609,7 @@ TEST_F(OneOrderOfMany, TheFirstArePutInOrderAndTheEngineLeaves) {
 // ---- what executors have done ----
 
 // On CUDA a lane may have moved some chunks of each primitive before its engine sees the call
-// (solo_stream.cuh). Here: after each slice all that was done is said that way, and the program
+// (exec/slots). Here: after each slice all that was done is said that way, and the program
 // begins anew.
 TEST(HandedOver, WhatIsDoneIsNotMovedAgain) {
   constexpr std::uint32_t kRanks = 3, kChunks = 6;

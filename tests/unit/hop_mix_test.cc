@@ -1,5 +1,5 @@
 // Ranks that move the steps ("hops") of a mesh plan independently (a stream,
-// device/cuda/kernels/solo_stream.cuh), ranks that run its program pass by pass (an engine), and
+// device/cuda/exec/slots), ranks that run its program pass by pass (an engine), and
 // ranks that begin as the former and are interrupted anywhere, all in one group: a model under a
 // random schedule, over the real HopOrder, the planner's real programs, and what they are lowered
 // to. It checks that all ends, that both ends of a connector mean the same slice, and that nothing

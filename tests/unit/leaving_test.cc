@@ -365,7 +365,7 @@ struct Model {
           post();
           break;
         case Do::kCall:
-          // See solo.cuh: it asks before it waits for what is in front of it.
+          // See look_in_time(): it asks before it waits for what is in front of it.
           world.asked[op->x] = load_relaxed(link().attention);
           explorer().start(kCall + op->x, call, op->x);
           break;

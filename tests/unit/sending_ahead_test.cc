@@ -1,8 +1,8 @@
 // SendingAhead, played: ranks that have the same all-reduces, all-gathers and broadcasts in orders
 // of their own, a lane each, with the connectors, hops, looks, and sets of calls watched in turn
-// that device/cuda/kernels/whole_stream.cuh has. Data move at once, and a round of one rank is a
+// that device/cuda/exec/slots/steer_several.cuh has. Data move at once, and a round of one rank is a
 // step of the schedule, which is random.
-#include "device/cuda/kernels/sending_ahead.h"
+#include "device/cuda/exec/slots/sending_ahead.h"
 
 #include <gtest/gtest.h>
 

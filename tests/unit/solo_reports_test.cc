@@ -47,7 +47,7 @@ void want(bool condition, const char* what) {
 Explorer& explorer() { return *Explorer::self(); }
 void point() { explorer().point(true); }
 
-// As ReportingCall (solo.cuh).
+// As ReportingCall (call_in_stream.cuh).
 struct ModelCall {
   std::uint32_t lanes, lane;
   int number;
@@ -174,7 +174,7 @@ void run_block(int number) {
   }
   std::uint32_t fate = kDone;  // of all lanes of the second call
   if (call.number == 0) fate = kUntried + static_cast<std::uint32_t>(explorer().choose(3));
-  // As solo.cuh: leave_untried(), finish() and say_how_far().
+  // As call_in_stream.cuh: leave_untried(), finish() and say_how_far().
   Told& told = call.told();
   if (fate == kDone) {
     Ending ending = Steps::begin_end(call);

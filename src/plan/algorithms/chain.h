@@ -8,7 +8,8 @@
 // so a larger one costs no pipelining, and it makes fewer passes over the program. On the host it
 // is as large as a ring's. On GPUs it is up to eight borrowed slots, so that slices can be large;
 // at least 16 chunks a lane keep the pipeline full. The engine cuts slices at the slots that it
-// gets. Chunks of few ranks are a slot, so that their calls need no engine (solo_stream.cuh).
+// gets. Chunks of few ranks are a slot, so that their calls need no engine
+// (kernels/call_by_slots.cuh).
 #pragma once
 
 #include <cstdint>

@@ -6,7 +6,7 @@
 // everybody in one hop. Of a vector of b bytes among n ranks a rank sends here 2 (n-1)/n b, there
 // (n-1) b: the hop more is worth it as soon as links take longer for the difference. Packets, whose
 // flags go through links, too, are worth it while a call is short, which needs no engine then
-// (solo.cuh).
+// (kernels/call_by_packets.cuh).
 //
 // A chunk is one slice of each part, as much as an escape slot holds of packets or lines
 // (Protocol::kPacket, kLine), and two slots are enough, by the mesh plan's argument (mesh.h): a

@@ -332,7 +332,7 @@ class CudaDev {
   __device__ void complete(std::uint16_t slot, Outcome outcome) {
     // The slot may be another invocation's as soon as the CQE is there.
     const std::uint64_t serial = r_.rank.invocations[slot].serial;
-    // It only grows, as in solo.cuh: the entry may be seen, and the slot used again, before this.
+    // It only grows, as in end_call(): the entry may be seen, and the slot used again, before this.
     max_relaxed(r_.completed[slot], serial);
     push_cqe(r_, slot, outcome);
   }
@@ -353,7 +353,7 @@ class CudaDev {
     return is_any_gone(*r_.link, inv.members, inv.group_size);
   }
   __device__ bool stopped() const { return (s_.attention & kAttentionStop) != 0; }
-  // Of a call that this lane has begun, or done, by itself (solo.cuh). Read once.
+  // Of a call that this lane has begun, or done, by itself (device/cuda/exec). Read once.
   __device__ HandOver handed_over(std::uint16_t slot) {
     HandOver& place = r_.handed[slot * r_.rank.num_lanes + s_.lane];
     if (place.stage == Stage::kUntried) return {};
@@ -566,10 +566,10 @@ class CudaDev {
   }
   // Of a daemon, by its first lane: calls that bring their own engine want its lanes, or have just
   // been served by it, and nothing else is there or was lately. They are faster without it, see
-  // solo.cuh. It must not wait for a rest: where calls come one behind the other it would hardly
-  // ever find one, and each call would find the lanes taken because the one before did. All looks
-  // are hints: what comes meanwhile is found, and rung for, when the lanes have been left (drive()
-  // in instance.cuh).
+  // call_in_stream.cuh. It must not wait for a rest: where calls come one behind the other it would
+  // hardly ever find one, and each call would find the lanes taken because the one before did. All
+  // looks are hints: what comes meanwhile is found, and rung for, when the lanes have been left
+  // (drive() in instance.cuh).
   __device__ bool in_the_way() const {
     if (s_.kind != EngineKind::kDaemon || s_.lane != 0 || s_.passes == 0) return false;
     if (!lane_.queue.empty()) return false;

@@ -50,7 +50,7 @@ struct CudaLink {
   std::uint64_t gone[kGoneWords];  // ranks that are gone, as bits
   std::uint64_t sq_written;        // submissions so far
   // By peers' lanes, about when they have written something for this rank (it may come a little
-  // later, see solo.cuh's tell_peers()): another value each time. What
+  // later, see exec/packets/tell.cuh): another value each time. What
   // a rank's launcher looks at while no engine of it is resident.
   alignas(kFalseSharingBytes) std::uint32_t pokes[kMaxCudaRanks][kMaxLanes];
 };

@@ -1,5 +1,5 @@
-// A call as the kernels see it that do it without the engine's slices (solo.cuh, whole_call.cuh,
-// whole_stream.cuh): its plan's schedule, and what host/bind.h adds.
+// A call as the kernels see it that do it without the engine's slices (call_in_stream.cuh,
+// whole_call.cuh, whole_stream.cuh): its plan's schedule, and what host/bind.h adds.
 #pragma once
 
 #include <cstdint>

@@ -13,7 +13,7 @@ namespace unjam {
 // the kernel in front of them has ended ("programmatic dependent launch"). wait_for_stream(): until
 // all in front has ended, and is visible; at once where nothing is under way. Each kernel that may
 // be launched so calls it, every thread, before it touches memory that kernels in front may still
-// use: anything but unjam's own words (solo.cuh, look_in_time()). let_next_begin(): as far as this
+// use: anything but unjam's own words (look_in_time()). let_next_begin(): as far as this
 // block is concerned (as its end would say) the next one's may come. They hold SMs then, and wait
 // for our end, so nothing that follows may wait for a peer.
 __device__ __forceinline__ void wait_for_stream() {
@@ -62,7 +62,7 @@ __device__ __forceinline__ void sync_block() {
 // The same where warps come to it at different places of the code, which neither __syncthreads()
 // nor an aligned barrier allows (synccheck of compute-sanitizer tells both). arrive_apart(): to be
 // counted there, by a warp that does not wait for the others.
-inline constexpr unsigned kApartBarrier = 15;  // solo_stream.cuh has the first ones
+inline constexpr unsigned kApartBarrier = 15;  // exec/slots/move.cuh has the first ones
 __device__ __forceinline__ void sync_block_apart() {
   __syncwarp();
   asm volatile("barrier.sync %0, %1;" ::"n"(kApartBarrier), "r"(blockDim.x) : "memory");

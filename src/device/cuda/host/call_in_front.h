@@ -1,5 +1,5 @@
 // Which calls in a stream may begin before the one in front of them has ended (of those that go
-// through slots, solo_stream.cuh).
+// through slots).
 //
 // A stream's order is kept for whoever can tell. A call that neither writes what the one in front
 // of it reads or writes, nor reads what that writes, cannot be told from one that began later; nor
@@ -17,7 +17,7 @@
 //   and the call in front before that. tests/gpu/back_to_back.cu asks whether it does.)
 //
 //   The one in front waits for nobody, will end, and has had its turn: it lets the next call's
-//   blocks come only then (solo_reports.h; end(), in solo_stream.cuh). So what was in front of it
+//   blocks come only then (solo_reports.h; end(), in run_solo_stream()). So what was in front of it
 //   has ended as we begin, and at most two calls overlap.
 //
 // (Addresses are compared, so memory that is mapped twice, by cuMemMap say, is taken for two.)

@@ -1,5 +1,5 @@
 // When a rank's launcher looks again after a poke. Calls without the engine poke before what they
-// have sent is certain to be there (solo.cuh, tell_peers()), which takes a few microseconds; a
+// have sent is certain to be there (exec/packets/tell.cuh), which takes a few microseconds; a
 // daemon that comes of the poke stays longer than that. In case of a delay out of the ordinary
 // there are a few more looks, at growing distances.
 #pragma once

@@ -1,11 +1,10 @@
 // A call in a stream, as a kernel: it brings its invocation, tries it without the engine
-// (solo.cuh), and what cannot be done so it serves as an engine until it has ended. Who else is
-// one, and when who leaves: engine.cu.
+// (call_in_stream.cuh), and what cannot be done so it serves as an engine until it has ended. Who
+// else is one, and when who leaves: engine.cu.
+#include "device/cuda/kernels/call_by_packets.cuh"
+#include "device/cuda/kernels/call_by_slots.cuh"
 #include "device/cuda/kernels/instance.cuh"
 #include "device/cuda/kernels/kernels.h"
-#include "device/cuda/kernels/solo_one_shot.cuh"
-#include "device/cuda/kernels/solo_stream.cuh"
-#include "device/cuda/kernels/solo_two_shot.cuh"
 
 namespace unjam {
 

@@ -1,6 +1,6 @@
-// Who ends a call that runs without the engine (solo.cuh), or brings it to the engine: what its
-// blocks, one a lane, tell each other about that. tests/unit/solo_reports_test.cc runs these steps
-// under the schedule explorer.
+// Who ends a call that runs without the engine (call_in_stream.cuh), or brings it to the engine:
+// what its blocks, one a lane, tell each other about that. tests/unit/solo_reports_test.cc runs
+// these steps under the schedule explorer.
 //
 // Two words a slot, both zero when a call gets it. `reports` has a Report of each lane; 0: none
 // yet. A lane that is done says so as soon as all has come that it waits for (through slots: if its

@@ -1,5 +1,5 @@
 // What a lane does for short invocations, by its engine, in one go (engine.h: "Whole calls"): as
-// solo_one_shot.cuh and, of plain calls, solo_two_shot.cuh, which do it without an engine, of calls
+// call_by_packets.cuh does it without an engine (of two hops: plain ones), of calls
 // whose lanes make one loop each. What differs: the lane's lease is held, the keys' former uses
 // have ended, the inputs are there, ends and progress are the engine's, and there are several
 // calls. The block sends of all of them, then it receives of all, and of those of two hops once
@@ -10,65 +10,27 @@
 //   looked    by the first warp; release: of so many calls it is known where what is sent and what
 //             comes in lies, and whether all is as it should be (Shared::ok).
 //   looked_again  the same: of so many, whether the connectors on which something comes in are the
-//             key's (Shared::hopeless), without which nobody gathers (solo_two_shot.cuh).
+//             key's (Shared::hopeless), without which nobody gathers (exec/packets/two_hops.cuh).
 //   received  by the first mover; release: of so many calls movers are through with what comes in,
 //             all of it or nothing (`come`, their vote). The first warp, which acquires it, gives
 //             credits behind the movers' loads.
 // No call waits for another one's peers: each has its polls (SoloCall::most_polls).
 //
-// Redo: as in solo.cuh. Nothing of a reduction is stored before the vote, and of other kinds the
-// same bytes that a later turn stores again. Of two hops: as in solo_two_shot.cuh, with a vote on
-// each, so a later turn begins with the one that has not come.
+// Redo: as in call_in_stream.cuh. Nothing of a reduction is stored before the vote, and of other
+// kinds the same bytes that a later turn stores again. Of two hops: as in
+// exec/packets/two_hops.cuh, with a vote on each, so a later turn begins with the one that has not
+// come.
 //
 // Blocks have as many threads as the host reckons with (SoloCall: kSoloUnits): those of calls in
 // streams may have fewer, so a call that serves as an engine does without this.
 #pragma once
 
-#include "device/cuda/kernels/solo_one_shot.cuh"
-#include "device/cuda/kernels/solo_two_shot.cuh"
+#include "device/cuda/exec/packets/plain.cuh"
+#include "device/cuda/exec/packets/tell.cuh"
+#include "device/cuda/exec/packets/two_hops.cuh"
+#include "device/cuda/exec/several_calls.cuh"
 
 namespace unjam {
-
-inline constexpr std::uint32_t kCallWatchers = 16;  // threads of the first warp, see solo::Member
-static_assert(kCallWatchers == 2 * kSoloRanks);
-
-// What the engine has as a kernel's arguments for calls without it, in shared memory, of a block.
-struct WholeCalls {
-  SoloCall call[kMostWholes];
-  Invocation inv[kMostWholes];
-  solo::Shared shared[kMostWholes];
-  solo::Known known[kMostWholes][kCallWatchers];
-  Whole how[kMostWholes];
-  std::uint32_t come[kMostWholes];
-  std::uint32_t gathered[kMostWholes];  // of two hops: the first has come, now
-  std::uint32_t looked;
-  std::uint32_t looked_again;
-  std::uint32_t received;
-  std::uint32_t to_poke[kRankWords];  // ranks, as bits
-
-  // What call i sends, and receives: packets that each peer is still sent, and so many from it.
-  __device__ __forceinline__ std::uint32_t to_send(std::uint32_t i) const {
-    if (!call[i].two_hops) return 1;
-    return how[i] == Whole::kAll ? 2 : how[i] == Whole::kReceiving ? 1 : 0;
-  }
-  __device__ __forceinline__ std::uint32_t to_take(std::uint32_t i) const {
-    return call[i].two_hops && how[i] != Whole::kCollecting ? 2 : 1;
-  }
-  // And what it has.
-  __device__ __forceinline__ std::uint32_t sent(std::uint32_t i) const {
-    if (!call[i].two_hops) return 1;
-    return (how[i] == Whole::kAll ? 1 : 0) + gathered[i];
-  }
-  __device__ __forceinline__ std::uint32_t taken(std::uint32_t i) const {
-    return come[i] != 0 ? to_take(i) : gathered[i];
-  }
-};
-// (Raw: shared variables have no constructors. At one known address: in registers of functions that
-// move data there is no room for pointers to it.)
-alignas(16) __shared__ unsigned char whole_calls_bytes[sizeof(WholeCalls)];
-__device__ __forceinline__ WholeCalls& whole_calls() {
-  return *reinterpret_cast<WholeCalls*>(whole_calls_bytes);
-}
 
 // By the movers. True: all of them said so.
 __device__ __forceinline__ bool movers_agree(bool x) {
@@ -268,30 +230,13 @@ __device__ __forceinline__ void see_to_members(CudaRank& r, std::uint32_t lane, 
                   atomicOr(&x.to_poke[m.peer / 32], 1u << m.peer % 32);
                 }
               });
-  // Of all calls together, see solo.cuh about what may come before what.
+  // Of all calls together, see exec/packets/tell.cuh about what may come before what.
   for (std::uint32_t w = 0; w < kRankWords; ++w) {
     if ((x.to_poke[w] >> threadIdx.x & 1) == 0) continue;
     store_system(r.pokes[32 * w + threadIdx.x][lane], poke + 2 * n);
   }
   __syncwarp();
   if (threadIdx.x == 0) r.poke_counts[lane] = poke + 2 * n;
-}
-
-// By all threads: what the calls' descriptions are. A barrier follows.
-__device__ __forceinline__ void fetch_calls(CudaRank& r, const WholeTry* tries, std::uint32_t n) {
-  WholeCalls& x = whole_calls();
-  constexpr std::uint32_t kCall = sizeof(SoloCall) / sizeof(uint4);
-  constexpr std::uint32_t kAll = kCall + sizeof(Invocation) / sizeof(uint4);
-  for (std::uint32_t k = threadIdx.x; k < n * kAll; k += blockDim.x) {
-    const std::uint32_t i = k / kAll, v = k % kAll, slot = tries[i].slot;
-    const bool of_call = v < kCall;
-    const auto* from = of_call
-                           ? reinterpret_cast<const uint4*>(&r.calls[slot]) + v
-                           : reinterpret_cast<const uint4*>(&r.rank.invocations[slot]) + v - kCall;
-    auto* to = of_call ? reinterpret_cast<uint4*>(&x.call[i]) + v
-                       : reinterpret_cast<uint4*>(&x.inv[i]) + v - kCall;
-    *to = *from;
-  }
 }
 
 // By all threads of the block. Ends with a barrier: all that has been stored is behind it.

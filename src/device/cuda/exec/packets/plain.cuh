@@ -1,10 +1,10 @@
-// What the movers of a call of packets do (solo_one_shot.cuh, solo_two_shot.cuh), where all of it
+// What the movers of a call of packets do (move.cuh, two_hops.cuh), where all of it
 // is whole units and aligned, and what is reduced are sums or averages of common formats
 // (SoloCall::plain): the same, bit for bit, without a question for each unit, and with as much of
 // all peers' packets under way as there are registers for. For at most kMembers members: 2, 4 or 8.
 #pragma once
 
-#include "device/cuda/kernels/solo.cuh"
+#include "device/cuda/exec/packets/move.cuh"
 
 namespace unjam {
 namespace solo {
@@ -374,7 +374,7 @@ __device__ constexpr int many_units() {
   return kHalf == Half::kReceives && kMembers > 2 ? 2 : 4;
 }
 
-// As move_all() of solo_one_shot.cuh.
+// As move_all().
 template <Half kHalf, int kMembers, class Looked>
 __device__ __forceinline__ bool move_plain(CudaRank& r, const SoloCall& call, const Invocation& inv,
                                            const Stretch& w, std::uint32_t lane, const Shared& s,
@@ -424,6 +424,25 @@ __device__ __forceinline__ bool move_plain_any(CudaRank& r, const SoloCall& call
                                                Looked looked) {
   return call.lines ? move_plain_lines<kHalf, kMembers>(r, call, inv, w, lane, s, held, looked)
                     : move_plain<kHalf, kMembers>(r, call, inv, w, lane, s, held, looked);
+}
+
+// What is reduced, of plain calls, by the movers, when all has come.
+__device__ __forceinline__ void store_sums_held(const SoloCall& call, const Stretch& w,
+                                                const Held& held) {
+  if (call.lines) {
+    store_sums<true>(call, w, held);
+  } else {
+    store_sums<false>(call, w, held);
+  }
+}
+// And of others.
+__device__ __forceinline__ void store_held(const SoloCall& call, const Stretch& w,
+                                           const Held& held) {
+  if (!call.plain) {
+    store_reduction(call, w, held);
+  } else {
+    store_sums_held(call, w, held);
+  }
 }
 
 }  // namespace solo

@@ -1,14 +1,14 @@
-// What keeps the lanes of a chain together (plan/algorithms/chain.h;
-// device/cuda/kernels/solo_stream.cuh). A lane's slices go from rank to rank, and wait for no other
+// What keeps the lanes of a call together, whose slices go from rank to rank
+// (SlotTuning::paced; steer.cuh). A lane's slices go from rank to rank, and wait for no other
 // lane's. So a lane that begins late, because its last slices were the last ones of the call
 // before, stays late: links serve all lanes alike, and once the others are through it goes on
 // alone, call after call. Hence: no lane begins a slice that is kApart or more in front of what the
 // slowest lane of its rank has moved.
 //
 // Nobody waits for ever. Of all lanes of all ranks take those that have moved least, and of these
-// the one whose rank is first in its chain. No lane of its rank is slower, so it does not wait for
-// one; who sends to it has moved more, so its next slice is there; and who it sends to has moved no
-// less, so all its slots are free. A lane that gives up takes the call's others along
+// the one whose rank comes first on their way. No lane of its rank is slower, so it does not wait
+// for one; who sends to it has moved more, so its next slice is there; and who it sends to has
+// moved no less, so all its slots are free. A lane that gives up takes the call's others along
 // (solo_reports.h); for one whose block has not begun they wait as for a peer, with patience.
 //
 // What a lane has moved is in a word of its own, a hint: nobody reads anything else because of it,
@@ -27,10 +27,7 @@ namespace unjam {
 
 class LanePace {
  public:
-  // (Four H200s, 64 MiB, 256 MiB and 1 GiB, us: reductions without this 223, 798 and 3,077; 4 apart
-  // 226, 802, 3,113; 5 apart 223, 789, 3,052; 6 apart 222, 786, 3,043; 8 apart 223, 789, 3,046.
-  // Broadcasts 223, 794, 3,046; 223, 796, 3,091; 220, 784, 3,038; 219, 781, 3,030; 221, 782,
-  // 3,031.)
+  // (Fewer hold lanes back that would catch up; from here on more changes nothing.)
   static constexpr std::uint32_t kApart = 6;
 
   UNJAM_HD static constexpr std::uint64_t word(std::uint32_t call, std::uint32_t moved) {

@@ -1,10 +1,8 @@
-// How far streams that go through a lane together (device/cuda/kernels/whole_stream.cuh) are sent
+// How far streams that go through a lane together (several.cuh) are sent
 // ahead of what comes in, and when that may be left.
 //
 // What peers have stored is read while it is in the cache, so little is sent ahead: of all streams
-// together so many chunks a hop, beside those that one hop is behind the other in any case. (Four
-// ranks on two H200s, 64 reductions of 64 MiB by mesh plans outstanding, 4, 8 and 12 chunks under
-// way from the root, whose contributions come back through two hops: 395, 298 and 346 us each.) But
+// together so many chunks a hop, beside those that one hop is behind the other in any case. But
 // ranks may be at different streams. Each is then as far ahead as it may be, at streams that the
 // others are not at, and short of what they have not sent it. Hence two rules:
 //   - What a contribution that has come waits for is sent at once: a chunk is gathered behind some

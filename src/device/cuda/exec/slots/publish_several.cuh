@@ -1,0 +1,130 @@
+// The second warp, of several calls: as publish.cuh; and a call that is done is ended at once.
+#pragma once
+
+#include "device/cuda/exec/slots/publish.cuh"
+#include "device/cuda/exec/slots/several.cuh"
+
+namespace unjam {
+namespace solo {
+
+// Behind all that is published of call i: whether it is done. If so, all of it is told.
+__device__ __forceinline__ bool tell_if_done(const Stream& c, WholeStreamed& of) {
+  constexpr std::uint32_t kAll = 0xffffffff;
+  const std::uint32_t thread = threadIdx.x % 32, q = thread % kSoloRanks;
+  bool done = true;
+#pragma unroll
+  for (std::uint32_t hop = 0; hop < kSlotSteps; ++hop) {
+    // Acquire, by each thread: what it tells, and what ends behind it, comes after what was moved.
+    done = done && (!c.has(hop) || CudaDev::load_block(of.done[hop]) == c.call.chunks_of_all());
+  }
+  if (thread < kSoloRanks && c.sends_to(q)) done = done && of.sent[q] == c.order().slices();
+  if (__all_sync(kAll, done) == 0) return false;
+  if (thread < kSoloRanks && c.receives_from(q)) of.taken[q] = c.order().slices();
+  __syncwarp();
+  tell_end(c, member_of(c.call, {nullptr, nullptr, 1, 1}, thread));
+  __syncwarp();
+  return true;
+}
+
+// As publish_stream(). A call that is done, of several, is ended at once.
+template <class EndEarly>
+__device__ __forceinline__ void publish_several(CudaRank& r, const LaneTransport& t,
+                                                EndEarly end_early) {
+  constexpr std::uint32_t kAll = 0xffffffff;
+  WholeStreams& x = whole_streams();
+  StreamShared& s = x.stream;
+  const Stream like = stream_of(t, x.places[0]);
+  const std::uint32_t thread = threadIdx.x % 32, q = thread % kSoloRanks, calls = x.num_calls;
+  const bool out = thread < kSoloRanks;
+  const bool of_peer = thread < 2 * kSoloRanks && (out ? like.sends_to(q) : like.receives_from(q));
+  const std::uint32_t own_slots = like.call.shape.escape_slots;
+  std::uint32_t* poke_at = nullptr;
+  if (out && (of_peer || like.receives_from(q))) {
+    poke_at = &r.pokes[like.call.members[q]][t.lane];
+  }
+  std::uint32_t poke = s.poke, idle = 0, seen = 0;
+  bool told = true, went_on = false;
+  std::uint32_t ended = 0;  // calls, as bits
+  for (std::uint32_t i = 0; i < calls; ++i) {
+    if (x.calls[x.places[i]].begins()) invite_members(stream_of(t, x.places[i]));
+  }
+  for (;;) {
+    // (Before what was moved.)
+    const bool last = __shfl_sync(kAll, CudaDev::load_block(s.closed), 0) != 0;
+    const std::uint32_t events = __shfl_sync(kAll, CudaDev::load_block(x.events), 0);
+    bool news = false;
+    for (std::uint32_t i = 0; i < calls && of_peer && (last || events != seen); ++i) {
+      const std::uint32_t place = x.places[i];
+      const Stream c = stream_of(t, place);
+      std::uint32_t moved[kSlotSteps];
+#pragma unroll
+      for (std::uint32_t hop = 0; hop < kSlotSteps; ++hop) {
+        moved[hop] = CudaDev::load_block(x.calls[place].done[hop]);
+      }
+      std::uint32_t& done = (out ? c.of.sent : c.of.taken)[q];
+      std::uint32_t to = out ? c.prefix_to(q, moved) : c.prefix_from(q, moved);
+      went_on = went_on || to != done;
+      // A credit is worth a fence where the peer has slices left that want room. (Others do not go
+      // along, as they do in publish_stream().)
+      if (!out && !last && c.order().slices() - done <= own_slots) to = done;
+      x.to[i][thread] = to;
+      if (to == done) continue;
+      if (out) store_headers(c, q, done, to);
+      // (The last credits are told in the end.)
+      if (!out && last) {
+        done = to;
+      } else {
+        news = true;
+      }
+    }
+    const bool looks = events != seen;
+    seen = events;
+    if (looks && __any_sync(kAll, went_on) != 0 && thread == 0) CudaDev::store_block(x.went_on, 1u);
+    const bool news_told = __any_sync(kAll, news) != 0;
+    if (news_told) {
+      // As in publish_stream(): each thread's fence is behind what it has seen of all calls.
+      fence_system();
+      for (std::uint32_t i = 0; news && i < calls; ++i) {
+        const Stream c = stream_of(t, x.places[i]);
+        std::uint32_t& done = (out ? c.of.sent : c.of.taken)[q];
+        const std::uint32_t to = x.to[i][thread];
+        if (to == done) continue;
+        if (out) {
+          store_flags(c, q, done, to);
+        } else {
+          store_system(c.of.ins[q].cell->consumed, c.of.ins[q].count + to);
+        }
+        done = to;
+      }
+      told = false;
+      idle = 0;
+    }
+    for (std::uint32_t i = 0; i < calls && looks && calls > 1; ++i) {
+      const std::uint32_t place = x.places[i];
+      if ((ended >> place & 1) != 0 || !tell_if_done(stream_of(t, place), x.calls[place])) continue;
+      ended |= 1u << place;
+      if (thread == 0) CudaDev::store_block(x.ended, ended);
+      told = false;
+      // What the thread has acquired, and the others' stores behind that: all of the call.
+      if (thread == 0) end_early(place);
+      __syncwarp();
+    }
+    if (news_told) continue;
+    if (last) break;
+    if (told || ++idle < kIdleRounds) continue;
+    // Peers may be asleep until they hear that something has come for them.
+    fence_system();
+    ++poke;
+    if (poke_at != nullptr) store_system(*poke_at, poke);
+    told = true;
+  }
+  if (thread == 0) s.poke = poke;
+  if (thread < calls) {
+    WholeStreamed& of = x.calls[x.places[thread]];
+#pragma unroll
+    for (std::uint32_t hop = 0; hop < kSlotSteps; ++hop) of.moved[hop] = of.done[hop];
+  }
+}
+
+}  // namespace solo
+}  // namespace unjam

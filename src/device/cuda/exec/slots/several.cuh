@@ -1,0 +1,84 @@
+// What a lane does for calls that go through slots, by its engine: as calls.cuh has it of one, of
+// several calls with the same members and hops. Each hop takes the first of them that has what its
+// next chunk needs: so while one's results are on their way, others go on, and if ranks have them
+// in different orders they do not wait for each other. What differs besides: the lane's lease is
+// held, the keys' former uses have ended, the inputs are there, ends and progress are the engine's;
+// and a call goes on where it was left.
+//
+// The first warp's threads each watch one call for one thing at one peer: all calls at once
+// where hops have one peer each, one in turn where they have eight (steer_several()). It alone
+// counts what movers have moved (in the order in which it was given), for each call, and says so to
+// the second warp:
+//   done      of a call's hop, by the first warp; release: with what it has acquired of movers
+//   events    counts those, so that the second warp looks at calls only when there is news
+// And the second warp to the first, both hints: which calls have `ended`, and whether what was
+// moved lasts (`went_on`).
+//
+// Where a call was left. `behind` of each hop are chunks that nobody moves again, HopOrder says
+// which slices of a connector these are, and the connectors' counts are so much further. Slots:
+// each connector's own. A call that is alone, and begins, goes as without an engine (steer(),
+// publish_stream()), and borrows others, whose round a later run would not know.
+#pragma once
+
+#include "device/cuda/exec/several_calls.cuh"
+#include "device/cuda/exec/slots/calls.cuh"
+
+namespace unjam {
+namespace solo {
+
+struct WholeStreamed : StreamedCall {
+  std::uint32_t behind[kSlotSteps];  // as it was left
+  std::uint32_t next[kSlotSteps];    // chunks that were given
+  std::uint32_t done[kSlotSteps];    // and moved
+  // What the first warp's threads know that have left the call for others: see steer_several().
+  std::uint32_t watched[kWatches][kSoloRanks];
+  std::uint64_t heard[kSlotSteps][kSoloRanks];
+  __device__ __forceinline__ bool begins() const {
+    return (behind[kSends] | behind[kGathers] | behind[kCollects]) == 0;
+  }
+};
+struct WholeStreams {
+  StreamShared stream;
+  WholeStreamed calls[kMostWholes];  // by their places in WholeCalls
+  std::uint32_t num_calls;
+  std::uint32_t places[kMostWholes];              // of those that go together
+  std::uint32_t given_of[kSlotSteps * kInHand];   // whose slice a description is
+  std::uint32_t to[kMostWholes][2 * kSoloRanks];  // of who publishes
+  std::uint32_t events;
+  std::uint32_t total[kSlotSteps];  // chunks of all that go together, see steer_several()
+  bool borrows;                     // it is one call, from the beginning: as without an engine
+  Descriptions descriptions;        // as all of them have them
+  std::uint32_t patient;            // calls, as bits: worth a longer wait
+  std::uint32_t ended;              // calls, as bits, of which all is told; the second warp's
+  // Calls, as bits: those whose connectors are there, and of these such as can do something at
+  // once.
+  std::uint32_t there, ready;
+  std::uint32_t went_on;  // something was moved that is not forgotten; the second warp's
+  // See WholeDev::Interrupts: how the calls end that are not done, or WholeEnd::kDone.
+  WholeEnd interrupted;
+  std::uint64_t turn_ns, looked_ns;
+};
+alignas(16) __shared__ unsigned char whole_streams_bytes[sizeof(WholeStreams)];
+__device__ __forceinline__ WholeStreams& whole_streams() {
+  return *reinterpret_cast<WholeStreams*>(whole_streams_bytes);
+}
+// In WholeCalls' order.
+__device__ __forceinline__ Stream stream_of(const LaneTransport& t, std::uint32_t place) {
+  WholeStreams& x = whole_streams();
+  return {whole_calls().call[place], whole_calls().inv[place], t, x.stream, x.calls[place]};
+}
+
+// Whether hops have the same peers, and are as far apart.
+__device__ __forceinline__ bool go_together(const SoloCall& a, const SoloCall& b) {
+  const SlotSteps &x = a.steps, &y = b.steps;
+  bool same = a.places == b.places && a.place == b.place;
+  for (std::uint32_t q = 0; q < kSoloRanks; ++q) same = same && a.members[q] == b.members[q];
+  return same && x.sends_to == y.sends_to && x.gathers_from == y.gathers_from &&
+         x.results_to == y.results_to && x.collects_from == y.collects_from &&
+         x.scatters == y.scatters && x.reduces == y.reduces && x.sums == y.sums &&
+         x.stores_sent == y.stores_sent && x.stores_result == y.stores_result && x.lag == y.lag &&
+         x.tuning == y.tuning;
+}
+
+}  // namespace solo
+}  // namespace unjam

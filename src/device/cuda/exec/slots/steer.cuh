@@ -1,0 +1,208 @@
+// The first warp, of one call: watches and hands out, until all is moved or no more is waited for.
+#pragma once
+
+#include "device/cuda/exec/slots/describe.cuh"
+#include "device/cuda/exec/slots/lane_pace.h"
+#include "device/cuda/exec/slots/watch.cuh"
+
+namespace unjam {
+namespace solo {
+
+// Of a lane in which nothing moves. From kStillNs on it looks at what the host says: the first lane
+// each time that has passed, others much less often. (Over PCIe a GPU reads about a word a
+// microsecond. Where more is asked for everything on it waits, other kernels too.)
+inline constexpr std::uint64_t kStillNs = 50000, kSeldomNs = 2000000;
+
+// Slices of a hop that are given before the stream is waited for ahead of the end: by then the call
+// in front, with which this one may overlap, has ended as a rule.
+inline constexpr std::uint32_t kGivenBeforeWait = 4;
+
+// A call's lanes, for LanePace.
+struct Pace {
+  std::uint64_t* words = nullptr;  // of the call's lanes; nullptr: they do not wait for each other
+  std::uint32_t call = 0;          // the low half of its serial
+  std::uint32_t lanes = 0, lane = 0;
+
+  // By a warp, a thread for each lane. What was found is waited for in slowest().
+  __device__ __forceinline__ std::uint64_t look(std::uint32_t thread) const {
+    if (words == nullptr || thread >= lanes) return LanePace::word(call, ~std::uint32_t{0});
+    return load_relaxed_local(words[thread]);
+  }
+  __device__ __forceinline__ std::uint32_t slowest(std::uint64_t word) const {
+    return __reduce_min_sync(0xffffffff, LanePace::moved(call, word));
+  }
+  // By one thread.
+  __device__ __forceinline__ void say(std::uint32_t moved) const {
+    if (words != nullptr) store_relaxed_local(words[lane], LanePace::word(call, moved));
+  }
+};
+
+// Watches and hands out, until all is moved or no more is waited for.
+// interrupted(now, begun, asks_host): by one thread, now and then, see is_interrupted().
+// all_there(): by one thread, once, of a call that `may_be_sure`: all slices that are left have
+// come, or have room, so this lane waits for nobody any more, and all will be moved. (From then on
+// it is not interrupted, and waits for no other lane of its rank: one that gives up would never
+// come. Others are and do to their end.) Returns whether all is moved.
+// `rehearses`: goes through one round, as if a slice of each hop could be moved, and changes
+// nothing but what is c's in shared memory.
+template <class Interrupted, class AllThere>
+__device__ __forceinline__ bool steer(CudaRank& r, const Stream& c, Interrupted interrupted,
+                                      AllThere all_there, Pace pace = {}, bool rehearses = false,
+                                      bool may_be_sure = false) {
+  constexpr std::uint32_t kAll = 0xffffffff;
+  StreamShared& s = c.s;
+  const std::uint32_t thread = threadIdx.x % 32;
+  const std::uint32_t chunks = c.call.chunks_of_all();
+  const HopOrder order = c.order();
+  const Watched x = watched(c, thread % kSoloRanks, thread / kSoloRanks);
+  // What peers have consumed is known to some extent: the first slices wait for nothing, not even
+  // for a look at what comes in, unless that was found before.
+  const bool knows = __all_sync(kAll, !x.of_peer || !x.comes || c.of.found[x.q] == kIsTheKeys) != 0;
+  Wire wire = x.of_peer && !x.comes ? c.of.outs[x.q] : Wire{};
+  std::uint32_t k = 0;  // so many are there
+  std::uint64_t found = x.of_peer ? c.of.credits[x.q] : 0;
+  std::uint64_t step = wire.count + slice_watched(c, x.watch, 0);
+  std::uint64_t* word = nullptr;
+  if (x.of_peer && !x.comes) word = &wire.cell->consumed;
+  std::uint32_t needs[kSlotSteps];  // threads that watch for a hop
+#pragma unroll
+  for (std::uint32_t hop = 0; hop < kSlotSteps; ++hop) {
+    needs[hop] = __ballot_sync(kAll, x.of_peer && x.hop == hop);
+  }
+  std::uint32_t next[kSlotSteps] = {}, done[kSlotSteps] = {};
+  const std::uint64_t begun = global_ns();
+  std::uint64_t last = begun, asked = begun;
+  std::uint32_t slowest_before = 0;
+  bool stops = false, moved = false, over = false, sure = false;
+  Asking asking{x.of_peer && !x.comes && c.into_output(x.hop)};
+  for (std::uint32_t round = 0;; ++round) {
+    bool news = false, strange = false;
+    const std::uint64_t pace_word = pace.look(thread);
+    const std::uint64_t invitation = asking.look(wire, round);
+    if (round == (knows ? 0 : 1)) {
+      strange = !find_incoming(c, x, wire);
+      if (x.of_peer && x.comes && !strange) {
+        step = wire.count + slice_watched(c, x.watch, 0);
+        word = &LaneTransport::header_of(wire.steps, step).flag;
+      }
+    }
+    if (x.of_peer && k < chunks && !stops && !strange && (knows || round != 0 || !x.comes)) {
+      // Acquire: the payload is read, or the slot overwritten, behind it. (What was consumed is
+      // known in the first round.)
+      if (round != 0 || x.comes) found = load_acquire(*word);
+      if (!x.comes) {
+        const std::uint32_t borrowed = CudaDev::load_block(s.borrowed[x.q]);
+        while (k < chunks && c.room_for(static_cast<std::uint32_t>(step - wire.count), step - found,
+                                        borrowed, asking.straight)) {
+          news = true;
+          step = wire.count + slice_watched(c, x.watch, ++k);
+        }
+      } else if ((found & ~kFlagPlaces) == step_flag(c.inv.seed, step)) {
+        const std::uint32_t taken = x.hop == kGathers ? done[kGathers] : done[kCollects];
+        strange = (found & kFlagInOutput) != 0 && !c.invites(x.q);
+        if (strange) c.of.found[x.q] = kIsNot;
+        if (!strange && k < taken + kCome) {
+          Wire in = wire;
+          in.count = step;
+          // (slice_at(): nullptr, if it is in the output.)
+          c.of.come[x.hop][k % kCome][x.q] =
+              (found & kFlagPlaces) == 0 ? c.transport.escape_slot_of(in.steps, step)
+                                         : c.transport.slice_at(c.call.members[x.q], in, found);
+          news = true;
+          step = wire.count + slice_watched(c, x.watch, ++k);
+          word = &LaneTransport::header_of(wire.steps, step).flag;
+        }
+      }
+    }
+    asking.hear(c, x.q, x.hop, invitation);
+    moved = __any_sync(kAll, news) != 0 || moved;
+    __syncwarp();  // what any thread has acquired, for all
+    const std::uint32_t slowest = pace.slowest(pace_word);
+    moved = moved || slowest != slowest_before;
+    slowest_before = slowest;
+
+    if (may_be_sure && !sure && !stops && __all_sync(kAll, !x.of_peer || k == chunks) != 0) {
+      // all_there() waits for the stream: not while that would keep slices from movers.
+      bool may_wait = true;
+#pragma unroll
+      for (std::uint32_t hop = 0; hop < kSlotSteps; ++hop) {
+        may_wait =
+            may_wait && (!c.has(hop) || next[hop] == chunks || next[hop] >= kGivenBeforeWait);
+      }
+      if (may_wait) {
+        sure = true;
+        if (thread == 0) all_there();
+        __syncwarp();
+      }
+    }
+
+    over = true;
+    bool holds = false;
+#pragma unroll
+    for (std::uint32_t hop = 0; hop < kSlotSteps; ++hop) {
+      if (!c.has(hop)) continue;
+      std::uint32_t d = done[hop];
+      if (d != next[hop]) {
+        if (thread == 0) d = c.count_moved(hop, d);
+        d = __shfl_sync(kAll, d, 0);
+        if (thread == 0 && d != done[hop]) pace.say(d);
+        done[hop] = d;
+        __syncwarp();  // as above
+      }
+      const std::uint32_t n = next[hop];
+      const std::uint32_t there = __ballot_sync(kAll, k > n);
+      over = over && d == chunks;
+      holds = holds || d != n;
+      if (!rehearses) {
+        if (n == chunks || n == d + c.in_hand(hop) || (needs[hop] & ~there) != 0 || stops) continue;
+        if (!sure && !LanePace::may_begin(n, slowest)) continue;
+        if (hop == kSends && !order.is_wanted_soon(n, done[kGathers])) continue;
+        if (hop == kGathers &&
+            ((c.call.steps.gather_waits_for_sent && done[kSends] < order.sent_before_gather(n)) ||
+             (c.call.steps.gather_waits_for_collected &&
+              done[kCollects] < order.collected_before_gather(n)))) {
+          continue;
+        }
+      }
+      const std::uint32_t at = c.descriptions().at(hop, n);
+      const bool moves = __any_sync(kAll, describe_slice(c, hop, n, thread, s.jobs[at])) != 0;
+      __syncwarp();
+      if (thread == 0) {
+        if (moves) {
+          give(c, hop, at);
+        } else {
+          skip(c, at, n);
+        }
+      }
+      next[hop] = n + 1;
+      holds = true;
+    }
+    if (rehearses) return false;
+    if (over || (stops && !holds)) break;
+    stops = stops || __any_sync(kAll, strange) != 0;
+    if (stops || sure || round % kRoundsApart != kRoundsApart - 1) continue;
+    // (What movers have in hand does not wait for anybody.)
+    const std::uint64_t now = global_ns();
+    if (moved || holds) last = now;
+    moved = false;
+    bool gives_up = now - last >= c.call.patience_ns;
+    const bool first = c.transport.lane == 0;
+    const bool asks_host =
+        (now - last > kStillNs && now - asked > (first ? kStillNs : kSeldomNs)) ||
+        (first && round % (8 * kRoundsApart) == kRoundsApart - 1);
+    if (asks_host) asked = now;
+    if (thread == 0 && !gives_up) {
+      gives_up = interrupted(now, begun, asks_host);
+    }
+    stops = __any_sync(kAll, gives_up) != 0;
+  }
+  const bool only_results = !has_member(c.call.steps.sends_to, x.q);
+  if (x.of_peer && x.watch == (only_results ? kRoomForResult : kRoomToSend)) {
+    c.of.credits[x.q] = found;
+  }
+  if (thread == 0) CudaDev::store_block(s.closed, 1u);
+  return over;
+}
+
+}  // namespace solo
+}  // namespace unjam
