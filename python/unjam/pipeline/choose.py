@@ -37,7 +37,7 @@ def auto(stages: int, microbatches: int, costs: Costs | None = None) -> Choice:
     Backwards come in two parts. If 1F1B then takes no longer than with transfers that take no time,
     it is chosen: it keeps no more activations. With stages alike that is so while a transfer forward
     and one backward take no longer than the gradients of weights; where these take as long as a
-    forward, a transfer may take half a forward. Otherwise it is eager 1F1B. There the last stage,
+    forward, a transfer may take half a forward. Otherwise it is eager 1F1B, if that is faster. There the last stage,
     which keeps the fewest activations, may compute gradients of weights later: by the fewest actions
     that give the shortest time, while it keeps no more than the first stage.
 
@@ -50,11 +50,13 @@ def auto(stages: int, microbatches: int, costs: Costs | None = None) -> Choice:
         InvalidArgument: a number out of its range, or costs that do not fit.
     """
     few = min(microbatches, _STEADY * stages)
-    plain = split_backward(one_f_one_b(stages, few))
-    if simulate(plain, costs).time <= _CLOSE * signal_bound(stages, few, costs):
-        order = split_backward(one_f_one_b(stages, microbatches))
-        why = "1F1B hides these transfers, if backwards come in two parts; no activation is added"
-        return Choice("1f1b", order, (0,) * stages, why)
+    plain = simulate(split_backward(one_f_one_b(stages, few)), costs).time
+    if plain <= _CLOSE * signal_bound(stages, few, costs):
+        return _plain(
+            stages,
+            microbatches,
+            "1F1B hides these transfers, if backwards come in two parts; no activation is added",
+        )
     eager = eager_1f1b(stages, few)
     best, least = 0, simulate(split_backward(eager), costs).time
     most = stages + stages - 1  # what the first stage keeps
@@ -64,6 +66,8 @@ def auto(stages: int, microbatches: int, costs: Costs | None = None) -> Choice:
         time = simulate(split_backward(eager, _on_last(delay, stages)), costs).time
         if time * _CLOSE < least:
             best, least = delay, time
+    if least * _CLOSE >= plain:
+        return _plain(stages, microbatches, "no order hides these transfers better than 1F1B")
     delays = _on_last(best, stages)
     why = "1F1B does not hide these transfers: more forwards go ahead, and keep activations"
     if best:
@@ -71,6 +75,11 @@ def auto(stages: int, microbatches: int, costs: Costs | None = None) -> Choice:
     return Choice(
         "eager_1f1b", split_backward(eager_1f1b(stages, microbatches), delays), delays, why
     )
+
+
+def _plain(stages: int, microbatches: int, why: str) -> Choice:
+    order = split_backward(one_f_one_b(stages, microbatches))
+    return Choice("1f1b", order, (0,) * stages, why)
 
 
 def _on_last(delay: int, stages: int) -> tuple[int, ...]:

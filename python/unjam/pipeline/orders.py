@@ -17,7 +17,7 @@ from .actions import Action, Order
 
 MOST_STAGES = 1 << 12
 MOST_MICROBATCHES = 1 << 16
-MOST_ACTIONS = 1 << 21  # of all stages together: what is larger, nobody waits for
+MOST_ACTIONS = 1 << 18  # of all stages together: what is larger, nobody waits for
 
 
 def gpipe(stages: int, microbatches: int) -> Order:
