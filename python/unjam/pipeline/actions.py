@@ -217,7 +217,9 @@ def _lines(path: str | Path) -> Iterator[tuple[int, list[str]]]:
             except StopIteration:
                 return
             except csv.Error as error:
-                raise InvalidArgument(f"{path}:{reader.line_num}: this is no CSV: {error}") from None
+                raise InvalidArgument(
+                    f"{path}:{reader.line_num}: this is no CSV: {error}"
+                ) from None
             except UnicodeDecodeError:
                 raise InvalidArgument(
                     f"{path}:{reader.line_num + 1}: this is no text in UTF-8"

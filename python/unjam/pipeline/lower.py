@@ -135,7 +135,10 @@ def _received_early(
     row: Sequence[Action], model: Model, which: Callable[[Message], bool]
 ) -> list[Step]:
     return [
-        Step(RECEIVE, message) for action in row for message in model.needs(action) if which(message)
+        Step(RECEIVE, message)
+        for action in row
+        for message in model.needs(action)
+        if which(message)
     ]
 
 

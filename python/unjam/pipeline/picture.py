@@ -153,7 +153,9 @@ def _legend(figure: Any, run: Run) -> None:
 
     kinds = {span.action.kind for row in run.spans for span in row}
     entries: list[Any] = [
-        Patch(facecolor=_COLORS[kind], label=words) for kind, words in KINDS.items() if kind in kinds
+        Patch(facecolor=_COLORS[kind], label=words)
+        for kind, words in KINDS.items()
+        if kind in kinds
     ]
     for gradient, words in ((False, "activation on its way"), (True, "gradient on its way")):
         if any(hop.message.is_gradient is gradient and hop.end > hop.start for hop in run.hops):

@@ -160,11 +160,11 @@ def simulate(order: Order, costs: Costs | None = None, mode: str = "overlap") ->
     if mode == "fused":
         programs = lower.fused(order, model)
     elif mode == "serial":
-        free = _Engine(order, model, lower.overlap(order, model), "signal").run()
+        free = _Engine(order, model, lower.overlap(order, model), mode, instant=True).run()
         programs = lower.serial(order, model, free.free())
     else:
         programs = lower.overlap(order, model)
-    return _Engine(order, model, programs, mode).run().result()
+    return _Engine(order, model, programs, mode, instant=mode == "signal").run().result()
 
 
 def signal_bound(stages: int, microbatches: int, costs: Costs | None = None) -> float:
@@ -190,10 +190,14 @@ class _Engine:
     """Runs the ranks' programs, each as far as it gets, until none can go on.
 
     A rank's clock depends on messages alone, so the order in which ranks are tried does not matter.
+    `instant`: transfers take no time.
     """
 
-    def __init__(self, order: Order, model: Model, programs: lower.Programs, mode: str) -> None:
+    def __init__(
+        self, order: Order, model: Model, programs: lower.Programs, mode: str, instant: bool
+    ) -> None:
         self._order, self._model, self._programs, self._mode = order, model, programs, mode
+        self._instant = instant
         ranks = len(programs)
         self._at = [0] * ranks
         self._clock = [0.0] * ranks
@@ -218,7 +222,7 @@ class _Engine:
         return self
 
     def free(self) -> lower.Free:
-        """After a run of mode signal."""
+        """After a run whose transfers took no time."""
         spans = [span for row in self._spans for span in row]
         return lower.Free(
             {span.action: span.start for span in spans},
@@ -277,7 +281,7 @@ class _Engine:
                 return
             queue.popleft()
             start = max(transfer.sent, transfer.received, self._free.get(link, 0.0))
-            time = 0.0 if self._mode == "signal" else self._model.transfer(message)
+            time = 0.0 if self._instant else self._model.transfer(message)
             self._free[link] = transfer.end = start + time
             if not self._model.is_local(message):
                 self._hops.append(Hop(message, start, transfer.end))
