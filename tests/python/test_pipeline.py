@@ -184,7 +184,7 @@ def begins_with(row):
     ("stages", "microbatches"), [*itertools.product([1, 2, 3, 5, 8], [1, 2, 7])]
 )
 def test_orders_are_what_they_are_called(stages, microbatches):
-    for stage, row in enumerate(gpipe(stages, microbatches).rows):
+    for row in gpipe(stages, microbatches).rows:
         assert [a.kind for a in row] == ["F"] * microbatches + ["B"] * microbatches
     for order, first in (
         (one_f_one_b(stages, microbatches), lambda stage: stages - stage),
@@ -327,6 +327,16 @@ def test_the_table(stages, microbatches, transfer):
     assert found == pytest.approx(TABLE[stages, microbatches, transfer], abs=0.0005001)
 
 
+def test_the_pages_table_is_this_one(request):
+    page = (request.config.rootpath / "docs" / "pipeline.md").read_text()
+    rows = re.findall(r"^\| (\d+), (\d+), ([\d.]+) \| (.+) \|$", page, re.M)
+    assert len(rows) >= 5
+    for stages, microbatches, transfer, figures in rows:
+        assert tuple(map(float, figures.split(" | "))) == TABLE[
+            int(stages), int(microbatches), float(transfer)
+        ]
+
+
 def test_the_tables_delays():
     def of_bound(order, costs):
         return signal_bound(order.stages, order.microbatches, costs) / simulate(order, costs).time
@@ -414,7 +424,7 @@ def test_another_statement_of_it_agrees(mode, fair):
 
 
 def test_actions_that_take_no_time():
-    """Then many things happen at once: an order that runs by itself runs in every mode but fused."""
+    """Then much happens at once; an order that runs by itself runs in every mode but fused."""
     for seed in range(150):
         rng = random.Random(seed)
         rows, edges, times = random_order(rng, fair=True)

@@ -76,7 +76,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--edge",
         type=_edge,
         action="append",
-        default=[],
         metavar="I:J=T",
         help="of one edge, also of one that skips stages: 0:3=0.5; may be repeated",
     )
@@ -169,7 +168,7 @@ def _costs(options: argparse.Namespace) -> Costs:
         for name in ("forward", "backward", "inputs", "weights", "transfer")
         if (times := getattr(options, name)) is not None
     }
-    return Costs(**given, edges=dict(options.edge))
+    return Costs(**given, edges=dict(options.edge or ()))
 
 
 def _order(options: argparse.Namespace, costs: Costs) -> tuple[Order, str, str]:

@@ -185,7 +185,7 @@ def _check_stage(stage: int, rank: int, microbatches: int, seen: set[Action]) ->
 
 
 def read_csv(path: str | Path) -> Order:
-    """An order from a file: a line for each rank, its actions with commas between; gaps are skipped.
+    """An order from a file: a line for each rank, with commas between actions; gaps are skipped.
 
     Raises:
         InvalidArgument: the file holds no order; the message has file, line and cause.

@@ -35,11 +35,13 @@ def auto(stages: int, microbatches: int, costs: Costs | None = None) -> Choice:
     """The schedule that hides transfers and keeps the fewest activations thereby.
 
     Backwards come in two parts. If 1F1B then takes no longer than with transfers that take no time,
-    it is chosen: it keeps no more activations. With stages alike that is so while a transfer forward
-    and one backward take no longer than the gradients of weights; where these take as long as a
-    forward, a transfer may take half a forward. Otherwise it is eager 1F1B, if that is faster. There the last stage,
-    which keeps the fewest activations, may compute gradients of weights later: by the fewest actions
-    that give the shortest time, while it keeps no more than the first stage.
+    it is chosen: it keeps no more activations. With stages alike that is so while a transfer there
+    and one back take no longer than the gradients of weights. Where these take as long as a
+    forward, a transfer may take half a forward.
+
+    Otherwise it is eager 1F1B, if that is faster. The last stage, which keeps the fewest
+    activations, may compute gradients of weights later: by the fewest actions that give the
+    shortest time, while it keeps no more than the first stage.
 
     Args:
         stages: how many.
