@@ -24,6 +24,7 @@ from unjam.pipeline import (
     eager_1f1b,
     gpipe,
     live_activations,
+    lower,
     make_order,
     one_f_one_b,
     read_csv,
@@ -32,6 +33,7 @@ from unjam.pipeline import (
     split_backward,
     write_csv,
 )
+from unjam.pipeline.costs import Message, Model
 
 
 def order_of(*rows):
@@ -171,6 +173,75 @@ def test_torch_reads_the_file(order, tmp_path):
     # And what torch writes is read here.
     runtime._dump_csv(str(file), format="compute_only")
     assert read_csv(file) == order
+
+
+# ---- what torch's Schedule1F1B does ----
+
+
+def grouped(steps):
+    """Steps with waits beside each other as one set: torch waits for a batch."""
+    found = []
+    for do, what in steps:
+        if do != lower.WAIT:
+            found.append((do, what))
+        elif found and found[-1][0] == lower.WAIT:
+            found[-1][1].add(what)
+        else:
+            found.append((do, {what}))
+    return found
+
+
+@pytest.mark.parametrize(
+    ("stages", "microbatches"), [(1, 3), (2, 2), (2, 5), (3, 3), (3, 7), (4, 4), (5, 9)]
+)
+def test_fused_is_what_torch_does(stages, microbatches, monkeypatch):
+    """Its code runs with a stage that writes down what is asked of it."""
+    pytest.importorskip("torch")
+    from torch.distributed.pipelining import schedules
+
+    steps = []
+
+    class Stage:
+        def __init__(self, index):
+            self.stage_index = index
+            self.backward_one_chunk = lambda mb, **_: self.compute("B", mb)
+            self.get_fwd_recv_ops = lambda mb: self.ops(lower.RECEIVE, index - 1, index, mb)
+            self.get_fwd_send_ops = lambda mb: self.ops(lower.SEND, index, index + 1, mb)
+            self.get_bwd_recv_ops = lambda mb: self.ops(lower.RECEIVE, index + 1, index, mb)
+            self.get_bwd_send_ops = lambda mb: self.ops(lower.SEND, index, index - 1, mb)
+            self.perform_reduce_grad = lambda scale: None
+
+        def forward_one_chunk(self, mb, *_, **__):
+            self.compute("F", mb)
+
+        def compute(self, kind, mb):
+            steps.append((lower.COMPUTE, Action(self.stage_index, kind, mb)))
+
+        def ops(self, do, source, target, mb):
+            there = 0 <= source < stages and 0 <= target < stages
+            return [(do, Message(source, target, mb))] if there else []
+
+    def post(ops, desc=None):
+        steps.extend(ops)
+        return ops
+
+    def wait(ops):
+        steps.extend((lower.WAIT, message) for _, message in ops)
+
+    monkeypatch.setattr(schedules, "_batch_p2p", post)
+    monkeypatch.setattr(schedules, "_wait_batch_p2p", wait)
+    order = one_f_one_b(stages, microbatches)
+    programs = lower.fused(order, Model(order, Costs()))
+    for index in range(stages):
+        steps.clear()
+        schedule = schedules.Schedule1F1B.__new__(schedules.Schedule1F1B)
+        schedule._stage, schedule._num_stages = Stage(index), stages
+        schedule._n_microbatches, schedule.scale_grads = microbatches, True
+        for name in ("_initialize_stage", "_maybe_compute_loss", "_maybe_get_loss"):
+            monkeypatch.setattr(schedule, name, lambda *_: None)
+        monkeypatch.setattr(schedule, "_update_losses", lambda *_: None)
+        schedule._step_microbatches()
+        assert grouped(programs[index]) == grouped(steps), f"stage {index}"
 
 
 # ---- orders ----
@@ -332,9 +403,10 @@ def test_the_pages_table_is_this_one(request):
     rows = re.findall(r"^\| (\d+), (\d+), ([\d.]+) \| (.+) \|$", page, re.M)
     assert len(rows) >= 5
     for stages, microbatches, transfer, figures in rows:
-        assert tuple(map(float, figures.split(" | "))) == TABLE[
-            int(stages), int(microbatches), float(transfer)
-        ]
+        assert (
+            tuple(map(float, figures.split(" | ")))
+            == TABLE[int(stages), int(microbatches), float(transfer)]
+        )
 
 
 def test_the_tables_delays():

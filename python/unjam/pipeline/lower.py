@@ -82,8 +82,9 @@ def fused(order: Order, model: Model) -> Programs:
             last = action
         assert last is not None
         sends = _remote(model.gives(last), model)
+        program += (Step(WAIT, message) for message in pending)
         program += (Step(SEND, message) for message in sends)
-        program += (Step(WAIT, message) for message in pending + sends)
+        program += (Step(WAIT, message) for message in sends)
         programs.append(program)
     return programs
 
