@@ -13,11 +13,10 @@ from pathlib import Path
 import pytest
 
 import unjam.clock.pictures
-import unjam.pipeline.picture
 import unjam.simulate.pictures
 from unjam import gloo_program
 from unjam._texts import printable
-from unjam.cli import _console, _outputs, bench, demo, main, make_parser, simulate
+from unjam.cli import _console, _outputs, bench, demo, main, make_parser, pipeline, simulate
 from unjam.picture import draw
 from unjam.simulate import Group, Job, sweeps
 from unjam.simulate import simulate as run_job
@@ -242,8 +241,7 @@ def test_figures_are_printed_where_the_file_fails_in_the_end(tmp_path, capsys, m
                          (unjam.simulate.pictures, "draw_cycle"),
                          (unjam.simulate.pictures, "draw_series"),
                          (unjam.clock.pictures, "draw_sizes"),
-                         (unjam.pipeline.picture, "draw"),
-                         (unjam.pipeline, "write_csv")):  # fmt: skip
+                         (pipeline, "draw"), (pipeline, "write_csv")):  # fmt: skip
         monkeypatch.setattr(module, name, full)
     path = tmp_path / f"x{ending}"
     status, out, err = outcome(capsys, [*arguments, str(path)])

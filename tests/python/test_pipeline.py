@@ -143,9 +143,15 @@ def test_other_files_are_refused(tmp_path):
 
 
 @pytest.mark.parametrize("rows", [[(Action(0, "F", -1),)], [((0, "Q", 0),)], [((0.5, "F", 0),)]])
-def test_rows_that_are_no_actions(rows):
+def test_numbers_that_are_none(rows):
     with pytest.raises(InvalidArgument, match="rank 0: .* is no action"):
         Order(tuple(Action(*a) for a in row) for row in rows)
+
+
+@pytest.mark.parametrize("rows", [5, [5], [["0F1"]], [[(0, "F")]], [[Action]]])
+def test_rows_that_are_no_actions(rows):
+    with pytest.raises(InvalidArgument, match="no action|no rows of actions"):
+        Order(rows)
 
 
 @pytest.mark.parametrize("order", ORDERS[:4])
@@ -565,7 +571,30 @@ def test_a_deadlock_of_blocking_batches():
         simulate(order, Costs(transfer=1), "fused")
     text = str(error.value)
     assert "mode fused deadlocks" in text and "does not take what 0F0 gave" in text
-    assert "in the order in which they are sent, or use overlap" in text
+    assert "Cure: let transfers run beside the actions (mode overlap)" in text
+
+
+def test_the_message_names_the_circle_alone():
+    """Ranks 2 to 5 wait for 1, and are in no circle."""
+    rows = ["0F0 0B0 0F1 0B1", "1F0 1F1 1B0 1B1"]
+    rows += [f"{stage}F0 {stage}F1 {stage}B0 {stage}B1" for stage in range(2, 6)]
+    with pytest.raises(Deadlock) as error:
+        simulate(order_of(*rows))
+    assert [wait.rank for wait in error.value.waits] == [0, 1, 2, 3, 4, 5]
+    assert [wait.rank for wait in error.value.circle] == [0, 1]
+    assert "rank 2" not in str(error.value)
+
+
+def test_each_deadlock_has_a_circle():
+    """Of ranks that stand, each waiting for the next."""
+    found = 0
+    for seed, mode in itertools.product(range(200), ["fused", "overlap"]):
+        _, error, _ = both(seed, mode, fair=mode == "fused")
+        if isinstance(error, Deadlock):
+            ranks = [wait.rank for wait in error.circle]
+            assert [wait.other for wait in error.circle] == ranks[1:] + ranks[:1], f"seed {seed}"
+            found += 1
+    assert found > 20
 
 
 # ---- auto ----
@@ -718,6 +747,23 @@ def test_the_command_as_json(capsys):
     assert {row["mode"] for row in found["rows"]} == {"serial", "fused", "overlap"}
 
 
+def test_the_command_where_nothing_takes_time(capsys):
+    nothing = ("--forward=0", "--backward=0")
+    assert run_command(capsys, *nothing)[0] == 0
+    found = json.loads(run_command(capsys, *nothing, "--json")[1])
+    assert {row["throughput"] for row in found["rows"]} == {None}
+
+
+def test_the_command_shows_what_deadlocks(capsys):
+    """Of the others; as JSON with the reason."""
+    words = ("--stages=6", "--microbatches=11", "--transfer=1", "--edge=0:3=1", "--edge=0:5=5")
+    status, out, _ = run_command(capsys, *words)
+    assert status == 0 and re.search(r"^1f1b +fused +deadlocks *$", out, re.M)
+    rows = json.loads(run_command(capsys, *words, "--json")[1])["rows"]
+    (error,) = [row["error"] for row in rows if "error" in row]
+    assert error.startswith("mode fused deadlocks: rank ")
+
+
 def test_the_command_writes_files(capsys, tmp_path):
     pytest.importorskip("matplotlib")
     csv, svg = tmp_path / "a.csv", tmp_path / "a.svg"
@@ -752,6 +798,7 @@ def test_the_command_writes_files(capsys, tmp_path):
         ("--schedule 1f1b --split --delay 1,2", "there are 2 delays for 4 stages"),
         ("--schedule 1f1b --split --delay -1", "delay=-1 is no number of actions"),
         ("--ahead 1", "--ahead is of eager_1f1b"),
+        ("--json --chart", "--chart means nothing with --json"),
         ("--schedule eager_1f1b --ahead 2", "ahead=2.0 is no part of the forwards"),
         ("--file a.csv --stages 3", "--stages means nothing with --file"),
         ("--file FILE", "FILE:1: '0Q0' is no action"),

@@ -6,16 +6,31 @@ import argparse
 import importlib.util
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from .._errors import InvalidArgument
-from ..pipeline.orders import MOST_MICROBATCHES, MOST_STAGES, SCHEDULES
+from ..pipeline import (
+    SCHEDULES,
+    Costs,
+    Deadlock,
+    Order,
+    Run,
+    auto,
+    eager_1f1b,
+    make_order,
+    one_f_one_b,
+    read_csv,
+    signal_bound,
+    simulate,
+    split_backward,
+    write_csv,
+)
+from ..pipeline.orders import MOST_MICROBATCHES, MOST_STAGES
+from ..pipeline.picture import ENDINGS, NEEDS_MATPLOTLIB, draw
+from ..pipeline.picture import text as chart_of
 from ._console import make_console, make_table, print_block, print_json, print_title, whole
 from ._outputs import file_to_write, write
 from ._streams import complain
-
-if TYPE_CHECKING:
-    from ..pipeline import Costs, Order, Run
 
 _STAGES, _MICROBATCHES = 4, 32
 _AUTO = "auto"
@@ -107,7 +122,12 @@ class _Row:
         found: dict[str, Any] = {"schedule": self.name, "mode": self.mode}
         if self.run is None:
             return found | {"error": self.problem}
-        return found | self.run.as_dict() | {"throughput": self.bound / (self.run.time or 1)}
+        return found | self.run.as_dict() | {"throughput": self.throughput}
+
+    @property
+    def throughput(self) -> float | None:
+        """Over the bound's; None where nothing takes time."""
+        return self.bound / self.run.time if self.run is not None and self.run.time else None
 
 
 def run(options: argparse.Namespace) -> int:
@@ -149,9 +169,9 @@ def _check(options: argparse.Namespace) -> None:
         raise InvalidArgument("--delay is of backwards in two parts: give --split, too")
     if options.split and options.file is None and options.schedule in (None, _AUTO):
         raise InvalidArgument("auto chooses the parts and their delay: leave --split")
+    if options.json and options.chart:
+        raise InvalidArgument("--chart means nothing with --json: leave one of them")
     if options.picture is not None:
-        from ..pipeline.picture import ENDINGS, NEEDS_MATPLOTLIB
-
         if options.picture.suffix.lower() not in ENDINGS:
             raise InvalidArgument(
                 f"--picture: {options.picture}: the ending must be one of {', '.join(ENDINGS)}"
@@ -161,8 +181,6 @@ def _check(options: argparse.Namespace) -> None:
 
 
 def _costs(options: argparse.Namespace) -> Costs:
-    from ..pipeline import Costs
-
     given: dict[str, Any] = {
         name: times[0] if len(times) == 1 else times
         for name in ("forward", "backward", "inputs", "weights", "transfer")
@@ -173,8 +191,6 @@ def _costs(options: argparse.Namespace) -> Costs:
 
 def _order(options: argparse.Namespace, costs: Costs) -> tuple[Order, str, str]:
     """The order asked for, its name, and why it was chosen."""
-    from ..pipeline import auto, eager_1f1b, make_order, read_csv, split_backward
-
     if options.file is not None:
         order, name = read_csv(options.file), options.file.name
     else:
@@ -207,8 +223,6 @@ def _split_name(name: str, delays: Any) -> str:
 
 
 def _run(name: str, order: Order, costs: Costs, mode: str, of: Order) -> _Row:
-    from ..pipeline import Deadlock, signal_bound, simulate
-
     bound = signal_bound(of.stages, of.microbatches, costs)
     if order is of:
         return _Row(name, mode, simulate(order, costs, mode), bound)
@@ -220,8 +234,6 @@ def _run(name: str, order: Order, costs: Costs, mode: str, of: Order) -> _Row:
 
 def _comparisons(order: Order, costs: Costs, asked: _Row) -> list[_Row]:
     """What one would otherwise have."""
-    from ..pipeline import eager_1f1b, one_f_one_b, split_backward
-
     plain = one_f_one_b(order.stages, order.microbatches)
     eager = eager_1f1b(order.stages, order.microbatches)
     several = [
@@ -260,7 +272,7 @@ def _show(options: argparse.Namespace, rows: list[_Row], why: str) -> None:
             table.add_row(
                 row.name,
                 row.mode,
-                f"{row.bound / row.run.time:.3f}" if row.run.time else "-",
+                "" if row.throughput is None else f"{row.throughput:.3f}",
                 f"{row.run.live[0]:,}",
                 f"{100 * row.run.bubble:.1f} %",
             )
@@ -273,22 +285,18 @@ def _show(options: argparse.Namespace, rows: list[_Row], why: str) -> None:
         f"row at {first.time:g}.",
         "Live: of how many microbatches the first stage keeps activations at once.",
         "Bubble: the part of the time in which stages do not compute.",
-        "I/W: backwards in two parts; +2: the second comes 2 actions later.",
+        "I/W: backwards in two parts; +2: the second comes 2 actions later; last: of the last "
+        "stage.",
     ):
         print_block(console, line, indent=0)
     if options.chart:
-        from ..pipeline.picture import text
-
         console.print()
-        for line in text(first, console.width):
+        for line in chart_of(first, console.width):
             console.print(line, soft_wrap=True)
 
 
 def _write(options: argparse.Namespace, order: Order, row: _Row) -> bool:
     """Whether the files that were asked for could be written."""
-    from ..pipeline import write_csv
-    from ..pipeline.picture import draw
-
     done = True
     run = row.run
     if options.csv is not None:

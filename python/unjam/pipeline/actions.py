@@ -102,9 +102,13 @@ class Order:
     rows: tuple[tuple[Action, ...], ...]
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "rows", tuple(tuple(row) for row in self.rows))
         try:
-            _check(self.rows)
+            rows = tuple(tuple(map(Action._make, row)) for row in self.rows)
+        except TypeError as error:
+            raise InvalidArgument(f"rows are no rows of actions: {error}") from None
+        object.__setattr__(self, "rows", rows)
+        try:
+            _check(rows)
         except _Fault as fault:
             where = "" if fault.row is None else f"rank {fault.row}: "
             raise InvalidArgument(f"{where}{fault}") from None

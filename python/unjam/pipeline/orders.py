@@ -85,15 +85,13 @@ def split_backward(order: Order, delay: int | Sequence[int] = 0) -> Order:
 
 def _split_row(row: Sequence[Action], delays: Sequence[int]) -> tuple[Action, ...]:
     found: list[Action] = []
-    late: deque[tuple[int, Action]] = deque()  # from which number of others on, what
+    # From which number of others on, what: gradients of weights keep the order of the microbatches.
+    late: deque[tuple[int, Action]] = deque()
     others = 0
     for action in row:
         if action.kind == "B":
             action = action._replace(kind="I")
-            due = others + 1 + delays[action.stage]
-            if late:  # gradients of weights keep the order of the microbatches
-                due = max(due, late[-1][0])
-            late.append((due, action._replace(kind="W")))
+            late.append((others + 1 + delays[action.stage], action._replace(kind="W")))
         found.append(action)
         others += 1
         while late and late[0][0] <= others:

@@ -47,8 +47,12 @@ class Hop(NamedTuple):
 class Wait(NamedTuple):
     """Where a rank stands for ever.
 
-    ``action`` is what it would compute next, None behind its last one. ``on`` is the action that it
-    waits for; if ``sends``, it has run, and rank ``other`` does not take what it gave.
+    Attributes:
+        rank: which.
+        action: what it would compute next; None behind its last one.
+        on: the action that it waits for.
+        other: the rank that would have to go on.
+        sends: ``on`` has run, and that rank does not take what it gave.
     """
 
     rank: int
@@ -69,16 +73,30 @@ class Deadlock(InvalidUsage):
 
     Attributes:
         waits: where each rank stands that has not come to its end.
+        circle: those of them that wait for each other; the message names these.
     """
 
     def __init__(self, mode: str, waits: Sequence[Wait]) -> None:
         self.waits = tuple(waits)
+        self.circle = _circle(self.waits)
+        blocked = any(wait.sends for wait in self.circle)
         cure = (
-            "run actions in a row behind those that they wait for"
-            if not any(wait.sends for wait in waits)
-            else "let receivers take messages in the order in which they are sent, or use overlap"
+            "let transfers run beside the actions (mode overlap), or receive in the order of sends"
+            if blocked
+            else "put actions behind those that they wait for"
         )
-        super().__init__(f"mode {mode} deadlocks: {'; '.join(map(str, waits))}. The cure: {cure}")
+        super().__init__(f"mode {mode} deadlocks: {'; '.join(map(str, self.circle))}. Cure: {cure}")
+
+
+def _circle(waits: Sequence[Wait]) -> tuple[Wait, ...]:
+    """The ranks that wait for each other: each waits for one that stands, so that some do."""
+    of = {wait.rank: wait for wait in waits}
+    seen: dict[int, int] = {}
+    rank = waits[0].rank
+    while rank not in seen:
+        seen[rank] = len(seen)
+        rank = of[rank].other
+    return tuple(of[one] for one, place in seen.items() if place >= seen[rank])
 
 
 @dataclass(frozen=True)
@@ -293,7 +311,7 @@ class _Engine:
         assert isinstance(message, Message)
         action = next((step.what for step in rest if isinstance(step.what, Action)), None)
         source, target = (self._model.rank_of[stage] for stage in message[:2])
-        sends = source == rank and target != rank
+        sends = source == rank != target
         return Wait(rank, action, self._giver(message), target if sends else source, sends)
 
     def _giver(self, message: Message) -> Action:
