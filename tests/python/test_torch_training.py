@@ -84,6 +84,7 @@ ALONE = {
         "keys",
         "ddp_inner_pass_goes_on",
         "pipeline_v",
+        "pipeline_orders_of_two",
         "recipe_two_threads",
         "recipe_local_wait",
         "recipe_local_wait_one_group",

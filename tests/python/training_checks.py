@@ -741,7 +741,7 @@ def pipeline_orders(here):
     from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 
     from unjam import InvalidArgument
-    from unjam.pipeline import gpipe, split_backward
+    from unjam.pipeline import Order, gpipe, split_backward
     from unjam.torch.pipeline import Eager1F1B, Ordered
 
     torch.manual_seed(8)
@@ -802,6 +802,7 @@ def pipeline_orders(here):
         (lambda: Eager1F1B(stage, 4, delay=1), "give split=True, too"),
         (lambda: Ordered([stage], gpipe(here.ranks + 1, 4)), "make an order for these"),
         (lambda: Ordered([], order), "there are no stages"),
+        (lambda: Ordered([stage], Order(order.rows[1:] + order.rows[:1])), "give the stages that"),
     ):
         try:
             wrong()
@@ -810,6 +811,38 @@ def pipeline_orders(here):
         else:
             raise AssertionError(f"nothing is wrong where {words!r} should be")
     return [expected[0], found]
+
+
+def pipeline_orders_of_two(here):
+    """Two stages a rank: around the ring, and V-shaped, where a rank sends to itself."""
+    from torch.distributed.pipelining import PipelineStage
+
+    from unjam.pipeline import Action, Order
+    from unjam.torch.pipeline import Ordered
+
+    torch.manual_seed(9)
+    ranks, count, parts, cpu = here.ranks, 2 * here.ranks, 5, torch.device("cpu")
+    layers = [nn.Linear(6, 6) for _ in range(count)]
+    x, y = torch.randn(2 * parts, 6), torch.randn(2 * parts, 6)
+    alone = copy.deepcopy(nn.Sequential(*layers))
+    for part, target in zip(x.chunk(parts), y.chunk(parts), strict=True):
+        (nn.functional.mse_loss(alone(part), target) / parts).backward()
+    for second in (lambda rank: ranks + rank, lambda rank: count - 1 - rank):
+        order = Order(
+            [
+                [Action(stage, kind, k) for stage, kind in several for k in range(parts)]
+                for rank in range(ranks)
+                for a, b in [(rank, second(rank))]
+                for several in [[(a, "F"), (b, "F"), (b, "B"), (a, "B")]]
+            ]
+        )
+        mine = {i: copy.deepcopy(layers[i]) for i in (here.rank, second(here.rank))}
+        stages = [PipelineStage(module, i, count, cpu) for i, module in mine.items()]
+        schedule = Ordered(stages, order, nn.functional.mse_loss)
+        more = {"target": y, "losses": []} if count - 1 in mine else {}
+        schedule.step(*([x] if here.rank == 0 else []), **more)
+        for i, module in mine.items():
+            torch.testing.assert_close(module.weight.grad, alone[i].weight.grad)
 
 
 # ---- compiled ----
