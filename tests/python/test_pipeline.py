@@ -427,6 +427,16 @@ def test_the_tables_delays():
     assert of_bound(late, costs) == pytest.approx(0.981, abs=5e-4)
 
 
+@pytest.mark.parametrize("transfer", [0.5, 1])
+def test_a_first_stage_that_computes_all_in_w(transfer):
+    """As torch's runtime does: without a delay there, times stay the same."""
+    for make in (one_f_one_b, eager_1f1b):
+        order = split_backward(make(4, 32))
+        alike = simulate(order, Costs(transfer=transfer))
+        torchs = Costs(transfer=transfer, inputs=[0, 1, 1, 1], weights=[2, 1, 1, 1])
+        assert simulate(order, torchs).time == alike.time
+
+
 def test_more_forwards_ahead_help_monotonically():
     costs = Costs(transfer=1)
     times = [simulate(eager_1f1b(4, 32, k / 8), costs).time for k in range(9)]
