@@ -742,6 +742,17 @@ def test_the_command(capsys):
     assert re.search(r"^eager_1f1b +overlap +0\.972 +7 +11\.1 %$", out, re.M)
 
 
+def test_the_page_shows_what_is_printed(capsys, request):
+    page = (request.config.rootpath / "docs" / "pipeline.md").read_text()
+    shown = re.findall(r"^```text\n(.*?)^```", page, re.M | re.S)
+    commands = [line.split()[2:] for line in page.splitlines() if line.startswith("unjam pipeline")]
+    printed = [run_command(capsys, *commands[place])[1] for place in (0, 2)]
+    assert "--chart" in commands[2]
+    for block, out in zip(shown, printed, strict=True):
+        lines = [line.rstrip() for line in out.splitlines()]
+        assert "\n".join(line.rstrip() for line in block.splitlines()) in "\n".join(lines)
+
+
 def test_the_command_as_json(capsys):
     status, out, _ = run_command(
         capsys, "--stages=2", "--microbatches=4", "--transfer=1", "--schedule=eager_1f1b",
