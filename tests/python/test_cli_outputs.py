@@ -16,7 +16,7 @@ import unjam.clock.pictures
 import unjam.simulate.pictures
 from unjam import gloo_program
 from unjam._texts import printable
-from unjam.cli import _console, _outputs, bench, demo, main, make_parser, simulate
+from unjam.cli import _console, _outputs, bench, demo, main, make_parser, pipeline, simulate
 from unjam.picture import draw
 from unjam.simulate import Group, Job, sweeps
 from unjam.simulate import simulate as run_job
@@ -163,6 +163,8 @@ WRITING = {
     "demo --out": ([*DEMO, "--out"], "--out", ".png"),
     "demo --out page": ([*DEMO, "--out"], "--out", ".html"),
     "plan --picture": ([*TIMED, "--picture"], "--picture", ".svg"),
+    "pipeline --picture": (["pipeline", "--picture"], "--picture", ".svg"),
+    "pipeline --csv": (["pipeline", "--csv"], "--csv", ".csv"),
 }
 
 
@@ -238,7 +240,8 @@ def test_figures_are_printed_where_the_file_fails_in_the_end(tmp_path, capsys, m
     for module, name in ((bench, "write_report"), (demo, "draw"),
                          (unjam.simulate.pictures, "draw_cycle"),
                          (unjam.simulate.pictures, "draw_series"),
-                         (unjam.clock.pictures, "draw_sizes")):  # fmt: skip
+                         (unjam.clock.pictures, "draw_sizes"),
+                         (pipeline, "draw"), (pipeline, "write_csv")):  # fmt: skip
         monkeypatch.setattr(module, name, full)
     path = tmp_path / f"x{ending}"
     status, out, err = outcome(capsys, [*arguments, str(path)])
@@ -331,6 +334,7 @@ ENCODED = {
     "env": ["env"],
     "info": ["info"],
     "plan": ["plan", "--check", "all_reduce"],
+    "pipeline": ["pipeline", "--transfer", "1", "--chart", "--picture", "x.png"],
     "simulate": [*JOB, "--cycle", "x.png"],
     "plot": [*JOB, "--plot", "overlap", "--out", "x.png"],
     "bench": BENCH,

@@ -130,7 +130,7 @@ def test_sizes_have_a_limit(capsys, sizes):
 
 def test_numbers_are_there():
     commands = {command for command, _ in NUMBERS}
-    assert commands == {"bench", "demo", "fig11", "info", "plan", "simulate", "stress"}
+    assert commands == {"bench", "demo", "fig11", "info", "pipeline", "plan", "simulate", "stress"}
 
 
 # ---- Python ----

@@ -736,6 +736,115 @@ def pipeline_v(here):
         torch.testing.assert_close(layers[i].weight.grad, alone[i].weight.grad)
 
 
+def pipeline_orders(here):
+    """Orders of unjam.pipeline on torch's runtime: sums of gradients are those of Schedule1F1B."""
+    from torch.distributed.pipelining import PipelineStage, Schedule1F1B
+
+    from unjam import InvalidArgument
+    from unjam.pipeline import Order, gpipe, split_backward
+    from unjam.torch.pipeline import Eager1F1B, Ordered
+
+    torch.manual_seed(8)
+    parts, cpu = 3 * here.ranks, torch.device("cpu")
+    layers = [nn.Sequential(nn.Linear(6, 6), nn.Tanh(), nn.Linear(6, 6)) for _ in range(here.ranks)]
+    x, y = torch.randn(2 * parts, 6), torch.randn(2 * parts, 6)
+    first, last = here.rank == 0, here.rank == here.ranks - 1
+
+    def ends_with(make):
+        """Losses and gradients of two steps."""
+        module = copy.deepcopy(layers[here.rank])
+        schedule = make(PipelineStage(module, here.rank, here.ranks, cpu))
+        losses, kept = [], []
+        for _ in range(2):
+            module.zero_grad()
+            more = {"target": y, "losses": losses} if last else {}
+            schedule.step(*([x] if first else []), **more)
+            kept.append([p.grad.clone() for p in module.parameters()])
+        return plain(losses), kept
+
+    expected = ends_with(lambda stage: Schedule1F1B(stage, parts, nn.functional.mse_loss))
+    found = []
+    for options in (
+        {},
+        {"ahead": 0.5},
+        {"split": True},
+        {"split": True, "delay": 2},
+        {"split": True, "delay": [0] * (here.ranks - 1) + [4]},
+        {"scale_grads": False},
+    ):
+        losses, grads = ends_with(
+            lambda stage, options=options: Eager1F1B(
+                stage, parts, nn.functional.mse_loss, **options
+            )
+        )
+        assert losses == expected[0], options
+        scale = 1 if options.get("scale_grads", True) else parts
+        for ours, theirs in zip(grads, expected[1], strict=True):
+            for a, b in zip(ours, theirs, strict=True):
+                torch.testing.assert_close(a, scale * b, rtol=1e-5, atol=1e-7)
+        found.append(plain(grads))
+    order = split_backward(gpipe(here.ranks, parts), 1)
+    losses, grads = ends_with(lambda stage: Ordered([stage], order, nn.functional.mse_loss))
+    torch.testing.assert_close(grads, expected[1], rtol=1e-5, atol=1e-7)
+    found.append(plain(grads))
+
+    # Forwards alone, which no loss needs.
+    stage = PipelineStage(copy.deepcopy(layers[here.rank]), here.rank, here.ranks, cpu)
+    schedule = Eager1F1B(stage, parts, nn.functional.mse_loss, split=True)
+    with torch.no_grad():
+        out = schedule.eval(*([x] if first else []), **({"target": y} if last else {}))
+        if last:
+            torch.testing.assert_close(out, nn.Sequential(*layers)(x))
+
+    stage = PipelineStage(copy.deepcopy(layers[here.rank]), here.rank, here.ranks, cpu)
+    for wrong, words in (
+        (lambda: Eager1F1B(stage, 0), "microbatches=0 is out of range"),
+        (lambda: Eager1F1B(stage, 4, delay=1), "give split=True, too"),
+        (lambda: Ordered([stage], gpipe(here.ranks + 1, 4)), "make an order for these"),
+        (lambda: Ordered([], order), "there are no stages"),
+        (lambda: Ordered([stage], Order(order.rows[1:] + order.rows[:1])), "give the stages that"),
+    ):
+        try:
+            wrong()
+        except InvalidArgument as error:
+            assert words in str(error), error
+        else:
+            raise AssertionError(f"nothing is wrong where {words!r} should be")
+    return [expected[0], found]
+
+
+def pipeline_orders_of_two(here):
+    """Two stages a rank: around the ring, and V-shaped, where a rank sends to itself."""
+    from torch.distributed.pipelining import PipelineStage
+
+    from unjam.pipeline import Action, Order
+    from unjam.torch.pipeline import Ordered
+
+    torch.manual_seed(9)
+    ranks, count, parts, cpu = here.ranks, 2 * here.ranks, 5, torch.device("cpu")
+    layers = [nn.Linear(6, 6) for _ in range(count)]
+    x, y = torch.randn(2 * parts, 6), torch.randn(2 * parts, 6)
+    alone = copy.deepcopy(nn.Sequential(*layers))
+    for part, target in zip(x.chunk(parts), y.chunk(parts), strict=True):
+        (nn.functional.mse_loss(alone(part), target) / parts).backward()
+    for second in (lambda rank: ranks + rank, lambda rank: count - 1 - rank):
+        order = Order(
+            [
+                [Action(stage, kind, k) for stage, kind in several for k in range(parts)]
+                for rank in range(ranks)
+                for a, b in [(rank, second(rank))]
+                for several in [[(a, "F"), (b, "F"), (b, "B"), (a, "B")]]
+            ]
+        )
+        mine = {i: copy.deepcopy(layers[i]) for i in (here.rank, second(here.rank))}
+        stages = [PipelineStage(module, i, count, cpu) for i, module in mine.items()]
+        schedule = Ordered(stages, order, nn.functional.mse_loss)
+        more = {"target": y, "losses": []} if count - 1 in mine else {}
+        schedule.step(*([x] if here.rank == 0 else []), **more)
+        for i, module in mine.items():
+            torch.testing.assert_close(module.weight.grad, alone[i].weight.grad)
+
+
 # ---- compiled ----
 
 
