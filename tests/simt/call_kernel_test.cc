@@ -166,7 +166,14 @@ class Job {
 // "" or what is wrong.
 std::string run(const Case& x, std::uint64_t seed, std::uint32_t uses, Figures& figures) {
   Job job(x, seed, uses);
-  job.machine().each_step(100, [&] { figures.left += job.lanes_left(); });
+  std::uint64_t draw = seed;
+  job.machine().each_step(100, [&] {
+    figures.left += job.lanes_left();
+    // Now and then a host says something, which is about none of these calls: all stop, to look.
+    draw = mix64(draw);
+    if (x.held == 0 || draw % 64 != 0) return;
+    job.ranks().rank(static_cast<std::uint32_t>(draw >> 32) % x.ranks).link->attention += 2;
+  });
   if (std::string error = job.run(); !error.empty()) return error;
   GpuRanks& ranks = job.ranks();
   figures.steps += job.machine().steps();
@@ -296,8 +303,10 @@ void run_all(const Trial& trial, std::uint64_t seeds, std::size_t share) {
       static_cast<unsigned long long>(figures.left), static_cast<double>(figures.steps) / 1e6,
       static_cast<unsigned long long>(host_memory.looks));
   EXPECT_GT(runs, skipped);
-  // (And one as it begins.)
-  EXPECT_LE(kStepsALook * (host_memory.looks - figures.calls), figures.steps);
+  // (One as it begins; and not where the host has much to say.)
+  if (trial.held == 0) {
+    EXPECT_LE(kStepsALook * (host_memory.looks - figures.calls), figures.steps);
+  }
   if (trial.late == 0 && trial.held == 0) {
     EXPECT_GE(4 * figures.solo, figures.calls);
   }

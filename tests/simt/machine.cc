@@ -168,11 +168,18 @@ class Block {
                        (over    ? " is over"
                         : began ? ""
                                 : " has not begun");
+    if (!began) places.clear();
     for (const auto& [place, threads] : places) {
       char address[32];
       std::snprintf(address, sizeof(address), "%p", offset_of(place.first));
       text += std::string("\n  ") + address + (place.second ? "" : " waits") + ":";
-      for (const std::uint32_t t : threads) text += " " + std::to_string(t);
+      for (std::size_t i = 0; i < threads.size();) {
+        std::size_t end = i + 1;
+        while (end < threads.size() && threads[end] == threads[end - 1] + 1) ++end;
+        text += " " + std::to_string(threads[i]);
+        if (end - i > 1) text += "-" + std::to_string(threads[end - 1]);
+        i = end;
+      }
     }
     return text;
   }

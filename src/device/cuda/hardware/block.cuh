@@ -9,6 +9,10 @@
 
 namespace unjam {
 
+// So many rounds of looking at peers are between those in which a warp looks at anything else, such
+// as whether it is to stop.
+inline constexpr std::uint32_t kRoundsApart = 16;
+
 // Calls without the engine are launched so that the next one's blocks may already be there before
 // the kernel in front of them has ended ("programmatic dependent launch"). wait_for_stream(): until
 // all in front has ended, and is visible; at once where nothing is under way. Each kernel that may

@@ -98,7 +98,8 @@ __device__ __forceinline__ void steer_several(CudaRank& r, const LaneTransport& 
   Asking asking{};
   // Sets, as bits: seen before; what comes there has been found; all of it is in movers' hands.
   std::uint32_t seen = 0, resolved = 0, finished = 0;
-  static_assert(kRoundsApart >= 2 * kMostWholes);  // all sets are seen, and looked at again
+  // All sets are seen, and looked at again, before anything is given up.
+  constexpr std::uint32_t kApart = kRoundsApart < 2 * kMostWholes ? 2 * kMostWholes : kRoundsApart;
   for (std::uint32_t round = 0;; ++round) {
     const std::uint32_t bit = 1u << set;
     if (enters) {
@@ -301,7 +302,7 @@ __device__ __forceinline__ void steer_several(CudaRank& r, const LaneTransport& 
         enters = true;
       }
     }
-    if (stops || round % kRoundsApart != kRoundsApart - 1) continue;
+    if (stops || round % kApart != kApart - 1) continue;
     // (What movers have in hand does not wait for anybody.)
     const std::uint64_t now = global_ns();
     // (Not before it has been to all sets, and had nothing to give.)
@@ -319,7 +320,7 @@ __device__ __forceinline__ void steer_several(CudaRank& r, const LaneTransport& 
                  (thread == 0 && interrupted.others());
     }
     const bool asks_host =
-        now - last > kStillNs || (t.lane == 0 && round % (8 * kRoundsApart) == kRoundsApart - 1);
+        now - last > kStillNs || (t.lane == 0 && round % (8 * kApart) == kApart - 1);
     if (thread == 0 && !gives_up) {
       // Whoever has gone on may leave at any time, and come back. But if each try could end so
       // before it has sent all that has room, none might ever get there.

@@ -7,8 +7,7 @@
 namespace unjam {
 namespace solo {
 
-inline constexpr std::uint32_t kRoundsApart = 16;  // of looking at anything but peers
-inline constexpr std::uint32_t kAskApart = 4;      // of looking for an invitation
+inline constexpr std::uint32_t kAskApart = 4;  // of looking for an invitation
 
 struct Watched {
   bool of_peer;  // whether this thread has something to watch

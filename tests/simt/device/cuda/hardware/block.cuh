@@ -9,6 +9,9 @@
 
 namespace unjam {
 
+// Few: so that a call is stopped anywhere.
+inline constexpr std::uint32_t kRoundsApart = 2;
+
 inline void wait_for_stream() { unjam_simt::wait_for_stream(); }
 inline void let_next_begin() { unjam_simt::let_next_begin(); }
 inline std::uint64_t global_ns() {
