@@ -1,0 +1,305 @@
+#include "reshard/senders.h"
+
+#include <algorithm>
+#include <map>
+#include <unordered_map>
+#include <utility>
+
+#include "reshard/balance.h"
+
+namespace unjam::reshard {
+namespace {
+
+// A port that lacks no more than this part of a cell takes all of it.
+constexpr std::int64_t kFineness = 64;
+constexpr std::uint32_t kNone = UINT32_MAX;
+
+// Gives equal things equal numbers, in the order in which they come.
+template <class T>
+class Numbers {
+ public:
+  std::uint32_t of(const T& thing) {
+    const auto [at, is_new] = numbers_.try_emplace(thing, static_cast<std::uint32_t>(size()));
+    if (is_new) things_.push_back(&at->first);
+    return at->second;
+  }
+  std::size_t size() const { return things_.size(); }
+  const T& operator[](std::uint32_t number) const { return *things_[number]; }
+
+ private:
+  std::map<T, std::uint32_t> numbers_;
+  std::vector<const T*> things_;
+};
+
+// What happens to every cell that one set of ranks holds and another one wants.
+struct Traffic {
+  std::vector<std::int32_t> own;       // wanters that hold it
+  std::vector<std::uint32_t> inside;   // routes inside of hosts that hold it
+  std::uint32_t audience = kNone;      // hosts that have to get it through NICs
+  std::uint32_t senders = kNone;       // which work on out-ports that is
+  std::vector<std::uint32_t> entries;  // of each host of the audience: which work on its in-ports
+};
+
+using RouteKey = std::pair<std::pair<std::int32_t, std::uint32_t>, std::vector<std::int32_t>>;
+using HostsKey = std::vector<std::vector<std::int32_t>>;
+
+// How much of some work each of its ports is still to do. Whoever has most to do is next.
+struct Quota {
+  std::vector<int> ports;
+  std::vector<std::int64_t> left;
+};
+
+struct Part {
+  std::int64_t begin = 0, end = 0;
+  int port = 0;
+};
+
+// Cuts elements [begin, end) by the ports' quotas, into `most` parts at most.
+void cut(Quota* quota, std::int64_t begin, std::int64_t end, std::int64_t bytes_each, int most,
+         std::int64_t grain, std::vector<Part>* parts) {
+  while (begin < end) {
+    const auto first = std::max_element(quota->left.begin(), quota->left.end());
+    const auto i = static_cast<std::size_t>(first - quota->left.begin());
+    std::int64_t n = end - begin;
+    const std::int64_t fits = *first / bytes_each;
+    if (--most > 0 && fits >= grain && n - fits >= grain) n = fits;
+    *first -= n * bytes_each;
+    parts->push_back({begin, begin + n, quota->ports[i]});
+    begin += n;
+  }
+}
+
+class Assigner {
+ public:
+  Assigner(const Request& request, const Ports& ports, const std::vector<TensorClass>& classes,
+           const std::vector<std::uint32_t>& class_of)
+      : request_(request), ports_(ports), classes_(classes), class_of_(class_of) {}
+
+  Assignment run() {
+    find_traffic();
+    count_work();
+    set_quotas();
+    give_out();
+    for (std::uint32_t i = 0; i < audiences_.size(); ++i)
+      result_.audiences.push_back({audiences_[i]});
+    for (std::uint32_t i = 0; i < routes_.size(); ++i) {
+      const RouteKey& key = routes_[i];
+      result_.routes.push_back({key.first.first, key.first.second, key.second});
+    }
+    return std::move(result_);
+  }
+
+ private:
+  struct ClassCell {
+    std::uint32_t traffic = 0;
+    std::int64_t elements = 0;
+  };
+
+  int port_of(std::int32_t rank) const { return ports_.port_of[static_cast<std::size_t>(rank)]; }
+  int host_of(std::int32_t rank) const { return ports_.host_of[static_cast<std::size_t>(rank)]; }
+  std::vector<int> ports_of(const std::vector<std::int32_t>& ranks) const {
+    std::vector<int> ports;
+    for (const std::int32_t rank : ranks) ports.push_back(port_of(rank));
+    std::sort(ports.begin(), ports.end());
+    ports.erase(std::unique(ports.begin(), ports.end()), ports.end());
+    return ports;
+  }
+
+  Traffic make_traffic(const std::vector<std::int32_t>& holders,
+                       const std::vector<std::int32_t>& wanters) {
+    Traffic traffic;
+    std::map<int, std::int32_t> holder_on;  // of each host, its first
+    for (const std::int32_t rank : holders) holder_on.try_emplace(host_of(rank), rank);
+    std::map<int, std::vector<std::int32_t>> near, far;
+    const std::vector<std::int32_t> sorted = [&] {
+      std::vector<std::int32_t> copy = holders;
+      std::sort(copy.begin(), copy.end());
+      return copy;
+    }();
+    for (const std::int32_t rank : wanters) {
+      const int host = host_of(rank);
+      if (std::binary_search(sorted.begin(), sorted.end(), rank)) {
+        traffic.own.push_back(rank);
+      } else if (holder_on.contains(host)) {
+        near[host].push_back(rank);
+      } else {
+        far[host].push_back(rank);
+      }
+    }
+    for (auto& [host, ranks] : near) {
+      const std::uint32_t audience = audiences_.of({ranks});
+      traffic.inside.push_back(routes_.of({{holder_on[host], audience}, {ranks[0]}}));
+    }
+    if (far.empty()) return traffic;
+    HostsKey hosts;
+    for (auto& [host, ranks] : far) {
+      traffic.entries.push_back(ins_.of(ports_of(ranks)));
+      hosts.push_back(std::move(ranks));
+    }
+    traffic.audience = audiences_.of(hosts);
+    traffic.senders = outs_.of(ports_of(holders));
+    return traffic;
+  }
+
+  void find_traffic() {
+    Numbers<std::vector<std::int32_t>> sets;
+    std::unordered_map<std::uint64_t, std::uint32_t> known;
+    cells_.resize(classes_.size());
+    for (std::size_t c = 0; c < classes_.size(); ++c) {
+      const TensorClass& of = classes_[c];
+      std::vector<std::uint32_t> src_set, dst_set;
+      for (const auto& ranks : of.holders) src_set.push_back(sets.of(ranks));
+      for (const auto& ranks : of.wanters) dst_set.push_back(sets.of(ranks));
+      cells_[c].resize(of.cells.count());
+      for (std::uint64_t i = 0; i < of.cells.count(); ++i) {
+        const std::uint32_t src = src_set[of.cells.src_tile(i)];
+        const std::uint32_t dst = dst_set[of.cells.dst_tile(i)];
+        const auto [at, is_new] = known.try_emplace(std::uint64_t{src} << 32 | dst,
+                                                    static_cast<std::uint32_t>(traffic_.size()));
+        if (is_new) traffic_.push_back(make_traffic(sets[src], sets[dst]));
+        cells_[c][i] = {at->second, of.cells.elements(i)};
+      }
+    }
+  }
+
+  void count_work() {
+    out_bytes_.assign(outs_.size(), 0);
+    in_bytes_.assign(ins_.size(), 0);
+    for (std::size_t t = 0; t < class_of_.size(); ++t) {
+      const std::int64_t each = wire_bytes(request_.tensors[t]);
+      for (const ClassCell& cell : cells_[class_of_[t]]) {
+        const Traffic& traffic = traffic_[cell.traffic];
+        if (traffic.audience == kNone) continue;
+        out_bytes_[traffic.senders] += cell.elements * each;
+        for (const std::uint32_t entry : traffic.entries) in_bytes_[entry] += cell.elements * each;
+      }
+    }
+  }
+
+  std::int64_t set_quotas(const Numbers<std::vector<int>>& sets,
+                          const std::vector<std::int64_t>& bytes, std::vector<Quota>* quotas) {
+    std::vector<SharedWork> work;
+    for (std::uint32_t i = 0; i < sets.size(); ++i) work.push_back({sets[i], bytes[i]});
+    Balance balanced = balance(ports_.count, work);
+    for (std::uint32_t i = 0; i < sets.size(); ++i) {
+      quotas->push_back({sets[i], std::move(balanced.bytes[i])});
+    }
+    return balanced.most;
+  }
+  void set_quotas() {
+    result_.out_bound = set_quotas(outs_, out_bytes_, &out_quota_);
+    result_.in_bound = set_quotas(ins_, in_bytes_, &in_quota_);
+  }
+
+  // Large cells first: small ones fill up what is left then. Equal ones in turns over the tensors.
+  void give_out() {
+    struct Item {
+      std::int64_t bytes = 0;
+      std::uint32_t tensor = 0, cell = 0;
+    };
+    std::vector<Item> items;
+    for (std::uint32_t t = 0; t < class_of_.size(); ++t) {
+      const std::int64_t each = wire_bytes(request_.tensors[t]);
+      const std::vector<ClassCell>& cells = cells_[class_of_[t]];
+      for (std::uint32_t i = 0; i < cells.size(); ++i) {
+        items.push_back({cells[i].elements * each, t, i});
+      }
+    }
+    std::stable_sort(items.begin(), items.end(),
+                     [](const Item& a, const Item& b) { return a.bytes > b.bytes; });
+    for (const Item& item : items) {
+      const ClassCell& cell = cells_[class_of_[item.tensor]][item.cell];
+      const Traffic& traffic = traffic_[cell.traffic];
+      for (const std::int32_t rank : traffic.own) {
+        result_.copies.push_back({item.tensor, rank, item.cell});
+      }
+      for (const std::uint32_t route : traffic.inside) {
+        result_.stripes.push_back({item.tensor, route, item.cell, 0, cell.elements});
+      }
+      if (traffic.audience != kNone) give_out(item.tensor, item.cell, cell.elements, traffic);
+    }
+  }
+
+  void give_out(std::uint32_t tensor, std::uint64_t cell, std::int64_t elements,
+                const Traffic& traffic) {
+    const std::int64_t each = wire_bytes(request_.tensors[tensor]);
+    const std::int64_t grain = std::max<std::int64_t>(1, elements / kFineness);
+    parts_.clear();
+    const int most = request_.options.stripes;
+    cut(&out_quota_[traffic.senders], 0, elements, each, most, grain, &parts_);
+    // Of each part: where it comes from, and then into each host. Cut further where a host wants it
+    // through several NICs, which seldom end where the senders do; four times as fine at most.
+    std::vector<std::vector<int>> ways;
+    for (const Part& part : parts_) ways.push_back({part.port});
+    for (const std::uint32_t entry : traffic.entries) {
+      std::vector<Part> finer;
+      std::vector<std::vector<int>> finer_ways;
+      int spare = std::min(most, 4 * most - static_cast<int>(parts_.size()));
+      for (std::size_t i = 0; i < parts_.size(); ++i) {
+        const std::size_t before = finer.size();
+        cut(&in_quota_[entry], parts_[i].begin, parts_[i].end, each, 1 + std::max(0, spare), grain,
+            &finer);
+        spare -= static_cast<int>(finer.size() - before) - 1;
+        for (std::size_t k = before; k < finer.size(); ++k) {
+          finer_ways.push_back(ways[i]);
+          finer_ways.back().push_back(finer[k].port);
+        }
+      }
+      parts_ = std::move(finer);
+      ways = std::move(finer_ways);
+    }
+    const TensorClass& of = classes_[class_of_[tensor]];
+    for (std::size_t i = 0; i < parts_.size(); ++i) {
+      const std::uint32_t route =
+          route_of(of.holders[of.cells.src_tile(cell)], traffic.audience, ways[i]);
+      result_.stripes.push_back({tensor, route, cell, parts_[i].begin, parts_[i].end});
+    }
+  }
+
+  std::int32_t first_at(const std::vector<std::int32_t>& ranks, int port) const {
+    return *std::find_if(ranks.begin(), ranks.end(),
+                         [&](std::int32_t rank) { return port_of(rank) == port; });
+  }
+
+  std::uint32_t route_of(const std::vector<std::int32_t>& holders, std::uint32_t audience,
+                         const std::vector<int>& way) {
+    const HostsKey& hosts = audiences_[audience];
+    RouteKey key{{first_at(holders, way[0]), audience}, {}};
+    for (std::size_t h = 0; h < hosts.size(); ++h) {
+      key.second.push_back(first_at(hosts[h], way[h + 1]));
+    }
+    return routes_.of(key);
+  }
+
+  const Request& request_;
+  const Ports& ports_;
+  const std::vector<TensorClass>& classes_;
+  const std::vector<std::uint32_t>& class_of_;
+
+  std::vector<Traffic> traffic_;
+  std::vector<std::vector<ClassCell>> cells_;  // by class
+  Numbers<std::vector<int>> outs_, ins_;       // sets of ports that can do the same work
+  std::vector<std::int64_t> out_bytes_, in_bytes_;
+  std::vector<Quota> out_quota_, in_quota_;
+  Numbers<HostsKey> audiences_;
+  Numbers<RouteKey> routes_;
+  std::vector<Part> parts_;
+  Assignment result_;
+};
+
+}  // namespace
+
+TensorClass::TensorClass(const Request& request, const Tensor& tensor)
+    : src(make_layout(request.src, tensor.src, tensor.shape)),
+      dst(make_layout(request.dst, tensor.dst, tensor.shape)),
+      cells(src, dst),
+      holders(ranks_by_tile(request.src, src)),
+      wanters(ranks_by_tile(request.dst, dst)) {}
+
+Assignment assign(const Request& request, const Ports& ports,
+                  const std::vector<TensorClass>& classes,
+                  const std::vector<std::uint32_t>& class_of) {
+  return Assigner(request, ports, classes, class_of).run();
+}
+
+}  // namespace unjam::reshard
