@@ -31,10 +31,9 @@ typedef struct {
 } unjamMesh_t;
 
 typedef enum {
-  UNJAM_REPLICATE = 0, /* each place has all */
-  UNJAM_SHARD = 1,     /* tensor dimension `dim` in chunks, as torch.chunk cuts */
-  UNJAM_STRIDED_SHARD =
-      2 /* in `split` chunks first, and a chunk of each: DTensor's _StridedShard */
+  UNJAM_REPLICATE = 0,    /* each place has all */
+  UNJAM_SHARD = 1,        /* tensor dimension `dim` in chunks, as torch.chunk cuts */
+  UNJAM_STRIDED_SHARD = 2 /* DTensor's _StridedShard: `split` chunks first, a chunk of each */
 } unjamPlacementKind_t;
 
 /* Partial sums are no placement here: reduce them on their own mesh first. */

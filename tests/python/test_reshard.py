@@ -373,7 +373,7 @@ def test_pictures_are_drawn(file, tmp_path, capsys):
         (["nine", "--case", "1", "--picture", "x.gif"], "the ending must be"),
         (["nine", "--tries", "0"], "0 is not a number of tries"),
         (["plan", "x.toml", "--list"], "--list means nothing without --json"),
-        (["plans"], "did you mean plan?"),
+        (["plans"], "invalid choice: 'plans'"),
     ],
 )
 def test_bad_arguments_end_with_status_2(words, message, capsys, tmp_path, monkeypatch):
