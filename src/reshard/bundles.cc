@@ -1,17 +1,36 @@
 #include "reshard/bundles.h"
 
 #include <algorithm>
+#include <cstddef>
 #include <tuple>
 #include <utility>
 
 namespace unjam::reshard {
+namespace {
 
-std::vector<Bundle> make_bundles(const Request& request, std::vector<Stripe>* stripes) {
+// By the routes' numbers, and by `less` on each. There are many stripes and few on a route.
+template <class Less>
+void sort_by_route(std::size_t num_routes, std::vector<Stripe>* stripes, const Less& less) {
+  std::vector<std::size_t> ends(num_routes + 1, 0);
+  for (const Stripe& stripe : *stripes) ++ends[stripe.route + 1];
+  for (std::size_t r = 0; r < num_routes; ++r) ends[r + 1] += ends[r];
+  std::vector<std::size_t> next(ends.begin(), ends.end() - 1);
+  std::vector<Stripe> sorted(stripes->size());
+  for (const Stripe& stripe : *stripes) sorted[next[stripe.route]++] = stripe;
+  const auto at = [&](std::size_t i) { return sorted.begin() + static_cast<std::ptrdiff_t>(i); };
+  for (std::size_t r = 0; r < num_routes; ++r) std::sort(at(ends[r]), at(ends[r + 1]), less);
+  *stripes = std::move(sorted);
+}
+
+}  // namespace
+
+std::vector<Bundle> make_bundles(const Request& request, std::size_t num_routes,
+                                 std::vector<Stripe>* stripes) {
   const std::int64_t most = request.options.max_bytes / request.options.window;
   const auto each = [&](const Stripe& s) { return wire_bytes(request.tensors[s.tensor]); };
-  std::sort(stripes->begin(), stripes->end(), [&](const Stripe& a, const Stripe& b) {
-    return std::tuple(a.route, -each(a), a.tensor, a.cell, a.begin) <
-           std::tuple(b.route, -each(b), b.tensor, b.cell, b.begin);
+  sort_by_route(num_routes, stripes, [&](const Stripe& a, const Stripe& b) {
+    return std::tuple(-each(a), a.tensor, a.cell, a.begin) <
+           std::tuple(-each(b), b.tensor, b.cell, b.begin);
   });
   std::vector<Bundle> bundles;
   std::vector<Stripe> cut;

@@ -2,6 +2,7 @@
 // staging memory.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <vector>
 
@@ -25,6 +26,7 @@ struct Bundle {
 
 // The bundles, without hops; puts the stripes into their order, cutting some. Elements of larger
 // types come first in a bundle, so that all are aligned without gaps.
-std::vector<Bundle> make_bundles(const Request& request, std::vector<Stripe>* stripes);
+std::vector<Bundle> make_bundles(const Request& request, std::size_t num_routes,
+                                 std::vector<Stripe>* stripes);
 
 }  // namespace unjam::reshard

@@ -9,7 +9,17 @@ namespace unjam::reshard {
 namespace {
 
 // Rounds in which a port, in one direction, is taken: a bit each.
-using Taken = std::vector<std::uint64_t>;
+struct Taken {
+  std::vector<std::uint64_t> words;
+  std::size_t full = 0;  // so many words at the beginning have no round left
+
+  std::uint64_t word(std::size_t i) const { return i < words.size() ? words[i] : 0; }
+  void take(std::size_t i, std::uint64_t bit) {
+    if (words.size() <= i) words.resize(i + 1);
+    words[i] |= bit;
+    while (full < words.size() && words[full] == UINT64_MAX) ++full;
+  }
+};
 
 }  // namespace
 
@@ -30,18 +40,15 @@ void set_order(const Ports& ports, std::vector<Bundle>* bundles) {
       used.push_back(2 * rank_at(ports.port_of, hop.rank) + 1);
     }
     // The first round that is free at all of them.
-    for (std::size_t word = 0;; ++word) {
+    std::size_t word = 0;
+    for (const std::size_t port : used) word = std::max(word, taken[port].full);
+    for (;; ++word) {
       std::uint64_t busy = 0;
-      for (const std::size_t port : used) {
-        if (word < taken[port].size()) busy |= taken[port][word];
-      }
+      for (const std::size_t port : used) busy |= taken[port].word(word);
       if (busy == UINT64_MAX) continue;
       const auto bit = static_cast<std::size_t>(std::countr_one(busy));
       bundle.round = static_cast<std::uint32_t>(64 * word + bit);
-      for (const std::size_t port : used) {
-        if (taken[port].size() <= word) taken[port].resize(word + 1);
-        taken[port][word] |= std::uint64_t{1} << bit;
-      }
+      for (const std::size_t port : used) taken[port].take(word, std::uint64_t{1} << bit);
       break;
     }
   }

@@ -90,7 +90,7 @@ Plan make_plan(Request request) {
   Assignment assignment = assign(plan.request, plan.ports, plan.classes, plan.class_of);
   plan.stripes = std::move(assignment.stripes);
   plan.copies = std::move(assignment.copies);
-  plan.bundles = make_bundles(plan.request, &plan.stripes);
+  plan.bundles = make_bundles(plan.request, assignment.routes.size(), &plan.stripes);
   plan.loads = set_hops(plan.ports, assignment, &plan.bundles);
   set_order(plan.ports, &plan.bundles);
   plan.bound = std::max(assignment.out_bound, assignment.in_bound);

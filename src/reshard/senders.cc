@@ -1,6 +1,7 @@
 #include "reshard/senders.h"
 
 #include <algorithm>
+#include <functional>
 #include <map>
 #include <unordered_map>
 #include <utility>
@@ -38,6 +39,9 @@ struct Traffic {
   std::uint32_t audience = kNone;      // hosts that have to get it through NICs
   std::uint32_t senders = kNone;       // which work on out-ports that is
   std::vector<std::uint32_t> entries;  // of each host of the audience: which work on its in-ports
+  bool one_way_in = true;              // each of these hosts has but one port for it
+  // By the port that it leaves, and the ports by which it comes in if there is a choice.
+  std::map<std::vector<int>, std::uint32_t> routes;
 };
 
 using RouteKey = std::pair<std::pair<std::int32_t, std::uint32_t>, std::vector<std::int32_t>>;
@@ -133,7 +137,9 @@ class Assigner {
     if (far.empty()) return traffic;
     HostsKey hosts;
     for (auto& [host, ranks] : far) {
-      traffic.entries.push_back(ins_.of(ports_of(ranks)));
+      const std::vector<int> entries = ports_of(ranks);
+      traffic.one_way_in = traffic.one_way_in && entries.size() == 1;
+      traffic.entries.push_back(ins_.of(entries));
       hosts.push_back(std::move(ranks));
     }
     traffic.audience = audiences_.of(hosts);
@@ -163,16 +169,18 @@ class Assigner {
   }
 
   void count_work() {
-    out_bytes_.assign(outs_.size(), 0);
-    in_bytes_.assign(ins_.size(), 0);
+    std::vector<std::int64_t> bytes(traffic_.size(), 0);
     for (std::size_t t = 0; t < class_of_.size(); ++t) {
       const std::int64_t each = wire_bytes(request_.tensors[t]);
-      for (const ClassCell& cell : cells_[class_of_[t]]) {
-        const Traffic& traffic = traffic_[cell.traffic];
-        if (traffic.audience == kNone) continue;
-        out_bytes_[traffic.senders] += cell.elements * each;
-        for (const std::uint32_t entry : traffic.entries) in_bytes_[entry] += cell.elements * each;
-      }
+      for (const ClassCell& cell : cells_[class_of_[t]])
+        bytes[cell.traffic] += cell.elements * each;
+    }
+    out_bytes_.assign(outs_.size(), 0);
+    in_bytes_.assign(ins_.size(), 0);
+    for (std::size_t i = 0; i < traffic_.size(); ++i) {
+      if (traffic_[i].audience == kNone) continue;
+      out_bytes_[traffic_[i].senders] += bytes[i];
+      for (const std::uint32_t entry : traffic_[i].entries) in_bytes_[entry] += bytes[i];
     }
   }
 
@@ -193,44 +201,63 @@ class Assigner {
 
   // Large cells first: small ones fill up what is left then. Equal ones in turns over the tensors.
   void give_out() {
-    struct Item {
-      std::int64_t bytes = 0;
-      std::uint32_t tensor = 0, cell = 0;
-    };
-    std::vector<Item> items;
-    for (std::uint32_t t = 0; t < class_of_.size(); ++t) {
-      const std::int64_t each = wire_bytes(request_.tensors[t]);
-      const std::vector<ClassCell>& cells = cells_[class_of_[t]];
-      for (std::uint32_t i = 0; i < cells.size(); ++i) {
-        items.push_back({cells[i].elements * each, t, i});
+    using Cell = std::uint32_t;
+    std::vector<std::map<std::int64_t, std::vector<Cell>>> by_elements(classes_.size());
+    for (std::size_t c = 0; c < classes_.size(); ++c) {
+      for (Cell i = 0; i < cells_[c].size(); ++i) {
+        by_elements[c][cells_[c][i].elements].push_back(i);
       }
     }
-    std::stable_sort(items.begin(), items.end(),
-                     [](const Item& a, const Item& b) { return a.bytes > b.bytes; });
-    for (const Item& item : items) {
-      const ClassCell& cell = cells_[class_of_[item.tensor]][item.cell];
-      const Traffic& traffic = traffic_[cell.traffic];
-      for (const std::int32_t rank : traffic.own) {
-        result_.copies.push_back({item.tensor, rank, item.cell});
+    using Some = std::pair<std::uint32_t, const std::vector<Cell>*>;  // a tensor's, all of a size
+    std::map<std::int64_t, std::vector<Some>, std::greater<>> by_bytes;
+    for (std::uint32_t t = 0; t < class_of_.size(); ++t) {
+      const std::int64_t each = wire_bytes(request_.tensors[t]);
+      for (const auto& [elements, cells] : by_elements[class_of_[t]]) {
+        by_bytes[elements * each].emplace_back(t, &cells);
       }
-      for (const std::uint32_t route : traffic.inside) {
-        result_.stripes.push_back({item.tensor, route, item.cell, 0, cell.elements});
+    }
+    for (const auto& [bytes, all] : by_bytes) {
+      for (const auto& [tensor, cells] : all) {
+        for (const Cell cell : *cells) give_out(tensor, cell);
       }
-      if (traffic.audience != kNone) give_out(item.tensor, item.cell, cell.elements, traffic);
     }
   }
 
-  void give_out(std::uint32_t tensor, std::uint64_t cell, std::int64_t elements,
-                const Traffic& traffic) {
+  void give_out(std::uint32_t tensor, std::uint32_t cell) {
+    const ClassCell& of = cells_[class_of_[tensor]][cell];
+    Traffic& traffic = traffic_[of.traffic];
+    for (const std::int32_t rank : traffic.own) result_.copies.push_back({tensor, rank, cell});
+    for (const std::uint32_t route : traffic.inside) {
+      result_.stripes.push_back({tensor, route, cell, 0, of.elements});
+    }
+    if (traffic.audience != kNone) give_out(tensor, cell, of.elements, traffic);
+  }
+
+  void give_out(std::uint32_t tensor, std::uint64_t cell, std::int64_t elements, Traffic& traffic) {
     const std::int64_t each = wire_bytes(request_.tensors[tensor]);
     const std::int64_t grain = std::max<std::int64_t>(1, elements / kFineness);
-    parts_.clear();
     const int most = request_.options.stripes;
+    parts_.clear();
     cut(&out_quota_[traffic.senders], 0, elements, each, most, grain, &parts_);
-    // Of each part: where it comes from, and then into each host. Cut further where a host wants it
-    // through several NICs, which seldom end where the senders do; four times as fine at most.
-    std::vector<std::vector<int>> ways;
-    for (const Part& part : parts_) ways.push_back({part.port});
+    // Of each part, the ports on its way.
+    ways_.resize(parts_.size());
+    for (std::size_t i = 0; i < parts_.size(); ++i) ways_[i].assign(1, parts_[i].port);
+    if (!traffic.one_way_in) cut_by_entries(traffic, each, most, grain);
+    const TensorClass& of = classes_[class_of_[tensor]];
+    for (std::size_t i = 0; i < parts_.size(); ++i) {
+      auto known = traffic.routes.find(ways_[i]);
+      if (known == traffic.routes.end()) {
+        const std::uint32_t route =
+            route_of(of.holders[of.cells.src_tile(cell)], traffic, ways_[i]);
+        known = traffic.routes.emplace(ways_[i], route).first;
+      }
+      result_.stripes.push_back({tensor, known->second, cell, parts_[i].begin, parts_[i].end});
+    }
+  }
+
+  // Into each host through the ports that it has for this. They seldom end where
+  // senders do, so parts are cut further; into four times as many at most.
+  void cut_by_entries(const Traffic& traffic, std::int64_t each, int most, std::int64_t grain) {
     for (const std::uint32_t entry : traffic.entries) {
       std::vector<Part> finer;
       std::vector<std::vector<int>> finer_ways;
@@ -241,18 +268,12 @@ class Assigner {
             &finer);
         spare -= static_cast<int>(finer.size() - before) - 1;
         for (std::size_t k = before; k < finer.size(); ++k) {
-          finer_ways.push_back(ways[i]);
+          finer_ways.push_back(ways_[i]);
           finer_ways.back().push_back(finer[k].port);
         }
       }
       parts_ = std::move(finer);
-      ways = std::move(finer_ways);
-    }
-    const TensorClass& of = classes_[class_of_[tensor]];
-    for (std::size_t i = 0; i < parts_.size(); ++i) {
-      const std::uint32_t route =
-          route_of(of.holders[of.cells.src_tile(cell)], traffic.audience, ways[i]);
-      result_.stripes.push_back({tensor, route, cell, parts_[i].begin, parts_[i].end});
+      ways_ = std::move(finer_ways);
     }
   }
 
@@ -261,12 +282,13 @@ class Assigner {
                          [&](std::int32_t rank) { return port_of(rank) == port; });
   }
 
-  std::uint32_t route_of(const std::vector<std::int32_t>& holders, std::uint32_t audience,
+  std::uint32_t route_of(const std::vector<std::int32_t>& holders, const Traffic& traffic,
                          const std::vector<int>& way) {
-    const HostsKey& hosts = audiences_[audience];
-    RouteKey key{{first_at(holders, way[0]), audience}, {}};
+    const HostsKey& hosts = audiences_[traffic.audience];
+    RouteKey key{{first_at(holders, way[0]), traffic.audience}, {}};
     for (std::size_t h = 0; h < hosts.size(); ++h) {
-      key.second.push_back(first_at(hosts[h], way[h + 1]));
+      const int port = traffic.one_way_in ? ins_[traffic.entries[h]][0] : way[h + 1];
+      key.second.push_back(first_at(hosts[h], port));
     }
     return routes_.of(key);
   }
@@ -283,7 +305,8 @@ class Assigner {
   std::vector<Quota> out_quota_, in_quota_;
   Numbers<HostsKey> audiences_;
   Numbers<RouteKey> routes_;
-  std::vector<Part> parts_;
+  std::vector<Part> parts_;  // of the cell that is given out now
+  std::vector<std::vector<int>> ways_;
   Assignment result_;
 };
 
