@@ -64,12 +64,14 @@ void cut(Quota* quota, std::int64_t begin, std::int64_t end, std::int64_t bytes_
   while (begin < end) {
     const auto first = std::max_element(quota->left.begin(), quota->left.end());
     const auto i = static_cast<std::size_t>(first - quota->left.begin());
-    std::int64_t n = end - begin;
-    const std::int64_t fits = *first / bytes_each;
-    if (--most > 0 && fits >= grain && n - fits >= grain) n = fits;
-    *first -= n * bytes_each;
-    parts->push_back({begin, begin + n, quota->ports[i]});
-    begin += n;
+    const std::int64_t rest = end - begin, fits = *first / bytes_each;
+    // With few parts left each must be larger than its port's quota, or the last one is too large.
+    const std::int64_t n = std::max(fits, rest / most + (rest % most != 0 ? 1 : 0));
+    const bool whole = most-- == 1 || fits < grain || rest - n < grain;
+    const std::int64_t take = whole ? rest : n;
+    *first -= take * bytes_each;
+    parts->push_back({begin, begin + take, quota->ports[i]});
+    begin += take;
   }
 }
 

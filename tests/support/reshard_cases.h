@@ -32,9 +32,17 @@ class Cases {
   // Meshes with no host in common, unless `overlapping`. Each tensor's last dimension has a size of
   // which `row` is a factor, and nobody cuts it.
   Request request(bool overlapping, std::int64_t row) {
-    Request r;
     const int per_host = static_cast<int>(between(1, 4));
-    const int nics = static_cast<int>(between(1, per_host));
+    return request_of(per_host, static_cast<int>(between(1, per_host)), overlapping, row);
+  }
+  // Meshes of whole hosts of that kind, with none in common.
+  Request request_of_hosts(int per_host, int nics, std::int64_t row) {
+    return request_of(per_host, nics, false, row);
+  }
+
+ private:
+  Request request_of(int per_host, int nics, bool overlapping, std::int64_t row) {
+    Request r;
     const std::int64_t src_hosts = between(1, 3), dst_hosts = between(1, 3);
     const std::int64_t hosts =
         overlapping ? std::max(src_hosts, dst_hosts) + between(0, 1) : src_hosts + dst_hosts;
@@ -47,7 +55,6 @@ class Cases {
     return r;
   }
 
- private:
   std::vector<std::int32_t> ranks(std::int64_t begin, std::int64_t end) {
     std::vector<std::int32_t> list(static_cast<std::size_t>(end - begin));
     std::iota(list.begin(), list.end(), static_cast<std::int32_t>(begin));
