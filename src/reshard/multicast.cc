@@ -1,5 +1,6 @@
 #include "reshard/multicast.h"
 
+#include <algorithm>
 #include <map>
 #include <utility>
 
@@ -34,6 +35,14 @@ Tasks tasks_of(const Plan& plan, bool multicast) {
         }
         if (!task.receivers.empty()) all.tasks.push_back(std::move(task));
         continue;
+      }
+      // Whoever holds it may send: a copy has no host's first port to go by.
+      task.senders.clear();
+      for (const std::int32_t rank : of.holders[of.cells.src_tile(cell)]) {
+        const int port = plan.ports.port_of[static_cast<std::size_t>(rank)];
+        if (std::find(task.senders.begin(), task.senders.end(), port) == task.senders.end()) {
+          task.senders.push_back(port);
+        }
       }
       for (const std::int32_t rank : wanters) {
         const auto r = static_cast<std::size_t>(rank);

@@ -306,6 +306,14 @@ def test_a_file_is_planned_as_json(file, capsys):
     assert report["comparison"]["bound"] == report["bound"]
 
 
+def test_the_pages_file_is_planned(tmp_path, capsys):
+    (text,) = re.findall(r"```toml\n(.*?)```", (ROOT / "docs" / "reshard.md").read_text(), re.S)
+    (tmp_path / "weights.toml").write_text(text)
+    words = ["reshard", "plan", str(tmp_path / "weights.toml"), "--check", "--compare"]
+    assert main(words) == 0
+    assert "9 tensors" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [

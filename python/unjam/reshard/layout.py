@@ -100,8 +100,8 @@ def placement_of(spec: Any) -> Placement:
         return Replicate()
     if name in ("Partial", "_Partial", "_MaskPartial"):
         raise InvalidArgument(
-            f"{spec} is a sum that is not made yet: redistribute on the source mesh first, and give "
-            "the destination no partial placement"
+            f"{spec} is a sum that is not made yet: redistribute on the source mesh first, and "
+            "give the destination no partial placement"
         )
     raise InvalidArgument(f"{spec!r} is no placement: give Replicate(), Shard(0) or the like")
 

@@ -38,6 +38,8 @@ class Port:
 class Comparison:
     """Times in a model with links of one rate and no latency, in bytes through one NIC.
 
+    The paper's planners know one NIC a host: the first one that has to do with a pair of tiles.
+
     Attributes:
         tasks: pairs of tiles that meet, the paper's unit tasks.
         bound: nobody can be faster.
@@ -64,7 +66,7 @@ class Comparison:
 class Plan:
     """How tensors get from one layout to another one.
 
-    Every rank that makes it from the same arguments gets the same plan, and nobody talks to anybody.
+    Every rank that makes it from the same arguments gets the same plan. None talks to another.
 
     Args:
         src: where the tensors are.
