@@ -303,18 +303,26 @@ class Checker {
       for (std::uint32_t t = 0; t < dst_[rank].size(); ++t) {
         const Wanted& wanted = dst_[rank][t];
         for (std::size_t i = 0; i < wanted.got.size(); ++i) {
-          const std::string element =
-              "element " + std::to_string(wanted.local.values[i]) + " of " + name(t);
-          const std::string who = "rank " + std::to_string(rank);
-          if (wanted.times[i] == 0) return fail(who + " never gets " + element);
-          if (wanted.got[i] != wanted.local.values[i]) {
-            return fail(who + " gets element " + std::to_string(wanted.got[i]) + " in place of " +
-                        element);
-          }
-          if (wanted.times[i] > 1) return fail(who + " gets " + element + " twice");
+          const bool right = wanted.got[i] == wanted.local.values[i];
+          if (wanted.times[i] != 1 || !right) return fail(fault_of(rank, t, i));
         }
       }
     }
+  }
+  std::string fault_of(std::size_t rank, std::uint32_t tensor, std::size_t place) const {
+    const Wanted& wanted = dst_[rank][tensor];
+    const auto element = [](std::int64_t number) { return "element " + std::to_string(number); };
+    std::string text = "rank " + std::to_string(rank);
+    text += wanted.times[place] == 0 ? " never gets " : " gets ";
+    if (wanted.times[place] > 0 && wanted.got[place] != wanted.local.values[place]) {
+      text += element(wanted.got[place]);
+      text += " in place of ";
+    }
+    text += element(wanted.local.values[place]);
+    text += " of ";
+    text += name(tensor);
+    if (wanted.times[place] > 1) text += ", twice";
+    return text;
   }
 
   const Request& request_;
