@@ -116,7 +116,9 @@ UNJAM_API unjamResult_t unjamReshardNine(int number, unjamReshardPlan_t* plan);
  * "depth_first", "greedy", "paper", "copies", "plan"}: the first sender in the tiles' order; the
  * sender with least to send; depth-first search, of `nodes` decisions at most; random sets, the
  * best of `tries` each; the better one of these; sends and receives without multicast; and the
- * plan, all of it under way. Equal seeds give equal numbers. nodes: 0 to 10^9; tries: 1 to 10^6. */
+ * plan, all of it under way. Equal seeds give equal numbers. nodes: 0 to 10^9; tries: 1 to 10^6.
+ * UNJAM_ERROR_INVALID_ARGUMENT: more than 1024 pairs of tiles meet, for which they take too long.
+ */
 UNJAM_API unjamResult_t unjamReshardCompare(unjamReshardPlan_t plan, uint64_t nodes, int tries,
                                             uint64_t seed, char* buffer, size_t bytes,
                                             size_t* needed);

@@ -27,7 +27,9 @@ void sort_by_route(std::size_t num_routes, std::vector<Stripe>* stripes, const L
 std::vector<Bundle> make_bundles(const Request& request, std::size_t num_routes,
                                  std::vector<Stripe>* stripes) {
   const std::int64_t most = request.options.max_bytes / request.options.window;
-  const auto each = [&](const Stripe& s) { return wire_bytes(request.tensors[s.tensor]); };
+  std::vector<std::int64_t> bytes_of;
+  for (const Tensor& tensor : request.tensors) bytes_of.push_back(wire_bytes(tensor));
+  const auto each = [&](const Stripe& s) { return bytes_of[s.tensor]; };
   sort_by_route(num_routes, stripes, [&](const Stripe& a, const Stripe& b) {
     return std::tuple(-each(a), a.tensor, a.cell, a.begin) <
            std::tuple(-each(b), b.tensor, b.cell, b.begin);

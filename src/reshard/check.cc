@@ -110,7 +110,10 @@ void refuse_large(const Request& request) {
   std::int64_t all = 0;
   for (const Tensor& tensor : request.tensors) {
     std::int64_t n = 1;
-    for (const std::int64_t dim : tensor.shape) n *= dim;
+    for (const std::int64_t dim : tensor.shape) {
+      if (dim > kMostCheckedElements) refuse();  // also of an empty tensor: its indices are listed
+      n *= dim;
+    }
     if ((all += n) > kMostCheckedElements) refuse();
   }
 }

@@ -14,6 +14,8 @@
 namespace unjam::reshard {
 namespace {
 
+constexpr std::size_t kMostComparedTasks = 1024;
+
 // Of a rank at most: the largest bundles that can be under way with it at once.
 std::int64_t staging_most(const Plan& plan) {
   std::vector<std::vector<std::int64_t>> bytes(plan.ports.port_of.size());
@@ -155,7 +157,14 @@ std::string check_json(const CheckReport& report) {
 }
 
 std::string comparison_json(const Plan& plan, const Effort& effort) {
-  const Tasks tasks = tasks_of(plan), copies = copies_of(plan), bundles = bundles_as_tasks(plan);
+  const Tasks tasks = tasks_of(plan);
+  if (tasks.tasks.size() > kMostComparedTasks) {
+    throw BadRequest("there are " + std::to_string(tasks.tasks.size()) +
+                     " pairs of tiles that meet, and the paper's planners take too long for more "
+                     "than " +
+                     std::to_string(kMostComparedTasks) + ": compare fewer tensors or ranks");
+  }
+  const Tasks copies = copies_of(plan), bundles = bundles_as_tasks(plan);
   std::vector<int> senders;
   for (const Task& task : bundles.tasks) senders.push_back(task.senders[0]);
   const auto in_order = [&](const Schedule& schedule) { return time_in_order(tasks, schedule); };
@@ -169,7 +178,8 @@ std::string comparison_json(const Plan& plan, const Effort& effort) {
   json.field("size", in_order(plan_by_size(tasks, true)));
   json.field("depth_first", deep).field("greedy", greedy);
   json.field("paper", std::min(deep, greedy));
-  json.field("copies", time_all_in_flight(copies, plan_by_size(copies, true).sender, 0, true));
+  json.field("copies",
+             static_cast<double>(busiest_port(copies, plan_by_size(copies, true).sender)));
   json.field("plan", time_all_in_flight(bundles, senders, 0, true));
   json.end_object();
   return json.text();

@@ -8,7 +8,7 @@ namespace unjam::reshard {
 namespace {
 
 // A tile of so many runs is beyond what a plan could list.
-constexpr std::int64_t kMostRuns = 1 << 22;
+constexpr std::int64_t kMostRuns = 1 << 20;
 
 struct Range {
   std::int64_t begin = 0, end = 0;

@@ -66,6 +66,7 @@ Tasks bundles_as_tasks(const Plan& plan) {
   };
   Tasks all;
   all.ports = plan.ports.count;
+  std::map<std::pair<int, std::vector<int>>, std::size_t> ways;
   for (const Bundle& bundle : plan.bundles) {
     Task task;
     task.senders = {at(plan.ports.port_of, bundle.hops[0].rank)};
@@ -75,7 +76,14 @@ Tasks bundles_as_tasks(const Plan& plan) {
       if (at(plan.ports.host_of, hop.rank) == at(plan.ports.host_of, hop.parent)) continue;
       task.receivers.push_back(at(plan.ports.port_of, hop.rank));
     }
-    if (!task.receivers.empty()) all.tasks.push_back(std::move(task));
+    if (task.receivers.empty()) continue;
+    const auto [way, is_new] =
+        ways.try_emplace(std::pair(task.senders[0], task.receivers), all.tasks.size());
+    if (is_new) {
+      all.tasks.push_back(std::move(task));
+    } else {
+      all.tasks[way->second].bytes += task.bytes;
+    }
   }
   return all;
 }

@@ -26,7 +26,7 @@ struct Tasks {
 Tasks tasks_of(const Plan& plan);
 // As sends and receives without multicast: each rank that wants a cell gets a copy of its own.
 Tasks copies_of(const Plan& plan);
-// The plan's own bundles: one sender each.
+// The plan's own bundles: one sender each; those that go the same way are one task.
 Tasks bundles_as_tasks(const Plan& plan);
 
 // Who sends each task, and in which order they begin.

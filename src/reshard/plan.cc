@@ -16,6 +16,9 @@ constexpr std::uint64_t kPlannerVersion = 1;
 // Cells of all tensors: what is kept of each fits memory up to here.
 constexpr std::uint64_t kMostCells = std::uint64_t{1} << 26;
 
+// Ranks of all bundles, for the same reason.
+constexpr std::int64_t kMostHops = std::int64_t{1} << 26;
+
 using Shape = std::vector<std::int64_t>;
 using PlacementKey = std::vector<std::tuple<int, std::int32_t, std::int64_t>>;
 
@@ -40,6 +43,29 @@ void find_classes(Plan* plan) {
                        " pairs of tiles that meet: plan fewer at once");
     }
     cells += more;
+  }
+}
+
+// Before there are any bundles.
+void check_hops(const Plan& plan, const Assignment& assignment) {
+  std::vector<std::int64_t> bytes(assignment.routes.size(), 0);
+  for (const Stripe& stripe : plan.stripes) {
+    bytes[stripe.route] +=
+        (stripe.end - stripe.begin) * wire_bytes(plan.request.tensors[stripe.tensor]);
+  }
+  const std::int64_t most = plan.request.options.max_bytes / plan.request.options.window;
+  std::int64_t left = kMostHops;
+  for (std::size_t r = 0; r < bytes.size(); ++r) {
+    std::int64_t ranks = 1;
+    for (const auto& host : assignment.audiences[assignment.routes[r].audience].hosts) {
+      ranks += static_cast<std::int64_t>(host.size());
+    }
+    const std::int64_t bundles = bytes[r] / most + 1;
+    if (bundles > left / ranks) {
+      throw BadRequest("the plan has more than " + std::to_string(kMostHops) +
+                       " ranks in its bundles: give a larger max_bytes, or plan fewer tensors");
+    }
+    left -= bundles * ranks;
   }
 }
 
@@ -90,6 +116,7 @@ Plan make_plan(Request request) {
   Assignment assignment = assign(plan.request, plan.ports, plan.classes, plan.class_of);
   plan.stripes = std::move(assignment.stripes);
   plan.copies = std::move(assignment.copies);
+  check_hops(plan, assignment);
   plan.bundles = make_bundles(plan.request, assignment.routes.size(), &plan.stripes);
   plan.loads = set_hops(plan.ports, assignment, &plan.bundles);
   set_order(plan.ports, &plan.bundles);

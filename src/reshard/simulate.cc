@@ -77,6 +77,25 @@ double time_in_order(const Tasks& tasks, const Schedule& schedule) {
   return end;
 }
 
+std::int64_t busiest_port(const Tasks& tasks, const std::vector<int>& sender) {
+  std::vector<std::int64_t> out(static_cast<std::size_t>(tasks.ports), 0), in = out;
+  std::int64_t most = 0;
+  const auto add = [&most](std::vector<std::int64_t>* loads, int port, std::int64_t bytes) {
+    std::int64_t& load = (*loads)[static_cast<std::size_t>(port)];
+    load += bytes;
+    most = std::max(most, load);
+  };
+  for (std::size_t t = 0; t < tasks.tasks.size(); ++t) {
+    const Task& task = tasks.tasks[t];
+    if (!task.receivers.empty()) add(&out, sender[t], task.bytes);
+    for (std::size_t i = 0; i < task.receivers.size(); ++i) {
+      add(&in, task.receivers[i], task.bytes);
+      if (i + 1 < task.receivers.size()) add(&out, task.receivers[i], task.bytes);
+    }
+  }
+  return most;
+}
+
 double time_all_in_flight(const Tasks& tasks, const std::vector<int>& sender, std::int64_t chunk,
                           bool by_size) {
   const auto ports = static_cast<std::size_t>(tasks.ports);

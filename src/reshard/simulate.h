@@ -12,6 +12,11 @@ namespace unjam::reshard {
 // not before those that stand before it at one of these.
 double time_in_order(const Tasks& tasks, const Schedule& schedule);
 
+// The bytes through the busiest port, in one direction. If tasks share ports by their sizes, that
+// is how long they take all in flight: each port is served at least at its load over the busiest
+// one's.
+std::int64_t busiest_port(const Tasks& tasks, const std::vector<int>& sender);
+
 // All tasks are under way from the beginning, and share the ports that they meet at: rates are
 // max-min fair, weighted by the tasks' sizes (`by_size`) or equal. A chain's first host sends what
 // its receivers, in their order, hand on, each as soon as it has `chunk` bytes; 0: at once.

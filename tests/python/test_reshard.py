@@ -242,6 +242,14 @@ def test_nics_share_the_work_of_a_host():
         (lambda: halves((1 << 14, 1 << 14)).check(), "too many to check"),
         (lambda: halves().rank(9), "the topology does not know it"),
         (lambda: halves().compare(tries=0), "tries is 0"),
+        (
+            lambda: Plan(
+                Layout(range(40), ["S(0)"]),
+                Layout(range(40, 80), ["S(1)"]),
+                {"w": ((80, 80), "int8")},
+            ).compare(),
+            "1600 pairs of tiles that meet",
+        ),
         (lambda: nine(10), "case 10: give 1 to 9"),
         (
             lambda: Plan(Layout([0, 0], ["R"]), Layout([1], ["R"]), {}),

@@ -613,6 +613,7 @@ TEST(ReshardErrors, WhatCannotBePlannedIsNamed) {
       {[](Request* r) { r->tensors[0].src[0] = strided(0, 1 << 30); }, "more parts than a plan"},
       {[](Request* r) { r->tensors[0].shape[0] = -1; }, "a dimension of -1"},
       {[](Request* r) { r->tensors[0].shape = {1 << 30, 1 << 30}; }, "more than 2^60 bytes"},
+      {[](Request* r) { r->tensors[0].shape = {1 << 29, 1 << 28}; }, "give a larger max_bytes"},
       {[](Request* r) { r->tensors.push_back(r->tensors[0]); }, "the name is there twice"},
       {[](Request* r) { r->options.window = 0; }, "window 0"},
       {[](Request* r) { r->options.stripes = 0; }, "stripes 0"},
@@ -628,6 +629,69 @@ TEST(ReshardErrors, WhatCannotBePlannedIsNamed) {
       EXPECT_NE(std::string(e.what()).find(text), std::string::npos) << e.what();
     }
   }
+}
+
+// One number of a good request is another one: it is refused, or there is a right plan.
+TEST(ReshardErrors, WrongNumbersDoNoHarm) {
+  constexpr std::int64_t kValues[] = {-1, 0, 1, 2, 3, 5, INT32_MAX, INT64_MAX, INT64_MIN};
+  int refused = 0, planned = 0;
+  for (std::uint64_t seed = 0; seed < 3000; ++seed) {
+    Cases cases(seed);
+    Request r = cases.request(true, 1);
+    const std::int64_t value = kValues[cases.between(0, std::size(kValues) - 1)];
+    const auto small = static_cast<std::int32_t>(value);
+    const auto some = [&](auto& list) -> auto& {
+      return list[static_cast<std::size_t>(
+          cases.between(0, static_cast<std::int64_t>(list.size()) - 1))];
+    };
+    Tensor& tensor = some(r.tensors);
+    Mesh& mesh = cases.chance(50) ? r.src : r.dst;
+    Placement& placement = some(&mesh == &r.src ? tensor.src : tensor.dst);
+    switch (cases.between(0, 10)) {
+      case 0:
+        some(mesh.dims) = value;
+        break;
+      case 1:
+        some(mesh.ranks) = small;
+        break;
+      case 2:
+        some(r.topology.host) = small;
+        break;
+      case 3:
+        some(r.topology.nic) = small;
+        break;
+      case 4:
+        placement.dim = small;
+        break;
+      case 5:
+        placement = strided(0, value);
+        break;
+      case 6:
+        r.options.max_bytes = value;
+        break;
+      case 7:
+        r.options.window = small;
+        break;
+      case 8:
+        r.options.stripes = small;
+        break;
+      case 9:
+        mesh.ranks.pop_back();
+        break;
+      default:
+        if (!tensor.shape.empty()) some(tensor.shape) = value;
+    }
+    try {
+      const Plan plan = make_plan(r);
+      const CheckReport report = check(plan);
+      EXPECT_TRUE(report.ok) << "seed " << seed << ": " << report.error << "\n" << text_of(r);
+      ++planned;
+    } catch (const BadRequest&) {
+      ++refused;
+    }
+  }
+  EXPECT_GT(planned, 500);
+  EXPECT_GT(refused, 500);
 }
 
 TEST(ReshardErrors, WhatIsTooLargeToCheckIsRefused) {

@@ -49,4 +49,4 @@ def draw_loads(plan: Plan, title: str, path: Path) -> None:
         note = f"; {left_out} less busy NICs left out" if left_out else ""
         axes.set_xlabel(literal(f"{name} through the NIC{note}"))
         plain(axes, title)
-        axes.legend(frameon=False, fontsize=8)
+        axes.legend(frameon=False, fontsize=8, ncols=3, loc="lower right", bbox_to_anchor=(1, 1))

@@ -115,7 +115,10 @@ class Plan:
     def _make(self, call: Any) -> None:
         self._lib = _abi.reshard_library()
         self._handle = _abi.Handle()
-        check(call(self._lib, ctypes.byref(self._handle)))
+        interruptible(
+            lambda: check(call(self._lib, ctypes.byref(self._handle))),
+            lambda: self._lib.unjamReshardDestroy(self._handle),
+        )
         self._info: dict[str, Any] = self._read(0)
 
     def __del__(self) -> None:
@@ -199,6 +202,9 @@ class Plan:
             nodes: decisions of the depth-first search, 0 to 10^9.
             tries: of the randomised greedy planner for each set, 1 to 10^6.
             seed: of its choices.
+
+        Raises:
+            InvalidArgument: more than 1,024 pairs of tiles meet, too many for the paper's planners.
         """
         for name, value, least, most in (
             ("nodes", nodes, 0, 10**9),
