@@ -87,9 +87,10 @@ UNJAM_API unjamResult_t unjamReshardPlan(const unjamMesh_t* src, const unjamMesh
 UNJAM_API unjamResult_t unjamReshardDestroy(unjamReshardPlan_t plan);
 
 /* The plan as JSON. "bound": the bytes that the busiest NIC must carry in one direction, whoever
- * plans; "busiest": those that it does carry; "ports": {"host", "nic", "out", "in"} of each NIC;
- * "digest": of ranks with equal ones the plans are equal. list: not 0 adds "bundle_list": what
- * travels together, and by which ranks, in the order in which it should begin. */
+ * plans with the NICs of ranks that hold or want the data; "busiest": those that it does carry;
+ * "ports": {"host", "nic", "out", "in"} of each NIC; "digest": of ranks with equal ones the plans
+ * are equal. list: not 0 adds "bundle_list": what travels together, and by which ranks, in the
+ * order in which it should begin. */
 UNJAM_API unjamResult_t unjamReshardInfo(unjamReshardPlan_t plan, int list, char* buffer,
                                          size_t bytes, size_t* needed);
 

@@ -86,8 +86,9 @@ class Assigner {
     count_work();
     set_quotas();
     give_out();
-    for (std::uint32_t i = 0; i < audiences_.size(); ++i)
+    for (std::uint32_t i = 0; i < audiences_.size(); ++i) {
       result_.audiences.push_back({audiences_[i]});
+    }
     for (std::uint32_t i = 0; i < routes_.size(); ++i) {
       const RouteKey& key = routes_[i];
       result_.routes.push_back({key.first.first, key.first.second, key.second});
@@ -117,11 +118,8 @@ class Assigner {
     std::map<int, std::int32_t> holder_on;  // of each host, its first
     for (const std::int32_t rank : holders) holder_on.try_emplace(host_of(rank), rank);
     std::map<int, std::vector<std::int32_t>> near, far;
-    const std::vector<std::int32_t> sorted = [&] {
-      std::vector<std::int32_t> copy = holders;
-      std::sort(copy.begin(), copy.end());
-      return copy;
-    }();
+    std::vector<std::int32_t> sorted = holders;
+    std::sort(sorted.begin(), sorted.end());
     for (const std::int32_t rank : wanters) {
       const int host = host_of(rank);
       if (std::binary_search(sorted.begin(), sorted.end(), rank)) {
@@ -174,8 +172,9 @@ class Assigner {
     std::vector<std::int64_t> bytes(traffic_.size(), 0);
     for (std::size_t t = 0; t < class_of_.size(); ++t) {
       const std::int64_t each = wire_bytes(request_.tensors[t]);
-      for (const ClassCell& cell : cells_[class_of_[t]])
+      for (const ClassCell& cell : cells_[class_of_[t]]) {
         bytes[cell.traffic] += cell.elements * each;
+      }
     }
     out_bytes_.assign(outs_.size(), 0);
     in_bytes_.assign(ins_.size(), 0);
@@ -257,7 +256,7 @@ class Assigner {
     }
   }
 
-  // Into each host through the ports that it has for this. They seldom end where
+  // Into each host through the ports that it has for this. Their quotas seldom end where those of
   // senders do, so parts are cut further; into four times as many at most.
   void cut_by_entries(const Traffic& traffic, std::int64_t each, int most, std::int64_t grain) {
     for (const std::uint32_t entry : traffic.entries) {

@@ -141,7 +141,10 @@ class Plan:
         return str(self._info["digest"])
 
     def bound(self) -> int:
-        """The bytes that the busiest NIC must carry in one direction, whoever plans."""
+        """The bytes that the busiest NIC must carry in one direction, whoever plans.
+
+        Each plan with the NICs of ranks that hold or want the data, that is.
+        """
         return int(self._info["bound"])
 
     def busiest(self) -> int:
