@@ -21,8 +21,9 @@
 extern "C" {
 #endif
 
-/* Ranks in a grid. dims: of `ndims` dimensions, 1 or more each. ranks: as many as their product,
- * row-major, each once. The ranks are those of the group in which the plan is to run. */
+/* Ranks in a grid. dims: of `ndims` dimensions, 1 or more each. ranks: as many as their product, at
+ * most 65536, row-major, each once. The ranks are those of the group in which the plan is to run.
+ */
 typedef struct {
   size_t size; /* sizeof(unjamMesh_t) */
   int32_t ndims;
@@ -76,9 +77,10 @@ typedef struct {
 
 typedef struct unjamReshardPlanImpl* unjamReshardPlan_t;
 
-/* Makes a plan. topology: NULL makes every rank a host with one NIC, as GPUs are that NVLink
- * connects. options: NULL takes the defaults. Nothing of the arguments is kept.
- * UNJAM_ERROR_INVALID_ARGUMENT: something does not fit; the message names the tensor. */
+/* Makes a plan. All tensors have at most 2^46 bytes together. topology: NULL makes every rank a
+ * host with one NIC, as GPUs are that NVLink connects. options: NULL takes the defaults. Nothing of
+ * the arguments is kept. UNJAM_ERROR_INVALID_ARGUMENT: something does not fit; the message names
+ * the tensor. */
 UNJAM_API unjamResult_t unjamReshardPlan(const unjamMesh_t* src, const unjamMesh_t* dst,
                                          const unjamReshardTensor_t* tensors, size_t ntensors,
                                          const unjamTopology_t* topology,

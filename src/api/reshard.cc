@@ -75,9 +75,9 @@ reshard::Mesh mesh_of(const unjamMesh_t* given, const char* name) {
   std::int64_t size = 1;
   for (const std::int64_t dim : mesh.dims) {
     // Before the ranks are read: so many must be there.
-    if (dim < 1 || dim > INT32_MAX / size) {
-      refuse(std::string(name) + ": a dimension of " + std::to_string(dim) +
-             ": give 1 or more, 2^31 - 1 in all");
+    if (dim < 1 || dim > reshard::kMostPlaces / size) {
+      refuse(std::string(name) + ": a dimension of " + std::to_string(dim) + ": give 1 or more, " +
+             std::to_string(reshard::kMostPlaces) + " ranks in all");
     }
     size *= dim;
   }

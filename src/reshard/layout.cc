@@ -70,8 +70,9 @@ std::string to_string(const Placement& placement) {
 std::string mesh_error(const Mesh& mesh) {
   std::int64_t size = 1;
   for (const std::int64_t dim : mesh.dims) {
-    if (dim < 1 || dim > INT32_MAX / size) {
-      return "a mesh dimension of " + std::to_string(dim) + ": give 1 or more, 2^31 - 1 in all";
+    if (dim < 1 || dim > kMostPlaces / size) {
+      return "a mesh dimension of " + std::to_string(dim) + ": give 1 or more, " +
+             std::to_string(kMostPlaces) + " ranks in all";
     }
     size *= dim;
   }

@@ -8,6 +8,9 @@
 
 namespace unjam::reshard {
 
+// Places of a mesh. With the most bytes of a request, sums over all ranks fit 64 bits.
+inline constexpr std::int64_t kMostPlaces = 1 << 16;
+
 // Ranks in a grid. ranks: row-major, as many as the product of dims; no rank twice.
 struct Mesh {
   std::vector<std::int64_t> dims;

@@ -1,6 +1,7 @@
 #include "reshard/paper.h"
 
 #include <algorithm>
+#include <bit>
 #include <numeric>
 #include <utility>
 
@@ -168,8 +169,11 @@ Schedule plan_greedy(const Tasks& tasks, int tries, std::uint64_t seed) {
         // A sender that has less to send than others is drawn rather.
         std::int64_t most = 0, weights = 0;
         for (const int port : task.senders) most = std::max(most, sums[index(port)]);
+        // Shifted, so that the sum over many ports fits.
+        const int shift = std::bit_width(task.senders.size());
+        const auto weight = [&](int port) { return ((most - sums[index(port)]) >> shift) + 1; };
         for (const int port : task.senders) {
-          if (!is_used(port)) weights += most - sums[index(port)] + 1;
+          if (!is_used(port)) weights += weight(port);
         }
         if (weights == 0) continue;
         auto drawn = static_cast<std::int64_t>(random.below(static_cast<std::uint64_t>(weights)));
@@ -177,7 +181,7 @@ Schedule plan_greedy(const Tasks& tasks, int tries, std::uint64_t seed) {
         for (const int port : task.senders) {
           if (is_used(port)) continue;
           sender = port;
-          if ((drawn -= most - sums[index(port)] + 1) < 0) break;
+          if ((drawn -= weight(port)) < 0) break;
         }
         used[index(sender)] = true;
         for (const int port : task.receivers) used[index(port)] = true;

@@ -19,6 +19,7 @@ Schedule plan_by_size(const Tasks& tasks, bool sorted);
 // Depth-first search over order and senders. A branch is left when the busiest port, with each task
 // to come counted at its receivers, and at the sender where there is but one, cannot be done before
 // the best schedule so far. Ends after `most_nodes` decisions with the best one found.
+// Recursive: for thousands of tasks at most.
 Schedule plan_depth_first(const Tasks& tasks, std::uint64_t most_nodes);
 
 // Sets of tasks that meet nowhere, one after the other: each the largest of `tries` random ones.

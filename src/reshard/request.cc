@@ -8,7 +8,8 @@
 namespace unjam::reshard {
 namespace {
 
-constexpr std::int64_t kMostBytes = std::int64_t{1} << 60;  // of all tensors together
+constexpr std::int64_t kMostBytes = std::int64_t{1} << 46;  // of all tensors together
+static_assert(kMostBytes <= INT64_MAX / kMostPlaces);
 constexpr std::int64_t kLeastPiece = 4096;
 constexpr std::int32_t kMostStripes = 1024, kMostWindow = 4096;
 
@@ -20,7 +21,7 @@ std::string tensor_error(const Request& request, const Tensor& tensor, std::int6
     if (dim == 0) {
       empty = true;
     } else if (dim > *left / bytes) {
-      return "the tensors have more than 2^60 bytes: plan fewer at once";
+      return "the tensors have more than 2^46 bytes: plan fewer at once";
     } else {
       bytes *= dim;
     }

@@ -612,8 +612,14 @@ TEST(ReshardErrors, WhatCannotBePlannedIsNamed) {
       {[](Request* r) { r->tensors[0].src[0] = strided(0, 0); }, "split factor must be"},
       {[](Request* r) { r->tensors[0].src[0] = strided(0, 1 << 30); }, "more parts than a plan"},
       {[](Request* r) { r->tensors[0].shape[0] = -1; }, "a dimension of -1"},
-      {[](Request* r) { r->tensors[0].shape = {1 << 30, 1 << 30}; }, "more than 2^60 bytes"},
-      {[](Request* r) { r->tensors[0].shape = {1 << 29, 1 << 28}; }, "give a larger max_bytes"},
+      {[](Request* r) { r->tensors[0].shape = {1 << 23, 1 << 22}; }, "more than 2^46 bytes"},
+      {[](Request* r) {
+         r->tensors[0].shape = {1 << 22, 1 << 22};
+         r->options.max_bytes = 32 * 4096;
+       },
+       "give a larger max_bytes"},
+      {[](Request* r) { r->src.dims = {1 << 16, 2}; },
+       "a mesh dimension of 2: give 1 or more, 65536"},
       {[](Request* r) { r->tensors.push_back(r->tensors[0]); }, "the name is there twice"},
       {[](Request* r) { r->options.window = 0; }, "window 0"},
       {[](Request* r) { r->options.stripes = 0; }, "stripes 0"},
