@@ -36,7 +36,11 @@ def local_of(tensor, mesh, coordinate, placements):
 def placements_of(ndims):
     """One mesh dimension's, of a tensor with so many dimensions."""
     dims = range(ndims)
-    return [Replicate(), *map(Shard, dims), *(Strided(d, split_factor=2) for d in dims)]
+    return [
+        Replicate(),
+        *map(Shard, dims),
+        *(Strided(d, split_factor=f) for d in dims for f in (2, 3)),
+    ]
 
 
 def coordinates(mesh):
