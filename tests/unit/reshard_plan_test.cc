@@ -568,6 +568,34 @@ TEST_F(ReshardMistakes, TwoRootsOfABundle) {
   expect("begins at two ranks");
 }
 
+// Where source and destination have ranks in common.
+class ReshardCopyMistakes : public ReshardMistakes {
+ protected:
+  ReshardCopyMistakes() {
+    Request r = two_to_two({6, 2}, shard(0), shard(1));
+    r.dst = r.src;
+    plan_ = make_plan(r);
+    ranks_ = rank_plans(plan_);
+  }
+};
+
+TEST_F(ReshardCopyMistakes, NoneIsFoundWhereThereIsNone) { EXPECT_EQ(fault(), ""); }
+
+TEST_F(ReshardCopyMistakes, AForgottenCopy) {
+  ranks_[1].copies.clear();
+  expect("rank 1 never gets");
+}
+
+TEST_F(ReshardCopyMistakes, ACopyOfSomethingElse) {
+  ranks_[0].copies[0].box.src_start[1] = 1;
+  expect("in place of");
+}
+
+TEST_F(ReshardCopyMistakes, ACopyToSomewhereElse) {
+  ranks_[0].copies[0].box.dst_start[0] = 4;
+  expect("reaches beyond its part");
+}
+
 // Plans made with a wrong idea of who holds what.
 std::string fault_of_plan_for(const Request& thought, const Request& truth) {
   return check(make_plan(truth).request, rank_plans(make_plan(thought))).error;
