@@ -1,6 +1,7 @@
 #include "reshard/info.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstdio>
 #include <functional>
 #include <vector>
@@ -167,20 +168,21 @@ std::string comparison_json(const Plan& plan, const Effort& effort) {
   const Tasks copies = copies_of(plan), bundles = bundles_as_tasks(plan);
   std::vector<int> senders;
   for (const Task& task : bundles.tasks) senders.push_back(task.senders[0]);
-  const auto in_order = [&](const Schedule& schedule) { return time_in_order(tasks, schedule); };
-  const double deep = in_order(plan_depth_first(tasks, effort.nodes));
-  const double greedy = in_order(plan_greedy(tasks, effort.tries, effort.seed));
+  const auto in_order = [&](const Schedule& schedule) {
+    return std::llround(time_in_order(tasks, schedule));
+  };
+  const std::int64_t deep = in_order(plan_depth_first(tasks, effort.nodes));
+  const std::int64_t greedy = in_order(plan_greedy(tasks, effort.tries, effort.seed));
   JsonWriter json;
   json.begin_object();
   json.field("tasks", static_cast<std::uint64_t>(tasks.tasks.size()));
-  json.field("bound", static_cast<double>(plan.bound));
-  json.field("naive", in_order(plan_naive(tasks)));
-  json.field("size", in_order(plan_by_size(tasks, true)));
+  json.field("bound", plan.bound);
+  json.field("naive", std::int64_t{in_order(plan_naive(tasks))});
+  json.field("size", std::int64_t{in_order(plan_by_size(tasks, true))});
   json.field("depth_first", deep).field("greedy", greedy);
   json.field("paper", std::min(deep, greedy));
-  json.field("copies",
-             static_cast<double>(busiest_port(copies, plan_by_size(copies, true).sender)));
-  json.field("plan", time_all_in_flight(bundles, senders, 0, true));
+  json.field("copies", busiest_port(copies, plan_by_size(copies, true).sender));
+  json.field("plan", std::int64_t{std::llround(time_all_in_flight(bundles, senders, 0, true))});
   json.end_object();
   return json.text();
 }

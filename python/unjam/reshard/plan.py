@@ -53,14 +53,14 @@ class Comparison:
     """
 
     tasks: int
-    bound: float
-    naive: float
-    size: float
-    depth_first: float
-    greedy: float
-    paper: float
-    copies: float
-    plan: float
+    bound: int
+    naive: int
+    size: int
+    depth_first: int
+    greedy: int
+    paper: int
+    copies: int
+    plan: int
 
 
 class Plan:
