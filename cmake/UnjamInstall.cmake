@@ -47,7 +47,7 @@ install(FILES $<TARGET_FILE:unjam> DESTINATION unjam/lib RENAME "${soname}"
 file(CONFIGURE OUTPUT "${generated}/python/libunjam.so"
      CONTENT "/* For the linker; programs load @soname@. */\nINPUT(@soname@)\n" @ONLY)
 install(FILES "${generated}/python/libunjam.so" DESTINATION unjam/lib COMPONENT python EXCLUDE_FROM_ALL)
-install(FILES include/unjam/unjam.h DESTINATION unjam/include/unjam COMPONENT python EXCLUDE_FROM_ALL)
+install(FILES include/unjam/unjam.h include/unjam/reshard.h DESTINATION unjam/include/unjam COMPONENT python EXCLUDE_FROM_ALL)
 # (No loader looks into a Python package unless a program tells it to.)
 unjam_install_descriptions(python "unjam/" lib include " -Wl,-rpath,\${libdir}" EXCLUDE_FROM_ALL)
 if(TARGET unjam_cuda)
@@ -56,5 +56,5 @@ if(TARGET unjam_cuda)
 endif()
 
 install(TARGETS ${shared_libraries} LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR} COMPONENT sdk)
-install(FILES include/unjam/unjam.h DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/unjam COMPONENT sdk)
+install(FILES include/unjam/unjam.h include/unjam/reshard.h DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/unjam COMPONENT sdk)
 unjam_install_descriptions(sdk "" "${CMAKE_INSTALL_LIBDIR}" "${CMAKE_INSTALL_INCLUDEDIR}" "")

@@ -23,6 +23,7 @@ LAYERS = [
     "plan",
     "engine",
     "control",
+    "reshard",
     "runtime",
     "api",
 ]

@@ -1,6 +1,6 @@
 """The pages, and parts of pages, that are made from sources: what docs.py --generate writes.
 
-    docs/reference/c.md      include/unjam/unjam.h
+    docs/reference/c.md      include/unjam/unjam.h and reshard.h
     docs/reference/cli.md    the parsers of python/unjam/cli
     docs/environment.md      its tables, from unjamEnvironment and unjam._torch_settings
     docs/algorithms/*.md     their numbers, and pictures beside them, from `unjam plan`
@@ -69,7 +69,7 @@ def _pieces(header: str) -> list[Piece]:
         if line.startswith("/*"):
             while "*/" not in lines[i]:
                 i += 1
-        elif re.match(r"(UNJAM_API|typedef|#define UNJAM_(?!UNJAM_H_|API))", line):
+        elif re.match(r"(UNJAM_API|typedef|#define UNJAM_(?!\w+_H_|API))", line):
             depth = 0
             while True:
                 depth += lines[i].count("{") - lines[i].count("}")
@@ -132,8 +132,7 @@ def _linked(text: str) -> str:
 
 
 def c_reference() -> str:
-    header = (ROOT / "include/unjam/unjam.h").read_text()
-    head, *pieces = _pieces(header)
+    head, *pieces = _pieces((ROOT / "include/unjam/unjam.h").read_text())
     out = [
         "# C reference",
         "Made from the comments of "
@@ -143,7 +142,21 @@ def c_reference() -> str:
         .partition("\n\n")[2]
         .replace(ROOT_PAGE, f"[{ROOT_PAGE}](../../{ROOT_PAGE}#words)"),
         "## Results and types",
+        *_declarations(pieces),
     ]
+    head, *pieces = _pieces((ROOT / "include/unjam/reshard.h").read_text())
+    out += [
+        "## Resharding",
+        "Of a header of its own, [include/unjam/reshard.h](../../include/unjam/reshard.h).",
+        _prose(head.text).partition("\n\n")[2],
+        *_declarations(pieces),
+    ]
+    return _linked("\n\n".join(out) + "\n")
+
+
+def _declarations(pieces: list[Piece]) -> list[str]:
+    """A header's declarations with their comments, each a part of the page."""
+    out: list[str] = []
     comment = ""
     for k, piece in enumerate(pieces):
         if piece.comment:
@@ -171,7 +184,7 @@ def c_reference() -> str:
         if comment:
             out.append(_prose(comment))
             comment = ""
-    return _linked("\n\n".join(out) + "\n")
+    return out
 
 
 # ---- the command line ----
@@ -215,12 +228,25 @@ def cli_reference() -> str:
     for name, sub in commands.choices.items():
         text = (sub.description or "").partition(" (docs/")[0].rstrip(".")
         out += [f"## {name}", f"{text[0].upper()}{text[1:]}."]
-        actions = [a for a in sub._actions if a.dest != "help" and a.help != argparse.SUPPRESS]
-        if actions:
-            out.append(table(["option", "default", "meaning"], map(_option, actions)))
-        if sub.epilog:
-            out.append(sub.epilog)
+        out += _options_of(sub)
+        for action in sub._actions:
+            if isinstance(action, argparse._SubParsersAction):
+                for below, parser in action.choices.items():
+                    text = parser.description or ""
+                    out += [f"### {name} {below}", f"{text[0].upper()}{text[1:]}."]
+                    out += _options_of(parser)
     return "\n\n".join(out) + "\n"
+
+
+def _options_of(parser: argparse.ArgumentParser) -> list[str]:
+    out = []
+    actions = [a for a in parser._actions if a.dest != "help" and a.help != argparse.SUPPRESS]
+    actions = [a for a in actions if not isinstance(a, argparse._SubParsersAction)]
+    if actions:
+        out.append(table(["option", "default", "meaning"], map(_option, actions)))
+    if parser.epilog:
+        out.append(parser.epilog)
+    return out
 
 
 # ---- the environment ----

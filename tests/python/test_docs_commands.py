@@ -57,6 +57,9 @@ ELSEWHERE = {
     "unjam simulate --trace /tmp/dumps": (
         "tests/python/test_torch_profiling.py::test_simulate_command_reads_the_dumps"
     ),
+    "unjam reshard plan weights.toml --check --compare": (
+        "tests/python/test_reshard.py::test_the_pages_file_is_planned"
+    ),
     # Minutes; parts of it run there.
     "PYTHONPATH=python UNJAM_LIBRARY=build/release/libunjam.so python3 tools/scale.py": (
         "tests/python/test_clock.py::test_the_pages_ratios_are_the_clocks"

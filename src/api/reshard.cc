@@ -1,0 +1,234 @@
+// The C API of cross-mesh resharding.
+#include "unjam/reshard.h"
+
+#include <algorithm>
+#include <cstring>
+#include <exception>
+#include <new>
+#include <string>
+#include <utility>
+
+#include "api/last_error.h"
+#include "reshard/check.h"
+#include "reshard/info.h"
+#include "reshard/nine.h"
+#include "reshard/plan.h"
+
+struct unjamReshardPlanImpl {
+  unjam::reshard::Plan impl;
+};
+
+namespace {
+
+using unjam::api::copy_text;
+using unjam::api::fail;
+namespace reshard = unjam::reshard;
+
+static_assert(static_cast<int>(reshard::PlacementKind::kReplicate) == UNJAM_REPLICATE);
+static_assert(static_cast<int>(reshard::PlacementKind::kShard) == UNJAM_SHARD);
+static_assert(static_cast<int>(reshard::PlacementKind::kStridedShard) == UNJAM_STRIDED_SHARD);
+
+constexpr int kMostDims = 64;  // of a mesh or a tensor
+constexpr std::uint64_t kMostNodes = 1'000'000'000;
+constexpr int kMostTries = 1'000'000;
+
+template <class F>
+unjamResult_t guarded(F&& f) {
+  try {
+    return f();
+  } catch (const reshard::BadRequest& e) {
+    return fail(UNJAM_ERROR_INVALID_ARGUMENT, e.what());
+  } catch (const std::bad_alloc&) {
+    return fail(UNJAM_ERROR_SYSTEM, "out of memory");
+  } catch (const std::exception& e) {
+    return fail(UNJAM_ERROR_SYSTEM, e.what());
+  }
+}
+
+unjamResult_t invalid(const char* message) { return fail(UNJAM_ERROR_INVALID_ARGUMENT, message); }
+
+[[noreturn]] void refuse(const std::string& message) { throw reshard::BadRequest(message); }
+
+template <class T>
+void check_struct(const T* given, const char* name, const char* type) {
+  if (given == nullptr) refuse(std::string(name) + " is NULL");
+  if (given->size != sizeof(T)) {
+    refuse(std::string(name) + " has an unknown size: set .size = sizeof(" + type + ")");
+  }
+}
+
+void check_dims(const char* name, std::int32_t ndims) {
+  if (ndims < 0 || ndims > kMostDims) {
+    refuse(std::string(name) + " has " + std::to_string(ndims) + " dimensions: give 0 to " +
+           std::to_string(kMostDims));
+  }
+}
+
+reshard::Mesh mesh_of(const unjamMesh_t* given, const char* name) {
+  check_struct(given, name, "unjamMesh_t");
+  check_dims(name, given->ndims);
+  if (given->ranks == nullptr || (given->dims == nullptr && given->ndims > 0)) {
+    refuse(std::string(name) + ": dims or ranks is NULL");
+  }
+  reshard::Mesh mesh;
+  mesh.dims.assign(given->dims, given->dims + given->ndims);
+  std::int64_t size = 1;
+  for (const std::int64_t dim : mesh.dims) {
+    // Before the ranks are read: so many must be there.
+    if (dim < 1 || dim > reshard::kMostPlaces / size) {
+      refuse(std::string(name) + ": a dimension of " + std::to_string(dim) + ": give 1 or more, " +
+             std::to_string(reshard::kMostPlaces) + " ranks in all");
+    }
+    size *= dim;
+  }
+  mesh.ranks.assign(given->ranks, given->ranks + size);
+  return mesh;
+}
+
+std::vector<reshard::Placement> placements_of(const unjamPlacement_t* given, std::size_t n,
+                                              const std::string& name) {
+  if (given == nullptr && n > 0) refuse(name + ": placements are NULL");
+  std::vector<reshard::Placement> list;
+  for (std::size_t i = 0; i < n; ++i) {
+    if (given[i].kind < UNJAM_REPLICATE || given[i].kind > UNJAM_STRIDED_SHARD) {
+      refuse(name + ": placement kind " + std::to_string(given[i].kind) +
+             " is unknown: give UNJAM_REPLICATE, UNJAM_SHARD or UNJAM_STRIDED_SHARD");
+    }
+    list.push_back(
+        {static_cast<reshard::PlacementKind>(given[i].kind), given[i].dim, given[i].split});
+  }
+  return list;
+}
+
+unjam::DType dtype_of(std::int32_t value, const std::string& name) {
+  if (value < 0 || value >= unjam::kNumDTypes) {
+    refuse(name + ": data type " + std::to_string(value) + " is unknown");
+  }
+  return static_cast<unjam::DType>(value);
+}
+
+reshard::Tensor tensor_of(const unjamReshardTensor_t& given, const reshard::Request& request) {
+  check_struct(&given, "a tensor", "unjamReshardTensor_t");
+  if (given.name == nullptr) refuse("a tensor's name is NULL");
+  const std::string name = std::string("tensor ") + given.name;
+  check_dims(name.c_str(), given.ndims);
+  if (given.shape == nullptr && given.ndims > 0) refuse(name + ": shape is NULL");
+  reshard::Tensor tensor;
+  tensor.name = given.name;
+  tensor.shape.assign(given.shape, given.shape + given.ndims);
+  tensor.src_dtype = dtype_of(given.src_dtype, name);
+  tensor.dst_dtype = dtype_of(given.dst_dtype, name);
+  tensor.src = placements_of(given.src, request.src.dims.size(), name);
+  tensor.dst = placements_of(given.dst, request.dst.dims.size(), name);
+  return tensor;
+}
+
+reshard::Topology topology_of(const unjamTopology_t* given, const reshard::Request& request) {
+  if (given == nullptr) {
+    std::int32_t highest = -1;
+    for (const reshard::Mesh* mesh : {&request.src, &request.dst}) {
+      for (const std::int32_t rank : mesh->ranks) highest = std::max(highest, rank);
+    }
+    // More would be memory for hosts that are not there.
+    if (highest > 1 << 24) refuse("rank " + std::to_string(highest) + " is above 2^24");
+    return reshard::ranks_alone(std::int64_t{highest} + 1);
+  }
+  check_struct(given, "topology", "unjamTopology_t");
+  if (given->nranks < 0) refuse("topology: nranks is negative");
+  if (given->nranks > 0 && (given->host == nullptr || given->nic == nullptr)) {
+    refuse("topology: host or nic is NULL");
+  }
+  reshard::Topology topology;
+  topology.host.assign(given->host, given->host + given->nranks);
+  topology.nic.assign(given->nic, given->nic + given->nranks);
+  return topology;
+}
+
+void set_options(const unjamReshardOptions_t* given, reshard::Options* options) {
+  if (given == nullptr) return;
+  check_struct(given, "options", "unjamReshardOptions_t");
+  if (given->max_bytes > INT64_MAX) refuse("max_bytes is above 2^63 - 1");
+  if (given->max_bytes != 0) options->max_bytes = static_cast<std::int64_t>(given->max_bytes);
+  if (given->window != 0) options->window = given->window;
+  if (given->stripes != 0) options->stripes = given->stripes;
+}
+
+}  // namespace
+
+extern "C" {
+
+unjamResult_t unjamReshardPlan(const unjamMesh_t* src, const unjamMesh_t* dst,
+                               const unjamReshardTensor_t* tensors, size_t ntensors,
+                               const unjamTopology_t* topology,
+                               const unjamReshardOptions_t* options, unjamReshardPlan_t* plan) {
+  return guarded([&] {
+    if (plan == nullptr) return invalid("plan is NULL");
+    if (tensors == nullptr && ntensors > 0) return invalid("tensors is NULL");
+    reshard::Request request;
+    request.src = mesh_of(src, "src");
+    request.dst = mesh_of(dst, "dst");
+    for (size_t i = 0; i < ntensors; ++i) {
+      request.tensors.push_back(tensor_of(tensors[i], request));
+    }
+    request.topology = topology_of(topology, request);
+    set_options(options, &request.options);
+    *plan = new unjamReshardPlanImpl{reshard::make_plan(std::move(request))};
+    return UNJAM_SUCCESS;
+  });
+}
+
+unjamResult_t unjamReshardDestroy(unjamReshardPlan_t plan) {
+  if (plan == nullptr) return invalid("plan is NULL");
+  delete plan;
+  return UNJAM_SUCCESS;
+}
+
+unjamResult_t unjamReshardInfo(unjamReshardPlan_t plan, int list, char* buffer, size_t bytes,
+                               size_t* needed) {
+  return guarded([&] {
+    if (plan == nullptr) return invalid("plan is NULL");
+    return copy_text(reshard::plan_json(plan->impl, list != 0), buffer, bytes, needed);
+  });
+}
+
+unjamResult_t unjamReshardRank(unjamReshardPlan_t plan, int rank, char* buffer, size_t bytes,
+                               size_t* needed) {
+  return guarded([&] {
+    if (plan == nullptr) return invalid("plan is NULL");
+    if (rank < 0 || static_cast<std::size_t>(rank) >= plan->impl.ports.port_of.size()) {
+      return invalid("rank: the topology does not know it");
+    }
+    return copy_text(reshard::rank_json(plan->impl, rank), buffer, bytes, needed);
+  });
+}
+
+unjamResult_t unjamReshardCheck(unjamReshardPlan_t plan, char* buffer, size_t bytes,
+                                size_t* needed) {
+  return guarded([&] {
+    if (plan == nullptr) return invalid("plan is NULL");
+    const reshard::Plan& p = plan->impl;
+    return copy_text(reshard::check_json(reshard::check(p)), buffer, bytes, needed);
+  });
+}
+
+unjamResult_t unjamReshardNine(int number, unjamReshardPlan_t* plan) {
+  return guarded([&] {
+    if (plan == nullptr) return invalid("plan is NULL");
+    if (number < 1 || number > reshard::kNumNineCases) return invalid("number: give 1 to 9");
+    *plan = new unjamReshardPlanImpl{reshard::make_plan(reshard::nine_case(number))};
+    return UNJAM_SUCCESS;
+  });
+}
+
+unjamResult_t unjamReshardCompare(unjamReshardPlan_t plan, uint64_t nodes, int tries, uint64_t seed,
+                                  char* buffer, size_t bytes, size_t* needed) {
+  return guarded([&] {
+    if (plan == nullptr) return invalid("plan is NULL");
+    if (nodes > kMostNodes) return invalid("nodes: give 0 to 1000000000");
+    if (tries < 1 || tries > kMostTries) return invalid("tries: give 1 to 1000000");
+    return copy_text(reshard::comparison_json(plan->impl, {nodes, tries, seed}), buffer, bytes,
+                     needed);
+  });
+}
+
+}  // extern "C"
