@@ -56,27 +56,16 @@ MISTAKES = [
     ),
     Mistake(
         "a credit before the result that the slice was for",
-        SLOTS + "steer.cuh",
-        [
-            (
-                "((c.call.steps.gather_waits_for_sent && done[kSends] "
-                "< order.sent_before_gather(n)) ||",
-                "((false) ||",
-            )
-        ],
-        only="CallKernel.GivesUp*",
+        SLOTS + "calls.cuh",
+        [("(!steps.gather_waits_for_sent || sent >=", "(true || sent >=")],
+        only="CallKernel.*InPlace",
         seeds=20,
     ),
     Mistake(
         "a gather in front of what its pass still collects",
-        SLOTS + "steer.cuh",
-        [
-            (
-                "(c.call.steps.gather_waits_for_collected &&",
-                "(false &&",
-            )
-        ],
-        only="CallKernel.GivesUp*",
+        SLOTS + "calls.cuh",
+        [("(!steps.gather_waits_for_collected || collected >=", "(true || collected >=")],
+        only="CallKernel.*InPlace",
         seeds=20,
     ),
     Mistake(
@@ -154,8 +143,8 @@ MISTAKES = [
     ),
     Mistake(
         "what has come is written over before it is moved",
-        SLOTS + "steer.cuh",
-        [("if (!strange && k < taken + kCome) {", "if (!strange && k < taken + kCome + 4) {")],
+        SLOTS + "watch.cuh",
+        [("if (at.k >= taken + kCome) return", "if (at.k >= taken + kCome + 4) return")],
     ),
     Mistake(
         "the last credits are not told",

@@ -27,6 +27,12 @@ __device__ __forceinline__ bool is_any_gone(const CudaLink& link, const std::uin
   return false;
 }
 
+// Whether the host has cancelled the call in the slot, or said that one of its members is gone.
+__device__ __forceinline__ bool is_cancelled(const CudaRank& r, std::uint32_t slot,
+                                             const std::uint16_t* members, std::uint32_t count) {
+  return load_relaxed(r.rank.cancelled[slot]) != 0 || is_any_gone(*r.link, members, count);
+}
+
 // CudaRank::lanes. Both return what was there before, and acquire and release.
 __device__ __forceinline__ std::uint64_t or_lanes(CudaRank& r, std::uint64_t bits) {
   return LocalAtomicRef<std::uint64_t>(r.lanes).fetch_or(bits, kAcqRel);
@@ -347,10 +353,9 @@ class CudaDev {
     return load_relaxed_local(r_.attention) != 0 && looks_cancelled(slot);
   }
   __device__ bool looks_cancelled(std::uint16_t slot) const {
-    if (load_relaxed(r_.rank.cancelled[slot]) != 0) return true;
     const Invocation& inv = r_.rank.invocations[slot];
-    if (inv.key == nullptr) return false;
-    return is_any_gone(*r_.link, inv.members, inv.group_size);
+    // (A command of the host's has no members.)
+    return is_cancelled(r_, slot, inv.members, inv.key != nullptr ? inv.group_size : 0);
   }
   __device__ bool stopped() const { return (s_.attention & kAttentionStop) != 0; }
   // Of a call that this lane has begun, or done, by itself (device/cuda/exec). Read once.

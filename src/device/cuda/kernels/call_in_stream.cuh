@@ -224,8 +224,7 @@ __device__ __forceinline__ bool take_lane(CudaRank& r, const CudaLaunch& launch,
 inline __device__ __noinline__ bool is_cancelled(CudaRank& r, const CudaLaunch& launch,
                                                  std::uint32_t attention) {
   LeavingSteps::tell_lanes(r, attention);
-  if (load_relaxed(r.rank.cancelled[launch.slot]) != 0) return true;
-  return is_any_gone(*r.link, launch.sqe.members, launch.sqe.inv.group_size);
+  return unjam::is_cancelled(r, launch.slot, launch.sqe.members, launch.sqe.inv.group_size);
 }
 
 // What a lane of a call does last. When all its threads have what they waited for:

@@ -177,6 +177,15 @@ struct Stream {
     return inv.geometry.chunk * dtype_bytes(inv.geometry.dtype);
   }
 
+  // Whether chunk n may be gathered when so many were sent, and collected: see "What may be
+  // interrupted".
+  __device__ __forceinline__ bool may_gather(std::uint32_t n, std::uint32_t sent,
+                                             std::uint32_t collected) const {
+    const SlotSteps& steps = call.steps;
+    return (!steps.gather_waits_for_sent || sent >= order().sent_before_gather(n)) &&
+           (!steps.gather_waits_for_collected || collected >= order().collected_before_gather(n));
+  }
+
   // Warps of a group of movers.
   __device__ __forceinline__ static unsigned warps() {
     return (blockDim.x / 32 - kApartWarps) / kGroups;

@@ -101,6 +101,27 @@ __device__ __forceinline__ void store_flags(const Stream& c, std::uint32_t q, st
   }
 }
 
+// By a thread for one connector, behind a fence behind all that it publishes: flags of slices
+// [from, to), whose headers are stored; or of those that were taken the credit.
+__device__ __forceinline__ void publish_news(const Stream& c, bool out, std::uint32_t q,
+                                             std::uint32_t from, std::uint32_t to) {
+  if (out) {
+    store_flags(c, q, from, to);
+  } else {
+    store_system(c.of.ins[q].cell->consumed, c.of.ins[q].count + to);
+  }
+}
+// Where a peer is told that something has come for it, without which it may stay asleep. Of a
+// thread that has something for member q, or nullptr.
+__device__ __forceinline__ std::uint32_t* where_to_poke(CudaRank& r, const Stream& c,
+                                                        std::uint32_t q, bool any) {
+  return any ? &r.pokes[c.call.members[q]][c.transport.lane] : nullptr;
+}
+__device__ __forceinline__ void poke_peer(std::uint32_t* at, std::uint32_t value) {
+  fence_system();
+  if (at != nullptr) store_system(*at, value);
+}
+
 // By a warp, as the call begins: lets members store into the output. (On a connector that is not
 // the key's any more nobody finds that.)
 __device__ __forceinline__ void invite_members(const Stream& c) {
@@ -122,10 +143,7 @@ __device__ __forceinline__ void publish_stream(CudaRank& r, const Stream& c) {
   const bool of_peer = thread < 2 * kSoloRanks && (out ? c.sends_to(q) : c.receives_from(q));
   const std::uint32_t own_slots = c.call.shape.escape_slots;
   const std::uint32_t slices = c.order().slices();
-  std::uint32_t* poke_at = nullptr;
-  if (out && (of_peer || c.receives_from(q))) {
-    poke_at = &r.pokes[c.call.members[q]][c.transport.lane];
-  }
+  std::uint32_t* const poke_at = where_to_poke(r, c, q, out && (of_peer || c.receives_from(q)));
   std::uint32_t poke = s.poke;
   std::uint32_t done = 0, idle = 0, moved[kSlotSteps] = {};
   invite_members(c);
@@ -155,12 +173,10 @@ __device__ __forceinline__ void publish_stream(CudaRank& r, const Stream& c) {
       // One fence a thread is behind all that it has seen the movers do, and what it has stored
       // itself: with it each store below is a release.
       fence_system();
-      if (news && out) {
-        store_flags(c, q, done, to);
-      } else if (news) {
-        store_system(c.of.ins[q].cell->consumed, c.of.ins[q].count + to);
+      if (news) {
+        publish_news(c, out, q, done, to);
+        done = to;
       }
-      if (news) done = to;
       told = false;
       idle = 0;
       continue;
@@ -171,10 +187,7 @@ __device__ __forceinline__ void publish_stream(CudaRank& r, const Stream& c) {
     }
     if (borrows) borrows = !borrow(r, c);
     if (told || ++idle < kIdleRounds) continue;
-    // Peers may be asleep until they hear that something has come for them.
-    fence_system();
-    ++poke;
-    if (poke_at != nullptr) store_system(*poke_at, poke);
+    poke_peer(poke_at, ++poke);
     told = true;
   }
   if (thread < 2 * kSoloRanks) (out ? c.of.sent : c.of.taken)[q] = done;

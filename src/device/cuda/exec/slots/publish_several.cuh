@@ -38,10 +38,8 @@ __device__ __forceinline__ void publish_several(CudaRank& r, const LaneTransport
   const bool out = thread < kSoloRanks;
   const bool of_peer = thread < 2 * kSoloRanks && (out ? like.sends_to(q) : like.receives_from(q));
   const std::uint32_t own_slots = like.call.shape.escape_slots;
-  std::uint32_t* poke_at = nullptr;
-  if (out && (of_peer || like.receives_from(q))) {
-    poke_at = &r.pokes[like.call.members[q]][t.lane];
-  }
+  std::uint32_t* const poke_at =
+      where_to_poke(r, like, q, out && (of_peer || like.receives_from(q)));
   std::uint32_t poke = s.poke, idle = 0, seen = 0;
   bool told = true, went_on = false;
   std::uint32_t ended = 0;  // calls, as bits
@@ -89,11 +87,7 @@ __device__ __forceinline__ void publish_several(CudaRank& r, const LaneTransport
         std::uint32_t& done = (out ? c.of.sent : c.of.taken)[q];
         const std::uint32_t to = x.to[i][thread];
         if (to == done) continue;
-        if (out) {
-          store_flags(c, q, done, to);
-        } else {
-          store_system(c.of.ins[q].cell->consumed, c.of.ins[q].count + to);
-        }
+        publish_news(c, out, q, done, to);
         done = to;
       }
       told = false;
@@ -112,10 +106,7 @@ __device__ __forceinline__ void publish_several(CudaRank& r, const LaneTransport
     if (news_told) continue;
     if (last) break;
     if (told || ++idle < kIdleRounds) continue;
-    // Peers may be asleep until they hear that something has come for them.
-    fence_system();
-    ++poke;
-    if (poke_at != nullptr) store_system(*poke_at, poke);
+    poke_peer(poke_at, ++poke);
     told = true;
   }
   if (thread == 0) s.poke = poke;

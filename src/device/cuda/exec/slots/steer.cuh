@@ -59,11 +59,9 @@ __device__ __forceinline__ bool steer(CudaRank& r, const Stream& c, Interrupted 
   // for a look at what comes in, unless that was found before.
   const bool knows = __all_sync(kAll, !x.of_peer || !x.comes || c.of.found[x.q] == kIsTheKeys) != 0;
   Wire wire = x.of_peer && !x.comes ? c.of.outs[x.q] : Wire{};
-  std::uint32_t k = 0;  // so many are there
-  std::uint64_t found = x.of_peer ? c.of.credits[x.q] : 0;
-  std::uint64_t step = wire.count + slice_watched(c, x.watch, 0);
-  std::uint64_t* word = nullptr;
-  if (x.of_peer && !x.comes) word = &wire.cell->consumed;
+  Watching at;
+  at.found = x.of_peer ? c.of.credits[x.q] : 0;
+  if (x.of_peer && !x.comes) at.begin(c, x, wire, 0);
   std::uint32_t needs[kSlotSteps];  // threads that watch for a hop
 #pragma unroll
   for (std::uint32_t hop = 0; hop < kSlotSteps; ++hop) {
@@ -81,38 +79,16 @@ __device__ __forceinline__ bool steer(CudaRank& r, const Stream& c, Interrupted 
     const std::uint64_t invitation = asking.look(wire, round);
     if (round == (knows ? 0 : 1)) {
       strange = !find_incoming(c, x, wire);
-      if (x.of_peer && x.comes && !strange) {
-        step = wire.count + slice_watched(c, x.watch, 0);
-        word = &LaneTransport::header_of(wire.steps, step).flag;
-      }
+      if (x.of_peer && x.comes && !strange) at.begin(c, x, wire, 0);
     }
-    if (x.of_peer && k < chunks && !stops && !strange && (knows || round != 0 || !x.comes)) {
+    if (x.of_peer && at.k < chunks && !stops && !strange && (knows || round != 0 || !x.comes)) {
       // Acquire: the payload is read, or the slot overwritten, behind it. (What was consumed is
       // known in the first round.)
-      if (round != 0 || x.comes) found = load_acquire(*word);
-      if (!x.comes) {
-        const std::uint32_t borrowed = CudaDev::load_block(s.borrowed[x.q]);
-        while (k < chunks && c.room_for(static_cast<std::uint32_t>(step - wire.count), step - found,
-                                        borrowed, asking.straight)) {
-          news = true;
-          step = wire.count + slice_watched(c, x.watch, ++k);
-        }
-      } else if ((found & ~kFlagPlaces) == step_flag(c.inv.seed, step)) {
-        const std::uint32_t taken = x.hop == kGathers ? done[kGathers] : done[kCollects];
-        strange = (found & kFlagInOutput) != 0 && !c.invites(x.q);
-        if (strange) c.of.found[x.q] = kIsNot;
-        if (!strange && k < taken + kCome) {
-          Wire in = wire;
-          in.count = step;
-          // (slice_at(): nullptr, if it is in the output.)
-          c.of.come[x.hop][k % kCome][x.q] =
-              (found & kFlagPlaces) == 0 ? c.transport.escape_slot_of(in.steps, step)
-                                         : c.transport.slice_at(c.call.members[x.q], in, found);
-          news = true;
-          step = wire.count + slice_watched(c, x.watch, ++k);
-          word = &LaneTransport::header_of(wire.steps, step).flag;
-        }
-      }
+      if (round != 0 || x.comes) at.found = load_acquire(*at.word);
+      const std::uint32_t taken = x.hop == kGathers ? done[kGathers] : done[kCollects];
+      const Seen seen = look_at_watch(c, x, wire, taken, asking.straight, at);
+      news = seen == Seen::kNews;
+      strange = seen == Seen::kStrange;
     }
     asking.hear(c, x.q, x.hop, invitation);
     moved = __any_sync(kAll, news) != 0 || moved;
@@ -121,7 +97,7 @@ __device__ __forceinline__ bool steer(CudaRank& r, const Stream& c, Interrupted 
     moved = moved || slowest != slowest_before;
     slowest_before = slowest;
 
-    if (may_be_sure && !sure && !stops && __all_sync(kAll, !x.of_peer || k == chunks) != 0) {
+    if (may_be_sure && !sure && !stops && __all_sync(kAll, !x.of_peer || at.k == chunks) != 0) {
       // all_there() waits for the stream: not while that would keep slices from movers.
       bool may_wait = true;
 #pragma unroll
@@ -150,19 +126,14 @@ __device__ __forceinline__ bool steer(CudaRank& r, const Stream& c, Interrupted 
         __syncwarp();  // as above
       }
       const std::uint32_t n = next[hop];
-      const std::uint32_t there = __ballot_sync(kAll, k > n);
+      const std::uint32_t there = __ballot_sync(kAll, at.k > n);
       over = over && d == chunks;
       holds = holds || d != n;
       if (!rehearses) {
         if (n == chunks || n == d + c.in_hand(hop) || (needs[hop] & ~there) != 0 || stops) continue;
         if (!sure && !LanePace::may_begin(n, slowest)) continue;
         if (hop == kSends && !order.is_wanted_soon(n, done[kGathers])) continue;
-        if (hop == kGathers &&
-            ((c.call.steps.gather_waits_for_sent && done[kSends] < order.sent_before_gather(n)) ||
-             (c.call.steps.gather_waits_for_collected &&
-              done[kCollects] < order.collected_before_gather(n)))) {
-          continue;
-        }
+        if (hop == kGathers && !c.may_gather(n, done[kSends], done[kCollects])) continue;
       }
       const std::uint32_t at = c.descriptions().at(hop, n);
       const bool moves = __any_sync(kAll, describe_slice(c, hop, n, thread, s.jobs[at])) != 0;
@@ -198,7 +169,7 @@ __device__ __forceinline__ bool steer(CudaRank& r, const Stream& c, Interrupted 
   }
   const bool only_results = !has_member(c.call.steps.sends_to, x.q);
   if (x.of_peer && x.watch == (only_results ? kRoomForResult : kRoomToSend)) {
-    c.of.credits[x.q] = found;
+    c.of.credits[x.q] = at.found;
   }
   if (thread == 0) CudaDev::store_block(s.closed, 1u);
   return over;

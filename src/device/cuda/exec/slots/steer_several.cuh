@@ -91,10 +91,9 @@ __device__ __forceinline__ void steer_several(CudaRank& r, const LaneTransport& 
   bool came = false, lively = false;  // lively: what came was not there when we were
 
   // Of the set.
-  std::uint32_t set = 0, i = 0, place = 0, group = 0, gatherers = 0, k = 0;  // k: so many are there
+  std::uint32_t set = 0, i = 0, place = 0, group = 0, gatherers = 0;
   bool enters = true, watches = false, leads = false;
-  std::uint64_t found = 0, step = 0;
-  std::uint64_t* word = nullptr;
+  Watching at;
   Asking asking{};
   // Sets, as bits: seen before; what comes there has been found; all of it is in movers' hands.
   std::uint32_t seen = 0, resolved = 0, finished = 0;
@@ -111,9 +110,6 @@ __device__ __forceinline__ void steer_several(CudaRank& r, const LaneTransport& 
     const Wire& wire = comes ? of.ins[q] : of.outs[q];
     const HopOrder order = c.order();
     const std::uint32_t chunks = c.call.chunks_of_all();
-    const auto slice = [&](std::uint32_t n) {
-      return watch == kRoomForResult || watch == kToCollect ? order.second(n) : order.first(n);
-    };
     if (enters) {
       enters = false;
       watches = i < calls && of_peer;
@@ -128,25 +124,21 @@ __device__ __forceinline__ void steer_several(CudaRank& r, const LaneTransport& 
       gatherers = __ballot_sync(kAll, watches && watch == kToGather) & of_call;
       leads = watches && (group & ((1u << thread) - 1)) == 0;
       const bool anew = (seen & bit) == 0;
-      k = anew ? of.behind[hop] : of.watched[watch][q];
-      found = watches ? of.credits[q] : 0;
+      at.k = anew ? of.behind[hop] : of.watched[watch][q];
+      at.found = watches ? of.credits[q] : 0;
       asking = Asking{watches && !comes && c.into_output(hop)};
       if (asking.asks && !anew) {
         asking.known = of.heard[hop][q];
         asking.straight = of.invited[q] != nullptr;
         asking.asks = !asking.straight;
       }
-      word = nullptr;
       if (watches && comes) watches = of.found[q] != kIsNot;
-      if (watches && (!comes || of.found[q] == kIsTheKeys)) {
-        step = wire.count + slice(k);
-        word = comes ? &LaneTransport::header_of(wire.steps, step).flag : &wire.cell->consumed;
-      }
+      if (watches && (!comes || of.found[q] == kIsTheKeys)) at.begin(c, what, wire, at.k);
     }
     if ((seen & ~resolved & bit) != 0) {
       resolved |= bit;
       // (Twice looked for by who watches both.)
-      const bool looks = watches && comes && k != chunks;
+      const bool looks = watches && comes && at.k != chunks;
 #pragma unroll
       for (const std::uint32_t w : {kToGather, kToCollect}) {
         if (looks && watch == w && of.found[q] == kNotLooked) {
@@ -157,38 +149,18 @@ __device__ __forceinline__ void steer_several(CudaRank& r, const LaneTransport& 
       }
       if (looks) {
         watches = of.found[q] == kIsTheKeys;
-        step = wire.count + slice(k);
-        word = &LaneTransport::header_of(wire.steps, step).flag;
+        at.begin(c, what, wire, at.k);
       }
     }
     bool news = false;
     const std::uint64_t invitation = asking.look(wire, round / sets);
     const bool anew = (seen & bit) == 0;
-    if (watches && k < chunks && !stops && !(anew && comes)) {
+    if (watches && at.k < chunks && !stops && !(anew && comes)) {
       // Acquire: the payload is read, or the slot overwritten, behind it.
-      if (!anew) found = load_acquire(*word);
-      if (!comes) {
-        const std::uint32_t borrowed = CudaDev::load_block(s.borrowed[q]);
-        while (k < chunks && c.room_for(static_cast<std::uint32_t>(step - wire.count), step - found,
-                                        borrowed, asking.straight)) {
-          news = true;
-          step = wire.count + slice(++k);
-        }
-      } else if ((found & ~kFlagPlaces) == step_flag(c.inv.seed, step)) {
-        if ((found & kFlagInOutput) != 0 && !c.invites(q)) {
-          of.found[q] = kIsNot;
-          watches = false;
-        } else if (k < of.done[hop] + kCome) {
-          Wire in = wire;
-          in.count = step;
-          of.come[hop][k % kCome][q] = (found & kFlagPlaces) == 0
-                                           ? t.escape_slot_of(in.steps, step)
-                                           : t.slice_at(c.call.members[q], in, found);
-          news = true;
-          step = wire.count + slice(++k);
-          word = &LaneTransport::header_of(wire.steps, step).flag;
-        }
-      }
+      if (!anew) at.found = load_acquire(*at.word);
+      const Seen saw = look_at_watch(c, what, wire, of.done[hop], asking.straight, at);
+      news = saw == Seen::kNews;
+      if (saw == Seen::kStrange) watches = false;
     }
     seen |= bit;
     asking.hear(c, q, hop, invitation);
@@ -220,7 +192,7 @@ __device__ __forceinline__ void steer_several(CudaRank& r, const LaneTransport& 
 
     // What can be moved.
     const std::uint32_t come =
-        __ballot_sync(kAll, watches && watch == kToGather && k > of.next[kGathers]);
+        __ballot_sync(kAll, watches && watch == kToGather && at.k > of.next[kGathers]);
     bool gave = false, lacks = false;
 #pragma unroll 1
     for (std::uint32_t g = 0; g != x.descriptions.in_round(); ++g) {
@@ -232,14 +204,9 @@ __device__ __forceinline__ void steer_several(CudaRank& r, const LaneTransport& 
           continue;
         }
         const std::uint32_t next = of.next[hop];
-        const std::uint32_t there = __ballot_sync(kAll, watches && hop == h && k > next);
+        const std::uint32_t there = __ballot_sync(kAll, watches && hop == h && at.k > next);
         bool can = leads && hop == h && (there & group) == group && next != chunks;
-        if (h == kGathers && like.call.steps.gather_waits_for_sent) {
-          can = can && of.done[kSends] >= order.sent_before_gather(next);
-        }
-        if (h == kGathers && like.call.steps.gather_waits_for_collected) {
-          can = can && of.done[kCollects] >= order.collected_before_gather(next);
-        }
+        if (h == kGathers) can = can && c.may_gather(next, of.done[kSends], of.done[kCollects]);
         if (h == kSends) {
           const bool has_come = (come & gatherers) == gatherers;
           const bool unlocks = SendingAhead::unlocks(order, next, of.next[kGathers], has_come);
@@ -294,8 +261,8 @@ __device__ __forceinline__ void steer_several(CudaRank& r, const LaneTransport& 
       }
       if (next != set) {
         if (i < calls && of_peer) {
-          of.watched[watch][q] = k;
-          if (has_credits) of.credits[q] = found;
+          of.watched[watch][q] = at.k;
+          if (has_credits) of.credits[q] = at.found;
           if (!comes) of.heard[hop][q] = asking.known;
         }
         set = next;
@@ -329,7 +296,7 @@ __device__ __forceinline__ void steer_several(CudaRank& r, const LaneTransport& 
     }
     stops = __any_sync(kAll, gives_up) != 0;
   }
-  if (i < calls && has_credits) x.calls[x.places[i]].credits[q] = found;
+  if (i < calls && has_credits) x.calls[x.places[i]].credits[q] = at.found;
   if (thread == 0) CudaDev::store_block(s.closed, 1u);
 }
 

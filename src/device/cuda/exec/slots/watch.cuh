@@ -117,5 +117,55 @@ __device__ __forceinline__ bool find_incoming(const Stream& c, const Watched& x,
   return of.found[x.q] == kIsTheKeys;
 }
 
+// What a thread knows of what it watches for.
+struct Watching {
+  std::uint32_t k = 0;            // so many slices are there
+  std::uint64_t found = 0;        // the word, as it was looked at
+  std::uint64_t step = 0;         // of the connector: of the next slice
+  std::uint64_t* word = nullptr;  // that says of it
+
+  // From chunk `first` on. The connector is known.
+  __device__ __forceinline__ void begin(const Stream& c, const Watched& x, const Wire& wire,
+                                        std::uint32_t first) {
+    step = wire.count + slice_watched(c, x.watch, first);
+    word = x.comes ? &LaneTransport::header_of(wire.steps, step).flag : &wire.cell->consumed;
+  }
+};
+
+// Whether the next slice that is watched for is there, now that `at.found` was acquired: data that
+// have come, or room. Of what comes so many are looked for beyond those that were `taken`: where
+// they lie is kept until then. `straight`: what is sent needs no slot.
+// Strange: what was found is none of ours, and nothing more is looked for there.
+enum class Seen { kNothing, kNews, kStrange };
+__device__ __forceinline__ Seen look_at_watch(const Stream& c, const Watched& x, const Wire& wire,
+                                              std::uint32_t taken, bool straight, Watching& at) {
+  if (!x.comes) {
+    bool news = false;
+    const std::uint32_t chunks = c.call.chunks_of_all();
+    const std::uint32_t borrowed = CudaDev::load_block(c.s.borrowed[x.q]);
+    while (at.k < chunks && c.room_for(static_cast<std::uint32_t>(at.step - wire.count),
+                                       at.step - at.found, borrowed, straight)) {
+      news = true;
+      at.step = wire.count + slice_watched(c, x.watch, ++at.k);
+    }
+    return news ? Seen::kNews : Seen::kNothing;
+  }
+  Wire in = wire;
+  in.count = at.step;
+  if (!LaneTransport::is_next(at.found, in, c.inv.seed)) return Seen::kNothing;
+  if ((at.found & kFlagInOutput) != 0 && !c.invites(x.q)) {
+    c.of.found[x.q] = kIsNot;
+    return Seen::kStrange;
+  }
+  if (at.k >= taken + kCome) return Seen::kNothing;
+  // (slice_at(): nullptr, if it is in the output. Of an own slot it goes by Wire::slot, which is the
+  // connector's next step's, not this one's.)
+  c.of.come[x.hop][at.k % kCome][x.q] =
+      (at.found & kFlagPlaces) == 0 ? c.transport.escape_slot_of(in.steps, at.step)
+                                    : c.transport.slice_at(c.call.members[x.q], in, at.found);
+  at.begin(c, x, wire, ++at.k);
+  return Seen::kNews;
+}
+
 }  // namespace solo
 }  // namespace unjam
