@@ -1573,10 +1573,7 @@ class Engine {
       }
     }
   }
-  // How long a slice takes the movers, in no unit: what it loads, and what it stores, which takes
-  // kLinkCost times as long where it goes through a link. (4 H200s, leaves alone, 64 KiB:
-  // scattering 3 slices 69 cycles, reducing 4 and sending the result to 3 peers 70, collecting 3
-  // 25, reducing 4 for oneself 22, in thousands.)
+  // How long a slice takes the movers, see cost_of_element().
   UNJAM_HD std::uint64_t cost_of(bool in) const {
     const SliceJob& job = this->job(in);
     if (job.copies) {
@@ -1586,9 +1583,10 @@ class Engine {
       const std::uint16_t empty = inv.geometry.empty_part;
       const std::uint32_t copies = count_bits(in ? s_.from.set : s_.to.set) -
                                    (empty == kNoPart || empty == inv.group_rank ? 0u : 1u);
-      return chunk(in).length * copies * (1 + stores + ((flags & kScatter) != 0 ? kLinkCost : 0));
+      return chunk(in).length * copies *
+             cost_of_element(1, (flags & kScatter) != 0 ? 1 : 0, stores);
     }
-    return job.elems * (job.num_src + kLinkCost * job.num_dst + (job.dst_user != nullptr ? 1 : 0));
+    return job.elems * cost_of_element(job.num_src, job.num_dst, job.dst_user != nullptr ? 1 : 0);
   }
 
   UNJAM_HD static void move_stream(DevHandle dev, BlockShared& block) {

@@ -141,7 +141,13 @@ struct RankState {
 // Slices of a turn that are under way at once; see Engine.
 inline constexpr std::uint32_t kStreamDepth = 4;
 inline constexpr std::uint32_t kMoverGroups = 2;  // at most
-inline constexpr std::uint32_t kLinkCost = 5;     // see Engine::cost_of()
+// How long an element of a slice takes the movers, in no unit: what they load, and what they store,
+// which takes kLinkCost times as long where it goes through a link.
+inline constexpr std::uint32_t kLinkCost = 5;
+UNJAM_HD constexpr std::uint32_t cost_of_element(std::uint32_t loads, std::uint32_t through_links,
+                                                 std::uint32_t stores) {
+  return loads + kLinkCost * through_links + stores;
+}
 struct StreamOfSlices {
   std::uint32_t counted = 0;
   std::uint32_t posted = 0;

@@ -299,6 +299,12 @@ class LaneTransport {
     return {in.steps, in.cell, in.consumed, in.connector, slot_of(in.consumed)};
   }
 
+  // Whether a step's own, guaranteed slot may be written, with so many steps before it that were
+  // not consumed: its last user was, for steps are consumed in order.
+  UNJAM_HD bool own_slot_is_free(std::uint64_t outstanding) const {
+    return outstanding < shape.escape_slots;
+  }
+
   // Room for up to `want` bytes of the wire's next step. `credit`: what its cell says (acquired).
   UNJAM_HD SendGrant grant(std::uint32_t peer, const Wire& out, std::uint32_t want,
                            std::uint64_t credit,
@@ -306,7 +312,7 @@ class LaneTransport {
     const std::uint64_t outstanding = out.count - credit;
     SendGrant g;
     if (outstanding >= kSlotHeaders) return g;
-    const bool escape_free = outstanding < shape.escape_slots;
+    const bool escape_free = own_slot_is_free(outstanding);
     const bool fits = want <= shape.escape_slot_bytes && slots == SlotClass::kGuaranteedFirst;
     if (!fits || !escape_free) {
       g = borrow(peer);
@@ -469,7 +475,7 @@ class LaneTransport {
 
   UNJAM_HD SendGrant packet_grant(const Wire& out, std::uint64_t credit) const {
     SendGrant g;
-    if (out.count - credit >= shape.escape_slots) return g;
+    if (!own_slot_is_free(out.count - credit)) return g;
     g.data = escape_slot(out);
     g.capacity = shape.escape_slot_bytes;
     return g;

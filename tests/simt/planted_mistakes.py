@@ -49,8 +49,8 @@ MISTAKES = [
                 "if (news && out) store_flags(c, q, done, to);",
             ),
             (
-                "        store_flags(c, q, done, to);\n      } else if (news) {",
-                "        store_headers(c, q, done, to);\n      } else if (news) {",
+                "        publish_news(c, out, q, done, to);\n",
+                "        if (out) store_headers(c, q, done, to);\n",
             ),
         ],
     ),
@@ -94,7 +94,7 @@ MISTAKES = [
         SLOTS + "calls.cuh",
         [
             (
-                "if (slice < own) return behind < own;  // what was there before the call has gone",
+                "if (slice < own) return transport.own_slot_is_free(behind);",
                 "if (slice < own) return behind <= own;",
             )
         ],

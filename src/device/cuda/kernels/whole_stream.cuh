@@ -35,7 +35,7 @@ __device__ __forceinline__ void look_at_stream(const Stream& c, WholeStreamed& o
     const OutEndpoint& out = *out_endpoint(c.call, m, c.transport.lane);
     ok = out.connector != kNoConnector;
     Wire wire = c.transport.wire(out);
-    const std::uint32_t sent = c.prefix_to(m.q, of.behind), own = c.call.shape.escape_slots;
+    const std::uint32_t sent = c.prefix_to(m.q, of.behind);
     wire.count -= sent;
     of.outs[m.q] = wire;
     of.sent[m.q] = sent;
@@ -44,15 +44,18 @@ __device__ __forceinline__ void look_at_stream(const Stream& c, WholeStreamed& o
     const std::uint64_t first = wire.count + order.first(of.behind[kSends]),
                         second = wire.count + order.second(of.behind[kGathers]);
     std::uint64_t credit = out.credit;
-    if (ok && ((sends && first - credit >= own) || (results && second - credit >= own))) {
+    const auto has_room = [&](std::uint64_t step) {
+      return c.transport.own_slot_is_free(step - credit);
+    };
+    if (ok && ((sends && !has_room(first)) || (results && !has_room(second)))) {
       credit = load_relaxed(wire.cell->consumed);
     }
     of.credits[m.q] = out.credit;
     // (What is sent out of the connector's turn is not published, and forgotten. Of what comes out
     // of turn the same is true.)
     const bool in_turn = order.first(of.behind[kSends]) == sent;
-    lacks[kSends] = sends && (!in_turn || first - credit >= own);
-    lacks[kGathers] = results && second - credit >= own;
+    lacks[kSends] = sends && (!in_turn || !has_room(first));
+    lacks[kGathers] = results && !has_room(second);
   } else if (m.part == kIncoming && c.receives_from(m.q)) {
     const InEndpoint& in = *endpoint_of(c.call, m, c.transport.lane);
     ok = in.connector != kNoConnector;
@@ -63,8 +66,10 @@ __device__ __forceinline__ void look_at_stream(const Stream& c, WholeStreamed& o
     of.taken[m.q] = taken;
     const auto has_come = [&](std::uint32_t slice) {
       const std::uint64_t step = wire.count + slice;
+      Wire in = wire;
+      in.count = step;
       const std::uint64_t flag = load_relaxed(LaneTransport::header_of(wire.steps, step).flag);
-      return (flag & ~kFlagPlaces) == step_flag(c.inv.seed, step);
+      return LaneTransport::is_next(flag, in, c.inv.seed);
     };
     // Where the connector is not the key's any more, or began anew, slices may come elsewhere: that
     // is to be found out, which steering does.

@@ -282,7 +282,8 @@ struct Stream {
                                            std::uint32_t borrowed, bool straight) const {
     if (straight) return behind < kSlotHeaders;
     const std::uint32_t own = call.shape.escape_slots;
-    if (slice < own) return behind < own;  // what was there before the call has gone
+    // (What was there before the call has gone.)
+    if (slice < own) return transport.own_slot_is_free(behind);
     if (borrowed == kNotYet) return false;
     // (Nobody has used a borrowed slot since it was found to be free.)
     return behind < (slice < own + borrowed ? kSlotHeaders : own + borrowed);

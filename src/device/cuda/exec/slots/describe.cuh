@@ -112,17 +112,17 @@ __device__ __forceinline__ bool describe_slice(const Stream& c, std::uint32_t ho
   return false;  // (the own part's thread says it)
 }
 
-// As Engine::cost_of().
+// How long a slice of the hop takes the movers: all are as long.
 __device__ __forceinline__ std::uint32_t cost_of(const Stream& c, std::uint32_t hop) {
   const SlotSteps& steps = c.call.steps;
   const std::uint32_t sends = __popc(steps.sends_to), results = __popc(steps.results_to);
-  if (hop == kCollects) return 2 * __popc(steps.collects_from);
+  if (hop == kCollects) return cost_of_element(1, 0, 1) * __popc(steps.collects_from);
   if (hop == kGathers) {
     const std::uint32_t sources = steps.reduces ? steps.num_sources : 1;
-    return kLinkCost * results + sources + (steps.stores_result ? 1 : 0);
+    return cost_of_element(sources, results, steps.stores_result ? 1 : 0);
   }
-  if (!steps.scatters) return kLinkCost * sends + 1 + (steps.stores_sent ? 1 : 0);
-  return (kLinkCost + 1 + (steps.copies ? 1 : 0)) * sends;
+  if (!steps.scatters) return cost_of_element(1, sends, steps.stores_sent ? 1 : 0);
+  return cost_of_element(1, 1, steps.copies ? 1 : 0) * sends;
 }
 
 // By one thread.

@@ -158,8 +158,8 @@ __device__ __forceinline__ Seen look_at_watch(const Stream& c, const Watched& x,
     return Seen::kStrange;
   }
   if (at.k >= taken + kCome) return Seen::kNothing;
-  // (slice_at(): nullptr, if it is in the output. Of an own slot it goes by Wire::slot, which is the
-  // connector's next step's, not this one's.)
+  // (slice_at(): nullptr, if it is in the output. Of an own slot it goes by Wire::slot, which is
+  // the connector's next step's, not this one's.)
   c.of.come[x.hop][at.k % kCome][x.q] =
       (at.found & kFlagPlaces) == 0 ? c.transport.escape_slot_of(in.steps, at.step)
                                     : c.transport.slice_at(c.call.members[x.q], in, at.found);
