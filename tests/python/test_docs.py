@@ -233,3 +233,20 @@ def test_the_late_ranks_picture(tmp_path: Path) -> None:
     measured = ROOT / "bench" / "results" / "late-rank-h200-4-gpus.csv"
     picture.draw(measured, tmp_path / "late.png")
     assert (tmp_path / "late.png").read_bytes()[:4] == b"\x89PNG"
+
+
+def test_acts_of_executors_are_stated_once() -> None:
+    page = (ROOT / "docs/internals/executors.md").read_text()
+    acts = set(re.findall(r"`(src/[\w/.]+)`: `(\w+)`", page))
+    assert len(acts) >= 14
+    folders = ["src/device/cuda", "src/transport", "src/engine", "src/program"]
+    texts = {
+        str(file.relative_to(ROOT)): file.read_text()
+        for folder in folders
+        for file in sorted((ROOT / folder).rglob("*.*h"))
+    }
+    for file, name in acts:
+        begin = "struct " if name[0].isupper() else "(?:inline|static|UNJAM_HD|__device__) [^;=(]*"
+        stated = re.compile(rf"^ *{begin}\b{name}\b[^;]*{{", re.MULTILINE)
+        where = [path for path, text in texts.items() for _ in stated.findall(text)]
+        assert where == [file], f"{name}: stated in {where}"

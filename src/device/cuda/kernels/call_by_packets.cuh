@@ -52,7 +52,7 @@ __device__ __forceinline__ bool run_solo_one_shot(CudaRank& r, const CudaLaunch&
     }
   }
   if (s.ok == 0) return leave_untried(r, launch, lane, leased, s);
-  if (threadIdx.x == kListener && attention != 0 && is_cancelled(r, launch, attention)) {
+  if (threadIdx.x == kListener && attention != 0 && is_call_cancelled(r, launch, attention)) {
     come = false;
   }
   __syncwarp();
@@ -135,7 +135,7 @@ __device__ __forceinline__ bool run_solo_two_shot(CudaRank& r, const CudaLaunch&
     } else {
       come = has_gathered && move_later_any<LaterHop::kCollects>(r, call, inv, w, lane, s, held);
     }
-    if (threadIdx.x == kListener && attention != 0 && is_cancelled(r, launch, attention)) {
+    if (threadIdx.x == kListener && attention != 0 && is_call_cancelled(r, launch, attention)) {
       come = false;
     }
   }

@@ -252,7 +252,7 @@ __device__ __forceinline__ StreamEnd run_solo_stream(CudaRank& r, const CudaLaun
   // By one thread, as soon as it is sure that all will be moved, or, of a call that is not close to
   // the one in front, when it was.
   const auto end = [&] {
-    if (mine.said != 0 && is_cancelled(r, launch, mine.said)) return;
+    if (mine.said != 0 && is_call_cancelled(r, launch, mine.said)) return;
     mine.done = 1;
     // (The next call's blocks come behind this: then all has ended that is in front of this call.)
     wait_for_stream();
