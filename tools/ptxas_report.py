@@ -6,6 +6,10 @@ calls, a rare path may spill a little; what spills more than a KiB is a mistake.
 ptxas_report.py BUILD_DIR reads the *.ptxas files that tools/nvcc_log.sh leaves beside the objects
 of the .cu files in compile_commands.json. ptxas counts the registers that a function called through
 a pointer saves for its caller as spills, and so does this: they cost the same.
+
+Each file's figures are also held against tools/ptxas_baseline.json: what is more than a tenth worse
+fails, and so does a function that is compiled by itself and not in the list there, or no more.
+ptxas_report.py --write BUILD_DIR writes the list and the figures anew. Seconds are told only.
 """
 
 from __future__ import annotations
@@ -16,6 +20,7 @@ import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from common import ROOT, Failure, main_wrapper
 
@@ -31,6 +36,10 @@ FOREIGN = re.compile(r"^(__internal_|__nv_|__cuda_)")
 # What nvcc makes of a file's own namespace.
 LOCAL = re.compile(r"_INTERNAL_\w+::|\(anonymous namespace\)::")
 
+BASELINE = ROOT / "tools" / "ptxas_baseline.json"
+WORSE = 1.1  # than the baseline, at most
+SECONDS = re.compile(r"Compile time = ([\d.]+) ms")
+FATBIN = re.compile(r"\.nv_fatbin\s+PROGBITS\s+\w+\s+\w+\s+(\w+)")
 MAX_ROWS = 20  # of device functions that spill
 MOST_REGISTERS = 128  # of a kernel: 65536 for 512 threads
 # Of a function, in either direction. All leaves are in one: some tens of bytes each. Of a call in a
@@ -163,17 +172,88 @@ def build_logs(build: Path) -> list[Path]:
     return logs
 
 
+def figures(functions: list[Function], log: Path) -> dict[str, Any]:
+    """What the baseline has of a file: kernels, code, and functions by themselves."""
+    names = _short_names(sorted({f.symbol for f in functions}))
+    sections = subprocess.run(
+        ["readelf", "-SW", str(log.with_suffix(""))], capture_output=True, text=True, check=True
+    ).stdout
+    code = FATBIN.search(sections)
+    return {
+        "code_bytes": int(code[1], 16) if code else 0,
+        "ptxas_seconds": round(sum(map(float, SECONDS.findall(log.read_text()))) / 1000),
+        "kernels": {
+            names[f.symbol]: {
+                "registers": f.registers or 0,
+                "stack_bytes": f.stack,
+                "spill_store_bytes": f.spill_stores,
+                "spill_load_bytes": f.spill_loads,
+                "shared_bytes": f.shared,
+            }
+            for f in functions
+            if f.is_kernel
+        },
+        "functions": sorted({names[f.symbol] for f in functions if not f.is_kernel}),
+    }
+
+
+def worse(name: str, now: dict[str, Any], then: dict[str, Any]) -> list[str]:
+    """How a file's figures are worse than the baseline's; of seconds nothing is said."""
+    found = []
+    pairs = [(name, "code_bytes", now["code_bytes"], then["code_bytes"])]
+    for kernel, its in now["kernels"].items():
+        if kernel not in then["kernels"]:
+            found.append(f"{name}: {kernel} is not in the baseline")
+            continue
+        pairs += [
+            (f"{name}: {kernel}", what, its[what], then["kernels"][kernel][what]) for what in its
+        ]
+    for where, what, has, had in pairs:
+        if has > WORSE * had:
+            found.append(f"{where}: {has} {what}, {had} in the baseline")
+    new, old = set(now["functions"]), set(then["functions"])
+    found += [f"{name}: {f} is a new function by itself" for f in sorted(new - old)]
+    found += [f"{name}: {f} is no function by itself any more" for f in sorted(old - new)]
+    return found
+
+
+def hold_to_baseline(by_log: dict[Path, list[Function]], write: bool) -> None:
+    """Compares with the baseline, or writes it."""
+    baseline: dict[str, Any] = json.loads(BASELINE.read_text()) if BASELINE.is_file() else {}
+    found: list[str] = []
+    seconds = 0
+    for log, functions in by_log.items():
+        archs = "+".join(sorted({f.arch for f in functions}))
+        name = log.name.removesuffix(".o.ptxas")
+        now = figures(functions, log)
+        seconds += now["ptxas_seconds"]
+        print(f"{name}, {archs}: {now['code_bytes']} bytes, {now['ptxas_seconds']} s of ptxas")
+        if write:
+            baseline.setdefault(archs, {})[name] = now
+        elif name in baseline.get(archs, {}):
+            found += worse(name, now, baseline[archs][name])
+        else:
+            print(f"no baseline of {name} for {archs}")
+    if write:
+        BASELINE.write_text(json.dumps(baseline, indent=1, sort_keys=True) + "\n")
+    if found:
+        raise Failure(
+            "worse than tools/ptxas_baseline.json (mend it, or write a new one with --write and "
+            "say why):\n  " + "\n  ".join(found)
+        )
+
+
 def main() -> int:
-    if len(sys.argv) != 2:
-        raise Failure("usage: ptxas_report.py BUILD_DIR")
-    functions = [
-        function
-        for log in build_logs(Path(sys.argv[1]))
-        for function in parse(log.read_text(), log.name)
-        if not FOREIGN.match(function.symbol)
-    ]
+    arguments = [a for a in sys.argv[1:] if a != "--write"]
+    if len(arguments) != 1:
+        raise Failure("usage: ptxas_report.py [--write] BUILD_DIR")
+    by_log = {
+        log: [f for f in parse(log.read_text(), log.name) if not FOREIGN.match(f.symbol)]
+        for log in build_logs(Path(arguments[0]))
+    }
+    functions = [f for of_log in by_log.values() for f in of_log]
     if not any(f.is_kernel for f in functions):
-        raise Failure(f"no kernel was compiled in {sys.argv[1]}: nothing to report")
+        raise Failure(f"no kernel was compiled in {arguments[0]}: nothing to report")
     print(table(functions), flush=True)
     names = _short_names(sorted({f.symbol for f in functions}))
     wrong = [
@@ -194,6 +274,7 @@ def main() -> int:
     ]
     if wrong:
         raise Failure("see the table above:\n  " + "\n  ".join(wrong))
+    hold_to_baseline(by_log, write="--write" in sys.argv)
     architectures = sorted({f.arch for f in functions})
     spilling = sum(f.spills for f in functions)
     found = f"{spilling} functions spill a little" if spilling else "no spills"
