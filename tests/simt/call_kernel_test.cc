@@ -41,6 +41,8 @@ struct Case {
   // Of the last rank's kernels: so many steps behind the others'; and, somewhere in each, so many
   // in which one of their blocks stands still.
   std::uint64_t late = 0, held = 0;
+  DType dtype = DType::kInt32;
+  Op op = Op::kSum;
 };
 // About what a block of a call does.
 constexpr std::uint64_t kStepsABlock = 30'000;
@@ -104,6 +106,8 @@ class Job {
       call.count = has_large_slots(x, seed) ? 4 * x.count : x.count;
       call.algorithm = x.algorithm;
       call.in_place = x.in_place;
+      call.dtype = x.dtype;
+      call.op = x.op;
       call.root = static_cast<int>(x.ranks) - 1;
       error_ = ranks_.prepare(call);
       if (error_.empty()) launch(call, mix64(seed * uses + n));
@@ -186,6 +190,11 @@ std::string run(const Case& x, std::uint64_t seed, std::uint32_t uses, Figures& 
     for (const GpuCall& call : job.calls()) {
       const std::string use = "use " + std::to_string(call.n) + ": ";
       if (ranks.outcome(call, r) != Outcome::kDone) return use + "it was cancelled";
+      if (x.dtype != DType::kInt32) {
+        // The first use was the engine's, slice by slice.
+        if (call.outputs[r] != job.calls()[0].outputs[r]) return use + "it has other bits";
+        continue;
+      }
       if (std::string error = ranks.check(call, r); !error.empty()) return use + error;
     }
   }
@@ -311,6 +320,41 @@ void run_all(const Trial& trial, std::uint64_t seeds, std::size_t share) {
     EXPECT_GE(4 * figures.solo, figures.calls);
   }
 }
+
+// Executors and the engine's slices make the same bits, wherever they take turns.
+void same_bits(std::uint64_t seeds, std::size_t share) {
+  Figures figures;
+  std::uint64_t runs = 0;
+  const std::vector<Case> all = cases();
+  for (std::size_t i = base_seed() % share; i < all.size(); i += share) {
+    if (!reduces(all[i].kind)) continue;
+    for (const auto& [dtype, op] :
+         {std::pair{DType::kFloat32, Op::kSum}, std::pair{DType::kFloat32, Op::kAvg},
+          std::pair{DType::kBfloat16, Op::kSum}, std::pair{DType::kBfloat16, Op::kMax}}) {
+      Case x = all[i];
+      x.dtype = dtype;
+      x.op = op;
+      for (std::uint64_t s = 0; s < seeds; ++s) {
+        const std::uint64_t own = base_seed() + runs;
+        x.in_place = x.kind == Kind::kAllReduce && own % 2 == 0;
+        x.held = own % 4 < 2 ? 0 : 400'000;
+        x.patience_us = x.held != 0 ? 20 : 1000;
+        const std::string error = run(x, own, 3, figures);
+        if (error.rfind("it needs the engine", 0) == 0) continue;
+        ++runs;
+        ASSERT_EQ(error, "") << to_string(dtype) << ": " << text(x, own);
+      }
+    }
+  }
+  std::printf("%llu runs; of %llu calls %llu without the engine, lanes left %llu in the middle\n",
+              static_cast<unsigned long long>(runs), static_cast<unsigned long long>(figures.calls),
+              static_cast<unsigned long long>(figures.solo),
+              static_cast<unsigned long long>(figures.left));
+  EXPECT_GE(4 * figures.solo, figures.calls);
+  EXPECT_GT(figures.left, 0u);
+}
+TEST(CallKernel, SameBitsAsTheEngines) { same_bits(1, 5); }
+TEST(CallKernelSoak, SameBits) { same_bits(5, 1); }
 
 constexpr Trial kPlain{}, kInPlace{0, 1000, true};
 // Lanes give up, each somewhere, and the engine goes on.

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <algorithm>
+#include <bit>
 #include <cstdlib>
 #include <cstring>
 #include <map>
@@ -80,12 +81,14 @@ struct GpuCall {
   std::uint64_t n = 0;  // use of the key
   Kind kind = Kind::kAllReduce;
   std::uint64_t count = 0;
+  DType dtype = DType::kInt32;
+  Op op = Op::kSum;
   int root = 0;
   std::optional<Algorithm> algorithm;
   bool in_place = false;
   std::vector<Plan> plans;
   std::vector<std::shared_ptr<const Lowered>> lowered;
-  std::vector<std::vector<std::int32_t>> inputs, outputs;
+  std::vector<std::vector<std::int32_t>> inputs, outputs;  // as words, of whichever type
 };
 
 class GpuRanks {
@@ -131,7 +134,8 @@ class GpuRanks {
   std::string prepare(GpuCall& call) const {
     PlanRequest request;
     request.kind = call.kind;
-    request.dtype = DType::kInt32;
+    request.dtype = call.dtype;
+    request.op = call.op;
     request.count = call.count;
     request.ranks = static_cast<int>(shape_.ranks);
     request.root = call.root;
@@ -157,12 +161,15 @@ class GpuRanks {
       const std::size_t blocks = shape_.ranks;
       const bool wide_input = call.kind == Kind::kReduceScatter || call.kind == Kind::kAllToAll;
       const bool wide_output = call.kind == Kind::kAllGather || call.kind == Kind::kAllToAll;
+      const auto words = [&](std::size_t elements) {
+        return (elements * dtype_bytes(call.dtype) + 3) / 4;
+      };
       std::vector<std::int32_t>& input =
-          call.inputs.emplace_back((wide_input ? blocks : 1) * call.count);
+          call.inputs.emplace_back(words((wide_input ? blocks : 1) * call.count));
       for (std::size_t i = 0; i < input.size(); ++i) {
-        input[i] = static_cast<std::int32_t>(mix64(hash_combine(call.key * 7919 + r, i)) % 100'000);
+        input[i] = word_of(call.dtype, mix64(hash_combine(call.key * 7919 + r, i)));
       }
-      call.outputs.emplace_back((wide_output ? blocks : 1) * call.count, -1);
+      call.outputs.emplace_back(words((wide_output ? blocks : 1) * call.count), -1);
       if (call.in_place && call.kind == Kind::kAllReduce) call.outputs.back() = input;
     }
     return "";
@@ -267,7 +274,7 @@ class GpuRanks {
     rank(r).link->attention += 2;
   }
 
-  // What rank r must find; "": that.
+  // What rank r must find, of sums of integers; "": that.
   std::string check(const GpuCall& call, std::uint32_t r) const {
     const auto sum = [&](std::size_t i) {
       std::int32_t x = 0;
@@ -309,6 +316,16 @@ class GpuRanks {
   }
 
  private:
+  // Numbers of that type, so that what is added up is rounded, and differently in another order.
+  static std::int32_t word_of(DType dtype, std::uint64_t draw) {
+    if (dtype == DType::kInt32) return static_cast<std::int32_t>(draw % 100'000);
+    const auto bits = [](std::uint64_t x) {
+      return std::bit_cast<std::uint32_t>(static_cast<float>(x % 20'011) / 7 - 1000);
+    };
+    if (dtype == DType::kFloat32) return static_cast<std::int32_t>(bits(draw));
+    return static_cast<std::int32_t>(bits(draw) >> 16 | (bits(draw >> 32) & 0xffff0000));  // bf16
+  }
+
   struct Rank {
     explicit Rank(const CudaRankOptions& o) : options(o), memory(options) {}
     const CudaRankOptions options;
@@ -360,7 +377,7 @@ class GpuRanks {
     inv.seed = hash_combine(tag(call.key), call.n);
     inv.serial = ++of.serials;
     inv.group_size = static_cast<std::uint16_t>(shape_.ranks);
-    inv.op = Op::kSum;
+    inv.op = call.op;
     inv.slot = of.free_slots.back();
     of.free_slots.pop_back();
     of.calls[inv.slot] = &call;
