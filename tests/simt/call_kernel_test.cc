@@ -278,6 +278,13 @@ struct Trial {
   bool in_place = false;
   std::uint64_t held = 0;
 };
+// Sanitizers take long: there fewer cases.
+#if defined(__SANITIZE_ADDRESS__)
+constexpr std::size_t kFewer = 4;
+#else
+constexpr std::size_t kFewer = 1;
+#endif
+
 // All ends, with the right numbers; and where nobody is late, most calls without the engine. Of the
 // cases each `share`-th.
 void run_all(const Trial& trial, std::uint64_t seeds, std::size_t share) {
@@ -285,7 +292,7 @@ void run_all(const Trial& trial, std::uint64_t seeds, std::size_t share) {
   host_memory.looks = 0;
   std::uint64_t runs = 0, skipped = 0;
   const std::vector<Case> all = cases();
-  for (std::size_t i = base_seed() % share; i < all.size(); i += share) {
+  for (std::size_t i = base_seed() % share; i < all.size(); i += share * kFewer) {
     Case x = all[i];
     x.late = trial.late;
     x.held = trial.held;
@@ -326,7 +333,7 @@ void same_bits(std::uint64_t seeds, std::size_t share) {
   Figures figures;
   std::uint64_t runs = 0;
   const std::vector<Case> all = cases();
-  for (std::size_t i = base_seed() % share; i < all.size(); i += share) {
+  for (std::size_t i = base_seed() % share; i < all.size(); i += share * kFewer) {
     if (!reduces(all[i].kind)) continue;
     for (const auto& [dtype, op] :
          {std::pair{DType::kFloat32, Op::kSum}, std::pair{DType::kFloat32, Op::kAvg},
@@ -370,7 +377,7 @@ TEST(CallKernel, GivesUpAnywhereInPlace) { run_all(kHeldInPlace, 1, 2); }
 void end_all(End end, std::uint64_t seeds, std::size_t share) {
   Figures figures;
   const std::vector<Case> all = cases();
-  for (std::size_t i = base_seed() % share; i < all.size(); i += share) {
+  for (std::size_t i = base_seed() % share; i < all.size(); i += share * kFewer) {
     Case x = all[i];
     x.patience_us = i % 2 == 0 ? 20 : 1000;
     for (std::uint64_t s = 0; s < seeds; ++s) {
