@@ -13,6 +13,7 @@
 #include "tests/support/fiber_switch.h"
 
 #if defined(__SANITIZE_ADDRESS__)
+#include <sanitizer/asan_interface.h>
 #include <sanitizer/common_interface_defs.h>
 #endif
 
@@ -43,7 +44,13 @@ class Stacks {
     if (stack == MAP_FAILED) std::abort();
     return static_cast<unsigned char*>(stack);
   }
-  void give_back(unsigned char* stack) { free_.push_back(stack); }
+  void give_back(unsigned char* stack) {
+#if defined(__SANITIZE_ADDRESS__)
+    // (Of a fiber that was dropped in the middle its frames are still marked.)
+    __asan_unpoison_memory_region(stack, kStackBytes);
+#endif
+    free_.push_back(stack);
+  }
 
  private:
   std::vector<void*> free_;
@@ -108,9 +115,11 @@ class Block {
         votes((launch.threads + 31) / 32),
         speeds(votes.size(), 1),
         fibers(launch.threads) {
-    // Nothing may rely on what is there.
-    std::memset(memory, 0xa5, kBlockMemoryBytes);
-    shared.assign(find_shared().bytes, 0xa5);
+    // Nothing may rely on what is there. (As a pointer it is aligned, for code that works out where
+    // a word would be and does not look, and in no memory.)
+    constexpr unsigned char kGarbage = 0xc0;
+    std::memset(memory, kGarbage, kBlockMemoryBytes);
+    shared.assign(find_shared().bytes, kGarbage);
     for (std::uint32_t t = 0; t < launch.threads; ++t) {
       Fiber& f = fibers[t];
       f.thread = t;
