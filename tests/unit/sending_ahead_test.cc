@@ -1,7 +1,7 @@
 // SendingAhead, played: ranks that have the same all-reduces, all-gathers and broadcasts in orders
 // of their own, a lane each, with the connectors, hops, looks, and sets of calls watched in turn
-// that device/cuda/exec/slots/steer_several.cuh has. Data move at once, and a round of one rank is a
-// step of the schedule, which is random.
+// that device/cuda/exec/slots/steer_several.cuh has. Data move at once, and a round of one rank is
+// a step of the schedule, which is random.
 #include "device/cuda/exec/slots/sending_ahead.h"
 
 #include <gtest/gtest.h>

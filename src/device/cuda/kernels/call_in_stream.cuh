@@ -222,7 +222,7 @@ __device__ __forceinline__ bool take_lane(CudaRank& r, const CudaLaunch& launch,
 // The host has said something since the rank began: whether it was about this call. If so the
 // engine must know, too: of a call that has nothing left to do it looks once only.
 inline __device__ __noinline__ bool is_call_cancelled(CudaRank& r, const CudaLaunch& launch,
-                                                 std::uint32_t attention) {
+                                                      std::uint32_t attention) {
   LeavingSteps::tell_lanes(r, attention);
   return is_cancelled(r, launch.slot, launch.sqe.members, launch.sqe.inv.group_size);
 }
