@@ -551,6 +551,7 @@ UNJAM_API unjamResult_t unjamInfo(unjamContext_t context, char* buffer, size_t b
 UNJAM_API unjamResult_t unjamJobMemory(int nranks, const unjamConfig_t* config, char* buffer,
                                        size_t bytes, size_t* needed);
 /* {"ranks": [{"rank", "running": {group, key, n} | null, "waits_for": [...],
+ *             "lacks_memory": why memory that a neighbour needs is not there, or null,
  *             "pending": [{"group", "key", "n", "what", "age_ms", "called_by", "not_called_by",
  *                          "instead",
  *                          "engines": [{"lane", "waits_for": "data" | "room", "rank", "since_ms"} |

@@ -371,6 +371,7 @@ std::string SnapshotMessage::encode() const {
   for (const RankSnapshot& s : ranks) {
     w.number(static_cast<std::uint32_t>(s.rank));
     w.number(static_cast<std::uint8_t>((s.holds ? 1 : 0) | (s.busy ? 2 : 0)));
+    w.text(cut(s.lacks, kLongestText));
     w.list(s.running.size());
     for (const int i : s.running) {
       w.number(static_cast<std::int32_t>(i < static_cast<int>(kMostPending) ? i : -1));
@@ -392,12 +393,13 @@ std::string SnapshotMessage::encode() const {
 bool SnapshotMessage::decode(std::string_view bytes) {
   WireReader r(bytes);
   number = r.number<std::uint64_t>();
-  ranks.resize(r.list(kMaxRanks, 25));
+  ranks.resize(r.list(kMaxRanks, 29));
   for (RankSnapshot& s : ranks) {
     s.rank = static_cast<int>(r.up_to(kLastRank));
     const auto flags = r.up_to<std::uint8_t>(3);
     s.holds = (flags & 1) != 0;
     s.busy = (flags & 2) != 0;
+    s.lacks = r.text(kLongestText);
     s.running.resize(r.list(kMaxLanes, 4));
     for (int& i : s.running) i = r.number<std::int32_t>();
     s.words.resize(r.list(kMaxLanes, 8));

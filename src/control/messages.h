@@ -13,7 +13,7 @@
 
 namespace unjam {
 
-inline constexpr std::uint32_t kProtocolVersion = 8;
+inline constexpr std::uint32_t kProtocolVersion = 9;
 inline constexpr std::size_t kLongestText = 1 << 16;
 inline constexpr std::size_t kLongestHostId = 64;
 // Before and after the other end has proved that it knows the secret.

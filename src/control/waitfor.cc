@@ -283,6 +283,12 @@ std::string explain_json(const std::vector<RankSnapshot>& ranks, const std::vect
   for (const RankSnapshot* rank : told_of(all, ranks, cycles)) {
     const RankSnapshot& r = *rank;
     w.begin_object().field("rank", r.rank).field("holds", r.holds);
+    w.key("lacks_memory");
+    if (r.lacks.empty()) {
+      w.null();
+    } else {
+      w.value(r.lacks);
+    }
     w.key("running");
     const auto running =
         std::find_if(r.running.begin(), r.running.end(), [](int i) { return i >= 0; });
@@ -373,6 +379,10 @@ std::string explain_text(const std::vector<RankSnapshot>& ranks,
   for (const RankSnapshot* r : told_of(all, ranks, cycles)) {
     text += "unjam: rank " + std::to_string(r->rank) + ": " + std::to_string(r->pending.size()) +
             " pending\n";
+    if (!r->lacks.empty()) {
+      text += "unjam:   memory that a neighbour needs is not there: " + r->lacks +
+              ". Calls that have use for it wait until it is\n";
+    }
     for (std::size_t i = 0; i < r->pending.size() && i < kMostCalls; ++i) {
       const PendingCall& p = r->pending[i];
       const std::string instead = called_instead(r->rank, p, ranks);

@@ -51,6 +51,8 @@ struct RankSnapshot {
   bool holds = false;  // hold policy: what runs is not left until it is complete
   // A call of the rank was inside of its device all the time that we looked: nothing else is known.
   bool busy = false;
+  // Why memory that a neighbour needs is not there: calls that have use for it wait. "": it is.
+  std::string lacks;
   // What each lane's engine is inside of, as an index into pending; -1: nothing. `words` changes
   // whenever a lane enters or leaves an invocation.
   std::vector<int> running;

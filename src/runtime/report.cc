@@ -118,6 +118,7 @@ RankSnapshot Context::snapshot() {
   RankSnapshot r;
   r.rank = rank_;
   r.holds = settings_.policy == UNJAM_POLICY_HOLD;
+  if (const Rooms* const rooms = world_->rooms()) r.lacks = rooms->usage(rank_).lacks;
   const std::unique_lock lock = look_and_reap();
   if (!lock) {
     r.busy = true;

@@ -182,7 +182,7 @@ inline std::vector<SampleMessage> sample_messages(std::uint32_t rank = 2, std::u
   snapshot.number = 1;
   add(MessageType::kSnapshot, snapshot);
   RankSnapshot r;
-  r.rank = static_cast<int>(rank), r.holds = true;
+  r.rank = static_cast<int>(rank), r.holds = true, r.lacks = "no memory is left";
   r.running = {1, -1}, r.words = {77, 78};
   r.pending = {call, call};
   r.pending[1].mutual = false;

@@ -92,6 +92,23 @@ TEST(WaitFor, MissingRanksAndJson) {
   EXPECT_NE(json.find("\"cycles\":[]"), std::string::npos) << json;
 }
 
+TEST(Explain, NamesMemoryThatIsMissing) {
+  RankSnapshot lacking, fine;
+  lacking.rank = 3, lacking.lacks = "2 MiB for rank 5: no memory is left on the GPU";
+  fine.rank = 4;
+  const std::string json = explain_json({lacking, fine}, {}, {});
+  EXPECT_NE(json.find("\"lacks_memory\":\"2 MiB for rank 5: no memory is left on the GPU\""),
+            std::string::npos)
+      << json;
+  EXPECT_NE(json.find("\"lacks_memory\":null"), std::string::npos) << json;
+  const std::string text = explain_text({lacking, fine}, {}, {});
+  EXPECT_NE(text.find("2 MiB for rank 5: no memory is left on the GPU. Calls that have use for it "
+                      "wait until it is"),
+            std::string::npos)
+      << text;
+  EXPECT_EQ(text.find("memory", text.find("rank 4")), std::string::npos) << text;
+}
+
 TEST(WaitFor, WhatEnginesWaitFor) {
   auto a = call(10, "A", {0, 1});
   a.engines = {{0, EngineWait::kData, 1, 0, 1500.0}, {2, EngineWait::kRoom, -1, 0, 20.0}};
