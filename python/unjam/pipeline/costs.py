@@ -38,6 +38,7 @@ class Costs:
         weights: the other part; None: half of it.
         transfer: from each stage to the next: both directions, or (forward, backward).
         edges: the same of single edges (i, j), i < j. An edge that skips stages exists only here.
+        neighbours: whether each stage has an edge to the next; False: only those of ``edges``.
     """
 
     forward: Times = 1.0
@@ -46,6 +47,7 @@ class Costs:
     weights: Times | None = None
     transfer: Both = 0.0
     edges: Mapping[tuple[int, int], Both] = field(default_factory=dict)
+    neighbours: bool = True
 
 
 class Model:
@@ -68,7 +70,8 @@ class Model:
             "W": half if costs.weights is None else _of_stages("weights", costs.weights, stages),
         }
         transfer = _both("transfer", costs.transfer)
-        self.edges = {(stage, stage + 1): transfer for stage in range(stages - 1)}
+        chain = range(stages - 1) if costs.neighbours else ()
+        self.edges = {(stage, stage + 1): transfer for stage in chain}
         for edge, times in costs.edges.items():
             self.edges[_checked(edge, stages)] = _both(f"the transfer {edge}", times)
         self._into: list[list[int]] = [[] for _ in range(stages)]

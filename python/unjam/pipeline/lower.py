@@ -55,6 +55,41 @@ def overlap(order: Order, model: Model) -> Programs:
     return programs
 
 
+def bounded(order: Order, model: Model, receives: int, sends: int) -> Programs:
+    """As overlap, with limits for what is under way on a rank: what an executor runs.
+
+    At the start, receives are posted for what is used first, and another one whenever one has
+    ended. A send beyond its limit waits for the oldest one, and the end of a program for all.
+
+    Args:
+        order: the actions.
+        model: their edges.
+        receives: at most so many from other ranks, 1 or more.
+        sends: at most so many to other ranks, 1 or more.
+    """
+    programs: Programs = []
+    for row in order.rows:
+        due = deque(message for action in row for message in _remote(model.needs(action), model))
+        program = _received_early(row, model, model.is_local)
+        program += (Step(RECEIVE, due.popleft()) for _ in range(min(receives, len(due))))
+        sent: deque[Message] = deque()
+        for action in row:
+            for message in model.needs(action):
+                program.append(Step(WAIT, message))
+                if due and not model.is_local(message):
+                    program.append(Step(RECEIVE, due.popleft()))
+            program.append(Step(COMPUTE, action))
+            for message in model.gives(action):
+                if not model.is_local(message):
+                    if len(sent) == sends:
+                        program.append(Step(WAIT, sent.popleft()))
+                    sent.append(message)
+                program.append(Step(SEND, message))
+        program += (Step(WAIT, message) for message in sent)
+        programs.append(program)
+    return programs
+
+
 def fused(order: Order, model: Model) -> Programs:
     """As torch's Schedule1F1B does it, for any order.
 

@@ -9,7 +9,7 @@ has the comparisons that the modes are for.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -191,6 +191,40 @@ def signal_bound(stages: int, microbatches: int, costs: Costs | None = None) -> 
     An order with backwards in two parts can take less.
     """
     return simulate(one_f_one_b(stages, microbatches), costs, "signal").time
+
+
+def executable(
+    order: Order, edges: Iterable[tuple[int, int]], receives: int, sends: int
+) -> lower.Programs:
+    """What each rank does to run an order, with limits for what is under way on it.
+
+    It comes to its end however long anything takes: no rank waits for what depends on itself.
+
+    Args:
+        order: what each rank computes.
+        edges: pairs of stages (i, j), i < j; there are no others.
+        receives: how many receives a rank has under way at most.
+        sends: how many sends.
+
+    Raises:
+        Deadlock: the ranks would wait for each other.
+        InvalidArgument: an edge that does not fit the order, or a limit below 1.
+    """
+    for name, limit in (("receives", receives), ("sends", sends)):
+        if type(limit) is not int or limit < 1:
+            raise InvalidArgument(f"{name}={limit!r} is no limit: give a number from 1 on")
+    model = Model(order, Costs(edges=dict.fromkeys(edges, 0.0), neighbours=False))
+    # That of the order first: it has the better words for an order that no limit could help.
+    _Engine(order, model, lower.overlap(order, model), "overlap", instant=True).run().result()
+    programs = lower.bounded(order, model, receives, sends)
+    try:
+        _Engine(order, model, programs, "overlap", instant=True).run().result()
+    except Deadlock as error:
+        raise InvalidArgument(
+            f"with receives={receives} and sends={sends} the ranks wait for each other: "
+            f"{'; '.join(map(str, error.circle))}. Give higher limits"
+        ) from None
+    return programs
 
 
 class _Transfer:

@@ -1,14 +1,18 @@
-"""Orders of unjam.pipeline on torch's pipeline runtime, with any backend of torch.distributed.
+"""Orders of unjam.pipeline in training: on unjam's own executor, or on torch's pipeline runtime.
 
-    from torch.distributed.pipelining import PipelineStage
-    from unjam.torch.pipeline import Eager1F1B
+    from unjam.torch.pipeline import Edge, Pipeline, Stage
 
-    stage = PipelineStage(module, rank, ranks, device)
-    schedule = Eager1F1B(stage, n_microbatches=32, loss_fn=loss)
+    stages = {rank: Stage(module, inputs=("x",), outputs=("x",))}
+    edges = [Edge(0, 1), Edge(1, 2), Edge(0, 2, {"x": "skip"})]
+    pipeline = Pipeline(stages, edges, "1f1b", microbatches=32, split=True, loss_fn=loss)
+    losses = pipeline.step({"x": batch})
 
+``Eager1F1B`` and ``Ordered`` are for torch's PipelineStage, with any backend of torch.distributed.
 `import unjam.torch` does not import it, for it needs torch.distributed.pipelining.
 """
 
+from .executor import Pipeline, StepError
 from .schedules import Eager1F1B, Ordered
+from .stages import Edge, Spec, Stage
 
-__all__ = ["Eager1F1B", "Ordered"]
+__all__ = ["Eager1F1B", "Edge", "Ordered", "Pipeline", "Spec", "Stage", "StepError"]

@@ -1,0 +1,590 @@
+"""An executor of pipelines: computes in a given order, while unjam carries what is between."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from ..._errors import InvalidArgument, InvalidUsage, UnjamError
+from ...pipeline import Action, Message, Order, executable, make_order, split_backward
+from ...pipeline.lower import COMPUTE, RECEIVE, SEND, Step
+from ..keys import key, unjam_backend
+from . import backward
+from .messages import Mail
+from .shapes import named_outputs, outputs_of
+from .stages import Edge, Spec, Stage, check
+
+Batch = Mapping[str, torch.Tensor | Sequence[torch.Tensor]]
+TRANSFERS = ("data", "signal")
+_LIMITS = {"cpu": 64, "cuda": 16}  # a rank has 512 keys under way at most, and 64 on CUDA
+
+
+class StepError(UnjamError, RuntimeError):
+    """A step has failed on this rank; the message names stage, edge and microbatch."""
+
+
+class Pipeline:
+    """Stages of a model on the ranks of a process group of unjam's, and a step that trains them.
+
+    Edges may skip stages. Each message has a key of its own, "<name>/<edge>/f|b/<microbatch>": no
+    order of sends and receives has to be agreed on, and none waits behind another. Receives are
+    posted at the start of a step, for what is used first, and waited for before they are used.
+
+    Gradients are added to ``.grad``, in the order in which this rank's backwards come. An input
+    whose gradient a module does not give sends zeros back.
+    """
+
+    def __init__(
+        self,
+        stages: Mapping[int, Stage],
+        edges: Sequence[Edge],
+        schedule: Order | str,
+        *,
+        microbatches: int | None = None,
+        split: bool = False,
+        delay: int | Sequence[int] = 0,
+        loss_fn: Any = None,
+        group: dist.ProcessGroup | None = None,
+        scale_grads: bool = True,
+        transfers: str = "data",
+        receives: int | None = None,
+        sends: int | None = None,
+        device: torch.device | str | None = None,
+        name: str = "pipeline",
+    ) -> None:
+        """Checks all that this rank can check; sends nothing.
+
+        Args:
+            stages: this rank's, by number; all ranks' together count from 0.
+            edges: those of the whole pipeline, the same on all ranks.
+            schedule: an order for the ranks of the group, or the name of one with a stage a rank:
+                "gpipe", "1f1b" or "eager_1f1b".
+            microbatches: into how many a batch is cut; with a name only.
+            split: whether backwards come in two parts; with a name only.
+            delay: how many actions stand between them; one number, or one for each stage.
+            loss_fn: of the last stage: called with its outputs and, if a step has one, the target.
+            group: whose ranks have the order's rows; None: the default one.
+            scale_grads: whether gradients are those of the mean over microbatches, or of the sum.
+            transfers: "data"; or "signal", which sends a byte in place of each message: for
+                measurements of what transfers cost, since all results are meaningless.
+            receives: how many receives of this rank are under way at most; None: 64, on CUDA 16.
+            sends: how many sends.
+            device: of all tensors; None: that of the first weight.
+            name: in front of all keys; another one for each pipeline of a group.
+
+        Raises:
+            InvalidArgument: what is given does not fit together; the message says what.
+            Deadlock: ranks would wait for each other in this order.
+        """
+        self._group = dist.distributed_c10d._get_default_group() if group is None else group
+        unjam_backend(self._group)
+        self._rank = dist.get_rank(self._group)
+        if transfers not in TRANSFERS:
+            raise InvalidArgument(f"transfers={transfers!r}: give {' or '.join(TRANSFERS)}")
+        if not isinstance(name, str) or not name:
+            raise InvalidArgument(f"name={name!r} is no name: give a text")
+        self.order = _order(schedule, self._group.size(), microbatches, split, delay)
+        self._stages = dict(stages)
+        self._check_stages()
+        check(self._stages, edges, self.order.stages)
+        self.edges = tuple(edges)
+        self._loss_fn = loss_fn
+        if self._has_loss and not callable(loss_fn):
+            raise InvalidArgument("the last stage is here: give loss_fn, what it is trained for")
+        self._device = torch.device(device) if device is not None else self._device_of_stages()
+        limit = _LIMITS.get(self._device.type, 16)
+        limits = (limit if receives is None else receives, limit if sends is None else sends)
+        self._program = executable(
+            self.order, [(edge.source, edge.target) for edge in self.edges], *limits
+        )[self._rank]
+        self._edge = {(edge.source, edge.target): edge for edge in self.edges}
+        self._taken = {
+            (edge.target, taken): (edge, output)
+            for edge in self.edges
+            for output, taken in edge.pairs
+        }
+        self._scale = 1 / self.order.microbatches if scale_grads else 1.0
+        self._transfers = transfers
+        self._name = name
+        about = (self.order.rows, self.edges, limits, transfers, scale_grads)
+        self._digest = hashlib.sha256(repr(about).encode()).hexdigest()
+        self._specs: dict[Edge, dict[str, Spec]] | None = None
+        self._batch: dict[tuple[int, str], Spec] = {}
+        self._broken = ""
+
+    def prepare(self, batch: Batch | None = None) -> None:
+        """Finds out what the edges carry; all ranks call it. The first step does, if nobody has.
+
+        Args:
+            batch: as of step().
+
+        Raises:
+            InvalidArgument: on all ranks: what one of them gave does not fit, or they differ.
+        """
+        words = ""
+        parts: dict[str, list[torch.Tensor]] = {}
+        try:
+            parts = self._cut(batch or {})
+        except InvalidArgument as error:
+            words = str(error)
+        told: list[Any] = [None] * self._group.size()
+        with key(f"{self._name}/agreed"):
+            dist.all_gather_object(told, (words, self._digest), group=self._group)
+        for rank, (wrong, digest) in enumerate(told):
+            if wrong:
+                raise InvalidArgument(wrong if rank == self._rank else f"rank {rank}: {wrong}")
+            if digest != told[0][1]:
+                raise InvalidArgument(
+                    f"ranks 0 and {rank} have different pipelines: give all ranks the same edges, "
+                    "order, limits, transfers and scale_grads"
+                )
+        found: dict[Edge, dict[str, Spec]] = {}
+        for number in range(self.order.stages):
+            leaving = [edge for edge in self.edges if edge.source == number]
+            if all(edge.specs is not None for edge in leaving):
+                found.update((edge, dict(edge.specs or {})) for edge in leaving)
+            else:
+                found.update(self._inferred(number, leaving, found, parts))
+        self._specs = found
+        self._batch = {
+            (number, name): Spec.of(parts[name][0])
+            for number, stage in self._stages.items()
+            for name in stage.inputs
+            if name in parts
+        }
+
+    def step(self, batch: Batch | None = None, target: Any = None) -> list[torch.Tensor]:
+        """Forwards and backwards of one batch; all ranks call it.
+
+        If it fails on one rank, it does so on all that still need something of it, and the next
+        step may come. If messages then are pending that nobody ends, the pipeline is out of use.
+
+        Args:
+            batch: by name, what this rank's stages take that no edge brings: tensors to be cut into
+                microbatches along their first dimension, or a sequence of one for each.
+            target: on the last stage's rank, for the loss: likewise.
+
+        Returns:
+            The microbatches' losses on the last stage's rank; elsewhere nothing.
+
+        Raises:
+            InvalidArgument: what this rank gave does not fit; nothing of it was sent.
+            StepError: something failed here, or at a rank that this one waits for.
+        """
+        if self._broken:
+            raise InvalidUsage(f"the pipeline is out of use, since {self._broken}: make another")
+        if self._specs is None:
+            self.prepare(batch)
+        self._broken = "a step was interrupted"
+        run = _Run(self, batch or {}, target)
+        losses = run.all()
+        self._broken = run.left_behind
+        if run.error is not None:
+            raise run.error
+        return losses
+
+    # ---- inside ----
+
+    @property
+    def _has_loss(self) -> bool:
+        return self.order.stages - 1 in self._stages
+
+    def _check_stages(self) -> None:
+        for number, stage in self._stages.items():
+            if not isinstance(stage, Stage):
+                raise InvalidArgument(f"stage {number!r} is no Stage: give Stage(module, …)")
+        due = {s for s, rank in enumerate(self.order.rank_of) if rank == self._rank}
+        if due != set(self._stages):
+            raise InvalidArgument(
+                f"rank {self._rank} has stages {sorted(self._stages)}, and in the order "
+                f"{sorted(due)}: give the stages that the order gives it"
+            )
+
+    def _device_of_stages(self) -> torch.device:
+        for stage in self._stages.values():
+            for weight in stage.module.parameters():
+                return weight.device
+        return torch.device("cpu")
+
+    def _cut(self, batch: Batch) -> dict[str, list[torch.Tensor]]:
+        """The batch's microbatches, by name."""
+        due = {
+            name: number
+            for number, stage in self._stages.items()
+            for name in stage.inputs
+            if (number, name) not in self._taken
+        }
+        for name in due:
+            if name not in batch:
+                raise InvalidArgument(
+                    f"stage {due[name]} takes {name!r}, which no edge brings: give it in the batch"
+                )
+        for name in batch:
+            if name not in due:
+                raise InvalidArgument(
+                    f"the batch has {name!r}, which no stage of rank {self._rank} takes from it: "
+                    f"it takes {', '.join(due) or 'nothing'}"
+                )
+        return {
+            name: _microbatches(f"stage {due[name]}, {name!r}", x, self.order.microbatches)
+            for name, x in batch.items()
+        }
+
+    def _inferred(
+        self,
+        number: int,
+        leaving: Sequence[Edge],
+        known: Mapping[Edge, Mapping[str, Spec]],
+        parts: Mapping[str, Sequence[torch.Tensor]],
+    ) -> dict[Edge, dict[str, Spec]]:
+        """What leaves a stage: its rank finds out and tells the others."""
+        owner = self.order.rank_of[number]
+        told: list[Any] = [None]
+        if owner == self._rank:
+            try:
+                told[0] = self._dry(number, leaving, known, parts)
+            except InvalidArgument as error:
+                told[0] = str(error)
+        with key(f"{self._name}/shapes"):
+            dist.broadcast_object_list(told, group=self._group, group_src=owner)
+        if isinstance(told[0], str):
+            raise InvalidArgument(told[0])
+        return {edge: dict(edge.specs or told[0][edge.target]) for edge in leaving}
+
+    def _dry(
+        self,
+        number: int,
+        leaving: Sequence[Edge],
+        known: Mapping[Edge, Mapping[str, Spec]],
+        parts: Mapping[str, Sequence[torch.Tensor]],
+    ) -> dict[int, dict[str, Spec]]:
+        stage = self._stages[number]
+        inputs = {}
+        for name in stage.inputs:
+            edge, output = self._taken.get((number, name), (None, ""))
+            inputs[name] = Spec.of(parts[name][0]) if edge is None else known[edge][output]
+        found = outputs_of(stage, number, inputs, self._device)
+        return {edge.target: {name: found[name] for name, _ in edge.pairs} for edge in leaving}
+
+
+class _Kept:
+    """What a stage keeps of a microbatch, from its forward to its backward's end."""
+
+    def __init__(self, inputs: dict[str, torch.Tensor], roots: dict[str, torch.Tensor]) -> None:
+        self.inputs = inputs
+        self.roots = roots
+        self.rest: backward.Rest | None = None
+
+
+class _Run:
+    """One step.
+
+    What fails ends the computing, and not the program: the messages that are left go on with sizes
+    that nobody expects, so that their other ends fail, too, and all keys stay in step.
+    """
+
+    def __init__(self, pipeline: Pipeline, batch: Batch, target: Any) -> None:
+        self.error: UnjamError | None = None
+        self.left_behind = ""  # why there can be no other step
+        self._p = pipeline
+        self._mail = Mail(
+            pipeline._name, pipeline._group, pipeline._device, pipeline._transfers == "signal"
+        )
+        self._kept: dict[tuple[int, int], _Kept] = {}
+        self._local: dict[Message, list[torch.Tensor]] = {}
+        self._arrived: dict[Message, list[torch.Tensor]] = {}
+        self._given: dict[Message, list[torch.Tensor]] = {}
+        self._losses: list[torch.Tensor | None] = [None] * pipeline.order.microbatches
+        self._parts: dict[str, list[torch.Tensor]] = {}
+        self._targets: list[Any] | None = None
+        try:
+            self._take(batch, target)
+        except InvalidArgument as error:
+            self._fail(error)
+
+    def all(self) -> list[torch.Tensor]:
+        """Runs the program; the losses."""
+        for step in self._p._program:
+            if self.error is None:
+                try:
+                    self._do(step)
+                except Exception as error:
+                    self._fail(self._told(step, error))
+                    if step.do == COMPUTE:
+                        continue
+                    if step.do in (SEND, RECEIVE) and not self._is_local(step.what):
+                        # Some of its tensors may have been posted: the key is out of step.
+                        self.left_behind = str(self.error)
+            else:
+                self._end(step)
+        if not self._mail.settle() and not self.left_behind:
+            self.left_behind = f"messages are pending: {self.error}"
+        return [loss for loss in self._losses if loss is not None]
+
+    def _take(self, batch: Batch, target: Any) -> None:
+        p = self._p
+        self._parts = p._cut(batch)
+        for (number, name), spec in p._batch.items():
+            now = Spec.of(self._parts[name][0])
+            if (now.shape, now.dtype) != (spec.shape, spec.dtype):
+                raise InvalidArgument(
+                    f"stage {number}: {name!r} is {now} a microbatch, and was {spec} in the first "
+                    "step: give the same, or let all ranks call prepare(batch) before"
+                )
+        if target is not None:
+            if not p._has_loss:
+                raise InvalidArgument(
+                    f"rank {p._rank} does not have the last stage: give the target there alone"
+                )
+            self._targets = _microbatches("target", target, p.order.microbatches)
+
+    def _fail(self, error: UnjamError) -> None:
+        self.error = error
+        limit = self._p._group._get_backend(self._p._device).options._timeout
+        self._mail.hurry(limit if isinstance(limit, timedelta) else timedelta(seconds=60))
+
+    # ---- the program ----
+
+    def _do(self, step: Step) -> None:
+        what = step.what
+        if isinstance(what, Action):
+            self._compute(what)
+        elif self._is_local(what):
+            if step.do == SEND:
+                self._local[what] = self._given.pop(what)
+            elif step.do != RECEIVE:
+                self._arrived[what] = self._local.pop(what)
+        elif step.do == SEND:
+            given = self._given.pop(what)
+            self._mail.send(self._edge(what), what, self._other(what), self._specs(what), given)
+        elif step.do == RECEIVE:
+            self._mail.receive(self._edge(what), what, self._other(what), self._specs(what))
+        else:
+            self._wait(what)
+
+    def _wait(self, message: Message) -> None:
+        boxes = self._mail.wait(message)
+        if not self._sends(message):
+            self._arrived[message] = boxes
+
+    def _end(self, step: Step) -> None:
+        """In place of _do(), once something has failed."""
+        what = step.what
+        if isinstance(what, Action) or self._is_local(what):
+            return
+        try:
+            if step.do in (SEND, RECEIVE):
+                self._mail.refuse(
+                    self._edge(what), what, self._other(what), self._specs(what), step.do == SEND
+                )
+            else:
+                self._mail.wait(what)
+        except Exception as error:
+            if step.do in (SEND, RECEIVE):
+                self.left_behind = self.left_behind or str(error)
+
+    # ---- computing ----
+
+    def _compute(self, action: Action) -> None:
+        stage, kind, microbatch = action
+        if kind == "F":
+            self._forward(stage, microbatch)
+            return
+        kept = self._kept[stage, microbatch]
+        if kind == "W":
+            assert kept.rest is not None
+            kept.rest()
+        else:
+            self._backward(stage, microbatch, kept, kind == "I")
+        if kind in ("B", "W"):
+            del self._kept[stage, microbatch]
+
+    def _forward(self, number: int, microbatch: int) -> None:
+        stage = self._p._stages[number]
+        inputs: dict[str, torch.Tensor] = {}
+        taken: dict[str, torch.Tensor] = {}  # by edges
+        for edge in self._p.edges:
+            if edge.target != number:
+                continue
+            boxes = self._arrived.pop(Message(edge.source, number, microbatch))
+            for (output, name), box in zip(edge.pairs, boxes, strict=True):
+                if self._spec(edge)[output].grad:
+                    box.requires_grad_()
+                taken[name] = box
+        for name in stage.inputs:
+            inputs[name] = taken[name] if name in taken else self._parts[name][microbatch]
+        with torch.enable_grad():
+            outputs = named_outputs(stage, number, stage.module(*inputs.values()))
+            self._check_outputs(number, microbatch, outputs)
+            roots = outputs
+            if number == self._p.order.stages - 1:
+                roots = {"loss": self._loss(number, microbatch, outputs)}
+        self._kept[number, microbatch] = _Kept(taken, roots)
+        for edge in self._p.edges:
+            if edge.source == number:
+                self._given[Message(number, edge.target, microbatch)] = [
+                    outputs[name].detach() for name, _ in edge.pairs
+                ]
+
+    def _loss(
+        self, number: int, microbatch: int, outputs: Mapping[str, torch.Tensor]
+    ) -> torch.Tensor:
+        more = () if self._targets is None else (self._targets[microbatch],)
+        loss = self._p._loss_fn(*outputs.values(), *more)
+        if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
+            raise InvalidArgument("loss_fn gave no tensor of one element: let it give the loss")
+        self._losses[microbatch] = loss.detach()
+        return loss
+
+    def _check_outputs(
+        self, number: int, microbatch: int, outputs: Mapping[str, torch.Tensor]
+    ) -> None:
+        for edge in self._p.edges:
+            for name, spec in self._spec(edge).items() if edge.source == number else ():
+                x = outputs[name]
+                wrong = (tuple(x.shape), x.dtype) != (spec.shape, spec.dtype)
+                # In evaluation of frozen weights one may be without: its zeros are not needed.
+                if wrong or (x.requires_grad and not spec.grad):
+                    raise InvalidArgument(
+                        f"edge {edge}: {name!r} is {Spec.of(x)}, and its spec {spec}: give all "
+                        "microbatches one shape, or let all ranks call prepare(batch) before"
+                    )
+
+    def _backward(self, number: int, microbatch: int, kept: _Kept, is_split: bool) -> None:
+        grads: dict[str, torch.Tensor] = {}
+        for edge in self._p.edges:
+            if edge.source != number:
+                continue
+            boxes = self._arrived.pop(Message(edge.target, number, microbatch))
+            names = [name for name, spec in self._ordered(edge) if spec.grad]
+            for name, box in zip(names, boxes, strict=True):
+                grads[name] = grads[name] + box if name in grads else box
+        if "loss" in kept.roots and number == self._p.order.stages - 1:
+            grads = {"loss": torch.full_like(kept.roots["loss"], self._p._scale)}
+        pairs = [(x, grads[n]) for n, x in kept.roots.items() if n in grads and x.requires_grad]
+        roots, given = [x for x, _ in pairs], [g for _, g in pairs]
+        kept.roots = {}
+        if is_split:
+            kept.rest = backward.of_inputs(roots, given, kept.inputs.values())
+        else:
+            backward.full(roots, given)
+        for edge in self._p.edges:
+            if edge.target == number:
+                self._given[Message(number, edge.source, microbatch)] = [
+                    _grad_of(kept.inputs[taken])
+                    for (_, taken), (_, spec) in zip(edge.pairs, self._ordered(edge), strict=True)
+                    if spec.grad
+                ]
+        kept.inputs = {}
+
+    # ---- looking up ----
+
+    def _edge(self, message: Message) -> Edge:
+        return self._p._edge[min(message[:2]), max(message[:2])]
+
+    def _spec(self, edge: Edge) -> dict[str, Spec]:
+        assert self._p._specs is not None
+        return self._p._specs[edge]
+
+    def _ordered(self, edge: Edge) -> list[tuple[str, Spec]]:
+        return [(name, self._spec(edge)[name]) for name, _ in edge.pairs]
+
+    def _specs(self, message: Message) -> list[Spec]:
+        """Of its tensors: gradients come of those alone that have some."""
+        specs = [spec for _, spec in self._ordered(self._edge(message))]
+        return [spec for spec in specs if spec.grad or not message.is_gradient]
+
+    def _sends(self, message: Message) -> bool:
+        return message.source in self._p._stages
+
+    def _other(self, message: Message) -> int:
+        stage = message.target if self._sends(message) else message.source
+        return self._p.order.rank_of[stage]
+
+    def _is_local(self, what: Action | Message) -> bool:
+        return (
+            isinstance(what, Message)
+            and what.source in self._p._stages
+            and what.target in self._p._stages
+        )
+
+    def _told(self, step: Step, error: Exception) -> UnjamError:
+        """The error with its place, and a cure."""
+        what = step.what
+        if isinstance(what, Action):
+            kind = InvalidArgument if isinstance(error, InvalidArgument) else StepError
+            found = kind(f"stage {what.stage}, microbatch {what.microbatch} ({what}): {error}")
+        else:
+            other = self._other(what)
+            way = "gradient" if what.is_gradient else "activation"
+            act = f"sent to stage {what.target}" if self._sends(what) else f"of stage {what.source}"
+            stage = what.source if self._sends(what) else what.target
+            found = StepError(
+                f"stage {stage}, edge {self._edge(what)}, microbatch {what.microbatch}: the {way} "
+                f"{act} on rank {other} did not come through: {error}. Cure: see rank {other}, "
+                "which has died, is late, or has ended this step with an error of its own"
+            )
+        found.__cause__ = error
+        return found
+
+
+def _order(
+    schedule: Order | str,
+    ranks: int,
+    microbatches: int | None,
+    split: bool,
+    delay: int | Sequence[int],
+) -> Order:
+    if isinstance(schedule, str):
+        if microbatches is None:
+            raise InvalidArgument(f"schedule={schedule!r} needs microbatches: give their number")
+        order = make_order(schedule, ranks, microbatches)
+        if split:
+            return split_backward(order, delay)
+        if delay != 0:
+            raise InvalidArgument("delay is of backwards in two parts: give split=True, too")
+        return order
+    if not isinstance(schedule, Order):
+        raise InvalidArgument(f"schedule={schedule!r} is no order: give an Order or a name of one")
+    if microbatches not in (None, schedule.microbatches) or split or delay != 0:
+        raise InvalidArgument(
+            "microbatches, split and delay are of schedules by name: an Order has its own"
+        )
+    if len(schedule.rows) != ranks:
+        raise InvalidArgument(
+            f"the order is of {len(schedule.rows)} ranks, and the group has {ranks}: make an order "
+            "for these"
+        )
+    return schedule
+
+
+def _microbatches(where: str, x: Any, count: int) -> list[torch.Tensor]:
+    if isinstance(x, torch.Tensor):
+        if x.dim() == 0 or x.shape[0] == 0 or x.shape[0] % count:
+            size = x.shape[0] if x.dim() else "no"
+            raise InvalidArgument(
+                f"{where} has {size} rows, which are not {count} microbatches of one size: give "
+                f"a multiple of {count}"
+            )
+        return list(x.chunk(count))
+    parts = list(x) if isinstance(x, Sequence) else []
+    if len(parts) != count or not all(isinstance(part, torch.Tensor) for part in parts):
+        raise InvalidArgument(f"{where}: give a tensor, or a sequence of {count} tensors")
+    for number, part in enumerate(parts):
+        if (part.shape, part.dtype) != (parts[0].shape, parts[0].dtype):
+            raise InvalidArgument(
+                f"{where}: microbatch {number} is {Spec.of(part)}, and microbatch 0 "
+                f"{Spec.of(parts[0])}: give all one shape and type"
+            )
+    return parts
+
+
+def _grad_of(x: torch.Tensor) -> torch.Tensor:
+    """Zeros where the module did not use it."""
+    grad, x.grad = x.grad, None
+    return torch.zeros_like(x) if grad is None else grad
