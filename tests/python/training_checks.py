@@ -12,6 +12,16 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from pipeline_checks import (  # noqa: F401 - found by name
+    pipeline_own,
+    pipeline_own_early,
+    pipeline_own_fails,
+    pipeline_own_late,
+    pipeline_own_refuses,
+    pipeline_own_signal,
+    pipeline_own_three,
+)
+
 
 def settings(**changes):
     """An example's arguments."""

@@ -15,11 +15,11 @@ from ...pipeline import Action, Message, Order, executable, make_order, split_ba
 from ...pipeline.lower import COMPUTE, RECEIVE, SEND, Step
 from ..keys import key, unjam_backend
 from . import backward
+from .batch import Batch, cut, microbatches_of
 from .messages import Mail
 from .shapes import named_outputs, outputs_of
 from .stages import Edge, Spec, Stage, check
 
-Batch = Mapping[str, torch.Tensor | Sequence[torch.Tensor]]
 TRANSFERS = ("data", "signal")
 _LIMITS = {"cpu": 64, "cuda": 16}  # a rank has 512 keys under way at most, and 64 on CUDA
 
@@ -111,7 +111,8 @@ class Pipeline:
         self._scale = 1 / self.order.microbatches if scale_grads else 1.0
         self._transfers = transfers
         self._name = name
-        about = (self.order.rows, self.edges, limits, transfers, scale_grads)
+        given = [(str(edge), edge.pairs, sorted((edge.specs or {}).items())) for edge in self.edges]
+        about = (self.order.rows, given, limits, transfers, scale_grads)
         self._digest = hashlib.sha256(repr(about).encode()).hexdigest()
         self._specs: dict[Edge, dict[str, Spec]] | None = None
         self._batch: dict[tuple[int, str], Spec] = {}
@@ -129,7 +130,8 @@ class Pipeline:
         words = ""
         parts: dict[str, list[torch.Tensor]] = {}
         try:
-            parts = self._cut(batch or {})
+            if batch is not None or any(edge.specs is None for edge in self.edges):
+                parts = self._cut(batch)
         except InvalidArgument as error:
             words = str(error)
         told: list[Any] = [None] * self._group.size()
@@ -179,9 +181,9 @@ class Pipeline:
         if self._broken:
             raise InvalidUsage(f"the pipeline is out of use, since {self._broken}: make another")
         if self._specs is None:
-            self.prepare(batch)
+            self.prepare(batch or {})
         self._broken = "a step was interrupted"
-        run = _Run(self, batch or {}, target)
+        run = _Run(self, batch, target)
         losses = run.all()
         self._broken = run.left_behind
         if run.error is not None:
@@ -211,7 +213,7 @@ class Pipeline:
                 return weight.device
         return torch.device("cpu")
 
-    def _cut(self, batch: Batch) -> dict[str, list[torch.Tensor]]:
+    def _cut(self, batch: Batch | None) -> dict[str, list[torch.Tensor]]:
         """The batch's microbatches, by name."""
         due = {
             name: number
@@ -219,21 +221,7 @@ class Pipeline:
             for name in stage.inputs
             if (number, name) not in self._taken
         }
-        for name in due:
-            if name not in batch:
-                raise InvalidArgument(
-                    f"stage {due[name]} takes {name!r}, which no edge brings: give it in the batch"
-                )
-        for name in batch:
-            if name not in due:
-                raise InvalidArgument(
-                    f"the batch has {name!r}, which no stage of rank {self._rank} takes from it: "
-                    f"it takes {', '.join(due) or 'nothing'}"
-                )
-        return {
-            name: _microbatches(f"stage {due[name]}, {name!r}", x, self.order.microbatches)
-            for name, x in batch.items()
-        }
+        return cut(batch, due, self._rank, self.order.microbatches)
 
     def _inferred(
         self,
@@ -288,7 +276,7 @@ class _Run:
     that nobody expects, so that their other ends fail, too, and all keys stay in step.
     """
 
-    def __init__(self, pipeline: Pipeline, batch: Batch, target: Any) -> None:
+    def __init__(self, pipeline: Pipeline, batch: Batch | None, target: Any) -> None:
         self.error: UnjamError | None = None
         self.left_behind = ""  # why there can be no other step
         self._p = pipeline
@@ -326,7 +314,7 @@ class _Run:
             self.left_behind = f"messages are pending: {self.error}"
         return [loss for loss in self._losses if loss is not None]
 
-    def _take(self, batch: Batch, target: Any) -> None:
+    def _take(self, batch: Batch | None, target: Any) -> None:
         p = self._p
         self._parts = p._cut(batch)
         for (number, name), spec in p._batch.items():
@@ -341,7 +329,7 @@ class _Run:
                 raise InvalidArgument(
                     f"rank {p._rank} does not have the last stage: give the target there alone"
                 )
-            self._targets = _microbatches("target", target, p.order.microbatches)
+            self._targets = microbatches_of("target", target, p.order.microbatches)
 
     def _fail(self, error: UnjamError) -> None:
         self.error = error
@@ -561,27 +549,6 @@ def _order(
             "for these"
         )
     return schedule
-
-
-def _microbatches(where: str, x: Any, count: int) -> list[torch.Tensor]:
-    if isinstance(x, torch.Tensor):
-        if x.dim() == 0 or x.shape[0] == 0 or x.shape[0] % count:
-            size = x.shape[0] if x.dim() else "no"
-            raise InvalidArgument(
-                f"{where} has {size} rows, which are not {count} microbatches of one size: give "
-                f"a multiple of {count}"
-            )
-        return list(x.chunk(count))
-    parts = list(x) if isinstance(x, Sequence) else []
-    if len(parts) != count or not all(isinstance(part, torch.Tensor) for part in parts):
-        raise InvalidArgument(f"{where}: give a tensor, or a sequence of {count} tensors")
-    for number, part in enumerate(parts):
-        if (part.shape, part.dtype) != (parts[0].shape, parts[0].dtype):
-            raise InvalidArgument(
-                f"{where}: microbatch {number} is {Spec.of(part)}, and microbatch 0 "
-                f"{Spec.of(parts[0])}: give all one shape and type"
-            )
-    return parts
 
 
 def _grad_of(x: torch.Tensor) -> torch.Tensor:

@@ -67,7 +67,7 @@ class Stage:
             object.__setattr__(self, what, _names(f"a stage's {what}", getattr(self, what)))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Edge:
     """Tensors that stage ``source`` gives to stage ``target``, and whose gradients come back.
 
