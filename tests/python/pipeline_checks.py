@@ -289,11 +289,10 @@ def pipeline_own_early(here):
     model = unet()
     expected = alone(model)
     pipeline, modules = made(model, make_order("eager_1f1b", 4, PARTS))
+    pipeline.prepare(model[3] if here.rank == 0 else None)
     if here.rank == 1:
         modules[1].register_forward_pre_hook(lambda *_: store.wait(["seen"]) and None)
-        pipeline.prepare()  # else the hook would be there when shapes are found out
     elif here.rank == 3:
-        pipeline.prepare()
         wait = Mail.wait
 
         def first(mail, message):
@@ -305,8 +304,6 @@ def pipeline_own_early(here):
             return wait(mail, message)
 
         Mail.wait = first
-    else:
-        pipeline.prepare(model[3] if here.rank == 0 else None)
     try:
         assert_as_alone(stepped(pipeline, modules, model), modules, expected, "early")
     finally:
@@ -337,35 +334,35 @@ class Sometimes(nn.Module):
 
 
 def pipeline_own_fails(here):
-    """What goes wrong on one rank ends the step on all that need it, and the next step is right."""
+    """What goes wrong on one rank ends the step on all that need it; another pipeline is right."""
     model = unet()
     stages, edges, loss_fn, batch, target = model
-    expected = alone(model)
-    pipeline, modules = made(model, split_backward(make_order("1f1b", 4, PARTS), 1))
     first, last = here.rank == 0, here.rank == 3
-    pipeline.prepare(batch if first else None)
 
-    def fail(at=None, wrong=None, batch=batch, target=target):
-        stage = pipeline._stages[here.rank]
+    def stepped_with(name, at=None, wrong=None):
+        pipeline, modules = made(model, split_backward(make_order("1f1b", 4, PARTS), 1), name=name)
+        pipeline.prepare(batch if first else None)
         if at is not None:
+            stage = pipeline._stages[here.rank]
             broken = Stage(Sometimes(stage.module, at, wrong), stage.inputs, stage.outputs)
             pipeline._stages[here.rank] = broken
-        told = error_of(lambda: pipeline.step(batch if first else None, target if last else None))
-        pipeline._stages[here.rank] = stage
-        return told
+        return pipeline, error_of(lambda: stepped(pipeline, modules, model))
 
     def divided(found):
         raise ArithmeticError("planted")
 
     # The module of stage 2 raises; the others wait for it.
-    kind, words = fail(2, divided) if here.rank == 2 else fail()
+    pipeline, (kind, words) = stepped_with("a", *((2, divided) if here.rank == 2 else ()))
     assert kind == "StepError" and "microbatch" in words, (kind, words)
     if here.rank == 2:
         assert "stage 2, microbatch 2 (2F2): planted" in words, words
     elif here.rank == 3:
         assert "edge 2-3, microbatch 2" in words and "see rank 2" in words, words
+    kind, words = error_of(lambda: pipeline.step(batch if first else None))
+    assert kind == "InvalidUsage" and "out of use" in words and "another name" in words, words
     # Another shape in the fourth microbatch.
-    kind, words = fail(3, lambda x: (x[0][:1], x[1])) if here.rank == 1 else fail()
+    wrong = (3, lambda x: (x[0][:1], x[1])) if here.rank == 1 else ()
+    pipeline, (kind, words) = stepped_with("b", *wrong)
     if here.rank == 1:
         assert kind == "InvalidArgument", (kind, words)
         for said in (
@@ -377,12 +374,22 @@ def pipeline_own_fails(here):
             assert said in words, words
     else:
         assert kind == "StepError", (kind, words)
-    # Batches that are none.
+    # A loss that is none, which only the last stage sees.
+    pipeline, modules = made(
+        (stages, edges, lambda x, y: x, batch, target), pipeline.order, name="c"
+    )
+    kind, words = error_of(lambda: stepped(pipeline, modules, model))
+    assert "loss_fn gave no tensor of one element" in words or here.rank != 3, words
+    assert kind == ("InvalidArgument" if last else "StepError"), (kind, words)
+    # A batch that is none is refused where it is given: the others wait for one that is right.
+    pipeline, modules = made(model, pipeline.order, name="d")
+    pipeline.prepare(batch if first else None)
     for wrong, said in (
         ({"picture": batch["picture"][:7]}, "7 rows, which are not 5 microbatches of one size"),
         ({"picture": batch["picture"][:, :, :4]}, "was float32[2, 1, 8, 8]"),
         ({"pictures": batch["picture"]}, "takes 'picture', which no edge brings"),
         ({}, "takes 'picture'"),
+        (None, "takes 'picture'"),
         ({**batch, "y": batch["picture"]}, "has 'y', which no stage of rank 0 takes"),
         (
             {"picture": [*batch["picture"].chunk(5)[:4], torch.ones(1)]},
@@ -390,24 +397,19 @@ def pipeline_own_fails(here):
         ),
         (batch["picture"], "a batch is a mapping"),
     ):
-        kind, words = fail(batch=wrong)
         if first:
+            kind, words = error_of(lambda wrong=wrong: pipeline.step(wrong))
             assert kind in ("InvalidArgument", "InvalidType") and said in words, words
-        else:
-            assert kind == "StepError", (kind, words)
-    kind, words = fail(target=target[:6])
-    assert not last or "target has 6 rows" in words, words
-    assert kind == ("InvalidArgument" if last else "StepError"), (kind, words)
-    # And then a right one; buffers have moved on meanwhile, and gradients of halves are there.
-    again, modules = made(model, make_order("1f1b", 4, PARTS), name="pipeline")
-    assert_as_alone(stepped(again, modules, model), modules, expected, "behind errors")
-    assert fail()[0] is None
+    if last:
+        kind, words = error_of(lambda: pipeline.step(None, target[:6]))
+        assert kind == "InvalidArgument" and "target has 6 rows" in words, (kind, words)
+    assert_as_alone(stepped(pipeline, modules, model), modules, alone(model), "behind errors")
     return []
 
 
 def pipeline_own_refuses(here):
     """What fits no pipeline is refused before anything is sent."""
-    model = stages, edges, loss_fn, batch, target = gpt()
+    stages, edges, loss_fn, batch, target = gpt()
     mine = {here.rank: stages[here.rank]}
     good = {"microbatches": PARTS, "loss_fn": loss_fn}
     order = make_order("1f1b", 4, PARTS)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
@@ -12,7 +13,7 @@ import torch.distributed as dist
 
 from ..._errors import InvalidArgument, InvalidUsage, UnjamError
 from ...pipeline import Action, Message, Order, executable, make_order, split_backward
-from ...pipeline.lower import COMPUTE, RECEIVE, SEND, Step
+from ...pipeline.lower import RECEIVE, SEND, Step
 from ..keys import key, unjam_backend
 from . import backward
 from .batch import Batch, cut, microbatches_of
@@ -163,8 +164,8 @@ class Pipeline:
     def step(self, batch: Batch | None = None, target: Any = None) -> list[torch.Tensor]:
         """Forwards and backwards of one batch; all ranks call it.
 
-        If it fails on one rank, it does so on all that still need something of it, and the next
-        step may come. If messages then are pending that nobody ends, the pipeline is out of use.
+        If it fails on one rank, it does so on all that still need something of it. There the
+        pipeline is out of use then: make another one on all ranks, with another name.
 
         Args:
             batch: by name, what this rank's stages take that no edge brings: tensors to be cut into
@@ -175,17 +176,21 @@ class Pipeline:
             The microbatches' losses on the last stage's rank; elsewhere nothing.
 
         Raises:
-            InvalidArgument: what this rank gave does not fit; nothing of it was sent.
+            InvalidArgument: what this rank gave does not fit. If it is the batch or the target,
+                nothing was sent: the others wait, and this rank may give the right one.
             StepError: something failed here, or at a rank that this one waits for.
         """
         if self._broken:
-            raise InvalidUsage(f"the pipeline is out of use, since {self._broken}: make another")
+            raise InvalidUsage(
+                f"the pipeline is out of use, since {self._broken}. Cure: make another on all "
+                "ranks, with another name"
+            )
         if self._specs is None:
             self.prepare(batch or {})
-        self._broken = "a step was interrupted"
         run = _Run(self, batch, target)
+        self._broken = "a step was interrupted"
         losses = run.all()
-        self._broken = run.left_behind
+        self._broken = "" if run.error is None else f"a step has failed: {run.error}"
         if run.error is not None:
             raise run.error
         return losses
@@ -273,12 +278,11 @@ class _Run:
     """One step.
 
     What fails ends the computing, and not the program: the messages that are left go on with sizes
-    that nobody expects, so that their other ends fail, too, and all keys stay in step.
+    that nobody expects, so that their other ends fail, too, in place of waiting.
     """
 
     def __init__(self, pipeline: Pipeline, batch: Batch | None, target: Any) -> None:
         self.error: UnjamError | None = None
-        self.left_behind = ""  # why there can be no other step
         self._p = pipeline
         self._mail = Mail(
             pipeline._name, pipeline._group, pipeline._device, pipeline._transfers == "signal"
@@ -290,10 +294,7 @@ class _Run:
         self._losses: list[torch.Tensor | None] = [None] * pipeline.order.microbatches
         self._parts: dict[str, list[torch.Tensor]] = {}
         self._targets: list[Any] | None = None
-        try:
-            self._take(batch, target)
-        except InvalidArgument as error:
-            self._fail(error)
+        self._take(batch, target)
 
     def all(self) -> list[torch.Tensor]:
         """Runs the program; the losses."""
@@ -303,15 +304,9 @@ class _Run:
                     self._do(step)
                 except Exception as error:
                     self._fail(self._told(step, error))
-                    if step.do == COMPUTE:
-                        continue
-                    if step.do in (SEND, RECEIVE) and not self._is_local(step.what):
-                        # Some of its tensors may have been posted: the key is out of step.
-                        self.left_behind = str(self.error)
             else:
                 self._end(step)
-        if not self._mail.settle() and not self.left_behind:
-            self.left_behind = f"messages are pending: {self.error}"
+        self._mail.settle()
         return [loss for loss in self._losses if loss is not None]
 
     def _take(self, batch: Batch | None, target: Any) -> None:
@@ -365,16 +360,14 @@ class _Run:
         what = step.what
         if isinstance(what, Action) or self._is_local(what):
             return
-        try:
+        # What is wrong here is so since the first error, which is told.
+        with contextlib.suppress(Exception):
             if step.do in (SEND, RECEIVE):
                 self._mail.refuse(
                     self._edge(what), what, self._other(what), self._specs(what), step.do == SEND
                 )
             else:
                 self._mail.wait(what)
-        except Exception as error:
-            if step.do in (SEND, RECEIVE):
-                self.left_behind = self.left_behind or str(error)
 
     # ---- computing ----
 

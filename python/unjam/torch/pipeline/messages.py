@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Sequence
 from datetime import timedelta
@@ -57,9 +58,9 @@ class Mail:
     def refuse(
         self, edge: Edge, message: Message, other: int, specs: list[Spec], sends: bool
     ) -> None:
-        """In place of either: the other side's call ends with an error, and its key goes on.
+        """In place of either: the other side's call ends with an error.
 
-        Sizes that no message has are compared by unjam before any data moves.
+        That is, if it comes: the size is that of no message, and unjam compares sizes.
         """
         most = 1 if self._is_signal else len(specs)
         boxes = []
@@ -92,17 +93,13 @@ class Mail:
         """From now on, all waits together take no longer than that."""
         self._end = time.monotonic() + limit.total_seconds()
 
-    def settle(self) -> bool:
-        """Waits for all that is under way, however it ends; whether it did."""
-        pending = False
+    def settle(self) -> None:
+        """Waits for all that is under way, however it ends: what nobody saw fail ends its group."""
         for works, _, _ in self._under_way.values():
             for work in works:
-                try:
+                with contextlib.suppress(RuntimeError):
                     self._wait(work)
-                except RuntimeError:
-                    pending = pending or not work.is_completed()
         self._under_way.clear()
-        return not pending
 
     def _wait(self, work: Any) -> None:
         if self._end is None:
