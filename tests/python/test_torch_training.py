@@ -85,6 +85,7 @@ ALONE = {
         "ddp_inner_pass_goes_on",
         "pipeline_v",
         "pipeline_orders_of_two",
+        "pipeline_own",
         "recipe_two_threads",
         "recipe_local_wait",
         "recipe_local_wait_one_group",
@@ -93,6 +94,13 @@ ALONE = {
     4: [
         "beyond_gloo",
         "keys",
+        "pipeline_own",
+        "pipeline_own_three",
+        "pipeline_own_late",
+        "pipeline_own_early",
+        "pipeline_own_fails",
+        "pipeline_own_refuses",
+        "pipeline_own_signal",
         "recipe_random_grad_order",
         "recipe_three_groups",
         "recipe_local_wait",
@@ -182,9 +190,12 @@ def example(path, *words, limit=200):
     return json.loads(shown[-1])
 
 
-def test_example_by_itself(adapter):
+@pytest.mark.parametrize("name", ["pipeline", "unet_pipeline"])
+def test_example_by_itself(adapter, name):
     """Started by plain python, with ranks of its own."""
-    found = example(EXAMPLES / "pipeline.py", "--backend", BACKEND, "--steps", "3")
+    if (name, BACKEND) == ("unet_pipeline", "gloo"):
+        pytest.skip("it is for unjam alone")
+    found = example(EXAMPLES / f"{name}.py", "--backend", BACKEND, "--steps", "3")
     assert found["outcome"] == "right" and len(found["losses"]) == 3, found
 
 
