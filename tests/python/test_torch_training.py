@@ -101,6 +101,7 @@ ALONE = {
         "pipeline_own_fails",
         "pipeline_own_refuses",
         "pipeline_own_signal",
+        "pipeline_own_shuffled",
         "recipe_random_grad_order",
         "recipe_three_groups",
         "recipe_local_wait",

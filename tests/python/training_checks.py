@@ -18,6 +18,7 @@ from pipeline_checks import (  # noqa: F401 - found by name
     pipeline_own_fails,
     pipeline_own_late,
     pipeline_own_refuses,
+    pipeline_own_shuffled,
     pipeline_own_signal,
     pipeline_own_three,
 )
