@@ -370,6 +370,8 @@ constexpr Trial kHeld{0, 20, false, 400'000}, kHeldInPlace{0, 20, true, 400'000}
 
 TEST(CallKernel, EndsWithTheRightNumbers) { run_all(kPlain, 1, 4); }
 TEST(CallKernel, InPlace) { run_all(kInPlace, 1, 2); }
+// Who waits for a late rank asks its host no more than else.
+TEST(CallKernel, WaitsAndLetsTheHostBe) { run_all({400'000, 1000}, 1, 4); }
 TEST(CallKernel, GivesUpAtFirst) { run_all(kLate, 1, 4); }
 TEST(CallKernel, GivesUpAtFirstInPlace) { run_all(kLateInPlace, 1, 2); }
 TEST(CallKernel, GivesUpAnywhere) { run_all(kHeld, 1, 4); }
