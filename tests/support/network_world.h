@@ -20,6 +20,7 @@ struct WorldOptions {
   ArenaShape shape;  // but for the ranks, and not derived
   LoopOptions loop;
   std::uint64_t window = 512 << 10;
+  bool announces = true;  // otherwise arenas and mirrors have no memory in front of their blocks
 };
 
 // A shape of small arenas.
@@ -137,11 +138,10 @@ class NetworkWorld {
     if (w != nullptr) w->shape_ = shape;
     const auto bytes = [&](std::uint64_t n) { return c.take<unsigned char>(n); };
     for (std::uint32_t r = 0; r < o.ranks; ++r) {
-      unsigned char* const own = bytes(shape.total_bytes());
+      const std::uint64_t missing = o.announces ? 0 : shape.base_bytes();
       for (std::uint32_t q = 0; q < o.ranks; ++q) {
-        // Of a mirror there is the block that this rank writes, and the announcements.
-        unsigned char* const block = q == r ? nullptr : bytes(shape.total_bytes());
-        if (w != nullptr) w->views_[r][q] = q == r ? own : block;
+        unsigned char* const arena = bytes(shape.total_bytes() - missing);
+        if (w != nullptr) w->views_[r][q] = arena - missing;
       }
       if (w != nullptr) w->bases_[r] = w->views_[r], w->process_of_[r] = static_cast<uint16_t>(r);
       for (std::uint32_t q = 0; q < o.ranks; ++q) {

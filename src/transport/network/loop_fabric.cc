@@ -197,7 +197,10 @@ bool LoopFabric::poll(FabricSink& sink) {
       tell = over && !way.told;
       if (over) way.told = true;
     }
-    if (tell) sink.broken(p, "the connection was cut");
+    if (tell) {
+      moved = true;
+      sink.broken(p, "the connection was cut");
+    }
     if (over) continue;
     for (std::uint32_t c = 0; c < kChannels; ++c) {
       if (deliver(p, c, sink)) moved = true;
