@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <random>
@@ -48,20 +49,26 @@ class Networked : public ByHand {
  public:
   using Handle = Networked&;
 
-  Networked(RankState& rank, Courier& courier, std::uint32_t of_lane)
-      : ByHand(rank, false), courier_(courier) {
+  using Ring = std::function<void(std::uint32_t rank, std::uint32_t lane, RingFor)>;
+  Networked(RankState& rank, Courier& courier, std::uint32_t of_lane, Ring ring)
+      : ByHand(rank, false), courier_(courier), ring_(std::move(ring)) {
     lane = of_lane;
   }
+  // Whether somebody would wake the lane: it has not looked yet, or was rung for something that it
+  // waits for.
+  std::atomic<bool> woken{true};
   void stay() {
+    woken = false;
     doorbell_awake(doorbell());
     Engine<Networked>::run(*this, rank_, lane, shared_);
+    if (!asleep()) woken = true;
   }
   bool posted(std::uint32_t rank, std::uint32_t of_lane, const PublishedWord& word) {
     return courier_.posted(transport().rank, of_lane, rank, word);
   }
   void ring(std::uint32_t rank, std::uint32_t of_lane, RingFor what) {
     if (courier_.is_remote(rank)) ADD_FAILURE() << "a remote lane is rung by its courier";
-    doorbell_ring(transport().lane_cell(rank, of_lane).doorbell, what);
+    ring_(rank, of_lane, what);
   }
   void attend() {}
   void ring_own_lanes() {
@@ -79,6 +86,7 @@ class Networked : public ByHand {
   std::uint32_t& doorbell() { return transport().lane_cell(transport().rank, lane).doorbell; }
 
   Courier& courier_;
+  const Ring ring_;
 };
 
 // Ranks on two hosts, each with a courier.
@@ -118,7 +126,9 @@ class Networks {
       for (std::uint32_t l = 0; l < static_cast<std::uint32_t>(c.lanes); ++l) {
         Courier& courier = hosts_[process_of_[r]]->courier;
         ranks_.state(r).lanes[l].transport.groups = courier.groups(r, l);
-        lanes_.push_back(std::make_unique<Networked>(ranks_.state(r), courier, l));
+        lanes_.push_back(std::make_unique<Networked>(
+            ranks_.state(r), courier, l,
+            [this](std::uint32_t to, std::uint32_t of, RingFor what) { ring(to, of, what); }));
       }
     }
   }
@@ -156,12 +166,20 @@ class Networks {
     }
     return n;
   }
-  // Whoever it is has a turn, until so many calls have ended at all ranks together.
+  void ring(std::uint32_t r, std::uint32_t lane, RingFor what) {
+    LaneTransport& t = ranks_.state(r).lanes[lane].transport;
+    if (doorbell_ring(t.lane_cell(r, lane).doorbell, what) != Wake::kNobody) {
+      engine(r, lane).woken = true;
+    }
+  }
+  // Whoever it is has a turn, but engines that sleep, until so many calls have ended at all ranks
+  // together.
   bool run(std::size_t calls) {
     for (std::uint64_t turns = 0; calls != 0; ++turns) {
       if (turns == 2'000'000 || gone_ != 0) return false;
       const std::size_t who = random_() % (lanes_.size() + 3 * kHosts);
       if (who < lanes_.size()) {
+        if (!lanes_[who]->woken) continue;
         lanes_[who]->stay();
         const auto r = static_cast<std::uint32_t>(who / static_cast<std::size_t>(case_.lanes));
         calls -= std::min(calls, ended(r));
@@ -181,9 +199,7 @@ class Networks {
           courier(settings, memory.get(), fabric, *this) {}
 
     void ring(std::uint32_t rank, std::uint32_t lane, Came what) override {
-      LaneTransport& t = all.ranks_.state(rank).lanes[lane].transport;
-      doorbell_ring(t.lane_cell(rank, lane).doorbell,
-                    what == Came::kData ? RingFor::kData : RingFor::kRoom);
+      all.ring(rank, lane, what == Came::kData ? RingFor::kData : RingFor::kRoom);
     }
     void gone(std::uint32_t, const char* why) override {
       all.why_ = why;

@@ -394,6 +394,31 @@ TEST(Courier, EndsListings) {
   }
 }
 
+// The same, but a third key begins at the former connector before its listing's end has gone out.
+TEST(Courier, EndsNoListingOfALaterOwner) {
+  World w(small_world());
+  Stream a, b, c;
+  b.tag = kOther, b.seed = 2;
+  c.tag = kOther + 6, c.seed = 3;
+  for (Stream* s : {&a, &b}) {
+    ASSERT_TRUE(send(*w, *s));
+    w.settle();
+    ASSERT_TRUE(receive(*w, *s));
+    w.settle();
+  }
+  w->transport(0).release(1, a.out);
+  w->transport(0).release(1, b.out);
+  ASSERT_TRUE(send(*w, a) && send(*w, c));
+  ASSERT_EQ(c.out.connector, a.in.connector);
+  w.settle();
+  EXPECT_TRUE(receive(*w, a) && receive(*w, c));
+  w.settle();
+  EXPECT_TRUE(send(*w, a) && send(*w, c));
+  w.settle();
+  EXPECT_TRUE(receive(*w, a) && receive(*w, c));
+  EXPECT_EQ(w->home(1).gone_count, 0u) << w->home(1).why;
+}
+
 TEST(Courier, ConsumesInThePlaceOfWhoReadsNoMore) {
   for (int i = 0; i < 8; ++i) {
     const bool of_group = (i & 1) != 0, before = (i & 2) != 0, other = (i & 4) != 0;

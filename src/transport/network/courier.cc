@@ -574,7 +574,6 @@ void Courier::arrived(std::uint32_t p, const FrameBytes& head, std::uint64_t coo
   } else if (why == nullptr) {
     why = put(p, f);
   }
-  if (why == nullptr && peer.came > peer.bye) why = "a frame behind the last one";
   if (why != nullptr) {
     ++counts_.refused;
     return fail(p, why);
@@ -588,7 +587,7 @@ void Courier::arrived(std::uint32_t p, const FrameBytes& head, std::uint64_t coo
 const char* Courier::put(std::uint32_t p, const Frame& f) {
   if (f.type == FrameType::kBye) {
     if (peers_[p].bye != ~std::uint64_t{0} || f.step < peers_[p].came) return "a wrong good-bye";
-    peers_[p].bye = f.step;
+    peers_[p].bye = f.step;  // when all of them are here, nothing more is heard
     return nullptr;
   }
   if (f.type == FrameType::kAnnounce) {
@@ -694,7 +693,7 @@ const char* Courier::put_unlist(Route& r, const Frame& f) {
   if (in.claimed != 0 || consumed(r, i) != in.frontier) return "the end of a listing in use";
   in.ended = true;
   in.listed = false;
-  leave_place(r, in);
+  // (Its place leads to an entry without its tag, until the connector has another owner.)
   // Relaxed, as in LaneTransport::unlist(). But who still sees the tag may look for steps that come
   // elsewhere and were rung for already, so it is rung again.
   store_relaxed(entries(r.own)[i].tag, kTagUnused);
