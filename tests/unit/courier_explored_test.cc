@@ -347,7 +347,7 @@ std::vector<Search> searches() {
 TEST(CouriersExplored, NothingIsLostInAnySchedule) {
   for (const Search& s : searches()) {
     Exploration run(s.scenario, Mistake::kNone);
-    const Explorer::Verdict v = (*run).explore(s.bound, 15000);
+    const Explorer::Verdict v = (*run).explore(s.bound, 8000);
     print(s.scenario, std::to_string(s.bound) + " delays", v);
     EXPECT_EQ(v.error, "") << s.scenario.name << "\n" << v.schedule;
     EXPECT_GT(v.schedules, 0u);
