@@ -211,7 +211,7 @@ class LaneTransport {
   // [ranks], of those on other hosts: for the courier, the tag of each connector's owner's group
   // (network/mirror.h); nullptr: no rank is on another host.
   std::uint64_t* const* groups = nullptr;
-  std::uint32_t rank = 0;                // world rank
+  std::uint32_t rank = 0;  // world rank
   std::uint32_t lane = 0;
 
   // ---- sender ----

@@ -1,6 +1,6 @@
-// Some ranks with a lane each, in processes of which each has a courier, over a loop fabric: arenas,
-// mirrors and LaneTransports that a test drives by hand. All in one piece of memory, so that the
-// schedule explorer can copy it. (No rank shares a process with another one here.)
+// Some ranks with a lane each, in processes of which each has a courier, over a loop fabric:
+// arenas, mirrors and LaneTransports that a test drives by hand. All in one piece of memory, so
+// that the schedule explorer can copy it. (No rank shares a process with another one here.)
 #pragma once
 
 #include <algorithm>
@@ -98,8 +98,7 @@ class NetworkWorld {
     LaneTransport& t = transports_[from];
     if (out.connector == kNoConnector && !t.open(to, tag, group, out, &in_use)) return false;
     Wire wire = t.wire(out);
-    const SendGrant g =
-        t.grant(to, wire, bytes, load_acquire(t.credit_word(to, out.connector)));
+    const SendGrant g = t.grant(to, wire, bytes, load_acquire(t.credit_word(to, out.connector)));
     if (g.capacity < bytes) return false;
     for (std::uint32_t i = 0; i < bytes; ++i) g.data[i] = byte_of(seed, wire.count, i);
     const PublishedWord w = t.post(to, wire, seed, g.location, bytes);

@@ -86,7 +86,8 @@ std::uint32_t choose(void*, LoopOptions::Choice what, std::uint32_t n) {
   // Nor is a payload kept for ever, though others may go on meanwhile.
   if (what == LoopOptions::Choice::kDelivers || (lets_go && refused)) --n;
   if (lets_go && refused) lets_go = refused = false;
-  const auto chosen = n < 2 ? 0 : static_cast<std::uint32_t>(explorer().choose(static_cast<int>(n)));
+  const auto chosen =
+      n < 2 ? 0 : static_cast<std::uint32_t>(explorer().choose(static_cast<int>(n)));
   if (lets_go && chosen == n - 1) refused = true;
   return chosen;
 }
@@ -142,9 +143,9 @@ void rank_fiber(int me) {
       if (op.what == Operation::kEnd || ends.done[i]) continue;
       bool first = true;  // of this key and peer
       for (int k = 0; k < i; ++k) {
-        const bool same = program[k].peer == op.peer && program[k].key == op.key &&
-                          (program[k].what == Operation::kReceive) ==
-                              (op.what == Operation::kReceive);
+        const bool same =
+            program[k].peer == op.peer && program[k].key == op.key &&
+            (program[k].what == Operation::kReceive) == (op.what == Operation::kReceive);
         if (!ends.done[k] && (same || !scenario->any_order)) first = false;
       }
       if (!first || !attempt(rank, op)) continue;
@@ -251,6 +252,7 @@ Scenario stream(const char* name) {
           2,
           {{send(1, 0), send(1, 0), send(1, 0)}, {receive(0, 0), receive(0, 0), receive(0, 0)}}};
 }
+Scenario one() { return {"one slice", 2, {{send(1, 0), release(1, 0)}, {receive(0, 0)}}}; }
 Scenario pieces() {
   Scenario s = stream("slices in pieces");
   s.piece = 20;
@@ -265,8 +267,8 @@ Scenario bytewise() {
 Scenario copied() {
   Scenario s = {"slices that are copied, and repeated late",
                 2,
-                {{send(1, 0), send(1, 0), send(1, 0), send(1, 0), send(1, 0), send(1, 0), send(1, 0),
-                  send(1, 0), send(1, 0)},
+                {{send(1, 0), send(1, 0), send(1, 0), send(1, 0), send(1, 0), send(1, 0),
+                  send(1, 0), send(1, 0), send(1, 0)},
                  {receive(0, 0), receive(0, 0), receive(0, 0), receive(0, 0), receive(0, 0),
                   receive(0, 0), receive(0, 0), receive(0, 0), receive(0, 0)}}};
   s.copied_bytes = 64;
@@ -339,9 +341,9 @@ struct Search {
   int bound;  // delays
 };
 std::vector<Search> searches() {
-  return {{stream("slices"), 2}, {pieces(), 2},  {bytewise(), 1}, {copied(), 1},
-          {borrowed(), 2},       {both_ways(), 1}, {moves(), 1},  {crowded(), 1},
-          {cut(), 2},            {three(), 0}};
+  return {{one(), 1},      {stream("slices"), 2}, {pieces(), 2}, {bytewise(), 1}, {copied(), 1},
+          {borrowed(), 2}, {both_ways(), 1},      {moves(), 1},  {crowded(), 1},  {cut(), 2},
+          {three(), 0}};
 }
 
 TEST(CouriersExplored, NothingIsLostInAnySchedule) {
@@ -351,6 +353,15 @@ TEST(CouriersExplored, NothingIsLostInAnySchedule) {
     print(s.scenario, std::to_string(s.bound) + " delays", v);
     EXPECT_EQ(v.error, "") << s.scenario.name << "\n" << v.schedule;
     EXPECT_GT(v.schedules, 0u);
+  }
+}
+
+TEST(CouriersExploredSoak, DeeperAndLonger) {
+  for (const Search& s : searches()) {
+    Exploration run(s.scenario, Mistake::kNone);
+    const Explorer::Verdict v = (*run).explore(s.bound + 1, 500000);
+    print(s.scenario, std::to_string(s.bound + 1) + " delays", v);
+    EXPECT_EQ(v.error, "") << s.scenario.name << "\n" << v.schedule;
   }
 }
 

@@ -46,8 +46,8 @@ class World {
     memory_.reset(static_cast<unsigned char*>(std::aligned_alloc(4096, bytes_)));
     std::memset(memory_.get(), 0, bytes_);
     // (Arenas begin where pages do not: nothing here asks for that.)
-    world_ = new (memory_.get())
-        NetworkWorld(o, memory_.get() + (sizeof(NetworkWorld) + 63) / 64 * 64);
+    world_ =
+        new (memory_.get()) NetworkWorld(o, memory_.get() + (sizeof(NetworkWorld) + 63) / 64 * 64);
   }
   NetworkWorld* operator->() { return world_; }
   NetworkWorld& operator*() { return *world_; }
@@ -212,9 +212,7 @@ TEST(Frames, AreNotBelieved) {
   EXPECT_TRUE(refused([](Frame& f) { f.connectors[0] = 2; }));
   EXPECT_TRUE(refused([](Frame& f) { f.connectors[1] = 1; }));
   EXPECT_TRUE(refused([](Frame& f) { f.bytes = 65; }));
-  EXPECT_FALSE(refused([](Frame& f) {
-    f.bytes = 128, f.location = 2, f.flag |= kFlagBorrowed;
-  }));
+  EXPECT_FALSE(refused([](Frame& f) { f.bytes = 128, f.location = 2, f.flag |= kFlagBorrowed; }));
   EXPECT_TRUE(refused([](Frame& f) { f.location = 3, f.flag |= kFlagBorrowed; }));
   EXPECT_TRUE(refused([](Frame& f) { f.location = kInOutput, f.flag |= kFlagInOutput; }));
   EXPECT_TRUE(refused([](Frame& f) { f.location = 1; })) << "its flag says something else";
@@ -616,9 +614,8 @@ TEST_F(Forged, WhatIsHereAlreadyIsDropped) {
 TEST_F(Forged, WithoutAPlaceItEndsThePeer) {
   must_end("a header that is taken", [](Frame& f) { f.step = 2 + kSlotHeaders; });
   must_end("far away", [](Frame& f) { f.step = ~std::uint64_t{0}; });
-  must_end("a guaranteed slot that is taken", [](Frame& f) {
-    f.location = 0, f.flag &= ~kFlagBorrowed;
-  });
+  must_end("a guaranteed slot that is taken",
+           [](Frame& f) { f.location = 0, f.flag &= ~kFlagBorrowed; });
   must_end("a borrowed slot that is taken", [](Frame& f) { f.location = 1; });
   must_end("another key", [](Frame& f) { f.tag = kOther; });
   must_end("another group", [](Frame& f) { f.group = kOther; });
@@ -655,12 +652,44 @@ TEST_F(Forged, WithoutAPlaceItEndsThePeer) {
   must_end("a good-bye of too few", bye);
 }
 
+TEST_F(Forged, AListingEndsOnce) {
+  w_.restore(start_);
+  s_.bytes = 40;
+  EXPECT_TRUE(receive(*w_, s_));
+  s_.bytes = 100;
+  EXPECT_TRUE(receive(*w_, s_));
+  Frame f;
+  f.type = FrameType::kUnlist;
+  f.src = 0, f.dst = 1;
+  f.tag = kTag;
+  start_ = w_.save();
+  for (const bool again : {true, false}) {
+    w_.restore(start_);
+    EXPECT_FALSE(bring(*w_, encode(f)).refused);
+    EXPECT_FALSE(w_->courier(1).is_gone(0));
+    bring(*w_, again ? encode(f) : encode(next()));
+    EXPECT_TRUE(w_->courier(1).is_gone(0)) << "the owner has gone";
+  }
+}
+
+TEST(Courier, AFrameOfAnotherProcessesRanksEndsThePeer) {
+  for (Frame f : some_frames()) {
+    if (f.type == FrameType::kAnnounce || f.type == FrameType::kBye) continue;
+    World w(small_world(3));
+    f.src = 2;
+    bring(*w, encode(f));
+    EXPECT_TRUE(w->courier(1).is_gone(0));
+    EXPECT_EQ(w->courier(1).counts().refused, 1u);
+    EXPECT_FALSE(w->courier(1).is_gone(2));
+  }
+}
+
 // ---- fuzz ----
 
 // Numbers that lie where limits are.
 std::uint64_t odd_number(std::mt19937_64& random) {
-  const std::uint64_t some[] = {0,  1,    2,     3,          4,          5,          15,
-                                16, 17,   18,    63,         64,         65,         127,
+  const std::uint64_t some[] = {0,   1,   2,      3,          4,           5,          15,
+                                16,  17,  18,     63,         64,          65,         127,
                                 128, 129, 0xffff, 0x7fffffff, 0xffffffffu, ~0ull >> 1, ~0ull};
   return random() % 8 == 0 ? random() : some[random() % std::size(some)];
 }
@@ -741,8 +770,7 @@ TEST_F(Forged, FramesOfAnyBytesWriteNothingWrong) {
       if (f.type == FrameType::kAnnounce) {
         allow(own + shape.announcements() + f.location * 8, 8);
       } else if (f.type == FrameType::kUnlist || f.type == FrameType::kData) {
-        allow(block + shape.directory_offset(),
-              shape.entries_offset() - shape.directory_offset());
+        allow(block + shape.directory_offset(), shape.entries_offset() - shape.directory_offset());
         allow(entries + i * sizeof(DirectoryEntry), sizeof(DirectoryEntry));
       }
       if (f.type == FrameType::kData && (to.at != nullptr || f.bytes != 0)) {

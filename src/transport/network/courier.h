@@ -57,6 +57,8 @@ namespace unjam {
 // What a courier tells those whose courier it is. Called by whoever drives; none may drive.
 class CourierHome {
  public:
+  virtual ~CourierHome() = default;
+
   enum class Came { kData, kRoom };
   // There is something for this lane of a rank here. What is there was stored before; to be told
   // with a release.
@@ -69,9 +71,6 @@ class CourierHome {
   // what has ended.
   virtual void differs(std::uint32_t rank, std::uint32_t place, std::uint64_t found,
                        std::uint64_t announced) = 0;
-
- protected:
-  ~CourierHome() = default;
 };
 
 struct CourierSettings {
@@ -110,7 +109,7 @@ class Courier final : public FabricSink {
   // ---- from anywhere ----
 
   // Moves what can be moved now, and never waits. Whether anything has moved; false, too, if
-  // another thread is at it.
+  // another thread is at it, who may have looked before what this one knows of was there.
   bool drive();
   // Something was announced in a mirror.
   void announced();

@@ -20,8 +20,8 @@ inline constexpr std::uint32_t kChannels = 2;
 
 // Where a frame's payload goes.
 struct Landing {
-  bool refused = false;     // the connection is over: the sink has seen to that
-  std::uint64_t cookie = 0;  // for arrived()
+  bool refused = false;         // the connection is over: the sink has seen to that
+  std::uint64_t cookie = 0;     // for arrived()
   unsigned char* at = nullptr;  // nullptr: nowhere, the bytes are not wanted
   std::uint32_t bytes = 0;      // of the payload; a carrier that knows another length is broken
 };
@@ -29,6 +29,8 @@ struct Landing {
 // Called by Fabric::poll().
 class FabricSink {
  public:
+  virtual ~FabricSink() = default;
+
   // The head of a frame has come. Whoever is not refused calls arrived() when the payload is there,
   // if it ever is; other frames may begin and end meanwhile.
   virtual Landing land(std::uint32_t peer, const FrameBytes& head) = 0;
@@ -37,13 +39,12 @@ class FabricSink {
   virtual void sent(std::uint32_t peer, std::uint64_t cookie) = 0;
   // The connection is over, and nothing more comes from there.
   virtual void broken(std::uint32_t peer, const char* why) = 0;
-
- protected:
-  ~FabricSink() = default;
 };
 
 class Fabric {
  public:
+  virtual ~Fabric() = default;
+
   // Copies the head. Reads the payload until sent(cookie), of which there is one for each frame
   // with a payload. False: no room now, nothing has changed.
   virtual bool send(std::uint32_t peer, Channel channel, const FrameBytes& head,
@@ -52,9 +53,6 @@ class Fabric {
   virtual bool poll(FabricSink& sink) = 0;
   // By force: no payload of this connection is read or written any more.
   virtual void close(std::uint32_t peer) = 0;
-
- protected:
-  ~Fabric() = default;
 };
 
 }  // namespace unjam

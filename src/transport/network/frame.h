@@ -29,18 +29,18 @@ struct Frame {
 
   FrameType type = FrameType::kData;
   std::uint8_t lane = 0;
-  std::uint8_t count = 0;       // kCredits: how many
-  std::uint16_t src = 0;        // ranks; but of kAnnounce and kBye dst alone, or none
+  std::uint8_t count = 0;  // kCredits: how many
+  std::uint16_t src = 0;   // ranks; but of kAnnounce and kBye dst alone, or none
   std::uint16_t dst = 0;
-  std::uint32_t bytes = 0;      // kData: of the payload
-  std::uint32_t location = 0;   // kData: as in SlotHeader; kAnnounce: the word's place
+  std::uint32_t bytes = 0;     // kData: of the payload
+  std::uint32_t location = 0;  // kData: as in SlotHeader; kAnnounce: the word's place
   std::uint16_t connectors[kMostCredits] = {};  // but for kCredits the first alone
-  std::uint64_t step = 0;       // kData; kAnnounce: the word; kBye: the count
-  std::uint64_t flag = 0;       // kData: as in SlotHeader
-  std::uint64_t tag = 0;        // kData, kUnlist: the owner's,
-  std::uint64_t base = 0;       // the step at which it began,
-  std::uint64_t group = 0;      // kData: and its group's
-  std::uint64_t consumed[kMostCredits] = {};  // kCredits
+  std::uint64_t step = 0;                       // kData; kAnnounce: the word; kBye: the count
+  std::uint64_t flag = 0;                       // kData: as in SlotHeader
+  std::uint64_t tag = 0;                        // kData, kUnlist: the owner's,
+  std::uint64_t base = 0;                       // the step at which it began,
+  std::uint64_t group = 0;                      // kData: and its group's
+  std::uint64_t consumed[kMostCredits] = {};    // kCredits
 };
 
 FrameBytes encode(const Frame& frame);

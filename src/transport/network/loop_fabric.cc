@@ -59,15 +59,14 @@ std::uint32_t LoopFabric::choose(LoopOptions::Choice what, std::uint32_t n) cons
 bool LoopFabric::send(std::uint32_t peer, Channel channel, const FrameBytes& head,
                       const unsigned char* payload, std::uint32_t bytes, std::uint64_t cookie) {
   const LoopOptions& o = net_.options_;
-  const bool copies = bytes != 0 && bytes <= o.copied_bytes &&
-                      choose(LoopOptions::Choice::kCopies, 2) == 1;
+  const bool copies =
+      bytes != 0 && bytes <= o.copied_bytes && choose(LoopOptions::Choice::kCopies, 2) == 1;
   const std::lock_guard lock(net_.mutex_);
   LoopNet::Way& way = net_.way(self_, peer);
   if (way.cut || way.closed) return true;  // it goes nowhere
   LoopNet::Entry* const all = net_.entries(self_, peer, static_cast<std::uint32_t>(channel));
-  LoopNet::Entry* const e =
-      std::find_if(all, all + o.depth,
-                   [](const LoopNet::Entry& x) { return x.stage == LoopNet::Stage::kFree; });
+  LoopNet::Entry* const e = std::find_if(
+      all, all + o.depth, [](const LoopNet::Entry& x) { return x.stage == LoopNet::Stage::kFree; });
   if (e == all + o.depth) return false;
   e->head = head;
   e->payload = payload;
@@ -92,8 +91,8 @@ bool LoopFabric::let_go(std::uint32_t peer, std::uint32_t channel, FabricSink& s
   const std::uint32_t depth = net_.options_.depth;
   LoopNet::Entry* const all = net_.entries(self_, peer, channel);
   const auto done = [](const LoopNet::Entry& e) {
-    return !e.let_go && (e.stage == Stage::kDelivered ||
-                         (e.stage != Stage::kFree && e.payload == e.copy));
+    return !e.let_go &&
+           (e.stage == Stage::kDelivered || (e.stage != Stage::kFree && e.payload == e.copy));
   };
   std::uint32_t n = 0;
   {
@@ -164,8 +163,7 @@ bool LoopFabric::deliver(std::uint32_t peer, std::uint32_t channel, FabricSink& 
     }
   }
   if (!lost && e->done != e->bytes) {
-    const std::uint32_t piece =
-        o.piece == 0 ? e->bytes : std::min(o.piece, e->bytes - e->done);
+    const std::uint32_t piece = o.piece == 0 ? e->bytes : std::min(o.piece, e->bytes - e->done);
     if (e->landing.at != nullptr) {
       std::memcpy(e->landing.at + e->done, e->payload + e->done, piece);
     }

@@ -73,12 +73,10 @@ class LoopNet {
     bool closed = false;  // by either end
     std::uint64_t sent = 0;
   };
-  Way& way(std::uint32_t from, std::uint32_t to) {
-    return ways_[from * options_.processes + to];
-  }
+  Way& way(std::uint32_t from, std::uint32_t to) { return ways_[from * options_.processes + to]; }
   Entry* entries(std::uint32_t from, std::uint32_t to, std::uint32_t channel) {
-    return entries_ + ((std::size_t{from} * options_.processes + to) * kChannels + channel) *
-                          options_.depth;
+    return entries_ +
+           ((std::size_t{from} * options_.processes + to) * kChannels + channel) * options_.depth;
   }
 
   const LoopOptions options_;
