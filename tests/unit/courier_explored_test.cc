@@ -338,20 +338,22 @@ std::uint64_t seed() {
 
 struct Search {
   Scenario scenario;
-  int bound;  // delays
+  int bound;  // delays; what the network chooses is none
 };
+// What fits into some seconds.
 std::vector<Search> searches() {
-  return {{one(), 1},      {stream("slices"), 2}, {pieces(), 2}, {bytewise(), 1}, {copied(), 1},
-          {borrowed(), 2}, {both_ways(), 1},      {moves(), 1},  {crowded(), 1},  {cut(), 2},
+  return {{one(), 1},      {stream("slices"), 1}, {pieces(), 1},    {bytewise(), 0}, {copied(), 0},
+          {borrowed(), 0}, {moves(), 1},          {both_ways(), 0}, {crowded(), 0},  {cut(), 1},
           {three(), 0}};
 }
 
 TEST(CouriersExplored, NothingIsLostInAnySchedule) {
   for (const Search& s : searches()) {
     Exploration run(s.scenario, Mistake::kNone);
-    const Explorer::Verdict v = (*run).explore(s.bound, 8000);
+    const Explorer::Verdict v = (*run).explore(s.bound, 100000);
     print(s.scenario, std::to_string(s.bound) + " delays", v);
     EXPECT_EQ(v.error, "") << s.scenario.name << "\n" << v.schedule;
+    EXPECT_TRUE(v.complete);
     EXPECT_GT(v.schedules, 0u);
   }
 }
