@@ -16,9 +16,10 @@
 
 #if UNJAM_HAS_EXPLORER
 #include "tests/support/network_world.h"
-#include "transport/network/courier.cc"      // NOLINT(bugprone-suspicious-include)
-#include "transport/network/frame.cc"        // NOLINT(bugprone-suspicious-include)
-#include "transport/network/loop_fabric.cc"  // NOLINT(bugprone-suspicious-include)
+#include "transport/network/courier.cc"          // NOLINT(bugprone-suspicious-include)
+#include "transport/network/courier_receive.cc"  // NOLINT(bugprone-suspicious-include)
+#include "transport/network/frame.cc"            // NOLINT(bugprone-suspicious-include)
+#include "transport/network/loop_fabric.cc"      // NOLINT(bugprone-suspicious-include)
 
 namespace unjam_test {
 namespace {

@@ -161,6 +161,7 @@ class Courier final : public FabricSink {
     bool queued = false;
   };
   static_assert(kSlotHeaders == 16, "steps of a connector have a bit each");
+  static constexpr std::uint32_t bit(std::uint64_t step) { return 1u << step % kSlotHeaders; }
   struct Borrowed {
     std::uint32_t connector = 0;
     std::uint64_t step_end = 0;  // free when the connector's steps below it were consumed; 0: free
