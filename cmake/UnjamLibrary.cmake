@@ -2,8 +2,8 @@
 find_package(Threads REQUIRED)
 
 set(globs)
-foreach(layer base program transport plan plan/algorithms plan/check plan/clock engine device device/host control reshard
-              runtime sim api)
+foreach(layer base program transport transport/network plan plan/algorithms plan/check plan/clock engine device device/host
+              control reshard runtime sim api)
   list(APPEND globs "${PROJECT_SOURCE_DIR}/src/${layer}/*.cc")
 endforeach()
 file(GLOB sources CONFIGURE_DEPENDS ${globs})

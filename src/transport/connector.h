@@ -208,7 +208,10 @@ class LaneTransport {
   WindowEntry* noted_windows = nullptr;  // the same in a GPU's memory
   PeerSendState* peers = nullptr;        // [ranks]; nullptr: this one only receives
   Room* rooms = nullptr;                 // [ranks]; nullptr: all memory is there
-  std::uint32_t rank = 0;                // world rank
+  // [ranks], of those on other hosts: for the courier, the tag of each connector's owner's group
+  // (network/mirror.h); nullptr: no rank is on another host.
+  std::uint64_t* const* groups = nullptr;
+  std::uint32_t rank = 0;  // world rank
   std::uint32_t lane = 0;
 
   // ---- sender ----
@@ -245,6 +248,7 @@ class LaneTransport {
     // A reader that still sees the former tag may take this base for the former owner's: it only
     // raises that reader's count, which is set anew when it finds its key elsewhere or here again.
     store_relaxed(entry.base, out.posted);
+    if (groups != nullptr && groups[peer] != nullptr) store_relaxed(groups[peer][i], group);
     // Release: a reader that sees the tag sees the base.
     store_release(entry.tag, tag);
     take_place(peer, i, tag);

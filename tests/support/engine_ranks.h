@@ -71,6 +71,13 @@ struct Case {
   // Each rank has mirrors of the others' arenas: what it stores there somebody has to take to where
   // it belongs, see Ranks::deliver().
   bool mirrors = false;
+  // With mirrors: of so many hosts, each of ranks that follow each other, who reach their arenas.
+  // 0: each rank is alone.
+  int hosts = 0;
+
+  int host_of(std::uint32_t r) const {
+    return hosts == 0 ? static_cast<int>(r) : static_cast<int>(r) * hosts / ranks;
+  }
 };
 
 // One use of a key on all ranks.
@@ -479,7 +486,7 @@ class Ranks {
     for (std::uint32_t r = 0; r < n_; ++r) {
       auto& view = views_.emplace_back(bases_);
       for (std::uint32_t q = 0; c.mirrors && q < n_; ++q) {
-        if (q != r) view[q] = make_arena(shape);
+        if (c.host_of(q) != c.host_of(r)) view[q] = make_arena(shape);
       }
     }
     for (std::uint32_t r = 0; r < n_; ++r) {
