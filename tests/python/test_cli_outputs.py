@@ -335,6 +335,7 @@ ENCODED = {
     "info": ["info"],
     "plan": ["plan", "--check", "all_reduce"],
     "pipeline": ["pipeline", "--transfer", "1", "--chart", "--picture", "x.png"],
+    "reshard": ["reshard", "nine", "--case", "6", "--nodes", "100", "--tries", "5"],
     "simulate": [*JOB, "--cycle", "x.png"],
     "plot": [*JOB, "--plot", "overlap", "--out", "x.png"],
     "bench": BENCH,

@@ -60,6 +60,13 @@ ELSEWHERE = {
     "unjam reshard plan weights.toml --check --compare": (
         "tests/python/test_reshard.py::test_the_pages_file_is_planned"
     ),
+    # With fewer ranks, and by its defaults.
+    "python examples/torch/unet_pipeline.py --ranks 4 --schedule eager_1f1b --split": (
+        "tests/python/test_torch_training.py::test_example_by_itself"
+    ),
+    "python examples/torch/unet_pipeline.py --ranks 4 --split": (
+        "tests/python/test_torch_training.py::test_example_by_itself"
+    ),
     # Minutes; parts of it run there.
     "PYTHONPATH=python UNJAM_LIBRARY=build/release/libunjam.so python3 tools/scale.py": (
         "tests/python/test_clock.py::test_the_pages_ratios_are_the_clocks"
@@ -367,6 +374,7 @@ def test_programs_that_are_not_run_are_programs() -> None:
 
 
 def test_functions_of_c_are_in_the_header(header: str) -> None:
+    header += (ROOT / "include" / "unjam" / "reshard.h").read_text()
     for page in PAGES:
         for language, block in fenced(page):
             if language != "c":

@@ -24,6 +24,7 @@ _IN_ASCII = {
     "−": "-",
     "✓": "ok",
     "✗": "no",
+    "█": "#",
 }
 _HANDLER = "unjam.in_ascii"
 
