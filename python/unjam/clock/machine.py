@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from .._errors import InvalidArgument
+from .._toml import parse_toml, read_toml
 
 FOLDER = Path(__file__).parent / "machines"
 _BIGGEST_FILE = 1 << 20
@@ -108,16 +109,7 @@ def read_machine(name: str | Path) -> Machine:
                 "that ends in .toml"
             )
         path = FOLDER / f"{name}.toml"
-    try:
-        if path.stat().st_size > _BIGGEST_FILE:
-            raise InvalidArgument(f"{path}: is larger than {_BIGGEST_FILE >> 20} MiB")
-        text = path.read_text(encoding="utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        raise InvalidArgument(f"{path}: cannot be read: {error}") from error
-    try:
-        return parse_machine(text)
-    except InvalidArgument as error:
-        raise InvalidArgument(f"{path}: {error}") from error
+    return read_toml(path, _BIGGEST_FILE, parse_machine)
 
 
 def parse_machine(text: str) -> Machine:
@@ -126,14 +118,7 @@ def parse_machine(text: str) -> Machine:
     Raises:
         InvalidArgument: as :func:`read_machine`.
     """
-    try:
-        import tomllib
-    except ModuleNotFoundError:  # Python 3.10
-        import tomli as tomllib  # type: ignore[no-redef]
-    try:
-        data = tomllib.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise InvalidArgument(f"is not TOML: {error}") from error
+    data = parse_toml(text)
     names = {}
     for name in ("name", "about"):
         names[name] = data.pop(name, None)

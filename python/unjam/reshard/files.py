@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from .._errors import InvalidArgument
+from .._toml import parse_toml, read_toml
 from .layout import Layout, TensorSpec, Topology
 from .plan import Plan
 
@@ -29,16 +30,7 @@ def read_request(path: Path) -> Plan:
     Raises:
         InvalidArgument: it cannot be read, or makes no sense; the message names file and field.
     """
-    try:
-        if path.stat().st_size > _BIGGEST_FILE:
-            raise InvalidArgument(f"{path}: is larger than {_BIGGEST_FILE >> 20} MiB")
-        text = path.read_text(encoding="utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        raise InvalidArgument(f"{path}: cannot be read: {error}") from error
-    try:
-        return parse_request(text)
-    except InvalidArgument as error:
-        raise InvalidArgument(f"{path}: {error}") from error
+    return read_toml(path, _BIGGEST_FILE, parse_request)
 
 
 def parse_request(text: str) -> Plan:
@@ -47,14 +39,7 @@ def parse_request(text: str) -> Plan:
     Raises:
         InvalidArgument: as :func:`read_request`.
     """
-    try:
-        import tomllib
-    except ModuleNotFoundError:  # Python 3.10
-        import tomli as tomllib  # type: ignore[no-redef]
-    try:
-        data = tomllib.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise InvalidArgument(f"is not TOML: {error}") from error
+    data = parse_toml(text)
     _check_names("", data, _TABLES)
     for name in ("source", "destination", "tensors"):
         if name not in data:
