@@ -238,6 +238,16 @@ Case hosts_of(int ranks, int lanes, int escape_slots, int borrow_slots, bool hea
 
 // ---- programs of sets ----
 
+// The i-th of the uses of some keys, by turns: of which kind, and from which root. (Not how long.)
+Use drawn_use(std::size_t i, std::size_t keys, std::uint32_t ranks, std::mt19937_64& random) {
+  Use u;
+  u.key = i % keys;
+  u.n = i / keys;
+  u.what = static_cast<What>(random() % kWhats);
+  u.root = static_cast<std::uint32_t>(random() % ranks);
+  return u;
+}
+
 class CourierEngines : public testing::TestWithParam<Case> {};
 
 TEST_P(CourierEngines, ManyKeysInAnyOrder) {
@@ -250,11 +260,7 @@ TEST_P(CourierEngines, ManyKeysInAnyOrder) {
     std::mt19937_64 random(seed);
     std::vector<Use> uses(kUses);
     for (std::size_t i = 0; i < uses.size(); ++i) {
-      Use& u = uses[i];
-      u.key = i % kKeys;
-      u.n = i / kKeys;
-      u.what = static_cast<What>(random() % kWhats);
-      u.root = static_cast<std::uint32_t>(random() % n);
+      Use& u = uses[i] = drawn_use(i, kKeys, n, random);
       u.count = random() % 3 == 0 ? random() % 17 : random() % 1500;
       fill(u, n, random, c.escape_slots >= 4 ? Laid::kOverlapping : Laid::kOneByOne, c.lanes);
     }
@@ -410,11 +416,7 @@ TEST(CourierEngines, OfManyThreadsGiveTheRightResults) {
     std::mt19937_64 random(seed);
     std::vector<Use> uses(kUses);
     for (std::size_t i = 0; i < uses.size(); ++i) {
-      Use& u = uses[i];
-      u.key = i % kKeys;
-      u.n = i / kKeys;
-      u.what = static_cast<What>(random() % kWhats);
-      u.root = static_cast<std::uint32_t>(random() % n);
+      Use& u = uses[i] = drawn_use(i, kKeys, n, random);
       u.count = random() % 500;
       fill(u, n, random);
     }
