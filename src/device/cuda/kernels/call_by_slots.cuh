@@ -1,15 +1,14 @@
 // As call_in_stream.cuh, for what is too large for packets: what plan/lower.cc gives to slots,
-// moved as exec/slots/calls.cuh has it. What costs an engine 50 us a call (it is handed the call,
-// and hands it back) is not needed here.
+// moved as exec/slots/calls.cuh has it. No engine is handed the call, or hands it back.
 //
 // Ahead of the stream's turn (look_in_time()) all is set up, and its beginning rehearsed: the last
 // warp goes through steer()'s first round, in shared memory of its own, and movers have a slice
-// without data. For instructions have to be fetched: the first slice's description takes 2.9 us,
-// later ones 0.9. (Four H100s; probe.) A call that is close to the one in front, see CallInFront,
-// even begins then. And since one more is likely to be close to it, who waits for nobody any more
-// there, for all that is left has come, or has room, reports while its last slices are moved, so
-// that the next call's blocks come, and do all this, meanwhile. (Blocks that come early and then
-// wait for their turn cost the call in front of them 1 to 3 %: four H200s, 64 MiB.)
+// without data. For instructions have to be fetched: the first slice's description takes three
+// times as long as later ones. A call that is close to the one in front, see CallInFront, even
+// begins then. And since one more is likely to be close to it, who waits for nobody any more there,
+// for all that is left has come, or has room, reports while its last slices are moved, so that the
+// next call's blocks come, and do all this, meanwhile. (Blocks that come early and then wait for
+// their turn slow the call in front of them down a little.)
 //
 // Giving up. Only the first warp waits for peers; all others wait for it, and it ends. A lane waits
 // but a while for peers (SoloCall::patience_ns since anything came). It stops for others that want
@@ -170,10 +169,9 @@ __device__ __forceinline__ bool keeps_next(CudaRank& r, const CudaLaunch& launch
 // call in front and so has reported early: keeps its SM until the next call's blocks have come,
 // which they may as soon as all lanes have reported. Those are dealt to SMs in clusters of which
 // each should have whole TPCs, and a share of each GPC like the others'; so they do where all of
-// ours are there, or none (a probe), but not where some are. (Four H200s, `calls`: of 256 MiB,
-// whose lanes end 20 us apart, reductions 775 us instead of 805, broadcasts 783 instead of 798.
-// Lanes of mesh plans end together.) Or, if it keeps them, until all other blocks have left, which
-// is some time behind the call's end: they come behind our own.
+// ours are there, or none, but not where some are. (It matters where lanes end apart; those whose
+// members all send to all end together.) Or, if it keeps them, until all other blocks have left,
+// which is some time behind the call's end: they come behind our own.
 __device__ __forceinline__ void linger(CudaRank& r, const CudaLaunch& launch, bool keeps) {
   if (!comes_in_clusters()) return;
   const auto is_over = [&] {
