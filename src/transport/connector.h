@@ -171,6 +171,9 @@ struct ConnectorOwner {
   std::uint32_t next = 0;   // in the list of those given back
 };
 struct BorrowUse {
+  // In place of a connector: a copy that was taken back has the slot (engine/copy_ring.h) until so
+  // many of the lane's copies to the peer are done.
+  static constexpr std::uint32_t kCopied = 0xffffffff;
   std::uint64_t step_end = 0;  // free once the connector's credit has reached this
   std::uint32_t connector = 0;
   std::uint32_t pad = 0;
@@ -649,7 +652,8 @@ class LaneTransport {
     std::uint32_t i = state.borrow_next;
     for (std::uint32_t k = 0; k < kLooks && k < shape.borrow_slots; ++k) {
       const BorrowUse& use = state.borrows[i];
-      if (use.step_end == 0 || credit(peer, use.connector) >= use.step_end) {
+      if (use.step_end == 0 ||
+          (use.connector != BorrowUse::kCopied && credit(peer, use.connector) >= use.step_end)) {
         g.data = borrow_slot(peer, rank, i);
         g.capacity = shape.borrow_slot_bytes;
         g.location = i + 1;

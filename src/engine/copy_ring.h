@@ -1,0 +1,88 @@
+// Copies that a lane asks somebody else to carry out: a thread of the host, by a GPU's copy engines
+// (device/cuda/host/copy_thread.h). A ring for each lane and peer, in memory of the host, which the
+// lane only writes; and a word for each, in memory that the lane is fast to look at, which says how
+// many of its copies are done.
+//
+// A copy is free, then posted, claimed and done; or posted and taken back. The lane that has waited
+// long enough takes back all that is not done, and moves those slices itself. It cannot know then
+// whether one was claimed: who carries out copies may sit in a call of the driver that waits for
+// another thread's cudaFree, and issue the copy later. So nothing depends on such a copy's end, and
+// nothing is wrong with its coming late:
+//   1. Its target is a borrowed slot (transport/connector.h), never memory of a user, nor a
+//      guaranteed slot: the sender alone decides who uses it, and leaves it alone until `done` has
+//      counted the copy, taken back or not (BorrowUse::kCopied).
+//   2. The slice goes through another slot. Its flag is published by the lane, when `done` has
+//      counted the copy (acquire), or behind its own stores: never by who copies. So what comes
+//      late in a slot that nobody was told of is not read.
+//   3. Late, it may read what a user has written since, or freed, where issuing it fails: what it
+//      brings is not read.
+//   4. `done` counts in the ring's order. What was taken back and is not claimed yet is counted
+//      without being copied.
+// Each word of a post carries the low bits of its number, so that a post needs no order among its
+// words: who has found all of them has the post. A ring cannot overflow: a lane has no more slices
+// under way to a peer than a connector has headers, and posts nothing while an earlier call's
+// copies are not done.
+//
+// Source: M. Hwang et al., "ARK: GPU-driven Code Execution for Distributed Deep Learning"
+// (NSDI 2023), the software engine; that copies can be taken back is ours.
+#pragma once
+
+#include <cstdint>
+
+#include "base/atomics.h"
+#include "base/portability.h"
+#include "transport/arena.h"
+
+namespace unjam {
+
+struct CopyPost {
+  std::uint64_t source = 0, target = 0;  // addresses in the poster's process
+  std::uint64_t bytes = 0;
+};
+
+inline constexpr std::uint32_t kCopyPosts = kSlotHeaders;
+
+struct alignas(kFalseSharingBytes) CopyRing {
+  static constexpr std::uint32_t kWords = 3;
+  std::uint64_t posts[kCopyPosts][4];  // the fourth word is not used
+  // Posts with lower numbers need not be carried out any more.
+  std::uint64_t taken_back;
+};
+static_assert(CopyRing::kWords < 4);
+
+// Whether addresses and length fit a post, whose words have 16 bits for its number.
+UNJAM_HD constexpr bool fits_post(const CopyPost& post) {
+  return ((post.source | post.target | post.bytes) >> 48) == 0;
+}
+// Never 0, which is in a ring at first; of posts that use a place one behind the other not alike.
+UNJAM_HD constexpr std::uint64_t post_mark(std::uint64_t number) { return number % 0xffff + 1; }
+static_assert(0xffff % kCopyPosts != 0);
+
+// By the lane: post `number`, the ring's next. What it reads was stored before: by this device,
+// whose copy engines see that; or (on the host) by this thread, hence release.
+UNJAM_HD inline void post_copy(CopyRing& ring, std::uint64_t number, const CopyPost& post) {
+  std::uint64_t* const words = ring.posts[number % kCopyPosts];
+  const std::uint64_t mark = post_mark(number);
+  store_relaxed(words[0], post.source << 16 | mark);
+  store_relaxed(words[1], post.target << 16 | mark);
+#if defined(__CUDA_ARCH__)
+  store_relaxed(words[2], post.bytes << 16 | mark);
+#else
+  store_release(words[2], post.bytes << 16 | mark);
+#endif
+}
+
+// By who carries out copies: whether post `number` is there.
+inline bool find_post(CopyRing& ring, std::uint64_t number, CopyPost& post) {
+  std::uint64_t* const words = ring.posts[number % kCopyPosts];
+  const std::uint64_t mark = post_mark(number);
+  std::uint64_t found[CopyRing::kWords];
+  for (std::uint32_t i = CopyRing::kWords; i-- > 0;) {
+    found[i] = load_acquire(words[i]);
+    if ((found[i] & 0xffff) != mark) return false;
+  }
+  post = {found[0] >> 16, found[1] >> 16, found[2] >> 16};
+  return true;
+}
+
+}  // namespace unjam
