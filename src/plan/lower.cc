@@ -273,7 +273,7 @@ class Lowering {
     std::optional<std::size_t> sends, gathers, collects;
     for (std::size_t i = 0; i < num_primitives(); ++i) {
       const Primitive& p = primitive(i);
-      constexpr unsigned kNotKnown = kWithNext | kFromOutput | kSecondHop | kCarrierBits;
+      constexpr unsigned kNotKnown = kWithNext | kFromOutput | kSecondHop;
       if ((p.flags & kNotKnown) != 0 || (p.flags & (kRecv | kSend)) == 0) return false;
       auto& role = (p.flags & kRecv) == 0 ? sends : (p.flags & kCollect) != 0 ? collects : gathers;
       if (role) return false;
@@ -325,6 +325,8 @@ class Lowering {
     steps.stores_sent = !steps.scatters && copies;
     steps.contributes = (p.flags & kContribute) != 0;
     steps.sent_into_outputs = (p.flags & kIntoOutput) != 0;
+    // (What is stored here as well, blocks move: the checker marks no such step.)
+    steps.carried = carrier_of(p) == Carrier::kCopyEngine && !steps.copies && !steps.stores_sent;
     return true;
   }
   bool take_gathers(std::size_t i) {
@@ -399,7 +401,9 @@ class Lowering {
     // Steps that wait for each other, and data that go one way only, want more slots; what goes
     // both ways at once fills a link with the connector's own.
     t.slots = pipelined ? 3 : s.two_hops() || has_root(g_.kind) ? 2 : 1;
-    t.in_step = s.scatters ? many_lanes && gathers && s.results_to == 0 : sends && collects;
+    // (Where copy engines send, all movers have is what comes.)
+    t.in_step =
+        !s.carried && (s.scatters ? many_lanes && gathers && s.results_to == 0 : sends && collects);
     // Two in hand, so that movers never wait for who watches. By many lanes one, where what peers
     // store had better be read while it is in the cache; and one of what is sent by who receives as
     // well, so that what has come goes first, if slices go to several or are reduced there.

@@ -40,6 +40,10 @@ struct PlanLimits {
   // What plans of one loop of packets have of a slot: escape_slot_bytes, unless few lanes have
   // larger ones for their slices (runtime/settings.h). 0: all.
   std::uint32_t packet_slot_bytes = 0;
+  // From so many bytes of a vector on (count × element size) copy engines carry what is only sent,
+  // in plans of at most so many lanes. 0 lanes: there are none that could.
+  std::uint64_t carried_from = 0;
+  std::uint16_t carried_lanes = 0;
   // Ranks of the job for each core that they may run on, rounded up; on hosts the selector asks.
   std::uint16_t ranks_a_core = 1;
 };

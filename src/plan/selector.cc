@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstdint>
 
+#include "plan/carried.h"
 #include "plan/common.h"
 #include "plan/host_table.h"
 #include "plan/registry.h"
@@ -208,8 +209,12 @@ std::optional<Plan> make_plan(const PlanRequest& request, const PlanLimits& limi
   Algorithm chosen = algorithm.value_or(select_algorithm(request, limits));
   // Who asks for an algorithm asks for it wherever it can serve.
   if (!row_of(chosen).serves(request.kind)) chosen = algorithm_for_many(request.kind);
-  std::optional<Plan> plan = row_of(chosen).plan(request, limits, error);
-  if (plan.has_value()) plan->algorithm = chosen;
+  const bool carried = may_be_carried(request, limits, chosen);
+  std::optional<Plan> plan =
+      row_of(chosen).plan(request, carried ? carried_limits(limits) : limits, error);
+  if (!plan.has_value()) return plan;
+  plan->algorithm = chosen;
+  if (carried) mark_carried(&*plan);
   return plan;
 }
 

@@ -70,6 +70,7 @@ struct SlotSteps {
   bool sums = false;               // it comes as sums, and the own contribution alone is scaled
   bool finishes = false;           // an integer average divides here
   bool sent_into_outputs = false, results_into_outputs = false;  // see kIntoOutput
+  bool carried = false;          // what is only sent is marked for copy engines (Carrier)
   std::uint8_t own_source = 0;   // the own contribution's place among what is reduced
   std::uint8_t num_sources = 0;  // so many it is
   std::uint16_t lag = 0;         // passes from a step to the next, if a connector carries two

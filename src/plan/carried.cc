@@ -1,0 +1,42 @@
+#include "plan/carried.h"
+
+#include <algorithm>
+
+namespace unjam {
+namespace {
+
+// Of these each rank sends its contributions, and what blocks do besides is to add up what comes.
+// (In other kinds what is sent is copied into the own output as well, or goes straight into the
+// peer's, which copy engines may not write: engine/copy_ring.h.)
+bool is_served(Kind kind) { return kind == Kind::kAllReduce || kind == Kind::kReduceScatter; }
+
+// What copies and nothing else.
+bool only_sends(const Primitive& p) {
+  constexpr unsigned kSent = kLocal | kScatter | kContribute | kSend;
+  return (p.flags & kSend) != 0 && (p.flags & ~kSent) == 0;
+}
+
+}  // namespace
+
+bool may_be_carried(const PlanRequest& request, const PlanLimits& limits, Algorithm algorithm) {
+  // (Of mesh plans all ranks have such a primitive, so that all ask for fewer lanes. An average of
+  // floats is scaled before it is sent.)
+  return limits.carried_lanes != 0 && limits.device == Device::kCuda && request.ranks > 1 &&
+         algorithm == Algorithm::kMesh && is_served(request.kind) && request.op != Op::kAvg &&
+         request.count * dtype_bytes(request.dtype) >= limits.carried_from;
+}
+
+PlanLimits carried_limits(const PlanLimits& limits) {
+  PlanLimits fewer = limits;
+  fewer.lanes = std::min(limits.lanes, limits.carried_lanes);
+  return fewer;
+}
+
+void mark_carried(Plan* plan) {
+  for (Primitive& p : plan->primitives) {
+    if (!only_sends(p)) continue;
+    p.flags = static_cast<std::uint16_t>(p.flags | static_cast<unsigned>(Carrier::kCopyEngine));
+  }
+}
+
+}  // namespace unjam

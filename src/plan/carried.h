@@ -1,0 +1,18 @@
+// Which primitives of a plan are marked for copy engines (Carrier): what only sends, of large
+// vectors through slots. So the plan's blocks, of which fewer suffice then, have what comes alone.
+#pragma once
+
+#include "plan/plan.h"
+
+namespace unjam {
+
+// Whether plans for it are, by that algorithm. The same on all ranks.
+bool may_be_carried(const PlanRequest& request, const PlanLimits& limits, Algorithm algorithm);
+
+// What such plans are made by: fewer lanes.
+PlanLimits carried_limits(const PlanLimits& limits);
+
+// Marks the plan's primitives.
+void mark_carried(Plan* plan);
+
+}  // namespace unjam
