@@ -80,6 +80,9 @@ void Context::start_cuda(Room* rooms) {
   options.whole_lines = settings_.whole_lines > 0;
   options.solo_patience_us = static_cast<std::uint32_t>(settings_.solo_patience_us);
   options.solo_overlap = settings_.solo_overlap != 0;
+  options.copies = settings_.dma != 0;
+  options.copies_stuck = settings_.dma == 2;
+  options.copies_in_flight = static_cast<std::uint64_t>(settings_.dma_flight);
   options.trace_events = static_cast<std::uint64_t>(settings_.trace_events);
   options.windows = world_->windows_of(rank_, error);
   options.rooms = rooms;

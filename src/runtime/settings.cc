@@ -122,6 +122,20 @@ const std::vector<Variable>& variables() {
        "of it in its stream ends, where neither writes what the other reads or writes, or both "
        "are the same call.",
        false},
+      {"UNJAM_DMA", &Settings::dma, 0, 2, "off|on|stuck",
+       "CUDA: whether copy engines move what plans mark for them: slices that are only sent, of "
+       "large collectives through slots. What they have not moved in time blocks do. stuck: for "
+       "tests, nobody serves what is asked of them.",
+       true},
+      {"UNJAM_DMA_FROM", &Settings::dma_from, 0, std::int64_t{1} << 40, nullptr,
+       "CUDA: from how many bytes of a vector (count times element size) on plans are marked so.",
+       true, true},
+      {"UNJAM_DMA_LANES", &Settings::dma_lanes, 2, std::int64_t{kMaxLanes}, nullptr,
+       "CUDA: blocks of a plan that is marked so, at most.", true},
+      {"UNJAM_DMA_FLIGHT", &Settings::dma_flight, 1 << 16, std::int64_t{1} << 40, nullptr,
+       "CUDA: bytes that copy engines have under way to a peer at most, behind which a copy of "
+       "somebody else's may wait.",
+       false, true},
       {"UNJAM_TRACE_EVENTS", &Settings::trace_events, 0, 1 << 24, nullptr,
        "Trace events kept a lane; 0: no trace.", false},
       {"UNJAM_STALL_MS", &Settings::stall_ms, 1, 1 << 30, nullptr,

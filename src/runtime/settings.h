@@ -39,6 +39,10 @@ struct Settings {
   std::int64_t whole_lines = -1;
   std::int64_t solo_patience_us = 200;
   std::int64_t solo_overlap = 1;
+  std::int64_t dma = 0;  // off, on, stuck
+  std::int64_t dma_from = 64 << 20;
+  std::int64_t dma_lanes = 16;
+  std::int64_t dma_flight = 16 << 20;
   std::int64_t stall_ms = 1000;
   std::int64_t algorithm = -1;
   std::int64_t overlap = 0;

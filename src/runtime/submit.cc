@@ -369,6 +369,10 @@ Result Context::plan_call(const unjamGroup& group, Key& key, const Signature& si
     limits.borrow_slot_bytes = world_->shape().borrow_slot_bytes;
     limits.overlap = settings_.overlap != 0;
     limits.together = settings_.overlap == 2;
+    if (settings_.dma != 0) {
+      limits.carried_from = static_cast<std::uint64_t>(settings_.dma_from);
+      limits.carried_lanes = static_cast<std::uint16_t>(settings_.dma_lanes);
+    }
     limits.ranks_a_core = static_cast<std::uint16_t>(world_->ranks_a_core());
     std::optional<Algorithm> algorithm;
     if (settings_.algorithm >= 0) algorithm = static_cast<Algorithm>(settings_.algorithm);

@@ -43,12 +43,14 @@ struct Case {
   std::uint64_t late = 0, held = 0;
   DType dtype = DType::kInt32;
   Op op = Op::kSum;
+  Copies copies = Copies::kNone;
 };
 // About what a block of a call does.
 constexpr std::uint64_t kStepsABlock = 30'000;
 struct Figures {
   std::uint64_t calls = 0, solo = 0, steps = 0;
   std::uint64_t left = 0;  // by a lane, to the engine, with some of it done
+  std::uint64_t copies = 0, taken_back = 0;
 };
 
 std::string text(const Case& x, std::uint64_t seed) {
@@ -56,7 +58,10 @@ std::string text(const Case& x, std::uint64_t seed) {
          std::to_string(x.count) + ", " + std::to_string(x.ranks) + " ranks, " +
          std::to_string(x.lanes) + " lanes" + (x.in_place ? ", in place" : "") +
          (x.late != 0 ? ", the last rank late" : "") +
-         (x.held != 0 ? ", a block stands still" : "") + ", seed " + std::to_string(seed);
+         (x.held != 0 ? ", a block stands still" : "") +
+         (x.copies != Copies::kNone ? ", carried " + std::to_string(static_cast<int>(x.copies))
+                                    : "") +
+         ", seed " + std::to_string(seed);
 }
 
 // Somewhere in a call the last rank's block of one lane stands still, so that this lane gives up
@@ -90,6 +95,11 @@ GpuShape shape_of(const Case& x, std::uint64_t seed) {
   shape.escape_slots = 2u << seed / 2 % 3;
   shape.borrow_slots = seed / 6 % 2 == 0 ? 16 : 0;
   if (seed / 12 % 3 == 2) shape.overlap = seed / 36 % 2 == 0 ? 0 : 2;
+  shape.copies = x.copies;
+  if (x.copies != Copies::kNone) {
+    shape.overlap = seed % 3 == 0 ? 0 : 1;
+    shape.copy_patience_us = x.copies == Copies::kPrompt ? 100'000 : 20;
+  }
   return shape;
 }
 
@@ -173,6 +183,9 @@ std::string run(const Case& x, std::uint64_t seed, std::uint32_t uses, Figures& 
   std::uint64_t draw = seed;
   job.machine().each_step(100, [&] {
     figures.left += job.lanes_left();
+    for (std::uint32_t r = 0; x.copies != Copies::kNone && r < x.ranks; ++r) {
+      job.ranks().carry_out(r, draw = mix64(draw));
+    }
     // Now and then a host says something, which is about none of these calls: all stop, to look.
     draw = mix64(draw);
     if (x.held == 0 || draw % 64 != 0) return;
@@ -187,6 +200,8 @@ std::string run(const Case& x, std::uint64_t seed, std::uint32_t uses, Figures& 
     }
     figures.calls += uses - 1;
     figures.solo += ranks.rank(r).solo_calls;
+    figures.copies += ranks.copies(r);
+    figures.taken_back += ranks.taken_back(r);
     for (const GpuCall& call : job.calls()) {
       const std::string use = "use " + std::to_string(call.n) + ": ";
       if (ranks.outcome(call, r) != Outcome::kDone) return use + "it was cancelled";
@@ -362,6 +377,44 @@ void same_bits(std::uint64_t seeds, std::size_t share) {
 }
 TEST(CallKernel, SameBitsAsTheEngines) { same_bits(1, 5); }
 TEST(CallKernelSoak, SameBits) { same_bits(5, 1); }
+
+// Copy engines move what is only sent, or not, or too late.
+void carried(Copies copies, std::uint64_t seeds, std::uint64_t held) {
+  Figures figures;
+  std::uint64_t runs = 0;
+  for (const Kind kind : {Kind::kAllReduce, Kind::kReduceScatter}) {
+    for (const std::uint32_t ranks : {2u, 3u, 4u}) {
+      for (std::uint64_t seed = 0; seed < seeds; ++seed) {
+        const std::uint64_t own = base_seed() + runs++;
+        Case x{kind, Algorithm::kMesh, ranks, 2, own % 3 == 0 ? 2501u : 1203u};
+        x.copies = copies;
+        x.in_place = kind == Kind::kAllReduce && own % 2 == 0;
+        x.held = own % 3 == 1 ? held : 0;
+        x.patience_us = x.held != 0 ? 20 : 1000;
+        ASSERT_EQ(run(x, own, 4, figures), "") << text(x, own);
+      }
+    }
+  }
+  std::printf(
+      "%llu runs; of %llu calls %llu without the engine; %llu copies, %llu taken back, lanes left "
+      "%llu in the middle; %.1f million steps\n",
+      static_cast<unsigned long long>(runs), static_cast<unsigned long long>(figures.calls),
+      static_cast<unsigned long long>(figures.solo),
+      static_cast<unsigned long long>(figures.copies),
+      static_cast<unsigned long long>(figures.taken_back),
+      static_cast<unsigned long long>(figures.left), static_cast<double>(figures.steps) / 1e6);
+  EXPECT_EQ(figures.copies != 0, copies != Copies::kStuck);
+  if (copies == Copies::kPrompt) EXPECT_EQ(figures.taken_back, 0u);
+  if (copies == Copies::kStuck || copies == Copies::kStalls) EXPECT_GT(figures.taken_back, 0u);
+}
+TEST(CallKernelCarried, Promptly) { carried(Copies::kPrompt, 2, 0); }
+TEST(CallKernelCarried, Slowly) { carried(Copies::kSlow, 2, 400'000); }
+TEST(CallKernelCarried, TakesBackWhatStalls) { carried(Copies::kStalls, 4, 400'000); }
+TEST(CallKernelCarried, TakesBackWhatNobodyCarriesOut) { carried(Copies::kStuck, 2, 400'000); }
+TEST(CallKernelSoak, ManyCarried) {
+  for (const Copies x : {Copies::kPrompt, Copies::kSlow, Copies::kStalls, Copies::kStuck})
+    carried(x, 30, 400'000);
+}
 
 constexpr Trial kPlain{}, kInPlace{0, 1000, true};
 // Lanes give up, each somewhere, and the engine goes on.

@@ -7,6 +7,7 @@
 #include <bit>
 #include <cstdlib>
 #include <cstring>
+#include <deque>
 #include <map>
 #include <memory>
 #include <string>
@@ -17,6 +18,7 @@
 #include "device/cuda/dev/rank_state.h"
 #include "device/cuda/host/bind.h"
 #include "device/cuda/host/rank_memory.h"
+#include "engine/copy_server.h"
 #include "engine/set_plan.h"
 #include "plan/lower.h"
 #include "plan/registry.h"
@@ -65,6 +67,15 @@ struct HostMemory {
 };
 inline HostMemory host_memory;
 
+// Who carries out copies that lanes ask for, see CopyRing.
+enum class Copies {
+  kNone,    // plans are not marked
+  kPrompt,  // as soon as it can
+  kSlow,    // one after the other, each some time after it was claimed
+  kStalls,  // now and then for longer than lanes wait: what it has claimed comes late
+  kStuck,   // never
+};
+
 struct GpuShape {
   std::uint32_t ranks = 2, lanes = 1;
   std::uint32_t slots = 8, keys = 8;
@@ -72,7 +83,9 @@ struct GpuShape {
   std::uint32_t borrow_slots = 16;
   std::uint32_t patience_us = 1000;
   std::uint32_t overlap = 1;  // as UNJAM_OVERLAP
-  unsigned threads = 256;     // as UNJAM_BLOCK_THREADS: a multiple of 64
+  Copies copies = Copies::kNone;
+  std::uint32_t copy_patience_us = 200;
+  unsigned threads = 256;  // as UNJAM_BLOCK_THREADS: a multiple of 64
 };
 
 // A collective, and what all ranks are about to find.
@@ -89,6 +102,42 @@ struct GpuCall {
   std::vector<Plan> plans;
   std::vector<std::shared_ptr<const Lowered>> lowered;
   std::vector<std::vector<std::int32_t>> inputs, outputs;  // as words, of whichever type
+};
+
+// Copy engines as a host's thread has them, whose copies come to be done when the test says: each
+// in the order in which it was given, and nothing of it before.
+class FakeCopyEngines : public CopyEngines {
+ public:
+  FakeCopyEngines(std::uint64_t* done, std::uint32_t ranks) : done_(done), queues_(ranks) {}
+  bool issue(std::uint32_t peer, const std::vector<CopyPost>& copies,
+             const std::vector<Done>& done) override {
+    for (const CopyPost& c : copies) queues_[peer].push_back({c, {}, false});
+    for (const Done& d : done) queues_[peer].push_back({{}, d, true});
+    return true;
+  }
+  std::uint64_t in_flight(std::uint32_t peer) override { return queues_[peer].size(); }
+  // The next thing, to the peer. False: there is none.
+  bool step(std::uint32_t peer) {
+    if (queues_[peer].empty()) return false;
+    const Thing x = queues_[peer].front();
+    queues_[peer].pop_front();
+    if (x.counts) {
+      done_[x.done.lane * queues_.size() + peer] = x.done.count;
+    } else {
+      std::memcpy(reinterpret_cast<void*>(x.copy.target),
+                  reinterpret_cast<const void*>(x.copy.source), x.copy.bytes);
+    }
+    return true;
+  }
+
+ private:
+  struct Thing {
+    CopyPost copy;
+    Done done;
+    bool counts;
+  };
+  std::uint64_t* const done_;
+  std::vector<std::deque<Thing>> queues_;
 };
 
 class GpuRanks {
@@ -148,6 +197,9 @@ class GpuRanks {
     limits.lines = true;
     limits.overlap = shape_.overlap != 0;
     limits.together = shape_.overlap == 2;
+    if (shape_.copies != Copies::kNone) {
+      limits.carried_lanes = static_cast<std::uint16_t>(shape_.lanes);
+    }
     for (std::uint32_t r = 0; r < shape_.ranks; ++r) {
       request.rank = static_cast<int>(r);
       std::string error;
@@ -260,6 +312,19 @@ class GpuRanks {
     return ranks_[r]->outcomes.at(&call);
   }
 
+  // What the thread of rank r that carries out copies does next.
+  void carry_out(std::uint32_t r, std::uint64_t draw) {
+    Rank& of = *ranks_[r];
+    // (It is called at steps, and makes such: others' go on between its own.)
+    if (shape_.copies == Copies::kNone || shape_.copies == Copies::kStuck || of.serves) return;
+    of.serves = true;
+    carry_some(of, draw);
+    of.serves = false;
+  }
+  // Posts that were carried out so far, and that were not.
+  std::uint64_t copies(std::uint32_t r) const { return ranks_[r]->server->posts(); }
+  std::uint64_t taken_back(std::uint32_t r) const { return ranks_[r]->rank->copies.taken_back; }
+
   // ---- what a host says, as CudaDaemon has it ----
 
   void say_gone(std::uint32_t r, std::uint32_t gone) {
@@ -326,6 +391,21 @@ class GpuRanks {
     return static_cast<std::int32_t>(bits(draw) >> 16 | (bits(draw >> 32) & 0xffff0000));  // bf16
   }
 
+  struct Rank;
+  void carry_some(Rank& of, std::uint64_t draw) const {
+    const auto peer = static_cast<std::uint32_t>(draw >> 8) % shape_.ranks;
+    if (of.stalls != 0) {
+      --of.stalls;
+      return;
+    }
+    const bool is_slow = shape_.copies != Copies::kPrompt;
+    if (!is_slow || draw % 4 == 0) of.server->sweep(*of.engines);
+    if (shape_.copies == Copies::kStalls && draw % 64 == 1) of.stalls = draw >> 32 & 0x3ff;
+    if (of.stalls != 0 || (is_slow && draw % 3 != 0)) return;
+    while (of.engines->step(peer) && !is_slow) {
+    }
+  }
+
   struct Rank {
     explicit Rank(const CudaRankOptions& o) : options(o), memory(options) {}
     const CudaRankOptions options;
@@ -339,15 +419,23 @@ class GpuRanks {
     std::uint64_t sq_written = 0, poked = 0, daemons = 0;
     bool posted = false;
     const unjam_simt::Launch* daemon = nullptr;
+    std::unique_ptr<CopyServer> server;
+    std::unique_ptr<FakeCopyEngines> engines;
+    std::uint64_t stalls = 0;  // so many steps more
+    bool serves = false;
   };
 
   void make(const CudaRankOptions& options) {
     Rank& of = *ranks_.emplace_back(std::make_unique<Rank>(options));
     of.submissions = memory_.take<CudaSubmission>(shape_.slots);
     void* const bytes = memory_.take<unsigned char>(of.memory.bytes());
+    const std::size_t rings = std::size_t{shape_.lanes} * shape_.ranks;
+    auto* const copies = memory_.take<CopyRing>(rings);
+    const auto* const begin = reinterpret_cast<const unsigned char*>(copies);
+    host_memory.stretches.push_back({begin, begin + rings * sizeof(CopyRing)});
     of.memory.place(bytes, {static_cast<CudaLink*>(options.links[options.rank]), of.submissions,
                             memory_.take<std::uint64_t>(shape_.slots),
-                            memory_.take<std::uint32_t>(shape_.slots)});
+                            memory_.take<std::uint32_t>(shape_.slots), copies});
     of.memory.fill([](void* to, const void* from, std::size_t n) {
       std::memcpy(to, from, n);
       return true;
@@ -355,6 +443,9 @@ class GpuRanks {
     const CudaKeys& keys = of.memory.keys();
     for (std::uint64_t i = 0; i < std::uint64_t{keys.count} * keys.lanes; ++i) set_up_key(keys, i);
     of.rank = of.memory.rank();
+    of.rank->copies.patience_ns = std::uint64_t{shape_.copy_patience_us} * 1000;
+    of.server = std::make_unique<CopyServer>(copies, shape_.lanes, shape_.ranks, 64);
+    of.engines = std::make_unique<FakeCopyEngines>(of.memory.copies_done(), shape_.ranks);
     of.calls.resize(shape_.slots);
     for (std::uint32_t s = shape_.slots; s-- > 0;) {
       of.free_slots.push_back(static_cast<std::uint16_t>(s));

@@ -8,6 +8,7 @@
 #include "device/cuda/dev/solo_call.h"
 #include "device/cuda/placement/call_places.h"
 #include "device/cuda/placement/lane_choice.h"
+#include "engine/copy_ring.h"
 #include "engine/cuda_driver.h"
 #include "engine/state.h"
 
@@ -87,6 +88,20 @@ struct alignas(16) CudaSubmission {
 
 inline constexpr std::uint32_t kGenerations = 64;
 
+// What lanes ask copy engines for (engine/copy_ring.h). All [lanes][ranks].
+struct CudaCopies {
+  CopyRing* rings = nullptr;        // pinned. nullptr: nobody carries out any
+  std::uint64_t* done = nullptr;    // counted behind the copies
+  std::uint64_t* posted = nullptr;  // by who has the lane
+  std::uint64_t taken_back = 0;     // posts, of all lanes
+  // How long a lane waits for the next of its copies before it takes them back.
+  std::uint64_t patience_ns = 200000;
+
+  UNJAM_HD std::size_t place(std::uint32_t lane, std::uint32_t ranks, std::uint32_t peer) const {
+    return std::size_t{lane} * ranks + peer;
+  }
+};
+
 // CudaRank::launches.
 inline constexpr std::uint32_t kRecentLaunches = 64;
 
@@ -133,6 +148,7 @@ struct CudaRank {
   std::uint64_t submitted_ns = 0;  // when a daemon last took a submission
   std::uint64_t wanted_ns = 0;     // when a call without the engine last waited for its lanes
   std::uint64_t closed[kGenerations] = {};  // the daemon of this generation leaves
+  CudaCopies copies;
   // A line that is stored in one instruction comes whole, at all peers (see leaf_access.cuh).
   std::uint32_t whole_lines = 1;
   // How long a daemon stays when nothing moves and nobody waits: at first, and after something has

@@ -22,6 +22,7 @@
 #include "device/cuda/dev/rank_state.h"
 #include "device/cuda/host/bind.h"
 #include "device/cuda/host/call_in_front.h"
+#include "device/cuda/host/copy_thread.h"
 #include "device/cuda/host/cuda_error.h"
 #include "device/cuda/host/first_launch.h"
 #include "device/cuda/host/nvlink.h"
@@ -90,7 +91,8 @@ class CudaDaemon : public StreamDaemon {
 
   bool start(std::string& error) {
     const OnDevice on(o_.device);
-    return allocate(error) && fill(error) && make_streams(error) && load_kernels(error) && begin();
+    return allocate(error) && fill(error) && make_streams(error) && load_kernels(error) &&
+           start_copies(error) && begin();
   }
 
   void stop() override {
@@ -104,6 +106,7 @@ class CudaDaemon : public StreamDaemon {
     launcher_.join();
     const OnDevice on(o_.device);
     cudaStreamSynchronize(stream_);
+    if (copies_ != nullptr) copies_->stop();
   }
 
   // ---- submission ----
@@ -391,6 +394,7 @@ class CudaDaemon : public StreamDaemon {
     if (const std::unique_ptr<const CudaRank> now = state()) {
       w.field("calls_without_engine", now->solo_calls);
       w.field("calls_begun_early", now->early_calls);
+      put_copies(*now, w);
       put_reasons(w);
       describe(*now, w);
     }
@@ -410,6 +414,21 @@ class CudaDaemon : public StreamDaemon {
     for (int i = 1; i < kNumNeedsEngine; ++i) {
       const std::uint64_t calls = needs_engine_[i].load(std::memory_order_relaxed);
       if (calls != 0) w.field(to_string(static_cast<NeedsEngine>(i)), calls);
+    }
+    w.end_object();
+  }
+  // Slices that copy engines were asked for.
+  void put_copies(const CudaRank& now, JsonWriter& w) const {
+    w.key("copy_engines").begin_object();
+    w.field("on", copies_ != nullptr);
+    if (copies_ != nullptr) {
+      const CopyThread::Figures figures = copies_->figures();
+      w.field("posts", figures.posts);
+      w.field("bytes", figures.bytes);
+      w.field("dropped", figures.dropped);
+      w.field("taken_back", now.copies.taken_back);
+      const std::string failure = copies_failure_.empty() ? copies_->failure() : copies_failure_;
+      if (!failure.empty()) w.field("failure", failure);
     }
     w.end_object();
   }
@@ -506,7 +525,15 @@ class CudaDaemon : public StreamDaemon {
 
   bool fill(std::string& error) {
     link_ = static_cast<CudaLink*>(o_.links[o_.rank]);
-    layout_.place(memory_, {link_, sq_, cq_words_, cancelled_});
+    CopyRing* rings = nullptr;
+    if (o_.copies) {
+      copies_ = std::make_unique<CopyThread>(
+          CopyThread::Options{o_.device, o_.rank, o_.shape.ranks, o_.shape.lanes,
+                              o_.copies_in_flight, o_.copies_stuck});
+      rings = copies_->allocate(error);
+      if (rings == nullptr) return false;
+    }
+    layout_.place(memory_, {link_, sq_, cq_words_, cancelled_, rings});
     rank_ = layout_.rank();
     return layout_.fill([&](void* to, const void* from, std::size_t bytes) {
       return cuda_ok(cudaMemcpy(to, from, bytes, cudaMemcpyHostToDevice),
@@ -601,6 +628,17 @@ class CudaDaemon : public StreamDaemon {
                    "creating a stream", error);
   }
 
+  // (What cannot be carried out blocks move: the rank starts all the same, and says why.)
+  bool start_copies(std::string&) {
+    if (copies_ == nullptr) return true;
+    try {
+      copies_->start(layout_.copies_done(), copies_failure_);
+    } catch (const std::system_error& e) {
+      copies_failure_ = std::string("starting a thread: ") + e.what();
+    }
+    return true;
+  }
+
   bool begin() {
     launcher_ = std::thread([this] { run_launcher(); });
     return true;
@@ -693,6 +731,7 @@ class CudaDaemon : public StreamDaemon {
     }
     bind(lowered, inv, solo);
     layout_.address(inv, solo);
+    if (copies_ != nullptr && solo.by_slots && solo.steps.carried) copies_->expect();
   }
   // What a plan is never fit for comes before what this call alone is not.
   void count_reason(NeedsEngine why, bool fresh) const {
@@ -902,6 +941,8 @@ class CudaDaemon : public StreamDaemon {
   cudaStream_t control_stream_ = nullptr;  // of copies for reports
   cudaStream_t copy_stream_ = nullptr;     // of queue_copy(), where a call has none
   FirstLaunch first_launch_;
+  std::unique_ptr<CopyThread> copies_;
+  std::string copies_failure_;  // why nobody carries them out
   EngineLaunch daemon_;
   CallInFront call_in_front_;
   std::vector<std::unique_ptr<CudaLaunch>> spare_;  // each thread that launches takes one

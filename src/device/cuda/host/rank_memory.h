@@ -58,6 +58,7 @@ class RankMemory {
     const CudaSubmission* sq = nullptr;  // [slots]
     std::uint64_t* cq_words = nullptr;   // [slots]
     std::uint32_t* cancelled = nullptr;  // [slots]
+    CopyRing* copies = nullptr;          // [lanes][ranks], or nullptr
   };
   void place(void* zeroed, const Pinned& pinned) {
     lay_out(static_cast<unsigned char*>(zeroed));
@@ -68,6 +69,7 @@ class RankMemory {
     rank_now_.rank.cq.capacity = o_.slots;
     rank_now_.rank.cancelled = pinned.cancelled;
     rank_now_.whole_lines = o_.whole_lines ? 1 : 0;
+    rank_now_.copies.rings = pinned.copies;
     for (std::uint32_t p = 0; p < o_.shape.ranks; ++p) {
       rank_now_.pokes[p] = static_cast<CudaLink*>(o_.links[p])->pokes[o_.rank];
     }
@@ -88,6 +90,8 @@ class RankMemory {
 
   CudaRank* rank() const { return rank_; }
   const LaneState* lanes() const { return lanes_; }
+  // Of the rank's copies: where the GPU looks for how many are done.
+  std::uint64_t* copies_done() const { return rank_now_.copies.done; }
   const TraceEvent* trace(std::uint32_t lane) const { return traces_[lane]; }
   const CudaKeys& keys() const { return keys_; }
   std::size_t place_of(const KeyState* key) const {
@@ -173,6 +177,8 @@ class RankMemory {
     rank.calls = at.take<SoloCall>(o_.slots);
     rank.handed = at.take<HandOver>(std::size_t{o_.slots} * shape.lanes);
     rank.paces = at.take<std::uint64_t>(std::size_t{o_.slots} * shape.lanes);
+    rank.copies.done = at.take<std::uint64_t>(std::size_t{shape.lanes} * shape.ranks);
+    rank.copies.posted = at.take<std::uint64_t>(std::size_t{shape.lanes} * shape.ranks);
     reports_ = at.take<std::uint64_t>(o_.slots);
     stored_ = at.take<std::uint64_t>(o_.slots);
     rank.programs = at.take<Primitive>(std::size_t{o_.slots} * kMaxProgram);

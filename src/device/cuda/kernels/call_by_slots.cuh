@@ -111,7 +111,10 @@ __device__ __forceinline__ void set_up(const Stream& c) {
     }
     if (i < kSlotSteps * kInHand) s.stored[i] = 0;
     if (i < kGroups) s.costs[i] = s.given[i] = 0;
-    if (i == 0) s.closed = 0;
+    if (i == 0) {
+      s.closed = 0;
+      set_up_carried(c, true);
+    }
   } else if (threadIdx.x < 64 + kSlotSteps * kInHand) {
     const std::uint32_t i = threadIdx.x - 64;
     describe_hop(c, c.hop_of_description(i), s.jobs[i]);
@@ -130,7 +133,10 @@ __device__ __forceinline__ void set_up_rehearsal(const Stream& c) {
     c.of.invited[i] = nullptr;
     c.s.borrowed[i] = kNotYet;
   }
-  if (i == 0) describe_hop(c, c.hop_of_description(kEmptyJob), c.s.jobs[kEmptyJob]);
+  if (i == 0) {
+    describe_hop(c, c.hop_of_description(kEmptyJob), c.s.jobs[kEmptyJob]);
+    set_up_carried(c, false);
+  }
 }
 
 // As tell_peers(), of what publish_stream() has not told. By the first warp.

@@ -92,6 +92,11 @@ struct StreamShared {
   std::uint64_t costs[kGroups];
   std::uint32_t closed;  // nothing more is given
   std::uint32_t poke;
+  // Of what is carried (carry.cuh): chunks that copy engines have moved; the first chunk that
+  // blocks move, kNoSlice while there is none; chunks that were posted; and for each peer the
+  // number of the call's first post. Of a call that nothing of is carried the second is 0.
+  std::uint32_t carried, blocks_from, posted;
+  std::uint64_t first_post[kSoloRanks];
 };
 
 __device__ __forceinline__ bool has_member(std::uint32_t members, std::uint32_t q) {
@@ -186,6 +191,18 @@ struct Stream {
            (!steps.gather_waits_for_collected || collected >= order().collected_before_gather(n));
   }
 
+  // Which chunk of what is only sent to member q the slice is; kNoSlice: it is another step's.
+  __device__ __forceinline__ std::uint32_t chunk_only_sent(std::uint32_t q,
+                                                           std::uint32_t slice) const {
+    if (!two_hops()) return has_member(call.steps.sends_to, q) ? slice : kNoSlice;
+    const std::uint32_t n = order().firsts_in(slice);
+    return n != order().firsts_in(slice + 1) ? n : kNoSlice;
+  }
+  // Where chunks of a hop that blocks move begin, as movers count them.
+  __device__ __forceinline__ std::uint32_t moved_from(std::uint32_t hop) const {
+    return hop == kSends && call.steps.carried ? CudaDev::load_block(s.blocks_from) : 0;
+  }
+
   // Warps of a group of movers.
   __device__ __forceinline__ static unsigned warps() {
     return (blockDim.x / 32 - kApartWarps) / kGroups;
@@ -193,8 +210,15 @@ struct Stream {
   // By one thread: how many slices of a hop were moved, from the first on; `n` were (acquire).
   __device__ __forceinline__ std::uint32_t count_moved(std::uint32_t hop, std::uint32_t n) const {
     const Descriptions d = descriptions();
+    const std::uint32_t from = moved_from(hop);
+    if (from != 0) {
+      // (Behind `from`, if it is not kNoSlice: then this is its last value.)
+      const std::uint32_t carried = CudaDev::load_block(s.carried);
+      n = carried < n ? n : carried;
+      if (n < from) return n;
+    }
     while (n != call.chunks_of_all()) {
-      if (CudaDev::load_block(s.stored[d.at(hop, n)]) < d.count(warps(), n)) break;
+      if (CudaDev::load_block(s.stored[d.at(hop, n - from)]) < d.count(warps(), n - from)) break;
       ++n;
     }
     return n;
@@ -261,9 +285,15 @@ struct Stream {
   }
   // Room. Slices go round all slots that the call has: the guaranteed ones of the connector first,
   // then those that were borrowed, of which there are so many that the sum is a multiple of the
-  // former. So a guaranteed slot is its step's, as the protocol has it.
+  // former. So a guaranteed slot is its step's, as the protocol has it. Of a call that is carried
+  // slices that copy engines move go round borrowed ones, all others go through their steps' own.
   __device__ __forceinline__ std::uint32_t borrowed_for(std::uint32_t q,
                                                         std::uint32_t slice) const {
+    if (call.steps.carried) {
+      const std::uint32_t n = chunk_only_sent(q, slice);
+      if (n == kNoSlice || n >= CudaDev::load_block(s.blocks_from)) return kNoSlotOfPool;
+      return s.pool[q][n % s.borrowed[q]];
+    }
     const std::uint32_t own = call.shape.escape_slots;
     if (slice < own) return kNoSlotOfPool;
     const std::uint32_t at = slice % (own + s.borrowed[q]);
@@ -278,10 +308,20 @@ struct Stream {
   // `behind`: how many steps lie between what the peer has consumed and this slice's. `straight`:
   // it needs no slot. (One that does, behind it, finds its slot as it would if this one had used
   // it.)
-  __device__ __forceinline__ bool room_for(std::uint32_t slice, std::uint64_t behind,
-                                           std::uint32_t borrowed, bool straight) const {
+  __device__ __forceinline__ bool room_for(std::uint32_t q, std::uint32_t slice,
+                                           std::uint64_t behind, std::uint32_t borrowed,
+                                           bool straight) const {
     if (straight) return behind < kSlotHeaders;
     const std::uint32_t own = call.shape.escape_slots;
+    if (call.steps.carried) {
+      const std::uint32_t n = chunk_only_sent(q, slice);
+      if (n == kNoSlice || n >= CudaDev::load_block(s.blocks_from)) {
+        return transport.own_slot_is_free(behind);
+      }
+      if (borrowed == kNotYet || borrowed == 0 || behind >= kSlotHeaders) return false;
+      // (The slot's slice before this one was consumed.)
+      return n < borrowed || behind < slice - order().first(n - borrowed);
+    }
     // (What was there before the call has gone.)
     if (slice < own) return transport.own_slot_is_free(behind);
     if (borrowed == kNotYet) return false;

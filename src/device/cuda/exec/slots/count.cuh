@@ -32,6 +32,13 @@ __device__ __forceinline__ void count_stream(LaneStats& stats, const Stream& c,
     // (Of two hops, contributions behind the first result that went straight may lie in borrowed
     // slots, too. They are not counted.)
     const std::uint32_t in_slots = sent < c.of.straight[q] ? sent : c.of.straight[q];
+    if (c.call.steps.carried) {
+      // (Others went through their steps' own.)
+      const std::uint32_t firsts = c.two_hops() ? c.order().firsts_in(sent) : sent;
+      const std::uint32_t from = CudaDev::load_block(c.s.blocks_from);
+      if (has_member(c.call.steps.sends_to, q)) borrowed += firsts < from ? firsts : from;
+      continue;
+    }
     // (Not yet known: none were wanted.)
     const std::uint32_t found = CudaDev::load_block(c.s.borrowed[q]);
     const std::uint32_t lent = found == kNotYet ? 0 : found;

@@ -2,7 +2,7 @@
 // to know of the connectors is told in the end.
 #pragma once
 
-#include "device/cuda/exec/slots/calls.cuh"
+#include "device/cuda/exec/slots/carry.cuh"
 
 namespace unjam {
 namespace solo {
@@ -20,7 +20,8 @@ __device__ __forceinline__ bool borrow(CudaRank& r, const Stream& c) {
   StreamShared& s = c.s;
   const std::uint32_t thread = threadIdx.x % 32, q = thread / 4;
   const std::uint32_t own = c.call.shape.escape_slots, all = c.call.shape.borrow_slots;
-  const std::uint32_t wanted = c.slots_wanted() - own;
+  const bool carried = c.call.steps.carried;
+  const std::uint32_t wanted = carried ? kSlotHeaders : c.slots_wanted() - own;
   const bool seeks = c.sends_to(q) && CudaDev::load_block(s.borrowed[q]) == kNotYet;
   const bool fits = c.chunk_bytes() <= c.call.shape.borrow_slot_bytes;
   const PeerSendState* peers = r.rank.lanes[c.transport.lane].transport.peers;
@@ -33,8 +34,10 @@ __device__ __forceinline__ bool borrow(CudaRank& r, const Stream& c) {
     if (seeks && i < all && found < wanted) {
       const std::uint32_t peer = c.call.members[q];
       const BorrowUse use = peers[peer].borrows[i];
-      is_free = use.step_end == 0 ||
-                load_acquire(c.transport.credit_word(peer, use.connector)) >= use.step_end;
+      std::uint64_t& until = use.connector == BorrowUse::kCopied
+                                 ? copies_done(r, c, q)
+                                 : c.transport.credit_word(peer, use.connector);
+      is_free = use.step_end == 0 || load_acquire(until) >= use.step_end;
       frees = !is_free && use.connector == c.of.outs[q].connector;
     }
     const std::uint32_t others = __ballot_sync(kEveryone, is_free) >> (q * 4) & 15;
@@ -44,7 +47,8 @@ __device__ __forceinline__ bool borrow(CudaRank& r, const Stream& c) {
     soon += __popc(__ballot_sync(kEveryone, frees) >> (q * 4) & 15);
   }
   const bool enough = found >= wanted || soon == 0;
-  found = (found < wanted ? found : wanted) / own * own;
+  found = found < wanted ? found : wanted;
+  if (!carried) found = found / own * own;
   __syncwarp();
   if (thread % 4 == 0 && seeks && enough) CudaDev::store_block(s.borrowed[q], found);
   return __all_sync(kEveryone, !seeks || enough) != 0;
@@ -58,6 +62,7 @@ __device__ __forceinline__ void note_borrowed(CudaRank& r, const Stream& c) {
   const std::uint32_t own = c.call.shape.escape_slots;
   const std::uint32_t borrowed = s.borrowed[q] == kNotYet ? 0 : s.borrowed[q];
   BorrowUse* uses = r.rank.lanes[c.transport.lane].transport.peers[c.call.members[q]].borrows;
+  if (c.call.steps.carried) return note_carried(c, uses, q, thread % 4, borrowed);
   for (std::uint32_t i = thread % 4; i < borrowed; i += 4) {
     const std::uint32_t round = own + borrowed, first = own + i;
     if (first >= sent) break;

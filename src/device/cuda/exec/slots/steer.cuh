@@ -1,6 +1,7 @@
 // The first warp, of one call: watches and hands out, until all is moved or no more is waited for.
 #pragma once
 
+#include "device/cuda/exec/slots/carry.cuh"
 #include "device/cuda/exec/slots/describe.cuh"
 #include "device/cuda/exec/slots/lane_pace.h"
 #include "device/cuda/exec/slots/watch.cuh"
@@ -72,7 +73,21 @@ __device__ __forceinline__ bool steer(CudaRank& r, const Stream& c, Interrupted 
   std::uint64_t last = begun, asked = begun;
   std::uint32_t slowest_before = 0;
   bool stops = false, moved = false, over = false, sure = false;
-  Asking asking{x.of_peer && !x.comes && c.into_output(x.hop)};
+  const bool sends = x.of_peer && x.watch == kRoomToSend;
+  Carrying carrying;
+  if (c.call.steps.carried) carrying.begin(r, c, x.q, sends, rehearses);
+  const bool may_ask = x.of_peer && !x.comes && c.into_output(x.hop);
+  Asking asking{may_ask && !(carrying.on && sends)};
+  // Blocks move what is only sent from here on.
+  const auto take_back = [&] {
+    carrying.take_back(r, c, x.q, done[kSends], next[kSends]);
+    next[kSends] = done[kSends];
+    if (!sends) return;
+    // (Through other slots, so there may be no room yet.)
+    at.k = done[kSends];
+    at.step = wire.count + slice_watched(c, x.watch, at.k);
+    asking.asks = may_ask;
+  };
   for (std::uint32_t round = 0;; ++round) {
     bool news = false, strange = false;
     const std::uint64_t pace_word = pace.look(thread);
@@ -97,7 +112,17 @@ __device__ __forceinline__ bool steer(CudaRank& r, const Stream& c, Interrupted 
     moved = moved || slowest != slowest_before;
     slowest_before = slowest;
 
-    if (may_be_sure && !sure && !stops && __all_sync(kAll, !x.of_peer || at.k == chunks) != 0) {
+    if (carrying.on) {
+      // Without borrowed slots nothing can be posted.
+      const bool none = sends && CudaDev::load_block(s.borrowed[x.q]) == 0;
+      const std::uint32_t d = carrying.look(r, c, x.q);
+      if (d != done[kSends]) carrying.since = global_ns();
+      if (thread == 0) CudaDev::store_block(s.carried, d);
+      __syncwarp();
+      if (__any_sync(kAll, none) != 0) take_back();
+    }
+    if (may_be_sure && !sure && !stops && !carrying.on &&
+        __all_sync(kAll, !x.of_peer || at.k == chunks) != 0) {
       // all_there() waits for the stream: not while that would keep slices from movers.
       bool may_wait = true;
 #pragma unroll
@@ -130,19 +155,29 @@ __device__ __forceinline__ bool steer(CudaRank& r, const Stream& c, Interrupted 
       over = over && d == chunks;
       holds = holds || d != n;
       if (!rehearses) {
-        if (n == chunks || n == d + c.in_hand(hop) || (needs[hop] & ~there) != 0 || stops) continue;
+        const bool is_carried = hop == kSends && carrying.on;
+        const std::uint32_t in_hand = is_carried ? kCopyPosts : c.in_hand(hop);
+        if (n == chunks || n == d + in_hand || (needs[hop] & ~there) != 0 || stops) continue;
         if (!sure && !LanePace::may_begin(n, slowest)) continue;
         if (hop == kSends && !order.is_wanted_soon(n, done[kGathers])) continue;
         if (hop == kGathers && !c.may_gather(n, done[kSends], done[kCollects])) continue;
+        if (is_carried) {
+          carrying.post(r, c, x.q, n);
+          if (n == d) carrying.since = global_ns();
+          next[hop] = n + 1;
+          holds = true;
+          continue;
+        }
       }
-      const std::uint32_t at = c.descriptions().at(hop, n);
+      const std::uint32_t moved_from = c.moved_from(hop);
+      const std::uint32_t at = c.descriptions().at(hop, n - moved_from);
       const bool moves = __any_sync(kAll, describe_slice(c, hop, n, thread, s.jobs[at])) != 0;
       __syncwarp();
       if (thread == 0) {
         if (moves) {
           give(c, hop, at);
         } else {
-          skip(c, at, n);
+          skip(c, at, n - moved_from);
         }
       }
       next[hop] = n + 1;
@@ -151,6 +186,11 @@ __device__ __forceinline__ bool steer(CudaRank& r, const Stream& c, Interrupted 
     if (rehearses) return false;
     if (over || (stops && !holds)) break;
     stops = stops || __any_sync(kAll, strange) != 0;
+    if (carrying.on && next[kSends] != done[kSends] && round % kRoundsApart == 0) {
+      // (Alike in all threads: one says it.)
+      const bool late = global_ns() - carrying.since > r.copies.patience_ns;
+      if (__any_sync(kAll, thread == 0 && late) != 0) take_back();
+    }
     if (stops || sure || round % kRoundsApart != kRoundsApart - 1) continue;
     // (What movers have in hand does not wait for anybody.)
     const std::uint64_t now = global_ns();

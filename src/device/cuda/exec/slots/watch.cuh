@@ -143,7 +143,7 @@ __device__ __forceinline__ Seen look_at_watch(const Stream& c, const Watched& x,
     bool news = false;
     const std::uint32_t chunks = c.call.chunks_of_all();
     const std::uint32_t borrowed = CudaDev::load_block(c.s.borrowed[x.q]);
-    while (at.k < chunks && c.room_for(static_cast<std::uint32_t>(at.step - wire.count),
+    while (at.k < chunks && c.room_for(x.q, static_cast<std::uint32_t>(at.step - wire.count),
                                        at.step - at.found, borrowed, straight)) {
       news = true;
       at.step = wire.count + slice_watched(c, x.watch, ++at.k);

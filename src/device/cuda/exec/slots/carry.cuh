@@ -1,0 +1,125 @@
+// Slices that copy engines move (engine/copy_ring.h): what a call only sends, if its plan says that
+// this is worth it (SlotSteps::carried). The first warp posts them, a thread for each peer, where
+// else it describes them to movers; and counts them as moved when the last peer's copy is done.
+// Who publishes cannot tell. Receivers cannot, either.
+//
+// The first warp waits but a while for copies. Then it takes back what is posted, and from there on
+// this call's blocks move the slices, through the connectors' own slots; the borrowed ones that the
+// copies had stay out of use until these are done after all (BorrowUse::kCopied). While there are
+// such, no call of the lane is carried.
+#pragma once
+
+#include "device/cuda/exec/slots/calls.cuh"
+
+namespace unjam {
+namespace solo {
+
+// Of this lane's copies for member q.
+__device__ __forceinline__ std::uint64_t& copies_done(CudaRank& r, const Stream& c,
+                                                      std::uint32_t q) {
+  return r.copies.done[r.copies.place(c.transport.lane, c.call.shape.ranks, c.call.members[q])];
+}
+__device__ __forceinline__ std::uint64_t& copies_posted(CudaRank& r, const Stream& c,
+                                                        std::uint32_t q) {
+  return r.copies.posted[r.copies.place(c.transport.lane, c.call.shape.ranks, c.call.members[q])];
+}
+__device__ __forceinline__ CopyRing& copy_ring(CudaRank& r, const Stream& c, std::uint32_t q) {
+  return r.copies.rings[r.copies.place(c.transport.lane, c.call.shape.ranks, c.call.members[q])];
+}
+
+// By one thread of who sets a call up.
+__device__ __forceinline__ void set_up_carried(const Stream& c, bool may_carry) {
+  c.s.carried = c.s.posted = 0;
+  c.s.blocks_from = may_carry && c.call.steps.carried ? kNoSlice : 0;
+}
+
+// What the first warp's threads know of it; those that watch for room for what is sent see to a
+// peer each.
+struct Carrying {
+  bool on = false;             // alike in all of them
+  bool posts = false;          // this one does
+  std::uint64_t first = 0;     // the number of the call's first post
+  std::uint64_t since = 0;     // when something came to be done, or was posted after all was
+  std::uint32_t finished = 0;  // chunks, of this peer
+
+  // `posts`: this thread sees to member q.
+  __device__ __forceinline__ void begin(CudaRank& r, const Stream& c, std::uint32_t q, bool sees,
+                                        bool rehearses) {
+    on = !rehearses && CudaDev::load_block(c.s.blocks_from) != 0;
+    if (!on) return;
+    posts = sees;
+    bool stuck = r.copies.rings == nullptr;
+    if (posts && !stuck) {
+      first = load_relaxed_local(copies_posted(r, c, q));
+      stuck = load_relaxed_local(copies_done(r, c, q)) != first;
+      c.s.first_post[q] = first;
+    }
+    if (__any_sync(0xffffffff, stuck) == 0) return;
+    on = false;
+    if (threadIdx.x % 32 == 0) CudaDev::store_block(c.s.blocks_from, 0u);
+    __syncwarp();
+  }
+
+  // Chunk n, to this thread's peer.
+  __device__ __forceinline__ void post(CudaRank& r, const Stream& c, std::uint32_t q,
+                                       std::uint32_t n) const {
+    if (!posts) return;
+    const Range chunk = c.chunk(c.part_for(kSends, q), n);
+    CopyPost post;
+    post.source = reinterpret_cast<std::uintptr_t>(c.inv.input_at(chunk.offset));
+    post.target = reinterpret_cast<std::uintptr_t>(c.slot_to(q, c.order().first(n)));
+    post.bytes = chunk.length * dtype_bytes(c.inv.geometry.dtype);
+    post_copy(copy_ring(r, c, q), first + n, post);
+    store_relaxed_local(copies_posted(r, c, q), first + n + 1);
+  }
+
+  // How many chunks are done at all peers.
+  __device__ __forceinline__ std::uint32_t look(CudaRank& r, const Stream& c, std::uint32_t q) {
+    if (posts && load_relaxed_local(copies_done(r, c, q)) != first + finished) {
+      // Acquire: who publishes the slices does so behind this.
+      finished = static_cast<std::uint32_t>(load_acquire(copies_done(r, c, q)) - first);
+    }
+    return __reduce_min_sync(0xffffffff, posts ? finished : kNoSlice);
+  }
+
+  // Blocks move what is left, from chunk `from` on. So many were posted.
+  __device__ __forceinline__ void take_back(CudaRank& r, const Stream& c, std::uint32_t q,
+                                            std::uint32_t from, std::uint32_t posted) {
+    on = false;
+    if (posts && posted != from) store_relaxed(copy_ring(r, c, q).taken_back, first + posted);
+    if (threadIdx.x % 32 == 0) {
+      if (posted != from) {
+        add_relaxed(r.copies.taken_back, std::uint64_t{posted - from});
+      }
+      c.s.posted = posted;
+      CudaDev::store_block(c.s.blocks_from, from);
+    }
+    __syncwarp();
+  }
+};
+
+// By several threads a peer: which slices were the last in the slots that were borrowed, of which
+// this thread sees to every fourth; or which copies are.
+__device__ __forceinline__ void note_carried(const Stream& c, BorrowUse* uses, std::uint32_t q,
+                                             std::uint32_t begin, std::uint32_t borrowed) {
+  const StreamShared& s = c.s;
+  const std::uint32_t from = CudaDev::load_block(s.blocks_from), sent = c.of.sent[q];
+  std::uint32_t published = c.two_hops() ? c.order().firsts_in(sent) : sent;
+  if (!has_member(c.call.steps.sends_to, q)) published = 0;
+  if (published > from) published = from;
+  for (std::uint32_t i = begin; i < borrowed; i += 4) {
+    if (i < published) {
+      const std::uint32_t last = i + (published - 1 - i) / borrowed * borrowed;
+      const std::uint32_t slice = c.order().first(last);
+      uses[s.pool[q][i]] = {c.of.outs[q].count + slice + 1, c.of.outs[q].connector, 0};
+    }
+    // (Slots that are free, or whose slices peers have taken, may be a copy's that came back.)
+    for (std::uint32_t n = from; from != kNoSlice && n < s.posted; ++n) {
+      if (n % borrowed != i) continue;
+      uses[s.pool[q][i]] = {s.first_post[q] + n + 1, BorrowUse::kCopied, 0};
+    }
+  }
+}
+
+}  // namespace solo
+}  // namespace unjam

@@ -1,0 +1,103 @@
+// The thread that carries out what a rank's lanes post for copy engines (engine/copy_server.h): a
+// stream for each peer, of copies, and of the counts behind them.
+//
+// It may be held up by the driver, whose calls for copies wait while another thread of the process
+// is in cudaFree or the like; nothing depends on it (engine/copy_ring.h). It polls while calls are
+// under way that may post, now and then while there were some lately, and else sleeps.
+#pragma once
+
+#include <cuda.h>
+#include <cuda_runtime_api.h>
+
+#include <atomic>
+#include <condition_variable>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "device/cuda/host/first_launch.h"
+#include "engine/copy_server.h"
+
+namespace unjam {
+
+class CopyThread : private CopyEngines {
+ public:
+  struct Options {
+    int device = 0;
+    std::uint32_t rank = 0, ranks = 1, lanes = 1;
+    std::uint64_t most_in_flight = 0;  // bytes a peer
+    // For tests: posts are never looked at, as if the driver held the thread up for ever.
+    bool stuck = false;
+  };
+  explicit CopyThread(const Options& options) : o_(options) {}
+  ~CopyThread() override { stop(); }
+  CopyThread(const CopyThread&) = delete;
+  CopyThread& operator=(const CopyThread&) = delete;
+
+  // The rings, [lanes][ranks], in memory that the device reaches; what lanes may post to from then
+  // on. nullptr: `error` says why.
+  CopyRing* allocate(std::string& error);
+  // `done`: [lanes][ranks], in the device's memory. False: `error` says why.
+  bool start(std::uint64_t* done, std::string& error);
+  // What is issued has come to its end; nothing more is.
+  void stop();
+
+  // Before a call is launched that may post. By any thread.
+  void expect();
+
+  struct Figures {
+    std::uint64_t posts = 0, bytes = 0, dropped = 0;
+  };
+  Figures figures() const {
+    return {posts_.load(std::memory_order_relaxed), bytes_.load(std::memory_order_relaxed),
+            dropped_.load(std::memory_order_relaxed)};
+  }
+  // What the driver has refused, if it has: then nothing more is carried out. "": nothing.
+  std::string failure() const;
+
+ private:
+  bool issue(std::uint32_t peer, const std::vector<CopyPost>& copies,
+             const std::vector<Done>& done) override;
+  std::uint64_t in_flight(std::uint32_t peer) override;
+  bool copy(cudaStream_t stream, std::uint32_t peer, const std::vector<CopyPost>& copies,
+            std::string& error);
+  bool count(cudaStream_t stream, std::uint32_t peer, const std::vector<Done>& done,
+             std::string& error);
+  void run();
+  void sleep(std::uint64_t idle_ns);
+
+  // One peer's.
+  struct Peer {
+    cudaStream_t stream = nullptr;
+    std::uint64_t issued = 0;           // bytes
+    std::uint64_t* finished = nullptr;  // of them, as the stream has stored it; pinned
+  };
+
+  const Options o_;
+  void* pinned_ = nullptr;
+  CopyRing* rings_ = nullptr;
+  std::uint64_t* done_ = nullptr;
+  std::vector<Peer> peers_;  // by rank
+  FirstLaunch first_launch_;
+  decltype(&cuStreamBatchMemOp) batch_mem_op_ = nullptr;
+  bool batches_ = true;  // the driver has copies in batches
+  // Filled anew for each batch.
+  std::vector<void*> targets_;
+  std::vector<const void*> sources_;
+  std::vector<std::size_t> sizes_;
+  std::vector<CUstreamBatchMemOpParams> stores_;
+
+  std::atomic<std::uint64_t> posts_{0}, bytes_{0}, dropped_{0};
+  std::atomic<std::uint64_t> expected_ns_{0};
+  std::atomic<bool> asleep_{false};
+  mutable std::mutex mutex_;
+  std::condition_variable changed_;
+  bool stopping_ = false;
+  std::string failure_;
+  std::thread thread_;
+};
+
+}  // namespace unjam
