@@ -218,8 +218,10 @@ int run_child(Plan plan, const std::string& dma, const std::string& figure) {
     std::printf("%sunjamInfo does not say %s: what copy engines have moved is not known\n",
                 kNoteWord, figure.c_str());
   } else {
-    std::printf("%s%s of rank 0: %llu\n", kNoteWord, figure.c_str(),
-                static_cast<unsigned long long>(unjam_gpu::figure(job.member(0).context, figure)));
+    const std::uint64_t moved = unjam_gpu::figure(job.member(0).context, figure);
+    std::printf("%s%s of rank 0: %llu%s\n", kNoteWord, figure.c_str(),
+                static_cast<unsigned long long>(moved),
+                moved == 0 ? ": copy engines have moved nothing" : "");
   }
   ranks.free();
   return 0;
@@ -295,10 +297,14 @@ void measure_in_child(const Plan& plan, const std::string& dma, const std::strin
   int status = 0;
   waitpid(child, &status, 0);
   if (status != 0) {
-    column.not_measured = WIFEXITED(status)
-                              ? "the process ended with " + std::to_string(WEXITSTATUS(status))
-                              : "the process ended by signal " + std::to_string(WTERMSIG(status));
-    report->notes.push_back(dma + ": " + column.not_measured);
+    const std::string how = WIFEXITED(status)
+                                ? "the process ended with " + std::to_string(WEXITSTATUS(status))
+                                : "the process ended by signal " + std::to_string(WTERMSIG(status));
+    report->notes.push_back(dma + ": " + how);
+    std::printf("%s\n", report->notes.back().c_str());
+    if (report->cells.empty() || report->cells.back().column != kDmaColumn) {
+      column.not_measured = how;
+    }
   }
   if (!column.not_measured.empty()) {
     std::printf("%s: not measured: %s\n", kDmaLabel, column.not_measured.c_str());

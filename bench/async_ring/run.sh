@@ -14,7 +14,7 @@
 #   SECONDS_MOST   after so many seconds it counts as hung; default 290.
 set -u
 case ${1:-} in
-  -h | --help-script)
+  -h)
     sed -n '2,15s/^# \{0,1\}//p' "$0"
     exit 0
     ;;
