@@ -245,7 +245,7 @@ def report_text(figures: Figures, model: Model | None) -> str:
     parts = [
         "# Ring all-reduces\n",
         f"{data['ranks']} ranks, {data['dtype']}: {devices}. NCCL {data['nccl']}, CUDA driver "
-        f"{data['cuda_driver']}. Measured {data['date']}, commit {data['commit']}.\n",
+        f"{data['cuda_driver']}. Measured {data['date']}, commit {data['commit'] or 'unknown'}.\n",
     ]
     checked = sum(c["checked"] for c in data["cells"])
     wrong = sorted({c["column"] for c in data["cells"] if c["wrong"]})
