@@ -3,7 +3,7 @@
     python3 bench/async_ring/report.py FOLDER [--out FOLDER]
 
 FOLDER has async-ring.json and async-ring-timeline.json, as run.sh leaves them. Prints the table,
-and writes report.md, bandwidth.png, model.png and timeline.png. Needs matplotlib, NumPy and rich.
+and writes report.markdown, bandwidth.png, model.png and timeline.png. Needs matplotlib, NumPy and rich.
 """
 
 from __future__ import annotations
@@ -239,7 +239,7 @@ def markdown(rows: Rows) -> str:
 
 
 def report_text(figures: Figures, model: Model | None) -> str:
-    """report.md."""
+    """report.markdown."""
     data = figures.data
     devices = ", ".join(data["devices"])
     parts = [
@@ -398,7 +398,7 @@ def write_report(source: Path, target: Path, console: Console) -> None:
     except ValueError as error:
         console.print(f"no model: {error}")
     target.mkdir(parents=True, exist_ok=True)
-    (target / "report.md").write_text(report_text(figures, model), encoding="utf-8")
+    (target / "report.markdown").write_text(report_text(figures, model), encoding="utf-8")
     draw_bandwidth(figures, target / "bandwidth.png")
     if model is not None:
         draw_model(figures, model, target / "model.png")
@@ -412,7 +412,7 @@ def write_report(source: Path, target: Path, console: Console) -> None:
     print_rows(console, "times faster than the classic ring", ratio_rows(figures, brief=True))
     if model is not None:
         print_rows(console, "model", line_rows(model))
-    console.print(f"wrote {target / 'report.md'} and pictures", soft_wrap=True)
+    console.print(f"wrote {target / 'report.markdown'} and pictures", soft_wrap=True)
 
 
 def main() -> int:

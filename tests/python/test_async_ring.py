@@ -169,10 +169,10 @@ def recorded(tmp_path):
 
 
 def write(folder: Path) -> tuple[str, str]:
-    """report.md, and what the terminal shows."""
+    """report.markdown, and what the terminal shows."""
     console = Console(file=io.StringIO(), width=250)
     report.write_report(folder, folder / "out", console)
-    return (folder / "out" / "report.md").read_text(), console.file.getvalue()
+    return (folder / "out" / "report.markdown").read_text(), console.file.getvalue()
 
 
 def test_report_of_what_the_program_wrote(recorded):
@@ -276,7 +276,7 @@ def test_the_command(recorded):
         timeout=120,
     )
     assert result.returncode == 0, result.stderr
-    assert (folder / "out" / "report.md").is_file()
+    assert (folder / "out" / "report.markdown").is_file()
 
 
 # ---- the script ----
