@@ -99,19 +99,23 @@ class Model:
     def async_us(self, size: float, batches: int, kept: bool) -> float:
         """The asynchronous ring: an addition beside the next chunk's transfer.
 
-        With R = (n - 1) batches, c = S/(n batches), t = max(pull(c), step):
-        copy(S) + t + R max(t, add(c)) + (R - 1) t, and two allocations in the call.
-        The first transfer has nothing beside it; the last addition has the first transfer of the
-        all-gather.
+        With R = (n - 1) batches, c = S/(n batches), t = max(pull(c), step), a = add(c):
+        copy(S) + max(2 R t, (R + 1) t + (R - 1) a, (R - batches + 2) t + R a), and two allocations
+        in the call. Either transfers set the pace; or the all-gather waits in its stream for the
+        last addition but one, or for the chunk of the last one.
         """
         chunk = size / (self.ranks * batches)
         rounds = (self.ranks - 1) * batches
         pull = max(self.copy_peer.us(chunk), self.step)
+        add = self.add.us(chunk)
+        moved = max(
+            2 * rounds * pull,
+            (rounds + 1) * pull + (rounds - 1) * add,
+            (rounds - batches + 2) * pull + rounds * add,
+        )
         return (
             self.copy_local.us(size)
-            + pull
-            + rounds * max(pull, self.add.us(chunk))
-            + (rounds - 1) * pull
+            + moved
             + self.synchronize
             + (0 if kept else 2 * self.allocate.us(chunk))
         )

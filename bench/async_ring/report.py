@@ -3,7 +3,8 @@
     python3 bench/async_ring/report.py FOLDER [--out FOLDER]
 
 FOLDER has async-ring.json and async-ring-timeline.json, as run.sh leaves them. Prints the table,
-and writes report.markdown, bandwidth.png, model.png and timeline.png. Needs matplotlib, NumPy and rich.
+and writes report.markdown, bandwidth.png, model.png and timeline.png. Needs matplotlib, NumPy and
+rich.
 """
 
 from __future__ import annotations

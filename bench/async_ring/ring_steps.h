@@ -47,8 +47,11 @@ inline std::size_t largest_part(std::size_t count, int chunks) {
 }
 
 // Two streams and two temporaries by turns: a chunk is added in one stream while the next one comes
-// in the other.
+// in the other. Where nothing is added, one stream does.
 inline constexpr int kStreams = 2;
+inline int stream_of(const RingSteps& ring, int step) {
+  return ring.reduces(step) ? step % kStreams : 0;
+}
 
 // What a rank issues for the asynchronous ring. Acts:
 //   copy_input()                    the whole input to the output, seen by both streams
@@ -60,14 +63,15 @@ inline constexpr int kStreams = 2;
 //   meet()                          until the threads of all ranks are here
 // A chunk may be pulled once the previous rank has *added* to it, in whichever of its streams that
 // was. So done() stands behind the addition in the addition's own stream, and a wait names the step
-// that made the chunk, not the last one. meet() is needed since a wait for an event that has not
-// been recorded yet would not wait.
+// that made the chunk, not the last one. Both streams wait for the copy of the input, which the
+// first addition in either changes. meet() is needed since a wait for an event that has not been
+// recorded yet would not wait.
 template <class Acts>
 void issue_async_ring(const RingSteps& ring, int rank, Acts& acts) {
   acts.copy_input();
   acts.meet();
   for (int step = 0; step < ring.steps(); ++step) {
-    const int stream = step % kStreams;
+    const int stream = stream_of(ring, step);
     const int chunk = ring.taken_chunk(rank, step);
     acts.wait(stream, ring.previous(rank), ring.source_step(step));
     acts.pull(stream, chunk, ring.reduces(step));

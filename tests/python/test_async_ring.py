@@ -98,15 +98,18 @@ def test_classic_has_nothing_beside_anything():
 def test_async_adds_beside_transfers():
     # Two ranks, four batches, chunks of 500: a transfer takes 10, an addition 4.
     two = make_model(copy_peer=Line(5, 0.01), add=Line(0, 0.008), allocate=Line(50, 0))
-    assert two.async_us(4000, 4, kept=True) == pytest.approx(10 + 4 * 10 + 3 * 10)
+    assert two.async_us(4000, 4, kept=True) == pytest.approx(8 * 10)
     assert two.async_us(4000, 4, kept=False) == pytest.approx(80 + 2 * 50)
-    # Where additions take longer they set the pace of the first half: 25 each.
+    # Where additions take longer, 25 each, they set the pace of the first half.
     slow = make_model(copy_peer=Line(5, 0.01), add=Line(0, 0.05))
-    assert slow.async_us(4000, 4, kept=True) == pytest.approx(10 + 4 * 25 + 3 * 10)
+    assert slow.async_us(4000, 4, kept=True) == pytest.approx(5 * 10 + 3 * 25)
+    # The last addition of all, 50, is behind the third of the four transfers left.
+    slower = make_model(copy_peer=Line(5, 0.01), add=Line(0, 0.1))
+    assert slower.async_us(4000, 4, kept=True) == pytest.approx(2 * 10 + 4 * 50)
 
 
 def test_async_is_no_faster_than_its_hosts():
-    assert make_model(step=30.0).async_us(4000, 8, kept=True) == pytest.approx((1 + 8 + 7) * 30)
+    assert make_model(step=30.0).async_us(4000, 8, kept=True) == pytest.approx(16 * 30)
 
 
 def async_by_schedule(ranks: int, batches: int, pull: float, add: float) -> float:
@@ -115,24 +118,24 @@ def async_by_schedule(ranks: int, batches: int, pull: float, add: float) -> floa
     rounds = (ranks - 1) * batches
     engine = kernels = 0.0
     ends: list[float] = []
+    stream = [0.0, 0.0]  # when it is done
     for step in range(2 * rounds):
         begin = max(
             engine,
-            ends[step - 2] if step >= 2 else 0.0,  # its stream
+            stream[step % 2 if step < rounds else 0],
             ends[step - batches] if step >= batches else 0.0,  # its chunk
         )
         engine = begin + pull
         if step < rounds:
             kernels = max(engine, kernels) + add
-            ends.append(kernels)
-        else:
-            ends.append(engine)
+        ends.append(kernels if step < rounds else engine)
+        stream[step % 2 if step < rounds else 0] = ends[-1]
     return ends[-1]
 
 
 @pytest.mark.parametrize("ranks", [2, 3, 4, 8])
 @pytest.mark.parametrize("batches", [2, 4, 8])
-@pytest.mark.parametrize("add", [0.0, 2.0, 7.0, 11.0, 40.0])
+@pytest.mark.parametrize("add", [0.0, 2.0, 7.0, 8.0, 11.0, 40.0])
 def test_the_formula_is_the_schedules_time(ranks, batches, add):
     made = make_model(ranks=ranks, copy_peer=Line(7, 0), add=Line(add, 0))
     expected = async_by_schedule(ranks, batches, 7.0, add)
