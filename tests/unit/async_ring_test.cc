@@ -9,6 +9,7 @@
 #include <random>
 #include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "bench/async_ring/cells.h"
@@ -130,16 +131,24 @@ class Machine {
   std::vector<std::set<int>> done_;  // steps; -1: its input is copied
 };
 
-enum class Mistake { kNone, kWaitsForTheStepBefore, kDoneInTheOtherStream };
+enum class Mistake {
+  kNone,
+  kWaitsForTheStepBefore,
+  kDoneInTheOtherStream,
+  kDoneBeforeTheAddition,
+  kOneStreamSeesTheInput
+};
 
 struct ModelActs {
   Machine& machine;
   int rank;
   Mistake mistake = Mistake::kNone;
+  Work later = {};
 
   void copy_input() {
     machine.issue(rank, 0, {.kind = Work::kCopyInput});
     machine.issue(rank, 0, {.kind = Work::kDone, .step = -1});
+    if (mistake == Mistake::kOneStreamSeesTheInput) return;
     machine.issue(rank, 1, {.kind = Work::kWait, .rank = rank, .step = -1});
   }
   void wait(int stream, int whose, int step) {
@@ -150,11 +159,17 @@ struct ModelActs {
     machine.issue(rank, stream, {.kind = Work::kPull, .chunk = chunk, .temporary = temporary});
   }
   void add(int stream, int chunk) {
-    machine.issue(rank, stream, {.kind = Work::kAdd, .chunk = chunk});
+    const Work work{.kind = Work::kAdd, .chunk = chunk};
+    if (mistake == Mistake::kDoneBeforeTheAddition) {
+      later = work;
+    } else {
+      machine.issue(rank, stream, work);
+    }
   }
   void done(int stream, int step) {
     if (mistake == Mistake::kDoneInTheOtherStream) stream = 1 - stream;
     machine.issue(rank, stream, {.kind = Work::kDone, .step = step});
+    if (later.kind == Work::kAdd) machine.issue(rank, stream, std::exchange(later, {}));
   }
   void meet() {}
 };
@@ -163,7 +178,7 @@ int wrong_values(const RingSteps& ring, Mistake mistake, unsigned seed) {
   std::mt19937 random(seed);
   Machine machine(ring);
   for (int r = 0; r < ring.ranks; ++r) {
-    ModelActs acts{machine, r, mistake};
+    ModelActs acts{machine, r, mistake, {}};
     issue_async_ring(ring, r, acts);
   }
   EXPECT_TRUE(machine.run(random)) << "waits for ever, seed " << seed;
@@ -182,7 +197,8 @@ TEST(AsyncRing, EveryOrderOfTheStreamsIsRight) {
 }
 
 TEST(AsyncRing, MistakesAreFound) {
-  for (const Mistake mistake : {Mistake::kWaitsForTheStepBefore, Mistake::kDoneInTheOtherStream}) {
+  for (const Mistake mistake : {Mistake::kWaitsForTheStepBefore, Mistake::kDoneInTheOtherStream,
+                                Mistake::kDoneBeforeTheAddition, Mistake::kOneStreamSeesTheInput}) {
     for (const int batches : {2, 4, 8}) {
       int found = 0;
       for (unsigned seed = 0; seed < 60; ++seed) {
