@@ -328,7 +328,6 @@ void write(const std::string& path, const std::string& text) {
   file << text;
   file.close();
   if (!file) fail("cannot write " + path);
-  std::printf("wrote %s\n", path.c_str());
 }
 
 std::string report_json(const Plan& plan, const Report& report) {
@@ -407,6 +406,7 @@ int run(Plan plan, const std::string& nccl_path, const std::string& dma, const s
         std::printf(" %12.1f%s", quartiles(cell.us).median, cell.wrong == 0 ? " " : "!");
       }
       std::printf("\n");
+      write(json, report_json(plan, report));  // whatever comes of the larger sizes
     }
     report.probes = measure_probes(ranks, nccl, plan.largest);
     timeline_bytes = std::min(timeline_bytes, plan.largest);
@@ -428,6 +428,9 @@ int run(Plan plan, const std::string& nccl_path, const std::string& dma, const s
   if (with_unjam && !dma.empty()) {
     measure_in_child(plan, dma, figure, &report);
     write(json, report_json(plan, report));
+  }
+  for (const std::string& path : {json, trace}) {
+    if (!path.empty()) std::printf("wrote %s\n", path.c_str());
   }
 
   std::uint64_t checked = 0;
@@ -472,6 +475,9 @@ int main(int argc, char** argv) {
   const bool no_unjam = options.flag("no-unjam", "leave unjam's columns out");
   const bool child = options.flag("child", "measure unjam alone, for this program's own use");
   options.done(280, 60);
+  if (std::find(std::begin(kBatches), std::end(kBatches), timeline_batches) == std::end(kBatches)) {
+    fail("--timeline-batches is 2, 4 or 8");
+  }
   if (plan.ranks < 2 || plan.ranks > unjam_gpu::device_count()) {
     fail(std::to_string(plan.ranks) + " ranks on " + std::to_string(unjam_gpu::device_count()) +
          " GPUs: at least two, and a GPU each, are needed");
