@@ -222,6 +222,7 @@ class Run : public std::enable_shared_from_this<Run> {
 
  private:
   enum class What : std::uint8_t { kAgree, kRecv, kRecvWord, kSend, kSendWord };
+  static bool sends(What what) { return what == What::kSend || what == What::kSendWord; }
 
   // Behind a bundle that was handed on: whether the sender had it, and if not, who is to blame.
   struct Word {
@@ -256,6 +257,7 @@ class Run : public std::enable_shared_from_this<Run> {
   Result post(std::unique_ptr<Operation>& operation);
   void ask(What what, Live* live, int peer, void* data, std::uint64_t count);
   void flush();
+  bool nothing_parked() const { return parked_sends_.empty() && parked_.empty(); }
   std::unique_ptr<Operation> next();
   void ended(std::unique_ptr<Operation> operation);
 
@@ -295,7 +297,8 @@ class Run : public std::enable_shared_from_this<Run> {
   std::vector<std::unique_ptr<Live>> live_;
   std::vector<std::unique_ptr<std::uint8_t[]>> spare_;
   std::int64_t most_bytes_ = 0;
-  std::deque<std::unique_ptr<Operation>> parked_;  // for want of room: in order, keys have one
+  // For want of room. In order, for keys have one.
+  std::deque<std::unique_ptr<Operation>> parked_sends_, parked_;
   std::deque<std::unique_ptr<Operation>> refused_;
   std::vector<bool> lost_;
   Result error_;
@@ -352,7 +355,7 @@ void Run::done(unjamResult_t, void* user) {
   const std::lock_guard lock(run->mutex_);
   if (run->over_) return;  // it was given up
   run->ended_.push_back(std::move(operation));
-  run->changed_.notify_one();
+  run->changed_.notify_all();  // the run's thread, and perhaps the next run's
 }
 
 // Takes the operation if it is under way.
@@ -374,14 +377,13 @@ Result Run::post(std::unique_ptr<Operation>& operation) {
     result = context_->submit(group_, call_.key.c_str(), call, &o.request);
   } else {
     call.signature.kind = Kind::kSendRecv;
-    const bool sends = o.what == What::kSend || o.what == What::kSendWord;
-    if (sends) {
+    if (sends(o.what)) {
       call.send = o.data;
     } else {
       call.recv = o.data;
     }
     const std::string key = call_.key + " bundle " + std::to_string(o.live->step->bundle);
-    result = context_->transfer(group_, key.c_str(), call, o.peer, sends, &o.request);
+    result = context_->transfer(group_, key.c_str(), call, o.peer, sends(o.what), &o.request);
   }
   if (result.ok()) static_cast<void>(operation.release());  // done() has it, by now perhaps
   return result;
@@ -396,22 +398,25 @@ void Run::ask(What what, Live* live, int peer, void* data, std::uint64_t count) 
   operation->peer = peer;
   operation->data = data;
   operation->count = count;
-  parked_.push_back(std::move(operation));
+  (sends(what) ? parked_sends_ : parked_).push_back(std::move(operation));
 }
 
-// Makes the calls that wait for that. What cannot be made has ended.
+// Makes the calls that wait for that. What cannot be made has ended. Sends come first: for want of
+// room all that is under way may be receives of what is behind what they send.
 void Run::flush() {
-  while (!parked_.empty()) {
-    std::unique_ptr<Operation> operation = std::move(parked_.front());
-    Result result = post(operation);
-    if (!result.ok() && result.transient) {
-      parked_.front() = std::move(operation);
-      return;
-    }
-    parked_.pop_front();
-    if (!result.ok()) {
-      operation->result = std::move(result);
-      refused_.push_back(std::move(operation));
+  for (auto* parked : {&parked_sends_, &parked_}) {
+    while (!parked->empty()) {
+      std::unique_ptr<Operation> operation = std::move(parked->front());
+      Result result = post(operation);
+      if (!result.ok() && result.transient) {
+        parked->front() = std::move(operation);
+        return;
+      }
+      parked->pop_front();
+      if (!result.ok()) {
+        operation->result = std::move(result);
+        refused_.push_back(std::move(operation));
+      }
     }
   }
 }
@@ -428,7 +433,7 @@ std::unique_ptr<Run::Operation> Run::next() {
     }
     std::unique_lock lock(mutex_);
     const auto has_one = [&] { return !ended_.empty(); };
-    if (parked_.empty()) {
+    if (nothing_parked()) {
       changed_.wait(lock, has_one);
     } else if (!changed_.wait_for(lock, kRetry, has_one)) {
       continue;
@@ -606,7 +611,11 @@ Result Run::carry_out() {
   const auto window = static_cast<std::size_t>(plan_.request.options.window);
   std::size_t begun = 0;
   while (begun < mine_->steps.size() || !live_.empty()) {
-    while (begun < mine_->steps.size() && live_.size() < window) begin(mine_->steps[begun++]);
+    // Not more than there is room for: else what is behind would keep the first ones from it.
+    while (begun < mine_->steps.size() && live_.size() < window && nothing_parked()) {
+      begin(mine_->steps[begun++]);
+      flush();
+    }
     ended(next());
   }
   return error_;

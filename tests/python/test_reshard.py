@@ -66,6 +66,8 @@ STRUCTS = {
     "unjamReshardTensor_t": _abi.ReshardTensor,
     "unjamTopology_t": _abi.Topology,
     "unjamReshardOptions_t": _abi.ReshardOptions,
+    "unjamReshardPart_t": _abi.ReshardPart,
+    "unjamCallOptions_t": _abi.CallOptions,
 }
 
 
@@ -80,7 +82,7 @@ def code():
 
 def ctype(text):
     text = text.replace("const", "").strip()
-    if text in ("unjamReshardPlan_t", "void*"):
+    if text in ("unjamReshardPlan_t", "unjamGroup_t", "unjamRequest_t", "void*"):
         return ctypes.c_void_p
     if text == "char*":
         return ctypes.c_char_p
@@ -157,6 +159,11 @@ def test_null_is_refused():
     assert lib.unjamReshardCheck(None, None, 0, ctypes.byref(needed)) == 1
     assert lib.unjamReshardCompare(None, 0, 1, 0, None, 0, ctypes.byref(needed)) == 1
     assert lib.unjamReshardNine(1, None) == 1
+    assert lib.unjamReshardRun(None, None, None, None, 0, None, 0, None, None) == 1
+    assert lib.unjamReshardIncomplete(None, None, 0, ctypes.byref(needed)) == 1
+    plan = halves()
+    assert lib.unjamReshardRun(plan._handle, None, None, None, 0, None, 0, None, None) == 1
+    assert b"group is NULL" in lib.unjamGetLastError()
     assert lib.unjamReshardPlan(None, None, None, 0, None, None, None) == 1
 
 

@@ -240,5 +240,7 @@ def _type_of(name: str, size: int, where: str, planned: DType | None) -> DType:
         return planned
     if known is None:
         hint = "" if planned is None else f": the plan says {planned.label}"
-        raise InvalidArgument(f"{where} has elements of type {name}, which unjam does not know{hint}")
+        raise InvalidArgument(
+            f"{where} has elements of type {name}, which unjam does not know{hint}"
+        )
     return known
