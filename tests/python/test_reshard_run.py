@@ -490,10 +490,10 @@ def test_a_rank_that_dies_in_the_middle_costs_what_it_was_to_hand_on():
                 rank.signal(signal.SIGKILL)
         told = [rank.said() for rank, word in words if word == "begun"]
         assert len(told) == 3
-        for rank, (kind, message), missing, right in told:
-            assert kind == "Peer", message
-            if rank == 0:
-                assert missing == [] and "All tensors of rank 0 are complete" in message
-            else:
-                assert missing == ["all"] and right == ["part"]
-                assert f'Not complete on rank {rank}: "all"' in message
+        for rank, error, missing, right in told:
+            if rank == 0:  # what it has sent may have found room at the one that is gone
+                assert missing == []
+                assert error is None or "All tensors of rank 0 are complete" in error[1]
+                continue
+            assert missing == ["all"] and right == ["part"], error
+            assert error[0] == "Peer" and f'Not complete on rank {rank}: "all"' in error[1]
