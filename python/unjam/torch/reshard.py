@@ -304,7 +304,7 @@ class Reshard:
             found = _spec(tensor)
             if found["mesh"] is None:  # its local shape is looked at by the run
                 found.update(mesh=known["mesh"], placements=known["placements"])
-            if found != known:
+            if found != known and not _is_one_of(found, known):
                 raise InvalidArgument(
                     f"tensor {name!r} of the {where} on rank {self._rank} is {_text(found)}, and "
                     f"was described as {_text(known)}: make a new Reshard when layouts change"
@@ -525,6 +525,29 @@ def _check_callers(mesh: Any, callers: Mapping[int, Any], what: str) -> None:
         raise InvalidArgument(f"rank {rank} {words}: {what} is on the mesh {mesh}")
 
 
+def _copies(of_rank: Mapping[int, dict[str, Any]]) -> dict[str, Any] | None:
+    """Of a tensor that lies on several meshes in the same way, as FSDP beside tensor parallelism
+    has it: on a mesh of those. None: it does not."""
+    meshes = []
+    for _, spec in sorted(of_rank.items()):
+        if spec["mesh"] not in meshes:
+            meshes.append(spec["mesh"])
+    first = of_rank[min(of_rank)]
+    ranks = [rank for mesh in meshes for rank in np.ravel(mesh).tolist()]
+    alike = all({**spec, "mesh": None} == {**first, "mesh": None} for spec in of_rank.values())
+    shapes = {np.shape(mesh) for mesh in meshes}
+    if len(meshes) == 1 or not alike or len(shapes) > 1 or len(set(ranks)) < len(ranks):
+        return None
+    return {**first, "mesh": meshes, "placements": ["R", *first["placements"]]}
+
+
+def _is_one_of(found: Mapping[str, Any], known: Mapping[str, Any]) -> bool:
+    """Of copies."""
+    if known["placements"] != ["R", *found["placements"]] or found["mesh"] not in known["mesh"]:
+        return False
+    return all(found[name] == known[name] for name in ("shape", "dtype"))
+
+
 def _merged(
     of_rank: Mapping[int, Mapping[str, dict[str, Any]]], where: str
 ) -> dict[str, dict[str, Any]]:
@@ -545,7 +568,7 @@ def _merged(
             filled = {"mesh": sorted(found), "placements": ["R"]}
             merged[name] = _same({r: {**spec, **filled} for r, spec in found.items()}, what)
         else:
-            merged[name] = _same(found, what)
+            merged[name] = _copies(found) or _same(found, what)
             _check_callers(merged[name]["mesh"], found, what)
     return merged
 
