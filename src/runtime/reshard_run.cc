@@ -24,32 +24,13 @@
 #include <utility>
 
 #include "base/types.h"
+#include "runtime/reshard_arguments.h"
+#include "runtime/reshard_texts.h"
 
 namespace unjam {
 namespace {
 
-constexpr std::size_t kMostNames = 8;  // of tensors or ranks in a message
 constexpr auto kRetry = std::chrono::milliseconds(1);
-
-std::string quoted(const std::string& name) { return '"' + name + '"'; }
-
-template <class T, class F>
-std::string list_text(const std::vector<T>& all, const F& text) {
-  std::string list;
-  for (std::size_t i = 0; i < all.size() && i < kMostNames; ++i) {
-    list += (i == 0 ? "" : ", ") + text(all[i]);
-  }
-  if (all.size() > kMostNames) list += ", … (" + std::to_string(all.size()) + " in all)";
-  return list;
-}
-
-std::string shape_text(const std::vector<std::int64_t>& shape) {
-  std::string text = "(";
-  for (std::size_t i = 0; i < shape.size(); ++i) {
-    text += (i == 0 ? "" : ", ") + std::to_string(shape[i]);
-  }
-  return text + ")";
-}
 
 // Of what has the smaller elements; where both are equal, what the destination has, so that an
 // element is cast once, by who sends it.
@@ -63,150 +44,6 @@ BoxPlace at(const BoxPlace& whole, const std::vector<std::int64_t>& start) {
   for (std::size_t d = 0; d < start.size(); ++d) place.data += start[d] * whole.strides[d];
   return place;
 }
-
-// By the tensors' numbers in the plan; no data: the rank has no part.
-using Places = std::vector<BoxPlace>;
-
-struct Extent {
-  const std::uint8_t* begin = nullptr;
-  const std::uint8_t* end = nullptr;
-  const std::string* name = nullptr;
-};
-
-Extent extent_of(const LocalTensor& tensor) {
-  Extent extent{tensor.place.data, tensor.place.data, &tensor.name};
-  for (std::size_t d = 0; d < tensor.shape.size(); ++d) {
-    const std::int64_t reach = (tensor.shape[d] - 1) * tensor.place.strides[d];
-    (reach < 0 ? extent.begin : extent.end) += reach;
-  }
-  extent.end += dtype_bytes(tensor.place.dtype);
-  return extent;
-}
-
-bool is_empty(const std::vector<std::int64_t>& shape) {
-  return std::find(shape.begin(), shape.end(), 0) != shape.end();
-}
-
-// Looks at what a rank gives for a run.
-class Arguments {
- public:
-  Arguments(const reshard::Plan& plan, std::int32_t rank) : plan_(plan), rank_(rank) {}
-
-  Result take(const std::vector<LocalTensor>& given, bool is_src, Places* places) const {
-    const auto& tensors = plan_.request.tensors;
-    const char* side = is_src ? "source" : "destination";
-    std::vector<const LocalTensor*> found(tensors.size(), nullptr);
-    for (const LocalTensor& local : given) {
-      const auto at = std::lower_bound(
-          tensors.begin(), tensors.end(), local.name,
-          [](const reshard::Tensor& a, const std::string& name) { return a.name < name; });
-      if (at == tensors.end() || at->name != local.name) {
-        return bad(local.name, side, "is not in the plan: leave it out, or plan with it");
-      }
-      const LocalTensor*& place = found[static_cast<std::size_t>(at - tensors.begin())];
-      if (place != nullptr) return bad(local.name, side, "is given twice: give it once");
-      place = &local;
-    }
-    places->resize(tensors.size());
-    for (std::uint32_t t = 0; t < tensors.size(); ++t) {
-      const reshard::LocalShapes shapes = reshard::local_shapes(plan_, t, rank_);
-      const bool wanted = is_src ? shapes.in_src : shapes.in_dst;
-      if (Result r = look(tensors[t], found[t], wanted, is_src ? shapes.src : shapes.dst, side,
-                          is_src ? tensors[t].src_dtype : tensors[t].dst_dtype);
-          !r.ok()) {
-        return r;
-      }
-      if (found[t] != nullptr) (*places)[t] = found[t]->place;
-    }
-    return {};
-  }
-
-  // What one call reads must not be what it writes. Where a tensor stays as and where it is, it is
-  // both, and nothing is done to it.
-  Result apart(const std::vector<LocalTensor>& src, const std::vector<LocalTensor>& dst) const {
-    std::vector<Extent> sources;
-    for (const LocalTensor& tensor : src) {
-      if (!is_empty(tensor.shape) && !stays(tensor, dst)) sources.push_back(extent_of(tensor));
-    }
-    std::sort(sources.begin(), sources.end(),
-              [](const Extent& a, const Extent& b) { return a.begin < b.begin; });
-    // The highest end of those up to each.
-    std::vector<std::size_t> furthest(sources.size());
-    for (std::size_t i = 0; i < sources.size(); ++i) {
-      const std::size_t before = i == 0 ? 0 : furthest[i - 1];
-      furthest[i] = sources[before].end > sources[i].end ? before : i;
-    }
-    for (const LocalTensor& tensor : dst) {
-      if (is_empty(tensor.shape) || stays(tensor, src)) continue;
-      const Extent wanted = extent_of(tensor);
-      const auto behind =
-          std::lower_bound(sources.begin(), sources.end(), wanted.end,
-                           [](const Extent& a, const std::uint8_t* end) { return a.begin < end; });
-      if (behind == sources.begin()) continue;
-      const Extent& other =
-          sources[furthest[static_cast<std::size_t>(behind - sources.begin()) - 1]];
-      if (other.end > wanted.begin) {
-        return bad(tensor.name, "destination",
-                   "overlaps the memory of the source tensor " + quoted(*other.name) +
-                       ": give one of them memory of its own (a clone)");
-      }
-    }
-    return {};
-  }
-
- private:
-  Result bad(const std::string& name, const char* side, const std::string& what) const {
-    return {UNJAM_ERROR_INVALID_ARGUMENT, "tensor " + quoted(name) + " of the " + side +
-                                              " on rank " + std::to_string(rank_) + " " + what};
-  }
-
-  Result look(const reshard::Tensor& tensor, const LocalTensor* given, bool wanted,
-              const std::vector<std::int64_t>& shape, const char* side, DType dtype) const {
-    if (!wanted) {
-      if (given == nullptr) return {};
-      return bad(tensor.name, side,
-                 std::string("is given, and the rank is not in the ") + side +
-                     "'s mesh: leave it out, or plan with another mesh");
-    }
-    if (given == nullptr) {
-      if (is_empty(shape)) return {};
-      return bad(tensor.name, side,
-                 "is missing: give the rank's own part, of shape " + shape_text(shape));
-    }
-    if (given->shape != shape) {
-      return bad(tensor.name, side,
-                 "has shape " + shape_text(given->shape) + ", and the rank's own part has " +
-                     shape_text(shape) + ": give that part, not the whole tensor");
-    }
-    if (given->place.dtype != dtype) {
-      return bad(tensor.name, side,
-                 std::string("has type ") + to_string(given->place.dtype) + ", and the plan says " +
-                     to_string(dtype) + ": plan with the types that tensors have");
-    }
-    if (given->place.data == nullptr && !is_empty(shape)) {
-      return bad(tensor.name, side, "has no data (NULL)");
-    }
-    return {};
-  }
-
-  bool stays(const LocalTensor& tensor, const std::vector<LocalTensor>& others) const {
-    for (const LocalTensor& other : others) {
-      if (other.name != tensor.name) continue;
-      if (other.place.data != tensor.place.data || other.place.dtype != tensor.place.dtype ||
-          other.shape != tensor.shape || other.place.strides != tensor.place.strides ||
-          !(plan_.request.src == plan_.request.dst)) {
-        return false;
-      }
-      for (const reshard::Tensor& known : plan_.request.tensors) {
-        if (known.name == tensor.name) return known.src == known.dst;
-      }
-    }
-    return false;
-  }
-
-  const reshard::Plan& plan_;
-  const std::int32_t rank_;
-};
 
 class Run : public std::enable_shared_from_this<Run> {
  public:
@@ -658,21 +495,7 @@ void Run::work() {
 
 Result Run::start(unjamRequest** request) {
   const int size = static_cast<int>(group_.members.size());
-  const Arguments arguments(plan_, group_.rank);
-  for (const reshard::Mesh* mesh : {&plan_.request.src, &plan_.request.dst}) {
-    for (const std::int32_t rank : mesh->ranks) {
-      if (rank < size) continue;
-      return {UNJAM_ERROR_INVALID_ARGUMENT,
-              std::string("the plan's ") + (mesh == &plan_.request.src ? "source" : "destination") +
-                  " mesh has rank " + std::to_string(rank) + ", and the group has " +
-                  std::to_string(size) +
-                  " ranks: a plan's ranks are numbers in the group, so plan with those, or give a "
-                  "group of all of them"};
-    }
-  }
-  if (Result r = arguments.take(call_.src, true, &src_); !r.ok()) return r;
-  if (Result r = arguments.take(call_.dst, false, &dst_); !r.ok()) return r;
-  if (Result r = arguments.apart(call_.src, call_.dst); !r.ok()) return r;
+  if (Result r = take_parts(plan_, group_, call_.src, call_.dst, &src_, &dst_); !r.ok()) return r;
   lost_.resize(plan_.request.tensors.size(), false);
   digest_ = plan_.digest;
   digests_.resize(static_cast<std::size_t>(size));

@@ -9,10 +9,10 @@
 #include <utility>
 #include <vector>
 
-#include "device/host/boxes.h"
 #include "reshard/plan.h"
 #include "reshard/rank_plan.h"
 #include "runtime/context.h"
+#include "runtime/reshard_arguments.h"
 #include "runtime/result.h"
 
 namespace unjam {
@@ -29,13 +29,6 @@ class ReshardPlan {
   const reshard::Plan plan_;
   mutable std::mutex mutex_;
   mutable std::map<std::int32_t, std::shared_ptr<const reshard::RankPlan>> ranks_;
-};
-
-// A rank's own part of a tensor, as the caller gives it.
-struct LocalTensor {
-  std::string name;
-  BoxPlace place;
-  std::vector<std::int64_t> shape;
 };
 
 struct ReshardCall {

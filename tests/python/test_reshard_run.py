@@ -367,6 +367,9 @@ def test_bad_destinations_are_refused():
         groups = [context.group() for context in contexts]
         with pytest.raises(unjam.InvalidArgument, match="'w' in dst on rank 1 is read-only"):
             one_to_one().run(groups[1], dst={"w": frozen})
+        spread = np.lib.stride_tricks.as_strided(W, (4, 2), (0, 4))
+        with pytest.raises(unjam.InvalidArgument, match="all indices of dimension 0"):
+            one_to_one().run(groups[1], dst={"w": spread})
         with pytest.raises(unjam.InvalidArgument, match="group is a Context|group is a"):
             one_to_one().run(contexts[0], src={"w": W})
 
