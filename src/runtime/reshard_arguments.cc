@@ -139,7 +139,8 @@ class Parts {
     if (given->place.data == nullptr && !is_empty(shape)) {
       return bad(tensor.name, side, "has no data (NULL)");
     }
-    for (std::size_t d = 0; side == kDestination && d < shape.size(); ++d) {
+    const bool written = side == kDestination && !is_empty(shape);
+    for (std::size_t d = 0; written && d < shape.size(); ++d) {
       if (shape[d] > 1 && given->place.strides[d] == 0) {
         return bad(tensor.name, side,
                    "has one element for all indices of dimension " + std::to_string(d) +
