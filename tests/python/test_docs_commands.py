@@ -67,6 +67,9 @@ ELSEWHERE = {
     "python examples/torch/unet_pipeline.py --ranks 4 --split": (
         "tests/python/test_torch_training.py::test_example_by_itself"
     ),
+    "python examples/torch/weight_sync.py": (
+        "tests/python/test_torch_training.py::test_example_by_itself"
+    ),
     # Minutes; parts of it run there.
     "PYTHONPATH=python UNJAM_LIBRARY=build/release/libunjam.so python3 tools/scale.py": (
         "tests/python/test_clock.py::test_the_pages_ratios_are_the_clocks"
