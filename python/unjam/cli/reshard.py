@@ -1,4 +1,4 @@
-"""reshard: plans who sends what when tensors change their mesh or layout; moves nothing yet."""
+"""reshard: plans who sends what when tensors change their mesh or layout."""
 
 from __future__ import annotations
 
