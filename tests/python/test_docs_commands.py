@@ -60,6 +60,9 @@ ELSEWHERE = {
     "unjam reshard plan weights.toml --check --compare": (
         "tests/python/test_reshard.py::test_the_pages_file_is_planned"
     ),
+    "unjam reshard bench weights.toml": (
+        "tests/python/test_reshard.py::test_the_pages_file_is_carried_out"
+    ),
     # With fewer ranks, and by its defaults.
     "python examples/torch/unet_pipeline.py --ranks 4 --schedule eager_1f1b --split": (
         "tests/python/test_torch_training.py::test_example_by_itself"

@@ -329,6 +329,30 @@ def test_the_pages_file_is_planned(tmp_path, capsys):
     assert "9 tensors" in capsys.readouterr().out
 
 
+def test_the_pages_file_is_carried_out(tmp_path, capsys):
+    (text,) = re.findall(r"```toml\n(.*?)```", (ROOT / "docs" / "reshard.md").read_text(), re.S)
+    (tmp_path / "weights.toml").write_text(text)
+    words = ["reshard", "bench", str(tmp_path / "weights.toml"), "--runs", "2"]
+    assert main(words) == 0
+    shown = capsys.readouterr().out
+    assert "16 ranks" in shown and "Median of 2 runs" in shown and "no NIC takes part" in shown
+    assert main([*words, "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert len(report["seconds"]) == 2 and min(report["seconds"]) > 0
+    whole = 1024 * 64 * 2 + 8 * 64 * 64 * 2
+    assert report["ranks"] == 16 and report["bytes"] == 8 * whole
+
+
+def test_what_is_too_large_is_not_carried_out(tmp_path, capsys):
+    file = tmp_path / "large.toml"
+    file.write_text(REQUEST.replace("[8, 12]", "[8, 1_200_000_000]"))
+    assert main(["reshard", "bench", str(file)]) == 2
+    assert "this takes at most" in capsys.readouterr().err
+    file.write_text(REQUEST.replace("mesh = [4]", "mesh = [4]\nfirst = 1000"))
+    assert main(["reshard", "bench", str(file)]) == 2
+    assert "ranks up to 1003: this takes at most 256" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [

@@ -105,6 +105,7 @@ class Plan:
                 raise InvalidArgument(f"{name} is {value}: give 1 or more")
         checked = tensors_of(tensors, src, dst)
         self._types = {each.name: (each.src_dtype, each.dst_dtype) for each in checked}
+        self._ranks = sorted({*src.ranks.ravel().tolist(), *dst.ranks.ravel().tolist()})
         request = _Request(src, dst, checked, topology)
         options = _abi.ReshardOptions(
             ctypes.sizeof(_abi.ReshardOptions), max_bytes, window, stripes
@@ -114,7 +115,7 @@ class Plan:
     @classmethod
     def _of(cls, call: Any) -> Plan:
         plan = cls.__new__(cls)
-        plan._types = {}
+        plan._types, plan._ranks = {}, []
         plan._make(call)
         return plan
 
@@ -181,6 +182,10 @@ class Plan:
     def dtypes(self) -> dict[str, tuple[DType, DType]]:
         """Of each tensor its types on the source and on the destination mesh."""
         return dict(self._types)
+
+    def ranks(self) -> list[int]:
+        """Those of both meshes, ascending."""
+        return list(self._ranks)
 
     def run(
         self,
