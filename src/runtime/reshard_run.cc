@@ -9,6 +9,11 @@
 // Who hands a bundle on that he did not get sends something all the same, and says so behind it:
 // so keys are used alike on both sides whatever happens, and nobody waits for what does not come.
 // Only the bundle's first rank always has it, and says nothing.
+//
+// A rank that dies may end the agreement on some ranks, and not on others, who go on. Those whose
+// agreement has failed must not leave them waiting: they make all their calls in a way that does
+// not match (kGaveUp), which ends them on both sides. Keys are of no use after that, nor is the
+// group.
 #include "runtime/reshard_run.h"
 
 #include <algorithm>
@@ -30,6 +35,7 @@
 namespace unjam {
 namespace {
 
+constexpr const char* kGaveUp = "gave up";
 constexpr auto kRetry = std::chrono::milliseconds(1);
 
 // Of what has the smaller elements; where both are equal, what the destination has, so that an
@@ -139,6 +145,7 @@ class Run : public std::enable_shared_from_this<Run> {
   std::deque<std::unique_ptr<Operation>> refused_;
   std::vector<bool> lost_;
   Result error_;
+  bool gave_up_ = false;
 
   std::mutex mutex_;
   std::condition_variable changed_;
@@ -214,6 +221,7 @@ Result Run::post(std::unique_ptr<Operation>& operation) {
     result = context_->submit(group_, call_.key.c_str(), call, &o.request);
   } else {
     call.signature.kind = Kind::kSendRecv;
+    if (gave_up_) call.signature.set_alike(kGaveUp);
     if (sends(o.what)) {
       call.send = o.data;
     } else {
@@ -329,6 +337,16 @@ void Run::begin(const reshard::Step& step) {
   const bool first = step.parent < 0;
   live.step = &step;
   const reshard::Bundle& bundle = plan_.bundles[step.bundle];
+  if (gave_up_) {
+    live.data = reinterpret_cast<std::uint8_t*>(&live.told);  // for nothing
+    live.bytes = 1;
+    if (!first) {
+      live.receiving = 1;
+      ask(What::kRecv, &live, step.parent, live.data, 1);
+    }
+    for (const std::int32_t child : step.children) ask(What::kSend, &live, child, &live.got, 1);
+    return;
+  }
   live.bytes = bundle.bytes;
   live.data = first ? whole_run(step.pack, src_) : whole_run(step.unpack, dst_);
   const bool staged = live.data == nullptr;
@@ -398,12 +416,18 @@ void Run::end_if_over(Live* live) {
 void Run::ended(std::unique_ptr<Operation> operation) {
   Live* const live = operation->live;
   --live->open;
-  const bool receives = operation->what == What::kRecv || operation->what == What::kRecvWord;
+  const bool receives = !sends(operation->what);
+  if (operation->result.code == UNJAM_ERROR_MISMATCH) {
+    // Plans are equal, so it is this.
+    operation->result = {UNJAM_ERROR_PEER, "rank " + std::to_string(operation->peer) +
+                                               " gave the run up: a rank was gone before it had "
+                                               "seen that all agree"};
+  }
   if (!operation->result.ok()) {
     if (receives && live->failed.ok()) live->failed = operation->result;
     note(operation->result);
   }
-  if (receives && --live->receiving == 0) received(*live);
+  if (receives && --live->receiving == 0 && !gave_up_) received(*live);
   end_if_over(live);
 }
 
@@ -432,7 +456,12 @@ Result Run::agreed() const {
 
 Result Run::carry_out() {
   const std::unique_ptr<Operation> agreement = next();
-  if (Result result = agreement->result.ok() ? agreed() : agreement->result; !result.ok()) {
+  if (agreement->result.code == UNJAM_ERROR_PEER) {
+    lose_all();
+    note(agreement->result);
+    gave_up_ = true;
+  } else if (Result result = agreement->result.ok() ? agreed() : agreement->result; !result.ok()) {
+    // Of all other errors all ranks are told.
     lose_all();
     return result;
   }
@@ -441,7 +470,7 @@ Result Run::carry_out() {
     before_->changed_.wait(lock, [&] { return before_->over_; });
   }
   before_ = nullptr;
-  copy_own();
+  if (!gave_up_) copy_own();
   for (const reshard::Step& step : mine_->steps) {
     most_bytes_ = std::max(most_bytes_, plan_.bundles[step.bundle].bytes);
   }

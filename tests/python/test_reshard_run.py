@@ -438,6 +438,33 @@ def test_a_context_cannot_go_while_a_run_is_pending():
 # ---- a rank that dies ----
 
 
+def test_a_rank_that_goes_before_all_agree_leaves_nobody_waiting():
+    """One rank's agreement fails; another one's, made by hand, has not: it waits for a bundle."""
+    with unjam.init_all(4) as contexts:
+        groups = [context.group() for context in contexts]
+        plan = Plan(Layout([0], ["R"]), Layout([1, 2], ["R"]), {"w": ((1000,), "float64")})
+        data = {"w": np.ones(1000)}
+        run = plan.run(groups[0], src=data, key="w")
+        keys = [
+            (f"w bundle {i}", hop["rank"], bundle["bytes"])
+            for i, bundle in enumerate(plan.info(bundles=True)["bundle_list"])
+            for hop in bundle["hops"]
+            if hop["parent"] == 0
+        ]
+        waits = [groups[rank].recv(np.zeros(size, "uint8"), 0, key=key) for key, rank, size in keys]
+        out = {"w": np.zeros(1000)}
+        third = plan.run(groups[2], dst=out, key="w")
+        contexts[3].abort()
+        for wait in waits:
+            assert isinstance(wait.exception(SOON_S), unjam.UnjamError)
+        error = run.exception(SOON_S)
+        assert isinstance(error, unjam.Peer) and "All tensors of rank 0 are complete" in str(error)
+        contexts[1].abort()
+        assert isinstance(third.exception(SOON_S), unjam.Peer)
+        assert third.incomplete() == ["w"]
+        contexts.abort()
+
+
 def rank_of_a_chain():
     """Bundles of "all" go from rank 0 to three hosts in chains, those of "part" to each alone. Rank
     0's neighbour in the first chain goes when it has handed on the first bundle."""
