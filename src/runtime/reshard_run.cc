@@ -25,6 +25,7 @@
 #include <deque>
 #include <exception>
 #include <future>
+#include <stdexcept>
 #include <thread>
 #include <utility>
 
@@ -36,6 +37,8 @@ namespace unjam {
 namespace {
 
 constexpr const char* kGaveUp = "gave up";
+// For room for a key, as long as nothing else of the run ends.
+constexpr std::chrono::seconds kPatience{30};
 constexpr auto kRetry = std::chrono::milliseconds(1);
 
 // Of what has the smaller elements; where both are equal, what the destination has, so that an
@@ -142,6 +145,7 @@ class Run : public std::enable_shared_from_this<Run> {
   std::int64_t most_bytes_ = 0;
   // For want of room. In order, for keys have one.
   std::deque<std::unique_ptr<Operation>> parked_sends_, parked_;
+  std::string no_room_;  // why
   std::deque<std::unique_ptr<Operation>> refused_;
   std::vector<bool> lost_;
   Result error_;
@@ -255,6 +259,7 @@ void Run::flush() {
       Result result = post(operation);
       if (!result.ok() && result.transient) {
         parked->front() = std::move(operation);
+        no_room_ = std::move(result.message);
         return;
       }
       parked->pop_front();
@@ -268,6 +273,7 @@ void Run::flush() {
 
 // Waits for one to end.
 std::unique_ptr<Run::Operation> Run::next() {
+  const auto end = std::chrono::steady_clock::now() + kPatience;
   for (;;) {
     flush();
     std::unique_ptr<Operation> operation;
@@ -281,6 +287,8 @@ std::unique_ptr<Run::Operation> Run::next() {
     if (nothing_parked()) {
       changed_.wait(lock, has_one);
     } else if (!changed_.wait_for(lock, kRetry, has_one)) {
+      // Ranks that are at different bundles may each hold what another one needs.
+      if (std::chrono::steady_clock::now() > end) throw std::runtime_error(no_room_);
       continue;
     }
     operation = std::move(ended_.front());

@@ -291,16 +291,17 @@ def test_runs_under_one_key_come_one_after_the_other(launch):
 
 
 def test_more_bundles_than_keys_have_room(launch):
+    """24 bundles, and room for 16 keys under way; for all that others have yet to take, too."""
     src, dst = Layout([0], ["R"]), Layout([1, 2], ["R"])
 
     def rank_main(context, group):
-        plan = Plan(src, dst, {"w": ((20000,), "int64")}, **pieces(64))
-        out = {"w": np.zeros(20000, "int64")}
-        side = {"dst": out} if context.rank else {"src": {"w": np.arange(20000)}}
+        plan = Plan(src, dst, {"w": ((12000,), "int64")}, **pieces(64))
+        out = {"w": np.zeros(12000, "int64")}
+        side = {"dst": out} if context.rank else {"src": {"w": np.arange(12000)}}
         plan.run(group, key="w", **side).wait(SOON_S)
-        assert context.rank == 0 or (out["w"] == np.arange(20000)).all()
+        assert context.rank == 0 or (out["w"] == np.arange(12000)).all()
 
-    launch(3, rank_main, max_active_keys=4)
+    launch(3, rank_main, max_active_keys=16)
 
 
 def test_callbacks_and_futures(launch):
