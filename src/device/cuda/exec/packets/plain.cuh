@@ -392,8 +392,8 @@ __device__ __forceinline__ bool move_plain(CudaRank& r, const SoloCall& call, co
   return move_rows<kHalf, kMembers, 2, false, false>(r, call, inv, w, lane, s, held, looked);
 }
 
-// The same of lines, of which a call has more: with many under way at once, for each look takes a
-// microsecond.
+// The same of lines, of which a call has more: with many under way at once, for a look at
+// packets takes long.
 template <Half kHalf, int kMembers, class Looked>
 __device__ __forceinline__ bool move_plain_lines(CudaRank& r, const SoloCall& call,
                                                  const Invocation& inv, const Stretch& w,

@@ -273,8 +273,8 @@ __device__ __forceinline__ bool move_later_rows(CudaRank& r, const SoloCall& cal
     return collect_rows<kMembers, kUnits, kLines, kOneRow>(r, call, w, lane, s);
   }
 }
-// For at most kMembers members: 2, 4 or 8. With many units under way at once, for each look takes a
-// microsecond.
+// For at most kMembers members: 2, 4 or 8. With many units under way at once, as in
+// move_plain_lines().
 template <LaterHop kHop, int kMembers>
 __device__ __forceinline__ bool move_later(CudaRank& r, const SoloCall& call, const Invocation& inv,
                                            const Stretch& w, std::uint32_t lane, const Shared& s,

@@ -9,8 +9,8 @@ namespace unjam {
 namespace solo {
 
 // Of a lane in which nothing moves. From kStillNs on it looks at what the host says: the first lane
-// each time that has passed, others much less often. (Over PCIe a GPU reads about a word a
-// microsecond. Where more is asked for everything on it waits, other kernels too.)
+// each time that has passed, others much less often. (Where a GPU's blocks ask for more words of
+// the host than PCIe brings, everything on it waits, other kernels too: lab/nccl-notes.md.)
 inline constexpr std::uint64_t kStillNs = 50000, kSeldomNs = 2000000;
 
 // Slices of a hop that are given before the stream is waited for ahead of the end: by then the call
