@@ -66,9 +66,8 @@ MISTAKES = [
         "a gather in front of what its pass still collects",
         SLOTS + "calls.cuh",
         [("(!steps.gather_waits_for_collected || collected >=", "(true || collected >=")],
-        only="CallKernel.*InPlace",
-        seeds=20,
-        missed="a stop must fall between two slices in movers' hands",
+        only="CallKernel.GathersWhatNobodyForgets",
+        seeds=1,
     ),
     Mistake(
         "every lane asks the host all the time",
@@ -111,6 +110,7 @@ MISTAKES = [
                 "true;",
             )
         ],
+        only="CallKernel.BorrowsWhatIsTaken",
     ),
     Mistake(
         "borrowed slots go round too soon",
@@ -158,8 +158,8 @@ MISTAKES = [
                 "    news = false && taken != 0 &&\n",
             ),
         ],
-        only="CallKernel.GivesUp*",
-        seeds=20,
+        only="CallKernel.TellsTheLastCredits",
+        seeds=5,
     ),
     Mistake(
         "a packet is believed without its flag",
