@@ -189,18 +189,8 @@ class Job {
   std::string error_;
 };
 
-// "" or what is wrong.
-std::string run(const Case& x, std::uint64_t seed, std::uint32_t uses, Figures& figures) {
-  Job job(x, seed, uses);
-  std::uint64_t draw = seed;
-  job.machine().each_step(100, [&] {
-    figures.left += job.lanes_left();
-    // Now and then a host says something, which is about none of these calls: all stop, to look.
-    draw = mix64(draw);
-    if (x.held == 0 || draw % 64 != 0) return;
-    job.ranks().rank(static_cast<std::uint32_t>(draw >> 32) % x.ranks).link->attention += 2;
-  });
-  if (std::string error = job.run(); !error.empty()) return error;
+// "" or what is wrong with a job that has run.
+std::string check_all(Job& job, const Case& x, std::uint32_t uses, Figures& figures) {
   GpuRanks& ranks = job.ranks();
   figures.steps += job.machine().steps();
   for (std::uint32_t r = 0; r < x.ranks; ++r) {
@@ -222,6 +212,21 @@ std::string run(const Case& x, std::uint64_t seed, std::uint32_t uses, Figures& 
     }
   }
   return "";
+}
+
+// "" or what is wrong.
+std::string run(const Case& x, std::uint64_t seed, std::uint32_t uses, Figures& figures) {
+  Job job(x, seed, uses);
+  std::uint64_t draw = seed;
+  job.machine().each_step(100, [&] {
+    figures.left += job.lanes_left();
+    // Now and then a host says something, which is about none of these calls: all stop, to look.
+    draw = mix64(draw);
+    if (x.held == 0 || draw % 64 != 0) return;
+    job.ranks().rank(static_cast<std::uint32_t>(draw >> 32) % x.ranks).link->attention += 2;
+  });
+  if (std::string error = job.run(); !error.empty()) return error;
+  return check_all(job, x, uses, figures);
 }
 
 enum class End { kDeath, kCancelled };
@@ -473,6 +478,88 @@ TEST(CallKernel, TellsTheLastCredits) {
   }
   run_some(some, 4, 3);
 }
+// Somebody else who drives lanes: takes leases that are free, and gives them back soon. Meanwhile
+// nobody else may have one, or count in the lane's figures.
+class OtherDriver {
+ public:
+  static constexpr std::uint64_t kSteps = 5'000;  // that it has a lease
+
+  OtherDriver(Job& job, const Case& x, std::uint64_t draw) : job_(job), draw_(draw) {
+    lanes_.resize(std::size_t{x.ranks} * x.lanes);
+  }
+  void look() {
+    for (std::size_t i = 0; i < lanes_.size(); ++i) {
+      const std::uint32_t lanes = job_.ranks().shape().lanes;
+      see_to(static_cast<std::uint32_t>(i) / lanes, static_cast<std::uint32_t>(i) % lanes,
+             lanes_[i]);
+    }
+  }
+  std::uint64_t taken() const { return taken_; }
+  const std::string& error() const { return error_; }
+
+ private:
+  struct Lane {
+    bool has = false;
+    std::uint64_t since = 0, completed = 0, pokes = 0;
+  };
+  void see_to(std::uint32_t r, std::uint32_t lane, Lane& mine) {
+    CudaRank& rank = job_.ranks().rank(r);
+    const std::uint64_t bit = std::uint64_t{1} << lane, now = job_.machine().steps();
+    const std::uint64_t completed = job_.ranks().stats(r, lane).completed;
+    const std::uint64_t pokes = rank.poke_counts[lane];
+    if (mine.has) {
+      const bool is_left_alone =
+          (rank.lanes & bit) != 0 && completed == mine.completed && pokes == mine.pokes;
+      if (!is_left_alone && error_.empty()) {
+        error_ = "somebody else was in lane " + std::to_string(lane) + " of rank " +
+                 std::to_string(r) + ", which was taken";
+      }
+      if (now - mine.since < kSteps) return;
+      mine.has = false;
+      rank.lanes &= ~bit;
+      return;
+    }
+    // (The engine, which has the first use of the key, counts on who has a lane to look at it.)
+    if (rank.solo_calls == 0 || (rank.lanes & bit) != 0) return;
+    draw_ = mix64(draw_);
+    if (draw_ % 4 != 0) return;
+    mine = {true, now, completed, pokes};
+    rank.lanes |= bit;
+    ++taken_;
+  }
+
+  Job& job_;
+  std::uint64_t draw_, taken_ = 0;
+  std::vector<Lane> lanes_;
+  std::string error_;
+};
+// (Short calls: what goes to the engine needs drivers that see to more than their own.)
+TEST(CallKernel, WaitsForItsLanesLeases) {
+  Figures figures;
+  std::uint64_t taken = 0;
+  for (const Algorithm algorithm : {Algorithm::kDirect, Algorithm::kTwoShot}) {
+    const Case x{Kind::kAllReduce, algorithm, 2, 2, 61};
+    constexpr std::uint32_t kUses = 8;
+    for (std::uint64_t s = 0; s < 2; ++s) {
+      const std::uint64_t seed = base_seed() + s;
+      Job job(x, seed, kUses);
+      OtherDriver other(job, x, seed);
+      job.machine().each_step(20, [&] { other.look(); });
+      std::string error = job.run();
+      if (error.empty()) error = other.error();
+      if (error.empty()) error = check_all(job, x, kUses, figures);
+      ASSERT_EQ(error, "") << text(x, seed);
+      taken += other.taken();
+    }
+  }
+  std::printf(
+      "%llu leases were taken; of %llu calls %llu without the engine; %.1f million steps\n",
+      static_cast<unsigned long long>(taken), static_cast<unsigned long long>(figures.calls),
+      static_cast<unsigned long long>(figures.solo), static_cast<double>(figures.steps) / 1e6);
+  EXPECT_GT(taken, 0u);
+  EXPECT_GT(figures.solo, 0u);
+}
+
 // Who stops forgets what is in no prefix of its connector's slices. Of a chunk that may be gathered
 // and is, what it took and what became of it are in prefixes at once, whatever else was moved; and
 // of no other chunk: so who waits does so for nothing else.

@@ -201,7 +201,8 @@ MISTAKES = [
                 "const bool ok = looks(!ahead);",
             )
         ],
-        seeds=20,
+        only="CallKernel.WaitsForItsLanesLeases",
+        seeds=3,
     ),
     Mistake(
         "two-shot calls hand over one primitive too many",
