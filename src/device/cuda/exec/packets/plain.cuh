@@ -4,10 +4,20 @@
 // all peers' packets under way as there are registers for. For at most kMembers members: 2, 4 or 8.
 #pragma once
 
+#include <type_traits>
+
 #include "device/cuda/exec/packets/move.cuh"
 
 namespace unjam {
 namespace solo {
+
+// What make(n) returns: n as a constant, the fewest members with code of their own that it is for.
+template <class Make>
+__device__ __forceinline__ auto with_members(const SoloCall& call, const Make& make) {
+  if (call.places == 2) return make(std::integral_constant<int, 2>{});
+  return call.places <= 4 ? make(std::integral_constant<int, 4>{})
+                          : make(std::integral_constant<int, static_cast<int>(kSoloRanks)>{});
+}
 
 // A row: kUnits places of one message for each thread, the h-th of them `h * hands()` behind its
 // first. A call's time is that of the instructions between its looks, too, so who has one row asks

@@ -299,9 +299,9 @@ template <LaterHop kHop>
 __device__ __forceinline__ bool move_later_any(CudaRank& r, const SoloCall& call,
                                                const Invocation& inv, const Stretch& w,
                                                std::uint32_t lane, const Shared& s, Held& held) {
-  if (call.places == 2) return move_later<kHop, 2>(r, call, inv, w, lane, s, held);
-  return call.places <= 4 ? move_later<kHop, 4>(r, call, inv, w, lane, s, held)
-                          : move_later<kHop, kSoloRanks>(r, call, inv, w, lane, s, held);
+  return with_members(call, [&](auto members) __attribute__((always_inline)) {
+    return move_later<kHop, decltype(members)::value>(r, call, inv, w, lane, s, held);
+  });
 }
 
 }  // namespace solo
