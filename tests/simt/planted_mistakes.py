@@ -172,9 +172,9 @@ MISTAKES = [
         KERNELS + "call_by_packets.cuh",
         [
             (
-                "  const bool done = __syncthreads_and(come) != 0;\n\n",
+                "  const bool done = __syncthreads_and(come) != 0;\n",
                 "  if (is_mover() && come && call.reduces) store_held(call, w, held);\n"
-                "  const bool done = __syncthreads_and(come) != 0;\n\n",
+                "  const bool done = __syncthreads_and(come) != 0;\n",
             )
         ],
         only="CallKernel.GivesUp*",
@@ -183,13 +183,7 @@ MISTAKES = [
     Mistake(
         "no room is looked for before packets are sent",
         KERNELS + "call_by_packets.cuh",
-        [
-            (
-                "if (threadIdx.x == 0) s.ok = ok ? 1 : 0;\n"
-                "    sync_block_apart();\n    if (ok) come",
-                "if (threadIdx.x == 0) s.ok = 1;\n    sync_block_apart();\n    if (ok) come",
-            )
-        ],
+        [("if (threadIdx.x == 0) s.ok = ok ? 1 : 0;", "if (threadIdx.x == 0) s.ok = 1;")],
         seeds=20,
     ),
     Mistake(
@@ -209,8 +203,8 @@ MISTAKES = [
         KERNELS + "call_by_packets.cuh",
         [
             (
-                "const std::uint32_t primitives = done ? 3 : gathered ? 2 : 1;",
-                "const std::uint32_t primitives = done ? 3 : 2;",
+                "handed.set_primitives_done(primitives);",
+                "handed.set_primitives_done(2);",
             )
         ],
         only="CallKernel.GivesUp*",

@@ -195,7 +195,7 @@ enum class StreamEnd : std::uint32_t {
   kDrives,  // the call is for the engine, and this block drives its lane
 };
 
-// As run_solo_one_shot(). `shared`: the engine's, which comes later.
+// As run_by_packets(). `shared`: the engine's, which comes later.
 __device__ __forceinline__ StreamEnd run_solo_stream(CudaRank& r, const CudaLaunch& launch,
                                                      unsigned char* shared) {
   using namespace solo;
@@ -323,7 +323,7 @@ __device__ __forceinline__ StreamEnd run_solo_stream(CudaRank& r, const CudaLaun
   if (steers) {
     tell_ends(r, c, w);
   } else if (threadIdx.x == kCaller) {
-    // As in run_solo_two_shot().
+    // As in run_by_packets().
     say_done(r, launch, c);
   }
   const auto count = [&](LaneStats& stats) { count_stream(stats, c, {}, false, add); };

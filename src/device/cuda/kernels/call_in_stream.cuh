@@ -266,7 +266,7 @@ __device__ __forceinline__ void give_back(CudaRank& r, const SoloCall& call, std
   see_to_lane(r, call, lane, lanes);
 }
 
-// By all threads, as run_solo_one_shot() returns: something that the block needs is not there.
+// By all threads, as run_by_packets() returns: something that the block needs is not there.
 __device__ __forceinline__ bool leave_untried(CudaRank& r, const CudaLaunch& launch,
                                               std::uint32_t lane, bool leased, Shared& s) {
   const SoloCall& call = launch.solo;
