@@ -135,16 +135,7 @@ __device__ __forceinline__ bool steer(CudaRank& r, const Stream& c, Interrupted 
         if (hop == kSends && !order.is_wanted_soon(n, done[kGathers])) continue;
         if (hop == kGathers && !c.may_gather(n, done[kSends], done[kCollects])) continue;
       }
-      const std::uint32_t at = c.descriptions().at(hop, n);
-      const bool moves = __any_sync(kAll, describe_slice(c, hop, n, thread, s.jobs[at])) != 0;
-      __syncwarp();
-      if (thread == 0) {
-        if (moves) {
-          give(c, hop, at);
-        } else {
-          skip(c, at, n);
-        }
-      }
+      hand_out(c, hop, n, c.descriptions().at(hop, n), n, thread);
       next[hop] = n + 1;
       holds = true;
     }
