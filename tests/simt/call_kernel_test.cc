@@ -463,6 +463,14 @@ TEST(CallKernel, BorrowsWhatIsTaken) {
   }
   run_some(some, 2, 3);
 }
+// Packets of one use after the other, to somebody who begins late: there is room for those of two.
+TEST(CallKernel, SendsPacketsWhereThereIsRoom) {
+  Case x{Kind::kBroadcast, Algorithm::kDirect, 2, 2, 61};
+  x.late = 100'000;
+  x.root_is_first = true;
+  x.shape = with_slots(2, 0);
+  run_some({x}, 2, 6);
+}
 // Lanes give up while who publishes stands still, and peers have filled all slots that they know to
 // be free: they must hear of what was taken.
 TEST(CallKernel, TellsTheLastCredits) {
