@@ -44,6 +44,13 @@ struct Case {
   DType dtype = DType::kInt32;
   Op op = Op::kSum;
   Copies copies = Copies::kNone;
+  // Which use of which key a call is: keys take turns.
+  std::uint32_t keys = 1;
+  bool root_is_first = false;  // else the last rank
+  // Of each block, somewhere in each call: so many steps its second warp, which publishes, stands
+  // still.
+  std::uint64_t mute = 0;
+  std::optional<GpuShape> shape;  // else by the seed
 };
 // About what a block of a call does.
 constexpr std::uint64_t kStepsABlock = 30'000;
@@ -80,15 +87,28 @@ void hold(Machine& machine, const std::vector<const Launch*>& launches, const Ca
   }
 }
 
+// As that, but what stands still is who publishes.
+void mute(Machine& machine, const std::vector<const Launch*>& launches, const Case& x,
+          std::uint64_t draw) {
+  for (const Launch* launch : launches) {
+    for (std::uint32_t block = 0; block < x.lanes; ++block) {
+      draw = mix64(draw);
+      machine.hold(launch, {block, /*warp=*/1, draw % kStepsABlock, x.mute});
+    }
+  }
+}
+
 bool has_large_slots(const Case& x, std::uint64_t seed) {
+  if (x.shape) return false;
   const bool packets = x.algorithm == Algorithm::kDirect || x.algorithm == Algorithm::kTwoShot;
   return seed % 2 == 0 && !packets;
 }
 GpuShape shape_of(const Case& x, std::uint64_t seed) {
-  GpuShape shape;
+  GpuShape shape = x.shape.value_or(GpuShape{});
   shape.ranks = x.ranks;
   shape.lanes = x.lanes;
   shape.patience_us = x.patience_us;
+  if (x.shape) return shape;
   // Small ones, of which a call needs many; or such that each warp of a group has a part to move.
   if (has_large_slots(x, seed)) shape.escape_slot_bytes = 4096;
   // Where there are few, hops wait for room, each at another time.
@@ -111,14 +131,15 @@ class Job {
       : x_(x), ranks_(shape_of(x, seed)), machine_(seed), calls_(uses), launches_(x.ranks) {
     for (std::uint32_t n = 0; n < uses && error_.empty(); ++n) {
       GpuCall& call = calls_[n];
-      call.n = n;
+      call.key = n % x.keys;
+      call.n = n / x.keys;
       call.kind = x.kind;
       call.count = has_large_slots(x, seed) ? 4 * x.count : x.count;
       call.algorithm = x.algorithm;
       call.in_place = x.in_place;
       call.dtype = x.dtype;
       call.op = x.op;
-      call.root = static_cast<int>(x.ranks) - 1;
+      call.root = x.root_is_first ? 0 : static_cast<int>(x.ranks) - 1;
       error_ = ranks_.prepare(call);
       if (error_.empty()) launch(call, mix64(seed * uses + n));
     }
@@ -166,6 +187,7 @@ class Job {
     if (call.n == 0) return;
     machine_.delay(now.back(), x_.late);
     if (x_.held != 0) hold(machine_, now, x_, draw);
+    if (x_.mute != 0) mute(machine_, now, x_, draw);
   }
 
   const Case x_;
@@ -176,6 +198,33 @@ class Job {
   std::vector<bool> was_left_;
   std::string error_;
 };
+
+// "" or what is wrong with a job that has run.
+std::string check_all(Job& job, const Case& x, std::uint32_t uses, Figures& figures) {
+  GpuRanks& ranks = job.ranks();
+  figures.steps += job.machine().steps();
+  for (std::uint32_t r = 0; r < x.ranks; ++r) {
+    if (const std::uint32_t ended = ranks.take_ended(r); ended != uses) {
+      return std::to_string(ended) + " calls of rank " + std::to_string(r) + " have ended";
+    }
+    figures.calls += uses - x.keys;
+    figures.solo += ranks.rank(r).solo_calls;
+    figures.copies += ranks.copies(r);
+    figures.taken_back += ranks.taken_back(r);
+    for (const GpuCall& call : job.calls()) {
+      const std::string use =
+          "key " + std::to_string(call.key) + ", use " + std::to_string(call.n) + ": ";
+      if (ranks.outcome(call, r) != Outcome::kDone) return use + "it was cancelled";
+      if (x.dtype != DType::kInt32) {
+        // The first use was the engine's, slice by slice.
+        if (call.outputs[r] != job.calls()[0].outputs[r]) return use + "it has other bits";
+        continue;
+      }
+      if (std::string error = ranks.check(call, r); !error.empty()) return use + error;
+    }
+  }
+  return "";
+}
 
 // "" or what is wrong.
 std::string run(const Case& x, std::uint64_t seed, std::uint32_t uses, Figures& figures) {
@@ -192,28 +241,7 @@ std::string run(const Case& x, std::uint64_t seed, std::uint32_t uses, Figures& 
     job.ranks().rank(static_cast<std::uint32_t>(draw >> 32) % x.ranks).link->attention += 2;
   });
   if (std::string error = job.run(); !error.empty()) return error;
-  GpuRanks& ranks = job.ranks();
-  figures.steps += job.machine().steps();
-  for (std::uint32_t r = 0; r < x.ranks; ++r) {
-    if (const std::uint32_t ended = ranks.take_ended(r); ended != uses) {
-      return std::to_string(ended) + " calls of rank " + std::to_string(r) + " have ended";
-    }
-    figures.calls += uses - 1;
-    figures.solo += ranks.rank(r).solo_calls;
-    figures.copies += ranks.copies(r);
-    figures.taken_back += ranks.taken_back(r);
-    for (const GpuCall& call : job.calls()) {
-      const std::string use = "use " + std::to_string(call.n) + ": ";
-      if (ranks.outcome(call, r) != Outcome::kDone) return use + "it was cancelled";
-      if (x.dtype != DType::kInt32) {
-        // The first use was the engine's, slice by slice.
-        if (call.outputs[r] != job.calls()[0].outputs[r]) return use + "it has other bits";
-        continue;
-      }
-      if (std::string error = ranks.check(call, r); !error.empty()) return use + error;
-    }
-  }
-  return "";
+  return check_all(job, x, uses, figures);
 }
 
 enum class End { kDeath, kCancelled };
@@ -284,8 +312,9 @@ std::vector<Case> cases() {
   return all;
 }
 
-// Kernels of calls look at the host's memory this often at most; where all is well, a tenth of it.
-constexpr std::uint64_t kStepsALook = 20'000;
+// Kernels of calls look at the host's memory at most once in so many steps. They do less than half
+// as often; lanes that ask whenever they may would do twice as often.
+constexpr std::uint64_t kStepsALook = 60'000;
 
 struct Trial {
   std::uint64_t late = 0;
@@ -452,6 +481,204 @@ void end_all(End end, std::uint64_t seeds, std::size_t share) {
 }
 TEST(CallKernel, AllEndsWhenARankDies) { end_all(End::kDeath, 1, 4); }
 TEST(CallKernel, AllEndsWhenItIsCancelled) { end_all(End::kCancelled, 1, 4); }
+
+void run_some(const std::vector<Case>& some, std::uint64_t seeds, std::uint32_t uses) {
+  Figures figures;
+  for (const Case& x : some) {
+    for (std::uint64_t s = 0; s < seeds; ++s) {
+      const std::uint64_t seed = base_seed() + s;
+      ASSERT_EQ(run(x, seed, uses * x.keys, figures), "") << text(x, seed);
+    }
+  }
+  std::printf(
+      "of %llu calls %llu without the engine, lanes left %llu in the middle; %.1f million steps\n",
+      static_cast<unsigned long long>(figures.calls), static_cast<unsigned long long>(figures.solo),
+      static_cast<unsigned long long>(figures.left), static_cast<double>(figures.steps) / 1e6);
+}
+// A shape of slots of 1 KiB.
+GpuShape with_slots(std::uint32_t own, std::uint32_t borrowed) {
+  GpuShape shape;
+  shape.escape_slots = own;
+  shape.borrow_slots = borrowed;
+  return shape;
+}
+constexpr std::uint64_t kWordsAChunk = 256;
+
+// Calls of two keys, each of which fits in slots that are lent, to somebody who begins late: who
+// sends the second one's finds the first one's not taken yet.
+TEST(CallKernel, BorrowsWhatIsTaken) {
+  std::vector<Case> some;
+  for (const std::uint64_t chunks : {5, 7}) {
+    Case x{Kind::kBroadcast, Algorithm::kMesh, 2, 2, 2 * chunks * kWordsAChunk};
+    x.late = 100'000;
+    x.keys = 2;
+    x.root_is_first = true;
+    x.shape = with_slots(4, 16);
+    some.push_back(x);
+  }
+  run_some(some, 2, 3);
+}
+// Packets of one use after the other, to somebody who begins late: there is room for those of two.
+TEST(CallKernel, SendsPacketsWhereThereIsRoom) {
+  Case x{Kind::kBroadcast, Algorithm::kDirect, 2, 2, 61};
+  x.late = 100'000;
+  x.root_is_first = true;
+  x.shape = with_slots(2, 0);
+  run_some({x}, 2, 6);
+}
+// Lanes give up while who publishes stands still, and peers have filled all slots that they know to
+// be free: they must hear of what was taken.
+TEST(CallKernel, TellsTheLastCredits) {
+  std::vector<Case> some;
+  for (const Kind kind : {Kind::kAllGather, Kind::kAllReduce, Kind::kBroadcast}) {
+    Case x{kind, Algorithm::kMesh, 2, 2, 0};
+    x.count = (kind == Kind::kAllReduce ? 2 : 1) * 2 * 8 * kWordsAChunk;
+    x.patience_us = 20;
+    x.mute = 100'000;
+    x.root_is_first = true;
+    x.shape = with_slots(2, 0);
+    some.push_back(x);
+  }
+  run_some(some, 4, 3);
+}
+// Somebody else who drives lanes: takes leases that are free, and gives them back soon. Meanwhile
+// nobody else may have one, or count in the lane's figures.
+class OtherDriver {
+ public:
+  static constexpr std::uint64_t kSteps = 5'000;  // that it has a lease
+
+  OtherDriver(Job& job, const Case& x, std::uint64_t draw) : job_(job), draw_(draw) {
+    lanes_.resize(std::size_t{x.ranks} * x.lanes);
+  }
+  void look() {
+    for (std::size_t i = 0; i < lanes_.size(); ++i) {
+      const std::uint32_t lanes = job_.ranks().shape().lanes;
+      see_to(static_cast<std::uint32_t>(i) / lanes, static_cast<std::uint32_t>(i) % lanes,
+             lanes_[i]);
+    }
+  }
+  std::uint64_t taken() const { return taken_; }
+  const std::string& error() const { return error_; }
+
+ private:
+  struct Lane {
+    bool has = false;
+    std::uint64_t since = 0, completed = 0, pokes = 0;
+  };
+  void see_to(std::uint32_t r, std::uint32_t lane, Lane& mine) {
+    CudaRank& rank = job_.ranks().rank(r);
+    const std::uint64_t bit = std::uint64_t{1} << lane, now = job_.machine().steps();
+    const std::uint64_t completed = job_.ranks().stats(r, lane).completed;
+    const std::uint64_t pokes = rank.poke_counts[lane];
+    if (mine.has) {
+      const bool is_left_alone =
+          (rank.lanes & bit) != 0 && completed == mine.completed && pokes == mine.pokes;
+      if (!is_left_alone && error_.empty()) {
+        error_ = "somebody else was in lane " + std::to_string(lane) + " of rank " +
+                 std::to_string(r) + ", which was taken";
+      }
+      if (now - mine.since < kSteps) return;
+      mine.has = false;
+      rank.lanes &= ~bit;
+      return;
+    }
+    // (The engine, which has the first use of the key, counts on who has a lane to look at it.)
+    if (rank.solo_calls == 0 || (rank.lanes & bit) != 0) return;
+    draw_ = mix64(draw_);
+    if (draw_ % 4 != 0) return;
+    mine = {true, now, completed, pokes};
+    rank.lanes |= bit;
+    ++taken_;
+  }
+
+  Job& job_;
+  std::uint64_t draw_, taken_ = 0;
+  std::vector<Lane> lanes_;
+  std::string error_;
+};
+// (Short calls: what goes to the engine needs drivers that see to more than their own.)
+TEST(CallKernel, WaitsForItsLanesLeases) {
+  Figures figures;
+  std::uint64_t taken = 0;
+  for (const Algorithm algorithm : {Algorithm::kDirect, Algorithm::kTwoShot}) {
+    const Case x{Kind::kAllReduce, algorithm, 2, 2, 61};
+    constexpr std::uint32_t kUses = 8;
+    for (std::uint64_t s = 0; s < 2; ++s) {
+      const std::uint64_t seed = base_seed() + s;
+      Job job(x, seed, kUses);
+      OtherDriver other(job, x, seed);
+      job.machine().each_step(20, [&] { other.look(); });
+      std::string error = job.run();
+      if (error.empty()) error = other.error();
+      if (error.empty()) error = check_all(job, x, kUses, figures);
+      ASSERT_EQ(error, "") << text(x, seed);
+      taken += other.taken();
+    }
+  }
+  std::printf(
+      "%llu leases were taken; of %llu calls %llu without the engine; %.1f million steps\n",
+      static_cast<unsigned long long>(taken), static_cast<unsigned long long>(figures.calls),
+      static_cast<unsigned long long>(figures.solo), static_cast<double>(figures.steps) / 1e6);
+  EXPECT_GT(taken, 0u);
+  EXPECT_GT(figures.solo, 0u);
+}
+
+// Who stops forgets what is in no prefix of its connector's slices. Of a chunk that may be gathered
+// and is, what it took and what became of it are in prefixes at once, whatever else was moved; and
+// of no other chunk: so who waits does so for nothing else.
+TEST(CallKernel, GathersWhatNobodyForgets) {
+  std::uint64_t told = 0, for_sent = 0, for_collected = 0;
+  for (const std::uint32_t number_of_ranks : {2u, 3u, 4u}) {
+    for (const std::uint32_t slots : {2u, 4u, 8u}) {
+      GpuShape shape = with_slots(slots, 0);
+      shape.ranks = number_of_ranks;
+      shape.lanes = 2;
+      const GpuRanks ranks(shape);
+      GpuCall call;
+      call.count = number_of_ranks * shape.lanes * 12 * kWordsAChunk;
+      call.algorithm = Algorithm::kMesh;
+      call.in_place = true;
+      ASSERT_EQ(ranks.prepare(call), "");
+      for (std::uint32_t r = 0; r < number_of_ranks; ++r) {
+        if (call.lowered[r]->why != NeedsEngine::kNo) continue;
+        SoloCall scheduled;
+        static_cast<Schedule&>(scheduled) = call.lowered[r]->schedule;
+        const auto shared = std::make_unique<solo::StreamShared>();
+        const auto streamed = std::make_unique<solo::StreamedCall>();
+        const Invocation inv;
+        const LaneTransport transport;
+        const solo::Stream c{scheduled, inv, transport, *shared, *streamed};
+        const std::uint32_t chunks = scheduled.chunks_of_all();
+        const HopOrder order = c.order();
+        for (std::uint32_t i = 0; i < (chunks + 1) * chunks * (chunks + 1); ++i) {
+          const std::uint32_t sent = i % (chunks + 1), n = i / (chunks + 1) % chunks,
+                              collected = i / (chunks + 1) / chunks;
+          const std::uint32_t moved[kSlotSteps] = {sent, n + 1, collected};
+          bool sent_on = true, given_back = true;
+          for (std::uint32_t q = 0; q < number_of_ranks; ++q) {
+            if (c.sends_to(q)) sent_on = sent_on && c.prefix_to(q, moved) > order.second(n);
+            if (c.receives_from(q))
+              given_back = given_back && c.prefix_from(q, moved) > order.first(n);
+          }
+          ASSERT_EQ(c.may_gather(n, sent, collected), sent_on && given_back)
+              << number_of_ranks << " ranks, rank " << r << ", " << slots << " slots: chunk " << n
+              << " of " << chunks << ", " << sent << " sent, " << collected << " collected";
+          told += sent_on && given_back ? 1 : 0;
+          for_sent += given_back && !sent_on ? 1 : 0;
+          for_collected += sent_on && !given_back ? 1 : 0;
+        }
+      }
+    }
+  }
+  std::printf(
+      "%llu chunks may be gathered; %llu wait for slices that are sent, %llu for slices that are "
+      "collected\n",
+      static_cast<unsigned long long>(told), static_cast<unsigned long long>(for_sent),
+      static_cast<unsigned long long>(for_collected));
+  EXPECT_GT(told, 0u);
+  EXPECT_GT(for_sent, 0u);
+  EXPECT_GT(for_collected, 0u);
+}
 TEST(CallKernelSoak, ManyEnds) {
   end_all(End::kDeath, 10, 1);
   end_all(End::kCancelled, 10, 1);

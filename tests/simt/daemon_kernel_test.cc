@@ -13,6 +13,7 @@
 #include <numeric>
 #include <optional>
 #include <random>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -33,6 +34,7 @@ using unjam_simt::Machine;
 
 struct Figures {
   std::uint64_t calls = 0, solo = 0, daemons = 0, preemptions = 0, steps = 0;
+  std::uint64_t wholes = 0;  // lanes' parts that were done in one go
 };
 
 // Keys of these kinds, by these algorithms, by turns; their first uses are the engine's.
@@ -40,6 +42,8 @@ struct KeyKind {
   Kind kind;
   Algorithm algorithm;
   std::uint64_t count;
+  DType dtype = DType::kInt32;
+  Op op = Op::kSum;
 };
 constexpr KeyKind kKeys[] = {
     {Kind::kAllReduce, Algorithm::kDirect, 61},
@@ -53,14 +57,34 @@ constexpr KeyKind kKeys[] = {
     {Kind::kAllReduce, Algorithm::kDoubleBinaryTree, 1500},
 };
 
-std::string run(std::uint32_t number_of_ranks, std::uint32_t keys, std::uint32_t uses,
-                std::uint64_t seed, Figures& figures) {
+// Which differ in what their slices' descriptions say, and in nothing that keeps them apart.
+constexpr KeyKind kTogether[] = {
+    {Kind::kAllReduce, Algorithm::kMesh, 1200},
+    {Kind::kAllReduce, Algorithm::kMesh, 1100, DType::kInt32, Op::kMax},
+};
+// Packets, of all warps.
+constexpr KeyKind kPackets[] = {
+    {Kind::kAllGather, Algorithm::kDirect, 480},
+    {Kind::kAllReduce, Algorithm::kDirect, 512, DType::kFloat32},
+    {Kind::kBroadcast, Algorithm::kDirect, 450},
+    {Kind::kAllReduce, Algorithm::kTwoShot, 1024, DType::kFloat32},
+};
+
+struct Job {
+  std::span<const KeyKind> kinds = kKeys;
+  std::uint32_t keys = 5, uses = 3;
+  std::uint32_t slot_bytes = 1024;
+};
+std::string run(const Job& job, std::uint32_t number_of_ranks, std::uint64_t seed,
+                Figures& figures) {
+  const std::uint32_t keys = job.keys, uses = job.uses;
   GpuShape shape;
   shape.ranks = number_of_ranks;
   shape.lanes = 2;
   shape.keys = keys;
   shape.slots = 16;
   shape.escape_slots = 2u << seed % 3;
+  shape.escape_slot_bytes = job.slot_bytes;
   GpuRanks ranks(shape);
   Machine::Limits limits;
   limits.most_steps = 60'000'000;
@@ -68,7 +92,7 @@ std::string run(std::uint32_t number_of_ranks, std::uint32_t keys, std::uint32_t
   std::mt19937_64 random(seed);
   std::vector<std::vector<GpuCall>> calls(keys);
   for (std::uint32_t k = 0; k < keys; ++k) {
-    const KeyKind& of = kKeys[(k + seed) % std::size(kKeys)];
+    const KeyKind& of = job.kinds[(k + seed) % job.kinds.size()];
     calls[k].resize(uses);
     for (std::uint32_t n = 0; n < uses; ++n) {
       GpuCall& call = calls[k][n];
@@ -77,6 +101,8 @@ std::string run(std::uint32_t number_of_ranks, std::uint32_t keys, std::uint32_t
       call.kind = of.kind;
       call.algorithm = of.algorithm;
       call.count = of.count;
+      call.dtype = of.dtype;
+      call.op = of.op;
       call.root = static_cast<int>((seed + k) % number_of_ranks);
       if (std::string error = ranks.prepare(call); !error.empty()) return error;
     }
@@ -124,10 +150,17 @@ std::string run(std::uint32_t number_of_ranks, std::uint32_t keys, std::uint32_t
     figures.daemons += ranks.daemons(r);
     for (std::uint32_t l = 0; l < shape.lanes; ++l) {
       figures.preemptions += ranks.stats(r, l).preemptions;
+      figures.wholes += ranks.stats(r, l).wholes;
     }
     for (const auto& of_key : calls) {
       for (const GpuCall& call : of_key) {
-        if (std::string wrong = ranks.check(call, r); !wrong.empty()) {
+        std::string wrong;
+        if (call.dtype == DType::kInt32) {
+          wrong = ranks.check(call, r);
+        } else if (call.outputs[r] != of_key[0].outputs[r]) {
+          wrong = "other bits than by slices";
+        }
+        if (!wrong.empty()) {
           return "key " + std::to_string(call.key) + ", use " + std::to_string(call.n) + ": " +
                  wrong;
         }
@@ -137,12 +170,12 @@ std::string run(std::uint32_t number_of_ranks, std::uint32_t keys, std::uint32_t
   return "";
 }
 
-void run_all(std::uint64_t seeds) {
+void run_all(const Job& job, std::uint64_t seeds) {
   Figures figures;
   for (std::uint64_t s = 0; s < seeds; ++s) {
     for (const std::uint32_t ranks : {2u, 3u}) {
       const std::uint64_t seed = base_seed() + s;
-      ASSERT_EQ(run(ranks, 5, 3, seed, figures), "")
+      ASSERT_EQ(run(job, ranks, seed, figures), "")
           << ranks << " ranks, seed " << seed << " (UNJAM_TEST_SEED)";
     }
   }
@@ -152,10 +185,13 @@ void run_all(std::uint64_t seeds) {
               static_cast<unsigned long long>(figures.preemptions),
               static_cast<double>(figures.steps) / 1e6);
   EXPECT_GT(figures.preemptions, 0u);
+  EXPECT_GT(figures.wholes, 0u);
 }
 
-TEST(DaemonKernel, CallsInAnyOrderEnd) { run_all(2); }
-TEST(DaemonKernelSoak, ManySeeds) { run_all(60); }
+TEST(DaemonKernel, CallsInAnyOrderEnd) { run_all({}, 2); }
+TEST(DaemonKernel, CallsThatGoTogether) { run_all({kTogether, 6, 5}, 1); }
+TEST(DaemonKernel, PacketsOfAllWarps) { run_all({kPackets, 4, 5, 4096}, 1); }
+TEST(DaemonKernelSoak, ManySeeds) { run_all({}, 60); }
 
 }  // namespace
 }  // namespace unjam

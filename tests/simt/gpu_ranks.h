@@ -343,11 +343,14 @@ class GpuRanks {
     rank(r).link->attention += 2;
   }
 
-  // What rank r must find, of sums of integers; "": that.
+  // What rank r must find, of sums of integers, or their maxima; "": that.
   std::string check(const GpuCall& call, std::uint32_t r) const {
     const auto sum = [&](std::size_t i) {
-      std::int32_t x = 0;
-      for (const auto& input : call.inputs) x += input[i];
+      std::int32_t x = call.inputs[0][i];
+      for (std::size_t q = 1; q < call.inputs.size(); ++q) {
+        const std::int32_t next = call.inputs[q][i];
+        x = call.op == Op::kMax ? std::max(x, next) : x + next;
+      }
       return x;
     };
     const std::vector<std::int32_t>& out = call.outputs[r];

@@ -199,7 +199,7 @@ void add(std::vector<unsigned char>& to, const std::vector<unsigned char>& from)
   }
 }
 
-// As run_solo_one_shot(): all send, then all receive.
+// As run_by_packets<1>(): all send, then all receive.
 void carry_out(Group& g) {
   const auto size = static_cast<unsigned>(g.request.ranks);
   std::map<std::pair<unsigned, unsigned>, std::vector<unsigned char>> messages;
@@ -236,7 +236,7 @@ void carry_out(Group& g) {
   EXPECT_TRUE(messages.empty()) << "sent, and received by nobody";
 }
 
-// As run_solo_two_shot(), of plain calls: all scatter, then all reduce their part and send it, then
+// As run_by_packets<2>(), of plain calls: all scatter, then all reduce their part and send it, then
 // all collect.
 void carry_out_two_shot(Group& g) {
   const auto size = static_cast<unsigned>(g.request.ranks);

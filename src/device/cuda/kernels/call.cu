@@ -23,7 +23,7 @@ __global__ void __launch_bounds__(512, 1)
     wait_for_stream();  // a close call may not have had its turn, see call_in_front.h
     serves = end == StreamEnd::kServes;
   } else if (solo) {
-    if (!(launch.solo.two_hops ? run_solo_two_shot(r, launch) : run_solo_one_shot(r, launch)))
+    if (!(launch.solo.two_hops ? run_by_packets<2>(r, launch) : run_by_packets<1>(r, launch)))
       return;
   } else {
     wait_for_stream();

@@ -3,12 +3,12 @@
 //
 // Ahead of the stream's turn (look_in_time()) all is set up, and its beginning rehearsed: the last
 // warp goes through steer()'s first round, in shared memory of its own, and movers have a slice
-// without data. For instructions have to be fetched: the first slice's description takes three
-// times as long as later ones. A call that is close to the one in front, see CallInFront, even
-// begins then. And since one more is likely to be close to it, who waits for nobody any more there,
-// for all that is left has come, or has room, reports while its last slices are moved, so that the
-// next call's blocks come, and do all this, meanwhile. (Blocks that come early and then wait for
-// their turn slow the call in front of them down a little.)
+// without data. For instructions have to be fetched, so the first slice's description takes longer
+// than later ones. A call that is close to the one in front, see CallInFront, even begins then. And
+// since one more is likely to be close to it, who waits for nobody any more there, for all that is
+// left has come, or has room, reports while its last slices are moved, so that the next call's
+// blocks come, and do all this, meanwhile. (Blocks that come early and then wait for their turn
+// slow the call in front of them down a little.)
 //
 // Giving up. Only the first warp waits for peers; all others wait for it, and it ends. A lane waits
 // but a while for peers (SoloCall::patience_ns since anything came). It stops for others that want
@@ -201,7 +201,7 @@ enum class StreamEnd : std::uint32_t {
   kDrives,  // the call is for the engine, and this block drives its lane
 };
 
-// As run_solo_one_shot(). `shared`: the engine's, which comes later.
+// As run_by_packets(). `shared`: the engine's, which comes later.
 __device__ __forceinline__ StreamEnd run_solo_stream(CudaRank& r, const CudaLaunch& launch,
                                                      unsigned char* shared) {
   using namespace solo;
@@ -329,7 +329,7 @@ __device__ __forceinline__ StreamEnd run_solo_stream(CudaRank& r, const CudaLaun
   if (steers) {
     tell_ends(r, c, w);
   } else if (threadIdx.x == kCaller) {
-    // As in run_solo_two_shot().
+    // As in run_by_packets().
     say_done(r, launch, c);
   }
   const auto count = [&](LaneStats& stats) { count_stream(stats, c, {}, false, add); };

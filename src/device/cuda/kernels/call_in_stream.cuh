@@ -39,17 +39,18 @@
 namespace unjam {
 namespace solo {
 
-// How long a block waits for its lane's lease where its holder has nothing to do. (A daemon that is
-// in the way takes 20 us and more to leave. A call that does not wait for that long goes to the
-// engine, which asks for the daemon that the next call finds: lab/nccl-notes.md, "Four GPUs".)
+// How long a block waits for its lane's lease where its holder has nothing to do: longer than a
+// daemon that is in the way takes to leave. A call that does not wait for that goes to the engine,
+// which asks for the daemon that the next call finds, and so do all that follow
+// (lab/nccl-notes.md, "Four GPUs").
 inline constexpr std::uint64_t kLeaseNs = 60000;
 // CudaRank::holding is a hint, and late: a driver clears its bit a pass or two behind the last
 // invocation's end, which is when the next call comes. For so long it is not believed.
 inline constexpr std::uint64_t kHintNs = 6000;
 
-// Ahead of the stream's turn, see look_in_time(): how long what the call needs is waited for (who
-// has the lease may be a call that has yet to move its last slices, four of 18 us each among four
-// ranks), and how long it is held, in the first place the lease: for less than others wait for it.
+// Ahead of the stream's turn, see look_in_time(): how long what the call needs is waited for, and
+// how long it is held, in the first place the lease. The former is about what a call that has the
+// lease takes for its last slices; the latter less than others wait for the lease.
 inline constexpr std::uint64_t kAheadNs = 80000, kHeldAheadNs = 40000;
 static_assert(kHeldAheadNs < kLeaseNs);
 
@@ -93,11 +94,11 @@ __device__ __forceinline__ void free_key(const CudaLaunch& launch) {
 }
 
 // Behind a fence of this thread, which is behind all that the call has stored in any lane: each of
-// these is a release with it, for this device. (A fence at system scope would take 1 us more. What
-// comes of the entry on the host is work for this device, or a look at memory of the host that the
-// kernel has stored to, for which a host waits for the stream.) The entry may be seen before the
-// rest; so `completed`, which belongs to the slot, and with the entry to whoever gets it next, only
-// grows. `at`: place in the CQ, which is ours.
+// these is a release with it, for this device. (That is enough: what comes of the entry on the host
+// is work for this device, or a look at memory of the host that the kernel has stored to, for which
+// a host waits for the stream. A fence at system scope takes longer.) The entry may be seen before
+// the rest; so `completed`, which belongs to the slot, and with the entry to whoever gets it next,
+// only grows. `at`: place in the CQ, which is ours.
 __device__ __forceinline__ void end_call(CudaRank& r, const CudaLaunch& launch, std::uint64_t at) {
   max_relaxed(r.completed[launch.slot], launch.serial);
   add_relaxed(r.solo_calls, 1);
@@ -181,8 +182,8 @@ struct ReportingCall {
 // The lane's lease, which another instance has. If that has nothing to do (it is a daemon, or a
 // block as this one that is just through), it soon lets go: a daemon's first lane sees that lanes
 // are wanted, and all leave (CudaDev::in_the_way()). To wait for that is worth it, because a call
-// that goes to the engine instead needs four times as long, and may leave a daemon behind that the
-// next call finds. Not for long, so that whatever the holder is, nobody waits for us in vain.
+// that goes to the engine instead takes longer than the wait, and may leave a daemon behind that
+// the next call finds. Not for long, so that whatever the holder is, nobody waits for us in vain.
 inline __device__ __noinline__ bool await_lease(CudaRank& r, std::uint32_t lane) {
   const std::uint64_t begun = global_ns();
   const std::uint64_t bit = std::uint64_t{1} << lane;
@@ -265,7 +266,7 @@ __device__ __forceinline__ void give_back(CudaRank& r, const SoloCall& call, std
   see_to_lane(r, call, lane, lanes);
 }
 
-// By all threads, as run_solo_one_shot() returns: something that the block needs is not there.
+// By all threads, as run_by_packets() returns: something that the block needs is not there.
 __device__ __forceinline__ bool leave_untried(CudaRank& r, const CudaLaunch& launch,
                                               std::uint32_t lane, bool leased, Shared& s) {
   const SoloCall& call = launch.solo;

@@ -73,12 +73,8 @@ template <solo::Half kHalf>
 __device__ __forceinline__ bool move_whole_any(CudaRank* rank, std::uint32_t lane,
                                                std::uint32_t i) {
   const SoloCall& call = whole_calls().call[i];
-  auto* move = move_whole<kHalf, static_cast<int>(kSoloRanks)>;
-  if (!call.plain) {
-    move = move_whole<kHalf, 0>;
-  } else if (call.places <= 4) {
-    move = call.places == 2 ? move_whole<kHalf, 2> : move_whole<kHalf, 4>;
-  }
+  const auto of = [](auto members) { return &move_whole<kHalf, decltype(members)::value>; };
+  auto* const move = call.plain ? solo::with_members(call, of) : &move_whole<kHalf, 0>;
   return with_all_registers(move)(rank, lane, i);
 }
 
@@ -104,9 +100,9 @@ __device__ __noinline__ bool move_whole_later(CudaRank* rank, std::uint32_t lane
 template <solo::LaterHop kHop>
 __device__ __forceinline__ bool move_whole_later_any(CudaRank* rank, std::uint32_t lane,
                                                      std::uint32_t i) {
-  auto* move = move_whole_later<kHop, static_cast<int>(kSoloRanks)>;
-  const std::uint32_t members = whole_calls().call[i].places;
-  if (members <= 4) move = members == 2 ? move_whole_later<kHop, 2> : move_whole_later<kHop, 4>;
+  auto* const move = solo::with_members(whole_calls().call[i], [](auto members) {
+    return &move_whole_later<kHop, decltype(members)::value>;
+  });
   return with_all_registers(move)(rank, lane, i);
 }
 

@@ -137,18 +137,7 @@ __device__ __forceinline__ bool receive_copies(CudaRank& r, const SoloCall& call
     for (std::uint32_t polls = 0; !all && polls < call.most_polls; ++polls) {
       if (polls == kPokePolls) poke_early(r, call, lane, s.poke);
       if (any_of(call, is_hopeless(s))) break;
-      cuda_leaves::PacketUnit found[kRow];
-      load_together(call);
-#pragma unroll
-      for (int h = 0; h < kRow; ++h) {
-        if (from[h] != nullptr) found[h] = load_place(call, from[h], place[h]);
-      }
-      all = true;
-#pragma unroll
-      for (int h = 0; h < kRow; ++h) {
-        if (from[h] != nullptr) all &= has_come(call, found[h], place[h], call.flag, x[h]);
-      }
-      all = all_of(call, all);
+      all = look_at_row(call, from, place, call.flag, x);
     }
     if (!all) return false;
 #pragma unroll

@@ -109,18 +109,49 @@ __device__ __forceinline__ bool has_come(const SoloCall& call, const cuda_leaves
   return !cuda_leaves::bears_flags(place) || cuda_leaves::is_flags(x, flag);
 }
 
+// One look at a thread's places of a row: whether all of them have come, and what. `from`: their
+// slots; nullptr where there is nothing to look for.
+template <int kUnits>
+__device__ __forceinline__ bool look_at_row(const SoloCall& call, const char* (&from)[kUnits],
+                                            const std::uint32_t (&place)[kUnits],
+                                            std::uint64_t flag, Raw<2> (&x)[kUnits]) {
+  cuda_leaves::PacketUnit found[kUnits];
+  load_together(call);
+#pragma unroll
+  for (int h = 0; h < kUnits; ++h) {
+    if (from[h] != nullptr) found[h] = load_place(call, from[h], place[h]);
+  }
+  bool all = true;
+#pragma unroll
+  for (int h = 0; h < kUnits; ++h) {
+    if (from[h] != nullptr) all &= has_come(call, found[h], place[h], flag, x[h]);
+  }
+  return all_of(call, all);
+}
+
 // ---- a lane's part ----
 
-// A lane of the call's, as Geometry::lane_part(), in bytes.
-__device__ __forceinline__ Stretch stretch_of(const SoloCall& call, const Invocation& inv,
-                                              std::uint32_t lane) {
-  const std::uint32_t longer = call.longer_lanes;
-  const std::uint32_t first = lane * call.lane_pieces + (lane < longer ? lane : longer);
+// A lane's stretch of a part that begins at piece `part`, and of which so many lanes are a piece
+// longer: as Geometry::lane_part(), in bytes from the beginning of the vector.
+struct PartStretch {
+  std::uint32_t offset;
+  std::uint32_t bytes;
+};
+__device__ __forceinline__ PartStretch lane_stretch(const SoloCall& call, std::uint32_t part,
+                                                    std::uint32_t longer, std::uint32_t lane) {
+  const std::uint32_t first = part + lane * call.lane_pieces + (lane < longer ? lane : longer);
   const std::uint32_t last = first + call.lane_pieces + (lane < longer ? 1 : 0);
   const std::uint32_t begin = first * 16 < call.block_bytes ? first * 16 : call.block_bytes;
   const std::uint32_t end = last * 16 < call.block_bytes ? last * 16 : call.block_bytes;
-  return {static_cast<const char*>(inv.input) + begin, static_cast<char*>(inv.output) + begin,
-          end - begin, places_of(call, end - begin)};
+  return {begin, end - begin};
+}
+
+// A lane of the call's.
+__device__ __forceinline__ Stretch stretch_of(const SoloCall& call, const Invocation& inv,
+                                              std::uint32_t lane) {
+  const PartStretch own = lane_stretch(call, 0, call.longer_lanes, lane);
+  return {static_cast<const char*>(inv.input) + own.offset,
+          static_cast<char*>(inv.output) + own.offset, own.bytes, places_of(call, own.bytes)};
 }
 
 }  // namespace solo

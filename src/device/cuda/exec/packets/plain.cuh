@@ -4,10 +4,20 @@
 // all peers' packets under way as there are registers for. For at most kMembers members: 2, 4 or 8.
 #pragma once
 
+#include <type_traits>
+
 #include "device/cuda/exec/packets/move.cuh"
 
 namespace unjam {
 namespace solo {
+
+// What make(n) returns: n as a constant, the fewest members with code of their own that it is for.
+template <class Make>
+__device__ __forceinline__ auto with_members(const SoloCall& call, const Make& make) {
+  if (call.places == 2) return make(std::integral_constant<int, 2>{});
+  return call.places <= 4 ? make(std::integral_constant<int, 4>{})
+                          : make(std::integral_constant<int, static_cast<int>(kSoloRanks)>{});
+}
 
 // A row: kUnits places of one message for each thread, the h-th of them `h * hands()` behind its
 // first. A call's time is that of the instructions between its looks, too, so who has one row asks
@@ -392,8 +402,8 @@ __device__ __forceinline__ bool move_plain(CudaRank& r, const SoloCall& call, co
   return move_rows<kHalf, kMembers, 2, false, false>(r, call, inv, w, lane, s, held, looked);
 }
 
-// The same of lines, of which a call has more: with many under way at once, for each look takes a
-// microsecond.
+// The same of lines, of which a call has more: with many under way at once, for a look at
+// packets takes long.
 template <Half kHalf, int kMembers, class Looked>
 __device__ __forceinline__ bool move_plain_lines(CudaRank& r, const SoloCall& call,
                                                  const Invocation& inv, const Stretch& w,

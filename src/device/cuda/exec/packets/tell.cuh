@@ -8,7 +8,7 @@ namespace unjam {
 namespace solo {
 
 // `taken`: packets that were received of each peer; `posted`: sent. No fence is in front of what is
-// stored at peers (one takes a microsecond or two):
+// stored at peers (it would take a good part of a short call's time):
 //   Credits say that packets were read. Each thread that has read some has seen their flags in what
 //   its loads have brought, or (of lines) has used what they brought when its warp had seen them,
 //   and came to the block's barrier behind that; nothing that is stored now can be in those loads.

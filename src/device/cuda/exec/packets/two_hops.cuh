@@ -38,23 +38,11 @@ inline constexpr int kManyUnits = 4, kGatherUnits = 1;
 // gathered, test with a few.)
 inline constexpr std::uint32_t kLaterPolls = kSoloPolls;
 
-// This block's stretch of a part, from the beginning of the vector. As Geometry::lane_part(), in
-// bytes.
-struct PartStretch {
-  std::uint32_t offset;
-  std::uint32_t bytes;
-};
+// This block's stretch of member q's part.
 __device__ __forceinline__ PartStretch part_stretch(const SoloCall& call, std::uint32_t q) {
-  const std::uint32_t lane = blockIdx.x;
   const bool longer = q < call.longer_parts;
   const std::uint32_t part = q * call.part_pieces + (longer ? q : call.longer_parts);
-  const std::uint32_t longer_lanes = call.longer_lanes + (longer ? 1 : 0);
-  const std::uint32_t first =
-      part + lane * call.lane_pieces + (lane < longer_lanes ? lane : longer_lanes);
-  const std::uint32_t last = first + call.lane_pieces + (lane < longer_lanes ? 1 : 0);
-  const std::uint32_t begin = first * 16 < call.block_bytes ? first * 16 : call.block_bytes;
-  const std::uint32_t end = last * 16 < call.block_bytes ? last * 16 : call.block_bytes;
-  return {begin, end - begin};
+  return lane_stretch(call, part, call.longer_lanes + (longer ? 1 : 0), blockIdx.x);
 }
 
 // All peers' parts, a row at a time: a unit for each mover. (Rows are the same for
@@ -191,20 +179,7 @@ __device__ __forceinline__ bool collect_parts(CudaRank& r, const SoloCall& call,
     bool all = false;
     for (std::uint32_t polls = 0; !all && polls < most; ++polls) {
       if (any_of(call, is_hopeless(s))) return false;
-      cuda_leaves::PacketUnit found[kManyUnits];
-      load_together(call);
-#pragma unroll
-      for (int h = 0; h < kManyUnits; ++h) {
-        if (from[h] == nullptr) continue;
-        found[h] = load_place(call, from[h], place[h]);
-      }
-      all = true;
-#pragma unroll
-      for (int h = 0; h < kManyUnits; ++h) {
-        if (from[h] == nullptr) continue;
-        all &= has_come(call, found[h], place[h], call.later_flag, x[h]);
-      }
-      all = all_of(call, all);
+      all = look_at_row(call, from, place, call.later_flag, x);
     }
     if (!all) {
       if (most == kLaterPolls) return false;
@@ -273,8 +248,8 @@ __device__ __forceinline__ bool move_later_rows(CudaRank& r, const SoloCall& cal
     return collect_rows<kMembers, kUnits, kLines, kOneRow>(r, call, w, lane, s);
   }
 }
-// For at most kMembers members: 2, 4 or 8. With many units under way at once, for each look takes a
-// microsecond.
+// For at most kMembers members: 2, 4 or 8. With many units under way at once, as in
+// move_plain_lines().
 template <LaterHop kHop, int kMembers>
 __device__ __forceinline__ bool move_later(CudaRank& r, const SoloCall& call, const Invocation& inv,
                                            const Stretch& w, std::uint32_t lane, const Shared& s,
@@ -299,9 +274,9 @@ template <LaterHop kHop>
 __device__ __forceinline__ bool move_later_any(CudaRank& r, const SoloCall& call,
                                                const Invocation& inv, const Stretch& w,
                                                std::uint32_t lane, const Shared& s, Held& held) {
-  if (call.places == 2) return move_later<kHop, 2>(r, call, inv, w, lane, s, held);
-  return call.places <= 4 ? move_later<kHop, 4>(r, call, inv, w, lane, s, held)
-                          : move_later<kHop, kSoloRanks>(r, call, inv, w, lane, s, held);
+  return with_members(call, [&](auto members) __attribute__((always_inline)) {
+    return move_later<kHop, decltype(members)::value>(r, call, inv, w, lane, s, held);
+  });
 }
 
 }  // namespace solo

@@ -143,5 +143,19 @@ __device__ __forceinline__ void skip(const Stream& c, std::uint32_t at, std::uin
   CudaDev::store_block(c.s.stored[at], c.descriptions().count(c.warps(), n));
 }
 
+// By a warp: describes the slice of chunk k, by description `at`, and gives it to movers; or, if
+// there is nothing to move, counts it. `n`: as in skip().
+__device__ __forceinline__ void hand_out(const Stream& c, std::uint32_t hop, std::uint32_t k,
+                                         std::uint32_t at, std::uint32_t n, std::uint32_t thread) {
+  const bool moves = __any_sync(0xffffffff, describe_slice(c, hop, k, thread, c.s.jobs[at])) != 0;
+  __syncwarp();
+  if (thread != 0) return;
+  if (moves) {
+    give(c, hop, at);
+  } else {
+    skip(c, at, n);
+  }
+}
+
 }  // namespace solo
 }  // namespace unjam

@@ -10,8 +10,8 @@ namespace unjam {
 namespace solo {
 
 // Of a lane in which nothing moves. From kStillNs on it looks at what the host says: the first lane
-// each time that has passed, others much less often. (Over PCIe a GPU reads about a word a
-// microsecond. Where more is asked for everything on it waits, other kernels too.)
+// each time that has passed, others much less often. (Where a GPU's blocks ask for more words of
+// the host than PCIe brings, everything on it waits, other kernels too: lab/nccl-notes.md.)
 inline constexpr std::uint64_t kStillNs = 50000, kSeldomNs = 2000000;
 
 // Slices of a hop that are given before the stream is waited for ahead of the end: by then the call
@@ -171,17 +171,8 @@ __device__ __forceinline__ bool steer(CudaRank& r, const Stream& c, Interrupted 
           continue;
         }
       }
-      const std::uint32_t moved_from = c.moved_from(hop);
-      const std::uint32_t at = c.descriptions().at(hop, n - moved_from);
-      const bool moves = __any_sync(kAll, describe_slice(c, hop, n, thread, s.jobs[at])) != 0;
-      __syncwarp();
-      if (thread == 0) {
-        if (moves) {
-          give(c, hop, at);
-        } else {
-          skip(c, at, n - moved_from);
-        }
-      }
+      const std::uint32_t by_movers = n - c.moved_from(hop);
+      hand_out(c, hop, n, c.descriptions().at(hop, by_movers), by_movers, thread);
       next[hop] = n + 1;
       holds = true;
     }

@@ -227,16 +227,8 @@ __device__ __forceinline__ void steer_several(CudaRank& r, const LaneTransport& 
           }
           __syncwarp();
         }
-        const bool moves = __any_sync(kAll, describe_slice(goes, h, n, thread, s.jobs[at])) != 0;
-        __syncwarp();
-        if (thread == 0) {
-          x.calls[its].next[h] = n + 1;
-          if (moves) {
-            give(goes, h, at);
-          } else {
-            skip(goes, at, given[h]);
-          }
-        }
+        hand_out(goes, h, n, at, given[h], thread);
+        if (thread == 0) x.calls[its].next[h] = n + 1;
         __syncwarp();
         ++given[h];
         if (h == kSends) ++ahead;
