@@ -1,5 +1,6 @@
-# tests/gpu/X.cu and bench/X.cu become build/<preset>/gpu/X: programs for machines with GPUs, which use nothing
-# but the C API of libunjam.so and the CUDA runtime; but for those that look inside. tests/gpu/run_all.sh runs them.
+# tests/gpu/X.cu, bench/X.cu and bench/*/X.cu become build/<preset>/gpu/X: programs for machines with GPUs, which
+# use nothing but the C API of libunjam.so and the CUDA runtime; but for those that look inside.
+# tests/gpu/run_all.sh runs the tests.
 if(NOT CMAKE_CUDA_COMPILER)
   unjam_find_nvcc(nvcc reason)
   if(NOT nvcc)
@@ -13,7 +14,8 @@ set(CMAKE_CUDA_FLAGS_RELEASE -DNDEBUG)  # as UnjamCuda.cmake
 set(UNJAM_GPU_TEST_ARCHITECTURES "90a-real" CACHE STRING "GPUs to build the GPU tests for")
 
 file(GLOB gpu_tests CONFIGURE_DEPENDS "${PROJECT_SOURCE_DIR}/tests/gpu/*.cu"
-                                    "${PROJECT_SOURCE_DIR}/bench/*.cu")
+                                    "${PROJECT_SOURCE_DIR}/bench/*.cu"
+                                    "${PROJECT_SOURCE_DIR}/bench/*/*.cu")
 set(gpu_tests_inside leaf_check torn_lines written)
 set(gpu_tests_with_library written)
 set(gpu_test_targets)
@@ -41,7 +43,7 @@ foreach(source ${gpu_tests})
   if(NOT name IN_LIST gpu_tests_with_library)
     target_link_libraries(${target} PRIVATE unjam)
   endif()
-  target_link_libraries(${target} PRIVATE Threads::Threads)
+  target_link_libraries(${target} PRIVATE Threads::Threads ${CMAKE_DL_LIBS})
   # The library lies one folder above, in the build as after copying both.
   set_target_properties(${target} PROPERTIES
     OUTPUT_NAME ${name} RUNTIME_OUTPUT_DIRECTORY "${PROJECT_BINARY_DIR}/gpu"

@@ -1,13 +1,14 @@
-// Copies that a lane asks somebody else to carry out: a thread of the host, by a GPU's copy engines
-// (device/cuda/host/copy_thread.h). A ring for each lane and peer, in memory of the host, which the
-// lane only writes; and a word for each, in memory that the lane is fast to look at, which says how
-// many of its copies are done.
+// Copies that lanes ask somebody else to carry out: a thread of the host, by a GPU's copy engines
+// (device/cuda/host/copy_thread.h). A ring for each peer, of all lanes, in memory of the host,
+// which lanes only write; and a word for each, in memory that lanes are fast to look at, which says
+// how many of the ring's copies are done. (One word, for to store several behind a copy takes copy
+// engines longer than the copy.)
 //
 // A copy is free, then posted, claimed and done; or posted and taken back. The lane that has waited
-// long enough takes back all that is not done, and moves those slices itself. It cannot know then
-// whether one was claimed: who carries out copies may sit in a call of the driver that waits for
-// another thread's cudaFree, and issue the copy later. So nothing depends on such a copy's end, and
-// nothing is wrong with its coming late:
+// long enough takes back all of its own that are not done, and moves those slices itself. It cannot
+// know then whether one was claimed: who carries out copies may sit in a call of the driver that
+// waits for another thread's cudaFree, and issue the copy later. So nothing depends on such a
+// copy's end, and nothing is wrong with its coming late:
 //   1. Its target is a borrowed slot (transport/connector.h), never memory of a user, nor a
 //      guaranteed slot: the sender alone decides who uses it, and leaves it alone until `done` has
 //      counted the copy, taken back or not (BorrowUse::kCopied).
@@ -16,12 +17,12 @@
 //      late in a slot that nobody was told of is not read.
 //   3. Late, it may read what a user has written since, or freed, where issuing it fails: what it
 //      brings is not read.
-//   4. `done` counts in the ring's order. What was taken back and is not claimed yet is counted
-//      without being copied.
+//   4. `done` counts in the ring's order, and so copies come to be done. What was taken back and is
+//      not claimed yet is counted without being copied.
 // Each word of a post carries the low bits of its number, so that a post needs no order among its
 // words: who has found all of them has the post. A ring cannot overflow: a lane has no more slices
 // under way to a peer than a connector has headers, and posts nothing while an earlier call's
-// copies are not done.
+// copies are not done. And it has no holes for long: who has drawn a number posts at once.
 //
 // Source: M. Hwang et al., "ARK: GPU-driven Code Execution for Distributed Deep Learning"
 // (NSDI 2023), the software engine; that copies can be taken back is ours.
@@ -40,15 +41,18 @@ struct CopyPost {
   std::uint64_t bytes = 0;
 };
 
-inline constexpr std::uint32_t kCopyPosts = kSlotHeaders;
+// Of a lane, and of a ring.
+inline constexpr std::uint32_t kCopyPostsOfLane = kSlotHeaders;
+inline constexpr std::uint32_t kCopyPosts = kMaxLanes * kCopyPostsOfLane;
 
 struct alignas(kFalseSharingBytes) CopyRing {
   static constexpr std::uint32_t kWords = 3;
-  std::uint64_t posts[kCopyPosts][4];  // the fourth word is not used
-  // Posts with lower numbers need not be carried out any more.
-  std::uint64_t taken_back;
+  struct Place {
+    std::uint64_t words[kWords];
+    std::uint64_t taken_back;  // the number + 1 of a post that need not be carried out any more
+  };
+  Place places[kCopyPosts];
 };
-static_assert(CopyRing::kWords < 4);
 
 // Whether addresses and length fit a post, whose words have 16 bits for its number.
 UNJAM_HD constexpr bool fits_post(const CopyPost& post) {
@@ -58,10 +62,10 @@ UNJAM_HD constexpr bool fits_post(const CopyPost& post) {
 UNJAM_HD constexpr std::uint64_t post_mark(std::uint64_t number) { return number % 0xffff + 1; }
 static_assert(0xffff % kCopyPosts != 0);
 
-// By the lane: post `number`, the ring's next. What it reads was stored before: by this device,
+// By a lane: the post whose number it has drawn. What it reads was stored before: by this device,
 // whose copy engines see that; or (on the host) by this thread, hence release.
 UNJAM_HD inline void post_copy(CopyRing& ring, std::uint64_t number, const CopyPost& post) {
-  std::uint64_t* const words = ring.posts[number % kCopyPosts];
+  std::uint64_t* const words = ring.places[number % kCopyPosts].words;
   const std::uint64_t mark = post_mark(number);
   store_relaxed(words[0], post.source << 16 | mark);
   store_relaxed(words[1], post.target << 16 | mark);
@@ -71,10 +75,14 @@ UNJAM_HD inline void post_copy(CopyRing& ring, std::uint64_t number, const CopyP
   store_release(words[2], post.bytes << 16 | mark);
 #endif
 }
+// By the same lane. (A hint: who does not see it carries the copy out.)
+UNJAM_HD inline void take_back_copy(CopyRing& ring, std::uint64_t number) {
+  store_relaxed(ring.places[number % kCopyPosts].taken_back, number + 1);
+}
 
 // By who carries out copies: whether post `number` is there.
 inline bool find_post(CopyRing& ring, std::uint64_t number, CopyPost& post) {
-  std::uint64_t* const words = ring.posts[number % kCopyPosts];
+  std::uint64_t* const words = ring.places[number % kCopyPosts].words;
   const std::uint64_t mark = post_mark(number);
   std::uint64_t found[CopyRing::kWords];
   for (std::uint32_t i = CopyRing::kWords; i-- > 0;) {
@@ -83,6 +91,9 @@ inline bool find_post(CopyRing& ring, std::uint64_t number, CopyPost& post) {
   }
   post = {found[0] >> 16, found[1] >> 16, found[2] >> 16};
   return true;
+}
+inline bool is_taken_back(CopyRing& ring, std::uint64_t number) {
+  return load_relaxed(ring.places[number % kCopyPosts].taken_back) == number + 1;
 }
 
 }  // namespace unjam

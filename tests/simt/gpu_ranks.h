@@ -109,20 +109,19 @@ struct GpuCall {
 class FakeCopyEngines : public CopyEngines {
  public:
   FakeCopyEngines(std::uint64_t* done, std::uint32_t ranks) : done_(done), queues_(ranks) {}
-  bool issue(std::uint32_t peer, const std::vector<CopyPost>& copies,
-             const std::vector<Done>& done) override {
-    for (const CopyPost& c : copies) queues_[peer].push_back({c, {}, false});
-    for (const Done& d : done) queues_[peer].push_back({{}, d, true});
+  bool issue(std::uint32_t peer, const std::vector<CopyPost>& copies, std::uint64_t done) override {
+    for (const CopyPost& c : copies) queues_[peer].push_back({c, 0, false});
+    queues_[peer].push_back({{}, done, true});
     return true;
   }
-  std::uint64_t in_flight(std::uint32_t peer) override { return queues_[peer].size(); }
+  bool is_busy(std::uint32_t peer) override { return queues_[peer].size() > 8; }
   // The next thing, to the peer. False: there is none.
   bool step(std::uint32_t peer) {
     if (queues_[peer].empty()) return false;
     const Thing x = queues_[peer].front();
     queues_[peer].pop_front();
     if (x.counts) {
-      done_[x.done.lane * queues_.size() + peer] = x.done.count;
+      done_[peer] = x.done;
     } else {
       std::memcpy(reinterpret_cast<void*>(x.copy.target),
                   reinterpret_cast<const void*>(x.copy.source), x.copy.bytes);
@@ -133,7 +132,7 @@ class FakeCopyEngines : public CopyEngines {
  private:
   struct Thing {
     CopyPost copy;
-    Done done;
+    std::uint64_t done;
     bool counts;
   };
   std::uint64_t* const done_;
@@ -429,10 +428,9 @@ class GpuRanks {
     Rank& of = *ranks_.emplace_back(std::make_unique<Rank>(options));
     of.submissions = memory_.take<CudaSubmission>(shape_.slots);
     void* const bytes = memory_.take<unsigned char>(of.memory.bytes());
-    const std::size_t rings = std::size_t{shape_.lanes} * shape_.ranks;
-    auto* const copies = memory_.take<CopyRing>(rings);
+    auto* const copies = memory_.take<CopyRing>(shape_.ranks);
     const auto* const begin = reinterpret_cast<const unsigned char*>(copies);
-    host_memory.stretches.push_back({begin, begin + rings * sizeof(CopyRing)});
+    host_memory.stretches.push_back({begin, begin + shape_.ranks * sizeof(CopyRing)});
     of.memory.place(bytes, {static_cast<CudaLink*>(options.links[options.rank]), of.submissions,
                             memory_.take<std::uint64_t>(shape_.slots),
                             memory_.take<std::uint32_t>(shape_.slots), copies});
@@ -444,7 +442,7 @@ class GpuRanks {
     for (std::uint64_t i = 0; i < std::uint64_t{keys.count} * keys.lanes; ++i) set_up_key(keys, i);
     of.rank = of.memory.rank();
     of.rank->copies.patience_ns = std::uint64_t{shape_.copy_patience_us} * 1000;
-    of.server = std::make_unique<CopyServer>(copies, shape_.lanes, shape_.ranks, 64);
+    of.server = std::make_unique<CopyServer>(copies, shape_.ranks, 4096);
     of.engines = std::make_unique<FakeCopyEngines>(of.memory.copies_done(), shape_.ranks);
     of.calls.resize(shape_.slots);
     for (std::uint32_t s = shape_.slots; s-- > 0;) {

@@ -88,18 +88,15 @@ struct alignas(16) CudaSubmission {
 
 inline constexpr std::uint32_t kGenerations = 64;
 
-// What lanes ask copy engines for (engine/copy_ring.h). All [lanes][ranks].
+// What lanes ask copy engines for (engine/copy_ring.h).
 struct CudaCopies {
-  CopyRing* rings = nullptr;        // pinned. nullptr: nobody carries out any
-  std::uint64_t* done = nullptr;    // counted behind the copies
-  std::uint64_t* posted = nullptr;  // by who has the lane
+  CopyRing* rings = nullptr;        // [ranks], pinned. nullptr: nobody carries out any
+  std::uint64_t* done = nullptr;    // [ranks], counted behind the copies
+  std::uint64_t* drawn = nullptr;   // [ranks], by lanes: numbers of posts
+  std::uint64_t* posted = nullptr;  // [lanes][ranks], by who has the lane: of its latest, + 1
   std::uint64_t taken_back = 0;     // posts, of all lanes
   // How long a lane waits for the next of its copies before it takes them back.
   std::uint64_t patience_ns = 200000;
-
-  UNJAM_HD std::size_t place(std::uint32_t lane, std::uint32_t ranks, std::uint32_t peer) const {
-    return std::size_t{lane} * ranks + peer;
-  }
 };
 
 // CudaRank::launches.

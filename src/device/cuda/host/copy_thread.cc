@@ -17,14 +17,15 @@ namespace {
 // less than lanes' patience.)
 constexpr std::uint64_t kPollNs = 2'000'000, kLookNs = 2'000'000'000;
 constexpr useconds_t kLookApartUs = 20;
-// Of one call of the driver.
-constexpr std::size_t kMostStores = 64;
+// Issued for a peer and not done, at most: the next is there when one ends, and what is posted
+// meanwhile goes together.
+constexpr std::uint64_t kMostBatches = 2;
 
 }  // namespace
 
 CopyRing* CopyThread::allocate(std::string& error) {
   const OnDevice on(o_.device);
-  const std::size_t rings = std::size_t{o_.lanes} * o_.ranks * sizeof(CopyRing);
+  const std::size_t rings = o_.ranks * sizeof(CopyRing);
   const std::size_t words = o_.ranks * kFalseSharingBytes;
   if (!cuda_ok(cudaHostAlloc(&pinned_, rings + words, cudaHostAllocPortable | cudaHostAllocMapped),
                "allocating pinned memory for copies", error)) {
@@ -63,7 +64,7 @@ bool CopyThread::start(std::uint64_t* done, std::string& error) {
     }
     // What gives the stream its queue, see first_launch.h.
     const std::unique_lock first = first_launch_.guard(peer.stream);
-    if (!count(peer.stream, p, {}, error)) return false;
+    if (!count(p, 0, error)) return false;
   }
   thread_ = std::thread([this] { run(); });
   return true;
@@ -106,27 +107,26 @@ std::string CopyThread::failure() const {
   return failure_;
 }
 
-std::uint64_t CopyThread::in_flight(std::uint32_t peer) {
-  return peers_[peer].issued - load_acquire(*peers_[peer].finished);
+bool CopyThread::is_busy(std::uint32_t peer) {
+  return peers_[peer].issued - load_acquire(*peers_[peer].finished) >= kMostBatches;
 }
 
-bool CopyThread::issue(std::uint32_t to, const std::vector<CopyPost>& copies,
-                       const std::vector<Done>& done) {
+bool CopyThread::issue(std::uint32_t to, const std::vector<CopyPost>& copies, std::uint64_t done) {
   Peer& peer = peers_[to];
   std::string error;
-  for (const CopyPost& c : copies) peer.issued += c.bytes;
-  if (copy(peer.stream, to, copies, error) && count(peer.stream, to, done, error)) return true;
+  ++peer.issued;
+  if (copy(peer.stream, copies, error) && count(to, done, error)) return true;
   const std::lock_guard lock(mutex_);
   failure_ = error;
   return false;
 }
 
-bool CopyThread::copy(cudaStream_t stream, std::uint32_t, const std::vector<CopyPost>& copies,
+bool CopyThread::copy(cudaStream_t stream, const std::vector<CopyPost>& copies,
                       std::string& error) {
   const auto address = [](std::uint64_t at) {
     return reinterpret_cast<void*>(at);  // NOLINT(performance-no-int-to-ptr)
   };
-  if (copies.size() > 1 && batches_) {
+  if (copies.size() > 1 && copies_batches_) {
     targets_.clear();
     sources_.clear();
     sizes_.clear();
@@ -145,7 +145,7 @@ bool CopyThread::copy(cudaStream_t stream, std::uint32_t, const std::vector<Copy
     if (code != cudaErrorNotSupported && code != cudaErrorCallRequiresNewerDriver) {
       return cuda_ok(code, "copying by copy engines", error);
     }
-    batches_ = false;
+    copies_batches_ = false;
   }
   for (const CopyPost& c : copies) {
     if (!cuda_ok(cudaMemcpyAsync(address(c.target), address(c.source), c.bytes,
@@ -157,29 +157,23 @@ bool CopyThread::copy(cudaStream_t stream, std::uint32_t, const std::vector<Copy
   return true;
 }
 
-bool CopyThread::count(cudaStream_t stream, std::uint32_t peer, const std::vector<Done>& done,
-                       std::string& error) {
-  const auto store = [](const std::uint64_t* where, std::uint64_t value) {
+bool CopyThread::count(std::uint32_t to, std::uint64_t done, std::string& error) {
+  const auto store = [](const std::uint64_t* where, std::uint64_t value, unsigned flags) {
     CUstreamBatchMemOpParams op{};
     op.writeValue.operation = CU_STREAM_MEM_OP_WRITE_VALUE_64;
     op.writeValue.address = reinterpret_cast<CUdeviceptr>(where);
     op.writeValue.value64 = value;
-    op.writeValue.flags = CU_STREAM_WRITE_VALUE_DEFAULT;
+    op.writeValue.flags = flags;
     return op;
   };
-  stores_.clear();
-  for (const Done& d : done) {
-    stores_.push_back(store(done_ + std::size_t{d.lane} * o_.ranks + peer, d.count));
-  }
-  stores_.push_back(store(peers_[peer].finished, peers_[peer].issued));
-  for (std::size_t i = 0; i < stores_.size(); i += kMostStores) {
-    const std::size_t n = std::min(kMostStores, stores_.size() - i);
-    const CUresult code = batch_mem_op_(stream, static_cast<unsigned>(n), &stores_[i], 0);
-    if (code == CUDA_SUCCESS) continue;
-    error = "counting copies: the driver's error " + std::to_string(static_cast<int>(code));
-    return false;
-  }
-  return true;
+  // The first behind all that was copied; the second, which is only about when to go on, with it.
+  CUstreamBatchMemOpParams stores[] = {
+      store(done_ + to, done, CU_STREAM_WRITE_VALUE_DEFAULT),
+      store(peers_[to].finished, peers_[to].issued, CU_STREAM_WRITE_VALUE_NO_MEMORY_BARRIER)};
+  const CUresult code = batch_mem_op_(peers_[to].stream, 2, stores, 0);
+  if (code == CUDA_SUCCESS) return true;
+  error = "counting copies: the driver's error " + std::to_string(static_cast<int>(code));
+  return false;
 }
 
 void CopyThread::sleep(std::uint64_t idle_ns) {
@@ -202,11 +196,12 @@ void CopyThread::run() {
   pthread_setname_np(pthread_self(), "unjam copies");
   cudaSetDevice(o_.device);
   const BesideCapture beside;
-  CopyServer server(rings_, o_.lanes, o_.ranks, o_.most_in_flight);
+  CopyServer server(rings_, o_.ranks, o_.most_bytes);
   std::uint64_t found_ns = 0;
   for (std::uint32_t round = 0;; ++round) {
     const auto swept = o_.stuck ? CopyServer::Swept::kNothing : server.sweep(*this);
     posts_.store(server.posts(), std::memory_order_relaxed);
+    batches_.store(server.batches(), std::memory_order_relaxed);
     bytes_.store(server.bytes(), std::memory_order_relaxed);
     dropped_.store(server.dropped(), std::memory_order_relaxed);
     if (swept == CopyServer::Swept::kSome) {

@@ -27,8 +27,8 @@ class CopyThread : private CopyEngines {
  public:
   struct Options {
     int device = 0;
-    std::uint32_t rank = 0, ranks = 1, lanes = 1;
-    std::uint64_t most_in_flight = 0;  // bytes a peer
+    std::uint32_t rank = 0, ranks = 1;
+    std::uint64_t most_bytes = 0;  // issued together, for a peer
     // For tests: posts are never looked at, as if the driver held the thread up for ever.
     bool stuck = false;
   };
@@ -37,10 +37,10 @@ class CopyThread : private CopyEngines {
   CopyThread(const CopyThread&) = delete;
   CopyThread& operator=(const CopyThread&) = delete;
 
-  // The rings, [lanes][ranks], in memory that the device reaches; what lanes may post to from then
+  // The rings, [ranks], in memory that the device reaches; what lanes may post to from then
   // on. nullptr: `error` says why.
   CopyRing* allocate(std::string& error);
-  // `done`: [lanes][ranks], in the device's memory. False: `error` says why.
+  // `done`: [ranks], in the device's memory. False: `error` says why.
   bool start(std::uint64_t* done, std::string& error);
   // What is issued has come to its end; nothing more is.
   void stop();
@@ -49,30 +49,29 @@ class CopyThread : private CopyEngines {
   void expect();
 
   struct Figures {
-    std::uint64_t posts = 0, bytes = 0, dropped = 0;
+    std::uint64_t posts = 0, batches = 0, bytes = 0, dropped = 0;
   };
   Figures figures() const {
-    return {posts_.load(std::memory_order_relaxed), bytes_.load(std::memory_order_relaxed),
-            dropped_.load(std::memory_order_relaxed)};
+    const auto now = [](const std::atomic<std::uint64_t>& x) {
+      return x.load(std::memory_order_relaxed);
+    };
+    return {now(posts_), now(batches_), now(bytes_), now(dropped_)};
   }
   // What the driver has refused, if it has: then nothing more is carried out. "": nothing.
   std::string failure() const;
 
  private:
-  bool issue(std::uint32_t peer, const std::vector<CopyPost>& copies,
-             const std::vector<Done>& done) override;
-  std::uint64_t in_flight(std::uint32_t peer) override;
-  bool copy(cudaStream_t stream, std::uint32_t peer, const std::vector<CopyPost>& copies,
-            std::string& error);
-  bool count(cudaStream_t stream, std::uint32_t peer, const std::vector<Done>& done,
-             std::string& error);
+  bool issue(std::uint32_t peer, const std::vector<CopyPost>& copies, std::uint64_t done) override;
+  bool is_busy(std::uint32_t peer) override;
+  bool copy(cudaStream_t stream, const std::vector<CopyPost>& copies, std::string& error);
+  bool count(std::uint32_t peer, std::uint64_t done, std::string& error);
   void run();
   void sleep(std::uint64_t idle_ns);
 
   // One peer's.
   struct Peer {
     cudaStream_t stream = nullptr;
-    std::uint64_t issued = 0;           // bytes
+    std::uint64_t issued = 0;           // batches
     std::uint64_t* finished = nullptr;  // of them, as the stream has stored it; pinned
   };
 
@@ -83,14 +82,13 @@ class CopyThread : private CopyEngines {
   std::vector<Peer> peers_;  // by rank
   FirstLaunch first_launch_;
   decltype(&cuStreamBatchMemOp) batch_mem_op_ = nullptr;
-  bool batches_ = true;  // the driver has copies in batches
+  bool copies_batches_ = true;  // the driver does
   // Filled anew for each batch.
   std::vector<void*> targets_;
   std::vector<const void*> sources_;
   std::vector<std::size_t> sizes_;
-  std::vector<CUstreamBatchMemOpParams> stores_;
 
-  std::atomic<std::uint64_t> posts_{0}, bytes_{0}, dropped_{0};
+  std::atomic<std::uint64_t> posts_{0}, batches_{0}, bytes_{0}, dropped_{0};
   std::atomic<std::uint64_t> expected_ns_{0};
   std::atomic<bool> asleep_{false};
   mutable std::mutex mutex_;

@@ -58,7 +58,7 @@ class RankMemory {
     const CudaSubmission* sq = nullptr;  // [slots]
     std::uint64_t* cq_words = nullptr;   // [slots]
     std::uint32_t* cancelled = nullptr;  // [slots]
-    CopyRing* copies = nullptr;          // [lanes][ranks], or nullptr
+    CopyRing* copies = nullptr;          // [ranks], or nullptr
   };
   void place(void* zeroed, const Pinned& pinned) {
     lay_out(static_cast<unsigned char*>(zeroed));
@@ -177,7 +177,8 @@ class RankMemory {
     rank.calls = at.take<SoloCall>(o_.slots);
     rank.handed = at.take<HandOver>(std::size_t{o_.slots} * shape.lanes);
     rank.paces = at.take<std::uint64_t>(std::size_t{o_.slots} * shape.lanes);
-    rank.copies.done = at.take<std::uint64_t>(std::size_t{shape.lanes} * shape.ranks);
+    rank.copies.done = at.take<std::uint64_t>(shape.ranks);
+    rank.copies.drawn = at.take<std::uint64_t>(shape.ranks);
     rank.copies.posted = at.take<std::uint64_t>(std::size_t{shape.lanes} * shape.ranks);
     reports_ = at.take<std::uint64_t>(o_.slots);
     stored_ = at.take<std::uint64_t>(o_.slots);

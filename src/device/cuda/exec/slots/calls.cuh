@@ -94,9 +94,9 @@ struct StreamShared {
   std::uint32_t poke;
   // Of what is carried (carry.cuh): chunks that copy engines have moved; the first chunk that
   // blocks move, kNoSlice while there is none; chunks that were posted; and for each peer the
-  // number of the call's first post. Of a call that nothing of is carried the second is 0.
+  // numbers of the latest posts, by chunk. Of a call that nothing of is carried the second is 0.
   std::uint32_t carried, blocks_from, posted;
-  std::uint64_t first_post[kSoloRanks];
+  std::uint64_t posts[kSoloRanks][kCopyPostsOfLane];
 };
 
 __device__ __forceinline__ bool has_member(std::uint32_t members, std::uint32_t q) {

@@ -14,17 +14,14 @@
 namespace unjam {
 namespace solo {
 
-// Of this lane's copies for member q.
+// Of copies for member q: how many are done, of all lanes' posts; and this lane's latest, + 1.
 __device__ __forceinline__ std::uint64_t& copies_done(CudaRank& r, const Stream& c,
                                                       std::uint32_t q) {
-  return r.copies.done[r.copies.place(c.transport.lane, c.call.shape.ranks, c.call.members[q])];
+  return r.copies.done[c.call.members[q]];
 }
-__device__ __forceinline__ std::uint64_t& copies_posted(CudaRank& r, const Stream& c,
-                                                        std::uint32_t q) {
-  return r.copies.posted[r.copies.place(c.transport.lane, c.call.shape.ranks, c.call.members[q])];
-}
-__device__ __forceinline__ CopyRing& copy_ring(CudaRank& r, const Stream& c, std::uint32_t q) {
-  return r.copies.rings[r.copies.place(c.transport.lane, c.call.shape.ranks, c.call.members[q])];
+__device__ __forceinline__ std::uint64_t& latest_copy(CudaRank& r, const Stream& c,
+                                                      std::uint32_t q) {
+  return r.copies.posted[std::size_t{c.transport.lane} * c.call.shape.ranks + c.call.members[q]];
 }
 
 // By one thread of who sets a call up.
@@ -38,11 +35,11 @@ __device__ __forceinline__ void set_up_carried(const Stream& c, bool may_carry) 
 struct Carrying {
   bool on = false;             // alike in all of them
   bool posts = false;          // this one does
-  std::uint64_t first = 0;     // the number of the call's first post
   std::uint64_t since = 0;     // when something came to be done, or was posted after all was
-  std::uint32_t finished = 0;  // chunks, of this peer
+  std::uint32_t posted = 0;    // chunks, to this peer;
+  std::uint32_t finished = 0;  // and those that are done
 
-  // `posts`: this thread sees to member q.
+  // `sees`: this thread sees to member q.
   __device__ __forceinline__ void begin(CudaRank& r, const Stream& c, std::uint32_t q, bool sees,
                                         bool rehearses) {
     on = !rehearses && CudaDev::load_block(c.s.blocks_from) != 0;
@@ -50,9 +47,7 @@ struct Carrying {
     posts = sees;
     bool stuck = r.copies.rings == nullptr;
     if (posts && !stuck) {
-      first = load_relaxed_local(copies_posted(r, c, q));
-      stuck = load_relaxed_local(copies_done(r, c, q)) != first;
-      c.s.first_post[q] = first;
+      stuck = load_relaxed_local(copies_done(r, c, q)) < load_relaxed_local(latest_copy(r, c, q));
     }
     if (__any_sync(0xffffffff, stuck) == 0) return;
     on = false;
@@ -62,36 +57,48 @@ struct Carrying {
 
   // Chunk n, to this thread's peer.
   __device__ __forceinline__ void post(CudaRank& r, const Stream& c, std::uint32_t q,
-                                       std::uint32_t n) const {
+                                       std::uint32_t n) {
     if (!posts) return;
     const Range chunk = c.chunk(c.part_for(kSends, q), n);
     CopyPost post;
     post.source = reinterpret_cast<std::uintptr_t>(c.inv.input_at(chunk.offset));
     post.target = reinterpret_cast<std::uintptr_t>(c.slot_to(q, c.order().first(n)));
     post.bytes = chunk.length * dtype_bytes(c.inv.geometry.dtype);
-    post_copy(copy_ring(r, c, q), first + n, post);
-    store_relaxed_local(copies_posted(r, c, q), first + n + 1);
+    const std::uint32_t peer = c.call.members[q];
+    const std::uint64_t number = fetch_add_relaxed(r.copies.drawn[peer], 1);
+    post_copy(r.copies.rings[peer], number, post);
+    c.s.posts[q][n % kCopyPostsOfLane] = number;
+    store_relaxed_local(latest_copy(r, c, q), number + 1);
+    posted = n + 1;
   }
 
   // How many chunks are done at all peers.
   __device__ __forceinline__ std::uint32_t look(CudaRank& r, const Stream& c, std::uint32_t q) {
-    if (posts && load_relaxed_local(copies_done(r, c, q)) != first + finished) {
-      // Acquire: who publishes the slices does so behind this.
-      finished = static_cast<std::uint32_t>(load_acquire(copies_done(r, c, q)) - first);
+    if (posts && finished != posted) {
+      const std::uint64_t done = load_relaxed_local(copies_done(r, c, q));
+      if (done > c.s.posts[q][finished % kCopyPostsOfLane]) {
+        // Who publishes the slices does so behind this.
+        load_acquire(copies_done(r, c, q));
+        do {
+          ++finished;
+        } while (finished != posted && done > c.s.posts[q][finished % kCopyPostsOfLane]);
+      }
     }
     return __reduce_min_sync(0xffffffff, posts ? finished : kNoSlice);
   }
 
   // Blocks move what is left, from chunk `from` on. So many were posted.
   __device__ __forceinline__ void take_back(CudaRank& r, const Stream& c, std::uint32_t q,
-                                            std::uint32_t from, std::uint32_t posted) {
+                                            std::uint32_t from, std::uint32_t all_posted) {
     on = false;
-    if (posts && posted != from) store_relaxed(copy_ring(r, c, q).taken_back, first + posted);
+    for (std::uint32_t n = from; posts && n != all_posted; ++n) {
+      take_back_copy(r.copies.rings[c.call.members[q]], c.s.posts[q][n % kCopyPostsOfLane]);
+    }
     if (threadIdx.x % 32 == 0) {
-      if (posted != from) {
-        add_relaxed(r.copies.taken_back, std::uint64_t{posted - from});
+      if (all_posted != from) {
+        add_relaxed(r.copies.taken_back, std::uint64_t{all_posted - from});
       }
-      c.s.posted = posted;
+      c.s.posted = all_posted;
       CudaDev::store_block(c.s.blocks_from, from);
     }
     __syncwarp();
@@ -116,7 +123,7 @@ __device__ __forceinline__ void note_carried(const Stream& c, BorrowUse* uses, s
     // (Slots that are free, or whose slices peers have taken, may be a copy's that came back.)
     for (std::uint32_t n = from; from != kNoSlice && n < s.posted; ++n) {
       if (n % borrowed != i) continue;
-      uses[s.pool[q][i]] = {s.first_post[q] + n + 1, BorrowUse::kCopied, 0};
+      uses[s.pool[q][i]] = {s.posts[q][n % kCopyPostsOfLane] + 1, BorrowUse::kCopied, 0};
     }
   }
 }

@@ -156,7 +156,7 @@ __device__ __forceinline__ bool steer(CudaRank& r, const Stream& c, Interrupted 
       holds = holds || d != n;
       if (!rehearses) {
         const bool is_carried = hop == kSends && carrying.on;
-        const std::uint32_t in_hand = is_carried ? kCopyPosts : c.in_hand(hop);
+        const std::uint32_t in_hand = is_carried ? kCopyPostsOfLane : c.in_hand(hop);
         if (n == chunks || n == d + in_hand || (needs[hop] & ~there) != 0 || stops) continue;
         if (!sure && !LanePace::may_begin(n, slowest)) continue;
         if (hop == kSends && !order.is_wanted_soon(n, done[kGathers])) continue;
