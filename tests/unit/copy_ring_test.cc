@@ -1,0 +1,523 @@
+// Copies that lanes ask for and may take back (engine/copy_ring.h), and who serves them
+// (engine/copy_server.h): what it claims, counts and hands to copy engines; and lanes, server and
+// receivers as threads, with random delays. (In all schedules: copy_ring_explored_test.cc.)
+#include "engine/copy_ring.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <cstdint>
+#include <cstdio>
+#include <deque>
+#include <memory>
+#include <random>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "engine/copy_server.h"
+#include "tests/support/job.h"
+#include "transport/connector.h"
+
+namespace unjam {
+namespace {
+
+// ---- posts ----
+
+TEST(CopyRing, AFreshRingHasNoPosts) {
+  CopyRing ring{};
+  CopyPost post;
+  for (std::uint64_t n = 0; n < 3 * kCopyPosts; ++n) EXPECT_FALSE(find_post(ring, n, post));
+}
+
+TEST(CopyRing, APostIsFoundByItsNumberAlone) {
+  CopyRing ring{};
+  const CopyPost posted{0xfedcba987654, 0x123456789abc, (std::uint64_t{1} << 48) - 1};
+  ASSERT_TRUE(fits_post(posted));
+  const std::uint64_t n = 5 + 3 * kCopyPosts;
+  post_copy(ring, n, posted);
+  CopyPost found;
+  ASSERT_TRUE(find_post(ring, n, found));
+  EXPECT_EQ(found.source, posted.source);
+  EXPECT_EQ(found.target, posted.target);
+  EXPECT_EQ(found.bytes, posted.bytes);
+  for (std::uint64_t other = 0; other < 8 * kCopyPosts; ++other) {
+    EXPECT_EQ(find_post(ring, other, found), other == n) << other;
+  }
+}
+
+TEST(CopyRing, APostIsNotFoundBeforeAllOfItsWordsAreThere) {
+  for (std::uint32_t missing = 0; missing < CopyRing::kWords; ++missing) {
+    CopyRing ring{};
+    // (The place has had another post.)
+    post_copy(ring, 0, {1, 2, 3});
+    std::uint64_t* const words = ring.posts[0];
+    const std::uint64_t before = words[missing];
+    post_copy(ring, kCopyPosts, {4, 5, 6});
+    const std::uint64_t late = std::exchange(words[missing], before);
+    CopyPost found;
+    EXPECT_FALSE(find_post(ring, kCopyPosts, found)) << "word " << missing;
+    words[missing] = late;
+    EXPECT_TRUE(find_post(ring, kCopyPosts, found));
+  }
+}
+
+TEST(CopyRing, PostsThatFollowEachOtherInAPlaceDiffer) {
+  for (std::uint64_t n = 0; n < 0x20000; ++n) {
+    ASSERT_NE(post_mark(n), 0u);
+    ASSERT_NE(post_mark(n), post_mark(n + kCopyPosts));
+    ASSERT_LE(post_mark(n), 0xffffu);
+  }
+}
+
+TEST(CopyRing, WhatHasMoreThan48BitsFitsNoPost) {
+  constexpr std::uint64_t kTooMuch = std::uint64_t{1} << 48;
+  EXPECT_TRUE(fits_post({kTooMuch - 1, kTooMuch - 1, kTooMuch - 1}));
+  EXPECT_FALSE(fits_post({kTooMuch, 0, 0}));
+  EXPECT_FALSE(fits_post({0, kTooMuch, 0}));
+  EXPECT_FALSE(fits_post({0, 0, kTooMuch}));
+}
+
+// ---- who serves ----
+
+// What was issued, as it was.
+class Recorder : public CopyEngines {
+ public:
+  struct Batch {
+    std::uint32_t peer;
+    std::vector<std::uint64_t> sources;
+    std::vector<std::pair<std::uint32_t, std::uint64_t>> done;
+  };
+  std::vector<Batch> batches;
+  std::array<std::uint64_t, 8> flying{};  // bytes
+  int fails_at = -1;                      // the batch with this number
+
+  bool issue(std::uint32_t peer, const std::vector<CopyPost>& copies,
+             const std::vector<Done>& done) override {
+    Batch& batch = batches.emplace_back(Batch{peer, {}, {}});
+    for (const CopyPost& c : copies) {
+      batch.sources.push_back(c.source);
+      flying[peer] += c.bytes;
+    }
+    for (const Done& d : done) batch.done.emplace_back(d.lane, d.count);
+    return static_cast<int>(batches.size()) - 1 != fails_at;
+  }
+  std::uint64_t in_flight(std::uint32_t peer) override { return flying[peer]; }
+};
+
+class CopyServerTest : public ::testing::Test {
+ protected:
+  static constexpr std::uint32_t kLanes = 3, kRanks = 3;
+  using Sources = std::vector<std::uint64_t>;
+  using Counts = std::vector<std::pair<std::uint32_t, std::uint64_t>>;
+
+  CopyRing& ring(std::uint32_t lane, std::uint32_t peer) { return rings_[lane * kRanks + peer]; }
+  // The lane's next to the peer.
+  void post(std::uint32_t lane, std::uint32_t peer, std::uint64_t source, std::uint64_t bytes) {
+    post_copy(ring(lane, peer), posted_[lane * kRanks + peer]++, {source, 1000 + source, bytes});
+  }
+  CopyServer server(std::uint64_t most) { return {rings_.data(), kLanes, kRanks, most}; }
+
+  Recorder engines_;
+  std::vector<CopyRing> rings_ = std::vector<CopyRing>(kLanes * kRanks);
+  std::vector<std::uint64_t> posted_ = std::vector<std::uint64_t>(kLanes * kRanks);
+};
+
+TEST_F(CopyServerTest, HandsOverWhatItFindsForAPeerTogether) {
+  CopyServer s = server(1 << 20);
+  EXPECT_EQ(s.sweep(engines_), CopyServer::Swept::kNothing);
+  EXPECT_TRUE(engines_.batches.empty());
+  post(0, 1, 10, 8), post(0, 1, 11, 8), post(0, 1, 12, 8);
+  post(2, 1, 20, 8), post(2, 1, 21, 8);
+  post(1, 2, 30, 8);
+  ASSERT_EQ(s.sweep(engines_), CopyServer::Swept::kSome);
+  ASSERT_EQ(engines_.batches.size(), 2u);
+  // A turn for each lane, each lane's in their order; and of each lane one count.
+  EXPECT_EQ(engines_.batches[0].peer, 1u);
+  EXPECT_EQ(engines_.batches[0].sources, (Sources{10, 20, 11, 21, 12}));
+  EXPECT_EQ(engines_.batches[0].done, (Counts{{0, 3}, {2, 2}}));
+  EXPECT_EQ(engines_.batches[1].peer, 2u);
+  EXPECT_EQ(engines_.batches[1].sources, (Sources{30}));
+  EXPECT_EQ(engines_.batches[1].done, (Counts{{1, 1}}));
+  EXPECT_EQ(s.sweep(engines_), CopyServer::Swept::kNothing);
+  // Counts go on.
+  post(0, 1, 13, 8);
+  ASSERT_EQ(s.sweep(engines_), CopyServer::Swept::kSome);
+  EXPECT_EQ(engines_.batches[2].done, (Counts{{0, 4}}));
+  EXPECT_EQ(s.posts(), 7u);
+  EXPECT_EQ(s.bytes(), 56u);
+  EXPECT_EQ(s.dropped(), 0u);
+}
+
+TEST_F(CopyServerTest, HasNoMoreUnderWayToAPeerThanItMay) {
+  CopyServer s = server(100);
+  for (std::uint64_t i = 0; i < 6; ++i) post(0, 1, i, 60);
+  post(1, 2, 50, 60);
+  ASSERT_EQ(s.sweep(engines_), CopyServer::Swept::kSome);
+  ASSERT_EQ(engines_.batches.size(), 2u);
+  EXPECT_EQ(engines_.batches[0].sources, (Sources{0, 1})) << "up to the one that reaches it";
+  EXPECT_EQ(engines_.batches[1].sources, (Sources{50})) << "another peer has its own";
+  EXPECT_EQ(s.sweep(engines_), CopyServer::Swept::kNothing);
+  engines_.flying[1] = 60;
+  ASSERT_EQ(s.sweep(engines_), CopyServer::Swept::kSome);
+  EXPECT_EQ(engines_.batches[2].sources, (Sources{2}));
+  EXPECT_EQ(engines_.batches[2].done, (Counts{{0, 3}}));
+  engines_.flying[1] = 0;
+  for (int i = 0; i < 2; ++i, engines_.flying[1] = 0) s.sweep(engines_);
+  EXPECT_EQ(s.posts(), 7u);
+  EXPECT_EQ(engines_.batches.back().done, (Counts{{0, 6}}));
+}
+
+TEST_F(CopyServerTest, CountsWhatWasTakenBackAndDoesNotCopyIt) {
+  CopyServer s = server(1 << 20);
+  for (std::uint64_t i = 0; i < 3; ++i) post(0, 1, i, 8);
+  ASSERT_EQ(s.sweep(engines_), CopyServer::Swept::kSome);
+  // Of those that are taken back some are claimed: nobody waits for these, and they stay so.
+  for (std::uint64_t i = 3; i < 5; ++i) post(0, 1, i, 8);
+  store_relaxed(ring(0, 1).taken_back, std::uint64_t{5});
+  ASSERT_EQ(s.sweep(engines_), CopyServer::Swept::kSome);
+  EXPECT_EQ(engines_.batches[1].sources, Sources{});
+  EXPECT_EQ(engines_.batches[1].done, (Counts{{0, 5}}));
+  EXPECT_EQ(s.dropped(), 2u);
+  EXPECT_EQ(s.posts(), 3u);
+  // Later ones are copied, also beside another lane's that are not.
+  post(0, 1, 5, 8), post(1, 1, 9, 8);
+  store_relaxed(ring(1, 1).taken_back, std::uint64_t{1});
+  ASSERT_EQ(s.sweep(engines_), CopyServer::Swept::kSome);
+  EXPECT_EQ(engines_.batches[2].sources, (Sources{5}));
+  EXPECT_EQ(engines_.batches[2].done, (Counts{{0, 6}, {1, 1}}));
+}
+
+TEST_F(CopyServerTest, CountsEmptyCopies) {
+  CopyServer s = server(1 << 20);
+  post(0, 1, 1, 0), post(0, 1, 2, 8);
+  ASSERT_EQ(s.sweep(engines_), CopyServer::Swept::kSome);
+  EXPECT_EQ(engines_.batches[0].sources, (Sources{2}));
+  EXPECT_EQ(engines_.batches[0].done, (Counts{{0, 2}}));
+  EXPECT_EQ(s.dropped(), 0u);
+}
+
+TEST_F(CopyServerTest, StopsWhereEnginesFail) {
+  CopyServer s = server(1 << 20);
+  engines_.fails_at = 0;
+  post(0, 1, 1, 8), post(0, 2, 2, 8);
+  EXPECT_EQ(s.sweep(engines_), CopyServer::Swept::kFailed);
+  EXPECT_EQ(engines_.batches.size(), 1u) << "nothing more is given to them";
+}
+
+TEST_F(CopyServerTest, GoesRoundTheRingAndItsMarks) {
+  CopyServer s = server(std::uint64_t{1} << 40);
+  std::uint64_t seen = 0;
+  for (std::uint64_t n = 0; n < 0x12000; n += kCopyPosts) {
+    for (std::uint64_t i = 0; i < kCopyPosts; ++i) post(1, 0, n + i, 1);
+    ASSERT_EQ(s.sweep(engines_), CopyServer::Swept::kSome);
+    const Recorder::Batch& batch = engines_.batches.back();
+    ASSERT_EQ(batch.sources.size(), kCopyPosts);
+    for (const std::uint64_t source : batch.sources) ASSERT_EQ(source, seen++);
+    ASSERT_EQ(batch.done, (Counts{{1, seen}}));
+  }
+}
+
+// ---- threads ----
+
+constexpr std::uint32_t kWords = 8, kChunks = 8, kSlots = 5, kOwnSlots = 3;
+constexpr std::uint32_t kLanes = 2, kPeers = 2, kCalls = 6;
+constexpr std::uint64_t kSlices = std::uint64_t{kCalls} * kChunks;
+
+enum class Serves { kPromptly, kSlowly, kStalls, kNever };
+
+using Slot = std::array<std::uint64_t, kWords>;
+// From a lane to a peer. Slots are plain memory: what orders their uses is the protocol alone, and
+// TSan looks whether that is enough.
+struct Wire {
+  std::array<std::uint64_t, kSlices> flags{};  // 1 + where
+  std::uint64_t consumed = 0;
+  std::array<Slot, kSlots + kOwnSlots> slots{};
+  // The lane's.
+  std::array<BorrowUse, kSlots> uses{};
+  std::uint64_t posted = 0;
+};
+
+// Copies go on when the test says.
+class LateEngines : public CopyEngines {
+ public:
+  explicit LateEngines(std::vector<std::uint64_t>& done) : done_(done) {}
+  bool issue(std::uint32_t peer, const std::vector<CopyPost>& copies,
+             const std::vector<Done>& done) override {
+    for (const CopyPost& c : copies) {
+      queues_[peer].push_back({c, {}});
+      flying_[peer] += c.bytes;
+    }
+    for (const Done& d : done) queues_[peer].push_back({{}, d});
+    return true;
+  }
+  std::uint64_t in_flight(std::uint32_t peer) override { return flying_[peer]; }
+  void step(std::uint32_t peer) {
+    if (queues_[peer].empty()) return;
+    const auto [copy, done] = queues_[peer].front();
+    queues_[peer].pop_front();
+    if (copy.bytes == 0) return store_release(done_[done.lane * kPeers + peer], done.count);
+    auto* const from = reinterpret_cast<std::uint64_t*>(copy.source);
+    auto* const to = reinterpret_cast<std::uint64_t*>(copy.target);
+    // (The user may store there at the same time, see CopyRing.)
+    for (std::uint64_t w = 0; w < copy.bytes / 8; ++w) to[w] = load_relaxed(from[w]);
+    flying_[peer] -= copy.bytes;
+  }
+
+ private:
+  std::vector<std::uint64_t>& done_;
+  std::array<std::deque<std::pair<CopyPost, Done>>, kPeers> queues_;
+  std::array<std::uint64_t, kPeers> flying_{};
+};
+
+class Threads {
+ public:
+  Threads(Serves serves, std::uint64_t seed) : serves_(serves), seed_(seed) {}
+
+  void run() {
+    std::vector<std::thread> all;
+    for (std::uint32_t lane = 0; lane < kLanes; ++lane) all.emplace_back([=, this] { send(lane); });
+    for (std::uint32_t peer = 0; peer < kPeers; ++peer) {
+      all.emplace_back([=, this] { receive(peer); });
+    }
+    std::thread server([this] { serve(); });
+    for (std::thread& t : all) t.join();
+    lanes_over.store(true);
+    server.join();
+    std::uint64_t posted = 0;
+    for (std::uint32_t i = 0; i < kLanes * kPeers; ++i) {
+      EXPECT_EQ(done_[i], wires_[i].posted);
+      posted += wires_[i].posted;
+    }
+    EXPECT_EQ(copied + dropped, posted);
+    EXPECT_EQ(wrong.load(), 0u) << "words that receivers read";
+  }
+
+  std::atomic<std::uint64_t> wrong{0}, carried{0}, taken_back{0};
+  std::atomic<bool> lanes_over{false};
+  std::uint64_t copied = 0, dropped = 0;
+
+ private:
+  static std::uint64_t value(std::uint32_t lane, std::uint64_t slice, std::uint32_t w) {
+    return (slice + 1) * 1000 + lane * 100 + w;
+  }
+  static void delay(std::mt19937_64& random, std::uint32_t seldom) {
+    if (random() % seldom == 0) std::this_thread::yield();
+  }
+  Wire& wire(std::uint32_t lane, std::uint32_t peer) { return wires_[lane * kPeers + peer]; }
+  std::uint64_t& done(std::uint32_t lane, std::uint32_t peer) {
+    return done_[lane * kPeers + peer];
+  }
+
+  // ---- a lane ----
+
+  void publish(Wire& to, std::uint64_t step, std::uint32_t where) {
+    store_release(to.flags[step], std::uint64_t{where} + 1);
+  }
+  void fill(std::uint32_t lane, Slot& to, std::uint32_t chunk) {
+    for (std::uint32_t w = 0; w < kWords; ++w) to[w] = load_relaxed(sources_[lane][chunk][w]);
+  }
+  std::vector<std::uint32_t> borrow(std::uint32_t lane, std::uint32_t peer) {
+    std::vector<std::uint32_t> pool;
+    Wire& to = wire(lane, peer);
+    for (std::uint32_t i = 0; i < kSlots; ++i) {
+      const BorrowUse use = to.uses[i];
+      std::uint64_t& until = use.connector == BorrowUse::kCopied ? done(lane, peer) : to.consumed;
+      if (use.step_end == 0 || load_acquire(until) >= use.step_end) pool.push_back(i);
+    }
+    return pool;
+  }
+  void move(std::uint32_t lane, std::uint64_t first, std::uint32_t from) {
+    for (std::uint32_t peer = 0; peer < kPeers; ++peer) move_to(lane, peer, first, from);
+  }
+  void move_to(std::uint32_t lane, std::uint32_t peer, std::uint64_t first, std::uint32_t from) {
+    Wire& to = wire(lane, peer);
+    for (std::uint32_t n = from; n < kChunks; ++n) {
+      const std::uint64_t step = first + n;
+      while (load_acquire(to.consumed) + kOwnSlots <= step) std::this_thread::yield();
+      const auto where = static_cast<std::uint32_t>(kSlots + step % kOwnSlots);
+      fill(lane, to.slots[where], n);
+      publish(to, step, where);
+    }
+  }
+
+  void carried_call(std::uint32_t lane, std::uint64_t first_step, std::mt19937_64& random) {
+    std::array<std::vector<std::uint32_t>, kPeers> pools;
+    std::array<std::uint64_t, kPeers> first{};
+    for (std::uint32_t peer = 0; peer < kPeers; ++peer) {
+      first[peer] = wire(lane, peer).posted;
+      pools[peer] = borrow(lane, peer);
+      if (pools[peer].empty() || load_acquire(done(lane, peer)) != first[peer]) {
+        return move(lane, first_step, 0);
+      }
+    }
+    std::uint32_t posted = 0, published = 0;
+    std::uint64_t patience = random() % 300;
+    while (published != kChunks) {
+      delay(random, 4);
+      if (posted != kChunks && room_for(lane, pools, first_step, posted)) {
+        for (std::uint32_t peer = 0; peer < kPeers; ++peer) {
+          Wire& to = wire(lane, peer);
+          Slot& slot = to.slots[pools[peer][posted % pools[peer].size()]];
+          post_copy(rings_[lane * kPeers + peer], first[peer] + posted,
+                    {reinterpret_cast<std::uintptr_t>(&sources_[lane][posted]),
+                     reinterpret_cast<std::uintptr_t>(&slot), sizeof(slot)});
+          to.posted = first[peer] + posted + 1;
+        }
+        ++posted;
+        continue;
+      }
+      std::uint64_t finished = kChunks;
+      for (std::uint32_t peer = 0; peer < kPeers; ++peer) {
+        finished = std::min(finished, load_acquire(done(lane, peer)) - first[peer]);
+      }
+      if (finished == published && patience-- == 0) break;
+      for (; published < finished; ++published) {
+        for (std::uint32_t peer = 0; peer < kPeers; ++peer) {
+          publish(wire(lane, peer), first_step + published,
+                  pools[peer][published % pools[peer].size()]);
+        }
+        ++carried;
+      }
+    }
+    if (posted != published) {
+      taken_back += posted - published;
+      for (std::uint32_t peer = 0; peer < kPeers; ++peer) {
+        store_relaxed(rings_[lane * kPeers + peer].taken_back, first[peer] + posted);
+      }
+    }
+    move(lane, first_step, published);
+    for (std::uint32_t peer = 0; peer < kPeers; ++peer) {
+      const std::vector<std::uint32_t>& pool = pools[peer];
+      for (std::uint32_t n = 0; n < posted; ++n) {
+        BorrowUse& use = wire(lane, peer).uses[pool[n % pool.size()]];
+        use = n < published ? BorrowUse{first_step + n + 1, 0, 0}
+                            : BorrowUse{first[peer] + n + 1, BorrowUse::kCopied, 0};
+      }
+    }
+  }
+  bool room_for(std::uint32_t lane, const std::array<std::vector<std::uint32_t>, kPeers>& pools,
+                std::uint64_t first_step, std::uint32_t n) {
+    for (std::uint32_t peer = 0; peer < kPeers; ++peer) {
+      const std::size_t slots = pools[peer].size();
+      if (n < slots) continue;
+      if (load_acquire(wire(lane, peer).consumed) < first_step + n - slots + 1) return false;
+    }
+    return true;
+  }
+  void plain_call(std::uint32_t lane, std::uint64_t first_step) {
+    for (std::uint32_t peer = 0; peer < kPeers; ++peer) {
+      const std::vector<std::uint32_t> pool = borrow(lane, peer);
+      Wire& to = wire(lane, peer);
+      std::uint32_t n = 0;
+      for (; n < pool.size() && n < kChunks; ++n) {
+        fill(lane, to.slots[pool[n]], n);
+        publish(to, first_step + n, pool[n]);
+        to.uses[pool[n]] = {first_step + n + 1, 0, 0};
+      }
+      move_to(lane, peer, first_step, n);
+    }
+  }
+  void send(std::uint32_t lane) {
+    std::mt19937_64 random(seed_ * 16 + lane);
+    for (std::uint32_t call = 0; call < kCalls; ++call) {
+      const std::uint64_t first = std::uint64_t{call} * kChunks;
+      for (std::uint32_t n = 0; n < kChunks; ++n) {
+        for (std::uint32_t w = 0; w < kWords; ++w) {
+          store_relaxed(sources_[lane][n][w], value(lane, first + n, w));
+        }
+      }
+      call % 3 == 1 ? plain_call(lane, first) : carried_call(lane, first, random);
+    }
+  }
+
+  // ---- who receives, and who serves ----
+
+  void receive(std::uint32_t peer) {
+    std::mt19937_64 random(seed_ * 16 + 4 + peer);
+    std::array<std::uint64_t, kLanes> taken{};
+    for (std::uint64_t left = kLanes * kSlices; left != 0;) {
+      const auto lane = static_cast<std::uint32_t>(random() % kLanes);
+      Wire& from = wire(lane, peer);
+      const std::uint64_t step = taken[lane];
+      const std::uint64_t flag = step == kSlices ? 0 : load_acquire(from.flags[step]);
+      if (flag == 0) {
+        std::this_thread::yield();
+        continue;
+      }
+      delay(random, 8);
+      const Slot& slot = from.slots[flag - 1];
+      for (std::uint32_t w = 0; w < kWords; ++w) {
+        if (slot[w] != value(lane, step, w)) ++wrong;
+      }
+      store_release(from.consumed, ++taken[lane]);
+      --left;
+    }
+  }
+  bool all_done() {
+    for (std::uint32_t i = 0; i < kLanes * kPeers; ++i) {
+      if (done_[i] != wires_[i].posted) return false;
+    }
+    return true;
+  }
+  void serve() {
+    std::mt19937_64 random(seed_ * 16 + 8);
+    LateEngines engines(done_);
+    CopyServer server(rings_.data(), kLanes, kPeers, 3 * sizeof(Slot));
+    std::uint64_t stalls = 0;
+    for (;;) {
+      // (What is late comes when nobody waits for it: then it is done with.)
+      const bool over = lanes_over.load();
+      if (over && all_done()) break;
+      if (!over && (serves_ == Serves::kNever || stalls != 0)) {
+        if (stalls != 0) --stalls;
+        std::this_thread::yield();
+        continue;
+      }
+      if (serves_ == Serves::kPromptly || random() % 4 == 0) server.sweep(engines);
+      if (serves_ == Serves::kStalls && random() % 16 == 0) stalls = random() % 500;
+      if (stalls != 0) continue;
+      const std::uint64_t steps = serves_ == Serves::kPromptly ? 8 : random() % 3;
+      for (std::uint64_t i = 0; i < steps; ++i) engines.step(random() % kPeers);
+      delay(random, 2);
+    }
+    copied = server.posts();
+    dropped = server.dropped();
+  }
+
+  const Serves serves_;
+  const std::uint64_t seed_;
+  std::vector<CopyRing> rings_ = std::vector<CopyRing>(kLanes * kPeers);
+  std::vector<std::uint64_t> done_ = std::vector<std::uint64_t>(kLanes * kPeers);
+  std::vector<Wire> wires_ = std::vector<Wire>(kLanes * kPeers);
+  std::array<std::array<Slot, kChunks>, kLanes> sources_{};
+};
+
+void play(std::uint64_t rounds) {
+  std::uint64_t carried = 0, taken_back = 0, late = 0;
+  for (std::uint64_t i = 0; i < rounds; ++i) {
+    const std::uint64_t seed = unjam_test::base_seed() + i;
+    const auto serves = static_cast<Serves>(i % 4);
+    SCOPED_TRACE("serves " + std::to_string(i % 4) + ", seed " + std::to_string(seed));
+    Threads threads(serves, seed);
+    threads.run();
+    EXPECT_TRUE(serves != Serves::kNever || threads.carried == 0u);
+    carried += threads.carried;
+    taken_back += threads.taken_back;
+    late += threads.dropped;
+    if (::testing::Test::HasFailure()) return;
+  }
+  std::printf("%llu slices carried, %llu taken back, %llu copies of those dropped\n",
+              static_cast<unsigned long long>(carried), static_cast<unsigned long long>(taken_back),
+              static_cast<unsigned long long>(late));
+  EXPECT_GT(carried, 0u);
+  EXPECT_GT(taken_back, 0u);
+}
+TEST(CopyRingThreads, OnlyRightBytesAreRead) { play(200); }
+TEST(CopyRingThreadsSoak, OnlyRightBytesAreRead) { play(20000); }
+
+}  // namespace
+}  // namespace unjam
