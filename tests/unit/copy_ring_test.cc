@@ -54,7 +54,7 @@ TEST(CopyRing, APostIsNotFoundBeforeAllOfItsWordsAreThere) {
     CopyRing ring{};
     // (The place has had another post.)
     post_copy(ring, 0, {1, 2, 3});
-    std::uint64_t* const words = ring.posts[0];
+    std::uint64_t* const words = ring.places[0].words;
     const std::uint64_t before = words[missing];
     post_copy(ring, kCopyPosts, {4, 5, 6});
     const std::uint64_t late = std::exchange(words[missing], before);
@@ -62,6 +62,16 @@ TEST(CopyRing, APostIsNotFoundBeforeAllOfItsWordsAreThere) {
     EXPECT_FALSE(find_post(ring, kCopyPosts, found)) << "word " << missing;
     words[missing] = late;
     EXPECT_TRUE(find_post(ring, kCopyPosts, found));
+  }
+}
+
+TEST(CopyRing, WhoTakesAPostBackTakesNoOther) {
+  CopyRing ring{};
+  for (std::uint64_t n = 0; n < kCopyPosts; ++n) EXPECT_FALSE(is_taken_back(ring, n)) << n;
+  take_back_copy(ring, 0);
+  take_back_copy(ring, 7);
+  for (std::uint64_t n = 0; n < 4 * kCopyPosts; ++n) {
+    EXPECT_EQ(is_taken_back(ring, n), n == 0 || n == 7) << n;
   }
 }
 
@@ -89,121 +99,149 @@ class Recorder : public CopyEngines {
   struct Batch {
     std::uint32_t peer;
     std::vector<std::uint64_t> sources;
-    std::vector<std::pair<std::uint32_t, std::uint64_t>> done;
+    std::uint64_t done;
   };
   std::vector<Batch> batches;
-  std::array<std::uint64_t, 8> flying{};  // bytes
-  int fails_at = -1;                      // the batch with this number
+  std::array<bool, 4> busy{};
+  int fails_at = -1;  // the batch with this number
 
-  bool issue(std::uint32_t peer, const std::vector<CopyPost>& copies,
-             const std::vector<Done>& done) override {
-    Batch& batch = batches.emplace_back(Batch{peer, {}, {}});
-    for (const CopyPost& c : copies) {
-      batch.sources.push_back(c.source);
-      flying[peer] += c.bytes;
-    }
-    for (const Done& d : done) batch.done.emplace_back(d.lane, d.count);
+  bool issue(std::uint32_t peer, const std::vector<CopyPost>& copies, std::uint64_t done) override {
+    Batch& batch = batches.emplace_back(Batch{peer, {}, done});
+    for (const CopyPost& c : copies) batch.sources.push_back(c.source);
     return static_cast<int>(batches.size()) - 1 != fails_at;
   }
-  std::uint64_t in_flight(std::uint32_t peer) override { return flying[peer]; }
+  bool is_busy(std::uint32_t peer) override { return busy[peer]; }
 };
 
 class CopyServerTest : public ::testing::Test {
  protected:
-  static constexpr std::uint32_t kLanes = 3, kRanks = 3;
+  static constexpr std::uint32_t kRanks = 3;
+  static constexpr auto kNothing = CopyServer::Swept::kNothing;
+  static constexpr auto kSome = CopyServer::Swept::kSome;
   using Sources = std::vector<std::uint64_t>;
-  using Counts = std::vector<std::pair<std::uint32_t, std::uint64_t>>;
 
-  CopyRing& ring(std::uint32_t lane, std::uint32_t peer) { return rings_[lane * kRanks + peer]; }
-  // The lane's next to the peer.
-  void post(std::uint32_t lane, std::uint32_t peer, std::uint64_t source, std::uint64_t bytes) {
-    post_copy(ring(lane, peer), posted_[lane * kRanks + peer]++, {source, 1000 + source, bytes});
+  // The next for the peer; its number.
+  std::uint64_t post(std::uint32_t peer, std::uint64_t source, std::uint64_t bytes) {
+    post_copy(rings_[peer], drawn_[peer], {source, 1000 + source, bytes});
+    return drawn_[peer]++;
   }
-  CopyServer server(std::uint64_t most) { return {rings_.data(), kLanes, kRanks, most}; }
+  CopyServer server(std::uint64_t most) { return {rings_.data(), kRanks, most}; }
 
   Recorder engines_;
-  std::vector<CopyRing> rings_ = std::vector<CopyRing>(kLanes * kRanks);
-  std::vector<std::uint64_t> posted_ = std::vector<std::uint64_t>(kLanes * kRanks);
+  std::vector<CopyRing> rings_ = std::vector<CopyRing>(kRanks);
+  std::array<std::uint64_t, kRanks> drawn_{};
 };
 
 TEST_F(CopyServerTest, HandsOverWhatItFindsForAPeerTogether) {
   CopyServer s = server(1 << 20);
-  EXPECT_EQ(s.sweep(engines_), CopyServer::Swept::kNothing);
+  EXPECT_EQ(s.sweep(engines_), kNothing);
   EXPECT_TRUE(engines_.batches.empty());
-  post(0, 1, 10, 8), post(0, 1, 11, 8), post(0, 1, 12, 8);
-  post(2, 1, 20, 8), post(2, 1, 21, 8);
-  post(1, 2, 30, 8);
-  ASSERT_EQ(s.sweep(engines_), CopyServer::Swept::kSome);
+  post(1, 10, 8), post(1, 11, 8), post(2, 20, 8), post(1, 12, 8);
+  ASSERT_EQ(s.sweep(engines_), kSome);
   ASSERT_EQ(engines_.batches.size(), 2u);
-  // A turn for each lane, each lane's in their order; and of each lane one count.
   EXPECT_EQ(engines_.batches[0].peer, 1u);
-  EXPECT_EQ(engines_.batches[0].sources, (Sources{10, 20, 11, 21, 12}));
-  EXPECT_EQ(engines_.batches[0].done, (Counts{{0, 3}, {2, 2}}));
+  EXPECT_EQ(engines_.batches[0].sources, (Sources{10, 11, 12}));
+  EXPECT_EQ(engines_.batches[0].done, 3u);
   EXPECT_EQ(engines_.batches[1].peer, 2u);
-  EXPECT_EQ(engines_.batches[1].sources, (Sources{30}));
-  EXPECT_EQ(engines_.batches[1].done, (Counts{{1, 1}}));
-  EXPECT_EQ(s.sweep(engines_), CopyServer::Swept::kNothing);
+  EXPECT_EQ(engines_.batches[1].sources, (Sources{20}));
+  EXPECT_EQ(engines_.batches[1].done, 1u);
+  EXPECT_EQ(s.sweep(engines_), kNothing);
   // Counts go on.
-  post(0, 1, 13, 8);
-  ASSERT_EQ(s.sweep(engines_), CopyServer::Swept::kSome);
-  EXPECT_EQ(engines_.batches[2].done, (Counts{{0, 4}}));
-  EXPECT_EQ(s.posts(), 7u);
-  EXPECT_EQ(s.bytes(), 56u);
+  post(1, 13, 8);
+  ASSERT_EQ(s.sweep(engines_), kSome);
+  EXPECT_EQ(engines_.batches[2].sources, (Sources{13}));
+  EXPECT_EQ(engines_.batches[2].done, 4u);
+  EXPECT_EQ(s.posts(), 5u);
+  EXPECT_EQ(s.batches(), 3u);
+  EXPECT_EQ(s.bytes(), 40u);
   EXPECT_EQ(s.dropped(), 0u);
 }
 
-TEST_F(CopyServerTest, HasNoMoreUnderWayToAPeerThanItMay) {
+// A lane that has drawn a number and not posted yet holds up what is behind it, and nothing else.
+TEST_F(CopyServerTest, KeepsTheRingsOrder) {
+  CopyServer s = server(1 << 20);
+  post_copy(rings_[1], 1, {11, 1011, 8});
+  post(2, 20, 8);
+  ASSERT_EQ(s.sweep(engines_), kSome);
+  ASSERT_EQ(engines_.batches.size(), 1u);
+  EXPECT_EQ(engines_.batches[0].peer, 2u);
+  post_copy(rings_[1], 0, {10, 1010, 8});
+  ASSERT_EQ(s.sweep(engines_), kSome);
+  EXPECT_EQ(engines_.batches[1].sources, (Sources{10, 11}));
+  EXPECT_EQ(engines_.batches[1].done, 2u);
+}
+
+TEST_F(CopyServerTest, IssuesNoMoreTogetherThanItMay) {
   CopyServer s = server(100);
-  for (std::uint64_t i = 0; i < 6; ++i) post(0, 1, i, 60);
-  post(1, 2, 50, 60);
-  ASSERT_EQ(s.sweep(engines_), CopyServer::Swept::kSome);
+  for (std::uint64_t i = 0; i < 5; ++i) post(1, i, 60);
+  post(2, 50, 60);
+  ASSERT_EQ(s.sweep(engines_), kSome);
   ASSERT_EQ(engines_.batches.size(), 2u);
   EXPECT_EQ(engines_.batches[0].sources, (Sources{0, 1})) << "up to the one that reaches it";
+  EXPECT_EQ(engines_.batches[0].done, 2u);
   EXPECT_EQ(engines_.batches[1].sources, (Sources{50})) << "another peer has its own";
-  EXPECT_EQ(s.sweep(engines_), CopyServer::Swept::kNothing);
-  engines_.flying[1] = 60;
-  ASSERT_EQ(s.sweep(engines_), CopyServer::Swept::kSome);
-  EXPECT_EQ(engines_.batches[2].sources, (Sources{2}));
-  EXPECT_EQ(engines_.batches[2].done, (Counts{{0, 3}}));
-  engines_.flying[1] = 0;
-  for (int i = 0; i < 2; ++i, engines_.flying[1] = 0) s.sweep(engines_);
-  EXPECT_EQ(s.posts(), 7u);
-  EXPECT_EQ(engines_.batches.back().done, (Counts{{0, 6}}));
+  ASSERT_EQ(s.sweep(engines_), kSome);
+  EXPECT_EQ(engines_.batches[2].sources, (Sources{2, 3}));
+  ASSERT_EQ(s.sweep(engines_), kSome);
+  EXPECT_EQ(engines_.batches[3].sources, (Sources{4}));
+  EXPECT_EQ(engines_.batches[3].done, 5u);
+  EXPECT_EQ(s.sweep(engines_), kNothing);
+  EXPECT_EQ(s.bytes(), 360u);
+}
+
+TEST_F(CopyServerTest, GathersWhatIsPostedWhileThePeerIsBusy) {
+  CopyServer s = server(1 << 20);
+  engines_.busy[1] = true;
+  for (std::uint64_t i = 0; i < 3; ++i) {
+    post(1, i, 8);
+    EXPECT_EQ(s.sweep(engines_), kNothing);
+  }
+  post(2, 20, 8);
+  ASSERT_EQ(s.sweep(engines_), kSome);
+  ASSERT_EQ(engines_.batches.size(), 1u);
+  EXPECT_EQ(engines_.batches[0].peer, 2u) << "another peer is not";
+  engines_.busy[1] = false;
+  ASSERT_EQ(s.sweep(engines_), kSome);
+  EXPECT_EQ(engines_.batches[1].sources, (Sources{0, 1, 2}));
 }
 
 TEST_F(CopyServerTest, CountsWhatWasTakenBackAndDoesNotCopyIt) {
   CopyServer s = server(1 << 20);
-  for (std::uint64_t i = 0; i < 3; ++i) post(0, 1, i, 8);
-  ASSERT_EQ(s.sweep(engines_), CopyServer::Swept::kSome);
-  // Of those that are taken back some are claimed: nobody waits for these, and they stay so.
-  for (std::uint64_t i = 3; i < 5; ++i) post(0, 1, i, 8);
-  store_relaxed(ring(0, 1).taken_back, std::uint64_t{5});
-  ASSERT_EQ(s.sweep(engines_), CopyServer::Swept::kSome);
+  const std::uint64_t claimed = post(1, 0, 8);
+  ASSERT_EQ(s.sweep(engines_), kSome);
+  // What is claimed already stays so.
+  take_back_copy(rings_[1], claimed);
+  take_back_copy(rings_[1], post(1, 1, 8));
+  ASSERT_EQ(s.sweep(engines_), kSome);
   EXPECT_EQ(engines_.batches[1].sources, Sources{});
-  EXPECT_EQ(engines_.batches[1].done, (Counts{{0, 5}}));
-  EXPECT_EQ(s.dropped(), 2u);
+  EXPECT_EQ(engines_.batches[1].done, 2u);
+  EXPECT_EQ(s.dropped(), 1u);
+  // Others' among them are copied.
+  post(1, 2, 8);
+  take_back_copy(rings_[1], post(1, 3, 8));
+  post(1, 4, 8);
+  take_back_copy(rings_[1], post(1, 5, 8));
+  ASSERT_EQ(s.sweep(engines_), kSome);
+  EXPECT_EQ(engines_.batches[2].sources, (Sources{2, 4}));
+  EXPECT_EQ(engines_.batches[2].done, 6u);
+  EXPECT_EQ(s.dropped(), 3u);
   EXPECT_EQ(s.posts(), 3u);
-  // Later ones are copied, also beside another lane's that are not.
-  post(0, 1, 5, 8), post(1, 1, 9, 8);
-  store_relaxed(ring(1, 1).taken_back, std::uint64_t{1});
-  ASSERT_EQ(s.sweep(engines_), CopyServer::Swept::kSome);
-  EXPECT_EQ(engines_.batches[2].sources, (Sources{5}));
-  EXPECT_EQ(engines_.batches[2].done, (Counts{{0, 6}, {1, 1}}));
+  EXPECT_EQ(s.sweep(engines_), kNothing);
 }
 
 TEST_F(CopyServerTest, CountsEmptyCopies) {
   CopyServer s = server(1 << 20);
-  post(0, 1, 1, 0), post(0, 1, 2, 8);
-  ASSERT_EQ(s.sweep(engines_), CopyServer::Swept::kSome);
+  post(1, 1, 0), post(1, 2, 8);
+  ASSERT_EQ(s.sweep(engines_), kSome);
   EXPECT_EQ(engines_.batches[0].sources, (Sources{2}));
-  EXPECT_EQ(engines_.batches[0].done, (Counts{{0, 2}}));
+  EXPECT_EQ(engines_.batches[0].done, 2u);
   EXPECT_EQ(s.dropped(), 0u);
 }
 
 TEST_F(CopyServerTest, StopsWhereEnginesFail) {
   CopyServer s = server(1 << 20);
   engines_.fails_at = 0;
-  post(0, 1, 1, 8), post(0, 2, 2, 8);
+  post(1, 1, 8), post(2, 2, 8);
   EXPECT_EQ(s.sweep(engines_), CopyServer::Swept::kFailed);
   EXPECT_EQ(engines_.batches.size(), 1u) << "nothing more is given to them";
 }
@@ -211,14 +249,19 @@ TEST_F(CopyServerTest, StopsWhereEnginesFail) {
 TEST_F(CopyServerTest, GoesRoundTheRingAndItsMarks) {
   CopyServer s = server(std::uint64_t{1} << 40);
   std::uint64_t seen = 0;
-  for (std::uint64_t n = 0; n < 0x12000; n += kCopyPosts) {
-    for (std::uint64_t i = 0; i < kCopyPosts; ++i) post(1, 0, n + i, 1);
-    ASSERT_EQ(s.sweep(engines_), CopyServer::Swept::kSome);
-    const Recorder::Batch& batch = engines_.batches.back();
-    ASSERT_EQ(batch.sources.size(), kCopyPosts);
-    for (const std::uint64_t source : batch.sources) ASSERT_EQ(source, seen++);
-    ASSERT_EQ(batch.done, (Counts{{1, seen}}));
+  for (int round = 0; round * std::uint64_t{kCopyPosts} < 0x12000; ++round) {
+    for (std::uint32_t i = 0; i < kCopyPosts; ++i) {
+      const std::uint64_t n = post(0, drawn_[0], 1);
+      if (n % 3 == 0) take_back_copy(rings_[0], n);
+    }
+    ASSERT_EQ(s.sweep(engines_), kSome);
+    for (const std::uint64_t source : engines_.batches.back().sources) {
+      if (seen % 3 == 0) ++seen;
+      ASSERT_EQ(source, seen++);
+    }
+    ASSERT_EQ(engines_.batches.back().done, drawn_[0]);
   }
+  EXPECT_EQ(s.posts() + s.dropped(), drawn_[0]);
 }
 
 // ---- threads ----
@@ -238,39 +281,33 @@ struct Wire {
   std::array<Slot, kSlots + kOwnSlots> slots{};
   // The lane's.
   std::array<BorrowUse, kSlots> uses{};
-  std::uint64_t posted = 0;
+  std::uint64_t latest = 0;  // of its posts, + 1
 };
 
 // Copies go on when the test says.
 class LateEngines : public CopyEngines {
  public:
-  explicit LateEngines(std::vector<std::uint64_t>& done) : done_(done) {}
-  bool issue(std::uint32_t peer, const std::vector<CopyPost>& copies,
-             const std::vector<Done>& done) override {
-    for (const CopyPost& c : copies) {
-      queues_[peer].push_back({c, {}});
-      flying_[peer] += c.bytes;
-    }
-    for (const Done& d : done) queues_[peer].push_back({{}, d});
+  explicit LateEngines(std::array<std::uint64_t, kPeers>& done) : done_(done) {}
+  bool issue(std::uint32_t peer, const std::vector<CopyPost>& copies, std::uint64_t done) override {
+    for (const CopyPost& c : copies) queues_[peer].push_back({c, 0});
+    queues_[peer].push_back({{}, done});
     return true;
   }
-  std::uint64_t in_flight(std::uint32_t peer) override { return flying_[peer]; }
+  bool is_busy(std::uint32_t peer) override { return queues_[peer].size() > 6; }
   void step(std::uint32_t peer) {
     if (queues_[peer].empty()) return;
     const auto [copy, done] = queues_[peer].front();
     queues_[peer].pop_front();
-    if (copy.bytes == 0) return store_release(done_[done.lane * kPeers + peer], done.count);
+    if (copy.bytes == 0) return store_release(done_[peer], done);
     auto* const from = reinterpret_cast<std::uint64_t*>(copy.source);
     auto* const to = reinterpret_cast<std::uint64_t*>(copy.target);
     // (The user may store there at the same time, see CopyRing.)
     for (std::uint64_t w = 0; w < copy.bytes / 8; ++w) to[w] = load_relaxed(from[w]);
-    flying_[peer] -= copy.bytes;
   }
 
  private:
-  std::vector<std::uint64_t>& done_;
-  std::array<std::deque<std::pair<CopyPost, Done>>, kPeers> queues_;
-  std::array<std::uint64_t, kPeers> flying_{};
+  std::array<std::uint64_t, kPeers>& done_;
+  std::array<std::deque<std::pair<CopyPost, std::uint64_t>>, kPeers> queues_;
 };
 
 class Threads {
@@ -287,12 +324,8 @@ class Threads {
     for (std::thread& t : all) t.join();
     lanes_over.store(true);
     server.join();
-    std::uint64_t posted = 0;
-    for (std::uint32_t i = 0; i < kLanes * kPeers; ++i) {
-      EXPECT_EQ(done_[i], wires_[i].posted);
-      posted += wires_[i].posted;
-    }
-    EXPECT_EQ(copied + dropped, posted);
+    EXPECT_EQ(done_, drawn_);
+    EXPECT_EQ(copied + dropped, drawn_[0] + drawn_[1]);
     EXPECT_EQ(wrong.load(), 0u) << "words that receivers read";
   }
 
@@ -308,9 +341,6 @@ class Threads {
     if (random() % seldom == 0) std::this_thread::yield();
   }
   Wire& wire(std::uint32_t lane, std::uint32_t peer) { return wires_[lane * kPeers + peer]; }
-  std::uint64_t& done(std::uint32_t lane, std::uint32_t peer) {
-    return done_[lane * kPeers + peer];
-  }
 
   // ---- a lane ----
 
@@ -325,7 +355,7 @@ class Threads {
     Wire& to = wire(lane, peer);
     for (std::uint32_t i = 0; i < kSlots; ++i) {
       const BorrowUse use = to.uses[i];
-      std::uint64_t& until = use.connector == BorrowUse::kCopied ? done(lane, peer) : to.consumed;
+      std::uint64_t& until = use.connector == BorrowUse::kCopied ? done_[peer] : to.consumed;
       if (use.step_end == 0 || load_acquire(until) >= use.step_end) pool.push_back(i);
     }
     return pool;
@@ -346,33 +376,37 @@ class Threads {
 
   void carried_call(std::uint32_t lane, std::uint64_t first_step, std::mt19937_64& random) {
     std::array<std::vector<std::uint32_t>, kPeers> pools;
-    std::array<std::uint64_t, kPeers> first{};
     for (std::uint32_t peer = 0; peer < kPeers; ++peer) {
-      first[peer] = wire(lane, peer).posted;
       pools[peer] = borrow(lane, peer);
-      if (pools[peer].empty() || load_acquire(done(lane, peer)) != first[peer]) {
+      if (pools[peer].empty() || load_acquire(done_[peer]) < wire(lane, peer).latest) {
         return move(lane, first_step, 0);
       }
     }
+    std::array<std::array<std::uint64_t, kChunks>, kPeers> numbers{};
     std::uint32_t posted = 0, published = 0;
     std::uint64_t patience = random() % 300;
     while (published != kChunks) {
       delay(random, 4);
       if (posted != kChunks && room_for(lane, pools, first_step, posted)) {
         for (std::uint32_t peer = 0; peer < kPeers; ++peer) {
-          Wire& to = wire(lane, peer);
-          Slot& slot = to.slots[pools[peer][posted % pools[peer].size()]];
-          post_copy(rings_[lane * kPeers + peer], first[peer] + posted,
+          Slot& slot = wire(lane, peer).slots[pools[peer][posted % pools[peer].size()]];
+          const std::uint64_t n = fetch_add(drawn_[peer], std::uint64_t{1});
+          delay(random, 4);
+          post_copy(rings_[peer], n,
                     {reinterpret_cast<std::uintptr_t>(&sources_[lane][posted]),
                      reinterpret_cast<std::uintptr_t>(&slot), sizeof(slot)});
-          to.posted = first[peer] + posted + 1;
+          numbers[peer][posted] = n;
+          wire(lane, peer).latest = n + 1;
         }
         ++posted;
         continue;
       }
-      std::uint64_t finished = kChunks;
+      std::uint32_t finished = posted;
       for (std::uint32_t peer = 0; peer < kPeers; ++peer) {
-        finished = std::min(finished, load_acquire(done(lane, peer)) - first[peer]);
+        const std::uint64_t done = load_acquire(done_[peer]);
+        std::uint32_t n = published;
+        while (n != finished && numbers[peer][n] < done) ++n;
+        finished = n;
       }
       if (finished == published && patience-- == 0) break;
       for (; published < finished; ++published) {
@@ -383,10 +417,10 @@ class Threads {
         ++carried;
       }
     }
-    if (posted != published) {
-      taken_back += posted - published;
-      for (std::uint32_t peer = 0; peer < kPeers; ++peer) {
-        store_relaxed(rings_[lane * kPeers + peer].taken_back, first[peer] + posted);
+    taken_back += posted - published;
+    for (std::uint32_t peer = 0; peer < kPeers; ++peer) {
+      for (std::uint32_t n = published; n < posted; ++n) {
+        take_back_copy(rings_[peer], numbers[peer][n]);
       }
     }
     move(lane, first_step, published);
@@ -395,7 +429,7 @@ class Threads {
       for (std::uint32_t n = 0; n < posted; ++n) {
         BorrowUse& use = wire(lane, peer).uses[pool[n % pool.size()]];
         use = n < published ? BorrowUse{first_step + n + 1, 0, 0}
-                            : BorrowUse{first[peer] + n + 1, BorrowUse::kCopied, 0};
+                            : BorrowUse{numbers[peer][n] + 1, BorrowUse::kCopied, 0};
       }
     }
   }
@@ -457,21 +491,15 @@ class Threads {
       --left;
     }
   }
-  bool all_done() {
-    for (std::uint32_t i = 0; i < kLanes * kPeers; ++i) {
-      if (done_[i] != wires_[i].posted) return false;
-    }
-    return true;
-  }
   void serve() {
     std::mt19937_64 random(seed_ * 16 + 8);
     LateEngines engines(done_);
-    CopyServer server(rings_.data(), kLanes, kPeers, 3 * sizeof(Slot));
+    CopyServer server(rings_.data(), kPeers, 3 * sizeof(Slot));
     std::uint64_t stalls = 0;
     for (;;) {
       // (What is late comes when nobody waits for it: then it is done with.)
       const bool over = lanes_over.load();
-      if (over && all_done()) break;
+      if (over && done_ == drawn_) break;
       if (!over && (serves_ == Serves::kNever || stalls != 0)) {
         if (stalls != 0) --stalls;
         std::this_thread::yield();
@@ -490,8 +518,8 @@ class Threads {
 
   const Serves serves_;
   const std::uint64_t seed_;
-  std::vector<CopyRing> rings_ = std::vector<CopyRing>(kLanes * kPeers);
-  std::vector<std::uint64_t> done_ = std::vector<std::uint64_t>(kLanes * kPeers);
+  std::vector<CopyRing> rings_ = std::vector<CopyRing>(kPeers);
+  std::array<std::uint64_t, kPeers> done_{}, drawn_{};
   std::vector<Wire> wires_ = std::vector<Wire>(kLanes * kPeers);
   std::array<std::array<Slot, kChunks>, kLanes> sources_{};
 };
