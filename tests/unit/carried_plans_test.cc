@@ -224,24 +224,33 @@ TEST(CarriedPlans, AreProved) {
   }
 }
 
+// A mark costs lanes, so it is for plans that lanes run without the engine.
 TEST(CarriedPlans, AreLoweredToStepsThatAreCarried) {
   for (const Kind kind : {Kind::kAllReduce, Kind::kReduceScatter}) {
     for (int ranks = 2; ranks <= 8; ++ranks) {
-      for (const bool carries : {true, false}) {
-        const PlanRequest request = request_of(kind, ranks, kFrom);
-        SCOPED_TRACE(title(request));
-        const PlanLimits limits = cuda_limits(ranks, carries);
-        LowerLimits lower_limits{512, 32, true, 20};
-        lower_limits.slot_bytes = limits.escape_slot_bytes;
-        const std::vector<Plan> plans = plans_of(request, limits);
-        for (int r = 0; r < ranks; ++r) {
-          const Lowered lowered = lower(plans[static_cast<std::size_t>(r)], ranks, r, lower_limits);
-          ASSERT_EQ(lowered.why, NeedsEngine::kNo);
-          ASSERT_TRUE(lowered.schedule.by_slots);
-          EXPECT_EQ(lowered.schedule.steps.carried, carries);
+      for (const std::uint64_t count : {kFrom / 4, kFrom / 4 + 1237, kFrom - 1}) {
+        for (const bool carries : {true, false}) {
+          const PlanRequest request = request_of(kind, ranks, count);
+          SCOPED_TRACE(title(request));
+          const PlanLimits limits = cuda_limits(ranks, carries);
+          LowerLimits lower_limits{512, 32, true, 20};
+          lower_limits.slot_bytes = limits.escape_slot_bytes;
+          const std::vector<Plan> plans = plans_of(request, limits);
+          for (int r = 0; r < ranks; ++r) {
+            const Lowered lowered =
+                lower(plans[static_cast<std::size_t>(r)], ranks, r, lower_limits);
+            ASSERT_EQ(lowered.why, NeedsEngine::kNo) << to_string(lowered.why);
+            ASSERT_TRUE(lowered.schedule.by_slots);
+            EXPECT_EQ(lowered.schedule.steps.carried, carries);
+          }
         }
       }
     }
+  }
+}
+TEST(CarriedPlans, GroupsThatNeedTheEngineHaveNone) {
+  for (const Kind kind : {Kind::kAllReduce, Kind::kReduceScatter}) {
+    for (const int ranks : {9, 16}) expect_unmarked(request_of(kind, ranks, kFrom), cuda_limits(9));
   }
 }
 
