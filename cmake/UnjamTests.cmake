@@ -110,7 +110,7 @@ if(UNJAM_SANITIZE)
 endif()
 if(UNJAM_SANITIZE MATCHES "thread")
   list(APPEND left_out plan_mistakes_test float_types_test leaves_test waitfor_test sending_ahead_test
-              lane_pace_test call_in_front_test call_places_test hop_mix_test
+              lane_pace_test call_in_front_test call_places_test carried_plans_test hop_mix_test
               hop_order_test one_order_test order_rule_test recall_test nvlink_test async_ring_test
               doorbell_test clock_test courier_test reshard_plan_test reshard_paper_test)
 endif()
