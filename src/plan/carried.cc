@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "plan/common.h"
 #include "program/schedule.h"
 
 namespace unjam {
@@ -37,7 +38,8 @@ PlanLimits carried_limits(const PlanLimits& limits) {
   return fewer;
 }
 
-void mark_carried(Plan* plan) {
+void mark_carried(const PlanLimits& limits, Plan* plan) {
+  plan->geometry.chunk = chunk_elements(limits.escape_slot_bytes, plan->geometry);
   for (Primitive& p : plan->primitives) {
     if (!only_sends(p)) continue;
     p.flags = static_cast<std::uint16_t>(p.flags | static_cast<unsigned>(Carrier::kCopyEngine));

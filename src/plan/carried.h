@@ -12,7 +12,8 @@ bool may_be_carried(const PlanRequest& request, const PlanLimits& limits, Algori
 // What such plans are made by: fewer lanes.
 PlanLimits carried_limits(const PlanLimits& limits);
 
-// Marks the plan's primitives.
-void mark_carried(Plan* plan);
+// Marks the plan's primitives. Its chunks fill slots, so that what copy engines move of several,
+// one behind the other, is one copy where these have no gaps between them.
+void mark_carried(const PlanLimits& limits, Plan* plan);
 
 }  // namespace unjam

@@ -214,7 +214,7 @@ std::optional<Plan> make_plan(const PlanRequest& request, const PlanLimits& limi
       row_of(chosen).plan(request, carried ? carried_limits(limits) : limits, error);
   if (!plan.has_value()) return plan;
   plan->algorithm = chosen;
-  if (carried) mark_carried(&*plan);
+  if (carried) mark_carried(limits, &*plan);
   return plan;
 }
 

@@ -424,7 +424,12 @@ bool resolve_settings(const unjamConfig_t* config, int ranks, Settings& s, std::
                           : fits(usual) ? usual
                                         : std::bit_floor(static_cast<std::uint64_t>(usual));
   }
-  if (s.borrow_slot_bytes == kByLanes) {
+  if (s.borrow_slot_bytes == kByLanes && s.dma != 0 && s.device == UNJAM_DEVICE_CUDA) {
+    // Twice as many that lie one behind the other without gaps: slices that follow each other there
+    // copy engines move at once (engine/copy_server.h, plan/carried.h).
+    s.borrow_slot_bytes = s.escape_slot_bytes;
+    s.borrow_slots *= 2;
+  } else if (s.borrow_slot_bytes == kByLanes) {
     s.borrow_slot_bytes = std::max((ranks <= 2 ? 2 : 4) * slot, s.escape_slot_bytes);
   }
   if (s.escape_slot_bytes % kSlotGranularity != 0) {

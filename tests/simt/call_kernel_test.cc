@@ -409,10 +409,10 @@ void carried(Copies copies, std::uint64_t seeds, std::uint64_t held) {
   if (copies == Copies::kPrompt) EXPECT_EQ(figures.taken_back, 0u);
   if (copies == Copies::kStuck || copies == Copies::kStalls) EXPECT_GT(figures.taken_back, 0u);
 }
-TEST(CallKernelCarried, Promptly) { carried(Copies::kPrompt, 2, 0); }
-TEST(CallKernelCarried, Slowly) { carried(Copies::kSlow, 2, 400'000); }
-TEST(CallKernelCarried, TakesBackWhatStalls) { carried(Copies::kStalls, 4, 400'000); }
-TEST(CallKernelCarried, TakesBackWhatNobodyCarriesOut) { carried(Copies::kStuck, 2, 400'000); }
+TEST(CallKernelCarried, Promptly) { carried(Copies::kPrompt, 1, 0); }
+TEST(CallKernelCarried, Slowly) { carried(Copies::kSlow, 1, 400'000); }
+TEST(CallKernelCarried, TakesBackWhatStalls) { carried(Copies::kStalls, 2, 400'000); }
+TEST(CallKernelCarried, TakesBackWhatNobodyCarriesOut) { carried(Copies::kStuck, 1, 400'000); }
 TEST(CallKernelSoak, ManyCarried) {
   for (const Copies x : {Copies::kPrompt, Copies::kSlow, Copies::kStalls, Copies::kStuck})
     carried(x, 30, 400'000);

@@ -158,18 +158,17 @@ bool CopyThread::copy(cudaStream_t stream, const std::vector<CopyPost>& copies,
 }
 
 bool CopyThread::count(std::uint32_t to, std::uint64_t done, std::string& error) {
-  const auto store = [](const std::uint64_t* where, std::uint64_t value, unsigned flags) {
+  const auto store = [](const std::uint64_t* where, std::uint64_t value) {
     CUstreamBatchMemOpParams op{};
     op.writeValue.operation = CU_STREAM_MEM_OP_WRITE_VALUE_64;
     op.writeValue.address = reinterpret_cast<CUdeviceptr>(where);
     op.writeValue.value64 = value;
-    op.writeValue.flags = flags;
+    op.writeValue.flags = CU_STREAM_WRITE_VALUE_DEFAULT;
     return op;
   };
-  // The first behind all that was copied; the second, which is only about when to go on, with it.
-  CUstreamBatchMemOpParams stores[] = {
-      store(done_ + to, done, CU_STREAM_WRITE_VALUE_DEFAULT),
-      store(peers_[to].finished, peers_[to].issued, CU_STREAM_WRITE_VALUE_NO_MEMORY_BARRIER)};
+  // Behind all that was copied.
+  CUstreamBatchMemOpParams stores[] = {store(done_ + to, done),
+                                       store(peers_[to].finished, peers_[to].issued)};
   const CUresult code = batch_mem_op_(peers_[to].stream, 2, stores, 0);
   if (code == CUDA_SUCCESS) return true;
   error = "counting copies: the driver's error " + std::to_string(static_cast<int>(code));

@@ -159,7 +159,8 @@ __device__ __forceinline__ bool steer(CudaRank& r, const Stream& c, Interrupted 
         const std::uint32_t in_hand = is_carried ? kCopyPostsOfLane : c.in_hand(hop);
         if (n == chunks || n == d + in_hand || (needs[hop] & ~there) != 0 || stops) continue;
         if (!sure && !LanePace::may_begin(n, slowest)) continue;
-        if (hop == kSends && !order.is_wanted_soon(n, done[kGathers])) continue;
+        // (What copy engines move may be far ahead: they are not what reads it.)
+        if (hop == kSends && !is_carried && !order.is_wanted_soon(n, done[kGathers])) continue;
         if (hop == kGathers && !c.may_gather(n, done[kSends], done[kCollects])) continue;
         if (is_carried) {
           carrying.post(r, c, x.q, n);
