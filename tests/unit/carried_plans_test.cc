@@ -9,6 +9,7 @@
 
 #include "plan/carried.h"
 #include "plan/check/checker.h"
+#include "plan/common.h"
 #include "plan/lower.h"
 #include "plan/selector.h"
 
@@ -182,7 +183,7 @@ TEST(CarriedPlans, HaveNoMoreLanesThanThereAre) {
   }
 }
 
-// The mark is all that they have of their own.
+// The mark, and chunks that fill slots, are all that they have of their own.
 TEST(CarriedPlans, AreElseThePlansOfSoManyLanes) {
   for (const Kind kind : {Kind::kAllReduce, Kind::kReduceScatter}) {
     const PlanRequest request = request_of(kind, 4, kFrom);
@@ -192,6 +193,10 @@ TEST(CarriedPlans, AreElseThePlansOfSoManyLanes) {
     std::vector<Plan> plans = plans_of(request, cuda_limits(4));
     ASSERT_EQ(plans.size(), others.size());
     for (std::size_t r = 0; r < plans.size(); ++r) {
+      Geometry& geometry = plans[r].geometry;
+      EXPECT_EQ(geometry.chunk, chunk_elements(fewer.escape_slot_bytes, geometry));
+      EXPECT_EQ(geometry.chunk * dtype_bytes(geometry.dtype), fewer.escape_slot_bytes);
+      geometry.chunk = others[r].geometry.chunk;
       for (Primitive& p : plans[r].primitives) {
         p.flags = static_cast<std::uint16_t>(p.flags & ~unsigned{kCarrierBits});
       }
