@@ -409,7 +409,7 @@ class Lowering {
     // well, so that what has come goes first, if slices go to several or are reduced there.
     const bool one_sent = (gathers || collects) && (s.scatters || group_size_ > 2);
     t.sent_in_hand = many_lanes && (s.two_hops() || one_sent) ? 1 : 2;
-    t.others_in_hand = many_lanes && s.two_hops() ? 1 : 2;
+    t.others_in_hand = many_lanes && s.two_hops() && !s.carried ? 1 : 2;
     t.hops_back = s.scatters && !gathers && collects ? 2 : 1;
   }
 

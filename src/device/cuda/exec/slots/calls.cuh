@@ -285,14 +285,25 @@ struct Stream {
   }
   // Room. Slices go round all slots that the call has: the guaranteed ones of the connector first,
   // then those that were borrowed, of which there are so many that the sum is a multiple of the
-  // former. So a guaranteed slot is its step's, as the protocol has it. Of a call that is carried
-  // slices that copy engines move go round borrowed ones, all others go through their steps' own.
+  // former. So a guaranteed slot is its step's, as the protocol has it.
+  // Of a call that is carried slices that copy engines move go round the first of those that were
+  // borrowed, all if the connector has no others; results round the rest. What is only sent, and
+  // blocks move, goes through steps' own slots; so does all where none were borrowed.
+  __device__ __forceinline__ std::uint32_t slots_carried(std::uint32_t borrowed) const {
+    return two_hops() ? borrowed / 2 : borrowed;
+  }
   __device__ __forceinline__ std::uint32_t borrowed_for(std::uint32_t q,
                                                         std::uint32_t slice) const {
     if (call.steps.carried) {
+      const std::uint32_t borrowed = s.borrowed[q], first = slots_carried(borrowed);
+      // (Of a rehearsal, which moves nothing.)
+      if (borrowed == kNotYet) return kNoSlotOfPool;
       const std::uint32_t n = chunk_only_sent(q, slice);
-      if (n == kNoSlice || n >= CudaDev::load_block(s.blocks_from)) return kNoSlotOfPool;
-      return s.pool[q][n % s.borrowed[q]];
+      if (n != kNoSlice) {
+        return n < CudaDev::load_block(s.blocks_from) ? s.pool[q][n % first] : kNoSlotOfPool;
+      }
+      if (borrowed == first) return kNoSlotOfPool;
+      return s.pool[q][first + (slice - order().firsts_in(slice)) % (borrowed - first)];
     }
     const std::uint32_t own = call.shape.escape_slots;
     if (slice < own) return kNoSlotOfPool;
@@ -314,13 +325,16 @@ struct Stream {
     if (straight) return behind < kSlotHeaders;
     const std::uint32_t own = call.shape.escape_slots;
     if (call.steps.carried) {
-      const std::uint32_t n = chunk_only_sent(q, slice);
-      if (n == kNoSlice || n >= CudaDev::load_block(s.blocks_from)) {
-        return transport.own_slot_is_free(behind);
-      }
-      if (borrowed == kNotYet || borrowed == 0 || behind >= kSlotHeaders) return false;
+      if (borrowed == kNotYet || behind >= kSlotHeaders) return false;
+      const std::uint32_t first = slots_carried(borrowed), n = chunk_only_sent(q, slice);
+      const bool by_blocks = n != kNoSlice && n >= CudaDev::load_block(s.blocks_from);
+      const std::uint32_t slots = n != kNoSlice ? first : borrowed - first;
+      if (by_blocks || slots == 0) return transport.own_slot_is_free(behind);
       // (The slot's slice before this one was consumed.)
-      return n < borrowed || behind < slice - order().first(n - borrowed);
+      const std::uint32_t at = n != kNoSlice ? n : slice - order().firsts_in(slice);
+      if (at < slots) return true;
+      const std::uint32_t former = at - slots;
+      return behind < slice - (n != kNoSlice ? order().first(former) : order().second(former));
     }
     // (What was there before the call has gone.)
     if (slice < own) return transport.own_slot_is_free(behind);

@@ -110,19 +110,25 @@ struct Carrying {
 __device__ __forceinline__ void note_carried(const Stream& c, BorrowUse* uses, std::uint32_t q,
                                              std::uint32_t begin, std::uint32_t borrowed) {
   const StreamShared& s = c.s;
+  const HopOrder order = c.order();
   const std::uint32_t from = CudaDev::load_block(s.blocks_from), sent = c.of.sent[q];
-  std::uint32_t published = c.two_hops() ? c.order().firsts_in(sent) : sent;
-  if (!has_member(c.call.steps.sends_to, q)) published = 0;
-  if (published > from) published = from;
+  const std::uint32_t first = c.slots_carried(borrowed);
+  std::uint32_t firsts = c.two_hops() ? order.firsts_in(sent) : sent;
+  const std::uint32_t seconds = c.two_hops() ? sent - firsts : 0;
+  if (!has_member(c.call.steps.sends_to, q)) firsts = 0;
+  if (firsts > from) firsts = from;
   for (std::uint32_t i = begin; i < borrowed; i += 4) {
-    if (i < published) {
-      const std::uint32_t last = i + (published - 1 - i) / borrowed * borrowed;
-      const std::uint32_t slice = c.order().first(last);
+    const bool is_first = i < first;
+    const std::uint32_t slots = is_first ? first : borrowed - first;
+    const std::uint32_t at = is_first ? i : i - first, all = is_first ? firsts : seconds;
+    if (at < all) {
+      const std::uint32_t last = at + (all - 1 - at) / slots * slots;
+      const std::uint32_t slice = is_first ? order.first(last) : order.second(last);
       uses[s.pool[q][i]] = {c.of.outs[q].count + slice + 1, c.of.outs[q].connector, 0};
     }
     // (Slots that are free, or whose slices peers have taken, may be a copy's that came back.)
-    for (std::uint32_t n = from; from != kNoSlice && n < s.posted; ++n) {
-      if (n % borrowed != i) continue;
+    for (std::uint32_t n = from; is_first && from != kNoSlice && n < s.posted; ++n) {
+      if (n % slots != i) continue;
       uses[s.pool[q][i]] = {s.posts[q][n % kCopyPostsOfLane] + 1, BorrowUse::kCopied, 0};
     }
   }

@@ -33,10 +33,13 @@ __device__ __forceinline__ void count_stream(LaneStats& stats, const Stream& c,
     // slots, too. They are not counted.)
     const std::uint32_t in_slots = sent < c.of.straight[q] ? sent : c.of.straight[q];
     if (c.call.steps.carried) {
-      // (Others went through their steps' own.)
+      // (What went straight is not counted; of results all that did not, if any slots were theirs.)
       const std::uint32_t firsts = c.two_hops() ? c.order().firsts_in(sent) : sent;
       const std::uint32_t from = CudaDev::load_block(c.s.blocks_from);
+      const std::uint32_t found = CudaDev::load_block(c.s.borrowed[q]);
+      const std::uint32_t lent = found == kNotYet ? 0 : found;
       if (has_member(c.call.steps.sends_to, q)) borrowed += firsts < from ? firsts : from;
+      if (lent != c.slots_carried(lent)) borrowed += sent - firsts - c.straight_in(q, sent);
       continue;
     }
     // (Not yet known: none were wanted.)

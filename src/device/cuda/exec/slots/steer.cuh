@@ -114,7 +114,8 @@ __device__ __forceinline__ bool steer(CudaRank& r, const Stream& c, Interrupted 
 
     if (carrying.on) {
       // Without borrowed slots nothing can be posted.
-      const bool none = sends && CudaDev::load_block(s.borrowed[x.q]) == 0;
+      const std::uint32_t borrowed = CudaDev::load_block(s.borrowed[x.q]);
+      const bool none = sends && borrowed != kNotYet && c.slots_carried(borrowed) == 0;
       const std::uint32_t d = carrying.look(r, c, x.q);
       if (d != done[kSends]) carrying.since = global_ns();
       if (thread == 0) CudaDev::store_block(s.carried, d);
