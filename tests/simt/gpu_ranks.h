@@ -109,12 +109,17 @@ struct GpuCall {
 class FakeCopyEngines : public CopyEngines {
  public:
   FakeCopyEngines(std::uint64_t* done, std::uint32_t ranks) : done_(done), queues_(ranks) {}
-  bool issue(std::uint32_t peer, const std::vector<CopyPost>& copies, std::uint64_t done) override {
-    for (const CopyPost& c : copies) queues_[peer].push_back({c, 0, false});
+  bool issue(std::uint32_t peer, const std::vector<CopyRows>& copies, std::uint64_t done) override {
+    for (const CopyRows& c : copies) {
+      for (std::uint32_t i = 0; i < c.rows; ++i) {
+        const CopyPost row{c.source + i * c.source_pitch, c.target + i * c.target_pitch, c.bytes};
+        queues_[peer].push_back({row, 0, false});
+      }
+    }
     queues_[peer].push_back({{}, done, true});
     return true;
   }
-  bool is_busy(std::uint32_t peer) override { return queues_[peer].size() > 8; }
+  std::uint64_t in_flight(std::uint32_t peer) override { return queues_[peer].size() / 4; }
   // The next thing, to the peer. False: there is none.
   bool step(std::uint32_t peer) {
     if (queues_[peer].empty()) return false;
@@ -442,7 +447,8 @@ class GpuRanks {
     for (std::uint64_t i = 0; i < std::uint64_t{keys.count} * keys.lanes; ++i) set_up_key(keys, i);
     of.rank = of.memory.rank();
     of.rank->copies.patience_ns = std::uint64_t{shape_.copy_patience_us} * 1000;
-    of.server = std::make_unique<CopyServer>(copies, shape_.ranks, 4096);
+    of.server =
+        std::make_unique<CopyServer>(copies, shape_.ranks, options.shape.borrow_bytes(), 8192);
     of.engines = std::make_unique<FakeCopyEngines>(of.memory.copies_done(), shape_.ranks);
     of.calls.resize(shape_.slots);
     for (std::uint32_t s = shape_.slots; s-- > 0;) {

@@ -17,9 +17,6 @@ namespace {
 // less than lanes' patience.)
 constexpr std::uint64_t kPollNs = 2'000'000, kLookNs = 2'000'000'000;
 constexpr useconds_t kLookApartUs = 20;
-// Issued for a peer and not done, at most: the next is there when one ends, and what is posted
-// meanwhile goes together.
-constexpr std::uint64_t kMostBatches = 2;
 
 }  // namespace
 
@@ -107,11 +104,11 @@ std::string CopyThread::failure() const {
   return failure_;
 }
 
-bool CopyThread::is_busy(std::uint32_t peer) {
-  return peers_[peer].issued - load_acquire(*peers_[peer].finished) >= kMostBatches;
+std::uint64_t CopyThread::in_flight(std::uint32_t peer) {
+  return peers_[peer].issued - load_acquire(*peers_[peer].finished);
 }
 
-bool CopyThread::issue(std::uint32_t to, const std::vector<CopyPost>& copies, std::uint64_t done) {
+bool CopyThread::issue(std::uint32_t to, const std::vector<CopyRows>& copies, std::uint64_t done) {
   Peer& peer = peers_[to];
   std::string error;
   ++peer.issued;
@@ -121,25 +118,32 @@ bool CopyThread::issue(std::uint32_t to, const std::vector<CopyPost>& copies, st
   return false;
 }
 
-bool CopyThread::copy(cudaStream_t stream, const std::vector<CopyPost>& copies,
+bool CopyThread::copy(cudaStream_t stream, const std::vector<CopyRows>& copies,
                       std::string& error) {
   const auto address = [](std::uint64_t at) {
     return reinterpret_cast<void*>(at);  // NOLINT(performance-no-int-to-ptr)
   };
-  if (copies.size() > 1 && copies_batches_) {
-    targets_.clear();
-    sources_.clear();
-    sizes_.clear();
-    for (const CopyPost& c : copies) {
+  targets_.clear();
+  sources_.clear();
+  sizes_.clear();
+  for (const CopyRows& c : copies) {
+    if (c.rows == 1) {
       targets_.push_back(address(c.target));
       sources_.push_back(address(c.source));
       sizes_.push_back(c.bytes);
+    } else if (!cuda_ok(cudaMemcpy2DAsync(address(c.target), c.target_pitch, address(c.source),
+                                          c.source_pitch, c.bytes, c.rows, cudaMemcpyDeviceToDevice,
+                                          stream),
+                        "copying rows by a copy engine", error)) {
+      return false;
     }
+  }
+  if (sizes_.size() > 1 && copies_batches_) {
     cudaMemcpyAttributes attributes{};
     attributes.srcAccessOrder = cudaMemcpySrcAccessOrderStream;
     std::size_t first = 0;
     const cudaError_t code = cudaMemcpyBatchAsync(targets_.data(), sources_.data(), sizes_.data(),
-                                                  copies.size(), &attributes, &first, 1, stream);
+                                                  sizes_.size(), &attributes, &first, 1, stream);
     if (code == cudaSuccess) return true;
     cudaGetLastError();
     if (code != cudaErrorNotSupported && code != cudaErrorCallRequiresNewerDriver) {
@@ -147,10 +151,10 @@ bool CopyThread::copy(cudaStream_t stream, const std::vector<CopyPost>& copies,
     }
     copies_batches_ = false;
   }
-  for (const CopyPost& c : copies) {
-    if (!cuda_ok(cudaMemcpyAsync(address(c.target), address(c.source), c.bytes,
-                                 cudaMemcpyDeviceToDevice, stream),
-                 "copying by a copy engine", error)) {
+  for (std::size_t i = 0; i < sizes_.size(); ++i) {
+    if (!cuda_ok(
+            cudaMemcpyAsync(targets_[i], sources_[i], sizes_[i], cudaMemcpyDeviceToDevice, stream),
+            "copying by a copy engine", error)) {
       return false;
     }
   }
@@ -195,11 +199,12 @@ void CopyThread::run() {
   pthread_setname_np(pthread_self(), "unjam copies");
   cudaSetDevice(o_.device);
   const BesideCapture beside;
-  CopyServer server(rings_, o_.ranks, o_.most_bytes);
+  CopyServer server(rings_, o_.ranks, o_.lane_pitch, o_.most_bytes);
   std::uint64_t found_ns = 0;
   for (std::uint32_t round = 0;; ++round) {
     const auto swept = o_.stuck ? CopyServer::Swept::kNothing : server.sweep(*this);
     posts_.store(server.posts(), std::memory_order_relaxed);
+    copies_.store(server.copies(), std::memory_order_relaxed);
     batches_.store(server.batches(), std::memory_order_relaxed);
     bytes_.store(server.bytes(), std::memory_order_relaxed);
     dropped_.store(server.dropped(), std::memory_order_relaxed);

@@ -28,6 +28,7 @@ class CopyThread : private CopyEngines {
   struct Options {
     int device = 0;
     std::uint32_t rank = 0, ranks = 1;
+    std::uint64_t lane_pitch = 0;  // see CopyServer
     std::uint64_t most_bytes = 0;  // issued together, for a peer
     // For tests: posts are never looked at, as if the driver held the thread up for ever.
     bool stuck = false;
@@ -49,21 +50,21 @@ class CopyThread : private CopyEngines {
   void expect();
 
   struct Figures {
-    std::uint64_t posts = 0, batches = 0, bytes = 0, dropped = 0;
+    std::uint64_t posts = 0, copies = 0, batches = 0, bytes = 0, dropped = 0;
   };
   Figures figures() const {
     const auto now = [](const std::atomic<std::uint64_t>& x) {
       return x.load(std::memory_order_relaxed);
     };
-    return {now(posts_), now(batches_), now(bytes_), now(dropped_)};
+    return {now(posts_), now(copies_), now(batches_), now(bytes_), now(dropped_)};
   }
   // What the driver has refused, if it has: then nothing more is carried out. "": nothing.
   std::string failure() const;
 
  private:
-  bool issue(std::uint32_t peer, const std::vector<CopyPost>& copies, std::uint64_t done) override;
-  bool is_busy(std::uint32_t peer) override;
-  bool copy(cudaStream_t stream, const std::vector<CopyPost>& copies, std::string& error);
+  bool issue(std::uint32_t peer, const std::vector<CopyRows>& copies, std::uint64_t done) override;
+  std::uint64_t in_flight(std::uint32_t peer) override;
+  bool copy(cudaStream_t stream, const std::vector<CopyRows>& copies, std::string& error);
   bool count(std::uint32_t peer, std::uint64_t done, std::string& error);
   void run();
   void sleep(std::uint64_t idle_ns);
@@ -88,7 +89,7 @@ class CopyThread : private CopyEngines {
   std::vector<const void*> sources_;
   std::vector<std::size_t> sizes_;
 
-  std::atomic<std::uint64_t> posts_{0}, batches_{0}, bytes_{0}, dropped_{0};
+  std::atomic<std::uint64_t> posts_{0}, copies_{0}, batches_{0}, bytes_{0}, dropped_{0};
   std::atomic<std::uint64_t> expected_ns_{0};
   std::atomic<bool> asleep_{false};
   mutable std::mutex mutex_;

@@ -424,6 +424,7 @@ class CudaDaemon : public StreamDaemon {
     if (copies_ != nullptr) {
       const CopyThread::Figures figures = copies_->figures();
       w.field("posts", figures.posts);
+      w.field("copies", figures.copies);
       w.field("batches", figures.batches);
       w.field("bytes", figures.bytes);
       w.field("dropped", figures.dropped);
@@ -528,8 +529,9 @@ class CudaDaemon : public StreamDaemon {
     link_ = static_cast<CudaLink*>(o_.links[o_.rank]);
     CopyRing* rings = nullptr;
     if (o_.copies) {
-      copies_ = std::make_unique<CopyThread>(CopyThread::Options{
-          o_.device, o_.rank, o_.shape.ranks, o_.copies_in_flight, o_.copies_stuck});
+      copies_ = std::make_unique<CopyThread>(
+          CopyThread::Options{o_.device, o_.rank, o_.shape.ranks, o_.shape.borrow_bytes(),
+                              o_.copies_in_flight, o_.copies_stuck});
       rings = copies_->allocate(error);
       if (rings == nullptr) return false;
     }
