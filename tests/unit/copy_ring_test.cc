@@ -98,22 +98,25 @@ class Recorder : public CopyEngines {
  public:
   struct Batch {
     std::uint32_t peer;
-    std::vector<std::uint64_t> sources, lengths;
+    std::vector<std::uint64_t> sources, lengths, rows, source_pitches, target_pitches;
     std::uint64_t done;
   };
   std::vector<Batch> batches;
-  std::array<bool, 4> busy{};
-  int fails_at = -1;  // the batch with this number
+  std::array<std::uint64_t, 4> flying{};  // batches
+  int fails_at = -1;                      // the batch with this number
 
-  bool issue(std::uint32_t peer, const std::vector<CopyPost>& copies, std::uint64_t done) override {
-    Batch& batch = batches.emplace_back(Batch{peer, {}, {}, done});
-    for (const CopyPost& c : copies) {
+  bool issue(std::uint32_t peer, const std::vector<CopyRows>& copies, std::uint64_t done) override {
+    Batch& batch = batches.emplace_back(Batch{peer, {}, {}, {}, {}, {}, done});
+    for (const CopyRows& c : copies) {
       batch.sources.push_back(c.source);
       batch.lengths.push_back(c.bytes);
+      batch.rows.push_back(c.rows);
+      batch.source_pitches.push_back(c.source_pitch);
+      batch.target_pitches.push_back(c.target_pitch);
     }
     return static_cast<int>(batches.size()) - 1 != fails_at;
   }
-  bool is_busy(std::uint32_t peer) override { return busy[peer]; }
+  std::uint64_t in_flight(std::uint32_t peer) override { return flying[peer]; }
 };
 
 class CopyServerTest : public ::testing::Test {
@@ -128,7 +131,9 @@ class CopyServerTest : public ::testing::Test {
     post_copy(rings_[peer], drawn_[peer], {source, 1000 + source, bytes});
     return drawn_[peer]++;
   }
-  CopyServer server(std::uint64_t most) { return {rings_.data(), kRanks, most}; }
+  CopyServer server(std::uint64_t most, std::uint64_t lane_pitch = std::uint64_t{1} << 40) {
+    return {rings_.data(), kRanks, lane_pitch, most};
+  }
 
   Recorder engines_;
   std::vector<CopyRing> rings_ = std::vector<CopyRing>(kRanks);
@@ -194,7 +199,7 @@ TEST_F(CopyServerTest, IssuesNoMoreTogetherThanItMay) {
 
 TEST_F(CopyServerTest, GathersWhatIsPostedWhileThePeerIsBusy) {
   CopyServer s = server(1 << 20);
-  engines_.busy[1] = true;
+  engines_.flying[1] = 2;
   for (std::uint64_t i = 0; i < 3; ++i) {
     post(1, i, 8);
     EXPECT_EQ(s.sweep(engines_), kNothing);
@@ -203,9 +208,25 @@ TEST_F(CopyServerTest, GathersWhatIsPostedWhileThePeerIsBusy) {
   ASSERT_EQ(s.sweep(engines_), kSome);
   ASSERT_EQ(engines_.batches.size(), 1u);
   EXPECT_EQ(engines_.batches[0].peer, 2u) << "another peer is not";
-  engines_.busy[1] = false;
+  engines_.flying[1] = 0;
   ASSERT_EQ(s.sweep(engines_), kSome);
   EXPECT_EQ(engines_.batches[1].sources, (Sources{0, 1, 2}));
+}
+
+// Another batch beside one that is under way must be worth it: half of the most.
+TEST_F(CopyServerTest, WaitsForMoreWhileTheEngineHasSomethingToDo) {
+  CopyServer s = server(100);
+  engines_.flying[1] = 1;
+  post(1, 0, 30), post(1, 100, 19);
+  EXPECT_EQ(s.sweep(engines_), kNothing);
+  post(1, 200, 1);
+  ASSERT_EQ(s.sweep(engines_), kSome);
+  EXPECT_EQ(engines_.batches[0].sources, (Sources{0, 100, 200}));
+  post(1, 300, 1);
+  EXPECT_EQ(s.sweep(engines_), kNothing);
+  engines_.flying[1] = 0;
+  ASSERT_EQ(s.sweep(engines_), kSome);
+  EXPECT_EQ(engines_.batches[1].sources, (Sources{300}));
 }
 
 TEST_F(CopyServerTest, CountsWhatWasTakenBackAndDoesNotCopyIt) {
@@ -245,7 +266,7 @@ TEST_F(CopyServerTest, PostsThatContinueEachOtherAreOneCopy) {
   post_to(600, 2008, 8);  // in the target alone
   post_to(16, 1016, 4);   // with the first again
   ASSERT_EQ(s.sweep(engines_), kSome);
-  EXPECT_EQ(engines_.batches[0].sources, (Sources{0, 500, 508, 600}));
+  EXPECT_EQ(engines_.batches[0].sources, (Sources{0, 500, 600, 508}));
   EXPECT_EQ(engines_.batches[0].lengths, (Sources{20, 8, 8, 8}));
   EXPECT_EQ(engines_.batches[0].done, 6u);
   EXPECT_EQ(s.posts(), 6u);
@@ -259,6 +280,31 @@ TEST_F(CopyServerTest, PostsThatContinueEachOtherAreOneCopy) {
   EXPECT_EQ(engines_.batches[1].sources, (Sources{20, 100}));
   EXPECT_EQ(engines_.batches[1].lengths, (Sources{60, 40}));
   EXPECT_EQ(engines_.batches[1].done, 9u);
+}
+
+// As lanes' slices do, each in its lane's slots.
+TEST_F(CopyServerTest, PostsThatLieAlikeInLanesAreRowsOfOneCopy) {
+  constexpr std::uint64_t kPitch = 1000;
+  CopyServer s = server(1 << 20, kPitch);
+  const auto post_to = [&](std::uint64_t source, std::uint64_t target, std::uint64_t bytes) {
+    post_copy(rings_[1], drawn_[1]++, {source, target, bytes});
+  };
+  post_to(700, 3050, 8), post_to(100, 1050, 8), post_to(400, 2050, 8);     // three rows
+  post_to(1000, 4050, 4);                                                  // shorter
+  post_to(1300, 5050, 8);                                                  // behind a gap
+  post_to(5000, 2500, 8), post_to(4000, 3500, 8);                          // sources go back
+  post_to(6000, 2600, 8), post_to(6004, 3600, 8);                          // and overlap
+  post_to(7000, 2700, 8), post_to(7300, 3700, 8), post_to(7601, 4700, 8);  // not as far apart
+  ASSERT_EQ(s.sweep(engines_), kSome);
+  const Recorder::Batch& b = engines_.batches[0];
+  EXPECT_EQ(b.sources, (Sources{100, 1000, 1300, 5000, 4000, 6000, 6004, 7000, 7601}));
+  EXPECT_EQ(b.lengths, (Sources{8, 4, 8, 8, 8, 8, 8, 8, 8}));
+  EXPECT_EQ(b.rows, (Sources{3, 1, 1, 1, 1, 1, 1, 2, 1}));
+  EXPECT_EQ(b.source_pitches, (Sources{300, 0, 0, 0, 0, 0, 0, 300, 0}));
+  EXPECT_EQ(b.target_pitches, (Sources{kPitch, 0, 0, 0, 0, 0, 0, kPitch, 0}));
+  EXPECT_EQ(b.done, 12u);
+  EXPECT_EQ(s.posts(), 12u);
+  EXPECT_EQ(s.copies(), 9u);
 }
 
 TEST_F(CopyServerTest, CountsEmptyCopies) {
@@ -320,12 +366,17 @@ struct Wire {
 class LateEngines : public CopyEngines {
  public:
   explicit LateEngines(std::array<std::uint64_t, kPeers>& done) : done_(done) {}
-  bool issue(std::uint32_t peer, const std::vector<CopyPost>& copies, std::uint64_t done) override {
-    for (const CopyPost& c : copies) queues_[peer].push_back({c, 0});
+  bool issue(std::uint32_t peer, const std::vector<CopyRows>& copies, std::uint64_t done) override {
+    for (const CopyRows& c : copies) {
+      for (std::uint32_t i = 0; i < c.rows; ++i) {
+        const CopyPost row{c.source + i * c.source_pitch, c.target + i * c.target_pitch, c.bytes};
+        queues_[peer].push_back({row, 0});
+      }
+    }
     queues_[peer].push_back({{}, done});
     return true;
   }
-  bool is_busy(std::uint32_t peer) override { return queues_[peer].size() > 6; }
+  std::uint64_t in_flight(std::uint32_t peer) override { return queues_[peer].size() / 3; }
   void step(std::uint32_t peer) {
     if (queues_[peer].empty()) return;
     const auto [copy, done] = queues_[peer].front();
@@ -526,7 +577,7 @@ class Threads {
   void serve() {
     std::mt19937_64 random(seed_ * 16 + 8);
     LateEngines engines(done_);
-    CopyServer server(rings_.data(), kPeers, 3 * sizeof(Slot));
+    CopyServer server(rings_.data(), kPeers, kPeers * sizeof(Wire), 3 * sizeof(Slot));
     std::uint64_t stalls = 0;
     for (;;) {
       // (What is late comes when nobody waits for it: then it is done with.)
