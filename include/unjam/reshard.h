@@ -1,5 +1,5 @@
 /*
- * unjam: plans of cross-mesh resharding.
+ * unjam: cross-mesh resharding, planned and carried out.
  *
  * A *mesh* is a grid of ranks. A *placement* says for one mesh dimension what it does with a
  * tensor, in the words of PyTorch's DTensor. A plan says how tensors that one mesh holds under some
@@ -7,7 +7,7 @@
  * in which chain. It follows "On Optimizing the Communication of Model Parallelism", section 3.
  *
  * Planning needs no context and no GPU, and talks to nobody: every rank makes the same plan from
- * the same request. Nothing here moves data yet.
+ * the same request. unjamReshardRun carries a plan out, on the host device.
  *
  * Every function may be called from any thread at any time; a plan does not change once it is made.
  * Errors are those of unjam.h: unjamGetLastError names the cause and the cure.
@@ -110,6 +110,52 @@ UNJAM_API unjamResult_t unjamReshardRank(unjamReshardPlan_t plan, int rank, char
  * ranks' tensors have more than 2^24 elements together. */
 UNJAM_API unjamResult_t unjamReshardCheck(unjamReshardPlan_t plan, char* buffer, size_t bytes,
                                           size_t* needed);
+
+/* ---- carrying a plan out ---- */
+/* A rank's own part of a tensor: `data` is its first element, in host memory. shape: that part's,
+ * as unjamReshardRank tells it. strides: bytes from one element to the next in each dimension, may
+ * be negative; NULL: row-major, without gaps. data may be NULL if the part is empty. */
+typedef struct {
+  size_t size; /* sizeof(unjamReshardPart_t) */
+  const char* name;
+  void* data; /* of the source: not written */
+  int32_t dtype;
+  int32_t ndims;
+  const int64_t* shape;
+  const int64_t* strides;
+} unjamReshardPart_t;
+
+/* Carries the plan out. Ranks of the plan are ranks of `group`, all members of which call it, also
+ * those that are in no mesh. src, dst: this rank's parts, one of each tensor, in any order; none on
+ * a side whose mesh it is not in.
+ *
+ * Returns at once; the request is one as of any collective. Sources must stay untouched, and
+ * destinations must not be read, until it is complete. Ranks agree on the plan first, by its
+ * digest: UNJAM_ERROR_MISMATCH names those that differ, and nothing is written then. After that
+ * each rank goes on as far as it can: where a rank is gone, the request ends with
+ * UNJAM_ERROR_PEER when all that is still to be had has come, and unjamReshardIncomplete tells
+ * which tensors are not. A rank whose part is only to send may complete before others have it all.
+ *
+ * key: a use of the key in the group, as of any collective, and the runs under one key come one
+ * after the other; the bundles have keys of their own, "<key> bundle <number>", for sends and
+ * receives. Runs under other keys, and other collectives, may be in another order on every rank.
+ * options: may be NULL; alike is agreed on too; no stream and no algorithm. Packing, unpacking and
+ * copies are the work of a thread that lives as long as the run. Staging memory is at most
+ * max_bytes, and none where a bundle lies in one piece in a tensor.
+ *
+ * UNJAM_ERROR_INVALID_ARGUMENT: a part is missing, is not as planned, or the memory of a
+ * destination overlaps that of a source; or the group has no such ranks. The message names tensor
+ * and rank. Nothing was submitted. UNJAM_ERROR_INVALID_USAGE: a context on a CUDA device. */
+UNJAM_API unjamResult_t unjamReshardRun(unjamReshardPlan_t plan, unjamGroup_t group,
+                                        const char* key, const unjamReshardPart_t* src, size_t nsrc,
+                                        const unjamReshardPart_t* dst, size_t ndst,
+                                        const unjamCallOptions_t* options, unjamRequest_t* request);
+
+/* Of a run that is complete: JSON, the list of the names of this rank's tensors that are not;
+ * their contents are undefined. UNJAM_ERROR_INVALID_USAGE: the request is not of a run, or it is
+ * pending. */
+UNJAM_API unjamResult_t unjamReshardIncomplete(unjamRequest_t request, char* buffer, size_t bytes,
+                                               size_t* needed);
 
 /* The plan of one of the paper's nine cases (its table 2). number: 1 to 9. */
 UNJAM_API unjamResult_t unjamReshardNine(int number, unjamReshardPlan_t* plan);

@@ -4,18 +4,28 @@
 #include <algorithm>
 #include <cstring>
 #include <exception>
+#include <memory>
 #include <new>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "api/last_error.h"
+#include "base/json_writer.h"
 #include "reshard/check.h"
 #include "reshard/info.h"
 #include "reshard/nine.h"
 #include "reshard/plan.h"
+#include "runtime/context.h"
+#include "runtime/reshard_run.h"
 
 struct unjamReshardPlanImpl {
-  unjam::reshard::Plan impl;
+  // Shared with runs, which may outlive the handle.
+  std::shared_ptr<const unjam::ReshardPlan> shared;
+
+  explicit unjamReshardPlanImpl(unjam::reshard::Plan plan)
+      : shared(std::make_shared<unjam::ReshardPlan>(std::move(plan))) {}
+  const unjam::reshard::Plan& impl() const { return shared->plan(); }
 };
 
 namespace {
@@ -153,6 +163,54 @@ void set_options(const unjamReshardOptions_t* given, reshard::Options* options) 
   if (given->stripes != 0) options->stripes = given->stripes;
 }
 
+unjam::LocalTensor part_of(const unjamReshardPart_t& given) {
+  check_struct(&given, "a part", "unjamReshardPart_t");
+  if (given.name == nullptr) refuse("a part's name is NULL");
+  const std::string name = std::string("tensor ") + given.name;
+  check_dims(name.c_str(), given.ndims);
+  if (given.shape == nullptr && given.ndims > 0) refuse(name + ": shape is NULL");
+  unjam::LocalTensor part;
+  part.name = given.name;
+  part.shape.assign(given.shape, given.shape + given.ndims);
+  for (const std::int64_t size : part.shape) {
+    if (size < 0) refuse(name + ": a dimension of " + std::to_string(size));
+  }
+  part.place.data = static_cast<std::uint8_t*>(given.data);
+  part.place.dtype = dtype_of(given.dtype, name);
+  if (given.strides == nullptr) {
+    part.place.strides = unjam::row_major(part.shape, part.place.dtype);
+  } else {
+    part.place.strides.assign(given.strides, given.strides + given.ndims);
+  }
+  return part;
+}
+
+std::vector<unjam::LocalTensor> parts_of(const unjamReshardPart_t* given, std::size_t n,
+                                         const char* name) {
+  if (given == nullptr && n > 0) refuse(std::string(name) + " is NULL");
+  std::vector<unjam::LocalTensor> parts;
+  for (std::size_t i = 0; i < n; ++i) parts.push_back(part_of(given[i]));
+  return parts;
+}
+
+void take_options(const unjamCallOptions_t* options, unjam::ReshardCall* call) {
+  if (options == nullptr) return;
+  check_struct(options, "options", "unjamCallOptions_t");
+  if (options->stream_order != UNJAM_STREAM_NONE) {
+    refuse("options: a run stands in no stream: give UNJAM_STREAM_NONE");
+  }
+  if (options->algorithm != nullptr && options->algorithm[0] != '\0') {
+    refuse("options: a run has no algorithm: the plan says who sends what");
+  }
+  if (options->alike != nullptr) call->alike = options->alike;
+  if (call->alike.size() >= UNJAM_ALIKE_BYTES) {
+    refuse("options: alike is longer than " + std::to_string(UNJAM_ALIKE_BYTES - 1) + " bytes");
+  }
+  call->priority = options->priority;
+  call->callback = options->callback;
+  call->user = options->user;
+}
+
 }  // namespace
 
 extern "C" {
@@ -172,7 +230,7 @@ unjamResult_t unjamReshardPlan(const unjamMesh_t* src, const unjamMesh_t* dst,
     }
     request.topology = topology_of(topology, request);
     set_options(options, &request.options);
-    *plan = new unjamReshardPlanImpl{reshard::make_plan(std::move(request))};
+    *plan = new unjamReshardPlanImpl(reshard::make_plan(std::move(request)));
     return UNJAM_SUCCESS;
   });
 }
@@ -187,7 +245,7 @@ unjamResult_t unjamReshardInfo(unjamReshardPlan_t plan, int list, char* buffer, 
                                size_t* needed) {
   return guarded([&] {
     if (plan == nullptr) return invalid("plan is NULL");
-    return copy_text(reshard::plan_json(plan->impl, list != 0), buffer, bytes, needed);
+    return copy_text(reshard::plan_json(plan->impl(), list != 0), buffer, bytes, needed);
   });
 }
 
@@ -195,10 +253,10 @@ unjamResult_t unjamReshardRank(unjamReshardPlan_t plan, int rank, char* buffer, 
                                size_t* needed) {
   return guarded([&] {
     if (plan == nullptr) return invalid("plan is NULL");
-    if (rank < 0 || static_cast<std::size_t>(rank) >= plan->impl.ports.port_of.size()) {
+    if (rank < 0 || static_cast<std::size_t>(rank) >= plan->impl().ports.port_of.size()) {
       return invalid("rank: the topology does not know it");
     }
-    return copy_text(reshard::rank_json(plan->impl, rank), buffer, bytes, needed);
+    return copy_text(reshard::rank_json(plan->impl(), rank), buffer, bytes, needed);
   });
 }
 
@@ -206,8 +264,45 @@ unjamResult_t unjamReshardCheck(unjamReshardPlan_t plan, char* buffer, size_t by
                                 size_t* needed) {
   return guarded([&] {
     if (plan == nullptr) return invalid("plan is NULL");
-    const reshard::Plan& p = plan->impl;
+    const reshard::Plan& p = plan->impl();
     return copy_text(reshard::check_json(reshard::check(p)), buffer, bytes, needed);
+  });
+}
+
+unjamResult_t unjamReshardRun(unjamReshardPlan_t plan, unjamGroup_t group, const char* key,
+                              const unjamReshardPart_t* src, size_t nsrc,
+                              const unjamReshardPart_t* dst, size_t ndst,
+                              const unjamCallOptions_t* options, unjamRequest_t* request) {
+  return guarded([&] {
+    if (plan == nullptr) return invalid("plan is NULL");
+    if (unjamResult_t r = unjam::api::check_group(group); r != UNJAM_SUCCESS) return r;
+    if (!group->context->on_host()) {
+      return fail(UNJAM_ERROR_INVALID_USAGE,
+                  "a run needs a context on the host device: make one beside that on the GPU, and "
+                  "give parts in host memory");
+    }
+    unjam::ReshardCall call;
+    call.src = parts_of(src, nsrc, "src");
+    call.dst = parts_of(dst, ndst, "dst");
+    call.key = key == nullptr ? "" : key;
+    take_options(options, &call);
+    return unjam::api::finish(unjam::run_reshard(plan->shared, *group, std::move(call), request));
+  });
+}
+
+unjamResult_t unjamReshardIncomplete(unjamRequest_t request, char* buffer, size_t bytes,
+                                     size_t* needed) {
+  return guarded([&] {
+    if (unjamResult_t r = unjam::api::check_request(request); r != UNJAM_SUCCESS) return r;
+    if (!request->several) return fail(UNJAM_ERROR_INVALID_USAGE, "the request is of no run");
+    if (!request->done.load(std::memory_order_acquire)) {
+      return fail(UNJAM_ERROR_INVALID_USAGE, "the run is pending: wait for it first");
+    }
+    unjam::JsonWriter json;
+    json.begin_array();
+    for (const std::string& name : request->incomplete) json.value(name);
+    json.end_array();
+    return copy_text(json.text(), buffer, bytes, needed);
   });
 }
 
@@ -215,7 +310,7 @@ unjamResult_t unjamReshardNine(int number, unjamReshardPlan_t* plan) {
   return guarded([&] {
     if (plan == nullptr) return invalid("plan is NULL");
     if (number < 1 || number > reshard::kNumNineCases) return invalid("number: give 1 to 9");
-    *plan = new unjamReshardPlanImpl{reshard::make_plan(reshard::nine_case(number))};
+    *plan = new unjamReshardPlanImpl(reshard::make_plan(reshard::nine_case(number)));
     return UNJAM_SUCCESS;
   });
 }
@@ -226,7 +321,7 @@ unjamResult_t unjamReshardCompare(unjamReshardPlan_t plan, uint64_t nodes, int t
     if (plan == nullptr) return invalid("plan is NULL");
     if (nodes > kMostNodes) return invalid("nodes: give 0 to 1000000000");
     if (tries < 1 || tries > kMostTries) return invalid("tries: give 1 to 1000000");
-    return copy_text(reshard::comparison_json(plan->impl, {nodes, tries, seed}), buffer, bytes,
+    return copy_text(reshard::comparison_json(plan->impl(), {nodes, tries, seed}), buffer, bytes,
                      needed);
   });
 }

@@ -251,6 +251,10 @@ unjamResult_t fail(unjamResult_t code, std::string message) {
   return ::fail(code, std::move(message));
 }
 
+unjamResult_t finish(const Result& result) { return ::finish(result); }
+unjamResult_t check_group(unjamGroup_t group) { return ::check_group(group); }
+unjamResult_t check_request(unjamRequest_t request) { return ::check_request(request); }
+
 unjamResult_t copy_text(const std::string& text, char* buffer, std::size_t bytes,
                         std::size_t* needed) {
   return ::copy_text(text, buffer, bytes, needed);

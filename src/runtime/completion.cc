@@ -50,9 +50,57 @@ Result Context::on_done(unjamRequest& request, unjamCallback_t callback, void* u
       ++callbacks_;
       return {};
     }
+    if (request.several && !request.done.load(std::memory_order_relaxed)) {
+      if (request.callback != nullptr) {
+        return {UNJAM_ERROR_INVALID_USAGE, "the request has a callback already: it takes one"};
+      }
+      need_background();
+      request.callback = callback;
+      request.user = user;
+      return {};
+    }
   }
   callback(request.result, user);
   return {};
+}
+
+Result Context::begin_request(unjamGroup& group, unjamCallback_t callback, void* user,
+                              unjamRequest** request) {
+  std::lock_guard lock(mutex_);
+  if (closed()) return closed_why_;
+  if (group.destroyed) return {UNJAM_ERROR_INVALID_USAGE, "the group was destroyed"};
+  auto made = std::make_unique<unjamRequest>();
+  if (callback != nullptr) need_background();
+  made->context = shared_from_this();
+  made->several = true;
+  made->callback = callback;
+  made->user = user;
+  made->retain();
+  ++group.pending;
+  ++submitted_;
+  *request = made.release();
+  return {};
+}
+
+void Context::end_request(unjamGroup& group, unjamRequest* request, const Result& result,
+                          std::vector<std::string> incomplete, bool callback) {
+  const std::shared_ptr<Context> keep = request->context;
+  {
+    std::lock_guard lock(mutex_);
+    --group.pending;
+    ++completed_;
+    if (callback && request->callback != nullptr) {
+      finished_.push_back({request->callback, request->user, result.code});
+      background_changed_.notify_one();
+    }
+    request->result = result.code;
+    request->message = result.message;
+    request->incomplete = std::move(incomplete);
+    request->done.store(true, std::memory_order_release);
+    if (helping_) daemon_->ring(0);
+    request->release();
+  }
+  completions_.notify();
 }
 
 void Context::reap_locked() {

@@ -101,7 +101,9 @@ void Context::start_cuda(Room* rooms) {
 }
 
 std::string Context::calls_text(std::size_t count, const std::vector<const Submitted*>& pending) {
-  std::string text = std::to_string(count) + " invocation(s) pending, among them ";
+  std::string text = std::to_string(count) + " invocation(s) pending";
+  if (pending.empty()) return text + ", of a resharding that is under way";
+  text += ", among them ";
   std::size_t named = 0;
   for (const Submitted* s : pending) {
     if (named == 3) break;

@@ -249,6 +249,7 @@ class Context : public std::enable_shared_from_this<Context>, private Rooms::Use
 
   int rank() const { return rank_; }
   int size() const { return world_->ranks(); }
+  bool on_host() const { return streams_ == nullptr; }
   // Made by a process of which this one is a forked child: not to be touched.
   bool inherited() const { return generation_ != process_generation(); }
 
@@ -295,6 +296,14 @@ class Context : public std::enable_shared_from_this<Context>, private Rooms::Use
   // Invocation::output_place of a call: not 0 only of a buffer that this rank's part writes, and
   // all of which is in the heap or in one window.
   std::uint64_t output_place(const unjamGroup& group, const Call& call) const;
+
+  // A request for what takes several invocations of a group, one after the other: it counts as one
+  // that is pending. The caller has a reference, and whoever will call end_request() another one.
+  Result begin_request(unjamGroup& group, unjamCallback_t callback, void* user,
+                       unjamRequest** request);
+  // callback: whether it is called.
+  void end_request(unjamGroup& group, unjamRequest* request, const Result& result,
+                   std::vector<std::string> incomplete, bool callback = true);
 
   // True once the request is done; false on timeout.
   bool wait(unjamRequest& request, std::int64_t timeout_us);

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "unjam/unjam.h"
 
@@ -24,6 +25,13 @@ struct unjamRequest {
   std::string message;
   // The invocation while it is pending; under the context's mutex.
   unjam::Submitted* submitted = nullptr;
+
+  // Of what takes several invocations (Context::begin_request). Under the context's mutex: its
+  // callback. Set before it is done: the names of tensors that were not moved as a whole.
+  bool several = false;
+  unjamCallback_t callback = nullptr;
+  void* user = nullptr;
+  std::vector<std::string> incomplete;
 
   void retain() { references.fetch_add(1, std::memory_order_relaxed); }
   // Acquire-release: the last owner destroys after all others' uses.

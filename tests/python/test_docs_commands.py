@@ -60,11 +60,17 @@ ELSEWHERE = {
     "unjam reshard plan weights.toml --check --compare": (
         "tests/python/test_reshard.py::test_the_pages_file_is_planned"
     ),
+    "unjam reshard bench weights.toml": (
+        "tests/python/test_reshard.py::test_the_pages_file_is_carried_out"
+    ),
     # With fewer ranks, and by its defaults.
     "python examples/torch/unet_pipeline.py --ranks 4 --schedule eager_1f1b --split": (
         "tests/python/test_torch_training.py::test_example_by_itself"
     ),
     "python examples/torch/unet_pipeline.py --ranks 4 --split": (
+        "tests/python/test_torch_training.py::test_example_by_itself"
+    ),
+    "python examples/torch/weight_sync.py": (
         "tests/python/test_torch_training.py::test_example_by_itself"
     ),
     # Minutes; parts of it run there.

@@ -66,6 +66,8 @@ STRUCTS = {
     "unjamReshardTensor_t": _abi.ReshardTensor,
     "unjamTopology_t": _abi.Topology,
     "unjamReshardOptions_t": _abi.ReshardOptions,
+    "unjamReshardPart_t": _abi.ReshardPart,
+    "unjamCallOptions_t": _abi.CallOptions,
 }
 
 
@@ -80,7 +82,7 @@ def code():
 
 def ctype(text):
     text = text.replace("const", "").strip()
-    if text in ("unjamReshardPlan_t", "void*"):
+    if text in ("unjamReshardPlan_t", "unjamGroup_t", "unjamRequest_t", "void*"):
         return ctypes.c_void_p
     if text == "char*":
         return ctypes.c_char_p
@@ -157,6 +159,11 @@ def test_null_is_refused():
     assert lib.unjamReshardCheck(None, None, 0, ctypes.byref(needed)) == 1
     assert lib.unjamReshardCompare(None, 0, 1, 0, None, 0, ctypes.byref(needed)) == 1
     assert lib.unjamReshardNine(1, None) == 1
+    assert lib.unjamReshardRun(None, None, None, None, 0, None, 0, None, None) == 1
+    assert lib.unjamReshardIncomplete(None, None, 0, ctypes.byref(needed)) == 1
+    plan = halves()
+    assert lib.unjamReshardRun(plan._handle, None, None, None, 0, None, 0, None, None) == 1
+    assert b"group is NULL" in lib.unjamGetLastError()
     assert lib.unjamReshardPlan(None, None, None, 0, None, None, None) == 1
 
 
@@ -320,6 +327,30 @@ def test_the_pages_file_is_planned(tmp_path, capsys):
     words = ["reshard", "plan", str(tmp_path / "weights.toml"), "--check", "--compare"]
     assert main(words) == 0
     assert "9 tensors" in capsys.readouterr().out
+
+
+def test_the_pages_file_is_carried_out(tmp_path, capsys):
+    (text,) = re.findall(r"```toml\n(.*?)```", (ROOT / "docs" / "reshard.md").read_text(), re.S)
+    (tmp_path / "weights.toml").write_text(text)
+    words = ["reshard", "bench", str(tmp_path / "weights.toml"), "--runs", "2"]
+    assert main(words) == 0
+    shown = capsys.readouterr().out
+    assert "16 ranks" in shown and "Median of 2 runs" in shown and "no NIC takes part" in shown
+    assert main([*words, "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert len(report["seconds"]) == 2 and min(report["seconds"]) > 0
+    whole = 1024 * 64 * 2 + 8 * 64 * 64 * 2
+    assert report["ranks"] == 16 and report["bytes"] == 8 * whole
+
+
+def test_what_is_too_large_is_not_carried_out(tmp_path, capsys):
+    file = tmp_path / "large.toml"
+    file.write_text(REQUEST.replace("[8, 12]", "[8, 1_200_000_000]"))
+    assert main(["reshard", "bench", str(file)]) == 2
+    assert "this takes at most" in capsys.readouterr().err
+    file.write_text(REQUEST.replace("mesh = [4]", "mesh = [4]\nfirst = 1000"))
+    assert main(["reshard", "bench", str(file)]) == 2
+    assert "ranks up to 1003: this takes at most 256" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

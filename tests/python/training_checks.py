@@ -22,6 +22,15 @@ from pipeline_checks import (  # noqa: F401 - found by name
     pipeline_own_signal,
     pipeline_own_three,
 )
+from reshard_checks import (  # noqa: F401 - found by name
+    reshard_crossed,
+    reshard_described,
+    reshard_own_job,
+    reshard_pairs,
+    reshard_refuses,
+    reshard_state_dict,
+    reshard_types,
+)
 
 
 def settings(**changes):

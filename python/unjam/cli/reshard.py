@@ -1,10 +1,12 @@
-"""reshard: plans who sends what when tensors change their mesh or layout; moves nothing yet."""
+"""reshard: plans, and times, who sends what when tensors change their mesh or layout."""
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
 import importlib.util
+import os
+import statistics
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -40,6 +42,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     plan.add_argument("--compare", action="store_true", help="plan as the paper does, too")
     plan.add_argument("--list", action="store_true", help="with --json: all bundles")
     _add_effort(plan)
+    summary = "carry such a plan out on this machine, ranks as threads, and time it"
+    bench = actions.add_parser("bench", help=summary, description=summary)
+    bench.add_argument("file", type=Path, metavar="FILE", help="as of plan")
+    bench.add_argument(
+        "--runs",
+        type=whole(1, 10_000, "number of runs"),
+        default=5,
+        help="beside the first, which is not counted (default: 5)",
+    )
+    bench.add_argument("--json", action="store_true", help="print JSON")
+    bench.set_defaults(parser=bench, picture=None)
     for sub in (nine, plan):
         sub.add_argument("--json", action="store_true", help="print JSON")
         sub.add_argument(
@@ -79,6 +92,8 @@ def run(options: argparse.Namespace) -> int:
         if importlib.util.find_spec("matplotlib") is None:
             options.parser.error("--picture needs matplotlib: pip install matplotlib")
     try:
+        if options.action == "bench":
+            return _run_bench(options)
         return (_run_nine if options.action == "nine" else _run_plan)(options, command)
     except InvalidArgument as error:
         complain(str(error), command)
@@ -132,6 +147,41 @@ def _run_plan(options: argparse.Namespace, command: str) -> int:
     return _draw(options, command, plan, options.file.stem)
 
 
+def _run_bench(options: argparse.Namespace) -> int:
+    from ..reshard import read_request
+    from ..reshard.bench import time_plan
+
+    plan = read_request(options.file)
+    timing = time_plan(plan, options.runs)
+    middle = statistics.median(timing.seconds)
+    if options.json:
+        print_json(
+            {
+                "digest": plan.digest,
+                "ranks": timing.ranks,
+                "cores": len(os.sched_getaffinity(0)),
+                "bytes": timing.bytes,
+                "seconds": timing.seconds,
+                "ports": [dataclasses.asdict(port) for port in plan.loads()],
+            }
+        )
+        return 0
+    console = make_console()
+    print_title(console, f"{options.file.name}: {timing.ranks} ranks, {timing.bytes:,} bytes")
+    _print_ports(plan, middle)
+    console.print(
+        f"Median of {len(timing.seconds)} runs: {middle * 1e3:,.2f} ms, from "
+        f"{min(timing.seconds) * 1e3:,.2f} to {max(timing.seconds) * 1e3:,.2f}, of the slowest "
+        "rank each."
+    )
+    console.print(
+        f"Ranks are threads on {len(os.sched_getaffinity(0))} cores, and no NIC takes part: "
+        "rates are what its ranks' bytes come to.",
+        soft_wrap=True,
+    )
+    return 0
+
+
 def _print_plan(name: str, report: dict[str, Any], plan: Plan) -> None:
     console = make_console()
     print_title(console, f"{name}: {report['tensors']:,} tensors in {report['bundles']:,} bundles")
@@ -147,19 +197,23 @@ def _print_plan(name: str, report: dict[str, Any], plan: Plan) -> None:
     )
 
 
-def _print_ports(plan: Plan) -> None:
+def _print_ports(plan: Plan, seconds: float | None = None) -> None:
+    """seconds: in which all of it was carried out."""
     console = make_console()
     ports = [port for port in plan.loads() if port.out or port.into]
     if not ports:
         console.print("Nothing goes through a NIC.")
         return
     busiest = plan.busiest()
-    table = make_table("", ["host", "NIC", "way", "bytes", "of the busiest"], ["bytes"])
+    rate = [] if seconds is None else ["GB/s"]
+    columns = ["host", "NIC", "way", "bytes", *rate, "of the busiest"]
+    table = make_table("", columns, ["bytes", *rate])
     for port in ports[:_MOST_ROWS]:
         for way, value in (("out", port.out), ("in", port.into)):
             if value:
                 bar = "█" * max(1, round(_BAR * value / busiest))
-                table.add_row(str(port.host), str(port.nic), way, f"{value:,}", bar)
+                cells = [] if seconds is None else [f"{value / seconds / 1e9:.3f}"]
+                table.add_row(str(port.host), str(port.nic), way, f"{value:,}", *cells, bar)
     console.print(table)
     if len(ports) > _MOST_ROWS:
         console.print(f"{len(ports) - _MOST_ROWS:,} more NICs: --json has them all.")

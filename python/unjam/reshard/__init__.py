@@ -1,7 +1,6 @@
-"""Plans of cross-mesh resharding: who sends what when tensors change their mesh or their layout.
+"""Cross-mesh resharding: tensors change their mesh or their layout, by a plan of who sends what.
 
-The words are those of PyTorch's DTensor; torch is not needed. Nothing here moves data yet
-(docs/reshard.md)::
+The words are those of PyTorch's DTensor; torch is not needed (docs/reshard.md)::
 
     from unjam.reshard import Layout, Plan, Replicate, Shard
 
@@ -11,6 +10,7 @@ The words are those of PyTorch's DTensor; torch is not needed. Nothing here move
         tensors={"w": ((4096, 4096), "bfloat16")},
     )
     print(plan)
+    plan.run(group, src={"w": mine}, key="weights").wait()  # dst= on ranks 4 to 7
 """
 
 from .files import parse_request, read_request
@@ -25,6 +25,7 @@ from .layout import (
     placement_of,
 )
 from .plan import Comparison, Plan, Port, nine
+from .run import ReshardRequest
 
 __all__ = [
     "Comparison",
@@ -33,6 +34,7 @@ __all__ = [
     "Plan",
     "Port",
     "Replicate",
+    "ReshardRequest",
     "Shard",
     "StridedShard",
     "TensorSpec",

@@ -20,6 +20,7 @@ from ctypes import (
 )
 from typing import Any
 
+from .._abi import CallOptions
 from .._errors import LibraryError
 from .._lib import library, library_path
 
@@ -84,6 +85,20 @@ class ReshardOptions(Structure):
     ]
 
 
+class ReshardPart(Structure):
+    """unjamReshardPart_t."""
+
+    _fields_ = [
+        ("size", c_size_t),
+        ("name", c_char_p),
+        ("data", c_void_p),
+        ("dtype", c_int32),
+        ("ndims", c_int32),
+        ("shape", POINTER(c_int64)),
+        ("strides", POINTER(c_int64)),
+    ]
+
+
 _Text = [c_char_p, c_size_t, POINTER(c_size_t)]  # buffer, bytes, needed
 
 PROTOTYPES: dict[str, tuple[Any, list[Any]]] = {
@@ -103,6 +118,21 @@ PROTOTYPES: dict[str, tuple[Any, list[Any]]] = {
     "unjamReshardInfo": (c_int, [Handle, c_int, *_Text]),
     "unjamReshardRank": (c_int, [Handle, c_int, *_Text]),
     "unjamReshardCheck": (c_int, [Handle, *_Text]),
+    "unjamReshardRun": (
+        c_int,
+        [
+            Handle,
+            c_void_p,
+            c_char_p,
+            POINTER(ReshardPart),
+            c_size_t,
+            POINTER(ReshardPart),
+            c_size_t,
+            POINTER(CallOptions),
+            POINTER(c_void_p),
+        ],
+    ),
+    "unjamReshardIncomplete": (c_int, [c_void_p, *_Text]),
     "unjamReshardNine": (c_int, [c_int, POINTER(Handle)]),
     "unjamReshardCompare": (c_int, [Handle, c_uint64, c_int, c_uint64, *_Text]),
 }

@@ -9,9 +9,12 @@ from typing import Any
 
 from .._errors import Internal, InvalidArgument
 from .._lib import check, read_json
+from .._types import DType
 from ..context import interruptible
+from ..group import Group, OnDone
 from . import _abi
 from .layout import Layout, Placement, Tensor, Topology, tensors_of
+from .run import ReshardRequest, run
 
 _BAR = 30  # characters of a full bar
 _INT32 = 2**31 - 1
@@ -100,7 +103,10 @@ class Plan:
         ):
             if not 1 <= value <= most:
                 raise InvalidArgument(f"{name} is {value}: give 1 or more")
-        request = _Request(src, dst, tensors_of(tensors, src, dst), topology)
+        checked = tensors_of(tensors, src, dst)
+        self._types = {each.name: (each.src_dtype, each.dst_dtype) for each in checked}
+        self._ranks = sorted({*src.ranks.ravel().tolist(), *dst.ranks.ravel().tolist()})
+        request = _Request(src, dst, checked, topology)
         options = _abi.ReshardOptions(
             ctypes.sizeof(_abi.ReshardOptions), max_bytes, window, stripes
         )
@@ -109,6 +115,7 @@ class Plan:
     @classmethod
     def _of(cls, call: Any) -> Plan:
         plan = cls.__new__(cls)
+        plan._types, plan._ranks = {}, []
         plan._make(call)
         return plan
 
@@ -171,6 +178,55 @@ class Plan:
             )
         )
         return found
+
+    def dtypes(self) -> dict[str, tuple[DType, DType]]:
+        """Of each tensor its types on the source and on the destination mesh."""
+        return dict(self._types)
+
+    def ranks(self) -> list[int]:
+        """Those of both meshes, ascending."""
+        return list(self._ranks)
+
+    def run(
+        self,
+        group: Group,
+        *,
+        src: Mapping[str, Any] | None = None,
+        dst: Mapping[str, Any] | None = None,
+        key: str = "",
+        priority: int = 0,
+        callback: OnDone | None = None,
+    ) -> ReshardRequest:
+        """Moves the tensors, as far as this rank has to do with them. Returns at once.
+
+        Every rank of the group calls it. Runs under one key come one after the other; runs under
+        other keys, and other collectives, may be in another order on every rank.
+
+        Args:
+            group: the plan's ranks are numbers in it. Of a context on the host device.
+            src: of each name this rank's own part, as ``plan.rank(r)["tensors"]`` has its shape:
+                NumPy arrays, torch CPU tensors or what has the buffer protocol, of any strides.
+                Raw memory (16-bit integers, bool, bytes) is taken for the plan's type. None, or
+                without entries, where the rank is not in the source mesh.
+            dst: the same of the destination mesh; written. Its memory must not overlap that of
+                `src`.
+            key: the ordering channel.
+            priority: higher first, under ``order="priority"``.
+            callback: ``callback(request)`` on completion, from the context's callback thread.
+
+        Returns:
+            A request; ``result()`` waits and gives `dst`.
+
+        Raises:
+            InvalidArgument: a tensor is missing, or not as planned; the message names tensor, rank
+                and cure. Nothing was submitted.
+            InvalidUsage: the context is on a CUDA device, or closed.
+
+        What goes wrong later is raised by the request: Mismatch if ranks have different plans
+        (nothing was written then), Peer if one is gone; ``incomplete()`` names this rank's tensors
+        that have not come.
+        """
+        return run(self, group, src, dst, key, priority, callback)
 
     def check(self) -> int:
         """Executes all ranks' plans on the numbers of elements, for small shapes.

@@ -57,11 +57,14 @@ from .memory import Registration, empty, memory_pool, register_memory  # noqa: E
 from .order import check_order  # noqa: E402
 from .recorder import dump_flight_recorder, flight_record  # noqa: E402
 from .report import explain  # noqa: E402
+from .reshard import Reshard, ReshardWork, receive, redistribute  # noqa: E402
 
 _autoload()
 
 __all__ = [
     "Registration",
+    "Reshard",
+    "ReshardWork",
     "all_gather",
     "all_gather_into_tensor",
     "all_reduce",
@@ -81,6 +84,8 @@ __all__ = [
     "key",
     "keyed_group",
     "memory_pool",
+    "receive",
+    "redistribute",
     "reduce",
     "reduce_scatter",
     "reduce_scatter_tensor",

@@ -125,6 +125,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
       .def_property_readonly("rank", &World::rank)
       .def_property_readonly("size", &World::size)
       .def_property_readonly("cuda_device", &World::cuda_device)
+      .def_property_readonly("host_handle", &World::host_handle)
       .def(
           "explain", [](World& w) { return texts(w, unjamExplain); }, GilRelease())
       .def(

@@ -120,6 +120,11 @@ class World {
     std::string text;
     return ask_text(unjamExplain, context, text, std::size_t{1} << 20) == UNJAM_SUCCESS ? text : "";
   }
+  // The handle of the context for CPU tensors, for the Python package; 0: it has ended.
+  std::uintptr_t host_handle() {
+    const std::shared_lock lock(mutex_);
+    return reinterpret_cast<std::uintptr_t>(host_);
+  }
   unjamContext_t host() const { return host_; }
   unjamContext_t cuda() const { return cuda_; }
 

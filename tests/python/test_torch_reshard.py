@@ -1,0 +1,32 @@
+"""DTensors and state_dicts go to other meshes; the ranks' part is in reshard_checks.py."""
+
+import importlib.util
+
+import pytest
+
+from torch_tools import RUN_S, run
+
+if importlib.util.find_spec("torch") is None:
+    pytest.skip("no torch here", allow_module_level=True)
+
+pytestmark = pytest.mark.timeout(RUN_S + 200, func_only=True)
+
+JOBS = [
+    ("unjam", "reshard_pairs"),
+    ("unjam", "reshard_types"),
+    ("unjam", "reshard_state_dict"),
+    ("unjam", "reshard_described"),
+    ("unjam", "reshard_refuses"),
+    ("unjam", "reshard_crossed"),
+    ("gloo", "reshard_own_job"),
+]
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory):
+    return run(4, JOBS, tmp_path_factory.mktemp("reshard"))
+
+
+@pytest.mark.parametrize("backend, check", JOBS, ids=[check for _, check in JOBS])
+def test_on_four_ranks(results, backend, check):
+    assert all(results[backend, check]), results[backend, check]
