@@ -13,7 +13,9 @@
 #include <memory>
 #include <set>
 #include <string>
+#include <string_view>
 #include <thread>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -171,6 +173,25 @@ TEST(Api, DeviceFromTheEnvironment) {
   EXPECT_EQ(said["settings"]["UNJAM_DEVICE"].string, "host");
   EXPECT_OK(unjamDestroy(c));
   unsetenv("UNJAM_DEVICE");
+}
+
+TEST(Api, CopyEnginesFromTheEnvironment) {
+  for (const auto& [entry, words] : {std::pair{"UNJAM_DMA=maybe", "one of off|on|stuck"},
+                                     {"UNJAM_DMA=3", "one of off|on|stuck"},
+                                     {"UNJAM_DMA_LANES=1", "from 2 to 32"},
+                                     {"UNJAM_DMA_LANES=33", "from 2 to 32"},
+                                     {"UNJAM_DMA_FROM=-1", "from 0 to"},
+                                     {"UNJAM_DMA_FLIGHT=1K", "from 65536 to"}}) {
+    const std::string_view text = entry;
+    const std::string name(text.substr(0, text.find('=')));
+    ASSERT_EQ(setenv(name.c_str(), entry + name.size() + 1, 1), 0);
+    unjamContext_t c = nullptr;
+    EXPECT_REFUSED(unjamInitAll(&c, 1, nullptr), UNJAM_ERROR_INVALID_ARGUMENT,
+                   std::string(entry) + " is not valid");
+    EXPECT_TRUE(contains(unjamGetLastError(), words)) << unjamGetLastError();
+    EXPECT_EQ(c, nullptr);
+    unsetenv(name.c_str());
+  }
 }
 
 // What a report says of a setting is what the variable takes.
@@ -507,6 +528,36 @@ TEST(Init, SettingsThatDifferAreReported) {
   EXPECT_TRUE(contains(said, "UNJAM_LANES=2") && contains(said, "UNJAM_LANES=3") &&
               contains(said, "rank 0") && contains(said, "rank 1"))
       << said;
+}
+
+// Plans depend on these, so they would differ as well.
+TEST(Init, CopyEnginesThatDifferAreReported) {
+  for (const auto& [name, mine, theirs] : {std::tuple{"UNJAM_DMA", "off", "on"},
+                                           {"UNJAM_DMA_FROM", "67108864", "1048576"},
+                                           {"UNJAM_DMA_LANES", "16", "4"},
+                                           {"UNJAM_DMA_FLIGHT", "", "65536"}}) {
+    unjamUniqueId_t id;
+    ASSERT_OK(unjamGetUniqueId(&id));
+    Joining first, second;
+    join_first(id, 2, 0, default_config(), first, [&, name = name, theirs = theirs] {
+      const InitTimeout long_enough(kPatienceUs / 1000);
+      ASSERT_EQ(setenv(name, theirs, 1), 0);
+      second.run(id, 2, 1, default_config());
+      unsetenv(name);
+    });
+    const std::string said = first.said + "\n" + second.said, variable = name;
+    if (variable == "UNJAM_DMA_FLIGHT") {  // of each rank for itself
+      EXPECT_EQ(first.code, UNJAM_SUCCESS) << said;
+      EXPECT_EQ(second.code, UNJAM_SUCCESS) << said;
+      continue;
+    }
+    EXPECT_TRUE(first.code == UNJAM_ERROR_MISMATCH || second.code == UNJAM_ERROR_MISMATCH) << said;
+    EXPECT_NE(first.code, UNJAM_SUCCESS) << said;
+    EXPECT_NE(second.code, UNJAM_SUCCESS) << said;
+    EXPECT_TRUE(contains(
+        said, "rank 0 has " + variable + "=" + mine + "; rank 1 has " + variable + "=" + theirs))
+        << said;
+  }
 }
 
 TEST(Init, SizesThatDifferAreReported) {

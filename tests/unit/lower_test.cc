@@ -712,12 +712,17 @@ TEST(LowerToSlots, AChainGoesFromEachToTheNext) {
           plan.primitives.push_back(plan.primitives.front());
           ASSERT_EQ(lower(plan, n, r, executors).why, NeedsEngine::kOtherProgram);
           plan.primitives.pop_back();
-          for (const unsigned flags :
-               {+kWithNext, +kFromOutput, +kSecondHop, static_cast<int>(Carrier::kCopyEngine)}) {
+          for (const unsigned flags : {+kWithNext, +kFromOutput, +kSecondHop}) {
             Plan other = plan;
             other.primitives[0].flags ^= static_cast<std::uint16_t>(flags);
             ASSERT_EQ(lower(other, n, r, executors).why, NeedsEngine::kOtherProgram) << flags;
           }
+          // A mark for copy engines is about what is sent, and not stored here as well.
+          Plan marked = plan;
+          marked.primitives[0].flags |= static_cast<std::uint16_t>(Carrier::kCopyEngine);
+          const Lowered of_marked = lower(marked, n, r, executors);
+          ASSERT_EQ(of_marked.why, NeedsEngine::kNo);
+          ASSERT_EQ(of_marked.schedule.steps.carried, reduces && r == first);
         }
       }
     }
