@@ -63,7 +63,9 @@ class CopyServer {
       }
       if (taken_[peer] == before) continue;
       put_together();
-      if (!engines.issue(peer, copies_, taken_[peer])) return Swept::kFailed;
+      if (!engines.issue(peer, copies_, taken_[peer]) && !issue_apart(engines, peer, before)) {
+        return Swept::kFailed;
+      }
       ++batches_;
       copies_made_ += copies_.size();
       swept = Swept::kSome;
@@ -94,6 +96,21 @@ class CopyServer {
       bytes_ += post.bytes;
     }
     ++taken;
+    return true;
+  }
+
+  // What was refused together, one by one: calls' buffers may lie so that their posts continue each
+  // other, and the driver copies within one allocation alone. (What is copied twice is the same.) A
+  // copy that was taken back may read what was freed since, and need not be made.
+  bool issue_apart(CopyEngines& engines, std::uint32_t peer, std::uint64_t from) {
+    for (std::uint64_t n = from; n != taken_[peer]; ++n) {
+      CopyPost post;
+      copies_.clear();
+      const bool wanted = find_post(rings_[peer], n, post) && !is_taken_back(rings_[peer], n);
+      if (wanted && post.bytes != 0) copies_.push_back({post});
+      if (engines.issue(peer, copies_, n + 1)) continue;
+      if (!is_taken_back(rings_[peer], n) || !engines.issue(peer, {}, n + 1)) return false;
+    }
     return true;
   }
 

@@ -133,8 +133,8 @@ const std::vector<Variable>& variables() {
       {"UNJAM_DMA_LANES", &Settings::dma_lanes, 2, std::int64_t{kMaxLanes}, nullptr,
        "CUDA: blocks of a plan that is marked so, at most.", true},
       {"UNJAM_DMA_FLIGHT", &Settings::dma_flight, 1 << 16, std::int64_t{1} << 40, nullptr,
-       "CUDA: bytes that copy engines have under way to a peer at most, behind which a copy of "
-       "somebody else's may wait.",
+       "CUDA: bytes that copy engines are given for a peer at once, at most; twice that are under "
+       "way, behind which a copy of somebody else's may wait.",
        false, true},
       {"UNJAM_TRACE_EVENTS", &Settings::trace_events, 0, 1 << 24, nullptr,
        "Trace events kept a lane; 0: no trace.", false},
@@ -428,7 +428,7 @@ bool resolve_settings(const unjamConfig_t* config, int ranks, Settings& s, std::
     // Twice as many that lie one behind the other without gaps: slices that follow each other there
     // copy engines move at once (engine/copy_server.h, plan/carried.h).
     s.borrow_slot_bytes = s.escape_slot_bytes;
-    s.borrow_slots *= 2;
+    if (s.borrow_slots == device_defaults(UNJAM_DEVICE_CUDA).borrow_slots) s.borrow_slots *= 2;
   } else if (s.borrow_slot_bytes == kByLanes) {
     s.borrow_slot_bytes = std::max((ranks <= 2 ? 2 : 4) * slot, s.escape_slot_bytes);
   }

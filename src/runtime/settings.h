@@ -41,7 +41,7 @@ struct Settings {
   std::int64_t solo_overlap = 1;
   std::int64_t dma = 0;  // off, on, stuck
   std::int64_t dma_from = 64 << 20;
-  std::int64_t dma_lanes = 16;
+  std::int64_t dma_lanes = 32;
   std::int64_t dma_flight = 16 << 20;
   std::int64_t stall_ms = 1000;
   std::int64_t algorithm = -1;

@@ -534,7 +534,7 @@ TEST(Init, SettingsThatDifferAreReported) {
 TEST(Init, CopyEnginesThatDifferAreReported) {
   for (const auto& [name, mine, theirs] : {std::tuple{"UNJAM_DMA", "off", "on"},
                                            {"UNJAM_DMA_FROM", "67108864", "1048576"},
-                                           {"UNJAM_DMA_LANES", "16", "4"},
+                                           {"UNJAM_DMA_LANES", "32", "4"},
                                            {"UNJAM_DMA_FLIGHT", "", "65536"}}) {
     unjamUniqueId_t id;
     ASSERT_OK(unjamGetUniqueId(&id));

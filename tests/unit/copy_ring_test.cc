@@ -11,6 +11,7 @@
 #include <cstdint>
 #include <cstdio>
 #include <deque>
+#include <functional>
 #include <memory>
 #include <random>
 #include <string>
@@ -103,7 +104,10 @@ class Recorder : public CopyEngines {
   };
   std::vector<Batch> batches;
   std::array<std::uint64_t, 4> flying{};  // batches
-  int fails_at = -1;                      // the batch with this number
+  // Batches that are refused: with a copy from there, or of several copies or rows.
+  std::uint64_t refused_source = 0;
+  bool refuses_several = false;
+  std::function<void()> before_refusal;
 
   bool issue(std::uint32_t peer, const std::vector<CopyRows>& copies, std::uint64_t done) override {
     Batch& batch = batches.emplace_back(Batch{peer, {}, {}, {}, {}, {}, done});
@@ -114,7 +118,14 @@ class Recorder : public CopyEngines {
       batch.source_pitches.push_back(c.source_pitch);
       batch.target_pitches.push_back(c.target_pitch);
     }
-    return static_cast<int>(batches.size()) - 1 != fails_at;
+    std::size_t rows = 0;
+    bool refused = false;
+    for (const CopyRows& c : copies) {
+      rows += c.rows;
+      refused = refused || (refused_source != 0 && c.source == refused_source);
+    }
+    if (refused && before_refusal) before_refusal();
+    return !refused && (!refuses_several || rows <= 1);
   }
   std::uint64_t in_flight(std::uint32_t peer) override { return flying[peer]; }
 };
@@ -316,12 +327,39 @@ TEST_F(CopyServerTest, CountsEmptyCopies) {
   EXPECT_EQ(s.dropped(), 0u);
 }
 
-TEST_F(CopyServerTest, StopsWhereEnginesFail) {
+TEST_F(CopyServerTest, StopsWhereACopyThatIsWantedIsRefused) {
   CopyServer s = server(1 << 20);
-  engines_.fails_at = 0;
+  engines_.refused_source = 1;
   post(1, 1, 8), post(2, 2, 8);
   EXPECT_EQ(s.sweep(engines_), CopyServer::Swept::kFailed);
-  EXPECT_EQ(engines_.batches.size(), 1u) << "nothing more is given to them";
+  EXPECT_EQ(engines_.batches.size(), 2u) << "together and alone; nothing more is given to them";
+}
+
+// As of calls whose buffers are different allocations.
+TEST_F(CopyServerTest, IssuesApartWhatIsRefusedTogether) {
+  CopyServer s = server(1 << 20);
+  engines_.refuses_several = true;
+  const std::uint64_t first = post(1, 1000, 8);
+  post(1, 2000, 8), post(1, 3000, 8);
+  ASSERT_EQ(s.sweep(engines_), kSome);
+  ASSERT_EQ(engines_.batches.size(), 4u);
+  for (std::uint64_t i = 0; i < 3; ++i) {
+    const auto& alone = engines_.batches[i + 1];
+    EXPECT_EQ(alone.sources, Sources{1000 * (i + 1)});
+    EXPECT_EQ(alone.done, first + i + 1) << "each is counted behind its own copy";
+  }
+}
+
+// Its source was freed, and the call is over.
+TEST_F(CopyServerTest, CountsWhatIsRefusedAndWasTakenBack) {
+  CopyServer s = server(1 << 20);
+  const std::uint64_t first = post(1, 1000, 8);
+  post(1, 2000, 8);
+  engines_.refused_source = 1000;
+  engines_.before_refusal = [&] { take_back_copy(rings_[1], first); };
+  ASSERT_EQ(s.sweep(engines_), kSome);
+  EXPECT_EQ(engines_.batches.back().sources, Sources{2000});
+  EXPECT_EQ(engines_.batches.back().done, first + 2);
 }
 
 TEST_F(CopyServerTest, GoesRoundTheRingAndItsMarks) {

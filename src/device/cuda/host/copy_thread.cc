@@ -110,12 +110,9 @@ std::uint64_t CopyThread::in_flight(std::uint32_t peer) {
 
 bool CopyThread::issue(std::uint32_t to, const std::vector<CopyRows>& copies, std::uint64_t done) {
   Peer& peer = peers_[to];
-  std::string error;
+  if (!copy(peer.stream, copies, refused_)) return false;
   ++peer.issued;
-  if (copy(peer.stream, copies, error) && count(to, done, error)) return true;
-  const std::lock_guard lock(mutex_);
-  failure_ = error;
-  return false;
+  return count(to, done, refused_);
 }
 
 bool CopyThread::copy(cudaStream_t stream, const std::vector<CopyRows>& copies,
@@ -216,7 +213,8 @@ void CopyThread::run() {
     }
     if (swept != CopyServer::Swept::kFailed && round % 64 != 0) continue;
     const std::lock_guard lock(mutex_);
-    if (stopping_ || swept == CopyServer::Swept::kFailed) return;
+    if (swept == CopyServer::Swept::kFailed) failure_ = refused_;
+    if (stopping_ || !failure_.empty()) return;
   }
 }
 

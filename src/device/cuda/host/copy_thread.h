@@ -84,6 +84,7 @@ class CopyThread : private CopyEngines {
   FirstLaunch first_launch_;
   decltype(&cuStreamBatchMemOp) batch_mem_op_ = nullptr;
   bool copies_batches_ = true;  // the driver does
+  std::string refused_;         // why the latest that the driver has refused was
   // Filled anew for each batch.
   std::vector<void*> targets_;
   std::vector<const void*> sources_;

@@ -47,12 +47,23 @@ struct Carrying {
     posts = sees;
     bool stuck = r.copies.rings == nullptr;
     if (posts && !stuck) {
-      stuck = load_relaxed_local(copies_done(r, c, q)) < load_relaxed_local(latest_copy(r, c, q));
+      stuck = load_relaxed_local(copies_done(r, c, q)) < load_relaxed_local(latest_copy(r, c, q)) ||
+              !can_be_posted(c, q);
     }
     if (__any_sync(0xffffffff, stuck) == 0) return;
     on = false;
     if (threadIdx.x % 32 == 0) CudaDev::store_block(c.s.blocks_from, 0u);
     __syncwarp();
+  }
+
+  // Whether addresses of the call's data, and of slots, are such as posts have.
+  __device__ __forceinline__ static bool can_be_posted(const Stream& c, std::uint32_t q) {
+    const Range& part = c.of.parts[c.part_for(kSends, q)];
+    CopyPost last;
+    last.source = reinterpret_cast<std::uintptr_t>(c.inv.input_at(part.offset + part.length));
+    last.target = reinterpret_cast<std::uintptr_t>(
+        c.transport.borrow_slot_to(c.call.members[q], c.call.shape.borrow_slots));
+    return fits_post(last);
   }
 
   // Chunk n, to this thread's peer.
