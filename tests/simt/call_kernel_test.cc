@@ -20,6 +20,7 @@
 #include "tests/simt/cuda_words.h"
 //
 #include "device/cuda/kernels/call.cu"
+#include "device/cuda/kernels/carried_call.cu"
 #include "tests/simt/gpu_ranks.h"
 
 namespace unjam {
@@ -50,7 +51,7 @@ struct Case {
   // Of each block, somewhere in each call: so many steps its second warp, which publishes, stands
   // still.
   std::uint64_t mute = 0;
-  std::optional<GpuShape> shape;  // else by the seed
+  std::optional<GpuShape> shape = {};  // else by the seed
 };
 // About what a block of a call does.
 constexpr std::uint64_t kStepsABlock = 30'000;
@@ -180,8 +181,9 @@ class Job {
         return;
       }
       const Launch* const behind = launches_[r].empty() ? nullptr : launches_[r].back();
-      now.push_back(
-          ranks_.launch(machine_, unjam_call_kernel, call, behind, r, /*solo=*/call.n != 0));
+      const bool carried = call.n != 0 && call.lowered[r]->schedule.steps.carried;
+      const auto kernel = carried ? unjam_carried_call_kernel : unjam_call_kernel;
+      now.push_back(ranks_.launch(machine_, kernel, call, behind, r, /*solo=*/call.n != 0));
       launches_[r].push_back(now.back());
     }
     if (call.n == 0) return;

@@ -207,8 +207,9 @@ class CudaDaemon : public StreamDaemon {
       const Unlocked unlocked(lock);
       const OnDevice on(o_.device);
       queued = check_stream(stream, error) &&
-               launch(call_kernel(), blocks, threads, arguments, as_stream(stream),
-                      "queueing a call", error, early, blocks % kCluster == 0 ? cluster_ : 1);
+               launch(is_carried(l.solo) ? carried_call_kernel() : call_kernel(), blocks, threads,
+                      arguments, as_stream(stream), "queueing a call", error, early,
+                      blocks % kCluster == 0 ? cluster_ : 1);
     }
     spare_.push_back(std::move(taken));
     if (!queued) return false;
@@ -577,6 +578,7 @@ class CudaDaemon : public StreamDaemon {
         !cuda_ok(cudaFuncGetAttributes(&unused, end_kernel()), "loading kernels", error) ||
         !make_room(engine_.attributes, error) || !make_room(call_.attributes, error) ||
         !let_share(engine_kernel(), error) || !let_share(call_kernel(), error) ||
+        (copies_ != nullptr && !load_carried(error)) ||
         !count_blocks(engine_kernel(), engine_, error) ||
         !count_blocks(call_kernel(), call_, error)) {
       return false;
@@ -597,6 +599,17 @@ class CudaDaemon : public StreamDaemon {
            // In the daemon's stream, which has its queue from here on, see first_launch.h.
            launch(keys_kernel(), 64, 256, arguments, stream_, "setting up keys", error) &&
            cuda_ok(cudaStreamSynchronize(stream_), "setting up keys", error);
+  }
+
+  bool load_carried(std::string& error) const {
+    cudaFuncAttributes attributes{};
+    return cuda_ok(cudaFuncGetAttributes(&attributes, carried_call_kernel()), "loading kernels",
+                   error) &&
+           make_room(attributes, error) && let_share(carried_call_kernel(), error);
+  }
+  // Whether copy engines may have a part in it.
+  bool is_carried(const SoloCall& solo) const {
+    return copies_ != nullptr && solo.lanes != 0 && solo.by_slots && solo.steps.carried;
   }
 
   // Whether all blocks of a call may be there at once, in clusters, beside a daemon's and some that
@@ -661,8 +674,9 @@ class CudaDaemon : public StreamDaemon {
     cudaLaunchConfig_t config{};
     config.gridDim = dim3(blocks);
     config.blockDim = dim3(threads);
-    config.dynamicSmemBytes =
-        kernel == engine_kernel() || kernel == call_kernel() ? kEngineSharedBytes : 0;
+    const bool is_engine =
+        kernel == engine_kernel() || kernel == call_kernel() || kernel == carried_call_kernel();
+    config.dynamicSmemBytes = is_engine ? kEngineSharedBytes : 0;
     config.stream = stream;
     config.attrs = attributes.data();
     config.numAttrs = count;
@@ -733,7 +747,7 @@ class CudaDaemon : public StreamDaemon {
     }
     bind(lowered, inv, solo);
     layout_.address(inv, solo);
-    if (copies_ != nullptr && solo.by_slots && solo.steps.carried) copies_->expect();
+    if (is_carried(solo)) copies_->expect();
   }
   // What a plan is never fit for comes before what this call alone is not.
   void count_reason(NeedsEngine why, bool fresh) const {

@@ -75,7 +75,8 @@ __device__ __forceinline__ bool is_interrupted(CudaRank& r, const CudaLaunch& la
 
 // By the first warp: what look() does, for connectors that carry slots. Whether what comes in is
 // still the key's is looked at later, see steer(), if there is something to send first.
-__device__ __forceinline__ bool look_at_wires(CudaRank& r, const Stream& c, const Stretch& w) {
+template <class S>
+__device__ __forceinline__ bool look_at_wires(CudaRank& r, const S& c, const Stretch& w) {
   const SoloCall& call = c.call;
   const LaneTransport& t = c.transport;
   StreamShared& s = c.s;
@@ -98,7 +99,8 @@ __device__ __forceinline__ bool look_at_wires(CudaRank& r, const Stream& c, cons
 }
 
 // Before that, by all others: what all is begun with. Behind a barrier it may begin.
-__device__ __forceinline__ void set_up(const Stream& c) {
+template <class S>
+__device__ __forceinline__ void set_up(const S& c) {
   StreamShared& s = c.s;
   if (threadIdx.x < 64) {
     const std::uint32_t i = threadIdx.x - 32;
@@ -125,7 +127,8 @@ __device__ __forceinline__ void set_up(const Stream& c) {
 inline constexpr std::uint32_t kEmptyJob = 1;
 static_assert(kEmptyJob < kInHand && kEmptyJob < kInHandOfOne);
 // By a warp, for a rehearsal in `c`: what a first round depends on.
-__device__ __forceinline__ void set_up_rehearsal(const Stream& c) {
+template <class S>
+__device__ __forceinline__ void set_up_rehearsal(const S& c) {
   const std::uint32_t i = threadIdx.x % 32;
   if (i < kSoloRanks) {
     c.of.parts[i] = {0, c.inv.geometry.chunk};
@@ -140,7 +143,8 @@ __device__ __forceinline__ void set_up_rehearsal(const Stream& c) {
 }
 
 // As tell_peers(), of what publish_stream() has not told. By the first warp.
-__device__ __forceinline__ void tell_ends(CudaRank& r, const Stream& c, const Stretch& w) {
+template <class S>
+__device__ __forceinline__ void tell_ends(CudaRank& r, const S& c, const Stretch& w) {
   const Member m = member_of(c.call, w);
   tell_end(c, m);
   // (Who has published all has poked, too.)
@@ -148,7 +152,8 @@ __device__ __forceinline__ void tell_ends(CudaRank& r, const Stream& c, const St
 }
 
 // For the engine: what this lane has behind it.
-__device__ __forceinline__ void say_done(CudaRank& r, const CudaLaunch& launch, const Stream& c) {
+template <class S>
+__device__ __forceinline__ void say_done(CudaRank& r, const CudaLaunch& launch, const S& c) {
   const std::uint32_t at = launch.slot * r.rank.num_lanes + c.transport.lane;
   HandOver& handed = r.handed[at];
   handed.set_primitives_done(0);
@@ -201,7 +206,9 @@ enum class StreamEnd : std::uint32_t {
   kDrives,  // the call is for the engine, and this block drives its lane
 };
 
-// As run_by_packets(). `shared`: the engine's, which comes later.
+// As run_by_packets(). `shared`: the engine's, which comes later. S: solo::Stream, or, of a call
+// that may be carried, CarriedStream.
+template <class S>
 __device__ __forceinline__ StreamEnd run_solo_stream(CudaRank& r, const CudaLaunch& launch,
                                                      unsigned char* shared) {
   using namespace solo;
@@ -216,9 +223,9 @@ __device__ __forceinline__ StreamEnd run_solo_stream(CudaRank& r, const CudaLaun
   const Stretch w{nullptr, nullptr, 1, 1};             // it has something of every part
   const LaneTransport t = transport_of(call, lane);
   const auto stream_in = [&](OneStreamShared& x) {
-    return Stream{call, inv, t, in_shared(x.stream), in_shared(x.call)};
+    return S{call, inv, t, in_shared(x.stream), in_shared(x.call)};
   };
-  const Stream c = stream_in(streams[0]);
+  const S c = stream_in(streams[0]);
 
   if (threadIdx.x == 0) {
     mine.looked = mine.keeps = mine.done = 0, mine.reports = mine.at = 0;

@@ -6,9 +6,11 @@
 namespace unjam {
 
 // (CudaRank*, EngineLaunch): daemons, a block a lane or more, and waits, one block; (CudaRank*,
-// CudaLaunch): calls, a block a lane. Both with so much dynamic shared memory.
+// CudaLaunch): calls, a block a lane, and such as copy engines may have a part in. All with so much
+// dynamic shared memory.
 const void* engine_kernel();
 const void* call_kernel();
+const void* carried_call_kernel();
 extern const unsigned kEngineSharedBytes;
 // (CudaRank*, std::uint32_t slot, std::uint64_t ticket): one thread.
 const void* mark_kernel();

@@ -122,7 +122,6 @@ __device__ __forceinline__ void set_up_together(const Stream& first) {
     }
     if (i < kGroups) x.stream.costs[i] = x.stream.given[i] = 0;
     if (i == 0) {
-      set_up_carried(first, borrows);
       x.stream.closed = x.events = x.ended = x.went_on = 0;
       x.interrupted = WholeEnd::kDone;
       x.borrows = borrows;

@@ -124,7 +124,10 @@ struct Descriptions {
 };
 
 // What a block's threads work with, for one call.
-struct Stream {
+// kMayCarry: of a call that may be carried (carry.cuh), which is an instance of its own: all others
+// would pay for what it asks at each slice.
+template <bool kMayCarry>
+struct StreamOf {
   const SoloCall& call;
   const Invocation& inv;
   const LaneTransport& transport;
@@ -167,6 +170,7 @@ struct Stream {
     if (two_hops()) return order().prefix(moved[kGathers], moved[kCollects]);
     return moved[has_member(call.steps.gathers_from, q) ? kGathers : kCollects];
   }
+  __device__ __forceinline__ bool is_carried() const { return kMayCarry && call.steps.carried; }
   // See SlotTuning.
   __device__ __forceinline__ bool in_step() const { return call.steps.tuning.in_step; }
   __device__ __forceinline__ std::uint32_t in_hand(std::uint32_t hop) const {
@@ -200,7 +204,7 @@ struct Stream {
   }
   // Where chunks of a hop that blocks move begin, as movers count them.
   __device__ __forceinline__ std::uint32_t moved_from(std::uint32_t hop) const {
-    return hop == kSends && call.steps.carried ? CudaDev::load_block(s.blocks_from) : 0;
+    return hop == kSends && is_carried() ? CudaDev::load_block(s.blocks_from) : 0;
   }
 
   // Warps of a group of movers.
@@ -294,7 +298,7 @@ struct Stream {
   }
   __device__ __forceinline__ std::uint32_t borrowed_for(std::uint32_t q,
                                                         std::uint32_t slice) const {
-    if (call.steps.carried) {
+    if (is_carried()) {
       const std::uint32_t borrowed = s.borrowed[q], first = slots_carried(borrowed);
       // (Of a rehearsal, which moves nothing.)
       if (borrowed == kNotYet) return kNoSlotOfPool;
@@ -324,7 +328,7 @@ struct Stream {
                                            bool straight) const {
     if (straight) return behind < kSlotHeaders;
     const std::uint32_t own = call.shape.escape_slots;
-    if (call.steps.carried) {
+    if (is_carried()) {
       if (borrowed == kNotYet || behind >= kSlotHeaders) return false;
       const std::uint32_t first = slots_carried(borrowed), n = chunk_only_sent(q, slice);
       const bool by_blocks = n != kNoSlice && n >= CudaDev::load_block(s.blocks_from);
@@ -343,6 +347,8 @@ struct Stream {
     return behind < (slice < own + borrowed ? kSlotHeaders : own + borrowed);
   }
 };
+using Stream = StreamOf<false>;
+using CarriedStream = StreamOf<true>;
 
 }  // namespace solo
 }  // namespace unjam

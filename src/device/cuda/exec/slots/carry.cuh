@@ -15,19 +15,20 @@ namespace unjam {
 namespace solo {
 
 // Of copies for member q: how many are done, of all lanes' posts; and this lane's latest, + 1.
-__device__ __forceinline__ std::uint64_t& copies_done(CudaRank& r, const Stream& c,
-                                                      std::uint32_t q) {
+template <class S>
+__device__ __forceinline__ std::uint64_t& copies_done(CudaRank& r, const S& c, std::uint32_t q) {
   return r.copies.done[c.call.members[q]];
 }
-__device__ __forceinline__ std::uint64_t& latest_copy(CudaRank& r, const Stream& c,
-                                                      std::uint32_t q) {
+template <class S>
+__device__ __forceinline__ std::uint64_t& latest_copy(CudaRank& r, const S& c, std::uint32_t q) {
   return r.copies.posted[std::size_t{c.transport.lane} * c.call.shape.ranks + c.call.members[q]];
 }
 
 // By one thread of who sets a call up.
-__device__ __forceinline__ void set_up_carried(const Stream& c, bool may_carry) {
+template <class S>
+__device__ __forceinline__ void set_up_carried(const S& c, bool may_carry) {
   c.s.carried = c.s.posted = 0;
-  c.s.blocks_from = may_carry && c.call.steps.carried ? kNoSlice : 0;
+  c.s.blocks_from = may_carry && c.is_carried() ? kNoSlice : 0;
 }
 
 // What the first warp's threads know of it; those that watch for room for what is sent see to a
@@ -35,12 +36,14 @@ __device__ __forceinline__ void set_up_carried(const Stream& c, bool may_carry) 
 struct Carrying {
   bool on = false;             // alike in all of them
   bool posts = false;          // this one does
-  std::uint64_t since = 0;     // when something came to be done, or was posted after all was
+  std::uint32_t done = 0;      // chunks, at all peers, at `since`
+  std::uint64_t since = 0;     // when there were not as many, or nothing was posted beyond
   std::uint32_t posted = 0;    // chunks, to this peer;
   std::uint32_t finished = 0;  // and those that are done
 
   // `sees`: this thread sees to member q.
-  __device__ __forceinline__ void begin(CudaRank& r, const Stream& c, std::uint32_t q, bool sees,
+  template <class S>
+  __device__ __forceinline__ void begin(CudaRank& r, const S& c, std::uint32_t q, bool sees,
                                         bool rehearses) {
     on = !rehearses && CudaDev::load_block(c.s.blocks_from) != 0;
     if (!on) return;
@@ -57,7 +60,8 @@ struct Carrying {
   }
 
   // Whether addresses of the call's data, and of slots, are such as posts have.
-  __device__ __forceinline__ static bool can_be_posted(const Stream& c, std::uint32_t q) {
+  template <class S>
+  __device__ __forceinline__ static bool can_be_posted(const S& c, std::uint32_t q) {
     const Range& part = c.of.parts[c.part_for(kSends, q)];
     CopyPost last;
     last.source = reinterpret_cast<std::uintptr_t>(c.inv.input_at(part.offset + part.length));
@@ -67,8 +71,8 @@ struct Carrying {
   }
 
   // Chunk n, to this thread's peer.
-  __device__ __forceinline__ void post(CudaRank& r, const Stream& c, std::uint32_t q,
-                                       std::uint32_t n) {
+  template <class S>
+  __device__ __forceinline__ void post(CudaRank& r, const S& c, std::uint32_t q, std::uint32_t n) {
     if (!posts) return;
     const Range chunk = c.chunk(c.part_for(kSends, q), n);
     CopyPost post;
@@ -84,7 +88,8 @@ struct Carrying {
   }
 
   // How many chunks are done at all peers.
-  __device__ __forceinline__ std::uint32_t look(CudaRank& r, const Stream& c, std::uint32_t q) {
+  template <class S>
+  __device__ __forceinline__ std::uint32_t look(CudaRank& r, const S& c, std::uint32_t q) {
     if (posts && finished != posted) {
       const std::uint64_t done = load_relaxed_local(copies_done(r, c, q));
       if (done > c.s.posts[q][finished % kCopyPostsOfLane]) {
@@ -98,8 +103,20 @@ struct Carrying {
     return __reduce_min_sync(0xffffffff, posts ? finished : kNoSlice);
   }
 
+  // By one thread: whether it has waited long enough for what is posted. `done`: chunks now.
+  __device__ __forceinline__ bool is_late(CudaRank& r, std::uint32_t now_done,
+                                          std::uint32_t all_posted) {
+    const std::uint64_t now = global_ns();
+    if (now_done != done || all_posted == now_done) {
+      done = now_done;
+      since = now;
+    }
+    return now - since > r.copies.patience_ns;
+  }
+
   // Blocks move what is left, from chunk `from` on. So many were posted.
-  __device__ __forceinline__ void take_back(CudaRank& r, const Stream& c, std::uint32_t q,
+  template <class S>
+  __device__ __forceinline__ void take_back(CudaRank& r, const S& c, std::uint32_t q,
                                             std::uint32_t from, std::uint32_t all_posted) {
     on = false;
     for (std::uint32_t n = from; posts && n != all_posted; ++n) {
@@ -118,7 +135,8 @@ struct Carrying {
 
 // By several threads a peer: which slices were the last in the slots that were borrowed, of which
 // this thread sees to every fourth; or which copies are.
-__device__ __forceinline__ void note_carried(const Stream& c, BorrowUse* uses, std::uint32_t q,
+template <class S>
+__device__ __forceinline__ void note_carried(const S& c, BorrowUse* uses, std::uint32_t q,
                                              std::uint32_t begin, std::uint32_t borrowed) {
   const StreamShared& s = c.s;
   const HopOrder order = c.order();

@@ -8,8 +8,8 @@ namespace solo {
 
 // What published slices say in the lane's figures: add(figure, by) for each. By one thread.
 // `behind`: what hops had moved before. `done`: as in tell_end().
-template <class Add>
-__device__ __forceinline__ void count_stream(LaneStats& stats, const Stream& c,
+template <class S, class Add>
+__device__ __forceinline__ void count_stream(LaneStats& stats, const S& c,
                                              const std::uint32_t (&behind)[kSlotSteps], bool done,
                                              Add add) {
   const std::uint32_t me = c.call.place, own = c.call.shape.escape_slots;
@@ -32,7 +32,7 @@ __device__ __forceinline__ void count_stream(LaneStats& stats, const Stream& c,
     // (Of two hops, contributions behind the first result that went straight may lie in borrowed
     // slots, too. They are not counted.)
     const std::uint32_t in_slots = sent < c.of.straight[q] ? sent : c.of.straight[q];
-    if (c.call.steps.carried) {
+    if (c.is_carried()) {
       // (What went straight is not counted; of results all that did not, if any slots were theirs.)
       const std::uint32_t firsts = c.two_hops() ? c.order().firsts_in(sent) : sent;
       const std::uint32_t from = CudaDev::load_block(c.s.blocks_from);

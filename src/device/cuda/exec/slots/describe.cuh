@@ -7,7 +7,8 @@ namespace unjam {
 namespace solo {
 
 // Whether a hop's slices are copies, one a member: else a combine, of one source or several.
-__device__ __forceinline__ bool copies_only(const Stream& c, std::uint32_t hop) {
+template <class S>
+__device__ __forceinline__ bool copies_only(const S& c, std::uint32_t hop) {
   return hop == kCollects || (hop == kSends && c.call.steps.scatters);
 }
 // The member's place among those that a combine's result goes to.
@@ -17,13 +18,15 @@ __device__ __forceinline__ std::uint32_t place_among(std::uint32_t members, std:
 
 // Where among what is reduced the slice of place q is, as the engine has it: of sums the own
 // contribution is the last, else where its rank comes.
-__device__ __forceinline__ std::uint32_t source_of(const Stream& c, std::uint32_t q) {
+template <class S>
+__device__ __forceinline__ std::uint32_t source_of(const S& c, std::uint32_t q) {
   const SlotSteps& steps = c.call.steps;
   return place_among(steps.gathers_from, q) + (!steps.sums && q > c.call.place ? 1 : 0);
 }
 
 // What a slice's description says of all slices of its hop.
-__device__ __forceinline__ void describe_hop(const Stream& c, std::uint32_t hop, SliceJob& job) {
+template <class S>
+__device__ __forceinline__ void describe_hop(const S& c, std::uint32_t hop, SliceJob& job) {
   const Geometry& g = c.inv.geometry;
   const SlotSteps& steps = c.call.steps;
   const std::uint32_t n = c.call.places;
@@ -63,7 +66,8 @@ __device__ __forceinline__ void describe_hop(const Stream& c, std::uint32_t hop,
 }
 
 // Of chunk k; each member's part of it by a thread. Whether there is anything to move in that part.
-__device__ __forceinline__ bool describe_slice(const Stream& c, std::uint32_t hop, std::uint32_t k,
+template <class S>
+__device__ __forceinline__ bool describe_slice(const S& c, std::uint32_t hop, std::uint32_t k,
                                                std::uint32_t q, SliceJob& job) {
   const StreamedCall& of = c.of;
   const std::uint32_t me = c.call.place;
@@ -113,7 +117,8 @@ __device__ __forceinline__ bool describe_slice(const Stream& c, std::uint32_t ho
 }
 
 // How long a slice of the hop takes the movers: all are as long.
-__device__ __forceinline__ std::uint32_t cost_of(const Stream& c, std::uint32_t hop) {
+template <class S>
+__device__ __forceinline__ std::uint32_t cost_of(const S& c, std::uint32_t hop) {
   const SlotSteps& steps = c.call.steps;
   const std::uint32_t sends = __popc(steps.sends_to), results = __popc(steps.results_to);
   if (hop == kCollects) return cost_of_element(1, 0, 1) * __popc(steps.collects_from);
@@ -126,7 +131,8 @@ __device__ __forceinline__ std::uint32_t cost_of(const Stream& c, std::uint32_t 
 }
 
 // By one thread.
-__device__ __forceinline__ void give(const Stream& c, std::uint32_t hop, std::uint32_t at) {
+template <class S>
+__device__ __forceinline__ void give(const S& c, std::uint32_t hop, std::uint32_t at) {
   StreamShared& s = c.s;
   static_assert(kGroups == 2);
   std::uint32_t group = s.costs[1] < s.costs[0] ? 1 : 0;
@@ -139,13 +145,15 @@ __device__ __forceinline__ void give(const Stream& c, std::uint32_t hop, std::ui
 
 // Of what is in the output already: as if movers had moved it. By one thread; `n` slices of the hop
 // were before it. (Each of the description's has been counted.)
-__device__ __forceinline__ void skip(const Stream& c, std::uint32_t at, std::uint32_t n) {
+template <class S>
+__device__ __forceinline__ void skip(const S& c, std::uint32_t at, std::uint32_t n) {
   CudaDev::store_block(c.s.stored[at], c.descriptions().count(c.warps(), n));
 }
 
 // By a warp: describes the slice of chunk k, by description `at`, and gives it to movers; or, if
 // there is nothing to move, counts it. `n`: as in skip().
-__device__ __forceinline__ void hand_out(const Stream& c, std::uint32_t hop, std::uint32_t k,
+template <class S>
+__device__ __forceinline__ void hand_out(const S& c, std::uint32_t hop, std::uint32_t k,
                                          std::uint32_t at, std::uint32_t n, std::uint32_t thread) {
   const bool moves = __any_sync(0xffffffff, describe_slice(c, hop, k, thread, c.s.jobs[at])) != 0;
   __syncwarp();

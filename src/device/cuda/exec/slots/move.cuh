@@ -6,7 +6,8 @@
 namespace unjam {
 namespace solo {
 
-__device__ __forceinline__ void move(const Stream& c) {
+template <class S>
+__device__ __forceinline__ void move(const S& c) {
   StreamShared& s = c.s;
   const unsigned warp = threadIdx.x / 32 - kApartWarps, thread = threadIdx.x % 32;
   const std::uint32_t group = warp / c.warps();

@@ -15,12 +15,13 @@ inline constexpr std::uint32_t kIdleRounds = 64;  // of who publishes, before pe
 // in front, are waited for: the peer takes those before any of this call's. False: for some; then
 // it is called again. (A call that begins as the one in front ends would find few, and have few to
 // its end.)
-__device__ __forceinline__ bool borrow(CudaRank& r, const Stream& c) {
+template <class S>
+__device__ __forceinline__ bool borrow(CudaRank& r, const S& c) {
   constexpr std::uint32_t kEveryone = 0xffffffff;
   StreamShared& s = c.s;
   const std::uint32_t thread = threadIdx.x % 32, q = thread / 4;
   const std::uint32_t own = c.call.shape.escape_slots, all = c.call.shape.borrow_slots;
-  const bool carried = c.call.steps.carried;
+  const bool carried = c.is_carried();
   const std::uint32_t wanted = carried ? kSlotHeaders : c.slots_wanted() - own;
   const bool seeks = c.sends_to(q) && CudaDev::load_block(s.borrowed[q]) == kNotYet;
   const bool fits = c.chunk_bytes() <= c.call.shape.borrow_slot_bytes;
@@ -54,7 +55,8 @@ __device__ __forceinline__ bool borrow(CudaRank& r, const Stream& c) {
   return __all_sync(kEveryone, !seeks || enough) != 0;
 }
 // Says which slices were the last in them.
-__device__ __forceinline__ void note_borrowed(CudaRank& r, const Stream& c) {
+template <class S>
+__device__ __forceinline__ void note_borrowed(CudaRank& r, const S& c) {
   const StreamShared& s = c.s;
   const std::uint32_t thread = threadIdx.x % 32, q = thread / 4, sent = c.of.sent[q];
   if (!c.sends_to(q)) return;
@@ -62,7 +64,7 @@ __device__ __forceinline__ void note_borrowed(CudaRank& r, const Stream& c) {
   const std::uint32_t own = c.call.shape.escape_slots;
   const std::uint32_t borrowed = s.borrowed[q] == kNotYet ? 0 : s.borrowed[q];
   BorrowUse* uses = r.rank.lanes[c.transport.lane].transport.peers[c.call.members[q]].borrows;
-  if (c.call.steps.carried) return note_carried(c, uses, q, thread % 4, borrowed);
+  if (c.is_carried()) return note_carried(c, uses, q, thread % 4, borrowed);
   for (std::uint32_t i = thread % 4; i < borrowed; i += 4) {
     const std::uint32_t round = own + borrowed, first = own + i;
     if (first >= sent) break;
@@ -73,7 +75,8 @@ __device__ __forceinline__ void note_borrowed(CudaRank& r, const Stream& c) {
 
 // By a thread for the connector to member q, of slices [from, to): what is published, but for
 // flags; and, behind a fence, these.
-__device__ __forceinline__ void store_headers(const Stream& c, std::uint32_t q, std::uint32_t from,
+template <class S>
+__device__ __forceinline__ void store_headers(const S& c, std::uint32_t q, std::uint32_t from,
                                               std::uint32_t to) {
   const HopOrder order = c.order();
   const Wire& wire = c.of.outs[q];
@@ -93,7 +96,8 @@ __device__ __forceinline__ void store_headers(const Stream& c, std::uint32_t q, 
     store_relaxed(h.location, c.went_straight(i, straight) ? kInOutput : borrowed + 1);
   }
 }
-__device__ __forceinline__ void store_flags(const Stream& c, std::uint32_t q, std::uint32_t from,
+template <class S>
+__device__ __forceinline__ void store_flags(const S& c, std::uint32_t q, std::uint32_t from,
                                             std::uint32_t to) {
   const Wire& wire = c.of.outs[q];
   const std::uint32_t straight = c.straight_from(q);
@@ -108,7 +112,8 @@ __device__ __forceinline__ void store_flags(const Stream& c, std::uint32_t q, st
 
 // By a thread for one connector, behind a fence behind all that it publishes: flags of slices
 // [from, to), whose headers are stored; or of those that were taken the credit.
-__device__ __forceinline__ void publish_news(const Stream& c, bool out, std::uint32_t q,
+template <class S>
+__device__ __forceinline__ void publish_news(const S& c, bool out, std::uint32_t q,
                                              std::uint32_t from, std::uint32_t to) {
   if (out) {
     store_flags(c, q, from, to);
@@ -118,8 +123,9 @@ __device__ __forceinline__ void publish_news(const Stream& c, bool out, std::uin
 }
 // Where a peer is told that something has come for it, without which it may stay asleep. Of a
 // thread that has something for member q, or nullptr.
-__device__ __forceinline__ std::uint32_t* where_to_poke(CudaRank& r, const Stream& c,
-                                                        std::uint32_t q, bool any) {
+template <class S>
+__device__ __forceinline__ std::uint32_t* where_to_poke(CudaRank& r, const S& c, std::uint32_t q,
+                                                        bool any) {
   return any ? &r.pokes[c.call.members[q]][c.transport.lane] : nullptr;
 }
 __device__ __forceinline__ void poke_peer(std::uint32_t* at, std::uint32_t value) {
@@ -129,7 +135,8 @@ __device__ __forceinline__ void poke_peer(std::uint32_t* at, std::uint32_t value
 
 // By a warp, as the call begins: lets members store into the output. (On a connector that is not
 // the key's any more nobody finds that.)
-__device__ __forceinline__ void invite_members(const Stream& c) {
+template <class S>
+__device__ __forceinline__ void invite_members(const S& c) {
   if (c.inv.output_place == 0) return;
   const Member m = member_of(c.call, {nullptr, nullptr, 1, 1}, threadIdx.x % 32);
   if (m.part != kIncoming || !c.invites(m.q)) return;
@@ -140,7 +147,8 @@ __device__ __forceinline__ void invite_members(const Stream& c) {
 
 // Publishes what the movers have moved, in the connectors' order, until nothing more is given. Of
 // what is not moved to the end the last credits are left to tell_ends().
-__device__ __forceinline__ void publish_stream(CudaRank& r, const Stream& c) {
+template <class S>
+__device__ __forceinline__ void publish_stream(CudaRank& r, const S& c) {
   constexpr std::uint32_t kAll = 0xffffffff;
   StreamShared& s = c.s;
   const std::uint32_t thread = threadIdx.x % 32, q = thread % kSoloRanks;
@@ -208,7 +216,8 @@ __device__ __forceinline__ void publish_stream(CudaRank& r, const Stream& c) {
 // ---- behind all ----
 
 // Behind the barrier behind all: whether all was moved.
-__device__ __forceinline__ bool all_moved(const Stream& c) {
+template <class S>
+__device__ __forceinline__ bool all_moved(const S& c) {
   bool done = true;
 #pragma unroll
   for (std::uint32_t hop = 0; hop < kSlotSteps; ++hop) {
@@ -219,7 +228,8 @@ __device__ __forceinline__ bool all_moved(const Stream& c) {
 
 // As tell_member(), of what was not published. `done`: the call is, or will be, published to its
 // end, so that all that is left is what later calls are to know.
-__device__ __forceinline__ void tell_end(const Stream& c, const Member& m, bool done = false) {
+template <class S>
+__device__ __forceinline__ void tell_end(const S& c, const Member& m, bool done = false) {
   const SoloCall& call = c.call;
   const std::uint32_t slices = c.order().slices();
   const std::uint32_t sent = done ? slices : c.of.sent[m.q],
@@ -254,7 +264,8 @@ __device__ __forceinline__ void tell_end(const Stream& c, const Member& m, bool 
   }
 }
 // By a warp, behind all that is published, or told.
-__device__ __forceinline__ void poke_in_the_end(CudaRank& r, const Stream& c, const Member& m) {
+template <class S>
+__device__ __forceinline__ void poke_in_the_end(CudaRank& r, const S& c, const Member& m) {
   const std::uint32_t lane = c.transport.lane, poke = c.s.poke + 1;
   if (threadIdx.x % 32 == 0) r.poke_counts[lane] = poke;
   if (m.part == kOutgoing && (c.sends_to(m.q) || c.receives_from(m.q))) {

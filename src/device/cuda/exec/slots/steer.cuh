@@ -46,8 +46,8 @@ struct Pace {
 // come. Others are and do to their end.) Returns whether all is moved.
 // `rehearses`: goes through one round, as if a slice of each hop could be moved, and changes
 // nothing but what is c's in shared memory.
-template <class Interrupted, class AllThere>
-__device__ __forceinline__ bool steer(CudaRank& r, const Stream& c, Interrupted interrupted,
+template <class S, class Interrupted, class AllThere>
+__device__ __forceinline__ bool steer(CudaRank& r, const S& c, Interrupted interrupted,
                                       AllThere all_there, Pace pace = {}, bool rehearses = false,
                                       bool may_be_sure = false) {
   constexpr std::uint32_t kAll = 0xffffffff;
@@ -75,19 +75,9 @@ __device__ __forceinline__ bool steer(CudaRank& r, const Stream& c, Interrupted 
   bool stops = false, moved = false, over = false, sure = false;
   const bool sends = x.of_peer && x.watch == kRoomToSend;
   Carrying carrying;
-  if (c.call.steps.carried) carrying.begin(r, c, x.q, sends, rehearses);
+  if (c.is_carried()) carrying.begin(r, c, x.q, sends, rehearses);
   const bool may_ask = x.of_peer && !x.comes && c.into_output(x.hop);
   Asking asking{may_ask && !(carrying.on && sends)};
-  // Blocks move what is only sent from here on.
-  const auto take_back = [&] {
-    carrying.take_back(r, c, x.q, done[kSends], next[kSends]);
-    next[kSends] = done[kSends];
-    if (!sends) return;
-    // (Through other slots, so there may be no room yet.)
-    at.k = done[kSends];
-    at.step = wire.count + slice_watched(c, x.watch, at.k);
-    asking.asks = may_ask;
-  };
   for (std::uint32_t round = 0;; ++round) {
     bool news = false, strange = false;
     const std::uint64_t pace_word = pace.look(thread);
@@ -113,14 +103,24 @@ __device__ __forceinline__ bool steer(CudaRank& r, const Stream& c, Interrupted 
     slowest_before = slowest;
 
     if (carrying.on) {
-      // Without borrowed slots nothing can be posted.
-      const std::uint32_t borrowed = CudaDev::load_block(s.borrowed[x.q]);
-      const bool none = sends && borrowed != kNotYet && c.slots_carried(borrowed) == 0;
       const std::uint32_t d = carrying.look(r, c, x.q);
-      if (d != done[kSends]) carrying.since = global_ns();
       if (thread == 0) CudaDev::store_block(s.carried, d);
       __syncwarp();
-      if (__any_sync(kAll, none) != 0) take_back();
+      // Without borrowed slots nothing can be posted. (Who is late is alike in all threads, but for
+      // the clock: one says it.)
+      const std::uint32_t borrowed = CudaDev::load_block(s.borrowed[x.q]);
+      const bool none = sends && borrowed != kNotYet && c.slots_carried(borrowed) == 0;
+      const bool late = thread == 0 && carrying.is_late(r, d, next[kSends]);
+      if (__any_sync(kAll, none || late) != 0) {
+        carrying.take_back(r, c, x.q, d, next[kSends]);
+        done[kSends] = next[kSends] = d;
+        if (sends) {
+          // (Through other slots, so there may be no room yet.)
+          at.k = d;
+          at.step = wire.count + slice_watched(c, x.watch, d);
+          asking.asks = may_ask;
+        }
+      }
     }
     if (may_be_sure && !sure && !stops && !carrying.on &&
         __all_sync(kAll, !x.of_peer || at.k == chunks) != 0) {
@@ -165,7 +165,6 @@ __device__ __forceinline__ bool steer(CudaRank& r, const Stream& c, Interrupted 
         if (hop == kGathers && !c.may_gather(n, done[kSends], done[kCollects])) continue;
         if (is_carried) {
           carrying.post(r, c, x.q, n);
-          if (n == d) carrying.since = global_ns();
           next[hop] = n + 1;
           holds = true;
           continue;
@@ -179,11 +178,6 @@ __device__ __forceinline__ bool steer(CudaRank& r, const Stream& c, Interrupted 
     if (rehearses) return false;
     if (over || (stops && !holds)) break;
     stops = stops || __any_sync(kAll, strange) != 0;
-    if (carrying.on && next[kSends] != done[kSends] && round % kRoundsApart == 0) {
-      // (Alike in all threads: one says it.)
-      const bool late = global_ns() - carrying.since > r.copies.patience_ns;
-      if (__any_sync(kAll, thread == 0 && late) != 0) take_back();
-    }
     if (stops || sure || round % kRoundsApart != kRoundsApart - 1) continue;
     // (What movers have in hand does not wait for anybody.)
     const std::uint64_t now = global_ns();

@@ -15,7 +15,8 @@ struct Watched {
   std::uint32_t q, watch, hop;
 };
 // The members at whom it is looked for.
-__device__ __forceinline__ std::uint32_t members_watched(const Stream& c, std::uint32_t watch) {
+template <class S>
+__device__ __forceinline__ std::uint32_t members_watched(const S& c, std::uint32_t watch) {
   const SlotSteps& steps = c.call.steps;
   return watch == kRoomToSend      ? steps.sends_to
          : watch == kToGather      ? steps.gathers_from
@@ -28,7 +29,8 @@ __device__ __forceinline__ std::uint32_t member_number(std::uint32_t members, st
   return static_cast<std::uint32_t>(__ffs(static_cast<int>(members))) - 1;
 }
 // Of member q, one of the things.
-__device__ __forceinline__ Watched watched(const Stream& c, std::uint32_t q, std::uint32_t watch) {
+template <class S>
+__device__ __forceinline__ Watched watched(const S& c, std::uint32_t q, std::uint32_t watch) {
   Watched x;
   x.q = q;
   x.watch = watch;
@@ -38,7 +40,8 @@ __device__ __forceinline__ Watched watched(const Stream& c, std::uint32_t q, std
   return x;
 }
 // The number in its connector of the slice of chunk k that is watched for.
-__device__ __forceinline__ std::uint32_t slice_watched(const Stream& c, std::uint32_t watch,
+template <class S>
+__device__ __forceinline__ std::uint32_t slice_watched(const S& c, std::uint32_t watch,
                                                        std::uint32_t k) {
   const bool second = watch == kRoomForResult || watch == kToCollect;
   return second ? c.order().second(k) : c.order().first(k);
@@ -46,8 +49,8 @@ __device__ __forceinline__ std::uint32_t slice_watched(const Stream& c, std::uin
 
 // By the thread that watches for room for the hop at member q, which has seen that the word there
 // has changed: whether it invites this call, to where its slices can go from now on.
-__device__ __forceinline__ bool accept_invitation(const Stream& c, std::uint32_t q,
-                                                  std::uint32_t hop) {
+template <class S>
+__device__ __forceinline__ bool accept_invitation(const S& c, std::uint32_t q, std::uint32_t hop) {
   const Wire& out = c.of.outs[q];
   // Acquire: the place is this invitation's, or a later one's.
   const std::uint64_t word = load_acquire(out.cell->output_word);
@@ -72,7 +75,8 @@ struct Asking {
   __device__ __forceinline__ std::uint64_t look(const Wire& out, std::uint32_t round) const {
     return asks && round % kAskApart == 1 ? load_relaxed(out.cell->output_word) : known;
   }
-  __device__ __forceinline__ void hear(const Stream& c, std::uint32_t q, std::uint32_t hop,
+  template <class S>
+  __device__ __forceinline__ void hear(const S& c, std::uint32_t q, std::uint32_t hop,
                                        std::uint64_t word) {
     if (word == known) return;
     known = word;
@@ -84,8 +88,8 @@ struct Asking {
 // Finds the connector on which member q's slices come. `ahead`: of the stream's turn. Then only
 // where it was: on another one members are invited, which is for the turn, so it is left to
 // steer().
-__device__ __forceinline__ void find_connector(const Stream& c, std::uint32_t q,
-                                               bool ahead = false) {
+template <class S>
+__device__ __forceinline__ void find_connector(const S& c, std::uint32_t q, bool ahead = false) {
   InEndpoint in = c.call.in[c.transport.lane * c.call.shape.ranks + c.call.ranks[q]];
   const InEndpoint was = in;
   const bool found = c.transport.resolve(c.call.members[q], c.call.tag, in);
@@ -104,7 +108,8 @@ __device__ __forceinline__ void find_connector(const Stream& c, std::uint32_t q,
 // By the first warp: the connectors on which members' slices come, each looked for by one thread if
 // it was not found ahead. False, of a thread that watches one: it is none, or not the key's
 // any more.
-__device__ __forceinline__ bool find_incoming(const Stream& c, const Watched& x, Wire& wire) {
+template <class S>
+__device__ __forceinline__ bool find_incoming(const S& c, const Watched& x, Wire& wire) {
   StreamedCall& of = c.of;
   const bool watches = x.of_peer && x.comes;
   if (watches && of.found[x.q] == kNotLooked &&
@@ -125,7 +130,8 @@ struct Watching {
   std::uint64_t* word = nullptr;  // that says of it
 
   // From chunk `first` on. The connector is known.
-  __device__ __forceinline__ void begin(const Stream& c, const Watched& x, const Wire& wire,
+  template <class S>
+  __device__ __forceinline__ void begin(const S& c, const Watched& x, const Wire& wire,
                                         std::uint32_t first) {
     step = wire.count + slice_watched(c, x.watch, first);
     word = x.comes ? &LaneTransport::header_of(wire.steps, step).flag : &wire.cell->consumed;
@@ -137,7 +143,8 @@ struct Watching {
 // they lie is kept until then. `straight`: what is sent needs no slot.
 // Strange: what was found is none of ours, and nothing more is looked for there.
 enum class Seen { kNothing, kNews, kStrange };
-__device__ __forceinline__ Seen look_at_watch(const Stream& c, const Watched& x, const Wire& wire,
+template <class S>
+__device__ __forceinline__ Seen look_at_watch(const S& c, const Watched& x, const Wire& wire,
                                               std::uint32_t taken, bool straight, Watching& at) {
   if (!x.comes) {
     bool news = false;
