@@ -465,7 +465,7 @@ int main(int argc, char** argv) {
   const std::string nccl =
       options.text("nccl", "", "NCCL's library; none: as the loader finds libnccl.so.2");
   const std::string dma =
-      options.text("dma", "UNJAM_DMA=1", "settings under which unjam uses copy engines; none: no");
+      options.text("dma", "UNJAM_DMA=on", "settings under which unjam uses copy engines; none: no");
   const std::string figure = options.text("dma-figure", "dma_bytes", "of unjam's info, what moved");
   const std::string json = options.text("json", "", "a file for all figures");
   const std::string trace = options.text("trace-json", "", "a file for the timeline");

@@ -424,12 +424,12 @@ class CudaDaemon : public StreamDaemon {
     w.field("on", copies_ != nullptr);
     if (copies_ != nullptr) {
       const CopyThread::Figures figures = copies_->figures();
-      w.field("posts", figures.posts);
-      w.field("copies", figures.copies);
-      w.field("batches", figures.batches);
-      w.field("bytes", figures.bytes);
-      w.field("dropped", figures.dropped);
-      w.field("taken_back", now.copies.taken_back);
+      w.field("dma_posts", figures.posts);
+      w.field("dma_copies", figures.copies);
+      w.field("dma_batches", figures.batches);
+      w.field("dma_bytes", figures.bytes);
+      w.field("dma_dropped", figures.dropped);
+      w.field("dma_taken_back", now.copies.taken_back);
       const std::string failure = copies_failure_.empty() ? copies_->failure() : copies_failure_;
       if (!failure.empty()) w.field("failure", failure);
     }
