@@ -4,8 +4,8 @@
 //
 //   copy_engines --largest BYTES --seconds S
 //
-// Each all-reduce is compared with that of the plan by blocks, bit by bit: sums are made in the same
-// order.
+// Each all-reduce is compared with that of the plan by blocks, bit by bit: sums are made in the
+// same order.
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
