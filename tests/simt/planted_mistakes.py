@@ -37,7 +37,7 @@ MISTAKES = [
     Mistake(
         "a slice is published while a warp still moves it",
         SLOTS + "calls.cuh",
-        [("< d.count(warps(), n)) break;", "< d.count(warps(), n) - 1) break;")],
+        [("< d.count(warps(), n - from)) break;", "< d.count(warps(), n - from) - 1) break;")],
     ),
     Mistake(
         "flags before what the header says",
@@ -104,8 +104,8 @@ MISTAKES = [
         SLOTS + "publish.cuh",
         [
             (
-                "load_acquire(c.transport.credit_word(peer, use.connector)) >= use.step_end;",
-                "true;",
+                "is_free = use.step_end == 0 || load_acquire(until) >= use.step_end;",
+                "is_free = true;",
             )
         ],
         only="CallKernel.BorrowsWhatIsTaken",
@@ -137,8 +137,8 @@ MISTAKES = [
         SLOTS + "steer.cuh",
         [
             (
-                "n == d + c.in_hand(hop) ||",
-                "n == d + c.in_hand(hop) + 1 ||",
+                "n == d + in_hand ||",
+                "n == d + in_hand + 1 ||",
             )
         ],
     ),
@@ -250,6 +250,42 @@ MISTAKES = [
         test="daemon_kernel_test",
         only="DaemonKernel.PacketsOfAllWarps",
         seeds=3,
+    ),
+    Mistake(
+        "a slice is published before its copy is done",
+        SLOTS + "carry.cuh",
+        [
+            (
+                "return __reduce_min_sync(0xffffffff, posts ? finished :",
+                "return __reduce_min_sync(0xffffffff, posts ? posted :",
+            )
+        ],
+        only="CallKernelCarried.*",
+    ),
+    Mistake(
+        "a slot is used again while a copy that was taken back may come",
+        SLOTS + "carry.cuh",
+        [("      if (n % slots != i) continue;\n", "      continue;\n")],
+        only="CallKernelCarried.TakesBackWhatStalls",
+        seeds=10,
+    ),
+    Mistake(
+        "a call is carried while an earlier one's copies are not done",
+        SLOTS + "carry.cuh",
+        [
+            (
+                "stuck = load_relaxed_local(copies_done(r, c, q)) <",
+                "stuck = false && load_relaxed_local(copies_done(r, c, q)) <",
+            )
+        ],
+        only="CallKernelCarried.TakesBackWhatStalls",
+        seeds=10,
+    ),
+    Mistake(
+        "what is carried goes round too few slots",
+        SLOTS + "calls.cuh",
+        [("      if (at < slots) return true;\n", "      if (at < 2 * slots) return true;\n")],
+        only="CallKernelCarried.*",
     ),
 ]
 
