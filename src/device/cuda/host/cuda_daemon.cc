@@ -80,6 +80,7 @@ class CudaDaemon : public StreamDaemon {
 
   ~CudaDaemon() override {
     stop();
+    copies_.reset();                                       // its streams store into memory_
     if (stream_ == nullptr && memory_ == nullptr) return;  // there may be no device
     const OnDevice on(o_.device);
     if (stream_ != nullptr) cudaStreamDestroy(stream_);
@@ -609,7 +610,8 @@ class CudaDaemon : public StreamDaemon {
   }
   // Whether copy engines may have a part in it.
   bool is_carried(const SoloCall& solo) const {
-    return copies_ != nullptr && solo.lanes != 0 && solo.by_slots && solo.steps.carried;
+    return copies_ != nullptr && copies_failure_.empty() && solo.lanes != 0 && solo.by_slots &&
+           solo.steps.carried;
   }
 
   // Whether all blocks of a call may be there at once, in clusters, beside a daemon's and some that
