@@ -119,6 +119,7 @@ GpuShape shape_of(const Case& x, std::uint64_t seed) {
   shape.copies = x.copies;
   if (x.copies != Copies::kNone) {
     shape.overlap = seed % 3 == 0 ? 0 : 1;
+    if (seed % 2 == 1) shape.borrow_slots = 6;  // fewer than a connector has headers
     shape.copy_patience_us = x.copies == Copies::kPrompt ? 100'000 : 20;
   }
   return shape;

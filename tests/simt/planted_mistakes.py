@@ -262,31 +262,6 @@ MISTAKES = [
         ],
         only="CallKernelCarried.*",
     ),
-    Mistake(
-        "a slot is used again while a copy that was taken back may come",
-        SLOTS + "carry.cuh",
-        [("      if (n % slots != i) continue;\n", "      continue;\n")],
-        only="CallKernelCarried.TakesBackWhatStalls",
-        seeds=10,
-    ),
-    Mistake(
-        "a call is carried while an earlier one's copies are not done",
-        SLOTS + "carry.cuh",
-        [
-            (
-                "stuck = load_relaxed_local(copies_done(r, c, q)) <",
-                "stuck = false && load_relaxed_local(copies_done(r, c, q)) <",
-            )
-        ],
-        only="CallKernelCarried.TakesBackWhatStalls",
-        seeds=10,
-    ),
-    Mistake(
-        "what is carried goes round too few slots",
-        SLOTS + "calls.cuh",
-        [("      if (at < slots) return true;\n", "      if (at < 2 * slots) return true;\n")],
-        only="CallKernelCarried.*",
-    ),
 ]
 
 
