@@ -183,7 +183,7 @@ class Bench {
       options.stream_order = UNJAM_STREAM_SYNC;
       const std::string key = std::string(name_of(kind)) + std::to_string(bytes);
       const std::size_t out = kind == Kind::kAllReduce ? bytes : bytes / at(ranks_);
-      us[at(r)] = time(r, [&] {
+      const auto call = [&] {
         if (kind == Kind::kAllReduce) {
           check(unjamAllReduce(me.all, key.c_str(), b.input.get(), b.output.get(), bytes / 4,
                                UNJAM_FLOAT32, UNJAM_SUM, &options, nullptr));
@@ -191,21 +191,14 @@ class Bench {
           check(unjamReduceScatter(me.all, key.c_str(), b.input.get(), b.output.get(), out / 4,
                                    UNJAM_FLOAT32, UNJAM_SUM, &options, nullptr));
         }
-      });
-      // One more, into an output that has nothing right in it.
+      };
+      us[at(r)] = time(r, call);
+      // Two more, into an output that has nothing right in it.
       const cudaStream_t s = b.stream.get();
       check(cudaMemsetAsync(b.output.get(), 0xff, bytes, s));
       b.stream.synchronize();
       barrier_.meet();
-      for (int i = 0; i < 2; ++i) {
-        if (kind == Kind::kAllReduce) {
-          check(unjamAllReduce(me.all, key.c_str(), b.input.get(), b.output.get(), bytes / 4,
-                               UNJAM_FLOAT32, UNJAM_SUM, &options, nullptr));
-        } else {
-          check(unjamReduceScatter(me.all, key.c_str(), b.input.get(), b.output.get(), out / 4,
-                                   UNJAM_FLOAT32, UNJAM_SUM, &options, nullptr));
-        }
-      }
+      for (int i = 0; i < 2; ++i) call();
       if (is_expected && kind == Kind::kAllReduce) {
         check(cudaMemcpyAsync(b.expected.get(), b.output.get(), out, cudaMemcpyDeviceToDevice, s));
       } else if (kind == Kind::kAllReduce) {

@@ -117,12 +117,19 @@ unjam::DType dtype_of(std::int32_t value, const std::string& name) {
   return static_cast<unjam::DType>(value);
 }
 
-reshard::Tensor tensor_of(const unjamReshardTensor_t& given, const reshard::Request& request) {
-  check_struct(&given, "a tensor", "unjamReshardTensor_t");
-  if (given.name == nullptr) refuse("a tensor's name is NULL");
-  const std::string name = std::string("tensor ") + given.name;
+// For errors. Of a tensor, or a part of one: that it has a name and a shape.
+template <class Given>
+std::string checked_name(const Given& given, const char* what) {
+  if (given.name == nullptr) refuse(std::string(what) + "'s name is NULL");
+  std::string name = std::string("tensor ") + given.name;
   check_dims(name.c_str(), given.ndims);
   if (given.shape == nullptr && given.ndims > 0) refuse(name + ": shape is NULL");
+  return name;
+}
+
+reshard::Tensor tensor_of(const unjamReshardTensor_t& given, const reshard::Request& request) {
+  check_struct(&given, "a tensor", "unjamReshardTensor_t");
+  const std::string name = checked_name(given, "a tensor");
   reshard::Tensor tensor;
   tensor.name = given.name;
   tensor.shape.assign(given.shape, given.shape + given.ndims);
@@ -165,10 +172,7 @@ void set_options(const unjamReshardOptions_t* given, reshard::Options* options) 
 
 unjam::LocalTensor part_of(const unjamReshardPart_t& given) {
   check_struct(&given, "a part", "unjamReshardPart_t");
-  if (given.name == nullptr) refuse("a part's name is NULL");
-  const std::string name = std::string("tensor ") + given.name;
-  check_dims(name.c_str(), given.ndims);
-  if (given.shape == nullptr && given.ndims > 0) refuse(name + ": shape is NULL");
+  const std::string name = checked_name(given, "a part");
   unjam::LocalTensor part;
   part.name = given.name;
   part.shape.assign(given.shape, given.shape + given.ndims);

@@ -1,11 +1,11 @@
 // Who carries out what lanes post (copy_ring.h): looks at the rings by turns, and hands what it has
 // found for a peer to copy engines, together. On the host; one thread.
 //
-// For each copy takes the driver about as long as it takes an engine to move half a megabyte. So
-// posts are put together: those of a lane that continue each other at both ends are one; and such
-// that lie alike in lanes one behind the other are rows of one, for their sources are as far apart
-// as lanes' stretches, and their targets as lanes' slots. And while an engine has something to do,
-// more is waited for.
+// To issue a short copy takes the driver longer than it takes an engine to move it. So posts are
+// put together: those of a lane that continue each other at both ends are one; and such that lie
+// alike in lanes one behind the other are rows of one, for their sources are as far apart as lanes'
+// stretches, and their targets as lanes' slots. And while an engine has something to do, more is
+// waited for.
 #pragma once
 
 #include <algorithm>

@@ -1,5 +1,5 @@
 // Which primitives of a plan are marked for copy engines (Carrier): what only sends, of large
-// vectors through slots. So the plan's blocks, of which fewer suffice then, have what comes alone.
+// vectors through slots. So the plan's blocks have what comes alone, for which fewer may do.
 #pragma once
 
 #include "plan/plan.h"

@@ -325,7 +325,7 @@ class Lowering {
     steps.stores_sent = !steps.scatters && copies;
     steps.contributes = (p.flags & kContribute) != 0;
     steps.sent_into_outputs = (p.flags & kIntoOutput) != 0;
-    // (What is stored here as well, blocks move: the checker marks no such step.)
+    // (What is stored here as well, blocks move: the checker refuses such a mark.)
     steps.carried = carrier_of(p) == Carrier::kCopyEngine && !steps.copies && !steps.stores_sent;
     return true;
   }

@@ -92,8 +92,10 @@ enum PrimitiveFlags : std::uint16_t {
   kCarrierBits = 3 << 14,
 };
 // Others than blocks may carry a slice that is a mere copy of local data, by slots: the mark says
-// that it is worth that, and the sender's device decides (Engine: "Carried slices"). Neither device
-// of this library has another carrier; so there marks change nothing. The checker refuses kNetwork.
+// that it is worth that, and the sender's device decides. Calls in streams of CUDA devices have
+// copy engines (device/cuda/exec/slots/carry.cuh); an engine may have carriers (Engine: "Carried
+// slices"), but on neither device has any, so there marks change nothing. The checker refuses
+// kNetwork.
 enum class Carrier : std::uint16_t {
   kBlocks = 0 << 14,  // loads and stores of the rank's own threads
   kCopyEngine = 1 << 14,

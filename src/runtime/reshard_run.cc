@@ -234,9 +234,9 @@ Result Run::post(std::unique_ptr<Operation>& operation) {
     const std::string key = call_.key + " bundle " + std::to_string(o.live->step->bundle);
     result = context_->transfer(group_, key.c_str(), call, o.peer, sends(o.what), &o.request);
   }
-  // done() has it, by now perhaps.
-  if (result.ok()) [[maybe_unused]]
-    auto* const its = operation.release();
+  if (result.ok()) {
+    [[maybe_unused]] auto* const with_done = operation.release();
+  }
   return result;
 }
 

@@ -3,6 +3,7 @@
 #include <pthread.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstring>
 
 #include "base/clock.h"
@@ -176,14 +177,14 @@ bool CopyThread::count(std::uint32_t to, std::uint64_t done, std::string& error)
   return false;
 }
 
-void CopyThread::sleep(std::uint64_t idle_ns) {
+void CopyThread::sleep(std::uint64_t idle_ns, std::uint64_t expected) {
   if (idle_ns < kPollNs) {
     pause_core();
   } else if (idle_ns < kLookNs) {
     usleep(kLookApartUs);
   } else {
+    // (Seq-cst, as in expect(): either this sees the call, or that sees that this sleeps.)
     std::unique_lock lock(mutex_);
-    const std::uint64_t expected = expected_ns_.load(std::memory_order_seq_cst);
     asleep_.store(true, std::memory_order_seq_cst);
     changed_.wait(lock, [&] {
       return stopping_ || expected_ns_.load(std::memory_order_seq_cst) != expected;
@@ -200,16 +201,17 @@ void CopyThread::run() {
   std::uint64_t found_ns = 0;
   for (std::uint32_t round = 0;; ++round) {
     const auto swept = o_.stuck ? CopyServer::Swept::kNothing : server.sweep(*this);
-    posts_.store(server.posts(), std::memory_order_relaxed);
-    copies_.store(server.copies(), std::memory_order_relaxed);
-    batches_.store(server.batches(), std::memory_order_relaxed);
-    bytes_.store(server.bytes(), std::memory_order_relaxed);
-    dropped_.store(server.dropped(), std::memory_order_relaxed);
-    if (swept == CopyServer::Swept::kSome) {
-      found_ns = monotonic_ns();
+    if (swept == CopyServer::Swept::kNothing) {
+      const std::uint64_t expected = expected_ns_.load(std::memory_order_seq_cst);
+      const std::uint64_t now = monotonic_ns();
+      sleep(now - std::min(std::max(found_ns, expected), now), expected);
     } else {
-      const std::uint64_t since = std::max(found_ns, expected_ns_.load(std::memory_order_relaxed));
-      sleep(monotonic_ns() - std::min(since, monotonic_ns()));
+      found_ns = monotonic_ns();
+      posts_.store(server.posts(), std::memory_order_relaxed);
+      copies_.store(server.copies(), std::memory_order_relaxed);
+      batches_.store(server.batches(), std::memory_order_relaxed);
+      bytes_.store(server.bytes(), std::memory_order_relaxed);
+      dropped_.store(server.dropped(), std::memory_order_relaxed);
     }
     if (swept != CopyServer::Swept::kFailed && round % 64 != 0) continue;
     const std::lock_guard lock(mutex_);

@@ -67,7 +67,8 @@ class CopyThread : private CopyEngines {
   bool copy(cudaStream_t stream, const std::vector<CopyRows>& copies, std::string& error);
   bool count(std::uint32_t peer, std::uint64_t done, std::string& error);
   void run();
-  void sleep(std::uint64_t idle_ns);
+  // `expected`: expected_ns_, as `idle_ns` was made of it.
+  void sleep(std::uint64_t idle_ns, std::uint64_t expected);
 
   // One peer's.
   struct Peer {

@@ -12,6 +12,7 @@
 #include <cstring>
 #include <memory>
 #include <mutex>
+#include <system_error>
 #include <thread>
 #include <vector>
 
@@ -80,7 +81,8 @@ class CudaDaemon : public StreamDaemon {
 
   ~CudaDaemon() override {
     stop();
-    copies_.reset();                                       // its streams store into memory_
+    // (Its streams store into memory_.)
+    copies_.reset();
     if (stream_ == nullptr && memory_ == nullptr) return;  // there may be no device
     const OnDevice on(o_.device);
     if (stream_ != nullptr) cudaStreamDestroy(stream_);
@@ -92,8 +94,11 @@ class CudaDaemon : public StreamDaemon {
 
   bool start(std::string& error) {
     const OnDevice on(o_.device);
-    return allocate(error) && fill(error) && make_streams(error) && load_kernels(error) &&
-           start_copies(error) && begin();
+    if (!allocate(error) || !fill(error) || !make_streams(error) || !load_kernels(error)) {
+      return false;
+    }
+    start_copies();
+    return begin();
   }
 
   void stop() override {
@@ -646,14 +651,13 @@ class CudaDaemon : public StreamDaemon {
   }
 
   // (What cannot be carried out blocks move: the rank starts all the same, and says why.)
-  bool start_copies(std::string&) {
-    if (copies_ == nullptr) return true;
+  void start_copies() {
+    if (copies_ == nullptr) return;
     try {
       copies_->start(layout_.copies_done(), copies_failure_);
     } catch (const std::system_error& e) {
       copies_failure_ = std::string("starting a thread: ") + e.what();
     }
-    return true;
   }
 
   bool begin() {
