@@ -10,7 +10,9 @@
 #include <unistd.h>
 
 #include <cstdint>
+#include <cstdlib>
 #include <cstring>
+#include <set>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -21,6 +23,7 @@
 #include "control/fd_message.h"
 #include "control/messages.h"
 #include "control/rendezvous.h"
+#include "control/socket_address.h"
 
 namespace unjam_test {
 
@@ -232,6 +235,22 @@ inline int open_descriptors() {
   while (const dirent* e = readdir(folder)) count += e->d_name[0] != '.' ? 1 : 0;
   closedir(folder);
   return count;
+}
+
+// The ports at which this process listens. To knock there tells less: a port that was given back
+// may be another process's by now.
+inline std::set<std::uint16_t> listening_ports() {
+  std::set<std::uint16_t> ports;
+  DIR* folder = opendir("/proc/self/fd");
+  while (const dirent* e = readdir(folder)) {
+    const int fd = std::atoi(e->d_name);
+    int listens = 0;
+    socklen_t size = sizeof(listens);
+    if (getsockopt(fd, SOL_SOCKET, SO_ACCEPTCONN, &listens, &size) != 0 || listens == 0) continue;
+    ports.insert(unjam::local_address(fd).port);
+  }
+  closedir(folder);
+  return ports;
 }
 
 // Bytes with descriptors, past all rules. False: refused by the other end.
