@@ -34,7 +34,8 @@ namespace unjam {
 inline constexpr std::uint64_t kOpenNs = 10'000'000;
 inline constexpr std::uint32_t kMostInOrder = 64;  // at a time
 
-// By one thread, or each word by another one, with barriers between the steps (Engine).
+// By one thread, or each word by another one, with barriers between the steps
+// (Passes::put_in_order()).
 struct OneOrder {
   std::uint32_t n = 0;
   std::uint16_t after = kNoSlot;  // what stands behind them

@@ -21,7 +21,7 @@ struct EnginePolicy {
   std::uint32_t quantum_slices = 64;  // slices in a row at most while others wait
   std::uint32_t residency_us = 5000;  // longest stay when nobody waits
   std::uint32_t idle_passes = 2;      // passes without progress before quitting
-  std::uint32_t most_streams = 8;     // of those that are tried whole, see Engine::add_wholes()
+  std::uint32_t most_streams = 8;     // of those that are tried whole, see Batches::add_wholes()
   std::uint32_t order_after_us = 50;  // nothing was heard for so long: see one_order.h
 
   // Slices behind which what is long looks for others: its turn. A short one, for they take less
@@ -38,7 +38,7 @@ struct EnginePolicy {
     return turn / 2 > shortest_turn() ? turn / 2 : shortest_turn();
   }
 
-  // Polls of what is short while something long waits for it, see Engine::is_worth_a_wait().
+  // Polls of what is short while something long waits for it, see Batches::is_worth_a_wait().
   UNJAM_HD std::uint32_t beside_long(std::uint32_t threshold) const {
     constexpr std::uint32_t kPolls = 64;
     if (stickiness == StickinessPolicy::kFixed || threshold >= kPolls) return threshold;
@@ -52,7 +52,7 @@ struct EnginePolicy {
     return t > spin_base ? t : spin_base;
   }
   // Threshold after a primitive that moved something from a peer, who is there (see
-  // Engine::move_on()). Saturates.
+  // Slices::move_on()). Saturates.
   UNJAM_HD std::uint32_t after_success(std::uint32_t threshold) const {
     if (stickiness == StickinessPolicy::kFixed) return spin_base;
     const std::uint64_t t = static_cast<std::uint64_t>(threshold) * spin_boost;

@@ -23,8 +23,8 @@ inline constexpr std::uint32_t kActiveContexts = 8;
 inline constexpr std::uint32_t kCachedPrimitives = 8;
 
 // What an active context, or a block, has at hand of as many ranks or parts. A plan whose
-// primitives name more neighbours (kWidePeer) has two of them there at a time, see Engine::bring();
-// parts beyond are computed.
+// primitives name more neighbours (kWidePeer) has two of them there at a time, see
+// Contexts::bring(); parts beyond are computed.
 inline constexpr std::uint32_t kAtHand = 72;
 static_assert(kMostNeighbours < kAtHand && kFirstSet <= kAtHand && kMaxCudaRanks <= kAtHand);
 
@@ -80,7 +80,7 @@ struct LaneStats {
   std::uint64_t bytes_sent = 0;
   std::uint64_t borrowed = 0;
   std::uint64_t into_outputs = 0;  // slices that were stored straight into a peer's output
-  std::uint64_t wholes = 0;        // invocations whose part here was done whole (Engine)
+  std::uint64_t wholes = 0;        // invocations whose part here was done whole
   std::uint64_t starts = 0;
   std::uint64_t quits = 0;
   std::uint64_t idle_quits = 0;   // of them, with nothing in the queue
@@ -105,7 +105,7 @@ struct alignas(16) LaneState {
   std::uint64_t counted = 0;
   std::uint64_t open_since_ns = 0;  // what is put in order together was first put so: one_order.h
   Disorder disorder;
-  // Of those in the queue, how many are short, see Engine::is_short().
+  // Of those in the queue, how many are short, see LaneView::is_short().
   std::uint64_t shorts = 0;
   std::uint64_t urgent_taken = 0;  // see Mailbox
   // What runs now, for diagnosis: (count of changes) << 16 | (slot + 1, 0: nothing).
@@ -114,9 +114,10 @@ struct alignas(16) LaneState {
 };
 
 struct Mailbox : SpscRing<std::uint16_t> {
-  // The producer's: how many of the letters so far want to be looked at soon (Engine::is_urgent()).
-  // A hint for the consumer, which counts those that it has taken (LaneState::urgent_taken):
-  // relaxed, for one that is seen before its letter is found with it, or a moment later.
+  // The producer's: how many of the letters so far want to be looked at soon
+  // (LaneView::is_urgent()). A hint for the consumer, which counts those that it has taken
+  // (LaneState::urgent_taken): relaxed, for one that is seen before its letter is found with it, or
+  // a moment later.
   alignas(kFalseSharingBytes) std::uint64_t urgent = 0;
 };
 
@@ -138,7 +139,7 @@ struct RankState {
   EnginePolicy policy;
 };
 
-// Slices of a turn that are under way at once; see Engine.
+// Slices of a turn that are under way at once, see slice_pipeline.h.
 inline constexpr std::uint32_t kStreamDepth = 4;
 inline constexpr std::uint32_t kMoverGroups = 2;  // at most
 // How long an element of a slice takes the movers, in no unit: what they load, and what they store,
@@ -148,19 +149,27 @@ UNJAM_HD constexpr std::uint32_t cost_of_element(std::uint32_t loads, std::uint3
                                                  std::uint32_t stores) {
   return loads + kLinkCost * through_links + stores;
 }
+// What orders control threads, movers and posters of a pipeline (slice_pipeline.h). A place is a
+// slice's number modulo kStreamDepth.
 struct StreamOfSlices {
+  // By the lead; release: what publishing the slice takes, and `expected`. A poster that reads more
+  // than n (acquire) publishes slice n.
   std::uint32_t counted = 0;
+  // By the posters; release: they have read all about the slice. The lead that reads more than n
+  // (acquire) may use the place of slice n again.
   std::uint32_t posted = 0;
+  // By the lead: how many slices there were, when the pipeline has ended; before, 0.
   std::uint32_t total = 0;
-  // By the slice's place: by how many movers jobs were done there, of this slice and all before in
-  // its place, and how many that is to be.
+  // By each mover, by place: jobs done there, of this slice and all before it; release: its loads
+  // and stores of a job. A poster that reads as many as are expected (acquire), and then fences,
+  // publishes behind all of them. (One that has nothing to publish does not fence.)
   std::uint32_t stored[kStreamDepth] = {};
   std::uint32_t expected[kStreamDepth] = {};
-  // By group of movers: how many jobs it was given, which (the places of the latest), and what all
-  // of them cost (see Engine::cost_of()).
+  // By the lead, to each group of movers: how many jobs it was given; release: the job, and which
+  // it is. A mover that reads more than k (acquire) does its group's job k.
   std::uint32_t given[kMoverGroups] = {};
-  std::uint32_t turns[kMoverGroups][2 * kStreamDepth] = {};
-  std::uint64_t cost[kMoverGroups] = {};
+  std::uint32_t turns[kMoverGroups][2 * kStreamDepth] = {};  // which job, by number of the group's
+  std::uint64_t cost[kMoverGroups] = {};  // of all its jobs, see SlicePipeline::cost_of()
 };
 
 // What publishing a slice takes, of one peer and in one direction.
@@ -175,7 +184,7 @@ struct Posting {
   What what = kNothing;
 };
 
-// Invocations that are tried whole, together, see Engine.
+// Invocations that are tried whole, together, see batches.h.
 inline constexpr std::uint32_t kMostWholes = 8;
 enum class Whole : std::uint16_t {
   kNot,    // slice by slice
@@ -206,8 +215,8 @@ struct WholeTry {
   bool moved =
       false;  // of a stream, or two hops, that is not done: it has come further than it was
   // Of a stream:
-  bool ended = false;     // Engine::end_early() was called
-  bool patient = false;   // worth more of a wait than others, see Engine::is_patient()
+  bool ended = false;     // Batches::end_early() was called
+  bool patient = false;   // worth more of a wait than others, see Passes::is_patient()
   bool is_rival = false;  // it may begin, or has begun, and is long
   bool left_out = false;  // it may go on, but not beside the others: not looked at
   std::uint32_t done[kMostSteps] = {};  // as HandOver::done, before and behind the try
@@ -232,7 +241,7 @@ struct SlicePeers {
 static_assert(kMostNeighbours < kMaxLeafSources, "a slice has one more: the rank's own");
 
 // Shared by the threads of a block while its engine runs: fast memory, lost with the block. Who may
-// touch what, and when: see "The block" in engine.h.
+// touch what, and when: see docs/internals/engine.md.
 struct BlockShared {
   // Of a slice, or a stream's slices by number: two each, the second for slices that have two.
   SliceJob jobs[2 * kStreamDepth];
@@ -246,13 +255,13 @@ struct BlockShared {
   LaneState lane;  // where Dev::kLaneInShared
 
   // ---- read by all control threads ----
-  std::uint32_t told = 0;                                   // see Engine::tell
+  std::uint32_t told = 0;                                   // see LaneView::tell()
   bool quits = false;                                       // the block leaves
   std::uint32_t which = 0;                                  // the place of the slice being made
   Posting postings[kStreamDepth][2 * kMostNeighbours + 2];  // by place
   std::uint32_t num_postings[kStreamDepth] = {};
   bool packets = false;  // jobs[0] is of packets with flags inside
-  bool carried = false;  // it is a carrier's, see Engine
+  bool carried = false;  // it is a carrier's, see is_carried()
   Newcomer newcomers[kActiveContexts];
   std::uint32_t num_wholes = 0;
   WholeTry wholes[kMostWholes];

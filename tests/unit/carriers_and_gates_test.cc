@@ -1,6 +1,6 @@
 // What the engine has ready for devices that are not there yet, each with a device made for it
 // here: carriers that copy slices at their own pace (copy engines), and gates in front of memory
-// that is slow to look at (networks). See engine.h, "Carried slices" and "Gates".
+// that is slow to look at (networks). See docs/internals/engine.md and engine/readiness.h.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -130,6 +130,30 @@ class Carrying : public ByHand {
   std::deque<Slice> given_;
   std::map<std::uint16_t, std::uint32_t> outstanding_;
 };
+
+// Each lacks one thing that the engine asks for.
+class Deaf : public Carrying {
+  using Carrying::cancelled;
+};
+class Tireless : public Carrying {
+  using Carrying::try_quit;
+};
+class Unstirred : public Carrying {
+  using Carrying::sync_control;
+};
+class Unasked : public Carrying {
+  using Carrying::next_submission;
+};
+class Posting : public Carrying {
+ public:
+  static constexpr bool kStreams = true;
+};
+static_assert(unjam::EngineDevice<Carrying>);
+static_assert(!unjam::SpeaksToOthers<Deaf> && !unjam::EngineDevice<Deaf>);
+static_assert(!unjam::HostsALane<Tireless> && !unjam::EngineDevice<Tireless>);
+static_assert(!unjam::DrivesABlock<Unstirred> && !unjam::EngineDevice<Unstirred>);
+static_assert(!unjam::TakesSubmissions<Unasked> && !unjam::EngineDevice<Unasked>);
+static_assert(!unjam::EngineDevice<Posting>, "posters would have to hand slices to carriers");
 
 // Outcomes of the calls that have ended at a rank.
 std::vector<Outcome> ended(Ranks& ranks, std::uint32_t r) {

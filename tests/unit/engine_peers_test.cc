@@ -4,7 +4,7 @@
 //
 // Also with blocks of several control threads, which the host device does not have: there the
 // threads stand for a warp's, each scheduled by itself, so that the thread sanitizer judges what
-// engine.h says about them.
+// docs/internals/engine.md says about them.
 #include <gtest/gtest.h>
 
 #include <algorithm>

@@ -48,7 +48,7 @@ struct HostDaemon::Lane {
   std::vector<std::thread> threads;
 };
 
-// The host's side of Engine's `Dev`.
+// The engine's device on the host, see engine/device_contract.h.
 class HostDev {
  public:
   using Handle = HostDev&;

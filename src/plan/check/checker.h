@@ -30,8 +30,9 @@
 // lost once the output slice at its position has been written. A plan whose reads of the input all
 // come before such a write (or find the same value rewritten) does the same in both models, so
 // checking for that proves both with one execution. (On a GPU slices of a turn overlap in time, and
-// that a read comes first in the program is not enough, see "Streams of slices" in engine.h: what
-// overwrites it must come from a peer that has had what was read.) An all-to-all is never in place.
+// that a read comes first in the program is not enough, see "Slices in a pipeline" in
+// docs/internals/engine.md: what overwrites it must come from a peer that has had what was read.)
+// An all-to-all is never in place.
 //
 // Values stay at their place in the vector, so a value is whose it is, and nothing more; but for
 // the all-to-all, where a slice of rank q's part r becomes rank r's part q. It goes there in one

@@ -463,10 +463,10 @@ void LaneRun::note_read(int rank, std::size_t cell, const Primitive& p, int time
 }
 
 // Whether a value may be stored in the output while slices of earlier primitives are still under
-// way here ("Streams of slices" in engine.h). In place, what they read is lost with it; unless what
-// was received has this rank's part in it, so that they are through. A carrier is through only if
-// that part can have come by no other way than its slice: nothing else reads the cell. (Packets do
-// not stream.)
+// way here ("Slices in a pipeline" in docs/internals/engine.md). In place, what they read is lost
+// with it; unless what was received has this rank's part in it, so that they are through. A carrier
+// is through only if that part can have come by no other way than its slice: nothing else reads the
+// cell. (Packets do not stream.)
 bool LaneRun::may_store(int rank, std::size_t cell, ValueId value, ValueId received) {
   if (has_inline_flags(plans_[0].protocol) || !row_of(request_.kind).in_place ||
       read_[index(rank)][cell] == 0 || value == values_->raw(rank)) {

@@ -99,7 +99,7 @@ __device__ __forceinline__ InEndpoint* endpoint_of(const SoloCall& call, const M
   return call.in + lane * call.shape.ranks + call.ranks[m.q];
 }
 
-// As Engine::build_job() says it of a gather.
+// As Slices::build_job() says it of a gather.
 __device__ __forceinline__ cuda_leaves::Slice slice_of(const SoloCall& call,
                                                        const Invocation& inv) {
   const bool average = inv.op == Op::kAvg;

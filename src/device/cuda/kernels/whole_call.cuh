@@ -1,9 +1,8 @@
-// What a lane does for short invocations, by its engine, in one go (engine.h: "Whole calls"): as
-// call_by_packets.cuh does it without an engine (of two hops: plain ones), of calls
-// whose lanes make one loop each. What differs: the lane's lease is held, the keys' former uses
-// have ended, the inputs are there, ends and progress are the engine's, and there are several
-// calls. The block sends of all of them, then it receives of all, and of those of two hops once
-// more.
+// What a lane does for short invocations, by its engine, in one go (docs/internals/whole-calls.md):
+// as call_by_packets.cuh does it without an engine (of two hops: plain ones), of calls whose lanes
+// make one loop each. What differs: the lane's lease is held, the keys' former uses have ended, the
+// inputs are there, ends and progress are the engine's, and there are several calls. The block
+// sends of all of them, then it receives of all, and of those of two hops once more.
 //
 // The first warp sees to members, half a warp to a call's, ahead of the movers. Words that order
 // them:

@@ -1,5 +1,5 @@
-// Calls through slots by a lane's engine (engine.h: "Whole calls"), as exec/slots/several.cuh has
-// it: which of them go together, where they were left, and how they have ended.
+// Calls through slots by a lane's engine (docs/internals/whole-calls.md), as exec/slots/several.cuh
+// has it: which of them go together, where they were left, and how they have ended.
 #pragma once
 
 #include "device/cuda/exec/slots/count.cuh"

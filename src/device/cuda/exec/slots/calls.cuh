@@ -18,12 +18,12 @@
 // What may be interrupted. Slices are published, and taken, in the connectors' order only; what was
 // moved and is not part of a prefix is forgotten, and the engine moves it again. Contributions and
 // copies may be moved twice: what they read is not overwritten before peers have it (see
-// engine.h). A reduction may not, in place; nor may what is received be given back while what
-// becomes of it is forgotten. So where what is gathered shares connectors with other steps
-// (SlotSteps::gather_waits_for_sent, by plan/order_rule.h) a chunk is gathered only when all that
-// its pass has in front of it was moved, see HopOrder: then its result, and what it took, are in a
-// prefix. (Any other connector carries one hop's slices: all that were moved are a prefix in the
-// end, for no lane stops before movers are through with what they have in hand.)
+// docs/internals/engine.md). A reduction may not, in place; nor may what is received be given back
+// while what becomes of it is forgotten. So where what is gathered shares connectors with other
+// steps (SlotSteps::gather_waits_for_sent, by plan/order_rule.h) a chunk is gathered only when all
+// that its pass has in front of it was moved, see HopOrder: then its result, and what it took, are
+// in a prefix. (Any other connector carries one hop's slices: all that were moved are a prefix in
+// the end, for no lane stops before movers are through with what they have in hand.)
 //
 // Straight into outputs (connector.h). Results go there (but not sums to which others add), and
 // what is spread, from the first slice on that is described when the member's invitation has

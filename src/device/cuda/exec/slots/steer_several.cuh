@@ -12,7 +12,7 @@ namespace solo {
 
 // How long a lane of the engine waits for peers: about as long as it takes it to do something else;
 // and as long as they may do so where they are at it, for something came later than this lane, or
-// where they have begun a call that is worth it (Engine::is_patient()).
+// where they have begun a call that is worth it (Passes::is_patient()).
 inline constexpr std::uint64_t kWholePatienceNs = 20000, kLongPatienceNs = 100000;
 
 // Threads of the first warp that watch for one thing of a call: one a peer that it is watched for
