@@ -104,11 +104,11 @@ void Context::end_request(unjamGroup& group, unjamRequest* request, const Result
 }
 
 void Context::reap_locked() {
-  hear();
+  apply_notices();
   take_completions();
 }
 
-// Hears no news, so what was seen of groups and keys stays as it was.
+// Applies no notices, so what was seen of groups and keys stays as it was.
 void Context::take_completions() {
   // (Of a rank that could not start, the device's memory is gone again.)
   if (memory_ == nullptr || daemon_ == nullptr) return;
@@ -126,7 +126,7 @@ void Context::take_completions() {
     }
     std::unique_ptr<Submitted> s = std::move(slots_[e.slot]);
     if (s != nullptr) {
-      const Result why = leave_slot(e.slot);
+      const Result why = notices_.leave(e.slot);
       if (s->cancel.ok()) s->cancel = why;
     }
     free_slots_.push_back(e.slot);
@@ -140,7 +140,7 @@ void Context::take_completions() {
     if (cuda() && e.outcome == Outcome::kDone && key.ledger != nullptr) {
       store_release(key.ledger->done, s->n + 1);
     }
-    // (Whoever has the engine end something has said why, see Context::tell().)
+    // (Whoever has the engine end something has said why, see Context::post_notice().)
     if (e.outcome != Outcome::kDone && s->cancel.ok()) {
       s->cancel = {UNJAM_ERROR_PEER, "a rank of the group is gone: shrink the group to those left"};
     }

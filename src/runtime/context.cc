@@ -18,8 +18,11 @@ Context::Context(std::shared_ptr<World> world, int rank, const Settings& setting
     : world_(std::move(world)),
       rank_(rank),
       settings_(settings),
+      notices_([this](int peer, std::uint64_t tag, std::uint64_t n) {
+        return has_completed(world_->ledger(peer), tag, n);
+      }),
       gone_(static_cast<std::size_t>(world_->ranks())),
-      is_given_up_(static_cast<std::size_t>(world_->ranks())) {}
+      given_up_(static_cast<std::size_t>(world_->ranks())) {}
 
 Context::~Context() {
   // After shutdown() this finds nothing; a context that failed to start must not stay attached.
@@ -41,7 +44,7 @@ void Context::start() {
   ledger_ = std::make_unique<Ledger>(&world_->ledger(rank_));
   const std::uint32_t slots = invocation_slots(settings_);
   slots_.resize(slots);
-  in_engine_.resize(slots);
+  notices_.set_slots(slots);
   met_.resize(static_cast<std::size_t>(world_->ranks()));
   for (std::uint32_t i = 0; i < kRoomSlots; ++i) {
     free_room_slots_.push_back(static_cast<std::uint16_t>(slots + i));
@@ -231,10 +234,10 @@ std::string Context::abort_at_end(const std::string& how) {
     what = pending == 0 ? " in a call" : " with " + calls_text(pending, pending_in_order());
   }
   if (!ends_.exchange(true)) {
-    News news;
-    news.what = News::kAbort;
-    news.why = {UNJAM_ERROR_ABORTED, how + what};
-    tell(std::move(news));
+    FailureNotice notice;
+    notice.what = FailureNotice::kAbort;
+    notice.why = {UNJAM_ERROR_ABORTED, how + what};
+    post_notice(std::move(notice));
   }
   return how + what;
 }

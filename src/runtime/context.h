@@ -23,8 +23,13 @@
 #include "control/waitfor.h"
 #include "engine/daemon.h"
 #include "plan/plan.h"
+#include "runtime/call.h"
 #include "runtime/engine_memory.h"
+#include "runtime/failure_notices.h"
+#include "runtime/given_up.h"
+#include "runtime/group.h"
 #include "runtime/heap.h"
+#include "runtime/key.h"
 #include "runtime/ledger.h"
 #include "runtime/request.h"
 #include "runtime/result.h"
@@ -34,213 +39,6 @@
 #include "unjam/unjam.h"
 
 namespace unjam {
-
-class Context;
-struct Key;
-
-// What ranks must agree on for one invocation.
-struct Signature {
-  Kind kind = Kind::kAllReduce;
-  DType dtype = DType::kFloat32;
-  Op op = Op::kSum;
-  int root = 0;  // of a send/recv: the sender's rank in the user's group
-  std::uint64_t count = 0;
-  int peer = 0;  // of a send/recv: the receiver's
-  // What else the callers agree on (unjamCallOptions_t.alike), NUL-terminated and filled with NULs.
-  std::array<char, UNJAM_ALIKE_BYTES> alike{};
-
-  std::int8_t algorithm = -1;  // its number (plan/registry.h); -1: the settings decide
-
-  // `before` and "algorithm=…"; "" where the settings decide.
-  std::string algorithm_text(const char* before = "") const;
-  bool set_alike(const char* text);  // false: it is too long
-  std::uint64_t hash() const;
-  std::string text(bool with_count = true) const;
-  bool operator==(const Signature&) const = default;
-};
-
-// A pending call, for diagnosis.
-struct CallRecord {
-  CallId id;
-  Signature signature;
-  std::vector<int> members;
-  double age_ms = 0;
-  const char* lacks = nullptr;  // of a rank's message to itself: which of its two calls is missing
-};
-
-// Of a rank's message to itself: which of its two calls it is. kNone: of every other call, and of
-// the two together.
-enum class Half : std::uint8_t { kNone, kSend, kRecv };
-
-struct Call {
-  Signature signature;
-  Half half = Half::kNone;
-  const void* send = nullptr;
-  void* recv = nullptr;
-  std::int32_t priority = 0;
-  unjamCallback_t callback = nullptr;
-  void* user = nullptr;
-  unjamStreamOrder_t stream_order = UNJAM_STREAM_NONE;
-  void* stream = nullptr;
-};
-
-// An invocation that was submitted and is not complete.
-struct Submitted {
-  Call call;
-  Key* key = nullptr;
-  std::uint64_t n = 0;
-  std::shared_ptr<const Plan> plan;
-  std::shared_ptr<const Lowered> lowered;  // what the plan is without the engine, of GPUs
-  unjamRequest* request = nullptr;         // owns a reference; may be null
-  std::uint64_t order = 0;                 // of submission at this rank
-  std::uint64_t since_ns = 0;
-  bool in_engine = false;
-  std::uint16_t slot = 0;    // in the engine
-  std::uint64_t serial = 0;  // of submissions to the engine; CUDA's wait kernels look for it
-  Result cancel;             // why it was cancelled, if it was
-  // Of a rank's message to itself, see own_messages.cc.
-  std::shared_ptr<void> called;      // CUDA: where the stream of the call that came first was
-  std::unique_ptr<Submitted> other;  // the call that came first, which is complete with this one
-
-  // What it waits for: the other call of a message to itself; nullptr: not for that.
-  const char* lacks() const {
-    return call.half == Half::kSend ? "receive" : call.half == Half::kRecv ? "send" : nullptr;
-  }
-};
-
-}  // namespace unjam
-
-struct unjamGroup {
-  std::shared_ptr<unjam::Context> context;
-  std::string name;
-  std::uint64_t tag = 0;
-  int rank = 0;
-  std::vector<int> members;              // world ranks
-  std::vector<std::uint16_t> members16;  // the same, for the engine
-  // Which host each member is on; nothing: all are on one, or it is a channel.
-  std::optional<unjam::HostTable> hosts;
-  std::unordered_map<std::string, std::unique_ptr<unjam::Key>> keys;
-  std::size_t pending = 0;
-  bool destroyed = false;
-  unjam::Result failed;  // a member is gone
-  // Members that are gone, and what can still be had of them; see ending.h.
-  struct Gone {
-    int rank = 0;
-    unjam::Result why;
-    std::shared_ptr<const unjam::Legacy> legacy;
-    std::vector<int> given_up;  // members who have met that, see Context::give_up()
-  };
-  std::vector<Gone> gone;
-  bool voids = false;  // to be marked as never read again, once nothing is pending
-  // What the engine may still look at: keys, and marks that are under way.
-  std::size_t in_use = 0;
-  // Sends and receives use channels: groups of two, the sender first, one for each direction
-  // between two members, made at the first use (locally, with a tag that both compute alike) and
-  // destroyed with their group. So they are matched, fail, and are forgotten as collectives are,
-  // and apart from those of the group.
-  std::map<std::pair<int, int>, unjamGroup*> channels;  // by (sender, receiver), group ranks
-  unjamGroup* parent = nullptr;                         // a channel's group
-  int source = 0, destination = 0;                      // a channel's, in the parent's ranks
-
-  // The channel of a rank's messages to itself: of one member.
-  bool is_own() const { return parent != nullptr && source == destination; }
-};
-
-struct unjamCollective {
-  unjamGroup* group = nullptr;
-  unjam::Key* key = nullptr;   // nullptr: the group was destroyed
-  unjam::Signature signature;  // count unused
-  std::int32_t priority = 0;
-};
-
-namespace unjam {
-
-// What a rank holds of a key, and why.
-enum class KeyPlace : std::uint8_t {
-  kBusy,        // has invocations under way: counts towards max_active_keys
-  kLingering,   // has none, but peers may have slices of it to consume
-  kIdle,        // may be forgotten, the longest idle first
-  kRegistered,  // idle, but kept for its unjamCollective
-  kDoomed,      // idle and never to be used again (failed, or its group destroyed)
-};
-inline constexpr std::size_t kKeyPlaces = 5;
-
-struct Key {
-  std::string name;
-  unjamGroup* group = nullptr;
-  // On the host the engine's; with CUDA what its state begins as, which it has elsewhere.
-  KeyState state;
-  std::vector<LaneKey> lanes;
-  std::vector<OutEndpoint> out;
-  std::vector<InEndpoint> in;
-  KeyState* engine_state = nullptr;
-  LaneKey* engine_lanes = nullptr;
-  StreamDaemon* keeper = nullptr;  // of engine_state, with CUDA
-  bool fresh = true;               // the engine has yet to set up its state
-  std::uint64_t submitted = 0;
-  std::uint64_t completed = 0;
-  std::uint64_t first = 0;  // the use at which this rank has met the key, or met it again
-  std::uint32_t in_engine = 0;
-  std::uint32_t pins = 0;  // calls under way that hold a pointer: not to be forgotten
-  bool launching = false;  // a thread queues its last use in a stream, see admit_in_stream()
-  std::deque<std::unique_ptr<Submitted>> waiting;  // successors kept out of the engine
-  // Of a channel to oneself: calls whose other one is still to come, all sends or all receives.
-  std::deque<std::unique_ptr<Submitted>> halves;
-  Result failed;                           // an invocation failed, and with it all from
-  std::uint64_t failed_from = UINT64_MAX;  // this use on; earlier ones go on
-  LedgerEntry* ledger = nullptr;           // of this rank's; nullptr: it had no place
-  bool voided = false;  // peers know that this rank will never read the key again
-  // While not busy: group ranks known to have no slices to consume, 64 in a word; none: nobody.
-  std::vector<std::uint64_t> settled;
-  KeyPlace place = KeyPlace::kIdle;
-  std::list<Key*>::iterator at;  // in Context::places_
-  unjamCollective* registered = nullptr;
-  // The last plan: most keys repeat one call.
-  Signature planned_for;
-  std::shared_ptr<const Plan> plan;
-  std::shared_ptr<const Lowered> lowered;  // what the plan is without the engine, of GPUs
-  bool met = false;                        // its neighbours, see Context::meet_neighbours()
-  // Signatures of the latest kHistory uses since `first`, for ranks that disagree: use n stands at
-  // (n - first) % kPlaces. One more than that, so that the last one can be taken back.
-  static constexpr std::size_t kHistory = 32, kPlaces = kHistory + 1;
-  std::vector<Signature> history;
-
-  Key() = default;
-  ~Key();
-  Key(const Key&) = delete;
-  Key& operator=(const Key&) = delete;
-
-  void remember(std::uint64_t n, const Signature& signature);
-  void take_back(std::uint64_t n);  // the last one
-  const Signature* recall(std::uint64_t n) const;
-  // Every use from now on is refused.
-  bool over() const { return submitted >= failed_from; }
-  bool busy() const { return in_engine != 0 || !waiting.empty() || !halves.empty(); }
-  std::uint64_t bytes() const;
-};
-
-// What stays of a key that was forgotten: it comes back with the same numbering.
-struct KeyRecord {
-  unjamGroup* group = nullptr;
-  std::uint64_t uses = 0;
-  std::uint32_t check = 0;  // of the name, beyond the tag
-  bool voided = false;
-  struct Failure {
-    std::uint64_t from;
-    Result why;
-  };
-  std::unique_ptr<Failure> failure;
-};
-
-// Keys that the engine has been told to let go of, until it has.
-struct KeyDrop {
-  std::vector<KeyRelease> releases;
-  std::vector<std::unique_ptr<Key>> keys;
-  std::vector<unjamGroup*> groups;  // that marks are about
-};
-
-// What peers and traces know a key by.
-std::uint64_t key_tag(const unjamGroup& group, std::string_view key);
 
 class Context : public std::enable_shared_from_this<Context>, private Rooms::User {
  public:
@@ -326,7 +124,7 @@ class Context : public std::enable_shared_from_this<Context>, private Rooms::Use
   // `peer` has met the end of `gone`, see give_up().
   void peer_gave_up(int peer, int gone, const std::string& why);
   // On whose account this rank has given up calls, behind the first `known` of them.
-  std::vector<int> given_up(std::size_t known) const;
+  std::vector<int> given_up(std::size_t known) const { return given_up_.since(known); }
   // `peer` has left with all its calls complete: it takes no data any more.
   void peer_left(int peer);
   // Ends one invocation, if it is pending, and its key. `speakers`: the ranks of the process that
@@ -386,8 +184,6 @@ class Context : public std::enable_shared_from_this<Context>, private Rooms::Use
                      std::unique_ptr<Submitted> s, unjamRequest** request);
   Result check_agreement(std::unique_lock<std::mutex>& lock, unjamGroup& group, Key& key,
                          const Signature& signature);
-  Result validate(const unjamGroup& group, const Call& call) const;
-  static Result check_buffers(const unjamGroup& group, const Call& call);
   static Result no_streams();
   static Result lacks_half(const Submitted& s);
   // ---- rooms (runtime/rooms.h), meetings.cc ----
@@ -439,36 +235,17 @@ class Context : public std::enable_shared_from_this<Context>, private Rooms::Use
   void end_if_over(unjamGroup& group);
   void fail_key(Key& key, std::uint64_t from, const Result& why);
   void fail_waiting(Key& key, std::uint64_t from, const Result& why);
-  // News of failures, told without the lock, see failures.cc.
-  struct News {
-    enum What : std::uint8_t { kCall, kPeer, kGaveUp, kAbort };
-    What what = kCall;
-    std::uint64_t tag = 0, n = 0;          // kCall: from this use of a key on
-    int peer = 0;                          // kPeer, kGaveUp
-    int gone = 0;                          // kGaveUp: the rank whose end the peer has met
-    std::shared_ptr<const Legacy> legacy;  // kPeer, see peer_gone()
-    std::vector<int> speakers;             // kCall, see fail_call()
-    Result why;
-  };
-  // What is in a slot of the engine, for who has not the lock.
-  struct InEngine {
-    const unjamGroup* group = nullptr;  // nullptr: nothing
-    std::uint64_t tag = 0, n = 0;
-  };
-  static bool heeds(const News& news, const unjamGroup& group);
-  bool concerns(const News& news, const InEngine& call) const;
-  void tell(News news);
-  // With the lock: what was told and not heard yet. Groups and keys may have failed then, and the
-  // context may be closed.
-  void hear();
-  void hear(const News& news);
+  // ---- failures.cc ----
+  void post_notice(FailureNotice notice);
+  // With the lock: what was posted and not applied yet. Groups and keys may have failed then, and
+  // the context may be closed.
+  void apply_notices();
+  void apply_notice(const FailureNotice& notice);
   bool closed() {
-    hear();
+    apply_notices();
     return closed_;
   }
   void enter_slot(std::uint16_t slot, const Submitted& s);
-  // What was told about it that nobody has heard yet.
-  Result leave_slot(std::uint16_t slot);
   // ---- keys.cc: what is held, and given back ----
   std::size_t keys_at(KeyPlace place) const {
     return places_[static_cast<std::size_t>(place)].size();
@@ -487,7 +264,7 @@ class Context : public std::enable_shared_from_this<Context>, private Rooms::Use
   bool forget(KeyDrop& drop, Key& key);
   void dropped();
   void release_group(unjamGroup& group);
-  void fail_record(const News& news);
+  void fail_record(const FailureNotice& notice);
   std::uint64_t uses_of(std::uint64_t tag) const;
   std::map<std::uint64_t, std::uint64_t> call_counts() const;
   struct Held;
@@ -501,8 +278,6 @@ class Context : public std::enable_shared_from_this<Context>, private Rooms::Use
                               const std::vector<const Submitted*>& pending, const char* cure);
   static std::string calls_text(std::size_t count, const std::vector<const Submitted*>& pending);
   bool called() const;  // with the lock: other threads are in the middle of calls
-  // A call's output has bytes in common with that memory.
-  static bool writes_into(const Submitted& s, const void* memory, std::uint64_t bytes);
   std::vector<const Submitted*> pending_in_order() const;
 
   const std::uint32_t generation_ = process_generation();
@@ -539,12 +314,8 @@ class Context : public std::enable_shared_from_this<Context>, private Rooms::Use
   std::unordered_map<std::uint64_t, KeyRecord> records_;  // of forgotten keys, by tag
   // Of destroyed groups' keys, the latest: how often they were called, for ranks that still wait.
   std::deque<std::pair<std::uint64_t, std::uint64_t>> former_;
-  // Held for a moment only, also with the lock, and with no other taken behind it but the daemon's.
-  std::mutex news_mutex_;
-  std::vector<News> news_;  // that nobody has heard
-  std::atomic<bool> has_news_{false};
-  std::vector<InEngine> in_engine_;  // by slot
-  std::deque<Key*> failing_;         // failed, and peers do not know yet that this rank is through
+  FailureNotices notices_;
+  std::deque<Key*> failing_;  // failed, and peers do not know yet that this rank is through
   std::vector<std::uint64_t> failing_records_;  // the same, of forgotten ones
   std::vector<unjamGroup*> voiding_;            // groups with `voids`
   std::vector<std::atomic<bool>> gone_;         // peers, by rank
@@ -582,12 +353,7 @@ class Context : public std::enable_shared_from_this<Context>, private Rooms::Use
   std::uint64_t serials_ = 0;
   bool closed_ = false;     // aborted or destroyed
   bool destroyed_ = false;  // the latter
-  // See given_up(): each once, in the order in which it was met. Held for a moment only, also with
-  // the lock, and with no other taken behind it.
-  mutable std::mutex giving_up_;
-  std::vector<int> given_up_;
-  std::vector<bool> is_given_up_;  // by rank
-  std::atomic<std::size_t> num_given_up_{0};
+  GivenUpRanks given_up_;
   std::atomic<bool> ends_{false};  // it is closed, or about to be
   bool helping_ = false;           // see wait()
   Result first_error_;

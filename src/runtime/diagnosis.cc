@@ -204,7 +204,7 @@ void World::fail_everywhere(const CallKey& call, const std::vector<int>& members
   m.n = n;
   m.code = code;
   m.text = text;
-  // First, as ranks of this process may be busy with calls of their own, see Context::tell().
+  // First, as ranks of this process may be busy with calls of their own, see FailureNotices.
   mesh_.send_all(MessageType::kFail, m.encode());
   fail_here(tag, n, code, text, me_);
 }

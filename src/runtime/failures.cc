@@ -6,127 +6,59 @@
 #include "runtime/texts.h"
 
 namespace unjam {
-namespace {
 
-bool is_member(const unjamGroup& group, int rank) {
-  return std::find(group.members.begin(), group.members.end(), rank) != group.members.end();
-}
-
-}  // namespace
-
-// Whose call was refused, who is gone, who gives up: it is told by threads that must not wait for
-// this context's lock. (Whoever has it does not wait for a device, see StreamDaemon, but may be
-// busy for long.) And who tells holds the world's lock: behind it nothing would be heard or said
-// any more, of other ranks and groups neither.
-//
-// So what concerns the engine, cancellations, is said without the lock, by what in_engine_ says;
-// the rest is done by who has the lock next, before it takes completions or makes calls: hear().
-// Whoever waits is woken, and takes the lock. A call that enters the engine in between finds the
-// news there.
-void Context::tell(News news) {
-  {
-    const std::lock_guard lock(news_mutex_);
-    for (std::size_t i = 0; i < in_engine_.size(); ++i) {
-      if (concerns(news, in_engine_[i])) daemon_->cancel(static_cast<std::uint16_t>(i));
-    }
-    news_.push_back(std::move(news));
-    has_news_.store(true, std::memory_order_release);
-    // (Behind it: whoever sees what the engine ends for it, finds why. It would end all: where
-    // something can still be had of the peer, what cannot is cancelled one by one, above.)
-    const News& last = news_.back();
-    if (last.what == News::kPeer && last.legacy == nullptr) daemon_->peer_gone(last.peer);
-  }
+// Whoever waits is woken, and takes the lock.
+void Context::post_notice(FailureNotice notice) {
+  notices_.post(std::move(notice), *daemon_);
   daemon_->ring_all();
   completions_.notify();
   if (const std::unique_lock lock = look()) reap_locked();
 }
 
-// Whether a member of the group says so.
-bool Context::heeds(const News& news, const unjamGroup& group) {
-  return news.speakers.empty() || std::any_of(news.speakers.begin(), news.speakers.end(),
-                                              [&](int rank) { return is_member(group, rank); });
-}
-
-bool Context::concerns(const News& news, const InEngine& call) const {
-  if (call.group == nullptr) return false;
-  switch (news.what) {
-    case News::kCall:
-      // Later uses of the key cannot start any more; earlier ones go on.
-      return call.tag == news.tag && call.n >= news.n && heeds(news, *call.group);
-    case News::kPeer:
-      return is_member(*call.group, news.peer) &&
-             (news.legacy == nullptr || !news.legacy->covers(call.tag, call.n));
-    case News::kGaveUp:
-      return is_member(*call.group, news.peer) && is_member(*call.group, news.gone) &&
-             !has_completed(world_->ledger(news.peer), call.tag, call.n);
-    case News::kAbort:
-      break;
-  }
-  return true;
-}
-
 void Context::enter_slot(std::uint16_t slot, const Submitted& s) {
-  const std::lock_guard lock(news_mutex_);
-  store_release<std::uint32_t>(memory_->rank().cancelled[slot], 0);
-  InEngine& call = in_engine_[slot];
-  call = {s.key->group, s.key->state.tag, s.n};
-  for (const News& news : news_) {
-    if (concerns(news, call)) daemon_->cancel(slot);
+  notices_.enter(slot, {s.key->group, s.key->state.tag, s.n}, memory_->rank().cancelled[slot],
+                 *daemon_);
+}
+
+void Context::apply_notices() {
+  for (;;) {
+    const std::vector<FailureNotice> notices = notices_.take();
+    if (notices.empty()) return;
+    for (const FailureNotice& notice : notices) apply_notice(notice);
   }
 }
 
-Result Context::leave_slot(std::uint16_t slot) {
-  const std::lock_guard lock(news_mutex_);
-  const InEngine call = std::exchange(in_engine_[slot], {});
-  for (const News& news : news_) {
-    if (concerns(news, call)) return news.why;
-  }
-  return {};
-}
-
-void Context::hear() {
-  while (has_news_.load(std::memory_order_acquire)) {
-    std::vector<News> news;
-    {
-      const std::lock_guard lock(news_mutex_);
-      news.swap(news_);
-      has_news_.store(false, std::memory_order_relaxed);
-    }
-    for (const News& n : news) hear(n);
-  }
-}
-
-void Context::hear(const News& news) {
+void Context::apply_notice(const FailureNotice& notice) {
   if (closed_) return;
-  switch (news.what) {
-    case News::kCall: {
-      const auto found = keys_.find(news.tag);
-      if (found == keys_.end()) return fail_record(news);
-      if (!heeds(news, *found->second->group)) break;
-      fail_key(*found->second, news.n, news.why);
-      fail_waiting(*found->second, news.n, news.why);
+  switch (notice.what) {
+    case FailureNotice::kCall: {
+      const auto found = keys_.find(notice.tag);
+      if (found == keys_.end()) return fail_record(notice);
+      if (!notice.is_heeded_by(*found->second->group)) break;
+      fail_key(*found->second, notice.n, notice.why);
+      fail_waiting(*found->second, notice.n, notice.why);
       break;
     }
-    case News::kPeer:
-      gone_[static_cast<std::size_t>(news.peer)] = true;
+    case FailureNotice::kPeer:
+      gone_[static_cast<std::size_t>(notice.peer)] = true;
       for (auto& group : groups_) {
-        if (is_member(*group, news.peer)) {
-          lose_member(*group, {news.peer, news.why, news.legacy, {}});
+        if (is_member(*group, notice.peer)) {
+          lose_member(*group, {notice.peer, notice.why, notice.legacy, {}});
         }
       }
       break;
-    case News::kGaveUp:
+    case FailureNotice::kGaveUp:
       for (auto& group : groups_) {
-        if (!is_member(*group, news.peer)) continue;
+        if (!is_member(*group, notice.peer)) continue;
         for (unjamGroup::Gone& gone : group->gone) {
-          if (gone.rank == news.gone) gone.given_up.push_back(news.peer);
+          if (gone.rank == notice.gone) gone.given_up.push_back(notice.peer);
         }
         lose_reach(*group);
       }
       break;
-    case News::kAbort:
+    case FailureNotice::kAbort:
       closed_ = true;
-      closed_why_ = news.why;
+      closed_why_ = notice.why;
       if (first_error_.ok()) first_error_ = closed_why_;
       launched_.notify_all();
       for (auto& [tag, key] : keys_) fail_waiting(*key, 0, closed_why_);
@@ -134,9 +66,9 @@ void Context::hear(const News& news) {
   }
   // In the engine they are cancelled, or about to be: this says why.
   for (const std::unique_ptr<Submitted>& s : slots_) {
-    if (s != nullptr && concerns(news, {s->key->group, s->key->state.tag, s->n}) &&
+    if (s != nullptr && notices_.concerns(notice, {s->key->group, s->key->state.tag, s->n}) &&
         s->cancel.ok()) {
-      s->cancel = news.why;
+      s->cancel = notice.why;
     }
   }
   daemon_->ring_all();
@@ -145,10 +77,10 @@ void Context::hear(const News& news) {
 
 void Context::abort(unjamResult_t code, const std::string& why) {
   if (ends_.exchange(true)) return;
-  News news;
-  news.what = News::kAbort;
-  news.why = {code, why};
-  tell(std::move(news));
+  FailureNotice notice;
+  notice.what = FailureNotice::kAbort;
+  notice.why = {code, why};
+  post_notice(std::move(notice));
   world_->tell_peers_gone(rank_, why);
 }
 
@@ -180,7 +112,7 @@ void Context::fail_waiting(Key& key, std::uint64_t from, const Result& why) {
 
 Result Context::async_error() {
   std::lock_guard lock(mutex_);
-  hear();
+  apply_notices();
   return first_error_;
 }
 
@@ -191,16 +123,16 @@ void Context::cancel_locked(std::size_t slot, const Result& why) {
   daemon_->cancel(static_cast<std::uint16_t>(slot));
 }
 
-// Without the lock, see tell().
+// Without the lock, see post_notice().
 void Context::peer_left(int peer) { gone_[static_cast<std::size_t>(peer)] = true; }
 
 void Context::peer_gone(int peer, const std::string& why, std::shared_ptr<const Legacy> legacy) {
-  News news;
-  news.what = News::kPeer;
-  news.peer = peer;
-  news.why = gone_result(peer, why);
-  news.legacy = std::move(legacy);
-  tell(std::move(news));
+  FailureNotice notice;
+  notice.what = FailureNotice::kPeer;
+  notice.peer = peer;
+  notice.why = gone_result(peer, why);
+  notice.legacy = std::move(legacy);
+  post_notice(std::move(notice));
 }
 
 Result Context::unreachable(const unjamGroup& group, std::uint64_t tag, std::uint64_t n) const {
@@ -224,29 +156,16 @@ void Context::give_up(const unjamGroup& group) {
 }
 
 void Context::give_up(int rank) {
-  {
-    const std::lock_guard lock(giving_up_);
-    if (is_given_up_[static_cast<std::size_t>(rank)]) return;
-    is_given_up_[static_cast<std::size_t>(rank)] = true;
-    given_up_.push_back(rank);
-    num_given_up_.store(given_up_.size(), std::memory_order_release);
-  }
-  world_->gave_up(rank_, rank);
-}
-
-std::vector<int> Context::given_up(std::size_t known) const {
-  if (num_given_up_.load(std::memory_order_acquire) <= known) return {};
-  const std::lock_guard lock(giving_up_);
-  return {given_up_.begin() + static_cast<std::ptrdiff_t>(known), given_up_.end()};
+  if (given_up_.add(rank)) world_->gave_up(rank_, rank);
 }
 
 void Context::peer_gave_up(int peer, int gone, const std::string& why) {
-  News news;
-  news.what = News::kGaveUp;
-  news.peer = peer;
-  news.gone = gone;
-  news.why = gone_result(gone, why);
-  tell(std::move(news));
+  FailureNotice notice;
+  notice.what = FailureNotice::kGaveUp;
+  notice.peer = peer;
+  notice.gone = gone;
+  notice.why = gone_result(gone, why);
+  post_notice(std::move(notice));
 }
 
 bool Context::differs(const unjamGroup& group, std::uint64_t tag, std::uint64_t n,
@@ -317,12 +236,12 @@ void Context::end_if_over(unjamGroup& group) {
 
 void Context::fail_call(std::uint64_t tag, std::uint64_t n, const Result& why,
                         const std::vector<int>& speakers) {
-  News news;
-  news.tag = tag;
-  news.n = n;
-  news.why = why;
-  news.speakers = speakers;
-  tell(std::move(news));
+  FailureNotice notice;
+  notice.tag = tag;
+  notice.n = n;
+  notice.why = why;
+  notice.speakers = speakers;
+  post_notice(std::move(notice));
 }
 
 }  // namespace unjam

@@ -13,6 +13,7 @@
 #include <utility>
 
 #include "base/hash.h"
+#include "runtime/call_checks.h"
 #include "runtime/context.h"
 #include "runtime/texts.h"
 
@@ -174,7 +175,7 @@ Result Context::register_collective(unjamGroup* group, const char* name, const S
   }
   Call probe;
   probe.signature = signature;
-  if (Result r = validate(*group, probe); !r.ok()) return r;
+  if (Result r = check_call(*group, probe); !r.ok()) return r;
   std::lock_guard lock(mutex_);
   if (closed()) return closed_why_;
   Result result;
@@ -442,14 +443,14 @@ void Context::release_group(unjamGroup& group) {
 }
 
 // A use of a key failed that was forgotten here.
-void Context::fail_record(const News& news) {
-  const auto found = records_.find(news.tag);
-  if (found == records_.end() || !heeds(news, *found->second.group)) return;
+void Context::fail_record(const FailureNotice& notice) {
+  const auto found = records_.find(notice.tag);
+  if (found == records_.end() || !notice.is_heeded_by(*found->second.group)) return;
   KeyRecord& r = found->second;
-  if (first_error_.ok()) first_error_ = news.why;
-  if (r.failure != nullptr && news.n >= r.failure->from) return;
-  r.failure = std::make_unique<KeyRecord::Failure>(news.n, news.why);
-  if (r.uses >= news.n && !r.voided) failing_records_.push_back(news.tag);
+  if (first_error_.ok()) first_error_ = notice.why;
+  if (r.failure != nullptr && notice.n >= r.failure->from) return;
+  r.failure = std::make_unique<KeyRecord::Failure>(notice.n, notice.why);
+  if (r.uses >= notice.n && !r.voided) failing_records_.push_back(notice.tag);
 }
 
 // How often this rank has called a key, also one that it has forgotten.

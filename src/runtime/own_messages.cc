@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "base/clock.h"
+#include "runtime/call_checks.h"
 #include "runtime/context.h"
 #include "runtime/texts.h"
 
@@ -36,7 +37,7 @@ Result Context::lacks_half(const Submitted& s) {
 
 Result Context::submit_half(unjamGroup& channel, const char* name, const Call& call,
                             unjamRequest** request) {
-  if (Result r = validate(channel, call); !r.ok()) return r;
+  if (Result r = check_call(channel, call); !r.ok()) return r;
   if (Result r = check_buffers(channel, call); !r.ok()) return r;
   if (call.stream_order != UNJAM_STREAM_NONE && !cuda()) return no_streams();
   auto s = std::make_unique<Submitted>();

@@ -2,6 +2,7 @@
 #include <string>
 #include <vector>
 
+#include "runtime/call_checks.h"
 #include "runtime/context.h"
 #include "runtime/texts.h"
 

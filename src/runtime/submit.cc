@@ -1,6 +1,4 @@
 // Submission: checks, agreement, and the way into the engine.
-#include <cstring>
-#include <limits>
 #include <optional>
 #include <utility>
 
@@ -10,6 +8,7 @@
 #include "plan/common.h"
 #include "plan/registry.h"
 #include "plan/selector.h"
+#include "runtime/call_checks.h"
 #include "runtime/context.h"
 #include "runtime/texts.h"
 #include "transport/announcement.h"
@@ -20,160 +19,9 @@ namespace unjam {
 // it copies at most takes less time than waking another thread.
 constexpr std::uint64_t kAttemptBytes = 128 * 1024;
 
-std::uint64_t Signature::hash() const {
-  std::uint64_t h = mix64(static_cast<std::uint64_t>(kind));
-  h = hash_combine(h, static_cast<std::uint64_t>(dtype));
-  h = hash_combine(h, static_cast<std::uint64_t>(op));
-  h = hash_combine(h, static_cast<std::uint64_t>(root));
-  h = hash_combine(h, static_cast<std::uint64_t>(peer));
-  h = hash_combine(h, count);
-  h = hash_combine(h, static_cast<std::uint64_t>(algorithm));
-  for (std::size_t i = 0; i < alike.size() && alike[i] != 0; i += 8) {
-    std::uint64_t word = 0;
-    std::memcpy(&word, alike.data() + i, sizeof(word));
-    h = hash_combine(h, word);
-  }
-  return h;
-}
-
-bool Signature::set_alike(const char* text) {
-  const std::size_t bytes = strnlen(text, alike.size());
-  if (bytes == alike.size()) return false;
-  std::memcpy(alike.data(), text, bytes);
-  return true;
-}
-
-std::string Signature::algorithm_text(const char* before) const {
-  if (algorithm < 0) return "";
-  return std::string(before) + "algorithm=" + to_string(static_cast<Algorithm>(algorithm));
-}
-
-std::string Signature::text(bool with_count) const {
-  const std::string as = alike[0] == 0 ? "" : " as '" + std::string(alike.data()) + "'";
-  // A barrier's count and type are not its caller's.
-  if (kind == Kind::kBarrier) return "barrier(" + algorithm_text() + ")" + as;
-  std::string t = std::string(to_string(kind)) + "(";
-  if (with_count) t += "count=" + std::to_string(count) + ", ";
-  t += to_string(dtype);
-  if (reduces(kind)) t += std::string(", ") + to_string(op);
-  if (kind == Kind::kSendRecv) {
-    t += ", source=" + std::to_string(root) + ", destination=" + std::to_string(peer);
-  } else if (has_root(kind)) {
-    t += ", root=" + std::to_string(root);
-  }
-  return t + algorithm_text(", ") + ")" + as;
-}
-
-Result Context::validate(const unjamGroup& group, const Call& call) const {
-  const auto bad = [](std::string text) {
-    return Result{UNJAM_ERROR_INVALID_ARGUMENT, std::move(text)};
-  };
-  const Signature& s = call.signature;
-  const auto outside = [](auto value, int n) {
-    return static_cast<int>(value) < 0 || static_cast<int>(value) >= n;
-  };
-  if (outside(s.kind, kNumKinds)) return bad("unknown kind: give a value of unjamKind_t");
-  if (outside(s.dtype, kNumDTypes)) {
-    return bad("unknown data type: give a value of unjamDataType_t");
-  }
-  if (outside(s.op, kNumOps)) return bad("unknown reduction operator: give a value of unjamOp_t");
-  const auto n = static_cast<std::uint64_t>(group.members.size());
-  // (A send/recv's ends were checked in the group that its channel belongs to.)
-  if (s.kind != Kind::kSendRecv && has_root(s.kind) &&
-      (s.root < 0 || static_cast<std::uint64_t>(s.root) >= n)) {
-    return bad("root " + std::to_string(s.root) + ": the group has ranks 0 to " +
-               std::to_string(n - 1));
-  }
-  if (s.algorithm >= 0 && !row_of(static_cast<Algorithm>(s.algorithm)).serves(s.kind)) {
-    return bad(std::string("algorithm ") + to_string(static_cast<Algorithm>(s.algorithm)) +
-               " does not serve " + to_string(s.kind) + ": use one of " + algorithms_for(s.kind));
-  }
-  const std::uint64_t size = dtype_bytes(s.dtype);
-  const std::uint64_t most = std::numeric_limits<std::int64_t>::max();
-  if (s.count > most / size / (blocked(s.kind) ? n : 1)) {
-    return bad("count " + std::to_string(s.count) + " of " + to_string(s.dtype) +
-               " overflows the address space: give the number of elements" +
-               (blocked(s.kind) ? " per rank" : ""));
-  }
-  return {};
-}
-
-namespace {
-
-// Bytes of the buffers that the calling rank's part of a call uses; 0: that it does not use.
-struct BufferBytes {
-  std::uint64_t send = 0, recv = 0;
-};
-BufferBytes buffer_bytes(const unjamGroup& group, const Call& call) {
-  const Signature& s = call.signature;
-  const KindRow& kind = row_of(s.kind);
-  if (!kind.buffers) return {};
-  if (group.is_own()) {
-    const std::uint64_t message = s.count * dtype_bytes(s.dtype);
-    return {call.half == Half::kRecv ? 0 : message, call.half == Half::kSend ? 0 : message};
-  }
-  const int rank = group.parent == nullptr ? group.rank : group.parent->rank;
-  const std::uint64_t block = s.count * dtype_bytes(s.dtype);
-  const std::uint64_t all = kind.blocks ? group.members.size() * block : block;
-  BufferBytes bytes;
-  if (holds_some(kind.reads, rank, s.root)) bytes.send = input_is_block(s.kind) ? block : all;
-  if (holds_some(kind.writes, rank, s.root)) bytes.recv = output_is_block(s.kind) ? block : all;
-  return bytes;
-}
-
-// What a call comes to in a group of one. Sums, averages and extrema of one are that one.
-std::uint64_t copied_alone(const unjamGroup& group, const Call& call) {
-  return call.send == call.recv ? 0 : buffer_bytes(group, call).recv;
-}
-
-}  // namespace
-
-// Buffers of one call: who needs which, and how they may overlap.
-Result Context::check_buffers(const unjamGroup& group, const Call& call) {
-  const Signature& s = call.signature;
-  const auto [send_bytes, recv_bytes] = buffer_bytes(group, call);
-  const auto bad = [](std::string text) {
-    return Result{UNJAM_ERROR_INVALID_ARGUMENT, std::move(text)};
-  };
-  const int rank = group.parent == nullptr ? group.rank : group.parent->rank;
-  const bool needs_send = send_bytes != 0, needs_recv = recv_bytes != 0;
-  const auto missing = [&](const char* what, const char* does) {
-    return bad(std::string("the ") + what + " buffer is NULL, but rank " + std::to_string(rank) +
-               "'s part of " + s.text() + " " + does + " it");
-  };
-  if (needs_send && call.send == nullptr) return missing("send", "reads");
-  if (needs_recv && call.recv == nullptr) return missing("recv", "writes");
-  const std::uint64_t size = dtype_bytes(s.dtype);
-  const auto send = reinterpret_cast<std::uintptr_t>(call.send);
-  const auto recv = reinterpret_cast<std::uintptr_t>(call.recv);
-  if ((needs_send && send % size != 0) || (needs_recv && recv % size != 0)) {
-    return bad(
-        "a buffer is not aligned to its element type: give addresses that are multiples of " +
-        std::to_string(size) + " bytes for " + to_string(s.dtype));
-  }
-  if (!needs_send || !needs_recv) return {};
-  const std::uint64_t own = static_cast<std::uint64_t>(group.rank) * s.count * size;
-  const bool in_place = send_bytes < recv_bytes   ? send == recv + own
-                        : send_bytes > recv_bytes ? recv == send + own
-                                                  : send == recv;
-  const bool apart = send + send_bytes <= recv || recv + recv_bytes <= send;
-  if (!apart && !row_of(s.kind).in_place) {
-    return bad(std::string("the send and recv buffers overlap, and ") + to_string(s.kind) +
-               " cannot be done in place: separate them");
-  }
-  if (!apart && !in_place) {
-    return bad(std::string("the send and recv buffers overlap: separate them, or call ") +
-               to_string(s.kind) + " in place: " +
-               (send_bytes < recv_bytes   ? "send == recv + rank*count"
-                : send_bytes > recv_bytes ? "recv == send + rank*count"
-                                          : "send == recv"));
-  }
-  return {};
-}
-
 Result Context::submit(unjamGroup& group, const char* name, const Call& call,
                        unjamRequest** request) {
-  if (Result r = validate(group, call); !r.ok()) return r;
+  if (Result r = check_call(group, call); !r.ok()) return r;
   if (Result r = check_buffers(group, call); !r.ok()) return r;
   std::unique_lock lock(mutex_);
   if (closed()) return closed_why_;
@@ -189,7 +37,7 @@ Result Context::submit(unjamGroup& group, const char* name, const Call& call,
 }
 
 Result Context::submit(unjamCollective& collective, const Call& call, unjamRequest** request) {
-  if (Result r = validate(*collective.group, call); !r.ok()) return r;
+  if (Result r = check_call(*collective.group, call); !r.ok()) return r;
   if (Result r = check_buffers(*collective.group, call); !r.ok()) return r;
   std::unique_lock lock(mutex_);
   if (closed()) return closed_why_;
@@ -496,13 +344,6 @@ std::uint64_t Context::output_place(const unjamGroup& group, const Call& call) c
                                     world_->bases()[rank_]);
 }
 
-bool Context::writes_into(const Submitted& s, const void* memory, std::uint64_t bytes) {
-  const std::uint64_t written = buffer_bytes(*s.key->group, s.call).recv;
-  const auto output = reinterpret_cast<std::uintptr_t>(s.call.recv);
-  const auto begin = reinterpret_cast<std::uintptr_t>(memory);
-  return written != 0 && output < begin + bytes && begin < output + written;
-}
-
 Invocation Context::make_invocation(const Submitted& s, std::uint16_t slot) const {
   const Key& key = *s.key;
   const unjamGroup& group = *key.group;
@@ -583,7 +424,7 @@ Result Context::admit_in_stream(std::unique_lock<std::mutex>& lock, std::unique_
     s->other->in_engine = true;
   }
   Invocation inv = make_invocation(*s, slot);
-  // First: what follows may wait until this call is cancelled, see tell().
+  // First: what follows may wait until this call is cancelled, see post_notice().
   enter_slot(slot, *s);
   count(*s);
   ++key.in_engine;
@@ -636,7 +477,7 @@ Result Context::take_back(std::uint16_t slot, bool fresh, const std::string& err
   const std::unique_ptr<Submitted> s = std::move(slots_[slot]);
   log_ended(*s, {UNJAM_ERROR_SYSTEM, "its stream has refused it: " + error});
   Key& key = *s->key;
-  leave_slot(slot);
+  notices_.leave(slot);
   free_slots_.push_back(slot);
   if (s->request != nullptr) {
     s->request->submitted = nullptr;

@@ -1,5 +1,5 @@
 // News of failures while a thread of the user's holds a context's lock for as long as it likes
-// (Context::tell): whoever tells must not wait for it, what is in the engine must end, and nothing
+// (FailureNotices): whoever tells must not wait for it, what is in the engine must end, and nothing
 // may be forgotten when it lets go at last.
 #include <gtest/gtest.h>
 
@@ -41,7 +41,7 @@ class StuckCall {
     const std::uint16_t slot = context_->free_slots_.back();
     context_->enter_slot(slot, s);
     const bool cancelled = load_acquire(context_->memory_->rank().cancelled[slot]) != 0;
-    return {cancelled, context_->leave_slot(slot)};
+    return {cancelled, context_->notices_.leave(slot)};
   }
 
  private:
