@@ -43,10 +43,10 @@ std::string World::banner(const Settings& s) const {
   std::string text = "unjam " + version_text() + ": a job of " + std::to_string(ranks_) +
                      (ranks_ == 1 ? " rank in " : " ranks in ") + std::to_string(processes()) +
                      (processes() == 1 ? " process; device " : " processes; device ");
-  if (cuda_ != nullptr) {
+  if (cuda() != nullptr) {
     std::set<std::string> names;
-    for (const int device : devices_) {
-      if (device >= 0) names.insert(cuda_->name(device));
+    for (const int device : arenas_.devices()) {
+      if (device >= 0) names.insert(cuda()->name(device));
     }
     text += "cuda (";
     for (const std::string& name : names) text += (name == *names.begin() ? "" : ", ") + name;

@@ -18,14 +18,12 @@
 #include "control/mesh.h"
 #include "control/rendezvous.h"
 #include "control/waitfor.h"
-#include "device/host/host_memory.h"
-#include "engine/cuda_driver.h"
 #include "plan/host_table.h"
+#include "runtime/rank_arenas.h"
 #include "runtime/ledger.h"
 #include "runtime/rooms.h"
 #include "runtime/settings.h"
 #include "runtime/window_maps.h"
-#include "transport/arena.h"
 #include "unjam/unjam.h"
 
 namespace unjam {
@@ -38,6 +36,10 @@ struct CallRecord;
 std::string call_text(const std::string& key, const std::string& group, std::uint64_t n);
 // "ranks 1, 2": in ascending order, however their group is ordered, so that all ranks say the same.
 std::string rank_list(std::vector<int> ranks);
+
+// From the closing of a dying process's sockets to its end, which a busy machine puts off. Its
+// death is to be known within a second, also where a GPU is in use, whose driver takes its time.
+inline constexpr int kLastBreathMs = 400;
 
 class World : private Rooms::Memory {
  public:
@@ -71,21 +73,21 @@ class World : private Rooms::Memory {
   std::optional<HostTable> host_table(const std::vector<int>& members) const;
   // In whose log lines belong that are about the process.
   int log_rank() const;
-  const ArenaShape& shape() const { return shape_; }
+  const ArenaShape& shape() const { return arenas_.shape(); }
   // Where the ranks' arenas are: on the host, or on CUDA devices (then null until enter_device()).
-  unsigned char* const* bases() const { return bases_.data(); }
+  unsigned char* const* bases() const { return arenas_.bases(); }
   // Whether a rank is of this process.
   bool is_local(int rank) const override {
     return process_of_[static_cast<std::size_t>(rank)] == me_;
   }
-  CudaDriver* cuda() const { return cuda_; }
+  CudaDriver* cuda() const { return arenas_.cuda(); }
   // CUDA: the device of a rank of this process, and the host memory that its device and its peers'
   // share (kLinkBytes).
-  int device_of(int rank) const { return devices_[static_cast<std::size_t>(rank)]; }
-  unsigned char* link(int rank) const;
+  int device_of(int rank) const { return arenas_.device_of(rank); }
+  unsigned char* link(int rank) const { return arenas_.link(rank); }
   // CUDA: maps all ranks' arenas for a rank's device; all must have joined.
   bool enter_device(int rank, std::string& error);
-  std::uint64_t arena_committed(int rank) const;
+  std::uint64_t arena_committed(int rank) const { return arenas_.committed(rank); }
   // Where the members of a group announce their calls of a key, see transport/announcement.h.
   std::uint64_t* announcements(const std::vector<int>& members, std::uint64_t tag) const;
 
@@ -134,7 +136,7 @@ class World : private Rooms::Memory {
   // ranks of this one soon (see Context::given_up()). Without the lock.
   void gave_up(int rank, int of);
   // Where a rank writes down what it has completed.
-  LedgerMemory& ledger(int rank) const;
+  LedgerMemory& ledger(int rank) const { return arenas_.ledger(rank); }
   // The process ends by itself: its ranks' ledgers say so. Without a lock.
   void say_exit();
   // Ends a call on all ranks, before the caller makes it.
@@ -206,11 +208,6 @@ class World : private Rooms::Memory {
   void control();
   void meet(std::unique_lock<std::mutex>& lock);
   void begin();
-  // On the host: what has yet to come is not to be touched.
-  bool close_blocks(int rank, std::string& error);
-  bool make_memory(int rank, const Settings& settings, std::vector<Fd>& shared, std::string& error);
-  std::uint64_t host_bytes() const;
-  std::uint64_t bytes_before_ledger() const;
   void fail_meeting(const std::string& why);
   void fail_start(const std::string& why);
   // Its reactions to messages; with the lock.
@@ -304,18 +301,11 @@ class World : private Rooms::Memory {
 
   const int ranks_;
   const Settings first_settings_;
-  const ArenaShape shape_;
   const std::optional<JobSecret> secret_;
-  std::vector<SharedMemory> arenas_;  // on the host: all of it, or what stands before device arenas
-  CudaDriver* cuda_ = nullptr;
-  std::vector<std::unique_ptr<DeviceArena>> device_arenas_;
-  std::vector<int> devices_;  // by rank; -1: not of this process
-  bool links_registered_ = false;
-  std::vector<unsigned char*> bases_;
+  RankArenas arenas_;
   Mesh mesh_;
   WindowMaps windows_;
   std::unique_ptr<Rooms> rooms_;
-  std::vector<void*> registered_;  // of ranks' tables
 
   // Order of locks: a world's, then a context's.
   mutable std::mutex mutex_;

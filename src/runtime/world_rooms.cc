@@ -6,40 +6,21 @@
 
 namespace unjam {
 
-bool World::close_blocks(int rank, std::string& error) {
-  if (rooms_ == nullptr || ranks_ == 1) return true;
-  const std::uint64_t base = shape_.base_bytes();
-  return arenas_[static_cast<std::size_t>(rank)].set_access(base, shape_.total_bytes() - base,
-                                                            false, error);
-}
-
 bool World::add_memory(int owner, std::uint64_t offset, std::uint64_t bytes, std::string& error) {
-  const auto i = static_cast<std::size_t>(owner);
-  if (cuda_ != nullptr) return device_arenas_[i]->add(offset, bytes, error);
-  return arenas_[i].set_access(offset, bytes, true, error);
+  return arenas_.add(owner, offset, bytes, error);
 }
 
 bool World::share_memory(int owner, std::uint64_t offset, Fd& fd, std::string& error) {
-  if (cuda_ == nullptr) return true;  // the whole arena was shared
-  fd = Fd(device_arenas_[static_cast<std::size_t>(owner)]->share(offset, error));
-  return static_cast<bool>(fd);
+  return arenas_.share(owner, offset, fd, error);
 }
 
 bool World::let_reach(int owner, std::uint64_t offset, int viewer, std::string& error) {
-  if (cuda_ == nullptr) return true;
-  return device_arenas_[static_cast<std::size_t>(owner)]->map_for(device_of(viewer), offset, error);
+  return arenas_.let_reach(owner, offset, viewer, error);
 }
 
 bool World::adopt_memory(int owner, std::uint64_t offset, std::uint64_t bytes, Fd fd, int viewer,
                          std::string& error) {
-  const auto i = static_cast<std::size_t>(owner);
-  if (cuda_ == nullptr) return arenas_[i].set_access(offset, bytes, true, error);
-  if (!fd) {
-    error = "its descriptor is missing";
-    return false;
-  }
-  return device_arenas_[i]->adopt(offset, bytes, fd.release(), error) &&
-         device_arenas_[i]->map_for(device_of(viewer), offset, error);
+  return arenas_.adopt_part(owner, offset, bytes, std::move(fd), viewer, error);
 }
 
 void World::tell_of_room(int rank, const RoomMessage& message, Fd fd) {

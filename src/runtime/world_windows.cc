@@ -31,12 +31,12 @@ void World::open_window(int rank, std::uint64_t serial, unsigned char* base, std
                                   [this](int process) { return process != me_; });
   WindowName name;
   bool named = false;
-  if (others && cuda_ == nullptr) {
+  if (others && cuda() == nullptr) {
     unnamed = "memory of the host device is this process's alone";
   } else if (others) {
-    named = cuda_->name_window(device_of(rank), base, name, unnamed);
+    named = cuda()->name_window(device_of(rank), base, name, unnamed);
   }
-  windows_.add(cuda_, {rank, serial, base, device_of(rank), {}}, viewers_of(rank));
+  windows_.add(cuda(), {rank, serial, base, device_of(rank), {}}, viewers_of(rank));
   if (!named) return;
   WindowMessage m;
   m.rank = static_cast<std::uint32_t>(rank);
@@ -90,7 +90,7 @@ void World::on_window(int process, const Frame& frame) {
   if (static_cast<MessageType>(frame.type) == MessageType::kWindow) {
     WindowMessage m;
     WindowName name;
-    if (!m.decode(frame.payload) || !is_rank_of(m.rank, process) || cuda_ == nullptr ||
+    if (!m.decode(frame.payload) || !is_rank_of(m.rank, process) || cuda() == nullptr ||
         m.allocation.size() != name.allocation.size() ||
         gone_.count(static_cast<int>(m.rank)) != 0) {
       return;
@@ -98,7 +98,7 @@ void World::on_window(int process, const Frame& frame) {
     std::copy(m.allocation.begin(), m.allocation.end(), name.allocation.begin());
     name.offset = m.offset;
     const int owner = static_cast<int>(m.rank);
-    windows_.add(cuda_, {owner, m.serial, nullptr, -1, name}, viewers_of(owner));
+    windows_.add(cuda(), {owner, m.serial, nullptr, -1, name}, viewers_of(owner));
   } else if (static_cast<MessageType>(frame.type) == MessageType::kWindowGone) {
     WindowGoneMessage m;
     if (!m.decode(frame.payload) || !is_rank_of(m.rank, process)) return;
